@@ -1,0 +1,92 @@
+#include "autograd/op.h"
+
+#include "autograd/ops.h"
+#include "core/dtype.h"
+
+namespace lathe {
+namespace {
+
+thread_local detail::SavingScope* saving = nullptr;
+
+/// ATen's messages end in a backtrace and hints; the first line is the fact.
+std::string first_line(std::string text) {
+  text = text.substr(0, text.find('\n'));
+  while (!text.empty() && (text.back() == ' ' || text.back() == '.')) text.pop_back();
+  return text;
+}
+
+}  // namespace
+
+const at::Tensor& Saved::operator=(const at::Tensor& t) {
+  tensor_ = t;
+  if (!t.defined()) return tensor_;
+  version_ = t._version();
+  input_ = -1;
+  for (size_t i = 0; saving != nullptr && i < saving->inputs.size(); ++i) {
+    if (saving->inputs[i]->is_same(t)) input_ = static_cast<int>(i);
+  }
+  return tensor_;
+}
+
+const at::Tensor& Saved::data() const {
+  LATHE_CHECK(!tensor_.defined() || tensor_._version() == version_, running_node() ? running_node()->name() : "op",
+              ": a tensor saved for backward (", describe(tensor_), ") was changed in place since");
+  return tensor_;
+}
+
+template <>
+at::Tensor Saved::as<at::Tensor>() const {
+  return data();
+}
+
+template <>
+Variable Saved::as<Variable>() const {
+  const at::Tensor& t = data();
+  Node* node = running_node();
+  if (node == nullptr || !t.defined()) return Variable(t);
+  if (input_ >= 0) return Variable(t, node->next[static_cast<size_t>(input_)]);
+  if (t.unsafeGetTensorImpl() == node->output) return Variable(t, node->shared_from_this());
+  return Variable(t);
+}
+
+std::set<std::string>& op_registry() {
+  static std::set<std::string> names;
+  return names;
+}
+
+detail::SavingScope::SavingScope(std::span<const at::Tensor* const> inputs_) : inputs(inputs_), outer(saving) {
+  saving = this;
+}
+detail::SavingScope::~SavingScope() { saving = outer; }
+
+Variable detail::autocast(Amp policy, const Variable& v) {
+  const at::ScalarType compute = mode().compute;
+  if (compute == at::kFloat || policy == Amp::promote || !v.defined() || !v.data().is_floating_point() ||
+      v.dtype() == at::kDouble) {
+    return v;
+  }
+  const at::ScalarType wanted = policy == Amp::low ? compute : at::kFloat;
+  if (v.dtype() == wanted) return v;
+  if (auto* leaf = dynamic_cast<Leaf*>(v.node().get()); leaf && leaf->low.defined() && leaf->low.scalar_type() == wanted) {
+    return Variable(leaf->low, v.node());
+  }
+  return cast(v, wanted);
+}
+
+void detail::rethrow(const char* name, std::span<const at::Tensor* const> inputs) {
+  std::string call = name;
+  if (!inputs.empty()) {
+    call += "(";
+    for (size_t i = 0; i < inputs.size(); ++i) call += (i ? ", " : "") + describe(*inputs[i]);
+    call += ")";
+  }
+  try {
+    throw;
+  } catch (const c10::Error& e) {
+    fail(Exit::internal, call, ": ", first_line(e.what_without_backtrace()));
+  } catch (const Error& e) {
+    fail(Exit::internal, call, ": ", e.what());
+  }
+}
+
+}  // namespace lathe

@@ -1,0 +1,87 @@
+// Every op. Shapes broadcast as ATen's do unless said otherwise; dims may be negative. An op's struct, with its formula,
+// is in ops/<family>.cc.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "autograd/variable.h"
+#include "core/rng.h"
+
+namespace lathe {
+
+// Elementwise (ops/elementwise.cc).
+Variable add(const Variable& a, const Variable& b);
+Variable sub(const Variable& a, const Variable& b);
+Variable mul(const Variable& a, const Variable& b);
+Variable div(const Variable& a, const Variable& b);
+Variable add_scalar(const Variable& x, double c);
+Variable mul_scalar(const Variable& x, double c);
+Variable neg(const Variable& x);
+Variable exp(const Variable& x);
+Variable log(const Variable& x);
+Variable sqrt(const Variable& x);
+Variable pow(const Variable& x, double exponent);
+Variable tanh(const Variable& x);
+Variable erf(const Variable& x);
+Variable sigmoid(const Variable& x);
+Variable relu(const Variable& x);
+Variable silu(const Variable& x);
+enum class Gelu { tanh, exact };
+/// Hendrycks and Gimpel 2016; Gelu::tanh is the approximation that GPT-2 uses.
+Variable gelu(const Variable& x, Gelu form = Gelu::tanh);
+/// The same value in another floating-point dtype.
+Variable cast(const Variable& x, at::ScalarType dtype);
+
+// Reductions (ops/reduce.cc). No dims: all of them.
+Variable sum(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, bool keepdim = false);
+Variable mean(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, bool keepdim = false);
+/// The largest along a dim; a tie shares its gradient equally.
+Variable amax(const Variable& x, int64_t dim, bool keepdim = false);
+Variable softmax(const Variable& x, int64_t dim);
+Variable log_softmax(const Variable& x, int64_t dim);
+/// Sums the dims that broadcasting `sizes` to x's shape added: expand's adjoint.
+Variable sum_to(const Variable& x, at::IntArrayRef sizes);
+
+// Shapes (ops/shape.cc). Results may be views of x's storage.
+Variable reshape(const Variable& x, at::IntArrayRef sizes);
+Variable expand(const Variable& x, at::IntArrayRef sizes);
+Variable transpose(const Variable& x, int64_t a, int64_t b);
+Variable permute(const Variable& x, at::IntArrayRef dims);
+Variable slice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step = 1);
+/// slice's adjoint: zeros of `size` along dim, with x at [start, end) by step.
+Variable unslice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step, int64_t size);
+Variable cat(const std::vector<Variable>& xs, int64_t dim);
+/// Zeroes what lies below the given diagonal of the last two dims.
+Variable triu(const Variable& x, int64_t diagonal = 0);
+Variable contiguous(const Variable& x);
+
+// Matrices (ops/matmul.cc).
+/// [..., n, k] x [..., k, m] -> [..., n, m]; batch dims broadcast; at least 2 dims each.
+Variable matmul(const Variable& a, const Variable& b);
+/// x [..., in], weight [out, in], bias [out] or undefined -> [..., out].
+Variable linear(const Variable& x, const Variable& weight, const Variable& bias = {});
+
+// Neural network (ops/nn.cc).
+/// Over the last dim: weight and bias [C]; either may be undefined. Ba, Kiros and Hinton 2016.
+Variable layer_norm(const Variable& x, const Variable& weight, const Variable& bias, double eps = 1e-5);
+/// Rows of weight [V, C]: ids int64 of any shape -> [..., C].
+Variable embedding(const at::Tensor& ids, const Variable& weight);
+/// Zeroes each element with probability p and scales the rest by 1/(1-p), while the thread's Mode has a StepRandom;
+/// the identity otherwise. Dim 0 is the batch: an element's fate depends on its place in the global batch, the step and
+/// `stream`, never on how the batch was split. Srivastava et al. 2014.
+Variable dropout(const Variable& x, double p, uint64_t stream);
+/// Scaled dot-product attention (Vaswani et al. 2017; causal) on packed projections [B, T, 3C] (q, k, v in order) with
+/// `heads` heads -> [B, T, C]. Linear memory in T, by ATen's flash kernels; composed for float64.
+Variable attention(const Variable& qkv_BT3C, int64_t heads);
+
+// Losses (ops/loss.cc). In float32 or wider.
+/// -log softmax(logits)[target], summed over the targets that are not `ignore_index` and divided by `divisor` (0: by
+/// their number). logits [N, V], targets int64 [N] -> [].
+Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor = 0,
+                       int64_t ignore_index = -100);
+/// Mean of (a - b)^2 over all elements.
+Variable mse_loss(const Variable& a, const Variable& b);
+
+}  // namespace lathe

@@ -1,0 +1,128 @@
+// Causal scaled dot-product attention on packed projections. q, k and v are views of the packed tensor, [B, H, T, D].
+// cuDNN's attention is left out: its backward is not deterministic, and the trainer runs deterministic algorithms only.
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
+
+#include <cmath>
+#include <limits>
+
+#include "autograd/op.h"
+#include "autograd/ops.h"
+#include "core/dtype.h"
+
+namespace lathe {
+namespace {
+
+// Shapes: B batch, T time, C channels, H heads, D = C / H.
+struct Attention {
+  static constexpr OpInfo info{.name = "attention", .amp = Amp::low};
+  int64_t heads;
+  Saved qkv{}, out{}, lse{}, seed{}, offset{};  // composed: lse holds the probabilities
+
+  enum class Kernel { cpu_flash, cuda_flash, cuda_efficient, composed };
+
+  Kernel kernel() const {
+    const at::Tensor& t = qkv.data();
+    const int64_t d = t.size(2) / 3 / heads;
+    if (t.scalar_type() == at::kDouble) return Kernel::composed;
+    if (t.is_cpu()) return Kernel::cpu_flash;
+    if (d % 8 != 0 || d > 256) return Kernel::composed;
+    return t.scalar_type() == at::kFloat ? Kernel::cuda_efficient : Kernel::cuda_flash;
+  }
+
+  at::Tensor part(const at::Tensor& packed, int64_t i) const {
+    const int64_t b = packed.size(0), t = packed.size(1), c = packed.size(2) / 3;
+    return packed.view({b, t, 3, heads, c / heads}).select(2, i).transpose(1, 2);
+  }
+  double scale() const { return 1 / std::sqrt(static_cast<double>(qkv.data().size(2) / 3 / heads)); }
+
+  // P = softmax(mask(q k^T / sqrt(D))), y = P v
+  at::Tensor forward(const at::Tensor& packed) {
+    LATHE_CHECK(packed.dim() == 3 && packed.size(2) % (3 * heads) == 0, "needs [B, T, 3C] with C a multiple of ", heads,
+                " heads");
+    qkv = packed.contiguous();
+    const at::Tensor q = part(qkv.data(), 0), k = part(qkv.data(), 1), v = part(qkv.data(), 2);
+    switch (kernel()) {
+      case Kernel::cpu_flash: {
+        auto [y, l] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0, /*is_causal=*/true);
+        out = y, lse = l;
+        break;
+      }
+      case Kernel::cuda_flash: {
+        auto r = at::_scaled_dot_product_flash_attention(q, k, v, 0.0, true);
+        out = std::get<0>(r), lse = std::get<1>(r), seed = std::get<6>(r), offset = std::get<7>(r);
+        break;
+      }
+      case Kernel::cuda_efficient: {
+        auto [y, l, s, o] = at::_scaled_dot_product_efficient_attention(q, k, v, std::nullopt, true, 0.0, true);
+        out = y, lse = l, seed = s, offset = o;
+        break;
+      }
+      case Kernel::composed: {
+        const int64_t t = q.size(2);
+        const at::Tensor future = at::ones({t, t}, q.options().dtype(at::kBool)).triu(1);
+        const at::Tensor scores = q.matmul(k.transpose(-2, -1)) * scale();
+        lse = scores.masked_fill(future, -std::numeric_limits<double>::infinity()).softmax(-1);
+        out = lse.data().matmul(v);
+      }
+    }
+    return out.data().transpose(1, 2).reshape({packed.size(0), packed.size(1), packed.size(2) / 3});
+  }
+  // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)), dq = dS k / sqrt(D), dk = dS^T q / sqrt(D)
+  Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
+    const at::Tensor& packed = qkv.data();
+    const at::Tensor q = part(packed, 0), k = part(packed, 1), v = part(packed, 2);
+    const at::Tensor d_out =
+        dy.contiguous().view({packed.size(0), packed.size(1), heads, packed.size(2) / 3 / heads}).transpose(1, 2);
+    at::Tensor dq, dk, dv;
+    switch (kernel()) {
+      case Kernel::cpu_flash:
+        std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+            d_out, q, k, v, out.data(), lse.data(), /*dropout_p=*/0.0, /*is_causal=*/true);
+        break;
+      case Kernel::cuda_flash:
+        std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_backward(
+            d_out, q, k, v, out.data(), lse.data(), /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, packed.size(1), packed.size(1),
+            /*dropout_p=*/0.0, /*is_causal=*/true, seed.data(), offset.data());
+        break;
+      case Kernel::cuda_efficient: {
+        at::Tensor d_bias;
+        std::tie(dq, dk, dv, d_bias) = at::_scaled_dot_product_efficient_attention_backward(
+            d_out, q, k, v, /*attn_bias=*/{}, out.data(), lse.data(), seed.data(), offset.data(), /*dropout_p=*/0.0,
+            {true, true, true, false}, /*is_causal=*/true);
+        break;
+      }
+      case Kernel::composed: {
+        const at::Tensor& p = lse.data();
+        dv = p.transpose(-2, -1).matmul(d_out);
+        const at::Tensor dp = d_out.matmul(v.transpose(-2, -1));
+        const at::Tensor ds = p * (dp - (p * dp).sum(-1, true)) * scale();
+        dq = ds.matmul(k);
+        dk = ds.transpose(-2, -1).matmul(q);
+      }
+    }
+    at::Tensor d_packed = at::empty_like(packed);
+    part(d_packed, 0).copy_(dq);
+    part(d_packed, 1).copy_(dk);
+    part(d_packed, 2).copy_(dv);
+    return {d_packed};
+  }
+  // Counted as full squares, the field's convention, although the causal kernels skip what is masked.
+  OpFlops flops(const at::Tensor& packed, const at::Tensor& y) const {
+    const auto t = static_cast<double>(packed.size(1)), n = static_cast<double>(y.numel());
+    const double scores = t * n / (static_cast<double>(y.size(2)) / static_cast<double>(heads));
+    return {.forward = {4 * t * n, 5 * scores}, .backward = {8 * t * n, 4 * scores}};
+  }
+};
+
+}  // namespace
+
+Variable attention(const Variable& qkv_BT3C, int64_t heads) { return apply(Attention{.heads = heads}, qkv_BT3C); }
+
+}  // namespace lathe

@@ -1,0 +1,152 @@
+#include "core/config.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+thread_local SchemaRecorder* recorder = nullptr;
+
+const char* type_name(const ConfigValue& v) {
+  constexpr const char* names[]{"true or false", "a whole number", "a number", "a string"};
+  return names[v.index()];
+}
+
+}  // namespace
+
+SchemaRecorder::SchemaRecorder(Schema& schema, const void* config)
+    : schema_(schema), config_(static_cast<const std::byte*>(config)) {
+  recorder = this;
+}
+SchemaRecorder::~SchemaRecorder() { recorder = nullptr; }
+
+void SchemaRecorder::section(const char* name, const char* doc) {
+  if (recorder != nullptr) recorder->schema_.sections_.push_back({name, doc});
+}
+
+void SchemaRecorder::field(const void* member, const char* name, ConfigValue initial, const char* doc, Rule rule) {
+  if (recorder == nullptr) return;
+  auto& schema = recorder->schema_;
+  const std::string section = schema.sections_.empty() ? "" : schema.sections_.back().name + ".";
+  schema.fields_.push_back({section + name, std::move(initial), doc, std::move(rule),
+                            static_cast<size_t>(static_cast<const std::byte*>(member) - recorder->config_)});
+}
+
+const Field* Schema::find(const std::string& key) const {
+  const auto found = std::find_if(fields_.begin(), fields_.end(), [&](const Field& f) { return f.key == key; });
+  return found == fields_.end() ? nullptr : &*found;
+}
+
+ConfigValue Schema::get(const void* config, const Field& field) const {
+  const auto* at = static_cast<const std::byte*>(config) + field.offset;
+  return std::visit([at](const auto& v) -> ConfigValue { return *reinterpret_cast<const std::decay_t<decltype(v)>*>(at); },
+                    field.initial);
+}
+
+std::string nearest(const std::string& word, const std::vector<std::string>& candidates) {
+  std::string best;
+  size_t best_distance = std::max<size_t>(3, word.size() / 3) + 1;
+  for (const auto& c : candidates) {
+    std::vector<size_t> row(c.size() + 1);  // Levenshtein, one row at a time
+    for (size_t j = 0; j <= c.size(); ++j) row[j] = j;
+    for (size_t i = 1; i <= word.size(); ++i) {
+      size_t diagonal = row[0];
+      row[0] = i;
+      for (size_t j = 1; j <= c.size(); ++j) {
+        const size_t changed = diagonal + (word[i - 1] != c[j - 1]);
+        diagonal = row[j];
+        row[j] = std::min({row[j] + 1, row[j - 1] + 1, changed});
+      }
+    }
+    if (row[c.size()] < best_distance) {
+      best_distance = row[c.size()];
+      best = c;
+    }
+  }
+  return best;
+}
+
+std::string rule_text(const Rule& r) {
+  std::string text;
+  if (!r.choices.empty()) {
+    for (const auto& c : r.choices) text += (text.empty() ? "" : " \\| ") + c;
+    return text;
+  }
+  const auto number = [](double x) {
+    return x == std::floor(x) && std::fabs(x) < 1e15 ? std::to_string(static_cast<int64_t>(x)) : toml_text(x);
+  };
+  if (std::isfinite(r.min)) text = (r.open_min ? "> " : ">= ") + number(r.min);
+  if (std::isfinite(r.max)) text += (text.empty() ? "" : ", ") + std::string(r.open_max ? "< " : "<= ") + number(r.max);
+  return text;
+}
+
+void Schema::set(void* config, const std::string& key, const ConfigValue& value, const std::string& where) const {
+  const Field* field = find(key);
+  if (field == nullptr) {
+    std::vector<std::string> keys;
+    for (const auto& f : fields_) keys.push_back(f.key);
+    std::string near = nearest(key, keys);
+    // a key in the wrong section
+    for (const auto& k : keys) {
+      if (k.substr(k.find('.')) == key.substr(std::min(key.find('.'), key.size()))) near = k;
+    }
+    fail(Exit::usage, where, ": there is no key ", key,
+         near.empty() ? "; `lathe config docs` lists them all" : "; did you mean " + near + "?");
+  }
+  ConfigValue v = value;
+  if (std::holds_alternative<double>(field->initial) && std::holds_alternative<int64_t>(v)) {
+    v = static_cast<double>(std::get<int64_t>(v));
+  }
+  if (v.index() != field->initial.index()) {
+    fail(Exit::usage, where, ": ", key, " must be ", type_name(field->initial), ", not ", toml_text(value));
+  }
+  const Rule& r = field->rule;
+  const auto refuse = [&] {
+    std::string allowed = rule_text(r);
+    for (size_t i; (i = allowed.find("\\|")) != std::string::npos;) allowed.erase(i, 1);
+    fail(Exit::usage, where, ": ", key, " = ", toml_text(value), " is not allowed; it must be ", allowed);
+  };
+  if (const auto* s = std::get_if<std::string>(&v)) {
+    if (!r.choices.empty() && std::find(r.choices.begin(), r.choices.end(), *s) == r.choices.end()) refuse();
+  } else if (!std::holds_alternative<bool>(v)) {
+    const double x = std::holds_alternative<double>(v) ? std::get<double>(v) : static_cast<double>(std::get<int64_t>(v));
+    const bool low = r.open_min ? x > r.min : x >= r.min, high = r.open_max ? x < r.max : x <= r.max;
+    if (!std::isfinite(x) || !low || !high) refuse();
+  }
+  auto* at = static_cast<std::byte*>(config) + field->offset;
+  std::visit([at](const auto& x) { *reinterpret_cast<std::decay_t<decltype(x)>*>(at) = x; }, v);
+}
+
+std::string Schema::to_toml(const void* config, bool comments) const {
+  std::string text, section;
+  for (const auto& f : fields_) {
+    const std::string own = f.key.substr(0, f.key.find('.'));
+    if (own != section) text += (text.empty() ? "[" : "\n[") + own + "]\n";
+    section = own;
+    text += f.key.substr(own.size() + 1) + " = " + toml_text(get(config, f));
+    if (comments) text += "  # " + f.doc;
+    text += "\n";
+  }
+  return text;
+}
+
+std::string Schema::to_markdown() const {
+  std::string text;
+  for (const auto& s : sections_) {
+    text += "\n## [" + s.name + "]: " + s.doc + "\n\n| key | default | allowed | on resume | what it does |\n|---|---|---|---|---|\n";
+    for (const auto& f : fields_) {
+      if (!f.key.starts_with(s.name + ".")) continue;
+      constexpr const char* types[]{"true \\| false", "whole number", "number", "string"};
+      std::string allowed = rule_text(f.rule);
+      if (f.rule.choices.empty()) allowed = types[f.initial.index()] + (allowed.empty() ? "" : " " + allowed);
+      text += "| `" + f.key + "` | `" + toml_text(f.initial) + "` | " + allowed + " | " +
+              (f.rule.is_fixed ? "fixed" : "free") + " | " + f.doc + " |\n";
+    }
+  }
+  return text;
+}
+
+}  // namespace lathe

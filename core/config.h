@@ -1,0 +1,134 @@
+// Configuration, declared once. LATHE_FIELD makes the member and feeds parsing, --help, the reference page, validation
+// and the resolved copy in the run folder:
+//
+//   struct TrainConfig {
+//     LATHE_FIELD(int64_t, steps, 2000, "optimizer steps of the run", at_least(1))
+//   };
+//   struct RunConfig {
+//     LATHE_SECTION(TrainConfig, train, "the run itself")
+//   };
+//
+// Such structs stay plain aggregates. Members are bool, int64_t, double or std::string.
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/io/toml.h"
+
+namespace lathe {
+
+/// What a value must be, and whether it may change when a run is resumed.
+struct Rule {
+  double min = -std::numeric_limits<double>::infinity();
+  double max = std::numeric_limits<double>::infinity();
+  bool open_min = false, open_max = false;  ///< the bound itself is excluded
+  std::vector<std::string> choices{};       ///< strings only; empty: any
+  bool is_fixed = false;
+
+  Rule fixed() const {
+    Rule r = *this;
+    r.is_fixed = true;
+    return r;
+  }
+};
+inline Rule anything() { return {}; }
+inline Rule at_least(double min) { return {.min = min}; }
+inline Rule above(double min) { return {.min = min, .open_min = true}; }
+inline Rule between(double min, double max) { return {.min = min, .max = max}; }
+/// min <= x < max.
+inline Rule below(double min, double max) { return {.min = min, .max = max, .open_max = true}; }
+inline Rule one_of(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
+
+struct Field {
+  std::string key;  ///< "section.name"
+  ConfigValue initial;
+  std::string doc;
+  Rule rule;
+  size_t offset;  ///< of the member in the whole config
+};
+
+struct Section {
+  std::string name, doc;
+};
+
+/// Where each key's value came from: "configs/a.toml:3:1", "command line", "LATHE_TRAIN_STEPS"; absent for defaults.
+using Origins = std::map<std::string, std::string>;
+
+/// The fields of one config type. Values are read and written through a pointer to the config.
+class Schema {
+ public:
+  const std::vector<Field>& fields() const { return fields_; }
+  const std::vector<Section>& sections() const { return sections_; }
+  /// The field of that key, or null.
+  const Field* find(const std::string& key) const;
+
+  ConfigValue get(const void* config, const Field& field) const;
+  /// Sets a key after checking type and rule. Errors are Exit::usage and begin with `where`; an unknown key's names the
+  /// nearest one.
+  void set(void* config, const std::string& key, const ConfigValue& value, const std::string& where) const;
+
+  /// The whole config as TOML, each key with its doc as a comment where `comments`.
+  std::string to_toml(const void* config, bool comments) const;
+  /// The reference page, Markdown.
+  std::string to_markdown() const;
+
+ private:
+  friend class SchemaRecorder;
+  std::vector<Field> fields_;
+  std::vector<Section> sections_;
+};
+
+/// "fp32 | bf16", ">= 1", ...
+std::string rule_text(const Rule& rule);
+/// The candidate nearest to `word` by edit distance; "" where none is near.
+std::string nearest(const std::string& word, const std::vector<std::string>& candidates);
+
+/// Collects fields while a config is default-constructed on this thread.
+class SchemaRecorder {
+ public:
+  SchemaRecorder(Schema& schema, const void* config);
+  ~SchemaRecorder();
+  static void section(const char* name, const char* doc);
+  static void field(const void* member, const char* name, ConfigValue initial, const char* doc, Rule rule);
+
+ private:
+  Schema& schema_;
+  const std::byte* config_;
+};
+
+namespace detail {
+template <class Config>
+struct Storage {
+  alignas(Config) std::byte bytes[sizeof(Config)];
+};
+template <class T, class D, class... R>
+T record_field(const void* member, const char* name, D initial, const char* doc, const R&... rule) {
+  T value(std::move(initial));
+  SchemaRecorder::field(member, name, value, doc, rule...);
+  return value;
+}
+}  // namespace detail
+
+/// The schema of a config type.
+template <class Config>
+const Schema& schema_of() {
+  static const Schema schema = [] {
+    Schema s;
+    detail::Storage<Config> storage;
+    const SchemaRecorder recorder(s, &storage);
+    auto* config = new (&storage) Config{};
+    config->~Config();
+    return s;
+  }();
+  return schema;
+}
+
+}  // namespace lathe
+
+#define LATHE_FIELD(type, name, initial, doc, rule) \
+  type name = ::lathe::detail::record_field<type>(&this->name, #name, initial, doc, rule);
+#define LATHE_SECTION(type, name, doc) type name = (::lathe::SchemaRecorder::section(#name, doc), type{});

@@ -1,0 +1,41 @@
+// Devices. CUDA code is its own library, liblathe_cuda.so, loaded only when a run asks for CUDA: linked directly,
+// LibTorch's CUDA half costs a CPU run 350 MB and up to a second.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/kernels/dropout.h"
+
+namespace lathe {
+
+/// What liblathe_cuda.so gives. The current device is device 0 of those that CUDA_VISIBLE_DEVICES leaves.
+struct CudaApi {
+  int (*device_count)();
+  std::string (*device_name)();
+  double (*peak_bf16_flops)();  ///< dense bf16 FLOP/s of the card, 0 where unknown
+  void (*synchronize)();
+  int64_t (*memory_used)();
+  int64_t (*memory_peak)();
+  void (*dropout)(const void* x, void* y, int64_t n, int dtype, const DropoutMask& mask);
+};
+
+/// Readies "auto", "cpu" or "cuda" and returns which of "cpu" and "cuda" it is. auto takes CUDA where the library, the
+/// driver and a card are there. Exit::usage with the reason where "cuda" is asked for and can't be had. Call before any
+/// other CUDA query of ATen's.
+std::string open_device(const std::string& name);
+/// The loaded CUDA library; an error before open_device returned "cuda".
+const CudaApi& cuda_api();
+
+/// Instruction set that ATen's CPU kernels use: "AVX512", "AVX2", "DEFAULT", ...
+std::string cpu_isa();
+/// The CPU's or the card's model name.
+std::string device_model(const std::string& device);
+/// Waits for the device to finish; nothing on a CPU.
+void synchronize(const std::string& device);
+/// Threads for train.threads = 0: OMP_NUM_THREADS where it is set to a number, else the cores this process may use.
+int default_threads();
+/// Sets ATen's threads and what makes a device deterministic.
+void set_up_compute(const std::string& device, int threads);
+
+}  // namespace lathe

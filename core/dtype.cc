@@ -1,0 +1,71 @@
+#include "core/dtype.h"
+
+#include <array>
+
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+struct Names {
+  at::ScalarType dtype;
+  const char *name, *config, *safetensors;
+};
+constexpr std::array<Names, 10> all{{{at::kDouble, "float64", "fp64", "F64"},
+                                     {at::kFloat, "float32", "fp32", "F32"},
+                                     {at::kHalf, "float16", "fp16", "F16"},
+                                     {at::kBFloat16, "bfloat16", "bf16", "BF16"},
+                                     {at::kLong, "int64", "int64", "I64"},
+                                     {at::kInt, "int32", "int32", "I32"},
+                                     {at::kShort, "int16", "int16", "I16"},
+                                     {at::kChar, "int8", "int8", "I8"},
+                                     {at::kByte, "uint8", "uint8", "U8"},
+                                     {at::kBool, "bool", "bool", "BOOL"}}};
+
+}  // namespace
+
+std::string dtype_name(at::ScalarType dtype) {
+  for (const auto& n : all) {
+    if (n.dtype == dtype) return n.name;
+  }
+  return c10::toString(dtype);
+}
+
+std::string describe(at::IntArrayRef sizes) {
+  std::string out = "[";
+  for (size_t i = 0; i < sizes.size(); ++i) out += (i ? "," : "") + std::to_string(sizes[i]);
+  return out + "]";
+}
+
+std::string describe(const at::Tensor& t) {
+  return t.defined() ? dtype_name(t.scalar_type()) + describe(t.sizes()) : "undefined";
+}
+
+at::ScalarType dtype_from_config(const std::string& name) {
+  for (const auto& n : all) {
+    if (name == n.config) return n.dtype;
+  }
+  fail(Exit::internal, "no dtype is called ", name);
+}
+
+const char* safetensors_dtype(at::ScalarType dtype) {
+  for (const auto& n : all) {
+    if (n.dtype == dtype) return n.safetensors;
+  }
+  fail(Exit::internal, "safetensors has no dtype ", dtype_name(dtype));
+}
+
+std::optional<at::ScalarType> dtype_from_safetensors(const std::string& name) {
+  for (const auto& n : all) {
+    if (name == n.safetensors) return n.dtype;
+  }
+  return std::nullopt;
+}
+
+int64_t wrap_dim(int64_t dim, int64_t ndim) {
+  const int64_t n = ndim > 0 ? ndim : 1;
+  LATHE_CHECK(dim >= -n && dim < n, "dim ", dim, " is outside [", -n, ", ", n, ")");
+  return dim < 0 ? dim + n : dim;
+}
+
+}  // namespace lathe

@@ -1,0 +1,29 @@
+// Names of dtypes and short descriptions of tensors, for messages, configs and files.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+
+namespace lathe {
+
+/// "float32", "bfloat16", "int64", ...
+std::string dtype_name(at::ScalarType dtype);
+/// "float32[2,3]", "undefined".
+std::string describe(const at::Tensor& t);
+/// "[2,3]".
+std::string describe(at::IntArrayRef sizes);
+/// A config's "fp32", "bf16", "fp16", "fp64".
+at::ScalarType dtype_from_config(const std::string& name);
+/// safetensors' name of a dtype, and back; nullopt for one it lacks.
+const char* safetensors_dtype(at::ScalarType dtype);
+std::optional<at::ScalarType> dtype_from_safetensors(const std::string& name);
+
+/// Index of dimension `dim` (negative ones count from the end) of an `ndim`-dimensional tensor, or an error.
+int64_t wrap_dim(int64_t dim, int64_t ndim);
+
+/// Says that a kernel wrote through t's pointer, so that a stale saved tensor is noticed.
+inline void mutated(const at::Tensor& t) { t.unsafeGetTensorImpl()->bump_version(); }
+
+}  // namespace lathe

@@ -1,0 +1,35 @@
+#include "core/io/checksum.h"
+
+#include <xxhash.h>
+
+#include <cstdio>
+#include <algorithm>
+
+#include "core/io/file.h"
+
+namespace lathe {
+
+struct Checksum::State {
+  XXH3_state_t* xxh = XXH3_createState();
+  ~State() { XXH3_freeState(xxh); }
+};
+
+Checksum::Checksum() : state_(std::make_unique<State>()) { XXH3_64bits_reset(state_->xxh); }
+Checksum::~Checksum() = default;
+Checksum::Checksum(Checksum&&) noexcept = default;
+void Checksum::update(const void* data, size_t bytes) { XXH3_64bits_update(state_->xxh, data, bytes); }
+
+std::string Checksum::hex() const {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(state_->xxh)));
+  return text;
+}
+
+std::string file_checksum(const std::filesystem::path& path) {
+  const MappedFile file(path, Exit::io);
+  Checksum sum;
+  sum.update(file.bytes().data(), file.bytes().size());
+  return sum.hex();
+}
+
+}  // namespace lathe

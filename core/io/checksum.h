@@ -1,0 +1,29 @@
+// XXH3, 64 bits (xxHash): whether bytes are the ones that were written. No defence against intent.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace lathe {
+
+class Checksum {
+ public:
+  Checksum();
+  ~Checksum();
+  Checksum(Checksum&&) noexcept;
+  void update(const void* data, size_t bytes);
+  /// 16 hexadecimal digits.
+  std::string hex() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Checksum of a file. Exit::io where it can't be read.
+std::string file_checksum(const std::filesystem::path& path);
+
+}  // namespace lathe

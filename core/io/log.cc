@@ -1,0 +1,99 @@
+#include "core/io/log.h"
+
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <string_view>
+
+namespace lathe {
+namespace {
+
+bool progress_shown = false;
+
+/// Plain lines; a progress line on the terminal is cleared first.
+class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  void show_progress(const std::string& line) {
+    std::lock_guard lock(mutex_);
+    std::fprintf(stdout, "\r\033[K%s", line.c_str());
+    std::fflush(stdout);
+    progress_shown = true;
+  }
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    if (progress_shown) {
+      std::fputs("\r\033[K", stdout);
+      progress_shown = false;
+    }
+    const bool problem = message.level >= spdlog::level::warn;
+    FILE* out = problem ? stderr : stdout;
+    std::fflush(problem ? stdout : stderr);
+    if (problem) std::fputs(message.level == spdlog::level::warn ? "warning: " : "error: ", out);
+    std::fwrite(message.payload.data(), 1, message.payload.size(), out);
+    std::fputc('\n', out);
+    std::fflush(out);
+  }
+  void flush_() override {}
+};
+
+struct Log {
+  std::shared_ptr<ConsoleSink> console = std::make_shared<ConsoleSink>();
+  spdlog::logger logger{"lathe", console};
+  Log() { logger.set_level(spdlog::level::trace), console->set_level(spdlog::level::info); }
+};
+Log& instance() {
+  static auto* log = new Log;
+  return *log;
+}
+
+spdlog::level::level_enum level_of(Level level) {
+  switch (level) {
+    case Level::debug: return spdlog::level::debug;
+    case Level::info: return spdlog::level::info;
+    case Level::warn: return spdlog::level::warn;
+    case Level::error: return spdlog::level::err;
+  }
+  return spdlog::level::info;
+}
+
+}  // namespace
+
+void log(Level level, const std::string& message) {
+  instance().logger.log(level_of(level), spdlog::string_view_t(message));
+}
+
+void set_console_level(Level level) { instance().console->set_level(level_of(level)); }
+
+void open_log_file(const std::string& path) {
+  try {
+    auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
+    file->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %v");
+    auto& log = instance();
+    log.logger.sinks().resize(1);  // a second run in one process takes its own file
+    log.logger.sinks().push_back(file);
+    log.logger.flush_on(spdlog::level::info);
+  } catch (const spdlog::spdlog_ex& e) {
+    fail(Exit::io, "cannot write ", path, ": ", e.what());
+  }
+}
+
+bool is_terminal() {
+  static const bool terminal = [] {
+    const char* term = std::getenv("TERM");
+    return isatty(STDOUT_FILENO) != 0 && term != nullptr && std::string_view(term) != "dumb";
+  }();
+  return terminal;
+}
+
+void progress(const std::string& line) {
+  if (is_terminal()) instance().console->show_progress(line);
+}
+
+}  // namespace lathe

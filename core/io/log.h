@@ -1,0 +1,33 @@
+// Console and log file (spdlog behind plain strings). Information goes to standard output, warnings and errors to
+// standard error; all of it also to the run's log.txt once that is open. A progress line is rewritten in place on a
+// terminal and absent otherwise.
+#pragma once
+
+#include <string>
+
+#include "core/error.h"
+
+namespace lathe {
+
+enum class Level { debug, info, warn, error };
+
+void log(Level level, const std::string& message);
+template <class... Args>
+void log_info(const Args&... args) {
+  log(Level::info, str(args...));
+}
+template <class... Args>
+void log_warn(const Args&... args) {
+  log(Level::warn, str(args...));
+}
+
+/// The least level that the console shows (log.level).
+void set_console_level(Level level);
+/// Also write everything to this file, appended, with time and level. Exit::io where it can't be opened.
+void open_log_file(const std::string& path);
+/// Whether standard output is a terminal that takes control sequences.
+bool is_terminal();
+/// Shows `line` in place of the last progress line; nothing when standard output is no terminal.
+void progress(const std::string& line);
+
+}  // namespace lathe

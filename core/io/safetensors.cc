@@ -1,0 +1,149 @@
+#include "core/io/safetensors.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "core/io/checksum.h"
+#include "core/io/json.h"
+
+namespace lathe {
+namespace {
+
+constexpr std::array<std::pair<const char*, int64_t>, 10> dtypes{{{"F64", 8},
+                                                                  {"F32", 4},
+                                                                  {"F16", 2},
+                                                                  {"BF16", 2},
+                                                                  {"I64", 8},
+                                                                  {"I32", 4},
+                                                                  {"I16", 2},
+                                                                  {"I8", 1},
+                                                                  {"U8", 1},
+                                                                  {"BOOL", 1}}};
+constexpr uint64_t max_header = 100'000'000;  // the format's own limit
+
+bool by_name(const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; }
+
+/// One header entry, its shape and offsets checked against each other and the buffer.
+TensorEntry read_entry(const std::string& file, const std::string& name, const Json& json,
+                       std::span<const std::byte> buffer) {
+  const std::string where = str(file, ": tensor \"", name, "\"");
+  TensorEntry entry{.name = name, .dtype = json_get<std::string>(json, "dtype", where, Exit::checkpoint),
+                    .shape = {}, .bytes = {}};
+  const int64_t item = safetensors_dtype_size(entry.dtype);
+  if (item == 0) fail(Exit::checkpoint, where, ": unknown dtype \"", entry.dtype, "\"");
+  uint64_t bytes = static_cast<uint64_t>(item);
+  for (const auto& dim : json_get<Json>(json, "shape", where, Exit::checkpoint)) {
+    if (!dim.is_number_unsigned()) fail(Exit::checkpoint, where, ": a dimension that is no whole number");
+    const auto d = dim.get<uint64_t>();
+    if (d > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ||
+        (d != 0 && bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) / d)) {
+      fail(Exit::checkpoint, where, ": a shape too large");
+    }
+    bytes *= d;
+    entry.shape.push_back(static_cast<int64_t>(d));
+  }
+  const auto offsets = json_get<Json>(json, "data_offsets", where, Exit::checkpoint);
+  if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
+      !offsets[1].is_number_unsigned()) {
+    fail(Exit::checkpoint, where, ": data_offsets must be two whole numbers");
+  }
+  const auto begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
+  if (begin > end || end > buffer.size()) {
+    fail(Exit::checkpoint, where, ": bytes ", begin, " to ", end, " are outside the file's ", buffer.size());
+  }
+  if (end - begin != bytes) {
+    fail(Exit::checkpoint, where, ": its shape needs ", bytes, " bytes and it has ", end - begin);
+  }
+  entry.bytes = buffer.subspan(begin, end - begin);
+  return entry;
+}
+
+}  // namespace
+
+int64_t TensorEntry::numel() const {
+  int64_t n = 1;
+  for (int64_t d : shape) n *= d;
+  return n;
+}
+
+int64_t safetensors_dtype_size(const std::string& dtype) {
+  for (const auto& [name, size] : dtypes) {
+    if (dtype == name) return size;
+  }
+  return 0;
+}
+
+std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> tensors,
+                              const std::map<std::string, std::string>& metadata) {
+  std::sort(tensors.begin(), tensors.end(), by_name);
+  Json header = Json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  uint64_t offset = 0;
+  for (const auto& t : tensors) {
+    header[t.name] = {{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {offset, offset + t.bytes.size()}}};
+    offset += t.bytes.size();
+  }
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');  // the data starts 8-byte aligned
+  const uint64_t length = text.size();
+
+  OutputFile file(path, OutputFile::Open::create);
+  Checksum sum;
+  const auto put = [&](const void* data, size_t bytes) {
+    file.write(data, bytes);
+    sum.update(data, bytes);
+  };
+  put(&length, sizeof length);
+  put(text.data(), text.size());
+  for (const auto& t : tensors) put(t.bytes.data(), t.bytes.size());
+  file.sync();
+  return sum.hex();
+}
+
+SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::checkpoint) {
+  const std::string name = path.string();
+  const auto bytes = file_.bytes();
+  uint64_t length = 0;
+  if (bytes.size() < sizeof length) fail(Exit::checkpoint, name, " is too short to be a safetensors file");
+  std::memcpy(&length, bytes.data(), sizeof length);
+  if (length > max_header || length > bytes.size() - sizeof length) {
+    fail(Exit::checkpoint, name, " is no safetensors file or cut short: its header claims ", length, " bytes");
+  }
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + sizeof length, length);
+  const Json header = parse_json(text, name, Exit::checkpoint);
+  if (!header.is_object()) fail(Exit::checkpoint, name, ": the header is no JSON object");
+  const auto buffer = bytes.subspan(sizeof length + length);
+  for (const auto& [key, value] : header.items()) {
+    if (key == "__metadata__") {
+      for (const auto& [k, v] : value.items()) {
+        if (!v.is_string()) fail(Exit::checkpoint, name, ": __metadata__ must hold strings");
+        metadata_[k] = v.get<std::string>();
+      }
+    } else {
+      tensors_.push_back(read_entry(name, key, value, buffer));
+    }
+  }
+  std::sort(tensors_.begin(), tensors_.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.bytes.data(), a.bytes.size()) < std::pair(b.bytes.data(), b.bytes.size());
+  });
+  const std::byte* expected = buffer.data();
+  for (const auto& t : tensors_) {
+    if (t.bytes.data() != expected) fail(Exit::checkpoint, name, ": a gap or overlap before tensor \"", t.name, "\"");
+    expected += t.bytes.size();
+  }
+  if (expected != buffer.data() + buffer.size()) fail(Exit::checkpoint, name, ": bytes behind the last tensor");
+  std::sort(tensors_.begin(), tensors_.end(), by_name);
+}
+
+const TensorEntry& SafetensorsFile::at(const std::string& name) const {
+  const auto found = std::lower_bound(tensors_.begin(), tensors_.end(), TensorEntry{name, {}, {}, {}}, by_name);
+  if (found == tensors_.end() || found->name != name) {
+    fail(Exit::checkpoint, file_.path().string(), " has no tensor \"", name, "\"");
+  }
+  return *found;
+}
+
+}  // namespace lathe

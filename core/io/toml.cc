@@ -1,0 +1,123 @@
+#include "core/io/toml.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <stdexcept>
+
+// toml++ 3.3 aborts on some malformed input ("[="); a failed assertion is a parse error like any other.
+#define TOML_ASSERT(expr)                                                \
+  do {                                                                   \
+    if (!(expr)) throw std::runtime_error("malformed TOML");             \
+  } while (false)
+#include <toml++/toml.h>
+
+#include "core/error.h"
+#include "core/io/file.h"
+
+namespace lathe {
+namespace {
+
+std::string place(const std::string& name, const toml::source_region& source) {
+  return str(name, ":", source.begin.line, ":", source.begin.column);
+}
+
+toml::table parse(std::string_view text, const std::string& name) {
+  const auto bad = std::find_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t') || c == 0x7f;
+  });
+  if (bad != text.end()) {
+    const auto line = 1 + std::count(text.begin(), bad, '\n');
+    fail(Exit::usage, name, ":", line, ":1: a control byte; a config file is plain text");
+  }
+  if (text.find("\xEF\xBB\xBF", 1) != std::string_view::npos) fail(Exit::usage, name, ": a stray byte-order mark");
+  try {
+    return toml::parse(text);
+  } catch (const toml::parse_error& e) {
+    fail(Exit::usage, place(name, e.source()), ": ", e.description());
+  } catch (const std::runtime_error& e) {
+    fail(Exit::usage, name, ": ", e.what());
+  }
+}
+
+template <class Node>
+bool scalar(const Node& node, ConfigValue& out) {
+  if (const auto* b = node.as_boolean()) out = b->get();
+  else if (const auto* i = node.as_integer()) out = i->get();
+  else if (const auto* f = node.as_floating_point()) out = f->get();
+  else if (const auto* s = node.as_string()) out = s->get();
+  else return false;
+  return true;
+}
+
+}  // namespace
+
+std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name) {
+  const toml::table root = parse(text, name);
+  std::vector<TomlEntry> entries;
+  for (const auto& [section, node] : root) {
+    const auto* table = node.as_table();
+    if (table == nullptr) {
+      fail(Exit::usage, place(name, section.source()), ": \"", section.str(),
+           "\" stands outside a section; put it under one, such as [train]");
+    }
+    for (const auto& [key, value] : *table) {
+      TomlEntry entry{str(section.str(), ".", key.str()), {}, place(name, key.source())};
+      if (!scalar(value, entry.value)) {
+        fail(Exit::usage, entry.where, ": ", entry.key, " must be a number, a string or true/false");
+      }
+      entries.push_back(std::move(entry));
+    }
+  }
+  return entries;
+}
+
+std::vector<TomlEntry> read_toml(const std::string& path) {
+  return parse_toml(read_file(path, Exit::usage, uint64_t{1} << 20), path);
+}
+
+ConfigValue parse_value(std::string_view text) {
+  ConfigValue value = std::string(text);
+  if (text.find('\n') != std::string_view::npos) return value;
+  try {
+    const toml::table root = parse(str("v = ", text), "value");
+    if (root.size() != 1 || !scalar(*root.get("v"), value)) return std::string(text);
+  } catch (const Error&) {
+    return std::string(text);
+  }
+  return value;
+}
+
+std::string toml_text(const ConfigValue& value) {
+  struct Visitor {
+    std::string operator()(bool b) const { return b ? "true" : "false"; }
+    std::string operator()(int64_t i) const { return std::to_string(i); }
+    std::string operator()(double d) const {
+      if (!std::isfinite(d)) return std::isnan(d) ? "nan" : d > 0 ? "inf" : "-inf";
+      char text[40];
+      for (int digits : {6, 15, 17}) {  // the shortest of these that reads back as the same number
+        std::snprintf(text, sizeof text, "%.*g", digits, d);
+        if (std::strtod(text, nullptr) == d) break;
+      }
+      std::string out = text;
+      return out.find_first_of(".e") == std::string::npos ? out + ".0" : out;
+    }
+    std::string operator()(const std::string& s) const {
+      std::string out = "\"";
+      for (char c : s) {
+        if (c == '"' || c == '\\') out += '\\';
+        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+          char escape[8];
+          std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned char>(c));
+          out += escape;
+        } else {
+          out += c;
+        }
+      }
+      return out + "\"";
+    }
+  };
+  return std::visit(Visitor{}, value);
+}
+
+}  // namespace lathe

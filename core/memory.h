@@ -1,0 +1,45 @@
+// The caching, counting allocator under ATen's CPU tensors. Blocks are kept by size class and handed out again, so a
+// steady training step takes nothing from the system; every byte in use belongs to a category.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+namespace lathe {
+
+enum class Memory : uint8_t { other, parameters, gradients, optimizer, activations, data };
+constexpr std::array<std::string_view, 6> memory_names{"other",     "parameters",  "gradients",
+                                                       "optimizer", "activations", "data"};
+
+struct MemoryStats {
+  std::array<int64_t, memory_names.size()> used{};  ///< bytes in use now, by category
+  std::array<int64_t, memory_names.size()> peak{};  ///< the most each category held at once
+  int64_t total = 0, total_peak = 0;                ///< bytes in use, over all categories
+  int64_t reserved = 0;                             ///< bytes held from the system, in use or cached
+  int64_t blocks = 0;                               ///< blocks held from the system
+};
+
+/// Puts the allocator under ATen (idempotent). Call before the first tensor.
+void install_allocator();
+/// Counts of this process. Thread-safe.
+MemoryStats memory_stats();
+/// Sets every peak to what is in use now.
+void reset_memory_peaks();
+
+/// Moves the block that holds `data` (the start of a tensor's storage, from this allocator) to another category.
+void recategorize(void* data, Memory category);
+
+/// While alive, what the calling thread allocates belongs to `category`.
+class MemoryScope {
+ public:
+  explicit MemoryScope(Memory category);
+  ~MemoryScope();
+  MemoryScope(const MemoryScope&) = delete;
+  MemoryScope& operator=(const MemoryScope&) = delete;
+
+ private:
+  Memory saved_;
+};
+
+}  // namespace lathe

@@ -1,0 +1,61 @@
+// What the current thread is doing: recording a graph or not, the active compute dtype, the step's randomness.
+// Each is set by a guard that restores what was there before; a new thread starts with the defaults.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "core/flops.h"
+
+namespace lathe {
+
+/// Where the random numbers of a training step come from: see core/rng.h. Dropout is active exactly while one is set.
+struct StepRandom {
+  uint64_t seed = 0;
+  uint64_t step = 0;
+  int64_t first_sample = 0;  ///< index, in the global batch, of the first row of what is being computed
+};
+
+struct Mode {
+  bool grad = true;                            ///< record a graph
+  c10::ScalarType compute = c10::kFloat;       ///< dtype of ops whose policy is Amp::low; kFloat: no autocast
+  std::optional<StepRandom> random;            ///< nullopt: evaluation, dropout is the identity
+  FlopCount* flops = nullptr;                  ///< where ops add their FLOPs, or null
+};
+
+/// The calling thread's mode.
+inline Mode& mode() {
+  static thread_local Mode instance;
+  return instance;
+}
+
+/// Restores the thread's mode on leaving; set fields of mode() after making one.
+class ModeGuard {
+ public:
+  ModeGuard() : saved_(mode()) {}
+  ~ModeGuard() { mode() = saved_; }
+  ModeGuard(const ModeGuard&) = delete;
+  ModeGuard& operator=(const ModeGuard&) = delete;
+
+ private:
+  Mode saved_;
+};
+
+/// While alive, ops record no graph.
+struct NoGrad : ModeGuard {
+  NoGrad() { mode().grad = false; }
+};
+
+/// While alive, dropout draws from `random`.
+struct TrainingStep : ModeGuard {
+  explicit TrainingStep(StepRandom random) { mode().random = random; }
+};
+
+/// While alive, ops add their FLOPs to `count`.
+struct CountFlops : ModeGuard {
+  explicit CountFlops(FlopCount& count) { mode().flops = &count; }
+};
+
+}  // namespace lathe

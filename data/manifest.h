@@ -1,0 +1,33 @@
+// What stands beside the shards: manifest.json of a data folder.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/io/file.h"
+#include "data/tokenizer.h"
+
+namespace lathe {
+
+struct ShardInfo {
+  std::string file;  ///< name within the folder
+  int64_t tokens = 0;
+  std::string xxh3;  ///< of the whole file
+};
+
+struct DataManifest {
+  Tokenizer tokenizer;
+  int64_t vocab_size = 0;
+  int64_t largest_id = 0;
+  std::string dtype = "uint16";
+  std::vector<ShardInfo> train, val;
+};
+
+/// Writes manifest.json durably.
+void write_manifest(const fs::path& folder, const DataManifest& manifest);
+/// Reads it; nullopt where the folder has none; Exit::data where it is malformed.
+std::optional<DataManifest> read_manifest(const fs::path& folder);
+
+}  // namespace lathe

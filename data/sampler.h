@@ -1,0 +1,24 @@
+// Which tokens a step sees: a pure function of (seed, step).
+//
+// Window i of epoch e is tokens [o_e + iT, o_e + iT + T] (T inputs and, one later, T targets); o_e is a keyed offset in
+// [0, T). A keyed permutation orders the windows of an epoch; epochs are concatenated, so a batch may cross an edge.
+#pragma once
+
+#include <cstdint>
+
+namespace lathe {
+
+class WindowSampler {
+ public:
+  /// tokens > block_size >= 1.
+  WindowSampler(int64_t tokens, int64_t block_size, uint64_t seed);
+  /// First token of the n-th window since the start of training.
+  int64_t start_of(int64_t n) const;
+  int64_t windows_per_epoch() const { return windows_; }
+
+ private:
+  int64_t block_size_, windows_;
+  uint64_t offset_range_, seed_;
+};
+
+}  // namespace lathe

@@ -1,0 +1,120 @@
+#include "data/tokens.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/io/checksum.h"
+
+namespace lathe {
+namespace {
+
+constexpr size_t llmc_header_bytes = 256 * sizeof(int32_t);
+
+/// Shards of a split that has no manifest, in name order.
+std::vector<fs::path> find_shards(const fs::path& folder, const std::string& split) {
+  if (fs::exists(folder / (split + ".bin"))) return {folder / (split + ".bin")};
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(split + "_") && name.ends_with(".bin")) found.push_back(entry.path());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace
+
+bool has_split(const fs::path& folder, const std::string& split, const std::optional<DataManifest>& manifest) {
+  if (manifest) return !(split == "train" ? manifest->train : manifest->val).empty();
+  return !find_shards(folder, split).empty();
+}
+
+TokenFile::TokenFile(const fs::path& folder, const std::string& split, const std::optional<DataManifest>& manifest) {
+  if (!fs::is_directory(folder)) {
+    fail(Exit::data, "there is no data folder ", folder.string(), "; make it with `lathe prepare TEXT --out ",
+         folder.string(), "` or set data.dir");
+  }
+  if (manifest) {
+    for (const auto& s : split == "train" ? manifest->train : manifest->val) {
+      add(folder / s.file, manifest->dtype == "uint16" ? 2 : 4, &s);
+    }
+  } else {
+    for (const auto& path : find_shards(folder, split)) add(path, 2, nullptr);
+  }
+  if (total_ == 0) {
+    fail(Exit::data, folder.string(), " has no ", split, " tokens: neither ", split, ".bin nor ", split,
+         "_*.bin with anything in it; make them with `lathe prepare`");
+  }
+}
+
+void TokenFile::add(const fs::path& path, int raw_width, const ShardInfo* expected) {
+  Shard shard{MappedFile(path, Exit::data), nullptr, total_, 0, raw_width, expected ? expected->xxh3 : ""};
+  const auto bytes = shard.file.bytes();
+  size_t header = 0;
+  int32_t words[3]{};
+  if (bytes.size() >= llmc_header_bytes) std::memcpy(words, bytes.data(), sizeof words);
+  const bool llmc16 = words[0] == 20240520 && words[1] == 1, llmc32 = words[0] == 20240801 && words[1] == 7;
+  if (llmc16 || llmc32) {
+    header = llmc_header_bytes;
+    shard.width = llmc16 ? 2 : 4;
+  }
+  const size_t body = bytes.size() - header;
+  if (body % static_cast<size_t>(shard.width) != 0) {
+    fail(Exit::data, path.string(), ": ", bytes.size(), " bytes are no whole number of ", 8 * shard.width,
+         "-bit tokens; the file is cut short or no token shard (text goes through `lathe prepare`)");
+  }
+  shard.tokens = static_cast<int64_t>(body) / shard.width;
+  if (header != 0 && shard.tokens != words[2]) {
+    fail(Exit::data, path.string(), ": its header claims ", words[2], " tokens and it has ", shard.tokens);
+  }
+  if (expected != nullptr && shard.tokens != expected->tokens) {
+    fail(Exit::data, path.string(), ": manifest.json claims ", expected->tokens, " tokens and the file has ",
+         shard.tokens, "; it is cut short or was replaced, make the data again");
+  }
+  if (shard.tokens == 0) return;
+  shard.data = bytes.data() + header;
+  total_ += shard.tokens;
+  shards_.push_back(std::move(shard));
+}
+
+void TokenFile::read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) const {
+  if (begin < 0 || n < 0 || begin + n > total_) {
+    fail(Exit::internal, "tokens ", begin, " to ", begin + n, " are outside the split's ", total_);
+  }
+  auto shard = std::upper_bound(shards_.begin(), shards_.end(), begin,
+                                [](int64_t at, const Shard& s) { return at < s.begin; }) - 1;
+  while (n > 0) {
+    const int64_t offset = begin - shard->begin, here = std::min(n, shard->tokens - offset);
+    const std::byte* data = shard->data + offset * shard->width;
+    for (int64_t i = 0; i < here; ++i) {
+      uint32_t id = 0;
+      std::memcpy(&id, data + i * shard->width, static_cast<size_t>(shard->width));
+      if (id >= static_cast<uint64_t>(vocab)) {
+        fail(Exit::data, shard->file.path().string(), ": token ", offset + i, " is ", id,
+             ", beyond the vocabulary of ", vocab, "; set model.vocab_size, or the file is no token shard");
+      }
+      out[i] = id;
+    }
+    out += here;
+    begin += here;
+    n -= here;
+    ++shard;
+  }
+}
+
+std::string TokenFile::fingerprint() const {
+  Checksum all;
+  for (const auto& s : shards_) {
+    std::string sum = s.xxh3;
+    if (sum.empty()) {
+      Checksum one;
+      one.update(s.file.bytes().data(), s.file.bytes().size());
+      sum = one.hex();
+    }
+    all.update(sum.data(), sum.size());
+  }
+  return all.hex();
+}
+
+}  // namespace lathe

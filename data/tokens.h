@@ -1,0 +1,45 @@
+// Token shards, memory-mapped: a split of a data folder read as one long sequence.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/io/file.h"
+#include "data/manifest.h"
+
+namespace lathe {
+
+/// One split: raw uint16 or uint32 tokens (nanoGPT's layout) or llm.c's shards (256 int32 of header: magic 20240520 and
+/// version 1 for uint16, magic 20240801 and version 7 for uint32; then the count), in file order.
+class TokenFile {
+ public:
+  /// Maps `split` ("train", "val") of a data folder: the manifest's shards, else SPLIT.bin, else SPLIT_*.bin. Checks
+  /// sizes, headers, and that the split is not empty. Exit::data with what, where and what to do.
+  TokenFile(const fs::path& folder, const std::string& split, const std::optional<DataManifest>& manifest);
+
+  int64_t size() const { return total_; }
+  /// Copies tokens [begin, begin + n) to out. An id not below `vocab` is Exit::data and names the shard and the place.
+  void read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) const;
+  /// A short identity of the contents: names, sizes, and the manifest's checksums or, without one, checksums made now.
+  std::string fingerprint() const;
+
+ private:
+  struct Shard {
+    MappedFile file;
+    const std::byte* data;
+    int64_t begin, tokens;
+    int width;  // bytes of a token
+    std::string xxh3;
+  };
+  void add(const fs::path& path, int raw_width, const ShardInfo* expected);
+
+  std::vector<Shard> shards_;
+  int64_t total_ = 0;
+};
+
+/// Whether the folder has that split.
+bool has_split(const fs::path& folder, const std::string& split, const std::optional<DataManifest>& manifest);
+
+}  // namespace lathe

@@ -1,0 +1,79 @@
+// GPT-2 (Radford et al. 2019): learned positions, pre-layer-norm blocks, GELU, an output head that may share the token
+// embedding's weight. Shapes: B batch, T time, C channels, V vocabulary, N = B T.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "nn/layers.h"
+
+namespace lathe {
+
+struct ModelConfig {
+  LATHE_FIELD(std::string, kind, "gpt", "which model", one_of({"gpt"}).fixed())
+  LATHE_FIELD(int64_t, n_layer, 4, "transformer blocks", between(1, 1000).fixed())
+  LATHE_FIELD(int64_t, n_head, 4, "attention heads; must divide n_embd", between(1, 1000).fixed())
+  LATHE_FIELD(int64_t, n_embd, 128, "channels of the residual stream", between(1, 100000).fixed())
+  LATHE_FIELD(int64_t, block_size, 64, "context length in tokens", between(1, 1000000).fixed())
+  LATHE_FIELD(int64_t, vocab_size, 0, "tokens the model knows; 0: as many as the data has", between(0, 10000000).fixed())
+  LATHE_FIELD(double, dropout, 0.0, "share of embeddings and residual branches zeroed in training; attention probabilities are not dropped", below(0, 1).fixed())
+  LATHE_FIELD(bool, bias, true, "biases in linear layers and layer norms", anything().fixed())
+  LATHE_FIELD(bool, tie_weights, true, "the output head shares the token embedding's weight", anything().fixed())
+  LATHE_FIELD(std::string, init, "gpt2", "how linear weights start", one_of({"gpt2", "xavier_uniform", "xavier_normal", "kaiming", "fan_in"}).fixed())
+};
+
+/// x + attention(norm(x)), then x + feed_forward(norm(x)).
+struct Block {
+  LayerNorm norm1;
+  CausalSelfAttention attn;
+  LayerNorm norm2;
+  FeedForward mlp;
+  Dropout attn_drop, mlp_drop;
+
+  Block(const ModelConfig& config, const std::string& path);
+  Variable operator()(const Variable& x_BTC) const;
+  void visit(Visit& v) {
+    v("norm1", norm1);
+    v("attn", attn);
+    v("norm2", norm2);
+    v("mlp", mlp);
+  }
+};
+
+struct GPT {
+  ModelConfig config;  ///< vocab_size is set
+  Embedding tokens, positions;
+  Dropout drop;
+  std::vector<Block> blocks;
+  LayerNorm norm;
+  Linear head;  ///< no weight of its own where weights are tied
+
+  /// On the CPU in float32, parameters all zero until initialize().
+  explicit GPT(const ModelConfig& config);
+
+  /// ids int64 [B, T], T <= block_size -> logits [B, T, V].
+  Variable operator()(const at::Tensor& ids_BT) const;
+  /// Summed next-token cross-entropy over targets [B, T] that are not -100, divided by `divisor` (0: their number).
+  Variable loss(const at::Tensor& ids_BT, const at::Tensor& targets_BT, double divisor = 0) const;
+
+  void visit(Visit& v) {
+    v("tokens", tokens);
+    v("positions", positions);
+    v("blocks", blocks);
+    v("norm", norm);
+    if (!config.tie_weights) v("head", head);
+  }
+};
+
+/// A model of `config` with its initial values.
+GPT make_gpt(const ModelConfig& config, uint64_t seed);
+
+/// Training FLOPs of a token by the field's formula: 6 N + 12 L C T, N the parameters that take part in matmuls (all
+/// but position embeddings and an untied token embedding). Kaplan et al. 2020; Chowdhery et al. 2022.
+double flops_per_token(const ModelConfig& config);
+/// Number of parameters, from the config alone.
+int64_t parameter_count(const ModelConfig& config);
+
+}  // namespace lathe

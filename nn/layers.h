@@ -1,0 +1,119 @@
+// Layers: plain structs of parameters and sizes, called like functions. Made with their sizes; their values come from
+// nn/init.h. Shapes: B batch, T time, C channels.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "autograd/ops.h"
+#include "nn/module.h"
+
+namespace lathe {
+
+/// y = x W^T + b. x [..., in] -> [..., out].
+struct Linear {
+  Variable weight, bias;  ///< [out, in]; [out] or undefined
+  Role role = Role::weight;
+
+  Linear() = default;
+  Linear(int64_t in, int64_t out, bool with_bias, Role role = Role::weight);
+  Variable operator()(const Variable& x) const { return linear(x, weight, bias); }
+  void visit(Visit& v) {
+    v("weight", weight, role);
+    v("bias", bias, Role::bias);
+  }
+};
+
+/// ids int64 [...] -> rows [..., C].
+struct Embedding {
+  Variable weight;  ///< [rows, C]
+
+  Embedding() = default;
+  Embedding(int64_t rows, int64_t channels);
+  Variable operator()(const at::Tensor& ids) const { return embedding(ids, weight); }
+  void visit(Visit& v) { v("weight", weight, Role::embedding); }
+};
+
+struct LayerNorm {
+  Variable weight, bias;  ///< [C]; bias may be undefined
+  double eps = 1e-5;
+
+  LayerNorm() = default;
+  LayerNorm(int64_t channels, bool with_bias);
+  Variable operator()(const Variable& x) const { return layer_norm(x, weight, bias, eps); }
+  void visit(Visit& v) {
+    v("weight", weight, Role::scale);
+    v("bias", bias, Role::bias);
+  }
+};
+
+struct Dropout {
+  double p = 0;
+  uint64_t stream = 0;  ///< of random numbers: a hash of the place in the model
+
+  Dropout() = default;
+  Dropout(double p_, const std::string& path) : p(p_), stream(hash_name("dropout/" + path)) {}
+  Variable operator()(const Variable& x) const { return dropout(x, p, stream); }
+};
+
+/// Causal multi-head self-attention. x [B, T, C] -> [B, T, C].
+struct CausalSelfAttention {
+  Linear qkv, proj;
+  int64_t heads = 1;
+
+  CausalSelfAttention() = default;
+  CausalSelfAttention(int64_t channels, int64_t heads, bool bias);
+  Variable operator()(const Variable& x_BTC) const;
+  void visit(Visit& v) {
+    v("qkv", qkv);
+    v("proj", proj);
+  }
+};
+
+/// The transformer's feed-forward block: C -> 4C, GELU, 4C -> C.
+struct FeedForward {
+  Linear up, down;
+
+  FeedForward() = default;
+  FeedForward(int64_t channels, bool bias);
+  Variable operator()(const Variable& x) const { return down(gelu(up(x))); }
+  void visit(Visit& v) {
+    v("up", up);
+    v("down", down);
+  }
+};
+
+/// Runs its steps in turn. Steps that hold parameters are named by their place: "0.weight".
+class Sequential {
+ public:
+  template <class Module>
+  Sequential& add(Module module) {
+    auto held = std::make_shared<Module>(std::move(module));
+    steps_.push_back({[held](const Variable& x) { return (*held)(x); },
+                      [held](Visit& v, const std::string& name) {
+                        if constexpr (requires { held->visit(v); }) v(name, *held);
+                      }});
+    return *this;
+  }
+  Variable operator()(Variable x) const {
+    for (const auto& s : steps_) x = s.run(x);
+    return x;
+  }
+  void visit(Visit& v) {
+    for (size_t i = 0; i < steps_.size(); ++i) steps_[i].visit(v, std::to_string(i));
+  }
+
+ private:
+  struct Step {
+    std::function<Variable(const Variable&)> run;
+    std::function<void(Visit&, const std::string&)> visit;
+  };
+  std::vector<Step> steps_;
+};
+
+/// A multi-layer perceptron with ReLU between its linear layers. sizes {in, hidden..., out}.
+Sequential mlp(const std::vector<int64_t>& sizes);
+
+}  // namespace lathe

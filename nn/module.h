@@ -1,0 +1,93 @@
+// Modules are plain structs. A module's `visit` names its children; everything that walks a model (parameters, state,
+// init, device moves, tables) is a free function over visit().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "autograd/node.h"
+#include "autograd/variable.h"
+
+namespace lathe {
+
+/// What a parameter is, for init and weight decay.
+enum class Role {
+  weight,           ///< [out, in] of a linear layer
+  residual_weight,  ///< the same, writing into the residual stream: GPT-2 scales its init by depth
+  embedding,        ///< [rows, C]
+  scale,            ///< starts at one
+  bias,             ///< starts at zero
+};
+
+/// Walks a module: v("name", child) goes into a child, a vector of children, or a parameter.
+class Visit {
+ public:
+  using OnParameter = std::function<void(const std::string& path, Variable& parameter, Role role)>;
+  explicit Visit(OnParameter on_parameter) : on_parameter_(std::move(on_parameter)) {}
+
+  /// An undefined parameter (a bias that is off) is passed over.
+  void operator()(std::string_view name, Variable& parameter, Role role) {
+    if (parameter.defined()) on_parameter_(path_ + std::string(name), parameter, role);
+  }
+  template <class Module>
+  void operator()(std::string_view name, Module& child) {
+    const size_t length = path_.size();
+    path_ += std::string(name) + ".";
+    child.visit(*this);
+    path_.resize(length);
+  }
+  template <class Module>
+  void operator()(std::string_view name, std::vector<Module>& children) {
+    const std::string prefix = std::string(name) + ".";
+    for (size_t i = 0; i < children.size(); ++i) (*this)(prefix + std::to_string(i), children[i]);
+  }
+
+ private:
+  OnParameter on_parameter_;
+  std::string path_;
+};
+
+struct NamedParameter {
+  std::string path;
+  Variable parameter;
+  Role role;
+};
+
+/// Every parameter in visiting order.
+template <class Module>
+std::vector<NamedParameter> parameters(Module& module) {
+  std::vector<NamedParameter> out;
+  Visit visit([&](const std::string& path, Variable& p, Role role) { out.push_back({path, p, role}); });
+  module.visit(visit);
+  return out;
+}
+
+/// Replaces every parameter by a copy on `device` in `dtype`. Handles taken before stay with the old ones.
+template <class Module>
+void move_to(Module& module, at::Device device, at::ScalarType dtype) {
+  Visit visit([&](const std::string& path, Variable& p, Role) { p = Variable::parameter(p.data().to(device, dtype), path); });
+  module.visit(visit);
+}
+
+template <class Module>
+void zero_grad(Module& module) {
+  Visit visit([](const std::string&, Variable& p, Role) { p.leaf().grad.reset(); });
+  module.visit(visit);
+}
+
+int64_t count(const std::vector<NamedParameter>& parameters);
+/// Name, shape and number of elements of each, and the total.
+std::string parameter_table(const std::vector<NamedParameter>& parameters);
+
+/// Checks x against a named shape such as "B T C": a letter given in `bound` must have that size, others are free but
+/// must agree with themselves. The error names the layer and both shapes.
+struct Bound {
+  char name;
+  int64_t size;
+};
+void check_shape(const char* layer, const at::Tensor& x, std::string_view spec, std::initializer_list<Bound> bound = {});
+
+}  // namespace lathe

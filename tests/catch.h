@@ -1,0 +1,27 @@
+// Catch2, version 2 or 3, beside LibTorch, whose logging header defines CHECK as well.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#undef CHECK
+#undef CHECK_FALSE
+
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+using Catch::Matchers::ContainsSubstring;
+#else
+#include <catch2/catch.hpp>
+inline auto ContainsSubstring(const std::string& text) { return Catch::Matchers::Contains(text); }
+#endif
+
+#include "core/error.h"
+
+/// The message of the lathe::Error that `action` throws; "" where it throws none.
+template <class F>
+std::string error_of(F&& action) {
+  try {
+    action();
+  } catch (const lathe::Error& e) {
+    return e.what();
+  }
+  return "";
+}

@@ -1,0 +1,35 @@
+// One row of the op table, and what is checked of it.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "autograd/variable.h"
+
+namespace lathe::test {
+
+struct Input {
+  std::vector<int64_t> shape;
+  double low = -2, high = 2;
+  bool grad = true;
+};
+
+struct OpCase {
+  std::string op;     ///< its OpInfo::name
+  std::string label;  ///< what sets this row apart
+  std::vector<Input> inputs;
+  std::function<Variable(const std::vector<Variable>&)> ours;
+  std::function<at::Tensor(const std::vector<at::Tensor>&)> oracle;  ///< the same through LibTorch's own autograd
+  bool second = true;       ///< has second derivatives
+  bool differences = true;  ///< central differences apply (not across a kink)
+  double low_scale = 4;     ///< error in bf16/fp16, in units of the format's spacing times the result's largest value
+};
+
+/// Every row; at least one for each op.
+const std::vector<OpCase>& op_table();
+
+/// Runs all checks of a row; returns what failed, one sentence each.
+std::vector<std::string> check_op(const OpCase& row);
+
+}  // namespace lathe::test
