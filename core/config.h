@@ -100,6 +100,11 @@ class SchemaRecorder {
   const std::byte* config_;
 };
 
+/// Says that the fields recorded next belong to a section.
+struct SectionMark {
+  SectionMark(const char* name, const char* doc) { SchemaRecorder::section(name, doc); }
+};
+
 namespace detail {
 template <class Config>
 struct Storage {
@@ -131,4 +136,6 @@ const Schema& schema_of() {
 
 #define LATHE_FIELD(type, name, initial, doc, rule) \
   type name = ::lathe::detail::record_field<type>(&this->name, #name, initial, doc, rule);
-#define LATHE_SECTION(type, name, doc) type name = (::lathe::SchemaRecorder::section(#name, doc), type{});
+#define LATHE_SECTION(type, name, doc)                                 \
+  [[no_unique_address]] ::lathe::SectionMark mark_##name{#name, doc}; \
+  type name{};

@@ -1,1 +1,3 @@
-int main() { return 0; }
+#include "train/cli.h"
+
+int main(int argc, char** argv) { return lathe::run_cli(argc, argv); }

@@ -17,6 +17,7 @@ struct Checksum::State {
 Checksum::Checksum() : state_(std::make_unique<State>()) { XXH3_64bits_reset(state_->xxh); }
 Checksum::~Checksum() = default;
 Checksum::Checksum(Checksum&&) noexcept = default;
+Checksum& Checksum::operator=(Checksum&&) noexcept = default;
 void Checksum::update(const void* data, size_t bytes) { XXH3_64bits_update(state_->xxh, data, bytes); }
 
 std::string Checksum::hex() const {

@@ -14,6 +14,7 @@ class Checksum {
   Checksum();
   ~Checksum();
   Checksum(Checksum&&) noexcept;
+  Checksum& operator=(Checksum&&) noexcept;
   void update(const void* data, size_t bytes);
   /// 16 hexadecimal digits.
   std::string hex() const;

@@ -1,0 +1,235 @@
+#include "train/checkpoint.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "core/dtype.h"
+#include "core/io/checksum.h"
+#include "core/io/log.h"
+#include "core/io/safetensors.h"
+
+namespace lathe {
+namespace {
+
+constexpr const char* format = "lathe-checkpoint-1";
+constexpr const char* temporary_prefix = ".unfinished-";
+
+std::string step_name(int64_t step) {
+  char name[32];
+  std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));
+  return name;
+}
+
+Json state_json(const RunState& s) {
+  Json json{{"step", s.step},
+            {"updates", s.updates},
+            {"tokens", s.tokens},
+            {"threads", s.threads},
+            {"isa", s.isa},
+            {"device", s.device_model},
+            {"data_hash", s.data_hash},
+            {"metrics_bytes", s.metrics_bytes},
+            {"config", s.config}};
+  if (s.val_loss) json["val_loss"] = json_number(*s.val_loss);
+  if (s.best_val_loss) json["best_val_loss"] = json_number(*s.best_val_loss);
+  if (s.tokenizer) json["tokenizer"] = {{"kind", s.tokenizer->kind()}, {"vocabulary", s.tokenizer->vocabulary()}};
+  return json;
+}
+
+/// Host copies of tensors on their way to a file; keeps them alive.
+struct Snapshot {
+  std::vector<TensorEntry> entries;
+  std::vector<at::Tensor> held;
+
+  void add(const std::string& name, const at::Tensor& t) {
+    const at::Tensor host = t.to(at::kCPU).contiguous();
+    entries.push_back({name, safetensors_dtype(host.scalar_type()), host.sizes().vec(),
+                       {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()}});
+    held.push_back(host);
+  }
+};
+
+template <class F>
+void each_state(const Optimizer& optimizer, F&& f) {
+  for (const auto& group : optimizer.groups()) {
+    for (const auto& slot : group.slots) {
+      for (size_t i = 0; i < slot.state.size(); ++i) f(slot.path + "." + optimizer.state_names()[i], slot.state[i]);
+    }
+  }
+}
+
+void copy_into(const SafetensorsFile& file, const std::string& name, const at::Tensor& to, const fs::path& path) {
+  const TensorEntry& entry = file.at(name);
+  const auto dtype = dtype_from_safetensors(entry.dtype);
+  if (!dtype || at::IntArrayRef(entry.shape) != to.sizes()) {
+    fail(Exit::checkpoint, path.string(), ": tensor \"", name, "\" is ", entry.dtype, describe(at::IntArrayRef(entry.shape)),
+         ", the model needs ", describe(to));
+  }
+  to.copy_(at::from_blob(const_cast<std::byte*>(entry.bytes.data()), entry.shape, at::TensorOptions().dtype(*dtype)));
+}
+
+}  // namespace
+
+std::vector<fs::path> list_checkpoints(const fs::path& run) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints", error)) {
+    if (entry.path().filename().string().starts_with("step-")) found.push_back(entry.path());
+  }
+  std::sort(found.rbegin(), found.rend());
+  return found;
+}
+
+void clean_checkpoints(const fs::path& run) {
+  std::error_code error;
+  std::vector<fs::path> left;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints", error)) {
+    if (entry.path().filename().string().starts_with(temporary_prefix)) left.push_back(entry.path());
+  }
+  for (const auto& path : left) fs::remove_all(path, error);
+}
+
+fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
+                         const Optimizer& optimizer, int64_t keep) {
+  const fs::path parent = run / "checkpoints", target = parent / step_name(state.step),
+                 temporary = parent / (temporary_prefix + step_name(state.step));
+  make_folders(parent);
+  std::error_code error;
+  fs::remove_all(temporary, error);
+  make_folders(temporary);
+  fault_point("save: folder made");
+
+  Json files = Json::object();
+  const auto note = [&](const char* name, const std::string& sum) {
+    files[name] = {{"bytes", fs::file_size(temporary / name)}, {"xxh3", sum}};
+  };
+  Snapshot model;
+  for (const auto& p : parameters) model.add(p.path, p.parameter.data());
+  note("model.safetensors", write_safetensors(temporary / "model.safetensors", model.entries));
+  fault_point("save: model written");
+  Snapshot moments;
+  each_state(optimizer, [&](const std::string& name, const at::Tensor& t) { moments.add(name, t); });
+  note("optimizer.safetensors", write_safetensors(temporary / "optimizer.safetensors", moments.entries));
+  fault_point("save: optimizer written");
+  write_file_durably(temporary / "state.json", state_json(state).dump(1) + "\n");
+  note("state.json", file_checksum(temporary / "state.json"));
+  fault_point("save: state written");
+  write_file_durably(temporary / "manifest.json", Json{{"format", format}, {"files", files}}.dump(1) + "\n");
+  fault_point("save: manifest written");
+  sync_folder(temporary);
+  fault_point("save: folder synced");
+  if (fs::exists(target)) {
+    // Left by a run that went on from an older checkpoint since this one failed to verify.
+    fs::rename(target, parent / (temporary_prefix + std::string("replaced")), error);
+    if (error) fail(Exit::io, "cannot replace ", target.string(), ": ", error.message());
+  }
+  fs::rename(temporary, target, error);
+  if (error) fail(Exit::io, "cannot rename ", temporary.string(), ": ", error.message());
+  fault_point("save: renamed");
+  sync_folder(parent);
+  fault_point("save: parent synced");
+
+  const auto all = list_checkpoints(run);
+  for (size_t i = static_cast<size_t>(keep); i < all.size(); ++i) {
+    const fs::path doomed = parent / (temporary_prefix + all[i].filename().string());
+    fs::rename(all[i], doomed, error);
+    fault_point("save: deleting an old one");
+  }
+  clean_checkpoints(run);
+  return target;
+}
+
+void verify_checkpoint(const fs::path& checkpoint) {
+  const fs::path path = checkpoint / "manifest.json";
+  const std::string where = path.string();
+  const Json manifest = parse_json(read_file(path, Exit::checkpoint), where, Exit::checkpoint);
+  if (json_get<std::string>(manifest, "format", where, Exit::checkpoint) != format) {
+    fail(Exit::checkpoint, where, ": a format that this build does not know");
+  }
+  const Json files = json_get<Json>(manifest, "files", where, Exit::checkpoint);
+  for (const char* name : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+    const Json entry = json_get<Json>(files, name, where, Exit::checkpoint);
+    const fs::path file = checkpoint / name;
+    std::error_code error;
+    const auto bytes = fs::file_size(file, error);
+    if (error) fail(Exit::checkpoint, file.string(), " is missing");
+    if (bytes != json_get<uint64_t>(entry, "bytes", where, Exit::checkpoint)) {
+      fail(Exit::checkpoint, file.string(), " has ", bytes, " bytes instead of ", entry["bytes"].get<uint64_t>());
+    }
+    if (file_checksum(file) != json_get<std::string>(entry, "xxh3", where, Exit::checkpoint)) {
+      fail(Exit::checkpoint, file.string(), " is not what was written: its checksum differs");
+    }
+  }
+}
+
+RunState read_state(const fs::path& checkpoint) {
+  const fs::path path = checkpoint / "state.json";
+  const std::string where = path.string();
+  const Json j = parse_json(read_file(path, Exit::checkpoint), where, Exit::checkpoint);
+  const auto number = [&](const char* key) { return json_get<int64_t>(j, key, where, Exit::checkpoint); };
+  const auto text = [&](const char* key) { return json_get<std::string>(j, key, where, Exit::checkpoint); };
+  RunState s;
+  s.step = number("step");
+  s.updates = number("updates");
+  s.tokens = number("tokens");
+  s.threads = number("threads");
+  s.isa = text("isa");
+  s.device_model = text("device");
+  s.data_hash = text("data_hash");
+  s.metrics_bytes = json_get<uint64_t>(j, "metrics_bytes", where, Exit::checkpoint);
+  s.config = text("config");
+  if (j.contains("val_loss") && j["val_loss"].is_number()) s.val_loss = j["val_loss"].get<double>();
+  if (j.contains("best_val_loss") && j["best_val_loss"].is_number()) s.best_val_loss = j["best_val_loss"].get<double>();
+  if (j.contains("tokenizer")) {
+    s.tokenizer = Tokenizer::from(json_get<std::string>(j["tokenizer"], "kind", where, Exit::checkpoint),
+                                  json_get<std::vector<std::string>>(j["tokenizer"], "vocabulary", where, Exit::checkpoint));
+  }
+  return s;
+}
+
+void load_parameters(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters) {
+  const fs::path path = checkpoint / "model.safetensors";
+  const SafetensorsFile file(path);
+  if (file.tensors().size() != parameters.size()) {
+    fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(), " tensors, the model ", parameters.size());
+  }
+  for (const auto& p : parameters) copy_into(file, p.path, p.parameter.data(), path);
+}
+
+void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
+  const fs::path path = checkpoint / "optimizer.safetensors";
+  const SafetensorsFile file(path);
+  each_state(optimizer, [&](const std::string& name, const at::Tensor& t) { copy_into(file, name, t, path); });
+}
+
+std::optional<fs::path> newest_checkpoint(const fs::path& run) {
+  const auto all = list_checkpoints(run);
+  if (all.empty()) return std::nullopt;
+  std::string reasons;
+  for (const auto& path : all) {
+    try {
+      verify_checkpoint(path);
+      return path;
+    } catch (const Error& e) {
+      log_warn("checkpoint ", path.filename().string(), " can't be used: ", e.what());
+      if (reasons.empty()) reasons = e.what();
+    }
+  }
+  fail(Exit::checkpoint, "no checkpoint of ", run.string(), " can be used (", reasons,
+       "); restore one, or start anew in another --train.out_dir");
+}
+
+fs::path find_checkpoint(const fs::path& path) {
+  if (!fs::is_directory(path)) fail(Exit::checkpoint, path.string(), " is no run and no checkpoint folder");
+  if (fs::exists(path / "manifest.json") || path.filename().string().starts_with("step-")) {
+    verify_checkpoint(path);
+    return path;
+  }
+  const auto newest = newest_checkpoint(path);
+  if (!newest) fail(Exit::checkpoint, path.string(), " holds no checkpoint");
+  return *newest;
+}
+
+}  // namespace lathe

@@ -1,0 +1,56 @@
+// Checkpoints: folders checkpoints/step-00001000 of a run with
+//   model.safetensors  optimizer.safetensors  state.json  manifest.json (last: sizes and XXH3 of the others)
+// A folder of that name is always whole: it is written under another name, synced, renamed, and the parent synced.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/io/file.h"
+#include "core/io/json.h"
+#include "data/tokenizer.h"
+#include "nn/module.h"
+#include "optim/optimizer.h"
+#include "train/run_config.h"
+
+namespace lathe {
+
+/// Everything of a run's state that is no tensor.
+struct RunState {
+  int64_t step = 0;     ///< steps attempted: data, randomness and schedule go by it
+  int64_t updates = 0;  ///< updates applied: Adam's bias correction goes by it
+  int64_t tokens = 0;
+  std::optional<double> val_loss, best_val_loss;
+  int64_t threads = 0;
+  std::string isa, device_model;
+  std::string data_hash;
+  uint64_t metrics_bytes = 0;  ///< length of metrics.jsonl at this step
+  std::string config;          ///< resolved, TOML
+  std::optional<Tokenizer> tokenizer;
+};
+
+/// Writes checkpoints/step-N durably and then deletes the oldest beyond `keep`. Returns its path.
+fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
+                         const Optimizer& optimizer, int64_t keep);
+
+/// Checkpoints of a run folder, newest first.
+std::vector<fs::path> list_checkpoints(const fs::path& run);
+/// Removes what interrupted saves left behind.
+void clean_checkpoints(const fs::path& run);
+
+/// Checks sizes and checksums against the manifest; Exit::checkpoint with what is wrong.
+void verify_checkpoint(const fs::path& checkpoint);
+RunState read_state(const fs::path& checkpoint);
+/// Copies saved tensors into the parameters: all names must match, with their shapes.
+void load_parameters(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters);
+void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer);
+
+/// The newest checkpoint of a run that verifies; a warning names each newer one that does not, and why. nullopt where
+/// there is none at all; Exit::checkpoint where none verifies.
+std::optional<fs::path> newest_checkpoint(const fs::path& run);
+/// A run folder or a checkpoint folder, as a checkpoint that verifies; Exit::checkpoint otherwise.
+fs::path find_checkpoint(const fs::path& path);
+
+}  // namespace lathe

@@ -1,0 +1,35 @@
+// metrics.jsonl: one JSON object a logged step, and {step, val_loss} objects at evaluations.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "core/io/file.h"
+
+namespace lathe {
+
+struct StepMetrics {
+  int64_t step = 0, updates = 0;
+  double loss = 0, lr = 0, grad_norm = 0;
+  int64_t tokens = 0;
+  double tokens_per_sec = 0, step_ms = 0;
+  std::optional<double> mfu;  ///< null where the device's ceiling is not known
+  double data_wait_ms = 0;
+  int64_t memory_bytes = 0;
+  double loss_scale = 1;
+};
+
+class Metrics {
+ public:
+  /// Opens the file of a run folder cut back to `length` bytes; Exit::checkpoint where it is shorter than that.
+  Metrics(const fs::path& run, uint64_t length);
+  void add(const StepMetrics& m);
+  void add_validation(int64_t step, double loss);
+  /// Syncs, and returns the length.
+  uint64_t sync();
+
+ private:
+  OutputFile file_;
+};
+
+}  // namespace lathe

@@ -1,0 +1,71 @@
+#include "train/peak.h"
+
+#include <ATen/ops/mm.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/file.h"
+#include "core/io/json.h"
+
+namespace lathe {
+namespace {
+
+fs::path peaks_file() {
+  if (const char* cache = std::getenv("LATHE_CACHE"); cache != nullptr && *cache != 0) return fs::path(cache) / "peaks.json";
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != 0) return fs::path(home) / ".cache/lathe/peaks.json";
+  return {};
+}
+
+std::string key_of(int threads, at::ScalarType dtype) {
+  return str(device_model("cpu"), " ", cpu_isa(), ", ", threads, " threads, ", dtype_name(dtype));
+}
+
+/// A damaged or absent file is an empty one: it is only a cache.
+Json read_peaks() {
+  try {
+    const fs::path path = peaks_file();
+    if (!path.empty() && fs::exists(path)) return parse_json(read_file(path, Exit::io), path.string(), Exit::io);
+  } catch (const Error&) {
+  }
+  return Json::object();
+}
+
+}  // namespace
+
+std::optional<double> known_peak(const std::string& device, int threads, at::ScalarType dtype) {
+  if (device == "cuda") {
+    const double peak = cuda_api().peak_bf16_flops();
+    return peak > 0 ? std::optional(peak) : std::nullopt;
+  }
+  const Json peaks = read_peaks();
+  const auto found = peaks.find(key_of(threads, dtype));
+  return found != peaks.end() && found->is_number() ? std::optional(found->get<double>()) : std::nullopt;
+}
+
+double measure_peak(int threads, at::ScalarType dtype) {
+  constexpr int64_t n = 2048;
+  const at::Tensor a = at::full({n, n}, 0.5, dtype), b = at::full({n, n}, 0.25, dtype);
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  double best = 0;
+  for (int i = 0; i < 3 || Clock::now() - begin < std::chrono::seconds(1); ++i) {
+    const auto start = Clock::now();
+    at::mm(a, b);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (i > 0) best = std::max(best, 2.0 * n * n * n / seconds);
+  }
+  if (const fs::path path = peaks_file(); !path.empty()) {
+    Json peaks = read_peaks();
+    peaks[key_of(threads, dtype)] = best;
+    make_folders(path.parent_path());
+    write_file_durably(path, peaks.dump(1) + "\n");
+  }
+  return best;
+}
+
+}  // namespace lathe

@@ -1,0 +1,132 @@
+#include "train/plan.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <sstream>
+
+#include "core/device.h"
+#include "core/memory.h"
+#include "core/mode.h"
+#include "core/rng.h"
+#include "train/peak.h"
+#include "train/session.h"
+
+namespace lathe {
+namespace {
+
+Batch random_batch(const RunConfig& c, at::Device device) {
+  const at::Tensor ids = at::zeros({c.train.batch_size, c.model.block_size}, at::kLong);
+  auto* p = ids.mutable_data_ptr<int64_t>();
+  const RngKey key = make_key(1, hash_name("plan"));
+  for (int64_t i = 0; i < ids.numel(); ++i) {
+    p[i] = philox(counter(static_cast<uint64_t>(i), 0), key)[0] % static_cast<uint64_t>(c.model.vocab_size);
+  }
+  return {ids.to(device), ids.roll(-1, 1).to(device)};
+}
+
+std::string human(double bytes) {
+  const char* units[]{"B", "kB", "MB", "GB", "TB"};
+  int u = 0;
+  while (bytes >= 1000 && u < 4) bytes /= 1000, ++u;
+  char text[32];
+  std::snprintf(text, sizeof text, u == 0 ? "%.0f %s" : "%.1f %s", bytes, units[u]);
+  return text;
+}
+
+}  // namespace
+
+FlopCount count_flops(const RunConfig& config) {
+  Session s = Session::make(config);
+  FlopCount count;
+  const CountFlops counting(count);
+  run_micro_batch(s.model, random_batch(config, s.device), 1, s.compute, {});
+  return count;
+}
+
+std::string plan(LoadedConfig loaded) {
+  RunConfig& c = loaded.config;
+  if (fs::is_directory(c.data.dir)) {
+    loaded.config.train.eval_interval = 0;
+    (void)RunData::open(loaded);
+  }
+  if (c.model.vocab_size == 0) {
+    fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir, " to take it from; give one of them");
+  }
+  Session s = Session::make(c);
+  const auto static_bytes = memory_stats();
+  const Batch batch = random_batch(c, s.device);
+  reset_memory_peaks();
+
+  FlopCount flops;
+  std::vector<double> seconds;
+  const double tokens_micro = static_cast<double>(c.train.batch_size * c.model.block_size);
+  for (int i = 0; i < 4; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    flops = {};
+    {
+      const CountFlops counting(flops);
+      run_micro_batch(s.model, batch, tokens_micro, s.compute, {});
+    }
+    s.optimizer.step(0);
+    for (auto& p : s.params) p.parameter.leaf().grad.reset();
+    synchronize(s.device_name);
+    const double t = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    if (i > 0) seconds.push_back(t);
+    if (i > 0 && t > 20) break;  // a large model: one timed step is enough
+  }
+  std::sort(seconds.begin(), seconds.end());
+  const double step_s = seconds[seconds.size() / 2] * static_cast<double>(c.train.grad_accum);
+  const double step_flops = flops.matmul() * static_cast<double>(c.train.grad_accum);
+  const auto peaks = memory_stats();
+  const auto bytes = [](const MemoryStats& m, Memory category) {
+    return static_cast<double>(m.used[static_cast<size_t>(category)]);
+  };
+  const auto peak = [&](Memory category) { return static_cast<double>(peaks.peak[static_cast<size_t>(category)]); };
+  const double n = static_cast<double>(count(s.params));
+  double checkpoint = 4 * n;
+  for (const auto& g : s.optimizer.groups()) {
+    for (const auto& slot : g.slots) {
+      for (const auto& t : slot.state) checkpoint += static_cast<double>(t.nbytes());
+    }
+  }
+
+  std::ostringstream out;
+  const auto line = [&](const std::string& name, const std::string& value) {
+    out << name << std::string(name.size() < 26 ? 26 - name.size() : 1, ' ') << value << "\n";
+  };
+  char text[160];
+  std::snprintf(text, sizeof text, "%.0f (%.2f million)", n, n / 1e6);
+  line("parameters", text);
+  if (s.device.is_cuda()) {
+    line("memory, card", human(static_cast<double>(cuda_api().memory_peak())) + " at the highest");
+  } else {
+    line("memory: parameters", human(bytes(static_bytes, Memory::parameters)) +
+                                   (s.compute == at::kFloat ? "" : " (with working copies)"));
+    line("memory: optimizer", human(bytes(static_bytes, Memory::optimizer)));
+    line("memory: gradients", human(peak(Memory::gradients)));
+    line("memory: activations", human(peak(Memory::activations)) + " at the highest");
+    line("memory: all tensors", human(static_cast<double>(peaks.total_peak)) + " at the highest, beside about 0.2 GB for the program");
+  }
+  std::snprintf(text, sizeof text, "%.3g in matmuls (%.3g by the 6N formula), %.3g in all", step_flops,
+                flops_per_token(c.model) * tokens_micro * static_cast<double>(c.train.grad_accum),
+                flops.total() * static_cast<double>(c.train.grad_accum));
+  line("FLOPs a step", text);
+  std::snprintf(text, sizeof text, "%.1f ms (%.0f tokens/s)", 1e3 * step_s,
+                tokens_micro * static_cast<double>(c.train.grad_accum) / step_s);
+  line("time of a step", text);
+  if (const auto ceiling = known_peak(s.device_name, static_cast<int>(s.config.train.threads), s.compute)) {
+    std::snprintf(text, sizeof text, "%.0f%%", 100 * step_flops / step_s / *ceiling);
+    line("mfu", text);
+  }
+  std::snprintf(text, sizeof text, "%.1f minutes for %lld steps, evaluation not counted", step_s * static_cast<double>(c.train.steps) / 60,
+                static_cast<long long>(c.train.steps));
+  line("time of the run", text);
+  line("disk", human(checkpoint) + " a checkpoint, " + human(checkpoint * static_cast<double>(c.checkpoint.keep + 1)) +
+                   " at the most (" + std::to_string(c.checkpoint.keep) + " kept and one being written)");
+  return out.str();
+}
+
+}  // namespace lathe

@@ -1,0 +1,56 @@
+// What every verb that runs a model needs, checked before anything is created: data opened, device ready, model made.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "data/tokens.h"
+#include "nn/gpt.h"
+#include "optim/optimizer.h"
+#include "train/run_config.h"
+
+namespace lathe {
+
+/// Opens data and checks that the model fits it. vocab_size is set where it was 0.
+struct RunData {
+  std::optional<DataManifest> manifest;
+  TokenFile train;
+  std::optional<TokenFile> val;
+
+  /// Exit::data or Exit::usage with the place of the key.
+  static RunData open(LoadedConfig& loaded);
+};
+
+/// A model with its optimizer on a device, ready to step.
+struct Session {
+  RunConfig config;
+  std::string device_name;  ///< "cpu" or "cuda"
+  at::Device device;
+  at::ScalarType compute;  ///< dtype of matmuls
+  GPT model;
+  std::vector<NamedParameter> params;
+  Optimizer optimizer;
+
+  /// Opens the device, sets threads, makes the model and its optimizer.
+  static Session make(const RunConfig& config);
+  /// Loads parameters and optimizer state.
+  void load(const fs::path& checkpoint, int64_t updates);
+  Loader::Shape batch_shape() const {
+    return {config.train.batch_size, config.model.block_size, config.model.vocab_size};
+  }
+};
+
+/// Forward and backward of one micro-batch: adds its share of the step's gradients. `divisor` is the number of targets
+/// that count in the whole step. Returns the micro-batch's share of the step's loss, [] on the device.
+at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor, at::ScalarType compute, StepRandom random);
+
+struct EvalResult {
+  double loss = 0;
+  int64_t tokens = 0;
+};
+/// Mean loss over the split's windows, weighted by tokens; no dropout.
+EvalResult evaluate(const GPT& model, const TokenFile& tokens, Loader::Shape shape, int64_t batches,
+                    at::ScalarType compute, at::Device device);
+
+}  // namespace lathe

@@ -1,0 +1,319 @@
+#include "train/trainer.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/json.h"
+#include "core/io/log.h"
+#include "core/memory.h"
+#include "train/checkpoint.h"
+#include "train/generate.h"
+#include "train/metrics.h"
+#include "train/peak.h"
+#include "train/stepper.h"
+
+namespace lathe {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+std::atomic<int> stop_signal{0};
+
+/// SIGINT, SIGTERM and SIGUSR1 ask for a checkpoint and an end; a second SIGINT ends at once.
+class StopOnSignal {
+ public:
+  StopOnSignal() {
+    stop_signal = 0;
+    for (int s : {SIGINT, SIGTERM, SIGUSR1}) {
+      struct sigaction action {};
+      action.sa_handler = [](int which) {
+        if (which == SIGINT && stop_signal == SIGINT) std::_Exit(128 + SIGINT);
+        stop_signal = which;
+      };
+      sigaction(s, &action, nullptr);
+    }
+  }
+  ~StopOnSignal() {
+    for (int s : {SIGINT, SIGTERM, SIGUSR1}) std::signal(s, SIG_DFL);
+  }
+};
+
+std::string duration_text(double seconds) {
+  const auto s = static_cast<long long>(seconds);
+  char text[32];
+  if (s >= 3600) std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+  else std::snprintf(text, sizeof text, "%lld:%02lld", s / 60, s % 60);
+  return text;
+}
+
+template <class... Args>
+std::string format(const char* pattern, Args... args) {
+  char text[256];
+  std::snprintf(text, sizeof text, pattern, args...);
+  return text;
+}
+
+/// Fixed keys must be what they were; changes of free ones are logged.
+void compare_configs(const RunConfig& saved, const LoadedConfig& now) {
+  for (const auto& f : run_schema().fields()) {
+    const std::string was = toml_text(run_schema().get(&saved, f)), is = toml_text(run_schema().get(&now.config, f));
+    if (was == is) continue;
+    if (f.rule.is_fixed) {
+      const auto origin = now.origins.find(f.key);
+      fail(Exit::usage, origin == now.origins.end() ? "defaults" : origin->second, ": ", f.key, " = ", is,
+           " but the run was started with ", was, "; a resumed run keeps it (or start anew in another --train.out_dir)");
+    }
+    if (f.key != "checkpoint.resume" && f.key != "train.threads") log_info("changed since the checkpoint: ", f.key, " ", was, " -> ", is);
+  }
+}
+
+struct ResumePoint {
+  fs::path checkpoint;
+  RunState state;
+  bool same_run = true;
+};
+
+/// Where to go on from, or nullopt for a new run. Nothing is created or changed here.
+std::optional<ResumePoint> find_resume_point(const RunConfig& c) {
+  const fs::path run = c.train.out_dir;
+  const auto there = list_checkpoints(run);
+  if (c.checkpoint.resume == "never") {
+    if (!there.empty()) {
+      fail(Exit::usage, "checkpoint.resume = \"never\", but ", run.string(), " holds ", there.front().filename().string(),
+           "; give another --train.out_dir or leave checkpoint.resume out to go on");
+    }
+    return std::nullopt;
+  }
+  if (c.checkpoint.resume == "auto") {
+    const auto newest = newest_checkpoint(run);
+    if (!newest) return std::nullopt;
+    return ResumePoint{*newest, read_state(*newest)};
+  }
+  ResumePoint point{find_checkpoint(c.checkpoint.resume), {}};
+  point.state = read_state(point.checkpoint);
+  std::error_code error;
+  point.same_run = fs::equivalent(point.checkpoint.parent_path().parent_path(), run, error);
+  for (const auto& other : there) {
+    if (!point.same_run || other.filename() > point.checkpoint.filename()) {
+      fail(Exit::usage, run.string(), " already holds ", other.filename().string(), ", which going on from ",
+           point.checkpoint.string(), " would replace; give another --train.out_dir");
+    }
+  }
+  return point;
+}
+
+class Trainer {
+ public:
+  Trainer(LoadedConfig loaded, RunData data, std::optional<ResumePoint> resume)
+      : data_(std::move(data)), session_(Session::make(loaded.config)), run_(loaded.config.train.out_dir) {
+    state_.data_hash = data_.train.fingerprint();
+    if (resume) go_on(*resume, loaded);
+    state_.threads = session_.config.train.threads;
+    state_.isa = cpu_isa();
+    state_.device_model = device_model(session_.device_name);
+    state_.config = run_schema().to_toml(&session_.config, /*comments=*/false);
+    if (data_.manifest) state_.tokenizer = data_.manifest->tokenizer;
+  }
+
+  Exit run() {
+    const TrainConfig& c = session_.config.train;
+    make_folders(run_);
+    const FolderLock lock(run_);
+    clean_checkpoints(run_);
+    fault_point("start: locked");
+    write_file_durably(run_ / "config.toml", run_schema().to_toml(&session_.config, /*comments=*/true));
+    open_log_file((run_ / "log.txt").string());
+    Metrics metrics(run_, state_.metrics_bytes);
+    fault_point("start: metrics cut");
+    introduce();
+    if (state_.step >= c.steps) return finish();
+    if (state_.step == 0) validate(metrics);
+
+    const StopOnSignal signals;
+    const auto begin = Clock::now();
+    Loader loader(data_.train, session_.batch_shape(), static_cast<uint64_t>(c.seed), state_.step * c.grad_accum,
+                  session_.config.data, session_.device);
+    while (state_.step < c.steps) {
+      const auto step_begin = Clock::now();
+      const StepResult r = run_step(session_, loader, state_.step);
+      ++state_.step;
+      state_.updates = session_.optimizer.updates();
+      state_.tokens += c.grad_accum * c.batch_size * session_.config.model.block_size;
+      const bool last = state_.step == c.steps;
+      report(metrics, r, seconds_since(step_begin), last || state_.step % c.log_interval == 0);
+      fault_point("step");
+      if (c.eval_interval > 0 && (last || state_.step % c.eval_interval == 0)) validate(metrics);
+      if (c.sample_interval > 0 && state_.step % c.sample_interval == 0) sample();
+      const bool stop = stop_signal != 0 || (c.max_time > 0 && seconds_since(begin) >= c.max_time);
+      const int64_t interval = session_.config.checkpoint.interval;
+      if (last || stop || (interval > 0 && state_.step % interval == 0)) save(metrics);
+      if (stop && !last) {
+        log_info(stop_signal != 0 ? "stopped by a signal" : "stopped by train.max_time", " after step ", state_.step,
+                 "; run the same command again to go on");
+        return Exit::stopped;
+      }
+    }
+    remember_peak(seconds_since(begin));
+    return finish();
+  }
+
+ private:
+  void go_on(const ResumePoint& from, LoadedConfig& loaded) {
+    const RunState& saved = from.state;
+    const RunConfig was = config_from_toml(saved.config, (from.checkpoint / "state.json").string());
+    if (saved.data_hash != state_.data_hash) {
+      fail(Exit::usage, session_.config.data.dir, " is not the data that the run was started with (hash ",
+           state_.data_hash, " instead of ", saved.data_hash, "); set data.dir to that, or start anew in another --train.out_dir");
+    }
+    compare_configs(was, loaded);
+    if (!loaded.origins.contains("train.threads") || loaded.origins.at("train.threads") != "command line") {
+      session_.config.train.threads = saved.threads;
+      set_up_compute(session_.device_name, static_cast<int>(saved.threads));
+    } else if (session_.config.train.threads != saved.threads) {
+      log_warn("the run used ", saved.threads, " threads and goes on with ", session_.config.train.threads, ": bits will differ");
+    }
+    if (saved.isa != cpu_isa() || saved.device_model != device_model(session_.device_name)) {
+      log_warn("the run was on ", saved.device_model, " (", saved.isa, ") and goes on on ",
+               device_model(session_.device_name), " (", cpu_isa(), "): bits may differ");
+    }
+    session_.load(from.checkpoint, saved.updates);
+    const std::string hash = state_.data_hash;
+    state_ = saved;
+    state_.data_hash = hash;
+    if (!from.same_run) state_.metrics_bytes = 0;
+    resumed_from_ = from.checkpoint.string();
+  }
+
+  void introduce() const {
+    const RunConfig& c = session_.config;
+    log_info("model     ", c.model.kind, ", ", format("%.2f", static_cast<double>(count(session_.params)) / 1e6),
+             "M parameters, ", c.model.n_layer, " layers, ", c.model.n_embd, " wide, context ", c.model.block_size,
+             ", vocabulary ", c.model.vocab_size);
+    log_info("data      ", c.data.dir, ", ", data_.train.size(), " training tokens",
+             data_.val ? str(", ", data_.val->size(), " for validation") : "");
+    log_info("device    ", device_model(session_.device_name),
+             session_.device.is_cuda() ? "" : str(", ", c.train.threads, " threads, ", cpu_isa()), ", matmuls in ", c.amp.dtype);
+    log_info("run       ", run_.string(), resumed_from_.empty() ? "" : str(", going on from ", resumed_from_));
+  }
+
+  void report(Metrics& metrics, const StepResult& r, double seconds, bool write) {
+    const TrainConfig& c = session_.config.train;
+    const double tokens = static_cast<double>(c.grad_accum * c.batch_size) * static_cast<double>(session_.config.model.block_size);
+    smooth_s_ = smooth_s_ == 0 ? seconds : 0.9 * smooth_s_ + 0.1 * seconds;
+    std::optional<double> mfu;
+    if (peak_) mfu = flops_per_token(session_.config.model) * tokens / seconds / *peak_;
+    const auto line = [&] {
+      return format("step %lld/%lld  loss %.4f  lr %.2e  %.0f tok/s", static_cast<long long>(state_.step),
+                    static_cast<long long>(c.steps), r.loss, r.lr, tokens / smooth_s_) +
+             (mfu ? format("  mfu %.0f%%", 100 * *mfu) : "");
+    };
+    if (write) {
+      metrics.add({.step = state_.step, .updates = state_.updates, .loss = r.loss, .lr = r.lr, .grad_norm = r.grad_norm,
+                   .tokens = state_.tokens, .tokens_per_sec = tokens / seconds, .step_ms = 1e3 * seconds, .mfu = mfu,
+                   .data_wait_ms = 1e3 * r.data_wait_s, .memory_bytes = memory_bytes()});
+      log(Level::debug, line());
+    }
+    if (seconds_since(shown_) < 0.1 && state_.step != c.steps) return;
+    shown_ = Clock::now();
+    progress(line() + "  eta " + duration_text(smooth_s_ * static_cast<double>(c.steps - state_.step)));
+    if (!is_terminal() && seconds_since(printed_) >= 10) {
+      printed_ = Clock::now();
+      log_info(line());
+    }
+  }
+
+  int64_t memory_bytes() const {
+    return session_.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
+  }
+
+  void validate(Metrics& metrics) {
+    const TrainConfig& c = session_.config.train;
+    if (c.eval_interval == 0) return;
+    const EvalResult r = evaluate(session_.model, *data_.val, session_.batch_shape(), c.eval_batches, session_.compute, session_.device);
+    state_.val_loss = r.loss;
+    state_.best_val_loss = std::min(r.loss, state_.best_val_loss.value_or(r.loss));
+    metrics.add_validation(state_.step, r.loss);
+    log_info(format("step %lld  validation loss %.4f over %lld tokens", static_cast<long long>(state_.step), r.loss,
+                    static_cast<long long>(r.tokens)));
+  }
+
+  void sample() const {
+    if (!state_.tokenizer) return;
+    const auto ids = generate(session_.model, {0}, 200, {}, session_.compute);
+    log_info("sample    ", state_.tokenizer->decode(ids));
+  }
+
+  void save(Metrics& metrics) {
+    state_.metrics_bytes = metrics.sync();
+    const fs::path path = save_checkpoint(run_, state_, session_.params, session_.optimizer, session_.config.checkpoint.keep);
+    log(Level::debug, "saved " + path.string());
+  }
+
+  /// MFU needs the machine's ceiling; a run long enough not to notice measures it for the next one.
+  void remember_peak(double run_seconds) const {
+    if (!peak_ && !session_.device.is_cuda() && run_seconds > 60) {
+      measure_peak(static_cast<int>(session_.config.train.threads), session_.compute);
+    }
+  }
+
+  Exit finish() const {
+    log_info("finished  ", state_.step, " steps, ", state_.tokens, " tokens",
+             state_.val_loss ? format(", validation loss %.4f (best %.4f)", *state_.val_loss, *state_.best_val_loss) : "");
+    log_info("run folder ", run_.string());
+    return Exit::done;
+  }
+
+  RunData data_;
+  Session session_;
+  fs::path run_;
+  RunState state_;
+  std::string resumed_from_;
+  std::optional<double> peak_ = known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute);
+  double smooth_s_ = 0;
+  Clock::time_point shown_{}, printed_ = Clock::now();
+};
+
+}  // namespace
+
+Exit train(LoadedConfig loaded) {
+  RunData data = RunData::open(loaded);
+  auto resume = find_resume_point(loaded.config);
+  return Trainer(std::move(loaded), std::move(data), std::move(resume)).run();
+}
+
+BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
+  loaded.config.train.eval_interval = 0;
+  const RunData data = RunData::open(loaded);
+  Session session = Session::make(loaded.config);
+  const TrainConfig& c = session.config.train;
+  Loader loader(data.train, session.batch_shape(), static_cast<uint64_t>(c.seed), 0, session.config.data, session.device);
+  BenchResult result;
+  result.parameters = count(session.params);
+  std::vector<double> ms;
+  for (int64_t step = 0; step < c.steps; ++step) {
+    const auto begin = Clock::now();
+    result.final_loss = run_step(session, loader, step).loss;
+    synchronize(session.device_name);
+    if (step >= std::min(skip, c.steps - 1)) ms.push_back(1e3 * seconds_since(begin));
+    if (step == 0) result.first_step_s = process_age();
+  }
+  std::sort(ms.begin(), ms.end());
+  const size_t half = ms.size() / 2;
+  result.ms_min = ms.front();
+  result.ms_median = ms.size() % 2 == 1 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
+  result.tokens_per_s = 1e3 * static_cast<double>(c.grad_accum * c.batch_size * session.config.model.block_size) / result.ms_median;
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  result.peak_rss_mb = static_cast<double>(usage.ru_maxrss) / 1024;
+  return result;
+}
+
+}  // namespace lathe
