@@ -1,0 +1,219 @@
+// Modules, init, and the whole GPT against the same model built from ATen with LibTorch's autograd.
+#include <torch/torch.h>
+#undef CHECK
+
+#include "autograd/engine.h"
+#include "nn/gpt.h"
+#include "nn/init.h"
+#include "tests/catch.h"
+#include "train/plan.h"
+#include "train/session.h"
+
+namespace {
+
+using namespace lathe;
+
+ModelConfig tiny(bool bias = true, bool tie = true) {
+  ModelConfig c;
+  c.n_layer = 2, c.n_head = 2, c.n_embd = 8, c.block_size = 6, c.vocab_size = 11, c.bias = bias, c.tie_weights = tie;
+  return c;
+}
+
+at::Tensor ids(at::IntArrayRef shape, int64_t vocab, int64_t salt) {
+  at::Tensor t = torch::empty(shape, at::kLong);
+  for (int64_t i = 0; i < t.numel(); ++i) t.view(-1)[i] = (i * 7 + salt * 5 + i * i) % vocab;
+  return t;
+}
+
+/// The same model in LibTorch's functions, with weights by path.
+at::Tensor reference_loss(const ModelConfig& c, std::map<std::string, at::Tensor>& w, const at::Tensor& x_BT, const at::Tensor& y_BT) {
+  const auto get = [&](const std::string& name) { return w.contains(name) ? w.at(name) : at::Tensor(); };
+  const auto lin = [&](const at::Tensor& x, const std::string& name) {
+    return torch::nn::functional::linear(x, get(name + ".weight"), get(name + ".bias"));
+  };
+  const auto norm = [&](const at::Tensor& x, const std::string& name) {
+    return torch::layer_norm(x, {c.n_embd}, get(name + ".weight"), get(name + ".bias"), 1e-5);
+  };
+  const int64_t b = x_BT.size(0), t = x_BT.size(1), d = c.n_embd / c.n_head;
+  at::Tensor x = torch::embedding(w.at("tokens.weight"), x_BT) + w.at("positions.weight").slice(0, 0, t);
+  for (int64_t l = 0; l < c.n_layer; ++l) {
+    const std::string p = "blocks." + std::to_string(l);
+    const auto qkv = lin(norm(x, p + ".norm1"), p + ".attn.qkv").chunk(3, 2);
+    const auto heads = [&](int i) { return qkv[static_cast<size_t>(i)].view({b, t, c.n_head, d}).transpose(1, 2); };
+    at::Tensor s = heads(0).matmul(heads(1).transpose(2, 3)) / std::sqrt(static_cast<double>(d));
+    s = s.masked_fill(torch::ones({t, t}, at::kBool).triu(1), -INFINITY).softmax(-1);
+    x = x + lin(s.matmul(heads(2)).transpose(1, 2).reshape({b, t, c.n_embd}), p + ".attn.proj");
+    x = x + lin(torch::gelu(lin(norm(x, p + ".norm2"), p + ".mlp.up"), "tanh"), p + ".mlp.down");
+  }
+  const at::Tensor logits = torch::linear(norm(x, "norm"), c.tie_weights ? w.at("tokens.weight") : w.at("head.weight"));
+  return torch::cross_entropy_loss(logits.view({-1, c.vocab_size}), y_BT.reshape({-1}));
+}
+
+TEST_CASE("the GPT's loss and gradients are LibTorch's to 1e-10", "[nn]") {
+  for (const bool bias : {true, false}) {
+    for (const bool tie : {true, false}) {
+      const ModelConfig c = tiny(bias, tie);
+      GPT model = make_gpt(c, 3);
+      move_to(model, at::kCPU, at::kDouble);
+      auto params = parameters(model);
+      std::map<std::string, at::Tensor> w;
+      for (auto& p : params) {  // away from the symmetric start: every term must count
+        p.parameter.data().add_(torch::randn(p.parameter.sizes(), at::kDouble), 0.3);
+        w[p.path] = p.parameter.data().clone().requires_grad_();
+      }
+      const at::Tensor x = ids({3, 5}, c.vocab_size, 1), y = ids({3, 5}, c.vocab_size, 2);
+      const Variable loss = model.loss(x, y);
+      backward(loss);
+      const at::Tensor wanted = reference_loss(c, w, x, y);
+      wanted.backward();
+      CHECK(loss.item() == Approx(wanted.item<double>()).epsilon(1e-10));
+      for (const auto& p : params) {
+        INFO(p.path);
+        REQUIRE(p.parameter.grad().defined());
+        const at::Tensor g = w.at(p.path).grad();
+        CHECK((p.parameter.grad() - g).abs().max().item<double>() <= 1e-10 * std::max(1.0, g.abs().max().item<double>()));
+      }
+    }
+  }
+}
+
+TEST_CASE("the GPT learns one batch by heart", "[nn]") {
+  ModelConfig c = tiny();
+  c.n_embd = 32;
+  GPT model = make_gpt(c, 1);
+  OptimConfig oc;
+  oc.weight_decay = 0;
+  const auto params = parameters(model);
+  Optimizer optimizer(oc, params);
+  const at::Tensor x = ids({4, 6}, c.vocab_size, 1);
+  at::Tensor y = ids({4, 6}, c.vocab_size, 2);
+  double loss = 0;
+  for (int step = 0; step < 300; ++step) {
+    zero_grad(model);
+    const Variable l = model.loss(x, y);
+    loss = l.item();
+    backward(l);
+    optimizer.step(1e-2);
+  }
+  CHECK(loss < 0.01);
+}
+
+/// Gradients of a step of four sequences of six tokens, cut into `parts` micro-batches.
+std::vector<at::Tensor> accumulated(at::ScalarType dtype, const at::Tensor& x, const at::Tensor& y, int64_t parts) {
+  ModelConfig c = tiny();
+  c.dropout = 0.2;
+  GPT model = make_gpt(c, 5);
+  move_to(model, at::kCPU, dtype);
+  const double counted = y.ne(-100).sum().item<double>();
+  const int64_t rows = x.size(0) / parts;
+  for (int64_t i = 0; i < parts; ++i) {
+    run_micro_batch(model, {x.slice(0, i * rows, (i + 1) * rows), y.slice(0, i * rows, (i + 1) * rows)}, counted, at::kFloat,
+                    {.seed = 9, .step = 4, .first_sample = i * rows});
+  }
+  std::vector<at::Tensor> grads;
+  for (const auto& p : parameters(model)) grads.push_back(p.parameter.grad());
+  return grads;
+}
+
+TEST_CASE("four micro-batches are one batch, with ignored tokens and dropout", "[nn]") {
+  const at::Tensor x = ids({4, 6}, 11, 1);
+  at::Tensor y = ids({4, 6}, 11, 2);
+  y[0].slice(0, 0, 5).fill_(-100);  // unequal numbers: 1, 6, 3 and 6 targets count
+  y[2].slice(0, 1, 4).fill_(-100);
+  for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-10}, std::pair{at::kFloat, 1e-5}}) {
+    const auto one = accumulated(dtype, x, y, 1), four = accumulated(dtype, x, y, 4);
+    for (size_t i = 0; i < one.size(); ++i) {
+      CHECK((one[i] - four[i]).abs().max().item<double>() <= tolerance * std::max(1e-3, one[i].abs().max().item<double>()));
+    }
+  }
+  // The control: a dropout mask that does not know its place in the global batch gives other gradients.
+  ModelConfig c = tiny();
+  c.dropout = 0.2;
+  GPT model = make_gpt(c, 5);
+  move_to(model, at::kCPU, at::kDouble);
+  for (int64_t i = 0; i < 4; ++i) {
+    run_micro_batch(model, {x.slice(0, i, i + 1), y.slice(0, i, i + 1)}, 16, at::kFloat, {.seed = 9, .step = 4, .first_sample = 0});
+  }
+  const auto one = accumulated(at::kDouble, x, y, 1);
+  CHECK((parameters(model)[0].parameter.grad() - one[0]).abs().max().item<double>() > 1e-4);
+}
+
+TEST_CASE("counted matmul FLOPs are the 6N formula's", "[nn]") {
+  RunConfig c;
+  c.model = tiny();
+  c.model.n_embd = 64, c.model.block_size = 32, c.model.vocab_size = 100;
+  c.train.batch_size = 2;
+  c.train.device = "cpu";
+  const double formula = flops_per_token(c.model) * 2 * 32;
+  // N of the formula has norms and biases, which multiply nothing: 1% of this small a model.
+  CHECK(count_flops(c).matmul() == Approx(formula).epsilon(0.01));
+}
+
+TEST_CASE("parameter_count is what the model has", "[nn]") {
+  for (const bool bias : {true, false}) {
+    for (const bool tie : {true, false}) {
+      GPT model(tiny(bias, tie));
+      CHECK(count(parameters(model)) == parameter_count(tiny(bias, tie)));
+    }
+  }
+}
+
+TEST_CASE("initial values have the spread that their scheme promises", "[nn]") {
+  const auto spread = [](const char* init, const char* path) {
+    ModelConfig c = tiny();
+    c.n_embd = 128, c.vocab_size = 500, c.init = init;
+    GPT model = make_gpt(c, 1);
+    for (const auto& p : parameters(model)) {
+      if (p.path == path) return p.parameter.data().to(at::kDouble).std().item<double>();
+    }
+    return -1.0;
+  };
+  // 49152 values: the deviation of their standard deviation is 0.3%.
+  CHECK(spread("gpt2", "blocks.0.attn.qkv.weight") == Approx(0.02).epsilon(0.02));
+  CHECK(spread("gpt2", "blocks.0.mlp.down.weight") == Approx(0.02 / 2).epsilon(0.02));
+  CHECK(spread("xavier_uniform", "blocks.0.attn.qkv.weight") == Approx(std::sqrt(2.0 / (128 + 384))).epsilon(0.02));
+  CHECK(spread("xavier_normal", "blocks.0.attn.qkv.weight") == Approx(std::sqrt(2.0 / (128 + 384))).epsilon(0.02));
+  CHECK(spread("kaiming", "blocks.0.attn.qkv.weight") == Approx(std::sqrt(2.0 / 128)).epsilon(0.02));
+  CHECK(spread("fan_in", "blocks.0.attn.qkv.weight") == Approx(std::sqrt(1.0 / 128)).epsilon(0.02));
+  CHECK(spread("kaiming", "tokens.weight") == Approx(0.02).epsilon(0.02));
+}
+
+TEST_CASE("a layer names itself and both shapes when its input does not fit", "[nn]") {
+  const CausalSelfAttention attention(8, 2, true);
+  CHECK(error_of([&] { attention(Variable(torch::randn({2, 3, 9}))); }) ==
+        "CausalSelfAttention: expected an input of shape [B,T,C=8], got float32[2,3,9]");
+  CHECK_THAT(error_of([&] { attention(Variable(torch::randn({2, 8}))); }), ContainsSubstring("got float32[2,8]"));
+  const GPT model(tiny());
+  CHECK_THAT(error_of([&] { model(torch::zeros({1, 7}, at::kLong)); }), ContainsSubstring("7 tokens are longer than the context of 6"));
+}
+
+TEST_CASE("an MLP learns exclusive or", "[nn]") {
+  Sequential model = mlp({2, 16, 1});
+  auto params = parameters(model);
+  REQUIRE(params.size() == 4);
+  CHECK(params[0].path == "0.weight");
+  initialize(params, Init::kaiming, 1, 3);
+  OptimConfig oc;
+  oc.kind = "adam", oc.weight_decay = 0;
+  Optimizer optimizer(oc, params);
+  const Variable x(torch::tensor({{0.f, 0.f}, {0.f, 1.f}, {1.f, 0.f}, {1.f, 1.f}})), y(torch::tensor({{0.f}, {1.f}, {1.f}, {0.f}}));
+  double loss = 1;
+  for (int i = 0; i < 500; ++i) {
+    zero_grad(model);
+    const Variable l = mse_loss(model(x), y);
+    loss = l.item();
+    backward(l);
+    optimizer.step(0.02);
+  }
+  CHECK(loss < 1e-3);
+}
+
+TEST_CASE("dropout keeps the mean and drops its share", "[nn]") {
+  const Variable x(torch::ones({100, 1000}));
+  const TrainingStep step({.seed = 1, .step = 1});
+  const at::Tensor y = dropout(x, 0.25, 1).data();
+  CHECK(y.eq(0).to(at::kFloat).mean().item<double>() == Approx(0.25).margin(0.006));  // four standard deviations
+  CHECK(y.mean().item<double>() == Approx(1).margin(0.008));
+}
+
+}  // namespace

@@ -1,0 +1,164 @@
+// Optimizers against torch::optim over 25 float64 steps; schedules against their formulas.
+#include <torch/torch.h>
+#undef CHECK
+
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
+#include "tests/catch.h"
+
+namespace {
+
+using namespace lathe;
+
+constexpr int steps = 25;
+at::Tensor gradient(int step, const at::Tensor& p) { return (p * 0.7 + 0.3 * std::sin(0.9 * step)).tanh(); }
+
+/// The largest difference between our parameters and torch's after the steps.
+template <class Make>
+double apart(OptimConfig config, Make&& make) {
+  const at::Tensor start_w = torch::linspace(-1, 1, 12, at::kDouble).view({3, 4}), start_b = torch::linspace(0.1, 1, 4, at::kDouble);
+  std::vector<NamedParameter> ours{{"w", Variable::parameter(start_w.clone()), Role::weight}, {"b", Variable::parameter(start_b.clone()), Role::bias}};
+  Optimizer optimizer(config, ours);
+  at::Tensor w = start_w.clone().requires_grad_(), b = start_b.clone().requires_grad_();
+  auto theirs = make(w, b);  // decay on w alone
+  for (int step = 0; step < steps; ++step) {
+    const double lr = 0.05 / (1 + 0.1 * step);
+    for (auto& p : ours) p.parameter.leaf().grad = gradient(step, p.parameter.data()).clone();
+    optimizer.step(lr);
+    for (auto* p : {&w, &b}) p->mutable_grad() = gradient(step, p->detach()).clone();
+    for (auto& group : theirs->param_groups()) group.options().set_lr(lr);
+    theirs->step();
+  }
+  return std::max((ours[0].parameter.data() - w).abs().max().template item<double>(), (ours[1].parameter.data() - b).abs().max().template item<double>());
+}
+
+template <class Optim, class Options>
+auto groups(Options decayed, Options plain) {
+  return [=](at::Tensor& w, at::Tensor& b) {
+    std::vector<torch::optim::OptimizerParamGroup> g;
+    g.emplace_back(std::vector<at::Tensor>{w}, std::make_unique<Options>(decayed));
+    g.emplace_back(std::vector<at::Tensor>{b}, std::make_unique<Options>(plain));
+    return std::make_unique<Optim>(g, plain);
+  };
+}
+
+constexpr double tolerance = 1e-13;  // float64 rounding over 25 steps
+
+TEST_CASE("every optimizer is torch's, option by option", "[optim]") {
+  for (const double wd : {0.0, 0.1}) {
+    OptimConfig c;
+    c.weight_decay = wd;
+    INFO("weight decay " << wd);
+
+    c.kind = "sgd";
+    CHECK(apart(c, groups<torch::optim::SGD>(torch::optim::SGDOptions(1).weight_decay(wd), torch::optim::SGDOptions(1))) < tolerance);
+
+    c.kind = "momentum";
+    for (const auto& [dampening, nesterov] : {std::pair{0.0, false}, std::pair{0.1, false}, std::pair{0.0, true}}) {
+      c.momentum = 0.9, c.dampening = dampening, c.nesterov = nesterov;
+      const auto o = torch::optim::SGDOptions(1).momentum(0.9).dampening(dampening).nesterov(nesterov);
+      CHECK(apart(c, groups<torch::optim::SGD>(torch::optim::SGDOptions(o).weight_decay(wd), o)) < tolerance);
+    }
+
+    c.kind = "adagrad";
+    for (const auto& [decay, initial] : {std::pair{0.0, 0.0}, std::pair{0.1, 0.5}}) {
+      c.lr_decay = decay, c.initial_accumulator = initial, c.eps = 1e-10;
+      const auto o = torch::optim::AdagradOptions(1).lr_decay(decay).initial_accumulator_value(initial).eps(1e-10);
+      CHECK(apart(c, groups<torch::optim::Adagrad>(torch::optim::AdagradOptions(o).weight_decay(wd), o)) < tolerance);
+    }
+
+    c.kind = "rmsprop";
+    c.eps = 1e-8;
+    for (const double momentum : {0.0, 0.9}) {
+      for (const bool centered : {false, true}) {
+        c.momentum = momentum, c.centered = centered, c.alpha = 0.95;
+        const auto o = torch::optim::RMSpropOptions(1).alpha(0.95).eps(1e-8).momentum(momentum).centered(centered);
+        CHECK(apart(c, groups<torch::optim::RMSprop>(torch::optim::RMSpropOptions(o).weight_decay(wd), o)) < tolerance);
+      }
+    }
+
+    c.beta1 = 0.85, c.beta2 = 0.97;
+    c.kind = "adam";
+    const auto adam = torch::optim::AdamOptions(1).betas({0.85, 0.97}).eps(1e-8);
+    CHECK(apart(c, groups<torch::optim::Adam>(torch::optim::AdamOptions(adam).weight_decay(wd), adam)) < tolerance);
+    c.kind = "adamw";
+    const auto adamw = torch::optim::AdamWOptions(1).betas({0.85, 0.97}).eps(1e-8).weight_decay(0);
+    CHECK(apart(c, groups<torch::optim::AdamW>(torch::optim::AdamWOptions(adamw).weight_decay(wd), adamw)) < tolerance);
+  }
+}
+
+TEST_CASE("the comparison with torch sees a wrong option", "[optim]") {
+  OptimConfig c;
+  c.kind = "adamw", c.weight_decay = 0, c.beta1 = 0.85, c.beta2 = 0.971;
+  const auto o = torch::optim::AdamWOptions(1).betas({0.85, 0.97}).weight_decay(0);
+  CHECK(apart(c, groups<torch::optim::AdamW>(o, o)) > 1e-6);
+}
+
+TEST_CASE("dampening = 1 - momentum is the exponential average", "[optim]") {
+  OptimConfig c;
+  c.kind = "momentum", c.momentum = 0.9, c.dampening = 0.1, c.weight_decay = 0;
+  std::vector<NamedParameter> p{{"w", Variable::parameter(torch::zeros({2}, at::kDouble)), Role::bias}};
+  Optimizer optimizer(c, p);
+  double average = 0;
+  for (int i = 1; i <= 5; ++i) {
+    p[0].parameter.leaf().grad = torch::full({2}, i, at::kDouble);
+    optimizer.step(0);
+    average = i == 1 ? 1 : 0.9 * average + 0.1 * i;
+  }
+  CHECK(optimizer.groups()[1].slots[0].state[0][0].item<double>() == Approx(average));
+}
+
+TEST_CASE("clipping is torch's clip_grad_norm_", "[optim]") {
+  std::vector<NamedParameter> p{{"w", Variable::parameter(torch::zeros({3, 2}, at::kDouble)), Role::weight},
+                                {"b", Variable::parameter(torch::zeros({2}, at::kDouble)), Role::bias}};
+  Optimizer optimizer({}, p);
+  std::vector<at::Tensor> theirs;
+  for (auto& q : p) {
+    q.parameter.leaf().grad = torch::arange(1, q.parameter.numel() + 1, at::kDouble).view(q.parameter.sizes());
+    theirs.push_back(torch::zeros(q.parameter.sizes(), at::kDouble).requires_grad_());
+    theirs.back().mutable_grad() = q.parameter.grad().clone();
+  }
+  const double norm = global_grad_norm(optimizer);
+  const double torch_norm = torch::nn::utils::clip_grad_norm_(theirs, 1.5);
+  CHECK(norm == Approx(torch_norm).epsilon(1e-12));
+  CHECK((p[0].parameter.grad() * clip_scale(norm, 1.5) - theirs[0].grad()).abs().max().item<double>() < 1e-14);
+  CHECK(clip_scale(0.5, 1.5) == 1);
+  CHECK(clip_scale(5, 0) == 1);
+}
+
+TEST_CASE("low-precision gradients and the working copy", "[optim]") {
+  std::vector<NamedParameter> p{{"w", Variable::parameter(torch::ones({2, 2})), Role::weight}};
+  p[0].parameter.leaf().low = p[0].parameter.data().to(at::kBFloat16);
+  OptimConfig c;
+  c.kind = "sgd", c.weight_decay = 0;
+  Optimizer optimizer(c, p);
+  p[0].parameter.leaf().grad = torch::ones({2, 2}, at::kBFloat16);
+  optimizer.step(1e-3);
+  CHECK(p[0].parameter.data()[0][0].item<float>() == Approx(0.999));  // below bf16's spacing of 1/256 at 1
+  CHECK(p[0].parameter.leaf().low.equal(p[0].parameter.data().to(at::kBFloat16)));
+}
+
+TEST_CASE("schedules are their formulas", "[optim]") {
+  ScheduleConfig c;
+  c.warmup_steps = 10, c.min_lr = 0.1;
+  const auto at = [&](const char* kind, int64_t step) {
+    c.kind = kind;
+    return learning_rate(c, 1, step, 110);
+  };
+  for (const char* kind : {"constant", "linear", "cosine", "wsd"}) {
+    CHECK(at(kind, 0) == Approx(1.0 / 11));
+    CHECK(at(kind, 9) == Approx(10.0 / 11));
+    CHECK(at(kind, 10) == Approx(1));
+  }
+  CHECK(at("constant", 109) == 1);
+  CHECK(at("linear", 60) == Approx(0.55));
+  CHECK(at("linear", 110) == Approx(0.1));
+  CHECK(at("cosine", 60) == Approx(0.55));
+  CHECK(at("cosine", 35) == Approx(0.1 + 0.45 * (1 + std::cos(std::numbers::pi / 4))));
+  CHECK(at("wsd", 87) == Approx(1));
+  CHECK(at("wsd", 99) == Approx(0.55));
+  c.warmup_steps = 0;
+  CHECK(learning_rate(c, 1, 0, 1) == 1);
+}
+
+}  // namespace

@@ -1,0 +1,165 @@
+#include "tests/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "core/io/json.h"
+#include "train/checkpoint.h"
+
+extern char** environ;
+
+namespace lathe::test {
+
+TempFolder::TempFolder() {
+  std::string pattern = (fs::temp_directory_path() / "lathe-test-XXXXXX").string();
+  if (mkdtemp(pattern.data()) == nullptr) fail(Exit::io, "no temporary folder");
+  path_ = pattern;
+}
+TempFolder::~TempFolder() {
+  std::error_code error;
+  fs::remove_all(path_, error);
+}
+
+Finished run(const Command& c) {
+  int out[2], err[2];
+  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) fail(Exit::io, "no pipe");
+  const std::string binary = (fs::path(LATHE_BINARY_DIR) / c.binary).string();
+  std::vector<std::string> words{binary};
+  words.insert(words.end(), c.args.begin(), c.args.end());
+  std::vector<char*> argv;
+  for (auto& w : words) argv.push_back(w.data());
+  argv.push_back(nullptr);
+  // The tester's own LATHE_ settings must not reach the binary.
+  std::vector<std::string> environment;
+  for (char** e = environ; *e != nullptr; ++e) {
+    if (std::strncmp(*e, "LATHE_", 6) != 0) environment.emplace_back(*e);
+  }
+  environment.push_back("LATHE_CACHE=" + (c.folder / "cache").string());
+  for (const auto& [key, value] : c.environment) environment.push_back(key + "=" + value);
+  std::vector<char*> envp;
+  for (auto& e : environment) envp.push_back(e.data());
+  envp.push_back(nullptr);
+
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+  const pid_t pid = fork();
+  if (pid == 0) {
+    if (!c.folder.empty() && chdir(c.folder.c_str()) != 0) _exit(127);
+    dup2(out[1], STDOUT_FILENO);
+    dup2(err[1], STDERR_FILENO);
+    execve(binary.c_str(), argv.data(), envp.data());
+    _exit(127);
+  }
+  close(out[1]);
+  close(err[1]);
+  Finished f;
+  pollfd fds[2]{{out[0], POLLIN, 0}, {err[0], POLLIN, 0}};
+  bool killed = false, signalled = false;
+  for (int open = 2; open > 0;) {
+    const int wait = c.kill_after_s >= 0 && !killed ? std::max(1, static_cast<int>(1e3 * (c.kill_after_s - seconds()))) : 60000;
+    poll(fds, 2, wait);
+    if (c.kill_after_s >= 0 && !killed && seconds() >= c.kill_after_s) {
+      kill(pid, SIGKILL);
+      killed = true;
+    }
+    if (seconds() > 120) kill(pid, SIGKILL);  // a hang is a failure, not an endless test
+    for (int i = 0; i < 2; ++i) {
+      if (fds[i].fd < 0 || (fds[i].revents & (POLLIN | POLLHUP)) == 0) continue;
+      char buffer[65536];
+      const ssize_t n = read(fds[i].fd, buffer, sizeof buffer);
+      if (n > 0) {
+        (i == 0 ? f.out : f.err).append(buffer, static_cast<size_t>(n));
+      } else {
+        close(fds[i].fd);
+        fds[i].fd = -1;
+        --open;
+      }
+    }
+    if (c.signal_after_output != 0 && !signalled && f.out.find("step 0  validation") != std::string::npos) {
+      kill(pid, c.signal_after_output);
+      signalled = true;
+    }
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  f.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  f.seconds = seconds();
+  return f;
+}
+
+std::string sample_text(size_t bytes) {
+  const char* words[]{"the", "lathe", "turns", "wood", "and", "a", "tool", "cuts", "what", "turns", "slowly", "under", "it"};
+  std::string text;
+  uint32_t x = 12345;
+  while (text.size() < bytes) {
+    x = x * 1664525u + 1013904223u;  // Numerical Recipes' generator: any fixed sequence does
+    text += words[(x >> 24) % 13];
+    text += (x >> 16) % 9 == 0 ? ".\n" : " ";
+  }
+  return text.substr(0, bytes);
+}
+
+void write_file(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+std::string slurp(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void make_tiny_run(const fs::path& folder, const std::string& extra) {
+  write_file(folder / "text.txt", sample_text(20000));
+  const Finished f = run({"lathe", {"prepare", "text.txt", "--out", "data", "--tokenizer", "char"}, folder, {}});
+  if (f.code != 0) fail(Exit::internal, "prepare: ", f.err);
+  write_file(folder / "tiny.toml",
+             "[model]\nn_layer = 2\nn_head = 2\nn_embd = 16\nblock_size = 16\ndropout = 0.1\n"
+             "[data]\ndir = \"data\"\nworkers = 2\nprefetch = 3\n"
+             "[schedule]\nwarmup_steps = 5\n"
+             "[train]\nsteps = 40\nbatch_size = 3\ngrad_accum = 2\neval_interval = 10\neval_batches = 3\nlog_interval = 1\nthreads = 1\n"
+             "[checkpoint]\ninterval = 10\n" + extra);
+}
+
+std::string difference(const fs::path& a, const fs::path& b) {
+  const auto lines = [](const fs::path& run) {
+    std::vector<std::string> out;
+    std::istringstream text(slurp(run / "metrics.jsonl"));
+    std::set<std::string> seen;
+    for (std::string line; std::getline(text, line);) {
+      const Json j = parse_json(line, (run / "metrics.jsonl").string(), Exit::internal);
+      std::string kept;
+      for (const char* key : {"step", "loss", "lr", "grad_norm", "tokens", "loss_scale", "val_loss"}) {
+        if (j.contains(key)) kept += str(key, "=", j[key].dump(), " ");
+      }
+      const std::string id = str(j["step"].dump(), j.contains("val_loss"));
+      if (!seen.insert(id).second) kept += "(a second line of this step)";
+      out.push_back(kept);
+    }
+    return out;
+  };
+  const auto la = lines(a), lb = lines(b);
+  for (size_t i = 0; i < std::max(la.size(), lb.size()); ++i) {
+    const std::string x = i < la.size() ? la[i] : "nothing", y = i < lb.size() ? lb[i] : "nothing";
+    if (x != y || x.find("second line") != std::string::npos) return str("metrics line ", i + 1, ": ", x, " | ", y);
+  }
+  if (la.empty()) return "no metrics";
+  const auto ca = list_checkpoints(a), cb = list_checkpoints(b);
+  if (ca.empty() || cb.empty() || ca[0].filename() != cb[0].filename()) return "newest checkpoints differ";
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    if (slurp(ca[0] / file) != slurp(cb[0] / file)) return str(file, " differs");
+  }
+  return "";
+}
+
+}  // namespace lathe::test

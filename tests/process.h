@@ -1,0 +1,54 @@
+// Running the binaries and small data for them, in a temporary folder.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/io/file.h"
+
+namespace lathe::test {
+
+/// A folder of the test's own, removed at the end.
+class TempFolder {
+ public:
+  TempFolder();
+  ~TempFolder();
+  const fs::path& path() const { return path_; }
+  fs::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+struct Finished {
+  int code = -1;    ///< exit code; 128 + the signal that ended it
+  std::string out;  ///< standard output
+  std::string err;  ///< standard error
+  double seconds = 0;
+};
+
+struct Command {
+  std::string binary;  ///< "lathe", or "lathe_faults" with fault points
+  std::vector<std::string> args;
+  fs::path folder;  ///< where it runs
+  std::map<std::string, std::string> environment;
+  double kill_after_s = -1;  ///< kill -9 after so long; < 0: never
+  int signal_after_output = 0;  ///< this signal once standard output says "going" (a line of it)
+};
+Finished run(const Command& command);
+
+/// Text with some structure, for data that needs no download.
+std::string sample_text(size_t bytes);
+void write_file(const fs::path& path, const std::string& text);
+std::string slurp(const fs::path& path);
+
+/// `folder`/data (char tokens of sample_text) and `folder`/tiny.toml: a model that takes a millisecond a step, with
+/// prefetching, dropout and accumulation.
+void make_tiny_run(const fs::path& folder, const std::string& extra = "");
+
+/// Whether two runs agree as docs/design.md defines it: step, loss, lr, grad_norm, tokens, loss_scale and val_loss of
+/// every metrics line, each step once, and the bytes of the newest model and optimizer. "" or what differs.
+std::string difference(const fs::path& a, const fs::path& b);
+
+}  // namespace lathe::test
