@@ -1,10 +1,12 @@
 #include "amp/amp.h"
 
+#include "autograd/node.h"
 #include "core/memory.h"
 
 namespace lathe {
 
-void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType dtype, bool low_grad, bool tied) {
+void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType dtype, bool low_grad,
+                         bool tied) {
   if (dtype == at::kFloat) return;
   const MemoryScope scope(Memory::parameters);
   for (const auto& p : parameters) {

@@ -5,15 +5,18 @@
 #include <string>
 #include <vector>
 
+#include "autograd/parameter.h"
 #include "core/config.h"
 #include "core/mode.h"
-#include "nn/module.h"
 
 namespace lathe {
 
 struct AmpConfig {
-  LATHE_FIELD(std::string, dtype, "fp32", "dtype of matmuls and attention; parameters and optimizer state stay fp32", one_of({"fp32", "bf16"}).fixed())
-  LATHE_FIELD(std::string, grad, "auto", "dtype of the gradients of matmul weights; auto: low without gradient accumulation, else fp32", one_of({"auto", "fp32", "low"}).fixed())
+  LATHE_FIELD(std::string, dtype, "fp32", "dtype of matmuls and attention; parameters and optimizer state stay fp32",
+              one_of({"fp32", "bf16"}).fixed())
+  LATHE_FIELD(std::string, grad, "auto",
+              "dtype of the gradients of matmul weights; auto: low without gradient accumulation, else fp32",
+              one_of({"auto", "fp32", "low"}).fixed())
 };
 
 /// While alive, ops of this thread whose policy is Amp::low compute in `dtype` (float32: autocast is off).

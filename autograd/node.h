@@ -45,7 +45,8 @@ struct Node : std::enable_shared_from_this<Node> {
 
 /// The end of the line: a parameter. Keeps the gradient.
 struct Leaf final : Node {
-  Leaf(const at::Tensor& data, std::string name_) : Node(data), label(std::move(name_)), grad_dtype(data.scalar_type()) {}
+  Leaf(const at::Tensor& data, std::string name_)
+      : Node(data), label(std::move(name_)), grad_dtype(data.scalar_type()) {}
 
   std::string name() const override { return label.empty() ? "leaf" : label; }
   GradList<at::Tensor> backward(const at::Tensor&) override { return {}; }

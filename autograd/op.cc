@@ -67,7 +67,8 @@ Variable detail::autocast(Amp policy, const Variable& v) {
   }
   const at::ScalarType wanted = policy == Amp::low ? compute : at::kFloat;
   if (v.dtype() == wanted) return v;
-  if (auto* leaf = dynamic_cast<Leaf*>(v.node().get()); leaf && leaf->low.defined() && leaf->low.scalar_type() == wanted) {
+  if (auto* leaf = dynamic_cast<Leaf*>(v.node().get());
+      leaf && leaf->low.defined() && leaf->low.scalar_type() == wanted) {
     return Variable(leaf->low, v.node());
   }
   return cast(v, wanted);

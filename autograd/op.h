@@ -1,6 +1,6 @@
 // How an op is written. An op is one struct, which is also its node's payload: its facts (OpInfo), attributes, saved
-// tensors, forward, backward right under it, and FLOPs. apply() runs it. Adding one touches three places: the struct and
-// its function in ops/<family>.cc, a declaration in ops.h, a row in tests/op_table.cc.
+// tensors, forward, backward right under it, and FLOPs. apply() runs it. Adding one touches three places: the struct
+// and its function in ops/<family>.cc, a declaration in ops.h, a row in tests/op_table.cc.
 #pragma once
 
 #include <ATen/TensorOperators.h>
@@ -152,7 +152,8 @@ Variable apply(Op op, const V&... given) {
     node->next = {inputs[I].node()...};
     node->backward_flops = flops.backward;
     return Variable(std::move(y), std::move(node));
-  }(std::make_index_sequence<N>());
+  }
+  (std::make_index_sequence<N>());
 }
 
 /// FLOPs of an op that does `forward` and `backward` operations for each element of `t`.

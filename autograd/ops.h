@@ -1,5 +1,5 @@
-// Every op. Shapes broadcast as ATen's do unless said otherwise; dims may be negative. An op's struct, with its formula,
-// is in ops/<family>.cc.
+// Every op. Shapes broadcast as ATen's do unless said otherwise; dims may be negative. An op's struct, with its
+// formula, is in ops/<family>.cc.
 #pragma once
 
 #include <optional>

@@ -1,1 +1,28 @@
+# liblathe_cuda.so: everything that needs a CUDA toolkit. Loaded at run time by core/device.cc, never linked.
+if(LATHE_CUDA STREQUAL "OFF")
+  return()
+endif()
+include(CheckLanguage)
+set(CMAKE_CUDA_ARCHITECTURES OFF)  # the targets are spelled out below: one of them has a suffix that CMake 3.25 lacks
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER OR NOT TARGET LibTorch::cuda)
+  if(LATHE_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "LATHE_CUDA is ON, but nvcc or LibTorch's CUDA half (libtorch_cuda.so) is missing")
+  endif()
+  message(STATUS "CUDA: no nvcc or no libtorch_cuda.so, building for CPUs only")
+  return()
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+if(CUDAToolkit_VERSION VERSION_LESS 13)
+  message(STATUS "CUDA: toolkit ${CUDAToolkit_VERSION} is older than LibTorch's 13, building for CPUs only")
+  return()
+endif()
 
+file(GLOB cuda_sources CONFIGURE_DEPENDS core/kernels/*.cu core/cuda/*.cc)
+add_library(lathe_cuda SHARED ${cuda_sources})
+set_target_properties(lathe_cuda PROPERTIES CUDA_STANDARD 17)
+target_compile_options(lathe_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
+  -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_100,code=[sm_100,compute_100]>)
+target_include_directories(lathe_cuda PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(lathe_cuda PRIVATE lathe_lib LibTorch::cuda CUDA::cudart)

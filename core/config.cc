@@ -42,8 +42,9 @@ const Field* Schema::find(const std::string& key) const {
 
 ConfigValue Schema::get(const void* config, const Field& field) const {
   const auto* at = static_cast<const std::byte*>(config) + field.offset;
-  return std::visit([at](const auto& v) -> ConfigValue { return *reinterpret_cast<const std::decay_t<decltype(v)>*>(at); },
-                    field.initial);
+  return std::visit(
+      [at](const auto& v) -> ConfigValue { return *reinterpret_cast<const std::decay_t<decltype(v)>*>(at); },
+      field.initial);
 }
 
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates) {
@@ -112,7 +113,8 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
   if (const auto* s = std::get_if<std::string>(&v)) {
     if (!r.choices.empty() && std::find(r.choices.begin(), r.choices.end(), *s) == r.choices.end()) refuse();
   } else if (!std::holds_alternative<bool>(v)) {
-    const double x = std::holds_alternative<double>(v) ? std::get<double>(v) : static_cast<double>(std::get<int64_t>(v));
+    const double x =
+        std::holds_alternative<double>(v) ? std::get<double>(v) : static_cast<double>(std::get<int64_t>(v));
     const bool low = r.open_min ? x > r.min : x >= r.min, high = r.open_max ? x < r.max : x <= r.max;
     if (!std::isfinite(x) || !low || !high) refuse();
   }
@@ -136,7 +138,8 @@ std::string Schema::to_toml(const void* config, bool comments) const {
 std::string Schema::to_markdown() const {
   std::string text;
   for (const auto& s : sections_) {
-    text += "\n## [" + s.name + "]: " + s.doc + "\n\n| key | default | allowed | on resume | what it does |\n|---|---|---|---|---|\n";
+    text += "\n## [" + s.name + "]: " + s.doc +
+            "\n\n| key | default | allowed | on resume | what it does |\n|---|---|---|---|---|\n";
     for (const auto& f : fields_) {
       if (!f.key.starts_with(s.name + ".")) continue;
       constexpr const char* types[]{"true \\| false", "whole number", "number", "string"};

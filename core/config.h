@@ -136,6 +136,6 @@ const Schema& schema_of() {
 
 #define LATHE_FIELD(type, name, initial, doc, rule) \
   type name = ::lathe::detail::record_field<type>(&this->name, #name, initial, doc, rule);
-#define LATHE_SECTION(type, name, doc)                                 \
+#define LATHE_SECTION(type, name, doc)                                \
   [[no_unique_address]] ::lathe::SectionMark mark_##name{#name, doc}; \
   type name{};

@@ -15,7 +15,6 @@ struct CudaApi {
   std::string (*device_name)();
   double (*peak_bf16_flops)();  ///< dense bf16 FLOP/s of the card, 0 where unknown
   void (*synchronize)();
-  int64_t (*memory_used)();
   int64_t (*memory_peak)();
   void (*dropout)(const void* x, void* y, int64_t n, int dtype, const DropoutMask& mask);
 };

@@ -47,8 +47,8 @@ template <class... Args>
 }  // namespace lathe
 
 /// Throws lathe::Error(Exit::internal) with the message unless the condition holds.
-#define LATHE_CHECK(condition, ...) \
-  do {                              \
-    if (!(condition)) [[unlikely]]  \
+#define LATHE_CHECK(condition, ...)                        \
+  do {                                                     \
+    if (!(condition)) [[unlikely]]                         \
       ::lathe::fail(::lathe::Exit::internal, __VA_ARGS__); \
   } while (false)

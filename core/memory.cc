@@ -40,8 +40,7 @@ void* from_system(size_t bytes) {
   void* map = mmap(nullptr, bytes + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (map == MAP_FAILED) return nullptr;
   char* const start = static_cast<char*>(map);
-  char* const aligned =
-      start + (huge - reinterpret_cast<uintptr_t>(start) % huge) % huge;
+  char* const aligned = start + (huge - reinterpret_cast<uintptr_t>(start) % huge) % huge;
   if (aligned != start) munmap(start, static_cast<size_t>(aligned - start));
   munmap(aligned + bytes, huge - static_cast<size_t>(aligned - start));
   madvise(aligned, bytes, MADV_HUGEPAGE);

@@ -19,10 +19,10 @@ struct StepRandom {
 };
 
 struct Mode {
-  bool grad = true;                            ///< record a graph
-  c10::ScalarType compute = c10::kFloat;       ///< dtype of ops whose policy is Amp::low; kFloat: no autocast
-  std::optional<StepRandom> random;            ///< nullopt: evaluation, dropout is the identity
-  FlopCount* flops = nullptr;                  ///< where ops add their FLOPs, or null
+  bool grad = true;                       ///< record a graph
+  c10::ScalarType compute = c10::kFloat;  ///< dtype of ops whose policy is Amp::low; kFloat: no autocast
+  std::optional<StepRandom> random;       ///< nullopt: evaluation, dropout is the identity
+  FlopCount* flops = nullptr;             ///< where ops add their FLOPs, or null
 };
 
 /// The calling thread's mode.

@@ -10,9 +10,11 @@ namespace {
 size_t code_point_length(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   const unsigned first = byte(at);
-  const size_t n = first < 0x80 ? 1 : first >= 0xC2 && first < 0xE0 ? 2 : first >= 0xE0 && first < 0xF0 ? 3
-                                  : first >= 0xF0 && first < 0xF5   ? 4
-                                                                    : 0;
+  const size_t n = first < 0x80                    ? 1
+                   : first >= 0xC2 && first < 0xE0 ? 2
+                   : first >= 0xE0 && first < 0xF0 ? 3
+                   : first >= 0xF0 && first < 0xF5 ? 4
+                                                   : 0;
   for (size_t i = 1; i < n; ++i) {
     if ((byte(at + i) & 0xC0) != 0x80) return 0;
   }
@@ -50,7 +52,8 @@ Tokenizer Tokenizer::characters(std::string_view text) {
 }
 
 Tokenizer Tokenizer::from(const std::string& kind, const std::vector<std::string>& vocabulary) {
-  if (kind != "byte" && kind != "char") fail(Exit::data, "there is no tokenizer \"", kind, "\"; this build has byte and char");
+  if (kind != "byte" && kind != "char")
+    fail(Exit::data, "there is no tokenizer \"", kind, "\"; this build has byte and char");
   Tokenizer t;
   t.kind_ = kind;
   t.vocabulary_ = vocabulary;
@@ -82,9 +85,12 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, Exit code) const {
 std::string Tokenizer::decode(const std::vector<int64_t>& ids) const {
   std::string text;
   for (int64_t id : ids) {
-    if (id < 0 || id >= size()) text += "\xEF\xBF\xBD";
-    else if (kind_ == "byte") text += static_cast<char>(id);
-    else text += vocabulary_[static_cast<size_t>(id)];
+    if (id < 0 || id >= size())
+      text += "\xEF\xBF\xBD";
+    else if (kind_ == "byte")
+      text += static_cast<char>(id);
+    else
+      text += vocabulary_[static_cast<size_t>(id)];
   }
   return text;
 }

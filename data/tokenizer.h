@@ -11,7 +11,8 @@
 
 namespace lathe {
 
-/// "byte": ids are the 256 byte values. "char": ids index the sorted Unicode code points of a text, saved with the data.
+/// "byte": ids are the 256 byte values. "char": ids index the sorted Unicode code points of a text, saved with the
+/// data.
 class Tokenizer {
  public:
   static Tokenizer byte();

@@ -82,24 +82,41 @@ void TokenFile::read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) cons
   if (begin < 0 || n < 0 || begin + n > total_) {
     fail(Exit::internal, "tokens ", begin, " to ", begin + n, " are outside the split's ", total_);
   }
-  auto shard = std::upper_bound(shards_.begin(), shards_.end(), begin,
-                                [](int64_t at, const Shard& s) { return at < s.begin; }) - 1;
+  auto shard =
+      std::upper_bound(shards_.begin(), shards_.end(), begin, [](int64_t at, const Shard& s) { return at < s.begin; }) -
+      1;
   while (n > 0) {
     const int64_t offset = begin - shard->begin, here = std::min(n, shard->tokens - offset);
     const std::byte* data = shard->data + offset * shard->width;
     for (int64_t i = 0; i < here; ++i) {
       uint32_t id = 0;
       std::memcpy(&id, data + i * shard->width, static_cast<size_t>(shard->width));
-      if (id >= static_cast<uint64_t>(vocab)) {
-        fail(Exit::data, shard->file.path().string(), ": token ", offset + i, " is ", id,
-             ", beyond the vocabulary of ", vocab, "; set model.vocab_size, or the file is no token shard");
-      }
+      if (id >= static_cast<uint64_t>(vocab)) refuse(*shard, offset + i, id, vocab);
       out[i] = id;
     }
     out += here;
     begin += here;
     n -= here;
     ++shard;
+  }
+}
+
+void TokenFile::refuse(const Shard& shard, int64_t at, uint32_t id, int64_t vocab) {
+  fail(Exit::data, shard.file.path().string(), ": token ", at, " is ", id, ", beyond the vocabulary of ", vocab,
+       "; set model.vocab_size, or the file is no token shard");
+}
+
+void TokenFile::check_ids(int64_t vocab, int64_t limit) const {
+  const auto check = [&](const Shard& shard, const auto* ids) {
+    for (int64_t i = 0; i < shard.tokens; ++i) {
+      if (ids[i] >= static_cast<uint64_t>(vocab)) refuse(shard, i, ids[i], vocab);
+    }
+  };
+  for (const auto& shard : shards_) {
+    limit -= shard.tokens * shard.width;
+    if (limit < 0) return;
+    shard.width == 2 ? check(shard, reinterpret_cast<const uint16_t*>(shard.data))
+                     : check(shard, reinterpret_cast<const uint32_t*>(shard.data));
   }
 }
 

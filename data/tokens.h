@@ -22,6 +22,9 @@ class TokenFile {
   int64_t size() const { return total_; }
   /// Copies tokens [begin, begin + n) to out. An id not below `vocab` is Exit::data and names the shard and the place.
   void read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) const;
+  /// Checks every id of shards of up to `limit` bytes together against the vocabulary, as read() does; what lies beyond
+  /// is checked when it is read.
+  void check_ids(int64_t vocab, int64_t limit = 128 << 20) const;
   /// A short identity of the contents: names, sizes, and the manifest's checksums or, without one, checksums made now.
   std::string fingerprint() const;
 
@@ -34,6 +37,7 @@ class TokenFile {
     std::string xxh3;
   };
   void add(const fs::path& path, int raw_width, const ShardInfo* expected);
+  [[noreturn]] static void refuse(const Shard& shard, int64_t at, uint32_t id, int64_t vocab);
 
   std::vector<Shard> shards_;
   int64_t total_ = 0;

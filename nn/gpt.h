@@ -17,11 +17,15 @@ struct ModelConfig {
   LATHE_FIELD(int64_t, n_head, 4, "attention heads; must divide n_embd", between(1, 1000).fixed())
   LATHE_FIELD(int64_t, n_embd, 128, "channels of the residual stream", between(1, 100000).fixed())
   LATHE_FIELD(int64_t, block_size, 64, "context length in tokens", between(1, 1000000).fixed())
-  LATHE_FIELD(int64_t, vocab_size, 0, "tokens the model knows; 0: as many as the data has", between(0, 10000000).fixed())
-  LATHE_FIELD(double, dropout, 0.0, "share of embeddings and residual branches zeroed in training; attention probabilities are not dropped", below(0, 1).fixed())
+  LATHE_FIELD(int64_t, vocab_size, 0, "tokens the model knows; 0: as many as the data has",
+              between(0, 10000000).fixed())
+  LATHE_FIELD(double, dropout, 0.0,
+              "share of embeddings and residual branches zeroed in training; attention probabilities are not dropped",
+              below(0, 1).fixed())
   LATHE_FIELD(bool, bias, true, "biases in linear layers and layer norms", anything().fixed())
   LATHE_FIELD(bool, tie_weights, true, "the output head shares the token embedding's weight", anything().fixed())
-  LATHE_FIELD(std::string, init, "gpt2", "how linear weights start", one_of({"gpt2", "xavier_uniform", "xavier_normal", "kaiming", "fan_in"}).fixed())
+  LATHE_FIELD(std::string, init, "gpt2", "how linear weights start",
+              one_of({"gpt2", "xavier_uniform", "xavier_normal", "kaiming", "fan_in"}).fixed())
 };
 
 /// x + attention(norm(x)), then x + feed_forward(norm(x)).

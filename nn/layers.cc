@@ -25,7 +25,8 @@ LayerNorm::LayerNorm(int64_t channels, bool with_bias)
 
 CausalSelfAttention::CausalSelfAttention(int64_t channels, int64_t heads_, bool bias)
     : qkv(channels, 3 * channels, bias), proj(channels, channels, bias, Role::residual_weight), heads(heads_) {
-  LATHE_CHECK(channels % heads == 0, "CausalSelfAttention: ", channels, " channels do not divide into ", heads, " heads");
+  LATHE_CHECK(channels % heads == 0, "CausalSelfAttention: ", channels, " channels do not divide into ", heads,
+              " heads");
 }
 
 Variable CausalSelfAttention::operator()(const Variable& x_BTC) const {

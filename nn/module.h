@@ -9,18 +9,9 @@
 #include <vector>
 
 #include "autograd/node.h"
-#include "autograd/variable.h"
+#include "autograd/parameter.h"
 
 namespace lathe {
-
-/// What a parameter is, for init and weight decay.
-enum class Role {
-  weight,           ///< [out, in] of a linear layer
-  residual_weight,  ///< the same, writing into the residual stream: GPT-2 scales its init by depth
-  embedding,        ///< [rows, C]
-  scale,            ///< starts at one
-  bias,             ///< starts at zero
-};
 
 /// Walks a module: v("name", child) goes into a child, a vector of children, or a parameter.
 class Visit {
@@ -50,12 +41,6 @@ class Visit {
   std::string path_;
 };
 
-struct NamedParameter {
-  std::string path;
-  Variable parameter;
-  Role role;
-};
-
 /// Every parameter in visiting order.
 template <class Module>
 std::vector<NamedParameter> parameters(Module& module) {
@@ -68,7 +53,8 @@ std::vector<NamedParameter> parameters(Module& module) {
 /// Replaces every parameter by a copy on `device` in `dtype`. Handles taken before stay with the old ones.
 template <class Module>
 void move_to(Module& module, at::Device device, at::ScalarType dtype) {
-  Visit visit([&](const std::string& path, Variable& p, Role) { p = Variable::parameter(p.data().to(device, dtype), path); });
+  Visit visit(
+      [&](const std::string& path, Variable& p, Role) { p = Variable::parameter(p.data().to(device, dtype), path); });
   module.visit(visit);
 }
 
@@ -88,6 +74,7 @@ struct Bound {
   char name;
   int64_t size;
 };
-void check_shape(const char* layer, const at::Tensor& x, std::string_view spec, std::initializer_list<Bound> bound = {});
+void check_shape(const char* layer, const at::Tensor& x, std::string_view spec,
+                 std::initializer_list<Bound> bound = {});
 
 }  // namespace lathe

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "autograd/node.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/memory.h"
@@ -60,7 +61,8 @@ void Optimizer::step(double lr, double grad_scale) {
   }
 }
 
-// p: parameter, g: gradient, t: updates so far with this one, wd: weight decay. Everywhere but in AdamW, g += wd p first.
+// p: parameter, g: gradient, t: updates so far with this one, wd: weight decay. Everywhere but in AdamW, g += wd p
+// first.
 void Optimizer::update(Slot& slot, const at::Tensor& grad, double wd, double lr) {
   const OptimConfig& c = config_;
   const at::Tensor& p = slot.param.data();
@@ -117,7 +119,9 @@ double global_grad_norm(const Optimizer& optimizer) {
   for (const auto& group : optimizer.groups()) {
     for (const auto& slot : group.slots) {
       const at::Tensor& g = slot.param.grad();
-      if (g.defined()) norms.push_back(at::linalg_vector_norm(g, 2, at::OptionalIntArrayRef(), false, g.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
+      if (g.defined())
+        norms.push_back(at::linalg_vector_norm(g, 2, at::OptionalIntArrayRef(), false,
+                                               g.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
     }
   }
   // All norms are launched before the first is read, so a GPU is waited for once.

@@ -6,25 +6,31 @@
 #include <string>
 #include <vector>
 
+#include "autograd/parameter.h"
 #include "core/config.h"
-#include "nn/module.h"
 
 namespace lathe {
 
 struct OptimConfig {
-  LATHE_FIELD(std::string, kind, "adamw", "which optimizer", one_of({"sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw"}).fixed())
+  LATHE_FIELD(std::string, kind, "adamw", "which optimizer",
+              one_of({"sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw"}).fixed())
   LATHE_FIELD(double, lr, 1e-3, "learning rate at the schedule's height", at_least(0))
   LATHE_FIELD(double, beta1, 0.9, "adam, adamw: decay of the mean of gradients", below(0, 1))
   LATHE_FIELD(double, beta2, 0.95, "adam, adamw: decay of the mean of squares", below(0, 1))
   LATHE_FIELD(double, eps, 1e-8, "adam, adamw, rmsprop, adagrad: added to the denominator", at_least(0))
   LATHE_FIELD(double, momentum, 0.9, "momentum, rmsprop: decay of the velocity (rmsprop: 0 is plain)", below(0, 1))
-  LATHE_FIELD(double, dampening, 0.0, "momentum: share of a gradient kept out of the velocity; 1 - momentum gives the exponential average", between(0, 1))
+  LATHE_FIELD(double, dampening, 0.0,
+              "momentum: share of a gradient kept out of the velocity; as large as momentum: the exponential average",
+              between(0, 1))
   LATHE_FIELD(bool, nesterov, false, "momentum: look ahead along the velocity (needs dampening 0)", anything())
   LATHE_FIELD(double, alpha, 0.99, "rmsprop: decay of the mean of squares", below(0, 1))
-  LATHE_FIELD(bool, centered, false, "rmsprop: divide by the deviation instead of the root mean square", anything().fixed())
+  LATHE_FIELD(bool, centered, false, "rmsprop: divide by the deviation instead of the root mean square",
+              anything().fixed())
   LATHE_FIELD(double, lr_decay, 0.0, "adagrad: lr is divided by 1 + updates * lr_decay", at_least(0))
   LATHE_FIELD(double, initial_accumulator, 0.0, "adagrad: where the sum of squares starts", at_least(0).fixed())
-  LATHE_FIELD(double, weight_decay, 0.1, "on parameters of 2 and more dimensions; decoupled in adamw, added to the gradient elsewhere", at_least(0))
+  LATHE_FIELD(double, weight_decay, 0.1,
+              "on parameters of 2 and more dimensions; decoupled in adamw, added to the gradient elsewhere",
+              at_least(0))
   LATHE_FIELD(double, grad_clip, 1.0, "longest allowed norm of all gradients together; 0: no clipping", at_least(0))
 };
 

@@ -17,7 +17,8 @@ double learning_rate(const ScheduleConfig& c, double lr, int64_t step, int64_t s
   if (c.kind == "cosine") {
     return c.min_lr + 0.5 * (lr - c.min_lr) * (1 + std::cos(std::numbers::pi * progress(warmup)));
   }
-  const double from = c.kind == "linear" ? warmup : std::max(warmup, std::floor(static_cast<double>(steps) * (1 - c.decay_share)));
+  const double from =
+      c.kind == "linear" ? warmup : std::max(warmup, std::floor(static_cast<double>(steps) * (1 - c.decay_share)));
   return lr + (c.min_lr - lr) * progress(from);
 }
 

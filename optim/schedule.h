@@ -9,7 +9,9 @@
 namespace lathe {
 
 struct ScheduleConfig {
-  LATHE_FIELD(std::string, kind, "cosine", "course of the learning rate after warm-up; wsd: constant, then down linearly", one_of({"constant", "linear", "cosine", "wsd"}))
+  LATHE_FIELD(std::string, kind, "cosine",
+              "course of the learning rate after warm-up; wsd: constant, then down linearly",
+              one_of({"constant", "linear", "cosine", "wsd"}))
   LATHE_FIELD(int64_t, warmup_steps, 100, "steps over which it rises to optim.lr", at_least(0))
   LATHE_FIELD(double, min_lr, 1e-4, "where it ends (not for constant)", at_least(0))
   LATHE_FIELD(double, decay_share, 0.2, "wsd: share of the run spent going down", between(0, 1))

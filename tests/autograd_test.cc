@@ -16,7 +16,9 @@ namespace {
 
 using namespace lathe;
 
-Variable param(at::IntArrayRef shape, double value = 1) { return Variable::parameter(at::full(shape, value, at::kDouble)); }
+Variable param(at::IntArrayRef shape, double value = 1) {
+  return Variable::parameter(at::full(shape, value, at::kDouble));
+}
 
 TEST_CASE("gradients accumulate over paths and over backwards", "[autograd]") {
   const Variable x = param({3}, 2);
@@ -79,9 +81,11 @@ TEST_CASE("a second backward, or a saved tensor changed since, names the op", "[
 }
 
 TEST_CASE("backward says what it can't do", "[autograd]") {
-  CHECK_THAT(error_of([&] { backward(Variable(at::ones({}))); }), ContainsSubstring("does not depend on any parameter"));
+  CHECK_THAT(error_of([&] { backward(Variable(at::ones({}))); }),
+             ContainsSubstring("does not depend on any parameter"));
   CHECK_THAT(error_of([&] { backward(param({2}) * 1.0); }), ContainsSubstring("more than one element"));
-  CHECK_THAT(error_of([&] { backward(param({2}) * 1.0, at::ones({3}, at::kDouble)); }), ContainsSubstring("float64[3] for float64[2]"));
+  CHECK_THAT(error_of([&] { backward(param({2}) * 1.0, at::ones({3}, at::kDouble)); }),
+             ContainsSubstring("float64[3] for float64[2]"));
 }
 
 TEST_CASE("NoGrad records nothing and is the thread's own", "[autograd]") {
@@ -135,8 +139,8 @@ TEST_CASE("what is saved is freed as its node runs", "[autograd]") {
   {
     const Variable h = exp(x);
     node = h.node();
-    storage = c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
-        h.data().storage().unsafeGetStorageImpl()));
+    storage = c10::weak_intrusive_ptr<c10::StorageImpl>(
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(h.data().storage().unsafeGetStorageImpl()));
     y = sum(h * h);
   }
   CHECK(!storage.expired());

@@ -14,41 +14,54 @@ std::string problem(const std::string& toml) {
   const TempFolder f;
   write_file(f / "c.toml", toml);
   std::string text = error_of([&] { load_config((f / "c.toml").string(), {}); });
-  if (const auto at = text.find(f.path().string() + "/"); at != std::string::npos) text.erase(at, f.path().string().size() + 1);
+  if (const auto at = text.find(f.path().string() + "/"); at != std::string::npos)
+    text.erase(at, f.path().string().size() + 1);
   return text;
 }
 std::string section(const Field& f) { return f.key.substr(0, f.key.find('.')); }
 std::string name(const Field& f) { return f.key.substr(f.key.find('.') + 1); }
 
-TEST_CASE("every key refuses a wrong type, a value out of range, a misspelling, a repeat and a wrong place", "[config]") {
+TEST_CASE("every key refuses a wrong type, a value out of range, a misspelling, a repeat and a wrong place",
+          "[config]") {
   for (const auto& f : run_schema().fields()) {
     INFO(f.key);
     const bool text = std::holds_alternative<std::string>(f.initial), flag = std::holds_alternative<bool>(f.initial);
     const std::string head = "[" + section(f) + "]\n";
-    CHECK_THAT(problem(head + name(f) + (text ? " = 3\n" : " = \"x\"\n")), ContainsSubstring("c.toml:2:1: " + f.key + " must be "));
+    CHECK_THAT(problem(head + name(f) + (text ? " = 3\n" : " = \"x\"\n")),
+               ContainsSubstring("c.toml:2:1: " + f.key + " must be "));
     CHECK_THAT(problem(head + name(f) + " = [1]\n"), ContainsSubstring("c.toml:2:1"));
     if (!text && !flag) {
-      if (std::isfinite(f.rule.min)) CHECK_THAT(problem(head + name(f) + " = -1000000000\n"), ContainsSubstring("is not allowed; it must be "));
-      if (std::isfinite(f.rule.max)) CHECK_THAT(problem(head + name(f) + " = 1000000000\n"), ContainsSubstring("is not allowed"));
-      if (std::holds_alternative<double>(f.initial)) CHECK_THAT(problem(head + name(f) + " = nan\n"), ContainsSubstring("is not allowed"));
-      if (std::holds_alternative<int64_t>(f.initial)) CHECK_THAT(problem(head + name(f) + " = 1.5\n"), ContainsSubstring("must be a whole number"));
+      if (std::isfinite(f.rule.min))
+        CHECK_THAT(problem(head + name(f) + " = -1000000000\n"), ContainsSubstring("is not allowed; it must be "));
+      if (std::isfinite(f.rule.max))
+        CHECK_THAT(problem(head + name(f) + " = 1000000000\n"), ContainsSubstring("is not allowed"));
+      if (std::holds_alternative<double>(f.initial))
+        CHECK_THAT(problem(head + name(f) + " = nan\n"), ContainsSubstring("is not allowed"));
+      if (std::holds_alternative<int64_t>(f.initial))
+        CHECK_THAT(problem(head + name(f) + " = 1.5\n"), ContainsSubstring("must be a whole number"));
     }
-    if (!f.rule.choices.empty()) CHECK_THAT(problem(head + name(f) + " = \"nonsense\"\n"), ContainsSubstring("it must be " + f.rule.choices[0]));
-    CHECK_THAT(problem(head + name(f) + "x = 1\n"), ContainsSubstring("did you mean " + f.key.substr(0, section(f).size() + 1)));
+    if (!f.rule.choices.empty())
+      CHECK_THAT(problem(head + name(f) + " = \"nonsense\"\n"), ContainsSubstring("it must be " + f.rule.choices[0]));
+    CHECK_THAT(problem(head + name(f) + "x = 1\n"),
+               ContainsSubstring("did you mean " + f.key.substr(0, section(f).size() + 1)));
     const std::string value = toml_text(f.initial);
-    CHECK_THAT(problem(head + name(f) + " = " + value + "\n" + name(f) + " = " + value + "\n"), ContainsSubstring("c.toml:3:"));
+    CHECK_THAT(problem(head + name(f) + " = " + value + "\n" + name(f) + " = " + value + "\n"),
+               ContainsSubstring("c.toml:3:"));
     CHECK_THAT(problem(name(f) + " = " + value + "\n"), ContainsSubstring("outside a section"));
     const std::string other = section(f) == "model" ? "train" : "model";
     if (run_schema().find(other + "." + name(f)) == nullptr) {
-      CHECK_THAT(problem("[" + other + "]\n" + name(f) + " = " + value + "\n"), ContainsSubstring("there is no key " + other + "." + name(f) + "; did you mean "));
+      CHECK_THAT(problem("[" + other + "]\n" + name(f) + " = " + value + "\n"),
+                 ContainsSubstring("there is no key " + other + "." + name(f) + "; did you mean "));
     }
     CHECK(problem(head + name(f) + " = " + value + "\n") == "");
   }
 }
 
 TEST_CASE("keys that contradict each other", "[config]") {
-  CHECK(problem("[model]\nn_embd = 10\nn_head = 3\n") == "c.toml:3:1: model.n_embd = 10 is not divisible by model.n_head = 3; change one of them");
-  CHECK_THAT(problem("[optim]\nnesterov = true\ndampening = 0.5\n"), ContainsSubstring("c.toml:2:1: optim.nesterov needs"));
+  CHECK(problem("[model]\nn_embd = 10\nn_head = 3\n") ==
+        "c.toml:3:1: model.n_embd = 10 is not divisible by model.n_head = 3; change one of them");
+  CHECK_THAT(problem("[optim]\nnesterov = true\ndampening = 0.5\n"),
+             ContainsSubstring("c.toml:2:1: optim.nesterov needs"));
   CHECK_THAT(problem("[optim]\nlr = 1e-5\n"), ContainsSubstring("schedule.min_lr"));
   CHECK_THAT(problem("[amp]\ngrad = \"low\"\n"), ContainsSubstring("needs amp.dtype"));
 }
@@ -58,7 +71,8 @@ TEST_CASE("files that are no config", "[config]") {
   CHECK_THAT(problem("[="), ContainsSubstring("c.toml"));
   CHECK_THAT(problem(std::string("[train]\nsteps = 1\0\n", 19)), ContainsSubstring("c.toml:2:1: a control byte"));
   CHECK_THAT(problem(std::string((1 << 20) + 1, '#')), ContainsSubstring("at most 1048576"));
-  CHECK_THAT(error_of([] { load_config("/nowhere/c.toml", {}); }), ContainsSubstring("cannot read /nowhere/c.toml: No such file"));
+  CHECK_THAT(error_of([] { load_config("/nowhere/c.toml", {}); }),
+             ContainsSubstring("cannot read /nowhere/c.toml: No such file"));
 }
 
 TEST_CASE("defaults < file < environment < command line", "[config]") {
@@ -68,9 +82,10 @@ TEST_CASE("defaults < file < environment < command line", "[config]") {
   setenv("LATHE_TRAIN_SEED", "23", 1);
   const LoadedConfig c = load_config((f / "c.toml").string(), {{"train.seed", "33"}, {"data.dir", "123"}});
   CHECK_THAT(error_of([&] {
-    setenv("LATHE_TRAIN_STESP", "1", 1);
-    load_config((f / "c.toml").string(), {});
-  }), ContainsSubstring("LATHE_TRAIN_STESP names no key; did you mean LATHE_TRAIN_STEPS?"));
+               setenv("LATHE_TRAIN_STESP", "1", 1);
+               load_config((f / "c.toml").string(), {});
+             }),
+             ContainsSubstring("LATHE_TRAIN_STESP names no key; did you mean LATHE_TRAIN_STEPS?"));
   for (const char* name : {"LATHE_TRAIN_BATCH_SIZE", "LATHE_TRAIN_SEED", "LATHE_TRAIN_STESP"}) unsetenv(name);
   CHECK(c.config.train.log_interval == 10);
   CHECK(c.config.train.steps == 11);
@@ -111,8 +126,10 @@ TEST_CASE("malformed TOML never ends in anything but an error", "[config]") {
     std::string text = good;
     for (size_t edits = 1 + next(4); edits > 0; --edits) {
       const size_t at = next(text.size());
-      if (next(3) == 0) text.erase(at, 1 + next(6));
-      else text.insert(at, 1, marks[next(marks.size())]);
+      if (next(3) == 0)
+        text.erase(at, 1 + next(6));
+      else
+        text.insert(at, 1, marks[next(marks.size())]);
       if (text.empty()) break;
     }
     try {

@@ -47,7 +47,9 @@ TEST_CASE("safetensors come back as they were written", "[core]") {
   const std::vector<float> a{1, 2, 3, 4, 5, 6};
   const std::vector<uint8_t> b{7, 8, 9};
   write_safetensors(folder / "x.safetensors",
-                    {{"b", "U8", {3}, std::as_bytes(std::span(b))}, {"a", "F32", {2, 3}, std::as_bytes(std::span(a))}, {"none", "F32", {0, 4}, {}}},
+                    {{"b", "U8", {3}, std::as_bytes(std::span(b))},
+                     {"a", "F32", {2, 3}, std::as_bytes(std::span(a))},
+                     {"none", "F32", {0, 4}, {}}},
                     {{"key", "value"}});
   const SafetensorsFile file(folder / "x.safetensors");
   REQUIRE(file.tensors().size() == 3);
@@ -77,17 +79,29 @@ TEST_CASE("malformed safetensors are refused, each for its reason", "[core]") {
   CHECK_THAT(problem(framed(good, 9)), ContainsSubstring("behind the last tensor"));
   CHECK_THAT(problem(framed("{", 0)), ContainsSubstring("parse error"));
   CHECK_THAT(problem(framed("[]", 0)), ContainsSubstring("no JSON object"));
-  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", 8)), ContainsSubstring("unknown dtype"));
-  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8)), ContainsSubstring("needs 12 bytes"));
-  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8)), ContainsSubstring("no whole number"));
-  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 8)), ContainsSubstring("too large"));
-  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8)), ContainsSubstring("outside the file"));
-  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12)), ContainsSubstring("gap or overlap"));
-  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4)),
+  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", 8)),
+             ContainsSubstring("unknown dtype"));
+  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8)),
+             ContainsSubstring("needs 12 bytes"));
+  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8)),
+             ContainsSubstring("no whole number"));
+  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 8)),
+             ContainsSubstring("too large"));
+  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8)),
+             ContainsSubstring("outside the file"));
+  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12)),
              ContainsSubstring("gap or overlap"));
-  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8)),
-             ContainsSubstring("stands twice"));
-  CHECK_THAT(problem(framed(std::string(60, '[') , 0)), ContainsSubstring("deeper than"));
+  CHECK_THAT(
+      problem(framed(
+          R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+          4)),
+      ContainsSubstring("gap or overlap"));
+  CHECK_THAT(
+      problem(framed(
+          R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+          8)),
+      ContainsSubstring("stands twice"));
+  CHECK_THAT(problem(framed(std::string(60, '['), 0)), ContainsSubstring("deeper than"));
 }
 
 TEST_CASE("JSON numbers that are not finite are strings", "[core]") {
@@ -104,10 +118,12 @@ TEST_CASE("the allocator hands blocks out again and counts by category", "[core]
     const at::Tensor t = at::empty({1 << 20});
     CHECK(reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 64 == 0);
     const MemoryStats during = memory_stats();
-    CHECK(during.used[static_cast<size_t>(Memory::optimizer)] - before.used[static_cast<size_t>(Memory::optimizer)] == 4 << 20);
+    CHECK(during.used[static_cast<size_t>(Memory::optimizer)] - before.used[static_cast<size_t>(Memory::optimizer)] ==
+          4 << 20);
     CHECK(during.blocks == before.blocks);
     recategorize(t.mutable_data_ptr(), Memory::gradients);
-    CHECK(memory_stats().used[static_cast<size_t>(Memory::gradients)] == before.used[static_cast<size_t>(Memory::gradients)] + (4 << 20));
+    CHECK(memory_stats().used[static_cast<size_t>(Memory::gradients)] ==
+          before.used[static_cast<size_t>(Memory::gradients)] + (4 << 20));
   }
   CHECK(memory_stats().total == before.total);
   CHECK_THAT(error_of([] { at::empty({int64_t{1} << 50}); }), ContainsSubstring("out of memory"));

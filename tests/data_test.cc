@@ -39,7 +39,8 @@ TEST_CASE("text comes back from its ids", "[data]") {
 }
 
 TEST_CASE("what is not UTF-8 is refused at its byte", "[data]") {
-  for (const char* bad : {"ab\x80", "ab\xC0\x80", "ab\xE0\x80\x80", "ab\xED\xA0\x80", "ab\xF5\x80\x80\x80", "ab\xE2\x82"}) {
+  for (const char* bad :
+       {"ab\x80", "ab\xC0\x80", "ab\xE0\x80\x80", "ab\xED\xA0\x80", "ab\xF5\x80\x80\x80", "ab\xE2\x82"}) {
     CHECK_THAT(error_of([&] { Tokenizer::characters(bad); }), ContainsSubstring("byte 2 of the text is not UTF-8"));
   }
 }
@@ -62,7 +63,8 @@ TEST_CASE("shards in every layout read as one sequence", "[data]") {
   {
     const TempFolder f;  // llm.c, two shards, one of 32-bit tokens
     write_file(f / "train_000000.bin", llmc_header(20240520, 1, 200) + packed(first));
-    write_file(f / "train_000001.bin", llmc_header(20240801, 7, 300) + packed(std::vector<uint32_t>(second.begin(), second.end())));
+    write_file(f / "train_000001.bin",
+               llmc_header(20240801, 7, 300) + packed(std::vector<uint32_t>(second.begin(), second.end())));
     reads(f.path(), 500);
   }
 }
@@ -79,7 +81,8 @@ TEST_CASE("shards that can't be right are refused", "[data]") {
   write_file(f / "train.bin", packed(counting(50)));
   const TokenFile tokens(f.path(), "train", std::nullopt);
   std::vector<int64_t> out(50);
-  CHECK_THAT(error_of([&] { tokens.read(0, 50, 40, out.data()); }), ContainsSubstring("token 40 is 40, beyond the vocabulary of 40"));
+  CHECK_THAT(error_of([&] { tokens.read(0, 50, 40, out.data()); }),
+             ContainsSubstring("token 40 is 40, beyond the vocabulary of 40"));
   CHECK_THAT(error_of([&] { TokenFile(f / "nowhere", "train", std::nullopt); }), ContainsSubstring("lathe prepare"));
 }
 

@@ -25,8 +25,10 @@ class Trials {
     seconds_ = f.seconds;
   }
 
-  Finished start(const std::string& run, const std::map<std::string, std::string>& environment, double kill_after = -1) {
-    return lathe::test::run({"lathe_faults", {"train", "tiny.toml", "--train.out_dir=" + run}, folder_.path(), environment, kill_after});
+  Finished start(const std::string& run, const std::map<std::string, std::string>& environment,
+                 double kill_after = -1) {
+    return lathe::test::run(
+        {"lathe_faults", {"train", "tiny.toml", "--train.out_dir=" + run}, folder_.path(), environment, kill_after});
   }
 
   /// One run, killed as each of `kills` says (a point and a count, or seconds), then finished. True where at least one
@@ -35,8 +37,9 @@ class Trials {
     const std::string name = "run" + std::to_string(n_++);
     bool struck = false;
     for (const auto& [point, amount] : kills) {
-      const Finished f = point.empty() ? start(name, {}, amount)
-                                       : start(name, {{"LATHE_TEST_KILL", point + " " + std::to_string(static_cast<int>(amount))}});
+      const Finished f =
+          point.empty() ? start(name, {}, amount)
+                        : start(name, {{"LATHE_TEST_KILL", point + " " + std::to_string(static_cast<int>(amount))}});
       INFO(point << " " << amount << ": " << f.err);
       CHECK((f.code == killed || f.code == 0));
       struck = struck || f.code == killed;
@@ -71,9 +74,9 @@ class Trials {
 
 TEST_CASE("killed inside a save, at every stage", "[kill]") {
   Trials trials;
-  const std::vector<std::string> stages{"save: folder made",     "save: model written",    "save: optimizer written",
-                                        "save: state written",   "save: manifest written", "save: folder synced",
-                                        "save: renamed",         "save: parent synced"};
+  const std::vector<std::string> stages{"save: folder made",   "save: model written",    "save: optimizer written",
+                                        "save: state written", "save: manifest written", "save: folder synced",
+                                        "save: renamed",       "save: parent synced"};
   for (const auto& stage : stages) {
     for (int nth : {1, 2, 4}) CHECK(trials.trial({{stage, nth}}));  // the first, a middle and the last save
   }
@@ -100,7 +103,9 @@ TEST_CASE("killed anywhere: start-up, resume, by the clock, twice", "[kill]") {
   CHECK(trials.trial({{"step", 15}, {"step", 3}}));
   CHECK(trials.trial({{"save: model written", 2}, {"save: state written", 1}}));
   trials.until(10, [&](int) { return std::vector<std::pair<std::string, double>>{{"", when(random)}}; });
-  trials.until(5, [&](int) { return std::vector<std::pair<std::string, double>>{{"", when(random)}, {"", when(random)}}; });
+  trials.until(5, [&](int) {
+    return std::vector<std::pair<std::string, double>>{{"", when(random)}, {"", when(random)}};
+  });
 }
 
 /// Rewrites a checkpoint's manifest after a file was changed on purpose.

@@ -1,4 +1,5 @@
-// The test runner's main. The fixed thread count keeps figures comparable between machines.
+// The test runner's main. A card, where there is one, takes part in the op table. The fixed thread count keeps figures
+// comparable between machines.
 #define CATCH_CONFIG_RUNNER
 #include "core/device.h"
 #include "core/memory.h"
@@ -6,6 +7,6 @@
 
 int main(int argc, char** argv) {
   lathe::install_allocator();
-  lathe::set_up_compute("cpu", 2);
+  lathe::set_up_compute(lathe::open_device("auto"), 2);
   return Catch::Session().run(argc, argv);
 }

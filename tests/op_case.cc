@@ -105,7 +105,9 @@ class Checker {
   }
 
   // float64: what is left is the order of summation
-  void against_oracle() { compare("against LibTorch", run_ours(row_, x_, dy_), run_oracle(row_, x_, dy_), 1e-13, 1e-11); }
+  void against_oracle() {
+    compare("against LibTorch", run_ours(row_, x_, dy_), run_oracle(row_, x_, dy_), 1e-13, 1e-11);
+  }
 
   // central differences: error eps^2 from the cut-off, 1e-16 / eps from rounding
   void against_differences() {
@@ -167,19 +169,23 @@ class Checker {
     for (size_t i = 0; i < tin.size(); ++i) {
       if (tfirst[i].defined()) ts = ts + (tfirst[i] * weigh(i)).sum();
     }
-    const auto wanted = ts.requires_grad() ? torch::autograd::grad({ts}, tin, {}, false, false, true) : Tensors(tin.size());
+    const auto wanted =
+        ts.requires_grad() ? torch::autograd::grad({ts}, tin, {}, false, false, true) : Tensors(tin.size());
     const auto got = s.requires_grad() ? grad(s, in) : std::vector<Variable>(in.size());
     for (size_t i = 0; i < in.size(); ++i) {
       compare(str("second derivative ", i, " against LibTorch"), got[i].data(), wanted[i], 1e-12, 1e-9);
       if (!row_.differences || !got[i].defined()) continue;
-      compare(str("second derivative ", i, " against differences"), got[i].data(), differences(x_[i], [&] {
-                double total = 0;
-                const auto r = run_ours(row_, x_, dy_);
-                for (size_t j = 0; j < r.grads.size(); ++j) {
-                  if (r.grads[j].defined()) total += (r.grads[j] * weigh(j)).sum().item<double>();
-                }
-                return total;
-              }), 1e-5, 1e-3);
+      compare(str("second derivative ", i, " against differences"), got[i].data(),
+              differences(x_[i],
+                          [&] {
+                            double total = 0;
+                            const auto r = run_ours(row_, x_, dy_);
+                            for (size_t j = 0; j < r.grads.size(); ++j) {
+                              if (r.grads[j].defined()) total += (r.grads[j] * weigh(j)).sum().item<double>();
+                            }
+                            return total;
+                          }),
+              1e-5, 1e-3);
     }
   }
 
@@ -200,13 +206,17 @@ class Checker {
     for (const auto& t : low) in.emplace_back(t);
     const at::Tensor dy = dy_.to(device, row_.ours(in).dtype());
     const auto ours = run_ours(row_, low, dy);
-    const double spacing = dtype == at::kDouble ? 1e-13 : dtype == at::kFloat ? 0x1p-22 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
+    const double spacing = dtype == at::kDouble  ? 1e-13
+                           : dtype == at::kFloat ? 0x1p-22
+                           : dtype == at::kHalf  ? 0x1p-10
+                                                 : 0x1p-7;
     const auto wanted = run_oracle(row_, exact, dy.to(at::kCPU, at::kDouble));
-    compare(str(dtype_name(dtype), device == at::kCUDA ? " on CUDA" : ""), ours, wanted, 0.05 * spacing, row_.low_scale * spacing);
+    compare(str(dtype_name(dtype), device == at::kCUDA ? " on CUDA" : ""), ours, wanted, 0.05 * spacing,
+            row_.low_scale * spacing);
     for (size_t i = 0; i < ours.grads.size(); ++i) {
       if (ours.grads[i].defined() && ours.grads[i].scalar_type() != dtype) {
-        failures_.push_back(str(row_.op, " (", row_.label, "): gradient ", i, " is ", describe(ours.grads[i]), " for a ",
-                                dtype_name(dtype), " input"));
+        failures_.push_back(str(row_.op, " (", row_.label, "): gradient ", i, " is ", describe(ours.grads[i]),
+                                " for a ", dtype_name(dtype), " input"));
       }
     }
   }

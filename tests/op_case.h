@@ -21,9 +21,9 @@ struct OpCase {
   std::vector<Input> inputs;
   std::function<Variable(const std::vector<Variable>&)> ours;
   std::function<at::Tensor(const std::vector<at::Tensor>&)> oracle;  ///< the same through LibTorch's own autograd
-  bool second = true;       ///< has second derivatives
-  bool differences = true;  ///< central differences apply (not across a kink)
-  double low_scale = 4;     ///< error in bf16/fp16, in units of the format's spacing times the result's largest value
+  bool second = true;                                                ///< has second derivatives
+  bool differences = true;                                           ///< central differences apply (not across a kink)
+  double low_scale = 4;  ///< error in bf16/fp16, in units of the format's spacing times the result's largest value
 };
 
 /// Every row; at least one for each op.

@@ -35,13 +35,19 @@ std::vector<OpCase> make_table() {
   const Input a{{2, 3}}, b{{2, 3}}, positive{{2, 3}, 0.5, 2}, row3{{3}}, image{{2, 3, 4}};
 
   add_row({"add", "same shape", {a, b}, [](V v) { return add(v[0], v[1]); }, [](T x) { return x[0] + x[1]; }});
-  add_row({"add", "broadcast", {image, {{3, 1}}}, [](V v) { return add(v[0], v[1]); }, [](T x) { return x[0] + x[1]; }});
+  add_row(
+      {"add", "broadcast", {image, {{3, 1}}}, [](V v) { return add(v[0], v[1]); }, [](T x) { return x[0] + x[1]; }});
   add_row({"sub", "broadcast", {a, row3}, [](V v) { return sub(v[0], v[1]); }, [](T x) { return x[0] - x[1]; }});
   add_row({"mul", "same shape", {a, b}, [](V v) { return mul(v[0], v[1]); }, [](T x) { return x[0] * x[1]; }});
-  add_row({"mul", "square: one input twice", {a}, [](V v) { return mul(v[0], v[0]); }, [](T x) { return x[0] * x[0]; }});
-  add_row({"mul", "broadcast both ways", {{{2, 1, 4}}, {{3, 1}}}, [](V v) { return mul(v[0], v[1]); },
+  add_row(
+      {"mul", "square: one input twice", {a}, [](V v) { return mul(v[0], v[0]); }, [](T x) { return x[0] * x[0]; }});
+  add_row({"mul",
+           "broadcast both ways",
+           {{{2, 1, 4}}, {{3, 1}}},
+           [](V v) { return mul(v[0], v[1]); },
            [](T x) { return x[0] * x[1]; }});
-  add_row({"div", "broadcast", {a, {{3}, 0.5, 2}}, [](V v) { return div(v[0], v[1]); }, [](T x) { return x[0] / x[1]; }});
+  add_row(
+      {"div", "broadcast", {a, {{3}, 0.5, 2}}, [](V v) { return div(v[0], v[1]); }, [](T x) { return x[0] / x[1]; }});
   add_row({"add_scalar", "", {a}, [](V v) { return v[0] + 1.5; }, [](T x) { return x[0] + 1.5; }});
   add_row({"mul_scalar", "", {a}, [](V v) { return v[0] * -2.5; }, [](T x) { return x[0] * -2.5; }});
   add_row({"exp", "", {a}, [](V v) { return exp(v[0]); }, [](T x) { return x[0].exp(); }});
@@ -54,68 +60,178 @@ std::vector<OpCase> make_table() {
   add_row({"erf", "", {a}, [](V v) { return erf(v[0]); }, [](T x) { return x[0].erf(); }});
   add_row({"sigmoid", "", {a}, [](V v) { return sigmoid(v[0]); }, [](T x) { return x[0].sigmoid(); }});
   add_row({"sigmoid", "silu", {a}, [](V v) { return silu(v[0]); }, [](T x) { return torch::silu(x[0]); }});
-  add_row({"relu", "", {{{2, 3}, 0.1, 2}}, [](V v) { return relu(v[0] - 1.0); }, [](T x) { return torch::relu(x[0] - 1.0); }});
-  add_row({"gelu", "tanh", {a}, [](V v) { return gelu(v[0], Gelu::tanh); }, [](T x) { return torch::gelu(x[0], "tanh"); }});
-  add_row({"gelu", "exact", {a}, [](V v) { return gelu(v[0], Gelu::exact); }, [](T x) { return torch::gelu(x[0], "none"); }});
-  add_row({"cast", "there and back", {a}, [](V v) { return cast(cast(v[0], at::kFloat), at::kDouble); },
-           [](T x) { return x[0].to(at::kFloat).to(at::kDouble); }}).differences = false;
+  add_row({"relu",
+           "",
+           {{{2, 3}, 0.1, 2}},
+           [](V v) { return relu(v[0] - 1.0); },
+           [](T x) { return torch::relu(x[0] - 1.0); }});
+  add_row(
+      {"gelu", "tanh", {a}, [](V v) { return gelu(v[0], Gelu::tanh); }, [](T x) { return torch::gelu(x[0], "tanh"); }});
+  add_row({"gelu",
+           "exact",
+           {a},
+           [](V v) { return gelu(v[0], Gelu::exact); },
+           [](T x) { return torch::gelu(x[0], "none"); }});
+  add_row({"cast",
+           "there and back",
+           {a},
+           [](V v) { return cast(cast(v[0], at::kFloat), at::kDouble); },
+           [](T x) { return x[0].to(at::kFloat).to(at::kDouble); }})
+      .differences = false;
 
   add_row({"sum", "all", {image}, [](V v) { return sum(v[0]); }, [](T x) { return x[0].sum(); }});
-  add_row({"sum", "two dims", {image}, [](V v) { return sum(v[0], at::IntArrayRef{0, -1}); },
-           [](T x) { return x[0].sum(at::IntArrayRef{0, -1}); }});
+  add_row({"sum",
+           "two dims",
+           {image},
+           [](V v) {
+             return sum(v[0], at::IntArrayRef{0, -1});
+           },
+           [](T x) {
+             return x[0].sum(at::IntArrayRef{0, -1});
+           }});
   add_row({"sum", "keepdim", {image}, [](V v) { return sum(v[0], 1, true); }, [](T x) { return x[0].sum(1, true); }});
   add_row({"sum", "mean", {image}, [](V v) { return mean(v[0], 1); }, [](T x) { return x[0].mean(1); }});
-  add_row({"sum", "mse loss", {a, b}, [](V v) { return mse_loss(v[0], v[1]); },
+  add_row({"sum",
+           "mse loss",
+           {a, b},
+           [](V v) { return mse_loss(v[0], v[1]); },
            [](T x) { return torch::mse_loss(x[0], x[1]); }});
-  add_row({"sum_to", "", {image}, [](V v) { return sum_to(v[0], {3, 1}); },
-           [](T x) { return x[0].sum(at::IntArrayRef{0, 2}).unsqueeze(1); }});
+  add_row({"sum_to",
+           "",
+           {image},
+           [](V v) {
+             return sum_to(v[0], {3, 1});
+           },
+           [](T x) {
+             return x[0].sum(at::IntArrayRef{0, 2}).unsqueeze(1);
+           }});
   add_row({"amax", "", {image}, [](V v) { return amax(v[0], -1); }, [](T x) { return x[0].amax(-1); }});
-  add_row({"amax", "keepdim", {image}, [](V v) { return amax(v[0], 1, true); }, [](T x) { return x[0].amax(1, true); }});
-  add_row({"softmax", "last dim", {image}, [](V v) { return softmax(v[0], -1); }, [](T x) { return x[0].softmax(-1); }});
+  add_row(
+      {"amax", "keepdim", {image}, [](V v) { return amax(v[0], 1, true); }, [](T x) { return x[0].amax(1, true); }});
+  add_row(
+      {"softmax", "last dim", {image}, [](V v) { return softmax(v[0], -1); }, [](T x) { return x[0].softmax(-1); }});
   add_row({"softmax", "first dim", {image}, [](V v) { return softmax(v[0], 0); }, [](T x) { return x[0].softmax(0); }});
-  add_row({"log_softmax", "", {image}, [](V v) { return log_softmax(v[0], 1); }, [](T x) { return x[0].log_softmax(1); }});
+  add_row(
+      {"log_softmax", "", {image}, [](V v) { return log_softmax(v[0], 1); }, [](T x) { return x[0].log_softmax(1); }});
 
-  add_row({"reshape", "", {image}, [](V v) { return reshape(v[0], {4, -1}); }, [](T x) { return x[0].reshape({4, -1}); }});
-  add_row({"expand", "", {{{2, 1, 3}}}, [](V v) { return expand(v[0], {4, 2, 5, 3}); },
-           [](T x) { return x[0].expand({4, 2, 5, 3}); }});
-  add_row({"transpose", "", {image}, [](V v) { return transpose(v[0], 0, -1); }, [](T x) { return x[0].transpose(0, -1); }});
-  add_row({"permute", "", {image}, [](V v) { return permute(v[0], {2, 0, -2}); }, [](T x) { return x[0].permute({2, 0, -2}); }});
+  add_row({"reshape",
+           "",
+           {image},
+           [](V v) {
+             return reshape(v[0], {4, -1});
+           },
+           [](T x) {
+             return x[0].reshape({4, -1});
+           }});
+  add_row({"expand",
+           "",
+           {{{2, 1, 3}}},
+           [](V v) {
+             return expand(v[0], {4, 2, 5, 3});
+           },
+           [](T x) {
+             return x[0].expand({4, 2, 5, 3});
+           }});
+  add_row({"transpose",
+           "",
+           {image},
+           [](V v) { return transpose(v[0], 0, -1); },
+           [](T x) { return x[0].transpose(0, -1); }});
+  add_row({"permute",
+           "",
+           {image},
+           [](V v) {
+             return permute(v[0], {2, 0, -2});
+           },
+           [](T x) {
+             return x[0].permute({2, 0, -2});
+           }});
   add_row({"slice", "", {image}, [](V v) { return slice(v[0], 1, 1, 3); }, [](T x) { return x[0].slice(1, 1, 3); }});
-  add_row({"slice", "negative, stepped", {{{7, 2}}}, [](V v) { return slice(v[0], 0, -6, 7, 2); },
+  add_row({"slice",
+           "negative, stepped",
+           {{{7, 2}}},
+           [](V v) { return slice(v[0], 0, -6, 7, 2); },
            [](T x) { return x[0].slice(0, -6, 7, 2); }});
-  add_row({"unslice", "", {{{2, 3}}}, [](V v) { return unslice(v[0], 1, 1, 7, 2, 8); },
-           [](T x) { return torch::slice_scatter(torch::zeros({2, 8}, x[0].options()), x[0], 1, 1, 7, 2); }});
-  add_row({"cat", "three", {{{2, 1}}, {{2, 3}}, {{2, 2}}}, [](V v) { return cat(v, 1); },
-           [](T x) { return torch::cat({x[0], x[1], x[2]}, 1); }});
+  add_row({"unslice",
+           "",
+           {{{2, 3}}},
+           [](V v) { return unslice(v[0], 1, 1, 7, 2, 8); },
+           [](T x) {
+             return torch::slice_scatter(torch::zeros({2, 8}, x[0].options()), x[0], 1, 1, 7, 2);
+           }});
+  add_row({"cat",
+           "three",
+           {{{2, 1}}, {{2, 3}}, {{2, 2}}},
+           [](V v) { return cat(v, 1); },
+           [](T x) {
+             return torch::cat({x[0], x[1], x[2]}, 1);
+           }});
   add_row({"triu", "", {{{2, 4, 3}}}, [](V v) { return triu(v[0], -1); }, [](T x) { return x[0].triu(-1); }});
-  add_row({"contiguous", "", {image}, [](V v) { return contiguous(transpose(v[0], 0, 1)); },
+  add_row({"contiguous",
+           "",
+           {image},
+           [](V v) { return contiguous(transpose(v[0], 0, 1)); },
            [](T x) { return x[0].transpose(0, 1).contiguous(); }});
 
-  add_row({"matmul", "2 dims", {{{2, 3}}, {{3, 4}}}, [](V v) { return matmul(v[0], v[1]); },
+  add_row({"matmul",
+           "2 dims",
+           {{{2, 3}}, {{3, 4}}},
+           [](V v) { return matmul(v[0], v[1]); },
            [](T x) { return x[0].matmul(x[1]); }});
-  add_row({"matmul", "broadcast batch", {{{2, 1, 2, 3}}, {{3, 3, 2}}}, [](V v) { return matmul(v[0], v[1]); },
+  add_row({"matmul",
+           "broadcast batch",
+           {{{2, 1, 2, 3}}, {{3, 3, 2}}},
+           [](V v) { return matmul(v[0], v[1]); },
            [](T x) { return x[0].matmul(x[1]); }});
-  add_row({"linear", "bias", {{{2, 2, 3}}, {{4, 3}}, {{4}}}, [](V v) { return linear(v[0], v[1], v[2]); },
+  add_row({"linear",
+           "bias",
+           {{{2, 2, 3}}, {{4, 3}}, {{4}}},
+           [](V v) { return linear(v[0], v[1], v[2]); },
            [](T x) { return torch::linear(x[0], x[1], x[2]); }});
-  add_row({"linear", "no bias", {{{5, 3}}, {{4, 3}}}, [](V v) { return linear(v[0], v[1]); },
+  add_row({"linear",
+           "no bias",
+           {{{5, 3}}, {{4, 3}}},
+           [](V v) { return linear(v[0], v[1]); },
            [](T x) { return torch::linear(x[0], x[1]); }});
 
-  add_row({"layer_norm", "scale and shift", {{{2, 3, 5}}, {{5}}, {{5}}},
+  add_row({"layer_norm",
+           "scale and shift",
+           {{{2, 3, 5}}, {{5}}, {{5}}},
            [](V v) { return layer_norm(v[0], v[1], v[2], 1e-5); },
-           [](T x) { return torch::layer_norm(x[0], {5}, x[1], x[2], 1e-5); }}).second = false;
-  add_row({"layer_norm", "scale alone", {{{3, 5}}, {{5}}}, [](V v) { return layer_norm(v[0], v[1], {}, 1e-3); },
-           [](T x) { return torch::layer_norm(x[0], {5}, x[1], {}, 1e-3); }}).second = false;
-  add_row({"layer_norm", "plain", {{{3, 5}}}, [](V v) { return layer_norm(v[0], {}, {}); },
-           [](T x) { return torch::layer_norm(x[0], {5}, {}, {}, 1e-5); }}).second = false;
-  add_row({"embedding", "repeated ids", {{{5, 3}}},
-           [](V v) { return embedding(longs({0, 4, 4, 2, 4, 0}, {2, 3}).to(v[0].data().device()), v[0]); },
-           [](T x) { return torch::embedding(x[0], longs({0, 4, 4, 2, 4, 0}, {2, 3})); }}).second = false;
-  add_row({"dropout", "", {{{3, 7}}},
+           [](T x) { return torch::layer_norm(x[0], {5}, x[1], x[2], 1e-5); }})
+      .second = false;
+  add_row({"layer_norm",
+           "scale alone",
+           {{{3, 5}}, {{5}}},
+           [](V v) { return layer_norm(v[0], v[1], {}, 1e-3); },
+           [](T x) { return torch::layer_norm(x[0], {5}, x[1], {}, 1e-3); }})
+      .second = false;
+  add_row({"layer_norm",
+           "plain",
+           {{{3, 5}}},
+           [](V v) { return layer_norm(v[0], {}, {}); },
+           [](T x) { return torch::layer_norm(x[0], {5}, {}, {}, 1e-5); }})
+      .second = false;
+  add_row({"embedding",
+           "repeated ids",
+           {{{5, 3}}},
+           [](V v) {
+             return embedding(longs({0, 4, 4, 2, 4, 0}, {2, 3}).to(v[0].data().device()), v[0]);
+           },
+           [](T x) {
+             return torch::embedding(x[0], longs({0, 4, 4, 2, 4, 0}, {2, 3}));
+           }})
+      .second = false;
+  add_row({"dropout",
+           "",
+           {{{3, 7}}},
            [](V v) {
              const TrainingStep step(step_random);
              return dropout(v[0], 0.4, hash_name("here"));
            },
-           [](T x) { return x[0] * reference_mask({3, 7}, step_random, 0.4, hash_name("here")); }});
+           [](T x) {
+             return x[0] * reference_mask({3, 7}, step_random, 0.4, hash_name("here"));
+           }});
   const auto heads = [](int64_t n) {
     return [n](T x) {
       const int64_t bs = x[0].size(0), ts = x[0].size(1), c = x[0].size(2) / 3;
@@ -129,18 +245,34 @@ std::vector<OpCase> make_table() {
     };
   };
   OpCase two{"attention", "two heads", {{{2, 4, 12}}}, [](V v) { return attention(v[0], 2); }, heads(2)};
-  OpCase longer{"attention", "longer than a kernel's block", {{{1, 70, 24}}}, [](V v) { return attention(v[0], 1); }, heads(1)};
+  OpCase longer{
+      "attention", "longer than a kernel's block", {{{1, 70, 24}}}, [](V v) { return attention(v[0], 1); }, heads(1)};
   longer.differences = false;  // 1680 inputs, and the oracle covers them
   for (OpCase* row : {&two, &longer}) {
     row->second = false;
     row->low_scale = 8;  // two products and a softmax, each rounded
     t.push_back(*row);
   }
-  add_row({"cross_entropy", "mean", {{{4, 5}}}, [](V v) { return cross_entropy(v[0], longs({1, 0, 4, 4}, {4}).to(v[0].data().device())); },
-           [](T x) { return torch::cross_entropy_loss(x[0], longs({1, 0, 4, 4}, {4})); }}).second = false;
-  add_row({"cross_entropy", "ignored rows, divisor", {{{4, 5}}},
-           [](V v) { return cross_entropy(v[0], longs({-100, 0, -100, 4}, {4}).to(v[0].data().device()), 7); },
-           [](T x) { return torch::cross_entropy_loss(x[0], longs({-100, 0, -100, 4}, {4}), {}, at::Reduction::Sum) / 7; }}).second = false;
+  add_row({"cross_entropy",
+           "mean",
+           {{{4, 5}}},
+           [](V v) {
+             return cross_entropy(v[0], longs({1, 0, 4, 4}, {4}).to(v[0].data().device()));
+           },
+           [](T x) {
+             return torch::cross_entropy_loss(x[0], longs({1, 0, 4, 4}, {4}));
+           }})
+      .second = false;
+  add_row({"cross_entropy",
+           "ignored rows, divisor",
+           {{{4, 5}}},
+           [](V v) {
+             return cross_entropy(v[0], longs({-100, 0, -100, 4}, {4}).to(v[0].data().device()), 7);
+           },
+           [](T x) {
+             return torch::cross_entropy_loss(x[0], longs({-100, 0, -100, 4}, {4}), {}, at::Reduction::Sum) / 7;
+           }})
+      .second = false;
   return t;
 }
 

@@ -57,7 +57,8 @@ struct WrongSecond {
 
 TEST_CASE("a wrong op fails the harness", "[ops]") {
   const auto cube = [](const std::vector<at::Tensor>& x) { return x[0].pow(3); };
-  OpCase row{"wrong_cube", "", {{{2, 3}}}, [](const std::vector<Variable>& v) { return apply(WrongCube{}, v[0]); }, cube};
+  OpCase row{
+      "wrong_cube", "", {{{2, 3}}}, [](const std::vector<Variable>& v) { return apply(WrongCube{}, v[0]); }, cube};
   const auto failures = check_op(row);
   REQUIRE(!failures.empty());
   CHECK_THAT(failures[0], ContainsSubstring("gradient 0"));
@@ -76,8 +77,12 @@ TEST_CASE("an op's error names the op, what came and what was expected", "[ops]"
   CHECK(error_of([&] { linear(x, w); }) ==
         "linear(float32[2,3], float32[4,5], undefined): the last dim of x must be 5");
   CHECK(error_of([&] { matmul(x, x); }) == "matmul(float32[2,3], float32[2,3]): the inner sizes 3 and 2 differ");
-  CHECK_THAT(error_of([&] { add(x, w); }), ContainsSubstring("add(float32[2,3], float32[4,5]): The size of tensor a (3)"));
-  CHECK_THAT(error_of([&] { reshape(x, {4, 4}); }), ContainsSubstring("reshape(float32[2,3]): shape '[4, 4]' is invalid"));
+  CHECK_THAT(error_of([&] { add(x, w); }),
+             ContainsSubstring("add(float32[2,3], float32[4,5]): The size of tensor a (3)"));
+  CHECK_THAT(error_of([&] {
+               reshape(x, {4, 4});
+             }),
+             ContainsSubstring("reshape(float32[2,3]): shape '[4, 4]' is invalid"));
 }
 
 }  // namespace

@@ -67,7 +67,8 @@ Finished run(const Command& c) {
   pollfd fds[2]{{out[0], POLLIN, 0}, {err[0], POLLIN, 0}};
   bool killed = false, signalled = false;
   for (int open = 2; open > 0;) {
-    const int wait = c.kill_after_s >= 0 && !killed ? std::max(1, static_cast<int>(1e3 * (c.kill_after_s - seconds()))) : 60000;
+    const int wait =
+        c.kill_after_s >= 0 && !killed ? std::max(1, static_cast<int>(1e3 * (c.kill_after_s - seconds()))) : 60000;
     poll(fds, 2, wait);
     if (c.kill_after_s >= 0 && !killed && seconds() >= c.kill_after_s) {
       kill(pid, SIGKILL);
@@ -99,7 +100,8 @@ Finished run(const Command& c) {
 }
 
 std::string sample_text(size_t bytes) {
-  const char* words[]{"the", "lathe", "turns", "wood", "and", "a", "tool", "cuts", "what", "turns", "slowly", "under", "it"};
+  const char* words[]{"the",  "lathe", "turns", "wood",   "and",   "a", "tool",
+                      "cuts", "what",  "turns", "slowly", "under", "it"};
   std::string text;
   uint32_t x = 12345;
   while (text.size() < bytes) {
@@ -110,9 +112,7 @@ std::string sample_text(size_t bytes) {
   return text.substr(0, bytes);
 }
 
-void write_file(const fs::path& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
+void write_file(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
 std::string slurp(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -127,8 +127,10 @@ void make_tiny_run(const fs::path& folder, const std::string& extra) {
              "[model]\nn_layer = 2\nn_head = 2\nn_embd = 16\nblock_size = 16\ndropout = 0.1\n"
              "[data]\ndir = \"data\"\nworkers = 2\nprefetch = 3\n"
              "[schedule]\nwarmup_steps = 5\n"
-             "[train]\nsteps = 40\nbatch_size = 3\ngrad_accum = 2\neval_interval = 10\neval_batches = 3\nlog_interval = 1\nthreads = 1\n"
-             "[checkpoint]\ninterval = 10\n" + extra);
+             "[train]\nsteps = 40\nbatch_size = 3\ngrad_accum = 2\neval_interval = 10\neval_batches = 3\nlog_interval "
+             "= 1\nthreads = 1\n"
+             "[checkpoint]\ninterval = 10\n" +
+                 extra);
 }
 
 std::string difference(const fs::path& a, const fs::path& b) {

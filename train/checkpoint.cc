@@ -23,15 +23,10 @@ std::string step_name(int64_t step) {
 }
 
 Json state_json(const RunState& s) {
-  Json json{{"step", s.step},
-            {"updates", s.updates},
-            {"tokens", s.tokens},
-            {"threads", s.threads},
-            {"isa", s.isa},
-            {"device", s.device_model},
-            {"data_hash", s.data_hash},
-            {"metrics_bytes", s.metrics_bytes},
-            {"config", s.config}};
+  Json json{
+      {"step", s.step},    {"updates", s.updates},     {"tokens", s.tokens},       {"threads", s.threads},
+      {"isa", s.isa},      {"device", s.device_model}, {"data_hash", s.data_hash}, {"metrics_bytes", s.metrics_bytes},
+      {"config", s.config}};
   if (s.val_loss) json["val_loss"] = json_number(*s.val_loss);
   if (s.best_val_loss) json["best_val_loss"] = json_number(*s.best_val_loss);
   if (s.tokenizer) json["tokenizer"] = {{"kind", s.tokenizer->kind()}, {"vocabulary", s.tokenizer->vocabulary()}};
@@ -45,7 +40,9 @@ struct Snapshot {
 
   void add(const std::string& name, const at::Tensor& t) {
     const at::Tensor host = t.to(at::kCPU).contiguous();
-    entries.push_back({name, safetensors_dtype(host.scalar_type()), host.sizes().vec(),
+    entries.push_back({name,
+                       safetensors_dtype(host.scalar_type()),
+                       host.sizes().vec(),
                        {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()}});
     held.push_back(host);
   }
@@ -64,8 +61,8 @@ void copy_into(const SafetensorsFile& file, const std::string& name, const at::T
   const TensorEntry& entry = file.at(name);
   const auto dtype = dtype_from_safetensors(entry.dtype);
   if (!dtype || at::IntArrayRef(entry.shape) != to.sizes()) {
-    fail(Exit::checkpoint, path.string(), ": tensor \"", name, "\" is ", entry.dtype, describe(at::IntArrayRef(entry.shape)),
-         ", the model needs ", describe(to));
+    fail(Exit::checkpoint, path.string(), ": tensor \"", name, "\" is ", entry.dtype,
+         describe(at::IntArrayRef(entry.shape)), ", the model needs ", describe(to));
   }
   to.copy_(at::from_blob(const_cast<std::byte*>(entry.bytes.data()), entry.shape, at::TensorOptions().dtype(*dtype)));
 }
@@ -183,8 +180,9 @@ RunState read_state(const fs::path& checkpoint) {
   if (j.contains("val_loss") && j["val_loss"].is_number()) s.val_loss = j["val_loss"].get<double>();
   if (j.contains("best_val_loss") && j["best_val_loss"].is_number()) s.best_val_loss = j["best_val_loss"].get<double>();
   if (j.contains("tokenizer")) {
-    s.tokenizer = Tokenizer::from(json_get<std::string>(j["tokenizer"], "kind", where, Exit::checkpoint),
-                                  json_get<std::vector<std::string>>(j["tokenizer"], "vocabulary", where, Exit::checkpoint));
+    s.tokenizer =
+        Tokenizer::from(json_get<std::string>(j["tokenizer"], "kind", where, Exit::checkpoint),
+                        json_get<std::vector<std::string>>(j["tokenizer"], "vocabulary", where, Exit::checkpoint));
   }
   return s;
 }

@@ -16,8 +16,8 @@ struct Sampling {
   uint64_t seed = 1;
 };
 
-/// Continues `ids` (not empty) by n tokens; on_token, where given, sees each as it comes. The last block_size tokens are
-/// the context. Token i depends on the seed and what is before it alone.
+/// Continues `ids` (not empty) by n tokens; on_token, where given, sees each as it comes. The last block_size tokens
+/// are the context. Token i depends on the seed and what is before it alone.
 std::vector<int64_t> generate(const GPT& model, std::vector<int64_t> ids, int64_t n, const Sampling& sampling,
                               at::ScalarType compute, const std::function<void(int64_t)>& on_token = nullptr);
 

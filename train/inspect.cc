@@ -16,12 +16,14 @@ enum class Kind { run, checkpoint, data, safetensors };
 Kind kind_of(const fs::path& path) {
   if (fs::is_regular_file(path) && path.extension() == ".safetensors") return Kind::safetensors;
   if (fs::is_directory(path)) {
-    if (path.filename().string().starts_with("step-") || fs::exists(path / "model.safetensors")) return Kind::checkpoint;
+    if (path.filename().string().starts_with("step-") || fs::exists(path / "model.safetensors"))
+      return Kind::checkpoint;
     if (fs::is_directory(path / "checkpoints")) return Kind::run;
     if (fs::exists(path / "manifest.json")) return Kind::data;
   }
   fail(Exit::usage, path.string(), fs::exists(path) ? " is" : " does not exist: expected",
-       fs::exists(path) ? " no run, checkpoint, data folder or .safetensors file" : " a run, checkpoint, data folder or .safetensors file");
+       fs::exists(path) ? " no run, checkpoint, data folder or .safetensors file"
+                        : " a run, checkpoint, data folder or .safetensors file");
 }
 
 void list_tensors(std::ostringstream& out, const SafetensorsFile& file) {
@@ -37,7 +39,8 @@ void list_state(std::ostringstream& out, const fs::path& checkpoint) {
   const RunState s = read_state(checkpoint);
   out << checkpoint.string() << "\n  step " << s.step << ", updates " << s.updates << ", tokens " << s.tokens;
   if (s.val_loss) out << ", validation loss " << *s.val_loss << " (best " << *s.best_val_loss << ")";
-  out << "\n  made on " << s.device_model << ", " << s.isa << ", " << s.threads << " threads; data " << s.data_hash << "\n";
+  out << "\n  made on " << s.device_model << ", " << s.isa << ", " << s.threads << " threads; data " << s.data_hash
+      << "\n";
 }
 
 }  // namespace
@@ -67,8 +70,8 @@ std::string inspect(const fs::path& path_) {
     }
     case Kind::data: {
       const auto m = read_manifest(path);
-      out << path.string() << "\n  tokenizer " << m->tokenizer.kind() << ", vocabulary " << m->vocab_size << ", " << m->dtype
-          << ", largest id " << m->largest_id << "\n";
+      out << path.string() << "\n  tokenizer " << m->tokenizer.kind() << ", vocabulary " << m->vocab_size << ", "
+          << m->dtype << ", largest id " << m->largest_id << "\n";
       for (const auto* split : {&m->train, &m->val}) {
         for (const auto& s : *split) out << "  " << s.file << "  " << s.tokens << " tokens  " << s.xxh3 << "\n";
       }
@@ -81,7 +84,10 @@ std::string verify(const fs::path& path_) {
   const fs::path path = path_.has_filename() ? path_ : path_.parent_path();
   std::ostringstream out;
   switch (kind_of(path)) {
-    case Kind::safetensors: SafetensorsFile{path}; out << path.string() << ": well formed\n"; break;
+    case Kind::safetensors:
+      SafetensorsFile{path};
+      out << path.string() << ": well formed\n";
+      break;
     case Kind::checkpoint:
       verify_checkpoint(path);
       SafetensorsFile{path / "model.safetensors"};
@@ -100,7 +106,8 @@ std::string verify(const fs::path& path_) {
         for (const auto& s : *split) {
           const fs::path file = path / s.file;
           if (!fs::exists(file)) fail(Exit::data, file.string(), " is missing");
-          if (file_checksum(file) != s.xxh3) fail(Exit::data, file.string(), " is not what was written: its checksum differs");
+          if (file_checksum(file) != s.xxh3)
+            fail(Exit::data, file.string(), " is not what was written: its checksum differs");
         }
       }
       out << path.string() << ": all shards are what was written\n";

@@ -1,7 +1,7 @@
 #include "train/peak.h"
 
-#include <ATen/ops/mm.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
 
 #include <algorithm>
 #include <chrono>
@@ -16,8 +16,10 @@ namespace lathe {
 namespace {
 
 fs::path peaks_file() {
-  if (const char* cache = std::getenv("LATHE_CACHE"); cache != nullptr && *cache != 0) return fs::path(cache) / "peaks.json";
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home != 0) return fs::path(home) / ".cache/lathe/peaks.json";
+  if (const char* cache = std::getenv("LATHE_CACHE"); cache != nullptr && *cache != 0)
+    return fs::path(cache) / "peaks.json";
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != 0)
+    return fs::path(home) / ".cache/lathe/peaks.json";
   return {};
 }
 

@@ -1,5 +1,6 @@
-// The matmul ceiling that MFU is measured against. On a CPU it is measured once for each (CPU model, threads, dtype) and
-// kept in the cache folder ($LATHE_CACHE, default ~/.cache/lathe); on a card it is the dense bf16 figure of its kind.
+// The matmul ceiling that MFU is measured against. On a CPU it is measured once for each (CPU model, threads, dtype)
+// and kept in the cache folder ($LATHE_CACHE, default ~/.cache/lathe); on a card it is the dense bf16 figure of its
+// kind.
 #pragma once
 
 #include <optional>

@@ -53,7 +53,8 @@ std::string plan(LoadedConfig loaded) {
     (void)RunData::open(loaded);
   }
   if (c.model.vocab_size == 0) {
-    fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir, " to take it from; give one of them");
+    fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
+         " to take it from; give one of them");
   }
   Session s = Session::make(c);
   const auto static_bytes = memory_stats();
@@ -103,12 +104,13 @@ std::string plan(LoadedConfig loaded) {
   if (s.device.is_cuda()) {
     line("memory, card", human(static_cast<double>(cuda_api().memory_peak())) + " at the highest");
   } else {
-    line("memory: parameters", human(bytes(static_bytes, Memory::parameters)) +
-                                   (s.compute == at::kFloat ? "" : " (with working copies)"));
+    line("memory: parameters",
+         human(bytes(static_bytes, Memory::parameters)) + (s.compute == at::kFloat ? "" : " (with working copies)"));
     line("memory: optimizer", human(bytes(static_bytes, Memory::optimizer)));
     line("memory: gradients", human(peak(Memory::gradients)));
     line("memory: activations", human(peak(Memory::activations)) + " at the highest");
-    line("memory: all tensors", human(static_cast<double>(peaks.total_peak)) + " at the highest, beside about 0.2 GB for the program");
+    line("memory: all tensors",
+         human(static_cast<double>(peaks.total_peak)) + " at the highest, beside about 0.2 GB for the program");
   }
   std::snprintf(text, sizeof text, "%.3g in matmuls (%.3g by the 6N formula), %.3g in all", step_flops,
                 flops_per_token(c.model) * tokens_micro * static_cast<double>(c.train.grad_accum),
@@ -121,8 +123,8 @@ std::string plan(LoadedConfig loaded) {
     std::snprintf(text, sizeof text, "%.0f%%", 100 * step_flops / step_s / *ceiling);
     line("mfu", text);
   }
-  std::snprintf(text, sizeof text, "%.1f minutes for %lld steps, evaluation not counted", step_s * static_cast<double>(c.train.steps) / 60,
-                static_cast<long long>(c.train.steps));
+  std::snprintf(text, sizeof text, "%.1f minutes for %lld steps, evaluation not counted",
+                step_s * static_cast<double>(c.train.steps) / 60, static_cast<long long>(c.train.steps));
   line("time of the run", text);
   line("disk", human(checkpoint) + " a checkpoint, " + human(checkpoint * static_cast<double>(c.checkpoint.keep + 1)) +
                    " at the most (" + std::to_string(c.checkpoint.keep) + " kept and one being written)");

@@ -32,7 +32,8 @@ std::string bar(double share) {
   const int filled = static_cast<int>(30 * share);
   char percent[16];
   std::snprintf(percent, sizeof percent, " %3.0f%%", 100 * share);
-  return "[" + std::string(static_cast<size_t>(filled), '#') + std::string(static_cast<size_t>(30 - filled), '.') + "]" + percent;
+  return "[" + std::string(static_cast<size_t>(filled), '#') + std::string(static_cast<size_t>(30 - filled), '.') +
+         "]" + percent;
 }
 
 class SplitWriter {
@@ -45,7 +46,8 @@ class SplitWriter {
     while (begin < end) {
       if (!file_.is_open()) open();
       const size_t n = std::min(end - begin, static_cast<size_t>(options_.shard_tokens - shards_.back().tokens));
-      packed.assign(ids.begin() + static_cast<std::ptrdiff_t>(begin), ids.begin() + static_cast<std::ptrdiff_t>(begin + n));
+      packed.assign(ids.begin() + static_cast<std::ptrdiff_t>(begin),
+                    ids.begin() + static_cast<std::ptrdiff_t>(begin + n));
       file_.write(packed.data(), 2 * n);
       sum_.update(packed.data(), 2 * n);
       shards_.back().tokens += static_cast<int64_t>(n);
@@ -93,7 +95,8 @@ void prepare(const PrepareOptions& options) {
     fail(Exit::usage, options.out.string(), " already holds prepared data; remove it or give another --out");
   }
   const Tokenizer tokenizer = options.tokenizer == "char" ? Tokenizer::characters(text) : Tokenizer::byte();
-  if (tokenizer.size() > 65536) fail(Exit::data, "the text has more than 65536 different characters; use --tokenizer byte");
+  if (tokenizer.size() > 65536)
+    fail(Exit::data, "the text has more than 65536 different characters; use --tokenizer byte");
   const std::vector<int64_t> ids = tokenizer.encode(text);
   const auto n = static_cast<int64_t>(ids.size());
   const auto train = n - static_cast<int64_t>(options.val_share * static_cast<double>(n));

@@ -13,7 +13,7 @@ struct PrepareOptions {
   std::vector<std::string> inputs;  ///< files, or folders whose text files are taken in name order
   fs::path out;
   std::string tokenizer = "byte";
-  double val_share = 0.1;                         ///< taken from the tail
+  double val_share = 0.1;                       ///< taken from the tail
   int64_t shard_tokens = int64_t{100'000'000};  ///< a split longer than this becomes several files
 };
 

@@ -21,7 +21,8 @@ std::string environment_name(const std::string& key) {
 ConfigValue typed(const std::string& key, const std::string& text) {
   const Field* field = run_schema().find(key);
   const ConfigValue value = parse_value(text);
-  if (field != nullptr && std::holds_alternative<std::string>(field->initial) && !std::holds_alternative<std::string>(value)) {
+  if (field != nullptr && std::holds_alternative<std::string>(field->initial) &&
+      !std::holds_alternative<std::string>(value)) {
     return text;
   }
   return value;
@@ -59,20 +60,25 @@ void check(const LoadedConfig& loaded) {
     return found == loaded.origins.end() ? std::string("defaults") : found->second;
   };
   if (c.model.n_embd % c.model.n_head != 0) {
-    const char* key = loaded.origins.contains("model.n_head") ? "model.n_head" : "model.n_embd";
-    fail(Exit::usage, at(key), ": model.n_embd = ", c.model.n_embd, " is not divisible by model.n_head = ",
-         c.model.n_head, "; change one of them");
+    // The place that was given last: the command line, then the environment, then the file.
+    const std::string embd = at("model.n_embd"), head = at("model.n_head");
+    const bool blame_embd =
+        embd == "command line" || head == "defaults" || (embd.starts_with("LATHE_") && head != "command line");
+    fail(Exit::usage, blame_embd ? embd : head, ": model.n_embd = ", c.model.n_embd,
+         " is not divisible by model.n_head = ", c.model.n_head, "; change one of them");
   }
   if (c.optim.nesterov && (c.optim.dampening != 0 || c.optim.momentum == 0)) {
     fail(Exit::usage, at("optim.nesterov"), ": optim.nesterov needs optim.dampening = 0 and optim.momentum > 0");
   }
   if (c.schedule.kind != "constant" && c.schedule.min_lr > c.optim.lr) {
-    fail(Exit::usage, at("schedule.min_lr"), ": schedule.min_lr = ", c.schedule.min_lr, " is above optim.lr = ", c.optim.lr);
+    fail(Exit::usage, at("schedule.min_lr"), ": schedule.min_lr = ", c.schedule.min_lr,
+         " is above optim.lr = ", c.optim.lr);
   }
   if (c.amp.grad == "low" && c.amp.dtype == "fp32") {
     fail(Exit::usage, at("amp.grad"), ": amp.grad = \"low\" needs amp.dtype = \"bf16\"");
   }
-  if (c.data.dir.empty()) fail(Exit::usage, at("data.dir"), ": data.dir is empty; give the folder that holds train.bin");
+  if (c.data.dir.empty())
+    fail(Exit::usage, at("data.dir"), ": data.dir is empty; give the folder that holds train.bin");
 }
 
 }  // namespace
@@ -89,7 +95,8 @@ LoadedConfig load_config(const std::string& path, const std::vector<std::pair<st
     run_schema().set(&loaded.config, key, typed(key, text), str("command line: --", key, "=", text));
     loaded.origins[key] = "command line";
   }
-  if (loaded.config.train.out_dir.empty()) loaded.config.train.out_dir = (fs::path("runs") / fs::path(path).stem()).string();
+  if (loaded.config.train.out_dir.empty())
+    loaded.config.train.out_dir = (fs::path("runs") / fs::path(path).stem()).string();
   check(loaded);
   return loaded;
 }
@@ -97,7 +104,8 @@ LoadedConfig load_config(const std::string& path, const std::vector<std::pair<st
 RunConfig config_from_toml(const std::string& text, const std::string& where) {
   RunConfig config;
   for (const auto& entry : parse_toml(text, where)) {
-    if (run_schema().find(entry.key) == nullptr) fail(Exit::checkpoint, where, ": a key this build does not have: ", entry.key);
+    if (run_schema().find(entry.key) == nullptr)
+      fail(Exit::checkpoint, where, ": a key this build does not have: ", entry.key);
     run_schema().set(&config, entry.key, entry.value, where);
   }
   return config;

@@ -18,25 +18,34 @@ struct TrainConfig {
   LATHE_FIELD(int64_t, steps, 2000, "optimizer steps of the run", at_least(1))
   LATHE_FIELD(int64_t, batch_size, 12, "sequences in a micro-batch", between(1, 1000000).fixed())
   LATHE_FIELD(int64_t, grad_accum, 1, "micro-batches in a step", between(1, 1000000).fixed())
-  LATHE_FIELD(int64_t, eval_interval, 250, "steps between evaluations; 0: none. With it, one also before the first step and after the last", at_least(0))
+  LATHE_FIELD(int64_t, eval_interval, 250,
+              "steps between evaluations; 0: none. With it, one also before the first step and after the last",
+              at_least(0))
   LATHE_FIELD(int64_t, eval_batches, 0, "batches of an evaluation; 0: the whole validation split", at_least(0))
   LATHE_FIELD(int64_t, log_interval, 10, "steps between lines of metrics.jsonl", at_least(1))
   LATHE_FIELD(int64_t, sample_interval, 0, "steps between samples of generated text; 0: none", at_least(0))
   LATHE_FIELD(int64_t, seed, 1337, "of initial weights, order of data and dropout", at_least(0).fixed())
-  LATHE_FIELD(std::string, device, "auto", "where to compute; auto: cuda where a card can be used", one_of({"auto", "cpu", "cuda"}))
-  LATHE_FIELD(int64_t, threads, 0, "CPU threads; 0: OMP_NUM_THREADS, else all cores. A resumed run keeps its number", between(0, 4096))
+  LATHE_FIELD(std::string, device, "auto", "where to compute; auto: cuda where a card can be used",
+              one_of({"auto", "cpu", "cuda"}))
+  LATHE_FIELD(int64_t, threads, 0, "CPU threads; 0: OMP_NUM_THREADS, else all cores. A resumed run keeps its number",
+              between(0, 4096))
   LATHE_FIELD(std::string, out_dir, "", "run folder; empty: runs/ and the config's name", anything())
-  LATHE_FIELD(double, max_time, 0.0, "seconds after which this process writes a checkpoint and exits 75; 0: no limit", at_least(0))
+  LATHE_FIELD(double, max_time, 0.0, "seconds after which this process writes a checkpoint and exits 75; 0: no limit",
+              at_least(0))
 };
 
 struct CheckpointConfig {
   LATHE_FIELD(int64_t, interval, 500, "steps between checkpoints; 0: only at the end or when stopped", at_least(0))
   LATHE_FIELD(int64_t, keep, 2, "newest checkpoints that are kept", at_least(1))
-  LATHE_FIELD(std::string, resume, "auto", "auto: go on from the run folder's newest checkpoint; never: refuse one that has any; or a checkpoint's path", anything())
+  LATHE_FIELD(
+      std::string, resume, "auto",
+      "auto: go on from the run folder's newest checkpoint; never: refuse one that has any; or a checkpoint's path",
+      anything())
 };
 
 struct LogConfig {
-  LATHE_FIELD(std::string, level, "info", "least level shown on the console", one_of({"debug", "info", "warn", "error"}))
+  LATHE_FIELD(std::string, level, "info", "least level shown on the console",
+              one_of({"debug", "info", "warn", "error"}))
 };
 
 struct RunConfig {

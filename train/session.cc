@@ -30,12 +30,16 @@ RunData RunData::open(LoadedConfig& loaded) {
          " has no manifest.json, so model.vocab_size must be given");
   }
   if (train.size() <= c.model.block_size) {
-    fail(Exit::data, folder.string(), " has ", train.size(), " training tokens, too few for windows of model.block_size = ",
-         c.model.block_size, " and one; use more text or a shorter context");
+    fail(Exit::data, folder.string(), " has ", train.size(),
+         " training tokens, too few for windows of model.block_size = ", c.model.block_size,
+         " and one; use more text or a shorter context");
   }
   if (c.train.eval_interval > 0 && (!val || val->size() < 2)) {
-    fail(Exit::data, folder.string(), " has no validation tokens; prepare the data with --val 0.1 or set train.eval_interval = 0");
+    fail(Exit::data, folder.string(),
+         " has no validation tokens; prepare the data with --val 0.1 or set train.eval_interval = 0");
   }
+  train.check_ids(c.model.vocab_size);
+  if (val) val->check_ids(c.model.vocab_size);
   return {std::move(manifest), std::move(train), std::move(val)};
 }
 

@@ -43,7 +43,8 @@ struct Session {
 
 /// Forward and backward of one micro-batch: adds its share of the step's gradients. `divisor` is the number of targets
 /// that count in the whole step. Returns the micro-batch's share of the step's loss, [] on the device.
-at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor, at::ScalarType compute, StepRandom random);
+at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor, at::ScalarType compute,
+                           StepRandom random);
 
 struct EvalResult {
   double loss = 0;

@@ -49,8 +49,10 @@ class StopOnSignal {
 std::string duration_text(double seconds) {
   const auto s = static_cast<long long>(seconds);
   char text[32];
-  if (s >= 3600) std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
-  else std::snprintf(text, sizeof text, "%lld:%02lld", s / 60, s % 60);
+  if (s >= 3600)
+    std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+  else
+    std::snprintf(text, sizeof text, "%lld:%02lld", s / 60, s % 60);
   return text;
 }
 
@@ -69,9 +71,11 @@ void compare_configs(const RunConfig& saved, const LoadedConfig& now) {
     if (f.rule.is_fixed) {
       const auto origin = now.origins.find(f.key);
       fail(Exit::usage, origin == now.origins.end() ? "defaults" : origin->second, ": ", f.key, " = ", is,
-           " but the run was started with ", was, "; a resumed run keeps it (or start anew in another --train.out_dir)");
+           " but the run was started with ", was,
+           "; a resumed run keeps it (or start anew in another --train.out_dir)");
     }
-    if (f.key != "checkpoint.resume" && f.key != "train.threads") log_info("changed since the checkpoint: ", f.key, " ", was, " -> ", is);
+    if (f.key != "checkpoint.resume" && f.key != "train.threads")
+      log_info("changed since the checkpoint: ", f.key, " ", was, " -> ", is);
   }
 }
 
@@ -87,8 +91,8 @@ std::optional<ResumePoint> find_resume_point(const RunConfig& c) {
   const auto there = list_checkpoints(run);
   if (c.checkpoint.resume == "never") {
     if (!there.empty()) {
-      fail(Exit::usage, "checkpoint.resume = \"never\", but ", run.string(), " holds ", there.front().filename().string(),
-           "; give another --train.out_dir or leave checkpoint.resume out to go on");
+      fail(Exit::usage, "checkpoint.resume = \"never\", but ", run.string(), " holds ",
+           there.front().filename().string(), "; give another --train.out_dir or leave checkpoint.resume out to go on");
     }
     return std::nullopt;
   }
@@ -171,14 +175,16 @@ class Trainer {
     const RunConfig was = config_from_toml(saved.config, (from.checkpoint / "state.json").string());
     if (saved.data_hash != state_.data_hash) {
       fail(Exit::usage, session_.config.data.dir, " is not the data that the run was started with (hash ",
-           state_.data_hash, " instead of ", saved.data_hash, "); set data.dir to that, or start anew in another --train.out_dir");
+           state_.data_hash, " instead of ", saved.data_hash,
+           "); set data.dir to that, or start anew in another --train.out_dir");
     }
     compare_configs(was, loaded);
     if (!loaded.origins.contains("train.threads") || loaded.origins.at("train.threads") != "command line") {
       session_.config.train.threads = saved.threads;
       set_up_compute(session_.device_name, static_cast<int>(saved.threads));
     } else if (session_.config.train.threads != saved.threads) {
-      log_warn("the run used ", saved.threads, " threads and goes on with ", session_.config.train.threads, ": bits will differ");
+      log_warn("the run used ", saved.threads, " threads and goes on with ", session_.config.train.threads,
+               ": bits will differ");
     }
     if (saved.isa != cpu_isa() || saved.device_model != device_model(session_.device_name)) {
       log_warn("the run was on ", saved.device_model, " (", saved.isa, ") and goes on on ",
@@ -200,13 +206,15 @@ class Trainer {
     log_info("data      ", c.data.dir, ", ", data_.train.size(), " training tokens",
              data_.val ? str(", ", data_.val->size(), " for validation") : "");
     log_info("device    ", device_model(session_.device_name),
-             session_.device.is_cuda() ? "" : str(", ", c.train.threads, " threads, ", cpu_isa()), ", matmuls in ", c.amp.dtype);
+             session_.device.is_cuda() ? "" : str(", ", c.train.threads, " threads, ", cpu_isa()), ", matmuls in ",
+             c.amp.dtype);
     log_info("run       ", run_.string(), resumed_from_.empty() ? "" : str(", going on from ", resumed_from_));
   }
 
   void report(Metrics& metrics, const StepResult& r, double seconds, bool write) {
     const TrainConfig& c = session_.config.train;
-    const double tokens = static_cast<double>(c.grad_accum * c.batch_size) * static_cast<double>(session_.config.model.block_size);
+    const double tokens =
+        static_cast<double>(c.grad_accum * c.batch_size) * static_cast<double>(session_.config.model.block_size);
     smooth_s_ = smooth_s_ == 0 ? seconds : 0.9 * smooth_s_ + 0.1 * seconds;
     std::optional<double> mfu;
     if (peak_) mfu = flops_per_token(session_.config.model) * tokens / seconds / *peak_;
@@ -216,9 +224,17 @@ class Trainer {
              (mfu ? format("  mfu %.0f%%", 100 * *mfu) : "");
     };
     if (write) {
-      metrics.add({.step = state_.step, .updates = state_.updates, .loss = r.loss, .lr = r.lr, .grad_norm = r.grad_norm,
-                   .tokens = state_.tokens, .tokens_per_sec = tokens / seconds, .step_ms = 1e3 * seconds, .mfu = mfu,
-                   .data_wait_ms = 1e3 * r.data_wait_s, .memory_bytes = memory_bytes()});
+      metrics.add({.step = state_.step,
+                   .updates = state_.updates,
+                   .loss = r.loss,
+                   .lr = r.lr,
+                   .grad_norm = r.grad_norm,
+                   .tokens = state_.tokens,
+                   .tokens_per_sec = tokens / seconds,
+                   .step_ms = 1e3 * seconds,
+                   .mfu = mfu,
+                   .data_wait_ms = 1e3 * r.data_wait_s,
+                   .memory_bytes = memory_bytes()});
       log(Level::debug, line());
     }
     if (seconds_since(shown_) < 0.1 && state_.step != c.steps) return;
@@ -237,7 +253,8 @@ class Trainer {
   void validate(Metrics& metrics) {
     const TrainConfig& c = session_.config.train;
     if (c.eval_interval == 0) return;
-    const EvalResult r = evaluate(session_.model, *data_.val, session_.batch_shape(), c.eval_batches, session_.compute, session_.device);
+    const EvalResult r =
+        evaluate(session_.model, *data_.val, session_.batch_shape(), c.eval_batches, session_.compute, session_.device);
     state_.val_loss = r.loss;
     state_.best_val_loss = std::min(r.loss, state_.best_val_loss.value_or(r.loss));
     metrics.add_validation(state_.step, r.loss);
@@ -253,7 +270,8 @@ class Trainer {
 
   void save(Metrics& metrics) {
     state_.metrics_bytes = metrics.sync();
-    const fs::path path = save_checkpoint(run_, state_, session_.params, session_.optimizer, session_.config.checkpoint.keep);
+    const fs::path path =
+        save_checkpoint(run_, state_, session_.params, session_.optimizer, session_.config.checkpoint.keep);
     log(Level::debug, "saved " + path.string());
   }
 
@@ -265,8 +283,9 @@ class Trainer {
   }
 
   Exit finish() const {
-    log_info("finished  ", state_.step, " steps, ", state_.tokens, " tokens",
-             state_.val_loss ? format(", validation loss %.4f (best %.4f)", *state_.val_loss, *state_.best_val_loss) : "");
+    log_info(
+        "finished  ", state_.step, " steps, ", state_.tokens, " tokens",
+        state_.val_loss ? format(", validation loss %.4f (best %.4f)", *state_.val_loss, *state_.best_val_loss) : "");
     log_info("run folder ", run_.string());
     return Exit::done;
   }
@@ -276,7 +295,8 @@ class Trainer {
   fs::path run_;
   RunState state_;
   std::string resumed_from_;
-  std::optional<double> peak_ = known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute);
+  std::optional<double> peak_ =
+      known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute);
   double smooth_s_ = 0;
   Clock::time_point shown_{}, printed_ = Clock::now();
 };
@@ -294,7 +314,8 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   const RunData data = RunData::open(loaded);
   Session session = Session::make(loaded.config);
   const TrainConfig& c = session.config.train;
-  Loader loader(data.train, session.batch_shape(), static_cast<uint64_t>(c.seed), 0, session.config.data, session.device);
+  Loader loader(data.train, session.batch_shape(), static_cast<uint64_t>(c.seed), 0, session.config.data,
+                session.device);
   BenchResult result;
   result.parameters = count(session.params);
   std::vector<double> ms;
@@ -309,7 +330,8 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   const size_t half = ms.size() / 2;
   result.ms_min = ms.front();
   result.ms_median = ms.size() % 2 == 1 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
-  result.tokens_per_s = 1e3 * static_cast<double>(c.grad_accum * c.batch_size * session.config.model.block_size) / result.ms_median;
+  result.tokens_per_s =
+      1e3 * static_cast<double>(c.grad_accum * c.batch_size * session.config.model.block_size) / result.ms_median;
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   result.peak_rss_mb = static_cast<double>(usage.ru_maxrss) / 1024;

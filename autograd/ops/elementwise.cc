@@ -242,8 +242,6 @@ Variable sigmoid(const Variable& x) { return apply(Sigmoid{}, x); }
 Variable relu(const Variable& x) { return apply(Relu{}, x); }
 Variable silu(const Variable& x) { return mul(x, sigmoid(x)); }
 Variable gelu(const Variable& x, Gelu form) { return apply(GeluOp{.form = form}, x); }
-Variable cast(const Variable& x, at::ScalarType dtype) {
-  return x.dtype() == dtype ? x : apply(Cast{.to = dtype}, x);
-}
+Variable cast(const Variable& x, at::ScalarType dtype) { return x.dtype() == dtype ? x : apply(Cast{.to = dtype}, x); }
 
 }  // namespace lathe

@@ -22,7 +22,9 @@ struct LayerNormOp {
   double eps;
   Saved x{}, weight{}, bias{}, mean{}, rstd{};
 
-  static std::optional<at::Tensor> optional(const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; }
+  static std::optional<at::Tensor> optional(const at::Tensor& t) {
+    return t.defined() ? std::optional(t) : std::nullopt;
+  }
 
   // y = (x - mean) * rstd * weight + bias, mean and variance over the last dim
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias_) {
@@ -30,7 +32,8 @@ struct LayerNormOp {
     for (const auto& p : {weight_, bias_}) {
       LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c), "weight and bias must have shape [", c, "]");
     }
-    auto [y, m, r] = at::native_layer_norm(x = x_.contiguous(), c, optional(weight = weight_), optional(bias = bias_), eps);
+    auto [y, m, r] =
+        at::native_layer_norm(x = x_.contiguous(), c, optional(weight = weight_), optional(bias = bias_), eps);
     mean = m;
     rstd = r;
     return y;
@@ -38,9 +41,9 @@ struct LayerNormOp {
   // g = dy * weight, h = (x - mean) * rstd:  dx = rstd * (g - avg(g) - h * avg(g * h)), dweight = sum(dy * h),
   // dbias = sum(dy)
   Grads<3> backward(const at::Tensor& dy, Needs<3> needs) const {
-    auto [dx, dw, db] = at::native_layer_norm_backward(
-        dy.contiguous(), x.data(), x.data().size(-1), mean.data(), rstd.data(), optional(weight.data()),
-        optional(bias.data()), {needs[0], needs[1], needs[2]});
+    auto [dx, dw, db] =
+        at::native_layer_norm_backward(dy.contiguous(), x.data(), x.data().size(-1), mean.data(), rstd.data(),
+                                       optional(weight.data()), optional(bias.data()), {needs[0], needs[1], needs[2]});
     return {dx, dw, db};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
@@ -74,7 +77,8 @@ struct Dropout {
     const at::Tensor in = x.contiguous();
     at::Tensor y = at::empty_like(in);
     if (in.is_cuda()) {
-      cuda_api().dropout(in.const_data_ptr(), y.mutable_data_ptr(), in.numel(), static_cast<int>(in.scalar_type()), mask);
+      cuda_api().dropout(in.const_data_ptr(), y.mutable_data_ptr(), in.numel(), static_cast<int>(in.scalar_type()),
+                         mask);
       return y;
     }
     at::parallel_for(0, in.numel(), 1 << 14, [&](int64_t begin, int64_t end) {

@@ -2,8 +2,8 @@
 
 #include <xxhash.h>
 
-#include <cstdio>
 #include <algorithm>
+#include <cstdio>
 
 #include "core/io/file.h"
 

@@ -82,7 +82,8 @@ class FolderLock {
 using FaultHook = void (*)(const char* point);
 extern FaultHook fault_hook;
 inline void fault_point(const char* point) {
-  if (fault_hook != nullptr) [[unlikely]] fault_hook(point);
+  if (fault_hook != nullptr) [[unlikely]]
+    fault_hook(point);
 }
 
 }  // namespace lathe

@@ -30,8 +30,8 @@ bool by_name(const TensorEntry& a, const TensorEntry& b) { return a.name < b.nam
 TensorEntry read_entry(const std::string& file, const std::string& name, const Json& json,
                        std::span<const std::byte> buffer) {
   const std::string where = str(file, ": tensor \"", name, "\"");
-  TensorEntry entry{.name = name, .dtype = json_get<std::string>(json, "dtype", where, Exit::checkpoint),
-                    .shape = {}, .bytes = {}};
+  TensorEntry entry{
+      .name = name, .dtype = json_get<std::string>(json, "dtype", where, Exit::checkpoint), .shape = {}, .bytes = {}};
   const int64_t item = safetensors_dtype_size(entry.dtype);
   if (item == 0) fail(Exit::checkpoint, where, ": unknown dtype \"", entry.dtype, "\"");
   uint64_t bytes = static_cast<uint64_t>(item);

@@ -28,8 +28,8 @@ int64_t safetensors_dtype_size(const std::string& dtype);
 std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> tensors,
                               const std::map<std::string, std::string>& metadata = {});
 
-/// A mapped safetensors file, validated whole: header within the file, known dtypes, shapes that fit their bytes, no gap,
-/// no overlap, nothing behind the last tensor. Errors are Exit::checkpoint and name the file and the tensor.
+/// A mapped safetensors file, validated whole: header within the file, known dtypes, shapes that fit their bytes, no
+/// gap, no overlap, nothing behind the last tensor. Errors are Exit::checkpoint and name the file and the tensor.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const fs::path& path);

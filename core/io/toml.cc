@@ -6,9 +6,9 @@
 #include <stdexcept>
 
 // toml++ 3.3 aborts on some malformed input ("[="); a failed assertion is a parse error like any other.
-#define TOML_ASSERT(expr)                                                \
-  do {                                                                   \
-    if (!(expr)) throw std::runtime_error("malformed TOML");             \
+#define TOML_ASSERT(expr)                                    \
+  do {                                                       \
+    if (!(expr)) throw std::runtime_error("malformed TOML"); \
   } while (false)
 #include <toml++/toml.h>
 
@@ -42,11 +42,16 @@ toml::table parse(std::string_view text, const std::string& name) {
 
 template <class Node>
 bool scalar(const Node& node, ConfigValue& out) {
-  if (const auto* b = node.as_boolean()) out = b->get();
-  else if (const auto* i = node.as_integer()) out = i->get();
-  else if (const auto* f = node.as_floating_point()) out = f->get();
-  else if (const auto* s = node.as_string()) out = s->get();
-  else return false;
+  if (const auto* b = node.as_boolean())
+    out = b->get();
+  else if (const auto* i = node.as_integer())
+    out = i->get();
+  else if (const auto* f = node.as_floating_point())
+    out = f->get();
+  else if (const auto* s = node.as_string())
+    out = s->get();
+  else
+    return false;
   return true;
 }
 

@@ -1,0 +1,65 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "core/kernels/dropout.cuh"
+
+namespace lathe {
+namespace {
+
+/// core/rng.h's philox() for the device.
+__device__ uint4 philox_device(uint4 c, uint32_t k0, uint32_t k1) {
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const uint32_t a_high = __umulhi(0xD2511F53u, c.x), a_low = 0xD2511F53u * c.x;
+    const uint32_t b_high = __umulhi(0xCD9E8D57u, c.z), b_low = 0xCD9E8D57u * c.z;
+    c = make_uint4(b_high ^ c.y ^ k0, b_low, a_high ^ c.w ^ k1, a_low);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return c;
+}
+
+/// A thread takes one block of four numbers: the elements of the global batch 4 * block ... 4 * block + 3.
+template <class T, class Compute>
+__global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask) {
+  const uint64_t first_block = mask.first / 4;
+  const uint64_t last_block = (mask.first + static_cast<uint64_t>(n) - 1) / 4;
+  const auto scale = static_cast<Compute>(mask.scale);
+  for (uint64_t block = first_block + blockIdx.x * static_cast<uint64_t>(blockDim.x) + threadIdx.x; block <= last_block;
+       block += static_cast<uint64_t>(gridDim.x) * blockDim.x) {
+    const uint4 c = make_uint4(static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
+                               static_cast<uint32_t>(mask.step), static_cast<uint32_t>(mask.step >> 32));
+    const uint4 r = philox_device(c, mask.key.k0, mask.key.k1);
+    const uint32_t words[4] = {r.x, r.y, r.z, r.w};
+#pragma unroll
+    for (uint64_t w = 0; w < 4; ++w) {
+      const int64_t i = static_cast<int64_t>(4 * block + w) - static_cast<int64_t>(mask.first);
+      if (i < 0 || i >= n) continue;
+      y[i] = words[w] < mask.threshold ? static_cast<T>(0.0f) : static_cast<T>(static_cast<Compute>(x[i]) * scale);
+    }
+  }
+}
+
+template <class T, class Compute>
+cudaError_t launch(const void* x, void* y, int64_t n, const DropoutMask& mask, cudaStream_t stream) {
+  if (n == 0) return cudaSuccess;
+  const int64_t blocks = n / 4 + 2, threads = 256;
+  const int64_t grid = (blocks + threads - 1) / threads;
+  dropout_kernel<T, Compute><<<static_cast<unsigned>(grid < 65536 ? grid : 65536), threads, 0, stream>>>(
+      static_cast<const T*>(x), static_cast<T*>(y), n, mask);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t dropout_cuda(const void* x, void* y, int64_t n, DropoutType type, DropoutMask mask, cudaStream_t stream) {
+  switch (type) {
+    case DropoutType::f32: return launch<float, float>(x, y, n, mask, stream);
+    case DropoutType::f64: return launch<double, double>(x, y, n, mask, stream);
+    case DropoutType::f16: return launch<__half, float>(x, y, n, mask, stream);
+    case DropoutType::bf16: return launch<__nv_bfloat16, float>(x, y, n, mask, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace lathe

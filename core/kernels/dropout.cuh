@@ -1,0 +1,14 @@
+// Launches dropout on a CUDA stream; see core/kernels/dropout.h.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/kernels/dropout.h"
+
+namespace lathe {
+
+enum class DropoutType { f32, f64, f16, bf16 };
+/// y[i] = dropped(i) ? 0 : x[i] * scale for 0 <= i < n. Contiguous device pointers.
+cudaError_t dropout_cuda(const void* x, void* y, int64_t n, DropoutType type, DropoutMask mask, cudaStream_t stream);
+
+}  // namespace lathe
