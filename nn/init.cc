@@ -39,16 +39,11 @@ void fill_weight(const NamedParameter& p, Init init, int64_t depth, RngKey key) 
   const auto fan_out = static_cast<double>(t.size(0)), fan_in = static_cast<double>(t.size(1));
   const double residual = p.role == Role::residual_weight ? 1 / std::sqrt(2.0 * static_cast<double>(depth)) : 1;
   switch (init) {
-    case Init::gpt2:
-      return fill_normal(t, 0.02 * residual, key);
-    case Init::xavier_uniform:
-      return fill_uniform(t, std::sqrt(6 / (fan_in + fan_out)), key);
-    case Init::xavier_normal:
-      return fill_normal(t, std::sqrt(2 / (fan_in + fan_out)), key);
-    case Init::kaiming:
-      return fill_normal(t, std::sqrt(2 / fan_in), key);
-    case Init::fan_in:
-      return fill_normal(t, 1 / std::sqrt(fan_in), key);
+    case Init::gpt2: return fill_normal(t, 0.02 * residual, key);
+    case Init::xavier_uniform: return fill_uniform(t, std::sqrt(6 / (fan_in + fan_out)), key);
+    case Init::xavier_normal: return fill_normal(t, std::sqrt(2 / (fan_in + fan_out)), key);
+    case Init::kaiming: return fill_normal(t, std::sqrt(2 / fan_in), key);
+    case Init::fan_in: return fill_normal(t, 1 / std::sqrt(fan_in), key);
   }
 }
 
@@ -71,18 +66,10 @@ void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_
     const RngKey key = make_key(seed, hash_name("init/" + p.path));
     switch (p.role) {
       case Role::weight:
-      case Role::residual_weight:
-        fill_weight(p, init, depth, key);
-        break;
-      case Role::embedding:
-        fill_normal(p.parameter.data(), 0.02, key);
-        break;
-      case Role::scale:
-        p.parameter.data().fill_(1);
-        break;
-      case Role::bias:
-        p.parameter.data().zero_();
-        break;
+      case Role::residual_weight: fill_weight(p, init, depth, key); break;
+      case Role::embedding: fill_normal(p.parameter.data(), 0.02, key); break;
+      case Role::scale: p.parameter.data().fill_(1); break;
+      case Role::bias: p.parameter.data().zero_(); break;
     }
   }
 }
