@@ -83,6 +83,9 @@ void detail::rethrow(const char* name, std::span<const at::Tensor* const> inputs
   }
   try {
     throw;
+  } catch (const c10::OutOfMemoryError& e) {
+    fail(Exit::memory, call, ": ", first_line(e.what_without_backtrace()),
+         "; make batch_size, block_size or the model smaller");
   } catch (const c10::Error& e) {
     fail(Exit::internal, call, ": ", first_line(e.what_without_backtrace()));
   } catch (const Error& e) {

@@ -72,7 +72,7 @@ std::string plan(LoadedConfig loaded) {
       run_micro_batch(s.model, batch, tokens_micro, s.compute, {});
     }
     s.optimizer.step(0);
-    for (auto& p : s.params) p.parameter.leaf().grad.reset();
+    zero_grad(s.model);
     synchronize(s.device_name);
     const double t = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (i > 0) seconds.push_back(t);

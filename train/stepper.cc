@@ -17,7 +17,7 @@ StepResult run_step(Session& s, Loader& loader, int64_t step) {
   r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
   const double divisor =
       static_cast<double>(c.grad_accum * c.batch_size) * static_cast<double>(s.config.model.block_size);
-  for (auto& p : s.params) p.parameter.leaf().grad.reset();
+  zero_grad(s.model);
   at::Tensor loss;
   for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
     const Batch batch = loader.next();

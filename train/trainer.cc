@@ -129,6 +129,7 @@ class Trainer {
 
   Exit run() {
     const TrainConfig& c = session_.config.train;
+    const StopOnSignal signals;
     make_folders(run_);
     const FolderLock lock(run_);
     clean_checkpoints(run_);
@@ -141,7 +142,6 @@ class Trainer {
     if (state_.step >= c.steps) return finish();
     if (state_.step == 0) validate(metrics);
 
-    const StopOnSignal signals;
     const auto begin = Clock::now();
     Loader loader(data_.train, session_.batch_shape(), static_cast<uint64_t>(c.seed), state_.step * c.grad_accum,
                   session_.config.data, session_.device);
@@ -209,6 +209,7 @@ class Trainer {
              session_.device.is_cuda() ? "" : str(", ", c.train.threads, " threads, ", cpu_isa()), ", matmuls in ",
              c.amp.dtype);
     log_info("run       ", run_.string(), resumed_from_.empty() ? "" : str(", going on from ", resumed_from_));
+    log(Level::debug, "parameters\n" + parameter_table(session_.params));
   }
 
   void report(Metrics& metrics, const StepResult& r, double seconds, bool write) {
