@@ -26,6 +26,18 @@ Variable reduce_to(const Variable& g, at::IntArrayRef sizes) { return sum_to(g, 
 const at::Tensor& tensor_of(const at::Tensor& t) { return t; }
 const at::Tensor& tensor_of(const Variable& v) { return v.data(); }
 
+/// While alive, `node` is the one whose backward runs on this thread.
+class Running {
+ public:
+  explicit Running(Node& node) : outer_(running_node()) { running_node() = &node; }
+  ~Running() { running_node() = outer_; }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  Node* outer_;
+};
+
 /// What the engine knows of a node while it runs: the gradient so far, and how many are still to come.
 template <class T>
 struct Pending {
@@ -79,9 +91,8 @@ class Pass {
     }
     GradList<T> grads;
     if (tensor_of(dy).defined()) {
-      running_node() = &node;
+      const Running running(node);
       grads = node.backward(dy);
-      running_node() = nullptr;
       if (mode().flops != nullptr) mode().flops->backward += node.backward_flops;
     }
     if (!keep_) node.release();
@@ -106,7 +117,9 @@ class Pass {
     if (--p.awaited == 0) arrive_ready(to);
   }
 
-  void arrive_ready(Node& node) { ready_.emplace(dynamic_cast<Leaf*>(&node) ? UINT64_MAX : node.sequence, &node); }
+  void arrive_ready(Node& node) {
+    ready_.emplace(node.sequence | (dynamic_cast<Leaf*>(&node) ? uint64_t{1} << 63 : 0), &node);
+  }
 
   /// Sums over broadcast dimensions and casts, so that the gradient looks like what it is the gradient of.
   void fit(const Node& to, T& grad, const Node& from) {
@@ -128,7 +141,13 @@ class Pass {
     pending_[&node].grad = T();
     for (const auto& hook : node.hooks) {
       if (!tensor_of(grad).defined()) break;
-      if (at::Tensor replaced = hook(tensor_of(grad)); replaced.defined()) grad = T(replaced);
+      const at::Tensor replaced = hook(tensor_of(grad));
+      if (!replaced.defined()) continue;
+      const at::Tensor& was = tensor_of(grad);
+      LATHE_CHECK((std::is_same_v<T, at::Tensor>), node.name(), ": a hook can't replace a gradient under create_graph");
+      LATHE_CHECK(replaced.sizes() == was.sizes() && replaced.scalar_type() == was.scalar_type(), node.name(),
+                  ": a hook gave ", describe(replaced), " for a gradient of ", describe(was));
+      grad = T(replaced);
     }
     return grad;
   }
@@ -190,7 +209,7 @@ void Leaf::accumulate(at::Tensor dy) {
     const bool sole = dy.use_count() <= 2 && dy.storage().use_count() == 1 && dy.is_contiguous() &&
                       dy.storage().nbytes() == dy.nbytes();
     grad = sole ? std::move(dy) : dy.clone(at::MemoryFormat::Contiguous);
-    if (grad.is_cpu()) recategorize(grad.mutable_data_ptr(), Memory::gradients);
+    if (grad.is_cpu()) recategorize(grad.storage().data_ptr(), Memory::gradients);
   }
   for (const auto& hook : after_accumulate) hook(*this);
 }

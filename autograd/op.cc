@@ -22,7 +22,13 @@ const at::Tensor& Saved::operator=(const at::Tensor& t) {
   if (!t.defined()) return tensor_;
   version_ = t._version();
   input_ = -1;
-  for (size_t i = 0; saving != nullptr && i < saving->inputs.size(); ++i) {
+  if (saving == nullptr) return tensor_;
+  // Two inputs may share a tensor and differ in their place in the graph (x and x.detach()), so the handle itself
+  // counts first; what an op derived without change (contiguous()) is found by its tensor.
+  for (size_t i = 0; i < saving->inputs.size() && input_ < 0; ++i) {
+    if (saving->inputs[i] == &t) input_ = static_cast<int>(i);
+  }
+  for (size_t i = 0; i < saving->inputs.size() && input_ < 0; ++i) {
     if (saving->inputs[i]->is_same(t)) input_ = static_cast<int>(i);
   }
   return tensor_;

@@ -73,7 +73,8 @@ Variable embedding(const at::Tensor& ids, const Variable& weight);
 /// `stream`, never on how the batch was split. Srivastava et al. 2014.
 Variable dropout(const Variable& x, double p, uint64_t stream);
 /// Scaled dot-product attention (Vaswani et al. 2017; causal) on packed projections [B, T, 3C] (q, k, v in order) with
-/// `heads` heads -> [B, T, C]. Linear memory in T, by ATen's flash kernels; composed for float64.
+/// `heads` heads -> [B, T, C]. ATen's flash kernels, linear memory in T; float64, and on CUDA head sizes that are no
+/// multiple of 8 or above 256, are composed and take T^2.
 Variable attention(const Variable& qkv_BT3C, int64_t heads);
 
 // Losses (ops/loss.cc). In float32 or wider.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/io/text.h"
 
 namespace lathe {
 namespace {
@@ -111,6 +112,7 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
     fail(Exit::usage, where, ": ", key, " = ", toml_text(value), " is not allowed; it must be ", allowed);
   };
   if (const auto* s = std::get_if<std::string>(&v)) {
+    if (!is_utf8(*s)) fail(Exit::usage, where, ": ", key, " must be UTF-8 text");
     if (!r.choices.empty() && std::find(r.choices.begin(), r.choices.end(), *s) == r.choices.end()) refuse();
   } else if (!std::holds_alternative<bool>(v)) {
     const double x =

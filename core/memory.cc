@@ -25,13 +25,12 @@ struct Header {
 
 thread_local Memory current = Memory::other;
 
-/// Block sizes: multiples of 64 up to 512, then eight steps to each power of two (at most 12.5% unused), whole huge
-/// pages from 2 MiB up.
+/// Block sizes, header included: multiples of 64 up to 512, then eight steps to each power of two, so that at most an
+/// eighth is unused. Blocks from 2 MiB up start on a huge page.
 size_t block_size(size_t n) {
   n += header_bytes;
   const size_t step = n <= 512 ? 64 : std::bit_floor(n - 1) / 8;
-  n = (n + step - 1) / step * step;
-  return n < huge ? n : (n + huge - 1) / huge * huge;
+  return (n + step - 1) / step * step;
 }
 
 void* from_system(size_t bytes) {
@@ -91,8 +90,9 @@ class CachingAllocator final : public c10::Allocator {
     stats_.total_peak = stats_.total;
   }
 
-  void recategorize(void* data, Memory category) {
-    auto* header = reinterpret_cast<Header*>(static_cast<char*>(data) - header_bytes);
+  void recategorize(const c10::DataPtr& data, Memory category) {
+    if (data.get() == nullptr || data.get_deleter() != &release) return;
+    auto* header = reinterpret_cast<Header*>(static_cast<char*>(data.get_context()) - header_bytes);
     std::lock_guard lock(mutex_);
     add(header->category, -static_cast<int64_t>(header->used));
     header->category = category;
@@ -145,8 +145,8 @@ class CachingAllocator final : public c10::Allocator {
 
 void install_allocator() { c10::SetAllocator(c10::DeviceType::CPU, &CachingAllocator::instance(), /*priority=*/1); }
 MemoryStats memory_stats() { return CachingAllocator::instance().stats(); }
-void recategorize(void* data, Memory category) {
-  if (data != nullptr) CachingAllocator::instance().recategorize(data, category);
+void recategorize(const c10::DataPtr& data, Memory category) {
+  CachingAllocator::instance().recategorize(data, category);
 }
 void reset_memory_peaks() { CachingAllocator::instance().reset_peaks(); }
 

@@ -2,6 +2,8 @@
 // steady training step takes nothing from the system; every byte in use belongs to a category.
 #pragma once
 
+#include <c10/core/Allocator.h>
+
 #include <array>
 #include <cstdint>
 #include <string_view>
@@ -27,8 +29,8 @@ MemoryStats memory_stats();
 /// Sets every peak to what is in use now.
 void reset_memory_peaks();
 
-/// Moves the block that holds `data` (the start of a tensor's storage, from this allocator) to another category.
-void recategorize(void* data, Memory category);
+/// Moves a tensor's storage to another category; nothing where it is not from this allocator.
+void recategorize(const c10::DataPtr& data, Memory category);
 
 /// While alive, what the calling thread allocates belongs to `category`.
 class MemoryScope {

@@ -1,30 +1,11 @@
 #include "data/tokenizer.h"
 
-#include <cstdio>
 #include <set>
+
+#include "core/io/text.h"
 
 namespace lathe {
 namespace {
-
-/// Bytes of the UTF-8 code point at `at`, or 0 where it is malformed (RFC 3629: no overlong form, no surrogate).
-size_t code_point_length(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const unsigned first = byte(at);
-  const size_t n = first < 0x80                    ? 1
-                   : first >= 0xC2 && first < 0xE0 ? 2
-                   : first >= 0xE0 && first < 0xF0 ? 3
-                   : first >= 0xF0 && first < 0xF5 ? 4
-                                                   : 0;
-  for (size_t i = 1; i < n; ++i) {
-    if ((byte(at + i) & 0xC0) != 0x80) return 0;
-  }
-  const unsigned second = byte(at + 1);
-  if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F) || (first == 0xF0 && second < 0x90) ||
-      (first == 0xF4 && second > 0x8F)) {
-    return 0;
-  }
-  return n;
-}
 
 template <class F>
 void each_character(std::string_view text, Exit code, F&& f) {

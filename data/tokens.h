@@ -25,7 +25,8 @@ class TokenFile {
   /// Checks every id of shards of up to `limit` bytes together against the vocabulary, as read() does; what lies beyond
   /// is checked when it is read.
   void check_ids(int64_t vocab, int64_t limit = 128 << 20) const;
-  /// A short identity of the contents: names, sizes, and the manifest's checksums or, without one, checksums made now.
+  /// A short identity of the contents: each shard's size and the manifest's checksum of it; without a manifest a
+  /// checksum made now, of the whole shard up to 128 MiB and of 128 evenly spaced mebibytes of a larger one.
   std::string fingerprint() const;
 
  private:

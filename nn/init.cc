@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <numbers>
@@ -16,10 +17,14 @@ namespace {
 /// Copies value(i) into each element of t, drawn in double on the CPU.
 template <class F>
 void fill(const at::Tensor& t, F&& value) {
-  const at::Tensor drawn = at::empty(t.sizes(), at::kDouble);
+  constexpr int64_t piece = 1 << 14;  // a large weight must not need as much again beside it
+  const at::Tensor flat = t.view(-1), drawn = at::empty({piece}, at::kDouble);
   auto* p = drawn.mutable_data_ptr<double>();
-  for (int64_t i = 0; i < drawn.numel(); ++i) p[i] = value(static_cast<uint64_t>(i));
-  t.copy_(drawn);
+  for (int64_t begin = 0; begin < flat.numel(); begin += piece) {
+    const int64_t n = std::min(piece, flat.numel() - begin);
+    for (int64_t i = 0; i < n; ++i) p[i] = value(static_cast<uint64_t>(begin + i));
+    flat.slice(0, begin, begin + n).copy_(drawn.slice(0, 0, n));
+  }
 }
 
 void fill_normal(const at::Tensor& t, double stddev, RngKey key) {

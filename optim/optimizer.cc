@@ -36,6 +36,8 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
   groups_.resize(2);
   groups_[0].weight_decay = config.weight_decay;
   for (const auto& p : parameters) {
+    LATHE_CHECK(p.parameter.dtype() == at::kFloat || p.parameter.dtype() == at::kDouble, "optimizer: parameter ",
+                p.path, " is ", describe(p.parameter.data()), "; masters must be float32 or float64");
     Slot slot{p.path, p.parameter, {}};
     for (const auto& name : state_names_) {
       slot.state.push_back(at::full_like(p.parameter.data(), name == "sum" ? config.initial_accumulator : 0.0));
@@ -61,7 +63,7 @@ void Optimizer::step(double lr, double grad_scale) {
   }
 }
 
-// p: parameter, g: gradient, t: updates so far with this one, wd: weight decay. Everywhere but in AdamW, g += wd p
+// p: parameter, g: gradient, t: updates so far, this one included, wd: weight decay. Everywhere but in AdamW, g += wd p
 // first.
 void Optimizer::update(Slot& slot, const at::Tensor& grad, double wd, double lr) {
   const OptimConfig& c = config_;

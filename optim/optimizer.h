@@ -18,7 +18,8 @@ struct OptimConfig {
   LATHE_FIELD(double, beta1, 0.9, "adam, adamw: decay of the mean of gradients", below(0, 1))
   LATHE_FIELD(double, beta2, 0.95, "adam, adamw: decay of the mean of squares", below(0, 1))
   LATHE_FIELD(double, eps, 1e-8, "adam, adamw, rmsprop, adagrad: added to the denominator", at_least(0))
-  LATHE_FIELD(double, momentum, 0.9, "momentum, rmsprop: decay of the velocity (rmsprop: 0 is plain)", below(0, 1))
+  LATHE_FIELD(double, momentum, 0.9, "momentum, rmsprop: decay of the velocity (rmsprop: 0 is plain)",
+              below(0, 1).fixed())
   LATHE_FIELD(double, dampening, 0.0,
               "momentum: share of a gradient kept out of the velocity; as large as momentum: the exponential average",
               between(0, 1))
@@ -48,8 +49,9 @@ struct Group {
 
 class Optimizer {
  public:
-  /// State is made at once, on the parameters' device: float32 for working dtypes, float64 for float64. Weight decay
-  /// goes to parameters of 2 and more dimensions.
+  /// State is made at once, on the parameters' device and in their dtype, which must be float32 or float64. Weight
+  /// decay goes to parameters of 2 and more dimensions. Updates are counted for all parameters together: one whose
+  /// first gradient comes late is corrected as if it had had zeros before.
   Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters);
 
   /// One update of every parameter that has a gradient, with that gradient times `grad_scale` (clipping, unscaling).

@@ -112,6 +112,13 @@ TEST_CASE("hooks see and may replace gradients", "[autograd]") {
   CHECK(finished == 1);
 }
 
+TEST_CASE("a hook that gives another shape is refused", "[autograd]") {
+  const Variable x = param({2}), y = x * 2.0;
+  y.register_hook([](const at::Tensor& g) { return g.sum(); });
+  CHECK_THAT(error_of([&] { backward(sum(y)); }),
+             ContainsSubstring("a hook gave float64[] for a gradient of float64[2]"));
+}
+
 TEST_CASE("a parameter's gradient is complete as soon as its last consumer ran", "[autograd]") {
   const Variable early = param({1}), late = param({1});
   std::vector<std::string> order;

@@ -121,7 +121,7 @@ TEST_CASE("the allocator hands blocks out again and counts by category", "[core]
     CHECK(during.used[static_cast<size_t>(Memory::optimizer)] - before.used[static_cast<size_t>(Memory::optimizer)] ==
           4 << 20);
     CHECK(during.blocks == before.blocks);
-    recategorize(t.mutable_data_ptr(), Memory::gradients);
+    recategorize(t.storage().data_ptr(), Memory::gradients);
     CHECK(memory_stats().used[static_cast<size_t>(Memory::gradients)] ==
           before.used[static_cast<size_t>(Memory::gradients)] + (4 << 20));
   }

@@ -2,6 +2,9 @@
 #include <torch/torch.h>
 #undef CHECK
 
+#include <thread>
+
+#include "amp/amp.h"
 #include "autograd/engine.h"
 #include "nn/gpt.h"
 #include "nn/init.h"
@@ -140,6 +143,47 @@ TEST_CASE("four micro-batches are one batch, with ignored tokens and dropout", "
   }
   const auto one = accumulated(at::kDouble, x, y, 1);
   CHECK((parameters(model)[0].parameter.grad() - one[0]).abs().max().item<double>() > 1e-4);
+}
+
+TEST_CASE("under bf16 matmuls read the working copy and everything else stays wide", "[nn]") {
+  const ModelConfig c = tiny();
+  GPT model = make_gpt(c, 3);
+  auto params = parameters(model);
+  make_working_copies(params, at::kBFloat16, /*low_grad=*/true, c.tie_weights);
+  const at::Tensor x = ids({3, 5}, c.vocab_size, 1), y = ids({3, 5}, c.vocab_size, 2);
+  const auto loss_in = [&](at::ScalarType dtype) {
+    const Autocast autocast(dtype);
+    return model.loss(x, y);
+  };
+  const Variable wide = loss_in(at::kFloat), low = loss_in(at::kBFloat16);
+  CHECK(low.dtype() == at::kFloat);
+  CHECK(low.item() != wide.item());
+  CHECK(low.item() == Approx(wide.item()).epsilon(0x1p-7));  // bf16's spacing
+  zero_grad(model);
+  backward(wide);
+  std::map<std::string, at::Tensor> exact;
+  for (const auto& p : params) exact[p.path] = p.parameter.grad().to(at::kFloat).clone();
+  zero_grad(model);
+  backward(low);
+  for (const auto& p : params) {
+    INFO(p.path);
+    const bool matrix = p.role == Role::weight || p.role == Role::residual_weight || p.path == "tokens.weight";
+    CHECK(p.parameter.grad().scalar_type() == (matrix ? at::kBFloat16 : at::kFloat));
+    const at::Tensor e = exact.at(p.path);
+    CHECK((p.parameter.grad().to(at::kFloat) - e).abs().max().item<double>() <= 0x1p-4 * e.abs().max().item<double>());
+  }
+  // The working copy is what is multiplied by: other values in it show in the loss, and in bf16 alone.
+  for (const auto& p : params) {
+    if (p.path == "blocks.0.mlp.up.weight") p.parameter.leaf().low.fill_(1);
+  }
+  CHECK(loss_in(at::kFloat).item() == wide.item());
+  CHECK(loss_in(at::kBFloat16).item() != low.item());
+  bool elsewhere = true;
+  const Autocast autocast(at::kBFloat16);
+  std::thread([&] {
+    elsewhere = linear(Variable(torch::ones({2, 2})), Variable(torch::ones({2, 2}))).dtype() == at::kFloat;
+  }).join();
+  CHECK(elsewhere);
 }
 
 TEST_CASE("counted matmul FLOPs are the 6N formula's", "[nn]") {

@@ -114,6 +114,38 @@ std::vector<OpCase> make_table() {
   add_row(
       {"log_softmax", "", {image}, [](V v) { return log_softmax(v[0], 1); }, [](T x) { return x[0].log_softmax(1); }});
 
+  // Inputs that need no gradient: every op of several inputs, one at a time.
+  const Input still{{2, 3}, 0.5, 2, false}, row_still{{3}, 0.5, 2, false};
+  add_row(
+      {"add", "second still", {a, row_still}, [](V v) { return add(v[0], v[1]); }, [](T x) { return x[0] + x[1]; }});
+  add_row({"sub", "first still", {still, row3}, [](V v) { return sub(v[0], v[1]); }, [](T x) { return x[0] - x[1]; }});
+  add_row(
+      {"mul", "second still", {a, row_still}, [](V v) { return mul(v[0], v[1]); }, [](T x) { return x[0] * x[1]; }});
+  add_row(
+      {"div", "second still", {a, row_still}, [](V v) { return div(v[0], v[1]); }, [](T x) { return x[0] / x[1]; }});
+  add_row({"linear",
+           "input still",
+           {still, {{4, 3}}, {{4}}},
+           [](V v) { return linear(v[0], v[1], v[2]); },
+           [](T x) { return torch::linear(x[0], x[1], x[2]); }});
+  add_row({"matmul",
+           "first still",
+           {still, {{3, 4}}},
+           [](V v) { return matmul(v[0], v[1]); },
+           [](T x) { return x[0].matmul(x[1]); }});
+  add_row({"layer_norm",
+           "weights still",
+           {a, row_still, row_still},
+           [](V v) { return layer_norm(v[0], v[1], v[2]); },
+           [](T x) { return torch::layer_norm(x[0], {3}, x[1], x[2], 1e-5); }})
+      .second = false;
+  add_row({"mul",
+           "a tensor and itself detached",
+           {a},
+           [](V v) { return mul(v[0].detach(), v[0]); },
+           [](T x) { return x[0].detach() * x[0]; }})
+      .differences = false;  // the other oracle can't hold one factor still
+
   add_row({"reshape",
            "",
            {image},

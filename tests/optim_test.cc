@@ -131,6 +131,17 @@ TEST_CASE("clipping is torch's clip_grad_norm_", "[optim]") {
   CHECK(clip_scale(5, 0) == 1);
 }
 
+TEST_CASE("step scales gradients and leaves them as they are", "[optim]") {
+  OptimConfig c;
+  c.kind = "sgd", c.weight_decay = 0;
+  std::vector<NamedParameter> p{{"w", Variable::parameter(torch::ones({2, 2})), Role::weight}};
+  Optimizer optimizer(c, p);
+  p[0].parameter.leaf().grad = torch::full({2, 2}, 2.0f);
+  optimizer.step(0.1, 0.3);
+  CHECK(p[0].parameter.data()[0][0].item<float>() == Approx(1 - 0.1 * 0.3 * 2));
+  CHECK(p[0].parameter.grad()[0][0].item<float>() == 2);
+}
+
 TEST_CASE("low-precision gradients and the working copy", "[optim]") {
   std::vector<NamedParameter> p{{"w", Variable::parameter(torch::ones({2, 2})), Role::weight}};
   p[0].parameter.leaf().low = p[0].parameter.data().to(at::kBFloat16);

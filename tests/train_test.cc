@@ -163,9 +163,42 @@ TEST_CASE("going on from a checkpoint in a folder of its own", "[train]") {
   CHECK(branch.code == 0);
   CHECK_THAT(slurp(f / "branch/metrics.jsonl"), ContainsSubstring("\"step\":11"));
   CHECK(list_checkpoints(f / "runs/tiny").size() == 2);
+  const Finished branch_again = lathe_in(f, {"train", "tiny.toml", "--train.out_dir=branch", "--train.steps=45",
+                                             "--checkpoint.resume=runs/tiny/checkpoints/step-00000010/"});
+  CHECK(branch_again.code == 0);
+  CHECK_THAT(branch_again.out, ContainsSubstring("going on from branch/checkpoints/step-00000040"));
   const Finished back = lathe_in(f, {"train", "tiny.toml", "--checkpoint.resume=runs/tiny/checkpoints/step-00000010"});
   CHECK(back.code == 2);
   CHECK_THAT(back.err, ContainsSubstring("already holds step-00000020"));
+}
+
+TEST_CASE("a damaged newer checkpoint costs no good one", "[train]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
+  fs::resize_file(f / "runs/tiny/checkpoints/step-00000020/model.safetensors", 100);
+  fs::copy(f / "runs/tiny/checkpoints/step-00000010", f / "runs/tiny/checkpoints/step-00000010-mine");
+  const Finished r = lathe_in(f, {"train", "tiny.toml", "--checkpoint.keep=1", "--train.max_time=0.001"});
+  INFO(r.err);
+  CHECK(r.code == 75);
+  CHECK(list_checkpoints(f / "runs/tiny").at(0).filename() == "step-00000011");
+  CHECK(fs::exists(f / "runs/tiny/checkpoints/unusable-step-00000020"));
+  CHECK(fs::exists(f / "runs/tiny/checkpoints/step-00000010-mine"));
+  CHECK(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
+}
+
+TEST_CASE("metrics that no checkpoint goes with are kept", "[train]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=10"}).code == 0);
+  const std::string before = slurp(f / "runs/tiny/metrics.jsonl");
+  fs::remove_all(f / "runs/tiny/checkpoints");
+  CHECK(lathe_in(f, {"train", "tiny.toml", "--train.steps=10"}).code == 0);
+  CHECK(slurp(f / "runs/tiny/metrics.jsonl.old") == before);
+  fs::resize_file(f / "runs/tiny/metrics.jsonl", 10);
+  const Finished r = lathe_in(f, {"train", "tiny.toml", "--train.steps=12"});
+  CHECK(r.code == 4);
+  CHECK_THAT(r.err, ContainsSubstring("metrics.jsonl has 10 bytes"));
 }
 
 TEST_CASE("a run folder in use is refused", "[train]") {

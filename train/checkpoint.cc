@@ -27,10 +27,17 @@ Json state_json(const RunState& s) {
       {"step", s.step},    {"updates", s.updates},     {"tokens", s.tokens},       {"threads", s.threads},
       {"isa", s.isa},      {"device", s.device_model}, {"data_hash", s.data_hash}, {"metrics_bytes", s.metrics_bytes},
       {"config", s.config}};
+  if (!s.branched_from.empty()) json["branched_from"] = s.branched_from;
   if (s.val_loss) json["val_loss"] = json_number(*s.val_loss);
   if (s.best_val_loss) json["best_val_loss"] = json_number(*s.best_val_loss);
   if (s.tokenizer) json["tokenizer"] = {{"kind", s.tokenizer->kind()}, {"vocabulary", s.tokenizer->vocabulary()}};
   return json;
+}
+
+/// By step, newest first; a longer number is a later step.
+bool newer(const fs::path& a, const fs::path& b) {
+  const std::string x = a.filename().string(), y = b.filename().string();
+  return x.size() != y.size() ? x.size() > y.size() : x > y;
 }
 
 /// Host copies of tensors on their way to a file; keeps them alive.
@@ -72,11 +79,34 @@ void copy_into(const SafetensorsFile& file, const std::string& name, const at::T
 std::vector<fs::path> list_checkpoints(const fs::path& run) {
   std::vector<fs::path> found;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(run / "checkpoints", error)) {
-    if (entry.path().filename().string().starts_with("step-")) found.push_back(entry.path());
+  const fs::path folder = run / "checkpoints";
+  fs::directory_iterator entries(folder, error);
+  if (error && error != std::errc::no_such_file_or_directory) {
+    fail(Exit::io, "cannot read ", folder.string(), ": ", error.message());
   }
-  std::sort(found.rbegin(), found.rend());
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const std::string name = entries->path().filename().string();
+    const bool numbered =
+        name.size() >= 13 && name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == std::string::npos;
+    if (numbered) found.push_back(entries->path());
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    fail(Exit::io, "cannot read ", folder.string(), ": ", error.message());
+  }
+  std::sort(found.begin(), found.end(), newer);
   return found;
+}
+
+void set_aside_newer(const fs::path& checkpoint) {
+  for (const auto& other : list_checkpoints(checkpoint.parent_path().parent_path())) {
+    if (!newer(other, checkpoint)) continue;
+    const fs::path aside = other.parent_path() / ("unusable-" + other.filename().string());
+    std::error_code error;
+    fs::remove_all(aside, error);
+    fs::rename(other, aside, error);
+    if (error) fail(Exit::io, "cannot rename ", other.string(), ": ", error.message());
+    log_info("set aside as ", aside.string());
+  }
 }
 
 void clean_checkpoints(const fs::path& run) {
@@ -117,11 +147,6 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::
   fault_point("save: manifest written");
   sync_folder(temporary);
   fault_point("save: folder synced");
-  if (fs::exists(target)) {
-    // Left by a run that went on from an older checkpoint since this one failed to verify.
-    fs::rename(target, parent / (temporary_prefix + std::string("replaced")), error);
-    if (error) fail(Exit::io, "cannot replace ", target.string(), ": ", error.message());
-  }
   fs::rename(temporary, target, error);
   if (error) fail(Exit::io, "cannot rename ", temporary.string(), ": ", error.message());
   fault_point("save: renamed");
@@ -177,6 +202,7 @@ RunState read_state(const fs::path& checkpoint) {
   s.data_hash = text("data_hash");
   s.metrics_bytes = json_get<uint64_t>(j, "metrics_bytes", where, Exit::checkpoint);
   s.config = text("config");
+  if (j.contains("branched_from")) s.branched_from = text("branched_from");
   if (j.contains("val_loss") && j["val_loss"].is_number()) s.val_loss = j["val_loss"].get<double>();
   if (j.contains("best_val_loss") && j["best_val_loss"].is_number()) s.best_val_loss = j["best_val_loss"].get<double>();
   if (j.contains("tokenizer")) {
@@ -219,7 +245,8 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run) {
        "); restore one, or start anew in another --train.out_dir");
 }
 
-fs::path find_checkpoint(const fs::path& path) {
+fs::path find_checkpoint(const fs::path& path_) {
+  const fs::path path = path_.has_filename() ? path_ : path_.parent_path();  // a trailing slash
   if (!fs::is_directory(path)) fail(Exit::checkpoint, path.string(), " is no run and no checkpoint folder");
   if (fs::exists(path / "manifest.json") || path.filename().string().starts_with("step-")) {
     verify_checkpoint(path);

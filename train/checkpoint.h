@@ -28,6 +28,7 @@ struct RunState {
   std::string data_hash;
   uint64_t metrics_bytes = 0;  ///< length of metrics.jsonl at this step
   std::string config;          ///< resolved, TOML
+  std::string branched_from;   ///< the checkpoint that checkpoint.resume named, or empty
   std::optional<Tokenizer> tokenizer;
 };
 
@@ -35,8 +36,10 @@ struct RunState {
 fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
                          const Optimizer& optimizer, int64_t keep);
 
-/// Checkpoints of a run folder, newest first.
+/// Checkpoints of a run folder, newest first. Exit::io where the folder is there and can't be read.
 std::vector<fs::path> list_checkpoints(const fs::path& run);
+/// Renames checkpoints of the same run newer than this one, which a run that goes on from it can't use.
+void set_aside_newer(const fs::path& checkpoint);
 /// Removes what interrupted saves left behind.
 void clean_checkpoints(const fs::path& run);
 

@@ -114,6 +114,14 @@ Exit eval_verb(const Words& words) {
   const fs::path folder = words.get("data", m.config.data.dir);
   const auto manifest = fs::is_directory(folder) ? read_manifest(folder) : std::nullopt;
   const TokenFile val(folder, "val", manifest);
+  if (val.size() < 2)
+    fail(Exit::data, folder.string(), " has ", val.size(), " validation token; a loss needs at least two");
+  if (manifest && m.state.tokenizer &&
+      (manifest->tokenizer.kind() != m.state.tokenizer->kind() ||
+       manifest->tokenizer.vocabulary() != m.state.tokenizer->vocabulary())) {
+    fail(Exit::data, folder.string(),
+         " was made with another tokenizer or vocabulary than the run's data; its loss would mean nothing");
+  }
   const auto batch = static_cast<int64_t>(
       words.number("batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
   const EvalResult r = evaluate(*m.model, val, {batch, m.config.model.block_size, m.config.model.vocab_size}, 0,
@@ -140,7 +148,6 @@ Exit generate_verb(const Words& words) {
   generate(*m.model, ids, n, s, dtype_from_config(m.config.amp.dtype),
            [&](int64_t id) { std::cout << m.state.tokenizer->decode({id}) << std::flush; });
   std::cout << std::endl;
-  if (!std::cout) fail(Exit::io, "standard output can't be written");
   return Exit::done;
 }
 
@@ -180,6 +187,10 @@ Exit bench_verb(const Words& words) {
                      .dump()
               << std::endl;
     return Exit::done;
+  }
+  for (const char* flag : {"dtype", "threads"}) {
+    if (words.flags.contains(flag))
+      fail(Exit::usage, "command line: --", flag, " belongs to `bench peak`; use --amp.dtype or --train.threads");
   }
   if (what != "step") fail(Exit::usage, "lathe bench ", what, ": there are `bench step` and `bench peak`");
   expect_words(2);
@@ -323,9 +334,8 @@ const std::vector<Verb>& verbs() {
 void print_help(const Verb* verb) {
   if (verb == nullptr) {
     std::cout << version << ": trains language models from config files\n\nusage: lathe VERB ...\n\n";
-    for (const auto& v : verbs()) std::printf("  %-10s %s\n", v.name, v.doc);
-    std::cout << std::flush;
-    std::fflush(stdout);
+    for (const auto& v : verbs())
+      std::cout << "  " << v.name << std::string(11 - std::string(v.name).size(), ' ') << v.doc << "\n";
     std::cout << "\n`lathe VERB --help` says more. Exit codes: 0 done, 2 usage or config, 3 data, 4 no usable "
                  "checkpoint, 5 diverged,\n"
                  "6 input/output, 8 run folder in use, 9 out of memory, 75 stopped with a checkpoint (run it again to "
@@ -348,38 +358,52 @@ void print_help(const Verb* verb) {
 
 /// Parses the words behind the verb. Flags are strings for cxxopts; their values are checked where they are used.
 Words parse_words(const Verb& verb, int argc, char** argv) {
-  cxxopts::Options options("lathe");
-  options.allow_unrecognised_options();
-  auto add = options.add_options();
-  for (const auto& [name, doc] : verb.flags) add(name, doc, cxxopts::value<std::string>());
   std::vector<std::string> known;
   for (const auto& [name, doc] : verb.flags) known.emplace_back(name);
   if (verb.config_keys) {
-    for (const auto& f : run_schema().fields()) {
-      add(f.key, f.doc, cxxopts::value<std::string>());
-      known.push_back(f.key);
-    }
+    for (const auto& f : run_schema().fields()) known.push_back(f.key);
   }
+  // --name=value becomes two words: cxxopts matches words with std::regex, which breaks on long values and line breaks.
+  std::vector<std::string> split{argv[0]};
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (!word.starts_with("-") || word == "-") {
+      split.push_back(word);
+      continue;
+    }
+    const auto equals = word.find('=');
+    const std::string name =
+        word.starts_with("--") ? word.substr(2, equals == std::string::npos ? equals : equals - 2) : word;
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      const std::string near = nearest(name, known);
+      fail(Exit::usage, "command line: lathe ", verb.name, " has no option ", word,
+           near.empty() ? "" : "; did you mean --" + near + "?");
+    }
+    split.push_back("--" + name);
+    if (equals != std::string::npos)
+      split.push_back(word.substr(equals + 1));
+    else if (i + 1 < argc)
+      split.emplace_back(argv[++i]);
+  }
+  std::vector<char*> pointers;
+  for (auto& word : split) pointers.push_back(word.data());
+
+  cxxopts::Options options("lathe");
+  options.allow_unrecognised_options();
+  auto add = options.add_options();
+  for (const auto& name : known) add(name, "", cxxopts::value<std::string>());
   Words words;
   try {
-    const auto result = options.parse(argc, argv);
+    const auto result = options.parse(static_cast<int>(pointers.size()), pointers.data());
     for (const auto& name : known) {
-      if (result.count(name) > 1)
+      if (result.count(name) > 1) {
         fail(Exit::usage, "command line: --", name, " stands ", result.count(name), " times; give it once");
-      if (result.count(name) == 0) continue;
-      words.flags[name] = result[name].as<std::string>();
+      }
+      if (result.count(name) == 1) words.flags[name] = result[name].as<std::string>();
     }
     words.rest = result.unmatched();
   } catch (const cxxopts::exceptions::exception& e) {
     fail(Exit::usage, "command line: ", e.what());
-  }
-  for (const auto& word : words.rest) {
-    if (!word.starts_with("-") || word == "-") continue;
-    std::string name = word.substr(word.find_first_not_of('-') == std::string::npos ? 0 : word.find_first_not_of('-'));
-    name = name.substr(0, name.find('='));
-    const std::string near = nearest(name, known);
-    fail(Exit::usage, "command line: lathe ", verb.name, " has no option ", word,
-         near.empty() ? "" : "; did you mean --" + near + "?");
   }
   if (words.rest.size() < verb.min_words || words.rest.size() > verb.max_words) {
     fail(Exit::usage, "usage: lathe ", verb.name, " ", verb.usage);
@@ -417,7 +441,10 @@ Exit dispatch(int argc, char** argv) {
 
 int run_cli(int argc, char** argv) {
   try {
-    return static_cast<int>(dispatch(argc, argv));
+    const Exit code = dispatch(argc, argv);
+    std::cout.flush();
+    if (!std::cout || std::fflush(stdout) != 0) fail(Exit::io, "standard output can't be written");
+    return static_cast<int>(code);
   } catch (const Error& e) {
     log(Level::error, e.what());
     return static_cast<int>(e.code());

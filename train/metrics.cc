@@ -3,21 +3,28 @@
 #include <chrono>
 
 #include "core/io/json.h"
+#include "core/io/log.h"
 
 namespace lathe {
 namespace {
 
-fs::path cut_back(const fs::path& path, uint64_t length) {
+uint64_t bytes_of(const fs::path& path) { return fs::exists(path) ? fs::file_size(path) : 0; }
+
+fs::path cut_back(const fs::path& run, uint64_t length) {
+  Metrics::check_length(run, length);
+  const fs::path path = run / "metrics.jsonl";
+  const uint64_t has = bytes_of(path);
+  if (has == length) return path;
   std::error_code error;
-  const uint64_t has = fs::exists(path) ? fs::file_size(path) : 0;
-  if (has < length) {
-    fail(Exit::checkpoint, path.string(), " has ", has, " bytes and the checkpoint was written at ", length,
-         "; restore the file, or give another --train.out_dir with --checkpoint.resume and the checkpoint's path");
-  }
-  if (has > length) {
+  if (length == 0) {
+    const fs::path old = path.string() + ".old";
+    fs::rename(path, old, error);
+    log_info("no checkpoint goes with the lines of ", path.string(), ": kept as ", old.filename().string());
+  } else {
     fs::resize_file(path, length, error);
-    if (error) fail(Exit::io, "cannot cut back ", path.string(), ": ", error.message());
+    log_info("cut ", path.string(), " back by ", has - length, " bytes, to the checkpoint");
   }
+  if (error) fail(Exit::io, "cannot cut back ", path.string(), ": ", error.message());
   return path;
 }
 
@@ -27,8 +34,15 @@ double unix_seconds() {
 
 }  // namespace
 
-Metrics::Metrics(const fs::path& run, uint64_t length)
-    : file_(cut_back(run / "metrics.jsonl", length), OutputFile::Open::append) {}
+void Metrics::check_length(const fs::path& run, uint64_t length) {
+  const fs::path path = run / "metrics.jsonl";
+  if (const uint64_t has = bytes_of(path); has < length) {
+    fail(Exit::checkpoint, path.string(), " has ", has, " bytes and the checkpoint was written at ", length,
+         "; restore the file, or branch off with --checkpoint.resume=CHECKPOINT and another --train.out_dir");
+  }
+}
+
+Metrics::Metrics(const fs::path& run, uint64_t length) : file_(cut_back(run, length), OutputFile::Open::append) {}
 
 void Metrics::add(const StepMetrics& m) {
   const Json json{{"step", m.step},

@@ -21,7 +21,10 @@ struct StepMetrics {
 
 class Metrics {
  public:
-  /// Opens the file of a run folder cut back to `length` bytes; Exit::checkpoint where it is shorter than that.
+  /// Exit::checkpoint where the file of a run folder is shorter than a checkpoint says.
+  static void check_length(const fs::path& run, uint64_t length);
+  /// Opens the file cut back to `length` bytes, and says so. At 0, lines that no checkpoint goes with move to
+  /// metrics.jsonl.old.
   Metrics(const fs::path& run, uint64_t length);
   void add(const StepMetrics& m);
   void add_validation(int64_t step, double loss);

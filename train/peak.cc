@@ -31,7 +31,10 @@ std::string key_of(int threads, at::ScalarType dtype) {
 Json read_peaks() {
   try {
     const fs::path path = peaks_file();
-    if (!path.empty() && fs::exists(path)) return parse_json(read_file(path, Exit::io), path.string(), Exit::io);
+    if (std::error_code error; !path.empty() && fs::exists(path, error)) {
+      const Json peaks = parse_json(read_file(path, Exit::io), path.string(), Exit::io);
+      if (peaks.is_object()) return peaks;
+    }
   } catch (const Error&) {
   }
   return Json::object();

@@ -5,7 +5,9 @@
 
 #include "core/io/checksum.h"
 #include "core/io/log.h"
+#include "core/io/text.h"
 #include "data/manifest.h"
+#include "data/tokens.h"
 
 namespace lathe {
 namespace {
@@ -36,6 +38,9 @@ std::string bar(double share) {
          "]" + percent;
 }
 
+constexpr const char* unfinished = ".unfinished-";
+
+/// Writes the shards of a split under names that nothing reads, so that an interrupted preparation can be repeated.
 class SplitWriter {
  public:
   SplitWriter(const PrepareOptions& options, std::string split, int64_t tokens)
@@ -65,7 +70,7 @@ class SplitWriter {
     char number[24];
     std::snprintf(number, sizeof number, "_%06zu", shards_.size());
     shards_.push_back({split_ + (several_ ? number : "") + ".bin", 0, ""});
-    file_ = OutputFile(options_.out / shards_.back().file, OutputFile::Open::create);
+    file_ = OutputFile(options_.out / (unfinished + shards_.back().file), OutputFile::Open::create);
     sum_ = Checksum();
   }
   void close() {
@@ -88,11 +93,16 @@ void prepare(const PrepareOptions& options) {
   std::string text;
   for (const auto& path : expand(options.inputs)) {
     if (!fs::exists(path)) fail(Exit::data, "there is no file ", path.string(), "; give text files or folders of them");
-    text += read_file(path, Exit::data, uint64_t{16} << 30);
+    const std::string own = read_file(path, Exit::data, uint64_t{16} << 30);
+    if (options.tokenizer == "char" && !is_utf8(own)) {
+      fail(Exit::data, path.string(), " is not UTF-8; convert it or use --tokenizer byte");
+    }
+    text += own;
   }
   if (text.empty()) fail(Exit::data, "the input has no text");
-  if (fs::exists(options.out / "manifest.json")) {
-    fail(Exit::usage, options.out.string(), " already holds prepared data; remove it or give another --out");
+  if (fs::exists(options.out / "manifest.json") || has_split(options.out, "train", std::nullopt) ||
+      has_split(options.out, "val", std::nullopt)) {
+    fail(Exit::usage, options.out.string(), " already holds token data; remove it or give another --out");
   }
   const Tokenizer tokenizer = options.tokenizer == "char" ? Tokenizer::characters(text) : Tokenizer::byte();
   if (tokenizer.size() > 65536)
@@ -119,6 +129,9 @@ void prepare(const PrepareOptions& options) {
   };
   manifest.train = write("train", 0, train);
   manifest.val = write("val", train, n);
+  for (const auto* split : {&manifest.train, &manifest.val}) {
+    for (const auto& shard : *split) fs::rename(options.out / (unfinished + shard.file), options.out / shard.file);
+  }
   write_manifest(options.out, manifest);
   log_info(options.out.string(), ": ", train, " training and ", n - train, " validation tokens, vocabulary of ",
            manifest.vocab_size, " (", tokenizer.kind(), ")");

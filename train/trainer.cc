@@ -38,6 +38,7 @@ class StopOnSignal {
         if (which == SIGINT && stop_signal == SIGINT) std::_Exit(128 + SIGINT);
         stop_signal = which;
       };
+      action.sa_flags = SA_RESTART;
       sigaction(s, &action, nullptr);
     }
   }
@@ -105,12 +106,16 @@ std::optional<ResumePoint> find_resume_point(const RunConfig& c) {
   point.state = read_state(point.checkpoint);
   std::error_code error;
   point.same_run = fs::equivalent(point.checkpoint.parent_path().parent_path(), run, error);
-  for (const auto& other : there) {
-    if (!point.same_run || other.filename() > point.checkpoint.filename()) {
-      fail(Exit::usage, run.string(), " already holds ", other.filename().string(), ", which going on from ",
-           point.checkpoint.string(), " would replace; give another --train.out_dir");
-    }
+  const std::string name = fs::weakly_canonical(point.checkpoint).string();
+  if (!there.empty() && !(point.same_run && there.front().filename() == point.checkpoint.filename())) {
+    // The same command again, after the branch got under way, goes on with the branch.
+    const fs::path newest = *newest_checkpoint(run);
+    const RunState state = read_state(newest);
+    if (state.branched_from == name) return ResumePoint{newest, state};
+    fail(Exit::usage, run.string(), " already holds ", there.front().filename().string(), ", which going on from ",
+         point.checkpoint.string(), " would replace; give another --train.out_dir");
   }
+  point.state.branched_from = name;
   return point;
 }
 
@@ -118,7 +123,7 @@ class Trainer {
  public:
   Trainer(LoadedConfig loaded, RunData data, std::optional<ResumePoint> resume)
       : data_(std::move(data)), session_(Session::make(loaded.config)), run_(loaded.config.train.out_dir) {
-    state_.data_hash = data_.train.fingerprint();
+    state_.data_hash = data_.train.fingerprint() + (data_.val ? "-" + data_.val->fingerprint() : "");
     if (resume) go_on(*resume, loaded);
     state_.threads = session_.config.train.threads;
     state_.isa = cpu_isa();
@@ -129,14 +134,13 @@ class Trainer {
 
   Exit run() {
     const TrainConfig& c = session_.config.train;
-    const StopOnSignal signals;
-    make_folders(run_);
-    const FolderLock lock(run_);
-    clean_checkpoints(run_);
     fault_point("start: locked");
+    clean_checkpoints(run_);
+    if (!resumed_from_.empty() && resumed_same_run_) set_aside_newer(resumed_from_);
     write_file_durably(run_ / "config.toml", run_schema().to_toml(&session_.config, /*comments=*/true));
     open_log_file((run_ / "log.txt").string());
     Metrics metrics(run_, state_.metrics_bytes);
+    sync_folder(run_);
     fault_point("start: metrics cut");
     introduce();
     if (state_.step >= c.steps) return finish();
@@ -156,7 +160,7 @@ class Trainer {
       fault_point("step");
       if (c.eval_interval > 0 && (last || state_.step % c.eval_interval == 0)) validate(metrics);
       if (c.sample_interval > 0 && state_.step % c.sample_interval == 0) sample();
-      const bool stop = stop_signal != 0 || (c.max_time > 0 && seconds_since(begin) >= c.max_time);
+      const bool stop = stop_signal != 0 || (c.max_time > 0 && process_age() >= c.max_time);
       const int64_t interval = session_.config.checkpoint.interval;
       if (last || stop || (interval > 0 && state_.step % interval == 0)) save(metrics);
       if (stop && !last) {
@@ -195,7 +199,10 @@ class Trainer {
     state_ = saved;
     state_.data_hash = hash;
     if (!from.same_run) state_.metrics_bytes = 0;
-    resumed_from_ = from.checkpoint.string();
+    Metrics::check_length(run_, state_.metrics_bytes);
+    resumed_from_ = from.checkpoint;
+    resumed_same_run_ = from.same_run;
+    peak_ = known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute);
   }
 
   void introduce() const {
@@ -208,7 +215,7 @@ class Trainer {
     log_info("device    ", device_model(session_.device_name),
              session_.device.is_cuda() ? "" : str(", ", c.train.threads, " threads, ", cpu_isa()), ", matmuls in ",
              c.amp.dtype);
-    log_info("run       ", run_.string(), resumed_from_.empty() ? "" : str(", going on from ", resumed_from_));
+    log_info("run       ", run_.string(), resumed_from_.empty() ? "" : str(", going on from ", resumed_from_.string()));
     log(Level::debug, "parameters\n" + parameter_table(session_.params));
   }
 
@@ -279,7 +286,11 @@ class Trainer {
   /// MFU needs the machine's ceiling; a run long enough not to notice measures it for the next one.
   void remember_peak(double run_seconds) const {
     if (!peak_ && !session_.device.is_cuda() && run_seconds > 60) {
-      measure_peak(static_cast<int>(session_.config.train.threads), session_.compute);
+      try {
+        measure_peak(static_cast<int>(session_.config.train.threads), session_.compute);
+      } catch (const Error& e) {
+        log_warn("the matmul ceiling is not kept: ", e.what());
+      }
     }
   }
 
@@ -295,7 +306,8 @@ class Trainer {
   Session session_;
   fs::path run_;
   RunState state_;
-  std::string resumed_from_;
+  fs::path resumed_from_;  // a checkpoint, or empty
+  bool resumed_same_run_ = true;
   std::optional<double> peak_ =
       known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute);
   double smooth_s_ = 0;
@@ -305,9 +317,23 @@ class Trainer {
 }  // namespace
 
 Exit train(LoadedConfig loaded) {
+  const StopOnSignal signals;
   RunData data = RunData::open(loaded);
+  // A run that has checkpoints is locked before one is chosen; a new one's folder is made once all else is ready.
+  const fs::path run = loaded.config.train.out_dir;
+  std::optional<FolderLock> lock;
+  if (fs::exists(run / "checkpoints")) lock.emplace(run);
   auto resume = find_resume_point(loaded.config);
-  return Trainer(std::move(loaded), std::move(data), std::move(resume)).run();
+  Trainer trainer(std::move(loaded), std::move(data), std::move(resume));
+  if (!lock) {
+    if (make_folders(run)) sync_folder(run.parent_path());
+    lock.emplace(run);
+    if (!list_checkpoints(run).empty()) {
+      fail(Exit::busy, "another process has trained in ", run.string(),
+           " meanwhile; run the same command again to go on from there");
+    }
+  }
+  return trainer.run();
 }
 
 BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {

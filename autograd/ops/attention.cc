@@ -40,6 +40,11 @@ struct Attention {
     const int64_t b = packed.size(0), t = packed.size(1), c = packed.size(2) / 3;
     return packed.view({b, t, 3, heads, c / heads}).select(2, i).transpose(1, 2);
   }
+  /// [B, H, T, D] -> [B, T, C].
+  static at::Tensor joined(const at::Tensor& y) {
+    return y.transpose(1, 2).reshape({y.size(0), y.size(2), y.size(1) * y.size(3)});
+  }
+  static at::Tensor wide(const at::Tensor& t) { return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
   double scale() const { return 1 / std::sqrt(static_cast<double>(qkv.data().size(2) / 3 / heads)); }
 
   // P = softmax(mask(q k^T / sqrt(D))), y = P v
@@ -67,12 +72,12 @@ struct Attention {
       case Kernel::composed: {
         const int64_t t = q.size(2);
         const at::Tensor future = at::ones({t, t}, q.options().dtype(at::kBool)).triu(1);
-        const at::Tensor scores = q.matmul(k.transpose(-2, -1)) * scale();
+        const at::Tensor scores = wide(q).matmul(wide(k).transpose(-2, -1)) * scale();
         lse = scores.masked_fill(future, -std::numeric_limits<double>::infinity()).softmax(-1);
-        out = lse.data().matmul(v);
+        return joined(lse.data().matmul(wide(v)).to(packed.scalar_type()));
       }
     }
-    return out.data().transpose(1, 2).reshape({packed.size(0), packed.size(1), packed.size(2) / 3});
+    return joined(out.data());
   }
   // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)), dq = dS k / sqrt(D), dk = dS^T q / sqrt(D)
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
@@ -100,11 +105,11 @@ struct Attention {
       }
       case Kernel::composed: {
         const at::Tensor& p = lse.data();
-        dv = p.transpose(-2, -1).matmul(d_out);
-        const at::Tensor dp = d_out.matmul(v.transpose(-2, -1));
+        dv = p.transpose(-2, -1).matmul(wide(d_out));
+        const at::Tensor dp = wide(d_out).matmul(wide(v).transpose(-2, -1));
         const at::Tensor ds = p * (dp - (p * dp).sum(-1, true)) * scale();
-        dq = ds.matmul(k);
-        dk = ds.transpose(-2, -1).matmul(q);
+        dq = ds.matmul(wide(k));
+        dk = ds.transpose(-2, -1).matmul(wide(q));
       }
     }
     at::Tensor d_packed = at::empty_like(packed);

@@ -43,7 +43,10 @@ Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, d
 }
 
 Variable mse_loss(const Variable& a, const Variable& b) {
-  const Variable d = sub(a, b);
+  const auto wide = [](const Variable& x) {
+    return x.dtype() == at::kHalf || x.dtype() == at::kBFloat16 ? cast(x, at::kFloat) : x;
+  };
+  const Variable d = sub(wide(a), wide(b));
   return mean(mul(d, d));
 }
 

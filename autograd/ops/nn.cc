@@ -53,18 +53,18 @@ struct LayerNormOp {
 
 struct EmbeddingOp {
   static constexpr OpInfo info{.name = "embedding"};
-  at::Tensor ids;
+  Saved ids;
   int64_t rows = 0;
 
   at::Tensor forward(const at::Tensor& weight) {
     LATHE_CHECK(weight.dim() == 2, "weight must be [V, C]");
-    LATHE_CHECK(ids.scalar_type() == at::kLong, "ids must be int64, not ", describe(ids));
+    LATHE_CHECK(ids.data().scalar_type() == at::kLong, "ids must be int64, not ", describe(ids.data()));
     rows = weight.size(0);
-    return at::embedding(weight, ids);
+    return at::embedding(weight, ids.data());
   }
   // dweight[id] += dy at each place of the id
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
-    return {at::embedding_dense_backward(dy, ids, rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false)};
+    return {at::embedding_dense_backward(dy, ids.data(), rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false)};
   }
   static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 0, 1); }
 };
@@ -105,7 +105,11 @@ Variable layer_norm(const Variable& x, const Variable& weight, const Variable& b
   return apply(LayerNormOp{.eps = eps}, x, weight, bias);
 }
 
-Variable embedding(const at::Tensor& ids, const Variable& weight) { return apply(EmbeddingOp{.ids = ids}, weight); }
+Variable embedding(const at::Tensor& ids, const Variable& weight) {
+  EmbeddingOp op;
+  op.ids = ids;
+  return apply(std::move(op), weight);
+}
 
 Variable dropout(const Variable& x, double p, uint64_t stream) {
   LATHE_CHECK(p >= 0 && p < 1, "dropout: p = ", p, " is outside [0, 1)");

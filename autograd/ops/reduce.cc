@@ -11,8 +11,9 @@ namespace {
 
 using Dims = c10::SmallVector<int64_t, 5>;
 
-/// Dims as given, or all of them; wrapped and checked.
+/// Dims as given, or all of them (none given); wrapped and checked.
 Dims wrapped(at::OptionalIntArrayRef dims, int64_t ndim) {
+  if (dims && dims->empty()) dims.reset();
   Dims out;
   for (int64_t i = 0; !dims && i < ndim; ++i) out.push_back(i);
   for (int64_t i = 0; dims && i < static_cast<int64_t>(dims->size()); ++i) out.push_back(wrap_dim((*dims)[i], ndim));
@@ -27,14 +28,14 @@ struct Sum {
 
   at::Tensor forward(const at::Tensor& x) {
     sizes = Dims(x.sizes().begin(), x.sizes().end());
-    dims = wrapped(dims.empty() ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(dims), x.dim());
+    dims = wrapped(at::OptionalIntArrayRef(dims), x.dim());
     return x.dim() == 0 ? x.clone() : x.sum(dims, keepdim);
   }
   // dx = dy, repeated along the summed dims
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     Dims kept = sizes;
-    for (int64_t d : dims) kept[static_cast<size_t>(d)] = 1;
+    for (size_t i = 0; i < dims.size() && !kept.empty(); ++i) kept[static_cast<size_t>(dims[i])] = 1;
     return {dy.reshape(kept).expand(sizes)};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 0); }
@@ -115,7 +116,7 @@ Variable sum(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim) {
 }
 Variable mean(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim) {
   double n = 1;
-  for (int64_t d : wrapped(dims, x.dim())) n *= static_cast<double>(x.size(d));
+  for (int64_t d : wrapped(dims, x.dim())) n *= x.dim() > 0 ? static_cast<double>(x.size(d)) : 1;
   return mul_scalar(sum(x, dims, keepdim), 1 / n);
 }
 Variable amax(const Variable& x, int64_t dim, bool keepdim) { return apply(Amax{.dim = dim, .keepdim = keepdim}, x); }

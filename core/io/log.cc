@@ -10,6 +10,8 @@
 #include <memory>
 #include <mutex>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace lathe {
 namespace {
@@ -46,6 +48,8 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
 struct Log {
   std::shared_ptr<ConsoleSink> console = std::make_shared<ConsoleSink>();
   spdlog::logger logger{"lathe", console};
+  std::vector<std::pair<Level, std::string>> before_file;  // said before log.txt was open
+  bool has_file = false;
   Log() { logger.set_level(spdlog::level::trace), console->set_level(spdlog::level::info); }
 };
 Log& instance() {
@@ -66,7 +70,9 @@ spdlog::level::level_enum level_of(Level level) {
 }  // namespace
 
 void log(Level level, const std::string& message) {
-  instance().logger.log(level_of(level), spdlog::string_view_t(message));
+  auto& log = instance();
+  if (!log.has_file && log.before_file.size() < 1000) log.before_file.emplace_back(level, message);
+  log.logger.log(level_of(level), spdlog::string_view_t(message));
 }
 
 void set_console_level(Level level) { instance().console->set_level(level_of(level)); }
@@ -79,6 +85,11 @@ void open_log_file(const std::string& path) {
     log.logger.sinks().resize(1);  // a second run in one process takes its own file
     log.logger.sinks().push_back(file);
     log.logger.flush_on(spdlog::level::info);
+    for (const auto& [level, message] : log.before_file) {
+      file->log({spdlog::source_loc(), "lathe", level_of(level), message});
+    }
+    log.before_file.clear();
+    log.has_file = true;
   } catch (const spdlog::spdlog_ex& e) {
     fail(Exit::io, "cannot write ", path, ": ", e.what());
   }

@@ -1,0 +1,13 @@
+// UTF-8 (RFC 3629).
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+namespace lathe {
+
+/// Bytes of the code point at `at`, or 0 where it is malformed: cut short, overlong, a surrogate, beyond U+10FFFF.
+size_t code_point_length(std::string_view text, size_t at);
+bool is_utf8(std::string_view text);
+
+}  // namespace lathe
