@@ -74,7 +74,7 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
 std::string rule_text(const Rule& r) {
   std::string text;
   if (!r.choices.empty()) {
-    for (const auto& c : r.choices) text += (text.empty() ? "" : " \\| ") + c;
+    for (const auto& c : r.choices) text += (text.empty() ? "" : " | ") + c;
     return text;
   }
   const auto number = [](double x) {
@@ -107,9 +107,7 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
   }
   const Rule& r = field->rule;
   const auto refuse = [&] {
-    std::string allowed = rule_text(r);
-    for (size_t i; (i = allowed.find("\\|")) != std::string::npos;) allowed.erase(i, 1);
-    fail(Exit::usage, where, ": ", key, " = ", toml_text(value), " is not allowed; it must be ", allowed);
+    fail(Exit::usage, where, ": ", key, " = ", toml_text(value), " is not allowed; it must be ", rule_text(r));
   };
   if (const auto* s = std::get_if<std::string>(&v)) {
     if (!is_utf8(*s)) fail(Exit::usage, where, ": ", key, " must be UTF-8 text");
@@ -144,9 +142,10 @@ std::string Schema::to_markdown() const {
             "\n\n| key | default | allowed | on resume | what it does |\n|---|---|---|---|---|\n";
     for (const auto& f : fields_) {
       if (!f.key.starts_with(s.name + ".")) continue;
-      constexpr const char* types[]{"true \\| false", "whole number", "number", "string"};
+      constexpr const char* types[]{"true | false", "whole number", "number", "string"};
       std::string allowed = rule_text(f.rule);
       if (f.rule.choices.empty()) allowed = types[f.initial.index()] + (allowed.empty() ? "" : " " + allowed);
+      for (size_t i = 0; (i = allowed.find('|', i)) != std::string::npos; i += 2) allowed.insert(i, 1, '\\');
       text += "| `" + f.key + "` | `" + toml_text(f.initial) + "` | " + allowed + " | " +
               (f.rule.is_fixed ? "fixed" : "free") + " | " + f.doc + " |\n";
     }

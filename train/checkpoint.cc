@@ -122,7 +122,7 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::
                          const Optimizer& optimizer, int64_t keep) {
   const fs::path parent = run / "checkpoints", target = parent / step_name(state.step),
                  temporary = parent / (temporary_prefix + step_name(state.step));
-  make_folders(parent);
+  if (make_folders(parent)) sync_folder(run);
   std::error_code error;
   fs::remove_all(temporary, error);
   make_folders(temporary);

@@ -55,10 +55,7 @@ void read_environment(LoadedConfig& loaded) {
 /// What must hold between keys.
 void check(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
-  const auto at = [&](const char* key) {
-    const auto found = loaded.origins.find(key);
-    return found == loaded.origins.end() ? std::string("defaults") : found->second;
-  };
+  const auto at = [&](const char* key) { return origin_of(loaded, key); };
   if (c.model.n_embd % c.model.n_head != 0) {
     // The place that was given last: the command line, then the environment, then the file.
     const std::string embd = at("model.n_embd"), head = at("model.n_head");
@@ -82,6 +79,11 @@ void check(const LoadedConfig& loaded) {
 }
 
 }  // namespace
+
+std::string origin_of(const LoadedConfig& loaded, const std::string& key) {
+  const auto found = loaded.origins.find(key);
+  return found == loaded.origins.end() ? "defaults" : found->second;
+}
 
 LoadedConfig load_config(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides) {
   LoadedConfig loaded;

@@ -11,10 +11,6 @@ namespace lathe {
 RunData RunData::open(LoadedConfig& loaded) {
   RunConfig& c = loaded.config;
   const fs::path folder = c.data.dir;
-  const auto at = [&](const char* key) {
-    const auto found = loaded.origins.find(key);
-    return found == loaded.origins.end() ? std::string("defaults") : found->second;
-  };
   auto manifest = fs::is_directory(folder) ? read_manifest(folder) : std::nullopt;
   TokenFile train(folder, "train", manifest);
   std::optional<TokenFile> val;
@@ -22,11 +18,12 @@ RunData RunData::open(LoadedConfig& loaded) {
   if (manifest) {
     if (c.model.vocab_size == 0) c.model.vocab_size = manifest->vocab_size;
     if (c.model.vocab_size < manifest->vocab_size) {
-      fail(Exit::usage, at("model.vocab_size"), ": model.vocab_size = ", c.model.vocab_size, " is smaller than the ",
-           manifest->vocab_size, " tokens of ", folder.string(), "; leave it out or make it larger");
+      fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": model.vocab_size = ", c.model.vocab_size,
+           " is smaller than the ", manifest->vocab_size, " tokens of ", folder.string(),
+           "; leave it out or make it larger");
     }
   } else if (c.model.vocab_size == 0) {
-    fail(Exit::usage, at("model.vocab_size"), ": ", folder.string(),
+    fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": ", folder.string(),
          " has no manifest.json, so model.vocab_size must be given");
   }
   if (train.size() <= c.model.block_size) {

@@ -70,9 +70,7 @@ void compare_configs(const RunConfig& saved, const LoadedConfig& now) {
     const std::string was = toml_text(run_schema().get(&saved, f)), is = toml_text(run_schema().get(&now.config, f));
     if (was == is) continue;
     if (f.rule.is_fixed) {
-      const auto origin = now.origins.find(f.key);
-      fail(Exit::usage, origin == now.origins.end() ? "defaults" : origin->second, ": ", f.key, " = ", is,
-           " but the run was started with ", was,
+      fail(Exit::usage, origin_of(now, f.key), ": ", f.key, " = ", is, " but the run was started with ", was,
            "; a resumed run keeps it (or start anew in another --train.out_dir)");
     }
     if (f.key != "checkpoint.resume" && f.key != "train.threads")
@@ -183,7 +181,7 @@ class Trainer {
            "); set data.dir to that, or start anew in another --train.out_dir");
     }
     compare_configs(was, loaded);
-    if (!loaded.origins.contains("train.threads") || loaded.origins.at("train.threads") != "command line") {
+    if (origin_of(loaded, "train.threads") != "command line") {
       session_.config.train.threads = saved.threads;
       set_up_compute(session_.device_name, static_cast<int>(saved.threads));
     } else if (session_.config.train.threads != saved.threads) {

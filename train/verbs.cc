@@ -1,0 +1,308 @@
+#include "train/verbs.h"
+
+#include <iostream>
+#include <optional>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/json.h"
+#include "core/io/log.h"
+#include "core/memory.h"
+#include "train/checkpoint.h"
+#include "train/generate.h"
+#include "train/inspect.h"
+#include "train/peak.h"
+#include "train/plan.h"
+#include "train/prepare.h"
+#include "train/session.h"
+#include "train/trainer.h"
+
+namespace lathe {
+
+double Words::number(const std::string& name, double otherwise, const Rule& rule, bool whole) const {
+  const auto found = flags.find(name);
+  if (found == flags.end()) return otherwise;
+  const ConfigValue v = parse_value(found->second);
+  double x = 0;
+  if (const auto* i = std::get_if<int64_t>(&v))
+    x = static_cast<double>(*i);
+  else if (const auto* d = std::get_if<double>(&v); d && !whole)
+    x = *d;
+  else
+    fail(Exit::usage, "command line: --", name, " must be a ", whole ? "whole " : "", "number, not ", found->second);
+  if (!(x >= rule.min && x <= rule.max) || (rule.open_min && x == rule.min)) {
+    fail(Exit::usage, "command line: --", name, " = ", found->second, " is not allowed; it must be ", rule_text(rule));
+  }
+  return x;
+}
+
+namespace {
+
+LoadedConfig config_of(const Words& words, size_t at = 0) {
+  std::vector<std::pair<std::string, std::string>> overrides;
+  for (const auto& [key, value] : words.flags) {
+    if (key.find('.') != std::string::npos) overrides.emplace_back(key, value);
+  }
+  LoadedConfig loaded = load_config(words.rest.at(at), overrides);
+  const std::string& level = loaded.config.log.level;
+  set_console_level(level == "debug"  ? Level::debug
+                    : level == "info" ? Level::info
+                    : level == "warn" ? Level::warn
+                                      : Level::error);
+  return loaded;
+}
+
+/// A model with the parameters of a run or checkpoint, on the device of --device.
+struct LoadedModel {
+  RunState state;
+  RunConfig config;
+  at::Device device{at::kCPU};
+  std::optional<GPT> model;
+
+  explicit LoadedModel(const Words& words) {
+    const fs::path checkpoint = find_checkpoint(words.rest.at(0));
+    state = read_state(checkpoint);
+    config = config_from_toml(state.config, (checkpoint / "state.json").string());
+    install_allocator();
+    const std::string name = words.get("device", "auto");
+    if (name != "auto" && name != "cpu" && name != "cuda")
+      fail(Exit::usage, "command line: --device must be auto, cpu or cuda, not ", name);
+    const std::string opened = open_device(name);
+    set_up_compute(opened, static_cast<int>(words.number("threads", default_threads(), between(1, 4096), true)));
+    model.emplace(config.model);
+    auto params = parameters(*model);
+    load_parameters(checkpoint, params);
+    if (opened == "cuda") {
+      device = at::Device(at::kCUDA);
+      move_to(*model, device, at::kFloat);
+      params = parameters(*model);
+    }
+    make_working_copies(params, dtype_from_config(config.amp.dtype), false, config.model.tie_weights);
+  }
+};
+
+Exit eval_verb(const Words& words) {
+  LoadedModel m(words);
+  const fs::path folder = words.get("data", m.config.data.dir);
+  const auto manifest = fs::is_directory(folder) ? read_manifest(folder) : std::nullopt;
+  const TokenFile val(folder, "val", manifest);
+  if (val.size() < 2)
+    fail(Exit::data, folder.string(), " has ", val.size(), " validation token; a loss needs at least two");
+  if (manifest && m.state.tokenizer &&
+      (manifest->tokenizer.kind() != m.state.tokenizer->kind() ||
+       manifest->tokenizer.vocabulary() != m.state.tokenizer->vocabulary())) {
+    fail(Exit::data, folder.string(),
+         " was made with another tokenizer or vocabulary than the run's data; its loss would mean nothing");
+  }
+  const auto batch = static_cast<int64_t>(
+      words.number("batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
+  const EvalResult r = evaluate(*m.model, val, {batch, m.config.model.block_size, m.config.model.vocab_size}, 0,
+                                dtype_from_config(m.config.amp.dtype), m.device);
+  std::cout << Json{{"val_loss", json_number(r.loss)}, {"tokens", r.tokens}}.dump() << std::endl;
+  return Exit::done;
+}
+
+Exit generate_verb(const Words& words) {
+  Sampling s{.temperature = words.number("temperature", 0.8, at_least(0), false),
+             .top_k = static_cast<int64_t>(words.number("top-k", 0, at_least(0), true)),
+             .top_p = words.number("top-p", 1, {.min = 0, .max = 1, .open_min = true}, false),
+             .seed = static_cast<uint64_t>(words.number("seed", 1, at_least(0), true))};
+  const auto n = static_cast<int64_t>(words.number("tokens", 300, between(1, 1e9), true));
+  LoadedModel m(words);
+  if (!m.state.tokenizer) {
+    fail(Exit::data, words.rest[0],
+         " was trained on data without a manifest.json, so there is no tokenizer to read or write text with");
+  }
+  const std::string prompt = words.get("prompt", "\n");
+  const auto ids = m.state.tokenizer->encode(prompt, Exit::usage);
+  if (ids.empty()) fail(Exit::usage, "command line: --prompt is empty; give at least one character");
+  std::cout << prompt << std::flush;
+  generate(*m.model, ids, n, s, dtype_from_config(m.config.amp.dtype),
+           [&](int64_t id) { std::cout << m.state.tokenizer->decode({id}) << std::flush; });
+  std::cout << std::endl;
+  return Exit::done;
+}
+
+Exit prepare_verb(const Words& words) {
+  PrepareOptions o{.inputs = words.rest, .out = words.get("out", "")};
+  if (o.out.empty()) fail(Exit::usage, "lathe prepare needs --out FOLDER");
+  o.tokenizer = words.get("tokenizer", "byte");
+  if (o.tokenizer != "byte" && o.tokenizer != "char")
+    fail(Exit::usage, "command line: --tokenizer must be byte or char, not ", o.tokenizer);
+  o.val_share = words.number("val", 0.1, between(0, 0.9), false);
+  o.shard_tokens = static_cast<int64_t>(words.number("shard-tokens", 1e8, at_least(1), true));
+  prepare(o);
+  return Exit::done;
+}
+
+Exit bench_verb(const Words& words) {
+  const std::string& what = words.rest[0];
+  const auto expect_words = [&](size_t n) {
+    if (words.rest.size() != n)
+      fail(Exit::usage,
+           "usage: lathe bench step CONFIG [--skip 2] [--section.key=value ...] | lathe bench peak [--dtype bf16] "
+           "[--threads N]");
+  };
+  if (what == "peak") {
+    expect_words(1);
+    const std::string name = words.get("dtype", "fp32");
+    if (name != "fp32" && name != "bf16") fail(Exit::usage, "command line: --dtype must be fp32 or bf16, not ", name);
+    const int threads = static_cast<int>(words.number("threads", default_threads(), between(1, 4096), true));
+    install_allocator();
+    set_up_compute("cpu", threads);
+    const double rate = measure_peak(threads, dtype_from_config(name));
+    std::cout << Json{{"device", device_model("cpu")},
+                      {"isa", cpu_isa()},
+                      {"threads", threads},
+                      {"dtype", name},
+                      {"tflops", rate / 1e12}}
+                     .dump()
+              << std::endl;
+    return Exit::done;
+  }
+  for (const char* flag : {"dtype", "threads"}) {
+    if (words.flags.contains(flag))
+      fail(Exit::usage, "command line: --", flag, " belongs to `bench peak`; use --amp.dtype or --train.threads");
+  }
+  if (what != "step") fail(Exit::usage, "lathe bench ", what, ": there are `bench step` and `bench peak`");
+  expect_words(2);
+  const auto skip = static_cast<int64_t>(words.number("skip", 2, at_least(0), true));
+  const BenchResult r = bench_steps(config_of(words, 1), skip);
+  std::cout << Json{{"params", r.parameters},
+                    {"ms_median", r.ms_median},
+                    {"ms_min", r.ms_min},
+                    {"tokens_per_s", r.tokens_per_s},
+                    {"first_step_s", r.first_step_s},
+                    {"peak_rss_mb", r.peak_rss_mb},
+                    {"final_loss", json_number(r.final_loss)}}
+                   .dump()
+            << std::endl;
+  return Exit::done;
+}
+
+Exit config_verb(const Words& words) {
+  const std::string& what = words.rest[0];
+  if (what == "docs") {
+    std::cout << "# Configuration\n\nGenerated by `lathe config docs`. A config is a TOML file; the command line "
+                 "(`--train.steps=100`) "
+                 "overrides the environment (`LATHE_TRAIN_STEPS=100`), which overrides the file, which overrides the "
+                 "default. "
+                 "A *fixed* key can't change when a run is resumed; a *free* one can, and the change is logged.\n"
+              << run_schema().to_markdown();
+    return Exit::done;
+  }
+  if (what != "show" && what != "check")
+    fail(Exit::usage, "lathe config ", what,
+         ": there are `config show CONFIG`, `config check CONFIG` and `config docs`");
+  if (words.rest.size() != 2) fail(Exit::usage, "lathe config ", what, " needs a config file");
+  const LoadedConfig loaded = config_of(words, 1);
+  if (what == "show")
+    std::cout << run_schema().to_toml(&loaded.config, /*comments=*/true);
+  else
+    std::cout << words.rest[1] << ": fine\n";
+  return Exit::done;
+}
+
+}  // namespace
+
+const std::vector<Verb>& verbs() {
+  static const std::vector<Verb> all{{"train",
+                                      "CONFIG [--section.key=value ...]",
+                                      "train, or go on with, the run that a config describes",
+                                      {},
+                                      true,
+                                      1,
+                                      1,
+                                      [](const Words& w) { return train(config_of(w)); }},
+                                     {"plan",
+                                      "CONFIG [--section.key=value ...]",
+                                      "what a run will need: memory, FLOPs, time, disk",
+                                      {},
+                                      true,
+                                      1,
+                                      1,
+                                      [](const Words& w) {
+                                        std::cout << plan(config_of(w)) << std::flush;
+                                        return Exit::done;
+                                      }},
+                                     {"prepare",
+                                      "IN... --out FOLDER",
+                                      "turn text files, or folders of them, into token shards",
+                                      {{"out", "folder for the shards"},
+                                       {"tokenizer", "byte (default) or char"},
+                                       {"val", "share of the text for validation, from its tail (0.1)"},
+                                       {"shard-tokens", "most tokens in one file (100000000)"}},
+                                      false,
+                                      1,
+                                      1000000,
+                                      prepare_verb},
+                                     {"eval",
+                                      "RUN|CHECKPOINT",
+                                      "loss over the validation split; the last line is JSON",
+                                      {{"data", "data folder (default: the run's)"},
+                                       {"batch-size", "sequences at once (default: the run's)"},
+                                       {"device", "auto, cpu or cuda"},
+                                       {"threads", "CPU threads"}},
+                                      false,
+                                      1,
+                                      1,
+                                      eval_verb},
+                                     {"generate",
+                                      "RUN|CHECKPOINT",
+                                      "write text",
+                                      {{"prompt", "text to continue (a line break)"},
+                                       {"tokens", "how many to write (300)"},
+                                       {"temperature", "0 takes the likeliest (0.8)"},
+                                       {"top-k", "only the k likeliest; 0: all (0)"},
+                                       {"top-p", "only the likeliest of this probability together (1)"},
+                                       {"seed", "of the draw (1)"},
+                                       {"device", "auto, cpu or cuda"},
+                                       {"threads", "CPU threads"}},
+                                      false,
+                                      1,
+                                      1,
+                                      generate_verb},
+                                     {"inspect",
+                                      "PATH",
+                                      "show a run, checkpoint, data folder or .safetensors file",
+                                      {},
+                                      false,
+                                      1,
+                                      1,
+                                      [](const Words& w) {
+                                        std::cout << inspect(w.rest[0]) << std::flush;
+                                        return Exit::done;
+                                      }},
+                                     {"verify",
+                                      "PATH",
+                                      "check a run, checkpoint or data folder against its checksums",
+                                      {},
+                                      false,
+                                      1,
+                                      1,
+                                      [](const Words& w) {
+                                        std::cout << verify(w.rest[0]) << std::flush;
+                                        return Exit::done;
+                                      }},
+                                     {"bench",
+                                      "step CONFIG [--section.key=value ...] | peak",
+                                      "time training steps, or measure the matmul ceiling; the last line is JSON",
+                                      {{"skip", "step: first steps left out of the times (2)"},
+                                       {"dtype", "peak: fp32 (default) or bf16"},
+                                       {"threads", "peak: CPU threads"}},
+                                      true,
+                                      1,
+                                      2,
+                                      bench_verb},
+                                     {"config",
+                                      "show CONFIG | check CONFIG | docs",
+                                      "the resolved config, a check of it, or the reference of all keys",
+                                      {},
+                                      true,
+                                      1,
+                                      2,
+                                      config_verb}};
+  return all;
+}
+
+}  // namespace lathe
