@@ -87,8 +87,8 @@ Finished run(const Command& c) {
         --open;
       }
     }
-    if (c.signal_after_output != 0 && !signalled && f.out.find("step 0  validation") != std::string::npos) {
-      kill(pid, c.signal_after_output);
+    if (c.signal != 0 && !signalled && f.out.find(c.signal_after) != std::string::npos) {
+      kill(pid, c.signal);
       signalled = true;
     }
   }

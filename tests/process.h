@@ -33,8 +33,9 @@ struct Command {
   std::vector<std::string> args;
   fs::path folder;  ///< where it runs
   std::map<std::string, std::string> environment;
-  double kill_after_s = -1;     ///< kill -9 after so long; < 0: never
-  int signal_after_output = 0;  ///< this signal once standard output says "going" (a line of it)
+  double kill_after_s = -1;                         ///< kill -9 after so long; < 0: never
+  int signal = 0;                                   ///< sent once standard output has said...
+  std::string signal_after = "step 0  validation";  ///< ...this
 };
 Finished run(const Command& command);
 

@@ -89,6 +89,34 @@ TEST_CASE("signals and the time limit write a checkpoint and exit 75; the same c
   CHECK(difference(f / "whole", f / "limited") == "");
 }
 
+TEST_CASE("a signal does not wait for an evaluation, which comes first on going on", "[train]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  write_file(f / "long.txt", sample_text(4'000'000));
+  REQUIRE(lathe_in(f, {"prepare", "long.txt", "--out", "long", "--tokenizer", "char", "--val", "0.5"}).code == 0);
+  const auto command = [](const std::string& out, const std::string& eval_batches) {
+    return std::vector<std::string>{"train",
+                                    "tiny.toml",
+                                    "--data.dir=long",
+                                    "--train.out_dir=" + out,
+                                    "--train.steps=4",
+                                    "--train.eval_interval=2",
+                                    "--train.eval_batches=" + eval_batches};
+  };
+  REQUIRE(lathe_in(f, command("whole", "20")).code == 0);
+  // The whole split takes seconds; the signal comes before its evaluation begins to be through.
+  Finished stopped = run({"lathe", command("cut", "0"), f.path(), {}, -1, SIGTERM, "run       "});
+  INFO(stopped.out << stopped.err);
+  CHECK(stopped.code == 75);
+  CHECK(stopped.out.find("validation loss") == std::string::npos);
+  CHECK(list_checkpoints(f / "cut").at(0).filename() == "step-00000000");
+  stopped =
+      run({"lathe", command("cut", "0"), f.path(), {}, -1, SIGTERM, "run       "});  // once more, at the same step
+  CHECK(stopped.code == 75);
+  CHECK(lathe_in(f, command("cut", "20")).code == 0);
+  CHECK(difference(f / "whole", f / "cut") == "");
+}
+
 TEST_CASE("bf16 runs resume to the bit as well", "[train]") {
   const TempFolder f;
   make_tiny_run(f.path(), "[amp]\ndtype = \"bf16\"\n");

@@ -27,6 +27,7 @@ Json state_json(const RunState& s) {
       {"step", s.step},    {"updates", s.updates},     {"tokens", s.tokens},       {"threads", s.threads},
       {"isa", s.isa},      {"device", s.device_model}, {"data_hash", s.data_hash}, {"metrics_bytes", s.metrics_bytes},
       {"config", s.config}};
+  if (s.eval_due) json["eval_due"] = true;
   if (!s.branched_from.empty()) json["branched_from"] = s.branched_from;
   if (s.val_loss) json["val_loss"] = json_number(*s.val_loss);
   if (s.best_val_loss) json["best_val_loss"] = json_number(*s.best_val_loss);
@@ -202,6 +203,7 @@ RunState read_state(const fs::path& checkpoint) {
   s.data_hash = text("data_hash");
   s.metrics_bytes = json_get<uint64_t>(j, "metrics_bytes", where, Exit::checkpoint);
   s.config = text("config");
+  s.eval_due = j.contains("eval_due");
   if (j.contains("branched_from")) s.branched_from = text("branched_from");
   if (j.contains("val_loss") && j["val_loss"].is_number()) s.val_loss = j["val_loss"].get<double>();
   if (j.contains("best_val_loss") && j["best_val_loss"].is_number()) s.best_val_loss = j["best_val_loss"].get<double>();

@@ -23,6 +23,7 @@ struct RunState {
   int64_t updates = 0;  ///< updates applied: Adam's bias correction goes by it
   int64_t tokens = 0;
   std::optional<double> val_loss, best_val_loss;
+  bool eval_due = false;  ///< stopped before this step's evaluation was through: it comes first on going on
   int64_t threads = 0;
   std::string isa, device_model;
   std::string data_hash;

@@ -77,8 +77,8 @@ at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor,
   return loss.data();
 }
 
-EvalResult evaluate(const GPT& model, const TokenFile& tokens, Loader::Shape shape, int64_t batches,
-                    at::ScalarType compute, at::Device device) {
+std::optional<EvalResult> evaluate(const GPT& model, const TokenFile& tokens, Loader::Shape shape, int64_t batches,
+                                   at::ScalarType compute, at::Device device, const std::function<bool()>& stop) {
   const NoGrad no_grad;
   const Autocast autocast(compute);
   const MemoryScope memory(Memory::activations);
@@ -86,6 +86,7 @@ EvalResult evaluate(const GPT& model, const TokenFile& tokens, Loader::Shape sha
   EvalResult result;
   double sum = 0;
   for (Batch batch; windows.next(batch);) {
+    if (stop && stop()) return std::nullopt;
     sum += model.loss(batch.ids_BT, batch.targets_BT, 1).item();
     result.tokens += batch.targets_BT.numel();
   }

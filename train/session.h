@@ -1,7 +1,7 @@
 // What every verb that runs a model needs, checked before anything is created: data opened, device ready, model made.
 #pragma once
 
-#include <memory>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -50,8 +50,10 @@ struct EvalResult {
   double loss = 0;
   int64_t tokens = 0;
 };
-/// Mean loss over the split's windows, weighted by tokens; no dropout.
-EvalResult evaluate(const GPT& model, const TokenFile& tokens, Loader::Shape shape, int64_t batches,
-                    at::ScalarType compute, at::Device device);
+/// Mean loss over the split's windows, weighted by tokens; no dropout. nullopt where `stop`, asked before each batch,
+/// said so.
+std::optional<EvalResult> evaluate(const GPT& model, const TokenFile& tokens, Loader::Shape shape, int64_t batches,
+                                   at::ScalarType compute, at::Device device,
+                                   const std::function<bool()>& stop = nullptr);
 
 }  // namespace lathe

@@ -141,8 +141,9 @@ class Trainer {
     sync_folder(run_);
     fault_point("start: metrics cut");
     introduce();
+    if (resumed_from_.empty()) state_.eval_due = c.eval_interval > 0;
+    if (state_.eval_due && !validate(metrics)) return stop(metrics);
     if (state_.step >= c.steps) return finish();
-    if (state_.step == 0) validate(metrics);
 
     const auto begin = Clock::now();
     Loader loader(data_.train, session_.batch_shape(), static_cast<uint64_t>(c.seed), state_.step * c.grad_accum,
@@ -156,16 +157,13 @@ class Trainer {
       const bool last = state_.step == c.steps;
       report(metrics, r, seconds_since(step_begin), last || state_.step % c.log_interval == 0);
       fault_point("step");
-      if (c.eval_interval > 0 && (last || state_.step % c.eval_interval == 0)) validate(metrics);
+      state_.eval_due = c.eval_interval > 0 && (last || state_.step % c.eval_interval == 0);
+      if (state_.eval_due) validate(metrics);
       if (c.sample_interval > 0 && state_.step % c.sample_interval == 0) sample();
-      const bool stop = stop_signal != 0 || (c.max_time > 0 && process_age() >= c.max_time);
+      const bool asked = stop_signal != 0 || (c.max_time > 0 && process_age() >= c.max_time);
+      if (asked && (!last || state_.eval_due)) return stop(metrics);
       const int64_t interval = session_.config.checkpoint.interval;
-      if (last || stop || (interval > 0 && state_.step % interval == 0)) save(metrics);
-      if (stop && !last) {
-        log_info(stop_signal != 0 ? "stopped by a signal" : "stopped by train.max_time", " after step ", state_.step,
-                 "; run the same command again to go on");
-        return Exit::stopped;
-      }
+      if (last || (interval > 0 && state_.step % interval == 0)) save(metrics);
     }
     remember_peak(seconds_since(begin));
     return finish();
@@ -200,6 +198,7 @@ class Trainer {
     Metrics::check_length(run_, state_.metrics_bytes);
     resumed_from_ = from.checkpoint;
     resumed_same_run_ = from.same_run;
+    resumed_step_ = saved.step;
     peak_ = known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute);
   }
 
@@ -256,16 +255,26 @@ class Trainer {
     return session_.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
   }
 
-  void validate(Metrics& metrics) {
-    const TrainConfig& c = session_.config.train;
-    if (c.eval_interval == 0) return;
-    const EvalResult r =
-        evaluate(session_.model, *data_.val, session_.batch_shape(), c.eval_batches, session_.compute, session_.device);
-    state_.val_loss = r.loss;
-    state_.best_val_loss = std::min(r.loss, state_.best_val_loss.value_or(r.loss));
-    metrics.add_validation(state_.step, r.loss);
-    log_info(format("step %lld  validation loss %.4f over %lld tokens", static_cast<long long>(state_.step), r.loss,
-                    static_cast<long long>(r.tokens)));
+  /// False where a signal cut it short: the step's evaluation is still due.
+  bool validate(Metrics& metrics) {
+    const auto r = evaluate(session_.model, *data_.val, session_.batch_shape(), session_.config.train.eval_batches,
+                            session_.compute, session_.device, [] { return stop_signal != 0; });
+    if (!r) return false;
+    state_.eval_due = false;
+    state_.val_loss = r->loss;
+    state_.best_val_loss = std::min(r->loss, state_.best_val_loss.value_or(r->loss));
+    metrics.add_validation(state_.step, r->loss);
+    log_info(format("step %lld  validation loss %.4f over %lld tokens", static_cast<long long>(state_.step), r->loss,
+                    static_cast<long long>(r->tokens)));
+    return true;
+  }
+
+  Exit stop(Metrics& metrics) {
+    // Stopped again before anything was done: the checkpoint that this process began with says it all.
+    if (resumed_from_.empty() || !resumed_same_run_ || state_.step != resumed_step_) save(metrics);
+    log_info(stop_signal != 0 ? "stopped by a signal" : "stopped by train.max_time", " after step ", state_.step,
+             "; run the same command again to go on");
+    return Exit::stopped;
   }
 
   void sample() const {
@@ -306,6 +315,7 @@ class Trainer {
   RunState state_;
   fs::path resumed_from_;  // a checkpoint, or empty
   bool resumed_same_run_ = true;
+  int64_t resumed_step_ = 0;
   std::optional<double> peak_ =
       known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute);
   double smooth_s_ = 0;

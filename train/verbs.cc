@@ -96,8 +96,8 @@ Exit eval_verb(const Words& words) {
   }
   const auto batch = static_cast<int64_t>(
       words.number("batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
-  const EvalResult r = evaluate(*m.model, val, {batch, m.config.model.block_size, m.config.model.vocab_size}, 0,
-                                dtype_from_config(m.config.amp.dtype), m.device);
+  const EvalResult r = *evaluate(*m.model, val, {batch, m.config.model.block_size, m.config.model.vocab_size}, 0,
+                                 dtype_from_config(m.config.amp.dtype), m.device);
   std::cout << Json{{"val_loss", json_number(r.loss)}, {"tokens", r.tokens}}.dump() << std::endl;
   return Exit::done;
 }
