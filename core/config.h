@@ -37,7 +37,6 @@ struct Rule {
 };
 inline Rule anything() { return {}; }
 inline Rule at_least(double min) { return {.min = min}; }
-inline Rule above(double min) { return {.min = min, .open_min = true}; }
 inline Rule between(double min, double max) { return {.min = min, .max = max}; }
 /// min <= x < max.
 inline Rule below(double min, double max) { return {.min = min, .max = max, .open_max = true}; }
