@@ -248,7 +248,7 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run) {
 }
 
 fs::path find_checkpoint(const fs::path& path_) {
-  const fs::path path = path_.has_filename() ? path_ : path_.parent_path();  // a trailing slash
+  const fs::path path = without_trailing_slash(path_);
   if (!fs::is_directory(path)) fail(Exit::checkpoint, path.string(), " is no run and no checkpoint folder");
   if (fs::exists(path / "manifest.json") || path.filename().string().starts_with("step-")) {
     verify_checkpoint(path);

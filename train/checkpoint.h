@@ -54,6 +54,8 @@ void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer);
 /// The newest checkpoint of a run that verifies; a warning names each newer one that does not, and why. nullopt where
 /// there is none at all; Exit::checkpoint where none verifies.
 std::optional<fs::path> newest_checkpoint(const fs::path& run);
+/// A folder's path as typed, so that its last part is its name.
+inline fs::path without_trailing_slash(const fs::path& path) { return path.has_filename() ? path : path.parent_path(); }
 /// A run folder or a checkpoint folder, as a checkpoint that verifies; Exit::checkpoint otherwise.
 fs::path find_checkpoint(const fs::path& path);
 

@@ -46,7 +46,7 @@ void list_state(std::ostringstream& out, const fs::path& checkpoint) {
 }  // namespace
 
 std::string inspect(const fs::path& path_) {
-  const fs::path path = path_.has_filename() ? path_ : path_.parent_path();
+  const fs::path path = without_trailing_slash(path_);
   std::ostringstream out;
   switch (kind_of(path)) {
     case Kind::safetensors: {
@@ -81,7 +81,7 @@ std::string inspect(const fs::path& path_) {
 }
 
 std::string verify(const fs::path& path_) {
-  const fs::path path = path_.has_filename() ? path_ : path_.parent_path();
+  const fs::path path = without_trailing_slash(path_);
   std::ostringstream out;
   switch (kind_of(path)) {
     case Kind::safetensors:

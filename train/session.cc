@@ -11,7 +11,7 @@ namespace lathe {
 RunData RunData::open(LoadedConfig& loaded) {
   RunConfig& c = loaded.config;
   const fs::path folder = c.data.dir;
-  auto manifest = fs::is_directory(folder) ? read_manifest(folder) : std::nullopt;
+  auto manifest = read_manifest(folder);
   TokenFile train(folder, "train", manifest);
   std::optional<TokenFile> val;
   if (has_split(folder, "val", manifest)) val.emplace(folder, "val", manifest);

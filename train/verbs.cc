@@ -84,7 +84,7 @@ struct LoadedModel {
 Exit eval_verb(const Words& words) {
   LoadedModel m(words);
   const fs::path folder = words.get("data", m.config.data.dir);
-  const auto manifest = fs::is_directory(folder) ? read_manifest(folder) : std::nullopt;
+  const auto manifest = read_manifest(folder);
   const TokenFile val(folder, "val", manifest);
   if (val.size() < 2)
     fail(Exit::data, folder.string(), " has ", val.size(), " validation token; a loss needs at least two");
