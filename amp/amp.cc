@@ -1,27 +1,74 @@
 #include "amp/amp.h"
 
+#include <ATen/ops/zeros.h>
+
+#include "autograd/fp8.h"
 #include "autograd/node.h"
+#include "autograd/op.h"
+#include "core/dtype.h"
 #include "core/memory.h"
 
 namespace lathe {
+namespace {
 
-void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType dtype, bool low_grad,
-                         bool tied) {
-  if (dtype == at::kFloat) return;
+bool is_linear_weight(const NamedParameter& p) { return p.role == Role::weight || p.role == Role::residual_weight; }
+
+}  // namespace
+
+at::ScalarType compute_dtype(const AmpConfig& config) { return dtype_from_config(config.dtype); }
+
+at::ScalarType matmul_dtype(at::ScalarType compute) { return compute == at::kFloat8_e4m3fn ? at::kBFloat16 : compute; }
+
+Autocast::Autocast(at::ScalarType dtype, bool cache) {
+  Mode& m = mode();
+  m.compute = matmul_dtype(dtype);
+  m.fp8 = dtype == at::kFloat8_e4m3fn;
+  m.cache_casts = cache;
+  ++m.autocast_depth;
+}
+
+Autocast::~Autocast() {
+  if (mode().autocast_depth == 1) clear_cast_cache();
+}
+
+void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType compute, bool copies,
+                         bool low_grad, bool tied) {
+  if (compute == at::kFloat) return;
+  const at::ScalarType dtype = matmul_dtype(compute);
   const MemoryScope scope(Memory::parameters);
   for (const auto& p : parameters) {
-    const bool multiplied = p.role == Role::weight || p.role == Role::residual_weight ||
-                            (tied && p.role == Role::embedding && p.path == "tokens.weight");
+    const bool multiplied = is_linear_weight(p) || (tied && p.role == Role::embedding && p.path == "tokens.weight");
     if (!multiplied) continue;
     Leaf& leaf = p.parameter.leaf();
-    leaf.low = p.parameter.data().to(dtype);
-    if (low_grad) leaf.grad_dtype = dtype;
+    if (copies && !leaf.fp8 && p.parameter.dtype() == at::kFloat) leaf.low = p.parameter.data().to(dtype);
+    leaf.grad_dtype = low_grad ? dtype : at::kFloat;
   }
 }
 
 void refresh_working_copies(const std::vector<NamedParameter>& parameters) {
   for (const auto& p : parameters) {
     if (Leaf& leaf = p.parameter.leaf(); leaf.low.defined()) leaf.low.copy_(p.parameter.data());
+  }
+}
+
+void make_fp8_layers(const std::vector<NamedParameter>& parameters, const AmpConfig& config, int64_t blocks) {
+  if (config.dtype != "fp8") return;
+  const MemoryScope scope(Memory::parameters);
+  for (const auto& p : parameters) {
+    if (!is_linear_weight(p) || !p.path.starts_with("blocks.")) continue;
+    const int64_t block = std::stoll(p.path.substr(7));
+    if (block < config.fp8_edge_blocks || block >= blocks - config.fp8_edge_blocks) continue;
+    auto scaling = std::make_shared<Fp8Scaling>();
+    if (config.fp8_scaling == "delayed") {
+      scaling->history = at::zeros({3, 1 + config.fp8_history}, p.parameter.data().options().dtype(at::kFloat));
+    }
+    p.parameter.leaf().fp8 = std::move(scaling);
+  }
+}
+
+void advance_fp8(const std::vector<NamedParameter>& parameters) {
+  for (const auto& p : parameters) {
+    if (const auto& fp8 = p.parameter.leaf().fp8; fp8 && fp8->history.defined()) fp8->advance();
   }
 }
 

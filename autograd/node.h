@@ -15,6 +15,8 @@
 
 namespace lathe {
 
+struct Fp8Scaling;
+
 /// One gradient an input; undefined where none flows.
 template <class T>
 using GradList = c10::SmallVector<T, 4>;
@@ -58,6 +60,7 @@ struct Leaf final : Node {
   at::Tensor grad;
   at::Tensor low;  ///< the low-precision working copy that ops read under autocast; written by the optimizer step
   at::ScalarType grad_dtype;
+  std::shared_ptr<const Fp8Scaling> fp8;                     ///< of a linear layer that computes in fp8, else null
   std::vector<std::function<void(Leaf&)>> after_accumulate;  ///< called when a backward's gradient has been added
 };
 

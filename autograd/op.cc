@@ -1,12 +1,23 @@
 #include "autograd/op.h"
 
+#include <map>
+#include <tuple>
+
 #include "autograd/ops.h"
 #include "core/dtype.h"
+#include "core/memory.h"
 
 namespace lathe {
 namespace {
 
 thread_local detail::SavingScope* saving = nullptr;
+
+struct CachedCast {
+  Variable cast;
+  int64_t version = 0;
+};
+using CastKey = std::tuple<const Node*, at::ScalarType, bool>;
+thread_local std::map<CastKey, CachedCast> cast_cache;
 
 /// ATen's messages end in a backtrace and hints; the first line is the fact.
 std::string first_line(std::string text) {
@@ -55,6 +66,8 @@ Variable Saved::as<Variable>() const {
   return Variable(t);
 }
 
+void clear_cast_cache() { cast_cache.clear(); }
+
 std::set<std::string>& op_registry() {
   static std::set<std::string> names;
   return names;
@@ -77,7 +90,13 @@ Variable detail::autocast(Amp policy, const Variable& v) {
       leaf && leaf->low.defined() && leaf->low.scalar_type() == wanted) {
     return Variable(leaf->low, v.node());
   }
-  return cast(v, wanted);
+  if (!v.node() || dynamic_cast<Leaf*>(v.node().get()) == nullptr) return cast(v, wanted);
+  const MemoryScope memory(Memory::casts);
+  if (!mode().cache_casts) return cast(v, wanted);
+  // Made with or without a graph, of this version of the parameter: a cast that does not fit is made anew.
+  CachedCast& cached = cast_cache[{v.node().get(), wanted, mode().grad}];
+  if (!cached.cast.defined() || cached.version != v.data()._version()) cached = {cast(v, wanted), v.data()._version()};
+  return cached.cast;
 }
 
 void detail::rethrow(const char* name, std::span<const at::Tensor* const> inputs) {

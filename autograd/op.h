@@ -64,6 +64,9 @@ T constant(const at::Tensor& t) {
   return T(t);
 }
 
+/// Drops this thread's casts of weights; see Mode::cache_casts.
+void clear_cast_cache();
+
 /// Names of the ops in this process, for the test that every one has a row in the op table.
 std::set<std::string>& op_registry();
 

@@ -40,6 +40,10 @@ inline Rule at_least(double min) { return {.min = min}; }
 inline Rule between(double min, double max) { return {.min = min, .max = max}; }
 /// min <= x < max.
 inline Rule below(double min, double max) { return {.min = min, .max = max, .open_max = true}; }
+/// min < x <= max.
+inline Rule above(double min, double max) { return {.min = min, .max = max, .open_min = true}; }
+/// min < x < max.
+inline Rule inside(double min, double max) { return {.min = min, .max = max, .open_min = true, .open_max = true}; }
 inline Rule one_of(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
 
 struct Field {

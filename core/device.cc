@@ -74,13 +74,14 @@ int default_threads() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-void set_up_compute(const std::string& device, int threads) {
+void set_up_compute(const std::string& device, int threads, bool tf32) {
   at::set_num_threads(threads);
   if (device != "cuda") return;
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/1);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   at::globalContext().setDeterministicCuDNN(true);
+  at::globalContext().setFloat32MatmulPrecision(tf32 ? "high" : "highest");
 }
 
 }  // namespace lathe

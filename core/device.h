@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/kernels/dropout.h"
+#include "core/kernels/update.h"
 
 namespace lathe {
 
@@ -16,7 +17,12 @@ struct CudaApi {
   double (*peak_bf16_flops)();  ///< dense bf16 FLOP/s of the card, 0 where unknown
   void (*synchronize)();
   int64_t (*memory_peak)();
-  void (*dropout)(const void* x, void* y, int64_t n, int dtype, const DropoutMask& mask);
+  int (*compute_capability)();  ///< 90 for sm_90
+  void (*dropout)(const void* x, void* y, int64_t n, Element type, const DropoutMask& mask);
+  void (*grad_sum)(const void* grad, Element type, int64_t n, double* partials);
+  void (*decide)(const StepRequest& request, const double* partials, int64_t n, const float* loss, StepControl* control,
+                 ScaleState* scale);
+  void (*update)(const UpdateArgs& args, const UpdateRule& rule, StepControl* control);
 };
 
 /// Readies "auto", "cpu" or "cuda" and returns which of "cpu" and "cuda" it is. auto takes CUDA where the library, the
@@ -34,7 +40,7 @@ std::string device_model(const std::string& device);
 void synchronize(const std::string& device);
 /// Threads for train.threads = 0: OMP_NUM_THREADS where it is set to a number, else the cores this process may use.
 int default_threads();
-/// Sets ATen's threads and what makes a device deterministic.
-void set_up_compute(const std::string& device, int threads);
+/// Sets ATen's threads, what makes a device deterministic, and whether float32 matmuls on a card may use TF32.
+void set_up_compute(const std::string& device, int threads, bool tf32 = false);
 
 }  // namespace lathe

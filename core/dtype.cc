@@ -11,10 +11,12 @@ struct Names {
   at::ScalarType dtype;
   const char *name, *config, *safetensors;
 };
-constexpr std::array<Names, 10> all{{{at::kDouble, "float64", "fp64", "F64"},
+constexpr std::array<Names, 12> all{{{at::kDouble, "float64", "fp64", "F64"},
                                      {at::kFloat, "float32", "fp32", "F32"},
                                      {at::kHalf, "float16", "fp16", "F16"},
                                      {at::kBFloat16, "bfloat16", "bf16", "BF16"},
+                                     {at::kFloat8_e4m3fn, "float8_e4m3fn", "fp8", "F8_E4M3"},
+                                     {at::kFloat8_e5m2, "float8_e5m2", "fp8_e5m2", "F8_E5M2"},
                                      {at::kLong, "int64", "int64", "I64"},
                                      {at::kInt, "int32", "int32", "I32"},
                                      {at::kShort, "int16", "int16", "I16"},
@@ -60,6 +62,16 @@ std::optional<at::ScalarType> dtype_from_safetensors(const std::string& name) {
     if (name == n.safetensors) return n.dtype;
   }
   return std::nullopt;
+}
+
+Element element_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble: return Element::f64;
+    case at::kFloat: return Element::f32;
+    case at::kBFloat16: return Element::bf16;
+    case at::kHalf: return Element::f16;
+    default: fail(Exit::internal, "no kernel takes ", dtype_name(dtype));
+  }
 }
 
 int64_t wrap_dim(int64_t dim, int64_t ndim) {

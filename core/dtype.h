@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "core/kernels/element.h"
+
 namespace lathe {
 
 /// "float32", "bfloat16", "int64", ...
@@ -19,6 +21,9 @@ at::ScalarType dtype_from_config(const std::string& name);
 /// safetensors' name of a dtype, and back; nullopt for one it lacks.
 const char* safetensors_dtype(at::ScalarType dtype);
 std::optional<at::ScalarType> dtype_from_safetensors(const std::string& name);
+
+/// The element type that kernels know a dtype by; an error for one they do not take.
+Element element_of(at::ScalarType dtype);
 
 /// Index of dimension `dim` (negative ones count from the end) of an `ndim`-dimensional tensor, or an error.
 int64_t wrap_dim(int64_t dim, int64_t ndim);

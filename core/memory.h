@@ -10,9 +10,9 @@
 
 namespace lathe {
 
-enum class Memory : uint8_t { other, parameters, gradients, optimizer, activations, data };
-constexpr std::array<std::string_view, 6> memory_names{"other",     "parameters",  "gradients",
-                                                       "optimizer", "activations", "data"};
+enum class Memory : uint8_t { other, parameters, gradients, optimizer, activations, data, casts };
+constexpr std::array<std::string_view, 7> memory_names{"other",       "parameters", "gradients", "optimizer",
+                                                       "activations", "data",       "casts"};
 
 struct MemoryStats {
   std::array<int64_t, memory_names.size()> used{};  ///< bytes in use now, by category

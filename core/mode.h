@@ -21,6 +21,9 @@ struct StepRandom {
 struct Mode {
   bool grad = true;                       ///< record a graph
   c10::ScalarType compute = c10::kFloat;  ///< dtype of ops whose policy is Amp::low; kFloat: no autocast
+  bool fp8 = false;                       ///< linear layers that have an Fp8Scaling compute in fp8
+  bool cache_casts = false;               ///< keep casts of weights until the outermost autocast ends
+  int autocast_depth = 0;                 ///< guards around this point
   std::optional<StepRandom> random;       ///< nullopt: evaluation, dropout is the identity
   FlopCount* flops = nullptr;             ///< where ops add their FLOPs, or null
 };

@@ -50,17 +50,27 @@ std::vector<NamedParameter> parameters(Module& module) {
   return out;
 }
 
-/// Replaces every parameter by a copy on `device` in `dtype`. Handles taken before stay with the old ones.
-template <class Module>
-void move_to(Module& module, at::Device device, at::ScalarType dtype) {
-  Visit visit(
-      [&](const std::string& path, Variable& p, Role) { p = Variable::parameter(p.data().to(device, dtype), path); });
+/// Replaces every parameter by what `make(path, parameter, role)` returns. Handles taken before stay with the old ones.
+template <class Module, class Make>
+void replace_parameters(Module& module, Make&& make) {
+  Visit visit([&](const std::string& path, Variable& p, Role role) { p = make(path, p, role); });
   module.visit(visit);
 }
 
+/// Replaces every parameter by a copy on `device` in `dtype`.
+template <class Module>
+void move_to(Module& module, at::Device device, at::ScalarType dtype) {
+  replace_parameters(module, [&](const std::string& path, const Variable& p, Role) {
+    return Variable::parameter(p.data().to(device, dtype), path);
+  });
+}
+
+/// Drops the gradients; frozen parameters have none.
 template <class Module>
 void zero_grad(Module& module) {
-  Visit visit([](const std::string&, Variable& p, Role) { p.leaf().grad.reset(); });
+  Visit visit([](const std::string&, Variable& p, Role) {
+    if (p.requires_grad()) p.leaf().grad.reset();
+  });
   module.visit(visit);
 }
 

@@ -1,12 +1,15 @@
 #include "optim/optimizer.h"
 
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
 
 #include "autograd/node.h"
+#include "core/device.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/memory.h"
@@ -14,6 +17,8 @@
 
 namespace lathe {
 namespace {
+
+constexpr int64_t update_grain = 1 << 14;
 
 std::vector<std::string> names_of_state(const OptimConfig& c) {
   if (c.kind == "momentum") return {"momentum_buffer"};
@@ -28,109 +33,148 @@ std::vector<std::string> names_of_state(const OptimConfig& c) {
   return names;
 }
 
+UpdateRule rule_of(const OptimConfig& c, double lr) {
+  UpdateRule r{.nesterov = c.nesterov,
+               .lr = lr,
+               .beta1 = c.beta1,
+               .beta2 = c.beta2,
+               .eps = c.eps,
+               .momentum = c.momentum,
+               .dampening = c.dampening,
+               .alpha = c.alpha,
+               .lr_decay = c.lr_decay};
+  r.kind = c.kind == "sgd"        ? UpdateKind::sgd
+           : c.kind == "momentum" ? UpdateKind::momentum
+           : c.kind == "adagrad"  ? UpdateKind::adagrad
+           : c.kind == "rmsprop"  ? UpdateKind::rmsprop
+           : c.kind == "adam"     ? UpdateKind::adam
+                                  : UpdateKind::adamw;
+  return r;
+}
+
+int64_t chunks_of(const at::Tensor& t) { return (t.numel() + grad_sum_chunk - 1) / grad_sum_chunk; }
+
+template <class T>
+T* pointer(const at::Tensor& block) {
+  return static_cast<T*>(block.data_ptr());
+}
+
+/// The kernel's view of a slot.
+UpdateArgs args_of(const Slot& slot, const std::vector<std::string>& state_names, double weight_decay,
+                   const std::optional<uint64_t>& rounding_seed) {
+  const Leaf& leaf = slot.param.leaf();
+  const at::Tensor& p = slot.param.data();
+  LATHE_CHECK(leaf.grad.is_contiguous() && p.is_contiguous(), "optimizer: ", slot.path, " is not contiguous");
+  UpdateArgs a;
+  a.param = p.data_ptr();
+  a.grad = leaf.grad.const_data_ptr();
+  for (size_t i = 0; i < slot.state.size(); ++i) {
+    a.state[state_names[i] == "grad_avg" ? 2 : i] = slot.state[i].data_ptr();
+  }
+  if (leaf.low.defined()) {
+    a.low = leaf.low.data_ptr();
+    a.low_type = element_of(leaf.low.scalar_type());
+  }
+  a.param_type = element_of(p.scalar_type());
+  a.grad_type = element_of(leaf.grad.scalar_type());
+  a.n = p.numel();
+  a.weight_decay = weight_decay;
+  if (rounding_seed && a.param_type == Element::bf16) {
+    a.stochastic = true;
+    a.key = make_key(*rounding_seed, hash_name("stochastic rounding/" + slot.path));
+  }
+  return a;
+}
+
 }  // namespace
 
-Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters)
-    : config_(config), state_names_(names_of_state(config)) {
+Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
+                     std::optional<uint64_t> rounding_seed)
+    : config_(config), rounding_seed_(rounding_seed), state_names_(names_of_state(config)) {
   const MemoryScope scope(Memory::optimizer);
   groups_.resize(2);
   groups_[0].weight_decay = config.weight_decay;
+  at::Device device(at::kCPU);
+  int64_t chunks = 0;
   for (const auto& p : parameters) {
-    LATHE_CHECK(p.parameter.dtype() == at::kFloat || p.parameter.dtype() == at::kDouble, "optimizer: parameter ",
-                p.path, " is ", describe(p.parameter.data()), "; masters must be float32 or float64");
+    const at::Tensor& data = p.parameter.data();
+    device = data.device();
+    chunks += chunks_of(data);
     Slot slot{p.path, p.parameter, {}};
+    const auto options = data.options().dtype(data.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
     for (const auto& name : state_names_) {
-      slot.state.push_back(at::full_like(p.parameter.data(), name == "sum" ? config.initial_accumulator : 0.0));
+      slot.state.push_back(at::full(data.sizes(), name == "sum" ? config.initial_accumulator : 0.0, options));
     }
     groups_[p.parameter.dim() >= 2 ? 0 : 1].slots.push_back(std::move(slot));
   }
+  control_ = at::zeros({sizeof(StepControl)}, at::TensorOptions().dtype(at::kByte).device(device));
+  partials_ = at::empty({std::max<int64_t>(chunks, 1)}, at::TensorOptions().dtype(at::kDouble).device(device));
+  set_updates(0);
 }
 
-void Optimizer::step(double lr, double grad_scale) {
-  const NoGrad no_grad;
-  ++updates_;
-  for (auto& group : groups_) {
-    for (auto& slot : group.slots) {
-      Leaf& leaf = slot.param.leaf();
-      if (!leaf.grad.defined()) continue;
-      at::Tensor grad = leaf.grad;
-      if (grad_scale != 1 || grad.scalar_type() != slot.param.dtype()) {
-        grad = grad.to(slot.param.dtype(), /*non_blocking=*/false, /*copy=*/true).mul_(grad_scale);
-      }
-      update(slot, grad, group.weight_decay, lr);
-      if (leaf.low.defined()) leaf.low.copy_(slot.param.data());
-    }
-  }
-}
-
-// p: parameter, g: gradient, t: updates so far, this one included, wd: weight decay. Everywhere but in AdamW, g += wd p
-// first.
-void Optimizer::update(Slot& slot, const at::Tensor& grad, double wd, double lr) {
-  const OptimConfig& c = config_;
-  const at::Tensor& p = slot.param.data();
-  auto& s = slot.state;
-  const auto t = static_cast<double>(updates_);
-  at::Tensor g = grad;
-  if (wd != 0 && c.kind != "adamw") g = grad.add(p, wd);
-
-  if (c.kind == "sgd") {
-    // p -= lr g
-    p.add_(g, -lr);
-  } else if (c.kind == "momentum") {
-    // v = momentum v + (1 - dampening) g (v = g at first);  p -= lr v, Nesterov: p -= lr (g + momentum v)
-    // Polyak 1964; Sutskever et al. 2013
-    updates_ == 1 ? s[0].copy_(g) : s[0].mul_(c.momentum).add_(g, 1 - c.dampening);
-    p.add_(c.nesterov ? g.add(s[0], c.momentum) : s[0], -lr);
-  } else if (c.kind == "adagrad") {
-    // sum += g^2;  p -= lr / (1 + (t - 1) lr_decay) g / (sqrt(sum) + eps). Duchi, Hazan and Singer 2011
-    s[0].addcmul_(g, g);
-    p.addcdiv_(g, s[0].sqrt().add_(c.eps), -lr / (1 + (t - 1) * c.lr_decay));
-  } else if (c.kind == "rmsprop") {
-    // q = alpha q + (1 - alpha) g^2;  d = sqrt(q) + eps, centered: sqrt(q - avg(g)^2) + eps;  p -= lr g / d, with
-    // momentum: v = momentum v + g / d, p -= lr v. Tieleman and Hinton 2012; Graves 2013
-    s[0].mul_(c.alpha).addcmul_(g, g, 1 - c.alpha);
-    at::Tensor d;
-    if (c.centered) {
-      at::Tensor& average = s.back();
-      average.lerp_(g, 1 - c.alpha);
-      d = s[0].addcmul(average, average, -1).sqrt_().add_(c.eps);
-    } else {
-      d = s[0].sqrt().add_(c.eps);
-    }
-    if (c.momentum > 0) {
-      s[1].mul_(c.momentum).addcdiv_(g, d);
-      p.add_(s[1], -lr);
-    } else {
-      p.addcdiv_(g, d, -lr);
-    }
-  } else {
-    // m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
-    // p -= lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps). Kingma and Ba 2015
-    // AdamW: p -= lr wd p first. Loshchilov and Hutter 2019
-    if (c.kind == "adamw" && wd != 0) p.mul_(1 - lr * wd);
-    s[0].lerp_(g, 1 - c.beta1);
-    s[1].mul_(c.beta2).addcmul_(g, g, 1 - c.beta2);
-    const double correction1 = 1 - std::pow(c.beta1, t), correction2 = std::sqrt(1 - std::pow(c.beta2, t));
-    p.addcdiv_(s[0], s[1].sqrt().div_(correction2).add_(c.eps), -lr / correction1);
-  }
-}
-
-double global_grad_norm(const Optimizer& optimizer) {
-  double sum = 0;
-  std::vector<at::Tensor> norms;
-  for (const auto& group : optimizer.groups()) {
+void Optimizer::sum_gradients() {
+  chunks_ = 0;
+  for (const auto& group : groups_) {
     for (const auto& slot : group.slots) {
       const at::Tensor& g = slot.param.grad();
-      if (g.defined())
-        norms.push_back(at::linalg_vector_norm(g, 2, at::OptionalIntArrayRef(), false,
-                                               g.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
+      if (!g.defined()) continue;
+      LATHE_CHECK(g.is_contiguous(), "optimizer: the gradient of ", slot.path, " is not contiguous");
+      double* sums = pointer<double>(partials_) + chunks_;
+      const int64_t n = chunks_of(g);
+      chunks_ += n;
+      if (g.is_cuda()) {
+        cuda_api().grad_sum(g.const_data_ptr(), element_of(g.scalar_type()), g.numel(), sums);
+        continue;
+      }
+      at::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          sums[i] = grad_sum_cpu(g.const_data_ptr(), element_of(g.scalar_type()), i * grad_sum_chunk,
+                                 std::min(g.numel(), (i + 1) * grad_sum_chunk));
+        }
+      });
     }
   }
-  // All norms are launched before the first is read, so a GPU is waited for once.
-  for (const auto& n : norms) sum += n.item().toDouble() * n.item().toDouble();
-  return std::sqrt(sum);
 }
 
-double clip_scale(double norm, double clip) { return clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0; }
+void Optimizer::step(double lr, const StepOptions& options) {
+  const NoGrad no_grad;
+  const bool cuda = control_.is_cuda();
+  sum_gradients();
+  auto* control = pointer<StepControl>(control_);
+  const StepRequest request{
+      .rule = rule_of(config_, lr), .clip = config_.grad_clip, .step = options.step, .policy = options.scale_policy};
+  const float* loss = options.loss.defined() ? options.loss.const_data_ptr<float>() : nullptr;
+  (cuda ? cuda_api().decide : decide_cpu)(request, pointer<double>(partials_), chunks_, loss, control, options.scale);
+  for (auto& group : groups_) {
+    for (auto& slot : group.slots) {
+      if (!slot.param.grad().defined()) continue;
+      const UpdateArgs args = args_of(slot, state_names_, group.weight_decay, rounding_seed_);
+      if (cuda) {
+        cuda_api().update(args, request.rule, control);
+      } else {
+        at::parallel_for(0, args.n, update_grain,
+                         [&](int64_t begin, int64_t end) { update_cpu(args, request.rule, control, begin, end); });
+      }
+      mutated(slot.param.data());
+      for (const auto& s : slot.state) mutated(s);
+      if (const at::Tensor& low = slot.param.leaf().low; low.defined()) mutated(low);
+    }
+  }
+}
+
+StepControl Optimizer::control() const {
+  StepControl c;
+  const at::Tensor host = control_.to(at::kCPU);
+  std::memcpy(&c, host.const_data_ptr(), sizeof c);
+  return c;
+}
+
+void Optimizer::set_updates(int64_t n) {
+  StepControl c;
+  c.updates = n;
+  at::Tensor host = at::empty({sizeof c}, at::kByte);
+  std::memcpy(host.mutable_data_ptr(), &c, sizeof c);
+  control_.copy_(host);
+}
 
 }  // namespace lathe

@@ -1,13 +1,15 @@
 // Optimizers: groups of slots that hold a parameter and its state together. Each update is torch.optim's, formula for
-// formula, so that runs compare; the formula stands above its code in optimizer.cc.
+// formula, so that runs compare; the formulas are in core/kernels/update_math.h.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "autograd/parameter.h"
 #include "core/config.h"
+#include "core/kernels/update.h"
 
 namespace lathe {
 
@@ -47,37 +49,47 @@ struct Group {
   std::vector<Slot> slots;
 };
 
+/// What a step does beside updating; tensors and pointers are of the parameters' device.
+struct StepOptions {
+  int64_t step = 0;             ///< from 0: named where the run ends
+  at::Tensor loss{};            ///< [] float32; where given, a loss that is not finite counts as such a gradient does
+  ScaleState* scale = nullptr;  ///< of the loss that gradients carry; null: 1, and a non-finite gradient ends the run
+  ScalePolicy scale_policy{};
+};
+
 class Optimizer {
  public:
-  /// State is made at once, on the parameters' device and in their dtype, which must be float32 or float64. Weight
-  /// decay goes to parameters of 2 and more dimensions. Updates are counted for all parameters together: one whose
-  /// first gradient comes late is corrected as if it had had zeros before.
-  Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters);
+  /// State is made at once, on the parameters' device, in float64 for float64 parameters and in float32 for others.
+  /// bfloat16 parameters are rounded stochastically after an update, with random numbers of `rounding_seed`, their
+  /// path, the element and the update; nullopt, and float16: to nearest. Weight decay goes to parameters of 2 and more
+  /// dimensions. Updates are counted for all parameters together: one whose first gradient comes late is corrected as
+  /// if it had had zeros before.
+  Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
+            std::optional<uint64_t> rounding_seed = std::nullopt);
 
-  /// One update of every parameter that has a gradient, with that gradient times `grad_scale` (clipping, unscaling).
-  /// Writes the low-precision working copy of a parameter that has one. Gradients stay.
-  void step(double lr, double grad_scale = 1);
+  /// One update of every parameter that has a gradient, with that gradient unscaled and clipped; writes the
+  /// low-precision working copy of a parameter that has one. Gradients stay as they are. A gradient that is not finite
+  /// anywhere leaves all parameters and states untouched. Does not wait for a card.
+  void step(double lr, const StepOptions& options = {});
 
   std::vector<Group>& groups() { return groups_; }
   const std::vector<Group>& groups() const { return groups_; }
   /// Names of a slot's state tensors, torch.optim's.
   const std::vector<std::string>& state_names() const { return state_names_; }
-  /// Updates applied: Adam's bias correction counts these.
-  int64_t updates() const { return updates_; }
-  void set_updates(int64_t n) { updates_ = n; }
+  /// What the last step did, and the number of updates so far. Waits for a card.
+  StepControl control() const;
+  void set_updates(int64_t n);
 
  private:
-  void update(Slot& slot, const at::Tensor& grad, double weight_decay, double lr);
+  void sum_gradients();
 
   OptimConfig config_;
+  std::optional<uint64_t> rounding_seed_;
   std::vector<std::string> state_names_;
   std::vector<Group> groups_;
-  int64_t updates_ = 0;
+  at::Tensor control_;   // one StepControl
+  at::Tensor partials_;  // float64, a sum for each chunk of each gradient
+  int64_t chunks_ = 0;   // of them in use
 };
-
-/// L2 norm of all gradients together, accumulated in float64 over the parameters; 0 without any.
-double global_grad_norm(const Optimizer& optimizer);
-/// What gradients of that norm are multiplied by so that it is at most `clip` (0: 1). torch.nn.utils.clip_grad_norm_.
-double clip_scale(double norm, double clip);
 
 }  // namespace lathe

@@ -27,7 +27,7 @@ TEST_CASE("steps 3 to 103: high-water mark and blocks constant, RSS grows by les
         load_config((fs::path(LATHE_SOURCE_DIR) / "configs/shakespeare_char_cpu.toml").string(),
                     {{"data.dir", (f / "data").string()}, {"train.threads", "2"}, {"amp.dtype", dtype}});
     const RunData data = RunData::open(loaded);
-    Session session = Session::make(loaded.config);
+    Session session = Session::make(loaded);
     Loader loader(data.train, session.batch_shape(), 1, 0, session.config.data, session.device);
     for (int64_t step = 0; step < 3; ++step) run_step(session, loader, step);
     const MemoryStats before = memory_stats();

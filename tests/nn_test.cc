@@ -149,7 +149,7 @@ TEST_CASE("under bf16 matmuls read the working copy and everything else stays wi
   const ModelConfig c = tiny();
   GPT model = make_gpt(c, 3);
   auto params = parameters(model);
-  make_working_copies(params, at::kBFloat16, /*low_grad=*/true, c.tie_weights);
+  make_working_copies(params, at::kBFloat16, true, /*low_grad=*/true, c.tie_weights);
   const at::Tensor x = ids({3, 5}, c.vocab_size, 1), y = ids({3, 5}, c.vocab_size, 2);
   const auto loss_in = [&](at::ScalarType dtype) {
     const Autocast autocast(dtype);
@@ -187,14 +187,15 @@ TEST_CASE("under bf16 matmuls read the working copy and everything else stays wi
 }
 
 TEST_CASE("counted matmul FLOPs are the 6N formula's", "[nn]") {
-  RunConfig c;
+  LoadedConfig loaded;
+  RunConfig& c = loaded.config;
   c.model = tiny();
   c.model.n_embd = 256, c.model.block_size = 32, c.model.vocab_size = 100;
   c.train.batch_size = 2;
   c.train.device = "cpu";
   const double formula = flops_per_token(c.model) * 2 * 32;
   // N of the formula has norms and biases, which multiply nothing: 13 C of 12 C^2 a block.
-  CHECK(count_flops(c).matmul() == Approx(formula).epsilon(0.01));
+  CHECK(count_flops(loaded).matmul() == Approx(formula).epsilon(0.01));
 }
 
 TEST_CASE("parameter_count is what the model has", "[nn]") {

@@ -2,6 +2,9 @@
 #include <torch/torch.h>
 #undef CHECK
 
+#include "amp/amp.h"
+#include "autograd/fp8.h"
+#include "autograd/node.h"
 #include "autograd/ops.h"
 #include "core/mode.h"
 #include "tests/op_case.h"
@@ -27,6 +30,28 @@ at::Tensor reference_mask(at::IntArrayRef shape, const StepRandom& random, doubl
   }
   return mask;
 }
+/// t rounded to fp8 of `mantissa` bits by the format's definition, scaled so that the largest value becomes `limit`.
+at::Tensor reference_fp8(const at::Tensor& t, int mantissa, int least_exponent, float limit) {
+  const float largest = t.abs().max().item<float>(), scale = limit / largest;
+  const at::Tensor out = t.detach().contiguous().clone();
+  auto* p = out.mutable_data_ptr<double>();
+  for (int64_t i = 0; i < out.numel(); ++i) {
+    const float v = static_cast<float>(p[i]) * scale;
+    const double step = std::ldexp(1.0, std::max(v == 0 ? least_exponent : std::ilogb(v), least_exponent) - mantissa);
+    p[i] = std::nearbyint(v / step) * step * static_cast<double>(largest / limit);
+  }
+  return out;
+}
+/// e4m3 going forward, with the gradient passed straight through.
+at::Tensor through_e4m3(const at::Tensor& t) { return t + (reference_fp8(t, 3, -6, 448) - t).detach(); }
+/// e5m2 going backward.
+struct ThroughE5m2 : torch::autograd::Function<ThroughE5m2> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& t) { return t.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list dy) {
+    return {reference_fp8(dy[0], 2, -14, 57344)};
+  }
+};
+
 const StepRandom step_random{.seed = 7, .step = 3, .first_sample = 5};
 
 std::vector<OpCase> make_table() {
@@ -123,6 +148,18 @@ std::vector<OpCase> make_table() {
       {"mul", "second still", {a, row_still}, [](V v) { return mul(v[0], v[1]); }, [](T x) { return x[0] * x[1]; }});
   add_row(
       {"div", "second still", {a, row_still}, [](V v) { return div(v[0], v[1]); }, [](T x) { return x[0] / x[1]; }});
+  OpCase fp8{"linear_fp8",
+             "",
+             {{{3, 16, 32}}, {{48, 32}}, {{48}}},
+             [](V v) {
+               if (v[1].requires_grad()) v[1].leaf().fp8 = std::make_shared<Fp8Scaling>();
+               const Autocast autocast(at::kFloat8_e4m3fn);
+               return linear(v[0], v[1], v[2]);
+             },
+             [](T x) { return ThroughE5m2::apply(torch::linear(through_e4m3(x[0]), through_e4m3(x[1]))) + x[2]; }};
+  fp8.exact = false;
+  fp8.low_scale = 1;  // as bf16 rounds: what fp8 rounds is the same on both sides
+  add_row(fp8);
   add_row({"linear",
            "input still",
            {still, {{4, 3}}, {{4}}},

@@ -51,7 +51,7 @@ constexpr double tolerance = 1e-13;  // float64 rounding over 25 steps
 TEST_CASE("every optimizer is torch's, option by option", "[optim]") {
   for (const double wd : {0.0, 0.1}) {
     OptimConfig c;
-    c.weight_decay = wd;
+    c.weight_decay = wd, c.grad_clip = 0;
     INFO("weight decay " << wd);
 
     c.kind = "sgd";
@@ -94,14 +94,14 @@ TEST_CASE("every optimizer is torch's, option by option", "[optim]") {
 
 TEST_CASE("the comparison with torch sees a wrong option", "[optim]") {
   OptimConfig c;
-  c.kind = "adamw", c.weight_decay = 0, c.beta1 = 0.85, c.beta2 = 0.971;
+  c.kind = "adamw", c.weight_decay = 0, c.grad_clip = 0, c.beta1 = 0.85, c.beta2 = 0.971;
   const auto o = torch::optim::AdamWOptions(1).betas({0.85, 0.97}).weight_decay(0);
   CHECK(apart(c, groups<torch::optim::AdamW>(o, o)) > 1e-6);
 }
 
 TEST_CASE("dampening = momentum is the exponential average", "[optim]") {
   OptimConfig c;
-  c.kind = "momentum", c.momentum = 0.9, c.dampening = 0.9, c.weight_decay = 0;
+  c.kind = "momentum", c.momentum = 0.9, c.dampening = 0.9, c.weight_decay = 0, c.grad_clip = 0;
   std::vector<NamedParameter> p{{"w", Variable::parameter(torch::zeros({2}, at::kDouble)), Role::bias}};
   Optimizer optimizer(c, p);
   double average = 0;
@@ -114,39 +114,61 @@ TEST_CASE("dampening = momentum is the exponential average", "[optim]") {
 }
 
 TEST_CASE("clipping is torch's clip_grad_norm_", "[optim]") {
-  std::vector<NamedParameter> p{{"w", Variable::parameter(torch::zeros({3, 2}, at::kDouble)), Role::weight},
-                                {"b", Variable::parameter(torch::zeros({2}, at::kDouble)), Role::bias}};
-  Optimizer optimizer({}, p);
-  std::vector<at::Tensor> theirs;
-  for (auto& q : p) {
-    q.parameter.leaf().grad = torch::arange(1, q.parameter.numel() + 1, at::kDouble).view(q.parameter.sizes());
-    theirs.push_back(torch::zeros(q.parameter.sizes(), at::kDouble).requires_grad_());
-    theirs.back().mutable_grad() = q.parameter.grad().clone();
+  for (const double clip : {1.5, 100.0, 0.0}) {
+    OptimConfig c;
+    c.kind = "sgd", c.weight_decay = 0, c.grad_clip = clip;
+    std::vector<NamedParameter> p{{"w", Variable::parameter(torch::zeros({3, 2}, at::kDouble)), Role::weight},
+                                  {"b", Variable::parameter(torch::zeros({2}, at::kDouble)), Role::bias}};
+    Optimizer optimizer(c, p);
+    std::vector<at::Tensor> theirs;
+    for (auto& q : p) {
+      q.parameter.leaf().grad = torch::arange(1, q.parameter.numel() + 1, at::kDouble).view(q.parameter.sizes());
+      theirs.push_back(torch::zeros(q.parameter.sizes(), at::kDouble).requires_grad_());
+      theirs.back().mutable_grad() = q.parameter.grad().clone();
+    }
+    optimizer.step(1);
+    const double torch_norm = torch::nn::utils::clip_grad_norm_(theirs, clip > 0 ? clip : 1e30);
+    CHECK(optimizer.control().grad_norm == Approx(torch_norm).epsilon(1e-12));
+    CHECK((p[0].parameter.data() + theirs[0].grad()).abs().max().item<double>() < 1e-14);
+    CHECK(p[0].parameter.grad()[0][0].item<double>() == 1);  // gradients stay as they are
   }
-  const double norm = global_grad_norm(optimizer);
-  const double torch_norm = torch::nn::utils::clip_grad_norm_(theirs, 1.5);
-  CHECK(norm == Approx(torch_norm).epsilon(1e-12));
-  CHECK((p[0].parameter.grad() * clip_scale(norm, 1.5) - theirs[0].grad()).abs().max().item<double>() < 1e-14);
-  CHECK(clip_scale(0.5, 1.5) == 1);
-  CHECK(clip_scale(5, 0) == 1);
 }
 
-TEST_CASE("step scales gradients and leaves them as they are", "[optim]") {
-  OptimConfig c;
-  c.kind = "sgd", c.weight_decay = 0;
-  std::vector<NamedParameter> p{{"w", Variable::parameter(torch::ones({2, 2})), Role::weight}};
-  Optimizer optimizer(c, p);
-  p[0].parameter.leaf().grad = torch::full({2, 2}, 2.0f);
-  optimizer.step(0.1, 0.3);
-  CHECK(p[0].parameter.data()[0][0].item<float>() == Approx(1 - 0.1 * 0.3 * 2));
-  CHECK(p[0].parameter.grad()[0][0].item<float>() == 2);
+TEST_CASE("a gradient or loss that is not finite changes nothing and ends the run", "[optim]") {
+  for (const char* kind : {"sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw"}) {
+    OptimConfig c;
+    c.kind = kind;
+    std::vector<NamedParameter> p{{"w", Variable::parameter(torch::ones({70, 700})), Role::weight},
+                                  {"b", Variable::parameter(torch::ones({3})), Role::bias}};
+    Optimizer optimizer(c, p);
+    const auto step = [&](double last, double loss) {
+      for (auto& q : p) q.parameter.leaf().grad = torch::ones(q.parameter.sizes());
+      p[0].parameter.grad()[69][699] = last;
+      optimizer.step(0.1, {.step = 6, .loss = torch::tensor(static_cast<float>(loss))});
+      return optimizer.control();
+    };
+    CHECK(step(1, 1).updates == 1);
+    const at::Tensor before = p[1].parameter.data().clone();
+    CHECK(before[0].item<float>() < 1);
+    const StepControl bad = step(kind == std::string("sgd") ? NAN : INFINITY, 1);
+    CHECK(bad.updates == 1);
+    CHECK(bad.failed_step == 7);
+    CHECK(p[1].parameter.data().equal(before));
+    CHECK(step(1, 1).updates == 1);  // nor does any later step
+    CHECK(p[1].parameter.data().equal(before));
+    optimizer.set_updates(1);
+    CHECK(step(1, INFINITY).failed_step == 7);
+    optimizer.set_updates(1);
+    CHECK(step(1, 1).updates == 2);  // the control
+    CHECK(!p[1].parameter.data().equal(before));
+  }
 }
 
 TEST_CASE("low-precision gradients and the working copy", "[optim]") {
   std::vector<NamedParameter> p{{"w", Variable::parameter(torch::ones({2, 2})), Role::weight}};
   p[0].parameter.leaf().low = p[0].parameter.data().to(at::kBFloat16);
   OptimConfig c;
-  c.kind = "sgd", c.weight_decay = 0;
+  c.kind = "sgd", c.weight_decay = 0, c.grad_clip = 0;
   Optimizer optimizer(c, p);
   p[0].parameter.leaf().grad = torch::ones({2, 2}, at::kBFloat16);
   optimizer.step(1e-3);

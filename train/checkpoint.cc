@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "autograd/fp8.h"
 #include "core/dtype.h"
 #include "core/io/checksum.h"
 #include "core/io/log.h"
@@ -31,6 +32,12 @@ Json state_json(const RunState& s) {
   if (!s.branched_from.empty()) json["branched_from"] = s.branched_from;
   if (s.val_loss) json["val_loss"] = json_number(*s.val_loss);
   if (s.best_val_loss) json["best_val_loss"] = json_number(*s.best_val_loss);
+  if (s.scaler) {
+    json["scaler"] = {{"loss_scale", s.scaler->scale},
+                      {"growth_tracker", s.scaler->growth_tracker},
+                      {"skipped", s.scaler->skipped},
+                      {"skipped_in_row", s.scaler->skipped_in_row}};
+  }
   if (s.tokenizer) json["tokenizer"] = {{"kind", s.tokenizer->kind()}, {"vocabulary", s.tokenizer->vocabulary()}};
   return json;
 }
@@ -39,6 +46,10 @@ Json state_json(const RunState& s) {
 bool newer(const fs::path& a, const fs::path& b) {
   const std::string x = a.filename().string(), y = b.filename().string();
   return x.size() != y.size() ? x.size() > y.size() : x > y;
+}
+
+bool is_saved_lower(const at::Tensor& t, std::optional<at::ScalarType> dtype) {
+  return dtype && t.scalar_type() != *dtype && t.dim() >= 2;
 }
 
 /// Host copies of tensors on their way to a file; keeps them alive.
@@ -61,6 +72,8 @@ void each_state(const Optimizer& optimizer, F&& f) {
   for (const auto& group : optimizer.groups()) {
     for (const auto& slot : group.slots) {
       for (size_t i = 0; i < slot.state.size(); ++i) f(slot.path + "." + optimizer.state_names()[i], slot.state[i]);
+      if (const auto& fp8 = slot.param.leaf().fp8; fp8 && fp8->history.defined())
+        f(slot.path + ".fp8_history", fp8->history);
     }
   }
 }
@@ -120,7 +133,7 @@ void clean_checkpoints(const fs::path& run) {
 }
 
 fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
-                         const Optimizer& optimizer, int64_t keep) {
+                         const Optimizer& optimizer, int64_t keep, std::optional<at::ScalarType> dtype) {
   const fs::path parent = run / "checkpoints", target = parent / step_name(state.step),
                  temporary = parent / (temporary_prefix + step_name(state.step));
   if (make_folders(parent)) sync_folder(run);
@@ -134,11 +147,17 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::
     files[name] = {{"bytes", fs::file_size(temporary / name)}, {"xxh3", sum}};
   };
   Snapshot model;
-  for (const auto& p : parameters) model.add(p.path, p.parameter.data());
+  for (const auto& p : parameters) {
+    const at::Tensor& t = p.parameter.data();
+    model.add(p.path, is_saved_lower(t, dtype) ? t.to(*dtype) : t);
+  }
   note("model.safetensors", write_safetensors(temporary / "model.safetensors", model.entries));
   fault_point("save: model written");
   Snapshot moments;
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t) { moments.add(name, t); });
+  for (const auto& p : parameters) {
+    if (is_saved_lower(p.parameter.data(), dtype)) moments.add(p.path + ".master", p.parameter.data());
+  }
   note("optimizer.safetensors", write_safetensors(temporary / "optimizer.safetensors", moments.entries));
   fault_point("save: optimizer written");
   write_file_durably(temporary / "state.json", state_json(state).dump(1) + "\n");
@@ -207,6 +226,14 @@ RunState read_state(const fs::path& checkpoint) {
   if (j.contains("branched_from")) s.branched_from = text("branched_from");
   if (j.contains("val_loss") && j["val_loss"].is_number()) s.val_loss = j["val_loss"].get<double>();
   if (j.contains("best_val_loss") && j["best_val_loss"].is_number()) s.best_val_loss = j["best_val_loss"].get<double>();
+  if (j.contains("scaler")) {
+    const Json& scaler = j["scaler"];
+    const auto of = [&](const char* key) { return json_get<int64_t>(scaler, key, where, Exit::checkpoint); };
+    s.scaler = ScaleState{.scale = static_cast<float>(json_get<double>(scaler, "loss_scale", where, Exit::checkpoint)),
+                          .growth_tracker = static_cast<int32_t>(of("growth_tracker")),
+                          .skipped = of("skipped"),
+                          .skipped_in_row = of("skipped_in_row")};
+  }
   if (j.contains("tokenizer")) {
     s.tokenizer =
         Tokenizer::from(json_get<std::string>(j["tokenizer"], "kind", where, Exit::checkpoint),
@@ -228,6 +255,11 @@ void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
   const fs::path path = checkpoint / "optimizer.safetensors";
   const SafetensorsFile file(path);
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t) { copy_into(file, name, t, path); });
+  for (const auto& group : optimizer.groups()) {
+    for (const auto& slot : group.slots) {
+      if (file.has(slot.path + ".master")) copy_into(file, slot.path + ".master", slot.param.data(), path);
+    }
+  }
 }
 
 std::optional<fs::path> newest_checkpoint(const fs::path& run) {

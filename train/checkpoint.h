@@ -31,11 +31,14 @@ struct RunState {
   std::string config;          ///< resolved, TOML
   std::string branched_from;   ///< the checkpoint that checkpoint.resume named, or empty
   std::optional<Tokenizer> tokenizer;
+  std::optional<ScaleState> scaler;  ///< of the loss, where the run scales it
 };
 
-/// Writes checkpoints/step-N durably and then deletes the oldest beyond `keep`. Returns its path.
+/// Writes checkpoints/step-N durably and then deletes the oldest beyond `keep`. Returns its path. `dtype`: of
+/// model.safetensors, nullopt for the parameters' own; where it is another, optimizer.safetensors holds the parameters
+/// as they are, so that a run goes on exactly.
 fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
-                         const Optimizer& optimizer, int64_t keep);
+                         const Optimizer& optimizer, int64_t keep, std::optional<at::ScalarType> dtype = std::nullopt);
 
 /// Checkpoints of a run folder, newest first. Exit::io where the folder is there and can't be read.
 std::vector<fs::path> list_checkpoints(const fs::path& run);

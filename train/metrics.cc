@@ -45,19 +45,21 @@ void Metrics::check_length(const fs::path& run, uint64_t length) {
 Metrics::Metrics(const fs::path& run, uint64_t length) : file_(cut_back(run, length), OutputFile::Open::append) {}
 
 void Metrics::add(const StepMetrics& m) {
-  const Json json{{"step", m.step},
-                  {"updates", m.updates},
-                  {"loss", json_number(m.loss)},
-                  {"lr", m.lr},
-                  {"grad_norm", json_number(m.grad_norm)},
-                  {"tokens", m.tokens},
-                  {"tokens_per_sec", m.tokens_per_sec},
-                  {"step_ms", m.step_ms},
-                  {"mfu", m.mfu ? Json(*m.mfu) : Json()},
-                  {"data_wait_ms", m.data_wait_ms},
-                  {"memory_bytes", m.memory_bytes},
-                  {"loss_scale", m.loss_scale},
-                  {"time", unix_seconds()}};
+  Json json{{"step", m.step},
+            {"updates", m.updates},
+            {"loss", json_number(m.loss)},
+            {"lr", m.lr},
+            {"grad_norm", json_number(m.grad_norm)},
+            {"tokens", m.tokens},
+            {"tokens_per_sec", m.tokens_per_sec},
+            {"step_ms", m.step_ms},
+            {"mfu", m.mfu ? Json(*m.mfu) : Json()},
+            {"data_wait_ms", m.data_wait_ms},
+            {"memory_bytes", m.memory_bytes},
+            {"loss_scale", m.loss_scale},
+            {"time", unix_seconds()}};
+  if (m.skipped > 0) json["skipped"] = m.skipped;
+  if (m.updates_lost) json["updates_lost"] = *m.updates_lost;
   file_.write(json.dump() + "\n");
 }
 

@@ -16,7 +16,9 @@ struct StepMetrics {
   std::optional<double> mfu;  ///< null where the device's ceiling is not known
   double data_wait_ms = 0;
   int64_t memory_bytes = 0;
-  double loss_scale = 1;
+  double loss_scale = 1;                 ///< that the step used
+  int64_t skipped = 0;                   ///< steps so far whose update was skipped for gradients that are not finite
+  std::optional<double> updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
 };
 
 class Metrics {

@@ -38,8 +38,9 @@ std::string human(double bytes) {
 
 }  // namespace
 
-FlopCount count_flops(const RunConfig& config) {
-  Session s = Session::make(config);
+FlopCount count_flops(const LoadedConfig& loaded) {
+  const RunConfig& config = loaded.config;
+  Session s = Session::make(loaded);
   FlopCount count;
   const CountFlops counting(count);
   run_micro_batch(s.model, random_batch(config, s.device), 1, s.compute, {});
@@ -56,7 +57,7 @@ std::string plan(LoadedConfig loaded) {
     fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
          " to take it from; give one of them");
   }
-  Session s = Session::make(c);
+  Session s = Session::make(loaded);
   const auto static_bytes = memory_stats();
   const Batch batch = random_batch(c, s.device);
   reset_memory_peaks();

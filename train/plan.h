@@ -4,7 +4,6 @@
 #include <string>
 
 #include "core/flops.h"
-
 #include "train/run_config.h"
 
 namespace lathe {
@@ -14,6 +13,6 @@ namespace lathe {
 std::string plan(LoadedConfig loaded);
 
 /// Counted FLOPs of one forward and backward of a micro-batch of random tokens.
-FlopCount count_flops(const RunConfig& config);
+FlopCount count_flops(const LoadedConfig& loaded);
 
 }  // namespace lathe

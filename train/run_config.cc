@@ -52,6 +52,66 @@ void read_environment(LoadedConfig& loaded) {
   }
 }
 
+/// Contradictions in [amp]: each with the place and the remedy.
+void check_amp(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  const AmpConfig& a = c.amp;
+  const auto refuse = [&](const std::string& key, const auto&... why) {
+    fail(Exit::usage, origin_of(loaded, key), ": ", why...);
+  };
+  const auto given = [&](const std::string& key) {  // with another value than the default, which a saved config has
+    const Field& field = *run_schema().find(key);
+    return run_schema().get(&c, field) != field.initial;
+  };
+  if (a.grad == "low" && a.dtype == "fp32")
+    refuse("amp.grad", "amp.grad = \"low\" needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
+  if (a.dtype != "fp16" && (a.scaler == "dynamic" || a.scaler == "fixed")) {
+    refuse("amp.scaler", "amp.scaler = \"", a.scaler, "\" is for amp.dtype = \"fp16\"; ", a.dtype,
+           a.dtype == "fp8" ? " scales each tensor" : " has float32's range", ", so leave amp.scaler out");
+  }
+  const bool scaled = a.dtype == "fp16" && a.scaler != "none", dynamic = scaled && a.scaler != "fixed";
+  for (const char* key : {"amp.loss_scale", "amp.max_skips"}) {
+    if (given(key) && !scaled)
+      refuse(key, key, " has no effect: nothing is scaled with amp.dtype = \"", a.dtype, "\" and amp.scaler = \"",
+             a.scaler, "\"; leave it out");
+  }
+  for (const char* key : {"amp.growth_factor", "amp.backoff_factor", "amp.growth_interval", "amp.min_loss_scale"}) {
+    if (given(key) && !dynamic)
+      refuse(key, key,
+             " has no effect without a dynamic scaler (amp.dtype = \"fp16\", amp.scaler = \"dynamic\"); leave it out");
+  }
+  if (dynamic && a.min_loss_scale > a.loss_scale)
+    refuse("amp.min_loss_scale", "amp.min_loss_scale = ", a.min_loss_scale,
+           " is above amp.loss_scale = ", a.loss_scale);
+  if (!a.master && a.dtype == "fp32")
+    refuse("amp.master", "amp.master = false needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
+  if (given("amp.rounding") && a.rounding != "auto" && a.master)
+    refuse("amp.rounding", "amp.rounding has no effect with amp.master = true; leave it out");
+  if (a.rounding == "stochastic" && a.dtype == "fp16")
+    refuse(
+        "amp.rounding",
+        "amp.rounding = \"stochastic\" is for bf16 parameters; use amp.dtype = \"bf16\" or amp.rounding = \"nearest\"");
+  for (const char* key : {"amp.fp8_scaling", "amp.fp8_history", "amp.fp8_edge_blocks"}) {
+    if (given(key) && a.dtype != "fp8") refuse(key, key, " has no effect without amp.dtype = \"fp8\"; leave it out");
+  }
+  if (given("amp.fp8_history") && a.fp8_scaling != "delayed")
+    refuse("amp.fp8_history", "amp.fp8_history has no effect without amp.fp8_scaling = \"delayed\"; leave it out");
+  if (a.dtype != "fp8") return;
+  if (c.model.n_embd % 16 != 0) {
+    refuse("model.n_embd", "model.n_embd = ", c.model.n_embd,
+           " is not a multiple of 16, which fp8 matmuls need; change it or amp.dtype");
+  }
+  if (c.train.batch_size * c.model.block_size % 16 != 0) {
+    refuse("train.batch_size", "train.batch_size = ", c.train.batch_size,
+           " times model.block_size = ", c.model.block_size,
+           " is not a multiple of 16, which fp8 matmuls need; change one of them or amp.dtype");
+  }
+  if (2 * a.fp8_edge_blocks >= c.model.n_layer) {
+    refuse("amp.fp8_edge_blocks", "amp.fp8_edge_blocks = ", a.fp8_edge_blocks,
+           " first and last blocks leave none of model.n_layer = ", c.model.n_layer, " to fp8; lower it");
+  }
+}
+
 /// What must hold between keys.
 void check(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
@@ -71,9 +131,7 @@ void check(const LoadedConfig& loaded) {
     fail(Exit::usage, at("schedule.min_lr"), ": schedule.min_lr = ", c.schedule.min_lr,
          " is above optim.lr = ", c.optim.lr);
   }
-  if (c.amp.grad == "low" && c.amp.dtype == "fp32") {
-    fail(Exit::usage, at("amp.grad"), ": amp.grad = \"low\" needs amp.dtype = \"bf16\"");
-  }
+  check_amp(loaded);
   if (c.data.dir.empty())
     fail(Exit::usage, at("data.dir"), ": data.dir is empty; give the folder that holds train.bin");
 }

@@ -41,6 +41,10 @@ struct CheckpointConfig {
       std::string, resume, "auto",
       "auto: go on from the run folder's newest checkpoint; never: refuse one that has any; or a checkpoint's path",
       anything())
+  LATHE_FIELD(std::string, dtype, "auto",
+              "dtype of the matrices in model.safetensors; auto: as they are in memory. Where it is another, "
+              "optimizer.safetensors holds them exactly as well",
+              one_of({"auto", "fp32", "bf16", "fp16"}))
 };
 
 struct LogConfig {

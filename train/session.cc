@@ -1,6 +1,8 @@
 #include "train/session.h"
 
+#include "amp/amp.h"
 #include "autograd/engine.h"
+#include "autograd/node.h"
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/memory.h"
@@ -40,41 +42,95 @@ RunData RunData::open(LoadedConfig& loaded) {
   return {std::move(manifest), std::move(train), std::move(val)};
 }
 
-Session Session::make(const RunConfig& config) {
+namespace {
+
+void check_device(const LoadedConfig& loaded, const std::string& device) {
+  const AmpConfig& amp = loaded.config.amp;
+  const int capability = device == "cuda" ? cuda_api().compute_capability() : 0;
+  if (amp.tf32 && capability < 80) {
+    fail(Exit::usage, origin_of(loaded, "amp.tf32"), ": amp.tf32 needs an NVIDIA card of compute capability 8.0 or ",
+         "newer, and this run is on ", device_model(device), "; leave amp.tf32 out");
+  }
+  if (device == "cuda" && capability < 80 && (amp.dtype == "bf16" || amp.dtype == "fp8")) {
+    fail(Exit::usage, origin_of(loaded, "amp.dtype"), ": ", device_model(device),
+         " has no bf16 matmuls, which amp.dtype = \"", amp.dtype, "\" needs; use \"fp16\" or \"fp32\"");
+  }
+}
+
+}  // namespace
+
+Session Session::make(const LoadedConfig& loaded) {
+  const RunConfig& config = loaded.config;
   install_allocator();
   const std::string device_name = open_device(config.train.device);
+  check_device(loaded, device_name);
   const int threads = config.train.threads > 0 ? static_cast<int>(config.train.threads) : default_threads();
-  set_up_compute(device_name, threads);
+  set_up_compute(device_name, threads, config.amp.tf32);
   const at::Device device(device_name == "cuda" ? at::kCUDA : at::kCPU);
-  GPT model = make_gpt(config.model, static_cast<uint64_t>(config.train.seed));
-  if (device.is_cuda()) move_to(model, device, at::kFloat);
+  const auto seed = static_cast<uint64_t>(config.train.seed);
+  const at::ScalarType compute = compute_dtype(config.amp), low = matmul_dtype(compute);
+  GPT model = make_gpt(config.model, seed);
+  if (device.is_cuda() || !config.amp.master) {
+    const MemoryScope scope(Memory::parameters);
+    replace_parameters(model, [&](const std::string& path, const Variable& p, Role) {
+      return Variable::parameter(p.data().to(device, !config.amp.master && p.dim() >= 2 ? low : at::kFloat), path);
+    });
+  }
   const auto params = parameters(model);
-  const at::ScalarType compute = dtype_from_config(config.amp.dtype);
+  make_fp8_layers(params, config.amp, config.model.n_layer);
   const bool low_grad = config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
-  make_working_copies(params, compute, low_grad, config.model.tie_weights);
-  Session s{config, device_name, device, compute, std::move(model), params, Optimizer(config.optim, params)};
+  make_working_copies(params, compute, config.amp.working_copies, low_grad, config.model.tie_weights);
+  const bool stochastic = config.amp.rounding != "nearest";
+  Session s{config,
+            device_name,
+            device,
+            compute,
+            std::move(model),
+            params,
+            Optimizer(config.optim, params, stochastic ? std::optional(seed) : std::nullopt),
+            GradScaler::make(config.amp, device)};
   s.config.train.threads = threads;
   return s;
 }
 
-void Session::load(const fs::path& checkpoint, int64_t updates) {
+void Session::load(const fs::path& checkpoint, const RunState& state) {
   load_parameters(checkpoint, params);
   load_optimizer(checkpoint, optimizer);
-  optimizer.set_updates(updates);
+  optimizer.set_updates(state.updates);
+  if (scaler && state.scaler) scaler->load(*state.scaler);
   refresh_working_copies(params);
 }
 
 at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor, at::ScalarType compute,
-                           StepRandom random) {
+                           StepRandom random, bool cache, const at::Tensor& loss_scale) {
   const MemoryScope memory(Memory::activations);
   const TrainingStep step(random);
   Variable loss;
   {
-    const Autocast autocast(compute);
+    const Autocast autocast(compute, cache);
     loss = model.loss(batch.ids_BT, batch.targets_BT, divisor);
   }
-  backward(loss);
+  backward(loss, loss_scale);
   return loss.data();
+}
+
+std::string precision_text(const Session& s) {
+  const AmpConfig& a = s.config.amp;
+  std::string text = "matmuls in " + a.dtype + (a.tf32 ? " (fp32 ones in tf32)" : "") + ", parameters ";
+  bool copies = false;
+  at::ScalarType param = at::kFloat, grad = at::kFloat;
+  for (const auto& p : s.params) {
+    const Leaf& leaf = p.parameter.leaf();
+    if (p.role != Role::weight) continue;
+    copies = copies || leaf.low.defined();
+    param = p.parameter.dtype();
+    grad = leaf.grad_dtype;
+  }
+  text += dtype_name(param) + (copies ? str(" with ", dtype_name(matmul_dtype(s.compute)), " copies") : "") +
+          ", gradients " + dtype_name(grad);
+  if (s.scaler) text += str(", ", a.scaler == "fixed" ? "fixed" : "dynamic", " loss scale ", s.scaler->state().scale);
+  const std::string& save = s.config.checkpoint.dtype;
+  return text + ", saved as " + (save == "auto" ? dtype_name(param) : dtype_name(dtype_from_config(save)));
 }
 
 std::optional<EvalResult> evaluate(const GPT& model, const TokenFile& tokens, Loader::Shape shape, int64_t batches,

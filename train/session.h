@@ -5,9 +5,11 @@
 #include <optional>
 #include <string>
 
+#include "amp/grad_scaler.h"
 #include "data/tokens.h"
 #include "nn/gpt.h"
 #include "optim/optimizer.h"
+#include "train/checkpoint.h"
 #include "train/run_config.h"
 
 namespace lathe {
@@ -27,24 +29,29 @@ struct Session {
   RunConfig config;
   std::string device_name;  ///< "cpu" or "cuda"
   at::Device device;
-  at::ScalarType compute;  ///< dtype of matmuls
+  at::ScalarType compute;  ///< what Autocast takes
   GPT model;
-  std::vector<NamedParameter> params;
+  std::vector<NamedParameter> params;  ///< those that are trained
   Optimizer optimizer;
+  std::optional<GradScaler> scaler;
 
   /// Opens the device, sets threads, makes the model and its optimizer.
-  static Session make(const RunConfig& config);
-  /// Loads parameters and optimizer state.
-  void load(const fs::path& checkpoint, int64_t updates);
+  static Session make(const LoadedConfig& loaded);
+  /// Loads parameters, optimizer and scaler.
+  void load(const fs::path& checkpoint, const RunState& state);
   Loader::Shape batch_shape() const {
     return {config.train.batch_size, config.model.block_size, config.model.vocab_size};
   }
 };
 
 /// Forward and backward of one micro-batch: adds its share of the step's gradients. `divisor` is the number of targets
-/// that count in the whole step. Returns the micro-batch's share of the step's loss, [] on the device.
+/// that count in the whole step; `cache` as in Autocast; backward begins with `loss_scale` where it is defined. Returns
+/// the micro-batch's share of the step's loss, [] on the device.
 at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor, at::ScalarType compute,
-                           StepRandom random);
+                           StepRandom random, bool cache = true, const at::Tensor& loss_scale = {});
+
+/// What a run computes in, keeps and saves, in one line for the log.
+std::string precision_text(const Session& session);
 
 struct EvalResult {
   double loss = 0;

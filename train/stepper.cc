@@ -3,10 +3,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <fstream>
 #include <sstream>
 
+#include "amp/amp.h"
 #include "core/error.h"
 
 namespace lathe {
@@ -18,22 +18,40 @@ StepResult run_step(Session& s, Loader& loader, int64_t step) {
   const double divisor =
       static_cast<double>(c.grad_accum * c.batch_size) * static_cast<double>(s.config.model.block_size);
   zero_grad(s.model);
-  at::Tensor loss;
   for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
     const Batch batch = loader.next();
     r.data_wait_s += loader.waited();
     const StepRandom random{static_cast<uint64_t>(c.seed), static_cast<uint64_t>(step), micro * c.batch_size};
-    const at::Tensor part = run_micro_batch(s.model, batch, divisor, s.compute, random);
-    loss = loss.defined() ? loss.add(part) : part;
+    const at::Tensor part = run_micro_batch(s.model, batch, divisor, s.compute, random, s.config.amp.cache,
+                                            s.scaler ? s.scaler->scale() : at::Tensor());
+    r.loss = r.loss.defined() ? r.loss.add(part) : part;
   }
-  r.grad_norm = global_grad_norm(s.optimizer);
-  r.loss = loss.item().toDouble();
-  if (!std::isfinite(r.loss) || !std::isfinite(r.grad_norm)) {
-    fail(Exit::diverged, "step ", step + 1, " diverged: loss ", r.loss, ", gradient norm ", r.grad_norm,
+  StepOptions options{.step = step, .loss = r.loss};
+  if (s.scaler) s.scaler->prepare(options);
+  s.optimizer.step(r.lr, options);
+  advance_fp8(s.params);
+  return r;
+}
+
+StepFigures look(const Session& s, const StepResult& result) {
+  const StepControl c = s.optimizer.control();
+  StepFigures f{.loss = result.loss.item().toDouble(),
+                .grad_norm = c.grad_norm,
+                .loss_scale = c.loss_scale,
+                .skipped = c.skip != 0,
+                .updates = c.updates};
+  if (s.scaler) f.scaler = s.scaler->state();
+  if (c.failed_step != 0 && f.scaler) {
+    fail(Exit::diverged, "step ", c.failed_step, ": ", f.scaler->skipped_in_row,
+         " steps in a row had gradients that are not finite, at a loss scale of ", f.scaler->scale,
+         "; lower optim.lr, raise schedule.warmup_steps, or use amp.dtype = \"bf16\"");
+  }
+  if (c.failed_step != 0) {
+    fail(Exit::diverged, "step ", c.failed_step, " diverged: loss ", f.loss, ", gradient norm ", f.grad_norm,
          "; lower optim.lr or optim.grad_clip, or raise schedule.warmup_steps");
   }
-  s.optimizer.step(r.lr, clip_scale(r.grad_norm, s.config.optim.grad_clip));
-  return r;
+  if (c.moved > 0) f.updates_lost = static_cast<double>(c.lost) / static_cast<double>(c.moved);
+  return f;
 }
 
 double process_age() {

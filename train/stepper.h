@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "data/loader.h"
 #include "train/session.h"
@@ -9,15 +10,27 @@
 namespace lathe {
 
 struct StepResult {
-  double loss = 0;       ///< mean over the step's targets
-  double grad_norm = 0;  ///< before clipping
+  at::Tensor loss;  ///< mean over the step's targets, [] on the device
   double lr = 0;
   double data_wait_s = 0;
 };
 
-/// Runs step `step` (from 0) of the session's config. Gradients that are not finite are Exit::diverged, before any
-/// parameter changed.
+/// Runs step `step` (from 0) of the session's config. Does not wait for a card. A step with a gradient that is not
+/// finite changes no parameter: with a scaler it is skipped, without one (or at the scaler's end) no later step changes
+/// any either.
 StepResult run_step(Session& session, Loader& loader, int64_t step);
+
+struct StepFigures {
+  double loss = 0;
+  double grad_norm = 0;   ///< of the unscaled gradients, before clipping
+  double loss_scale = 1;  ///< that the step used
+  bool skipped = false;
+  int64_t updates = 0;
+  std::optional<ScaleState> scaler{};    ///< after the step
+  std::optional<double> updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
+};
+/// What the last step did; waits for a card. Exit::diverged where that step, or one since the last look, ended the run.
+StepFigures look(const Session& session, const StepResult& result);
 
 /// Seconds since this process was started.
 double process_age();

@@ -120,9 +120,10 @@ std::optional<ResumePoint> find_resume_point(const RunConfig& c) {
 class Trainer {
  public:
   Trainer(LoadedConfig loaded, RunData data, std::optional<ResumePoint> resume)
-      : data_(std::move(data)), session_(Session::make(loaded.config)), run_(loaded.config.train.out_dir) {
+      : data_(std::move(data)), session_(Session::make(loaded)), run_(loaded.config.train.out_dir) {
     state_.data_hash = data_.train.fingerprint() + (data_.val ? "-" + data_.val->fingerprint() : "");
     if (resume) go_on(*resume, loaded);
+    if (session_.scaler) state_.scaler = session_.scaler->state();
     state_.threads = session_.config.train.threads;
     state_.isa = cpu_isa();
     state_.device_model = device_model(session_.device_name);
@@ -148,22 +149,28 @@ class Trainer {
     const auto begin = Clock::now();
     Loader loader(data_.train, session_.batch_shape(), static_cast<uint64_t>(c.seed), state_.step * c.grad_accum,
                   session_.config.data, session_.device);
+    looked_ = begin;
     while (state_.step < c.steps) {
-      const auto step_begin = Clock::now();
       const StepResult r = run_step(session_, loader, state_.step);
       ++state_.step;
-      state_.updates = session_.optimizer.updates();
       state_.tokens += c.grad_accum * c.batch_size * session_.config.model.block_size;
-      const bool last = state_.step == c.steps;
-      report(metrics, r, seconds_since(step_begin), last || state_.step % c.log_interval == 0);
-      fault_point("step");
-      state_.eval_due = c.eval_interval > 0 && (last || state_.step % c.eval_interval == 0);
-      if (state_.eval_due) validate(metrics);
-      if (c.sample_interval > 0 && state_.step % c.sample_interval == 0) sample();
-      const bool asked = stop_signal != 0 || (c.max_time > 0 && process_age() >= c.max_time);
-      if (asked && (!last || state_.eval_due)) return stop(metrics);
       const int64_t interval = session_.config.checkpoint.interval;
-      if (last || (interval > 0 && state_.step % interval == 0)) save(metrics);
+      const bool last = state_.step == c.steps, log_due = last || state_.step % c.log_interval == 0;
+      const bool sample_due = c.sample_interval > 0 && state_.step % c.sample_interval == 0;
+      const bool save_due = last || (interval > 0 && state_.step % interval == 0);
+      const auto asked = [&c] { return stop_signal != 0 || (c.max_time > 0 && process_age() >= c.max_time); };
+      state_.eval_due = c.eval_interval > 0 && (last || state_.step % c.eval_interval == 0);
+      // Looking at a step waits for a card, so there it is done only where something hangs on it.
+      if (!session_.device.is_cuda() || log_due || sample_due || save_due || state_.eval_due || asked())
+        report(metrics, r, log_due);
+      fault_point("step");
+      if (state_.eval_due) validate(metrics);
+      if (sample_due) sample();
+      if (asked() && (!last || state_.eval_due)) {
+        if (looked_step_ != state_.step) report(metrics, r, false);
+        return stop(metrics);
+      }
+      if (save_due) save(metrics);
     }
     remember_peak(seconds_since(begin));
     return finish();
@@ -190,7 +197,7 @@ class Trainer {
       log_warn("the run was on ", saved.device_model, " (", saved.isa, ") and goes on on ",
                device_model(session_.device_name), " (", cpu_isa(), "): bits may differ");
     }
-    session_.load(from.checkpoint, saved.updates);
+    session_.load(from.checkpoint, saved);
     const std::string hash = state_.data_hash;
     state_ = saved;
     state_.data_hash = hash;
@@ -198,7 +205,7 @@ class Trainer {
     Metrics::check_length(run_, state_.metrics_bytes);
     resumed_from_ = from.checkpoint;
     resumed_same_run_ = from.same_run;
-    resumed_step_ = saved.step;
+    resumed_step_ = looked_step_ = saved.step;
     peak_ = known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute);
   }
 
@@ -210,14 +217,22 @@ class Trainer {
     log_info("data      ", c.data.dir, ", ", data_.train.size(), " training tokens",
              data_.val ? str(", ", data_.val->size(), " for validation") : "");
     log_info("device    ", device_model(session_.device_name),
-             session_.device.is_cuda() ? "" : str(", ", c.train.threads, " threads, ", cpu_isa()), ", matmuls in ",
-             c.amp.dtype);
+             session_.device.is_cuda() ? "" : str(", ", c.train.threads, " threads, ", cpu_isa()));
+    log_info("precision ", precision_text(session_));
     log_info("run       ", run_.string(), resumed_from_.empty() ? "" : str(", going on from ", resumed_from_.string()));
     log(Level::debug, "parameters\n" + parameter_table(session_.params));
   }
 
-  void report(Metrics& metrics, const StepResult& r, double seconds, bool write) {
+  /// Looks at the last step, tells of it, and writes its line of metrics where `write`.
+  void report(Metrics& metrics, const StepResult& r, bool write) {
     const TrainConfig& c = session_.config.train;
+    const StepFigures f = look(session_, r);
+    const double seconds = seconds_since(looked_) / static_cast<double>(state_.step - looked_step_);
+    looked_ = Clock::now();
+    looked_step_ = state_.step;
+    state_.updates = f.updates;
+    tell_of_skips(f);
+    state_.scaler = f.scaler;
     const double tokens =
         static_cast<double>(c.grad_accum * c.batch_size) * static_cast<double>(session_.config.model.block_size);
     smooth_s_ = smooth_s_ == 0 ? seconds : 0.9 * smooth_s_ + 0.1 * seconds;
@@ -225,21 +240,24 @@ class Trainer {
     if (peak_) mfu = flops_per_token(session_.config.model) * tokens / seconds / *peak_;
     const auto line = [&] {
       return format("step %lld/%lld  loss %.4f  lr %.2e  %.0f tok/s", static_cast<long long>(state_.step),
-                    static_cast<long long>(c.steps), r.loss, r.lr, tokens / smooth_s_) +
+                    static_cast<long long>(c.steps), f.loss, r.lr, tokens / smooth_s_) +
              (mfu ? format("  mfu %.0f%%", 100 * *mfu) : "");
     };
     if (write) {
       metrics.add({.step = state_.step,
                    .updates = state_.updates,
-                   .loss = r.loss,
+                   .loss = f.loss,
                    .lr = r.lr,
-                   .grad_norm = r.grad_norm,
+                   .grad_norm = f.grad_norm,
                    .tokens = state_.tokens,
                    .tokens_per_sec = tokens / seconds,
                    .step_ms = 1e3 * seconds,
                    .mfu = mfu,
                    .data_wait_ms = 1e3 * r.data_wait_s,
-                   .memory_bytes = memory_bytes()});
+                   .memory_bytes = memory_bytes(),
+                   .loss_scale = f.loss_scale,
+                   .skipped = f.scaler ? f.scaler->skipped : 0,
+                   .updates_lost = f.updates_lost});
       log(Level::debug, line());
     }
     if (seconds_since(shown_) < 0.1 && state_.step != c.steps) return;
@@ -249,6 +267,12 @@ class Trainer {
       printed_ = Clock::now();
       log_info(line());
     }
+  }
+
+  void tell_of_skips(const StepFigures& f) const {
+    if (!f.scaler || !state_.scaler || f.scaler->skipped == state_.scaler->skipped) return;
+    log_info("step ", state_.step, ": ", f.scaler->skipped - state_.scaler->skipped,
+             " skipped for gradients that are not finite, loss scale now ", f.scaler->scale);
   }
 
   int64_t memory_bytes() const {
@@ -285,8 +309,10 @@ class Trainer {
 
   void save(Metrics& metrics) {
     state_.metrics_bytes = metrics.sync();
+    const std::string& dtype = session_.config.checkpoint.dtype;
     const fs::path path =
-        save_checkpoint(run_, state_, session_.params, session_.optimizer, session_.config.checkpoint.keep);
+        save_checkpoint(run_, state_, session_.params, session_.optimizer, session_.config.checkpoint.keep,
+                        dtype == "auto" ? std::nullopt : std::optional(dtype_from_config(dtype)));
     log(Level::debug, "saved " + path.string());
   }
 
@@ -319,7 +345,8 @@ class Trainer {
   std::optional<double> peak_ =
       known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute);
   double smooth_s_ = 0;
-  Clock::time_point shown_{}, printed_ = Clock::now();
+  int64_t looked_step_ = 0;  // the last step that was looked at, and when
+  Clock::time_point looked_{}, shown_{}, printed_ = Clock::now();
 };
 
 }  // namespace
@@ -347,7 +374,7 @@ Exit train(LoadedConfig loaded) {
 BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   loaded.config.train.eval_interval = 0;
   const RunData data = RunData::open(loaded);
-  Session session = Session::make(loaded.config);
+  Session session = Session::make(loaded);
   const TrainConfig& c = session.config.train;
   Loader loader(data.train, session.batch_shape(), static_cast<uint64_t>(c.seed), 0, session.config.data,
                 session.device);
@@ -356,10 +383,11 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   std::vector<double> ms;
   for (int64_t step = 0; step < c.steps; ++step) {
     const auto begin = Clock::now();
-    result.final_loss = run_step(session, loader, step).loss;
+    const StepResult last = run_step(session, loader, step);
     synchronize(session.device_name);
     if (step >= std::min(skip, c.steps - 1)) ms.push_back(1e3 * seconds_since(begin));
     if (step == 0) result.first_step_s = process_age();
+    result.final_loss = look(session, last).loss;
   }
   std::sort(ms.begin(), ms.end());
   const size_t half = ms.size() / 2;

@@ -77,7 +77,8 @@ struct LoadedModel {
       move_to(*model, device, at::kFloat);
       params = parameters(*model);
     }
-    make_working_copies(params, dtype_from_config(config.amp.dtype), false, config.model.tie_weights);
+    make_fp8_layers(params, config.amp, config.model.n_layer);
+    make_working_copies(params, compute_dtype(config.amp), config.amp.working_copies, false, config.model.tie_weights);
   }
 };
 
@@ -97,7 +98,7 @@ Exit eval_verb(const Words& words) {
   const auto batch = static_cast<int64_t>(
       words.number("batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
   const EvalResult r = *evaluate(*m.model, val, {batch, m.config.model.block_size, m.config.model.vocab_size}, 0,
-                                 dtype_from_config(m.config.amp.dtype), m.device);
+                                 compute_dtype(m.config.amp), m.device);
   std::cout << Json{{"val_loss", json_number(r.loss)}, {"tokens", r.tokens}}.dump() << std::endl;
   return Exit::done;
 }
@@ -117,7 +118,7 @@ Exit generate_verb(const Words& words) {
   const auto ids = m.state.tokenizer->encode(prompt, Exit::usage);
   if (ids.empty()) fail(Exit::usage, "command line: --prompt is empty; give at least one character");
   std::cout << prompt << std::flush;
-  generate(*m.model, ids, n, s, dtype_from_config(m.config.amp.dtype),
+  generate(*m.model, ids, n, s, compute_dtype(m.config.amp),
            [&](int64_t id) { std::cout << m.state.tokenizer->decode({id}) << std::flush; });
   std::cout << std::endl;
   return Exit::done;

@@ -54,17 +54,19 @@ struct LayerNormOp {
 struct EmbeddingOp {
   static constexpr OpInfo info{.name = "embedding"};
   Saved ids;
+  at::ScalarType out = at::kFloat;
   int64_t rows = 0;
 
   at::Tensor forward(const at::Tensor& weight) {
     LATHE_CHECK(weight.dim() == 2, "weight must be [V, C]");
     LATHE_CHECK(ids.data().scalar_type() == at::kLong, "ids must be int64, not ", describe(ids.data()));
     rows = weight.size(0);
-    return at::embedding(weight, ids.data());
+    return at::embedding(weight, ids.data()).to(out);
   }
-  // dweight[id] += dy at each place of the id
+  // dweight[id] += dy at each place of the id, in float32 or wider
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
-    return {at::embedding_dense_backward(dy, ids.data(), rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false)};
+    const at::Tensor wide = dy.scalar_type() == at::kDouble ? dy : dy.to(at::kFloat);
+    return {at::embedding_dense_backward(wide, ids.data(), rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false)};
   }
   static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 0, 1); }
 };
@@ -77,12 +79,11 @@ struct Dropout {
     const at::Tensor in = x.contiguous();
     at::Tensor y = at::empty_like(in);
     if (in.is_cuda()) {
-      cuda_api().dropout(in.const_data_ptr(), y.mutable_data_ptr(), in.numel(), static_cast<int>(in.scalar_type()),
-                         mask);
+      cuda_api().dropout(in.const_data_ptr(), y.mutable_data_ptr(), in.numel(), element_of(in.scalar_type()), mask);
       return y;
     }
     at::parallel_for(0, in.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
-      dropout_cpu(in.const_data_ptr(), y.mutable_data_ptr(), begin, end, static_cast<int>(in.scalar_type()), mask);
+      dropout_cpu(in.const_data_ptr(), y.mutable_data_ptr(), begin, end, element_of(in.scalar_type()), mask);
     });
     mutated(y);
     return y;
@@ -108,6 +109,9 @@ Variable layer_norm(const Variable& x, const Variable& weight, const Variable& b
 Variable embedding(const at::Tensor& ids, const Variable& weight) {
   EmbeddingOp op;
   op.ids = ids;
+  // Under autocast rows of a low-precision weight begin a float32 residual stream.
+  const bool widen = mode().compute != at::kFloat && weight.dtype() != at::kDouble;
+  op.out = widen ? at::kFloat : weight.dtype();
   return apply(std::move(op), weight);
 }
 

@@ -9,6 +9,7 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "core/kernels/dropout.cuh"
+#include "core/kernels/update.cuh"
 
 namespace lathe {
 namespace {
@@ -48,16 +49,26 @@ void synchronize_device() { check(cudaDeviceSynchronize(), "cudaDeviceSynchroniz
 
 int64_t memory_highest() { return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].peak; }
 
-void dropout(const void* x, void* y, int64_t n, int dtype, const DropoutMask& mask) {
-  DropoutType type{};
-  switch (static_cast<c10::ScalarType>(dtype)) {
-    case c10::kFloat: type = DropoutType::f32; break;
-    case c10::kDouble: type = DropoutType::f64; break;
-    case c10::kHalf: type = DropoutType::f16; break;
-    case c10::kBFloat16: type = DropoutType::bf16; break;
-    default: fail(Exit::internal, "dropout: no CUDA kernel for ", c10::toString(static_cast<c10::ScalarType>(dtype)));
-  }
+int compute_capability() {
+  const cudaDeviceProp p = properties();
+  return 10 * p.major + p.minor;
+}
+
+void dropout(const void* x, void* y, int64_t n, Element type, const DropoutMask& mask) {
   check(dropout_cuda(x, y, n, type, mask, c10::cuda::getCurrentCUDAStream()), "dropout");
+}
+
+void grad_sum(const void* grad, Element type, int64_t n, double* partials) {
+  check(grad_sum_cuda(grad, type, n, partials, c10::cuda::getCurrentCUDAStream()), "grad_sum");
+}
+
+void decide(const StepRequest& request, const double* partials, int64_t n, const float* loss, StepControl* control,
+            ScaleState* scale) {
+  check(decide_cuda(request, partials, n, loss, control, scale, c10::cuda::getCurrentCUDAStream()), "decide");
+}
+
+void update(const UpdateArgs& args, const UpdateRule& rule, StepControl* control) {
+  check(update_cuda(args, rule, control, c10::cuda::getCurrentCUDAStream()), "update");
 }
 
 }  // namespace
@@ -69,6 +80,10 @@ extern "C" const lathe::CudaApi* lathe_cuda_api() {
                                   .peak_bf16_flops = lathe::peak_bf16_flops,
                                   .synchronize = lathe::synchronize_device,
                                   .memory_peak = lathe::memory_highest,
-                                  .dropout = lathe::dropout};
+                                  .compute_capability = lathe::compute_capability,
+                                  .dropout = lathe::dropout,
+                                  .grad_sum = lathe::grad_sum,
+                                  .decide = lathe::decide,
+                                  .update = lathe::update};
   return &api;
 }

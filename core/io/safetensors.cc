@@ -12,7 +12,7 @@
 namespace lathe {
 namespace {
 
-constexpr std::array<std::pair<const char*, int64_t>, 10> dtypes{{{"F64", 8},
+constexpr std::array<std::pair<const char*, int64_t>, 12> dtypes{{{"F64", 8},
                                                                   {"F32", 4},
                                                                   {"F16", 2},
                                                                   {"BF16", 2},
@@ -21,6 +21,8 @@ constexpr std::array<std::pair<const char*, int64_t>, 10> dtypes{{{"F64", 8},
                                                                   {"I16", 2},
                                                                   {"I8", 1},
                                                                   {"U8", 1},
+                                                                  {"F8_E4M3", 1},
+                                                                  {"F8_E5M2", 1},
                                                                   {"BOOL", 1}}};
 constexpr uint64_t max_header = 100'000'000;  // the format's own limit
 
@@ -136,6 +138,11 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
   }
   if (expected != buffer.data() + buffer.size()) fail(Exit::checkpoint, name, ": bytes behind the last tensor");
   std::sort(tensors_.begin(), tensors_.end(), by_name);
+}
+
+bool SafetensorsFile::has(const std::string& name) const {
+  const auto found = std::lower_bound(tensors_.begin(), tensors_.end(), TensorEntry{name, {}, {}, {}}, by_name);
+  return found != tensors_.end() && found->name == name;
 }
 
 const TensorEntry& SafetensorsFile::at(const std::string& name) const {

@@ -35,6 +35,7 @@ class SafetensorsFile {
   explicit SafetensorsFile(const fs::path& path);
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  bool has(const std::string& name) const;
   /// The entry of that name, or an error that names it.
   const TensorEntry& at(const std::string& name) const;
 

@@ -1,8 +1,7 @@
 #include "core/kernels/dropout.h"
 
-#include <c10/core/ScalarType.h>
-
-#include "core/error.h"
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 namespace lathe {
 namespace {
@@ -23,13 +22,12 @@ void run(const void* x_, void* y_, int64_t begin, int64_t end, const DropoutMask
 
 }  // namespace
 
-void dropout_cpu(const void* x, void* y, int64_t begin, int64_t end, int dtype, const DropoutMask& mask) {
-  switch (static_cast<c10::ScalarType>(dtype)) {
-    case c10::kFloat: return run<float, float>(x, y, begin, end, mask);
-    case c10::kDouble: return run<double, double>(x, y, begin, end, mask);
-    case c10::kBFloat16: return run<c10::BFloat16, float>(x, y, begin, end, mask);
-    case c10::kHalf: return run<c10::Half, float>(x, y, begin, end, mask);
-    default: fail(Exit::internal, "dropout: no kernel for ", c10::toString(static_cast<c10::ScalarType>(dtype)));
+void dropout_cpu(const void* x, void* y, int64_t begin, int64_t end, Element type, const DropoutMask& mask) {
+  switch (type) {
+    case Element::f32: return run<float, float>(x, y, begin, end, mask);
+    case Element::f64: return run<double, double>(x, y, begin, end, mask);
+    case Element::bf16: return run<c10::BFloat16, float>(x, y, begin, end, mask);
+    case Element::f16: return run<c10::Half, float>(x, y, begin, end, mask);
   }
 }
 

@@ -2,22 +2,10 @@
 #include <cuda_fp16.h>
 
 #include "core/kernels/dropout.cuh"
+#include "core/kernels/philox.cuh"
 
 namespace lathe {
 namespace {
-
-/// core/rng.h's philox() for the device.
-__device__ uint4 philox_device(uint4 c, uint32_t k0, uint32_t k1) {
-#pragma unroll
-  for (int round = 0; round < 10; ++round) {
-    const uint32_t a_high = __umulhi(0xD2511F53u, c.x), a_low = 0xD2511F53u * c.x;
-    const uint32_t b_high = __umulhi(0xCD9E8D57u, c.z), b_low = 0xCD9E8D57u * c.z;
-    c = make_uint4(b_high ^ c.y ^ k0, b_low, a_high ^ c.w ^ k1, a_low);
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  return c;
-}
 
 /// A thread takes one block of four numbers: the elements of the global batch 4 * block ... 4 * block + 3.
 template <class T, class Compute>
@@ -27,10 +15,7 @@ __global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask) {
   const auto scale = static_cast<Compute>(mask.scale);
   for (uint64_t block = first_block + blockIdx.x * static_cast<uint64_t>(blockDim.x) + threadIdx.x; block <= last_block;
        block += static_cast<uint64_t>(gridDim.x) * blockDim.x) {
-    const uint4 c = make_uint4(static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
-                               static_cast<uint32_t>(mask.step), static_cast<uint32_t>(mask.step >> 32));
-    const uint4 r = philox_device(c, mask.key.k0, mask.key.k1);
-    const uint32_t words[4] = {r.x, r.y, r.z, r.w};
+    const DevicePhilox words(block, mask.step, mask.key);
 #pragma unroll
     for (uint64_t w = 0; w < 4; ++w) {
       const int64_t i = static_cast<int64_t>(4 * block + w) - static_cast<int64_t>(mask.first);
@@ -52,12 +37,12 @@ cudaError_t launch(const void* x, void* y, int64_t n, const DropoutMask& mask, c
 
 }  // namespace
 
-cudaError_t dropout_cuda(const void* x, void* y, int64_t n, DropoutType type, DropoutMask mask, cudaStream_t stream) {
+cudaError_t dropout_cuda(const void* x, void* y, int64_t n, Element type, DropoutMask mask, cudaStream_t stream) {
   switch (type) {
-    case DropoutType::f32: return launch<float, float>(x, y, n, mask, stream);
-    case DropoutType::f64: return launch<double, double>(x, y, n, mask, stream);
-    case DropoutType::f16: return launch<__half, float>(x, y, n, mask, stream);
-    case DropoutType::bf16: return launch<__nv_bfloat16, float>(x, y, n, mask, stream);
+    case Element::f32: return launch<float, float>(x, y, n, mask, stream);
+    case Element::f64: return launch<double, double>(x, y, n, mask, stream);
+    case Element::f16: return launch<__half, float>(x, y, n, mask, stream);
+    case Element::bf16: return launch<__nv_bfloat16, float>(x, y, n, mask, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/kernels/element.h"
 #include "core/rng.h"
 
 namespace lathe {
@@ -16,8 +17,7 @@ struct DropoutMask {
   float scale = 1;         ///< 1 / (1 - p)
 };
 
-/// y[i] = dropped(i) ? 0 : x[i] * scale for begin <= i < end. Contiguous; `dtype` is an at::ScalarType of float16,
-/// bfloat16, float32 or float64.
-void dropout_cpu(const void* x, void* y, int64_t begin, int64_t end, int dtype, const DropoutMask& mask);
+/// y[i] = dropped(i) ? 0 : x[i] * scale for begin <= i < end. Contiguous.
+void dropout_cpu(const void* x, void* y, int64_t begin, int64_t end, Element type, const DropoutMask& mask);
 
 }  // namespace lathe

@@ -1,0 +1,35 @@
+// Loss scaling for fp16, whose small gradients would become zero: backward starts from the scale instead of 1, the
+// optimizer step divides it out again, and a step whose gradients overflowed is skipped. Micikevicius et al. 2018,
+// section 3.2; the dynamic rule is torch.amp.GradScaler's.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "amp/amp.h"
+#include "optim/optimizer.h"
+
+namespace lathe {
+
+class GradScaler {
+ public:
+  GradScaler(const ScalePolicy& policy, float scale, at::Device device);
+  /// The scaler that a config asks for, if any.
+  static std::optional<GradScaler> make(const AmpConfig& config, at::Device device);
+
+  /// The gradient of the loss that backward begins with: [] float32 on the device, which follows the scale.
+  const at::Tensor& scale() const { return scale_; }
+  /// What Optimizer::step needs in order to unscale, skip, and move the scale.
+  void prepare(StepOptions& options) const;
+  /// Waits for a card.
+  ScaleState state() const;
+  void load(const ScaleState& state);
+
+ private:
+  ScalePolicy policy_;
+  at::Tensor block_;  // one ScaleState on the device
+  at::Tensor scale_;  // its first member
+};
+
+}  // namespace lathe

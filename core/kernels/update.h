@@ -1,0 +1,86 @@
+// One optimizer step, in three parts that never wait for each other's host side: a pass over the gradients for the sum
+// of their squares, which is finite exactly when every gradient is; one decision (skip or not, clipping, loss scale,
+// bias corrections); a pass that unscales, clips, updates and writes the low-precision copy. What they share lives in
+// StepControl and ScaleState, on the parameters' device.
+#pragma once
+
+#include <cstdint>
+
+#include "core/kernels/element.h"
+#include "core/rng.h"
+
+namespace lathe {
+
+enum class UpdateKind : int32_t { sgd, momentum, adagrad, rmsprop, adam, adamw };
+
+/// An optimizer's constants for one step. Formulas: core/kernels/update_math.h.
+struct UpdateRule {
+  UpdateKind kind = UpdateKind::sgd;
+  bool nesterov = false;
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, momentum = 0, dampening = 0, alpha = 0, lr_decay = 0;
+};
+
+/// How a loss scale moves: torch.amp.GradScaler's rule, with an end. Micikevicius et al. 2018, section 3.2.
+struct ScalePolicy {
+  bool dynamic = true;          ///< false: the scale stays as it is
+  float growth_factor = 2;      ///< after growth_interval clean steps
+  float backoff_factor = 0.5f;  ///< after a step with a non-finite gradient
+  int64_t growth_interval = 2000;
+  float min_scale = 1;     ///< a skip that would go below it ends the run
+  int64_t max_skips = 50;  ///< so many skips in a row end the run
+};
+
+struct ScaleState {
+  float scale = 65536;
+  int32_t growth_tracker = 0;  ///< clean steps since the scale last moved
+  int64_t skipped = 0;         ///< steps in all
+  int64_t skipped_in_row = 0;  ///< steps up to now
+};
+
+struct StepControl {
+  int64_t updates = 0;      ///< applied; a skipped step is none
+  int64_t failed_step = 0;  ///< the step that ended the run, counted from 1, 0: none. Nothing is updated from then on
+  // Of the last step:
+  int64_t skip = 0;              ///< its update is not applied
+  double grad_norm = 0;          ///< of the unscaled gradients, before clipping
+  double grad_scale = 1;         ///< what gradients are multiplied by: unscaling and clipping together
+  double loss_scale = 1;         ///< that its gradients carry
+  double correction1 = 1;        ///< Adam: 1 - beta1^updates
+  double correction2 = 1;        ///< Adam: sqrt(1 - beta2^updates)
+  uint64_t moved = 0, lost = 0;  ///< elements of low-precision parameters with an update that is not zero, and those of
+                                 ///< them that rounding left where they were
+};
+
+struct StepRequest {
+  UpdateRule rule;
+  double clip = 0;   ///< longest norm; 0: no clipping
+  int64_t step = 0;  ///< from 0
+  ScalePolicy policy;
+};
+
+/// One parameter. Contiguous; null where there is none. state: momentum: velocity; adagrad: sum; rmsprop: mean of
+/// squares, velocity, mean; adam: mean, mean of squares. In float64 where the parameter is, else in float32.
+struct UpdateArgs {
+  void* param = nullptr;
+  const void* grad = nullptr;
+  void* state[3] = {nullptr, nullptr, nullptr};
+  void* low = nullptr;  ///< working copy, written as the parameter rounded to nearest
+  Element param_type = Element::f32, grad_type = Element::f32, low_type = Element::bf16;
+  int64_t n = 0;
+  double weight_decay = 0;
+  bool stochastic = false;  ///< bf16 parameters: round up or down with the odds of the distances
+  RngKey key;               ///< of the rounding
+};
+
+/// Elements that one partial sum covers.
+constexpr int64_t grad_sum_chunk = 1 << 15;
+/// Sum of squares, in float64, of elements [begin, end).
+double grad_sum_cpu(const void* grad, Element type, int64_t begin, int64_t end);
+/// Sums the partial sums and settles the step. `scale` and `loss` (one float) may be null; without a scale a
+/// non-finite gradient or loss ends the run.
+void decide_cpu(const StepRequest& request, const double* partials, int64_t n, const float* loss, StepControl* control,
+                ScaleState* scale);
+/// Updates elements [begin, end); threads may share a parameter.
+void update_cpu(const UpdateArgs& args, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end);
+
+}  // namespace lathe
