@@ -11,7 +11,9 @@
 namespace lathe {
 namespace {
 
-bool is_linear_weight(const NamedParameter& p) { return p.role == Role::weight || p.role == Role::residual_weight; }
+bool is_linear_weight(const NamedParameter& p) {
+  return p.role == Role::weight || p.role == Role::residual_weight || p.role == Role::lora_a || p.role == Role::lora_b;
+}
 
 }  // namespace
 

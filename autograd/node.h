@@ -16,6 +16,7 @@
 namespace lathe {
 
 struct Fp8Scaling;
+class QuantisedTensor;
 
 /// One gradient an input; undefined where none flows.
 template <class T>
@@ -60,9 +61,17 @@ struct Leaf final : Node {
   at::Tensor grad;
   at::Tensor low;  ///< the low-precision working copy that ops read under autocast; written by the optimizer step
   at::ScalarType grad_dtype;
-  std::shared_ptr<const Fp8Scaling> fp8;                     ///< of a linear layer that computes in fp8, else null
+  std::shared_ptr<const QuantisedTensor> quantised;  ///< frozen values of a linear layer's weight, whose tensor is a
+                                                     ///< shape alone; else null
+  std::shared_ptr<const Fp8Scaling> fp8;             ///< of a linear layer that computes in fp8, else null
   std::vector<std::function<void(Leaf&)>> after_accumulate;  ///< called when a backward's gradient has been added
 };
+
+/// Whether an optimizer has something to do with it.
+inline bool is_trained(const Variable& v) {
+  const auto* leaf = dynamic_cast<const Leaf*>(v.node().get());
+  return leaf != nullptr && leaf->quantised == nullptr;
+}
 
 /// The node whose backward runs on this thread, or null.
 Node*& running_node();

@@ -14,6 +14,8 @@ enum class Role {
   embedding,        ///< [rows, C]
   scale,            ///< starts at one
   bias,             ///< starts at zero
+  lora_a,           ///< [rank, in] of a low-rank adapter
+  lora_b,           ///< [out, rank] of a low-rank adapter: starts at zero, so that the adapter starts as nothing
 };
 
 struct NamedParameter {

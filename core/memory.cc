@@ -2,6 +2,7 @@
 
 #include <c10/core/Allocator.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <bit>
 #include <cstdlib>
@@ -147,6 +148,11 @@ void install_allocator() { c10::SetAllocator(c10::DeviceType::CPU, &CachingAlloc
 MemoryStats memory_stats() { return CachingAllocator::instance().stats(); }
 void recategorize(const c10::DataPtr& data, Memory category) {
   CachingAllocator::instance().recategorize(data, category);
+}
+int64_t peak_rss_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{1024} * usage.ru_maxrss;
 }
 void reset_memory_peaks() { CachingAllocator::instance().reset_peaks(); }
 

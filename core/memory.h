@@ -26,6 +26,8 @@ struct MemoryStats {
 void install_allocator();
 /// Counts of this process. Thread-safe.
 MemoryStats memory_stats();
+/// The most memory that this process ever had resident.
+int64_t peak_rss_bytes();
 /// Sets every peak to what is in use now.
 void reset_memory_peaks();
 

@@ -24,6 +24,7 @@ struct Mode {
   bool fp8 = false;                       ///< linear layers that have an Fp8Scaling compute in fp8
   bool cache_casts = false;               ///< keep casts of weights until the outermost autocast ends
   int autocast_depth = 0;                 ///< guards around this point
+  bool make_storage = true;               ///< false: parameters are made as shapes alone, to be filled by a loader
   std::optional<StepRandom> random;       ///< nullopt: evaluation, dropout is the identity
   FlopCount* flops = nullptr;             ///< where ops add their FLOPs, or null
 };
@@ -49,6 +50,11 @@ class ModeGuard {
 /// While alive, ops record no graph.
 struct NoGrad : ModeGuard {
   NoGrad() { mode().grad = false; }
+};
+
+/// While alive, parameters are made without storage: on the meta device.
+struct ShapesAlone : ModeGuard {
+  ShapesAlone() { mode().make_storage = false; }
 };
 
 /// While alive, dropout draws from `random`.

@@ -14,7 +14,10 @@ Block::Block(const ModelConfig& c, const std::string& path)
       norm2(c.n_embd, c.bias),
       mlp(c.n_embd, c.bias),
       attn_drop(c.dropout, path + ".attn"),
-      mlp_drop(c.dropout, path + ".mlp") {}
+      mlp_drop(c.dropout, path + ".mlp") {
+  if (c.lora == 0) return;
+  for (Linear* layer : linears()) layer->add_adapter(c.lora, c.lora_alpha);
+}
 
 Variable Block::operator()(const Variable& x_BTC) const {
   const Variable h_BTC = x_BTC + attn_drop(attn(norm1(x_BTC)));
@@ -46,21 +49,37 @@ Variable GPT::loss(const at::Tensor& ids_BT, const at::Tensor& targets_BT, doubl
   return cross_entropy(reshape(logits_BTV, {-1, config.vocab_size}), targets_BT.reshape({-1}), divisor);
 }
 
+void GPT::merge_adapters() {
+  for (auto& block : blocks) {
+    for (Linear* layer : block.linears()) layer->merge_adapter();
+  }
+  config.lora = 0;
+}
+
 GPT make_gpt(const ModelConfig& config, uint64_t seed) {
   GPT model(config);
   initialize(parameters(model), init_from_config(config.init), config.n_layer, seed);
   return model;
 }
 
+namespace {
+
+/// Of qkv, proj, up and down: rank times (in + out) each.
+int64_t adapter_count(const ModelConfig& c) { return c.n_layer * c.lora * (4 + 2 + 5 + 5) * c.n_embd; }
+
+}  // namespace
+
 int64_t parameter_count(const ModelConfig& c) {
   const int64_t n = c.n_embd, bias = c.bias ? 1 : 0;
   const int64_t block = 12 * n * n + bias * 9 * n + 2 * (1 + bias) * n;
-  return c.vocab_size * n * (c.tie_weights ? 1 : 2) + c.block_size * n + c.n_layer * block + (1 + bias) * n;
+  return c.vocab_size * n * (c.tie_weights ? 1 : 2) + c.block_size * n + c.n_layer * block + (1 + bias) * n +
+         adapter_count(c);
 }
 
 double flops_per_token(const ModelConfig& c) {
   const int64_t unused = c.block_size * c.n_embd + (c.tie_weights ? 0 : c.vocab_size * c.n_embd);
-  return 6.0 * static_cast<double>(parameter_count(c) - unused) +
+  const int64_t multiplied = parameter_count(c) - unused, trained = c.lora > 0 ? adapter_count(c) : multiplied;
+  return 6.0 * static_cast<double>(trained) + 4.0 * static_cast<double>(multiplied - trained) +
          12.0 * static_cast<double>(c.n_layer) * static_cast<double>(c.n_embd) * static_cast<double>(c.block_size);
 }
 

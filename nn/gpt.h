@@ -2,6 +2,7 @@
 // embedding's weight. Shapes: B batch, T time, C channels, V vocabulary, N = B T.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,6 +25,18 @@ struct ModelConfig {
               below(0, 1).fixed())
   LATHE_FIELD(bool, bias, true, "biases in linear layers and layer norms", anything().fixed())
   LATHE_FIELD(bool, tie_weights, true, "the output head shares the token embedding's weight", anything().fixed())
+  LATHE_FIELD(int64_t, lora, 0,
+              "rank of low-rank adapters on the blocks' linear layers; they alone are trained, on the frozen model of "
+              "model.lora_base. 0: none",
+              between(0, 10000).fixed())
+  LATHE_FIELD(double, lora_alpha, 16.0, "adapters count alpha / rank times", above(0, 1000000).fixed())
+  LATHE_FIELD(std::string, lora_base, "",
+              "run or checkpoint under the adapters; gives the other keys of [model], but for dropout",
+              anything().fixed())
+  LATHE_FIELD(std::string, lora_dtype, "fp32",
+              "how the model under the adapters is kept; int8, nf4: its blocks' linear layers, the rest in bf16",
+              one_of({"fp32", "bf16", "fp16", "int8", "nf4"}).fixed())
+  LATHE_FIELD(bool, lora_double_quant, false, "nf4: the scales in 8 bits too", anything().fixed())
   LATHE_FIELD(std::string, init, "gpt2", "how linear weights start",
               one_of({"gpt2", "xavier_uniform", "xavier_normal", "kaiming", "fan_in"}).fixed())
 };
@@ -38,6 +51,7 @@ struct Block {
 
   Block(const ModelConfig& config, const std::string& path);
   Variable operator()(const Variable& x_BTC) const;
+  std::array<Linear*, 4> linears() { return {&attn.qkv, &attn.proj, &mlp.up, &mlp.down}; }
   void visit(Visit& v) {
     v("norm1", norm1);
     v("attn", attn);
@@ -59,6 +73,8 @@ struct GPT {
 
   /// ids int64 [B, T], T <= block_size -> logits [B, T, V].
   Variable operator()(const at::Tensor& ids_BT) const;
+  /// Adds the adapters into the float32 weights under them, and drops them.
+  void merge_adapters();
   /// Summed next-token cross-entropy over targets [B, T] that are not -100, divided by `divisor` (0: their number).
   Variable loss(const at::Tensor& ids_BT, const at::Tensor& targets_BT, double divisor = 0) const;
 
@@ -75,7 +91,8 @@ struct GPT {
 GPT make_gpt(const ModelConfig& config, uint64_t seed);
 
 /// Training FLOPs of a token by the field's formula: 6 N + 12 L C T, N the parameters that take part in matmuls (all
-/// but position embeddings and an untied token embedding). Kaplan et al. 2020; Chowdhery et al. 2022.
+/// but position embeddings and an untied token embedding); 4 N for parameters frozen under adapters. Kaplan et al.
+/// 2020; Chowdhery et al. 2022.
 double flops_per_token(const ModelConfig& config);
 /// Number of parameters, from the config alone.
 int64_t parameter_count(const ModelConfig& config);

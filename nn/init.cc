@@ -74,6 +74,8 @@ void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_
       case Role::residual_weight: fill_weight(p, init, depth, key); break;
       case Role::embedding: fill_normal(p.parameter.data(), 0.02, key); break;
       case Role::scale: p.parameter.data().fill_(1); break;
+      case Role::lora_a: fill_weight(p, Init::fan_in, depth, key); break;
+      case Role::lora_b:
       case Role::bias: p.parameter.data().zero_(); break;
     }
   }

@@ -11,7 +11,7 @@
 namespace lathe {
 
 /// How the weights of linear layers start (`model.init`). fan_in and fan_out are a weight's columns and rows.
-/// Embeddings start at N(0, 0.02) in every scheme, scales at 1, biases at 0.
+/// Embeddings start at N(0, 0.02) in every scheme, scales at 1, biases at 0; adapters at N(0, 1 / sqrt(fan_in)) and 0.
 enum class Init {
   gpt2,            ///< N(0, 0.02); residual projections N(0, 0.02 / sqrt(2 n_layer)). Radford et al. 2019
   xavier_uniform,  ///< U(-a, a), a = gain sqrt(6 / (fan_in + fan_out)), gain 1. Glorot and Bengio 2010

@@ -1,15 +1,19 @@
 #include "nn/layers.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/mode.h"
 
 namespace lathe {
 namespace {
 
 Variable new_parameter(at::IntArrayRef sizes) {
   const MemoryScope scope(Memory::parameters);
+  if (!mode().make_storage)
+    return Variable::parameter(at::empty(sizes, at::TensorOptions(at::kFloat).device(at::kMeta)));
   return Variable::parameter(at::zeros(sizes, at::kFloat));
 }
 
@@ -17,6 +21,22 @@ Variable new_parameter(at::IntArrayRef sizes) {
 
 Linear::Linear(int64_t in, int64_t out, bool with_bias, Role role_)
     : weight(new_parameter({out, in})), bias(with_bias ? new_parameter({out}) : Variable()), role(role_) {}
+
+Variable Linear::operator()(const Variable& x) const {
+  const Variable y = linear(x, weight, bias);
+  return lora_a.defined() ? y + linear(linear(x, lora_a), lora_b) * lora_scale : y;
+}
+
+void Linear::add_adapter(int64_t rank, double alpha) {
+  lora_a = new_parameter({rank, weight.size(1)});
+  lora_b = new_parameter({weight.size(0), rank});
+  lora_scale = alpha / static_cast<double>(rank);
+}
+
+void Linear::merge_adapter() {
+  weight.data().add_(lora_b.data().matmul(lora_a.data()), lora_scale);
+  lora_a = lora_b = {};
+}
 
 Embedding::Embedding(int64_t rows, int64_t channels) : weight(new_parameter({rows, channels})) {}
 

@@ -50,6 +50,14 @@ std::vector<NamedParameter> parameters(Module& module) {
   return out;
 }
 
+/// Those that an optimizer has something to do with.
+template <class Module>
+std::vector<NamedParameter> trained_parameters(Module& module) {
+  auto all = parameters(module);
+  std::erase_if(all, [](const NamedParameter& p) { return !is_trained(p.parameter); });
+  return all;
+}
+
 /// Replaces every parameter by what `make(path, parameter, role)` returns. Handles taken before stay with the old ones.
 template <class Module, class Make>
 void replace_parameters(Module& module, Make&& make) {

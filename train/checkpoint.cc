@@ -32,6 +32,7 @@ Json state_json(const RunState& s) {
   if (!s.branched_from.empty()) json["branched_from"] = s.branched_from;
   if (s.val_loss) json["val_loss"] = json_number(*s.val_loss);
   if (s.best_val_loss) json["best_val_loss"] = json_number(*s.best_val_loss);
+  if (!s.base_hash.empty()) json["base_hash"] = s.base_hash;
   if (s.scaler) {
     json["scaler"] = {{"loss_scale", s.scaler->scale},
                       {"growth_tracker", s.scaler->growth_tracker},
@@ -79,16 +80,19 @@ void each_state(const Optimizer& optimizer, F&& f) {
 }
 
 void copy_into(const SafetensorsFile& file, const std::string& name, const at::Tensor& to, const fs::path& path) {
-  const TensorEntry& entry = file.at(name);
-  const auto dtype = dtype_from_safetensors(entry.dtype);
-  if (!dtype || at::IntArrayRef(entry.shape) != to.sizes()) {
-    fail(Exit::checkpoint, path.string(), ": tensor \"", name, "\" is ", entry.dtype,
-         describe(at::IntArrayRef(entry.shape)), ", the model needs ", describe(to));
-  }
-  to.copy_(at::from_blob(const_cast<std::byte*>(entry.bytes.data()), entry.shape, at::TensorOptions().dtype(*dtype)));
+  to.copy_(entry_tensor(file.at(name), to.sizes(), path));
 }
 
 }  // namespace
+
+at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const fs::path& path) {
+  const auto dtype = dtype_from_safetensors(entry.dtype);
+  if (!dtype || at::IntArrayRef(entry.shape) != sizes) {
+    fail(Exit::checkpoint, path.string(), ": tensor \"", entry.name, "\" is ", entry.dtype,
+         describe(at::IntArrayRef(entry.shape)), ", the model needs ", describe(sizes));
+  }
+  return at::from_blob(const_cast<std::byte*>(entry.bytes.data()), entry.shape, at::TensorOptions().dtype(*dtype));
+}
 
 std::vector<fs::path> list_checkpoints(const fs::path& run) {
   std::vector<fs::path> found;
@@ -226,6 +230,7 @@ RunState read_state(const fs::path& checkpoint) {
   if (j.contains("branched_from")) s.branched_from = text("branched_from");
   if (j.contains("val_loss") && j["val_loss"].is_number()) s.val_loss = j["val_loss"].get<double>();
   if (j.contains("best_val_loss") && j["best_val_loss"].is_number()) s.best_val_loss = j["best_val_loss"].get<double>();
+  if (j.contains("base_hash")) s.base_hash = text("base_hash");
   if (j.contains("scaler")) {
     const Json& scaler = j["scaler"];
     const auto of = [&](const char* key) { return json_get<int64_t>(scaler, key, where, Exit::checkpoint); };

@@ -10,6 +10,7 @@
 
 #include "core/io/file.h"
 #include "core/io/json.h"
+#include "core/io/safetensors.h"
 #include "data/tokenizer.h"
 #include "nn/module.h"
 #include "optim/optimizer.h"
@@ -31,6 +32,7 @@ struct RunState {
   std::string config;          ///< resolved, TOML
   std::string branched_from;   ///< the checkpoint that checkpoint.resume named, or empty
   std::optional<Tokenizer> tokenizer;
+  std::string base_hash;             ///< of the model under adapters, or empty
   std::optional<ScaleState> scaler;  ///< of the loss, where the run scales it
 };
 
@@ -50,6 +52,8 @@ void clean_checkpoints(const fs::path& run);
 /// Checks sizes and checksums against the manifest; Exit::checkpoint with what is wrong.
 void verify_checkpoint(const fs::path& checkpoint);
 RunState read_state(const fs::path& checkpoint);
+/// An entry of the file at `path` as a tensor that shares its memory. Exit::checkpoint unless it has that shape.
+at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const fs::path& path);
 /// Copies saved tensors into the parameters: all names must match, with their shapes.
 void load_parameters(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters);
 void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer);

@@ -11,6 +11,7 @@
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/rng.h"
+#include "train/load.h"
 #include "train/peak.h"
 #include "train/session.h"
 
@@ -49,6 +50,7 @@ FlopCount count_flops(const LoadedConfig& loaded) {
 
 std::string plan(LoadedConfig loaded) {
   RunConfig& c = loaded.config;
+  adopt_base(loaded);
   if (fs::is_directory(c.data.dir)) {
     loaded.config.train.eval_interval = 0;
     (void)RunData::open(loaded);

@@ -112,6 +112,31 @@ void check_amp(const LoadedConfig& loaded) {
   }
 }
 
+/// Contradictions among model.lora*.
+void check_lora(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  const ModelConfig& m = c.model;
+  const auto refuse = [&](const std::string& key, const auto&... why) {
+    fail(Exit::usage, origin_of(loaded, key), ": ", why...);
+  };
+  if (m.lora == 0) {
+    for (const auto& f : run_schema().fields()) {
+      if (f.key.starts_with("model.lora_") && run_schema().get(&c, f) != f.initial)
+        refuse(f.key, f.key, " has no effect with model.lora = 0; leave it out or give a rank");
+    }
+    return;
+  }
+  if (m.lora_base.empty()) refuse("model.lora", "model.lora needs model.lora_base, the run to put adapters on");
+  if (m.lora_double_quant && m.lora_dtype != "nf4")
+    refuse("model.lora_double_quant", "model.lora_double_quant is for model.lora_dtype = \"nf4\"");
+  if (c.amp.dtype == "fp8") refuse("amp.dtype", "amp.dtype = \"fp8\" can't be used with model.lora; use \"bf16\"");
+  const bool quantised = m.lora_dtype == "int8" || m.lora_dtype == "nf4";
+  if (quantised ? c.amp.dtype == "fp32" : m.lora_dtype != "fp32" && m.lora_dtype != c.amp.dtype) {
+    refuse("model.lora_dtype", "model.lora_dtype = \"", m.lora_dtype, "\" needs amp.dtype = \"",
+           quantised ? "bf16\" or \"fp16" : m.lora_dtype, "\", and it is \"", c.amp.dtype, "\"");
+  }
+}
+
 /// What must hold between keys.
 void check(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
@@ -132,6 +157,7 @@ void check(const LoadedConfig& loaded) {
          " is above optim.lr = ", c.optim.lr);
   }
   check_amp(loaded);
+  check_lora(loaded);
   if (c.data.dir.empty())
     fail(Exit::usage, at("data.dir"), ": data.dir is empty; give the folder that holds train.bin");
 }

@@ -6,7 +6,8 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/memory.h"
-#include "train/checkpoint.h"
+#include "nn/init.h"
+#include "train/load.h"
 
 namespace lathe {
 
@@ -69,14 +70,17 @@ Session Session::make(const LoadedConfig& loaded) {
   const at::Device device(device_name == "cuda" ? at::kCUDA : at::kCPU);
   const auto seed = static_cast<uint64_t>(config.train.seed);
   const at::ScalarType compute = compute_dtype(config.amp), low = matmul_dtype(compute);
-  GPT model = make_gpt(config.model, seed);
+  const bool adapters = config.model.lora > 0;
+  GPT model = adapters ? load_base(config, device) : make_gpt(config.model, seed);
+  if (adapters) initialize(trained_parameters(model), init_from_config(config.model.init), config.model.n_layer, seed);
   if (device.is_cuda() || !config.amp.master) {
     const MemoryScope scope(Memory::parameters);
     replace_parameters(model, [&](const std::string& path, const Variable& p, Role) {
+      if (!is_trained(p)) return p;
       return Variable::parameter(p.data().to(device, !config.amp.master && p.dim() >= 2 ? low : at::kFloat), path);
     });
   }
-  const auto params = parameters(model);
+  const auto params = trained_parameters(model);
   make_fp8_layers(params, config.amp, config.model.n_layer);
   const bool low_grad = config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
   make_working_copies(params, compute, config.amp.working_copies, low_grad, config.model.tie_weights);

@@ -1,7 +1,5 @@
 #include "train/trainer.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -15,6 +13,7 @@
 #include "core/memory.h"
 #include "train/checkpoint.h"
 #include "train/generate.h"
+#include "train/load.h"
 #include "train/metrics.h"
 #include "train/peak.h"
 #include "train/stepper.h"
@@ -123,6 +122,7 @@ class Trainer {
       : data_(std::move(data)), session_(Session::make(loaded)), run_(loaded.config.train.out_dir) {
     state_.data_hash = data_.train.fingerprint() + (data_.val ? "-" + data_.val->fingerprint() : "");
     if (resume) go_on(*resume, loaded);
+    state_.base_hash = base_hash(session_.config);
     if (session_.scaler) state_.scaler = session_.scaler->state();
     state_.threads = session_.config.train.threads;
     state_.isa = cpu_isa();
@@ -197,6 +197,7 @@ class Trainer {
       log_warn("the run was on ", saved.device_model, " (", saved.isa, ") and goes on on ",
                device_model(session_.device_name), " (", cpu_isa(), "): bits may differ");
     }
+    if (was.model.lora > 0) check_base(was, saved.base_hash);
     session_.load(from.checkpoint, saved);
     const std::string hash = state_.data_hash;
     state_ = saved;
@@ -211,9 +212,10 @@ class Trainer {
 
   void introduce() const {
     const RunConfig& c = session_.config;
-    log_info("model     ", c.model.kind, ", ", format("%.2f", static_cast<double>(count(session_.params)) / 1e6),
-             "M parameters, ", c.model.n_layer, " layers, ", c.model.n_embd, " wide, context ", c.model.block_size,
-             ", vocabulary ", c.model.vocab_size);
+    const double trained = static_cast<double>(count(session_.params)) / 1e6;
+    log_info("model     ", c.model.kind, ", ", format("%.2f", static_cast<double>(parameter_count(c.model)) / 1e6),
+             "M parameters", c.model.lora > 0 ? format(" (%.2fM trained)", trained) : "", ", ", c.model.n_layer,
+             " layers, ", c.model.n_embd, " wide, context ", c.model.block_size, ", vocabulary ", c.model.vocab_size);
     log_info("data      ", c.data.dir, ", ", data_.train.size(), " training tokens",
              data_.val ? str(", ", data_.val->size(), " for validation") : "");
     log_info("device    ", device_model(session_.device_name),
@@ -353,7 +355,9 @@ class Trainer {
 
 Exit train(LoadedConfig loaded) {
   const StopOnSignal signals;
+  adopt_base(loaded);
   RunData data = RunData::open(loaded);
+  check_base_tokenizer(loaded.config, data.manifest);
   // A run that has checkpoints is locked before one is chosen; a new one's folder is made once all else is ready.
   const fs::path run = loaded.config.train.out_dir;
   std::optional<FolderLock> lock;
@@ -373,6 +377,7 @@ Exit train(LoadedConfig loaded) {
 
 BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   loaded.config.train.eval_interval = 0;
+  adopt_base(loaded);
   const RunData data = RunData::open(loaded);
   Session session = Session::make(loaded);
   const TrainConfig& c = session.config.train;
@@ -395,9 +400,7 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   result.ms_median = ms.size() % 2 == 1 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
   result.tokens_per_s =
       1e3 * static_cast<double>(c.grad_accum * c.batch_size * session.config.model.block_size) / result.ms_median;
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  result.peak_rss_mb = static_cast<double>(usage.ru_maxrss) / 1024;
+  result.peak_rss_mb = static_cast<double>(peak_rss_bytes()) / (1 << 20);
   return result;
 }
 

@@ -11,6 +11,7 @@
 #include "train/checkpoint.h"
 #include "train/generate.h"
 #include "train/inspect.h"
+#include "train/load.h"
 #include "train/peak.h"
 #include "train/plan.h"
 #include "train/prepare.h"
@@ -52,54 +53,41 @@ LoadedConfig config_of(const Words& words, size_t at = 0) {
   return loaded;
 }
 
-/// A model with the parameters of a run or checkpoint, on the device of --device.
-struct LoadedModel {
-  RunState state;
-  RunConfig config;
-  at::Device device{at::kCPU};
-  std::optional<GPT> model;
-
-  explicit LoadedModel(const Words& words) {
-    const fs::path checkpoint = find_checkpoint(words.rest.at(0));
-    state = read_state(checkpoint);
-    config = config_from_toml(state.config, (checkpoint / "state.json").string());
-    install_allocator();
-    const std::string name = words.get("device", "auto");
-    if (name != "auto" && name != "cpu" && name != "cuda")
-      fail(Exit::usage, "command line: --device must be auto, cpu or cuda, not ", name);
-    const std::string opened = open_device(name);
-    set_up_compute(opened, static_cast<int>(words.number("threads", default_threads(), between(1, 4096), true)));
-    model.emplace(config.model);
-    auto params = parameters(*model);
-    load_parameters(checkpoint, params);
-    if (opened == "cuda") {
-      device = at::Device(at::kCUDA);
-      move_to(*model, device, at::kFloat);
-      params = parameters(*model);
-    }
-    make_fp8_layers(params, config.amp, config.model.n_layer);
-    make_working_copies(params, compute_dtype(config.amp), config.amp.working_copies, false, config.model.tie_weights);
-  }
-};
+LoadedModel model_of(const Words& words) {
+  const std::string device = words.get("device", "auto"), dtype = words.get("load-dtype", "");
+  if (device != "auto" && device != "cpu" && device != "cuda")
+    fail(Exit::usage, "command line: --device must be auto, cpu or cuda, not ", device);
+  if (!dtype.empty() && dtype != "fp32" && dtype != "bf16" && dtype != "fp16" && dtype != "int8" && dtype != "nf4")
+    fail(Exit::usage, "command line: --load-dtype must be fp32, bf16, fp16, int8 or nf4, not ", dtype);
+  const std::string twice = words.get("double-quant", "false");
+  if (twice != "true" && twice != "false")
+    fail(Exit::usage, "command line: --double-quant must be true or false, not ", twice);
+  if (twice == "true" && dtype != "nf4") fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
+  const int threads = static_cast<int>(words.number("threads", default_threads(), between(1, 4096), true));
+  return LoadedModel::open(words.rest.at(0), device, threads, dtype, twice == "true");
+}
 
 Exit eval_verb(const Words& words) {
-  LoadedModel m(words);
+  const LoadedModel m = model_of(words);
   const fs::path folder = words.get("data", m.config.data.dir);
   const auto manifest = read_manifest(folder);
   const TokenFile val(folder, "val", manifest);
   if (val.size() < 2)
     fail(Exit::data, folder.string(), " has ", val.size(), " validation token; a loss needs at least two");
-  if (manifest && m.state.tokenizer &&
-      (manifest->tokenizer.kind() != m.state.tokenizer->kind() ||
-       manifest->tokenizer.vocabulary() != m.state.tokenizer->vocabulary())) {
-    fail(Exit::data, folder.string(),
-         " was made with another tokenizer or vocabulary than the run's data; its loss would mean nothing");
-  }
+  check_tokenizer(folder, manifest, m.state);
   const auto batch = static_cast<int64_t>(
       words.number("batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
-  const EvalResult r = *evaluate(*m.model, val, {batch, m.config.model.block_size, m.config.model.vocab_size}, 0,
-                                 compute_dtype(m.config.amp), m.device);
-  std::cout << Json{{"val_loss", json_number(r.loss)}, {"tokens", r.tokens}}.dump() << std::endl;
+  const EvalResult r =
+      *evaluate(m.model, val, {batch, m.config.model.block_size, m.config.model.vocab_size}, 0, m.compute, m.device);
+  const int64_t peak = m.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
+  std::cout << Json{{"val_loss", json_number(r.loss)},
+                    {"tokens", r.tokens},
+                    {"weight_bytes", m.weight_bytes},
+                    {"loading_peak_bytes", m.loading_peak_bytes},
+                    {"peak_bytes", peak},
+                    {"peak_rss_bytes", peak_rss_bytes()}}
+                   .dump()
+            << std::endl;
   return Exit::done;
 }
 
@@ -109,7 +97,7 @@ Exit generate_verb(const Words& words) {
              .top_p = words.number("top-p", 1, {.min = 0, .max = 1, .open_min = true}, false),
              .seed = static_cast<uint64_t>(words.number("seed", 1, at_least(0), true))};
   const auto n = static_cast<int64_t>(words.number("tokens", 300, between(1, 1e9), true));
-  LoadedModel m(words);
+  const LoadedModel m = model_of(words);
   if (!m.state.tokenizer) {
     fail(Exit::data, words.rest[0],
          " was trained on data without a manifest.json, so there is no tokenizer to read or write text with");
@@ -118,9 +106,16 @@ Exit generate_verb(const Words& words) {
   const auto ids = m.state.tokenizer->encode(prompt, Exit::usage);
   if (ids.empty()) fail(Exit::usage, "command line: --prompt is empty; give at least one character");
   std::cout << prompt << std::flush;
-  generate(*m.model, ids, n, s, compute_dtype(m.config.amp),
+  generate(m.model, ids, n, s, m.compute,
            [&](int64_t id) { std::cout << m.state.tokenizer->decode({id}) << std::flush; });
   std::cout << std::endl;
+  return Exit::done;
+}
+
+Exit merge_verb(const Words& words) {
+  const fs::path out = words.get("out", "");
+  if (out.empty()) fail(Exit::usage, "lathe merge needs --out FOLDER");
+  log_info("merged into ", merge(words.rest[0], out).string());
   return Exit::done;
 }
 
@@ -207,102 +202,115 @@ Exit config_verb(const Words& words) {
 }  // namespace
 
 const std::vector<Verb>& verbs() {
-  static const std::vector<Verb> all{{"train",
-                                      "CONFIG [--section.key=value ...]",
-                                      "train, or go on with, the run that a config describes",
-                                      {},
-                                      true,
-                                      1,
-                                      1,
-                                      [](const Words& w) { return train(config_of(w)); }},
-                                     {"plan",
-                                      "CONFIG [--section.key=value ...]",
-                                      "what a run will need: memory, FLOPs, time, disk",
-                                      {},
-                                      true,
-                                      1,
-                                      1,
-                                      [](const Words& w) {
-                                        std::cout << plan(config_of(w)) << std::flush;
-                                        return Exit::done;
-                                      }},
-                                     {"prepare",
-                                      "IN... --out FOLDER",
-                                      "turn text files, or folders of them, into token shards",
-                                      {{"out", "folder for the shards"},
-                                       {"tokenizer", "byte (default) or char"},
-                                       {"val", "share of the text for validation, from its tail (0.1)"},
-                                       {"shard-tokens", "most tokens in one file (100000000)"}},
-                                      false,
-                                      1,
-                                      1000000,
-                                      prepare_verb},
-                                     {"eval",
-                                      "RUN|CHECKPOINT",
-                                      "loss over the validation split; the last line is JSON",
-                                      {{"data", "data folder (default: the run's)"},
-                                       {"batch-size", "sequences at once (default: the run's)"},
-                                       {"device", "auto, cpu or cuda"},
-                                       {"threads", "CPU threads"}},
-                                      false,
-                                      1,
-                                      1,
-                                      eval_verb},
-                                     {"generate",
-                                      "RUN|CHECKPOINT",
-                                      "write text",
-                                      {{"prompt", "text to continue (a line break)"},
-                                       {"tokens", "how many to write (300)"},
-                                       {"temperature", "0 takes the likeliest (0.8)"},
-                                       {"top-k", "only the k likeliest; 0: all (0)"},
-                                       {"top-p", "only the likeliest of this probability together (1)"},
-                                       {"seed", "of the draw (1)"},
-                                       {"device", "auto, cpu or cuda"},
-                                       {"threads", "CPU threads"}},
-                                      false,
-                                      1,
-                                      1,
-                                      generate_verb},
-                                     {"inspect",
-                                      "PATH",
-                                      "show a run, checkpoint, data folder or .safetensors file",
-                                      {},
-                                      false,
-                                      1,
-                                      1,
-                                      [](const Words& w) {
-                                        std::cout << inspect(w.rest[0]) << std::flush;
-                                        return Exit::done;
-                                      }},
-                                     {"verify",
-                                      "PATH",
-                                      "check a run, checkpoint or data folder against its checksums",
-                                      {},
-                                      false,
-                                      1,
-                                      1,
-                                      [](const Words& w) {
-                                        std::cout << verify(w.rest[0]) << std::flush;
-                                        return Exit::done;
-                                      }},
-                                     {"bench",
-                                      "step CONFIG [--section.key=value ...] | peak",
-                                      "time training steps, or measure the matmul ceiling; the last line is JSON",
-                                      {{"skip", "step: first steps left out of the times (2)"},
-                                       {"dtype", "peak: fp32 (default) or bf16"},
-                                       {"threads", "peak: CPU threads"}},
-                                      true,
-                                      1,
-                                      2,
-                                      bench_verb},
-                                     {"config",
-                                      "show CONFIG | check CONFIG | docs",
-                                      "the resolved config, a check of it, or the reference of all keys",
-                                      {},
-                                      true,
-                                      1,
-                                      2,
-                                      config_verb}};
+  static const std::vector<Verb> all{
+      {"train",
+       "CONFIG [--section.key=value ...]",
+       "train, or go on with, the run that a config describes",
+       {},
+       true,
+       1,
+       1,
+       [](const Words& w) { return train(config_of(w)); }},
+      {"plan",
+       "CONFIG [--section.key=value ...]",
+       "what a run will need: memory, FLOPs, time, disk",
+       {},
+       true,
+       1,
+       1,
+       [](const Words& w) {
+         std::cout << plan(config_of(w)) << std::flush;
+         return Exit::done;
+       }},
+      {"prepare",
+       "IN... --out FOLDER",
+       "turn text files, or folders of them, into token shards",
+       {{"out", "folder for the shards"},
+        {"tokenizer", "byte (default) or char"},
+        {"val", "share of the text for validation, from its tail (0.1)"},
+        {"shard-tokens", "most tokens in one file (100000000)"}},
+       false,
+       1,
+       1000000,
+       prepare_verb},
+      {"eval",
+       "RUN|CHECKPOINT",
+       "loss over the validation split; the last line is JSON",
+       {{"data", "data folder (default: the run's)"},
+        {"batch-size", "sequences at once (default: the run's)"},
+        {"load-dtype", "how weights are kept: fp32, bf16, fp16, int8 or nf4 (as the run has them)"},
+        {"double-quant", "true: nf4's scales in 8 bits too (false)"},
+        {"device", "auto, cpu or cuda"},
+        {"threads", "CPU threads"}},
+       false,
+       1,
+       1,
+       eval_verb},
+      {"generate",
+       "RUN|CHECKPOINT",
+       "write text",
+       {{"prompt", "text to continue (a line break)"},
+        {"tokens", "how many to write (300)"},
+        {"temperature", "0 takes the likeliest (0.8)"},
+        {"top-k", "only the k likeliest; 0: all (0)"},
+        {"top-p", "only the likeliest of this probability together (1)"},
+        {"seed", "of the draw (1)"},
+        {"load-dtype", "how weights are kept: fp32, bf16, fp16, int8 or nf4 (as the run has them)"},
+        {"double-quant", "true: nf4's scales in 8 bits too (false)"},
+        {"device", "auto, cpu or cuda"},
+        {"threads", "CPU threads"}},
+       false,
+       1,
+       1,
+       generate_verb},
+      {"merge",
+       "RUN|CHECKPOINT --out FOLDER",
+       "add a run's adapters (model.lora) into the model under them, as a run of its own",
+       {{"out", "folder for the merged run"}},
+       false,
+       1,
+       1,
+       merge_verb},
+      {"inspect",
+       "PATH",
+       "show a run, checkpoint, data folder or .safetensors file",
+       {},
+       false,
+       1,
+       1,
+       [](const Words& w) {
+         std::cout << inspect(w.rest[0]) << std::flush;
+         return Exit::done;
+       }},
+      {"verify",
+       "PATH",
+       "check a run, checkpoint or data folder against its checksums",
+       {},
+       false,
+       1,
+       1,
+       [](const Words& w) {
+         std::cout << verify(w.rest[0]) << std::flush;
+         return Exit::done;
+       }},
+      {"bench",
+       "step CONFIG [--section.key=value ...] | peak",
+       "time training steps, or measure the matmul ceiling; the last line is JSON",
+       {{"skip", "step: first steps left out of the times (2)"},
+        {"dtype", "peak: fp32 (default) or bf16"},
+        {"threads", "peak: CPU threads"}},
+       true,
+       1,
+       2,
+       bench_verb},
+      {"config",
+       "show CONFIG | check CONFIG | docs",
+       "the resolved config, a check of it, or the reference of all keys",
+       {},
+       true,
+       1,
+       2,
+       config_verb}};
   return all;
 }
 

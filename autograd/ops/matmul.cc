@@ -6,6 +6,7 @@
 #include "autograd/op.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
+#include "core/quantised.h"
 
 namespace lathe {
 namespace {
@@ -83,6 +84,31 @@ struct LinearOp {
   }
 };
 
+// Linear with a frozen weight in few bits, which is taken back to x's dtype for each product. No second derivatives.
+struct LinearQuantised {
+  static constexpr OpInfo info{.name = "linear_quantised", .amp = Amp::low};
+  std::shared_ptr<const QuantisedTensor> weight;
+
+  // y = x W^T + b
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& bias) {
+    LATHE_CHECK(x.dim() >= 1 && x.size(-1) == weight->sizes()[1], "the last dim of x must be ", weight->sizes()[1]);
+    return LinearOp{}.forward(x, weight->dequantise(x.scalar_type()), bias);
+  }
+  // dx = dy W, db = sum of dy over the rows
+  Grads<2> backward(const at::Tensor& dy, Needs<2> needs) const {
+    const at::Tensor rows = dy.reshape({-1, dy.size(-1)});
+    auto sizes = dy.sizes().vec();
+    sizes.back() = weight->sizes()[1];
+    return {needs[0] ? product(rows, weight->dequantise(dy.scalar_type())).view(sizes) : at::Tensor(),
+            needs[1] ? rows.sum(0) : at::Tensor()};
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& y) {
+    OpFlops f = LinearOp::flops(x, {}, bias, y);
+    f.backward.matmul /= 2;  // none for the weight
+    return f;
+  }
+};
+
 // Linear in fp8: q(t) is t scaled and rounded to fp8. No second derivatives.
 struct LinearFp8 {
   static constexpr OpInfo info{.name = "linear_fp8"};
@@ -124,8 +150,9 @@ struct LinearFp8 {
 
 Variable matmul(const Variable& a, const Variable& b) { return apply(Matmul{}, a, b); }
 Variable linear(const Variable& x, const Variable& weight, const Variable& bias) {
-  if (mode().fp8) {
-    if (auto* leaf = dynamic_cast<Leaf*>(weight.node().get()); leaf && leaf->fp8) {
+  if (const auto* leaf = dynamic_cast<const Leaf*>(weight.node().get())) {
+    if (leaf->quantised) return apply(LinearQuantised{leaf->quantised}, x, bias);
+    if (leaf->fp8 && mode().fp8) {
       return apply(LinearFp8{.scaling = leaf->fp8, .out = mode().compute, .weight_grad = leaf->grad_dtype}, x, weight,
                    bias);
     }

@@ -57,6 +57,8 @@ class MappedFile {
   ~MappedFile();
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const fs::path& path() const { return path_; }
+  /// Gives the memory of whole pages in `part` back; they are read again when they are wanted.
+  void release(std::span<const std::byte> part) const;
 
  private:
   fs::path path_;

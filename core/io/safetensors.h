@@ -38,6 +38,8 @@ class SafetensorsFile {
   bool has(const std::string& name) const;
   /// The entry of that name, or an error that names it.
   const TensorEntry& at(const std::string& name) const;
+  /// Says that an entry's bytes have been used: their memory is given back until they are wanted again.
+  void release(const TensorEntry& entry) const { file_.release(entry.bytes); }
 
  private:
   MappedFile file_;

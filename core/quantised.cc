@@ -1,0 +1,134 @@
+#include "core/quantised.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/bucketize.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+constexpr int64_t block = 64, scale_block = 256;
+constexpr int64_t part = 1 << 18;  // elements worked on at a time; whole blocks of blocks
+
+int64_t up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+/// Rows of `width` elements, the last one filled up with zeros.
+at::Tensor in_rows(const at::Tensor& t, int64_t width) {
+  return at::constant_pad_nd(t, {0, up(t.numel(), width) - t.numel()}).view({-1, width});
+}
+
+/// What a row is divided by; 1 for a row of zeros.
+at::Tensor divisor(const at::Tensor& rows, double levels) {
+  const at::Tensor largest = rows.abs().amax(1, /*keepdim=*/true);
+  return at::where(largest.gt(0), largest / levels, 1.0);
+}
+
+/// [256, 2]: the two values of a byte.
+at::Tensor nf4_table(at::Device device) {
+  std::vector<float> pairs;
+  for (size_t byte = 0; byte < 256; ++byte) {
+    pairs.push_back(nf4_levels()[byte >> 4]);
+    pairs.push_back(nf4_levels()[byte & 15]);
+  }
+  return at::tensor(pairs).view({256, 2}).to(device);
+}
+
+}  // namespace
+
+const std::vector<float>& nf4_levels() {
+  // QLoRA, appendix E: quantiles of N(0, 1), eight above zero, zero, seven below, divided by the largest.
+  static const std::vector<float> levels{-1.0f,
+                                         -0.6961928009986877f,
+                                         -0.5250730514526367f,
+                                         -0.39491748809814453f,
+                                         -0.28444138169288635f,
+                                         -0.18477343022823334f,
+                                         -0.09105003625154495f,
+                                         0.0f,
+                                         0.07958029955625534f,
+                                         0.16093020141124725f,
+                                         0.24611230194568634f,
+                                         0.33791524171829224f,
+                                         0.44070982933044434f,
+                                         0.5626170039176941f,
+                                         0.7229568362236023f,
+                                         1.0f};
+  return levels;
+}
+
+QuantisedTensor::QuantisedTensor(const at::Tensor& t, Format format, bool double_quant, at::Device device)
+    : format_(format), sizes_(t.sizes().vec()), numel_(t.numel()) {
+  LATHE_CHECK(t.is_floating_point() && numel_ > 0, "quantised: needs a floating-point tensor");
+  const at::Tensor flat = t.reshape(-1);
+  const int64_t whole = up(numel_, block);
+  codes_ = at::empty({format == Format::nf4 ? whole / 2 : whole}, format == Format::nf4 ? at::kByte : at::kChar);
+  scales_ = at::empty({whole / block}, at::kFloat);
+  std::vector<float> middles;
+  for (size_t i = 0; i + 1 < nf4_levels().size(); ++i) middles.push_back((nf4_levels()[i] + nf4_levels()[i + 1]) / 2);
+  const at::Tensor boundaries = at::tensor(middles);
+  for (int64_t begin = 0; begin < numel_; begin += part) {
+    const int64_t n = std::min(part, numel_ - begin), n_whole = up(n, block);
+    const at::Tensor rows = in_rows(flat.slice(0, begin, begin + n).to(at::kCPU, at::kFloat), block);
+    const at::Tensor by = divisor(rows, format == Format::int8 ? 127.0 : 1.0);
+    scales_.slice(0, begin / block, (begin + n_whole) / block).copy_(by.view(-1));
+    const at::Tensor scaled = (rows / by).view(-1);
+    if (format == Format::int8) {
+      codes_.slice(0, begin, begin + n_whole).copy_(scaled.round_());
+    } else {
+      const at::Tensor pairs = at::bucketize(scaled, boundaries, /*out_int32=*/true).to(at::kByte).view({-1, 2});
+      codes_.slice(0, begin / 2, (begin + n_whole) / 2).copy_(pairs.select(1, 0) * 16 + pairs.select(1, 1));
+    }
+  }
+  if (double_quant) {
+    scale_mean_ = scales_.mean();
+    const at::Tensor rows = in_rows(scales_ - scale_mean_, scale_block);
+    const at::Tensor by = divisor(rows, 127.0);
+    scale_scales_ = by.view(-1);
+    scales_ = (rows / by).round_().to(at::kChar).view(-1).slice(0, 0, whole / block).clone();
+  }
+  for (at::Tensor* held : {&codes_, &scales_, &scale_scales_, &scale_mean_}) {
+    if (held->defined()) *held = held->to(device);
+  }
+}
+
+at::Tensor QuantisedTensor::scales(int64_t first_block, int64_t blocks) const {
+  const at::Tensor s = scales_.slice(0, first_block, first_block + blocks);
+  if (!scale_scales_.defined()) return s;
+  // Parts begin at whole groups of scales.
+  const int64_t first = first_block / scale_block, groups = up(blocks, scale_block) / scale_block;
+  const at::Tensor by = scale_scales_.slice(0, first, first + groups).unsqueeze(1);
+  return (in_rows(s.to(at::kFloat), scale_block) * by).view(-1).slice(0, 0, blocks) + scale_mean_;
+}
+
+at::Tensor QuantisedTensor::dequantise(at::ScalarType dtype) const {
+  const at::Tensor out = at::empty({numel_}, codes_.options().dtype(dtype));
+  const at::Tensor table = format_ == Format::nf4 ? nf4_table(codes_.device()) : at::Tensor();
+  for (int64_t begin = 0; begin < numel_; begin += part) {
+    const int64_t n = std::min(part, numel_ - begin), n_whole = up(n, block);
+    const at::Tensor values =
+        format_ == Format::int8 ? codes_.slice(0, begin, begin + n_whole).to(at::kFloat)
+                                : at::embedding(table, codes_.slice(0, begin / 2, (begin + n_whole) / 2).to(at::kInt));
+    const at::Tensor by = scales(begin / block, n_whole / block).unsqueeze(1);
+    out.slice(0, begin, begin + n).copy_((values.view({-1, block}) * by).view(-1).slice(0, 0, n));
+  }
+  return out.view(sizes_);
+}
+
+int64_t QuantisedTensor::nbytes() const {
+  int64_t n = 0;
+  for (const at::Tensor* t : {&codes_, &scales_, &scale_scales_, &scale_mean_}) {
+    if (t->defined()) n += static_cast<int64_t>(t->nbytes());
+  }
+  return n;
+}
+
+}  // namespace lathe

@@ -1,0 +1,61 @@
+// Models from checkpoints: for evaluating and writing text, under adapters, and merged with them.
+#pragma once
+
+#include <string>
+
+#include "data/manifest.h"
+#include "nn/gpt.h"
+#include "train/checkpoint.h"
+#include "train/run_config.h"
+
+namespace lathe {
+
+/// How frozen weights are kept in memory. "fp32", "bf16", "fp16": every matrix in that dtype. "int8", "nf4": the
+/// blocks' linear layers in that format, the other matrices in `rest`. Vectors stay in float32.
+struct Keep {
+  std::string dtype = "fp32";
+  bool double_quant = false;  ///< nf4: the scales in 8 bits too
+  at::ScalarType rest = at::kBFloat16;
+};
+
+/// A model of `config` with a checkpoint's frozen parameters, read and converted one at a time, so that they never are
+/// in float32 all at once; adapters, where the config has them, are zeros and trained.
+GPT load_frozen(const fs::path& checkpoint, const ModelConfig& config, const Keep& keep, at::Device device);
+
+/// Takes a config's [model] from its model.lora_base, where it has adapters. Exit::usage where a key was given
+/// otherwise.
+void adopt_base(LoadedConfig& loaded);
+/// As check_tokenizer, against the base under a config's adapters.
+void check_base_tokenizer(const RunConfig& config, const std::optional<DataManifest>& manifest);
+/// The base under a config's adapters, and how it is kept.
+GPT load_base(const RunConfig& config, at::Device device);
+/// What tells one base from another: the checksum of its model.safetensors; "" without adapters.
+std::string base_hash(const RunConfig& config);
+/// Exit::checkpoint where the base is not the one that adapters were trained on.
+void check_base(const RunConfig& config, const std::string& hash);
+
+/// Exit::data where a data folder was made with another tokenizer or vocabulary than what a checkpoint was trained on.
+void check_tokenizer(const fs::path& data, const std::optional<DataManifest>& manifest, const RunState& state);
+
+/// A checkpoint's model, ready to compute.
+struct LoadedModel {
+  RunState state;
+  RunConfig config;
+  at::Device device{at::kCPU};
+  GPT model;
+  at::ScalarType compute = at::kFloat;  ///< what Autocast takes
+  int64_t weight_bytes = 0;             ///< of what holds the weights
+  int64_t loading_peak_bytes = 0;       ///< the most that tensors took while they were loaded
+
+  /// `dtype` as in Keep, or "" for the run's own. Opens the device and sets threads.
+  static LoadedModel open(const fs::path& run, const std::string& device, int threads, const std::string& dtype,
+                          bool double_quant);
+
+ private:
+  void measure();
+};
+
+/// Writes the model of a run with adapters, adapters merged into it, as a run of its own in `out`.
+fs::path merge(const fs::path& run, const fs::path& out);
+
+}  // namespace lathe
