@@ -64,6 +64,7 @@ class Pass {
       if (captured != nullptr) {
         if (auto found = captured->find(&node); found != captured->end()) found->second = dy_node;
       }
+      if (mode().observe_gradient != nullptr) (*mode().observe_gradient)(node, tensor_of(dy_node));
       visit(node, dy_node);
     }
   }

@@ -5,11 +5,18 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "core/flops.h"
 
+namespace at {
+class Tensor;
+}
+
 namespace lathe {
+
+struct Node;
 
 /// Where the random numbers of a training step come from: see core/rng.h. Dropout is active exactly while one is set.
 struct StepRandom {
@@ -27,6 +34,8 @@ struct Mode {
   bool make_storage = true;               ///< false: parameters are made as shapes alone, to be filled by a loader
   std::optional<StepRandom> random;       ///< nullopt: evaluation, dropout is the identity
   FlopCount* flops = nullptr;             ///< where ops add their FLOPs, or null
+  /// Called with each node's complete gradient in a backward pass (undefined where none came), or null.
+  const std::function<void(const Node&, const at::Tensor&)>* observe_gradient = nullptr;
 };
 
 /// The calling thread's mode.

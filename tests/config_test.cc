@@ -63,7 +63,37 @@ TEST_CASE("keys that contradict each other", "[config]") {
   CHECK_THAT(problem("[optim]\nnesterov = true\ndampening = 0.5\n"),
              ContainsSubstring("c.toml:2:1: optim.nesterov needs"));
   CHECK_THAT(problem("[optim]\nlr = 1e-5\n"), ContainsSubstring("schedule.min_lr"));
-  CHECK_THAT(problem("[amp]\ngrad = \"low\"\n"), ContainsSubstring("needs amp.dtype"));
+  const std::vector<std::pair<std::string, std::string>> amp{
+      {"grad = \"low\"", "c.toml:2:1: amp.grad = \"low\" needs amp.dtype"},
+      {"scaler = \"dynamic\"\ndtype = \"bf16\"",
+       "c.toml:2:1: amp.scaler = \"dynamic\" is for amp.dtype = \"fp16\"; bf16 has"},
+      {"scaler = \"fixed\"\ndtype = \"fp8\"", "fp8 scales each tensor, so leave amp.scaler out"},
+      {"loss_scale = 0\ndtype = \"fp16\"", "c.toml:2:1: amp.loss_scale = 0 is not allowed; it must be > 0"},
+      {"loss_scale = 8\ndtype = \"bf16\"", "c.toml:2:1: amp.loss_scale has no effect"},
+      {"loss_scale = 8\ndtype = \"fp16\"\nscaler = \"none\"", "c.toml:2:1: amp.loss_scale has no effect"},
+      {"growth_interval = 8\ndtype = \"fp16\"\nscaler = \"fixed\"",
+       "amp.growth_interval has no effect without a dynamic"},
+      {"min_loss_scale = 8\nloss_scale = 4\ndtype = \"fp16\"", "is above amp.loss_scale = 4"},
+      {"master = false", "c.toml:2:1: amp.master = false needs amp.dtype"},
+      {"rounding = \"nearest\"\ndtype = \"bf16\"", "amp.rounding has no effect with amp.master = true"},
+      {"rounding = \"stochastic\"\ndtype = \"fp16\"\nmaster = false", "is for bf16 parameters"},
+      {"fp8_scaling = \"delayed\"", "amp.fp8_scaling has no effect without amp.dtype = \"fp8\""},
+      {"dtype = \"fp8\"\nfp8_history = 4", "c.toml:3:1: amp.fp8_history has no effect without"},
+      {"dtype = \"fp8\"\nfp8_edge_blocks = 2", "c.toml:3:1: amp.fp8_edge_blocks = 2 first and last blocks leave none"},
+      {"dtype = \"fp8\"\n[model]\nn_embd = 120", "c.toml:4:1: model.n_embd = 120 is not a multiple of 16"},
+      {"dtype = \"fp8\"\n[train]\nbatch_size = 3\n[model]\nblock_size = 24",
+       "c.toml:4:1: train.batch_size = 3 times model"}};
+  for (const auto& [text, wanted] : amp) CHECK_THAT(problem("[amp]\n" + text + "\n"), ContainsSubstring(wanted));
+  const std::vector<std::pair<std::string, std::string>> lora{
+      {"lora = 4", "c.toml:2:1: model.lora needs model.lora_base"},
+      {"lora_dtype = \"nf4\"", "c.toml:2:1: model.lora_dtype has no effect with model.lora = 0"},
+      {"lora = 4\nlora_base = \"x\"\nlora_dtype = \"nf4\"",
+       "c.toml:4:1: model.lora_dtype = \"nf4\" needs amp.dtype = \"bf16\" or"},
+      {"lora = 4\nlora_base = \"x\"\nlora_dtype = \"bf16\"\n[amp]\ndtype = \"fp16\"",
+       "needs amp.dtype = \"bf16\", and it is"},
+      {"lora = 4\nlora_base = \"x\"\nlora_double_quant = true", "is for model.lora_dtype = \"nf4\""},
+      {"lora = 4\nlora_base = \"x\"\n[amp]\ndtype = \"fp8\"", "can't be used with model.lora"}};
+  for (const auto& [text, wanted] : lora) CHECK_THAT(problem("[model]\n" + text + "\n"), ContainsSubstring(wanted));
 }
 
 TEST_CASE("files that are no config", "[config]") {

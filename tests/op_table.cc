@@ -7,6 +7,7 @@
 #include "autograd/node.h"
 #include "autograd/ops.h"
 #include "core/mode.h"
+#include "core/quantised.h"
 #include "tests/op_case.h"
 
 namespace lathe::test {
@@ -148,6 +149,20 @@ std::vector<OpCase> make_table() {
       {"mul", "second still", {a, row_still}, [](V v) { return mul(v[0], v[1]); }, [](T x) { return x[0] * x[1]; }});
   add_row(
       {"div", "second still", {a, row_still}, [](V v) { return div(v[0], v[1]); }, [](T x) { return x[0] / x[1]; }});
+  // The same quantised weight on both sides: what is checked is the op.
+  static const auto few_bits = std::make_shared<const QuantisedTensor>(
+      torch::linspace(-1, 1, 12, at::kDouble).view({3, 4}), QuantisedTensor::Format::int8, false, at::kCPU);
+  OpCase quantised{"linear_quantised",
+                   "",
+                   {{{2, 5, 4}}, {{3}}},
+                   [](V v) {
+                     const Variable weight = Variable::parameter(torch::empty({3, 4}));
+                     weight.leaf().quantised = few_bits;
+                     return linear(v[0], weight, v[1]);
+                   },
+                   [](T x) { return torch::linear(x[0], few_bits->dequantise(at::kDouble), x[1]); }};
+  quantised.second = false;
+  add_row(quantised);
   OpCase fp8{"linear_fp8",
              "",
              {{{3, 16, 32}}, {{48, 32}}, {{48}}},

@@ -39,6 +39,7 @@ void list_state(std::ostringstream& out, const fs::path& checkpoint) {
   const RunState s = read_state(checkpoint);
   out << checkpoint.string() << "\n  step " << s.step << ", updates " << s.updates << ", tokens " << s.tokens;
   if (s.val_loss) out << ", validation loss " << *s.val_loss << " (best " << *s.best_val_loss << ")";
+  if (s.scaler) out << ", loss scale " << s.scaler->scale << " (" << s.scaler->skipped << " steps skipped)";
   out << "\n  made on " << s.device_model << ", " << s.isa << ", " << s.threads << " threads; data " << s.data_hash
       << "\n";
 }

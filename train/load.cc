@@ -35,6 +35,16 @@ fs::path find_base(const RunConfig& config) {
   }
 }
 
+/// Of the matrices in a model file.
+std::string dtype_of_file(const fs::path& checkpoint) {
+  const SafetensorsFile file(checkpoint / "model.safetensors");
+  for (const auto& t : file.tensors()) {
+    const auto dtype = dtype_from_safetensors(t.dtype);
+    if (t.shape.size() == 2 && dtype) return dtype_name(*dtype);
+  }
+  return "none";
+}
+
 int64_t bytes_of(GPT& model) {
   int64_t bytes = 0;
   for (const auto& p : parameters(model)) {
@@ -157,15 +167,19 @@ LoadedModel LoadedModel::open(const fs::path& run, const std::string& device_nam
       config.model.lora_dtype = keep;
       config.model.lora_double_quant = double_quant || (dtype.empty() && config.model.lora_double_quant);
     }
-    LoadedModel m{std::move(state), config, device,
+    LoadedModel m{std::move(state),
+                  config,
+                  device,
                   adapters ? load_base(config, device)
                            : load_frozen(checkpoint, config.model, {keep, double_quant, matmul_dtype(compute)}, device),
-                  compute};
+                  compute,
+                  dtype_of_file(checkpoint),
+                  keep};
     if (adapters) load_parameters(checkpoint, trained_parameters(m.model));
     m.measure();
     return m;
   }
-  LoadedModel m{std::move(state), config, device, GPT(config.model), compute};
+  LoadedModel m{std::move(state), config, device, GPT(config.model), compute, dtype_of_file(checkpoint), keep};
   load_parameters(checkpoint, parameters(m.model));
   if (device.is_cuda()) move_to(m.model, device, at::kFloat);
   const auto params = parameters(m.model);

@@ -44,6 +44,7 @@ struct LoadedModel {
   at::Device device{at::kCPU};
   GPT model;
   at::ScalarType compute = at::kFloat;  ///< what Autocast takes
+  std::string saved_dtype, load_dtype;  ///< of matrices: in the file, and in memory as in Keep
   int64_t weight_bytes = 0;             ///< of what holds the weights
   int64_t loading_peak_bytes = 0;       ///< the most that tensors took while they were loaded
 

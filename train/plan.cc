@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <sstream>
 
+#include "autograd/node.h"
 #include "core/device.h"
 #include "core/memory.h"
 #include "core/mode.h"
@@ -37,6 +38,25 @@ std::string human(double bytes) {
   return text;
 }
 
+/// One line: what weights in the matmul dtype cost when they are kept, cached, or cast anew.
+std::string weight_line(LoadedConfig loaded, const char* what, bool copies, bool cache) {
+  const AmpConfig& own = loaded.config.amp;
+  const bool is_own = own.working_copies == copies && (copies || own.cache == cache);
+  loaded.config.amp.working_copies = copies;
+  loaded.config.amp.cache = cache;
+  Session s = Session::make(loaded);
+  const Batch batch = random_batch(loaded.config, s.device);
+  const double kept = static_cast<double>(memory_stats().used[static_cast<size_t>(Memory::parameters)]);
+  reset_memory_peaks();
+  run_micro_batch(s.model, batch, 1, s.compute, {}, cache);
+  s.optimizer.step(0);
+  const MemoryStats peaks = memory_stats();
+  return str(what, human(kept), " of parameters kept, ",
+             human(static_cast<double>(peaks.peak[static_cast<size_t>(Memory::casts)])), " of casts, ",
+             human(static_cast<double>(peaks.total_peak)), " in all at the highest", is_own ? " (this config)" : "",
+             "\n");
+}
+
 }  // namespace
 
 FlopCount count_flops(const LoadedConfig& loaded) {
@@ -58,6 +78,12 @@ std::string plan(LoadedConfig loaded) {
   if (c.model.vocab_size == 0) {
     fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
          " to take it from; give one of them");
+  }
+  std::string weights;  // before this config's own session, so that nothing of theirs is there then
+  if (c.amp.dtype != "fp32" && c.amp.master && c.train.device != "cuda") {
+    weights += weight_line(loaded, "  kept as working copies  ", true, true);
+    weights += weight_line(loaded, "  cast at use, cached     ", false, true);
+    weights += weight_line(loaded, "  cast at each use        ", false, false);
   }
   Session s = Session::make(loaded);
   const auto static_bytes = memory_stats();
@@ -107,14 +133,17 @@ std::string plan(LoadedConfig loaded) {
   if (s.device.is_cuda()) {
     line("memory, card", human(static_cast<double>(cuda_api().memory_peak())) + " at the highest");
   } else {
-    line("memory: parameters",
-         human(bytes(static_bytes, Memory::parameters)) + (s.compute == at::kFloat ? "" : " (with working copies)"));
+    line("memory: parameters", human(bytes(static_bytes, Memory::parameters)) +
+                                   (s.params[0].parameter.leaf().low.defined() ? " (with working copies)" : ""));
+    if (const double casts = peak(Memory::casts); casts > 0)
+      line("memory: weight casts", human(casts) + " at the highest");
     line("memory: optimizer", human(bytes(static_bytes, Memory::optimizer)));
     line("memory: gradients", human(peak(Memory::gradients)));
     line("memory: activations", human(peak(Memory::activations)) + " at the highest");
     line("memory: all tensors",
          human(static_cast<double>(peaks.total_peak)) + " at the highest, beside about 0.2 GB for the program");
   }
+  if (!weights.empty()) out << "weights in " << c.amp.dtype << ", a step of one micro-batch:\n" << weights;
   std::snprintf(text, sizeof text, "%.3g in matmuls (%.3g by the 6N formula), %.3g in all", step_flops,
                 flops_per_token(c.model) * tokens_micro * static_cast<double>(c.train.grad_accum),
                 flops.total() * static_cast<double>(c.train.grad_accum));

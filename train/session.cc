@@ -125,7 +125,7 @@ std::string precision_text(const Session& s) {
   at::ScalarType param = at::kFloat, grad = at::kFloat;
   for (const auto& p : s.params) {
     const Leaf& leaf = p.parameter.leaf();
-    if (p.role != Role::weight) continue;
+    if (p.role == Role::embedding || p.parameter.dim() < 2) continue;
     copies = copies || leaf.low.defined();
     param = p.parameter.dtype();
     grad = leaf.grad_dtype;
@@ -134,6 +134,7 @@ std::string precision_text(const Session& s) {
           ", gradients " + dtype_name(grad);
   if (s.scaler) text += str(", ", a.scaler == "fixed" ? "fixed" : "dynamic", " loss scale ", s.scaler->state().scale);
   const std::string& save = s.config.checkpoint.dtype;
+  if (s.config.model.lora > 0) text += ", frozen model in " + s.config.model.lora_dtype;
   return text + ", saved as " + (save == "auto" ? dtype_name(param) : dtype_name(dtype_from_config(save)));
 }
 

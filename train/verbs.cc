@@ -14,6 +14,7 @@
 #include "train/load.h"
 #include "train/peak.h"
 #include "train/plan.h"
+#include "train/precision.h"
 #include "train/prepare.h"
 #include "train/session.h"
 #include "train/trainer.h"
@@ -82,6 +83,9 @@ Exit eval_verb(const Words& words) {
   const int64_t peak = m.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
   std::cout << Json{{"val_loss", json_number(r.loss)},
                     {"tokens", r.tokens},
+                    {"save_dtype", m.saved_dtype},
+                    {"load_dtype", m.load_dtype},
+                    {"compute_dtype", dtype_name(m.compute)},
                     {"weight_bytes", m.weight_bytes},
                     {"loading_peak_bytes", m.loading_peak_bytes},
                     {"peak_bytes", peak},
@@ -119,6 +123,16 @@ Exit merge_verb(const Words& words) {
   return Exit::done;
 }
 
+Exit gradients_verb(const Words& words) {
+  const auto batches = static_cast<int64_t>(words.number("batches", 8, between(1, 100000), true));
+  const LoadedModel m = model_of(words);
+  if (m.config.model.lora > 0) fail(Exit::usage, words.rest[0], " has adapters; merge them first (`lathe merge`)");
+  const GradientExponents e = gradient_exponents(m, batches);
+  std::cout << exponents_text(e) << std::flush;
+  if (words.flags.contains("svg")) write_file_durably(words.get("svg", ""), exponents_svg(e));
+  return Exit::done;
+}
+
 Exit prepare_verb(const Words& words) {
   PrepareOptions o{.inputs = words.rest, .out = words.get("out", "")};
   if (o.out.empty()) fail(Exit::usage, "lathe prepare needs --out FOLDER");
@@ -137,7 +151,7 @@ Exit bench_verb(const Words& words) {
     if (words.rest.size() != n)
       fail(Exit::usage,
            "usage: lathe bench step CONFIG [--skip 2] [--section.key=value ...] | lathe bench peak [--dtype bf16] "
-           "[--threads N]");
+           "[--threads N] | lathe bench accumulation [--powers 7]");
   };
   if (what == "peak") {
     expect_words(1);
@@ -156,11 +170,18 @@ Exit bench_verb(const Words& words) {
               << std::endl;
     return Exit::done;
   }
+  if (what == "accumulation") {
+    expect_words(1);
+    const int powers = static_cast<int>(words.number("powers", 7, between(3, 8), true));
+    std::cout << accumulation_table(accumulation_errors(powers)) << std::flush;
+    return Exit::done;
+  }
   for (const char* flag : {"dtype", "threads"}) {
     if (words.flags.contains(flag))
       fail(Exit::usage, "command line: --", flag, " belongs to `bench peak`; use --amp.dtype or --train.threads");
   }
-  if (what != "step") fail(Exit::usage, "lathe bench ", what, ": there are `bench step` and `bench peak`");
+  if (what != "step")
+    fail(Exit::usage, "lathe bench ", what, ": there are `bench step`, `bench peak` and `bench accumulation`");
   expect_words(2);
   const auto skip = static_cast<int64_t>(words.number("skip", 2, at_least(0), true));
   const BenchResult r = bench_steps(config_of(words, 1), skip);
@@ -263,6 +284,17 @@ const std::vector<Verb>& verbs() {
        1,
        1,
        generate_verb},
+      {"gradients",
+       "RUN|CHECKPOINT",
+       "histogram of the exponents of a model's gradients, and what float16 keeps of them",
+       {{"batches", "training batches to run (8)"},
+        {"svg", "file for a picture of it"},
+        {"device", "auto, cpu or cuda"},
+        {"threads", "CPU threads"}},
+       false,
+       1,
+       1,
+       gradients_verb},
       {"merge",
        "RUN|CHECKPOINT --out FOLDER",
        "add a run's adapters (model.lora) into the model under them, as a run of its own",
@@ -294,11 +326,12 @@ const std::vector<Verb>& verbs() {
          return Exit::done;
        }},
       {"bench",
-       "step CONFIG [--section.key=value ...] | peak",
-       "time training steps, or measure the matmul ceiling; the last line is JSON",
+       "step CONFIG [--section.key=value ...] | peak | accumulation",
+       "time training steps, or measure the matmul ceiling (the last line is JSON), or the error of long sums",
        {{"skip", "step: first steps left out of the times (2)"},
         {"dtype", "peak: fp32 (default) or bf16"},
-        {"threads", "peak: CPU threads"}},
+        {"threads", "peak: CPU threads"},
+        {"powers", "accumulation: up to 10^powers terms (7)"}},
        true,
        1,
        2,
