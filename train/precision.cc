@@ -15,6 +15,7 @@
 #include "autograd/node.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
+#include "core/io/text.h"
 #include "core/kernels/update.h"
 #include "core/rng.h"
 #include "data/loader.h"
@@ -22,13 +23,6 @@
 
 namespace lathe {
 namespace {
-
-template <class... Args>
-std::string format(const char* pattern, Args... args) {
-  char text[256];
-  std::snprintf(text, sizeof text, pattern, args...);
-  return text;
-}
 
 /// Sum of a_i b_i, rounded to T after each product and each addition.
 template <class T>

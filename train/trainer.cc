@@ -4,12 +4,12 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/io/json.h"
 #include "core/io/log.h"
+#include "core/io/text.h"
 #include "core/memory.h"
 #include "train/checkpoint.h"
 #include "train/generate.h"
@@ -48,19 +48,8 @@ class StopOnSignal {
 
 std::string duration_text(double seconds) {
   const auto s = static_cast<long long>(seconds);
-  char text[32];
-  if (s >= 3600)
-    std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
-  else
-    std::snprintf(text, sizeof text, "%lld:%02lld", s / 60, s % 60);
-  return text;
-}
-
-template <class... Args>
-std::string format(const char* pattern, Args... args) {
-  char text[256];
-  std::snprintf(text, sizeof text, pattern, args...);
-  return text;
+  return s >= 3600 ? format("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60)
+                   : format("%lld:%02lld", s / 60, s % 60);
 }
 
 /// Fixed keys must be what they were; changes of free ones are logged.

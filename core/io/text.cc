@@ -1,5 +1,8 @@
 #include "core/io/text.h"
 
+#include <cstdarg>
+#include <cstdio>
+
 namespace lathe {
 
 size_t code_point_length(std::string_view text, size_t at) {
@@ -28,6 +31,17 @@ bool is_utf8(std::string_view text) {
     i += n;
   }
   return true;
+}
+
+std::string format(const char* pattern, ...) {
+  va_list args, again;
+  va_start(args, pattern);
+  va_copy(again, args);
+  std::string text(static_cast<size_t>(std::vsnprintf(nullptr, 0, pattern, args)), ' ');
+  std::vsnprintf(text.data(), text.size() + 1, pattern, again);
+  va_end(args);
+  va_end(again);
+  return text;
 }
 
 }  // namespace lathe

@@ -1,7 +1,8 @@
-// UTF-8 (RFC 3629).
+// Text: UTF-8 (RFC 3629), and formatting as printf does.
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 namespace lathe {
@@ -9,5 +10,8 @@ namespace lathe {
 /// Bytes of the code point at `at`, or 0 where it is malformed: cut short, overlong, a surrogate, beyond U+10FFFF.
 size_t code_point_length(std::string_view text, size_t at);
 bool is_utf8(std::string_view text);
+
+/// What printf would print.
+[[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
 }  // namespace lathe
