@@ -80,7 +80,7 @@ std::string plan(LoadedConfig loaded) {
          " to take it from; give one of them");
   }
   std::string weights;  // before this config's own session, so that nothing of theirs is there then
-  if (c.amp.dtype != "fp32" && c.amp.master && open_device(c.train.device) == "cpu") {
+  if (c.amp.dtype != "fp32" && c.amp.master && c.model.lora == 0 && open_device(c.train.device) == "cpu") {
     weights += weight_line(loaded, "  kept as working copies  ", true, true);
     weights += weight_line(loaded, "  cast at use, cached     ", false, true);
     weights += weight_line(loaded, "  cast at each use        ", false, false);

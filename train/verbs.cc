@@ -65,7 +65,11 @@ LoadedModel model_of(const Words& words) {
     fail(Exit::usage, "command line: --double-quant must be true or false, not ", twice);
   if (twice == "true" && dtype != "nf4") fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
   const int threads = static_cast<int>(words.number("threads", default_threads(), between(1, 4096), true));
-  return LoadedModel::open(words.rest.at(0), device, threads, dtype, twice == "true");
+  LoadedModel m = LoadedModel::open(words.rest.at(0), device, threads, dtype, twice == "true");
+  // To standard error: what goes to standard output is the result.
+  std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute)) << ", matrices kept as " << m.load_dtype
+            << ", saved as " << m.saved_dtype << "\n";
+  return m;
 }
 
 Exit eval_verb(const Words& words) {
@@ -85,7 +89,7 @@ Exit eval_verb(const Words& words) {
                     {"tokens", r.tokens},
                     {"save_dtype", m.saved_dtype},
                     {"load_dtype", m.load_dtype},
-                    {"compute_dtype", dtype_name(m.compute)},
+                    {"compute_dtype", dtype_name(matmul_dtype(m.compute))},
                     {"weight_bytes", m.weight_bytes},
                     {"loading_peak_bytes", m.loading_peak_bytes},
                     {"peak_bytes", peak},
