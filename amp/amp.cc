@@ -21,11 +21,11 @@ at::ScalarType compute_dtype(const AmpConfig& config) { return dtype_from_config
 
 at::ScalarType matmul_dtype(at::ScalarType compute) { return compute == at::kFloat8_e4m3fn ? at::kBFloat16 : compute; }
 
-Autocast::Autocast(at::ScalarType dtype, bool cache) {
+Autocast::Autocast(Compute compute) {
   Mode& m = mode();
-  m.compute = matmul_dtype(dtype);
-  m.fp8 = dtype == at::kFloat8_e4m3fn;
-  m.cache_casts = cache;
+  m.compute = matmul_dtype(compute.dtype);
+  m.fp8 = compute.dtype == at::kFloat8_e4m3fn;
+  m.cache_casts = compute.cache;
   ++m.autocast_depth;
 }
 
@@ -40,9 +40,9 @@ void make_working_copies(const std::vector<NamedParameter>& parameters, at::Scal
   const MemoryScope scope(Memory::parameters);
   for (const auto& p : parameters) {
     const bool multiplied = is_linear_weight(p) || (tied && p.role == Role::embedding && p.path == "tokens.weight");
-    if (!multiplied) continue;
+    if (!multiplied && p.parameter.dtype() == at::kFloat) continue;
     Leaf& leaf = p.parameter.leaf();
-    if (copies && !leaf.fp8 && p.parameter.dtype() == at::kFloat) leaf.low = p.parameter.data().to(dtype);
+    if (copies && multiplied && !leaf.fp8 && p.parameter.dtype() == at::kFloat) leaf.low = p.parameter.data().to(dtype);
     leaf.grad_dtype = low_grad ? dtype : at::kFloat;
   }
 }

@@ -39,7 +39,7 @@ struct AmpConfig {
   LATHE_FIELD(std::string, scaler, "auto", "loss scaling, for fp16; auto: dynamic in fp16, else none",
               one_of({"auto", "none", "dynamic", "fixed"}).fixed())
   LATHE_FIELD(double, loss_scale, 65536.0, "dynamic: where the loss scale starts; fixed: the loss scale",
-              above(0, 16777216).fixed())
+              between(1e-6, 16777216).fixed())
   LATHE_FIELD(double, growth_factor, 2.0, "dynamic: the scale is multiplied by it after growth_interval clean steps",
               between(1, 1000).fixed())
   LATHE_FIELD(double, backoff_factor, 0.5, "dynamic: the scale is multiplied by it after a non-finite gradient",
@@ -47,7 +47,7 @@ struct AmpConfig {
   LATHE_FIELD(int64_t, growth_interval, 2000, "dynamic: clean steps before the scale grows",
               between(1, 100000000).fixed())
   LATHE_FIELD(double, min_loss_scale, 1.0, "dynamic: a step that would take the scale below it ends the run (exit 5)",
-              above(0, 16777216).fixed())
+              between(1e-6, 16777216).fixed())
   LATHE_FIELD(int64_t, max_skips, 50, "so many skipped steps in a row end the run (exit 5)",
               between(1, 100000000).fixed())
   LATHE_FIELD(std::string, fp8_scaling, "current",
@@ -63,12 +63,21 @@ at::ScalarType compute_dtype(const AmpConfig& config);
 /// The dtype that matmuls outside fp8 layers have: bfloat16 under fp8.
 at::ScalarType matmul_dtype(at::ScalarType compute);
 
-/// While alive, ops of this thread whose policy is Amp::low compute in `dtype` (float32: autocast is off, also inside
+/// What Autocast takes: a dtype, and whether casts of weights are kept.
+struct Compute {
+  at::ScalarType dtype = at::kFloat;
+  bool cache = true;
+
+  Compute() = default;
+  Compute(at::ScalarType dtype_, bool cache_ = true) : dtype(dtype_), cache(cache_) {}
+};
+
+/// While alive, ops of this thread whose policy is Amp::low compute in its dtype (float32: autocast is off, also inside
 /// another Autocast). float8_e4m3fn: linear layers that have an Fp8Scaling in fp8, others in bfloat16. Other threads
-/// are not touched. With `cache`, the cast of a weight without a working copy is kept until the outermost one ends.
+/// are not touched. With cache, the cast of a weight without a working copy is kept until the outermost one ends.
 class Autocast : public ModeGuard {
  public:
-  explicit Autocast(at::ScalarType dtype, bool cache = true);
+  explicit Autocast(Compute compute);
   ~Autocast();
 };
 

@@ -1,7 +1,6 @@
 #include "amp/grad_scaler.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include <cstddef>
 #include <cstring>
@@ -11,18 +10,17 @@ namespace lathe {
 GradScaler::GradScaler(const ScalePolicy& policy, float scale, at::Device device) : policy_(policy) {
   static_assert(offsetof(ScaleState, scale) == 0);
   block_ = at::empty({sizeof(ScaleState)}, at::TensorOptions().dtype(at::kByte).device(device));
-  scale_ = at::from_blob(
-      block_.data_ptr(), {}, [held = block_](void*) {}, at::TensorOptions().dtype(at::kFloat).device(device));
+  scale_ = block_.slice(0, 0, sizeof(float)).view(at::kFloat).squeeze(0);
   load({.scale = scale});
 }
 
 std::optional<GradScaler> GradScaler::make(const AmpConfig& c, at::Device device) {
   if (c.scaler == "none" || (c.scaler == "auto" && c.dtype != "fp16")) return std::nullopt;
   return GradScaler({.dynamic = c.scaler != "fixed",
-                     .growth_factor = static_cast<float>(c.growth_factor),
-                     .backoff_factor = static_cast<float>(c.backoff_factor),
+                     .growth_factor = c.growth_factor,
+                     .backoff_factor = c.backoff_factor,
                      .growth_interval = c.growth_interval,
-                     .min_scale = static_cast<float>(c.min_loss_scale),
+                     .min_scale = c.min_loss_scale,
                      .max_skips = c.max_skips},
                     static_cast<float>(c.loss_scale), device);
 }

@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "autograd/node.h"
+#include "autograd/op.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
 #include "core/error.h"
@@ -220,6 +221,7 @@ void backward(const Variable& root, const at::Tensor& dy, bool retain) {
   const at::AutoDispatchBelowAutograd plain;
   at::Tensor seed = seed_of(root, dy);
   Pass<at::Tensor>(retain, /*accumulate=*/true).run(*root.node(), std::move(seed), nullptr);
+  if (!retain) clear_cast_cache();  // their nodes have run and are of no use to another graph
 }
 
 std::vector<Variable> grad(const Variable& root, const std::vector<Variable>& xs, const Variable& dy,

@@ -42,7 +42,7 @@ void Fp8Scaling::advance() const {
 
 Fp8Tensor to_fp8(const at::Tensor& t, const at::Tensor& largest, at::ScalarType format) {
   const double limit = format == at::kFloat8_e4m3fn ? e4m3_largest : e5m2_largest;
-  const at::Tensor usable = largest.isfinite().logical_and(largest.gt(0));
+  const at::Tensor usable = largest.isfinite().logical_and(largest.gt(1e-30));  // so that limit / largest is
   const at::Tensor scale = at::where(usable, limit / largest, 1.0);
   const at::Tensor nan = at::full_like(largest, std::numeric_limits<double>::quiet_NaN());
   const at::Tensor factor = at::where(largest.isfinite(), at::where(usable, largest / limit, 1.0), nan);
@@ -56,7 +56,7 @@ at::Tensor fp8_matmul_nt(const Fp8Tensor& a, const Fp8Tensor& b, const at::Tenso
                           /*use_fast_accum=*/false);
   }
   at::Tensor y = at::mm(a.data.to(at::kFloat), b.data.to(at::kFloat).t()).mul_(a.factor * b.factor);
-  if (bias.defined()) y.add_(bias);
+  if (bias.defined()) y.add_(bias.to(out));
   return y.to(out);
 }
 

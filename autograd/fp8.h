@@ -15,7 +15,7 @@ struct Fp8Scaling {
   at::Tensor history;
 
   /// The absolute value that fp8's largest stands for, [] float32. Delayed: the largest of the steps before, or t's own
-  /// where there is none yet; records t's where the thread records a graph.
+  /// where there is none yet; records t's but not in an evaluation.
   at::Tensor largest(Role role, const at::Tensor& t) const;
   /// Ends a step: this step's values become history.
   void advance() const;

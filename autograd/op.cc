@@ -14,6 +14,7 @@ thread_local detail::SavingScope* saving = nullptr;
 
 struct CachedCast {
   Variable cast;
+  std::shared_ptr<Node> parameter;  // kept alive, so that its address stays its own
   int64_t version = 0;
 };
 using CastKey = std::tuple<const Node*, at::ScalarType, bool>;
@@ -95,7 +96,8 @@ Variable detail::autocast(Amp policy, const Variable& v) {
   if (!mode().cache_casts) return cast(v, wanted);
   // Made with or without a graph, of this version of the parameter: a cast that does not fit is made anew.
   CachedCast& cached = cast_cache[{v.node().get(), wanted, mode().grad}];
-  if (!cached.cast.defined() || cached.version != v.data()._version()) cached = {cast(v, wanted), v.data()._version()};
+  if (!cached.cast.defined() || cached.version != v.data()._version())
+    cached = {cast(v, wanted), v.node(), v.data()._version()};
   return cached.cast;
 }
 

@@ -60,6 +60,9 @@ Variable contiguous(const Variable& x);
 // Matrices (ops/matmul.cc).
 /// [..., n, k] x [..., k, m] -> [..., n, m]; batch dims broadcast; at least 2 dims each.
 Variable matmul(const Variable& a, const Variable& b);
+/// The dtype that products of `dtype` are taken in on CPUs: float32 for float16 where a CPU has no float16 arithmetic,
+/// and for fp8.
+at::ScalarType cpu_product_dtype(at::ScalarType dtype);
 /// x [..., in], weight [out, in], bias [out] or undefined -> [..., out].
 Variable linear(const Variable& x, const Variable& weight, const Variable& bias = {});
 

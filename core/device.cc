@@ -81,6 +81,9 @@ void set_up_compute(const std::string& device, int threads, bool tf32) {
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   at::globalContext().setDeterministicCuDNN(true);
+  // Sums in float32 throughout, also where a product is split.
+  at::globalContext().setAllowFP16ReductionCuBLAS(false);
+  at::globalContext().setAllowBF16ReductionCuBLAS(false);
   at::globalContext().setFloat32MatmulPrecision(tf32 ? "high" : "highest");
 }
 

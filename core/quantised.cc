@@ -17,7 +17,8 @@ namespace lathe {
 namespace {
 
 constexpr int64_t block = 64, scale_block = 256;
-constexpr int64_t part = 1 << 18;  // elements worked on at a time; whole blocks of blocks
+// Elements worked on at a time, whole blocks of blocks: few launches on a card, little memory elsewhere.
+constexpr int64_t small_part = 1 << 18, large_part = 1 << 24;
 
 int64_t up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -26,20 +27,19 @@ at::Tensor in_rows(const at::Tensor& t, int64_t width) {
   return at::constant_pad_nd(t, {0, up(t.numel(), width) - t.numel()}).view({-1, width});
 }
 
-/// What a row is divided by; 1 for a row of zeros.
-at::Tensor divisor(const at::Tensor& rows, double levels) {
-  const at::Tensor largest = rows.abs().amax(1, /*keepdim=*/true);
-  return at::where(largest.gt(0), largest / levels, 1.0);
-}
+/// A row's largest absolute value, over `levels`: [rows, 1].
+at::Tensor row_scales(const at::Tensor& rows, double levels) { return rows.abs().amax(1, /*keepdim=*/true) / levels; }
+/// Rows over their scales; a row of zeros stays one.
+at::Tensor over(const at::Tensor& rows, const at::Tensor& by) { return rows / at::where(by.gt(0), by, 1.0); }
 
 /// [256, 2]: the two values of a byte.
-at::Tensor nf4_table(at::Device device) {
+at::Tensor nf4_table() {
   std::vector<float> pairs;
   for (size_t byte = 0; byte < 256; ++byte) {
     pairs.push_back(nf4_levels()[byte >> 4]);
     pairs.push_back(nf4_levels()[byte & 15]);
   }
-  return at::tensor(pairs).view({256, 2}).to(device);
+  return at::tensor(pairs).view({256, 2});
 }
 
 }  // namespace
@@ -75,12 +75,12 @@ QuantisedTensor::QuantisedTensor(const at::Tensor& t, Format format, bool double
   std::vector<float> middles;
   for (size_t i = 0; i + 1 < nf4_levels().size(); ++i) middles.push_back((nf4_levels()[i] + nf4_levels()[i + 1]) / 2);
   const at::Tensor boundaries = at::tensor(middles);
-  for (int64_t begin = 0; begin < numel_; begin += part) {
-    const int64_t n = std::min(part, numel_ - begin), n_whole = up(n, block);
+  for (int64_t begin = 0; begin < numel_; begin += small_part) {
+    const int64_t n = std::min(small_part, numel_ - begin), n_whole = up(n, block);
     const at::Tensor rows = in_rows(flat.slice(0, begin, begin + n).to(at::kCPU, at::kFloat), block);
-    const at::Tensor by = divisor(rows, format == Format::int8 ? 127.0 : 1.0);
+    const at::Tensor by = row_scales(rows, format == Format::int8 ? 127.0 : 1.0);
     scales_.slice(0, begin / block, (begin + n_whole) / block).copy_(by.view(-1));
-    const at::Tensor scaled = (rows / by).view(-1);
+    const at::Tensor scaled = over(rows, by).view(-1);
     if (format == Format::int8) {
       codes_.slice(0, begin, begin + n_whole).copy_(scaled.round_());
     } else {
@@ -91,11 +91,12 @@ QuantisedTensor::QuantisedTensor(const at::Tensor& t, Format format, bool double
   if (double_quant) {
     scale_mean_ = scales_.mean();
     const at::Tensor rows = in_rows(scales_ - scale_mean_, scale_block);
-    const at::Tensor by = divisor(rows, 127.0);
+    const at::Tensor by = row_scales(rows, 127.0);
     scale_scales_ = by.view(-1);
-    scales_ = (rows / by).round_().to(at::kChar).view(-1).slice(0, 0, whole / block).clone();
+    scales_ = over(rows, by).round_().to(at::kChar).view(-1).slice(0, 0, whole / block).clone();
   }
-  for (at::Tensor* held : {&codes_, &scales_, &scale_scales_, &scale_mean_}) {
+  if (format == Format::nf4) table_ = nf4_table();
+  for (at::Tensor* held : {&table_, &codes_, &scales_, &scale_scales_, &scale_mean_}) {
     if (held->defined()) *held = held->to(device);
   }
 }
@@ -111,12 +112,12 @@ at::Tensor QuantisedTensor::scales(int64_t first_block, int64_t blocks) const {
 
 at::Tensor QuantisedTensor::dequantise(at::ScalarType dtype) const {
   const at::Tensor out = at::empty({numel_}, codes_.options().dtype(dtype));
-  const at::Tensor table = format_ == Format::nf4 ? nf4_table(codes_.device()) : at::Tensor();
+  const int64_t part = codes_.is_cuda() ? large_part : small_part;
   for (int64_t begin = 0; begin < numel_; begin += part) {
     const int64_t n = std::min(part, numel_ - begin), n_whole = up(n, block);
     const at::Tensor values =
         format_ == Format::int8 ? codes_.slice(0, begin, begin + n_whole).to(at::kFloat)
-                                : at::embedding(table, codes_.slice(0, begin / 2, (begin + n_whole) / 2).to(at::kInt));
+                                : at::embedding(table_, codes_.slice(0, begin / 2, (begin + n_whole) / 2).to(at::kInt));
     const at::Tensor by = scales(begin / block, n_whole / block).unsqueeze(1);
     out.slice(0, begin, begin + n).copy_((values.view({-1, block}) * by).view(-1).slice(0, 0, n));
   }

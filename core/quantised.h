@@ -35,6 +35,7 @@ class QuantisedTensor {
   at::Tensor scales_;        // a scale for each block: float32, or int8 with double quantisation
   at::Tensor scale_scales_;  // double quantisation: float32 for each 256 blocks
   at::Tensor scale_mean_;    // [] float32
+  at::Tensor table_;         // nf4: [256, 2] float32, the two levels of a byte
 };
 
 /// The levels of nf4, ascending.

@@ -34,7 +34,7 @@ struct ModelConfig {
               "run or checkpoint under the adapters; gives the other keys of [model], but for dropout",
               anything().fixed())
   LATHE_FIELD(std::string, lora_dtype, "fp32",
-              "how the model under the adapters is kept; int8, nf4: its blocks' linear layers, the rest in bf16",
+              "how the model under the adapters is kept; int8, nf4: its blocks' linear layers, the rest in amp.dtype",
               one_of({"fp32", "bf16", "fp16", "int8", "nf4"}).fixed())
   LATHE_FIELD(bool, lora_double_quant, false, "nf4: the scales in 8 bits too", anything().fixed())
   LATHE_FIELD(std::string, init, "gpt2", "how linear weights start",
@@ -68,7 +68,7 @@ struct GPT {
   LayerNorm norm;
   Linear head;  ///< no weight of its own where weights are tied
 
-  /// On the CPU in float32, parameters all zero until initialize().
+  /// On the CPU in float32, parameters all zero until initialize(); shapes alone under ShapesAlone.
   explicit GPT(const ModelConfig& config);
 
   /// ids int64 [B, T], T <= block_size -> logits [B, T, V].

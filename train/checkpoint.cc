@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "autograd/fp8.h"
@@ -238,6 +239,8 @@ RunState read_state(const fs::path& checkpoint) {
                           .growth_tracker = static_cast<int32_t>(of("growth_tracker")),
                           .skipped = of("skipped"),
                           .skipped_in_row = of("skipped_in_row")};
+    if (!(s.scaler->scale > 0) || !std::isfinite(s.scaler->scale))
+      fail(Exit::checkpoint, where, ": a loss scale of ", s.scaler->scale);
   }
   if (j.contains("tokenizer")) {
     s.tokenizer =
@@ -254,6 +257,15 @@ void load_parameters(const fs::path& checkpoint, const std::vector<NamedParamete
     fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(), " tensors, the model ", parameters.size());
   }
   for (const auto& p : parameters) copy_into(file, p.path, p.parameter.data(), path);
+}
+
+void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters) {
+  const fs::path path = checkpoint / "optimizer.safetensors";
+  const SafetensorsFile file(path);
+  for (const auto& p : parameters) {
+    if (const auto& fp8 = p.parameter.leaf().fp8; fp8 && fp8->history.defined())
+      copy_into(file, p.path + ".fp8_history", fp8->history, path);
+  }
 }
 
 void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {

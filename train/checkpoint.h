@@ -56,6 +56,8 @@ RunState read_state(const fs::path& checkpoint);
 at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const fs::path& path);
 /// Copies saved tensors into the parameters: all names must match, with their shapes.
 void load_parameters(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters);
+/// The histories of fp8 layers that have one.
+void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters);
 void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer);
 
 /// The newest checkpoint of a run that verifies; a warning names each newer one that does not, and why. nullopt where

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "amp/amp.h"
 #include "core/error.h"
 #include "core/rng.h"
 
@@ -40,7 +39,7 @@ int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
 }
 
 std::vector<int64_t> generate(const GPT& model, std::vector<int64_t> ids, int64_t n, const Sampling& sampling,
-                              at::ScalarType compute, const std::function<void(int64_t)>& on_token) {
+                              Compute compute, const std::function<void(int64_t)>& on_token) {
   LATHE_CHECK(!ids.empty(), "generate: nothing to continue");
   const NoGrad no_grad;
   const Autocast autocast(compute);

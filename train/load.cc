@@ -1,6 +1,5 @@
 #include "train/load.h"
 
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include "amp/amp.h"
@@ -95,7 +94,7 @@ GPT load_frozen(const fs::path& checkpoint, const ModelConfig& config, const Kee
 void adopt_base(LoadedConfig& loaded) {
   RunConfig& c = loaded.config;
   if (c.model.lora == 0) return;
-  const fs::path base = find_base(c);
+  const fs::path base = loaded.base = find_base(c);
   const RunConfig from = config_of(base);
   if (from.model.lora > 0) {
     fail(Exit::usage, origin_of(loaded, "model.lora_base"), ": ", c.model.lora_base,
@@ -104,7 +103,8 @@ void adopt_base(LoadedConfig& loaded) {
   for (const auto& f : run_schema().fields()) {
     if (!f.key.starts_with("model.") || f.key.starts_with("model.lora") || f.key == "model.dropout") continue;
     const ConfigValue theirs = run_schema().get(&from, f), ours = run_schema().get(&c, f);
-    if (ours != theirs && ours != f.initial) {
+    const bool from_data = f.key == "model.vocab_size" && c.model.vocab_size == 0;
+    if (loaded.origins.contains(f.key) && ours != theirs && !from_data) {
       fail(Exit::usage, origin_of(loaded, f.key), ": ", f.key, " = ", toml_text(ours), ", but model.lora_base has ",
            toml_text(theirs), "; leave it out");
     }
@@ -112,21 +112,22 @@ void adopt_base(LoadedConfig& loaded) {
   }
 }
 
-GPT load_base(const RunConfig& config, at::Device device) {
+GPT load_base(const fs::path& base, const RunConfig& config, at::Device device) {
   const ModelConfig& m = config.model;
-  return load_frozen(find_base(config), m, {m.lora_dtype, m.lora_double_quant, matmul_dtype(compute_dtype(config.amp))},
-                     device);
+  return load_frozen(base, m, {m.lora_dtype, m.lora_double_quant, matmul_dtype(compute_dtype(config.amp))}, device);
 }
 
-std::string base_hash(const RunConfig& config) {
-  if (config.model.lora == 0) return "";
-  const fs::path path = find_base(config) / "manifest.json";
+std::string base_hash(const fs::path& base) {
+  if (base.empty()) return "";
+  const fs::path path = base / "manifest.json";
   const Json manifest = parse_json(read_file(path, Exit::checkpoint), path.string(), Exit::checkpoint);
-  return manifest["files"]["model.safetensors"]["xxh3"].get<std::string>();
+  const Json files = json_get<Json>(manifest, "files", path.string(), Exit::checkpoint);
+  const Json model = json_get<Json>(files, "model.safetensors", path.string(), Exit::checkpoint);
+  return json_get<std::string>(model, "xxh3", path.string(), Exit::checkpoint);
 }
 
-void check_base(const RunConfig& config, const std::string& hash) {
-  if (const std::string now = base_hash(config); now != hash) {
+void check_base(const fs::path& base, const RunConfig& config, const std::string& hash) {
+  if (const std::string now = base_hash(base); now != hash) {
     fail(Exit::checkpoint, "model.lora_base = ", config.model.lora_base,
          " is not what the adapters were trained on (checksum ", now, " instead of ", hash,
          "); has it been trained further? Name the checkpoint itself instead of its run");
@@ -142,8 +143,8 @@ void check_tokenizer(const fs::path& data, const std::optional<DataManifest>& ma
   }
 }
 
-void check_base_tokenizer(const RunConfig& config, const std::optional<DataManifest>& manifest) {
-  if (config.model.lora > 0) check_tokenizer(config.data.dir, manifest, read_state(find_base(config)));
+void check_base_tokenizer(const LoadedConfig& loaded, const std::optional<DataManifest>& manifest) {
+  if (!loaded.base.empty()) check_tokenizer(loaded.config.data.dir, manifest, read_state(loaded.base));
 }
 
 LoadedModel LoadedModel::open(const fs::path& run, const std::string& device_name, int threads,
@@ -156,42 +157,34 @@ LoadedModel LoadedModel::open(const fs::path& run, const std::string& device_nam
   set_up_compute(opened, threads);
   const at::Device device(opened == "cuda" ? at::kCUDA : at::kCPU);
   const bool adapters = config.model.lora > 0;
-  const std::string keep = !dtype.empty() ? dtype : adapters ? config.model.lora_dtype : "fp32";
-  at::ScalarType compute = compute_dtype(config.amp);
-  if (keep == "bf16" || keep == "fp16") compute = dtype_from_config(keep);
-  if ((keep == "int8" || keep == "nf4") && compute != at::kHalf) compute = at::kBFloat16;
+  const fs::path base = adapters ? find_base(config) : checkpoint;
+  if (adapters) check_base(base, config, state.base_hash);
+  const std::string kept = !dtype.empty() ? dtype : adapters ? config.model.lora_dtype : "fp32";
+  Compute compute{compute_dtype(config.amp), config.amp.cache};
+  if (adapters && kept == "fp32") compute.dtype = at::kFloat;
+  if (kept == "bf16" || kept == "fp16") compute.dtype = dtype_from_config(kept);
+  if ((kept == "int8" || kept == "nf4") && compute.dtype != at::kHalf) compute.dtype = at::kBFloat16;
 
-  if (adapters || keep != "fp32") {
-    if (adapters) {
-      check_base(config, state.base_hash);
-      config.model.lora_dtype = keep;
-      config.model.lora_double_quant = double_quant || (dtype.empty() && config.model.lora_double_quant);
-    }
-    LoadedModel m{std::move(state),
-                  config,
-                  device,
-                  adapters ? load_base(config, device)
-                           : load_frozen(checkpoint, config.model, {keep, double_quant, matmul_dtype(compute)}, device),
-                  compute,
-                  dtype_of_file(checkpoint),
-                  keep};
-    if (adapters) load_parameters(checkpoint, trained_parameters(m.model));
-    m.measure();
-    return m;
+  const bool frozen = adapters || kept != "fp32";
+  const Keep keep{kept, double_quant || (dtype.empty() && config.model.lora_double_quant), matmul_dtype(compute.dtype)};
+  LoadedModel m{std::move(state),
+                config,
+                device,
+                frozen ? load_frozen(base, config.model, keep, device) : GPT(config.model),
+                compute,
+                dtype_of_file(checkpoint),
+                kept};
+  if (adapters || !frozen) load_parameters(checkpoint, trained_parameters(m.model));
+  if (!frozen) {
+    if (device.is_cuda()) move_to(m.model, device, at::kFloat);
+    const auto params = parameters(m.model);
+    make_fp8_layers(params, config.amp, config.model.n_layer);
+    load_fp8_history(checkpoint, params);
+    make_working_copies(params, compute.dtype, config.amp.working_copies, false, config.model.tie_weights);
   }
-  LoadedModel m{std::move(state), config, device, GPT(config.model), compute, dtype_of_file(checkpoint), keep};
-  load_parameters(checkpoint, parameters(m.model));
-  if (device.is_cuda()) move_to(m.model, device, at::kFloat);
-  const auto params = parameters(m.model);
-  make_fp8_layers(params, config.amp, config.model.n_layer);
-  make_working_copies(params, compute, config.amp.working_copies, false, config.model.tie_weights);
-  m.measure();
+  m.weight_bytes = bytes_of(m.model);
+  m.loading_peak_bytes = device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
   return m;
-}
-
-void LoadedModel::measure() {
-  weight_bytes = bytes_of(model);
-  loading_peak_bytes = device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
 }
 
 fs::path merge(const fs::path& run, const fs::path& out) {
@@ -202,9 +195,9 @@ fs::path merge(const fs::path& run, const fs::path& out) {
   if (!list_checkpoints(out).empty())
     fail(Exit::usage, out.string(), " already holds a run; give another folder with --out");
   install_allocator();
-  check_base(config, state.base_hash);
-  config.model.lora_dtype = "fp32";
-  GPT model = load_base(config, at::kCPU);
+  const fs::path base = find_base(config);
+  check_base(base, config, state.base_hash);
+  GPT model = load_frozen(base, config.model, {}, at::kCPU);
   load_parameters(checkpoint, trained_parameters(model));
   model.merge_adapters();
   replace_parameters(
@@ -220,6 +213,7 @@ fs::path merge(const fs::path& run, const fs::path& out) {
   state.config = run_schema().to_toml(&config, /*comments=*/false);
   state.metrics_bytes = 0;
   state.eval_due = false;
+  state.val_loss.reset(), state.best_val_loss.reset();  // they were the unmerged model's
   state.scaler.reset();
   state.branched_from.clear();
   state.base_hash.clear();

@@ -22,17 +22,17 @@ struct Keep {
 /// in float32 all at once; adapters, where the config has them, are zeros and trained.
 GPT load_frozen(const fs::path& checkpoint, const ModelConfig& config, const Keep& keep, at::Device device);
 
-/// Takes a config's [model] from its model.lora_base, where it has adapters. Exit::usage where a key was given
-/// otherwise.
+/// Finds a config's model.lora_base, where it has adapters, and takes [model] from it. Exit::usage where a key was
+/// given otherwise.
 void adopt_base(LoadedConfig& loaded);
 /// As check_tokenizer, against the base under a config's adapters.
-void check_base_tokenizer(const RunConfig& config, const std::optional<DataManifest>& manifest);
+void check_base_tokenizer(const LoadedConfig& loaded, const std::optional<DataManifest>& manifest);
 /// The base under a config's adapters, and how it is kept.
-GPT load_base(const RunConfig& config, at::Device device);
-/// What tells one base from another: the checksum of its model.safetensors; "" without adapters.
-std::string base_hash(const RunConfig& config);
+GPT load_base(const fs::path& base, const RunConfig& config, at::Device device);
+/// What tells one base from another: the checksum of its model.safetensors; "" without a base.
+std::string base_hash(const fs::path& base);
 /// Exit::checkpoint where the base is not the one that adapters were trained on.
-void check_base(const RunConfig& config, const std::string& hash);
+void check_base(const fs::path& base, const RunConfig& config, const std::string& hash);
 
 /// Exit::data where a data folder was made with another tokenizer or vocabulary than what a checkpoint was trained on.
 void check_tokenizer(const fs::path& data, const std::optional<DataManifest>& manifest, const RunState& state);
@@ -43,7 +43,7 @@ struct LoadedModel {
   RunConfig config;
   at::Device device{at::kCPU};
   GPT model;
-  at::ScalarType compute = at::kFloat;  ///< what Autocast takes
+  Compute compute;
   std::string saved_dtype, load_dtype;  ///< of matrices: in the file, and in memory as in Keep
   int64_t weight_bytes = 0;             ///< of what holds the weights
   int64_t loading_peak_bytes = 0;       ///< the most that tensors took while they were loaded
@@ -51,12 +51,10 @@ struct LoadedModel {
   /// `dtype` as in Keep, or "" for the run's own. Opens the device and sets threads.
   static LoadedModel open(const fs::path& run, const std::string& device, int threads, const std::string& dtype,
                           bool double_quant);
-
- private:
-  void measure();
 };
 
-/// Writes the model of a run with adapters, adapters merged into it, as a run of its own in `out`.
+/// Writes the model of a run with adapters, adapters merged into it, as a run of its own in `out`: for eval, generate,
+/// and as a base; without optimizer state.
 fs::path merge(const fs::path& run, const fs::path& out);
 
 }  // namespace lathe

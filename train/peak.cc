@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdlib>
 
+#include "autograd/ops.h"
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/io/file.h"
@@ -48,11 +49,12 @@ std::optional<double> known_peak(const std::string& device, int threads, at::Sca
     return peak > 0 ? std::optional(peak) : std::nullopt;
   }
   const Json peaks = read_peaks();
-  const auto found = peaks.find(key_of(threads, dtype));
+  const auto found = peaks.find(key_of(threads, cpu_product_dtype(dtype)));
   return found != peaks.end() && found->is_number() ? std::optional(found->get<double>()) : std::nullopt;
 }
 
-double measure_peak(int threads, at::ScalarType dtype) {
+double measure_peak(int threads, at::ScalarType compute) {
+  const at::ScalarType dtype = cpu_product_dtype(compute);
   constexpr int64_t n = 2048;
   const at::Tensor a = at::full({n, n}, 0.5, dtype), b = at::full({n, n}, 0.25, dtype);
   using Clock = std::chrono::steady_clock;

@@ -10,7 +10,8 @@
 
 namespace lathe {
 
-/// FLOP/s, where known; never a guess.
+/// FLOP/s, where known; never a guess. `dtype` is what Autocast takes; on a CPU the ceiling is that of the dtype in
+/// which its products are taken.
 std::optional<double> known_peak(const std::string& device, int threads, at::ScalarType dtype);
 /// Measures a square matmul for about a second, stores the best rate and returns it. CPU only.
 double measure_peak(int threads, at::ScalarType dtype);

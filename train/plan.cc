@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <sstream>
 
+#include "autograd/fp8.h"
 #include "autograd/node.h"
 #include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/text.h"
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/rng.h"
@@ -33,9 +35,7 @@ std::string human(double bytes) {
   const char* units[]{"B", "kB", "MB", "GB", "TB"};
   int u = 0;
   while (bytes >= 1000 && u < 4) bytes /= 1000, ++u;
-  char text[32];
-  std::snprintf(text, sizeof text, u == 0 ? "%.0f %s" : "%.1f %s", bytes, units[u]);
-  return text;
+  return u == 0 ? format("%.0f %s", bytes, units[u]) : format("%.1f %s", bytes, units[u]);
 }
 
 /// One line: what weights in the matmul dtype cost when they are kept, cached, or cast anew.
@@ -48,7 +48,7 @@ std::string weight_line(LoadedConfig loaded, const char* what, bool copies, bool
   const Batch batch = random_batch(loaded.config, s.device);
   const double kept = static_cast<double>(memory_stats().used[static_cast<size_t>(Memory::parameters)]);
   reset_memory_peaks();
-  run_micro_batch(s.model, batch, 1, s.compute, {}, cache);
+  run_micro_batch(s.model, batch, 1, s.compute, {});
   s.optimizer.step(0);
   const MemoryStats peaks = memory_stats();
   return str(what, human(kept), " of parameters kept, ",
@@ -116,7 +116,19 @@ std::string plan(LoadedConfig loaded) {
   };
   const auto peak = [&](Memory category) { return static_cast<double>(peaks.peak[static_cast<size_t>(category)]); };
   const double n = static_cast<double>(count(s.params));
-  double checkpoint = 4 * n;
+  // What save_checkpoint writes: parameters in their file's dtype, masters beside them, optimizer state, fp8 histories.
+  double checkpoint = 0;
+  bool copies = false;
+  for (const auto& p : s.params) {
+    const at::Tensor& t = p.parameter.data();
+    const bool lower =
+        c.checkpoint.dtype != "auto" && t.dim() >= 2 && dtype_from_config(c.checkpoint.dtype) != t.scalar_type();
+    const auto item = lower ? c10::elementSize(dtype_from_config(c.checkpoint.dtype)) : 0;
+    checkpoint += static_cast<double>(t.nbytes()) + static_cast<double>(item) * static_cast<double>(t.numel());
+    const Leaf& leaf = p.parameter.leaf();
+    copies = copies || leaf.low.defined();
+    if (leaf.fp8 && leaf.fp8->history.defined()) checkpoint += static_cast<double>(leaf.fp8->history.nbytes());
+  }
   for (const auto& g : s.optimizer.groups()) {
     for (const auto& slot : g.slots) {
       for (const auto& t : slot.state) checkpoint += static_cast<double>(t.nbytes());
@@ -127,14 +139,14 @@ std::string plan(LoadedConfig loaded) {
   const auto line = [&](const std::string& name, const std::string& value) {
     out << name << std::string(name.size() < 26 ? 26 - name.size() : 1, ' ') << value << "\n";
   };
-  char text[160];
-  std::snprintf(text, sizeof text, "%.0f (%.2f million)", n, n / 1e6);
-  line("parameters", text);
+  line("parameters", format("%.0f (%.2f million)", static_cast<double>(parameter_count(c.model)),
+                            static_cast<double>(parameter_count(c.model)) / 1e6) +
+                         (c.model.lora > 0 ? format(", %.0f of them trained", n) : ""));
   if (s.device.is_cuda()) {
     line("memory, card", human(static_cast<double>(cuda_api().memory_peak())) + " at the highest");
   } else {
-    line("memory: parameters", human(bytes(static_bytes, Memory::parameters)) +
-                                   (s.params[0].parameter.leaf().low.defined() ? " (with working copies)" : ""));
+    line("memory: parameters",
+         human(bytes(static_bytes, Memory::parameters)) + (copies ? " (with working copies)" : ""));
     if (const double casts = peak(Memory::casts); casts > 0)
       line("memory: weight casts", human(casts) + " at the highest");
     line("memory: optimizer", human(bytes(static_bytes, Memory::optimizer)));
@@ -144,20 +156,18 @@ std::string plan(LoadedConfig loaded) {
          human(static_cast<double>(peaks.total_peak)) + " at the highest, beside about 0.2 GB for the program");
   }
   if (!weights.empty()) out << "weights in " << c.amp.dtype << ", a step of one micro-batch:\n" << weights;
-  std::snprintf(text, sizeof text, "%.3g in matmuls (%.3g by the 6N formula), %.3g in all", step_flops,
-                flops_per_token(c.model) * tokens_micro * static_cast<double>(c.train.grad_accum),
-                flops.total() * static_cast<double>(c.train.grad_accum));
-  line("FLOPs a step", text);
-  std::snprintf(text, sizeof text, "%.1f ms (%.0f tokens/s)", 1e3 * step_s,
-                tokens_micro * static_cast<double>(c.train.grad_accum) / step_s);
-  line("time of a step", text);
-  if (const auto ceiling = known_peak(s.device_name, static_cast<int>(s.config.train.threads), s.compute)) {
+  line("FLOPs a step", format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all", step_flops,
+                              flops_per_token(c.model) * tokens_micro * static_cast<double>(c.train.grad_accum),
+                              flops.total() * static_cast<double>(c.train.grad_accum)));
+  line("time of a step", format("%.1f ms (%.0f tokens/s)", 1e3 * step_s,
+                                tokens_micro * static_cast<double>(c.train.grad_accum) / step_s));
+  if (const auto ceiling = known_peak(s.device_name, static_cast<int>(s.config.train.threads), s.compute.dtype)) {
     std::snprintf(text, sizeof text, "%.0f%%", 100 * step_flops / step_s / *ceiling);
     line("mfu", text);
   }
-  std::snprintf(text, sizeof text, "%.1f minutes for %lld steps, evaluation not counted",
-                step_s * static_cast<double>(c.train.steps) / 60, static_cast<long long>(c.train.steps));
-  line("time of the run", text);
+  line("time of the run",
+       format("%.1f minutes for %lld steps, evaluation not counted", step_s * static_cast<double>(c.train.steps) / 60,
+              static_cast<long long>(c.train.steps)));
   line("disk", human(checkpoint) + " a checkpoint, " + human(checkpoint * static_cast<double>(c.checkpoint.keep + 1)) +
                    " at the most (" + std::to_string(c.checkpoint.keep) + " kept and one being written)");
   return out.str();

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdio>
 #include <sstream>
 
 #include "amp/amp.h"
@@ -85,17 +84,18 @@ Seen run_pass(const GPT& model, const std::vector<Batch>& batches, at::ScalarTyp
               const std::function<void(const at::Tensor&)>& look_at) {
   Seen seen;
   const std::function<void(const Node&, const at::Tensor&)> observe = [&](const Node& node, const at::Tensor& g) {
-    if (!g.defined() || !is_low(node)) return;
+    if (!g.defined()) return;
+    seen.overflow = seen.overflow || !std::isfinite(g.abs().amax().item<double>());
+    if (!is_low(node)) return;
     seen.elements += g.numel();
     seen.zeros += g.numel() - g.count_nonzero().item<int64_t>();
-    seen.overflow = seen.overflow || !std::isfinite(g.abs().amax().item<double>());
     if (look_at) look_at(g);
   };
   ModeGuard guard;
   mode().observe_gradient = &observe;
   const at::Tensor seed = at::zeros({}, at::TensorOptions(batches[0].ids_BT.device())).fill_(scale);
   for (const auto& batch : batches) {
-    run_micro_batch(model, batch, static_cast<double>(batch.targets_BT.numel()), compute, {}, true, seed);
+    run_micro_batch(model, batch, static_cast<double>(batch.targets_BT.numel()), compute, {}, seed);
   }
   return seen;
 }
@@ -108,8 +108,8 @@ std::vector<AccumulationError> accumulation_errors(int max_power) {
   const RngKey key = make_key(1, hash_name("accumulation"));
   for (int64_t i = 0; i < most; ++i) {
     const Philox4 r = philox(counter(static_cast<uint64_t>(i), 0), key);
-    a.mutable_data_ptr<double>()[i] = unit(r[0]);
-    b.mutable_data_ptr<double>()[i] = unit(r[1]);
+    a.mutable_data_ptr<double>()[i] = unit(r[0]) / 32;
+    b.mutable_data_ptr<double>()[i] = unit(r[1]) / 32;
   }
   std::vector<AccumulationError> out;
   for (int64_t n = 1000; n <= most; n *= 10) {

@@ -16,7 +16,8 @@ struct AccumulationError {
   double dot_low = 0, dot_fp32 = 0, dot_op = 0;     ///< summed in dtype, in float32, by the linear op
   double norm_low = 0, norm_fp32 = 0, norm_op = 0;  ///< the same; by the optimizer's gradient norm
 };
-/// For fp16 and bf16 and n = 10^3 ... 10^max_power, terms uniform in (0, 1).
+/// For fp16 and bf16 and n = 10^3 ... 10^max_power, terms
+/// products of numbers uniform in (0, 1/32), so that no sum leaves fp16.
 std::vector<AccumulationError> accumulation_errors(int max_power);
 std::string accumulation_table(const std::vector<AccumulationError>& errors);
 

@@ -85,6 +85,13 @@ void check_amp(const LoadedConfig& loaded) {
            " is above amp.loss_scale = ", a.loss_scale);
   if (!a.master && a.dtype == "fp32")
     refuse("amp.master", "amp.master = false needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
+  const bool low = a.dtype != "fp32";
+  if (given("amp.working_copies") && (!low || !a.master))
+    refuse("amp.working_copies", "amp.working_copies has no effect ", low ? "with amp.master = false" : "in fp32",
+           "; leave it out");
+  if (given("amp.cache") && (!low || a.working_copies))
+    refuse("amp.cache", "amp.cache has no effect ", low ? "with amp.working_copies = true" : "in fp32",
+           "; leave it out");
   if (given("amp.rounding") && a.rounding != "auto" && a.master)
     refuse("amp.rounding", "amp.rounding has no effect with amp.master = true; leave it out");
   if (a.rounding == "stochastic" && a.dtype == "fp16")
@@ -131,7 +138,7 @@ void check_lora(const LoadedConfig& loaded) {
     refuse("model.lora_double_quant", "model.lora_double_quant is for model.lora_dtype = \"nf4\"");
   if (c.amp.dtype == "fp8") refuse("amp.dtype", "amp.dtype = \"fp8\" can't be used with model.lora; use \"bf16\"");
   const bool quantised = m.lora_dtype == "int8" || m.lora_dtype == "nf4";
-  if (quantised ? c.amp.dtype == "fp32" : m.lora_dtype != "fp32" && m.lora_dtype != c.amp.dtype) {
+  if (quantised ? c.amp.dtype == "fp32" : m.lora_dtype != c.amp.dtype) {
     refuse("model.lora_dtype", "model.lora_dtype = \"", m.lora_dtype, "\" needs amp.dtype = \"",
            quantised ? "bf16\" or \"fp16" : m.lora_dtype, "\", and it is \"", c.amp.dtype, "\"");
   }
@@ -141,7 +148,7 @@ void check_lora(const LoadedConfig& loaded) {
 void check(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const auto at = [&](const char* key) { return origin_of(loaded, key); };
-  if (c.model.n_embd % c.model.n_head != 0) {
+  if (c.model.lora == 0 && c.model.n_embd % c.model.n_head != 0) {  // adapters take the model from their base
     // The place that was given last: the command line, then the environment, then the file.
     const std::string embd = at("model.n_embd"), head = at("model.n_head");
     const bool blame_embd =

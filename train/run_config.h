@@ -1,6 +1,7 @@
 // The whole configuration of a run, where it comes from, and what must hold between its keys.
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -68,6 +69,7 @@ inline const Schema& run_schema() { return schema_of<RunConfig>(); }
 struct LoadedConfig {
   RunConfig config;
   Origins origins;
+  std::filesystem::path base{};  ///< the checkpoint that model.lora_base stands for, once adopt_base has found it
 };
 
 /// Where a key's value came from; "defaults" where nothing set it.

@@ -48,13 +48,13 @@ namespace {
 void check_device(const LoadedConfig& loaded, const std::string& device) {
   const AmpConfig& amp = loaded.config.amp;
   const int capability = device == "cuda" ? cuda_api().compute_capability() : 0;
-  if (amp.tf32 && capability < 80) {
-    fail(Exit::usage, origin_of(loaded, "amp.tf32"), ": amp.tf32 needs an NVIDIA card of compute capability 8.0 or ",
-         "newer, and this run is on ", device_model(device), "; leave amp.tf32 out");
+  if (device == "cuda" && capability < 80) {
+    fail(Exit::usage, origin_of(loaded, "train.device"), ": ", device_model(device), " has compute capability ",
+         capability / 10, ".", capability % 10, " and 8.0 is needed; set train.device = \"cpu\"");
   }
-  if (device == "cuda" && capability < 80 && (amp.dtype == "bf16" || amp.dtype == "fp8")) {
-    fail(Exit::usage, origin_of(loaded, "amp.dtype"), ": ", device_model(device),
-         " has no bf16 matmuls, which amp.dtype = \"", amp.dtype, "\" needs; use \"fp16\" or \"fp32\"");
+  if (amp.tf32 && device == "cpu") {
+    fail(Exit::usage, origin_of(loaded, "amp.tf32"), ": amp.tf32 needs an NVIDIA card, and this run is on ",
+         device_model(device), "; leave amp.tf32 out");
   }
 }
 
@@ -71,7 +71,7 @@ Session Session::make(const LoadedConfig& loaded) {
   const auto seed = static_cast<uint64_t>(config.train.seed);
   const at::ScalarType compute = compute_dtype(config.amp), low = matmul_dtype(compute);
   const bool adapters = config.model.lora > 0;
-  GPT model = adapters ? load_base(config, device) : make_gpt(config.model, seed);
+  GPT model = adapters ? load_base(loaded.base, config, device) : make_gpt(config.model, seed);
   if (adapters) initialize(trained_parameters(model), init_from_config(config.model.init), config.model.n_layer, seed);
   if (device.is_cuda() || !config.amp.master) {
     const MemoryScope scope(Memory::parameters);
@@ -88,7 +88,7 @@ Session Session::make(const LoadedConfig& loaded) {
   Session s{config,
             device_name,
             device,
-            compute,
+            {compute, config.amp.cache},
             std::move(model),
             params,
             Optimizer(config.optim, params, stochastic ? std::optional(seed) : std::nullopt),
@@ -105,13 +105,13 @@ void Session::load(const fs::path& checkpoint, const RunState& state) {
   refresh_working_copies(params);
 }
 
-at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor, at::ScalarType compute,
-                           StepRandom random, bool cache, const at::Tensor& loss_scale) {
+at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor, Compute compute, StepRandom random,
+                           const at::Tensor& loss_scale) {
   const MemoryScope memory(Memory::activations);
   const TrainingStep step(random);
   Variable loss;
   {
-    const Autocast autocast(compute, cache);
+    const Autocast autocast(compute);
     loss = model.loss(batch.ids_BT, batch.targets_BT, divisor);
   }
   backward(loss, loss_scale);
@@ -130,7 +130,7 @@ std::string precision_text(const Session& s) {
     param = p.parameter.dtype();
     grad = leaf.grad_dtype;
   }
-  text += dtype_name(param) + (copies ? str(" with ", dtype_name(matmul_dtype(s.compute)), " copies") : "") +
+  text += dtype_name(param) + (copies ? str(" with ", dtype_name(matmul_dtype(s.compute.dtype)), " copies") : "") +
           ", gradients " + dtype_name(grad);
   if (s.scaler) text += str(", ", a.scaler == "fixed" ? "fixed" : "dynamic", " loss scale ", s.scaler->state().scale);
   const std::string& save = s.config.checkpoint.dtype;
@@ -139,7 +139,7 @@ std::string precision_text(const Session& s) {
 }
 
 std::optional<EvalResult> evaluate(const GPT& model, const TokenFile& tokens, Loader::Shape shape, int64_t batches,
-                                   at::ScalarType compute, at::Device device, const std::function<bool()>& stop) {
+                                   Compute compute, at::Device device, const std::function<bool()>& stop) {
   const NoGrad no_grad;
   const Autocast autocast(compute);
   const MemoryScope memory(Memory::activations);

@@ -29,7 +29,7 @@ struct Session {
   RunConfig config;
   std::string device_name;  ///< "cpu" or "cuda"
   at::Device device;
-  at::ScalarType compute;  ///< what Autocast takes
+  Compute compute;
   GPT model;
   std::vector<NamedParameter> params;  ///< those that are trained
   Optimizer optimizer;
@@ -45,10 +45,10 @@ struct Session {
 };
 
 /// Forward and backward of one micro-batch: adds its share of the step's gradients. `divisor` is the number of targets
-/// that count in the whole step; `cache` as in Autocast; backward begins with `loss_scale` where it is defined. Returns
+/// that count in the whole step; backward begins with `loss_scale` where it is defined. Returns
 /// the micro-batch's share of the step's loss, [] on the device.
-at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor, at::ScalarType compute,
-                           StepRandom random, bool cache = true, const at::Tensor& loss_scale = {});
+at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor, Compute compute, StepRandom random,
+                           const at::Tensor& loss_scale = {});
 
 /// What a run computes in, keeps and saves, in one line for the log.
 std::string precision_text(const Session& session);
@@ -60,7 +60,6 @@ struct EvalResult {
 /// Mean loss over the split's windows, weighted by tokens; no dropout. nullopt where `stop`, asked before each batch,
 /// said so.
 std::optional<EvalResult> evaluate(const GPT& model, const TokenFile& tokens, Loader::Shape shape, int64_t batches,
-                                   at::ScalarType compute, at::Device device,
-                                   const std::function<bool()>& stop = nullptr);
+                                   Compute compute, at::Device device, const std::function<bool()>& stop = nullptr);
 
 }  // namespace lathe

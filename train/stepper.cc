@@ -22,8 +22,8 @@ StepResult run_step(Session& s, Loader& loader, int64_t step) {
     const Batch batch = loader.next();
     r.data_wait_s += loader.waited();
     const StepRandom random{static_cast<uint64_t>(c.seed), static_cast<uint64_t>(step), micro * c.batch_size};
-    const at::Tensor part = run_micro_batch(s.model, batch, divisor, s.compute, random, s.config.amp.cache,
-                                            s.scaler ? s.scaler->scale() : at::Tensor());
+    const at::Tensor part =
+        run_micro_batch(s.model, batch, divisor, s.compute, random, s.scaler ? s.scaler->scale() : at::Tensor());
     r.loss = r.loss.defined() ? r.loss.add(part) : part;
   }
   StepOptions options{.step = step, .loss = r.loss};
@@ -38,7 +38,6 @@ StepFigures look(const Session& s, const StepResult& result) {
   StepFigures f{.loss = result.loss.item().toDouble(),
                 .grad_norm = c.grad_norm,
                 .loss_scale = c.loss_scale,
-                .skipped = c.skip != 0,
                 .updates = c.updates};
   if (s.scaler) f.scaler = s.scaler->state();
   if (c.failed_step != 0 && f.scaler) {

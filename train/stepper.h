@@ -24,7 +24,6 @@ struct StepFigures {
   double loss = 0;
   double grad_norm = 0;   ///< of the unscaled gradients, before clipping
   double loss_scale = 1;  ///< that the step used
-  bool skipped = false;
   int64_t updates = 0;
   std::optional<ScaleState> scaler{};    ///< after the step
   std::optional<double> updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid

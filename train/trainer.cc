@@ -111,7 +111,7 @@ class Trainer {
       : data_(std::move(data)), session_(Session::make(loaded)), run_(loaded.config.train.out_dir) {
     state_.data_hash = data_.train.fingerprint() + (data_.val ? "-" + data_.val->fingerprint() : "");
     if (resume) go_on(*resume, loaded);
-    state_.base_hash = base_hash(session_.config);
+    state_.base_hash = base_hash(loaded.base);
     if (session_.scaler) state_.scaler = session_.scaler->state();
     state_.threads = session_.config.train.threads;
     state_.isa = cpu_isa();
@@ -186,7 +186,7 @@ class Trainer {
       log_warn("the run was on ", saved.device_model, " (", saved.isa, ") and goes on on ",
                device_model(session_.device_name), " (", cpu_isa(), "): bits may differ");
     }
-    if (was.model.lora > 0) check_base(was, saved.base_hash);
+    if (was.model.lora > 0) check_base(loaded.base, was, saved.base_hash);
     session_.load(from.checkpoint, saved);
     const std::string hash = state_.data_hash;
     state_ = saved;
@@ -196,7 +196,7 @@ class Trainer {
     resumed_from_ = from.checkpoint;
     resumed_same_run_ = from.same_run;
     resumed_step_ = looked_step_ = saved.step;
-    peak_ = known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute);
+    peak_ = known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute.dtype);
   }
 
   void introduce() const {
@@ -311,7 +311,7 @@ class Trainer {
   void remember_peak(double run_seconds) const {
     if (!peak_ && !session_.device.is_cuda() && run_seconds > 60) {
       try {
-        measure_peak(static_cast<int>(session_.config.train.threads), session_.compute);
+        measure_peak(static_cast<int>(session_.config.train.threads), session_.compute.dtype);
       } catch (const Error& e) {
         log_warn("the matmul ceiling is not kept: ", e.what());
       }
@@ -334,7 +334,7 @@ class Trainer {
   bool resumed_same_run_ = true;
   int64_t resumed_step_ = 0;
   std::optional<double> peak_ =
-      known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute);
+      known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute.dtype);
   double smooth_s_ = 0;
   int64_t looked_step_ = 0;  // the last step that was looked at, and when
   Clock::time_point looked_{}, shown_{}, printed_ = Clock::now();
@@ -346,7 +346,7 @@ Exit train(LoadedConfig loaded) {
   const StopOnSignal signals;
   adopt_base(loaded);
   RunData data = RunData::open(loaded);
-  check_base_tokenizer(loaded.config, data.manifest);
+  check_base_tokenizer(loaded, data.manifest);
   // A run that has checkpoints is locked before one is chosen; a new one's folder is made once all else is ready.
   const fs::path run = loaded.config.train.out_dir;
   std::optional<FolderLock> lock;

@@ -67,7 +67,7 @@ LoadedModel model_of(const Words& words) {
   const int threads = static_cast<int>(words.number("threads", default_threads(), between(1, 4096), true));
   LoadedModel m = LoadedModel::open(words.rest.at(0), device, threads, dtype, twice == "true");
   // To standard error: what goes to standard output is the result.
-  std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute)) << ", matrices kept as " << m.load_dtype
+  std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute.dtype)) << ", matrices kept as " << m.load_dtype
             << ", saved as " << m.saved_dtype << "\n";
   return m;
 }
@@ -89,7 +89,7 @@ Exit eval_verb(const Words& words) {
                     {"tokens", r.tokens},
                     {"save_dtype", m.saved_dtype},
                     {"load_dtype", m.load_dtype},
-                    {"compute_dtype", dtype_name(matmul_dtype(m.compute))},
+                    {"compute_dtype", dtype_name(matmul_dtype(m.compute.dtype))},
                     {"weight_bytes", m.weight_bytes},
                     {"loading_peak_bytes", m.loading_peak_bytes},
                     {"peak_bytes", peak},
@@ -263,7 +263,7 @@ const std::vector<Verb>& verbs() {
        "loss over the validation split; the last line is JSON",
        {{"data", "data folder (default: the run's)"},
         {"batch-size", "sequences at once (default: the run's)"},
-        {"load-dtype", "how weights are kept: fp32, bf16, fp16, int8 or nf4 (as the run has them)"},
+        {"load-dtype", "how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32; adapters: model.lora_dtype)"},
         {"double-quant", "true: nf4's scales in 8 bits too (false)"},
         {"device", "auto, cpu or cuda"},
         {"threads", "CPU threads"}},
@@ -280,7 +280,7 @@ const std::vector<Verb>& verbs() {
         {"top-k", "only the k likeliest; 0: all (0)"},
         {"top-p", "only the likeliest of this probability together (1)"},
         {"seed", "of the draw (1)"},
-        {"load-dtype", "how weights are kept: fp32, bf16, fp16, int8 or nf4 (as the run has them)"},
+        {"load-dtype", "how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32; adapters: model.lora_dtype)"},
         {"double-quant", "true: nf4's scales in 8 bits too (false)"},
         {"device", "auto, cpu or cuda"},
         {"threads", "CPU threads"}},

@@ -14,12 +14,7 @@ namespace {
 /// Whether a float16 product is taken in float32 and rounded once: on CPUs without float16 arithmetic ATen's own is up
 /// to 90 times slower (2 cores of a Zen 4, [768, 512] x [512, 512]: 11 to 177 ms against 2).
 bool widened(const at::Tensor& t) {
-#ifdef __x86_64__
-  static const bool native = __builtin_cpu_supports("avx512fp16");
-#else
-  constexpr bool native = true;
-#endif
-  return t.is_cpu() && t.scalar_type() == at::kHalf && !native;
+  return t.is_cpu() && t.scalar_type() == at::kHalf && cpu_product_dtype(at::kHalf) == at::kFloat;
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
@@ -147,6 +142,16 @@ struct LinearFp8 {
 };
 
 }  // namespace
+
+at::ScalarType cpu_product_dtype(at::ScalarType dtype) {
+#ifdef __x86_64__
+  static const bool has_float16 = __builtin_cpu_supports("avx512fp16");
+#else
+  constexpr bool has_float16 = true;
+#endif
+  const bool wide = dtype == at::kFloat8_e4m3fn || (dtype == at::kHalf && !has_float16);
+  return wide ? at::kFloat : dtype;
+}
 
 Variable matmul(const Variable& a, const Variable& b) { return apply(Matmul{}, a, b); }
 Variable linear(const Variable& x, const Variable& weight, const Variable& bias) {

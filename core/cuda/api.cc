@@ -18,10 +18,13 @@ void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) fail(Exit::internal, what, ": ", cudaGetErrorString(status));
 }
 
-cudaDeviceProp properties() {
-  cudaDeviceProp p{};
-  check(cudaGetDeviceProperties(&p, 0), "cudaGetDeviceProperties");
-  return p;
+const cudaDeviceProp& properties() {
+  static const cudaDeviceProp all = [] {
+    cudaDeviceProp p{};
+    check(cudaGetDeviceProperties(&p, 0), "cudaGetDeviceProperties");
+    return p;
+  }();
+  return all;
 }
 
 int device_count() {
@@ -49,10 +52,7 @@ void synchronize_device() { check(cudaDeviceSynchronize(), "cudaDeviceSynchroniz
 
 int64_t memory_highest() { return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].peak; }
 
-int compute_capability() {
-  const cudaDeviceProp p = properties();
-  return 10 * p.major + p.minor;
-}
+int compute_capability() { return 10 * properties().major + properties().minor; }
 
 void dropout(const void* x, void* y, int64_t n, Element type, const DropoutMask& mask) {
   check(dropout_cuda(x, y, n, type, mask, c10::cuda::getCurrentCUDAStream()), "dropout");

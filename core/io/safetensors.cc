@@ -12,7 +12,7 @@
 namespace lathe {
 namespace {
 
-constexpr std::array<std::pair<const char*, int64_t>, 12> dtypes{{{"F64", 8},
+constexpr std::array<std::pair<const char*, int64_t>, 10> dtypes{{{"F64", 8},
                                                                   {"F32", 4},
                                                                   {"F16", 2},
                                                                   {"BF16", 2},
@@ -21,8 +21,6 @@ constexpr std::array<std::pair<const char*, int64_t>, 12> dtypes{{{"F64", 8},
                                                                   {"I16", 2},
                                                                   {"I8", 1},
                                                                   {"U8", 1},
-                                                                  {"F8_E4M3", 1},
-                                                                  {"F8_E5M2", 1},
                                                                   {"BOOL", 1}}};
 constexpr uint64_t max_header = 100'000'000;  // the format's own limit
 

@@ -23,10 +23,10 @@ struct UpdateRule {
 /// How a loss scale moves: torch.amp.GradScaler's rule, with an end. Micikevicius et al. 2018, section 3.2.
 struct ScalePolicy {
   bool dynamic = true;          ///< false: the scale stays as it is
-  float growth_factor = 2;      ///< after growth_interval clean steps
-  float backoff_factor = 0.5f;  ///< after a step with a non-finite gradient
+  double growth_factor = 2;     ///< after growth_interval clean steps
+  double backoff_factor = 0.5;  ///< after a step with a non-finite gradient
   int64_t growth_interval = 2000;
-  float min_scale = 1;     ///< a skip that would go below it ends the run
+  double min_scale = 1;    ///< a skip that would go below it ends the run
   int64_t max_skips = 50;  ///< so many skips in a row end the run
 };
 

@@ -19,7 +19,7 @@ LATHE_BOTH inline bool move_scale(ScaleState& s, const ScalePolicy& policy, bool
   if (!found_inf) {
     s.skipped_in_row = 0;
     if (policy.dynamic && ++s.growth_tracker == policy.growth_interval) {
-      const float grown = s.scale * policy.growth_factor;
+      const auto grown = static_cast<float>(s.scale * policy.growth_factor);
       if (std::isfinite(grown)) s.scale = grown;
       s.growth_tracker = 0;
     }
@@ -29,7 +29,7 @@ LATHE_BOTH inline bool move_scale(ScaleState& s, const ScalePolicy& policy, bool
   if (++s.skipped_in_row >= policy.max_skips) return true;
   if (!policy.dynamic) return false;
   s.growth_tracker = 0;
-  const float less = s.scale * policy.backoff_factor;
+  const auto less = static_cast<float>(s.scale * policy.backoff_factor);
   if (less < policy.min_scale) return true;
   s.scale = less;
   return false;
@@ -44,9 +44,9 @@ LATHE_BOTH inline void settle(const StepRequest& r, double sum, const float* los
   const double clip = r.clip > 0 ? r.clip / (c.grad_norm + 1e-6) : 1.0;
   c.grad_scale = (clip < 1 ? clip : 1.0) / loss_scale;
   c.moved = c.lost = 0;
-  const bool ended = scale != nullptr ? move_scale(*scale, r.policy, found_inf) : found_inf;
-  if (ended && c.failed_step == 0) c.failed_step = r.step + 1;
   c.skip = found_inf || c.failed_step != 0;
+  if (c.failed_step != 0) return;
+  if (scale != nullptr ? move_scale(*scale, r.policy, found_inf) : found_inf) c.failed_step = r.step + 1;
   if (c.skip) return;
   ++c.updates;
   const auto t = static_cast<double>(c.updates);

@@ -31,6 +31,7 @@ def main():
     recordings = [
         record(65536.0, 2.0, 0.5, 4, mixed),
         record(1024.0, 4.0, 0.25, 3, mixed[::-1]),
+        record(1000.0, 1.3, 0.7, 3, mixed),  # factors that round
         record(2.0**125, 2.0, 0.5, 2, [2.0**-30] * 12),  # growth beyond float32 does not happen
         record(65536.0, 2.0, 0.5, 2000, [0.5] * 3 + [math.inf] * 10 + [0.5] * 3),
     ]

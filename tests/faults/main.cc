@@ -23,16 +23,14 @@ void on_point(const char* name) {
 }  // namespace
 
 // Stands in front of the library's own function (symbol interposition), so that the library needs no switch for this.
-at::Tensor lathe::run_micro_batch(const GPT& model, const Batch& batch, double divisor, at::ScalarType compute,
-                                  StepRandom random, bool cache, const at::Tensor& loss_scale) {
-  using Function =
-      at::Tensor (*)(const GPT&, const Batch&, double, at::ScalarType, StepRandom, bool, const at::Tensor&);
+at::Tensor lathe::run_micro_batch(const GPT& model, const Batch& batch, double divisor, Compute compute,
+                                  StepRandom random, const at::Tensor& loss_scale) {
+  using Function = at::Tensor (*)(const GPT&, const Batch&, double, Compute, StepRandom, const at::Tensor&);
   static const auto original = reinterpret_cast<Function>(
-      dlsym(RTLD_NEXT,
-            "_ZN5lathe15run_micro_batchERKNS_3GPTERKNS_5BatchEdN3c1010ScalarTypeENS_10StepRandomEbRKN2at6TensorE"));
+      dlsym(RTLD_NEXT, "_ZN5lathe15run_micro_batchERKNS_3GPTERKNS_5BatchEdNS_7ComputeENS_10StepRandomERKN2at6TensorE"));
   static const bool shifted = std::getenv("LATHE_TEST_RNG_SHIFT") != nullptr;
   random.step += shifted ? 1 : 0;
-  return original(model, batch, divisor, compute, random, cache, loss_scale);
+  return original(model, batch, divisor, compute, random, loss_scale);
 }
 
 int main(int argc, char** argv) {
