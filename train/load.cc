@@ -154,7 +154,7 @@ LoadedModel LoadedModel::open(const fs::path& run, const std::string& device_nam
   RunConfig config = config_of(checkpoint);
   install_allocator();
   const std::string opened = open_device(device_name);
-  set_up_compute(opened, threads);
+  set_up_compute(opened, threads, config.amp.tf32);
   const at::Device device(opened == "cuda" ? at::kCUDA : at::kCPU);
   const bool adapters = config.model.lora > 0;
   const fs::path base = adapters ? find_base(config) : checkpoint;

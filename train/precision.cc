@@ -199,7 +199,7 @@ std::string exponents_text(const GradientExponents& e) {
   out << format("zero in float32 already: %.3f%% of activation gradients\n", 100 * e.zeros);
   for (const auto& p : e.passes) {
     out << format("float16 at loss scale %-8s %s: %.3f%% more are zero%s\n", p.name.c_str(),
-                  p.name == "dynamic" ? format("(settles at %g)", p.scale).c_str() : "", 100 * p.zeros,
+                  p.name == "dynamic" ? format("(settles at 2^%d)", std::ilogb(p.scale)).c_str() : "", 100 * p.zeros,
                   p.overflow ? ", some overflow" : "");
   }
   return out.str();
