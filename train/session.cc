@@ -5,6 +5,7 @@
 #include "autograd/node.h"
 #include "core/device.h"
 #include "core/dtype.h"
+#include "core/io/text.h"
 #include "core/memory.h"
 #include "nn/init.h"
 #include "train/load.h"
@@ -132,7 +133,9 @@ std::string precision_text(const Session& s) {
   }
   text += dtype_name(param) + (copies ? str(" with ", dtype_name(matmul_dtype(s.compute.dtype)), " copies") : "") +
           ", gradients " + dtype_name(grad);
-  if (s.scaler) text += str(", ", a.scaler == "fixed" ? "fixed" : "dynamic", " loss scale ", s.scaler->state().scale);
+  if (s.scaler)
+    text +=
+        str(", ", a.scaler == "fixed" ? "fixed" : "dynamic", " loss scale ", format("%.10g", s.scaler->state().scale));
   const std::string& save = s.config.checkpoint.dtype;
   if (s.config.model.lora > 0) text += ", frozen model in " + s.config.model.lora_dtype;
   return text + ", saved as " + (save == "auto" ? dtype_name(param) : dtype_name(dtype_from_config(save)));

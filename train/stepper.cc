@@ -8,6 +8,7 @@
 
 #include "amp/amp.h"
 #include "core/error.h"
+#include "core/io/text.h"
 
 namespace lathe {
 
@@ -42,7 +43,7 @@ StepFigures look(const Session& s, const StepResult& result) {
   if (s.scaler) f.scaler = s.scaler->state();
   if (c.failed_step != 0 && f.scaler) {
     fail(Exit::diverged, "step ", c.failed_step, ": ", f.scaler->skipped_in_row,
-         " steps in a row had gradients that are not finite, at a loss scale of ", f.scaler->scale,
+         " steps in a row had gradients that are not finite, at a loss scale of ", format("%.10g", f.scaler->scale),
          "; lower optim.lr, raise schedule.warmup_steps, or use amp.dtype = \"bf16\"");
   }
   if (c.failed_step != 0) {

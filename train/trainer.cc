@@ -263,7 +263,7 @@ class Trainer {
   void tell_of_skips(const StepFigures& f) const {
     if (!f.scaler || !state_.scaler || f.scaler->skipped == state_.scaler->skipped) return;
     log_info("step ", state_.step, ": ", f.scaler->skipped - state_.scaler->skipped,
-             " skipped for gradients that are not finite, loss scale now ", f.scaler->scale);
+             " skipped for gradients that are not finite, loss scale now ", format("%.10g", f.scaler->scale));
   }
 
   int64_t memory_bytes() const {
