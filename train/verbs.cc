@@ -224,6 +224,18 @@ Exit config_verb(const Words& words) {
   return Exit::done;
 }
 
+using Flags = std::vector<std::pair<const char*, const char*>>;
+
+/// A verb's own flags and those that model_of reads.
+Flags and_loading(Flags flags) {
+  flags.insert(flags.end(), {{"load-dtype",
+                              "how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32; adapters: model.lora_dtype)"},
+                             {"double-quant", "true: nf4's scales in 8 bits too (false)"},
+                             {"device", "auto, cpu or cuda"},
+                             {"threads", "CPU threads"}});
+  return flags;
+}
+
 }  // namespace
 
 const std::vector<Verb>& verbs() {
@@ -258,36 +270,18 @@ const std::vector<Verb>& verbs() {
        1,
        1000000,
        prepare_verb},
-      {"eval",
-       "RUN|CHECKPOINT",
-       "loss over the validation split; the last line is JSON",
-       {{"data", "data folder (default: the run's)"},
-        {"batch-size", "sequences at once (default: the run's)"},
-        {"load-dtype", "how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32; adapters: model.lora_dtype)"},
-        {"double-quant", "true: nf4's scales in 8 bits too (false)"},
-        {"device", "auto, cpu or cuda"},
-        {"threads", "CPU threads"}},
-       false,
-       1,
-       1,
-       eval_verb},
-      {"generate",
-       "RUN|CHECKPOINT",
-       "write text",
-       {{"prompt", "text to continue (a line break)"},
-        {"tokens", "how many to write (300)"},
-        {"temperature", "0 takes the likeliest (0.8)"},
-        {"top-k", "only the k likeliest; 0: all (0)"},
-        {"top-p", "only the likeliest of this probability together (1)"},
-        {"seed", "of the draw (1)"},
-        {"load-dtype", "how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32; adapters: model.lora_dtype)"},
-        {"double-quant", "true: nf4's scales in 8 bits too (false)"},
-        {"device", "auto, cpu or cuda"},
-        {"threads", "CPU threads"}},
-       false,
-       1,
-       1,
-       generate_verb},
+      {"eval", "RUN|CHECKPOINT", "loss over the validation split; the last line is JSON",
+       and_loading(
+           {{"data", "data folder (default: the run's)"}, {"batch-size", "sequences at once (default: the run's)"}}),
+       false, 1, 1, eval_verb},
+      {"generate", "RUN|CHECKPOINT", "write text",
+       and_loading({{"prompt", "text to continue (a line break)"},
+                    {"tokens", "how many to write (300)"},
+                    {"temperature", "0 takes the likeliest (0.8)"},
+                    {"top-k", "only the k likeliest; 0: all (0)"},
+                    {"top-p", "only the likeliest of this probability together (1)"},
+                    {"seed", "of the draw (1)"}}),
+       false, 1, 1, generate_verb},
       {"gradients",
        "RUN|CHECKPOINT",
        "histogram of the exponents of a model's gradients, and what float16 keeps of them",
