@@ -154,6 +154,8 @@ Variable apply(Op op, const V&... given) {
     auto node = std::make_shared<detail::OpNode<Op, N>>(std::move(op), y);
     node->next = {inputs[I].node()...};
     node->backward_flops = flops.backward;
+    if constexpr (requires { Op::needed(flops.backward, Needs<N>{}); })
+      node->backward_flops = Op::needed(flops.backward, {inputs[I].requires_grad()...});
     return Variable(std::move(y), std::move(node));
   }
   (std::make_index_sequence<N>());

@@ -198,6 +198,21 @@ TEST_CASE("counted matmul FLOPs are the 6N formula's", "[nn]") {
   CHECK(count_flops(loaded).matmul() == Approx(formula).epsilon(0.01));
 }
 
+TEST_CASE("a frozen factor costs no product in backward", "[nn]") {
+  const auto backward_of = [](bool x_trained, bool w_trained) {
+    const auto make = [](bool trained, at::IntArrayRef sizes) {
+      return trained ? Variable::parameter(torch::ones(sizes)) : Variable(torch::ones(sizes));
+    };
+    FlopCount count;
+    const CountFlops counting(count);
+    backward(sum(linear(make(x_trained, {4, 8}), make(w_trained, {16, 8}))));
+    return count.backward.matmul / count.forward.matmul;
+  };
+  CHECK(backward_of(true, true) == 2);
+  CHECK(backward_of(true, false) == 1);
+  CHECK(backward_of(false, true) == 1);
+}
+
 TEST_CASE("parameter_count is what the model has", "[nn]") {
   for (const bool bias : {true, false}) {
     for (const bool tie : {true, false}) {

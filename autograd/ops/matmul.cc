@@ -22,6 +22,13 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
 }
 Variable product(const Variable& a, const Variable& b) { return a.matmul(b); }
 
+/// Of a product's backward, which is one product for each factor that needs its gradient.
+template <size_t N>
+Flops for_needed(Flops both, Needs<N> needs) {
+  both.matmul *= ((needs[0] ? 1 : 0) + (needs[1] ? 1 : 0)) / 2.0;
+  return both;
+}
+
 struct Matmul {
   static constexpr OpInfo info{.name = "matmul", .amp = Amp::low};
   Saved a{}, b{};
@@ -41,6 +48,7 @@ struct Matmul {
     const double forward = 2.0 * static_cast<double>(y.numel()) * static_cast<double>(a.size(-1));
     return {.forward = {.matmul = forward}, .backward = {.matmul = 2 * forward}};
   }
+  static Flops needed(Flops both, Needs<2> needs) { return for_needed(both, needs); }
 };
 
 struct LinearOp {
@@ -77,6 +85,7 @@ struct LinearOp {
     const double add = bias.defined() ? static_cast<double>(y.numel()) : 0;
     return {.forward = {forward, add}, .backward = {2 * forward, add}};
   }
+  static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
 };
 
 // Linear with a frozen weight in few bits, which is taken back to x's dtype for each product. No second derivatives.
@@ -139,6 +148,7 @@ struct LinearFp8 {
   static OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& y) {
     return LinearOp::flops(x, weight, bias, y);
   }
+  static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
 };
 
 }  // namespace
