@@ -23,12 +23,12 @@ class GradScaler {
   /// What Optimizer::step needs in order to unscale, skip, and move the scale.
   void prepare(StepOptions& options) const;
   /// Waits for a card.
-  ScaleState state() const;
-  void load(const ScaleState& state);
+  ScaleState state() const { return state_.get(); }
+  void load(const ScaleState& state) { state_.set(state); }
 
  private:
   ScalePolicy policy_;
-  at::Tensor block_;  // one ScaleState on the device
+  DeviceValue<ScaleState> state_;
   at::Tensor scale_;  // its first member
 };
 

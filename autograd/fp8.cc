@@ -5,7 +5,6 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 
 #include <limits>

@@ -87,11 +87,9 @@ Variable detail::autocast(Amp policy, const Variable& v) {
   }
   const at::ScalarType wanted = policy == Amp::low ? compute : at::kFloat;
   if (v.dtype() == wanted) return v;
-  if (auto* leaf = dynamic_cast<Leaf*>(v.node().get());
-      leaf && leaf->low.defined() && leaf->low.scalar_type() == wanted) {
-    return Variable(leaf->low, v.node());
-  }
-  if (!v.node() || dynamic_cast<Leaf*>(v.node().get()) == nullptr) return cast(v, wanted);
+  const auto* leaf = dynamic_cast<const Leaf*>(v.node().get());
+  if (leaf == nullptr) return cast(v, wanted);
+  if (leaf->low.defined() && leaf->low.scalar_type() == wanted) return Variable(leaf->low, v.node());
   const MemoryScope memory(Memory::casts);
   if (!mode().cache_casts) return cast(v, wanted);
   // Made with or without a graph, of this version of the parameter: a cast that does not fit is made anew.

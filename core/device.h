@@ -41,6 +41,6 @@ void synchronize(const std::string& device);
 /// Threads for train.threads = 0: OMP_NUM_THREADS where it is set to a number, else the cores this process may use.
 int default_threads();
 /// Sets ATen's threads, what makes a device deterministic, and whether float32 matmuls on a card may use TF32.
-void set_up_compute(const std::string& device, int threads, bool tf32 = false);
+void set_up_compute(const std::string& device, int threads, bool tf32);
 
 }  // namespace lathe

@@ -3,10 +3,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "autograd/node.h"
 #include "core/device.h"
@@ -54,11 +52,6 @@ UpdateRule rule_of(const OptimConfig& c, double lr) {
 
 int64_t chunks_of(const at::Tensor& t) { return (t.numel() + grad_sum_chunk - 1) / grad_sum_chunk; }
 
-template <class T>
-T* pointer(const at::Tensor& block) {
-  return static_cast<T*>(block.data_ptr());
-}
-
 /// The kernel's view of a slot.
 UpdateArgs args_of(const Slot& slot, const std::vector<std::string>& state_names, double weight_decay,
                    const std::optional<uint64_t>& rounding_seed) {
@@ -90,15 +83,16 @@ UpdateArgs args_of(const Slot& slot, const std::vector<std::string>& state_names
 
 Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
                      std::optional<uint64_t> rounding_seed)
-    : config_(config), rounding_seed_(rounding_seed), state_names_(names_of_state(config)) {
+    : config_(config),
+      rounding_seed_(rounding_seed),
+      state_names_(names_of_state(config)),
+      control_(parameters.empty() ? at::Device(at::kCPU) : parameters[0].parameter.data().device()) {
   const MemoryScope scope(Memory::optimizer);
   groups_.resize(2);
   groups_[0].weight_decay = config.weight_decay;
-  at::Device device(at::kCPU);
   int64_t chunks = 0;
   for (const auto& p : parameters) {
     const at::Tensor& data = p.parameter.data();
-    device = data.device();
     chunks += chunks_of(data);
     Slot slot{p.path, p.parameter, {}};
     const auto options = data.options().dtype(data.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
@@ -107,9 +101,7 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
     }
     groups_[p.parameter.dim() >= 2 ? 0 : 1].slots.push_back(std::move(slot));
   }
-  control_ = at::zeros({sizeof(StepControl)}, at::TensorOptions().dtype(at::kByte).device(device));
-  partials_ = at::empty({std::max<int64_t>(chunks, 1)}, at::TensorOptions().dtype(at::kDouble).device(device));
-  set_updates(0);
+  partials_ = at::empty({std::max<int64_t>(chunks, 1)}, control_.bytes().options().dtype(at::kDouble));
 }
 
 void Optimizer::sum_gradients() {
@@ -119,7 +111,7 @@ void Optimizer::sum_gradients() {
       const at::Tensor& g = slot.param.grad();
       if (!g.defined()) continue;
       LATHE_CHECK(g.is_contiguous(), "optimizer: the gradient of ", slot.path, " is not contiguous");
-      double* sums = pointer<double>(partials_) + chunks_;
+      double* sums = partials_.mutable_data_ptr<double>() + chunks_;
       const int64_t n = chunks_of(g);
       chunks_ += n;
       if (g.is_cuda()) {
@@ -138,13 +130,14 @@ void Optimizer::sum_gradients() {
 
 void Optimizer::step(double lr, const StepOptions& options) {
   const NoGrad no_grad;
-  const bool cuda = control_.is_cuda();
+  const bool cuda = partials_.is_cuda();
   sum_gradients();
-  auto* control = pointer<StepControl>(control_);
+  StepControl* control = control_.pointer();
   const StepRequest request{
       .rule = rule_of(config_, lr), .clip = config_.grad_clip, .step = options.step, .policy = options.scale_policy};
   const float* loss = options.loss.defined() ? options.loss.const_data_ptr<float>() : nullptr;
-  (cuda ? cuda_api().decide : decide_cpu)(request, pointer<double>(partials_), chunks_, loss, control, options.scale);
+  (cuda ? cuda_api().decide : decide_cpu)(request, partials_.const_data_ptr<double>(), chunks_, loss, control,
+                                          options.scale);
   for (auto& group : groups_) {
     for (auto& slot : group.slots) {
       if (!slot.param.grad().defined()) continue;
@@ -160,21 +153,6 @@ void Optimizer::step(double lr, const StepOptions& options) {
       if (const at::Tensor& low = slot.param.leaf().low; low.defined()) mutated(low);
     }
   }
-}
-
-StepControl Optimizer::control() const {
-  StepControl c;
-  const at::Tensor host = control_.to(at::kCPU);
-  std::memcpy(&c, host.const_data_ptr(), sizeof c);
-  return c;
-}
-
-void Optimizer::set_updates(int64_t n) {
-  StepControl c;
-  c.updates = n;
-  at::Tensor host = at::empty({sizeof c}, at::kByte);
-  std::memcpy(host.mutable_data_ptr(), &c, sizeof c);
-  control_.copy_(host);
 }
 
 }  // namespace lathe

@@ -9,6 +9,7 @@
 
 #include "autograd/parameter.h"
 #include "core/config.h"
+#include "core/device_value.h"
 #include "core/kernels/update.h"
 
 namespace lathe {
@@ -77,8 +78,8 @@ class Optimizer {
   /// Names of a slot's state tensors, torch.optim's.
   const std::vector<std::string>& state_names() const { return state_names_; }
   /// What the last step did, and the number of updates so far. Waits for a card.
-  StepControl control() const;
-  void set_updates(int64_t n);
+  StepControl control() const { return control_.get(); }
+  void set_updates(int64_t n) { control_.set({.updates = n}); }
 
  private:
   void sum_gradients();
@@ -87,7 +88,7 @@ class Optimizer {
   std::optional<uint64_t> rounding_seed_;
   std::vector<std::string> state_names_;
   std::vector<Group> groups_;
-  at::Tensor control_;   // one StepControl
+  DeviceValue<StepControl> control_;
   at::Tensor partials_;  // float64, a sum for each chunk of each gradient
   int64_t chunks_ = 0;   // of them in use
 };

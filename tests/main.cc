@@ -7,6 +7,6 @@
 
 int main(int argc, char** argv) {
   lathe::install_allocator();
-  lathe::set_up_compute(lathe::open_device("auto"), 2);
+  lathe::set_up_compute(lathe::open_device("auto"), 2, /*tf32=*/false);
   return Catch::Session().run(argc, argv);
 }

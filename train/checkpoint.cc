@@ -188,6 +188,22 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::
   return target;
 }
 
+std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config) {
+  return config.dtype == "auto" ? std::nullopt : std::optional(dtype_from_config(config.dtype));
+}
+
+int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
+                         std::optional<at::ScalarType> dtype) {
+  int64_t bytes = 0;
+  each_state(optimizer, [&](const std::string&, const at::Tensor& t) { bytes += static_cast<int64_t>(t.nbytes()); });
+  for (const auto& p : parameters) {
+    const at::Tensor& t = p.parameter.data();
+    bytes += static_cast<int64_t>(t.nbytes());  // as it is, in one file or the other
+    if (is_saved_lower(t, dtype)) bytes += t.numel() * static_cast<int64_t>(c10::elementSize(*dtype));
+  }
+  return bytes;
+}
+
 void verify_checkpoint(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "manifest.json";
   const std::string where = path.string();
@@ -274,7 +290,7 @@ void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t) { copy_into(file, name, t, path); });
   for (const auto& group : optimizer.groups()) {
     for (const auto& slot : group.slots) {
-      if (file.has(slot.path + ".master")) copy_into(file, slot.path + ".master", slot.param.data(), path);
+      if (file.find(slot.path + ".master") != nullptr) copy_into(file, slot.path + ".master", slot.param.data(), path);
     }
   }
 }

@@ -42,6 +42,12 @@ struct RunState {
 fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
                          const Optimizer& optimizer, int64_t keep, std::optional<at::ScalarType> dtype = std::nullopt);
 
+/// The `dtype` of save_checkpoint that a config asks for.
+std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config);
+/// Bytes of the tensors that save_checkpoint writes.
+int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
+                         std::optional<at::ScalarType> dtype);
+
 /// Checkpoints of a run folder, newest first. Exit::io where the folder is there and can't be read.
 std::vector<fs::path> list_checkpoints(const fs::path& run);
 /// Renames checkpoints of the same run newer than this one, which a run that goes on from it can't use.

@@ -22,8 +22,8 @@ GPT shapes_of(const ModelConfig& config) {
   return GPT(config);
 }
 
-RunConfig config_of(const fs::path& checkpoint) {
-  return config_from_toml(read_state(checkpoint).config, (checkpoint / "state.json").string());
+RunConfig config_of(const RunState& state, const fs::path& checkpoint) {
+  return config_from_toml(state.config, (checkpoint / "state.json").string());
 }
 
 fs::path find_base(const RunConfig& config) {
@@ -95,7 +95,7 @@ void adopt_base(LoadedConfig& loaded) {
   RunConfig& c = loaded.config;
   if (c.model.lora == 0) return;
   const fs::path base = loaded.base = find_base(c);
-  const RunConfig from = config_of(base);
+  const RunConfig from = config_of(read_state(base), base);
   if (from.model.lora > 0) {
     fail(Exit::usage, origin_of(loaded, "model.lora_base"), ": ", c.model.lora_base,
          " holds adapters itself; merge it first (`lathe merge`)");
@@ -151,7 +151,7 @@ LoadedModel LoadedModel::open(const fs::path& run, const std::string& device_nam
                               const std::string& dtype, bool double_quant) {
   const fs::path checkpoint = find_checkpoint(run);
   RunState state = read_state(checkpoint);
-  RunConfig config = config_of(checkpoint);
+  RunConfig config = config_of(state, checkpoint);
   install_allocator();
   const std::string opened = open_device(device_name);
   set_up_compute(opened, threads, config.amp.tf32);
@@ -190,7 +190,7 @@ LoadedModel LoadedModel::open(const fs::path& run, const std::string& device_nam
 fs::path merge(const fs::path& run, const fs::path& out) {
   const fs::path checkpoint = find_checkpoint(run);
   RunState state = read_state(checkpoint);
-  RunConfig config = config_of(checkpoint);
+  RunConfig config = config_of(state, checkpoint);
   if (config.model.lora == 0) fail(Exit::usage, run.string(), " has no adapters to merge: its model.lora is 0");
   if (!list_checkpoints(out).empty())
     fail(Exit::usage, out.string(), " already holds a run; give another folder with --out");

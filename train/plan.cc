@@ -6,7 +6,6 @@
 #include <chrono>
 #include <sstream>
 
-#include "autograd/fp8.h"
 #include "autograd/node.h"
 #include "core/device.h"
 #include "core/dtype.h"
@@ -38,17 +37,16 @@ std::string human(double bytes) {
   return u == 0 ? format("%.0f %s", bytes, units[u]) : format("%.1f %s", bytes, units[u]);
 }
 
-/// One line: what weights in the matmul dtype cost when they are kept, cached, or cast anew.
-std::string weight_line(LoadedConfig loaded, const char* what, bool copies, bool cache) {
-  const AmpConfig& own = loaded.config.amp;
+/// One line: what weights in the matmul dtype cost when they are kept, cached, or cast anew. Leaves the session so.
+std::string weight_line(Session& s, const Batch& batch, const char* what, bool copies, bool cache) {
+  const AmpConfig& own = s.config.amp;
   const bool is_own = own.working_copies == copies && (copies || own.cache == cache);
-  loaded.config.amp.working_copies = copies;
-  loaded.config.amp.cache = cache;
-  Session s = Session::make(loaded);
-  const Batch batch = random_batch(loaded.config, s.device);
+  zero_grad(s.model);
+  for (const auto& p : s.params) p.parameter.leaf().low.reset();
+  make_working_copies(s.params, s.compute.dtype, copies, s.low_grad, s.config.model.tie_weights);
   const double kept = static_cast<double>(memory_stats().used[static_cast<size_t>(Memory::parameters)]);
   reset_memory_peaks();
-  run_micro_batch(s.model, batch, 1, s.compute, {});
+  run_micro_batch(s.model, batch, 1, {s.compute.dtype, cache}, {});
   s.optimizer.step(0);
   const MemoryStats peaks = memory_stats();
   return str(what, human(kept), " of parameters kept, ",
@@ -78,12 +76,6 @@ std::string plan(LoadedConfig loaded) {
   if (c.model.vocab_size == 0) {
     fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
          " to take it from; give one of them");
-  }
-  std::string weights;  // before this config's own session, so that nothing of theirs is there then
-  if (c.amp.dtype != "fp32" && c.amp.master && c.model.lora == 0 && open_device(c.train.device) == "cpu") {
-    weights += weight_line(loaded, "  kept as working copies  ", true, true);
-    weights += weight_line(loaded, "  cast at use, cached     ", false, true);
-    weights += weight_line(loaded, "  cast at each use        ", false, false);
   }
   Session s = Session::make(loaded);
   const auto static_bytes = memory_stats();
@@ -116,23 +108,14 @@ std::string plan(LoadedConfig loaded) {
   };
   const auto peak = [&](Memory category) { return static_cast<double>(peaks.peak[static_cast<size_t>(category)]); };
   const double n = static_cast<double>(count(s.params));
-  // What save_checkpoint writes: parameters in their file's dtype, masters beside them, optimizer state, fp8 histories.
-  double checkpoint = 0;
-  bool copies = false;
-  for (const auto& p : s.params) {
-    const at::Tensor& t = p.parameter.data();
-    const bool lower =
-        c.checkpoint.dtype != "auto" && t.dim() >= 2 && dtype_from_config(c.checkpoint.dtype) != t.scalar_type();
-    const auto item = lower ? c10::elementSize(dtype_from_config(c.checkpoint.dtype)) : 0;
-    checkpoint += static_cast<double>(t.nbytes()) + static_cast<double>(item) * static_cast<double>(t.numel());
-    const Leaf& leaf = p.parameter.leaf();
-    copies = copies || leaf.low.defined();
-    if (leaf.fp8 && leaf.fp8->history.defined()) checkpoint += static_cast<double>(leaf.fp8->history.nbytes());
-  }
-  for (const auto& g : s.optimizer.groups()) {
-    for (const auto& slot : g.slots) {
-      for (const auto& t : slot.state) checkpoint += static_cast<double>(t.nbytes());
-    }
+  const auto checkpoint = static_cast<double>(checkpoint_bytes(s.params, s.optimizer, save_dtype(c.checkpoint)));
+  const bool copies =
+      std::any_of(s.params.begin(), s.params.end(), [](const auto& p) { return p.parameter.leaf().low.defined(); });
+  std::string weights;
+  if (c.amp.dtype != "fp32" && c.amp.master && c.model.lora == 0 && !s.device.is_cuda()) {
+    weights += weight_line(s, batch, "  kept as working copies  ", true, true);
+    weights += weight_line(s, batch, "  cast at use, cached     ", false, true);
+    weights += weight_line(s, batch, "  cast at each use        ", false, false);
   }
 
   std::ostringstream out;

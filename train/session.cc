@@ -93,7 +93,8 @@ Session Session::make(const LoadedConfig& loaded) {
             std::move(model),
             params,
             Optimizer(config.optim, params, stochastic ? std::optional(seed) : std::nullopt),
-            GradScaler::make(config.amp, device)};
+            GradScaler::make(config.amp, device),
+            low_grad};
   s.config.train.threads = threads;
   return s;
 }
@@ -136,9 +137,8 @@ std::string precision_text(const Session& s) {
   if (s.scaler)
     text +=
         str(", ", a.scaler == "fixed" ? "fixed" : "dynamic", " loss scale ", format("%.10g", s.scaler->state().scale));
-  const std::string& save = s.config.checkpoint.dtype;
   if (s.config.model.lora > 0) text += ", frozen model in " + s.config.model.lora_dtype;
-  return text + ", saved as " + (save == "auto" ? dtype_name(param) : dtype_name(dtype_from_config(save)));
+  return text + ", saved as " + dtype_name(save_dtype(s.config.checkpoint).value_or(param));
 }
 
 std::optional<EvalResult> evaluate(const GPT& model, const TokenFile& tokens, Loader::Shape shape, int64_t batches,

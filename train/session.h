@@ -34,6 +34,7 @@ struct Session {
   std::vector<NamedParameter> params;  ///< those that are trained
   Optimizer optimizer;
   std::optional<GradScaler> scaler;
+  bool low_grad = false;  ///< gradients of matmul weights have the matmul dtype
 
   /// Opens the device, sets threads, makes the model and its optimizer.
   static Session make(const LoadedConfig& loaded);

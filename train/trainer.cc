@@ -160,6 +160,7 @@ class Trainer {
         return stop(metrics);
       }
       if (save_due) save(metrics);
+      if (looked_step_ == state_.step) looked_ = Clock::now();  // what stands between steps is no part of the next
     }
     remember_peak(seconds_since(begin));
     return finish();
@@ -177,7 +178,7 @@ class Trainer {
     compare_configs(was, loaded);
     if (origin_of(loaded, "train.threads") != "command line") {
       session_.config.train.threads = saved.threads;
-      set_up_compute(session_.device_name, static_cast<int>(saved.threads));
+      set_up_compute(session_.device_name, static_cast<int>(saved.threads), session_.config.amp.tf32);
     } else if (session_.config.train.threads != saved.threads) {
       log_warn("the run used ", saved.threads, " threads and goes on with ", session_.config.train.threads,
                ": bits will differ");
@@ -300,10 +301,8 @@ class Trainer {
 
   void save(Metrics& metrics) {
     state_.metrics_bytes = metrics.sync();
-    const std::string& dtype = session_.config.checkpoint.dtype;
-    const fs::path path =
-        save_checkpoint(run_, state_, session_.params, session_.optimizer, session_.config.checkpoint.keep,
-                        dtype == "auto" ? std::nullopt : std::optional(dtype_from_config(dtype)));
+    const CheckpointConfig& c = session_.config.checkpoint;
+    const fs::path path = save_checkpoint(run_, state_, session_.params, session_.optimizer, c.keep, save_dtype(c));
     log(Level::debug, "saved " + path.string());
   }
 

@@ -163,7 +163,7 @@ Exit bench_verb(const Words& words) {
     if (name != "fp32" && name != "bf16") fail(Exit::usage, "command line: --dtype must be fp32 or bf16, not ", name);
     const int threads = static_cast<int>(words.number("threads", default_threads(), between(1, 4096), true));
     install_allocator();
-    set_up_compute("cpu", threads);
+    set_up_compute("cpu", threads, /*tf32=*/false);
     const double rate = measure_peak(threads, dtype_from_config(name));
     std::cout << Json{{"device", device_model("cpu")},
                       {"isa", cpu_isa()},

@@ -138,16 +138,14 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
   std::sort(tensors_.begin(), tensors_.end(), by_name);
 }
 
-bool SafetensorsFile::has(const std::string& name) const {
+const TensorEntry* SafetensorsFile::find(const std::string& name) const {
   const auto found = std::lower_bound(tensors_.begin(), tensors_.end(), TensorEntry{name, {}, {}, {}}, by_name);
-  return found != tensors_.end() && found->name == name;
+  return found != tensors_.end() && found->name == name ? &*found : nullptr;
 }
 
 const TensorEntry& SafetensorsFile::at(const std::string& name) const {
-  const auto found = std::lower_bound(tensors_.begin(), tensors_.end(), TensorEntry{name, {}, {}, {}}, by_name);
-  if (found == tensors_.end() || found->name != name) {
-    fail(Exit::checkpoint, file_.path().string(), " has no tensor \"", name, "\"");
-  }
+  const TensorEntry* found = find(name);
+  if (found == nullptr) fail(Exit::checkpoint, file_.path().string(), " has no tensor \"", name, "\"");
   return *found;
 }
 

@@ -35,7 +35,8 @@ class SafetensorsFile {
   explicit SafetensorsFile(const fs::path& path);
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  bool has(const std::string& name) const;
+  /// The entry of that name, or null.
+  const TensorEntry* find(const std::string& name) const;
   /// The entry of that name, or an error that names it.
   const TensorEntry& at(const std::string& name) const;
   /// Says that an entry's bytes have been used: their memory is given back until they are wanted again.
