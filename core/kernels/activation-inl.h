@@ -1,0 +1,40 @@
+// Activations on vectors of float32; included as simd-inl.h is.
+#if defined(LATHE_CORE_KERNELS_ACTIVATION_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LATHE_CORE_KERNELS_ACTIVATION_INL_H
+#undef LATHE_CORE_KERNELS_ACTIVATION_INL_H
+#else
+#define LATHE_CORE_KERNELS_ACTIVATION_INL_H
+#endif
+
+#include "core/kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lathe::HWY_NAMESPACE {
+
+// GELU, tanh form: x s(2 k (x + c x^3)), s the logistic function, since (1 + tanh z) / 2 = s(2 z).
+inline constexpr float gelu_2k = 1.5957691216057308f, gelu_c = 0.044715f;
+
+inline V gelu_of(V x) {
+  const V square = hn::Mul(x, x);
+  const V z = hn::Mul(hn::Mul(x, set(gelu_2k)), hn::MulAdd(square, set(gelu_c), set(1)));
+  return hn::Mul(x, sigmoid_of(z));
+}
+/// d gelu / dx = s + x s (1 - s) 2 k (1 + 3 c x^2)
+inline V gelu_slope(V x) {
+  const V square = hn::Mul(x, x);
+  const V z = hn::Mul(hn::Mul(x, set(gelu_2k)), hn::MulAdd(square, set(gelu_c), set(1)));
+  const V s = sigmoid_of(z);
+  const V dz = hn::Mul(set(gelu_2k), hn::MulAdd(square, set(3 * gelu_c), set(1)));
+  return hn::MulAdd(hn::Mul(hn::Mul(x, dz), s), hn::Sub(set(1), s), s);
+}
+/// silu: x s(x); its slope s + x s (1 - s).
+inline V silu_of(V x) { return hn::Mul(x, sigmoid_of(x)); }
+inline V silu_slope(V x) {
+  const V s = sigmoid_of(x);
+  return hn::MulAdd(hn::Mul(x, s), hn::Sub(set(1), s), s);
+}
+
+}  // namespace lathe::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

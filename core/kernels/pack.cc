@@ -1,0 +1,155 @@
+#include "core/kernels/pack.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/kernels/pack.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.
+#include "core/kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lathe::HWY_NAMESPACE {
+namespace {
+
+#if HWY_TARGET != HWY_SCALAR
+using D4 = hn::FixedTag<uint32_t, 4>;
+using D2 = hn::FixedTag<uint64_t, 2>;
+
+/// Rows 0 to 3 and columns 0 to 3.
+void transpose4x4(const char* in, int64_t stride, uint32_t* out, int64_t out_stride) {
+  const D4 d;
+  const D2 d2;
+  const auto row = [&](int64_t i) HWY_ATTR { return hn::LoadU(d, reinterpret_cast<const uint32_t*>(in + i * stride)); };
+  const auto a = row(0), b = row(1), c = row(2), e = row(3);
+  const auto ab0 = hn::BitCast(d2, hn::InterleaveLower(d, a, b)), ab1 = hn::BitCast(d2, hn::InterleaveUpper(d, a, b));
+  const auto ce0 = hn::BitCast(d2, hn::InterleaveLower(d, c, e)), ce1 = hn::BitCast(d2, hn::InterleaveUpper(d, c, e));
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, ab0, ce0)), d, out);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, ab0, ce0)), d, out + out_stride);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, ab1, ce1)), d, out + 2 * out_stride);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, ab1, ce1)), d, out + 3 * out_stride);
+}
+#endif
+
+uint32_t read32(const char* p) {
+  uint32_t x = 0;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+/// out[j * out_stride + i] = in[i * stride + j] for i < rows, j < columns, in units of 4 bytes; `stride` in bytes.
+void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, uint32_t* out, int64_t out_stride) {
+  constexpr int64_t strip = 16;  // columns at a time: their output rows stay in the nearest cache
+  for (int64_t j0 = 0; j0 < columns; j0 += strip) {
+    const int64_t j1 = j0 + strip < columns ? j0 + strip : columns;
+    int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+    for (; i + 4 <= rows; i += 4) {
+      int64_t j = j0;
+      for (; j + 4 <= j1; j += 4) transpose4x4(in + i * stride + j * 4, stride, out + j * out_stride + i, out_stride);
+      for (; j < j1; ++j) {
+        for (int64_t r = i; r < i + 4; ++r) out[j * out_stride + r] = read32(in + r * stride + j * 4);
+      }
+    }
+#endif
+    for (; i < rows; ++i) {
+      for (int64_t j = j0; j < j1; ++j) out[j * out_stride + i] = read32(in + i * stride + j * 4);
+    }
+  }
+}
+
+/// out[2 j + r] = in[r * stride + j] for r < 2, j < columns; a missing second row reads as zero.
+void interleave16(const uint16_t* first, const uint16_t* second, int64_t columns, uint16_t* out) {
+  int64_t j = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::FixedTag<uint16_t, 8> d;
+  for (; j + 8 <= columns; j += 8) {
+    const auto a = hn::LoadU(d, first + j), b = second == nullptr ? hn::Zero(d) : hn::LoadU(d, second + j);
+    hn::StoreU(hn::InterleaveLower(d, a, b), d, out + 2 * j);
+    hn::StoreU(hn::InterleaveUpper(d, a, b), d, out + 2 * j + 8);
+  }
+#endif
+  for (; j < columns; ++j) {
+    out[2 * j] = first[j];
+    out[2 * j + 1] = second == nullptr ? uint16_t{0} : second[j];
+  }
+}
+
+void right(Matrix b, int64_t k, int64_t n, int64_t width, void* out) {
+  const auto rest = static_cast<size_t>(width - n) * 4;
+  if (b.type == Element::f32) {
+    for (int64_t i = 0; i < k; ++i) {
+      float* to = static_cast<float*>(out) + i * width;
+      std::memcpy(to, b.at(i, 0), static_cast<size_t>(n) * 4);
+      std::memset(to + n, 0, rest);
+    }
+    return;
+  }
+  for (int64_t i = 0; i < k; i += 2) {
+    uint16_t* to = static_cast<uint16_t*>(out) + i * width;
+    interleave16(static_cast<const uint16_t*>(b.at(i, 0)),
+                 i + 1 < k ? static_cast<const uint16_t*>(b.at(i + 1, 0)) : nullptr, n, to);
+    std::memset(to + 2 * n, 0, rest);
+  }
+}
+
+void right_transposed(Matrix b, int64_t k, int64_t n, int64_t width, void* out) {
+  const bool low = b.type != Element::f32;
+  const int64_t units = low ? k / 2 : k;
+  auto* to = static_cast<uint32_t*>(out);
+  transpose32(static_cast<const char*>(b.data), b.stride * (low ? 2 : 4), n, units, to, width);
+  if (low && k % 2 != 0) {
+    for (int64_t j = 0; j < n; ++j) to[units * width + j] = *static_cast<const uint16_t*>(b.at(j, k - 1));
+  }
+  if (width > n) {
+    for (int64_t i = 0; i < (low ? (k + 1) / 2 : k); ++i)
+      std::memset(to + i * width + n, 0, static_cast<size_t>(width - n) * 4);
+  }
+}
+
+void left_transposed(Matrix a, int64_t k, int64_t m, void* out) {
+  if (a.type == Element::f32) {
+    transpose32(static_cast<const char*>(a.data), a.stride * 4, k, m, static_cast<uint32_t*>(out), k);
+    return;
+  }
+  // Pairs of rows are interleaved a few at a time, then moved as units of 4 bytes.
+  constexpr int64_t pairs = 16, columns = 64;
+  uint16_t pair[pairs * columns * 2];
+  const int64_t depth = (k + 1) / 2;
+  for (int64_t i = 0; i < depth; i += pairs) {
+    const int64_t have = depth - i < pairs ? depth - i : pairs;
+    for (int64_t j = 0; j < m; j += columns) {
+      const int64_t n = m - j < columns ? m - j : columns;
+      for (int64_t p = 0; p < have; ++p) {
+        const int64_t row = 2 * (i + p);
+        interleave16(static_cast<const uint16_t*>(a.at(row, j)),
+                     row + 1 < k ? static_cast<const uint16_t*>(a.at(row + 1, j)) : nullptr, n,
+                     pair + p * columns * 2);
+      }
+      transpose32(reinterpret_cast<const char*>(pair), columns * 4, have, n, static_cast<uint32_t*>(out) + j * depth + i,
+                  depth);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lathe::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lathe {
+
+HWY_EXPORT(right);
+HWY_EXPORT(right_transposed);
+HWY_EXPORT(left_transposed);
+
+void pack_right(Matrix b, int64_t k, int64_t n, int64_t width, void* out) {
+  HWY_DYNAMIC_DISPATCH(right)(b, k, n, width, out);
+}
+void pack_right_transposed(Matrix b, int64_t k, int64_t n, int64_t width, void* out) {
+  HWY_DYNAMIC_DISPATCH(right_transposed)(b, k, n, width, out);
+}
+void pack_left_transposed(Matrix a, int64_t k, int64_t m, void* out) {
+  HWY_DYNAMIC_DISPATCH(left_transposed)(a, k, m, out);
+}
+
+}  // namespace lathe
+#endif

@@ -1,0 +1,36 @@
+// Rearranging blocks of matrices into the order in which products read them.
+//
+// A product's right factor is read as [k][n] in float32, and in bfloat16 as [k / 2][n][2]: pairs along k side by side
+// (the layout of the CPUs' dot-product instructions, "VNNI").
+#pragma once
+
+#include <cstdint>
+
+#include "core/kernels/element.h"
+
+namespace lathe {
+
+/// A row-major matrix in memory. `stride` elements lie between the starts of two rows.
+struct Matrix {
+  const void* data = nullptr;
+  int64_t stride = 0;
+  Element type = Element::f32;
+
+  /// The address of an element.
+  const void* at(int64_t row, int64_t column) const {
+    return static_cast<const char*>(data) + (row * stride + column) * (type == Element::f32 ? 4 : 2);
+  }
+};
+
+/// k rounded up to what a packed factor holds: whole pairs.
+inline int64_t packed_depth(int64_t k, Element type) { return type == Element::f32 ? k : (k + 1) / 2 * 2; }
+
+/// Packs b [k, n] as a right factor whose rows are `width` >= n long; what is beyond k and n is zero.
+void pack_right(Matrix b, int64_t k, int64_t n, int64_t width, void* out);
+/// The same from its transpose, b [n, k].
+void pack_right_transposed(Matrix b, int64_t k, int64_t n, int64_t width, void* out);
+/// Transposes a [k, m] into rows of packed_depth(k) as a left factor, out [m][packed_depth(k)]; what is beyond k is
+/// zero.
+void pack_left_transposed(Matrix a, int64_t k, int64_t m, void* out);
+
+}  // namespace lathe

@@ -1,0 +1,220 @@
+#include "core/kernels/product.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/native/CPUBlas.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/BFloat16.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+
+namespace lathe {
+namespace {
+
+constexpr int64_t block_rows = 32;     // of a result block: 8 KB of float32 with
+constexpr int64_t block_columns = 64;  // these columns
+constexpr int64_t tall_rows = 64;      // of a block of a^T b
+constexpr int64_t wide_columns = 1024;  // of a^T b that one task holds: 256 KB
+
+/// Depth of a product between two visits to its block: a panel of that depth is 128 KB and stays in a core's own cache.
+int64_t depth_step(Element type) { return type == Element::f32 ? 512 : 1024; }
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+/// [0, n) in parts of equal size, at most `most` each and multiples of 16.
+struct Parts {
+  Parts(int64_t n_, int64_t most) : n(n_), size(std::min(most, round_up(divide_up(n_, divide_up(n_, most)), 16))) {}
+  int64_t count() const { return divide_up(n, size); }
+  int64_t begin(int64_t i) const { return i * size; }
+  int64_t length(int64_t i) const { return std::min(size, n - begin(i)); }
+  int64_t n, size;
+};
+
+/// Into how many parts a dimension of `n` is cut, beside `tasks` that there are already, to keep all threads busy.
+int64_t cuts(int64_t tasks, int64_t n, int64_t least) {
+  const int64_t threads = at::get_num_threads(), most = std::max<int64_t>(1, n / least);
+  int64_t best = 1;
+  double best_use = 0;
+  for (int64_t s = 1; s <= std::min(most, threads); ++s) {
+    const int64_t all = tasks * s;
+    const double use = static_cast<double>(all) / static_cast<double>(round_up(all, threads));
+    if (use > best_use + 0.05) best = s, best_use = use;
+  }
+  return best;
+}
+
+/// A piece of memory for each thread.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes)
+      : bytes_(round_up(bytes, 64)),
+        data_(c10::GetCPUAllocator()->allocate(static_cast<size_t>(bytes_ * at::get_num_threads()))) {}
+  char* mine() const { return static_cast<char*>(data_.get()) + bytes_ * at::get_thread_num(); }
+
+ private:
+  int64_t bytes_;
+  c10::DataPtr data_;
+};
+
+int64_t bytes_of(Element type) { return type == Element::f32 ? 4 : 2; }
+
+/// a b or a b^T: a thread packs a panel of b's columns and takes a's rows past it.
+void multiply_rows(Matrix a, Matrix b, bool transposed, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
+  if (m == 0 || n == 0) return;
+  const Parts panels(n, block_columns);
+  const int64_t depth = packed_depth(k, a.type);
+  const Parts rows(m, round_up(divide_up(m, cuts(panels.count(), m, block_rows)), block_rows));
+  const bool direct = a.type == Element::f32 && !transposed;  // b is read where it is
+  const int64_t packed = direct ? 0 : round_up(depth * panels.size * bytes_of(a.type), 64);
+  const int64_t padded = depth == k ? 0 : round_up(block_rows * depth * bytes_of(a.type), 64);  // a's rows, made even
+  const Scratch scratch(packed + padded + block_rows * panels.size * 4);
+  at::parallel_for(0, panels.count() * rows.count(), 1, [&](int64_t begin, int64_t end) {
+    char* mine = scratch.mine();
+    float* block = reinterpret_cast<float*>(mine + packed + padded);
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t panel = task / rows.count(), part = task % rows.count();
+      const int64_t column = panels.begin(panel), columns = panels.length(panel);
+      const int64_t width = direct ? columns : round_up(columns, 16);
+      Matrix right{mine, width, a.type};
+      if (direct) {
+        right = {b.at(0, column), b.stride, b.type};
+      } else if (part == 0 || task == begin) {  // else the panel is still there
+        if (transposed)
+          pack_right_transposed({b.at(column, 0), b.stride, b.type}, k, columns, width, mine);
+        else
+          pack_right({b.at(0, column), b.stride, b.type}, k, columns, width, mine);
+      }
+      const int64_t last = rows.begin(part) + rows.length(part);
+      for (int64_t row = rows.begin(part); row < last; row += block_rows) {
+        const int64_t count = std::min(block_rows, last - row);
+        Matrix left{a.at(row, 0), a.stride, a.type};
+        if (padded > 0) {
+          for (int64_t r = 0; r < count; ++r) {
+            char* to = mine + packed + r * depth * 2;
+            std::memcpy(to, left.at(r, 0), static_cast<size_t>(k) * 2);
+            std::memset(to + k * 2, 0, 2);
+          }
+          left = {mine + packed, depth, a.type};
+        }
+        for (int64_t at = 0; at < depth; at += depth_step(a.type)) {
+          const int64_t step = std::min(depth_step(a.type), depth - at);
+          // A packed panel's rows lie `width` apart in either type: two of bfloat16 side by side.
+          const Matrix piece{right.at(at, 0), right.stride, right.type};
+          small_product({left.at(0, at), left.stride, left.type}, piece, count, width, step, block, width, at > 0);
+        }
+        finish_block(block, width, row, column, count, columns, e);
+      }
+    }
+    release_products(a.type);
+  });
+}
+
+}  // namespace
+
+bool product_ready(Element type) {
+  const auto probe = [](auto zero) {
+    using T = decltype(zero);
+    T a[2] = {}, b[32] = {};
+    float c[16];
+    try {
+      at::native::cpublas::brgemm(1, 16, 2, 2, 16, 16, false, a, b, c, !std::is_same_v<T, float>);
+      at::native::cpublas::brgemm_release(!std::is_same_v<T, float>);
+    } catch (const std::exception&) {
+      return false;
+    }
+    return true;
+  };
+  if (type == Element::f32) {
+    static const bool ready = probe(0.0f);
+    return ready;
+  }
+  if (type != Element::bf16) return false;
+#ifdef __x86_64__
+  static const bool ready = __builtin_cpu_supports("avx512bf16") && probe(c10::BFloat16(0));
+  return ready;
+#else
+  return false;
+#endif
+}
+
+void small_product(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, float* c, int64_t c_stride, bool add) {
+  if (a.type == Element::f32) {
+    at::native::cpublas::brgemm(m, n, k, a.stride, b.stride, c_stride, add, static_cast<const float*>(a.data),
+                                static_cast<const float*>(b.data), c, false);
+  } else {
+    at::native::cpublas::brgemm(m, n, k, a.stride, b.stride, c_stride, add, static_cast<const c10::BFloat16*>(a.data),
+                                static_cast<const c10::BFloat16*>(b.data), c, true);
+  }
+}
+
+void release_products(Element type) {
+  if (type != Element::f32) at::native::cpublas::brgemm_release(true);
+}
+
+void multiply(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
+  multiply_rows(a, b, /*transposed=*/false, m, n, k, e);
+}
+
+void multiply_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
+  multiply_rows(a, b, /*transposed=*/true, m, n, k, e);
+}
+
+void multiply_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e, float* column_sums) {
+  if (m == 0 || n == 0) return;
+  const Element type = a.type;
+  const int64_t depth = packed_depth(k, type), step = depth_step(type);
+  const Parts rows(m, tall_rows);
+  const Parts spans(n, std::min(wide_columns, round_up(divide_up(n, cuts(rows.count(), n, block_columns)), block_columns)));
+  // In bfloat16 b is packed once, in panels; in float32 it is read where it is.
+  const Parts panels(spans.size, block_columns);
+  const int64_t panel_bytes = depth * panels.size * bytes_of(type);
+  c10::DataPtr packed;
+  if (type != Element::f32) {
+    packed = c10::GetCPUAllocator()->allocate(static_cast<size_t>(spans.count() * panels.count() * panel_bytes));
+    at::parallel_for(0, spans.count() * panels.count(), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t span = i / panels.count(), in_span = panels.begin(i % panels.count());
+        const int64_t columns = std::min(panels.size, spans.length(span) - in_span);
+        if (columns <= 0) continue;
+        pack_right({b.at(0, spans.begin(span) + in_span), b.stride, type}, k, columns, panels.size,
+                   static_cast<char*>(packed.get()) + i * panel_bytes);
+      }
+    });
+  }
+  const int64_t left_bytes = round_up(rows.size * step * bytes_of(type), 64);
+  const int64_t block_stride = panels.count() * panels.size;
+  const Scratch scratch(left_bytes + rows.size * block_stride * 4);
+  at::parallel_for(0, rows.count() * spans.count(), 1, [&](int64_t begin, int64_t end) {
+    char* left = scratch.mine();
+    float* block = reinterpret_cast<float*>(left + left_bytes);
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t part = task / spans.count(), span = task % spans.count();
+      const int64_t row = rows.begin(part), count = rows.length(part), column = spans.begin(span);
+      const bool sums = column_sums != nullptr && span == 0;
+      if (sums) std::memset(column_sums + row, 0, static_cast<size_t>(count) * 4);
+      for (int64_t at = 0; at < k; at += step) {
+        const int64_t have = std::min(step, k - at), even = packed_depth(have, type);
+        pack_left_transposed({a.at(at, row), a.stride, type}, have, count, left);
+        const Matrix piece{left, even, type};
+        if (sums) add_row_sums(piece, count, even, column_sums + row);
+        for (int64_t p = 0; p < panels.count(); ++p) {
+          const int64_t in_span = panels.begin(p), columns = std::min(panels.size, spans.length(span) - in_span);
+          if (columns <= 0) break;
+          const Matrix right =
+              type == Element::f32
+                  ? Matrix{b.at(at, column + in_span), b.stride, type}
+                  : Matrix{static_cast<char*>(packed.get()) + (span * panels.count() + p) * panel_bytes + at * panels.size * 2,
+                           panels.size, type};
+          small_product(piece, right, count, type == Element::f32 ? columns : panels.size, even, block + in_span,
+                        block_stride, at > 0);
+        }
+      }
+      finish_block(block, block_stride, row, column, count, spans.length(span), e);
+    }
+    release_products(type);
+  });
+}
+
+}  // namespace lathe

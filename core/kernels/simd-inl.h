@@ -1,0 +1,108 @@
+// Vector helpers of the kernels, compiled once for each instruction set: include it below hwy/foreach_target.h and
+// hwy/highway.h. Elements are float or bfloat16; arithmetic is in float32. Highway chooses the set at run time.
+#if defined(LATHE_CORE_KERNELS_SIMD_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LATHE_CORE_KERNELS_SIMD_INL_H
+#undef LATHE_CORE_KERNELS_SIMD_INL_H
+#else
+#define LATHE_CORE_KERNELS_SIMD_INL_H
+#endif
+
+#include <c10/util/BFloat16.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/kernels/element.h"
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lathe::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using D = hn::ScalableTag<float>;
+using DU = hn::RebindToUnsigned<D>;
+using V = hn::Vec<D>;
+
+inline int64_t lanes() { return static_cast<int64_t>(hn::Lanes(D())); }
+
+inline V load(const float* p) { return hn::LoadU(D(), p); }
+inline V load(const c10::BFloat16* p) {
+  const hn::Rebind<uint16_t, D> half;
+  const auto bits = hn::PromoteTo(DU(), hn::LoadU(half, reinterpret_cast<const uint16_t*>(p)));
+  return hn::BitCast(D(), hn::ShiftLeft<16>(bits));
+}
+inline void store(V v, float* p) { hn::StoreU(v, D(), p); }
+/// To the nearest, ties to even; NaN stays NaN.
+inline void store(V v, c10::BFloat16* p) {
+  const DU du;
+  const auto bits = hn::BitCast(du, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu))));
+  const auto kept = hn::IfThenElse(hn::RebindMask(du, hn::Eq(v, v)), rounded, hn::Set(du, 0x7fc0u));
+  const hn::Rebind<uint16_t, D> half;
+  hn::StoreU(hn::DemoteTo(half, hn::BitCast(hn::RebindToSigned<D>(), kept)), half, reinterpret_cast<uint16_t*>(p));
+}
+
+/// The first n lanes (n < lanes()); the others are zero.
+template <class T>
+V load_first(const T* p, int64_t n) {
+  T buffer[HWY_MAX_BYTES / sizeof(float)] = {};
+  std::memcpy(buffer, p, static_cast<size_t>(n) * sizeof(T));
+  return load(buffer);
+}
+template <class T>
+void store_first(V v, T* p, int64_t n) {
+  T buffer[HWY_MAX_BYTES / sizeof(float)];
+  store(v, buffer);
+  std::memcpy(p, buffer, static_cast<size_t>(n) * sizeof(T));
+}
+
+/// f(i, loader, storer) for each vector of [0, n); the loader and the storer know whether it is the last, partial one.
+struct Whole {
+  template <class T>
+  V operator()(const T* p) const {
+    return load(p);
+  }
+  template <class T>
+  void operator()(V v, T* p) const {
+    store(v, p);
+  }
+};
+struct Part {
+  int64_t n;
+  template <class T>
+  V operator()(const T* p) const {
+    return load_first(p, n);
+  }
+  template <class T>
+  void operator()(V v, T* p) const {
+    store_first(v, p, n);
+  }
+};
+template <class F>
+void for_vectors(int64_t n, F&& f) {
+  const int64_t step = lanes();
+  int64_t i = 0;
+  for (; i + step <= n; i += step) f(i, Whole());
+  if (i < n) f(i, Part{n - i});
+}
+
+/// f(a, b) with zeros of the C++ types of two elements, each float32 or bfloat16.
+template <class F>
+void with_elements(Element a, Element b, F&& f) {
+  if (a == Element::f32) return b == Element::f32 ? f(float{}, float{}) : f(float{}, c10::BFloat16{});
+  return b == Element::f32 ? f(c10::BFloat16{}, float{}) : f(c10::BFloat16{}, c10::BFloat16{});
+}
+
+inline float sum_of(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
+inline float max_of(V v) { return hn::GetLane(hn::MaxOfLanes(D(), v)); }
+inline V set(float x) { return hn::Set(D(), x); }
+inline V exp_of(V v) { return hn::Exp(D(), v); }
+/// 1 / (1 + e^-v).
+inline V sigmoid_of(V v) { return hn::Div(set(1), hn::Add(set(1), exp_of(hn::Neg(v)))); }
+
+}  // namespace lathe::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
