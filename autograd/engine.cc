@@ -22,21 +22,33 @@ namespace {
 
 std::atomic<uint64_t> next_sequence{1};
 
+/// Gives out pending gradients of the pass that runs on this thread, or is empty.
+thread_local const std::function<at::Tensor(Node&)>* pending_gradients = nullptr;
+
 at::Tensor reduce_to(const at::Tensor& g, at::IntArrayRef sizes) { return at::sum_to(g, sizes); }
 Variable reduce_to(const Variable& g, at::IntArrayRef sizes) { return sum_to(g, sizes); }
 const at::Tensor& tensor_of(const at::Tensor& t) { return t; }
 const at::Tensor& tensor_of(const Variable& v) { return v.data(); }
 
-/// While alive, `node` is the one whose backward runs on this thread.
+using Giver = std::function<at::Tensor(Node&)>;
+
+/// While alive, `node` is the one whose backward runs on this thread, and `giver` gives out pending gradients.
 class Running {
  public:
-  explicit Running(Node& node) : outer_(running_node()) { running_node() = &node; }
-  ~Running() { running_node() = outer_; }
+  Running(Node& node, const Giver& giver) : outer_(running_node()), outer_giver_(pending_gradients) {
+    running_node() = &node;
+    pending_gradients = &giver;
+  }
+  ~Running() {
+    running_node() = outer_;
+    pending_gradients = outer_giver_;
+  }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
 
  private:
   Node* outer_;
+  const Giver* outer_giver_;
 };
 
 /// What the engine knows of a node while it runs: the gradient so far, and how many are still to come.
@@ -55,6 +67,7 @@ class Pass {
 
   /// Gradients of nodes in `captured` are kept in it.
   void run(Node& root, T dy, std::unordered_map<Node*, T>* captured) {
+    captured_ = captured != nullptr;
     count(root);
     pending_[&root].grad = std::move(dy);
     arrive_ready(root);
@@ -93,7 +106,7 @@ class Pass {
     }
     GradList<T> grads;
     if (tensor_of(dy).defined()) {
-      const Running running(node);
+      const Running running(node, give_);
       grads = node.backward(dy);
       if (mode().flops != nullptr) mode().flops->backward += node.backward_flops;
     }
@@ -154,7 +167,25 @@ class Pass {
     return grad;
   }
 
+  /// See take_pending.
+  at::Tensor give(Node& to) {
+    if constexpr (std::is_same_v<T, at::Tensor>) {
+      if (!to.hooks.empty() || mode().observe_gradient != nullptr || captured_) return {};
+      at::Tensor& held = pending_[&to].grad;
+      const auto sole = [](const at::Tensor& t) {
+        return t.defined() && t.use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous();
+      };
+      if (sole(held)) return std::move(held);
+      auto* leaf = dynamic_cast<Leaf*>(&to);
+      const bool whole = leaf != nullptr && accumulate_ && !held.defined() && pending_[&to].awaited == 1;
+      if (whole && leaf->after_accumulate.empty() && sole(leaf->grad)) return std::move(leaf->grad);
+    }
+    return {};
+  }
+
   bool keep_, accumulate_;
+  bool captured_ = false;
+  const Giver give_ = [this](Node& to) { return give(to); };
   std::unordered_map<Node*, Pending<T>> pending_;
   std::priority_queue<std::pair<uint64_t, Node*>> ready_;
 };
@@ -200,6 +231,12 @@ Node::~Node() {
 Node*& running_node() {
   static thread_local Node* node = nullptr;
   return node;
+}
+
+at::Tensor take_pending(size_t i) {
+  Node* node = running_node();
+  if (pending_gradients == nullptr || node == nullptr || i >= node->next.size() || !node->next[i]) return {};
+  return (*pending_gradients)(*node->next[i]);
 }
 
 void Leaf::accumulate(at::Tensor dy) {

@@ -76,4 +76,9 @@ inline bool is_trained(const Variable& v) {
 /// The node whose backward runs on this thread, or null.
 Node*& running_node();
 
+/// For a fused op's backward: the gradient that input i of the running node has so far, if the op may add its own to it
+/// in place; the op then returns that tensor as the input's gradient. Undefined where there is none yet, where
+/// something else holds it, or where the pass's own share is asked for (hooks, observers).
+at::Tensor take_pending(size_t i);
+
 }  // namespace lathe

@@ -101,9 +101,11 @@ Variable detail::autocast(Amp policy, const Variable& v) {
 
 void detail::rethrow(const char* name, std::span<const at::Tensor* const> inputs) {
   std::string call = name;
-  if (!inputs.empty()) {
+  size_t given = inputs.size();  // up to the last that is there
+  while (given > 0 && !inputs[given - 1]->defined()) --given;
+  if (given > 0) {
     call += "(";
-    for (size_t i = 0; i < inputs.size(); ++i) call += (i ? ", " : "") + describe(*inputs[i]);
+    for (size_t i = 0; i < given; ++i) call += (i ? ", " : "") + describe(*inputs[i]);
     call += ")";
   }
   try {

@@ -34,6 +34,17 @@ struct OpInfo {
   Amp amp = Amp::promote;
 };
 
+/// What autocast does to input i of an op: its `policies[i]`, where it has them, else its info.amp.
+template <class Op>
+constexpr Amp policy_of(size_t i) {
+  if constexpr (requires { Op::policies; }) {
+    return Op::policies[i];
+  } else {
+    (void)i;
+    return Op::info.amp;
+  }
+}
+
 /// Gradients of an op's N inputs.
 template <size_t N, class T = at::Tensor>
 using Grads = std::array<T, N>;
@@ -131,11 +142,13 @@ template <class Op, std::same_as<Variable>... V>
 Variable apply(Op op, const V&... given) {
   constexpr size_t N = sizeof...(V);
   (void)detail::Registered<Op>::done;
-  const std::array<Variable, N> inputs{detail::autocast(Op::info.amp, given)...};
+  size_t next_input = 0;
+  const std::array<Variable, N> inputs{detail::autocast(policy_of<Op>(next_input++), given)...};
   const at::AutoDispatchBelowAutograd plain;  // ATen's own autograd is not used; version counters stay alive
   return [&]<size_t... I>(std::index_sequence<I...>) {
     const std::array<const at::Tensor*, N> data{&inputs[I].data()...};
     at::Tensor y;
+    if constexpr (requires { op.needs = Needs<N>{}; }) op.needs = {mode().grad && inputs[I].requires_grad()...};
     try {
       const detail::SavingScope saving(data);
       y = op.forward(*data[I]...);

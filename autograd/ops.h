@@ -63,12 +63,24 @@ Variable matmul(const Variable& a, const Variable& b);
 /// The dtype that products of `dtype` are taken in on CPUs: float32 for float16 where a CPU has no float16 arithmetic,
 /// and for fp8.
 at::ScalarType cpu_product_dtype(at::ScalarType dtype);
-/// x [..., in], weight [out, in], bias [out] or undefined -> [..., out].
-Variable linear(const Variable& x, const Variable& weight, const Variable& bias = {});
+
+// Linear layers (ops/linear.cc). x [..., in], weight [out, in], bias [out] or undefined -> [..., out].
+/// x W^T + bias + residual; the result has the dtype of `residual` [..., out], where one is given.
+Variable linear(const Variable& x, const Variable& weight, const Variable& bias = {}, const Variable& residual = {});
+/// gelu(linear(x, weight, bias)), the tanh form; one fused op where there are kernels for it, without second
+/// derivatives there.
+Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& bias = {});
 
 // Neural network (ops/nn.cc).
-/// Over the last dim: weight and bias [C]; either may be undefined. Ba, Kiros and Hinton 2016.
-Variable layer_norm(const Variable& x, const Variable& weight, const Variable& bias, double eps = 1e-5);
+/// Over the last dim: weight and bias [C]; either may be undefined. Ba, Kiros and Hinton 2016. In float32 or wider; the
+/// result has dtype `out`, or x's where that is undefined (under autocast float32 at least).
+Variable layer_norm(const Variable& x, const Variable& weight, const Variable& bias, double eps = 1e-5,
+                    std::optional<at::ScalarType> out = std::nullopt);
+/// x / sqrt(mean of x^2 + eps) * weight over the last dim; otherwise as layer_norm. Zhang and Sennrich 2019.
+Variable rms_norm(const Variable& x, const Variable& weight, double eps = 1e-5,
+                  std::optional<at::ScalarType> out = std::nullopt);
+/// silu(a) * b of x [..., 2 h], a the first half of the last dim and b the second -> [..., h]. Shazeer 2020.
+Variable swiglu(const Variable& x);
 /// Rows of weight [V, C]: ids int64 of any shape -> [..., C].
 Variable embedding(const at::Tensor& ids, const Variable& weight);
 /// Zeroes each element with probability p and scales the rest by 1/(1-p), while the thread's Mode has a StepRandom;
@@ -76,8 +88,9 @@ Variable embedding(const at::Tensor& ids, const Variable& weight);
 /// `stream`, never on how the batch was split. Srivastava et al. 2014.
 Variable dropout(const Variable& x, double p, uint64_t stream);
 /// Scaled dot-product attention (Vaswani et al. 2017; causal) on packed projections [B, T, 3C] (q, k, v in order) with
-/// `heads` heads -> [B, T, C]. ATen's flash kernels, linear memory in T; float64, and on CUDA head sizes that are no
-/// multiple of 8 or above 256, are composed and take T^2.
+/// `heads` heads -> [B, T, C]. Flash kernels, linear memory in T: Lathe's own on CPUs (core/kernels/attention.h),
+/// ATen's on CUDA and where the own ones do not go; float64, and on CUDA head sizes that are no multiple of 8 or above
+/// 256, are composed and take T^2.
 Variable attention(const Variable& qkv_BT3C, int64_t heads);
 
 // Losses (ops/loss.cc). In float32 or wider.
@@ -85,6 +98,10 @@ Variable attention(const Variable& qkv_BT3C, int64_t heads);
 /// their number). logits [N, V], targets int64 [N] -> [].
 Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor = 0,
                        int64_t ignore_index = -100);
+/// cross_entropy(linear(x, weight), targets, divisor), without the whole logits: rows go through in pieces, and both
+/// gradients are made on the way. x [N, C], weight [V, C], targets int64 [N] -> [].
+Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC, const at::Tensor& targets_N,
+                              double divisor = 0, int64_t ignore_index = -100);
 /// Mean of (a - b)^2 over all elements.
 Variable mse_loss(const Variable& a, const Variable& b);
 

@@ -20,8 +20,9 @@ Block::Block(const ModelConfig& c, const std::string& path)
 }
 
 Variable Block::operator()(const Variable& x_BTC) const {
-  const Variable h_BTC = x_BTC + attn_drop(attn(norm1(x_BTC)));
-  return h_BTC + mlp_drop(mlp(norm2(h_BTC)));
+  // Without dropout the residual is added where a branch's last product is written.
+  const Variable h_BTC = attn_drop.active() ? x_BTC + attn_drop(attn(norm1(x_BTC))) : attn(norm1(x_BTC), x_BTC);
+  return mlp_drop.active() ? h_BTC + mlp_drop(mlp(norm2(h_BTC))) : mlp(norm2(h_BTC), h_BTC);
 }
 
 GPT::GPT(const ModelConfig& c)
@@ -34,19 +35,21 @@ GPT::GPT(const ModelConfig& c)
   if (!c.tie_weights) head = Linear(c.n_embd, c.vocab_size, /*with_bias=*/false);
 }
 
-Variable GPT::operator()(const at::Tensor& ids_BT) const {
+Variable GPT::features(const at::Tensor& ids_BT) const {
   check_shape("GPT", ids_BT, "B T");
   const int64_t t = ids_BT.size(1);
   LATHE_CHECK(t <= config.block_size, "GPT: ", t, " tokens are longer than the context of ", config.block_size);
   Variable x_BTC = drop(tokens(ids_BT) + slice(positions.weight, 0, 0, t));
   for (const auto& block : blocks) x_BTC = block(x_BTC);
-  return linear(norm(x_BTC), config.tie_weights ? tokens.weight : head.weight);
+  return norm(x_BTC);
 }
+
+Variable GPT::operator()(const at::Tensor& ids_BT) const { return linear(features(ids_BT), head_weight()); }
 
 Variable GPT::loss(const at::Tensor& ids_BT, const at::Tensor& targets_BT, double divisor) const {
   check_shape("GPT loss targets", targets_BT, "B T", {{'B', ids_BT.size(0)}, {'T', ids_BT.size(1)}});
-  const Variable logits_BTV = (*this)(ids_BT);
-  return cross_entropy(reshape(logits_BTV, {-1, config.vocab_size}), targets_BT.reshape({-1}), divisor);
+  const Variable rows_NC = reshape(features(ids_BT), {-1, config.n_embd});
+  return linear_cross_entropy(rows_NC, head_weight(), targets_BT.reshape({-1}), divisor);
 }
 
 void GPT::merge_adapters() {

@@ -73,6 +73,10 @@ struct GPT {
 
   /// ids int64 [B, T], T <= block_size -> logits [B, T, V].
   Variable operator()(const at::Tensor& ids_BT) const;
+  /// What the head is applied to: [B, T, C].
+  Variable features(const at::Tensor& ids_BT) const;
+  /// The head's weight [V, C]: the token embeddings where they are tied.
+  const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
   /// Adds the adapters into the float32 weights under them, and drops them.
   void merge_adapters();
   /// Summed next-token cross-entropy over targets [B, T] that are not -100, divided by `divisor` (0: their number).

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "autograd/ops.h"
+#include "core/mode.h"
 #include "nn/module.h"
 
 namespace lathe {
@@ -21,7 +22,9 @@ struct Linear {
 
   Linear() = default;
   Linear(int64_t in, int64_t out, bool with_bias, Role role = Role::weight);
-  Variable operator()(const Variable& x) const;
+  /// `residual` [..., out], where given, is added, and the result has its dtype.
+  Variable operator()(const Variable& x, const Variable& residual = {}) const;
+  bool has_adapter() const { return lora_a.defined(); }
   void add_adapter(int64_t rank, double alpha);
   /// Adds the adapter, which must be there, into the float32 weight, and drops it.
   void merge_adapter();
@@ -49,7 +52,8 @@ struct LayerNorm {
 
   LayerNorm() = default;
   LayerNorm(int64_t channels, bool with_bias);
-  Variable operator()(const Variable& x) const { return layer_norm(x, weight, bias, eps); }
+  /// In the dtype that products take it in: what it makes goes to a linear layer.
+  Variable operator()(const Variable& x) const;
   void visit(Visit& v) {
     v("weight", weight, Role::scale);
     v("bias", bias, Role::bias);
@@ -63,29 +67,30 @@ struct Dropout {
   Dropout() = default;
   Dropout(double p_, const std::string& path) : p(p_), stream(hash_name("dropout/" + path)) {}
   Variable operator()(const Variable& x) const { return dropout(x, p, stream); }
+  bool active() const { return p > 0 && mode().random.has_value(); }
 };
 
-/// Causal multi-head self-attention. x [B, T, C] -> [B, T, C].
+/// Causal multi-head self-attention. x [B, T, C], and `residual` that is added -> [B, T, C].
 struct CausalSelfAttention {
   Linear qkv, proj;
   int64_t heads = 1;
 
   CausalSelfAttention() = default;
   CausalSelfAttention(int64_t channels, int64_t heads, bool bias);
-  Variable operator()(const Variable& x_BTC) const;
+  Variable operator()(const Variable& x_BTC, const Variable& residual = {}) const;
   void visit(Visit& v) {
     v("qkv", qkv);
     v("proj", proj);
   }
 };
 
-/// The transformer's feed-forward block: C -> 4C, GELU, 4C -> C.
+/// The transformer's feed-forward block: C -> 4C, GELU, 4C -> C; and `residual` that is added.
 struct FeedForward {
   Linear up, down;
 
   FeedForward() = default;
   FeedForward(int64_t channels, bool bias);
-  Variable operator()(const Variable& x) const { return down(gelu(up(x))); }
+  Variable operator()(const Variable& x, const Variable& residual = {}) const;
   void visit(Visit& v) {
     v("up", up);
     v("down", down);

@@ -278,6 +278,24 @@ std::vector<OpCase> make_table() {
            [](V v) { return linear(v[0], v[1]); },
            [](T x) { return torch::linear(x[0], x[1]); }});
 
+  add_row({"linear",
+           "residual, blocks that do not divide",
+           {{{3, 15, 33}}, {{70, 33}}, {{70}}, {{3, 15, 70}}},
+           [](V v) { return linear(v[0], v[1], v[2], v[3]); },
+           [](T x) { return torch::linear(x[0], x[1], x[2]) + x[3]; }})
+      .differences = false;  // 7000 inputs, and the oracle covers them
+  add_row({"linear_gelu",
+           "bias",
+           {{{2, 3, 6}}, {{5, 6}}, {{5}}},
+           [](V v) { return linear_gelu(v[0], v[1], v[2]); },
+           [](T x) { return torch::gelu(torch::linear(x[0], x[1], x[2]), "tanh"); }});
+  add_row({"linear_gelu",
+           "blocks that do not divide",
+           {{{90, 34}}, {{67, 34}}},
+           [](V v) { return linear_gelu(v[0], v[1]); },
+           [](T x) { return torch::gelu(torch::linear(x[0], x[1]), "tanh"); }})
+      .differences = false;
+
   add_row({"layer_norm",
            "scale and shift",
            {{{2, 3, 5}}, {{5}}, {{5}}},
@@ -295,6 +313,30 @@ std::vector<OpCase> make_table() {
            {{{3, 5}}},
            [](V v) { return layer_norm(v[0], {}, {}); },
            [](T x) { return torch::layer_norm(x[0], {5}, {}, {}, 1e-5); }})
+      .second = false;
+  add_row({"layer_norm",
+           "many rows",
+           {{{150, 37}}, {{37}}, {{37}}},
+           [](V v) { return layer_norm(v[0], v[1], v[2], 1e-5); },
+           [](T x) { return torch::layer_norm(x[0], {37}, x[1], x[2], 1e-5); }})
+      .second = t.back().differences = false;
+  add_row({"rms_norm",
+           "scale",
+           {{{2, 3, 5}}, {{5}}},
+           [](V v) { return rms_norm(v[0], v[1], 1e-5); },
+           [](T x) { return torch::rms_norm(x[0], {5}, x[1], 1e-5); }})
+      .second = false;
+  add_row({"rms_norm",
+           "plain, many rows",
+           {{{150, 37}}},
+           [](V v) { return rms_norm(v[0], {}, 1e-3); },
+           [](T x) { return torch::rms_norm(x[0], {37}, {}, 1e-3); }})
+      .second = t.back().differences = false;
+  add_row({"swiglu",
+           "",
+           {{{2, 3, 42}}},
+           [](V v) { return swiglu(v[0]); },
+           [](T x) { return torch::silu(x[0].slice(-1, 0, 21)) * x[0].slice(-1, 21); }})
       .second = false;
   add_row({"embedding",
            "repeated ids",
@@ -330,8 +372,8 @@ std::vector<OpCase> make_table() {
   };
   OpCase two{"attention", "two heads", {{{2, 4, 12}}}, [](V v) { return attention(v[0], 2); }, heads(2)};
   OpCase longer{
-      "attention", "longer than a kernel's block", {{{1, 70, 24}}}, [](V v) { return attention(v[0], 1); }, heads(1)};
-  longer.differences = false;  // 1680 inputs, and the oracle covers them
+      "attention", "longer than a kernel's block", {{{1, 131, 24}}}, [](V v) { return attention(v[0], 1); }, heads(1)};
+  longer.differences = false;  // 3144 inputs, and the oracle covers them
   for (OpCase* row : {&two, &longer}) {
     row->second = false;
     row->low_scale = 8;  // two products and a softmax, each rounded
@@ -355,6 +397,25 @@ std::vector<OpCase> make_table() {
            },
            [](T x) {
              return torch::cross_entropy_loss(x[0], longs({-100, 0, -100, 4}, {4}), {}, at::Reduction::Sum) / 7;
+           }})
+      .second = false;
+  const auto targets = [](V v) { return longs({3, 0, -100, 69, 3, 12, -100}, {7}).to(v[0].data().device()); };
+  add_row({"linear_cross_entropy",
+           "ignored rows, divisor",
+           {{{7, 10}}, {{70, 10}}},
+           [targets](V v) { return linear_cross_entropy(v[0], v[1], targets(v), 5); },
+           [](T x) {
+             return torch::cross_entropy_loss(torch::linear(x[0], x[1]), longs({3, 0, -100, 69, 3, 12, -100}, {7}), {},
+                                              at::Reduction::Sum) /
+                    5;
+           }})
+      .second = false;
+  add_row({"linear_cross_entropy",
+           "mean",
+           {{{7, 10}}, {{70, 10}}},
+           [targets](V v) { return linear_cross_entropy(v[0], v[1], targets(v)); },
+           [](T x) {
+             return torch::cross_entropy_loss(torch::linear(x[0], x[1]), longs({3, 0, -100, 69, 3, 12, -100}, {7}));
            }})
       .second = false;
   return t;

@@ -6,6 +6,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 
@@ -14,7 +15,9 @@
 
 #include "autograd/op.h"
 #include "autograd/ops.h"
+#include "autograd/ops/kernel.h"
 #include "core/dtype.h"
+#include "core/kernels/attention.h"
 
 namespace lathe {
 namespace {
@@ -25,15 +28,27 @@ struct Attention {
   int64_t heads;
   Saved qkv{}, out{}, lse{}, seed{}, offset{};  // composed: lse holds the probabilities
 
-  enum class Kernel { cpu_flash, cuda_flash, cuda_efficient, composed };
+  enum class Kernel { own, cpu_flash, cuda_flash, cuda_efficient, composed };
 
   Kernel kernel() const {
     const at::Tensor& t = qkv.data();
     const int64_t d = t.size(2) / 3 / heads;
     if (t.scalar_type() == at::kDouble) return Kernel::composed;
-    if (t.is_cpu()) return Kernel::cpu_flash;
+    if (t.is_cpu()) {
+      const bool own = kernel_ready(t) && attention_ready(shape(), element_of(t.scalar_type()));
+      return own ? Kernel::own : Kernel::cpu_flash;
+    }
     if (d % 8 != 0 || d > 256) return Kernel::composed;
     return t.scalar_type() == at::kFloat ? Kernel::cuda_efficient : Kernel::cuda_flash;
+  }
+
+  AttentionShape shape() const {
+    const at::Tensor& t = qkv.data();
+    return {.batch = t.size(0),
+            .time = t.size(1),
+            .heads = heads,
+            .width = t.size(2) / 3 / heads,
+            .scale = static_cast<float>(scale())};
   }
 
   at::Tensor part(const at::Tensor& packed, int64_t i) const {
@@ -52,8 +67,18 @@ struct Attention {
     LATHE_CHECK(packed.dim() == 3 && packed.size(2) % (3 * heads) == 0, "needs [B, T, 3C] with C a multiple of ", heads,
                 " heads");
     qkv = packed.contiguous();
+    if (kernel() == Kernel::own) {
+      at::Tensor y = at::empty({packed.size(0), packed.size(1), packed.size(2) / 3}, packed.options());
+      lse = at::empty({packed.size(0), heads, packed.size(1)}, packed.options().dtype(at::kFloat));
+      attention_forward(shape(), element_of(y.scalar_type()), qkv.data().const_data_ptr(), y.mutable_data_ptr(),
+                        lse.data().mutable_data_ptr<float>());
+      mutated(y);
+      out = y;
+      return y;
+    }
     const at::Tensor q = part(qkv.data(), 0), k = part(qkv.data(), 1), v = part(qkv.data(), 2);
     switch (kernel()) {
+      case Kernel::own: break;
       case Kernel::cpu_flash: {
         auto [y, l] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0, /*is_causal=*/true);
         out = y, lse = l;
@@ -82,11 +107,20 @@ struct Attention {
   // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)), dq = dS k / sqrt(D), dk = dS^T q / sqrt(D)
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
     const at::Tensor& packed = qkv.data();
+    at::Tensor d_packed = at::empty_like(packed);
+    if (kernel() == Kernel::own) {
+      const at::Tensor d = dy.contiguous();
+      attention_backward(shape(), element_of(d.scalar_type()), packed.const_data_ptr(), out.data().const_data_ptr(),
+                         d.const_data_ptr(), lse.data().const_data_ptr<float>(), d_packed.mutable_data_ptr());
+      mutated(d_packed);
+      return {d_packed};
+    }
     const at::Tensor q = part(packed, 0), k = part(packed, 1), v = part(packed, 2);
     const at::Tensor d_out =
         dy.contiguous().view({packed.size(0), packed.size(1), heads, packed.size(2) / 3 / heads}).transpose(1, 2);
     at::Tensor dq, dk, dv;
     switch (kernel()) {
+      case Kernel::own: break;
       case Kernel::cpu_flash:
         std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_for_cpu_backward(
             d_out, q, k, v, out.data(), lse.data(), /*dropout_p=*/0.0, /*is_causal=*/true);
@@ -112,7 +146,6 @@ struct Attention {
         dk = ds.transpose(-2, -1).matmul(wide(q));
       }
     }
-    at::Tensor d_packed = at::empty_like(packed);
     part(d_packed, 0).copy_(dq);
     part(d_packed, 1).copy_(dk);
     part(d_packed, 2).copy_(dv);

@@ -1,10 +1,23 @@
 // Losses. In float32 or wider whatever the logits are.
-#include "autograd/op.h"
-#include "autograd/ops.h"
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+
+#include "autograd/node.h"
+#include "autograd/ops/kernel.h"
+#include "autograd/ops/product.h"
 #include "core/dtype.h"
+#include "core/kernels/loss.h"
+#include "core/kernels/scratch.h"
 
 namespace lathe {
 namespace {
+
+/// The number by which a loss over `targets` is divided.
+double divisor_of(const at::Tensor& targets, double divisor, int64_t ignore_index) {
+  return divisor > 0 ? divisor : targets.ne(ignore_index).sum().item<double>();
+}
 
 // Shapes: N rows, V classes.
 struct CrossEntropy {
@@ -22,7 +35,7 @@ struct CrossEntropy {
     const at::ScalarType wide = logits_NV.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor counted = targets_N.ne(ignore_index).unsqueeze(1);
     index_N1 = targets_N.unsqueeze(1).masked_fill(counted.logical_not(), 0);
-    const double by = divisor > 0 ? divisor : counted.sum().item<double>();
+    const double by = divisor_of(targets_N, divisor, ignore_index);
     weight_N1 = counted.to(wide).mul_(by > 0 ? 1 / by : 0.0);
     log_p = logits_NV.log_softmax(1, wide);
     return log_p.data().gather(1, index_N1).mul_(weight_N1).sum().neg_();
@@ -36,7 +49,84 @@ struct CrossEntropy {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 5, 2); }
 };
 
+// The last layer and its loss on CPUs, rows in pieces. No second derivatives.
+struct LinearCrossEntropy {
+  static constexpr OpInfo info{.name = "linear_cross_entropy", .amp = Amp::low};
+  at::Tensor targets_N;
+  double divisor;
+  int64_t ignore_index;
+  at::ScalarType weight_grad;
+  Needs<2> needs{};
+  at::Tensor dx{}, dweight{};  // for a gradient of 1
+
+  static constexpr int64_t piece_bytes = int64_t{64} << 20;  // of logits that are there at once
+
+  // logits = x W^T;  loss = -sum over counted rows of log softmax(logits)[target] / divisor
+  // dlogits = (softmax(logits) - onehot(target)) / divisor;  dx = dlogits W, dW = dlogits^T x
+  at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_) {
+    LATHE_CHECK(x_.dim() == 2 && weight_.dim() == 2 && x_.size(1) == weight_.size(1) && targets_N.dim() == 1 &&
+                    targets_N.size(0) == x_.size(0),
+                "needs x [N, C], weight [V, C] and targets [N], not targets ", describe(targets_N));
+    const at::Tensor x = x_.contiguous(), w = weight_.contiguous(), targets = targets_N.contiguous();
+    const int64_t n = x.size(0), c = x.size(1), v = w.size(0), stride = round_up(v, 32);
+    const Element type = element_of(x.scalar_type());
+    const double by = divisor_of(targets, divisor, ignore_index);
+    const auto scale = static_cast<float>(by > 0 ? 1 / by : 0.0);
+    const int64_t piece =
+        std::clamp<int64_t>(piece_bytes / (stride * bytes_of(type)) / 64 * 64, 64, std::max<int64_t>(n, 64));
+    const at::Tensor logits = at::empty({std::min(piece, n), stride}, x.options());
+    const at::Tensor losses = at::empty({n}, x.options().dtype(at::kFloat));
+    if (needs[0]) dx = at::empty_like(x);
+    // Sums over several pieces are kept in float32.
+    if (needs[1]) dweight = at::empty(w.sizes(), w.options().dtype(piece < n ? at::kFloat : weight_grad));
+    for (int64_t row = 0; row < n; row += piece) {
+      const int64_t rows = std::min(piece, n - row);
+      const Matrix in = {matrix_of(x).at(row, 0), c, type}, block = matrix_of(logits);
+      multiply_nt(in, matrix_of(w), rows, v, c, {.out = block});
+      cross_entropy_rows(block, rows, v, stride - v, targets.const_data_ptr<int64_t>() + row, ignore_index, scale,
+                         needs[0] || needs[1], losses.mutable_data_ptr<float>() + row);
+      if (needs[0]) {
+        const Matrix out = matrix_of(dx);
+        multiply(block, matrix_of(w), rows, c, v, {.out = {out.at(row, 0), c, type}});
+      }
+      if (needs[1]) {
+        Epilogue e{.out = matrix_of(dweight)};
+        if (row > 0) e.residual = e.out;
+        multiply_tn(block, in, v, c, rows, e);
+      }
+    }
+    if (needs[1] && dweight.scalar_type() != weight_grad) dweight = dweight.to(weight_grad);
+    return (losses.sum(at::kDouble) / (by > 0 ? by : 1.0)).to(at::kFloat);
+  }
+  Grads<2> backward(const at::Tensor& dy, Needs<2>) const {
+    const double factor = dy.item<double>();
+    if (factor == 1) return {dx, dweight};
+    return {dx.defined() ? dx * factor : dx, dweight.defined() ? dweight * factor : dweight};
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&) {
+    const double logits = static_cast<double>(x.size(0)) * static_cast<double>(weight.size(0));
+    const double forward = 2 * logits * static_cast<double>(x.size(1));
+    return {.forward = {forward, 5 * logits}, .backward = {2 * forward, 2 * logits}};
+  }
+  static Flops needed(Flops both, Needs<2> needs) { return for_needed(both, needs); }
+};
+
 }  // namespace
+
+Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC, const at::Tensor& targets_N,
+                              double divisor, int64_t ignore_index) {
+  const auto* leaf = dynamic_cast<const Leaf*>(weight_VC.node().get());
+  const at::ScalarType dtype = mode().compute == at::kFloat ? x_NC.dtype() : mode().compute;
+  const bool kernel = x_NC.data().is_cpu() && x_NC.numel() > 0 && kernel_dtype(dtype) && x_NC.dtype() != at::kDouble &&
+                      weight_VC.dtype() != at::kDouble && (mode().compute != at::kFloat || weight_VC.dtype() == dtype);
+  if (!kernel || (leaf != nullptr && (leaf->quantised || (leaf->fp8 && mode().fp8))))
+    return cross_entropy(linear(x_NC, weight_VC), targets_N, divisor, ignore_index);
+  return apply(LinearCrossEntropy{.targets_N = targets_N,
+                                  .divisor = divisor,
+                                  .ignore_index = ignore_index,
+                                  .weight_grad = leaf != nullptr ? leaf->grad_dtype : weight_VC.dtype()},
+               x_NC, weight_VC);
+}
 
 Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor, int64_t ignore_index) {
   return apply(CrossEntropy{.targets_N = targets_N, .divisor = divisor, .ignore_index = ignore_index}, logits_NV);

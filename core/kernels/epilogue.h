@@ -13,11 +13,11 @@ enum class Activation : int32_t { none, gelu };  ///< gelu: the tanh form
 /// out = activation(product + bias) + residual; `before` takes activation's argument. All [m, n] row-major; null where
 /// there is none. float32 or bfloat16.
 struct Epilogue {
-  Matrix out;                                  ///< written, as its type says
-  const float* bias = nullptr;                 ///< [n]
+  Matrix out;                   ///< written, as its type says
+  const float* bias = nullptr;  ///< [n]
   Activation activation = Activation::none;
-  Matrix before;                               ///< written, of out's type
-  Matrix residual;                             ///< may be `out` itself: adds to it
+  Matrix before = {};    ///< written, of out's type
+  Matrix residual = {};  ///< may be `out` itself: adds to it
 };
 
 /// Does it to `rows` x `columns` elements of float32, rows `stride` apart, whose place in the result is (row, column).

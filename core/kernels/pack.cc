@@ -121,11 +121,10 @@ void left_transposed(Matrix a, int64_t k, int64_t m, void* out) {
       for (int64_t p = 0; p < have; ++p) {
         const int64_t row = 2 * (i + p);
         interleave16(static_cast<const uint16_t*>(a.at(row, j)),
-                     row + 1 < k ? static_cast<const uint16_t*>(a.at(row + 1, j)) : nullptr, n,
-                     pair + p * columns * 2);
+                     row + 1 < k ? static_cast<const uint16_t*>(a.at(row + 1, j)) : nullptr, n, pair + p * columns * 2);
       }
-      transpose32(reinterpret_cast<const char*>(pair), columns * 4, have, n, static_cast<uint32_t*>(out) + j * depth + i,
-                  depth);
+      transpose32(reinterpret_cast<const char*>(pair), columns * 4, have, n,
+                  static_cast<uint32_t*>(out) + j * depth + i, depth);
     }
   }
 }

@@ -10,6 +10,9 @@
 
 namespace lathe {
 
+/// Of float32 and bfloat16.
+inline int64_t bytes_of(Element type) { return type == Element::f32 ? 4 : 2; }
+
 /// A row-major matrix in memory. `stride` elements lie between the starts of two rows.
 struct Matrix {
   const void* data = nullptr;
@@ -18,7 +21,7 @@ struct Matrix {
 
   /// The address of an element.
   const void* at(int64_t row, int64_t column) const {
-    return static_cast<const char*>(data) + (row * stride + column) * (type == Element::f32 ? 4 : 2);
+    return static_cast<const char*>(data) + (row * stride + column) * bytes_of(type);
   }
 };
 

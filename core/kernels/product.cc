@@ -2,26 +2,24 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/native/CPUBlas.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/util/BFloat16.h>
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
 
+#include "core/kernels/scratch.h"
+
 namespace lathe {
 namespace {
 
-constexpr int64_t block_rows = 32;     // of a result block: 8 KB of float32 with
-constexpr int64_t block_columns = 64;  // these columns
-constexpr int64_t tall_rows = 64;      // of a block of a^T b
+constexpr int64_t block_rows = 32;      // of a result block: 8 KB of float32 with
+constexpr int64_t block_columns = 64;   // these columns
+constexpr int64_t tall_rows = 64;       // of a block of a^T b
 constexpr int64_t wide_columns = 1024;  // of a^T b that one task holds: 256 KB
 
 /// Depth of a product between two visits to its block: a panel of that depth is 128 KB and stays in a core's own cache.
 int64_t depth_step(Element type) { return type == Element::f32 ? 512 : 1024; }
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 /// [0, n) in parts of equal size, at most `most` each and multiples of 16.
 struct Parts {
@@ -44,21 +42,6 @@ int64_t cuts(int64_t tasks, int64_t n, int64_t least) {
   }
   return best;
 }
-
-/// A piece of memory for each thread.
-class Scratch {
- public:
-  explicit Scratch(int64_t bytes)
-      : bytes_(round_up(bytes, 64)),
-        data_(c10::GetCPUAllocator()->allocate(static_cast<size_t>(bytes_ * at::get_num_threads()))) {}
-  char* mine() const { return static_cast<char*>(data_.get()) + bytes_ * at::get_thread_num(); }
-
- private:
-  int64_t bytes_;
-  c10::DataPtr data_;
-};
-
-int64_t bytes_of(Element type) { return type == Element::f32 ? 4 : 2; }
 
 /// a b or a b^T: a thread packs a panel of b's columns and takes a's rows past it.
 void multiply_rows(Matrix a, Matrix b, bool transposed, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
@@ -166,7 +149,8 @@ void multiply_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epil
   const Element type = a.type;
   const int64_t depth = packed_depth(k, type), step = depth_step(type);
   const Parts rows(m, tall_rows);
-  const Parts spans(n, std::min(wide_columns, round_up(divide_up(n, cuts(rows.count(), n, block_columns)), block_columns)));
+  const Parts spans(
+      n, std::min(wide_columns, round_up(divide_up(n, cuts(rows.count(), n, block_columns)), block_columns)));
   // In bfloat16 b is packed once, in panels; in float32 it is read where it is.
   const Parts panels(spans.size, block_columns);
   const int64_t panel_bytes = depth * panels.size * bytes_of(type);
@@ -202,11 +186,11 @@ void multiply_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epil
         for (int64_t p = 0; p < panels.count(); ++p) {
           const int64_t in_span = panels.begin(p), columns = std::min(panels.size, spans.length(span) - in_span);
           if (columns <= 0) break;
-          const Matrix right =
-              type == Element::f32
-                  ? Matrix{b.at(at, column + in_span), b.stride, type}
-                  : Matrix{static_cast<char*>(packed.get()) + (span * panels.count() + p) * panel_bytes + at * panels.size * 2,
-                           panels.size, type};
+          const Matrix right = type == Element::f32
+                                   ? Matrix{b.at(at, column + in_span), b.stride, type}
+                                   : Matrix{static_cast<char*>(packed.get()) +
+                                                (span * panels.count() + p) * panel_bytes + at * panels.size * 2,
+                                            panels.size, type};
           small_product(piece, right, count, type == Element::f32 ? columns : panels.size, even, block + in_span,
                         block_stride, at > 0);
         }

@@ -20,8 +20,8 @@ void multiply_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epil
 /// The transpose of a [k, m] times b [k, n], then `e`; column_sums [m], where given, takes the sums of a's columns.
 void multiply_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e, float* column_sums = nullptr);
 
-/// c [m, n] (+)= a b, one block on this thread: a [m, k] row-major, b packed as a right factor or, in float32, row-major.
-/// k is even in bfloat16.
+/// c [m, n] (+)= a b, one block on this thread: a [m, k] row-major, b packed as a right factor or, in float32,
+/// row-major. k is even in bfloat16.
 void small_product(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, float* c, int64_t c_stride, bool add);
 /// To be called by a thread when it is done with small products of a type.
 void release_products(Element type);

@@ -9,11 +9,11 @@
 
 #include <c10/util/BFloat16.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
 #include "core/kernels/element.h"
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -59,7 +59,10 @@ void store_first(V v, T* p, int64_t n) {
 }
 
 /// f(i, loader, storer) for each vector of [0, n); the loader and the storer know whether it is the last, partial one.
+/// keep(v) zeroes the lanes that are beyond the end, keep_or(v, w) takes w's there.
 struct Whole {
+  V keep(V v) const { return v; }
+  V keep_or(V v, V) const { return v; }
   template <class T>
   V operator()(const T* p) const {
     return load(p);
@@ -71,6 +74,8 @@ struct Whole {
 };
 struct Part {
   int64_t n;
+  V keep(V v) const { return hn::IfThenElseZero(hn::FirstN(D(), static_cast<size_t>(n)), v); }
+  V keep_or(V v, V w) const { return hn::IfThenElse(hn::FirstN(D(), static_cast<size_t>(n)), v, w); }
   template <class T>
   V operator()(const T* p) const {
     return load_first(p, n);
@@ -98,7 +103,18 @@ void with_elements(Element a, Element b, F&& f) {
 inline float sum_of(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
 inline float max_of(V v) { return hn::GetLane(hn::MaxOfLanes(D(), v)); }
 inline V set(float x) { return hn::Set(D(), x); }
-inline V exp_of(V v) { return hn::Exp(D(), v); }
+/// e^v within 2 units in the last place for v in [-87, 88], the ends' values beyond; NaN stays NaN. 2^n e^r with n
+/// integer, |r| <= ln(2) / 2, and Taylor's series, whose first term left out is below 6e-9.
+inline V exp_of(V v) {
+  const hn::RebindToSigned<D> di;
+  v = hn::Min(set(88), hn::Max(set(-87), v));  // in this order x86 keeps a NaN
+  const V n = hn::Round(hn::Mul(v, set(1.44269504089f)));
+  const V r = hn::NegMulAdd(n, set(-2.12194440e-4f), hn::NegMulAdd(n, set(0.693359375f), v));
+  V y = set(1.0f / 5040);
+  for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) y = hn::MulAdd(y, r, set(c));
+  const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127)));
+  return hn::Mul(y, hn::BitCast(D(), exponent));
+}
 /// 1 / (1 + e^-v).
 inline V sigmoid_of(V v) { return hn::Div(set(1), hn::Add(set(1), exp_of(hn::Neg(v)))); }
 

@@ -1,0 +1,252 @@
+// Linear layers: where the FLOPs are. On CPUs in float32 and bfloat16 a layer is one pass of blocked products
+// (core/kernels/product.h) whose blocks get bias, activation, residual and rounding while they are in cache.
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include "autograd/fp8.h"
+#include "autograd/node.h"
+#include "autograd/ops/kernel.h"
+#include "autograd/ops/product.h"
+#include "core/kernels/activation.h"
+#include "core/quantised.h"
+
+namespace lathe {
+namespace {
+
+std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
+  auto out = sizes.vec();
+  out.back() = last;
+  return out;
+}
+
+void check_linear(const at::Tensor& x, const at::Tensor& weight) {
+  LATHE_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1), "the last dim of x must be ",
+              weight.size(weight.dim() - 1));
+}
+
+bool fused(const at::Tensor& x, const at::Tensor& weight) {
+  return kernel_ready(x) && kernel_ready(weight) && x.scalar_type() == weight.scalar_type();
+}
+
+at::Tensor as_float(const at::Tensor& t) { return t.defined() ? t.to(at::kFloat).contiguous() : t; }
+
+/// y = x W^T, then what `e` says; `e`'s output is made here.
+at::Tensor fused_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                         const at::Tensor& residual, Activation activation, at::Tensor* before) {
+  const at::Tensor in = x.contiguous(), w = weight.contiguous(), b = as_float(bias),
+                   add = residual.defined() ? residual.contiguous() : residual;
+  at::Tensor y = at::empty(with_last(x.sizes(), w.size(0)), residual.defined() ? residual.options() : x.options());
+  Epilogue e{.out = matrix_of(y), .bias = floats_of(b), .activation = activation, .before = {}, .residual = {}};
+  if (before != nullptr) e.before = matrix_of(*before = at::empty_like(y));
+  if (add.defined()) e.residual = matrix_of(add);
+  multiply_nt(matrix_of(in), matrix_of(w), in.numel() / w.size(1), w.size(0), w.size(1), e);
+  mutated(y);
+  return y;
+}
+
+/// dx = dy W, dW = dy^T x, db = sum of dy over the rows. dW is added to the gradient that the weight has, if any.
+std::array<at::Tensor, 3> fused_backward(const at::Tensor& dy_, const at::Tensor& x_, const at::Tensor& weight,
+                                         at::ScalarType weight_grad, bool need_x, bool need_weight, bool need_bias) {
+  const at::Tensor dy = dy_.to(x_.scalar_type()).contiguous(), x = x_.contiguous(), w = weight.contiguous();
+  const int64_t out = w.size(0), in = w.size(1), rows = x.numel() / in;
+  at::Tensor dx, dw, db;
+  if (need_x) {
+    dx = at::empty_like(x);
+    multiply(matrix_of(dy), matrix_of(w), rows, in, out, {.out = matrix_of(dx)});
+    mutated(dx);
+  }
+  if (need_bias) db = at::empty({out}, w.options().dtype(at::kFloat));
+  if (need_weight) {
+    dw = take_pending(1);
+    const bool add = dw.defined();
+    if (!add) dw = at::empty({out, in}, w.options().dtype(weight_grad));
+    Epilogue e{.out = matrix_of(dw)};
+    if (add) e.residual = e.out;
+    multiply_tn(matrix_of(dy), matrix_of(x), out, in, rows, e, need_bias ? db.mutable_data_ptr<float>() : nullptr);
+    mutated(dw);
+  } else if (need_bias) {
+    db = dy.reshape({rows, out}).sum(0, /*keepdim=*/false, at::kFloat);
+  }
+  return {dx, dw, db};
+}
+
+struct LinearOp {
+  static constexpr OpInfo info{.name = "linear", .amp = Amp::low};
+  static constexpr std::array policies{Amp::low, Amp::low, Amp::promote, Amp::promote};
+  at::ScalarType weight_grad = at::kFloat;  // dtype of dW where a kernel makes it
+  Saved x{}, weight{};
+
+  // y = x W^T + b + residual, in the residual's dtype where there is one
+  at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias,
+                     const at::Tensor& residual) {
+    check_linear(x_, weight_);
+    x = x_;
+    weight = weight_;
+    const auto sizes = with_last(x_.sizes(), weight_.size(0));
+    LATHE_CHECK(!residual.defined() || residual.sizes() == at::IntArrayRef(sizes), "the residual must be ",
+                describe(at::IntArrayRef(sizes)));
+    if (fused(x_, weight_) && (!residual.defined() || kernel_dtype(residual.scalar_type())))
+      return fused_forward(x_, weight_, bias, residual, Activation::none, nullptr);
+    const at::ScalarType dtype = widened(x_) ? at::kFloat : x_.scalar_type();
+    const at::Tensor rows = x_.reshape({-1, x_.size(-1)}).to(dtype), w = weight_.to(dtype);
+    at::Tensor y = bias.defined() ? at::addmm(bias.to(dtype), rows, w.t()) : rows.matmul(w.t());
+    y = y.to(x_.scalar_type()).view(sizes);
+    return residual.defined() ? residual + y : y;
+  }
+  // dx = dy W, dW = dy^T x, db = sum of dy over the rows, dresidual = dy
+  template <class T>
+  Grads<4, T> backward(const T& dy, Needs<4> needs) const {
+    const T w = weight.as<T>(), in = x.as<T>();
+    if constexpr (std::same_as<T, at::Tensor>) {
+      if (fused(in, w)) {
+        auto [dx, dw, db] = fused_backward(dy, in, w, weight_grad, needs[0], needs[1], needs[2]);
+        return {dx, dw, db, needs[3] ? dy : T()};
+      }
+    }
+    const int64_t out_size = w.size(0), in_size = w.size(1);
+    const T dy_rows = dy.to(x.data().scalar_type()).reshape({-1, out_size});
+    return {needs[0] ? product(dy_rows, w).reshape(in.sizes()) : T(),
+            needs[1] ? product(dy_rows.transpose(0, 1), in.reshape({-1, in_size})) : T(),
+            needs[2] ? dy_rows.sum(0) : T(), needs[3] ? dy : T()};
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor& bias, const at::Tensor& residual,
+                       const at::Tensor& y) {
+    const double forward = 2.0 * static_cast<double>(y.numel()) * static_cast<double>(x.size(-1));
+    const double add = bias.defined() ? static_cast<double>(y.numel()) : 0;
+    const double join = residual.defined() ? static_cast<double>(y.numel()) : 0;
+    return {.forward = {forward, add + join}, .backward = {2 * forward, add}};
+  }
+  static Flops needed(Flops both, Needs<4> needs) { return for_needed(both, needs); }
+};
+
+// A linear layer and its GELU (tanh form). No second derivatives, and only where the kernels are.
+struct LinearGelu {
+  static constexpr OpInfo info{.name = "linear_gelu", .amp = Amp::low};
+  static constexpr std::array policies{Amp::low, Amp::low, Amp::promote};
+  at::ScalarType weight_grad = at::kFloat;
+  Saved x{}, weight{}, before{};
+
+  // y = gelu(u), u = x W^T + b
+  at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias) {
+    check_linear(x_, weight_);
+    x = x_;
+    weight = weight_;
+    at::Tensor u;
+    at::Tensor y = fused_forward(x_, weight_, bias, {}, Activation::gelu, mode().grad ? &u : nullptr);
+    before = u;
+    return y;
+  }
+  // du = dy gelu'(u), then as for a linear layer
+  Grads<3> backward(const at::Tensor& dy_, Needs<3> needs) const {
+    const at::Tensor dy = dy_.contiguous(), &u = before.data();
+    const at::Tensor du = at::empty_like(u);
+    gelu_backward(u.const_data_ptr(), dy.const_data_ptr(), du.mutable_data_ptr(), element_of(u.scalar_type()),
+                  u.numel());
+    return fused_backward(du, x.data(), weight.data(), weight_grad, needs[0], needs[1], needs[2]);
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& y) {
+    OpFlops f = LinearOp::flops(x, weight, bias, {}, y);
+    f.forward.other += 8 * static_cast<double>(y.numel());
+    f.backward.other += 14 * static_cast<double>(y.numel());
+    return f;
+  }
+  static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
+};
+
+// Linear with a frozen weight in few bits, which is taken back to x's dtype for each product. No second derivatives.
+struct LinearQuantised {
+  static constexpr OpInfo info{.name = "linear_quantised", .amp = Amp::low};
+  std::shared_ptr<const QuantisedTensor> weight;
+
+  // y = x W^T + b
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& bias) {
+    LATHE_CHECK(x.dim() >= 1 && x.size(-1) == weight->sizes()[1], "the last dim of x must be ", weight->sizes()[1]);
+    return LinearOp{}.forward(x, weight->dequantise(x.scalar_type()), bias, {});
+  }
+  // dx = dy W, db = sum of dy over the rows
+  Grads<2> backward(const at::Tensor& dy, Needs<2> needs) const {
+    const at::Tensor rows = dy.reshape({-1, dy.size(-1)});
+    auto sizes = dy.sizes().vec();
+    sizes.back() = weight->sizes()[1];
+    return {needs[0] ? product(rows, weight->dequantise(dy.scalar_type())).view(sizes) : at::Tensor(),
+            needs[1] ? rows.sum(0) : at::Tensor()};
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& y) {
+    OpFlops f = LinearOp::flops(x, {}, bias, {}, y);
+    f.backward.matmul /= 2;  // none for the weight
+    return f;
+  }
+};
+
+// Linear in fp8: q(t) is t scaled and rounded to fp8. No second derivatives.
+struct LinearFp8 {
+  static constexpr OpInfo info{.name = "linear_fp8"};
+  std::shared_ptr<const Fp8Scaling> scaling;
+  at::ScalarType out, weight_grad;  // dtypes of y and dx, and of dweight
+  Saved x{}, weight{};
+  at::Tensor x_factor{}, weight_factor{};
+
+  // y = q(x) q(W)^T + b
+  at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias) {
+    LATHE_CHECK(weight_.dim() == 2 && x_.dim() >= 1 && x_.size(-1) == weight_.size(1), "the last dim of x must be ",
+                weight_.size(weight_.dim() - 1));
+    const at::Tensor rows = x_.reshape({-1, x_.size(-1)});
+    const Fp8Tensor qx = to_fp8(rows, scaling->largest(Fp8Scaling::input, rows), at::kFloat8_e4m3fn);
+    const Fp8Tensor qw = to_fp8(weight_, scaling->largest(Fp8Scaling::weight, weight_), at::kFloat8_e4m3fn);
+    auto sizes = x_.sizes().vec();
+    sizes.back() = weight_.size(0);
+    const at::Tensor y = fp8_matmul_nt(qx, qw, bias, out).view(sizes);
+    x = qx.data, x_factor = qx.factor;
+    weight = qw.data, weight_factor = qw.factor;
+    return y;
+  }
+  // dx = q(dy) q(W), dW = q(dy)^T q(x), db = sum of dy over the rows
+  Grads<3> backward(const at::Tensor& dy, Needs<3> needs) const {
+    const at::Tensor rows = dy.reshape({-1, dy.size(-1)});
+    const Fp8Tensor g = to_fp8(rows, scaling->largest(Fp8Scaling::gradient, rows), at::kFloat8_e5m2);
+    auto sizes = dy.sizes().vec();
+    sizes.back() = x.data().size(1);
+    return {needs[0] ? fp8_matmul_nt(g, {weight.data().t(), weight_factor}, {}, out).view(sizes) : at::Tensor(),
+            needs[1] ? fp8_matmul_nt({g.data.t(), g.factor}, {x.data().t(), x_factor}, {}, weight_grad) : at::Tensor(),
+            needs[2] ? rows.sum(0, /*keepdim=*/false, at::kFloat) : at::Tensor()};
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& y) {
+    return LinearOp::flops(x, weight, bias, {}, y);
+  }
+  static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
+};
+
+/// The dtype of a weight's gradient: what its leaf asks for, else its own.
+at::ScalarType grad_dtype_of(const Variable& weight) {
+  const auto* leaf = dynamic_cast<const Leaf*>(weight.node().get());
+  return leaf != nullptr && weight.dtype() != at::kDouble ? leaf->grad_dtype : weight.dtype();
+}
+
+}  // namespace
+
+Variable linear(const Variable& x, const Variable& weight, const Variable& bias, const Variable& residual) {
+  const auto* leaf = dynamic_cast<const Leaf*>(weight.node().get());
+  const bool fp8 = leaf != nullptr && leaf->fp8 && mode().fp8;
+  if (leaf != nullptr && (leaf->quantised || fp8)) {
+    const Variable y =
+        leaf->quantised ? apply(LinearQuantised{leaf->quantised}, x, bias)
+                        : apply(LinearFp8{.scaling = leaf->fp8, .out = mode().compute, .weight_grad = leaf->grad_dtype},
+                                x, weight, bias);
+    return residual.defined() ? add(residual, y) : y;
+  }
+  return apply(LinearOp{.weight_grad = grad_dtype_of(weight)}, x, weight, bias, residual);
+}
+
+Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& bias) {
+  const auto* leaf = dynamic_cast<const Leaf*>(weight.node().get());
+  const bool special = leaf != nullptr && (leaf->quantised || (leaf->fp8 && mode().fp8));
+  const at::ScalarType dtype = mode().compute == at::kFloat ? x.dtype() : mode().compute;
+  const bool kernel = x.data().is_cpu() && x.numel() > 0 && weight.numel() > 0 && kernel_dtype(dtype) &&
+                      x.dtype() != at::kDouble && weight.dtype() != at::kDouble &&
+                      (mode().compute != at::kFloat || weight.dtype() == dtype);
+  if (special || !kernel) return gelu(linear(x, weight, bias));
+  return apply(LinearGelu{.weight_grad = grad_dtype_of(weight)}, x, weight, bias);
+}
+
+}  // namespace lathe

@@ -1,0 +1,88 @@
+#include "core/kernels/activation.h"
+
+#include "core/kernels/scratch.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/kernels/activation.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.
+#include "core/kernels/activation-inl.h"
+#include "core/kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lathe::HWY_NAMESPACE {
+
+template <class T>
+void gelu_slope_as(const void* x_, const void* dy_, void* dx_, int64_t begin, int64_t end) {
+  const T* x = static_cast<const T*>(x_) + begin;
+  const T* dy = static_cast<const T*>(dy_) + begin;
+  T* dx = static_cast<T*>(dx_) + begin;
+  for_vectors(end - begin,
+              [&](int64_t i, auto part) HWY_ATTR { part(hn::Mul(part(dy + i), gelu_slope(part(x + i))), dx + i); });
+}
+void gelu_slope_range(const void* x, const void* dy, void* dx, Element type, int64_t begin, int64_t end) {
+  with_elements(type, type, [&](auto t, auto) HWY_ATTR { gelu_slope_as<decltype(t)>(x, dy, dx, begin, end); });
+}
+
+template <class T>
+void swiglu_as(const void* x, void* y, int64_t begin, int64_t end, int64_t h) {
+  for (int64_t r = begin; r < end; ++r) {
+    const T* a = static_cast<const T*>(x) + r * 2 * h;
+    T* out = static_cast<T*>(y) + r * h;
+    for_vectors(h,
+                [&](int64_t i, auto part) HWY_ATTR { part(hn::Mul(silu_of(part(a + i)), part(a + h + i)), out + i); });
+  }
+}
+void swiglu_rows(const void* x, void* y, Element type, int64_t begin, int64_t end, int64_t h) {
+  with_elements(type, type, [&](auto t, auto) HWY_ATTR { swiglu_as<decltype(t)>(x, y, begin, end, h); });
+}
+
+template <class T>
+void swiglu_slope_as(const void* x, const void* dy, void* dx, int64_t begin, int64_t end, int64_t h) {
+  for (int64_t r = begin; r < end; ++r) {
+    const T* a = static_cast<const T*>(x) + r * 2 * h;
+    const T* up = static_cast<const T*>(dy) + r * h;
+    T* out = static_cast<T*>(dx) + r * 2 * h;
+    for_vectors(h, [&](int64_t i, auto part) HWY_ATTR {
+      const V v = part(a + i), g = part(up + i);
+      part(hn::Mul(hn::Mul(g, part(a + h + i)), silu_slope(v)), out + i);
+      part(hn::Mul(g, silu_of(v)), out + h + i);
+    });
+  }
+}
+void swiglu_slope_rows(const void* x, const void* dy, void* dx, Element type, int64_t begin, int64_t end, int64_t h) {
+  with_elements(type, type, [&](auto t, auto) HWY_ATTR { swiglu_slope_as<decltype(t)>(x, dy, dx, begin, end, h); });
+}
+
+}  // namespace lathe::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lathe {
+
+HWY_EXPORT(gelu_slope_range);
+HWY_EXPORT(swiglu_rows);
+HWY_EXPORT(swiglu_slope_rows);
+
+namespace {
+constexpr int64_t grain = 1 << 13;  // elements that are worth a thread
+}
+
+void gelu_backward(const void* x, const void* dy, void* dx, Element type, int64_t n) {
+  at::parallel_for(0, n, grain, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(gelu_slope_range)(x, dy, dx, type, begin, end);
+  });
+}
+void swiglu_forward(const void* x, void* y, Element type, int64_t rows, int64_t h) {
+  at::parallel_for(0, rows, divide_up(grain, h), [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(swiglu_rows)(x, y, type, begin, end, h);
+  });
+}
+void swiglu_backward(const void* x, const void* dy, void* dx, Element type, int64_t rows, int64_t h) {
+  at::parallel_for(0, rows, divide_up(grain, h), [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(swiglu_slope_rows)(x, dy, dx, type, begin, end, h);
+  });
+}
+
+}  // namespace lathe
+#endif

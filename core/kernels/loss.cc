@@ -1,0 +1,109 @@
+#include "core/kernels/loss.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "core/kernels/scratch.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/kernels/loss.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.
+#include "core/kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lathe::HWY_NAMESPACE {
+
+/// The loss of one row, which becomes its gradient where `gradient` says so.
+template <class T>
+float loss_of_row(T* x, int64_t classes, int64_t target, float weight, bool gradient) {
+  V top = set(-INFINITY);
+  const V low = top;
+  for_vectors(classes, [&](int64_t i, auto part) HWY_ATTR { top = hn::Max(top, part.keep_or(part(x + i), low)); });
+  const V most = set(max_of(top));
+  V sum = set(0);
+  for_vectors(classes, [&](int64_t i, auto part)
+                           HWY_ATTR { sum = hn::Add(sum, part.keep(exp_of(hn::Sub(part(x + i), most)))); });
+  const float lse = hn::GetLane(most) + std::log(sum_of(sum));
+  const float loss = lse - static_cast<float>(x[target]);
+  if (!gradient) return loss;
+  const V shift = set(lse), w = set(weight);
+  const float at_target = (std::exp(-loss) - 1) * weight;
+  for_vectors(classes,
+              [&](int64_t i, auto part) HWY_ATTR { part(hn::Mul(exp_of(hn::Sub(part(x + i), shift)), w), x + i); });
+  x[target] = static_cast<T>(at_target);
+  return loss;
+}
+
+void loss_rows(Matrix logits, int64_t begin, int64_t end, int64_t classes, int64_t padding, const int64_t* targets,
+               int64_t ignore, float weight, bool gradient, float* losses) {
+  with_elements(logits.type, logits.type, [&](auto type, auto) HWY_ATTR {
+    using T = decltype(type);
+    for (int64_t r = begin; r < end; ++r) {
+      T* row = static_cast<T*>(const_cast<void*>(logits.at(r, 0)));
+      const bool counts = targets[r] != ignore;
+      losses[r] = counts ? loss_of_row(row, classes, targets[r], weight, gradient) : 0;
+      if (!gradient) continue;
+      const int64_t from = counts ? classes : 0;
+      std::fill(row + from, row + classes + padding, T(0.0f));
+    }
+  });
+}
+
+/// table[ids[order[i]]] += values[order[i]] for begin <= i < end, where ids[order[]] is sorted and no id is cut.
+void add_rows(Matrix values, const int64_t* ids, const int64_t* order, int64_t begin, int64_t end, int64_t columns,
+              Matrix table, float* sum) {
+  with_elements(values.type, table.type, [&](auto value, auto entry) HWY_ATTR {
+    using Value = decltype(value);
+    using Entry = decltype(entry);
+    for (int64_t i = begin; i < end;) {
+      const int64_t id = ids[order[i]];
+      Entry* to = static_cast<Entry*>(const_cast<void*>(table.at(id, 0)));
+      std::fill_n(sum, columns, 0.0f);
+      for (; i < end && ids[order[i]] == id; ++i) {
+        const Value* row = static_cast<const Value*>(values.at(order[i], 0));
+        for_vectors(columns,
+                    [&](int64_t c, auto part) HWY_ATTR { part(hn::Add(part(row + c), part(sum + c)), sum + c); });
+      }
+      for_vectors(columns, [&](int64_t c, auto part) HWY_ATTR { part(hn::Add(part(sum + c), part(to + c)), to + c); });
+    }
+  });
+}
+
+}  // namespace lathe::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lathe {
+
+HWY_EXPORT(loss_rows);
+HWY_EXPORT(add_rows);
+
+void cross_entropy_rows(Matrix logits, int64_t rows, int64_t classes, int64_t padding, const int64_t* targets,
+                        int64_t ignore, float weight, bool gradient, float* losses) {
+  at::parallel_for(0, rows, divide_up(1 << 13, classes), [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(loss_rows)
+    (logits, begin, end, classes, padding, targets, ignore, weight, gradient, losses);
+  });
+}
+
+void scatter_add_rows(Matrix values, const int64_t* ids, int64_t n, int64_t columns, Matrix table) {
+  std::vector<int64_t> order(static_cast<size_t>(n));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
+  // Where a thread's part would begin within an id's rows, it begins after them.
+  const auto cut = [&](int64_t i) {
+    while (i > 0 && i < n && ids[order[static_cast<size_t>(i)]] == ids[order[static_cast<size_t>(i) - 1]]) ++i;
+    return i;
+  };
+  const Scratch scratch(columns * 4);
+  at::parallel_for(0, n, divide_up(1 << 13, columns), [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(add_rows)
+    (values, ids, order.data(), cut(begin), cut(end), columns, table, reinterpret_cast<float*>(scratch.mine()));
+  });
+}
+
+}  // namespace lathe
+#endif

@@ -1,0 +1,27 @@
+// Layer norm (Ba, Kiros and Hinton 2016) and RMS norm (Zhang and Sennrich 2019) over rows of C elements, in float32
+// whatever the elements are. Threads share the rows; sums over rows go through partial sums of fixed size, so results
+// are the same bits on any number of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "core/kernels/pack.h"
+
+namespace lathe {
+
+/// mean is null for RMS norm. float32 and bfloat16.
+struct NormRows {
+  int64_t rows = 0, columns = 0;
+  const float* weight = nullptr;  ///< [columns] or null: ones
+  const float* bias = nullptr;    ///< [columns] or null: zeros
+  float* mean = nullptr;          ///< [rows]
+  float* rstd = nullptr;          ///< [rows]: 1 / sqrt(variance + eps)
+};
+
+/// y = (x - mean) rstd weight + bias; writes mean and rstd.
+void norm_forward(const NormRows& n, Matrix x, Matrix y, float eps);
+/// dx (+)= gradient of x; dweight and dbias [columns] where not null.
+/// g = dy weight, h = (x - mean) rstd:  dx = rstd (g - avg(g) - h avg(g h)), without avg(g) for RMS norm.
+void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* dweight, float* dbias);
+
+}  // namespace lathe

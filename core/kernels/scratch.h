@@ -1,0 +1,46 @@
+// Working memory of a kernel that runs on several threads.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <cstdint>
+
+namespace lathe {
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+/// `bytes` for each of ATen's threads, taken in one piece by the caller, so that what a step needs does not depend on
+/// which thread is quicker.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes)
+      : bytes_(round_up(bytes, 64)),
+        data_(c10::GetCPUAllocator()->allocate(static_cast<size_t>(bytes_ * at::get_num_threads()))) {}
+  /// The calling thread's.
+  char* mine() const { return static_cast<char*>(data_.get()) + bytes_ * at::get_thread_num(); }
+
+ private:
+  int64_t bytes_;
+  c10::DataPtr data_;
+};
+
+/// Cuts a thread's piece into arrays that start on cache lines. First with a null base to learn the size.
+class Carver {
+ public:
+  explicit Carver(char* base) : base_(base) {}
+  template <class T = char>
+  T* take(int64_t count) {
+    T* at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
+    return at;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_ = 0;
+};
+
+}  // namespace lathe
