@@ -59,7 +59,7 @@ struct LinearCrossEntropy {
   Needs<2> needs{};
   at::Tensor dx{}, dweight{};  // for a gradient of 1
 
-  static constexpr int64_t piece_bytes = int64_t{64} << 20;  // of logits that are there at once
+  static constexpr int64_t piece_bytes = int64_t{96} << 20;  // of logits that are there at once
 
   // logits = x W^T;  loss = -sum over counted rows of log softmax(logits)[target] / divisor
   // dlogits = (softmax(logits) - onehot(target)) / divisor;  dx = dlogits W, dW = dlogits^T x
@@ -72,8 +72,8 @@ struct LinearCrossEntropy {
     const Element type = element_of(x.scalar_type());
     const double by = divisor_of(targets, divisor, ignore_index);
     const auto scale = static_cast<float>(by > 0 ? 1 / by : 0.0);
-    const int64_t piece =
-        std::clamp<int64_t>(piece_bytes / (stride * bytes_of(type)) / 64 * 64, 64, std::max<int64_t>(n, 64));
+    const int64_t most = std::max<int64_t>(piece_bytes / (stride * bytes_of(type)), 64);
+    const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
     const at::Tensor logits = at::empty({std::min(piece, n), stride}, x.options());
     const at::Tensor losses = at::empty({n}, x.options().dtype(at::kFloat));
     if (needs[0]) dx = at::empty_like(x);

@@ -14,13 +14,13 @@ namespace lathe::HWY_NAMESPACE {
 // GELU, tanh form: x s(2 k (x + c x^3)), s the logistic function, since (1 + tanh z) / 2 = s(2 z).
 inline constexpr float gelu_2k = 1.5957691216057308f, gelu_c = 0.044715f;
 
-inline V gelu_of(V x) {
+HWY_INLINE V gelu_of(V x) {
   const V square = hn::Mul(x, x);
   const V z = hn::Mul(hn::Mul(x, set(gelu_2k)), hn::MulAdd(square, set(gelu_c), set(1)));
   return hn::Mul(x, sigmoid_of(z));
 }
 /// d gelu / dx = s + x s (1 - s) 2 k (1 + 3 c x^2)
-inline V gelu_slope(V x) {
+HWY_INLINE V gelu_slope(V x) {
   const V square = hn::Mul(x, x);
   const V z = hn::Mul(hn::Mul(x, set(gelu_2k)), hn::MulAdd(square, set(gelu_c), set(1)));
   const V s = sigmoid_of(z);
@@ -28,8 +28,8 @@ inline V gelu_slope(V x) {
   return hn::MulAdd(hn::Mul(hn::Mul(x, dz), s), hn::Sub(set(1), s), s);
 }
 /// silu: x s(x); its slope s + x s (1 - s).
-inline V silu_of(V x) { return hn::Mul(x, sigmoid_of(x)); }
-inline V silu_slope(V x) {
+HWY_INLINE V silu_of(V x) { return hn::Mul(x, sigmoid_of(x)); }
+HWY_INLINE V silu_slope(V x) {
   const V s = sigmoid_of(x);
   return hn::MulAdd(hn::Mul(x, s), hn::Sub(set(1), s), s);
 }

@@ -49,8 +49,7 @@ void multiply_rows(Matrix a, Matrix b, bool transposed, int64_t m, int64_t n, in
   const Parts panels(n, block_columns);
   const int64_t depth = packed_depth(k, a.type);
   const Parts rows(m, round_up(divide_up(m, cuts(panels.count(), m, block_rows)), block_rows));
-  const bool direct = a.type == Element::f32 && !transposed;  // b is read where it is
-  const int64_t packed = direct ? 0 : round_up(depth * panels.size * bytes_of(a.type), 64);
+  const int64_t packed = round_up(depth * panels.size * bytes_of(a.type), 64);
   const int64_t padded = depth == k ? 0 : round_up(block_rows * depth * bytes_of(a.type), 64);  // a's rows, made even
   const Scratch scratch(packed + padded + block_rows * panels.size * 4);
   at::parallel_for(0, panels.count() * rows.count(), 1, [&](int64_t begin, int64_t end) {
@@ -59,11 +58,9 @@ void multiply_rows(Matrix a, Matrix b, bool transposed, int64_t m, int64_t n, in
     for (int64_t task = begin; task < end; ++task) {
       const int64_t panel = task / rows.count(), part = task % rows.count();
       const int64_t column = panels.begin(panel), columns = panels.length(panel);
-      const int64_t width = direct ? columns : round_up(columns, 16);
-      Matrix right{mine, width, a.type};
-      if (direct) {
-        right = {b.at(0, column), b.stride, b.type};
-      } else if (part == 0 || task == begin) {  // else the panel is still there
+      const int64_t width = round_up(columns, 16);
+      const Matrix right{mine, width, a.type};
+      if (part == 0 || task == begin) {  // else the panel is still there
         if (transposed)
           pack_right_transposed({b.at(column, 0), b.stride, b.type}, k, columns, width, mine);
         else

@@ -24,17 +24,17 @@ using D = hn::ScalableTag<float>;
 using DU = hn::RebindToUnsigned<D>;
 using V = hn::Vec<D>;
 
-inline int64_t lanes() { return static_cast<int64_t>(hn::Lanes(D())); }
+HWY_INLINE int64_t lanes() { return static_cast<int64_t>(hn::Lanes(D())); }
 
-inline V load(const float* p) { return hn::LoadU(D(), p); }
-inline V load(const c10::BFloat16* p) {
+HWY_INLINE V load(const float* p) { return hn::LoadU(D(), p); }
+HWY_INLINE V load(const c10::BFloat16* p) {
   const hn::Rebind<uint16_t, D> half;
   const auto bits = hn::PromoteTo(DU(), hn::LoadU(half, reinterpret_cast<const uint16_t*>(p)));
   return hn::BitCast(D(), hn::ShiftLeft<16>(bits));
 }
-inline void store(V v, float* p) { hn::StoreU(v, D(), p); }
+HWY_INLINE void store(V v, float* p) { hn::StoreU(v, D(), p); }
 /// To the nearest, ties to even; NaN stays NaN.
-inline void store(V v, c10::BFloat16* p) {
+HWY_INLINE void store(V v, c10::BFloat16* p) {
   const DU du;
   const auto bits = hn::BitCast(du, v);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
@@ -46,13 +46,13 @@ inline void store(V v, c10::BFloat16* p) {
 
 /// The first n lanes (n < lanes()); the others are zero.
 template <class T>
-V load_first(const T* p, int64_t n) {
+HWY_INLINE V load_first(const T* p, int64_t n) {
   T buffer[HWY_MAX_BYTES / sizeof(float)] = {};
   std::memcpy(buffer, p, static_cast<size_t>(n) * sizeof(T));
   return load(buffer);
 }
 template <class T>
-void store_first(V v, T* p, int64_t n) {
+HWY_INLINE void store_first(V v, T* p, int64_t n) {
   T buffer[HWY_MAX_BYTES / sizeof(float)];
   store(v, buffer);
   std::memcpy(p, buffer, static_cast<size_t>(n) * sizeof(T));
@@ -61,32 +61,32 @@ void store_first(V v, T* p, int64_t n) {
 /// f(i, loader, storer) for each vector of [0, n); the loader and the storer know whether it is the last, partial one.
 /// keep(v) zeroes the lanes that are beyond the end, keep_or(v, w) takes w's there.
 struct Whole {
-  V keep(V v) const { return v; }
-  V keep_or(V v, V) const { return v; }
+  HWY_INLINE V keep(V v) const { return v; }
+  HWY_INLINE V keep_or(V v, V) const { return v; }
   template <class T>
-  V operator()(const T* p) const {
+  HWY_INLINE V operator()(const T* p) const {
     return load(p);
   }
   template <class T>
-  void operator()(V v, T* p) const {
+  HWY_INLINE void operator()(V v, T* p) const {
     store(v, p);
   }
 };
 struct Part {
   int64_t n;
-  V keep(V v) const { return hn::IfThenElseZero(hn::FirstN(D(), static_cast<size_t>(n)), v); }
-  V keep_or(V v, V w) const { return hn::IfThenElse(hn::FirstN(D(), static_cast<size_t>(n)), v, w); }
+  HWY_INLINE V keep(V v) const { return hn::IfThenElseZero(hn::FirstN(D(), static_cast<size_t>(n)), v); }
+  HWY_INLINE V keep_or(V v, V w) const { return hn::IfThenElse(hn::FirstN(D(), static_cast<size_t>(n)), v, w); }
   template <class T>
-  V operator()(const T* p) const {
+  HWY_INLINE V operator()(const T* p) const {
     return load_first(p, n);
   }
   template <class T>
-  void operator()(V v, T* p) const {
+  HWY_INLINE void operator()(V v, T* p) const {
     store_first(v, p, n);
   }
 };
 template <class F>
-void for_vectors(int64_t n, F&& f) {
+HWY_INLINE void for_vectors(int64_t n, F&& f) {
   const int64_t step = lanes();
   int64_t i = 0;
   for (; i + step <= n; i += step) f(i, Whole());
@@ -100,12 +100,12 @@ void with_elements(Element a, Element b, F&& f) {
   return b == Element::f32 ? f(c10::BFloat16{}, float{}) : f(c10::BFloat16{}, c10::BFloat16{});
 }
 
-inline float sum_of(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
-inline float max_of(V v) { return hn::GetLane(hn::MaxOfLanes(D(), v)); }
-inline V set(float x) { return hn::Set(D(), x); }
+HWY_INLINE float sum_of(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
+HWY_INLINE float max_of(V v) { return hn::GetLane(hn::MaxOfLanes(D(), v)); }
+HWY_INLINE V set(float x) { return hn::Set(D(), x); }
 /// e^v within 2 units in the last place for v in [-87, 88], the ends' values beyond; NaN stays NaN. 2^n e^r with n
 /// integer, |r| <= ln(2) / 2, and Taylor's series, whose first term left out is below 6e-9.
-inline V exp_of(V v) {
+HWY_INLINE V exp_of(V v) {
   const hn::RebindToSigned<D> di;
   v = hn::Min(set(88), hn::Max(set(-87), v));  // in this order x86 keeps a NaN
   const V n = hn::Round(hn::Mul(v, set(1.44269504089f)));
@@ -116,7 +116,7 @@ inline V exp_of(V v) {
   return hn::Mul(y, hn::BitCast(D(), exponent));
 }
 /// 1 / (1 + e^-v).
-inline V sigmoid_of(V v) { return hn::Div(set(1), hn::Add(set(1), exp_of(hn::Neg(v)))); }
+HWY_INLINE V sigmoid_of(V v) { return hn::Div(set(1), hn::Add(set(1), exp_of(hn::Neg(v)))); }
 
 }  // namespace lathe::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

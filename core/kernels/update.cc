@@ -9,7 +9,15 @@
 
 #include "core/kernels/update_math.h"
 
-namespace lathe {
+// Plain loops, compiled once for each instruction set; the compiler turns them into vectors.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/kernels/update.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lathe::HWY_NAMESPACE {
 namespace {
 
 constexpr int64_t block = 512;  // elements converted at a time: a few kilobytes, so they stay in the nearest cache
@@ -109,7 +117,7 @@ void run(const UpdateArgs& a, const UpdateRule& rule, StepControl* control, int6
 
 }  // namespace
 
-double grad_sum_cpu(const void* grad, Element type, int64_t begin, int64_t end) {
+double grad_sum_range(const void* grad, Element type, int64_t begin, int64_t end) {
   constexpr int64_t lanes = 16;  // sums side by side, so that the compiler may use vectors
   double sum[lanes] = {};
   double buffer[block];
@@ -127,15 +135,7 @@ double grad_sum_cpu(const void* grad, Element type, int64_t begin, int64_t end) 
   return total;
 }
 
-void decide_cpu(const StepRequest& request, const double* partials, int64_t n, const float* loss, StepControl* control,
-                ScaleState* scale) {
-  double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += partials[i];
-  settle(request, sum, loss, *control, scale);
-}
-
-void update_cpu(const UpdateArgs& args, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end) {
-  if (control->skip != 0) return;
+void update_range(const UpdateArgs& args, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end) {
   with_kind(rule.kind, [&](auto kind) {
     constexpr UpdateKind K = decltype(kind)::value;
     if (args.param_type == Element::f64)
@@ -145,4 +145,29 @@ void update_cpu(const UpdateArgs& args, const UpdateRule& rule, StepControl* con
   });
 }
 
+}  // namespace lathe::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lathe {
+
+HWY_EXPORT(grad_sum_range);
+HWY_EXPORT(update_range);
+
+double grad_sum_cpu(const void* grad, Element type, int64_t begin, int64_t end) {
+  return HWY_DYNAMIC_DISPATCH(grad_sum_range)(grad, type, begin, end);
+}
+
+void decide_cpu(const StepRequest& request, const double* partials, int64_t n, const float* loss, StepControl* control,
+                ScaleState* scale) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += partials[i];
+  settle(request, sum, loss, *control, scale);
+}
+
+void update_cpu(const UpdateArgs& args, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end) {
+  if (control->skip == 0) HWY_DYNAMIC_DISPATCH(update_range)(args, rule, control, begin, end);
+}
+
 }  // namespace lathe
+#endif
