@@ -239,32 +239,30 @@ void attention_forward(const AttentionShape& s, Element type, const void* qkv, v
   Packed k0 = shape_k, v0 = shape_v;
   const Scratch scratch(ForwardSpace(s, type, k0, v0, nullptr).used);
   const int64_t wide = round_up(s.width, 16);
-  at::parallel_for(0, s.batch * s.heads, 1, [&](int64_t begin, int64_t end) {
+  const auto run = [&](int64_t index) {
     Packed keys = shape_k, values = shape_v;
     const ForwardSpace w(s, type, keys, values, scratch.mine());
-    for (int64_t index = begin; index < end; ++index) {
-      const Head head(s, type, index);
-      const Matrix q = head.part(qkv, 0), y = head.rows(out);
-      keys.fill(head.part(qkv, 1), w.keys);
-      values.fill(head.part(qkv, 2), w.values);
-      for (int64_t i = 0; i < s.time; i += block) {
-        const int64_t rows = std::min(block, s.time - i);
-        std::fill_n(w.most, rows, -INFINITY);
-        std::fill_n(w.sum, rows, 0.0f);
-        for (int64_t j = 0; j <= i; j += block) {
-          const int64_t columns = std::min(block, s.time - j), depth = packed_depth(columns, type);
-          small_product(below(q, i), keys.block_at(j), rows, round_up(columns, 16), s.width, w.scores, block, false);
-          HWY_DYNAMIC_DISPATCH(softmax_block)
-          (w.scores, block, rows, columns, depth, i, j, s.scale, w.p, type, w.most, w.sum, w.acc, wide);
-          const int64_t n = values.copied() ? wide : s.width;
-          small_product({w.p, depth, type}, values.block_at(j), rows, n, depth, w.acc, wide, j > 0);
-        }
-        HWY_DYNAMIC_DISPATCH(write_rows_of)(w.acc, wide, rows, s.width, w.sum, below(y, i));
-        for (int64_t r = 0; r < rows; ++r) lse[index * s.time + i + r] = w.most[r] + std::log(w.sum[r]);
+    const Head head(s, type, index);
+    const Matrix q = head.part(qkv, 0), y = head.rows(out);
+    keys.fill(head.part(qkv, 1), w.keys);
+    values.fill(head.part(qkv, 2), w.values);
+    for (int64_t i = 0; i < s.time; i += block) {
+      const int64_t rows = std::min(block, s.time - i);
+      std::fill_n(w.most, rows, -INFINITY);
+      std::fill_n(w.sum, rows, 0.0f);
+      for (int64_t j = 0; j <= i; j += block) {
+        const int64_t columns = std::min(block, s.time - j), depth = packed_depth(columns, type);
+        small_product(below(q, i), keys.block_at(j), rows, round_up(columns, 16), s.width, w.scores, block, false);
+        HWY_DYNAMIC_DISPATCH(softmax_block)
+        (w.scores, block, rows, columns, depth, i, j, s.scale, w.p, type, w.most, w.sum, w.acc, wide);
+        const int64_t n = values.copied() ? wide : s.width;
+        small_product({w.p, depth, type}, values.block_at(j), rows, n, depth, w.acc, wide, j > 0);
       }
+      HWY_DYNAMIC_DISPATCH(write_rows_of)(w.acc, wide, rows, s.width, w.sum, below(y, i));
+      for (int64_t r = 0; r < rows; ++r) lse[index * s.time + i + r] = w.most[r] + std::log(w.sum[r]);
     }
-    release_products(type);
-  });
+  };
+  parallel_tasks(s.batch * s.heads, run, [&] { release_products(type); });
 }
 
 void attention_backward(const AttentionShape& s, Element type, const void* qkv, const void* out, const void* dout,
@@ -275,44 +273,42 @@ void attention_backward(const AttentionShape& s, Element type, const void* qkv, 
   const Scratch scratch(BackwardSpace(s, type, shapes, nullptr).used);
   const int64_t wide = round_up(s.width, 16);
   const auto dispatch_rows = HWY_DYNAMIC_DISPATCH(write_rows_of);
-  at::parallel_for(0, s.batch * s.heads, 1, [&](int64_t begin, int64_t end) {
+  const auto run = [&](int64_t index) {
     Packed packs[5] = {across, across, along, along, along};
     auto& [q_across, dy_across, q_along, dy_along, k_along] = packs;
     const BackwardSpace w(s, type, packs, scratch.mine());
-    for (int64_t index = begin; index < end; ++index) {
-      const Head head(s, type, index);
-      const Matrix q = head.part(qkv, 0), k = head.part(qkv, 1), v = head.part(qkv, 2), dy = head.rows(dout);
-      const float* row_lse = lse + index * s.time;
-      q_across.fill(q, w.packed[0]);
-      dy_across.fill(dy, w.packed[1]);
-      q_along.fill(q, w.packed[2]);
-      dy_along.fill(dy, w.packed[3]);
-      k_along.fill(k, w.packed[4]);
-      HWY_DYNAMIC_DISPATCH(dot_rows)(dy, head.rows(out), s.time, s.width, w.delta);
-      const int64_t n = q_along.copied() ? wide : s.width;
-      for (int64_t j = 0; j < s.time; j += block) {
-        const int64_t keys = std::min(block, s.time - j);
-        for (int64_t i = j; i < s.time; i += block) {
-          const int64_t queries = std::min(block, s.time - i), depth = packed_depth(queries, type);
-          const int64_t columns = round_up(queries, 16);
-          small_product(below(k, j), q_across.block_at(i), keys, columns, s.width, w.scores, block, false);
-          small_product(below(v, j), dy_across.block_at(i), keys, columns, s.width, w.dp, block, false);
-          HWY_DYNAMIC_DISPATCH(slopes_block)
-          (w.scores, w.dp, block, keys, queries, depth, j, i, s.scale, row_lse + i, w.delta + i, w.p, w.ds, type);
-          small_product({w.p, depth, type}, dy_along.block_at(i), keys, n, depth, w.dv, wide, i > j);
-          small_product({w.ds, depth, type}, q_along.block_at(i), keys, n, depth, w.dk, wide, i > j);
-          const int64_t key_depth = packed_depth(keys, type);
-          pack_left_transposed({w.ds, depth, type}, keys, queries, w.ds_rows);
-          small_product({w.ds_rows, key_depth, type}, k_along.block_at(j), queries, n, key_depth, w.dq + i * wide, wide,
-                        j > 0);
-        }
-        dispatch_rows(w.dk, wide, keys, s.width, nullptr, below(head.part(dqkv, 1), j));
-        dispatch_rows(w.dv, wide, keys, s.width, nullptr, below(head.part(dqkv, 2), j));
+    const Head head(s, type, index);
+    const Matrix q = head.part(qkv, 0), k = head.part(qkv, 1), v = head.part(qkv, 2), dy = head.rows(dout);
+    const float* row_lse = lse + index * s.time;
+    q_across.fill(q, w.packed[0]);
+    dy_across.fill(dy, w.packed[1]);
+    q_along.fill(q, w.packed[2]);
+    dy_along.fill(dy, w.packed[3]);
+    k_along.fill(k, w.packed[4]);
+    HWY_DYNAMIC_DISPATCH(dot_rows)(dy, head.rows(out), s.time, s.width, w.delta);
+    const int64_t n = q_along.copied() ? wide : s.width;
+    for (int64_t j = 0; j < s.time; j += block) {
+      const int64_t keys = std::min(block, s.time - j);
+      for (int64_t i = j; i < s.time; i += block) {
+        const int64_t queries = std::min(block, s.time - i), depth = packed_depth(queries, type);
+        const int64_t columns = round_up(queries, 16);
+        small_product(below(k, j), q_across.block_at(i), keys, columns, s.width, w.scores, block, false);
+        small_product(below(v, j), dy_across.block_at(i), keys, columns, s.width, w.dp, block, false);
+        HWY_DYNAMIC_DISPATCH(slopes_block)
+        (w.scores, w.dp, block, keys, queries, depth, j, i, s.scale, row_lse + i, w.delta + i, w.p, w.ds, type);
+        small_product({w.p, depth, type}, dy_along.block_at(i), keys, n, depth, w.dv, wide, i > j);
+        small_product({w.ds, depth, type}, q_along.block_at(i), keys, n, depth, w.dk, wide, i > j);
+        const int64_t key_depth = packed_depth(keys, type);
+        pack_left_transposed({w.ds, depth, type}, keys, queries, w.ds_rows);
+        small_product({w.ds_rows, key_depth, type}, k_along.block_at(j), queries, n, key_depth, w.dq + i * wide, wide,
+                      j > 0);
       }
-      dispatch_rows(w.dq, wide, s.time, s.width, nullptr, head.part(dqkv, 0));
+      dispatch_rows(w.dk, wide, keys, s.width, nullptr, below(head.part(dqkv, 1), j));
+      dispatch_rows(w.dv, wide, keys, s.width, nullptr, below(head.part(dqkv, 2), j));
     }
-    release_products(type);
-  });
+    dispatch_rows(w.dq, wide, s.time, s.width, nullptr, head.part(dqkv, 0));
+  };
+  parallel_tasks(s.batch * s.heads, run, [&] { release_products(type); });
 }
 
 }  // namespace lathe

@@ -58,15 +58,14 @@ void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, 
 
 /// out[2 j + r] = in[r * stride + j] for r < 2, j < columns; a missing second row reads as zero.
 void interleave16(const uint16_t* first, const uint16_t* second, int64_t columns, uint16_t* out) {
+  const DU whole;
+  const hn::Rebind<uint16_t, DU> half;
   int64_t j = 0;
-#if HWY_TARGET != HWY_SCALAR
-  const hn::FixedTag<uint16_t, 8> d;
-  for (; j + 8 <= columns; j += 8) {
-    const auto a = hn::LoadU(d, first + j), b = second == nullptr ? hn::Zero(d) : hn::LoadU(d, second + j);
-    hn::StoreU(hn::InterleaveLower(d, a, b), d, out + 2 * j);
-    hn::StoreU(hn::InterleaveUpper(d, a, b), d, out + 2 * j + 8);
+  for (; j + lanes() <= columns; j += lanes()) {
+    auto both = hn::PromoteTo(whole, hn::LoadU(half, first + j));
+    if (second != nullptr) both = hn::Or(both, hn::ShiftLeft<16>(hn::PromoteTo(whole, hn::LoadU(half, second + j))));
+    hn::StoreU(both, whole, reinterpret_cast<uint32_t*>(out + 2 * j));  // little-endian: the first row's comes first
   }
-#endif
   for (; j < columns; ++j) {
     out[2 * j] = first[j];
     out[2 * j + 1] = second == nullptr ? uint16_t{0} : second[j];

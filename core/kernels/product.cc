@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <vector>
 
 #include "core/kernels/scratch.h"
 
@@ -52,43 +53,43 @@ void multiply_rows(Matrix a, Matrix b, bool transposed, int64_t m, int64_t n, in
   const int64_t packed = round_up(depth * panels.size * bytes_of(a.type), 64);
   const int64_t padded = depth == k ? 0 : round_up(block_rows * depth * bytes_of(a.type), 64);  // a's rows, made even
   const Scratch scratch(packed + padded + block_rows * panels.size * 4);
-  at::parallel_for(0, panels.count() * rows.count(), 1, [&](int64_t begin, int64_t end) {
+  std::vector<int64_t> packed_panel(static_cast<size_t>(at::get_num_threads()), -1);  // that each thread has
+  const auto run = [&](int64_t task) {
     char* mine = scratch.mine();
     float* block = reinterpret_cast<float*>(mine + packed + padded);
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t panel = task / rows.count(), part = task % rows.count();
-      const int64_t column = panels.begin(panel), columns = panels.length(panel);
-      const int64_t width = round_up(columns, 16);
-      const Matrix right{mine, width, a.type};
-      if (part == 0 || task == begin) {  // else the panel is still there
-        if (transposed)
-          pack_right_transposed({b.at(column, 0), b.stride, b.type}, k, columns, width, mine);
-        else
-          pack_right({b.at(0, column), b.stride, b.type}, k, columns, width, mine);
-      }
-      const int64_t last = rows.begin(part) + rows.length(part);
-      for (int64_t row = rows.begin(part); row < last; row += block_rows) {
-        const int64_t count = std::min(block_rows, last - row);
-        Matrix left{a.at(row, 0), a.stride, a.type};
-        if (padded > 0) {
-          for (int64_t r = 0; r < count; ++r) {
-            char* to = mine + packed + r * depth * 2;
-            std::memcpy(to, left.at(r, 0), static_cast<size_t>(k) * 2);
-            std::memset(to + k * 2, 0, 2);
-          }
-          left = {mine + packed, depth, a.type};
-        }
-        for (int64_t at = 0; at < depth; at += depth_step(a.type)) {
-          const int64_t step = std::min(depth_step(a.type), depth - at);
-          // A packed panel's rows lie `width` apart in either type: two of bfloat16 side by side.
-          const Matrix piece{right.at(at, 0), right.stride, right.type};
-          small_product({left.at(0, at), left.stride, left.type}, piece, count, width, step, block, width, at > 0);
-        }
-        finish_block(block, width, row, column, count, columns, e);
-      }
+    const int64_t panel = task / rows.count(), part = task % rows.count();
+    const int64_t column = panels.begin(panel), columns = panels.length(panel);
+    const int64_t width = round_up(columns, 16);
+    const Matrix right{mine, width, a.type};
+    if (int64_t& have = packed_panel[static_cast<size_t>(at::get_thread_num())]; have != panel) {
+      have = panel;
+      if (transposed)
+        pack_right_transposed({b.at(column, 0), b.stride, b.type}, k, columns, width, mine);
+      else
+        pack_right({b.at(0, column), b.stride, b.type}, k, columns, width, mine);
     }
-    release_products(a.type);
-  });
+    const int64_t last = rows.begin(part) + rows.length(part);
+    for (int64_t row = rows.begin(part); row < last; row += block_rows) {
+      const int64_t count = std::min(block_rows, last - row);
+      Matrix left{a.at(row, 0), a.stride, a.type};
+      if (padded > 0) {
+        for (int64_t r = 0; r < count; ++r) {
+          char* to = mine + packed + r * depth * 2;
+          std::memcpy(to, left.at(r, 0), static_cast<size_t>(k) * 2);
+          std::memset(to + k * 2, 0, 2);
+        }
+        left = {mine + packed, depth, a.type};
+      }
+      for (int64_t at = 0; at < depth; at += depth_step(a.type)) {
+        const int64_t step = std::min(depth_step(a.type), depth - at);
+        // A packed panel's rows lie `width` apart in either type: two of bfloat16 side by side.
+        const Matrix piece{right.at(at, 0), right.stride, right.type};
+        small_product({left.at(0, at), left.stride, left.type}, piece, count, width, step, block, width, at > 0);
+      }
+      finish_block(block, width, row, column, count, columns, e);
+    }
+  };
+  parallel_tasks(panels.count() * rows.count(), run, [&] { release_products(a.type); });
 }
 
 }  // namespace
@@ -154,48 +155,51 @@ void multiply_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epil
   c10::DataPtr packed;
   if (type != Element::f32) {
     packed = c10::GetCPUAllocator()->allocate(static_cast<size_t>(spans.count() * panels.count() * panel_bytes));
-    at::parallel_for(0, spans.count() * panels.count(), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t span = i / panels.count(), in_span = panels.begin(i % panels.count());
-        const int64_t columns = std::min(panels.size, spans.length(span) - in_span);
-        if (columns <= 0) continue;
-        pack_right({b.at(0, spans.begin(span) + in_span), b.stride, type}, k, columns, panels.size,
-                   static_cast<char*>(packed.get()) + i * panel_bytes);
+    // A thread takes a few rows through all panels: it reads them in order.
+    constexpr int64_t rows_each = 64;
+    at::parallel_for(0, divide_up(k, rows_each), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t at = begin * rows_each; at < std::min(k, end * rows_each); at += rows_each) {
+        const int64_t have = std::min(rows_each, k - at);
+        for (int64_t i = 0; i < spans.count() * panels.count(); ++i) {
+          const int64_t span = i / panels.count(), in_span = panels.begin(i % panels.count());
+          const int64_t columns = std::min(panels.size, spans.length(span) - in_span);
+          if (columns <= 0) continue;
+          pack_right({b.at(at, spans.begin(span) + in_span), b.stride, type}, have, columns, panels.size,
+                     static_cast<char*>(packed.get()) + i * panel_bytes + at * panels.size * 2);
+        }
       }
     });
   }
   const int64_t left_bytes = round_up(rows.size * step * bytes_of(type), 64);
   const int64_t block_stride = panels.count() * panels.size;
   const Scratch scratch(left_bytes + rows.size * block_stride * 4);
-  at::parallel_for(0, rows.count() * spans.count(), 1, [&](int64_t begin, int64_t end) {
+  const auto run = [&](int64_t task) {
     char* left = scratch.mine();
     float* block = reinterpret_cast<float*>(left + left_bytes);
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t part = task / spans.count(), span = task % spans.count();
-      const int64_t row = rows.begin(part), count = rows.length(part), column = spans.begin(span);
-      const bool sums = column_sums != nullptr && span == 0;
-      if (sums) std::memset(column_sums + row, 0, static_cast<size_t>(count) * 4);
-      for (int64_t at = 0; at < k; at += step) {
-        const int64_t have = std::min(step, k - at), even = packed_depth(have, type);
-        pack_left_transposed({a.at(at, row), a.stride, type}, have, count, left);
-        const Matrix piece{left, even, type};
-        if (sums) add_row_sums(piece, count, even, column_sums + row);
-        for (int64_t p = 0; p < panels.count(); ++p) {
-          const int64_t in_span = panels.begin(p), columns = std::min(panels.size, spans.length(span) - in_span);
-          if (columns <= 0) break;
-          const Matrix right = type == Element::f32
-                                   ? Matrix{b.at(at, column + in_span), b.stride, type}
-                                   : Matrix{static_cast<char*>(packed.get()) +
-                                                (span * panels.count() + p) * panel_bytes + at * panels.size * 2,
-                                            panels.size, type};
-          small_product(piece, right, count, type == Element::f32 ? columns : panels.size, even, block + in_span,
-                        block_stride, at > 0);
-        }
+    const int64_t part = task / spans.count(), span = task % spans.count();
+    const int64_t row = rows.begin(part), count = rows.length(part), column = spans.begin(span);
+    const bool sums = column_sums != nullptr && span == 0;
+    if (sums) std::memset(column_sums + row, 0, static_cast<size_t>(count) * 4);
+    for (int64_t at = 0; at < k; at += step) {
+      const int64_t have = std::min(step, k - at), even = packed_depth(have, type);
+      pack_left_transposed({a.at(at, row), a.stride, type}, have, count, left);
+      const Matrix piece{left, even, type};
+      if (sums) add_row_sums(piece, count, even, column_sums + row);
+      for (int64_t p = 0; p < panels.count(); ++p) {
+        const int64_t in_span = panels.begin(p), columns = std::min(panels.size, spans.length(span) - in_span);
+        if (columns <= 0) break;
+        const Matrix right = type == Element::f32
+                                 ? Matrix{b.at(at, column + in_span), b.stride, type}
+                                 : Matrix{static_cast<char*>(packed.get()) + (span * panels.count() + p) * panel_bytes +
+                                              at * panels.size * 2,
+                                          panels.size, type};
+        small_product(piece, right, count, type == Element::f32 ? columns : panels.size, even, block + in_span,
+                      block_stride, at > 0);
       }
-      finish_block(block, block_stride, row, column, count, spans.length(span), e);
     }
-    release_products(type);
-  });
+    finish_block(block, block_stride, row, column, count, spans.length(span), e);
+  };
+  parallel_tasks(rows.count() * spans.count(), run, [&] { release_products(type); });
 }
 
 }  // namespace lathe
