@@ -8,6 +8,7 @@
 #include "core/dtype.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
+#include "core/kernels/product.h"
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/quantised.h"
@@ -155,6 +156,7 @@ LoadedModel LoadedModel::open(const fs::path& run, const std::string& device_nam
   install_allocator();
   const std::string opened = open_device(device_name);
   set_up_compute(opened, threads, config.amp.tf32);
+  use_kernels(config.train.kernels == "auto");
   const at::Device device(opened == "cuda" ? at::kCUDA : at::kCPU);
   const bool adapters = config.model.lora > 0;
   const fs::path base = adapters ? find_base(config) : checkpoint;

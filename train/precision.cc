@@ -15,6 +15,7 @@
 #include "autograd/ops.h"
 #include "core/dtype.h"
 #include "core/io/text.h"
+#include "core/kernels/product.h"
 #include "core/kernels/update.h"
 #include "core/rng.h"
 #include "data/loader.h"
@@ -131,6 +132,7 @@ std::string accumulation_table(const std::vector<AccumulationError>& errors) {
 }
 
 GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches) {
+  use_kernels(false);  // the same nodes in float32 and float16
   const RunConfig& c = loaded.config;
   const fs::path folder = c.data.dir;
   const TokenFile tokens(folder, "train", read_manifest(folder));

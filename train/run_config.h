@@ -30,6 +30,10 @@ struct TrainConfig {
               one_of({"auto", "cpu", "cuda"}))
   LATHE_FIELD(int64_t, threads, 0, "CPU threads; 0: OMP_NUM_THREADS, else all cores. A resumed run keeps its number",
               between(0, 4096))
+  LATHE_FIELD(std::string, kernels, "auto",
+              "of CPU runs; auto: Lathe's own where the machine has the instructions (`lathe config kernels`), aten: "
+              "LibTorch's throughout",
+              one_of({"auto", "aten"}).fixed())
   LATHE_FIELD(std::string, out_dir, "", "run folder; empty: runs/ and the config's name", anything())
   LATHE_FIELD(double, max_time, 0.0, "seconds after which this process writes a checkpoint and exits 75; 0: no limit",
               at_least(0))

@@ -6,6 +6,7 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/io/text.h"
+#include "core/kernels/product.h"
 #include "core/memory.h"
 #include "nn/init.h"
 #include "train/load.h"
@@ -68,6 +69,7 @@ Session Session::make(const LoadedConfig& loaded) {
   check_device(loaded, device_name);
   const int threads = config.train.threads > 0 ? static_cast<int>(config.train.threads) : default_threads();
   set_up_compute(device_name, threads, config.amp.tf32);
+  use_kernels(config.train.kernels == "auto");
   const at::Device device(device_name == "cuda" ? at::kCUDA : at::kCPU);
   const auto seed = static_cast<uint64_t>(config.train.seed);
   const at::ScalarType compute = compute_dtype(config.amp), low = matmul_dtype(compute);

@@ -363,33 +363,4 @@ Exit train(LoadedConfig loaded) {
   return trainer.run();
 }
 
-BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
-  loaded.config.train.eval_interval = 0;
-  adopt_base(loaded);
-  const RunData data = RunData::open(loaded);
-  Session session = Session::make(loaded);
-  const TrainConfig& c = session.config.train;
-  Loader loader(data.train, session.batch_shape(), static_cast<uint64_t>(c.seed), 0, session.config.data,
-                session.device);
-  BenchResult result;
-  result.parameters = count(session.params);
-  std::vector<double> ms;
-  for (int64_t step = 0; step < c.steps; ++step) {
-    const auto begin = Clock::now();
-    const StepResult last = run_step(session, loader, step);
-    synchronize(session.device_name);
-    if (step >= std::min(skip, c.steps - 1)) ms.push_back(1e3 * seconds_since(begin));
-    if (step == 0) result.first_step_s = process_age();
-    result.final_loss = look(session, last).loss;
-  }
-  std::sort(ms.begin(), ms.end());
-  const size_t half = ms.size() / 2;
-  result.ms_min = ms.front();
-  result.ms_median = ms.size() % 2 == 1 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
-  result.tokens_per_s =
-      1e3 * static_cast<double>(c.grad_accum * c.batch_size * session.config.model.block_size) / result.ms_median;
-  result.peak_rss_mb = static_cast<double>(peak_rss_bytes()) / (1 << 20);
-  return result;
-}
-
 }  // namespace lathe

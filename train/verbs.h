@@ -9,6 +9,7 @@
 
 #include "core/config.h"
 #include "core/error.h"
+#include "train/run_config.h"
 
 namespace lathe {
 
@@ -34,6 +35,9 @@ struct Verb {
   size_t min_words, max_words;
   std::function<Exit(const Words&)> run;
 };
+
+/// The config that word `at` names, with the flags that are keys; sets the console's level.
+LoadedConfig config_of(const Words& words, size_t at = 0);
 
 /// All of them, in the order that help shows.
 const std::vector<Verb>& verbs();

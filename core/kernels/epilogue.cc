@@ -1,5 +1,7 @@
 #include "core/kernels/epilogue.h"
 
+#include "core/kernels/product.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/epilogue.cc"
 #include "hwy/foreach_target.h"
@@ -55,6 +57,8 @@ void row_sums(Matrix a, int64_t rows, int64_t columns, float* sums) {
   });
 }
 
+const char* set_name() { return hwy::TargetName(HWY_TARGET); }
+
 }  // namespace lathe::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -63,6 +67,9 @@ namespace lathe {
 
 HWY_EXPORT(finish);
 HWY_EXPORT(row_sums);
+HWY_EXPORT(set_name);
+
+const char* vector_set() { return HWY_DYNAMIC_DISPATCH(set_name)(); }
 
 void finish_block(const float* block, int64_t stride, int64_t row, int64_t column, int64_t rows, int64_t columns,
                   const Epilogue& e) {

@@ -19,6 +19,8 @@ constexpr int64_t block_columns = 64;   // these columns
 constexpr int64_t tall_rows = 64;       // of a block of a^T b
 constexpr int64_t wide_columns = 1024;  // of a^T b that one task holds: 256 KB
 
+bool kernels_on = true;
+
 /// Depth of a product between two visits to its block: a panel of that depth is 128 KB and stays in a core's own cache.
 int64_t depth_step(Element type) { return type == Element::f32 ? 512 : 1024; }
 
@@ -94,7 +96,10 @@ void multiply_rows(Matrix a, Matrix b, bool transposed, int64_t m, int64_t n, in
 
 }  // namespace
 
+void use_kernels(bool on) { kernels_on = on; }
+
 bool product_ready(Element type) {
+  if (!kernels_on) return false;
   const auto probe = [](auto zero) {
     using T = decltype(zero);
     T a[2] = {}, b[32] = {};

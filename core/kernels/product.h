@@ -11,7 +11,12 @@
 namespace lathe {
 
 /// Whether this machine's small-product kernels take the type: float32 from AVX2 on, bfloat16 with AVX512_BF16 or AMX.
+/// The environment's ONEDNN_MAX_CPU_ISA counts. False for both after use_kernels(false).
 bool product_ready(Element type);
+/// Whether ops take these kernels where product_ready() allows (the default), or ATen's throughout. Not thread-safe.
+void use_kernels(bool on);
+/// The instruction set that Highway chose for the vector loops: "AVX3" (AVX-512), "AVX2", "NEON", ...
+const char* vector_set();
 
 /// a [m, k] times b [k, n], then `e`.
 void multiply(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e);

@@ -1,0 +1,131 @@
+#include "train/bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/json.h"
+#include "core/kernels/product.h"
+#include "core/memory.h"
+#include "train/load.h"
+#include "train/peak.h"
+#include "train/precision.h"
+#include "train/stepper.h"
+
+namespace lathe {
+namespace {
+
+struct BenchResult {
+  double ms_median = 0, ms_min = 0, tokens_per_s = 0, first_step_s = 0, peak_rss_mb = 0, final_loss = 0;
+  int64_t parameters = 0;
+};
+/// Trains train.steps steps without evaluation, checkpoints or a run folder; times are of the steps after `skip`.
+BenchResult bench_steps(LoadedConfig loaded, int64_t skip);
+
+BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
+  loaded.config.train.eval_interval = 0;
+  adopt_base(loaded);
+  const RunData data = RunData::open(loaded);
+  Session session = Session::make(loaded);
+  const TrainConfig& c = session.config.train;
+  Loader loader(data.train, session.batch_shape(), static_cast<uint64_t>(c.seed), 0, session.config.data,
+                session.device);
+  BenchResult result;
+  result.parameters = count(session.params);
+  std::vector<double> ms;
+  for (int64_t step = 0; step < c.steps; ++step) {
+    const auto begin = std::chrono::steady_clock::now();
+    const StepResult last = run_step(session, loader, step);
+    synchronize(session.device_name);
+    if (step >= std::min(skip, c.steps - 1))
+      ms.push_back(1e3 * std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    if (step == 0) result.first_step_s = process_age();
+    result.final_loss = look(session, last).loss;
+  }
+  std::sort(ms.begin(), ms.end());
+  const size_t half = ms.size() / 2;
+  result.ms_min = ms.front();
+  result.ms_median = ms.size() % 2 == 1 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
+  result.tokens_per_s =
+      1e3 * static_cast<double>(c.grad_accum * c.batch_size * session.config.model.block_size) / result.ms_median;
+  result.peak_rss_mb = static_cast<double>(peak_rss_bytes()) / (1 << 20);
+  return result;
+}
+
+}  // namespace
+
+Exit bench_verb(const Words& words) {
+  const std::string& what = words.rest[0];
+  const auto expect_words = [&](size_t n) {
+    if (words.rest.size() != n)
+      fail(Exit::usage,
+           "usage: lathe bench step CONFIG [--skip 2] [--section.key=value ...] | lathe bench ops [--dtype bf16] "
+           "[--threads N] [--batch 4] [--context 256] [--width 768] [--vocab 50304] [--only NAME] | lathe bench peak "
+           "[--dtype bf16] [--threads N] | lathe bench accumulation [--powers 7]");
+  };
+  if (what == "peak" || what == "ops") {
+    expect_words(1);
+    const std::string name = words.get("dtype", "fp32");
+    if (name != "fp32" && name != "bf16") fail(Exit::usage, "command line: --dtype must be fp32 or bf16, not ", name);
+    const int threads = static_cast<int>(words.number("threads", default_threads(), between(1, 4096), true));
+    install_allocator();
+    set_up_compute("cpu", threads, /*tf32=*/false);
+    if (what == "ops") {
+      const auto size = [&](const char* flag, double otherwise) {
+        return static_cast<int64_t>(words.number(flag, otherwise, between(1, 1e6), true));
+      };
+      const OpSizes sizes{size("batch", 4), size("context", 256), size("width", 768), size("vocab", 50304),
+                          words.get("only", "")};
+      if (sizes.width % 64 != 0) fail(Exit::usage, "command line: --width must be a multiple of 64, not ", sizes.width);
+      std::cout << time_ops(sizes, threads, name) << std::endl;
+      return Exit::done;
+    }
+    const double rate = measure_peak(threads, dtype_from_config(name));
+    std::cout << Json{{"device", device_model("cpu")},
+                      {"isa", cpu_isa()},
+                      {"threads", threads},
+                      {"dtype", name},
+                      {"tflops", rate / 1e12}}
+                     .dump()
+              << std::endl;
+    return Exit::done;
+  }
+  if (what == "accumulation") {
+    expect_words(1);
+    const int powers = static_cast<int>(words.number("powers", 7, between(3, 8), true));
+    std::cout << accumulation_table(accumulation_errors(powers)) << std::flush;
+    return Exit::done;
+  }
+  for (const char* flag : {"dtype", "threads"}) {
+    if (words.flags.contains(flag))
+      fail(Exit::usage, "command line: --", flag,
+           " belongs to `bench peak` and `bench ops`; use --amp.dtype or --train.threads");
+  }
+  if (what != "step")
+    fail(Exit::usage, "lathe bench ", what,
+         ": there are `bench step`, `bench ops`, `bench peak` and `bench accumulation`");
+  expect_words(2);
+  const auto skip = static_cast<int64_t>(words.number("skip", 2, at_least(0), true));
+  const BenchResult r = bench_steps(config_of(words, 1), skip);
+  std::cout << Json{{"params", r.parameters},
+                    {"ms_median", r.ms_median},
+                    {"ms_min", r.ms_min},
+                    {"tokens_per_s", r.tokens_per_s},
+                    {"first_step_s", r.first_step_s},
+                    {"peak_rss_mb", r.peak_rss_mb},
+                    {"final_loss", json_number(r.final_loss)}}
+                   .dump()
+            << std::endl;
+  return Exit::done;
+}
+
+std::string kernels_text() {
+  const auto takes = [](Element type) { return product_ready(type) ? "Lathe's" : "ATen's"; };
+  return str("cpu           ", device_model("cpu"), "\nvector loops  ", vector_set(), " (Highway), ", cpu_isa(),
+             " (ATen)\nfp32          ", takes(Element::f32), " kernels\nbf16          ", takes(Element::bf16),
+             " kernels\nfp16, fp64    ATen's kernels\n");
+}
+
+}  // namespace lathe
