@@ -3,26 +3,40 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-namespace lathe {
-namespace {
+#include <algorithm>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/kernels/dropout.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.
+#include "core/kernels/philox-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lathe::HWY_NAMESPACE {
 
 template <class T, class Compute>
 void run(const void* x_, void* y_, int64_t begin, int64_t end, const DropoutMask& mask) {
   const T* x = static_cast<const T*>(x_);
   T* y = static_cast<T*>(y_);
   const auto scale = static_cast<Compute>(mask.scale);
-  for (int64_t i = begin; i < end;) {
-    const uint64_t place = mask.first + static_cast<uint64_t>(i);
-    const Philox4 words = philox(counter(place / 4, mask.step), mask.key);
-    for (uint64_t w = place % 4; w < 4 && i < end; ++w, ++i) {
-      y[i] = words[w] < mask.threshold ? T(0) : static_cast<T>(static_cast<Compute>(x[i]) * scale);
+  constexpr int64_t most = 4 * philox_group;
+  uint32_t words[4][philox_group];
+  T kept[most], dropped[most];
+  for (int64_t at = begin; at < end;) {
+    const uint64_t place = mask.first + static_cast<uint64_t>(at);
+    const auto skip = static_cast<int64_t>(place % 4);  // a range may begin within a block
+    const int64_t n = std::min(most - skip, end - at);
+    philox_blocks(place / 4, mask.step, mask.key, words);
+    for (int64_t i = 0; i < n; ++i) kept[i] = static_cast<T>(static_cast<Compute>(x[at + i]) * scale);
+    for (int64_t i = 0; i < philox_group; ++i) {
+      for (int64_t w = 0; w < 4; ++w) dropped[4 * i + w] = words[w][i] < mask.threshold ? T(0) : T(1);
     }
+    for (int64_t i = 0; i < n; ++i) y[at + i] = dropped[skip + i] == T(0) ? T(0) : kept[i];
+    at += n;
   }
 }
 
-}  // namespace
-
-void dropout_cpu(const void* x, void* y, int64_t begin, int64_t end, Element type, const DropoutMask& mask) {
+void run_range(const void* x, void* y, int64_t begin, int64_t end, Element type, const DropoutMask& mask) {
   switch (type) {
     case Element::f32: return run<float, float>(x, y, begin, end, mask);
     case Element::f64: return run<double, double>(x, y, begin, end, mask);
@@ -31,4 +45,17 @@ void dropout_cpu(const void* x, void* y, int64_t begin, int64_t end, Element typ
   }
 }
 
+}  // namespace lathe::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lathe {
+
+HWY_EXPORT(run_range);
+
+void dropout_cpu(const void* x, void* y, int64_t begin, int64_t end, Element type, const DropoutMask& mask) {
+  HWY_DYNAMIC_DISPATCH(run_range)(x, y, begin, end, type, mask);
+}
+
 }  // namespace lathe
+#endif

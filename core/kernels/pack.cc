@@ -78,7 +78,7 @@ void right(Matrix b, int64_t k, int64_t n, int64_t width, void* out) {
     for (int64_t i = 0; i < k; ++i) {
       float* to = static_cast<float*>(out) + i * width;
       std::memcpy(to, b.at(i, 0), static_cast<size_t>(n) * 4);
-      std::memset(to + n, 0, rest);
+      if (rest > 0) std::memset(to + n, 0, rest);
     }
     return;
   }
@@ -86,7 +86,7 @@ void right(Matrix b, int64_t k, int64_t n, int64_t width, void* out) {
     uint16_t* to = static_cast<uint16_t*>(out) + i * width;
     interleave16(static_cast<const uint16_t*>(b.at(i, 0)),
                  i + 1 < k ? static_cast<const uint16_t*>(b.at(i + 1, 0)) : nullptr, n, to);
-    std::memset(to + 2 * n, 0, rest);
+    if (rest > 0) std::memset(to + 2 * n, 0, rest);
   }
 }
 

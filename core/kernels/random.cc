@@ -9,6 +9,7 @@
 #define HWY_TARGET_INCLUDE "core/kernels/random.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.
+#include "core/kernels/philox-inl.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
@@ -17,30 +18,15 @@ namespace lathe::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-constexpr int64_t group = 64;  // elements at a time
+constexpr int64_t group = philox_group;
 
-/// The first two numbers of blocks first .. first + group, as uniform ones in (0, 1). Plain loops over arrays, which
-/// the compiler turns into vectors.
+/// The first two numbers of blocks first .. first + group, as uniform ones in (0, 1).
 void uniforms(uint64_t first, RngKey key, double* u, double* v) {
-  uint32_t c0[group], c1[group], c2[group], c3[group];
+  uint32_t words[4][group];
+  philox_blocks(first, 0, key, words);
   for (int64_t i = 0; i < group; ++i) {
-    const Philox4 c = counter(first + static_cast<uint64_t>(i), 0);
-    c0[i] = c[0], c1[i] = c[1], c2[i] = c[2], c3[i] = c[3];
-  }
-  for (int round = 0; round < 10; ++round) {
-    for (int64_t i = 0; i < group; ++i) {
-      const uint64_t a = uint64_t{0xD2511F53u} * c0[i], b = uint64_t{0xCD9E8D57u} * c2[i];
-      c0[i] = static_cast<uint32_t>(b >> 32) ^ c1[i] ^ key.k0;
-      c1[i] = static_cast<uint32_t>(b);
-      c2[i] = static_cast<uint32_t>(a >> 32) ^ c3[i] ^ key.k1;
-      c3[i] = static_cast<uint32_t>(a);
-    }
-    key.k0 += 0x9E3779B9u;
-    key.k1 += 0xBB67AE85u;
-  }
-  for (int64_t i = 0; i < group; ++i) {
-    u[i] = unit(c0[i]);
-    v[i] = unit(c1[i]);
+    u[i] = unit(words[0][i]);
+    v[i] = unit(words[1][i]);
   }
 }
 
