@@ -33,17 +33,11 @@ struct Parts {
   int64_t n, size;
 };
 
-/// Into how many parts a dimension of `n` is cut, beside `tasks` that there are already, to keep all threads busy.
+/// Into how many parts a dimension of `n` is cut, beside `tasks` that there are already, so that each thread has two or
+/// more; a part is not shorter than `least`.
 int64_t cuts(int64_t tasks, int64_t n, int64_t least) {
-  const int64_t threads = at::get_num_threads(), most = std::max<int64_t>(1, n / least);
-  int64_t best = 1;
-  double best_use = 0;
-  for (int64_t s = 1; s <= std::min(most, threads); ++s) {
-    const int64_t all = tasks * s;
-    const double use = static_cast<double>(all) / static_cast<double>(round_up(all, threads));
-    if (use > best_use + 0.05) best = s, best_use = use;
-  }
-  return best;
+  const int64_t threads = at::get_num_threads();
+  return threads == 1 ? 1 : std::clamp<int64_t>(divide_up(2 * threads, tasks), 1, std::max<int64_t>(1, n / least));
 }
 
 /// a b or a b^T: a thread packs a panel of b's columns and takes a's rows past it.
@@ -51,7 +45,7 @@ void multiply_rows(Matrix a, Matrix b, bool transposed, int64_t m, int64_t n, in
   if (m == 0 || n == 0) return;
   const Parts panels(n, block_columns);
   const int64_t depth = packed_depth(k, a.type);
-  const Parts rows(m, round_up(divide_up(m, cuts(panels.count(), m, block_rows)), block_rows));
+  const Parts rows(m, round_up(divide_up(m, cuts(panels.count(), m, 4 * block_rows)), block_rows));
   const int64_t packed = round_up(depth * panels.size * bytes_of(a.type), 64);
   const int64_t padded = depth == k ? 0 : round_up(block_rows * depth * bytes_of(a.type), 64);  // a's rows, made even
   const Scratch scratch(packed + padded + block_rows * panels.size * 4);

@@ -131,8 +131,17 @@ HWY_INLINE V exp_of(V v) {
   const auto exponent = hn::Add(hn::ShiftLeft<23>(hn::BitCast(DU(), shifted)), hn::Set(DU(), 127u << 23));
   return hn::Mul(y, hn::BitCast(D(), exponent));
 }
+/// 1 / v for v >= 1, within 2 units in the last place.
+HWY_INLINE V inverse_of(V v) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
+  const V near = hn::ApproximateReciprocal(v);  // 12 bits or more, and one step of Newton's
+  return hn::Mul(near, hn::NegMulAdd(v, near, set(2)));
+#else
+  return hn::Div(set(1), v);
+#endif
+}
 /// 1 / (1 + e^-v).
-HWY_INLINE V sigmoid_of(V v) { return hn::Div(set(1), hn::Add(set(1), exp_of(hn::Neg(v)))); }
+HWY_INLINE V sigmoid_of(V v) { return inverse_of(hn::Add(set(1), exp_of(hn::Neg(v)))); }
 
 }  // namespace lathe::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
