@@ -19,19 +19,20 @@ HWY_INLINE V gelu_of(V x) {
   const V z = hn::Mul(hn::Mul(x, set(gelu_2k)), hn::MulAdd(square, set(gelu_c), set(1)));
   return hn::Mul(x, sigmoid_of(z));
 }
-/// d gelu / dx = s + x s (1 - s) 2 k (1 + 3 c x^2)
+/// d gelu / dx = s + x s (1 - s) 2 k (1 + 3 c x^2), where 1 - s = e s with e = exp(-2 z): no difference of near
+/// numbers.
 HWY_INLINE V gelu_slope(V x) {
   const V square = hn::Mul(x, x);
   const V z = hn::Mul(hn::Mul(x, set(gelu_2k)), hn::MulAdd(square, set(gelu_c), set(1)));
-  const V s = sigmoid_of(z);
+  const V e = exp_of(hn::Neg(z)), s = inverse_of(hn::Add(set(1), e));
   const V dz = hn::Mul(set(gelu_2k), hn::MulAdd(square, set(3 * gelu_c), set(1)));
-  return hn::MulAdd(hn::Mul(hn::Mul(x, dz), s), hn::Sub(set(1), s), s);
+  return hn::MulAdd(hn::Mul(hn::Mul(x, dz), s), hn::Mul(e, s), s);
 }
 /// silu: x s(x); its slope s + x s (1 - s).
 HWY_INLINE V silu_of(V x) { return hn::Mul(x, sigmoid_of(x)); }
 HWY_INLINE V silu_slope(V x) {
-  const V s = sigmoid_of(x);
-  return hn::MulAdd(hn::Mul(x, s), hn::Sub(set(1), s), s);
+  const V e = exp_of(hn::Neg(x)), s = inverse_of(hn::Add(set(1), e));
+  return hn::MulAdd(hn::Mul(x, s), hn::Mul(e, s), s);
 }
 
 }  // namespace lathe::HWY_NAMESPACE

@@ -1,0 +1,227 @@
+// The CPU kernels: against ATen, on any number of threads and any instruction set. Their ops are in the op table too.
+#include <torch/torch.h>
+#undef CHECK
+
+#include <hwy/targets.h>
+
+#include "amp/amp.h"
+#include "autograd/engine.h"
+#include "autograd/node.h"
+#include "autograd/ops.h"
+#include "core/dtype.h"
+#include "core/kernels/product.h"
+#include "core/memory.h"
+#include "core/mode.h"
+#include "nn/gpt.h"
+#include "tests/catch.h"
+#include "tests/op_case.h"
+#include "tests/process.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+bool skip_without(at::ScalarType dtype) {
+  if (product_ready(element_of(dtype))) return false;
+  WARN("skipped: this CPU has no small products in " << dtype_name(dtype));
+  return true;
+}
+
+Matrix matrix(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(0), element_of(t.scalar_type())}; }
+
+double error(const at::Tensor& ours, const at::Tensor& wanted) {
+  return (ours.to(at::kDouble) - wanted).abs().max().item<double>() / wanted.abs().max().item<double>();
+}
+
+TEST_CASE("products of any shape are float64's, with each part of the epilogue", "[kernels]") {
+  torch::manual_seed(1);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    if (skip_without(dtype)) continue;
+    // Sums in float32 of up to 2100 terms, each below its largest; then one rounding.
+    const double allowed = dtype == at::kFloat ? 1e-5 : 0x1p-8;
+    for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{
+             {1, 1, 1}, {1, 70, 3}, {33, 65, 17}, {64, 64, 64}, {100, 130, 1030}, {5, 200, 2100}, {300, 16, 2}}) {
+      INFO(dtype_name(dtype) << " " << m << " x " << n << " x " << k);
+      const at::Tensor a = torch::randn({m, k}).to(dtype), b = torch::randn({k, n}).to(dtype);
+      const at::Tensor bias = torch::randn({n}), residual = torch::randn({m, n}), sums = torch::empty({m});
+      const at::Tensor wanted = a.to(at::kDouble).matmul(b.to(at::kDouble));
+      at::Tensor y = torch::empty({m, n}, dtype), before = torch::empty({m, n}, dtype), z = torch::empty({m, n});
+      multiply(matrix(a), matrix(b), m, n, k, {.out = matrix(y)});
+      CHECK(error(y, wanted) < allowed);
+      const at::Tensor bt = b.t().contiguous(), at = a.t().contiguous();
+      multiply_nt(matrix(a), matrix(bt), m, n, k,
+                  {.out = matrix(y),
+                   .bias = bias.const_data_ptr<float>(),
+                   .activation = Activation::gelu,
+                   .before = matrix(before)});
+      CHECK(error(before, wanted + bias) < allowed);
+      CHECK(error(y, torch::gelu(wanted + bias, "tanh")) < allowed);
+      multiply_tn(matrix(at), matrix(b), m, n, k, {.out = matrix(z), .residual = matrix(residual)},
+                  sums.mutable_data_ptr<float>());
+      CHECK(error(z, wanted + residual) < 1e-5);
+      CHECK(error(sums, at.to(at::kDouble).sum(0)) < 1e-4);  // a sum may be far below its terms
+    }
+  }
+}
+
+struct Outcome {
+  double loss = 0;
+  std::vector<std::pair<std::string, at::Tensor>> grads;
+};
+
+/// Loss and gradients of a small GPT after two micro-batches.
+Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
+  ModelConfig c;
+  c.n_layer = 2, c.n_head = 3, c.n_embd = 96, c.block_size = 80, c.vocab_size = 131, c.tie_weights = tie;
+  GPT model = make_gpt(c, 5);
+  Outcome o;
+  for (int64_t micro = 0; micro < 2; ++micro) {
+    at::Tensor ids = torch::empty({3, 80}, at::kLong);
+    for (int64_t i = 0; i < ids.numel(); ++i) ids.view(-1)[i] = (i * 7 + i * i * micro + 3) % 131;
+    Variable loss;
+    {
+      const Autocast autocast(Compute{compute, true});
+      loss = model.loss(ids, ids.roll(1, 1), 480);
+    }
+    if (hook) loss.register_hook([](const at::Tensor&) { return at::Tensor(); });
+    for (const auto& p : parameters(model)) {
+      if (hook && micro == 0) p.parameter.register_hook([](const at::Tensor& g) { return g.clone(); });
+    }
+    backward(loss);
+    o.loss += loss.item();
+  }
+  for (const auto& p : parameters(model)) o.grads.emplace_back(p.path, p.parameter.grad());
+  return o;
+}
+
+TEST_CASE("a GPT's gradients are the same bits on any number of threads", "[kernels]") {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    if (skip_without(dtype)) continue;
+    const int threads = at::get_num_threads();
+    at::set_num_threads(1);
+    const Outcome one = outcome(dtype, true);
+    for (const int n : {2, 3}) {
+      at::set_num_threads(n);
+      const Outcome many = outcome(dtype, true);
+      CHECK(many.loss == one.loss);
+      for (size_t i = 0; i < one.grads.size(); ++i) {
+        INFO(one.grads[i].first << ", " << n << " threads");
+        CHECK(torch::equal(many.grads[i].second, one.grads[i].second));
+      }
+    }
+    at::set_num_threads(threads);
+    use_kernels(false);  // control: other kernels give other bits
+    const Outcome aten = outcome(dtype, true);
+    use_kernels(true);
+    CHECK_FALSE(torch::equal(aten.grads[0].second, one.grads[0].second));
+  }
+}
+
+TEST_CASE("kernels and ATen agree on a GPT, accumulated, tied or not, with hooks that see each pass's own gradient",
+          "[kernels]") {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    if (skip_without(dtype)) continue;
+    // fp32: order of sums. bf16: activations rounded at other places, through two blocks.
+    const double allowed = dtype == at::kFloat ? 1e-5 : 0.04;
+    for (const bool tie : {true, false}) {
+      use_kernels(false);
+      const Outcome aten = outcome(dtype, tie);
+      use_kernels(true);
+      for (const bool hook : {false, true}) {
+        const Outcome ours = outcome(dtype, tie, hook);
+        CHECK(ours.loss == Approx(aten.loss).epsilon(allowed));
+        for (size_t i = 0; i < ours.grads.size(); ++i) {
+          INFO(ours.grads[i].first << (tie ? ", tied" : "") << (hook ? ", hooks" : ""));
+          CHECK(error(ours.grads[i].second, aten.grads[i].second.to(at::kDouble)) < allowed);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("every instruction set passes the op table's rows of ops with kernels", "[kernels]") {
+  const std::set<std::string> with_kernels{"linear",    "linear_gelu", "layer_norm",           "rms_norm", "swiglu",
+                                           "attention", "embedding",   "linear_cross_entropy", "dropout"};
+  int sets = 0;
+  const int64_t all = hwy::SupportedTargets();
+  for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_NEON, HWY_SCALAR, HWY_EMU128}) {
+    if ((all & target) == 0) continue;
+    hwy::GetChosenTarget().Update(target);
+    if (std::string(vector_set()) != hwy::TargetName(target)) continue;  // not compiled
+    ++sets;
+    for (const auto& row : op_table()) {
+      if (!with_kernels.contains(row.op)) continue;
+      for (const auto& problem : check_op(row)) {
+        FAIL_CHECK(hwy::TargetName(target) << ": " << problem);
+      }
+    }
+  }
+  hwy::GetChosenTarget().Update(all);
+  CHECK(sets >= 1);
+}
+
+TEST_CASE("a NaN comes out of every kernel that it goes into", "[kernels]") {
+  if (skip_without(at::kFloat)) return;
+  const auto with_nan = [](at::IntArrayRef shape) {
+    at::Tensor t = torch::randn(shape);
+    t.view(-1)[t.numel() - 1] = NAN;
+    return Variable(t);
+  };
+  const auto spoiled = [](const Variable& y) { return y.data().isnan().any().item<bool>(); };
+  const Variable w(torch::randn({33, 20}));
+  CHECK(spoiled(linear(with_nan({3, 20}), w)));
+  CHECK(spoiled(linear_gelu(with_nan({3, 20}), w)));
+  CHECK(spoiled(layer_norm(with_nan({3, 20}), {}, {})));
+  CHECK(spoiled(rms_norm(with_nan({3, 20}), {})));
+  CHECK(spoiled(swiglu(with_nan({3, 20}))));
+  CHECK(spoiled(attention(with_nan({1, 9, 48}), 2)));
+  CHECK(spoiled(linear_cross_entropy(with_nan({3, 20}), w, torch::zeros({3}, at::kLong), 0)));
+  CHECK_FALSE(spoiled(linear_gelu(Variable(torch::randn({3, 20}) * 1000), w)));  // far beyond where e^x overflows
+}
+
+TEST_CASE("attention's memory grows with the context, not its square", "[kernels]") {
+  if (skip_without(at::kFloat)) return;
+  const auto peak = [](int64_t context) {
+    const Variable qkv = Variable::parameter(torch::randn({2048 / context, context, 3 * 64}));
+    reset_memory_peaks();
+    const int64_t before = memory_stats().total;
+    backward(attention(qkv, 2), torch::ones({2048 / context, context, 64}));
+    return memory_stats().total_peak - before;
+  };
+  install_allocator();
+  peak(128);
+  const auto small = static_cast<double>(peak(128)), large = static_cast<double>(peak(2048));
+  CHECK(large < 3 * small);  // a square of 2048 would be 16 MB for each head, 10 times as much
+}
+
+TEST_CASE("without the instructions a run takes ATen's kernels, and so it does when asked to", "[kernels]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto trained = [&](const std::string& name, std::vector<std::string> flags,
+                           std::map<std::string, std::string> environment) {
+    std::vector<std::string> args{"train", "tiny.toml", "--train.out_dir=" + name};
+    args.insert(args.end(), flags.begin(), flags.end());
+    const Finished done = run({"lathe", args, f.path(), environment});
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+  };
+  const auto kernels = [&](const std::string& most) {
+    return run({"lathe", {"config", "kernels"}, f.path(), {{"ONEDNN_MAX_CPU_ISA", most}}}).out;
+  };
+  if (skip_without(at::kFloat)) return;
+  CHECK_THAT(kernels("DEFAULT"), ContainsSubstring("fp32          Lathe's"));
+  CHECK_THAT(kernels("AVX2"), ContainsSubstring("bf16          ATen's"));
+  trained("own", {}, {});
+  trained("asked", {"--train.kernels=aten"}, {});
+  trained("lacking", {"--amp.dtype=bf16"}, {{"ONEDNN_MAX_CPU_ISA", "AVX2"}});
+  CHECK_FALSE(difference(f / "own", f / "asked").empty());
+  const auto last_loss = [&](const std::string& name) {
+    const std::string text = slurp(f / name / "metrics.jsonl");
+    return std::stod(text.substr(text.rfind("\"loss\":") + 7));
+  };
+  CHECK(last_loss("asked") == Approx(last_loss("own")).epsilon(1e-3));
+  CHECK(last_loss("lacking") == Approx(last_loss("own")).epsilon(0.03));
+}
+
+}  // namespace
