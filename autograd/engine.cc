@@ -195,7 +195,9 @@ at::Tensor seed_of(const Variable& root, const at::Tensor& dy) {
   if (dy.defined()) {
     LATHE_CHECK(dy.sizes() == root.sizes(), "backward: the gradient given is ", describe(dy), " for ",
                 describe(root.data()));
-    return dy;
+    LATHE_CHECK(dy.device() == root.data().device(), "backward: the gradient given is on ", dy.device().str(), ", not ",
+                root.data().device().str());
+    return dy.to(root.dtype());
   }
   LATHE_CHECK(root.numel() == 1, "backward: ", describe(root.data()),
               " has more than one element; give its gradient as the second argument");
@@ -233,9 +235,12 @@ Node*& running_node() {
   return node;
 }
 
-at::Tensor take_pending(size_t i) {
+at::Tensor take_pending(size_t i, at::ScalarType dtype) {
   Node* node = running_node();
   if (pending_gradients == nullptr || node == nullptr || i >= node->next.size() || !node->next[i]) return {};
+  const Node& to = *node->next[i];
+  const auto* leaf = dynamic_cast<const Leaf*>(&to);
+  if ((leaf != nullptr ? leaf->grad_dtype : to.dtype) != dtype) return {};
   return (*pending_gradients)(*node->next[i]);
 }
 

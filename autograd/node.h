@@ -76,9 +76,10 @@ inline bool is_trained(const Variable& v) {
 /// The node whose backward runs on this thread, or null.
 Node*& running_node();
 
-/// For a fused op's backward: the gradient that input i of the running node has so far, if the op may add its own to it
-/// in place; the op then returns that tensor as the input's gradient. Undefined where there is none yet, where
-/// something else holds it, or where the pass's own share is asked for (hooks, observers).
-at::Tensor take_pending(size_t i);
+/// For a fused op's backward: the gradient that input i of the running node has so far, if it has that dtype and the op
+/// may add its own to it in place; the op then returns that tensor as the input's gradient. Undefined where there is
+/// none yet, where something else holds it, or where the pass's own share is asked for (hooks, observers). If the op
+/// throws, the gradient is lost: gradients are not to be used after a backward that failed.
+at::Tensor take_pending(size_t i, at::ScalarType dtype);
 
 }  // namespace lathe

@@ -98,8 +98,9 @@ Variable attention(const Variable& qkv_BT3C, int64_t heads);
 /// their number). logits [N, V], targets int64 [N] -> [].
 Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor = 0,
                        int64_t ignore_index = -100);
-/// cross_entropy(linear(x, weight), targets, divisor), without the whole logits: rows go through in pieces, and both
-/// gradients are made on the way. x [N, C], weight [V, C], targets int64 [N] -> [].
+/// cross_entropy(linear(x, weight), targets, divisor). Where there are CPU kernels, without the whole logits: rows go
+/// through in pieces, and both gradients are made on the way; no second derivatives there. x [N, C], weight [V, C],
+/// targets int64 [N] -> [].
 Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC, const at::Tensor& targets_N,
                               double divisor = 0, int64_t ignore_index = -100);
 /// Mean of (a - b)^2 over all elements.

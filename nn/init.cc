@@ -1,5 +1,7 @@
 #include "nn/init.h"
 
+#include <ATen/ops/empty.h>
+
 #include <array>
 #include <cmath>
 #include <utility>
@@ -11,11 +13,20 @@
 namespace lathe {
 namespace {
 
+/// fill(values, n) makes them on the CPU, so that they are the same on every device.
+template <class F>
+void fill(const at::Tensor& t, F&& fill_values) {
+  const bool direct = t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous();
+  const at::Tensor values = direct ? t : at::empty(t.sizes(), at::kFloat);
+  fill_values(values.mutable_data_ptr<float>(), values.numel());
+  if (!direct) t.copy_(values);
+}
+
 void normal(const at::Tensor& t, double stddev, RngKey key) {
-  fill_normal(t.mutable_data_ptr<float>(), t.numel(), stddev, key);
+  fill(t, [&](float* values, int64_t n) { fill_normal(values, n, stddev, key); });
 }
 void uniform(const at::Tensor& t, double bound, RngKey key) {
-  fill_uniform(t.mutable_data_ptr<float>(), t.numel(), bound, key);
+  fill(t, [&](float* values, int64_t n) { fill_uniform(values, n, bound, key); });
 }
 
 void fill_weight(const NamedParameter& p, Init init, int64_t depth, RngKey key) {

@@ -84,7 +84,8 @@ struct CausalSelfAttention {
   }
 };
 
-/// The transformer's feed-forward block: C -> 4C, GELU, 4C -> C; and `residual` that is added.
+/// The transformer's feed-forward block: C -> 4C, GELU, 4C -> C; and `residual` that is added. On CPUs without second
+/// derivatives.
 struct FeedForward {
   Linear up, down;
 

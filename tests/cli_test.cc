@@ -86,7 +86,7 @@ TEST_CASE("bad command lines", "[cli]") {
        {{"inspect", "text.txt"}, 2, "is no run"},
        {{"verify", "nowhere"}, 2, "does not exist"},
        {{"bench", "nothing"}, 2, "there are `bench step`, `bench peak`"},
-       {{"bench", "step", "tiny.toml", "--dtype=bf16"}, 2, "--dtype belongs to `bench peak`"},
+       {{"bench", "step", "tiny.toml", "--dtype=bf16"}, 2, "`lathe bench step` has no --dtype"},
        {{"train", "tiny.toml", "--data.dir=\xE9"}, 2, "data.dir must be UTF-8"},
        {{"generate", "data", "--prompt=" + std::string(100000, 'x')}, 4, "data"},
        {{"generate", "data", "--prompt=a\nb"}, 4, "data"},

@@ -180,6 +180,22 @@ TEST_CASE("a NaN comes out of every kernel that it goes into", "[kernels]") {
   CHECK_FALSE(spoiled(linear_gelu(Variable(torch::randn({3, 20}) * 1000), w)));  // far beyond where e^x overflows
 }
 
+TEST_CASE("what a kernel must not be given is an error that names the op", "[kernels]") {
+  const Variable x(torch::randn({3, 20})), w(torch::randn({33, 20}));
+  const auto targets = [](int64_t t) { return torch::full({3}, t, at::kLong); };
+  for (const int64_t t : {int64_t{-1}, int64_t{33}}) {
+    CHECK_THAT(error_of([&] { linear_cross_entropy(x, w, targets(t)); }), ContainsSubstring("linear_cross_entropy("));
+  }
+  CHECK(error_of([&] { linear_cross_entropy(x, w, targets(32)); }).empty());
+  CHECK_THAT(error_of([&] { linear(x, w, Variable(torch::randn({1}))); }),
+             ContainsSubstring("bias must have shape [33]"));
+  CHECK_THAT(error_of([&] { linear(x, Variable(w.data().to(at::kBFloat16))); }), ContainsSubstring("one dtype"));
+  // A gradient of another dtype than the result's is cast before a kernel reads it.
+  const Variable p = Variable::parameter(torch::randn({2, 6, 48}).to(at::kBFloat16));
+  backward(attention(p, 2), torch::ones({2, 6, 16}));
+  CHECK(p.grad().to(at::kFloat).isfinite().all().item<bool>());
+}
+
 TEST_CASE("attention's memory grows with the context, not its square", "[kernels]") {
   if (skip_without(at::kFloat)) return;
   const auto peak = [](int64_t context) {

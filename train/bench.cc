@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <iostream>
+#include <map>
+#include <set>
 
 #include "core/device.h"
 #include "core/dtype.h"
@@ -65,6 +67,18 @@ Exit bench_verb(const Words& words) {
            "[--threads N] [--batch 4] [--context 256] [--width 768] [--vocab 50304] [--only NAME] | lathe bench peak "
            "[--dtype bf16] [--threads N] | lathe bench accumulation [--powers 7]");
   };
+  static const std::map<std::string, std::set<std::string>> known{
+      {"step", {"skip"}},
+      {"ops", {"dtype", "threads", "batch", "context", "width", "vocab", "only"}},
+      {"peak", {"dtype", "threads"}},
+      {"accumulation", {"powers"}}};
+  if (const auto found = known.find(what); found != known.end()) {
+    for (const auto& [flag, value] : words.flags) {
+      if (!found->second.contains(flag) && (what != "step" || flag.find('.') == std::string::npos))
+        fail(Exit::usage, "command line: `lathe bench ", what, "` has no --", flag,
+             what == "step" ? "; sizes, dtype and threads are config keys" : "");
+    }
+  }
   if (what == "peak" || what == "ops") {
     expect_words(1);
     const std::string name = words.get("dtype", "fp32");
@@ -97,11 +111,6 @@ Exit bench_verb(const Words& words) {
     const int powers = static_cast<int>(words.number("powers", 7, between(3, 8), true));
     std::cout << accumulation_table(accumulation_errors(powers)) << std::flush;
     return Exit::done;
-  }
-  for (const char* flag : {"dtype", "threads"}) {
-    if (words.flags.contains(flag))
-      fail(Exit::usage, "command line: --", flag,
-           " belongs to `bench peak` and `bench ops`; use --amp.dtype or --train.threads");
   }
   if (what != "step")
     fail(Exit::usage, "lathe bench ", what,

@@ -49,7 +49,7 @@ AccumulationError errors_of(const at::Tensor& a64, const at::Tensor& b64, int64_
   return e;
 }
 
-/// Ops whose outputs are float16 under autocast in a GPT.
+/// Ops whose outputs' gradients are float16, or become it, under autocast in a GPT.
 bool is_low(const Node& node) {
   const std::string name = node.name();
   return name == "linear" || name == "attention" || name == "gelu";
@@ -88,9 +88,11 @@ Seen run_pass(const GPT& model, const std::vector<Batch>& batches, at::ScalarTyp
     if (!g.defined()) return;
     seen.overflow = seen.overflow || !std::isfinite(g.abs().amax().item<double>());
     if (!is_low(node)) return;
-    seen.elements += g.numel();
-    seen.zeros += g.numel() - g.count_nonzero().item<int64_t>();
-    if (look_at) look_at(g);
+    const at::Tensor low = g.to(compute);  // a product that adds the residual rounds its gradient when it begins
+    seen.overflow = seen.overflow || !std::isfinite(low.abs().amax().item<double>());
+    seen.elements += low.numel();
+    seen.zeros += low.numel() - low.count_nonzero().item<int64_t>();
+    if (look_at) look_at(low);
   };
   ModeGuard guard;
   mode().observe_gradient = &observe;
@@ -131,8 +133,18 @@ std::string accumulation_table(const std::vector<AccumulationError>& errors) {
   return out;
 }
 
+namespace {
+
+struct AtenAlone {
+  AtenAlone() { use_kernels(false); }
+  ~AtenAlone() { use_kernels(on); }
+  const bool on = product_ready(Element::f32);
+};
+
+}  // namespace
+
 GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches) {
-  use_kernels(false);  // the same nodes in float32 and float16
+  const AtenAlone the_same_nodes_in_both_dtypes;
   const RunConfig& c = loaded.config;
   const fs::path folder = c.data.dir;
   const TokenFile tokens(folder, "train", read_manifest(folder));

@@ -151,7 +151,9 @@ Exit prepare_verb(const Words& words) {
 
 Exit config_verb(const Words& words) {
   const std::string& what = words.rest[0];
-  if (what == "kernels" && words.rest.size() == 1) {
+  if (what == "kernels") {
+    if (words.rest.size() != 1 || !words.flags.empty())
+      fail(Exit::usage, "lathe config kernels stands alone: it tells what this machine can run");
     std::cout << kernels_text();
     return Exit::done;
   }

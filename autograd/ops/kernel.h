@@ -3,9 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "autograd/node.h"
 #include "core/dtype.h"
 #include "core/kernels/pack.h"
 #include "core/kernels/product.h"
+#include "core/mode.h"
 
 namespace lathe {
 
@@ -19,6 +21,16 @@ inline bool kernel_ready(const at::Tensor& t) { return t.is_cpu() && kernel_dtyp
 
 /// A contiguous tensor as rows of its last dim.
 inline Matrix matrix_of(const at::Tensor& t) { return {t.const_data_ptr(), t.size(-1), element_of(t.scalar_type())}; }
+/// The dtype in which a kernel makes a weight's gradient: what its leaf keeps, or the dtype of the cast that autocast
+/// puts between, where kernels write that; else float32.
+inline at::ScalarType kernel_grad_dtype(const Variable& weight) {
+  const auto* leaf = dynamic_cast<const Leaf*>(weight.node().get());
+  const at::ScalarType compute = mode().compute;
+  const bool cast_between =
+      leaf != nullptr && compute != at::kFloat && !leaf->low.defined() && weight.dtype() != compute;
+  const at::ScalarType dtype = cast_between ? compute : leaf != nullptr ? leaf->grad_dtype : weight.dtype();
+  return kernel_dtype(dtype) ? dtype : at::kFloat;
+}
 inline const float* floats_of(const at::Tensor& t) { return t.defined() ? t.const_data_ptr<float>() : nullptr; }
 
 }  // namespace lathe

@@ -20,9 +20,14 @@ std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
   return out;
 }
 
-void check_linear(const at::Tensor& x, const at::Tensor& weight) {
+void check_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   LATHE_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1), "the last dim of x must be ",
               weight.size(weight.dim() - 1));
+  LATHE_CHECK(x.scalar_type() == weight.scalar_type(), "x and weight must have one dtype");
+  LATHE_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)), "bias must have shape [",
+              weight.size(0), "]");
+  for (const at::Tensor& t : {weight, bias})
+    LATHE_CHECK(!t.defined() || t.device() == x.device(), "x is on ", x.device().str(), ", another input is not");
 }
 
 bool fused(const at::Tensor& x, const at::Tensor& weight) {
@@ -58,7 +63,7 @@ std::array<at::Tensor, 3> fused_backward(const at::Tensor& dy_, const at::Tensor
   }
   if (need_bias) db = at::empty({out}, w.options().dtype(at::kFloat));
   if (need_weight) {
-    dw = take_pending(1);
+    dw = take_pending(1, weight_grad);
     const bool add = dw.defined();
     if (!add) dw = at::empty({out, in}, w.options().dtype(weight_grad));
     Epilogue e{.out = matrix_of(dw)};
@@ -80,7 +85,7 @@ struct LinearOp {
   // y = x W^T + b + residual, in the residual's dtype where there is one
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias,
                      const at::Tensor& residual) {
-    check_linear(x_, weight_);
+    check_linear(x_, weight_, bias);
     x = x_;
     weight = weight_;
     const auto sizes = with_last(x_.sizes(), weight_.size(0));
@@ -92,7 +97,7 @@ struct LinearOp {
     const at::Tensor rows = x_.reshape({-1, x_.size(-1)}).to(dtype), w = weight_.to(dtype);
     at::Tensor y = bias.defined() ? at::addmm(bias.to(dtype), rows, w.t()) : rows.matmul(w.t());
     y = y.to(x_.scalar_type()).view(sizes);
-    return residual.defined() ? residual + y : y;
+    return residual.defined() ? (residual + y).to(residual.scalar_type()) : y;
   }
   // dx = dy W, dW = dy^T x, db = sum of dy over the rows, dresidual = dy
   template <class T>
@@ -125,15 +130,17 @@ struct LinearGelu {
   static constexpr OpInfo info{.name = "linear_gelu", .amp = Amp::low};
   static constexpr std::array policies{Amp::low, Amp::low, Amp::promote};
   at::ScalarType weight_grad = at::kFloat;
+  Needs<3> needs{};
   Saved x{}, weight{}, before{};
 
   // y = gelu(u), u = x W^T + b
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias) {
-    check_linear(x_, weight_);
+    check_linear(x_, weight_, bias);
     x = x_;
     weight = weight_;
     at::Tensor u;
-    at::Tensor y = fused_forward(x_, weight_, bias, {}, Activation::gelu, mode().grad ? &u : nullptr);
+    at::Tensor y =
+        fused_forward(x_, weight_, bias, {}, Activation::gelu, needs[0] || needs[1] || needs[2] ? &u : nullptr);
     before = u;
     return y;
   }
@@ -217,12 +224,6 @@ struct LinearFp8 {
   static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
 };
 
-/// The dtype of a weight's gradient: what its leaf asks for, else its own.
-at::ScalarType grad_dtype_of(const Variable& weight) {
-  const auto* leaf = dynamic_cast<const Leaf*>(weight.node().get());
-  return leaf != nullptr && weight.dtype() != at::kDouble ? leaf->grad_dtype : weight.dtype();
-}
-
 }  // namespace
 
 Variable linear(const Variable& x, const Variable& weight, const Variable& bias, const Variable& residual) {
@@ -233,9 +234,9 @@ Variable linear(const Variable& x, const Variable& weight, const Variable& bias,
         leaf->quantised ? apply(LinearQuantised{leaf->quantised}, x, bias)
                         : apply(LinearFp8{.scaling = leaf->fp8, .out = mode().compute, .weight_grad = leaf->grad_dtype},
                                 x, weight, bias);
-    return residual.defined() ? add(residual, y) : y;
+    return residual.defined() ? cast(add(residual, y), residual.dtype()) : y;
   }
-  return apply(LinearOp{.weight_grad = grad_dtype_of(weight)}, x, weight, bias, residual);
+  return apply(LinearOp{.weight_grad = kernel_grad_dtype(weight)}, x, weight, bias, residual);
 }
 
 Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& bias) {
@@ -246,7 +247,7 @@ Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& 
                       x.dtype() != at::kDouble && weight.dtype() != at::kDouble &&
                       (mode().compute != at::kFloat || weight.dtype() == dtype);
   if (special || !kernel) return gelu(linear(x, weight, bias));
-  return apply(LinearGelu{.weight_grad = grad_dtype_of(weight)}, x, weight, bias);
+  return apply(LinearGelu{.weight_grad = kernel_grad_dtype(weight)}, x, weight, bias);
 }
 
 }  // namespace lathe

@@ -67,8 +67,12 @@ struct LinearCrossEntropy {
     LATHE_CHECK(x_.dim() == 2 && weight_.dim() == 2 && x_.size(1) == weight_.size(1) && targets_N.dim() == 1 &&
                     targets_N.size(0) == x_.size(0),
                 "needs x [N, C], weight [V, C] and targets [N], not targets ", describe(targets_N));
-    const at::Tensor x = x_.contiguous(), w = weight_.contiguous(), targets = targets_N.contiguous();
+    const at::Tensor x = x_.contiguous(), w = weight_.contiguous(), targets = targets_N.to(at::kLong).contiguous();
     const int64_t n = x.size(0), c = x.size(1), v = w.size(0), stride = round_up(v, 32);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t t = targets.const_data_ptr<int64_t>()[i];
+      LATHE_CHECK(t == ignore_index || (t >= 0 && t < v), "target ", t, " is outside [0, ", v, ")");
+    }
     const Element type = element_of(x.scalar_type());
     const double by = divisor_of(targets, divisor, ignore_index);
     const auto scale = static_cast<float>(by > 0 ? 1 / by : 0.0);
@@ -118,13 +122,14 @@ Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC, c
   const auto* leaf = dynamic_cast<const Leaf*>(weight_VC.node().get());
   const at::ScalarType dtype = mode().compute == at::kFloat ? x_NC.dtype() : mode().compute;
   const bool kernel = x_NC.data().is_cpu() && x_NC.numel() > 0 && kernel_dtype(dtype) && x_NC.dtype() != at::kDouble &&
-                      weight_VC.dtype() != at::kDouble && (mode().compute != at::kFloat || weight_VC.dtype() == dtype);
+                      weight_VC.numel() > 0 && weight_VC.dtype() != at::kDouble &&
+                      (mode().compute != at::kFloat || weight_VC.dtype() == dtype);
   if (!kernel || (leaf != nullptr && (leaf->quantised || (leaf->fp8 && mode().fp8))))
     return cross_entropy(linear(x_NC, weight_VC), targets_N, divisor, ignore_index);
   return apply(LinearCrossEntropy{.targets_N = targets_N,
                                   .divisor = divisor,
                                   .ignore_index = ignore_index,
-                                  .weight_grad = leaf != nullptr ? leaf->grad_dtype : weight_VC.dtype()},
+                                  .weight_grad = kernel_grad_dtype(weight_VC)},
                x_NC, weight_VC);
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/ops/native_layer_norm_backward.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "autograd/op.h"
@@ -82,7 +83,7 @@ struct Norm {
       if (needs[1]) dw = like(w);
       if (needs[2]) db = like(b);
       // The residual stream's gradient, which has come around the block already, takes this one in the same pass.
-      if (needs[0]) dx = take_pending(0);
+      if (needs[0]) dx = take_pending(0, in.scalar_type());
       const bool add = dx.defined();
       if (needs[0] && !add) dx = at::empty_like(in);
       const at::Tensor wf = as_float(w);
@@ -182,10 +183,9 @@ struct EmbeddingOp {
   }
   // dweight[id] += dy at each place of the id, in float32 or wider
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
-    const auto taken = [](at::ScalarType t) { return t == at::kFloat || t == at::kBFloat16; };
-    if (dy.is_cpu() && taken(dy.scalar_type()) && taken(grad)) {
+    if (kernel_ready(dy) && kernel_dtype(grad)) {
       // In the gradient that the table has already, such as a tied head's, else in zeros.
-      at::Tensor table = take_pending(0);
+      at::Tensor table = take_pending(0, grad);
       if (!table.defined()) table = at::zeros({rows, dy.size(-1)}, dy.options().dtype(grad));
       const at::Tensor values = dy.contiguous(), places = ids.data().contiguous();
       scatter_add_rows(matrix_of(values), places.const_data_ptr<int64_t>(), places.numel(), dy.size(-1),
@@ -270,7 +270,7 @@ Variable dropout(const Variable& x, double p, uint64_t stream) {
   return apply(Dropout{{.key = make_key(random->seed, stream),
                         .step = random->step,
                         .first = static_cast<uint64_t>(random->first_sample * row),
-                        .threshold = static_cast<uint32_t>(std::llround(p * 0x1p32)),
+                        .threshold = static_cast<uint32_t>(std::min(std::llround(p * 0x1p32), 0xffffffffLL)),
                         .scale = static_cast<float>(1 / (1 - p))}},
                x);
 }

@@ -26,13 +26,12 @@ float loss_of_row(T* x, int64_t classes, int64_t target, float weight, bool grad
   V sum = set(0);
   for_vectors(classes, [&](int64_t i, auto part)
                            HWY_ATTR { sum = hn::Add(sum, part.keep(exp_of(hn::Sub(part(x + i), most)))); });
-  const float lse = hn::GetLane(most) + std::log(sum_of(sum));
-  const float loss = lse - static_cast<float>(x[target]);
+  const float total = sum_of(sum), loss = std::log(total) - (static_cast<float>(x[target]) - hn::GetLane(most));
   if (!gradient) return loss;
-  const V shift = set(lse), w = set(weight);
+  const V w = set(weight / total);
   const float at_target = (std::exp(-loss) - 1) * weight;
   for_vectors(classes,
-              [&](int64_t i, auto part) HWY_ATTR { part(hn::Mul(exp_of(hn::Sub(part(x + i), shift)), w), x + i); });
+              [&](int64_t i, auto part) HWY_ATTR { part(hn::Mul(exp_of(hn::Sub(part(x + i), most)), w), x + i); });
   x[target] = static_cast<T>(at_target);
   return loss;
 }

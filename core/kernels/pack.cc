@@ -56,7 +56,7 @@ void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, 
   }
 }
 
-/// out[2 j + r] = in[r * stride + j] for r < 2, j < columns; a missing second row reads as zero.
+/// out[2 j] = first[j], out[2 j + 1] = second[j] for j < columns; a second row that is not there reads as zero.
 void interleave16(const uint16_t* first, const uint16_t* second, int64_t columns, uint16_t* out) {
   const DU whole;
   const hn::Rebind<uint16_t, DU> half;

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t block_rows = 32;      // of a result block: 8 KB of float32 with
 constexpr int64_t block_columns = 64;   // these columns
+constexpr int64_t waiting_rows = 512;   // whose blocks wait between two steps in depth: 128 KB
 constexpr int64_t tall_rows = 64;       // of a block of a^T b
 constexpr int64_t wide_columns = 1024;  // of a^T b that one task holds: 256 KB
 
@@ -40,49 +41,50 @@ int64_t cuts(int64_t tasks, int64_t n, int64_t least) {
   return threads == 1 ? 1 : std::clamp<int64_t>(divide_up(2 * threads, tasks), 1, std::max<int64_t>(1, n / least));
 }
 
-/// a b or a b^T: a thread packs a panel of b's columns and takes a's rows past it.
+/// a b or a b^T: a thread packs a panel of b's columns, at most depth_step() deep, and takes a's rows past it. Where
+/// the panel is deeper, a part's blocks wait for the next step side by side.
 void multiply_rows(Matrix a, Matrix b, bool transposed, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
   if (m == 0 || n == 0) return;
   const Parts panels(n, block_columns);
-  const int64_t depth = packed_depth(k, a.type);
-  const Parts rows(m, round_up(divide_up(m, cuts(panels.count(), m, 4 * block_rows)), block_rows));
-  const int64_t packed = round_up(depth * panels.size * bytes_of(a.type), 64);
-  const int64_t padded = depth == k ? 0 : round_up(block_rows * depth * bytes_of(a.type), 64);  // a's rows, made even
-  const Scratch scratch(packed + padded + block_rows * panels.size * 4);
+  const int64_t depth = packed_depth(k, a.type), step = std::min(depth, depth_step(a.type));
+  const bool at_once = step == depth;
+  const int64_t most = round_up(divide_up(m, cuts(panels.count(), m, 4 * block_rows)), block_rows);
+  const Parts rows(m, at_once ? most : std::min(most, waiting_rows));
+  const int64_t packed = round_up(step * panels.size * bytes_of(a.type), 64);
+  const int64_t padded = depth == k ? 0 : round_up(block_rows * step * bytes_of(a.type), 64);  // a's rows, made even
+  const Scratch scratch(packed + padded + (at_once ? block_rows : rows.size) * panels.size * 4);
   std::vector<int64_t> packed_panel(static_cast<size_t>(at::get_num_threads()), -1);  // that each thread has
   const auto run = [&](int64_t task) {
     char* mine = scratch.mine();
-    float* block = reinterpret_cast<float*>(mine + packed + padded);
+    float* blocks = reinterpret_cast<float*>(mine + packed + padded);
     const int64_t panel = task / rows.count(), part = task % rows.count();
-    const int64_t column = panels.begin(panel), columns = panels.length(panel);
-    const int64_t width = round_up(columns, 16);
-    const Matrix right{mine, width, a.type};
-    if (int64_t& have = packed_panel[static_cast<size_t>(at::get_thread_num())]; have != panel) {
-      have = panel;
-      if (transposed)
-        pack_right_transposed({b.at(column, 0), b.stride, b.type}, k, columns, width, mine);
-      else
-        pack_right({b.at(0, column), b.stride, b.type}, k, columns, width, mine);
-    }
-    const int64_t last = rows.begin(part) + rows.length(part);
-    for (int64_t row = rows.begin(part); row < last; row += block_rows) {
-      const int64_t count = std::min(block_rows, last - row);
-      Matrix left{a.at(row, 0), a.stride, a.type};
-      if (padded > 0) {
-        for (int64_t r = 0; r < count; ++r) {
-          char* to = mine + packed + r * depth * 2;
-          std::memcpy(to, left.at(r, 0), static_cast<size_t>(k) * 2);
-          std::memset(to + k * 2, 0, 2);
+    const int64_t column = panels.begin(panel), columns = panels.length(panel), width = round_up(columns, 16);
+    const int64_t first = rows.begin(part), last = first + rows.length(part);
+    for (int64_t at = 0; at < depth; at += step) {
+      const int64_t deep = std::min(step, depth - at), have = std::min(deep, k - at);
+      int64_t& ready = packed_panel[static_cast<size_t>(at::get_thread_num())];
+      if (!at_once || ready != panel) {
+        ready = panel;
+        if (transposed)
+          pack_right_transposed({b.at(column, at), b.stride, b.type}, have, columns, width, mine);
+        else
+          pack_right({b.at(at, column), b.stride, b.type}, have, columns, width, mine);
+      }
+      for (int64_t row = first; row < last; row += block_rows) {
+        const int64_t count = std::min(block_rows, last - row);
+        Matrix left{a.at(row, at), a.stride, a.type};
+        if (at + deep > k) {
+          for (int64_t r = 0; r < count; ++r) {
+            char* to = mine + packed + r * step * 2;
+            std::memcpy(to, left.at(r, 0), static_cast<size_t>(have) * 2);
+            std::memset(to + have * 2, 0, static_cast<size_t>(deep - have) * 2);
+          }
+          left = {mine + packed, step, a.type};
         }
-        left = {mine + packed, depth, a.type};
+        float* block = blocks + (at_once ? 0 : (row - first) * width);
+        small_product(left, {mine, width, a.type}, count, width, deep, block, width, at > 0);
+        if (at + deep == depth) finish_block(block, width, row, column, count, columns, e);
       }
-      for (int64_t at = 0; at < depth; at += depth_step(a.type)) {
-        const int64_t step = std::min(depth_step(a.type), depth - at);
-        // A packed panel's rows lie `width` apart in either type: two of bfloat16 side by side.
-        const Matrix piece{right.at(at, 0), right.stride, right.type};
-        small_product({left.at(0, at), left.stride, left.type}, piece, count, width, step, block, width, at > 0);
-      }
-      finish_block(block, width, row, column, count, columns, e);
     }
   };
   parallel_tasks(panels.count() * rows.count(), run, [&] { release_products(a.type); });
@@ -92,8 +94,9 @@ void multiply_rows(Matrix a, Matrix b, bool transposed, int64_t m, int64_t n, in
 
 void use_kernels(bool on) { kernels_on = on; }
 
-bool product_ready(Element type) {
-  if (!kernels_on) return false;
+bool product_ready(Element type) { return kernels_on && product_possible(type); }
+
+bool product_possible(Element type) {
   const auto probe = [](auto zero) {
     using T = decltype(zero);
     T a[2] = {}, b[32] = {};
@@ -106,15 +109,17 @@ bool product_ready(Element type) {
     }
     return true;
   };
+#ifdef __x86_64__
   if (type == Element::f32) {
-    static const bool ready = probe(0.0f);
+    static const bool ready = __builtin_cpu_supports("avx2") && probe(0.0f);
     return ready;
   }
   if (type != Element::bf16) return false;
-#ifdef __x86_64__
   static const bool ready = __builtin_cpu_supports("avx512bf16") && probe(c10::BFloat16(0));
   return ready;
 #else
+  (void)probe;
+  (void)type;
   return false;
 #endif
 }

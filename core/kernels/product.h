@@ -1,6 +1,7 @@
 // Matrix products in blocks that stay in a core's cache, on the small-product kernels of LibTorch's oneDNN
 // (at::native::cpublas::brgemm). Factors are packed a panel at a time where they are used; sums are in float32, each in
-// one fixed order, so that results are the same bits on any number of threads. Both factors float32 or both bfloat16.
+// one fixed order, so that results are the same bits on any number of threads. Both factors float32 or both bfloat16;
+// m, n and k are above 0.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,10 @@
 
 namespace lathe {
 
-/// Whether this machine's small-product kernels take the type: float32 from AVX2 on, bfloat16 with AVX512_BF16 or AMX.
-/// The environment's ONEDNN_MAX_CPU_ISA counts. False for both after use_kernels(false).
+/// Whether this machine's small-product kernels take the type: float32 from AVX2 on, bfloat16 with AVX512_BF16 or AMX
+/// (unless ONEDNN_MAX_CPU_ISA in the environment forbids it).
+bool product_possible(Element type);
+/// The same, and false after use_kernels(false): what ops go by.
 bool product_ready(Element type);
 /// Whether ops take these kernels where product_ready() allows (the default), or ATen's throughout. Not thread-safe.
 void use_kernels(bool on);

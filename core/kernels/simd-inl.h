@@ -116,11 +116,11 @@ void with_elements(Element a, Element b, F&& f) {
 HWY_INLINE float sum_of(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
 HWY_INLINE float max_of(V v) { return hn::GetLane(hn::MaxOfLanes(D(), v)); }
 HWY_INLINE V set(float x) { return hn::Set(D(), x); }
-/// e^v within 2 units in the last place for v in [-87, 88], the ends' values beyond; NaN stays NaN. 2^n e^r with n
+/// e^v within 2 units in the last place for v in [-87, 88], 0 below, e^88 above; NaN stays NaN. 2^n e^r with n
 /// integer and |r| <= ln(2) / 2; the polynomial is the best of its degree by relative error (4e-9) that begins 1 + r.
-HWY_INLINE V exp_of(V v) {
-  v = hn::Min(set(88), hn::Max(set(-87), v));  // in this order x86 keeps a NaN
-  constexpr float magic = 0x1.8p23f;           // a number added to it is rounded to an integer, in the lowest bits
+HWY_INLINE V exp_of(V given) {
+  const V v = hn::Min(set(88), hn::Max(set(-87), given));
+  constexpr float magic = 0x1.8p23f;  // a number added to it is rounded to an integer, in the lowest bits
   const V shifted = hn::MulAdd(v, set(1.44269504089f), set(magic)), n = hn::Sub(shifted, set(magic));
   const V r = hn::NegMulAdd(n, set(-2.12194440e-4f), hn::NegMulAdd(n, set(0.693359375f), v));
   V y = hn::MulAdd(set(0.00138145965f), r, set(0.00836870726f));
@@ -129,9 +129,14 @@ HWY_INLINE V exp_of(V v) {
   y = hn::MulAdd(y, r, set(0.49999994f));
   y = hn::MulAdd(hn::MulAdd(y, r, set(1)), r, set(1));
   const auto exponent = hn::Add(hn::ShiftLeft<23>(hn::BitCast(DU(), shifted)), hn::Set(DU(), 127u << 23));
-  return hn::Mul(y, hn::BitCast(D(), exponent));
+  const V e = hn::IfThenZeroElse(hn::Lt(given, set(-87)), hn::Mul(y, hn::BitCast(D(), exponent)));
+#if HWY_ARCH_X86
+  return e;  // whose minimum and maximum, in this order, keep a NaN
+#else
+  return hn::IfThenElse(hn::Eq(given, given), e, given);
+#endif
 }
-/// 1 / v for v >= 1, within 2 units in the last place.
+/// 1 / v for v >= 1, within 4 units in the last place; 0 for v above 2^126 on AVX2.
 HWY_INLINE V inverse_of(V v) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
   const V near = hn::ApproximateReciprocal(v);  // 12 bits or more, and one step of Newton's

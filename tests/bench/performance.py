@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Measures Lathe on this machine and writes the tables of docs/performance.md.
+
+usage: performance.py [--lathe build/lathe] [--data data/bench] [--peer PYTHON] [--rounds 3] [ops|steps|growth ...]
+
+ops: each op beside the same work in ATen. steps: whole training steps of four models, with Lathe's kernels and with
+ATen's (train.kernels = "aten"), and with --peer beside PyTorch (tests/bench/torch_gpt.py): tuned (fused AdamW, a C
+allocator that keeps its memory) in the same rounds as Lathe, as it comes in one round. growth: longer contexts, larger
+batches, wider models, more threads. Runs that other load disturbed are taken again (tests/bench/interleave.py).
+"""
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+
+from interleave import measure, tuned_environment
+
+PAGE = pathlib.Path("docs/performance.md")
+CONFIG = "configs/shakespeare_char_cpu.toml"
+MODELS = {  # layers, heads, width, context, batch, vocabulary (0: the data's), biases, steps, first steps left out
+    "a": (4, 4, 128, 64, 12, 0, False, 160, 20),
+    "b": (6, 6, 384, 256, 16, 0, False, 10, 2),
+    "c": (12, 12, 768, 256, 4, 50304, True, 6, 1),
+    "d": (12, 12, 768, 64, 4, 50304, True, 10, 2),
+}
+
+
+class Bench:
+    def __init__(self, args):
+        self.args = args
+        self.data_vocab = json.loads((args.data / "manifest.json").read_text())["vocab_size"]
+        self.peaks = {}
+
+    def call(self, *words):
+        return subprocess.run([self.args.lathe, *words], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    def peak(self, dtype, threads=0):
+        """Measured matmul ceiling in TFLOP/s."""
+        if (dtype, threads) not in self.peaks:
+            words = ["--threads", str(threads)] if threads else []
+            self.peaks[dtype, threads] = json.loads(self.call("bench", "peak", "--dtype", dtype, *words))["tflops"]
+        return self.peaks[dtype, threads]
+
+    def lathe(self, model, dtype, *flags):
+        layers, heads, width, context, batch, vocab, bias, steps, skip = model
+        keys = {"model.n_layer": layers, "model.n_head": heads, "model.n_embd": width, "model.block_size": context,
+                "model.vocab_size": vocab, "model.bias": str(bias).lower(), "train.batch_size": batch,
+                "train.steps": steps, "schedule.warmup_steps": 2, "amp.dtype": dtype, "data.dir": self.args.data}
+        return " ".join([self.args.lathe, "bench step", CONFIG, "--skip", str(skip), *flags,
+                         *(f"--{k}={v}" for k, v in keys.items())])
+
+    def torch(self, model, dtype, *flags):
+        layers, heads, width, context, batch, vocab, bias, steps, skip = model
+        words = {"layers": layers, "heads": heads, "dim": width, "ctx": context, "batch": batch,
+                 "vocab": vocab or self.data_vocab, "steps": steps, "skip": skip, "dtype": dtype,
+                 "data": self.args.data / "train.bin"}
+        return " ".join([self.args.peer, "tests/bench/torch_gpt.py", *flags, *([] if bias else ["--no-bias"]),
+                         *(f"--{k} {v}" for k, v in words.items())])
+
+    def flops(self, model):
+        """Of a step, by the formula of lathe plan."""
+        layers, _, width, context, batch, vocab, _, _, _ = model
+        params = 12 * layers * width * width + (vocab or self.data_vocab) * width
+        return batch * context * (6.0 * params + 12.0 * layers * width * context)
+
+    def ops(self):
+        rows = ["```", *self.call("config", "kernels").rstrip().split("\n"), "```", ""]
+        for dtype in ("fp32", "bf16"):
+            self.peak(dtype)
+            for text, flags in (("c: 4 x 256 tokens, width 768, vocabulary 50304", []),
+                                ("a: 12 x 64 tokens, width 128, vocabulary 65",
+                                 ["--batch", "12", "--context", "64", "--width", "128", "--vocab", "65"])):
+                r = json.loads(self.call("bench", "ops", "--dtype", dtype, *flags).strip().split("\n")[-1])
+                rows += [f"{dtype}, sizes of {text}:", "",
+                         "| forward and backward | Lathe, ms | ATen, ms | Lathe / ATen | TFLOP/s | of the ceiling |",
+                         "|---|---|---|---|---|---|"]
+                for o in r["ops"]:
+                    rate = o.get("tflops")
+                    rows.append(f"| {o['op']} | {o['lathe_ms']:.4g} | {o['aten_ms']:.4g} | "
+                                f"{o['lathe_ms'] / o['aten_ms']:.2f} | "
+                                + (f"{rate:.3f} | {100 * rate / self.peak(dtype):.0f}% |" if rate else "| |"))
+                rows.append("")
+        return rows[:-1]
+
+    def steps(self):
+        plain, tuned = dict(os.environ), tuned_environment()
+        rows = ["| | Lathe, ms | with ATen's kernels | PyTorch tuned | PyTorch as it comes | tuned / Lathe | of the ceiling | "
+                "peak MB | PyTorch's | start to first step, s | PyTorch's |", "|---" * 11 + "|"]
+        for name, model in MODELS.items():
+            best = {}
+            for dtype in ("fp32", "bf16"):
+                jobs = [("lathe", self.lathe(model, dtype), plain)]
+                others = [("aten", self.lathe(model, dtype, "--train.kernels=aten"), plain)]
+                if self.args.peer:
+                    jobs.append(("tuned", self.torch(model, dtype, "--optim fused"), tuned))
+                    others.append(("stock", self.torch(model, dtype), plain))
+                m = {**measure(jobs, self.args.rounds), **measure(others, 1)}
+                best[dtype] = m
+                ms = {k: v["ms_median"] for k, v in m.items()}
+                share = self.flops(model) / (1e9 * ms["lathe"]) / self.peak(dtype)
+
+                def cell(who, key, pattern):
+                    return pattern % m[who][key] if who in m else ""
+
+                rows.append(f"| {name} {dtype} | {ms['lathe']:.4g} | {ms['aten']:.4g} | {cell('tuned', 'ms_median', '%.4g')} "
+                            f"| {cell('stock', 'ms_median', '%.4g')} | "
+                            + (f"{ms['tuned'] / ms['lathe']:.2f}" if "tuned" in ms else "")
+                            + f" | {100 * share:.0f}% | {m['lathe']['rss_mb']:.0f} | {cell('tuned', 'rss_mb', '%.0f')} | "
+                            f"{m['lathe']['first_step_s']:.2f} | {cell('tuned', 'first_step_s', '%.2f')} |")
+                print(rows[-1], flush=True)
+            if self.args.peer:
+                fastest = min(best[d]["tuned"]["ms_median"] for d in best)
+                rows.append(f"| {name}, Lathe bf16 against the faster of PyTorch's | | | | | "
+                            f"{fastest / best['bf16']['lathe']['ms_median']:.2f} | | | | | |")
+        return rows
+
+    def growth(self):
+        rows = ["| 4 layers, bf16 | ms a step | tokens/s | of the ceiling | peak MB |", "|---|---|---|---|---|"]
+
+        def point(text, context, batch, width, threads=0):
+            model = (4, width // 64, width, context, batch, 0, False, 5, 1)
+            flags = [f"--train.threads={threads}"] if threads else []
+            m = measure([("lathe", self.lathe(model, "bf16", *flags), dict(os.environ))], 1)["lathe"]
+            share = self.flops(model) / (1e9 * m["ms_median"]) / self.peak("bf16", threads)
+            rows.append(f"| {text} | {m['ms_median']:.4g} | {1e3 * context * batch / m['ms_median']:.0f} | "
+                        f"{100 * share:.0f}% | {m['rss_mb']:.0f} |")
+            print(rows[-1], flush=True)
+
+        for context in (256, 512, 1024, 2048, 4096, 8192):
+            point(f"context {context}, 8192 tokens, width 256", context, 8192 // context, 256)
+        for batch in (1, 2, 4, 8, 16, 32, 64):
+            point(f"batch {batch}, context 256, width 256", 256, batch, 256)
+        for width in (128, 256, 512, 1024):
+            point(f"width {width}, batch 8, context 256", 256, 8, width)
+        for threads in (1, 2):
+            point(f"{threads} thread{'s' if threads > 1 else ''}, batch 8, context 256, width 512", 256, 8, 512, threads)
+        return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lathe", default="build/lathe")
+    parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("data/bench"))
+    parser.add_argument("--peer", help="a Python with torch and numpy")
+    parser.add_argument("--rounds", type=int, default=3)
+    names = ("ops", "steps", "growth")
+    parser.add_argument("which", nargs="*", choices=[*names, []])
+    args = parser.parse_args()
+    bench = Bench(args)
+    for name in args.which or names:
+        rows = getattr(bench, name)()
+        head, rest = PAGE.read_text().split(f"<!-- {name} -->\n")
+        PAGE.write_text(f"{head}<!-- {name} -->\n" + "\n".join(rows) + "\n<!-- end -->" + rest.split("<!-- end -->", 1)[1])
+        print(f"{name}: done", flush=True)
+
+
+main()
