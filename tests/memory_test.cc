@@ -1,4 +1,5 @@
 // A steady training step takes nothing from the system.
+#include <sys/resource.h>
 #include <unistd.h>
 #include <fstream>
 
@@ -16,6 +17,13 @@ int64_t resident_bytes() {
   int64_t pages = 0, resident = 0;
   std::ifstream("/proc/self/statm") >> pages >> resident;
   return resident * sysconf(_SC_PAGESIZE);
+}
+
+/// Those that took no disk; the first touch of a page is one.
+int64_t page_faults() {
+  rusage use{};
+  getrusage(RUSAGE_SELF, &use);
+  return use.ru_minflt;
 }
 
 struct Setting {
@@ -61,13 +69,14 @@ TEST_CASE("steps 3 to the end: high-water mark and blocks constant, RSS grows by
     reset_memory_peaks();
     for (int64_t step = 0; step < 3; ++step) run_step(session, loader, step);
     const MemoryStats before = memory_stats();
-    const int64_t rss = resident_bytes();
+    const int64_t rss = resident_bytes(), faults = page_faults();
     for (int64_t step = 3; step < setting.steps; ++step) run_step(session, loader, step);
     const MemoryStats after = memory_stats();
     CHECK(after.total_peak == before.total_peak);
     CHECK(after.blocks == before.blocks);
     CHECK(after.reserved == before.reserved);
     CHECK(resident_bytes() - rss < 1'000'000);
+    CHECK(page_faults() - faults < 50 * (setting.steps - 3));
     const auto used = [&](Memory m) {
       return static_cast<double>(after.used[static_cast<size_t>(m)]) / static_cast<double>(count(session.params));
     };
