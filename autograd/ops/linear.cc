@@ -36,7 +36,7 @@ bool fused(const at::Tensor& x, const at::Tensor& weight) {
 
 at::Tensor as_float(const at::Tensor& t) { return t.defined() ? t.to(at::kFloat).contiguous() : t; }
 
-/// y = x W^T, then what `e` says; `e`'s output is made here.
+/// y = activation(x W^T + bias) + residual; `before`, where given, takes the activation's argument.
 at::Tensor fused_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                          const at::Tensor& residual, Activation activation, at::Tensor* before) {
   const at::Tensor in = x.contiguous(), w = weight.contiguous(), b = as_float(bias),
