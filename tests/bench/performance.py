@@ -15,6 +15,7 @@ import pathlib
 import subprocess
 
 from interleave import measure, tuned_environment
+from page import write_table
 
 PAGE = pathlib.Path("docs/performance.md")
 CONFIG = "configs/shakespeare_char_cpu.toml"
@@ -149,10 +150,7 @@ def main():
     args = parser.parse_args()
     bench = Bench(args)
     for name in args.which or names:
-        rows = getattr(bench, name)()
-        head, rest = PAGE.read_text().split(f"<!-- {name} -->\n")
-        PAGE.write_text(f"{head}<!-- {name} -->\n" + "\n".join(rows) + "\n<!-- end -->" + rest.split("<!-- end -->", 1)[1])
-        print(f"{name}: done", flush=True)
+        write_table(PAGE, name, getattr(bench, name)())
 
 
 main()

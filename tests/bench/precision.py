@@ -11,6 +11,8 @@ import json
 import pathlib
 import subprocess
 
+from page import write_table
+
 CONFIG = "configs/shakespeare_char_cpu.toml"
 PAGE = pathlib.Path("docs/precision.md")
 ONE = ["--train.threads=1", "--checkpoint.interval=0"]
@@ -135,10 +137,7 @@ def main():
     args = parser.parse_args()
     experiments = Experiments(args.lathe, args.runs)
     for name in args.which or names:
-        rows = getattr(experiments, name)()
-        head, rest = PAGE.read_text().split(f"<!-- {name} -->\n")
-        PAGE.write_text(f"{head}<!-- {name} -->\n" + "\n".join(rows) + "\n<!-- end -->" + rest.split("<!-- end -->", 1)[1])
-        print(f"{name}: done", flush=True)
+        write_table(PAGE, name, getattr(experiments, name)())
 
 
 main()
