@@ -22,15 +22,14 @@ namespace {
 
 std::atomic<uint64_t> next_sequence{1};
 
-/// Gives out pending gradients of the pass that runs on this thread, or is empty.
-thread_local const std::function<at::Tensor(Node&)>* pending_gradients = nullptr;
+using Giver = std::function<at::Tensor(Node&)>;
+/// Gives out pending gradients of the pass that runs on this thread; null where none does.
+thread_local const Giver* pending_gradients = nullptr;
 
 at::Tensor reduce_to(const at::Tensor& g, at::IntArrayRef sizes) { return at::sum_to(g, sizes); }
 Variable reduce_to(const Variable& g, at::IntArrayRef sizes) { return sum_to(g, sizes); }
 const at::Tensor& tensor_of(const at::Tensor& t) { return t; }
 const at::Tensor& tensor_of(const Variable& v) { return v.data(); }
-
-using Giver = std::function<at::Tensor(Node&)>;
 
 /// While alive, `node` is the one whose backward runs on this thread, and `giver` gives out pending gradients.
 class Running {

@@ -24,8 +24,6 @@ struct BenchResult {
   int64_t parameters = 0;
 };
 /// Trains train.steps steps without evaluation, checkpoints or a run folder; times are of the steps after `skip`.
-BenchResult bench_steps(LoadedConfig loaded, int64_t skip);
-
 BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   loaded.config.train.eval_interval = 0;
   adopt_base(loaded);

@@ -31,6 +31,18 @@ inline at::ScalarType kernel_grad_dtype(const Variable& weight) {
   const at::ScalarType dtype = cast_between ? compute : leaf != nullptr ? leaf->grad_dtype : weight.dtype();
   return kernel_dtype(dtype) ? dtype : at::kFloat;
 }
+/// Whether a fused op of a linear layer takes x and its weight, as autocast will hand them over: on the CPU, not empty,
+/// in a dtype that kernels take, and a weight that is neither quantised nor in fp8.
+inline bool kernel_linear(const Variable& x, const Variable& weight) {
+  const auto* leaf = dynamic_cast<const Leaf*>(weight.node().get());
+  if (leaf != nullptr && (leaf->quantised || (leaf->fp8 && mode().fp8))) return false;
+  const bool autocast = mode().compute != at::kFloat;
+  return x.data().is_cpu() && x.numel() > 0 && weight.numel() > 0 && x.dtype() != at::kDouble &&
+         weight.dtype() != at::kDouble && kernel_dtype(autocast ? mode().compute : x.dtype()) &&
+         (autocast || weight.dtype() == x.dtype());
+}
+/// A tensor, or an undefined one, in contiguous float32.
+inline at::Tensor as_float(const at::Tensor& t) { return t.defined() ? t.to(at::kFloat).contiguous() : t; }
 inline const float* floats_of(const at::Tensor& t) { return t.defined() ? t.const_data_ptr<float>() : nullptr; }
 
 }  // namespace lathe

@@ -34,15 +34,13 @@ bool fused(const at::Tensor& x, const at::Tensor& weight) {
   return kernel_ready(x) && kernel_ready(weight) && x.scalar_type() == weight.scalar_type();
 }
 
-at::Tensor as_float(const at::Tensor& t) { return t.defined() ? t.to(at::kFloat).contiguous() : t; }
-
 /// y = activation(x W^T + bias) + residual; `before`, where given, takes the activation's argument.
 at::Tensor fused_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                          const at::Tensor& residual, Activation activation, at::Tensor* before) {
   const at::Tensor in = x.contiguous(), w = weight.contiguous(), b = as_float(bias),
                    add = residual.defined() ? residual.contiguous() : residual;
   at::Tensor y = at::empty(with_last(x.sizes(), w.size(0)), residual.defined() ? residual.options() : x.options());
-  Epilogue e{.out = matrix_of(y), .bias = floats_of(b), .activation = activation, .before = {}, .residual = {}};
+  Epilogue e{.out = matrix_of(y), .bias = floats_of(b), .activation = activation};
   if (before != nullptr) e.before = matrix_of(*before = at::empty_like(y));
   if (add.defined()) e.residual = matrix_of(add);
   multiply_nt(matrix_of(in), matrix_of(w), in.numel() / w.size(1), w.size(0), w.size(1), e);
@@ -174,8 +172,7 @@ struct LinearQuantised {
   // dx = dy W, db = sum of dy over the rows
   Grads<2> backward(const at::Tensor& dy, Needs<2> needs) const {
     const at::Tensor rows = dy.reshape({-1, dy.size(-1)});
-    auto sizes = dy.sizes().vec();
-    sizes.back() = weight->sizes()[1];
+    const auto sizes = with_last(dy.sizes(), weight->sizes()[1]);
     return {needs[0] ? product(rows, weight->dequantise(dy.scalar_type())).view(sizes) : at::Tensor(),
             needs[1] ? rows.sum(0) : at::Tensor()};
   }
@@ -201,9 +198,7 @@ struct LinearFp8 {
     const at::Tensor rows = x_.reshape({-1, x_.size(-1)});
     const Fp8Tensor qx = to_fp8(rows, scaling->largest(Fp8Scaling::input, rows), at::kFloat8_e4m3fn);
     const Fp8Tensor qw = to_fp8(weight_, scaling->largest(Fp8Scaling::weight, weight_), at::kFloat8_e4m3fn);
-    auto sizes = x_.sizes().vec();
-    sizes.back() = weight_.size(0);
-    const at::Tensor y = fp8_matmul_nt(qx, qw, bias, out).view(sizes);
+    const at::Tensor y = fp8_matmul_nt(qx, qw, bias, out).view(with_last(x_.sizes(), weight_.size(0)));
     x = qx.data, x_factor = qx.factor;
     weight = qw.data, weight_factor = qw.factor;
     return y;
@@ -212,8 +207,7 @@ struct LinearFp8 {
   Grads<3> backward(const at::Tensor& dy, Needs<3> needs) const {
     const at::Tensor rows = dy.reshape({-1, dy.size(-1)});
     const Fp8Tensor g = to_fp8(rows, scaling->largest(Fp8Scaling::gradient, rows), at::kFloat8_e5m2);
-    auto sizes = dy.sizes().vec();
-    sizes.back() = x.data().size(1);
+    const auto sizes = with_last(dy.sizes(), x.data().size(1));
     return {needs[0] ? fp8_matmul_nt(g, {weight.data().t(), weight_factor}, {}, out).view(sizes) : at::Tensor(),
             needs[1] ? fp8_matmul_nt({g.data.t(), g.factor}, {x.data().t(), x_factor}, {}, weight_grad) : at::Tensor(),
             needs[2] ? rows.sum(0, /*keepdim=*/false, at::kFloat) : at::Tensor()};
@@ -240,13 +234,7 @@ Variable linear(const Variable& x, const Variable& weight, const Variable& bias,
 }
 
 Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& bias) {
-  const auto* leaf = dynamic_cast<const Leaf*>(weight.node().get());
-  const bool special = leaf != nullptr && (leaf->quantised || (leaf->fp8 && mode().fp8));
-  const at::ScalarType dtype = mode().compute == at::kFloat ? x.dtype() : mode().compute;
-  const bool kernel = x.data().is_cpu() && x.numel() > 0 && weight.numel() > 0 && kernel_dtype(dtype) &&
-                      x.dtype() != at::kDouble && weight.dtype() != at::kDouble &&
-                      (mode().compute != at::kFloat || weight.dtype() == dtype);
-  if (special || !kernel) return gelu(linear(x, weight, bias));
+  if (!kernel_linear(x, weight)) return gelu(linear(x, weight, bias));
   return apply(LinearGelu{.weight_grad = kernel_grad_dtype(weight)}, x, weight, bias);
 }
 

@@ -119,13 +119,7 @@ struct LinearCrossEntropy {
 
 Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC, const at::Tensor& targets_N,
                               double divisor, int64_t ignore_index) {
-  const auto* leaf = dynamic_cast<const Leaf*>(weight_VC.node().get());
-  const at::ScalarType dtype = mode().compute == at::kFloat ? x_NC.dtype() : mode().compute;
-  const bool kernel = x_NC.data().is_cpu() && x_NC.numel() > 0 && kernel_dtype(dtype) && x_NC.dtype() != at::kDouble &&
-                      weight_VC.numel() > 0 && weight_VC.dtype() != at::kDouble &&
-                      (mode().compute != at::kFloat || weight_VC.dtype() == dtype);
-  if (!kernel || (leaf != nullptr && (leaf->quantised || (leaf->fp8 && mode().fp8))))
-    return cross_entropy(linear(x_NC, weight_VC), targets_N, divisor, ignore_index);
+  if (!kernel_linear(x_NC, weight_VC)) return cross_entropy(linear(x_NC, weight_VC), targets_N, divisor, ignore_index);
   return apply(LinearCrossEntropy{.targets_N = targets_N,
                                   .divisor = divisor,
                                   .ignore_index = ignore_index,

@@ -113,7 +113,6 @@ struct Norm {
   static at::Tensor wider(const at::Tensor& t) {
     return !t.defined() || t.scalar_type() == at::kDouble ? t : t.to(at::kFloat);
   }
-  static at::Tensor as_float(const at::Tensor& t) { return t.defined() ? t.to(at::kFloat).contiguous() : t; }
 };
 
 struct LayerNormOp : Norm {
