@@ -41,7 +41,7 @@ TEST_CASE("products of any shape are float64's, with each part of the epilogue",
     // Sums in float32 of up to 2100 terms, each below its largest; then one rounding.
     const double allowed = dtype == at::kFloat ? 1e-5 : 0x1p-8;
     for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{
-             {1, 1, 1}, {1, 70, 3}, {33, 65, 17}, {64, 64, 64}, {100, 130, 1030}, {5, 200, 2100}, {300, 16, 2}}) {
+             {1, 1, 1}, {1, 70, 3}, {33, 65, 17}, {64, 64, 64}, {100, 130, 1030}, {1100, 70, 2100}, {300, 16, 2}}) {
       INFO(dtype_name(dtype) << " " << m << " x " << n << " x " << k);
       const at::Tensor a = torch::randn({m, k}).to(dtype), b = torch::randn({k, n}).to(dtype);
       const at::Tensor bias = torch::randn({n}), residual = torch::randn({m, n}), sums = torch::empty({m});
@@ -194,6 +194,31 @@ TEST_CASE("what a kernel must not be given is an error that names the op", "[ker
   const Variable p = Variable::parameter(torch::randn({2, 6, 48}).to(at::kBFloat16));
   backward(attention(p, 2), torch::ones({2, 6, 16}));
   CHECK(p.grad().to(at::kFloat).isfinite().all().item<bool>());
+}
+
+TEST_CASE("the head's loss in several pieces of rows is the sum of its pieces", "[kernels]") {
+  constexpr int64_t v = int64_t{1} << 18, c = 4;  // 128 MiB of logits, a piece at most, are 128 rows of float32
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    if (skip_without(dtype)) continue;
+    const int64_t piece = dtype == at::kFloat ? 128 : 256, n = piece + 12;
+    torch::manual_seed(1);
+    const at::Tensor x = torch::randn({n, c}).to(dtype), w = torch::randn({v, c}).to(dtype);
+    const at::Tensor targets = torch::randint(v, {n}, at::kLong);
+    const auto run = [&](int64_t begin, int64_t end) {
+      const Variable rows = Variable::parameter(x.slice(0, begin, end).contiguous()), head = Variable::parameter(w);
+      const Variable loss = linear_cross_entropy(rows, head, targets.slice(0, begin, end), 10);
+      backward(loss);
+      return std::tuple(loss.item(), rows.grad(), head.grad());
+    };
+    const auto [loss, dx, dw] = run(0, n);
+    const auto [loss1, dx1, dw1] = run(0, piece);
+    const auto [loss2, dx2, dw2] = run(piece, n);
+    CHECK(loss == Approx(loss1 + loss2).epsilon(1e-6));
+    CHECK(torch::equal(dx, torch::cat({dx1, dx2})));
+    // Gradients of bfloat16 weights: the whole and each piece are rounded to 8 bits.
+    CHECK(error(dw, dw1.to(at::kDouble) + dw2.to(at::kDouble)) < (dtype == at::kFloat ? 1e-6 : 0x1p-7));
+    CHECK(error(dw, dw1.to(at::kDouble)) > 0.01);  // control: the second piece is in it
+  }
 }
 
 TEST_CASE("attention's memory grows with the context, not its square", "[kernels]") {

@@ -59,7 +59,7 @@ struct LinearCrossEntropy {
   Needs<2> needs{};
   at::Tensor dx{}, dweight{};  // for a gradient of 1
 
-  static constexpr int64_t piece_bytes = int64_t{96} << 20;  // of logits that are there at once
+  static constexpr int64_t piece_bytes = int64_t{128} << 20;  // of logits that are there at once
 
   // logits = x W^T;  loss = -sum over counted rows of log softmax(logits)[target] / divisor
   // dlogits = (softmax(logits) - onehot(target)) / divisor;  dx = dlogits W, dW = dlogits^T x

@@ -5,20 +5,33 @@
 #include "hwy/foreach_target.h"
 // After foreach_target.
 #include "core/kernels/simd-inl.h"
+#include "hwy/cache_control.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 namespace {
 
 #if HWY_TARGET != HWY_SCALAR
-using D4 = hn::FixedTag<uint32_t, 4>;
-using D2 = hn::FixedTag<uint64_t, 2>;
+constexpr int64_t blocks = HWY_HAVE_SCALABLE ? 1 : HWY_MAX_BYTES / 16;  // of 4 units in a vector
 
-/// Rows 0 to 3 and columns 0 to 3.
-void transpose4x4(const char* in, int64_t stride, uint32_t* out, int64_t out_stride) {
-  const D4 d;
-  const D2 d2;
-  const auto row = [&](int64_t i) HWY_ATTR { return hn::LoadU(d, reinterpret_cast<const uint32_t*>(in + i * stride)); };
+/// Its block b, of 4 units, is at `in` + b * `step` bytes.
+template <class D32>
+HWY_INLINE hn::Vec<D32> gather(D32 d, const char* in, int64_t step) {
+  if constexpr (hn::MaxLanes(D32()) <= 4) {
+    return hn::LoadU(d, reinterpret_cast<const uint32_t*>(in));
+  } else {
+    constexpr auto upper = static_cast<int64_t>(hn::MaxLanes(D32())) / 8;
+    const hn::Half<D32> half;
+    return hn::Combine(d, gather(half, in + upper * step, step), gather(half, in, step));
+  }
+}
+
+/// Rows 0 to 4 blocks and columns 0 to 3: block b of vector r holds row 4 b + r, so that a transpose inside the blocks
+/// makes each vector a column.
+HWY_INLINE void transpose_rows(const char* in, int64_t stride, uint32_t* out, int64_t out_stride) {
+  const hn::FixedTag<uint32_t, 4 * blocks> d;
+  const hn::RepartitionToWide<decltype(d)> d2;
+  const auto row = [&](int64_t r) HWY_ATTR { return gather(d, in + r * stride, 4 * stride); };
   const auto a = row(0), b = row(1), c = row(2), e = row(3);
   const auto ab0 = hn::BitCast(d2, hn::InterleaveLower(d, a, b)), ab1 = hn::BitCast(d2, hn::InterleaveUpper(d, a, b));
   const auto ce0 = hn::BitCast(d2, hn::InterleaveLower(d, c, e)), ce1 = hn::BitCast(d2, hn::InterleaveUpper(d, c, e));
@@ -40,13 +53,17 @@ void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, 
   constexpr int64_t strip = 16;  // columns at a time: their output rows stay in the nearest cache
   for (int64_t j0 = 0; j0 < columns; j0 += strip) {
     const int64_t j1 = j0 + strip < columns ? j0 + strip : columns;
+    [[maybe_unused]] const int64_t ahead = j1 < columns ? j1 * 4 + 64 : 0;  // bytes; the strip after the next
     int64_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
-    for (; i + 4 <= rows; i += 4) {
+    for (; i + 4 * blocks <= rows; i += 4 * blocks) {
       int64_t j = j0;
-      for (; j + 4 <= j1; j += 4) transpose4x4(in + i * stride + j * 4, stride, out + j * out_stride + i, out_stride);
+      if (ahead > 0) {
+        for (int64_t r = i; r < i + 4 * blocks; ++r) hwy::Prefetch(in + r * stride + ahead);
+      }
+      for (; j + 4 <= j1; j += 4) transpose_rows(in + i * stride + j * 4, stride, out + j * out_stride + i, out_stride);
       for (; j < j1; ++j) {
-        for (int64_t r = i; r < i + 4; ++r) out[j * out_stride + r] = read32(in + r * stride + j * 4);
+        for (int64_t r = i; r < i + 4 * blocks; ++r) out[j * out_stride + r] = read32(in + r * stride + j * 4);
       }
     }
 #endif

@@ -16,14 +16,15 @@ namespace {
 
 constexpr int64_t block_rows = 32;      // of a result block: 8 KB of float32 with
 constexpr int64_t block_columns = 64;   // these columns
-constexpr int64_t waiting_rows = 512;   // whose blocks wait between two steps in depth: 128 KB
+constexpr int64_t waiting_rows = 1024;  // whose blocks wait between two steps in depth: 256 KB
 constexpr int64_t tall_rows = 64;       // of a block of a^T b
 constexpr int64_t wide_columns = 1024;  // of a^T b that one task holds: 256 KB
 
 bool kernels_on = true;
 
-/// Depth of a product between two visits to its block: a panel of that depth is 128 KB and stays in a core's own cache.
-int64_t depth_step(Element type) { return type == Element::f32 ? 512 : 1024; }
+/// Depth of a product between two visits to its block: a panel of that depth is 128 to 192 KB and stays in a core's own
+/// cache.
+int64_t depth_step(Element type) { return type == Element::f32 ? 768 : 1024; }
 
 /// [0, n) in parts of equal size, at most `most` each and multiples of 16.
 struct Parts {

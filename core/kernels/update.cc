@@ -120,15 +120,29 @@ void run(const UpdateArgs& a, const UpdateRule& rule, StepControl* control, int6
 double grad_sum_range(const void* grad, Element type, int64_t begin, int64_t end) {
   constexpr int64_t lanes = 16;  // sums side by side, so that the compiler may use vectors
   double sum[lanes] = {};
-  double buffer[block];
-  for (int64_t at = begin; at < end; at += block) {
-    const int64_t n = std::min(block, end - at);
-    const double* g = load(grad, type, at, n, buffer);
+  const auto add = [&](const auto* g, int64_t n, auto value) {
     int64_t i = 0;
     for (; i + lanes <= n; i += lanes) {
-      for (int64_t j = 0; j < lanes; ++j) sum[j] += g[i + j] * g[i + j];
+      for (int64_t j = 0; j < lanes; ++j) {
+        const double x = value(g[i + j]);
+        sum[j] += x * x;
+      }
     }
-    for (; i < n; ++i) sum[i % lanes] += g[i] * g[i];
+    for (; i < n; ++i) sum[i % lanes] += value(g[i]) * value(g[i]);
+  };
+  switch (type) {
+    case Element::f64: add(static_cast<const double*>(grad) + begin, end - begin, [](double x) { return x; }); break;
+    case Element::f32:
+      add(static_cast<const float*>(grad) + begin, end - begin, [](float x) { return static_cast<double>(x); });
+      break;
+    case Element::bf16:
+      add(static_cast<const uint16_t*>(grad) + begin, end - begin,
+          [](uint16_t x) { return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(x) << 16)); });
+      break;
+    case Element::f16:
+      add(static_cast<const c10::Half*>(grad) + begin, end - begin,
+          [](c10::Half x) { return static_cast<double>(static_cast<float>(x)); });
+      break;
   }
   double total = 0;
   for (double s : sum) total += s;
