@@ -6,7 +6,7 @@ usage: performance.py [--lathe build/lathe] [--data data/bench] [--peer PYTHON] 
 ops: each op beside the same work in ATen. steps: whole training steps of four models, with Lathe's kernels and with
 ATen's (train.kernels = "aten"), and with --peer beside PyTorch (tests/bench/torch_gpt.py): tuned (fused AdamW, a C
 allocator that keeps its memory) in the same rounds as Lathe, as it comes in one round. growth: longer contexts, larger
-batches, wider models, more threads. Runs that other load disturbed are taken again (tests/bench/interleave.py).
+batches, wider models, more threads, with --peer beside tuned PyTorch, one round each. Runs that other load disturbed are taken again (tests/bench/interleave.py).
 """
 import argparse
 import json
@@ -117,15 +117,23 @@ class Bench:
         return rows
 
     def growth(self):
-        rows = ["| 4 layers, bf16 | ms a step | tokens/s | of the ceiling | peak MB |", "|---|---|---|---|---|"]
+        rows = ["| 4 layers, bf16 | ms a step | tokens/s | of the ceiling | PyTorch tuned, ms | tuned / Lathe | peak MB | "
+                "PyTorch's |", "|---" * 8 + "|"]
 
         def point(text, context, batch, width, threads=0):
             model = (4, width // 64, width, context, batch, 0, False, 5, 1)
-            flags = [f"--train.threads={threads}"] if threads else []
-            m = measure([("lathe", self.lathe(model, "bf16", *flags), dict(os.environ))], 1)["lathe"]
-            share = self.flops(model) / (1e9 * m["ms_median"]) / self.peak("bf16", threads)
-            rows.append(f"| {text} | {m['ms_median']:.4g} | {1e3 * context * batch / m['ms_median']:.0f} | "
-                        f"{100 * share:.0f}% | {m['rss_mb']:.0f} |")
+            jobs = [("lathe", self.lathe(model, "bf16", *([f"--train.threads={threads}"] if threads else [])),
+                     dict(os.environ))]
+            if self.args.peer:
+                jobs.append(("tuned", self.torch(model, "bf16", "--optim fused", *([f"--threads {threads}"] if threads else [])),
+                             tuned_environment()))
+            m = measure(jobs, 1)
+            ms, rss = m["lathe"]["ms_median"], m["lathe"]["rss_mb"]
+            share = self.flops(model) / (1e9 * ms) / self.peak("bf16", threads)
+            peer = m.get("tuned")
+            rows.append(f"| {text} | {ms:.4g} | {1e3 * context * batch / ms:.0f} | {100 * share:.0f}% | "
+                        + (f"{peer['ms_median']:.4g} | {peer['ms_median'] / ms:.2f} | {rss:.0f} | {peer['rss_mb']:.0f} |"
+                           if peer else f"| | {rss:.0f} | |"))
             print(rows[-1], flush=True)
 
         for context in (256, 512, 1024, 2048, 4096, 8192):
