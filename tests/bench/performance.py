@@ -6,7 +6,8 @@ usage: performance.py [--lathe build/lathe] [--data data/bench] [--peer PYTHON] 
 ops: each op beside the same work in ATen. steps: whole training steps of four models, with Lathe's kernels and with
 ATen's (train.kernels = "aten"), and with --peer beside PyTorch (tests/bench/torch_gpt.py): tuned (fused AdamW, a C
 allocator that keeps its memory) in the same rounds as Lathe, as it comes in one round. growth: longer contexts, larger
-batches, wider models, more threads, with --peer beside tuned PyTorch, one round each. Runs that other load disturbed are taken again (tests/bench/interleave.py).
+batches, wider models, more threads, with --peer beside tuned PyTorch, one round each. Runs that other load disturbed are
+taken again (tests/bench/interleave.py).
 """
 import argparse
 import json
@@ -125,8 +126,8 @@ class Bench:
             jobs = [("lathe", self.lathe(model, "bf16", *([f"--train.threads={threads}"] if threads else [])),
                      dict(os.environ))]
             if self.args.peer:
-                jobs.append(("tuned", self.torch(model, "bf16", "--optim fused", *([f"--threads {threads}"] if threads else [])),
-                             tuned_environment()))
+                flags = ["--optim fused", *([f"--threads {threads}"] if threads else [])]
+                jobs.append(("tuned", self.torch(model, "bf16", *flags), tuned_environment()))
             m = measure(jobs, 1)
             ms, rss = m["lathe"]["ms_median"], m["lathe"]["rss_mb"]
             share = self.flops(model) / (1e9 * ms) / self.peak("bf16", threads)
