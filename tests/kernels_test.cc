@@ -40,8 +40,14 @@ TEST_CASE("products of any shape are float64's, with each part of the epilogue",
     if (skip_without(dtype)) continue;
     // Sums in float32 of up to 2100 terms, each below its largest; then one rounding.
     const double allowed = dtype == at::kFloat ? 1e-5 : 0x1p-8;
-    for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{
-             {1, 1, 1}, {1, 70, 3}, {33, 65, 17}, {64, 64, 64}, {100, 130, 1030}, {1100, 70, 2100}, {300, 16, 2}}) {
+    for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{1, 1, 1},
+                                                                     {1, 70, 3},
+                                                                     {33, 65, 17},
+                                                                     {64, 64, 64},
+                                                                     {100, 130, 1030},
+                                                                     {5, 200, 2100},
+                                                                     {1100, 70, 2100},
+                                                                     {300, 16, 2}}) {
       INFO(dtype_name(dtype) << " " << m << " x " << n << " x " << k);
       const at::Tensor a = torch::randn({m, k}).to(dtype), b = torch::randn({k, n}).to(dtype);
       const at::Tensor bias = torch::randn({n}), residual = torch::randn({m, n}), sums = torch::empty({m});
