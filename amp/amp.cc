@@ -2,6 +2,8 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+
 #include "autograd/fp8.h"
 #include "autograd/node.h"
 #include "autograd/op.h"
@@ -9,14 +11,6 @@
 #include "core/memory.h"
 
 namespace lathe {
-namespace {
-
-bool is_linear_weight(const NamedParameter& p) {
-  return p.role == Role::weight || p.role == Role::residual_weight || p.role == Role::lora_a || p.role == Role::lora_b;
-}
-
-}  // namespace
-
 at::ScalarType compute_dtype(const AmpConfig& config) { return dtype_from_config(config.dtype); }
 
 at::ScalarType matmul_dtype(at::ScalarType compute) { return compute == at::kFloat8_e4m3fn ? at::kBFloat16 : compute; }
@@ -34,43 +28,42 @@ Autocast::~Autocast() {
 }
 
 void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType compute, bool copies,
-                         bool low_grad, bool tied) {
+                         bool low_grad) {
   if (compute == at::kFloat) return;
   const at::ScalarType dtype = matmul_dtype(compute);
   const MemoryScope scope(Memory::parameters);
   for (const auto& p : parameters) {
-    const bool multiplied = is_linear_weight(p) || (tied && p.role == Role::embedding && p.path == "tokens.weight");
-    if (!multiplied && p.parameter.dtype() == at::kFloat) continue;
-    Leaf& leaf = p.parameter.leaf();
-    if (copies && multiplied && !leaf.fp8 && p.parameter.dtype() == at::kFloat) leaf.low = p.parameter.data().to(dtype);
-    leaf.grad_dtype = low_grad ? dtype : at::kFloat;
+    const bool wide = p.parameter.dtype() == at::kFloat;
+    if (!is_multiplied(p.role) && wide) continue;
+    Precision& kept = p.parameter.leaf().precision;
+    if (copies && is_multiplied(p.role) && !kept.fp8 && wide) kept.copy_low(p.parameter.data(), dtype);
+    kept.grad_dtype = low_grad ? dtype : at::kFloat;
   }
 }
 
 void refresh_working_copies(const std::vector<NamedParameter>& parameters) {
-  for (const auto& p : parameters) {
-    if (Leaf& leaf = p.parameter.leaf(); leaf.low.defined()) leaf.low.copy_(p.parameter.data());
-  }
+  for (const auto& p : parameters) p.parameter.leaf().precision.refresh_low(p.parameter.data());
 }
 
-void make_fp8_layers(const std::vector<NamedParameter>& parameters, const AmpConfig& config, int64_t blocks) {
+void make_fp8_layers(const std::vector<NamedParameter>& parameters, const AmpConfig& config) {
   if (config.dtype != "fp8") return;
+  int64_t blocks = 0;
+  for (const auto& p : parameters) blocks = std::max(blocks, p.block + 1);
   const MemoryScope scope(Memory::parameters);
   for (const auto& p : parameters) {
-    if (!is_linear_weight(p) || !p.path.starts_with("blocks.")) continue;
-    const int64_t block = std::stoll(p.path.substr(7));
-    if (block < config.fp8_edge_blocks || block >= blocks - config.fp8_edge_blocks) continue;
+    if (!is_linear_weight(p.role) || p.block < config.fp8_edge_blocks || p.block >= blocks - config.fp8_edge_blocks)
+      continue;
     auto scaling = std::make_shared<Fp8Scaling>();
     if (config.fp8_scaling == "delayed") {
       scaling->history = at::zeros({3, 1 + config.fp8_history}, p.parameter.data().options().dtype(at::kFloat));
     }
-    p.parameter.leaf().fp8 = std::move(scaling);
+    p.parameter.leaf().precision.fp8 = std::move(scaling);
   }
 }
 
 void advance_fp8(const std::vector<NamedParameter>& parameters) {
   for (const auto& p : parameters) {
-    if (const auto& fp8 = p.parameter.leaf().fp8; fp8 && fp8->history.defined()) fp8->advance();
+    if (const auto& fp8 = p.parameter.leaf().precision.fp8; fp8 && fp8->history.defined()) fp8->advance();
   }
 }
 

@@ -81,16 +81,15 @@ class Autocast : public ModeGuard {
   ~Autocast();
 };
 
-/// Gives matmul weights (and embeddings where `tied`: the head multiplies by the first) a working copy in the matmul
-/// dtype unless they are fp8 layers' or `copies` is false, and their gradients that dtype where `low_grad`. Nothing for
-/// float32.
+/// Gives matmul weights (is_multiplied) a working copy in the matmul dtype unless they are fp8 layers' or `copies` is
+/// false, and their gradients that dtype where `low_grad`. Nothing for float32.
 void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType compute, bool copies,
-                         bool low_grad, bool tied);
+                         bool low_grad);
 /// Rewrites every working copy from its parameter, after parameters were loaded.
 void refresh_working_copies(const std::vector<NamedParameter>& parameters);
-/// Makes the linear layers of "blocks.N." fp8 layers, but for the first and last ones that the config leaves out.
-/// Nothing unless the config's dtype is fp8.
-void make_fp8_layers(const std::vector<NamedParameter>& parameters, const AmpConfig& config, int64_t blocks);
+/// Makes the linear layers of a model's repeated blocks fp8 layers, but for those of the first and last blocks that the
+/// config leaves out. Nothing unless the config's dtype is fp8.
+void make_fp8_layers(const std::vector<NamedParameter>& parameters, const AmpConfig& config);
 /// Ends a step of delayed scaling: what it saw becomes history.
 void advance_fp8(const std::vector<NamedParameter>& parameters);
 

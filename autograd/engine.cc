@@ -5,9 +5,15 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/ones_like.h>
 
+#include <algorithm>
 #include <atomic>
+#include <iterator>
+#include <map>
 #include <queue>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <variant>
 
 #include "autograd/node.h"
 #include "autograd/op.h"
@@ -22,121 +28,198 @@ namespace {
 
 std::atomic<uint64_t> next_sequence{1};
 
-using Giver = std::function<at::Tensor(Node&)>;
-/// Gives out pending gradients of the pass that runs on this thread; null where none does.
-thread_local const Giver* pending_gradients = nullptr;
-
 at::Tensor reduce_to(const at::Tensor& g, at::IntArrayRef sizes) { return at::sum_to(g, sizes); }
 Variable reduce_to(const Variable& g, at::IntArrayRef sizes) { return sum_to(g, sizes); }
+at::Tensor cast_to(const at::Tensor& g, at::ScalarType dtype) { return g.to(dtype); }
+Variable cast_to(const Variable& g, at::ScalarType dtype) { return cast(g, dtype); }
 const at::Tensor& tensor_of(const at::Tensor& t) { return t; }
 const at::Tensor& tensor_of(const Variable& v) { return v.data(); }
 
-/// While alive, `node` is the one whose backward runs on this thread, and `giver` gives out pending gradients.
-class Running {
- public:
-  Running(Node& node, const Giver& giver) : outer_(running_node()), outer_giver_(pending_gradients) {
-    running_node() = &node;
-    pending_gradients = &giver;
-  }
-  ~Running() {
-    running_node() = outer_;
-    pending_gradients = outer_giver_;
-  }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
+/// Whether nothing else holds t or its memory, and it has the layout of a new tensor.
+bool sole(const at::Tensor& t) {
+  return t.defined() && t.use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous();
+}
 
- private:
-  Node* outer_;
-  const Giver* outer_giver_;
+/// A gradient on its way; GradSlot is the form for tensors.
+struct GraphSlot {
+  Variable grad;
+  bool seen = false;
 };
+template <class T>
+using Slot = std::conditional_t<std::is_same_v<T, at::Tensor>, GradSlot, GraphSlot>;
 
-/// What the engine knows of a node while it runs: the gradient so far, and how many are still to come.
+/// What the engine knows of a node while it runs: the gradients of its outputs so far, and how many are still to come.
 template <class T>
 struct Pending {
-  T grad;
+  c10::SmallVector<Slot<T>, 1> slots;
   int awaited = 0;
-  bool owned = false;  // grad is a sum made here, so it may be added to in place
+  bool runs = true;  ///< false: no gradient that was asked for lies beyond it
+
+  Slot<T>& slot(uint32_t output) {
+    if (slots.size() <= output) slots.resize(output + 1);
+    return slots[output];
+  }
 };
 
-/// T is at::Tensor in the ordinary pass, Variable under create_graph.
+/// Gradients asked for, by the place in the graph that they are the gradient of.
 template <class T>
-class Pass {
- public:
-  Pass(bool keep, bool accumulate) : keep_(keep), accumulate_(accumulate) {}
+using Captured = std::map<std::pair<Node*, uint32_t>, T>;
 
-  /// Gradients of nodes in `captured` are kept in it.
-  void run(Node& root, T dy, std::unordered_map<Node*, T>* captured) {
-    captured_ = captured != nullptr;
-    count(root);
-    pending_[&root].grad = std::move(dy);
-    arrive_ready(root);
+/// One run through a graph. T is at::Tensor in the ordinary pass, Variable under create_graph.
+template <class T>
+class Pass final : public GradSlots {
+ public:
+  /// With `captured`, the gradients of the places in it are kept there, parameters get none, and only what lies between
+  /// runs; without, parameters accumulate theirs.
+  Pass(bool keep, Captured<T>* captured) : keep_(keep), captured_(captured) {}
+
+  void run(const Edge& root, T dy) {
+    count(*root.node);
+    pending_[root.node.get()].slot(root.output).grad = std::move(dy);
+    ready(*root.node);
     while (!ready_.empty()) {
       Node& node = *ready_.top().second;
       ready_.pop();
-      T dy_node = take(node);
-      if (captured != nullptr) {
-        if (auto found = captured->find(&node); found != captured->end()) found->second = dy_node;
-      }
-      if (mode().observe_gradient != nullptr) (*mode().observe_gradient)(node, tensor_of(dy_node));
-      visit(node, dy_node);
+      visit(node);
     }
   }
 
+  at::Tensor take(size_t i, at::ScalarType dtype) override {
+    if constexpr (std::is_same_v<T, at::Tensor>) {
+      const Edge& edge = running_->next[i];
+      if (!edge || captured_ != nullptr || mode().observe_gradient != nullptr) return {};
+      Node& to = *edge.node;
+      if (!to.outputs[edge.output].hooks.empty() || wanted_dtype(edge) != dtype) return {};
+      Pending<T>& p = pending_[&to];
+      GradSlot& slot = p.slot(edge.output);
+      if (slot.owned()) return std::exchange(slot.grad, {});
+      // The last of this pass's shares of a parameter's gradient may go straight into what earlier passes left.
+      Leaf* leaf = to.as_leaf();
+      if (leaf != nullptr && !slot.grad.defined() && p.awaited == 1 && leaf->after_accumulate.empty())
+        return leaf->take_grad();
+    }
+    return {};
+  }
+
  private:
-  /// How many gradients each reachable node will get.
+  /// How many gradients each reachable node will get, and with `captured` which nodes have to run.
   void count(Node& root) {
-    std::vector<Node*> stack{&root};
+    std::vector<Node*> stack{&root}, reached{&root};
     pending_[&root];
     while (!stack.empty()) {
       Node* node = stack.back();
       stack.pop_back();
-      for (const auto& next : node->next) {
-        if (next && pending_[next.get()].awaited++ == 0) stack.push_back(next.get());
+      for (const Edge& edge : node->next) {
+        if (edge && pending_[edge.node.get()].awaited++ == 0) {
+          stack.push_back(edge.node.get());
+          reached.push_back(edge.node.get());
+        }
       }
+    }
+    if (captured_ == nullptr) return;
+    // Producers are older than consumers, so in order of age a node's inputs are settled before it.
+    std::sort(reached.begin(), reached.end(), [](Node* a, Node* b) { return a->sequence < b->sequence; });
+    std::unordered_set<Node*> asked;
+    for (const auto& [place, gradient] : *captured_) asked.insert(place.first);
+    for (Node* node : reached) {
+      pending_[node].runs = std::any_of(node->next.begin(), node->next.end(), [&](const Edge& edge) {
+        return edge && (pending_[edge.node.get()].runs || asked.contains(edge.node.get()));
+      });
     }
   }
 
-  void visit(Node& node, const T& dy) {
-    if (auto* leaf = dynamic_cast<Leaf*>(&node)) {
+  void visit(Node& node) {
+    Pending<T>& p = pending_[&node];
+    GradList<T> dy;
+    bool any = false;
+    for (uint32_t i = 0; i < node.outputs.size(); ++i) {
+      Slot<T>& slot = p.slot(i);
+      run_hooks(node, i, slot);
+      if (captured_ != nullptr) {
+        if (const auto found = captured_->find({&node, i}); found != captured_->end()) {
+          found->second = slot.grad;
+          slot.seen = true;
+        }
+      }
+      if (mode().observe_gradient != nullptr) {
+        (*mode().observe_gradient)(node, tensor_of(slot.grad));
+        slot.seen = true;
+      }
+      any = any || tensor_of(slot.grad).defined();
+    }
+    if (Leaf* leaf = node.as_leaf()) {
       if constexpr (std::is_same_v<T, at::Tensor>) {
-        if (accumulate_) leaf->accumulate(dy);
+        if (captured_ == nullptr) leaf->accumulate(std::move(p.slot(0)));
       }
       return;
     }
+    if (!p.runs) {
+      pass_on(node, {});
+      return;
+    }
+    for (auto& slot : p.slots) dy.push_back(std::move(slot.grad));
+    p.slots.clear();
     GradList<T> grads;
-    if (tensor_of(dy).defined()) {
-      const Running running(node, give_);
-      grads = node.backward(dy);
+    if (any) {
+      NeedsList needs;
+      for (const Edge& edge : node.next) needs.push_back(needs_gradient(edge));
+      running_ = &node;
+      if constexpr (std::is_same_v<T, at::Tensor>)
+        grads = node.backward(dy, needs, *this);
+      else
+        grads = node.backward(dy, needs);
       if (mode().flops != nullptr) mode().flops->backward += node.backward_flops;
     }
     if (!keep_) node.release();
+    dy.clear();  // so that a gradient that the op handed through may be owned further on
+    pass_on(node, std::move(grads));
+  }
+
+  bool needs_gradient(const Edge& edge) {
+    if (!edge) return false;
+    if (captured_ == nullptr) return true;
+    return pending_[edge.node.get()].runs || captured_->contains({edge.node.get(), edge.output});
+  }
+
+  void pass_on(Node& node, GradList<T> grads) {
     for (size_t i = 0; i < node.next.size(); ++i) {
-      if (node.next[i]) arrive(*node.next[i], i < grads.size() ? std::move(grads[i]) : T(), node);
+      const Edge& edge = node.next[i];
+      if (!edge) continue;
+      if (i < grads.size() && tensor_of(grads[i]).defined()) add(edge, std::move(grads[i]), node);
+      if (--pending_[edge.node.get()].awaited == 0) ready(*edge.node);
     }
   }
 
-  void arrive(Node& to, T grad, const Node& from) {
-    auto& p = pending_[&to];
-    if (tensor_of(grad).defined()) {
-      fit(to, grad, from);
-      if (!tensor_of(p.grad).defined()) {
-        p.grad = std::move(grad);
-      } else if (p.owned && std::is_same_v<T, at::Tensor>) {
-        tensor_of(p.grad).add_(tensor_of(grad));
-      } else {
-        p.grad = p.grad + grad;
-        p.owned = true;
-      }
+  void add(const Edge& to, T grad, const Node& from) {
+    fit(to, grad, from);
+    Slot<T>& slot = pending_[to.node.get()].slot(to.output);
+    if (!tensor_of(slot.grad).defined()) {
+      slot.grad = std::move(grad);
+      return;
     }
-    if (--p.awaited == 0) arrive_ready(to);
+    if constexpr (std::is_same_v<T, at::Tensor>) {
+      if (slot.owned())
+        slot.grad.add_(grad);
+      else
+        slot.grad = slot.grad + grad;
+    } else {
+      slot.grad = slot.grad + grad;
+    }
   }
 
-  void arrive_ready(Node& node) {
-    ready_.emplace(node.sequence | (dynamic_cast<Leaf*>(&node) ? uint64_t{1} << 63 : 0), &node);
+  void ready(Node& node) {
+    // Newest first; a parameter before anything else, so that its hooks can overlap with the rest of the pass.
+    ready_.emplace(node.sequence | (node.as_leaf() != nullptr ? uint64_t{1} << 63 : 0), &node);
+  }
+
+  static at::ScalarType wanted_dtype(const Edge& to) {
+    const Leaf* leaf = to.node->as_leaf();
+    return leaf != nullptr ? leaf->precision.grad_dtype : to.node->outputs[to.output].dtype;
   }
 
   /// Sums over broadcast dimensions and casts, so that the gradient looks like what it is the gradient of.
-  void fit(const Node& to, T& grad, const Node& from) {
+  void fit(const Edge& edge, T& grad, const Node& from) {
+    const Node::Output& to = edge.node->outputs[edge.output];
     const at::Tensor& t = tensor_of(grad);
     LATHE_CHECK(t.device() == to.device, from.name(), ": gradient on ", t.device().str(), " for an input on ",
                 to.device.str());
@@ -145,46 +228,27 @@ class Pass {
                   " for an input of shape ", describe(to.sizes));
       grad = reduce_to(grad, to.sizes);
     }
-    const auto* leaf = dynamic_cast<const Leaf*>(&to);
-    const at::ScalarType dtype = leaf != nullptr ? leaf->grad_dtype : to.dtype;
-    if (tensor_of(grad).scalar_type() != dtype) grad = grad.to(dtype);
+    if (const at::ScalarType dtype = wanted_dtype(edge); tensor_of(grad).scalar_type() != dtype)
+      grad = cast_to(grad, dtype);
   }
 
-  T take(Node& node) {
-    T grad = std::move(pending_[&node].grad);
-    pending_[&node].grad = T();
-    for (const auto& hook : node.hooks) {
-      if (!tensor_of(grad).defined()) break;
-      const at::Tensor replaced = hook(tensor_of(grad));
+  void run_hooks(const Node& node, uint32_t output, Slot<T>& slot) {
+    for (const auto& hook : node.outputs[output].hooks) {
+      if (!tensor_of(slot.grad).defined()) return;
+      slot.seen = true;
+      const at::Tensor replaced = hook(tensor_of(slot.grad));
       if (!replaced.defined()) continue;
-      const at::Tensor& was = tensor_of(grad);
+      const at::Tensor& was = tensor_of(slot.grad);
       LATHE_CHECK((std::is_same_v<T, at::Tensor>), node.name(), ": a hook can't replace a gradient under create_graph");
       LATHE_CHECK(replaced.sizes() == was.sizes() && replaced.scalar_type() == was.scalar_type(), node.name(),
                   ": a hook gave ", describe(replaced), " for a gradient of ", describe(was));
-      grad = T(replaced);
+      slot.grad = T(replaced);
     }
-    return grad;
   }
 
-  /// See take_pending.
-  at::Tensor give(Node& to) {
-    if constexpr (std::is_same_v<T, at::Tensor>) {
-      if (!to.hooks.empty() || mode().observe_gradient != nullptr || captured_) return {};
-      at::Tensor& held = pending_[&to].grad;
-      const auto sole = [](const at::Tensor& t) {
-        return t.defined() && t.use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous();
-      };
-      if (sole(held)) return std::move(held);
-      auto* leaf = dynamic_cast<Leaf*>(&to);
-      const bool whole = leaf != nullptr && accumulate_ && !held.defined() && pending_[&to].awaited == 1;
-      if (whole && leaf->after_accumulate.empty() && sole(leaf->grad)) return std::move(leaf->grad);
-    }
-    return {};
-  }
-
-  bool keep_, accumulate_;
-  bool captured_ = false;
-  const Giver give_ = [this](Node& to) { return give(to); };
+  bool keep_;
+  Captured<T>* captured_;
+  Node* running_ = nullptr;
   std::unordered_map<Node*, Pending<T>> pending_;
   std::priority_queue<std::pair<uint64_t, Node*>> ready_;
 };
@@ -205,83 +269,100 @@ at::Tensor seed_of(const Variable& root, const at::Tensor& dy) {
 
 }  // namespace
 
-Node::Node(const at::Tensor& output_)
-    : sequence(next_sequence.fetch_add(1, std::memory_order_relaxed)),
-      sizes(output_.sizes().begin(), output_.sizes().end()),
-      dtype(output_.scalar_type()),
-      device(output_.device()),
-      output(output_.unsafeGetTensorImpl()) {}
+bool GradSlot::owned() const { return !seen && sole(grad); }
 
-Node::~Node() {
-  // The first destructor on the stack drains; those it sets off only hand over what they hold.
-  static thread_local std::vector<std::shared_ptr<Node>>* drain = nullptr;
+Node::Node(std::span<const at::Tensor> outputs_) : sequence(next_sequence.fetch_add(1, std::memory_order_relaxed)) {
+  for (const at::Tensor& t : outputs_) {
+    outputs.push_back(
+        {.sizes = {t.sizes().begin(), t.sizes().end()}, .dtype = t.scalar_type(), .device = t.device(), .hooks = {}});
+  }
+}
+
+namespace {
+
+/// What a node held: other nodes, and hooks, which may hold nodes too.
+using Held = std::variant<std::shared_ptr<Node>, Node::Hook, std::function<void(Leaf&)>>;
+
+/// Destroys what it is given. The first call on a thread's stack drains; those that its destructions set off only hand
+/// over what they hold, so a chain of any length takes no depth.
+void destroy_later(std::vector<Held>& held) {
+  static thread_local std::vector<Held>* drain = nullptr;
   if (drain != nullptr) {
-    for (auto& n : next) drain->push_back(std::move(n));
+    std::move(held.begin(), held.end(), std::back_inserter(*drain));
     return;
   }
-  std::vector<std::shared_ptr<Node>> pending(std::make_move_iterator(next.begin()),
-                                             std::make_move_iterator(next.end()));
-  drain = &pending;
-  while (!pending.empty()) {
-    const auto node = std::move(pending.back());
-    pending.pop_back();
+  drain = &held;
+  while (!held.empty()) {
+    const Held last = std::move(held.back());
+    held.pop_back();
   }
   drain = nullptr;
 }
 
-Node*& running_node() {
-  static thread_local Node* node = nullptr;
-  return node;
+}  // namespace
+
+Node::~Node() {
+  std::vector<Held> held;
+  for (Edge& edge : next) {
+    if (edge) held.emplace_back(std::move(edge.node));
+  }
+  for (Output& output : outputs) std::move(output.hooks.begin(), output.hooks.end(), std::back_inserter(held));
+  if (!held.empty()) destroy_later(held);
 }
 
-at::Tensor take_pending(size_t i, at::ScalarType dtype) {
-  Node* node = running_node();
-  if (pending_gradients == nullptr || node == nullptr || i >= node->next.size() || !node->next[i]) return {};
-  const Node& to = *node->next[i];
-  const auto* leaf = dynamic_cast<const Leaf*>(&to);
-  if ((leaf != nullptr ? leaf->grad_dtype : to.dtype) != dtype) return {};
-  return (*pending_gradients)(*node->next[i]);
+Leaf::~Leaf() {
+  if (after_accumulate.empty()) return;
+  std::vector<Held> held(std::make_move_iterator(after_accumulate.begin()),
+                         std::make_move_iterator(after_accumulate.end()));
+  destroy_later(held);
 }
 
-void Leaf::accumulate(at::Tensor dy) {
-  if (!dy.defined()) return;
-  if (grad.defined()) {
-    grad.add_(dy);
-  } else {
-    // A tensor that something else holds too (an op may hand one gradient to two inputs) must not be added to later.
-    const bool sole = dy.use_count() <= 2 && dy.storage().use_count() == 1 && dy.is_contiguous() &&
-                      dy.storage().nbytes() == dy.nbytes();
-    grad = sole ? std::move(dy) : dy.clone(at::MemoryFormat::Contiguous);
-    if (grad.is_cpu()) recategorize(grad.storage().data_ptr(), Memory::gradients);
+void Leaf::accumulate(GradSlot slot) {
+  if (!slot.grad.defined()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (grad.defined()) {
+      grad.add_(slot.grad);
+    } else {
+      const bool whole = slot.owned() && slot.grad.storage().nbytes() == slot.grad.nbytes();
+      grad = whole ? std::move(slot.grad) : slot.grad.clone(at::MemoryFormat::Contiguous);
+      if (grad.is_cpu()) recategorize(grad.storage().data_ptr(), Memory::gradients);
+    }
   }
   for (const auto& hook : after_accumulate) hook(*this);
+}
+
+at::Tensor Leaf::take_grad() {
+  const std::lock_guard lock(mutex_);
+  return sole(grad) ? std::exchange(grad, {}) : at::Tensor();
 }
 
 void backward(const Variable& root, const at::Tensor& dy, bool retain) {
   const NoGrad no_grad;
   const at::AutoDispatchBelowAutograd plain;
   at::Tensor seed = seed_of(root, dy);
-  Pass<at::Tensor>(retain, /*accumulate=*/true).run(*root.node(), std::move(seed), nullptr);
-  if (!retain) clear_cast_cache();  // their nodes have run and are of no use to another graph
+  Pass<at::Tensor>(retain, nullptr).run(root.edge(), std::move(seed));
 }
 
-std::vector<Variable> grad(const Variable& root, const std::vector<Variable>& xs, const Variable& dy,
-                           bool create_graph) {
+std::vector<Variable> grad(const Variable& root, const std::vector<Variable>& xs, const Variable& dy, bool create_graph,
+                           std::optional<bool> retain) {
   const at::Tensor seed = seed_of(root, dy.data());
+  const bool keep = retain.value_or(create_graph);
   std::vector<Variable> out;
-  const auto collect = [&](auto pass, auto first, auto captured) {
+  const auto collect = [&]<class T>(T first) {
+    Captured<T> captured;
     for (const auto& x : xs) {
-      if (x.requires_grad()) captured[x.node().get()];
+      if (x.requires_grad()) captured[{x.node().get(), x.edge().output}];
     }
-    pass.run(*root.node(), first, &captured);
-    for (const auto& x : xs) out.emplace_back(x.requires_grad() ? captured[x.node().get()] : decltype(first)());
+    Pass<T>(keep, &captured).run(root.edge(), std::move(first));
+    for (const auto& x : xs) out.emplace_back(x.requires_grad() ? captured[{x.node().get(), x.edge().output}] : T());
   };
   if (create_graph) {
-    collect(Pass<Variable>(true, false), dy.defined() ? dy : Variable(seed), std::unordered_map<Node*, Variable>());
+    collect(dy.defined() ? dy : Variable(seed));
   } else {
     const NoGrad no_grad;
     const at::AutoDispatchBelowAutograd plain;
-    collect(Pass<at::Tensor>(false, false), seed, std::unordered_map<Node*, at::Tensor>());
+    collect(seed);
   }
   return out;
 }

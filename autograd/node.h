@@ -1,4 +1,4 @@
-// Nodes of the graph. A node knows what its output looks like and where the gradients of its inputs go.
+// Nodes of the graph. A node knows what its outputs look like and where the gradients of its inputs go.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,79 +7,111 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "autograd/precision.h"
 #include "autograd/variable.h"
 #include "core/flops.h"
 
 namespace lathe {
 
-struct Fp8Scaling;
-class QuantisedTensor;
-
-/// One gradient an input; undefined where none flows.
+/// One gradient an input (or an output); undefined where none flows.
 template <class T>
 using GradList = c10::SmallVector<T, 4>;
+/// Which of a node's inputs need a gradient.
+using NeedsList = c10::SmallVector<bool, 4>;
+
+/// A gradient on its way through a backward pass.
+struct GradSlot {
+  at::Tensor grad;    ///< the sum of what has arrived; undefined before the first
+  bool seen = false;  ///< a hook, an observer or the caller of grad() had it in hand, and may have kept it
+
+  /// Whether it may be added to in place: nothing else holds the tensor or its memory, and it has the layout of a new
+  /// tensor. Ops may return one tensor as several gradients, or a view of what they saved; such a one is not owned.
+  bool owned() const;
+};
+
+/// The gradients that a running node's inputs have so far, for fused ops that add their own in the same pass.
+class GradSlots {
+ public:
+  virtual ~GradSlots() = default;
+  /// Hands over the gradient that input i has so far: the op adds its own in place and returns the tensor as input i's
+  /// gradient. Undefined where there is none of that dtype yet, where it is not owned, or where the pass's own share
+  /// is asked for (hooks, observers, grad()). If the op throws, the gradient is lost: gradients are not to be used
+  /// after a backward that failed.
+  virtual at::Tensor take(size_t i, at::ScalarType dtype) = 0;
+};
 
 struct Node : std::enable_shared_from_this<Node> {
-  explicit Node(const at::Tensor& output);
-  /// Destroys a chain of any length without recursion.
+  using Hook = std::function<at::Tensor(const at::Tensor&)>;
+
+  explicit Node(std::span<const at::Tensor> outputs_);
+  /// Destroys a chain of any length without recursion, also where hooks hold the chain.
   virtual ~Node();
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
   virtual std::string name() const = 0;
-  /// Gradients of the inputs from that of the output. The Variable form records a graph of its own.
-  virtual GradList<at::Tensor> backward(const at::Tensor& dy) = 0;
-  virtual GradList<Variable> backward(const Variable& dy) = 0;
+  /// Gradients of the inputs that `needs` marks, from those of the outputs, of which one at least is defined. The
+  /// Variable form records a graph of its own.
+  virtual GradList<at::Tensor> backward(const GradList<at::Tensor>& dy, const NeedsList& needs, GradSlots& slots) = 0;
+  virtual GradList<Variable> backward(const GradList<Variable>& dy, const NeedsList& needs) = 0;
   /// Frees what was saved for backward.
   virtual void release() {}
+  virtual Leaf* as_leaf() { return nullptr; }
+  const Leaf* as_leaf() const { return const_cast<Node*>(this)->as_leaf(); }
 
-  c10::SmallVector<std::shared_ptr<Node>, 4> next;  ///< where each input's gradient goes; null: nowhere
-  const uint64_t sequence;                          ///< order of making: consumers come after producers
-  c10::SmallVector<int64_t, 5> sizes;               ///< of the output
-  at::ScalarType dtype;
-  at::Device device;
-  const void* output;  ///< identity of the output's tensor, never read through
-  Flops backward_flops;
-  std::vector<std::function<at::Tensor(const at::Tensor&)>> hooks;
+  /// What a gradient of an output must look like.
+  struct Output {
+    c10::SmallVector<int64_t, 5> sizes;
+    at::ScalarType dtype;
+    at::Device device;
+    std::vector<Hook> hooks;
+  };
+  c10::SmallVector<Output, 1> outputs;
+  c10::SmallVector<Edge, 4> next;  ///< where each input's gradient goes; without a node: nowhere
+  const uint64_t sequence;         ///< order of making: consumers come after producers
+  Flops backward_flops;            ///< where every input that requires a gradient gets one
 };
 
 /// The end of the line: a parameter. Keeps the gradient.
 struct Leaf final : Node {
   Leaf(const at::Tensor& data, std::string name_)
-      : Node(data), label(std::move(name_)), grad_dtype(data.scalar_type()) {}
+      : Node({&data, 1}), label(std::move(name_)), precision(data.scalar_type()) {}
+  ~Leaf() override;
 
   std::string name() const override { return label.empty() ? "leaf" : label; }
-  GradList<at::Tensor> backward(const at::Tensor&) override { return {}; }
-  GradList<Variable> backward(const Variable&) override { return {}; }
-  /// Adds dy to `grad`: the first one is taken over where nothing else holds it, later ones are added in place.
-  void accumulate(at::Tensor dy);
+  GradList<at::Tensor> backward(const GradList<at::Tensor>&, const NeedsList&, GradSlots&) override { return {}; }
+  GradList<Variable> backward(const GradList<Variable>&, const NeedsList&) override { return {}; }
+  Leaf* as_leaf() override { return this; }
+  /// Adds to `grad`: the first one is taken over where it is owned, later ones are added in place. Passes on several
+  /// threads may do so at once.
+  void accumulate(GradSlot slot);
+  /// Hands over `grad` where it is owned, as GradSlots::take does.
+  at::Tensor take_grad();
 
   std::string label;
   at::Tensor grad;
-  at::Tensor low;  ///< the low-precision working copy that ops read under autocast; written by the optimizer step
-  at::ScalarType grad_dtype;
-  std::shared_ptr<const QuantisedTensor> quantised;  ///< frozen values of a linear layer's weight, whose tensor is a
-                                                     ///< shape alone; else null
-  std::shared_ptr<const Fp8Scaling> fp8;             ///< of a linear layer that computes in fp8, else null
+  Precision precision;
   std::vector<std::function<void(Leaf&)>> after_accumulate;  ///< called when a backward's gradient has been added
+
+ private:
+  std::mutex mutex_;  // of grad, against other passes
 };
+
+/// What precision keeps of a parameter; null for a Variable that is none.
+inline const Precision* precision_of(const Variable& v) {
+  const Leaf* leaf = v.as_leaf();
+  return leaf == nullptr ? nullptr : &leaf->precision;
+}
 
 /// Whether an optimizer has something to do with it.
 inline bool is_trained(const Variable& v) {
-  const auto* leaf = dynamic_cast<const Leaf*>(v.node().get());
-  return leaf != nullptr && leaf->quantised == nullptr;
+  const Precision* p = precision_of(v);
+  return p != nullptr && p->quantised == nullptr;
 }
-
-/// The node whose backward runs on this thread, or null.
-Node*& running_node();
-
-/// For a fused op's backward: the gradient that input i of the running node has so far, if it has that dtype and the op
-/// may add its own to it in place; the op then returns that tensor as the input's gradient. Undefined where there is
-/// none yet, where something else holds it, or where the pass's own share is asked for (hooks, observers). If the op
-/// throws, the gradient is lost: gradients are not to be used after a backward that failed.
-at::Tensor take_pending(size_t i, at::ScalarType dtype);
 
 }  // namespace lathe

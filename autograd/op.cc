@@ -10,8 +10,6 @@
 namespace lathe {
 namespace {
 
-thread_local detail::SavingScope* saving = nullptr;
-
 struct CachedCast {
   Variable cast;
   std::shared_ptr<Node> parameter;  // kept alive, so that its address stays its own
@@ -33,17 +31,18 @@ const at::Tensor& Saved::operator=(const at::Tensor& t) {
   tensor_ = t;
   if (!t.defined()) return tensor_;
   version_ = t._version();
-  input_ = -1;
-  if (saving == nullptr) return tensor_;
-  // Two inputs may share a tensor and differ in their place in the graph (x and x.detach()), so the handle itself
-  // counts first; what an op derived without change (contiguous()) is found by its tensor.
-  for (size_t i = 0; i < saving->inputs.size() && input_ < 0; ++i) {
-    if (saving->inputs[i] == &t) input_ = static_cast<int>(i);
-  }
-  for (size_t i = 0; i < saving->inputs.size() && input_ < 0; ++i) {
-    if (saving->inputs[i]->is_same(t)) input_ = static_cast<int>(i);
-  }
+  detail::saved_something() = true;
   return tensor_;
+}
+
+Node*& running_node() {
+  static thread_local Node* node = nullptr;
+  return node;
+}
+
+bool& detail::saved_something() {
+  static thread_local bool saved = false;
+  return saved;
 }
 
 const at::Tensor& Saved::data() const {
@@ -62,8 +61,8 @@ Variable Saved::as<Variable>() const {
   const at::Tensor& t = data();
   Node* node = running_node();
   if (node == nullptr || !t.defined()) return Variable(t);
-  if (input_ >= 0) return Variable(t, node->next[static_cast<size_t>(input_)]);
-  if (t.unsafeGetTensorImpl() == node->output) return Variable(t, node->shared_from_this());
+  if (place_ == Place::input) return Variable(t, node->next[static_cast<size_t>(index_)]);
+  if (place_ == Place::output) return Variable(t, Edge(node->shared_from_this(), static_cast<uint32_t>(index_)));
   return Variable(t);
 }
 
@@ -74,11 +73,6 @@ std::set<std::string>& op_registry() {
   return names;
 }
 
-detail::SavingScope::SavingScope(std::span<const at::Tensor* const> inputs_) : inputs(inputs_), outer(saving) {
-  saving = this;
-}
-detail::SavingScope::~SavingScope() { saving = outer; }
-
 Variable detail::autocast(Amp policy, const Variable& v) {
   const at::ScalarType compute = mode().compute;
   if (compute == at::kFloat || policy == Amp::promote || !v.defined() || !v.data().is_floating_point() ||
@@ -87,13 +81,16 @@ Variable detail::autocast(Amp policy, const Variable& v) {
   }
   const at::ScalarType wanted = policy == Amp::low ? compute : at::kFloat;
   if (v.dtype() == wanted) return v;
-  const auto* leaf = dynamic_cast<const Leaf*>(v.node().get());
+  Leaf* leaf = v.as_leaf();
   if (leaf == nullptr) return cast(v, wanted);
-  if (leaf->low.defined() && leaf->low.scalar_type() == wanted) return Variable(leaf->low, v.node());
+  if (const at::Tensor& low = leaf->precision.low; low.defined() && low.scalar_type() == wanted) {
+    leaf->precision.refresh_low(v.data());  // the parameter may have been written to beside the optimizer
+    return Variable(low, v.edge());
+  }
   const MemoryScope memory(Memory::casts);
   if (!mode().cache_casts) return cast(v, wanted);
   // Made with or without a graph, of this version of the parameter: a cast that does not fit is made anew.
-  CachedCast& cached = cast_cache[{v.node().get(), wanted, mode().grad}];
+  CachedCast& cached = cast_cache[{leaf, wanted, mode().grad}];
   if (!cached.cast.defined() || cached.version != v.data()._version())
     cached = {cast(v, wanted), v.node(), v.data()._version()};
   return cached.cast;

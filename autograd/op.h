@@ -1,19 +1,23 @@
 // How an op is written. An op is one struct, which is also its node's payload: its facts (OpInfo), attributes, saved
-// tensors, forward, backward right under it, and FLOPs. apply() runs it. Adding one touches three places: the struct
-// and its function in ops/<family>.cc, a declaration in ops.h, a row in tests/op_table.cc.
+// tensors, forward, and backward right under it. apply() runs it. Adding one touches three places: the struct and its
+// function in ops/<family>.cc, a declaration in ops.h, a row in tests/op_table.cc. Backward formulas are written in the
+// ops of ops.h by their plain names, which mean the same for tensors: see ops/formula.h.
 #pragma once
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "autograd/node.h"
 #include "autograd/variable.h"
@@ -29,9 +33,15 @@ enum class Amp {
   promote,  ///< left alone; ATen promotes mixed inputs to the wider one
 };
 
+/// Floating-point operations for each element of an op's result that are no matmul's.
+struct PerElement {
+  double forward = 1, backward = 1;
+};
+
 struct OpInfo {
   const char* name;
   Amp amp = Amp::promote;
+  PerElement each = {};  ///< the op's cost, unless it has flops() of its own
 };
 
 /// What autocast does to input i of an op: its `policies[i]`, where it has them, else its info.amp.
@@ -54,19 +64,29 @@ template <size_t N>
 using Needs = std::array<bool, N>;
 
 /// A tensor saved by forward for backward. An error if it was changed in place between the two, or is already freed.
+/// For second derivatives it says what it is to the op: input i, output i, or (the default) made on the way, which
+/// nothing is differentiated through.
 class Saved {
  public:
+  Saved() = default;
+  static Saved input(int i) { return Saved(Place::input, i); }
+  static Saved output(int i = 0) { return Saved(Place::output, i); }
+
   const at::Tensor& operator=(const at::Tensor& t);
-  /// at::Tensor: the tensor. Variable: the tensor at its place in the graph (an input, the output, or a constant).
+  /// at::Tensor: the tensor. Variable: the tensor at its place in the graph.
   template <class T = at::Tensor>
   T as() const;
   const at::Tensor& data() const;
   bool defined() const { return tensor_.defined(); }
 
  private:
+  enum class Place : uint8_t { inside, input, output };
+  Saved(Place place, int index) : place_(place), index_(index) {}
+
   at::Tensor tensor_;
-  uint32_t version_ = 0;
-  int input_ = -1;  // which of the op's inputs it is, if one
+  int64_t version_ = 0;
+  Place place_ = Place::inside;
+  int index_ = 0;
 };
 
 /// A tensor as a T that nothing is differentiated through.
@@ -81,15 +101,13 @@ void clear_cast_cache();
 /// Names of the ops in this process, for the test that every one has a row in the op table.
 std::set<std::string>& op_registry();
 
+/// The node whose backward runs on this thread, or null.
+Node*& running_node();
+
 namespace detail {
 
-/// The inputs of the op whose forward runs on this thread; Saved looks itself up here.
-struct SavingScope {
-  explicit SavingScope(std::span<const at::Tensor* const> inputs);
-  ~SavingScope();
-  std::span<const at::Tensor* const> inputs;
-  SavingScope* outer;
-};
+/// Whether a Saved of this thread took a tensor since it was last set to false.
+bool& saved_something();
 
 template <class Op>
 struct Registered {
@@ -101,30 +119,88 @@ Variable autocast(Amp policy, const Variable& v);
 /// Rethrows the exception in flight as `name(float32[2,3], ...): message`.
 [[noreturn]] void rethrow(const char* name, std::span<const at::Tensor* const> inputs);
 
+constexpr size_t any_number = SIZE_MAX;  // of inputs: known at run time
+
+/// What an op of N inputs looks like. These name what is missing in an op that does not compile.
+template <class Op>
+concept HasInfo = requires {
+  { Op::info } -> std::convertible_to<const OpInfo&>;
+};
 template <class Op, size_t N>
+constexpr bool has_forward() {
+  if constexpr (N == any_number) {
+    return requires(Op & op, at::TensorList x) { op.forward(x); };
+  } else {
+    return []<size_t... I>(std::index_sequence<I...>) {
+      return requires(Op & op, const at::Tensor& x) { op.forward(((void)I, x)...); };
+    }
+    (std::make_index_sequence<N>());
+  }
+}
+template <size_t N>
+using NeedsOf = std::conditional_t<N == any_number, NeedsList, Needs<N == any_number ? 0 : N>>;
+template <class Op, size_t N, class DY>
+constexpr bool has_backward() {
+  return requires(const Op& op, const DY& dy, const NeedsOf<N>& needs) { op.backward(dy, needs); }
+  || requires(const Op& op, const DY& dy, const NeedsOf<N>& needs, GradSlots& slots) { op.backward(dy, needs, slots); };
+}
+/// What forward returns.
+template <class Op, size_t... I>
+auto forward_result(Op& op, const at::Tensor& x, std::index_sequence<I...>) {
+  return op.forward(((void)I, x)...);
+}
+
+template <class Op, size_t N, bool many_outputs>
 struct OpNode final : Node {
-  OpNode(Op op, const at::Tensor& out) : Node(out), op_(std::move(op)) {}
+  template <class T>
+  using Dy = std::conditional_t<many_outputs, GradList<T>, T>;
+
+  OpNode(Op op, std::span<const at::Tensor> outputs_, bool saves) : Node(outputs_), op_(std::move(op)), saves_(saves) {}
 
   std::string name() const override { return Op::info.name; }
-  GradList<at::Tensor> backward(const at::Tensor& dy) override { return run<at::Tensor>(dy); }
-  GradList<Variable> backward(const Variable& dy) override {
-    if constexpr (requires(const Op& op) { op.backward(dy, Needs<N>{}); }) {
-      return run<Variable>(dy);
+  GradList<at::Tensor> backward(const GradList<at::Tensor>& dy, const NeedsList& needs, GradSlots& slots) override {
+    return run(dy, needs, &slots);
+  }
+  GradList<Variable> backward(const GradList<Variable>& dy, const NeedsList& needs) override {
+    if constexpr (has_backward<Op, N, Dy<Variable>>()) {
+      return run(dy, needs, nullptr);
     } else {
       fail(Exit::internal, Op::info.name, ": a fused op without second derivatives; build this part from plain ops");
     }
   }
-  void release() override { op_.reset(); }
+  void release() override {
+    if (saves_) op_.reset();
+  }
 
  private:
   template <class T>
-  GradList<T> run(const T& dy) {
+  GradList<T> run(const GradList<T>& dys, const NeedsList& list, [[maybe_unused]] GradSlots* slots) {
     LATHE_CHECK(op_.has_value(), Op::info.name,
                 ": what it saved is freed; a second backward needs retain=true in the first");
-    Needs<N> needs{};
-    for (size_t i = 0; i < N; ++i) needs[i] = next[i] != nullptr;
+    struct Running {
+      explicit Running(Node* node) : outer(std::exchange(running_node(), node)) {}
+      ~Running() { running_node() = outer; }
+      Node* outer;
+    } const running(this);
+    const auto& dy = [&]() -> const Dy<T>& {
+      if constexpr (many_outputs)
+        return dys;
+      else
+        return dys[0];
+    }();
+    NeedsOf<N> needs{};
+    if constexpr (N == any_number) {
+      needs = list;
+    } else {
+      std::copy(list.begin(), list.end(), needs.begin());
+    }
     try {
-      Grads<N, T> grads = op_->backward(dy, needs);
+      const auto grads = [&] {
+        if constexpr (requires(GradSlots & s) { op_->backward(dy, needs, s); })
+          return op_->backward(dy, needs, *slots);
+        else
+          return op_->backward(dy, needs);
+      }();
       return GradList<T>(std::make_move_iterator(grads.begin()), std::make_move_iterator(grads.end()));
     } catch (const c10::Error&) {
       rethrow((std::string(Op::info.name) + " backward").c_str(), {});
@@ -132,46 +208,124 @@ struct OpNode final : Node {
   }
 
   std::optional<Op> op_;
+  bool saves_;
 };
+
+/// What an op of these inputs and this result costs.
+template <class Op, class... In>
+OpFlops flops_of(const Op& op, const at::Tensor& y, const In&... in) {
+  if constexpr (requires { op.flops(in..., y); }) {
+    return op.flops(in..., y);
+  } else {
+    static_assert(
+        !requires { &Op::flops; }, "the op's flops must take its inputs and its result");
+    const auto n = static_cast<double>(y.numel());
+    return {.forward = {.other = Op::info.each.forward * n}, .backward = {.other = Op::info.each.backward * n}};
+  }
+}
+
+/// apply() for any number of inputs; `forward` calls the op's with them, `flops` counts.
+template <size_t N, class Op, class Forward, class CountFlops>
+auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tensor* const> data, Forward&& forward,
+              CountFlops&& count_flops) {
+  using Result = decltype(forward(op));
+  constexpr bool many_outputs = !std::is_same_v<Result, at::Tensor>;
+  const bool record =
+      mode().grad && std::any_of(inputs.begin(), inputs.end(), [](const Variable& v) { return v.requires_grad(); });
+  Result y;
+  saved_something() = false;
+  try {
+    y = forward(op);
+  } catch (const c10::Error&) {
+    rethrow(Op::info.name, data);
+  } catch (const Error& e) {
+    if (e.code() != Exit::internal) throw;
+    rethrow(Op::info.name, data);
+  }
+  const bool saves = saved_something();
+  const auto outputs = [&]() -> std::span<const at::Tensor> {
+    if constexpr (many_outputs)
+      return y;
+    else
+      return {&y, 1};
+  }();
+  OpFlops flops;
+  if (mode().flops != nullptr && !outputs.empty()) {
+    flops = count_flops(op, outputs[0]);
+    mode().flops->forward += flops.forward;
+  }
+  std::shared_ptr<Node> node;
+  if (record) {
+    node = std::make_shared<OpNode<Op, N, many_outputs>>(std::move(op), outputs, saves);
+    for (const Variable& v : inputs) node->next.push_back(v.edge());
+    node->backward_flops = flops.backward;
+    if constexpr (requires { Op::needed(flops.backward, NeedsOf<N>{}); }) {
+      NeedsOf<N> needs{};
+      for (size_t i = 0; i < inputs.size(); ++i) needs[i] = inputs[i].requires_grad();
+      node->backward_flops = Op::needed(flops.backward, needs);
+    }
+  }
+  if constexpr (many_outputs) {
+    std::vector<Variable> out;
+    for (uint32_t i = 0; i < y.size(); ++i) {
+      const bool differentiable = node && y[i].is_floating_point();  // not indices
+      out.push_back(differentiable ? Variable(y[i], Edge(node, i)) : Variable(y[i]));
+    }
+    return out;
+  } else {
+    return node ? Variable(std::move(y), Edge(std::move(node))) : Variable(std::move(y));
+  }
+}
 
 }  // namespace detail
 
 /// Runs an op on its inputs: casts under autocast, turns ATen's errors into sentences that name the op, counts FLOPs,
-/// and records a node when a gradient may be asked for.
+/// and records a node when a gradient may be asked for. A Variable, or a vector of them where forward gives a vector of
+/// tensors; then backward takes a GradList, whose members are undefined where no gradient came.
 template <class Op, std::same_as<Variable>... V>
-Variable apply(Op op, const V&... given) {
+auto apply(Op op, const V&... given) {
   constexpr size_t N = sizeof...(V);
+  static_assert(detail::HasInfo<Op>, "an op needs `static constexpr OpInfo info{.name = \"...\"}`");
+  static_assert(detail::has_forward<Op, N>(),
+                "an op's forward must take a `const at::Tensor&` for each input that apply() is given");
+  using Y = decltype(detail::forward_result(op, std::declval<const at::Tensor&>(), std::make_index_sequence<N>()));
+  static_assert(std::is_same_v<Y, at::Tensor> || std::is_same_v<Y, std::vector<at::Tensor>>,
+                "an op's forward must return an at::Tensor or a std::vector<at::Tensor>");
+  using Dy = std::conditional_t<std::is_same_v<Y, at::Tensor>, at::Tensor, GradList<at::Tensor>>;
+  static_assert(detail::has_backward<Op, N, Dy>(),
+                "an op needs `Grads<N> backward(const at::Tensor& dy, Needs<N> needs) const` for its N inputs, or the "
+                "same as a template on the type of dy");
   (void)detail::Registered<Op>::done;
   size_t next_input = 0;
   const std::array<Variable, N> inputs{detail::autocast(policy_of<Op>(next_input++), given)...};
   const at::AutoDispatchBelowAutograd plain;  // ATen's own autograd is not used; version counters stay alive
   return [&]<size_t... I>(std::index_sequence<I...>) {
     const std::array<const at::Tensor*, N> data{&inputs[I].data()...};
-    at::Tensor y;
     if constexpr (requires { op.needs = Needs<N>{}; }) op.needs = {mode().grad && inputs[I].requires_grad()...};
-    try {
-      const detail::SavingScope saving(data);
-      y = op.forward(*data[I]...);
-    } catch (const c10::Error&) {
-      detail::rethrow(Op::info.name, data);
-    } catch (const Error& e) {
-      if (e.code() != Exit::internal) throw;
-      detail::rethrow(Op::info.name, data);
-    }
-    OpFlops flops;
-    if (mode().flops != nullptr) {
-      flops = op.flops(*data[I]..., y);
-      mode().flops->forward += flops.forward;
-    }
-    if (!mode().grad || !(inputs[I].requires_grad() || ...)) return Variable(std::move(y));
-    auto node = std::make_shared<detail::OpNode<Op, N>>(std::move(op), y);
-    node->next = {inputs[I].node()...};
-    node->backward_flops = flops.backward;
-    if constexpr (requires { Op::needed(flops.backward, Needs<N>{}); })
-      node->backward_flops = Op::needed(flops.backward, {inputs[I].requires_grad()...});
-    return Variable(std::move(y), std::move(node));
+    return detail::apply_to<N>(
+        std::move(op), inputs, data, [&](Op& o) { return o.forward(*data[I]...); },
+        [&](const Op& o, const at::Tensor& y) { return detail::flops_of(o, y, *data[I]...); });
   }
   (std::make_index_sequence<N>());
+}
+
+/// The same for an op of any number of inputs: forward(at::TensorList), and a GradList<T> from
+/// backward(dy, const NeedsList&).
+template <class Op>
+auto apply(Op op, const std::vector<Variable>& given) {
+  static_assert(detail::HasInfo<Op>, "an op needs `static constexpr OpInfo info{.name = \"...\"}`");
+  static_assert(detail::has_forward<Op, detail::any_number>(), "the op's forward must take an at::TensorList");
+  (void)detail::Registered<Op>::done;
+  std::vector<Variable> inputs;
+  for (const Variable& v : given) inputs.push_back(detail::autocast(Op::info.amp, v));
+  const at::AutoDispatchBelowAutograd plain;
+  std::vector<at::Tensor> tensors;
+  std::vector<const at::Tensor*> data;
+  for (const Variable& v : inputs) tensors.push_back(v.data());
+  for (const at::Tensor& t : tensors) data.push_back(&t);
+  return detail::apply_to<detail::any_number>(
+      std::move(op), inputs, data, [&](Op& o) { return o.forward(tensors); },
+      [&](const Op& o, const at::Tensor& y) { return detail::flops_of(o, y, at::TensorList(tensors)); });
 }
 
 /// FLOPs of an op that does `forward` and `backward` operations for each element of `t`.

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "autograd/variable.h"
@@ -31,11 +32,14 @@ Variable silu(const Variable& x);
 enum class Gelu { tanh, exact };
 /// Hendrycks and Gimpel 2016; Gelu::tanh is the approximation that GPT-2 uses.
 Variable gelu(const Variable& x, Gelu form = Gelu::tanh);
+/// x, but `value` where mask (bool, broadcast to x) is true.
+Variable masked_fill(const Variable& x, const at::Tensor& mask, double value);
 /// The same value in another floating-point dtype.
 Variable cast(const Variable& x, at::ScalarType dtype);
 
 // Reductions (ops/reduce.cc). No dims: all of them.
 Variable sum(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, bool keepdim = false);
+/// float16 and bfloat16 are summed in float32, and the mean is rounded once.
 Variable mean(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, bool keepdim = false);
 /// The largest along a dim; a tie shares its gradient equally.
 Variable amax(const Variable& x, int64_t dim, bool keepdim = false);
@@ -52,7 +56,19 @@ Variable permute(const Variable& x, at::IntArrayRef dims);
 Variable slice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step = 1);
 /// slice's adjoint: zeros of `size` along dim, with x at [start, end) by step.
 Variable unslice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step, int64_t size);
+Variable unsqueeze(const Variable& x, int64_t dim);
+/// Joins along a dim; a vector of no elements joins anything, as in ATen.
 Variable cat(const std::vector<Variable>& xs, int64_t dim);
+/// Parts of the given lengths along a dim, which must be x's in all.
+std::vector<Variable> split(const Variable& x, at::IntArrayRef lengths, int64_t dim = 0);
+/// x's slices along a dim, without it.
+std::vector<Variable> unbind(const Variable& x, int64_t dim = 0);
+/// y[i][j] = x[index[i][j]][j] for dim 0; index int64 of x's shape but for `dim`.
+Variable gather(const Variable& x, int64_t dim, const at::Tensor& index);
+/// gather's adjoint: zeros of `size` along dim, with x added at index.
+Variable ungather(const Variable& x, int64_t dim, const at::Tensor& index, int64_t size);
+/// The k largest (or smallest) along a dim, in order, and their places (int64).
+std::pair<Variable, at::Tensor> topk(const Variable& x, int64_t k, int64_t dim = -1, bool largest = true);
 /// Zeroes what lies below the given diagonal of the last two dims.
 Variable triu(const Variable& x, int64_t diagonal = 0);
 Variable contiguous(const Variable& x);
@@ -95,7 +111,8 @@ Variable attention(const Variable& qkv_BT3C, int64_t heads);
 
 // Losses (ops/loss.cc). In float32 or wider.
 /// -log softmax(logits)[target], summed over the targets that are not `ignore_index` and divided by `divisor` (0: by
-/// their number). logits [N, V], targets int64 [N] -> [].
+/// their number; where all are ignored the loss is 0, and torch's NaN). What ignored rows hold, NaN and infinities
+/// included, does not count. logits [N, V], targets int64 [N] -> [].
 Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor = 0,
                        int64_t ignore_index = -100);
 /// cross_entropy(linear(x, weight), targets, divisor). Where there are CPU kernels, without the whole logits: rows go

@@ -19,10 +19,10 @@ struct CudaApi {
   int64_t (*memory_peak)();
   int (*compute_capability)();  ///< 90 for sm_90
   void (*dropout)(const void* x, void* y, int64_t n, Element type, const DropoutMask& mask);
-  void (*grad_sum)(const void* grad, Element type, int64_t n, double* partials);
+  void (*grad_sum)(const GradArgs* grads, int64_t count, double* partials);
   void (*decide)(const StepRequest& request, const double* partials, int64_t n, const float* loss, StepControl* control,
                  ScaleState* scale);
-  void (*update)(const UpdateArgs& args, const UpdateRule& rule, StepControl* control);
+  void (*update)(const UpdateArgs* args, int64_t count, const UpdateRule& rule, StepControl* control);
 };
 
 /// Readies "auto", "cpu" or "cuda" and returns which of "cpu" and "cuda" it is. auto takes CUDA where the library, the

@@ -29,6 +29,6 @@ Element element_of(at::ScalarType dtype);
 int64_t wrap_dim(int64_t dim, int64_t ndim);
 
 /// Says that a kernel wrote through t's pointer, so that a stale saved tensor is noticed.
-inline void mutated(const at::Tensor& t) { t.unsafeGetTensorImpl()->bump_version(); }
+inline void bump_version(const at::Tensor& t) { t.unsafeGetTensorImpl()->bump_version(); }
 
 }  // namespace lathe

@@ -85,7 +85,7 @@ Batch Loader::next() {
     lock.unlock();
     freed_.notify_all();
   }
-  mutated(slot.windows_BT1);  // a graph that still holds the batch that was here before must notice
+  bump_version(slot.windows_BT1);  // a graph that still holds the batch that was here before must notice
   waited_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   const at::Tensor windows = slot.windows_BT1.to(device_, /*non_blocking=*/true);
   if (device_.is_cuda()) {

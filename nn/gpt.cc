@@ -27,7 +27,7 @@ Variable Block::operator()(const Variable& x_BTC) const {
 
 GPT::GPT(const ModelConfig& c)
     : config(c),
-      tokens(c.vocab_size, c.n_embd),
+      tokens(c.vocab_size, c.n_embd, c.tie_weights ? Role::tied_embedding : Role::embedding),
       positions(c.block_size, c.n_embd),
       drop(c.dropout, "embeddings"),
       norm(c.n_embd, c.bias) {

@@ -85,7 +85,7 @@ struct GPT {
   void visit(Visit& v) {
     v("tokens", tokens);
     v("positions", positions);
-    v("blocks", blocks);
+    v.blocks("blocks", blocks);
     v("norm", norm);
     if (!config.tie_weights) v("head", head);
   }

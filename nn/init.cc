@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "core/dtype.h"
 #include "core/error.h"
 #include "core/kernels/random.h"
 #include "core/rng.h"
@@ -19,6 +20,7 @@ void fill(const at::Tensor& t, F&& fill_values) {
   const bool direct = t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous();
   const at::Tensor values = direct ? t : at::empty(t.sizes(), at::kFloat);
   fill_values(values.mutable_data_ptr<float>(), values.numel());
+  bump_version(values);
   if (!direct) t.copy_(values);
 }
 
@@ -62,7 +64,8 @@ void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_
     switch (p.role) {
       case Role::weight:
       case Role::residual_weight: fill_weight(p, init, depth, key); break;
-      case Role::embedding: normal(p.parameter.data(), 0.02, key); break;
+      case Role::embedding:
+      case Role::tied_embedding: normal(p.parameter.data(), 0.02, key); break;
       case Role::scale: p.parameter.data().fill_(1); break;
       case Role::lora_a: fill_weight(p, Init::fan_in, depth, key); break;
       case Role::lora_b:

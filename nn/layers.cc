@@ -38,7 +38,8 @@ void Linear::merge_adapter() {
   lora_a = lora_b = {};
 }
 
-Embedding::Embedding(int64_t rows, int64_t channels) : weight(new_parameter({rows, channels})) {}
+Embedding::Embedding(int64_t rows, int64_t channels, Role role_)
+    : weight(new_parameter({rows, channels})), role(role_) {}
 
 LayerNorm::LayerNorm(int64_t channels, bool with_bias)
     : weight(new_parameter({channels})), bias(with_bias ? new_parameter({channels}) : Variable()) {}

@@ -39,11 +39,12 @@ struct Linear {
 /// ids int64 [...] -> rows [..., C].
 struct Embedding {
   Variable weight;  ///< [rows, C]
+  Role role = Role::embedding;
 
   Embedding() = default;
-  Embedding(int64_t rows, int64_t channels);
+  Embedding(int64_t rows, int64_t channels, Role role = Role::embedding);
   Variable operator()(const at::Tensor& ids) const { return embedding(ids, weight); }
-  void visit(Visit& v) { v("weight", weight, Role::embedding); }
+  void visit(Visit& v) { v("weight", weight, role); }
 };
 
 struct LayerNorm {

@@ -4,8 +4,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "autograd/node.h"
@@ -16,12 +19,12 @@ namespace lathe {
 /// Walks a module: v("name", child) goes into a child, a vector of children, or a parameter.
 class Visit {
  public:
-  using OnParameter = std::function<void(const std::string& path, Variable& parameter, Role role)>;
+  using OnParameter = std::function<void(const NamedParameter& found, Variable& place)>;
   explicit Visit(OnParameter on_parameter) : on_parameter_(std::move(on_parameter)) {}
 
   /// An undefined parameter (a bias that is off) is passed over.
   void operator()(std::string_view name, Variable& parameter, Role role) {
-    if (parameter.defined()) on_parameter_(path_ + std::string(name), parameter, role);
+    if (parameter.defined()) on_parameter_({path_ + std::string(name), parameter, role, block_}, parameter);
   }
   template <class Module>
   void operator()(std::string_view name, Module& child) {
@@ -35,17 +38,33 @@ class Visit {
     const std::string prefix = std::string(name) + ".";
     for (size_t i = 0; i < children.size(); ++i) (*this)(prefix + std::to_string(i), children[i]);
   }
+  /// The blocks that a model repeats, its bulk: their parameters know which block they are in, which fp8 layers and
+  /// quantised loading go by.
+  template <class Module>
+  void blocks(std::string_view name, std::vector<Module>& children) {
+    const std::string prefix = std::string(name) + ".";
+    for (size_t i = 0; i < children.size(); ++i) {
+      block_ = static_cast<int64_t>(i);
+      (*this)(prefix + std::to_string(i), children[i]);
+    }
+    block_ = -1;
+  }
 
  private:
   OnParameter on_parameter_;
   std::string path_;
+  int64_t block_ = -1;
 };
 
-/// Every parameter in visiting order.
+/// Every parameter in visiting order. One that stands in several places (tied by assignment) is there once, under its
+/// first path.
 template <class Module>
 std::vector<NamedParameter> parameters(Module& module) {
   std::vector<NamedParameter> out;
-  Visit visit([&](const std::string& path, Variable& p, Role role) { out.push_back({path, p, role}); });
+  std::set<const void*> seen;
+  Visit visit([&](const NamedParameter& found, Variable&) {
+    if (seen.insert(found.parameter.data().unsafeGetTensorImpl()).second) out.push_back(found);
+  });
   module.visit(visit);
   return out;
 }
@@ -58,26 +77,35 @@ std::vector<NamedParameter> trained_parameters(Module& module) {
   return all;
 }
 
-/// Replaces every parameter by what `make(path, parameter, role)` returns. Handles taken before stay with the old ones.
+/// Replaces every parameter by what `make(found)` returns; what was tied stays tied. Handles taken before stay with the
+/// old ones.
 template <class Module, class Make>
 void replace_parameters(Module& module, Make&& make) {
-  Visit visit([&](const std::string& path, Variable& p, Role role) { p = make(path, p, role); });
+  std::map<const void*, std::pair<Variable, Variable>> made;  // old, kept so that its address stays its own, and new
+  Visit visit([&](const NamedParameter& found, Variable& place) {
+    const void* key = found.parameter.data().unsafeGetTensorImpl();
+    auto at = made.find(key);
+    if (at == made.end()) at = made.emplace(key, std::pair(found.parameter, make(found))).first;
+    place = at->second.second;
+  });
   module.visit(visit);
 }
 
-/// Replaces every parameter by a copy on `device` in `dtype`.
+/// Replaces every parameter by a copy on `device` in `dtype`; frozen ones stay frozen, quantised ones as they are.
 template <class Module>
 void move_to(Module& module, at::Device device, at::ScalarType dtype) {
-  replace_parameters(module, [&](const std::string& path, const Variable& p, Role) {
-    return Variable::parameter(p.data().to(device, dtype), path);
+  replace_parameters(module, [&](const NamedParameter& p) {
+    if (p.parameter.as_leaf() != nullptr && !is_trained(p.parameter)) return p.parameter;
+    at::Tensor copy = p.parameter.data().to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
+    return p.parameter.requires_grad() ? Variable::parameter(std::move(copy), p.path) : Variable(std::move(copy));
   });
 }
 
 /// Drops the gradients; frozen parameters have none.
 template <class Module>
 void zero_grad(Module& module) {
-  Visit visit([](const std::string&, Variable& p, Role) {
-    if (p.requires_grad()) p.leaf().grad.reset();
+  Visit visit([](const NamedParameter& found, Variable&) {
+    if (Leaf* leaf = found.parameter.as_leaf()) leaf->grad.reset();
   });
   module.visit(visit);
 }

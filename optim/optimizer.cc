@@ -52,21 +52,39 @@ UpdateRule rule_of(const OptimConfig& c, double lr) {
 
 int64_t chunks_of(const at::Tensor& t) { return (t.numel() + grad_sum_chunk - 1) / grad_sum_chunk; }
 
+/// The kernels read and write by pointer, so what they are given must be what they take it for.
+void check_slot(const Slot& slot) {
+  const at::Tensor &p = slot.param.data(), &g = slot.param.grad();
+  LATHE_CHECK(g.sizes() == p.sizes() && g.device() == p.device() && g.is_floating_point(),
+              "optimizer: the gradient of ", slot.path, " is ", describe(g), " on ", g.device().str(),
+              ", the parameter ", describe(p), " on ", p.device().str());
+  LATHE_CHECK(g.is_contiguous() && p.is_contiguous(), "optimizer: ", slot.path, " or its gradient is not contiguous");
+}
+
+/// Says that the kernels wrote what a slot holds.
+void bump_versions(const Slot& slot) {
+  bump_version(slot.param.data());
+  for (const auto& s : slot.state) bump_version(s);
+  Precision& kept = slot.param.leaf().precision;
+  if (!kept.low.defined()) return;
+  bump_version(kept.low);
+  kept.low_is_current(slot.param.data());
+}
+
 /// The kernel's view of a slot.
 UpdateArgs args_of(const Slot& slot, const std::vector<std::string>& state_names, double weight_decay,
                    const std::optional<uint64_t>& rounding_seed) {
   const Leaf& leaf = slot.param.leaf();
-  const at::Tensor& p = slot.param.data();
-  LATHE_CHECK(leaf.grad.is_contiguous() && p.is_contiguous(), "optimizer: ", slot.path, " is not contiguous");
+  const at::Tensor &p = slot.param.data(), &low = leaf.precision.low;
   UpdateArgs a;
   a.param = p.data_ptr();
   a.grad = leaf.grad.const_data_ptr();
   for (size_t i = 0; i < slot.state.size(); ++i) {
     a.state[state_names[i] == "grad_avg" ? 2 : i] = slot.state[i].data_ptr();
   }
-  if (leaf.low.defined()) {
-    a.low = leaf.low.data_ptr();
-    a.low_type = element_of(leaf.low.scalar_type());
+  if (low.defined()) {
+    a.low = low.data_ptr();
+    a.low_type = element_of(low.scalar_type());
   }
   a.param_type = element_of(p.scalar_type());
   a.grad_type = element_of(leaf.grad.scalar_type());
@@ -106,26 +124,29 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
 
 void Optimizer::sum_gradients() {
   chunks_ = 0;
+  double* sums = partials_.mutable_data_ptr<double>();
+  std::vector<GradArgs> on_card;
   for (const auto& group : groups_) {
     for (const auto& slot : group.slots) {
       const at::Tensor& g = slot.param.grad();
       if (!g.defined()) continue;
-      LATHE_CHECK(g.is_contiguous(), "optimizer: the gradient of ", slot.path, " is not contiguous");
-      double* sums = partials_.mutable_data_ptr<double>() + chunks_;
-      const int64_t n = chunks_of(g);
+      check_slot(slot);
+      const GradArgs args{.grad = g.const_data_ptr(), .type = element_of(g.scalar_type()), .n = g.numel()};
+      const int64_t first = chunks_, n = chunks_of(g);
       chunks_ += n;
       if (g.is_cuda()) {
-        cuda_api().grad_sum(g.const_data_ptr(), element_of(g.scalar_type()), g.numel(), sums);
+        on_card.push_back(args);
         continue;
       }
-      at::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
+      at::parallel_for(first, first + n, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
-          sums[i] = grad_sum_cpu(g.const_data_ptr(), element_of(g.scalar_type()), i * grad_sum_chunk,
-                                 std::min(g.numel(), (i + 1) * grad_sum_chunk));
+          const int64_t at = (i - first) * grad_sum_chunk;
+          sums[i] = grad_sum_cpu(args.grad, args.type, at, std::min(args.n, at + grad_sum_chunk));
         }
       });
     }
   }
+  if (!on_card.empty()) cuda_api().grad_sum(on_card.data(), static_cast<int64_t>(on_card.size()), sums);
 }
 
 void Optimizer::step(double lr, const StepOptions& options) {
@@ -138,21 +159,21 @@ void Optimizer::step(double lr, const StepOptions& options) {
   const float* loss = options.loss.defined() ? options.loss.const_data_ptr<float>() : nullptr;
   (cuda ? cuda_api().decide : decide_cpu)(request, partials_.const_data_ptr<double>(), chunks_, loss, control,
                                           options.scale);
+  std::vector<UpdateArgs> on_card;
   for (auto& group : groups_) {
     for (auto& slot : group.slots) {
       if (!slot.param.grad().defined()) continue;
       const UpdateArgs args = args_of(slot, state_names_, group.weight_decay, rounding_seed_);
       if (cuda) {
-        cuda_api().update(args, request.rule, control);
+        on_card.push_back(args);
       } else {
         at::parallel_for(0, args.n, update_grain,
                          [&](int64_t begin, int64_t end) { update_cpu(args, request.rule, control, begin, end); });
       }
-      mutated(slot.param.data());
-      for (const auto& s : slot.state) mutated(s);
-      if (const at::Tensor& low = slot.param.leaf().low; low.defined()) mutated(low);
+      bump_versions(slot);
     }
   }
+  if (cuda) cuda_api().update(on_card.data(), static_cast<int64_t>(on_card.size()), request.rule, control);
 }
 
 }  // namespace lathe

@@ -1,7 +1,5 @@
 // Mixed precision: autocast, loss scaling, fp8, parameters without masters, and the small versions of the experiments
 // of docs/precision.md.
-#include <torch/torch.h>
-#undef CHECK
 
 #include <thread>
 

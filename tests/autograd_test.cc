@@ -1,11 +1,14 @@
 // The engine: accumulation, sharing, freeing, hooks, modes, and graphs of any depth.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 
 #include <thread>
 
+#include "amp/amp.h"
 #include "autograd/engine.h"
 #include "autograd/node.h"
 #include "autograd/ops.h"
@@ -154,6 +157,136 @@ TEST_CASE("what is saved is freed as its node runs", "[autograd]") {
   backward(y);
   CHECK(storage.expired());
   CHECK(!node.expired());  // the graph itself lives as long as its root
+}
+
+TEST_CASE("under autocast two graphs share a cast of a weight, and each runs backward", "[autograd]") {
+  const Variable w = Variable::parameter(at::randn({4, 4})), x(at::randn({2, 4}));
+  const Autocast autocast(at::kBFloat16);
+  const Variable first = sum(linear(x, w)), second = sum(linear(x, w) * 2.0);
+  backward(first);
+  const at::Tensor once = w.grad().clone();
+  backward(second);
+  CHECK((w.grad() - once * 3.0).abs().max().item<double>() <= 0x1p-6 * once.abs().max().item<double>());
+  const auto g = grad(sum(linear(x, w)), {w});
+  CHECK(g[0].data().equal(once));
+  backward(sum(linear(x, w)));  // grad() left nothing behind that this would trip over
+}
+
+TEST_CASE("what saved nothing may run in two graphs; what saved something may not", "[autograd]") {
+  const Variable x = param({2, 2}, 3), h = reshape(x * 2.0 + 1.0, {4});
+  backward(sum(h));
+  backward(sum(h * 3.0));
+  CHECK(x.grad().eq(8).all().item<bool>());
+  const Variable saved = exp(x);
+  backward(sum(saved));
+  CHECK_THAT(error_of([&] { backward(sum(saved)); }), ContainsSubstring("exp: what it saved is freed"));
+}
+
+TEST_CASE("grad runs and frees only what lies between root and the xs, and retains on request", "[autograd]") {
+  const Variable x = param({2}, 0.5), other = param({2}, 0.5);
+  const Variable a = exp(x), b = exp(other), y = sum(a * b);
+  int ran = 0;
+  b.register_hook([&](const at::Tensor&) {
+    ++ran;
+    return at::Tensor();
+  });
+  const auto kept = grad(y, {x}, {}, /*create_graph=*/false, /*retain=*/true);
+  const auto again = grad(y, {x});
+  CHECK(again[0].data().equal(kept[0].data()));
+  CHECK_THAT(error_of([&] { grad(y, {x}); }), ContainsSubstring("is freed"));
+  backward(sum(b));  // the branch to `other` was not freed
+  CHECK(other.grad().defined());
+  CHECK(!x.grad().defined());
+  CHECK(grad(a, {a}, Variable(at::ones({2}, at::kDouble)))[0].data().eq(1).all().item<bool>());
+}
+
+TEST_CASE("outputs of one node: parts, unused parts, indices, hooks on one of them", "[autograd]") {
+  const Variable x = Variable::parameter(at::randn({3, 4}, at::kDouble));
+  const auto parts = split(x, {1, 3}, 1);
+  double seen = 0;
+  parts[1].register_hook([&](const at::Tensor& g) {
+    seen = g.sum().item<double>();
+    return g * 2.0;
+  });
+  const auto g = grad(sum(parts[0] * 5.0) + sum(parts[1]), {x, parts[0], parts[1]});
+  CHECK(seen == 9);
+  CHECK(g[0].data().slice(1, 0, 1).eq(5).all().item<bool>());
+  CHECK(g[0].data().slice(1, 1, 4).eq(2).all().item<bool>());
+  CHECK(g[1].data().eq(5).all().item<bool>());
+  CHECK(g[2].data().eq(2).all().item<bool>());
+  backward(sum(unbind(x, 0)[1]));
+  CHECK(x.grad().sum().item<double>() == 4);
+  CHECK(x.grad().select(0, 1).eq(1).all().item<bool>());
+  const auto [values, places] = topk(x, 2);
+  CHECK(places.scalar_type() == at::kLong);
+  CHECK(values.data().equal(x.data().gather(1, places)));
+  CHECK_THAT(error_of([&] { split(x, {1, 2}, 1); }), ContainsSubstring("split(float64[3,4])"));
+}
+
+TEST_CASE("a long chain held by hooks is destroyed without recursion", "[autograd]") {
+  Variable x = param({1});
+  for (int i = 0; i < 200'000; ++i) {
+    const Variable next = param({1});
+    next.register_hook([x](const at::Tensor&) { return at::Tensor(); });
+    if (i % 2 == 0) next.leaf().after_accumulate.push_back([x](Leaf&) {});
+    x = next;
+  }
+  x = Variable();
+  SUCCEED("destroyed");
+}
+
+TEST_CASE("sizes that do not fit are errors, and empty inputs are none", "[autograd]") {
+  const auto t = [](at::IntArrayRef shape) { return Variable::parameter(at::ones(shape)); };
+  CHECK_THAT(error_of([&] { attention(t({1, 2, 12}), 0); }), ContainsSubstring("attention(float32[1,2,12]): 0 heads"));
+  CHECK_THAT(error_of([&] { attention(t({1, 2, 0}), 1); }), ContainsSubstring("needs [B, T, 3C]"));
+  CHECK_THAT(error_of([&] { unsqueeze(t({2}), 5); }),
+             ContainsSubstring("unsqueeze(float32[2]): dim 5 is outside [-2, 2)"));
+  CHECK_THAT(error_of([&] { rms_norm(t({2, 0}), {}); }), ContainsSubstring("the last dim must not be empty"));
+  CHECK_THAT(error_of([&] { layer_norm(t({2, 0}), {}, {}); }), ContainsSubstring("the last dim must not be empty"));
+  for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{1, 0, 12}, {0, 3, 12}}) {
+    const Variable x = t(shape), y = attention(x, 2);
+    CHECK(y.size(2) == 4);
+    backward(sum(y));
+    CHECK(x.grad().sizes() == at::IntArrayRef(shape));
+  }
+  const Variable empty = t({3, 0}), y = swiglu(empty);
+  backward(sum(y));
+  CHECK(y.sizes() == empty.sizes());
+  for (const auto& [in, out] : {std::pair<int64_t, int64_t>{0, 4}, {4, 0}}) {
+    const Variable x = t({2, 3, in}), w = t({out, in}), b = t({out});
+    const Variable z = linear(x, w, b);
+    CHECK(z.sizes().vec() == std::vector<int64_t>{2, 3, out});
+    backward(sum(z));
+    CHECK(z.data().sum().item<double>() == 6.0 * static_cast<double>(out) * (in == 0 ? 1 : 0));
+    CHECK(x.grad().sizes() == x.sizes());
+    CHECK(w.grad().sizes() == w.sizes());
+    CHECK(b.grad().sum().item<double>() == 6.0 * static_cast<double>(out));
+  }
+  CHECK(linear(t({2, 3, 5}), t({4, 5}), t({4})).data().sum().item<double>() == 144);  // the control
+}
+
+TEST_CASE("means of float16 are summed in float32", "[autograd]") {
+  const Variable x = Variable::parameter(at::ones({70000}, at::kHalf)), y = mean(x);
+  CHECK(y.item() == 1);
+  CHECK(y.dtype() == at::kHalf);
+  backward(y * 70000.0 * 0.5);
+  CHECK(x.grad()[0].item<double>() == Approx(0.5).epsilon(1e-2));
+}
+
+TEST_CASE("ignored rows count for nothing, whatever they hold", "[autograd]") {
+  const at::Tensor logits = at::zeros({2, 3});
+  logits[0][0] = -INFINITY, logits[1][0] = 1, logits[1][1] = 2, logits[1][2] = 3;
+  const at::Tensor targets = at::ones({2}, at::kLong);
+  targets[0] = -100;
+  for (const bool nan : {false, true}) {
+    if (nan) logits[0][1] = NAN;
+    const Variable x = Variable::parameter(logits.clone()), loss = cross_entropy(x, targets);
+    CHECK(loss.item() == Approx(1.4076).epsilon(1e-4));
+    backward(loss);
+    CHECK(x.grad()[0].eq(0).all().item<bool>());
+    CHECK(x.grad()[1].sum().item<double>() == Approx(0).margin(1e-6));
+  }
+  CHECK(cross_entropy(Variable(logits), at::full({2}, -100, at::kLong)).item() == 0);
 }
 
 }  // namespace

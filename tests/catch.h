@@ -1,7 +1,8 @@
-// Catch2, version 2 or 3, beside LibTorch, whose logging header defines CHECK as well.
+// LibTorch, whose functions are the oracles, and Catch2, version 2 or 3. Precompiled, and so the first header of every
+// test: LibTorch's logging header defines CHECK as well, and once it was read it can't take Catch2's place.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <torch/torch.h>
 #undef CHECK
 #undef CHECK_FALSE
 

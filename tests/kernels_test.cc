@@ -1,6 +1,4 @@
 // The CPU kernels: against ATen, on any number of threads and any instruction set. Their ops are in the op table too.
-#include <torch/torch.h>
-#undef CHECK
 
 #include <hwy/targets.h>
 

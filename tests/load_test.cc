@@ -1,6 +1,4 @@
 // Quantised weights, loading with them, adapters on them, and merging.
-#include <torch/torch.h>
-#undef CHECK
 
 #include <algorithm>
 

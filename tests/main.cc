@@ -1,9 +1,14 @@
 // The test runner's main. A card, where there is one, takes part in the op table. The fixed thread count keeps figures
 // comparable between machines.
 #define CATCH_CONFIG_RUNNER
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif
+
 #include "core/device.h"
 #include "core/memory.h"
-#include "tests/catch.h"
 
 int main(int argc, char** argv) {
   lathe::install_allocator();

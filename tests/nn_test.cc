@@ -1,6 +1,4 @@
 // Modules, init, and the whole GPT against the same model built from ATen with LibTorch's autograd.
-#include <torch/torch.h>
-#undef CHECK
 
 #include <thread>
 
@@ -149,7 +147,7 @@ TEST_CASE("under bf16 matmuls read the working copy and everything else stays wi
   const ModelConfig c = tiny();
   GPT model = make_gpt(c, 3);
   auto params = parameters(model);
-  make_working_copies(params, at::kBFloat16, true, /*low_grad=*/true, c.tie_weights);
+  make_working_copies(params, at::kBFloat16, true, /*low_grad=*/true);
   const at::Tensor x = ids({3, 5}, c.vocab_size, 1), y = ids({3, 5}, c.vocab_size, 2);
   const auto loss_in = [&](at::ScalarType dtype) {
     const Autocast autocast(dtype);
@@ -174,7 +172,7 @@ TEST_CASE("under bf16 matmuls read the working copy and everything else stays wi
   }
   // The working copy is what is multiplied by: other values in it show in the loss, and in bf16 alone.
   for (const auto& p : params) {
-    if (p.path == "blocks.0.mlp.up.weight") p.parameter.leaf().low.fill_(1);
+    if (p.path == "blocks.0.mlp.up.weight") p.parameter.leaf().precision.low.fill_(1);
   }
   CHECK(loss_in(at::kFloat).item() == wide.item());
   CHECK(loss_in(at::kBFloat16).item() != low.item());
@@ -283,6 +281,61 @@ TEST_CASE("dropout keeps the mean and drops its share", "[nn]") {
   const at::Tensor y = dropout(x, 0.25, 1).data();
   CHECK(y.eq(0).to(at::kFloat).mean().item<double>() == Approx(0.25).margin(0.006));  // four standard deviations
   CHECK(y.mean().item<double>() == Approx(1).margin(0.008));
+}
+
+struct TiedPair {
+  Embedding in{5, 3};
+  Linear out{3, 5, /*with_bias=*/false};
+  TiedPair() { out.weight = in.weight; }
+  void visit(Visit& v) {
+    v("in", in);
+    v("out", out);
+  }
+};
+
+TEST_CASE("a parameter tied by assignment is one: in lists, in an optimizer's step, after a move", "[nn]") {
+  TiedPair model;
+  const auto params = parameters(model);
+  REQUIRE(params.size() == 1);
+  CHECK(params[0].path == "in.weight");
+  params[0].parameter.leaf().grad = torch::ones({5, 3});
+  OptimConfig c;
+  c.kind = "sgd", c.weight_decay = 0, c.grad_clip = 0;
+  Optimizer optimizer(c, params);
+  optimizer.step(0.25);
+  CHECK(model.out.weight.data().eq(-0.25).all().item<bool>());
+  CHECK(optimizer.control().grad_norm == Approx(std::sqrt(15.0)));
+  move_to(model, at::kCPU, at::kDouble);
+  CHECK(model.out.weight.node() == model.in.weight.node());
+  CHECK(model.out.weight.data().is_same(model.in.weight.data()));
+}
+
+TEST_CASE("moves copy, and leave what is frozen frozen", "[nn]") {
+  TiedPair model;
+  model.out.weight = Variable(torch::ones({5, 3}));
+  const at::Tensor before = model.in.weight.data();
+  move_to(model, at::kCPU, at::kFloat);
+  CHECK(!model.out.weight.requires_grad());
+  CHECK(model.in.weight.requires_grad());
+  before.fill_(7);
+  CHECK(model.in.weight.data().eq(0).all().item<bool>());
+}
+
+TEST_CASE("writing to a weight is noticed: by an old graph, by casts, by its working copy", "[nn]") {
+  const Variable w = Variable::parameter(torch::zeros({4, 4}), "w"), x = Variable::parameter(torch::ones({2, 4}));
+  const std::vector<NamedParameter> params{{"w", w, Role::weight}};
+  const Variable old = sum(linear(x, w));
+  initialize(params, Init::gpt2, 1, 3);
+  CHECK_THAT(error_of([&] { backward(old); }), ContainsSubstring("changed in place"));
+  for (const bool copies : {true, false}) {
+    make_working_copies(params, at::kBFloat16, copies, false);
+    const Autocast autocast(at::kBFloat16);
+    const at::Tensor before = linear(x, w).data().to(at::kFloat);
+    CHECK(before.abs().max().item<double>() > 0);
+    w.data().mul_(2);
+    CHECK(linear(x, w).data().to(at::kFloat).equal(before * 2));
+    w.leaf().precision.low = at::Tensor();
+  }
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
+#include "tests/catch.h"
 #include "tests/op_case.h"
-
-#include <torch/torch.h>
-#undef CHECK
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,4 @@
 // The table: one row or more for each op, with LibTorch's own function as the oracle.
-#include <torch/torch.h>
-#undef CHECK
 
 #include "amp/amp.h"
 #include "autograd/fp8.h"
@@ -8,6 +6,7 @@
 #include "autograd/ops.h"
 #include "core/mode.h"
 #include "core/quantised.h"
+#include "tests/catch.h"
 #include "tests/op_case.h"
 
 namespace lathe::test {
@@ -85,7 +84,7 @@ std::vector<OpCase> make_table() {
   add_row({"tanh", "", {a}, [](V v) { return tanh(v[0]); }, [](T x) { return x[0].tanh(); }});
   add_row({"erf", "", {a}, [](V v) { return erf(v[0]); }, [](T x) { return x[0].erf(); }});
   add_row({"sigmoid", "", {a}, [](V v) { return sigmoid(v[0]); }, [](T x) { return x[0].sigmoid(); }});
-  add_row({"sigmoid", "silu", {a}, [](V v) { return silu(v[0]); }, [](T x) { return torch::silu(x[0]); }});
+  add_row({"silu", "", {a}, [](V v) { return silu(v[0]); }, [](T x) { return torch::silu(x[0]); }});
   add_row({"relu",
            "",
            {{{2, 3}, 0.1, 2}},
@@ -98,6 +97,15 @@ std::vector<OpCase> make_table() {
            {a},
            [](V v) { return gelu(v[0], Gelu::exact); },
            [](T x) { return torch::gelu(x[0], "none"); }});
+  add_row({"masked_fill",
+           "broadcast mask",
+           {a},
+           [](V v) {
+             return masked_fill(v[0], torch::tensor({true, false, true}).to(v[0].data().device()), 0.5);
+           },
+           [](T x) {
+             return x[0].masked_fill(torch::tensor({true, false, true}), 0.5);
+           }});
   add_row({"cast",
            "there and back",
            {a},
@@ -116,8 +124,10 @@ std::vector<OpCase> make_table() {
              return x[0].sum(at::IntArrayRef{0, -1});
            }});
   add_row({"sum", "keepdim", {image}, [](V v) { return sum(v[0], 1, true); }, [](T x) { return x[0].sum(1, true); }});
-  add_row({"sum", "mean", {image}, [](V v) { return mean(v[0], 1); }, [](T x) { return x[0].mean(1); }});
-  add_row({"sum",
+  add_row({"mean", "all", {image}, [](V v) { return mean(v[0]); }, [](T x) { return x[0].mean(); }});
+  add_row({"mean", "0-dim", {{{}}}, [](V v) { return mean(v[0]); }, [](T x) { return x[0].mean(); }});
+  add_row({"mean", "", {image}, [](V v) { return mean(v[0], 1); }, [](T x) { return x[0].mean(1); }});
+  add_row({"mean",
            "mse loss",
            {a, b},
            [](V v) { return mse_loss(v[0], v[1]); },
@@ -157,7 +167,7 @@ std::vector<OpCase> make_table() {
                    {{{2, 5, 4}}, {{3}}},
                    [](V v) {
                      const Variable weight = Variable::parameter(torch::empty({3, 4}));
-                     weight.leaf().quantised = few_bits;
+                     weight.leaf().precision.quantised = few_bits;
                      return linear(v[0], weight, v[1]);
                    },
                    [](T x) { return torch::linear(x[0], few_bits->dequantise(at::kDouble), x[1]); }};
@@ -167,7 +177,7 @@ std::vector<OpCase> make_table() {
              "",
              {{{3, 16, 32}}, {{48, 32}}, {{48}}},
              [](V v) {
-               if (v[1].requires_grad()) v[1].leaf().fp8 = std::make_shared<Fp8Scaling>();
+               if (v[1].requires_grad()) v[1].leaf().precision.fp8 = std::make_shared<Fp8Scaling>();
                const Autocast autocast(at::kFloat8_e4m3fn);
                return linear(v[0], v[1], v[2]);
              },
@@ -250,6 +260,64 @@ std::vector<OpCase> make_table() {
            [](T x) {
              return torch::cat({x[0], x[1], x[2]}, 1);
            }});
+  add_row({"cat",
+           "an empty vector among them",
+           {{{2, 1}}, {{0}}, {{2, 2}}},
+           [](V v) { return cat(v, -1); },
+           [](T x) {
+             return torch::cat({x[0], x[1], x[2]}, -1);
+           }});
+  add_row({"unsqueeze", "", {a}, [](V v) { return unsqueeze(v[0], -2); }, [](T x) { return x[0].unsqueeze(-2); }});
+  add_row({"split",
+           "one part unused, one used twice",
+           {image},
+           [](V v) {
+             const auto parts = split(v[0], {1, 1, 2}, -1);
+             return cat({parts[2], parts[0] * parts[2]}, -1);
+           },
+           [](T x) {
+             const auto parts = x[0].split_with_sizes({1, 1, 2}, -1);
+             return torch::cat({parts[2], parts[0] * parts[2]}, -1);
+           }});
+  add_row({"unbind",
+           "",
+           {image},
+           [](V v) {
+             const auto parts = unbind(v[0], 1);
+             return parts[0] * parts[2];
+           },
+           [](T x) {
+             const auto parts = x[0].unbind(1);
+             return parts[0] * parts[2];
+           }});
+  add_row({"gather",
+           "repeated",
+           {{{3, 4}}},
+           [](V v) {
+             return gather(v[0], 1, longs({0, 3, 3, 1, 2, 2}, {3, 2}).to(v[0].data().device()));
+           },
+           [](T x) {
+             return x[0].gather(1, longs({0, 3, 3, 1, 2, 2}, {3, 2}));
+           }});
+  add_row({"ungather",
+           "repeated",
+           {{{3, 2}}},
+           [](V v) {
+             return ungather(v[0], 1, longs({0, 3, 3, 1, 2, 2}, {3, 2}).to(v[0].data().device()), 4);
+           },
+           [](T x) {
+             return torch::zeros({3, 4}, x[0].options()).scatter_add(1, longs({0, 3, 3, 1, 2, 2}, {3, 2}), x[0]);
+           }});
+  add_row({"topk",
+           "",
+           {image},
+           [](V v) { return topk(v[0], 2, 1).first; },
+           [](T x) { return std::get<0>(x[0].topk(2, 1)); }});
+  add_row({"topk",
+           "smallest",
+           {image},
+           [](V v) { return topk(v[0], 3, -1, false).first; },
+           [](T x) { return std::get<0>(x[0].topk(3, -1, false)); }});
   add_row({"triu", "", {{{2, 4, 3}}}, [](V v) { return triu(v[0], -1); }, [](T x) { return x[0].triu(-1); }});
   add_row({"contiguous",
            "",

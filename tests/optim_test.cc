@@ -1,6 +1,4 @@
 // Optimizers against torch::optim over 25 float64 steps; schedules against their formulas.
-#include <torch/torch.h>
-#undef CHECK
 
 #include "autograd/node.h"
 #include "optim/optimizer.h"
@@ -166,14 +164,14 @@ TEST_CASE("a gradient or loss that is not finite changes nothing and ends the ru
 
 TEST_CASE("low-precision gradients and the working copy", "[optim]") {
   std::vector<NamedParameter> p{{"w", Variable::parameter(torch::ones({2, 2})), Role::weight}};
-  p[0].parameter.leaf().low = p[0].parameter.data().to(at::kBFloat16);
+  p[0].parameter.leaf().precision.low = p[0].parameter.data().to(at::kBFloat16);
   OptimConfig c;
   c.kind = "sgd", c.weight_decay = 0, c.grad_clip = 0;
   Optimizer optimizer(c, p);
   p[0].parameter.leaf().grad = torch::ones({2, 2}, at::kBFloat16);
   optimizer.step(1e-3);
   CHECK(p[0].parameter.data()[0][0].item<float>() == Approx(0.999));  // below bf16's spacing of 1/256 at 1
-  CHECK(p[0].parameter.leaf().low.equal(p[0].parameter.data().to(at::kBFloat16)));
+  CHECK(p[0].parameter.leaf().precision.low.equal(p[0].parameter.data().to(at::kBFloat16)));
 }
 
 TEST_CASE("schedules are their formulas", "[optim]") {

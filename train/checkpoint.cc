@@ -74,7 +74,7 @@ void each_state(const Optimizer& optimizer, F&& f) {
   for (const auto& group : optimizer.groups()) {
     for (const auto& slot : group.slots) {
       for (size_t i = 0; i < slot.state.size(); ++i) f(slot.path + "." + optimizer.state_names()[i], slot.state[i]);
-      if (const auto& fp8 = slot.param.leaf().fp8; fp8 && fp8->history.defined())
+      if (const auto& fp8 = slot.param.leaf().precision.fp8; fp8 && fp8->history.defined())
         f(slot.path + ".fp8_history", fp8->history);
     }
   }
@@ -279,7 +279,7 @@ void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParamet
   const fs::path path = checkpoint / "optimizer.safetensors";
   const SafetensorsFile file(path);
   for (const auto& p : parameters) {
-    if (const auto& fp8 = p.parameter.leaf().fp8; fp8 && fp8->history.defined())
+    if (const auto& fp8 = p.parameter.leaf().precision.fp8; fp8 && fp8->history.defined())
       copy_into(file, p.path + ".fp8_history", fp8->history, path);
   }
 }

@@ -48,12 +48,12 @@ std::string dtype_of_file(const fs::path& checkpoint) {
 int64_t bytes_of(GPT& model) {
   int64_t bytes = 0;
   for (const auto& p : parameters(model)) {
-    const auto* leaf = dynamic_cast<const Leaf*>(p.parameter.node().get());
-    if (leaf != nullptr && leaf->quantised) {
-      bytes += leaf->quantised->nbytes();
+    const Precision* kept = precision_of(p.parameter);
+    if (kept != nullptr && kept->quantised) {
+      bytes += kept->quantised->nbytes();
     } else {
       bytes += static_cast<int64_t>(p.parameter.data().nbytes());
-      if (leaf != nullptr && leaf->low.defined()) bytes += static_cast<int64_t>(leaf->low.nbytes());
+      if (kept != nullptr && kept->low.defined()) bytes += static_cast<int64_t>(kept->low.nbytes());
     }
   }
   return bytes;
@@ -70,14 +70,16 @@ GPT load_frozen(const fs::path& checkpoint, const ModelConfig& config, const Kee
   const SafetensorsFile file(path);
   size_t used = 0;
   GPT model = shapes_of(config);
-  replace_parameters(model, [&](const std::string& name, const Variable& shape, Role role) {
-    if (is_adapter(role)) return Variable::parameter(at::zeros(shape.sizes(), at::TensorOptions(device)), name);
-    const TensorEntry& entry = file.at(name);
+  replace_parameters(model, [&](const NamedParameter& found) {
+    const Variable& shape = found.parameter;
+    if (is_adapter(found.role))
+      return Variable::parameter(at::zeros(shape.sizes(), at::TensorOptions(device)), found.path);
+    const TensorEntry& entry = file.at(found.path);
     ++used;
     const at::Tensor t = entry_tensor(entry, shape.sizes(), path);
     Variable loaded;
-    if (quantise && name.starts_with("blocks.") && shape.dim() == 2) {
-      shape.leaf().quantised = std::make_shared<const QuantisedTensor>(t, format, keep.double_quant, device);
+    if (quantise && found.block >= 0 && is_linear_weight(found.role)) {
+      shape.leaf().precision.quantised = std::make_shared<const QuantisedTensor>(t, format, keep.double_quant, device);
       loaded = shape;
     } else {
       const auto dtype = shape.dim() >= 2 ? matrices : at::kFloat;
@@ -180,9 +182,9 @@ LoadedModel LoadedModel::open(const fs::path& run, const std::string& device_nam
   if (!frozen) {
     if (device.is_cuda()) move_to(m.model, device, at::kFloat);
     const auto params = parameters(m.model);
-    make_fp8_layers(params, config.amp, config.model.n_layer);
+    make_fp8_layers(params, config.amp);
     load_fp8_history(checkpoint, params);
-    make_working_copies(params, compute.dtype, config.amp.working_copies, false, config.model.tie_weights);
+    make_working_copies(params, compute.dtype, config.amp.working_copies, false);
   }
   m.weight_bytes = bytes_of(m.model);
   m.loading_peak_bytes = device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
@@ -202,8 +204,7 @@ fs::path merge(const fs::path& run, const fs::path& out) {
   GPT model = load_frozen(base, config.model, {}, at::kCPU);
   load_parameters(checkpoint, trained_parameters(model));
   model.merge_adapters();
-  replace_parameters(
-      model, [](const std::string& name, const Variable& p, Role) { return Variable::parameter(p.data(), name); });
+  replace_parameters(model, [](const NamedParameter& p) { return Variable::parameter(p.parameter.data(), p.path); });
   const ModelConfig plain;
   config.model.lora = plain.lora;
   config.model.lora_alpha = plain.lora_alpha;

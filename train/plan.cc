@@ -42,8 +42,8 @@ std::string weight_line(Session& s, const Batch& batch, const char* what, bool c
   const AmpConfig& own = s.config.amp;
   const bool is_own = own.working_copies == copies && (copies || own.cache == cache);
   zero_grad(s.model);
-  for (const auto& p : s.params) p.parameter.leaf().low.reset();
-  make_working_copies(s.params, s.compute.dtype, copies, s.low_grad, s.config.model.tie_weights);
+  for (const auto& p : s.params) p.parameter.leaf().precision.low.reset();
+  make_working_copies(s.params, s.compute.dtype, copies, s.low_grad);
   const double kept = static_cast<double>(memory_stats().used[static_cast<size_t>(Memory::parameters)]);
   reset_memory_peaks();
   run_micro_batch(s.model, batch, 1, {s.compute.dtype, cache}, {});
@@ -109,8 +109,8 @@ std::string plan(LoadedConfig loaded) {
   const auto peak = [&](Memory category) { return static_cast<double>(peaks.peak[static_cast<size_t>(category)]); };
   const double n = static_cast<double>(count(s.params));
   const auto checkpoint = static_cast<double>(checkpoint_bytes(s.params, s.optimizer, save_dtype(c.checkpoint)));
-  const bool copies =
-      std::any_of(s.params.begin(), s.params.end(), [](const auto& p) { return p.parameter.leaf().low.defined(); });
+  const bool copies = std::any_of(s.params.begin(), s.params.end(),
+                                  [](const auto& p) { return p.parameter.leaf().precision.low.defined(); });
   std::string weights;
   if (c.amp.dtype != "fp32" && c.amp.master && c.model.lora == 0 && !s.device.is_cuda()) {
     weights += weight_line(s, batch, "  kept as working copies  ", true, true);

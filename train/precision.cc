@@ -161,7 +161,7 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
   const Seen wide =
       run_pass(model, drawn, at::kFloat, 1, [&](const at::Tensor& g) { count_exponents(g, e.activations); });
   double weights = 0;
-  for (const auto& p : parameters(model)) {
+  for (const auto& p : trained_parameters(model)) {
     if (p.parameter.dim() < 2) continue;
     count_exponents(p.parameter.grad() / static_cast<double>(batches), e.weights);
     weights += static_cast<double>(p.parameter.numel());

@@ -78,15 +78,16 @@ Session Session::make(const LoadedConfig& loaded) {
   if (adapters) initialize(trained_parameters(model), init_from_config(config.model.init), config.model.n_layer, seed);
   if (device.is_cuda() || !config.amp.master) {
     const MemoryScope scope(Memory::parameters);
-    replace_parameters(model, [&](const std::string& path, const Variable& p, Role) {
-      if (!is_trained(p)) return p;
-      return Variable::parameter(p.data().to(device, !config.amp.master && p.dim() >= 2 ? low : at::kFloat), path);
+    replace_parameters(model, [&](const NamedParameter& p) {
+      if (!is_trained(p.parameter)) return p.parameter;
+      const bool small = !config.amp.master && p.parameter.dim() >= 2;
+      return Variable::parameter(p.parameter.data().to(device, small ? low : at::kFloat), p.path);
     });
   }
   const auto params = trained_parameters(model);
-  make_fp8_layers(params, config.amp, config.model.n_layer);
+  make_fp8_layers(params, config.amp);
   const bool low_grad = config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
-  make_working_copies(params, compute, config.amp.working_copies, low_grad, config.model.tie_weights);
+  make_working_copies(params, compute, config.amp.working_copies, low_grad);
   const bool stochastic = config.amp.rounding != "nearest";
   Session s{config,
             device_name,
@@ -128,11 +129,11 @@ std::string precision_text(const Session& s) {
   bool copies = false;
   at::ScalarType param = at::kFloat, grad = at::kFloat;
   for (const auto& p : s.params) {
-    const Leaf& leaf = p.parameter.leaf();
-    if (p.role == Role::embedding || p.parameter.dim() < 2) continue;
-    copies = copies || leaf.low.defined();
+    if (!is_linear_weight(p.role)) continue;
+    const Precision& kept = p.parameter.leaf().precision;
+    copies = copies || kept.low.defined();
     param = p.parameter.dtype();
-    grad = leaf.grad_dtype;
+    grad = kept.grad_dtype;
   }
   text += dtype_name(param) + (copies ? str(" with ", dtype_name(matmul_dtype(s.compute.dtype)), " copies") : "") +
           ", gradients " + dtype_name(grad);

@@ -13,8 +13,7 @@
 #include <cmath>
 #include <limits>
 
-#include "autograd/op.h"
-#include "autograd/ops.h"
+#include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
 #include "core/dtype.h"
 #include "core/kernels/attention.h"
@@ -30,13 +29,16 @@ struct Attention {
 
   enum class Kernel { own, cpu_flash, cuda_flash, cuda_efficient, composed };
 
-  Kernel kernel() const {
+  Kernel kernel = Kernel::composed;
+
+  Kernel choose() const {
     const at::Tensor& t = qkv.data();
     const int64_t d = t.size(2) / 3 / heads;
     if (t.scalar_type() == at::kDouble) return Kernel::composed;
     if (t.is_cpu()) {
-      const bool own = kernel_ready(t) && attention_ready(shape(), element_of(t.scalar_type()));
-      return own ? Kernel::own : Kernel::cpu_flash;
+      if (kernel_ready(t) && attention_ready(shape(), element_of(t.scalar_type()))) return Kernel::own;
+      // ATen's flash kernel can make zeros of a NaN in q or k, which would hide a diverged run.
+      return t.isnan().any().item<bool>() ? Kernel::composed : Kernel::cpu_flash;
     }
     if (d % 8 != 0 || d > 256) return Kernel::composed;
     return t.scalar_type() == at::kFloat ? Kernel::cuda_efficient : Kernel::cuda_flash;
@@ -64,20 +66,23 @@ struct Attention {
 
   // P = softmax(mask(q k^T / sqrt(D))), y = P v
   at::Tensor forward(const at::Tensor& packed) {
-    LATHE_CHECK(packed.dim() == 3 && packed.size(2) % (3 * heads) == 0, "needs [B, T, 3C] with C a multiple of ", heads,
-                " heads");
+    LATHE_CHECK(heads > 0, heads, " heads; at least one is needed");
+    LATHE_CHECK(packed.dim() == 3 && packed.size(2) > 0 && packed.size(2) % (3 * heads) == 0,
+                "needs [B, T, 3C] with C a multiple of ", heads, " heads");
     qkv = packed.contiguous();
-    if (kernel() == Kernel::own) {
+    if (packed.numel() == 0) return packed.slice(2, 0, packed.size(2) / 3).clone();
+    kernel = choose();
+    if (kernel == Kernel::own) {
       at::Tensor y = at::empty({packed.size(0), packed.size(1), packed.size(2) / 3}, packed.options());
       lse = at::empty({packed.size(0), heads, packed.size(1)}, packed.options().dtype(at::kFloat));
       attention_forward(shape(), element_of(y.scalar_type()), qkv.data().const_data_ptr(), y.mutable_data_ptr(),
                         lse.data().mutable_data_ptr<float>());
-      mutated(y);
+      bump_version(y);
       out = y;
       return y;
     }
     const at::Tensor q = part(qkv.data(), 0), k = part(qkv.data(), 1), v = part(qkv.data(), 2);
-    switch (kernel()) {
+    switch (kernel) {
       case Kernel::own: break;
       case Kernel::cpu_flash: {
         auto [y, l] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0, /*is_causal=*/true);
@@ -108,18 +113,19 @@ struct Attention {
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
     const at::Tensor& packed = qkv.data();
     at::Tensor d_packed = at::empty_like(packed);
-    if (kernel() == Kernel::own) {
+    if (packed.numel() == 0) return {d_packed};
+    if (kernel == Kernel::own) {
       const at::Tensor d = dy.contiguous();
       attention_backward(shape(), element_of(d.scalar_type()), packed.const_data_ptr(), out.data().const_data_ptr(),
                          d.const_data_ptr(), lse.data().const_data_ptr<float>(), d_packed.mutable_data_ptr());
-      mutated(d_packed);
+      bump_version(d_packed);
       return {d_packed};
     }
     const at::Tensor q = part(packed, 0), k = part(packed, 1), v = part(packed, 2);
     const at::Tensor d_out =
         dy.contiguous().view({packed.size(0), packed.size(1), heads, packed.size(2) / 3 / heads}).transpose(1, 2);
     at::Tensor dq, dk, dv;
-    switch (kernel()) {
+    switch (kernel) {
       case Kernel::own: break;
       case Kernel::cpu_flash:
         std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_for_cpu_backward(

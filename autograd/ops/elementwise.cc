@@ -4,22 +4,26 @@
 
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/sigmoid_backward.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/tanh_backward.h>
+#include <ATen/ops/threshold_backward.h>
+#include <ATen/ops/zeros_like.h>
 
-#include "autograd/op.h"
-#include "autograd/ops.h"
+#include "autograd/ops/formula.h"
 
 namespace lathe {
 namespace {
 
 struct Add {
-  static constexpr OpInfo info{.name = "add"};
+  static constexpr OpInfo info{.name = "add", .each = {1, 0}};
   at::Tensor forward(const at::Tensor& a, const at::Tensor& b) { return a.add(b); }
   // da = dy, db = dy
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2>) const {
     return {dy, dy};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 0); }
 };
 
 struct Sub {
@@ -30,24 +34,22 @@ struct Sub {
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {
     return {dy, needs[1] ? -dy : T()};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 1); }
 };
 
 struct Mul {
-  static constexpr OpInfo info{.name = "mul"};
-  Saved a{}, b{};
+  static constexpr OpInfo info{.name = "mul", .each = {1, 2}};
+  Saved a = Saved::input(0), b = Saved::input(1);
   at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) { return (a = a_).mul(b = b_); }
   // da = dy * b, db = dy * a
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {
     return {needs[0] ? dy * b.as<T>() : T(), needs[1] ? dy * a.as<T>() : T()};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 2); }
 };
 
 struct Div {
-  static constexpr OpInfo info{.name = "div"};
-  Saved a{}, b{};
+  static constexpr OpInfo info{.name = "div", .each = {1, 4}};
+  Saved a = Saved::input(0), b = Saved::input(1);
   at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) { return (a = a_).div(b = b_); }
   // da = dy / b, db = -dy * a / b^2
   template <class T>
@@ -55,11 +57,10 @@ struct Div {
     const T da = dy / b.as<T>();
     return {da, needs[1] ? -da * a.as<T>() / b.as<T>() : T()};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 4); }
 };
 
 struct AddScalar {
-  static constexpr OpInfo info{.name = "add_scalar"};
+  static constexpr OpInfo info{.name = "add_scalar", .each = {1, 0}};
   double c;
   at::Tensor forward(const at::Tensor& x) { return x.add(c); }
   // dx = dy
@@ -67,7 +68,6 @@ struct AddScalar {
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {dy};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 0); }
 };
 
 struct MulScalar {
@@ -79,112 +79,131 @@ struct MulScalar {
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {dy * c};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 1); }
 };
 
 struct Exp {
   static constexpr OpInfo info{.name = "exp", .amp = Amp::fp32};
-  Saved y{};
+  Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) { return y = x.exp(); }
   // dx = dy * y
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {dy * y.as<T>()};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 1); }
 };
 
 struct Log {
   static constexpr OpInfo info{.name = "log", .amp = Amp::fp32};
-  Saved x{};
+  Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).log(); }
   // dx = dy / x
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {dy / x.as<T>()};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 1); }
 };
 
 struct Sqrt {
-  static constexpr OpInfo info{.name = "sqrt"};
-  Saved y{};
+  static constexpr OpInfo info{.name = "sqrt", .each = {1, 2}};
+  Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) { return y = x.sqrt(); }
   // dx = dy / (2 y)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {dy / (y.as<T>() * 2.0)};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 2); }
 };
 
 struct Pow {
-  static constexpr OpInfo info{.name = "pow", .amp = Amp::fp32};
+  static constexpr OpInfo info{.name = "pow", .amp = Amp::fp32, .each = {1, 3}};
   double exponent;
-  Saved x{};
+  Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).pow(exponent); }
   // dx = dy * e * x^(e-1); zero for e = 0, also at x = 0
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    if (exponent == 0) return {dy * 0.0};
-    return {dy * x.as<T>().pow(exponent - 1) * exponent};
+    if (exponent == 0) return {constant<T>(at::zeros_like(x.data()))};
+    return {dy * pow(x.as<T>(), exponent - 1) * exponent};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 3); }
 };
 
 struct Tanh {
-  static constexpr OpInfo info{.name = "tanh"};
-  Saved y{};
+  static constexpr OpInfo info{.name = "tanh", .each = {1, 3}};
+  Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) { return y = x.tanh(); }
   // dx = dy * (1 - y^2)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
+    if constexpr (std::same_as<T, at::Tensor>) return {at::tanh_backward(dy, y.data())};
     return {dy - dy * y.as<T>() * y.as<T>()};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 3); }
 };
 
 struct Erf {
-  static constexpr OpInfo info{.name = "erf"};
-  Saved x{};
+  static constexpr OpInfo info{.name = "erf", .each = {1, 5}};
+  Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).erf(); }
   // dx = dy * 2/sqrt(pi) * exp(-x^2)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {dy * (-(x.as<T>() * x.as<T>())).exp() * (2 * std::numbers::inv_sqrtpi)};
+    return {dy * exp(-(x.as<T>() * x.as<T>())) * (2 * std::numbers::inv_sqrtpi)};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 5); }
 };
 
 struct Sigmoid {
-  static constexpr OpInfo info{.name = "sigmoid"};
-  Saved y{};
+  static constexpr OpInfo info{.name = "sigmoid", .each = {4, 3}};
+  Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) { return y = x.sigmoid(); }
   // dx = dy * y * (1 - y)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
+    if constexpr (std::same_as<T, at::Tensor>) return {at::sigmoid_backward(dy, y.data())};
     const T dyy = dy * y.as<T>();
     return {dyy - dyy * y.as<T>()};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 4, 3); }
 };
 
 struct Relu {
   static constexpr OpInfo info{.name = "relu"};
-  Saved y{};
+  Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) { return y = x.relu(); }
-  // dx = dy where y > 0
+  // dx = dy but where y <= 0: a NaN, or an infinite dy at a dead unit, does not spoil what it does not concern
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {dy * constant<T>(y.data().gt(0).to(y.data().scalar_type()))};
+    if constexpr (std::same_as<T, at::Tensor>) return {at::threshold_backward(dy, y.data(), 0)};
+    return {masked_fill(dy, y.data().le(0), 0)};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 1); }
+};
+
+struct Silu {
+  static constexpr OpInfo info{.name = "silu", .each = {5, 6}};
+  Saved x = Saved::input(0);
+  at::Tensor forward(const at::Tensor& x_) { return at::silu(x = x_); }
+  // s = sigmoid(x):  dx = dy * s * (1 + x * (1 - s))
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    if constexpr (std::same_as<T, at::Tensor>) return {at::silu_backward(dy, x.data())};
+    const T v = x.as<T>(), s = sigmoid(v);
+    return {dy * s * (v - v * s + 1.0)};
+  }
+};
+
+struct MaskedFill {
+  static constexpr OpInfo info{.name = "masked_fill", .each = {0, 0}};
+  at::Tensor mask;
+  double value;
+  at::Tensor forward(const at::Tensor& x) { return x.masked_fill(mask, value); }
+  // dx = dy, zero under the mask
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {masked_fill(dy, mask, 0)};
+  }
 };
 
 struct GeluOp {
-  static constexpr OpInfo info{.name = "gelu"};
+  static constexpr OpInfo info{.name = "gelu", .each = {8, 14}};
   Gelu form;
-  Saved x{};
+  Saved x = Saved::input(0);
   const char* approximate() const { return form == Gelu::tanh ? "tanh" : "none"; }
 
   at::Tensor forward(const at::Tensor& x_) { return at::gelu(x = x_, approximate()); }
@@ -192,24 +211,25 @@ struct GeluOp {
   // exact: y = x P(x), P the normal distribution function, p its density;  dx = dy * (P(x) + x p(x))
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    if constexpr (std::same_as<T, at::Tensor>) {
-      return {at::gelu_backward(dy, x.data(), approximate())};
-    } else {
-      const T v = x.as<T>();
+    // Beyond +-30 the slope is 0 or 1 in float64 too, and powers of x would overflow.
+    if constexpr (std::same_as<T, at::Tensor>) return {at::gelu_backward(dy, x.data().clamp(-30, 30), approximate())};
+    const at::Tensor far = x.data().abs().gt(30);
+    const T v = masked_fill(x.as<T>(), far, 0), at_end = constant<T>(x.data().gt(0).to(x.data().scalar_type()));
+    const T dx = [&] {
       if (form == Gelu::exact) {
         const double density = 0.5 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi;
-        return {dy * (((v * (1 / std::numbers::sqrt2)).erf() + 1.0) * 0.5 + v * (v * v * -0.5).exp() * density)};
+        return dy * ((erf(v * (1 / std::numbers::sqrt2)) + 1.0) * 0.5 + v * exp(v * v * -0.5) * density);
       }
       const double k = std::numbers::sqrt2 * std::numbers::inv_sqrtpi, c = 0.044715;
-      const T t = ((v + v * v * v * c) * k).tanh();
-      return {dy * ((t + 1.0) * 0.5 + v * 0.5 * (1.0 - t * t) * (v * v * (3 * c) + 1.0) * k)};
-    }
+      const T t = tanh((v + v * v * v * c) * k);
+      return dy * ((t + 1.0) * 0.5 + v * 0.5 * (1.0 - t * t) * (v * v * (3 * c) + 1.0) * k);
+    }();
+    return {masked_fill(dx, far, 0) + masked_fill(dy * at_end, far.logical_not(), 0)};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 8, 14); }
 };
 
 struct Cast {
-  static constexpr OpInfo info{.name = "cast"};
+  static constexpr OpInfo info{.name = "cast", .each = {0, 0}};
   at::ScalarType to, from = to;
   at::Tensor forward(const at::Tensor& x) {
     from = x.scalar_type();
@@ -218,9 +238,8 @@ struct Cast {
   // dx = dy in x's dtype
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {dy.to(from)};
+    return {cast(dy, from)};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor&) { return {}; }
 };
 
 }  // namespace
@@ -240,7 +259,10 @@ Variable tanh(const Variable& x) { return apply(Tanh{}, x); }
 Variable erf(const Variable& x) { return apply(Erf{}, x); }
 Variable sigmoid(const Variable& x) { return apply(Sigmoid{}, x); }
 Variable relu(const Variable& x) { return apply(Relu{}, x); }
-Variable silu(const Variable& x) { return mul(x, sigmoid(x)); }
+Variable silu(const Variable& x) { return apply(Silu{}, x); }
+Variable masked_fill(const Variable& x, const at::Tensor& mask, double value) {
+  return apply(MaskedFill{.mask = mask, .value = value}, x);
+}
 Variable gelu(const Variable& x, Gelu form) { return apply(GeluOp{.form = form}, x); }
 Variable cast(const Variable& x, at::ScalarType dtype) { return x.dtype() == dtype ? x : apply(Cast{.to = dtype}, x); }
 

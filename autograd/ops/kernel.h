@@ -24,18 +24,18 @@ inline Matrix matrix_of(const at::Tensor& t) { return {t.const_data_ptr(), t.siz
 /// The dtype in which a kernel makes a weight's gradient: what its leaf keeps, or the dtype of the cast that autocast
 /// puts between, where kernels write that; else float32.
 inline at::ScalarType kernel_grad_dtype(const Variable& weight) {
-  const auto* leaf = dynamic_cast<const Leaf*>(weight.node().get());
+  const Precision* kept = precision_of(weight);
   const at::ScalarType compute = mode().compute;
   const bool cast_between =
-      leaf != nullptr && compute != at::kFloat && !leaf->low.defined() && weight.dtype() != compute;
-  const at::ScalarType dtype = cast_between ? compute : leaf != nullptr ? leaf->grad_dtype : weight.dtype();
+      kept != nullptr && compute != at::kFloat && !kept->low.defined() && weight.dtype() != compute;
+  const at::ScalarType dtype = cast_between ? compute : kept != nullptr ? kept->grad_dtype : weight.dtype();
   return kernel_dtype(dtype) ? dtype : at::kFloat;
 }
 /// Whether a fused op of a linear layer takes x and its weight, as autocast will hand them over: on the CPU, not empty,
 /// in a dtype that kernels take, and a weight that is neither quantised nor in fp8.
 inline bool kernel_linear(const Variable& x, const Variable& weight) {
-  const auto* leaf = dynamic_cast<const Leaf*>(weight.node().get());
-  if (leaf != nullptr && (leaf->quantised || (leaf->fp8 && mode().fp8))) return false;
+  const Precision* kept = precision_of(weight);
+  if (kept != nullptr && (kept->quantised || (kept->fp8 && mode().fp8))) return false;
   const bool autocast = mode().compute != at::kFloat;
   return x.data().is_cpu() && x.numel() > 0 && weight.numel() > 0 && x.dtype() != at::kDouble &&
          weight.dtype() != at::kDouble && kernel_dtype(autocast ? mode().compute : x.dtype()) &&

@@ -20,6 +20,9 @@ std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
   return out;
 }
 
+/// Rows of x's last dim; -1 for it in a shape would not do where that dim is empty.
+int64_t rows_of(const at::Tensor& x) { return c10::multiply_integers(x.sizes().slice(0, x.sizes().size() - 1)); }
+
 void check_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   LATHE_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1), "the last dim of x must be ",
               weight.size(weight.dim() - 1));
@@ -44,30 +47,31 @@ at::Tensor fused_forward(const at::Tensor& x, const at::Tensor& weight, const at
   if (before != nullptr) e.before = matrix_of(*before = at::empty_like(y));
   if (add.defined()) e.residual = matrix_of(add);
   multiply_nt(matrix_of(in), matrix_of(w), in.numel() / w.size(1), w.size(0), w.size(1), e);
-  mutated(y);
+  bump_version(y);
   return y;
 }
 
 /// dx = dy W, dW = dy^T x, db = sum of dy over the rows. dW is added to the gradient that the weight has, if any.
 std::array<at::Tensor, 3> fused_backward(const at::Tensor& dy_, const at::Tensor& x_, const at::Tensor& weight,
-                                         at::ScalarType weight_grad, bool need_x, bool need_weight, bool need_bias) {
+                                         at::ScalarType weight_grad, bool need_x, bool need_weight, bool need_bias,
+                                         GradSlots& slots) {
   const at::Tensor dy = dy_.to(x_.scalar_type()).contiguous(), x = x_.contiguous(), w = weight.contiguous();
   const int64_t out = w.size(0), in = w.size(1), rows = x.numel() / in;
   at::Tensor dx, dw, db;
   if (need_x) {
     dx = at::empty_like(x);
     multiply(matrix_of(dy), matrix_of(w), rows, in, out, {.out = matrix_of(dx)});
-    mutated(dx);
+    bump_version(dx);
   }
   if (need_bias) db = at::empty({out}, w.options().dtype(at::kFloat));
   if (need_weight) {
-    dw = take_pending(1, weight_grad);
+    dw = slots.take(1, weight_grad);
     const bool add = dw.defined();
     if (!add) dw = at::empty({out, in}, w.options().dtype(weight_grad));
     Epilogue e{.out = matrix_of(dw)};
     if (add) e.residual = e.out;
     multiply_tn(matrix_of(dy), matrix_of(x), out, in, rows, e, need_bias ? db.mutable_data_ptr<float>() : nullptr);
-    mutated(dw);
+    bump_version(dw);
   } else if (need_bias) {
     db = dy.reshape({rows, out}).sum(0, /*keepdim=*/false, at::kFloat);
   }
@@ -78,7 +82,7 @@ struct LinearOp {
   static constexpr OpInfo info{.name = "linear", .amp = Amp::low};
   static constexpr std::array policies{Amp::low, Amp::low, Amp::promote, Amp::promote};
   at::ScalarType weight_grad = at::kFloat;  // dtype of dW where a kernel makes it
-  Saved x{}, weight{};
+  Saved x = Saved::input(0), weight = Saved::input(1);
 
   // y = x W^T + b + residual, in the residual's dtype where there is one
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias,
@@ -92,26 +96,26 @@ struct LinearOp {
     if (fused(x_, weight_) && (!residual.defined() || kernel_dtype(residual.scalar_type())))
       return fused_forward(x_, weight_, bias, residual, Activation::none, nullptr);
     const at::ScalarType dtype = widened(x_) ? at::kFloat : x_.scalar_type();
-    const at::Tensor rows = x_.reshape({-1, x_.size(-1)}).to(dtype), w = weight_.to(dtype);
+    const at::Tensor rows = x_.reshape({rows_of(x_), x_.size(-1)}).to(dtype), w = weight_.to(dtype);
     at::Tensor y = bias.defined() ? at::addmm(bias.to(dtype), rows, w.t()) : rows.matmul(w.t());
     y = y.to(x_.scalar_type()).view(sizes);
     return residual.defined() ? (residual + y).to(residual.scalar_type()) : y;
   }
   // dx = dy W, dW = dy^T x, db = sum of dy over the rows, dresidual = dy
+  Grads<4> backward(const at::Tensor& dy, Needs<4> needs, GradSlots& slots) const {
+    if (!fused(x.data(), weight.data())) return composed(dy, needs);
+    auto [dx, dw, db] = fused_backward(dy, x.data(), weight.data(), weight_grad, needs[0], needs[1], needs[2], slots);
+    return {dx, dw, db, needs[3] ? dy : at::Tensor()};
+  }
+  Grads<4, Variable> backward(const Variable& dy, Needs<4> needs) const { return composed(dy, needs); }
   template <class T>
-  Grads<4, T> backward(const T& dy, Needs<4> needs) const {
+  Grads<4, T> composed(const T& dy, Needs<4> needs) const {
     const T w = weight.as<T>(), in = x.as<T>();
-    if constexpr (std::same_as<T, at::Tensor>) {
-      if (fused(in, w)) {
-        auto [dx, dw, db] = fused_backward(dy, in, w, weight_grad, needs[0], needs[1], needs[2]);
-        return {dx, dw, db, needs[3] ? dy : T()};
-      }
-    }
-    const int64_t out_size = w.size(0), in_size = w.size(1);
-    const T dy_rows = dy.to(x.data().scalar_type()).reshape({-1, out_size});
-    return {needs[0] ? product(dy_rows, w).reshape(in.sizes()) : T(),
-            needs[1] ? product(dy_rows.transpose(0, 1), in.reshape({-1, in_size})) : T(),
-            needs[2] ? dy_rows.sum(0) : T(), needs[3] ? dy : T()};
+    const int64_t n = rows_of(x.data());
+    const T dy_rows = reshape(cast(dy, x.data().scalar_type()), {n, w.size(0)});
+    return {needs[0] ? reshape(product(dy_rows, w), in.sizes()) : T(),
+            needs[1] ? product(transpose(dy_rows, 0, 1), reshape(in, {n, w.size(1)})) : T(),
+            needs[2] ? sum(dy_rows, 0) : T(), needs[3] ? dy : T()};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor& bias, const at::Tensor& residual,
                        const at::Tensor& y) {
@@ -143,12 +147,12 @@ struct LinearGelu {
     return y;
   }
   // du = dy gelu'(u), then as for a linear layer
-  Grads<3> backward(const at::Tensor& dy_, Needs<3> needs) const {
+  Grads<3> backward(const at::Tensor& dy_, Needs<3> needs, GradSlots& slots) const {
     const at::Tensor dy = dy_.contiguous(), &u = before.data();
     const at::Tensor du = at::empty_like(u);
     gelu_backward(u.const_data_ptr(), dy.const_data_ptr(), du.mutable_data_ptr(), element_of(u.scalar_type()),
                   u.numel());
-    return fused_backward(du, x.data(), weight.data(), weight_grad, needs[0], needs[1], needs[2]);
+    return fused_backward(du, x.data(), weight.data(), weight_grad, needs[0], needs[1], needs[2], slots);
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& y) {
     OpFlops f = LinearOp::flops(x, weight, bias, {}, y);
@@ -189,7 +193,7 @@ struct LinearFp8 {
   std::shared_ptr<const Fp8Scaling> scaling;
   at::ScalarType out, weight_grad;  // dtypes of y and dx, and of dweight
   Saved x{}, weight{};
-  at::Tensor x_factor{}, weight_factor{};
+  Saved x_factor{}, weight_factor{};
 
   // y = q(x) q(W)^T + b
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias) {
@@ -208,8 +212,9 @@ struct LinearFp8 {
     const at::Tensor rows = dy.reshape({-1, dy.size(-1)});
     const Fp8Tensor g = to_fp8(rows, scaling->largest(Fp8Scaling::gradient, rows), at::kFloat8_e5m2);
     const auto sizes = with_last(dy.sizes(), x.data().size(1));
-    return {needs[0] ? fp8_matmul_nt(g, {weight.data().t(), weight_factor}, {}, out).view(sizes) : at::Tensor(),
-            needs[1] ? fp8_matmul_nt({g.data.t(), g.factor}, {x.data().t(), x_factor}, {}, weight_grad) : at::Tensor(),
+    return {needs[0] ? fp8_matmul_nt(g, {weight.data().t(), weight_factor.data()}, {}, out).view(sizes) : at::Tensor(),
+            needs[1] ? fp8_matmul_nt({g.data.t(), g.factor}, {x.data().t(), x_factor.data()}, {}, weight_grad)
+                     : at::Tensor(),
             needs[2] ? rows.sum(0, /*keepdim=*/false, at::kFloat) : at::Tensor()};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& y) {
@@ -221,12 +226,12 @@ struct LinearFp8 {
 }  // namespace
 
 Variable linear(const Variable& x, const Variable& weight, const Variable& bias, const Variable& residual) {
-  const auto* leaf = dynamic_cast<const Leaf*>(weight.node().get());
-  const bool fp8 = leaf != nullptr && leaf->fp8 && mode().fp8;
-  if (leaf != nullptr && (leaf->quantised || fp8)) {
+  const Precision* kept = precision_of(weight);
+  const bool fp8 = kept != nullptr && kept->fp8 && mode().fp8;
+  if (kept != nullptr && (kept->quantised || fp8)) {
     const Variable y =
-        leaf->quantised ? apply(LinearQuantised{leaf->quantised}, x, bias)
-                        : apply(LinearFp8{.scaling = leaf->fp8, .out = mode().compute, .weight_grad = leaf->grad_dtype},
+        kept->quantised ? apply(LinearQuantised{kept->quantised}, x, bias)
+                        : apply(LinearFp8{.scaling = kept->fp8, .out = mode().compute, .weight_grad = kept->grad_dtype},
                                 x, weight, bias);
     return residual.defined() ? cast(add(residual, y), residual.dtype()) : y;
   }

@@ -1,6 +1,7 @@
 // Losses. In float32 or wider whatever the logits are.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 
 #include <algorithm>
 
@@ -14,9 +15,12 @@
 namespace lathe {
 namespace {
 
-/// The number by which a loss over `targets` is divided.
-double divisor_of(const at::Tensor& targets, double divisor, int64_t ignore_index) {
-  return divisor > 0 ? divisor : targets.ne(ignore_index).sum().item<double>();
+/// 1 / the number by which a loss over `targets` is divided, [] on their device, so that a card need not be waited for;
+/// 0 where nothing counts.
+at::Tensor scale_of(const at::Tensor& counted, double divisor, at::ScalarType dtype) {
+  if (divisor > 0) return at::full({}, 1 / divisor, counted.options().dtype(dtype));
+  const at::Tensor n = counted.sum().to(dtype);
+  return n.clamp_min(1).reciprocal_().mul_(n.gt(0));
 }
 
 // Shapes: N rows, V classes.
@@ -25,26 +29,26 @@ struct CrossEntropy {
   at::Tensor targets_N;
   double divisor;
   int64_t ignore_index;
-  Saved log_p{};
-  at::Tensor index_N1{}, weight_N1{};  // each row's class (0 where ignored), and 1 / divisor (0 where ignored)
+  Saved log_p{}, index_N1{}, ignored_N1{}, scale{};  // index: each row's class, 0 where ignored
 
   // loss = -sum over counted rows of log softmax(logits)[target] / divisor
   at::Tensor forward(const at::Tensor& logits_NV) {
     LATHE_CHECK(logits_NV.dim() == 2 && targets_N.dim() == 1 && logits_NV.size(0) == targets_N.size(0),
                 "needs logits [N, V] and targets [N], not targets ", describe(targets_N));
     const at::ScalarType wide = logits_NV.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    const at::Tensor counted = targets_N.ne(ignore_index).unsqueeze(1);
-    index_N1 = targets_N.unsqueeze(1).masked_fill(counted.logical_not(), 0);
-    const double by = divisor_of(targets_N, divisor, ignore_index);
-    weight_N1 = counted.to(wide).mul_(by > 0 ? 1 / by : 0.0);
+    ignored_N1 = targets_N.eq(ignore_index).unsqueeze(1);
+    index_N1 = targets_N.unsqueeze(1).masked_fill(ignored_N1.data(), 0);
+    scale = scale_of(ignored_N1.data().logical_not(), divisor, wide);
     log_p = logits_NV.log_softmax(1, wide);
-    return log_p.data().gather(1, index_N1).mul_(weight_N1).sum().neg_();
+    // Masked, not multiplied by 0: an ignored row may hold infinities or NaN.
+    const at::Tensor picked = log_p.data().gather(1, index_N1.data()).masked_fill_(ignored_N1.data(), 0);
+    return picked.mul_(scale.data()).sum().neg_();
   }
-  // dlogits = (softmax(logits) - onehot(target)) * dy / divisor
+  // dlogits = (softmax(logits) - onehot(target)) * dy / divisor, 0 in ignored rows
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
     at::Tensor dx = log_p.data().exp();
-    dx.scatter_add_(1, index_N1, dx.new_full(index_N1.sizes(), -1.0));
-    return {dx.mul_(weight_N1 * dy)};
+    dx.scatter_add_(1, index_N1.data(), dx.new_full(index_N1.data().sizes(), -1.0));
+    return {dx.mul_(scale.data() * dy).masked_fill_(ignored_N1.data(), 0)};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 5, 2); }
 };
@@ -57,7 +61,7 @@ struct LinearCrossEntropy {
   int64_t ignore_index;
   at::ScalarType weight_grad;
   Needs<2> needs{};
-  at::Tensor dx{}, dweight{};  // for a gradient of 1
+  Saved dx_saved{}, dweight_saved{};  // for a gradient of 1
 
   static constexpr int64_t piece_bytes = int64_t{128} << 20;  // of logits that are there at once
 
@@ -74,12 +78,13 @@ struct LinearCrossEntropy {
       LATHE_CHECK(t == ignore_index || (t >= 0 && t < v), "target ", t, " is outside [0, ", v, ")");
     }
     const Element type = element_of(x.scalar_type());
-    const double by = divisor_of(targets, divisor, ignore_index);
+    const double by = divisor > 0 ? divisor : targets.ne(ignore_index).sum().item<double>();
     const auto scale = static_cast<float>(by > 0 ? 1 / by : 0.0);
     const int64_t most = std::max<int64_t>(piece_bytes / (stride * bytes_of(type)), 64);
     const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
     const at::Tensor logits = at::empty({std::min(piece, n), stride}, x.options());
     const at::Tensor losses = at::empty({n}, x.options().dtype(at::kFloat));
+    at::Tensor dx, dweight;
     if (needs[0]) dx = at::empty_like(x);
     // Sums over several pieces are kept in float32.
     if (needs[1]) dweight = at::empty(w.sizes(), w.options().dtype(piece < n ? at::kFloat : weight_grad));
@@ -100,9 +105,12 @@ struct LinearCrossEntropy {
       }
     }
     if (needs[1] && dweight.scalar_type() != weight_grad) dweight = dweight.to(weight_grad);
+    dx_saved = dx;
+    dweight_saved = dweight;
     return (losses.sum(at::kDouble) / (by > 0 ? by : 1.0)).to(at::kFloat);
   }
   Grads<2> backward(const at::Tensor& dy, Needs<2>) const {
+    const at::Tensor dx = dx_saved.data(), dweight = dweight_saved.data();
     const double factor = dy.item<double>();
     if (factor == 1) return {dx, dweight};
     return {dx.defined() ? dx * factor : dx, dweight.defined() ? dweight * factor : dweight};

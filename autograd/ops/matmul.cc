@@ -6,7 +6,7 @@ namespace {
 
 struct Matmul {
   static constexpr OpInfo info{.name = "matmul", .amp = Amp::low};
-  Saved a{}, b{};
+  Saved a = Saved::input(0), b = Saved::input(1);
 
   at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
     LATHE_CHECK(a_.dim() >= 2 && b_.dim() >= 2, "both need at least 2 dims");
@@ -16,8 +16,8 @@ struct Matmul {
   // da = dy b^T, db = a^T dy; the engine sums broadcast batch dims
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {
-    return {needs[0] ? product(dy, b.as<T>().transpose(-2, -1)) : T(),
-            needs[1] ? product(a.as<T>().transpose(-2, -1), dy) : T()};
+    return {needs[0] ? product(dy, transpose(b.as<T>(), -2, -1)) : T(),
+            needs[1] ? product(transpose(a.as<T>(), -2, -1), dy) : T()};
   }
   static OpFlops flops(const at::Tensor& a, const at::Tensor&, const at::Tensor& y) {
     const double forward = 2.0 * static_cast<double>(y.numel()) * static_cast<double>(a.size(-1));

@@ -12,8 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "autograd/op.h"
-#include "autograd/ops.h"
+#include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
 #include "core/device.h"
 #include "core/dtype.h"
@@ -45,6 +44,7 @@ struct Norm {
   }
 
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias_) {
+    LATHE_CHECK(x_.dim() >= 1 && x_.size(-1) > 0, "the last dim must not be empty");
     const int64_t c = x_.size(-1);
     for (const auto& p : {weight_, bias_}) {
       LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c), "weight and bias must have shape [", c, "]");
@@ -59,7 +59,7 @@ struct Norm {
       rstd = at::empty({x_.numel() / c}, floats);
       const at::Tensor w = as_float(weight_), b = as_float(bias_);
       norm_forward(rows(w, b), matrix_of(x.data()), matrix_of(y), static_cast<float>(eps));
-      mutated(y);
+      bump_version(y);
       return y;
     }
     const at::Tensor wide = wider(x.data()), w = wider(weight_), b = wider(bias_);
@@ -75,7 +75,7 @@ struct Norm {
   }
   // g = dy * weight, h = (x - mean) * rstd:  dx = rstd * (g - avg(g) - h * avg(g * h)), dweight = sum(dy * h),
   // dbias = sum(dy); without mean and avg(g) for RMS norm
-  Grads<3> backward(const at::Tensor& dy_, Needs<3> needs) const {
+  Grads<3> backward(const at::Tensor& dy_, Needs<3> needs, GradSlots& slots) const {
     const at::Tensor dy = dy_.contiguous(), in = x.data(), w = weight.data(), b = bias.data();
     if (fused()) {
       at::Tensor dx, dw, db;
@@ -83,7 +83,7 @@ struct Norm {
       if (needs[1]) dw = like(w);
       if (needs[2]) db = like(b);
       // The residual stream's gradient, which has come around the block already, takes this one in the same pass.
-      if (needs[0]) dx = take_pending(0, in.scalar_type());
+      if (needs[0]) dx = slots.take(0, in.scalar_type());
       const bool add = dx.defined();
       if (needs[0] && !add) dx = at::empty_like(in);
       const at::Tensor wf = as_float(w);
@@ -91,7 +91,7 @@ struct Norm {
                     dx.defined() ? matrix_of(dx) : Matrix{nullptr, 0, element_of(in.scalar_type())}, add,
                     dw.defined() ? dw.mutable_data_ptr<float>() : nullptr,
                     db.defined() ? db.mutable_data_ptr<float>() : nullptr);
-      if (dx.defined()) mutated(dx);
+      if (dx.defined()) bump_version(dx);
       return {dx, dw, db};
     }
     const at::Tensor wide = wider(in), up = wider(dy), ww = wider(w);
@@ -131,7 +131,7 @@ struct RmsNormOp : Norm {
 
 // SwiGLU. No second derivatives.
 struct SwigluOp {
-  static constexpr OpInfo info{.name = "swiglu"};
+  static constexpr OpInfo info{.name = "swiglu", .each = {6, 10}};
   Saved x{};
 
   // y = silu(a) b, [a b] = x
@@ -139,6 +139,7 @@ struct SwigluOp {
     LATHE_CHECK(x_.dim() >= 1 && x_.size(-1) % 2 == 0, "the last dim must be even");
     x = x_.contiguous();
     const int64_t h = x_.size(-1) / 2;
+    if (h == 0) return x_.clone();
     if (!kernel_ready(x_)) {
       const auto parts = x.data().split(h, -1);
       return parts[0] * parts[0].sigmoid() * parts[1];
@@ -147,13 +148,14 @@ struct SwigluOp {
     sizes.back() = h;
     at::Tensor y = at::empty(sizes, x_.options());
     swiglu_forward(x.data().const_data_ptr(), y.mutable_data_ptr(), element_of(y.scalar_type()), y.numel() / h, h);
-    mutated(y);
+    bump_version(y);
     return y;
   }
   // s = sigmoid(a):  da = dy b (s + a s (1 - s)), db = dy a s
   Grads<1> backward(const at::Tensor& dy_, Needs<1>) const {
     const at::Tensor dy = dy_.contiguous(), in = x.data();
     const int64_t h = in.size(-1) / 2;
+    if (h == 0) return {dy};
     if (!kernel_ready(in)) {
       const auto parts = in.split(h, -1);
       const at::Tensor s = parts[0].sigmoid();
@@ -162,15 +164,14 @@ struct SwigluOp {
     at::Tensor dx = at::empty_like(in);
     swiglu_backward(in.const_data_ptr(), dy.const_data_ptr(), dx.mutable_data_ptr(), element_of(in.scalar_type()),
                     dy.numel() / h, h);
-    mutated(dx);
+    bump_version(dx);
     return {dx};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 6, 10); }
 };
 
 struct EmbeddingOp {
-  static constexpr OpInfo info{.name = "embedding"};
-  Saved ids;
+  static constexpr OpInfo info{.name = "embedding", .each = {0, 1}};
+  Saved ids{};
   at::ScalarType out = at::kFloat, grad = at::kFloat;  // of the result, and of the table's gradient
   int64_t rows = 0;
 
@@ -181,21 +182,20 @@ struct EmbeddingOp {
     return at::embedding(weight, ids.data()).to(out);
   }
   // dweight[id] += dy at each place of the id, in float32 or wider
-  Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
+  Grads<1> backward(const at::Tensor& dy, Needs<1>, GradSlots& slots) const {
     if (kernel_ready(dy) && kernel_dtype(grad)) {
       // In the gradient that the table has already, such as a tied head's, else in zeros.
-      at::Tensor table = take_pending(0, grad);
+      at::Tensor table = slots.take(0, grad);
       if (!table.defined()) table = at::zeros({rows, dy.size(-1)}, dy.options().dtype(grad));
       const at::Tensor values = dy.contiguous(), places = ids.data().contiguous();
       scatter_add_rows(matrix_of(values), places.const_data_ptr<int64_t>(), places.numel(), dy.size(-1),
                        matrix_of(table));
-      mutated(table);
+      bump_version(table);
       return {table};
     }
     const at::Tensor wide = dy.scalar_type() == at::kDouble ? dy : dy.to(at::kFloat);
     return {at::embedding_dense_backward(wide, ids.data(), rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false)};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 0, 1); }
 };
 
 struct Dropout {
@@ -212,7 +212,7 @@ struct Dropout {
     at::parallel_for(0, in.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
       dropout_cpu(in.const_data_ptr(), y.mutable_data_ptr(), begin, end, element_of(in.scalar_type()), mask);
     });
-    mutated(y);
+    bump_version(y);
     return y;
   }
   // dx = dy under the same mask
@@ -224,12 +224,7 @@ struct Dropout {
       return {apply(Dropout{mask}, dy)};
     }
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 1); }
 };
-
-}  // namespace
-
-namespace {
 
 /// The dtype of a norm's result.
 at::ScalarType norm_out(const Variable& x, std::optional<at::ScalarType> out) {
@@ -255,8 +250,8 @@ Variable embedding(const at::Tensor& ids, const Variable& weight) {
   // Under autocast rows of a low-precision weight begin a float32 residual stream.
   const bool widen = mode().compute != at::kFloat && weight.dtype() != at::kDouble;
   op.out = widen ? at::kFloat : weight.dtype();
-  const auto* leaf = dynamic_cast<const Leaf*>(weight.node().get());
-  op.grad = leaf != nullptr && weight.dtype() != at::kDouble ? leaf->grad_dtype : weight.dtype();
+  const Precision* kept = precision_of(weight);
+  op.grad = kept != nullptr && weight.dtype() != at::kDouble ? kept->grad_dtype : weight.dtype();
   return apply(std::move(op), weight);
 }
 

@@ -3,8 +3,7 @@
 
 #include <ATen/TensorOperators.h>
 
-#include "autograd/op.h"
-#include "autograd/ops.h"
+#include "autograd/ops/formula.h"
 
 namespace lathe {
 
@@ -17,7 +16,7 @@ inline bool widened(const at::Tensor& t) {
 inline at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   return widened(a) ? a.to(at::kFloat).matmul(b.to(at::kFloat)).to(at::kHalf) : a.matmul(b);
 }
-inline Variable product(const Variable& a, const Variable& b) { return a.matmul(b); }
+inline Variable product(const Variable& a, const Variable& b) { return matmul(a, b); }
 
 /// Of a product's backward, which is one product for each factor that needs its gradient.
 template <size_t N>

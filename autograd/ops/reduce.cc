@@ -1,9 +1,10 @@
 // Reductions, and what is normalised by one. Sums of low-precision tensors accumulate in float32 inside ATen.
 #include <ATen/ExpandUtils.h>
 #include <ATen/WrapDimUtils.h>
+#include <ATen/ops/_log_softmax_backward_data.h>
+#include <ATen/ops/_softmax_backward_data.h>
 
-#include "autograd/op.h"
-#include "autograd/ops.h"
+#include "autograd/ops/formula.h"
 #include "core/dtype.h"
 
 namespace lathe {
@@ -31,12 +32,36 @@ struct Sum {
     dims = wrapped(at::OptionalIntArrayRef(dims), x.dim());
     return x.dim() == 0 ? x.clone() : x.sum(dims, keepdim);
   }
-  // dx = dy, repeated along the summed dims
+  /// dy, repeated along the dims that were reduced.
   template <class T>
-  Grads<1, T> backward(const T& dy, Needs<1>) const {
+  T repeated(const T& dy) const {
     Dims kept = sizes;
     for (size_t i = 0; i < dims.size() && !kept.empty(); ++i) kept[static_cast<size_t>(dims[i])] = 1;
-    return {dy.reshape(kept).expand(sizes)};
+    return expand(reshape(dy, kept), sizes);
+  }
+  // dx = dy
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {repeated(dy)};
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 0); }
+};
+
+struct Mean {
+  static constexpr OpInfo info{.name = "mean", .amp = Amp::fp32};
+  Sum sum;
+  double count = 1;  // of the elements that are averaged
+
+  // float16 and bfloat16 are summed in float32, and the mean is rounded once.
+  at::Tensor forward(const at::Tensor& x) {
+    sum.sizes = Dims(x.sizes().begin(), x.sizes().end());
+    for (const int64_t dim : sum.dims) count *= static_cast<double>(x.size(dim));
+    return x.dim() == 0 ? x.clone() : x.mean(sum.dims, sum.keepdim);
+  }
+  // dx = dy / count
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {sum.repeated(dy * (1 / count))};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 0); }
 };
@@ -54,7 +79,7 @@ struct SumTo {
   // dx = dy, repeated along the summed dims
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {dy.expand(from)};
+    return {expand(dy, from)};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 0); }
 };
@@ -63,7 +88,7 @@ struct Amax {
   static constexpr OpInfo info{.name = "amax"};
   int64_t dim;
   bool keepdim;
-  Saved x{};
+  Saved x = Saved::input(0);
 
   at::Tensor forward(const at::Tensor& x_) {
     dim = wrap_dim(dim, x_.dim());
@@ -75,7 +100,7 @@ struct Amax {
     const at::Tensor& v = x.data();
     at::Tensor mask = v.eq(v.amax(dim, true)).to(v.scalar_type());
     mask = mask / mask.sum(dim, true);
-    return {(keepdim ? dy : dy.unsqueeze(dim)) * constant<T>(mask)};
+    return {(keepdim ? dy : unsqueeze(dy, dim)) * constant<T>(mask)};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 4); }
 };
@@ -83,14 +108,16 @@ struct Amax {
 struct Softmax {
   static constexpr OpInfo info{.name = "softmax", .amp = Amp::fp32};
   int64_t dim;
-  Saved y{};
+  Saved y = Saved::output();
 
   at::Tensor forward(const at::Tensor& x) { return y = x.softmax(dim = wrap_dim(dim, x.dim())); }
   // dx = y * (dy - sum(y * dy))
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
+    if constexpr (std::same_as<T, at::Tensor>)
+      return {at::_softmax_backward_data(dy, y.data(), dim, y.data().scalar_type())};
     const T ydy = y.as<T>() * dy;
-    return {ydy - y.as<T>() * ydy.sum(dim, /*keepdim=*/true)};
+    return {ydy - y.as<T>() * sum(ydy, dim, /*keepdim=*/true)};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 5, 4); }
 };
@@ -98,13 +125,15 @@ struct Softmax {
 struct LogSoftmax {
   static constexpr OpInfo info{.name = "log_softmax", .amp = Amp::fp32};
   int64_t dim;
-  Saved y{};
+  Saved y = Saved::output();
 
   at::Tensor forward(const at::Tensor& x) { return y = x.log_softmax(dim = wrap_dim(dim, x.dim())); }
   // dx = dy - exp(y) * sum(dy)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {dy - y.as<T>().exp() * dy.sum(dim, /*keepdim=*/true)};
+    if constexpr (std::same_as<T, at::Tensor>)
+      return {at::_log_softmax_backward_data(dy, y.data(), dim, y.data().scalar_type())};
+    return {dy - exp(y.as<T>()) * sum(dy, dim, /*keepdim=*/true)};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 5, 4); }
 };
@@ -115,9 +144,7 @@ Variable sum(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim) {
   return apply(Sum{.dims = dims ? wrapped(dims, x.dim()) : Dims(), .keepdim = keepdim}, x);
 }
 Variable mean(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim) {
-  double n = 1;
-  for (int64_t d : wrapped(dims, x.dim())) n *= x.dim() > 0 ? static_cast<double>(x.size(d)) : 1;
-  return mul_scalar(sum(x, dims, keepdim), 1 / n);
+  return apply(Mean{.sum = {.dims = wrapped(dims, x.dim()), .keepdim = keepdim}}, x);
 }
 Variable amax(const Variable& x, int64_t dim, bool keepdim) { return apply(Amax{.dim = dim, .keepdim = keepdim}, x); }
 Variable softmax(const Variable& x, int64_t dim) { return apply(Softmax{.dim = dim}, x); }

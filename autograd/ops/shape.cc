@@ -1,8 +1,7 @@
 // Views and shapes. No arithmetic, so no FLOPs, but for what adjoints add.
-#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
 
-#include "autograd/op.h"
-#include "autograd/ops.h"
+#include "autograd/ops/formula.h"
 #include "core/dtype.h"
 
 namespace lathe {
@@ -12,7 +11,7 @@ using Dims = c10::SmallVector<int64_t, 5>;
 Dims dims_of(at::IntArrayRef sizes) { return Dims(sizes.begin(), sizes.end()); }
 
 struct Reshape {
-  static constexpr OpInfo info{.name = "reshape"};
+  static constexpr OpInfo info{.name = "reshape", .each = {0, 0}};
   Dims to;
   Dims from{};
   at::Tensor forward(const at::Tensor& x) {
@@ -22,13 +21,12 @@ struct Reshape {
   // dx = dy in x's shape
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {dy.reshape(from)};
+    return {reshape(dy, from)};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor&) { return {}; }
 };
 
 struct Expand {
-  static constexpr OpInfo info{.name = "expand"};
+  static constexpr OpInfo info{.name = "expand", .each = {0, 1}};
   Dims to;
   at::Tensor forward(const at::Tensor& x) { return x.expand(to); }
   // dx = dy; the engine sums it to x's shape
@@ -36,23 +34,21 @@ struct Expand {
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {dy};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 0, 1); }
 };
 
 struct Transpose {
-  static constexpr OpInfo info{.name = "transpose"};
+  static constexpr OpInfo info{.name = "transpose", .each = {0, 0}};
   int64_t a, b;
   at::Tensor forward(const at::Tensor& x) { return x.transpose(a = wrap_dim(a, x.dim()), b = wrap_dim(b, x.dim())); }
   // dx = dy, transposed back
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {dy.transpose(a, b)};
+    return {transpose(dy, a, b)};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor&) { return {}; }
 };
 
 struct Permute {
-  static constexpr OpInfo info{.name = "permute"};
+  static constexpr OpInfo info{.name = "permute", .each = {0, 0}};
   Dims dims;
   at::Tensor forward(const at::Tensor& x) {
     for (auto& d : dims) d = wrap_dim(d, x.dim());
@@ -63,24 +59,12 @@ struct Permute {
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     Dims inverse(dims.size());
     for (size_t i = 0; i < dims.size(); ++i) inverse[static_cast<size_t>(dims[i])] = static_cast<int64_t>(i);
-    return {dy.permute(inverse)};
+    return {permute(dy, inverse)};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor&) { return {}; }
 };
 
-at::Tensor zeros_around(const at::Tensor& dy, int64_t dim, int64_t start, int64_t end, int64_t step, int64_t size) {
-  Dims sizes = dims_of(dy.sizes());
-  sizes[static_cast<size_t>(dim)] = size;
-  at::Tensor x = dy.new_zeros(sizes);
-  x.slice(dim, start, end, step).copy_(dy);
-  return x;
-}
-Variable zeros_around(const Variable& dy, int64_t dim, int64_t start, int64_t end, int64_t step, int64_t size) {
-  return unslice(dy, dim, start, end, step, size);
-}
-
 struct Slice {
-  static constexpr OpInfo info{.name = "slice"};
+  static constexpr OpInfo info{.name = "slice", .each = {0, 0}};
   int64_t dim, start, end, step;
   int64_t size = 0;
   at::Tensor forward(const at::Tensor& x) {
@@ -92,74 +76,190 @@ struct Slice {
   // dx = dy in its place, zeros elsewhere
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {zeros_around(dy, dim, start, end, step, size)};
+    return {unslice(dy, dim, start, end, step, size)};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor&) { return {}; }
 };
 
 struct Unslice {
-  static constexpr OpInfo info{.name = "unslice"};
+  static constexpr OpInfo info{.name = "unslice", .each = {0, 0}};
   int64_t dim, start, end, step, size;
   at::Tensor forward(const at::Tensor& x) {
     dim = wrap_dim(dim, x.dim());
-    return zeros_around(x, dim, start, end, step, size);
+    return unslice(x, dim, start, end, step, size);
   }
   // dx = the slice of dy
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {dy.slice(dim, start, end, step)};
+    return {slice(dy, dim, start, end, step)};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor&) { return {}; }
 };
 
-/// Joins two; a longer list is joined pairwise by balanced halves, so that each element is copied log2(n) times.
-struct Cat {
-  static constexpr OpInfo info{.name = "cat"};
+struct Unsqueeze {
+  static constexpr OpInfo info{.name = "unsqueeze", .each = {0, 0}};
   int64_t dim;
-  int64_t first = 0, total = 0;
-  at::Tensor forward(const at::Tensor& a, const at::Tensor& b) {
-    dim = wrap_dim(dim, a.dim());
-    at::Tensor y = at::cat({a, b}, dim);
-    first = a.size(dim);
-    total = y.size(dim);
+  Dims from{};
+  at::Tensor forward(const at::Tensor& x) {
+    from = dims_of(x.sizes());
+    return x.unsqueeze(dim = wrap_dim(dim, x.dim() + 1));
+  }
+  // dx = dy in x's shape
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {reshape(dy, from)};
+  }
+};
+
+struct Cat {
+  static constexpr OpInfo info{.name = "cat", .each = {0, 0}};
+  int64_t dim;
+  std::vector<Dims> from{};
+  at::Tensor forward(at::TensorList x) {
+    at::Tensor y = at::cat(x, dim);
+    dim = wrap_dim(dim, y.dim());
+    for (const at::Tensor& t : x) from.push_back(dims_of(t.sizes()));
     return y;
   }
-  // da, db = the parts of dy
+  // dx_i = its part of dy. An empty vector joins anything, as in ATen, and has a part of no length
   template <class T>
-  Grads<2, T> backward(const T& dy, Needs<2>) const {
-    return {dy.slice(dim, 0, first), dy.slice(dim, first, total)};
+  GradList<T> backward(const T& dy, const NeedsList& needs) const {
+    GradList<T> out(from.size());
+    int64_t at = 0;
+    for (size_t i = 0; i < from.size(); ++i) {
+      const bool empty = from[i].size() == 1 && from[i][0] == 0;
+      const int64_t length = empty ? 0 : from[i][static_cast<size_t>(dim)];
+      if (needs[i]) out[i] = slice(dy, dim, at, at + length, 1);
+      if (needs[i] && empty) out[i] = reshape(out[i], from[i]);
+      at += length;
+    }
+    return out;
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor&, const at::Tensor&) { return {}; }
+};
+
+/// dy's parts joined again, zeros for those that have no gradient; `sizes` are the parts' shapes.
+template <class T>
+T joined(const GradList<T>& dy, const std::vector<Dims>& sizes, int64_t dim, const at::TensorOptions& options) {
+  std::vector<T> parts;
+  for (size_t i = 0; i < dy.size(); ++i)
+    parts.push_back(dy[i].defined() ? dy[i] : constant<T>(at::zeros(sizes[i], options)));
+  return cat(parts, dim);
+}
+
+struct Split {
+  static constexpr OpInfo info{.name = "split", .each = {0, 0}};
+  Dims lengths;
+  int64_t dim;
+  std::vector<Dims> parts{};
+  at::TensorOptions options{};
+  std::vector<at::Tensor> forward(const at::Tensor& x) {
+    dim = wrap_dim(dim, x.dim());
+    options = x.options();
+    std::vector<at::Tensor> y = x.split_with_sizes(lengths, dim);
+    for (const at::Tensor& t : y) parts.push_back(dims_of(t.sizes()));
+    return y;
+  }
+  // dx = the parts' gradients, joined
+  template <class T>
+  Grads<1, T> backward(const GradList<T>& dy, Needs<1>) const {
+    return {joined(dy, parts, dim, options)};
+  }
+};
+
+struct Unbind {
+  static constexpr OpInfo info{.name = "unbind", .each = {0, 0}};
+  int64_t dim;
+  Dims part{};
+  at::TensorOptions options{};
+  std::vector<at::Tensor> forward(const at::Tensor& x) {
+    dim = wrap_dim(dim, x.dim());
+    options = x.options();
+    part = dims_of(x.sizes());
+    part[static_cast<size_t>(dim)] = 1;
+    return x.unbind(dim);
+  }
+  // dx = the slices' gradients, stacked
+  template <class T>
+  Grads<1, T> backward(const GradList<T>& dy, Needs<1>) const {
+    GradList<T> slices;
+    for (const T& g : dy) slices.push_back(g.defined() ? unsqueeze(g, dim) : T());
+    return {joined(slices, std::vector<Dims>(slices.size(), part), dim, options)};
+  }
+};
+
+struct Gather {
+  static constexpr OpInfo info{.name = "gather", .each = {0, 1}};
+  int64_t dim;
+  at::Tensor index;
+  int64_t size = 0;
+  at::Tensor forward(const at::Tensor& x) {
+    dim = wrap_dim(dim, x.dim());
+    size = x.size(dim);
+    LATHE_CHECK(index.scalar_type() == at::kLong, "index must be int64, not ", describe(index));
+    for (int64_t d = 0; d < x.dim(); ++d) {
+      LATHE_CHECK(index.dim() == x.dim() && (d == dim || index.size(d) == x.size(d)), "index ", describe(index),
+                  " must have the shape of x but for dim ", dim);
+    }
+    return x.gather(dim, index);
+  }
+  // dx[index] += dy
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {ungather(dy, dim, index, size)};
+  }
+};
+
+struct Ungather {
+  static constexpr OpInfo info{.name = "ungather", .each = {1, 0}};
+  int64_t dim;
+  at::Tensor index;
+  int64_t size;
+  at::Tensor forward(const at::Tensor& x) { return ungather(x, dim = wrap_dim(dim, x.dim()), index, size); }
+  // dx = dy[index]
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {gather(dy, dim, index)};
+  }
+};
+
+struct Topk {
+  static constexpr OpInfo info{.name = "topk"};
+  int64_t k, dim;
+  bool largest;
+  at::Tensor index{};
+  int64_t size = 0;
+  std::vector<at::Tensor> forward(const at::Tensor& x) {
+    dim = wrap_dim(dim, x.dim());
+    size = x.dim() > 0 ? x.size(dim) : 1;
+    auto [values, indices] = x.topk(k, dim, largest, /*sorted=*/true);
+    index = indices;
+    return {values, indices};
+  }
+  // dx[index] = dy
+  template <class T>
+  Grads<1, T> backward(const GradList<T>& dy, Needs<1>) const {
+    return {ungather(dy[0], dim, index, size)};
+  }
 };
 
 struct Triu {
-  static constexpr OpInfo info{.name = "triu"};
+  static constexpr OpInfo info{.name = "triu", .each = {0, 0}};
   int64_t diagonal;
   at::Tensor forward(const at::Tensor& x) { return x.triu(diagonal); }
   // dx = triu(dy)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {dy.triu(diagonal)};
+    return {triu(dy, diagonal)};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor&) { return {}; }
 };
 
 struct Contiguous {
-  static constexpr OpInfo info{.name = "contiguous"};
+  static constexpr OpInfo info{.name = "contiguous", .each = {0, 0}};
   at::Tensor forward(const at::Tensor& x) { return x.contiguous(); }
   // dx = dy
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {dy};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor&) { return {}; }
 };
-
-Variable cat_range(const std::vector<Variable>& xs, size_t begin, size_t end, int64_t dim) {
-  if (end - begin == 1) return xs[begin];
-  const size_t middle = begin + (end - begin) / 2;
-  return apply(Cat{.dim = dim}, cat_range(xs, begin, middle, dim), cat_range(xs, middle, end, dim));
-}
 
 }  // namespace
 
@@ -175,7 +275,22 @@ Variable unslice(const Variable& x, int64_t dim, int64_t start, int64_t end, int
 }
 Variable cat(const std::vector<Variable>& xs, int64_t dim) {
   LATHE_CHECK(!xs.empty(), "cat: nothing to join");
-  return cat_range(xs, 0, xs.size(), dim);
+  return apply(Cat{.dim = dim}, xs);
+}
+Variable unsqueeze(const Variable& x, int64_t dim) { return apply(Unsqueeze{.dim = dim}, x); }
+std::vector<Variable> split(const Variable& x, at::IntArrayRef lengths, int64_t dim) {
+  return apply(Split{.lengths = dims_of(lengths), .dim = dim}, x);
+}
+std::vector<Variable> unbind(const Variable& x, int64_t dim) { return apply(Unbind{.dim = dim}, x); }
+Variable gather(const Variable& x, int64_t dim, const at::Tensor& index) {
+  return apply(Gather{.dim = dim, .index = index}, x);
+}
+Variable ungather(const Variable& x, int64_t dim, const at::Tensor& index, int64_t size) {
+  return apply(Ungather{.dim = dim, .index = index, .size = size}, x);
+}
+std::pair<Variable, at::Tensor> topk(const Variable& x, int64_t k, int64_t dim, bool largest) {
+  const auto out = apply(Topk{.k = k, .dim = dim, .largest = largest}, x);
+  return {out[0], out[1].data()};
 }
 Variable triu(const Variable& x, int64_t diagonal) { return apply(Triu{.diagonal = diagonal}, x); }
 Variable contiguous(const Variable& x) { return apply(Contiguous{}, x); }

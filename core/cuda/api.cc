@@ -58,8 +58,8 @@ void dropout(const void* x, void* y, int64_t n, Element type, const DropoutMask&
   check(dropout_cuda(x, y, n, type, mask, c10::cuda::getCurrentCUDAStream()), "dropout");
 }
 
-void grad_sum(const void* grad, Element type, int64_t n, double* partials) {
-  check(grad_sum_cuda(grad, type, n, partials, c10::cuda::getCurrentCUDAStream()), "grad_sum");
+void grad_sum(const GradArgs* grads, int64_t count, double* partials) {
+  check(grad_sum_cuda(grads, count, partials, c10::cuda::getCurrentCUDAStream()), "grad_sum");
 }
 
 void decide(const StepRequest& request, const double* partials, int64_t n, const float* loss, StepControl* control,
@@ -67,8 +67,8 @@ void decide(const StepRequest& request, const double* partials, int64_t n, const
   check(decide_cuda(request, partials, n, loss, control, scale, c10::cuda::getCurrentCUDAStream()), "decide");
 }
 
-void update(const UpdateArgs& args, const UpdateRule& rule, StepControl* control) {
-  check(update_cuda(args, rule, control, c10::cuda::getCurrentCUDAStream()), "update");
+void update(const UpdateArgs* args, int64_t count, const UpdateRule& rule, StepControl* control) {
+  check(update_cuda(args, count, rule, control, c10::cuda::getCurrentCUDAStream()), "update");
 }
 
 }  // namespace

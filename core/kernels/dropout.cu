@@ -2,6 +2,7 @@
 #include <cuda_fp16.h>
 
 #include "core/kernels/dropout.cuh"
+#include "core/kernels/launch.cuh"
 #include "core/kernels/philox.cuh"
 
 namespace lathe {
@@ -26,12 +27,12 @@ __global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask) {
 }
 
 template <class T, class Compute>
-cudaError_t launch(const void* x, void* y, int64_t n, const DropoutMask& mask, cudaStream_t stream) {
+cudaError_t launch_dropout(const void* x, void* y, int64_t n, const DropoutMask& mask, cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
   const int64_t blocks = n / 4 + 2, threads = 256;
   const int64_t grid = (blocks + threads - 1) / threads;
-  dropout_kernel<T, Compute><<<static_cast<unsigned>(grid < 65536 ? grid : 65536), threads, 0, stream>>>(
-      static_cast<const T*>(x), static_cast<T*>(y), n, mask);
+  launch(dropout_kernel<T, Compute>, grid < 65536 ? grid : 65536, static_cast<int>(threads), stream,
+         static_cast<const T*>(x), static_cast<T*>(y), n, mask);
   return cudaGetLastError();
 }
 
@@ -39,10 +40,10 @@ cudaError_t launch(const void* x, void* y, int64_t n, const DropoutMask& mask, c
 
 cudaError_t dropout_cuda(const void* x, void* y, int64_t n, Element type, DropoutMask mask, cudaStream_t stream) {
   switch (type) {
-    case Element::f32: return launch<float, float>(x, y, n, mask, stream);
-    case Element::f64: return launch<double, double>(x, y, n, mask, stream);
-    case Element::f16: return launch<__half, float>(x, y, n, mask, stream);
-    case Element::bf16: return launch<__nv_bfloat16, float>(x, y, n, mask, stream);
+    case Element::f32: return launch_dropout<float, float>(x, y, n, mask, stream);
+    case Element::f64: return launch_dropout<double, double>(x, y, n, mask, stream);
+    case Element::f16: return launch_dropout<__half, float>(x, y, n, mask, stream);
+    case Element::bf16: return launch_dropout<__nv_bfloat16, float>(x, y, n, mask, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "core/kernels/launch.cuh"
 #include "core/kernels/philox.cuh"
 #include "core/kernels/update.cuh"
 #include "core/kernels/update_math.h"
@@ -9,6 +10,32 @@ namespace lathe {
 namespace {
 
 constexpr int threads = 256;
+constexpr int64_t update_chunk = 1 << 12;  // elements that one block updates
+
+/// What one launch works on: kernels take it by value, and 4 KB is what they may take on every card.
+template <class Item, int most>
+struct Table {
+  Item items[most];
+  int first_block[most];  // the block that begins each item
+  int count = 0;
+  int blocks = 0;
+
+  bool full() const { return count == most; }
+  void add(const Item& item, int64_t chunk) {
+    items[count] = item;
+    first_block[count++] = blocks;
+    blocks += static_cast<int>((item.n + chunk - 1) / chunk);
+  }
+  /// Which item a block works on.
+  __device__ int item_of(int block) const {
+    int i = count - 1;
+    while (first_block[i] > block) --i;
+    return i;
+  }
+};
+using GradTable = Table<GradArgs, 128>;
+using UpdateTable = Table<UpdateArgs, 32>;
+static_assert(sizeof(GradTable) <= 4000 && sizeof(UpdateTable) <= 4000 - sizeof(UpdateRule));
 
 template <class T>
 __device__ T load(const void* data, Element type, int64_t i) {
@@ -43,13 +70,15 @@ __device__ double block_sum(double x) {
   return sums[0];
 }
 
-__global__ void grad_sum_kernel(const void* grad, Element type, int64_t n, double* partials) {
-  const int64_t begin = blockIdx.x * grad_sum_chunk;
-  const int64_t end = begin + grad_sum_chunk < n ? begin + grad_sum_chunk : n;
+__global__ void grad_sum_kernel(GradTable table, double* partials) {
+  const int which = table.item_of(static_cast<int>(blockIdx.x));
+  const GradArgs& g = table.items[which];
+  const int64_t begin = (static_cast<int>(blockIdx.x) - table.first_block[which]) * grad_sum_chunk;
+  const int64_t end = begin + grad_sum_chunk < g.n ? begin + grad_sum_chunk : g.n;
   double sum = 0;
   for (int64_t i = begin + threadIdx.x; i < end; i += threads) {
-    const double g = load<double>(grad, type, i);
-    sum += g * g;
+    const double x = load<double>(g.grad, g.type, i);
+    sum += x * x;
   }
   sum = block_sum(sum);
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
@@ -64,16 +93,19 @@ __global__ void decide_kernel(StepRequest request, const double* partials, int64
 }
 
 template <UpdateKind K, class T>
-__global__ void update_kernel(UpdateArgs a, UpdateRule rule, StepControl* control) {
+__global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* control) {
   if (control->skip != 0) return;
+  const int which = table.item_of(static_cast<int>(blockIdx.x));
+  const UpdateArgs& a = table.items[which];
+  const int64_t begin = (static_cast<int>(blockIdx.x) - table.first_block[which]) * update_chunk;
+  const int64_t end = begin + update_chunk < a.n ? begin + update_chunk : a.n;
   const Coefficients<T> c(rule, a.weight_decay, *control);
   const bool whole = a.param_type == Element::f32 || a.param_type == Element::f64;
   const auto state = [&](int s, int64_t i) {
     return a.state[s] == nullptr ? nullptr : static_cast<T*>(a.state[s]) + i;
   };
   unsigned long long moved = 0, lost = 0;
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(threads) + threadIdx.x; i < a.n;
-       i += static_cast<int64_t>(gridDim.x) * threads) {
+  for (int64_t i = begin + threadIdx.x; i < end; i += threads) {
     const T before = load<T>(a.param, a.param_type, i);
     const T after =
         update_element<K>(before, load<T>(a.grad, a.grad_type, i), state(0, i), state(1, i), state(2, i), c);
@@ -96,30 +128,39 @@ __global__ void update_kernel(UpdateArgs a, UpdateRule rule, StepControl* contro
 
 }  // namespace
 
-cudaError_t grad_sum_cuda(const void* grad, Element type, int64_t n, double* partials, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>((n + grad_sum_chunk - 1) / grad_sum_chunk);
-  if (blocks > 0) grad_sum_kernel<<<blocks, threads, 0, stream>>>(grad, type, n, partials);
+cudaError_t grad_sum_cuda(const GradArgs* grads, int64_t count, double* partials, cudaStream_t stream) {
+  for (int64_t i = 0; i < count;) {
+    GradTable table;
+    for (; i < count && !table.full(); ++i) {
+      if (grads[i].n > 0) table.add(grads[i], grad_sum_chunk);
+    }
+    if (table.blocks > 0) launch(grad_sum_kernel, table.blocks, threads, stream, table, partials);
+    partials += table.blocks;
+  }
   return cudaGetLastError();
 }
 
 cudaError_t decide_cuda(const StepRequest& request, const double* partials, int64_t n, const float* loss,
                         StepControl* control, ScaleState* scale, cudaStream_t stream) {
-  decide_kernel<<<1, threads, 0, stream>>>(request, partials, n, loss, control, scale);
+  launch(decide_kernel, 1, threads, stream, request, partials, n, loss, control, scale);
   return cudaGetLastError();
 }
 
-cudaError_t update_cuda(const UpdateArgs& args, const UpdateRule& rule, StepControl* control, cudaStream_t stream) {
-  if (args.n == 0) return cudaSuccess;
-  const int64_t wanted = (args.n + threads - 1) / threads;
-  const auto grid = static_cast<unsigned>(wanted < 4096 ? wanted : 4096);
-  const auto launch = [&](auto kind_constant) {
-    constexpr UpdateKind K = decltype(kind_constant)::value;
-    if (args.param_type == Element::f64)
-      update_kernel<K, double><<<grid, threads, 0, stream>>>(args, rule, control);
-    else
-      update_kernel<K, float><<<grid, threads, 0, stream>>>(args, rule, control);
-  };
-  with_kind(rule.kind, launch);
+cudaError_t update_cuda(const UpdateArgs* args, int64_t count, const UpdateRule& rule, StepControl* control,
+                        cudaStream_t stream) {
+  for (int64_t i = 0; i < count;) {
+    UpdateTable table;
+    const bool wide = args[i].param_type == Element::f64;  // one type of arithmetic for a launch
+    for (; i < count && !table.full() && (args[i].param_type == Element::f64) == wide; ++i) {
+      if (args[i].n > 0) table.add(args[i], update_chunk);
+    }
+    if (table.blocks == 0) continue;
+    with_kind(rule.kind, [&](auto kind) {
+      constexpr UpdateKind K = decltype(kind)::value;
+      launch(wide ? update_kernel<K, double> : update_kernel<K, float>, table.blocks, threads, stream, table, rule,
+             control);
+    });
+  }
   return cudaGetLastError();
 }
 

@@ -72,6 +72,13 @@ struct UpdateArgs {
   RngKey key;               ///< of the rounding
 };
 
+/// One gradient. Contiguous.
+struct GradArgs {
+  const void* grad = nullptr;
+  Element type = Element::f32;
+  int64_t n = 0;
+};
+
 /// Elements that one partial sum covers.
 constexpr int64_t grad_sum_chunk = 1 << 15;
 /// Sum of squares, in float64, of elements [begin, end).

@@ -109,6 +109,7 @@ LATHE_BOTH inline T update_element(T p, T g, T* s0, T* s1, T* s2, const Coeffici
     if (s2 != nullptr) {
       *s2 += c.one_alpha * (g - *s2);
       variance -= *s2 * *s2;
+      if (variance < 0) variance = 0;  // rounding of a difference of near numbers; torch takes the root as it is
     }
     const T d = std::sqrt(variance) + c.eps;
     if (s1 == nullptr) return p - c.lr * (g / d);
