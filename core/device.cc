@@ -13,6 +13,7 @@
 #include <fstream>
 
 #include "core/error.h"
+#include "core/kernels/isa.h"
 
 namespace lathe {
 namespace {
@@ -38,6 +39,7 @@ std::string load_cuda() {
 }  // namespace
 
 std::string open_device(const std::string& name) {
+  read_isa_from_environment();
   if (name == "cpu") return name;
   const std::string problem = api != nullptr ? "" : load_cuda();
   if (problem.empty()) return "cuda";
@@ -50,7 +52,10 @@ const CudaApi& cuda_api() {
   return *api;
 }
 
-std::string cpu_isa() { return at::get_cpu_capability(); }
+std::string cpu_isa() {
+  const bool fewer = active_isa() != machine_isa();
+  return at::get_cpu_capability() + (fewer ? str(" (LATHE_ISA=", isa_name(active_isa()), ")") : "");
+}
 
 std::string device_model(const std::string& device) {
   if (device == "cuda") return cuda_api().device_name();

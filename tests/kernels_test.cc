@@ -7,6 +7,7 @@
 #include "autograd/node.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
+#include "core/kernels/isa.h"
 #include "core/kernels/product.h"
 #include "core/memory.h"
 #include "core/mode.h"
@@ -22,9 +23,24 @@ using namespace lathe::test;
 
 bool skip_without(at::ScalarType dtype) {
   if (product_ready(element_of(dtype))) return false;
-  WARN("skipped: this CPU has no small products in " << dtype_name(dtype));
+  WARN("skipped: products in " << dtype_name(dtype) << " are ATen's on this CPU");
   return true;
 }
+
+/// The paths that this machine can take: its own, and those of machines with fewer instructions.
+std::vector<Isa> paths() {
+  std::vector<Isa> out;
+  for (const Isa isa : {Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx}) {
+    if (isa <= machine_isa()) out.push_back(isa);
+  }
+  return out;
+}
+/// While alive, kernels take the path of a machine with these instructions.
+struct OnPath {
+  explicit OnPath(Isa isa) { use_isa(isa); }
+  ~OnPath() { use_isa(before); }
+  const Isa before = active_isa();
+};
 
 Matrix matrix(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(0), element_of(t.scalar_type())}; }
 
@@ -34,37 +50,41 @@ double error(const at::Tensor& ours, const at::Tensor& wanted) {
 
 TEST_CASE("products of any shape are float64's, with each part of the epilogue", "[kernels]") {
   torch::manual_seed(1);
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    if (skip_without(dtype)) continue;
-    // Sums in float32 of up to 2100 terms, each below its largest; then one rounding.
-    const double allowed = dtype == at::kFloat ? 1e-5 : 0x1p-8;
-    for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{1, 1, 1},
-                                                                     {1, 70, 3},
-                                                                     {33, 65, 17},
-                                                                     {64, 64, 64},
-                                                                     {100, 130, 1030},
-                                                                     {5, 200, 2100},
-                                                                     {1100, 70, 2100},
-                                                                     {300, 16, 2}}) {
-      INFO(dtype_name(dtype) << " " << m << " x " << n << " x " << k);
-      const at::Tensor a = torch::randn({m, k}).to(dtype), b = torch::randn({k, n}).to(dtype);
-      const at::Tensor bias = torch::randn({n}), residual = torch::randn({m, n}), sums = torch::empty({m});
-      const at::Tensor wanted = a.to(at::kDouble).matmul(b.to(at::kDouble));
-      at::Tensor y = torch::empty({m, n}, dtype), before = torch::empty({m, n}, dtype), z = torch::empty({m, n});
-      multiply(matrix(a), matrix(b), m, n, k, {.out = matrix(y)});
-      CHECK(error(y, wanted) < allowed);
-      const at::Tensor bt = b.t().contiguous(), at = a.t().contiguous();
-      multiply_nt(matrix(a), matrix(bt), m, n, k,
-                  {.out = matrix(y),
-                   .bias = bias.const_data_ptr<float>(),
-                   .activation = Activation::gelu,
-                   .before = matrix(before)});
-      CHECK(error(before, wanted + bias) < allowed);
-      CHECK(error(y, torch::gelu(wanted + bias, "tanh")) < allowed);
-      multiply_tn(matrix(at), matrix(b), m, n, k, {.out = matrix(z), .residual = matrix(residual)},
-                  sums.mutable_data_ptr<float>());
-      CHECK(error(z, wanted + residual) < 1e-5);
-      CHECK(error(sums, at.to(at::kDouble).sum(0)) < 1e-4);  // a sum may be far below its terms
+  for (const Isa isa : paths()) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      const OnPath path(isa);
+      INFO(isa_name(isa));
+      if (skip_without(dtype)) continue;
+      // Sums in float32 of up to 2100 terms, each below its largest; then one rounding.
+      const double allowed = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-11 : 0x1p-8;
+      for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{1, 1, 1},
+                                                                       {1, 70, 3},
+                                                                       {33, 65, 17},
+                                                                       {64, 64, 64},
+                                                                       {100, 130, 1030},
+                                                                       {5, 200, 2100},
+                                                                       {1100, 70, 2100},
+                                                                       {300, 16, 2}}) {
+        INFO(dtype_name(dtype) << " " << m << " x " << n << " x " << k);
+        const at::Tensor a = torch::randn({m, k}).to(dtype), b = torch::randn({k, n}).to(dtype);
+        const at::Tensor bias = torch::randn({n}), residual = torch::randn({m, n}), sums = torch::empty({m});
+        const at::Tensor wanted = a.to(at::kDouble).matmul(b.to(at::kDouble));
+        at::Tensor y = torch::empty({m, n}, dtype), before = torch::empty({m, n}, dtype), z = torch::empty({m, n});
+        multiply(matrix(a), matrix(b), m, n, k, {.out = matrix(y)});
+        CHECK(error(y, wanted) < allowed);
+        const at::Tensor bt = b.t().contiguous(), at = a.t().contiguous();
+        multiply_nt(matrix(a), matrix(bt), m, n, k,
+                    {.out = matrix(y),
+                     .bias = bias.const_data_ptr<float>(),
+                     .activation = Activation::gelu,
+                     .before = matrix(before)});
+        CHECK(error(before, wanted + bias) < allowed);
+        CHECK(error(y, torch::gelu(wanted + bias, "tanh")) < allowed);
+        multiply_tn(matrix(at), matrix(b), m, n, k, {.out = matrix(z), .residual = matrix(residual)},
+                    sums.mutable_data_ptr<float>());
+        CHECK(error(z, wanted + residual) < 1e-5);
+        CHECK(error(sums, at.to(at::kDouble).sum(0)) < 1e-4);  // a sum may be far below its terms
+      }
     }
   }
 }
@@ -100,7 +120,7 @@ Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
 }
 
 TEST_CASE("a GPT's gradients are the same bits on any number of threads", "[kernels]") {
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     if (skip_without(dtype)) continue;
     const int threads = at::get_num_threads();
     at::set_num_threads(1);
@@ -124,9 +144,10 @@ TEST_CASE("a GPT's gradients are the same bits on any number of threads", "[kern
 
 TEST_CASE("kernels and ATen agree on a GPT, accumulated, tied or not, with hooks that see each pass's own gradient",
           "[kernels]") {
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     if (skip_without(dtype)) continue;
-    // fp32: order of sums. bf16: activations rounded at other places, through two blocks.
+    // fp32: order of sums. bf16: activations rounded at other places, through two blocks; fp16: gradients of a loss
+    // without a scale, some of them below its smallest normal number.
     const double allowed = dtype == at::kFloat ? 1e-5 : 0.04;
     for (const bool tie : {true, false}) {
       use_kernels(false);
@@ -144,25 +165,71 @@ TEST_CASE("kernels and ATen agree on a GPT, accumulated, tied or not, with hooks
   }
 }
 
-TEST_CASE("every instruction set passes the op table's rows of ops with kernels", "[kernels]") {
-  const std::set<std::string> with_kernels{"linear",    "linear_gelu", "layer_norm",           "rms_norm", "swiglu",
-                                           "attention", "embedding",   "linear_cross_entropy", "dropout"};
+const std::set<std::string> with_kernels{"linear",    "linear_gelu", "layer_norm",           "rms_norm", "swiglu",
+                                         "attention", "embedding",   "linear_cross_entropy", "dropout"};
+
+TEST_CASE("every path passes the op table's rows of ops with kernels", "[kernels]") {
+  for (const Isa isa : paths()) {
+    const OnPath path(isa);
+    for (const auto& row : op_table()) {
+      if (!with_kernels.contains(row.op)) continue;
+      for (const auto& problem : check_op(row)) FAIL_CHECK(isa_name(isa) << ": " << problem);
+    }
+  }
+  CHECK(active_isa() == machine_isa());
+}
+
+TEST_CASE("every set of vector instructions passes them too", "[kernels]") {
   int sets = 0;
   const int64_t all = hwy::SupportedTargets();
-  for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_NEON, HWY_SCALAR, HWY_EMU128}) {
+  for (const int64_t target : {HWY_NEON, HWY_SCALAR, HWY_EMU128}) {
     if ((all & target) == 0) continue;
     hwy::GetChosenTarget().Update(target);
     if (std::string(vector_set()) != hwy::TargetName(target)) continue;  // not compiled
     ++sets;
     for (const auto& row : op_table()) {
       if (!with_kernels.contains(row.op)) continue;
-      for (const auto& problem : check_op(row)) {
-        FAIL_CHECK(hwy::TargetName(target) << ": " << problem);
-      }
+      for (const auto& problem : check_op(row)) FAIL_CHECK(hwy::TargetName(target) << ": " << problem);
     }
   }
   hwy::GetChosenTarget().Update(all);
   CHECK(sets >= 1);
+}
+
+TEST_CASE("attention of few heads is the same bits in parts as whole", "[kernels]") {
+  const int threads = at::get_num_threads();
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    if (skip_without(dtype)) continue;
+    const at::Tensor data = torch::randn({1, 400, 3 * 64}).to(dtype), dy = torch::randn({1, 400, 64}).to(dtype);
+    const auto pass = [&](int n) {
+      at::set_num_threads(n);
+      const Variable qkv = Variable::parameter(data.clone());
+      const Variable y = attention(qkv, 2);
+      backward(y, dy);
+      return std::pair(y.data(), qkv.grad());
+    };
+    const auto [y, dqkv] = pass(1);  // two heads for one thread: whole
+    for (const int n : {2, 3, 5}) {
+      const auto [y_parts, dqkv_parts] = pass(n);
+      CHECK(y_parts.equal(y));
+      CHECK(dqkv_parts.equal(dqkv));
+    }
+  }
+  at::set_num_threads(threads);
+}
+
+TEST_CASE("LATHE_ISA takes the path that it names, in a run too, and refuses what there is not", "[kernels]") {
+  const TempFolder f;
+  const auto kernels = [&](const std::string& isa) {
+    return run({"lathe", {"config", "kernels"}, f.path(), {{"LATHE_ISA", isa}}});
+  };
+  for (const Isa isa : paths())
+    CHECK_THAT(kernels(isa_name(isa)).out, ContainsSubstring(std::string("instructions  ") + isa_name(isa) + " of"));
+  const Finished unknown = kernels("sse9");
+  CHECK(unknown.code == 2);
+  CHECK_THAT(unknown.err, ContainsSubstring("it is one of baseline, avx2"));
+  if (machine_isa() < Isa::amx) CHECK_THAT(kernels("amx").err, ContainsSubstring("this CPU has up to"));
+  CHECK_THAT(kernels("baseline").out, ContainsSubstring("fp32          ATen's"));
 }
 
 TEST_CASE("a NaN comes out of every kernel that it goes into", "[kernels]") {
@@ -256,10 +323,10 @@ TEST_CASE("without the instructions a run takes ATen's kernels, and so it does w
   };
   if (skip_without(at::kFloat)) return;
   CHECK_THAT(kernels("DEFAULT"), ContainsSubstring("fp32          Lathe's"));
-  CHECK_THAT(kernels("AVX2"), ContainsSubstring("bf16          ATen's"));
+  CHECK_THAT(kernels("SSE41"), ContainsSubstring("fp32          ATen's"));
   trained("own", {}, {});
   trained("asked", {"--train.kernels=aten"}, {});
-  trained("lacking", {"--amp.dtype=bf16"}, {{"ONEDNN_MAX_CPU_ISA", "AVX2"}});
+  trained("lacking", {"--amp.dtype=bf16"}, {{"LATHE_ISA", "baseline"}});
   CHECK_FALSE(difference(f / "own", f / "asked").empty());
   const auto last_loss = [&](const std::string& name) {
     const std::string text = slurp(f / name / "metrics.jsonl");

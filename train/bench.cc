@@ -9,6 +9,7 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/io/json.h"
+#include "core/kernels/isa.h"
 #include "core/kernels/product.h"
 #include "core/memory.h"
 #include "train/load.h"
@@ -129,10 +130,16 @@ Exit bench_verb(const Words& words) {
 }
 
 std::string kernels_text() {
-  const auto takes = [](Element type) { return product_ready(type) ? "Lathe's" : "ATen's"; };
-  return str("cpu           ", device_model("cpu"), "\nvector loops  ", vector_set(), " (Highway), ", cpu_isa(),
-             " (ATen)\nfp32          ", takes(Element::f32), " kernels\nbf16          ", takes(Element::bf16),
-             " kernels\nfp16, fp64    ATen's kernels\n");
+  read_isa_from_environment();
+  const auto takes = [](Element type) {
+    const bool widens = multiplied_as(type) != type;
+    return str(product_ready(type) ? "Lathe's" : "ATen's", " kernels",
+               product_ready(type) && widens ? ", multiplied in fp32" : "", "\n");
+  };
+  return str("cpu           ", device_model("cpu"), "\ninstructions  ", isa_name(active_isa()), " of ",
+             isa_name(machine_isa()), "\nvector loops  ", vector_set(), " (Highway), ", cpu_isa(),
+             " (ATen)\nfp32          ", takes(Element::f32), "bf16          ", takes(Element::bf16), "fp16          ",
+             takes(Element::f16), "fp64          ATen's kernels\n");
 }
 
 }  // namespace lathe

@@ -11,10 +11,10 @@
 
 namespace lathe {
 
-/// Whether the CPU kernels take tensors of this dtype: float32 and bfloat16 where the machine has the instructions.
+/// Whether the CPU kernels take tensors of this dtype: float32, bfloat16 and float16 where the machine has the
+/// instructions for float32's at least.
 inline bool kernel_dtype(at::ScalarType dtype) {
-  return (dtype == at::kFloat && product_ready(Element::f32)) ||
-         (dtype == at::kBFloat16 && product_ready(Element::bf16));
+  return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) && product_ready(element_of(dtype));
 }
 /// The same for a tensor, which must be on the CPU and not empty.
 inline bool kernel_ready(const at::Tensor& t) { return t.is_cpu() && kernel_dtype(t.scalar_type()) && t.numel() > 0; }

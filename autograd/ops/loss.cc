@@ -77,20 +77,25 @@ struct LinearCrossEntropy {
       const int64_t t = targets.const_data_ptr<int64_t>()[i];
       LATHE_CHECK(t == ignore_index || (t >= 0 && t < v), "target ", t, " is outside [0, ", v, ")");
     }
-    const Element type = element_of(x.scalar_type());
+    // Backward's loss scale is not known yet, and float16 would lose the gradients of a loss of 1: they stay in
+    // float32.
+    const bool half = x.scalar_type() == at::kHalf;
+    const at::ScalarType logits_type = half ? at::kFloat : x.scalar_type();
+    const at::ScalarType weight_type = half ? at::kFloat : weight_grad;
+    const Element type = element_of(logits_type);
     const double by = divisor > 0 ? divisor : targets.ne(ignore_index).sum().item<double>();
     const auto scale = static_cast<float>(by > 0 ? 1 / by : 0.0);
     const int64_t most = std::max<int64_t>(piece_bytes / (stride * bytes_of(type)), 64);
     const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
-    const at::Tensor logits = at::empty({std::min(piece, n), stride}, x.options());
+    const at::Tensor logits = at::empty({std::min(piece, n), stride}, x.options().dtype(logits_type));
     const at::Tensor losses = at::empty({n}, x.options().dtype(at::kFloat));
     at::Tensor dx, dweight;
-    if (needs[0]) dx = at::empty_like(x);
+    if (needs[0]) dx = at::empty(x.sizes(), x.options().dtype(logits_type));
     // Sums over several pieces are kept in float32.
-    if (needs[1]) dweight = at::empty(w.sizes(), w.options().dtype(piece < n ? at::kFloat : weight_grad));
+    if (needs[1]) dweight = at::empty(w.sizes(), w.options().dtype(piece < n ? at::kFloat : weight_type));
     for (int64_t row = 0; row < n; row += piece) {
       const int64_t rows = std::min(piece, n - row);
-      const Matrix in = {matrix_of(x).at(row, 0), c, type}, block = matrix_of(logits);
+      const Matrix in = {matrix_of(x).at(row, 0), c, element_of(x.scalar_type())}, block = matrix_of(logits);
       multiply_nt(in, matrix_of(w), rows, v, c, {.out = block});
       cross_entropy_rows(block, rows, v, stride - v, targets.const_data_ptr<int64_t>() + row, ignore_index, scale,
                          needs[0] || needs[1], losses.mutable_data_ptr<float>() + row);
@@ -104,7 +109,7 @@ struct LinearCrossEntropy {
         multiply_tn(block, in, v, c, rows, e);
       }
     }
-    if (needs[1] && dweight.scalar_type() != weight_grad) dweight = dweight.to(weight_grad);
+    if (needs[1] && dweight.scalar_type() != weight_type) dweight = dweight.to(weight_type);
     dx_saved = dx;
     dweight_saved = dweight;
     return (losses.sum(at::kDouble) / (by > 0 ? by : 1.0)).to(at::kFloat);

@@ -21,7 +21,7 @@ void gelu_slope_as(const void* x_, const void* dy_, void* dx_, int64_t begin, in
               [&](int64_t i, auto part) HWY_ATTR { part(hn::Mul(part(dy + i), gelu_slope(part(x + i))), dx + i); });
 }
 void gelu_slope_range(const void* x, const void* dy, void* dx, Element type, int64_t begin, int64_t end) {
-  with_elements(type, type, [&](auto t, auto) HWY_ATTR { gelu_slope_as<decltype(t)>(x, dy, dx, begin, end); });
+  with_element(type, [&](auto t) HWY_ATTR { gelu_slope_as<decltype(t)>(x, dy, dx, begin, end); });
 }
 
 template <class T>
@@ -34,7 +34,7 @@ void swiglu_as(const void* x, void* y, int64_t begin, int64_t end, int64_t h) {
   }
 }
 void swiglu_rows(const void* x, void* y, Element type, int64_t begin, int64_t end, int64_t h) {
-  with_elements(type, type, [&](auto t, auto) HWY_ATTR { swiglu_as<decltype(t)>(x, y, begin, end, h); });
+  with_element(type, [&](auto t) HWY_ATTR { swiglu_as<decltype(t)>(x, y, begin, end, h); });
 }
 
 template <class T>
@@ -51,7 +51,7 @@ void swiglu_slope_as(const void* x, const void* dy, void* dx, int64_t begin, int
   }
 }
 void swiglu_slope_rows(const void* x, const void* dy, void* dx, Element type, int64_t begin, int64_t end, int64_t h) {
-  with_elements(type, type, [&](auto t, auto) HWY_ATTR { swiglu_slope_as<decltype(t)>(x, dy, dx, begin, end, h); });
+  with_element(type, [&](auto t) HWY_ATTR { swiglu_slope_as<decltype(t)>(x, dy, dx, begin, end, h); });
 }
 
 }  // namespace lathe::HWY_NAMESPACE

@@ -17,11 +17,11 @@ HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
 /// One block of the online softmax. scores [rows, columns], `stride` apart, of queries from q0 and keys from k0; p
-/// takes exp(score scale - most) with zeros where the mask is and in the columns up to `width`; most and sum [rows] go
-/// on from the blocks before, and so does the accumulated output [rows, wide].
+/// takes exp(score scale - m) with zeros where the mask is and in the columns up to `width`; the running maximum m and
+/// denominator l [rows] go on from the blocks before, and so does the accumulated output [rows, wide].
 template <class T>
 void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width, int64_t q0,
-                int64_t k0, float scale, T* p, float* most, float* sum, float* acc, int64_t wide) {
+                int64_t k0, float scale, T* p, float* m, float* l, float* acc, int64_t wide) {
   const V s = set(scale), low = set(-INFINITY);
   for (int64_t r = 0; r < rows; ++r) {
     const float* in = scores + r * stride;
@@ -29,18 +29,18 @@ void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t colum
     const int64_t seen = std::min(columns, q0 + r - k0 + 1);  // keys up to the query itself
     V top = low;
     for_vectors(seen, [&](int64_t i, auto part) HWY_ATTR { top = hn::Max(top, part.keep_or(part(in + i), low)); });
-    const float before = most[r], now = std::max(before, max_of(top) * scale);
-    const V m = set(now);
+    const float before = m[r], now = std::max(before, max_of(top) * scale);
+    const V shift = set(now);
     V total = set(0);
     for_vectors(seen, [&](int64_t i, auto part) HWY_ATTR {
-      const V e = part.keep(exp_of(hn::MulSub(part(in + i), s, m)));
+      const V e = part.keep(exp_of(hn::MulSub(part(in + i), s, shift)));
       total = hn::Add(total, e);
       part(e, out + i);
     });
     std::fill(out + seen, out + width, T(0.0f));
     const float kept = before == -INFINITY ? 0.0f : std::exp(before - now);
-    most[r] = now;
-    sum[r] = sum[r] * kept + sum_of(total);
+    m[r] = now;
+    l[r] = l[r] * kept + sum_of(total);
     if (kept == 1.0f || k0 == 0) continue;
     const V factor = set(kept);
     float* a = acc + r * wide;
@@ -48,15 +48,15 @@ void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t colum
   }
 }
 void softmax_block(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width, int64_t q0,
-                   int64_t k0, float scale, void* p, Element type, float* most, float* sum, float* acc, int64_t wide) {
-  with_elements(type, type, [&](auto t, auto) HWY_ATTR {
-    softmax_as(scores, stride, rows, columns, width, q0, k0, scale, static_cast<decltype(t)*>(p), most, sum, acc, wide);
+                   int64_t k0, float scale, void* p, Element type, float* m, float* l, float* acc, int64_t wide) {
+  with_element(type, [&](auto t) HWY_ATTR {
+    softmax_as(scores, stride, rows, columns, width, q0, k0, scale, static_cast<decltype(t)*>(p), m, l, acc, wide);
   });
 }
 
 /// out[r] = acc[r] / sum[r] (sum null: acc), rows x columns.
 void write_rows_of(const float* acc, int64_t wide, int64_t rows, int64_t columns, const float* sum, Matrix out) {
-  with_elements(out.type, out.type, [&](auto t, auto) HWY_ATTR {
+  with_element(out.type, [&](auto t) HWY_ATTR {
     for (int64_t r = 0; r < rows; ++r) {
       auto* to = static_cast<decltype(t)*>(const_cast<void*>(out.at(r, 0)));
       const V factor = set(sum == nullptr ? 1.0f : 1.0f / sum[r]);
@@ -68,7 +68,7 @@ void write_rows_of(const float* acc, int64_t wide, int64_t rows, int64_t columns
 
 /// delta[r] = sum over the columns of a b.
 void dot_rows(Matrix a, Matrix b, int64_t rows, int64_t columns, float* delta) {
-  with_elements(a.type, a.type, [&](auto t, auto) HWY_ATTR {
+  with_element(a.type, [&](auto t) HWY_ATTR {
     using T = decltype(t);
     for (int64_t r = 0; r < rows; ++r) {
       V sum = set(0);
@@ -105,7 +105,7 @@ void slopes_as(const float* scores, const float* dp, int64_t stride, int64_t key
 void slopes_block(const float* scores, const float* dp, int64_t stride, int64_t keys, int64_t queries, int64_t width,
                   int64_t k0, int64_t q0, float scale, const float* lse, const float* delta, void* p, void* ds,
                   Element type) {
-  with_elements(type, type, [&](auto t, auto) HWY_ATTR {
+  with_element(type, [&](auto t) HWY_ATTR {
     using T = decltype(t);
     slopes_as(scores, dp, stride, keys, queries, width, k0, q0, scale, lse, delta, static_cast<T*>(p),
               static_cast<T*>(ds));
@@ -150,165 +150,233 @@ struct Head {
 
 Matrix below(Matrix m, int64_t row) { return {m.at(row, 0), m.stride, m.type}; }
 
-/// A head's rows [time, width], packed block by block as right factors.
+/// What a head is computed in: its elements' type, and the one that they are multiplied in.
+struct Types {
+  explicit Types(Element own_) : own(own_), as(multiplied_as(own_)) {}
+  Element own, as;
+  bool widens() const { return own != as; }
+};
+
+/// Some of a head's rows [time, width], packed block by block as right factors.
 class Packed {
  public:
   /// transposed: of [width, rows of the block], else of [rows of the block, width].
-  Packed(const AttentionShape& s, Element type, bool transposed)
-      : shape_(s), type_(type), transposed_(transposed), wide_(round_up(transposed ? block : s.width, 16)) {}
+  Packed(const AttentionShape& s, Types types, bool transposed)
+      : shape_(s), types_(types), transposed_(transposed), wide_(round_up(transposed ? block : s.width, 16)) {}
   /// float32 that is not transposed is read where it is.
-  bool copied() const { return transposed_ || type_ != Element::f32; }
-  int64_t bytes() const {
-    const int64_t rows = transposed_ ? packed_depth(shape_.width, type_) : block;
-    return copied() ? divide_up(shape_.time, block) * rows * wide_ * bytes_of(type_) : 0;
-  }
-  void fill(Matrix from, char* to) {
+  bool copied() const { return transposed_ || types_.own != Element::f32; }
+  int64_t bytes() const { return copied() ? divide_up(shape_.time, block) * block_bytes() : 0; }
+  /// Packs rows [begin, end); begin starts a block.
+  void fill(Matrix from, char* to, int64_t begin, int64_t end) {
     from_ = from, at_ = to;
     if (!copied()) return;
-    for (int64_t t = 0; t < shape_.time; t += block) {
+    for (int64_t t = begin; t < end; t += block) {
       const int64_t n = std::min(block, shape_.time - t);
       void* place = const_cast<void*>(block_at(t).data);
       if (transposed_)
-        pack_right_transposed(below(from, t), shape_.width, n, wide_, place);
+        pack_right_transposed(below(from, t), shape_.width, n, wide_, place, types_.as);
       else
-        pack_right(below(from, t), n, shape_.width, wide_, place);
+        pack_right(below(from, t), n, shape_.width, wide_, place, types_.as);
     }
   }
   /// The block that begins at row t.
   Matrix block_at(int64_t t) const {
     if (!copied()) return below(from_, t);
-    const int64_t rows = transposed_ ? packed_depth(shape_.width, type_) : block;
-    return {at_ + t / block * rows * wide_ * bytes_of(type_), wide_, type_};
+    return {at_ + t / block * block_bytes(), wide_, types_.as};
   }
 
  private:
+  int64_t block_bytes() const {
+    return (transposed_ ? packed_depth(shape_.width, types_.as) : block) * wide_ * bytes_of(types_.as);
+  }
   AttentionShape shape_;
-  Element type_;
+  Types types_;
   bool transposed_;
   int64_t wide_;
   Matrix from_{};
   char* at_ = nullptr;
 };
 
+/// Up to a block of rows as a left factor: where they are, or widened in `space`.
+Matrix left_rows(Matrix from, int64_t row, int64_t rows, int64_t width, Types types, float* space) {
+  const Matrix there = below(from, row);
+  if (!types.widens()) return there;
+  widen(there, rows, width, space, width);
+  return {space, width, types.as};
+}
+
 struct ForwardSpace {
-  ForwardSpace(const AttentionShape& s, Element type, Packed& k, Packed& v, char* base) {
+  ForwardSpace(const AttentionShape& s, Types types, const Packed& k, const Packed& v, char* base) {
     Carver c(base);
     keys = c.take(k.bytes());
     values = c.take(v.bytes());
     scores = c.take<float>(block * block);
-    p = c.take(block * block * bytes_of(type));
-    most = c.take<float>(block);
-    sum = c.take<float>(block);
+    p = c.take(block * block * bytes_of(types.as));
+    m = c.take<float>(block);
+    l = c.take<float>(block);
     acc = c.take<float>(block * round_up(s.width, 16));
+    q = c.take<float>(types.widens() ? block * s.width : 0);
     used = c.used();
   }
   char *keys, *values, *p;
-  float *scores, *most, *sum, *acc;
+  float *scores, *m, *l, *acc, *q;
   int64_t used;
 };
 
 struct BackwardSpace {
-  BackwardSpace(const AttentionShape& s, Element type, Packed (&packs)[5], char* base) {
+  BackwardSpace(const AttentionShape& s, Types types, const Packed (&packs)[5], char* base) {
     Carver c(base);
     for (int i = 0; i < 5; ++i) packed[i] = c.take(packs[i].bytes());
     const int64_t wide = round_up(s.width, 16);
     scores = c.take<float>(block * block);
     dp = c.take<float>(block * block);
-    p = c.take(block * block * bytes_of(type));
-    ds = c.take(block * block * bytes_of(type));
-    ds_rows = c.take(block * block * bytes_of(type));
+    p = c.take(block * block * bytes_of(types.as));
+    ds = c.take(block * block * bytes_of(types.as));
+    ds_rows = c.take(block * block * bytes_of(types.as));
     delta = c.take<float>(s.time);
     dq = c.take<float>(s.time * wide);
     dk = c.take<float>(block * wide);
     dv = c.take<float>(block * wide);
+    k = c.take<float>(types.widens() ? block * s.width : 0);
+    v = c.take<float>(types.widens() ? block * s.width : 0);
     used = c.used();
   }
   char *packed[5], *p, *ds, *ds_rows;
-  float *scores, *dp, *delta, *dq, *dk, *dv;
+  float *scores, *dp, *delta, *dq, *dk, *dv, *k, *v;
   int64_t used;
+};
+
+/// A head's blocks of queries (or keys) in parts, so that every thread has work where there are few heads: one part
+/// where there are two heads a thread or more.
+struct HeadParts {
+  explicit HeadParts(const AttentionShape& s) : heads(s.batch * s.heads), blocks(divide_up(s.time, block)) {
+    const int64_t threads = at::get_num_threads();
+    const int64_t wanted = heads >= 2 * threads ? 1 : divide_up(4 * threads, heads);
+    each = divide_up(blocks, std::min(wanted, blocks));
+    count = divide_up(blocks, each);
+  }
+  int64_t begin(int64_t part) const { return part * each * block; }
+  int64_t end(int64_t part, int64_t time) const { return std::min(time, (part + 1) * each * block); }
+  int64_t heads, blocks, each, count;
 };
 
 }  // namespace
 
 bool attention_ready(const AttentionShape& s, Element type) {
-  return product_ready(type) && (type == Element::f32 || s.width % 2 == 0);
+  return product_ready(type) && (multiplied_as(type) == Element::f32 || s.width % 2 == 0);
 }
 
+// A block of queries goes past the blocks of keys up to its own:
+//
+//          keys j ->
+//   q i   +---+---+---+---+     scores = q_i k_j^T, softmax's m and l go on, P
+//    |    | x |   |   |   |     acc_i = acc_i (rescaled) + P v_j
+//    v    +---+---+---+---+
+//         | x | x |   |   |     x: computed; on the diagonal the mask cuts a block; right of it nothing is
+//         +---+---+---+---+
 void attention_forward(const AttentionShape& s, Element type, const void* qkv, void* out, float* lse) {
-  const Packed shape_k(s, type, true), shape_v(s, type, false);
-  Packed k0 = shape_k, v0 = shape_v;
-  const Scratch scratch(ForwardSpace(s, type, k0, v0, nullptr).used);
+  const Types types(type);
+  const Packed shape_k(s, types, true), shape_v(s, types, false);
+  const Scratch scratch(ForwardSpace(s, types, shape_k, shape_v, nullptr).used);
   const int64_t wide = round_up(s.width, 16);
-  const auto run = [&](int64_t index) {
+  const HeadParts parts(s);
+  const auto run = [&](int64_t task) {
+    const int64_t index = task % parts.heads, part = parts.count - 1 - task / parts.heads;  // the longest first
     Packed keys = shape_k, values = shape_v;
-    const ForwardSpace w(s, type, keys, values, scratch.mine());
+    const ForwardSpace w(s, types, keys, values, scratch.mine());
     const Head head(s, type, index);
     const Matrix q = head.part(qkv, 0), y = head.rows(out);
-    keys.fill(head.part(qkv, 1), w.keys);
-    values.fill(head.part(qkv, 2), w.values);
-    for (int64_t i = 0; i < s.time; i += block) {
+    const int64_t end = parts.end(part, s.time);
+    keys.fill(head.part(qkv, 1), w.keys, 0, end);
+    values.fill(head.part(qkv, 2), w.values, 0, end);
+    for (int64_t i = parts.begin(part); i < end; i += block) {
       const int64_t rows = std::min(block, s.time - i);
-      std::fill_n(w.most, rows, -INFINITY);
-      std::fill_n(w.sum, rows, 0.0f);
+      const Matrix queries = left_rows(q, i, rows, s.width, types, w.q);
+      std::fill_n(w.m, rows, -INFINITY);
+      std::fill_n(w.l, rows, 0.0f);
       for (int64_t j = 0; j <= i; j += block) {
-        const int64_t columns = std::min(block, s.time - j), depth = packed_depth(columns, type);
-        small_product(below(q, i), keys.block_at(j), rows, round_up(columns, 16), s.width, w.scores, block, false);
+        const int64_t columns = std::min(block, s.time - j), depth = packed_depth(columns, types.as);
+        small_product(queries, keys.block_at(j), rows, round_up(columns, 16), s.width, w.scores, block, false);
         HWY_DYNAMIC_DISPATCH(softmax_block)
-        (w.scores, block, rows, columns, depth, i, j, s.scale, w.p, type, w.most, w.sum, w.acc, wide);
+        (w.scores, block, rows, columns, depth, i, j, s.scale, w.p, types.as, w.m, w.l, w.acc, wide);
         const int64_t n = values.copied() ? wide : s.width;
-        small_product({w.p, depth, type}, values.block_at(j), rows, n, depth, w.acc, wide, j > 0);
+        small_product({w.p, depth, types.as}, values.block_at(j), rows, n, depth, w.acc, wide, j > 0);
       }
-      HWY_DYNAMIC_DISPATCH(write_rows_of)(w.acc, wide, rows, s.width, w.sum, below(y, i));
-      for (int64_t r = 0; r < rows; ++r) lse[index * s.time + i + r] = w.most[r] + std::log(w.sum[r]);
+      HWY_DYNAMIC_DISPATCH(write_rows_of)(w.acc, wide, rows, s.width, w.l, below(y, i));
+      for (int64_t r = 0; r < rows; ++r) lse[index * s.time + i + r] = w.m[r] + std::log(w.l[r]);
     }
   };
-  parallel_tasks(s.batch * s.heads, run, [&] { release_products(type); });
+  parallel_tasks(parts.heads * parts.count, run, [&] { release_products(types.as); });
 }
 
+// The same blocks column by column: a block of keys goes past the blocks of queries from its own on, for dk and dv, and
+// adds to their dq. Where there are few heads, tasks are parts of a head, and since two tasks must not add to one dq,
+// dk and dv (of a part of the keys) and dq (of a part of the queries) are tasks of their own, which both make the
+// blocks' P and dS: 7 products where 5 would do, on cores that were idle. Each sum is in the same order either way.
 void attention_backward(const AttentionShape& s, Element type, const void* qkv, const void* out, const void* dout,
                         const float* lse, void* dqkv) {
   // q and dout both ways, and k for dq.
-  const Packed across(s, type, true), along(s, type, false);
-  Packed shapes[5] = {across, across, along, along, along};
-  const Scratch scratch(BackwardSpace(s, type, shapes, nullptr).used);
+  const Types types(type);
+  const Packed across(s, types, true), along(s, types, false);
+  const Packed shapes[5] = {across, across, along, along, along};
+  const Scratch scratch(BackwardSpace(s, types, shapes, nullptr).used);
   const int64_t wide = round_up(s.width, 16);
-  const auto dispatch_rows = HWY_DYNAMIC_DISPATCH(write_rows_of);
-  const auto run = [&](int64_t index) {
+  const HeadParts parts(s);
+  const bool together = parts.count == 1;
+  const auto write_rows = HWY_DYNAMIC_DISPATCH(write_rows_of);
+  const auto run = [&](int64_t task) {
+    const int64_t index = task % parts.heads, kind = task / parts.heads;
+    // Of the keys, whose work shrinks along the context, the first part first; of the queries the last.
+    const bool makes_keys = together || kind < parts.count, makes_queries = together || kind >= parts.count;
+    const int64_t part = makes_keys ? kind : 2 * parts.count - 1 - kind;
+    const int64_t begin = parts.begin(part), end = parts.end(part, s.time);
     Packed packs[5] = {across, across, along, along, along};
     auto& [q_across, dy_across, q_along, dy_along, k_along] = packs;
-    const BackwardSpace w(s, type, packs, scratch.mine());
+    const BackwardSpace w(s, types, packs, scratch.mine());
     const Head head(s, type, index);
     const Matrix q = head.part(qkv, 0), k = head.part(qkv, 1), v = head.part(qkv, 2), dy = head.rows(dout);
     const float* row_lse = lse + index * s.time;
-    q_across.fill(q, w.packed[0]);
-    dy_across.fill(dy, w.packed[1]);
-    q_along.fill(q, w.packed[2]);
-    dy_along.fill(dy, w.packed[3]);
-    k_along.fill(k, w.packed[4]);
-    HWY_DYNAMIC_DISPATCH(dot_rows)(dy, head.rows(out), s.time, s.width, w.delta);
+    const int64_t first_query = begin, last_query = makes_keys ? s.time : end;
+    q_across.fill(q, w.packed[0], first_query, last_query);
+    dy_across.fill(dy, w.packed[1], first_query, last_query);
+    if (makes_keys) q_along.fill(q, w.packed[2], first_query, last_query);
+    if (makes_keys) dy_along.fill(dy, w.packed[3], first_query, last_query);
+    if (makes_queries) k_along.fill(k, w.packed[4], 0, end);
+    HWY_DYNAMIC_DISPATCH(dot_rows)
+    (below(dy, first_query), below(head.rows(out), first_query), last_query - first_query, s.width,
+     w.delta + first_query);
     const int64_t n = q_along.copied() ? wide : s.width;
-    for (int64_t j = 0; j < s.time; j += block) {
+    const int64_t first_key = makes_keys ? begin : 0;
+    for (int64_t j = first_key; j < end; j += block) {
       const int64_t keys = std::min(block, s.time - j);
-      for (int64_t i = j; i < s.time; i += block) {
-        const int64_t queries = std::min(block, s.time - i), depth = packed_depth(queries, type);
+      const Matrix k_rows = left_rows(k, j, keys, s.width, types, w.k);
+      const Matrix v_rows = left_rows(v, j, keys, s.width, types, w.v);
+      for (int64_t i = std::max(j, first_query); i < last_query; i += block) {
+        const int64_t queries = std::min(block, s.time - i), depth = packed_depth(queries, types.as);
         const int64_t columns = round_up(queries, 16);
-        small_product(below(k, j), q_across.block_at(i), keys, columns, s.width, w.scores, block, false);
-        small_product(below(v, j), dy_across.block_at(i), keys, columns, s.width, w.dp, block, false);
+        small_product(k_rows, q_across.block_at(i), keys, columns, s.width, w.scores, block, false);
+        small_product(v_rows, dy_across.block_at(i), keys, columns, s.width, w.dp, block, false);
         HWY_DYNAMIC_DISPATCH(slopes_block)
-        (w.scores, w.dp, block, keys, queries, depth, j, i, s.scale, row_lse + i, w.delta + i, w.p, w.ds, type);
-        small_product({w.p, depth, type}, dy_along.block_at(i), keys, n, depth, w.dv, wide, i > j);
-        small_product({w.ds, depth, type}, q_along.block_at(i), keys, n, depth, w.dk, wide, i > j);
-        const int64_t key_depth = packed_depth(keys, type);
-        pack_left_transposed({w.ds, depth, type}, keys, queries, w.ds_rows);
-        small_product({w.ds_rows, key_depth, type}, k_along.block_at(j), queries, n, key_depth, w.dq + i * wide, wide,
-                      j > 0);
+        (w.scores, w.dp, block, keys, queries, depth, j, i, s.scale, row_lse + i, w.delta + i, w.p, w.ds, types.as);
+        if (makes_keys) {
+          small_product({w.p, depth, types.as}, dy_along.block_at(i), keys, n, depth, w.dv, wide, i > j);
+          small_product({w.ds, depth, types.as}, q_along.block_at(i), keys, n, depth, w.dk, wide, i > j);
+        }
+        if (!makes_queries) continue;
+        const int64_t key_depth = packed_depth(keys, types.as);
+        pack_left_transposed({w.ds, depth, types.as}, keys, queries, w.ds_rows, types.as);
+        small_product({w.ds_rows, key_depth, types.as}, k_along.block_at(j), queries, n, key_depth, w.dq + i * wide,
+                      wide, j > 0);
       }
-      dispatch_rows(w.dk, wide, keys, s.width, nullptr, below(head.part(dqkv, 1), j));
-      dispatch_rows(w.dv, wide, keys, s.width, nullptr, below(head.part(dqkv, 2), j));
+      if (!makes_keys) continue;
+      write_rows(w.dk, wide, keys, s.width, nullptr, below(head.part(dqkv, 1), j));
+      write_rows(w.dv, wide, keys, s.width, nullptr, below(head.part(dqkv, 2), j));
     }
-    dispatch_rows(w.dq, wide, s.time, s.width, nullptr, head.part(dqkv, 0));
+    if (makes_queries)
+      write_rows(w.dq + first_query * wide, wide, last_query - first_query, s.width, nullptr,
+                 below(head.part(dqkv, 0), first_query));
   };
-  parallel_tasks(s.batch * s.heads, run, [&] { release_products(type); });
+  parallel_tasks(parts.heads * parts.count * (together ? 1 : 2), run, [&] { release_products(types.as); });
 }
 
 }  // namespace lathe

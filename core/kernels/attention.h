@@ -1,7 +1,8 @@
 // Causal attention in blocks that stay in a core's cache (Dao et al. 2022, FlashAttention; Milakov and Gimelshein 2018,
 // online softmax): memory grows linearly with the context, and blocks that the mask empties are skipped. Reads and
-// writes packed projections. float32 or bfloat16, sums in float32. A head of a sample is one thread's, so results are
-// the same bits on any number of threads.
+// writes packed projections. float32, bfloat16 or float16, sums in float32. A task is a head of a sample, or a part of
+// its queries where there are few heads; sums are in the same order either way, so results are the same bits on any
+// number of threads.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ struct AttentionShape {
   float scale = 1;  ///< of the scores
 };
 
-/// Whether the kernel takes this shape in this type: bfloat16 needs an even width.
+/// Whether the kernel takes this shape in this type: what is multiplied in bfloat16 needs an even width.
 bool attention_ready(const AttentionShape& s, Element type);
 /// out = softmax(mask(q k^T scale)) v; lse [batch, heads, time]: log of each row's sum of exponentials.
 void attention_forward(const AttentionShape& s, Element type, const void* qkv, void* out, float* lse);

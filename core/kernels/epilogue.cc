@@ -47,7 +47,7 @@ void finish(const float* block, int64_t stride, int64_t row, int64_t column, int
 }
 
 void row_sums(Matrix a, int64_t rows, int64_t columns, float* sums) {
-  with_elements(a.type, a.type, [&](auto type, auto) HWY_ATTR {
+  with_element(a.type, [&](auto type) HWY_ATTR {
     for (int64_t r = 0; r < rows; ++r) {
       const auto* in = place<const decltype(type)>(a, r, 0);
       V sum = set(0);

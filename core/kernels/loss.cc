@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <vector>
 
 #include "core/kernels/scratch.h"
@@ -38,7 +37,7 @@ float loss_of_row(T* x, int64_t classes, int64_t target, float weight, bool grad
 
 void loss_rows(Matrix logits, int64_t begin, int64_t end, int64_t classes, int64_t padding, const int64_t* targets,
                int64_t ignore, float weight, bool gradient, float* losses) {
-  with_elements(logits.type, logits.type, [&](auto type, auto) HWY_ATTR {
+  with_element(logits.type, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     for (int64_t r = begin; r < end; ++r) {
       T* row = static_cast<T*>(const_cast<void*>(logits.at(r, 0)));
@@ -51,7 +50,7 @@ void loss_rows(Matrix logits, int64_t begin, int64_t end, int64_t classes, int64
   });
 }
 
-/// table[ids[order[i]]] += values[order[i]] for begin <= i < end, where ids[order[]] is sorted and no id is cut.
+/// table[ids[order[i]]] += values[order[i]] for begin <= i < end, where ids[order[]] is sorted.
 void add_rows(Matrix values, const int64_t* ids, const int64_t* order, int64_t begin, int64_t end, int64_t columns,
               Matrix table, float* sum) {
   with_elements(values.type, table.type, [&](auto value, auto entry) HWY_ATTR {
@@ -89,19 +88,22 @@ void cross_entropy_rows(Matrix logits, int64_t rows, int64_t classes, int64_t pa
 }
 
 void scatter_add_rows(Matrix values, const int64_t* ids, int64_t n, int64_t columns, Matrix table) {
-  std::vector<int64_t> order(static_cast<size_t>(n));
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
-  // Where a thread's part would begin within an id's rows, it begins after them.
-  const auto cut = [&](int64_t i) {
-    while (i > 0 && i < n && ids[order[static_cast<size_t>(i)]] == ids[order[static_cast<size_t>(i) - 1]]) ++i;
-    return i;
-  };
+  // A task takes the ids that leave its remainder, so that frequent ids, which are often neighbours, spread. An id's
+  // rows are summed by one thread in their order, whatever the tasks.
+  const int64_t threads = at::get_num_threads();
+  const int64_t tasks = threads == 1 ? 1 : std::min<int64_t>(4 * threads, divide_up(n * columns, 1 << 13));
   const Scratch scratch(columns * 4);
-  at::parallel_for(0, n, divide_up(1 << 13, columns), [&](int64_t begin, int64_t end) {
+  const auto run = [&](int64_t task) {
+    std::vector<int64_t> order;
+    for (int64_t i = 0; i < n; ++i) {
+      if (ids[i] % tasks == task) order.push_back(i);
+    }
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
     HWY_DYNAMIC_DISPATCH(add_rows)
-    (values, ids, order.data(), cut(begin), cut(end), columns, table, reinterpret_cast<float*>(scratch.mine()));
-  });
+    (values, ids, order.data(), 0, static_cast<int64_t>(order.size()), columns, table,
+     reinterpret_cast<float*>(scratch.mine()));
+  };
+  parallel_tasks(tasks, run, [] {});
 }
 
 }  // namespace lathe

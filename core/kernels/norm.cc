@@ -29,7 +29,9 @@ void forward_rows(const NormRows& n, Matrix x, Matrix y, float eps, int64_t begi
       const V centred = part.keep(hn::Sub(part(in + i), m));
       squares = hn::MulAdd(centred, centred, squares);
     });
-    const float rstd = 1.0f / std::sqrt(sum_of(squares) * inverse + eps);
+    // Where squares overflow, 1 / infinity would make zeros of a run that has diverged.
+    const float variance = sum_of(squares) * inverse,
+                rstd = variance < INFINITY ? 1.0f / std::sqrt(variance + eps) : NAN;
     n.rstd[r] = rstd;
     const V s = set(rstd);
     for_vectors(n.columns, [&](int64_t i, auto part) HWY_ATTR {
@@ -127,10 +129,13 @@ void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, 
   for (float* total : {dweight, dbias}) {
     if (total == nullptr) continue;
     const int64_t offset = total == dweight ? 0 : n.columns;
-    std::fill_n(total, n.columns, 0.0f);
-    for (int64_t i = 0; i < blocks; ++i) {
-      for (int64_t c = 0; c < n.columns; ++c) total[c] += partial[i * each + offset + c];
-    }
+    // Threads share the columns; each column's sum is in one order.
+    at::parallel_for(0, n.columns, divide_up(1 << 13, blocks), [&](int64_t begin, int64_t end) {
+      std::fill(total + begin, total + end, 0.0f);
+      for (int64_t i = 0; i < blocks; ++i) {
+        for (int64_t c = begin; c < end; ++c) total[c] += partial[i * each + offset + c];
+      }
+    });
   }
 }
 

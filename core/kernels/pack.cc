@@ -89,7 +89,40 @@ void interleave16(const uint16_t* first, const uint16_t* second, int64_t columns
   }
 }
 
-void right(Matrix b, int64_t k, int64_t n, int64_t width, void* out) {
+void widen_rows(Matrix a, int64_t rows, int64_t columns, float* out, int64_t stride) {
+  with_element(a.type, [&](auto t) HWY_ATTR {
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto* in = static_cast<const decltype(t)*>(a.at(r, 0));
+      for_vectors(columns, [&](int64_t i, auto part) HWY_ATTR { part(part(in + i), out + r * stride + i); });
+    }
+  });
+}
+
+/// The transpose of a [rows, columns] in float32: out[j * out_stride + i] = a[i][j].
+void widen_transposed(Matrix a, int64_t rows, int64_t columns, float* out, int64_t out_stride) {
+  constexpr int64_t tile = 64;
+  float wide[tile * tile];
+  for (int64_t i = 0; i < rows; i += tile) {
+    for (int64_t j = 0; j < columns; j += tile) {
+      const int64_t high = rows - i < tile ? rows - i : tile, long_ = columns - j < tile ? columns - j : tile;
+      widen_rows({a.at(i, j), a.stride, a.type}, high, long_, wide, tile);
+      transpose32(reinterpret_cast<const char*>(wide), tile * 4, high, long_,
+                  reinterpret_cast<uint32_t*>(out + j * out_stride + i), out_stride);
+    }
+  }
+}
+
+/// Zeroes columns n to width of k rows of float32.
+void clear_rest(float* out, int64_t k, int64_t n, int64_t width) {
+  if (width == n) return;
+  for (int64_t i = 0; i < k; ++i) std::memset(out + i * width + n, 0, static_cast<size_t>(width - n) * 4);
+}
+
+void right(Matrix b, int64_t k, int64_t n, int64_t width, void* out, Element as) {
+  if (as != b.type) {
+    widen_rows(b, k, n, static_cast<float*>(out), width);
+    return clear_rest(static_cast<float*>(out), k, n, width);
+  }
   const auto rest = static_cast<size_t>(width - n) * 4;
   if (b.type == Element::f32) {
     for (int64_t i = 0; i < k; ++i) {
@@ -107,7 +140,11 @@ void right(Matrix b, int64_t k, int64_t n, int64_t width, void* out) {
   }
 }
 
-void right_transposed(Matrix b, int64_t k, int64_t n, int64_t width, void* out) {
+void right_transposed(Matrix b, int64_t k, int64_t n, int64_t width, void* out, Element as) {
+  if (as != b.type) {
+    widen_transposed(b, n, k, static_cast<float*>(out), width);
+    return clear_rest(static_cast<float*>(out), k, n, width);
+  }
   const bool low = b.type != Element::f32;
   const int64_t units = low ? k / 2 : k;
   auto* to = static_cast<uint32_t*>(out);
@@ -121,7 +158,8 @@ void right_transposed(Matrix b, int64_t k, int64_t n, int64_t width, void* out) 
   }
 }
 
-void left_transposed(Matrix a, int64_t k, int64_t m, void* out) {
+void left_transposed(Matrix a, int64_t k, int64_t m, void* out, Element as) {
+  if (as != a.type) return widen_transposed(a, k, m, static_cast<float*>(out), k);
   if (a.type == Element::f32) {
     transpose32(static_cast<const char*>(a.data), a.stride * 4, k, m, static_cast<uint32_t*>(out), k);
     return;
@@ -155,15 +193,19 @@ namespace lathe {
 HWY_EXPORT(right);
 HWY_EXPORT(right_transposed);
 HWY_EXPORT(left_transposed);
+HWY_EXPORT(widen_rows);
 
-void pack_right(Matrix b, int64_t k, int64_t n, int64_t width, void* out) {
-  HWY_DYNAMIC_DISPATCH(right)(b, k, n, width, out);
+void pack_right(Matrix b, int64_t k, int64_t n, int64_t width, void* out, Element as) {
+  HWY_DYNAMIC_DISPATCH(right)(b, k, n, width, out, as);
 }
-void pack_right_transposed(Matrix b, int64_t k, int64_t n, int64_t width, void* out) {
-  HWY_DYNAMIC_DISPATCH(right_transposed)(b, k, n, width, out);
+void pack_right_transposed(Matrix b, int64_t k, int64_t n, int64_t width, void* out, Element as) {
+  HWY_DYNAMIC_DISPATCH(right_transposed)(b, k, n, width, out, as);
 }
-void pack_left_transposed(Matrix a, int64_t k, int64_t m, void* out) {
-  HWY_DYNAMIC_DISPATCH(left_transposed)(a, k, m, out);
+void pack_left_transposed(Matrix a, int64_t k, int64_t m, void* out, Element as) {
+  HWY_DYNAMIC_DISPATCH(left_transposed)(a, k, m, out, as);
+}
+void widen(Matrix a, int64_t rows, int64_t columns, float* out, int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(widen_rows)(a, rows, columns, out, stride);
 }
 
 }  // namespace lathe

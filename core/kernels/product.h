@@ -1,7 +1,21 @@
 // Matrix products in blocks that stay in a core's cache, on the small-product kernels of LibTorch's oneDNN
-// (at::native::cpublas::brgemm). Factors are packed a panel at a time where they are used; sums are in float32, each in
-// one fixed order, so that results are the same bits on any number of threads. Both factors float32 or both bfloat16;
-// m, n and k are above 0.
+// (at::native::cpublas::brgemm, a GEMM over a batch of blocks). Factors are packed a panel at a time where they are
+// used; sums are in float32, each in one fixed order, so that results are the same bits on any number of threads. Both
+// factors float32, bfloat16 or float16; m, n and k are above 0.
+//
+// bfloat16 is multiplied as it is where the CPU has the instructions (AVX512_BF16, AMX). Elsewhere, and in float16,
+// factors are widened to float32 on their way into the cache, multiplied there, and results rounded once as they leave:
+// what lies in memory stays small, and a product takes hardly longer than float32's.
+//
+//   result   a task is a panel of 64 columns x a part of the rows; a block is 32 rows of it:
+//
+//                    panel   panel   panel            (b: packed once a task, k x 64, up to 768 or 1024 deep)
+//                  +-------+-------+-------+
+//            part  | block |       |       |          (a: 32 rows x k, read where they are)
+//                  | block |       |       |
+//                  +-------+-------+-------+
+//            part  |       |       |       |          a block: brgemm over k, then the epilogue while it is in cache
+//                  +-------+-------+-------+
 #pragma once
 
 #include <cstdint>
@@ -11,15 +25,19 @@
 
 namespace lathe {
 
-/// Whether this machine's small-product kernels take the type: float32 from AVX2 on, bfloat16 with AVX512_BF16 or AMX
-/// (unless ONEDNN_MAX_CPU_ISA in the environment forbids it).
+/// Whether products of this type are taken here: from AVX2 on (core/kernels/isa.h, and oneDNN's ONEDNN_MAX_CPU_ISA);
+/// float16 not on CPUs that have arithmetic for it.
 bool product_possible(Element type);
 /// The same, and false after use_kernels(false): what ops go by.
 bool product_ready(Element type);
+/// The type that products of `type` are multiplied in: bfloat16 as it is where there are instructions, else float32.
+Element multiplied_as(Element type);
 /// Whether ops take these kernels where product_ready() allows (the default), or ATen's throughout. Not thread-safe.
 void use_kernels(bool on);
 /// The instruction set that Highway chose for the vector loops: "AVX3" (AVX-512), "AVX2", "NEON", ...
 const char* vector_set();
+
+// Factors of two types, one of them float32, are multiplied in float32.
 
 /// a [m, k] times b [k, n], then `e`.
 void multiply(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e);
@@ -29,7 +47,7 @@ void multiply_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epil
 void multiply_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e, float* column_sums = nullptr);
 
 /// c [m, n] (+)= a b, one block on this thread: a [m, k] row-major, b packed as a right factor or, in float32,
-/// row-major. k is even in bfloat16.
+/// row-major. Both of a type that is multiplied as it is; k is even in bfloat16.
 void small_product(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, float* c, int64_t c_stride, bool add);
 /// To be called by a thread when it is done with small products of a type.
 void release_products(Element type);

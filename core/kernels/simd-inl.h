@@ -1,5 +1,6 @@
 // Vector helpers of the kernels, compiled once for each instruction set: include it below hwy/foreach_target.h and
-// hwy/highway.h. Elements are float or bfloat16; arithmetic is in float32. Highway chooses the set at run time.
+// hwy/highway.h. Elements are float, bfloat16 or float16; arithmetic is in float32. Highway chooses the set at run
+// time.
 #if defined(LATHE_CORE_KERNELS_SIMD_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_SIMD_INL_H
 #undef LATHE_CORE_KERNELS_SIMD_INL_H
@@ -8,12 +9,14 @@
 #endif
 
 #include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
 #include "core/kernels/element.h"
+#include "core/kernels/isa.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -23,10 +26,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using DU = hn::RebindToUnsigned<D>;
 using V = hn::Vec<D>;
-
-#if HWY_TARGET == HWY_AVX3
-static const bool has_bf16_rounding = __builtin_cpu_supports("avx512bf16");
-#endif
 
 HWY_INLINE int64_t lanes() { return static_cast<int64_t>(hn::Lanes(D())); }
 
@@ -41,7 +40,7 @@ HWY_INLINE void store(V v, float* p) { hn::StoreU(v, D(), p); }
 /// below 1.2e-38 as zero.
 HWY_INLINE void store(V v, c10::BFloat16* p) {
 #if HWY_TARGET == HWY_AVX3
-  if (HWY_LIKELY(has_bf16_rounding)) {
+  if (HWY_LIKELY(active_isa() >= Isa::avx512_bf16)) {
     __m256i low;
     asm("vcvtneps2bf16 %1, %0" : "=v"(low) : "v"(v.raw));  // Highway 1.0 does not know it yet
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), low);
@@ -56,6 +55,29 @@ HWY_INLINE void store(V v, c10::BFloat16* p) {
   const hn::Rebind<uint16_t, D> half;
   hn::StoreU(hn::DemoteTo(half, hn::BitCast(hn::RebindToSigned<D>(), kept)), half, reinterpret_cast<uint16_t*>(p));
 }
+
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+HWY_INLINE V load(const c10::Half* p) {
+  const hn::Rebind<hwy::float16_t, D> half;
+  return hn::PromoteTo(D(), hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(p)));
+}
+/// To the nearest, ties to even; beyond the largest infinity.
+HWY_INLINE void store(V v, c10::Half* p) {
+  const hn::Rebind<hwy::float16_t, D> half;
+  hn::StoreU(hn::DemoteTo(half, v), half, reinterpret_cast<hwy::float16_t*>(p));
+}
+#else  // Highway's own conversion rounds towards zero here
+HWY_INLINE V load(const c10::Half* p) {
+  float lane[HWY_MAX_BYTES / sizeof(float)];
+  for (int64_t i = 0; i < lanes(); ++i) lane[i] = static_cast<float>(p[i]);
+  return load(lane);
+}
+HWY_INLINE void store(V v, c10::Half* p) {
+  float lane[HWY_MAX_BYTES / sizeof(float)];
+  store(v, lane);
+  for (int64_t i = 0; i < lanes(); ++i) p[i] = static_cast<c10::Half>(lane[i]);
+}
+#endif
 
 /// The first n lanes (n < lanes()); the others are zero.
 template <class T>
@@ -106,11 +128,16 @@ HWY_INLINE void for_vectors(int64_t n, F&& f) {
   if (i < n) f(i, Part{n - i});
 }
 
-/// f(a, b) with zeros of the C++ types of two elements, each float32 or bfloat16.
+/// f(a) with a zero of an element's C++ type.
+template <class F>
+void with_element(Element a, F&& f) {
+  if (a == Element::f32) return f(float{});
+  return a == Element::bf16 ? f(c10::BFloat16{}) : f(c10::Half{});
+}
+/// f(a, b) for two elements.
 template <class F>
 void with_elements(Element a, Element b, F&& f) {
-  if (a == Element::f32) return b == Element::f32 ? f(float{}, float{}) : f(float{}, c10::BFloat16{});
-  return b == Element::f32 ? f(c10::BFloat16{}, float{}) : f(c10::BFloat16{}, c10::BFloat16{});
+  with_element(a, [&](auto x) HWY_ATTR { with_element(b, [&](auto y) HWY_ATTR { f(x, y); }); });
 }
 
 HWY_INLINE float sum_of(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
@@ -130,12 +157,15 @@ HWY_INLINE V exp_of(V given) {
   y = hn::MulAdd(hn::MulAdd(y, r, set(1)), r, set(1));
   const auto exponent = hn::Add(hn::ShiftLeft<23>(hn::BitCast(DU(), shifted)), hn::Set(DU(), 127u << 23));
   const V e = hn::IfThenZeroElse(hn::Lt(given, set(-87)), hn::Mul(y, hn::BitCast(D(), exponent)));
-#if HWY_ARCH_X86
-  return e;  // whose minimum and maximum, in this order, keep a NaN
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  return e;  // the instructions for minimum and maximum, in this order, keep a NaN
 #else
   return hn::IfThenElse(hn::Eq(given, given), e, given);
 #endif
 }
+/// The larger of v and a number; NaN stays NaN.
+HWY_INLINE V at_least(float low, V v) { return hn::IfThenElse(hn::Lt(v, set(low)), set(low), v); }
+HWY_INLINE V at_most(float high, V v) { return hn::IfThenElse(hn::Gt(v, set(high)), set(high), v); }
 /// 1 / v for v >= 1, within 4 units in the last place; 0 for v above 2^126 on AVX2.
 HWY_INLINE V inverse_of(V v) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR

@@ -1,0 +1,81 @@
+#include "core/kernels/isa.h"
+
+#include <hwy/highway.h>
+#include <hwy/targets.h>
+
+#include <array>
+#include <cstdlib>
+
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+constexpr std::array<const char*, 5> names{"baseline", "avx2", "avx512", "avx512_bf16", "amx"};
+
+#ifdef __x86_64__
+bool has_amx_bf16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && ((d >> 22) & 1) != 0;
+}
+#endif
+
+Isa& active() {
+  static Isa isa = machine_isa();
+  return isa;
+}
+
+}  // namespace
+
+const char* isa_name(Isa isa) { return names[static_cast<size_t>(isa)]; }
+
+Isa machine_isa() {
+#ifdef __x86_64__
+  static const Isa isa = [] {
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::baseline;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+      return Isa::avx2;
+    if (!__builtin_cpu_supports("avx512bf16")) return Isa::avx512;
+    return has_amx_bf16() ? Isa::amx : Isa::avx512_bf16;
+  }();
+  return isa;
+#else
+  return Isa::baseline;
+#endif
+}
+
+Isa active_isa() { return active(); }
+
+void use_isa(Isa isa) {
+  LATHE_CHECK(isa <= machine_isa(), "this CPU has no ", isa_name(isa), ", it has up to ", isa_name(machine_isa()));
+  active() = isa;
+  int64_t targets = hwy::SupportedTargets();
+#ifdef __x86_64__
+  if (isa < Isa::avx512) targets &= ~int64_t{HWY_AVX3 | HWY_AVX3_DL};
+  if (isa < Isa::avx2) targets &= ~int64_t{HWY_AVX2};
+#endif
+  hwy::GetChosenTarget().Update(targets);
+}
+
+void read_isa_from_environment() {
+  const char* wanted = std::getenv("LATHE_ISA");
+  if (wanted == nullptr || *wanted == 0) return;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (names[i] != std::string(wanted)) continue;
+    const Isa isa = static_cast<Isa>(i);
+    if (isa > machine_isa())
+      fail(Exit::usage, "LATHE_ISA=", wanted, ": this CPU has up to ", isa_name(machine_isa()), "; name that or less");
+    constexpr std::array<const char*, 5> onednn{"SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16", "ALL"};
+    setenv("ONEDNN_MAX_CPU_ISA", onednn[i], /*overwrite=*/0);
+    if (isa < Isa::avx512) setenv("ATEN_CPU_CAPABILITY", isa == Isa::avx2 ? "avx2" : "default", /*overwrite=*/0);
+    return use_isa(isa);
+  }
+  fail(Exit::usage, "LATHE_ISA=", wanted, ": it is one of baseline, avx2, avx512, avx512_bf16 and amx");
+}
+
+}  // namespace lathe
