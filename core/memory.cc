@@ -4,9 +4,12 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <functional>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -17,26 +20,39 @@ namespace {
 
 constexpr size_t header_bytes = 64;  // keeps the data 64-byte aligned behind it
 constexpr size_t huge = size_t{2} << 20;
+constexpr size_t small = 4096;       // blocks up to here, header included, come from the C library, by size
+constexpr size_t least_rest = 1024;  // a rest is worth a block of its own from here on
 
+struct Segment;
+
+/// In front of each block's data. Blocks of a segment are a list in the order of their addresses.
 struct Header {
-  size_t block;  // bytes of the block, header included
-  size_t used;   // bytes counted to the category
-  Memory category;
+  size_t block = 0;            // bytes of the block, header included
+  size_t used = 0;             // bytes counted to the category
+  Segment* segment = nullptr;  // null: a small block
+  Header *before = nullptr, *after = nullptr;
+  Memory category = Memory::other;
+  bool free = false;
+};
+static_assert(sizeof(Header) <= header_bytes);
+
+/// Memory from the system that blocks are cut from. Starts on a huge page.
+struct Segment {
+  size_t bytes = 0;
+  Header* first = nullptr;
+  bool unused() const { return first->free && first->after == nullptr; }
 };
 
 thread_local Memory current = Memory::other;
 
-/// Block sizes, header included: multiples of 64 up to 512, then eight steps to each power of two, so that at most an
-/// eighth is unused. Blocks from 2 MiB up start on a huge page.
-size_t block_size(size_t n) {
-  n += header_bytes;
-  const size_t step = n <= 512 ? 64 : std::bit_floor(n - 1) / 8;
-  return (n + step - 1) / step * step;
-}
+size_t round_to(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
+/// Sizes of small blocks, header included: multiples of 64 up to 512, then eight steps to each power of two.
+size_t small_size(size_t bytes) { return round_to(bytes, bytes <= 512 ? 64 : std::bit_floor(bytes - 1) / 8); }
+
+/// Whole huge pages, or null.
 void* from_system(size_t bytes) {
-  if (bytes < huge) return std::aligned_alloc(64, bytes);
-  // Over-map by a huge page, then give the ends back, so that the block starts on a huge page.
+  // Over-map by a huge page, then give the ends back, so that the segment starts on a huge page.
   void* map = mmap(nullptr, bytes + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (map == MAP_FAILED) return nullptr;
   char* const start = static_cast<char*>(map);
@@ -47,33 +63,28 @@ void* from_system(size_t bytes) {
   return aligned;
 }
 
+/// Free blocks by size, then address: the first that is large enough is the best fit.
+struct BySize {
+  bool operator()(const Header* a, const Header* b) const {
+    return a->block != b->block ? a->block < b->block : std::less<>()(a, b);
+  }
+};
+
 class CachingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
     if (n == 0) return {nullptr, nullptr, &release, c10::DeviceType::CPU};
-    const size_t bytes = block_size(n);
-    std::unique_lock lock(mutex_);
-    auto& list = free_[bytes];
-    void* block = nullptr;
-    if (!list.empty()) {
-      block = list.back();
-      list.pop_back();
-    } else {
-      block = from_system(bytes);
-      if (block == nullptr) {
-        give_back();
-        block = from_system(bytes);
-      }
-      if (block == nullptr) {
-        fail(Exit::memory, "out of memory: ", n, " bytes asked for with ", stats_.total,
-             " in use; make batch_size, block_size or the model smaller");
-      }
-      stats_.reserved += static_cast<int64_t>(bytes);
-      ++stats_.blocks;
+    const size_t bytes = n + header_bytes;
+    std::lock_guard lock(mutex_);
+    Header* header = bytes <= small ? take_small(small_size(bytes)) : take(round_to(bytes, 64));
+    if (header == nullptr) {
+      fail(Exit::memory, "out of memory: ", n, " bytes asked for with ", stats_.total,
+           " in use; make batch_size, block_size or the model smaller");
     }
-    auto* header = new (block) Header{bytes, n, current};
+    header->used = n;
+    header->category = current;
     add(header->category, static_cast<int64_t>(n));
-    void* data = static_cast<char*>(block) + header_bytes;
+    void* data = reinterpret_cast<char*>(header) + header_bytes;
     return {data, data, &release, c10::DeviceType::CPU};
   }
 
@@ -110,11 +121,110 @@ class CachingAllocator final : public c10::Allocator {
   static void release(void* data) {
     if (data == nullptr) return;
     auto& self = instance();
-    void* block = static_cast<char*>(data) - header_bytes;
-    auto* header = static_cast<Header*>(block);
+    auto* header = reinterpret_cast<Header*>(static_cast<char*>(data) - header_bytes);
     std::lock_guard lock(self.mutex_);
     self.add(header->category, -static_cast<int64_t>(header->used));
-    self.free_[header->block].push_back(block);
+    if (header->segment == nullptr) {
+      self.free_small_[header->block].push_back(header);
+    } else {
+      self.put_back(header);
+    }
+  }
+
+  Header* take_small(size_t bytes) {
+    auto& list = free_small_[bytes];
+    if (!list.empty()) {
+      Header* header = list.back();
+      list.pop_back();
+      return header;
+    }
+    void* block = std::aligned_alloc(64, bytes);
+    if (block == nullptr) return nullptr;
+    count(static_cast<int64_t>(bytes), 1);
+    return new (block) Header{.block = bytes};
+  }
+
+  Header* take(size_t bytes) {
+    Header key{.block = bytes};
+    auto found = free_.lower_bound(&key);
+    if (found == free_.end()) {
+      // What is free is too small. It goes back before more is taken, so that what is held follows what is needed.
+      give_back();
+      if (!grow(bytes)) return nullptr;
+      found = free_.lower_bound(&key);
+    }
+    Header* header = *found;
+    free_.erase(found);
+    header->free = false;
+    if (header->block >= bytes + least_rest) {
+      auto* rest = new (reinterpret_cast<char*>(header) + bytes)
+          Header{.block = header->block - bytes, .segment = header->segment, .before = header, .after = header->after};
+      if (rest->after != nullptr) rest->after->before = rest;
+      header->after = rest;
+      header->block = bytes;
+      rest->free = true;
+      free_.insert(rest);
+    }
+    return header;
+  }
+
+  /// Makes it free, as one block with its neighbours that are.
+  void put_back(Header* header) {
+    const auto join = [](Header* first, Header* second) {
+      first->block += second->block;
+      first->after = second->after;
+      if (first->after != nullptr) first->after->before = first;
+    };
+    if (Header* after = header->after; after != nullptr && after->free) {
+      free_.erase(after);
+      join(header, after);
+    }
+    if (Header* before = header->before; before != nullptr && before->free) {
+      free_.erase(before);
+      join(before, header);
+      header = before;
+    }
+    header->free = true;
+    free_.insert(header);
+  }
+
+  /// One more segment, for a block of `bytes`: larger than that while the segments are small against all that was
+  /// needed at once, so that they do not become many.
+  bool grow(size_t bytes) {
+    const size_t share = std::min(static_cast<size_t>(stats_.total_peak) / 8, 16 * huge);
+    void* memory = nullptr;
+    size_t got = 0;
+    for (const size_t wanted : {round_to(std::max(bytes, share), huge), round_to(bytes, huge)}) {
+      if (memory = from_system(got = wanted); memory != nullptr) break;
+    }
+    if (memory == nullptr) return false;
+    count(static_cast<int64_t>(got), 1);
+    auto* segment = new Segment{.bytes = got};
+    segment->first = new (memory) Header{.block = got, .segment = segment, .free = true};
+    free_.insert(segment->first);
+    segments_.insert(segment);
+    return true;
+  }
+
+  /// Gives segments that nothing is in back to the system.
+  void give_back() {
+    for (auto at = segments_.begin(); at != segments_.end();) {
+      Segment* segment = *at;
+      if (!segment->unused()) {
+        ++at;
+        continue;
+      }
+      at = segments_.erase(at);
+      free_.erase(segment->first);
+      munmap(static_cast<void*>(segment->first), segment->bytes);
+      count(-static_cast<int64_t>(segment->bytes), -1);
+      delete segment;
+    }
+  }
+
+  void count(int64_t bytes, int64_t blocks) {
+    stats_.reserved += bytes;
+    stats_.blocks += blocks;
   }
 
   void add(Memory category, int64_t bytes) {
@@ -126,19 +236,10 @@ class CachingAllocator final : public c10::Allocator {
     if (stats_.total > stats_.total_peak) stats_.total_peak = stats_.total;
   }
 
-  void give_back() {
-    for (auto& [bytes, list] : free_) {
-      for (void* block : list) {
-        bytes < huge ? std::free(block) : static_cast<void>(munmap(block, bytes));
-        stats_.reserved -= static_cast<int64_t>(bytes);
-        --stats_.blocks;
-      }
-      list.clear();
-    }
-  }
-
   std::mutex mutex_;
-  std::unordered_map<size_t, std::vector<void*>> free_;
+  std::unordered_map<size_t, std::vector<Header*>> free_small_;
+  std::set<Header*, BySize> free_;
+  std::set<Segment*> segments_;
   MemoryStats stats_;
 };
 

@@ -1,5 +1,6 @@
-// The caching, counting allocator under ATen's CPU tensors. Blocks are kept by size class and handed out again, so a
-// steady training step takes nothing from the system; every byte in use belongs to a category.
+// The caching, counting allocator under ATen's CPU tensors. Memory is held in segments that blocks are cut from, best
+// fit first, and merged in again, so a steady training step takes nothing from the system, and what is held follows
+// what is needed at once; every byte in use belongs to a category.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -19,7 +20,7 @@ struct MemoryStats {
   std::array<int64_t, memory_names.size()> peak{};  ///< the most each category held at once
   int64_t total = 0, total_peak = 0;                ///< bytes in use, over all categories
   int64_t reserved = 0;                             ///< bytes held from the system, in use or cached
-  int64_t blocks = 0;                               ///< blocks held from the system
+  int64_t blocks = 0;                               ///< segments and small blocks held from the system
 };
 
 /// Puts the allocator under ATen (idempotent). Call before the first tensor.
