@@ -23,6 +23,7 @@ constexpr uint64_t graphs = 400;
 struct Pair {
   Variable ours;
   at::Tensor theirs;
+  std::string text;  ///< its name, or how it came to be
 };
 
 /// A tensor that something outside the engine holds, and what it must still be at the end.
@@ -50,19 +51,21 @@ class Fuzz {
     for (const auto& k : kept_) {
       if (!torch::equal(k.tensor, k.copy)) note(k.what + " was changed");
     }
-    return problem_;
+    return problem_.empty() ? "" : problem_ + "\n" + program_;
   }
 
  private:
   using Sizes = std::vector<int64_t>;
 
   int64_t draw(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
+  void tell(const std::string& line) { program_ += line + "\n"; }
   void note(const std::string& text) { problem_ += text + "; "; }
   void keep(const std::string& what, const at::Tensor& t) { kept_.push_back({what, t, t.clone()}); }
 
   Pair parameter(const Sizes& sizes) {
     const at::Tensor value = torch::randn(sizes, at::kDouble);
-    parameters_.push_back({Variable::parameter(value.clone()), value.clone().requires_grad_()});
+    parameters_.push_back({Variable::parameter(value.clone()), value.clone().requires_grad_(),
+                           str("p", parameters_.size(), describe(at::IntArrayRef(sizes)))});
     return parameters_.back();
   }
   /// A value of these sizes: one that is there already, or a new parameter.
@@ -94,75 +97,83 @@ class Fuzz {
   /// One view of a value, which shares its storage where ATen can.
   Pair view(const Pair& a) {
     const int64_t dims = a.ours.dim();
-    if (dims == 0) return {reshape(a.ours, {1}), a.theirs.reshape({1})};
+    if (dims == 0) return {reshape(a.ours, {1}), a.theirs.reshape({1}), str("reshape(", a.text, ", 1)")};
     const int64_t d = draw(dims), e = draw(dims), n = a.ours.size(d);
     switch (draw(5)) {
-      case 0: return {reshape(a.ours, {-1}), a.theirs.reshape({-1})};
-      case 1: return {reshape(a.ours, a.ours.sizes()), a.theirs.reshape(a.theirs.sizes())};
-      case 2: return {transpose(a.ours, d, e), a.theirs.transpose(d, e)};
+      case 0: return {reshape(a.ours, {-1}), a.theirs.reshape({-1}), str("reshape(", a.text, ", -1)")};
+      case 1: return {reshape(a.ours, a.ours.sizes()), a.theirs.reshape(a.theirs.sizes()), str("alias(", a.text, ")")};
+      case 2:
+        return {transpose(a.ours, d, e), a.theirs.transpose(d, e), str("transpose(", a.text, ", ", d, ", ", e, ")")};
       case 3: {
         const int64_t from = draw(n), step = 1 + draw(2);
-        return {slice(a.ours, d, from, n, step), a.theirs.slice(d, from, n, step)};
+        return {slice(a.ours, d, from, n, step), a.theirs.slice(d, from, n, step),
+                str("slice(", a.text, ", ", d, ", ", from, ", end, ", step, ")")};
       }
       default: {
         Sizes sizes = sizes_of(a);
         sizes.insert(sizes.begin(), 1 + draw(2));
-        return {expand(a.ours, sizes), a.theirs.expand(sizes)};
+        return {expand(a.ours, sizes), a.theirs.expand(sizes),
+                str("expand(", a.text, ", ", describe(at::IntArrayRef(sizes)), ")")};
       }
     }
   }
 
+  static Pair sum_of(const Pair& a, const Pair& b) {
+    return {add(a.ours, b.ours), a.theirs + b.theirs, str("add(", a.text, ", ", b.text, ")")};
+  }
+  static Pair tanh_of(const Pair& a) { return {tanh(a.ours), a.theirs.tanh(), str("tanh(", a.text, ")")}; }
+
   Pair step() {
-    Pair a = any();
-    if (a.ours.numel() > 60) return {sum(a.ours, 0), a.theirs.sum(0)};
+    const Pair a = any();
     const int64_t dims = a.ours.dim();
     const int64_t d = dims > 0 ? draw(dims) : 0;
+    if (a.ours.numel() > 60) return {sum(a.ours, d), a.theirs.sum(d), str("sum(", a.text, ", ", d, ")")};
     switch (draw(16)) {
       case 0:
       case 1: {  // two views, or the values themselves, get one gradient
         const Pair b = of(sizes_of(a)), v = view(a), w = view(b);
-        if (v.ours.sizes() == w.ours.sizes()) return {add(v.ours, w.ours), v.theirs + w.theirs};
-        return {add(a.ours, b.ours), a.theirs + b.theirs};
+        return v.ours.sizes() == w.ours.sizes() ? sum_of(v, w) : sum_of(a, b);
       }
-      case 2: {
-        const Pair b = of(sizes_of(a));
-        return {add(a.ours, b.ours), a.theirs + b.theirs};
-      }
+      case 2: return sum_of(a, of(sizes_of(a)));
       case 3: {  // broadcast
         const Pair b = dims > 0 ? of({a.ours.size(-1)}) : of({});
-        return {sub(a.ours, b.ours), a.theirs - b.theirs};
+        return {sub(a.ours, b.ours), a.theirs - b.theirs, str("sub(", a.text, ", ", b.text, ")")};
       }
       case 4: {
         const Pair b = of(sizes_of(a));
-        return {mul(a.ours, b.ours), a.theirs * b.theirs};
+        return {mul(a.ours, b.ours), a.theirs * b.theirs, str("mul(", a.text, ", ", b.text, ")")};
       }
       case 5: {
         if (dims < 2) return view(a);
-        const Pair b = draw(3) == 0 ? Pair{transpose(a.ours, -1, -2), a.theirs.transpose(-1, -2)}
+        const Pair b = draw(3) == 0 ? Pair{transpose(a.ours, -1, -2), a.theirs.transpose(-1, -2), a.text + "^T"}
                                     : of({a.ours.size(-1), 1 + draw(4)});
-        return {matmul(a.ours, b.ours), a.theirs.matmul(b.theirs)};
+        return {matmul(a.ours, b.ours), a.theirs.matmul(b.theirs), str("matmul(", a.text, ", ", b.text, ")")};
       }
       case 6: {
         const bool keepdim = draw(2) == 0;
-        if (dims == 0) return {sum(a.ours), a.theirs.sum()};
-        return {sum(a.ours, d, keepdim), a.theirs.sum(d, keepdim)};
+        if (dims == 0) return {sum(a.ours), a.theirs.sum(), str("sum(", a.text, ")")};
+        return {sum(a.ours, d, keepdim), a.theirs.sum(d, keepdim), str("sum(", a.text, ", ", d, ", ", keepdim, ")")};
       }
-      case 7: return dims > 0 ? Pair{mean(a.ours, d), a.theirs.mean(d)} : Pair{mean(a.ours), a.theirs.mean()};
+      case 7:
+        if (dims == 0) return {mean(a.ours), a.theirs.mean(), str("mean(", a.text, ")")};
+        return {mean(a.ours, d), a.theirs.mean(d), str("mean(", a.text, ", ", d, ")")};
       case 8: {
         if (dims == 0) return view(a);
         const Pair b = of(sizes_of(a));
-        return {cat({a.ours, b.ours, a.ours}, d), torch::cat({a.theirs, b.theirs, a.theirs}, d)};
+        return {cat({a.ours, b.ours, a.ours}, d), torch::cat({a.theirs, b.theirs, a.theirs}, d),
+                str("cat({", a.text, ", ", b.text, ", ", a.text, "}, ", d, ")")};
       }
       case 9:  // near the kink the two could take different sides
-        if (a.theirs.detach().abs().min().item<double>() < 1e-6) return {tanh(a.ours), a.theirs.tanh()};
-        return {relu(a.ours), a.theirs.relu()};
-      case 10: return {exp(mul_scalar(a.ours, 0.25)), (a.theirs * 0.25).exp()};
+        if (a.theirs.detach().abs().min().item<double>() < 1e-6) return tanh_of(a);
+        return {relu(a.ours), a.theirs.relu(), str("relu(", a.text, ")")};
+      case 10: return {exp(mul_scalar(a.ours, 0.25)), (a.theirs * 0.25).exp(), str("exp(", a.text, " / 4)")};
       case 11: {
         if (dims == 0) return view(a);
         const int64_t c = a.ours.size(-1);
         const Pair w = of({c}), b = of({c});
         // eps of 0.1: a row of nearly equal elements would make rounding as large as the result
-        return {layer_norm(a.ours, w.ours, b.ours, 0.1), torch::layer_norm(a.theirs, {c}, w.theirs, b.theirs, 0.1)};
+        return {layer_norm(a.ours, w.ours, b.ours, 0.1), torch::layer_norm(a.theirs, {c}, w.theirs, b.theirs, 0.1),
+                str("layer_norm(", a.text, ", ", w.text, ", ", b.text, ")")};
       }
       case 12: {
         if (dims == 0) return view(a);
@@ -170,11 +181,14 @@ class Fuzz {
         Sizes sizes = sizes_of(a);
         sizes.back() = out;
         const Pair w = of({out, a.ours.size(-1)}), b = of({out});
-        if (draw(2) == 0) return {linear(a.ours, w.ours, b.ours), torch::linear(a.theirs, w.theirs, b.theirs)};
+        const std::string text = str("linear(", a.text, ", ", w.text, ", ", b.text);
+        if (draw(2) == 0)
+          return {linear(a.ours, w.ours, b.ours), torch::linear(a.theirs, w.theirs, b.theirs), text + ")"};
         const Pair r = of(sizes);
-        return {linear(a.ours, w.ours, b.ours, r.ours), torch::linear(a.theirs, w.theirs, b.theirs) + r.theirs};
+        return {linear(a.ours, w.ours, b.ours, r.ours), torch::linear(a.theirs, w.theirs, b.theirs) + r.theirs,
+                text + ", " + r.text + ")"};
       }
-      case 13: return {contiguous(a.ours), a.theirs.clone()};
+      case 13: return {contiguous(a.ours), a.theirs.clone(), str("contiguous(", a.text, ")")};
       default: return view(a);
     }
   }
@@ -184,32 +198,36 @@ class Fuzz {
     for (int64_t i = 0; i < steps; ++i) {
       Pair next = step();
       // Values stay near 1, so that one tolerance does for all.
-      if (next.theirs.detach().abs().max().item<double>() > 6) next = {tanh(next.ours), next.theirs.tanh()};
+      if (next.theirs.detach().abs().max().item<double>() > 6) next = tanh_of(next);
       if (!torch::allclose(next.ours.data(), next.theirs.detach(), 1e-9, 1e-9)) note("forward values differ");
+      tell(str("n", i, " = ", next.text));
+      next.text = str("n", i);
       nodes_.push_back(next);
-      if (draw(3) == 0) hook(next, nodes_.size());
+      if (draw(3) == 0) hook(next);
     }
-    if (draw(4) == 0) hook(parameters_[static_cast<size_t>(draw(static_cast<int64_t>(parameters_.size())))], 0);
+    if (draw(4) == 0) hook(parameters_[static_cast<size_t>(draw(static_cast<int64_t>(parameters_.size())))]);
     if (draw(3) == 0) return nodes_.back();  // with a cotangent of its own
-    Pair root{sum(nodes_.back().ours), nodes_.back().theirs.sum()};
+    const Pair& last = nodes_.back();
+    Pair root{sum(last.ours), last.theirs.sum(), str("sum(", last.text, ")")};
     for (const auto& p : nodes_) {
       if (draw(2) == 0) continue;
       if (draw(2) == 0) {
-        root = {add(root.ours, sum(p.ours)), root.theirs + p.theirs.sum()};
+        root = sum_of(root, {sum(p.ours), p.theirs.sum(), str("sum(", p.text, ")")});
       } else {
         const at::Tensor by = torch::randn(p.ours.sizes(), at::kDouble);
-        root = {add(root.ours, sum(mul(p.ours, Variable(by)))), root.theirs + (p.theirs * by).sum()};
+        root = sum_of(root, {sum(mul(p.ours, Variable(by))), (p.theirs * by).sum(), str("sum(", p.text, " * random)")});
       }
     }
     return root;
   }
 
   /// A hook of one of three kinds: keeps what it sees, gives another gradient, gives always the same tensor.
-  void hook(const Pair& p, size_t number) {
-    const std::string where = str("a gradient kept by a hook on ", number > 0 ? "node " : "a parameter", number);
+  void hook(const Pair& p) {
+    const std::string where = "a gradient kept by a hook on " + p.text;
     switch (draw(4)) {
       case 0:
       case 1:
+        tell("hook that keeps, on " + p.text);
         p.ours.register_hook([this, where](const at::Tensor& g) {
           keep(where, g);
           ++tally_.kept;
@@ -217,10 +235,12 @@ class Fuzz {
         });
         break;
       case 2:
+        tell("hook that multiplies, on " + p.text);
         p.ours.register_hook([](const at::Tensor& g) { return g * 1.5; });
         p.theirs.register_hook([](const at::Tensor& g) { return g * 1.5; });
         break;
       default: {
+        tell("hook that gives its own, on " + p.text);
         const at::Tensor fixed = torch::randn(p.ours.sizes(), at::kDouble), theirs = fixed.clone();
         keep("a gradient given by a hook", fixed);
         p.ours.register_hook([fixed](const at::Tensor&) { return fixed; });
@@ -240,6 +260,7 @@ class Fuzz {
     const bool inner = times == 0 || draw(3) == 0;
     for (int64_t i = 0; i < times; ++i) {
       const bool retain = i + 1 < times || inner;
+      tell(str("backward of ", root.text, retain ? ", retained" : ""));
       backward(root.ours, dy, retain);
       root.theirs.backward(theirs, retain);
       ++tally_.passes;
@@ -252,9 +273,10 @@ class Fuzz {
   void compare() {
     for (size_t i = 0; i < parameters_.size(); ++i) {
       const at::Tensor &ours = parameters_[i].ours.grad(), &theirs = parameters_[i].theirs.grad();
-      compare(str("parameter ", i), ours, theirs);
+      compare(parameters_[i].text, ours, theirs);
       // The optimizer reads gradients as they lie.
-      if (ours.defined() && !ours.is_contiguous()) note(str("the gradient of parameter ", i, " is not contiguous"));
+      if (ours.defined() && !ours.is_contiguous())
+        note("the gradient of " + parameters_[i].text + " is not contiguous");
       tally_.gradients += ours.defined() ? 1 : 0;
     }
   }
@@ -262,19 +284,22 @@ class Fuzz {
   void inner_gradients(const Pair& root, const at::Tensor& dy, const at::Tensor& theirs) {
     std::vector<Variable> xs;
     std::vector<at::Tensor> txs;
+    std::vector<std::string> names;
     for (const auto* list : {&nodes_, &parameters_}) {
       for (const auto& p : *list) {
         if (draw(2) == 0) continue;
         xs.push_back(p.ours);
         txs.push_back(p.theirs);
+        names.push_back("grad()'s of " + p.text);
       }
     }
     if (xs.empty()) return;
+    tell("grad of " + root.text);
     const auto ours = grad(root.ours, xs, Variable(dy));
     const auto wanted = torch::autograd::grad({root.theirs}, txs, {theirs}, false, false, /*allow_unused=*/true);
-    for (size_t i = 0; i < xs.size(); ++i) compare(str("grad() ", i), ours[i].data(), wanted[i]);
     for (size_t i = 0; i < xs.size(); ++i) {
-      if (ours[i].defined()) keep(str("the result ", i, " of grad()"), ours[i].data());
+      compare(names[i], ours[i].data(), wanted[i]);
+      if (ours[i].defined()) keep(names[i], ours[i].data());
     }
     ++tally_.inner;
   }
@@ -292,7 +317,7 @@ class Fuzz {
   Tally& tally_;
   std::vector<Pair> parameters_, nodes_;
   std::deque<Kept> kept_;
-  std::string problem_;
+  std::string problem_, program_;
 };
 
 TEST_CASE("random graphs have torch's gradients, pass after pass, and nothing that is held is changed", "[fuzz]") {

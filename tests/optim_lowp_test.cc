@@ -194,7 +194,7 @@ std::string refusal(const at::Tensor& gradient) {
 
 TEST_CASE("a gradient of another shape names its parameter", "[optim_lowp]") {
   CHECK(refusal(torch::ones({2, 3})).empty());  // the control
-  for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{6}, {3, 2}, {2, 2}, {2, 4}, {1}, {0}}) {
+  for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{6}, {3, 2}, {2, 2}, {2, 4}, {1}}) {
     INFO(describe(at::IntArrayRef(sizes)));
     CHECK_THAT(refusal(torch::ones(sizes)), ContainsSubstring("blocks.0.up.weight"));
   }
@@ -208,7 +208,8 @@ TEST_CASE("a gradient of whole numbers names its parameter", "[optim_lowp]") {
   }
 }
 
-TEST_CASE("a gradient on another device names its parameter", "[optim_lowp]") {
+TEST_CASE("a gradient without elements, or on another device, names its parameter", "[optim_lowp]") {
+  CHECK_THAT(refusal(torch::ones({0})), ContainsSubstring("blocks.0.up.weight"));
   CHECK_THAT(refusal(torch::ones({2, 3}, at::TensorOptions(at::kMeta).dtype(at::kFloat))),
              ContainsSubstring("blocks.0.up.weight"));
 }
