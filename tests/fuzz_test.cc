@@ -23,7 +23,8 @@ constexpr uint64_t graphs = 400;
 struct Pair {
   Variable ours;
   at::Tensor theirs;
-  std::string text;  ///< its name, or how it came to be
+  std::string text;       ///< its name, or how it came to be
+  bool replaced = false;  ///< a hook gives another gradient for it
 };
 
 /// A tensor that something outside the engine holds, and what it must still be at the end.
@@ -203,7 +204,7 @@ class Fuzz {
       tell(str("n", i, " = ", next.text));
       next.text = str("n", i);
       nodes_.push_back(next);
-      if (draw(3) == 0) hook(next);
+      if (draw(3) == 0) hook(nodes_.back());
     }
     if (draw(4) == 0) hook(parameters_[static_cast<size_t>(draw(static_cast<int64_t>(parameters_.size())))]);
     if (draw(3) == 0) return nodes_.back();  // with a cotangent of its own
@@ -222,7 +223,7 @@ class Fuzz {
   }
 
   /// A hook of one of three kinds: keeps what it sees, gives another gradient, gives always the same tensor.
-  void hook(const Pair& p) {
+  void hook(Pair& p) {
     const std::string where = "a gradient kept by a hook on " + p.text;
     switch (draw(4)) {
       case 0:
@@ -235,11 +236,13 @@ class Fuzz {
         });
         break;
       case 2:
+        p.replaced = true;
         tell("hook that multiplies, on " + p.text);
         p.ours.register_hook([](const at::Tensor& g) { return g * 1.5; });
         p.theirs.register_hook([](const at::Tensor& g) { return g * 1.5; });
         break;
       default: {
+        p.replaced = true;
         tell("hook that gives its own, on " + p.text);
         const at::Tensor fixed = torch::randn(p.ours.sizes(), at::kDouble), theirs = fixed.clone();
         keep("a gradient given by a hook", fixed);
@@ -262,7 +265,7 @@ class Fuzz {
       const bool retain = i + 1 < times || inner;
       tell(str("backward of ", root.text, retain ? ", retained" : ""));
       backward(root.ours, dy, retain);
-      root.theirs.backward(theirs, retain);
+      accumulate(root, theirs, retain);
       ++tally_.passes;
       compare();
     }
@@ -270,9 +273,21 @@ class Fuzz {
     compare();  // grad() leaves .grad alone
   }
 
+  /// Adds a pass of torch's to the sums. Not by its backward(), which takes a view of a gradient that something else
+  /// holds for a parameter's own, and writes to it in the next pass.
+  void accumulate(const Pair& root, const at::Tensor& dy, bool retain) {
+    std::vector<at::Tensor> leaves;
+    for (const auto& p : parameters_) leaves.push_back(p.theirs);
+    const auto pass = torch::autograd::grad({root.theirs}, leaves, {dy}, retain, false, /*allow_unused=*/true);
+    sums_.resize(leaves.size());
+    for (size_t i = 0; i < pass.size(); ++i) {
+      if (pass[i].defined()) sums_[i] = sums_[i].defined() ? sums_[i] + pass[i] : pass[i].clone();
+    }
+  }
+
   void compare() {
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      const at::Tensor &ours = parameters_[i].ours.grad(), &theirs = parameters_[i].theirs.grad();
+      const at::Tensor &ours = parameters_[i].ours.grad(), theirs = i < sums_.size() ? sums_[i] : at::Tensor();
       compare(parameters_[i].text, ours, theirs);
       // The optimizer reads gradients as they lie.
       if (ours.defined() && !ours.is_contiguous())
@@ -287,7 +302,8 @@ class Fuzz {
     std::vector<std::string> names;
     for (const auto* list : {&nodes_, &parameters_}) {
       for (const auto& p : *list) {
-        if (draw(2) == 0) continue;
+        // torch gives what was there before a replacing hook where the gradient goes on, and else what came after.
+        if (p.replaced || draw(2) == 0) continue;
         xs.push_back(p.ours);
         txs.push_back(p.theirs);
         names.push_back("grad()'s of " + p.text);
@@ -316,6 +332,7 @@ class Fuzz {
   std::mt19937_64 random_;
   Tally& tally_;
   std::vector<Pair> parameters_, nodes_;
+  std::vector<at::Tensor> sums_;  // what each parameter's gradient must be
   std::deque<Kept> kept_;
   std::string problem_, program_;
 };
