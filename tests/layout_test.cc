@@ -255,7 +255,7 @@ TEST_CASE("kernels' ops take any layout and size", "[layout]") {
       for (const int64_t n : sizes) {
         check(n, 33, alike);
         if (n != 33) check(17, n, alike);
-        if (n != 33 && n != 17) check(n, n, alike);
+        if (l == Layout::sliced && n != 33 && n != 17) check(n, n, alike);
       }
     }
     // One input, or the cotangent, at a time.
