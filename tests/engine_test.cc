@@ -1,8 +1,5 @@
 // The engine's promises that its first tests do not hold it to: when a gradient is complete, what a hook sees, threads,
 // ties, and the counted FLOPs of every op with matrix products.
-#include <torch/torch.h>
-#undef CHECK
-
 #include <barrier>
 #include <thread>
 

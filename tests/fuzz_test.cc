@@ -1,8 +1,5 @@
 // Random graphs against torch::autograd: shared results and views, hooks, kept graphs, accumulation. What goes wrong
 // when a gradient that two places hold is written to shows in a later pass or in what a hook kept.
-#include <torch/torch.h>
-#undef CHECK
-
 #include <cstdlib>
 #include <deque>
 #include <random>

@@ -1,8 +1,5 @@
 // Ops with CPU kernels of their own on inputs and cotangents that lie in memory in every way that ATen knows, against
 // float64 LibTorch on the same values. Kernels read rows that lie together, so an op must put in order what does not.
-#include <torch/torch.h>
-#undef CHECK
-
 #include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"

@@ -1,8 +1,5 @@
 // Optimizers in the precisions that runs use: float32 against torch.optim in float32, bfloat16 parameters against a
 // float64 reference that is rounded after each step; and what a step must refuse.
-#include <torch/torch.h>
-#undef CHECK
-
 #include "autograd/node.h"
 #include "core/dtype.h"
 #include "optim/optimizer.h"

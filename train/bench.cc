@@ -95,7 +95,7 @@ Exit bench_verb(const Words& words) {
       std::cout << time_ops(sizes, threads, name) << std::endl;
       return Exit::done;
     }
-    const double rate = measure_peak(threads, dtype_from_config(name));
+    const double rate = measure_peak(threads, dtype_from_config(name)).rate;
     std::cout << Json{{"device", device_model("cpu")},
                       {"isa", cpu_isa()},
                       {"threads", threads},

@@ -216,7 +216,7 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
 std::string time_ops(const OpSizes& sizes, int threads, const std::string& dtype_text) {
   const at::ScalarType dtype = dtype_from_config(dtype_text);
   const at::AutoDispatchBelowAutograd plain;
-  const std::optional<double> peak = known_peak("cpu", threads, dtype);
+  const auto peak = known_peak("cpu", threads, dtype);
   Json out = Json::array();
   std::cout << kernels_text()
             << format("%s, %d threads, batch %lld, context %lld, width %lld, vocabulary %lld\n\n", dtype_text.c_str(),
@@ -237,7 +237,7 @@ std::string time_ops(const OpSizes& sizes, int threads, const std::string& dtype
       aten.push_back(seconds_of(op.aten, repeats));
     }
     const double t = median(ours), u = median(aten), rate = op.flops / t;
-    const std::string of_peak = peak && op.flops > 0 ? format("%.0f%%", 100 * rate / *peak) : "";
+    const std::string of_peak = peak && op.flops > 0 ? format("%.0f%%", 100 * rate / peak->rate) : "";
     std::cout << format("%-28s %10.4f %10.4f %6.2f %8s %8s\n", op.name.c_str(), 1e3 * t, 1e3 * u, t / u,
                         op.flops > 0 ? format("%.3f", rate / 1e12).c_str() : "", of_peak.c_str())
               << std::flush;

@@ -44,19 +44,28 @@ Json read_peaks() {
   return Json::object();
 }
 
-}  // namespace
-
-std::optional<double> known_peak(const std::string& device, int threads, at::ScalarType dtype) {
-  if (device == "cuda") {
-    const double peak = cuda_api().peak_bf16_flops();
-    return peak > 0 ? std::optional(peak) : std::nullopt;
-  }
-  const Json peaks = read_peaks();
-  const auto found = peaks.find(key_of(threads, cpu_product_dtype(dtype)));
-  return found != peaks.end() && found->is_number() ? std::optional(found->get<double>()) : std::nullopt;
+/// What is kept of a measurement; nullopt where there is none.
+std::optional<MatmulCeiling> kept(const Json& peaks, const std::string& key) {
+  const auto found = peaks.find(key);
+  if (found == peaks.end()) return std::nullopt;
+  if (found->is_number()) return MatmulCeiling{found->get<double>(), 1};  // as earlier versions wrote it
+  const bool usable = found->is_object() && found->contains("flops") && (*found)["flops"].is_number() &&
+                      found->contains("measurements") && (*found)["measurements"].is_number_integer();
+  if (!usable) return std::nullopt;
+  return MatmulCeiling{(*found)["flops"].get<double>(), (*found)["measurements"].get<int>()};
 }
 
-double measure_peak(int threads, at::ScalarType compute) {
+}  // namespace
+
+std::optional<MatmulCeiling> known_peak(const std::string& device, int threads, at::ScalarType dtype) {
+  if (device == "cuda") {
+    const double peak = cuda_api().peak_bf16_flops();
+    return peak > 0 ? std::optional(MatmulCeiling{peak, 0}) : std::nullopt;
+  }
+  return kept(read_peaks(), key_of(threads, cpu_product_dtype(dtype)));
+}
+
+MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
   const at::ScalarType dtype = cpu_product_dtype(compute);
   constexpr int64_t n = 2048;
   const at::Tensor a = at::full({n, n}, 0.5, dtype), b = at::full({n, n}, 0.25, dtype), c = at::empty_like(a);
@@ -74,13 +83,18 @@ double measure_peak(int threads, at::ScalarType compute) {
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     if (i > 1) best = std::max(best, 2.0 * n * n * n / seconds);
   }
+  MatmulCeiling ceiling{best, 1};
   if (const fs::path path = peaks_file(); !path.empty()) {
     Json peaks = read_peaks();
-    peaks[key_of(threads, dtype)] = best;
+    const std::string key = key_of(threads, dtype);
+    if (const auto before = kept(peaks, key)) {
+      ceiling = {std::max(best, before->rate), std::min(before->measurements, 1000000) + 1};
+    }
+    peaks[key] = {{"flops", ceiling.rate}, {"measurements", ceiling.measurements}};
     make_folders(path.parent_path());
     write_file_durably(path, peaks.dump(1) + "\n");
   }
-  return best;
+  return ceiling;
 }
 
 }  // namespace lathe

@@ -145,7 +145,8 @@ std::string plan(LoadedConfig loaded) {
   line("time of a step", format("%.1f ms (%.0f tokens/s)", 1e3 * step_s,
                                 tokens_micro * static_cast<double>(c.train.grad_accum) / step_s));
   if (const auto ceiling = known_peak(s.device_name, static_cast<int>(s.config.train.threads), s.compute.dtype)) {
-    line("mfu", format("%.0f%%", 100 * step_flops / step_s / *ceiling));
+    line("mfu", format("%.0f%%", 100 * step_flops / step_s / ceiling->rate) +
+                    (ceiling->young() ? " (of a ceiling measured less than three times)" : ""));
   }
   line("time of the run",
        format("%.1f minutes for %lld steps, evaluation not counted", step_s * static_cast<double>(c.train.steps) / 60,

@@ -197,7 +197,7 @@ class Trainer {
     resumed_from_ = from.checkpoint;
     resumed_same_run_ = from.same_run;
     resumed_step_ = looked_step_ = saved.step;
-    peak_ = known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute.dtype);
+    peak_ = ceiling();
   }
 
   void introduce() const {
@@ -211,6 +211,10 @@ class Trainer {
     log_info("device    ", device_model(session_.device_name),
              session_.device.is_cuda() ? "" : str(", ", c.train.threads, " threads, ", cpu_isa()));
     log_info("precision ", precision_text(session_));
+    if (peak_ && peak_->young()) {
+      log_info("mfu       against a matmul ceiling of ", format("%.0f", peak_->rate / 1e9),
+               " GFLOP/s that was measured less than three times and may be too low; `lathe bench peak` measures it");
+    }
     log_info("run       ", run_.string(), resumed_from_.empty() ? "" : str(", going on from ", resumed_from_.string()));
     log(Level::debug, "parameters\n" + parameter_table(session_.params));
   }
@@ -229,7 +233,9 @@ class Trainer {
         static_cast<double>(c.grad_accum * c.batch_size) * static_cast<double>(session_.config.model.block_size);
     smooth_s_ = smooth_s_ == 0 ? seconds : 0.9 * smooth_s_ + 0.1 * seconds;
     std::optional<double> mfu;
-    if (peak_) mfu = flops_per_token(session_.config.model) * tokens / seconds / *peak_;
+    const double rate = flops_per_token(session_.config.model) * tokens / seconds;
+    if (peak_ && rate > peak_->rate && !measured_again_) measure_again();
+    if (peak_) mfu = rate / peak_->rate;
     const auto line = [&] {
       return format("step %lld/%lld  loss %.4f  lr %.2e  %.0f tok/s", static_cast<long long>(state_.step),
                     static_cast<long long>(c.steps), f.loss, r.lr, tokens / smooth_s_) +
@@ -306,9 +312,28 @@ class Trainer {
     log(Level::debug, "saved " + path.string());
   }
 
+  std::optional<MatmulCeiling> ceiling() const {
+    return known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute.dtype);
+  }
+
+  /// A step above the ceiling says that it was measured on a busy machine.
+  void measure_again() {
+    measured_again_ = true;
+    if (session_.device.is_cuda()) return;
+    const double before = peak_->rate;
+    try {
+      peak_ = measure_peak(static_cast<int>(session_.config.train.threads), session_.compute.dtype);
+      log_info("the matmul ceiling was ", format("%.0f", before / 1e9), " GFLOP/s, and this run is above it; measured ",
+               "again, it is ", format("%.0f", peak_->rate / 1e9));
+    } catch (const Error& e) {
+      log_warn("the matmul ceiling is not kept: ", e.what());
+    }
+    looked_ = Clock::now();
+  }
+
   /// MFU needs the machine's ceiling; a run long enough not to notice measures it for the next one.
   void remember_peak(double run_seconds) const {
-    if (!peak_ && !session_.device.is_cuda() && run_seconds > 60) {
+    if ((!peak_ || peak_->young()) && !session_.device.is_cuda() && run_seconds > 60) {
       try {
         measure_peak(static_cast<int>(session_.config.train.threads), session_.compute.dtype);
       } catch (const Error& e) {
@@ -332,8 +357,8 @@ class Trainer {
   fs::path resumed_from_;  // a checkpoint, or empty
   bool resumed_same_run_ = true;
   int64_t resumed_step_ = 0;
-  std::optional<double> peak_ =
-      known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute.dtype);
+  std::optional<MatmulCeiling> peak_ = ceiling();
+  bool measured_again_ = false;
   double smooth_s_ = 0;
   int64_t looked_step_ = 0;  // the last step that was looked at, and when
   Clock::time_point looked_{}, shown_{}, printed_ = Clock::now();
