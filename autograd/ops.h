@@ -55,7 +55,7 @@ Variable transpose(const Variable& x, int64_t a, int64_t b);
 Variable permute(const Variable& x, at::IntArrayRef dims);
 Variable slice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step = 1);
 /// slice's adjoint: zeros of `size` along dim, with x at [start, end) by step.
-Variable unslice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step, int64_t size);
+Variable slice_backward(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step, int64_t size);
 Variable unsqueeze(const Variable& x, int64_t dim);
 /// Joins along a dim; a vector of no elements joins anything, as in ATen.
 Variable cat(const std::vector<Variable>& xs, int64_t dim);
@@ -66,7 +66,7 @@ std::vector<Variable> unbind(const Variable& x, int64_t dim = 0);
 /// y[i][j] = x[index[i][j]][j] for dim 0; index int64 of x's shape but for `dim`.
 Variable gather(const Variable& x, int64_t dim, const at::Tensor& index);
 /// gather's adjoint: zeros of `size` along dim, with x added at index.
-Variable ungather(const Variable& x, int64_t dim, const at::Tensor& index, int64_t size);
+Variable gather_backward(const Variable& x, int64_t dim, const at::Tensor& index, int64_t size);
 /// The k largest (or smallest) along a dim, in order, and their places (int64).
 std::pair<Variable, at::Tensor> topk(const Variable& x, int64_t k, int64_t dim = -1, bool largest = true);
 /// Zeroes what lies below the given diagonal of the last two dims.
@@ -87,7 +87,7 @@ Variable linear(const Variable& x, const Variable& weight, const Variable& bias 
 /// derivatives there.
 Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& bias = {});
 
-// Neural network (ops/nn.cc).
+// Neural network (ops/norm.cc, swiglu.cc, embedding.cc, dropout.cc, attention.cc).
 /// Over the last dim: weight and bias [C]; either may be undefined. Ba, Kiros and Hinton 2016. In float32 or wider; the
 /// result has dtype `out`, or x's where that is undefined (under autocast float32 at least).
 Variable layer_norm(const Variable& x, const Variable& weight, const Variable& bias, double eps = 1e-5,

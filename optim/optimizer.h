@@ -45,7 +45,7 @@ struct Slot {
   std::vector<at::Tensor> state;
 };
 
-struct Group {
+struct ParameterGroup {
   double weight_decay = 0;
   std::vector<Slot> slots;
 };
@@ -73,8 +73,8 @@ class Optimizer {
   /// anywhere leaves all parameters and states untouched. Does not wait for a card.
   void step(double lr, const StepOptions& options = {});
 
-  std::vector<Group>& groups() { return groups_; }
-  const std::vector<Group>& groups() const { return groups_; }
+  std::vector<ParameterGroup>& groups() { return groups_; }
+  const std::vector<ParameterGroup>& groups() const { return groups_; }
   /// Names of a slot's state tensors, torch.optim's.
   const std::vector<std::string>& state_names() const { return state_names_; }
   /// What the last step did, and the number of updates so far. Waits for a card.
@@ -87,7 +87,7 @@ class Optimizer {
   OptimConfig config_;
   std::optional<uint64_t> rounding_seed_;
   std::vector<std::string> state_names_;
-  std::vector<Group> groups_;
+  std::vector<ParameterGroup> groups_;
   DeviceValue<StepControl> control_;
   at::Tensor partials_;  // float64, a sum for each chunk of each gradient
   int64_t chunks_ = 0;   // of them in use

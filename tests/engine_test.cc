@@ -7,7 +7,7 @@
 #include "autograd/node.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
-#include "core/kernels/product.h"
+#include "core/kernels/gemm.h"
 #include "core/mode.h"
 #include "nn/gpt.h"
 #include "nn/module.h"

@@ -7,8 +7,8 @@
 #include "autograd/node.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
+#include "core/kernels/gemm.h"
 #include "core/kernels/isa.h"
-#include "core/kernels/product.h"
 #include "core/memory.h"
 #include "core/mode.h"
 #include "nn/gpt.h"
@@ -22,7 +22,7 @@ using namespace lathe;
 using namespace lathe::test;
 
 bool skip_without(at::ScalarType dtype) {
-  if (product_ready(element_of(dtype))) return false;
+  if (gemm_ready(element_of(dtype))) return false;
   WARN("skipped: products in " << dtype_name(dtype) << " are ATen's on this CPU");
   return true;
 }
@@ -70,18 +70,18 @@ TEST_CASE("products of any shape are float64's, with each part of the epilogue",
         const at::Tensor bias = torch::randn({n}), residual = torch::randn({m, n}), sums = torch::empty({m});
         const at::Tensor wanted = a.to(at::kDouble).matmul(b.to(at::kDouble));
         at::Tensor y = torch::empty({m, n}, dtype), before = torch::empty({m, n}, dtype), z = torch::empty({m, n});
-        multiply(matrix(a), matrix(b), m, n, k, {.out = matrix(y)});
+        gemm(matrix(a), matrix(b), m, n, k, {.out = matrix(y)});
         CHECK(error(y, wanted) < allowed);
         const at::Tensor bt = b.t().contiguous(), at = a.t().contiguous();
-        multiply_nt(matrix(a), matrix(bt), m, n, k,
-                    {.out = matrix(y),
-                     .bias = bias.const_data_ptr<float>(),
-                     .activation = Activation::gelu,
-                     .before = matrix(before)});
+        gemm_nt(matrix(a), matrix(bt), m, n, k,
+                {.out = matrix(y),
+                 .bias = bias.const_data_ptr<float>(),
+                 .activation = Activation::gelu,
+                 .before = matrix(before)});
         CHECK(error(before, wanted + bias) < allowed);
         CHECK(error(y, torch::gelu(wanted + bias, "tanh")) < allowed);
-        multiply_tn(matrix(at), matrix(b), m, n, k, {.out = matrix(z), .residual = matrix(residual)},
-                    sums.mutable_data_ptr<float>());
+        gemm_tn(matrix(at), matrix(b), m, n, k, {.out = matrix(z), .residual = matrix(residual)},
+                sums.mutable_data_ptr<float>());
         CHECK(error(z, wanted + residual) < 1e-5);
         CHECK(error(sums, at.to(at::kDouble).sum(0)) < 1e-4);  // a sum may be far below its terms
       }

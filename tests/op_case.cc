@@ -1,5 +1,5 @@
-#include "tests/catch.h"
 #include "tests/op_case.h"
+#include "tests/catch.h"
 
 #include <algorithm>
 #include <cmath>

@@ -246,10 +246,10 @@ std::vector<OpCase> make_table() {
            {{{7, 2}}},
            [](V v) { return slice(v[0], 0, -6, 7, 2); },
            [](T x) { return x[0].slice(0, -6, 7, 2); }});
-  add_row({"unslice",
+  add_row({"slice_backward",
            "",
            {{{2, 3}}},
-           [](V v) { return unslice(v[0], 1, 1, 7, 2, 8); },
+           [](V v) { return slice_backward(v[0], 1, 1, 7, 2, 8); },
            [](T x) {
              return torch::slice_scatter(torch::zeros({2, 8}, x[0].options()), x[0], 1, 1, 7, 2);
            }});
@@ -299,11 +299,11 @@ std::vector<OpCase> make_table() {
            [](T x) {
              return x[0].gather(1, longs({0, 3, 3, 1, 2, 2}, {3, 2}));
            }});
-  add_row({"ungather",
+  add_row({"gather_backward",
            "repeated",
            {{{3, 2}}},
            [](V v) {
-             return ungather(v[0], 1, longs({0, 3, 3, 1, 2, 2}, {3, 2}).to(v[0].data().device()), 4);
+             return gather_backward(v[0], 1, longs({0, 3, 3, 1, 2, 2}, {3, 2}).to(v[0].data().device()), 4);
            },
            [](T x) {
              return torch::zeros({3, 4}, x[0].options()).scatter_add(1, longs({0, 3, 3, 1, 2, 2}, {3, 2}), x[0]);

@@ -9,8 +9,8 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/io/json.h"
+#include "core/kernels/gemm.h"
 #include "core/kernels/isa.h"
-#include "core/kernels/product.h"
 #include "core/memory.h"
 #include "train/load.h"
 #include "train/peak.h"
@@ -133,8 +133,8 @@ std::string kernels_text() {
   read_isa_from_environment();
   const auto takes = [](Element type) {
     const bool widens = multiplied_as(type) != type;
-    return str(product_ready(type) ? "Lathe's" : "ATen's", " kernels",
-               product_ready(type) && widens ? ", multiplied in fp32" : "", "\n");
+    return str(gemm_ready(type) ? "Lathe's" : "ATen's", " kernels",
+               gemm_ready(type) && widens ? ", multiplied in fp32" : "", "\n");
   };
   return str("cpu           ", device_model("cpu"), "\ninstructions  ", isa_name(active_isa()), " of ",
              isa_name(machine_isa()), "\nvector loops  ", vector_set(), " (Highway), ", cpu_isa(),

@@ -8,7 +8,7 @@
 #include "core/dtype.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
-#include "core/kernels/product.h"
+#include "core/kernels/gemm.h"
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/quantised.h"

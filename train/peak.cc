@@ -13,7 +13,7 @@
 #include "core/dtype.h"
 #include "core/io/file.h"
 #include "core/io/json.h"
-#include "core/kernels/product.h"
+#include "core/kernels/gemm.h"
 
 namespace lathe {
 namespace {
@@ -69,7 +69,7 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
   const at::ScalarType dtype = cpu_product_dtype(compute);
   constexpr int64_t n = 2048;
   const at::Tensor a = at::full({n, n}, 0.5, dtype), b = at::full({n, n}, 0.25, dtype), c = at::empty_like(a);
-  const bool own = product_possible(element_of(dtype));
+  const bool own = gemm_possible(element_of(dtype));
   const auto matrix = [&](const at::Tensor& t) { return Matrix{t.const_data_ptr(), n, element_of(dtype)}; };
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
@@ -77,7 +77,7 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
   for (int i = 0; i < 6 || Clock::now() - begin < std::chrono::seconds(1); ++i) {
     const auto start = Clock::now();
     if (own && i % 2 == 1)
-      multiply(matrix(a), matrix(b), n, n, n, {.out = matrix(c)});
+      gemm(matrix(a), matrix(b), n, n, n, {.out = matrix(c)});
     else
       at::mm(a, b);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();

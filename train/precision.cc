@@ -15,7 +15,7 @@
 #include "autograd/ops.h"
 #include "core/dtype.h"
 #include "core/io/text.h"
-#include "core/kernels/product.h"
+#include "core/kernels/gemm.h"
 #include "core/kernels/update.h"
 #include "core/rng.h"
 #include "data/loader.h"
@@ -138,7 +138,7 @@ namespace {
 struct AtenAlone {
   AtenAlone() { use_kernels(false); }
   ~AtenAlone() { use_kernels(on); }
-  const bool on = product_ready(Element::f32);
+  const bool on = gemm_ready(Element::f32);
 };
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/io/text.h"
-#include "core/kernels/product.h"
+#include "core/kernels/gemm.h"
 #include "core/memory.h"
 #include "nn/init.h"
 #include "train/load.h"

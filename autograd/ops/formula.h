@@ -28,14 +28,15 @@ namespace lathe {
 
 inline at::Tensor expand(const at::Tensor& x, at::IntArrayRef sizes) { return x.expand(sizes); }
 inline at::Tensor cast(const at::Tensor& x, at::ScalarType dtype) { return x.to(dtype); }
-inline at::Tensor unslice(const at::Tensor& x, int64_t dim, int64_t start, int64_t end, int64_t step, int64_t size) {
+inline at::Tensor slice_backward(const at::Tensor& x, int64_t dim, int64_t start, int64_t end, int64_t step,
+                                 int64_t size) {
   auto sizes = x.sizes().vec();
   sizes[static_cast<size_t>(dim)] = size;
   at::Tensor y = x.new_zeros(sizes);
   y.slice(dim, start, end, step).copy_(x);
   return y;
 }
-inline at::Tensor ungather(const at::Tensor& x, int64_t dim, const at::Tensor& index, int64_t size) {
+inline at::Tensor gather_backward(const at::Tensor& x, int64_t dim, const at::Tensor& index, int64_t size) {
   auto sizes = x.sizes().vec();
   sizes[static_cast<size_t>(dim)] = size;
   return x.new_zeros(sizes).scatter_add_(dim, index, x);

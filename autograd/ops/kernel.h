@@ -5,8 +5,8 @@
 
 #include "autograd/node.h"
 #include "core/dtype.h"
+#include "core/kernels/gemm.h"
 #include "core/kernels/pack.h"
-#include "core/kernels/product.h"
 #include "core/mode.h"
 
 namespace lathe {
@@ -14,7 +14,7 @@ namespace lathe {
 /// Whether the CPU kernels take tensors of this dtype: float32, bfloat16 and float16 where the machine has the
 /// instructions for float32's at least.
 inline bool kernel_dtype(at::ScalarType dtype) {
-  return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) && product_ready(element_of(dtype));
+  return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) && gemm_ready(element_of(dtype));
 }
 /// The same for a tensor, which must be on the CPU and not empty.
 inline bool kernel_ready(const at::Tensor& t) { return t.is_cpu() && kernel_dtype(t.scalar_type()) && t.numel() > 0; }

@@ -1,5 +1,5 @@
 // Linear layers: where the FLOPs are. On CPUs in float32 and bfloat16 a layer is one pass of blocked products
-// (core/kernels/product.h) whose blocks get bias, activation, residual and rounding while they are in cache.
+// (core/kernels/gemm.h) whose blocks get bias, activation, residual and rounding while they are in cache.
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -46,7 +46,7 @@ at::Tensor fused_forward(const at::Tensor& x, const at::Tensor& weight, const at
   Epilogue e{.out = matrix_of(y), .bias = floats_of(b), .activation = activation};
   if (before != nullptr) e.before = matrix_of(*before = at::empty_like(y));
   if (add.defined()) e.residual = matrix_of(add);
-  multiply_nt(matrix_of(in), matrix_of(w), in.numel() / w.size(1), w.size(0), w.size(1), e);
+  gemm_nt(matrix_of(in), matrix_of(w), in.numel() / w.size(1), w.size(0), w.size(1), e);
   bump_version(y);
   return y;
 }
@@ -60,7 +60,7 @@ std::array<at::Tensor, 3> fused_backward(const at::Tensor& dy_, const at::Tensor
   at::Tensor dx, dw, db;
   if (need_x) {
     dx = at::empty_like(x);
-    multiply(matrix_of(dy), matrix_of(w), rows, in, out, {.out = matrix_of(dx)});
+    gemm(matrix_of(dy), matrix_of(w), rows, in, out, {.out = matrix_of(dx)});
     bump_version(dx);
   }
   if (need_bias) db = at::empty({out}, w.options().dtype(at::kFloat));
@@ -70,7 +70,7 @@ std::array<at::Tensor, 3> fused_backward(const at::Tensor& dy_, const at::Tensor
     if (!add) dw = at::empty({out, in}, w.options().dtype(weight_grad));
     Epilogue e{.out = matrix_of(dw)};
     if (add) e.residual = e.out;
-    multiply_tn(matrix_of(dy), matrix_of(x), out, in, rows, e, need_bias ? db.mutable_data_ptr<float>() : nullptr);
+    gemm_tn(matrix_of(dy), matrix_of(x), out, in, rows, e, need_bias ? db.mutable_data_ptr<float>() : nullptr);
     bump_version(dw);
   } else if (need_bias) {
     db = dy.reshape({rows, out}).sum(0, /*keepdim=*/false, at::kFloat);

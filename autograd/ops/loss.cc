@@ -96,17 +96,17 @@ struct LinearCrossEntropy {
     for (int64_t row = 0; row < n; row += piece) {
       const int64_t rows = std::min(piece, n - row);
       const Matrix in = {matrix_of(x).at(row, 0), c, element_of(x.scalar_type())}, block = matrix_of(logits);
-      multiply_nt(in, matrix_of(w), rows, v, c, {.out = block});
+      gemm_nt(in, matrix_of(w), rows, v, c, {.out = block});
       cross_entropy_rows(block, rows, v, stride - v, targets.const_data_ptr<int64_t>() + row, ignore_index, scale,
                          needs[0] || needs[1], losses.mutable_data_ptr<float>() + row);
       if (needs[0]) {
         const Matrix out = matrix_of(dx);
-        multiply(block, matrix_of(w), rows, c, v, {.out = {out.at(row, 0), c, type}});
+        gemm(block, matrix_of(w), rows, c, v, {.out = {out.at(row, 0), c, type}});
       }
       if (needs[1]) {
         Epilogue e{.out = matrix_of(dweight)};
         if (row > 0) e.residual = e.out;
-        multiply_tn(block, in, v, c, rows, e);
+        gemm_tn(block, in, v, c, rows, e);
       }
     }
     if (needs[1] && dweight.scalar_type() != weight_type) dweight = dweight.to(weight_type);

@@ -76,16 +76,16 @@ struct Slice {
   // dx = dy in its place, zeros elsewhere
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {unslice(dy, dim, start, end, step, size)};
+    return {slice_backward(dy, dim, start, end, step, size)};
   }
 };
 
-struct Unslice {
-  static constexpr OpInfo info{.name = "unslice", .each = {0, 0}};
+struct SliceBackward {
+  static constexpr OpInfo info{.name = "slice_backward", .each = {0, 0}};
   int64_t dim, start, end, step, size;
   at::Tensor forward(const at::Tensor& x) {
     dim = wrap_dim(dim, x.dim());
-    return unslice(x, dim, start, end, step, size);
+    return slice_backward(x, dim, start, end, step, size);
   }
   // dx = the slice of dy
   template <class T>
@@ -203,16 +203,16 @@ struct Gather {
   // dx[index] += dy
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {ungather(dy, dim, index, size)};
+    return {gather_backward(dy, dim, index, size)};
   }
 };
 
-struct Ungather {
-  static constexpr OpInfo info{.name = "ungather", .each = {1, 0}};
+struct GatherBackward {
+  static constexpr OpInfo info{.name = "gather_backward", .each = {1, 0}};
   int64_t dim;
   at::Tensor index;
   int64_t size;
-  at::Tensor forward(const at::Tensor& x) { return ungather(x, dim = wrap_dim(dim, x.dim()), index, size); }
+  at::Tensor forward(const at::Tensor& x) { return gather_backward(x, dim = wrap_dim(dim, x.dim()), index, size); }
   // dx = dy[index]
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
@@ -236,7 +236,7 @@ struct Topk {
   // dx[index] = dy
   template <class T>
   Grads<1, T> backward(const GradList<T>& dy, Needs<1>) const {
-    return {ungather(dy[0], dim, index, size)};
+    return {gather_backward(dy[0], dim, index, size)};
   }
 };
 
@@ -270,8 +270,8 @@ Variable permute(const Variable& x, at::IntArrayRef dims) { return apply(Permute
 Variable slice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step) {
   return apply(Slice{.dim = dim, .start = start, .end = end, .step = step}, x);
 }
-Variable unslice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step, int64_t size) {
-  return apply(Unslice{.dim = dim, .start = start, .end = end, .step = step, .size = size}, x);
+Variable slice_backward(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step, int64_t size) {
+  return apply(SliceBackward{.dim = dim, .start = start, .end = end, .step = step, .size = size}, x);
 }
 Variable cat(const std::vector<Variable>& xs, int64_t dim) {
   LATHE_CHECK(!xs.empty(), "cat: nothing to join");
@@ -285,8 +285,8 @@ std::vector<Variable> unbind(const Variable& x, int64_t dim) { return apply(Unbi
 Variable gather(const Variable& x, int64_t dim, const at::Tensor& index) {
   return apply(Gather{.dim = dim, .index = index}, x);
 }
-Variable ungather(const Variable& x, int64_t dim, const at::Tensor& index, int64_t size) {
-  return apply(Ungather{.dim = dim, .index = index, .size = size}, x);
+Variable gather_backward(const Variable& x, int64_t dim, const at::Tensor& index, int64_t size) {
+  return apply(GatherBackward{.dim = dim, .index = index, .size = size}, x);
 }
 std::pair<Variable, at::Tensor> topk(const Variable& x, int64_t k, int64_t dim, bool largest) {
   const auto out = apply(Topk{.k = k, .dim = dim, .largest = largest}, x);

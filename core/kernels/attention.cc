@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/kernels/product.h"
+#include "core/kernels/gemm.h"
 #include "core/kernels/scratch.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -263,7 +263,7 @@ struct HeadParts {
 }  // namespace
 
 bool attention_ready(const AttentionShape& s, Element type) {
-  return product_ready(type) && (multiplied_as(type) == Element::f32 || s.width % 2 == 0);
+  return gemm_ready(type) && (multiplied_as(type) == Element::f32 || s.width % 2 == 0);
 }
 
 // A block of queries goes past the blocks of keys up to its own:
@@ -296,17 +296,17 @@ void attention_forward(const AttentionShape& s, Element type, const void* qkv, v
       std::fill_n(w.l, rows, 0.0f);
       for (int64_t j = 0; j <= i; j += block) {
         const int64_t columns = std::min(block, s.time - j), depth = packed_depth(columns, types.as);
-        small_product(queries, keys.block_at(j), rows, round_up(columns, 16), s.width, w.scores, block, false);
+        block_gemm(queries, keys.block_at(j), rows, round_up(columns, 16), s.width, w.scores, block, false);
         HWY_DYNAMIC_DISPATCH(softmax_block)
         (w.scores, block, rows, columns, depth, i, j, s.scale, w.p, types.as, w.m, w.l, w.acc, wide);
         const int64_t n = values.copied() ? wide : s.width;
-        small_product({w.p, depth, types.as}, values.block_at(j), rows, n, depth, w.acc, wide, j > 0);
+        block_gemm({w.p, depth, types.as}, values.block_at(j), rows, n, depth, w.acc, wide, j > 0);
       }
       HWY_DYNAMIC_DISPATCH(write_rows_of)(w.acc, wide, rows, s.width, w.l, below(y, i));
       for (int64_t r = 0; r < rows; ++r) lse[index * s.time + i + r] = w.m[r] + std::log(w.l[r]);
     }
   };
-  parallel_tasks(parts.heads * parts.count, run, [&] { release_products(types.as); });
+  parallel_tasks(parts.heads * parts.count, run, [&] { release_gemm(types.as); });
 }
 
 // The same blocks column by column: a block of keys goes past the blocks of queries from its own on, for dk and dv, and
@@ -354,19 +354,19 @@ void attention_backward(const AttentionShape& s, Element type, const void* qkv, 
       for (int64_t i = std::max(j, first_query); i < last_query; i += block) {
         const int64_t queries = std::min(block, s.time - i), depth = packed_depth(queries, types.as);
         const int64_t columns = round_up(queries, 16);
-        small_product(k_rows, q_across.block_at(i), keys, columns, s.width, w.scores, block, false);
-        small_product(v_rows, dy_across.block_at(i), keys, columns, s.width, w.dp, block, false);
+        block_gemm(k_rows, q_across.block_at(i), keys, columns, s.width, w.scores, block, false);
+        block_gemm(v_rows, dy_across.block_at(i), keys, columns, s.width, w.dp, block, false);
         HWY_DYNAMIC_DISPATCH(slopes_block)
         (w.scores, w.dp, block, keys, queries, depth, j, i, s.scale, row_lse + i, w.delta + i, w.p, w.ds, types.as);
         if (makes_keys) {
-          small_product({w.p, depth, types.as}, dy_along.block_at(i), keys, n, depth, w.dv, wide, i > j);
-          small_product({w.ds, depth, types.as}, q_along.block_at(i), keys, n, depth, w.dk, wide, i > j);
+          block_gemm({w.p, depth, types.as}, dy_along.block_at(i), keys, n, depth, w.dv, wide, i > j);
+          block_gemm({w.ds, depth, types.as}, q_along.block_at(i), keys, n, depth, w.dk, wide, i > j);
         }
         if (!makes_queries) continue;
         const int64_t key_depth = packed_depth(keys, types.as);
         pack_left_transposed({w.ds, depth, types.as}, keys, queries, w.ds_rows, types.as);
-        small_product({w.ds_rows, key_depth, types.as}, k_along.block_at(j), queries, n, key_depth, w.dq + i * wide,
-                      wide, j > 0);
+        block_gemm({w.ds_rows, key_depth, types.as}, k_along.block_at(j), queries, n, key_depth, w.dq + i * wide, wide,
+                   j > 0);
       }
       if (!makes_keys) continue;
       write_rows(w.dk, wide, keys, s.width, nullptr, below(head.part(dqkv, 1), j));
@@ -376,7 +376,7 @@ void attention_backward(const AttentionShape& s, Element type, const void* qkv, 
       write_rows(w.dq + first_query * wide, wide, last_query - first_query, s.width, nullptr,
                  below(head.part(dqkv, 0), first_query));
   };
-  parallel_tasks(parts.heads * parts.count * (together ? 1 : 2), run, [&] { release_products(types.as); });
+  parallel_tasks(parts.heads * parts.count * (together ? 1 : 2), run, [&] { release_gemm(types.as); });
 }
 
 }  // namespace lathe

@@ -1,6 +1,6 @@
 #include "core/kernels/epilogue.h"
 
-#include "core/kernels/product.h"
+#include "core/kernels/gemm.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/epilogue.cc"

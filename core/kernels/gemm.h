@@ -27,12 +27,12 @@ namespace lathe {
 
 /// Whether products of this type are taken here: from AVX2 on (core/kernels/isa.h, and oneDNN's ONEDNN_MAX_CPU_ISA);
 /// float16 not on CPUs that have arithmetic for it.
-bool product_possible(Element type);
+bool gemm_possible(Element type);
 /// The same, and false after use_kernels(false): what ops go by.
-bool product_ready(Element type);
+bool gemm_ready(Element type);
 /// The type that products of `type` are multiplied in: bfloat16 as it is where there are instructions, else float32.
 Element multiplied_as(Element type);
-/// Whether ops take these kernels where product_ready() allows (the default), or ATen's throughout. Not thread-safe.
+/// Whether ops take these kernels where gemm_ready() allows (the default), or ATen's throughout. Not thread-safe.
 void use_kernels(bool on);
 /// The instruction set that Highway chose for the vector loops: "AVX3" (AVX-512), "AVX2", "NEON", ...
 const char* vector_set();
@@ -40,16 +40,16 @@ const char* vector_set();
 // Factors of two types, one of them float32, are multiplied in float32.
 
 /// a [m, k] times b [k, n], then `e`.
-void multiply(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e);
+void gemm(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e);
 /// a [m, k] times the transpose of b [n, k], then `e`.
-void multiply_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e);
+void gemm_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e);
 /// The transpose of a [k, m] times b [k, n], then `e`; column_sums [m], where given, takes the sums of a's columns.
-void multiply_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e, float* column_sums = nullptr);
+void gemm_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e, float* column_sums = nullptr);
 
 /// c [m, n] (+)= a b, one block on this thread: a [m, k] row-major, b packed as a right factor or, in float32,
 /// row-major. Both of a type that is multiplied as it is; k is even in bfloat16.
-void small_product(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, float* c, int64_t c_stride, bool add);
+void block_gemm(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, float* c, int64_t c_stride, bool add);
 /// To be called by a thread when it is done with small products of a type.
-void release_products(Element type);
+void release_gemm(Element type);
 
 }  // namespace lathe

@@ -1,4 +1,4 @@
-#include "core/kernels/product.h"
+#include "core/kernels/gemm.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/native/CPUBlas.h>
@@ -64,7 +64,7 @@ Matrix left_factor(Matrix a, Element as, int64_t rows, int64_t have, int64_t dee
 
 /// a b or a b^T: a thread packs a panel of b's columns, at most depth_step() deep, and takes a's rows past it. Where
 /// the panel is deeper, a part's blocks wait for the next step side by side.
-void multiply_rows(Matrix a, Matrix b, bool transposed, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
+void gemm_rows(Matrix a, Matrix b, bool transposed, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
   if (m == 0 || n == 0) return;
   const Element as = common(a.type, b.type);
   const Parts panels(n, block_columns);
@@ -97,12 +97,12 @@ void multiply_rows(Matrix a, Matrix b, bool transposed, int64_t m, int64_t n, in
         const int64_t count = std::min(block_rows, last - row);
         const Matrix left = left_factor({a.at(row, at), a.stride, a.type}, as, count, have, deep, mine + packed, step);
         float* block = blocks + (at_once ? 0 : (row - first) * width);
-        small_product(left, {mine, width, as}, count, width, deep, block, width, at > 0);
+        block_gemm(left, {mine, width, as}, count, width, deep, block, width, at > 0);
         if (at + deep == depth) finish_block(block, width, row, column, count, columns, e);
       }
     }
   };
-  parallel_tasks(panels.count() * rows.count(), run, [&] { release_products(as); });
+  parallel_tasks(panels.count() * rows.count(), run, [&] { release_gemm(as); });
 }
 
 /// Whether oneDNN has a small product for T's type, which ONEDNN_MAX_CPU_ISA in the environment may forbid.
@@ -123,9 +123,9 @@ template <class T>
 
 void use_kernels(bool on) { kernels_on = on; }
 
-bool product_ready(Element type) { return kernels_on && product_possible(type); }
+bool gemm_ready(Element type) { return kernels_on && gemm_possible(type); }
 
-bool product_possible(Element type) {
+bool gemm_possible(Element type) {
 #ifdef __x86_64__
   static const bool has_float16 = __builtin_cpu_supports("avx512fp16");
   if (type == Element::f64 || (type == Element::f16 && has_float16) || active_isa() < Isa::avx2) return false;
@@ -143,7 +143,7 @@ Element multiplied_as(Element type) {
   return works ? Element::bf16 : Element::f32;
 }
 
-void small_product(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, float* c, int64_t c_stride, bool add) {
+void block_gemm(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, float* c, int64_t c_stride, bool add) {
   if (a.type == Element::f32) {
     at::native::cpublas::brgemm(m, n, k, a.stride, b.stride, c_stride, add, static_cast<const float*>(a.data),
                                 static_cast<const float*>(b.data), c, false);
@@ -153,19 +153,19 @@ void small_product(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, float* c
   }
 }
 
-void release_products(Element type) {
+void release_gemm(Element type) {
   if (type != Element::f32) at::native::cpublas::brgemm_release(true);
 }
 
-void multiply(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
-  multiply_rows(a, b, /*transposed=*/false, m, n, k, e);
+void gemm(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
+  gemm_rows(a, b, /*transposed=*/false, m, n, k, e);
 }
 
-void multiply_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
-  multiply_rows(a, b, /*transposed=*/true, m, n, k, e);
+void gemm_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
+  gemm_rows(a, b, /*transposed=*/true, m, n, k, e);
 }
 
-void multiply_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e, float* column_sums) {
+void gemm_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e, float* column_sums) {
   if (m == 0 || n == 0) return;
   const Element as = common(a.type, b.type);
   const int64_t depth = packed_depth(k, as), step = depth_step(as);
@@ -226,13 +226,13 @@ void multiply_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epil
       for (int64_t p = 0; p < panels.count(); ++p) {
         const int64_t in_span = panels.begin(p), columns = std::min(panels.size, spans.length(span) - in_span);
         if (columns <= 0) break;
-        small_product(piece, right(p, at, have, columns), count, packs ? panels.size : columns, even, block + in_span,
-                      block_stride, at > 0);
+        block_gemm(piece, right(p, at, have, columns), count, packs ? panels.size : columns, even, block + in_span,
+                   block_stride, at > 0);
       }
     }
     finish_block(block, block_stride, row, column, count, spans.length(span), e);
   };
-  parallel_tasks(rows.count() * spans.count(), run, [&] { release_products(as); });
+  parallel_tasks(rows.count() * spans.count(), run, [&] { release_gemm(as); });
 }
 
 }  // namespace lathe

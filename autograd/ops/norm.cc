@@ -1,24 +1,12 @@
-// Ops of neural networks. Norms, SwiGLU and embedding are fused: no second derivatives.
-#include <ATen/Parallel.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/embedding.h>
-#include <ATen/ops/embedding_dense_backward.h>
+// Norms: layer norm and RMS norm, fused, without second derivatives.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/native_layer_norm.h>
 #include <ATen/ops/native_layer_norm_backward.h>
-#include <ATen/ops/zeros.h>
-
-#include <algorithm>
-#include <cmath>
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
-#include "core/device.h"
 #include "core/dtype.h"
-#include "core/kernels/activation.h"
-#include "core/kernels/dropout.h"
-#include "core/kernels/loss.h"
 #include "core/kernels/norm.h"
 
 namespace lathe {
@@ -129,103 +117,6 @@ struct RmsNormOp : Norm {
   }
 };
 
-// SwiGLU. No second derivatives.
-struct SwigluOp {
-  static constexpr OpInfo info{.name = "swiglu", .each = {6, 10}};
-  Saved x{};
-
-  // y = silu(a) b, [a b] = x
-  at::Tensor forward(const at::Tensor& x_) {
-    LATHE_CHECK(x_.dim() >= 1 && x_.size(-1) % 2 == 0, "the last dim must be even");
-    x = x_.contiguous();
-    const int64_t h = x_.size(-1) / 2;
-    if (h == 0) return x_.clone();
-    if (!kernel_ready(x_)) {
-      const auto parts = x.data().split(h, -1);
-      return parts[0] * parts[0].sigmoid() * parts[1];
-    }
-    auto sizes = x_.sizes().vec();
-    sizes.back() = h;
-    at::Tensor y = at::empty(sizes, x_.options());
-    swiglu_forward(x.data().const_data_ptr(), y.mutable_data_ptr(), element_of(y.scalar_type()), y.numel() / h, h);
-    bump_version(y);
-    return y;
-  }
-  // s = sigmoid(a):  da = dy b (s + a s (1 - s)), db = dy a s
-  Grads<1> backward(const at::Tensor& dy_, Needs<1>) const {
-    const at::Tensor dy = dy_.contiguous(), in = x.data();
-    const int64_t h = in.size(-1) / 2;
-    if (h == 0) return {dy};
-    if (!kernel_ready(in)) {
-      const auto parts = in.split(h, -1);
-      const at::Tensor s = parts[0].sigmoid();
-      return {at::cat({dy * parts[1] * (s + parts[0] * s * (1 - s)), dy * parts[0] * s}, -1)};
-    }
-    at::Tensor dx = at::empty_like(in);
-    swiglu_backward(in.const_data_ptr(), dy.const_data_ptr(), dx.mutable_data_ptr(), element_of(in.scalar_type()),
-                    dy.numel() / h, h);
-    bump_version(dx);
-    return {dx};
-  }
-};
-
-struct EmbeddingOp {
-  static constexpr OpInfo info{.name = "embedding", .each = {0, 1}};
-  Saved ids{};
-  at::ScalarType out = at::kFloat, grad = at::kFloat;  // of the result, and of the table's gradient
-  int64_t rows = 0;
-
-  at::Tensor forward(const at::Tensor& weight) {
-    LATHE_CHECK(weight.dim() == 2, "weight must be [V, C]");
-    LATHE_CHECK(ids.data().scalar_type() == at::kLong, "ids must be int64, not ", describe(ids.data()));
-    rows = weight.size(0);
-    return at::embedding(weight, ids.data()).to(out);
-  }
-  // dweight[id] += dy at each place of the id, in float32 or wider
-  Grads<1> backward(const at::Tensor& dy, Needs<1>, GradSlots& slots) const {
-    if (kernel_ready(dy) && kernel_dtype(grad)) {
-      // In the gradient that the table has already, such as a tied head's, else in zeros.
-      at::Tensor table = slots.take(0, grad);
-      if (!table.defined()) table = at::zeros({rows, dy.size(-1)}, dy.options().dtype(grad));
-      const at::Tensor values = dy.contiguous(), places = ids.data().contiguous();
-      scatter_add_rows(matrix_of(values), places.const_data_ptr<int64_t>(), places.numel(), dy.size(-1),
-                       matrix_of(table));
-      bump_version(table);
-      return {table};
-    }
-    const at::Tensor wide = dy.scalar_type() == at::kDouble ? dy : dy.to(at::kFloat);
-    return {at::embedding_dense_backward(wide, ids.data(), rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false)};
-  }
-};
-
-struct Dropout {
-  static constexpr OpInfo info{.name = "dropout"};
-  DropoutMask mask;
-
-  at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor in = x.contiguous();
-    at::Tensor y = at::empty_like(in);
-    if (in.is_cuda()) {
-      cuda_api().dropout(in.const_data_ptr(), y.mutable_data_ptr(), in.numel(), element_of(in.scalar_type()), mask);
-      return y;
-    }
-    at::parallel_for(0, in.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
-      dropout_cpu(in.const_data_ptr(), y.mutable_data_ptr(), begin, end, element_of(in.scalar_type()), mask);
-    });
-    bump_version(y);
-    return y;
-  }
-  // dx = dy under the same mask
-  template <class T>
-  Grads<1, T> backward(const T& dy, Needs<1>) const {
-    if constexpr (std::same_as<T, at::Tensor>) {
-      return {Dropout{mask}.forward(dy)};
-    } else {
-      return {apply(Dropout{mask}, dy)};
-    }
-  }
-};
-
 /// The dtype of a norm's result.
 at::ScalarType norm_out(const Variable& x, std::optional<at::ScalarType> out) {
   return out.value_or(mode().compute != at::kFloat && x.dtype() != at::kDouble ? at::kFloat : x.dtype());
@@ -240,33 +131,6 @@ Variable layer_norm(const Variable& x, const Variable& weight, const Variable& b
 
 Variable rms_norm(const Variable& x, const Variable& weight, double eps, std::optional<at::ScalarType> out) {
   return apply(RmsNormOp{{.eps = eps, .out = norm_out(x, out), .rms = true}}, x, weight, Variable());
-}
-
-Variable swiglu(const Variable& x) { return apply(SwigluOp{}, x); }
-
-Variable embedding(const at::Tensor& ids, const Variable& weight) {
-  EmbeddingOp op;
-  op.ids = ids;
-  // Under autocast rows of a low-precision weight begin a float32 residual stream.
-  const bool widen = mode().compute != at::kFloat && weight.dtype() != at::kDouble;
-  op.out = widen ? at::kFloat : weight.dtype();
-  const Precision* kept = precision_of(weight);
-  op.grad = kept != nullptr && weight.dtype() != at::kDouble ? kept->grad_dtype : weight.dtype();
-  return apply(std::move(op), weight);
-}
-
-Variable dropout(const Variable& x, double p, uint64_t stream) {
-  LATHE_CHECK(p >= 0 && p < 1, "dropout: p = ", p, " is outside [0, 1)");
-  const auto& random = mode().random;
-  if (p == 0 || !random) return x;
-  LATHE_CHECK(x.dim() >= 1 && x.size(0) > 0, "dropout(", describe(x.data()), "): dim 0 must be the batch");
-  const int64_t row = x.numel() / x.size(0);
-  return apply(Dropout{{.key = make_key(random->seed, stream),
-                        .step = random->step,
-                        .first = static_cast<uint64_t>(random->first_sample * row),
-                        .threshold = static_cast<uint32_t>(std::min(std::llround(p * 0x1p32), 0xffffffffLL)),
-                        .scale = static_cast<float>(1 / (1 - p))}},
-               x);
 }
 
 }  // namespace lathe

@@ -1,0 +1,60 @@
+// Dropout, keyed by place and step.
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "autograd/ops/formula.h"
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/kernels/dropout.h"
+
+namespace lathe {
+namespace {
+
+struct Dropout {
+  static constexpr OpInfo info{.name = "dropout"};
+  DropoutMask mask;
+
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor in = x.contiguous();
+    at::Tensor y = at::empty_like(in);
+    if (in.is_cuda()) {
+      cuda_api().dropout(in.const_data_ptr(), y.mutable_data_ptr(), in.numel(), element_of(in.scalar_type()), mask);
+      return y;
+    }
+    at::parallel_for(0, in.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+      dropout_cpu(in.const_data_ptr(), y.mutable_data_ptr(), begin, end, element_of(in.scalar_type()), mask);
+    });
+    bump_version(y);
+    return y;
+  }
+  // dx = dy under the same mask
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    if constexpr (std::same_as<T, at::Tensor>) {
+      return {Dropout{mask}.forward(dy)};
+    } else {
+      return {apply(Dropout{mask}, dy)};
+    }
+  }
+};
+
+}  // namespace
+
+Variable dropout(const Variable& x, double p, uint64_t stream) {
+  LATHE_CHECK(p >= 0 && p < 1, "dropout: p = ", p, " is outside [0, 1)");
+  const auto& random = mode().random;
+  if (p == 0 || !random) return x;
+  LATHE_CHECK(x.dim() >= 1 && x.size(0) > 0, "dropout(", describe(x.data()), "): dim 0 must be the batch");
+  const int64_t row = x.numel() / x.size(0);
+  return apply(Dropout{{.key = make_key(random->seed, stream),
+                        .step = random->step,
+                        .first = static_cast<uint64_t>(random->first_sample * row),
+                        .threshold = static_cast<uint32_t>(std::min(std::llround(p * 0x1p32), 0xffffffffLL)),
+                        .scale = static_cast<float>(1 / (1 - p))}},
+               x);
+}
+
+}  // namespace lathe

@@ -1,0 +1,56 @@
+// Embedding, without second derivatives.
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/zeros.h>
+
+#include "autograd/ops/formula.h"
+#include "autograd/ops/kernel.h"
+#include "core/dtype.h"
+#include "core/kernels/loss.h"
+
+namespace lathe {
+namespace {
+
+struct EmbeddingOp {
+  static constexpr OpInfo info{.name = "embedding", .each = {0, 1}};
+  Saved ids{};
+  at::ScalarType out = at::kFloat, grad = at::kFloat;  // of the result, and of the table's gradient
+  int64_t rows = 0;
+
+  at::Tensor forward(const at::Tensor& weight) {
+    LATHE_CHECK(weight.dim() == 2, "weight must be [V, C]");
+    LATHE_CHECK(ids.data().scalar_type() == at::kLong, "ids must be int64, not ", describe(ids.data()));
+    rows = weight.size(0);
+    return at::embedding(weight, ids.data()).to(out);
+  }
+  // dweight[id] += dy at each place of the id, in float32 or wider
+  Grads<1> backward(const at::Tensor& dy, Needs<1>, GradSlots& slots) const {
+    if (kernel_ready(dy) && kernel_dtype(grad)) {
+      // In the gradient that the table has already, such as a tied head's, else in zeros.
+      at::Tensor table = slots.take(0, grad);
+      if (!table.defined()) table = at::zeros({rows, dy.size(-1)}, dy.options().dtype(grad));
+      const at::Tensor values = dy.contiguous(), places = ids.data().contiguous();
+      scatter_add_rows(matrix_of(values), places.const_data_ptr<int64_t>(), places.numel(), dy.size(-1),
+                       matrix_of(table));
+      bump_version(table);
+      return {table};
+    }
+    const at::Tensor wide = dy.scalar_type() == at::kDouble ? dy : dy.to(at::kFloat);
+    return {at::embedding_dense_backward(wide, ids.data(), rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false)};
+  }
+};
+
+}  // namespace
+
+Variable embedding(const at::Tensor& ids, const Variable& weight) {
+  EmbeddingOp op;
+  op.ids = ids;
+  // Under autocast rows of a low-precision weight begin a float32 residual stream.
+  const bool widen = mode().compute != at::kFloat && weight.dtype() != at::kDouble;
+  op.out = widen ? at::kFloat : weight.dtype();
+  const Precision* kept = precision_of(weight);
+  op.grad = kept != nullptr && weight.dtype() != at::kDouble ? kept->grad_dtype : weight.dtype();
+  return apply(std::move(op), weight);
+}
+
+}  // namespace lathe

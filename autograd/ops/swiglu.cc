@@ -1,0 +1,56 @@
+// SwiGLU, fused, without second derivatives.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include "autograd/ops/formula.h"
+#include "autograd/ops/kernel.h"
+#include "core/dtype.h"
+#include "core/kernels/activation.h"
+
+namespace lathe {
+namespace {
+
+struct SwigluOp {
+  static constexpr OpInfo info{.name = "swiglu", .each = {6, 10}};
+  Saved x{};
+
+  // y = silu(a) b, [a b] = x
+  at::Tensor forward(const at::Tensor& x_) {
+    LATHE_CHECK(x_.dim() >= 1 && x_.size(-1) % 2 == 0, "the last dim must be even");
+    x = x_.contiguous();
+    const int64_t h = x_.size(-1) / 2;
+    if (h == 0) return x_.clone();
+    if (!kernel_ready(x_)) {
+      const auto parts = x.data().split(h, -1);
+      return parts[0] * parts[0].sigmoid() * parts[1];
+    }
+    auto sizes = x_.sizes().vec();
+    sizes.back() = h;
+    at::Tensor y = at::empty(sizes, x_.options());
+    swiglu_forward(x.data().const_data_ptr(), y.mutable_data_ptr(), element_of(y.scalar_type()), y.numel() / h, h);
+    bump_version(y);
+    return y;
+  }
+  // s = sigmoid(a):  da = dy b (s + a s (1 - s)), db = dy a s
+  Grads<1> backward(const at::Tensor& dy_, Needs<1>) const {
+    const at::Tensor dy = dy_.contiguous(), in = x.data();
+    const int64_t h = in.size(-1) / 2;
+    if (h == 0) return {dy};
+    if (!kernel_ready(in)) {
+      const auto parts = in.split(h, -1);
+      const at::Tensor s = parts[0].sigmoid();
+      return {at::cat({dy * parts[1] * (s + parts[0] * s * (1 - s)), dy * parts[0] * s}, -1)};
+    }
+    at::Tensor dx = at::empty_like(in);
+    swiglu_backward(in.const_data_ptr(), dy.const_data_ptr(), dx.mutable_data_ptr(), element_of(in.scalar_type()),
+                    dy.numel() / h, h);
+    bump_version(dx);
+    return {dx};
+  }
+};
+
+}  // namespace
+
+Variable swiglu(const Variable& x) { return apply(SwigluOp{}, x); }
+
+}  // namespace lathe
