@@ -1,0 +1,3 @@
+// The library's .cu files as C++. One file, so that their includes of CUDA's headers find the stand-ins beside it.
+#include "core/kernels/dropout.cu"
+#include "core/kernels/update.cu"
