@@ -1,9 +1,9 @@
 // Checkpoints without a run around them: what is written comes back, in the right order, and damage is noticed.
 
+#include "train/checkpoint.h"
 #include "autograd/node.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/checkpoint.h"
 #include "train/metrics.h"
 
 namespace {

@@ -1,4 +1,5 @@
-// Small cases for faults that larger comparisons let pass: ends of vectors and ranges, frozen factors, shared gradients.
+// Small cases for faults that larger comparisons let pass: ends of vectors and ranges, frozen factors, shared
+// gradients.
 #include <algorithm>
 #include <bit>
 
