@@ -53,7 +53,8 @@ class Runner:
         self.copy.mkdir(parents=True, exist_ok=True)
         copy_sources(self.copy)
         if not (self.build / "build.ninja").exists():
-            options = ["-DLATHE_CUDA=OFF", "-DLATHE_WERROR=OFF", *([f"-DLIBTORCH={self.libtorch}"] if self.libtorch else [])]
+            options = ["-DLATHE_CUDA=OFF", "-DLATHE_WERROR=OFF"]
+            options += [f"-DLIBTORCH={self.libtorch}"] if self.libtorch else []
             done = self.command("cmake", "-S", self.copy, "-B", self.build, "-G", "Ninja", *options)
             if done.returncode != 0:
                 sys.exit(f"mutants: cmake could not configure {self.build}\n{done.stdout}")
@@ -82,7 +83,7 @@ class Runner:
             return "failed", f"{tag}: no end after {self.timeout} s"
         # The test case's name stands between the first two rules.
         rules = [i for i, line in enumerate(lines) if i > begin and line.startswith("-----")]
-        name = " ".join(line.strip() for line in lines[rules[0] + 1:rules[1]]) if len(rules) > 1 else "no test case said"
+        name = " ".join(line.strip() for line in lines[rules[0] + 1:rules[1]]) if len(rules) > 1 else "no test case"
         return "failed", f"{tag}: {name}" + (" (a crash)" if done.returncode > 128 else "")
 
     def known(self, tag):
