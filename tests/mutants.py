@@ -53,7 +53,8 @@ class Runner:
         self.copy.mkdir(parents=True, exist_ok=True)
         copy_sources(self.copy)
         if not (self.build / "build.ninja").exists():
-            options = ["-DLATHE_CUDA=OFF", "-DLATHE_WERROR=OFF"] + ([f"-DLIBTORCH={self.libtorch}"] if self.libtorch else [])
+            options = ["-DLATHE_CUDA=OFF", "-DLATHE_WERROR=OFF"]
+            options += [f"-DLIBTORCH={self.libtorch}"] if self.libtorch else []
             done = self.command("cmake", "-S", self.copy, "-B", self.build, "-G", "Ninja", *options)
             if done.returncode != 0:
                 sys.exit(f"mutants: cmake could not configure {self.build}\n{done.stdout}")
@@ -67,8 +68,9 @@ class Runner:
         but = "".join(f'~"{name}"' for name in self.but)
         script = [f"ninja -C {shlex.quote(str(self.build))} lathe_tests || exit 9"]
         for tag in tags:
-            test = ["timeout", "-s", "KILL", str(self.timeout), str(self.build / "tests/lathe_tests"), f"[{tag}]{but}", "--abort"]
-            script.append(f"echo; echo running {tag}; {shlex.join(test)}; r=$?; [ $r = 0 ] || exit $((r < 128 ? 1 : r))")
+            binary = str(self.build / "tests/lathe_tests")
+            test = shlex.join(["timeout", "-s", "KILL", str(self.timeout), binary, f"[{tag}]{but}", "--abort"])
+            script.append(f"echo; echo running {tag}; {test}; r=$?; [ $r = 0 ] || exit $((r < 128 ? 1 : r))")
         done = self.command("bash", "-c", "\n".join(script))
         if done.returncode == 0:
             return "passed", ", ".join(tags)
@@ -81,7 +83,7 @@ class Runner:
             return "failed", f"{tag}: no end after {self.timeout} s"
         # The test case's name stands between the first two rules.
         rules = [i for i, line in enumerate(lines) if i > begin and line.startswith("-----")]
-        name = " ".join(line.strip() for line in lines[rules[0] + 1:rules[1]]) if len(rules) > 1 else "no test case told"
+        name = " ".join(line.strip() for line in lines[rules[0] + 1:rules[1]]) if len(rules) > 1 else "no test case"
         return "failed", f"{tag}: {name}" + (" (a crash)" if done.returncode > 128 else "")
 
     def known(self, tag):

@@ -1,0 +1,144 @@
+// Checkpoints without a run around them: what is written comes back, in the right order, and damage is noticed.
+
+#include "train/checkpoint.h"
+#include "autograd/node.h"
+#include "tests/catch.h"
+#include "tests/process.h"
+#include "train/metrics.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+/// A matrix, a vector and an optimizer that has made one step on them.
+struct Small {
+  std::vector<NamedParameter> params{{"w", Variable::parameter(torch::linspace(-1, 1, 12).view({3, 4})), Role::weight},
+                                     {"b", Variable::parameter(torch::linspace(0, 1, 3)), Role::bias}};
+  Optimizer optimizer{OptimConfig{}, params};
+  Small() {
+    for (auto& p : params) p.parameter.leaf().grad = torch::full(p.parameter.sizes(), 0.3);
+    optimizer.step(1e-3);
+  }
+};
+
+fs::path save(const TempFolder& f, const Small& s, int64_t step, std::optional<at::ScalarType> dtype = std::nullopt) {
+  RunState state;
+  state.step = step;
+  return save_checkpoint(f.path(), state, s.params, s.optimizer, /*keep=*/2, dtype);
+}
+
+TEST_CASE("a run's state comes back from its checkpoint, member by member", "[checkpoint]") {
+  const TempFolder f;
+  const Small s;
+  RunState a;
+  a.step = 7, a.updates = 5, a.tokens = 900, a.val_loss = 2.5, a.best_val_loss = 1.5, a.eval_due = true, a.threads = 3;
+  a.isa = "i", a.device_model = "d", a.data_hash = "h-v", a.metrics_bytes = 77, a.config = "c", a.branched_from = "x";
+  a.base_hash = "y", a.tokenizer = Tokenizer::byte();
+  a.scaler = ScaleState{.scale = 512, .growth_tracker = 4, .skipped = 2, .skipped_in_row = 1};
+  const RunState b = read_state(save_checkpoint(f.path(), a, s.params, s.optimizer, 1));
+  CHECK(b.step == 7);
+  CHECK(b.updates == 5);
+  CHECK(b.tokens == 900);
+  CHECK(b.val_loss == 2.5);
+  CHECK(b.best_val_loss == 1.5);
+  CHECK(b.eval_due);
+  CHECK(b.threads == 3);
+  CHECK(b.isa + b.device_model + b.data_hash + b.config + b.branched_from + b.base_hash == "idh-vcxy");
+  CHECK(b.metrics_bytes == 77);
+  CHECK(b.tokenizer->kind() == a.tokenizer->kind());
+  REQUIRE(b.scaler);
+  CHECK(b.scaler->scale == 512);
+  CHECK(b.scaler->growth_tracker == 4);
+  CHECK(b.scaler->skipped == 2);
+  CHECK(b.scaler->skipped_in_row == 1);
+  const RunState none = read_state(save(f, s, 8));
+  CHECK(!none.eval_due);
+  CHECK(!none.best_val_loss);
+  CHECK(!none.scaler);
+}
+
+TEST_CASE("the newest checkpoint is the one of the highest step, and the oldest go", "[checkpoint]") {
+  const TempFolder f;
+  const Small s;
+  for (const int64_t step : {3, 99'999'999, 100'000'000}) save(f, s, step);
+  const auto all = list_checkpoints(f.path());
+  REQUIRE(all.size() == 2);
+  CHECK(all[0].filename() == "step-100000000");
+  CHECK(all[1].filename() == "step-99999999");
+  CHECK(newest_checkpoint(f.path()) == all[0]);
+}
+
+TEST_CASE("damage is noticed: a bit, a missing byte, a missing file", "[checkpoint]") {
+  const TempFolder f;
+  const Small s;
+  const fs::path checkpoint = save(f, s, 1);
+  verify_checkpoint(checkpoint);
+  for (const char* name : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+    INFO(name);
+    const std::string whole = slurp(checkpoint / name);
+    const auto problem = [&](std::string bytes) {
+      write_file(checkpoint / name, bytes);
+      return error_of([&] { verify_checkpoint(checkpoint); });
+    };
+    std::string bit = whole;
+    bit[bit.size() / 2] = static_cast<char>(bit[bit.size() / 2] ^ 1);
+    CHECK_THAT(problem(bit), ContainsSubstring("its checksum differs"));
+    CHECK_THAT(problem(whole.substr(1)), ContainsSubstring("bytes instead of"));
+    fs::remove(checkpoint / name);
+    CHECK_THAT(error_of([&] { verify_checkpoint(checkpoint); }), ContainsSubstring("is missing"));
+    CHECK(problem(whole).empty());
+  }
+}
+
+TEST_CASE("values come back to the bit, also where the model is saved lower", "[checkpoint]") {
+  for (const auto dtype : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)}) {
+    const TempFolder f;
+    const Small saved;
+    Small loaded;
+    const fs::path checkpoint = save(f, saved, 1, dtype);
+    for (auto& group : loaded.optimizer.groups()) {
+      for (auto& slot : group.slots) {
+        slot.param.data().zero_();
+        for (auto& state : slot.state) state.zero_();
+      }
+    }
+    load_parameters(checkpoint, loaded.params);
+    load_optimizer(checkpoint, loaded.optimizer);
+    for (size_t g = 0; g < 2; ++g) {
+      const Slot &a = saved.optimizer.groups()[g].slots[0], &b = loaded.optimizer.groups()[g].slots[0];
+      CHECK(b.param.data().equal(a.param.data()));
+      for (size_t i = 0; i < a.state.size(); ++i) CHECK(b.state[i].equal(a.state[i]));
+    }
+    const SafetensorsFile model(checkpoint / "model.safetensors");
+    CHECK(model.at("w").dtype == (dtype ? "BF16" : "F32"));
+    CHECK(model.at("b").dtype == "F32");
+    const auto bytes = static_cast<int64_t>(3 * 15 * 4 + (dtype ? 12 * 2 : 0));
+    CHECK(checkpoint_bytes(saved.params, saved.optimizer, dtype) == bytes);
+  }
+}
+
+TEST_CASE("metrics are cut back to the checkpoint, and must reach it", "[checkpoint]") {
+  const TempFolder f;
+  write_file(f / "metrics.jsonl", "one\ntwo\nthree\n");
+  { Metrics(f.path(), 8).add_validation(2, 1); }
+  CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith("one\ntwo\n{"));
+  CHECK_THAT(error_of([&] { Metrics(f.path(), 1000); }), ContainsSubstring("the checkpoint was written at 1000"));
+}
+
+TEST_CASE("other data for validation alone is other data", "[checkpoint]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto lathe = [&](std::vector<std::string> args) { return run({"lathe", std::move(args), f.path(), {}}); };
+  REQUIRE(lathe({"train", "tiny.toml", "--train.steps=2", "--train.eval_interval=0"}).code == 0);
+  std::string text = slurp(f / "text.txt");
+  std::reverse(text.end() - 1000, text.end());  // within the last tenth, which is for validation
+  write_file(f / "other.txt", text);
+  REQUIRE(lathe({"prepare", "other.txt", "--out", "other", "--tokenizer", "char"}).code == 0);
+  REQUIRE(slurp(f / "other/train.bin") == slurp(f / "data/train.bin"));
+  const Finished r = lathe({"train", "tiny.toml", "--train.steps=3", "--train.eval_interval=0", "--data.dir=other"});
+  CHECK(r.code == 2);
+  CHECK_THAT(r.err, ContainsSubstring("is not the data that the run was started with"));
+}
+
+}  // namespace
