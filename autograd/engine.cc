@@ -16,8 +16,7 @@
 #include <variant>
 
 #include "autograd/node.h"
-#include "autograd/op.h"
-#include "autograd/ops.h"
+#include "autograd/ops/formula.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/memory.h"
@@ -30,8 +29,6 @@ std::atomic<uint64_t> next_sequence{1};
 
 at::Tensor reduce_to(const at::Tensor& g, at::IntArrayRef sizes) { return at::sum_to(g, sizes); }
 Variable reduce_to(const Variable& g, at::IntArrayRef sizes) { return sum_to(g, sizes); }
-at::Tensor cast_to(const at::Tensor& g, at::ScalarType dtype) { return g.to(dtype); }
-Variable cast_to(const Variable& g, at::ScalarType dtype) { return cast(g, dtype); }
 const at::Tensor& tensor_of(const at::Tensor& t) { return t; }
 const at::Tensor& tensor_of(const Variable& v) { return v.data(); }
 
@@ -229,7 +226,7 @@ class Pass final : public GradSlots {
       grad = reduce_to(grad, to.sizes);
     }
     if (const at::ScalarType dtype = wanted_dtype(edge); tensor_of(grad).scalar_type() != dtype)
-      grad = cast_to(grad, dtype);
+      grad = cast(grad, dtype);
   }
 
   void run_hooks(const Node& node, uint32_t output, Slot<T>& slot) {

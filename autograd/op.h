@@ -104,6 +104,12 @@ std::set<std::string>& op_registry();
 /// The node whose backward runs on this thread, or null.
 Node*& running_node();
 
+/// FLOPs of an op that does `forward` and `backward` operations for each element of `t`.
+inline OpFlops flops_each(const at::Tensor& t, double forward, double backward) {
+  const auto n = static_cast<double>(t.numel());
+  return {.forward = {.other = forward * n}, .backward = {.other = backward * n}};
+}
+
 namespace detail {
 
 /// Whether a Saved of this thread took a tensor since it was last set to false.
@@ -219,8 +225,7 @@ OpFlops flops_of(const Op& op, const at::Tensor& y, const In&... in) {
   } else {
     static_assert(
         !requires { &Op::flops; }, "the op's flops must take its inputs and its result");
-    const auto n = static_cast<double>(y.numel());
-    return {.forward = {.other = Op::info.each.forward * n}, .backward = {.other = Op::info.each.backward * n}};
+    return flops_each(y, Op::info.each.forward, Op::info.each.backward);
   }
 }
 
@@ -326,12 +331,6 @@ auto apply(Op op, const std::vector<Variable>& given) {
   return detail::apply_to<detail::any_number>(
       std::move(op), inputs, data, [&](Op& o) { return o.forward(tensors); },
       [&](const Op& o, const at::Tensor& y) { return detail::flops_of(o, y, at::TensorList(tensors)); });
-}
-
-/// FLOPs of an op that does `forward` and `backward` operations for each element of `t`.
-inline OpFlops flops_each(const at::Tensor& t, double forward, double backward) {
-  const auto n = static_cast<double>(t.numel());
-  return {.forward = {.other = forward * n}, .backward = {.other = backward * n}};
 }
 
 }  // namespace lathe

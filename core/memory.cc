@@ -23,25 +23,17 @@ constexpr size_t huge = size_t{2} << 20;
 constexpr size_t small = 4096;       // blocks up to here, header included, come from the C library, by size
 constexpr size_t least_rest = 1024;  // a rest is worth a block of its own from here on
 
-struct Segment;
-
-/// In front of each block's data. Blocks of a segment are a list in the order of their addresses.
+/// In front of each block's data. Larger blocks are cut from segments, memory from the system that starts on a huge
+/// page; those of a segment are a list in the order of their addresses.
 struct Header {
-  size_t block = 0;            // bytes of the block, header included
-  size_t used = 0;             // bytes counted to the category
-  Segment* segment = nullptr;  // null: a small block
+  size_t block = 0;  // bytes of the block, header included
+  size_t used = 0;   // bytes counted to the category
   Header *before = nullptr, *after = nullptr;
   Memory category = Memory::other;
+  bool small = false;
   bool free = false;
 };
 static_assert(sizeof(Header) <= header_bytes);
-
-/// Memory from the system that blocks are cut from. Starts on a huge page.
-struct Segment {
-  size_t bytes = 0;
-  Header* first = nullptr;
-  bool unused() const { return first->free && first->after == nullptr; }
-};
 
 thread_local Memory current = Memory::other;
 
@@ -124,7 +116,7 @@ class CachingAllocator final : public c10::Allocator {
     auto* header = reinterpret_cast<Header*>(static_cast<char*>(data) - header_bytes);
     std::lock_guard lock(self.mutex_);
     self.add(header->category, -static_cast<int64_t>(header->used));
-    if (header->segment == nullptr) {
+    if (header->small) {
       self.free_small_[header->block].push_back(header);
     } else {
       self.put_back(header);
@@ -141,7 +133,7 @@ class CachingAllocator final : public c10::Allocator {
     void* block = std::aligned_alloc(64, bytes);
     if (block == nullptr) return nullptr;
     count(static_cast<int64_t>(bytes), 1);
-    return new (block) Header{.block = bytes};
+    return new (block) Header{.block = bytes, .small = true};
   }
 
   Header* take(size_t bytes) {
@@ -158,7 +150,7 @@ class CachingAllocator final : public c10::Allocator {
     header->free = false;
     if (header->block >= bytes + least_rest) {
       auto* rest = new (reinterpret_cast<char*>(header) + bytes)
-          Header{.block = header->block - bytes, .segment = header->segment, .before = header, .after = header->after};
+          Header{.block = header->block - bytes, .before = header, .after = header->after};
       if (rest->after != nullptr) rest->after->before = rest;
       header->after = rest;
       header->block = bytes;
@@ -199,9 +191,8 @@ class CachingAllocator final : public c10::Allocator {
     }
     if (memory == nullptr) return false;
     count(static_cast<int64_t>(got), 1);
-    auto* segment = new Segment{.bytes = got};
-    segment->first = new (memory) Header{.block = got, .segment = segment, .free = true};
-    free_.insert(segment->first);
+    auto* segment = new (memory) Header{.block = got, .free = true};
+    free_.insert(segment);
     segments_.insert(segment);
     return true;
   }
@@ -209,16 +200,15 @@ class CachingAllocator final : public c10::Allocator {
   /// Gives segments that nothing is in back to the system.
   void give_back() {
     for (auto at = segments_.begin(); at != segments_.end();) {
-      Segment* segment = *at;
-      if (!segment->unused()) {
+      Header* segment = *at;
+      if (!segment->free || segment->after != nullptr) {
         ++at;
         continue;
       }
       at = segments_.erase(at);
-      free_.erase(segment->first);
-      munmap(static_cast<void*>(segment->first), segment->bytes);
-      count(-static_cast<int64_t>(segment->bytes), -1);
-      delete segment;
+      free_.erase(segment);
+      count(-static_cast<int64_t>(segment->block), -1);
+      munmap(static_cast<void*>(segment), segment->block);
     }
   }
 
@@ -239,7 +229,7 @@ class CachingAllocator final : public c10::Allocator {
   std::mutex mutex_;
   std::unordered_map<size_t, std::vector<Header*>> free_small_;
   std::set<Header*, BySize> free_;
-  std::set<Segment*> segments_;
+  std::set<Header*> segments_;  // the first block of each; a segment that nothing is in is that block alone
   MemoryStats stats_;
 };
 

@@ -124,7 +124,7 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
 
 void Optimizer::sum_gradients() {
   chunks_ = 0;
-  double* sums = partials_.mutable_data_ptr<double>();
+  double* const sums = partials_.mutable_data_ptr<double>();
   std::vector<GradArgs> on_card;
   for (const auto& group : groups_) {
     for (const auto& slot : group.slots) {
@@ -132,16 +132,16 @@ void Optimizer::sum_gradients() {
       if (!g.defined()) continue;
       check_slot(slot);
       const GradArgs args{.grad = g.const_data_ptr(), .type = element_of(g.scalar_type()), .n = g.numel()};
-      const int64_t first = chunks_, n = chunks_of(g);
+      double* const own = sums + chunks_;
+      const int64_t n = chunks_of(g);
       chunks_ += n;
       if (g.is_cuda()) {
         on_card.push_back(args);
         continue;
       }
-      at::parallel_for(first, first + n, 1, [&](int64_t begin, int64_t end) {
+      at::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
-          const int64_t at = (i - first) * grad_sum_chunk;
-          sums[i] = grad_sum_cpu(args.grad, args.type, at, std::min(args.n, at + grad_sum_chunk));
+          own[i] = grad_sum_cpu(args.grad, args.type, i * grad_sum_chunk, std::min(args.n, (i + 1) * grad_sum_chunk));
         }
       });
     }

@@ -1,7 +1,5 @@
 // The CPU kernels: against ATen, on any number of threads and any instruction set. Their ops are in the op table too.
 
-#include <hwy/targets.h>
-
 #include "amp/amp.h"
 #include "autograd/engine.h"
 #include "autograd/node.h"
@@ -15,6 +13,7 @@
 #include "tests/catch.h"
 #include "tests/op_case.h"
 #include "tests/process.h"
+#include "tests/vector_sets.h"
 
 namespace {
 
@@ -181,18 +180,13 @@ TEST_CASE("every path passes the op table's rows of ops with kernels", "[kernels
 
 TEST_CASE("every set of vector instructions passes them too", "[kernels]") {
   int sets = 0;
-  const int64_t all = hwy::SupportedTargets();
-  for (const int64_t target : {HWY_NEON, HWY_SCALAR, HWY_EMU128}) {
-    if ((all & target) == 0) continue;
-    hwy::GetChosenTarget().Update(target);
-    if (std::string(vector_set()) != hwy::TargetName(target)) continue;  // not compiled
+  on_every_set([&](const std::string& set) {
     ++sets;
     for (const auto& row : op_table()) {
       if (!with_kernels.contains(row.op)) continue;
-      for (const auto& problem : check_op(row)) FAIL_CHECK(hwy::TargetName(target) << ": " << problem);
+      for (const auto& problem : check_op(row)) FAIL_CHECK(set << ": " << problem);
     }
-  }
-  hwy::GetChosenTarget().Update(all);
+  });
   CHECK(sets >= 1);
 }
 

@@ -1,17 +1,17 @@
 // What is not finite: a NaN must come out of every kernel that it goes into, wherever it stands, so that a diverged run
 // shows; and values that overflow on the way to a finite result must not make one.
-#include <hwy/targets.h>
-
 #include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
 #include "core/kernels/gemm.h"
 #include "core/mode.h"
 #include "tests/catch.h"
+#include "tests/vector_sets.h"
 
 namespace {
 
 using namespace lathe;
+using namespace lathe::test;
 
 using Tensors = std::vector<at::Tensor>;
 using Sizes = std::vector<int64_t>;
@@ -120,18 +120,6 @@ std::vector<at::Tensor> nans(const Tensors& all) {
   std::vector<at::Tensor> out;
   for (const auto& t : all) out.push_back(t.isnan());
   return out;
-}
-
-/// Calls f with the name of each instruction set that is compiled and that this CPU has.
-template <class F>
-void on_every_set(F&& f) {
-  const int64_t all = hwy::SupportedTargets();
-  for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_NEON, HWY_SCALAR, HWY_EMU128}) {
-    if ((all & target) == 0) continue;
-    hwy::GetChosenTarget().Update(target);
-    if (std::string(vector_set()) == hwy::TargetName(target)) f(std::string(hwy::TargetName(target)));
-  }
-  hwy::GetChosenTarget().Update(all);
 }
 
 /// Calls f with Lathe's kernels and with ATen's.

@@ -316,30 +316,31 @@ class Trainer {
     return known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute.dtype);
   }
 
+  /// Measures the ceiling and keeps it; what goes wrong on the way is a warning.
+  std::optional<MatmulCeiling> measured_ceiling() const {
+    try {
+      return measure_peak(static_cast<int>(session_.config.train.threads), session_.compute.dtype);
+    } catch (const Error& e) {
+      log_warn("the matmul ceiling is not kept: ", e.what());
+      return std::nullopt;
+    }
+  }
+
   /// A step above the ceiling says that it was measured on a busy machine.
   void measure_again() {
     measured_again_ = true;
     if (session_.device.is_cuda()) return;
-    const double before = peak_->rate;
-    try {
-      peak_ = measure_peak(static_cast<int>(session_.config.train.threads), session_.compute.dtype);
-      log_info("the matmul ceiling was ", format("%.0f", before / 1e9), " GFLOP/s, and this run is above it; measured ",
-               "again, it is ", format("%.0f", peak_->rate / 1e9));
-    } catch (const Error& e) {
-      log_warn("the matmul ceiling is not kept: ", e.what());
+    if (const auto now = measured_ceiling()) {
+      log_info("the matmul ceiling was ", format("%.0f", peak_->rate / 1e9), " GFLOP/s, and this run is above it; ",
+               "measured again, it is ", format("%.0f", now->rate / 1e9));
+      peak_ = now;
     }
     looked_ = Clock::now();
   }
 
   /// MFU needs the machine's ceiling; a run long enough not to notice measures it for the next one.
   void remember_peak(double run_seconds) const {
-    if ((!peak_ || peak_->young()) && !session_.device.is_cuda() && run_seconds > 60) {
-      try {
-        measure_peak(static_cast<int>(session_.config.train.threads), session_.compute.dtype);
-      } catch (const Error& e) {
-        log_warn("the matmul ceiling is not kept: ", e.what());
-      }
-    }
+    if ((!peak_ || peak_->young()) && !session_.device.is_cuda() && run_seconds > 60) measured_ceiling();
   }
 
   Exit finish() const {

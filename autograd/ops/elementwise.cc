@@ -214,7 +214,7 @@ struct GeluOp {
     // Beyond +-30 the slope is 0 or 1 in float64 too, and powers of x would overflow.
     if constexpr (std::same_as<T, at::Tensor>) return {at::gelu_backward(dy, x.data().clamp(-30, 30), approximate())};
     const at::Tensor far = x.data().abs().gt(30);
-    const T v = masked_fill(x.as<T>(), far, 0), at_end = constant<T>(x.data().gt(0).to(x.data().scalar_type()));
+    const T v = masked_fill(x.as<T>(), far, 0);
     const T dx = [&] {
       if (form == Gelu::exact) {
         const double density = 0.5 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi;
@@ -224,7 +224,7 @@ struct GeluOp {
       const T t = tanh((v + v * v * v * c) * k);
       return dy * ((t + 1.0) * 0.5 + v * 0.5 * (1.0 - t * t) * (v * v * (3 * c) + 1.0) * k);
     }();
-    return {masked_fill(dx, far, 0) + masked_fill(dy * at_end, far.logical_not(), 0)};
+    return {masked_fill(dx, far, 0) + masked_fill(dy, x.data().le(30), 0)};
   }
 };
 

@@ -97,15 +97,15 @@ struct SliceBackward {
 struct Unsqueeze {
   static constexpr OpInfo info{.name = "unsqueeze", .each = {0, 0}};
   int64_t dim;
-  Dims from{};
+  Reshape shape{};
   at::Tensor forward(const at::Tensor& x) {
-    from = dims_of(x.sizes());
-    return x.unsqueeze(dim = wrap_dim(dim, x.dim() + 1));
+    shape.to = dims_of(x.sizes());
+    shape.to.insert(shape.to.begin() + wrap_dim(dim, x.dim() + 1), 1);
+    return shape.forward(x);
   }
-  // dx = dy in x's shape
   template <class T>
-  Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {reshape(dy, from)};
+  Grads<1, T> backward(const T& dy, Needs<1> needs) const {
+    return shape.backward(dy, needs);
   }
 };
 

@@ -24,12 +24,9 @@ bool has_amx_bf16() {
 }
 #endif
 
-Isa& active() {
-  static Isa isa = machine_isa();
-  return isa;
-}
-
 }  // namespace
+
+Isa detail::isa_in_use = machine_isa();
 
 const char* isa_name(Isa isa) { return names[static_cast<size_t>(isa)]; }
 
@@ -49,11 +46,9 @@ Isa machine_isa() {
 #endif
 }
 
-Isa active_isa() { return active(); }
-
 void use_isa(Isa isa) {
   LATHE_CHECK(isa <= machine_isa(), "this CPU has no ", isa_name(isa), ", it has up to ", isa_name(machine_isa()));
-  active() = isa;
+  detail::isa_in_use = isa;
   int64_t targets = hwy::SupportedTargets();
 #ifdef __x86_64__
   if (isa < Isa::avx512) targets &= ~int64_t{HWY_AVX3 | HWY_AVX3_DL};

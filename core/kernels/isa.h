@@ -15,8 +15,11 @@ enum class Isa { baseline, avx2, avx512, avx512_bf16, amx };
 const char* isa_name(Isa isa);
 /// The most that this machine has.
 Isa machine_isa();
-/// What kernels use now.
-Isa active_isa();
+namespace detail {
+extern Isa isa_in_use;
+}
+/// What kernels use now. A plain load, since vector loops ask at each store.
+inline Isa active_isa() { return detail::isa_in_use; }
 /// Makes kernels use `isa`, which the machine must have. Not thread-safe. oneDNN's small products and ATen's kernels
 /// stay as they are once they have run.
 void use_isa(Isa isa);

@@ -112,49 +112,35 @@ void widen_transposed(Matrix a, int64_t rows, int64_t columns, float* out, int64
   }
 }
 
-/// Zeroes columns n to width of k rows of float32.
-void clear_rest(float* out, int64_t k, int64_t n, int64_t width) {
+/// Zeroes columns n to width of a packed right factor of depth k: rows of 4 bytes an element, of float32 or of pairs.
+void clear_rest(void* out, int64_t k, int64_t n, int64_t width, Element as) {
   if (width == n) return;
-  for (int64_t i = 0; i < k; ++i) std::memset(out + i * width + n, 0, static_cast<size_t>(width - n) * 4);
+  for (int64_t i = 0; i < (as == Element::f32 ? k : (k + 1) / 2); ++i)
+    std::memset(static_cast<uint32_t*>(out) + i * width + n, 0, static_cast<size_t>(width - n) * 4);
 }
 
 void right(Matrix b, int64_t k, int64_t n, int64_t width, void* out, Element as) {
-  if (as != b.type) {
+  if (as == Element::f32) {
     widen_rows(b, k, n, static_cast<float*>(out), width);
-    return clear_rest(static_cast<float*>(out), k, n, width);
-  }
-  const auto rest = static_cast<size_t>(width - n) * 4;
-  if (b.type == Element::f32) {
-    for (int64_t i = 0; i < k; ++i) {
-      float* to = static_cast<float*>(out) + i * width;
-      std::memcpy(to, b.at(i, 0), static_cast<size_t>(n) * 4);
-      if (rest > 0) std::memset(to + n, 0, rest);
+  } else {
+    for (int64_t i = 0; i < k; i += 2) {
+      interleave16(static_cast<const uint16_t*>(b.at(i, 0)),
+                   i + 1 < k ? static_cast<const uint16_t*>(b.at(i + 1, 0)) : nullptr, n,
+                   static_cast<uint16_t*>(out) + i * width);
     }
-    return;
   }
-  for (int64_t i = 0; i < k; i += 2) {
-    uint16_t* to = static_cast<uint16_t*>(out) + i * width;
-    interleave16(static_cast<const uint16_t*>(b.at(i, 0)),
-                 i + 1 < k ? static_cast<const uint16_t*>(b.at(i + 1, 0)) : nullptr, n, to);
-    if (rest > 0) std::memset(to + 2 * n, 0, rest);
-  }
+  clear_rest(out, k, n, width, as);
 }
 
 void right_transposed(Matrix b, int64_t k, int64_t n, int64_t width, void* out, Element as) {
-  if (as != b.type) {
-    widen_transposed(b, n, k, static_cast<float*>(out), width);
-    return clear_rest(static_cast<float*>(out), k, n, width);
-  }
+  clear_rest(out, k, n, width, as);
+  if (as != b.type) return widen_transposed(b, n, k, static_cast<float*>(out), width);
   const bool low = b.type != Element::f32;
   const int64_t units = low ? k / 2 : k;
   auto* to = static_cast<uint32_t*>(out);
   transpose32(static_cast<const char*>(b.data), b.stride * (low ? 2 : 4), n, units, to, width);
   if (low && k % 2 != 0) {
     for (int64_t j = 0; j < n; ++j) to[units * width + j] = *static_cast<const uint16_t*>(b.at(j, k - 1));
-  }
-  if (width > n) {
-    for (int64_t i = 0; i < (low ? (k + 1) / 2 : k); ++i)
-      std::memset(to + i * width + n, 0, static_cast<size_t>(width - n) * 4);
   }
 }
 
