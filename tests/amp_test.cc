@@ -56,7 +56,7 @@ int differing_steps(const Json& recording, double backoff) {
 }
 
 TEST_CASE("GradScaler is torch's, step by step", "[amp]") {
-  const std::string path = std::string(LATHE_SOURCE_DIR) + "/tests/grad_scaler.json";
+  const std::string path = (test::source_folder() / "tests/grad_scaler.json").string();
   const Json file = parse_json(slurp(path), path, Exit::internal);
   CHECK(file["recordings"].size() == 5);
   for (const Json& r : file["recordings"]) CHECK(differing_steps(r, r["backoff"]) == 0);

@@ -144,12 +144,12 @@ TEST_CASE("the resolved config reads back as itself", "[config]") {
 }
 
 TEST_CASE("the configs that ship are fine, and the reference page is the declaration's", "[config]") {
-  for (const auto& entry : fs::directory_iterator(fs::path(LATHE_SOURCE_DIR) / "configs")) {
+  for (const auto& entry : fs::directory_iterator(test::source_folder() / "configs")) {
     INFO(entry.path());
     CHECK(error_of([&] { load_config(entry.path().string(), {}); }) == "");
   }
   const Finished f = run({"lathe", {"config", "docs"}, fs::temp_directory_path(), {}});
-  CHECK(f.out == slurp(fs::path(LATHE_SOURCE_DIR) / "docs/config.md"));
+  CHECK(f.out == slurp(test::source_folder() / "docs/config.md"));
 }
 
 TEST_CASE("malformed TOML never ends in anything but an error", "[config]") {

@@ -33,7 +33,7 @@ TempFolder::~TempFolder() {
 Finished run(const Command& c) {
   int out[2], err[2];
   if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) fail(Exit::io, "no pipe");
-  const std::string binary = (fs::path(LATHE_BINARY_DIR) / c.binary).string();
+  const std::string binary = (binary_folder() / c.binary).string();
   std::vector<std::string> words{binary};
   words.insert(words.end(), c.args.begin(), c.args.end());
   std::vector<char*> argv;

@@ -9,6 +9,10 @@
 
 namespace lathe::test {
 
+/// Where the project's files are, and the binaries of this build.
+fs::path source_folder();
+fs::path binary_folder();
+
 /// A folder of the test's own, removed at the end.
 class TempFolder {
  public:
