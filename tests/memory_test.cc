@@ -61,8 +61,7 @@ TEST_CASE("steps 3 to the end: high-water mark and blocks constant, RSS grows by
     // No loader thread: one that wants a small block at the very moment this thread has it makes the cache take
     // another.
     keys.insert(keys.end(), {{"data.workers", "0"}, {"data.dir", (f / "data").string()}, {"train.threads", "2"}});
-    LoadedConfig loaded =
-        load_config((test::source_folder() / "configs/shakespeare_char_cpu.toml").string(), keys);
+    LoadedConfig loaded = load_config((test::source_folder() / "configs/shakespeare_char_cpu.toml").string(), keys);
     const RunData data = RunData::open(loaded);
     Session session = Session::make(loaded);
     Loader loader(data.train, session.batch_shape(), 1, 0, session.config.data, session.device);
