@@ -25,7 +25,7 @@ struct Small {
 fs::path save(const TempFolder& f, const Small& s, int64_t step, std::optional<at::ScalarType> dtype = std::nullopt) {
   RunState state;
   state.step = step;
-  return save_checkpoint(f.path(), state, s.params, s.optimizer, /*keep=*/2, dtype);
+  return save_checkpoint(f.path(), state, s.params, s.optimizer, Retention{.newest = 2}, dtype);
 }
 
 TEST_CASE("a run's state comes back from its checkpoint, member by member", "[checkpoint]") {
@@ -34,9 +34,10 @@ TEST_CASE("a run's state comes back from its checkpoint, member by member", "[ch
   RunState a;
   a.step = 7, a.updates = 5, a.tokens = 900, a.val_loss = 2.5, a.best_val_loss = 1.5, a.eval_due = true, a.threads = 3;
   a.isa = "i", a.device_model = "d", a.data_hash = "h-v", a.metrics_bytes = 77, a.config = "c", a.branched_from = "x";
+  a.val_step = 6, a.best_step = 4, a.changes = {{3, "k", "w", "i"}}, a.config_path = "p", a.branched_id = "b";
   a.base_hash = "y", a.tokenizer = Tokenizer::byte();
   a.scaler = ScaleState{.scale = 512, .growth_tracker = 4, .skipped = 2, .skipped_in_row = 1};
-  const RunState b = read_state(save_checkpoint(f.path(), a, s.params, s.optimizer, 1));
+  const RunState b = read_state(save_checkpoint(f.path(), a, s.params, s.optimizer, Retention{}));
   CHECK(b.step == 7);
   CHECK(b.updates == 5);
   CHECK(b.tokens == 900);
@@ -44,6 +45,11 @@ TEST_CASE("a run's state comes back from its checkpoint, member by member", "[ch
   CHECK(b.best_val_loss == 1.5);
   CHECK(b.eval_due);
   CHECK(b.threads == 3);
+  CHECK(b.val_step == 6);
+  CHECK(b.best_step == 4);
+  REQUIRE(b.changes.size() == 1);
+  CHECK(str(b.changes[0].step, b.changes[0].key, b.changes[0].was, b.changes[0].is) == "3kwi");
+  CHECK(b.config_path + b.branched_id == "pb");
   CHECK(b.isa + b.device_model + b.data_hash + b.config + b.branched_from + b.base_hash == "idh-vcxy");
   CHECK(b.metrics_bytes == 77);
   CHECK(b.tokenizer->kind() == a.tokenizer->kind());
@@ -118,12 +124,14 @@ TEST_CASE("values come back to the bit, also where the model is saved lower", "[
   }
 }
 
-TEST_CASE("metrics are cut back to the checkpoint, and must reach it", "[checkpoint]") {
+TEST_CASE("metrics are cut back to the checkpoint, or else to their last whole line", "[checkpoint]") {
   const TempFolder f;
   write_file(f / "metrics.jsonl", "one\ntwo\nthree\n");
   { Metrics(f.path(), 8).add_validation(2, 1); }
   CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith("one\ntwo\n{"));
-  CHECK_THAT(error_of([&] { Metrics(f.path(), 1000); }), ContainsSubstring("the checkpoint was written at 1000"));
+  write_file(f / "metrics.jsonl", "one\ntwo\nthr");
+  { Metrics(f.path(), 1000).add_validation(3, 1); }
+  CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith("one\ntwo\n{"));
 }
 
 TEST_CASE("other data for validation alone is other data", "[checkpoint]") {

@@ -79,9 +79,10 @@ Finished run(const Command& c) {
       if (fds[i].fd < 0 || (fds[i].revents & (POLLIN | POLLHUP)) == 0) continue;
       char buffer[65536];
       const ssize_t n = read(fds[i].fd, buffer, sizeof buffer);
-      if (n > 0) {
-        (i == 0 ? f.out : f.err).append(buffer, static_cast<size_t>(n));
-      } else {
+      if (n > 0) (i == 0 ? f.out : f.err).append(buffer, static_cast<size_t>(n));
+      const bool leave =
+          i == 0 && !c.close_output_after.empty() && f.out.find(c.close_output_after) != std::string::npos;
+      if (n <= 0 || leave) {
         close(fds[i].fd);
         fds[i].fd = -1;
         --open;
@@ -140,6 +141,7 @@ std::string difference(const fs::path& a, const fs::path& b) {
     std::set<std::string> seen;
     for (std::string line; std::getline(text, line);) {
       const Json j = parse_json(line, (run / "metrics.jsonl").string(), Exit::internal);
+      if (j.contains("changed")) continue;  // a run in parts may be told of its length part by part
       std::string kept;
       for (const char* key : {"step", "loss", "lr", "grad_norm", "tokens", "loss_scale", "val_loss"}) {
         if (j.contains(key)) kept += str(key, "=", j[key].dump(), " ");

@@ -40,6 +40,7 @@ struct Command {
   double kill_after_s = -1;                         ///< kill -9 after so long; < 0: never
   int signal = 0;                                   ///< sent once standard output has said...
   std::string signal_after = "step 0  validation";  ///< ...this
+  std::string close_output_after{};  ///< standard output loses its reader once it has said this; empty: never
 };
 Finished run(const Command& command);
 

@@ -12,7 +12,7 @@
 #include "core/kernels/gemm.h"
 #include "core/kernels/isa.h"
 #include "core/memory.h"
-#include "train/load.h"
+#include "train/adapters.h"
 #include "train/peak.h"
 #include "train/precision.h"
 #include "train/stepper.h"
@@ -43,7 +43,7 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
     if (step >= std::min(skip, c.steps - 1))
       ms.push_back(1e3 * std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     if (step == 0) result.first_step_s = process_age();
-    result.final_loss = look(session, last).loss;
+    result.final_loss = read_figures(session, last).loss;
   }
   std::sort(ms.begin(), ms.end());
   const size_t half = ms.size() / 2;

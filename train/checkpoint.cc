@@ -1,5 +1,6 @@
 #include "train/checkpoint.h"
 
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "core/io/checksum.h"
 #include "core/io/log.h"
 #include "core/io/safetensors.h"
+#include "train/run_folder.h"
 
 namespace lathe {
 namespace {
@@ -30,9 +32,13 @@ Json state_json(const RunState& s) {
       {"isa", s.isa},      {"device", s.device_model}, {"data_hash", s.data_hash}, {"metrics_bytes", s.metrics_bytes},
       {"config", s.config}};
   if (s.eval_due) json["eval_due"] = true;
+  if (!s.config_path.empty()) json["config_path"] = s.config_path;
+  for (const ConfigChange& c : s.changes)
+    json["changes"].push_back({{"step", c.step}, {"key", c.key}, {"was", c.was}, {"is", c.is}});
   if (!s.branched_from.empty()) json["branched_from"] = s.branched_from;
-  if (s.val_loss) json["val_loss"] = json_number(*s.val_loss);
-  if (s.best_val_loss) json["best_val_loss"] = json_number(*s.best_val_loss);
+  if (!s.branched_id.empty()) json["branched_id"] = s.branched_id;
+  if (s.val_loss) json["val_loss"] = json_number(*s.val_loss), json["val_step"] = s.val_step;
+  if (s.best_val_loss) json["best_val_loss"] = json_number(*s.best_val_loss), json["best_step"] = s.best_step;
   if (!s.base_hash.empty()) json["base_hash"] = s.base_hash;
   if (s.scaler) {
     json["scaler"] = {{"loss_scale", s.scaler->scale},
@@ -42,12 +48,6 @@ Json state_json(const RunState& s) {
   }
   if (s.tokenizer) json["tokenizer"] = {{"kind", s.tokenizer->kind()}, {"vocabulary", s.tokenizer->vocabulary()}};
   return json;
-}
-
-/// By step, newest first; a longer number is a later step.
-bool newer(const fs::path& a, const fs::path& b) {
-  const std::string x = a.filename().string(), y = b.filename().string();
-  return x.size() != y.size() ? x.size() > y.size() : x > y;
 }
 
 bool is_saved_lower(const at::Tensor& t, std::optional<at::ScalarType> dtype) {
@@ -68,6 +68,20 @@ struct Snapshot {
     held.push_back(host);
   }
 };
+
+/// One pass over each parameter; weights that are not finite never reach a disk.
+void check_finite(const std::vector<NamedParameter>& parameters, int64_t step) {
+  for (const auto& p : parameters) {
+    const at::Tensor& t = p.parameter.data();
+    if (t.numel() == 0) continue;
+    const auto [least, largest] = at::aminmax(t);  // both are NaN where an element is
+    if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>())) {
+      fail(Exit::diverged, "after step ", step, " the parameter ", p.path,
+           " has elements that are not finite, so no checkpoint of it is written; lower optim.lr or optim.grad_clip, "
+           "and run the same command again to go on from the checkpoint before");
+    }
+  }
+}
 
 template <class F>
 void each_state(const Optimizer& optimizer, F&& f) {
@@ -95,8 +109,17 @@ at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const f
   return at::from_blob(const_cast<std::byte*>(entry.bytes.data()), entry.shape, at::TensorOptions().dtype(*dtype));
 }
 
+int64_t step_of(const fs::path& checkpoint) {
+  try {
+    return read_state(checkpoint).step;
+  } catch (const Error&) {
+    const std::string name = checkpoint.filename().string();
+    return std::atoll(name.c_str() + std::min(name.size(), std::string("step-").size()));
+  }
+}
+
 std::vector<fs::path> list_checkpoints(const fs::path& run) {
-  std::vector<fs::path> found;
+  std::vector<std::pair<int64_t, fs::path>> found;
   std::error_code error;
   const fs::path folder = run / "checkpoints";
   fs::directory_iterator entries(folder, error);
@@ -107,24 +130,21 @@ std::vector<fs::path> list_checkpoints(const fs::path& run) {
     const std::string name = entries->path().filename().string();
     const bool numbered =
         name.size() >= 13 && name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == std::string::npos;
-    if (numbered) found.push_back(entries->path());
+    if (numbered) found.emplace_back(step_of(entries->path()), entries->path());
   }
   if (error && error != std::errc::no_such_file_or_directory) {
     fail(Exit::io, "cannot read ", folder.string(), ": ", error.message());
   }
-  std::sort(found.begin(), found.end(), newer);
-  return found;
+  std::sort(found.begin(), found.end(), std::greater<>());
+  std::vector<fs::path> paths;
+  for (auto& [step, path] : found) paths.push_back(std::move(path));
+  return paths;
 }
 
 void set_aside_newer(const fs::path& checkpoint) {
   for (const auto& other : list_checkpoints(checkpoint.parent_path().parent_path())) {
-    if (!newer(other, checkpoint)) continue;
-    const fs::path aside = other.parent_path() / ("unusable-" + other.filename().string());
-    std::error_code error;
-    fs::remove_all(aside, error);
-    fs::rename(other, aside, error);
-    if (error) fail(Exit::io, "cannot rename ", other.string(), ": ", error.message());
-    log_info("set aside as ", aside.string());
+    if (step_of(other) <= step_of(checkpoint)) continue;
+    set_aside(other, other.parent_path() / ("unusable-" + other.filename().string()));
   }
 }
 
@@ -138,7 +158,8 @@ void clean_checkpoints(const fs::path& run) {
 }
 
 fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
-                         const Optimizer& optimizer, int64_t keep, std::optional<at::ScalarType> dtype) {
+                         const Optimizer& optimizer, const Retention& keep, std::optional<at::ScalarType> dtype) {
+  check_finite(parameters, state.step);
   const fs::path parent = run / "checkpoints", target = parent / step_name(state.step),
                  temporary = parent / (temporary_prefix + step_name(state.step));
   if (make_folders(parent)) sync_folder(run);
@@ -172,6 +193,7 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::
   fault_point("save: manifest written");
   sync_folder(temporary);
   fault_point("save: folder synced");
+  if (fs::exists(target)) set_aside(target, parent / ("unusable-" + target.filename().string()));  // misnamed
   fs::rename(temporary, target, error);
   if (error) fail(Exit::io, "cannot rename ", temporary.string(), ": ", error.message());
   fault_point("save: renamed");
@@ -179,13 +201,26 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::
   fault_point("save: parent synced");
 
   const auto all = list_checkpoints(run);
-  for (size_t i = static_cast<size_t>(keep); i < all.size(); ++i) {
+  std::vector<int64_t> steps;
+  for (const auto& path : all) steps.push_back(step_of(path));
+  const auto doomed_steps = steps_to_delete(steps, keep, state.best_step);
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (std::find(doomed_steps.begin(), doomed_steps.end(), steps[i]) == doomed_steps.end()) continue;
     const fs::path doomed = parent / (temporary_prefix + all[i].filename().string());
     fs::rename(all[i], doomed, error);
     fault_point("save: deleting an old one");
   }
   clean_checkpoints(run);
   return target;
+}
+
+std::vector<int64_t> steps_to_delete(const std::vector<int64_t>& steps, const Retention& keep, int64_t best_step) {
+  std::vector<int64_t> doomed;
+  for (size_t i = static_cast<size_t>(keep.newest); i < steps.size(); ++i) {
+    const bool kept = (keep.every > 0 && steps[i] % keep.every == 0) || (keep.best && steps[i] == best_step);
+    if (!kept) doomed.push_back(steps[i]);
+  }
+  return doomed;
 }
 
 std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config) {
@@ -245,6 +280,16 @@ RunState read_state(const fs::path& checkpoint) {
   s.config = text("config");
   s.eval_due = j.contains("eval_due");
   if (j.contains("branched_from")) s.branched_from = text("branched_from");
+  if (j.contains("branched_id")) s.branched_id = text("branched_id");
+  if (j.contains("config_path")) s.config_path = text("config_path");
+  if (j.contains("changes")) {
+    for (const Json& c : j["changes"]) {
+      const auto of = [&](const char* key) { return json_get<std::string>(c, key, where, Exit::checkpoint); };
+      s.changes.push_back({json_get<int64_t>(c, "step", where, Exit::checkpoint), of("key"), of("was"), of("is")});
+    }
+  }
+  if (j.contains("val_step")) s.val_step = number("val_step");
+  if (j.contains("best_step")) s.best_step = number("best_step");
   if (j.contains("val_loss") && j["val_loss"].is_number()) s.val_loss = j["val_loss"].get<double>();
   if (j.contains("best_val_loss") && j["best_val_loss"].is_number()) s.best_val_loss = j["best_val_loss"].get<double>();
   if (j.contains("base_hash")) s.base_hash = text("base_hash");
@@ -265,6 +310,12 @@ RunState read_state(const fs::path& checkpoint) {
   }
   return s;
 }
+
+RunConfig saved_config(const RunState& state, const fs::path& checkpoint) {
+  return config_from_toml(state.config, (checkpoint / "state.json").string());
+}
+
+std::string content_id(const fs::path& checkpoint) { return file_checksum(checkpoint / "manifest.json"); }
 
 void load_parameters(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters) {
   const fs::path path = checkpoint / "model.safetensors";
@@ -312,16 +363,41 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run) {
        "); restore one, or start anew in another --train.out_dir");
 }
 
-fs::path find_checkpoint(const fs::path& path_) {
+bool is_checkpoint(const fs::path& folder) {
+  return fs::exists(folder / "state.json") || fs::exists(folder / "model.safetensors") ||
+         folder.parent_path().filename() == "checkpoints";
+}
+bool is_run(const fs::path& folder) { return fs::is_directory(folder / "checkpoints"); }
+
+fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
   const fs::path path = without_trailing_slash(path_);
   if (!fs::is_directory(path)) fail(Exit::checkpoint, path.string(), " is no run and no checkpoint folder");
-  if (fs::exists(path / "manifest.json") || path.filename().string().starts_with("step-")) {
+  if (is_checkpoint(path)) {
+    if (which != "newest") {
+      fail(Exit::usage, path.string(), " is a checkpoint itself, so there is no choosing \"", which,
+           "\" among several; name its run");
+    }
     verify_checkpoint(path);
     return path;
   }
   const auto newest = newest_checkpoint(path);
   if (!newest) fail(Exit::checkpoint, path.string(), " holds no checkpoint");
-  return *newest;
+  if (which == "newest") return *newest;
+  if (which != "best") {
+    const fs::path named = path / "checkpoints" / which;
+    if (!fs::is_directory(named)) fail(Exit::usage, path.string(), " holds no checkpoint ", which);
+    verify_checkpoint(named);
+    return named;
+  }
+  const RunState state = read_state(*newest);
+  if (state.best_step < 0) fail(Exit::usage, path.string(), " has no best checkpoint: it was never evaluated");
+  for (const auto& one : list_checkpoints(path)) {
+    if (step_of(one) != state.best_step) continue;
+    verify_checkpoint(one);
+    return one;
+  }
+  fail(Exit::usage, path.string(), " was best after step ", state.best_step,
+       ", and that checkpoint was not kept; train with checkpoint.keep_best = true");
 }
 
 }  // namespace lathe

@@ -127,6 +127,7 @@ int run_cli(int argc, char** argv) {
   try {
     const Exit code = dispatch(argc, argv);
     std::cout.flush();
+    if (lines_dropped() > 0) return static_cast<int>(code);  // counted, and in the log
     if (!std::cout || std::fflush(stdout) != 0) fail(Exit::io, "standard output can't be written");
     return static_cast<int>(code);
   } catch (const Error& e) {

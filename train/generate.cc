@@ -39,7 +39,7 @@ int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
 }
 
 std::vector<int64_t> generate(const GPT& model, std::vector<int64_t> ids, int64_t n, const Sampling& sampling,
-                              Compute compute, const std::function<void(int64_t)>& on_token) {
+                              Compute compute, const std::function<bool(int64_t)>& on_token) {
   LATHE_CHECK(!ids.empty(), "generate: nothing to continue");
   const NoGrad no_grad;
   const Autocast autocast(compute);
@@ -54,7 +54,7 @@ std::vector<int64_t> generate(const GPT& model, std::vector<int64_t> ids, int64_
     const int64_t id = pick(logits_V, sampling, unit(philox(counter(static_cast<uint64_t>(i), 0), key)[0]));
     ids.push_back(id);
     out.push_back(id);
-    if (on_token) on_token(id);
+    if (on_token && !on_token(id)) break;
   }
   return out;
 }

@@ -17,10 +17,11 @@ struct Sampling {
   uint64_t seed = 1;
 };
 
-/// Continues `ids` (not empty) by n tokens; on_token, where given, sees each as it comes. The last block_size tokens
-/// are the context. Token i depends on the seed and what is before it alone.
+/// Continues `ids` (not empty) by n tokens; on_token, where given, sees each as it comes, and ends the text by
+/// returning false. The last block_size tokens are the context. Token i depends on the seed and what is before it
+/// alone.
 std::vector<int64_t> generate(const GPT& model, std::vector<int64_t> ids, int64_t n, const Sampling& sampling,
-                              Compute compute, const std::function<void(int64_t)>& on_token = nullptr);
+                              Compute compute, const std::function<bool(int64_t)>& on_token = nullptr);
 
 /// Picks from logits [V]; `draw` is uniform in (0, 1).
 int64_t pick(const at::Tensor& logits_V, const Sampling& sampling, double draw);

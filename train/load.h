@@ -1,4 +1,4 @@
-// Models from checkpoints: for evaluating and writing text, under adapters, and merged with them.
+// Models from checkpoints: for evaluating and writing text, and frozen under adapters.
 #pragma once
 
 #include <string>
@@ -22,18 +22,6 @@ struct Keep {
 /// in float32 all at once; adapters, where the config has them, are zeros and trained.
 GPT load_frozen(const fs::path& checkpoint, const ModelConfig& config, const Keep& keep, at::Device device);
 
-/// Finds a config's model.lora_base, where it has adapters, and takes [model] from it. Exit::usage where a key was
-/// given otherwise.
-void adopt_base(LoadedConfig& loaded);
-/// As check_tokenizer, against the base under a config's adapters.
-void check_base_tokenizer(const LoadedConfig& loaded, const std::optional<DataManifest>& manifest);
-/// The base under a config's adapters, and how it is kept.
-GPT load_base(const fs::path& base, const RunConfig& config, at::Device device);
-/// What tells one base from another: the checksum of its model.safetensors; "" without a base.
-std::string base_hash(const fs::path& base);
-/// Exit::checkpoint where the base is not the one that adapters were trained on.
-void check_base(const fs::path& base, const RunConfig& config, const std::string& hash);
-
 /// Exit::data where a data folder was made with another tokenizer or vocabulary than what a checkpoint was trained on.
 void check_tokenizer(const fs::path& data, const std::optional<DataManifest>& manifest, const RunState& state);
 
@@ -48,13 +36,10 @@ struct LoadedModel {
   int64_t weight_bytes = 0;             ///< of what holds the weights
   int64_t loading_peak_bytes = 0;       ///< the most that tensors took while they were loaded
 
-  /// `dtype` as in Keep, or "" for the run's own. Opens the device and sets threads.
+  /// `dtype` as in Keep, or "" for the run's own; `which` as in find_checkpoint. Opens the device and sets threads. A
+  /// run under way may delete the checkpoint meanwhile: then its next one is taken.
   static LoadedModel open(const fs::path& run, const std::string& device, int threads, const std::string& dtype,
-                          bool double_quant);
+                          bool double_quant, const std::string& which = "newest");
 };
-
-/// Writes the model of a run with adapters, adapters merged into it, as a run of its own in `out`: for eval, generate,
-/// and as a base; without optimizer state.
-fs::path merge(const fs::path& run, const fs::path& out);
 
 }  // namespace lathe

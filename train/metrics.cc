@@ -4,27 +4,37 @@
 
 #include "core/io/json.h"
 #include "core/io/log.h"
+#include "train/run_folder.h"
 
 namespace lathe {
 namespace {
 
 uint64_t bytes_of(const fs::path& path) { return fs::exists(path) ? fs::file_size(path) : 0; }
 
+/// The end of the last whole line.
+uint64_t whole_lines(const fs::path& path) {
+  const std::string text = read_file(path, Exit::io, uint64_t{1} << 40);
+  return text.rfind('\n') + 1;  // npos + 1 is 0
+}
+
 fs::path cut_back(const fs::path& run, uint64_t length) {
-  Metrics::check_length(run, length);
   const fs::path path = run / "metrics.jsonl";
   const uint64_t has = bytes_of(path);
-  if (has == length) return path;
-  std::error_code error;
-  if (length == 0) {
-    const fs::path old = path.string() + ".old";
-    fs::rename(path, old, error);
-    log_info("no checkpoint goes with the lines of ", path.string(), ": kept as ", old.filename().string());
-  } else {
-    fs::resize_file(path, length, error);
-    log_info("cut ", path.string(), " back by ", has - length, " bytes, to the checkpoint");
+  if (has < length) {
+    log_warn(path.string(), has == 0 ? str(" is gone") : str(" has ", has, " bytes"),
+             " and the checkpoint was written ", "at ", length,
+             " bytes: lines are lost; training is not touched by it");
+    length = has == 0 ? 0 : whole_lines(path);
   }
+  if (has == length) return path;
+  if (length == 0) {
+    set_aside(path, path.string() + ".old");
+    return path;
+  }
+  std::error_code error;
+  fs::resize_file(path, length, error);
   if (error) fail(Exit::io, "cannot cut back ", path.string(), ": ", error.message());
+  log_info("cut ", path.string(), " back by ", has - length, " bytes, to the checkpoint");
   return path;
 }
 
@@ -33,14 +43,6 @@ double unix_seconds() {
 }
 
 }  // namespace
-
-void Metrics::check_length(const fs::path& run, uint64_t length) {
-  const fs::path path = run / "metrics.jsonl";
-  if (const uint64_t has = bytes_of(path); has < length) {
-    fail(Exit::checkpoint, path.string(), " has ", has, " bytes and the checkpoint was written at ", length,
-         "; restore the file, or branch off with --checkpoint.resume=CHECKPOINT and another --train.out_dir");
-  }
-}
 
 Metrics::Metrics(const fs::path& run, uint64_t length) : file_(cut_back(run, length), OutputFile::Open::append) {}
 
@@ -65,6 +67,12 @@ void Metrics::add(const StepMetrics& m) {
 
 void Metrics::add_validation(int64_t step, double loss) {
   file_.write(Json{{"step", step}, {"val_loss", json_number(loss)}, {"time", unix_seconds()}}.dump() + "\n");
+}
+
+void Metrics::add_changes(int64_t step, const std::vector<ConfigChange>& changes) {
+  Json changed = Json::object();
+  for (const auto& c : changes) changed[c.key] = {{"was", c.was}, {"is", c.is}};
+  file_.write(Json{{"step", step}, {"changed", changed}, {"time", unix_seconds()}}.dump() + "\n");
 }
 
 uint64_t Metrics::sync() {

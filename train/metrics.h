@@ -1,10 +1,13 @@
-// metrics.jsonl: one JSON object a logged step, and {step, val_loss} objects at evaluations.
+// metrics.jsonl: one JSON object a logged step, {step, val_loss} objects at evaluations, and {step, changed} objects
+// where a run went on with another config.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "core/io/file.h"
+#include "train/checkpoint.h"
 
 namespace lathe {
 
@@ -23,13 +26,13 @@ struct StepMetrics {
 
 class Metrics {
  public:
-  /// Exit::checkpoint where the file of a run folder is shorter than a checkpoint says.
-  static void check_length(const fs::path& run, uint64_t length);
-  /// Opens the file cut back to `length` bytes, and says so. At 0, lines that no checkpoint goes with move to
-  /// metrics.jsonl.old.
+  /// Opens the file cut back to `length` bytes, and says so. At 0, lines that no checkpoint goes with are set aside as
+  /// metrics.jsonl.old. A file that is shorter, or gone, is a warning: the run goes on with the whole lines there are.
   Metrics(const fs::path& run, uint64_t length);
   void add(const StepMetrics& m);
   void add_validation(int64_t step, double loss);
+  /// What was trained from then on with other values of the config's keys.
+  void add_changes(int64_t step, const std::vector<ConfigChange>& changes);
   /// Syncs, and returns the length.
   uint64_t sync();
 

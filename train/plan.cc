@@ -13,7 +13,7 @@
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/rng.h"
-#include "train/load.h"
+#include "train/adapters.h"
 #include "train/peak.h"
 #include "train/session.h"
 

@@ -178,6 +178,7 @@ std::string origin_of(const LoadedConfig& loaded, const std::string& key) {
 
 LoadedConfig load_config(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides) {
   LoadedConfig loaded;
+  loaded.path = path;
   if (fs::is_directory(path)) fail(Exit::usage, path, " is a folder, not a config file");
   for (const auto& entry : read_toml(path)) {
     run_schema().set(&loaded.config, entry.key, entry.value, entry.where);

@@ -42,6 +42,11 @@ struct TrainConfig {
 struct CheckpointConfig {
   LATHE_FIELD(int64_t, interval, 500, "steps between checkpoints; 0: only at the end or when stopped", at_least(0))
   LATHE_FIELD(int64_t, keep, 2, "newest checkpoints that are kept", at_least(1))
+  LATHE_FIELD(int64_t, keep_every, 0, "also keep checkpoints of steps that this divides; 0: none", at_least(0))
+  LATHE_FIELD(
+      bool, keep_best, false,
+      "also keep the checkpoint with the lowest validation loss, and write one at each evaluation that is lower",
+      anything())
   LATHE_FIELD(
       std::string, resume, "auto",
       "auto: go on from the run folder's newest checkpoint; never: refuse one that has any; or a checkpoint's path",
@@ -73,6 +78,7 @@ inline const Schema& run_schema() { return schema_of<RunConfig>(); }
 struct LoadedConfig {
   RunConfig config;
   Origins origins;
+  std::string path{};            ///< of the config file, as given
   std::filesystem::path base{};  ///< the checkpoint that model.lora_base stands for, once adopt_base has found it
 };
 

@@ -9,7 +9,7 @@
 #include "core/kernels/gemm.h"
 #include "core/memory.h"
 #include "nn/init.h"
-#include "train/load.h"
+#include "train/adapters.h"
 
 namespace lathe {
 

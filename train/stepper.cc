@@ -34,7 +34,7 @@ StepResult run_step(Session& s, Loader& loader, int64_t step) {
   return r;
 }
 
-StepFigures look(const Session& s, const StepResult& result) {
+StepFigures read_figures(const Session& s, const StepResult& result) {
   const StepControl c = s.optimizer.control();
   StepFigures f{.loss = result.loss.item().toDouble(),
                 .grad_norm = c.grad_norm,

@@ -29,7 +29,7 @@ struct StepFigures {
   std::optional<double> updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
 };
 /// What the last step did; waits for a card. Exit::diverged where that step, or one since the last look, ended the run.
-StepFigures look(const Session& session, const StepResult& result);
+StepFigures read_figures(const Session& session, const StepResult& result);
 
 /// Seconds since this process was started.
 double process_age();

@@ -1,9 +1,7 @@
 #include "train/trainer.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <csignal>
 
 #include "core/device.h"
 #include "core/dtype.h"
@@ -11,12 +9,15 @@
 #include "core/io/log.h"
 #include "core/io/text.h"
 #include "core/memory.h"
+#include "train/adapters.h"
 #include "train/checkpoint.h"
 #include "train/generate.h"
-#include "train/load.h"
 #include "train/metrics.h"
 #include "train/peak.h"
+#include "train/resume.h"
+#include "train/run_folder.h"
 #include "train/stepper.h"
+#include "train/stop.h"
 
 namespace lathe {
 namespace {
@@ -24,85 +25,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-std::atomic<int> stop_signal{0};
-
-/// SIGINT, SIGTERM and SIGUSR1 ask for a checkpoint and an end; a second SIGINT ends at once.
-class StopOnSignal {
- public:
-  StopOnSignal() {
-    stop_signal = 0;
-    for (int s : {SIGINT, SIGTERM, SIGUSR1}) {
-      struct sigaction action {};
-      action.sa_handler = [](int which) {
-        if (which == SIGINT && stop_signal == SIGINT) std::_Exit(128 + SIGINT);
-        stop_signal = which;
-      };
-      action.sa_flags = SA_RESTART;
-      sigaction(s, &action, nullptr);
-    }
-  }
-  ~StopOnSignal() {
-    for (int s : {SIGINT, SIGTERM, SIGUSR1}) std::signal(s, SIG_DFL);
-  }
-};
-
 std::string duration_text(double seconds) {
   const auto s = static_cast<long long>(seconds);
   return s >= 3600 ? format("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60)
                    : format("%lld:%02lld", s / 60, s % 60);
-}
-
-/// Fixed keys must be what they were; changes of free ones are logged.
-void compare_configs(const RunConfig& saved, const LoadedConfig& now) {
-  for (const auto& f : run_schema().fields()) {
-    const std::string was = toml_text(run_schema().get(&saved, f)), is = toml_text(run_schema().get(&now.config, f));
-    if (was == is) continue;
-    if (f.rule.is_fixed) {
-      fail(Exit::usage, origin_of(now, f.key), ": ", f.key, " = ", is, " but the run was started with ", was,
-           "; a resumed run keeps it (or start anew in another --train.out_dir)");
-    }
-    if (f.key != "checkpoint.resume" && f.key != "train.threads")
-      log_info("changed since the checkpoint: ", f.key, " ", was, " -> ", is);
-  }
-}
-
-struct ResumePoint {
-  fs::path checkpoint;
-  RunState state;
-  bool same_run = true;
-};
-
-/// Where to go on from, or nullopt for a new run. Nothing is created or changed here.
-std::optional<ResumePoint> find_resume_point(const RunConfig& c) {
-  const fs::path run = c.train.out_dir;
-  const auto there = list_checkpoints(run);
-  if (c.checkpoint.resume == "never") {
-    if (!there.empty()) {
-      fail(Exit::usage, "checkpoint.resume = \"never\", but ", run.string(), " holds ",
-           there.front().filename().string(), "; give another --train.out_dir or leave checkpoint.resume out to go on");
-    }
-    return std::nullopt;
-  }
-  if (c.checkpoint.resume == "auto") {
-    const auto newest = newest_checkpoint(run);
-    if (!newest) return std::nullopt;
-    return ResumePoint{*newest, read_state(*newest)};
-  }
-  ResumePoint point{find_checkpoint(c.checkpoint.resume), {}};
-  point.state = read_state(point.checkpoint);
-  std::error_code error;
-  point.same_run = fs::equivalent(point.checkpoint.parent_path().parent_path(), run, error);
-  const std::string name = fs::weakly_canonical(point.checkpoint).string();
-  if (!there.empty() && !(point.same_run && there.front().filename() == point.checkpoint.filename())) {
-    // The same command again, after the branch got under way, goes on with the branch.
-    const fs::path newest = *newest_checkpoint(run);
-    const RunState state = read_state(newest);
-    if (state.branched_from == name) return ResumePoint{newest, state};
-    fail(Exit::usage, run.string(), " already holds ", there.front().filename().string(), ", which going on from ",
-         point.checkpoint.string(), " would replace; give another --train.out_dir");
-  }
-  point.state.branched_from = name;
-  return point;
 }
 
 class Trainer {
@@ -117,20 +43,39 @@ class Trainer {
     state_.isa = cpu_isa();
     state_.device_model = device_model(session_.device_name);
     state_.config = run_schema().to_toml(&session_.config, /*comments=*/false);
+    state_.config_path = project_path(loaded.path);
     if (data_.manifest) state_.tokenizer = data_.manifest->tokenizer;
   }
 
-  Exit run() {
+  /// Whether there is anything left to train or to evaluate.
+  bool is_finished() const { return state_.step >= session_.config.train.steps && !state_.eval_due; }
+
+  /// What a run says that has nothing left to do; its record stays as it is.
+  Exit say_finished() const {
+    log_summary();
+    log_info("nothing to do", changes_.empty() ? "" : "; these keys differ from what was trained:");
+    for (const ConfigChange& c : changes_) log_info("  ", c.key, " ", c.was, " -> ", c.is);
+    return Exit::done;
+  }
+
+  Exit run(const FolderLock& lock) {
+    lock_ = &lock;
     const TrainConfig& c = session_.config.train;
     fault_point("start: locked");
     clean_checkpoints(run_);
     if (!resumed_from_.empty() && resumed_same_run_) set_aside_newer(resumed_from_);
-    write_file_durably(run_ / "config.toml", run_schema().to_toml(&session_.config, /*comments=*/true));
+    for (const ConfigChange& change : changes_) {
+      log_info("changed since the checkpoint: ", change.key, " ", change.was, " -> ", change.is);
+      state_.changes.push_back(change);
+    }
+    write_config_record(run_, session_.config, state_.changes);
     open_log_file((run_ / "log.txt").string());
     Metrics metrics(run_, state_.metrics_bytes);
+    if (!changes_.empty()) metrics.add_changes(state_.step, changes_);
     sync_folder(run_);
     fault_point("start: metrics cut");
-    introduce();
+    log_header();
+    note_progress(state_.step, saved_step_);
     if (resumed_from_.empty()) state_.eval_due = c.eval_interval > 0;
     if (state_.eval_due && !validate(metrics)) return stop(metrics);
     if (state_.step >= c.steps) return finish();
@@ -142,24 +87,26 @@ class Trainer {
     while (state_.step < c.steps) {
       const StepResult r = run_step(session_, loader, state_.step);
       ++state_.step;
+      did_something_ = true;
+      note_progress(state_.step, saved_step_);
       state_.tokens += c.grad_accum * c.batch_size * session_.config.model.block_size;
       const int64_t interval = session_.config.checkpoint.interval;
       const bool last = state_.step == c.steps, log_due = last || state_.step % c.log_interval == 0;
       const bool sample_due = c.sample_interval > 0 && state_.step % c.sample_interval == 0;
-      const bool save_due = last || (interval > 0 && state_.step % interval == 0);
-      const auto asked = [&c] { return stop_signal != 0 || (c.max_time > 0 && process_age() >= c.max_time); };
+      bool save_due = last || (interval > 0 && state_.step % interval == 0);
       state_.eval_due = c.eval_interval > 0 && (last || state_.step % c.eval_interval == 0);
       // Looking at a step waits for a card, so there it is done only where something hangs on it.
-      if (!session_.device.is_cuda() || log_due || sample_due || save_due || state_.eval_due || asked())
+      if (!session_.device.is_cuda() || log_due || sample_due || save_due || state_.eval_due || stop_asked())
         report(metrics, r, log_due);
       fault_point("step");
-      if (state_.eval_due) validate(metrics);
-      if (sample_due) sample();
-      if (asked() && (!last || state_.eval_due)) {
+      if (state_.eval_due && validate(metrics))
+        save_due = save_due || (session_.config.checkpoint.keep_best && state_.best_step == state_.step);
+      if (sample_due && !stop_asked()) sample();
+      if (save_due && (last || !stop_asked())) save(metrics);
+      if (stop_asked() && (!last || state_.eval_due)) {
         if (looked_step_ != state_.step) report(metrics, r, false);
         return stop(metrics);
       }
-      if (save_due) save(metrics);
       if (looked_step_ == state_.step) looked_ = Clock::now();  // what stands between steps is no part of the next
     }
     remember_peak(seconds_since(begin));
@@ -169,14 +116,19 @@ class Trainer {
  private:
   void go_on(const ResumePoint& from, LoadedConfig& loaded) {
     const RunState& saved = from.state;
-    const RunConfig was = config_from_toml(saved.config, (from.checkpoint / "state.json").string());
+    const RunConfig was = saved_config(saved, from.checkpoint);
     if (saved.data_hash != state_.data_hash) {
       fail(Exit::usage, session_.config.data.dir, " is not the data that the run was started with (hash ",
            state_.data_hash, " instead of ", saved.data_hash,
            "); set data.dir to that, or start anew in another --train.out_dir");
     }
-    compare_configs(was, loaded);
+    changes_ = config_changes(was, loaded, saved.step);
     if (origin_of(loaded, "train.threads") != "command line") {
+      if (const int64_t wanted = loaded.config.train.threads; wanted > 0 && wanted != saved.threads) {
+        log_info("threads   ", origin_of(loaded, "train.threads"), " asks for ", wanted,
+                 ", and a resumed run keeps its ", saved.threads, " (--train.threads=", wanted,
+                 " changes them, and the bits)");
+      }
       session_.config.train.threads = saved.threads;
       set_up_compute(session_.device_name, static_cast<int>(saved.threads), session_.config.amp.tf32);
     } else if (session_.config.train.threads != saved.threads) {
@@ -193,14 +145,14 @@ class Trainer {
     state_ = saved;
     state_.data_hash = hash;
     if (!from.same_run) state_.metrics_bytes = 0;
-    Metrics::check_length(run_, state_.metrics_bytes);
     resumed_from_ = from.checkpoint;
     resumed_same_run_ = from.same_run;
-    resumed_step_ = looked_step_ = saved.step;
+    looked_step_ = saved.step;
+    if (from.same_run) saved_step_ = saved.step;
     peak_ = ceiling();
   }
 
-  void introduce() const {
+  void log_header() const {
     const RunConfig& c = session_.config;
     const double trained = static_cast<double>(count(session_.params)) / 1e6;
     log_info("model     ", c.model.kind, ", ", format("%.2f", static_cast<double>(parameter_count(c.model)) / 1e6),
@@ -219,15 +171,15 @@ class Trainer {
     log(Level::debug, "parameters\n" + parameter_table(session_.params));
   }
 
-  /// Looks at the last step, tells of it, and writes its line of metrics where `write`.
+  /// Takes the last step's figures, shows them, and writes their line of metrics where `write`.
   void report(Metrics& metrics, const StepResult& r, bool write) {
     const TrainConfig& c = session_.config.train;
-    const StepFigures f = look(session_, r);
+    const StepFigures f = read_figures(session_, r);
     const double seconds = seconds_since(looked_) / static_cast<double>(state_.step - looked_step_);
     looked_ = Clock::now();
     looked_step_ = state_.step;
     state_.updates = f.updates;
-    tell_of_skips(f);
+    log_skipped_updates(f);
     state_.scaler = f.scaler;
     const double tokens =
         static_cast<double>(c.grad_accum * c.batch_size) * static_cast<double>(session_.config.model.block_size);
@@ -267,7 +219,7 @@ class Trainer {
     }
   }
 
-  void tell_of_skips(const StepFigures& f) const {
+  void log_skipped_updates(const StepFigures& f) const {
     if (!f.scaler || !state_.scaler || f.scaler->skipped == state_.scaler->skipped) return;
     log_info("step ", state_.step, ": ", f.scaler->skipped - state_.scaler->skipped,
              " skipped for gradients that are not finite, loss scale now ", format("%.10g", f.scaler->scale));
@@ -277,14 +229,25 @@ class Trainer {
     return session_.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
   }
 
-  /// False where a signal cut it short: the step's evaluation is still due.
+  bool stop_asked() const {
+    const double limit = session_.config.train.max_time;
+    return stop_signal() != 0 || (limit > 0 && process_age() >= limit);
+  }
+
+  /// False where a request to stop cut it short: the step's evaluation is still due.
   bool validate(Metrics& metrics) {
     const auto r = evaluate(session_.model, *data_.val, session_.batch_shape(), session_.config.train.eval_batches,
-                            session_.compute, session_.device, [] { return stop_signal != 0; });
+                            session_.compute, session_.device,
+                            [this] { return stop_signal() != 0 || (did_something_ && stop_asked()); });
     if (!r) return false;
+    did_something_ = true;
     state_.eval_due = false;
     state_.val_loss = r->loss;
-    state_.best_val_loss = std::min(r->loss, state_.best_val_loss.value_or(r->loss));
+    state_.val_step = state_.step;
+    if (!state_.best_val_loss || r->loss < *state_.best_val_loss) {
+      state_.best_val_loss = r->loss;
+      state_.best_step = state_.step;
+    }
     metrics.add_validation(state_.step, r->loss);
     log_info(format("step %lld  validation loss %.4f over %lld tokens", static_cast<long long>(state_.step), r->loss,
                     static_cast<long long>(r->tokens)));
@@ -293,22 +256,31 @@ class Trainer {
 
   Exit stop(Metrics& metrics) {
     // Stopped again before anything was done: the checkpoint that this process began with says it all.
-    if (resumed_from_.empty() || !resumed_same_run_ || state_.step != resumed_step_) save(metrics);
-    log_info(stop_signal != 0 ? "stopped by a signal" : "stopped by train.max_time", " after step ", state_.step,
+    if (saved_step_ != state_.step) save(metrics);
+    log_info(stop_signal() != 0 ? "stopped by a signal" : "stopped by train.max_time", " after step ", state_.step,
              "; run the same command again to go on");
     return Exit::stopped;
   }
 
   void sample() const {
     if (!state_.tokenizer) return;
-    const auto ids = generate(session_.model, {0}, 200, {}, session_.compute);
+    std::vector<int64_t> ids;
+    generate(session_.model, {0}, 200, {}, session_.compute, [&](int64_t id) {
+      ids.push_back(id);
+      return !stop_asked();
+    });
     log_info("sample    ", state_.tokenizer->decode(ids));
   }
 
   void save(Metrics& metrics) {
+    const Uninterrupted whole;
+    lock_->check_in_place();
     state_.metrics_bytes = metrics.sync();
     const CheckpointConfig& c = session_.config.checkpoint;
-    const fs::path path = save_checkpoint(run_, state_, session_.params, session_.optimizer, c.keep, save_dtype(c));
+    const fs::path path = save_checkpoint(run_, state_, session_.params, session_.optimizer,
+                                          {c.keep, c.keep_every, c.keep_best}, save_dtype(c));
+    saved_step_ = state_.step;
+    note_progress(state_.step, saved_step_);
     log(Level::debug, "saved " + path.string());
   }
 
@@ -344,11 +316,18 @@ class Trainer {
   }
 
   Exit finish() const {
+    lock_->check_in_place();
+    log_summary();
+    return Exit::done;
+  }
+
+  void log_summary() const {
+    if (lines_dropped() > 0)
+      log_info(lines_dropped(), " lines could not be shown; ", (run_ / "log.txt").string(), " has them");
     log_info(
         "finished  ", state_.step, " steps, ", state_.tokens, " tokens",
         state_.val_loss ? format(", validation loss %.4f (best %.4f)", *state_.val_loss, *state_.best_val_loss) : "");
     log_info("run folder ", run_.string());
-    return Exit::done;
   }
 
   RunData data_;
@@ -357,18 +336,21 @@ class Trainer {
   RunState state_;
   fs::path resumed_from_;  // a checkpoint, or empty
   bool resumed_same_run_ = true;
-  int64_t resumed_step_ = 0;
+  std::vector<ConfigChange> changes_;  // that this process brings
+  int64_t saved_step_ = -1;            // of the run's newest checkpoint
+  bool did_something_ = false;         // a step or an evaluation: less than that train.max_time leaves to no process
+  const FolderLock* lock_ = nullptr;
   std::optional<MatmulCeiling> peak_ = ceiling();
   bool measured_again_ = false;
   double smooth_s_ = 0;
   int64_t looked_step_ = 0;  // the last step that was looked at, and when
-  Clock::time_point looked_{}, shown_{}, printed_ = Clock::now();
+  Clock::time_point looked_{}, shown_{}, printed_{};
 };
 
 }  // namespace
 
 Exit train(LoadedConfig loaded) {
-  const StopOnSignal signals;
+  take_stop_signals("after this step");
   adopt_base(loaded);
   RunData data = RunData::open(loaded);
   check_base_tokenizer(loaded, data.manifest);
@@ -376,8 +358,10 @@ Exit train(LoadedConfig loaded) {
   const fs::path run = loaded.config.train.out_dir;
   std::optional<FolderLock> lock;
   if (fs::exists(run / "checkpoints")) lock.emplace(run);
-  auto resume = find_resume_point(loaded.config);
+  auto resume = find_resume_point(loaded);
+  const bool goes_on = resume.has_value();
   Trainer trainer(std::move(loaded), std::move(data), std::move(resume));
+  if (goes_on && trainer.is_finished()) return trainer.say_finished();
   if (!lock) {
     if (make_folders(run)) sync_folder(run.parent_path());
     lock.emplace(run);
@@ -386,7 +370,7 @@ Exit train(LoadedConfig loaded) {
            " meanwhile; run the same command again to go on from there");
     }
   }
-  return trainer.run();
+  return trainer.run(*lock);
 }
 
 }  // namespace lathe

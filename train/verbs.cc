@@ -8,6 +8,7 @@
 #include "core/io/json.h"
 #include "core/io/log.h"
 #include "core/memory.h"
+#include "train/adapters.h"
 #include "train/bench.h"
 #include "train/checkpoint.h"
 #include "train/generate.h"
@@ -115,7 +116,7 @@ Exit generate_verb(const Words& words) {
   if (ids.empty()) fail(Exit::usage, "command line: --prompt is empty; give at least one character");
   std::cout << prompt << std::flush;
   generate(m.model, ids, n, s, m.compute,
-           [&](int64_t id) { std::cout << m.state.tokenizer->decode({id}) << std::flush; });
+           [&](int64_t id) { return bool(std::cout << m.state.tokenizer->decode({id}) << std::flush); });
   std::cout << std::endl;
   return Exit::done;
 }

@@ -207,7 +207,7 @@ void MappedFile::release(std::span<const std::byte> part) const {
   if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
-FolderLock::FolderLock(const fs::path& folder) {
+FolderLock::FolderLock(const fs::path& folder) : folder_(folder) {
   const fs::path path = folder / "lock";
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd_ < 0) io_error("open", path);
@@ -220,6 +220,16 @@ FolderLock::FolderLock(const fs::path& folder) {
     }
     fail(Exit::busy, "the run folder ", folder.string(),
          " is in use by another lathe process; wait for it, stop it, or give another --train.out_dir");
+  }
+}
+void FolderLock::check_in_place() const {
+  struct stat held {
+  }, there{};
+  const bool same = ::fstat(fd_, &held) == 0 && ::stat((folder_ / "lock").c_str(), &there) == 0 &&
+                    held.st_ino == there.st_ino && held.st_dev == there.st_dev;
+  if (!same) {
+    fail(Exit::io, "the folder ", folder_.string(),
+         " was removed or replaced while it was in use; what was written there since is lost");
   }
 }
 FolderLock::~FolderLock() {

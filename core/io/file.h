@@ -73,10 +73,13 @@ class FolderLock {
  public:
   explicit FolderLock(const fs::path& folder);
   ~FolderLock();
+  /// Exit::io where the folder is not the one that was locked any more: removed, renamed or replaced.
+  void check_in_place() const;
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
  private:
+  fs::path folder_;
   int fd_ = -1;
 };
 

@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -40,9 +41,15 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
     if (problem) std::fputs(message.level == spdlog::level::warn ? "warning: " : "error: ", out);
     std::fwrite(message.payload.data(), 1, message.payload.size(), out);
     std::fputc('\n', out);
-    std::fflush(out);
+    if (std::fflush(out) != 0 || std::ferror(out) != 0) {
+      ++dropped;
+      std::clearerr(out);
+    }
   }
   void flush_() override {}
+
+ public:
+  std::atomic<int64_t> dropped{0};
 };
 
 struct Log {
@@ -94,6 +101,8 @@ void open_log_file(const std::string& path) {
     fail(Exit::io, "cannot write ", path, ": ", e.what());
   }
 }
+
+int64_t lines_dropped() { return instance().console->dropped; }
 
 bool is_terminal() {
   static const bool terminal = [] {

@@ -3,6 +3,7 @@
 // terminal and absent otherwise.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "core/error.h"
@@ -25,6 +26,8 @@ void log_warn(const Args&... args) {
 void set_console_level(Level level);
 /// Also write everything to this file, appended, with time and level. Exit::io where it can't be opened.
 void open_log_file(const std::string& path);
+/// Lines so far that nobody could be shown, since standard output or standard error is closed or full.
+int64_t lines_dropped();
 /// Whether standard output is a terminal that takes control sequences.
 bool is_terminal();
 /// Shows `line` in place of the last progress line; nothing when standard output is no terminal.

@@ -1,0 +1,103 @@
+// Signals: what each does to a run, and what a person is told.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "tests/catch.h"
+#include "tests/process.h"
+#include "train/checkpoint.h"
+#include "train/stop.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+/// What a child says on standard error, and how it ends.
+Finished child(void (*body)()) {
+  int pipe_[2];
+  REQUIRE(pipe(pipe_) == 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    dup2(pipe_[1], STDERR_FILENO);
+    body();
+    _exit(0);
+  }
+  close(pipe_[1]);
+  Finished f;
+  char buffer[4096];
+  for (ssize_t n; (n = read(pipe_[0], buffer, sizeof buffer)) > 0;) f.err.append(buffer, static_cast<size_t>(n));
+  close(pipe_[0]);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  f.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return f;
+}
+
+TEST_CASE("the first signal is answered at once, a second SIGINT ends and says what is lost", "[signal]") {
+  const Finished one = child([] {
+    take_stop_signals("after this step");
+    raise(SIGINT);
+    _exit(stop_signal());
+  });
+  CHECK(one.code == SIGINT);
+  CHECK(one.err == "stopping after this step (again to stop at once)\n");
+
+  const Finished twice = child([] {
+    take_stop_signals("after this step");
+    note_progress(124, 120);
+    raise(SIGINT), raise(SIGINT);
+  });
+  CHECK(twice.code == 130);
+  CHECK_THAT(twice.err, ContainsSubstring("steps 121 to 124 are lost, the run goes on from step 120"));
+
+  const Finished early = child([] {
+    take_stop_signals("after this step");
+    note_progress(7, -1);
+    raise(SIGINT), raise(SIGINT);
+  });
+  CHECK_THAT(early.err, ContainsSubstring("there is no checkpoint yet, so 7 steps are lost"));
+}
+
+TEST_CASE("no other signal ends a run that was asked to stop", "[signal]") {
+  const Finished many = child([] {
+    take_stop_signals("after this step");
+    for (int s : {SIGTERM, SIGTERM, SIGHUP, SIGUSR1, SIGINT, SIGPIPE}) raise(s);
+    _exit(stop_signal() != 0 ? 75 : 1);
+  });
+  CHECK(many.code == 75);
+  CHECK(many.err == "stopping after this step\n");
+
+  const Finished saving = child([] {
+    take_stop_signals("after this step");
+    const Uninterrupted whole;
+    for (int i = 0; i < 3; ++i) raise(SIGINT);
+    _exit(75);
+  });
+  CHECK(saving.code == 75);
+  CHECK_THAT(saving.err, ContainsSubstring("a checkpoint is being written"));
+}
+
+TEST_CASE("a lost terminal stops a run with a checkpoint", "[signal]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const Finished stopped = run({"lathe", {"train", "tiny.toml", "--train.steps=100000"}, f.path(), {}, -1, SIGHUP});
+  INFO(stopped.out << stopped.err);
+  CHECK(stopped.code == 75);
+  CHECK_THAT(stopped.err, ContainsSubstring("stopping after this step"));
+  CHECK(list_checkpoints(f / "runs/tiny").size() == 1);
+}
+
+TEST_CASE("a run whose reader goes away trains on, and counts what it could not show", "[signal]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const Finished r = run({"lathe", {"train", "tiny.toml"}, f.path(), {}, -1, 0, "", /*close_output_after=*/"device"});
+  INFO(r.err);
+  CHECK(r.code == 0);
+  CHECK(list_checkpoints(f / "runs/tiny").at(0).filename() == "step-00000040");
+  CHECK_THAT(slurp(f / "runs/tiny/log.txt"), ContainsSubstring("lines could not be shown"));
+}
+
+}  // namespace
