@@ -8,23 +8,26 @@
 namespace lathe {
 namespace {
 
-uint64_t bytes_of(const fs::path& path) { return fs::exists(path) ? fs::file_size(path) : 0; }
+uint64_t bytes_of(const fs::path& path) {
+  if (!fs::exists(path)) return 0;
+  if (!fs::is_regular_file(path))
+    fail(Exit::io, path.string(), " is not a regular file; remove it and run the same command again");
+  return fs::file_size(path);
+}
 
 fs::path cut_back(const fs::path& run, uint64_t length) {
   Metrics::check_length(run, length);
   const fs::path path = run / "metrics.jsonl";
   const uint64_t has = bytes_of(path);
   if (has == length) return path;
-  std::error_code error;
   if (length == 0) {
     const fs::path old = path.string() + ".old";
-    fs::rename(path, old, error);
+    rename_file(path, old);
     log_info("no checkpoint goes with the lines of ", path.string(), ": kept as ", old.filename().string());
   } else {
-    fs::resize_file(path, length, error);
+    cut_file(path, length);
     log_info("cut ", path.string(), " back by ", has - length, " bytes, to the checkpoint");
   }
-  if (error) fail(Exit::io, "cannot cut back ", path.string(), ": ", error.message());
   return path;
 }
 

@@ -379,7 +379,7 @@ Exit train(LoadedConfig loaded) {
   auto resume = find_resume_point(loaded.config);
   Trainer trainer(std::move(loaded), std::move(data), std::move(resume));
   if (!lock) {
-    if (make_folders(run)) sync_folder(run.parent_path());
+    make_folders(run);
     lock.emplace(run);
     if (!list_checkpoints(run).empty()) {
       fail(Exit::busy, "another process has trained in ", run.string(),
