@@ -16,7 +16,8 @@ fs::path binary_folder();
 /// A folder of the test's own, removed at the end.
 class TempFolder {
  public:
-  TempFolder();
+  TempFolder() : TempFolder(fs::temp_directory_path()) {}
+  explicit TempFolder(const fs::path& in);
   ~TempFolder();
   const fs::path& path() const { return path_; }
   fs::path operator/(const std::string& name) const { return path_ / name; }
@@ -24,6 +25,9 @@ class TempFolder {
  private:
   fs::path path_;
 };
+
+/// Where small files are made fastest: memory, where there is such a folder, else the place for temporary files.
+fs::path fast_folder();
 
 struct Finished {
   int code = -1;    ///< exit code; 128 + the signal that ended it

@@ -120,20 +120,11 @@ int64_t step_of(const fs::path& checkpoint) {
 
 std::vector<fs::path> list_checkpoints(const fs::path& run) {
   std::vector<std::pair<int64_t, fs::path>> found;
-  std::error_code error;
-  const fs::path folder = run / "checkpoints";
-  fs::directory_iterator entries(folder, error);
-  if (error && error != std::errc::no_such_file_or_directory) {
-    fail(Exit::io, "cannot read ", folder.string(), ": ", error.message());
-  }
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-    const std::string name = entries->path().filename().string();
+  for (const auto& path : list_folder(run / "checkpoints")) {
+    const std::string name = path.filename().string();
     const bool numbered =
         name.size() >= 13 && name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == std::string::npos;
-    if (numbered) found.emplace_back(step_of(entries->path()), entries->path());
-  }
-  if (error && error != std::errc::no_such_file_or_directory) {
-    fail(Exit::io, "cannot read ", folder.string(), ": ", error.message());
+    if (numbered) found.emplace_back(step_of(path), path);
   }
   std::sort(found.begin(), found.end(), std::greater<>());
   std::vector<fs::path> paths;
@@ -149,22 +140,20 @@ void set_aside_newer(const fs::path& checkpoint) {
 }
 
 void clean_checkpoints(const fs::path& run) {
-  std::error_code error;
-  std::vector<fs::path> left;
-  for (const auto& entry : fs::directory_iterator(run / "checkpoints", error)) {
-    if (entry.path().filename().string().starts_with(temporary_prefix)) left.push_back(entry.path());
+  for (const auto& path : list_folder(run / "checkpoints")) {
+    if (path.filename().string().starts_with(temporary_prefix)) remove_tree(path);
   }
-  for (const auto& path : left) fs::remove_all(path, error);
 }
 
-fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
-                         const Optimizer& optimizer, const Retention& keep, std::optional<at::ScalarType> dtype) {
-  check_finite(parameters, state.step);
-  const fs::path parent = run / "checkpoints", target = parent / step_name(state.step),
-                 temporary = parent / (temporary_prefix + step_name(state.step));
-  if (make_folders(parent)) sync_folder(run);
-  std::error_code error;
-  fs::remove_all(temporary, error);
+namespace {
+
+/// Writes the files of a checkpoint into `temporary`, syncs all, and gives it the name `target`.
+void write_checkpoint(const fs::path& temporary, const fs::path& target, const RunState& state,
+                      const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
+                      std::optional<at::ScalarType> dtype) {
+  fault_point("save: begun");
+  make_folders(target.parent_path());
+  remove_tree(temporary);
   make_folders(temporary);
   fault_point("save: folder made");
 
@@ -193,23 +182,48 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::
   fault_point("save: manifest written");
   sync_folder(temporary);
   fault_point("save: folder synced");
-  if (fs::exists(target)) set_aside(target, parent / ("unusable-" + target.filename().string()));  // misnamed
-  fs::rename(temporary, target, error);
-  if (error) fail(Exit::io, "cannot rename ", temporary.string(), ": ", error.message());
+  if (fs::exists(target)) set_aside(target, target.parent_path() / ("unusable-" + target.filename().string()));
+  rename_file(temporary, target);
   fault_point("save: renamed");
-  sync_folder(parent);
+  sync_folder(target.parent_path());
   fault_point("save: parent synced");
+}
 
+}  // namespace
+
+fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
+                         const Optimizer& optimizer, const Retention& keep, std::optional<at::ScalarType> dtype) {
+  check_finite(parameters, state.step);
+  const fs::path parent = run / "checkpoints", target = parent / step_name(state.step),
+                 temporary = parent / (temporary_prefix + step_name(state.step));
+  try {
+    write_checkpoint(temporary, target, state, parameters, optimizer, dtype);
+  } catch (const FileError& e) {
+    try {
+      remove_tree(temporary);
+    } catch (const FileError&) {  // the next start removes it; what went wrong first is what to tell
+    }
+    std::error_code unknown;
+    const auto space = fs::space(run, unknown);
+    const std::string room = e.is_full() && !unknown
+                                 ? str("; it takes ", checkpoint_bytes(parameters, optimizer, dtype),
+                                       " bytes and some for names, and ", space.available, " are free")
+                                 : "";
+    throw FileError(e.code(), str("checkpoint ", step_name(state.step), " is not saved: ", e.cause(), room),
+                    e.number());
+  }
+
+  // Old ones lose their names, durably, before they lose their files: what is named step-N is whole at any moment.
   const auto all = list_checkpoints(run);
   std::vector<int64_t> steps;
   for (const auto& path : all) steps.push_back(step_of(path));
-  const auto doomed_steps = steps_to_delete(steps, keep, state.best_step);
+  const auto doomed = steps_to_delete(steps, keep, state.best_step);
   for (size_t i = 0; i < all.size(); ++i) {
-    if (std::find(doomed_steps.begin(), doomed_steps.end(), steps[i]) == doomed_steps.end()) continue;
-    const fs::path doomed = parent / (temporary_prefix + all[i].filename().string());
-    fs::rename(all[i], doomed, error);
+    if (std::find(doomed.begin(), doomed.end(), steps[i]) == doomed.end()) continue;
+    rename_file(all[i], parent / (temporary_prefix + all[i].filename().string()));
     fault_point("save: deleting an old one");
   }
+  if (!doomed.empty()) sync_folder(parent);
   clean_checkpoints(run);
   return target;
 }

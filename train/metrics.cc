@@ -9,7 +9,12 @@
 namespace lathe {
 namespace {
 
-uint64_t bytes_of(const fs::path& path) { return fs::exists(path) ? fs::file_size(path) : 0; }
+uint64_t bytes_of(const fs::path& path) {
+  if (!fs::exists(path)) return 0;
+  if (!fs::is_regular_file(path))
+    fail(Exit::io, path.string(), " is not a regular file; remove it and run the same command again");
+  return fs::file_size(path);
+}
 
 /// The end of the last whole line.
 uint64_t whole_lines(const fs::path& path) {
@@ -31,9 +36,7 @@ fs::path cut_back(const fs::path& run, uint64_t length) {
     set_aside(path, path.string() + ".old");
     return path;
   }
-  std::error_code error;
-  fs::resize_file(path, length, error);
-  if (error) fail(Exit::io, "cannot cut back ", path.string(), ": ", error.message());
+  cut_file(path, length);
   log_info("cut ", path.string(), " back by ", has - length, " bytes, to the checkpoint");
   return path;
 }

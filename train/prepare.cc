@@ -75,6 +75,7 @@ class SplitWriter {
   }
   void close() {
     file_.sync();
+    file_.close();
     file_ = OutputFile();
     shards_.back().xxh3 = sum_.hex();
   }
@@ -130,8 +131,9 @@ void prepare(const PrepareOptions& options) {
   manifest.train = write("train", 0, train);
   manifest.val = write("val", train, n);
   for (const auto* split : {&manifest.train, &manifest.val}) {
-    for (const auto& shard : *split) fs::rename(options.out / (unfinished + shard.file), options.out / shard.file);
+    for (const auto& shard : *split) rename_file(options.out / (unfinished + shard.file), options.out / shard.file);
   }
+  sync_folder(options.out);
   write_manifest(options.out, manifest);
   log_info(options.out.string(), ": ", train, " training and ", n - train, " validation tokens, vocabulary of ",
            manifest.vocab_size, " (", tokenizer.kind(), ")");

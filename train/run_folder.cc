@@ -16,9 +16,7 @@ bool is_ours(const fs::path& config) {
 fs::path set_aside(const fs::path& path, const fs::path& to) {
   fs::path free = to;
   for (int n = 2; fs::exists(free); ++n) free = to.string() + "." + std::to_string(n);
-  std::error_code error;
-  fs::rename(path, free, error);
-  if (error) fail(Exit::io, "cannot rename ", path.string(), " to ", free.string(), ": ", error.message());
+  rename_file(path, free);
   log_info("set aside ", path.string(), " as ", free.filename().string());
   return free;
 }

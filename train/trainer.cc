@@ -363,7 +363,7 @@ Exit train(LoadedConfig loaded) {
   Trainer trainer(std::move(loaded), std::move(data), std::move(resume));
   if (goes_on && trainer.is_finished()) return trainer.say_finished();
   if (!lock) {
-    if (make_folders(run)) sync_folder(run.parent_path());
+    make_folders(run);
     lock.emplace(run);
     if (!list_checkpoints(run).empty()) {
       fail(Exit::busy, "another process has trained in ", run.string(),

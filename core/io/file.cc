@@ -17,11 +17,86 @@
 namespace lathe {
 
 FaultHook fault_hook = nullptr;
+FileCalls file_calls{
+    .open = [](const char* path, int flags, mode_t mode) { return ::open(path, flags, mode); },
+    .write = ::write,
+    .fsync = ::fsync,
+    .close = ::close,
+    .ftruncate = ::ftruncate,
+    .flock = ::flock,
+    .rename = ::rename,
+    .mkdir = ::mkdir,
+    .unlink = ::unlink,
+    .rmdir = ::rmdir,
+};
 
 namespace {
 
 [[noreturn]] void io_error(std::string_view doing, const fs::path& path, Exit code = Exit::io) {
-  fail(code, "cannot ", doing, " ", path.string(), ": ", std::strerror(errno));
+  const int number = errno;
+  throw FileError(code, str("cannot ", doing, " ", path.string(), ": ", std::strerror(number)), number);
+}
+
+[[noreturn]] void not_regular(const fs::path& path, Exit code) {
+  throw FileError(code, str(path.string(), " is not a regular file"), 0);
+}
+
+/// Calls again what a signal interrupted.
+template <class Call>
+auto uninterrupted(Call&& call) {
+  decltype(call()) result;
+  do {
+    result = call();
+  } while (result < 0 && errno == EINTR);
+  return result;
+}
+
+/// Closes; the descriptor is gone also where a signal interrupted it, so there is no second try.
+bool closes(int fd) { return file_calls.close(fd) == 0 || errno == EINTR; }
+
+/// A descriptor of a regular file and its size. Nothing blocks: a pipe that nobody writes to is an error like any
+/// other.
+struct Readable {
+  int fd = -1;
+  size_t size = 0;
+
+  Readable(const fs::path& path, Exit code) {
+    fd = uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
+    if (fd < 0 && errno == ENXIO) not_regular(path, code);  // a socket, or a device that is not there
+    if (fd < 0) io_error("read", path, code);
+    struct stat s {};
+    if (::fstat(fd, &s) != 0 || !S_ISREG(s.st_mode)) {
+      ::close(fd);
+      not_regular(path, code);
+    }
+    size = static_cast<size_t>(s.st_size);
+  }
+  ~Readable() { ::close(fd); }
+  Readable(const Readable&) = delete;
+  Readable& operator=(const Readable&) = delete;
+};
+
+/// Opens a regular file for writing without waiting for anything, or says why not.
+int open_to_write(const fs::path& path, int flags) {
+  const int fd =
+      uninterrupted([&] { return file_calls.open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode_t{0644}); });
+  const auto refuse = [&] {
+    throw FileError(Exit::io, str(path.string(), " is not a regular file; remove it and run the same command again"),
+                    0);
+  };
+  if (fd < 0 && errno == ENXIO) refuse();  // a pipe without a reader, or a socket
+  if (fd < 0) io_error("write", path);
+  struct stat s {};
+  if (::fstat(fd, &s) != 0 || !S_ISREG(s.st_mode)) {
+    closes(fd);
+    refuse();
+  }
+  return fd;
+}
+
+std::string advice(int number) {
+  if (number == ENOSPC || number == EDQUOT) return "; free space and run the same command again";
+  return number == EIO ? "; see to the disk and run the same command again" : "";
 }
 
 /// Maps in use, for the SIGBUS handler: plain arrays that it may read at any moment.
@@ -74,11 +149,12 @@ int claim_slot(const fs::path& path, const std::byte* data, size_t size) {
 
 }  // namespace
 
-OutputFile::OutputFile(const fs::path& path, Open how) : path_(path) {
-  const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (how == Open::create ? O_TRUNC : O_APPEND);
-  fd_ = ::open(path.c_str(), flags, 0644);
-  if (fd_ < 0) io_error("write", path);
-}
+FileError::FileError(Exit code, const std::string& cause, int number)
+    : Error(code, cause + advice(number)), cause_(cause), number_(number) {}
+bool FileError::is_full() const { return number_ == ENOSPC || number_ == EDQUOT; }
+
+OutputFile::OutputFile(const fs::path& path, Open how)
+    : path_(path), fd_(open_to_write(path, O_WRONLY | O_CREAT | (how == Open::create ? O_TRUNC : O_APPEND))) {}
 OutputFile::OutputFile(OutputFile&& o) noexcept : path_(std::move(o.path_)), fd_(std::exchange(o.fd_, -1)) {}
 OutputFile& OutputFile::operator=(OutputFile&& o) noexcept {
   std::swap(path_, o.path_);
@@ -86,22 +162,26 @@ OutputFile& OutputFile::operator=(OutputFile&& o) noexcept {
   return *this;
 }
 OutputFile::~OutputFile() {
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ >= 0) file_calls.close(fd_);
 }
 
 void OutputFile::write(const void* data, size_t bytes) {
   const char* at = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t n = ::write(fd_, at, bytes);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) io_error("write", path_);
+    const ssize_t n = uninterrupted([&] { return file_calls.write(fd_, at, bytes); });
+    if (n == 0) errno = EIO;
+    if (n <= 0) io_error("write", path_);
     at += n;
     bytes -= static_cast<size_t>(n);
   }
 }
 
 void OutputFile::sync() {
-  if (::fsync(fd_) != 0) io_error("sync", path_);
+  if (uninterrupted([&] { return file_calls.fsync(fd_); }) != 0) io_error("sync", path_);
+}
+
+void OutputFile::close() {
+  if (!closes(std::exchange(fd_, -1))) io_error("close", path_);
 }
 
 uint64_t OutputFile::size() const {
@@ -112,80 +192,107 @@ uint64_t OutputFile::size() const {
 
 void sync_folder(const fs::path& folder) {
   const fs::path path = folder.empty() ? fs::path(".") : folder;
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int fd =
+      uninterrupted([&] { return file_calls.open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, mode_t{0}); });
   if (fd < 0) io_error("open", path);
-  const int status = ::fsync(fd);
-  ::close(fd);
-  if (status != 0) io_error("sync", path);
+  const bool synced = uninterrupted([&] { return file_calls.fsync(fd); }) == 0;
+  const int number = errno;
+  const bool closed = closes(fd);
+  if (!synced) errno = number;
+  if (!synced || !closed) io_error("sync", path);
 }
 
 void write_file_durably(const fs::path& path, std::string_view text) {
   const fs::path temporary = path.string() + ".tmp";
-  {
+  try {
     OutputFile file(temporary, OutputFile::Open::create);
     file.write(text);
     file.sync();
+    file.close();
+    rename_file(temporary, path);
+  } catch (const FileError&) {
+    file_calls.unlink(temporary.c_str());
+    throw;
   }
-  if (::rename(temporary.c_str(), path.c_str()) != 0) io_error("rename to", path);
   sync_folder(path.parent_path());
 }
 
 std::string read_file(const fs::path& path, Exit code, uint64_t limit) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) io_error("read", path, code);
-  std::string text;
-  struct stat s {};
-  if (::fstat(fd, &s) == 0 && !S_ISREG(s.st_mode)) {
-    ::close(fd);
-    fail(code, path.string(), " is not a regular file");
-  }
-  if (static_cast<uint64_t>(s.st_size) > limit) {
-    ::close(fd);
-    fail(code, path.string(), " has ", s.st_size, " bytes; at most ", limit, " are read");
-  }
-  text.resize(static_cast<size_t>(s.st_size));
+  const Readable file(path, code);
+  if (file.size > limit) fail(code, path.string(), " has ", file.size, " bytes; at most ", limit, " are read");
+  std::string text(file.size, '\0');
   size_t got = 0;
   while (got < text.size()) {
-    const ssize_t n = ::read(fd, text.data() + got, text.size() - got);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      ::close(fd);
-      io_error("read", path, code);
-    }
+    const ssize_t n = uninterrupted([&] { return ::read(file.fd, text.data() + got, text.size() - got); });
+    if (n < 0) io_error("read", path, code);
     if (n == 0) break;
     got += static_cast<size_t>(n);
   }
-  ::close(fd);
   text.resize(got);
   return text;
 }
 
-bool make_folders(const fs::path& folder) {
+bool make_folders(const fs::path& folder_) {
+  const fs::path folder = folder_.has_filename() ? folder_ : folder_.parent_path();
   std::error_code error;
-  const bool made = fs::create_directories(folder, error);
-  if (error) fail(Exit::io, "cannot create the folder ", folder.string(), ": ", error.message());
-  return made;
+  if (fs::is_directory(folder, error)) return false;
+  const auto make = [&] { return file_calls.mkdir(folder.c_str(), mode_t{0777}); };
+  int status = uninterrupted(make);
+  if (status != 0 && errno == ENOENT && folder.has_parent_path()) {
+    make_folders(folder.parent_path());
+    status = uninterrupted(make);
+  }
+  if (status != 0 && errno == EEXIST && fs::is_directory(folder, error)) return false;  // another process was faster
+  if (status != 0) io_error("create the folder", folder);
+  sync_folder(folder.parent_path());
+  return true;
+}
+
+std::vector<fs::path> list_folder(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  fs::directory_iterator entries(folder, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) found.push_back(entries->path());
+  if (error && error != std::errc::no_such_file_or_directory) {
+    errno = error.value();
+    io_error("read", folder);
+  }
+  return found;
+}
+
+void rename_file(const fs::path& from, const fs::path& to) {
+  if (uninterrupted([&] { return file_calls.rename(from.c_str(), to.c_str()); }) != 0)
+    io_error(str("rename ", from.string(), " to"), to);
+}
+
+void cut_file(const fs::path& path, uint64_t length) {
+  const int fd = open_to_write(path, O_WRONLY);
+  const bool cut = uninterrupted([&] { return file_calls.ftruncate(fd, static_cast<off_t>(length)); }) == 0 &&
+                   uninterrupted([&] { return file_calls.fsync(fd); }) == 0;
+  const int number = errno;
+  const bool closed = closes(fd);
+  if (!cut) errno = number;
+  if (!cut || !closed) io_error("cut back", path);
+}
+
+void remove_tree(const fs::path& path) {
+  std::error_code error;
+  const bool folder = fs::symlink_status(path, error).type() == fs::file_type::directory;
+  if (folder) {
+    for (const auto& inside : list_folder(path)) remove_tree(inside);
+  }
+  const auto remove = folder ? file_calls.rmdir : file_calls.unlink;
+  if (uninterrupted([&] { return remove(path.c_str()); }) != 0 && errno != ENOENT) io_error("remove", path);
 }
 
 MappedFile::MappedFile(const fs::path& path, Exit code) : path_(path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) io_error("read", path, code);
-  struct stat s {};
-  if (::fstat(fd, &s) != 0 || !S_ISREG(s.st_mode)) {
-    ::close(fd);
-    fail(code, path.string(), " is not a regular file");
-  }
-  size_ = static_cast<size_t>(s.st_size);
-  if (size_ > 0) {
-    void* map = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd, 0);
-    if (map == MAP_FAILED) {
-      ::close(fd);
-      io_error("map", path, code);
-    }
-    data_ = static_cast<const std::byte*>(map);
-    slot_ = claim_slot(path, data_, size_);
-  }
-  ::close(fd);
+  const Readable file(path, code);
+  if (file.size == 0) return;
+  void* map = ::mmap(nullptr, file.size, PROT_READ, MAP_SHARED, file.fd, 0);
+  if (map == MAP_FAILED) io_error("map", path, code);
+  data_ = static_cast<const std::byte*>(map);
+  size_ = file.size;
+  slot_ = claim_slot(path, data_, size_);
 }
 MappedFile::MappedFile(MappedFile&& o) noexcept { *this = std::move(o); }
 MappedFile& MappedFile::operator=(MappedFile&& o) noexcept {
@@ -209,11 +316,10 @@ void MappedFile::release(std::span<const std::byte> part) const {
 
 FolderLock::FolderLock(const fs::path& folder) : folder_(folder) {
   const fs::path path = folder / "lock";
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd_ < 0) io_error("open", path);
-  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+  fd_ = open_to_write(path, O_RDWR | O_CREAT);
+  if (uninterrupted([&] { return file_calls.flock(fd_, LOCK_EX | LOCK_NB); }) != 0) {
     const int error = errno;
-    ::close(fd_);
+    closes(fd_);
     if (error != EWOULDBLOCK) {
       errno = error;
       io_error("lock", path);
@@ -233,7 +339,7 @@ void FolderLock::check_in_place() const {
   }
 }
 FolderLock::~FolderLock() {
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ >= 0) file_calls.close(fd_);
 }
 
 }  // namespace lathe

@@ -2,12 +2,15 @@
 // rather than a crash of unknown cause, and a lock on a run folder. Every error names the path.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/error.h"
 
@@ -15,7 +18,40 @@ namespace lathe {
 
 namespace fs = std::filesystem;
 
-/// A file open for writing. Errors throw Exit::io; the destructor closes without checking, so call sync() first.
+/// The system calls through which Lathe changes files, each with the meaning of the C library's function of that name.
+/// A normal process never replaces them; tests do, to record calls and to let them fail.
+struct FileCalls {
+  int (*open)(const char* path, int flags, mode_t mode);
+  ssize_t (*write)(int fd, const void* data, size_t bytes);
+  int (*fsync)(int fd);
+  int (*close)(int fd);
+  int (*ftruncate)(int fd, off_t length);
+  int (*flock)(int fd, int operation);
+  int (*rename)(const char* from, const char* to);
+  int (*mkdir)(const char* path, mode_t mode);
+  int (*unlink)(const char* path);
+  int (*rmdir)(const char* path);
+};
+extern FileCalls file_calls;
+
+/// What the system said of a file, and what to do about it.
+class FileError : public Error {
+ public:
+  FileError(Exit code, const std::string& cause, int number);
+  /// The sentence without what to do.
+  const std::string& cause() const { return cause_; }
+  /// errno.
+  int number() const { return number_; }
+  /// Whether space, or the user's share of it, ran out.
+  bool is_full() const;
+
+ private:
+  std::string cause_;
+  int number_;
+};
+
+/// A regular file open for writing. Errors throw FileError with Exit::io. The destructor closes without checking, so
+/// call sync() and close() first.
 class OutputFile {
  public:
   enum class Open { create, append };
@@ -28,6 +64,7 @@ class OutputFile {
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
   void sync();
+  void close();
   /// Bytes in the file now.
   uint64_t size() const;
   bool is_open() const { return fd_ >= 0; }
@@ -41,13 +78,23 @@ class OutputFile {
 void sync_folder(const fs::path& folder);
 /// Writes a whole file and syncs it and its folder; readers see the old file or the new one.
 void write_file_durably(const fs::path& path, std::string_view text);
-/// A whole file; one larger than `limit` bytes, or unreadable, is an error with this exit code.
+/// A whole regular file; one larger than `limit` bytes, or unreadable, is an error with this exit code.
 std::string read_file(const fs::path& path, Exit code, uint64_t limit = uint64_t{1} << 30);
-/// Creates folders as mkdir -p does; false where it was there. Exit::io where it can't.
-bool make_folders(const fs::path& folder);
 
-/// A file mapped read-only. If it is cut short by another program while mapped, the process ends with Exit::data and a
-/// sentence that names it.
+// These throw FileError with Exit::io where they can't, and those that sync say so.
+
+/// Creates folders as mkdir -p does, and syncs the parent of each that it creates; false where all were there.
+bool make_folders(const fs::path& folder);
+/// What is in a folder, in no order; nothing where there is no folder.
+std::vector<fs::path> list_folder(const fs::path& folder);
+void rename_file(const fs::path& from, const fs::path& to);
+/// Cuts a file back to `length` bytes and syncs it.
+void cut_file(const fs::path& path, uint64_t length);
+/// Removes a file, or a folder with all that is in it; links are not followed. Nothing to do where there is none.
+void remove_tree(const fs::path& path);
+
+/// A regular file mapped read-only. If it is cut short by another program while mapped, the process ends with
+/// Exit::data and a sentence that names it.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -83,7 +130,7 @@ class FolderLock {
   int fd_ = -1;
 };
 
-/// A named moment at which the tests may end the process (see tests/faults.cc); nothing in a normal process.
+/// A named moment at which the tests may end the process (see tests/faults/main.cc); nothing in a normal process.
 using FaultHook = void (*)(const char* point);
 extern FaultHook fault_hook;
 inline void fault_point(const char* point) {

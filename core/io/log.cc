@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/io/file.h"
+
 namespace lathe {
 namespace {
 
@@ -85,6 +87,7 @@ void log(Level level, const std::string& message) {
 void set_console_level(Level level) { instance().console->set_level(level_of(level)); }
 
 void open_log_file(const std::string& path) {
+  OutputFile(path, OutputFile::Open::append).close();  // spdlog would wait for a pipe's reader
   try {
     auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
     file->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %v");

@@ -100,6 +100,7 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
   put(text.data(), text.size());
   for (const auto& t : tensors) put(t.bytes.data(), t.bytes.size());
   file.sync();
+  file.close();
   return sum.hex();
 }
 

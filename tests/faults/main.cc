@@ -1,10 +1,16 @@
 // lathe with faults, for the kill trials.
 //   LATHE_TEST_KILL="POINT N"  SIGKILL the N-th time the process comes to a fault point
+//   LATHE_TEST_FAIL="CALL ERRNO N S"  the N-th such call (write, fsync, mkdir, rename) of the S-th save, and each after
+//   it,
+//                              fails
 //   LATHE_TEST_RNG_SHIFT=1     dropout draws from the next step: what a wrong resume would do
 #include <dlfcn.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <map>
+#include <sstream>
 #include <string>
 
 #include "core/io/file.h"
@@ -16,8 +22,34 @@ namespace {
 std::string point;
 int left = 0;
 
+struct {
+  std::string call;
+  int number = 0, left = 0, saves_left = -1;
+} failing;
+const lathe::FileCalls system_calls = lathe::file_calls;
+
+bool fails(const char* call) {
+  if (failing.saves_left != 0 || failing.call != call || --failing.left > 0) return false;
+  errno = failing.number;
+  return true;
+}
+
 void on_point(const char* name) {
   if (point == name && --left == 0) raise(SIGKILL);
+  if (failing.saves_left > 0 && std::string(name) == "save: begun") --failing.saves_left;
+}
+
+void read_failing(const std::string& text) {
+  std::string number;
+  std::istringstream(text) >> failing.call >> number >> failing.left >> failing.saves_left;
+  failing.number = std::map<std::string, int>{{"ENOSPC", ENOSPC}, {"EIO", EIO}, {"EDQUOT", EDQUOT}}.at(number);
+  auto& calls = lathe::file_calls;
+  calls.write = [](int fd, const void* data, size_t n) {
+    return fails("write") ? -1 : system_calls.write(fd, data, n);
+  };
+  calls.fsync = [](int fd) { return fails("fsync") ? -1 : system_calls.fsync(fd); };
+  calls.mkdir = [](const char* path, mode_t mode) { return fails("mkdir") ? -1 : system_calls.mkdir(path, mode); };
+  calls.rename = [](const char* a, const char* b) { return fails("rename") ? -1 : system_calls.rename(a, b); };
 }
 
 }  // namespace
@@ -38,6 +70,10 @@ int main(int argc, char** argv) {
     const std::string text = kill;
     point = text.substr(0, text.rfind(' '));
     left = std::atoi(text.c_str() + text.rfind(' '));
+    lathe::fault_hook = on_point;
+  }
+  if (const char* fail = std::getenv("LATHE_TEST_FAIL")) {
+    read_failing(fail);
     lathe::fault_hook = on_point;
   }
   return lathe::run_cli(argc, argv);

@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""A disk that fills up: a run in a memory file system that is too small ends with exit code 6 and a sentence, and goes on
+once there is room.
+
+usage: full_disk.py LATHE
+"""
+import os
+import subprocess
+import sys
+
+from tiny import Tiny, check, checkpoints, difference, skip, unfinished
+
+
+def main():
+    if os.geteuid() != 0:
+        skip("mounting needs root")
+    tiny = Tiny(sys.argv[1], steps=12, interval=2, width=64)
+    one = sum(p.stat().st_size for p in (tiny.reference / "checkpoints/step-00000012").iterdir())
+    disk = tiny.folder / "disk"
+    disk.mkdir()
+    # Room for two checkpoints and what lies beside them, where three are there while the oldest is not yet removed.
+    size = 2 * one + 100_000
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(disk)], capture_output=True, text=True)
+    if done.returncode != 0:
+        skip(f"mount is refused here: {done.stderr.strip()}")
+    try:
+        run = disk / "run"
+        said = tiny.train(run, code=6).stderr
+        check("No space left on device" in said and "are free; free space and run the same command again" in said, said)
+        check(len(said.splitlines()) == 1, f"more than a sentence: {said}")
+        check(unfinished(run) == [], f"{unfinished(run)} is left")
+        there = checkpoints(run)
+        check(there, "no checkpoint was saved before the disk was full")
+        tiny.run("verify", str(run))
+        subprocess.run(["mount", "-o", f"remount,size={size * 4}", str(disk)], check=True)
+        tiny.train(run)
+        check(difference(tiny.reference, run) == "", difference(tiny.reference, run))
+    finally:
+        subprocess.run(["umount", str(disk)])
+    print(f"the disk was full after step {there[-1]}: exit code 6, and with room the run went on with the same bits")
+
+
+main()

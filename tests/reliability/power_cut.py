@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Power cuts on real file systems: while a run trains in a loop-mounted image, the image is cloned, and the clone is
+mounted and the run goes on there.
+
+A clone is one instant of the block device: every write that the file system had given to it, and none after, as if power
+went and the disk had kept its own cache. What a disk that loses or reorders its cache does to unsynced data is simulated
+by tests/crash_test.cc. The image lies in an XFS of its own, whose clones (reflinks) are atomic; a copy would not be.
+
+usage: power_cut.py LATHE ext4|xfs [CUTS [SEED]]
+"""
+import contextlib
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+
+from tiny import Tiny, check, checkpoints, difference, need, skip, unfinished, went_on_from
+
+
+def root(*words):
+    return subprocess.run([str(w) for w in words], capture_output=True, text=True)
+
+
+def make_image(path, kind, mb):
+    with open(path, "wb") as f:
+        f.truncate(mb << 20)
+    done = root(f"mkfs.{kind}", "-q", path)
+    check(done.returncode == 0, f"mkfs.{kind}: {done.stderr}")
+
+
+@contextlib.contextmanager
+def mounted(image, at, options="loop"):
+    at.mkdir(exist_ok=True)
+    done = root("mount", "-o", options, image, at)
+    if done.returncode != 0:
+        skip(f"mount is refused here: {done.stderr.strip()}")
+    try:
+        yield at
+    finally:
+        root("umount", at)
+
+
+def cut(tiny, kind, outer, disk, at, number):
+    """One cut, `at` seconds into a run. The step that the run went on from."""
+    run = disk / f"run{number}"
+    process = subprocess.Popen(tiny.command(run), cwd=tiny.folder, stdout=subprocess.PIPE, text=True)
+    said = []
+    reader = threading.Thread(target=lambda: said.extend(iter(process.stdout.readline, "")))
+    reader.start()
+    time.sleep(at)
+    saved = [int(m[1]) for m in (re.match(r"saved .*step-(\d+)$", line) for line in list(said)) if m]
+    clone = outer / "clone.img"
+    done = root("cp", "--reflink=always", outer / "disk.img", clone)
+    process.kill()
+    process.wait()
+    reader.join()
+    if done.returncode != 0:
+        skip(f"the file system cannot clone a file: {done.stderr.strip()}")
+    with mounted(clone, tiny.folder / "after", "loop,nouuid" if kind == "xfs" else "loop") as after:
+        again = after / f"run{number}"
+        there = checkpoints(again)
+        check(not saved or (there and there[-1] >= saved[-1]), f"step {saved[-1:]} was saved and {there} is there")
+        output = tiny.train(again).stdout
+        check(went_on_from(output) == (there[-1] if there else 0), f"went on from {went_on_from(output)}, not {there}")
+        check(difference(tiny.reference, again) == "", f"{difference(tiny.reference, again)}, cut after {at:.3f} s")
+        check(unfinished(again) == [], f"{unfinished(again)} is left")
+    clone.unlink()
+    return there[-1] if there else 0
+
+
+def main():
+    lathe, kind = sys.argv[1:3]
+    cuts = int(sys.argv[3]) if len(sys.argv) > 3 else 12
+    seed = int(sys.argv[4]) if len(sys.argv) > 4 else random.randrange(1 << 31)
+    need("mkfs.xfs", f"mkfs.{kind}")
+    if os.geteuid() != 0:
+        skip("mounting needs root")
+    print(f"{kind}, seed {seed}", flush=True)
+    tiny = Tiny(lathe, steps=60, interval=3)
+    begin = time.monotonic()
+    tiny.train(tiny.folder / "timed")
+    seconds = time.monotonic() - begin
+    make_image(tiny.folder / "outer.img", "xfs", 1400)
+    with mounted(tiny.folder / "outer.img", tiny.folder / "outer") as outer:
+        make_image(outer / "disk.img", kind, 320)
+        with mounted(outer / "disk.img", tiny.folder / "disk") as disk:
+            draw = random.Random(seed)
+            steps = [cut(tiny, kind, outer, disk, draw.uniform(0.2, 1.2) * seconds, i) for i in range(cuts)]
+    print(f"{cuts} power cuts on {kind}; the runs went on from steps {steps} with the same bits")
+
+
+main()

@@ -1,0 +1,107 @@
+"""What the scripts of this folder share: a tiny run, whether two runs agree, and ending as skipped."""
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SKIPPED = 77  # CTest's SKIP_RETURN_CODE
+
+CONFIG = """[model]
+n_layer = 1
+n_head = 2
+n_embd = {width}
+block_size = 16
+dropout = 0.1
+[data]
+dir = "{data}"
+[train]
+steps = {steps}
+batch_size = 2
+eval_interval = 10
+eval_batches = 1
+log_interval = 1
+threads = 1
+[checkpoint]
+interval = {interval}
+[log]
+level = "debug"
+"""
+
+
+def skip(why):
+    print(f"skipped: {why}")
+    sys.exit(SKIPPED)
+
+
+def need(*tools):
+    missing = [t for t in tools if shutil.which(t) is None]
+    if missing:
+        skip(f"this machine has no {', '.join(missing)}")
+
+
+def check(condition, what):
+    if not condition:
+        sys.exit(f"FAILED: {what}")
+
+
+class Tiny:
+    """Data and a config in a temporary folder of its own, and a reference run that never stopped."""
+
+    def __init__(self, lathe, steps, interval, width=8):
+        self.lathe, self.temporary = str(Path(lathe).resolve()), tempfile.TemporaryDirectory(prefix="lathe-")
+        self.folder = Path(self.temporary.name)
+        words = "the lathe turns wood and a tool cuts what turns slowly under it".split()
+        text = " ".join(words[i * i * 7 % 13 % len(words)] for i in range(3000))
+        (self.folder / "text.txt").write_text(text)
+        self.run("prepare", "text.txt", "--out", "data", "--tokenizer", "char")
+        config = CONFIG.format(data=self.folder / "data", steps=steps, interval=interval, width=width)
+        (self.folder / "tiny.toml").write_text(config)
+        self.reference = self.folder / "reference"
+        self.train(self.reference)
+
+    def command(self, run):
+        return [self.lathe, "train", str(self.folder / "tiny.toml"), f"--train.out_dir={run}"]
+
+    def run(self, *words, code=0):
+        done = subprocess.run([self.lathe, *words], cwd=self.folder, capture_output=True, text=True, timeout=300)
+        check(done.returncode == code, f"{words} ended with {done.returncode}, not {code}: {done.stdout}{done.stderr}")
+        return done
+
+    def train(self, run, code=0):
+        return self.run(*self.command(run)[1:], code=code)
+
+
+def went_on_from(output):
+    """The step that a process said it goes on from; 0 for a new run."""
+    line = next(line for line in output.splitlines() if line.startswith("run       "))
+    return int(line.rsplit("step-", 1)[1]) if ", going on from " in line else 0
+
+
+def checkpoints(run):
+    """Steps of the checkpoints in a run folder."""
+    return sorted(int(p.name[5:]) for p in (run / "checkpoints").glob("step-*"))
+
+
+def unfinished(run):
+    return [p.name for p in (run / "checkpoints").glob(".unfinished-*")]
+
+
+def difference(a, b):
+    """"" or how two runs differ, as docs/design.md defines it."""
+    keys = ("step", "loss", "lr", "grad_norm", "tokens", "loss_scale", "val_loss")
+
+    def lines(run):
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        return [{k: row[k] for k in keys if k in row} for row in rows]
+
+    if lines(a) != lines(b):
+        return "the metrics differ"
+    if checkpoints(a)[-1:] != checkpoints(b)[-1:]:
+        return "the newest checkpoints differ"
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        newest = [run / f"checkpoints/step-{checkpoints(run)[-1]:08}" / name for run in (a, b)]
+        if newest[0].read_bytes() != newest[1].read_bytes():
+            return f"{name} differs"
+    return ""
