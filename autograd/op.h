@@ -44,6 +44,14 @@ struct OpInfo {
   PerElement each = {};  ///< the op's cost, unless it has flops() of its own
 };
 
+/// What an op made, for who watches (Mode::observe_result).
+struct OpResult {
+  const char* name;
+  std::span<const Variable> inputs;  ///< as the op got them, after autocast
+  std::span<const at::Tensor> outputs;
+  const Node* node;  ///< null where nothing is recorded
+};
+
 /// What autocast does to input i of an op: its `policies[i]`, where it has them, else its info.amp.
 template <class Op>
 constexpr Amp policy_of(size_t i) {
@@ -270,6 +278,8 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
       node->backward_flops = Op::needed(flops.backward, needs);
     }
   }
+  if (mode().observe_result != nullptr) [[unlikely]]
+    (*mode().observe_result)({Op::info.name, inputs, outputs, node.get()});
   if constexpr (many_outputs) {
     std::vector<Variable> out;
     for (uint32_t i = 0; i < y.size(); ++i) {

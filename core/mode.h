@@ -17,6 +17,7 @@ class Tensor;
 namespace lathe {
 
 struct Node;
+struct OpResult;
 
 /// Where the random numbers of a training step come from: see core/rng.h. Dropout is active exactly while one is set.
 struct StepRandom {
@@ -36,6 +37,8 @@ struct Mode {
   FlopCount* flops = nullptr;             ///< where ops add their FLOPs, or null
   /// Called with each node's complete gradient in a backward pass (undefined where none came), or null.
   const std::function<void(const Node&, const at::Tensor&)>* observe_gradient = nullptr;
+  /// Called with what each op made, or null.
+  const std::function<void(const OpResult&)>* observe_result = nullptr;
 };
 
 /// The calling thread's mode.

@@ -146,7 +146,7 @@ void save_all(Saves& saves, const std::vector<int64_t>& steps) {
     for (int64_t i = step - 3; i <= step; ++i) metrics.add_validation(i, 2.5);
     state.step = step;
     state.metrics_bytes = metrics.sync();
-    save_checkpoint(saves.run, state, s.params, s.optimizer, static_cast<int64_t>(saves.keep));
+    save_checkpoint(saves.run, state, s.params, s.optimizer, {.newest = static_cast<int64_t>(saves.keep)});
     saves.steps.push_back(step);
   }
   saves.metrics = slurp(lines);

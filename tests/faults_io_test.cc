@@ -79,7 +79,7 @@ struct Run {
   void save(int64_t step) {
     RunState state;
     state.step = step;
-    save_checkpoint(folder.path(), state, params, optimizer, /*keep=*/2);
+    save_checkpoint(folder.path(), state, params, optimizer, {.newest = 2});
   }
   fs::path checkpoint(int64_t step) const { return folder / ("checkpoints/step-000000" + std::to_string(step)); }
   std::string written() const {

@@ -5,26 +5,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
+#include <cstdlib>
 
 #include "autograd/fp8.h"
 #include "core/dtype.h"
 #include "core/io/checksum.h"
 #include "core/io/log.h"
 #include "core/io/safetensors.h"
+#include "core/io/text.h"
 #include "train/run_folder.h"
 
 namespace lathe {
 namespace {
 
-constexpr const char* format = "lathe-checkpoint-1";
+constexpr const char* format_name = "lathe-checkpoint-1";
 constexpr const char* temporary_prefix = ".unfinished-";
-
-std::string step_name(int64_t step) {
-  char name[32];
-  std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));
-  return name;
-}
 
 Json state_json(const RunState& s) {
   Json json{
@@ -45,6 +40,13 @@ Json state_json(const RunState& s) {
                       {"growth_tracker", s.scaler->growth_tracker},
                       {"skipped", s.scaler->skipped},
                       {"skipped_in_row", s.scaler->skipped_in_row}};
+  }
+  if (s.spikes) {
+    json["spikes"] = {{"seen", s.spikes->seen},
+                      {"mean", s.spikes->mean},
+                      {"variance", s.spikes->variance},
+                      {"skipped", s.spikes->skipped},
+                      {"skipped_in_row", s.spikes->skipped_in_row}};
   }
   if (s.tokenizer) json["tokenizer"] = {{"kind", s.tokenizer->kind()}, {"vocabulary", s.tokenizer->vocabulary()}};
   return json;
@@ -109,6 +111,8 @@ at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const f
   return at::from_blob(const_cast<std::byte*>(entry.bytes.data()), entry.shape, at::TensorOptions().dtype(*dtype));
 }
 
+std::string checkpoint_name(int64_t step) { return format("step-%08lld", static_cast<long long>(step)); }
+
 int64_t step_of(const fs::path& checkpoint) {
   try {
     return read_state(checkpoint).step;
@@ -148,9 +152,9 @@ void clean_checkpoints(const fs::path& run) {
 namespace {
 
 /// Writes the files of a checkpoint into `temporary`, syncs all, and gives it the name `target`.
-void write_checkpoint(const fs::path& temporary, const fs::path& target, const RunState& state,
-                      const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
-                      std::optional<at::ScalarType> dtype) {
+void write_files(const fs::path& temporary, const fs::path& target, const RunState& state,
+                 const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
+                 std::optional<at::ScalarType> dtype) {
   fault_point("save: begun");
   make_folders(target.parent_path());
   remove_tree(temporary);
@@ -178,7 +182,7 @@ void write_checkpoint(const fs::path& temporary, const fs::path& target, const R
   write_file_durably(temporary / "state.json", state_json(state).dump(1) + "\n");
   note("state.json", file_checksum(temporary / "state.json"));
   fault_point("save: state written");
-  write_file_durably(temporary / "manifest.json", Json{{"format", format}, {"files", files}}.dump(1) + "\n");
+  write_file_durably(temporary / "manifest.json", Json{{"format", format_name}, {"files", files}}.dump(1) + "\n");
   fault_point("save: manifest written");
   sync_folder(temporary);
   fault_point("save: folder synced");
@@ -191,27 +195,32 @@ void write_checkpoint(const fs::path& temporary, const fs::path& target, const R
 
 }  // namespace
 
-fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
-                         const Optimizer& optimizer, const Retention& keep, std::optional<at::ScalarType> dtype) {
-  check_finite(parameters, state.step);
-  const fs::path parent = run / "checkpoints", target = parent / step_name(state.step),
-                 temporary = parent / (temporary_prefix + step_name(state.step));
+void write_checkpoint(const fs::path& target, const RunState& state, const std::vector<NamedParameter>& parameters,
+                      const Optimizer& optimizer, std::optional<at::ScalarType> dtype) {
+  const std::string name = target.filename().string();
+  const fs::path temporary = target.parent_path() / (temporary_prefix + name);
   try {
-    write_checkpoint(temporary, target, state, parameters, optimizer, dtype);
+    write_files(temporary, target, state, parameters, optimizer, dtype);
   } catch (const FileError& e) {
     try {
       remove_tree(temporary);
     } catch (const FileError&) {  // the next start removes it; what went wrong first is what to tell
     }
     std::error_code unknown;
-    const auto space = fs::space(run, unknown);
+    const auto space = fs::space(target.parent_path().parent_path(), unknown);
     const std::string room = e.is_full() && !unknown
                                  ? str("; it takes ", checkpoint_bytes(parameters, optimizer, dtype),
                                        " bytes and some for names, and ", space.available, " are free")
                                  : "";
-    throw FileError(e.code(), str("checkpoint ", step_name(state.step), " is not saved: ", e.cause(), room),
-                    e.number());
+    throw FileError(e.code(), str("checkpoint ", name, " is not saved: ", e.cause(), room), e.number());
   }
+}
+
+fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
+                         const Optimizer& optimizer, const Retention& keep, std::optional<at::ScalarType> dtype) {
+  check_finite(parameters, state.step);
+  const fs::path parent = run / "checkpoints", target = parent / checkpoint_name(state.step);
+  write_checkpoint(target, state, parameters, optimizer, dtype);
 
   // Old ones lose their names, durably, before they lose their files: what is named step-N is whole at any moment.
   const auto all = list_checkpoints(run);
@@ -257,7 +266,7 @@ void verify_checkpoint(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "manifest.json";
   const std::string where = path.string();
   const Json manifest = parse_json(read_file(path, Exit::checkpoint), where, Exit::checkpoint);
-  if (json_get<std::string>(manifest, "format", where, Exit::checkpoint) != format) {
+  if (json_get<std::string>(manifest, "format", where, Exit::checkpoint) != format_name) {
     fail(Exit::checkpoint, where, ": a format that this build does not know");
   }
   const Json files = json_get<Json>(manifest, "files", where, Exit::checkpoint);
@@ -316,6 +325,12 @@ RunState read_state(const fs::path& checkpoint) {
                           .skipped_in_row = of("skipped_in_row")};
     if (!(s.scaler->scale > 0) || !std::isfinite(s.scaler->scale))
       fail(Exit::checkpoint, where, ": a loss scale of ", s.scaler->scale);
+  }
+  if (j.contains("spikes")) {
+    const Json& spikes = j["spikes"];
+    const auto count = [&](const char* key) { return json_get<int64_t>(spikes, key, where, Exit::checkpoint); };
+    const auto real = [&](const char* key) { return json_get<double>(spikes, key, where, Exit::checkpoint); };
+    s.spikes = SpikeState{count("seen"), real("mean"), real("variance"), count("skipped"), count("skipped_in_row")};
   }
   if (j.contains("tokenizer")) {
     s.tokenizer =

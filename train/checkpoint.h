@@ -15,6 +15,7 @@
 #include "nn/module.h"
 #include "optim/optimizer.h"
 #include "train/run_config.h"
+#include "train/spikes.h"
 
 namespace lathe {
 
@@ -44,6 +45,7 @@ struct RunState {
   std::optional<Tokenizer> tokenizer;
   std::string base_hash;             ///< of the model under adapters, or empty
   std::optional<ScaleState> scaler;  ///< of the loss, where the run scales it
+  std::optional<SpikeState> spikes;  ///< of the losses so far, where the run leaves out spikes
 };
 
 /// Which checkpoints of a run stay when one is added.
@@ -62,6 +64,13 @@ std::vector<int64_t> steps_to_delete(const std::vector<int64_t>& steps, const Re
 fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
                          const Optimizer& optimizer, const Retention& keep,
                          std::optional<at::ScalarType> dtype = std::nullopt);
+
+/// "step-00001000".
+std::string checkpoint_name(int64_t step);
+/// Writes the files of a checkpoint durably as the folder `target`; what is written until all of it is there has
+/// another name. FileError where it can't; then nothing is left, as far as possible.
+void write_checkpoint(const fs::path& target, const RunState& state, const std::vector<NamedParameter>& parameters,
+                      const Optimizer& optimizer, std::optional<at::ScalarType> dtype);
 
 /// The `dtype` of save_checkpoint that a config asks for.
 std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config);

@@ -64,6 +64,7 @@ void Metrics::add(const StepMetrics& m) {
             {"loss_scale", m.loss_scale},
             {"time", unix_seconds()}};
   if (m.skipped > 0) json["skipped"] = m.skipped;
+  if (m.spikes > 0) json["spikes"] = m.spikes;
   if (m.updates_lost) json["updates_lost"] = *m.updates_lost;
   file_.write(json.dump() + "\n");
 }

@@ -21,6 +21,7 @@ struct StepMetrics {
   int64_t memory_bytes = 0;
   double loss_scale = 1;                 ///< that the step used
   int64_t skipped = 0;                   ///< steps so far whose update was skipped for gradients that are not finite
+  int64_t spikes = 0;                    ///< steps so far whose update was left out for their loss
   std::optional<double> updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
 };
 

@@ -26,6 +26,11 @@ struct TrainConfig {
   LATHE_FIELD(int64_t, log_interval, 10, "steps between lines of metrics.jsonl", at_least(1))
   LATHE_FIELD(int64_t, sample_interval, 0, "steps between samples of generated text; 0: none", at_least(0))
   LATHE_FIELD(int64_t, seed, 1337, "of initial weights, order of data and dropout", at_least(0).fixed())
+  LATHE_FIELD(
+      double, spike_sigma, 0.0,
+      "a step whose loss is this many standard deviations above the mean of late changes nothing, is counted, and "
+      "leaves its tokens in the run folder's spikes/; 0: none",
+      at_least(0))
   LATHE_FIELD(std::string, device, "auto", "where to compute; auto: cuda where a card can be used",
               one_of({"auto", "cpu", "cuda"}))
   LATHE_FIELD(int64_t, threads, 0, "CPU threads; 0: OMP_NUM_THREADS, else all cores. A resumed run keeps its number",

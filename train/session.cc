@@ -97,6 +97,7 @@ Session Session::make(const LoadedConfig& loaded) {
             params,
             Optimizer(config.optim, params, stochastic ? std::optional(seed) : std::nullopt),
             GradScaler::make(config.amp, device),
+            config.train.spike_sigma > 0 ? std::optional<SpikeGuard>(config.train.spike_sigma) : std::nullopt,
             low_grad};
   s.config.train.threads = threads;
   return s;
@@ -107,6 +108,7 @@ void Session::load(const fs::path& checkpoint, const RunState& state) {
   load_optimizer(checkpoint, optimizer);
   optimizer.set_updates(state.updates);
   if (scaler && state.scaler) scaler->load(*state.scaler);
+  if (spikes && state.spikes) spikes->load(*state.spikes);
   refresh_working_copies(params);
 }
 

@@ -11,6 +11,7 @@
 #include "optim/optimizer.h"
 #include "train/checkpoint.h"
 #include "train/run_config.h"
+#include "train/spikes.h"
 
 namespace lathe {
 
@@ -34,7 +35,8 @@ struct Session {
   std::vector<NamedParameter> params;  ///< those that are trained
   Optimizer optimizer;
   std::optional<GradScaler> scaler;
-  bool low_grad = false;  ///< gradients of matmul weights have the matmul dtype
+  std::optional<SpikeGuard> spikes;  ///< where train.spike_sigma asks for it
+  bool low_grad = false;             ///< gradients of matmul weights have the matmul dtype
 
   /// Opens the device, sets threads, makes the model and its optimizer.
   static Session make(const LoadedConfig& loaded);

@@ -3,6 +3,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <fstream>
 #include <sstream>
 
@@ -12,20 +13,31 @@
 
 namespace lathe {
 
+double divisor_of_step(const RunConfig& c) {
+  return static_cast<double>(c.train.grad_accum * c.train.batch_size) * static_cast<double>(c.model.block_size);
+}
+
+StepRandom random_of(const RunConfig& c, int64_t step, int64_t micro_batch) {
+  return {static_cast<uint64_t>(c.train.seed), static_cast<uint64_t>(step), micro_batch * c.train.batch_size};
+}
+
 StepResult run_step(Session& s, Loader& loader, int64_t step) {
   const TrainConfig& c = s.config.train;
   StepResult r;
   r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
-  const double divisor =
-      static_cast<double>(c.grad_accum * c.batch_size) * static_cast<double>(s.config.model.block_size);
+  const double divisor = divisor_of_step(s.config);
   zero_grad(s.model);
   for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
     const Batch batch = loader.next();
     r.data_wait_s += loader.waited();
-    const StepRandom random{static_cast<uint64_t>(c.seed), static_cast<uint64_t>(step), micro * c.batch_size};
-    const at::Tensor part =
-        run_micro_batch(s.model, batch, divisor, s.compute, random, s.scaler ? s.scaler->scale() : at::Tensor());
+    const at::Tensor part = run_micro_batch(s.model, batch, divisor, s.compute, random_of(s.config, step, micro),
+                                            s.scaler ? s.scaler->scale() : at::Tensor());
     r.loss = r.loss.defined() ? r.loss.add(part) : part;
+  }
+  if (s.spikes) {  // this waits for a card
+    const double loss = r.loss.item<double>();
+    r.is_spike = std::isfinite(loss) && s.spikes->is_spike(loss);
+    if (r.is_spike) return r;
   }
   StepOptions options{.step = step, .loss = r.loss};
   if (s.scaler) s.scaler->prepare(options);
@@ -37,7 +49,7 @@ StepResult run_step(Session& s, Loader& loader, int64_t step) {
 StepFigures read_figures(const Session& s, const StepResult& result) {
   const StepControl c = s.optimizer.control();
   StepFigures f{.loss = result.loss.item().toDouble(),
-                .grad_norm = c.grad_norm,
+                .grad_norm = result.is_spike ? std::nan("") : c.grad_norm,
                 .loss_scale = c.loss_scale,
                 .updates = c.updates};
   if (s.scaler) f.scaler = s.scaler->state();

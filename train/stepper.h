@@ -13,7 +13,13 @@ struct StepResult {
   at::Tensor loss;  ///< mean over the step's targets, [] on the device
   double lr = 0;
   double data_wait_s = 0;
+  bool is_spike = false;  ///< its update was left out: see train/spikes.h
 };
+
+/// Targets of a step: what the sum of its losses is divided by.
+double divisor_of_step(const RunConfig& config);
+/// Where the random numbers of a micro-batch of a step come from.
+StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch);
 
 /// Runs step `step` (from 0) of the session's config. Does not wait for a card. A step with a gradient that is not
 /// finite changes no parameter: with a scaler it is skipped, without one (or at the scaler's end) no later step changes
@@ -22,7 +28,7 @@ StepResult run_step(Session& session, Loader& loader, int64_t step);
 
 struct StepFigures {
   double loss = 0;
-  double grad_norm = 0;   ///< of the unscaled gradients, before clipping
+  double grad_norm = 0;   ///< of the unscaled gradients, before clipping; NaN where the update was left out
   double loss_scale = 1;  ///< that the step used
   int64_t updates = 0;
   std::optional<ScaleState> scaler{};    ///< after the step

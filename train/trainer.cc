@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "core/device.h"
 #include "core/dtype.h"
@@ -14,6 +15,7 @@
 #include "train/generate.h"
 #include "train/metrics.h"
 #include "train/peak.h"
+#include "train/replay.h"
 #include "train/resume.h"
 #include "train/run_folder.h"
 #include "train/stepper.h"
@@ -96,7 +98,8 @@ class Trainer {
       bool save_due = last || (interval > 0 && state_.step % interval == 0);
       state_.eval_due = c.eval_interval > 0 && (last || state_.step % c.eval_interval == 0);
       // Looking at a step waits for a card, so there it is done only where something hangs on it.
-      if (!session_.device.is_cuda() || log_due || sample_due || save_due || state_.eval_due || stop_asked())
+      if (!session_.device.is_cuda() || log_due || sample_due || save_due || state_.eval_due || r.is_spike ||
+          stop_asked())
         report(metrics, r, log_due);
       fault_point("step");
       if (state_.eval_due && validate(metrics))
@@ -171,15 +174,45 @@ class Trainer {
     log(Level::debug, "parameters\n" + parameter_table(session_.params));
   }
 
+  /// The last step's figures. A run that diverged leaves its step for a second look.
+  StepFigures figures_of(const StepResult& r) {
+    try {
+      return read_figures(session_, r);
+    } catch (const Error& e) {
+      if (e.code() != Exit::diverged) throw;
+      try {
+        const int64_t failed = session_.optimizer.control().failed_step;
+        write_replay_bundle(run_, state_, session_, data_.train, failed - 1);
+      } catch (const Error& why) {
+        log_warn("the step is not kept for `lathe replay`: ", why.what());
+        throw e;
+      }
+      fail(Exit::diverged, e.what(), "; `lathe replay ", run_.string(),
+           "` runs the step again and names where it began");
+    }
+  }
+
+  /// A step that was left out for its loss: said, counted, and its tokens kept.
+  void keep_spike(const StepFigures& f) {
+    const fs::path kept = run_ / "spikes" / (checkpoint_name(state_.step) + ".safetensors");
+    write_windows(kept, batches_of_step(session_, data_.train, state_.step - 1));
+    log_warn("step ", state_.step, ": a loss of ", format("%.4f", f.loss), " is a spike above ",
+             format("%.4f", session_.spikes->state().mean), " (standard deviation ",
+             format("%.4f", std::sqrt(session_.spikes->state().variance)),
+             "); its update is left out, its tokens are in ", kept.string());
+  }
+
   /// Takes the last step's figures, shows them, and writes their line of metrics where `write`.
   void report(Metrics& metrics, const StepResult& r, bool write) {
     const TrainConfig& c = session_.config.train;
-    const StepFigures f = read_figures(session_, r);
+    const StepFigures f = figures_of(r);
     const double seconds = seconds_since(looked_) / static_cast<double>(state_.step - looked_step_);
     looked_ = Clock::now();
     looked_step_ = state_.step;
     state_.updates = f.updates;
     log_skipped_updates(f);
+    if (session_.spikes) state_.spikes = session_.spikes->state();
+    if (r.is_spike) keep_spike(f);
     state_.scaler = f.scaler;
     const double tokens =
         static_cast<double>(c.grad_accum * c.batch_size) * static_cast<double>(session_.config.model.block_size);
@@ -207,6 +240,7 @@ class Trainer {
                    .memory_bytes = memory_bytes(),
                    .loss_scale = f.loss_scale,
                    .skipped = f.scaler ? f.scaler->skipped : 0,
+                   .spikes = state_.spikes ? state_.spikes->skipped : 0,
                    .updates_lost = f.updates_lost});
       log(Level::debug, line());
     }

@@ -17,6 +17,7 @@
 #include "train/plan.h"
 #include "train/precision.h"
 #include "train/prepare.h"
+#include "train/replay.h"
 #include "train/session.h"
 #include "train/trainer.h"
 
@@ -248,6 +249,17 @@ const std::vector<Verb>& verbs() {
        1,
        1,
        gradients_verb},
+      {"replay",
+       "RUN|BUNDLE",
+       "run the step again in which a run diverged, and name the first op whose result or gradient is not finite",
+       {},
+       false,
+       1,
+       1,
+       [](const Words& w) {
+         std::cout << replay(w.rest[0]) << std::flush;
+         return Exit::done;
+       }},
       {"merge",
        "RUN|CHECKPOINT --out FOLDER",
        "add a run's adapters (model.lora) into the model under them, as a run of its own",
