@@ -57,6 +57,8 @@ void clean_checkpoints(const fs::path& run);
 
 /// Checks sizes and checksums against the manifest; Exit::checkpoint with what is wrong.
 void verify_checkpoint(const fs::path& checkpoint);
+/// What state.json holds; the folder's name says nothing. Exit::checkpoint with the field, what stands there and what
+/// is allowed, where a number is out of its range.
 RunState read_state(const fs::path& checkpoint);
 /// An entry of the file at `path` as a tensor that shares its memory. Exit::checkpoint unless it has that shape.
 at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const fs::path& path);

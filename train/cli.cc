@@ -125,6 +125,7 @@ Exit dispatch(int argc, char** argv) {
 
 int run_cli(int argc, char** argv) {
   try {
+    open_standard_streams();
     const Exit code = dispatch(argc, argv);
     std::cout.flush();
     if (!std::cout || std::fflush(stdout) != 0) fail(Exit::io, "standard output can't be written");

@@ -22,6 +22,45 @@ std::string place(const std::string& name, const toml::source_region& source) {
   return str(name, ":", source.begin.line, ":", source.begin.column);
 }
 
+/// Refuses what toml++ would follow down by recursion: keys of many parts, lists in lists. A config has two levels.
+void check_depth(std::string_view text, const std::string& name) {
+  constexpr int max_depth = 8;
+  const auto at = [&](size_t i) { return i < text.size() ? text[i] : '\0'; };
+  int nested = 0, dots = 0;
+  for (size_t i = 0; i < text.size();) {
+    const char c = text[i];
+    if (c == '"' || c == '\'') {  // to the end of the string
+      const bool several_lines = at(i + 1) == c && at(i + 2) == c;
+      i += several_lines ? 3 : 1;
+      for (bool open = true; open && i < text.size(); ++i) {
+        if (text[i] == '\\' && c == '"')
+          ++i;
+        else if (!several_lines)
+          open = text[i] != c && text[i] != '\n';
+        else if (text[i] == c && at(i + 1) == c && at(i + 2) == c) {
+          i += 2;
+          for (int own = 0; own < 2 && at(i + 1) == c; ++own) ++i;  // quotes that belong to the string
+          open = false;
+        }
+      }
+      continue;
+    }
+    if (c == '#') {
+      i = std::min(text.find('\n', i), text.size());
+      continue;
+    }
+    if (c == '[' || c == '{') ++nested;
+    if ((c == ']' || c == '}') && nested > 0) --nested;
+    if (std::string_view("\n=,[]{}").find(c) != std::string_view::npos) dots = 0;
+    if (c == '.') ++dots;
+    if (nested > max_depth || dots > max_depth) {
+      const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(i), '\n');
+      fail(Exit::usage, name, ":", line, ":1: deeper than ", max_depth, " levels; a config has sections and keys");
+    }
+    ++i;
+  }
+}
+
 toml::table parse(std::string_view text, const std::string& name) {
   const auto bad = std::find_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t') || c == 0x7f;
@@ -31,6 +70,7 @@ toml::table parse(std::string_view text, const std::string& name) {
     fail(Exit::usage, name, ":", line, ":1: a control byte; a config file is plain text");
   }
   if (text.find("\xEF\xBB\xBF", 1) != std::string_view::npos) fail(Exit::usage, name, ": a stray byte-order mark");
+  check_depth(text, name);
   try {
     return toml::parse(text);
   } catch (const toml::parse_error& e) {
