@@ -71,6 +71,10 @@ void TokenFile::add(const fs::path& path, int raw_width, const ShardInfo* expect
     header = llmc_header_bytes;
     shard.width = llmc16 ? 2 : 4;
   }
+  if (header == 0 && (words[0] == 20240520 || words[0] == 20240801)) {
+    fail(Exit::data, path.string(), ": an llm.c shard of version ", words[1],
+         ", which this build does not know; it reads version 1 of 16-bit and version 7 of 32-bit tokens");
+  }
   const size_t body = bytes.size() - header;
   if (body % static_cast<size_t>(shard.width) != 0) {
     fail(Exit::data, path.string(), ": ", bytes.size(), " bytes are no whole number of ", 8 * shard.width,
