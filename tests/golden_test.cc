@@ -237,7 +237,7 @@ TEST_CASE("data of format 1 is read, and newer data is refused", "[golden]") {
   std::string again = slurp(f / "again/manifest.json");
   const auto at = again.find(",\n \"checksum\": \"");
   REQUIRE(at != std::string::npos);
-  CHECK(again.substr(0, at) + "\n}\n" == data_1);
+  CHECK(str(again.substr(0, at), "\n}\n") == data_1);
 
   std::string changed = again;
   replace(changed, "\"a\"", "\"b\"");
@@ -271,7 +271,8 @@ TEST_CASE("lines of metrics keep their names and order", "[golden]") {
       val = R"({"step":7,"val_loss":"nan","time":)";
   {
     Metrics metrics(f.path(), 0);
-    StepMetrics m{.step = 7, .updates = 5, .loss = 2.5, .lr = 0.001, .grad_norm = HUGE_VAL, .tokens = 900};
+    StepMetrics m;
+    m.step = 7, m.updates = 5, m.loss = 2.5, m.lr = 0.001, m.grad_norm = HUGE_VAL, m.tokens = 900;
     m.tokens_per_sec = 10.5, m.step_ms = 3, m.data_wait_ms = 0.5, m.memory_bytes = 77, m.loss_scale = 512;
     metrics.add(m);
     m.skipped = 3, m.updates_lost = 0.25, m.mfu = 0.5;

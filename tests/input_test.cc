@@ -196,6 +196,10 @@ TEST_CASE("TOML of any depth is refused, and text with dots is not", "[input]") 
   for (const std::string& text : {times("[", deep), times("{a=", deep), times("{a.", deep), dots, "\"" + dots})
     CHECK((parse_value(text) == ConfigValue(text)));
   CHECK((parse_value("{" + times("a.", deep) + "a = 1}") == ConfigValue("{" + times("a.", deep) + "a = 1}")));
+  // Any text is written so that it reads back, a byte-order mark too; letters outside a string are an error.
+  const std::string mark = "a\xEF\xBB\xBF\"\xC3\xA9";
+  CHECK((parse_value(toml_text(mark)) == ConfigValue(mark)));
+  CHECK_THAT(problem("[t]\n\xC3\xA9 = 1\n"), ContainsSubstring("c.toml:2:1"));
   // An unknown key of any length is one sentence, at once.
   RunConfig config;
   CHECK_THAT(error_of([&] { run_schema().set(&config, "train." + times("x", 1'000'000), int64_t{1}, "c.toml:1:1"); }),
