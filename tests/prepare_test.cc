@@ -44,9 +44,12 @@ TEST_CASE("shards are the bytes that earlier builds wrote", "[prepare]") {
   std::transform(capitals.begin(), capitals.end(), capitals.begin(), [](char c) { return std::toupper(c); });
   write_file(f / "in/sub/c.txt", capitals);
   int n = 0;
-  const auto made = [&](PrepareOptions options) {
-    options.inputs = {(f / "in").string()};
-    options.out = f / ("out" + std::to_string(n++));
+  const auto made = [&](const std::string& tokenizer, double val_share, int64_t shard_tokens) {
+    const PrepareOptions options{.inputs = {(f / "in").string()},
+                                 .out = f / ("out" + std::to_string(n++)),
+                                 .tokenizer = tokenizer,
+                                 .val_share = val_share,
+                                 .shard_tokens = shard_tokens};
     prepare(options);
     const DataManifest m = *read_manifest(options.out);
     std::string text = str(m.tokenizer.kind(), " ", m.vocab_size, " ", m.largest_id);
@@ -63,12 +66,13 @@ TEST_CASE("shards are the bytes that earlier builds wrote", "[prepare]") {
     return text;
   };
   // Written by the build before this one, whole texts in memory.
-  CHECK(made({.tokenizer = "char"}) == "char 37 36; train.bin 33300 a904565fb7ae69cb; val.bin 3700 b11ea94ea7f697be");
-  CHECK(made({.tokenizer = "char", .val_share = 0.25, .shard_tokens = 7000}) ==
+  CHECK(made("char", 0.1, 100'000'000) ==
+        "char 37 36; train.bin 33300 a904565fb7ae69cb; val.bin 3700 b11ea94ea7f697be");
+  CHECK(made("char", 0.25, 7000) ==
         "char 37 36; train_000000.bin 7000 7d9c8a45855f84c4; train_000001.bin 7000 b648f8ae893177d6; train_000002.bin "
         "7000 b9b7cdd8be7d0069; train_000003.bin 6750 274531a0104d965d; val_000000.bin 7000 7594d634ed6f00a9; "
         "val_000001.bin 2250 00b8654b93424771");
-  CHECK(made({.shard_tokens = 10000}) ==
+  CHECK(made("byte", 0.1, 10000) ==
         "byte 256 240; train_000000.bin 10000 2fb9d4aadebe3bf5; train_000001.bin 10000 b3afd5c5e98a24c3; "
         "train_000002.bin 10000 d40e0526fa2c9589; train_000003.bin 4380 5883f922c022bdf4; val.bin 3820 "
         "e029d9cbaec0f07a");
