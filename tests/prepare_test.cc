@@ -82,7 +82,7 @@ TEST_CASE("characters that lie across the edge of a piece are whole, and what is
           "[prepare]") {
   const TempFolder f;
   constexpr size_t piece = size_t{4} << 20;
-  for (const std::string& wide : {"\xC3\xAF", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"}) {
+  for (const std::string& wide : std::vector<std::string>{"\xC3\xAF", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"}) {
     for (size_t before = 0; before <= wide.size(); ++before) {
       std::string text(piece - before, 'a');
       text += wide + "b";
