@@ -50,6 +50,7 @@ ConfigValue Schema::get(const void* config, const Field& field) const {
 
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates) {
   std::string best;
+  if (word.size() > 200) return best;  // none is near, and the distance costs its length
   size_t best_distance = std::max<size_t>(3, word.size() / 3) + 1;
   for (const auto& c : candidates) {
     std::vector<size_t> row(c.size() + 1);  // Levenshtein, one row at a time

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 
 #include "core/dtype.h"
 #include "core/error.h"
@@ -26,10 +27,19 @@ Loader::Loader(const TokenFile& tokens, Shape shape, uint64_t seed, int64_t firs
     slot.windows_BT1 = at::empty({shape.batch_size, shape.block_size + 1}, at::kLong);
     if (device.is_cuda()) slot.windows_BT1 = slot.windows_BT1.pin_memory();
   }
-  for (int64_t i = 0; i < config.workers; ++i) workers_.emplace_back([this] { work(); });
+  try {
+    for (int64_t i = 0; i < config.workers; ++i) workers_.emplace_back([this] { work(); });
+  } catch (const std::system_error& e) {
+    const size_t started = workers_.size();
+    end_workers();
+    fail(Exit::io, "cannot start thread ", started + 1, " of data.workers = ", config.workers, ": ", e.code().message(),
+         "; lower data.workers, or raise the limit of processes and threads (ulimit -u)");
+  }
 }
 
-Loader::~Loader() {
+Loader::~Loader() { end_workers(); }
+
+void Loader::end_workers() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
@@ -98,7 +108,8 @@ Batch Loader::next() {
 
 EvalWindows::EvalWindows(const TokenFile& tokens, Loader::Shape shape, int64_t batches, at::Device device)
     : tokens_(tokens), shape_(shape), device_(device), end_(tokens.size() - 1) {
-  if (batches > 0) end_ = std::min(end_, batches * shape.batch_size * shape.block_size);
+  const int64_t each = shape.batch_size * shape.block_size;
+  if (batches > 0 && batches <= end_ / each) end_ = batches * each;
 }
 
 bool EvalWindows::next(Batch& batch) {

@@ -36,6 +36,7 @@ class Loader {
   struct Shape {
     int64_t batch_size, block_size, vocab_size;
   };
+  /// Exit::io where a worker can't be started.
   Loader(const TokenFile& tokens, Shape shape, uint64_t seed, int64_t first_micro_batch, const DataConfig& config,
          at::Device device);
   ~Loader();
@@ -56,6 +57,7 @@ class Loader {
   };
   void fill(Slot& slot, int64_t micro_batch) const;
   void work();
+  void end_workers();
   Slot& slot_of(int64_t micro_batch) { return slots_[static_cast<size_t>(micro_batch) % slots_.size()]; }
 
   const TokenFile& tokens_;

@@ -25,9 +25,13 @@ struct DataManifest {
   std::vector<ShardInfo> train, val;
 };
 
-/// Writes manifest.json durably.
-void write_manifest(const fs::path& folder, const DataManifest& manifest);
-/// Reads it; nullopt where the folder has none; Exit::data where it is malformed.
-std::optional<DataManifest> read_manifest(const fs::path& folder);
+/// What model.vocab_size may be at most.
+inline constexpr int64_t max_vocab_size = 10'000'000;
+
+/// Writes manifest.json durably, with a checksum of itself.
+void write_manifest(const fs::path& folder, const DataManifest& manifest, const std::string& name = "manifest.json");
+/// Reads it; nullopt where the folder has none; Exit::data where it is malformed, a number is out of its range, or it
+/// was changed since it was written.
+std::optional<DataManifest> read_manifest(const fs::path& folder, const std::string& name = "manifest.json");
 
 }  // namespace lathe

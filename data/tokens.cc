@@ -23,8 +23,9 @@ std::vector<fs::path> find_shards(const fs::path& folder, const std::string& spl
   return found;
 }
 
-std::string sampled_checksum(std::span<const std::byte> bytes) {
-  constexpr size_t piece = 1 << 20, pieces = 128;
+/// Of all bytes where they are no more than `pieces` mebibytes, else of so many evenly spaced ones.
+std::string sampled_checksum(std::span<const std::byte> bytes, size_t pieces) {
+  constexpr size_t piece = 1 << 20;
   Checksum sum;
   if (bytes.size() <= piece * pieces) {
     sum.update(bytes.data(), bytes.size());
@@ -69,6 +70,10 @@ void TokenFile::add(const fs::path& path, int raw_width, const ShardInfo* expect
   if (llmc16 || llmc32) {
     header = llmc_header_bytes;
     shard.width = llmc16 ? 2 : 4;
+  }
+  if (header == 0 && (words[0] == 20240520 || words[0] == 20240801)) {
+    fail(Exit::data, path.string(), ": an llm.c shard of version ", words[1],
+         ", which this build does not know; it reads version 1 of 16-bit and version 7 of 32-bit tokens");
   }
   const size_t body = bytes.size() - header;
   if (body % static_cast<size_t>(shard.width) != 0) {
@@ -131,13 +136,43 @@ void TokenFile::check_ids(int64_t vocab, int64_t limit) const {
   }
 }
 
-std::string TokenFile::fingerprint() const {
+std::string TokenFile::identity(bool believe_manifest) const {
+  constexpr size_t samples = 128;
   Checksum all;
   for (const auto& s : shards_) {
-    const std::string sum = str(s.tokens, " ", s.xxh3.empty() ? sampled_checksum(s.file.bytes()) : s.xxh3);
+    std::string sum = str(s.tokens, " ", s.xxh3);
+    if (s.xxh3.empty())
+      sum += sampled_checksum(s.file.bytes(), samples);
+    else if (!believe_manifest)
+      sum += " " + sampled_checksum(s.file.bytes(), std::max<size_t>(2, samples / shards_.size()));
     all.update(sum.data(), sum.size());
   }
   return all.hex();
+}
+
+std::string TokenFile::fingerprint() const { return identity(/*believe_manifest=*/false); }
+
+bool TokenFile::matches(const std::string& saved) const {
+  return saved == identity(/*believe_manifest=*/true) || saved == fingerprint();
+}
+
+void TokenFile::verify(const std::function<bool()>& stop) const {
+  constexpr size_t part = size_t{16} << 20;
+  for (const auto& s : shards_) {
+    const std::string name = s.file.path().string();
+    if (s.xxh3.empty()) fail(Exit::data, name, " can't be verified: there is no manifest.json with its checksum");
+    Checksum sum;
+    for (size_t at = 0; at < s.file.bytes().size(); at += part) {
+      if (stop && stop()) fail(Exit::stopped, "stopped while ", name, " was being verified");
+      const auto bytes = s.file.bytes().subspan(at, std::min(part, s.file.bytes().size() - at));
+      sum.update(bytes.data(), bytes.size());
+      s.file.release(bytes);
+    }
+    if (sum.hex() != s.xxh3) {
+      fail(Exit::data, name, " is not what was written: its checksum is ", sum.hex(), ", manifest.json has ", s.xxh3,
+           "; restore it, or make the data again with `lathe prepare`");
+    }
+  }
 }
 
 }  // namespace lathe

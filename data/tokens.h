@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,9 +26,16 @@ class TokenFile {
   /// Checks every id of shards of up to `limit` bytes together against the vocabulary, as read() does; what lies beyond
   /// is checked when it is read.
   void check_ids(int64_t vocab, int64_t limit = 128 << 20) const;
-  /// A short identity of the contents: each shard's size and the manifest's checksum of it; without a manifest a
-  /// checksum made now, of the whole shard up to 128 MiB and of 128 evenly spaced mebibytes of a larger one.
+  /// A short identity of the contents: each shard's size, the manifest's checksum of it, and a checksum made now of
+  /// evenly spaced mebibytes, 128 of a split that has a manifest, 128 of each shard otherwise (all of them where there
+  /// are no more), so that most changes of a file are noticed in a fraction of a second.
   std::string fingerprint() const;
+  /// Whether `saved` is this data's fingerprint, as it is now or as builds before it made it, which believed a
+  /// manifest's checksums.
+  bool matches(const std::string& saved) const;
+  /// Reads every byte and compares with the manifest's checksums. Exit::data with the shard that differs, or where
+  /// there is no manifest; Exit::stopped once `stop`, asked every 16 MiB, says so.
+  void verify(const std::function<bool()>& stop = nullptr) const;
 
  private:
   struct Shard {
@@ -37,6 +45,7 @@ class TokenFile {
     int width;  // bytes of a token
     std::string xxh3;
   };
+  std::string identity(bool believe_manifest) const;
   void add(const fs::path& path, int raw_width, const ShardInfo* expected);
   [[noreturn]] static void refuse(const Shard& shard, int64_t at, uint32_t id, int64_t vocab);
 

@@ -7,7 +7,7 @@
 namespace lathe {
 
 double learning_rate(const ScheduleConfig& c, double lr, int64_t step, int64_t steps) {
-  if (step < c.warmup_steps) return lr * static_cast<double>(step + 1) / static_cast<double>(c.warmup_steps + 1);
+  if (step < c.warmup_steps) return lr * (static_cast<double>(step) + 1) / (static_cast<double>(c.warmup_steps) + 1);
   if (c.kind == "constant") return lr;
   const auto progress = [&](double from) {
     const double span = std::max(1.0, static_cast<double>(steps) - from);

@@ -2,6 +2,8 @@
 
 #include "train/checkpoint.h"
 #include "autograd/node.h"
+#include "core/io/checksum.h"
+#include "data/manifest.h"
 #include "tests/catch.h"
 #include "tests/process.h"
 #include "train/metrics.h"
@@ -147,6 +149,55 @@ TEST_CASE("other data for validation alone is other data", "[checkpoint]") {
   const Finished r = lathe({"train", "tiny.toml", "--train.steps=3", "--train.eval_interval=0", "--data.dir=other"});
   CHECK(r.code == 2);
   CHECK_THAT(r.err, ContainsSubstring("is not the data that the run was started with"));
+}
+
+/// Writes a field of a checkpoint's state.json, and a manifest that goes with it.
+void set_state(const fs::path& checkpoint, const char* key, const Json& value) {
+  Json state = parse_json(slurp(checkpoint / "state.json"), "", Exit::internal);
+  state[key] = value;
+  write_file(checkpoint / "state.json", state.dump());
+  Json manifest = parse_json(slurp(checkpoint / "manifest.json"), "", Exit::internal);
+  manifest["files"]["state.json"] = {{"bytes", fs::file_size(checkpoint / "state.json")},
+                                     {"xxh3", file_checksum(checkpoint / "state.json")}};
+  write_file(checkpoint / "manifest.json", manifest.dump());
+}
+
+TEST_CASE("data replaced in its place is noticed, in either split; runs of earlier builds go on", "[checkpoint]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto train = [&](int steps) {
+    return run({"lathe", {"train", "tiny.toml", "--train.steps=" + std::to_string(steps)}, f.path(), {}});
+  };
+  REQUIRE(train(2).code == 0);
+  for (const char* name : {"train.bin", "val.bin"}) {
+    INFO(name);
+    const std::string bytes = slurp(f / "data" / name);
+    std::string other = bytes;
+    std::swap(other[100], other[other.find_first_not_of(std::string{bytes[100], '\0'}, 200)]);
+    REQUIRE(other != bytes);
+    write_file(f / "data" / name, other);
+    const Finished r = train(3);
+    CHECK(r.code == 2);
+    CHECK_THAT(r.err, ContainsSubstring("is not the data that the run was started with"));
+    write_file(f / "data" / name, bytes);
+  }
+  // What builds wrote that believed the manifest.
+  const auto manifest = read_manifest(f / "data");
+  const auto old_print = [](const ShardInfo& shard) {
+    const std::string text = str(shard.tokens, " ", shard.xxh3);
+    Checksum sum;
+    sum.update(text.data(), text.size());
+    return sum.hex();
+  };
+  const fs::path checkpoint = list_checkpoints(f / "runs/tiny").at(0);
+  const std::string now = read_state(checkpoint).data_hash, train_print = old_print(manifest->train[0]);
+  set_state(checkpoint, "data_hash", train_print + "-" + old_print(manifest->val[0]));
+  CHECK(train(3).code == 0);
+  CHECK(read_state(list_checkpoints(f / "runs/tiny").at(0)).data_hash == now);  // as this build makes it
+  for (const std::string& wrong : {train_print, train_print + "-" + train_print, std::string("x")}) {
+    set_state(list_checkpoints(f / "runs/tiny").at(0), "data_hash", wrong);
+    CHECK(train(4).code == 2);
+  }
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 // What feeds a run: every window once an epoch, batches that stay, and data that is told apart.
 #include <chrono>
+#include <fstream>
 #include <set>
 #include <thread>
 
+#include "core/io/checksum.h"
 #include "data/loader.h"
 #include "tests/catch.h"
 #include "tests/process.h"
@@ -91,6 +93,106 @@ TEST_CASE("shards of one length and other contents are told apart; the vocabular
   const TokenFile tokens(f.path(), "train", std::nullopt);
   CHECK_THAT(error_of([&] { tokens.check_ids(49); }), ContainsSubstring("token 49 is 49, beyond the vocabulary of 49"));
   CHECK(error_of([&] { tokens.check_ids(50); }).empty());
+}
+
+TEST_CASE("over epochs, stops and any number of workers, the windows are those of one go", "[feed]") {
+  const TempFolder f;
+  write_file(f / "train.bin", counting(500));
+  const TokenFile tokens(f.path(), "train", std::nullopt);
+  const Loader::Shape shape{3, 8, 1000};
+  const WindowSampler sampler(500, 8, 7);
+  const int64_t batches = (3 * sampler.windows_per_epoch() + 2) / 3;
+  std::multiset<int64_t> wanted;
+  for (int64_t n = 0; n < 3 * batches; ++n) wanted.insert(sampler.start_of(n));
+  uint32_t x = 99;
+  const auto random = [&x](int64_t below) {
+    return static_cast<int64_t>((x = x * 1664525u + 1013904223u) / 65536) % below;
+  };
+  for (int64_t workers = 0; workers <= 8; ++workers) {
+    std::set<int64_t> stops{batches};
+    while (stops.size() < 21) stops.insert(1 + random(batches - 1));
+    std::multiset<int64_t> seen;
+    int64_t at = 0;
+    for (const int64_t stop : stops) {
+      DataConfig c;
+      c.workers = workers, c.prefetch = 1 + random(5);
+      Loader loader(tokens, shape, 7, at, c, at::kCPU);
+      for (; at < stop; ++at) {
+        const at::Tensor first = loader.next().ids_BT.select(1, 0).contiguous();
+        seen.insert(first.const_data_ptr<int64_t>(), first.const_data_ptr<int64_t>() + 3);
+      }
+    }
+    INFO(workers << " workers");
+    CHECK((seen == wanted));
+  }
+}
+
+/// A data folder of one split with a manifest, as builds before the manifest's own checksum wrote it.
+DataManifest with_manifest(const fs::path& folder, const std::string& bytes) {
+  write_file(folder / "train.bin", bytes);
+  DataManifest m;
+  m.vocab_size = 65536;
+  m.train.push_back({"train.bin", static_cast<int64_t>(bytes.size() / 2), file_checksum(folder / "train.bin")});
+  return m;
+}
+
+std::string sum_of(const std::string& text) {
+  Checksum sum;
+  sum.update(text.data(), text.size());
+  return sum.hex();
+}
+
+TEST_CASE("contents count beside a manifest too, and fingerprints of earlier builds are known", "[feed]") {
+  const TempFolder f;
+  const std::string bytes = counting(5000);
+  const DataManifest m = with_manifest(f.path(), bytes);
+  const auto open = [&] { return TokenFile(f.path(), "train", m); };
+  const std::string now = open().fingerprint(), before = sum_of("5000 " + m.train[0].xxh3);
+  CHECK(now != before);
+  CHECK(open().matches(now));
+  CHECK(open().matches(before));
+  CHECK(!open().matches(sum_of("x")));
+  open().verify();
+  for (const size_t at : {size_t{0}, bytes.size() / 2, bytes.size() - 1}) {
+    std::string other = bytes;
+    other[at] = static_cast<char>(other[at] ^ 1);
+    write_file(f / "train.bin", other);
+    CHECK(!open().matches(now));
+    CHECK_THAT(error_of([&] { open().verify(); }), ContainsSubstring("train.bin is not what was written"));
+  }
+  // Without a manifest it is what it was.
+  write_file(f / "train.bin", bytes);
+  const TokenFile bare(f.path(), "train", std::nullopt);
+  CHECK(bare.fingerprint() == sum_of("5000 " + m.train[0].xxh3));
+  CHECK(bare.matches(bare.fingerprint()));
+  CHECK_THAT(error_of([&] { bare.verify(); }), ContainsSubstring("can't be verified: there is no manifest.json"));
+  CHECK_THAT(error_of([&] { open().verify([] { return true; }); }), ContainsSubstring("stopped while"));
+}
+
+TEST_CASE("most changes of a large shard are noticed from a sample, all of them by reading it", "[feed]") {
+  const TempFolder f;
+  constexpr int64_t size = 160 << 20;  // a hole in the file system
+  DataManifest m = with_manifest(f.path(), "");
+  fs::resize_file(f / "train.bin", size);
+  m.train[0] = {"train.bin", size / 2, file_checksum(f / "train.bin")};
+  const auto open = [&] { return TokenFile(f.path(), "train", m); };
+  const std::string before = open().fingerprint();
+  open().verify();
+  const auto put = [&](int64_t at, char c) {
+    std::fstream file(f / "train.bin", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(at);
+    file.put(c);
+  };
+  int noticed = 0;
+  for (int64_t i = 0; i < 12; ++i) {
+    const int64_t at = i * (size - 1) / 11;
+    put(at, 1);
+    noticed += open().fingerprint() != before;
+    if (i == 5) CHECK_THAT(error_of([&] { open().verify(); }), ContainsSubstring("is not what was written"));
+    put(at, 0);
+  }
+  CHECK(noticed >= 7);
+  CHECK(open().fingerprint() == before);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 
 #include "autograd/fp8.h"
 #include "core/dtype.h"
@@ -20,6 +21,7 @@ namespace {
 
 constexpr const char* format_name = "lathe-checkpoint-1";
 constexpr const char* temporary_prefix = ".unfinished-";
+constexpr uint64_t max_json = uint64_t{64} << 20;  // bytes of state.json and of manifest.json that are read
 
 Json state_json(const RunState& s) {
   Json json{
@@ -265,7 +267,7 @@ int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Op
 void verify_checkpoint(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "manifest.json";
   const std::string where = path.string();
-  const Json manifest = parse_json(read_file(path, Exit::checkpoint), where, Exit::checkpoint);
+  const Json manifest = parse_json(read_file(path, Exit::checkpoint, max_json), where, Exit::checkpoint);
   if (json_get<std::string>(manifest, "format", where, Exit::checkpoint) != format_name) {
     fail(Exit::checkpoint, where, ": a format that this build does not know");
   }
@@ -276,9 +278,9 @@ void verify_checkpoint(const fs::path& checkpoint) {
     std::error_code error;
     const auto bytes = fs::file_size(file, error);
     if (error) fail(Exit::checkpoint, file.string(), " is missing");
-    if (bytes != json_get<uint64_t>(entry, "bytes", where, Exit::checkpoint)) {
-      fail(Exit::checkpoint, file.string(), " has ", bytes, " bytes instead of ", entry["bytes"].get<uint64_t>());
-    }
+    const int64_t wanted = json_whole(entry, "bytes", 0, std::numeric_limits<int64_t>::max(), where, Exit::checkpoint);
+    if (bytes != static_cast<uint64_t>(wanted))
+      fail(Exit::checkpoint, file.string(), " has ", bytes, " bytes instead of ", wanted);
     if (file_checksum(file) != json_get<std::string>(entry, "xxh3", where, Exit::checkpoint)) {
       fail(Exit::checkpoint, file.string(), " is not what was written: its checksum differs");
     }
@@ -288,54 +290,68 @@ void verify_checkpoint(const fs::path& checkpoint) {
 RunState read_state(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "state.json";
   const std::string where = path.string();
-  const Json j = parse_json(read_file(path, Exit::checkpoint), where, Exit::checkpoint);
-  const auto number = [&](const char* key) { return json_get<int64_t>(j, key, where, Exit::checkpoint); };
+  const Json j = parse_json(read_file(path, Exit::checkpoint, max_json), where, Exit::checkpoint);
+  constexpr int64_t most = std::numeric_limits<int64_t>::max();
+  const auto number = [&](const char* key, int64_t max) { return json_whole(j, key, 0, max, where, Exit::checkpoint); };
   const auto text = [&](const char* key) { return json_get<std::string>(j, key, where, Exit::checkpoint); };
   RunState s;
-  s.step = number("step");
-  s.updates = number("updates");
-  s.tokens = number("tokens");
-  s.threads = number("threads");
+  s.step = number("step", 1'000'000'000'000'000);
+  s.updates = number("updates", s.step);
+  s.tokens = number("tokens", most / 2);
+  s.threads = number("threads", 4096);
   s.isa = text("isa");
   s.device_model = text("device");
   s.data_hash = text("data_hash");
-  s.metrics_bytes = json_get<uint64_t>(j, "metrics_bytes", where, Exit::checkpoint);
+  s.metrics_bytes = static_cast<uint64_t>(number("metrics_bytes", most));
   s.config = text("config");
-  s.eval_due = j.contains("eval_due");
+  s.eval_due = j.contains("eval_due") && json_get<bool>(j, "eval_due", where, Exit::checkpoint);
   if (j.contains("branched_from")) s.branched_from = text("branched_from");
   if (j.contains("branched_id")) s.branched_id = text("branched_id");
   if (j.contains("config_path")) s.config_path = text("config_path");
   if (j.contains("changes")) {
     for (const Json& c : j["changes"]) {
       const auto of = [&](const char* key) { return json_get<std::string>(c, key, where, Exit::checkpoint); };
-      s.changes.push_back({json_get<int64_t>(c, "step", where, Exit::checkpoint), of("key"), of("was"), of("is")});
+      s.changes.push_back({json_whole(c, "step", 0, s.step, where, Exit::checkpoint), of("key"), of("was"), of("is")});
     }
   }
-  if (j.contains("val_step")) s.val_step = number("val_step");
-  if (j.contains("best_step")) s.best_step = number("best_step");
-  if (j.contains("val_loss") && j["val_loss"].is_number()) s.val_loss = j["val_loss"].get<double>();
-  if (j.contains("best_val_loss") && j["best_val_loss"].is_number()) s.best_val_loss = j["best_val_loss"].get<double>();
+  if (j.contains("val_step")) s.val_step = json_whole(j, "val_step", -1, s.step, where, Exit::checkpoint);
+  if (j.contains("best_step")) s.best_step = json_whole(j, "best_step", -1, s.step, where, Exit::checkpoint);
+  if (j.contains("val_loss") || j.contains("best_val_loss")) {  // both or neither
+    s.val_loss = json_real(j, "val_loss", where, Exit::checkpoint);
+    s.best_val_loss = json_real(j, "best_val_loss", where, Exit::checkpoint);
+  }
   if (j.contains("base_hash")) s.base_hash = text("base_hash");
   if (j.contains("scaler")) {
     const Json& scaler = j["scaler"];
-    const auto of = [&](const char* key) { return json_get<int64_t>(scaler, key, where, Exit::checkpoint); };
-    s.scaler = ScaleState{.scale = static_cast<float>(json_get<double>(scaler, "loss_scale", where, Exit::checkpoint)),
-                          .growth_tracker = static_cast<int32_t>(of("growth_tracker")),
-                          .skipped = of("skipped"),
-                          .skipped_in_row = of("skipped_in_row")};
-    if (!(s.scaler->scale > 0) || !std::isfinite(s.scaler->scale))
-      fail(Exit::checkpoint, where, ": a loss scale of ", s.scaler->scale);
+    const auto count = [&](const char* key, int64_t max) {
+      return json_whole(scaler, key, 0, max, where, Exit::checkpoint);
+    };
+    ScaleState scale;
+    scale.scale = static_cast<float>(json_real(scaler, "loss_scale", where, Exit::checkpoint));
+    scale.growth_tracker = static_cast<int32_t>(count("growth_tracker", std::numeric_limits<int32_t>::max()));
+    scale.skipped = count("skipped", s.step);
+    scale.skipped_in_row = count("skipped_in_row", scale.skipped);
+    if (!(scale.scale > 0) || !std::isfinite(scale.scale)) {
+      fail(Exit::checkpoint, where, ": \"loss_scale\" is ", scale.scale,
+           "; it must be above 0 and within float32's range");
+    }
+    s.scaler = scale;
   }
   if (j.contains("spikes")) {
     const Json& spikes = j["spikes"];
-    const auto count = [&](const char* key) { return json_get<int64_t>(spikes, key, where, Exit::checkpoint); };
-    const auto real = [&](const char* key) { return json_get<double>(spikes, key, where, Exit::checkpoint); };
+    const auto count = [&](const char* key) { return json_whole(spikes, key, 0, s.step, where, Exit::checkpoint); };
+    const auto real = [&](const char* key) { return json_real(spikes, key, where, Exit::checkpoint); };
     s.spikes = SpikeState{count("seen"), real("mean"), real("variance"), count("skipped"), count("skipped_in_row")};
   }
   if (j.contains("tokenizer")) {
-    s.tokenizer =
-        Tokenizer::from(json_get<std::string>(j["tokenizer"], "kind", where, Exit::checkpoint),
-                        json_get<std::vector<std::string>>(j["tokenizer"], "vocabulary", where, Exit::checkpoint));
+    const Json& saved = j["tokenizer"];
+    const auto kind = json_get<std::string>(saved, "kind", where, Exit::checkpoint);
+    const auto vocabulary = json_get<std::vector<std::string>>(saved, "vocabulary", where, Exit::checkpoint);
+    try {
+      s.tokenizer = Tokenizer::from(kind, vocabulary);
+    } catch (const Error& e) {
+      fail(Exit::checkpoint, where, ": ", e.what());
+    }
   }
   return s;
 }

@@ -90,6 +90,8 @@ void clean_checkpoints(const fs::path& run);
 
 /// Checks sizes and checksums against the manifest; Exit::checkpoint with what is wrong.
 void verify_checkpoint(const fs::path& checkpoint);
+/// What state.json holds; the folder's name says nothing. Exit::checkpoint with the field, what stands there and what
+/// is allowed, where a number is out of its range.
 RunState read_state(const fs::path& checkpoint);
 /// The config in a checkpoint's state.
 RunConfig saved_config(const RunState& state, const fs::path& checkpoint);

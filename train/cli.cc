@@ -125,6 +125,7 @@ Exit dispatch(int argc, char** argv) {
 
 int run_cli(int argc, char** argv) {
   try {
+    open_standard_streams();
     const Exit code = dispatch(argc, argv);
     std::cout.flush();
     if (lines_dropped() > 0) return static_cast<int>(code);  // counted, and in the log

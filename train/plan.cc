@@ -151,8 +151,9 @@ std::string plan(LoadedConfig loaded) {
   line("time of the run",
        format("%.1f minutes for %lld steps, evaluation not counted", step_s * static_cast<double>(c.train.steps) / 60,
               static_cast<long long>(c.train.steps)));
-  line("disk", human(checkpoint) + " a checkpoint, " + human(checkpoint * static_cast<double>(c.checkpoint.keep + 1)) +
-                   " at the most (" + std::to_string(c.checkpoint.keep) + " kept and one being written)");
+  line("disk", human(checkpoint) + " a checkpoint, " +
+                   human(checkpoint * (static_cast<double>(c.checkpoint.keep) + 1)) + " at the most (" +
+                   std::to_string(c.checkpoint.keep) + " kept and one being written)");
   return out.str();
 }
 

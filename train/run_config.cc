@@ -2,6 +2,7 @@
 
 #include <cctype>
 #include <cstring>
+#include <limits>
 
 #include "core/error.h"
 #include "core/io/file.h"
@@ -163,6 +164,12 @@ void check(const LoadedConfig& loaded) {
     fail(Exit::usage, at("schedule.min_lr"), ": schedule.min_lr = ", c.schedule.min_lr,
          " is above optim.lr = ", c.optim.lr);
   }
+  const int64_t step_tokens = c.train.grad_accum * c.train.batch_size * c.model.block_size;  // 1e18 at most
+  if (c.train.steps > std::numeric_limits<int64_t>::max() / 2 / step_tokens) {
+    fail(Exit::usage, at("train.steps"), ": train.steps = ", c.train.steps,
+         " times train.grad_accum = ", c.train.grad_accum, ", train.batch_size = ", c.train.batch_size,
+         " and model.block_size = ", c.model.block_size, " are more tokens than can be counted; lower train.steps");
+  }
   check_amp(loaded);
   check_lora(loaded);
   if (c.data.dir.empty())
@@ -197,10 +204,14 @@ LoadedConfig load_config(const std::string& path, const std::vector<std::pair<st
 
 RunConfig config_from_toml(const std::string& text, const std::string& where) {
   RunConfig config;
-  for (const auto& entry : parse_toml(text, where)) {
-    if (run_schema().find(entry.key) == nullptr)
-      fail(Exit::checkpoint, where, ": a key this build does not have: ", entry.key);
-    run_schema().set(&config, entry.key, entry.value, where);
+  try {
+    for (const auto& entry : parse_toml(text, where)) {
+      if (run_schema().find(entry.key) == nullptr)
+        fail(Exit::checkpoint, where, ": a key this build does not have: ", entry.key);
+      run_schema().set(&config, entry.key, entry.value, where);
+    }
+  } catch (const Error& e) {
+    fail(Exit::checkpoint, e.what());
   }
   return config;
 }

@@ -94,7 +94,7 @@ std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 /// each other. Errors are Exit::usage and say where.
 LoadedConfig load_config(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides);
 
-/// A saved run's config, as written in its checkpoint.
+/// A saved run's config, as written in its checkpoint; what is wrong with it is Exit::checkpoint.
 RunConfig config_from_toml(const std::string& text, const std::string& where);
 
 }  // namespace lathe

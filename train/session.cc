@@ -45,6 +45,14 @@ RunData RunData::open(LoadedConfig& loaded) {
   return {std::move(manifest), std::move(train), std::move(val)};
 }
 
+std::string RunData::hash() const { return train.fingerprint() + (val ? "-" + val->fingerprint() : ""); }
+
+bool RunData::matches(const std::string& saved) const {
+  const auto between = saved.find('-');
+  if (!train.matches(saved.substr(0, between))) return false;
+  return between == std::string::npos ? !val : val && val->matches(saved.substr(between + 1));
+}
+
 namespace {
 
 void check_device(const LoadedConfig& loaded, const std::string& device) {

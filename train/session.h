@@ -23,6 +23,9 @@ struct RunData {
 
   /// Exit::data or Exit::usage with the place of the key.
   static RunData open(LoadedConfig& loaded);
+  /// An identity of the contents of both splits, and whether a saved one is this data's.
+  std::string hash() const;
+  bool matches(const std::string& saved) const;
 };
 
 /// A model with its optimizer on a device, ready to step.

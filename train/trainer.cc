@@ -37,7 +37,7 @@ class Trainer {
  public:
   Trainer(LoadedConfig loaded, RunData data, std::optional<ResumePoint> resume)
       : data_(std::move(data)), session_(Session::make(loaded)), run_(loaded.config.train.out_dir) {
-    state_.data_hash = data_.train.fingerprint() + (data_.val ? "-" + data_.val->fingerprint() : "");
+    state_.data_hash = data_.hash();
     if (resume) go_on(*resume, loaded);
     state_.base_hash = base_hash(loaded.base);
     if (session_.scaler) state_.scaler = session_.scaler->state();
@@ -120,7 +120,7 @@ class Trainer {
   void go_on(const ResumePoint& from, LoadedConfig& loaded) {
     const RunState& saved = from.state;
     const RunConfig was = saved_config(saved, from.checkpoint);
-    if (saved.data_hash != state_.data_hash) {
+    if (!data_.matches(saved.data_hash)) {
       fail(Exit::usage, session_.config.data.dir, " is not the data that the run was started with (hash ",
            state_.data_hash, " instead of ", saved.data_hash,
            "); set data.dir to that, or start anew in another --train.out_dir");

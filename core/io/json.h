@@ -1,6 +1,8 @@
-// Strict JSON: at most 8 levels deep, no key twice. Keys keep their order.
+// Strict JSON: at most 8 levels deep and ten million values, no key twice, nothing behind its end. Keys keep their
+// order. Reading takes time in proportion to the text.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -14,7 +16,7 @@ using Json = nlohmann::ordered_json;
 /// Parses `text`; an error is Exit `code` and begins with `where`.
 Json parse_json(std::string_view text, const std::string& where, Exit code);
 
-/// json[key] as a T, or an error that names the key and `where`.
+/// json[key] as a T (text, a flag, a list; numbers: json_whole, json_real), or an error that names the key and `where`.
 template <class T>
 T json_get(const Json& json, const char* key, const std::string& where, Exit code) {
   try {
@@ -23,6 +25,12 @@ T json_get(const Json& json, const char* key, const std::string& where, Exit cod
     fail(code, where, ": the field \"", key, "\" is missing or of the wrong type");
   }
 }
+
+/// json[key] as a whole number from `min` to `max`; else an error that names `where`, the key, what stands there and
+/// the bounds. A number with a fraction or an exponent is none.
+int64_t json_whole(const Json& json, const char* key, int64_t min, int64_t max, const std::string& where, Exit code);
+/// json[key] as a number that json_number wrote.
+double json_real(const Json& json, const char* key, const std::string& where, Exit code);
 
 /// A number for JSON: a non-finite one becomes the string "nan", "inf" or "-inf", never null.
 Json json_number(double x);

@@ -1,5 +1,6 @@
 #include "core/io/log.h"
 
+#include <fcntl.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/spdlog.h>
@@ -82,6 +83,13 @@ void log(Level level, const std::string& message) {
   auto& log = instance();
   if (!log.has_file && log.before_file.size() < 1000) log.before_file.emplace_back(level, message);
   log.logger.log(level_of(level), spdlog::string_view_t(message));
+}
+
+void open_standard_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) != fd)  // the lowest number that is free
+      fail(Exit::io, "cannot open /dev/null in place of a standard stream that is closed");
+  }
 }
 
 void set_console_level(Level level) { instance().console->set_level(level_of(level)); }

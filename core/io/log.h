@@ -22,6 +22,11 @@ void log_warn(const Args&... args) {
   log(Level::warn, str(args...));
 }
 
+/// Opens /dev/null on each of standard input, output and error that is closed: the first file opened would otherwise
+/// take its number, and what is said to the console would be written into it. Call it before anything else. Exit::io
+/// where it can't.
+void open_standard_streams();
+
 /// The least level that the console shows (log.level).
 void set_console_level(Level level);
 /// Also write everything to this file, appended, with time and level. Exit::io where it can't be opened.

@@ -35,7 +35,9 @@ TensorEntry read_entry(const std::string& file, const std::string& name, const J
   const int64_t item = safetensors_dtype_size(entry.dtype);
   if (item == 0) fail(Exit::checkpoint, where, ": unknown dtype \"", entry.dtype, "\"");
   uint64_t bytes = static_cast<uint64_t>(item);
-  for (const auto& dim : json_get<Json>(json, "shape", where, Exit::checkpoint)) {
+  const auto shape = json_get<Json>(json, "shape", where, Exit::checkpoint);
+  if (!shape.is_array()) fail(Exit::checkpoint, where, ": its shape is no list");
+  for (const auto& dim : shape) {
     if (!dim.is_number_unsigned()) fail(Exit::checkpoint, where, ": a dimension that is no whole number");
     const auto d = dim.get<uint64_t>();
     if (d > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ||
@@ -83,7 +85,9 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
   if (!metadata.empty()) header["__metadata__"] = metadata;
   uint64_t offset = 0;
   for (const auto& t : tensors) {
-    header[t.name] = {{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {offset, offset + t.bytes.size()}}};
+    // Appended: header[name] would look through all names before it.
+    header.get_ref<Json::object_t&>().emplace_back(
+        t.name, Json{{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {offset, offset + t.bytes.size()}}});
     offset += t.bytes.size();
   }
   std::string text = header.dump();
@@ -119,6 +123,7 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
   const auto buffer = bytes.subspan(sizeof length + length);
   for (const auto& [key, value] : header.items()) {
     if (key == "__metadata__") {
+      if (!value.is_object()) fail(Exit::checkpoint, name, ": __metadata__ must hold strings");
       for (const auto& [k, v] : value.items()) {
         if (!v.is_string()) fail(Exit::checkpoint, name, ": __metadata__ must hold strings");
         metadata_[k] = v.get<std::string>();

@@ -18,7 +18,8 @@ struct TomlEntry {
 };
 
 /// Every scalar of a config file, in the file's order. Errors are Exit::usage with file:line:column: syntax, a key
-/// twice, a key outside a section, a value that is no scalar, a file over 1 MiB or with control bytes.
+/// twice, a key outside a section, a value that is no scalar, more than 8 levels, a file over 1 MiB or with control
+/// bytes.
 std::vector<TomlEntry> read_toml(const std::string& path);
 /// The same for text; `name` stands in messages.
 std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name);

@@ -1,0 +1,66 @@
+// What the fuzz targets share: a corpus that begins with the target's own seeds, and files in memory.
+//
+// A target is one file: seeds() and LLVMFuzzerTestOneInput. An input may end in a value or in a lathe::Error; anything
+// else (a crash, another exception, a report of a sanitizer, a second that is not enough) is a fault.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/error.h"
+
+namespace lathe::fuzz {
+
+/// Inputs that the target takes whole, so that a search does not begin from nothing.
+std::vector<std::string> seeds();
+
+/// Ends the process as a fault unless the condition holds.
+inline void must(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "must hold: %s\n", what);
+  std::abort();
+}
+
+/// A file without a disk. Its path is good for this process alone.
+class MemoryFile {
+ public:
+  MemoryFile() : fd_(memfd_create("fuzz", 0)) { must(fd_ >= 0, "memfd_create"); }
+  std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
+  void write(std::string_view bytes) const {
+    must(ftruncate(fd_, 0) == 0, "ftruncate");
+    must(pwrite(fd_, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()), "pwrite");
+  }
+
+ private:
+  int fd_;
+};
+
+inline std::string_view text_of(const uint8_t* data, size_t size) {
+  return {reinterpret_cast<const char*>(data), size};
+}
+
+}  // namespace lathe::fuzz
+
+/// Writes the seeds into the corpus, the first word of the command line that is no option. Defined here: a target is
+/// one file.
+extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
+  for (int i = 1; i < *argc; ++i) {
+    const std::string word = (*argv)[i];
+    if (word.starts_with("-") || !std::filesystem::is_directory(word)) continue;
+    int n = 0;
+    for (const auto& seed : lathe::fuzz::seeds())
+      std::ofstream(word + "/seed" + std::to_string(n++), std::ios::binary) << seed;
+    break;
+  }
+  return 0;
+}
