@@ -182,8 +182,8 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::
     std::error_code unknown;
     const auto space = fs::space(run, unknown);
     const std::string room = e.is_full() && !unknown
-                                 ? str("; it takes ", checkpoint_bytes(parameters, optimizer, dtype),
-                                       " bytes and some for names, and ", space.available, " are free")
+                                 ? str("; it takes a little over ", checkpoint_bytes(parameters, optimizer, dtype),
+                                       " bytes, and ", space.available, " are free")
                                  : "";
     throw FileError(e.code(), str("checkpoint ", step_name(state.step), " is not saved: ", e.cause(), room),
                     e.number());
