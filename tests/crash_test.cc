@@ -24,7 +24,7 @@ using Check = std::function<std::string(const fs::path& folder, size_t n)>;
 
 size_t wanted_states() {
   const char* given = std::getenv("LATHE_TEST_CRASH_STATES");
-  return given != nullptr ? static_cast<size_t>(std::atoll(given)) : 4000;
+  return given != nullptr ? static_cast<size_t>(std::atoll(given)) : 10000;
 }
 
 unsigned seed() {
@@ -209,7 +209,7 @@ TEST_CASE("power cuts in a whole run, and in one that goes on", "[crash]") {
   saves.steps = {2, 4, 6, 8};
   saves.metrics = slurp(saves.run / "metrics.jsonl");
   REQUIRE(record.points_before(record.calls().size(), "save: parent synced") == 4);
-  CHECK(first_fault(record, 3 * wanted_states() / 5, saves.check(record)) == "");
+  CHECK(first_fault(record, 2 * wanted_states() / 5, saves.check(record)) == "");
 
   // The checker sees what it is for: a program without these syncs is found out.
   for (const bool of_folders : {false, true}) {

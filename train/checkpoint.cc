@@ -211,8 +211,8 @@ void write_checkpoint(const fs::path& target, const RunState& state, const std::
     std::error_code unknown;
     const auto space = fs::space(target.parent_path().parent_path(), unknown);
     const std::string room = e.is_full() && !unknown
-                                 ? str("; it takes ", checkpoint_bytes(parameters, optimizer, dtype),
-                                       " bytes and some for names, and ", space.available, " are free")
+                                 ? str("; it takes a little over ", checkpoint_bytes(parameters, optimizer, dtype),
+                                       " bytes, and ", space.available, " are free")
                                  : "";
     throw FileError(e.code(), str("checkpoint ", name, " is not saved: ", e.cause(), room), e.number());
   }

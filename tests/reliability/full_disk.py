@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A disk that fills up: a run in a memory file system that is too small ends with exit code 6 and a sentence, and goes on
-once there is room.
+"""A disk that fills up: a run in a memory file system that is too small ends with exit code 6 and a sentence, and goes
+on once there is room.
 
 usage: full_disk.py LATHE
 """
@@ -20,7 +20,8 @@ def main():
     disk.mkdir()
     # Room for two checkpoints and what lies beside them, where three are there while the oldest is not yet removed.
     size = 2 * one + 100_000
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(disk)], capture_output=True, text=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(disk)], capture_output=True,
+                          text=True)
     if done.returncode != 0:
         skip(f"mount is refused here: {done.stderr.strip()}")
     try:

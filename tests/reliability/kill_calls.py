@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Kills a run at each system call of a save (strace sends SIGKILL as the call begins), and sees that it goes on from the
-newest whole checkpoint and ends with the bits of a run that never stopped.
+"""Kills a run at each system call of a save (strace sends SIGKILL as the call begins), and sees that it goes on from
+the newest whole checkpoint and ends with the bits of a run that never stopped.
 
 usage: kill_calls.py LATHE
 """
@@ -18,8 +18,8 @@ STEPS = 6
 
 
 def traced(tiny, run, log, *inject):
-    return subprocess.run(["strace", "-f", "--seccomp-bpf", "-y", "-o", log, "-e", f"trace={CALLS}", *inject, *tiny.command(run)],
-                          cwd=tiny.folder, capture_output=True, text=True, timeout=300)
+    words = ["strace", "-f", "-y", "-o", log, "-e", f"trace={CALLS}", *inject, *tiny.command(run)]
+    return subprocess.run(words, cwd=tiny.folder, capture_output=True, text=True, timeout=300)
 
 
 def calls_of(log):

@@ -2,9 +2,10 @@
 """Power cuts on real file systems: while a run trains in a loop-mounted image, the image is cloned, and the clone is
 mounted and the run goes on there.
 
-A clone is one instant of the block device: every write that the file system had given to it, and none after, as if power
-went and the disk had kept its own cache. What a disk that loses or reorders its cache does to unsynced data is simulated
-by tests/crash_test.cc. The image lies in an XFS of its own, whose clones (reflinks) are atomic; a copy would not be.
+A clone is one instant of the block device: every write that the file system had given to it, and none after, as if
+power went and the disk had kept its own cache. What a disk that loses or reorders its cache does to unsynced data is
+simulated by tests/crash_test.cc. The image lies in an XFS of its own, whose clones (reflinks) are atomic; a copy would
+not be. As a control, the same is done once with every fsync turned into nothing by strace, which must be noticed.
 
 usage: power_cut.py LATHE ext4|xfs [CUTS [SEED]]
 """
@@ -12,6 +13,7 @@ import contextlib
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -43,14 +45,15 @@ def mounted(image, at, options="loop"):
         root("umount", at)
 
 
-def cut(tiny, kind, outer, disk, at, number):
-    """One cut, `at` seconds into a run. The step that the run went on from."""
+def cut(tiny, kind, outer, disk, at, number, under=()):
+    """One cut, `at` seconds into a run, or at its end. The step that the run went on from."""
     run = disk / f"run{number}"
-    process = subprocess.Popen(tiny.command(run), cwd=tiny.folder, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*under, *tiny.command(run)], cwd=tiny.folder, stdout=subprocess.PIPE, text=True)
     said = []
     reader = threading.Thread(target=lambda: said.extend(iter(process.stdout.readline, "")))
     reader.start()
-    time.sleep(at)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(at)
     saved = [int(m[1]) for m in (re.match(r"saved .*step-(\d+)$", line) for line in list(said)) if m]
     clone = outer / "clone.img"
     done = root("cp", "--reflink=always", outer / "disk.img", clone)
@@ -89,6 +92,16 @@ def main():
         with mounted(outer / "disk.img", tiny.folder / "disk") as disk:
             draw = random.Random(seed)
             steps = [cut(tiny, kind, outer, disk, draw.uniform(0.2, 1.2) * seconds, i) for i in range(cuts)]
+            if shutil.which("strace"):
+                no_sync = ["strace", "-f", "-o", "/dev/null", "-e", "trace=fsync", "-e", "inject=fsync:retval=0"]
+                try:
+                    cut(tiny, kind, outer, disk, 60, cuts, no_sync)
+                except SystemExit as noticed:
+                    print(f"control, without fsync: {noticed}")
+                else:
+                    sys.exit("FAILED: a run without fsync was not noticed")
+            else:
+                print("no control without fsync: this machine has no strace")
     print(f"{cuts} power cuts on {kind}; the runs went on from steps {steps} with the same bits")
 
 
