@@ -1,7 +1,9 @@
 #include "core/config.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <optional>
 
 #include "core/error.h"
 #include "core/io/text.h"
@@ -16,7 +18,75 @@ const char* type_name(const ConfigValue& v) {
   return names[v.index()];
 }
 
+/// A decimal number as std::from_chars takes it, without '+' and without '_' between digits; "" where it is none.
+std::string plain_decimal(std::string_view text) {
+  std::string out;
+  size_t at = 0;
+  const auto is_digit = [&](size_t i) { return i < text.size() && text[i] >= '0' && text[i] <= '9'; };
+  const auto next_is = [&](char c) { return at < text.size() && text[at] == c; };
+  const auto sign = [&] {
+    if (next_is('-')) out += '-';
+    if (next_is('-') || next_is('+')) ++at;
+  };
+  const auto digits = [&] {
+    const size_t begin = out.size();
+    for (; is_digit(at) || (next_is('_') && out.size() > begin && is_digit(at + 1)); ++at) {
+      if (is_digit(at)) out += text[at];
+    }
+    return out.size() > begin;
+  };
+  sign();
+  bool some = digits();
+  if (next_is('.')) {
+    ++at;
+    out += '.';
+    some = digits() || some;
+  }
+  if (some && (next_is('e') || next_is('E'))) {
+    ++at;
+    out += 'e';
+    sign();
+    some = digits();
+  }
+  return some && at == text.size() ? out : "";
+}
+
+/// The whole number that a plain decimal is exactly, if it is one and has room.
+std::optional<int64_t> whole_number(const std::string& plain) {
+  const size_t e = plain.find('e');
+  std::string digits = plain.substr(0, e);
+  if (digits.find_first_not_of("-.0") == std::string::npos) return 0;
+  int64_t zeros = 0, whole = 0;  // zeros: to be written behind the digits, or taken away
+  if (e != std::string::npos &&
+      std::from_chars(plain.data() + e + 1, plain.data() + plain.size(), zeros).ec != std::errc())
+    return std::nullopt;
+  if (const size_t point = digits.find('.'); point != std::string::npos) {
+    zeros -= static_cast<int64_t>(digits.size() - point - 1);
+    digits.erase(point, 1);
+  }
+  for (; zeros < 0 && digits.ends_with('0'); ++zeros) digits.pop_back();
+  if (zeros < 0 || zeros > 18) return std::nullopt;
+  digits.append(static_cast<size_t>(zeros), '0');
+  if (std::from_chars(digits.data(), digits.data() + digits.size(), whole).ec != std::errc()) return std::nullopt;
+  return whole;
+}
+
 }  // namespace
+
+ConfigValue read_value(const std::string& text, const ConfigValue& like) {
+  if (std::holds_alternative<std::string>(like)) {
+    const ConfigValue quoted = parse_value(text);
+    return std::holds_alternative<std::string>(quoted) ? quoted : ConfigValue(text);
+  }
+  const std::string plain = std::holds_alternative<bool>(like) ? "" : plain_decimal(text);
+  if (plain.empty()) return parse_value(text);
+  if (std::holds_alternative<int64_t>(like)) {
+    if (const auto whole = whole_number(plain)) return *whole;
+  }
+  double number = 0;
+  if (std::from_chars(plain.data(), plain.data() + plain.size(), number).ec != std::errc()) return text;
+  return number;
+}
 
 SchemaRecorder::SchemaRecorder(Schema& schema, const void* config)
     : schema_(schema), config_(static_cast<const std::byte*>(config)) {
@@ -102,6 +172,10 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
   ConfigValue v = value;
   if (std::holds_alternative<double>(field->initial) && std::holds_alternative<int64_t>(v)) {
     v = static_cast<double>(std::get<int64_t>(v));
+  }
+  if (const auto* d = std::get_if<double>(&v);
+      d != nullptr && std::holds_alternative<int64_t>(field->initial) && std::isfinite(*d) && std::fabs(*d) >= 0x1p63) {
+    fail(Exit::usage, where, ": ", key, " = ", toml_text(value), " is too large for a whole number");
   }
   if (v.index() != field->initial.index()) {
     fail(Exit::usage, where, ": ", key, " must be ", type_name(field->initial), ", not ", toml_text(value));

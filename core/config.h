@@ -85,6 +85,12 @@ class Schema {
   std::vector<Section> sections_;
 };
 
+/// What was typed on a command line or in the environment, as a value for a field whose default is `like`. Numbers may
+/// be written as 1000, 1e3, 1_000, +3, .5 and 5. (a whole one where that is exact) and in TOML's ways; a string field
+/// takes its text as it stands, without quotes where it has them. What is no value of that type comes back as it reads
+/// otherwise, for Schema::set to refuse.
+ConfigValue read_value(const std::string& text, const ConfigValue& like);
+
 /// "fp32 | bf16", ">= 1", ...
 std::string rule_text(const Rule& rule);
 /// The candidate nearest to `word` by edit distance; "" where none is near.

@@ -39,7 +39,6 @@ std::string load_cuda() {
 }  // namespace
 
 std::string open_device(const std::string& name) {
-  read_isa_from_environment();
   if (name == "cpu") return name;
   const std::string problem = api != nullptr ? "" : load_cuda();
   if (problem.empty()) return "cuda";

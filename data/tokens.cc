@@ -10,16 +10,25 @@ namespace {
 
 constexpr size_t llmc_header_bytes = 256 * sizeof(int32_t);
 
-/// Shards of a split that has no manifest, in name order.
+/// Shards of a split that has no manifest, in name order; those of two sets are Exit::data.
 std::vector<fs::path> find_shards(const fs::path& folder, const std::string& split) {
   if (fs::exists(folder / (split + ".bin"))) return {folder / (split + ".bin")};
   std::vector<fs::path> found;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with(split + "_") && name.ends_with(".bin")) found.push_back(entry.path());
+  const auto place_of = [&](const fs::path& path) {  // of the split's name among the words of the file's
+    return ("_" + path.stem().string() + "_").find("_" + split + "_");
+  };
+  if (!fs::is_directory(folder)) return found;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == ".bin" && place_of(entry.path()) != std::string::npos)
+      found.push_back(entry.path());
   }
   std::sort(found.begin(), found.end());
+  const auto set_of = [&](const fs::path& path) { return path.stem().string().substr(0, place_of(path)); };
+  for (const auto& path : found) {
+    if (set_of(path) == set_of(found[0])) continue;
+    fail(Exit::data, folder.string(), " holds shards of more than one data set (", found[0].filename().string(), ", ",
+         path.filename().string(), "); give each a folder of its own");
+  }
   return found;
 }
 
@@ -55,7 +64,7 @@ TokenFile::TokenFile(const fs::path& folder, const std::string& split, const std
     for (const auto& path : find_shards(folder, split)) add(path, 2, nullptr);
   }
   if (total_ == 0) {
-    fail(Exit::data, folder.string(), " has no ", split, " tokens: neither ", split, ".bin nor ", split,
+    fail(Exit::data, folder.string(), " has no ", split, " tokens: no ", split, ".bin, ", split, "_*.bin or *_", split,
          "_*.bin with anything in it; make them with `lathe prepare`");
   }
 }
@@ -120,6 +129,27 @@ void TokenFile::read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) cons
 void TokenFile::refuse(const Shard& shard, int64_t at, uint32_t id, int64_t vocab) {
   fail(Exit::data, shard.file.path().string(), ": token ", at, " is ", id, ", beyond the vocabulary of ", vocab,
        "; set model.vocab_size, or the file is no token shard");
+}
+
+std::string TokenFile::table() const {
+  std::string text;
+  for (const auto& s : shards_) {
+    text += str("  ", s.file.path().filename().string(), "  ", s.tokens, " tokens  uint", 8 * s.width,
+                s.data == s.file.bytes().data() ? ", no header" : ", llm.c's header", "\n");
+  }
+  return text;
+}
+
+uint32_t TokenFile::largest_id() const {
+  uint32_t largest = 0;
+  const auto look = [&](const auto* ids, int64_t n) {
+    largest = std::max(largest, static_cast<uint32_t>(*std::max_element(ids, ids + n)));
+  };
+  for (const auto& s : shards_) {
+    s.width == 2 ? look(reinterpret_cast<const uint16_t*>(s.data), s.tokens)
+                 : look(reinterpret_cast<const uint32_t*>(s.data), s.tokens);
+  }
+  return largest;
 }
 
 void TokenFile::check_ids(int64_t vocab, int64_t limit) const {

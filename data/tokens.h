@@ -13,11 +13,12 @@
 namespace lathe {
 
 /// One split: raw uint16 or uint32 tokens (nanoGPT's layout) or llm.c's shards (256 int32 of header: magic 20240520 and
-/// version 1 for uint16, magic 20240801 and version 7 for uint32; then the count), in file order.
+/// version 1 for uint16, magic 20240801 and version 7 for uint32; then the count), in name order.
 class TokenFile {
  public:
-  /// Maps `split` ("train", "val") of a data folder: the manifest's shards, else SPLIT.bin, else SPLIT_*.bin. Checks
-  /// sizes, headers, and that the split is not empty. Exit::data with what, where and what to do.
+  /// Maps `split` ("train", "val") of a data folder: the manifest's shards, else SPLIT.bin, else SPLIT_*.bin or those
+  /// of a named set (fineweb_SPLIT_*.bin, tiny_SPLIT.bin). Checks sizes, headers, and that the split is not empty.
+  /// Exit::data with what, where and what to do.
   TokenFile(const fs::path& folder, const std::string& split, const std::optional<DataManifest>& manifest);
 
   int64_t size() const { return total_; }
@@ -36,6 +37,10 @@ class TokenFile {
   /// Reads every byte and compares with the manifest's checksums. Exit::data with the shard that differs, or where
   /// there is no manifest; Exit::stopped once `stop`, asked every 16 MiB, says so.
   void verify(const std::function<bool()>& stop = nullptr) const;
+  /// A line for each shard: its name, how many tokens, their type, and whether it has llm.c's header.
+  std::string table() const;
+  /// The largest id of all; reads everything.
+  uint32_t largest_id() const;
 
  private:
   struct Shard {

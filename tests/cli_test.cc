@@ -1,9 +1,14 @@
 // Bad input through the command line: exit code, one sentence, fast, nothing created.
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <set>
+#include <sstream>
 
 #include "tests/catch.h"
 #include "tests/process.h"
+#include "train/verbs.h"
 
 namespace {
 
@@ -50,10 +55,16 @@ TEST_CASE("bad command lines", "[cli]") {
        {{"train", "tiny.toml", "--train.steps=x"},
         2,
         "command line: --train.steps=x: train.steps must be a whole number"},
-       {{"train", "tiny.toml", "--train.steps"}, 2, "train.steps"},
+       {{"train", "tiny.toml", "--train.steps"}, 2, "command line: --train.steps needs a value: --train.steps=..."},
        {{"train", "tiny.toml", "--model.bias", "maybe"}, 2, "model.bias must be true or false"},
-       {{"train", "nowhere.toml"}, 2, "cannot read nowhere.toml"},
-       {{"train", "data"}, 2, "is a folder"},
+       {{"train", "nowhere.toml"}, 2, "there is no config file nowhere.toml"},
+       {{"train", "data"}, 2, "data is a data folder, not a config file; name it with --data.dir=data"},
+       {{"config", "check", "."}, 2, ". is a folder, not a config file"},
+       {{"train", "tiny.toml", "--train.steps=1.5e0"}, 2, "train.steps must be a whole number, not 1.5"},
+       {{"train", "tiny.toml", "--train.steps=1e19"}, 2, "train.steps = 1e+19 is too large for a whole number"},
+       {{"train", "tiny.toml", "--train.steps=1e"}, 2, "train.steps must be a whole number, not \"1e\""},
+       {{"train", "tiny.toml", "--optim.lr=.1.2"}, 2, "optim.lr must be a number, not \".1.2\""},
+       {{"train", "tiny.toml", "--optim.lr=1e999"}, 2, "optim.lr must be a number, not \"1e999\""},
        {{"train", "tiny.toml", "--model.n_embd=15"}, 2, "command line: model.n_embd = 15 is not divisible"},
        {{"train", "tiny.toml", "--data.dir=nowhere"},
         3,
@@ -64,8 +75,18 @@ TEST_CASE("bad command lines", "[cli]") {
        {{"train", "tiny.toml", "--train.device=cuda"}, 2, "train.device = \"cuda\""},
        {{"generate", "runs/none"}, 4, "runs/none is no run"},
        {{"generate", "data", "--temperature=-1"}, 2, "--temperature = -1 is not allowed"},
-       {{"generate", "data", "--tokens=1.5"}, 2, "--tokens must be a whole number"},
-       {{"eval", "data"}, 4, "data"},
+       {{"generate", "data", "--tokens=1.5"}, 2, "--tokens must be a whole number, not 1.5"},
+       {{"generate", "data", "--tokens=1e3x"}, 2, "--tokens must be a whole number, not 1e3x"},
+       {{"generate", "none", "--tokens=1e3", "--temperature=.5", "--top-p=1.", "--seed=+3", "--top-k=1_0"},
+        4,
+        "none is no run"},
+       {{"generate", "data", "--seed=9223372036854775807"}, 2, "it must be >= 0, <= 9007199254740992"},
+       {{"eval", "data"}, 4, "data is a data folder; lathe eval wants a run or a checkpoint, and data as --data"},
+       {{"generate", "data/"}, 4, "data/ is a data folder; lathe generate wants a run or a checkpoint"},
+       {{"gradients", "data"}, 4, "data is a data folder; lathe gradients wants a run or a checkpoint"},
+       {{"merge", "data", "--out", "new"}, 4, "data is a data folder; lathe merge wants a run or a checkpoint"},
+       {{"help", "trian"}, 2, "no verb trian; did you mean train?"},
+       {{"help", "train", "eval"}, 2, "lathe help takes one verb"},
        {{"train", "tiny.toml", "--amp.tf32=true", "--train.device=cpu"},
         2,
         "command line: amp.tf32 needs an NVIDIA card"},
@@ -137,20 +158,210 @@ TEST_CASE("bad data folders", "[cli]") {
              {{"train", "tiny.toml", "--data.dir=raw", "--model.vocab_size=50"}, 3, "no validation tokens"}});
 }
 
+/// Runs what must succeed, and returns its standard output.
+std::string output_of(const fs::path& folder, std::vector<std::string> args) {
+  const Finished r = run({"lathe", std::move(args), folder, {}});
+  INFO(r.err);
+  CHECK(r.code == 0);
+  return r.out;
+}
+
 TEST_CASE("help and version", "[cli]") {
   const TempFolder f;
-  const auto out = [&](std::vector<std::string> args, int code) {
-    const Finished r = run({"lathe", std::move(args), f.path(), {}});
-    CHECK(r.code == code);
-    return r.out;
+  const auto out = [&](std::vector<std::string> args) { return output_of(f.path(), std::move(args)); };
+  const std::string all = out({"--help"});
+  CHECK_THAT(all, ContainsSubstring("usage: lathe VERB"));
+  CHECK_THAT(all, ContainsSubstring("\n  lathe train configs/quickstart.toml"));  // an example
+  CHECK(out({"help"}) == all);
+  CHECK(run({"lathe", {}, f.path(), {}}).code == 2);
+  CHECK_THAT(out({"--version"}), ContainsSubstring("lathe 0."));
+  CHECK_THAT(out({"generate", "-h"}), ContainsSubstring("--top-p"));
+  for (const Verb& verb : verbs()) {
+    INFO(verb.name);
+    CHECK_THAT(all, ContainsSubstring(std::string("\n  ") + verb.name + " "));
+    const std::string help = out({verb.name, "--help"});
+    CHECK(out({"help", verb.name}) == help);
+    CHECK_THAT(help, ContainsSubstring(std::string("usage: lathe ") + verb.name));
+    CHECK_THAT(help, ContainsSubstring(std::string("\n  lathe ") + verb.name));  // an example
+    for (const auto& [flag, doc] : verb.flags) CHECK_THAT(help, ContainsSubstring(std::string("\n  --") + flag + " "));
+    std::istringstream lines(help);
+    for (std::string line; std::getline(lines, line);) CHECK((line.size() <= 100 || line == ""));
+  }
+}
+
+TEST_CASE("a long help has sections, a line for each key", "[cli]") {
+  const std::string help = output_of(fs::temp_directory_path(), {"train", "--help"});
+  CHECK(std::count(help.begin(), help.end(), '\n') < 130);
+  for (const Section& section : run_schema().sections())
+    CHECK_THAT(help, ContainsSubstring("\n[" + section.name + "] " + section.doc + "\n"));
+  for (const Field& field : run_schema().fields()) CHECK_THAT(help, ContainsSubstring("\n  --" + field.key + "="));
+  CHECK_THAT(help, ContainsSubstring("`lathe config docs`"));
+  CHECK_THAT(output_of(fs::temp_directory_path(), {"plan", "--help"}), ContainsSubstring("`lathe train --help`"));
+}
+
+TEST_CASE("paths that are not UTF-8 are refused before anything is made", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  fs::copy_file(f / "tiny.toml", f / "tin\xE9.toml");
+  refuse(f, {{{"train", "tin\xE9.toml"}, 2, "the config's path tin\\xe9.toml is not UTF-8"},
+             {{"train", "tin\xE9.toml", "--train.out_dir=runs/x"}, 2, "the config's path tin\\xe9.toml is not UTF-8"},
+             {{"train", "tiny.toml", "--train.out_dir=\xE9"}, 2, "train.out_dir must be UTF-8 text"}});
+  const fs::path inside = f / "fold\xE9r";
+  fs::create_directories(inside);
+  const Finished r = run({"lathe", {"train", "../tiny.toml", "--data.dir=../data"}, inside, {}});
+  CHECK(r.code == 2);
+  CHECK_THAT(r.err, ContainsSubstring("the working folder"));
+  CHECK_THAT(r.err, ContainsSubstring("fold\\xe9r is not UTF-8; run lathe in another"));
+  CHECK(fs::is_empty(inside));
+}
+
+TEST_CASE("what may not be read or written is told with a remedy", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  // Root may read everything, unless it gives that right up.
+  const bool root = geteuid() == 0;
+  if (root && !fs::exists("/usr/bin/setpriv")) return;
+  const auto refused = [&](std::vector<std::string> args, const std::string& text) {
+    if (root) args.insert(args.begin(), {"--bounding-set=-all", (binary_folder() / "lathe").string()});
+    const Finished r = run({root ? "/usr/bin/setpriv" : "lathe", std::move(args), f.path(), {}});
+    INFO(r.err);
+    CHECK((r.code >= 2 && r.code <= 6));
+    CHECK_THAT(r.err, ContainsSubstring(text));
+    CHECK_THAT(r.err, !ContainsSubstring("filesystem error"));
+    CHECK(std::count(r.err.begin(), r.err.end(), '\n') == 1);
   };
-  CHECK_THAT(out({"--help"}, 0), ContainsSubstring("usage: lathe VERB"));
-  CHECK_THAT(out({}, 2), ContainsSubstring("usage: lathe VERB"));
-  CHECK_THAT(out({"--version"}, 0), ContainsSubstring("lathe 0."));
-  const std::string help = out({"train", "--help"}, 0);
-  for (const char* key : {"--model.n_layer", "--optim.beta2", "--checkpoint.resume"})
-    CHECK_THAT(help, ContainsSubstring(key));
-  CHECK_THAT(out({"generate", "-h"}, 0), ContainsSubstring("--top-p"));
+  const auto copy = [&](const char* name) {
+    fs::copy(f / "data", f / name);
+    return f / name;
+  };
+  const fs::path closed = copy("closed"), open = copy("raw");
+  for (const char* name : {"manifest.json", "train.bin"}) fs::remove(open / name);
+  fs::permissions(closed, fs::perms::none);
+  fs::permissions(open, fs::perms::owner_exec);
+  const std::string remedy = ": Permission denied; change the permissions, or name another";
+  refused({"train", "tiny.toml", "--data.dir=closed"}, "closed/manifest.json" + remedy);
+  refused({"inspect", "closed"}, "closed/model.safetensors" + remedy);
+  refused({"eval", "closed/run"}, "closed/run" + remedy);
+  refused({"train", "closed/tiny.toml"}, "closed/tiny.toml" + remedy);
+  refused({"train", "tiny.toml", "--train.out_dir=closed/run"}, "closed/run/checkpoints" + remedy);
+  refused({"train", "tiny.toml", "--data.dir=raw", "--model.vocab_size=50"}, "raw" + remedy);
+  for (const auto& folder : {closed, open}) fs::permissions(folder, fs::perms::owner_all);
+}
+
+TEST_CASE("what stands where a config or a run should is named", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  output_of(f.path(), {"train", "tiny.toml", "--train.steps=1", "--train.eval_interval=0"});
+  refuse(f, {{{"train", "runs/tiny"},
+              2,
+              "runs/tiny is a run, not a config file; to go on with it: lathe train runs/tiny/config.toml"},
+             {{"train", "runs/tiny/checkpoints/step-00000001"},
+              2,
+              "is a checkpoint, not a config file; to go on from it: lathe train CONFIG --checkpoint.resume=runs/tiny"},
+             {{"config", "check", "data"}, 2, "data is a data folder, not a config file"},
+             {{"eval", "tiny.toml"}, 4, "tiny.toml is a file; lathe eval wants a run or a checkpoint folder"}});
+}
+
+TEST_CASE("text is generated where the vocabulary has no line break", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  std::string text = sample_text(20000);
+  std::replace(text.begin(), text.end(), '\n', '.');
+  write_file(f / "one.txt", text);
+  output_of(f.path(), {"prepare", "one.txt", "--out", "one", "--tokenizer", "char"});
+  const auto written = [&](const std::string& data) {
+    output_of(f.path(), {"train", "tiny.toml", "--train.steps=1", "--train.eval_interval=0", "--data.dir=" + data,
+                         "--train.out_dir=" + data + "-run"});
+    return output_of(f.path(), {"generate", data + "-run", "--tokens=2"});
+  };
+  CHECK_THAT(written("data"), Catch::Matchers::StartsWith("\n"));
+  const std::string without = written("one");
+  CHECK_THAT(without, Catch::Matchers::StartsWith(" "));  // the vocabulary's first character
+  CHECK(without.size() == 4);                             // it, two more, and the line's end
+}
+
+TEST_CASE("LATHE_ISA is read before any verb", "[cli]") {
+  const TempFolder f;
+  const std::vector<std::vector<std::string>> some{{"bench", "peak"}, {"inspect", "."}, {"config", "kernels"}};
+  for (const auto& args : some) {
+    const Finished r = run({"lathe", args, f.path(), {{"LATHE_ISA", "sse9"}}});
+    CHECK(r.code == 2);
+    CHECK_THAT(r.err, ContainsSubstring("LATHE_ISA=sse9: it is one of baseline, avx2"));
+  }
+}
+
+TEST_CASE("token shards of other trainers are trained on, shown and checked", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const std::string train = slurp(f / "data/train.bin"), val = slurp(f / "data/val.bin");
+  const auto with_header = [](const std::string& body) {  // llm.c's
+    int32_t words[256]{20240520, 1, static_cast<int32_t>(body.size() / 2)};
+    return std::string(reinterpret_cast<const char*>(words), sizeof words) + body;
+  };
+  for (const char* name : {"llmc", "nano", "two"}) fs::create_directories(f / name);
+  write_file(f / "llmc/fineweb_train_000002.bin", with_header(train.substr(20000)));
+  write_file(f / "llmc/fineweb_train_000001.bin", with_header(train.substr(0, 20000)));
+  write_file(f / "llmc/fineweb_val_000000.bin", with_header(val));
+  write_file(f / "nano/train.bin", train);
+  write_file(f / "nano/val.bin", val);
+  write_file(f / "nano/meta.pkl", "\x80\x04");
+  for (const std::string folder : {"llmc", "nano"}) {
+    output_of(f.path(), {"train", "tiny.toml", "--data.dir=" + folder, "--model.vocab_size=20", "--train.steps=2",
+                         "--train.out_dir=runs/" + folder});
+    CHECK(difference(f / "runs/llmc", f / "runs" / folder) == "");  // the same tokens in the same order
+  }
+  const std::string llmc = output_of(f.path(), {"inspect", "llmc"}), nano = output_of(f.path(), {"inspect", "nano"});
+  CHECK_THAT(llmc, ContainsSubstring("no manifest.json"));
+  CHECK_THAT(llmc, ContainsSubstring("fineweb_train_000001.bin  10000 tokens  uint16, llm.c's header"));
+  CHECK_THAT(llmc, ContainsSubstring("fineweb_val_000000.bin  "));
+  CHECK_THAT(nano, ContainsSubstring("train.bin  18000 tokens  uint16, no header"));
+  CHECK_THAT(nano, !ContainsSubstring("meta.pkl"));
+  CHECK_THAT(output_of(f.path(), {"verify", "llmc"}), ContainsSubstring("the largest token id is 1"));
+  CHECK_THAT(output_of(f.path(), {"verify", "nano"}), ContainsSubstring("no checksums to compare with"));
+
+  write_file(f / "llmc/fineweb_train_000002.bin", with_header(train.substr(20000)).substr(0, 5000));
+  write_file(f / "two/a_train_0.bin", train);
+  write_file(f / "two/b_train_0.bin", train);
+  refuse(f, {{{"verify", "llmc"}, 3, "fineweb_train_000002.bin: its header claims 8000 tokens and it has 1988"},
+             {{"inspect", "llmc"}, 3, "its header claims 8000 tokens"},
+             {{"verify", "two"}, 3, "two holds shards of more than one data set (a_train_0.bin, b_train_0.bin)"}});
+}
+
+/// ./dev with this build's binary, and without its set-up and build.
+Finished dev(const TempFolder& f, std::vector<std::string> args) {
+  fs::create_directories(f / "stand-ins");
+  for (const char* tool : {"cmake", "ninja"}) {
+    write_file(f / "stand-ins" / tool, "#!/bin/sh\necho ninja: no work to do.\n");
+    fs::permissions(f / "stand-ins" / tool, fs::perms::owner_all);
+  }
+  fs::create_directories(f / "torch/lib");
+  fs::create_directories(f / "torch/include/ATen/ops");
+  write_file(f / "torch/lib/libtorch_cpu.so", "");
+  write_file(f / "torch/include/ATen/ops/text.h", sample_text(20000));
+  return run({source_folder() / "dev",
+              std::move(args),
+              f.path(),
+              {{"PATH", (f / "stand-ins").string() + ":" + getenv("PATH")},
+               {"LATHE_PACKAGES", "skip"},
+               {"LIBTORCH", "torch"},
+               {"LATHE_BUILD", binary_folder().string()}}});
+}
+
+TEST_CASE("./dev works in the folder that it is called from", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const Finished shown = dev(f, {"lathe", "config", "check", "tiny.toml"});
+  INFO(shown.err);
+  CHECK(shown.code == 0);
+  CHECK_THAT(shown.out, ContainsSubstring("tiny.toml: fine"));
+  // The config is found among other words, and the quickstart's data are made where it asks for them.
+  const Finished r = dev(f, {"train", "--train.steps=1", "--train.eval_interval", "0", "tiny.toml",
+                             "--data.dir=data/quickstart", "--log.level", "info"});
+  INFO(r.err);
+  CHECK(r.code == 0);
+  CHECK(r.err == "");
+  CHECK(fs::exists(f / "data/quickstart/manifest.json"));
+  CHECK(fs::exists(f / "runs/tiny/checkpoints/step-00000001"));
 }
 
 TEST_CASE("a plan tells parameters, memory, FLOPs, time and disk", "[cli]") {

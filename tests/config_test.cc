@@ -62,7 +62,10 @@ TEST_CASE("keys that contradict each other", "[config]") {
         "c.toml:3:1: model.n_embd = 10 is not divisible by model.n_head = 3; change one of them");
   CHECK_THAT(problem("[optim]\nnesterov = true\ndampening = 0.5\n"),
              ContainsSubstring("c.toml:2:1: optim.nesterov needs"));
-  CHECK_THAT(problem("[optim]\nlr = 1e-5\n"), ContainsSubstring("schedule.min_lr"));
+  CHECK(problem("[optim]\nlr = 5e-5\n") == "");
+  CHECK(problem("[optim]\nlr = 1e-5\n[schedule]\nmin_lr = 1e-4\n") ==
+        "c.toml:4:1: schedule.min_lr = 0.0001 is above optim.lr = 1e-05");
+  CHECK_THAT(problem("[schedule]\nmin_lr = -0.5\n"), ContainsSubstring("c.toml:2:1: schedule.min_lr = -0.5 is not"));
   const std::vector<std::pair<std::string, std::string>> amp{
       {"grad = \"low\"", "c.toml:2:1: amp.grad = \"low\" needs amp.dtype"},
       {"scaler = \"dynamic\"\ndtype = \"bf16\"",
@@ -107,7 +110,66 @@ TEST_CASE("files that are no config", "[config]") {
   CHECK_THAT(problem(std::string("[train]\nsteps = 1\0\n", 19)), ContainsSubstring("c.toml:2:1: a control byte"));
   CHECK_THAT(problem(std::string((1 << 20) + 1, '#')), ContainsSubstring("at most 1048576"));
   CHECK_THAT(error_of([] { load_config("/nowhere/c.toml", {}); }),
-             ContainsSubstring("cannot read /nowhere/c.toml: No such file"));
+             ContainsSubstring("there is no config file /nowhere/c.toml"));
+}
+
+TEST_CASE("schedule.min_lr is a tenth of optim.lr unless it is given", "[config]") {
+  const TempFolder f;
+  write_file(f / "c.toml", "");
+  const auto min_lr = [&](const std::vector<std::pair<std::string, std::string>>& overrides) {
+    return load_config((f / "c.toml").string(), overrides).config.schedule.min_lr;
+  };
+  CHECK(min_lr({}) == 1e-4);  // as it was before it followed optim.lr
+  CHECK(min_lr({{"optim.lr", "5e-5"}}) == 5e-5 / 10);
+  CHECK(min_lr({{"optim.lr", "5e-5"}, {"schedule.min_lr", "-1"}}) == 5e-5 / 10);
+  CHECK(min_lr({{"optim.lr", "5e-5"}, {"schedule.min_lr", "0"}}) == 0);
+  CHECK(config_from_toml("[optim]\nlr = 5e-4\n[schedule]\nmin_lr = 0.0001\n", "an older run").schedule.min_lr == 1e-4);
+  const ScheduleConfig untouched;  // not through load_config
+  ScheduleConfig given;
+  given.min_lr = 1e-4;
+  for (int64_t step : {150, 1999})
+    CHECK(learning_rate(untouched, 1e-3, step, 2000) == learning_rate(given, 1e-3, step, 2000));
+}
+
+TEST_CASE("numbers are read as people type them, where that is exact", "[config]") {
+  const TempFolder f;
+  write_file(f / "c.toml", "");
+  const auto load = [&](const std::string& key, const std::string& text) {
+    return load_config((f / "c.toml").string(), {{key, text}, {"schedule.min_lr", "0"}}).config;
+  };
+  const std::vector<std::pair<const char*, int64_t>> whole{{"1000", 1000},
+                                                           {"1e3", 1000},
+                                                           {"1.5E1", 15},
+                                                           {"1_000", 1000},
+                                                           {"+3", 3},
+                                                           {"5.", 5},
+                                                           {"120e-1", 12},
+                                                           {"0x10", 16},
+                                                           {"9007199254740993", 9007199254740993},
+                                                           {"9.007199254740993e15", 9007199254740993}};
+  for (const auto& [text, wanted] : whole) {
+    INFO(text);
+    CHECK(error_of([&] { CHECK(load("train.steps", text).train.steps == wanted); }) == "");
+  }
+  CHECK(load("train.seed", "0e5").train.seed == 0);
+  const std::vector<std::pair<const char*, double>> real{{".001", 0.001}, {"5.", 5}, {"1_000.5", 1000.5}, {"+3", 3},
+                                                         {"1e-3", 1e-3},  {"3", 3},  {"1_0e1_0", 1e11}};
+  for (const auto& [text, wanted] : real) {
+    INFO(text);
+    CHECK(error_of([&] { CHECK(load("optim.lr", text).optim.lr == wanted); }) == "");
+  }
+  for (const char* text : {"1.5e0", "1e-1", "1__0", "_1", "1_", "e3", ".", "", "+", "1e", "--3", "1 0", "0x", "inf"}) {
+    INFO(text);
+    CHECK_THAT(error_of([&] { load("train.steps", text); }),
+               ContainsSubstring(std::string("command line: --train.steps=") + text + ": train.steps must be a whole"));
+  }
+  for (const char* text : {"1__0", "._5", "e3", ".", "", "1e", "1e_3", "1e999", "nan", "one"}) {
+    INFO(text);
+    CHECK_THAT(error_of([&] { load("optim.lr", text); }), ContainsSubstring("optim.lr"));
+  }
+  setenv("LATHE_TRAIN_STEPS", "2e3", 1);
+  CHECK(load("optim.lr", "1").train.steps == 2000);
+  unsetenv("LATHE_TRAIN_STEPS");
 }
 
 TEST_CASE("defaults < file < environment < command line", "[config]") {

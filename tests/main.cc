@@ -8,9 +8,11 @@
 #endif
 
 #include "core/device.h"
+#include "core/kernels/isa.h"
 #include "core/memory.h"
 
 int main(int argc, char** argv) {
+  lathe::read_isa_from_environment();
   lathe::install_allocator();
   lathe::set_up_compute(lathe::open_device("auto"), 2, /*tf32=*/false);
   return Catch::Session().run(argc, argv);

@@ -57,10 +57,10 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
 
 }  // namespace
 
-Exit bench_verb(const Words& words) {
-  const std::string& what = words.rest[0];
+Exit bench_verb(const Arguments& arguments) {
+  const std::string& what = arguments.words[0];
   const auto expect_words = [&](size_t n) {
-    if (words.rest.size() != n)
+    if (arguments.words.size() != n)
       fail(Exit::usage,
            "usage: lathe bench step CONFIG [--skip 2] [--section.key=value ...] | lathe bench ops [--dtype bf16] "
            "[--threads N] [--batch 4] [--context 256] [--width 768] [--vocab 50304] [--only NAME] | lathe bench peak "
@@ -72,7 +72,7 @@ Exit bench_verb(const Words& words) {
       {"peak", {"dtype", "threads"}},
       {"accumulation", {"powers"}}};
   if (const auto found = known.find(what); found != known.end()) {
-    for (const auto& [flag, value] : words.flags) {
+    for (const auto& [flag, value] : arguments.flags) {
       if (!found->second.contains(flag) && (what != "step" || flag.find('.') == std::string::npos))
         fail(Exit::usage, "command line: `lathe bench ", what, "` has no --", flag,
              what == "step" ? "; sizes, dtype and threads are config keys" : "");
@@ -80,17 +80,17 @@ Exit bench_verb(const Words& words) {
   }
   if (what == "peak" || what == "ops") {
     expect_words(1);
-    const std::string name = words.get("dtype", "fp32");
+    const std::string name = arguments.get("dtype", "fp32");
     if (name != "fp32" && name != "bf16") fail(Exit::usage, "command line: --dtype must be fp32 or bf16, not ", name);
-    const int threads = static_cast<int>(words.number("threads", default_threads(), between(1, 4096), true));
+    const int threads = static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
     install_allocator();
     set_up_compute("cpu", threads, /*tf32=*/false);
     if (what == "ops") {
       const auto size = [&](const char* flag, double otherwise) {
-        return static_cast<int64_t>(words.number(flag, otherwise, between(1, 1e6), true));
+        return static_cast<int64_t>(arguments.number(flag, otherwise, between(1, 1e6), true));
       };
       const OpSizes sizes{size("batch", 4), size("context", 256), size("width", 768), size("vocab", 50304),
-                          words.get("only", "")};
+                          arguments.get("only", "")};
       if (sizes.width % 64 != 0) fail(Exit::usage, "command line: --width must be a multiple of 64, not ", sizes.width);
       std::cout << time_ops(sizes, threads, name) << std::endl;
       return Exit::done;
@@ -107,7 +107,7 @@ Exit bench_verb(const Words& words) {
   }
   if (what == "accumulation") {
     expect_words(1);
-    const int powers = static_cast<int>(words.number("powers", 7, between(3, 8), true));
+    const int powers = static_cast<int>(arguments.number("powers", 7, between(3, 8), true));
     std::cout << accumulation_table(accumulation_errors(powers)) << std::flush;
     return Exit::done;
   }
@@ -115,8 +115,8 @@ Exit bench_verb(const Words& words) {
     fail(Exit::usage, "lathe bench ", what,
          ": there are `bench step`, `bench ops`, `bench peak` and `bench accumulation`");
   expect_words(2);
-  const auto skip = static_cast<int64_t>(words.number("skip", 2, at_least(0), true));
-  const BenchResult r = bench_steps(config_of(words, 1), skip);
+  const auto skip = static_cast<int64_t>(arguments.number("skip", 2, at_least(0), true));
+  const BenchResult r = bench_steps(load_config_argument(arguments, 1), skip);
   std::cout << Json{{"params", r.parameters},
                     {"ms_median", r.ms_median},
                     {"ms_min", r.ms_min},
@@ -130,7 +130,6 @@ Exit bench_verb(const Words& words) {
 }
 
 std::string kernels_text() {
-  read_isa_from_environment();
   const auto takes = [](Element type) {
     const bool widens = multiplied_as(type) != type;
     return str(gemm_ready(type) ? "Lathe's" : "ATen's", " kernels",

@@ -8,7 +8,7 @@
 namespace lathe {
 
 /// `lathe bench ...`.
-Exit bench_verb(const Words& words);
+Exit bench_verb(const Arguments& arguments);
 
 struct OpSizes {
   int64_t batch = 4, context = 256, width = 768, vocab = 50304;  ///< heads are 64 wide

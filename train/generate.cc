@@ -14,6 +14,13 @@ namespace lathe {
 int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
   const at::Tensor logits = logits_V.to(at::kCPU, at::kDouble).contiguous();
   const double* x = logits.const_data_ptr<double>();
+  LATHE_CHECK(logits.numel() > 0, "pick: there are no logits");
+  for (int64_t i = 0; i < logits.numel(); ++i) {
+    if (!std::isfinite(x[i])) {
+      fail(Exit::diverged, "the model's logits are not finite (", x[i], " for token ", i,
+           "): its weights have diverged; take an earlier checkpoint");
+    }
+  }
   std::vector<int64_t> order(static_cast<size_t>(logits.numel()));
   std::iota(order.begin(), order.end(), 0);
   // Likeliest first; equal ones by id, so that the choice is the same everywhere.
@@ -26,7 +33,9 @@ int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
   if (s.top_p < 1) {
     double reached = 0;
     size_t kept = 0;
-    while (kept < p.size() && reached < s.top_p * total) reached += p[kept++];
+    do {
+      reached += p[kept++];
+    } while (kept < p.size() && reached < s.top_p * total);
     p.resize(kept);
     total = reached;
   }

@@ -23,7 +23,8 @@ struct Sampling {
 std::vector<int64_t> generate(const GPT& model, std::vector<int64_t> ids, int64_t n, const Sampling& sampling,
                               Compute compute, const std::function<bool(int64_t)>& on_token = nullptr);
 
-/// Picks from logits [V]; `draw` is uniform in (0, 1).
+/// Picks from logits [V], V > 0; `draw` is uniform in (0, 1). At least the likeliest token is kept, whatever top_k and
+/// top_p say. Exit::diverged where a logit is not finite.
 int64_t pick(const at::Tensor& logits_V, const Sampling& sampling, double draw);
 
 }  // namespace lathe

@@ -1,29 +1,21 @@
 #include "train/inspect.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "core/dtype.h"
 #include "core/io/checksum.h"
 #include "core/io/safetensors.h"
-#include "data/manifest.h"
+#include "data/tokens.h"
 #include "train/checkpoint.h"
 
 namespace lathe {
 namespace {
 
-enum class Kind { run, checkpoint, data, safetensors };
-
-Kind kind_of(const fs::path& path) {
-  if (fs::is_regular_file(path) && path.extension() == ".safetensors") return Kind::safetensors;
-  if (fs::is_directory(path)) {
-    if (path.filename().string().starts_with("step-") || fs::exists(path / "model.safetensors"))
-      return Kind::checkpoint;
-    if (fs::is_directory(path / "checkpoints")) return Kind::run;
-    if (fs::exists(path / "manifest.json")) return Kind::data;
-  }
-  fail(Exit::usage, path.string(), fs::exists(path) ? " is" : " does not exist: expected",
-       fs::exists(path) ? " no run, checkpoint, data folder or .safetensors file"
-                        : " a run, checkpoint, data folder or .safetensors file");
+[[noreturn]] void refuse(const fs::path& path) {
+  constexpr const char* wanted = "a run, checkpoint, data folder or .safetensors file";
+  if (!fs::exists(path)) fail(Exit::usage, path.string(), " does not exist; give ", wanted);
+  fail(Exit::usage, path.string(), " is no ", wanted + 2);
 }
 
 void list_tensors(std::ostringstream& out, const SafetensorsFile& file) {
@@ -44,39 +36,69 @@ void list_state(std::ostringstream& out, const fs::path& checkpoint) {
       << "\n";
 }
 
+/// The splits of a data folder without a manifest.json.
+std::vector<TokenFile> open_splits(const fs::path& folder) {
+  std::vector<TokenFile> splits;
+  for (const char* split : {"train", "val"}) {
+    if (has_split(folder, split, std::nullopt)) splits.emplace_back(folder, split, std::nullopt);
+  }
+  return splits;
+}
+
 }  // namespace
+
+PathKind kind_of(const fs::path& path_) {
+  const fs::path path = without_trailing_slash(path_);
+  if (!fs::exists(path)) return PathKind::missing;
+  if (!fs::is_directory(path)) return path.extension() == ".safetensors" ? PathKind::safetensors : PathKind::file;
+  if (path.filename().string().starts_with("step-") || fs::exists(path / "model.safetensors"))
+    return PathKind::checkpoint;
+  if (fs::is_directory(path / "checkpoints")) return PathKind::run;
+  const bool data = fs::exists(path / "manifest.json") || has_split(path, "train", std::nullopt) ||
+                    has_split(path, "val", std::nullopt);
+  return data ? PathKind::data : PathKind::folder;
+}
 
 std::string inspect(const fs::path& path_) {
   const fs::path path = without_trailing_slash(path_);
   std::ostringstream out;
   switch (kind_of(path)) {
-    case Kind::safetensors: {
+    case PathKind::safetensors: {
       const SafetensorsFile file(path);
       out << path.string() << "\n";
       for (const auto& [key, value] : file.metadata()) out << "  " << key << " = " << value << "\n";
       list_tensors(out, file);
       break;
     }
-    case Kind::checkpoint: {
+    case PathKind::checkpoint: {
       list_state(out, path);
       list_tensors(out, SafetensorsFile(path / "model.safetensors"));
       out << "\n" << read_state(path).config;
       break;
     }
-    case Kind::run: {
+    case PathKind::run: {
       const auto all = list_checkpoints(path);
       if (all.empty()) out << path.string() << " holds no checkpoint yet\n";
       for (const auto& checkpoint : all) list_state(out, checkpoint);
       break;
     }
-    case Kind::data: {
+    case PathKind::data: {
       const auto m = read_manifest(path);
+      if (!m) {
+        out << path.string() << "\n  no manifest.json, and so no tokenizer and no checksums\n";
+        for (const TokenFile& split : open_splits(path)) out << split.table();
+        break;
+      }
       out << path.string() << "\n  tokenizer " << m->tokenizer.kind() << ", vocabulary " << m->vocab_size << ", "
           << m->dtype << ", largest id " << m->largest_id << "\n";
       for (const auto* split : {&m->train, &m->val}) {
         for (const auto& s : *split) out << "  " << s.file << "  " << s.tokens << " tokens  " << s.xxh3 << "\n";
       }
+      break;
     }
+    case PathKind::missing:
+    case PathKind::file:
+    case PathKind::folder: refuse(path);
   }
   return out.str();
 }
@@ -85,24 +107,31 @@ std::string verify(const fs::path& path_) {
   const fs::path path = without_trailing_slash(path_);
   std::ostringstream out;
   switch (kind_of(path)) {
-    case Kind::safetensors:
+    case PathKind::safetensors:
       SafetensorsFile{path};
       out << path.string() << ": well formed\n";
       break;
-    case Kind::checkpoint:
+    case PathKind::checkpoint:
       verify_checkpoint(path);
       SafetensorsFile{path / "model.safetensors"};
       SafetensorsFile{path / "optimizer.safetensors"};
       out << path.string() << ": all files are what was written\n";
       break;
-    case Kind::run: {
+    case PathKind::run: {
       const auto all = list_checkpoints(path);
       if (all.empty()) fail(Exit::checkpoint, path.string(), " holds no checkpoint");
       for (const auto& checkpoint : all) out << verify(checkpoint);
       break;
     }
-    case Kind::data: {
+    case PathKind::data: {
       const auto m = read_manifest(path);
+      if (!m) {
+        uint32_t largest = 0;
+        for (const TokenFile& split : open_splits(path)) largest = std::max(largest, split.largest_id());
+        out << path.string() << ": sizes and headers are right, and the largest token id is " << largest
+            << "; without a manifest.json there are no checksums to compare with\n";
+        break;
+      }
       for (const auto* split : {&m->train, &m->val}) {
         for (const auto& s : *split) {
           const fs::path file = path / s.file;
@@ -112,7 +141,11 @@ std::string verify(const fs::path& path_) {
         }
       }
       out << path.string() << ": all shards are what was written\n";
+      break;
     }
+    case PathKind::missing:
+    case PathKind::file:
+    case PathKind::folder: refuse(path);
   }
   return out.str();
 }

@@ -1,11 +1,14 @@
 #include "train/run_config.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstring>
 #include <limits>
 
 #include "core/error.h"
 #include "core/io/file.h"
+#include "core/io/text.h"
+#include "train/inspect.h"
 
 extern char** environ;
 
@@ -18,15 +21,55 @@ std::string environment_name(const std::string& key) {
   return name;
 }
 
-/// A string key takes its text as it stands; others follow TOML's rules.
+/// A key's value from its text; Schema::set refuses a key that there is not.
 ConfigValue typed(const std::string& key, const std::string& text) {
   const Field* field = run_schema().find(key);
-  const ConfigValue value = parse_value(text);
-  if (field != nullptr && std::holds_alternative<std::string>(field->initial) &&
-      !std::holds_alternative<std::string>(value)) {
-    return text;
+  return field != nullptr ? read_value(text, field->initial) : ConfigValue(text);
+}
+
+/// With the bytes that are not UTF-8 as \xHH.
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    const size_t n = code_point_length(text, i);
+    out += n > 0 ? text.substr(i, n) : format("\\x%02x", static_cast<unsigned char>(text[i]));
+    i += std::max<size_t>(n, 1);
   }
-  return value;
+  return out;
+}
+
+/// Checkpoints hold paths as text, which has to be UTF-8: the run folder, which may derive from the config's name, and
+/// where a branch came from, which begins with the working folder.
+void check_paths(const std::string& config) {
+  if (!is_utf8(config))
+    fail(Exit::usage, "the config's path ", escaped(config),
+         " is not UTF-8; rename it, or call it from its own folder");
+  std::error_code error;
+  const std::string here = fs::current_path(error).string();
+  if (error) fail(Exit::io, "the working folder can't be found (", error.message(), "); run lathe in another");
+  if (!is_utf8(here)) fail(Exit::usage, "the working folder ", escaped(here), " is not UTF-8; run lathe in another");
+}
+
+/// What `path` is instead of a config file, and what to do with that.
+void check_is_file(const std::string& path) {
+  switch (kind_of(path)) {
+    case PathKind::missing:
+      fail(Exit::usage, "there is no config file ", path, "; configs/quickstart.toml is one to begin with");
+    case PathKind::data:
+      fail(Exit::usage, path, " is a data folder, not a config file; name it with --data.dir=", path,
+           " beside a config");
+    case PathKind::run:
+      fail(Exit::usage, path, " is a run, not a config file; to go on with it: lathe train ",
+           (fs::path(path) / "config.toml").string());
+    case PathKind::checkpoint:
+      fail(Exit::usage, path,
+           " is a checkpoint, not a config file; to go on from it: lathe train CONFIG --checkpoint.resume=", path);
+    case PathKind::folder:
+      fail(Exit::usage, path, " is a folder, not a config file; configs/quickstart.toml is one to begin with");
+    case PathKind::safetensors:
+      fail(Exit::usage, path, " holds tensors and is no config file; configs/quickstart.toml is one to begin with");
+    case PathKind::file: break;
+  }
 }
 
 void read_environment(LoadedConfig& loaded) {
@@ -160,6 +203,10 @@ void check(const LoadedConfig& loaded) {
   if (c.optim.nesterov && (c.optim.dampening != 0 || c.optim.momentum == 0)) {
     fail(Exit::usage, at("optim.nesterov"), ": optim.nesterov needs optim.dampening = 0 and optim.momentum > 0");
   }
+  if (c.schedule.min_lr < 0 && c.schedule.min_lr != -1) {
+    fail(Exit::usage, at("schedule.min_lr"), ": schedule.min_lr = ", c.schedule.min_lr,
+         " is not allowed; it must be >= 0, or -1 for a tenth of optim.lr");
+  }
   if (c.schedule.kind != "constant" && c.schedule.min_lr > c.optim.lr) {
     fail(Exit::usage, at("schedule.min_lr"), ": schedule.min_lr = ", c.schedule.min_lr,
          " is above optim.lr = ", c.optim.lr);
@@ -186,7 +233,8 @@ std::string origin_of(const LoadedConfig& loaded, const std::string& key) {
 LoadedConfig load_config(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides) {
   LoadedConfig loaded;
   loaded.path = path;
-  if (fs::is_directory(path)) fail(Exit::usage, path, " is a folder, not a config file");
+  check_paths(path);
+  check_is_file(path);
   for (const auto& entry : read_toml(path)) {
     run_schema().set(&loaded.config, entry.key, entry.value, entry.where);
     loaded.origins[entry.key] = entry.where;
@@ -199,6 +247,7 @@ LoadedConfig load_config(const std::string& path, const std::vector<std::pair<st
   if (loaded.config.train.out_dir.empty())
     loaded.config.train.out_dir = (fs::path("runs") / fs::path(path).stem()).string();
   check(loaded);
+  loaded.config.schedule.min_lr = end_of_schedule(loaded.config.schedule, loaded.config.optim.lr);
   return loaded;
 }
 

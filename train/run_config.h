@@ -90,8 +90,8 @@ struct LoadedConfig {
 /// Where a key's value came from; "defaults" where nothing set it.
 std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 
-/// Defaults < file < environment (LATHE_TRAIN_STEPS=100) < command line (key, text). Checked key by key and against
-/// each other. Errors are Exit::usage and say where.
+/// Defaults, which may follow other keys (train.out_dir, schedule.min_lr) < file < environment (LATHE_TRAIN_STEPS=100)
+/// < command line (key, text). Checked key by key and against each other. Errors are Exit::usage and say where.
 LoadedConfig load_config(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides);
 
 /// A saved run's config, as written in its checkpoint; what is wrong with it is Exit::checkpoint.
