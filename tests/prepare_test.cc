@@ -105,6 +105,7 @@ TEST_CASE("characters that lie across the edge of a piece are whole, and what is
     }
   }
   // A character can't begin in one file and end in the next.
+  fs::remove_all(f / "out");
   write_file(f / "1.txt", "a\xE2\x82");
   write_file(f / "2.txt", "\xAC");
   CHECK_THAT(
