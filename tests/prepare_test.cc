@@ -105,6 +105,7 @@ TEST_CASE("characters that lie across the edge of a piece are whole, and what is
     }
   }
   // A character can't begin in one file and end in the next.
+  fs::remove_all(f / "out");
   write_file(f / "1.txt", "a\xE2\x82");
   write_file(f / "2.txt", "\xAC");
   CHECK_THAT(
@@ -137,7 +138,7 @@ TEST_CASE("killed at any moment, a preparation can be repeated by the same comma
   REQUIRE(prepare_in("lathe", "whole", "none 1") == 0);
   int n = 0;
   for (const char* kill : {"prepare: shards written 1", "prepare: manifest written 1", "prepare: shard renamed 1",
-                           "prepare: shard renamed 2", "prepare: shard renamed 4", "prepare: renamed 1"}) {
+                           "prepare: shard renamed 4", "prepare: renamed 1"}) {
     INFO(kill);
     const std::string out = "out" + std::to_string(n++);
     fs::create_directories(f / out);
