@@ -172,6 +172,23 @@ TEST_CASE("the best checkpoint and every n-th are kept beside the newest", "[res
   CHECK_THROWS_AS(find_checkpoint(r / "runs/tiny", "step-00000011"), Error);
 }
 
+TEST_CASE("the checkpoint that eval takes can be chosen, and data read whole before training", "[resume]") {
+  const Runs r;
+  REQUIRE(r.train({"--train.steps=4", "--checkpoint.interval=2", "--verify-data=true"}).code == 0);
+  const Finished named = r.lathe({"eval", "runs/tiny", "--checkpoint", "step-00000002"});
+  CHECK(named.code == 0);
+  CHECK(named.out != r.lathe({"eval", "runs/tiny"}).out);
+  CHECK(r.lathe({"eval", "runs/tiny", "--checkpoint=step-00000003"}).code == 2);
+  CHECK(r.lathe({"eval", "runs/tiny/checkpoints/step-00000002", "--checkpoint=best"}).code == 2);
+  std::string bytes = slurp(r / "data/train.bin");
+  std::swap(bytes[100], bytes[102]);
+  write_file(r / "data/train.bin", bytes);
+  const Finished changed = r.train({"--train.out_dir=other", "--verify-data=true"});
+  CHECK(changed.code == 3);
+  CHECK_THAT(changed.err, ContainsSubstring("train.bin"));
+  CHECK(!fs::exists(r / "other"));
+}
+
 TEST_CASE("weights that are not finite are never saved", "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=4", "--checkpoint.interval=2"}).code == 0);

@@ -30,7 +30,11 @@ void list_tensors(std::ostringstream& out, const SafetensorsFile& file) {
 void list_state(std::ostringstream& out, const fs::path& checkpoint) {
   const RunState s = read_state(checkpoint);
   out << checkpoint.string() << "\n  step " << s.step << ", updates " << s.updates << ", tokens " << s.tokens;
-  if (s.val_loss) out << ", validation loss " << *s.val_loss << " (best " << *s.best_val_loss << ")";
+  if (s.val_loss) {
+    out << ", validation loss " << *s.val_loss << " (best " << *s.best_val_loss;
+    if (s.best_step >= 0) out << " after step " << s.best_step;
+    out << ")";
+  }
   if (s.scaler) out << ", loss scale " << s.scaler->scale << " (" << s.scaler->skipped << " steps skipped)";
   out << "\n  made on " << s.device_model << ", " << s.isa << ", " << s.threads << " threads; data " << s.data_hash
       << "\n";
@@ -51,9 +55,8 @@ PathKind kind_of(const fs::path& path_) {
   const fs::path path = without_trailing_slash(path_);
   if (!fs::exists(path)) return PathKind::missing;
   if (!fs::is_directory(path)) return path.extension() == ".safetensors" ? PathKind::safetensors : PathKind::file;
-  if (path.filename().string().starts_with("step-") || fs::exists(path / "model.safetensors"))
-    return PathKind::checkpoint;
-  if (fs::is_directory(path / "checkpoints")) return PathKind::run;
+  if (is_checkpoint(path)) return PathKind::checkpoint;
+  if (is_run(path)) return PathKind::run;
   const bool data = fs::exists(path / "manifest.json") || has_split(path, "train", std::nullopt) ||
                     has_split(path, "val", std::nullopt);
   return data ? PathKind::data : PathKind::folder;

@@ -383,11 +383,17 @@ class Trainer {
 
 }  // namespace
 
-Exit train(LoadedConfig loaded) {
+Exit train(LoadedConfig loaded, bool verify_data) {
   take_stop_signals("after this step");
   adopt_base(loaded);
   RunData data = RunData::open(loaded);
   check_base_tokenizer(loaded, data.manifest);
+  if (verify_data) {
+    const auto stop = [] { return stop_signal() != 0; };
+    data.train.verify(stop);
+    if (data.val) data.val->verify(stop);
+    log_info("data      ", loaded.config.data.dir, " is what was written");
+  }
   // A run that has checkpoints is locked before one is chosen; a new one's folder is made once all else is ready.
   const fs::path run = loaded.config.train.out_dir;
   std::optional<FolderLock> lock;

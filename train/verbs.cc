@@ -21,6 +21,7 @@
 #include "train/prepare.h"
 #include "train/replay.h"
 #include "train/session.h"
+#include "train/stop.h"
 #include "train/trainer.h"
 
 namespace lathe {
@@ -87,7 +88,8 @@ LoadedModel load_model_argument(const Arguments& arguments) {
     fail(Exit::usage, "command line: --double-quant must be true or false, not ", twice);
   if (twice == "true" && dtype != "nf4") fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
   const int threads = static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
-  LoadedModel m = LoadedModel::open(run_argument(arguments), device, threads, dtype, twice == "true");
+  LoadedModel m = LoadedModel::open(run_argument(arguments), device, threads, dtype, twice == "true",
+                                    arguments.get("checkpoint", "newest"));
   // To standard error: what goes to standard output is the result.
   std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute.dtype)) << ", matrices kept as " << m.load_dtype
             << ", saved as " << m.saved_dtype << "\n";
@@ -167,6 +169,13 @@ Exit gradients_verb(const Arguments& arguments) {
   return Exit::done;
 }
 
+Exit train_verb(const Arguments& arguments) {
+  const std::string verify = arguments.get("verify-data", "false");
+  if (verify != "true" && verify != "false")
+    fail(Exit::usage, "command line: --verify-data must be true or false, not ", verify);
+  return train(load_config_argument(arguments), verify == "true");
+}
+
 Exit prepare_verb(const Arguments& arguments) {
   PrepareOptions o{.inputs = arguments.words, .out = arguments.get("out", "")};
   if (o.out.empty()) fail(Exit::usage, "lathe prepare needs --out FOLDER");
@@ -175,6 +184,8 @@ Exit prepare_verb(const Arguments& arguments) {
     fail(Exit::usage, "command line: --tokenizer must be byte or char, not ", o.tokenizer);
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
   o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
+  take_stop_signals("the preparation; nothing of it is kept");
+  o.stop = [] { return stop_signal() != 0; };
   prepare(o);
   return Exit::done;
 }
@@ -212,7 +223,8 @@ using Flags = std::vector<std::pair<const char*, const char*>>;
 
 /// A verb's own flags and those that load_model_argument reads.
 Flags and_loading(Flags flags) {
-  flags.insert(flags.end(), {{"load-dtype",
+  flags.insert(flags.end(), {{"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},
+                             {"load-dtype",
                               "how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32; adapters: model.lora_dtype)"},
                              {"double-quant", "true: nf4's scales in 8 bits too (false)"},
                              {"device", "auto, cpu or cuda"},
@@ -228,11 +240,11 @@ const std::vector<Verb>& verbs() {
        "CONFIG [--section.key=value ...]",
        "train, or go on with, the run that a config describes",
        "train configs/quickstart.toml --train.steps=500 --train.out_dir=runs/short",
-       {},
+       {{"verify-data", "true: read all training and validation data and compare it with its checksums first (false)"}},
        true,
        1,
        1,
-       [](const Arguments& a) { return train(load_config_argument(a)); }},
+       train_verb},
       {"plan",
        "CONFIG [--section.key=value ...]",
        "what a run will need: memory, FLOPs, time, disk",
@@ -286,12 +298,13 @@ const std::vector<Verb>& verbs() {
       {"replay",
        "RUN|BUNDLE",
        "run the step again in which a run diverged, and name the first op whose result or gradient is not finite",
+       "replay runs/quickstart",
        {},
        false,
        1,
        1,
-       [](const Words& w) {
-         std::cout << replay(w.rest[0]) << std::flush;
+       [](const Arguments& a) {
+         std::cout << replay(a.words[0]) << std::flush;
          return Exit::done;
        }},
       {"merge",
