@@ -132,7 +132,8 @@ std::string replay(const fs::path& path) {
   const fs::path bundle = find_bundle(path);
   verify_checkpoint(bundle);
   const RunState state = read_state(bundle);
-  LoadedConfig loaded{saved_config(state, bundle)};
+  LoadedConfig loaded;
+  loaded.config = saved_config(state, bundle);
   loaded.config.train.threads = state.threads;
   adopt_base(loaded);
   Session session = Session::make(loaded);
