@@ -63,7 +63,7 @@ struct Small {
     state.scaler = ScaleState{.scale = 512, .growth_tracker = 1, .skipped = 0, .skipped_in_row = 0};
     state.val_loss = state.best_val_loss = 2.5;
     state.config = "[train]\nsteps = 5\n";
-    return save_checkpoint(f.path(), state, params, optimizer, /*keep=*/2);
+    return save_checkpoint(f.path(), state, params, optimizer, {.newest = 2});
   }
 };
 

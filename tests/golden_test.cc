@@ -148,7 +148,7 @@ TEST_CASE("a checkpoint of format 1 is read", "[golden]") {
   }
   // What this build writes of it is the same, byte for byte.
   RunState again = s;
-  const fs::path written = save_checkpoint(f / "again", again, params, optimizer, 1);
+  const fs::path written = save_checkpoint(f / "again", again, params, optimizer, Retention{});
   for (const char* name : {"manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"}) {
     INFO(name);
     CHECK(slurp(written / name) == slurp(checkpoint / name));
