@@ -239,7 +239,7 @@ TEST_CASE("what may not be read or written is told with a remedy", "[cli]") {
   fs::permissions(open, fs::perms::owner_exec);
   const std::string remedy = ": Permission denied; change the permissions, or name another";
   refused({"train", "tiny.toml", "--data.dir=closed"}, "closed/manifest.json" + remedy);
-  refused({"inspect", "closed"}, "closed/model.safetensors" + remedy);
+  refused({"inspect", "closed"}, "closed/state.json" + remedy);
   refused({"eval", "closed/run"}, "closed/run" + remedy);
   refused({"train", "closed/tiny.toml"}, "closed/tiny.toml" + remedy);
   refused({"train", "tiny.toml", "--train.out_dir=closed/run"}, "closed/run/checkpoints" + remedy);

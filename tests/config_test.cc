@@ -149,7 +149,7 @@ TEST_CASE("numbers are read as people type them, where that is exact", "[config]
                                                            {"9.007199254740993e15", 9007199254740993}};
   for (const auto& [text, wanted] : whole) {
     INFO(text);
-    CHECK(error_of([&] { CHECK(load("train.steps", text).train.steps == wanted); }) == "");
+    CHECK(error_of([&] { CHECK(load("train.seed", text).train.seed == wanted); }) == "");
   }
   CHECK(load("train.seed", "0e5").train.seed == 0);
   const std::vector<std::pair<const char*, double>> real{{".001", 0.001}, {"5.", 5}, {"1_000.5", 1000.5}, {"+3", 3},

@@ -34,8 +34,10 @@ Json state_json(const RunState& s) {
     json["changes"].push_back({{"step", c.step}, {"key", c.key}, {"was", c.was}, {"is", c.is}});
   if (!s.branched_from.empty()) json["branched_from"] = s.branched_from;
   if (!s.branched_id.empty()) json["branched_id"] = s.branched_id;
-  if (s.val_loss) json["val_loss"] = json_number(*s.val_loss), json["val_step"] = s.val_step;
-  if (s.best_val_loss) json["best_val_loss"] = json_number(*s.best_val_loss), json["best_step"] = s.best_step;
+  if (s.val_loss) json["val_loss"] = json_number(*s.val_loss);
+  if (s.best_val_loss) json["best_val_loss"] = json_number(*s.best_val_loss);
+  if (s.val_step >= 0) json["val_step"] = s.val_step;
+  if (s.best_step >= 0) json["best_step"] = s.best_step;
   if (!s.base_hash.empty()) json["base_hash"] = s.base_hash;
   if (s.scaler) {
     json["scaler"] = {{"loss_scale", s.scaler->scale},

@@ -30,34 +30,28 @@ std::string range_text(const at::Tensor& t) {
   return text + format(" from %.4g to %.4g", t.min().item<double>(), t.max().item<double>());
 }
 
-/// The parameter that a Variable is, or is a cast of; "" for others.
-std::string parameter_path(const Variable& v) {
-  const Edge edge = v.edge();
-  if (!edge) return "";
-  if (const Leaf* leaf = edge.node->as_leaf()) return leaf->label;
-  if (edge.node->name() != "cast" || edge.node->next.empty() || !edge.node->next[0]) return "";
-  const Leaf* leaf = edge.node->next[0].node->as_leaf();
-  return leaf == nullptr ? "" : leaf->label;
-}
-
 /// Watches one forward and backward pass, and keeps the first thing that is not finite.
 class Watch {
  public:
+  explicit Watch(const std::vector<NamedParameter>& parameters) {
+    for (const auto& p : parameters) paths_[p.parameter.edge().node.get()] = p.path;
+  }
+
   std::string first;  ///< a sentence, or empty
 
   const std::function<void(const OpResult&)> on_result = [this](const OpResult& r) {
     std::string path;
     for (const Variable& v : r.inputs) {
-      if (path.empty()) path = parameter_path(v);
+      if (path.empty()) path = parameter_of(v);
     }
-    const std::string place = !path.empty() ? str("at ", path) : after_.empty() ? "" : str("after ", after_);
+    const std::string what = str(r.name, !path.empty() ? " at " + path : after_.empty() ? "" : " after " + after_);
     if (!path.empty()) after_ = path;
-    if (r.node != nullptr) places_[r.node] = str(r.name, " ", place);
+    if (r.node != nullptr) results_[r.node] = what;
     // A mask writes infinities on purpose.
     if (!first.empty() || std::string(r.name) == "masked_fill") return;
     for (const at::Tensor& y : r.outputs) {
       if (bad_elements(y) == 0) continue;
-      first = str("forward: the result of ", r.name, " ", place, ", ", range_text(y), "; its inputs:");
+      first = str("forward: the result of ", what, ", ", range_text(y), "; its inputs:");
       for (const Variable& v : r.inputs) first += "\n  " + range_text(v.data());
       return;
     }
@@ -65,15 +59,27 @@ class Watch {
   const std::function<void(const Node&, const at::Tensor&)> on_gradient = [this](const Node& node,
                                                                                  const at::Tensor& dy) {
     if (!first.empty() || bad_elements(dy) == 0) return;
-    const auto found = places_.find(&node);
+    const auto parameter = paths_.find(&node);
+    const auto result = results_.find(&node);
     first = str("backward: the gradient of ",
-                found != places_.end() ? "the result of " + found->second : "the parameter " + node.name(), ", ",
-                range_text(dy));
+                parameter != paths_.end()  ? "the parameter " + parameter->second
+                : result != results_.end() ? "the result of " + result->second
+                                           : node.name(),
+                ", ", range_text(dy));
   };
 
  private:
+  /// The path of the parameter that a Variable is, or is a cast of; "" for others.
+  std::string parameter_of(const Variable& v) const {
+    const Edge edge = v.edge();
+    if (!edge) return "";
+    const bool is_cast = edge.node->name() == "cast" && !edge.node->next.empty();
+    const auto found = paths_.find(is_cast ? edge.node->next[0].node.get() : edge.node.get());
+    return found == paths_.end() ? "" : found->second;
+  }
+
   std::string after_;  // the last parameter that an op had
-  std::unordered_map<const Node*, std::string> places_;
+  std::unordered_map<const Node*, std::string> paths_, results_;
 };
 
 fs::path find_bundle(const fs::path& path) {
@@ -152,7 +158,7 @@ std::string replay(const fs::path& path) {
   const TrainConfig& c = session.config.train;
   zero_grad(session.model);
   for (int64_t micro = 0; micro < ids.size(0); ++micro) {
-    Watch watch;
+    Watch watch(session.params);
     const ModeGuard guard;
     mode().observe_result = &watch.on_result;
     mode().observe_gradient = &watch.on_gradient;
