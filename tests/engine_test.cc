@@ -3,8 +3,10 @@
 #include <barrier>
 #include <thread>
 
+#include "amp/amp.h"
 #include "autograd/engine.h"
 #include "autograd/node.h"
+#include "autograd/op.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
 #include "core/kernels/gemm.h"
@@ -241,6 +243,42 @@ TEST_CASE("a GPT's step costs what the formula says", "[engine]") {
     }
     use_kernels(true);
   }
+}
+
+/// Asks for the gradient that its input has so far, as a float32 one.
+struct WrongTaker {
+  static constexpr OpInfo info{.name = "wrong_taker"};
+  static inline bool taken = false;
+  at::Tensor forward(const at::Tensor& x) { return x.clone(); }
+  Grads<1> backward(const at::Tensor& dy, Needs<1>, GradSlots& slots) const {
+    const at::Tensor have = slots.take(0, at::kFloat);
+    taken = have.defined();
+    return {taken ? have + dy : dy};
+  }
+  Grads<1, Variable> backward(const Variable& dy, Needs<1>) const { return {dy}; }
+};
+
+TEST_CASE("an op is handed a gradient of the dtype that it asks for, or none", "[engine]") {
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    const Variable x = Variable::parameter(torch::ones({3}, dtype)), h = x * 2.0;
+    const Variable early = apply(WrongTaker{}, h), late = h * 3.0;  // the newest runs first
+    backward(sum(early, {}) + sum(late, {}));
+    CHECK(WrongTaker::taken == (dtype == at::kFloat));
+    CHECK(x.leaf().grad.equal(torch::full({3}, 8.0, dtype)));
+  }
+}
+
+TEST_CASE("autocast leaves what a linear layer adds as wide as it is", "[engine]") {
+  torch::manual_seed(5);
+  const Variable x(torch::randn({6, 16})), w = Variable::parameter(torch::randn({8, 16})),
+                                           residual(torch::randn({6, 8}) + 1000);
+  const Autocast autocast(Compute(at::kBFloat16));
+  const at::Tensor y = linear(x, w, {}, residual).data();
+  CHECK(y.scalar_type() == at::kFloat);
+  // A residual of about 1000 in bfloat16 would be up to 4 off.
+  const at::Tensor product =
+      x.data().to(at::kBFloat16).to(at::kFloat).matmul(w.data().to(at::kBFloat16).to(at::kFloat).t());
+  CHECK((y - residual.data() - product).abs().max().item<float>() < 0.1);
 }
 
 }  // namespace

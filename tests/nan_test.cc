@@ -255,6 +255,37 @@ TEST_CASE("gelu far from zero is 0 or the identity, and so is its slope", "[nan]
   }
 }
 
+TEST_CASE("silu far from zero is 0 or the identity, in swiglu too", "[nan]") {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor a = torch::tensor({-1e4, 1e4, -1e13, 1e13, -1e30, 1e30}, dtype).view({6, 1});
+    const at::Tensor gated = torch::cat({a, torch::ones_like(a)}, 1);
+    with_and_without([&](const std::string& kernels) {
+      on_every_set([&](const std::string& set) {
+        const at::Tensor plain = silu(Variable(a)).data(), y = swiglu(Variable(gated)).data();
+        INFO(dtype_name(dtype) << ", " << kernels << " on " << set << ":\n" << plain << "\n" << y);
+        const at::Tensor wanted = torch::where(a.gt(0), a, torch::zeros_like(a));
+        CHECK(torch::allclose(plain, wanted, 1e-6, 1e-30));
+        CHECK(torch::allclose(y, wanted, 1e-6, 1e-30));
+      });
+    });
+  }
+}
+
+TEST_CASE("attention without own kernels shows a NaN wherever the formula has it", "[nan]") {
+  constexpr int64_t heads = 2, width = 8, c = heads * width;
+  for (const int64_t time : {1, 5, 40, 600}) {
+    for (const int64_t part : {0, 1, 2}) {  // q, k, v
+      at::Tensor qkv = torch::sin(torch::arange(time * 3 * c).to(at::kFloat)).view({1, time, 3 * c});
+      qkv.slice(2, part * c, (part + 1) * c).fill_(std::nan(""));
+      use_kernels(false);
+      const at::Tensor y = attention(Variable(qkv), heads).data();
+      use_kernels(true);
+      INFO("time " << time << ", NaN in part " << part);
+      CHECK(y.isnan().all().item<bool>());
+    }
+  }
+}
+
 TEST_CASE("what a loss ignores may be anything", "[nan]") {
   const double wanted = std::log(std::exp(1.0) + std::exp(2.0) + std::exp(3.0)) - 2;  // 1.4076
   const at::Tensor targets = longs({-100, 1});
