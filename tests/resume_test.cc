@@ -80,7 +80,7 @@ TEST_CASE("a finished run keeps its record, and says what differs", "[resume]") 
   const std::string record = slurp(r / "runs/tiny/config.toml"), log = slurp(r / "runs/tiny/log.txt");
   const Finished again = r.train({"--train.steps=10", "--optim.lr=0.5"});
   CHECK(again.code == 0);
-  CHECK_THAT(again.out, ContainsSubstring("nothing to do; these keys differ from what was trained:"));
+  CHECK_THAT(again.out, ContainsSubstring("step-00000010; these keys differ from what was trained:"));
   CHECK_THAT(again.out, ContainsSubstring("optim.lr 0.001 -> 0.5"));
   CHECK(slurp(r / "runs/tiny/config.toml") == record);
   CHECK(slurp(r / "runs/tiny/log.txt") == log);

@@ -52,10 +52,12 @@ class Trainer {
   /// Whether there is anything left to train or to evaluate.
   bool is_finished() const { return state_.step >= session_.config.train.steps && !state_.eval_due; }
 
-  /// What a run says that has nothing left to do; its record stays as it is.
+  /// What a run says that has nothing left to do; its record stays as it is. A last save may have been cut short.
   Exit say_finished() const {
+    clean_checkpoints(run_);
     log_summary();
-    log_info("nothing to do", changes_.empty() ? "" : "; these keys differ from what was trained:");
+    log_info("nothing to do: the run ended with ", resumed_from_.string(),
+             changes_.empty() ? "" : "; these keys differ from what was trained:");
     for (const ConfigChange& c : changes_) log_info("  ", c.key, " ", c.was, " -> ", c.is);
     return Exit::done;
   }
