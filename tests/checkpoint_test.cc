@@ -6,23 +6,13 @@
 #include "data/manifest.h"
 #include "tests/catch.h"
 #include "tests/process.h"
+#include "tests/small.h"
 #include "train/metrics.h"
 
 namespace {
 
 using namespace lathe;
 using namespace lathe::test;
-
-/// A matrix, a vector and an optimizer that has made one step on them.
-struct Small {
-  std::vector<NamedParameter> params{{"w", Variable::parameter(torch::linspace(-1, 1, 12).view({3, 4})), Role::weight},
-                                     {"b", Variable::parameter(torch::linspace(0, 1, 3)), Role::bias}};
-  Optimizer optimizer{OptimConfig{}, params};
-  Small() {
-    for (auto& p : params) p.parameter.leaf().grad = torch::full(p.parameter.sizes(), 0.3);
-    optimizer.step(1e-3);
-  }
-};
 
 fs::path save(const TempFolder& f, const Small& s, int64_t step, std::optional<at::ScalarType> dtype = std::nullopt) {
   RunState state;

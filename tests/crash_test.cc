@@ -10,6 +10,7 @@
 #include "tests/catch.h"
 #include "tests/disk.h"
 #include "tests/process.h"
+#include "tests/small.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/trainer.h"
@@ -120,17 +121,6 @@ struct Saves {
       if (!path.filename().string().starts_with("step-")) return path.filename().string() + " is left";
     }
     return "";
-  }
-};
-
-/// Two parameters and an optimizer that has made one step on them.
-struct Small {
-  std::vector<NamedParameter> params{{"w", Variable::parameter(torch::linspace(-1, 1, 12).view({3, 4})), Role::weight},
-                                     {"b", Variable::parameter(torch::linspace(0, 1, 3)), Role::bias}};
-  Optimizer optimizer{OptimConfig{}, params};
-  Small() {
-    for (auto& p : params) p.parameter.leaf().grad = torch::full(p.parameter.sizes(), 0.3);
-    optimizer.step(1e-3);
   }
 };
 

@@ -13,6 +13,7 @@
 #include "data/tokens.h"
 #include "tests/catch.h"
 #include "tests/process.h"
+#include "tests/small.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 
@@ -63,17 +64,11 @@ class Interposed {
   static inline size_t at_most = SIZE_MAX;
 };
 
-/// Two parameters, an optimizer that has made one step on them, and a run folder with the checkpoints of steps 10
-/// and 20.
-struct Run {
+/// A run folder with the checkpoints of steps 10 and 20.
+struct Run : Small {
   TempFolder folder{fast_folder()};
-  std::vector<NamedParameter> params{{"w", Variable::parameter(torch::linspace(-1, 1, 12).view({3, 4})), Role::weight},
-                                     {"b", Variable::parameter(torch::linspace(0, 1, 3)), Role::bias}};
-  Optimizer optimizer{OptimConfig{}, params};
 
   explicit Run(bool with_old = true) {
-    for (auto& p : params) p.parameter.leaf().grad = torch::full(p.parameter.sizes(), 0.3);
-    optimizer.step(1e-3);
     if (with_old) save(10), save(20);
   }
   void save(int64_t step) {

@@ -9,6 +9,7 @@
 #include "data/tokens.h"
 #include "tests/catch.h"
 #include "tests/process.h"
+#include "tests/small.h"
 #include "train/checkpoint.h"
 #include "train/prepare.h"
 
@@ -52,10 +53,7 @@ size_t header_end(const std::string& safetensors) {
   return sizeof length + length;
 }
 
-struct Small {
-  std::vector<NamedParameter> params{{"w", Variable::parameter(torch::linspace(-1, 1, 12).view({3, 4})), Role::weight},
-                                     {"b", Variable::parameter(torch::linspace(0, 1, 3)), Role::bias}};
-  Optimizer optimizer{OptimConfig{}, params};
+struct Saver : Small {
   fs::path save(const TempFolder& f, int64_t step) {
     RunState state;
     state.step = step;
@@ -69,7 +67,7 @@ struct Small {
 
 TEST_CASE("a changed byte of a checkpoint is refused, and the one before it is taken, with a sentence", "[flips]") {
   const TempFolder f;
-  Small small;
+  Saver small;
   const fs::path older = small.save(f, 1), newer = small.save(f, 2);
   open_log_file((f / "log.txt").string());
   set_console_level(Level::error);
@@ -106,7 +104,7 @@ TEST_CASE("a changed byte of a checkpoint is refused, and the one before it is t
 
 TEST_CASE("parsers of a checkpoint end in a value or in a sentence, whatever byte is changed", "[flips]") {
   const TempFolder f;
-  Small small;
+  Saver small;
   const fs::path checkpoint = small.save(f, 1);
   const auto ends = [&](const char* name, auto&& read) {
     const std::string text = slurp(checkpoint / name);

@@ -49,8 +49,7 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   const size_t half = ms.size() / 2;
   result.ms_min = ms.front();
   result.ms_median = ms.size() % 2 == 1 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
-  result.tokens_per_s =
-      1e3 * static_cast<double>(c.grad_accum * c.batch_size * session.config.model.block_size) / result.ms_median;
+  result.tokens_per_s = 1e3 * static_cast<double>(tokens_of_step(session.config)) / result.ms_median;
   result.peak_rss_mb = static_cast<double>(peak_rss_bytes()) / (1 << 20);
   return result;
 }

@@ -66,12 +66,8 @@ struct Snapshot {
   std::vector<at::Tensor> held;
 
   void add(const std::string& name, const at::Tensor& t) {
-    const at::Tensor host = t.to(at::kCPU).contiguous();
-    entries.push_back({name,
-                       safetensors_dtype(host.scalar_type()),
-                       host.sizes().vec(),
-                       {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()}});
-    held.push_back(host);
+    held.push_back(t.to(at::kCPU).contiguous());
+    entries.push_back(make_entry(name, held.back()));
   }
 };
 
@@ -106,6 +102,13 @@ void copy_into(const SafetensorsFile& file, const std::string& name, const at::T
 
 }  // namespace
 
+TensorEntry make_entry(const std::string& name, const at::Tensor& t) {
+  return {name,
+          safetensors_dtype(t.scalar_type()),
+          t.sizes().vec(),
+          {static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()}};
+}
+
 at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const fs::path& path) {
   const auto dtype = dtype_from_safetensors(entry.dtype);
   if (!dtype || at::IntArrayRef(entry.shape) != sizes) {
@@ -126,7 +129,10 @@ int64_t step_of(const fs::path& checkpoint) {
   }
 }
 
-std::vector<fs::path> list_checkpoints(const fs::path& run) {
+namespace {
+
+/// As list_checkpoints, with the step of each.
+std::vector<std::pair<int64_t, fs::path>> numbered_checkpoints(const fs::path& run) {
   std::vector<std::pair<int64_t, fs::path>> found;
   for (const auto& path : list_folder(run / "checkpoints")) {
     const std::string name = path.filename().string();
@@ -135,15 +141,25 @@ std::vector<fs::path> list_checkpoints(const fs::path& run) {
     if (numbered) found.emplace_back(step_of(path), path);
   }
   std::sort(found.begin(), found.end(), std::greater<>());
+  return found;
+}
+
+void set_aside_unusable(const fs::path& checkpoint) {
+  set_aside(checkpoint, checkpoint.parent_path() / ("unusable-" + checkpoint.filename().string()));
+}
+
+}  // namespace
+
+std::vector<fs::path> list_checkpoints(const fs::path& run) {
   std::vector<fs::path> paths;
-  for (auto& [step, path] : found) paths.push_back(std::move(path));
+  for (auto& [step, path] : numbered_checkpoints(run)) paths.push_back(std::move(path));
   return paths;
 }
 
 void set_aside_newer(const fs::path& checkpoint) {
-  for (const auto& other : list_checkpoints(checkpoint.parent_path().parent_path())) {
-    if (step_of(other) <= step_of(checkpoint)) continue;
-    set_aside(other, other.parent_path() / ("unusable-" + other.filename().string()));
+  const int64_t own = step_of(checkpoint);
+  for (const auto& [step, other] : numbered_checkpoints(checkpoint.parent_path().parent_path())) {
+    if (step > own) set_aside_unusable(other);
   }
 }
 
@@ -190,7 +206,7 @@ void write_files(const fs::path& temporary, const fs::path& target, const RunSta
   fault_point("save: manifest written");
   sync_folder(temporary);
   fault_point("save: folder synced");
-  if (fs::exists(target)) set_aside(target, target.parent_path() / ("unusable-" + target.filename().string()));
+  if (fs::exists(target)) set_aside_unusable(target);
   rename_file(temporary, target);
   fault_point("save: renamed");
   sync_folder(target.parent_path());
@@ -227,13 +243,13 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::
   write_checkpoint(target, state, parameters, optimizer, dtype);
 
   // Old ones lose their names, durably, before they lose their files: what is named step-N is whole at any moment.
-  const auto all = list_checkpoints(run);
+  const auto all = numbered_checkpoints(run);
   std::vector<int64_t> steps;
-  for (const auto& path : all) steps.push_back(step_of(path));
+  for (const auto& [step, path] : all) steps.push_back(step);
   const auto doomed = steps_to_delete(steps, keep, state.best_step);
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (std::find(doomed.begin(), doomed.end(), steps[i]) == doomed.end()) continue;
-    rename_file(all[i], parent / (temporary_prefix + all[i].filename().string()));
+  for (const auto& [step, path] : all) {
+    if (std::find(doomed.begin(), doomed.end(), step) == doomed.end()) continue;
+    rename_file(path, parent / (temporary_prefix + path.filename().string()));
     fault_point("save: deleting an old one");
   }
   if (!doomed.empty()) sync_folder(parent);
@@ -438,8 +454,8 @@ fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
   }
   const RunState state = read_state(*newest);
   if (state.best_step < 0) fail(Exit::usage, path.string(), " has no best checkpoint: it was never evaluated");
-  for (const auto& one : list_checkpoints(path)) {
-    if (step_of(one) != state.best_step) continue;
+  for (const auto& [step, one] : numbered_checkpoints(path)) {
+    if (step != state.best_step) continue;
     verify_checkpoint(one);
     return one;
   }

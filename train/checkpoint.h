@@ -97,6 +97,8 @@ RunState read_state(const fs::path& checkpoint);
 RunConfig saved_config(const RunState& state, const fs::path& checkpoint);
 /// What tells the contents of one checkpoint from another's: the checksum of its manifest, which has those of the rest.
 std::string content_id(const fs::path& checkpoint);
+/// An entry that shares the memory of `t`, which is contiguous and on the CPU.
+TensorEntry make_entry(const std::string& name, const at::Tensor& t);
 /// An entry of the file at `path` as a tensor that shares its memory. Exit::checkpoint unless it has that shape.
 at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const fs::path& path);
 /// Copies saved tensors into the parameters: all names must match, with their shapes.

@@ -167,7 +167,7 @@ class OutFolder {
  public:
   explicit OutFolder(const fs::path& path) : path_(path), had_lock_(fs::exists(path / "lock")) {
     for (fs::path p = fs::absolute(path).lexically_normal(); !fs::exists(p); p = p.parent_path()) made_.push_back(p);
-    if (make_folders(path)) sync_folder(made_.empty() ? path : made_.back().parent_path());
+    make_folders(path);
     try {
       lock_.emplace(path);
     } catch (const Error& e) {
@@ -210,12 +210,12 @@ class OutFolder {
             fail(Exit::usage, file.string(),
                  " is not what an interrupted `lathe prepare` left there; move it away, or give another --out");
           }
-          fs::remove(file);
+          remove_tree(file);
         }
       }
     }
     sync_folder(path_);
-    for (const auto& name : unfinished_files()) fs::remove(path_ / name);
+    for (const auto& name : unfinished_files()) remove_tree(path_ / name);
     check(path_);
     keep_ = false;
   }
@@ -229,12 +229,12 @@ class OutFolder {
     fault_point("prepare: manifest written");
     for (const auto* split : {&manifest.train, &manifest.val}) {
       for (const auto& shard : *split) {
-        fs::rename(path_ / (unfinished + shard.file), path_ / shard.file);
+        rename_file(path_ / (unfinished + shard.file), path_ / shard.file);
         fault_point("prepare: shard renamed");
       }
     }
     sync_folder(path_);
-    fs::rename(path_ / marker(), path_ / "manifest.json");
+    rename_file(path_ / marker(), path_ / "manifest.json");
     fault_point("prepare: renamed");
     sync_folder(path_);
   }

@@ -108,17 +108,9 @@ std::vector<Batch> batches_of_step(const Session& session, const TokenFile& toke
 void write_windows(const fs::path& file, const std::vector<Batch>& batches) {
   std::vector<at::Tensor> ids, targets;
   for (const Batch& b : batches) ids.push_back(b.ids_BT), targets.push_back(b.targets_BT);
-  const at::Tensor all[]{at::stack(ids), at::stack(targets)};
-  std::vector<TensorEntry> entries;
-  for (size_t i = 0; i < 2; ++i) {
-    const at::Tensor& t = all[i];
-    entries.push_back({i == 0 ? "ids" : "targets",
-                       "I64",
-                       t.sizes().vec(),
-                       {static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()}});
-  }
+  const at::Tensor all_ids = at::stack(ids), all_targets = at::stack(targets);
   make_folders(file.parent_path());
-  write_safetensors(file, std::move(entries));
+  write_safetensors(file, {make_entry("ids", all_ids), make_entry("targets", all_targets)});
 }
 
 fs::path write_replay_bundle(const fs::path& run, RunState state, const Session& session, const TokenFile& tokens,
@@ -162,9 +154,10 @@ std::string replay(const fs::path& path) {
     const ModeGuard guard;
     mode().observe_result = &watch.on_result;
     mode().observe_gradient = &watch.on_gradient;
-    const at::Tensor loss = run_micro_batch(
-        session.model, {ids[micro], targets[micro]}, divisor_of_step(session.config), session.compute,
-        random_of(session.config, state.step, micro), session.scaler ? session.scaler->scale() : at::Tensor());
+    const at::Tensor loss = run_micro_batch(session.model, {ids[micro], targets[micro]},
+                                            static_cast<double>(tokens_of_step(session.config)), session.compute,
+                                            random_of(session.config, state.step, micro),
+                                            session.scaler ? session.scaler->scale() : at::Tensor());
     text += format("micro-batch %lld of %lld: its share of the loss is %.6g\n", static_cast<long long>(micro + 1),
                    static_cast<long long>(c.grad_accum), loss.item<double>());
     if (!watch.first.empty()) return text + "what is first not finite, in the " + watch.first + "\n";

@@ -211,7 +211,7 @@ void check(const LoadedConfig& loaded) {
     fail(Exit::usage, at("schedule.min_lr"), ": schedule.min_lr = ", c.schedule.min_lr,
          " is above optim.lr = ", c.optim.lr);
   }
-  const int64_t step_tokens = c.train.grad_accum * c.train.batch_size * c.model.block_size;  // 1e18 at most
+  const int64_t step_tokens = tokens_of_step(c);
   if (c.train.steps > std::numeric_limits<int64_t>::max() / 2 / step_tokens) {
     fail(Exit::usage, at("train.steps"), ": train.steps = ", c.train.steps,
          " times train.grad_accum = ", c.train.grad_accum, ", train.batch_size = ", c.train.batch_size,
@@ -224,6 +224,10 @@ void check(const LoadedConfig& loaded) {
 }
 
 }  // namespace
+
+int64_t tokens_of_step(const RunConfig& c) {
+  return c.train.grad_accum * c.train.batch_size * c.model.block_size;  // 1e18 at most, by the keys' rules
+}
 
 std::string origin_of(const LoadedConfig& loaded, const std::string& key) {
   const auto found = loaded.origins.find(key);

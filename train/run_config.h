@@ -87,6 +87,9 @@ struct LoadedConfig {
   std::filesystem::path base{};  ///< the checkpoint that model.lora_base stands for, once adopt_base has found it
 };
 
+/// Tokens of an optimizer step, and so its targets, which the sum of its losses is divided by.
+int64_t tokens_of_step(const RunConfig& config);
+
 /// Where a key's value came from; "defaults" where nothing set it.
 std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 

@@ -13,10 +13,6 @@
 
 namespace lathe {
 
-double divisor_of_step(const RunConfig& c) {
-  return static_cast<double>(c.train.grad_accum * c.train.batch_size) * static_cast<double>(c.model.block_size);
-}
-
 StepRandom random_of(const RunConfig& c, int64_t step, int64_t micro_batch) {
   return {static_cast<uint64_t>(c.train.seed), static_cast<uint64_t>(step), micro_batch * c.train.batch_size};
 }
@@ -25,7 +21,7 @@ StepResult run_step(Session& s, Loader& loader, int64_t step) {
   const TrainConfig& c = s.config.train;
   StepResult r;
   r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
-  const double divisor = divisor_of_step(s.config);
+  const double divisor = static_cast<double>(tokens_of_step(s.config));
   zero_grad(s.model);
   for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
     const Batch batch = loader.next();

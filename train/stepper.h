@@ -16,8 +16,6 @@ struct StepResult {
   bool is_spike = false;  ///< its update was left out: see train/spikes.h
 };
 
-/// Targets of a step: what the sum of its losses is divided by.
-double divisor_of_step(const RunConfig& config);
 /// Where the random numbers of a micro-batch of a step come from.
 StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch);
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 
 #include "core/io/log.h"
@@ -31,10 +32,8 @@ class Sentence {
   }
   Sentence& add(int64_t number) {
     std::array<char, 24> digits{};
-    size_t at = digits.size() - 1;
-    do digits[--at] = static_cast<char>('0' + number % 10);
-    while ((number /= 10) > 0 && at > 0);
-    return add(digits.data() + at);
+    std::to_chars(digits.data(), digits.data() + digits.size() - 1, number);
+    return add(digits.data());
   }
   void say() {
     add("\n");

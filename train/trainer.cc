@@ -93,7 +93,7 @@ class Trainer {
       ++state_.step;
       did_something_ = true;
       note_progress(state_.step, saved_step_);
-      state_.tokens += c.grad_accum * c.batch_size * session_.config.model.block_size;
+      state_.tokens += tokens_of_step(session_.config);
       const int64_t interval = session_.config.checkpoint.interval;
       const bool last = state_.step == c.steps, log_due = last || state_.step % c.log_interval == 0;
       const bool sample_due = c.sample_interval > 0 && state_.step % c.sample_interval == 0;
@@ -216,8 +216,7 @@ class Trainer {
     if (session_.spikes) state_.spikes = session_.spikes->state();
     if (r.is_spike) keep_spike(f);
     state_.scaler = f.scaler;
-    const double tokens =
-        static_cast<double>(c.grad_accum * c.batch_size) * static_cast<double>(session_.config.model.block_size);
+    const auto tokens = static_cast<double>(tokens_of_step(session_.config));
     smooth_s_ = smooth_s_ == 0 ? seconds : 0.9 * smooth_s_ + 0.1 * seconds;
     std::optional<double> mfu;
     const double rate = flops_per_token(session_.config.model) * tokens / seconds;

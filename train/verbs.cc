@@ -46,6 +46,13 @@ double Arguments::number(const std::string& name, double otherwise, const Rule& 
   return x;
 }
 
+bool Arguments::is_true(const std::string& name) const {
+  const std::string value = get(name, "false");
+  if (value != "true" && value != "false")
+    fail(Exit::usage, "command line: --", name, " must be true or false, not ", value);
+  return value == "true";
+}
+
 LoadedConfig load_config_argument(const Arguments& arguments, size_t at) {
   std::vector<std::pair<std::string, std::string>> overrides;
   for (const auto& [key, value] : arguments.flags) {
@@ -83,13 +90,11 @@ LoadedModel load_model_argument(const Arguments& arguments) {
     fail(Exit::usage, "command line: --device must be auto, cpu or cuda, not ", device);
   if (!dtype.empty() && dtype != "fp32" && dtype != "bf16" && dtype != "fp16" && dtype != "int8" && dtype != "nf4")
     fail(Exit::usage, "command line: --load-dtype must be fp32, bf16, fp16, int8 or nf4, not ", dtype);
-  const std::string twice = arguments.get("double-quant", "false");
-  if (twice != "true" && twice != "false")
-    fail(Exit::usage, "command line: --double-quant must be true or false, not ", twice);
-  if (twice == "true" && dtype != "nf4") fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
+  const bool twice = arguments.is_true("double-quant");
+  if (twice && dtype != "nf4") fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
   const int threads = static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
-  LoadedModel m = LoadedModel::open(run_argument(arguments), device, threads, dtype, twice == "true",
-                                    arguments.get("checkpoint", "newest"));
+  LoadedModel m =
+      LoadedModel::open(run_argument(arguments), device, threads, dtype, twice, arguments.get("checkpoint", "newest"));
   // To standard error: what goes to standard output is the result.
   std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute.dtype)) << ", matrices kept as " << m.load_dtype
             << ", saved as " << m.saved_dtype << "\n";
@@ -170,10 +175,8 @@ Exit gradients_verb(const Arguments& arguments) {
 }
 
 Exit train_verb(const Arguments& arguments) {
-  const std::string verify = arguments.get("verify-data", "false");
-  if (verify != "true" && verify != "false")
-    fail(Exit::usage, "command line: --verify-data must be true or false, not ", verify);
-  return train(load_config_argument(arguments), verify == "true");
+  const bool verify_data = arguments.is_true("verify-data");
+  return train(load_config_argument(arguments), verify_data);
 }
 
 Exit prepare_verb(const Arguments& arguments) {

@@ -23,6 +23,8 @@ struct Arguments {
     const auto found = flags.find(name);
     return found == flags.end() ? otherwise : found->second;
   }
+  /// A flag that is true or false; false where it is not given.
+  bool is_true(const std::string& name) const;
   /// A flag as a number within bounds, written as read_value takes it.
   double number(const std::string& name, double otherwise, const Rule& rule, bool whole) const;
 };
