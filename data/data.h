@@ -25,8 +25,7 @@ struct DataConfig {
   LATHE_FIELD(int64_t, folds, 0,
               "example sets: split all examples into this many parts, one of them for validation; 0: as prepared",
               between(0, 1000).fixed())
-  LATHE_FIELD(int64_t, fold, 0, "example sets: which of data.folds is for validation, from 0",
-              between(0, 999).fixed())
+  LATHE_FIELD(int64_t, fold, 0, "example sets: which of data.folds is for validation, from 0", between(0, 999).fixed())
   LATHE_FIELD(bool, flip, false, "images: mirror half of the training samples left to right", anything().fixed())
   LATHE_FIELD(int64_t, crop, 0, "images: shift training samples by up to so many pixels, what moves in is zero",
               between(0, 1000).fixed())
@@ -69,12 +68,12 @@ class EvaluationBatches {
 
 /// What tasks and models need to know of a data folder.
 struct DataFacts {
-  std::string task;                   ///< "language", "classification", "regression": what the data is made for
+  std::string task;                    ///< "language", "classification", "regression": what the data is made for
   std::optional<Tokenizer> tokenizer;  ///< token data with a manifest
-  int64_t vocab_size = 0;             ///< token data with a manifest: ids are below it
-  std::vector<int64_t> input_sizes;   ///< examples: of one input, as {64} or {1, 8, 8}
-  int64_t outputs = 0;                ///< examples: classes, or numbers of one target
-  std::vector<std::string> labels;    ///< classification: what each class is called, or empty
+  int64_t vocab_size = 0;              ///< token data with a manifest: ids are below it
+  std::vector<int64_t> input_sizes;    ///< examples: of one input, as {64} or {1, 8, 8}
+  int64_t outputs = 0;                 ///< examples: classes, or numbers of one target
+  std::vector<std::string> labels;     ///< classification: what each class is called, or empty
   /// Regression: targets in batches are (raw - target_mean) / target_scale, so that errors can be told in raw units.
   /// One number for each output.
   std::vector<double> target_mean, target_scale;
