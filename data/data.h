@@ -68,15 +68,15 @@ class EvaluationBatches {
 
 /// What tasks and models need to know of a data folder.
 struct DataFacts {
-  std::string task;                    ///< "language", "classification", "regression": what the data is made for
-  std::optional<Tokenizer> tokenizer;  ///< token data with a manifest
-  int64_t vocab_size = 0;              ///< token data with a manifest: ids are below it
-  std::vector<int64_t> input_sizes;    ///< examples: of one input, as {64} or {1, 8, 8}
-  int64_t outputs = 0;                 ///< examples: classes, or numbers of one target
-  std::vector<std::string> labels;     ///< classification: what each class is called, or empty
+  std::string task{};                    ///< "language", "classification", "regression": what the data is made for
+  std::optional<Tokenizer> tokenizer{};  ///< token data with a manifest
+  int64_t vocab_size = 0;                ///< token data with a manifest: ids are below it
+  std::vector<int64_t> input_sizes{};    ///< examples: of one input, as {64} or {1, 8, 8}
+  int64_t outputs = 0;                   ///< examples: classes, or numbers of one target
+  std::vector<std::string> labels{};     ///< classification: what each class is called, or empty
   /// Regression: targets in batches are (raw - target_mean) / target_scale, so that errors can be told in raw units.
   /// One number for each output.
-  std::vector<double> target_mean, target_scale;
+  std::vector<double> target_mean{}, target_scale{};
 };
 
 /// A data folder, opened: both splits.
@@ -87,6 +87,8 @@ class Data {
   /// Tokens or examples of a split; 0 where there is none.
   virtual int64_t train_size() const = 0;
   virtual int64_t val_size() const = 0;
+  /// Token data: Exit::data, with the file and the place, where an id is not below `vocab_size`.
+  virtual void check_ids(int64_t /*vocab_size*/) const {}
   /// Training micro-batches; the folder must outlive them.
   virtual std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes, uint64_t seed) const = 0;
   /// The whole validation split, once, the last batch short; its first `batches` batches where that is not 0.

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <typeindex>
 #include <utility>
 #include <vector>
 
@@ -20,7 +21,10 @@ namespace lathe {
 class Visit {
  public:
   using OnParameter = std::function<void(const NamedParameter& found, Variable& place)>;
-  explicit Visit(OnParameter on_parameter) : on_parameter_(std::move(on_parameter)) {}
+  /// A module within the model, before what is in it; `path` as parameters have it, `block` as in NamedParameter.
+  using OnModule = std::function<void(const std::string& path, int64_t block, std::type_index type, void* module)>;
+  explicit Visit(OnParameter on_parameter, OnModule on_module = nullptr)
+      : on_parameter_(std::move(on_parameter)), on_module_(std::move(on_module)) {}
 
   /// An undefined parameter (a bias that is off) is passed over.
   void operator()(std::string_view name, Variable& parameter, Role role) {
@@ -29,7 +33,9 @@ class Visit {
   template <class Module>
   void operator()(std::string_view name, Module& child) {
     const size_t length = path_.size();
-    path_ += std::string(name) + ".";
+    path_ += name;
+    if (on_module_) on_module_(path_, block_, typeid(Module), &child);
+    path_ += ".";
     child.visit(*this);
     path_.resize(length);
   }
@@ -52,6 +58,7 @@ class Visit {
 
  private:
   OnParameter on_parameter_;
+  OnModule on_module_;
   std::string path_;
   int64_t block_ = -1;
 };
@@ -67,6 +74,16 @@ std::vector<NamedParameter> parameters(Module& module) {
   });
   module.visit(visit);
   return out;
+}
+
+/// Calls f(path, block, layer) for each module of type Layer in a model, the model itself left out.
+template <class Layer, class Module, class F>
+void for_each_module(Module& module, F&& f) {
+  Visit visit([](const NamedParameter&, Variable&) {},
+              [&](const std::string& path, int64_t block, std::type_index type, void* found) {
+                if (type == typeid(Layer)) f(path, block, *static_cast<Layer*>(found));
+              });
+  module.visit(visit);
 }
 
 /// Those that an optimizer has something to do with.

@@ -4,20 +4,16 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
-#include "nn/init.h"
 
 namespace lathe {
 
-Block::Block(const ModelConfig& c, const std::string& path)
+Block::Block(const GPTConfig& c, const std::string& path)
     : norm1(c.n_embd, c.bias),
       attn(c.n_embd, c.n_head, c.bias),
       norm2(c.n_embd, c.bias),
       mlp(c.n_embd, c.bias),
       attn_drop(c.dropout, path + ".attn"),
-      mlp_drop(c.dropout, path + ".mlp") {
-  if (c.lora == 0) return;
-  for (Linear* layer : linears()) layer->add_adapter(c.lora, c.lora_alpha);
-}
+      mlp_drop(c.dropout, path + ".mlp") {}
 
 Variable Block::operator()(const Variable& x_BTC) const {
   // Without dropout the residual is added where a branch's last product is written.
@@ -25,7 +21,7 @@ Variable Block::operator()(const Variable& x_BTC) const {
   return mlp_drop.active() ? h_BTC + mlp_drop(mlp(norm2(h_BTC))) : mlp(norm2(h_BTC), h_BTC);
 }
 
-GPT::GPT(const ModelConfig& c)
+GPT::GPT(const GPTConfig& c)
     : config(c),
       tokens(c.vocab_size, c.n_embd, c.tie_weights ? Role::tied_embedding : Role::embedding),
       positions(c.block_size, c.n_embd),
@@ -46,44 +42,17 @@ Variable GPT::features(const at::Tensor& ids_BT) const {
 
 Variable GPT::operator()(const at::Tensor& ids_BT) const { return linear(features(ids_BT), head_weight()); }
 
-Variable GPT::loss(const at::Tensor& ids_BT, const at::Tensor& targets_BT, double divisor) const {
-  check_shape("GPT loss targets", targets_BT, "B T", {{'B', ids_BT.size(0)}, {'T', ids_BT.size(1)}});
-  const Variable rows_NC = reshape(features(ids_BT), {-1, config.n_embd});
-  return linear_cross_entropy(rows_NC, head_weight(), targets_BT.reshape({-1}), divisor);
+double GPT::flops_per_unit() const {
+  return matmul_flops(parameters(const_cast<GPT&>(*this))) + 12.0 * static_cast<double>(config.n_layer) *
+                                                                 static_cast<double>(config.n_embd) *
+                                                                 static_cast<double>(config.block_size);
 }
 
-void GPT::merge_adapters() {
-  for (auto& block : blocks) {
-    for (Linear* layer : block.linears()) layer->merge_adapter();
-  }
-  config.lora = 0;
-}
-
-GPT make_gpt(const ModelConfig& config, uint64_t seed) {
-  GPT model(config);
-  initialize(parameters(model), init_from_config(config.init), config.n_layer, seed);
-  return model;
-}
-
-namespace {
-
-/// Of qkv, proj, up and down: rank times (in + out) each.
-int64_t adapter_count(const ModelConfig& c) { return c.n_layer * c.lora * (4 + 2 + 5 + 5) * c.n_embd; }
-
-}  // namespace
-
-int64_t parameter_count(const ModelConfig& c) {
-  const int64_t n = c.n_embd, bias = c.bias ? 1 : 0;
-  const int64_t block = 12 * n * n + bias * 9 * n + 2 * (1 + bias) * n;
-  return c.vocab_size * n * (c.tie_weights ? 1 : 2) + c.block_size * n + c.n_layer * block + (1 + bias) * n +
-         adapter_count(c);
-}
-
-double flops_per_token(const ModelConfig& c) {
-  const int64_t unused = c.block_size * c.n_embd + (c.tie_weights ? 0 : c.vocab_size * c.n_embd);
-  const int64_t multiplied = parameter_count(c) - unused, trained = c.lora > 0 ? adapter_count(c) : multiplied;
-  return 6.0 * static_cast<double>(trained) + 4.0 * static_cast<double>(multiplied - trained) +
-         12.0 * static_cast<double>(c.n_layer) * static_cast<double>(c.n_embd) * static_cast<double>(c.block_size);
+std::optional<ConfigFault> GPT::check(const GPTConfig& c) {
+  if (c.n_embd % c.n_head == 0) return std::nullopt;
+  return ConfigFault{
+      {"n_embd", "n_head"},
+      str("model.n_embd = ", c.n_embd, " is not divisible by model.n_head = ", c.n_head, "; change one of them")};
 }
 
 }  // namespace lathe

@@ -2,18 +2,18 @@
 // embedding's weight. Shapes: B batch, T time, C channels, V vocabulary, N = B T.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "core/config.h"
+#include "nn/init.h"
 #include "nn/layers.h"
+#include "nn/models/model.h"
 
 namespace lathe {
 
-struct ModelConfig {
-  LATHE_FIELD(std::string, kind, "gpt", "which model", one_of({"gpt"}).fixed())
+struct GPTConfig {
   LATHE_FIELD(int64_t, n_layer, 4, "transformer blocks", between(1, 1000).fixed())
   LATHE_FIELD(int64_t, n_head, 4, "attention heads; must divide n_embd", between(1, 1000).fixed())
   LATHE_FIELD(int64_t, n_embd, 128, "channels of the residual stream", between(1, 100000).fixed())
@@ -25,20 +25,7 @@ struct ModelConfig {
               below(0, 1).fixed())
   LATHE_FIELD(bool, bias, true, "biases in linear layers and layer norms", anything().fixed())
   LATHE_FIELD(bool, tie_weights, true, "the output head shares the token embedding's weight", anything().fixed())
-  LATHE_FIELD(int64_t, lora, 0,
-              "rank of low-rank adapters on the blocks' linear layers; they alone are trained, on the frozen model of "
-              "model.lora_base. 0: none",
-              between(0, 10000).fixed())
-  LATHE_FIELD(double, lora_alpha, 16.0, "adapters count alpha / rank times", above(0, 1000000).fixed())
-  LATHE_FIELD(std::string, lora_base, "",
-              "run or checkpoint under the adapters; gives the other keys of [model], but for dropout",
-              anything().fixed())
-  LATHE_FIELD(std::string, lora_dtype, "fp32",
-              "how the model under the adapters is kept; int8, nf4: its blocks' linear layers, the rest in amp.dtype",
-              one_of({"fp32", "bf16", "fp16", "int8", "nf4"}).fixed())
-  LATHE_FIELD(bool, lora_double_quant, false, "nf4: the scales in 8 bits too", anything().fixed())
-  LATHE_FIELD(std::string, init, "gpt2", "how linear weights start",
-              one_of({"gpt2", "xavier_uniform", "xavier_normal", "kaiming", "fan_in"}).fixed())
+  LATHE_FIELD(std::string, init, "gpt2", "how linear weights start", one_of(init_names()).fixed())
 };
 
 /// x + attention(norm(x)), then x + feed_forward(norm(x)).
@@ -49,9 +36,8 @@ struct Block {
   FeedForward mlp;
   Dropout attn_drop, mlp_drop;
 
-  Block(const ModelConfig& config, const std::string& path);
+  Block(const GPTConfig& config, const std::string& path);
   Variable operator()(const Variable& x_BTC) const;
-  std::array<Linear*, 4> linears() { return {&attn.qkv, &attn.proj, &mlp.up, &mlp.down}; }
   void visit(Visit& v) {
     v("norm1", norm1);
     v("attn", attn);
@@ -61,7 +47,7 @@ struct Block {
 };
 
 struct GPT {
-  ModelConfig config;  ///< vocab_size is set
+  GPTConfig config;  ///< vocab_size is set
   Embedding tokens, positions;
   Dropout drop;
   std::vector<Block> blocks;
@@ -69,7 +55,7 @@ struct GPT {
   Linear head;  ///< no weight of its own where weights are tied
 
   /// On the CPU in float32, parameters all zero until initialize(); shapes alone under ShapesAlone.
-  explicit GPT(const ModelConfig& config);
+  explicit GPT(const GPTConfig& config);
 
   /// ids int64 [B, T], T <= block_size -> logits [B, T, V].
   Variable operator()(const at::Tensor& ids_BT) const;
@@ -77,10 +63,11 @@ struct GPT {
   Variable features(const at::Tensor& ids_BT) const;
   /// The head's weight [V, C]: the token embeddings where they are tied.
   const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
-  /// Adds the adapters into the float32 weights under them, and drops them.
-  void merge_adapters();
-  /// Summed next-token cross-entropy over targets [B, T] that are not -100, divided by `divisor` (0: their number).
-  Variable loss(const at::Tensor& ids_BT, const at::Tensor& targets_BT, double divisor = 0) const;
+  /// Training FLOPs of a token by the field's formula: 6 N + 12 L C T, N the parameters that take part in matmuls (all
+  /// but position embeddings and an untied token embedding), 4 for each frozen one. Kaplan et al. 2020; Chowdhery et
+  /// al. 2022.
+  double flops_per_unit() const;
+  static std::optional<ConfigFault> check(const GPTConfig& config);
 
   void visit(Visit& v) {
     v("tokens", tokens);
@@ -90,15 +77,5 @@ struct GPT {
     if (!config.tie_weights) v("head", head);
   }
 };
-
-/// A model of `config` with its initial values.
-GPT make_gpt(const ModelConfig& config, uint64_t seed);
-
-/// Training FLOPs of a token by the field's formula: 6 N + 12 L C T, N the parameters that take part in matmuls (all
-/// but position embeddings and an untied token embedding); 4 N for parameters frozen under adapters. Kaplan et al.
-/// 2020; Chowdhery et al. 2022.
-double flops_per_token(const ModelConfig& config);
-/// Number of parameters, from the config alone.
-int64_t parameter_count(const ModelConfig& config);
 
 }  // namespace lathe

@@ -2,29 +2,39 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "amp/amp.h"
 #include "core/config.h"
-#include "data/loader.h"
-#include "nn/models/gpt.h"
+#include "data/data.h"
+#include "nn/models/model.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 
 namespace lathe {
 
+/// Keys of [model]: the kind, and those of its own.
+struct ModelConfig {
+  LATHE_FIELD(std::string, kind, "gpt", "which model; each kind has keys of its own", anything().fixed())
+  AnyConfig own = find_model_kind(kind)->config;  ///< of the kind's config type
+};
+
 struct TrainConfig {
+  LATHE_FIELD(std::string, task, "auto",
+              "what is learned; auto: what the data was made for (language, classification, regression)",
+              anything().fixed())
   LATHE_FIELD(int64_t, steps, 2000, "optimizer steps of the run", at_least(1))
-  LATHE_FIELD(int64_t, batch_size, 12, "sequences in a micro-batch", between(1, 1000000).fixed())
+  LATHE_FIELD(int64_t, batch_size, 12, "sequences or examples in a micro-batch", between(1, 1000000).fixed())
   LATHE_FIELD(int64_t, grad_accum, 1, "micro-batches in a step", between(1, 1000000).fixed())
   LATHE_FIELD(int64_t, eval_interval, 250,
               "steps between evaluations; 0: none. With it, one also before the first step and after the last",
               at_least(0))
   LATHE_FIELD(int64_t, eval_batches, 0, "batches of an evaluation; 0: the whole validation split", at_least(0))
   LATHE_FIELD(int64_t, log_interval, 10, "steps between lines of metrics.jsonl", at_least(1))
-  LATHE_FIELD(int64_t, sample_interval, 0, "steps between samples of generated text; 0: none", at_least(0))
+  LATHE_FIELD(int64_t, sample_interval, 0, "steps between samples that a person can read; 0: none", at_least(0))
   LATHE_FIELD(int64_t, seed, 1337, "of initial weights, order of data and dropout", at_least(0).fixed())
   LATHE_FIELD(
       double, spike_sigma, 0.0,
@@ -76,19 +86,37 @@ struct RunConfig {
   LATHE_SECTION(AmpConfig, amp, "mixed precision")
   LATHE_SECTION(CheckpointConfig, checkpoint, "checkpoints and resuming")
   LATHE_SECTION(LogConfig, log, "console output")
+  std::map<std::string, AnyConfig> transforms = transform_configs();  ///< by name; each is a section of the config
+
+  /// The keys of a model of that kind, transforms' included.
+  static const Schema& schema(const std::string& kind);
+  /// The keys of this config.
+  const Schema& schema() const { return schema(model.kind); }
+
+ private:
+  static std::map<std::string, AnyConfig> transform_configs();
 };
-inline const Schema& run_schema() { return schema_of<RunConfig>(); }
+/// Every key of every kind, once each.
+const std::vector<Field>& all_fields();
+/// Keys that builds of before had by another name; a config with one is refused by the new name.
+std::vector<std::string> renamed_keys();
+/// The reference page of all keys, Markdown.
+std::string config_reference();
 
 /// A config and where each value that is not a default came from.
 struct LoadedConfig {
   RunConfig config;
   Origins origins;
   std::string path{};            ///< of the config file, as given
-  std::filesystem::path base{};  ///< the checkpoint that model.lora_base stands for, once adopt_base has found it
+  std::filesystem::path base{};  ///< the checkpoint that adapters.base stands for, once adopt_base has found it
 };
 
-/// Tokens of an optimizer step, and so its targets, which the sum of its losses is divided by.
-int64_t tokens_of_step(const RunConfig& config);
+/// How large a micro-batch is; sizes that the model's kind does not have are 0.
+BatchSizes batch_sizes(const RunConfig& config);
+/// Tokens, or samples of a model that has none, of a micro-batch and of an optimizer step: its targets, which the sum
+/// of its losses is divided by.
+int64_t units_of_micro_batch(const RunConfig& config);
+int64_t units_of_step(const RunConfig& config);
 
 /// Where a key's value came from; "defaults" where nothing set it.
 std::string origin_of(const LoadedConfig& loaded, const std::string& key);

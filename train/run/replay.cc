@@ -83,37 +83,38 @@ class Watch {
 };
 
 fs::path find_bundle(const fs::path& path) {
-  if (fs::exists(path / "windows.safetensors")) return path;
+  if (fs::exists(path / "batches.safetensors")) return path;
   for (const fs::path& found : list_folder(path / "diverged")) {
-    if (fs::exists(found / "windows.safetensors")) return found;
+    if (fs::exists(found / "batches.safetensors")) return found;
   }
   fail(Exit::usage, path.string(), " holds no step to replay; a run that diverges leaves one in its folder diverged/");
 }
 
 }  // namespace
 
-std::vector<Batch> batches_of_step(const Session& session, const TokenFile& tokens, int64_t step) {
+std::vector<Batch> batches_of_step(const Session& session, const Data& data, int64_t step) {
   const TrainConfig& c = session.config.train;
-  DataConfig data = session.config.data;
-  data.workers = 0;
-  Loader loader(tokens, session.batch_shape(), static_cast<uint64_t>(c.seed), step * c.grad_accum, data, at::kCPU);
+  DataConfig without_workers = session.config.data;
+  without_workers.workers = 0;
+  Loader loader(data, batch_sizes(session.config), static_cast<uint64_t>(c.seed), step * c.grad_accum, without_workers,
+                at::kCPU);
   std::vector<Batch> batches;
   for (int64_t i = 0; i < c.grad_accum; ++i) {
     const Batch b = loader.next();
-    batches.push_back({b.ids_BT.clone(), b.targets_BT.clone()});
+    batches.push_back({b.inputs.clone(), b.targets.clone()});
   }
   return batches;
 }
 
-void write_windows(const fs::path& file, const std::vector<Batch>& batches) {
-  std::vector<at::Tensor> ids, targets;
-  for (const Batch& b : batches) ids.push_back(b.ids_BT), targets.push_back(b.targets_BT);
-  const at::Tensor all_ids = at::stack(ids), all_targets = at::stack(targets);
+void write_batches(const fs::path& file, const std::vector<Batch>& batches) {
+  std::vector<at::Tensor> inputs, targets;
+  for (const Batch& b : batches) inputs.push_back(b.inputs), targets.push_back(b.targets);
+  const at::Tensor all_inputs = at::stack(inputs), all_targets = at::stack(targets);
   make_folders(file.parent_path());
-  write_safetensors(file, {make_entry("ids", all_ids), make_entry("targets", all_targets)});
+  write_safetensors(file, {make_entry("inputs", all_inputs), make_entry("targets", all_targets)});
 }
 
-fs::path write_replay_bundle(const fs::path& run, RunState state, const Session& session, const TokenFile& tokens,
+fs::path write_replay_bundle(const fs::path& run, RunState state, const Session& session, const Data& data,
                              int64_t step) {
   const fs::path parent = run / "diverged";
   state.step = step;
@@ -121,7 +122,7 @@ fs::path write_replay_bundle(const fs::path& run, RunState state, const Session&
   remove_tree(parent);
   const fs::path folder = parent / checkpoint_name(step);
   write_checkpoint(folder, state, session.params, session.optimizer, std::nullopt);
-  write_windows(folder / "windows.safetensors", batches_of_step(session, tokens, step));
+  write_batches(folder / "batches.safetensors", batches_of_step(session, data, step));
   sync_folder(folder);
   return folder;
 }
@@ -134,30 +135,29 @@ std::string replay(const fs::path& path) {
   loaded.config = saved_config(state, bundle);
   loaded.config.train.threads = state.threads;
   adopt_base(loaded);
-  Session session = Session::make(loaded);
+  Session session = Session::make(loaded, task_of(loaded, {.task = state.task}), state.sizes);
   session.load(bundle, state);
-  const SafetensorsFile windows(bundle / "windows.safetensors");
+  const SafetensorsFile batches(bundle / "batches.safetensors");
   const auto read = [&](const char* name) {
-    const TensorEntry& entry = windows.at(name);
-    return entry_tensor(entry, entry.shape, bundle / "windows.safetensors").clone().to(session.device);
+    const TensorEntry& entry = batches.at(name);
+    return entry_tensor(entry, entry.shape, bundle / "batches.safetensors").clone().to(session.device);
   };
-  const at::Tensor ids = read("ids"), targets = read("targets");
+  const at::Tensor inputs = read("inputs"), targets = read("targets");
   std::string text = str("step ", state.step + 1, " of ", bundle.string(), "\n");
   for (const auto& p : session.params) {
     if (bad_elements(p.parameter.data()) > 0)
       return text + str("before the step: the parameter ", p.path, ", ", range_text(p.parameter.data()), "\n");
   }
   const TrainConfig& c = session.config.train;
-  zero_grad(session.model);
-  for (int64_t micro = 0; micro < ids.size(0); ++micro) {
+  zero_grad(*session.model);
+  for (int64_t micro = 0; micro < inputs.size(0); ++micro) {
     Watch watch(session.params);
     const ModeGuard guard;
     mode().observe_result = &watch.on_result;
     mode().observe_gradient = &watch.on_gradient;
-    const at::Tensor loss = run_micro_batch(session.model, {ids[micro], targets[micro]},
-                                            static_cast<double>(tokens_of_step(session.config)), session.compute,
-                                            random_of(session.config, state.step, micro),
-                                            session.scaler ? session.scaler->scale() : at::Tensor());
+    const at::Tensor loss =
+        run_micro_batch(session, {inputs[micro], targets[micro]}, static_cast<double>(units_of_step(session.config)),
+                        random_of(session.config, state.step, micro));
     text += format("micro-batch %lld of %lld: its share of the loss is %.6g\n", static_cast<long long>(micro + 1),
                    static_cast<long long>(c.grad_accum), loss.item<double>());
     if (!watch.first.empty()) return text + "what is first not finite, in the " + watch.first + "\n";

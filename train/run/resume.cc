@@ -70,13 +70,17 @@ std::optional<ResumePoint> find_resume_point(const LoadedConfig& loaded) {
 
 std::vector<ConfigChange> config_changes(const RunConfig& saved, const LoadedConfig& now, int64_t step) {
   std::vector<ConfigChange> changes;
-  for (const auto& f : run_schema().fields()) {
-    const std::string was = toml_text(run_schema().get(&saved, f)), is = toml_text(run_schema().get(&now.config, f));
+  const auto keep = [&](const std::string& key, const std::string& was, const std::string& is) {
+    fail(Exit::usage, origin_of(now, key), ": ", key, " = ", is, " but the run was started with ", was,
+         "; a resumed run keeps it (or start anew in another --train.out_dir)");
+  };
+  if (saved.model.kind != now.config.model.kind)
+    keep("model.kind", toml_text(saved.model.kind), toml_text(now.config.model.kind));
+  const Schema& keys = saved.schema();
+  for (const auto& f : keys.fields()) {
+    const std::string was = toml_text(keys.get(&saved, f)), is = toml_text(keys.get(&now.config, f));
     if (was == is) continue;
-    if (f.rule.is_fixed) {
-      fail(Exit::usage, origin_of(now, f.key), ": ", f.key, " = ", is, " but the run was started with ", was,
-           "; a resumed run keeps it (or start anew in another --train.out_dir)");
-    }
+    if (f.rule.is_fixed) keep(f.key, was, is);
     if (f.key != "checkpoint.resume" && f.key != "train.threads") changes.push_back({step, f.key, was, is});
   }
   return changes;

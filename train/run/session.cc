@@ -8,49 +8,16 @@
 #include "core/io/text.h"
 #include "core/kernels/gemm.h"
 #include "core/memory.h"
-#include "nn/init.h"
+#include "train/config/transform.h"
 #include "train/transforms/adapters.h"
 
 namespace lathe {
 
 RunData RunData::open(LoadedConfig& loaded) {
-  RunConfig& c = loaded.config;
-  const fs::path folder = c.data.dir;
-  auto manifest = read_manifest(folder);
-  TokenFile train(folder, "train", manifest);
-  std::optional<TokenFile> val;
-  if (has_split(folder, "val", manifest)) val.emplace(folder, "val", manifest);
-  if (manifest) {
-    if (c.model.vocab_size == 0) c.model.vocab_size = manifest->vocab_size;
-    if (c.model.vocab_size < manifest->vocab_size) {
-      fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": model.vocab_size = ", c.model.vocab_size,
-           " is smaller than the ", manifest->vocab_size, " tokens of ", folder.string(),
-           "; leave it out or make it larger");
-    }
-  } else if (c.model.vocab_size == 0) {
-    fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": ", folder.string(),
-         " has no manifest.json, so model.vocab_size must be given");
-  }
-  if (train.size() <= c.model.block_size) {
-    fail(Exit::data, folder.string(), " has ", train.size(),
-         " training tokens, too few for windows of model.block_size = ", c.model.block_size,
-         " and one; use more text or a shorter context");
-  }
-  if (c.train.eval_interval > 0 && (!val || val->size() < 2)) {
-    fail(Exit::data, folder.string(),
-         " has no validation tokens; prepare the data with --val 0.1 or set train.eval_interval = 0");
-  }
-  train.check_ids(c.model.vocab_size);
-  if (val) val->check_ids(c.model.vocab_size);
-  return {std::move(manifest), std::move(train), std::move(val)};
-}
-
-std::string RunData::hash() const { return train.fingerprint() + (val ? "-" + val->fingerprint() : ""); }
-
-bool RunData::matches(const std::string& saved) const {
-  const auto between = saved.find('-');
-  if (!train.matches(saved.substr(0, between))) return false;
-  return between == std::string::npos ? !val : val && val->matches(saved.substr(between + 1));
+  RunData opened{open_data(loaded.config.data), nullptr, {}};
+  opened.task = &task_of(loaded, opened.data->facts());
+  opened.sizes = opened.task->fit(loaded, *opened.data);
+  return opened;
 }
 
 namespace {
@@ -70,7 +37,7 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
 
 }  // namespace
 
-Session Session::make(const LoadedConfig& loaded) {
+Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes) {
   const RunConfig& config = loaded.config;
   install_allocator();
   const std::string device_name = open_device(config.train.device);
@@ -80,24 +47,25 @@ Session Session::make(const LoadedConfig& loaded) {
   use_kernels(config.train.kernels == "auto");
   const at::Device device(device_name == "cuda" ? at::kCUDA : at::kCPU);
   const auto seed = static_cast<uint64_t>(config.train.seed);
-  const at::ScalarType compute = compute_dtype(config.amp), low = matmul_dtype(compute);
-  const bool adapters = config.model.lora > 0;
-  GPT model = adapters ? load_base(loaded.base, config, device) : make_gpt(config.model, seed);
-  if (adapters) initialize(trained_parameters(model), init_from_config(config.model.init), config.model.n_layer, seed);
-  if (device.is_cuda() || !config.amp.master) {
+  const at::ScalarType compute = compute_dtype(config.amp);
+  const at::ScalarType matrices = config.amp.master ? at::kFloat : matmul_dtype(compute);
+  auto model = loaded.base.empty() ? make_model(*find_model_kind(config.model.kind), config.model.own, sizes, seed)
+                                   : load_base(loaded.base, config, sizes, device);
+  if (device.is_cuda() || matrices != at::kFloat) {
     const MemoryScope scope(Memory::parameters);
-    replace_parameters(model, [&](const NamedParameter& p) {
+    replace_parameters(*model, [&](const NamedParameter& p) {
       if (!is_trained(p.parameter)) return p.parameter;
-      const bool small = !config.amp.master && p.parameter.dim() >= 2;
-      return Variable::parameter(p.parameter.data().to(device, small ? low : at::kFloat), p.path);
+      return Variable::parameter(p.parameter.data().to(device, p.parameter.dim() >= 2 ? matrices : at::kFloat), p.path);
     });
   }
-  const auto params = trained_parameters(model);
-  make_fp8_layers(params, config.amp);
+  apply_transforms(*model, {config, device, matrices});
+  const auto params = trained_parameters(*model);
   const bool low_grad = config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
   make_working_copies(params, compute, config.amp.working_copies, low_grad);
   const bool stochastic = config.amp.rounding != "nearest";
   Session s{config,
+            task,
+            sizes,
             device_name,
             device,
             {compute, config.amp.cache},
@@ -120,17 +88,22 @@ void Session::load(const fs::path& checkpoint, const RunState& state) {
   refresh_working_copies(params);
 }
 
-at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor, Compute compute, StepRandom random,
+at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute compute, StepRandom random,
                            const at::Tensor& loss_scale) {
   const MemoryScope memory(Memory::activations);
   const TrainingStep step(random);
   Variable loss;
   {
     const Autocast autocast(compute);
-    loss = model.loss(batch.ids_BT, batch.targets_BT, divisor);
+    loss = loss_of();
   }
   backward(loss, loss_scale);
   return loss.data();
+}
+
+at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor, StepRandom random) {
+  return run_micro_batch([&] { return s.task.loss(*s.model, batch, divisor); }, s.compute, random,
+                         s.scaler ? s.scaler->scale() : at::Tensor());
 }
 
 std::string precision_text(const Session& s) {
@@ -150,25 +123,9 @@ std::string precision_text(const Session& s) {
   if (s.scaler)
     text +=
         str(", ", a.scaler == "fixed" ? "fixed" : "dynamic", " loss scale ", format("%.10g", s.scaler->state().scale));
-  if (s.config.model.lora > 0) text += ", frozen model in " + s.config.model.lora_dtype;
+  if (const AdaptersConfig& adapted = adapters_of(s.config); adapted.rank > 0)
+    text += ", frozen model in " + adapted.dtype;
   return text + ", saved as " + dtype_name(save_dtype(s.config.checkpoint).value_or(param));
-}
-
-std::optional<EvalResult> evaluate(const GPT& model, const TokenFile& tokens, Loader::Shape shape, int64_t batches,
-                                   Compute compute, at::Device device, const std::function<bool()>& stop) {
-  const NoGrad no_grad;
-  const Autocast autocast(compute);
-  const MemoryScope memory(Memory::activations);
-  EvalWindows windows(tokens, shape, batches, device);
-  EvalResult result;
-  double sum = 0;
-  for (Batch batch; windows.next(batch);) {
-    if (stop && stop()) return std::nullopt;
-    sum += model.loss(batch.ids_BT, batch.targets_BT, 1).item();
-    result.tokens += batch.targets_BT.numel();
-  }
-  result.loss = sum / static_cast<double>(result.tokens);
-  return result;
 }
 
 }  // namespace lathe

@@ -21,13 +21,12 @@ StepResult run_step(Session& s, Loader& loader, int64_t step) {
   const TrainConfig& c = s.config.train;
   StepResult r;
   r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
-  const double divisor = static_cast<double>(tokens_of_step(s.config));
-  zero_grad(s.model);
+  const double divisor = static_cast<double>(units_of_step(s.config));
+  zero_grad(*s.model);
   for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
     const Batch batch = loader.next();
     r.data_wait_s += loader.waited();
-    const at::Tensor part = run_micro_batch(s.model, batch, divisor, s.compute, random_of(s.config, step, micro),
-                                            s.scaler ? s.scaler->scale() : at::Tensor());
+    const at::Tensor part = run_micro_batch(s, batch, divisor, random_of(s.config, step, micro));
     r.loss = r.loss.defined() ? r.loss.add(part) : part;
   }
   if (s.spikes) {  // this waits for a card

@@ -18,7 +18,6 @@
 #include "train/store/checkpoint.h"
 #include "train/store/metrics.h"
 #include "train/store/run_folder.h"
-#include "train/tasks/generate.h"
 #include "train/transforms/adapters.h"
 
 namespace lathe {
@@ -33,20 +32,31 @@ std::string duration_text(double seconds) {
                    : format("%lld:%02lld", s / 60, s % 60);
 }
 
+std::string metrics_text(const std::vector<Metric>& metrics) {
+  std::string text;
+  for (const auto& [name, value] : metrics)
+    text += (text.empty() ? "" : ", ") + (name == "val_loss" ? "validation loss" : name) + format(" %.4f", value);
+  return text;
+}
+
 class Trainer {
  public:
   Trainer(LoadedConfig loaded, RunData data, std::optional<ResumePoint> resume)
-      : data_(std::move(data)), session_(Session::make(loaded)), run_(loaded.config.train.out_dir) {
-    state_.data_hash = data_.hash();
+      : data_(std::move(data.data)),
+        session_(Session::make(loaded, *data.task, data.sizes)),
+        run_(loaded.config.train.out_dir) {
+    state_.data_hash = data_->hash();
     if (resume) go_on(*resume, loaded);
     state_.base_hash = base_hash(loaded.base);
     if (session_.scaler) state_.scaler = session_.scaler->state();
     state_.threads = session_.config.train.threads;
     state_.isa = cpu_isa();
     state_.device_model = device_model(session_.device_name);
-    state_.config = run_schema().to_toml(&session_.config, /*comments=*/false);
+    state_.config = session_.config.schema().to_toml(&session_.config, /*comments=*/false);
     state_.config_path = project_path(loaded.path);
-    if (data_.manifest) state_.tokenizer = data_.manifest->tokenizer;
+    state_.tokenizer = data_->facts().tokenizer;
+    state_.task = session_.task.name();
+    state_.sizes = session_.sizes;
   }
 
   /// Whether there is anything left to train or to evaluate.
@@ -74,7 +84,7 @@ class Trainer {
     }
     write_config_record(run_, session_.config, state_.changes);
     open_log_file((run_ / "log.txt").string());
-    Metrics metrics(run_, state_.metrics_bytes);
+    Metrics metrics(run_, state_.metrics_bytes, unit_);
     if (!changes_.empty()) metrics.add_changes(state_.step, changes_);
     sync_folder(run_);
     fault_point("start: metrics cut");
@@ -85,7 +95,7 @@ class Trainer {
     if (state_.step >= c.steps) return finish();
 
     const auto begin = Clock::now();
-    Loader loader(data_.train, session_.batch_shape(), static_cast<uint64_t>(c.seed), state_.step * c.grad_accum,
+    Loader loader(*data_, batch_sizes(session_.config), static_cast<uint64_t>(c.seed), state_.step * c.grad_accum,
                   session_.config.data, session_.device);
     looked_ = begin;
     while (state_.step < c.steps) {
@@ -93,7 +103,7 @@ class Trainer {
       ++state_.step;
       did_something_ = true;
       note_progress(state_.step, saved_step_);
-      state_.tokens += tokens_of_step(session_.config);
+      state_.tokens += units_of_step(session_.config);
       const int64_t interval = session_.config.checkpoint.interval;
       const bool last = state_.step == c.steps, log_due = last || state_.step % c.log_interval == 0;
       const bool sample_due = c.sample_interval > 0 && state_.step % c.sample_interval == 0;
@@ -122,7 +132,7 @@ class Trainer {
   void go_on(const ResumePoint& from, LoadedConfig& loaded) {
     const RunState& saved = from.state;
     const RunConfig was = saved_config(saved, from.checkpoint);
-    if (!data_.matches(saved.data_hash)) {
+    if (!data_->matches(saved.data_hash)) {
       fail(Exit::usage, session_.config.data.dir, " is not the data that the run was started with (hash ",
            state_.data_hash, " instead of ", saved.data_hash,
            "); set data.dir to that, or start anew in another --train.out_dir");
@@ -144,7 +154,7 @@ class Trainer {
       log_warn("the run was on ", saved.device_model, " (", saved.isa, ") and goes on on ",
                device_model(session_.device_name), " (", cpu_isa(), "): bits may differ");
     }
-    if (was.model.lora > 0) check_base(loaded.base, was, saved.base_hash);
+    if (adapters_of(was).rank > 0) check_base(loaded.base, was, saved.base_hash);
     session_.load(from.checkpoint, saved);
     const std::string hash = state_.data_hash;
     state_ = saved;
@@ -159,12 +169,16 @@ class Trainer {
 
   void log_header() const {
     const RunConfig& c = session_.config;
-    const double trained = static_cast<double>(count(session_.params)) / 1e6;
-    log_info("model     ", c.model.kind, ", ", format("%.2f", static_cast<double>(parameter_count(c.model)) / 1e6),
-             "M parameters", c.model.lora > 0 ? format(" (%.2fM trained)", trained) : "", ", ", c.model.n_layer,
-             " layers, ", c.model.n_embd, " wide, context ", c.model.block_size, ", vocabulary ", c.model.vocab_size);
-    log_info("data      ", c.data.dir, ", ", data_.train.size(), " training tokens",
-             data_.val ? str(", ", data_.val->size(), " for validation") : "");
+    const auto all = static_cast<double>(count(parameters(*session_.model)));
+    const auto trained = static_cast<double>(count(session_.params));
+    std::string sizes;
+    for (const Field& f : c.model.own.schema().fields()) {
+      if (const int64_t* size = c.model.own.find<int64_t>(f.key)) sizes += str(", ", f.key, " ", *size);
+    }
+    log_info("model     ", c.model.kind, ", ", format("%.2f", all / 1e6), "M parameters",
+             trained < all ? format(" (%.2fM trained)", trained / 1e6) : "", sizes);
+    log_info("data      ", c.data.dir, ", ", data_->train_size(), " training ", unit_,
+             data_->val_size() > 0 ? str(", ", data_->val_size(), " for validation") : "");
     log_info("device    ", device_model(session_.device_name),
              session_.device.is_cuda() ? "" : str(", ", c.train.threads, " threads, ", cpu_isa()));
     log_info("precision ", precision_text(session_));
@@ -184,7 +198,7 @@ class Trainer {
       if (e.code() != Exit::diverged) throw;
       try {
         const int64_t failed = session_.optimizer.control().failed_step;
-        write_replay_bundle(run_, state_, session_, data_.train, failed - 1);
+        write_replay_bundle(run_, state_, session_, *data_, failed - 1);
       } catch (const Error& why) {
         log_warn("the step is not kept for `lathe replay`: ", why.what());
         throw e;
@@ -197,11 +211,11 @@ class Trainer {
   /// A step that was left out for its loss: said, counted, and its tokens kept.
   void keep_spike(const StepFigures& f) {
     const fs::path kept = run_ / "spikes" / (checkpoint_name(state_.step) + ".safetensors");
-    write_windows(kept, batches_of_step(session_, data_.train, state_.step - 1));
+    write_batches(kept, batches_of_step(session_, *data_, state_.step - 1));
     log_warn("step ", state_.step, ": a loss of ", format("%.4f", f.loss), " is a spike above ",
              format("%.4f", session_.spikes->state().mean), " (standard deviation ",
-             format("%.4f", std::sqrt(session_.spikes->state().variance)),
-             "); its update is left out, its tokens are in ", kept.string());
+             format("%.4f", std::sqrt(session_.spikes->state().variance)), "); its update is left out, its data is in ",
+             kept.string());
   }
 
   /// Takes the last step's figures, shows them, and writes their line of metrics where `write`.
@@ -216,15 +230,15 @@ class Trainer {
     if (session_.spikes) state_.spikes = session_.spikes->state();
     if (r.is_spike) keep_spike(f);
     state_.scaler = f.scaler;
-    const auto tokens = static_cast<double>(tokens_of_step(session_.config));
+    const auto units = static_cast<double>(units_of_step(session_.config));
     smooth_s_ = smooth_s_ == 0 ? seconds : 0.9 * smooth_s_ + 0.1 * seconds;
     std::optional<double> mfu;
-    const double rate = flops_per_token(session_.config.model) * tokens / seconds;
+    const double rate = flops_per_unit_ * units / seconds;
     if (peak_ && rate > peak_->rate && !measured_again_) measure_again();
     if (peak_) mfu = rate / peak_->rate;
     const auto line = [&] {
-      return format("step %lld/%lld  loss %.4f  lr %.2e  %.0f tok/s", static_cast<long long>(state_.step),
-                    static_cast<long long>(c.steps), f.loss, r.lr, tokens / smooth_s_) +
+      return format("step %lld/%lld  loss %.4f  lr %.2e  %.0f %s/s", static_cast<long long>(state_.step),
+                    static_cast<long long>(c.steps), f.loss, r.lr, units / smooth_s_, unit_.c_str()) +
              (mfu ? format("  mfu %.0f%%", 100 * *mfu) : "");
     };
     if (write) {
@@ -233,8 +247,8 @@ class Trainer {
                    .loss = f.loss,
                    .lr = r.lr,
                    .grad_norm = f.grad_norm,
-                   .tokens = state_.tokens,
-                   .tokens_per_sec = tokens / seconds,
+                   .units = state_.tokens,
+                   .units_per_sec = units / seconds,
                    .step_ms = 1e3 * seconds,
                    .mfu = mfu,
                    .data_wait_ms = 1e3 * r.data_wait_s,
@@ -271,21 +285,20 @@ class Trainer {
 
   /// False where a request to stop cut it short: the step's evaluation is still due.
   bool validate(Metrics& metrics) {
-    const auto r = evaluate(session_.model, *data_.val, session_.batch_shape(), session_.config.train.eval_batches,
-                            session_.compute, session_.device,
+    const auto r = evaluate(session_.task, *session_.model, *data_, batch_sizes(session_.config),
+                            session_.config.train.eval_batches, session_.compute, session_.device,
                             [this] { return stop_signal() != 0 || (did_something_ && stop_asked()); });
     if (!r) return false;
     did_something_ = true;
     state_.eval_due = false;
-    state_.val_loss = r->loss;
+    state_.val_loss = r->loss();
     state_.val_step = state_.step;
-    if (!state_.best_val_loss || r->loss < *state_.best_val_loss) {
-      state_.best_val_loss = r->loss;
+    if (!state_.best_val_loss || r->loss() < *state_.best_val_loss) {
+      state_.best_val_loss = r->loss();
       state_.best_step = state_.step;
     }
-    metrics.add_validation(state_.step, r->loss);
-    log_info(format("step %lld  validation loss %.4f over %lld tokens", static_cast<long long>(state_.step), r->loss,
-                    static_cast<long long>(r->tokens)));
+    metrics.add_validation(state_.step, r->metrics);
+    log_info("step ", state_.step, "  ", metrics_text(r->metrics), " over ", r->targets, " ", unit_);
     return true;
   }
 
@@ -298,13 +311,9 @@ class Trainer {
   }
 
   void sample() const {
-    if (!state_.tokenizer) return;
-    std::vector<int64_t> ids;
-    generate(session_.model, {0}, 200, {}, session_.compute, [&](int64_t id) {
-      ids.push_back(id);
-      return !stop_asked();
-    });
-    log_info("sample    ", state_.tokenizer->decode(ids));
+    const std::string text = session_.task.sample(*session_.model, *data_, session_.config, session_.compute,
+                                                  session_.device, [this] { return stop_asked(); });
+    if (!text.empty()) log_info("sample    ", text);
   }
 
   void save(Metrics& metrics) {
@@ -360,13 +369,15 @@ class Trainer {
     if (lines_dropped() > 0)
       log_info(lines_dropped(), " lines could not be shown; ", (run_ / "log.txt").string(), " has them");
     log_info(
-        "finished  ", state_.step, " steps, ", state_.tokens, " tokens",
+        "finished  ", state_.step, " steps, ", state_.tokens, " ", unit_,
         state_.val_loss ? format(", validation loss %.4f (best %.4f)", *state_.val_loss, *state_.best_val_loss) : "");
     log_info("run folder ", run_.string());
   }
 
-  RunData data_;
+  std::unique_ptr<Data> data_;
   Session session_;
+  std::string unit_ = session_.task.unit();
+  double flops_per_unit_ = session_.model->flops_per_unit();
   fs::path run_;
   RunState state_;
   fs::path resumed_from_;  // a checkpoint, or empty
@@ -388,11 +399,9 @@ Exit train(LoadedConfig loaded, bool verify_data) {
   take_stop_signals("after this step");
   adopt_base(loaded);
   RunData data = RunData::open(loaded);
-  check_base_tokenizer(loaded, data.manifest);
+  check_base_tokenizer(loaded, *data.data);
   if (verify_data) {
-    const auto stop = [] { return stop_signal() != 0; };
-    data.train.verify(stop);
-    if (data.val) data.val->verify(stop);
+    data.data->verify([] { return stop_signal() != 0; });
     log_info("data      ", loaded.config.data.dir, " is what was written");
   }
   // A run that has checkpoints is locked before one is chosen; a new one's folder is made once all else is ready.

@@ -38,6 +38,8 @@ Json state_json(const RunState& s) {
   if (s.best_val_loss) json["best_val_loss"] = json_number(*s.best_val_loss);
   if (s.val_step >= 0) json["val_step"] = s.val_step;
   if (s.best_step >= 0) json["best_step"] = s.best_step;
+  if (s.task != "language") json["task"] = s.task;
+  if (s.sizes.outputs > 0) json["sizes"] = {{"input", s.sizes.input}, {"outputs", s.sizes.outputs}};
   if (!s.base_hash.empty()) json["base_hash"] = s.base_hash;
   if (s.scaler) {
     json["scaler"] = {{"loss_scale", s.scaler->scale},
@@ -338,6 +340,18 @@ RunState read_state(const fs::path& checkpoint) {
     s.val_loss = json_real(j, "val_loss", where, Exit::checkpoint);
     s.best_val_loss = json_real(j, "best_val_loss", where, Exit::checkpoint);
   }
+  if (j.contains("task")) s.task = text("task");
+  if (j.contains("sizes")) {
+    const Json& sizes = j["sizes"];
+    constexpr int64_t largest = int64_t{1} << 40;
+    s.sizes.input = json_get<std::vector<int64_t>>(sizes, "input", where, Exit::checkpoint);
+    s.sizes.outputs = json_whole(sizes, "outputs", 1, largest, where, Exit::checkpoint);
+    int64_t product = 1;
+    for (const int64_t size : s.sizes.input) {
+      if (size < 1 || size > largest / product) fail(Exit::checkpoint, where, ": \"input\" has a size of ", size);
+      product *= size;
+    }
+  }
   if (j.contains("base_hash")) s.base_hash = text("base_hash");
   if (j.contains("scaler")) {
     const Json& scaler = j["scaler"];
@@ -372,6 +386,15 @@ RunState read_state(const fs::path& checkpoint) {
     }
   }
   return s;
+}
+
+void check_tokenizer(const fs::path& data, const DataFacts& facts, const RunState& state) {
+  if (facts.tokenizer && state.tokenizer &&
+      (facts.tokenizer->kind() != state.tokenizer->kind() ||
+       facts.tokenizer->vocabulary() != state.tokenizer->vocabulary())) {
+    fail(Exit::data, data.string(),
+         " was made with another tokenizer or vocabulary than the run's data; its loss would mean nothing");
+  }
 }
 
 RunConfig saved_config(const RunState& state, const fs::path& checkpoint) {
@@ -425,12 +448,6 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run) {
   fail(Exit::checkpoint, "no checkpoint of ", run.string(), " can be used (", reasons,
        "); restore one, or start anew in another --train.out_dir");
 }
-
-bool is_checkpoint(const fs::path& folder) {
-  return fs::exists(folder / "state.json") || fs::exists(folder / "model.safetensors") ||
-         folder.parent_path().filename() == "checkpoints";
-}
-bool is_run(const fs::path& folder) { return fs::is_directory(folder / "checkpoints"); }
 
 fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
   const fs::path path = without_trailing_slash(path_);

@@ -15,6 +15,7 @@
 #include "nn/module.h"
 #include "optim/optimizer.h"
 #include "optim/spikes.h"
+#include "train/config/path_kind.h"
 #include "train/config/run_config.h"
 
 namespace lathe {
@@ -43,6 +44,8 @@ struct RunState {
   std::string branched_from;  ///< what checkpoint.resume named when the run began as a branch, as typed, or empty
   std::string branched_id;    ///< content_id() of the checkpoint that this was
   std::optional<Tokenizer> tokenizer;
+  std::string task = "language";
+  ModelSizes sizes;                  ///< what the model was made for
   std::string base_hash;             ///< of the model under adapters, or empty
   std::optional<ScaleState> scaler;  ///< of the loss, where the run scales it
   std::optional<SpikeState> spikes;  ///< of the losses so far, where the run leaves out spikes
@@ -93,6 +96,8 @@ void verify_checkpoint(const fs::path& checkpoint);
 /// What state.json holds; the folder's name says nothing. Exit::checkpoint with the field, what stands there and what
 /// is allowed, where a number is out of its range.
 RunState read_state(const fs::path& checkpoint);
+/// Exit::data where a data folder was made with another tokenizer or vocabulary than what a checkpoint was trained on.
+void check_tokenizer(const fs::path& data, const DataFacts& facts, const RunState& state);
 /// The config in a checkpoint's state.
 RunConfig saved_config(const RunState& state, const fs::path& checkpoint);
 /// What tells the contents of one checkpoint from another's: the checksum of its manifest, which has those of the rest.
@@ -110,11 +115,6 @@ void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer);
 /// The newest checkpoint of a run that verifies; a warning names each newer one that does not, and why. nullopt where
 /// there is none at all; Exit::checkpoint where none verifies.
 std::optional<fs::path> newest_checkpoint(const fs::path& run);
-/// A folder's path as typed, so that its last part is its name.
-inline fs::path without_trailing_slash(const fs::path& path) { return path.has_filename() ? path : path.parent_path(); }
-/// Whether a folder is a checkpoint, whatever its name, or a run with a folder of them.
-bool is_checkpoint(const fs::path& folder);
-bool is_run(const fs::path& folder);
 /// A run folder or a checkpoint folder, as a checkpoint that verifies; Exit::checkpoint otherwise. `which` of a run's
 /// checkpoints: "newest", "best" (the lowest validation loss) or a folder's name, as step-00001000.
 fs::path find_checkpoint(const fs::path& path, const std::string& which = "newest");

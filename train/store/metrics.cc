@@ -47,7 +47,8 @@ double unix_seconds() {
 
 }  // namespace
 
-Metrics::Metrics(const fs::path& run, uint64_t length) : file_(cut_back(run, length), OutputFile::Open::append) {}
+Metrics::Metrics(const fs::path& run, uint64_t length, const std::string& unit)
+    : file_(cut_back(run, length), OutputFile::Open::append), unit_(unit) {}
 
 void Metrics::add(const StepMetrics& m) {
   Json json{{"step", m.step},
@@ -55,8 +56,8 @@ void Metrics::add(const StepMetrics& m) {
             {"loss", json_number(m.loss)},
             {"lr", m.lr},
             {"grad_norm", json_number(m.grad_norm)},
-            {"tokens", m.tokens},
-            {"tokens_per_sec", m.tokens_per_sec},
+            {unit_, m.units},
+            {unit_ + "_per_sec", m.units_per_sec},
             {"step_ms", m.step_ms},
             {"mfu", m.mfu ? Json(*m.mfu) : Json()},
             {"data_wait_ms", m.data_wait_ms},
@@ -69,8 +70,11 @@ void Metrics::add(const StepMetrics& m) {
   file_.write(json.dump() + "\n");
 }
 
-void Metrics::add_validation(int64_t step, double loss) {
-  file_.write(Json{{"step", step}, {"val_loss", json_number(loss)}, {"time", unix_seconds()}}.dump() + "\n");
+void Metrics::add_validation(int64_t step, const std::vector<std::pair<std::string, double>>& figures) {
+  Json json{{"step", step}};
+  for (const auto& [name, value] : figures) json[name] = json_number(value);
+  json["time"] = unix_seconds();
+  file_.write(json.dump() + "\n");
 }
 
 void Metrics::add_changes(int64_t step, const std::vector<ConfigChange>& changes) {

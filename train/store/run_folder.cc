@@ -32,7 +32,7 @@ void check_config_record(const fs::path& run) {
 void write_config_record(const fs::path& run, const RunConfig& config, const std::vector<ConfigChange>& changes) {
   const fs::path path = run / "config.toml";
   if (fs::exists(path) && !is_ours(path)) set_aside(path, run / "config.toml.old");
-  std::string text = written_by_lathe + run_schema().to_toml(&config, /*comments=*/true);
+  std::string text = written_by_lathe + config.schema().to_toml(&config, /*comments=*/true);
   if (!changes.empty()) text += "\n# Changed on the way:\n";
   for (const auto& c : changes) text += str("#   after step ", c.step, ": ", c.key, " ", c.was, " -> ", c.is, "\n");
   write_file_durably(path, text);

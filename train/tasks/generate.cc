@@ -47,16 +47,16 @@ int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
   return order[p.size() - 1];
 }
 
-std::vector<int64_t> generate(const GPT& model, std::vector<int64_t> ids, int64_t n, const Sampling& sampling,
-                              Compute compute, const std::function<bool(int64_t)>& on_token) {
+std::vector<int64_t> generate(const Model& model, int64_t most, std::vector<int64_t> ids, int64_t n,
+                              const Sampling& sampling, Compute compute, at::Device device,
+                              const std::function<bool(int64_t)>& on_token) {
   LATHE_CHECK(!ids.empty(), "generate: nothing to continue");
   const NoGrad no_grad;
   const Autocast autocast(compute);
-  const at::Device device = model.tokens.weight.data().device();
   const RngKey key = make_key(sampling.seed, hash_name("generate"));
   std::vector<int64_t> out;
   for (int64_t i = 0; i < n; ++i) {
-    const auto context = std::min<size_t>(ids.size(), static_cast<size_t>(model.config.block_size));
+    const auto context = std::min<size_t>(ids.size(), static_cast<size_t>(most));
     const at::Tensor window_1T =
         at::tensor(at::ArrayRef<int64_t>(ids).slice(ids.size() - context), at::kLong).unsqueeze(0).to(device);
     const at::Tensor logits_V = model(window_1T).data().select(1, -1).squeeze(0);

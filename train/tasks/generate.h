@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "amp/amp.h"
-#include "nn/models/gpt.h"
+#include "nn/models/model.h"
 
 namespace lathe {
 
@@ -18,10 +18,11 @@ struct Sampling {
 };
 
 /// Continues `ids` (not empty) by n tokens; on_token, where given, sees each as it comes, and ends the text by
-/// returning false. The last block_size tokens are the context. Token i depends on the seed and what is before it
-/// alone.
-std::vector<int64_t> generate(const GPT& model, std::vector<int64_t> ids, int64_t n, const Sampling& sampling,
-                              Compute compute, const std::function<bool(int64_t)>& on_token = nullptr);
+/// returning false. The last `context` tokens are what the model sees. Token i depends on the seed and what is before
+/// it alone.
+std::vector<int64_t> generate(const Model& model, int64_t context, std::vector<int64_t> ids, int64_t n,
+                              const Sampling& sampling, Compute compute, at::Device device,
+                              const std::function<bool(int64_t)>& on_token = nullptr);
 
 /// Picks from logits [V], V > 0; `draw` is uniform in (0, 1). At least the likeliest token is kept, whatever top_k and
 /// top_p say. Exit::diverged where a logit is not finite.

@@ -16,12 +16,14 @@
 #include "train/run/stepper.h"
 #include "train/transforms/adapters.h"
 #include "train/verbs/precision.h"
+#include "train/verbs/verbs.h"
 
 namespace lathe {
 namespace {
 
 struct BenchResult {
-  double ms_median = 0, ms_min = 0, tokens_per_s = 0, first_step_s = 0, peak_rss_mb = 0, final_loss = 0;
+  std::string unit;  ///< "tokens" or "samples"
+  double ms_median = 0, ms_min = 0, units_per_s = 0, first_step_s = 0, peak_rss_mb = 0, final_loss = 0;
   int64_t parameters = 0;
 };
 /// Trains train.steps steps without evaluation, checkpoints or a run folder; times are of the steps after `skip`.
@@ -29,9 +31,9 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   loaded.config.train.eval_interval = 0;
   adopt_base(loaded);
   const RunData data = RunData::open(loaded);
-  Session session = Session::make(loaded);
+  Session session = Session::make(loaded, *data.task, data.sizes);
   const TrainConfig& c = session.config.train;
-  Loader loader(data.train, session.batch_shape(), static_cast<uint64_t>(c.seed), 0, session.config.data,
+  Loader loader(*data.data, batch_sizes(session.config), static_cast<uint64_t>(c.seed), 0, session.config.data,
                 session.device);
   BenchResult result;
   result.parameters = count(session.params);
@@ -49,14 +51,15 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   const size_t half = ms.size() / 2;
   result.ms_min = ms.front();
   result.ms_median = ms.size() % 2 == 1 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
-  result.tokens_per_s = 1e3 * static_cast<double>(tokens_of_step(session.config)) / result.ms_median;
+  result.unit = data.task->unit();
+  result.units_per_s = 1e3 * static_cast<double>(units_of_step(session.config)) / result.ms_median;
   result.peak_rss_mb = static_cast<double>(peak_rss_bytes()) / (1 << 20);
   return result;
 }
 
 }  // namespace
 
-Exit bench_verb(const Arguments& arguments) {
+static Exit run_bench(const Arguments& arguments) {
   const std::string& what = arguments.words[0];
   const auto expect_words = [&](size_t n) {
     if (arguments.words.size() != n)
@@ -119,7 +122,7 @@ Exit bench_verb(const Arguments& arguments) {
   std::cout << Json{{"params", r.parameters},
                     {"ms_median", r.ms_median},
                     {"ms_min", r.ms_min},
-                    {"tokens_per_s", r.tokens_per_s},
+                    {r.unit + "_per_s", r.units_per_s},
                     {"first_step_s", r.first_step_s},
                     {"peak_rss_mb", r.peak_rss_mb},
                     {"final_loss", json_number(r.final_loss)}}
@@ -138,6 +141,28 @@ std::string kernels_text() {
              isa_name(machine_isa()), "\nvector loops  ", vector_set(), " (Highway), ", cpu_isa(),
              " (ATen)\nfp32          ", takes(Element::f32), "bf16          ", takes(Element::bf16), "fp16          ",
              takes(Element::f16), "fp64          ATen's kernels\n");
+}
+
+Verb bench_verb() {
+  return {
+      "bench",
+      "step CONFIG [--section.key=value ...] | ops | peak | accumulation",
+      "time training steps, or each op beside ATen's, or measure the matmul ceiling (the last line is JSON), or the "
+      "error of long sums",
+      "bench step configs/quickstart.toml --train.steps=50",
+      {{"skip", "step: first steps left out of the times (2)"},
+       {"dtype", "ops, peak: fp32 (default) or bf16"},
+       {"threads", "ops, peak: CPU threads"},
+       {"batch", "ops: sequences (4)"},
+       {"context", "ops: tokens in a sequence (256)"},
+       {"width", "ops: channels, a multiple of 64 (768)"},
+       {"vocab", "ops: tokens that the head knows (50304)"},
+       {"only", "ops: those whose name has this in it"},
+       {"powers", "accumulation: up to 10^powers terms (7)"}},
+      true,
+      1,
+      2,
+      run_bench};
 }
 
 }  // namespace lathe

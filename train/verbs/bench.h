@@ -1,14 +1,10 @@
 // Measuring: whole training steps, ops beside ATen's, the matmul ceiling.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
-#include "train/verbs/verbs.h"
-
 namespace lathe {
-
-/// `lathe bench ...`.
-Exit bench_verb(const Arguments& arguments);
 
 struct OpSizes {
   int64_t batch = 4, context = 256, width = 768, vocab = 50304;  ///< heads are 64 wide

@@ -51,7 +51,7 @@ std::string key_row(const Field& field) {
 
 void print_help(const Verb* verb) {
   if (verb == nullptr) {
-    std::cout << version << ": trains language models from config files\n\nusage: lathe VERB ...\n\n";
+    std::cout << version << ": trains models from config files\n\nusage: lathe VERB ...\n\n";
     for (const auto& v : verbs()) std::cout << row(std::string("  ") + v.name, v.doc, 13);
     std::cout << "\nA first run, on a text of your own:\n"
                  "  lathe prepare my.txt --out data/my --tokenizer char\n"
@@ -76,10 +76,23 @@ void print_help(const Verb* verb) {
   }
   std::cout << "\nKeys of the config with their defaults, also in its file (steps = 500 under [train]) and in the\n"
                "environment (LATHE_TRAIN_STEPS=500). `lathe config docs` says all of each.\n";
-  for (const auto& section : run_schema().sections()) {
-    std::cout << "\n[" << section.name << "] " << section.doc << "\n";
-    for (const auto& field : run_schema().fields()) {
-      if (field.key.starts_with(section.name + ".")) std::cout << key_row(field);
+  const auto show = [](const std::string& title, const std::vector<Field>& fields, const std::string& prefix) {
+    std::cout << "\n" << title << "\n";
+    for (const auto& field : fields) {
+      if (field.key.starts_with(prefix)) std::cout << key_row(field);
+    }
+  };
+  const Schema& common = schema_of<RunConfig>();
+  for (const auto& section : RunConfig::schema("gpt").sections()) {
+    if (section.name != "model") {
+      show("[" + section.name + "] " + section.doc, RunConfig::schema("gpt").fields(), section.name + ".");
+      continue;
+    }
+    show("[model] " + section.doc, common.fields(), "model.");
+    for (const ModelKind& kind : model_kinds()) {
+      Schema own;
+      own.add("model", kind.config.schema(), nullptr);
+      show("[model] with kind = \"" + kind.name + "\", " + kind.doc, own.fields(), "model.");
     }
   }
 }
@@ -89,7 +102,8 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
   std::vector<std::string> known;
   for (const auto& [name, doc] : verb.flags) known.emplace_back(name);
   if (verb.config_keys) {
-    for (const auto& f : run_schema().fields()) known.push_back(f.key);
+    for (const auto& f : all_fields()) known.push_back(f.key);
+    for (const auto& key : renamed_keys()) known.push_back(key);
   }
   // --name=value becomes two words: cxxopts matches words with std::regex, which breaks on long values and line breaks.
   std::vector<std::string> split{argv[0]};

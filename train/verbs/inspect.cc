@@ -1,13 +1,16 @@
 #include "train/verbs/inspect.h"
 
 #include <algorithm>
+#include <iostream>
 #include <sstream>
 
 #include "core/dtype.h"
-#include "core/io/checksum.h"
 #include "core/io/safetensors.h"
+#include "data/data.h"
 #include "data/tokens.h"
+#include "train/config/path_kind.h"
 #include "train/store/checkpoint.h"
+#include "train/verbs/verbs.h"
 
 namespace lathe {
 namespace {
@@ -51,17 +54,6 @@ std::vector<TokenFile> open_splits(const fs::path& folder) {
 
 }  // namespace
 
-PathKind kind_of(const fs::path& path_) {
-  const fs::path path = without_trailing_slash(path_);
-  if (!fs::exists(path)) return PathKind::missing;
-  if (!fs::is_directory(path)) return path.extension() == ".safetensors" ? PathKind::safetensors : PathKind::file;
-  if (is_checkpoint(path)) return PathKind::checkpoint;
-  if (is_run(path)) return PathKind::run;
-  const bool data = fs::exists(path / "manifest.json") || has_split(path, "train", std::nullopt) ||
-                    has_split(path, "val", std::nullopt);
-  return data ? PathKind::data : PathKind::folder;
-}
-
 std::string inspect(const fs::path& path_) {
   const fs::path path = without_trailing_slash(path_);
   std::ostringstream out;
@@ -86,17 +78,9 @@ std::string inspect(const fs::path& path_) {
       break;
     }
     case PathKind::data: {
-      const auto m = read_manifest(path);
-      if (!m) {
-        out << path.string() << "\n  no manifest.json, and so no tokenizer and no checksums\n";
-        for (const TokenFile& split : open_splits(path)) out << split.table();
-        break;
-      }
-      out << path.string() << "\n  tokenizer " << m->tokenizer.kind() << ", vocabulary " << m->vocab_size << ", "
-          << m->dtype << ", largest id " << m->largest_id << "\n";
-      for (const auto* split : {&m->train, &m->val}) {
-        for (const auto& s : *split) out << "  " << s.file << "  " << s.tokens << " tokens  " << s.xxh3 << "\n";
-      }
+      DataConfig data;
+      data.dir = path.string();
+      out << path.string() << "\n" << open_data(data)->table();
       break;
     }
     case PathKind::missing:
@@ -127,23 +111,17 @@ std::string verify(const fs::path& path_) {
       break;
     }
     case PathKind::data: {
-      const auto m = read_manifest(path);
-      if (!m) {
+      if (!fs::exists(path / "manifest.json")) {
         uint32_t largest = 0;
         for (const TokenFile& split : open_splits(path)) largest = std::max(largest, split.largest_id());
         out << path.string() << ": sizes and headers are right, and the largest token id is " << largest
             << "; without a manifest.json there are no checksums to compare with\n";
         break;
       }
-      for (const auto* split : {&m->train, &m->val}) {
-        for (const auto& s : *split) {
-          const fs::path file = path / s.file;
-          if (!fs::exists(file)) fail(Exit::data, file.string(), " is missing");
-          if (file_checksum(file) != s.xxh3)
-            fail(Exit::data, file.string(), " is not what was written: its checksum differs");
-        }
-      }
-      out << path.string() << ": all shards are what was written\n";
+      DataConfig data;
+      data.dir = path.string();
+      open_data(data)->verify();
+      out << path.string() << ": all files are what was written\n";
       break;
     }
     case PathKind::missing:
@@ -151,6 +129,36 @@ std::string verify(const fs::path& path_) {
     case PathKind::folder: refuse(path);
   }
   return out.str();
+}
+
+Verb inspect_verb() {
+  return {"inspect",
+          "PATH",
+          "show a run, checkpoint, data folder or .safetensors file",
+          "inspect runs/quickstart/checkpoints/step-00002000",
+          {},
+          false,
+          1,
+          1,
+          [](const Arguments& a) {
+            std::cout << inspect(a.words[0]) << std::flush;
+            return Exit::done;
+          }};
+}
+
+Verb verify_verb() {
+  return {"verify",
+          "PATH",
+          "check a run, checkpoint or data folder against its checksums",
+          "verify runs/quickstart",
+          {},
+          false,
+          1,
+          1,
+          [](const Arguments& a) {
+            std::cout << verify(a.words[0]) << std::flush;
+            return Exit::done;
+          }};
 }
 
 }  // namespace lathe

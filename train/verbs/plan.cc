@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iostream>
 #include <sstream>
 
 #include "autograd/node.h"
@@ -13,21 +14,48 @@
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/rng.h"
+#include "data/loader.h"
 #include "train/run/peak.h"
 #include "train/run/session.h"
 #include "train/transforms/adapters.h"
+#include "train/verbs/verbs.h"
 
 namespace lathe {
 namespace {
 
-Batch random_batch(const RunConfig& c, at::Device device) {
-  const at::Tensor ids = at::zeros({c.train.batch_size, c.model.block_size}, at::kLong);
+/// A micro-batch to measure with: random tokens, or the data's first examples.
+Batch some_batch(const Session& s, const Data* data) {
+  const BatchSizes sizes = batch_sizes(s.config);
+  if (sizes.vocab_size == 0) {
+    DataConfig without_workers = s.config.data;
+    without_workers.workers = 0;
+    const Batch batch = Loader(*data, sizes, 1, 0, without_workers, at::kCPU).next();
+    return {batch.inputs.clone().to(s.device), batch.targets.clone().to(s.device)};
+  }
+  const at::Tensor ids = at::zeros({sizes.batch_size, sizes.block_size}, at::kLong);
   auto* p = ids.mutable_data_ptr<int64_t>();
   const RngKey key = make_key(1, hash_name("plan"));
   for (int64_t i = 0; i < ids.numel(); ++i) {
-    p[i] = philox(counter(static_cast<uint64_t>(i), 0), key)[0] % static_cast<uint64_t>(c.model.vocab_size);
+    p[i] = philox(counter(static_cast<uint64_t>(i), 0), key)[0] % static_cast<uint64_t>(sizes.vocab_size);
   }
-  return {ids.to(device), ids.roll(-1, 1).to(device)};
+  return {ids.to(s.device), ids.roll(-1, 1).to(s.device)};
+}
+
+void run_batch(const Session& s, const Batch& batch, double divisor, Compute compute) {
+  run_micro_batch([&] { return s.task.loss(*s.model, batch, divisor); }, compute, {});
+}
+
+/// What a plan is made for; token data need not be there where model.vocab_size says what it would.
+RunData open_for_plan(LoadedConfig& loaded) {
+  RunConfig& c = loaded.config;
+  c.train.eval_interval = 0;
+  const bool tokens = find_model_kind(c.model.kind)->models_tokens();
+  if (fs::is_directory(c.data.dir) || !tokens) return RunData::open(loaded);
+  if (batch_sizes(c).vocab_size == 0) {
+    fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
+         " to take it from; give one of them");
+  }
+  return {nullptr, &task_of(loaded, {.task = "language"}), {}};
 }
 
 std::string human(double bytes) {
@@ -41,12 +69,12 @@ std::string human(double bytes) {
 std::string weight_line(Session& s, const Batch& batch, const char* what, bool copies, bool cache) {
   const AmpConfig& own = s.config.amp;
   const bool is_own = own.working_copies == copies && (copies || own.cache == cache);
-  zero_grad(s.model);
+  zero_grad(*s.model);
   for (const auto& p : s.params) p.parameter.leaf().precision.low.reset();
   make_working_copies(s.params, s.compute.dtype, copies, s.low_grad);
   const double kept = static_cast<double>(memory_stats().used[static_cast<size_t>(Memory::parameters)]);
   reset_memory_peaks();
-  run_micro_batch(s.model, batch, 1, {s.compute.dtype, cache}, {});
+  run_batch(s, batch, 1, {s.compute.dtype, cache});
   s.optimizer.step(0);
   const MemoryStats peaks = memory_stats();
   return str(what, human(kept), " of parameters kept, ",
@@ -57,43 +85,36 @@ std::string weight_line(Session& s, const Batch& batch, const char* what, bool c
 
 }  // namespace
 
-FlopCount count_flops(const LoadedConfig& loaded) {
-  const RunConfig& config = loaded.config;
-  Session s = Session::make(loaded);
+FlopCount count_flops(LoadedConfig loaded) {
+  const RunData data = open_for_plan(loaded);
+  Session s = Session::make(loaded, *data.task, data.sizes);
   FlopCount count;
   const CountFlops counting(count);
-  run_micro_batch(s.model, random_batch(config, s.device), 1, s.compute, {});
+  run_batch(s, some_batch(s, data.data.get()), 1, s.compute);
   return count;
 }
 
 std::string plan(LoadedConfig loaded) {
   RunConfig& c = loaded.config;
   adopt_base(loaded);
-  if (fs::is_directory(c.data.dir)) {
-    loaded.config.train.eval_interval = 0;
-    (void)RunData::open(loaded);
-  }
-  if (c.model.vocab_size == 0) {
-    fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
-         " to take it from; give one of them");
-  }
-  Session s = Session::make(loaded);
+  const RunData data = open_for_plan(loaded);
+  Session s = Session::make(loaded, *data.task, data.sizes);
   const auto static_bytes = memory_stats();
-  const Batch batch = random_batch(c, s.device);
+  const Batch batch = some_batch(s, data.data.get());
   reset_memory_peaks();
 
   FlopCount flops;
   std::vector<double> seconds;
-  const double tokens_micro = static_cast<double>(c.train.batch_size * c.model.block_size);
+  const double units_micro = static_cast<double>(units_of_micro_batch(c));
   for (int i = 0; i < 4; ++i) {
     const auto begin = std::chrono::steady_clock::now();
     flops = {};
     {
       const CountFlops counting(flops);
-      run_micro_batch(s.model, batch, tokens_micro, s.compute, {});
+      run_batch(s, batch, units_micro, s.compute);
     }
     s.optimizer.step(0);
-    zero_grad(s.model);
+    zero_grad(*s.model);
     synchronize(s.device_name);
     const double t = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (i > 0) seconds.push_back(t);
@@ -112,7 +133,7 @@ std::string plan(LoadedConfig loaded) {
   const bool copies = std::any_of(s.params.begin(), s.params.end(),
                                   [](const auto& p) { return p.parameter.leaf().precision.low.defined(); });
   std::string weights;
-  if (c.amp.dtype != "fp32" && c.amp.master && c.model.lora == 0 && !s.device.is_cuda()) {
+  if (c.amp.dtype != "fp32" && c.amp.master && adapters_of(c).rank == 0 && !s.device.is_cuda()) {
     weights += weight_line(s, batch, "  kept as working copies  ", true, true);
     weights += weight_line(s, batch, "  cast at use, cached     ", false, true);
     weights += weight_line(s, batch, "  cast at each use        ", false, false);
@@ -122,9 +143,9 @@ std::string plan(LoadedConfig loaded) {
   const auto line = [&](const std::string& name, const std::string& value) {
     out << name << std::string(name.size() < 26 ? 26 - name.size() : 1, ' ') << value << "\n";
   };
-  line("parameters", format("%.0f (%.2f million)", static_cast<double>(parameter_count(c.model)),
-                            static_cast<double>(parameter_count(c.model)) / 1e6) +
-                         (c.model.lora > 0 ? format(", %.0f of them trained", n) : ""));
+  const auto all = static_cast<double>(count(parameters(*s.model)));
+  line("parameters",
+       format("%.0f (%.2f million)", all, all / 1e6) + (n < all ? format(", %.0f of them trained", n) : ""));
   if (s.device.is_cuda()) {
     line("memory, card", human(static_cast<double>(cuda_api().memory_peak())) + " at the highest");
   } else {
@@ -140,10 +161,10 @@ std::string plan(LoadedConfig loaded) {
   }
   if (!weights.empty()) out << "weights in " << c.amp.dtype << ", a step of one micro-batch:\n" << weights;
   line("FLOPs a step", format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all", step_flops,
-                              flops_per_token(c.model) * tokens_micro * static_cast<double>(c.train.grad_accum),
+                              s.model->flops_per_unit() * units_micro * static_cast<double>(c.train.grad_accum),
                               flops.total() * static_cast<double>(c.train.grad_accum)));
-  line("time of a step", format("%.1f ms (%.0f tokens/s)", 1e3 * step_s,
-                                tokens_micro * static_cast<double>(c.train.grad_accum) / step_s));
+  line("time of a step", format("%.1f ms (%.0f %s/s)", 1e3 * step_s,
+                                units_micro * static_cast<double>(c.train.grad_accum) / step_s, s.task.unit().c_str()));
   if (const auto ceiling = known_peak(s.device_name, static_cast<int>(s.config.train.threads), s.compute.dtype)) {
     line("mfu", format("%.0f%%", 100 * step_flops / step_s / ceiling->rate) +
                     (ceiling->young() ? " (of a ceiling measured less than three times)" : ""));
@@ -155,6 +176,21 @@ std::string plan(LoadedConfig loaded) {
                    human(checkpoint * (static_cast<double>(c.checkpoint.keep) + 1)) + " at the most (" +
                    std::to_string(c.checkpoint.keep) + " kept and one being written)");
   return out.str();
+}
+
+Verb plan_verb() {
+  return {"plan",
+          "CONFIG [--section.key=value ...]",
+          "what a run will need: memory, FLOPs, time, disk",
+          "plan configs/gpt2_124m.toml --train.batch_size=4",
+          {},
+          true,
+          1,
+          1,
+          [](const Arguments& a) {
+            std::cout << plan(load_config_argument(a)) << std::flush;
+            return Exit::done;
+          }};
 }
 
 }  // namespace lathe

@@ -12,7 +12,7 @@ namespace lathe {
 /// checkpoints, as text. Creates no file.
 std::string plan(LoadedConfig loaded);
 
-/// Counted FLOPs of one forward and backward of a micro-batch of random tokens.
-FlopCount count_flops(const LoadedConfig& loaded);
+/// Counted FLOPs of one forward and backward of a micro-batch of random data.
+FlopCount count_flops(LoadedConfig loaded);
 
 }  // namespace lathe

@@ -81,8 +81,8 @@ struct Seen {
 };
 
 /// One pass over the batches at a scale, handing each low gradient to `look`.
-Seen run_pass(const GPT& model, const std::vector<Batch>& batches, at::ScalarType compute, float scale,
-              const std::function<void(const at::Tensor&)>& look_at) {
+Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& batches, at::ScalarType compute,
+              float scale, const std::function<void(const at::Tensor&)>& look_at) {
   Seen seen;
   const std::function<void(const Node&, const at::Tensor&)> observe = [&](const Node& node, const at::Tensor& g) {
     if (!g.defined()) return;
@@ -96,9 +96,10 @@ Seen run_pass(const GPT& model, const std::vector<Batch>& batches, at::ScalarTyp
   };
   ModeGuard guard;
   mode().observe_gradient = &observe;
-  const at::Tensor seed = at::zeros({}, at::TensorOptions(batches[0].ids_BT.device())).fill_(scale);
+  const at::Tensor seed = at::zeros({}, at::TensorOptions(batches[0].inputs.device())).fill_(scale);
   for (const auto& batch : batches) {
-    run_micro_batch(model, batch, static_cast<double>(batch.targets_BT.numel()), compute, {}, seed);
+    run_micro_batch([&] { return task.loss(model, batch, static_cast<double>(batch.targets.numel())); }, compute, {},
+                    seed);
   }
   return seen;
 }
@@ -146,20 +147,23 @@ struct AtenAlone {
 GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches) {
   const AtenAlone the_same_nodes_in_both_dtypes;
   const RunConfig& c = loaded.config;
-  const fs::path folder = c.data.dir;
-  const TokenFile tokens(folder, "train", read_manifest(folder));
-  Loader loader(tokens, {c.train.batch_size, c.model.block_size, c.model.vocab_size},
-                static_cast<uint64_t>(c.train.seed), 0, c.data, loaded.device);
+  const auto data = open_data(c.data);
+  const Task& task = task_of({.config = c, .origins = {}}, data->facts());
+  Loader loader(*data, batch_sizes(c), static_cast<uint64_t>(c.train.seed), 0, c.data, loaded.device);
   std::vector<Batch> drawn;
-  for (int64_t i = 0; i < batches; ++i) drawn.push_back(loader.next());
+  for (int64_t i = 0; i < batches; ++i) {
+    const Batch b = loader.next();
+    drawn.push_back({b.inputs.clone(), b.targets.clone()});
+  }
 
-  GPT model = loaded.model;
+  const auto clone = loaded.model->clone();
+  Model& model = *clone;
   move_to(model, loaded.device, at::kFloat);  // handles of its own, without working copies
   GradientExponents e;
   constexpr size_t bins = GradientExponents::highest - GradientExponents::lowest + 1;
   e.activations.assign(bins, 0), e.weights.assign(bins, 0);
   const Seen wide =
-      run_pass(model, drawn, at::kFloat, 1, [&](const at::Tensor& g) { count_exponents(g, e.activations); });
+      run_pass(model, task, drawn, at::kFloat, 1, [&](const at::Tensor& g) { count_exponents(g, e.activations); });
   double weights = 0;
   for (const auto& p : trained_parameters(model)) {
     if (p.parameter.dim() < 2) continue;
@@ -172,7 +176,7 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
 
   const auto at_scale = [&](const std::string& name, float scale) {
     zero_grad(model);
-    const Seen low = run_pass(model, drawn, at::kHalf, scale, nullptr);
+    const Seen low = run_pass(model, task, drawn, at::kHalf, scale, nullptr);
     const double zeros = static_cast<double>(low.zeros) / static_cast<double>(low.elements);
     return GradientExponents::Pass{name, scale, zeros - e.zeros, low.overflow};
   };
