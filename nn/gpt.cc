@@ -8,13 +8,13 @@
 
 namespace lathe {
 
-Block::Block(const ModelConfig& c, const std::string& path)
+Block::Block(const ModelConfig& c)
     : norm1(c.n_embd, c.bias),
       attn(c.n_embd, c.n_head, c.bias),
       norm2(c.n_embd, c.bias),
       mlp(c.n_embd, c.bias),
-      attn_drop(c.dropout, path + ".attn"),
-      mlp_drop(c.dropout, path + ".mlp") {
+      attn_drop(c.dropout),
+      mlp_drop(c.dropout) {
   if (c.lora == 0) return;
   for (Linear* layer : linears()) layer->add_adapter(c.lora, c.lora_alpha);
 }
@@ -29,10 +29,11 @@ GPT::GPT(const ModelConfig& c)
     : config(c),
       tokens(c.vocab_size, c.n_embd, c.tie_weights ? Role::tied_embedding : Role::embedding),
       positions(c.block_size, c.n_embd),
-      drop(c.dropout, "embeddings"),
+      drop(c.dropout),
       norm(c.n_embd, c.bias) {
-  for (int64_t i = 0; i < c.n_layer; ++i) blocks.emplace_back(c, "blocks." + std::to_string(i));
+  for (int64_t i = 0; i < c.n_layer; ++i) blocks.emplace_back(c);
   if (!c.tie_weights) head = Linear(c.n_embd, c.vocab_size, /*with_bias=*/false);
+  place(*this);
 }
 
 Variable GPT::features(const at::Tensor& ids_BT) const {

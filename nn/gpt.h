@@ -49,14 +49,16 @@ struct Block {
   FeedForward mlp;
   Dropout attn_drop, mlp_drop;
 
-  Block(const ModelConfig& config, const std::string& path);
+  explicit Block(const ModelConfig& config);
   Variable operator()(const Variable& x_BTC) const;
   std::array<Linear*, 4> linears() { return {&attn.qkv, &attn.proj, &mlp.up, &mlp.down}; }
   void visit(Visit& v) {
     v("norm1", norm1);
     v("attn", attn);
+    v("attn", attn_drop);
     v("norm2", norm2);
     v("mlp", mlp);
+    v("mlp", mlp_drop);
   }
 };
 
@@ -85,6 +87,7 @@ struct GPT {
   void visit(Visit& v) {
     v("tokens", tokens);
     v("positions", positions);
+    v("embeddings", drop);
     v.blocks("blocks", blocks);
     v("norm", norm);
     if (!config.tie_weights) v("head", head);
