@@ -1,25 +1,11 @@
 #include "nn/layers.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-
 #include "core/error.h"
-#include "core/memory.h"
 #include "core/mode.h"
 
 namespace lathe {
-namespace {
 
-Variable new_parameter(at::IntArrayRef sizes) {
-  const MemoryScope scope(Memory::parameters);
-  if (!mode().make_storage)
-    return Variable::parameter(at::empty(sizes, at::TensorOptions(at::kFloat).device(at::kMeta)));
-  return Variable::parameter(at::zeros(sizes, at::kFloat));
-}
-
-}  // namespace
-
-Linear::Linear(int64_t in, int64_t out, bool with_bias, Role role_)
+Linear::Linear(int64_t in, int64_t out, bool with_bias, const Role& role_)
     : weight(new_parameter({out, in})), bias(with_bias ? new_parameter({out}) : Variable()), role(role_) {}
 
 Variable Linear::operator()(const Variable& x, const Variable& residual) const {
@@ -38,7 +24,7 @@ void Linear::merge_adapter() {
   lora_a = lora_b = {};
 }
 
-Embedding::Embedding(int64_t rows, int64_t channels, Role role_)
+Embedding::Embedding(int64_t rows, int64_t channels, const Role& role_)
     : weight(new_parameter({rows, channels})), role(role_) {}
 
 LayerNorm::LayerNorm(int64_t channels, bool with_bias)

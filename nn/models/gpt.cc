@@ -7,13 +7,13 @@
 
 namespace lathe {
 
-Block::Block(const GPTConfig& c, const std::string& path)
+Block::Block(const GPTConfig& c)
     : norm1(c.n_embd, c.bias),
       attn(c.n_embd, c.n_head, c.bias),
       norm2(c.n_embd, c.bias),
       mlp(c.n_embd, c.bias),
-      attn_drop(c.dropout, path + ".attn"),
-      mlp_drop(c.dropout, path + ".mlp") {}
+      attn_drop(c.dropout),
+      mlp_drop(c.dropout) {}
 
 Variable Block::operator()(const Variable& x_BTC) const {
   // Without dropout the residual is added where a branch's last product is written.
@@ -25,10 +25,11 @@ GPT::GPT(const GPTConfig& c)
     : config(c),
       tokens(c.vocab_size, c.n_embd, c.tie_weights ? Role::tied_embedding : Role::embedding),
       positions(c.block_size, c.n_embd),
-      drop(c.dropout, "embeddings"),
+      drop(c.dropout),
       norm(c.n_embd, c.bias) {
-  for (int64_t i = 0; i < c.n_layer; ++i) blocks.emplace_back(c, "blocks." + std::to_string(i));
+  for (int64_t i = 0; i < c.n_layer; ++i) blocks.emplace_back(c);
   if (!c.tie_weights) head = Linear(c.n_embd, c.vocab_size, /*with_bias=*/false);
+  place(*this);
 }
 
 Variable GPT::features(const at::Tensor& ids_BT) const {
@@ -43,9 +44,9 @@ Variable GPT::features(const at::Tensor& ids_BT) const {
 Variable GPT::operator()(const at::Tensor& ids_BT) const { return linear(features(ids_BT), head_weight()); }
 
 double GPT::flops_per_unit() const {
-  return matmul_flops(parameters(const_cast<GPT&>(*this))) + 12.0 * static_cast<double>(config.n_layer) *
-                                                                 static_cast<double>(config.n_embd) *
-                                                                 static_cast<double>(config.block_size);
+  return matmul_flops(parameters(*this)) + 12.0 * static_cast<double>(config.n_layer) *
+                                               static_cast<double>(config.n_embd) *
+                                               static_cast<double>(config.block_size);
 }
 
 std::optional<ConfigFault> GPT::check(const GPTConfig& c) {

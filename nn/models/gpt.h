@@ -36,13 +36,15 @@ struct Block {
   FeedForward mlp;
   Dropout attn_drop, mlp_drop;
 
-  Block(const GPTConfig& config, const std::string& path);
+  explicit Block(const GPTConfig& config);
   Variable operator()(const Variable& x_BTC) const;
   void visit(Visit& v) {
     v("norm1", norm1);
     v("attn", attn);
+    v("attn", attn_drop);
     v("norm2", norm2);
     v("mlp", mlp);
+    v("mlp", mlp_drop);
   }
 };
 
@@ -72,6 +74,7 @@ struct GPT {
   void visit(Visit& v) {
     v("tokens", tokens);
     v("positions", positions);
+    v("embeddings", drop);
     v.blocks("blocks", blocks);
     v("norm", norm);
     if (!config.tie_weights) v("head", head);

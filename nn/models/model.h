@@ -105,7 +105,7 @@ namespace detail {
 template <class Module>
 class ModelOf final : public Model {
  public:
-  explicit ModelOf(Module module) : module_(std::move(module)) {}
+  explicit ModelOf(Module module) : module_(std::move(module)) { place(module_); }
   Variable operator()(const at::Tensor& inputs) const override {
     if constexpr (std::invocable<const Module&, const at::Tensor&>) {
       return module_(inputs);
@@ -133,7 +133,7 @@ class ModelOf final : public Model {
     if constexpr (requires { module_.flops_per_unit(); }) {
       return module_.flops_per_unit();
     } else {
-      return matmul_flops(parameters(const_cast<Module&>(module_)));
+      return matmul_flops(parameters(module_));
     }
   }
   std::unique_ptr<Model> clone() const override { return std::make_unique<ModelOf>(module_); }

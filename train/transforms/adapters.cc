@@ -36,7 +36,7 @@ void add_adapters(Model& model, const TransformContext& context) {
   const auto options = at::TensorOptions(context.device).dtype(context.matrices);
   for (Linear* layer : adapted_layers(model)) layer->add_adapter(c.rank, c.alpha, options);
   auto added = trained_parameters(model);
-  std::erase_if(added, [](const NamedParameter& p) { return p.role != Role::lora_a && p.role != Role::lora_b; });
+  std::erase_if(added, [](const NamedParameter& p) { return !p.role.adapter; });
   initialize(added, context.config.model.own, static_cast<uint64_t>(context.config.train.seed));
 }
 
