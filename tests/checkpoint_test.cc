@@ -119,10 +119,10 @@ TEST_CASE("values come back to the bit, also where the model is saved lower", "[
 TEST_CASE("metrics are cut back to the checkpoint, or else to their last whole line", "[checkpoint]") {
   const TempFolder f;
   write_file(f / "metrics.jsonl", "one\ntwo\nthree\n");
-  { Metrics(f.path(), 8).add_validation(2, 1); }
+  { Metrics(f.path(), 8).add_validation(2, {{"val_loss", 1}}); }
   CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith("one\ntwo\n{"));
   write_file(f / "metrics.jsonl", "one\ntwo\nthr");
-  { Metrics(f.path(), 1000).add_validation(3, 1); }
+  { Metrics(f.path(), 1000).add_validation(3, {{"val_loss", 1}}); }
   CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith("one\ntwo\n{"));
 }
 

@@ -133,7 +133,7 @@ void save_all(Saves& saves, const std::vector<int64_t>& steps) {
   Metrics metrics(saves.run, fs::exists(lines) ? fs::file_size(lines) : 0);
   sync_folder(saves.run);
   for (const int64_t step : steps) {
-    for (int64_t i = step - 3; i <= step; ++i) metrics.add_validation(i, 2.5);
+    for (int64_t i = step - 3; i <= step; ++i) metrics.add_validation(i, {{"val_loss", 2.5}});
     state.step = step;
     state.metrics_bytes = metrics.sync();
     save_checkpoint(saves.run, state, s.params, s.optimizer, {.newest = static_cast<int64_t>(saves.keep)});
@@ -221,7 +221,7 @@ TEST_CASE("power cuts in a file written whole and in appended lines", "[crash]")
     Metrics metrics(root.path(), 0);
     sync_folder(root.path());
     for (int i = 1; i < 6; ++i) {
-      metrics.add_validation(i, i);
+      metrics.add_validation(i, {{"val_loss", i}});
       if (i % 2 == 0) continue;
       lengths.push_back(metrics.sync());
       fault_point("test: synced");

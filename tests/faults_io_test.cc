@@ -197,7 +197,7 @@ TEST_CASE("a save goes through interrupted calls and short writes", "[faults_io]
       3);
   const FolderLock lock(run.folder.path());
   Metrics metrics(run.folder.path(), 4);
-  metrics.add_validation(1, 2);
+  metrics.add_validation(1, {{"val_loss", 2}});
   CHECK(metrics.sync() == fs::file_size(run.folder / "metrics.jsonl"));
   CHECK_THAT(slurp(run.folder / "metrics.jsonl"), Catch::StartsWith("one\n{") && ContainsSubstring("}\n"));
   write_file_durably(run.folder / "config.toml", "a = 1\n");

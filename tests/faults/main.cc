@@ -14,7 +14,7 @@
 #include <string>
 
 #include "core/io/file.h"
-#include "train/run/session.h"
+#include "train/run/stepper.h"
 #include "train/verbs/cli.h"
 
 namespace {
@@ -55,14 +55,13 @@ void read_failing(const std::string& text) {
 }  // namespace
 
 // Stands in front of the library's own function (symbol interposition), so that the library needs no switch for this.
-at::Tensor lathe::run_micro_batch(const GPT& model, const Batch& batch, double divisor, Compute compute,
-                                  StepRandom random, const at::Tensor& loss_scale) {
-  using Function = at::Tensor (*)(const GPT&, const Batch&, double, Compute, StepRandom, const at::Tensor&);
-  static const auto original = reinterpret_cast<Function>(
-      dlsym(RTLD_NEXT, "_ZN5lathe15run_micro_batchERKNS_3GPTERKNS_5BatchEdNS_7ComputeENS_10StepRandomERKN2at6TensorE"));
+lathe::StepRandom lathe::random_of(const RunConfig& config, int64_t step, int64_t micro_batch) {
+  using Function = StepRandom (*)(const RunConfig&, int64_t, int64_t);
+  static const auto original = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "_ZN5lathe9random_ofERKNS_9RunConfigEll"));
   static const bool shifted = std::getenv("LATHE_TEST_RNG_SHIFT") != nullptr;
+  StepRandom random = original(config, step, micro_batch);
   random.step += shifted ? 1 : 0;
-  return original(model, batch, divisor, compute, random, loss_scale);
+  return random;
 }
 
 int main(int argc, char** argv) {
