@@ -91,9 +91,11 @@ class Tiny:
 
 
 def went_on_from(output):
-    """The step that a process said it goes on from; 0 for a new run."""
-    line = next(line for line in output.splitlines() if line.startswith("run       "))
-    return int(line.rsplit("step-", 1)[1]) if ", going on from " in line else 0
+    """The step that a process said it goes on from, or that the run had ended with; 0 for a new run."""
+    line = next((line for line in output.splitlines()
+                 if line.startswith(("run       ", "nothing to do: the run ended with "))), None)
+    check(line is not None, f"no line says what the run goes on from: {output}")
+    return int(line.rsplit("step-", 1)[1]) if ", going on from " in line or line[0] == "n" else 0
 
 
 def checkpoints(run):
@@ -111,7 +113,7 @@ def difference(a, b):
 
     def lines(run):
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        return [{k: row[k] for k in keys if k in row} for row in rows]
+        return [{k: row[k] for k in keys if k in row} for row in rows if "changed" not in row]  # as the folder's name
 
     if lines(a) != lines(b):
         return "the metrics differ"
