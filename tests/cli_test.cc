@@ -245,6 +245,9 @@ TEST_CASE("what may not be read or written is told with a remedy", "[cli]") {
   refused({"train", "closed/tiny.toml"}, "closed/tiny.toml" + remedy);
   refused({"train", "tiny.toml", "--train.out_dir=closed/run"}, "closed/run/checkpoints" + remedy);
   refused({"train", "tiny.toml", "--data.dir=raw", "--model.vocab_size=50"}, "raw" + remedy);
+  const fs::path bins = copy("bins");
+  fs::permissions(bins / "train.bin", fs::perms::none);
+  refused({"train", "tiny.toml", "--data.dir=bins"}, "cannot read bins/train.bin" + remedy);
   for (const auto& folder : {closed, open}) fs::permissions(folder, fs::perms::owner_all);
 }
 

@@ -167,7 +167,13 @@ void set_aside_newer(const fs::path& checkpoint) {
 
 void clean_checkpoints(const fs::path& run) {
   for (const auto& path : list_folder(run / "checkpoints")) {
-    if (path.filename().string().starts_with(temporary_prefix)) remove_tree(path);
+    if (!path.filename().string().starts_with(temporary_prefix)) continue;
+    try {
+      remove_tree(path);
+    } catch (const FileError& e) {
+      log_warn(path.filename().string(), " is left: ", e.cause(),
+               "; it is no longer needed, and can be removed by hand");
+    }
   }
 }
 
@@ -249,13 +255,17 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::
   std::vector<int64_t> steps;
   for (const auto& [step, path] : all) steps.push_back(step);
   const auto doomed = steps_to_delete(steps, keep, state.best_step);
-  for (const auto& [step, path] : all) {
-    if (std::find(doomed.begin(), doomed.end(), step) == doomed.end()) continue;
-    rename_file(path, parent / (temporary_prefix + path.filename().string()));
-    fault_point("save: deleting an old one");
+  try {
+    for (const auto& [step, path] : all) {
+      if (std::find(doomed.begin(), doomed.end(), step) == doomed.end()) continue;
+      rename_file(path, parent / (temporary_prefix + path.filename().string()));
+      fault_point("save: deleting an old one");
+    }
+    if (!doomed.empty()) sync_folder(parent);
+    clean_checkpoints(run);
+  } catch (const FileError& e) {  // what is new is safe; the next save tries again
+    log_warn("old checkpoints are not deleted: ", e.cause());
   }
-  if (!doomed.empty()) sync_folder(parent);
-  clean_checkpoints(run);
   return target;
 }
 

@@ -88,7 +88,7 @@ std::vector<fs::path> list_checkpoints(const fs::path& run);
 int64_t step_of(const fs::path& checkpoint);
 /// Renames checkpoints of the same run newer than this one, which a run that goes on from it can't use.
 void set_aside_newer(const fs::path& checkpoint);
-/// Removes what interrupted saves left behind.
+/// Removes what interrupted saves left behind; what can't be removed is a warning.
 void clean_checkpoints(const fs::path& run);
 
 /// Checks sizes and checksums against the manifest; Exit::checkpoint with what is wrong.
