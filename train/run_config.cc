@@ -217,6 +217,10 @@ void check(const LoadedConfig& loaded) {
          " times train.grad_accum = ", c.train.grad_accum, ", train.batch_size = ", c.train.batch_size,
          " and model.block_size = ", c.model.block_size, " are more tokens than can be counted; lower train.steps");
   }
+  if (c.checkpoint.async_save && c.checkpoint.interval == 0 && !c.checkpoint.keep_best) {
+    fail(Exit::usage, at("checkpoint.async_save"),
+         ": checkpoint.async_save has no effect with checkpoint.interval = 0; leave it out or give an interval");
+  }
   check_amp(loaded);
   check_lora(loaded);
   if (c.data.dir.empty())
