@@ -4,8 +4,8 @@
 
 #include "amp/amp.h"
 #include "autograd/engine.h"
-#include "nn/models/gpt.h"
 #include "nn/init.h"
+#include "nn/models/gpt.h"
 #include "optim/optimizer.h"
 #include "tests/catch.h"
 #include "tests/gpt.h"

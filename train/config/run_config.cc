@@ -268,6 +268,10 @@ void check(const LoadedConfig& loaded) {
   }
   if (c.data.folds == 1)
     fail(Exit::usage, at("data.folds"), ": data.folds = 1 leaves nothing to train on; 0 takes the split as prepared");
+  if (c.checkpoint.async_save && c.checkpoint.interval == 0 && !c.checkpoint.keep_best) {
+    fail(Exit::usage, at("checkpoint.async_save"),
+         ": checkpoint.async_save has no effect with checkpoint.interval = 0; leave it out or give an interval");
+  }
   check_amp(loaded);
   if (c.data.dir.empty())
     fail(Exit::usage, at("data.dir"), ": data.dir is empty; give the folder that holds train.bin");

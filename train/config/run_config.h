@@ -70,6 +70,10 @@ struct CheckpointConfig {
               "dtype of the matrices in model.safetensors; auto: as they are in memory. Where it is another, "
               "optimizer.safetensors holds them exactly as well",
               one_of({"auto", "fp32", "bf16", "fp16"}))
+  LATHE_FIELD(bool, async_save, false,
+              "write checkpoints in the background: training stands still while they are copied, into as many bytes of "
+              "memory, and goes on while they are written. The last one of a run is written at once",
+              anything())
 };
 
 struct LogConfig {

@@ -72,7 +72,7 @@ static LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string
       kept};
   if (!frozen && device.is_cuda()) move_to(*m.model, device, at::kFloat);
   apply_transforms(*m.model, {m.config, device, at::kFloat});
-  if (adapters || !frozen) load_parameters(checkpoint, trained_parameters(*m.model));
+  if (adapters || !frozen) load_parameters(checkpoint, saved_tensors(*m.model));
   if (!frozen) {
     const auto params = parameters(*m.model);
     load_fp8_history(checkpoint, params);

@@ -121,7 +121,7 @@ fs::path write_replay_bundle(const fs::path& run, RunState state, const Session&
   if (session.scaler) state.scaler = session.scaler->state();
   remove_tree(parent);
   const fs::path folder = parent / checkpoint_name(step);
-  write_checkpoint(folder, state, session.params, session.optimizer, std::nullopt);
+  write_checkpoint(folder, state, view_state(session.saved, session.optimizer, std::nullopt));
   write_batches(folder / "batches.safetensors", batches_of_step(session, data, step));
   sync_folder(folder);
   return folder;

@@ -58,8 +58,9 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
       return Variable::parameter(p.parameter.data().to(device, p.parameter.dim() >= 2 ? matrices : at::kFloat), p.path);
     });
   }
+  if (device.is_cuda()) replace_buffers(*model, [&](const NamedBuffer& b) { return b.tensor.to(device); });
   apply_transforms(*model, {config, device, matrices});
-  const auto params = trained_parameters(*model);
+  const auto params = trained_parameters(*model), saved = saved_tensors(*model);
   const bool low_grad = config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
   make_working_copies(params, compute, config.amp.working_copies, low_grad);
   const bool stochastic = config.amp.rounding != "nearest";
@@ -71,6 +72,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
             {compute, config.amp.cache},
             std::move(model),
             params,
+            saved,
             Optimizer(config.optim, params, stochastic ? std::optional(seed) : std::nullopt),
             GradScaler::make(config.amp, device),
             config.train.spike_sigma > 0 ? std::optional<SpikeGuard>(config.train.spike_sigma) : std::nullopt,
@@ -80,7 +82,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
 }
 
 void Session::load(const fs::path& checkpoint, const RunState& state) {
-  load_parameters(checkpoint, params);
+  load_parameters(checkpoint, saved);
   load_optimizer(checkpoint, optimizer);
   optimizer.set_updates(state.updates);
   if (scaler && state.scaler) scaler->load(*state.scaler);

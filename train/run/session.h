@@ -37,6 +37,7 @@ struct Session {
   Compute compute;
   std::unique_ptr<Model> model;
   std::vector<NamedParameter> params;  ///< those that are trained
+  std::vector<NamedParameter> saved;   ///< what a checkpoint holds of the model: they, and its buffers
   Optimizer optimizer;
   std::optional<GradScaler> scaler;
   std::optional<SpikeGuard> spikes;  ///< where train.spike_sigma asks for it

@@ -92,6 +92,8 @@ void note_progress(int64_t step, int64_t saved_step) {
   step_saved = saved_step;
 }
 
+void note_saved(int64_t step) { step_saved = step; }
+
 Uninterrupted::Uninterrupted() { ++uninterrupted; }
 Uninterrupted::~Uninterrupted() { --uninterrupted; }
 

@@ -13,6 +13,8 @@ void take_stop_signals(const char* when);
 int stop_signal();
 /// For the second SIGINT's sentence: the step that is done, and the last one in a checkpoint (-1: there is none).
 void note_progress(int64_t step, int64_t saved_step);
+/// The same of the checkpoint alone. Any thread.
+void note_saved(int64_t step);
 
 /// While one lives, a second SIGINT is answered but does not end the process: what was asked for is nearly done.
 class Uninterrupted {

@@ -13,6 +13,7 @@
 #include "train/run/peak.h"
 #include "train/run/replay.h"
 #include "train/run/resume.h"
+#include "train/run/saver.h"
 #include "train/run/stepper.h"
 #include "train/run/stop.h"
 #include "train/store/checkpoint.h"
@@ -90,6 +91,8 @@ class Trainer {
     fault_point("start: metrics cut");
     log_header();
     note_progress(state_.step, saved_step_);
+    CheckpointSaver saver(run_, session_.config.checkpoint, saved_step_);
+    saver_ = &saver;
     if (resumed_from_.empty()) state_.eval_due = c.eval_interval > 0;
     if (state_.eval_due && !validate(metrics)) return stop(metrics);
     if (state_.step >= c.steps) return finish();
@@ -102,7 +105,7 @@ class Trainer {
       const StepResult r = run_step(session_, loader, state_.step);
       ++state_.step;
       did_something_ = true;
-      note_progress(state_.step, saved_step_);
+      note_progress(state_.step, saver.saved_step());
       state_.tokens += units_of_step(session_.config);
       const int64_t interval = session_.config.checkpoint.interval;
       const bool last = state_.step == c.steps, log_due = last || state_.step % c.log_interval == 0;
@@ -305,6 +308,7 @@ class Trainer {
   Exit stop(Metrics& metrics) {
     // Stopped again before anything was done: the checkpoint that this process began with says it all.
     if (saved_step_ != state_.step) save(metrics);
+    saver_->finish();
     log_info(stop_signal() != 0 ? "stopped by a signal" : "stopped by train.max_time", " after step ", state_.step,
              "; run the same command again to go on");
     return Exit::stopped;
@@ -317,15 +321,14 @@ class Trainer {
   }
 
   void save(Metrics& metrics) {
-    const Uninterrupted whole;
-    lock_->check_in_place();
-    state_.metrics_bytes = metrics.sync();
-    const CheckpointConfig& c = session_.config.checkpoint;
-    const fs::path path = save_checkpoint(run_, state_, session_.params, session_.optimizer,
-                                          {c.keep, c.keep_every, c.keep_best}, save_dtype(c));
+    state_.metrics_bytes = metrics.length();
+    const auto before = [this, &metrics] {
+      lock_->check_in_place();
+      metrics.sync();
+    };
+    const bool last = state_.step == session_.config.train.steps || stop_asked();
+    saver_->save(state_, session_.saved, session_.optimizer, before, last);
     saved_step_ = state_.step;
-    note_progress(state_.step, saved_step_);
-    log(Level::debug, "saved " + path.string());
   }
 
   std::optional<MatmulCeiling> ceiling() const {
@@ -360,6 +363,7 @@ class Trainer {
   }
 
   Exit finish() const {
+    saver_->finish();
     lock_->check_in_place();
     log_summary();
     return Exit::done;
@@ -383,9 +387,10 @@ class Trainer {
   fs::path resumed_from_;  // a checkpoint, or empty
   bool resumed_same_run_ = true;
   std::vector<ConfigChange> changes_;  // that this process brings
-  int64_t saved_step_ = -1;            // of the run's newest checkpoint
+  int64_t saved_step_ = -1;            // of the run's newest checkpoint, whole or being written
   bool did_something_ = false;         // a step or an evaluation: less than that train.max_time leaves to no process
   const FolderLock* lock_ = nullptr;
+  CheckpointSaver* saver_ = nullptr;
   std::optional<MatmulCeiling> peak_ = ceiling();
   bool measured_again_ = false;
   double smooth_s_ = 0;

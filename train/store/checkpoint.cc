@@ -1,6 +1,5 @@
 #include "train/store/checkpoint.h"
 
-#include <ATen/ops/aminmax.h>
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
@@ -58,58 +57,11 @@ Json state_json(const RunState& s) {
   return json;
 }
 
-bool is_saved_lower(const at::Tensor& t, std::optional<at::ScalarType> dtype) {
-  return dtype && t.scalar_type() != *dtype && t.dim() >= 2;
-}
-
-/// Host copies of tensors on their way to a file; keeps them alive.
-struct Snapshot {
-  std::vector<TensorEntry> entries;
-  std::vector<at::Tensor> held;
-
-  void add(const std::string& name, const at::Tensor& t) {
-    held.push_back(t.to(at::kCPU).contiguous());
-    entries.push_back(make_entry(name, held.back()));
-  }
-};
-
-/// One pass over each parameter; weights that are not finite never reach a disk.
-void check_finite(const std::vector<NamedParameter>& parameters, int64_t step) {
-  for (const auto& p : parameters) {
-    const at::Tensor& t = p.parameter.data();
-    if (t.numel() == 0) continue;
-    const auto [least, largest] = at::aminmax(t);  // both are NaN where an element is
-    if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>())) {
-      fail(Exit::diverged, "after step ", step, " the parameter ", p.path,
-           " has elements that are not finite, so no checkpoint of it is written; lower optim.lr or optim.grad_clip, "
-           "and run the same command again to go on from the checkpoint before");
-    }
-  }
-}
-
-template <class F>
-void each_state(const Optimizer& optimizer, F&& f) {
-  for (const auto& group : optimizer.groups()) {
-    for (const auto& slot : group.slots) {
-      for (size_t i = 0; i < slot.state.size(); ++i) f(slot.path + "." + optimizer.state_names()[i], slot.state[i]);
-      if (const auto& fp8 = slot.param.leaf().precision.fp8; fp8 && fp8->history.defined())
-        f(slot.path + ".fp8_history", fp8->history);
-    }
-  }
-}
-
 void copy_into(const SafetensorsFile& file, const std::string& name, const at::Tensor& to, const fs::path& path) {
   to.copy_(entry_tensor(file.at(name), to.sizes(), path));
 }
 
 }  // namespace
-
-TensorEntry make_entry(const std::string& name, const at::Tensor& t) {
-  return {name,
-          safetensors_dtype(t.scalar_type()),
-          t.sizes().vec(),
-          {static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()}};
-}
 
 at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const fs::path& path) {
   const auto dtype = dtype_from_safetensors(entry.dtype);
@@ -180,9 +132,7 @@ void clean_checkpoints(const fs::path& run) {
 namespace {
 
 /// Writes the files of a checkpoint into `temporary`, syncs all, and gives it the name `target`.
-void write_files(const fs::path& temporary, const fs::path& target, const RunState& state,
-                 const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
-                 std::optional<at::ScalarType> dtype) {
+void write_files(const fs::path& temporary, const fs::path& target, const RunState& state, const Snapshot& snapshot) {
   fault_point("save: begun");
   make_folders(target.parent_path());
   remove_tree(temporary);
@@ -193,19 +143,9 @@ void write_files(const fs::path& temporary, const fs::path& target, const RunSta
   const auto note = [&](const char* name, const std::string& sum) {
     files[name] = {{"bytes", fs::file_size(temporary / name)}, {"xxh3", sum}};
   };
-  Snapshot model;
-  for (const auto& p : parameters) {
-    const at::Tensor& t = p.parameter.data();
-    model.add(p.path, is_saved_lower(t, dtype) ? t.to(*dtype) : t);
-  }
-  note("model.safetensors", write_safetensors(temporary / "model.safetensors", model.entries));
+  note("model.safetensors", write_safetensors(temporary / "model.safetensors", snapshot.model));
   fault_point("save: model written");
-  Snapshot moments;
-  each_state(optimizer, [&](const std::string& name, const at::Tensor& t) { moments.add(name, t); });
-  for (const auto& p : parameters) {
-    if (is_saved_lower(p.parameter.data(), dtype)) moments.add(p.path + ".master", p.parameter.data());
-  }
-  note("optimizer.safetensors", write_safetensors(temporary / "optimizer.safetensors", moments.entries));
+  note("optimizer.safetensors", write_safetensors(temporary / "optimizer.safetensors", snapshot.optimizer));
   fault_point("save: optimizer written");
   write_file_durably(temporary / "state.json", state_json(state).dump(1) + "\n");
   note("state.json", file_checksum(temporary / "state.json"));
@@ -223,12 +163,11 @@ void write_files(const fs::path& temporary, const fs::path& target, const RunSta
 
 }  // namespace
 
-void write_checkpoint(const fs::path& target, const RunState& state, const std::vector<NamedParameter>& parameters,
-                      const Optimizer& optimizer, std::optional<at::ScalarType> dtype) {
+void write_checkpoint(const fs::path& target, const RunState& state, const Snapshot& snapshot) {
   const std::string name = target.filename().string();
   const fs::path temporary = target.parent_path() / (temporary_prefix + name);
   try {
-    write_files(temporary, target, state, parameters, optimizer, dtype);
+    write_files(temporary, target, state, snapshot);
   } catch (const FileError& e) {
     try {
       remove_tree(temporary);
@@ -236,10 +175,9 @@ void write_checkpoint(const fs::path& target, const RunState& state, const std::
     }
     std::error_code unknown;
     const auto space = fs::space(target.parent_path().parent_path(), unknown);
-    const std::string room = e.is_full() && !unknown
-                                 ? str("; it takes a little over ", checkpoint_bytes(parameters, optimizer, dtype),
-                                       " bytes, and ", space.available, " are free")
-                                 : "";
+    const std::string room = e.is_full() && !unknown ? str("; it takes a little over ", snapshot.bytes(),
+                                                           " bytes, and ", space.available, " are free")
+                                                     : "";
     throw FileError(e.code(), str("checkpoint ", name, " is not saved: ", e.cause(), room), e.number());
   }
 }
@@ -247,8 +185,12 @@ void write_checkpoint(const fs::path& target, const RunState& state, const std::
 fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
                          const Optimizer& optimizer, const Retention& keep, std::optional<at::ScalarType> dtype) {
   check_finite(parameters, state.step);
+  return store_checkpoint(run, state, view_state(parameters, optimizer, dtype), keep);
+}
+
+fs::path store_checkpoint(const fs::path& run, const RunState& state, const Snapshot& snapshot, const Retention& keep) {
   const fs::path parent = run / "checkpoints", target = parent / checkpoint_name(state.step);
-  write_checkpoint(target, state, parameters, optimizer, dtype);
+  write_checkpoint(target, state, snapshot);
 
   // Old ones lose their names, durably, before they lose their files: what is named step-N is whole at any moment.
   const auto all = numbered_checkpoints(run);
@@ -280,18 +222,6 @@ std::vector<int64_t> steps_to_delete(const std::vector<int64_t>& steps, const Re
 
 std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config) {
   return config.dtype == "auto" ? std::nullopt : std::optional(dtype_from_config(config.dtype));
-}
-
-int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
-                         std::optional<at::ScalarType> dtype) {
-  int64_t bytes = 0;
-  each_state(optimizer, [&](const std::string&, const at::Tensor& t) { bytes += static_cast<int64_t>(t.nbytes()); });
-  for (const auto& p : parameters) {
-    const at::Tensor& t = p.parameter.data();
-    bytes += static_cast<int64_t>(t.nbytes());  // as it is, in one file or the other
-    if (is_saved_lower(t, dtype)) bytes += t.numel() * static_cast<int64_t>(c10::elementSize(*dtype));
-  }
-  return bytes;
 }
 
 void verify_checkpoint(const fs::path& checkpoint) {

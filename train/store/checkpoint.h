@@ -17,6 +17,7 @@
 #include "optim/spikes.h"
 #include "train/config/path_kind.h"
 #include "train/config/run_config.h"
+#include "train/store/snapshot.h"
 
 namespace lathe {
 
@@ -60,10 +61,10 @@ struct Retention {
 /// Of `steps`, newest first, those that go.
 std::vector<int64_t> steps_to_delete(const std::vector<int64_t>& steps, const Retention& keep, int64_t best_step);
 
-/// Writes checkpoints/step-N durably and then deletes those that `keep` lets go. Returns its path. `dtype`: of
-/// model.safetensors, nullopt for the parameters' own; where it is another, optimizer.safetensors holds the parameters
-/// as they are, so that a run goes on exactly. Exit::diverged, and nothing is written, where a parameter has an element
-/// that is not finite.
+/// Writes checkpoints/step-N durably and then deletes those that `keep` lets go. Returns its path. Changes no tensor
+/// and may run on any thread, one call at a time for a run.
+fs::path store_checkpoint(const fs::path& run, const RunState& state, const Snapshot& snapshot, const Retention& keep);
+/// check_finite, view_state and store_checkpoint.
 fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
                          const Optimizer& optimizer, const Retention& keep,
                          std::optional<at::ScalarType> dtype = std::nullopt);
@@ -72,14 +73,10 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::
 std::string checkpoint_name(int64_t step);
 /// Writes the files of a checkpoint durably as the folder `target`; what is written until all of it is there has
 /// another name. FileError where it can't; then nothing is left, as far as possible.
-void write_checkpoint(const fs::path& target, const RunState& state, const std::vector<NamedParameter>& parameters,
-                      const Optimizer& optimizer, std::optional<at::ScalarType> dtype);
+void write_checkpoint(const fs::path& target, const RunState& state, const Snapshot& snapshot);
 
-/// The `dtype` of save_checkpoint that a config asks for.
+/// The `dtype` of a Snapshot that a config asks for.
 std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config);
-/// Bytes of the tensors that save_checkpoint writes.
-int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
-                         std::optional<at::ScalarType> dtype);
 
 /// Checkpoints of a run folder, newest first: by the step in their state, not by their name. Exit::io where the folder
 /// is there and can't be read.
@@ -102,8 +99,6 @@ void check_tokenizer(const fs::path& data, const DataFacts& facts, const RunStat
 RunConfig saved_config(const RunState& state, const fs::path& checkpoint);
 /// What tells the contents of one checkpoint from another's: the checksum of its manifest, which has those of the rest.
 std::string content_id(const fs::path& checkpoint);
-/// An entry that shares the memory of `t`, which is contiguous and on the CPU.
-TensorEntry make_entry(const std::string& name, const at::Tensor& t);
 /// An entry of the file at `path` as a tensor that shares its memory. Exit::checkpoint unless it has that shape.
 at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const fs::path& path);
 /// Copies saved tensors into the parameters: all names must match, with their shapes.

@@ -36,7 +36,9 @@ class Metrics {
   void add_validation(int64_t step, const std::vector<std::pair<std::string, double>>& figures);
   /// What was trained from then on with other values of the config's keys.
   void add_changes(int64_t step, const std::vector<ConfigChange>& changes);
-  /// Syncs, and returns the length.
+  /// Bytes so far.
+  uint64_t length() const { return file_.size(); }
+  /// Syncs, and returns the length. Another thread may add lines meanwhile.
   uint64_t sync();
 
  private:

@@ -141,7 +141,7 @@ fs::path merge(const fs::path& run, const fs::path& out) {
   check_base(base, config, state.base_hash);
   const auto model = load_frozen(base, config, state.sizes, {}, at::kCPU);
   add_adapters(*model, {config, at::kCPU, at::kFloat});
-  load_parameters(checkpoint, trained_parameters(*model));
+  load_parameters(checkpoint, saved_tensors(*model));
   for (Linear* layer : adapted_layers(*model)) layer->merge_adapter();
   replace_parameters(*model, [](const NamedParameter& p) { return Variable::parameter(p.parameter.data(), p.path); });
   config.transforms["adapters"] = AnyConfig::of<AdaptersConfig>();
@@ -156,8 +156,7 @@ fs::path merge(const fs::path& run, const fs::path& out) {
   state.branched_from.clear(), state.branched_id.clear();
   state.config_path.clear(), state.changes.clear();
   state.base_hash.clear();
-  const auto params = parameters(*model);
-  return save_checkpoint(out, state, params, Optimizer(stateless, params), Retention{});
+  return save_checkpoint(out, state, saved_tensors(*model), Optimizer(stateless, parameters(*model)), Retention{});
 }
 
 }  // namespace lathe

@@ -38,6 +38,11 @@ std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& 
     file.release(entry);
     return loaded;
   });
+  replace_buffers(*model, [&](const NamedBuffer& found) {
+    ++used;
+    return entry_tensor(file.at(found.path), found.tensor.sizes(), path)
+        .to(device, /*non_blocking=*/false, /*copy=*/true);
+  });
   if (used != file.tensors().size()) {
     fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(), " tensors, the model ", used);
   }

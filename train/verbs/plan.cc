@@ -130,6 +130,7 @@ std::string plan(LoadedConfig loaded) {
   const auto peak = [&](Memory category) { return static_cast<double>(peaks.peak[static_cast<size_t>(category)]); };
   const double n = static_cast<double>(count(s.params));
   const auto checkpoint = static_cast<double>(checkpoint_bytes(s.params, s.optimizer, save_dtype(c.checkpoint)));
+  const double held = c.checkpoint.async_save ? checkpoint : 0;
   const bool copies = std::any_of(s.params.begin(), s.params.end(),
                                   [](const auto& p) { return p.parameter.leaf().precision.low.defined(); });
   std::string weights;
@@ -148,6 +149,7 @@ std::string plan(LoadedConfig loaded) {
        format("%.0f (%.2f million)", all, all / 1e6) + (n < all ? format(", %.0f of them trained", n) : ""));
   if (s.device.is_cuda()) {
     line("memory, card", human(static_cast<double>(cuda_api().memory_peak())) + " at the highest");
+    if (held > 0) line("memory, host", human(held) + " for the checkpoint that is written in the background");
   } else {
     line("memory: parameters",
          human(bytes(static_bytes, Memory::parameters)) + (copies ? " (with working copies)" : ""));
@@ -156,8 +158,9 @@ std::string plan(LoadedConfig loaded) {
     line("memory: optimizer", human(bytes(static_bytes, Memory::optimizer)));
     line("memory: gradients", human(peak(Memory::gradients)));
     line("memory: activations", human(peak(Memory::activations)) + " at the highest");
+    if (held > 0) line("memory: checkpoints", human(held) + ", the copy that is written in the background");
     line("memory: all tensors",
-         human(static_cast<double>(peaks.total_peak)) + " at the highest, beside about 0.2 GB for the program");
+         human(static_cast<double>(peaks.total_peak) + held) + " at the highest, beside about 0.2 GB for the program");
   }
   if (!weights.empty()) out << "weights in " << c.amp.dtype << ", a step of one micro-batch:\n" << weights;
   line("FLOPs a step", format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all", step_flops,
