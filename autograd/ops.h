@@ -101,10 +101,10 @@ Variable rms_norm(const Variable& x, const Variable& weight, double eps = 1e-5,
 Variable swiglu(const Variable& x);
 /// Rows of weight [V, C]: ids int64 of any shape -> [..., C].
 Variable embedding(const at::Tensor& ids, const Variable& weight);
-/// Zeroes each element with probability p and scales the rest by 1/(1-p), while the thread's Mode has a StepRandom;
-/// the identity otherwise. Dim 0 is the batch: an element's fate depends on its place in the global batch, the step and
-/// `stream`, never on how the batch was split. Srivastava et al. 2014.
-Variable dropout(const Variable& x, double p, uint64_t stream);
+/// Zeroes each element with probability p and scales the rest by 1/(1-p), in training (core/mode.h); the identity
+/// otherwise. Dim 0 is the batch: an element's fate depends on its place in the global batch, the step, `stream` and
+/// how often the step drew from it before, never on how the batch was split. Srivastava et al. 2014.
+Variable dropout(const Variable& x, double p, uint64_t stream = 0);
 /// Scaled dot-product attention (Vaswani et al. 2017; causal) on packed projections [B, T, 3C] (q, k, v in order) with
 /// `heads` heads -> [B, T, C]. Flash kernels, linear memory in T: Lathe's own on CPUs (core/kernels/attention.h),
 /// ATen's on CUDA and where the own ones do not go; float64, and on CUDA head sizes that are no multiple of 8 or above

@@ -117,7 +117,7 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
     for (const auto& name : state_names_) {
       slot.state.push_back(at::full(data.sizes(), name == "sum" ? config.initial_accumulator : 0.0, options));
     }
-    groups_[p.parameter.dim() >= 2 ? 0 : 1].slots.push_back(std::move(slot));
+    groups_[p.role.decayed.value_or(p.parameter.dim() >= 2) ? 0 : 1].slots.push_back(std::move(slot));
   }
   partials_ = at::empty({std::max<int64_t>(chunks, 1)}, control_.bytes().options().dtype(at::kDouble));
 }

@@ -63,8 +63,8 @@ class Optimizer {
   /// State is made at once, on the parameters' device, in float64 for float64 parameters and in float32 for others.
   /// bfloat16 parameters are rounded stochastically after an update, with random numbers of `rounding_seed`, their
   /// path, the element and the update; nullopt, and float16: to nearest. Weight decay goes to parameters of 2 and more
-  /// dimensions. Updates are counted for all parameters together: one whose first gradient comes late is corrected as
-  /// if it had had zeros before.
+  /// dimensions, unless their roles say otherwise. Updates are counted for all parameters together: one whose first
+  /// gradient comes late is corrected as if it had had zeros before.
   Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
             std::optional<uint64_t> rounding_seed = std::nullopt);
 

@@ -13,9 +13,9 @@
 #include "core/memory.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/checkpoint.h"
-#include "train/precision.h"
-#include "train/session.h"
+#include "train/run/session.h"
+#include "train/store/checkpoint.h"
+#include "train/verbs/precision.h"
 
 namespace {
 

@@ -1,13 +1,13 @@
 // Checkpoints without a run around them: what is written comes back, in the right order, and damage is noticed.
 
-#include "train/checkpoint.h"
+#include "train/store/checkpoint.h"
 #include "autograd/node.h"
 #include "core/io/checksum.h"
 #include "data/manifest.h"
 #include "tests/catch.h"
 #include "tests/process.h"
 #include "tests/small.h"
-#include "train/metrics.h"
+#include "train/store/metrics.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/run_config.h"
+#include "train/config/run_config.h"
 
 namespace {
 

@@ -11,9 +11,9 @@
 #include "tests/disk.h"
 #include "tests/process.h"
 #include "tests/small.h"
-#include "train/checkpoint.h"
-#include "train/metrics.h"
-#include "train/trainer.h"
+#include "train/run/trainer.h"
+#include "train/store/checkpoint.h"
+#include "train/store/metrics.h"
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include "core/kernels/update_math.h"
 #include "core/mode.h"
 #include "core/rng.h"
-#include "nn/gpt.h"
+#include "nn/models/gpt.h"
 #include "optim/optimizer.h"
 #include "tests/catch.h"
 

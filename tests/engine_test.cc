@@ -11,7 +11,7 @@
 #include "core/dtype.h"
 #include "core/kernels/gemm.h"
 #include "core/mode.h"
-#include "nn/gpt.h"
+#include "nn/models/gpt.h"
 #include "nn/module.h"
 #include "tests/catch.h"
 

@@ -14,8 +14,8 @@
 #include "tests/catch.h"
 #include "tests/process.h"
 #include "tests/small.h"
-#include "train/checkpoint.h"
-#include "train/metrics.h"
+#include "train/store/checkpoint.h"
+#include "train/store/metrics.h"
 
 namespace {
 

@@ -9,8 +9,8 @@
 #include "data/tokens.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/checkpoint.h"
-#include "train/metrics.h"
+#include "train/store/checkpoint.h"
+#include "train/store/metrics.h"
 
 namespace {
 

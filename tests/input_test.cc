@@ -12,8 +12,8 @@
 #include "optim/schedule.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/checkpoint.h"
-#include "train/run_config.h"
+#include "train/config/run_config.h"
+#include "train/store/checkpoint.h"
 
 namespace {
 

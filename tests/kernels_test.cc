@@ -9,7 +9,7 @@
 #include "core/kernels/isa.h"
 #include "core/memory.h"
 #include "core/mode.h"
-#include "nn/gpt.h"
+#include "nn/models/gpt.h"
 #include "tests/catch.h"
 #include "tests/op_case.h"
 #include "tests/process.h"

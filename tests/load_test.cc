@@ -6,7 +6,7 @@
 #include "core/quantised.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/checkpoint.h"
+#include "train/store/checkpoint.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include "core/memory.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/stepper.h"
+#include "train/run/stepper.h"
 
 namespace {
 

@@ -4,11 +4,11 @@
 
 #include "amp/amp.h"
 #include "autograd/engine.h"
-#include "nn/gpt.h"
 #include "nn/init.h"
+#include "nn/models/gpt.h"
 #include "tests/catch.h"
-#include "train/plan.h"
-#include "train/session.h"
+#include "train/run/session.h"
+#include "train/verbs/plan.h"
 
 namespace {
 

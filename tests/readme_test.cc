@@ -7,7 +7,7 @@
 
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/verbs.h"
+#include "train/verbs/verbs.h"
 
 namespace {
 

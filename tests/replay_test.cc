@@ -3,10 +3,10 @@
 
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
+#include "optim/spikes.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/checkpoint.h"
-#include "train/spikes.h"
+#include "train/store/checkpoint.h"
 
 namespace {
 

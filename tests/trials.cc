@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "train/checkpoint.h"
+#include "train/store/checkpoint.h"
 
 namespace lathe::test {
 namespace {

@@ -14,8 +14,8 @@
 #include <string>
 
 #include "core/io/file.h"
-#include "train/cli.h"
-#include "train/session.h"
+#include "train/run/session.h"
+#include "train/verbs/cli.h"
 
 namespace {
 

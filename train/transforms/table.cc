@@ -1,0 +1,39 @@
+// The table of transforms.
+#include <algorithm>
+
+#include "train/config/run_config.h"
+#include "train/config/transform.h"
+#include "train/transforms/adapters.h"
+
+namespace lathe {
+namespace {
+
+struct NoKeys {};
+
+std::vector<Transform>& table() {
+  static std::vector<Transform> all{
+      {"adapters", "low-rank adapters on a frozen model (Hu et al. 2021, \"LoRA\")", AnyConfig::of<AdaptersConfig>(),
+       add_adapters, check_adapters},
+      {"fp8", "", AnyConfig::of<NoKeys>(),
+       [](Model& model, const TransformContext& c) { make_fp8_layers(trained_parameters(model), c.config.amp); }},
+  };
+  return all;
+}
+
+}  // namespace
+
+const std::vector<Transform>& transforms() { return table(); }
+
+void add_transform(Transform transform) {
+  const bool taken =
+      std::any_of(table().begin(), table().end(), [&](const Transform& t) { return t.name == transform.name; });
+  LATHE_CHECK(!taken && schema_of<RunConfig>().find(transform.name) == nullptr, "there is a transform or section ",
+              transform.name, " already; give yours another name");
+  table().push_back(std::move(transform));
+}
+
+void apply_transforms(Model& model, const TransformContext& context) {
+  for (const Transform& t : transforms()) t.apply(model, context);
+}
+
+}  // namespace lathe
