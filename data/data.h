@@ -105,8 +105,16 @@ class Data {
   virtual std::string table() const = 0;
 };
 
-/// Opens data.dir. The folder's manifest says its kind; without one it holds token shards. Exit::data with what, where
-/// and what to do.
+/// A kind of data folder, by the "kind" in its manifest.json.
+struct DataKind {
+  std::string name;
+  /// Opens data.dir. Exit::data with what, where and what to do; Exit::usage for keys that do not fit it.
+  std::function<std::unique_ptr<Data>(const DataConfig&)> open;
+};
+/// Adds one, before the command line is run. Exit::internal where its name is taken.
+void add_data_kind(DataKind kind);
+/// Opens data.dir, whatever its kind; without a manifest, or without a kind in it, it holds token shards. Errors as in
+/// DataKind.
 std::unique_ptr<Data> open_data(const DataConfig& config);
 
 }  // namespace lathe
