@@ -34,7 +34,7 @@ struct BatchNormOp {
     const at::Tensor wide = wider(x.data());
     if (given) {
       auto [y, unused_mean, unused_var] =
-          at::native_batch_norm(wide, optional(weight_), optional(bias), wider(mean.data()), wider(var.data()),
+          at::native_batch_norm(wide, optional(weight_), optional(bias), optional(mean.data()), optional(var.data()),
                                 /*training=*/false, /*momentum=*/0, eps);
       return {y.to(out)};
     }
@@ -56,11 +56,10 @@ struct BatchNormOp {
       };
       return {dy[0], none(needs[1]), none(needs[2])};
     }
-    const at::Tensor m = wider(mean.data()), v = wider(var.data());
+    const auto m = optional(mean.data()), v = optional(var.data()), none = optional({});
     auto [dx, dw, db] = at::native_batch_norm_backward(
-        wider(dy[0]).contiguous(), wider(in), optional(weight.data()), optional(given ? m : at::Tensor()),
-        optional(given ? v : at::Tensor()), optional(given ? at::Tensor() : m), optional(given ? at::Tensor() : v),
-        !given, eps, needs);
+        wider(dy[0]).contiguous(), wider(in), optional(weight.data()), given ? m : none, given ? v : none,
+        given ? none : m, given ? none : v, !given, eps, needs);
     return {dx, dw, db};
   }
   OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) const {
@@ -68,8 +67,9 @@ struct BatchNormOp {
   }
 
  private:
+  /// Contiguous: ATen's backward reads a weight [C] of other strides wrongly where x is [B, C].
   static std::optional<at::Tensor> optional(const at::Tensor& t) {
-    return t.defined() ? std::optional(wider(t)) : std::nullopt;
+    return t.defined() ? std::optional(wider(t).contiguous()) : std::nullopt;
   }
   /// In float32, or float64 as it is.
   static at::Tensor wider(const at::Tensor& t) {
