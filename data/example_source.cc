@@ -240,8 +240,9 @@ class Numbers {
     array_ ? array_->read(i, out.data()) : idx_->read(i, out.data());
     for (const double x : out) {
       if (!std::isfinite(x)) fail(Exit::data, name_, ": example ", i, " (from 0) holds ", x, ", which is not finite");
-      if (type == ArrayType::i64 && std::fabs(x) > 0x1p53)
-        fail(Exit::data, name_, ": example ", i, " (from 0) holds ", x, ", beyond 2^53; make smaller numbers of them");
+      if (type == ArrayType::i64 && std::fabs(x) >= 0x1p53)
+        fail(Exit::data, name_, ": example ", i, " (from 0) holds ", x,
+             ", 2^53 or beyond; make smaller numbers of them");
     }
   }
   void release(int64_t begin, int64_t end) const {

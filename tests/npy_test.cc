@@ -24,9 +24,9 @@ std::string packed(std::vector<T> values) {
 
 /// numpy.save(f, numpy.arange(6, dtype='<f4').reshape(2, 3)): 128 bytes before the elements.
 std::string from_numpy() {
-  std::string head =
-      std::string("\x93NUMPY\x01\x00v\x00", 10) + "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
-  head.append(127 - head.size(), ' ');
+  std::string head("\x93NUMPY\x01\x00v\x00", 10);
+  head += "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
+  head.resize(127, ' ');
   return head + "\n" + packed<float>({0, 1, 2, 3, 4, 5});
 }
 

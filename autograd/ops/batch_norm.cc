@@ -57,9 +57,9 @@ struct BatchNormOp {
       return {dy[0], none(needs[1]), none(needs[2])};
     }
     const auto m = optional(mean.data()), v = optional(var.data()), none = optional({});
-    auto [dx, dw, db] = at::native_batch_norm_backward(
-        wider(dy[0]).contiguous(), wider(in), optional(weight.data()), given ? m : none, given ? v : none,
-        given ? none : m, given ? none : v, !given, eps, needs);
+    auto [dx, dw, db] =
+        at::native_batch_norm_backward(wider(dy[0]).contiguous(), wider(in), optional(weight.data()), given ? m : none,
+                                       given ? v : none, given ? none : m, given ? none : v, !given, eps, needs);
     return {dx, dw, db};
   }
   OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) const {
