@@ -1,62 +1,47 @@
 // The table of data kinds.
 #include "data/data.h"
 
-<<<<<<< HEAD
 #include <algorithm>
 
 #include "core/error.h"
 #include "data/examples.h"
 #include "data/folder.h"
-    == == ==
-    =
-#include "core/error.h"
-#include "data/examples.h"
-        >>>>>>> examples
 #include "data/token_data.h"
 
-        namespace lathe {
-  namespace {
+namespace lathe {
+namespace {
 
-<<<<<<< HEAD
-  std::unique_ptr<Data> open_tokens(const DataConfig& config) {
-    const DataConfig initial;
-    if (config.folds != initial.folds || config.flip != initial.flip || config.crop != initial.crop) {
-      fail(Exit::usage, "data.folds, data.flip and data.crop are for examples, and ", config.dir,
-=======
-  std::unique_ptr<Data> open_data(const DataConfig& config) {
-    if (holds_examples(config.dir)) return open_examples(config);
-    if (config.folds != 0 || config.fold != 0 || config.flip || config.crop != 0) {
-      fail(Exit::usage, "data.folds, data.fold, data.flip and data.crop are for example sets, and ", config.dir,
->>>>>>> examples
-           " holds tokens; leave them out");
-    }
-    return std::make_unique<TokenData>(config.dir);
+std::unique_ptr<Data> open_tokens(const DataConfig& config) {
+  const DataConfig initial;
+  if (config.folds != initial.folds || config.flip != initial.flip || config.crop != initial.crop ||
+      config.fold != initial.fold) {
+    fail(Exit::usage, "data.folds, data.fold, data.flip and data.crop are for examples, and ", config.dir,
+         " holds tokens; leave them out");
   }
-<<<<<<< HEAD
+  return std::make_unique<TokenData>(config.dir);
+}
 
-  std::vector<DataKind>& table() {
-    static std::vector<DataKind> kinds{{"tokens", open_tokens}, {"examples", open_examples}};
-    return kinds;
+std::vector<DataKind>& table() {
+  static std::vector<DataKind> kinds{{"tokens", open_tokens}, {"examples", open_examples}};
+  return kinds;
+}
+
+}  // namespace
+
+void add_data_kind(DataKind kind) {
+  const bool taken =
+      std::any_of(table().begin(), table().end(), [&](const DataKind& k) { return k.name == kind.name; });
+  LATHE_CHECK(!taken, "there is a data kind ", kind.name, " already; give yours another name");
+  table().push_back(std::move(kind));
+}
+
+std::unique_ptr<Data> open_data(const DataConfig& config) {
+  const auto manifest = read_manifest_json(config.dir);
+  const std::string name = manifest ? manifest->value("kind", "tokens") : "tokens";
+  for (const DataKind& kind : table()) {
+    if (kind.name == name) return kind.open(config);
   }
-
-  }  // namespace
-
-  void add_data_kind(DataKind kind) {
-    const bool taken =
-        std::any_of(table().begin(), table().end(), [&](const DataKind& k) { return k.name == kind.name; });
-    LATHE_CHECK(!taken, "there is a data kind ", kind.name, " already; give yours another name");
-    table().push_back(std::move(kind));
-  }
-
-  std::unique_ptr<Data> open_data(const DataConfig& config) {
-    const auto manifest = read_manifest_json(config.dir);
-    const std::string name = manifest ? manifest->value("kind", "tokens") : "tokens";
-    for (const DataKind& kind : table()) {
-      if (kind.name == name) return kind.open(config);
-    }
-    fail(Exit::data, config.dir, " holds data of a kind that this build does not know: ", name);
-  }
-=======
->>>>>>> examples
+  fail(Exit::data, config.dir, " holds data of a kind that this build does not know: ", name);
+}
 
 }  // namespace lathe

@@ -338,11 +338,6 @@ std::string ExampleData::table() const {
 
 }  // namespace
 
-bool holds_examples(const std::string& dir) {
-  const auto json = read_manifest_json(dir);
-  return json && is_example_manifest(*json);
-}
-
 std::unique_ptr<Data> open_examples(const DataConfig& config) { return std::make_unique<ExampleData>(config); }
 
 }  // namespace lathe

@@ -8,9 +8,6 @@
 
 namespace lathe {
 
-/// Whether a data folder has a manifest.json with "kind": "examples". Exit::data where it is no JSON.
-bool holds_examples(const std::string& dir);
-
 /// Opens a folder whose manifest.json has "kind": "examples". Exit::data with what, where and what to do; Exit::usage
 /// for data.* keys that do not fit it.
 ///
