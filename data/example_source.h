@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "data/arrays.h"
-#include "data/folder.h"
+#include "data/out_folder.h"
 
 namespace lathe {
 

@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
-#include <optional>
 #include <string_view>
 
 #include "core/io/checksum.h"
 #include "core/io/log.h"
 #include "core/io/text.h"
 #include "data/manifest.h"
-#include "data/tokens.h"
+#include "data/out_folder.h"
 
 namespace lathe {
 namespace {
@@ -33,36 +31,7 @@ std::vector<fs::path> expand(const std::vector<std::string>& inputs) {
   return files;
 }
 
-std::string bar(double share) {
-  const int filled = static_cast<int>(30 * share);
-  char percent[16];
-  std::snprintf(percent, sizeof percent, " %3.0f%%", 100 * share);
-  return "[" + std::string(static_cast<size_t>(filled), '#') + std::string(static_cast<size_t>(30 - filled), '.') +
-         "]" + percent;
-}
-
-constexpr const char* unfinished = ".unfinished-";
 constexpr size_t piece = size_t{4} << 20;  // bytes of input between looks at what the caller wants
-
-/// Shows how far it is, and ends it where the caller says so.
-class Meter {
- public:
-  Meter(const PrepareOptions& options) : options_(options) {}
-  void begin(const char* doing, uint64_t bytes) { doing_ = doing, bytes_ = bytes, done_ = 0; }
-  void advance(size_t bytes) {
-    done_ += bytes;
-    if (options_.stop && options_.stop()) {
-      fail(Exit::stopped, "stopped; nothing is left in ", options_.out.string(),
-           " of it, run the same command again to begin anew");
-    }
-    progress(bar(static_cast<double>(done_) / static_cast<double>(bytes_)) + " " + doing_);
-  }
-
- private:
-  const PrepareOptions& options_;
-  const char* doing_ = "";
-  uint64_t bytes_ = 0, done_ = 0;
-};
 
 /// An input, as the first pass found it.
 struct Input {
@@ -161,107 +130,6 @@ Survey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& 
   return s;
 }
 
-/// The folder that data goes to, locked. Unless all went well, what was made in it goes again, and the folder too where
-/// it was not there.
-class OutFolder {
- public:
-  explicit OutFolder(const fs::path& path) : path_(path), had_lock_(fs::exists(path / "lock")) {
-    for (fs::path p = fs::absolute(path).lexically_normal(); !fs::exists(p); p = p.parent_path()) made_.push_back(p);
-    make_folders(path);
-    try {
-      lock_.emplace(path);
-    } catch (const Error& e) {
-      if (e.code() != Exit::busy) throw;
-      fail(Exit::busy, path.string(),
-           " is in use: another `lathe prepare` writes there; wait for it, or give another --out");
-    }
-  }
-  ~OutFolder() {
-    std::error_code error;
-    if (!keep_) {
-      for (const auto& name : unfinished_files()) fs::remove(path_ / name, error);
-    }
-    if (!had_lock_) fs::remove(path_ / "lock", error);
-    lock_.reset();
-    for (const auto& folder : made_) fs::remove(folder, error);  // where it is empty
-  }
-  OutFolder(const OutFolder&) = delete;
-  OutFolder& operator=(const OutFolder&) = delete;
-
-  /// Exit::usage where the folder holds data that no interrupted preparation left there.
-  static void check(const fs::path& path) {
-    const bool interrupted = fs::exists(path / marker());
-    if (fs::exists(path / "manifest.json") ||
-        (!interrupted && (has_split(path, "train", std::nullopt) || has_split(path, "val", std::nullopt)))) {
-      fail(Exit::usage, path.string(), " already holds token data; remove it or give another --out");
-    }
-  }
-
-  /// Removes what an interrupted preparation left: shards that have their names but no manifest beside them are told by
-  /// the manifest that it was about to give them, and by their checksums.
-  void clear() {
-    check(path_);
-    if (const auto left = read_manifest(path_, marker())) {
-      for (const auto* split : {&left->train, &left->val}) {
-        for (const auto& shard : *split) {
-          const fs::path file = path_ / shard.file;
-          if (!fs::exists(file)) continue;
-          if (file_checksum(file) != shard.xxh3) {
-            fail(Exit::usage, file.string(),
-                 " is not what an interrupted `lathe prepare` left there; move it away, or give another --out");
-          }
-          remove_tree(file);
-        }
-      }
-    }
-    sync_folder(path_);
-    for (const auto& name : unfinished_files()) remove_tree(path_ / name);
-    check(path_);
-    keep_ = false;
-  }
-
-  /// Gives the finished shards their names, and the manifest its own last. Whenever this is cut short, clear() can tell
-  /// what belongs to it.
-  void publish(const DataManifest& manifest) {
-    fault_point("prepare: shards written");
-    write_manifest(path_, manifest, marker());
-    keep_ = true;
-    fault_point("prepare: manifest written");
-    for (const auto* split : {&manifest.train, &manifest.val}) {
-      for (const auto& shard : *split) {
-        rename_file(path_ / (unfinished + shard.file), path_ / shard.file);
-        fault_point("prepare: shard renamed");
-      }
-    }
-    sync_folder(path_);
-    rename_file(path_ / marker(), path_ / "manifest.json");
-    fault_point("prepare: renamed");
-    sync_folder(path_);
-  }
-
- private:
-  static std::string marker() { return str(unfinished, "manifest.json"); }
-
-  /// Files of ours that have not their names yet.
-  std::vector<std::string> unfinished_files() const {
-    std::vector<std::string> found;
-    std::error_code error;
-    for (const auto& entry : fs::directory_iterator(path_, error)) {
-      const std::string name = entry.path().filename().string();
-      const std::string rest = name.starts_with(unfinished) ? name.substr(std::strlen(unfinished)) : "";
-      const bool shard = (rest.starts_with("train") || rest.starts_with("val")) && rest.ends_with(".bin");
-      if ((shard || rest.starts_with("manifest.json")) && entry.is_regular_file()) found.push_back(name);
-    }
-    return found;
-  }
-
-  fs::path path_;
-  std::vector<fs::path> made_;  // that were not there, the deepest first
-  bool had_lock_;               // a file of that name, which stays
-  std::optional<FolderLock> lock_;
-  bool keep_ = true;  // what is unfinished tells what an interrupted preparation has done, and must stay
-};
-
 /// Writes the shards of a split under names that nothing reads.
 class SplitWriter {
  public:
@@ -290,7 +158,7 @@ class SplitWriter {
     char number[24];
     std::snprintf(number, sizeof number, "_%06zu", shards_.size());
     shards_.push_back({split_ + (several_ ? number : "") + ".bin", 0, ""});
-    file_ = OutputFile(options_.out / (unfinished + shards_.back().file), OutputFile::Open::create);
+    file_ = OutputFile(OutFolder::unfinished(options_.out, shards_.back().file), OutputFile::Open::create);
     sum_ = Checksum();
   }
   void close() {
@@ -354,7 +222,7 @@ void prepare(const PrepareOptions& options) {
   OutFolder::check(options.out);
   std::vector<Input> inputs;
   for (auto& path : expand(options.inputs)) inputs.push_back({std::move(path)});
-  Meter meter(options);
+  Meter meter(options.out, options.stop);
   const Survey found = survey(inputs, options, meter);
   const int64_t n = found.tokens, train = n - static_cast<int64_t>(options.val_share * static_cast<double>(n));
   if (train < 2) fail(Exit::data, "the input has ", n, " tokens, too few to train on");
@@ -365,7 +233,11 @@ void prepare(const PrepareOptions& options) {
   manifest.tokenizer = found.tokenizer;
   manifest.vocab_size = found.tokenizer.size();
   write_shards(inputs, found, train, options, meter, manifest);
-  out.publish(manifest);
+  std::vector<MadeFile> files;
+  for (const auto* shards : {&manifest.train, &manifest.val}) {
+    for (const auto& shard : *shards) files.push_back({shard.file, shard.xxh3});
+  }
+  out.publish(files, [&](const std::string& name) { write_manifest(options.out, manifest, name); });
   log_info(options.out.string(), ": ", train, " training and ", n - train, " validation tokens, vocabulary of ",
            manifest.vocab_size, " (", manifest.tokenizer.kind(), ")");
 }

@@ -101,7 +101,7 @@ TEST_CASE("bad command lines", "[cli]") {
        {{"prepare", "nowhere.txt", "--out", "new"}, 3, "there is no file nowhere.txt"},
        {{"prepare", "text.txt", "--out", "new", "--tokenizer", "words"}, 2, "must be byte or char"},
        {{"prepare", "text.txt", "--out", "new", "--val", "1.5"}, 2, "--val = 1.5 is not allowed"},
-       {{"prepare", "text.txt", "--out", "data"}, 2, "already holds token data"},
+       {{"prepare", "text.txt", "--out", "data"}, 2, "already holds data"},
        {{"inspect", "nowhere"}, 2, "nowhere does not exist"},
        {{"inspect", "text.txt"}, 2, "is no run"},
        {{"verify", "nowhere"}, 2, "does not exist"},

@@ -84,7 +84,7 @@ TEST_CASE("numbers of a data manifest are held to their ranges", "[input]") {
   for (const std::string& name : {std::string("a/b"), std::string(), std::string("a\0b", 3)}) {
     m = manifest_json();
     m["val"][0]["file"] = name;
-    refused(m, "a shard with a bad name");
+    refused(m, "a file with a bad name");
   }
   m = manifest_json();
   m["train"] = Json(m["train"][0]);
