@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Installs Lathe into a temporary folder, builds each folder of examples/ against it, outside of the tree, and runs what
-was built: examples.py BUILD_FOLDER LIBTORCH. A control: without the installed package they can't be configured."""
+was built: package.py BUILD_FOLDER LIBTORCH. A control: without the installed package they can't be configured."""
 import csv
 import json
 import random
