@@ -40,6 +40,7 @@ struct Mode {
   int autocast_depth = 0;                 ///< guards around this point
   bool make_storage = true;               ///< false: parameters are made as shapes alone, to be filled by a loader
   bool training = false;  ///< layers behave as in training: dropout drops, batch norm takes the batch's statistics
+  bool again = false;     ///< what runs has run before (DrawAgain): running statistics are not moved twice
   std::optional<StepRandom> random;  ///< what `training` draws from
   StreamUses* uses = nullptr;        ///< where `random` is set
   FlopCount* flops = nullptr;        ///< where ops add their FLOPs, or null
@@ -127,6 +128,7 @@ class DrawAgain : public ModeGuard {
     mode().training = state.training;
     mode().random = state.random;
     mode().uses = state.random ? &uses_ : nullptr;
+    mode().again = true;
   }
 
  private:

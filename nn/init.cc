@@ -50,16 +50,25 @@ void fill_weight(const NamedParameter& p, Init init, int64_t depth, RngKey key) 
 
 }  // namespace
 
+namespace {
+constexpr std::array<std::pair<const char*, Init>, 5> names{{{"gpt2", Init::gpt2},
+                                                             {"xavier_uniform", Init::xavier_uniform},
+                                                             {"xavier_normal", Init::xavier_normal},
+                                                             {"kaiming", Init::kaiming},
+                                                             {"fan_in", Init::fan_in}}};
+}  // namespace
+
 Init init_from_config(const std::string& name) {
-  constexpr std::array<std::pair<const char*, Init>, 5> names{{{"gpt2", Init::gpt2},
-                                                               {"xavier_uniform", Init::xavier_uniform},
-                                                               {"xavier_normal", Init::xavier_normal},
-                                                               {"kaiming", Init::kaiming},
-                                                               {"fan_in", Init::fan_in}}};
   for (const auto& [text, init] : names) {
     if (name == text) return init;
   }
   fail(Exit::internal, "no init is called ", name);
+}
+
+std::vector<std::string> init_names() {
+  std::vector<std::string> all;
+  for (const auto& [text, init] : names) all.emplace_back(text);
+  return all;
 }
 
 void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_t depth, uint64_t seed) {

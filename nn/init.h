@@ -21,6 +21,8 @@ enum class Init {
   fan_in,          ///< N(0, 1 / sqrt(fan_in)). LeCun et al. 1998
 };
 Init init_from_config(const std::string& name);
+/// The names that it knows.
+std::vector<std::string> init_names();
 
 /// Fills every parameter. `depth`: n_layer, for Init::gpt2.
 void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_t depth, uint64_t seed);

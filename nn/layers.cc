@@ -13,9 +13,9 @@ Variable Linear::operator()(const Variable& x, const Variable& residual) const {
   return lora_a.defined() ? y + linear(linear(x, lora_a), lora_b) * lora_scale : y;
 }
 
-void Linear::add_adapter(int64_t rank, double alpha) {
-  lora_a = new_parameter({rank, weight.size(1)});
-  lora_b = new_parameter({weight.size(0), rank});
+void Linear::add_adapter(int64_t rank, double alpha, at::TensorOptions options) {
+  lora_a = Variable::parameter(at::zeros({rank, weight.size(1)}, options), "");
+  lora_b = Variable::parameter(at::zeros({weight.size(0), rank}, options), "");
   lora_scale = alpha / static_cast<double>(rank);
 }
 

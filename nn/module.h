@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <typeindex>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct Visitor {
   std::function<void(const NamedParameter& found, Variable& place)> parameter{};
   std::function<void(const std::string& path, at::Tensor& place)> buffer{};
   std::function<void(const std::string& path, uint64_t& place)> stream{};
+  /// A module of type `type` within the model, before what is in it; `block` as in NamedParameter.
+  std::function<void(const std::string& path, int64_t block, std::type_index type, void* module)> module{};
 };
 
 /// Walks a module: v("name", child) goes into a child. A child is a module; an optional, unique_ptr, shared_ptr or
@@ -62,6 +65,8 @@ class Visit {
   template <class Child>
   void into(Child& child) {
     if constexpr (requires { child.visit(*this); }) {
+      if (visitor_.module && !path_.empty())
+        visitor_.module(path_.substr(0, path_.size() - 1), block_, typeid(Child), &child);
       child.visit(*this);
     } else if constexpr (requires { static_cast<bool>(child), *child; }) {
       if (child) into(*child);
@@ -131,6 +136,16 @@ std::vector<NamedParameter> parameters(const ConstModuleRef& model);
 std::vector<NamedParameter> trained_parameters(const ConstModuleRef& model);
 /// Every buffer in visiting order.
 std::vector<NamedBuffer> buffers(const ConstModuleRef& model);
+
+/// Calls f(path, block, layer) for each module of type Layer within a model.
+template <class Layer>
+void for_each_module(const ModuleRef& model,
+                     const std::function<void(const std::string& path, int64_t block, Layer& layer)>& f) {
+  Visit visit({.module = [&](const std::string& path, int64_t block, std::type_index type, void* module) {
+    if (type == typeid(Layer)) f(path, block, *static_cast<Layer*>(module));
+  }});
+  model.visit(visit);
+}
 
 /// Replaces every parameter by what `make(found)` returns; what was tied stays tied. Handles taken before stay with the
 /// old ones.

@@ -4,10 +4,11 @@
 
 #include "amp/amp.h"
 #include "autograd/engine.h"
-#include "nn/gpt.h"
 #include "nn/init.h"
+#include "nn/models/gpt.h"
 #include "optim/optimizer.h"
 #include "tests/catch.h"
+#include "tests/gpt.h"
 
 namespace {
 
@@ -324,7 +325,7 @@ TEST_CASE("training and evaluation are guards, and a loop that counts no steps d
 }
 
 TEST_CASE("the GPT's dropout streams are those of its first version", "[module]") {
-  ModelConfig c;
+  GPTConfig c;
   c.n_layer = 2, c.n_head = 2, c.n_embd = 8, c.block_size = 6, c.vocab_size = 11, c.dropout = 0.1;
   GPT model(c);
   const auto holds = [&] {

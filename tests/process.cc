@@ -14,7 +14,7 @@
 #include <sstream>
 
 #include "core/io/json.h"
-#include "train/checkpoint.h"
+#include "train/store/checkpoint.h"
 
 extern char** environ;
 

@@ -264,6 +264,16 @@ struct Contiguous {
 }  // namespace
 
 Variable reshape(const Variable& x, at::IntArrayRef sizes) { return apply(Reshape{.to = dims_of(sizes)}, x); }
+Variable flatten(const Variable& x, int64_t first, int64_t last) {
+  if (x.dim() == 0) return reshape(x, {1});
+  first = wrap_dim(first, x.dim()), last = wrap_dim(last, x.dim());
+  LATHE_CHECK(first <= last, "flatten(", describe(x.data()), "): dim ", first, " comes after dim ", last);
+  Dims sizes = dims_of(x.sizes().slice(0, static_cast<size_t>(first)));
+  sizes.push_back(
+      c10::multiply_integers(x.sizes().slice(static_cast<size_t>(first), static_cast<size_t>(last - first + 1))));
+  for (int64_t d = last + 1; d < x.dim(); ++d) sizes.push_back(x.size(d));
+  return reshape(x, sizes);
+}
 Variable expand(const Variable& x, at::IntArrayRef sizes) { return apply(Expand{.to = dims_of(sizes)}, x); }
 Variable transpose(const Variable& x, int64_t a, int64_t b) { return apply(Transpose{.a = a, .b = b}, x); }
 Variable permute(const Variable& x, at::IntArrayRef dims) { return apply(Permute{.dims = dims_of(dims)}, x); }
