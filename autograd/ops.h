@@ -48,7 +48,7 @@ Variable log_softmax(const Variable& x, int64_t dim);
 /// Sums the dims that broadcasting `sizes` to x's shape added: expand's adjoint.
 Variable sum_to(const Variable& x, at::IntArrayRef sizes);
 
-// Shapes (ops/shape.cc). Results may be views of x's storage.
+// Shapes (ops/shape.cc, index.cc). Results may be views of x's storage.
 Variable reshape(const Variable& x, at::IntArrayRef sizes);
 /// Dims `first` to `last` as one.
 Variable flatten(const Variable& x, int64_t first = 0, int64_t last = -1);
@@ -59,6 +59,13 @@ Variable slice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64
 /// slice's adjoint: zeros of `size` along dim, with x at [start, end) by step.
 Variable slice_backward(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step, int64_t size);
 Variable unsqueeze(const Variable& x, int64_t dim);
+/// The slice at one place of a dim, without that dim.
+Variable select(const Variable& x, int64_t dim, int64_t place);
+/// x at places of its first dims: int64 tensors, broadcast together, or bool masks over as many dims as they have; an
+/// undefined one leaves its dim whole. NumPy's indexing by arrays, and at::index's. A place may be taken many times.
+Variable index(const Variable& x, const std::vector<at::Tensor>& indices);
+/// index's adjoint: zeros of `sizes`, with x added at the indices.
+Variable index_backward(const Variable& x, const std::vector<at::Tensor>& indices, at::IntArrayRef sizes);
 /// Joins along a dim; a vector of no elements joins anything, as in ATen.
 Variable cat(const std::vector<Variable>& xs, int64_t dim);
 /// Parts of the given lengths along a dim, which must be x's in all.

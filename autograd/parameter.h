@@ -66,6 +66,9 @@ struct NamedParameter {
   int64_t block = -1;  ///< which of the model's repeated blocks it is in, from 0; -1: in none
 };
 
+/// Whether a path fits a pattern, in which * stands for any characters, none too: "blocks.*.weight".
+bool matches(std::string_view pattern, std::string_view path);
+
 /// Whether it is a matrix that inputs are multiplied by: the parameters that low precision is about.
 inline bool is_multiplied(const Role& role) { return role.multiplied; }
 /// Whether it is the weight of a linear layer.

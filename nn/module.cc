@@ -85,9 +85,11 @@ void move_to(const ModuleRef& model, at::Device device, at::ScalarType dtype) {
     return t.to(device, to, /*non_blocking=*/false, /*copy=*/true);
   };
   replace_parameters(model, [&](const NamedParameter& p) {
-    if (p.parameter.as_leaf() != nullptr && !is_trained(p.parameter)) return p.parameter;
+    const Precision* kept = precision_of(p.parameter);
+    if (kept != nullptr && kept->quantised) return p.parameter;
     at::Tensor moved = copy(p.parameter.data());
-    return p.parameter.requires_grad() ? Variable::parameter(std::move(moved), p.path) : Variable(std::move(moved));
+    if (kept == nullptr) return Variable(std::move(moved));
+    return Variable::parameter(std::move(moved), p.path).requires_grad_(p.parameter.requires_grad());
   });
   replace_buffers(model, [&](const NamedBuffer& b) { return copy(b.tensor); });
 }
@@ -97,6 +99,19 @@ void zero_grad(const ConstModuleRef& model) {
     if (Leaf* leaf = found.parameter.as_leaf()) leaf->grad.reset();
   }});
   model.visit(visit);
+}
+
+int64_t freeze(const ConstModuleRef& model, std::string_view pattern, bool frozen) {
+  int64_t n = 0;
+  for (auto& p : parameters(model)) {
+    if (!matches(pattern, p.path)) continue;
+    ++n;
+    if (p.parameter.as_leaf() == nullptr && frozen) continue;
+    LATHE_CHECK(p.parameter.as_leaf() != nullptr, "freeze: ", p.path, " is a constant; it can't be trained");
+    p.parameter.requires_grad_(!frozen);
+  }
+  LATHE_CHECK(n > 0, "freeze: no parameter is called ", pattern);
+  return n;
 }
 
 void place(const ModuleRef& model) {

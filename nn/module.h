@@ -157,6 +157,9 @@ void replace_buffers(const ModuleRef& model, const std::function<at::Tensor(cons
 void move_to(const ModuleRef& model, at::Device device, at::ScalarType dtype);
 /// Drops the gradients; frozen parameters have none.
 void zero_grad(const ConstModuleRef& model);
+/// Freezes every parameter whose path `pattern` matches (see matches() in autograd/parameter.h), or with false lets it
+/// be trained again; how many. An error where there is none. Gradients and optimizers pass over what is frozen.
+int64_t freeze(const ConstModuleRef& model, std::string_view pattern, bool frozen = true);
 /// Gives each layer that draws random numbers the stream of its path, so that what it draws does not hang on which
 /// other layers ran. Without it such layers draw from one stream, in the order in which they run.
 void place(const ModuleRef& model);

@@ -23,7 +23,7 @@ TEST_CASE("a parameter's gradient is complete before anything earlier in the gra
   std::vector<std::string> order;
   const auto parameter = [&](const std::string& name) {
     const Variable p = Variable::parameter(torch::ones({1}, at::kDouble));
-    p.leaf().after_accumulate.push_back([&order, name](Leaf&) { order.push_back(name); });
+    p.register_post_accumulate_grad_hook([&order, name](Leaf&) { order.push_back(name); });
     return p;
   };
   // Parameters are made before every node, so by age alone they would come last.

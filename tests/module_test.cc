@@ -183,7 +183,7 @@ TEST_CASE("loading is noticed by an old graph and by working copies", "[module]"
   const Variable x = Variable::parameter(torch::ones({2, 4}));
   const Variable old = sum(layer(x));
   make_working_copies(parameters(layer), at::kBFloat16, true, false);
-  load_state_dict(layer, {{"weight", torch::full({4, 4}, 2)}});
+  load_state_dict(layer, {{"weight", torch::full({4, 4}, 2.0)}});
   CHECK_THAT(error_of([&] { backward(old); }), ContainsSubstring("changed in place"));
   const Autocast autocast(at::kBFloat16);
   CHECK(layer(x).data().eq(8).all().item<bool>());

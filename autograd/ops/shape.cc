@@ -63,7 +63,7 @@ struct Permute {
   }
 };
 
-struct Slice {
+struct Sliced {
   static constexpr OpInfo info{.name = "slice", .each = {0, 0}};
   int64_t dim, start, end, step;
   int64_t size = 0;
@@ -278,7 +278,7 @@ Variable expand(const Variable& x, at::IntArrayRef sizes) { return apply(Expand{
 Variable transpose(const Variable& x, int64_t a, int64_t b) { return apply(Transpose{.a = a, .b = b}, x); }
 Variable permute(const Variable& x, at::IntArrayRef dims) { return apply(Permute{.dims = dims_of(dims)}, x); }
 Variable slice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step) {
-  return apply(Slice{.dim = dim, .start = start, .end = end, .step = step}, x);
+  return apply(Sliced{.dim = dim, .start = start, .end = end, .step = step}, x);
 }
 Variable slice_backward(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step, int64_t size) {
   return apply(SliceBackward{.dim = dim, .start = start, .end = end, .step = step, .size = size}, x);
