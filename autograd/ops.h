@@ -124,7 +124,8 @@ struct Conv2dOptions {
 };
 /// Cross-correlation, as torch's: weight [O, C / groups, kh, kw], bias [O] or undefined -> [B, O, H', W'], where
 /// H' = floor((H + 2 padding - dilation (kh - 1) - 1) / stride) + 1.
-Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias = {}, const Conv2dOptions& options = {});
+Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias = {},
+                const Conv2dOptions& options = {});
 /// conv2d's adjoints: in x, which had `sizes`, for dy [B, O, H', W'], and in the weight, which had `sizes`.
 Variable conv2d_input_grad(const Variable& dy, const Variable& weight, at::IntArrayRef sizes,
                            const Conv2dOptions& options = {});
@@ -158,8 +159,8 @@ Variable batch_norm(const Variable& x, const Variable& weight, const Variable& b
 
 // Cells of recurrent layers (ops/recurrent.cc), without their products; gates in torch's order. In float32 or wider;
 // without second derivatives.
-/// Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000: gates [B, 4 H] = x W_ih^T + h W_hh^T + b, in
-/// the order input, forget, cell, output, and state c [B, H] -> the next h, in the gates' dtype, and c, in c's.
+/// Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000: gates [B, 4 H] = x W_ih^T + h W_hh^T + b,
+/// in the order input, forget, cell, output, and state c [B, H] -> the next h, in the gates' dtype, and c, in c's.
 std::pair<Variable, Variable> lstm_cell(const Variable& gates, const Variable& c);
 /// Cho et al. 2014, as cuDNN and torch have it: gates x W_ih^T + b_ih and h W_hh^T + b_hh [B, 3 H], in the order reset,
 /// update, new, and h [B, H] -> the next h, in h's dtype.

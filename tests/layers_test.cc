@@ -122,8 +122,13 @@ TEST_CASE("statistics are moved by each micro-batch, once, in training alone", "
           norm(x);
         }) == 0);
   CHECK(moved([&] { norm(Variable(torch::empty({0, 2}))); }) == 0);
-  CHECK_THAT(error_of([&] { norm(Variable(torch::ones({1, 2}))); }), ContainsSubstring("more than one value a channel"));
-  CHECK_THAT(error_of([&] { norm(Variable(torch::ones({4, 3}))); }),
+  CHECK_THAT(error_of([&] {
+               norm(Variable(torch::ones({1, 2})));
+             }),
+             ContainsSubstring("more than one value a channel"));
+  CHECK_THAT(error_of([&] {
+               norm(Variable(torch::ones({4, 3})));
+             }),
              ContainsSubstring("BatchNorm1d: expected an input of shape [B,C=2], got float32[4,3]"));
   CHECK(moved([&] { norm(Variable(torch::randn({2, 2, 3}))); }) == 1);
 }
@@ -313,14 +318,20 @@ TEST_CASE("under autocast products are low, statistics and cell states wide", "[
 
 TEST_CASE("layers of images and recurrent ones name themselves when an input does not fit", "[layers]") {
   const Conv2d conv(3, 4, 3);
-  CHECK_THAT(error_of([&] { conv(Variable(torch::ones({1, 2, 5, 5}))); }),
+  CHECK_THAT(error_of([&] {
+               conv(Variable(torch::ones({1, 2, 5, 5})));
+             }),
              ContainsSubstring("Conv2d: expected an input of shape [B,C=3,H,W], got float32[1,2,5,5]"));
-  CHECK_THAT(error_of([&] { conv(Variable(torch::ones({1, 3, 2, 5}))); }),
+  CHECK_THAT(error_of([&] {
+               conv(Variable(torch::ones({1, 3, 2, 5})));
+             }),
              ContainsSubstring("a kernel of reach 3 is larger than the padded image of 2"));
   CHECK_THAT(error_of([&] { Conv2d(3, 4, 3, {.groups = 2}); }), ContainsSubstring("2 groups do not divide"));
   const GRU gru(3, 4, 2);
   CHECK_THAT(error_of([&] { gru(Variable(torch::ones({2, 5, 4}))); }), ContainsSubstring("[B,T,C=3]"));
-  CHECK_THAT(error_of([&] { gru(Variable(torch::ones({2, 5, 3})), Variable(torch::ones({1, 2, 4}))); }),
+  CHECK_THAT(error_of([&] {
+               gru(Variable(torch::ones({2, 5, 3})), Variable(torch::ones({1, 2, 4})));
+             }),
              ContainsSubstring("the GRU's state h: expected an input of shape [L=2,B=2,H=4]"));
   CHECK_THAT(error_of([&] { gru(Variable(torch::ones({2, 0, 3}))); }), ContainsSubstring("no steps"));
 }

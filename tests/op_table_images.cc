@@ -158,14 +158,12 @@ void add_batch_norms(std::vector<OpCase>& t) {
   add({"batch_norm", "plain", {{{2, 3, 2, 2}}}, ours, reference});
   add({"batch_norm", "many", {{{19, 37, 9, 5}}, {{37}}, {{37}}}, ours, reference}).differences = false;
   add({"batch_norm", "weights still", {{{5, 3}}, {{3}, -2, 2, false}, {{3}, -2, 2, false}}, ours, reference});
-  add({"batch_norm",
-       "no batch",
-       {{{0, 3, 4, 2}}, {{3}}, {{3}}},
-       ours,
-       reference});
+  add({"batch_norm", "no batch", {{{0, 3, 4, 2}}, {{3}}, {{3}}}, ours, reference});
   for (const auto& sizes : {std::vector<int64_t>{2, 3, 4, 2}, {1, 3}, {0, 3, 2, 2}}) {
     add({"batch_norm",
-         sizes[0] == 0 ? "given statistics, no batch" : sizes[0] == 1 ? "given statistics, one" : "given statistics",
+         sizes[0] == 0   ? "given statistics, no batch"
+         : sizes[0] == 1 ? "given statistics, one"
+                         : "given statistics",
          {{sizes}, {{3}}, {{3}}},
          [given](V v) {
            const auto at = [&](const at::Tensor& s) { return s.to(v[0].data().options()); };

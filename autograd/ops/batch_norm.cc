@@ -15,7 +15,7 @@ struct BatchNormOp {
   static constexpr OpInfo info{.name = "batch_norm"};
   double eps;
   at::ScalarType out;
-  bool given = false;  // statistics; else the batch's are taken
+  bool given = false;                  // statistics; else the batch's are taken
   Saved x{}, weight{}, mean{}, var{};  // of the batch: 1 / sqrt(var + eps) in place of var
 
   // y = (x - mean) / sqrt(var + eps) * weight + bias; and the batch's mean and unbiased variance
@@ -51,13 +51,15 @@ struct BatchNormOp {
   Grads<3> backward(const GradList<at::Tensor>& dy, Needs<3> needs) const {
     const at::Tensor& in = x.data();
     if (in.numel() == 0) {
-      const auto none = [&](bool need) { return need ? at::zeros({in.size(1)}, wider(dy[0]).options()) : at::Tensor(); };
+      const auto none = [&](bool need) {
+        return need ? at::zeros({in.size(1)}, wider(dy[0]).options()) : at::Tensor();
+      };
       return {dy[0], none(needs[1]), none(needs[2])};
     }
     const auto m = optional(mean.data()), v = optional(var.data()), none = optional({});
-    auto [dx, dw, db] = at::native_batch_norm_backward(
-        wider(dy[0]).contiguous(), wider(in), optional(weight.data()), given ? m : none, given ? v : none,
-        given ? none : m, given ? none : v, !given, eps, needs);
+    auto [dx, dw, db] =
+        at::native_batch_norm_backward(wider(dy[0]).contiguous(), wider(in), optional(weight.data()), given ? m : none,
+                                       given ? v : none, given ? none : m, given ? none : v, !given, eps, needs);
     return {dx, dw, db};
   }
   OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) const {

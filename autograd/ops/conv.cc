@@ -41,7 +41,8 @@ Sizes result_sizes(at::IntArrayRef x, at::IntArrayRef weight, const Conv2dOption
   LATHE_CHECK(weight[0] % o.groups == 0, weight[0], " channels out do not divide into ", o.groups, " groups");
   const auto out = [](int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
     const int64_t reach = dilation * (kernel - 1) + 1, room = size + 2 * padding;
-    LATHE_CHECK(kernel >= 1 && reach <= room, "a kernel of reach ", reach, " is larger than the padded image of ", room);
+    LATHE_CHECK(kernel >= 1 && reach <= room, "a kernel of reach ", reach, " is larger than the padded image of ",
+                room);
     return (room - reach) / stride + 1;
   };
   return {x[0], weight[0], out(x[2], weight[2], o.stride.h, o.padding.h, o.dilation.h),

@@ -141,8 +141,8 @@ struct AdaptiveAvgPool2dBackward {
 }  // namespace
 
 Variable max_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, Pair padding, Pair dilation) {
-  return apply(
-      MaxPool2d{.kernel = kernel, .stride = stride.value_or(kernel), .padding = padding, .dilation = dilation}, x);
+  return apply(MaxPool2d{.kernel = kernel, .stride = stride.value_or(kernel), .padding = padding, .dilation = dilation},
+               x);
 }
 Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, Pair padding) {
   return apply(AvgPool2d{.kernel = kernel, .stride = stride.value_or(kernel), .padding = padding}, x);

@@ -1,5 +1,5 @@
-// Cells of recurrent layers, fused, without second derivatives. On CPUs the kernels of core/kernels/recurrent.h; float64
-// and CUDA take ATen's elementwise ops. Shapes: B batch, H units.
+// Cells of recurrent layers, fused, without second derivatives. On CPUs the kernels of core/kernels/recurrent.h;
+// float64 and CUDA take ATen's elementwise ops. Shapes: B batch, H units.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -14,13 +14,11 @@ namespace lathe {
 namespace {
 
 /// In float32, or float64 as it is.
-at::Tensor wider(const at::Tensor& t) {
-  return !t.defined() || t.scalar_type() == at::kDouble ? t : t.to(at::kFloat);
-}
+at::Tensor wider(const at::Tensor& t) { return !t.defined() || t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
 void check_cell(const at::Tensor& gates, int64_t number, const at::Tensor& state) {
-  LATHE_CHECK(gates.dim() == 2 && state.dim() == 2 && gates.size(0) == state.size(0) &&
-                  gates.size(1) == number * state.size(1),
-              "needs gates [B, ", number, " H] and a state [B, H]");
+  LATHE_CHECK(
+      gates.dim() == 2 && state.dim() == 2 && gates.size(0) == state.size(0) && gates.size(1) == number * state.size(1),
+      "needs gates [B, ", number, " H] and a state [B, H]");
 }
 
 struct LstmCell {
@@ -113,7 +111,8 @@ struct GruCell {
     }
     const auto [r, z, n] = gates();
     const at::Tensor dy = wider(dy_), dn = dy * (1 - z) * (1 - n * n);
-    const at::Tensor dr = dn * wider(g.data()).chunk(3, 1)[2] * r * (1 - r), dz = dy * (wider(h.data()) - n) * z * (1 - z);
+    const at::Tensor dr = dn * wider(g.data()).chunk(3, 1)[2] * r * (1 - r),
+                     dz = dy * (wider(h.data()) - n) * z * (1 - z);
     return {at::cat({dr, dz, dn}, 1), at::cat({dr, dz, dn * r}, 1), dy * z};
   }
 

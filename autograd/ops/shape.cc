@@ -269,7 +269,8 @@ Variable flatten(const Variable& x, int64_t first, int64_t last) {
   first = wrap_dim(first, x.dim()), last = wrap_dim(last, x.dim());
   LATHE_CHECK(first <= last, "flatten(", describe(x.data()), "): dim ", first, " comes after dim ", last);
   Dims sizes = dims_of(x.sizes().slice(0, static_cast<size_t>(first)));
-  sizes.push_back(c10::multiply_integers(x.sizes().slice(static_cast<size_t>(first), static_cast<size_t>(last - first + 1))));
+  sizes.push_back(
+      c10::multiply_integers(x.sizes().slice(static_cast<size_t>(first), static_cast<size_t>(last - first + 1))));
   for (int64_t d = last + 1; d < x.dim(); ++d) sizes.push_back(x.size(d));
   return reshape(x, sizes);
 }

@@ -66,8 +66,9 @@ void lstm_slope_as(const void* gates, const float* c, const float* c_out, const 
 }
 void lstm_slope_rows(const void* gates, Element type, const float* c, const float* c_out, const void* dh,
                      const float* dc_out, void* dgates, float* dc, int64_t begin, int64_t end, int64_t h) {
-  with_element(type, [&](auto t)
-                         HWY_ATTR { lstm_slope_as<decltype(t)>(gates, c, c_out, dh, dc_out, dgates, dc, begin, end, h); });
+  with_element(type, [&](auto t) HWY_ATTR {
+    lstm_slope_as<decltype(t)>(gates, c, c_out, dh, dc_out, dgates, dc, begin, end, h);
+  });
 }
 
 template <class T>

@@ -8,8 +8,8 @@
 
 namespace lathe {
 
-/// gates [rows, 4 h]: input, forget, cell, output before their activations; c [rows, h] -> h_out, of the gates' type, and
-/// c_out.
+/// gates [rows, 4 h]: input, forget, cell, output before their activations; c [rows, h] -> h_out, of the gates' type,
+/// and c_out.
 void lstm_cell_forward(const void* gates, Element type, const float* c, void* h_out, float* c_out, int64_t rows,
                        int64_t h);
 /// From the same gates and c, the next c, and the gradients of both results (either may be null: zero) those of the

@@ -92,7 +92,8 @@ std::pair<Variable, Variable> GRU::operator()(const Variable& x_BTC, const Varia
     const auto steps = unbind(linear(x_TBC, w.weight_ih, w.bias_ih));
     if (l == 0) h = split_state("the GRU's state h", h_LBH, x_BTC, steps[0].dtype());
     std::vector<Variable> made;
-    for (const Variable& step : steps) made.push_back(h[l] = gru_cell(step, linear(h[l], w.weight_hh, w.bias_hh), h[l]));
+    for (const Variable& step : steps)
+      made.push_back(h[l] = gru_cell(step, linear(h[l], w.weight_hh, w.bias_hh), h[l]));
     x_TBC = next_input(stacked(made), l);
   }
   return {swapped(x_TBC), stacked(h)};

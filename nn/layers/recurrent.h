@@ -1,6 +1,6 @@
 // Recurrent layers, batch first. One product projects all time steps of a layer's input; then a step is a product with
-// the state and a fused cell. Weights have torch's names, shapes and order of gates. Shapes: B batch, T time, C channels
-// of the input, H units, L layers.
+// the state and a fused cell. Weights have torch's names, shapes and order of gates. Shapes: B batch, T time, C
+// channels of the input, H units, L layers.
 #pragma once
 
 #include <cstdint>

@@ -26,8 +26,8 @@ struct ConvNetConfig {
   LATHE_FIELD(std::string, init, "kaiming", "how filters and the head's weight start", one_of(init_names()).fixed())
 };
 
-/// relu(shortcut(x) + norm2(conv2(relu(norm1(conv1(x)))))). x [B, in, H, W] -> [B, out, H / stride, W / stride], rounded
-/// up. The stream of blocks stays in float32 under autocast.
+/// relu(shortcut(x) + norm2(conv2(relu(norm1(conv1(x)))))). x [B, in, H, W] -> [B, out, H / stride, W / stride],
+/// rounded up. The stream of blocks stays in float32 under autocast.
 struct BasicBlock {
   Conv2d conv1;
   BatchNorm2d norm1;

@@ -29,8 +29,7 @@ Variable MLPLayer::operator()(const Variable& x) const {
   return drop(activation(y));
 }
 
-MLP::MLP(const MLPConfig& c, const ModelSizes& sizes)
-    : config(c), features(c10::multiply_integers(sizes.input)) {
+MLP::MLP(const MLPConfig& c, const ModelSizes& sizes) : config(c), features(c10::multiply_integers(sizes.input)) {
   LATHE_CHECK(features >= 1 && sizes.outputs >= 1, "mlp: inputs of ", features, " numbers and ", sizes.outputs,
               " outputs; both must be 1 at least");
   int64_t in = features;
