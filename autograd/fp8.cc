@@ -22,7 +22,7 @@ bool has_fp8_hardware(const at::Tensor& t) { return t.is_cuda() && cuda_api().co
 }  // namespace
 
 at::Tensor Fp8Scaling::largest(Role role, const at::Tensor& t) const {
-  const at::Tensor own = t.abs().amax().to(at::kFloat);
+  at::Tensor own = t.abs().amax().to(at::kFloat);
   if (!history.defined()) return own;
   const at::Tensor row = history.select(0, role);
   if (mode().grad || role == gradient) {  // a backward pass, which runs with recording off, or a forward one with it on

@@ -102,7 +102,7 @@ QuantisedTensor::QuantisedTensor(const at::Tensor& t, Format format, bool double
 }
 
 at::Tensor QuantisedTensor::scales(int64_t first_block, int64_t blocks) const {
-  const at::Tensor s = scales_.slice(0, first_block, first_block + blocks);
+  at::Tensor s = scales_.slice(0, first_block, first_block + blocks);
   if (!scale_scales_.defined()) return s;
   // Parts begin at whole groups of scales.
   const int64_t first = first_block / scale_block, groups = up(blocks, scale_block) / scale_block;

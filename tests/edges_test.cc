@@ -89,7 +89,7 @@ TEST_CASE("an update is noticed by a graph that saved the parameter", "[edges]")
   CHECK_THAT(error_of([&] { backward(old); }), ContainsSubstring("changed in place"));
 }
 
-TEST_CASE("stochastic rounding is the same on any number of threads, and leaves infinity", "[edges]") {
+TEST_CASE("stochastic rounding is the same on any number of threads, and leaves infinity and NaN", "[edges]") {
   const int threads = at::get_num_threads();
   const auto trained = [](int n) {
     at::set_num_threads(n);
@@ -105,6 +105,8 @@ TEST_CASE("stochastic rounding is the same on any number of threads, and leaves 
   for (const int n : {2, 3}) CHECK(trained(n).equal(one));
   at::set_num_threads(threads);
   CHECK(round_stochastic(0x7f800000u, 0xffffu) == 0x7f80u);
+  // Random bits added to this NaN would carry into its sign: -0.
+  CHECK(round_stochastic(0x7fffffffu, 0xffffu) == 0x7fffu);
 }
 
 TEST_CASE("working copies round ties to even", "[edges]") {

@@ -1,7 +1,7 @@
 // Input that is wrong, huge or changed, at the functions that read it.
 #include <sys/resource.h>
 
-#include <chrono>
+#include <ctime>
 #include <fstream>
 #include <limits>
 
@@ -211,7 +211,7 @@ TEST_CASE("TOML of any depth is refused, and text with dots is not", "[input]") 
 }
 
 TEST_CASE("JSON is read in time that grows with its length", "[input]") {
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();  // of the processor: other programs do not count
   std::string text = "{", objects = "{";
   for (int i = 0; i < 200'000; ++i) {
     text += str("\"key", i, "\": ", i, ", ");
@@ -231,7 +231,7 @@ TEST_CASE("JSON is read in time that grows with its length", "[input]") {
   write_safetensors(f / "many.safetensors", tensors);
   CHECK(SafetensorsFile(f / "many.safetensors").tensors().size() == 50'000);
   // Quadratic time is minutes here.
-  CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < 20);
+  CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 20);
 }
 
 TEST_CASE("JSON that is not whole, too deep or too long is refused", "[input]") {

@@ -162,6 +162,19 @@ TEST_CASE("a gradient or loss that is not finite changes nothing and ends the ru
   }
 }
 
+TEST_CASE("what is not laid out as the kernels read it is an error that names the parameter", "[optim]") {
+  const at::Tensor values = torch::arange(12.0).view({3, 4});
+  const auto step = [](const at::Tensor& w, const at::Tensor& gradient) {
+    const Variable p = Variable::parameter(w);
+    p.leaf().grad = gradient;
+    return error_of([&] { Optimizer(OptimConfig{}, {{"block.w", p, Role::weight}}).step(0.1); });
+  };
+  CHECK_THAT(step(values.clone(), values.t().contiguous().t()),
+             ContainsSubstring("block.w or its gradient is not contiguous"));
+  CHECK_THAT(step(values.t().contiguous().t(), values), ContainsSubstring("block.w or its gradient is not contiguous"));
+  CHECK(step(values.clone(), values) == "");
+}
+
 TEST_CASE("low-precision gradients and the working copy", "[optim]") {
   std::vector<NamedParameter> p{{"w", Variable::parameter(torch::ones({2, 2})), Role::weight}};
   p[0].parameter.leaf().precision.low = p[0].parameter.data().to(at::kBFloat16);

@@ -62,7 +62,10 @@ struct Attention {
     return y.transpose(1, 2).reshape({y.size(0), y.size(2), y.size(1) * y.size(3)});
   }
   static at::Tensor wide(const at::Tensor& t) { return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
-  double scale() const { return 1 / std::sqrt(static_cast<double>(qkv.data().size(2) / 3 / heads)); }
+  double scale() const {
+    const int64_t head_size = qkv.data().size(2) / 3 / heads;
+    return 1 / std::sqrt(static_cast<double>(head_size));
+  }
 
   // P = softmax(mask(q k^T / sqrt(D))), y = P v
   at::Tensor forward(const at::Tensor& packed) {
