@@ -151,7 +151,7 @@ std::string last_origin(const LoadedConfig& loaded, const std::vector<std::strin
   };
   std::string last = origin_of(loaded, keys.at(0));
   for (const auto& key : keys) {
-    if (const std::string origin = origin_of(loaded, key); rank(origin) > rank(last)) last = origin;
+    if (const std::string origin = origin_of(loaded, key); rank(origin) >= rank(last)) last = origin;
   }
   return last;
 }
