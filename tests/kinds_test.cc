@@ -14,8 +14,8 @@ using namespace lathe::test;
 using Catch::Matchers::ContainsSubstring;
 
 Finished lathe_in(const TempFolder& f, std::vector<std::string> args, double kill_after = -1) {
-  return run({.binary = "lathe", .args = std::move(args), .folder = f.path(), .environment = {},
-              .kill_after_s = kill_after});
+  return run(
+      {.binary = "lathe", .args = std::move(args), .folder = f.path(), .environment = {}, .kill_after_s = kill_after});
 }
 
 struct Kind {
@@ -94,8 +94,8 @@ TEST_CASE("every kind learns, stops and goes on with the same bits, in each prec
       REQUIRE(train("other", {"--train.seed=2"}).code == 0);
       CHECK(difference(f / "whole", f / "other") != "");  // the control
 
-      const Json first = parse_json(slurp(f / "whole/metrics.jsonl").substr(0, slurp(f / "whole/metrics.jsonl").find('\n')),
-                                    "", Exit::internal);
+      const Json first = parse_json(
+          slurp(f / "whole/metrics.jsonl").substr(0, slurp(f / "whole/metrics.jsonl").find('\n')), "", Exit::internal);
       const Json end = last_line(lathe_in(f, {"eval", "whole"}));
       const char* figure = kind.data == "numbers" ? "mse" : "val_loss";
       CHECK(end[figure].get<double>() < 0.85 * first[figure].get<double>());
@@ -180,8 +180,8 @@ TEST_CASE("adapters stand on any kind", "[kinds]") {
   make_data(f);
   write_config(f, {"mlp", "images", "n_hidden = 16\n"});
   REQUIRE(lathe_in(f, {"train", "kind.toml", "--train.out_dir=base", "--train.steps=20"}).code == 0);
-  const Finished tuned = lathe_in(f, {"train", "kind.toml", "--train.out_dir=tuned", "--adapters.rank=2",
-                                      "--adapters.base=base"});
+  const Finished tuned =
+      lathe_in(f, {"train", "kind.toml", "--train.out_dir=tuned", "--adapters.rank=2", "--adapters.base=base"});
   INFO(tuned.out << tuned.err);
   REQUIRE(tuned.code == 0);
   const double before = last_line(lathe_in(f, {"eval", "base"}))["val_loss"];

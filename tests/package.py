@@ -56,6 +56,7 @@ def main():
         folder = Path(temporary)
         prefix = folder / "prefix"
         run("cmake", "--install", build, "--prefix", prefix)
+        assert run(prefix / "bin/lathe", "--version").startswith("lathe ")
         for example in sorted(p for p in (SOURCE / "examples").iterdir() if p.is_dir()):
             binary_folder = folder / "build" / example.name
             configure = ["cmake", "-S", example, "-B", binary_folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]

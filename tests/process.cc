@@ -145,8 +145,8 @@ std::string difference(const fs::path& a, const fs::path& b) {
       const Json j = parse_json(line, (run / "metrics.jsonl").string(), Exit::internal);
       if (j.contains("changed")) continue;  // a run in parts may be told of its length part by part
       std::string kept;
-      for (const char* key : {"step", "loss", "lr", "grad_norm", "tokens", "samples", "loss_scale", "val_loss", "accuracy",
-                              "mse"}) {
+      for (const char* key :
+           {"step", "loss", "lr", "grad_norm", "tokens", "samples", "loss_scale", "val_loss", "accuracy", "mse"}) {
         if (j.contains(key)) kept += str(key, "=", j[key].dump(), " ");
       }
       const std::string id = str(j["step"].dump(), j.contains("loss"));
