@@ -13,7 +13,6 @@
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
-#include <variant>
 
 #include "autograd/node.h"
 #include "autograd/ops/formula.h"
@@ -230,10 +229,12 @@ class Pass final : public GradSlots {
   }
 
   void run_hooks(const Node& node, uint32_t output, Slot<T>& slot) {
-    for (const auto& hook : node.outputs[output].hooks) {
+    if (node.outputs[output].hooks.empty()) return;
+    const auto hooks = node.outputs[output].hooks;  // a hook may remove itself
+    for (const auto& hook : hooks) {
       if (!tensor_of(slot.grad).defined()) return;
       slot.seen = true;
-      const at::Tensor replaced = hook(tensor_of(slot.grad));
+      const at::Tensor replaced = (*hook)(tensor_of(slot.grad));
       if (!replaced.defined()) continue;
       const at::Tensor& was = tensor_of(slot.grad);
       LATHE_CHECK((std::is_same_v<T, at::Tensor>), node.name(), ": a hook can't replace a gradient under create_graph");
@@ -278,7 +279,7 @@ Node::Node(std::span<const at::Tensor> outputs_) : sequence(next_sequence.fetch_
 namespace {
 
 /// What a node held: other nodes, and hooks, which may hold nodes too.
-using Held = std::variant<std::shared_ptr<Node>, Node::Hook, std::function<void(Leaf&)>>;
+using Held = std::shared_ptr<void>;
 
 /// Destroys what it is given. The first call on a thread's stack drains; those that its destructions set off only hand
 /// over what they hold, so a chain of any length takes no depth.
@@ -315,7 +316,7 @@ Leaf::~Leaf() {
 }
 
 void Leaf::accumulate(GradSlot slot) {
-  if (!slot.grad.defined()) return;
+  if (!slot.grad.defined() || frozen) return;
   {
     const std::lock_guard lock(mutex_);
     if (grad.defined()) {
@@ -326,7 +327,9 @@ void Leaf::accumulate(GradSlot slot) {
       if (grad.is_cpu()) recategorize(grad.storage().data_ptr(), Memory::gradients);
     }
   }
-  for (const auto& hook : after_accumulate) hook(*this);
+  if (after_accumulate.empty()) return;
+  const auto hooks = after_accumulate;  // a hook may remove itself
+  for (const auto& hook : hooks) (*hook)(*this);
 }
 
 at::Tensor Leaf::take_grad() {

@@ -69,10 +69,11 @@ struct Node : std::enable_shared_from_this<Node> {
     c10::SmallVector<int64_t, 5> sizes;
     at::ScalarType dtype;
     at::Device device;
-    std::vector<Hook> hooks;
+    std::vector<std::shared_ptr<Hook>> hooks;
   };
   c10::SmallVector<Output, 1> outputs;
   c10::SmallVector<Edge, 4> next;  ///< where each input's gradient goes; without a node: nowhere
+  bool frozen = false;             ///< a leaf that takes no gradient at present
   const uint64_t sequence;         ///< order of making: consumers come after producers
   Flops backward_flops;            ///< where every input that requires a gradient gets one
 };
@@ -87,8 +88,8 @@ struct Leaf final : Node {
   GradList<at::Tensor> backward(const GradList<at::Tensor>&, const NeedsList&, GradSlots&) override { return {}; }
   GradList<Variable> backward(const GradList<Variable>&, const NeedsList&) override { return {}; }
   Leaf* as_leaf() override { return this; }
-  /// Adds to `grad`: the first one is taken over where it is owned, later ones are added in place. Passes on several
-  /// threads may do so at once.
+  /// Adds to `grad`, unless it is frozen: the first one is taken over where it is owned, later ones are added in place.
+  /// Passes on several threads may do so at once.
   void accumulate(GradSlot slot);
   /// Hands over `grad` where it is owned, as GradSlots::take does.
   at::Tensor take_grad();
@@ -96,7 +97,8 @@ struct Leaf final : Node {
   std::string label;
   at::Tensor grad;
   Precision precision;
-  std::vector<std::function<void(Leaf&)>> after_accumulate;  ///< called when a backward's gradient has been added
+  /// Called when a backward's gradient has been added.
+  std::vector<std::shared_ptr<std::function<void(Leaf&)>>> after_accumulate;
 
  private:
   std::mutex mutex_;  // of grad, against other passes
@@ -111,7 +113,7 @@ inline const Precision* precision_of(const Variable& v) {
 /// Whether an optimizer has something to do with it.
 inline bool is_trained(const Variable& v) {
   const Precision* p = precision_of(v);
-  return p != nullptr && p->quantised == nullptr;
+  return p != nullptr && p->quantised == nullptr && v.requires_grad();
 }
 
 }  // namespace lathe

@@ -90,7 +90,7 @@ Variable detail::autocast(Amp policy, const Variable& v) {
   const MemoryScope memory(Memory::casts);
   if (!mode().cache_casts) return cast(v, wanted);
   // Made with or without a graph, of this version of the parameter: a cast that does not fit is made anew.
-  CachedCast& cached = cast_cache[{leaf, wanted, mode().grad}];
+  CachedCast& cached = cast_cache[{leaf, wanted, mode().grad && v.requires_grad()}];
   if (!cached.cast.defined() || cached.version != v.data()._version())
     cached = {cast(v, wanted), v.node(), v.data()._version()};
   return cached.cast;

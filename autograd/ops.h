@@ -48,8 +48,10 @@ Variable log_softmax(const Variable& x, int64_t dim);
 /// Sums the dims that broadcasting `sizes` to x's shape added: expand's adjoint.
 Variable sum_to(const Variable& x, at::IntArrayRef sizes);
 
-// Shapes (ops/shape.cc). Results may be views of x's storage.
+// Shapes (ops/shape.cc, index.cc). Results may be views of x's storage.
 Variable reshape(const Variable& x, at::IntArrayRef sizes);
+/// Dims `first` to `last` as one.
+Variable flatten(const Variable& x, int64_t first = 0, int64_t last = -1);
 Variable expand(const Variable& x, at::IntArrayRef sizes);
 Variable transpose(const Variable& x, int64_t a, int64_t b);
 Variable permute(const Variable& x, at::IntArrayRef dims);
@@ -57,6 +59,13 @@ Variable slice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64
 /// slice's adjoint: zeros of `size` along dim, with x at [start, end) by step.
 Variable slice_backward(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step, int64_t size);
 Variable unsqueeze(const Variable& x, int64_t dim);
+/// The slice at one place of a dim, without that dim.
+Variable select(const Variable& x, int64_t dim, int64_t place);
+/// x at places of its first dims: int64 tensors, broadcast together, or bool masks over as many dims as they have; an
+/// undefined one leaves its dim whole. NumPy's indexing by arrays, and at::index's. A place may be taken many times.
+Variable index(const Variable& x, const std::vector<at::Tensor>& indices);
+/// index's adjoint: zeros of `sizes`, with x added at the indices.
+Variable index_backward(const Variable& x, const std::vector<at::Tensor>& indices, at::IntArrayRef sizes);
 /// Joins along a dim; a vector of no elements joins anything, as in ATen.
 Variable cat(const std::vector<Variable>& xs, int64_t dim);
 /// Parts of the given lengths along a dim, which must be x's in all.
@@ -99,15 +108,70 @@ Variable rms_norm(const Variable& x, const Variable& weight, double eps = 1e-5,
 Variable swiglu(const Variable& x);
 /// Rows of weight [V, C]: ids int64 of any shape -> [..., C].
 Variable embedding(const at::Tensor& ids, const Variable& weight);
-/// Zeroes each element with probability p and scales the rest by 1/(1-p), while the thread's Mode has a StepRandom;
-/// the identity otherwise. Dim 0 is the batch: an element's fate depends on its place in the global batch, the step and
-/// `stream`, never on how the batch was split. Srivastava et al. 2014.
-Variable dropout(const Variable& x, double p, uint64_t stream);
+/// Zeroes each element with probability p and scales the rest by 1/(1-p), in training (core/mode.h); the identity
+/// otherwise. Dim 0 is the batch: an element's fate depends on its place in the global batch, the step, `stream` and
+/// how often the step drew from it before, never on how the batch was split. Srivastava et al. 2014.
+Variable dropout(const Variable& x, double p, uint64_t stream = 0);
 /// Scaled dot-product attention (Vaswani et al. 2017; causal) on packed projections [B, T, 3C] (q, k, v in order) with
 /// `heads` heads -> [B, T, C]. Flash kernels, linear memory in T: Lathe's own on CPUs (core/kernels/attention.h),
 /// ATen's on CUDA and where the own ones do not go; float64, and on CUDA head sizes that are no multiple of 8 or above
 /// 256, are composed and take T^2.
 Variable attention(const Variable& qkv_BT3C, int64_t heads);
+
+// Images (ops/conv.cc, pool.cc): x is [B, C, H, W]. Zeros stand around it as wide as the padding.
+/// A height and a width; one number is both.
+struct Pair {
+  int64_t h, w;
+  constexpr Pair(int64_t both) : h(both), w(both) {}
+  constexpr Pair(int64_t h_, int64_t w_) : h(h_), w(w_) {}
+};
+struct Conv2dOptions {
+  Pair stride = 1, padding = 0, dilation = 1;
+  int64_t groups = 1;  ///< of channels, each seeing its own inputs alone; divides C and O
+};
+/// Cross-correlation, as torch's: weight [O, C / groups, kh, kw], bias [O] or undefined -> [B, O, H', W'], where
+/// H' = floor((H + 2 padding - dilation (kh - 1) - 1) / stride) + 1.
+Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias = {},
+                const Conv2dOptions& options = {});
+/// conv2d's adjoints: in x, which had `sizes`, for dy [B, O, H', W'], and in the weight, which had `sizes`.
+Variable conv2d_input_grad(const Variable& dy, const Variable& weight, at::IntArrayRef sizes,
+                           const Conv2dOptions& options = {});
+Variable conv2d_weight_grad(const Variable& dy, const Variable& x, at::IntArrayRef sizes,
+                            const Conv2dOptions& options = {});
+/// The largest of each window, by default one beside the other; padding, at most half a window, never counts.
+Variable max_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride = std::nullopt, Pair padding = 0,
+                    Pair dilation = 1);
+/// The mean of each window, the zeros of padding counted.
+Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride = std::nullopt, Pair padding = 0);
+/// Its adjoint, for an x of `sizes`.
+Variable avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes, Pair kernel, Pair stride, Pair padding);
+/// Means of out.h times out.w windows that cover x, whatever its size: row i begins at floor(i H / out.h) and ends
+/// before ceil((i + 1) H / out.h).
+Variable adaptive_avg_pool2d(const Variable& x, Pair out);
+/// Its adjoint, for an x of `sizes`.
+Variable adaptive_avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes);
+
+// Batch norm (ops/batch_norm.cc), Ioffe and Szegedy 2015: over all dims but 1, which weight and bias [C] are of; either
+// may be undefined. x [B, C, ...]. Statistics in float32 or wider; the result's dtype is as layer_norm's.
+struct BatchNormed {
+  Variable y;
+  at::Tensor mean, var;  ///< [C], of this batch, the variance unbiased: for running statistics; undefined if x is empty
+};
+/// With the batch's own statistics; an error for one value a channel.
+BatchNormed batch_norm(const Variable& x, const Variable& weight, const Variable& bias, double eps = 1e-5,
+                       std::optional<at::ScalarType> out = std::nullopt);
+/// With given statistics [C], which are constants.
+Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const at::Tensor& mean,
+                    const at::Tensor& var, double eps = 1e-5, std::optional<at::ScalarType> out = std::nullopt);
+
+// Cells of recurrent layers (ops/recurrent.cc), without their products; gates in torch's order. In float32 or wider;
+// without second derivatives.
+/// Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000: gates [B, 4 H] = x W_ih^T + h W_hh^T + b,
+/// in the order input, forget, cell, output, and state c [B, H] -> the next h, in the gates' dtype, and c, in c's.
+std::pair<Variable, Variable> lstm_cell(const Variable& gates, const Variable& c);
+/// Cho et al. 2014, as cuDNN and torch have it: gates x W_ih^T + b_ih and h W_hh^T + b_hh [B, 3 H], in the order reset,
+/// update, new, and h [B, H] -> the next h, in h's dtype.
+Variable gru_cell(const Variable& x_gates, const Variable& h_gates, const Variable& h);
 
 // Losses (ops/loss.cc). In float32 or wider.
 /// -log softmax(logits)[target], summed over the targets that are not `ignore_index` and divided by `divisor` (0: by

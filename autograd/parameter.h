@@ -2,23 +2,62 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "autograd/variable.h"
+#include "core/rng.h"
 
 namespace lathe {
 
-/// What a parameter is, for init and weight decay.
-enum class Role {
-  weight,           ///< [out, in] of a linear layer
-  residual_weight,  ///< the same, writing into the residual stream: GPT-2 scales its init by depth
-  embedding,        ///< [rows, C]
-  tied_embedding,   ///< the same, and the weight of the output head too
-  scale,            ///< starts at one
-  bias,             ///< starts at zero
-  lora_a,           ///< [rank, in] of a low-rank adapter
-  lora_b,           ///< [out, rank] of a low-rank adapter: starts at zero, so that the adapter starts as nothing
+/// What a parameter is to its model. The constants below are those of Lathe's layers; a layer of one's own may make
+/// others: `constexpr Role gate{.name = "gate", .start = Role::Start::one}`.
+struct Role {
+  /// Where the values start (nn/init.h).
+  enum class Start : uint8_t {
+    scheme,  ///< as `model.init` says; needs 2 dimensions or more
+    normal,  ///< N(0, 0.02)
+    fan_in,  ///< N(0, 1 / sqrt(fan_in))
+    one,
+    zero,
+  };
+
+  std::string_view name;    ///< must outlive the role: a literal
+  bool multiplied = false;  ///< a matrix that inputs are multiplied by: the parameters that low precision is about
+  bool linear = false;      ///< the weight of a linear layer: what fp8 and quantised loading take
+  bool residual = false;    ///< writes into a residual stream: Init::gpt2 starts it smaller
+  bool adapter = false;     ///< of a low-rank adapter
+  std::optional<bool> decayed{};  ///< whether weight decay acts on it; nullopt: where it has 2 dimensions or more
+  Start start = Start::zero;
+  /// Where set, draws the values instead: `values` is the parameter, `key` its own stream of random numbers.
+  void (*fill)(const at::Tensor& values, RngKey key) = nullptr;
+
+  friend bool operator==(const Role&, const Role&) = default;
+
+  static const Role weight;           ///< [out, in] of a linear layer
+  static const Role residual_weight;  ///< the same, writing into the residual stream
+  static const Role filter;           ///< [out, in, ...] of a convolution
+  static const Role embedding;        ///< [rows, C]
+  static const Role tied_embedding;   ///< the same, and the weight of the output head too
+  static const Role scale;            ///< starts at one
+  static const Role bias;             ///< starts at zero
+  static const Role lora_a;           ///< [rank, in] of a low-rank adapter
+  static const Role lora_b;           ///< [out, rank] of a low-rank adapter: at zero, so that the adapter is nothing
 };
+
+inline constexpr Role Role::weight{.name = "weight", .multiplied = true, .linear = true, .start = Role::Start::scheme};
+inline constexpr Role Role::residual_weight{
+    .name = "residual weight", .multiplied = true, .linear = true, .residual = true, .start = Role::Start::scheme};
+inline constexpr Role Role::filter{.name = "filter", .multiplied = true, .start = Role::Start::scheme};
+inline constexpr Role Role::embedding{.name = "embedding", .start = Role::Start::normal};
+inline constexpr Role Role::tied_embedding{.name = "tied embedding", .multiplied = true, .start = Role::Start::normal};
+inline constexpr Role Role::scale{.name = "scale", .start = Role::Start::one};
+inline constexpr Role Role::bias{.name = "bias", .start = Role::Start::zero};
+inline constexpr Role Role::lora_a{
+    .name = "lora_a", .multiplied = true, .linear = true, .adapter = true, .start = Role::Start::fan_in};
+inline constexpr Role Role::lora_b{
+    .name = "lora_b", .multiplied = true, .linear = true, .adapter = true, .start = Role::Start::zero};
 
 struct NamedParameter {
   std::string path;
@@ -27,12 +66,12 @@ struct NamedParameter {
   int64_t block = -1;  ///< which of the model's repeated blocks it is in, from 0; -1: in none
 };
 
+/// Whether a path fits a pattern, in which * stands for any characters, none too: "blocks.*.weight".
+bool matches(std::string_view pattern, std::string_view path);
+
 /// Whether it is a matrix that inputs are multiplied by: the parameters that low precision is about.
-inline bool is_multiplied(Role role) {
-  return role == Role::weight || role == Role::residual_weight || role == Role::lora_a || role == Role::lora_b ||
-         role == Role::tied_embedding;
-}
+inline bool is_multiplied(const Role& role) { return role.multiplied; }
 /// Whether it is the weight of a linear layer.
-inline bool is_linear_weight(Role role) { return is_multiplied(role) && role != Role::tied_embedding; }
+inline bool is_linear_weight(const Role& role) { return role.linear; }
 
 }  // namespace lathe

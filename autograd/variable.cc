@@ -1,15 +1,42 @@
 #include "autograd/variable.h"
 
+#include <ATen/TensorOperators.h>
+
+#include <array>
+
+#include "autograd/engine.h"
 #include "autograd/node.h"
+#include "autograd/op.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/mode.h"
 
 namespace lathe {
 
 Variable Variable::parameter(at::Tensor data, std::string name) {
   auto leaf = std::make_shared<Leaf>(data, std::move(name));
   return Variable(std::move(data), Edge(std::move(leaf)));
+}
+
+bool Variable::requires_grad() const { return edge_ && !edge_.node->frozen; }
+
+Variable& Variable::requires_grad_(bool on) & {
+  if (!edge_) {
+    if (on) *this = parameter(data_);
+    return *this;
+  }
+  Leaf* leaf = as_leaf();
+  LATHE_CHECK(leaf != nullptr, "requires_grad_: ", describe(data_), " was made by ", edge_.node->name(),
+              "; only parameters can be frozen. detach() cuts it off from the graph");
+  leaf->frozen = !on;
+  if (!on) leaf->grad.reset();
+  return *this;
+}
+
+const Edge& Variable::edge() const {
+  static const Edge none;
+  return requires_grad() ? edge_ : none;
 }
 
 Leaf* Variable::as_leaf() const { return edge_ ? edge_.node->as_leaf() : nullptr; }
@@ -22,9 +49,53 @@ Leaf& Variable::leaf() const {
 
 const at::Tensor& Variable::grad() const { return leaf().grad; }
 
-void Variable::register_hook(std::function<at::Tensor(const at::Tensor&)> hook) const {
+void Variable::backward(const at::Tensor& dy, bool retain) const { lathe::backward(*this, dy, retain); }
+
+HookHandle Variable::register_hook(std::function<at::Tensor(const at::Tensor&)> hook) const {
   LATHE_CHECK(edge_, "register_hook: no gradient reaches ", describe(data_));
-  edge_.node->outputs[edge_.output].hooks.push_back(std::move(hook));
+  auto held = std::make_shared<Node::Hook>(std::move(hook));
+  edge_.node->outputs[edge_.output].hooks.push_back(held);
+  return HookHandle(edge_.node, held);
+}
+
+HookHandle Variable::register_post_accumulate_grad_hook(std::function<void(Leaf&)> hook) const {
+  auto held = std::make_shared<std::function<void(Leaf&)>>(std::move(hook));
+  leaf().after_accumulate.push_back(held);
+  return HookHandle(edge_.node, held);
+}
+
+void HookHandle::remove() {
+  const auto node = node_.lock();
+  const auto hook = hook_.lock();
+  if (!node || !hook) return;
+  const auto drop = [&](auto& hooks) { std::erase_if(hooks, [&](const auto& h) { return h == hook; }); };
+  for (auto& output : node->outputs) drop(output.hooks);
+  if (Leaf* leaf = node->as_leaf()) drop(leaf->after_accumulate);
+}
+
+Variable Variable::index(const std::vector<Index>& indices) const {
+  Variable x = *this;
+  std::vector<at::Tensor> taken;  // for each dim that stays; undefined: all of it
+  bool takes = false;
+  int64_t dim = 0;
+  for (const Index& index : indices) {
+    if (const auto* place = std::get_if<int64_t>(&index)) {
+      x = select(x, dim, *place);
+    } else if (const auto* range = std::get_if<Slice>(&index)) {
+      LATHE_CHECK(dim < x.dim(), "index: ", describe(data_), " has not the dims of ", indices.size(), " indices");
+      if (range->start || range->end || range->step != 1)
+        x = slice(x, dim, range->start.value_or(0), range->end.value_or(x.size(dim)), range->step);
+      taken.emplace_back();
+      ++dim;
+    } else {
+      const auto& t = std::get<at::Tensor>(index);
+      LATHE_CHECK(t.defined(), "index: an undefined tensor for dim ", dim, " of ", describe(data_));
+      takes = true;
+      taken.push_back(t);
+      dim += t.scalar_type() == at::kBool ? t.dim() : 1;
+    }
+  }
+  return takes ? lathe::index(x, taken) : x;
 }
 
 void Precision::copy_low(const at::Tensor& parameter, at::ScalarType dtype) {
@@ -47,5 +118,93 @@ Variable operator+(const Variable& a, double b) { return add_scalar(a, b); }
 Variable operator-(const Variable& a, double b) { return add_scalar(a, -b); }
 Variable operator*(const Variable& a, double b) { return mul_scalar(a, b); }
 Variable operator/(const Variable& a, double b) { return mul_scalar(a, 1 / b); }
+Variable operator/(double a, const Variable& b) { return mul_scalar(pow(b, -1), a); }
+
+namespace detail {
+namespace {
+
+template <class A, class B>
+auto arithmetic(Arithmetic op, const A& a, const B& b) {
+  switch (op) {
+    case Arithmetic::add: return a + b;
+    case Arithmetic::sub: return a - b;
+    case Arithmetic::mul: return a * b;
+    default: return a / b;
+  }
+}
+
+template <class B>
+void in_place(Arithmetic op, at::Tensor a, const B& b) {
+  switch (op) {
+    case Arithmetic::add: a += b; break;
+    case Arithmetic::sub: a -= b; break;
+    case Arithmetic::mul: a *= b; break;
+    default: a /= b;
+  }
+}
+
+template <class B>
+at::Tensor compare_to(Comparison op, const at::Tensor& a, const B& b) {
+  switch (op) {
+    case Comparison::less: return a.lt(b);
+    case Comparison::less_equal: return a.le(b);
+    case Comparison::greater: return a.gt(b);
+    case Comparison::greater_equal: return a.ge(b);
+    case Comparison::equal: return a.eq(b);
+    default: return a.ne(b);
+  }
+}
+
+Comparison mirrored(Comparison op) {
+  switch (op) {
+    case Comparison::less: return Comparison::greater;
+    case Comparison::less_equal: return Comparison::greater_equal;
+    case Comparison::greater: return Comparison::less;
+    case Comparison::greater_equal: return Comparison::less_equal;
+    default: return op;
+  }
+}
+
+/// ATen's complaint as an Error that names what was done and to what.
+template <class F>
+auto told(const char* what, const Operand& a, const Operand& b, F&& f) {
+  try {
+    return f();
+  } catch (const c10::Error&) {
+    rethrow(what, std::array<const at::Tensor*, 2>{&a.variable.data(), &b.variable.data()});
+  }
+}
+
+}  // namespace
+
+void assign(Arithmetic op, Variable& a, const Operand& b, bool is_temporary) {
+  const bool is_number = !b.variable.defined();
+  if (!mode().grad || !(a.requires_grad() || b.variable.requires_grad())) {
+    told("in-place arithmetic", a, b, [&] {
+      if (is_number)
+        in_place(op, a.data(), at::Scalar(b.number));
+      else
+        in_place(op, a.data(), b.variable.data());
+    });
+    return;
+  }
+  LATHE_CHECK(
+      !is_temporary, "in-place arithmetic on a part of ", describe(a.data()),
+      ", of which a graph is recorded; put the whole together by cat() or masked_fill(), or change values under "
+      "NoGrad");
+  LATHE_CHECK(a.as_leaf() == nullptr, "in-place arithmetic on the parameter ", a.node() ? a.node()->name() : "",
+              ", of which a graph is recorded; change its values under NoGrad, or give the result a name of its own");
+  a = is_number ? arithmetic(op, a, b.number) : arithmetic(op, a, b.variable);
+}
+
+at::Tensor compare(Comparison op, const Operand& a, const Operand& b) {
+  return told("comparison", a, b, [&] {
+    if (!b.variable.defined()) return compare_to(op, a.variable.data(), at::Scalar(b.number));
+    if (!a.variable.defined()) return compare_to(mirrored(op), b.variable.data(), at::Scalar(a.number));
+    return compare_to(op, a.variable.data(), b.variable.data());
+  });
+}
+
+}  // namespace detail
 
 }  // namespace lathe

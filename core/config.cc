@@ -89,10 +89,17 @@ ConfigValue read_value(const std::string& text, const ConfigValue& like) {
 }
 
 SchemaRecorder::SchemaRecorder(Schema& schema, const void* config)
-    : schema_(schema), config_(static_cast<const std::byte*>(config)) {
+    : schema_(schema), config_(static_cast<const std::byte*>(config)), outer_(recorder) {
   recorder = this;
 }
-SchemaRecorder::~SchemaRecorder() { recorder = nullptr; }
+SchemaRecorder::~SchemaRecorder() { recorder = outer_; }
+SchemaRecorder::Pause::Pause() : paused_(recorder) { recorder = nullptr; }
+SchemaRecorder::Pause::~Pause() { recorder = paused_; }
+
+void AnyConfig::check_type(std::type_index wanted) const {
+  LATHE_CHECK(type_ == wanted, "this config is not of the type that was asked for (", type_.name(), ", not ",
+              wanted.name(), ")");
+}
 
 void SchemaRecorder::section(const char* name, const char* doc) {
   if (recorder != nullptr) recorder->schema_.sections_.push_back({name, doc});
@@ -111,8 +118,25 @@ const Field* Schema::find(const std::string& key) const {
   return found == fields_.end() ? nullptr : &*found;
 }
 
+void Schema::add(const std::string& section, const Schema& own, const std::function<void*(void*)>& part) {
+  auto place = std::find_if(fields_.rbegin(), fields_.rend(), [&](const Field& f) {
+                 return f.key.starts_with(section + ".");
+               }).base();
+  if (place == fields_.begin()) place = fields_.end();
+  for (Field field : own.fields_) {
+    field.key = section + "." + field.key;
+    field.part = part;
+    place = fields_.insert(place, std::move(field)) + 1;
+  }
+}
+
+/// Where a field's value is.
+static std::byte* place_of(void* config, const Field& field) {
+  return static_cast<std::byte*>(field.part ? field.part(config) : config) + field.offset;
+}
+
 ConfigValue Schema::get(const void* config, const Field& field) const {
-  const auto* at = static_cast<const std::byte*>(config) + field.offset;
+  const std::byte* at = place_of(const_cast<void*>(config), field);
   return std::visit(
       [at](const auto& v) -> ConfigValue { return *reinterpret_cast<const std::decay_t<decltype(v)>*>(at); },
       field.initial);
@@ -193,7 +217,7 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
     const bool low = r.open_min ? x > r.min : x >= r.min, high = r.open_max ? x < r.max : x <= r.max;
     if (!std::isfinite(x) || !low || !high) refuse();
   }
-  auto* at = static_cast<std::byte*>(config) + field->offset;
+  std::byte* at = place_of(config, *field);
   std::visit([at](const auto& x) { *reinterpret_cast<std::decay_t<decltype(x)>*>(at) = x; }, v);
 }
 
@@ -210,9 +234,10 @@ std::string Schema::to_toml(const void* config, bool comments) const {
   return text;
 }
 
-std::string Schema::to_markdown() const {
+std::string Schema::to_markdown(const std::string& section) const {
   std::string text;
   for (const auto& s : sections_) {
+    if (!section.empty() && s.name != section) continue;
     text += "\n## [" + s.name + "]: " + s.doc +
             "\n\n| key | default | allowed | on resume | what it does |\n|---|---|---|---|---|\n";
     for (const auto& f : fields_) {

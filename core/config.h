@@ -12,9 +12,12 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
+#include <typeindex>
 #include <vector>
 
 #include "core/io/toml.h"
@@ -51,7 +54,8 @@ struct Field {
   ConfigValue initial;
   std::string doc;
   Rule rule;
-  size_t offset;  ///< of the member in the whole config
+  size_t offset;  ///< of the member in the whole config, or in the part that `part` finds
+  std::function<void*(void* config)> part{};
 };
 
 struct Section {
@@ -74,10 +78,16 @@ class Schema {
   /// nearest one.
   void set(void* config, const std::string& key, const ConfigValue& value, const std::string& where) const;
 
+  /// Adds the fields of a config type without sections to the end of this one's section; `part` finds the struct that
+  /// holds their values within the whole config.
+  void add(const std::string& section, const Schema& own, const std::function<void*(void* config)>& part);
+  /// Adds a section without fields.
+  void add_section(Section section) { sections_.push_back(std::move(section)); }
+
   /// The whole config as TOML, each key with its doc as a comment where `comments`.
   std::string to_toml(const void* config, bool comments) const;
-  /// The reference page, Markdown.
-  std::string to_markdown() const;
+  /// The reference page, Markdown; of one section's fields where it is named.
+  std::string to_markdown(const std::string& section = "") const;
 
  private:
   friend class SchemaRecorder;
@@ -101,12 +111,24 @@ class SchemaRecorder {
  public:
   SchemaRecorder(Schema& schema, const void* config);
   ~SchemaRecorder();
+  SchemaRecorder(const SchemaRecorder&) = delete;
+  SchemaRecorder& operator=(const SchemaRecorder&) = delete;
+  /// While alive, configs that are made within another are not recorded as part of it.
+  class Pause {
+   public:
+    Pause();
+    ~Pause();
+
+   private:
+    SchemaRecorder* paused_;
+  };
   static void section(const char* name, const char* doc);
   static void field(const void* member, const char* name, ConfigValue initial, const char* doc, Rule rule);
 
  private:
   Schema& schema_;
   const std::byte* config_;
+  SchemaRecorder* outer_;
 };
 
 /// Says that the fields recorded next belong to a section.
@@ -140,6 +162,59 @@ const Schema& schema_of() {
   }();
   return schema;
 }
+
+/// A config whose type is known at run time alone, as that of a model's kind: a value that is copied with what it
+/// holds.
+class AnyConfig {
+ public:
+  AnyConfig() = default;
+  /// One of type Config with its defaults.
+  template <class Config>
+  static AnyConfig of() {
+    const SchemaRecorder::Pause apart;
+    AnyConfig any;
+    any.schema_ = &schema_of<Config>();
+    any.type_ = typeid(Config);
+    any.copy_ = [](const void* from) -> std::shared_ptr<void> {
+      return std::make_shared<Config>(*static_cast<const Config*>(from));
+    };
+    any.value_ = std::make_shared<Config>();
+    return any;
+  }
+  AnyConfig(const AnyConfig& other) { *this = other; }
+  AnyConfig& operator=(const AnyConfig& other) {
+    schema_ = other.schema_, type_ = other.type_, copy_ = other.copy_;
+    value_ = other.value_ ? copy_(other.value_.get()) : nullptr;
+    return *this;
+  }
+  AnyConfig(AnyConfig&&) = default;
+  AnyConfig& operator=(AnyConfig&&) = default;
+
+  /// Its keys, without a section.
+  const Schema& schema() const { return *schema_; }
+  void* data() { return value_.get(); }
+  /// Throws unless it holds that type.
+  template <class Config>
+  const Config& as() const {
+    check_type(typeid(Config));
+    return *static_cast<const Config*>(value_.get());
+  }
+  /// The value of a key, or null where there is none of that name and type.
+  template <class T>
+  T* find(const std::string& key) const {
+    const Field* field = value_ ? schema_->find(key) : nullptr;
+    if (field == nullptr || !std::holds_alternative<T>(field->initial)) return nullptr;
+    return reinterpret_cast<T*>(static_cast<std::byte*>(value_.get()) + field->offset);
+  }
+
+ private:
+  void check_type(std::type_index wanted) const;
+
+  const Schema* schema_ = nullptr;
+  std::type_index type_ = typeid(void);
+  std::shared_ptr<void> (*copy_)(const void*) = nullptr;
+  std::shared_ptr<void> value_;
+};
 
 }  // namespace lathe
 

@@ -11,9 +11,9 @@
 
 namespace lathe {
 
-enum class Memory : uint8_t { other, parameters, gradients, optimizer, activations, data, casts };
-constexpr std::array<std::string_view, 7> memory_names{"other",       "parameters", "gradients", "optimizer",
-                                                       "activations", "data",       "casts"};
+enum class Memory : uint8_t { other, parameters, gradients, optimizer, activations, data, casts, checkpoints };
+constexpr std::array<std::string_view, 8> memory_names{"other",       "parameters", "gradients", "optimizer",
+                                                       "activations", "data",       "casts",     "checkpoints"};
 
 struct MemoryStats {
   std::array<int64_t, memory_names.size()> used{};  ///< bytes in use now, by category

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <unordered_map>
+#include <utility>
 
 #include "core/flops.h"
 
@@ -19,12 +21,16 @@ namespace lathe {
 struct Node;
 struct OpResult;
 
-/// Where the random numbers of a training step come from: see core/rng.h. Dropout is active exactly while one is set.
+/// Where the random numbers of a training step come from: see core/rng.h.
 struct StepRandom {
   uint64_t seed = 0;
   uint64_t step = 0;
   int64_t first_sample = 0;  ///< index, in the global batch, of the first row of what is being computed
 };
+
+/// How often each stream of random numbers was drawn from since a training step began, by the stream: a layer that runs
+/// again draws other numbers, and two layers with one stream differ too.
+using StreamUses = std::unordered_map<uint64_t, uint64_t>;
 
 struct Mode {
   bool grad = true;                       ///< record a graph
@@ -33,8 +39,11 @@ struct Mode {
   bool cache_casts = false;               ///< keep casts of weights until the outermost autocast ends
   int autocast_depth = 0;                 ///< guards around this point
   bool make_storage = true;               ///< false: parameters are made as shapes alone, to be filled by a loader
-  std::optional<StepRandom> random;       ///< nullopt: evaluation, dropout is the identity
-  FlopCount* flops = nullptr;             ///< where ops add their FLOPs, or null
+  bool training = false;  ///< layers behave as in training: dropout drops, batch norm takes the batch's statistics
+  bool again = false;     ///< what runs has run before (DrawAgain): running statistics are not moved twice
+  std::optional<StepRandom> random;  ///< what `training` draws from
+  StreamUses* uses = nullptr;        ///< where `random` is set
+  FlopCount* flops = nullptr;        ///< where ops add their FLOPs, or null
   /// Called with each node's complete gradient in a backward pass (undefined where none came), or null.
   const std::function<void(const Node&, const at::Tensor&)>* observe_gradient = nullptr;
   /// Called with what each op made, or null.
@@ -69,9 +78,61 @@ struct ShapesAlone : ModeGuard {
   ShapesAlone() { mode().make_storage = false; }
 };
 
-/// While alive, dropout draws from `random`.
-struct TrainingStep : ModeGuard {
-  explicit TrainingStep(StepRandom random) { mode().random = random; }
+/// Whether layers behave as in training.
+inline bool is_training() { return mode().training; }
+
+/// While alive, layers behave as in a training step whose random numbers are `random`'s. The same one again draws the
+/// same numbers; forwards under one guard draw others each time.
+class TrainingStep : public ModeGuard {
+ public:
+  explicit TrainingStep(const StepRandom& random) {
+    mode().training = true;
+    mode().random = random;
+    mode().uses = &uses_;
+  }
+
+ private:
+  StreamUses uses_;
+};
+
+/// The same for a loop that counts no steps: held around all of it, each forward draws other numbers of `seed`.
+struct Training : TrainingStep {
+  explicit Training(uint64_t seed = 0) : TrainingStep({.seed = seed}) {}
+};
+
+/// While alive, layers behave as outside training. A graph is recorded unless a NoGrad is alive too.
+struct Evaluation : ModeGuard {
+  Evaluation() {
+    mode().training = false;
+    mode().random.reset();
+    mode().uses = nullptr;
+  }
+};
+
+/// Training or not, and what was drawn so far: taken before a forward that is to be computed again.
+struct DrawState {
+  bool training = false;
+  std::optional<StepRandom> random;
+  StreamUses uses;
+
+  static DrawState now() {
+    return {mode().training, mode().random, mode().uses != nullptr ? *mode().uses : StreamUses()};
+  }
+};
+
+/// While alive, layers draw what they drew after `state` was taken: for computing a forward again. What was drawn
+/// around it counts on as if nothing happened.
+class DrawAgain : public ModeGuard {
+ public:
+  explicit DrawAgain(DrawState state) : uses_(std::move(state.uses)) {
+    mode().training = state.training;
+    mode().random = state.random;
+    mode().uses = state.random ? &uses_ : nullptr;
+    mode().again = true;
+  }
+
+ private:
+  StreamUses uses_;
 };
 
 /// While alive, ops add their FLOPs to `count`.

@@ -1,9 +1,7 @@
 #include "data/loader.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <algorithm>
 #include <chrono>
 #include <system_error>
 
@@ -13,19 +11,18 @@
 
 namespace lathe {
 
-Loader::Loader(const TokenFile& tokens, Shape shape, uint64_t seed, int64_t first, const DataConfig& config,
+Loader::Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first, const DataConfig& config,
                at::Device device)
-    : tokens_(tokens),
-      shape_(shape),
-      sampler_(tokens.size(), shape.block_size, seed),
+    : batches_(data.training(sizes, seed)),
       device_(device),
-      slots_(static_cast<size_t>(config.prefetch + 1)),  // one more: the batch in use keeps its buffer
+      slots_(static_cast<size_t>(config.prefetch + 1)),  // one more: the batch in use keeps its buffers
       to_claim_(first),
       to_give_(first) {
   const MemoryScope scope(Memory::data);
   for (auto& slot : slots_) {
-    slot.windows_BT1 = at::empty({shape.batch_size, shape.block_size + 1}, at::kLong);
-    if (device.is_cuda()) slot.windows_BT1 = slot.windows_BT1.pin_memory();
+    slot.buffers = batches_->make_buffers();
+    if (!device.is_cuda()) continue;
+    for (auto& buffer : slot.buffers) buffer = buffer.pin_memory();
   }
   try {
     for (int64_t i = 0; i < config.workers; ++i) workers_.emplace_back([this] { work(); });
@@ -48,14 +45,6 @@ void Loader::end_workers() {
   for (auto& w : workers_) w.join();
 }
 
-void Loader::fill(Slot& slot, int64_t micro_batch) const {
-  auto* out = slot.windows_BT1.mutable_data_ptr<int64_t>();
-  const int64_t length = shape_.block_size + 1;
-  for (int64_t b = 0; b < shape_.batch_size; ++b) {
-    tokens_.read(sampler_.start_of(micro_batch * shape_.batch_size + b), length, shape_.vocab_size, out + b * length);
-  }
-}
-
 void Loader::work() {
   const auto ring = static_cast<int64_t>(slots_.size());
   std::unique_lock lock(mutex_);
@@ -68,7 +57,7 @@ void Loader::work() {
     lock.unlock();
     std::exception_ptr error;
     try {
-      fill(slot, n);
+      batches_->fill(slot.buffers, n);
     } catch (...) {
       error = std::current_exception();
     }
@@ -85,7 +74,7 @@ Batch Loader::next() {
   Slot& slot = slot_of(n);
   if (n > 0 && slot_of(n - 1).copied) slot_of(n - 1).copied->synchronize();
   if (workers_.empty()) {
-    fill(slot, n);
+    batches_->fill(slot.buffers, n);
     to_give_ = n + 1;
   } else {
     std::unique_lock lock(mutex_);
@@ -95,35 +84,18 @@ Batch Loader::next() {
     lock.unlock();
     freed_.notify_all();
   }
-  bump_version(slot.windows_BT1);  // a graph that still holds the batch that was here before must notice
+  std::vector<at::Tensor> there;
   waited_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  const at::Tensor windows = slot.windows_BT1.to(device_, /*non_blocking=*/true);
+  for (const auto& buffer : slot.buffers) {
+    bump_version(buffer);  // a graph that still holds the batch that was here before must notice
+    there.push_back(buffer.to(device_, /*non_blocking=*/true));
+  }
   if (device_.is_cuda()) {
     const c10::impl::VirtualGuardImpl cuda(device_.type());
     if (!slot.copied) slot.copied.emplace(device_.type());
     slot.copied->record(cuda.getStream(device_));
   }
-  return {windows.slice(1, 0, shape_.block_size), windows.slice(1, 1, shape_.block_size + 1)};
-}
-
-EvalWindows::EvalWindows(const TokenFile& tokens, Loader::Shape shape, int64_t batches, at::Device device)
-    : tokens_(tokens), shape_(shape), device_(device), end_(tokens.size() - 1) {
-  const int64_t each = shape.batch_size * shape.block_size;
-  if (batches > 0 && batches <= end_ / each) end_ = batches * each;
-}
-
-bool EvalWindows::next(Batch& batch) {
-  if (at_ >= end_) return false;
-  const int64_t left = end_ - at_, t = std::min(shape_.block_size, left);
-  const int64_t rows = std::min(shape_.batch_size, left / t);
-  const at::Tensor windows = at::empty({rows, t + 1}, at::kLong);
-  for (int64_t b = 0; b < rows; ++b) {
-    tokens_.read(at_ + b * t, t + 1, shape_.vocab_size, windows.mutable_data_ptr<int64_t>() + b * (t + 1));
-  }
-  at_ += rows * t;
-  const at::Tensor there = windows.to(device_);
-  batch = {there.slice(1, 0, t), there.slice(1, 1, t + 1)};
-  return true;
+  return batches_->batch_of(there);
 }
 
 }  // namespace lathe

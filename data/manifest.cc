@@ -1,9 +1,9 @@
 #include "data/manifest.h"
 
-#include <string_view>
+#include <utility>
 
-#include "core/io/checksum.h"
 #include "core/io/json.h"
+#include "data/folder.h"
 
 namespace lathe {
 namespace {
@@ -21,24 +21,12 @@ std::vector<ShardInfo> read_shards(const Json& json, const char* key, const std:
   if (!list.is_array()) fail(Exit::data, where, ": \"", key, "\" must be a list of shards");
   int64_t left = most;
   for (const auto& s : list) {
-    ShardInfo info{json_get<std::string>(s, "file", where, Exit::data),
-                   json_whole(s, "tokens", 0, left, where, Exit::data),
+    ShardInfo info{manifest_file(s, "file", where), json_whole(s, "tokens", 0, left, where, Exit::data),
                    json_get<std::string>(s, "xxh3", where, Exit::data)};
-    if (info.file.empty() || info.file.find_first_of(std::string_view("/\0", 2)) != std::string::npos)
-      fail(Exit::data, where, ": a shard with a bad name");
     left -= info.tokens;
     out.push_back(std::move(info));
   }
   return out;
-}
-
-/// Of all that the manifest holds beside it.
-std::string own_checksum(Json json) {
-  json.erase("checksum");
-  const std::string text = json.dump();
-  Checksum sum;
-  sum.update(text.data(), text.size());
-  return sum.hex();
 }
 
 }  // namespace
@@ -49,15 +37,14 @@ void write_manifest(const fs::path& folder, const DataManifest& m, const std::st
             {"dtype", m.dtype},           {"train", shards_json(m.train)},
             {"val", shards_json(m.val)}};
   if (m.tokenizer.kind() == "char") json["vocabulary"] = m.tokenizer.vocabulary();
-  json["checksum"] = own_checksum(json);
-  write_file_durably(folder / name, json.dump(1) + "\n");
+  write_manifest_json(folder, std::move(json), name);
 }
 
 std::optional<DataManifest> read_manifest(const fs::path& folder, const std::string& name) {
-  const fs::path path = folder / name;
-  if (!fs::exists(path)) return std::nullopt;
-  const std::string where = path.string();
-  const Json json = parse_json(read_file(path, Exit::data, uint64_t{64} << 20), where, Exit::data);
+  const auto found = read_manifest_json(folder, name);
+  if (!found) return std::nullopt;
+  const Json& json = *found;
+  const std::string where = (folder / name).string();
   if (json_get<std::string>(json, "format", where, Exit::data) != "lathe-data-1") {
     fail(Exit::data, where, ": a format that this build does not know; make the data again with `lathe prepare`");
   }
@@ -83,11 +70,7 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
   }
   m.train = read_shards(json, "train", where);
   m.val = read_shards(json, "val", where);
-  // Absent in manifests of earlier builds.
-  if (json.contains("checksum") && json_get<std::string>(json, "checksum", where, Exit::data) != own_checksum(json)) {
-    fail(Exit::data, where,
-         " is not what was written: its own checksum differs; restore it, or make the data again with `lathe prepare`");
-  }
+  check_manifest_checksum(json, where);
   return m;
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/io/checksum.h"
+#include "data/folder.h"
 
 namespace lathe {
 namespace {
@@ -30,18 +31,6 @@ std::vector<fs::path> find_shards(const fs::path& folder, const std::string& spl
          path.filename().string(), "); give each a folder of its own");
   }
   return found;
-}
-
-/// Of all bytes where they are no more than `pieces` mebibytes, else of so many evenly spaced ones.
-std::string sampled_checksum(std::span<const std::byte> bytes, size_t pieces) {
-  constexpr size_t piece = 1 << 20;
-  Checksum sum;
-  if (bytes.size() <= piece * pieces) {
-    sum.update(bytes.data(), bytes.size());
-  } else {
-    for (size_t i = 0; i < pieces; ++i) sum.update(bytes.data() + i * ((bytes.size() - piece) / (pieces - 1)), piece);
-  }
-  return sum.hex();
 }
 
 }  // namespace
@@ -187,22 +176,7 @@ bool TokenFile::matches(const std::string& saved) const {
 }
 
 void TokenFile::verify(const std::function<bool()>& stop) const {
-  constexpr size_t part = size_t{16} << 20;
-  for (const auto& s : shards_) {
-    const std::string name = s.file.path().string();
-    if (s.xxh3.empty()) fail(Exit::data, name, " can't be verified: there is no manifest.json with its checksum");
-    Checksum sum;
-    for (size_t at = 0; at < s.file.bytes().size(); at += part) {
-      if (stop && stop()) fail(Exit::stopped, "stopped while ", name, " was being verified");
-      const auto bytes = s.file.bytes().subspan(at, std::min(part, s.file.bytes().size() - at));
-      sum.update(bytes.data(), bytes.size());
-      s.file.release(bytes);
-    }
-    if (sum.hex() != s.xxh3) {
-      fail(Exit::data, name, " is not what was written: its checksum is ", sum.hex(), ", manifest.json has ", s.xxh3,
-           "; restore it, or make the data again with `lathe prepare`");
-    }
-  }
+  for (const auto& s : shards_) verify_file(s.file, s.xxh3, stop);
 }
 
 }  // namespace lathe

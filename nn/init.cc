@@ -33,8 +33,12 @@ void uniform(const at::Tensor& t, double bound, RngKey key) {
 
 void fill_weight(const NamedParameter& p, Init init, int64_t depth, RngKey key) {
   const at::Tensor& t = p.parameter.data();
-  const auto fan_out = static_cast<double>(t.size(0)), fan_in = static_cast<double>(t.size(1));
-  const double residual = p.role == Role::residual_weight ? 1 / std::sqrt(2.0 * static_cast<double>(depth)) : 1;
+  LATHE_CHECK(t.dim() >= 2, p.path, " is a ", p.role.name, " of shape ", describe(t.sizes()),
+              "; only 2 dimensions and more have a fan to start by: give it another Role::Start");
+  const auto out = static_cast<double>(t.size(0)), in = static_cast<double>(t.size(1));
+  const double field = static_cast<double>(t.numel()) / (out * in);  // of a filter
+  const double fan_out = out * field, fan_in = in * field;
+  const double residual = p.role.residual ? 1 / std::sqrt(2.0 * static_cast<double>(depth)) : 1;
   switch (init) {
     case Init::gpt2: return normal(t, 0.02 * residual, key);
     case Init::xavier_uniform: return uniform(t, std::sqrt(6 / (fan_in + fan_out)), key);
@@ -46,32 +50,48 @@ void fill_weight(const NamedParameter& p, Init init, int64_t depth, RngKey key) 
 
 }  // namespace
 
+namespace {
+constexpr std::array<std::pair<const char*, Init>, 5> names{{{"gpt2", Init::gpt2},
+                                                             {"xavier_uniform", Init::xavier_uniform},
+                                                             {"xavier_normal", Init::xavier_normal},
+                                                             {"kaiming", Init::kaiming},
+                                                             {"fan_in", Init::fan_in}}};
+}  // namespace
+
 Init init_from_config(const std::string& name) {
-  constexpr std::array<std::pair<const char*, Init>, 5> names{{{"gpt2", Init::gpt2},
-                                                               {"xavier_uniform", Init::xavier_uniform},
-                                                               {"xavier_normal", Init::xavier_normal},
-                                                               {"kaiming", Init::kaiming},
-                                                               {"fan_in", Init::fan_in}}};
   for (const auto& [text, init] : names) {
     if (name == text) return init;
   }
   fail(Exit::internal, "no init is called ", name);
 }
 
+std::vector<std::string> init_names() {
+  std::vector<std::string> all;
+  for (const auto& [text, init] : names) all.emplace_back(text);
+  return all;
+}
+
 void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_t depth, uint64_t seed) {
   for (const auto& p : parameters) {
     const RngKey key = make_key(seed, hash_name("init/" + p.path));
-    switch (p.role) {
-      case Role::weight:
-      case Role::residual_weight: fill_weight(p, init, depth, key); break;
-      case Role::embedding:
-      case Role::tied_embedding: normal(p.parameter.data(), 0.02, key); break;
-      case Role::scale: p.parameter.data().fill_(1); break;
-      case Role::lora_a: fill_weight(p, Init::fan_in, depth, key); break;
-      case Role::lora_b:
-      case Role::bias: p.parameter.data().zero_(); break;
+    const at::Tensor& t = p.parameter.data();
+    if (p.role.fill != nullptr) {
+      p.role.fill(t, key);
+      continue;
+    }
+    switch (p.role.start) {
+      case Role::Start::scheme: fill_weight(p, init, depth, key); break;
+      case Role::Start::normal: normal(t, 0.02, key); break;
+      case Role::Start::fan_in: fill_weight(p, Init::fan_in, depth, key); break;
+      case Role::Start::one: t.fill_(1); break;
+      case Role::Start::zero: t.zero_(); break;
     }
   }
+}
+
+void initialize(const ModuleRef& model, Init init, uint64_t seed, int64_t depth) {
+  place(model);
+  initialize(parameters(model), init, depth, seed);
 }
 
 }  // namespace lathe

@@ -10,8 +10,9 @@
 
 namespace lathe {
 
-/// How the weights of linear layers start (`model.init`). fan_in and fan_out are a weight's columns and rows.
-/// Embeddings start at N(0, 0.02) in every scheme, scales at 1, biases at 0; adapters at N(0, 1 / sqrt(fan_in)) and 0.
+/// How the weights of linear layers and the filters of convolutions start (`model.init`). fan_in and fan_out are a
+/// weight's columns and rows, times the places of a filter. Other parameters start as their roles say, in every scheme
+/// (autograd/parameter.h).
 enum class Init {
   gpt2,            ///< N(0, 0.02); residual projections N(0, 0.02 / sqrt(2 n_layer)). Radford et al. 2019
   xavier_uniform,  ///< U(-a, a), a = gain sqrt(6 / (fan_in + fan_out)), gain 1. Glorot and Bengio 2010
@@ -20,8 +21,12 @@ enum class Init {
   fan_in,          ///< N(0, 1 / sqrt(fan_in)). LeCun et al. 1998
 };
 Init init_from_config(const std::string& name);
+/// The names that it knows.
+std::vector<std::string> init_names();
 
 /// Fills every parameter. `depth`: n_layer, for Init::gpt2.
 void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_t depth, uint64_t seed);
+/// The same for all of a model, whose layers get their streams of random numbers too (place()).
+void initialize(const ModuleRef& model, Init init, uint64_t seed, int64_t depth = 1);
 
 }  // namespace lathe

@@ -1,25 +1,11 @@
 #include "nn/layers.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-
 #include "core/error.h"
-#include "core/memory.h"
 #include "core/mode.h"
 
 namespace lathe {
-namespace {
 
-Variable new_parameter(at::IntArrayRef sizes) {
-  const MemoryScope scope(Memory::parameters);
-  if (!mode().make_storage)
-    return Variable::parameter(at::empty(sizes, at::TensorOptions(at::kFloat).device(at::kMeta)));
-  return Variable::parameter(at::zeros(sizes, at::kFloat));
-}
-
-}  // namespace
-
-Linear::Linear(int64_t in, int64_t out, bool with_bias, Role role_)
+Linear::Linear(int64_t in, int64_t out, bool with_bias, const Role& role_)
     : weight(new_parameter({out, in})), bias(with_bias ? new_parameter({out}) : Variable()), role(role_) {}
 
 Variable Linear::operator()(const Variable& x, const Variable& residual) const {
@@ -27,9 +13,9 @@ Variable Linear::operator()(const Variable& x, const Variable& residual) const {
   return lora_a.defined() ? y + linear(linear(x, lora_a), lora_b) * lora_scale : y;
 }
 
-void Linear::add_adapter(int64_t rank, double alpha) {
-  lora_a = new_parameter({rank, weight.size(1)});
-  lora_b = new_parameter({weight.size(0), rank});
+void Linear::add_adapter(int64_t rank, double alpha, at::TensorOptions options) {
+  lora_a = Variable::parameter(at::zeros({rank, weight.size(1)}, options), "");
+  lora_b = Variable::parameter(at::zeros({weight.size(0), rank}, options), "");
   lora_scale = alpha / static_cast<double>(rank);
 }
 
@@ -38,7 +24,7 @@ void Linear::merge_adapter() {
   lora_a = lora_b = {};
 }
 
-Embedding::Embedding(int64_t rows, int64_t channels, Role role_)
+Embedding::Embedding(int64_t rows, int64_t channels, const Role& role_)
     : weight(new_parameter({rows, channels})), role(role_) {}
 
 LayerNorm::LayerNorm(int64_t channels, bool with_bias)

@@ -21,11 +21,12 @@ struct Linear {
   double lora_scale = 1;    ///< alpha / rank
 
   Linear() = default;
-  Linear(int64_t in, int64_t out, bool with_bias, Role role = Role::weight);
+  Linear(int64_t in, int64_t out, bool with_bias, const Role& role = Role::weight);
   /// `residual` [..., out], where given, is added, and the result has its dtype.
   Variable operator()(const Variable& x, const Variable& residual = {}) const;
   bool has_adapter() const { return lora_a.defined(); }
-  void add_adapter(int64_t rank, double alpha);
+  /// `options`: where its parameters are, and their dtype. All zero until they are initialised.
+  void add_adapter(int64_t rank, double alpha, at::TensorOptions options = {});
   /// Adds the adapter, which must be there, into the float32 weight, and drops it.
   void merge_adapter();
   void visit(Visit& v) {
@@ -42,7 +43,7 @@ struct Embedding {
   Role role = Role::embedding;
 
   Embedding() = default;
-  Embedding(int64_t rows, int64_t channels, Role role = Role::embedding);
+  Embedding(int64_t rows, int64_t channels, const Role& role = Role::embedding);
   Variable operator()(const at::Tensor& ids) const { return embedding(ids, weight); }
   void visit(Visit& v) { v("weight", weight, role); }
 };
@@ -61,14 +62,16 @@ struct LayerNorm {
   }
 };
 
+/// dropout() of a place in the model, which place() sets.
 struct Dropout {
   double p = 0;
-  uint64_t stream = 0;  ///< of random numbers: a hash of the place in the model
+  uint64_t stream = 0;
 
   Dropout() = default;
-  Dropout(double p_, const std::string& path) : p(p_), stream(hash_name("dropout/" + path)) {}
+  explicit Dropout(double p_) : p(p_) {}
   Variable operator()(const Variable& x) const { return dropout(x, p, stream); }
-  bool active() const { return p > 0 && mode().random.has_value(); }
+  bool active() const { return p > 0 && is_training(); }
+  void visit(Visit& v) { v.stream(stream); }
 };
 
 /// Causal multi-head self-attention. x [B, T, C], and `residual` that is added -> [B, T, C].

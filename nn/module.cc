@@ -1,13 +1,135 @@
 #include "nn/module.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/memory.h"
+#include "core/mode.h"
 
 namespace lathe {
+namespace {
+
+/// What a tensor's handles share: the same for all places of a tied parameter.
+const void* identity(const at::Tensor& t) { return t.unsafeGetTensorImpl(); }
+
+}  // namespace
+
+void Visit::operator()(std::string_view name, Variable& parameter, const Role& role) {
+  if (visitor_.parameter && parameter.defined())
+    visitor_.parameter({path_ + std::string(name), parameter, role, block_}, parameter);
+}
+
+void Visit::buffer(std::string_view name, at::Tensor& tensor) {
+  if (visitor_.buffer && tensor.defined()) visitor_.buffer(path_ + std::string(name), tensor);
+}
+
+void Visit::stream(uint64_t& stream) {
+  if (visitor_.stream) visitor_.stream(path_.empty() ? path_ : path_.substr(0, path_.size() - 1), stream);
+}
+
+std::vector<NamedParameter> parameters(const ConstModuleRef& model) {
+  std::vector<NamedParameter> out;
+  std::set<const void*> seen;
+  std::set<std::string> paths;
+  Visit visit({.parameter = [&](const NamedParameter& found, Variable&) {
+    if (!seen.insert(identity(found.parameter.data())).second) return;
+    LATHE_CHECK(paths.insert(found.path).second, "two parameters of a model are called ", found.path,
+                "; give one another name in its module's visit()");
+    out.push_back(found);
+  }});
+  model.visit(visit);
+  return out;
+}
+
+std::vector<NamedParameter> trained_parameters(const ConstModuleRef& model) {
+  auto all = parameters(model);
+  std::erase_if(all, [](const NamedParameter& p) { return !is_trained(p.parameter); });
+  return all;
+}
+
+std::vector<NamedBuffer> buffers(const ConstModuleRef& model) {
+  std::vector<NamedBuffer> out;
+  Visit visit({.buffer = [&](const std::string& path, at::Tensor& place) { out.push_back({path, place}); }});
+  model.visit(visit);
+  return out;
+}
+
+void replace_parameters(const ModuleRef& model, const std::function<Variable(const NamedParameter&)>& make) {
+  std::map<const void*, std::pair<Variable, Variable>> made;  // old, kept so that its address stays its own, and new
+  Visit visit({.parameter = [&](const NamedParameter& found, Variable& place) {
+    const void* key = identity(found.parameter.data());
+    auto at = made.find(key);
+    if (at == made.end()) at = made.emplace(key, std::pair(found.parameter, make(found))).first;
+    place = at->second.second;
+  }});
+  model.visit(visit);
+}
+
+void replace_buffers(const ModuleRef& model, const std::function<at::Tensor(const NamedBuffer&)>& make) {
+  Visit visit({.buffer = [&](const std::string& path, at::Tensor& place) { place = make({path, place}); }});
+  model.visit(visit);
+}
+
+void move_to(const ModuleRef& model, at::Device device, at::ScalarType dtype) {
+  const MemoryScope memory(Memory::parameters);
+  const auto copy = [&](const at::Tensor& t) {
+    const at::ScalarType to = t.is_floating_point() ? dtype : t.scalar_type();
+    return t.to(device, to, /*non_blocking=*/false, /*copy=*/true);
+  };
+  replace_parameters(model, [&](const NamedParameter& p) {
+    const Precision* kept = precision_of(p.parameter);
+    if (kept != nullptr && kept->quantised) return p.parameter;
+    at::Tensor moved = copy(p.parameter.data());
+    if (kept == nullptr) return Variable(std::move(moved));
+    return Variable::parameter(std::move(moved), p.path).requires_grad_(p.parameter.requires_grad());
+  });
+  replace_buffers(model, [&](const NamedBuffer& b) { return copy(b.tensor); });
+}
+
+void zero_grad(const ConstModuleRef& model) {
+  Visit visit({.parameter = [](const NamedParameter& found, Variable&) {
+    if (Leaf* leaf = found.parameter.as_leaf()) leaf->grad.reset();
+  }});
+  model.visit(visit);
+}
+
+int64_t freeze(const ConstModuleRef& model, std::string_view pattern, bool frozen) {
+  int64_t n = 0;
+  for (auto& p : parameters(model)) {
+    if (!matches(pattern, p.path)) continue;
+    ++n;
+    if (p.parameter.as_leaf() == nullptr && frozen) continue;
+    LATHE_CHECK(p.parameter.as_leaf() != nullptr, "freeze: ", p.path, " is a constant; it can't be trained");
+    p.parameter.requires_grad_(!frozen);
+  }
+  LATHE_CHECK(n > 0, "freeze: no parameter is called ", pattern);
+  return n;
+}
+
+void place(const ModuleRef& model) {
+  Visit visit({.stream = [](const std::string& path, uint64_t& stream) { stream = hash_name("dropout/" + path); }});
+  model.visit(visit);
+}
+
+Variable new_parameter(at::IntArrayRef sizes) {
+  const MemoryScope scope(Memory::parameters);
+  const at::Device device(mode().make_storage ? at::kCPU : at::kMeta);
+  return Variable::parameter(at::zeros(sizes, at::TensorOptions(at::kFloat).device(device)));
+}
+
+at::Tensor new_buffer(at::IntArrayRef sizes, double value, at::ScalarType dtype) {
+  const MemoryScope scope(Memory::parameters);
+  const at::Device device(mode().make_storage ? at::kCPU : at::kMeta);
+  return at::full(sizes, value, at::TensorOptions(dtype).device(device));
+}
 
 int64_t count(const std::vector<NamedParameter>& parameters) {
   int64_t n = 0;

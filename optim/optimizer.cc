@@ -100,14 +100,23 @@ UpdateArgs args_of(const Slot& slot, const std::vector<std::string>& state_names
 }  // namespace
 
 Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
-                     std::optional<uint64_t> rounding_seed)
+                     std::optional<uint64_t> rounding_seed, const std::vector<GroupOptions>& own)
     : config_(config),
       rounding_seed_(rounding_seed),
       state_names_(names_of_state(config)),
       control_(parameters.empty() ? at::Device(at::kCPU) : parameters[0].parameter.data().device()) {
   const MemoryScope scope(Memory::optimizer);
-  groups_.resize(2);
-  groups_[0].weight_decay = config.weight_decay;
+  groups_ = {{.weight_decay = config.weight_decay}, {}};
+  for (const auto& o : own) {
+    groups_.push_back({.weight_decay = o.weight_decay.value_or(config.weight_decay), .lr_factor = o.lr_factor});
+    groups_.push_back({.weight_decay = o.weight_decay.value_or(0), .lr_factor = o.lr_factor});
+  }
+  const auto group_of = [&](const NamedParameter& p) {
+    const auto chooses = [&](const GroupOptions& o) { return o.which ? o.which(p) : matches(o.pattern, p.path); };
+    const auto at = std::find_if(own.begin(), own.end(), chooses);
+    const size_t pair = at == own.end() ? 0 : static_cast<size_t>(at - own.begin()) + 1;
+    return 2 * pair + (p.role.decayed.value_or(p.parameter.dim() >= 2) ? 0 : 1);
+  };
   int64_t chunks = 0;
   for (const auto& p : parameters) {
     const at::Tensor& data = p.parameter.data();
@@ -117,7 +126,12 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
     for (const auto& name : state_names_) {
       slot.state.push_back(at::full(data.sizes(), name == "sum" ? config.initial_accumulator : 0.0, options));
     }
-    groups_[p.parameter.dim() >= 2 ? 0 : 1].slots.push_back(std::move(slot));
+    groups_[group_of(p)].slots.push_back(std::move(slot));
+  }
+  for (size_t i = 0; i < own.size(); ++i) {
+    LATHE_CHECK(!groups_[2 * i + 2].slots.empty() || !groups_[2 * i + 3].slots.empty(), "optimizer: the group of ",
+                own[i].which ? "a predicate" : "\"" + own[i].pattern + "\"",
+                " has no parameters; an earlier group may have taken them");
   }
   partials_ = at::empty({std::max<int64_t>(chunks, 1)}, control_.bytes().options().dtype(at::kDouble));
 }
@@ -160,7 +174,16 @@ void Optimizer::step(double lr, const StepOptions& options) {
   (cuda ? cuda_api().decide : decide_cpu)(request, partials_.const_data_ptr<double>(), chunks_, loss, control,
                                           options.scale);
   std::vector<UpdateArgs> on_card;
+  double factor = 1;
+  const auto launch = [&] {
+    if (on_card.empty()) return;
+    cuda_api().update(on_card.data(), static_cast<int64_t>(on_card.size()), rule_of(config_, lr * factor), control);
+    on_card.clear();
+  };
   for (auto& group : groups_) {
+    if (group.lr_factor != factor) launch();
+    factor = group.lr_factor;
+    const UpdateRule rule = rule_of(config_, lr * factor);
     for (auto& slot : group.slots) {
       if (!slot.param.grad().defined()) continue;
       const UpdateArgs args = args_of(slot, state_names_, group.weight_decay, rounding_seed_);
@@ -168,12 +191,12 @@ void Optimizer::step(double lr, const StepOptions& options) {
         on_card.push_back(args);
       } else {
         at::parallel_for(0, args.n, update_grain,
-                         [&](int64_t begin, int64_t end) { update_cpu(args, request.rule, control, begin, end); });
+                         [&](int64_t begin, int64_t end) { update_cpu(args, rule, control, begin, end); });
       }
       bump_versions(slot);
     }
   }
-  if (cuda) cuda_api().update(on_card.data(), static_cast<int64_t>(on_card.size()), request.rule, control);
+  launch();
 }
 
 }  // namespace lathe

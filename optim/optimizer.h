@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -47,7 +48,16 @@ struct Slot {
 
 struct ParameterGroup {
   double weight_decay = 0;
-  std::vector<Slot> slots;
+  double lr_factor = 1;  ///< times the step's learning rate
+  std::vector<Slot> slots{};
+};
+
+/// Settings of some parameters' own: `{.pattern = "head.*", .lr_factor = 0.1}`.
+struct GroupOptions {
+  std::string pattern{};                                         ///< of paths, see matches()
+  std::function<bool(const NamedParameter& parameter)> which{};  ///< where set, chooses instead of the pattern
+  double lr_factor = 1;                                          ///< times the step's learning rate
+  std::optional<double> weight_decay{};                          ///< nullopt: as for other parameters
 };
 
 /// What a step does beside updating; tensors and pointers are of the parameters' device.
@@ -63,16 +73,19 @@ class Optimizer {
   /// State is made at once, on the parameters' device, in float64 for float64 parameters and in float32 for others.
   /// bfloat16 parameters are rounded stochastically after an update, with random numbers of `rounding_seed`, their
   /// path, the element and the update; nullopt, and float16: to nearest. Weight decay goes to parameters of 2 and more
-  /// dimensions. Updates are counted for all parameters together: one whose first gradient comes late is corrected as
-  /// if it had had zeros before.
+  /// dimensions, unless their roles say otherwise. Updates are counted for all parameters together: one whose first
+  /// gradient comes late is corrected as if it had had zeros before. A parameter belongs to the first of `own` that
+  /// chooses it; an error where one of them is left without any.
   Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
-            std::optional<uint64_t> rounding_seed = std::nullopt);
+            std::optional<uint64_t> rounding_seed = std::nullopt, const std::vector<GroupOptions>& own = {});
 
   /// One update of every parameter that has a gradient, with that gradient unscaled and clipped; writes the
   /// low-precision working copy of a parameter that has one. Gradients stay as they are. A gradient that is not finite
   /// anywhere leaves all parameters and states untouched. Does not wait for a card.
   void step(double lr, const StepOptions& options = {});
 
+  /// Those with weight decay, those without, and the same two for each of `own`. Their settings may be changed between
+  /// steps.
   std::vector<ParameterGroup>& groups() { return groups_; }
   const std::vector<ParameterGroup>& groups() const { return groups_; }
   /// Names of a slot's state tensors, torch.optim's.

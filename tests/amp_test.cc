@@ -12,10 +12,11 @@
 #include "core/io/json.h"
 #include "core/memory.h"
 #include "tests/catch.h"
+#include "tests/gpt.h"
 #include "tests/process.h"
-#include "train/checkpoint.h"
-#include "train/precision.h"
-#include "train/session.h"
+#include "train/run/session.h"
+#include "train/store/checkpoint.h"
+#include "train/verbs/precision.h"
 
 namespace {
 
@@ -86,7 +87,7 @@ TEST_CASE("a scaler at its minimum, and too many skips in a row, end the run", "
 }
 
 TEST_CASE("one bad micro-batch skips the whole accumulated gradient", "[amp]") {
-  ModelConfig m;
+  GPTConfig m;
   m.n_layer = 1, m.n_head = 1, m.n_embd = 8, m.block_size = 4, m.vocab_size = 7;
   GPT model = make_gpt(m, 1);
   const auto params = parameters(model);

@@ -108,7 +108,7 @@ TEST_CASE("hooks see and may replace gradients", "[autograd]") {
     seen = g.sum().item<double>();
     return g * 10;
   });
-  x.leaf().after_accumulate.push_back([&](Leaf& leaf) { finished += leaf.grad.defined() ? 1 : 100; });
+  x.register_post_accumulate_grad_hook([&](Leaf& leaf) { finished += leaf.grad.defined() ? 1 : 100; });
   backward(sum(y * y));
   CHECK(seen == 8);
   CHECK(x.grad().eq(80).all().item<bool>());
@@ -125,8 +125,8 @@ TEST_CASE("a hook that gives another shape is refused", "[autograd]") {
 TEST_CASE("a parameter's gradient is complete as soon as its last consumer ran", "[autograd]") {
   const Variable early = param({1}), late = param({1});
   std::vector<std::string> order;
-  early.leaf().after_accumulate.push_back([&](Leaf&) { order.push_back("early"); });
-  late.leaf().after_accumulate.push_back([&](Leaf&) { order.push_back("late"); });
+  early.register_post_accumulate_grad_hook([&](Leaf&) { order.push_back("early"); });
+  late.register_post_accumulate_grad_hook([&](Leaf&) { order.push_back("late"); });
   const Variable h = early * 2.0;
   backward(h * late);
   CHECK(order == std::vector<std::string>{"late", "early"});
@@ -228,7 +228,7 @@ TEST_CASE("a long chain held by hooks is destroyed without recursion", "[autogra
   for (int i = 0; i < 200'000; ++i) {
     const Variable next = param({1});
     next.register_hook([x](const at::Tensor&) { return at::Tensor(); });
-    if (i % 2 == 0) next.leaf().after_accumulate.push_back([x](Leaf&) {});
+    if (i % 2 == 0) next.register_post_accumulate_grad_hook([x](Leaf&) {});
     x = next;
   }
   x = Variable();

@@ -1,13 +1,13 @@
 // Checkpoints without a run around them: what is written comes back, in the right order, and damage is noticed.
 
-#include "train/checkpoint.h"
+#include "train/store/checkpoint.h"
 #include "autograd/node.h"
 #include "core/io/checksum.h"
 #include "data/manifest.h"
 #include "tests/catch.h"
 #include "tests/process.h"
 #include "tests/small.h"
-#include "train/metrics.h"
+#include "train/store/metrics.h"
 
 namespace {
 
@@ -119,10 +119,10 @@ TEST_CASE("values come back to the bit, also where the model is saved lower", "[
 TEST_CASE("metrics are cut back to the checkpoint, or else to their last whole line", "[checkpoint]") {
   const TempFolder f;
   write_file(f / "metrics.jsonl", "one\ntwo\nthree\n");
-  { Metrics(f.path(), 8).add_validation(2, 1); }
+  { Metrics(f.path(), 8).add_validation(2, {{"val_loss", 1}}); }
   CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith("one\ntwo\n{"));
   write_file(f / "metrics.jsonl", "one\ntwo\nthr");
-  { Metrics(f.path(), 1000).add_validation(3, 1); }
+  { Metrics(f.path(), 1000).add_validation(3, {{"val_loss", 1}}); }
   CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith("one\ntwo\n{"));
 }
 

@@ -8,7 +8,7 @@
 
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/verbs.h"
+#include "train/verbs/verbs.h"
 
 namespace {
 
@@ -89,7 +89,7 @@ TEST_CASE("bad command lines", "[cli]") {
        {{"train", "tiny.toml", "--amp.tf32=true", "--train.device=cpu"},
         2,
         "command line: amp.tf32 needs an NVIDIA card"},
-       {{"train", "tiny.toml", "--model.lora=4", "--model.lora_base=nowhere"}, 4, "model.lora_base: nowhere is no run"},
+       {{"train", "tiny.toml", "--adapters.rank=4", "--adapters.base=nowhere"}, 4, "adapters.base: nowhere is no run"},
        {{"eval", "data", "--load-dtype=int4"}, 2, "--load-dtype must be fp32, bf16, fp16, int8 or nf4"},
        {{"eval", "data", "--load-dtype=int8", "--double-quant=true"}, 2, "belongs to --load-dtype nf4"},
        {{"eval", "data", "--double-quant=1"}, 2, "--double-quant must be true or false"},
@@ -101,7 +101,7 @@ TEST_CASE("bad command lines", "[cli]") {
        {{"prepare", "nowhere.txt", "--out", "new"}, 3, "there is no file nowhere.txt"},
        {{"prepare", "text.txt", "--out", "new", "--tokenizer", "words"}, 2, "must be byte or char"},
        {{"prepare", "text.txt", "--out", "new", "--val", "1.5"}, 2, "--val = 1.5 is not allowed"},
-       {{"prepare", "text.txt", "--out", "data"}, 2, "already holds token data"},
+       {{"prepare", "text.txt", "--out", "data"}, 2, "already holds data"},
        {{"inspect", "nowhere"}, 2, "nowhere does not exist"},
        {{"inspect", "text.txt"}, 2, "is no run"},
        {{"verify", "nowhere"}, 2, "does not exist"},
@@ -190,10 +190,11 @@ TEST_CASE("help and version", "[cli]") {
 
 TEST_CASE("a long help has sections, a line for each key", "[cli]") {
   const std::string help = output_of(fs::temp_directory_path(), {"train", "--help"});
-  CHECK(std::count(help.begin(), help.end(), '\n') < 130);
-  for (const Section& section : run_schema().sections())
+  CHECK(std::count(help.begin(), help.end(), '\n') < 180);
+  for (const Section& section : RunConfig::schema("gpt").sections())
     CHECK_THAT(help, ContainsSubstring("\n[" + section.name + "] " + section.doc + "\n"));
-  for (const Field& field : run_schema().fields()) CHECK_THAT(help, ContainsSubstring("\n  --" + field.key + "="));
+  for (const Field& field : RunConfig::schema("gpt").fields())
+    CHECK_THAT(help, ContainsSubstring("\n  --" + field.key + "="));
   CHECK_THAT(help, ContainsSubstring("`lathe config docs`"));
   CHECK_THAT(output_of(fs::temp_directory_path(), {"plan", "--help"}), ContainsSubstring("`lathe train --help`"));
 }
@@ -244,6 +245,9 @@ TEST_CASE("what may not be read or written is told with a remedy", "[cli]") {
   refused({"train", "closed/tiny.toml"}, "closed/tiny.toml" + remedy);
   refused({"train", "tiny.toml", "--train.out_dir=closed/run"}, "closed/run/checkpoints" + remedy);
   refused({"train", "tiny.toml", "--data.dir=raw", "--model.vocab_size=50"}, "raw" + remedy);
+  const fs::path bins = copy("bins");
+  fs::permissions(bins / "train.bin", fs::perms::none);
+  refused({"train", "tiny.toml", "--data.dir=bins"}, "cannot read bins/train.bin" + remedy);
   for (const auto& folder : {closed, open}) fs::permissions(folder, fs::perms::owner_all);
 }
 

@@ -3,7 +3,7 @@
 
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/run_config.h"
+#include "train/config/run_config.h"
 
 namespace {
 
@@ -23,7 +23,7 @@ std::string name(const Field& f) { return f.key.substr(f.key.find('.') + 1); }
 
 TEST_CASE("every key refuses a wrong type, a value out of range, a misspelling, a repeat and a wrong place",
           "[config]") {
-  for (const auto& f : run_schema().fields()) {
+  for (const auto& f : RunConfig::schema("gpt").fields()) {
     INFO(f.key);
     const bool text = std::holds_alternative<std::string>(f.initial), flag = std::holds_alternative<bool>(f.initial);
     const std::string head = "[" + section(f) + "]\n";
@@ -49,7 +49,7 @@ TEST_CASE("every key refuses a wrong type, a value out of range, a misspelling, 
                ContainsSubstring("c.toml:3:"));
     CHECK_THAT(problem(name(f) + " = " + value + "\n"), ContainsSubstring("outside a section"));
     const std::string other = section(f) == "model" ? "train" : "model";
-    if (run_schema().find(other + "." + name(f)) == nullptr) {
+    if (RunConfig::schema("gpt").find(other + "." + name(f)) == nullptr) {
       CHECK_THAT(problem("[" + other + "]\n" + name(f) + " = " + value + "\n"),
                  ContainsSubstring("there is no key " + other + "." + name(f) + "; did you mean "));
     }
@@ -91,17 +91,14 @@ TEST_CASE("keys that contradict each other", "[config]") {
        "c.toml:4:1: train.batch_size = 3 times model"}};
   for (const auto& [text, wanted] : amp) CHECK_THAT(problem("[amp]\n" + text + "\n"), ContainsSubstring(wanted));
   const std::vector<std::pair<std::string, std::string>> lora{
-      {"lora = 4", "c.toml:2:1: model.lora needs model.lora_base"},
-      {"lora_dtype = \"nf4\"", "c.toml:2:1: model.lora_dtype has no effect with model.lora = 0"},
-      {"lora = 4\nlora_base = \"x\"\nlora_dtype = \"nf4\"",
-       "c.toml:4:1: model.lora_dtype = \"nf4\" needs amp.dtype = \"bf16\" or"},
-      {"lora = 4\nlora_base = \"x\"\nlora_dtype = \"bf16\"\n[amp]\ndtype = \"fp16\"",
-       "needs amp.dtype = \"bf16\", and it is"},
-      {"lora = 4\nlora_base = \"x\"\n[amp]\ndtype = \"bf16\"",
-       "model.lora_dtype = \"fp32\" needs amp.dtype = \"fp32\""},
-      {"lora = 4\nlora_base = \"x\"\nlora_double_quant = true", "is for model.lora_dtype = \"nf4\""},
-      {"lora = 4\nlora_base = \"x\"\n[amp]\ndtype = \"fp8\"", "can't be used with model.lora"}};
-  for (const auto& [text, wanted] : lora) CHECK_THAT(problem("[model]\n" + text + "\n"), ContainsSubstring(wanted));
+      {"rank = 4", "c.toml:2:1: adapters.rank needs adapters.base"},
+      {"dtype = \"nf4\"", "c.toml:2:1: adapters.dtype has no effect with adapters.rank = 0"},
+      {"rank = 4\nbase = \"x\"\ndtype = \"nf4\"", "c.toml:4:1: adapters.dtype = \"nf4\" needs amp.dtype = \"bf16\" or"},
+      {"rank = 4\nbase = \"x\"\ndtype = \"bf16\"\n[amp]\ndtype = \"fp16\"", "needs amp.dtype = \"bf16\", and it is"},
+      {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"bf16\"", "adapters.dtype = \"fp32\" needs amp.dtype = \"fp32\""},
+      {"rank = 4\nbase = \"x\"\ndouble_quant = true", "is for adapters.dtype = \"nf4\""},
+      {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"fp8\"", "can't be used with adapters"}};
+  for (const auto& [text, wanted] : lora) CHECK_THAT(problem("[adapters]\n" + text + "\n"), ContainsSubstring(wanted));
 }
 
 TEST_CASE("files that are no config", "[config]") {
@@ -198,10 +195,10 @@ TEST_CASE("the resolved config reads back as itself", "[config]") {
   RunConfig c;
   c.optim.lr = 0.1 + 0.2;
   c.data.dir = "a \"quoted\" \\ path";
-  c.model.bias = false;
-  const std::string text = run_schema().to_toml(&c, /*comments=*/true);
+  *c.model.own.find<bool>("bias") = false;
+  const std::string text = RunConfig::schema("gpt").to_toml(&c, /*comments=*/true);
   const RunConfig back = config_from_toml(text, "text");
-  CHECK(run_schema().to_toml(&back, true) == text);
+  CHECK(RunConfig::schema("gpt").to_toml(&back, true) == text);
   CHECK(back.optim.lr == c.optim.lr);
 }
 

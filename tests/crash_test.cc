@@ -1,9 +1,11 @@
 // Power cuts, generated: the calls of real saves and runs are recorded (tests/disk.h), and from every state that a disk
 // may be in afterwards Lathe must find what it promised. LATHE_TEST_CRASH_STATES=100000 looks at that many states (2
 // minutes), LATHE_TEST_CRASH_SEED repeats what a run printed.
+#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <optional>
+#include <thread>
 
 #include "core/device.h"
 #include "core/io/log.h"
@@ -11,9 +13,9 @@
 #include "tests/disk.h"
 #include "tests/process.h"
 #include "tests/small.h"
-#include "train/checkpoint.h"
-#include "train/metrics.h"
-#include "train/trainer.h"
+#include "train/run/trainer.h"
+#include "train/store/checkpoint.h"
+#include "train/store/metrics.h"
 
 namespace {
 
@@ -133,7 +135,7 @@ void save_all(Saves& saves, const std::vector<int64_t>& steps) {
   Metrics metrics(saves.run, fs::exists(lines) ? fs::file_size(lines) : 0);
   sync_folder(saves.run);
   for (const int64_t step : steps) {
-    for (int64_t i = step - 3; i <= step; ++i) metrics.add_validation(i, 2.5);
+    for (int64_t i = step - 3; i <= step; ++i) metrics.add_validation(i, {{"val_loss", 2.5}});
     state.step = step;
     state.metrics_bytes = metrics.sync();
     save_checkpoint(saves.run, state, s.params, s.optimizer, {.newest = static_cast<int64_t>(saves.keep)});
@@ -169,7 +171,9 @@ TEST_CASE("power cuts in saves that remove old checkpoints", "[crash]") {
 /// Ends a run at a fault point, as far as its disk goes.
 struct Stop {};
 
-TEST_CASE("power cuts in a whole run, and in one that goes on", "[crash]") {
+/// A run that is stopped and goes on, and what its power cuts leave.
+void cut_a_run(bool async_save, size_t states) {
+  INFO("async_save = " << async_save);
   const Quiet quiet;
   Saves saves;
   TempFolder data(fast_folder());
@@ -183,11 +187,14 @@ TEST_CASE("power cuts in a whole run, and in one that goes on", "[crash]") {
                                                       {"train.eval_interval", "4"},
                                                       {"train.eval_batches", "1"},
                                                       {"checkpoint.interval", "2"},
+                                                      {"checkpoint.async_save", async_save ? "true" : "false"},
                                                       {"log.level", "error"}}));
   };
   static int left = 0;
   fault_hook = [](const char* point) {
     if (std::string_view(point) == "step" && --left == 0) throw Stop();
+    // In the background the next steps, and what they write, come before the save's end.
+    if (std::string_view(point) == "save: folder made") std::this_thread::sleep_for(std::chrono::milliseconds(5));
   };
   DiskRecord record(saves.root.path());
   left = 6;  // after the checkpoints of steps 2 and 4, with metrics beyond them
@@ -199,7 +206,7 @@ TEST_CASE("power cuts in a whole run, and in one that goes on", "[crash]") {
   saves.steps = {2, 4, 6, 8};
   saves.metrics = slurp(saves.run / "metrics.jsonl");
   REQUIRE(record.points_before(record.calls().size(), "save: parent synced") == 4);
-  CHECK(first_fault(record, 2 * wanted_states() / 5, saves.check(record)) == "");
+  CHECK(first_fault(record, states, saves.check(record)) == "");
 
   // The checker sees what it is for: a program without these syncs is found out.
   for (const bool of_folders : {false, true}) {
@@ -208,6 +215,10 @@ TEST_CASE("power cuts in a whole run, and in one that goes on", "[crash]") {
     CHECK(first_fault(without, wanted_states(), saves.check(without)) != "");
   }
 }
+
+TEST_CASE("power cuts in a whole run, and in one that goes on", "[crash]") { cut_a_run(false, wanted_states() / 5); }
+
+TEST_CASE("power cuts in a run that saves in the background", "[crash]") { cut_a_run(true, wanted_states() / 5); }
 
 TEST_CASE("power cuts in a file written whole and in appended lines", "[crash]") {
   const Quiet quiet;
@@ -221,7 +232,7 @@ TEST_CASE("power cuts in a file written whole and in appended lines", "[crash]")
     Metrics metrics(root.path(), 0);
     sync_folder(root.path());
     for (int i = 1; i < 6; ++i) {
-      metrics.add_validation(i, i);
+      metrics.add_validation(i, {{"val_loss", i}});
       if (i % 2 == 0) continue;
       lengths.push_back(metrics.sync());
       fault_point("test: synced");

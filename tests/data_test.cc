@@ -4,6 +4,8 @@
 #include <set>
 
 #include "data/loader.h"
+#include "data/sampler.h"
+#include "data/token_data.h"
 #include "tests/catch.h"
 #include "tests/process.h"
 
@@ -115,16 +117,16 @@ TEST_CASE("an epoch has every window once, and epochs differ", "[data]") {
 TEST_CASE("batches depend on the step alone, not on workers or where loading began", "[data]") {
   const TempFolder f;
   write_file(f / "train.bin", packed(counting(2000)));
-  const TokenFile tokens(f.path(), "train", std::nullopt);
-  const Loader::Shape shape{3, 8, 1000};
+  const TokenData tokens(f.path());
+  const BatchSizes shape{3, 8, 1000};
   const auto batch = [&](int64_t workers, int64_t first, int64_t n) {
     DataConfig c;
     c.workers = workers, c.prefetch = 2;
     Loader loader(tokens, shape, 7, first, c, at::kCPU);
     Batch b;
     for (int64_t i = first; i <= n; ++i) b = loader.next();
-    CHECK((b.targets_BT - b.ids_BT).remainder(1000).eq(1).all().item<bool>());  // targets are one token on
-    return b.ids_BT.clone();
+    CHECK((b.targets - b.inputs).remainder(1000).eq(1).all().item<bool>());  // targets are one token on
+    return b.inputs.clone();
   };
   const at::Tensor wanted = batch(0, 0, 11);
   CHECK(batch(1, 0, 11).equal(wanted));
@@ -136,7 +138,7 @@ TEST_CASE("batches depend on the step alone, not on workers or where loading beg
 TEST_CASE("a worker's error reaches the training thread", "[data]") {
   const TempFolder f;
   write_file(f / "train.bin", packed(counting(2000)));
-  const TokenFile tokens(f.path(), "train", std::nullopt);
+  const TokenData tokens(f.path());
   Loader loader(tokens, {3, 8, 10}, 7, 0, {}, at::kCPU);
   CHECK_THAT(error_of([&] { loader.next(); }), ContainsSubstring("beyond the vocabulary of 10"));
 }
@@ -144,18 +146,18 @@ TEST_CASE("a worker's error reaches the training thread", "[data]") {
 TEST_CASE("evaluation scores every target once, the short last window too", "[data]") {
   const TempFolder f;
   write_file(f / "val.bin", packed(counting(100)));
-  const TokenFile tokens(f.path(), "val", std::nullopt);
-  EvalWindows windows(tokens, {4, 16, 1000}, 0, at::kCPU);
+  const TokenData tokens(f.path());
+  const auto windows = tokens.evaluation({4, 16, 1000}, 0, at::kCPU);
   std::vector<int64_t> seen;
-  for (Batch b; windows.next(b);) {
-    const at::Tensor t = b.targets_BT.contiguous();
+  for (Batch b; windows->next(b);) {
+    const at::Tensor t = b.targets.contiguous();
     seen.insert(seen.end(), t.const_data_ptr<int64_t>(), t.const_data_ptr<int64_t>() + t.numel());
   }
   REQUIRE(seen.size() == 99);
   for (size_t i = 0; i < 99; ++i) CHECK(seen[i] == static_cast<int64_t>(i) + 1);
-  EvalWindows two(tokens, {1, 16, 1000}, 2, at::kCPU);
+  const auto two = tokens.evaluation({1, 16, 1000}, 2, at::kCPU);
   int64_t scored = 0;
-  for (Batch b; two.next(b);) scored += b.targets_BT.numel();
+  for (Batch b; two->next(b);) scored += b.targets.numel();
   CHECK(scored == 32);
 }
 

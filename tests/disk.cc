@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "tests/process.h"
 
@@ -15,8 +16,10 @@ using Kind = DiskCall::Kind;
 DiskRecord* recorder = nullptr;
 FileCalls system_calls;
 FaultHook hook_before = nullptr;
+std::mutex one_at_a_time;
 
 int on_open(const char* path, int flags, mode_t mode) {
+  const std::lock_guard lock(one_at_a_time);
   const int before = recorder->find(path);
   const int fd = system_calls.open(path, flags, mode);
   if (fd < 0) return fd;
@@ -37,6 +40,7 @@ int on_open(const char* path, int flags, mode_t mode) {
 }
 
 ssize_t on_write(int fd, const void* data, size_t bytes) {
+  const std::lock_guard lock(one_at_a_time);
   const ssize_t n = system_calls.write(fd, data, bytes);
   const auto found = recorder->open_files.find(fd);
   if (n <= 0 || found == recorder->open_files.end()) return n;
@@ -51,6 +55,7 @@ ssize_t on_write(int fd, const void* data, size_t bytes) {
 }
 
 int on_fsync(int fd) {
+  const std::lock_guard lock(one_at_a_time);
   const int status = system_calls.fsync(fd);
   const auto found = recorder->open_files.find(fd);
   if (status == 0 && found != recorder->open_files.end())
@@ -59,11 +64,13 @@ int on_fsync(int fd) {
 }
 
 int on_close(int fd) {
+  const std::lock_guard lock(one_at_a_time);
   recorder->open_files.erase(fd);
   return system_calls.close(fd);
 }
 
 int on_ftruncate(int fd, off_t length) {
+  const std::lock_guard lock(one_at_a_time);
   const int status = system_calls.ftruncate(fd, length);
   const auto found = recorder->open_files.find(fd);
   if (status == 0 && found != recorder->open_files.end()) {
@@ -74,6 +81,7 @@ int on_ftruncate(int fd, off_t length) {
 }
 
 int on_rename(const char* from, const char* to) {
+  const std::lock_guard lock(one_at_a_time);
   const int status = system_calls.rename(from, to);
   const auto [folder, name] = recorder->place(from);
   const auto [to_folder, to_name] = recorder->place(to);
@@ -88,6 +96,7 @@ int on_rename(const char* from, const char* to) {
 }
 
 int on_mkdir(const char* path, mode_t mode) {
+  const std::lock_guard lock(one_at_a_time);
   const int status = system_calls.mkdir(path, mode);
   const auto [folder, name] = recorder->place(path);
   if (status != 0 || folder < 0) return status;
@@ -97,7 +106,9 @@ int on_mkdir(const char* path, mode_t mode) {
   return status;
 }
 
-int removed(int status, const char* path) {
+int remove(int (*call)(const char*), const char* path) {
+  const std::lock_guard lock(one_at_a_time);
+  const int status = call(path);
   const auto [folder, name] = recorder->place(path);
   if (status != 0 || folder < 0) return status;
   auto& names = recorder->nodes[static_cast<size_t>(folder)].now;
@@ -105,11 +116,14 @@ int removed(int status, const char* path) {
   names.erase(name);
   return status;
 }
-int on_unlink(const char* path) { return removed(system_calls.unlink(path), path); }
-int on_rmdir(const char* path) { return removed(system_calls.rmdir(path), path); }
+int on_unlink(const char* path) { return remove(system_calls.unlink, path); }
+int on_rmdir(const char* path) { return remove(system_calls.rmdir, path); }
 
 void on_point(const char* point) {
-  recorder->points_.emplace_back(recorder->calls_.size(), point);
+  {
+    const std::lock_guard lock(one_at_a_time);
+    recorder->points_.emplace_back(recorder->calls_.size(), point);
+  }
   if (hook_before != nullptr) hook_before(point);
 }
 

@@ -23,8 +23,9 @@ struct DiskCall {
   std::string data;
 };
 
-/// Records the calls on what is under a folder, from construction to stop(), while they are carried out. One at a time,
-/// and for one thread. What is in the folder at the beginning counts as durable.
+/// Records the calls on what is under a folder, from construction to stop(), while they are carried out, one after
+/// another also where threads make them. One record at a time. What is in the folder at the beginning counts as
+/// durable.
 class DiskRecord {
  public:
   explicit DiskRecord(const fs::path& folder);

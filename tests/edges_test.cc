@@ -11,9 +11,9 @@
 #include "core/kernels/update_math.h"
 #include "core/mode.h"
 #include "core/rng.h"
-#include "nn/gpt.h"
 #include "optim/optimizer.h"
 #include "tests/catch.h"
+#include "tests/gpt.h"
 
 namespace {
 
@@ -119,9 +119,9 @@ TEST_CASE("working copies round ties to even", "[edges]") {
 }
 
 TEST_CASE("fp8 leaves out as many blocks at both ends as asked", "[edges]") {
-  ModelConfig c;
+  GPTConfig c;
   c.n_layer = 4, c.n_head = 2, c.n_embd = 16, c.block_size = 8, c.vocab_size = 11;
-  GPT model = make_gpt(c, 1);
+  GPT model = test::make_gpt(c, 1);
   const auto params = parameters(model);
   AmpConfig amp;
   amp.dtype = "fp8", amp.fp8_edge_blocks = 1;

@@ -11,9 +11,9 @@
 #include "core/dtype.h"
 #include "core/kernels/gemm.h"
 #include "core/mode.h"
-#include "nn/gpt.h"
 #include "nn/module.h"
 #include "tests/catch.h"
+#include "tests/gpt.h"
 
 namespace {
 
@@ -23,7 +23,7 @@ TEST_CASE("a parameter's gradient is complete before anything earlier in the gra
   std::vector<std::string> order;
   const auto parameter = [&](const std::string& name) {
     const Variable p = Variable::parameter(torch::ones({1}, at::kDouble));
-    p.leaf().after_accumulate.push_back([&order, name](Leaf&) { order.push_back(name); });
+    p.register_post_accumulate_grad_hook([&order, name](Leaf&) { order.push_back(name); });
     return p;
   };
   // Parameters are made before every node, so by age alone they would come last.
@@ -227,18 +227,18 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine]")
 
 TEST_CASE("a GPT's step costs what the formula says", "[engine]") {
   for (const bool tie : {true, false}) {
-    ModelConfig m;
+    GPTConfig m;
     m.n_layer = 2, m.n_head = 4, m.n_embd = 96, m.block_size = 32, m.vocab_size = 300, m.tie_weights = tie;
     m.bias = false;  // the formula counts all parameters; biases take part in no product
-    GPT model = make_gpt(m, 1);
+    GPT model = test::make_gpt(m, 1);
     const at::Tensor ids = torch::arange(2 * 32, at::kLong).view({2, 32});
     for (const bool kernels : {true, false}) {
       use_kernels(kernels);
       FlopCount count;
       const CountFlops scope(count);
-      backward(model.loss(ids, ids.roll(1, 1)));
+      backward(head_loss(model, ids, ids.roll(1, 1)));
       INFO((kernels ? "Lathe's" : "ATen's") << " kernels" << (tie ? ", tied" : ""));
-      CHECK(count.matmul() / 64 == Approx(flops_per_token(m)).epsilon(0.01));
+      CHECK(count.matmul() / 64 == Approx(model.flops_per_unit()).epsilon(0.01));
       CHECK(count.backward.matmul == Approx(2 * count.forward.matmul).epsilon(1e-12));
     }
     use_kernels(true);

@@ -6,6 +6,8 @@
 
 #include "core/io/checksum.h"
 #include "data/loader.h"
+#include "data/sampler.h"
+#include "data/token_data.h"
 #include "tests/catch.h"
 #include "tests/process.h"
 
@@ -23,15 +25,15 @@ std::string counting(int n) {
 TEST_CASE("an epoch's batches hold every window once", "[feed]") {
   const TempFolder f;
   write_file(f / "train.bin", counting(1000));
-  const TokenFile tokens(f.path(), "train", std::nullopt);
+  const TokenData tokens(f.path());
   const WindowSampler sampler(1000, 8, 7);
   Loader loader(tokens, {3, 8, 1000}, 7, 0, {}, at::kCPU);
   std::set<int64_t> first;
   for (int64_t n = 0; n + 3 <= sampler.windows_per_epoch(); n += 3) {
     const Batch b = loader.next();
     for (int64_t row = 0; row < 3; ++row) {
-      CHECK(b.ids_BT[row][0].item<int64_t>() == sampler.start_of(n + row));
-      CHECK(first.insert(b.ids_BT[row][0].item<int64_t>()).second);
+      CHECK(b.inputs[row][0].item<int64_t>() == sampler.start_of(n + row));
+      CHECK(first.insert(b.inputs[row][0].item<int64_t>()).second);
     }
   }
   CHECK(first.size() == static_cast<size_t>(sampler.windows_per_epoch() / 3 * 3));
@@ -40,18 +42,18 @@ TEST_CASE("an epoch's batches hold every window once", "[feed]") {
 TEST_CASE("a batch stays as it is until the next is asked for, and a graph of an older one notices", "[feed]") {
   const TempFolder f;
   write_file(f / "train.bin", counting(1000));
-  const TokenFile tokens(f.path(), "train", std::nullopt);
+  const TokenData tokens(f.path());
   DataConfig c;
   c.workers = 2, c.prefetch = 1;
   Loader loader(tokens, {3, 8, 1000}, 7, 0, c, at::kCPU);
   for (int i = 0; i < 3; ++i) {
     const Batch b = loader.next();
-    const at::Tensor now = b.ids_BT.clone();
+    const at::Tensor now = b.inputs.clone();
     std::this_thread::sleep_for(std::chrono::milliseconds(20));  // workers fill what they may
-    CHECK(b.ids_BT.equal(now));
-    const auto version = b.ids_BT._version();
+    CHECK(b.inputs.equal(now));
+    const auto version = b.inputs._version();
     for (int64_t n = 0; n <= c.prefetch; ++n) loader.next();  // once around the ring
-    CHECK(b.ids_BT._version() > version);
+    CHECK(b.inputs._version() > version);
   }
 }
 
@@ -73,10 +75,10 @@ TEST_CASE("epochs differ in their order, and in where their windows begin", "[fe
 TEST_CASE("an evaluation's limit counts batches, not rows", "[feed]") {
   const TempFolder f;
   write_file(f / "val.bin", counting(1000));
-  const TokenFile tokens(f.path(), "val", std::nullopt);
-  EvalWindows two(tokens, {3, 16, 1000}, 2, at::kCPU);
+  const TokenData tokens(f.path());
+  const auto two = tokens.evaluation({3, 16, 1000}, 2, at::kCPU);
   int64_t scored = 0;
-  for (Batch b; two.next(b);) scored += b.targets_BT.numel();
+  for (Batch b; two->next(b);) scored += b.targets.numel();
   CHECK(scored == 2 * 3 * 16);
 }
 
@@ -90,7 +92,7 @@ TEST_CASE("shards of one length and other contents are told apart; the vocabular
   other[20] = 9;
   CHECK(print(counting(50)) == print(counting(50)));
   CHECK(print(other) != print(counting(50)));
-  const TokenFile tokens(f.path(), "train", std::nullopt);
+  const TokenData tokens(f.path());
   CHECK_THAT(error_of([&] { tokens.check_ids(49); }), ContainsSubstring("token 49 is 49, beyond the vocabulary of 49"));
   CHECK(error_of([&] { tokens.check_ids(50); }).empty());
 }
@@ -98,8 +100,8 @@ TEST_CASE("shards of one length and other contents are told apart; the vocabular
 TEST_CASE("over epochs, stops and any number of workers, the windows are those of one go", "[feed]") {
   const TempFolder f;
   write_file(f / "train.bin", counting(500));
-  const TokenFile tokens(f.path(), "train", std::nullopt);
-  const Loader::Shape shape{3, 8, 1000};
+  const TokenData tokens(f.path());
+  const BatchSizes shape{3, 8, 1000};
   const WindowSampler sampler(500, 8, 7);
   const int64_t batches = (3 * sampler.windows_per_epoch() + 2) / 3;
   std::multiset<int64_t> wanted;
@@ -118,7 +120,7 @@ TEST_CASE("over epochs, stops and any number of workers, the windows are those o
       c.workers = workers, c.prefetch = 1 + random(5);
       Loader loader(tokens, shape, 7, at, c, at::kCPU);
       for (; at < stop; ++at) {
-        const at::Tensor first = loader.next().ids_BT.select(1, 0).contiguous();
+        const at::Tensor first = loader.next().inputs.select(1, 0).contiguous();
         seen.insert(first.const_data_ptr<int64_t>(), first.const_data_ptr<int64_t>() + 3);
       }
     }

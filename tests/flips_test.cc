@@ -6,12 +6,12 @@
 #include "core/io/json.h"
 #include "core/io/log.h"
 #include "core/io/safetensors.h"
+#include "data/prepare.h"
 #include "data/tokens.h"
 #include "tests/catch.h"
 #include "tests/process.h"
 #include "tests/small.h"
-#include "train/checkpoint.h"
-#include "train/prepare.h"
+#include "train/store/checkpoint.h"
 
 namespace {
 

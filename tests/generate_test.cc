@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "tests/catch.h"
-#include "train/generate.h"
+#include "train/tasks/generate.h"
 
 namespace {
 

@@ -9,8 +9,8 @@
 #include "data/tokens.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/checkpoint.h"
-#include "train/metrics.h"
+#include "train/store/checkpoint.h"
+#include "train/store/metrics.h"
 
 namespace {
 
@@ -272,12 +272,12 @@ TEST_CASE("lines of metrics keep their names and order", "[golden]") {
   {
     Metrics metrics(f.path(), 0);
     StepMetrics m;
-    m.step = 7, m.updates = 5, m.loss = 2.5, m.lr = 0.001, m.grad_norm = HUGE_VAL, m.tokens = 900;
-    m.tokens_per_sec = 10.5, m.step_ms = 3, m.data_wait_ms = 0.5, m.memory_bytes = 77, m.loss_scale = 512;
+    m.step = 7, m.updates = 5, m.loss = 2.5, m.lr = 0.001, m.grad_norm = HUGE_VAL, m.units = 900;
+    m.units_per_sec = 10.5, m.step_ms = 3, m.data_wait_ms = 0.5, m.memory_bytes = 77, m.loss_scale = 512;
     metrics.add(m);
     m.skipped = 3, m.updates_lost = 0.25, m.mfu = 0.5;
     metrics.add(m);
-    metrics.add_validation(7, std::nan(""));
+    metrics.add_validation(7, {{"val_loss", std::nan("")}});
   }
   std::istringstream lines(slurp(f / "metrics.jsonl"));
   std::string first, second, third;
@@ -289,7 +289,7 @@ TEST_CASE("lines of metrics keep their names and order", "[golden]") {
   // A file of old lines is gone on with: what a checkpoint covers stays, the rest is cut.
   const std::string old = step + "1.0}\n" + val + "1.0}\n";
   write_file(f / "metrics.jsonl", old + "half a li");
-  { Metrics(f.path(), old.size()).add_validation(8, 1); }
+  { Metrics(f.path(), old.size()).add_validation(8, {{"val_loss", 1}}); }
   CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith(old + R"({"step":8,"val_loss":1.0,"time":)"));
 }
 

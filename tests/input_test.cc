@@ -9,11 +9,13 @@
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
 #include "data/loader.h"
+#include "data/sampler.h"
+#include "data/token_data.h"
 #include "optim/schedule.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/checkpoint.h"
-#include "train/run_config.h"
+#include "train/config/run_config.h"
+#include "train/store/checkpoint.h"
 
 namespace {
 
@@ -50,7 +52,7 @@ TEST_CASE("numbers of a data manifest are held to their ranges", "[input]") {
   };
   write_file(f / "manifest.json", manifest_json().dump());
   CHECK(read_manifest(f.path())->vocab_size == 256);
-  CHECK(run_schema().find("model.vocab_size")->rule.max == static_cast<double>(max_vocab_size));
+  CHECK(RunConfig::schema("gpt").find("model.vocab_size")->rule.max == static_cast<double>(max_vocab_size));
   const std::vector<Json> wrong{
       -1, 0, 10'000'001, int64_t{1} << 32, most, std::numeric_limits<uint64_t>::max(), 2.5, 1e30, true, "300", Json()};
   for (const Json& value : wrong) {
@@ -82,7 +84,7 @@ TEST_CASE("numbers of a data manifest are held to their ranges", "[input]") {
   for (const std::string& name : {std::string("a/b"), std::string(), std::string("a\0b", 3)}) {
     m = manifest_json();
     m["val"][0]["file"] = name;
-    refused(m, "a shard with a bad name");
+    refused(m, "a file with a bad name");
   }
   m = manifest_json();
   m["train"] = Json(m["train"][0]);
@@ -202,7 +204,9 @@ TEST_CASE("TOML of any depth is refused, and text with dots is not", "[input]") 
   CHECK_THAT(problem("[t]\n\xC3\xA9 = 1\n"), ContainsSubstring("c.toml:2:1"));
   // An unknown key of any length is one sentence, at once.
   RunConfig config;
-  CHECK_THAT(error_of([&] { run_schema().set(&config, "train." + times("x", 1'000'000), int64_t{1}, "c.toml:1:1"); }),
+  CHECK_THAT(error_of([&] {
+               RunConfig::schema("gpt").set(&config, "train." + times("x", 1'000'000), int64_t{1}, "c.toml:1:1");
+             }),
              ContainsSubstring("there is no key"));
 }
 
@@ -283,11 +287,11 @@ TEST_CASE("sums and products of config values stay within their types", "[input]
   std::string ids;
   for (int i = 0; i < 100; ++i) ids += {static_cast<char>(i), '\0'};
   write_file(f / "val.bin", ids);
-  const TokenFile tokens(f.path(), "val", std::nullopt);
+  const TokenData tokens(f.path());
   for (const int64_t batches : {int64_t{0}, int64_t{200'000'000'000'000'000}, most}) {
-    EvalWindows windows(tokens, {12, 16, 1000}, batches, at::kCPU);
+    const auto windows = tokens.evaluation({12, 16, 1000}, batches, at::kCPU);
     int64_t scored = 0;
-    for (Batch b; windows.next(b);) scored += b.targets_BT.numel();
+    for (Batch b; windows->next(b);) scored += b.targets.numel();
     CHECK(scored == 99);
   }
 }
@@ -295,7 +299,7 @@ TEST_CASE("sums and products of config values stay within their types", "[input]
 TEST_CASE("a worker that can't be started is one sentence, and those before it end", "[input]") {
   const TempFolder f;
   write_file(f / "train.bin", std::string(4000, '\1'));
-  const TokenFile tokens(f.path(), "train", std::nullopt);
+  const TokenData tokens(f.path());
   DataConfig config;
   config.workers = 64;
   rlimit before{};

@@ -9,8 +9,8 @@
 #include "core/kernels/isa.h"
 #include "core/memory.h"
 #include "core/mode.h"
-#include "nn/gpt.h"
 #include "tests/catch.h"
+#include "tests/gpt.h"
 #include "tests/op_case.h"
 #include "tests/process.h"
 #include "tests/vector_sets.h"
@@ -95,7 +95,7 @@ struct Outcome {
 
 /// Loss and gradients of a small GPT after two micro-batches.
 Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
-  ModelConfig c;
+  GPTConfig c;
   c.n_layer = 2, c.n_head = 3, c.n_embd = 96, c.block_size = 80, c.vocab_size = 131, c.tie_weights = tie;
   GPT model = make_gpt(c, 5);
   Outcome o;
@@ -105,7 +105,7 @@ Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
     Variable loss;
     {
       const Autocast autocast(Compute{compute, true});
-      loss = model.loss(ids, ids.roll(1, 1), 480);
+      loss = head_loss(model, ids, ids.roll(1, 1), 480);
     }
     if (hook) loss.register_hook([](const at::Tensor&) { return at::Tensor(); });
     for (const auto& p : parameters(model)) {

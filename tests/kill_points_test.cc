@@ -4,7 +4,7 @@
 #include "core/io/safetensors.h"
 #include "tests/catch.h"
 #include "tests/trials.h"
-#include "train/checkpoint.h"
+#include "train/store/checkpoint.h"
 
 namespace {
 

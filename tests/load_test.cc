@@ -6,7 +6,7 @@
 #include "core/quantised.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/checkpoint.h"
+#include "train/store/checkpoint.h"
 
 namespace {
 
@@ -122,9 +122,9 @@ TEST_CASE("adapters: trained on a frozen model, saved alone, loaded, resumed, me
     std::vector<std::string> args{"train",
                                   "tiny.toml",
                                   "--train.out_dir=" + out,
-                                  "--model.lora=4",
-                                  "--model.lora_base=base",
-                                  "--model.lora_dtype=" + dtype,
+                                  "--adapters.rank=4",
+                                  "--adapters.base=base",
+                                  "--adapters.dtype=" + dtype,
                                   "--optim.lr=0.01",
                                   "--model.dropout=0",
                                   "--train.eval_batches=0",
@@ -163,7 +163,7 @@ TEST_CASE("adapters: trained on a frozen model, saved alone, loaded, resumed, me
   CHECK(lathe_in(f, {"merge", "fp32", "--out", "fp32-merged"}).code == 2);
   CHECK_THAT(lathe_in(f, {"merge", "base", "--out", "x"}).err, ContainsSubstring("has no adapters"));
   CHECK_THAT(lathe_in(f, command("more", "fp32", {"--model.n_layer=3"})).err,
-             ContainsSubstring("command line: model.n_layer = 3, but model.lora_base has 2"));
+             ContainsSubstring("command line: model.n_layer = 3, but adapters.base has 2"));
   std::string other = sample_text(20000);
   std::replace(other.begin(), other.end(), 'a', 'A');
   write_file(f / "other.txt", other);

@@ -6,7 +6,7 @@
 #include "core/memory.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/stepper.h"
+#include "train/run/stepper.h"
 
 namespace {
 
@@ -63,8 +63,8 @@ TEST_CASE("steps 3 to the end: high-water mark and blocks constant, RSS grows by
     keys.insert(keys.end(), {{"data.workers", "0"}, {"data.dir", (f / "data").string()}, {"train.threads", "2"}});
     LoadedConfig loaded = load_config((test::source_folder() / "configs/shakespeare_char_cpu.toml").string(), keys);
     const RunData data = RunData::open(loaded);
-    Session session = Session::make(loaded);
-    Loader loader(data.train, session.batch_shape(), 1, 0, session.config.data, session.device);
+    Session session = Session::make(loaded, *data.task, data.sizes);
+    Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data, session.device);
     reset_memory_peaks();
     for (int64_t step = 0; step < 3; ++step) run_step(session, loader, step);
     const MemoryStats before = memory_stats();

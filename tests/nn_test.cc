@@ -4,18 +4,18 @@
 
 #include "amp/amp.h"
 #include "autograd/engine.h"
-#include "nn/gpt.h"
 #include "nn/init.h"
 #include "tests/catch.h"
-#include "train/plan.h"
-#include "train/session.h"
+#include "tests/gpt.h"
+#include "train/run/session.h"
+#include "train/verbs/plan.h"
 
 namespace {
 
 using namespace lathe;
 
-ModelConfig tiny(bool bias = true, bool tie = true) {
-  ModelConfig c;
+GPTConfig tiny(bool bias = true, bool tie = true) {
+  GPTConfig c;
   c.n_layer = 2, c.n_head = 2, c.n_embd = 8, c.block_size = 6, c.vocab_size = 11, c.bias = bias, c.tie_weights = tie;
   return c;
 }
@@ -27,7 +27,7 @@ at::Tensor ids(at::IntArrayRef shape, int64_t vocab, int64_t salt) {
 }
 
 /// The same model in LibTorch's functions, with weights by path.
-at::Tensor reference_loss(const ModelConfig& c, std::map<std::string, at::Tensor>& w, const at::Tensor& x_BT,
+at::Tensor reference_loss(const GPTConfig& c, std::map<std::string, at::Tensor>& w, const at::Tensor& x_BT,
                           const at::Tensor& y_BT) {
   const auto get = [&](const std::string& name) { return w.contains(name) ? w.at(name) : at::Tensor(); };
   const auto lin = [&](const at::Tensor& x, const std::string& name) {
@@ -54,8 +54,8 @@ at::Tensor reference_loss(const ModelConfig& c, std::map<std::string, at::Tensor
 TEST_CASE("the GPT's loss and gradients are LibTorch's to 1e-10", "[nn]") {
   for (const bool bias : {true, false}) {
     for (const bool tie : {true, false}) {
-      const ModelConfig c = tiny(bias, tie);
-      GPT model = make_gpt(c, 3);
+      const GPTConfig c = tiny(bias, tie);
+      GPT model = test::make_gpt(c, 3);
       move_to(model, at::kCPU, at::kDouble);
       auto params = parameters(model);
       std::map<std::string, at::Tensor> w;
@@ -64,7 +64,7 @@ TEST_CASE("the GPT's loss and gradients are LibTorch's to 1e-10", "[nn]") {
         w[p.path] = p.parameter.data().clone().requires_grad_();
       }
       const at::Tensor x = ids({3, 5}, c.vocab_size, 1), y = ids({3, 5}, c.vocab_size, 2);
-      const Variable loss = model.loss(x, y);
+      const Variable loss = head_loss(model, x, y);
       backward(loss);
       const at::Tensor wanted = reference_loss(c, w, x, y);
       wanted.backward();
@@ -81,9 +81,9 @@ TEST_CASE("the GPT's loss and gradients are LibTorch's to 1e-10", "[nn]") {
 }
 
 TEST_CASE("the GPT learns one batch by heart", "[nn]") {
-  ModelConfig c = tiny();
+  GPTConfig c = tiny();
   c.n_embd = 32;
-  GPT model = make_gpt(c, 1);
+  GPT model = test::make_gpt(c, 1);
   OptimConfig oc;
   oc.weight_decay = 0;
   const auto params = parameters(model);
@@ -93,7 +93,7 @@ TEST_CASE("the GPT learns one batch by heart", "[nn]") {
   double loss = 0;
   for (int step = 0; step < 300; ++step) {
     zero_grad(model);
-    const Variable l = model.loss(x, y);
+    const Variable l = head_loss(model, x, y);
     loss = l.item();
     backward(l);
     optimizer.step(1e-2);
@@ -103,15 +103,15 @@ TEST_CASE("the GPT learns one batch by heart", "[nn]") {
 
 /// Gradients of a step of four sequences of six tokens, cut into `parts` micro-batches.
 std::vector<at::Tensor> accumulated(at::ScalarType dtype, const at::Tensor& x, const at::Tensor& y, int64_t parts) {
-  ModelConfig c = tiny();
+  GPTConfig c = tiny();
   c.dropout = 0.2;
-  GPT model = make_gpt(c, 5);
+  GPT model = test::make_gpt(c, 5);
   move_to(model, at::kCPU, dtype);
   const double counted = y.ne(-100).sum().item<double>();
   const int64_t rows = x.size(0) / parts;
   for (int64_t i = 0; i < parts; ++i) {
-    run_micro_batch(model, {x.slice(0, i * rows, (i + 1) * rows), y.slice(0, i * rows, (i + 1) * rows)}, counted,
-                    at::kFloat, {.seed = 9, .step = 4, .first_sample = i * rows});
+    test::run_micro_batch(model, {x.slice(0, i * rows, (i + 1) * rows), y.slice(0, i * rows, (i + 1) * rows)}, counted,
+                          at::kFloat, {.seed = 9, .step = 4, .first_sample = i * rows});
   }
   std::vector<at::Tensor> grads;
   for (const auto& p : parameters(model)) grads.push_back(p.parameter.grad());
@@ -131,27 +131,27 @@ TEST_CASE("four micro-batches are one batch, with ignored tokens and dropout", "
     }
   }
   // The control: a dropout mask that does not know its place in the global batch gives other gradients.
-  ModelConfig c = tiny();
+  GPTConfig c = tiny();
   c.dropout = 0.2;
-  GPT model = make_gpt(c, 5);
+  GPT model = test::make_gpt(c, 5);
   move_to(model, at::kCPU, at::kDouble);
   for (int64_t i = 0; i < 4; ++i) {
-    run_micro_batch(model, {x.slice(0, i, i + 1), y.slice(0, i, i + 1)}, 16, at::kFloat,
-                    {.seed = 9, .step = 4, .first_sample = 0});
+    test::run_micro_batch(model, {x.slice(0, i, i + 1), y.slice(0, i, i + 1)}, 16, at::kFloat,
+                          {.seed = 9, .step = 4, .first_sample = 0});
   }
   const auto one = accumulated(at::kDouble, x, y, 1);
   CHECK((parameters(model)[0].parameter.grad() - one[0]).abs().max().item<double>() > 1e-4);
 }
 
 TEST_CASE("under bf16 matmuls read the working copy and everything else stays wide", "[nn]") {
-  const ModelConfig c = tiny();
-  GPT model = make_gpt(c, 3);
+  const GPTConfig c = tiny();
+  GPT model = test::make_gpt(c, 3);
   auto params = parameters(model);
   make_working_copies(params, at::kBFloat16, true, /*low_grad=*/true);
   const at::Tensor x = ids({3, 5}, c.vocab_size, 1), y = ids({3, 5}, c.vocab_size, 2);
   const auto loss_in = [&](at::ScalarType dtype) {
     const Autocast autocast(dtype);
-    return model.loss(x, y);
+    return head_loss(model, x, y);
   };
   const Variable wide = loss_in(at::kFloat), low = loss_in(at::kBFloat16);
   CHECK(low.dtype() == at::kFloat);
@@ -187,11 +187,12 @@ TEST_CASE("under bf16 matmuls read the working copy and everything else stays wi
 TEST_CASE("counted matmul FLOPs are the 6N formula's", "[nn]") {
   LoadedConfig loaded;
   RunConfig& c = loaded.config;
-  c.model = tiny();
-  c.model.n_embd = 256, c.model.block_size = 32, c.model.vocab_size = 100;
+  GPTConfig& own = *static_cast<GPTConfig*>(c.model.own.data());
+  own = tiny();
+  own.n_embd = 256, own.block_size = 32, own.vocab_size = 100;
   c.train.batch_size = 2;
   c.train.device = "cpu";
-  const double formula = flops_per_token(c.model) * 2 * 32;
+  const double formula = GPT(own).flops_per_unit() * 2 * 32;
   // N of the formula has norms and biases, which multiply nothing: 13 C of 12 C^2 a block.
   CHECK(count_flops(loaded).matmul() == Approx(formula).epsilon(0.01));
 }
@@ -211,20 +212,11 @@ TEST_CASE("a frozen factor costs no product in backward", "[nn]") {
   CHECK(backward_of(false, true) == 1);
 }
 
-TEST_CASE("parameter_count is what the model has", "[nn]") {
-  for (const bool bias : {true, false}) {
-    for (const bool tie : {true, false}) {
-      GPT model(tiny(bias, tie));
-      CHECK(count(parameters(model)) == parameter_count(tiny(bias, tie)));
-    }
-  }
-}
-
 TEST_CASE("initial values have the spread that their scheme promises", "[nn]") {
   const auto spread = [](const char* init, const char* path) {
-    ModelConfig c = tiny();
+    GPTConfig c = tiny();
     c.n_embd = 128, c.vocab_size = 500, c.init = init;
-    GPT model = make_gpt(c, 1);
+    GPT model = test::make_gpt(c, 1);
     for (const auto& p : parameters(model)) {
       if (p.path == path) return p.parameter.data().to(at::kDouble).std().item<double>();
     }

@@ -253,6 +253,37 @@ std::vector<OpCase> make_table() {
            [](T x) {
              return torch::slice_scatter(torch::zeros({2, 8}, x[0].options()), x[0], 1, 1, 7, 2);
            }});
+  add_row(
+      {"select", "negative", {image}, [](V v) { return select(v[0], 1, -1); }, [](T x) { return x[0].select(1, -1); }});
+  add_row({"index",
+           "places, some twice",
+           {{{4, 3}}},
+           [](V v) {
+             return v[0][longs({3, 0, 3, -2}, {2, 2})];
+           },
+           [](T x) {
+             return x[0].index({longs({3, 0, 3, -2}, {2, 2})});
+           }});
+  add_row({"index",
+           "places of two dims around a whole one",
+           {image},
+           [](V v) {
+             return v[0].index({longs({1, 0, 1}, {3}), Slice{}, longs({2, 3, 2}, {3})});
+           },
+           [](T x) {
+             return x[0].index({longs({1, 0, 1}, {3}), torch::indexing::Slice(), longs({2, 3, 2}, {3})});
+           }});
+  add_row(
+      {"index", "a mask", {a}, [](V v) { return v[0][v[0] > 0] * 3; }, [](T x) { return x[0].index({x[0] > 0}) * 3; }});
+  add_row({"index_backward",
+           "",
+           {{{2, 2, 3}}},
+           [](V v) {
+             return index_backward(v[0], {longs({3, 0, 3, -2}, {2, 2})}, {4, 3});
+           },
+           [](T x) {
+             return torch::index_put(torch::zeros({4, 3}, x[0].options()), {longs({3, 0, 3, -2}, {2, 2})}, x[0], true);
+           }});
   add_row({"cat",
            "three",
            {{{2, 1}}, {{2, 3}}, {{2, 2}}},
@@ -486,6 +517,7 @@ std::vector<OpCase> make_table() {
              return torch::cross_entropy_loss(torch::linear(x[0], x[1]), longs({3, 0, -100, 69, 3, 12, -100}, {7}));
            }})
       .second = false;
+  for (OpCase& row : image_and_cell_rows()) t.push_back(std::move(row));
   return t;
 }
 

@@ -210,4 +210,43 @@ TEST_CASE("schedules are their formulas", "[optim]") {
   CHECK(learning_rate(c, 1, 0, 1) == 1);
 }
 
+TEST_CASE("groups of one's own have a learning rate and a weight decay, and the first that chooses wins", "[optim]") {
+  const auto make = [] {
+    std::vector<NamedParameter> p;
+    for (const char* path : {"head.weight", "head.bias", "body.weight", "body.bias"}) {
+      const bool matrix = std::string(path).ends_with("weight");
+      p.push_back({path,
+                   Variable::parameter(torch::ones(matrix ? at::IntArrayRef{2, 2} : at::IntArrayRef{2}, at::kDouble)),
+                   matrix ? Role::weight : Role::bias});
+      p.back().parameter.leaf().grad = torch::full_like(p.back().parameter.data(), 0.5);
+    }
+    return p;
+  };
+  OptimConfig c;
+  c.kind = "sgd", c.weight_decay = 0.1, c.grad_clip = 0;
+  const auto p = make();
+  Optimizer optimizer(c, p, std::nullopt,
+                      {{.pattern = "head.bias", .weight_decay = 0.2},
+                       {.pattern = "head.*", .lr_factor = 0.5},
+                       {.which = [](const NamedParameter& q) { return q.role == Role::bias; }, .lr_factor = 0}});
+  REQUIRE(optimizer.groups().size() == 8);
+  CHECK(optimizer.groups()[0].slots[0].path == "body.weight");
+  optimizer.step(1);
+  const auto value = [&](size_t i) { return p[i].parameter.data().view(-1)[0].item<double>(); };
+  CHECK(value(0) == Approx(1 - 0.5 * (0.5 + 0.1)).epsilon(1e-12));
+  CHECK(value(1) == Approx(1 - (0.5 + 0.2)).epsilon(1e-12));
+  CHECK(value(2) == Approx(1 - (0.5 + 0.1)).epsilon(1e-12));
+  CHECK(value(3) == 1);
+  optimizer.groups()[7].lr_factor = 2;  // between steps
+  optimizer.step(1);
+  CHECK(value(3) == Approx(1 - 2 * 0.5).margin(1e-12));
+  // Without any, the two groups and the bits are what they were.
+  const auto a = make(), b = make();
+  Optimizer(c, a).step(0.3);
+  Optimizer(c, b, std::nullopt, {{.pattern = "*"}}).step(0.3);
+  for (size_t i = 0; i < a.size(); ++i) CHECK(a[i].parameter.data().equal(b[i].parameter.data()));
+  CHECK_THAT(error_of([&] { Optimizer(c, a, std::nullopt, {{.pattern = "tail.*"}}); }),
+             ContainsSubstring("the group of \"tail.*\" has no parameters"));
+}
+
 }  // namespace

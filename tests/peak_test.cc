@@ -4,7 +4,7 @@
 #include "core/io/json.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/peak.h"
+#include "train/run/peak.h"
 
 namespace {
 

@@ -7,10 +7,10 @@
 #include "core/io/checksum.h"
 #include "core/io/json.h"
 #include "data/manifest.h"
+#include "data/prepare.h"
 #include "data/tokens.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/prepare.h"
 
 namespace {
 

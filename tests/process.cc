@@ -14,7 +14,7 @@
 #include <sstream>
 
 #include "core/io/json.h"
-#include "train/checkpoint.h"
+#include "train/store/checkpoint.h"
 
 extern char** environ;
 
@@ -145,10 +145,11 @@ std::string difference(const fs::path& a, const fs::path& b) {
       const Json j = parse_json(line, (run / "metrics.jsonl").string(), Exit::internal);
       if (j.contains("changed")) continue;  // a run in parts may be told of its length part by part
       std::string kept;
-      for (const char* key : {"step", "loss", "lr", "grad_norm", "tokens", "loss_scale", "val_loss"}) {
+      for (const char* key : {"step", "loss", "lr", "grad_norm", "tokens", "samples", "loss_scale", "val_loss", "accuracy",
+                              "mse"}) {
         if (j.contains(key)) kept += str(key, "=", j[key].dump(), " ");
       }
-      const std::string id = str(j["step"].dump(), j.contains("val_loss"));
+      const std::string id = str(j["step"].dump(), j.contains("loss"));
       if (!seen.insert(id).second) kept += "(a second line of this step)";
       out.push_back(kept);
     }

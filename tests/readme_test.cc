@@ -7,7 +7,7 @@
 
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/verbs.h"
+#include "train/verbs/verbs.h"
 
 namespace {
 
@@ -58,7 +58,7 @@ std::string option_of(std::string word) {
 
 bool takes(const Verb& verb, const std::string& option) {
   if (option == "help" || option == "section.key") return true;
-  if (verb.config_keys && run_schema().find(option) != nullptr) return true;
+  if (verb.config_keys && RunConfig::schema("gpt").find(option) != nullptr) return true;
   return std::any_of(verb.flags.begin(), verb.flags.end(), [&](const auto& flag) { return flag.first == option; });
 }
 
@@ -109,11 +109,11 @@ TEST_CASE("every command in the README is one that there is", "[readme]") {
     // Keys of the config, wherever they stand.
     const std::regex key(R"((?:^|[^A-Za-z0-9_./-]|--)([a-z]+)\.([a-z_0-9]+)(?![A-Za-z0-9_./]))");
     for (std::sregex_iterator i(code.begin(), code.end(), key), end; i != end; ++i) {
-      const auto& sections = run_schema().sections();
+      const auto& sections = RunConfig::schema("gpt").sections();
       if (std::none_of(sections.begin(), sections.end(), [&](const Section& s) { return s.name == (*i)[1]; })) continue;
       if (std::set<std::string>{"bin", "safetensors", "txt"}.contains((*i)[2])) continue;  // a file
       ++keys;
-      CHECK((run_schema().find((*i)[1].str() + "." + (*i)[2].str()) != nullptr));
+      CHECK((RunConfig::schema("gpt").find((*i)[1].str() + "." + (*i)[2].str()) != nullptr));
     }
     if (std::regex_match(code, std::regex("(configs|docs|tests)/[a-z0-9_/]+\\.[a-z]+")))
       CHECK(fs::exists(source_folder() / code));

@@ -3,10 +3,10 @@
 
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
+#include "optim/spikes.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/checkpoint.h"
-#include "train/spikes.h"
+#include "train/store/checkpoint.h"
 
 namespace {
 
@@ -77,7 +77,7 @@ TEST_CASE("a run with spikes left out resumes to the bit, and keeps their tokens
   const auto kept = fs::directory_iterator(f / "whole/spikes");
   CHECK(std::distance(kept, fs::directory_iterator()) == state.spikes->skipped);
   const SafetensorsFile windows(fs::directory_iterator(f / "whole/spikes")->path());
-  CHECK(windows.at("ids").shape == std::vector<int64_t>{2, 3, 16});  // micro-batches, sequences, tokens
+  CHECK(windows.at("inputs").shape == std::vector<int64_t>{2, 3, 16});  // micro-batches, sequences, tokens
 }
 
 TEST_CASE("a step that diverged is run again, and the op named where it began", "[replay]") {

@@ -4,8 +4,8 @@
 #include "core/io/json.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/checkpoint.h"
-#include "train/run_folder.h"
+#include "train/store/checkpoint.h"
+#include "train/store/run_folder.h"
 
 namespace {
 

@@ -7,8 +7,8 @@
 
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/checkpoint.h"
-#include "train/stop.h"
+#include "train/run/stop.h"
+#include "train/store/checkpoint.h"
 
 namespace {
 

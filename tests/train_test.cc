@@ -7,8 +7,8 @@
 #include "core/io/json.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/checkpoint.h"
-#include "train/generate.h"
+#include "train/store/checkpoint.h"
+#include "train/tasks/generate.h"
 
 #include <ATen/ops/tensor.h>
 

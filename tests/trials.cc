@@ -3,8 +3,9 @@
 #include "tests/trials.h"
 
 #include <optional>
+#include <utility>
 
-#include "train/checkpoint.h"
+#include "train/store/checkpoint.h"
 
 namespace lathe::test {
 namespace {
@@ -23,17 +24,22 @@ std::optional<int64_t> went_on_from(const Finished& f) {
 
 }  // namespace
 
-Trials::Trials() {
+Trials::Trials(std::vector<std::string> args, std::map<std::string, std::string> environment) {
   make_tiny_run(folder_.path());
   const Finished f = start("reference", {});
   if (f.code != 0) fail(Exit::internal, "the reference run: ", f.err);
   seconds_ = f.seconds;
+  args_ = std::move(args);
+  environment_ = std::move(environment);
 }
 
 Finished Trials::start(const std::string& run, const std::map<std::string, std::string>& environment,
                        double kill_after) const {
-  return lathe::test::run(
-      {"lathe_faults", {"train", "tiny.toml", "--train.out_dir=" + run}, folder_.path(), environment, kill_after});
+  std::vector<std::string> words{"train", "tiny.toml", "--train.out_dir=" + run};
+  words.insert(words.end(), args_.begin(), args_.end());
+  std::map<std::string, std::string> all = environment_;
+  all.insert(environment.begin(), environment.end());
+  return lathe::test::run({"lathe_faults", words, folder_.path(), all, kill_after});
 }
 
 int64_t Trials::newest(const std::string& run) const {

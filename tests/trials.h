@@ -1,6 +1,7 @@
 // A run killed by SIGKILL and started again, against one that never stopped.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,8 @@ struct Kill {
 /// A tiny run of 40 steps with checkpoints at 10, 20, 30 and 40, which never stopped, and others of the same config.
 class Trials {
  public:
-  Trials();
+  /// `args` and `environment` are those of the others, not of the one that never stopped.
+  explicit Trials(std::vector<std::string> args = {}, std::map<std::string, std::string> environment = {});
   Finished start(const std::string& run, const std::map<std::string, std::string>& environment,
                  double kill_after = -1) const;
   /// One run, killed as each of `kills` says, then finished. True where at least one kill struck before the end. Each
@@ -35,6 +37,8 @@ class Trials {
   int64_t newest(const std::string& run) const;
 
   TempFolder folder_;
+  std::vector<std::string> args_;
+  std::map<std::string, std::string> environment_;
   double seconds_ = 0;
   int n_ = 0;
 };

@@ -45,11 +45,13 @@ struct Dropout {
 
 Variable dropout(const Variable& x, double p, uint64_t stream) {
   LATHE_CHECK(p >= 0 && p < 1, "dropout: p = ", p, " is outside [0, 1)");
+  if (p == 0 || !is_training()) return x;
   const auto& random = mode().random;
-  if (p == 0 || !random) return x;
+  LATHE_CHECK(random, "dropout: no random numbers; enter training by TrainingStep or Training (core/mode.h)");
   LATHE_CHECK(x.dim() >= 1 && x.size(0) > 0, "dropout(", describe(x.data()), "): dim 0 must be the batch");
   const int64_t row = x.numel() / x.size(0);
-  return apply(Dropout{{.key = make_key(random->seed, stream),
+  const uint64_t use = (*mode().uses)[stream]++;
+  return apply(Dropout{{.key = make_key(random->seed, stream + use * 0x9e3779b97f4a7c15u),
                         .step = random->step,
                         .first = static_cast<uint64_t>(random->first_sample * row),
                         .threshold = static_cast<uint32_t>(std::min(std::llround(p * 0x1p32), 0xffffffffLL)),

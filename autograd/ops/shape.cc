@@ -63,7 +63,7 @@ struct Permute {
   }
 };
 
-struct Slice {
+struct Sliced {
   static constexpr OpInfo info{.name = "slice", .each = {0, 0}};
   int64_t dim, start, end, step;
   int64_t size = 0;
@@ -264,11 +264,21 @@ struct Contiguous {
 }  // namespace
 
 Variable reshape(const Variable& x, at::IntArrayRef sizes) { return apply(Reshape{.to = dims_of(sizes)}, x); }
+Variable flatten(const Variable& x, int64_t first, int64_t last) {
+  if (x.dim() == 0) return reshape(x, {1});
+  first = wrap_dim(first, x.dim()), last = wrap_dim(last, x.dim());
+  LATHE_CHECK(first <= last, "flatten(", describe(x.data()), "): dim ", first, " comes after dim ", last);
+  Dims sizes = dims_of(x.sizes().slice(0, static_cast<size_t>(first)));
+  sizes.push_back(
+      c10::multiply_integers(x.sizes().slice(static_cast<size_t>(first), static_cast<size_t>(last - first + 1))));
+  for (int64_t d = last + 1; d < x.dim(); ++d) sizes.push_back(x.size(d));
+  return reshape(x, sizes);
+}
 Variable expand(const Variable& x, at::IntArrayRef sizes) { return apply(Expand{.to = dims_of(sizes)}, x); }
 Variable transpose(const Variable& x, int64_t a, int64_t b) { return apply(Transpose{.a = a, .b = b}, x); }
 Variable permute(const Variable& x, at::IntArrayRef dims) { return apply(Permute{.dims = dims_of(dims)}, x); }
 Variable slice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step) {
-  return apply(Slice{.dim = dim, .start = start, .end = end, .step = step}, x);
+  return apply(Sliced{.dim = dim, .start = start, .end = end, .step = step}, x);
 }
 Variable slice_backward(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step, int64_t size) {
   return apply(SliceBackward{.dim = dim, .start = start, .end = end, .step = step, .size = size}, x);

@@ -96,6 +96,7 @@ int open_to_write(const fs::path& path, int flags) {
 
 std::string advice(int number) {
   if (number == ENOSPC || number == EDQUOT) return "; free space and run the same command again";
+  if (number == EACCES || number == EPERM) return "; change the permissions, or name another";
   return number == EIO ? "; see to the disk and run the same command again" : "";
 }
 

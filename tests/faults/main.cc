@@ -3,19 +3,22 @@
 //   LATHE_TEST_FAIL="CALL ERRNO N S"  the N-th such call (write, fsync, mkdir, rename) of the S-th save, and each after
 //   it,
 //                              fails
+//   LATHE_TEST_SLOW="POINT MS"  each time the process comes to a fault point it sleeps so long: a slow disk
 //   LATHE_TEST_RNG_SHIFT=1     dropout draws from the next step: what a wrong resume would do
 #include <dlfcn.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <map>
 #include <sstream>
 #include <string>
+#include <thread>
 
 #include "core/io/file.h"
-#include "train/cli.h"
-#include "train/session.h"
+#include "train/run/stepper.h"
+#include "train/verbs/cli.h"
 
 namespace {
 
@@ -27,16 +30,28 @@ struct {
   int number = 0, left = 0, saves_left = -1;
 } failing;
 const lathe::FileCalls system_calls = lathe::file_calls;
+thread_local bool saves = false;  // a save has begun on this thread
+std::string slow_point;
+int slow_ms = 0;
 
 bool fails(const char* call) {
-  if (failing.saves_left != 0 || failing.call != call || --failing.left > 0) return false;
+  if (!saves || failing.saves_left != 0 || failing.call != call || --failing.left > 0) return false;
   errno = failing.number;
   return true;
 }
 
 void on_point(const char* name) {
   if (point == name && --left == 0) raise(SIGKILL);
-  if (failing.saves_left > 0 && std::string(name) == "save: begun") --failing.saves_left;
+  if (slow_point == name) std::this_thread::sleep_for(std::chrono::milliseconds(slow_ms));
+  if (std::string(name) != "save: begun") return;
+  saves = true;
+  if (failing.saves_left > 0) --failing.saves_left;
+}
+
+/// "POINT NUMBER".
+void read_point(const std::string& text, std::string& point_, int& number) {
+  point_ = text.substr(0, text.rfind(' '));
+  number = std::atoi(text.c_str() + text.rfind(' '));
 }
 
 void read_failing(const std::string& text) {
@@ -55,21 +70,22 @@ void read_failing(const std::string& text) {
 }  // namespace
 
 // Stands in front of the library's own function (symbol interposition), so that the library needs no switch for this.
-at::Tensor lathe::run_micro_batch(const GPT& model, const Batch& batch, double divisor, Compute compute,
-                                  StepRandom random, const at::Tensor& loss_scale) {
-  using Function = at::Tensor (*)(const GPT&, const Batch&, double, Compute, StepRandom, const at::Tensor&);
-  static const auto original = reinterpret_cast<Function>(
-      dlsym(RTLD_NEXT, "_ZN5lathe15run_micro_batchERKNS_3GPTERKNS_5BatchEdNS_7ComputeENS_10StepRandomERKN2at6TensorE"));
+lathe::StepRandom lathe::random_of(const RunConfig& config, int64_t step, int64_t micro_batch) {
+  using Function = StepRandom (*)(const RunConfig&, int64_t, int64_t);
+  static const auto original = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "_ZN5lathe9random_ofERKNS_9RunConfigEll"));
   static const bool shifted = std::getenv("LATHE_TEST_RNG_SHIFT") != nullptr;
+  StepRandom random = original(config, step, micro_batch);
   random.step += shifted ? 1 : 0;
-  return original(model, batch, divisor, compute, random, loss_scale);
+  return random;
 }
 
 int main(int argc, char** argv) {
   if (const char* kill = std::getenv("LATHE_TEST_KILL")) {
-    const std::string text = kill;
-    point = text.substr(0, text.rfind(' '));
-    left = std::atoi(text.c_str() + text.rfind(' '));
+    read_point(kill, point, left);
+    lathe::fault_hook = on_point;
+  }
+  if (const char* slow = std::getenv("LATHE_TEST_SLOW")) {
+    read_point(slow, slow_point, slow_ms);
     lathe::fault_hook = on_point;
   }
   if (const char* fail = std::getenv("LATHE_TEST_FAIL")) {

@@ -46,10 +46,22 @@ def check(condition, what):
         sys.exit(f"FAILED: {what}")
 
 
-class Tiny:
-    """Data and a config in a temporary folder of its own, and a reference run that never stopped."""
+def control(what, trial):
+    """Sees that a trial which must fail does."""
+    try:
+        trial()
+    except SystemExit as noticed:
+        print(f"control, {what}: {str(noticed).splitlines()[0]}", flush=True)
+    else:
+        sys.exit(f"FAILED: {what}, and nothing noticed it")
 
-    def __init__(self, lathe, steps, interval, width=8):
+
+class Tiny:
+    """Data and a config in a temporary folder of its own, and a reference run that never stopped. `words` go to each
+    training."""
+
+    def __init__(self, lathe, steps, interval, width=8, words=()):
+        self.words = list(words)
         self.lathe, self.temporary = str(Path(lathe).resolve()), tempfile.TemporaryDirectory(prefix="lathe-")
         self.folder = Path(self.temporary.name)
         words = "the lathe turns wood and a tool cuts what turns slowly under it".split()
@@ -62,7 +74,12 @@ class Tiny:
         self.train(self.reference)
 
     def command(self, run):
-        return [self.lathe, "train", str(self.folder / "tiny.toml"), f"--train.out_dir={run}"]
+        return [self.lathe, "train", str(self.folder / "tiny.toml"), f"--train.out_dir={run}", *self.words]
+
+    def start(self, run):
+        """A training under way, whose output is read by the caller."""
+        return subprocess.Popen(self.command(run), cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                text=True)
 
     def run(self, *words, code=0):
         done = subprocess.run([self.lathe, *words], cwd=self.folder, capture_output=True, text=True, timeout=300)
@@ -74,9 +91,11 @@ class Tiny:
 
 
 def went_on_from(output):
-    """The step that a process said it goes on from; 0 for a new run."""
-    line = next(line for line in output.splitlines() if line.startswith("run       "))
-    return int(line.rsplit("step-", 1)[1]) if ", going on from " in line else 0
+    """The step that a process said it goes on from, or that the run had ended with; 0 for a new run."""
+    line = next((line for line in output.splitlines()
+                 if line.startswith(("run       ", "nothing to do: the run ended with "))), None)
+    check(line is not None, f"no line says what the run goes on from: {output}")
+    return int(line.rsplit("step-", 1)[1]) if ", going on from " in line or line[0] == "n" else 0
 
 
 def checkpoints(run):
@@ -94,7 +113,7 @@ def difference(a, b):
 
     def lines(run):
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        return [{k: row[k] for k in keys if k in row} for row in rows]
+        return [{k: row[k] for k in keys if k in row} for row in rows if "changed" not in row]  # as the folder's name
 
     if lines(a) != lines(b):
         return "the metrics differ"

@@ -1,0 +1,102 @@
+// Batch norm, fused, without second derivatives.
+#include <ATen/ops/native_batch_norm.h>
+#include <ATen/ops/native_batch_norm_backward.h>
+#include <ATen/ops/zeros.h>
+
+#include "autograd/op.h"
+#include "autograd/ops.h"
+#include "core/dtype.h"
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+struct BatchNormOp {
+  static constexpr OpInfo info{.name = "batch_norm"};
+  double eps;
+  at::ScalarType out;
+  bool given = false;                  // statistics; else the batch's are taken
+  Saved x{}, weight{}, mean{}, var{};  // of the batch: 1 / sqrt(var + eps) in place of var
+
+  // y = (x - mean) / sqrt(var + eps) * weight + bias; and the batch's mean and unbiased variance
+  std::vector<at::Tensor> forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias) {
+    LATHE_CHECK(x_.dim() >= 2, "x must be [B, C, ...]");
+    const int64_t c = x_.size(1);
+    for (const at::Tensor& p : {weight_, bias, mean.data(), var.data()}) {
+      LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c), "weight, bias and statistics must have shape [", c,
+                  "]");
+    }
+    LATHE_CHECK(given || x_.numel() == 0 || x_.numel() > c,
+                "statistics need more than one value a channel; a batch of one can be evaluated, not trained on");
+    x = x_.contiguous();
+    weight = weight_;
+    if (x_.numel() == 0) return {x_.to(out)};
+    const at::Tensor wide = wider(x.data());
+    if (given) {
+      auto [y, unused_mean, unused_var] =
+          at::native_batch_norm(wide, optional(weight_), optional(bias), optional(mean.data()), optional(var.data()),
+                                /*training=*/false, /*momentum=*/0, eps);
+      return {y.to(out)};
+    }
+    // Running statistics of momentum 1 are the batch's.
+    const at::Tensor batch_mean = at::zeros({c}, wide.options()), batch_var = at::zeros({c}, wide.options());
+    auto [y, m, r] = at::native_batch_norm(wide, optional(weight_), optional(bias), batch_mean, batch_var,
+                                           /*training=*/true, /*momentum=*/1, eps);
+    mean = m;
+    var = r;
+    return {y.to(out), batch_mean, batch_var};
+  }
+  // h = (x - mean) / sqrt(var + eps), g = dy * weight:  dweight = sum(dy * h), dbias = sum(dy),
+  // dx = (g - avg(g) - h * avg(g * h)) / sqrt(var + eps), with given statistics g / sqrt(var + eps)
+  Grads<3> backward(const GradList<at::Tensor>& dy, Needs<3> needs) const {
+    const at::Tensor& in = x.data();
+    if (in.numel() == 0) {
+      const auto none = [&](bool need) {
+        return need ? at::zeros({in.size(1)}, wider(dy[0]).options()) : at::Tensor();
+      };
+      return {dy[0], none(needs[1]), none(needs[2])};
+    }
+    const auto m = optional(mean.data()), v = optional(var.data()), none = optional({});
+    auto [dx, dw, db] =
+        at::native_batch_norm_backward(wider(dy[0]).contiguous(), wider(in), optional(weight.data()), given ? m : none,
+                                       given ? v : none, given ? none : m, given ? none : v, !given, eps, needs);
+    return {dx, dw, db};
+  }
+  OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) const {
+    return given ? flops_each(x, 2, 4) : flops_each(x, 8, 14);
+  }
+
+ private:
+  /// Contiguous: ATen's backward reads a weight [C] of other strides wrongly where x is [B, C].
+  static std::optional<at::Tensor> optional(const at::Tensor& t) {
+    return t.defined() ? std::optional(wider(t).contiguous()) : std::nullopt;
+  }
+  /// In float32, or float64 as it is.
+  static at::Tensor wider(const at::Tensor& t) {
+    return !t.defined() || t.scalar_type() == at::kDouble ? t : t.to(at::kFloat);
+  }
+};
+
+at::ScalarType batch_norm_out(const Variable& x, std::optional<at::ScalarType> out) {
+  return out.value_or(mode().compute != at::kFloat && x.dtype() != at::kDouble ? at::kFloat : x.dtype());
+}
+
+}  // namespace
+
+BatchNormed batch_norm(const Variable& x, const Variable& weight, const Variable& bias, double eps,
+                       std::optional<at::ScalarType> out) {
+  auto made = apply(BatchNormOp{.eps = eps, .out = batch_norm_out(x, out)}, x, weight, bias);
+  if (made.size() == 1) return {made[0], {}, {}};
+  return {made[0], made[1].data(), made[2].data()};
+}
+
+Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const at::Tensor& mean,
+                    const at::Tensor& var, double eps, std::optional<at::ScalarType> out) {
+  LATHE_CHECK(mean.defined() && var.defined(), "batch_norm: mean and variance are both needed");
+  BatchNormOp op{.eps = eps, .out = batch_norm_out(x, out), .given = true};
+  op.mean = mean;
+  op.var = var;
+  return apply(std::move(op), x, weight, bias)[0];
+}
+
+}  // namespace lathe

@@ -1,0 +1,81 @@
+// Indexing by places and tensors.
+#include <ATen/core/List.h>
+#include <ATen/ops/index.h>
+
+#include "autograd/ops/formula.h"
+#include "core/dtype.h"
+
+namespace lathe {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+c10::List<std::optional<at::Tensor>> list_of(const Tensors& indices) {
+  c10::List<std::optional<at::Tensor>> list;
+  for (const auto& t : indices) list.push_back(t.defined() ? std::optional(t) : std::nullopt);
+  return list;
+}
+/// For formulas: the same names for tensors.
+at::Tensor index(const at::Tensor& x, const Tensors& indices) { return at::index(x, list_of(indices)); }
+at::Tensor index_backward(const at::Tensor& x, const Tensors& indices, at::IntArrayRef sizes) {
+  return x.new_zeros(sizes).index_put_(list_of(indices), x, /*accumulate=*/true);
+}
+
+struct Select {
+  static constexpr OpInfo info{.name = "select", .each = {0, 0}};
+  int64_t dim, place;
+  int64_t size = 0;
+  at::Tensor forward(const at::Tensor& x) {
+    dim = wrap_dim(dim, x.dim());
+    size = x.size(dim);
+    LATHE_CHECK(place >= -size && place < size, "place ", place, " is outside dim ", dim, " of size ", size);
+    if (place < 0) place += size;
+    return x.select(dim, place);
+  }
+  // dx = dy in its place, zeros elsewhere
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {slice_backward(unsqueeze(dy, dim), dim, place, place + 1, 1, size)};
+  }
+};
+
+struct IndexOp {
+  static constexpr OpInfo info{.name = "index", .each = {0, 1}};
+  Tensors indices;
+  c10::SmallVector<int64_t, 5> from{};
+  at::Tensor forward(const at::Tensor& x) {
+    from.assign(x.sizes().begin(), x.sizes().end());
+    for (const auto& t : indices) {
+      LATHE_CHECK(!t.defined() || t.scalar_type() == at::kLong || t.scalar_type() == at::kBool,
+                  "indices must be int64 places or bool masks, not ", describe(t));
+    }
+    return index(x, indices);
+  }
+  // dx[indices] += dy
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {index_backward(dy, indices, from)};
+  }
+};
+
+struct IndexBackward {
+  static constexpr OpInfo info{.name = "index_backward", .each = {1, 0}};
+  Tensors indices;
+  c10::SmallVector<int64_t, 5> sizes;
+  at::Tensor forward(const at::Tensor& x) { return index_backward(x, indices, sizes); }
+  // dx = dy[indices]
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {index(dy, indices)};
+  }
+};
+
+}  // namespace
+
+Variable select(const Variable& x, int64_t dim, int64_t place) { return apply(Select{.dim = dim, .place = place}, x); }
+Variable index(const Variable& x, const Tensors& indices) { return apply(IndexOp{.indices = indices}, x); }
+Variable index_backward(const Variable& x, const Tensors& indices, at::IntArrayRef sizes) {
+  return apply(IndexBackward{.indices = indices, .sizes = {sizes.begin(), sizes.end()}}, x);
+}
+
+}  // namespace lathe

@@ -1,0 +1,158 @@
+// Pooling of images, by ATen's kernels.
+#include <ATen/ops/_adaptive_avg_pool2d.h>
+#include <ATen/ops/_adaptive_avg_pool2d_backward.h>
+#include <ATen/ops/avg_pool2d.h>
+#include <ATen/ops/avg_pool2d_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/max_pool2d_with_indices.h>
+
+#include "autograd/ops/formula.h"
+#include "core/dtype.h"
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+using Sizes = std::array<int64_t, 4>;
+
+std::array<int64_t, 2> both(Pair p) { return {p.h, p.w}; }
+Sizes sizes_of(at::IntArrayRef sizes) {
+  LATHE_CHECK(sizes.size() == 4, "needs 4 dims, not ", describe(sizes));
+  return {sizes[0], sizes[1], sizes[2], sizes[3]};
+}
+void check_image(const at::Tensor& x) { LATHE_CHECK(x.dim() == 4, "x must be [B, C, H, W]"); }
+
+struct MaxPool2d {
+  static constexpr OpInfo info{.name = "max_pool2d", .each = {0, 0}};
+  Pair kernel, stride, padding, dilation;
+  Sizes sizes{};
+  Saved places{};  // in H W, of each window's largest
+
+  at::Tensor forward(const at::Tensor& x) {
+    check_image(x);
+    sizes = sizes_of(x.sizes());
+    auto [y, index] =
+        at::max_pool2d_with_indices(x.contiguous(), both(kernel), both(stride), both(padding), both(dilation));
+    places = index.flatten(2);
+    return y;
+  }
+  // dx[place] += dy; windows that overlap are summed in float32 or wider
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    const at::Tensor& index = places.data();
+    const T rows = reshape(dy.dtype() == at::kDouble ? dy : cast(dy, at::kFloat), index.sizes());
+    return {reshape(gather_backward(rows, 2, index, sizes[2] * sizes[3]), sizes)};
+  }
+  OpFlops flops(const at::Tensor&, const at::Tensor& y) const {
+    return flops_each(y, static_cast<double>(kernel.h * kernel.w - 1), 1);
+  }
+};
+
+at::Tensor avg_pool2d_backward(const at::Tensor& dy, at::IntArrayRef sizes, Pair kernel, Pair stride, Pair padding) {
+  const at::Tensor shape = at::empty(sizes, dy.options());  // ATen reads no more of x
+  return at::avg_pool2d_backward(dy.contiguous(), shape, both(kernel), both(stride), both(padding), /*ceil_mode=*/false,
+                                 /*count_include_pad=*/true, std::nullopt);
+}
+at::Tensor adaptive_avg_pool2d_backward(const at::Tensor& dy, at::IntArrayRef sizes) {
+  return at::_adaptive_avg_pool2d_backward(dy.contiguous(), at::empty(sizes, dy.options()));
+}
+
+struct AvgPool2d {
+  static constexpr OpInfo info{.name = "avg_pool2d", .amp = Amp::fp32};
+  Pair kernel, stride, padding;
+  Sizes sizes{};
+
+  at::Tensor forward(const at::Tensor& x) {
+    check_image(x);
+    sizes = sizes_of(x.sizes());
+    return at::avg_pool2d(x.contiguous(), both(kernel), both(stride), both(padding));
+  }
+  // dx += dy / (kh kw) over each window
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {avg_pool2d_backward(dy, sizes, kernel, stride, padding)};
+  }
+  OpFlops flops(const at::Tensor&, const at::Tensor& y) const {
+    const auto window = static_cast<double>(kernel.h * kernel.w);
+    return flops_each(y, window, window);
+  }
+};
+
+struct AvgPool2dBackward {
+  static constexpr OpInfo info{.name = "avg_pool2d_backward", .amp = Amp::fp32};
+  Sizes sizes;
+  Pair kernel, stride, padding;
+
+  at::Tensor forward(const at::Tensor& dy) { return avg_pool2d_backward(dy, sizes, kernel, stride, padding); }
+  // ddy = avg_pool2d(g)
+  template <class T>
+  Grads<1, T> backward(const T& g, Needs<1>) const {
+    if constexpr (std::same_as<T, at::Tensor>)
+      return {at::avg_pool2d(g.contiguous(), both(kernel), both(stride), both(padding))};
+    else
+      return {avg_pool2d(g, kernel, stride, padding)};
+  }
+  OpFlops flops(const at::Tensor& dy, const at::Tensor&) const {
+    const auto window = static_cast<double>(kernel.h * kernel.w);
+    return flops_each(dy, window, window);
+  }
+};
+
+struct AdaptiveAvgPool2d {
+  static constexpr OpInfo info{.name = "adaptive_avg_pool2d", .amp = Amp::fp32};
+  Pair out;
+  Sizes sizes{};
+
+  at::Tensor forward(const at::Tensor& x) {
+    check_image(x);
+    LATHE_CHECK(out.h >= 1 && out.w >= 1 && x.size(2) >= 1 && x.size(3) >= 1, "neither x nor ", out.h, " x ", out.w,
+                " windows may be empty");
+    sizes = sizes_of(x.sizes());
+    return at::_adaptive_avg_pool2d(x.contiguous(), both(out));
+  }
+  // dx += dy / (the window's size) over each window
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {adaptive_avg_pool2d_backward(dy, sizes)};
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 1); }
+};
+
+struct AdaptiveAvgPool2dBackward {
+  static constexpr OpInfo info{.name = "adaptive_avg_pool2d_backward", .amp = Amp::fp32};
+  Sizes sizes;
+  Pair out{1};
+
+  at::Tensor forward(const at::Tensor& dy) {
+    check_image(dy);
+    out = {dy.size(2), dy.size(3)};
+    return adaptive_avg_pool2d_backward(dy, sizes);
+  }
+  // ddy = adaptive_avg_pool2d(g)
+  template <class T>
+  Grads<1, T> backward(const T& g, Needs<1>) const {
+    if constexpr (std::same_as<T, at::Tensor>)
+      return {at::_adaptive_avg_pool2d(g.contiguous(), both(out))};
+    else
+      return {adaptive_avg_pool2d(g, out)};
+  }
+};
+
+}  // namespace
+
+Variable max_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, Pair padding, Pair dilation) {
+  return apply(MaxPool2d{.kernel = kernel, .stride = stride.value_or(kernel), .padding = padding, .dilation = dilation},
+               x);
+}
+Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, Pair padding) {
+  return apply(AvgPool2d{.kernel = kernel, .stride = stride.value_or(kernel), .padding = padding}, x);
+}
+Variable avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes, Pair kernel, Pair stride, Pair padding) {
+  return apply(AvgPool2dBackward{.sizes = sizes_of(sizes), .kernel = kernel, .stride = stride, .padding = padding}, dy);
+}
+Variable adaptive_avg_pool2d(const Variable& x, Pair out) { return apply(AdaptiveAvgPool2d{.out = out}, x); }
+Variable adaptive_avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes) {
+  return apply(AdaptiveAvgPool2dBackward{.sizes = sizes_of(sizes)}, dy);
+}
+
+}  // namespace lathe

@@ -1,0 +1,47 @@
+// The table of data kinds.
+#include "data/data.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "data/examples.h"
+#include "data/folder.h"
+#include "data/token_data.h"
+
+namespace lathe {
+namespace {
+
+std::unique_ptr<Data> open_tokens(const DataConfig& config) {
+  const DataConfig initial;
+  if (config.folds != initial.folds || config.flip != initial.flip || config.crop != initial.crop ||
+      config.fold != initial.fold) {
+    fail(Exit::usage, "data.folds, data.fold, data.flip and data.crop are for examples, and ", config.dir,
+         " holds tokens; leave them out");
+  }
+  return std::make_unique<TokenData>(config.dir);
+}
+
+std::vector<DataKind>& table() {
+  static std::vector<DataKind> kinds{{"tokens", open_tokens}, {"examples", open_examples}};
+  return kinds;
+}
+
+}  // namespace
+
+void add_data_kind(DataKind kind) {
+  const bool taken =
+      std::any_of(table().begin(), table().end(), [&](const DataKind& k) { return k.name == kind.name; });
+  LATHE_CHECK(!taken, "there is a data kind ", kind.name, " already; give yours another name");
+  table().push_back(std::move(kind));
+}
+
+std::unique_ptr<Data> open_data(const DataConfig& config) {
+  const auto manifest = read_manifest_json(config.dir);
+  const std::string name = manifest ? manifest->value("kind", "tokens") : "tokens";
+  for (const DataKind& kind : table()) {
+    if (kind.name == name) return kind.open(config);
+  }
+  fail(Exit::data, config.dir, " holds data of a kind that this build does not know: ", name);
+}
+
+}  // namespace lathe

@@ -1,0 +1,74 @@
+#include "data/folder.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "core/io/checksum.h"
+
+namespace lathe {
+namespace {
+
+std::string own_checksum(Json json) {
+  json.erase("checksum");
+  const std::string text = json.dump();
+  Checksum sum;
+  sum.update(text.data(), text.size());
+  return sum.hex();
+}
+
+}  // namespace
+
+void write_manifest_json(const fs::path& folder, Json json, const std::string& name) {
+  json["checksum"] = own_checksum(json);
+  write_file_durably(folder / name, json.dump(1) + "\n");
+}
+
+std::optional<Json> read_manifest_json(const fs::path& folder, const std::string& name) {
+  const fs::path path = folder / name;
+  if (!fs::exists(path)) return std::nullopt;
+  return parse_json(read_file(path, Exit::data, uint64_t{64} << 20), path.string(), Exit::data);
+}
+
+void check_manifest_checksum(const Json& json, const std::string& where) {
+  if (json.contains("checksum") && json_get<std::string>(json, "checksum", where, Exit::data) != own_checksum(json)) {
+    fail(Exit::data, where,
+         " is not what was written: its own checksum differs; restore it, or make the data again with `lathe prepare`");
+  }
+}
+
+std::string manifest_file(const Json& json, const char* key, const std::string& where) {
+  const auto name = json_get<std::string>(json, key, where, Exit::data);
+  if (name.empty() || name.find_first_of(std::string_view("/\0", 2)) != std::string::npos)
+    fail(Exit::data, where, ": a file with a bad name");
+  return name;
+}
+
+std::string sampled_checksum(std::span<const std::byte> bytes, size_t pieces) {
+  constexpr size_t piece = 1 << 20;
+  Checksum sum;
+  if (bytes.size() <= piece * pieces) {
+    sum.update(bytes.data(), bytes.size());
+  } else {
+    for (size_t i = 0; i < pieces; ++i) sum.update(bytes.data() + i * ((bytes.size() - piece) / (pieces - 1)), piece);
+  }
+  return sum.hex();
+}
+
+void verify_file(const MappedFile& file, const std::string& xxh3, const std::function<bool()>& stop) {
+  constexpr size_t part = size_t{16} << 20;
+  const std::string name = file.path().string();
+  if (xxh3.empty()) fail(Exit::data, name, " can't be verified: there is no manifest.json with its checksum");
+  Checksum sum;
+  for (size_t at = 0; at < file.bytes().size(); at += part) {
+    if (stop && stop()) fail(Exit::stopped, "stopped while ", name, " was being verified");
+    const auto bytes = file.bytes().subspan(at, std::min(part, file.bytes().size() - at));
+    sum.update(bytes.data(), bytes.size());
+    file.release(bytes);
+  }
+  if (sum.hex() != xxh3) {
+    fail(Exit::data, name, " is not what was written: its checksum is ", sum.hex(), ", manifest.json has ", xxh3,
+         "; restore it, or make the data again with `lathe prepare`");
+  }
+}
+
+}  // namespace lathe

@@ -1,0 +1,44 @@
+#include "data/normalise.h"
+
+#include <cmath>
+
+namespace lathe {
+
+Groups groups_of(const std::vector<int64_t>& sizes) {
+  int64_t numel = 1;
+  for (const int64_t size : sizes) numel *= size;
+  return sizes.size() >= 3 ? Groups{sizes[0], numel / sizes[0]} : Groups{numel, 1};
+}
+
+Statistics::Statistics(Groups groups)
+    : groups_(groups), mean_(static_cast<size_t>(groups.count)), squares_(static_cast<size_t>(groups.count)) {}
+
+// A group's elements of one example have their own mean and squares, which are merged with those so far.
+void Statistics::add(const double* example) {
+  const auto m = static_cast<double>(groups_.elements);
+  const double share = m / (n_ + m), weight = n_ * share;
+  for (size_t g = 0; g < mean_.size(); ++g, example += groups_.elements) {
+    double mean = example[0], squares = 0;
+    if (groups_.elements > 1) {
+      double sum = 0;
+      for (int64_t i = 0; i < groups_.elements; ++i) sum += example[i] - example[0];  // 0 where all are equal
+      mean += sum / m;
+      for (int64_t i = 0; i < groups_.elements; ++i) squares += (example[i] - mean) * (example[i] - mean);
+    }
+    const double change = mean - mean_[g];
+    mean_[g] = n_ == 0 ? mean : mean_[g] + change * share;
+    squares_[g] += squares + (n_ == 0 ? 0 : change * change * weight);
+  }
+  n_ += m;
+}
+
+Normalisation Statistics::result() const {
+  Normalisation r{mean_, std::vector<double>(mean_.size(), 1)};
+  for (size_t g = 0; g < mean_.size(); ++g) {
+    const double scale = std::sqrt(squares_[g] / n_);
+    if (scale > 0) r.scale[g] = scale;
+  }
+  return r;
+}
+
+}  // namespace lathe

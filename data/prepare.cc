@@ -1,0 +1,245 @@
+#include "data/prepare.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <string_view>
+
+#include "core/io/checksum.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "data/manifest.h"
+#include "data/out_folder.h"
+
+namespace lathe {
+namespace {
+
+/// The files behind the inputs; a folder gives its regular files, however deep, in name order.
+std::vector<fs::path> expand(const std::vector<std::string>& inputs) {
+  std::vector<fs::path> files;
+  for (const auto& in : inputs) {
+    if (fs::is_directory(in)) {
+      std::vector<fs::path> found;
+      for (const auto& entry : fs::recursive_directory_iterator(in)) {
+        if (entry.is_regular_file()) found.push_back(entry.path());
+      }
+      std::sort(found.begin(), found.end());
+      files.insert(files.end(), found.begin(), found.end());
+    } else {
+      files.emplace_back(in);
+    }
+  }
+  return files;
+}
+
+constexpr size_t piece = size_t{4} << 20;  // bytes of input between looks at what the caller wants
+
+/// An input, as the first pass found it.
+struct Input {
+  fs::path path;
+  uint64_t bytes = 0;
+};
+
+[[noreturn]] void changed(const fs::path& path) {
+  fail(Exit::data, path.string(), " changed while it was being read; run the same command again");
+}
+
+/// Goes through a file a piece at a time. `f(text, at, end)` takes what begins before `end` and returns where it is
+/// through; it sees the whole file, so nothing is cut at an edge. What lies behind is given back to the system.
+template <class F>
+void read_through(const MappedFile& file, Meter& meter, F&& f) {
+  const auto bytes = file.bytes();
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  for (size_t at = 0, released = 0; at < text.size();) {
+    const size_t begin = at;
+    at = f(text, at, std::min(begin + piece, text.size()));
+    const size_t behind = at / piece * piece;  // whole pages, of any size
+    file.release(bytes.subspan(released, behind - released));
+    released = behind;
+    meter.advance(at - begin);
+  }
+}
+
+constexpr uint32_t code_points = 0x110000;
+
+/// The code point of `n` bytes of valid UTF-8.
+uint32_t code_point(std::string_view text, size_t at, size_t n) {
+  constexpr unsigned char lead[]{0, 0x7F, 0x1F, 0x0F, 0x07};
+  uint32_t x = static_cast<unsigned char>(text[at]) & lead[n];
+  for (size_t i = 1; i < n; ++i) x = x << 6 | (static_cast<unsigned char>(text[at + i]) & 0x3F);
+  return x;
+}
+
+std::string utf8(uint32_t x) {
+  const auto tail = [x](int shift) { return static_cast<char>(0x80 | (x >> shift & 0x3F)); };
+  if (x < 0x80) return {static_cast<char>(x)};
+  if (x < 0x800) return {static_cast<char>(0xC0 | x >> 6), tail(0)};
+  if (x < 0x10000) return {static_cast<char>(0xE0 | x >> 12), tail(6), tail(0)};
+  return {static_cast<char>(0xF0 | x >> 18), tail(12), tail(6), tail(0)};
+}
+
+/// What the first pass finds out: how many tokens there are, and the tokenizer.
+struct Survey {
+  int64_t tokens = 0;
+  Tokenizer tokenizer = Tokenizer::byte();
+  std::vector<uint16_t> ids;  ///< "char": of each code point, which was seen
+  std::vector<bool> seen;
+};
+
+Survey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& meter) {
+  Survey s;
+  uint64_t bytes = 0;
+  for (auto& input : inputs) {
+    if (!fs::exists(input.path))
+      fail(Exit::data, "there is no file ", input.path.string(), "; give text files or folders of them");
+    input.bytes = MappedFile(input.path, Exit::data).bytes().size();
+    bytes += input.bytes;
+  }
+  if (bytes == 0) fail(Exit::data, "the input has no text");
+  if (options.tokenizer == "byte") {
+    s.tokens = static_cast<int64_t>(bytes);
+    return s;
+  }
+  s.seen.resize(code_points);
+  meter.begin("read", bytes);
+  for (const auto& input : inputs) {
+    const MappedFile file(input.path, Exit::data);
+    if (file.bytes().size() != input.bytes) changed(input.path);
+    read_through(file, meter, [&](std::string_view text, size_t at, size_t end) {
+      while (at < end) {
+        const size_t n = code_point_length(text, at);
+        if (n == 0) {
+          fail(Exit::data, input.path.string(), " is not UTF-8 (byte ", at, "); convert it or use --tokenizer byte");
+        }
+        s.seen[code_point(text, at, n)] = true;
+        ++s.tokens;
+        at += n;
+      }
+      return at;
+    });
+  }
+  std::vector<std::string> vocabulary;
+  s.ids.resize(code_points);
+  for (uint32_t x = 0; x < code_points; ++x) {
+    if (!s.seen[x]) continue;
+    s.ids[x] = static_cast<uint16_t>(vocabulary.size());
+    vocabulary.push_back(utf8(x));
+  }
+  if (vocabulary.size() > 65536)
+    fail(Exit::data, "the text has more than 65536 different characters; use --tokenizer byte");
+  s.tokenizer = Tokenizer::from("char", vocabulary);
+  return s;
+}
+
+/// Writes the shards of a split under names that nothing reads.
+class SplitWriter {
+ public:
+  SplitWriter(const PrepareOptions& options, std::string split, int64_t tokens)
+      : options_(options), split_(std::move(split)), several_(tokens > options.shard_tokens) {}
+
+  void write(const uint16_t* ids, size_t n) {
+    while (n > 0) {
+      if (!file_.is_open()) open();
+      const size_t here = std::min(n, static_cast<size_t>(options_.shard_tokens - shards_.back().tokens));
+      file_.write(ids, 2 * here);
+      sum_.update(ids, 2 * here);
+      shards_.back().tokens += static_cast<int64_t>(here);
+      ids += here;
+      n -= here;
+      if (shards_.back().tokens == options_.shard_tokens) close();
+    }
+  }
+  std::vector<ShardInfo> finish() {
+    if (file_.is_open()) close();
+    return shards_;
+  }
+
+ private:
+  void open() {
+    char number[24];
+    std::snprintf(number, sizeof number, "_%06zu", shards_.size());
+    shards_.push_back({split_ + (several_ ? number : "") + ".bin", 0, ""});
+    file_ = OutputFile(OutFolder::unfinished(options_.out, shards_.back().file), OutputFile::Open::create);
+    sum_ = Checksum();
+  }
+  void close() {
+    file_.sync();
+    file_.close();
+    file_ = OutputFile();
+    shards_.back().xxh3 = sum_.hex();
+  }
+
+  const PrepareOptions& options_;
+  std::string split_;
+  bool several_;
+  OutputFile file_;
+  Checksum sum_;
+  std::vector<ShardInfo> shards_;
+};
+
+/// The second pass: the shards of both splits, and the largest id among them.
+void write_shards(const std::vector<Input>& inputs, const Survey& s, int64_t train, const PrepareOptions& options,
+                  Meter& meter, DataManifest& manifest) {
+  SplitWriter first(options, "train", train), second(options, "val", s.tokens - train);
+  std::vector<uint16_t> ids;
+  ids.reserve(piece);
+  int64_t written = 0;
+  uint64_t bytes = 0;
+  for (const auto& input : inputs) bytes += input.bytes;
+  meter.begin("written", bytes);
+  for (const auto& input : inputs) {
+    const MappedFile file(input.path, Exit::data);
+    if (file.bytes().size() != input.bytes) changed(input.path);
+    read_through(file, meter, [&](std::string_view text, size_t at, size_t end) {
+      ids.clear();
+      while (at < end) {
+        if (s.seen.empty()) {
+          ids.push_back(static_cast<unsigned char>(text[at++]));
+          continue;
+        }
+        const size_t n = code_point_length(text, at);
+        const uint32_t x = n > 0 ? code_point(text, at, n) : 0;
+        if (n == 0 || !s.seen[x]) changed(input.path);
+        ids.push_back(s.ids[x]);
+        at += n;
+      }
+      if (ids.size() > static_cast<size_t>(s.tokens - written)) changed(input.path);
+      manifest.largest_id = std::max<int64_t>(manifest.largest_id, *std::max_element(ids.begin(), ids.end()));
+      const auto to_train = static_cast<size_t>(std::clamp<int64_t>(train - written, 0, std::ssize(ids)));
+      first.write(ids.data(), to_train);
+      second.write(ids.data() + to_train, ids.size() - to_train);
+      written += std::ssize(ids);
+      return at;
+    });
+  }
+  if (written != s.tokens) fail(Exit::data, "the input changed while it was being read; run the same command again");
+  manifest.train = first.finish();
+  manifest.val = second.finish();
+}
+
+}  // namespace
+
+void prepare(const PrepareOptions& options) {
+  OutFolder::check(options.out);
+  std::vector<Input> inputs;
+  for (auto& path : expand(options.inputs)) inputs.push_back({std::move(path)});
+  Meter meter(options.out, options.stop);
+  const Survey found = survey(inputs, options, meter);
+  const int64_t n = found.tokens, train = n - static_cast<int64_t>(options.val_share * static_cast<double>(n));
+  if (train < 2) fail(Exit::data, "the input has ", n, " tokens, too few to train on");
+
+  OutFolder out(options.out);
+  out.clear();
+  DataManifest manifest;
+  manifest.tokenizer = found.tokenizer;
+  manifest.vocab_size = found.tokenizer.size();
+  write_shards(inputs, found, train, options, meter, manifest);
+  std::vector<MadeFile> files;
+  for (const auto* shards : {&manifest.train, &manifest.val}) {
+    for (const auto& shard : *shards) files.push_back({shard.file, shard.xxh3});
+  }
+  out.publish(files, [&](const std::string& name) { write_manifest(options.out, manifest, name); });
+  log_info(options.out.string(), ": ", train, " training and ", n - train, " validation tokens, vocabulary of ",
+           manifest.vocab_size, " (", manifest.tokenizer.kind(), ")");
+}
+
+}  // namespace lathe

@@ -1,0 +1,59 @@
+#include "nn/models/gpt.h"
+
+#include <ATen/ops/arange.h>
+
+#include "core/dtype.h"
+#include "core/error.h"
+
+namespace lathe {
+
+Block::Block(const GPTConfig& c)
+    : norm1(c.n_embd, c.bias),
+      attn(c.n_embd, c.n_head, c.bias),
+      norm2(c.n_embd, c.bias),
+      mlp(c.n_embd, c.bias),
+      attn_drop(c.dropout),
+      mlp_drop(c.dropout) {}
+
+Variable Block::operator()(const Variable& x_BTC) const {
+  // Without dropout the residual is added where a branch's last product is written.
+  const Variable h_BTC = attn_drop.active() ? x_BTC + attn_drop(attn(norm1(x_BTC))) : attn(norm1(x_BTC), x_BTC);
+  return mlp_drop.active() ? h_BTC + mlp_drop(mlp(norm2(h_BTC))) : mlp(norm2(h_BTC), h_BTC);
+}
+
+GPT::GPT(const GPTConfig& c)
+    : config(c),
+      tokens(c.vocab_size, c.n_embd, c.tie_weights ? Role::tied_embedding : Role::embedding),
+      positions(c.block_size, c.n_embd),
+      drop(c.dropout),
+      norm(c.n_embd, c.bias) {
+  for (int64_t i = 0; i < c.n_layer; ++i) blocks.emplace_back(c);
+  if (!c.tie_weights) head = Linear(c.n_embd, c.vocab_size, /*with_bias=*/false);
+  place(*this);
+}
+
+Variable GPT::features(const at::Tensor& ids_BT) const {
+  check_shape("GPT", ids_BT, "B T");
+  const int64_t t = ids_BT.size(1);
+  LATHE_CHECK(t <= config.block_size, "GPT: ", t, " tokens are longer than the context of ", config.block_size);
+  Variable x_BTC = drop(tokens(ids_BT) + slice(positions.weight, 0, 0, t));
+  for (const auto& block : blocks) x_BTC = block(x_BTC);
+  return norm(x_BTC);
+}
+
+Variable GPT::operator()(const at::Tensor& ids_BT) const { return linear(features(ids_BT), head_weight()); }
+
+double GPT::flops_per_unit() const {
+  return matmul_flops(parameters(*this)) + 12.0 * static_cast<double>(config.n_layer) *
+                                               static_cast<double>(config.n_embd) *
+                                               static_cast<double>(config.block_size);
+}
+
+std::optional<ConfigFault> GPT::check(const GPTConfig& c) {
+  if (c.n_embd % c.n_head == 0) return std::nullopt;
+  return ConfigFault{
+      {"n_embd", "n_head"},
+      str("model.n_embd = ", c.n_embd, " is not divisible by model.n_head = ", c.n_head, "; change one of them")};
+}
+
+}  // namespace lathe

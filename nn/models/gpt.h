@@ -1,0 +1,84 @@
+// GPT-2 (Radford et al. 2019): learned positions, pre-layer-norm blocks, GELU, an output head that may share the token
+// embedding's weight. Shapes: B batch, T time, C channels, V vocabulary, N = B T.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "nn/init.h"
+#include "nn/layers.h"
+#include "nn/models/model.h"
+
+namespace lathe {
+
+struct GPTConfig {
+  LATHE_FIELD(int64_t, n_layer, 4, "transformer blocks", between(1, 1000).fixed())
+  LATHE_FIELD(int64_t, n_head, 4, "attention heads; must divide n_embd", between(1, 1000).fixed())
+  LATHE_FIELD(int64_t, n_embd, 128, "channels of the residual stream", between(1, 100000).fixed())
+  LATHE_FIELD(int64_t, block_size, 64, "context length in tokens", between(1, 1000000).fixed())
+  LATHE_FIELD(int64_t, vocab_size, 0, "tokens the model knows; 0: as many as the data has",
+              between(0, 10000000).fixed())
+  LATHE_FIELD(double, dropout, 0.0,
+              "share of embeddings and residual branches zeroed in training; attention probabilities are not dropped",
+              below(0, 1).fixed())
+  LATHE_FIELD(bool, bias, true, "biases in linear layers and layer norms", anything().fixed())
+  LATHE_FIELD(bool, tie_weights, true, "the output head shares the token embedding's weight", anything().fixed())
+  LATHE_FIELD(std::string, init, "gpt2", "how linear weights start", one_of(init_names()).fixed())
+};
+
+/// x + attention(norm(x)), then x + feed_forward(norm(x)).
+struct Block {
+  LayerNorm norm1;
+  CausalSelfAttention attn;
+  LayerNorm norm2;
+  FeedForward mlp;
+  Dropout attn_drop, mlp_drop;
+
+  explicit Block(const GPTConfig& config);
+  Variable operator()(const Variable& x_BTC) const;
+  void visit(Visit& v) {
+    v("norm1", norm1);
+    v("attn", attn);
+    v("attn", attn_drop);
+    v("norm2", norm2);
+    v("mlp", mlp);
+    v("mlp", mlp_drop);
+  }
+};
+
+struct GPT {
+  GPTConfig config;  ///< vocab_size is set
+  Embedding tokens, positions;
+  Dropout drop;
+  std::vector<Block> blocks;
+  LayerNorm norm;
+  Linear head;  ///< no weight of its own where weights are tied
+
+  /// On the CPU in float32, parameters all zero until initialize(); shapes alone under ShapesAlone.
+  explicit GPT(const GPTConfig& config);
+
+  /// ids int64 [B, T], T <= block_size -> logits [B, T, V].
+  Variable operator()(const at::Tensor& ids_BT) const;
+  /// What the head is applied to: [B, T, C].
+  Variable features(const at::Tensor& ids_BT) const;
+  /// The head's weight [V, C]: the token embeddings where they are tied.
+  const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
+  /// Training FLOPs of a token by the field's formula: 6 N + 12 L C T, N the parameters that take part in matmuls (all
+  /// but position embeddings and an untied token embedding), 4 for each frozen one. Kaplan et al. 2020; Chowdhery et
+  /// al. 2022.
+  double flops_per_unit() const;
+  static std::optional<ConfigFault> check(const GPTConfig& config);
+
+  void visit(Visit& v) {
+    v("tokens", tokens);
+    v("positions", positions);
+    v("embeddings", drop);
+    v.blocks("blocks", blocks);
+    v("norm", norm);
+    if (!config.tie_weights) v("head", head);
+  }
+};
+
+}  // namespace lathe

@@ -1,0 +1,62 @@
+#include "nn/models/mlp.h"
+
+#include "core/dtype.h"
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+Variable (*activation_of(const std::string& name))(const Variable&) {
+  if (name == "gelu") return [](const Variable& x) { return gelu(x); };
+  if (name == "silu") return silu;
+  if (name == "tanh") return tanh;
+  LATHE_CHECK(name == "relu", "mlp: no activation is called ", name);
+  return relu;
+}
+
+}  // namespace
+
+MLPLayer::MLPLayer(const MLPConfig& c, int64_t in)
+    : linear(in, c.n_hidden, /*with_bias=*/true), activation(activation_of(c.activation)), drop(c.dropout) {
+  if (c.norm == "layer") layer_norm.emplace(c.n_hidden, /*with_bias=*/true);
+  if (c.norm == "batch") batch_norm.emplace(c.n_hidden);
+}
+
+Variable MLPLayer::operator()(const Variable& x) const {
+  Variable y = linear(x);
+  if (layer_norm) y = (*layer_norm)(y);
+  if (batch_norm) y = (*batch_norm)(y);
+  return drop(activation(y));
+}
+
+MLP::MLP(const MLPConfig& c, const ModelSizes& sizes) : config(c), features(c10::multiply_integers(sizes.input)) {
+  LATHE_CHECK(features >= 1 && sizes.outputs >= 1, "mlp: inputs of ", features, " numbers and ", sizes.outputs,
+              " outputs; both must be 1 at least");
+  int64_t in = features;
+  for (int64_t i = 0; i < c.n_layer; ++i, in = c.n_hidden) layers.emplace_back(c, in);
+  head = Linear(in, sizes.outputs, /*with_bias=*/true);
+  place(*this);
+}
+
+Variable MLP::operator()(const Variable& x) const {
+  LATHE_CHECK(x.dim() >= 1 && x.numel() == x.size(0) * features, "mlp: inputs must have ", features,
+              " numbers a sample, got ", describe(x.data()));
+  Variable h = reshape(x, {x.size(0), features});
+  for (const MLPLayer& layer : layers) h = layer(h);
+  return head(h);
+}
+
+double MLP::flops_per_unit() const {
+  double weights = static_cast<double>(head.weight.numel());
+  for (const MLPLayer& layer : layers) weights += static_cast<double>(layer.linear.weight.numel());
+  return 6 * weights;
+}
+
+int64_t parameter_count(const MLPConfig& c, const ModelSizes& sizes) {
+  const int64_t in = c10::multiply_integers(sizes.input), norm = c.norm == "none" ? 0 : 2 * c.n_hidden;
+  if (c.n_layer == 0) return (in + 1) * sizes.outputs;
+  return (in + 1) * c.n_hidden + (c.n_layer - 1) * (c.n_hidden + 1) * c.n_hidden + c.n_layer * norm +
+         (c.n_hidden + 1) * sizes.outputs;
+}
+
+}  // namespace lathe

@@ -1,0 +1,67 @@
+// Multi-layer perceptron. Shapes: B batch, F features of an input, flattened.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "nn/init.h"
+#include "nn/layers.h"
+#include "nn/layers/image.h"
+#include "nn/models/model.h"
+
+namespace lathe {
+
+struct MLPConfig {
+  LATHE_FIELD(int64_t, n_layer, 2, "hidden layers; 0: a linear model", between(0, 1000).fixed())
+  LATHE_FIELD(int64_t, n_hidden, 128, "units of each hidden layer", between(1, 1000000).fixed())
+  LATHE_FIELD(std::string, activation, "relu", "after each hidden layer",
+              one_of({"relu", "gelu", "silu", "tanh"}).fixed())
+  LATHE_FIELD(std::string, norm, "none", "before each activation: layer norm, batch norm or none",
+              one_of({"none", "layer", "batch"}).fixed())
+  LATHE_FIELD(double, dropout, 0.0, "share of hidden units zeroed in training", below(0, 1).fixed())
+  LATHE_FIELD(std::string, init, "kaiming", "how linear weights start", one_of(init_names()).fixed())
+};
+
+/// Linear layer, norm, activation, dropout. [B, in] -> [B, n_hidden].
+struct MLPLayer {
+  Linear linear;
+  std::optional<LayerNorm> layer_norm;
+  std::optional<BatchNorm1d> batch_norm;
+  Variable (*activation)(const Variable&) = nullptr;
+  Dropout drop;
+
+  MLPLayer(const MLPConfig& config, int64_t in);
+  Variable operator()(const Variable& x) const;
+  void visit(Visit& v) {
+    v("linear", linear);
+    v("norm", layer_norm);
+    v("norm", batch_norm);
+    v("dropout", drop);
+  }
+};
+
+struct MLP {
+  MLPConfig config;
+  int64_t features;  ///< of an input
+  std::vector<MLPLayer> layers;
+  Linear head;
+
+  /// Of inputs of any shape. Parameters all zero until they are initialised.
+  MLP(const MLPConfig& config, const ModelSizes& sizes);
+  /// x [B, ...] -> [B, outputs].
+  Variable operator()(const Variable& x) const;
+  /// Training FLOPs of a sample: 6 for each weight of a product, forward and backward.
+  double flops_per_unit() const;
+  void visit(Visit& v) {
+    v.blocks("layers", layers);
+    v("head", head);
+  }
+};
+
+/// Number of parameters, from the config and sizes alone.
+int64_t parameter_count(const MLPConfig& config, const ModelSizes& sizes);
+
+}  // namespace lathe

@@ -1,0 +1,58 @@
+#include "nn/models/rnn.h"
+
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+int64_t gates_of(const RNNConfig& c) { return c.cell == "lstm" ? 4 : 3; }
+
+}  // namespace
+
+std::optional<ConfigFault> RNN::check(const RNNConfig& c) {
+  if (!c.tie_weights || c.n_embd == c.n_hidden) return std::nullopt;
+  return ConfigFault{{"tie_weights", "n_embd", "n_hidden"},
+                     str("tied weights need n_embd and n_hidden to be equal, not ", c.n_embd, " and ", c.n_hidden,
+                         "; set tie_weights = false, or one of them to the other")};
+}
+
+RNN::RNN(const RNNConfig& c)
+    : config(c),
+      tokens(c.vocab_size, c.n_embd, c.tie_weights ? Role::tied_embedding : Role::embedding),
+      embedded_drop(c.dropout),
+      features_drop(c.dropout) {
+  if (const auto fault = check(c)) fail(Exit::usage, "rnn: ", fault->what);
+  if (c.cell == "lstm") {
+    lstm.emplace(c.n_embd, c.n_hidden, c.n_layer, /*bias=*/true, c.dropout);
+  } else {
+    gru.emplace(c.n_embd, c.n_hidden, c.n_layer, /*bias=*/true, c.dropout);
+  }
+  if (!c.tie_weights) head = Linear(c.n_hidden, c.vocab_size, /*with_bias=*/false);
+  place(*this);
+}
+
+Variable RNN::features(const at::Tensor& ids_BT) const {
+  check_shape("RNN", ids_BT, "B T");
+  LATHE_CHECK(ids_BT.size(1) <= config.block_size, "RNN: ", ids_BT.size(1), " tokens are longer than the context of ",
+              config.block_size);
+  const Variable x_BTC = embedded_drop(tokens(ids_BT));
+  return features_drop(lstm ? (*lstm)(x_BTC).first : (*gru)(x_BTC).first);
+}
+
+Variable RNN::operator()(const at::Tensor& ids_BT) const { return linear(features(ids_BT), head_weight()); }
+
+double RNN::flops_per_unit() const {
+  const Recurrent& layers = lstm ? static_cast<const Recurrent&>(*lstm) : *gru;
+  double weights = static_cast<double>(head_weight().numel());
+  for (const Recurrent::Layer& l : layers.layers)
+    weights += static_cast<double>(l.weight_ih.numel() + l.weight_hh.numel());
+  return 6 * weights;
+}
+
+int64_t parameter_count(const RNNConfig& c) {
+  const int64_t rows = gates_of(c) * c.n_hidden, later = c.n_layer - 1;
+  return c.vocab_size * (c.n_embd + (c.tie_weights ? 0 : c.n_hidden)) + rows * (c.n_embd + c.n_hidden + 2) +
+         later * rows * (2 * c.n_hidden + 2);
+}
+
+}  // namespace lathe

@@ -1,0 +1,67 @@
+// A recurrent language model: token embedding, LSTM or GRU layers, an output head that may share the embedding's weight
+// (Zaremba et al. 2014; Press and Wolf 2016). Shapes: B batch, T time, C embedding, H units, V vocabulary.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/config.h"
+#include "nn/init.h"
+#include "nn/layers.h"
+#include "nn/layers/recurrent.h"
+#include "nn/models/model.h"
+
+namespace lathe {
+
+struct RNNConfig {
+  LATHE_FIELD(std::string, cell, "lstm", "what a layer is made of", one_of({"lstm", "gru"}).fixed())
+  LATHE_FIELD(int64_t, n_layer, 2, "recurrent layers", between(1, 1000).fixed())
+  LATHE_FIELD(int64_t, n_hidden, 128, "units of a layer", between(1, 100000).fixed())
+  LATHE_FIELD(int64_t, n_embd, 128, "channels of the token embedding", between(1, 100000).fixed())
+  LATHE_FIELD(int64_t, block_size, 64, "tokens of a window; the state begins at zero in each",
+              between(1, 1000000).fixed())
+  LATHE_FIELD(int64_t, vocab_size, 0, "tokens the model knows; 0: as many as the data has",
+              between(0, 10000000).fixed())
+  LATHE_FIELD(double, dropout, 0.0, "share of embeddings and of each layer's outputs zeroed in training",
+              below(0, 1).fixed())
+  LATHE_FIELD(bool, tie_weights, true, "the output head shares the token embedding's weight; n_embd must be n_hidden",
+              anything().fixed())
+  LATHE_FIELD(std::string, init, "fan_in", "how linear and recurrent weights start", one_of(init_names()).fixed())
+};
+
+struct RNN {
+  RNNConfig config;  ///< vocab_size is set
+  Embedding tokens;
+  Dropout embedded_drop;
+  std::optional<LSTM> lstm;
+  std::optional<GRU> gru;
+  Dropout features_drop;
+  Linear head;  ///< no weight of its own where weights are tied
+
+  /// Parameters all zero until they are initialised.
+  explicit RNN(const RNNConfig& config);
+  static std::optional<ConfigFault> check(const RNNConfig& config);
+
+  /// ids int64 [B, T] -> logits [B, T, V].
+  Variable operator()(const at::Tensor& ids_BT) const;
+  /// What the head is applied to: [B, T, H].
+  Variable features(const at::Tensor& ids_BT) const;
+  /// The head's weight [V, H]: the token embeddings where they are tied.
+  const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
+  /// Training FLOPs of a token: 6 for each weight of a product, forward and backward. Kaplan et al. 2020.
+  double flops_per_unit() const;
+  void visit(Visit& v) {
+    v("tokens", tokens);
+    v("tokens", embedded_drop);
+    v("layers", lstm);
+    v("layers", gru);
+    v("features", features_drop);
+    if (!config.tie_weights) v("head", head);
+  }
+};
+
+/// Number of parameters, from the config alone.
+int64_t parameter_count(const RNNConfig& config);
+
+}  // namespace lathe

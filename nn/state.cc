@@ -1,0 +1,104 @@
+// State dicts: a model's tensors by path.
+#include <algorithm>
+#include <set>
+
+#include "core/dtype.h"
+#include "core/error.h"
+#include "core/mode.h"
+#include "nn/module.h"
+
+namespace lathe {
+namespace {
+
+/// A tensor of a model under each of its paths.
+struct Place {
+  std::vector<std::string> paths;
+  at::Tensor tensor;
+};
+
+std::vector<Place> places_of(const ConstModuleRef& model) {
+  std::vector<Place> out;
+  std::map<const void*, size_t> known;
+  std::set<std::string> paths;
+  const auto add = [&](const std::string& path, const at::Tensor& t) {
+    LATHE_CHECK(paths.insert(path).second, "two tensors of a model are called ", path,
+                "; give one another name in its module's visit()");
+    LATHE_CHECK(!t.is_meta(), path, " has no values here: it is quantised, or a shape alone");
+    const auto [at, is_new] = known.emplace(t.unsafeGetTensorImpl(), out.size());
+    if (is_new) out.push_back({{}, t});
+    out[at->second].paths.push_back(path);
+  };
+  Visit visit({.parameter = [&](const NamedParameter& p, Variable&) { add(p.path, p.parameter.data()); },
+               .buffer = [&](const std::string& path, at::Tensor& t) { add(path, t); }});
+  model.visit(visit);
+  return out;
+}
+
+/// "a, b and 3 more".
+std::string listed(const std::vector<std::string>& names) {
+  constexpr size_t most = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), most); ++i) text += (i ? ", " : "") + names[i];
+  return names.size() > most ? text + " and " + std::to_string(names.size() - most) + " more" : text;
+}
+
+}  // namespace
+
+StateDict state_dict(const ConstModuleRef& model) {
+  StateDict out;
+  for (const Place& place : places_of(model)) out.emplace(place.paths[0], place.tensor);
+  return out;
+}
+
+LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state, bool strict) {
+  const NoGrad no_grad;
+  const auto places = places_of(model);
+  LoadedState result;
+  std::vector<std::string> unfit;
+  std::vector<std::pair<const Place*, at::Tensor>> found;
+  size_t used = 0;
+  std::set<std::string> known;
+  for (const Place& place : places) {
+    at::Tensor values;
+    for (const auto& path : place.paths) {
+      known.insert(path);
+      const auto at = state.find(path);
+      if (at == state.end()) continue;
+      ++used;
+      const at::Tensor& t = at->second;
+      if (!t.defined() || t.sizes() != place.tensor.sizes() ||
+          t.is_floating_point() != place.tensor.is_floating_point()) {
+        unfit.push_back(path + " is " + (t.defined() ? describe(t) : "undefined") + " for " + describe(place.tensor));
+      } else if (values.defined() && !values.is_same(t) && !values.equal(t)) {
+        unfit.push_back(path + " is not " + place.paths[0] + ", to which the model ties it");
+      } else {
+        values = t;
+      }
+    }
+    if (values.defined()) {
+      found.emplace_back(&place, values);
+    } else if (std::none_of(place.paths.begin(), place.paths.end(), [&](auto& path) { return state.contains(path); })) {
+      result.missing.push_back(place.paths[0]);
+    }
+  }
+  if (used != state.size()) {
+    for (const auto& [path, t] : state) {
+      if (!known.contains(path)) result.unexpected.push_back(path);
+    }
+  }
+  std::sort(result.missing.begin(), result.missing.end());
+  std::string problems;
+  const auto add = [&](const char* what, const std::vector<std::string>& names) {
+    if (!names.empty()) problems += (problems.empty() ? "" : "; ") + std::string(what) + listed(names);
+  };
+  add("", unfit);
+  if (strict) {
+    add("missing: ", result.missing);
+    add("not in the model: ", result.unexpected);
+  }
+  LATHE_CHECK(problems.empty(), "load_state_dict: ", problems);
+  for (const auto& [place, values] : found) place->tensor.copy_(values);
+  return result;
+}
+
+}  // namespace lathe

@@ -1,0 +1,23 @@
+// A GPT with its initial values, and a micro-batch of it without a trainer.
+#pragma once
+
+#include "data/data.h"
+#include "nn/init.h"
+#include "nn/models/gpt.h"
+#include "train/run/session.h"
+
+namespace lathe::test {
+
+inline GPT make_gpt(const GPTConfig& config, uint64_t seed) {
+  GPT model(config);
+  initialize(model, init_from_config(config.init), seed, config.n_layer);
+  return model;
+}
+
+inline at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor, Compute compute,
+                                  StepRandom random, const at::Tensor& loss_scale = {}) {
+  return lathe::run_micro_batch([&] { return head_loss(model, batch.inputs, batch.targets, divisor); }, compute, random,
+                                loss_scale);
+}
+
+}  // namespace lathe::test

@@ -1,0 +1,24 @@
+#include "train/config/path_kind.h"
+
+#include "data/tokens.h"
+
+namespace lathe {
+
+bool is_checkpoint(const fs::path& folder) {
+  return fs::exists(folder / "state.json") || fs::exists(folder / "model.safetensors") ||
+         folder.parent_path().filename() == "checkpoints";
+}
+bool is_run(const fs::path& folder) { return fs::is_directory(folder / "checkpoints"); }
+
+PathKind kind_of(const fs::path& path_) {
+  const fs::path path = without_trailing_slash(path_);
+  if (!fs::exists(path)) return PathKind::missing;
+  if (!fs::is_directory(path)) return path.extension() == ".safetensors" ? PathKind::safetensors : PathKind::file;
+  if (is_checkpoint(path)) return PathKind::checkpoint;
+  if (is_run(path)) return PathKind::run;
+  const bool data = fs::exists(path / "manifest.json") || has_split(path, "train", std::nullopt) ||
+                    has_split(path, "val", std::nullopt);
+  return data ? PathKind::data : PathKind::folder;
+}
+
+}  // namespace lathe

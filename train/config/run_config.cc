@@ -1,0 +1,416 @@
+#include "train/config/run_config.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <limits>
+
+#include "core/error.h"
+#include "core/io/file.h"
+#include "core/io/text.h"
+#include "train/config/path_kind.h"
+#include "train/config/transform.h"
+
+extern char** environ;
+
+namespace lathe {
+namespace {
+
+std::string environment_name(const std::string& key) {
+  std::string name = "LATHE_";
+  for (char c : key) name += c == '.' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return name;
+}
+
+/// Keys that had another name in builds of before.
+constexpr std::pair<const char*, const char*> renamed[]{{"model.lora", "adapters.rank"},
+                                                        {"model.lora_alpha", "adapters.alpha"},
+                                                        {"model.lora_base", "adapters.base"},
+                                                        {"model.lora_dtype", "adapters.dtype"},
+                                                        {"model.lora_double_quant", "adapters.double_quant"}};
+const char* new_name(const std::string& key) {
+  for (const auto& [was, is] : renamed) {
+    if (key == was) return is;
+  }
+  return nullptr;
+}
+
+/// Sets a key of the config's kind. A key of another kind is refused by the names of both.
+void set(LoadedConfig& loaded, const std::string& key, const ConfigValue& value, const std::string& where) {
+  const std::string& kind = loaded.config.model.kind;
+  if (const char* name = new_name(key)) fail(Exit::usage, where, ": ", key, " is called ", name, " now; write that");
+  if (loaded.config.schema().find(key) == nullptr) {
+    for (const ModelKind& other : model_kinds()) {
+      if (RunConfig::schema(other.name).find(key) == nullptr) continue;
+      fail(Exit::usage, where, ": ", key, " is a key of model.kind = \"", other.name, "\", and this model's is \"",
+           kind, "\"; leave it out or change the kind");
+    }
+  }
+  loaded.config.schema().set(&loaded.config, key, value, where);
+}
+
+/// As set(), from what was typed.
+void set_text(LoadedConfig& loaded, const std::string& key, const std::string& text, const std::string& where) {
+  const Field* field = loaded.config.schema().find(key);
+  set(loaded, key, field != nullptr ? read_value(text, field->initial) : ConfigValue(text), where);
+}
+
+/// Makes the config that of a kind of model, its own keys at their defaults.
+void set_kind(RunConfig& config, const ConfigValue& value, const std::string& where) {
+  config.schema().set(&config, "model.kind", value, where);
+  const ModelKind* kind = find_model_kind(config.model.kind);
+  if (kind == nullptr) {
+    std::string names;
+    for (const ModelKind& k : model_kinds()) names += (names.empty() ? "" : " | ") + k.name;
+    fail(Exit::usage, where, ": model.kind = ", toml_text(value), " is not allowed; it must be ", names);
+  }
+  config.model.own = kind->config;
+}
+
+/// With the bytes that are not UTF-8 as \xHH.
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    const size_t n = code_point_length(text, i);
+    out += n > 0 ? text.substr(i, n) : format("\\x%02x", static_cast<unsigned char>(text[i]));
+    i += std::max<size_t>(n, 1);
+  }
+  return out;
+}
+
+/// Checkpoints hold paths as text, which has to be UTF-8: the run folder, which may derive from the config's name, and
+/// where a branch came from, which begins with the working folder.
+void check_paths(const std::string& config) {
+  if (!is_utf8(config))
+    fail(Exit::usage, "the config's path ", escaped(config),
+         " is not UTF-8; rename it, or call it from its own folder");
+  std::error_code error;
+  const std::string here = fs::current_path(error).string();
+  if (error) fail(Exit::io, "the working folder can't be found (", error.message(), "); run lathe in another");
+  if (!is_utf8(here)) fail(Exit::usage, "the working folder ", escaped(here), " is not UTF-8; run lathe in another");
+}
+
+/// What `path` is instead of a config file, and what to do with that.
+void check_is_file(const std::string& path) {
+  switch (kind_of(path)) {
+    case PathKind::missing:
+      fail(Exit::usage, "there is no config file ", path, "; configs/quickstart.toml is one to begin with");
+    case PathKind::data:
+      fail(Exit::usage, path, " is a data folder, not a config file; name it with --data.dir=", path,
+           " beside a config");
+    case PathKind::run:
+      fail(Exit::usage, path, " is a run, not a config file; to go on with it: lathe train ",
+           (fs::path(path) / "config.toml").string());
+    case PathKind::checkpoint:
+      fail(Exit::usage, path,
+           " is a checkpoint, not a config file; to go on from it: lathe train CONFIG --checkpoint.resume=", path);
+    case PathKind::folder:
+      fail(Exit::usage, path, " is a folder, not a config file; configs/quickstart.toml is one to begin with");
+    case PathKind::safetensors:
+      fail(Exit::usage, path, " holds tensors and is no config file; configs/quickstart.toml is one to begin with");
+    case PathKind::file: break;
+  }
+}
+
+/// A value of the environment that names a key.
+struct EnvironmentKey {
+  std::string key, name, text;
+};
+std::vector<EnvironmentKey> read_environment() {
+  std::vector<EnvironmentKey> found;
+  for (char** e = environ; *e != nullptr; ++e) {
+    const std::string entry = *e;
+    const auto equals = entry.find('=');
+    const std::string name = entry.substr(0, equals);
+    bool ours = false;
+    std::string known;
+    for (const auto& f : all_fields()) {
+      if (environment_name(f.key) == name) known = f.key;
+    }
+    for (const auto& [was, is] : renamed) {
+      if (environment_name(was) == name) known = was;
+    }
+    for (const auto& s : RunConfig::schema("gpt").sections())
+      ours = ours || name.starts_with(environment_name(s.name) + "_");
+    if (known.empty() && !ours) continue;
+    if (known.empty()) {
+      std::vector<std::string> names;
+      for (const auto& f : all_fields()) names.push_back(environment_name(f.key));
+      const std::string near = nearest(name, names);
+      fail(Exit::usage, "environment: ", name, " names no key", near.empty() ? "" : "; did you mean " + near + "?");
+    }
+    found.push_back({known, name, entry.substr(equals + 1)});
+  }
+  return found;
+}
+
+/// The place of the key that was given last: on the command line, then in the environment, then in the file.
+std::string last_origin(const LoadedConfig& loaded, const std::vector<std::string>& keys) {
+  const auto rank = [](const std::string& origin) {
+    return origin == "command line" ? 3 : origin.starts_with("LATHE_") ? 2 : origin == "defaults" ? 0 : 1;
+  };
+  std::string last = origin_of(loaded, keys.at(0));
+  for (const auto& key : keys) {
+    if (const std::string origin = origin_of(loaded, key); rank(origin) >= rank(last)) last = origin;
+  }
+  return last;
+}
+
+/// Contradictions in [amp]: each with the place and the remedy.
+void check_amp(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  const AmpConfig& a = c.amp;
+  const auto refuse = [&](const std::string& key, const auto&... why) {
+    fail(Exit::usage, origin_of(loaded, key), ": ", why...);
+  };
+  const auto given = [&](const std::string& key) {  // with another value than the default, which a saved config has
+    const Field& field = *c.schema().find(key);
+    return c.schema().get(&c, field) != field.initial;
+  };
+  if (a.grad == "low" && a.dtype == "fp32")
+    refuse("amp.grad", "amp.grad = \"low\" needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
+  if (a.dtype != "fp16" && (a.scaler == "dynamic" || a.scaler == "fixed")) {
+    refuse("amp.scaler", "amp.scaler = \"", a.scaler, "\" is for amp.dtype = \"fp16\"; ", a.dtype,
+           a.dtype == "fp8" ? " scales each tensor" : " has float32's range", ", so leave amp.scaler out");
+  }
+  const bool scaled = a.dtype == "fp16" && a.scaler != "none", dynamic = scaled && a.scaler != "fixed";
+  for (const char* key : {"amp.loss_scale", "amp.max_skips"}) {
+    if (given(key) && !scaled)
+      refuse(key, key, " has no effect: nothing is scaled with amp.dtype = \"", a.dtype, "\" and amp.scaler = \"",
+             a.scaler, "\"; leave it out");
+  }
+  for (const char* key : {"amp.growth_factor", "amp.backoff_factor", "amp.growth_interval", "amp.min_loss_scale"}) {
+    if (given(key) && !dynamic)
+      refuse(key, key,
+             " has no effect without a dynamic scaler (amp.dtype = \"fp16\", amp.scaler = \"dynamic\"); leave it out");
+  }
+  if (dynamic && a.min_loss_scale > a.loss_scale)
+    refuse("amp.min_loss_scale", "amp.min_loss_scale = ", a.min_loss_scale,
+           " is above amp.loss_scale = ", a.loss_scale);
+  if (!a.master && a.dtype == "fp32")
+    refuse("amp.master", "amp.master = false needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
+  const bool low = a.dtype != "fp32";
+  if (given("amp.working_copies") && (!low || !a.master))
+    refuse("amp.working_copies", "amp.working_copies has no effect ", low ? "with amp.master = false" : "in fp32",
+           "; leave it out");
+  if (given("amp.cache") && (!low || a.working_copies))
+    refuse("amp.cache", "amp.cache has no effect ", low ? "with amp.working_copies = true" : "in fp32",
+           "; leave it out");
+  if (given("amp.rounding") && a.rounding != "auto" && a.master)
+    refuse("amp.rounding", "amp.rounding has no effect with amp.master = true; leave it out");
+  if (a.rounding == "stochastic" && a.dtype == "fp16")
+    refuse(
+        "amp.rounding",
+        "amp.rounding = \"stochastic\" is for bf16 parameters; use amp.dtype = \"bf16\" or amp.rounding = \"nearest\"");
+  for (const char* key : {"amp.fp8_scaling", "amp.fp8_history", "amp.fp8_edge_blocks"}) {
+    if (given(key) && a.dtype != "fp8") refuse(key, key, " has no effect without amp.dtype = \"fp8\"; leave it out");
+  }
+  if (given("amp.fp8_history") && a.fp8_scaling != "delayed")
+    refuse("amp.fp8_history", "amp.fp8_history has no effect without amp.fp8_scaling = \"delayed\"; leave it out");
+  if (a.dtype != "fp8") return;
+  const int64_t* width = c.model.own.find<int64_t>("n_embd");
+  const int64_t* blocks = c.model.own.find<int64_t>("n_layer");
+  if (width == nullptr || blocks == nullptr || !find_model_kind(c.model.kind)->models_tokens()) {
+    refuse("amp.dtype", "amp.dtype = \"fp8\" is for models of repeated blocks, and model.kind = \"", c.model.kind,
+           "\" has none; use \"bf16\"");
+  }
+  if (*width % 16 != 0) {
+    refuse("model.n_embd", "model.n_embd = ", *width,
+           " is not a multiple of 16, which fp8 matmuls need; change it or amp.dtype");
+  }
+  if (units_of_micro_batch(c) % 16 != 0) {
+    refuse("train.batch_size", "train.batch_size = ", c.train.batch_size,
+           " times model.block_size = ", batch_sizes(c).block_size,
+           " is not a multiple of 16, which fp8 matmuls need; change one of them or amp.dtype");
+  }
+  if (2 * a.fp8_edge_blocks >= *blocks) {
+    refuse("amp.fp8_edge_blocks", "amp.fp8_edge_blocks = ", a.fp8_edge_blocks,
+           " first and last blocks leave none of model.n_layer = ", *blocks, " to fp8; lower it");
+  }
+}
+
+/// What must hold between keys.
+void check(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  const auto at = [&](const char* key) { return origin_of(loaded, key); };
+  const ModelKind& kind = *find_model_kind(c.model.kind);
+  if (const auto fault = kind.check(c.model.own)) {
+    std::vector<std::string> keys;
+    for (const auto& key : fault->keys) keys.push_back("model." + key);
+    fail(Exit::usage, last_origin(loaded, keys), ": ", fault->what);
+  }
+  for (const Transform& t : transforms()) {
+    if (!t.check) continue;
+    if (const auto fault = t.check(c)) fail(Exit::usage, last_origin(loaded, fault->keys), ": ", fault->what);
+  }
+  if (c.optim.nesterov && (c.optim.dampening != 0 || c.optim.momentum == 0)) {
+    fail(Exit::usage, at("optim.nesterov"), ": optim.nesterov needs optim.dampening = 0 and optim.momentum > 0");
+  }
+  if (c.schedule.min_lr < 0 && c.schedule.min_lr != -1) {
+    fail(Exit::usage, at("schedule.min_lr"), ": schedule.min_lr = ", c.schedule.min_lr,
+         " is not allowed; it must be >= 0, or -1 for a tenth of optim.lr");
+  }
+  if (c.schedule.kind != "constant" && c.schedule.min_lr > c.optim.lr) {
+    fail(Exit::usage, at("schedule.min_lr"), ": schedule.min_lr = ", c.schedule.min_lr,
+         " is above optim.lr = ", c.optim.lr);
+  }
+  if (c.train.steps > std::numeric_limits<int64_t>::max() / 2 / units_of_step(c)) {
+    const int64_t block_size = batch_sizes(c).block_size;
+    fail(Exit::usage, at("train.steps"), ": train.steps = ", c.train.steps,
+         " times train.grad_accum = ", c.train.grad_accum,
+         block_size > 0 ? str(", train.batch_size = ", c.train.batch_size, " and model.block_size = ", block_size)
+                        : str(" and train.batch_size = ", c.train.batch_size),
+         " are more ", block_size > 0 ? "tokens" : "samples", " than can be counted; lower train.steps");
+  }
+  if (c.data.fold > 0 && c.data.fold >= c.data.folds) {
+    fail(Exit::usage, at("data.fold"), ": data.fold = ", c.data.fold, " is not below data.folds = ", c.data.folds,
+         "; folds are counted from 0");
+  }
+  if (c.data.folds == 1)
+    fail(Exit::usage, at("data.folds"), ": data.folds = 1 leaves nothing to train on; 0 takes the split as prepared");
+  if (c.checkpoint.async_save && c.checkpoint.interval == 0 && !c.checkpoint.keep_best) {
+    fail(Exit::usage, at("checkpoint.async_save"),
+         ": checkpoint.async_save has no effect with checkpoint.interval = 0; leave it out or give an interval");
+  }
+  check_amp(loaded);
+  if (c.data.dir.empty())
+    fail(Exit::usage, at("data.dir"), ": data.dir is empty; give the folder that holds train.bin");
+}
+
+}  // namespace
+
+std::map<std::string, AnyConfig> RunConfig::transform_configs() {
+  std::map<std::string, AnyConfig> configs;
+  for (const Transform& t : lathe::transforms()) configs[t.name] = t.config;
+  return configs;
+}
+
+const Schema& RunConfig::schema(const std::string& kind) {
+  static std::map<std::string, Schema> made;
+  const auto found = made.find(kind);
+  if (found != made.end()) return found->second;
+  Schema schema = schema_of<RunConfig>();
+  if (const ModelKind* k = find_model_kind(kind)) {
+    schema.add("model", k->config.schema(),
+               [](void* config) { return static_cast<RunConfig*>(config)->model.own.data(); });
+  }
+  for (const Transform& t : lathe::transforms()) {
+    if (t.config.schema().fields().empty()) continue;
+    schema.add_section({t.name, t.doc});
+    schema.add(t.name, t.config.schema(),
+               [name = t.name](void* config) { return static_cast<RunConfig*>(config)->transforms.at(name).data(); });
+  }
+  return made.emplace(kind, std::move(schema)).first->second;
+}
+
+const std::vector<Field>& all_fields() {
+  static const std::vector<Field> all = [] {
+    std::vector<Field> fields;
+    for (const ModelKind& kind : model_kinds()) {
+      for (const Field& f : RunConfig::schema(kind.name).fields()) {
+        const auto same = [&](const Field& other) { return other.key == f.key; };
+        if (std::none_of(fields.begin(), fields.end(), same)) fields.push_back(f);
+      }
+    }
+    return fields;
+  }();
+  return all;
+}
+
+std::vector<std::string> renamed_keys() {
+  std::vector<std::string> keys;
+  for (const auto& [was, is] : renamed) keys.emplace_back(was);
+  return keys;
+}
+
+std::string config_reference() {
+  std::string text = schema_of<RunConfig>().to_markdown("model");
+  for (const ModelKind& kind : model_kinds()) {
+    Schema own;
+    own.add_section({"model", "kind = \"" + kind.name + "\", " + kind.doc});
+    own.add("model", kind.config.schema(), nullptr);
+    text += own.to_markdown();
+  }
+  const Schema& whole = RunConfig::schema("gpt");
+  for (const Section& s : whole.sections()) {
+    if (s.name != "model") text += whole.to_markdown(s.name);
+  }
+  return text;
+}
+
+BatchSizes batch_sizes(const RunConfig& c) {
+  const auto size = [&](const char* key) {
+    const int64_t* found = c.model.own.find<int64_t>(key);
+    return found != nullptr ? *found : 0;
+  };
+  return {c.train.batch_size, size("block_size"), size("vocab_size")};
+}
+
+int64_t units_of_micro_batch(const RunConfig& c) {
+  return c.train.batch_size * std::max<int64_t>(1, batch_sizes(c).block_size);
+}
+
+int64_t units_of_step(const RunConfig& c) {
+  return c.train.grad_accum * units_of_micro_batch(c);  // 1e18 at most, by the keys' rules
+}
+
+std::string origin_of(const LoadedConfig& loaded, const std::string& key) {
+  const auto found = loaded.origins.find(key);
+  return found == loaded.origins.end() ? "defaults" : found->second;
+}
+
+LoadedConfig load_config(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides) {
+  LoadedConfig loaded;
+  loaded.path = path;
+  check_paths(path);
+  check_is_file(path);
+  const auto file = read_toml(path);
+  const auto environment = read_environment();
+  // The kind first, since the other keys depend on it: what was given last counts.
+  for (const auto& entry : file) {
+    if (entry.key == "model.kind") set_kind(loaded.config, entry.value, entry.where);
+  }
+  for (const auto& [key, name, text] : environment) {
+    if (key == "model.kind") set_kind(loaded.config, text, str("environment: ", name, "=", text));
+  }
+  for (const auto& [key, text] : overrides) {
+    if (key == "model.kind") set_kind(loaded.config, text, str("command line: --", key, "=", text));
+  }
+  const auto take = [&](const std::string& key, const std::string& origin, const auto& set_it) {
+    if (key != "model.kind") set_it();
+    loaded.origins[key] = origin;
+  };
+  for (const auto& entry : file)
+    take(entry.key, entry.where, [&] { set(loaded, entry.key, entry.value, entry.where); });
+  for (const auto& [key, name, text] : environment)
+    take(key, name, [&] { set_text(loaded, key, text, str("environment: ", name, "=", text)); });
+  for (const auto& [key, text] : overrides)
+    take(key, "command line", [&] { set_text(loaded, key, text, str("command line: --", key, "=", text)); });
+  if (loaded.config.train.out_dir.empty())
+    loaded.config.train.out_dir = (fs::path("runs") / fs::path(path).stem()).string();
+  check(loaded);
+  loaded.config.schedule.min_lr = end_of_schedule(loaded.config.schedule, loaded.config.optim.lr);
+  return loaded;
+}
+
+RunConfig config_from_toml(const std::string& text, const std::string& where) {
+  RunConfig config;
+  try {
+    const auto entries = parse_toml(text, where);
+    for (const auto& entry : entries) {
+      if (entry.key == "model.kind") set_kind(config, entry.value, where);
+    }
+    for (const auto& entry : entries) {
+      const char* renamed_to = new_name(entry.key);
+      const std::string key = renamed_to != nullptr ? renamed_to : entry.key;
+      if (config.schema().find(key) == nullptr)
+        fail(Exit::checkpoint, where, ": a key this build does not have: ", key);
+      config.schema().set(&config, key, entry.value, where);
+    }
+  } catch (const Error& e) {
+    fail(Exit::checkpoint, e.what());
+  }
+  return config;
+}
+
+}  // namespace lathe

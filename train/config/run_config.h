@@ -1,0 +1,135 @@
+// The whole configuration of a run, where it comes from, and what must hold between its keys.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "amp/amp.h"
+#include "core/config.h"
+#include "data/data.h"
+#include "nn/models/model.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
+
+namespace lathe {
+
+/// Keys of [model]: the kind, and those of its own.
+struct ModelConfig {
+  LATHE_FIELD(std::string, kind, "gpt", "which model; each kind has keys of its own", anything().fixed())
+  AnyConfig own = find_model_kind(kind)->config;  ///< of the kind's config type
+};
+
+struct TrainConfig {
+  LATHE_FIELD(std::string, task, "auto",
+              "what is learned; auto: what the data was made for (language, classification, regression)",
+              anything().fixed())
+  LATHE_FIELD(int64_t, steps, 2000, "optimizer steps of the run", at_least(1))
+  LATHE_FIELD(int64_t, batch_size, 12, "sequences or examples in a micro-batch", between(1, 1000000).fixed())
+  LATHE_FIELD(int64_t, grad_accum, 1, "micro-batches in a step", between(1, 1000000).fixed())
+  LATHE_FIELD(int64_t, eval_interval, 250,
+              "steps between evaluations; 0: none. With it, one also before the first step and after the last",
+              at_least(0))
+  LATHE_FIELD(int64_t, eval_batches, 0, "batches of an evaluation; 0: the whole validation split", at_least(0))
+  LATHE_FIELD(int64_t, log_interval, 10, "steps between lines of metrics.jsonl", at_least(1))
+  LATHE_FIELD(int64_t, sample_interval, 0, "steps between samples that a person can read; 0: none", at_least(0))
+  LATHE_FIELD(int64_t, seed, 1337, "of initial weights, order of data and dropout", at_least(0).fixed())
+  LATHE_FIELD(
+      double, spike_sigma, 0.0,
+      "a step whose loss is this many standard deviations above the mean of late changes nothing, is counted, and "
+      "leaves its tokens in the run folder's spikes/; 0: none",
+      at_least(0))
+  LATHE_FIELD(std::string, device, "auto", "where to compute; auto: cuda where a card can be used",
+              one_of({"auto", "cpu", "cuda"}))
+  LATHE_FIELD(int64_t, threads, 0, "CPU threads; 0: OMP_NUM_THREADS, else all cores. A resumed run keeps its number",
+              between(0, 4096))
+  LATHE_FIELD(std::string, kernels, "auto",
+              "of CPU runs; auto: Lathe's own where the machine has the instructions (`lathe config kernels`), aten: "
+              "LibTorch's throughout",
+              one_of({"auto", "aten"}).fixed())
+  LATHE_FIELD(std::string, out_dir, "", "run folder; empty: runs/ and the config's name", anything())
+  LATHE_FIELD(double, max_time, 0.0, "seconds after which this process writes a checkpoint and exits 75; 0: no limit",
+              at_least(0))
+};
+
+struct CheckpointConfig {
+  LATHE_FIELD(int64_t, interval, 500, "steps between checkpoints; 0: only at the end or when stopped", at_least(0))
+  LATHE_FIELD(int64_t, keep, 2, "newest checkpoints that are kept", at_least(1))
+  LATHE_FIELD(int64_t, keep_every, 0, "also keep checkpoints of steps that this divides; 0: none", at_least(0))
+  LATHE_FIELD(
+      bool, keep_best, false,
+      "also keep the checkpoint with the lowest validation loss, and write one at each evaluation that is lower",
+      anything())
+  LATHE_FIELD(
+      std::string, resume, "auto",
+      "auto: go on from the run folder's newest checkpoint; never: refuse one that has any; or a checkpoint's path",
+      anything())
+  LATHE_FIELD(std::string, dtype, "auto",
+              "dtype of the matrices in model.safetensors; auto: as they are in memory. Where it is another, "
+              "optimizer.safetensors holds them exactly as well",
+              one_of({"auto", "fp32", "bf16", "fp16"}))
+  LATHE_FIELD(bool, async_save, false,
+              "write checkpoints in the background: training stands still while they are copied, into as many bytes of "
+              "memory, and goes on while they are written. The last one of a run is written at once",
+              anything())
+};
+
+struct LogConfig {
+  LATHE_FIELD(std::string, level, "info", "least level shown on the console",
+              one_of({"debug", "info", "warn", "error"}))
+};
+
+struct RunConfig {
+  LATHE_SECTION(ModelConfig, model, "the model")
+  LATHE_SECTION(DataConfig, data, "training data")
+  LATHE_SECTION(OptimConfig, optim, "the optimizer")
+  LATHE_SECTION(ScheduleConfig, schedule, "the learning rate's course")
+  LATHE_SECTION(TrainConfig, train, "the run")
+  LATHE_SECTION(AmpConfig, amp, "mixed precision")
+  LATHE_SECTION(CheckpointConfig, checkpoint, "checkpoints and resuming")
+  LATHE_SECTION(LogConfig, log, "console output")
+  std::map<std::string, AnyConfig> transforms = transform_configs();  ///< by name; each is a section of the config
+
+  /// The keys of a model of that kind, transforms' included.
+  static const Schema& schema(const std::string& kind);
+  /// The keys of this config.
+  const Schema& schema() const { return schema(model.kind); }
+
+ private:
+  static std::map<std::string, AnyConfig> transform_configs();
+};
+/// Every key of every kind, once each.
+const std::vector<Field>& all_fields();
+/// Keys that builds of before had by another name; a config with one is refused by the new name.
+std::vector<std::string> renamed_keys();
+/// The reference page of all keys, Markdown.
+std::string config_reference();
+
+/// A config and where each value that is not a default came from.
+struct LoadedConfig {
+  RunConfig config;
+  Origins origins;
+  std::string path{};            ///< of the config file, as given
+  std::filesystem::path base{};  ///< the checkpoint that adapters.base stands for, once adopt_base has found it
+};
+
+/// How large a micro-batch is; sizes that the model's kind does not have are 0.
+BatchSizes batch_sizes(const RunConfig& config);
+/// Tokens, or samples of a model that has none, of a micro-batch and of an optimizer step: its targets, which the sum
+/// of its losses is divided by.
+int64_t units_of_micro_batch(const RunConfig& config);
+int64_t units_of_step(const RunConfig& config);
+
+/// Where a key's value came from; "defaults" where nothing set it.
+std::string origin_of(const LoadedConfig& loaded, const std::string& key);
+
+/// Defaults, which may follow other keys (train.out_dir, schedule.min_lr) < file < environment (LATHE_TRAIN_STEPS=100)
+/// < command line (key, text). Checked key by key and against each other. Errors are Exit::usage and say where.
+LoadedConfig load_config(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides);
+
+/// A saved run's config, as written in its checkpoint; what is wrong with it is Exit::checkpoint.
+RunConfig config_from_toml(const std::string& text, const std::string& where);
+
+}  // namespace lathe

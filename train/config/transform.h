@@ -1,0 +1,40 @@
+// Transforms: what is done to a finished model before its optimizer is made, so that any kind of model can have it.
+// One is a config struct, whose keys are a section of the config named as the transform, a function, and a line in the
+// table of train/transforms/table.cc (or, in a program of your own, a call of add_transform).
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "nn/models/model.h"
+
+namespace lathe {
+
+struct RunConfig;
+
+struct TransformContext {
+  const RunConfig& config;
+  at::Device device;        ///< where parameters are
+  at::ScalarType matrices;  ///< dtype that trained parameters of 2 and more dimensions have
+};
+
+struct Transform {
+  std::string name, doc;
+  AnyConfig config;  ///< with its defaults; without keys where it has no section
+  /// Does its work, or nothing where the config does not ask for it. New parameters get their initial values here.
+  std::function<void(Model&, const TransformContext&)> apply;
+  /// What is wrong between the keys of a config, with whole keys ("section.name"); may be empty.
+  std::function<std::optional<ConfigFault>(const RunConfig&)> check{};
+};
+
+/// All, in the order in which they are applied: Lathe's, then those that were added.
+const std::vector<Transform>& transforms();
+/// Adds one, before the command line is run. Exit::internal where its name is taken.
+void add_transform(Transform transform);
+/// Applies all.
+void apply_transforms(Model& model, const TransformContext& context);
+
+}  // namespace lathe

@@ -1,0 +1,100 @@
+#include "train/run/peak.h"
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+
+#include "autograd/ops.h"
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/file.h"
+#include "core/io/json.h"
+#include "core/kernels/gemm.h"
+
+namespace lathe {
+namespace {
+
+fs::path peaks_file() {
+  if (const char* cache = std::getenv("LATHE_CACHE"); cache != nullptr && *cache != 0)
+    return fs::path(cache) / "peaks.json";
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != 0)
+    return fs::path(home) / ".cache/lathe/peaks.json";
+  return {};
+}
+
+std::string key_of(int threads, at::ScalarType dtype) {
+  return str(device_model("cpu"), " ", cpu_isa(), ", ", threads, " threads, ", dtype_name(dtype),
+             ", best of ATen's and our own");
+}
+
+/// A damaged or absent file is an empty one: it is only a cache.
+Json read_peaks() {
+  try {
+    const fs::path path = peaks_file();
+    if (std::error_code error; !path.empty() && fs::exists(path, error)) {
+      const Json peaks = parse_json(read_file(path, Exit::io), path.string(), Exit::io);
+      if (peaks.is_object()) return peaks;
+    }
+  } catch (const Error&) {
+  }
+  return Json::object();
+}
+
+/// What is kept of a measurement; nullopt where there is none.
+std::optional<MatmulCeiling> kept(const Json& peaks, const std::string& key) {
+  const auto found = peaks.find(key);
+  if (found == peaks.end()) return std::nullopt;
+  if (found->is_number()) return MatmulCeiling{found->get<double>(), 1};  // as earlier versions wrote it
+  const bool usable = found->is_object() && found->contains("flops") && (*found)["flops"].is_number() &&
+                      found->contains("measurements") && (*found)["measurements"].is_number_integer();
+  if (!usable) return std::nullopt;
+  return MatmulCeiling{(*found)["flops"].get<double>(), (*found)["measurements"].get<int>()};
+}
+
+}  // namespace
+
+std::optional<MatmulCeiling> known_peak(const std::string& device, int threads, at::ScalarType dtype) {
+  if (device == "cuda") {
+    const double peak = cuda_api().peak_bf16_flops();
+    return peak > 0 ? std::optional(MatmulCeiling{peak, 0}) : std::nullopt;
+  }
+  return kept(read_peaks(), key_of(threads, cpu_product_dtype(dtype)));
+}
+
+MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
+  const at::ScalarType dtype = cpu_product_dtype(compute);
+  constexpr int64_t n = 2048;
+  const at::Tensor a = at::full({n, n}, 0.5, dtype), b = at::full({n, n}, 0.25, dtype), c = at::empty_like(a);
+  const bool own = gemm_possible(element_of(dtype));
+  const auto matrix = [&](const at::Tensor& t) { return Matrix{t.const_data_ptr(), n, element_of(dtype)}; };
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  double best = 0;
+  for (int i = 0; i < 6 || Clock::now() - begin < std::chrono::seconds(1); ++i) {
+    const auto start = Clock::now();
+    if (own && i % 2 == 1)
+      gemm(matrix(a), matrix(b), n, n, n, {.out = matrix(c)});
+    else
+      at::mm(a, b);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (i > 1) best = std::max(best, 2.0 * n * n * n / seconds);
+  }
+  MatmulCeiling ceiling{best, 1};
+  if (const fs::path path = peaks_file(); !path.empty()) {
+    Json peaks = read_peaks();
+    const std::string key = key_of(threads, dtype);
+    if (const auto before = kept(peaks, key)) {
+      ceiling = {std::max(best, before->rate), std::min(before->measurements, 1000000) + 1};
+    }
+    peaks[key] = {{"flops", ceiling.rate}, {"measurements", ceiling.measurements}};
+    make_folders(path.parent_path());
+    write_file_durably(path, peaks.dump(1) + "\n");
+  }
+  return ceiling;
+}
+
+}  // namespace lathe

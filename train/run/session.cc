@@ -1,0 +1,133 @@
+#include "train/run/session.h"
+
+#include "amp/amp.h"
+#include "autograd/engine.h"
+#include "autograd/node.h"
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/text.h"
+#include "core/kernels/gemm.h"
+#include "core/memory.h"
+#include "train/config/transform.h"
+#include "train/transforms/adapters.h"
+
+namespace lathe {
+
+RunData RunData::open(LoadedConfig& loaded) {
+  RunData opened{open_data(loaded.config.data), nullptr, {}};
+  opened.task = &task_of(loaded, opened.data->facts());
+  opened.sizes = opened.task->fit(loaded, *opened.data);
+  return opened;
+}
+
+namespace {
+
+void check_device(const LoadedConfig& loaded, const std::string& device) {
+  const AmpConfig& amp = loaded.config.amp;
+  const int capability = device == "cuda" ? cuda_api().compute_capability() : 0;
+  if (device == "cuda" && capability < 80) {
+    fail(Exit::usage, origin_of(loaded, "train.device"), ": ", device_model(device), " has compute capability ",
+         capability / 10, ".", capability % 10, " and 8.0 is needed; set train.device = \"cpu\"");
+  }
+  if (amp.tf32 && device == "cpu") {
+    fail(Exit::usage, origin_of(loaded, "amp.tf32"), ": amp.tf32 needs an NVIDIA card, and this run is on ",
+         device_model(device), "; leave amp.tf32 out");
+  }
+}
+
+}  // namespace
+
+Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes) {
+  const RunConfig& config = loaded.config;
+  install_allocator();
+  const std::string device_name = open_device(config.train.device);
+  check_device(loaded, device_name);
+  const int threads = config.train.threads > 0 ? static_cast<int>(config.train.threads) : default_threads();
+  set_up_compute(device_name, threads, config.amp.tf32);
+  use_kernels(config.train.kernels == "auto");
+  const at::Device device(device_name == "cuda" ? at::kCUDA : at::kCPU);
+  const auto seed = static_cast<uint64_t>(config.train.seed);
+  const at::ScalarType compute = compute_dtype(config.amp);
+  const at::ScalarType matrices = config.amp.master ? at::kFloat : matmul_dtype(compute);
+  auto model = loaded.base.empty() ? make_model(*find_model_kind(config.model.kind), config.model.own, sizes, seed)
+                                   : load_base(loaded.base, config, sizes, device);
+  if (device.is_cuda() || matrices != at::kFloat) {
+    const MemoryScope scope(Memory::parameters);
+    replace_parameters(*model, [&](const NamedParameter& p) {
+      if (!is_trained(p.parameter)) return p.parameter;
+      return Variable::parameter(p.parameter.data().to(device, p.parameter.dim() >= 2 ? matrices : at::kFloat), p.path);
+    });
+  }
+  if (device.is_cuda()) replace_buffers(*model, [&](const NamedBuffer& b) { return b.tensor.to(device); });
+  apply_transforms(*model, {config, device, matrices});
+  const auto params = trained_parameters(*model), saved = saved_tensors(*model);
+  const bool low_grad = config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
+  make_working_copies(params, compute, config.amp.working_copies, low_grad);
+  const bool stochastic = config.amp.rounding != "nearest";
+  Session s{config,
+            task,
+            sizes,
+            device_name,
+            device,
+            {compute, config.amp.cache},
+            std::move(model),
+            params,
+            saved,
+            Optimizer(config.optim, params, stochastic ? std::optional(seed) : std::nullopt),
+            GradScaler::make(config.amp, device),
+            config.train.spike_sigma > 0 ? std::optional<SpikeGuard>(config.train.spike_sigma) : std::nullopt,
+            low_grad};
+  s.config.train.threads = threads;
+  return s;
+}
+
+void Session::load(const fs::path& checkpoint, const RunState& state) {
+  load_parameters(checkpoint, saved);
+  load_optimizer(checkpoint, optimizer);
+  optimizer.set_updates(state.updates);
+  if (scaler && state.scaler) scaler->load(*state.scaler);
+  if (spikes && state.spikes) spikes->load(*state.spikes);
+  refresh_working_copies(params);
+}
+
+at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute compute, StepRandom random,
+                           const at::Tensor& loss_scale) {
+  const MemoryScope memory(Memory::activations);
+  const TrainingStep step(random);
+  Variable loss;
+  {
+    const Autocast autocast(compute);
+    loss = loss_of();
+  }
+  backward(loss, loss_scale);
+  return loss.data();
+}
+
+at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor, StepRandom random) {
+  return run_micro_batch([&] { return s.task.loss(*s.model, batch, divisor); }, s.compute, random,
+                         s.scaler ? s.scaler->scale() : at::Tensor());
+}
+
+std::string precision_text(const Session& s) {
+  const AmpConfig& a = s.config.amp;
+  std::string text = "matmuls in " + a.dtype + (a.tf32 ? " (fp32 ones in tf32)" : "") + ", parameters ";
+  bool copies = false;
+  at::ScalarType param = at::kFloat, grad = at::kFloat;
+  for (const auto& p : s.params) {
+    if (!is_linear_weight(p.role)) continue;
+    const Precision& kept = p.parameter.leaf().precision;
+    copies = copies || kept.low.defined();
+    param = p.parameter.dtype();
+    grad = kept.grad_dtype;
+  }
+  text += dtype_name(param) + (copies ? str(" with ", dtype_name(matmul_dtype(s.compute.dtype)), " copies") : "") +
+          ", gradients " + dtype_name(grad);
+  if (s.scaler)
+    text +=
+        str(", ", a.scaler == "fixed" ? "fixed" : "dynamic", " loss scale ", format("%.10g", s.scaler->state().scale));
+  if (const AdaptersConfig& adapted = adapters_of(s.config); adapted.rank > 0)
+    text += ", frozen model in " + adapted.dtype;
+  return text + ", saved as " + dtype_name(save_dtype(s.config.checkpoint).value_or(param));
+}
+
+}  // namespace lathe

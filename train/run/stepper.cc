@@ -1,0 +1,76 @@
+#include "train/run/stepper.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "amp/amp.h"
+#include "core/error.h"
+#include "core/io/text.h"
+
+namespace lathe {
+
+StepRandom random_of(const RunConfig& c, int64_t step, int64_t micro_batch) {
+  return {static_cast<uint64_t>(c.train.seed), static_cast<uint64_t>(step), micro_batch * c.train.batch_size};
+}
+
+StepResult run_step(Session& s, Loader& loader, int64_t step) {
+  const TrainConfig& c = s.config.train;
+  StepResult r;
+  r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
+  const double divisor = static_cast<double>(units_of_step(s.config));
+  zero_grad(*s.model);
+  for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
+    const Batch batch = loader.next();
+    r.data_wait_s += loader.waited();
+    const at::Tensor part = run_micro_batch(s, batch, divisor, random_of(s.config, step, micro));
+    r.loss = r.loss.defined() ? r.loss.add(part) : part;
+  }
+  if (s.spikes) {  // this waits for a card
+    const double loss = r.loss.item<double>();
+    r.is_spike = std::isfinite(loss) && s.spikes->is_spike(loss);
+    if (r.is_spike) return r;
+  }
+  StepOptions options{.step = step, .loss = r.loss};
+  if (s.scaler) s.scaler->prepare(options);
+  s.optimizer.step(r.lr, options);
+  advance_fp8(s.params);
+  return r;
+}
+
+StepFigures read_figures(const Session& s, const StepResult& result) {
+  const StepControl c = s.optimizer.control();
+  StepFigures f{.loss = result.loss.item().toDouble(),
+                .grad_norm = result.is_spike ? std::nan("") : c.grad_norm,
+                .loss_scale = c.loss_scale,
+                .updates = c.updates};
+  if (s.scaler) f.scaler = s.scaler->state();
+  if (c.failed_step != 0 && f.scaler) {
+    fail(Exit::diverged, "step ", c.failed_step, ": ", f.scaler->skipped_in_row,
+         " steps in a row had gradients that are not finite, at a loss scale of ", format("%.10g", f.scaler->scale),
+         "; lower optim.lr, raise schedule.warmup_steps, or use amp.dtype = \"bf16\"");
+  }
+  if (c.failed_step != 0) {
+    fail(Exit::diverged, "step ", c.failed_step, " diverged: loss ", f.loss, ", gradient norm ", f.grad_norm,
+         "; lower optim.lr or optim.grad_clip, or raise schedule.warmup_steps");
+  }
+  if (c.moved > 0) f.updates_lost = static_cast<double>(c.lost) / static_cast<double>(c.moved);
+  return f;
+}
+
+double process_age() {
+  std::ifstream stat("/proc/self/stat");
+  std::string text((std::istreambuf_iterator<char>(stat)), {});
+  std::istringstream fields(text.substr(text.rfind(')') + 2));
+  std::string field;
+  for (int i = 0; i < 20; ++i) fields >> field;  // field 22 of the line: start time in clock ticks since boot
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec) -
+         std::stod(field) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+}  // namespace lathe

@@ -1,0 +1,41 @@
+// One optimizer step: batches in, updated parameters out. Shared by training, benchmarks and plans.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "data/loader.h"
+#include "train/run/session.h"
+
+namespace lathe {
+
+struct StepResult {
+  at::Tensor loss;  ///< mean over the step's targets, [] on the device
+  double lr = 0;
+  double data_wait_s = 0;
+  bool is_spike = false;  ///< its update was left out: see train/spikes.h
+};
+
+/// Where the random numbers of a micro-batch of a step come from.
+StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch);
+
+/// Runs step `step` (from 0) of the session's config. Does not wait for a card. A step with a gradient that is not
+/// finite changes no parameter: with a scaler it is skipped, without one (or at the scaler's end) no later step changes
+/// any either.
+StepResult run_step(Session& session, Loader& loader, int64_t step);
+
+struct StepFigures {
+  double loss = 0;
+  double grad_norm = 0;   ///< of the unscaled gradients, before clipping; NaN where the update was left out
+  double loss_scale = 1;  ///< that the step used
+  int64_t updates = 0;
+  std::optional<ScaleState> scaler{};    ///< after the step
+  std::optional<double> updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
+};
+/// What the last step did; waits for a card. Exit::diverged where that step, or one since the last look, ended the run.
+StepFigures read_figures(const Session& session, const StepResult& result);
+
+/// Seconds since this process was started.
+double process_age();
+
+}  // namespace lathe

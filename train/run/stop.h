@@ -1,0 +1,28 @@
+// What asks a run to stop before its end: signals, and train.max_time.
+#pragma once
+
+#include <cstdint>
+
+namespace lathe {
+
+/// From now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the process to stop; a sentence on standard error says so at
+/// once ("stopping `when` ..."). A second SIGINT ends the process (exit 130) and says which steps are lost. SIGPIPE is
+/// ignored: what a reader that went away would have got is dropped. `when` must outlive the process.
+void take_stop_signals(const char* when);
+/// The signal that asked, or 0.
+int stop_signal();
+/// For the second SIGINT's sentence: the step that is done, and the last one in a checkpoint (-1: there is none).
+void note_progress(int64_t step, int64_t saved_step);
+/// The same of the checkpoint alone. Any thread.
+void note_saved(int64_t step);
+
+/// While one lives, a second SIGINT is answered but does not end the process: what was asked for is nearly done.
+class Uninterrupted {
+ public:
+  Uninterrupted();
+  ~Uninterrupted();
+  Uninterrupted(const Uninterrupted&) = delete;
+  Uninterrupted& operator=(const Uninterrupted&) = delete;
+};
+
+}  // namespace lathe

@@ -1,0 +1,431 @@
+#include "train/run/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/json.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "core/memory.h"
+#include "train/run/peak.h"
+#include "train/run/replay.h"
+#include "train/run/resume.h"
+#include "train/run/saver.h"
+#include "train/run/stepper.h"
+#include "train/run/stop.h"
+#include "train/store/checkpoint.h"
+#include "train/store/metrics.h"
+#include "train/store/run_folder.h"
+#include "train/transforms/adapters.h"
+
+namespace lathe {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+std::string duration_text(double seconds) {
+  const auto s = static_cast<long long>(seconds);
+  return s >= 3600 ? format("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60)
+                   : format("%lld:%02lld", s / 60, s % 60);
+}
+
+std::string metrics_text(const std::vector<Metric>& metrics) {
+  std::string text;
+  for (const auto& [name, value] : metrics)
+    text += (text.empty() ? "" : ", ") + (name == "val_loss" ? "validation loss" : name) + format(" %.4f", value);
+  return text;
+}
+
+class Trainer {
+ public:
+  Trainer(LoadedConfig loaded, RunData data, std::optional<ResumePoint> resume)
+      : data_(std::move(data.data)),
+        session_(Session::make(loaded, *data.task, data.sizes)),
+        run_(loaded.config.train.out_dir) {
+    state_.data_hash = data_->hash();
+    if (resume) go_on(*resume, loaded);
+    state_.base_hash = base_hash(loaded.base);
+    if (session_.scaler) state_.scaler = session_.scaler->state();
+    state_.threads = session_.config.train.threads;
+    state_.isa = cpu_isa();
+    state_.device_model = device_model(session_.device_name);
+    state_.config = session_.config.schema().to_toml(&session_.config, /*comments=*/false);
+    state_.config_path = project_path(loaded.path);
+    state_.tokenizer = data_->facts().tokenizer;
+    state_.task = session_.task.name();
+    state_.sizes = session_.sizes;
+  }
+
+  /// Whether there is anything left to train or to evaluate.
+  bool is_finished() const { return state_.step >= session_.config.train.steps && !state_.eval_due; }
+
+  /// What a run says that has nothing left to do; its record stays as it is. A last save may have been cut short.
+  Exit say_finished() const {
+    clean_checkpoints(run_);
+    log_summary();
+    log_info("nothing to do: the run ended with ", resumed_from_.string(),
+             changes_.empty() ? "" : "; these keys differ from what was trained:");
+    for (const ConfigChange& c : changes_) log_info("  ", c.key, " ", c.was, " -> ", c.is);
+    return Exit::done;
+  }
+
+  Exit run(const FolderLock& lock) {
+    lock_ = &lock;
+    const TrainConfig& c = session_.config.train;
+    fault_point("start: locked");
+    clean_checkpoints(run_);
+    if (!resumed_from_.empty() && resumed_same_run_) set_aside_newer(resumed_from_);
+    for (const ConfigChange& change : changes_) {
+      log_info("changed since the checkpoint: ", change.key, " ", change.was, " -> ", change.is);
+      state_.changes.push_back(change);
+    }
+    write_config_record(run_, session_.config, state_.changes);
+    open_log_file((run_ / "log.txt").string());
+    Metrics metrics(run_, state_.metrics_bytes, unit_);
+    if (!changes_.empty()) metrics.add_changes(state_.step, changes_);
+    sync_folder(run_);
+    fault_point("start: metrics cut");
+    log_header();
+    note_progress(state_.step, saved_step_);
+    CheckpointSaver saver(run_, session_.config.checkpoint, saved_step_);
+    saver_ = &saver;
+    if (resumed_from_.empty()) state_.eval_due = c.eval_interval > 0;
+    if (state_.eval_due && !validate(metrics)) return stop(metrics);
+    if (state_.step >= c.steps) return finish();
+
+    const auto begin = Clock::now();
+    Loader loader(*data_, batch_sizes(session_.config), static_cast<uint64_t>(c.seed), state_.step * c.grad_accum,
+                  session_.config.data, session_.device);
+    looked_ = begin;
+    while (state_.step < c.steps) {
+      const StepResult r = run_step(session_, loader, state_.step);
+      ++state_.step;
+      did_something_ = true;
+      note_progress(state_.step, saver.saved_step());
+      state_.tokens += units_of_step(session_.config);
+      const int64_t interval = session_.config.checkpoint.interval;
+      const bool last = state_.step == c.steps, log_due = last || state_.step % c.log_interval == 0;
+      const bool sample_due = c.sample_interval > 0 && state_.step % c.sample_interval == 0;
+      bool save_due = last || (interval > 0 && state_.step % interval == 0);
+      state_.eval_due = c.eval_interval > 0 && (last || state_.step % c.eval_interval == 0);
+      // Looking at a step waits for a card, so there it is done only where something hangs on it.
+      if (!session_.device.is_cuda() || log_due || sample_due || save_due || state_.eval_due || r.is_spike ||
+          stop_asked())
+        report(metrics, r, log_due);
+      fault_point("step");
+      if (state_.eval_due && validate(metrics))
+        save_due = save_due || (session_.config.checkpoint.keep_best && state_.best_step == state_.step);
+      if (sample_due && !stop_asked()) sample();
+      if (save_due && (last || !stop_asked())) save(metrics);
+      if (stop_asked() && (!last || state_.eval_due)) {
+        if (looked_step_ != state_.step) report(metrics, r, false);
+        return stop(metrics);
+      }
+      if (looked_step_ == state_.step) looked_ = Clock::now();  // what stands between steps is no part of the next
+    }
+    remember_peak(seconds_since(begin));
+    return finish();
+  }
+
+ private:
+  void go_on(const ResumePoint& from, LoadedConfig& loaded) {
+    const RunState& saved = from.state;
+    const RunConfig was = saved_config(saved, from.checkpoint);
+    if (!data_->matches(saved.data_hash)) {
+      fail(Exit::usage, session_.config.data.dir, " is not the data that the run was started with (hash ",
+           state_.data_hash, " instead of ", saved.data_hash,
+           "); set data.dir to that, or start anew in another --train.out_dir");
+    }
+    changes_ = config_changes(was, loaded, saved.step);
+    if (origin_of(loaded, "train.threads") != "command line") {
+      if (const int64_t wanted = loaded.config.train.threads; wanted > 0 && wanted != saved.threads) {
+        log_info("threads   ", origin_of(loaded, "train.threads"), " asks for ", wanted,
+                 ", and a resumed run keeps its ", saved.threads, " (--train.threads=", wanted,
+                 " changes them, and the bits)");
+      }
+      session_.config.train.threads = saved.threads;
+      set_up_compute(session_.device_name, static_cast<int>(saved.threads), session_.config.amp.tf32);
+    } else if (session_.config.train.threads != saved.threads) {
+      log_warn("the run used ", saved.threads, " threads and goes on with ", session_.config.train.threads,
+               ": bits will differ");
+    }
+    if (saved.isa != cpu_isa() || saved.device_model != device_model(session_.device_name)) {
+      log_warn("the run was on ", saved.device_model, " (", saved.isa, ") and goes on on ",
+               device_model(session_.device_name), " (", cpu_isa(), "): bits may differ");
+    }
+    if (adapters_of(was).rank > 0) check_base(loaded.base, was, saved.base_hash);
+    session_.load(from.checkpoint, saved);
+    const std::string hash = state_.data_hash;
+    state_ = saved;
+    state_.data_hash = hash;
+    if (!from.same_run) state_.metrics_bytes = 0;
+    resumed_from_ = from.checkpoint;
+    resumed_same_run_ = from.same_run;
+    looked_step_ = saved.step;
+    if (from.same_run) saved_step_ = saved.step;
+    peak_ = ceiling();
+  }
+
+  void log_header() const {
+    const RunConfig& c = session_.config;
+    const auto all = static_cast<double>(count(parameters(*session_.model)));
+    const auto trained = static_cast<double>(count(session_.params));
+    std::string sizes;
+    for (const Field& f : c.model.own.schema().fields()) {
+      if (const int64_t* size = c.model.own.find<int64_t>(f.key)) sizes += str(", ", f.key, " ", *size);
+    }
+    log_info("model     ", c.model.kind, ", ", format("%.2f", all / 1e6), "M parameters",
+             trained < all ? format(" (%.2fM trained)", trained / 1e6) : "", sizes);
+    log_info("data      ", c.data.dir, ", ", data_->train_size(), " training ", unit_,
+             data_->val_size() > 0 ? str(", ", data_->val_size(), " for validation") : "");
+    log_info("device    ", device_model(session_.device_name),
+             session_.device.is_cuda() ? "" : str(", ", c.train.threads, " threads, ", cpu_isa()));
+    log_info("precision ", precision_text(session_));
+    if (peak_ && peak_->young()) {
+      log_info("mfu       against a matmul ceiling of ", format("%.0f", peak_->rate / 1e9),
+               " GFLOP/s that was measured less than three times and may be too low; `lathe bench peak` measures it");
+    }
+    log_info("run       ", run_.string(), resumed_from_.empty() ? "" : str(", going on from ", resumed_from_.string()));
+    log(Level::debug, "parameters\n" + parameter_table(session_.params));
+  }
+
+  /// The last step's figures. A run that diverged leaves its step for a second look.
+  StepFigures figures_of(const StepResult& r) {
+    try {
+      return read_figures(session_, r);
+    } catch (const Error& e) {
+      if (e.code() != Exit::diverged) throw;
+      try {
+        const int64_t failed = session_.optimizer.control().failed_step;
+        write_replay_bundle(run_, state_, session_, *data_, failed - 1);
+      } catch (const Error& why) {
+        log_warn("the step is not kept for `lathe replay`: ", why.what());
+        throw e;
+      }
+      fail(Exit::diverged, e.what(), "; `lathe replay ", run_.string(),
+           "` runs the step again and names where it began");
+    }
+  }
+
+  /// A step that was left out for its loss: said, counted, and its tokens kept.
+  void keep_spike(const StepFigures& f) {
+    const fs::path kept = run_ / "spikes" / (checkpoint_name(state_.step) + ".safetensors");
+    write_batches(kept, batches_of_step(session_, *data_, state_.step - 1));
+    log_warn("step ", state_.step, ": a loss of ", format("%.4f", f.loss), " is a spike above ",
+             format("%.4f", session_.spikes->state().mean), " (standard deviation ",
+             format("%.4f", std::sqrt(session_.spikes->state().variance)), "); its update is left out, its data is in ",
+             kept.string());
+  }
+
+  /// Takes the last step's figures, shows them, and writes their line of metrics where `write`.
+  void report(Metrics& metrics, const StepResult& r, bool write) {
+    const TrainConfig& c = session_.config.train;
+    const StepFigures f = figures_of(r);
+    const double seconds = seconds_since(looked_) / static_cast<double>(state_.step - looked_step_);
+    looked_ = Clock::now();
+    looked_step_ = state_.step;
+    state_.updates = f.updates;
+    log_skipped_updates(f);
+    if (session_.spikes) state_.spikes = session_.spikes->state();
+    if (r.is_spike) keep_spike(f);
+    state_.scaler = f.scaler;
+    const auto units = static_cast<double>(units_of_step(session_.config));
+    smooth_s_ = smooth_s_ == 0 ? seconds : 0.9 * smooth_s_ + 0.1 * seconds;
+    std::optional<double> mfu;
+    const double rate = flops_per_unit_ * units / seconds;
+    if (peak_ && rate > peak_->rate && !measured_again_) measure_again();
+    if (peak_) mfu = rate / peak_->rate;
+    const auto line = [&] {
+      return format("step %lld/%lld  loss %.4f  lr %.2e  %.0f %s/s", static_cast<long long>(state_.step),
+                    static_cast<long long>(c.steps), f.loss, r.lr, units / smooth_s_, unit_.c_str()) +
+             (mfu ? format("  mfu %.0f%%", 100 * *mfu) : "");
+    };
+    if (write) {
+      metrics.add({.step = state_.step,
+                   .updates = state_.updates,
+                   .loss = f.loss,
+                   .lr = r.lr,
+                   .grad_norm = f.grad_norm,
+                   .units = state_.tokens,
+                   .units_per_sec = units / seconds,
+                   .step_ms = 1e3 * seconds,
+                   .mfu = mfu,
+                   .data_wait_ms = 1e3 * r.data_wait_s,
+                   .memory_bytes = memory_bytes(),
+                   .loss_scale = f.loss_scale,
+                   .skipped = f.scaler ? f.scaler->skipped : 0,
+                   .spikes = state_.spikes ? state_.spikes->skipped : 0,
+                   .updates_lost = f.updates_lost});
+      log(Level::debug, line());
+    }
+    if (seconds_since(shown_) < 0.1 && state_.step != c.steps) return;
+    shown_ = Clock::now();
+    progress(line() + "  eta " + duration_text(smooth_s_ * static_cast<double>(c.steps - state_.step)));
+    if (!is_terminal() && seconds_since(printed_) >= 10) {
+      printed_ = Clock::now();
+      log_info(line());
+    }
+  }
+
+  void log_skipped_updates(const StepFigures& f) const {
+    if (!f.scaler || !state_.scaler || f.scaler->skipped == state_.scaler->skipped) return;
+    log_info("step ", state_.step, ": ", f.scaler->skipped - state_.scaler->skipped,
+             " skipped for gradients that are not finite, loss scale now ", format("%.10g", f.scaler->scale));
+  }
+
+  int64_t memory_bytes() const {
+    return session_.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
+  }
+
+  bool stop_asked() const {
+    const double limit = session_.config.train.max_time;
+    return stop_signal() != 0 || (limit > 0 && process_age() >= limit);
+  }
+
+  /// False where a request to stop cut it short: the step's evaluation is still due.
+  bool validate(Metrics& metrics) {
+    const auto r = evaluate(session_.task, *session_.model, *data_, batch_sizes(session_.config),
+                            session_.config.train.eval_batches, session_.compute, session_.device,
+                            [this] { return stop_signal() != 0 || (did_something_ && stop_asked()); });
+    if (!r) return false;
+    did_something_ = true;
+    state_.eval_due = false;
+    state_.val_loss = r->loss();
+    state_.val_step = state_.step;
+    if (!state_.best_val_loss || r->loss() < *state_.best_val_loss) {
+      state_.best_val_loss = r->loss();
+      state_.best_step = state_.step;
+    }
+    metrics.add_validation(state_.step, r->metrics);
+    log_info("step ", state_.step, "  ", metrics_text(r->metrics), " over ", r->targets, " ", unit_);
+    return true;
+  }
+
+  Exit stop(Metrics& metrics) {
+    // Stopped again before anything was done: the checkpoint that this process began with says it all.
+    if (saved_step_ != state_.step) save(metrics);
+    saver_->finish();
+    log_info(stop_signal() != 0 ? "stopped by a signal" : "stopped by train.max_time", " after step ", state_.step,
+             "; run the same command again to go on");
+    return Exit::stopped;
+  }
+
+  void sample() const {
+    const std::string text = session_.task.sample(*session_.model, *data_, session_.config, session_.compute,
+                                                  session_.device, [this] { return stop_asked(); });
+    if (!text.empty()) log_info("sample    ", text);
+  }
+
+  void save(Metrics& metrics) {
+    state_.metrics_bytes = metrics.length();
+    const auto before = [this, &metrics] {
+      lock_->check_in_place();
+      metrics.sync();
+    };
+    const bool last = state_.step == session_.config.train.steps || stop_asked();
+    saver_->save(state_, session_.saved, session_.optimizer, before, last);
+    saved_step_ = state_.step;
+  }
+
+  std::optional<MatmulCeiling> ceiling() const {
+    return known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute.dtype);
+  }
+
+  /// Measures the ceiling and keeps it; what goes wrong on the way is a warning.
+  std::optional<MatmulCeiling> measured_ceiling() const {
+    try {
+      return measure_peak(static_cast<int>(session_.config.train.threads), session_.compute.dtype);
+    } catch (const Error& e) {
+      log_warn("the matmul ceiling is not kept: ", e.what());
+      return std::nullopt;
+    }
+  }
+
+  /// A step above the ceiling says that it was measured on a busy machine.
+  void measure_again() {
+    measured_again_ = true;
+    if (session_.device.is_cuda()) return;
+    if (const auto now = measured_ceiling()) {
+      log_info("the matmul ceiling was ", format("%.0f", peak_->rate / 1e9), " GFLOP/s, and this run is above it; ",
+               "measured again, it is ", format("%.0f", now->rate / 1e9));
+      peak_ = now;
+    }
+    looked_ = Clock::now();
+  }
+
+  /// MFU needs the machine's ceiling; a run long enough not to notice measures it for the next one.
+  void remember_peak(double run_seconds) const {
+    if ((!peak_ || peak_->young()) && !session_.device.is_cuda() && run_seconds > 60) measured_ceiling();
+  }
+
+  Exit finish() const {
+    saver_->finish();
+    lock_->check_in_place();
+    log_summary();
+    return Exit::done;
+  }
+
+  void log_summary() const {
+    if (lines_dropped() > 0)
+      log_info(lines_dropped(), " lines could not be shown; ", (run_ / "log.txt").string(), " has them");
+    log_info(
+        "finished  ", state_.step, " steps, ", state_.tokens, " ", unit_,
+        state_.val_loss ? format(", validation loss %.4f (best %.4f)", *state_.val_loss, *state_.best_val_loss) : "");
+    log_info("run folder ", run_.string());
+  }
+
+  std::unique_ptr<Data> data_;
+  Session session_;
+  std::string unit_ = session_.task.unit();
+  double flops_per_unit_ = session_.model->flops_per_unit();
+  fs::path run_;
+  RunState state_;
+  fs::path resumed_from_;  // a checkpoint, or empty
+  bool resumed_same_run_ = true;
+  std::vector<ConfigChange> changes_;  // that this process brings
+  int64_t saved_step_ = -1;            // of the run's newest checkpoint, whole or being written
+  bool did_something_ = false;         // a step or an evaluation: less than that train.max_time leaves to no process
+  const FolderLock* lock_ = nullptr;
+  CheckpointSaver* saver_ = nullptr;
+  std::optional<MatmulCeiling> peak_ = ceiling();
+  bool measured_again_ = false;
+  double smooth_s_ = 0;
+  int64_t looked_step_ = 0;  // the last step that was looked at, and when
+  Clock::time_point looked_{}, shown_{}, printed_{};
+};
+
+}  // namespace
+
+Exit train(LoadedConfig loaded, bool verify_data) {
+  take_stop_signals("after this step");
+  adopt_base(loaded);
+  RunData data = RunData::open(loaded);
+  check_base_tokenizer(loaded, *data.data);
+  if (verify_data) {
+    data.data->verify([] { return stop_signal() != 0; });
+    log_info("data      ", loaded.config.data.dir, " is what was written");
+  }
+  // A run that has checkpoints is locked before one is chosen; a new one's folder is made once all else is ready.
+  const fs::path run = loaded.config.train.out_dir;
+  std::optional<FolderLock> lock;
+  if (fs::exists(run / "checkpoints")) lock.emplace(run);
+  auto resume = find_resume_point(loaded);
+  const bool goes_on = resume.has_value();
+  Trainer trainer(std::move(loaded), std::move(data), std::move(resume));
+  if (goes_on && trainer.is_finished()) return trainer.say_finished();
+  if (!lock) {
+    make_folders(run);
+    lock.emplace(run);
+    if (!list_checkpoints(run).empty()) {
+      fail(Exit::busy, "another process has trained in ", run.string(),
+           " meanwhile; run the same command again to go on from there");
+    }
+  }
+  return trainer.run(*lock);
+}
+
+}  // namespace lathe

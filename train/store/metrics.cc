@@ -1,0 +1,91 @@
+#include "train/store/metrics.h"
+
+#include <chrono>
+
+#include "core/io/json.h"
+#include "core/io/log.h"
+#include "train/store/run_folder.h"
+
+namespace lathe {
+namespace {
+
+uint64_t bytes_of(const fs::path& path) {
+  if (!fs::exists(path)) return 0;
+  if (!fs::is_regular_file(path))
+    fail(Exit::io, path.string(), " is not a regular file; remove it and run the same command again");
+  return fs::file_size(path);
+}
+
+/// The end of the last whole line.
+uint64_t whole_lines(const fs::path& path) {
+  const std::string text = read_file(path, Exit::io, uint64_t{1} << 40);
+  return text.rfind('\n') + 1;  // npos + 1 is 0
+}
+
+fs::path cut_back(const fs::path& run, uint64_t length) {
+  const fs::path path = run / "metrics.jsonl";
+  const uint64_t has = bytes_of(path);
+  if (has < length) {
+    log_warn(path.string(), has == 0 ? str(" is gone") : str(" has ", has, " bytes"),
+             " and the checkpoint was written ", "at ", length,
+             " bytes: lines are lost; training is not touched by it");
+    length = has == 0 ? 0 : whole_lines(path);
+  }
+  if (has == length) return path;
+  if (length == 0) {
+    set_aside(path, path.string() + ".old");
+    return path;
+  }
+  cut_file(path, length);
+  log_info("cut ", path.string(), " back by ", has - length, " bytes, to the checkpoint");
+  return path;
+}
+
+double unix_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+Metrics::Metrics(const fs::path& run, uint64_t length, const std::string& unit)
+    : file_(cut_back(run, length), OutputFile::Open::append), unit_(unit) {}
+
+void Metrics::add(const StepMetrics& m) {
+  Json json{{"step", m.step},
+            {"updates", m.updates},
+            {"loss", json_number(m.loss)},
+            {"lr", m.lr},
+            {"grad_norm", json_number(m.grad_norm)},
+            {unit_, m.units},
+            {unit_ + "_per_sec", m.units_per_sec},
+            {"step_ms", m.step_ms},
+            {"mfu", m.mfu ? Json(*m.mfu) : Json()},
+            {"data_wait_ms", m.data_wait_ms},
+            {"memory_bytes", m.memory_bytes},
+            {"loss_scale", m.loss_scale},
+            {"time", unix_seconds()}};
+  if (m.skipped > 0) json["skipped"] = m.skipped;
+  if (m.spikes > 0) json["spikes"] = m.spikes;
+  if (m.updates_lost) json["updates_lost"] = *m.updates_lost;
+  file_.write(json.dump() + "\n");
+}
+
+void Metrics::add_validation(int64_t step, const std::vector<std::pair<std::string, double>>& figures) {
+  Json json{{"step", step}};
+  for (const auto& [name, value] : figures) json[name] = json_number(value);
+  json["time"] = unix_seconds();
+  file_.write(json.dump() + "\n");
+}
+
+void Metrics::add_changes(int64_t step, const std::vector<ConfigChange>& changes) {
+  Json changed = Json::object();
+  for (const auto& c : changes) changed[c.key] = {{"was", c.was}, {"is", c.is}};
+  file_.write(Json{{"step", step}, {"changed", changed}, {"time", unix_seconds()}}.dump() + "\n");
+}
+
+uint64_t Metrics::sync() {
+  file_.sync();
+  return file_.size();
+}
+
+}  // namespace lathe

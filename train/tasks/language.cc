@@ -1,0 +1,83 @@
+// Next-token language modelling.
+#include "train/tasks/generate.h"
+#include "train/tasks/task.h"
+
+namespace lathe {
+namespace {
+
+/// Summed cross-entropy over targets that are not -100, divided by `divisor`.
+Variable token_loss(const Model& model, const Batch& batch, double divisor) {
+  if (model.has_head()) return head_loss(model, batch.inputs, batch.targets, divisor);
+  const Variable logits = model(batch.inputs);
+  return cross_entropy(reshape(logits, {-1, logits.sizes().back()}), batch.targets.reshape({-1}), divisor);
+}
+
+class Language final : public Task {
+ public:
+  std::string name() const override { return "language"; }
+  std::string unit() const override { return "tokens"; }
+
+  ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
+    const RunConfig& c = loaded.config;
+    if (data.facts().outputs > 0)
+      fail(Exit::data, c.data.dir, " holds examples, not tokens; prepare text (`lathe prepare TEXT --out FOLDER`)");
+    if (!find_model_kind(c.model.kind)->models_tokens()) {
+      fail(Exit::usage, origin_of(loaded, "model.kind"), ": model.kind = \"", c.model.kind,
+           "\" does not model tokens, which ", c.data.dir, " holds; take a kind such as gpt");
+    }
+    int64_t& vocab_size = *c.model.own.find<int64_t>("vocab_size");
+    const int64_t known = data.facts().vocab_size;
+    if (vocab_size == 0) vocab_size = known;
+    if (vocab_size == 0) {
+      fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": ", c.data.dir,
+           " has no manifest.json, so model.vocab_size must be given");
+    }
+    if (vocab_size < known) {
+      fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": model.vocab_size = ", vocab_size,
+           " is smaller than the ", known, " tokens of ", c.data.dir, "; leave it out or make it larger");
+    }
+    const int64_t block_size = batch_sizes(c).block_size;
+    if (data.train_size() <= block_size) {
+      fail(Exit::data, c.data.dir, " has ", data.train_size(),
+           " training tokens, too few for windows of model.block_size = ", block_size,
+           " and one; use more text or a shorter context");
+    }
+    if (c.train.eval_interval > 0 && data.val_size() < 2) {
+      fail(Exit::data, c.data.dir,
+           " has no validation tokens; prepare the data with --val 0.1 or set train.eval_interval = 0");
+    }
+    data.check_ids(vocab_size);
+    return {};
+  }
+
+  Variable loss(const Model& model, const Batch& batch, double divisor) const override {
+    return token_loss(model, batch, divisor);
+  }
+
+  void score(const Model& model, const Batch& batch, const DataFacts&, Scores& scores) const override {
+    scores.sums["loss"] += token_loss(model, batch, 1).item();
+    scores.targets += batch.targets.numel();
+  }
+
+  std::vector<Metric> metrics(const Scores& scores) const override {
+    return {{"val_loss", scores.sums.at("loss") / static_cast<double>(scores.targets)}};
+  }
+
+  std::string sample(const Model& model, const Data& data, const RunConfig& config, Compute compute, at::Device device,
+                     const std::function<bool()>& stop) const override {
+    const auto& tokenizer = data.facts().tokenizer;
+    if (!tokenizer) return "";
+    std::vector<int64_t> ids;
+    generate(model, batch_sizes(config).block_size, {0}, 200, {}, compute, device, [&](int64_t id) {
+      ids.push_back(id);
+      return !stop();
+    });
+    return tokenizer->decode(ids);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Task> make_language_task() { return std::make_unique<Language>(); }
+
+}  // namespace lathe

@@ -1,0 +1,95 @@
+// The table of tasks, and what they share.
+#include <algorithm>
+
+#include "core/memory.h"
+#include "train/tasks/task.h"
+
+namespace lathe {
+
+std::unique_ptr<Task> make_language_task();
+std::unique_ptr<Task> make_classification_task();
+std::unique_ptr<Task> make_regression_task();
+
+namespace {
+
+std::vector<std::unique_ptr<Task>>& table() {
+  static std::vector<std::unique_ptr<Task>> tasks = [] {
+    std::vector<std::unique_ptr<Task>> all;
+    all.push_back(make_language_task());
+    all.push_back(make_classification_task());
+    all.push_back(make_regression_task());
+    return all;
+  }();
+  return tasks;
+}
+
+}  // namespace
+
+const Task* find_task(const std::string& name) {
+  for (const auto& task : table()) {
+    if (task->name() == name) return task.get();
+  }
+  return nullptr;
+}
+
+std::vector<std::string> task_names() {
+  std::vector<std::string> names;
+  for (const auto& task : table()) names.push_back(task->name());
+  return names;
+}
+
+void add_task(std::unique_ptr<Task> task) {
+  LATHE_CHECK(find_task(task->name()) == nullptr && task->name() != "auto", "there is a task ", task->name(),
+              " already; give yours another name");
+  table().push_back(std::move(task));
+}
+
+const Task& task_of(const LoadedConfig& loaded, const DataFacts& facts) {
+  const std::string& asked = loaded.config.train.task;
+  const Task* task = find_task(asked == "auto" ? facts.task : asked);
+  if (task != nullptr) return *task;
+  std::string names = "auto";
+  for (const auto& name : task_names()) names += " | " + name;
+  if (asked == "auto")
+    fail(Exit::data, loaded.config.data.dir, " is made for the task \"", facts.task, "\"; set train.task to one of ",
+         names);
+  fail(Exit::usage, origin_of(loaded, "train.task"), ": train.task = \"", asked, "\" is not allowed; it must be ",
+       names);
+}
+
+ModelSizes fit_examples(const LoadedConfig& loaded, const Data& data, const Task& task) {
+  const RunConfig& c = loaded.config;
+  const DataFacts& facts = data.facts();
+  if (facts.outputs == 0) {
+    fail(Exit::data, c.data.dir, " holds tokens, which the task ", task.name(),
+         " can't learn from; prepare examples (`lathe prepare FILE.csv --out FOLDER`)");
+  }
+  if (find_model_kind(c.model.kind)->models_tokens()) {
+    fail(Exit::usage, origin_of(loaded, "model.kind"), ": model.kind = \"", c.model.kind, "\" models tokens, and ",
+         c.data.dir, " holds examples; take a kind such as mlp");
+  }
+  if (data.train_size() == 0) fail(Exit::data, c.data.dir, " has no training examples");
+  if (c.train.eval_interval > 0 && data.val_size() == 0) {
+    fail(
+        Exit::data, c.data.dir,
+        " has no validation examples; prepare the data with --val 0.1, set data.folds, or set train.eval_interval = 0");
+  }
+  return {facts.input_sizes, facts.outputs};
+}
+
+std::optional<EvalResult> evaluate(const Task& task, const Model& model, const Data& data, const BatchSizes& sizes,
+                                   int64_t batches, Compute compute, at::Device device,
+                                   const std::function<bool()>& stop) {
+  const NoGrad no_grad;
+  const Autocast autocast(compute);
+  const MemoryScope memory(Memory::activations);
+  const auto windows = data.evaluation(sizes, batches, device);
+  Scores scores;
+  for (Batch batch; windows->next(batch);) {
+    if (stop && stop()) return std::nullopt;
+    task.score(model, batch, data.facts(), scores);
+  }
+  return EvalResult{task.metrics(scores), scores.targets};
+}
+
+}  // namespace lathe

@@ -1,0 +1,162 @@
+#include "train/transforms/adapters.h"
+
+#include <algorithm>
+
+#include "core/dtype.h"
+#include "core/io/json.h"
+#include "core/memory.h"
+#include "nn/layers.h"
+#include "train/transforms/frozen.h"
+
+namespace lathe {
+
+const AdaptersConfig& adapters_of(const RunConfig& config) {
+  return config.transforms.at("adapters").as<AdaptersConfig>();
+}
+
+namespace {
+
+/// The layers that adapters stand on.
+std::vector<Linear*> adapted_layers(Model& model) {
+  std::vector<Linear*> all, in_blocks;
+  for_each_module<Linear>(model, [&](const std::string&, int64_t block, Linear& layer) {
+    if (!layer.weight.defined()) return;
+    all.push_back(&layer);
+    if (block >= 0) in_blocks.push_back(&layer);
+  });
+  return in_blocks.empty() ? all : in_blocks;
+}
+
+}  // namespace
+
+void add_adapters(Model& model, const TransformContext& context) {
+  const AdaptersConfig& c = adapters_of(context.config);
+  if (c.rank == 0) return;
+  const MemoryScope memory(Memory::parameters);
+  const auto options = at::TensorOptions(context.device).dtype(context.matrices);
+  for (Linear* layer : adapted_layers(model)) layer->add_adapter(c.rank, c.alpha, options);
+  auto added = trained_parameters(model);
+  std::erase_if(added, [](const NamedParameter& p) { return !p.role.adapter; });
+  initialize(added, context.config.model.own, static_cast<uint64_t>(context.config.train.seed));
+}
+
+std::optional<ConfigFault> check_adapters(const RunConfig& config) {
+  const AdaptersConfig& c = adapters_of(config);
+  const auto fault = [](const std::string& key, const auto&... what) { return ConfigFault{{key}, str(what...)}; };
+  if (c.rank == 0) {
+    const AnyConfig& own = config.transforms.at("adapters");
+    for (const Field& f : own.schema().fields()) {
+      if (own.schema().get(&c, f) != f.initial)
+        return fault("adapters." + f.key, "adapters.", f.key,
+                     " has no effect with adapters.rank = 0; leave it out or give a rank");
+    }
+    return std::nullopt;
+  }
+  if (c.base.empty()) return fault("adapters.rank", "adapters.rank needs adapters.base, the run to put adapters on");
+  if (c.double_quant && c.dtype != "nf4")
+    return fault("adapters.double_quant", "adapters.double_quant is for adapters.dtype = \"nf4\"");
+  if (config.amp.dtype == "fp8")
+    return fault("amp.dtype", "amp.dtype = \"fp8\" can't be used with adapters; use \"bf16\"");
+  const bool quantised = c.dtype == "int8" || c.dtype == "nf4";
+  if (quantised ? config.amp.dtype == "fp32" : c.dtype != config.amp.dtype) {
+    return fault("adapters.dtype", "adapters.dtype = \"", c.dtype, "\" needs amp.dtype = \"",
+                 quantised ? "bf16\" or \"fp16" : c.dtype, "\", and it is \"", config.amp.dtype, "\"");
+  }
+  return std::nullopt;
+}
+
+fs::path find_base(const RunConfig& config) {
+  try {
+    return find_checkpoint(adapters_of(config).base);
+  } catch (const Error& e) {
+    fail(e.code(), "adapters.base: ", e.what());
+  }
+}
+
+void adopt_base(LoadedConfig& loaded) {
+  RunConfig& c = loaded.config;
+  if (adapters_of(c).rank == 0) return;
+  const std::string name = adapters_of(c).base;
+  const fs::path base = loaded.base = find_base(c);
+  const RunConfig from = saved_config(read_state(base), base);
+  if (adapters_of(from).rank > 0) {
+    fail(Exit::usage, origin_of(loaded, "adapters.base"), ": ", name,
+         " holds adapters itself; merge it first (`lathe merge`)");
+  }
+  const auto refuse = [&](const std::string& key, const ConfigValue& ours, const ConfigValue& theirs) {
+    fail(Exit::usage, origin_of(loaded, key), ": ", key, " = ", toml_text(ours), ", but adapters.base has ",
+         toml_text(theirs), "; leave it out");
+  };
+  if (c.model.kind != from.model.kind) {
+    if (loaded.origins.contains("model.kind")) refuse("model.kind", c.model.kind, from.model.kind);
+    c.model = from.model;
+    return;
+  }
+  for (const auto& f : c.schema().fields()) {
+    if (!f.key.starts_with("model.") || f.key == "model.kind" || f.key == "model.dropout") continue;
+    const ConfigValue theirs = from.schema().get(&from, f), ours = c.schema().get(&c, f);
+    const bool from_data = f.key == "model.vocab_size" && ours == ConfigValue(int64_t{0});
+    if (loaded.origins.contains(f.key) && ours != theirs && !from_data) refuse(f.key, ours, theirs);
+    c.schema().set(&c, f.key, theirs, base.string());
+  }
+}
+
+std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config, const ModelSizes& sizes,
+                                 at::Device device) {
+  const AdaptersConfig& c = adapters_of(config);
+  return load_frozen(base, config, sizes, {c.dtype, c.double_quant, matmul_dtype(compute_dtype(config.amp))}, device);
+}
+
+std::string base_hash(const fs::path& base) {
+  if (base.empty()) return "";
+  const fs::path path = base / "manifest.json";
+  const Json manifest = parse_json(read_file(path, Exit::checkpoint), path.string(), Exit::checkpoint);
+  const Json files = json_get<Json>(manifest, "files", path.string(), Exit::checkpoint);
+  const Json model = json_get<Json>(files, "model.safetensors", path.string(), Exit::checkpoint);
+  return json_get<std::string>(model, "xxh3", path.string(), Exit::checkpoint);
+}
+
+void check_base(const fs::path& base, const RunConfig& config, const std::string& hash) {
+  if (const std::string now = base_hash(base); now != hash) {
+    fail(Exit::checkpoint, "adapters.base = ", adapters_of(config).base,
+         " is not what the adapters were trained on (checksum ", now, " instead of ", hash,
+         "); has it been trained further? Name the checkpoint itself instead of its run");
+  }
+}
+
+void check_base_tokenizer(const LoadedConfig& loaded, const Data& data) {
+  if (!loaded.base.empty()) check_tokenizer(loaded.config.data.dir, data.facts(), read_state(loaded.base));
+}
+
+fs::path merge(const fs::path& run, const fs::path& out) {
+  const fs::path checkpoint = find_checkpoint(run);
+  RunState state = read_state(checkpoint);
+  RunConfig config = saved_config(state, checkpoint);
+  if (adapters_of(config).rank == 0)
+    fail(Exit::usage, run.string(), " has no adapters to merge: its adapters.rank is 0");
+  if (!list_checkpoints(out).empty())
+    fail(Exit::usage, out.string(), " already holds a run; give another folder with --out");
+  install_allocator();
+  const fs::path base = find_base(config);
+  check_base(base, config, state.base_hash);
+  const auto model = load_frozen(base, config, state.sizes, {}, at::kCPU);
+  add_adapters(*model, {config, at::kCPU, at::kFloat});
+  load_parameters(checkpoint, saved_tensors(*model));
+  for (Linear* layer : adapted_layers(*model)) layer->merge_adapter();
+  replace_parameters(*model, [](const NamedParameter& p) { return Variable::parameter(p.parameter.data(), p.path); });
+  config.transforms["adapters"] = AnyConfig::of<AdaptersConfig>();
+  OptimConfig stateless;
+  stateless.kind = "sgd";
+  state.config = config.schema().to_toml(&config, /*comments=*/false);
+  state.metrics_bytes = 0;
+  state.eval_due = false;
+  state.val_loss.reset(), state.best_val_loss.reset();  // they were the unmerged model's
+  state.val_step = state.best_step = -1;
+  state.scaler.reset();
+  state.branched_from.clear(), state.branched_id.clear();
+  state.config_path.clear(), state.changes.clear();
+  state.base_hash.clear();
+  return save_checkpoint(out, state, saved_tensors(*model), Optimizer(stateless, parameters(*model)), Retention{});
+}
+
+}  // namespace lathe

@@ -1,0 +1,52 @@
+#include "train/transforms/frozen.h"
+
+#include "core/dtype.h"
+#include "core/io/safetensors.h"
+#include "core/memory.h"
+#include "core/mode.h"
+#include "core/quantised.h"
+
+namespace lathe {
+
+std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& config, const ModelSizes& sizes,
+                                   const Keep& keep, at::Device device) {
+  const MemoryScope memory(Memory::parameters);
+  const bool quantise = keep.dtype == "int8" || keep.dtype == "nf4";
+  const auto format = keep.dtype == "int8" ? QuantisedTensor::Format::int8 : QuantisedTensor::Format::nf4;
+  const at::ScalarType matrices = quantise ? keep.rest : dtype_from_config(keep.dtype);
+  const fs::path path = checkpoint / "model.safetensors";
+  const SafetensorsFile file(path);
+  size_t used = 0;
+  std::unique_ptr<Model> model;
+  {
+    const ShapesAlone guard;
+    model = find_model_kind(config.model.kind)->make(config.model.own, sizes);
+  }
+  replace_parameters(*model, [&](const NamedParameter& found) {
+    const Variable& shape = found.parameter;
+    const TensorEntry& entry = file.at(found.path);
+    ++used;
+    const at::Tensor t = entry_tensor(entry, shape.sizes(), path);
+    Variable loaded;
+    if (quantise && found.block >= 0 && is_linear_weight(found.role)) {
+      shape.leaf().precision.quantised = std::make_shared<const QuantisedTensor>(t, format, keep.double_quant, device);
+      loaded = shape;
+    } else {
+      const auto dtype = shape.dim() >= 2 ? matrices : at::kFloat;
+      loaded = Variable(t.to(device, dtype, /*non_blocking=*/false, /*copy=*/true));
+    }
+    file.release(entry);
+    return loaded;
+  });
+  replace_buffers(*model, [&](const NamedBuffer& found) {
+    ++used;
+    return entry_tensor(file.at(found.path), found.tensor.sizes(), path)
+        .to(device, /*non_blocking=*/false, /*copy=*/true);
+  });
+  if (used != file.tensors().size()) {
+    fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(), " tensors, the model ", used);
+  }
+  return model;
+}
+
+}  // namespace lathe

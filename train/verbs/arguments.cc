@@ -1,0 +1,95 @@
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/log.h"
+#include "train/config/path_kind.h"
+#include "train/verbs/verbs.h"
+
+namespace lathe {
+
+double Arguments::number(const std::string& name, double otherwise, const Rule& rule, bool whole) const {
+  const auto found = flags.find(name);
+  if (found == flags.end()) return otherwise;
+  const ConfigValue v = read_value(found->second, whole ? ConfigValue(int64_t{0}) : ConfigValue(0.0));
+  double x = 0;
+  if (const auto* i = std::get_if<int64_t>(&v))
+    x = static_cast<double>(*i);
+  else if (const auto* d = std::get_if<double>(&v); d && !whole)
+    x = *d;
+  else
+    fail(Exit::usage, "command line: --", name, " must be a ", whole ? "whole " : "", "number, not ", found->second);
+  Rule allowed = rule;
+  if (whole) allowed.max = std::min(allowed.max, 0x1p53);  // beyond, not every whole number is a double
+  if (!std::isfinite(x) || !(x >= rule.min && x <= allowed.max) || (rule.open_min && x == rule.min)) {
+    fail(Exit::usage, "command line: --", name, " = ", found->second, " is not allowed; it must be ",
+         rule_text(allowed));
+  }
+  return x;
+}
+
+bool Arguments::is_true(const std::string& name) const {
+  const std::string value = get(name, "false");
+  if (value != "true" && value != "false")
+    fail(Exit::usage, "command line: --", name, " must be true or false, not ", value);
+  return value == "true";
+}
+
+LoadedConfig load_config_argument(const Arguments& arguments, size_t at) {
+  std::vector<std::pair<std::string, std::string>> overrides;
+  for (const auto& [key, value] : arguments.flags) {
+    if (key.find('.') != std::string::npos) overrides.emplace_back(key, value);
+  }
+  LoadedConfig loaded = load_config(arguments.words.at(at), overrides);
+  const std::string& level = loaded.config.log.level;
+  set_console_level(level == "debug"  ? Level::debug
+                    : level == "info" ? Level::info
+                    : level == "warn" ? Level::warn
+                                      : Level::error);
+  return loaded;
+}
+
+fs::path run_argument(const Arguments& arguments) {
+  const std::string& path = arguments.words.at(0);
+  const bool eval = arguments.verb == "eval";
+  switch (kind_of(path)) {
+    case PathKind::data:
+      fail(Exit::checkpoint, path, " is a data folder; lathe ", arguments.verb, " wants a run or a checkpoint",
+           eval ? ", and data as --data " + path : "");
+    case PathKind::file:
+    case PathKind::safetensors:
+      fail(Exit::checkpoint, path, " is a file; lathe ", arguments.verb, " wants a run or a checkpoint folder");
+    default: return path;
+  }
+}
+
+LoadedModel load_model_argument(const Arguments& arguments) {
+  const std::string device = arguments.get("device", "auto"), dtype = arguments.get("load-dtype", "");
+  if (device != "auto" && device != "cpu" && device != "cuda")
+    fail(Exit::usage, "command line: --device must be auto, cpu or cuda, not ", device);
+  if (!dtype.empty() && dtype != "fp32" && dtype != "bf16" && dtype != "fp16" && dtype != "int8" && dtype != "nf4")
+    fail(Exit::usage, "command line: --load-dtype must be fp32, bf16, fp16, int8 or nf4, not ", dtype);
+  const bool twice = arguments.is_true("double-quant");
+  if (twice && dtype != "nf4") fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
+  const int threads = static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
+  LoadedModel m =
+      LoadedModel::open(run_argument(arguments), device, threads, dtype, twice, arguments.get("checkpoint", "newest"));
+  // To standard error: what goes to standard output is the result.
+  std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute.dtype)) << ", matrices kept as " << m.load_dtype
+            << ", saved as " << m.saved_dtype << "\n";
+  return m;
+}
+
+Flags and_loading(Flags flags) {
+  flags.insert(flags.end(),
+               {{"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},
+                {"load-dtype", "how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32; adapters: adapters.dtype)"},
+                {"double-quant", "true: nf4's scales in 8 bits too (false)"},
+                {"device", "auto, cpu or cuda"},
+                {"threads", "CPU threads"}});
+  return flags;
+}
+
+}  // namespace lathe

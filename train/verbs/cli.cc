@@ -1,0 +1,228 @@
+#include "train/verbs/cli.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cxxopts.hpp>
+#include <iostream>
+#include <sstream>
+
+#include "core/io/file.h"
+#include "core/io/log.h"
+#include "core/kernels/isa.h"
+#include "train/config/run_config.h"
+#include "train/verbs/verbs.h"
+
+namespace lathe {
+namespace {
+
+constexpr const char* version = "lathe 0.1.0";
+
+constexpr size_t width = 100;  // of help
+
+/// `left`, and behind `indent` columns `right`, broken between words.
+std::string row(const std::string& left, const std::string& right, size_t indent) {
+  std::string text, line = left;
+  line.resize(std::max(left.empty() ? 0 : left.size() + 1, indent), ' ');
+  bool begins = true;
+  std::istringstream words(right);
+  for (std::string word; words >> word; begins = false) {
+    if (!begins && line.size() + 1 + word.size() > width) {
+      text += line + "\n";
+      line.assign(indent, ' ');
+      begins = true;
+    }
+    line += (begins ? "" : " ") + word;
+  }
+  return text + line + "\n";
+}
+
+/// A key, its default, and what it does: what of that fits into a line, since the reference page has it all.
+std::string key_row(const Field& field) {
+  const std::string key = "  --" + field.key + "=" + toml_text(field.initial);
+  const std::string choices = field.rule.choices.empty() ? "" : " (" + rule_text(field.rule) + ")";
+  constexpr size_t column = 36;
+  const size_t room = width - std::max(column, key.size() + 1);
+  std::string doc = field.doc;
+  if (doc.size() + choices.size() > room) doc = doc.substr(0, std::min(doc.find("; "), doc.find(". ")));
+  return row(key, doc + choices, column);
+}
+
+void print_help(const Verb* verb) {
+  if (verb == nullptr) {
+    std::cout << version << ": trains models from config files\n\nusage: lathe VERB ...\n\n";
+    for (const auto& v : verbs()) std::cout << row(std::string("  ") + v.name, v.doc, 13);
+    std::cout << "\nA first run, on a text of your own:\n"
+                 "  lathe prepare my.txt --out data/my --tokenizer char\n"
+                 "  lathe train configs/quickstart.toml --data.dir=data/my --train.out_dir=runs/my\n"
+                 "  lathe generate runs/my --tokens 500\n\n"
+                 "`lathe help VERB` says more.\n"
+              << row("Exit codes:",
+                     "0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable checkpoint, 5 diverged, "
+                     "6 input/output, 8 run folder in use, 9 out of memory, 75 stopped with a checkpoint (run it again "
+                     "to go on)",
+                     12);
+    return;
+  }
+  std::cout << "usage: lathe " << verb->name << " " << verb->usage << "\n\n"
+            << row("", verb->doc, 0) << "\nExample:\n  lathe " << verb->example << "\n";
+  if (!verb->flags.empty()) std::cout << "\nOptions, with their defaults in brackets:\n";
+  for (const auto& [name, doc] : verb->flags) std::cout << row(std::string("  --") + name, doc, 21);
+  if (!verb->config_keys) return;
+  if (std::string(verb->name) != "train") {
+    std::cout << "\nIt takes the keys of the config as well: `lathe train --help` lists them.\n";
+    return;
+  }
+  std::cout << "\nKeys of the config with their defaults, also in its file (steps = 500 under [train]) and in the\n"
+               "environment (LATHE_TRAIN_STEPS=500). `lathe config docs` says all of each.\n";
+  const auto show = [](const std::string& title, const std::vector<Field>& fields, const std::string& prefix) {
+    std::cout << "\n" << title << "\n";
+    for (const auto& field : fields) {
+      if (field.key.starts_with(prefix)) std::cout << key_row(field);
+    }
+  };
+  const Schema& common = schema_of<RunConfig>();
+  for (const auto& section : RunConfig::schema("gpt").sections()) {
+    if (section.name != "model") {
+      show("[" + section.name + "] " + section.doc, RunConfig::schema("gpt").fields(), section.name + ".");
+      continue;
+    }
+    show("[model] " + section.doc, common.fields(), "model.");
+    for (const ModelKind& kind : model_kinds()) {
+      Schema own;
+      own.add("model", kind.config.schema(), nullptr);
+      show("[model] with kind = \"" + kind.name + "\", " + kind.doc, own.fields(), "model.");
+    }
+  }
+}
+
+/// Parses what stands behind the verb. Flags are strings for cxxopts; their values are checked where they are used.
+Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
+  std::vector<std::string> known;
+  for (const auto& [name, doc] : verb.flags) known.emplace_back(name);
+  if (verb.config_keys) {
+    for (const auto& f : all_fields()) known.push_back(f.key);
+    for (const auto& key : renamed_keys()) known.push_back(key);
+  }
+  // --name=value becomes two words: cxxopts matches words with std::regex, which breaks on long values and line breaks.
+  std::vector<std::string> split{argv[0]};
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (!word.starts_with("-") || word == "-") {
+      split.push_back(word);
+      continue;
+    }
+    const auto equals = word.find('=');
+    const std::string name =
+        word.starts_with("--") ? word.substr(2, equals == std::string::npos ? equals : equals - 2) : word;
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      const std::string near = nearest(name, known);
+      fail(Exit::usage, "command line: lathe ", verb.name, " has no option ", word,
+           near.empty() ? "" : "; did you mean --" + near + "?");
+    }
+    split.push_back("--" + name);
+    if (equals != std::string::npos)
+      split.push_back(word.substr(equals + 1));
+    else if (i + 1 < argc)
+      split.emplace_back(argv[++i]);
+    else
+      fail(Exit::usage, "command line: ", word, " needs a value: ", word, "=...");
+  }
+  std::vector<char*> pointers;
+  for (auto& word : split) pointers.push_back(word.data());
+
+  cxxopts::Options options("lathe");
+  options.allow_unrecognised_options();
+  auto add = options.add_options();
+  for (const auto& name : known) add(name, "", cxxopts::value<std::string>());
+  Arguments arguments{.verb = verb.name, .flags = {}, .words = {}};
+  try {
+    const auto result = options.parse(static_cast<int>(pointers.size()), pointers.data());
+    for (const auto& name : known) {
+      if (result.count(name) > 1) {
+        fail(Exit::usage, "command line: --", name, " stands ", result.count(name), " times; give it once");
+      }
+      if (result.count(name) == 1) arguments.flags[name] = result[name].as<std::string>();
+    }
+    arguments.words = result.unmatched();
+  } catch (const cxxopts::exceptions::exception& e) {
+    fail(Exit::usage, "command line: ", e.what());
+  }
+  if (arguments.words.size() < verb.min_words || arguments.words.size() > verb.max_words) {
+    fail(Exit::usage, "usage: lathe ", verb.name, " ", verb.usage);
+  }
+  return arguments;
+}
+
+const Verb& find_verb(const std::string& name) {
+  const auto verb = std::find_if(verbs().begin(), verbs().end(), [&](const Verb& v) { return v.name == name; });
+  if (verb != verbs().end()) return *verb;
+  std::vector<std::string> names;
+  for (const auto& v : verbs()) names.emplace_back(v.name);
+  const std::string near = nearest(name, names);
+  fail(Exit::usage, "lathe has no verb ", name,
+       near.empty() ? "; `lathe --help` lists them" : "; did you mean " + near + "?");
+}
+
+Exit dispatch(int argc, char** argv) {
+  const std::vector<std::string> args(argv + 1, argv + argc);
+  const auto asks_help = [](const std::string& a) { return a == "--help" || a == "-h"; };
+  if (args.empty() || asks_help(args[0])) {
+    print_help(nullptr);
+    return args.empty() ? Exit::usage : Exit::done;
+  }
+  if (args[0] == "help") {
+    if (args.size() > 2) fail(Exit::usage, "lathe help takes one verb, as in `lathe help train`");
+    print_help(args.size() == 2 ? &find_verb(args[1]) : nullptr);
+    return Exit::done;
+  }
+  if (args[0] == "--version") {
+    std::cout << version << "\n";
+    return Exit::done;
+  }
+  const Verb& verb = find_verb(args[0]);
+  if (std::any_of(args.begin() + 1, args.end(), asks_help)) {
+    print_help(&verb);
+    return Exit::done;
+  }
+  const Arguments arguments = parse_arguments(verb, argc - 1, argv + 1);
+  read_isa_from_environment();
+  return verb.run(arguments);
+}
+
+/// What the standard library says of a path that can't be reached, as a sentence with a remedy.
+std::string sentence(const fs::filesystem_error& e) {
+  const std::string what = e.path1().empty() ? "a file or folder" : e.path1().string();
+  return str("cannot reach ", what, ": ", e.code().message(),
+             e.code() == std::errc::permission_denied ? "; change the permissions, or name another" : "");
+}
+
+}  // namespace
+
+int run_cli(int argc, char** argv) {
+  try {
+    open_standard_streams();
+    const Exit code = dispatch(argc, argv);
+    std::cout.flush();
+    if (lines_dropped() > 0) return static_cast<int>(code);  // counted, and in the log
+    if (!std::cout || std::fflush(stdout) != 0) fail(Exit::io, "standard output can't be written");
+    return static_cast<int>(code);
+  } catch (const Error& e) {
+    log(Level::error, e.what());
+    return static_cast<int>(e.code());
+  } catch (const c10::Error& e) {
+    log(Level::error, std::string("internal: ") + e.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    log(Level::error, "out of memory; make batch_size, block_size or the model smaller");
+    return static_cast<int>(Exit::memory);
+  } catch (const fs::filesystem_error& e) {
+    log(Level::error, sentence(e));
+    return static_cast<int>(Exit::io);
+  } catch (const std::exception& e) {
+    log(Level::error, std::string("internal: ") + e.what());
+  }
+  return static_cast<int>(Exit::internal);
+}
+
+}  // namespace lathe

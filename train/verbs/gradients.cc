@@ -1,0 +1,40 @@
+#include <algorithm>
+#include <iostream>
+
+#include "core/io/file.h"
+#include "train/transforms/adapters.h"
+#include "train/verbs/precision.h"
+#include "train/verbs/verbs.h"
+
+namespace lathe {
+namespace {
+
+Exit run_gradients(const Arguments& arguments) {
+  const auto batches = static_cast<int64_t>(arguments.number("batches", 8, between(1, 100000), true));
+  const LoadedModel m = load_model_argument(arguments);
+  if (adapters_of(m.config).rank > 0)
+    fail(Exit::usage, arguments.words[0], " has adapters; merge them first (`lathe merge`)");
+  const GradientExponents e = gradient_exponents(m, batches);
+  std::cout << exponents_text(e) << std::flush;
+  if (arguments.flags.contains("svg")) write_file_durably(arguments.get("svg", ""), exponents_svg(e));
+  return Exit::done;
+}
+
+}  // namespace
+
+Verb gradients_verb() {
+  return {"gradients",
+          "RUN|CHECKPOINT",
+          "histogram of the exponents of a model's gradients, and what float16 keeps of them",
+          "gradients runs/quickstart --svg gradients.svg",
+          {{"batches", "training batches to run (8)"},
+           {"svg", "file for a picture of it"},
+           {"device", "auto, cpu or cuda"},
+           {"threads", "CPU threads"}},
+          false,
+          1,
+          1,
+          run_gradients};
+}
+
+}  // namespace lathe

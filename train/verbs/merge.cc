@@ -1,0 +1,32 @@
+#include <algorithm>
+#include <iostream>
+
+#include "core/io/log.h"
+#include "train/transforms/adapters.h"
+#include "train/verbs/verbs.h"
+
+namespace lathe {
+namespace {
+
+Exit run_merge(const Arguments& arguments) {
+  const fs::path out = arguments.get("out", "");
+  if (out.empty()) fail(Exit::usage, "lathe merge needs --out FOLDER");
+  log_info("merged into ", merge(run_argument(arguments), out).string());
+  return Exit::done;
+}
+
+}  // namespace
+
+Verb merge_verb() {
+  return {"merge",
+          "RUN|CHECKPOINT --out FOLDER",
+          "add a run's adapters ([adapters]) into the model under them, as a run of its own",
+          "merge runs/adapters --out runs/merged",
+          {{"out", "folder for the merged run"}},
+          false,
+          1,
+          1,
+          run_merge};
+}
+
+}  // namespace lathe

@@ -1,0 +1,31 @@
+#include <algorithm>
+#include <iostream>
+
+#include "core/io/log.h"
+#include "train/run/trainer.h"
+#include "train/verbs/verbs.h"
+
+namespace lathe {
+namespace {
+
+Exit run_train(const Arguments& arguments) {
+  const bool verify_data = arguments.is_true("verify-data");
+  return train(load_config_argument(arguments), verify_data);
+}
+
+}  // namespace
+
+Verb train_verb() {
+  return {
+      "train",
+      "CONFIG [--section.key=value ...]",
+      "train, or go on with, the run that a config describes",
+      "train configs/quickstart.toml --train.steps=500 --train.out_dir=runs/short",
+      {{"verify-data", "true: read all training and validation data and compare it with its checksums first (false)"}},
+      true,
+      1,
+      1,
+      run_train};
+}
+
+}  // namespace lathe

@@ -1,0 +1,59 @@
+// Verbs of the command line. One is a file in this folder and a line in the table of verbs.cc (or, in a program of your
+// own, a call of add_verb). Parsing and help are in cli.cc.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/config.h"
+#include "core/error.h"
+#include "train/config/run_config.h"
+#include "train/run/load.h"
+
+namespace lathe {
+
+/// What stands behind a verb: flags by name, at most once each, and the words that stand alone.
+struct Arguments {
+  std::string verb;
+  std::map<std::string, std::string> flags;
+  std::vector<std::string> words;
+
+  std::string get(const std::string& name, const std::string& otherwise) const {
+    const auto found = flags.find(name);
+    return found == flags.end() ? otherwise : found->second;
+  }
+  /// A flag that is true or false; false where it is not given.
+  bool is_true(const std::string& name) const;
+  /// A flag as a number within bounds, written as read_value takes it.
+  double number(const std::string& name, double otherwise, const Rule& rule, bool whole) const;
+};
+
+using Flags = std::vector<std::pair<std::string, std::string>>;  // name, doc
+
+struct Verb {
+  std::string name, usage, doc;
+  std::string example;  ///< behind "lathe "
+  Flags flags;
+  bool config_keys = false;  ///< takes those as flags too
+  size_t min_words = 1, max_words = 1;
+  std::function<Exit(const Arguments&)> run;
+};
+
+/// All of them, in the order that help shows.
+const std::vector<Verb>& verbs();
+/// Adds a verb, before the command line is run. Exit::internal where its name is taken.
+void add_verb(Verb verb);
+
+/// The config that word `at` names, with the flags that are keys; sets the console's level.
+LoadedConfig load_config_argument(const Arguments& arguments, size_t at = 0);
+/// The run or checkpoint that the first word names; Exit::checkpoint with what it is instead.
+fs::path run_argument(const Arguments& arguments);
+/// Its model, loaded as the flags of and_loading() ask.
+LoadedModel load_model_argument(const Arguments& arguments);
+/// A verb's own flags and those that load_model_argument reads.
+Flags and_loading(Flags flags);
+
+}  // namespace lathe
