@@ -15,6 +15,10 @@
 
 #include "core/error.h"
 
+#ifdef LATHE_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace lathe {
 namespace {
 
@@ -22,6 +26,18 @@ constexpr size_t header_bytes = 64;  // keeps the data 64-byte aligned behind it
 constexpr size_t huge = size_t{2} << 20;
 constexpr size_t small = 4096;       // blocks up to here, header included, come from the C library, by size
 constexpr size_t least_rest = 1024;  // a rest is worth a block of its own from here on
+
+// The address sanitizer knows nothing of blocks that are cut from a segment or kept for the next tensor, so it is told:
+// of a block a tensor has exactly its bytes, and each block ends with bytes that nothing may touch.
+#ifdef LATHE_ASAN
+constexpr size_t guard_bytes = 64;
+void close_memory(const void* p, size_t n) { ASAN_POISON_MEMORY_REGION(p, n); }
+void open_memory(const void* p, size_t n) { ASAN_UNPOISON_MEMORY_REGION(p, n); }
+#else
+constexpr size_t guard_bytes = 0;
+void close_memory(const void*, size_t) {}
+void open_memory(const void*, size_t) {}
+#endif
 
 /// In front of each block's data. Larger blocks are cut from segments, memory from the system that starts on a huge
 /// page; those of a segment are a list in the order of their addresses.
@@ -66,7 +82,7 @@ class CachingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
     if (n == 0) return {nullptr, nullptr, &release, c10::DeviceType::CPU};
-    const size_t bytes = n + header_bytes;
+    const size_t bytes = n + header_bytes + guard_bytes;
     std::lock_guard lock(mutex_);
     Header* header = bytes <= small ? take_small(small_size(bytes)) : take(round_to(bytes, 64));
     if (header == nullptr) {
@@ -77,6 +93,8 @@ class CachingAllocator final : public c10::Allocator {
     header->category = current;
     add(header->category, static_cast<int64_t>(n));
     void* data = reinterpret_cast<char*>(header) + header_bytes;
+    close_memory(data, header->block - header_bytes);
+    open_memory(data, n);
     return {data, data, &release, c10::DeviceType::CPU};
   }
 
@@ -116,6 +134,7 @@ class CachingAllocator final : public c10::Allocator {
     auto* header = reinterpret_cast<Header*>(static_cast<char*>(data) - header_bytes);
     std::lock_guard lock(self.mutex_);
     self.add(header->category, -static_cast<int64_t>(header->used));
+    close_memory(data, header->block - header_bytes);
     if (header->small) {
       self.free_small_[header->block].push_back(header);
     } else {
@@ -149,8 +168,9 @@ class CachingAllocator final : public c10::Allocator {
     free_.erase(found);
     header->free = false;
     if (header->block >= bytes + least_rest) {
-      auto* rest = new (reinterpret_cast<char*>(header) + bytes)
-          Header{.block = header->block - bytes, .before = header, .after = header->after};
+      char* const behind = reinterpret_cast<char*>(header) + bytes;
+      open_memory(behind, header_bytes);
+      auto* rest = new (behind) Header{.block = header->block - bytes, .before = header, .after = header->after};
       if (rest->after != nullptr) rest->after->before = rest;
       header->after = rest;
       header->block = bytes;
@@ -208,6 +228,7 @@ class CachingAllocator final : public c10::Allocator {
       at = segments_.erase(at);
       free_.erase(segment);
       count(-static_cast<int64_t>(segment->block), -1);
+      open_memory(segment, segment->block);
       munmap(static_cast<void*>(segment), segment->block);
     }
   }

@@ -7,6 +7,8 @@
 #include "core/rng.h"
 #include "tests/catch.h"
 
+extern "C" int __asan_address_is_poisoned(const void*) __attribute__((weak));  // there under the address sanitizer
+
 namespace {
 
 using namespace lathe;
@@ -100,6 +102,25 @@ TEST_CASE("blocks are aligned, do not overlap, and are counted to their category
   recategorize(t.storage().data_ptr(), Memory::gradients);
   CHECK(memory_stats().used[static_cast<size_t>(Memory::gradients)] ==
         before.used[static_cast<size_t>(Memory::gradients)] + 5 * megabyte);
+}
+
+TEST_CASE("the address sanitizer knows a tensor's bytes, and those of freed ones", "[allocator]") {
+  if (__asan_address_is_poisoned == nullptr) {
+    SUCCEED("built without it");
+    return;
+  }
+  const auto closed = [](const char* p) { return __asan_address_is_poisoned(p) == 1; };
+  for (const int64_t size : {int64_t{1}, int64_t{100}, int64_t{3000}, int64_t{100001}, 3 * megabyte}) {
+    at::Tensor t = bytes(size);
+    const at::Tensor next = bytes(size);  // so that the first one's memory stays within a segment
+    const char* const p = static_cast<const char*>(t.const_data_ptr());
+    CHECK_FALSE(closed(p));
+    CHECK_FALSE(closed(p + size - 1));
+    for (const int64_t behind : {0, 1, 63}) CHECK(closed(p + size + behind));
+    t.reset();
+    CHECK(closed(p));
+    CHECK(closed(p + size - 1));
+  }
 }
 
 }  // namespace
