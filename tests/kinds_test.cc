@@ -11,7 +11,6 @@ namespace {
 
 using namespace lathe;
 using namespace lathe::test;
-using Catch::Matchers::ContainsSubstring;
 
 Finished lathe_in(const TempFolder& f, std::vector<std::string> args, double kill_after = -1) {
   return run(

@@ -5,6 +5,7 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 
+#include "autograd/ops/image.h"
 #include "autograd/ops/kernel.h"
 #include "autograd/ops/product.h"
 #include "core/dtype.h"
@@ -12,14 +13,6 @@
 
 namespace lathe {
 namespace {
-
-using Sizes = std::array<int64_t, 4>;
-
-std::array<int64_t, 2> both(Pair p) { return {p.h, p.w}; }
-Sizes sizes_of(at::IntArrayRef sizes) {
-  LATHE_CHECK(sizes.size() == 4, "needs 4 dims, not ", describe(sizes));
-  return {sizes[0], sizes[1], sizes[2], sizes[3]};
-}
 
 /// A factor as it is multiplied: in bfloat16 and float16 on CPUs without their instructions in float32, as all
 /// products are; ATen's own there are many times slower.
@@ -36,7 +29,7 @@ void check_options(const Conv2dOptions& o) {
 }
 
 /// Whether [B, C, H, W] and a weight fit; the result's shape.
-Sizes result_sizes(at::IntArrayRef x, at::IntArrayRef weight, const Conv2dOptions& o) {
+ImageSizes result_sizes(at::IntArrayRef x, at::IntArrayRef weight, const Conv2dOptions& o) {
   check_options(o);
   LATHE_CHECK(x.size() == 4 && weight.size() == 4, "x must be [B, C, H, W] and weight [O, C / groups, kh, kw]");
   LATHE_CHECK(x[1] == weight[1] * o.groups, "x has ", x[1], " channels, the weight is for ", weight[1] * o.groups);
@@ -72,7 +65,7 @@ at::Tensor convolve_backward(const at::Tensor& dy, const at::Tensor& x, const at
   return of_x ? std::get<0>(grads) : std::get<1>(grads);
 }
 
-void check_dy(const at::Tensor& dy, const Sizes& wanted) {
+void check_dy(const at::Tensor& dy, const ImageSizes& wanted) {
   LATHE_CHECK(dy.sizes() == at::IntArrayRef(wanted), "dy must be ", describe(at::IntArrayRef(wanted)));
 }
 
@@ -123,7 +116,7 @@ struct Conv2d {
 // Linear in each factor, so that the gradients are the two other passes.
 struct Conv2dInputGrad {
   static constexpr OpInfo info{.name = "conv2d_input_grad", .amp = Amp::low};
-  Sizes sizes;
+  ImageSizes sizes;
   Conv2dOptions options;
   Saved dy = Saved::input(0), weight = Saved::input(1);
 
@@ -151,7 +144,7 @@ struct Conv2dInputGrad {
 
 struct Conv2dWeightGrad {
   static constexpr OpInfo info{.name = "conv2d_weight_grad", .amp = Amp::low};
-  Sizes sizes;
+  ImageSizes sizes;
   Conv2dOptions options;
   Saved dy = Saved::input(0), x = Saved::input(1);
 
@@ -178,11 +171,11 @@ Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias,
 }
 Variable conv2d_input_grad(const Variable& dy, const Variable& weight, at::IntArrayRef sizes,
                            const Conv2dOptions& options) {
-  return apply(Conv2dInputGrad{.sizes = sizes_of(sizes), .options = options}, dy, weight);
+  return apply(Conv2dInputGrad{.sizes = image_sizes(sizes), .options = options}, dy, weight);
 }
 Variable conv2d_weight_grad(const Variable& dy, const Variable& x, at::IntArrayRef sizes,
                             const Conv2dOptions& options) {
-  return apply(Conv2dWeightGrad{.sizes = sizes_of(sizes), .options = options}, dy, x);
+  return apply(Conv2dWeightGrad{.sizes = image_sizes(sizes), .options = options}, dy, x);
 }
 
 }  // namespace lathe

@@ -7,30 +7,24 @@
 #include <ATen/ops/max_pool2d_with_indices.h>
 
 #include "autograd/ops/formula.h"
+#include "autograd/ops/image.h"
 #include "core/dtype.h"
 #include "core/error.h"
 
 namespace lathe {
 namespace {
 
-using Sizes = std::array<int64_t, 4>;
-
-std::array<int64_t, 2> both(Pair p) { return {p.h, p.w}; }
-Sizes sizes_of(at::IntArrayRef sizes) {
-  LATHE_CHECK(sizes.size() == 4, "needs 4 dims, not ", describe(sizes));
-  return {sizes[0], sizes[1], sizes[2], sizes[3]};
-}
 void check_image(const at::Tensor& x) { LATHE_CHECK(x.dim() == 4, "x must be [B, C, H, W]"); }
 
 struct MaxPool2d {
   static constexpr OpInfo info{.name = "max_pool2d", .each = {0, 0}};
   Pair kernel, stride, padding, dilation;
-  Sizes sizes{};
+  ImageSizes sizes{};
   Saved places{};  // in H W, of each window's largest
 
   at::Tensor forward(const at::Tensor& x) {
     check_image(x);
-    sizes = sizes_of(x.sizes());
+    sizes = image_sizes(x.sizes());
     auto [y, index] =
         at::max_pool2d_with_indices(x.contiguous(), both(kernel), both(stride), both(padding), both(dilation));
     places = index.flatten(2);
@@ -60,11 +54,11 @@ at::Tensor adaptive_avg_pool2d_backward(const at::Tensor& dy, at::IntArrayRef si
 struct AvgPool2d {
   static constexpr OpInfo info{.name = "avg_pool2d", .amp = Amp::fp32};
   Pair kernel, stride, padding;
-  Sizes sizes{};
+  ImageSizes sizes{};
 
   at::Tensor forward(const at::Tensor& x) {
     check_image(x);
-    sizes = sizes_of(x.sizes());
+    sizes = image_sizes(x.sizes());
     return at::avg_pool2d(x.contiguous(), both(kernel), both(stride), both(padding));
   }
   // dx += dy / (kh kw) over each window
@@ -80,7 +74,7 @@ struct AvgPool2d {
 
 struct AvgPool2dBackward {
   static constexpr OpInfo info{.name = "avg_pool2d_backward", .amp = Amp::fp32};
-  Sizes sizes;
+  ImageSizes sizes;
   Pair kernel, stride, padding;
 
   at::Tensor forward(const at::Tensor& dy) { return avg_pool2d_backward(dy, sizes, kernel, stride, padding); }
@@ -101,13 +95,13 @@ struct AvgPool2dBackward {
 struct AdaptiveAvgPool2d {
   static constexpr OpInfo info{.name = "adaptive_avg_pool2d", .amp = Amp::fp32};
   Pair out;
-  Sizes sizes{};
+  ImageSizes sizes{};
 
   at::Tensor forward(const at::Tensor& x) {
     check_image(x);
     LATHE_CHECK(out.h >= 1 && out.w >= 1 && x.size(2) >= 1 && x.size(3) >= 1, "neither x nor ", out.h, " x ", out.w,
                 " windows may be empty");
-    sizes = sizes_of(x.sizes());
+    sizes = image_sizes(x.sizes());
     return at::_adaptive_avg_pool2d(x.contiguous(), both(out));
   }
   // dx += dy / (the window's size) over each window
@@ -120,7 +114,7 @@ struct AdaptiveAvgPool2d {
 
 struct AdaptiveAvgPool2dBackward {
   static constexpr OpInfo info{.name = "adaptive_avg_pool2d_backward", .amp = Amp::fp32};
-  Sizes sizes;
+  ImageSizes sizes;
   Pair out{1};
 
   at::Tensor forward(const at::Tensor& dy) {
@@ -148,11 +142,12 @@ Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, 
   return apply(AvgPool2d{.kernel = kernel, .stride = stride.value_or(kernel), .padding = padding}, x);
 }
 Variable avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes, Pair kernel, Pair stride, Pair padding) {
-  return apply(AvgPool2dBackward{.sizes = sizes_of(sizes), .kernel = kernel, .stride = stride, .padding = padding}, dy);
+  return apply(AvgPool2dBackward{.sizes = image_sizes(sizes), .kernel = kernel, .stride = stride, .padding = padding},
+               dy);
 }
 Variable adaptive_avg_pool2d(const Variable& x, Pair out) { return apply(AdaptiveAvgPool2d{.out = out}, x); }
 Variable adaptive_avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes) {
-  return apply(AdaptiveAvgPool2dBackward{.sizes = sizes_of(sizes)}, dy);
+  return apply(AdaptiveAvgPool2dBackward{.sizes = image_sizes(sizes)}, dy);
 }
 
 }  // namespace lathe

@@ -49,7 +49,11 @@ void add(Snapshot& snapshot, const SavedTensor& saved, const at::Tensor& on_host
 }  // namespace
 
 std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model) {
-  auto all = trained_parameters(model);
+  auto all = parameters(model);
+  std::erase_if(all, [](const NamedParameter& p) {
+    const Leaf* leaf = p.parameter.as_leaf();
+    return leaf == nullptr || leaf->precision.quantised != nullptr;  // they stay in the checkpoint they came from
+  });
   for (const NamedBuffer& b : buffers(model)) all.push_back({b.path, Variable(b.tensor), Role{.name = "buffer"}});
   return all;
 }

@@ -17,7 +17,8 @@
 
 namespace lathe {
 
-/// What a checkpoint's model.safetensors holds of a model: its trained parameters, and its buffers as constants.
+/// What a checkpoint's model.safetensors holds of a model: its parameters, frozen ones included, but for those that
+/// were loaded as constants or quantised (the model under adapters), and its buffers as constants.
 std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model);
 
 struct Snapshot {
