@@ -98,4 +98,17 @@ Batch Loader::next() {
   return batches_->batch_of(there);
 }
 
+std::vector<Batch> draw_batches(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first, int64_t n,
+                                at::Device device) {
+  DataConfig without_workers;
+  without_workers.workers = 0;
+  Loader loader(data, sizes, seed, first, without_workers, device);
+  std::vector<Batch> drawn;
+  for (int64_t i = 0; i < n; ++i) {
+    const Batch b = loader.next();
+    drawn.push_back({b.inputs.clone(), b.targets.clone()});
+  }
+  return drawn;
+}
+
 }  // namespace lathe

@@ -55,4 +55,8 @@ class Loader {
   std::vector<std::thread> workers_;
 };
 
+/// Training micro-batches first, first + 1, ... (`n` of them), made by the calling thread, each in memory of its own.
+std::vector<Batch> draw_batches(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first, int64_t n,
+                                at::Device device);
+
 }  // namespace lathe

@@ -65,7 +65,7 @@ class EvaluationWindows final : public EvaluationBatches {
 
 }  // namespace
 
-TokenData::TokenData(const fs::path& folder) : manifest_(read_manifest(folder)), folder_(folder) {
+TokenData::TokenData(const fs::path& folder) : manifest_(read_manifest(folder)) {
   if (has_split(folder, "val", manifest_)) val_.emplace(folder, "val", manifest_);
   if (!val_ || has_split(folder, "train", manifest_)) train_.emplace(folder, "train", manifest_);
   facts_.task = "language";

@@ -28,7 +28,6 @@ class TokenData final : public Data {
 
  private:
   std::optional<DataManifest> manifest_;
-  fs::path folder_;
   std::optional<TokenFile> train_, val_;
   DataFacts facts_;
 };

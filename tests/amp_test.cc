@@ -260,9 +260,6 @@ TEST_CASE("long sums: in the dtype they stall, in float32 they do not", "[amp]")
   }
 }
 
-Finished lathe_in(const TempFolder& f, std::vector<std::string> args) {
-  return run({"lathe", std::move(args), f.path(), {}});
-}
 std::vector<Json> metrics_of(const fs::path& run) {
   std::vector<Json> out;
   std::istringstream text(slurp(run / "metrics.jsonl"));

@@ -11,11 +11,6 @@
 
 namespace lathe::test {
 
-inline Finished lathe_in(const TempFolder& f, std::vector<std::string> args, double kill_after = -1) {
-  return run(
-      {.binary = "lathe", .args = std::move(args), .folder = f.path(), .environment = {}, .kill_after_s = kill_after});
-}
-
 struct Kind {
   std::string name, data, keys;  ///< keys of [model]
 };

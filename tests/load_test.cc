@@ -64,10 +64,6 @@ TEST_CASE("quantised tensors: error and size", "[load]") {
             .equal(torch::zeros({2, 64})));
 }
 
-Finished lathe_in(const TempFolder& f, std::vector<std::string> args) {
-  return run({"lathe", std::move(args), f.path(), {}});
-}
-
 TEST_CASE("weights are loaded without ever being in float32 at once", "[load]") {
   const TempFolder f;
   make_tiny_run(f.path());

@@ -17,12 +17,6 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-std::set<std::string> names(const fs::path& folder) {
-  std::set<std::string> found;
-  for (const auto& entry : fs::directory_iterator(folder)) found.insert(entry.path().filename().string());
-  return found;
-}
-
 /// All ids of a split.
 std::vector<int64_t> ids_of(const fs::path& folder, const std::string& split) {
   const TokenFile tokens(folder, split, read_manifest(folder));

@@ -136,6 +136,20 @@ void make_tiny_run(const fs::path& folder, const std::string& extra) {
                  extra);
 }
 
+Finished lathe_in(const TempFolder& folder, std::vector<std::string> args, double kill_after_s) {
+  return run({.binary = "lathe",
+              .args = std::move(args),
+              .folder = folder.path(),
+              .environment = {},
+              .kill_after_s = kill_after_s});
+}
+
+std::set<std::string> names(const fs::path& folder) {
+  std::set<std::string> found;
+  for (const auto& entry : fs::directory_iterator(folder)) found.insert(entry.path().filename().string());
+  return found;
+}
+
 std::string difference(const fs::path& a, const fs::path& b) {
   const auto lines = [](const fs::path& run) {
     std::vector<std::string> out;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,11 +48,15 @@ struct Command {
   std::string close_output_after{};  ///< standard output loses its reader once it has said this; empty: never
 };
 Finished run(const Command& command);
+/// `lathe` with `args`, in the folder.
+Finished lathe_in(const TempFolder& folder, std::vector<std::string> args, double kill_after_s = -1);
 
 /// Text with some structure, for data that needs no download.
 std::string sample_text(size_t bytes);
 void write_file(const fs::path& path, const std::string& text);
 std::string slurp(const fs::path& path);
+/// Names of what a folder holds.
+std::set<std::string> names(const fs::path& folder);
 
 /// `folder`/data (char tokens of sample_text) and `folder`/tiny.toml: a model that takes a millisecond a step, with
 /// prefetching, dropout and accumulation.

@@ -18,12 +18,6 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-std::set<std::string> names(const fs::path& folder) {
-  std::set<std::string> found;
-  for (const auto& entry : fs::directory_iterator(folder)) found.insert(entry.path().filename().string());
-  return found;
-}
-
 /// Every example of a split as numbers, its target last.
 std::vector<std::vector<double>> rows_of(const fs::path& dir, const std::string& split) {
   const ExampleArray inputs(dir / (split + "_inputs.npy"), ""), targets(dir / (split + "_targets.npy"), "");

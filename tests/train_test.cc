@@ -17,10 +17,6 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-Finished lathe_in(const TempFolder& f, std::vector<std::string> args) {
-  return run({"lathe", std::move(args), f.path(), {}});
-}
-
 TEST_CASE("a run leaves what it should, and running it again says so", "[train]") {
   const TempFolder f;
   make_tiny_run(f.path());

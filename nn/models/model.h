@@ -66,15 +66,8 @@ class Model {
   /// A model with the same shapes, whose parameters are handles to the same tensors.
   virtual std::unique_ptr<Model> clone() const = 0;
 
-  /// The module itself where it is of that type, else null.
-  template <class Module>
-  Module* as() {
-    return static_cast<Module*>(module_of(typeid(Module)));
-  }
-
  protected:
   Model() = default;
-  virtual void* module_of(std::type_index type) = 0;
 };
 
 /// Summed cross-entropy of features W^T over targets that are not -100, divided by `divisor` (0: their number), without
@@ -143,7 +136,6 @@ class ModelOf final : public Model {
     m.features(x);
     m.head_weight();
   };
-  void* module_of(std::type_index type) override { return type == typeid(Module) ? &module_ : nullptr; }
   Module module_;
 };
 

@@ -207,26 +207,6 @@ void check_amp(const LoadedConfig& loaded) {
   }
   if (given("amp.fp8_history") && a.fp8_scaling != "delayed")
     refuse("amp.fp8_history", "amp.fp8_history has no effect without amp.fp8_scaling = \"delayed\"; leave it out");
-  if (a.dtype != "fp8") return;
-  const int64_t* width = c.model.own.find<int64_t>("n_embd");
-  const int64_t* blocks = c.model.own.find<int64_t>("n_layer");
-  if (width == nullptr || blocks == nullptr || !find_model_kind(c.model.kind)->models_tokens()) {
-    refuse("amp.dtype", "amp.dtype = \"fp8\" is for models of repeated blocks, and model.kind = \"", c.model.kind,
-           "\" has none; use \"bf16\"");
-  }
-  if (*width % 16 != 0) {
-    refuse("model.n_embd", "model.n_embd = ", *width,
-           " is not a multiple of 16, which fp8 matmuls need; change it or amp.dtype");
-  }
-  if (units_of_micro_batch(c) % 16 != 0) {
-    refuse("train.batch_size", "train.batch_size = ", c.train.batch_size,
-           " times model.block_size = ", batch_sizes(c).block_size,
-           " is not a multiple of 16, which fp8 matmuls need; change one of them or amp.dtype");
-  }
-  if (2 * a.fp8_edge_blocks >= *blocks) {
-    refuse("amp.fp8_edge_blocks", "amp.fp8_edge_blocks = ", a.fp8_edge_blocks,
-           " first and last blocks leave none of model.n_layer = ", *blocks, " to fp8; lower it");
-  }
 }
 
 /// What must hold between keys.

@@ -94,16 +94,8 @@ fs::path find_bundle(const fs::path& path) {
 
 std::vector<Batch> batches_of_step(const Session& session, const Data& data, int64_t step) {
   const TrainConfig& c = session.config.train;
-  DataConfig without_workers = session.config.data;
-  without_workers.workers = 0;
-  Loader loader(data, batch_sizes(session.config), static_cast<uint64_t>(c.seed), step * c.grad_accum, without_workers,
-                at::kCPU);
-  std::vector<Batch> batches;
-  for (int64_t i = 0; i < c.grad_accum; ++i) {
-    const Batch b = loader.next();
-    batches.push_back({b.inputs.clone(), b.targets.clone()});
-  }
-  return batches;
+  return draw_batches(data, batch_sizes(session.config), static_cast<uint64_t>(c.seed), step * c.grad_accum,
+                      c.grad_accum, at::kCPU);
 }
 
 void write_batches(const fs::path& file, const std::vector<Batch>& batches) {

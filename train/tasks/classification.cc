@@ -3,7 +3,6 @@
 #include <ATen/ops/topk.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "core/io/text.h"
 #include "train/tasks/task.h"
@@ -52,15 +51,14 @@ class Classification final : public Task {
 
   std::string sample(const Model& model, const Data& data, const RunConfig&, Compute compute, at::Device device,
                      const std::function<bool()>&) const override {
-    if (data.val_size() == 0) return "";
+    const auto batch = first_examples(data, device);
+    if (!batch) return "";
     const NoGrad no_grad;
     const Autocast autocast(compute);
-    Batch batch;
-    if (!data.evaluation({.batch_size = 5}, 1, device)->next(batch)) return "";
-    const auto [p_B1, id_B1] = at::topk(at::softmax(model(batch.inputs).data().to(at::kFloat), -1), 1, -1);
+    const auto [p_B1, id_B1] = at::topk(at::softmax(model(batch->inputs).data().to(at::kFloat), -1), 1, -1);
     std::string text;
-    for (int64_t i = 0; i < batch.targets.size(0); ++i) {
-      text += (i > 0 ? ", " : "") + label_of(data.facts(), batch.targets[i].item<int64_t>()) + " read as " +
+    for (int64_t i = 0; i < batch->targets.size(0); ++i) {
+      text += (i > 0 ? ", " : "") + label_of(data.facts(), batch->targets[i].item<int64_t>()) + " read as " +
               label_of(data.facts(), id_B1[i][0].item<int64_t>()) +
               format(" (%.0f%%)", 100 * p_B1[i][0].item<double>());
     }

@@ -44,17 +44,16 @@ class Regression final : public Task {
 
   std::string sample(const Model& model, const Data& data, const RunConfig&, Compute compute, at::Device device,
                      const std::function<bool()>&) const override {
-    if (data.val_size() == 0) return "";
+    const auto batch = first_examples(data, device);
+    if (!batch) return "";
     const NoGrad no_grad;
     const Autocast autocast(compute);
-    Batch batch;
-    if (!data.evaluation({.batch_size = 5}, 1, device)->next(batch)) return "";
     const DataFacts& facts = data.facts();
     const auto raw = [&](const at::Tensor& normalised_BO) {
       const at::Tensor y = normalised_BO.to(at::kDouble);
       return facts.target_scale.empty() ? y : y * row(facts.target_scale, y) + row(facts.target_mean, y);
     };
-    const at::Tensor is_BO = raw(batch.targets), said_BO = raw(model(batch.inputs).data());
+    const at::Tensor is_BO = raw(batch->targets), said_BO = raw(model(batch->inputs).data());
     std::string text;
     for (int64_t i = 0; i < is_BO.size(0); ++i)
       text +=

@@ -1,6 +1,4 @@
 // The table of tasks, and what they share.
-#include <algorithm>
-
 #include "core/memory.h"
 #include "train/tasks/task.h"
 
@@ -32,12 +30,6 @@ const Task* find_task(const std::string& name) {
   return nullptr;
 }
 
-std::vector<std::string> task_names() {
-  std::vector<std::string> names;
-  for (const auto& task : table()) names.push_back(task->name());
-  return names;
-}
-
 void add_task(std::unique_ptr<Task> task) {
   LATHE_CHECK(find_task(task->name()) == nullptr && task->name() != "auto", "there is a task ", task->name(),
               " already; give yours another name");
@@ -49,7 +41,7 @@ const Task& task_of(const LoadedConfig& loaded, const DataFacts& facts) {
   const Task* task = find_task(asked == "auto" ? facts.task : asked);
   if (task != nullptr) return *task;
   std::string names = "auto";
-  for (const auto& name : task_names()) names += " | " + name;
+  for (const auto& known : table()) names += " | " + known->name();
   if (asked == "auto")
     fail(Exit::data, loaded.config.data.dir, " is made for the task \"", facts.task, "\"; set train.task to one of ",
          names);
@@ -75,6 +67,12 @@ ModelSizes fit_examples(const LoadedConfig& loaded, const Data& data, const Task
         " has no validation examples; prepare the data with --val 0.1, set data.folds, or set train.eval_interval = 0");
   }
   return {facts.input_sizes, facts.outputs};
+}
+
+std::optional<Batch> first_examples(const Data& data, at::Device device) {
+  Batch batch;
+  if (data.val_size() == 0 || !data.evaluation({.batch_size = 5}, 1, device)->next(batch)) return std::nullopt;
+  return batch;
 }
 
 std::optional<EvalResult> evaluate(const Task& task, const Model& model, const Data& data, const BatchSizes& sizes,

@@ -51,15 +51,14 @@ class Task {
 
 /// The task of a config on that data. Exit::usage where there is none of that name.
 const Task& task_of(const LoadedConfig& loaded, const DataFacts& facts);
-/// The task of a run without its data: that of train.task, or what its model and sizes say. Null where they don't.
+/// The task of that name, or null.
 const Task* find_task(const std::string& name);
 /// Adds a task, before the command line is run. Exit::internal where its name is taken.
 void add_task(std::unique_ptr<Task> task);
-/// Names of all.
-std::vector<std::string> task_names();
-
 /// What fit() of tasks on examples has in common: training examples and, where the run evaluates, validation examples.
 ModelSizes fit_examples(const LoadedConfig& loaded, const Data& data, const Task& task);
+/// The first few validation examples, for Task::sample; nullopt where there are none.
+std::optional<Batch> first_examples(const Data& data, at::Device device);
 
 /// An evaluation's figures and over how many targets.
 struct EvalResult {

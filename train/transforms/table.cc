@@ -4,27 +4,18 @@
 #include "train/config/run_config.h"
 #include "train/config/transform.h"
 #include "train/transforms/adapters.h"
+#include "train/transforms/fp8.h"
 
 namespace lathe {
 namespace {
 
 struct NoKeys {};
 
-void make_fp8(Model& model, const TransformContext& context) {
-  if (context.config.amp.dtype != "fp8") return;
-  const auto trained = trained_parameters(model);
-  if (std::none_of(trained.begin(), trained.end(), [](const NamedParameter& p) { return p.block >= 0; })) {
-    fail(Exit::usage, "amp.dtype = \"fp8\" is for models of repeated blocks, and model.kind = \"",
-         context.config.model.kind, "\" has none; use \"bf16\"");
-  }
-  make_fp8_layers(trained, context.config.amp);
-}
-
 std::vector<Transform>& table() {
   static std::vector<Transform> all{
       {"adapters", "low-rank adapters on a frozen model (Hu et al. 2021, \"LoRA\")", AnyConfig::of<AdaptersConfig>(),
        add_adapters, check_adapters},
-      {"fp8", "", AnyConfig::of<NoKeys>(), make_fp8},
+      {"fp8", "", AnyConfig::of<NoKeys>(), add_fp8_layers, check_fp8},
   };
   return all;
 }

@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <iostream>
-
 #include "core/io/log.h"
 #include "train/transforms/adapters.h"
 #include "train/verbs/verbs.h"

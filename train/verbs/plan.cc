@@ -26,12 +26,7 @@ namespace {
 /// A micro-batch to measure with: random tokens, or the data's first examples.
 Batch some_batch(const Session& s, const Data* data) {
   const BatchSizes sizes = batch_sizes(s.config);
-  if (sizes.vocab_size == 0) {
-    DataConfig without_workers = s.config.data;
-    without_workers.workers = 0;
-    const Batch batch = Loader(*data, sizes, 1, 0, without_workers, at::kCPU).next();
-    return {batch.inputs.clone().to(s.device), batch.targets.clone().to(s.device)};
-  }
+  if (sizes.vocab_size == 0) return draw_batches(*data, sizes, 1, 0, 1, s.device).front();
   const at::Tensor ids = at::zeros({sizes.batch_size, sizes.block_size}, at::kLong);
   auto* p = ids.mutable_data_ptr<int64_t>();
   const RngKey key = make_key(1, hash_name("plan"));

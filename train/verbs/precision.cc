@@ -149,12 +149,8 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
   const RunConfig& c = loaded.config;
   const auto data = open_data(c.data);
   const Task& task = task_of({.config = c, .origins = {}}, data->facts());
-  Loader loader(*data, batch_sizes(c), static_cast<uint64_t>(c.train.seed), 0, c.data, loaded.device);
-  std::vector<Batch> drawn;
-  for (int64_t i = 0; i < batches; ++i) {
-    const Batch b = loader.next();
-    drawn.push_back({b.inputs.clone(), b.targets.clone()});
-  }
+  const auto drawn =
+      draw_batches(*data, batch_sizes(c), static_cast<uint64_t>(c.train.seed), 0, batches, loaded.device);
 
   const auto clone = loaded.model->clone();
   Model& model = *clone;
