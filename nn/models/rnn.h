@@ -25,7 +25,7 @@ struct RNNConfig {
               between(0, 10000000).fixed())
   LATHE_FIELD(double, dropout, 0.0, "share of embeddings and of each layer's outputs zeroed in training",
               below(0, 1).fixed())
-  LATHE_FIELD(bool, tie_weights, true, "the output head shares the token embedding's weight; n_embd must be n_hidden",
+  LATHE_FIELD(bool, tie_weights, false, "the output head shares the token embedding's weight; n_embd must be n_hidden",
               anything().fixed())
   LATHE_FIELD(std::string, init, "fan_in", "how linear and recurrent weights start", one_of(init_names()).fixed())
 };
