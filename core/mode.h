@@ -32,6 +32,7 @@ struct StepRandom {
 /// again draws other numbers, and two layers with one stream differ too.
 using StreamUses = std::unordered_map<uint64_t, uint64_t>;
 
+/// What guards set, on each thread its own.
 struct Mode {
   bool grad = true;                       ///< record a graph
   c10::ScalarType compute = c10::kFloat;  ///< dtype of ops whose policy is Amp::low; kFloat: no autocast
@@ -115,6 +116,7 @@ struct DrawState {
   std::optional<StepRandom> random;
   StreamUses uses;
 
+  /// As the draws of this thread stand.
   static DrawState now() {
     return {mode().training, mode().random, mode().uses != nullptr ? *mode().uses : StreamUses()};
   }

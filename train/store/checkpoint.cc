@@ -390,7 +390,7 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run) {
 }
 
 fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
-  const fs::path path = without_trailing_slash(path_);
+  fs::path path = without_trailing_slash(path_);
   if (!fs::is_directory(path)) fail(Exit::checkpoint, path.string(), " is no run and no checkpoint folder");
   if (is_checkpoint(path)) {
     if (which != "newest") {
