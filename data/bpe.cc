@@ -137,8 +137,7 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
       fail(Exit::data, where, ": merge ", i, " is of ids ", a, " and ", b, ", and there are ", tokens, " tokens");
     joined = d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)];
     const auto found = ids_.find(joined);
-    if (found == ids_.end())
-      fail(Exit::data, where, ": merge ", i, " makes \"", joined, "\", which is no token");
+    if (found == ids_.end()) fail(Exit::data, where, ": merge ", i, " makes \"", joined, "\", which is no token");
     Merges::Entry& entry = merges_->at(Merges::key(a, b));
     if (entry.pair == ~uint64_t{0}) entry = {Merges::key(a, b), static_cast<int32_t>(i), found->second};
   }
@@ -147,6 +146,10 @@ BPE::~BPE() = default;
 
 BPE::Encoder::Encoder(const BPE& bpe) : bpe_(bpe), cache_(std::make_unique<Cache>()) {}
 BPE::Encoder::~Encoder() = default;
+
+bool BPE::is_normal(std::string_view text) const {
+  return !definition_.nfc || is_ascii(text) || normal_form_c(text) == text;
+}
 
 int32_t BPE::id_of(std::string_view token) const {
   const auto found = ids_.find(token);
@@ -222,8 +225,8 @@ void BPE::Encoder::encode_piece(std::string_view piece, size_t pattern, std::vec
   std::copy(out.begin() + static_cast<int64_t>(before), out.end(), slot.ids);
 }
 
-// The pair of the earliest merge is merged first, of several places the leftmost: a queue of pairs over a linked list, in
-// n log n steps however long the piece is. An entry whose symbols have changed since is passed over.
+// The pair of the earliest merge is merged first, of several places the leftmost: a queue of pairs over a linked list,
+// in n log n steps however long the piece is. An entry whose symbols have changed since is passed over.
 void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
   if (bpe_.definition_.whole_pieces || piece.size() == 1) {
     const auto found = bpe_.ids_.find(piece);
@@ -268,7 +271,8 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
     look(pair.left);
     if (left.before >= 0) look(left.before);
   }
-  for (int32_t i = 0; i >= 0; i = symbols[static_cast<size_t>(i)].after) out.push_back(symbols[static_cast<size_t>(i)].id);
+  for (int32_t i = 0; i >= 0; i = symbols[static_cast<size_t>(i)].after)
+    out.push_back(symbols[static_cast<size_t>(i)].id);
 }
 
 std::string BPE::decode(const std::vector<int64_t>& ids) const {

@@ -21,6 +21,7 @@ namespace lathe {
 struct SpecialToken {
   int32_t id = 0;
   std::string text;
+  bool operator==(const SpecialToken&) const = default;
 };
 
 /// What makes a byte-level BPE tokenizer.
@@ -31,6 +32,7 @@ struct BPEDefinition {
   std::vector<SpecialToken> special;
   bool whole_pieces = false;  ///< a piece that is a token needs no merges (Hugging Face's ignore_merges)
   bool nfc = false;           ///< text is put into Unicode's normal form C first
+  bool operator==(const BPEDefinition&) const = default;
 };
 
 /// What encoding does with the text of a special token: take the token, take it as any text, or refuse it.
@@ -70,6 +72,8 @@ class BPE {
     std::unique_ptr<Cache> cache_;
   };
 
+  /// Whether nfc leaves a text as it is.
+  bool is_normal(std::string_view text) const;
   /// The bytes of ids; an id that no token has becomes U+FFFD.
   std::string decode(const std::vector<int64_t>& ids) const;
   /// The id of a token's bytes or of a special token's text, or -1.

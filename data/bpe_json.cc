@@ -131,7 +131,8 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
     const auto bytes = bytes_of(token);
     if (!bytes || bytes->empty())
       fail(Exit::data, where, ": the token \"", token, "\" is no sequence of bytes in GPT-2's alphabet");
-    if (!place.empty()) fail(Exit::data, where, ": the id ", id, " is given to two tokens, one of them \"", token, "\"");
+    if (!place.empty())
+      fail(Exit::data, where, ": the id ", id, " is given to two tokens, one of them \"", token, "\"");
     place = *bytes;
   }
   return ids;
@@ -223,8 +224,13 @@ Json bpe_to_json(const BPEDefinition& d) {
   std::vector<bool> is_special(d.tokens.size());
   for (const auto& s : d.special) {
     is_special[static_cast<size_t>(s.id)] = true;
-    added.push_back({{"id", s.id}, {"content", s.text}, {"single_word", false}, {"lstrip", false}, {"rstrip", false},
-                     {"normalized", false}, {"special", true}});
+    added.push_back({{"id", s.id},
+                     {"content", s.text},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
   }
   for (size_t id = 0; id < d.tokens.size(); ++id) {
     const std::string& token = d.tokens[id];
@@ -233,7 +239,8 @@ Json bpe_to_json(const BPEDefinition& d) {
   for (const auto& [a, b] : d.merges)
     merges.push_back(printed(d.tokens[static_cast<size_t>(a)]) + " " + printed(d.tokens[static_cast<size_t>(b)]));
   for (const std::string& pattern : d.patterns)
-    splits.push_back({{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
+    splits.push_back(
+        {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
   const Json bytes{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
   splits.push_back(bytes);
   return {{"version", "1.0"},
@@ -259,7 +266,8 @@ Json bpe_to_json(const BPEDefinition& d) {
 
 BPEDefinition read_bpe(const fs::path& path) {
   if (!fs::exists(path))
-    fail(Exit::data, "there is no tokenizer ", path.string(), "; give a tokenizer.json, or a folder that has one or vocab.json and merges.txt");
+    fail(Exit::data, "there is no tokenizer ", path.string(),
+         "; give a tokenizer.json, or a folder that has one or vocab.json and merges.txt");
   const fs::path file = fs::is_directory(path) ? path / "tokenizer.json" : path;
   if (fs::is_directory(path) && !fs::exists(file)) {
     if (fs::exists(path / "vocab.json") && fs::exists(path / "merges.txt")) return read_gpt2(path);

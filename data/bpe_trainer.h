@@ -13,8 +13,8 @@
 namespace lathe {
 
 struct BPETraining {
-  int64_t vocab_size = 0;     ///< tokens at most, with the special ones and 256 bytes
-  int64_t min_frequency = 2;  ///< a pair that is rarer is not merged
+  int64_t vocab_size = 0;                             ///< tokens at most, with the special ones and 256 bytes
+  int64_t min_frequency = 2;                          ///< a pair that is rarer is not merged
   std::vector<std::string> special{"<|endoftext|>"};  ///< they have the first ids
   std::string pattern = gpt2_pattern;
   int threads = 1;                             ///< that count words; the result is the same
@@ -22,8 +22,8 @@ struct BPETraining {
   std::function<void(double)> show = nullptr;  ///< told the share that is done
 };
 
-/// From the lines of text files. Exit::data for a file that can't be read, Exit::usage for a vocab_size without room for
-/// the bytes and special tokens.
+/// From the lines of text files. Exit::data for a file that can't be read, Exit::usage for a vocab_size without room
+/// for the bytes and special tokens.
 BPEDefinition train_bpe(const std::vector<fs::path>& files, const BPETraining& training);
 
 }  // namespace lathe

@@ -69,8 +69,7 @@ Pretokenizer::Pretokenizer(const std::string& pattern, const std::string& where)
   PCRE2_SIZE at = 0;
   pcre2_code* compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expanded.data()), expanded.size(),
                                        PCRE2_UTF | PCRE2_UCP, &code, &at, nullptr);
-  if (compiled == nullptr)
-    fail(Exit::data, where, ": the pattern ", pattern, " can't be used: ", message_of(code));
+  if (compiled == nullptr) fail(Exit::data, where, ": the pattern ", pattern, " can't be used: ", message_of(code));
   code_ = std::shared_ptr<void>(compiled, [](void* p) { pcre2_code_free(static_cast<pcre2_code*>(p)); });
   pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // where it fails, matching is slower and the same
 }

@@ -53,7 +53,7 @@ Json state_json(const RunState& s) {
                       {"skipped", s.spikes->skipped},
                       {"skipped_in_row", s.spikes->skipped_in_row}};
   }
-  if (s.tokenizer) json["tokenizer"] = {{"kind", s.tokenizer->kind()}, {"vocabulary", s.tokenizer->vocabulary()}};
+  if (s.tokenizer) s.tokenizer->add_to_json(json["tokenizer"] = Json::object(), "kind");
   return json;
 }
 
@@ -333,22 +333,17 @@ RunState read_state(const fs::path& checkpoint) {
     s.spikes = SpikeState{count("seen"), real("mean"), real("variance"), count("skipped"), count("skipped_in_row")};
   }
   if (j.contains("tokenizer")) {
-    const Json& saved = j["tokenizer"];
-    const auto kind = json_get<std::string>(saved, "kind", where, Exit::checkpoint);
-    const auto vocabulary = json_get<std::vector<std::string>>(saved, "vocabulary", where, Exit::checkpoint);
     try {
-      s.tokenizer = Tokenizer::from(kind, vocabulary);
+      s.tokenizer = Tokenizer::from_json(j["tokenizer"], "kind", where);
     } catch (const Error& e) {
-      fail(Exit::checkpoint, where, ": ", e.what());
+      fail(Exit::checkpoint, e.what());
     }
   }
   return s;
 }
 
 void check_tokenizer(const fs::path& data, const DataFacts& facts, const RunState& state) {
-  if (facts.tokenizer && state.tokenizer &&
-      (facts.tokenizer->kind() != state.tokenizer->kind() ||
-       facts.tokenizer->vocabulary() != state.tokenizer->vocabulary())) {
+  if (facts.tokenizer && state.tokenizer && *facts.tokenizer != *state.tokenizer) {
     fail(Exit::data, data.string(),
          " was made with another tokenizer or vocabulary than the run's data; its loss would mean nothing");
   }
