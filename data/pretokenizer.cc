@@ -29,17 +29,21 @@ constexpr const char* white_space =
 std::string expand(const std::string& pattern) {
   std::string out;
   bool in_class = false;
-  const auto add = [&](const std::string& members) { out += in_class ? members : "[" + members + "]"; };
+  const auto add = [&](std::string_view open, std::string_view members, std::string_view more) {
+    if (!in_class) out += open;
+    out.append(members).append(more);
+    if (!in_class) out += ']';
+  };
   for (size_t i = 0; i < pattern.size(); ++i) {
     const std::string_view rest = std::string_view(pattern).substr(i);
     if (rest.starts_with("\\p{L}")) {
-      add(std::string("A-Za-z\\p{L}") + later_letters), i += 4;
+      add("[", "A-Za-z\\p{L}", later_letters), i += 4;
     } else if (rest.starts_with("\\p{N}")) {
-      add(std::string("0-9\\p{N}") + later_numbers), i += 4;
+      add("[", "0-9\\p{N}", later_numbers), i += 4;
     } else if (rest.starts_with("\\s")) {
-      add(white_space), i += 1;
+      add("[", white_space, ""), i += 1;
     } else if (rest.starts_with("\\S") && !in_class) {
-      out += std::string("[^") + white_space + "]", i += 1;
+      add("[^", white_space, ""), i += 1;
     } else if (pattern[i] == '\\' && i + 1 < pattern.size()) {
       out += pattern.substr(i++, 2);
     } else {
