@@ -134,7 +134,22 @@ void update_blocks(const UpdateArgs& a, const UpdateRule& rule, StepControl* con
   std::atomic_ref(control->lost).fetch_add(lost, std::memory_order_relaxed);
 }
 
-/// The same by a rule.
+/// One element by a rule. Weight decay that is not decoupled is added to the gradient.
+template <class Rule, class T>
+inline T update_element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c) {
+  if constexpr (!Rule::raw) g = g * c.grad_scale + c.wd * p;
+  return Rule::element(p, g, s0, s1, s2, c);
+}
+
+template <class Rule, class T>
+void rule_block(const T* p, const T* g, T* out, T* s0, T* s1, T* s2, int64_t n, const Coefficients<T>& c) {
+  for (int64_t i = 0; i < n; ++i) {
+    out[i] = update_element<Rule>(p[i], g[i], s0 == nullptr ? nullptr : s0 + i, s1 == nullptr ? nullptr : s1 + i,
+                                  s2 == nullptr ? nullptr : s2 + i, c);
+  }
+}
+
+/// update_blocks by a rule.
 template <class Rule, class T>
 void update_by_rule(const UpdateArgs& a, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end) {
   const Coefficients<T> c = coefficients<Rule, T>(rule, a, *control);
@@ -144,13 +159,7 @@ void update_by_rule(const UpdateArgs& a, const UpdateRule& rule, StepControl* co
   };
   update_blocks<T>(a, rule, control, begin, end, [&](int64_t at, int64_t n, const T* p, T* out) {
     const T* g = Rule::raw ? load(a.grad, a.grad_type, at, n, grads) : load_gradient(a, rule, *control, at, n, grads);
-    T *s0 = state(0, at), *s1 = state(1, at), *s2 = state(2, at);
-    for (int64_t i = 0; i < n; ++i) {
-      // Weight decay that is not decoupled is added to the gradient.
-      const T x = Rule::raw ? g[i] : g[i] * c.grad_scale + c.wd * p[i];
-      out[i] = Rule::element(p[i], x, s0 == nullptr ? nullptr : s0 + i, s1 == nullptr ? nullptr : s1 + i,
-                             s2 == nullptr ? nullptr : s2 + i, c);
-    }
+    rule_block<Rule>(p, g, out, state(0, at), state(1, at), state(2, at), n, c);
   });
 }
 
