@@ -1,11 +1,8 @@
-#include <ATen/Parallel.h>
-
-#include <algorithm>
-
 #include "core/device.h"
 #include "core/error.h"
 #include "core/kernels/rules.h"
 #include "optim/method.h"
+#include "optim/methods/pieces.h"
 #include "optim/methods/table.h"
 
 namespace lathe {
@@ -96,11 +93,13 @@ StateOf state_of_rule(const UpdateRule& rule, const at::Tensor& parameter) {
 }
 
 void update_elements(const std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control, bool cuda) {
-  constexpr int64_t grain = 1 << 14;
+  // Pieces that do not depend on how many threads there are: a loop's last elements may be rounded another way than
+  // those that fill its vectors.
+  constexpr int64_t piece = 1 << 14;
   if (!cuda) {
     for (const SlotUpdate& slot : slots) {
-      at::parallel_for(0, slot.args.n, grain,
-                       [&](int64_t begin, int64_t end) { update_cpu(slot.args, rule, control, begin, end); });
+      each_piece(slot.args.n, piece,
+                 [&](int64_t, int64_t begin, int64_t end) { update_cpu(slot.args, rule, control, begin, end); });
     }
     return;
   }

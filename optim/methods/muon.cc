@@ -126,7 +126,7 @@ class Muon final : public Method {
     // The update's length is no part of weight decay's rate.
     args.weight_decay /= length;
     args.lr_scale *= length;
-    at::parallel_for(0, n, 1 << 14, [&](int64_t begin, int64_t end) { update_cpu(args, rule, control, begin, end); });
+    update_elements({{args, slot.sizes, true}}, rule, control, false);
   }
 
   UpdateRule rule_, rest_;

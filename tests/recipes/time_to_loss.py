@@ -22,10 +22,18 @@ from pathlib import Path
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 BASE, RECIPE = "shakespeare_char_cpu", "shakespeare_char_muon"
 
-# What leads from the one config to the other, a change at a time: name, config, keys.
+# What leads from the one config to the other, a change at a time, and what did not help: name, config, keys.
 ROWS = [
-    ("adamw, as configs/shakespeare_char_cpu.toml", BASE, {}),
-    ("muon, as configs/shakespeare_char_muon.toml", RECIPE, {}),
+    ("adamw, lr 1e-3, cosine, 2000 steps: shakespeare_char_cpu.toml", BASE, {}),
+    ("500 steps of it", BASE, {"train.steps": 500}),
+    ("and lr 4e-3, linear to 0", BASE,
+     {"train.steps": 500, "optim.lr": 4e-3, "schedule.kind": "linear", "schedule.min_lr": 0}),
+    ("500 steps of muon, lr 1.5e-2, cosine to a tenth, warm-up of 100", RECIPE,
+     {"schedule.kind": "cosine", "schedule.min_lr": 1.5e-3, "schedule.warmup_steps": 100}),
+    ("with a head of its own", RECIPE, {"model.tie_weights": "false"}),
+    ("with batches of 24, 250 steps", RECIPE, {"train.batch_size": 24, "train.steps": 250}),
+    ("with batches of 8, 750 steps", RECIPE, {"train.batch_size": 8, "train.steps": 750}),
+    ("muon, lr 1.5e-2, linear to 0, 500 steps: shakespeare_char_muon.toml", RECIPE, {}),
 ]
 
 
