@@ -8,7 +8,7 @@
 //     LATHE_SECTION(TrainConfig, train, "the run itself")
 //   };
 //
-// Such structs stay plain aggregates. Members are bool, int64_t, double or std::string.
+// Such structs stay plain aggregates. Members are bool, int64_t, double, std::string or ConfigTables.
 #pragma once
 
 #include <cstddef>

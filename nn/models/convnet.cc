@@ -48,7 +48,7 @@ ConvNet::ConvNet(const ConvNetConfig& c, const ModelSizes& sizes)
       stem(conv3x3(image[0], c.n_channel, 1)),
       stem_norm(c.n_channel),
       drop(c.dropout),
-      head(last_channels(c), sizes.outputs, /*with_bias=*/true) {
+      head(last_channels(c), sizes.outputs, /*with_bias=*/true, Role::head) {
   for (const int64_t n : {image[0], image[1], image[2], sizes.outputs})
     LATHE_CHECK(n >= 1, "convnet: images ", describe(at::IntArrayRef(image)), " and ", sizes.outputs,
                 " outputs; none may be empty");

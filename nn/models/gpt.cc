@@ -28,7 +28,7 @@ GPT::GPT(const GPTConfig& c)
       drop(c.dropout),
       norm(c.n_embd, c.bias) {
   for (int64_t i = 0; i < c.n_layer; ++i) blocks.emplace_back(c);
-  if (!c.tie_weights) head = Linear(c.n_embd, c.vocab_size, /*with_bias=*/false);
+  if (!c.tie_weights) head = Linear(c.n_embd, c.vocab_size, /*with_bias=*/false, Role::head);
   place(*this);
 }
 

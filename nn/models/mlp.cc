@@ -34,7 +34,7 @@ MLP::MLP(const MLPConfig& c, const ModelSizes& sizes) : config(c), features(c10:
               " outputs; both must be 1 at least");
   int64_t in = features;
   for (int64_t i = 0; i < c.n_layer; ++i, in = c.n_hidden) layers.emplace_back(c, in);
-  head = Linear(in, sizes.outputs, /*with_bias=*/true);
+  head = Linear(in, sizes.outputs, /*with_bias=*/true, Role::head);
   place(*this);
 }
 

@@ -27,7 +27,7 @@ RNN::RNN(const RNNConfig& c)
   } else {
     gru.emplace(c.n_embd, c.n_hidden, c.n_layer, /*bias=*/true, c.dropout);
   }
-  if (!c.tie_weights) head = Linear(c.n_hidden, c.vocab_size, /*with_bias=*/false);
+  if (!c.tie_weights) head = Linear(c.n_hidden, c.vocab_size, /*with_bias=*/false, Role::head);
   place(*this);
 }
 

@@ -35,6 +35,18 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
   }
 }
 
+/// Optimizer's refusals, with the place of the key that they begin with.
+Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedParameter>& params,
+                         std::optional<uint64_t> rounding_seed) {
+  try {
+    return Optimizer(loaded.config.optim, params, rounding_seed);
+  } catch (const Error& e) {
+    if (e.code() != Exit::usage) throw;
+    const std::string what = e.what();
+    fail(Exit::usage, origin_of(loaded, what.starts_with("optim.kind") ? "optim.kind" : "optim.groups"), ": ", what);
+  }
+}
+
 }  // namespace
 
 Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes) {
@@ -73,7 +85,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
             std::move(model),
             params,
             saved,
-            Optimizer(config.optim, params, stochastic ? std::optional(seed) : std::nullopt),
+            make_optimizer(loaded, params, stochastic ? std::optional(seed) : std::nullopt),
             GradScaler::make(config.amp, device),
             config.train.spike_sigma > 0 ? std::optional<SpikeGuard>(config.train.spike_sigma) : std::nullopt,
             low_grad};

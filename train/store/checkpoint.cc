@@ -384,6 +384,12 @@ void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
   }
 }
 
+void load_averages(const fs::path& checkpoint, const std::vector<NamedParameter>& trained) {
+  const fs::path path = checkpoint / "optimizer.safetensors";
+  const SafetensorsFile file(path);
+  for (const auto& p : trained) copy_into(file, str(p.path, ".", average_name), p.parameter.data(), path);
+}
+
 std::optional<fs::path> newest_checkpoint(const fs::path& run) {
   const auto all = list_checkpoints(run);
   if (all.empty()) return std::nullopt;
