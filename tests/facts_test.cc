@@ -4,6 +4,7 @@
 
 #include "autograd/create.h"
 #include "autograd/facts.h"
+#include "autograd/node.h"
 #include "autograd/ops.h"
 #include "core/float_format.h"
 #include "tests/catch.h"

@@ -50,8 +50,12 @@ void add_layers(std::vector<ModuleCase>& t) {
     const auto label = [mode](const char* what) { return what + std::to_string(static_cast<int>(mode)); };
     t.push_back(module_row(
         "EmbeddingBag", label("table, mode "), EmbeddingBag(5, 3, mode), {},
-        [ids](const EmbeddingBag& m, V) { return m(ids.view({2, 3})); },
-        [=](W w, T) { return bag(ids.view({2, 3}), w.at("weight"), options()); }));
+        [ids](const EmbeddingBag& m, V) {
+          return m(ids.view({2, 3}));
+        },
+        [=](W w, T) {
+          return bag(ids.view({2, 3}), w.at("weight"), options());
+        }));
     t.push_back(module_row(
         "EmbeddingBag", label("offsets, one bag empty, padding, mode "), EmbeddingBag(5, 3, mode, 4), {},
         [=](const EmbeddingBag& m, V) { return m(ids, offsets); },
@@ -88,12 +92,12 @@ void add_layers(std::vector<ModuleCase>& t) {
                         [](W, T x) { return torch::nn::InstanceNorm1d(3)(x[0]); });
   one.checks_shape = false;
   t.push_back(one);
-  t.push_back(module_row("InstanceNorm2d", "affine", InstanceNorm2d(3, 1e-5, true), {randn({2, 3, 4, 2})}, call1,
-                         [](W w, T x) {
-                           torch::nn::InstanceNorm2d m(torch::nn::InstanceNorm2dOptions(3).affine(true));
-                           m->weight = w.at("weight"), m->bias = w.at("bias");
-                           return m(x[0]);
-                         }));
+  t.push_back(
+      module_row("InstanceNorm2d", "affine", InstanceNorm2d(3, 1e-5, true), {randn({2, 3, 4, 2})}, call1, [](W w, T x) {
+        torch::nn::InstanceNorm2d m(torch::nn::InstanceNorm2dOptions(3).affine(true));
+        m->weight = w.at("weight"), m->bias = w.at("bias");
+        return m(x[0]);
+      }));
   t.push_back(module_row("BatchNorm1d", "", BatchNorm1d(3), {randn({4, 3})}, call1, [](W w, T x) {
     torch::nn::BatchNorm1d m(3);
     m->weight = w.at("weight"), m->bias = w.at("bias");
@@ -107,13 +111,13 @@ void add_layers(std::vector<ModuleCase>& t) {
 }
 
 void add_images(std::vector<ModuleCase>& t) {
-  t.push_back(module_row("Conv2d", "", Conv2d(4, 6, {3, 2}, {.stride = {2, 1}, .padding = 1, .groups = 2}),
-                         {randn({2, 4, 7, 5})}, call1, [](W w, T x) {
-                           torch::nn::Conv2d m(
-                               torch::nn::Conv2dOptions(4, 6, {3, 2}).stride({2, 1}).padding(1).groups(2));
-                           m->weight = w.at("weight"), m->bias = w.at("bias");
-                           return m(x[0]);
-                         }));
+  t.push_back(
+      module_row("Conv2d", "", Conv2d(4, 6, {3, 2}, {.stride = {2, 1}, .padding = 1, .groups = 2}),
+                 {randn({2, 4, 7, 5})}, call1, [](W w, T x) {
+                   torch::nn::Conv2d m(torch::nn::Conv2dOptions(4, 6, {3, 2}).stride({2, 1}).padding(1).groups(2));
+                   m->weight = w.at("weight"), m->bias = w.at("bias");
+                   return m(x[0]);
+                 }));
   const auto any_size = [&t](ModuleCase row) {
     row.checks_shape = false;
     t.push_back(std::move(row));
@@ -131,17 +135,15 @@ void add_images(std::vector<ModuleCase>& t) {
                       }));
   any_size(module_row("AvgPool2d", "", AvgPool2d{.kernel = 2}, {randn({2, 3, 6, 5})}, call1,
                       [](W, T x) { return torch::nn::AvgPool2d(torch::nn::AvgPool2dOptions(2))(x[0]); }));
-  any_size(module_row("AdaptiveAvgPool2d", "", AdaptiveAvgPool2d{.out = {3, 2}}, {randn({2, 3, 7, 5})}, call1,
-                      [](W, T x) {
-                        return torch::nn::AdaptiveAvgPool2d(torch::nn::AdaptiveAvgPool2dOptions({3, 2}))(x[0]);
-                      }));
-  any_size(module_row("MaxPool1d", "", MaxPool1d{.kernel = 3, .stride = 2, .padding = 1, .dilation = 1},
-                      {randn({2, 3, 8})}, call1, [](W, T x) {
-                        return torch::nn::MaxPool1d(torch::nn::MaxPool1dOptions(3).stride(2).padding(1))(x[0]);
-                      }));
-  any_size(module_row("AvgPool1d", "", AvgPool1d{.kernel = 3, .stride = 2}, {randn({2, 3, 8})}, call1, [](W, T x) {
-    return torch::nn::AvgPool1d(torch::nn::AvgPool1dOptions(3).stride(2))(x[0]);
-  }));
+  any_size(
+      module_row("AdaptiveAvgPool2d", "", AdaptiveAvgPool2d{.out = {3, 2}}, {randn({2, 3, 7, 5})}, call1, [](W, T x) {
+        return torch::nn::AdaptiveAvgPool2d(torch::nn::AdaptiveAvgPool2dOptions({3, 2}))(x[0]);
+      }));
+  any_size(module_row(
+      "MaxPool1d", "", MaxPool1d{.kernel = 3, .stride = 2, .padding = 1, .dilation = 1}, {randn({2, 3, 8})}, call1,
+      [](W, T x) { return torch::nn::MaxPool1d(torch::nn::MaxPool1dOptions(3).stride(2).padding(1))(x[0]); }));
+  any_size(module_row("AvgPool1d", "", AvgPool1d{.kernel = 3, .stride = 2}, {randn({2, 3, 8})}, call1,
+                      [](W, T x) { return torch::nn::AvgPool1d(torch::nn::AvgPool1dOptions(3).stride(2))(x[0]); }));
   any_size(module_row("AdaptiveAvgPool1d", "", AdaptiveAvgPool1d{.out = 3}, {randn({2, 3, 8})}, call1,
                       [](W, T x) { return torch::nn::AdaptiveAvgPool1d(3)(x[0]); }));
 }
@@ -163,56 +165,53 @@ at::Tensor added(const at::Tensor& hidden) {
 at::Tensor causal(int64_t n) { return added(torch::ones({n, n}, at::kBool).triu(1)); }
 
 void add_attention(std::vector<ModuleCase>& t) {
-  t.push_back(module_row("CausalSelfAttention", "", CausalSelfAttention(6, 2, true), {randn({2, 4, 6})}, call1,
-                         [](W w, T x) {
-                           torch::nn::MultiheadAttention m(6, 2);
-                           m->in_proj_weight = w.at("qkv.weight"), m->in_proj_bias = w.at("qkv.bias");
-                           m->out_proj->weight = w.at("proj.weight"), m->out_proj->bias = w.at("proj.bias");
-                           return swap(std::get<0>(m(swap(x[0]), swap(x[0]), swap(x[0]), {}, false, causal(4))));
-                         }));
+  t.push_back(
+      module_row("CausalSelfAttention", "", CausalSelfAttention(6, 2, true), {randn({2, 4, 6})}, call1, [](W w, T x) {
+        torch::nn::MultiheadAttention m(6, 2);
+        m->in_proj_weight = w.at("qkv.weight"), m->in_proj_bias = w.at("qkv.bias");
+        m->out_proj->weight = w.at("proj.weight"), m->out_proj->bias = w.at("proj.bias");
+        return swap(std::get<0>(m->forward(swap(x[0]), swap(x[0]), swap(x[0]), {}, false, causal(4))));
+      }));
   t.push_back(module_row(
       "MultiHeadAttention", "self, causal", MultiHeadAttention(6, 2), {randn({2, 4, 6})},
-      [](const MultiHeadAttention& m, V x) {
-        return m(x[0], AttentionMask{.causal = true});
-      },
+      [](const MultiHeadAttention& m, V x) { return m(x[0], AttentionMask{.causal = true}); },
       [](W w, T x) {
         auto m = their_attention(w, "", 6, 2);
-        return swap(std::get<0>(m(swap(x[0]), swap(x[0]), swap(x[0]), {}, false, causal(4))));
+        return swap(std::get<0>(m->forward(swap(x[0]), swap(x[0]), swap(x[0]), {}, false, causal(4))));
       }));
-  const at::Tensor padding = torch::tensor({false, true, false, false, false, false, false, true, true, false},
-                                           at::kBool).view({2, 5});
+  const at::Tensor padding =
+      torch::tensor({false, true, false, false, false, false, false, true, true, false}, at::kBool).view({2, 5});
   const at::Tensor hidden = torch::tensor({false, false, true, false, false, false, true, false, false, false, false,
-                                           false, false, false, false}, at::kBool).view({3, 5});
+                                           false, false, false, false},
+                                          at::kBool)
+                                .view({3, 5});
   t.push_back(module_row(
       "MultiHeadAttention", "cross, other widths, both masks", MultiHeadAttention(6, 2, true, 0, 4, 3),
       {randn({2, 3, 6}), randn({2, 5, 4}), randn({2, 5, 3})},
-      [=](const MultiHeadAttention& m, V x) {
-        return m(x[0], x[1], x[2], {.hidden = hidden, .padding = padding});
-      },
+      [=](const MultiHeadAttention& m, V x) { return m(x[0], x[1], x[2], {.hidden = hidden, .padding = padding}); },
       [=](W w, T x) {
         torch::nn::MultiheadAttention m(torch::nn::MultiheadAttentionOptions(6, 2).kdim(4).vdim(3));
         m->q_proj_weight = w.at("q.weight"), m->k_proj_weight = w.at("k.weight"), m->v_proj_weight = w.at("v.weight");
         m->in_proj_bias = torch::cat({w.at("q.bias"), w.at("k.bias"), w.at("v.bias")});
         m->out_proj->weight = w.at("out_proj.weight"), m->out_proj->bias = w.at("out_proj.bias");
-        return swap(std::get<0>(m(swap(x[0]), swap(x[1]), swap(x[2]), padding, false, added(hidden))));
+        return swap(std::get<0>(m->forward(swap(x[0]), swap(x[1]), swap(x[2]), padding, false, added(hidden))));
       }));
   const at::Tensor slopes = randn({4, 4});
   t.push_back(module_row(
       "MultiHeadAttention", "added scores", MultiHeadAttention(6, 3), {randn({2, 4, 6})},
-      [=](const MultiHeadAttention& m, V x) {
-        return m(x[0], AttentionMask{.hidden = slopes});
-      },
+      [=](const MultiHeadAttention& m, V x) { return m(x[0], AttentionMask{.hidden = slopes}); },
       [=](W w, T x) {
         auto m = their_attention(w, "", 6, 3);
-        return swap(std::get<0>(m(swap(x[0]), swap(x[0]), swap(x[0]), {}, false, slopes)));
+        return swap(std::get<0>(m->forward(swap(x[0]), swap(x[0]), swap(x[0]), {}, false, slopes)));
       }));
   // A turn of a pair of channels is a product of complex numbers.
   const auto turned = [](const at::Tensor& x, int64_t first) {
     const int64_t n = x.size(2), half = x.size(3) / 2;
-    const at::Tensor angle = torch::arange(first, first + n, at::kDouble).unsqueeze(1) *
-                             torch::exp(torch::arange(half, at::kDouble) * (-std::log(100.0) / static_cast<double>(half)));
-    const at::Tensor z = torch::complex(x.slice(3, 0, half), x.slice(3, half)) *
-                         torch::complex(torch::cos(angle), torch::sin(angle));
+    const at::Tensor angle =
+        torch::arange(first, first + n, at::kDouble).unsqueeze(1) *
+        torch::exp(torch::arange(half, at::kDouble) * (-std::log(100.0) / static_cast<double>(half)));
+    const at::Tensor z =
+        torch::complex(x.slice(3, 0, half), x.slice(3, half)) * torch::complex(torch::cos(angle), torch::sin(angle));
     return torch::cat({torch::real(z), torch::imag(z)}, 3);
   };
   t.push_back(module_row(
@@ -223,9 +222,7 @@ void add_attention(std::vector<ModuleCase>& t) {
   rotary.rotary.emplace(4, 100);
   t.push_back(module_row(
       "MultiHeadAttention", "rotary", rotary, {randn({2, 5, 8})},
-      [](const MultiHeadAttention& m, V x) {
-        return m(x[0], AttentionMask{.causal = true});
-      },
+      [](const MultiHeadAttention& m, V x) { return m(x[0], AttentionMask{.causal = true}); },
       [turned](W w, T x) {
         const auto project = [&](const std::string& name) {
           return torch::linear(x[0], w.at(name + ".weight"), w.at(name + ".bias")).view({2, 5, 2, 4}).transpose(1, 2);
@@ -283,18 +280,16 @@ void add_transformers(std::vector<ModuleCase>& t) {
     o.activation = gelu ? "gelu" : "relu";
     t.push_back(module_row(
         "TransformerEncoderLayer", o.activation, TransformerEncoderLayer(o), {randn({2, 4, 6})},
-        [](const TransformerEncoderLayer& m, V x) {
-          return m(x[0], {.causal = true});
-        },
+        [](const TransformerEncoderLayer& m, V x) { return m(x[0], {.causal = true}); },
         [gelu](W w, T x) { return swap(their_encoder(w, "", gelu)(swap(x[0]), causal(4))); }));
   }
   o.activation = "relu";
-  t.push_back(module_row("TransformerEncoder", "two layers", TransformerEncoder(2, o), {randn({2, 4, 6})}, call1,
-                         [](W w, T x) {
-                           at::Tensor y = swap(x[0]);
-                           for (const std::string at : {"layers.0.", "layers.1."}) y = their_encoder(w, at, false)(y);
-                           return swap(y);
-                         }));
+  t.push_back(
+      module_row("TransformerEncoder", "two layers", TransformerEncoder(2, o), {randn({2, 4, 6})}, call1, [](W w, T x) {
+        at::Tensor y = swap(x[0]);
+        for (const std::string at : {"layers.0.", "layers.1."}) y = their_encoder(w, at, false)(y);
+        return swap(y);
+      }));
   t.push_back(module_row(
       "TransformerDecoderLayer", "", TransformerDecoderLayer(o), {randn({2, 4, 6}), randn({2, 3, 6})},
       [](const TransformerDecoderLayer& m, V x) { return m(x[0], x[1]); },
@@ -309,17 +304,17 @@ void add_transformers(std::vector<ModuleCase>& t) {
       }));
   // Norms first: torch::nn's C++ layers have no such option, its attention and functions have.
   o.norm_first = true;
-  t.push_back(module_row("TransformerEncoder", "norm first", TransformerEncoder(1, o), {randn({2, 4, 6})}, call1,
-                         [](W w, T x) {
-                           const auto norm = [&](const std::string& name, const at::Tensor& h) {
-                             return torch::layer_norm(h, {6}, w.at(name + ".weight"), w.at(name + ".bias"), 1e-5);
-                           };
-                           auto m = their_attention(w, "layers.0.self_attn.", 6, 2);
-                           const at::Tensor n = swap(norm("layers.0.norm1", x[0]));
-                           const at::Tensor h = x[0] + swap(std::get<0>(m(n, n, n)));
-                           const at::Tensor f = torch::relu(their_linear(w, "layers.0.linear1", norm("layers.0.norm2", h)));
-                           return norm("norm", h + their_linear(w, "layers.0.linear2", f));
-                         }));
+  t.push_back(
+      module_row("TransformerEncoder", "norm first", TransformerEncoder(1, o), {randn({2, 4, 6})}, call1, [](W w, T x) {
+        const auto norm = [&](const std::string& name, const at::Tensor& h) {
+          return torch::layer_norm(h, {6}, w.at(name + ".weight"), w.at(name + ".bias"), 1e-5);
+        };
+        auto m = their_attention(w, "layers.0.self_attn.", 6, 2);
+        const at::Tensor n = swap(norm("layers.0.norm1", x[0]));
+        const at::Tensor h = x[0] + swap(std::get<0>(m->forward(n, n, n)));
+        const at::Tensor f = torch::relu(their_linear(w, "layers.0.linear1", norm("layers.0.norm2", h)));
+        return norm("norm", h + their_linear(w, "layers.0.linear2", f));
+      }));
 }
 
 /// A recurrent module beside torch's function, sequence by sequence, each of its own length.
@@ -400,10 +395,10 @@ std::vector<ModuleCase> make_table() {
       "SimpleRNN", "relu", SimpleRNN(3, 4, {}, "relu"), {randn({2, 5, 3})},
       [](const SimpleRNN& m, V x) { return m(x[0]).first; },
       [](W w, T x) {
-        return std::get<0>(torch::rnn_relu(x[0], torch::zeros({1, 2, 4}, at::kDouble),
-                                           {w.at("weight_ih_l0"), w.at("weight_hh_l0"), w.at("bias_ih_l0"),
-                                            w.at("bias_hh_l0")},
-                                           true, 1, 0.0, false, false, true));
+        return std::get<0>(
+            torch::rnn_relu(x[0], torch::zeros({1, 2, 4}, at::kDouble),
+                            {w.at("weight_ih_l0"), w.at("weight_hh_l0"), w.at("bias_ih_l0"), w.at("bias_hh_l0")}, true,
+                            1, 0.0, false, false, true));
       }));
   return t;
 }

@@ -91,7 +91,8 @@ class ModuleChecker {
     backward(value(in));
     total.backward();
     for (size_t i = 0; i < in.size(); ++i) compare(str("gradient of input ", i), in[i].grad(), x[i].grad(), 1e-10);
-    for (const auto& p : parameters_) compare("gradient of " + p.path, p.parameter.grad(), weights_.at(p.path).grad(), 1e-10);
+    for (const auto& p : parameters_)
+      compare("gradient of " + p.path, p.parameter.grad(), weights_.at(p.path).grad(), 1e-10);
   }
 
   // central differences: error eps^2 from the cut-off, 1e-16 / eps from rounding
@@ -166,7 +167,8 @@ TEST_CASE("EveryModuleHasARow", "[modules]") {
   std::set<std::string> rows, modules = module_registry();
   for (const ModuleCase& row : module_table()) rows.insert(row.module);
   // Model kinds and their blocks are tested in models_test.cc and nn_test.cc.
-  for (const char* kind : {"GPT", "Block", "RNN", "MLP", "MLPLayer", "ConvNet", "BasicBlock"}) CHECK(modules.erase(kind) == 1);
+  for (const char* kind : {"GPT", "Block", "RNN", "MLP", "MLPLayer", "ConvNet", "BasicBlock"})
+    CHECK(modules.erase(kind) == 1);
   CHECK(rows == modules);
   CHECK(rows.size() > 25);
 }
@@ -194,7 +196,9 @@ TEST_CASE("a wrong module fails the harness", "[modules]") {
   const auto wrong = [](const Weights& w, const Tensors& t) { return t[0] * w.at("weight") * (1 + 1e-9); };
   CHECK_THAT(check_module(module_row("Scaled", "wrong value", Scaled{}, {x}, ours, wrong)).at(0),
              ContainsSubstring("result 0: off by"));
-  const auto unchecked = [](const Scaled& m, const std::vector<Variable>& v) { return slice(v[0], 1, 0, 3) * m.weight; };
+  const auto unchecked = [](const Scaled& m, const std::vector<Variable>& v) {
+    return slice(v[0], 1, 0, 3) * m.weight;
+  };
   CHECK_THAT(check_module(module_row("Scaled", "no shape", Scaled{}, {x}, unchecked, right)).at(0),
              ContainsSubstring("an input of another size is told as: "));
 }
@@ -202,13 +206,20 @@ TEST_CASE("a wrong module fails the harness", "[modules]") {
 TEST_CASE("modules of pooling take their options, and bags that are empty give zeros", "[modules]") {
   const EmbeddingBag bag(5, 2, BagMode::max, /*padding=*/0);
   CHECK(bag(torch::zeros({2, 3}, at::kLong)).data().eq(0).all().item<bool>());
-  CHECK_THAT(error_of([&] { bag(torch::zeros({4}, at::kLong), torch::tensor({1, 2}, at::kLong)); }),
+  CHECK_THAT(error_of([&] {
+               bag(torch::zeros({4}, at::kLong), torch::tensor({1, 2}, at::kLong));
+             }),
              ContainsSubstring("offsets must begin at 0 and rise"));
-  CHECK_THAT(error_of([&] { bag(torch::zeros({2, 2}, at::kLong), ones({2, 2})); }), ContainsSubstring("for BagMode::sum"));
+  CHECK_THAT(error_of([&] {
+               bag(torch::zeros({2, 2}, at::kLong), ones({2, 2}));
+             }),
+             ContainsSubstring("for BagMode::sum"));
   CHECK_THAT(error_of([] { GroupNorm(3, 4); }), ContainsSubstring("3 groups do not divide 4 channels"));
   CHECK_THAT(error_of([] { MultiHeadAttention(6, 4); }), ContainsSubstring("6 channels do not divide into 4 heads"));
   CHECK_THAT(error_of([] { SimpleRNN(2, 3, {}, "sigmoid"); }), ContainsSubstring("no activation is called sigmoid"));
-  CHECK_THAT(error_of([] { LSTM(2, 3)(ones({2, 4, 2}), {}, torch::tensor({4, 5}, at::kLong)); }),
+  CHECK_THAT(error_of([] {
+               LSTM(2, 3)(ones({2, 4, 2}), {}, torch::tensor({4, 5}, at::kLong));
+             }),
              ContainsSubstring("LSTM: lengths must be int64 on the CPU, from 1 to 4"));
 }
 

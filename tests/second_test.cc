@@ -103,14 +103,15 @@ TEST_CASE("fp8's and quantised layers' second derivatives are those of the produ
   CHECK((exact - rounded).norm().item<double>() < 0.15 * exact.norm().item<double>());
 }
 
+struct FusedAlone {
+  static constexpr OpInfo info{.name = "wrong_fused"};
+  at::Tensor forward(const at::Tensor& x) { return x * 2; }
+  Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {dy * 2}; }
+};
+
 TEST_CASE("a fused op of one's own without a form for Variables says so under create_graph", "[second]") {
-  struct Fused {
-    static constexpr OpInfo info{.name = "wrong_fused"};
-    at::Tensor forward(const at::Tensor& x) { return x * 2; }
-    Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {dy * 2}; }
-  };
   const Variable x = Variable::parameter(torch::ones({2}));
-  CHECK_THAT(error_of([&] { grad(sum(apply(Fused{}, x)), {x}, {}, true); }),
+  CHECK_THAT(error_of([&] { grad(sum(apply(FusedAlone{}, x)), {x}, {}, true); }),
              ContainsSubstring("wrong_fused: a fused op without second derivatives"));
 }
 

@@ -41,9 +41,9 @@ struct Rotary {
 
 /// What a place may not look at.
 struct AttentionMask {
-  bool causal = false;  ///< at places after its own; for T = S
-  at::Tensor hidden;    ///< bool [T, S] or [B, T, S], true where not; or floating point, which is added to the scores
-  at::Tensor padding;   ///< bool [B, S], true for places that nobody may look at
+  bool causal = false;   ///< at places after its own; for T = S
+  at::Tensor hidden{};   ///< bool [T, S] or [B, T, S], true where not; or floating point, which is added to the scores
+  at::Tensor padding{};  ///< bool [B, S], true for places that nobody may look at
 };
 
 /// Scaled dot-product attention of projected queries, keys and values. Vaswani et al. 2017; torch.nn's
