@@ -63,17 +63,17 @@ int64_t ModuleCall::size(char dim) const {
 void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view spec, bool is_result) {
   if (!x.defined()) return;
   // Letter by letter from the last dim, so that "..." may stand for any number before. Nothing is allocated here.
+  int64_t letters = 0;
+  for (const char c : spec) letters += c != ' ' && c != '.' ? 1 : 0;
+  if (spec.starts_with('.') ? letters > x.dim() : letters != x.dim())
+    misfit(name, x, spec, is_result, str("it has ", x.dim(), x.dim() == 1 ? " dim" : " dims"));
   int64_t dim = x.dim();
   const int tensor = static_cast<int>(seen_.size());
   for (size_t at = spec.size(); at-- > 0;) {
     const char c = spec[at];
     if (c == ' ') continue;
-    if (c == '.') {
-      dim = 0;
-      break;
-    }
-    if (--dim < 0) break;
-    const int64_t size = x.size(dim);
+    if (c == '.') break;
+    const int64_t size = x.size(--dim);
     auto found = std::find_if(dims_.begin(), dims_.end(), [c](const Dim& d) { return d.name == c; });
     if (found == dims_.end()) {
       dims_.push_back({c, size, tensor});
@@ -90,7 +90,6 @@ void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view s
       misfit(name, x, spec, is_result, why);
     }
   }
-  if (dim != 0) misfit(name, x, spec, is_result, str("it has ", x.dim(), x.dim() == 1 ? " dim" : " dims"));
   seen_.push_back({name, x});
 }
 

@@ -72,6 +72,8 @@ TEST_CASE("kernels' plain forms give float64's second derivatives to float32's s
     }
     const auto ours = second_of(fused.f, low), wanted = second_of(fused.f, wide);
     for (size_t i = 0; i < ours.size(); ++i) {
+      REQUIRE(ours[i].defined() == wanted[i].defined());
+      if (!ours[i].defined()) continue;  // a shift counts for no first derivative
       const double error = (ours[i].to(at::kDouble) - wanted[i]).abs().max().item<double>();
       CHECK(ours[i].scalar_type() == at::kFloat);
       CHECK(error <= 1e-4 * std::max(1.0, wanted[i].abs().max().item<double>()));  // sums of some hundred roundings
