@@ -40,6 +40,7 @@ using StreamUses = std::unordered_map<uint64_t, uint64_t>;
 /// sublinear memory cost".
 enum class RecomputePolicy : uint8_t { none, blocks, sqrt };
 
+/// What guards set, on each thread its own.
 struct Mode {
   bool grad = true;                       ///< record a graph
   c10::ScalarType compute = c10::kFloat;  ///< dtype of ops whose policy is Amp::low; kFloat: no autocast
@@ -130,6 +131,7 @@ struct DrawState {
   std::optional<StepRandom> random;
   StreamUses uses;
 
+  /// As the draws of this thread stand.
   static DrawState now() {
     return {mode().training, mode().random, mode().uses != nullptr ? *mode().uses : StreamUses()};
   }

@@ -15,6 +15,7 @@ namespace lathe {
 /// data.
 class Tokenizer {
  public:
+  /// The tokenizer of 256 byte values.
   static Tokenizer byte();
   /// The code points of UTF-8 `text`. Exit::data on malformed UTF-8, naming the byte.
   static Tokenizer characters(std::string_view text);

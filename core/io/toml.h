@@ -9,6 +9,7 @@
 
 namespace lathe {
 
+/// A value of TOML's four kinds that a config has.
 using ConfigValue = std::variant<bool, int64_t, double, std::string>;
 
 struct TomlEntry {

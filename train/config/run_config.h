@@ -22,6 +22,7 @@ struct ModelConfig {
   AnyConfig own = find_model_kind(kind)->config;  ///< of the kind's config type
 };
 
+/// How long and on what a run trains, and what it shows meanwhile.
 struct TrainConfig {
   LATHE_FIELD(std::string, task, "auto",
               "what is learned; auto: what the data was made for (language, classification, regression)",
@@ -60,6 +61,7 @@ struct TrainConfig {
               at_least(0))
 };
 
+/// What a step keeps in memory.
 struct MemoryConfig {
   LATHE_FIELD(
       std::string, recompute, "none",
@@ -68,6 +70,7 @@ struct MemoryConfig {
       one_of({"none", "blocks", "sqrt"}))
 };
 
+/// When checkpoints are written, and which are kept.
 struct CheckpointConfig {
   LATHE_FIELD(int64_t, interval, 500, "steps between checkpoints; 0: only at the end or when stopped", at_least(0))
   LATHE_FIELD(int64_t, keep, 2, "newest checkpoints that are kept", at_least(1))
@@ -90,11 +93,13 @@ struct CheckpointConfig {
               anything())
 };
 
+/// What is logged.
 struct LogConfig {
   LATHE_FIELD(std::string, level, "info", "least level shown on the console",
               one_of({"debug", "info", "warn", "error"}))
 };
 
+/// All of a run.
 struct RunConfig {
   LATHE_SECTION(ModelConfig, model, "the model")
   LATHE_SECTION(DataConfig, data, "training data")
@@ -135,6 +140,7 @@ BatchSizes batch_sizes(const RunConfig& config);
 /// Tokens, or samples of a model that has none, of a micro-batch and of an optimizer step: its targets, which the sum
 /// of its losses is divided by.
 int64_t units_of_micro_batch(const RunConfig& config);
+/// Tokens or samples of a step: batch x accumulation (x block size).
 int64_t units_of_step(const RunConfig& config);
 
 /// Where a key's value came from; "defaults" where nothing set it.

@@ -131,6 +131,23 @@ void clean_checkpoints(const fs::path& run) {
 
 namespace {
 
+bool is_whole(const fs::path& checkpoint) {
+  try {
+    verify_checkpoint(checkpoint);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// For a step that is saved anew: a whole checkpoint is replaced (clean_checkpoints deletes it), another is set aside.
+void make_way(const fs::path& target) {
+  if (!is_whole(target)) return set_aside_unusable(target);
+  const fs::path replaced = target.parent_path() / (temporary_prefix + ("replaced-" + target.filename().string()));
+  remove_tree(replaced);
+  rename_file(target, replaced);
+}
+
 /// Writes the files of a checkpoint into `temporary`, syncs all, and gives it the name `target`.
 void write_files(const fs::path& temporary, const fs::path& target, const RunState& state, const Snapshot& snapshot) {
   fault_point("save: begun");
@@ -154,7 +171,7 @@ void write_files(const fs::path& temporary, const fs::path& target, const RunSta
   fault_point("save: manifest written");
   sync_folder(temporary);
   fault_point("save: folder synced");
-  if (fs::exists(target)) set_aside_unusable(target);
+  if (fs::exists(target)) make_way(target);
   rename_file(temporary, target);
   fault_point("save: renamed");
   sync_folder(target.parent_path());
@@ -390,7 +407,7 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run) {
 }
 
 fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
-  const fs::path path = without_trailing_slash(path_);
+  fs::path path = without_trailing_slash(path_);
   if (!fs::is_directory(path)) fail(Exit::checkpoint, path.string(), " is no run and no checkpoint folder");
   if (is_checkpoint(path)) {
     if (which != "newest") {
