@@ -17,8 +17,6 @@
 #include "nn/models/rnn.h"
 #include "optim/optimizer.h"
 #include "tests/catch.h"
-#include "tests/kinds.h"
-#include "train/run/session.h"
 
 namespace {
 
@@ -149,6 +147,19 @@ TEST_CASE("a long chain of recomputed parts runs on another thread and is destro
   y = {};
 }
 
+/// Forward and backward of a micro-batch, as the trainer runs it.
+template <class F>
+at::Tensor run_micro_batch(F&& loss_of, at::ScalarType dtype, const StepRandom& random) {
+  const TrainingStep step(random);
+  Variable loss;
+  {
+    const Autocast autocast(dtype);
+    loss = loss_of();
+  }
+  backward(loss);
+  return loss.data();
+}
+
 /// What three steps of two micro-batches leave of a model: losses, gradients, parameters, buffers.
 template <class M, class Make, class Loss>
 std::vector<at::Tensor> three_steps(Make&& make, Loss&& loss, at::ScalarType dtype, bool copies, RecomputePolicy policy,
@@ -167,7 +178,7 @@ std::vector<at::Tensor> three_steps(Make&& make, Loss&& loss, at::ScalarType dty
     zero_grad(model);
     for (int64_t micro = 0; micro < 2; ++micro) {
       const RecomputeBlocks guard(policy, blocks);
-      out.push_back(run_micro_batch([&] { return loss(model, micro); }, {dtype, /*cache=*/true},
+      out.push_back(run_micro_batch([&] { return loss(model, micro); }, dtype,
                                     {.seed = 3, .step = step, .first_sample = 4 * micro}));
     }
     for (const auto& p : params) {
@@ -266,47 +277,6 @@ TEST_CASE("groups of blocks: one, and ceil of the square root", "[recompute]") {
     x.leaf().grad.reset();
   }
   CHECK_THAT(error_of([] { recompute_policy("all"); }), ContainsSubstring("no policy of recomputation is called all"));
-}
-
-TEST_CASE("memory.recompute is a key of every kind, may change when a run goes on, and says where there are no blocks",
-          "[recompute]") {
-  using namespace lathe::test;
-  const TempFolder f(fast_folder());
-  make_data(f);
-  for (const Kind& kind : kinds) {
-    INFO(kind.name << " on " << kind.data);
-    fs::remove_all(f / "whole"), fs::remove_all(f / "again");
-    write_config(f, kind);
-    const auto train = [&](const std::string& out, std::vector<std::string> more) {
-      more.insert(more.begin(), {"train", "kind.toml", "--train.out_dir=" + out, "--train.steps=20"});
-      const Finished done = lathe_in(f, more);
-      INFO(done.out << done.err);
-      return done.code;
-    };
-    REQUIRE(train("whole", {}) == 0);
-    REQUIRE(train("again", {"--memory.recompute=blocks", "--train.max_time=0.01"}) == 75);
-    REQUIRE(train("again", {"--memory.recompute=sqrt"}) == 0);
-    CHECK(difference(f / "whole", f / "again") == "");
-    CHECK(lathe_in(f, {"plan", "kind.toml", "--memory.recompute=blocks"}).code == 0);
-  }
-  write_config(f, kinds[1]);
-  const Finished none = lathe_in(f, {"train", "kind.toml", "--model.n_layer=0", "--memory.recompute=blocks"});
-  CHECK(none.code == 2);
-  CHECK_THAT(none.err,
-             ContainsSubstring("memory.recompute = \"blocks\" has nothing to act on: model.kind = \"mlp\" ran "
-                               "no blocks"));
-  const Finished wrong = lathe_in(f, {"train", "kind.toml", "--memory.recompute=all"});
-  CHECK(wrong.code == 2);
-
-  const auto diverge = [&](const std::string& more) {
-    return lathe_in(f, {"train", "kind.toml", "--train.out_dir=bad", "--optim.lr=1e30", "--train.steps=8", more});
-  };
-  const Finished told = diverge("--train.detect_anomaly=true");
-  CHECK(told.code == 5);
-  CHECK_THAT(told.err, ContainsSubstring("anomaly: "));
-  CHECK_THAT(told.err, ContainsSubstring("(MLP"));
-  fs::remove_all(f / "bad");
-  CHECK(diverge("--train.detect_anomaly=false").err.find("anomaly") == std::string::npos);
 }
 
 }  // namespace
