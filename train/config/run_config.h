@@ -42,6 +42,12 @@ struct TrainConfig {
       "a step whose loss is this many standard deviations above the mean of late changes nothing, is counted, and "
       "leaves its tokens in the run folder's spikes/; 0: none",
       at_least(0))
+  LATHE_FIELD(
+      bool, detect_anomaly, false,
+      "look at every op's results and gradients, and end the run (exit 5) at the first that makes a value which "
+      "is not finite, by the op's and its module's name; slow. Under a dynamic loss scale, which overflows on "
+      "purpose, gradients are not looked at",
+      anything())
   LATHE_FIELD(std::string, device, "auto", "where to compute; auto: cuda where a card can be used",
               one_of({"auto", "cpu", "cuda"}))
   LATHE_FIELD(int64_t, threads, 0, "CPU threads; 0: OMP_NUM_THREADS, else all cores. A resumed run keeps its number",
@@ -53,6 +59,15 @@ struct TrainConfig {
   LATHE_FIELD(std::string, out_dir, "", "run folder; empty: runs/ and the config's name", anything())
   LATHE_FIELD(double, max_time, 0.0, "seconds after which this process writes a checkpoint and exits 75; 0: no limit",
               at_least(0))
+};
+
+/// What a step keeps in memory.
+struct MemoryConfig {
+  LATHE_FIELD(
+      std::string, recompute, "none",
+      "what is kept of a model's blocks for backward: everything; blocks: the input of each; sqrt: the input of "
+      "each group of about the square root of their number. The rest is computed again, with the same bits",
+      one_of({"none", "blocks", "sqrt"}))
 };
 
 /// When checkpoints are written, and which are kept.
@@ -92,6 +107,7 @@ struct RunConfig {
   LATHE_SECTION(ScheduleConfig, schedule, "the learning rate's course")
   LATHE_SECTION(TrainConfig, train, "the run")
   LATHE_SECTION(AmpConfig, amp, "mixed precision")
+  LATHE_SECTION(MemoryConfig, memory, "memory of a step")
   LATHE_SECTION(CheckpointConfig, checkpoint, "checkpoints and resuming")
   LATHE_SECTION(LogConfig, log, "console output")
   std::map<std::string, AnyConfig> transforms = transform_configs();  ///< by name; each is a section of the config
