@@ -33,6 +33,7 @@ const std::vector<OpCase>& op_table();
 std::vector<OpCase> image_and_cell_rows();
 std::vector<OpCase> math_rows();
 std::vector<OpCase> shape_rows();
+std::vector<OpCase> layer_rows();
 std::vector<OpCase> loss_rows();
 
 /// Runs all checks of a row; returns what failed, one sentence each.

@@ -1,5 +1,5 @@
-// The third oracle: calls that PyTorch's own tests make of its ops, with its results, from tests/opinfo/opinfo.py, which
-// runs this; without its cases (LATHE_OPINFO) there is nothing to test.
+// The third oracle: calls that PyTorch's own tests make of its ops, with its results, from tests/opinfo/opinfo.py,
+// which runs this; without its cases (LATHE_OPINFO) there is nothing to test.
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -80,8 +80,9 @@ double largest(const at::Tensor& t) {
 std::string compare(const at::Tensor& ours, const at::Tensor& torch_, const at::Tensor& exact, double float64) {
   if (!ours.defined() || !torch_.defined()) {
     const at::Tensor& other = ours.defined() ? ours : torch_;
-    return other.defined() && other.ne(0).any().item<bool>() ? (ours.defined() ? "a gradient where there is none" : "none")
-                                                             : "";
+    return other.defined() && other.ne(0).any().item<bool>()
+               ? (ours.defined() ? "a gradient where there is none" : "none")
+               : "";
   }
   if (!exact.defined()) return differs(ours, torch_, float64 * (1e-2 + largest(torch_)));
   const double spacing = torch_.scalar_type() == at::kBFloat16 ? 0x1p-7 : 0x1p-22;
@@ -106,7 +107,8 @@ std::vector<std::string> check_case(const Cases& cases, const Json& record) {
   std::vector<Variable> ends;
   std::vector<at::Tensor> ways;
   for (size_t i = 0; i < all.size(); ++i) {
-    note(str("result ", i), compare(all[i].data(), outs[i], outs[i].is_floating_point() ? at(exact, i) : at::Tensor(), 1e-12));
+    note(str("result ", i),
+         compare(all[i].data(), outs[i], outs[i].is_floating_point() ? at(exact, i) : at::Tensor(), 1e-12));
     if (!outs[i].is_floating_point()) continue;
     ends.push_back(all[i]);
     ways.push_back(dys.at(ends.size() - 1));

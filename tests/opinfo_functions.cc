@@ -11,7 +11,9 @@ namespace lathe::test {
 namespace {
 
 /// No dims are all of them.
-at::OptionalIntArrayRef dims(const std::vector<int64_t>& d) { return d.empty() ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(d); }
+at::OptionalIntArrayRef dims(const std::vector<int64_t>& d) {
+  return d.empty() ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(d);
+}
 
 template <class F>
 Function one(F f) {
@@ -65,48 +67,78 @@ Results moments(Call& c, bool root, bool unbiased) {
 }  // namespace
 
 Functions elementwise_functions() {
-  return {
-      {"abs", one(static_cast<Variable (*)(const Variable&)>(abs))}, {"contiguous", one(contiguous)}, {"cos", one(cos)},
-      {"erf", one(erf)}, {"exp", one(exp)}, {"expm1", one(expm1)}, {"log", one(log)}, {"log1p", one(log1p)},
-      {"neg", one(neg)}, {"reciprocal", one(reciprocal)}, {"rsqrt", one(rsqrt)}, {"sgn", one(sign)},
-      {"sigmoid", one(sigmoid)}, {"sign", one(sign)}, {"sin", one(sin)}, {"sqrt", one(sqrt)}, {"tanh", one(tanh)},
-      {"hardswish", one(hardswish)}, {"logsigmoid", one(logsigmoid)}, {"mish", one(mish)}, {"relu", one(relu)},
-      {"silu", one(silu)}, {"mul", two(mul)}, {"add", two(add)}, {"sub", two(sub)}, {"div.no_rounding_mode", two(div)},
-      {"maximum", two(maximum)}, {"minimum", two(minimum)}, {"max.binary", two(maximum)}, {"min.binary", two(minimum)},
-      {"xlogy", two(xlogy)}, {"eq", compared(eq)}, {"ne", compared(ne)}, {"lt", compared(lt)}, {"le", compared(le)},
-      {"gt", compared(gt)}, {"ge", compared(ge)},
-      {"gelu", [](Call& c) -> Results {
-         return {gelu(c.v(0), c.text(1, "approximate", "none") == "tanh" ? Gelu::tanh : Gelu::exact)};
-       }},
-      {"elu", [](Call& c) -> Results { return {elu(c.v(0), c.number(1, "alpha", 1))}; }},
-      {"leaky_relu", [](Call& c) -> Results { return {leaky_relu(c.v(0), c.number(1, "negative_slope", 0.01))}; }},
-      {"softplus", [](Call& c) -> Results {
-         return {softplus(c.v(0), c.number(1, "beta", 1), c.number(2, "threshold", 20))};
-       }},
-      {"pow", [](Call& c) -> Results {
-         if (!c.is_number(1, "exponent")) throw Unsupported("a tensor as exponent");
-         return {pow(c.v(0), c.number(1, "exponent", 1))};
-       }},
-      {"clamp", [](Call& c) -> Results {
-         const Variable x = c.v(0);
-         if (c.is_number(1, "min") || c.is_number(2, "max")) {
-           const auto bound = [&](size_t i, const char* n) {
-             return c.has(i, n) ? std::optional(c.number(i, n, 0)) : std::nullopt;
-           };
-           return {clamp(x, bound(1, "min"), bound(2, "max"))};
-         }
-         return {clamp(x, c.v(1, "min"), c.v(2, "max"))};
-       }},
-      {"clamp_min", [](Call& c) -> Results { return {clamp(c.v(0), c.v(1, "min"))}; }},
-      {"clamp_max", [](Call& c) -> Results { return {clamp(c.v(0), Variable(), c.v(1, "max"))}; }},
-      {"masked_fill", [](Call& c) -> Results {
-         if (!c.is_number(2, "value")) throw Unsupported("a tensor as value");
-         return {masked_fill(c.v(0), c.t(1, "mask"), c.number(2, "value", 0))};
-       }},
-      {"where", [](Call& c) -> Results {  // OpInfo's first argument is where's second
-         const Variable x = c.v(0);
-         return {where(c.t(1), x, c.v(2))};
-       }}};
+  return {{"abs", one(static_cast<Variable (*)(const Variable&)>(abs))},
+          {"contiguous", one(contiguous)},
+          {"cos", one(cos)},
+          {"erf", one(erf)},
+          {"exp", one(exp)},
+          {"expm1", one(expm1)},
+          {"log", one(log)},
+          {"log1p", one(log1p)},
+          {"neg", one(neg)},
+          {"reciprocal", one(reciprocal)},
+          {"rsqrt", one(rsqrt)},
+          {"sgn", one(sign)},
+          {"sigmoid", one(sigmoid)},
+          {"sign", one(sign)},
+          {"sin", one(sin)},
+          {"sqrt", one(sqrt)},
+          {"tanh", one(tanh)},
+          {"hardswish", one(hardswish)},
+          {"logsigmoid", one(logsigmoid)},
+          {"mish", one(mish)},
+          {"relu", one(relu)},
+          {"silu", one(silu)},
+          {"mul", two(mul)},
+          {"add", two(add)},
+          {"sub", two(sub)},
+          {"div.no_rounding_mode", two(div)},
+          {"maximum", two(maximum)},
+          {"minimum", two(minimum)},
+          {"max.binary", two(maximum)},
+          {"min.binary", two(minimum)},
+          {"xlogy", two(xlogy)},
+          {"eq", compared(eq)},
+          {"ne", compared(ne)},
+          {"lt", compared(lt)},
+          {"le", compared(le)},
+          {"gt", compared(gt)},
+          {"ge", compared(ge)},
+          {"gelu",
+           [](Call& c) -> Results {
+             return {gelu(c.v(0), c.text(1, "approximate", "none") == "tanh" ? Gelu::tanh : Gelu::exact)};
+           }},
+          {"elu", [](Call& c) -> Results { return {elu(c.v(0), c.number(1, "alpha", 1))}; }},
+          {"leaky_relu", [](Call& c) -> Results { return {leaky_relu(c.v(0), c.number(1, "negative_slope", 0.01))}; }},
+          {"softplus",
+           [](Call& c) -> Results { return {softplus(c.v(0), c.number(1, "beta", 1), c.number(2, "threshold", 20))}; }},
+          {"pow",
+           [](Call& c) -> Results {
+             if (!c.is_number(1, "exponent")) throw Unsupported("a tensor as exponent");
+             return {pow(c.v(0), c.number(1, "exponent", 1))};
+           }},
+          {"clamp",
+           [](Call& c) -> Results {
+             const Variable x = c.v(0);
+             if (c.is_number(1, "min") || c.is_number(2, "max")) {
+               const auto bound = [&](size_t i, const char* n) {
+                 return c.has(i, n) ? std::optional(c.number(i, n, 0)) : std::nullopt;
+               };
+               return {clamp(x, bound(1, "min"), bound(2, "max"))};
+             }
+             return {clamp(x, c.v(1, "min"), c.v(2, "max"))};
+           }},
+          {"clamp_min", [](Call& c) -> Results { return {clamp(c.v(0), c.v(1, "min"))}; }},
+          {"clamp_max", [](Call& c) -> Results { return {clamp(c.v(0), Variable(), c.v(1, "max"))}; }},
+          {"masked_fill",
+           [](Call& c) -> Results {
+             if (!c.is_number(2, "value")) throw Unsupported("a tensor as value");
+             return {masked_fill(c.v(0), c.t(1, "mask"), c.number(2, "value", 0))};
+           }},
+          {"where", [](Call& c) -> Results {  // OpInfo's first argument is where's second
+             const Variable x = c.v(0);
+             return {where(c.t(1), x, c.v(2))};
+           }}};
 }
 
 Functions reduction_functions() {
@@ -135,7 +167,8 @@ Functions reduction_functions() {
   return {{"sum", reduced([](const auto&... a) { return sum(a...); })},
           {"mean", reduced([](const auto&... a) { return mean(a...); })},
           {"logsumexp", reduced([](const auto&... a) { return logsumexp(a...); })},
-          {"amax", [](Call& c) -> Results {
+          {"amax",
+           [](Call& c) -> Results {
              const Variable x = c.v(0);
              const auto d = c.wholes(1, "dim");
              if (d.size() != 1) throw Unsupported("other than one dim");
@@ -149,7 +182,8 @@ Functions reduction_functions() {
            in_order([](const Variable& x, int64_t d, Call& c) { return max(x, d, c.flag(2, "keepdim", false)); })},
           {"min.reduction_with_dim",
            in_order([](const Variable& x, int64_t d, Call& c) { return min(x, d, c.flag(2, "keepdim", false)); })},
-          {"sort", [](Call& c) -> Results {
+          {"sort",
+           [](Call& c) -> Results {
              const Variable x = c.v(0);
              const int64_t d = c.whole(1, "dim", -1);
              const bool down = c.flag(2, "descending", false);
@@ -157,7 +191,8 @@ Functions reduction_functions() {
              const auto [values, places] = sort(x, d, down);
              return {values, Variable(places)};
            }},
-          {"topk", [](Call& c) -> Results {
+          {"topk",
+           [](Call& c) -> Results {
              const Variable x = c.v(0);
              const int64_t k = c.whole(1, "k", 1), d = c.whole(2, "dim", -1);
              const bool large = c.flag(3, "largest", true);
@@ -167,7 +202,8 @@ Functions reduction_functions() {
            }},
           {"cumsum", with_dim(cumsum)},
           {"cumprod", with_dim(cumprod)},
-          {"prod", [](Call& c) -> Results {
+          {"prod",
+           [](Call& c) -> Results {
              const Variable x = c.v(0);
              if (!c.has(1, "dim")) return {prod(x)};
              const int64_t d = c.whole(1, "dim", 0);
@@ -177,7 +213,8 @@ Functions reduction_functions() {
           {"std", [](Call& c) { return moments(c, true, false); }},
           {"var.unbiased", [](Call& c) { return moments(c, false, true); }},
           {"std.unbiased", [](Call& c) { return moments(c, true, true); }},
-          {"linalg.vector_norm", [](Call& c) -> Results {
+          {"linalg.vector_norm",
+           [](Call& c) -> Results {
              const Variable x = c.v(0);
              const double p = c.number(1, "ord", 2);
              const auto d = c.wholes(2, "dim");

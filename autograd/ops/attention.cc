@@ -13,8 +13,10 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/ops/attention.h"
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/plain.h"
 #include "core/dtype.h"
 #include "core/kernels/attention.h"
 
@@ -25,7 +27,7 @@ namespace {
 struct Attention {
   static constexpr OpInfo info{.name = "attention", .amp = Amp::low};
   int64_t heads;
-  Saved qkv{}, out{}, lse{}, seed{}, offset{};  // composed: lse holds the probabilities
+  Saved qkv = Saved::input(0), out{}, lse{}, seed{}, offset{};  // composed: lse holds the probabilities
 
   enum class Kernel { own, cpu_flash, cuda_flash, cuda_efficient, composed };
 
@@ -159,6 +161,19 @@ struct Attention {
     part(d_packed, 1).copy_(dk);
     part(d_packed, 2).copy_(dv);
     return {d_packed};
+  }
+  Grads<1, Variable> backward(const Variable& dy, Needs<1> needs) const {
+    const auto plain = [this](const std::array<Variable, 1>& in) -> std::vector<Variable> {
+      const int64_t b = in[0].size(0), t = in[0].size(1), c = in[0].size(2) / 3;
+      const auto heads_of = [&](int64_t i) {
+        return transpose(reshape(slice(in[0], 2, i * c, (i + 1) * c), {b, t, heads, c / heads}), 1, 2);
+      };
+      AttentionOptions causal;
+      causal.is_causal = true;
+      const Variable y = scaled_dot_product_attention(heads_of(0), heads_of(1), heads_of(2), causal);
+      return {reshape(transpose(y, 1, 2), {b, t, c})};
+    };
+    return through_plain<1>(plain, {qkv.as<Variable>()}, {dy}, needs);
   }
   // Counted as full squares, the field's convention, although the causal kernels skip what is masked.
   OpFlops flops(const at::Tensor& packed, const at::Tensor& y) const {

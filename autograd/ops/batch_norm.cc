@@ -1,10 +1,12 @@
-// Batch norm, fused, without second derivatives.
+// Batch norm, fused; second derivatives through its formula in plain ops.
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <ATen/ops/zeros.h>
 
 #include "autograd/op.h"
 #include "autograd/ops.h"
+#include "autograd/ops/math.h"
+#include "autograd/ops/plain.h"
 #include "core/dtype.h"
 #include "core/error.h"
 
@@ -15,14 +17,15 @@ struct BatchNormOp {
   static constexpr OpInfo info{.name = "batch_norm"};
   double eps;
   at::ScalarType out;
-  bool given = false;                  // statistics; else the batch's are taken
-  Saved x{}, weight{}, mean{}, var{};  // of the batch: 1 / sqrt(var + eps) in place of var
+  bool given = false;  // statistics; else the batch's are taken
+  Saved x = Saved::input(0), weight = Saved::input(1), bias = Saved::input(2);
+  Saved mean{}, var{};  // of the batch: 1 / sqrt(var + eps) in place of var
 
   // y = (x - mean) / sqrt(var + eps) * weight + bias; and the batch's mean and unbiased variance
-  std::vector<at::Tensor> forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias) {
+  std::vector<at::Tensor> forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias_) {
     LATHE_CHECK(x_.dim() >= 2, "x must be [B, C, ...]");
     const int64_t c = x_.size(1);
-    for (const at::Tensor& p : {weight_, bias, mean.data(), var.data()}) {
+    for (const at::Tensor& p : {weight_, bias_, mean.data(), var.data()}) {
       LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c), "weight, bias and statistics must have shape [", c,
                   "]");
     }
@@ -30,17 +33,18 @@ struct BatchNormOp {
                 "statistics need more than one value a channel; a batch of one can be evaluated, not trained on");
     x = x_.contiguous();
     weight = weight_;
+    bias = bias_;
     if (x_.numel() == 0) return {x_.to(out)};
     const at::Tensor wide = wider(x.data());
     if (given) {
       auto [y, unused_mean, unused_var] =
-          at::native_batch_norm(wide, optional(weight_), optional(bias), optional(mean.data()), optional(var.data()),
+          at::native_batch_norm(wide, optional(weight_), optional(bias_), optional(mean.data()), optional(var.data()),
                                 /*training=*/false, /*momentum=*/0, eps);
       return {y.to(out)};
     }
     // Running statistics of momentum 1 are the batch's.
     const at::Tensor batch_mean = at::zeros({c}, wide.options()), batch_var = at::zeros({c}, wide.options());
-    auto [y, m, r] = at::native_batch_norm(wide, optional(weight_), optional(bias), batch_mean, batch_var,
+    auto [y, m, r] = at::native_batch_norm(wide, optional(weight_), optional(bias_), batch_mean, batch_var,
                                            /*training=*/true, /*momentum=*/1, eps);
     mean = m;
     var = r;
@@ -61,6 +65,20 @@ struct BatchNormOp {
         at::native_batch_norm_backward(wider(dy[0]).contiguous(), wider(in), optional(weight.data()), given ? m : none,
                                        given ? v : none, given ? none : m, given ? none : v, !given, eps, needs);
     return {dx, dw, db};
+  }
+  Grads<3, Variable> backward(const GradList<Variable>& dy, Needs<3> needs) const {
+    const auto plain = [this](const std::array<Variable, 3>& in) -> std::vector<Variable> {
+      const int64_t b = in[0].size(0), c = in[0].size(1);
+      const auto channels = [&](const Variable& p) { return reshape(plain_wide(p), {c, 1}); };
+      const Variable v = reshape(plain_wide(in[0]), {b, c, b * c > 0 ? in[0].numel() / (b * c) : 0});
+      const Variable away = sub(v, given ? channels(Variable(mean.data())) : lathe::mean(v, {0, 2}, true));
+      const Variable square = given ? channels(Variable(var.data())) : lathe::mean(mul(away, away), {0, 2}, true);
+      Variable y = mul(away, rsqrt(add_scalar(square, eps)));
+      if (in[1].defined()) y = mul(y, channels(in[1]));
+      if (in[2].defined()) y = add(y, channels(in[2]));
+      return {cast(reshape(y, in[0].sizes()), out)};
+    };
+    return through_plain<3>(plain, {x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, {dy[0]}, needs);
   }
   OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) const {
     return given ? flops_each(x, 2, 4) : flops_each(x, 8, 14);

@@ -7,6 +7,7 @@
 #include "autograd/fp8.h"
 #include "autograd/node.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/plain.h"
 #include "autograd/ops/product.h"
 #include "core/kernels/activation.h"
 #include "core/quantised.h"
@@ -127,22 +128,23 @@ struct LinearOp {
   static Flops needed(Flops both, Needs<4> needs) { return for_needed(both, needs); }
 };
 
-// A linear layer and its GELU (tanh form). No second derivatives, and only where the kernels are.
+// A linear layer and its GELU (tanh form), only where the kernels are.
 struct LinearGelu {
   static constexpr OpInfo info{.name = "linear_gelu", .amp = Amp::low};
   static constexpr std::array policies{Amp::low, Amp::low, Amp::promote};
   at::ScalarType weight_grad = at::kFloat;
   Needs<3> needs{};
-  Saved x{}, weight{}, before{};
+  Saved x = Saved::input(0), weight = Saved::input(1), bias = Saved::input(2), before{};
 
   // y = gelu(u), u = x W^T + b
-  at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias) {
-    check_linear(x_, weight_, bias);
+  at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias_) {
+    check_linear(x_, weight_, bias_);
     x = x_;
     weight = weight_;
+    bias = bias_;
     at::Tensor u;
     at::Tensor y =
-        fused_forward(x_, weight_, bias, {}, Activation::gelu, needs[0] || needs[1] || needs[2] ? &u : nullptr);
+        fused_forward(x_, weight_, bias_, {}, Activation::gelu, needs[0] || needs[1] || needs[2] ? &u : nullptr);
     before = u;
     return y;
   }
@@ -153,6 +155,13 @@ struct LinearGelu {
     gelu_backward(u.const_data_ptr(), dy.const_data_ptr(), du.mutable_data_ptr(), element_of(u.scalar_type()),
                   u.numel());
     return fused_backward(du, x.data(), weight.data(), weight_grad, needs[0], needs[1], needs[2], slots);
+  }
+  Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
+    const auto plain = [](const std::array<Variable, 3>& in) -> std::vector<Variable> {
+      const Variable b = in[2].defined() ? cast(in[2], in[0].dtype()) : in[2];
+      return {gelu(linear(in[0], in[1], b))};
+    };
+    return through_plain<3>(plain, {x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, {dy}, needs);
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& y) {
     OpFlops f = LinearOp::flops(x, weight, bias, {}, y);

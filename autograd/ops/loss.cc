@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 
@@ -29,10 +30,11 @@ struct CrossEntropy {
   at::Tensor targets_N;
   double divisor;
   int64_t ignore_index;
-  Saved log_p{}, index_N1{}, ignored_N1{}, scale{};  // index: each row's class, 0 where ignored
+  Saved log_p = Saved::output(1), index_N1{}, ignored_N1{}, scale{};  // index: each row's class, 0 where ignored
 
-  // loss = -sum over counted rows of log softmax(logits)[target] / divisor
-  at::Tensor forward(const at::Tensor& logits_NV) {
+  // loss = -sum over counted rows of log softmax(logits)[target] / divisor; beside it log softmax(logits), through
+  // which second derivatives go
+  std::vector<at::Tensor> forward(const at::Tensor& logits_NV) {
     LATHE_CHECK(logits_NV.dim() == 2 && targets_N.dim() == 1 && logits_NV.size(0) == targets_N.size(0),
                 "needs logits [N, V] and targets [N], not targets ", describe(targets_N));
     const at::ScalarType wide = logits_NV.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -42,13 +44,31 @@ struct CrossEntropy {
     log_p = logits_NV.log_softmax(1, wide);
     // Masked, not multiplied by 0: an ignored row may hold infinities or NaN.
     const at::Tensor picked = log_p.data().gather(1, index_N1.data()).masked_fill_(ignored_N1.data(), 0);
-    return picked.mul_(scale.data()).sum().neg_();
+    return {picked.mul_(scale.data()).sum().neg_(), log_p.data()};
   }
-  // dlogits = (softmax(logits) - onehot(target)) * dy / divisor, 0 in ignored rows
-  Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
-    at::Tensor dx = log_p.data().exp();
-    dx.scatter_add_(1, index_N1.data(), dx.new_full(index_N1.data().sizes(), -1.0));
-    return {dx.mul_(scale.data() * dy).masked_fill_(ignored_N1.data(), 0)};
+  // p = softmax(logits):  dlogits = (p - onehot(target)) * dy / divisor, 0 in ignored rows; and g - p * sum(g) for a
+  // gradient g of log p
+  Grads<1> backward(const GradList<at::Tensor>& dy, Needs<1>) const {
+    at::Tensor dx;
+    if (dy[0].defined()) {
+      dx = log_p.data().exp();
+      dx.scatter_add_(1, index_N1.data(), dx.new_full(index_N1.data().sizes(), -1.0));
+      dx.mul_(scale.data() * dy[0]).masked_fill_(ignored_N1.data(), 0);
+    }
+    if (!dy[1].defined()) return {dx};
+    const at::Tensor more = dy[1] - log_p.data().exp() * dy[1].sum(1, /*keepdim=*/true);
+    return {dx.defined() ? dx + more : more};
+  }
+  Grads<1, Variable> backward(const GradList<Variable>& dy, Needs<1>) const {
+    const Variable p = exp(log_p.as<Variable>());
+    Variable dx;
+    if (dy[0].defined()) {
+      const at::Tensor one = at::zeros_like(p.data()).scatter_(1, index_N1.data(), 1.0);
+      dx = masked_fill((p - Variable(one)) * (dy[0] * Variable(scale.data())), ignored_N1.data(), 0);
+    }
+    if (!dy[1].defined()) return {dx};
+    const Variable more = dy[1] - p * sum(dy[1], 1, /*keepdim=*/true);
+    return {dx.defined() ? dx + more : more};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 5, 2); }
 };
@@ -141,7 +161,7 @@ Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC, c
 }
 
 Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor, int64_t ignore_index) {
-  return apply(CrossEntropy{.targets_N = targets_N, .divisor = divisor, .ignore_index = ignore_index}, logits_NV);
+  return apply(CrossEntropy{.targets_N = targets_N, .divisor = divisor, .ignore_index = ignore_index}, logits_NV)[0];
 }
 
 Variable mse_loss(const Variable& a, const Variable& b) {

@@ -1,4 +1,4 @@
-// Norms: layer norm and RMS norm, fused, without second derivatives.
+// Norms: layer norm and RMS norm, fused; second derivatives through their formula in plain ops.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/native_layer_norm.h>
@@ -6,6 +6,8 @@
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/math.h"
+#include "autograd/ops/plain.h"
 #include "core/dtype.h"
 #include "core/kernels/norm.h"
 
@@ -18,7 +20,7 @@ struct Norm {
   double eps;
   at::ScalarType out;
   bool rms = false;
-  Saved x{}, weight{}, bias{}, mean{}, rstd{};
+  Saved x = Saved::input(0), weight = Saved::input(1), bias = Saved::input(2), mean{}, rstd{};
 
   bool fused() const { return kernel_ready(x.data()) && kernel_dtype(out); }
   NormRows rows(const at::Tensor& w, const at::Tensor& b) const {
@@ -91,6 +93,16 @@ struct Norm {
     auto [dx, dw, db] = at::native_layer_norm_backward(up, wide, in.size(-1), mean.data(), rstd.data(), optional(ww),
                                                        optional(wider(b)), {needs[0], needs[1], needs[2]});
     return {dx, dw, db};
+  }
+  Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
+    const auto plain = [this](const std::array<Variable, 3>& in) -> std::vector<Variable> {
+      const Variable v = plain_wide(in[0]), away = rms ? v : sub(v, lathe::mean(v, -1, true));
+      Variable y = mul(away, rsqrt(add_scalar(lathe::mean(mul(away, away), -1, true), eps)));
+      if (in[1].defined()) y = mul(y, plain_wide(in[1]));
+      if (in[2].defined()) y = add(y, plain_wide(in[2]));
+      return {cast(y, out)};
+    };
+    return through_plain<3>(plain, {x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, {dy}, needs);
   }
 
  private:

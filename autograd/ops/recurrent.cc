@@ -1,5 +1,5 @@
-// Cells of recurrent layers, fused, without second derivatives. On CPUs the kernels of core/kernels/recurrent.h;
-// float64 and CUDA take ATen's elementwise ops. Shapes: B batch, H units.
+// Cells of recurrent layers, fused; second derivatives through their formulas in plain ops. On CPUs the kernels of
+// core/kernels/recurrent.h; float64 and CUDA take ATen's elementwise ops. Shapes: B batch, H units.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -7,6 +7,7 @@
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/plain.h"
 #include "core/dtype.h"
 #include "core/kernels/recurrent.h"
 
@@ -23,7 +24,7 @@ void check_cell(const at::Tensor& gates, int64_t number, const at::Tensor& state
 
 struct LstmCell {
   static constexpr OpInfo info{.name = "lstm_cell"};
-  Saved gates{}, c{}, c_out{};
+  Saved gates = Saved::input(0), c = Saved::input(1), c_out{};
 
   // [i f g o] = gates:  c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c')
   std::vector<at::Tensor> forward(const at::Tensor& gates_, const at::Tensor& c_) {
@@ -72,12 +73,21 @@ struct LstmCell {
                     1),
             grad * f};
   }
+  Grads<2, Variable> backward(const GradList<Variable>& dy, Needs<2> needs) const {
+    const auto plain = [](const std::array<Variable, 2>& in) -> std::vector<Variable> {
+      const int64_t n = in[1].size(1);
+      const auto gate = [&](int64_t k) { return slice(plain_wide(in[0]), 1, k * n, (k + 1) * n); };
+      const Variable next = add(mul(sigmoid(gate(1)), plain_wide(in[1])), mul(sigmoid(gate(0)), lathe::tanh(gate(2))));
+      return {cast(mul(sigmoid(gate(3)), lathe::tanh(next)), in[0].dtype()), cast(next, in[1].dtype())};
+    };
+    return through_plain<2>(plain, {gates.as<Variable>(), c.as<Variable>()}, dy, needs);
+  }
   static OpFlops flops(const at::Tensor&, const at::Tensor&, const at::Tensor& h) { return flops_each(h, 20, 40); }
 };
 
 struct GruCell {
   static constexpr OpInfo info{.name = "gru_cell", .each = {16, 36}};
-  Saved x{}, g{}, h{};
+  Saved x = Saved::input(0), g = Saved::input(1), h = Saved::input(2);
 
   // [xr xz xn] = x_gates, [hr hz hn] = h_gates:  r = sigmoid(xr + hr), z = sigmoid(xz + hz), n = tanh(xn + r hn),
   // h' = (1 - z) n + z h
@@ -114,6 +124,16 @@ struct GruCell {
     const at::Tensor dr = dn * wider(g.data()).chunk(3, 1)[2] * r * (1 - r),
                      dz = dy * (wider(h.data()) - n) * z * (1 - z);
     return {at::cat({dr, dz, dn}, 1), at::cat({dr, dz, dn * r}, 1), dy * z};
+  }
+  Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
+    const auto plain = [](const std::array<Variable, 3>& in) -> std::vector<Variable> {
+      const int64_t k = in[2].size(1);
+      const auto part = [&](const Variable& v, int64_t i) { return slice(plain_wide(v), 1, i * k, (i + 1) * k); };
+      const auto both = [&](int64_t i) { return sigmoid(add(part(in[0], i), part(in[1], i))); };
+      const Variable n = lathe::tanh(add(part(in[0], 2), mul(both(0), part(in[1], 2))));
+      return {cast(add(n, mul(both(1), sub(plain_wide(in[2]), n))), in[2].dtype())};
+    };
+    return through_plain<3>(plain, {x.as<Variable>(), g.as<Variable>(), h.as<Variable>()}, {dy}, needs);
   }
 
  private:

@@ -37,7 +37,8 @@ Variable logsumexp(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim
 /// The mean square distance from the mean, divided by n - correction in place of n: 1 is Bessel's, 0 none.
 Variable var(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, double correction = 1,
              bool keepdim = false);
-/// Its root; without slope where it is 0.
+/// Its root; without slope where it is 0. Under `using namespace lathe` it is lathe::std, beside the standard library's
+/// namespace.
 Variable std(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, double correction = 1,
              bool keepdim = false);
 /// (sum of |x|^p)^(1/p); infinity: the largest |x|, -infinity: the smallest, 0: how many are not 0. Where it is 0 the

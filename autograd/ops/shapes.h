@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "autograd/ops.h"
+#include "autograd/variable.h"
 
 namespace lathe {
 

@@ -1,9 +1,10 @@
-// SwiGLU, fused, without second derivatives.
+// SwiGLU, fused; second derivatives through its formula in plain ops.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/plain.h"
 #include "core/dtype.h"
 #include "core/kernels/activation.h"
 
@@ -12,7 +13,7 @@ namespace {
 
 struct SwigluOp {
   static constexpr OpInfo info{.name = "swiglu", .each = {6, 10}};
-  Saved x{};
+  Saved x = Saved::input(0);
 
   // y = silu(a) b, [a b] = x
   at::Tensor forward(const at::Tensor& x_) {
@@ -46,6 +47,13 @@ struct SwigluOp {
                     dy.numel() / h, h);
     bump_version(dx);
     return {dx};
+  }
+  Grads<1, Variable> backward(const Variable& dy, Needs<1> needs) const {
+    const auto plain = [](const std::array<Variable, 1>& in) -> std::vector<Variable> {
+      const int64_t h = in[0].size(-1) / 2;
+      return {mul(silu(slice(in[0], -1, 0, h)), slice(in[0], -1, h, 2 * h))};
+    };
+    return through_plain<1>(plain, {x.as<Variable>()}, {dy}, needs);
   }
 };
 
