@@ -1,5 +1,5 @@
-// Every op: the headers of ops/ by family, and what stands here. Shapes broadcast as ATen's do unless said otherwise;
-// dims may be negative. An op's struct, with its formula, is in ops/<family>.cc.
+// Every op. Shapes broadcast as ATen's do unless said otherwise; dims may be negative. An op's struct, with its
+// formula, is in ops/<family>.cc.
 #pragma once
 
 #include <optional>
@@ -7,13 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "autograd/ops/attention.h"
-#include "autograd/ops/images.h"
-#include "autograd/ops/losses.h"
-#include "autograd/ops/math.h"
-#include "autograd/ops/pair.h"
-#include "autograd/ops/reductions.h"
-#include "autograd/ops/shapes.h"
 #include "autograd/variable.h"
 #include "core/rng.h"
 
@@ -99,7 +92,8 @@ at::ScalarType cpu_product_dtype(at::ScalarType dtype);
 // Linear layers (ops/linear.cc). x [..., in], weight [out, in], bias [out] or undefined -> [..., out].
 /// x W^T + bias + residual; the result has the dtype of `residual` [..., out], where one is given.
 Variable linear(const Variable& x, const Variable& weight, const Variable& bias = {}, const Variable& residual = {});
-/// gelu(linear(x, weight, bias)), the tanh form; one fused op where there are kernels for it.
+/// gelu(linear(x, weight, bias)), the tanh form; one fused op where there are kernels for it, without second
+/// derivatives there.
 Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& bias = {});
 
 // Neural network (ops/norm.cc, swiglu.cc, embedding.cc, dropout.cc, attention.cc).
@@ -125,6 +119,12 @@ Variable dropout(const Variable& x, double p, uint64_t stream = 0);
 Variable attention(const Variable& qkv_BT3C, int64_t heads);
 
 // Images (ops/conv.cc, pool.cc): x is [B, C, H, W]. Zeros stand around it as wide as the padding.
+/// A height and a width; one number is both.
+struct Pair {
+  int64_t h, w;
+  constexpr Pair(int64_t both) : h(both), w(both) {}
+  constexpr Pair(int64_t h_, int64_t w_) : h(h_), w(w_) {}
+};
 struct Conv2dOptions {
   Pair stride = 1, padding = 0, dilation = 1;
   int64_t groups = 1;  ///< of channels, each seeing its own inputs alone; divides C and O
@@ -164,7 +164,8 @@ BatchNormed batch_norm(const Variable& x, const Variable& weight, const Variable
 Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const at::Tensor& mean,
                     const at::Tensor& var, double eps = 1e-5, std::optional<at::ScalarType> out = std::nullopt);
 
-// Cells of recurrent layers (ops/recurrent.cc), without their products; gates in torch's order. In float32 or wider.
+// Cells of recurrent layers (ops/recurrent.cc), without their products; gates in torch's order. In float32 or wider;
+// without second derivatives.
 /// Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000: gates [B, 4 H] = x W_ih^T + h W_hh^T + b,
 /// in the order input, forget, cell, output, and state c [B, H] -> the next h, in the gates' dtype, and c, in c's.
 std::pair<Variable, Variable> lstm_cell(const Variable& gates, const Variable& c);

@@ -5,8 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "autograd/ops/pair.h"
-#include "autograd/variable.h"
+#include "autograd/ops.h"
 
 namespace lathe {
 
