@@ -504,7 +504,9 @@ std::vector<OpCase> make_table() {
            [](T x) {
              return torch::cross_entropy_loss(torch::linear(x[0], x[1]), longs({3, 0, -100, 69, 3, 12, -100}, {7}));
            }});
-  for (OpCase& row : image_and_cell_rows()) t.push_back(std::move(row));
+  for (const auto rows : {image_and_cell_rows, math_rows, shape_rows, layer_rows, loss_rows}) {
+    for (OpCase& row : rows()) t.push_back(std::move(row));
+  }
   return t;
 }
 
