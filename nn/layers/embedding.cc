@@ -38,7 +38,7 @@ Variable EmbeddingBag::reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, 
     if (scales.defined()) scales = index(scales, {counted});
   }
   Variable rows = embedding(ids, weight);
-  const at::IntArrayRef sizes{bags, weight.size(1)};
+  const std::vector<int64_t> sizes{bags, weight.size(1)};
   if (bag == BagMode::max) {
     const at::Tensor counts = at::zeros({bags}, bag_of.options()).scatter_add_(0, bag_of, at::ones_like(bag_of));
     std::vector<Variable> out;
