@@ -65,4 +65,64 @@ TEST_CASE("gradcheck refuses what it can't judge, and changes no input", "[gradc
   gradcheck([](const Variable& v) { return grad(sum(exp(v) * v), {v}, {}, /*create_graph=*/true)[0]; }, x);
 }
 
+/// A small network through fused ops: layer norm, a linear layer with GELU, attention, RMS norm, SwiGLU.
+Variable network(const std::vector<Variable>& v) {
+  Variable h = layer_norm(v[0], v[1], v[2]);
+  h = linear_gelu(h, v[3], v[4]);
+  h = attention(reshape(h, {1, v[0].size(0), v[3].size(0)}), 2);
+  return swiglu(rms_norm(h, v[5]));
+}
+std::vector<Variable> network_inputs(at::ScalarType dtype) {
+  return {randn({3, 5}, 1, dtype),  randn({5}, 2, dtype),  randn({5}, 3, dtype),
+          randn({12, 5}, 4, dtype), randn({12}, 5, dtype), randn({4}, 6, dtype)};
+}
+/// The sum of squares of a function's gradients, which is a function of the same inputs.
+Variable squared_gradients(const std::vector<Variable>& v) {
+  const Variable y = network(v);
+  Variable s;
+  for (const Variable& g : grad(sum(y * y), v, {}, /*create_graph=*/true))
+    s = s.defined() ? s + sum(g * g) : sum(g * g);
+  return s;
+}
+
+TEST_CASE("a penalty on gradients through fused ops can be trained on", "[gradcheck]") {
+  gradcheck(squared_gradients, network_inputs(at::kDouble), {.tolerance = 1e-4});
+  // In float32 the forward pass is fused; what float32 loses over some 100 roundings is allowed.
+  const auto gradients = [](at::ScalarType dtype) {
+    std::vector<Variable> in = network_inputs(at::kDouble);
+    for (Variable& v : in) v = Variable::parameter(v.data().to(dtype));
+    return grad(squared_gradients(in), in);
+  };
+  const auto low = gradients(at::kFloat), exact = gradients(at::kDouble);
+  for (size_t i = 0; i < exact.size(); ++i) {
+    const at::Tensor wanted = exact[i].data();
+    const double off = (low[i].data().to(at::kDouble) - wanted).abs().max().item<double>();
+    CHECK(off <= 1e-4 * wanted.abs().max().item<double>());
+  }
+}
+
+TEST_CASE("products with the Hessian agree with differences of the gradient", "[gradcheck]") {
+  const std::vector<Variable> x = network_inputs(at::kDouble);
+  const auto gradient_at = [&](double step) {
+    std::vector<Variable> in;
+    for (size_t i = 0; i < x.size(); ++i)
+      in.push_back(Variable::parameter(x[i].data() + step * randn(x[i].sizes(), 10 + i, at::kDouble).data()));
+    return grad(sum(network(in)), in);
+  };
+  std::vector<Variable> in;
+  for (const Variable& v : x) in.push_back(Variable::parameter(v.data()));
+  const auto first = grad(sum(network(in)), in, {}, /*create_graph=*/true);
+  Variable along;
+  for (size_t i = 0; i < in.size(); ++i) {
+    const Variable term = sum(first[i] * randn(x[i].sizes(), 10 + i, at::kDouble));
+    along = along.defined() ? along + term : term;
+  }
+  const auto product = grad(along, in), above = gradient_at(1e-5), below = gradient_at(-1e-5);
+  for (size_t i = 0; i < in.size(); ++i) {
+    const at::Tensor wanted = (above[i].data() - below[i].data()) / 2e-5;
+    const double off = (product[i].data() - wanted).abs().max().item<double>();
+    CHECK(off <= 1e-6 * (1 + wanted.abs().max().item<double>()));
+  }
+}
+
 }  // namespace

@@ -29,8 +29,12 @@ struct OpCase {
 
 /// Every row; at least one for each op.
 const std::vector<OpCase>& op_table();
-/// Those of images, batch norm and recurrent cells; op_table() has them too.
+/// Those of one family each; op_table() has them too.
 std::vector<OpCase> image_and_cell_rows();
+std::vector<OpCase> math_rows();
+std::vector<OpCase> shape_rows();
+std::vector<OpCase> layer_rows();
+std::vector<OpCase> loss_rows();
 
 /// Runs all checks of a row; returns what failed, one sentence each.
 std::vector<std::string> check_op(const OpCase& row);

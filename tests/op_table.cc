@@ -171,7 +171,6 @@ std::vector<OpCase> make_table() {
                      return linear(v[0], weight, v[1]);
                    },
                    [](T x) { return torch::linear(x[0], few_bits->dequantise(at::kDouble), x[1]); }};
-  quantised.second = false;
   add_row(quantised);
   OpCase fp8{"linear_fp8",
              "",
@@ -199,8 +198,7 @@ std::vector<OpCase> make_table() {
            "weights still",
            {a, row_still, row_still},
            [](V v) { return layer_norm(v[0], v[1], v[2]); },
-           [](T x) { return torch::layer_norm(x[0], {3}, x[1], x[2], 1e-5); }})
-      .second = false;
+           [](T x) { return torch::layer_norm(x[0], {3}, x[1], x[2], 1e-5); }});
   add_row({"mul",
            "a tensor and itself detached",
            {a},
@@ -399,44 +397,39 @@ std::vector<OpCase> make_table() {
            "scale and shift",
            {{{2, 3, 5}}, {{5}}, {{5}}},
            [](V v) { return layer_norm(v[0], v[1], v[2], 1e-5); },
-           [](T x) { return torch::layer_norm(x[0], {5}, x[1], x[2], 1e-5); }})
-      .second = false;
+           [](T x) { return torch::layer_norm(x[0], {5}, x[1], x[2], 1e-5); }});
   add_row({"layer_norm",
            "scale alone",
            {{{3, 5}}, {{5}}},
            [](V v) { return layer_norm(v[0], v[1], {}, 1e-3); },
-           [](T x) { return torch::layer_norm(x[0], {5}, x[1], {}, 1e-3); }})
-      .second = false;
+           [](T x) { return torch::layer_norm(x[0], {5}, x[1], {}, 1e-3); }});
   add_row({"layer_norm",
            "plain",
            {{{3, 5}}},
            [](V v) { return layer_norm(v[0], {}, {}); },
-           [](T x) { return torch::layer_norm(x[0], {5}, {}, {}, 1e-5); }})
-      .second = false;
+           [](T x) { return torch::layer_norm(x[0], {5}, {}, {}, 1e-5); }});
   add_row({"layer_norm",
            "many rows",
            {{{150, 37}}, {{37}}, {{37}}},
            [](V v) { return layer_norm(v[0], v[1], v[2], 1e-5); },
            [](T x) { return torch::layer_norm(x[0], {37}, x[1], x[2], 1e-5); }})
-      .second = t.back().differences = false;
+      .differences = false;
   add_row({"rms_norm",
            "scale",
            {{{2, 3, 5}}, {{5}}},
            [](V v) { return rms_norm(v[0], v[1], 1e-5); },
-           [](T x) { return torch::rms_norm(x[0], {5}, x[1], 1e-5); }})
-      .second = false;
+           [](T x) { return torch::rms_norm(x[0], {5}, x[1], 1e-5); }});
   add_row({"rms_norm",
            "plain, many rows",
            {{{150, 37}}},
            [](V v) { return rms_norm(v[0], {}, 1e-3); },
            [](T x) { return torch::rms_norm(x[0], {37}, {}, 1e-3); }})
-      .second = t.back().differences = false;
+      .differences = false;
   add_row({"swiglu",
            "",
            {{{2, 3, 42}}},
            [](V v) { return swiglu(v[0]); },
-           [](T x) { return torch::silu(x[0].slice(-1, 0, 21)) * x[0].slice(-1, 21); }})
-      .second = false;
+           [](T x) { return torch::silu(x[0].slice(-1, 0, 21)) * x[0].slice(-1, 21); }});
   add_row({"embedding",
            "repeated ids",
            {{{5, 3}}},
@@ -445,8 +438,7 @@ std::vector<OpCase> make_table() {
            },
            [](T x) {
              return torch::embedding(x[0], longs({0, 4, 4, 2, 4, 0}, {2, 3}));
-           }})
-      .second = false;
+           }});
   add_row({"dropout",
            "",
            {{{3, 7}}},
@@ -474,7 +466,6 @@ std::vector<OpCase> make_table() {
       "attention", "longer than a kernel's block", {{{1, 131, 24}}}, [](V v) { return attention(v[0], 1); }, heads(1)};
   longer.differences = false;  // 3144 inputs, and the oracle covers them
   for (OpCase* row : {&two, &longer}) {
-    row->second = false;
     row->low_scale = 8;  // two products and a softmax, each rounded
     t.push_back(*row);
   }
@@ -486,8 +477,7 @@ std::vector<OpCase> make_table() {
            },
            [](T x) {
              return torch::cross_entropy_loss(x[0], longs({1, 0, 4, 4}, {4}));
-           }})
-      .second = false;
+           }});
   add_row({"cross_entropy",
            "ignored rows, divisor",
            {{{4, 5}}},
@@ -496,8 +486,7 @@ std::vector<OpCase> make_table() {
            },
            [](T x) {
              return torch::cross_entropy_loss(x[0], longs({-100, 0, -100, 4}, {4}), {}, at::Reduction::Sum) / 7;
-           }})
-      .second = false;
+           }});
   const auto targets = [](V v) { return longs({3, 0, -100, 69, 3, 12, -100}, {7}).to(v[0].data().device()); };
   add_row({"linear_cross_entropy",
            "ignored rows, divisor",
@@ -507,17 +496,17 @@ std::vector<OpCase> make_table() {
              return torch::cross_entropy_loss(torch::linear(x[0], x[1]), longs({3, 0, -100, 69, 3, 12, -100}, {7}), {},
                                               at::Reduction::Sum) /
                     5;
-           }})
-      .second = false;
+           }});
   add_row({"linear_cross_entropy",
            "mean",
            {{{7, 10}}, {{70, 10}}},
            [targets](V v) { return linear_cross_entropy(v[0], v[1], targets(v)); },
            [](T x) {
              return torch::cross_entropy_loss(torch::linear(x[0], x[1]), longs({3, 0, -100, 69, 3, 12, -100}, {7}));
-           }})
-      .second = false;
-  for (OpCase& row : image_and_cell_rows()) t.push_back(std::move(row));
+           }});
+  for (const auto rows : {image_and_cell_rows, math_rows, shape_rows, layer_rows, loss_rows}) {
+    for (OpCase& row : rows()) t.push_back(std::move(row));
+  }
   return t;
 }
 

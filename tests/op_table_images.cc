@@ -140,10 +140,7 @@ void add_pools(std::vector<OpCase>& t) {
 }
 
 void add_batch_norms(std::vector<OpCase>& t) {
-  const auto add = [&t](OpCase row) -> OpCase& {
-    row.second = false;
-    return t.emplace_back(std::move(row));
-  };
+  const auto add = [&t](OpCase row) -> OpCase& { return t.emplace_back(std::move(row)); };
   const auto given = [](double base) { return torch::linspace(base, base + 1, 3, at::kDouble); };
   const auto reference = [](T x) {
     return torch::batch_norm(x[0], x.size() > 1 ? x[1] : at::Tensor(), x.size() > 2 ? x[2] : at::Tensor(), {}, {}, true,
@@ -176,10 +173,7 @@ void add_batch_norms(std::vector<OpCase>& t) {
 }
 
 void add_cells(std::vector<OpCase>& t) {
-  const auto add = [&t](OpCase row) -> OpCase& {
-    row.second = false;
-    return t.emplace_back(std::move(row));
-  };
+  const auto add = [&t](OpCase row) -> OpCase& { return t.emplace_back(std::move(row)); };
   const auto lstm = [](T x) {
     const auto g = x[0].chunk(4, 1);
     const at::Tensor c = g[1].sigmoid() * x[1] + g[0].sigmoid() * g[2].tanh();

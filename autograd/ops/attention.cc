@@ -15,6 +15,7 @@
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/plain.h"
 #include "core/dtype.h"
 #include "core/kernels/attention.h"
 
@@ -25,7 +26,7 @@ namespace {
 struct Attention {
   static constexpr OpInfo info{.name = "attention", .amp = Amp::low};
   int64_t heads;
-  Saved qkv{}, out{}, lse{}, seed{}, offset{};  // composed: lse holds the probabilities
+  Saved qkv = Saved::input(0), out{}, lse{}, seed{}, offset{};  // composed: lse holds the probabilities
 
   enum class Kernel { own, cpu_flash, cuda_flash, cuda_efficient, composed };
 
@@ -159,6 +160,18 @@ struct Attention {
     part(d_packed, 1).copy_(dk);
     part(d_packed, 2).copy_(dv);
     return {d_packed};
+  }
+  Grads<1, Variable> backward(const Variable& dy, Needs<1> needs) const {
+    const auto plain = [this](const std::vector<Variable>& in) {
+      const int64_t b = in[0].size(0), t = in[0].size(1), c = in[0].size(2) / 3;
+      const Variable split = reshape(wide_of(in[0]), {b, t, 3, heads, c / heads});
+      const auto take = [&](int64_t i) { return transpose(select(split, 2, i), 1, 2); };
+      const at::Tensor future = at::ones({t, t}, split.data().options().dtype(at::kBool)).triu(1);
+      const Variable scores = matmul(take(0), transpose(take(1), -2, -1)) * scale();
+      const Variable p = softmax(masked_fill(scores, future, -std::numeric_limits<double>::infinity()), -1);
+      return std::vector{reshape(transpose(matmul(p, take(2)), 1, 2), {b, t, c})};
+    };
+    return plain_gradients<1>({qkv.as<Variable>()}, needs, {dy}, plain);
   }
   // Counted as full squares, the field's convention, although the causal kernels skip what is masked.
   OpFlops flops(const at::Tensor& packed, const at::Tensor& y) const {

@@ -1,10 +1,11 @@
-// Batch norm, fused, without second derivatives.
+// Batch norm, fused.
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <ATen/ops/zeros.h>
 
 #include "autograd/op.h"
 #include "autograd/ops.h"
+#include "autograd/ops/plain.h"
 #include "core/dtype.h"
 #include "core/error.h"
 
@@ -15,14 +16,15 @@ struct BatchNormOp {
   static constexpr OpInfo info{.name = "batch_norm"};
   double eps;
   at::ScalarType out;
-  bool given = false;                  // statistics; else the batch's are taken
-  Saved x{}, weight{}, mean{}, var{};  // of the batch: 1 / sqrt(var + eps) in place of var
+  bool given = false;  // statistics; else the batch's are taken
+  Saved x = Saved::input(0), weight = Saved::input(1), bias = Saved::input(2);
+  Saved mean{}, var{};  // of the batch: 1 / sqrt(var + eps) in place of var
 
   // y = (x - mean) / sqrt(var + eps) * weight + bias; and the batch's mean and unbiased variance
-  std::vector<at::Tensor> forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias) {
+  std::vector<at::Tensor> forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias_) {
     LATHE_CHECK(x_.dim() >= 2, "x must be [B, C, ...]");
     const int64_t c = x_.size(1);
-    for (const at::Tensor& p : {weight_, bias, mean.data(), var.data()}) {
+    for (const at::Tensor& p : {weight_, bias_, mean.data(), var.data()}) {
       LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c), "weight, bias and statistics must have shape [", c,
                   "]");
     }
@@ -30,17 +32,18 @@ struct BatchNormOp {
                 "statistics need more than one value a channel; a batch of one can be evaluated, not trained on");
     x = x_.contiguous();
     weight = weight_;
+    bias = bias_;
     if (x_.numel() == 0) return {x_.to(out)};
     const at::Tensor wide = wider(x.data());
     if (given) {
       auto [y, unused_mean, unused_var] =
-          at::native_batch_norm(wide, optional(weight_), optional(bias), optional(mean.data()), optional(var.data()),
+          at::native_batch_norm(wide, optional(weight_), optional(bias_), optional(mean.data()), optional(var.data()),
                                 /*training=*/false, /*momentum=*/0, eps);
       return {y.to(out)};
     }
     // Running statistics of momentum 1 are the batch's.
     const at::Tensor batch_mean = at::zeros({c}, wide.options()), batch_var = at::zeros({c}, wide.options());
-    auto [y, m, r] = at::native_batch_norm(wide, optional(weight_), optional(bias), batch_mean, batch_var,
+    auto [y, m, r] = at::native_batch_norm(wide, optional(weight_), optional(bias_), batch_mean, batch_var,
                                            /*training=*/true, /*momentum=*/1, eps);
     mean = m;
     var = r;
@@ -61,6 +64,28 @@ struct BatchNormOp {
         at::native_batch_norm_backward(wider(dy[0]).contiguous(), wider(in), optional(weight.data()), given ? m : none,
                                        given ? v : none, given ? none : m, given ? none : v, !given, eps, needs);
     return {dx, dw, db};
+  }
+  Grads<3, Variable> backward(const GradList<Variable>& dy, Needs<3> needs) const {
+    const auto plain = [this](const std::vector<Variable>& in) {
+      std::vector<int64_t> dims, by_channel(static_cast<size_t>(in[0].dim()), 1);
+      for (int64_t d = 0; d < in[0].dim(); ++d) {
+        if (d != 1) dims.push_back(d);
+      }
+      by_channel[1] = in[0].size(1);
+      const auto spread = [&](const Variable& v) { return reshape(wide_of(v), by_channel); };
+      Variable y = wide_of(in[0]), power;
+      if (given) {
+        y = y - spread(Variable(mean.data()));
+        power = spread(Variable(var.data()));
+      } else if (y.numel() > 0) {
+        y = y - lathe::mean(y, at::IntArrayRef(dims), true);
+        power = lathe::mean(y * y, at::IntArrayRef(dims), true);
+      }
+      if (power.defined()) y = y * pow(power + eps, -0.5);
+      if (in[1].defined()) y = y * spread(in[1]);
+      return std::vector{in[2].defined() ? y + spread(in[2]) : y};
+    };
+    return plain_gradients<3>({x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, needs, {dy[0]}, plain);
   }
   OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) const {
     return given ? flops_each(x, 2, 4) : flops_each(x, 8, 14);

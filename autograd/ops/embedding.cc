@@ -1,4 +1,4 @@
-// Embedding, without second derivatives.
+// Embedding.
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/zeros.h>
@@ -37,6 +37,10 @@ struct EmbeddingOp {
     }
     const at::Tensor wide = dy.scalar_type() == at::kDouble ? dy : dy.to(at::kFloat);
     return {at::embedding_dense_backward(wide, ids.data(), rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false)};
+  }
+  Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
+    const Variable wide = dy.dtype() == at::kDouble ? dy : cast(dy, at::kFloat);
+    return {index_backward(wide, {ids.data()}, {rows, dy.size(-1)})};
   }
 };
 

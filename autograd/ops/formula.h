@@ -38,7 +38,7 @@ inline at::Tensor slice_backward(const at::Tensor& x, int64_t dim, int64_t start
 }
 inline at::Tensor gather_backward(const at::Tensor& x, int64_t dim, const at::Tensor& index, int64_t size) {
   auto sizes = x.sizes().vec();
-  sizes[static_cast<size_t>(dim)] = size;
+  if (!sizes.empty()) sizes[static_cast<size_t>(dim)] = size;
   return x.new_zeros(sizes).scatter_add_(dim, index, x);
 }
 

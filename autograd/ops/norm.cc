@@ -1,4 +1,4 @@
-// Norms: layer norm and RMS norm, fused, without second derivatives.
+// Norms: layer norm and RMS norm, fused.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/native_layer_norm.h>
@@ -6,6 +6,7 @@
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/plain.h"
 #include "core/dtype.h"
 #include "core/kernels/norm.h"
 
@@ -18,7 +19,7 @@ struct Norm {
   double eps;
   at::ScalarType out;
   bool rms = false;
-  Saved x{}, weight{}, bias{}, mean{}, rstd{};
+  Saved x = Saved::input(0), weight = Saved::input(1), bias = Saved::input(2), mean{}, rstd{};
 
   bool fused() const { return kernel_ready(x.data()) && kernel_dtype(out); }
   NormRows rows(const at::Tensor& w, const at::Tensor& b) const {
@@ -91,6 +92,16 @@ struct Norm {
     auto [dx, dw, db] = at::native_layer_norm_backward(up, wide, in.size(-1), mean.data(), rstd.data(), optional(ww),
                                                        optional(wider(b)), {needs[0], needs[1], needs[2]});
     return {dx, dw, db};
+  }
+  Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
+    const auto plain = [this](const std::vector<Variable>& in) {
+      Variable y = wide_of(in[0]);
+      if (!rms) y = y - lathe::mean(y, -1, true);
+      y = y * pow(lathe::mean(y * y, -1, true) + eps, -0.5);
+      if (in[1].defined()) y = y * wide_of(in[1]);
+      return std::vector{in[2].defined() ? y + wide_of(in[2]) : y};
+    };
+    return plain_gradients<3>({x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, needs, {dy}, plain);
   }
 
  private:

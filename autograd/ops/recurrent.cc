@@ -1,4 +1,4 @@
-// Cells of recurrent layers, fused, without second derivatives. On CPUs the kernels of core/kernels/recurrent.h;
+// Cells of recurrent layers, fused. On CPUs the kernels of core/kernels/recurrent.h;
 // float64 and CUDA take ATen's elementwise ops. Shapes: B batch, H units.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -7,6 +7,7 @@
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/plain.h"
 #include "core/dtype.h"
 #include "core/kernels/recurrent.h"
 
@@ -14,6 +15,11 @@ namespace lathe {
 namespace {
 
 /// In float32, or float64 as it is.
+/// Part i of n of the last dim.
+Variable part_of(const Variable& x, int64_t i, int64_t n) {
+  const int64_t h = x.size(1) / n;
+  return wide_of(slice(x, 1, i * h, (i + 1) * h));
+}
 at::Tensor wider(const at::Tensor& t) { return !t.defined() || t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
 void check_cell(const at::Tensor& gates, int64_t number, const at::Tensor& state) {
   LATHE_CHECK(
@@ -23,7 +29,7 @@ void check_cell(const at::Tensor& gates, int64_t number, const at::Tensor& state
 
 struct LstmCell {
   static constexpr OpInfo info{.name = "lstm_cell"};
-  Saved gates{}, c{}, c_out{};
+  Saved gates = Saved::input(0), c = Saved::input(1), c_out{};
 
   // [i f g o] = gates:  c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c')
   std::vector<at::Tensor> forward(const at::Tensor& gates_, const at::Tensor& c_) {
@@ -72,12 +78,19 @@ struct LstmCell {
                     1),
             grad * f};
   }
+  Grads<2, Variable> backward(const GradList<Variable>& dy, Needs<2> needs) const {
+    return plain_gradients<2>({gates.as<Variable>(), c.as<Variable>()}, needs, dy, [](const std::vector<Variable>& in) {
+      const auto gate = [&](int64_t i) { return part_of(in[0], i, 4); };
+      const Variable next = sigmoid(gate(1)) * wide_of(in[1]) + sigmoid(gate(0)) * tanh(gate(2));
+      return std::vector{sigmoid(gate(3)) * tanh(next), next};
+    });
+  }
   static OpFlops flops(const at::Tensor&, const at::Tensor&, const at::Tensor& h) { return flops_each(h, 20, 40); }
 };
 
 struct GruCell {
   static constexpr OpInfo info{.name = "gru_cell", .each = {16, 36}};
-  Saved x{}, g{}, h{};
+  Saved x = Saved::input(0), g = Saved::input(1), h = Saved::input(2);
 
   // [xr xz xn] = x_gates, [hr hz hn] = h_gates:  r = sigmoid(xr + hr), z = sigmoid(xz + hz), n = tanh(xn + r hn),
   // h' = (1 - z) n + z h
@@ -114,6 +127,15 @@ struct GruCell {
     const at::Tensor dr = dn * wider(g.data()).chunk(3, 1)[2] * r * (1 - r),
                      dz = dy * (wider(h.data()) - n) * z * (1 - z);
     return {at::cat({dr, dz, dn}, 1), at::cat({dr, dz, dn * r}, 1), dy * z};
+  }
+  Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
+    return plain_gradients<3>(
+        {x.as<Variable>(), g.as<Variable>(), h.as<Variable>()}, needs, {dy}, [](const std::vector<Variable>& in) {
+          const auto a = [&](int64_t i) { return part_of(in[0], i, 3); };
+          const auto b = [&](int64_t i) { return part_of(in[1], i, 3); };
+          const Variable r = sigmoid(a(0) + b(0)), z = sigmoid(a(1) + b(1)), n = tanh(a(2) + r * b(2));
+          return std::vector{n + z * (wide_of(in[2]) - n)};
+        });
   }
 
  private:

@@ -4,22 +4,11 @@
 #include <ATen/ops/_log_softmax_backward_data.h>
 #include <ATen/ops/_softmax_backward_data.h>
 
+#include "autograd/ops/dims.h"
 #include "autograd/ops/formula.h"
-#include "core/dtype.h"
 
 namespace lathe {
 namespace {
-
-using Dims = c10::SmallVector<int64_t, 5>;
-
-/// Dims as given, or all of them (none given); wrapped and checked.
-Dims wrapped(at::OptionalIntArrayRef dims, int64_t ndim) {
-  if (dims && dims->empty()) dims.reset();
-  Dims out;
-  for (int64_t i = 0; !dims && i < ndim; ++i) out.push_back(i);
-  for (int64_t i = 0; dims && i < static_cast<int64_t>(dims->size()); ++i) out.push_back(wrap_dim((*dims)[i], ndim));
-  return out;
-}
 
 struct Sum {
   static constexpr OpInfo info{.name = "sum", .amp = Amp::fp32};
@@ -28,16 +17,14 @@ struct Sum {
   Dims sizes{};
 
   at::Tensor forward(const at::Tensor& x) {
-    sizes = Dims(x.sizes().begin(), x.sizes().end());
+    sizes = dims_of(x.sizes());
     dims = wrapped(at::OptionalIntArrayRef(dims), x.dim());
     return x.dim() == 0 ? x.clone() : x.sum(dims, keepdim);
   }
   /// dy, repeated along the dims that were reduced.
   template <class T>
   T repeated(const T& dy) const {
-    Dims kept = sizes;
-    for (size_t i = 0; i < dims.size() && !kept.empty(); ++i) kept[static_cast<size_t>(dims[i])] = 1;
-    return expand(reshape(dy, kept), sizes);
+    return expand(reshape(dy, kept_sizes(sizes, dims)), sizes);
   }
   // dx = dy
   template <class T>
@@ -54,8 +41,8 @@ struct Mean {
 
   // float16 and bfloat16 are summed in float32, and the mean is rounded once.
   at::Tensor forward(const at::Tensor& x) {
-    sum.sizes = Dims(x.sizes().begin(), x.sizes().end());
-    for (const int64_t dim : sum.dims) count *= static_cast<double>(x.size(dim));
+    sum.sizes = dims_of(x.sizes());
+    count = reduced_count(x.sizes(), sum.dims);
     return x.dim() == 0 ? x.clone() : x.mean(sum.dims, sum.keepdim);
   }
   // dx = dy / count
@@ -72,7 +59,7 @@ struct SumTo {
   Dims from{};
 
   at::Tensor forward(const at::Tensor& x) {
-    from = Dims(x.sizes().begin(), x.sizes().end());
+    from = dims_of(x.sizes());
     LATHE_CHECK(at::is_expandable_to(to, x.sizes()), describe(to), " does not broadcast to ", describe(x.sizes()));
     return at::sum_to(x, to, /*always_return_non_view=*/true);
   }
@@ -149,8 +136,6 @@ Variable mean(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim) {
 Variable amax(const Variable& x, int64_t dim, bool keepdim) { return apply(Amax{.dim = dim, .keepdim = keepdim}, x); }
 Variable softmax(const Variable& x, int64_t dim) { return apply(Softmax{.dim = dim}, x); }
 Variable log_softmax(const Variable& x, int64_t dim) { return apply(LogSoftmax{.dim = dim}, x); }
-Variable sum_to(const Variable& x, at::IntArrayRef sizes) {
-  return apply(SumTo{.to = Dims(sizes.begin(), sizes.end())}, x);
-}
+Variable sum_to(const Variable& x, at::IntArrayRef sizes) { return apply(SumTo{.to = dims_of(sizes)}, x); }
 
 }  // namespace lathe

@@ -1,14 +1,11 @@
 // Views and shapes. No arithmetic, so no FLOPs, but for what adjoints add.
 #include <ATen/ops/zeros.h>
 
+#include "autograd/ops/dims.h"
 #include "autograd/ops/formula.h"
-#include "core/dtype.h"
 
 namespace lathe {
 namespace {
-
-using Dims = c10::SmallVector<int64_t, 5>;
-Dims dims_of(at::IntArrayRef sizes) { return Dims(sizes.begin(), sizes.end()); }
 
 struct Reshape {
   static constexpr OpInfo info{.name = "reshape", .each = {0, 0}};
@@ -196,7 +193,7 @@ struct Gather {
     LATHE_CHECK(index.scalar_type() == at::kLong, "index must be int64, not ", describe(index));
     for (int64_t d = 0; d < x.dim(); ++d) {
       LATHE_CHECK(index.dim() == x.dim() && (d == dim || index.size(d) == x.size(d)), "index ", describe(index),
-                  " must have the shape of x but for dim ", dim);
+                  " must have the dims of x, and no size above x's but for dim ", dim);
     }
     return x.gather(dim, index);
   }
@@ -293,7 +290,11 @@ std::vector<Variable> split(const Variable& x, at::IntArrayRef lengths, int64_t 
 }
 std::vector<Variable> unbind(const Variable& x, int64_t dim) { return apply(Unbind{.dim = dim}, x); }
 Variable gather(const Variable& x, int64_t dim, const at::Tensor& index) {
-  return apply(Gather{.dim = dim, .index = index}, x);
+  Variable part = x;
+  for (int64_t d = 0; d < x.dim() && index.dim() == x.dim(); ++d) {
+    if (d != wrap_dim(dim, x.dim()) && index.size(d) < x.size(d)) part = slice(part, d, 0, index.size(d));
+  }
+  return apply(Gather{.dim = dim, .index = index}, part);
 }
 Variable gather_backward(const Variable& x, int64_t dim, const at::Tensor& index, int64_t size) {
   return apply(GatherBackward{.dim = dim, .index = index, .size = size}, x);

@@ -1,9 +1,10 @@
-// SwiGLU, fused, without second derivatives.
+// SwiGLU, fused.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/plain.h"
 #include "core/dtype.h"
 #include "core/kernels/activation.h"
 
@@ -12,7 +13,7 @@ namespace {
 
 struct SwigluOp {
   static constexpr OpInfo info{.name = "swiglu", .each = {6, 10}};
-  Saved x{};
+  Saved x = Saved::input(0);
 
   // y = silu(a) b, [a b] = x
   at::Tensor forward(const at::Tensor& x_) {
@@ -46,6 +47,13 @@ struct SwigluOp {
                     dy.numel() / h, h);
     bump_version(dx);
     return {dx};
+  }
+  Grads<1, Variable> backward(const Variable& dy, Needs<1> needs) const {
+    return plain_gradients<1>({x.as<Variable>()}, needs, {dy}, [](const std::vector<Variable>& in) {
+      const Variable wide = wide_of(in[0]);
+      const int64_t h = wide.size(-1) / 2;
+      return std::vector{silu(slice(wide, -1, 0, h)) * slice(wide, -1, h, 2 * h)};
+    });
   }
 };
 

@@ -11,9 +11,11 @@
 
 namespace lathe {
 
+/// A value of TOML's four kinds.
 using ConfigScalar = std::variant<bool, int64_t, double, std::string>;
 /// A list of tables, each its keys in the file's order.
 using ConfigTables = std::vector<std::vector<std::pair<std::string, ConfigScalar>>>;
+/// A value that a key of the config has.
 using ConfigValue = std::variant<bool, int64_t, double, std::string, ConfigTables>;
 
 struct TomlEntry {

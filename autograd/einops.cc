@@ -1,0 +1,313 @@
+// rearrange, reduce and repeat: x is reshaped to its elementary axes, reduced, permuted, expanded, and reshaped to the
+// result.
+#include "autograd/einops.h"
+
+#include <algorithm>
+#include <cctype>
+#include <memory>
+#include <unordered_map>
+
+#include "autograd/ops.h"
+#include "autograd/ops/composed.h"
+#include "autograd/ops/dims.h"
+#include "autograd/ops/reductions.h"
+#include "autograd/ops/shapes.h"
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+[[maybe_unused]] const bool registered = composed({"rearrange", "reduce", "repeat"});
+
+enum class Kind : uint8_t { rearrange, reduce, repeat };
+const char* name_of(Kind kind) {
+  return kind == Kind::rearrange ? "rearrange" : kind == Kind::reduce ? "reduce" : "repeat";
+}
+
+constexpr size_t ellipsis = SIZE_MAX;  // as an axis: all that "..." stands for
+/// Axes that are one dim; none: a dim of 1. Or, alone and without parentheses, "...": a dim for each.
+struct Group {
+  std::vector<size_t> axes{};
+  bool spread = false;
+};
+using Side = std::vector<Group>;
+
+struct Axis {
+  std::string name;
+  int64_t size = -1;  // of an axis that is a number
+};
+
+/// A parsed pattern.
+struct Recipe {
+  std::string text;  // rearrange "...": for messages
+  std::vector<Axis> axes;
+  Side left, right;
+  std::vector<size_t> reduced, added;  // axes on the left alone, and on the right alone
+  bool with_ellipsis = false;
+};
+
+class Parser {
+ public:
+  Parser(Kind kind, const std::string& pattern) : kind_(kind), pattern_(pattern) {
+    recipe_.text = str(name_of(kind), " \"", pattern, "\"");
+  }
+  Recipe run() {
+    const size_t arrow = pattern_.find("->");
+    check(arrow != std::string::npos && pattern_.find("->", arrow + 2) == std::string::npos, "needs one \"->\"");
+    std::vector<size_t> in_left, in_right;
+    recipe_.left = side(pattern_.substr(0, arrow), true, in_left);
+    recipe_.right = side(pattern_.substr(arrow + 2), false, in_right);
+    const auto has = [](const std::vector<size_t>& axes, size_t a) {
+      return std::find(axes.begin(), axes.end(), a) != axes.end();
+    };
+    for (const size_t a : in_left) {
+      if (has(in_right, a)) continue;
+      check(kind_ == Kind::reduce, "axis ", name(a), " is on the left alone");
+      recipe_.reduced.push_back(a);
+    }
+    for (const size_t a : in_right) {
+      if (has(in_left, a)) continue;
+      check(kind_ == Kind::repeat && a != ellipsis, "axis ", name(a), " is on the right alone");
+      recipe_.added.push_back(a);
+    }
+    recipe_.with_ellipsis = has(in_left, ellipsis);
+    return std::move(recipe_);
+  }
+
+ private:
+  template <class... A>
+  void check(bool right, const A&... what) const {
+    LATHE_CHECK(right, recipe_.text, ": ", what...);
+  }
+  std::string name(size_t axis) const { return axis == ellipsis ? "\"...\"" : recipe_.axes[axis].name; }
+
+  Side side(const std::string& text, bool is_left, std::vector<size_t>& seen) {
+    Side groups;
+    bool open = false;
+    for (size_t i = 0; i < text.size();) {
+      const char c = text[i];
+      if (c == ' ') {
+        ++i;
+      } else if (c == '(') {
+        check(!open, "parentheses within parentheses");
+        open = true;
+        groups.emplace_back();
+        ++i;
+      } else if (c == ')') {
+        check(open, "a \")\" without its \"(\"");
+        open = false;
+        ++i;
+      } else {
+        const std::optional<size_t> axis = token(text, i, is_left, seen);
+        check(!(axis == ellipsis && open && is_left), "\"...\" in parentheses on the left");
+        if (!open) groups.push_back({.spread = axis == ellipsis});
+        if (axis) groups.back().axes.push_back(*axis);
+      }
+    }
+    check(!open, "a \"(\" without its \")\"");
+    return groups;
+  }
+  /// An axis; none for 1.
+  std::optional<size_t> token(const std::string& text, size_t& i, bool is_left, std::vector<size_t>& seen) {
+    if (text.compare(i, 3, "...") == 0) {
+      i += 3;
+      check(std::find(seen.begin(), seen.end(), ellipsis) == seen.end(), "\"...\" twice on one side");
+      seen.push_back(ellipsis);
+      return ellipsis;
+    }
+    size_t end = i;
+    while (end < text.size() && (std::isalnum(static_cast<unsigned char>(text[end])) || text[end] == '_')) ++end;
+    check(end > i, "\"", text[i], "\" is no part of a pattern");
+    const std::string word = text.substr(i, end - i);
+    i = end;
+    if (std::isdigit(static_cast<unsigned char>(word[0]))) {
+      check(word.size() < 10 && word.find_first_not_of("0123456789") == std::string::npos && std::stoll(word) > 0, "\"",
+            word, "\" is neither a name nor a size");
+      if (word == "1") return std::nullopt;
+      check(kind_ == Kind::reduce ? is_left : kind_ == Kind::repeat && !is_left, "axis ", word,
+            " has no name, which reduce takes on the left and repeat on the right");
+      recipe_.axes.push_back({word, std::stoll(word)});
+      seen.push_back(recipe_.axes.size() - 1);
+      return seen.back();
+    }
+    check(word.front() != '_' && word.back() != '_', "axis ", word, " begins or ends with \"_\"");
+    auto it = std::find_if(recipe_.axes.begin(), recipe_.axes.end(), [&](const Axis& a) { return a.name == word; });
+    const auto axis = static_cast<size_t>(it - recipe_.axes.begin());
+    if (it == recipe_.axes.end()) recipe_.axes.push_back({word});
+    check(std::find(seen.begin(), seen.end(), axis) == seen.end(), "axis ", word, " is twice on one side");
+    seen.push_back(axis);
+    return axis;
+  }
+
+  Kind kind_;
+  const std::string& pattern_;
+  Recipe recipe_;
+};
+
+/// The pattern's recipe, parsed at its first use on this thread.
+const Recipe& recipe_of(Kind kind, const std::string& pattern) {
+  thread_local std::unordered_map<std::string, std::unique_ptr<const Recipe>> kept;
+  if (kept.size() > 10000) kept.clear();  // patterns that a program makes as it runs
+  auto& place = kept[std::string(name_of(kind)) + pattern];
+  if (!place) place = std::make_unique<const Recipe>(Parser(kind, pattern).run());
+  return *place;
+}
+
+std::string text_of(const Recipe& r, const Group& group) {
+  std::string out = "(";
+  for (const size_t a : group.axes) out += (out.size() > 1 ? " " : "") + r.axes[a].name;
+  return out + ")";
+}
+
+/// A recipe for an x of this shape: "..." becomes axes, and every axis has its size.
+struct Bound {
+  std::vector<int64_t> sizes;
+  Side left, right;
+  std::vector<size_t> reduced, added;
+};
+
+Bound fitted(const Recipe& r, const Variable& x, const AxisSizes& given) {
+  const auto wrong = [&](const auto&... what) {
+    fail(Exit::internal, r.text, " of ", describe(x.data()), ": ", what...);
+  };
+  Bound b{std::vector<int64_t>(r.axes.size(), -1), {}, {}, {}, {}};
+  for (size_t a = 0; a < r.axes.size(); ++a) b.sizes[a] = r.axes[a].size;
+  for (const auto& [name, size] : given) {
+    const auto it = std::find_if(r.axes.begin(), r.axes.end(), [&, &n = name](const Axis& a) { return a.name == n; });
+    if (it == r.axes.end() || it->size >= 0) wrong("axis ", name, " of the sizes given is not in the pattern");
+    if (size < 0) wrong("axis ", name, " has a size of ", size);
+    b.sizes[static_cast<size_t>(it - r.axes.begin())] = size;
+  }
+  const int64_t dims = static_cast<int64_t>(r.left.size()) - (r.with_ellipsis ? 1 : 0), more = x.dim() - dims;
+  if (more < 0 || (more > 0 && !r.with_ellipsis))
+    wrong("the pattern has ", r.with_ellipsis ? "at least " : "", dims, " dims");
+  std::vector<size_t> others;
+  for (int64_t i = 0; i < more; ++i) {
+    others.push_back(b.sizes.size());
+    b.sizes.push_back(-1);
+  }
+  const auto put = [&](std::vector<size_t>& axes) {
+    const auto it = std::find(axes.begin(), axes.end(), ellipsis);
+    if (it != axes.end()) axes.insert(axes.erase(it), others.begin(), others.end());
+  };
+  const auto bound = [&](const Side& side) {
+    Side out;
+    for (Group group : side) {
+      if (!group.spread) {
+        put(group.axes);
+        out.push_back(std::move(group));
+      }
+      for (size_t i = 0; group.spread && i < others.size(); ++i) out.push_back({{others[i]}});
+    }
+    return out;
+  };
+  b.left = bound(r.left), b.right = bound(r.right);
+  b.reduced = r.reduced, b.added = r.added;
+  put(b.reduced);
+  for (size_t d = 0; d < b.left.size(); ++d) {
+    const int64_t size = x.size(static_cast<int64_t>(d));
+    int64_t known = 1;
+    std::optional<size_t> unknown;
+    for (const size_t a : b.left[d].axes) {
+      if (b.sizes[a] >= 0) {
+        known *= b.sizes[a];
+      } else if (unknown) {
+        wrong("the sizes of axes ", r.axes[*unknown].name, " and ", r.axes[a].name, " in ", text_of(r, b.left[d]),
+              ", a dim of ", size, ", are both unknown; give one");
+      } else {
+        unknown = a;
+      }
+    }
+    const bool one = b.left[d].axes.size() == 1;
+    if (unknown) {
+      if (known == 0 || size % known != 0)
+        wrong("axis ", r.axes[*unknown].name, " of ", text_of(r, b.left[d]), " has no size: ", size,
+              " does not divide by ", known);
+      b.sizes[*unknown] = size / known;
+    } else if (known != size) {
+      if (b.left[d].axes.empty()) wrong("dim ", d, " is 1 in the pattern and ", size, " in x");
+      wrong(one ? "axis " : "the axes ", one ? r.axes[b.left[d].axes[0]].name : text_of(r, b.left[d]), " is ", known,
+            " by the sizes given and ", size, " in x");
+    }
+  }
+  for (const size_t a : b.added) {
+    if (b.sizes[a] < 0) wrong("axis ", r.axes[a].name, " is new, and its size is not given");
+  }
+  return b;
+}
+
+Variable reduced(const Variable& x, size_t kept, const std::string& reduction) {
+  // The reduced axes are the last; all of them are one dim.
+  Dims sizes;
+  for (size_t d = 0; d < kept; ++d) sizes.push_back(x.sizes()[d]);
+  sizes.push_back(c10::multiply_integers(x.sizes().slice(kept)));
+  const Variable flat = reshape(x, sizes);
+  if (reduction == "sum") return sum(flat, -1);
+  if (reduction == "mean") return mean(flat, -1);
+  if (reduction == "prod") return prod(flat, -1);
+  return reduction == "max" ? amax(flat, -1) : -amax(-flat, -1);
+}
+
+Variable apply_recipe(Kind kind, const Variable& x, const std::string& pattern, const std::string& reduction,
+                      const AxisSizes& given) {
+  const Recipe& r = recipe_of(kind, pattern);
+  const Bound b = fitted(r, x, given);
+  // Elementary axes, in x's order.
+  std::vector<size_t> axes;
+  for (const Group& group : b.left) axes.insert(axes.end(), group.axes.begin(), group.axes.end());
+  const auto shape = [&](const std::vector<size_t>& of) {
+    Dims sizes;
+    for (const size_t a : of) sizes.push_back(b.sizes[a]);
+    return sizes;
+  };
+  const auto is = [](const std::vector<size_t>& in, size_t a) {
+    return std::find(in.begin(), in.end(), a) != in.end();
+  };
+  // The result's order, with the reduced axes behind.
+  std::vector<size_t> order, result;
+  for (const Group& group : b.right) {
+    for (const size_t a : group.axes) {
+      result.push_back(a);
+      if (!is(b.added, a)) order.push_back(a);
+    }
+  }
+  const size_t kept = order.size();
+  order.insert(order.end(), b.reduced.begin(), b.reduced.end());
+  Dims places;
+  for (const size_t a : order) places.push_back(std::find(axes.begin(), axes.end(), a) - axes.begin());
+  Variable y = x;
+  if (const Dims sizes = shape(axes); x.sizes() != at::IntArrayRef(sizes)) y = reshape(y, sizes);
+  if (!std::is_sorted(places.begin(), places.end())) y = permute(y, places);
+  if (kept < order.size()) y = reduced(y, kept, reduction);
+  if (!b.added.empty()) {
+    Dims with_ones;
+    for (const size_t a : result) with_ones.push_back(is(b.added, a) ? 1 : b.sizes[a]);
+    y = expand(reshape(y, with_ones), shape(result));
+  }
+  Dims sizes;
+  for (const Group& group : b.right) {
+    sizes.push_back(1);
+    for (const size_t a : group.axes) sizes.back() *= b.sizes[a];
+  }
+  return y.sizes() == at::IntArrayRef(sizes) ? y : reshape(y, sizes);
+}
+
+}  // namespace
+
+Variable rearrange(const Variable& x, const std::string& pattern, const AxisSizes& sizes) {
+  return apply_recipe(Kind::rearrange, x, pattern, "", sizes);
+}
+Variable rearrange(const std::vector<Variable>& xs, const std::string& pattern, const AxisSizes& sizes) {
+  return rearrange(stack(xs), pattern, sizes);
+}
+Variable reduce(const Variable& x, const std::string& pattern, const std::string& reduction, const AxisSizes& sizes) {
+  const bool known =
+      reduction == "sum" || reduction == "mean" || reduction == "max" || reduction == "min" || reduction == "prod";
+  LATHE_CHECK(known, "reduce \"", pattern, "\": \"", reduction, "\" is none of sum, mean, max, min, prod");
+  return apply_recipe(Kind::reduce, x, pattern, reduction, sizes);
+}
+Variable repeat(const Variable& x, const std::string& pattern, const AxisSizes& sizes) {
+  return apply_recipe(Kind::repeat, x, pattern, "", sizes);
+}
+
+}  // namespace lathe

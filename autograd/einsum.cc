@@ -1,0 +1,303 @@
+// Sums of products: two operands at a time, each pair one matrix product.
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <limits>
+#include <map>
+#include <memory>
+#include <unordered_map>
+
+#include "autograd/einops.h"
+#include "autograd/einsum_plan.h"
+#include "autograd/ops.h"
+#include "autograd/ops/composed.h"
+#include "autograd/ops/dims.h"
+#include "autograd/ops/shapes.h"
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+[[maybe_unused]] const bool registered = composed({"einsum"});
+
+constexpr int ellipsis = std::numeric_limits<int>::min();  // in an equation that is not fitted to shapes yet
+
+struct Equation {
+  std::string text;                // einsum "...": for messages
+  std::vector<std::string> names;  // of labels
+  std::vector<Labels> in;
+  Labels out;
+};
+
+template <class... A>
+void check(const std::string& text, bool right, const A&... what) {
+  LATHE_CHECK(right, text, ": ", what...);
+}
+
+/// Parses "ij,jk->ik", where an index is a letter, or, `named`, names between spaces.
+Equation parse(const std::string& text, bool named) {
+  Equation e{str("einsum \"", text, "\""), {}, {}, {}};
+  const size_t arrow = text.find("->");
+  check(e.text, arrow == std::string::npos || text.find("->", arrow + 2) == std::string::npos, "more than one \"->\"");
+  check(e.text, !named || arrow != std::string::npos, "needs one \"->\"");
+  const auto labels = [&](const std::string& part) {
+    Labels out;
+    for (size_t i = 0; i < part.size();) {
+      if (part[i] == ' ') {
+        ++i;
+      } else if (part.compare(i, 3, "...") == 0) {
+        check(e.text, std::find(out.begin(), out.end(), ellipsis) == out.end(), "\"...\" twice in \"", part, "\"");
+        out.push_back(ellipsis);
+        i += 3;
+      } else {
+        const auto letter = [&](size_t at) { return std::isalpha(static_cast<unsigned char>(part[at])) != 0; };
+        check(e.text, letter(i), "\"", part[i], "\" is no part of an equation");
+        size_t end = i + 1;
+        while (named && end < part.size() &&
+               (letter(end) || std::isdigit(static_cast<unsigned char>(part[end])) || part[end] == '_'))
+          ++end;
+        const std::string name = part.substr(i, end - i);
+        const auto it = std::find(e.names.begin(), e.names.end(), name);
+        out.push_back(static_cast<int>(it - e.names.begin()));
+        if (it == e.names.end()) e.names.push_back(name);
+        i = end;
+      }
+    }
+    return out;
+  };
+  const std::string left = text.substr(0, arrow);
+  for (size_t at = 0; at <= left.size();) {
+    const size_t comma = std::min(left.find(',', at), left.size());
+    e.in.push_back(labels(left.substr(at, comma - at)));
+    at = comma + 1;
+  }
+  std::map<std::string, int> count;  // in the alphabet's order
+  bool spread = false;
+  for (const Labels& in : e.in) {
+    for (const int l : in) {
+      if (l == ellipsis)
+        spread = true;
+      else
+        ++count[e.names[static_cast<size_t>(l)]];
+    }
+  }
+  if (arrow == std::string::npos) {
+    if (spread) e.out.push_back(ellipsis);
+    for (const auto& [name, n] : count) {
+      if (n == 1) e.out.push_back(static_cast<int>(std::find(e.names.begin(), e.names.end(), name) - e.names.begin()));
+    }
+    return e;
+  }
+  const size_t known = e.names.size();
+  e.out = labels(text.substr(arrow + 2));
+  for (size_t i = 0; i < e.out.size(); ++i) {
+    if (e.out[i] == ellipsis) continue;
+    const std::string& name = e.names[static_cast<size_t>(e.out[i])];
+    check(e.text, static_cast<size_t>(e.out[i]) < known, "index ", name, " of the result is in no operand");
+    check(e.text, std::count(e.out.begin(), e.out.end(), e.out[i]) == 1, "index ", name, " is twice in the result");
+  }
+  return e;
+}
+
+/// Parsed at its first use on this thread.
+const Equation& equation_of(const std::string& text, bool named) {
+  thread_local std::unordered_map<std::string, std::unique_ptr<const Equation>> kept;
+  if (kept.size() > 10000) kept.clear();
+  auto& place = kept[(named ? "n" : "l") + text];
+  if (!place) place = std::make_unique<const Equation>(parse(text, named));
+  return *place;
+}
+
+/// An equation for operands of given shapes.
+struct Bound {
+  std::vector<Labels> in;
+  Labels out;
+  std::map<int, int64_t> sizes;
+};
+
+Bound fitted(const Equation& e, const std::vector<at::IntArrayRef>& shapes) {
+  std::string all;
+  for (const at::IntArrayRef s : shapes) all += (all.empty() ? "" : ", ") + describe(s);
+  const std::string text = e.text + " of " + all;
+  check(text, shapes.size() == e.in.size(), e.in.size(), " operands are named and ", shapes.size(), " given");
+  Bound b;
+  int64_t spread = 0;  // dims of "..." in the result
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const bool with_ellipsis = has(e.in[i], ellipsis);
+    const int64_t more =
+        static_cast<int64_t>(shapes[i].size()) - static_cast<int64_t>(e.in[i].size()) + (with_ellipsis ? 1 : 0);
+    check(text, more >= 0 && (more == 0 || with_ellipsis), "operand ", i, " has ", shapes[i].size(), " dims, and ",
+          e.in[i].size() - (with_ellipsis ? 1 : 0), " indices");
+    if (with_ellipsis) spread = std::max(spread, more);
+    Labels labels;
+    for (const int l : e.in[i]) {
+      if (l != ellipsis) labels.push_back(l);
+      for (int64_t d = more; l == ellipsis && d > 0; --d) labels.push_back(static_cast<int>(-d));
+    }
+    for (size_t d = 0; d < labels.size(); ++d) {
+      const int64_t size = shapes[i][d];
+      const auto [it, added] = b.sizes.try_emplace(labels[d], size);
+      const int l = labels[d];
+      check(text, size == it->second || size == 1 || it->second == 1, "index ",
+            l < 0 ? std::string("\"...\"") : e.names[static_cast<size_t>(l)], " is ", it->second, " and ", size,
+            " in operand ", i);
+      if (it->second == 1) it->second = size;
+    }
+    b.in.push_back(std::move(labels));
+  }
+  for (const int l : e.out) {
+    if (l != ellipsis) b.out.push_back(l);
+    for (int64_t d = spread; l == ellipsis && d > 0; --d) b.out.push_back(static_cast<int>(-d));
+  }
+  return b;
+}
+
+/// An operand with its indices, each once; one of size 1 that is larger elsewhere is left out.
+struct Operand {
+  Variable x;
+  Labels labels;
+};
+
+/// Takes diagonals of repeated indices, and drops what broadcasts.
+Operand operand(const Variable& x, const Labels& labels, const Bound& b) {
+  Operand o{x, labels};
+  for (size_t d = 0; d < o.labels.size();) {
+    const int64_t size = o.x.size(static_cast<int64_t>(d));
+    if (size == 1 && b.sizes.at(o.labels[d]) != 1) {
+      o.x = select(o.x, static_cast<int64_t>(d), 0);
+      o.labels.erase(o.labels.begin() + static_cast<int64_t>(d));
+    } else {
+      ++d;
+    }
+  }
+  for (size_t d = 0; d < o.labels.size(); ++d) {
+    const auto again = std::find(o.labels.begin() + static_cast<int64_t>(d) + 1, o.labels.end(), o.labels[d]);
+    if (again == o.labels.end()) continue;
+    const int l = o.labels[d];
+    const auto second = again - o.labels.begin();
+    o.x = diagonal(o.x, 0, static_cast<int64_t>(d), second);
+    o.labels.erase(again);
+    o.labels.erase(o.labels.begin() + static_cast<int64_t>(d));
+    o.labels.push_back(l);
+    d = static_cast<size_t>(-1);  // from the front again
+  }
+  return o;
+}
+
+/// Sums over the indices that nobody wants.
+void sum_out(Operand& o, const Labels& wanted) {
+  Dims dims;
+  Labels left;
+  for (size_t d = 0; d < o.labels.size(); ++d) {
+    if (has(wanted, o.labels[d]))
+      left.push_back(o.labels[d]);
+    else
+      dims.push_back(static_cast<int64_t>(d));
+  }
+  if (!dims.empty()) o.x = sum(o.x, at::IntArrayRef(dims));
+  o.labels = std::move(left);
+}
+
+/// The sum over what is in both and not wanted: as matrices [both, a alone, summed] x [both, summed, b alone].
+Operand product(const Operand& a, const Operand& b, const Labels& wanted) {
+  Labels both, summed, of_a, of_b;
+  for (const int l : a.labels) (!has(b.labels, l) ? of_a : has(wanted, l) ? both : summed).push_back(l);
+  for (const int l : b.labels) {
+    if (!has(a.labels, l)) of_b.push_back(l);
+  }
+  std::map<int, int64_t> sizes;
+  for (const Operand* o : {&a, &b}) {
+    for (size_t d = 0; d < o->labels.size(); ++d) sizes[o->labels[d]] = o->x.sizes()[d];
+  }
+  const auto matrices = [&](const Operand& o, const std::array<const Labels*, 3>& parts) {
+    Dims order, shape;
+    for (const Labels* part : parts) {
+      shape.push_back(1);
+      for (const int l : *part) {
+        order.push_back(std::find(o.labels.begin(), o.labels.end(), l) - o.labels.begin());
+        shape.back() *= sizes[l];
+      }
+    }
+    return reshape(std::is_sorted(order.begin(), order.end()) ? o.x : permute(o.x, order), shape);
+  };
+  const Variable y = matmul(matrices(a, {&both, &of_a, &summed}), matrices(b, {&both, &summed, &of_b}));
+  Operand out;
+  Dims shape;
+  for (const Labels* part : {&both, &of_a, &of_b}) {
+    for (const int l : *part) {
+      out.labels.push_back(l);
+      shape.push_back(sizes[l]);
+    }
+  }
+  out.x = reshape(y, shape);
+  return out;
+}
+
+Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
+  LATHE_CHECK(!xs.empty(), e.text, ": no operands");
+  std::vector<at::IntArrayRef> shapes;
+  for (const Variable& x : xs) shapes.push_back(x.sizes());
+  const Bound b = fitted(e, shapes);
+  std::vector<Operand> list;
+  for (size_t i = 0; i < xs.size(); ++i) list.push_back(operand(xs[i], b.in[i], b));
+  const auto wanted_beside = [&](size_t first, size_t second) {
+    std::vector<Labels> others;
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (i != first && i != second) others.push_back(list[i].labels);
+    }
+    return wanted_by(b.out, others);
+  };
+  for (size_t i = 0; i < list.size(); ++i) sum_out(list[i], wanted_beside(i, i));
+  std::vector<Labels> labels;
+  for (const Operand& o : list) labels.push_back(o.labels);
+  for (const auto& [first, second] : plan_products(labels, b.out, b.sizes).steps) {
+    Operand made = product(list[first], list[second], wanted_beside(first, second));
+    list.erase(list.begin() + static_cast<int64_t>(second));
+    list.erase(list.begin() + static_cast<int64_t>(first));
+    list.push_back(std::move(made));
+  }
+  // The result's order; an index that all operands had with size 1 is there, "..." of none may lack dims.
+  Operand& last = list[0];
+  sum_out(last, b.out);
+  Dims order, sizes;
+  for (const int l : b.out) {
+    if (has(last.labels, l))
+      order.push_back(std::find(last.labels.begin(), last.labels.end(), l) - last.labels.begin());
+    sizes.push_back(b.sizes.at(l));
+  }
+  const Variable y = std::is_sorted(order.begin(), order.end()) ? last.x : permute(last.x, order);
+  return y.sizes() == at::IntArrayRef(sizes) ? y : expand(reshape(y, sizes), sizes);
+}
+
+}  // namespace
+
+Variable einsum(const std::string& equation, const std::vector<Variable>& operands) {
+  return einsum(equation_of(equation, false), operands);
+}
+Variable einsum(const std::vector<Variable>& operands, const std::string& pattern) {
+  return einsum(equation_of(pattern, true), operands);
+}
+EinsumPlan einsum_plan(const std::string& equation, const std::vector<std::vector<int64_t>>& shapes) {
+  const Equation& e = equation_of(equation, false);
+  std::vector<at::IntArrayRef> refs(shapes.begin(), shapes.end());
+  const Bound b = fitted(e, refs);
+  std::vector<Labels> labels;
+  for (size_t i = 0; i < b.in.size(); ++i) {
+    labels.emplace_back();
+    for (size_t d = 0; d < b.in[i].size(); ++d) {
+      const int l = b.in[i][d];
+      if ((shapes[i][d] > 1 || b.sizes.at(l) == 1) && !has(labels.back(), l)) labels.back().push_back(l);
+    }
+  }
+  for (size_t i = 0; i < labels.size(); ++i) {  // what one operand alone has is summed before
+    std::vector<Labels> others;
+    for (size_t j = 0; j < labels.size(); ++j) {
+      if (j != i) others.push_back(labels[j]);
+    }
+    const Labels wanted = wanted_by(b.out, others);
+    std::erase_if(labels[i], [&](int l) { return !has(wanted, l); });
+  }
+  return plan_products(labels, b.out, b.sizes);
+}
+
+}  // namespace lathe

@@ -1,0 +1,111 @@
+// Activations. ATen has one kernel for each backward; second derivatives take the formula that stands above it.
+#include <ATen/ops/elu.h>
+#include <ATen/ops/elu_backward.h>
+#include <ATen/ops/hardswish.h>
+#include <ATen/ops/hardswish_backward.h>
+#include <ATen/ops/leaky_relu.h>
+#include <ATen/ops/leaky_relu_backward.h>
+#include <ATen/ops/log_sigmoid.h>
+#include <ATen/ops/mish.h>
+#include <ATen/ops/mish_backward.h>
+#include <ATen/ops/softplus.h>
+#include <ATen/ops/softplus_backward.h>
+#include <ATen/ops/where.h>
+
+#include "autograd/ops/formula.h"
+#include "autograd/ops/math.h"
+
+namespace lathe {
+namespace {
+
+struct Softplus {
+  static constexpr OpInfo info{.name = "softplus", .amp = Amp::fp32, .each = {4, 5}};
+  double beta, threshold;
+  Saved x = Saved::input(0);
+  at::Tensor forward(const at::Tensor& x_) { return at::softplus(x = x_, beta, threshold); }
+  // dx = dy * sigmoid(beta x), dy itself above the threshold
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    if constexpr (std::same_as<T, at::Tensor>) return {at::softplus_backward(dy, x.data(), beta, threshold)};
+    return {where((x.data() * beta).gt(threshold), dy, dy * sigmoid(x.as<T>() * beta))};
+  }
+};
+
+struct LogSigmoid {
+  static constexpr OpInfo info{.name = "logsigmoid", .amp = Amp::fp32, .each = {4, 5}};
+  Saved x = Saved::input(0);
+  at::Tensor forward(const at::Tensor& x_) { return at::log_sigmoid(x = x_); }
+  // dx = dy * sigmoid(-x)
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {dy * sigmoid(-x.as<T>())};
+  }
+};
+
+struct Elu {
+  static constexpr OpInfo info{.name = "elu", .each = {3, 3}};
+  double alpha;
+  Saved x = Saved::input(0);
+  at::Tensor forward(const at::Tensor& x_) { return at::elu(x = x_, alpha); }
+  // dx = dy above 0, dy * alpha e^x below
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    if constexpr (std::same_as<T, at::Tensor>)
+      return {at::elu_backward(dy, alpha, 1, 1, /*is_result=*/false, x.data())};
+    const at::Tensor above = x.data().gt(0);
+    return {where(above, dy, dy * exp(masked_fill(x.as<T>(), above, 0)) * alpha)};
+  }
+};
+
+struct LeakyRelu {
+  static constexpr OpInfo info{.name = "leaky_relu"};
+  double slope;
+  Saved x = Saved::input(0);
+  at::Tensor forward(const at::Tensor& x_) { return at::leaky_relu(x = x_, slope); }
+  // dx = dy above 0, slope * dy below
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    if constexpr (std::same_as<T, at::Tensor>)
+      return {at::leaky_relu_backward(dy, x.data(), slope, /*self_is_result=*/false)};
+    return {where(x.data().gt(0), dy, dy * slope)};
+  }
+};
+
+struct Hardswish {
+  static constexpr OpInfo info{.name = "hardswish", .each = {4, 4}};
+  Saved x = Saved::input(0);
+  at::Tensor forward(const at::Tensor& x_) { return at::hardswish(x = x_); }
+  // dx = 0 up to -3, dy * (x / 3 + 1/2) up to 3, dy above
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    if constexpr (std::same_as<T, at::Tensor>) return {at::hardswish_backward(dy, x.data())};
+    const T inside = masked_fill(dy * (x.as<T>() * (1.0 / 3) + 0.5), x.data().le(-3), 0);
+    return {where(x.data().ge(3), dy, inside)};
+  }
+};
+
+struct Mish {
+  static constexpr OpInfo info{.name = "mish", .each = {8, 12}};
+  Saved x = Saved::input(0);
+  at::Tensor forward(const at::Tensor& x_) { return at::mish(x = x_); }
+  // t = tanh(softplus(x)):  dx = dy * (t + x * sigmoid(x) * (1 - t^2))
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    if constexpr (std::same_as<T, at::Tensor>) return {at::mish_backward(dy, x.data())};
+    const T v = x.as<T>(), t = tanh(softplus(v));
+    return {dy * (t + v * sigmoid(v) * (1.0 - t * t))};
+  }
+};
+
+}  // namespace
+
+Variable softplus(const Variable& x, double beta, double threshold) {
+  return apply(Softplus{.beta = beta, .threshold = threshold}, x);
+}
+Variable logsigmoid(const Variable& x) { return apply(LogSigmoid{}, x); }
+Variable elu(const Variable& x, double alpha) { return apply(Elu{.alpha = alpha}, x); }
+Variable leaky_relu(const Variable& x, double negative_slope) { return apply(LeakyRelu{.slope = negative_slope}, x); }
+Variable hardswish(const Variable& x) { return apply(Hardswish{}, x); }
+Variable mish(const Variable& x) { return apply(Mish{}, x); }
+
+}  // namespace lathe

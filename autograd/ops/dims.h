@@ -1,0 +1,35 @@
+// Lists of dims and sizes, and what reductions share.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include "core/dtype.h"
+
+namespace lathe {
+
+using Dims = c10::SmallVector<int64_t, 5>;
+
+inline Dims dims_of(at::IntArrayRef sizes) { return Dims(sizes.begin(), sizes.end()); }
+
+/// Dims as given, or all of them (none given); wrapped and checked.
+inline Dims wrapped(at::OptionalIntArrayRef dims, int64_t ndim) {
+  if (dims && dims->empty()) dims.reset();
+  Dims out;
+  for (int64_t i = 0; !dims && i < ndim; ++i) out.push_back(i);
+  for (int64_t i = 0; dims && i < static_cast<int64_t>(dims->size()); ++i) out.push_back(wrap_dim((*dims)[i], ndim));
+  return out;
+}
+/// `sizes` with 1 at the dims.
+inline Dims kept_sizes(at::IntArrayRef sizes, const Dims& dims) {
+  Dims kept = dims_of(sizes);
+  for (size_t i = 0; i < dims.size() && !kept.empty(); ++i) kept[static_cast<size_t>(dims[i])] = 1;
+  return kept;
+}
+/// The number of elements that a reduction of `sizes` over the dims makes one of.
+inline double reduced_count(at::IntArrayRef sizes, const Dims& dims) {
+  double n = 1;
+  for (const int64_t d : dims) n *= sizes.empty() ? 1.0 : static_cast<double>(sizes[static_cast<size_t>(d)]);
+  return n;
+}
+
+}  // namespace lathe

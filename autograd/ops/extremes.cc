@@ -1,0 +1,114 @@
+// The largest and the smallest, and orders.
+#include "autograd/ops/dims.h"
+#include "autograd/ops/formula.h"
+#include "autograd/ops/reductions.h"
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+/// Where x is y, NaN being itself.
+at::Tensor same(const at::Tensor& x, const at::Tensor& y) {
+  return x.eq(y).logical_or_(x.isnan().logical_and_(y.isnan()));
+}
+
+template <bool largest>
+struct Extreme {
+  static constexpr OpInfo info{.name = largest ? "max" : "min"};
+  Saved x{}, y{};
+  at::Tensor forward(const at::Tensor& x_) {
+    LATHE_CHECK(x_.numel() > 0, "of no elements");
+    x = x_;
+    return y = largest ? x_.max() : x_.min();
+  }
+  // dx = dy where x = y, shared among ties
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    const at::Tensor mask = same(x.data(), y.data());
+    return {dy * constant<T>(mask.to(y.data().scalar_type()).div_(mask.sum()))};
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 3); }
+};
+
+/// Gives values and places; x has one dim at least.
+template <bool largest>
+struct ExtremeAlong {
+  static constexpr OpInfo info{.name = largest ? "max" : "min"};
+  int64_t dim;
+  bool keepdim;
+  at::Tensor index{};
+  int64_t size = 0;
+  std::vector<at::Tensor> forward(const at::Tensor& x) {
+    dim = wrap_dim(dim, x.dim());
+    size = x.size(dim);
+    LATHE_CHECK(size > 0, "dim ", dim, " has no elements");
+    auto [values, places] = largest ? x.max(dim, keepdim) : x.min(dim, keepdim);
+    index = keepdim ? places : places.unsqueeze(dim);
+    return {values, places};
+  }
+  // dx[place] = dy
+  template <class T>
+  Grads<1, T> backward(const GradList<T>& dy, Needs<1>) const {
+    return {gather_backward(keepdim ? dy[0] : unsqueeze(dy[0], dim), dim, index, size)};
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 0); }
+};
+
+/// Gives values and places; x has one dim at least.
+struct Sort {
+  static constexpr OpInfo info{.name = "sort", .each = {1, 0}};
+  int64_t dim;
+  bool descending;
+  at::Tensor index{};
+  std::vector<at::Tensor> forward(const at::Tensor& x) {
+    auto [values, places] = x.sort(/*stable=*/true, dim = wrap_dim(dim, x.dim()), descending);
+    index = places;
+    return {values, places};
+  }
+  // dx[place] = dy
+  template <class T>
+  Grads<1, T> backward(const GradList<T>& dy, Needs<1>) const {
+    return {gather_backward(dy[0], dim, index, index.size(dim))};
+  }
+};
+
+using Found = std::pair<Variable, at::Tensor>;
+/// Runs `along` on x; one of no dims has one for as long.
+template <class F>
+Found with_dim(const Variable& x, int64_t dim, bool keepdim, F&& along) {
+  if (x.dim() > 0) return along(x, dim);
+  const auto [values, places] = along(reshape(x, {1}), wrap_dim(dim, 0));
+  if (!keepdim) return {values, places};
+  return {reshape(values, {}), places.reshape({})};
+}
+
+template <bool largest>
+Found extreme(const Variable& x, int64_t dim, bool keepdim) {
+  return with_dim(x, dim, keepdim, [&](const Variable& v, int64_t d) -> Found {
+    const auto out = apply(ExtremeAlong<largest>{.dim = d, .keepdim = keepdim}, v);
+    return {out[0], out[1].data()};
+  });
+}
+
+}  // namespace
+
+Variable max(const Variable& x) { return apply(Extreme<true>{}, x); }
+Variable min(const Variable& x) { return apply(Extreme<false>{}, x); }
+Found max(const Variable& x, int64_t dim, bool keepdim) { return extreme<true>(x, dim, keepdim); }
+Found min(const Variable& x, int64_t dim, bool keepdim) { return extreme<false>(x, dim, keepdim); }
+at::Tensor argmax(const Variable& x, std::optional<int64_t> dim, bool keepdim) {
+  LATHE_CHECK(x.numel() > 0, "argmax(", describe(x.data()), "): of no elements");
+  return x.data().argmax(dim ? std::optional(wrap_dim(*dim, x.dim())) : dim, keepdim);
+}
+at::Tensor argmin(const Variable& x, std::optional<int64_t> dim, bool keepdim) {
+  LATHE_CHECK(x.numel() > 0, "argmin(", describe(x.data()), "): of no elements");
+  return x.data().argmin(dim ? std::optional(wrap_dim(*dim, x.dim())) : dim, keepdim);
+}
+Found sort(const Variable& x, int64_t dim, bool descending) {
+  return with_dim(x, dim, /*keepdim=*/true, [&](const Variable& v, int64_t d) -> Found {
+    const auto out = apply(Sort{.dim = d, .descending = descending}, v);
+    return {out[0], out[1].data()};
+  });
+}
+
+}  // namespace lathe

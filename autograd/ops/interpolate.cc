@@ -1,0 +1,102 @@
+// Images of another size, by ATen's kernels. Both modes are linear in x, so that each has an adjoint, and it has
+// theirs.
+#include <ATen/ops/upsample_bilinear2d.h>
+#include <ATen/ops/upsample_bilinear2d_backward.h>
+#include <ATen/ops/upsample_nearest2d.h>
+#include <ATen/ops/upsample_nearest2d_backward.h>
+
+#include <cmath>
+
+#include "autograd/ops/formula.h"
+#include "autograd/ops/image.h"
+#include "autograd/ops/images.h"
+
+namespace lathe {
+namespace {
+
+struct Resampling {
+  Pair size;
+  Interpolation mode;
+  bool align_corners;
+  std::optional<double> scale_h, scale_w;
+
+  at::Tensor operator()(const at::Tensor& x) const {
+    return mode == Interpolation::nearest ? at::upsample_nearest2d(x, both(size), scale_h, scale_w)
+                                          : at::upsample_bilinear2d(x, both(size), align_corners, scale_h, scale_w);
+  }
+  Variable operator()(const Variable& x) const;
+  /// The gradient in an x of `from`.
+  at::Tensor adjoint(const at::Tensor& dy, const ImageSizes& from) const {
+    return mode == Interpolation::nearest
+               ? at::upsample_nearest2d_backward(dy, both(size), from, scale_h, scale_w)
+               : at::upsample_bilinear2d_backward(dy, both(size), from, align_corners, scale_h, scale_w);
+  }
+  Variable adjoint(const Variable& dy, const ImageSizes& from) const;
+};
+
+struct Interpolate {
+  static constexpr OpInfo info{.name = "interpolate", .each = {6, 6}};
+  Resampling by;
+  ImageSizes from{};
+  at::Tensor forward(const at::Tensor& x) {
+    from = image_sizes(x.sizes());
+    LATHE_CHECK(by.size.h > 0 && by.size.w > 0 && x.size(2) > 0 && x.size(3) > 0, "neither x nor ", by.size.h, " x ",
+                by.size.w, " places may be empty");
+    return by(x);
+  }
+  // dx = dy, each place's to where it came from
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {by.adjoint(dy, from)};
+  }
+};
+
+struct InterpolateBackward {
+  static constexpr OpInfo info{.name = "interpolate_backward", .each = {6, 6}};
+  Resampling by;
+  ImageSizes from;
+  at::Tensor forward(const at::Tensor& dy) { return by.adjoint(dy, from); }
+  // ddy = g interpolated
+  template <class T>
+  Grads<1, T> backward(const T& g, Needs<1>) const {
+    return {by(g)};
+  }
+};
+
+Variable Resampling::operator()(const Variable& x) const { return apply(Interpolate{.by = *this}, x); }
+Variable Resampling::adjoint(const Variable& dy, const ImageSizes& from) const {
+  return apply(InterpolateBackward{.by = *this, .from = from}, dy);
+}
+
+/// x as an image, and its result as x is.
+template <class F>
+Variable of_image(const Variable& x, F&& f) {
+  LATHE_CHECK(x.dim() == 3 || x.dim() == 4, "interpolate(", describe(x.data()),
+              "): x must be [B, C, L] or [B, C, H, W]");
+  if (x.dim() == 4) return f(x);
+  const Variable y = f(unsqueeze(x, 2));
+  return reshape(y, {y.size(0), y.size(1), y.size(3)});
+}
+
+}  // namespace
+
+Variable interpolate(const Variable& x, Pair size, Interpolation mode, bool align_corners) {
+  LATHE_CHECK(!align_corners || mode != Interpolation::nearest, "interpolate: align_corners is for bilinear alone");
+  return of_image(x, [&](const Variable& v) {
+    const Pair to = x.dim() == 3 ? Pair(1, size.w) : size;
+    return Resampling{to, mode, align_corners, {}, {}}(v);
+  });
+}
+Variable interpolate_by(const Variable& x, double scale_h, double scale_w, Interpolation mode, bool align_corners) {
+  LATHE_CHECK(!align_corners || mode != Interpolation::nearest, "interpolate_by: align_corners is for bilinear alone");
+  LATHE_CHECK(scale_h > 0 && scale_w > 0, "interpolate_by: scales ", scale_h, " and ", scale_w, " must be above 0");
+  return of_image(x, [&](const Variable& v) {
+    const double h = x.dim() == 3 ? 1.0 : scale_h;
+    const auto times = [](int64_t n, double scale) {
+      return static_cast<int64_t>(std::floor(static_cast<double>(n) * scale));
+    };
+    return Resampling{{times(v.size(2), h), times(v.size(3), scale_w)}, mode, align_corners, h, scale_w}(v);
+  });
+}
+
+}  // namespace lathe

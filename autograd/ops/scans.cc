@@ -1,0 +1,119 @@
+// Sums and products along a dim.
+#include <ATen/ops/cumprod.h>
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/flip.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/prod.h>
+#include <ATen/ops/select.h>
+#include <ATen/ops/stack.h>
+
+#include "autograd/ops/dims.h"
+#include "autograd/ops/formula.h"
+#include "autograd/ops/reductions.h"
+#include "autograd/ops/shapes.h"
+
+namespace lathe {
+namespace {
+
+bool is_low(const at::Tensor& t) { return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16; }
+/// Runs f on x, in float32 where x is of a lower dtype, and rounds its result once.
+template <class F>
+at::Tensor in_wide(const at::Tensor& x, F&& f) {
+  return is_low(x) ? f(x.to(at::kFloat)).to(x.scalar_type()) : f(x);
+}
+
+/// x with 1 in front along a dim and without its last.
+template <class T>
+T shifted(const T& x, int64_t dim) {
+  const auto options = [&] {
+    if constexpr (std::same_as<T, at::Tensor>)
+      return x.options();
+    else
+      return x.data().options();
+  }();
+  auto sizes = x.sizes().vec();
+  const int64_t n = sizes[static_cast<size_t>(dim)];
+  sizes[static_cast<size_t>(dim)] = 1;
+  return cat(std::vector<T>{constant<T>(at::ones(sizes, options)), slice(x, dim, 0, n - 1, 1)}, dim);
+}
+
+struct Cumsum {
+  static constexpr OpInfo info{.name = "cumsum", .amp = Amp::fp32, .each = {1, 1}};
+  int64_t dim;
+  at::Tensor forward(const at::Tensor& x) {
+    dim = wrap_dim(dim, x.dim());
+    return in_wide(x, [&](const at::Tensor& v) { return v.cumsum(dim); });
+  }
+  // dx_i = dy_i + dy_(i+1) + ...
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {flip(cumsum(flip(dy, dim), dim), dim)};
+  }
+};
+
+/// x has one dim at least.
+struct Cumprod {
+  static constexpr OpInfo info{.name = "cumprod", .amp = Amp::fp32, .each = {1, 4}};
+  int64_t dim;
+  Saved x = Saved::input(0), y = Saved::output();
+  at::Tensor forward(const at::Tensor& x_) {
+    dim = wrap_dim(dim, x_.dim());
+    x = x_;
+    return y = in_wide(x_, [&](const at::Tensor& v) { return v.cumprod(dim); });
+  }
+  // Without zeros dx_k = sum over i >= k of dy_i y_i / x_k. Else dx_k = (x_0 ... x_(k-1)) s_k, where
+  // s_k = dy_k + x_(k+1) s_(k+1): a pass over the dim, without division.
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    const T v = x.as<T>();
+    const int64_t n = x.data().size(dim);
+    if (n == 0) return {dy};
+    if (!x.data().eq(0).any().template item<bool>()) return {flip(cumsum(flip(dy * y.as<T>(), dim), dim), dim) / v};
+    std::vector<T> s(static_cast<size_t>(n));
+    for (int64_t k = n - 1; k >= 0; --k) {
+      const T d = select(dy, dim, k);
+      s[static_cast<size_t>(k)] = k == n - 1 ? d : d + select(v, dim, k + 1) * s[static_cast<size_t>(k + 1)];
+    }
+    return {shifted(cumprod(v, dim), dim) * stack(s, dim)};
+  }
+};
+
+/// x has one dim at least.
+struct Prod {
+  static constexpr OpInfo info{.name = "prod", .amp = Amp::fp32};
+  int64_t dim;
+  bool keepdim;
+  Saved x = Saved::input(0), y = Saved::output();
+  at::Tensor forward(const at::Tensor& x_) {
+    dim = wrap_dim(dim, x_.dim());
+    x = x_;
+    return y = in_wide(x_, [&](const at::Tensor& v) { return v.prod(dim, keepdim); });
+  }
+  // Without zeros dx = dy y / x; else dx = dy (product of those before) (product of those behind).
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    const T v = x.as<T>(), d = keepdim ? dy : unsqueeze(dy, dim);
+    if (x.data().numel() == 0) return {constant<T>(x.data())};
+    if (!x.data().eq(0).any().template item<bool>()) return {d * (keepdim ? y.as<T>() : unsqueeze(y.as<T>(), dim)) / v};
+    return {d * shifted(cumprod(v, dim), dim) * flip(shifted(cumprod(flip(v, dim), dim), dim), dim)};
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 2); }
+};
+
+}  // namespace
+
+Variable cumsum(const Variable& x, int64_t dim) {
+  if (x.dim() == 0) return reshape(cumsum(reshape(x, {1}), dim), {});
+  return apply(Cumsum{.dim = dim}, x);
+}
+Variable cumprod(const Variable& x, int64_t dim) {
+  if (x.dim() == 0) return reshape(cumprod(reshape(x, {1}), dim), {});
+  return apply(Cumprod{.dim = dim}, x);
+}
+Variable prod(const Variable& x) { return prod(reshape(x, {-1}), 0); }
+Variable prod(const Variable& x, int64_t dim, bool keepdim) {
+  if (x.dim() == 0) return prod(reshape(x, {1}), dim);
+  return apply(Prod{.dim = dim, .keepdim = keepdim}, x);
+}
+
+}  // namespace lathe

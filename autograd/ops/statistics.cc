@@ -1,0 +1,136 @@
+// Statistics of a tensor or along dims. In float32 or wider.
+#include <cmath>
+
+#include <ATen/ops/abs.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/std.h>
+#include <ATen/ops/var.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <limits>
+
+#include "autograd/ops/dims.h"
+#include "autograd/ops/formula.h"
+#include "autograd/ops/math.h"
+#include "autograd/ops/reductions.h"
+
+namespace lathe {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+at::ScalarType wide(const Saved& x) { return x.data().scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+
+/// What these ops share: the dims, and which shape a result has with them kept.
+struct Reduced {
+  Dims dims;
+  bool keepdim;
+  Dims kept{};
+  Saved x = Saved::input(0);
+
+  const at::Tensor& take(const at::Tensor& x_) {
+    kept = kept_sizes(x_.sizes(), dims);
+    return x = x_;
+  }
+  double count() const { return reduced_count(x.data().sizes(), dims); }
+};
+
+struct Logsumexp : Reduced {
+  static constexpr OpInfo info{.name = "logsumexp", .amp = Amp::fp32};
+  Saved y = Saved::output();
+  at::Tensor forward(const at::Tensor& x_) { return y = at::logsumexp(take(x_), dims, keepdim); }
+  // dx = dy * e^(x - y)
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    const T top = masked_fill(y.as<T>(), y.data().eq(-infinity), 0);
+    return {reshape(dy, kept) * exp(x.as<T>() - reshape(top, kept))};
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 4, 4); }
+};
+
+/// The gradient of a variance, from g of its kept shape: 2 g (x - mean) / (n - correction). Without a degree of freedom
+/// there is none: NaN at the mean, infinite elsewhere.
+template <class T>
+T variance_grad(const Reduced& r, const T& g, double correction) {
+  const T v = cast(r.x.as<T>(), wide(r.x));
+  const double freedom = r.count() - correction;
+  if (freedom > 0) return g * (v - mean(v, at::IntArrayRef(r.dims), true)) * (2 / freedom);
+  const at::Tensor in = r.x.data().to(wide(r.x)), at_mean = in.eq(in.mean(r.dims, true));
+  return g * constant<T>(at::full_like(in, infinity).masked_fill_(at_mean, std::nan("")));
+}
+
+struct Var : Reduced {
+  static constexpr OpInfo info{.name = "var", .amp = Amp::fp32};
+  double correction = 1;
+  at::Tensor forward(const at::Tensor& x_) { return at::var(take(x_), dims, correction, keepdim); }
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {variance_grad(*this, reshape(dy, kept), correction)};
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 4, 4); }
+};
+
+struct Std : Reduced {
+  static constexpr OpInfo info{.name = "std", .amp = Amp::fp32};
+  double correction = 1;
+  Saved y = Saved::output();
+  at::Tensor forward(const at::Tensor& x_) { return y = at::std(take(x_), dims, correction, keepdim); }
+  // dvar = dy / (2 y), 0 where y is
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    const T g = masked_fill(dy / (y.as<T>() * 2.0), y.data().eq(0), 0);
+    return {variance_grad(*this, reshape(g, kept), correction)};
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 4, 4); }
+};
+
+struct Norm : Reduced {
+  static constexpr OpInfo info{.name = "norm", .amp = Amp::fp32};
+  double p = 2;
+  Saved y = Saved::output();
+  at::Tensor forward(const at::Tensor& x_) { return y = at::linalg_vector_norm(take(x_), p, dims, keepdim); }
+  // dx = dy * sign(x) * |x|^(p-1) * y^(1-p), 0 where y is; infinite p: dy * sign(x) where |x| = y, shared among ties
+  template <class T>
+  Grads<1, T> backward(const T& dy_, Needs<1>) const {
+    const at::Tensor& v = x.data();
+    const at::Tensor norm = y.data().reshape(kept), none = norm.eq(0);
+    if (p == 0) return {constant<T>(at::zeros_like(v))};
+    const T dy = reshape(dy_, kept);
+    if (p == 1) return {dy * constant<T>(v.sign())};
+    if (std::isinf(p)) {
+      const at::Tensor size = v.abs();
+      const at::Tensor here = size.eq(norm).logical_or_(size.isnan().logical_and_(norm.isnan()));
+      return {dy * constant<T>(v.sign() * here / here.sum(dims, true))};
+    }
+    const T top = reshape(y.as<T>(), kept);
+    if (p == 2) return {x.as<T>() * masked_fill(dy / top, none, 0)};
+    const T scale = masked_fill(dy * pow(top, 1 - p), none, 0);
+    // A power below 0 is infinite at 0, and so may its slope be; the gradient is 0 there.
+    const at::Tensor zero = v.eq(0);
+    return {masked_fill(pow(abs(masked_fill(x.as<T>(), zero, 1)), p - 1), zero, 0) * constant<T>(v.sign()) * scale};
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 2, 4); }
+};
+
+}  // namespace
+
+Variable logsumexp(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim) {
+  return apply(Logsumexp{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}}, x);
+}
+Variable var(const Variable& x, at::OptionalIntArrayRef dims, double correction, bool keepdim) {
+  return apply(Var{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}, correction}, x);
+}
+Variable std(const Variable& x, at::OptionalIntArrayRef dims, double correction, bool keepdim) {
+  return apply(Std{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}, correction}, x);
+}
+Variable norm(const Variable& x, double p, at::OptionalIntArrayRef dims, bool keepdim) {
+  return apply(Norm{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}, p}, x);
+}
+
+}  // namespace lathe

@@ -1,0 +1,204 @@
+// The table's rows of layers beside those of op_table_images.cc: sequences and images in further forms, attention.
+#include "autograd/engine.h"
+#include "autograd/ops.h"
+#include "autograd/ops/attention.h"
+#include "autograd/ops/images.h"
+#include "tests/catch.h"
+#include "tests/op_case.h"
+
+namespace lathe::test {
+namespace {
+
+using V = const std::vector<Variable>&;
+using T = const std::vector<at::Tensor>&;
+using Sizes = std::vector<int64_t>;
+
+at::Device device_of(V v) { return v[0].data().device(); }
+
+void add_convolutions(std::vector<OpCase>& t) {
+  t.push_back({"conv1d",
+               "",
+               {{{2, 4, 7}}, {{6, 2, 3}}, {{6}}},
+               [](V v) { return conv1d(v[0], v[1], v[2], {.stride = 2, .padding = 1, .dilation = 2, .groups = 2}); },
+               [](T x) { return torch::conv1d(x[0], x[1], x[2], 2, at::IntArrayRef{1}, 2, 2); }});
+  t.back().low_scale = 8;
+  t.push_back({"conv1d",
+               "plain",
+               {{{1, 2, 5}}, {{3, 2, 2}}},
+               [](V v) { return conv1d(v[0], v[1]); },
+               [](T x) { return torch::conv1d(x[0], x[1]); }});
+  t.push_back({"conv_transpose2d",
+               "",
+               {{{2, 4, 3, 2}}, {{4, 3, 2, 3}}, {{6}}},
+               [](V v) {
+                 return conv_transpose2d(
+                     v[0], v[1], v[2],
+                     {.stride = {2, 3}, .padding = 1, .output_padding = {1, 0}, .groups = 2, .dilation = {1, 2}});
+               },
+               [](T x) {
+                 return torch::conv_transpose2d(x[0], x[1], x[2], {2, 3}, {1, 1}, {1, 0}, 2, {1, 2});
+               }});
+  t.back().low_scale = 8;
+  t.push_back({"conv_transpose2d",
+               "plain",
+               {{{1, 2, 3, 3}}, {{2, 2, 2, 2}}},
+               [](V v) { return conv_transpose2d(v[0], v[1]); },
+               [](T x) { return torch::conv_transpose2d(x[0], x[1]); }});
+  const Sizes x{2, 3, 9};
+  t.push_back({"max_pool1d",
+               "",
+               {{x}},
+               [](V v) { return max_pool1d(v[0], 3, 2, 1); },
+               [](T x) { return torch::max_pool1d(x[0], 3, 2, 1); }});
+  t.push_back({"avg_pool1d",
+               "",
+               {{x}},
+               [](V v) { return avg_pool1d(v[0], 3, 2, 1); },
+               [](T x) { return torch::avg_pool1d(x[0], 3, 2, 1); }});
+  t.push_back({"adaptive_avg_pool1d",
+               "",
+               {{x}},
+               [](V v) { return adaptive_avg_pool1d(v[0], 4); },
+               [](T x) { return torch::adaptive_avg_pool1d(x[0], 4); }});
+  t.push_back({"im2col",
+               "",
+               {{{2, 2, 4, 5}}},
+               [](V v) {
+                 return im2col(v[0], {2, 3}, {1, 2}, {1, 0}, {2, 1});
+               },
+               [](T x) {
+                 return torch::im2col(x[0], {2, 3}, {1, 2}, {1, 0}, {2, 1});
+               }});
+  t.push_back({"col2im",
+               "",
+               {{{2, 12, 3}}},
+               [](V v) {
+                 return col2im(v[0], {4, 5}, {2, 3}, {1, 2}, {1, 0}, {2, 1});
+               },
+               [](T x) {
+                 return torch::col2im(x[0], {4, 5}, {2, 3}, {1, 2}, {1, 0}, {2, 1});
+               }});
+}
+
+void add_sizes(std::vector<OpCase>& t) {
+  struct Case {
+    const char* label;
+    Pair size;
+    bool align;
+  };
+  for (const Case& c : {Case{"larger", {5, 7}, false}, {"smaller", {2, 3}, false}, {"corners", {5, 2}, true}}) {
+    const Sizes x{2, 2, 3, 4};
+    const auto sizes = [c] { return std::vector<int64_t>{c.size.h, c.size.w}; };
+    t.push_back({"interpolate",
+                 std::string(c.label) + ", bilinear",
+                 {{x}},
+                 [c](V v) { return interpolate(v[0], c.size, Interpolation::bilinear, c.align); },
+                 [=](T x) { return at::upsample_bilinear2d(x[0], sizes(), c.align); }});
+    t.push_back({"interpolate_backward",
+                 std::string(c.label) + ", bilinear",
+                 {{{2, 2, c.size.h, c.size.w}}},
+                 [c](V v) {
+                   const Variable zero = Variable::parameter(v[0].data().new_zeros({2, 2, 3, 4}));
+                   const Variable y = interpolate(zero, c.size, Interpolation::bilinear, c.align);
+                   return grad(y, {zero}, v[0], /*create_graph=*/true)[0];
+                 },
+                 [=](T x) {
+                   return at::upsample_bilinear2d_backward(x[0], sizes(), {2, 2, 3, 4}, c.align);
+                 }});
+    if (c.align) continue;
+    t.push_back({"interpolate",
+                 std::string(c.label) + ", nearest",
+                 {{x}},
+                 [c](V v) { return interpolate(v[0], c.size); },
+                 [=](T x) { return at::upsample_nearest2d(x[0], sizes()); }});
+  }
+  t.push_back({"interpolate",
+               "by scales",
+               {{{1, 2, 3, 4}}},
+               [](V v) { return interpolate_by(v[0], 1.7, 0.6, Interpolation::bilinear); },
+               [](T x) {
+                 return at::upsample_bilinear2d(x[0], {5, 2}, false, 1.7, 0.6);
+               }});
+  t.push_back({"interpolate",
+               "a sequence",
+               {{{1, 2, 5}}},
+               [](V v) { return interpolate(v[0], 8, Interpolation::bilinear); },
+               [](T x) { return at::upsample_linear1d(x[0], {8}, false); }});
+  t.push_back({"interpolate",
+               "no batch",
+               {{{0, 2, 3, 4}}},
+               [](V v) { return interpolate(v[0], 6); },
+               [](T x) {
+                 return at::upsample_nearest2d(x[0], {6, 6});
+               }});
+  t.push_back({"group_norm",
+               "of an image",
+               {{{2, 6, 3, 2}}, {{6}}, {{6}}},
+               [](V v) { return group_norm(v[0], 3, v[1], v[2]); },
+               [](T x) { return torch::group_norm(x[0], 3, x[1], x[2]); }});
+  t.push_back({"group_norm",
+               "of features, scale alone",
+               {{{3, 6}}, {{6}}},
+               [](V v) { return group_norm(v[0], 2, v[1], {}, 1e-3); },
+               [](T x) { return torch::group_norm(x[0], 2, x[1], {}, 1e-3); }});
+  t.push_back(
+      {"group_norm", "no batch", {{{0, 4, 3}}}, [](V v) { return group_norm(v[0], 2); }, [](T x) { return x[0] * 1; }});
+  t.push_back({"instance_norm",
+               "",
+               {{{2, 3, 4, 2}}, {{3}}, {{3}}},
+               [](V v) { return instance_norm(v[0], v[1], v[2]); },
+               [](T x) { return torch::instance_norm(x[0], x[1], x[2], {}, {}, true, 0.1, 1e-5, false); }});
+}
+
+void add_attention(std::vector<OpCase>& t) {
+  const auto some = [](at::Device device) {  // the second query may look at nothing
+    return torch::tensor({{true, false, true, true}, {false, false, false, false}, {false, true, false, false}})
+        .to(device);
+  };
+  struct Case {
+    const char* label;
+    AttentionOptions options;
+    bool boolean = false, additive = false;
+    int64_t heads = 2;  // of keys and values
+  };
+  AttentionOptions causal, scaled, shared;
+  causal.is_causal = true, scaled.scale = 0.3, shared.enable_gqa = true;
+  for (const Case& c : std::vector<Case>{{"plain", {}},
+                                         {"causal", causal},
+                                         {"scale", scaled},
+                                         {"boolean mask", {}, true},
+                                         {"additive mask", {}, false, true},
+                                         {"shared heads", shared, false, false, 1}}) {
+    std::vector<Input> in{{{2, 2, 3, 4}}, {{2, c.heads, 4, 4}}, {{2, c.heads, 4, 5}}};
+    if (c.additive) in.push_back({{2, 1, 3, 4}});
+    t.push_back({"scaled_dot_product_attention", c.label, in,
+                 [c, some](V v) {
+                   AttentionOptions o = c.options;
+                   if (c.boolean) o.mask = Variable(some(device_of(v)));
+                   if (c.additive) o.mask = v[3];
+                   return scaled_dot_product_attention(v[0], v[1], v[2], o);
+                 },
+                 [c, some](T x) {
+                   at::Tensor s = x[0].matmul(x[1].transpose(-2, -1)) * c.options.scale.value_or(0.5);
+                   if (c.options.is_causal) s = s.masked_fill(torch::ones({3, 4}, at::kBool).triu(1), -INFINITY);
+                   if (c.additive) s = s + x[3];
+                   if (!c.boolean) return s.softmax(-1).matmul(x[2]);
+                   const at::Tensor blind = torch::tensor({{false}, {true}, {false}});
+                   s = s.masked_fill(some(at::kCPU).logical_not(), -INFINITY).masked_fill(blind, 0);
+                   return s.softmax(-1).masked_fill(blind, 0).matmul(x[2]);
+                 }});
+    t.back().low_scale = 8;  // two products and a softmax
+  }
+}
+
+}  // namespace
+
+std::vector<OpCase> layer_rows() {
+  std::vector<OpCase> t;
+  add_convolutions(t);
+  add_sizes(t);
+  add_attention(t);
+  return t;
+}
+
+}  // namespace lathe::test
