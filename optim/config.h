@@ -50,7 +50,7 @@ struct OptimConfig {
               "muon: learning rate of what adamw takes (embeddings, head, vectors), as a share of lr", at_least(0))
   LATHE_FIELD(double, factor_decay, 0.8, "adafactor: the mean of squares decays by 1 - updates^-factor_decay",
               inside(0, 1))
-  LATHE_FIELD(double, factor_clip, 1.0, "adafactor: largest root mean square of an update", above(0, 1e30))
+  LATHE_FIELD(double, factor_clip, 1.0, "adafactor: largest root mean square of an update", above(0, 1000000))
   LATHE_FIELD(bool, relative_step, false,
               "adafactor: a learning rate of at most 1 / sqrt(updates), whatever the schedule says", anything())
   LATHE_FIELD(bool, scale_parameter, false,

@@ -21,6 +21,7 @@ struct StateTensor {
   int place = 0;  ///< in UpdateArgs::state
   double start = 0;
 };
+/// What a method keeps of one parameter.
 struct StateOf {
   std::vector<StateTensor> tensors;
   bool whole = false;  ///< updated as a whole; otherwise its elements by the method's rule
@@ -40,6 +41,7 @@ class Method {
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;
 
+  /// What it keeps of a parameter; nothing is made yet.
   virtual StateOf state(const NamedParameter& parameter) const = 0;
   /// The rule of the step's decision and of elements; its lr is the step's.
   virtual UpdateRule rule() const = 0;
@@ -54,6 +56,7 @@ class Method {
   Method() = default;
 };
 
+/// A line of the table: what optim.kind says, and the method that it stands for.
 struct OptimizerKind {
   std::string name, doc;
   std::unique_ptr<Method> (*make)(const OptimConfig& config);

@@ -26,6 +26,7 @@ struct Slot {
   bool whole = false;  ///< as in StateOf
 };
 
+/// Slots with settings of their own.
 struct ParameterGroup {
   double weight_decay = 0;
   double lr_factor = 1;  ///< times the step's learning rate
@@ -40,6 +41,7 @@ struct StepOptions {
   ScalePolicy scale_policy{};
 };
 
+/// The parameters of a model, their state, and the step that updates them.
 class Optimizer {
  public:
   /// State is made at once, on the parameters' device, in float64 for float64 parameters and in float32 for others
@@ -66,6 +68,7 @@ class Optimizer {
   const std::vector<std::pair<std::string, at::Tensor>>& shared_state() const { return shared_state_; }
   /// What the last step did, and the number of updates so far. Waits for a card.
   StepControl control() const { return control_.get(); }
+  /// Goes on after n updates, as one that was loaded; a step that ended the run is forgotten.
   void set_updates(int64_t n);
 
  private:

@@ -7,9 +7,13 @@
 
 namespace lathe {
 
+/// core/kernels/adafactor.h
 std::unique_ptr<Method> make_adafactor(const OptimConfig& config);
+/// core/kernels/adam8bit.h; adamw8bit where the config's kind says so.
 std::unique_ptr<Method> make_adam8bit(const OptimConfig& config);
+/// core/kernels/lamb.h
 std::unique_ptr<Method> make_lamb(const OptimConfig& config);
+/// core/kernels/muon.h
 std::unique_ptr<Method> make_muon(const OptimConfig& config);
 
 }  // namespace lathe

@@ -32,7 +32,6 @@ ROWS = [
      {"schedule.kind": "cosine", "schedule.min_lr": 1.5e-3, "schedule.warmup_steps": 100}),
     ("with a head of its own", RECIPE, {"model.tie_weights": "false"}),
     ("with batches of 24, 250 steps", RECIPE, {"train.batch_size": 24, "train.steps": 250}),
-    ("with batches of 8, 750 steps", RECIPE, {"train.batch_size": 8, "train.steps": 750}),
     ("muon, lr 1.5e-2, linear to 0, 500 steps: shakespeare_char_muon.toml", RECIPE, {}),
 ]
 
