@@ -23,8 +23,6 @@
 namespace lathe {
 namespace {
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
 at::ScalarType wide(const Saved& x) { return x.data().scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
 /// What these ops share: the dims, and which shape a result has with them kept.
@@ -48,8 +46,7 @@ struct Logsumexp : Reduced {
   // dx = dy * e^(x - y)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    const T top = masked_fill(y.as<T>(), y.data().eq(-infinity), 0);
-    return {reshape(dy, kept) * exp(x.as<T>() - reshape(top, kept))};
+    return {reshape(dy, kept) * exp(x.as<T>() - reshape(y.as<T>(), kept))};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 4, 4); }
 };
@@ -62,13 +59,14 @@ T variance_grad(const Reduced& r, const T& g, double correction) {
   const double freedom = r.count() - correction;
   if (freedom > 0) return g * (v - mean(v, at::IntArrayRef(r.dims), true)) * (2 / freedom);
   const at::Tensor in = r.x.data().to(wide(r.x)), at_mean = in.eq(in.mean(r.dims, true));
-  return g * constant<T>(at::full_like(in, infinity).masked_fill_(at_mean, std::nan("")));
+  return g *
+         constant<T>(at::full_like(in, std::numeric_limits<double>::infinity()).masked_fill_(at_mean, std::nan("")));
 }
 
 struct Var : Reduced {
   static constexpr OpInfo info{.name = "var", .amp = Amp::fp32};
   double correction = 1;
-  at::Tensor forward(const at::Tensor& x_) { return at::var(take(x_), dims, correction, keepdim); }
+  at::Tensor forward(const at::Tensor& x_) { return at::var(take(x_), dims, at::Scalar(correction), keepdim); }
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {variance_grad(*this, reshape(dy, kept), correction)};
@@ -80,7 +78,7 @@ struct Std : Reduced {
   static constexpr OpInfo info{.name = "std", .amp = Amp::fp32};
   double correction = 1;
   Saved y = Saved::output();
-  at::Tensor forward(const at::Tensor& x_) { return y = at::std(take(x_), dims, correction, keepdim); }
+  at::Tensor forward(const at::Tensor& x_) { return y = at::std(take(x_), dims, at::Scalar(correction), keepdim); }
   // dvar = dy / (2 y), 0 where y is
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {

@@ -227,13 +227,13 @@ Variable pad(const Variable& x, at::IntArrayRef pads, PadMode mode, double value
   for (size_t i = 0; i < pads.size() / 2; ++i) {
     const int64_t dim = x.dim() - 1 - static_cast<int64_t>(i), size = x.size(dim);
     const int64_t before = pads[2 * i], behind = pads[2 * i + 1], most = std::max(before, behind);
-    LATHE_CHECK(before >= 0 && behind >= 0, "pad: ", before, " and ", behind, " places around dim ", dim,
-                "; only PadMode::constant cuts");
-    LATHE_CHECK(most == 0 || (mode == PadMode::reflect    ? most < size
+    LATHE_CHECK(most <= 0 || (mode == PadMode::reflect    ? most < size
                               : mode == PadMode::circular ? most <= size
                                                           : size > 0),
                 "pad(", describe(x.data()), "): dim ", dim, " of size ", size, " has no ", most, " places to give");
-    if (most > 0) y = index_select(y, dim, sources(x, size, before, behind, mode));
+    LATHE_CHECK(size + before + behind >= 0, "pad(", describe(x.data()), "): dim ", dim, " of size ", size,
+                " has not the places that ", before, " and ", behind, " cut");
+    if (before != 0 || behind != 0) y = index_select(y, dim, sources(x, size, before, behind, mode));
   }
   return y;
 }
