@@ -165,6 +165,10 @@ class Pass final : public GradSlots {
       else
         grads = node.backward(dy, needs);
       if (mode().flops != nullptr) mode().flops->backward += node.backward_flops;
+      if constexpr (std::is_same_v<T, at::Tensor>) {
+        if (mode().observe_backward != nullptr) [[unlikely]]
+          (*mode().observe_backward)({node, dy, grads});
+      }
     }
     if (!keep_) node.release();
     dy.clear();  // so that a gradient that the op handed through may be owned further on
@@ -276,9 +280,16 @@ Node::Node(std::span<const at::Tensor> outputs_) : sequence(next_sequence.fetch_
   }
 }
 
+bool Node::fits(std::span<const at::Tensor> tensors) const {
+  return std::equal(tensors.begin(), tensors.end(), outputs.begin(), outputs.end(),
+                    [](const at::Tensor& t, const Output& o) {
+                      return t.sizes() == at::IntArrayRef(o.sizes) && t.scalar_type() == o.dtype;
+                    });
+}
+
 namespace {
 
-/// What a node held: other nodes, and hooks, which may hold nodes too.
+/// What a node held: other nodes, hooks and recomputations, which may hold nodes too.
 using Held = std::shared_ptr<void>;
 
 /// Destroys what it is given. The first call on a thread's stack drains; those that its destructions set off only hand
@@ -304,6 +315,7 @@ Node::~Node() {
   for (Edge& edge : next) {
     if (edge) held.emplace_back(std::move(edge.node));
   }
+  if (recomputed) held.emplace_back(std::move(recomputed));
   for (Output& output : outputs) std::move(output.hooks.begin(), output.hooks.end(), std::back_inserter(held));
   if (!held.empty()) destroy_later(held);
 }

@@ -25,7 +25,8 @@ at::Tensor Fp8Scaling::largest(Role role, const at::Tensor& t) const {
   at::Tensor own = t.abs().amax().to(at::kFloat);
   if (!history.defined()) return own;
   const at::Tensor row = history.select(0, role);
-  if (mode().grad || role == gradient) {  // a backward pass, which runs with recording off, or a forward one with it on
+  // A backward pass, which runs with recording off, or a forward one with it on that does not run again.
+  if ((mode().grad && !mode().again) || role == gradient) {
     const at::Tensor now = row.select(0, 0);
     now.copy_(now.maximum(at::where(own.isfinite(), own, 0.0)));
   }

@@ -18,11 +18,22 @@
 
 namespace lathe {
 
+class Recomputation;
+
 /// One gradient an input (or an output); undefined where none flows.
 template <class T>
 using GradList = c10::SmallVector<T, 4>;
 /// Which of a node's inputs need a gradient.
 using NeedsList = c10::SmallVector<bool, 4>;
+
+struct Node;
+
+/// What a node's backward made, for who watches (Mode::observe_backward).
+struct BackwardResult {
+  const Node& node;
+  const GradList<at::Tensor>& dy;     ///< of its outputs
+  const GradList<at::Tensor>& grads;  ///< of its inputs
+};
 
 /// A gradient on its way through a backward pass.
 struct GradSlot {
@@ -55,12 +66,16 @@ struct Node : std::enable_shared_from_this<Node> {
   Node& operator=(const Node&) = delete;
 
   virtual std::string name() const = 0;
+  /// Whether tensors have the shapes and dtypes of its outputs.
+  bool fits(std::span<const at::Tensor> tensors) const;
   /// Gradients of the inputs that `needs` marks, from those of the outputs, of which one at least is defined. The
   /// Variable form records a graph of its own.
   virtual GradList<at::Tensor> backward(const GradList<at::Tensor>& dy, const NeedsList& needs, GradSlots& slots) = 0;
   virtual GradList<Variable> backward(const GradList<Variable>& dy, const NeedsList& needs) = 0;
   /// Frees what was saved for backward.
   virtual void release() {}
+  /// Frees the op, which `recomputed` brings back.
+  virtual void forget() {}
   virtual Leaf* as_leaf() { return nullptr; }
   const Leaf* as_leaf() const { return const_cast<Node*>(this)->as_leaf(); }
 
@@ -72,10 +87,11 @@ struct Node : std::enable_shared_from_this<Node> {
     std::vector<std::shared_ptr<Hook>> hooks;
   };
   c10::SmallVector<Output, 1> outputs;
-  c10::SmallVector<Edge, 4> next;  ///< where each input's gradient goes; without a node: nowhere
-  bool frozen = false;             ///< a leaf that takes no gradient at present
-  const uint64_t sequence;         ///< order of making: consumers come after producers
-  Flops backward_flops;            ///< where every input that requires a gradient gets one
+  c10::SmallVector<Edge, 4> next;             ///< where each input's gradient goes; without a node: nowhere
+  bool frozen = false;                        ///< a leaf that takes no gradient at present
+  const uint64_t sequence;                    ///< order of making: consumers come after producers
+  Flops backward_flops;                       ///< where every input that requires a gradient gets one
+  std::shared_ptr<Recomputation> recomputed;  ///< what runs again before backward can, or null
 };
 
 /// The end of the line: a parameter. Keeps the gradient.

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "autograd/ops.h"
 #include "core/dtype.h"
@@ -83,16 +84,25 @@ Variable detail::autocast(Amp policy, const Variable& v) {
   if (v.dtype() == wanted) return v;
   Leaf* leaf = v.as_leaf();
   if (leaf == nullptr) return cast(v, wanted);
+  // A weight's cast is no part of a recomputation: a cache may have it in one run and not in the other.
+  const auto cast_weight = [&] {
+    Recomputation* const recording = std::exchange(mode().recording, nullptr);
+    Recomputation* const replaying = std::exchange(mode().replaying, nullptr);
+    Variable low = cast(v, wanted);
+    mode().recording = recording;
+    mode().replaying = replaying;
+    return low;
+  };
   if (const at::Tensor& low = leaf->precision.low; low.defined() && low.scalar_type() == wanted) {
     leaf->precision.refresh_low(v.data());  // the parameter may have been written to beside the optimizer
     return Variable(low, v.edge());
   }
   const MemoryScope memory(Memory::casts);
-  if (!mode().cache_casts) return cast(v, wanted);
+  if (!mode().cache_casts) return cast_weight();
   // Made with or without a graph, of this version of the parameter: a cast that does not fit is made anew.
   CachedCast& cached = cast_cache[{leaf, wanted, mode().grad && v.requires_grad()}];
   if (!cached.cast.defined() || cached.version != v.data()._version())
-    cached = {cast(v, wanted), v.node(), v.data()._version()};
+    cached = {cast_weight(), v.node(), v.data()._version()};
   return cached.cast;
 }
 

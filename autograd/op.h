@@ -130,6 +130,15 @@ struct Registered {
 
 /// v as the op gets it under the thread's autocast: itself, its working copy, or a cast.
 Variable autocast(Amp policy, const Variable& v);
+/// Where a Recomputation runs again: the node that was made when this op ran first; null where that is gone.
+std::shared_ptr<Node> node_again(const char* name, std::span<const Variable> inputs);
+/// Where a Recomputation records: the node keeps nothing, and is brought back by it.
+void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs);
+/// An error: the op that ran again is not the node's.
+[[noreturn]] void other_node(const char* name, const Node& node);
+/// Brings back what the node forgot.
+void recompute_node(Node& node);
+
 /// Rethrows the exception in flight as `name(float32[2,3], ...): message`.
 [[noreturn]] void rethrow(const char* name, std::span<const at::Tensor* const> inputs);
 
@@ -183,12 +192,22 @@ struct OpNode final : Node {
     }
   }
   void release() override {
-    if (saves_) op_.reset();
+    if (!saves_) return;
+    op_.reset();
+    recomputed.reset();
+  }
+  void forget() override { op_.reset(); }
+  /// The op of the same inputs, run again.
+  void bring_back(Op op) {
+    op_.emplace(std::move(op));
+    recomputed.reset();
   }
 
  private:
   template <class T>
   GradList<T> run(const GradList<T>& dys, const NeedsList& list, [[maybe_unused]] GradSlots* slots) {
+    if (!op_ && recomputed) [[unlikely]]
+      recompute_node(*this);
     LATHE_CHECK(op_.has_value(), Op::info.name,
                 ": what it saved is freed; a second backward needs retain=true in the first");
     struct Running {
@@ -269,14 +288,25 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
   }
   std::shared_ptr<Node> node;
   if (record) {
-    node = std::make_shared<OpNode<Op, N, many_outputs>>(std::move(op), outputs, saves);
-    for (const Variable& v : inputs) node->next.push_back(v.edge());
-    node->backward_flops = flops.backward;
-    if constexpr (requires { Op::needed(flops.backward, NeedsOf<N>{}); }) {
-      NeedsOf<N> needs{};
-      for (size_t i = 0; i < inputs.size(); ++i) needs[i] = inputs[i].requires_grad();
-      node->backward_flops = Op::needed(flops.backward, needs);
+    using Made = OpNode<Op, N, many_outputs>;
+    if (mode().replaying != nullptr) [[unlikely]]
+      node = node_again(Op::info.name, inputs);
+    if (node) {
+      auto* made = dynamic_cast<Made*>(node.get());
+      if (made == nullptr || !made->fits(outputs)) other_node(Op::info.name, *node);
+      made->bring_back(std::move(op));
+    } else {
+      node = std::make_shared<Made>(std::move(op), outputs, saves);
+      for (const Variable& v : inputs) node->next.push_back(v.edge());
+      node->backward_flops = flops.backward;
+      if constexpr (requires { Op::needed(flops.backward, NeedsOf<N>{}); }) {
+        NeedsOf<N> needs{};
+        for (size_t i = 0; i < inputs.size(); ++i) needs[i] = inputs[i].requires_grad();
+        node->backward_flops = Op::needed(flops.backward, needs);
+      }
     }
+    if (mode().recording != nullptr) [[unlikely]]
+      record_node(node, inputs);
   }
   if (mode().observe_result != nullptr) [[unlikely]]
     (*mode().observe_result)({Op::info.name, inputs, outputs, node.get()});

@@ -92,8 +92,7 @@ at::ScalarType cpu_product_dtype(at::ScalarType dtype);
 // Linear layers (ops/linear.cc). x [..., in], weight [out, in], bias [out] or undefined -> [..., out].
 /// x W^T + bias + residual; the result has the dtype of `residual` [..., out], where one is given.
 Variable linear(const Variable& x, const Variable& weight, const Variable& bias = {}, const Variable& residual = {});
-/// gelu(linear(x, weight, bias)), the tanh form; one fused op where there are kernels for it, without second
-/// derivatives there.
+/// gelu(linear(x, weight, bias)), the tanh form; one fused op where there are kernels for it.
 Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& bias = {});
 
 // Neural network (ops/norm.cc, swiglu.cc, embedding.cc, dropout.cc, attention.cc).
@@ -164,8 +163,8 @@ BatchNormed batch_norm(const Variable& x, const Variable& weight, const Variable
 Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const at::Tensor& mean,
                     const at::Tensor& var, double eps = 1e-5, std::optional<at::ScalarType> out = std::nullopt);
 
-// Cells of recurrent layers (ops/recurrent.cc), without their products; gates in torch's order. In float32 or wider;
-// without second derivatives.
+// Cells of recurrent layers (ops/recurrent.cc), without their products; gates in torch's order. In float32 or
+// wider.
 /// Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000: gates [B, 4 H] = x W_ih^T + h W_hh^T + b,
 /// in the order input, forget, cell, output, and state c [B, H] -> the next h, in the gates' dtype, and c, in c's.
 std::pair<Variable, Variable> lstm_cell(const Variable& gates, const Variable& c);
@@ -180,8 +179,7 @@ Variable gru_cell(const Variable& x_gates, const Variable& h_gates, const Variab
 Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor = 0,
                        int64_t ignore_index = -100);
 /// cross_entropy(linear(x, weight), targets, divisor). Where there are CPU kernels, without the whole logits: rows go
-/// through in pieces, and both gradients are made on the way; no second derivatives there. x [N, C], weight [V, C],
-/// targets int64 [N] -> [].
+/// through in pieces, and both gradients are made on the way. x [N, C], weight [V, C], targets int64 [N] -> [].
 Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC, const at::Tensor& targets_N,
                               double divisor = 0, int64_t ignore_index = -100);
 /// Mean of (a - b)^2 over all elements.

@@ -28,6 +28,7 @@ struct Role {
   bool linear = false;      ///< the weight of a linear layer: what fp8 and quantised loading take
   bool residual = false;    ///< writes into a residual stream: Init::gpt2 starts it smaller
   bool adapter = false;     ///< of a low-rank adapter
+  bool hidden = false;      ///< a matrix or filters between features of the model: what Muon is for
   std::optional<bool> decayed{};  ///< whether weight decay acts on it; nullopt: where it has 2 dimensions or more
   Start start = Start::zero;
   /// Where set, draws the values instead: `values` is the parameter, `key` its own stream of random numbers.
@@ -37,6 +38,7 @@ struct Role {
 
   static const Role weight;           ///< [out, in] of a linear layer
   static const Role residual_weight;  ///< the same, writing into the residual stream
+  static const Role head;             ///< [out, in] of the linear layer that makes the model's outputs
   static const Role filter;           ///< [out, in, ...] of a convolution
   static const Role embedding;        ///< [rows, C]
   static const Role tied_embedding;   ///< the same, and the weight of the output head too
@@ -46,18 +48,28 @@ struct Role {
   static const Role lora_b;           ///< [out, rank] of a low-rank adapter: at zero, so that the adapter is nothing
 };
 
-inline constexpr Role Role::weight{.name = "weight", .multiplied = true, .linear = true, .start = Role::Start::scheme};
-inline constexpr Role Role::residual_weight{
-    .name = "residual weight", .multiplied = true, .linear = true, .residual = true, .start = Role::Start::scheme};
-inline constexpr Role Role::filter{.name = "filter", .multiplied = true, .start = Role::Start::scheme};
+inline constexpr Role Role::weight{
+    .name = "weight", .multiplied = true, .linear = true, .hidden = true, .start = Role::Start::scheme};
+inline constexpr Role Role::head{.name = "head", .multiplied = true, .linear = true, .start = Role::Start::scheme};
+inline constexpr Role Role::residual_weight{.name = "residual weight",
+                                            .multiplied = true,
+                                            .linear = true,
+                                            .residual = true,
+                                            .hidden = true,
+                                            .start = Role::Start::scheme};
+inline constexpr Role Role::filter{.name = "filter", .multiplied = true, .hidden = true, .start = Role::Start::scheme};
 inline constexpr Role Role::embedding{.name = "embedding", .start = Role::Start::normal};
 inline constexpr Role Role::tied_embedding{.name = "tied embedding", .multiplied = true, .start = Role::Start::normal};
 inline constexpr Role Role::scale{.name = "scale", .start = Role::Start::one};
 inline constexpr Role Role::bias{.name = "bias", .start = Role::Start::zero};
-inline constexpr Role Role::lora_a{
-    .name = "lora_a", .multiplied = true, .linear = true, .adapter = true, .start = Role::Start::fan_in};
+inline constexpr Role Role::lora_a{.name = "lora_a",
+                                   .multiplied = true,
+                                   .linear = true,
+                                   .adapter = true,
+                                   .hidden = true,
+                                   .start = Role::Start::fan_in};
 inline constexpr Role Role::lora_b{
-    .name = "lora_b", .multiplied = true, .linear = true, .adapter = true, .start = Role::Start::zero};
+    .name = "lora_b", .multiplied = true, .linear = true, .adapter = true, .hidden = true, .start = Role::Start::zero};
 
 struct NamedParameter {
   std::string path;

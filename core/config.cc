@@ -14,7 +14,7 @@ namespace {
 thread_local SchemaRecorder* recorder = nullptr;
 
 const char* type_name(const ConfigValue& v) {
-  constexpr const char* names[]{"true or false", "a whole number", "a number", "a string"};
+  constexpr const char* names[]{"true or false", "a whole number", "a number", "a string", "a list of tables"};
   return names[v.index()];
 }
 
@@ -211,7 +211,7 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
   if (const auto* s = std::get_if<std::string>(&v)) {
     if (!is_utf8(*s)) fail(Exit::usage, where, ": ", key, " must be UTF-8 text");
     if (!r.choices.empty() && std::find(r.choices.begin(), r.choices.end(), *s) == r.choices.end()) refuse();
-  } else if (!std::holds_alternative<bool>(v)) {
+  } else if (std::holds_alternative<int64_t>(v) || std::holds_alternative<double>(v)) {
     const double x =
         std::holds_alternative<double>(v) ? std::get<double>(v) : static_cast<double>(std::get<int64_t>(v));
     const bool low = r.open_min ? x > r.min : x >= r.min, high = r.open_max ? x < r.max : x <= r.max;
@@ -242,7 +242,7 @@ std::string Schema::to_markdown(const std::string& section) const {
             "\n\n| key | default | allowed | on resume | what it does |\n|---|---|---|---|---|\n";
     for (const auto& f : fields_) {
       if (!f.key.starts_with(s.name + ".")) continue;
-      constexpr const char* types[]{"true | false", "whole number", "number", "string"};
+      constexpr const char* types[]{"true | false", "whole number", "number", "string", "tables"};
       std::string allowed = rule_text(f.rule);
       if (f.rule.choices.empty()) allowed = types[f.initial.index()] + (allowed.empty() ? "" : " " + allowed);
       for (size_t i = 0; (i = allowed.find('|', i)) != std::string::npos; i += 2) allowed.insert(i, 1, '\\');

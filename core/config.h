@@ -8,7 +8,7 @@
 //     LATHE_SECTION(TrainConfig, train, "the run itself")
 //   };
 //
-// Such structs stay plain aggregates. Members are bool, int64_t, double or std::string.
+// Such structs stay plain aggregates. Members are bool, int64_t, double, std::string or ConfigTables.
 #pragma once
 
 #include <cstddef>
@@ -32,12 +32,14 @@ struct Rule {
   std::vector<std::string> choices{};       ///< strings only; empty: any
   bool is_fixed = false;
 
+  /// The same rule, for a key that a run cannot change once it has begun.
   Rule fixed() const {
     Rule r = *this;
     r.is_fixed = true;
     return r;
   }
 };
+// Rules of one value: nothing is refused; or x >= min; or min <= x <= max.
 inline Rule anything() { return {}; }
 inline Rule at_least(double min) { return {.min = min}; }
 inline Rule between(double min, double max) { return {.min = min, .max = max}; }
@@ -47,8 +49,10 @@ inline Rule below(double min, double max) { return {.min = min, .max = max, .ope
 inline Rule above(double min, double max) { return {.min = min, .max = max, .open_min = true}; }
 /// min < x < max.
 inline Rule inside(double min, double max) { return {.min = min, .max = max, .open_min = true, .open_max = true}; }
+/// A text that is one of these.
 inline Rule one_of(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
 
+/// A key of the config and where its value is.
 struct Field {
   std::string key;  ///< "section.name"
   ConfigValue initial;
@@ -58,6 +62,7 @@ struct Field {
   std::function<void*(void* config)> part{};
 };
 
+/// A heading of the config, as `[name]`.
 struct Section {
   std::string name, doc;
 };
@@ -73,6 +78,7 @@ class Schema {
   /// The field of that key, or null.
   const Field* find(const std::string& key) const;
 
+  /// The field's value in `config`, which is of the schema's type.
   ConfigValue get(const void* config, const Field& field) const;
   /// Sets a key after checking type and rule. Errors are Exit::usage and begin with `where`; an unknown key's names the
   /// nearest one.
@@ -122,6 +128,8 @@ class SchemaRecorder {
    private:
     SchemaRecorder* paused_;
   };
+  // Called by LATHE_SECTION and LATHE_FIELD when a config is made: what they declare becomes part of the schema that
+  // is being recorded on this thread, if any.
   static void section(const char* name, const char* doc);
   static void field(const void* member, const char* name, ConfigValue initial, const char* doc, Rule rule);
 
@@ -192,6 +200,7 @@ class AnyConfig {
 
   /// Its keys, without a section.
   const Schema& schema() const { return *schema_; }
+  /// The config itself, for what its fields point into.
   void* data() { return value_.get(); }
   /// Throws unless it holds that type.
   template <class Config>

@@ -18,6 +18,7 @@ class DeviceValue {
       : bytes_(at::empty({sizeof(T)}, at::TensorOptions().dtype(at::kByte).device(device))) {
     set(value);
   }
+  /// On its device, for kernels.
   T* pointer() const { return static_cast<T*>(bytes_.data_ptr()); }
   /// Waits for a card.
   T get() const {
@@ -26,6 +27,7 @@ class DeviceValue {
     std::memcpy(&value, host.const_data_ptr(), sizeof value);
     return value;
   }
+  /// Writes from the host; on a card in the order of its stream.
   void set(const T& value) {
     const at::Tensor host = at::empty({sizeof value}, at::kByte);
     std::memcpy(host.mutable_data_ptr(), &value, sizeof value);

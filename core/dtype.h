@@ -20,6 +20,7 @@ std::string describe(at::IntArrayRef sizes);
 at::ScalarType dtype_from_config(const std::string& name);
 /// safetensors' name of a dtype, and back; nullopt for one it lacks.
 const char* safetensors_dtype(at::ScalarType dtype);
+/// The dtype of a safetensors name such as "BF16"; nothing for one that has none here.
 std::optional<at::ScalarType> dtype_from_safetensors(const std::string& name);
 
 /// The element type that kernels know a dtype by; an error for one they do not take.

@@ -39,6 +39,7 @@ std::string str(const Args&... args) {
   return out.str();
 }
 
+/// Throws Error with that exit code and its arguments put together as a sentence.
 template <class... Args>
 [[noreturn]] void fail(Exit code, const Args&... args) {
   throw Error(code, str(args...));

@@ -24,6 +24,7 @@ struct OpFlops {
 struct FlopCount {
   Flops forward, backward;
   double matmul() const { return forward.matmul + backward.matmul; }
+  /// Products of matrices and attention, forward and backward.
   double total() const { return matmul() + forward.other + backward.other; }
 };
 

@@ -11,6 +11,7 @@
 
 namespace lathe {
 
+/// What a block of memory is for.
 enum class Memory : uint8_t { other, parameters, gradients, optimizer, activations, data, casts, checkpoints };
 constexpr std::array<std::string_view, 8> memory_names{"other",       "parameters", "gradients", "optimizer",
                                                        "activations", "data",       "casts",     "checkpoints"};

@@ -20,6 +20,9 @@ namespace lathe {
 
 struct Node;
 struct OpResult;
+struct BackwardResult;
+class Recomputation;
+class ForwardHook;
 
 /// Where the random numbers of a training step come from: see core/rng.h.
 struct StepRandom {
@@ -32,6 +35,12 @@ struct StepRandom {
 /// again draws other numbers, and two layers with one stream differ too.
 using StreamUses = std::unordered_map<uint64_t, uint64_t>;
 
+/// Which activations of a model's repeated blocks are kept for backward: all, the blocks' inputs, or the inputs of
+/// groups of about sqrt(n) blocks. What is not kept is computed again. Chen et al. 2016, "Training deep nets with
+/// sublinear memory cost".
+enum class RecomputePolicy : uint8_t { none, blocks, sqrt };
+
+/// What guards set, on each thread its own.
 struct Mode {
   bool grad = true;                       ///< record a graph
   c10::ScalarType compute = c10::kFloat;  ///< dtype of ops whose policy is Amp::low; kFloat: no autocast
@@ -48,6 +57,13 @@ struct Mode {
   const std::function<void(const Node&, const at::Tensor&)>* observe_gradient = nullptr;
   /// Called with what each op made, or null.
   const std::function<void(const OpResult&)>* observe_result = nullptr;
+  /// Called with what each node's backward made of what it got, or null.
+  const std::function<void(const BackwardResult&)>* observe_backward = nullptr;
+  const ForwardHook* forward_hooks = nullptr;  ///< the innermost that lives: see nn/hooks.h
+  Recomputation* recording = nullptr;          ///< ops that run are its, and keep nothing: see autograd/recompute.h
+  Recomputation* replaying = nullptr;          ///< ops that run are run again for it
+  RecomputePolicy recompute = RecomputePolicy::none;
+  int64_t* blocks_run = nullptr;  ///< where run_blocks() counts blocks that `recompute` is about, or null
 };
 
 /// The calling thread's mode.
@@ -115,6 +131,7 @@ struct DrawState {
   std::optional<StepRandom> random;
   StreamUses uses;
 
+  /// As the draws of this thread stand.
   static DrawState now() {
     return {mode().training, mode().random, mode().uses != nullptr ? *mode().uses : StreamUses()};
   }

@@ -14,6 +14,7 @@ namespace lathe {
 
 class QuantisedTensor {
  public:
+  /// int8: a scale for each row; nf4: 4 bits of 16 levels, a scale for each block (Dettmers et al. 2023).
   enum class Format { int8, nf4 };
 
   /// From a floating-point tensor, a part at a time: beside the result it takes a few megabytes. `device` keeps it.

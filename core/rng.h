@@ -9,6 +9,7 @@
 
 namespace lathe {
 
+/// What one round of Philox4x32 gives (Salmon et al. 2011).
 using Philox4 = std::array<uint32_t, 4>;
 
 struct RngKey {

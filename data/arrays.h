@@ -19,6 +19,7 @@ inline double half_value(uint16_t bits) {
   if (exponent == 31) x = fraction == 0 ? HUGE_VAL : std::nan("");
   return bits >> 15 ? -x : x;
 }
+/// The value of bfloat16's bits.
 inline double bfloat16_value(uint16_t bits) {
   const uint32_t wide = uint32_t{bits} << 16;
   float x;

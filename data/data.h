@@ -83,9 +83,11 @@ struct DataFacts {
 class Data {
  public:
   virtual ~Data() = default;
+  /// What the config, the model and the task need to know of it; valid for the object's life.
   virtual const DataFacts& facts() const = 0;
   /// Tokens or examples of a split; 0 where there is none.
   virtual int64_t train_size() const = 0;
+  /// Units of the validation part: tokens or examples; 0 where there is none.
   virtual int64_t val_size() const = 0;
   /// Token data: Exit::data, with the file and the place, where an id is not below `vocab_size`.
   virtual void check_ids(int64_t /*vocab_size*/) const {}
@@ -97,6 +99,7 @@ class Data {
   /// A short identity of the contents of both splits (sampled, a fraction of a second), and whether a saved one is
   /// this data's.
   virtual std::string hash() const = 0;
+  /// Whether what a run saved of its data (`fingerprint`) is this data.
   virtual bool matches(const std::string& saved) const = 0;
   /// Reads every byte and compares with the manifest's checksums. Exit::data with the file that differs; Exit::stopped
   /// once `stop`, asked every 16 MiB, says so.

@@ -18,11 +18,13 @@ struct ArrayInfo {
   std::string xxh3;  ///< of the whole file
 };
 
+/// A split's files and number of examples.
 struct ExampleSplit {
   int64_t examples = 0;  ///< 0: the split is not there
   ArrayInfo inputs, targets;
 };
 
+/// What manifest.json says of an example set.
 struct ExampleManifest {
   std::string task;                  ///< "classification", "regression"
   std::vector<int64_t> input_sizes;  ///< of one input, as {64} or {1, 8, 8}

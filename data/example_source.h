@@ -33,6 +33,7 @@ class ExampleSource {
   virtual std::optional<ArrayType> target_type() const { return std::nullopt; }
   /// What a person may want to check, as "header line a, b, label; target column 3 (label)"; or empty.
   virtual std::string layout() const { return ""; }
+  /// All that is to be read.
   virtual uint64_t bytes() const = 0;
   /// Calls f with each. Exit::data with the place of what can't be read; tells the meter all its bytes.
   virtual void each(Meter& meter, const std::function<void(const RawExample&)>& f) = 0;

@@ -36,7 +36,7 @@ void write_manifest(const fs::path& folder, const DataManifest& m, const std::st
             {"vocab_size", m.vocab_size}, {"largest_id", m.largest_id},
             {"dtype", m.dtype},           {"train", shards_json(m.train)},
             {"val", shards_json(m.val)}};
-  if (m.tokenizer.kind() == "char") json["vocabulary"] = m.tokenizer.vocabulary();
+  m.tokenizer.add_to_json(json, "tokenizer");
   write_manifest_json(folder, std::move(json), name);
 }
 
@@ -49,14 +49,7 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
     fail(Exit::data, where, ": a format that this build does not know; make the data again with `lathe prepare`");
   }
   DataManifest m;
-  std::vector<std::string> vocabulary;
-  const auto kind = json_get<std::string>(json, "tokenizer", where, Exit::data);
-  if (kind == "char") vocabulary = json_get<std::vector<std::string>>(json, "vocabulary", where, Exit::data);
-  try {
-    m.tokenizer = Tokenizer::from(kind, vocabulary);
-  } catch (const Error& e) {
-    fail(Exit::data, where, ": ", e.what());
-  }
+  m.tokenizer = Tokenizer::from_json(json, "tokenizer", where);
   m.vocab_size = json_whole(json, "vocab_size", 1, max_vocab_size, where, Exit::data);
   m.largest_id = json_whole(json, "largest_id", 0, max_vocab_size, where, Exit::data);
   m.dtype = json_get<std::string>(json, "dtype", where, Exit::data);

@@ -17,6 +17,7 @@ struct ShardInfo {
   std::string xxh3;  ///< of the whole file
 };
 
+/// What manifest.json says of token shards.
 struct DataManifest {
   Tokenizer tokenizer;
   int64_t vocab_size = 0;

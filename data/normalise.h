@@ -16,6 +16,7 @@ struct Normalisation {
 struct Groups {
   int64_t count, elements;  ///< groups, and elements of each, which lie together
 };
+/// The features that share a mean and a deviation: a picture's channels [C, H, W], else each feature alone.
 Groups groups_of(const std::vector<int64_t>& sizes);
 
 /// Mean and standard deviation of each group over examples, in one pass (Chan, Golub and LeVeque 1979), the standard
@@ -26,6 +27,7 @@ class Statistics {
   explicit Statistics(Groups groups);
   /// One example: count * elements numbers.
   void add(const double* example);
+  /// Of all that was added.
   Normalisation result() const;
 
  private:

@@ -48,6 +48,7 @@ class NpyWriter {
  public:
   /// Any type but bf16; the sizes are those of the finished array.
   NpyWriter(const fs::path& path, ArrayType type, const std::vector<int64_t>& sizes);
+  /// Appends values in row-major order.
   void write(const void* data, size_t bytes);
   /// Syncs and closes the file, which must have all its elements, and returns its checksum.
   std::string finish();

@@ -16,6 +16,7 @@ class Meter {
  public:
   /// Both must outlive the meter; `stop` may be empty.
   Meter(const fs::path& out, const std::function<bool()>& stop) : out_(out), stop_(stop) {}
+  /// Names the stage and its bytes, for the progress that is shown.
   void begin(const char* doing, uint64_t bytes) { doing_ = doing, bytes_ = bytes, done_ = 0; }
   /// Call it every few megabytes of input. Exit::stopped where `stop` says so.
   void advance(uint64_t bytes);

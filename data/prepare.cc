@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
+#include <span>
 #include <string_view>
 
 #include "core/io/checksum.h"
@@ -83,6 +85,7 @@ struct Survey {
   Tokenizer tokenizer = Tokenizer::byte();
   std::vector<uint16_t> ids;  ///< "char": of each code point, which was seen
   std::vector<bool> seen;
+  uint64_t bytes = 0;
 };
 
 Survey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& meter) {
@@ -95,8 +98,10 @@ Survey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& 
     bytes += input.bytes;
   }
   if (bytes == 0) fail(Exit::data, "the input has no text");
-  if (options.tokenizer == "byte") {
-    s.tokens = static_cast<int64_t>(bytes);
+  s.bytes = bytes;
+  if (options.tokenizer != "char") {
+    if (options.tokenizer != "byte") s.tokenizer = Tokenizer::bpe(options.tokenizer);
+    s.tokens = static_cast<int64_t>(bytes);  // a BPE's are fewer
     return s;
   }
   s.seen.resize(code_points);
@@ -130,24 +135,28 @@ Survey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& 
   return s;
 }
 
-/// Writes the shards of a split under names that nothing reads.
+/// Writes the shards of a split under names that nothing reads, ids as the manifest's dtype.
 class SplitWriter {
  public:
-  SplitWriter(const PrepareOptions& options, std::string split, int64_t tokens)
-      : options_(options), split_(std::move(split)), several_(tokens > options.shard_tokens) {}
+  SplitWriter(const PrepareOptions& options, std::string split, int64_t most_tokens, bool wide)
+      : options_(options), split_(std::move(split)), several_(most_tokens > options.shard_tokens), wide_(wide) {}
 
-  void write(const uint16_t* ids, size_t n) {
-    while (n > 0) {
+  void write(std::span<const int32_t> ids) {
+    while (!ids.empty()) {
       if (!file_.is_open()) open();
-      const size_t here = std::min(n, static_cast<size_t>(options_.shard_tokens - shards_.back().tokens));
-      file_.write(ids, 2 * here);
-      sum_.update(ids, 2 * here);
+      const size_t here = std::min(ids.size(), static_cast<size_t>(options_.shard_tokens - shards_.back().tokens));
+      narrow_.assign(ids.begin(), ids.begin() + static_cast<int64_t>(wide_ ? 0 : here));
+      const void* data = wide_ ? static_cast<const void*>(ids.data()) : narrow_.data();
+      const size_t bytes = (wide_ ? 4 : 2) * here;
+      file_.write(data, bytes);
+      sum_.update(data, bytes);
+      tokens_ += static_cast<int64_t>(here);
       shards_.back().tokens += static_cast<int64_t>(here);
-      ids += here;
-      n -= here;
+      ids = ids.subspan(here);
       if (shards_.back().tokens == options_.shard_tokens) close();
     }
   }
+  int64_t tokens() const { return tokens_; }
   std::vector<ShardInfo> finish() {
     if (file_.is_open()) close();
     return shards_;
@@ -170,50 +179,76 @@ class SplitWriter {
 
   const PrepareOptions& options_;
   std::string split_;
-  bool several_;
+  bool several_, wide_;
+  int64_t tokens_ = 0;
+  std::vector<uint16_t> narrow_;
   OutputFile file_;
   Checksum sum_;
   std::vector<ShardInfo> shards_;
 };
 
-/// The second pass: the shards of both splits, and the largest id among them.
-void write_shards(const std::vector<Input>& inputs, const Survey& s, int64_t train, const PrepareOptions& options,
-                  Meter& meter, DataManifest& manifest) {
-  SplitWriter first(options, "train", train), second(options, "val", s.tokens - train);
-  std::vector<uint16_t> ids;
+/// The ids of a text's tokens that begin from `at` on and before `end`; returns where the next begins.
+size_t take(const Survey& s, BPE::Encoder* bpe, const fs::path& path, std::string_view text, size_t at, size_t end,
+            std::vector<int32_t>& ids) {
+  if (bpe != nullptr) {
+    const size_t next = bpe->encode_pieces(text, at, end, ids);
+    if (!s.tokenizer.bpe()->is_normal(text.substr(at, next - at)))
+      fail(Exit::data, path.string(), " is not in Unicode's normal form C, which the tokenizer asks for; convert it");
+    return next;
+  }
+  while (at < end) {
+    if (s.seen.empty()) {
+      ids.push_back(static_cast<unsigned char>(text[at++]));
+      continue;
+    }
+    const size_t n = code_point_length(text, at);
+    const uint32_t x = n > 0 ? code_point(text, at, n) : 0;
+    if (n == 0 || !s.seen[x]) changed(path);
+    ids.push_back(s.ids[x]);
+    at += n;
+  }
+  return at;
+}
+
+/// The shards of both splits, and the largest id among them. Returns the tokens of each. Validation begins with token
+/// `train`, of a BPE with the first one at or behind that byte.
+std::pair<int64_t, int64_t> write_shards(const std::vector<Input>& inputs, const Survey& s, int64_t train,
+                                         const PrepareOptions& options, Meter& meter, DataManifest& manifest) {
+  const BPE* bpe = s.tokenizer.bpe();
+  const bool wide = s.tokenizer.size() > 65536;
+  manifest.dtype = wide ? "uint32" : "uint16";
+  SplitWriter first(options, "train", train, wide), second(options, "val", s.tokens - train, wide);
+  std::optional<BPE::Encoder> encoder;
+  if (bpe != nullptr) encoder.emplace(*bpe);
+  const int32_t between = bpe != nullptr ? bpe->id_of("<|endoftext|>") : -1;
+  std::vector<int32_t> ids;
   ids.reserve(piece);
-  int64_t written = 0;
-  uint64_t bytes = 0;
-  for (const auto& input : inputs) bytes += input.bytes;
-  meter.begin("written", bytes);
+  int64_t written = 0;  // tokens, of a BPE bytes
+  meter.begin("written", s.bytes);
   for (const auto& input : inputs) {
     const MappedFile file(input.path, Exit::data);
     if (file.bytes().size() != input.bytes) changed(input.path);
     read_through(file, meter, [&](std::string_view text, size_t at, size_t end) {
+      const int64_t to_train = std::max<int64_t>(train - written, 0);
+      if (bpe != nullptr && to_train > 0) end = std::min(end, at + static_cast<size_t>(to_train));
       ids.clear();
-      while (at < end) {
-        if (s.seen.empty()) {
-          ids.push_back(static_cast<unsigned char>(text[at++]));
-          continue;
-        }
-        const size_t n = code_point_length(text, at);
-        const uint32_t x = n > 0 ? code_point(text, at, n) : 0;
-        if (n == 0 || !s.seen[x]) changed(input.path);
-        ids.push_back(s.ids[x]);
-        at += n;
-      }
-      if (ids.size() > static_cast<size_t>(s.tokens - written)) changed(input.path);
+      const size_t next = take(s, encoder ? &*encoder : nullptr, input.path, text, at, end, ids);
+      const int64_t taken = bpe != nullptr ? static_cast<int64_t>(next - at) : std::ssize(ids);
+      if (bpe != nullptr && next == text.size() && &input != &inputs.back() && between >= 0) ids.push_back(between);
+      if (taken > s.tokens - written) changed(input.path);
       manifest.largest_id = std::max<int64_t>(manifest.largest_id, *std::max_element(ids.begin(), ids.end()));
-      const auto to_train = static_cast<size_t>(std::clamp<int64_t>(train - written, 0, std::ssize(ids)));
-      first.write(ids.data(), to_train);
-      second.write(ids.data() + to_train, ids.size() - to_train);
-      written += std::ssize(ids);
-      return at;
+      const auto head = static_cast<size_t>(bpe != nullptr ? (to_train > 0 ? std::ssize(ids) : 0)
+                                                           : std::min<int64_t>(to_train, std::ssize(ids)));
+      first.write(std::span(ids).first(head));
+      second.write(std::span(ids).subspan(head));
+      written += taken;
+      return next;
     });
   }
   if (written != s.tokens) fail(Exit::data, "the input changed while it was being read; run the same command again");
   manifest.train = first.finish();
   manifest.val = second.finish();
+  return {first.tokens(), second.tokens()};
 }
 
 }  // namespace
@@ -224,21 +259,25 @@ void prepare(const PrepareOptions& options) {
   for (auto& path : expand(options.inputs)) inputs.push_back({std::move(path)});
   Meter meter(options.out, options.stop);
   const Survey found = survey(inputs, options, meter);
-  const int64_t n = found.tokens, train = n - static_cast<int64_t>(options.val_share * static_cast<double>(n));
-  if (train < 2) fail(Exit::data, "the input has ", n, " tokens, too few to train on");
+  const int64_t n = found.tokens, split = n - static_cast<int64_t>(options.val_share * static_cast<double>(n));
+  const auto check = [](int64_t all, int64_t train) {
+    if (train < 2) fail(Exit::data, "the input has ", all, " tokens, too few to train on");
+  };
+  check(n, split);
 
   OutFolder out(options.out);
   out.clear();
   DataManifest manifest;
   manifest.tokenizer = found.tokenizer;
   manifest.vocab_size = found.tokenizer.size();
-  write_shards(inputs, found, train, options, meter, manifest);
+  const auto [train, val] = write_shards(inputs, found, split, options, meter, manifest);
+  check(train + val, train);
   std::vector<MadeFile> files;
   for (const auto* shards : {&manifest.train, &manifest.val}) {
     for (const auto& shard : *shards) files.push_back({shard.file, shard.xxh3});
   }
   out.publish(files, [&](const std::string& name) { write_manifest(options.out, manifest, name); });
-  log_info(options.out.string(), ": ", train, " training and ", n - train, " validation tokens, vocabulary of ",
+  log_info(options.out.string(), ": ", train, " training and ", val, " validation tokens, vocabulary of ",
            manifest.vocab_size, " (", manifest.tokenizer.kind(), ")");
 }
 

@@ -14,6 +14,7 @@ class WindowSampler {
   WindowSampler(int64_t tokens, int64_t block_size, uint64_t seed);
   /// First token of the n-th window since the start of training.
   int64_t start_of(int64_t n) const;
+  /// The same in every epoch.
   int64_t windows_per_epoch() const { return windows_; }
 
  private:

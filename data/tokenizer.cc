@@ -34,7 +34,7 @@ Tokenizer Tokenizer::characters(std::string_view text) {
 
 Tokenizer Tokenizer::from(const std::string& kind, const std::vector<std::string>& vocabulary) {
   if (kind != "byte" && kind != "char")
-    fail(Exit::data, "there is no tokenizer \"", kind, "\"; this build has byte and char");
+    fail(Exit::data, "there is no tokenizer \"", kind, "\"; this build has byte, char and bpe");
   Tokenizer t;
   t.kind_ = kind;
   t.vocabulary_ = vocabulary;
@@ -46,12 +46,60 @@ Tokenizer Tokenizer::from(const std::string& kind, const std::vector<std::string
   return t;
 }
 
+Tokenizer Tokenizer::bpe(const fs::path& path) {
+  Tokenizer t;
+  t.kind_ = "bpe";
+  t.bpe_ = std::make_shared<const BPE>(read_bpe(path), path.string());
+  return t;
+}
+
+Tokenizer Tokenizer::from_json(const Json& json, const char* kind_key, const std::string& where) {
+  const auto kind = json_get<std::string>(json, kind_key, where, Exit::data);
+  if (kind == "bpe") {
+    Tokenizer t;
+    t.kind_ = kind;
+    t.bpe_ = std::make_shared<const BPE>(bpe_from_json(json_get<Json>(json, "bpe", where, Exit::data), where), where);
+    return t;
+  }
+  std::vector<std::string> vocabulary;
+  if (kind == "char") vocabulary = json_get<std::vector<std::string>>(json, "vocabulary", where, Exit::data);
+  try {
+    return from(kind, vocabulary);
+  } catch (const Error& e) {
+    fail(Exit::data, where, ": ", e.what());
+  }
+}
+
+void Tokenizer::add_to_json(Json& json, const char* kind_key) const {
+  json[kind_key] = kind_;
+  if (kind_ == "char") json["vocabulary"] = vocabulary_;
+  if (bpe_) json["bpe"] = bpe_to_json(bpe_->definition());
+}
+
+bool Tokenizer::operator==(const Tokenizer& other) const {
+  if (kind_ != other.kind_ || vocabulary_ != other.vocabulary_) return false;
+  return bpe_ == other.bpe_ || (bpe_ && other.bpe_ && bpe_->definition() == other.bpe_->definition());
+}
+
+int64_t Tokenizer::size() const {
+  return kind_ == "byte" ? 256 : bpe_ ? bpe_->size() : static_cast<int64_t>(vocabulary_.size());
+}
+
 std::vector<int64_t> Tokenizer::encode(std::string_view text, Exit code) const {
   std::vector<int64_t> out;
   out.reserve(text.size());
   if (kind_ == "byte") {
     for (char c : text) out.push_back(static_cast<unsigned char>(c));
     return out;
+  }
+  if (bpe_) {
+    std::vector<int32_t> ids;
+    try {
+      BPE::Encoder(*bpe_).encode(text, ids);
+    } catch (const Error& e) {
+      fail(code, e.what());
+    }
+    return {ids.begin(), ids.end()};
   }
   std::string key;
   each_character(text, code, [&](std::string_view c) {
@@ -64,6 +112,7 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, Exit code) const {
 }
 
 std::string Tokenizer::decode(const std::vector<int64_t>& ids) const {
+  if (bpe_) return bpe_->decode(ids);
   std::string text;
   for (int64_t id : ids) {
     if (id < 0 || id >= size())

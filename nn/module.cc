@@ -150,31 +150,4 @@ std::string parameter_table(const std::vector<NamedParameter>& parameters) {
   return out.str();
 }
 
-void check_shape(const char* layer, const at::Tensor& x, std::string_view spec, std::initializer_list<Bound> bound) {
-  std::map<char, int64_t> sizes;
-  for (const auto& b : bound) sizes[b.name] = b.size;
-  size_t dim = 0;
-  bool fits = true;
-  for (char c : spec) {
-    if (c == ' ') continue;
-    if (dim >= static_cast<size_t>(x.dim())) {
-      fits = false;
-      break;
-    }
-    const int64_t size = x.size(static_cast<int64_t>(dim++));
-    fits = fits && sizes.emplace(c, size).first->second == size;
-  }
-  if (fits && dim == static_cast<size_t>(x.dim())) return;
-  std::string wanted;
-  for (char c : spec) {
-    if (c == ' ') continue;
-    wanted += wanted.empty() ? "" : ",";
-    wanted += c;
-    for (const auto& b : bound) {
-      if (b.name == c) wanted += "=" + std::to_string(b.size);
-    }
-  }
-  fail(Exit::internal, layer, ": expected an input of shape [", wanted, "], got ", describe(x));
-}
-
 }  // namespace lathe

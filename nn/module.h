@@ -187,13 +187,4 @@ int64_t count(const std::vector<NamedParameter>& parameters);
 /// Name, shape and number of elements of each, and the total.
 std::string parameter_table(const std::vector<NamedParameter>& parameters);
 
-/// Checks x against a named shape such as "B T C": a letter given in `bound` must have that size, others are free but
-/// must agree with themselves. The error names the layer and both shapes.
-struct Bound {
-  char name;
-  int64_t size;
-};
-void check_shape(const char* layer, const at::Tensor& x, std::string_view spec,
-                 std::initializer_list<Bound> bound = {});
-
 }  // namespace lathe

@@ -5,50 +5,18 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <cstddef>
 
 #include "autograd/node.h"
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/kernels/rules.h"
 #include "core/memory.h"
 #include "core/mode.h"
 
 namespace lathe {
 namespace {
-
-constexpr int64_t update_grain = 1 << 14;
-
-std::vector<std::string> names_of_state(const OptimConfig& c) {
-  if (c.kind == "momentum") return {"momentum_buffer"};
-  if (c.kind == "adagrad") return {"sum"};
-  if (c.kind == "adam" || c.kind == "adamw") return {"exp_avg", "exp_avg_sq"};
-  std::vector<std::string> names;
-  if (c.kind == "rmsprop") {
-    names.push_back("square_avg");
-    if (c.momentum > 0) names.push_back("momentum_buffer");
-    if (c.centered) names.push_back("grad_avg");
-  }
-  return names;
-}
-
-UpdateRule rule_of(const OptimConfig& c, double lr) {
-  UpdateRule r{.nesterov = c.nesterov,
-               .lr = lr,
-               .beta1 = c.beta1,
-               .beta2 = c.beta2,
-               .eps = c.eps,
-               .momentum = c.momentum,
-               .dampening = c.dampening,
-               .alpha = c.alpha,
-               .lr_decay = c.lr_decay};
-  r.kind = c.kind == "sgd"        ? UpdateKind::sgd
-           : c.kind == "momentum" ? UpdateKind::momentum
-           : c.kind == "adagrad"  ? UpdateKind::adagrad
-           : c.kind == "rmsprop"  ? UpdateKind::rmsprop
-           : c.kind == "adam"     ? UpdateKind::adam
-                                  : UpdateKind::adamw;
-  return r;
-}
 
 int64_t chunks_of(const at::Tensor& t) { return (t.numel() + grad_sum_chunk - 1) / grad_sum_chunk; }
 
@@ -71,25 +39,22 @@ void bump_versions(const Slot& slot) {
   kept.low_is_current(slot.param.data());
 }
 
-/// The kernel's view of a slot.
-UpdateArgs args_of(const Slot& slot, const std::vector<std::string>& state_names, double weight_decay,
-                   const std::optional<uint64_t>& rounding_seed) {
+/// The kernel's view of a slot, without what a step's gradient gives it.
+UpdateArgs args_of(const Slot& slot, const ParameterGroup& group, const std::optional<uint64_t>& rounding_seed) {
   const Leaf& leaf = slot.param.leaf();
   const at::Tensor &p = slot.param.data(), &low = leaf.precision.low;
   UpdateArgs a;
   a.param = p.data_ptr();
-  a.grad = leaf.grad.const_data_ptr();
-  for (size_t i = 0; i < slot.state.size(); ++i) {
-    a.state[state_names[i] == "grad_avg" ? 2 : i] = slot.state[i].data_ptr();
-  }
+  for (size_t i = 0; i < slot.places.size(); ++i) a.state[slot.places[i]] = slot.state[i].data_ptr();
+  if (slot.state.size() > slot.places.size()) a.average = slot.state.back().data_ptr();
   if (low.defined()) {
     a.low = low.data_ptr();
     a.low_type = element_of(low.scalar_type());
   }
   a.param_type = element_of(p.scalar_type());
-  a.grad_type = element_of(leaf.grad.scalar_type());
   a.n = p.numel();
-  a.weight_decay = weight_decay;
+  a.weight_decay = group.weight_decay;
+  a.lr_scale = group.lr_factor;
   if (rounding_seed && a.param_type == Element::bf16) {
     a.stochastic = true;
     a.key = make_key(*rounding_seed, hash_name("stochastic rounding/" + slot.path));
@@ -97,23 +62,37 @@ UpdateArgs args_of(const Slot& slot, const std::vector<std::string>& state_names
   return a;
 }
 
+/// "a, b, c, ... (41 in all)".
+std::string some_paths(const std::vector<NamedParameter>& parameters) {
+  std::string text;
+  for (size_t i = 0; i < std::min<size_t>(parameters.size(), 8); ++i) text += (i > 0 ? ", " : "") + parameters[i].path;
+  return parameters.size() > 8 ? str(text, ", ... (", parameters.size(), " in all)") : text;
+}
+
 }  // namespace
 
 Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
-                     std::optional<uint64_t> rounding_seed, const std::vector<GroupOptions>& own)
+                     std::optional<uint64_t> rounding_seed, const std::vector<GroupOptions>& own_)
     : config_(config),
+      method_(make_method(config)),
       rounding_seed_(rounding_seed),
-      state_names_(names_of_state(config)),
       control_(parameters.empty() ? at::Device(at::kCPU) : parameters[0].parameter.data().device()) {
   const MemoryScope scope(Memory::optimizer);
+  if (control_.bytes().is_cuda() && !method_->runs_on_card())
+    fail(Exit::usage, "optim.kind = \"", config.kind,
+         "\" has no code for cards yet; take adamw there, or train.device = \"cpu\"");
+  std::vector<GroupOptions> own = own_;
+  for (GroupOptions& group : group_options(config)) own.push_back(std::move(group));
   groups_ = {{.weight_decay = config.weight_decay}, {}};
   for (const auto& o : own) {
     groups_.push_back({.weight_decay = o.weight_decay.value_or(config.weight_decay), .lr_factor = o.lr_factor});
     groups_.push_back({.weight_decay = o.weight_decay.value_or(0), .lr_factor = o.lr_factor});
   }
+  const auto chooses = [](const GroupOptions& o, const NamedParameter& p) {
+    return o.which ? o.which(p) : matches(o.pattern, p.path);
+  };
   const auto group_of = [&](const NamedParameter& p) {
-    const auto chooses = [&](const GroupOptions& o) { return o.which ? o.which(p) : matches(o.pattern, p.path); };
-    const auto at = std::find_if(own.begin(), own.end(), chooses);
+    const auto at = std::find_if(own.begin(), own.end(), [&](const GroupOptions& o) { return chooses(o, p); });
     const size_t pair = at == own.end() ? 0 : static_cast<size_t>(at - own.begin()) + 1;
     return 2 * pair + (p.role.decayed.value_or(p.parameter.dim() >= 2) ? 0 : 1);
   };
@@ -121,19 +100,39 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
   for (const auto& p : parameters) {
     const at::Tensor& data = p.parameter.data();
     chunks += chunks_of(data);
-    Slot slot{p.path, p.parameter, {}};
-    const auto options = data.options().dtype(data.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-    for (const auto& name : state_names_) {
-      slot.state.push_back(at::full(data.sizes(), name == "sum" ? config.initial_accumulator : 0.0, options));
+    Slot slot{p.path, p.parameter, {}, {}, {}};
+    StateOf state = method_->state(p);
+    slot.whole = state.whole;
+    for (const StateTensor& t : state.tensors) {
+      slot.names.push_back(t.name);
+      slot.places.push_back(t.place);
+      slot.state.push_back(at::full(t.sizes, t.start, data.options().dtype(t.dtype)));
+    }
+    if (config.ema_decay > 0) {
+      slot.names.emplace_back(average_name);
+      slot.state.push_back(data.to(state_dtype(data), /*non_blocking=*/false, /*copy=*/true));
     }
     groups_[group_of(p)].slots.push_back(std::move(slot));
   }
   for (size_t i = 0; i < own.size(); ++i) {
-    LATHE_CHECK(!groups_[2 * i + 2].slots.empty() || !groups_[2 * i + 3].slots.empty(), "optimizer: the group of ",
-                own[i].which ? "a predicate" : "\"" + own[i].pattern + "\"",
-                " has no parameters; an earlier group may have taken them");
+    if (!groups_[2 * i + 2].slots.empty() || !groups_[2 * i + 3].slots.empty()) continue;
+    const bool taken =
+        std::any_of(parameters.begin(), parameters.end(), [&](const auto& p) { return chooses(own[i], p); });
+    fail(Exit::usage, "optim.groups: ", own[i].which ? "a predicate" : "match = \"" + own[i].pattern + "\"",
+         taken ? " is left without parameters, since groups before it took them all; put it before them"
+               : " matches no parameter; there are " + some_paths(parameters));
   }
   partials_ = at::empty({std::max<int64_t>(chunks, 1)}, control_.bytes().options().dtype(at::kDouble));
+  if (method_->rule().kind == rule_kind<NAdam>) {
+    const at::Tensor product = control_.bytes().narrow(0, offsetof(StepControl, mu_product), sizeof(double));
+    shared_state_.emplace_back("mu_product", product.view(at::kDouble));
+  }
+}
+
+void Optimizer::set_updates(int64_t n) {
+  StepControl control{.updates = n};
+  control.mu_product = control_.get().mu_product;
+  control_.set(control);
 }
 
 void Optimizer::sum_gradients() {
@@ -168,35 +167,38 @@ void Optimizer::step(double lr, const StepOptions& options) {
   const bool cuda = partials_.is_cuda();
   sum_gradients();
   StepControl* control = control_.pointer();
-  const StepRequest request{
-      .rule = rule_of(config_, lr), .clip = config_.grad_clip, .step = options.step, .policy = options.scale_policy};
+  UpdateRule rule = method_->rule();
+  rule.lr = lr;
+  const StepRequest request{.rule = rule,
+                            .clip = config_.grad_clip_by == "norm" ? config_.grad_clip : 0,
+                            .step = options.step,
+                            .policy = options.scale_policy};
   const float* loss = options.loss.defined() ? options.loss.const_data_ptr<float>() : nullptr;
   (cuda ? cuda_api().decide : decide_cpu)(request, partials_.const_data_ptr<double>(), chunks_, loss, control,
                                           options.scale);
-  std::vector<UpdateArgs> on_card;
-  double factor = 1;
-  const auto launch = [&] {
-    if (on_card.empty()) return;
-    cuda_api().update(on_card.data(), static_cast<int64_t>(on_card.size()), rule_of(config_, lr * factor), control);
-    on_card.clear();
-  };
+  if (!cuda && control->skip != 0) return;
+  std::vector<SlotUpdate> updates, stay;
+  int64_t chunk = 0;
   for (auto& group : groups_) {
-    if (group.lr_factor != factor) launch();
-    factor = group.lr_factor;
-    const UpdateRule rule = rule_of(config_, lr * factor);
     for (auto& slot : group.slots) {
-      if (!slot.param.grad().defined()) continue;
-      const UpdateArgs args = args_of(slot, state_names_, group.weight_decay, rounding_seed_);
-      if (cuda) {
-        on_card.push_back(args);
-      } else {
-        at::parallel_for(0, args.n, update_grain,
-                         [&](int64_t begin, int64_t end) { update_cpu(args, rule, control, begin, end); });
+      const at::Tensor& grad = slot.param.grad();
+      SlotUpdate one{args_of(slot, group, rounding_seed_), slot.param.data().sizes(), slot.whole};
+      if (!grad.defined()) {
+        if (one.args.average != nullptr) stay.push_back(one);
+        continue;
       }
+      one.args.grad = grad.const_data_ptr();
+      one.args.grad_type = element_of(grad.scalar_type());
+      one.args.sums = partials_.const_data_ptr<double>() + chunk;
+      chunk += chunks_of(grad);
+      updates.push_back(one);
       bump_versions(slot);
     }
   }
-  launch();
+  method_->update(updates, rule, control, cuda);
+  // The average goes on towards a parameter that stays.
+  rule.kind = rule_kind<Descend>, rule.lr = 0;
+  update_elements(stay, rule, control, cuda);
 }
 
 }  // namespace lathe

@@ -5,24 +5,83 @@
 #include <numbers>
 
 namespace lathe {
+namespace {
+
+/// What a schedule is made of, at one step.
+struct Place {
+  const ScheduleConfig& config;
+  double lr, min_lr, step, steps, warmup;
+
+  /// Share of the way from step `from` to step `to`.
+  double progress(double from, double to) const {
+    return std::clamp((step - from) / std::max(1.0, to - from), 0.0, 1.0);
+  }
+};
+
+double linear(double from, double to, double x) { return from + (to - from) * x; }
+double cosine(double from, double to, double x) {
+  return to + 0.5 * (from - to) * (1 + std::cos(std::numbers::pi * x));
+}
+
+struct ScheduleKind {
+  const char* name;
+  double (*rate)(const Place& p);
+  bool warms_up = true;
+};
+
+double wsd(const Place& p) {
+  const double from = std::max(p.warmup, std::floor(p.steps * (1 - p.config.decay_share)));
+  return linear(p.lr, p.min_lr, p.progress(from, p.steps));
+}
+
+double cosine_restarts(const Place& p) {
+  const double factor = p.config.cycle_factor, first = static_cast<double>(p.config.cycle_steps);
+  double begin = p.warmup, length = first;
+  if (factor == 1) {
+    begin += std::floor((p.step - begin) / first) * first;
+  } else {
+    while (p.step >= begin + length) begin += length, length *= factor;
+  }
+  return cosine(p.lr, p.min_lr, (p.step - begin) / length);
+}
+
+double one_cycle(const Place& p) {
+  const double top = p.steps * p.config.rise_share;
+  if (p.step < top) return cosine(p.lr / p.config.start_div, p.lr, p.step / top);
+  return cosine(p.lr, p.min_lr, p.progress(top, p.steps));
+}
+
+constexpr ScheduleKind kinds[]{
+    {"constant", [](const Place& p) { return p.lr; }},
+    {"linear", [](const Place& p) { return linear(p.lr, p.min_lr, p.progress(p.warmup, p.steps)); }},
+    {"cosine", [](const Place& p) { return cosine(p.lr, p.min_lr, p.progress(p.warmup, p.steps)); }},
+    {"wsd", wsd},
+    {"polynomial",
+     [](const Place& p) {
+       return linear(p.min_lr, p.lr, std::pow(1 - p.progress(p.warmup, p.steps), p.config.power));
+     }},
+    {"inverse_sqrt",
+     [](const Place& p) { return std::max(p.min_lr, p.lr * std::sqrt((p.warmup + 1) / (p.step + 1))); }},
+    {"cosine_restarts", cosine_restarts},
+    {"one_cycle", one_cycle, false},
+};
+
+}  // namespace
+
+std::vector<std::string> schedule_names() {
+  std::vector<std::string> names;
+  for (const ScheduleKind& kind : kinds) names.emplace_back(kind.name);
+  return names;
+}
 
 double end_of_schedule(const ScheduleConfig& c, double lr) { return c.min_lr < 0 ? lr / 10 : c.min_lr; }
 
 double learning_rate(const ScheduleConfig& c, double lr, int64_t step, int64_t steps) {
-  if (step < c.warmup_steps) return lr * (static_cast<double>(step) + 1) / (static_cast<double>(c.warmup_steps) + 1);
-  if (c.kind == "constant") return lr;
-  const auto progress = [&](double from) {
-    const double span = std::max(1.0, static_cast<double>(steps) - from);
-    return std::clamp((static_cast<double>(step) - from) / span, 0.0, 1.0);
-  };
-  const double min_lr = end_of_schedule(c, lr);
-  const auto warmup = static_cast<double>(c.warmup_steps);
-  if (c.kind == "cosine") {
-    return min_lr + 0.5 * (lr - min_lr) * (1 + std::cos(std::numbers::pi * progress(warmup)));
-  }
-  const double from =
-      c.kind == "linear" ? warmup : std::max(warmup, std::floor(static_cast<double>(steps) * (1 - c.decay_share)));
-  return lr + (min_lr - lr) * progress(from);
+  const auto& kind = *std::find_if(std::begin(kinds), std::end(kinds), [&](const auto& k) { return c.kind == k.name; });
+  if (kind.warms_up && step < c.warmup_steps)
+    return lr * (static_cast<double>(step) + 1) / (static_cast<double>(c.warmup_steps) + 1);
+  return kind.rate({c, lr, end_of_schedule(c, lr), static_cast<double>(step), static_cast<double>(steps),
+                    static_cast<double>(c.warmup_steps)});
 }
 
 }  // namespace lathe

@@ -9,6 +9,7 @@
 #include "core/dtype.h"
 #include "core/kernels/dropout.cuh"
 #include "core/kernels/launch.cuh"
+#include "core/kernels/rules.h"
 #include "core/kernels/update.cuh"
 #include "tests/catch.h"
 #include "tests/cuda/cuda_bf16.h"
@@ -204,7 +205,9 @@ TEST_CASE("sums of squares of many gradients on a card are the CPU's", "[cuda]")
 
 bool same(const StepControl& a, const StepControl& b) {
   const auto numbers = [](const StepControl& c) {
-    return torch::tensor({c.grad_norm, c.grad_scale, c.loss_scale, c.correction1, c.correction2}, at::kDouble);
+    return torch::tensor(
+        {c.grad_norm, c.grad_scale, c.loss_scale, c.correction1, c.correction2, c.mu, c.next_mu, c.mu_product},
+        at::kDouble);
   };
   return same_bits(numbers(a), numbers(b)) && a.updates == b.updates && a.failed_step == b.failed_step &&
          a.skip == b.skip && a.moved == b.moved && a.lost == b.lost;
@@ -212,8 +215,9 @@ bool same(const StepControl& a, const StepControl& b) {
 
 TEST_CASE("the decision on a card is the CPU's", "[cuda]") {
   std::mt19937 random(3);
-  StepRequest request{.rule = {.kind = UpdateKind::adam, .lr = 0.1, .beta1 = 0.9, .beta2 = 0.95},
-                      .policy = {.growth_interval = 3, .min_scale = 16, .max_skips = 4}};
+  StepRequest request{
+      .rule = {.kind = rule_kind<NAdam>, .lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .momentum_decay = 0.004},
+      .policy = {.growth_interval = 3, .min_scale = 16, .max_skips = 4}};
   int64_t skips = 0, failures = 0, clipped = 0, grown = 0;
   for (const Order order : orders) {
     const Setting setting(order);
@@ -250,6 +254,7 @@ TEST_CASE("the decision on a card is the CPU's", "[cuda]") {
 /// Parameters of every type with their gradients and state, all drawn from one seed, so that two are the same.
 struct Parameters {
   std::vector<at::Tensor> tensors;  // all that UpdateArgs point to, with one more element on either side
+  std::vector<at::Tensor> sums;     // of squares of the gradients
   std::vector<UpdateArgs> args;
 
   explicit Parameters(const UpdateRule& rule) {
@@ -257,7 +262,7 @@ struct Parameters {
     std::mt19937 random(5);
     const auto pick = [&](const auto& of) { return of[random() % std::size(of)]; };
     const int64_t sizes[] = {0, 1, 5, 255, 256, 257, 700, 4095, 4096, 4097, 9001};
-    // More than one launch's 32 that compute in float32, then as many in float64, then by turns.
+    // More than one launch's 24 that compute in float32, then as many in float64, then by turns.
     for (int i = 0; i < 110; ++i) {
       const bool wide = i < 45 ? false : i < 90 ? true : random() % 2 == 0;
       UpdateArgs a;
@@ -274,11 +279,16 @@ struct Parameters {
       at::Tensor grad = torch::randn({a.n + 2}, at::kDouble);
       if (a.n > 300) grad[300] = INFINITY, grad[301] = NAN, grad[302] = 0;
       a.grad = add(grad_dtype, grad);
-      const bool needed[][3] = {{},           {true},      {true}, {true, random() % 2 == 0, random() % 2 == 0},
-                                {true, true}, {true, true}};
-      for (int s = 0; s < 3; ++s) {
-        if (needed[static_cast<int>(rule.kind)][s]) a.state[s] = add(state_dtype, torch::rand({a.n + 2}, at::kDouble));
-      }
+      UpdateRule own = rule;  // RMSprop's state is by options, which parameters may differ in here
+      own.centered = random() % 2 == 0, own.momentum = random() % 2 == 0 ? rule.momentum : 0;
+      with_rule(rule.kind, [&](auto r) {
+        for (const RuleState& s : decltype(r)::state(own))
+          a.state[s.place] = add(state_dtype, torch::rand({a.n + 2}, at::kDouble));
+      });
+      if (random() % 2 == 0) a.average = add(state_dtype, torch::rand({a.n + 2}, at::kDouble));
+      a.lr_scale = random() % 2 == 0 ? 1 : 0.7;
+      sums.push_back(torch::rand({3}, at::kDouble));
+      a.sums = sums.back().const_data_ptr<double>();
       if (random() % 2 == 0) {
         const auto low = random() % 2 == 0 ? at::kBFloat16 : at::kHalf;
         a.low = add(low, torch::zeros({a.n + 2}));
@@ -297,15 +307,19 @@ struct Parameters {
 };
 
 TEST_CASE("updates on a card are the CPU's", "[cuda]") {
-  using enum UpdateKind;
   const std::vector<UpdateRule> rules{
-      {.kind = sgd, .lr = 1e-3},
-      {.kind = momentum, .lr = 1e-3, .momentum = 0.9, .dampening = 0.2},
-      {.kind = momentum, .nesterov = true, .lr = 1e-3, .momentum = 0.9},
-      {.kind = adagrad, .lr = 2e-3, .eps = 1e-8, .lr_decay = 0.1},
-      {.kind = rmsprop, .lr = 1e-3, .eps = 1e-8, .momentum = 0.9, .alpha = 0.95},
-      {.kind = adam, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8},
-      {.kind = adamw, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8},
+      {.kind = rule_kind<Sgd>, .lr = 1e-3},
+      {.kind = rule_kind<Momentum>, .lr = 1e-3, .momentum = 0.9, .dampening = 0.2},
+      {.kind = rule_kind<Momentum>, .nesterov = true, .lr = 1e-3, .momentum = 0.9},
+      {.kind = rule_kind<Adagrad>, .lr = 2e-3, .eps = 1e-8, .lr_decay = 0.1},
+      {.kind = rule_kind<RMSprop>, .lr = 1e-3, .eps = 1e-8, .momentum = 0.9, .alpha = 0.95},
+      {.kind = rule_kind<Adam>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8},
+      {.kind = rule_kind<AdamW>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8, .clip_value = 0.5},
+      {.kind = rule_kind<AdamAmsgrad>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8, .clip_parameter = 0.5},
+      {.kind = rule_kind<AdamWAmsgrad>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8, .average_decay = 0.9},
+      {.kind = rule_kind<NAdam>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8},
+      {.kind = rule_kind<Lion>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97},
+      {.kind = rule_kind<Descend>, .lr = 2e-3},
   };
   int turn = 0;
   for (const UpdateRule& rule : rules) {
@@ -314,6 +328,7 @@ TEST_CASE("updates on a card are the CPU's", "[cuda]") {
       const Setting setting(orders[turn++ % 3]);
       Parameters ours(rule), wanted(rule);
       StepControl control{.updates = updates, .grad_scale = 0.37, .correction1 = 0.4, .correction2 = 0.3};
+      control.mu = 0.5, control.next_mu = 0.6, control.mu_product = 0.3;
       control.moved = 10, control.lost = 4;
       StepControl our_control = control;
       for (const UpdateArgs& a : wanted.args) update_cpu(a, rule, &control, 0, a.n);

@@ -58,4 +58,44 @@ TEST_CASE("every kind learns, stops and goes on with the same bits, in each prec
   }
 }
 
+TEST_CASE("memory.recompute is a key of every kind, may change when a run goes on, and says where there are no blocks",
+          "[kinds]") {
+  const TempFolder f(fast_folder());
+  make_data(f);
+  for (const Kind& kind : kinds) {
+    INFO(kind.name << " on " << kind.data);
+    fs::remove_all(f / "whole"), fs::remove_all(f / "again");
+    write_config(f, kind);
+    const auto train = [&](const std::string& out, std::vector<std::string> more) {
+      more.insert(more.begin(), {"train", "kind.toml", "--train.out_dir=" + out, "--train.steps=20"});
+      const Finished done = lathe_in(f, more);
+      INFO(done.out << done.err);
+      return done.code;
+    };
+    REQUIRE(train("whole", {}) == 0);
+    REQUIRE(train("again", {"--memory.recompute=blocks", "--train.max_time=0.01"}) == 75);
+    REQUIRE(train("again", {"--memory.recompute=sqrt"}) == 0);
+    CHECK(difference(f / "whole", f / "again") == "");
+    CHECK(lathe_in(f, {"plan", "kind.toml", "--memory.recompute=blocks"}).code == 0);
+  }
+  write_config(f, kinds[1]);
+  const Finished none = lathe_in(f, {"train", "kind.toml", "--model.n_layer=0", "--memory.recompute=blocks"});
+  CHECK(none.code == 2);
+  CHECK_THAT(none.err,
+             ContainsSubstring("memory.recompute = \"blocks\" has nothing to act on: model.kind = \"mlp\" ran "
+                               "no blocks"));
+  const Finished wrong = lathe_in(f, {"train", "kind.toml", "--memory.recompute=all"});
+  CHECK(wrong.code == 2);
+
+  const auto diverge = [&](const std::string& more) {
+    return lathe_in(f, {"train", "kind.toml", "--train.out_dir=bad", "--optim.lr=1e30", "--train.steps=8", more});
+  };
+  const Finished told = diverge("--train.detect_anomaly=true");
+  CHECK(told.code == 5);
+  CHECK_THAT(told.err, ContainsSubstring("anomaly: "));
+  CHECK_THAT(told.err, ContainsSubstring("(MLP"));
+  fs::remove_all(f / "bad");
+  CHECK(diverge("--train.detect_anomaly=false").err.find("anomaly") == std::string::npos);
+}
+
 }  // namespace

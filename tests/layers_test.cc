@@ -5,8 +5,7 @@
 #include "autograd/engine.h"
 #include "core/mode.h"
 #include "nn/init.h"
-#include "nn/layers/image.h"
-#include "nn/layers/recurrent.h"
+#include "nn/layers.h"
 #include "tests/catch.h"
 
 namespace {
@@ -143,7 +142,7 @@ template <class Module>
 void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
   INFO((c.lstm ? "LSTM" : "GRU") << " bias " << c.bias << " state " << c.state << " layers " << c.layers);
   constexpr int64_t b = 3, t = 5, in = 4, h = 6;
-  Module module(in, h, c.layers, c.bias);
+  Module module(in, h, {.n_layer = c.layers, .bias = c.bias});
   auto w = randomise(module, dtype);
   std::vector<at::Tensor> flat;
   for (int64_t l = 0; l < c.layers; ++l) {
@@ -223,12 +222,12 @@ TEST_CASE("a recurrent module's gradients are central differences", "[layers]") 
       }
     }
   };
-  check(LSTM(3, 4, 2));
-  check(GRU(3, 4, 2));
+  check(LSTM(3, 4, {.n_layer = 2}));
+  check(GRU(3, 4, {.n_layer = 2}));
 }
 
 TEST_CASE("a state dict of torch's LSTM fits ours, names and all", "[layers]") {
-  LSTM ours(3, 5, 2);
+  LSTM ours(3, 5, {.n_layer = 2});
   torch::nn::LSTM theirs(torch::nn::LSTMOptions(3, 5).num_layers(2).batch_first(true));
   StateDict state;
   for (const auto& p : theirs->named_parameters()) state[p.key()] = p.value().detach();
@@ -238,7 +237,7 @@ TEST_CASE("a state dict of torch's LSTM fits ours, names and all", "[layers]") {
 }
 
 TEST_CASE("dropout between recurrent layers knows an element's place in the global batch", "[layers]") {
-  LSTM lstm(3, 8, 2, true, 0.5);
+  LSTM lstm(3, 8, {.n_layer = 2, .dropout = 0.5});
   initialize(lstm, Init::fan_in, 3);
   const at::Tensor x = torch::randn({4, 5, 3});
   const auto run = [&](int64_t begin, int64_t end, int64_t first) {
@@ -250,7 +249,7 @@ TEST_CASE("dropout between recurrent layers knows an element's place in the glob
   CHECK(run(0, 4, 0).equal(whole));
   CHECK(at::cat({run(0, 2, 0), run(2, 4, 2)}).allclose(whole, 1e-5, 1e-6));
   CHECK(!at::cat({run(0, 2, 0), run(2, 4, 0)}).allclose(whole, 1e-5, 1e-6));
-  LSTM one(3, 8, 1, true, 0.5);  // nothing lies between
+  LSTM one(3, 8, {.dropout = 0.5});  // nothing lies between
   initialize(one, Init::fan_in, 3);
   const at::Tensor y = one(Variable(x)).first.data();
   const Training training;
@@ -327,12 +326,13 @@ TEST_CASE("layers of images and recurrent ones name themselves when an input doe
              }),
              ContainsSubstring("a kernel of reach 3 is larger than the padded image of 2"));
   CHECK_THAT(error_of([&] { Conv2d(3, 4, 3, {.groups = 2}); }), ContainsSubstring("2 groups do not divide"));
-  const GRU gru(3, 4, 2);
+  const GRU gru(3, 4, {.n_layer = 2});
   CHECK_THAT(error_of([&] { gru(Variable(torch::ones({2, 5, 4}))); }), ContainsSubstring("[B,T,C=3]"));
-  CHECK_THAT(error_of([&] {
-               gru(Variable(torch::ones({2, 5, 3})), Variable(torch::ones({1, 2, 4})));
-             }),
-             ContainsSubstring("the GRU's state h: expected an input of shape [L=2,B=2,H=4]"));
+  CHECK_THAT(
+      error_of([&] {
+        gru(Variable(torch::ones({2, 5, 3})), Variable(torch::ones({1, 2, 4})));
+      }),
+      ContainsSubstring("GRU: expected state h of shape [L=2,B=2,H=4], got float32[1,2,4]; L is 1 here and 2 in the"));
   CHECK_THAT(error_of([&] { gru(Variable(torch::ones({2, 0, 3}))); }), ContainsSubstring("no steps"));
 }
 

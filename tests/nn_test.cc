@@ -234,9 +234,11 @@ TEST_CASE("initial values have the spread that their scheme promises", "[nn]") {
 
 TEST_CASE("a layer names itself and both shapes when its input does not fit", "[nn]") {
   const CausalSelfAttention attention(8, 2, true);
-  CHECK(error_of([&] {
-          attention(Variable(torch::randn({2, 3, 9})));
-        }) == "CausalSelfAttention: expected an input of shape [B,T,C=8], got float32[2,3,9]");
+  CHECK(
+      error_of([&] {
+        attention(Variable(torch::randn({2, 3, 9})));
+      }) ==
+      "CausalSelfAttention: expected an input of shape [B,T,C=8], got float32[2,3,9]; C is 9 here and 8 in the module");
   CHECK_THAT(error_of([&] { attention(Variable(torch::randn({2, 8}))); }), ContainsSubstring("got float32[2,8]"));
   const GPT model(tiny());
   CHECK_THAT(error_of([&] {

@@ -210,6 +210,80 @@ TEST_CASE("schedules are their formulas", "[optim]") {
   CHECK(learning_rate(c, 1, 0, 1) == 1);
 }
 
+TEST_CASE("schedules of later are their formulas, at every step", "[optim]") {
+  constexpr int64_t steps = 300, warmup = 20;
+  constexpr double lr = 0.3, least = 0.02, pi = std::numbers::pi;
+  ScheduleConfig c;
+  c.warmup_steps = warmup, c.min_lr = least, c.power = 1.7, c.cycle_steps = 40, c.rise_share = 0.25, c.start_div = 8;
+  for (int64_t step = 0; step < steps; ++step) {
+    INFO("step " << step);
+    const auto s = static_cast<double>(step);
+    const auto rate = [&](const char* kind, double cycle_factor = 1) {
+      c.kind = kind, c.cycle_factor = cycle_factor;
+      return learning_rate(c, lr, step, steps);
+    };
+    // One cycle: torch's OneCycleLR, 75 steps up, 225 down.
+    const double up = s / 75, down = (s - 75) / 225;
+    CHECK(rate("one_cycle") == Approx(s < 75 ? lr / 8 + (lr - lr / 8) * (1 - std::cos(pi * up)) / 2
+                                             : least + (lr - least) * (1 + std::cos(pi * down)) / 2));
+    if (step < warmup) {
+      for (const char* kind : {"polynomial", "inverse_sqrt", "cosine_restarts"})
+        CHECK(rate(kind) == Approx(lr * (s + 1) / (warmup + 1)));
+      continue;
+    }
+    CHECK(rate("polynomial") == Approx(least + (lr - least) * std::pow((300 - s) / 280, 1.7)));
+    // Vaswani et al.: the lesser of the line and the root, which meet at the end of warm-up; never below min_lr.
+    const double a = (s + 1) / (warmup + 1);
+    CHECK(rate("inverse_sqrt") == Approx(std::max(least, lr * std::min(a, 1 / std::sqrt(a)))));
+    // Cycles of 40: by the remainder. Of 40, 60, 90, ...: by the sum of a geometric series.
+    const double in_cycle = std::fmod(s - warmup, 40) / 40;
+    CHECK(rate("cosine_restarts") == Approx(least + (lr - least) * (1 + std::cos(pi * in_cycle)) / 2));
+    const double cycle = std::floor(std::log((s - warmup) / 40 * 0.5 + 1 + 1e-12) / std::log(1.5));
+    const double begin = 40 * (std::pow(1.5, cycle) - 1) / 0.5, length = 40 * std::pow(1.5, cycle);
+    CHECK(rate("cosine_restarts", 1.5) ==
+          Approx(least + (lr - least) * (1 + std::cos(pi * (s - warmup - begin) / length)) / 2));
+  }
+  std::set<std::string> tested{"constant",   "linear",       "cosine",          "wsd",
+                               "polynomial", "inverse_sqrt", "cosine_restarts", "one_cycle"};
+  const auto names = schedule_names();
+  CHECK(std::set<std::string>(names.begin(), names.end()) == tested);  // every schedule has its formula here
+}
+
+TEST_CASE("groups in a config", "[optim]") {
+  const auto tables = [](const std::string& text) {
+    return std::get<ConfigTables>(parse_toml("[optim]\n" + text, "a.toml").at(0).value);
+  };
+  OptimConfig c;
+  c.kind = "sgd", c.weight_decay = 0.1, c.grad_clip = 0;
+  c.groups = tables(
+      "[[optim.groups]]\nmatch = \"head.*\"\nlr_scale = 0.5\n[[optim.groups]]\nweight_decay = 0.3\nmatch = \"*.b\"\n");
+  CHECK(toml_text(c.groups) == "[{match = \"head.*\", lr_scale = 0.5}, {weight_decay = 0.3, match = \"*.b\"}]");
+  CHECK(tables("groups = " + toml_text(c.groups)) == c.groups);  // as a saved config has it
+  std::vector<NamedParameter> p;
+  for (const char* path : {"head.w", "head.b", "body.w", "body.b"}) {
+    p.push_back({path, Variable::parameter(torch::ones({2, 2}, at::kDouble)), Role::weight});
+    p.back().parameter.leaf().grad = torch::full({2, 2}, 0.5, at::kDouble);
+  }
+  Optimizer(c, p).step(1);
+  const auto value = [&](size_t i) { return p[i].parameter.data()[0][0].item<double>(); };
+  CHECK(value(0) == Approx(1 - 0.5 * (0.5 + 0.1)));
+  CHECK(value(1) == Approx(1 - 0.5 * (0.5 + 0.1)));  // the first that matches counts
+  CHECK(value(2) == Approx(1 - (0.5 + 0.1)));
+  CHECK(value(3) == Approx(1 - (0.5 + 0.3)));
+  const auto said = [&](const std::string& text) {
+    c.groups = tables("groups = " + text);
+    return error_of([&] { Optimizer(c, p); });
+  };
+  CHECK_THAT(said("[{match = \"*.bias\"}]"),
+             ContainsSubstring("match = \"*.bias\" matches no parameter; there are head.w, head.b, body.w, body.b"));
+  CHECK_THAT(said("[{match = \"*\"}, {match = \"*.b\"}]"), ContainsSubstring("groups before it took them all"));
+  CHECK_THAT(said("[{match = \"*\", lr = 1}]"), ContainsSubstring("group 1: there is no key lr"));
+  CHECK_THAT(said("[{match = \"*\"}, {lr_scale = 1}]"), ContainsSubstring("group 2: match is missing"));
+  CHECK_THAT(said("[{match = \"*\", lr_scale = -1}]"), ContainsSubstring("lr_scale must be a number >= 0, not -1"));
+  CHECK_THAT(said("[{match = 3}]"), ContainsSubstring("match must be a pattern of paths"));
+  CHECK(said("[{match = \"*\", lr_scale = 2}]").empty());
+}
+
 TEST_CASE("groups of one's own have a learning rate and a weight decay, and the first that chooses wins", "[optim]") {
   const auto make = [] {
     std::vector<NamedParameter> p;

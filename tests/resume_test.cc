@@ -64,6 +64,28 @@ TEST_CASE("a branch goes on by its own command when its parent has passed the ch
   CHECK_THAT(another.err, ContainsSubstring("already holds step-00000012"));
 }
 
+TEST_CASE("a run stopped within its last evaluation has it once", "[resume]") {
+  const Runs r;
+  const std::string end = "--train.steps=3", whole = "--train.out_dir=whole", cut = "--train.out_dir=cut";
+  REQUIRE(r.train({end, whole}).code == 0);
+  const std::string limit = "--train.max_time=0.001";
+  for (int step = 1; step <= 3; ++step) REQUIRE(r.train({end, cut, limit}).code == 75);
+  const fs::path last = r / "cut/checkpoints/step-00000003";
+  REQUIRE(read_state(last).eval_due);
+  CHECK(r.lathe({"inspect", "cut"}).code == 0);
+
+  REQUIRE(r.train({end, cut}).code == 0);
+  const RunState was = read_state(r / "whole/checkpoints/step-00000003"), is = read_state(last);
+  CHECK(!is.eval_due);
+  CHECK(is.val_loss == was.val_loss);
+  CHECK(is.best_step == was.best_step);
+  CHECK(r.lathe({"verify", "cut"}).code == 0);
+  CHECK(r.lathe({"eval", "cut", "--checkpoint=best"}).code == 0);
+  for (const auto& path : fs::directory_iterator(r / "cut/checkpoints"))
+    CHECK_THAT(path.path().filename().string(), StartsWith("step-"));
+  CHECK_THAT(r.train({end, cut}).out, ContainsSubstring("nothing to do"));
+}
+
 TEST_CASE("what a branch came from is known by its contents under another name", "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=20"}).code == 0);

@@ -13,7 +13,6 @@
 #include <cmath>
 #include <limits>
 
-#include "autograd/ops/attention.h"
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
 #include "autograd/ops/plain.h"
@@ -163,17 +162,16 @@ struct Attention {
     return {d_packed};
   }
   Grads<1, Variable> backward(const Variable& dy, Needs<1> needs) const {
-    const auto plain = [this](const std::array<Variable, 1>& in) -> std::vector<Variable> {
+    const auto plain = [this](const std::vector<Variable>& in) {
       const int64_t b = in[0].size(0), t = in[0].size(1), c = in[0].size(2) / 3;
-      const auto heads_of = [&](int64_t i) {
-        return transpose(reshape(slice(in[0], 2, i * c, (i + 1) * c), {b, t, heads, c / heads}), 1, 2);
-      };
-      AttentionOptions causal;
-      causal.is_causal = true;
-      const Variable y = scaled_dot_product_attention(heads_of(0), heads_of(1), heads_of(2), causal);
-      return {reshape(transpose(y, 1, 2), {b, t, c})};
+      const Variable split = reshape(wide_of(in[0]), {b, t, 3, heads, c / heads});
+      const auto take = [&](int64_t i) { return transpose(select(split, 2, i), 1, 2); };
+      const at::Tensor future = at::ones({t, t}, split.data().options().dtype(at::kBool)).triu(1);
+      const Variable scores = matmul(take(0), transpose(take(1), -2, -1)) * scale();
+      const Variable p = softmax(masked_fill(scores, future, -std::numeric_limits<double>::infinity()), -1);
+      return std::vector{reshape(transpose(matmul(p, take(2)), 1, 2), {b, t, c})};
     };
-    return through_plain<1>(plain, {qkv.as<Variable>()}, {dy}, needs);
+    return plain_gradients<1>({qkv.as<Variable>()}, needs, {dy}, plain);
   }
   // Counted as full squares, the field's convention, although the causal kernels skip what is masked.
   OpFlops flops(const at::Tensor& packed, const at::Tensor& y) const {

@@ -1,11 +1,10 @@
-// Batch norm, fused; second derivatives through its formula in plain ops.
+// Batch norm, fused.
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <ATen/ops/zeros.h>
 
 #include "autograd/op.h"
 #include "autograd/ops.h"
-#include "autograd/ops/math.h"
 #include "autograd/ops/plain.h"
 #include "core/dtype.h"
 #include "core/error.h"
@@ -67,18 +66,26 @@ struct BatchNormOp {
     return {dx, dw, db};
   }
   Grads<3, Variable> backward(const GradList<Variable>& dy, Needs<3> needs) const {
-    const auto plain = [this](const std::array<Variable, 3>& in) -> std::vector<Variable> {
-      const int64_t b = in[0].size(0), c = in[0].size(1);
-      const auto channels = [&](const Variable& p) { return reshape(plain_wide(p), {c, 1}); };
-      const Variable v = reshape(plain_wide(in[0]), {b, c, b * c > 0 ? in[0].numel() / (b * c) : 0});
-      const Variable away = sub(v, given ? channels(Variable(mean.data())) : lathe::mean(v, {0, 2}, true));
-      const Variable square = given ? channels(Variable(var.data())) : lathe::mean(mul(away, away), {0, 2}, true);
-      Variable y = mul(away, rsqrt(add_scalar(square, eps)));
-      if (in[1].defined()) y = mul(y, channels(in[1]));
-      if (in[2].defined()) y = add(y, channels(in[2]));
-      return {cast(reshape(y, in[0].sizes()), out)};
+    const auto plain = [this](const std::vector<Variable>& in) {
+      std::vector<int64_t> dims, by_channel(static_cast<size_t>(in[0].dim()), 1);
+      for (int64_t d = 0; d < in[0].dim(); ++d) {
+        if (d != 1) dims.push_back(d);
+      }
+      by_channel[1] = in[0].size(1);
+      const auto spread = [&](const Variable& v) { return reshape(wide_of(v), by_channel); };
+      Variable y = wide_of(in[0]), power;
+      if (given) {
+        y = y - spread(Variable(mean.data()));
+        power = spread(Variable(var.data()));
+      } else if (y.numel() > 0) {
+        y = y - lathe::mean(y, at::IntArrayRef(dims), true);
+        power = lathe::mean(y * y, at::IntArrayRef(dims), true);
+      }
+      if (power.defined()) y = y * pow(power + eps, -0.5);
+      if (in[1].defined()) y = y * spread(in[1]);
+      return std::vector{in[2].defined() ? y + spread(in[2]) : y};
     };
-    return through_plain<3>(plain, {x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, {dy[0]}, needs);
+    return plain_gradients<3>({x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, needs, {dy[0]}, plain);
   }
   OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) const {
     return given ? flops_each(x, 2, 4) : flops_each(x, 8, 14);

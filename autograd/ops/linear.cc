@@ -24,6 +24,9 @@ std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
 /// Rows of x's last dim; -1 for it in a shape would not do where that dim is empty.
 int64_t rows_of(const at::Tensor& x) { return c10::multiply_integers(x.sizes().slice(0, x.sizes().size() - 1)); }
 
+at::ScalarType type_of(const at::Tensor& t) { return t.scalar_type(); }
+at::ScalarType type_of(const Variable& v) { return v.dtype(); }
+
 void check_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   LATHE_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1), "the last dim of x must be ",
               weight.size(weight.dim() - 1));
@@ -157,11 +160,9 @@ struct LinearGelu {
     return fused_backward(du, x.data(), weight.data(), weight_grad, needs[0], needs[1], needs[2], slots);
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
-    const auto plain = [](const std::array<Variable, 3>& in) -> std::vector<Variable> {
-      const Variable b = in[2].defined() ? cast(in[2], in[0].dtype()) : in[2];
-      return {gelu(linear(in[0], in[1], b))};
-    };
-    return through_plain<3>(plain, {x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, {dy}, needs);
+    return plain_gradients<3>(
+        {x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, needs, {dy},
+        [](const std::vector<Variable>& in) { return std::vector{gelu(linear(in[0], in[1], in[2]))}; });
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& y) {
     OpFlops f = LinearOp::flops(x, weight, bias, {}, y);
@@ -172,7 +173,7 @@ struct LinearGelu {
   static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
 };
 
-// Linear with a frozen weight in few bits, which is taken back to x's dtype for each product. No second derivatives.
+// Linear with a frozen weight in few bits, which is taken back to x's dtype for each product.
 struct LinearQuantised {
   static constexpr OpInfo info{.name = "linear_quantised", .amp = Amp::low};
   std::shared_ptr<const QuantisedTensor> weight;
@@ -183,11 +184,13 @@ struct LinearQuantised {
     return LinearOp{}.forward(x, weight->dequantise(x.scalar_type()), bias, {});
   }
   // dx = dy W, db = sum of dy over the rows
-  Grads<2> backward(const at::Tensor& dy, Needs<2> needs) const {
-    const at::Tensor rows = dy.reshape({-1, dy.size(-1)});
+  template <class T>
+  Grads<2, T> backward(const T& dy, Needs<2> needs) const {
+    const T rows = reshape(dy, {-1, dy.size(-1)});
     const auto sizes = with_last(dy.sizes(), weight->sizes()[1]);
-    return {needs[0] ? product(rows, weight->dequantise(dy.scalar_type())).view(sizes) : at::Tensor(),
-            needs[1] ? rows.sum(0) : at::Tensor()};
+    const at::ScalarType dtype = type_of(dy);
+    return {needs[0] ? reshape(product(rows, constant<T>(weight->dequantise(dtype))), sizes) : T(),
+            needs[1] ? sum(rows, 0) : T()};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& y) {
     OpFlops f = LinearOp::flops(x, {}, bias, {}, y);
@@ -196,7 +199,8 @@ struct LinearQuantised {
   }
 };
 
-// Linear in fp8: q(t) is t scaled and rounded to fp8. No second derivatives.
+// Linear in fp8: q(t) is t scaled and rounded to fp8. For second derivatives rounding counts as the identity, and dy is
+// not rounded.
 struct LinearFp8 {
   static constexpr OpInfo info{.name = "linear_fp8"};
   std::shared_ptr<const Fp8Scaling> scaling;
@@ -225,6 +229,17 @@ struct LinearFp8 {
             needs[1] ? fp8_matmul_nt({g.data.t(), g.factor}, {x.data().t(), x_factor.data()}, {}, weight_grad)
                      : at::Tensor(),
             needs[2] ? rows.sum(0, /*keepdim=*/false, at::kFloat) : at::Tensor()};
+  }
+  Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
+    const auto sizes = with_last(dy.sizes(), x.data().size(1));
+    const auto back = [](const Saved& q, const Saved& factor, at::IntArrayRef shape, size_t input) {
+      return Variable((q.data().to(at::kFloat) * factor.data()).view(shape), running_node()->next[input]);
+    };
+    const Variable rows = reshape(cast(dy, at::kFloat), {-1, dy.sizes().back()});
+    const Variable in = back(x, x_factor, sizes, 0), w = back(weight, weight_factor, weight.data().sizes(), 1);
+    return {needs[0] ? reshape(matmul(rows, w), sizes) : Variable(),
+            needs[1] ? matmul(transpose(rows, 0, 1), reshape(in, x.data().sizes())) : Variable(),
+            needs[2] ? sum(rows, 0) : Variable()};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& y) {
     return LinearOp::flops(x, weight, bias, {}, y);

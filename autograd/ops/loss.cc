@@ -8,6 +8,7 @@
 
 #include "autograd/node.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/plain.h"
 #include "autograd/ops/product.h"
 #include "core/dtype.h"
 #include "core/kernels/loss.h"
@@ -30,11 +31,10 @@ struct CrossEntropy {
   at::Tensor targets_N;
   double divisor;
   int64_t ignore_index;
-  Saved log_p = Saved::output(1), index_N1{}, ignored_N1{}, scale{};  // index: each row's class, 0 where ignored
+  Saved log_p = Saved::input(0), index_N1{}, ignored_N1{}, scale{};  // index: each row's class, 0 where ignored
 
-  // loss = -sum over counted rows of log softmax(logits)[target] / divisor; beside it log softmax(logits), through
-  // which second derivatives go
-  std::vector<at::Tensor> forward(const at::Tensor& logits_NV) {
+  // loss = -sum over counted rows of log softmax(logits)[target] / divisor
+  at::Tensor forward(const at::Tensor& logits_NV) {
     LATHE_CHECK(logits_NV.dim() == 2 && targets_N.dim() == 1 && logits_NV.size(0) == targets_N.size(0),
                 "needs logits [N, V] and targets [N], not targets ", describe(targets_N));
     const at::ScalarType wide = logits_NV.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -44,36 +44,24 @@ struct CrossEntropy {
     log_p = logits_NV.log_softmax(1, wide);
     // Masked, not multiplied by 0: an ignored row may hold infinities or NaN.
     const at::Tensor picked = log_p.data().gather(1, index_N1.data()).masked_fill_(ignored_N1.data(), 0);
-    return {picked.mul_(scale.data()).sum().neg_(), log_p.data()};
+    return picked.mul_(scale.data()).sum().neg_();
   }
-  // p = softmax(logits):  dlogits = (p - onehot(target)) * dy / divisor, 0 in ignored rows; and g - p * sum(g) for a
-  // gradient g of log p
-  Grads<1> backward(const GradList<at::Tensor>& dy, Needs<1>) const {
-    at::Tensor dx;
-    if (dy[0].defined()) {
-      dx = log_p.data().exp();
-      dx.scatter_add_(1, index_N1.data(), dx.new_full(index_N1.data().sizes(), -1.0));
-      dx.mul_(scale.data() * dy[0]).masked_fill_(ignored_N1.data(), 0);
-    }
-    if (!dy[1].defined()) return {dx};
-    const at::Tensor more = dy[1] - log_p.data().exp() * dy[1].sum(1, /*keepdim=*/true);
-    return {dx.defined() ? dx + more : more};
+  // dlogits = (softmax(logits) - onehot(target)) * dy / divisor, 0 in ignored rows
+  Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
+    at::Tensor dx = log_p.data().exp();
+    dx.scatter_add_(1, index_N1.data(), dx.new_full(index_N1.data().sizes(), -1.0));
+    return {dx.mul_(scale.data() * dy).masked_fill_(ignored_N1.data(), 0)};
   }
-  Grads<1, Variable> backward(const GradList<Variable>& dy, Needs<1>) const {
-    const Variable p = exp(log_p.as<Variable>());
-    Variable dx;
-    if (dy[0].defined()) {
-      const at::Tensor one = at::zeros_like(p.data()).scatter_(1, index_N1.data(), 1.0);
-      dx = masked_fill((p - Variable(one)) * (dy[0] * Variable(scale.data())), ignored_N1.data(), 0);
-    }
-    if (!dy[1].defined()) return {dx};
-    const Variable more = dy[1] - p * sum(dy[1], 1, /*keepdim=*/true);
-    return {dx.defined() ? dx + more : more};
+  // The same; softmax is as well a function of log softmax, with the same derivatives.
+  Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
+    const at::Tensor onehot = at::zeros_like(log_p.data()).scatter_(1, index_N1.data(), 1.0);
+    const Variable p = softmax(masked_fill(log_p.as<Variable>(), ignored_N1.data(), 0), 1);
+    return {masked_fill((p - onehot) * (dy * scale.data()), ignored_N1.data(), 0)};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 5, 2); }
 };
 
-// The last layer and its loss on CPUs, rows in pieces. No second derivatives.
+// The last layer and its loss on CPUs, rows in pieces.
 struct LinearCrossEntropy {
   static constexpr OpInfo info{.name = "linear_cross_entropy", .amp = Amp::low};
   at::Tensor targets_N;
@@ -81,7 +69,8 @@ struct LinearCrossEntropy {
   int64_t ignore_index;
   at::ScalarType weight_grad;
   Needs<2> needs{};
-  Saved dx_saved{}, dweight_saved{};  // for a gradient of 1
+  Saved dx_saved{}, dweight_saved{};                           // for a gradient of 1
+  Saved x_saved = Saved::input(0), w_saved = Saved::input(1);  // for second derivatives
 
   static constexpr int64_t piece_bytes = int64_t{128} << 20;  // of logits that are there at once
 
@@ -132,6 +121,8 @@ struct LinearCrossEntropy {
     if (needs[1] && dweight.scalar_type() != weight_type) dweight = dweight.to(weight_type);
     dx_saved = dx;
     dweight_saved = dweight;
+    x_saved = x_;
+    w_saved = weight_;
     return (losses.sum(at::kDouble) / (by > 0 ? by : 1.0)).to(at::kFloat);
   }
   Grads<2> backward(const at::Tensor& dy, Needs<2>) const {
@@ -139,6 +130,13 @@ struct LinearCrossEntropy {
     const double factor = dy.item<double>();
     if (factor == 1) return {dx, dweight};
     return {dx.defined() ? dx * factor : dx, dweight.defined() ? dweight * factor : dweight};
+  }
+  Grads<2, Variable> backward(const Variable& dy, Needs<2> needs) const {
+    return plain_gradients<2>({x_saved.as<Variable>(), w_saved.as<Variable>()}, needs, {dy},
+                              [this](const std::vector<Variable>& in) {
+                                const Variable logits = wide_of(linear(in[0], in[1]));
+                                return std::vector{cross_entropy(logits, targets_N, divisor, ignore_index)};
+                              });
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&) {
     const double logits = static_cast<double>(x.size(0)) * static_cast<double>(weight.size(0));
@@ -161,7 +159,7 @@ Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC, c
 }
 
 Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor, int64_t ignore_index) {
-  return apply(CrossEntropy{.targets_N = targets_N, .divisor = divisor, .ignore_index = ignore_index}, logits_NV)[0];
+  return apply(CrossEntropy{.targets_N = targets_N, .divisor = divisor, .ignore_index = ignore_index}, logits_NV);
 }
 
 Variable mse_loss(const Variable& a, const Variable& b) {

@@ -1,4 +1,4 @@
-// Norms: layer norm and RMS norm, fused; second derivatives through their formula in plain ops.
+// Norms: layer norm and RMS norm, fused.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/native_layer_norm.h>
@@ -6,7 +6,6 @@
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
-#include "autograd/ops/math.h"
 #include "autograd/ops/plain.h"
 #include "core/dtype.h"
 #include "core/kernels/norm.h"
@@ -95,14 +94,14 @@ struct Norm {
     return {dx, dw, db};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
-    const auto plain = [this](const std::array<Variable, 3>& in) -> std::vector<Variable> {
-      const Variable v = plain_wide(in[0]), away = rms ? v : sub(v, lathe::mean(v, -1, true));
-      Variable y = mul(away, rsqrt(add_scalar(lathe::mean(mul(away, away), -1, true), eps)));
-      if (in[1].defined()) y = mul(y, plain_wide(in[1]));
-      if (in[2].defined()) y = add(y, plain_wide(in[2]));
-      return {cast(y, out)};
+    const auto plain = [this](const std::vector<Variable>& in) {
+      Variable y = wide_of(in[0]);
+      if (!rms) y = y - lathe::mean(y, -1, true);
+      y = y * pow(lathe::mean(y * y, -1, true) + eps, -0.5);
+      if (in[1].defined()) y = y * wide_of(in[1]);
+      return std::vector{in[2].defined() ? y + wide_of(in[2]) : y};
     };
-    return through_plain<3>(plain, {x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, {dy}, needs);
+    return plain_gradients<3>({x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, needs, {dy}, plain);
   }
 
  private:

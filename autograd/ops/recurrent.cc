@@ -1,5 +1,5 @@
-// Cells of recurrent layers, fused; second derivatives through their formulas in plain ops. On CPUs the kernels of
-// core/kernels/recurrent.h; float64 and CUDA take ATen's elementwise ops. Shapes: B batch, H units.
+// Cells of recurrent layers, fused. On CPUs the kernels of core/kernels/recurrent.h;
+// float64 and CUDA take ATen's elementwise ops. Shapes: B batch, H units.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -15,6 +15,11 @@ namespace lathe {
 namespace {
 
 /// In float32, or float64 as it is.
+/// Part i of n of the last dim.
+Variable part_of(const Variable& x, int64_t i, int64_t n) {
+  const int64_t h = x.size(1) / n;
+  return wide_of(slice(x, 1, i * h, (i + 1) * h));
+}
 at::Tensor wider(const at::Tensor& t) { return !t.defined() || t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
 void check_cell(const at::Tensor& gates, int64_t number, const at::Tensor& state) {
   LATHE_CHECK(
@@ -74,13 +79,11 @@ struct LstmCell {
             grad * f};
   }
   Grads<2, Variable> backward(const GradList<Variable>& dy, Needs<2> needs) const {
-    const auto plain = [](const std::array<Variable, 2>& in) -> std::vector<Variable> {
-      const int64_t n = in[1].size(1);
-      const auto gate = [&](int64_t k) { return slice(plain_wide(in[0]), 1, k * n, (k + 1) * n); };
-      const Variable next = add(mul(sigmoid(gate(1)), plain_wide(in[1])), mul(sigmoid(gate(0)), lathe::tanh(gate(2))));
-      return {cast(mul(sigmoid(gate(3)), lathe::tanh(next)), in[0].dtype()), cast(next, in[1].dtype())};
-    };
-    return through_plain<2>(plain, {gates.as<Variable>(), c.as<Variable>()}, dy, needs);
+    return plain_gradients<2>({gates.as<Variable>(), c.as<Variable>()}, needs, dy, [](const std::vector<Variable>& in) {
+      const auto gate = [&](int64_t i) { return part_of(in[0], i, 4); };
+      const Variable next = sigmoid(gate(1)) * wide_of(in[1]) + sigmoid(gate(0)) * tanh(gate(2));
+      return std::vector{sigmoid(gate(3)) * tanh(next), next};
+    });
   }
   static OpFlops flops(const at::Tensor&, const at::Tensor&, const at::Tensor& h) { return flops_each(h, 20, 40); }
 };
@@ -126,14 +129,13 @@ struct GruCell {
     return {at::cat({dr, dz, dn}, 1), at::cat({dr, dz, dn * r}, 1), dy * z};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
-    const auto plain = [](const std::array<Variable, 3>& in) -> std::vector<Variable> {
-      const int64_t k = in[2].size(1);
-      const auto part = [&](const Variable& v, int64_t i) { return slice(plain_wide(v), 1, i * k, (i + 1) * k); };
-      const auto both = [&](int64_t i) { return sigmoid(add(part(in[0], i), part(in[1], i))); };
-      const Variable n = lathe::tanh(add(part(in[0], 2), mul(both(0), part(in[1], 2))));
-      return {cast(add(n, mul(both(1), sub(plain_wide(in[2]), n))), in[2].dtype())};
-    };
-    return through_plain<3>(plain, {x.as<Variable>(), g.as<Variable>(), h.as<Variable>()}, {dy}, needs);
+    return plain_gradients<3>(
+        {x.as<Variable>(), g.as<Variable>(), h.as<Variable>()}, needs, {dy}, [](const std::vector<Variable>& in) {
+          const auto a = [&](int64_t i) { return part_of(in[0], i, 3); };
+          const auto b = [&](int64_t i) { return part_of(in[1], i, 3); };
+          const Variable r = sigmoid(a(0) + b(0)), z = sigmoid(a(1) + b(1)), n = tanh(a(2) + r * b(2));
+          return std::vector{n + z * (wide_of(in[2]) - n)};
+        });
   }
 
  private:

@@ -15,6 +15,7 @@ class Checksum {
   ~Checksum();
   Checksum(Checksum&&) noexcept;
   Checksum& operator=(Checksum&&) noexcept;
+  /// Takes further bytes in.
   void update(const void* data, size_t bytes);
   /// 16 hexadecimal digits.
   std::string hex() const;

@@ -54,6 +54,7 @@ class FileError : public Error {
 /// call sync() and close() first.
 class OutputFile {
  public:
+  /// `create` makes the file anew, `append` writes behind what it has.
   enum class Open { create, append };
   OutputFile() = default;
   OutputFile(const fs::path& path, Open how);
@@ -61,9 +62,12 @@ class OutputFile {
   OutputFile& operator=(OutputFile&& o) noexcept;
   ~OutputFile();
 
+  // All of the bytes, or an error; interrupted and short writes go on.
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
+  /// Waits until the disk has what was written (fsync).
   void sync();
+  /// Closes; what the system says of it is an error like any other.
   void close();
   /// Bytes in the file now.
   uint64_t size() const;
@@ -87,6 +91,7 @@ std::string read_file(const fs::path& path, Exit code, uint64_t limit = uint64_t
 bool make_folders(const fs::path& folder);
 /// What is in a folder, in no order; nothing where there is no folder.
 std::vector<fs::path> list_folder(const fs::path& folder);
+/// Replaces `to` at once, as rename(2) does. Errors throw FileError with Exit::io.
 void rename_file(const fs::path& from, const fs::path& to);
 /// Cuts a file back to `length` bytes and syncs it.
 void cut_file(const fs::path& path, uint64_t length);
@@ -133,6 +138,7 @@ class FolderLock {
 /// A named moment at which the tests may end the process (see tests/faults/main.cc); nothing in a normal process.
 using FaultHook = void (*)(const char* point);
 extern FaultHook fault_hook;
+/// A place where the kill trials may end the process; nothing elsewhere.
 inline void fault_point(const char* point) {
   if (fault_hook != nullptr) [[unlikely]]
     fault_hook(point);

@@ -11,6 +11,7 @@
 
 namespace lathe {
 
+/// Keeps the order in which keys were set.
 using Json = nlohmann::ordered_json;
 
 /// Parses `text`; an error is Exit `code` and begins with `where`.

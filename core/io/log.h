@@ -10,13 +10,17 @@
 
 namespace lathe {
 
+/// How much a line matters; the log shows those at or above its own.
 enum class Level { debug, info, warn, error };
 
+/// Writes a line with its time to standard error and to the log file, if there is one.
 void log(Level level, const std::string& message);
+/// The arguments put together as a line.
 template <class... Args>
 void log_info(const Args&... args) {
   log(Level::info, str(args...));
 }
+/// The arguments put together as a line that a person should see.
 template <class... Args>
 void log_warn(const Args&... args) {
   log(Level::warn, str(args...));

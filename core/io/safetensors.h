@@ -18,6 +18,7 @@ struct TensorEntry {
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;  ///< contiguous, row-major, little-endian; not owned
 
+  /// The product of the sizes.
   int64_t numel() const;
 };
 

@@ -9,6 +9,7 @@ namespace lathe {
 
 /// Bytes of the code point at `at`, or 0 where it is malformed: cut short, overlong, a surrogate, beyond U+10FFFF.
 size_t code_point_length(std::string_view text, size_t at);
+/// Whether it is well-formed UTF-8 (RFC 3629: no surrogates, no overlong forms).
 bool is_utf8(std::string_view text);
 
 /// What printf would print.

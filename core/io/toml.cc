@@ -1,6 +1,7 @@
 #include "core/io/toml.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdio>
 #include <stdexcept>
@@ -88,8 +89,8 @@ toml::table parse(std::string_view text, const std::string& name) {
   }
 }
 
-template <class Node>
-bool scalar(const Node& node, ConfigValue& out) {
+template <class Node, class Value>
+bool scalar(const Node& node, Value& out) {
   if (const auto* b = node.as_boolean())
     out = b->get();
   else if (const auto* i = node.as_integer())
@@ -100,6 +101,28 @@ bool scalar(const Node& node, ConfigValue& out) {
     out = s->get();
   else
     return false;
+  return true;
+}
+
+/// The same, and a list of tables of scalars.
+bool value_of(const toml::node& node, ConfigValue& out) {
+  const toml::array* list = node.as_array();
+  if (list == nullptr) return scalar(node, out);
+  ConfigTables tables;
+  for (const toml::node& one : *list) {
+    const toml::table* table = one.as_table();
+    if (table == nullptr) return false;
+    std::vector<std::pair<toml::source_position, std::pair<std::string, ConfigScalar>>> placed;
+    for (const auto& [key, value] : *table) {
+      ConfigScalar read;
+      if (!scalar(value, read)) return false;
+      placed.push_back({key.source().begin, {std::string(key.str()), std::move(read)}});
+    }
+    std::stable_sort(placed.begin(), placed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    tables.emplace_back();
+    for (auto& [at, entry] : placed) tables.back().push_back(std::move(entry));
+  }
+  out = std::move(tables);
   return true;
 }
 
@@ -116,7 +139,7 @@ std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name
     }
     for (const auto& [key, value] : *table) {
       TomlEntry entry{str(section.str(), ".", key.str()), {}, place(name, key.source())};
-      if (!scalar(value, entry.value)) {
+      if (!value_of(value, entry.value)) {
         fail(Exit::usage, entry.where, ": ", entry.key, " must be a number, a string or true/false");
       }
       entries.push_back(std::move(entry));
@@ -134,7 +157,7 @@ ConfigValue parse_value(std::string_view text) {
   if (text.find('\n') != std::string_view::npos) return value;
   try {
     const toml::table root = parse(str("v = ", text), "value");
-    if (root.size() != 1 || !scalar(*root.get("v"), value)) return std::string(text);
+    if (root.size() != 1 || !value_of(*root.get("v"), value)) return std::string(text);
   } catch (const Error&) {
     return std::string(text);
   }
@@ -174,6 +197,20 @@ std::string toml_text(const ConfigValue& value) {
         }
       }
       return out + "\"";
+    }
+    std::string operator()(const ConfigTables& tables) const {
+      std::string out = "[";
+      for (const auto& table : tables) {
+        out += out.size() > 1 ? ", {" : "{";
+        for (const auto& [key, scalar] : table) {
+          const bool bare = !key.empty() && std::all_of(key.begin(), key.end(), [](unsigned char c) {
+            return std::isalnum(c) != 0 || c == '_' || c == '-';
+          });
+          out += (out.ends_with('{') ? "" : ", ") + (bare ? key : (*this)(key)) + " = " + std::visit(*this, scalar);
+        }
+        out += "}";
+      }
+      return out + "]";
     }
   };
   return std::visit(Visitor{}, value);

@@ -34,11 +34,12 @@ struct Table {
   }
 };
 using GradTable = Table<GradArgs, 128>;
-using UpdateTable = Table<UpdateArgs, 32>;
+using UpdateTable = Table<UpdateArgs, 24>;
 static_assert(sizeof(GradTable) <= 4000 && sizeof(UpdateTable) <= 4000 - sizeof(UpdateRule));
 
 template <class T>
 __device__ T load(const void* data, Element type, int64_t i) {
+  if (data == nullptr) return T(0);
   switch (type) {
     case Element::f64: return static_cast<T>(static_cast<const double*>(data)[i]);
     case Element::f32: return static_cast<T>(static_cast<const float*>(data)[i]);
@@ -92,14 +93,15 @@ __global__ void decide_kernel(StepRequest request, const double* partials, int64
   if (threadIdx.x == 0) settle(request, sum, loss, *control, scale);
 }
 
-template <UpdateKind K, class T>
+template <class Rule, class T>
 __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* control) {
   if (control->skip != 0) return;
   const int which = table.item_of(static_cast<int>(blockIdx.x));
   const UpdateArgs& a = table.items[which];
   const int64_t begin = (static_cast<int>(blockIdx.x) - table.first_block[which]) * update_chunk;
   const int64_t end = begin + update_chunk < a.n ? begin + update_chunk : a.n;
-  const Coefficients<T> c(rule, a.weight_decay, *control);
+  const Coefficients<T> c = coefficients<Rule, T>(rule, a, *control);
+  const T most = static_cast<T>(rule.clip_value * control->loss_scale), weight = static_cast<T>(1 - rule.average_decay);
   const bool whole = a.param_type == Element::f32 || a.param_type == Element::f64;
   const auto state = [&](int s, int64_t i) {
     return a.state[s] == nullptr ? nullptr : static_cast<T*>(a.state[s]) + i;
@@ -107,8 +109,12 @@ __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* c
   unsigned long long moved = 0, lost = 0;
   for (int64_t i = begin + threadIdx.x; i < end; i += threads) {
     const T before = load<T>(a.param, a.param_type, i);
-    const T after =
-        update_element<K>(before, load<T>(a.grad, a.grad_type, i), state(0, i), state(1, i), state(2, i), c);
+    T g = load<T>(a.grad, a.grad_type, i);
+    if (!Rule::raw) {
+      if (rule.clip_value > 0) g = g < -most ? -most : g > most ? most : g;
+      g = g * c.grad_scale + c.wd * before;
+    }
+    const T after = Rule::element(before, g, state(0, i), state(1, i), state(2, i), c);
     if (a.stochastic) {
       const DevicePhilox words(static_cast<uint64_t>(i / 8), static_cast<uint64_t>(control->updates), a.key);
       static_cast<uint16_t*>(a.param)[i] =
@@ -117,9 +123,14 @@ __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* c
       store(a.param, a.param_type, i, after);
     }
     if (a.low != nullptr) store(a.low, a.low_type, i, after);
+    const T now = whole ? after : load<T>(a.param, a.param_type, i);
+    if (a.average != nullptr) {
+      T& average = static_cast<T*>(a.average)[i];
+      average = control->updates == 1 ? now : average + weight * (now - average);
+    }
     if (whole || after == before) continue;
     ++moved;
-    lost += load<T>(a.param, a.param_type, i) == before;
+    lost += now == before;
   }
   if (moved == 0) return;
   atomicAdd(reinterpret_cast<unsigned long long*>(&control->moved), moved);
@@ -155,10 +166,10 @@ cudaError_t update_cuda(const UpdateArgs* args, int64_t count, const UpdateRule&
       if (args[i].n > 0) table.add(args[i], update_chunk);
     }
     if (table.blocks == 0) continue;
-    with_kind(rule.kind, [&](auto kind) {
-      constexpr UpdateKind K = decltype(kind)::value;
-      launch(wide ? update_kernel<K, double> : update_kernel<K, float>, table.blocks, threads, stream, table, rule,
-             control);
+    with_rule(rule.kind, [&](auto r) {
+      using Rule = decltype(r);
+      launch(wide ? update_kernel<Rule, double> : update_kernel<Rule, float>, table.blocks, threads, stream, table,
+             rule, control);
     });
   }
   return cudaGetLastError();

@@ -11,13 +11,16 @@
 
 namespace lathe {
 
-enum class UpdateKind : int32_t { sgd, momentum, adagrad, rmsprop, adam, adamw };
-
-/// An optimizer's constants for one step. Formulas: core/kernels/update_math.h.
+/// An optimizer's constants for one step. `kind` is a place in the table of rules (core/kernels/rules.h), whose files
+/// have the formulas.
 struct UpdateRule {
-  UpdateKind kind = UpdateKind::sgd;
-  bool nesterov = false;
-  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, momentum = 0, dampening = 0, alpha = 0, lr_decay = 0;
+  int32_t kind = 0;
+  bool nesterov = false, centered = false, amsgrad = false;
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, momentum = 0, dampening = 0, alpha = 0, lr_decay = 0,
+         initial_accumulator = 0, momentum_decay = 0;
+  double clip_value = 0;      ///< each element of the unscaled gradient is held to +- this; 0: not
+  double clip_parameter = 0;  ///< longest norm of one parameter's unscaled gradient; 0: any
+  double average_decay = 0;   ///< of UpdateArgs::average
 };
 
 /// How a loss scale moves: torch.amp.GradScaler's rule, with an end. Micikevicius et al. 2018, section 3.2.
@@ -49,27 +52,33 @@ struct StepControl {
   double correction2 = 1;        ///< Adam: sqrt(1 - beta2^updates)
   uint64_t moved = 0, lost = 0;  ///< elements of low-precision parameters with an update that is not zero, and those of
                                  ///< them that rounding left where they were
+  // NAdam: the momenta of the last update and of the next, and the product of those up to now, which is saved.
+  double mu = 0, next_mu = 0, mu_product = 1;
 };
 
 struct StepRequest {
   UpdateRule rule;
-  double clip = 0;   ///< longest norm; 0: no clipping
+  double clip = 0;   ///< longest norm of all gradients together; 0: no clipping
   int64_t step = 0;  ///< from 0
   ScalePolicy policy;
 };
 
-/// One parameter. Contiguous; null where there is none. state: momentum: velocity; adagrad: sum; rmsprop: mean of
-/// squares, velocity, mean; adam: mean, mean of squares. In float64 where the parameter is, else in float32.
+/// One parameter. Contiguous; null where there is none. State is in float64 where the parameter is, else in float32,
+/// and in the places that its rule gives it.
 struct UpdateArgs {
   void* param = nullptr;
-  const void* grad = nullptr;
-  void* state[3] = {nullptr, nullptr, nullptr};
-  void* low = nullptr;  ///< working copy, written as the parameter rounded to nearest
-  Element param_type = Element::f32, grad_type = Element::f32, low_type = Element::bf16;
+  const void* grad = nullptr;  ///< null: as if all were zero
+  void* state[4] = {nullptr, nullptr, nullptr, nullptr};
+  void* low = nullptr;      ///< working copy, written as the parameter rounded to nearest
+  void* average = nullptr;  ///< moving average of the parameter, of state's type: the parameter itself after the first
+                            ///< update, then average_decay average + (1 - average_decay) parameter
+  const double* sums = nullptr;  ///< partial sums of squares of the gradient, for clip_parameter
   int64_t n = 0;
   double weight_decay = 0;
+  double lr_scale = 1;  ///< times the rule's learning rate
+  RngKey key;           ///< of the rounding
+  Element param_type = Element::f32, grad_type = Element::f32, low_type = Element::bf16;
   bool stochastic = false;  ///< bf16 parameters: round up or down with the odds of the distances
-  RngKey key;               ///< of the rounding
 };
 
 /// One gradient. Contiguous.

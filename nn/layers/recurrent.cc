@@ -2,9 +2,12 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <string>
 
+#include "autograd/recompute.h"
 #include "core/error.h"
+#include "nn/module_call.h"
 
 namespace lathe {
 namespace {
@@ -18,22 +21,47 @@ Variable swapped(const Variable& x) { return contiguous(transpose(x, 0, 1)); }
 Variable in_dtype(const Variable& x, at::ScalarType dtype) { return x.dtype() == dtype ? x : cast(x, dtype); }
 at::ScalarType wide_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? dtype : at::kFloat; }
 
+/// A layer's state before its first step [B, H]: the one given, or zeros.
+Variable first_state(const Variable& given_LBH, size_t layer, const Variable& x_TBC, int64_t hidden,
+                     at::ScalarType dtype) {
+  if (!given_LBH.defined()) return Variable(at::zeros({x_TBC.size(1), hidden}, x_TBC.data().options().dtype(dtype)));
+  return in_dtype(select(given_LBH, 0, static_cast<int64_t>(layer)), dtype);
+}
+
+/// At each step which sequences have ended, bool [B, 1]; undefined where none has.
+std::vector<at::Tensor> ended_at(const at::Tensor& lengths, int64_t steps, at::Device device) {
+  std::vector<at::Tensor> out(static_cast<size_t>(steps));
+  if (!lengths.defined()) return out;
+  const int64_t first = lengths.numel() == 0 ? steps : lengths.min().item<int64_t>();
+  for (int64_t t = first; t < steps; ++t) out[static_cast<size_t>(t)] = lengths.le(t).unsqueeze(1).to(device);
+  return out;
+}
+
+/// Where `ended`, what was before.
+Variable kept(const Variable& now, const Variable& before, const at::Tensor& ended) {
+  return masked_fill(now, ended, 0) + masked_fill(before, ended.logical_not(), 0);
+}
+
+Variable sum_of(const Variable& a, const Variable& b) { return a.defined() ? a + b : Variable(); }
+
 }  // namespace
 
-Recurrent::Recurrent(int64_t gates, int64_t in, int64_t hidden_, int64_t n_layer, bool bias, double dropout)
-    : drop(dropout), hidden(hidden_) {
-  LATHE_CHECK(n_layer >= 1, "a recurrent module needs 1 layer at least, not ", n_layer);
-  for (int64_t l = 0; l < n_layer; ++l) {
-    layers.push_back({.weight_ih = new_parameter({gates * hidden, l == 0 ? in : hidden}),
+Recurrent::Recurrent(int64_t gates, int64_t in, int64_t hidden_, const RecurrentOptions& o)
+    : drop(o.dropout), hidden(hidden_), bidirectional(o.bidirectional) {
+  LATHE_CHECK(o.n_layer >= 1, "a recurrent module needs 1 layer at least, not ", o.n_layer);
+  const int64_t directions = bidirectional ? 2 : 1;
+  for (int64_t l = 0; l < o.n_layer * directions; ++l) {
+    layers.push_back({.weight_ih = new_parameter({gates * hidden, l < directions ? in : directions * hidden}),
                       .weight_hh = new_parameter({gates * hidden, hidden}),
-                      .bias_ih = bias ? new_parameter({gates * hidden}) : Variable(),
-                      .bias_hh = bias ? new_parameter({gates * hidden}) : Variable()});
+                      .bias_ih = o.bias ? new_parameter({gates * hidden}) : Variable(),
+                      .bias_hh = o.bias ? new_parameter({gates * hidden}) : Variable()});
   }
 }
 
 void Recurrent::visit(Visit& v) {
+  const size_t directions = bidirectional ? 2 : 1;
   for (size_t l = 0; l < layers.size(); ++l) {
-    const std::string place = "_l" + std::to_string(l);
+    const std::string place = "_l" + std::to_string(l / directions) + (l % directions == 1 ? "_reverse" : "");
     v("weight_ih" + place, layers[l].weight_ih, Role::weight);
     v("weight_hh" + place, layers[l].weight_hh, Role::weight);
     v("bias_ih" + place, layers[l].bias_ih, Role::bias);
@@ -42,61 +70,96 @@ void Recurrent::visit(Visit& v) {
   v("dropout", drop);
 }
 
-Variable Recurrent::time_first(const Variable& x_BTC) const {
-  check_shape("LSTM or GRU", x_BTC.data(), "B T C", {{'C', layers[0].weight_ih.size(1)}});
-  LATHE_CHECK(x_BTC.size(1) >= 1, "LSTM or GRU: a sequence of no steps");
-  return swapped(x_BTC);
-}
+template <class Module, class Project, class Cell>
+Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC, const Variable& h_LBH,
+                                   const Variable& c_LBH, const at::Tensor& lengths, bool with_c, Project project,
+                                   Cell cell) const {
+  const size_t directions = bidirectional ? 2 : 1, depth = layers.size() / directions;
+  ModuleCall call(module, {{'C', layers[0].weight_ih.size(1)},
+                           {'L', static_cast<int64_t>(layers.size())},
+                           {'H', hidden},
+                           {'O', hidden * static_cast<int64_t>(directions)}});
+  call.input(x_BTC, "B T C"), call.input("state h", h_LBH, "L B H"), call.input("state c", c_LBH, "L B H");
+  call.input("lengths", lengths, "B");
+  const int64_t steps = call.size('T');
+  LATHE_CHECK(steps >= 1, call.text(), ": a sequence of no steps");
+  LATHE_CHECK(!lengths.defined() || lengths.numel() == 0 ||
+                  (lengths.scalar_type() == at::kLong && lengths.is_cpu() && lengths.ge(1).all().item<bool>() &&
+                   lengths.le(steps).all().item<bool>()),
+              call.text(), ": lengths must be int64 on the CPU, from 1 to ", steps);
+  const auto ended = ended_at(lengths, steps, x_BTC.data().device());
 
-Variable Recurrent::next_input(const Variable& y_TBH, size_t layer) const {
-  if (layer + 1 == layers.size() || !drop.active()) return y_TBH;
-  return swapped(drop(swapped(y_TBH)));  // dropout wants the batch first
-}
-
-std::vector<Variable> Recurrent::split_state(const char* name, const Variable& given, const Variable& x_BTC,
-                                             at::ScalarType dtype) const {
-  const auto l = static_cast<int64_t>(layers.size());
-  const int64_t b = x_BTC.size(0);
-  if (!given.defined())
-    return std::vector<Variable>(layers.size(), Variable(at::zeros({b, hidden}, x_BTC.data().options().dtype(dtype))));
-  check_shape(name, given.data(), "L B H", {{'L', l}, {'B', b}, {'H', hidden}});
-  return unbind(in_dtype(given, dtype));
-}
-
-std::pair<Variable, LSTMState> LSTM::operator()(const Variable& x_BTC, const LSTMState& before) const {
-  Variable x_TBC = time_first(x_BTC);
-  std::vector<Variable> h, c;  // of each layer
-  for (size_t l = 0; l < layers.size(); ++l) {
-    const Layer& w = layers[l];
-    const Variable bias = w.bias_ih.defined() ? w.bias_ih + w.bias_hh : Variable();
-    const auto steps = unbind(linear(x_TBC, w.weight_ih, bias));
-    if (l == 0) {
-      h = split_state("the LSTM's state h", before.h, x_BTC, steps[0].dtype());
-      c = split_state("the LSTM's state c", before.c, x_BTC, wide_dtype(x_BTC.dtype()));
+  const at::ScalarType wide = wide_dtype(x_BTC.dtype());
+  const auto run_layer = [=, this](size_t layer, Sequence s) {
+    std::vector<Variable> sides;
+    for (size_t d = 0; d < directions; ++d) {
+      const size_t at = layer * directions + d;
+      const Layer& w = layers[at];
+      const auto projected = unbind(project(w, s.x_TBC));
+      Variable h = first_state(h_LBH, at, s.x_TBC, hidden, projected[0].dtype());
+      Variable c = with_c ? first_state(c_LBH, at, s.x_TBC, hidden, wide) : Variable();
+      std::vector<Variable> made(projected.size());
+      for (size_t i = 0; i < made.size(); ++i) {
+        const size_t t = d == 0 ? i : made.size() - 1 - i;
+        auto [next_h, next_c] = cell(w, projected[t], h, c);
+        made[t] = next_h;
+        if (ended[t].defined()) {
+          made[t] = masked_fill(next_h, ended[t], 0);
+          next_h = kept(next_h, h, ended[t]);
+          if (next_c.defined()) next_c = kept(next_c, c, ended[t]);
+        }
+        h = next_h, c = next_c;
+      }
+      s.h.push_back(h), s.c.push_back(c);
+      sides.push_back(stacked(made));
     }
-    std::vector<Variable> made;
-    for (const Variable& step : steps) {
-      std::tie(h[l], c[l]) = lstm_cell(linear(h[l], w.weight_hh, {}, step), c[l]);
-      made.push_back(h[l]);
-    }
-    x_TBC = next_input(stacked(made), l);
-  }
-  return {swapped(x_TBC), {stacked(h), stacked(c)}};
+    s.x_TBC = directions == 1 ? sides[0] : cat(sides, 2);
+    if (layer + 1 < depth && drop.active()) s.x_TBC = swapped(drop(swapped(s.x_TBC)));  // dropout wants the batch first
+    return s;
+  };
+  Sequence s = run_blocks(depth, Sequence{swapped(x_BTC), {}, {}}, run_layer);
+  s.x_TBC = call.result(swapped(s.x_TBC), "B T O");
+  return s;
 }
 
-std::pair<Variable, Variable> GRU::operator()(const Variable& x_BTC, const Variable& h_LBH) const {
-  Variable x_TBC = time_first(x_BTC);
-  std::vector<Variable> h;
-  for (size_t l = 0; l < layers.size(); ++l) {
-    const Layer& w = layers[l];
-    const auto steps = unbind(linear(x_TBC, w.weight_ih, w.bias_ih));
-    if (l == 0) h = split_state("the GRU's state h", h_LBH, x_BTC, steps[0].dtype());
-    std::vector<Variable> made;
-    for (const Variable& step : steps)
-      made.push_back(h[l] = gru_cell(step, linear(h[l], w.weight_hh, w.bias_hh), h[l]));
-    x_TBC = next_input(stacked(made), l);
-  }
-  return {swapped(x_TBC), stacked(h)};
+std::pair<Variable, LSTMState> LSTM::operator()(const Variable& x_BTC, const LSTMState& before,
+                                                const at::Tensor& lengths) const {
+  const Sequence s = run(
+      *this, x_BTC, before.h, before.c, lengths, /*with_c=*/true,
+      [](const Layer& w, const Variable& x_TBC) { return linear(x_TBC, w.weight_ih, sum_of(w.bias_ih, w.bias_hh)); },
+      [](const Layer& w, const Variable& step, const Variable& h, const Variable& c) {
+        return lstm_cell(linear(h, w.weight_hh, {}, step), c);
+      });
+  return {s.x_TBC, {stacked(s.h), stacked(s.c)}};
+}
+
+std::pair<Variable, Variable> GRU::operator()(const Variable& x_BTC, const Variable& h_LBH,
+                                              const at::Tensor& lengths) const {
+  const Sequence s = run(
+      *this, x_BTC, h_LBH, {}, lengths, /*with_c=*/false,
+      [](const Layer& w, const Variable& x_TBC) { return linear(x_TBC, w.weight_ih, w.bias_ih); },
+      [](const Layer& w, const Variable& step, const Variable& h, const Variable&) {
+        return std::pair(gru_cell(step, linear(h, w.weight_hh, w.bias_hh), h), Variable());
+      });
+  return {s.x_TBC, stacked(s.h)};
+}
+
+SimpleRNN::SimpleRNN(int64_t in, int64_t hidden_, const RecurrentOptions& options, const std::string& activation_)
+    : Recurrent(1, in, hidden_, options), activation(activation_) {
+  LATHE_CHECK(activation == "tanh" || activation == "relu", "SimpleRNN: no activation is called ", activation,
+              "; there are tanh and relu");
+}
+
+std::pair<Variable, Variable> SimpleRNN::operator()(const Variable& x_BTC, const Variable& h_LBH,
+                                                    const at::Tensor& lengths) const {
+  const Sequence s = run(
+      *this, x_BTC, h_LBH, {}, lengths, /*with_c=*/false,
+      [](const Layer& w, const Variable& x_TBC) { return linear(x_TBC, w.weight_ih, sum_of(w.bias_ih, w.bias_hh)); },
+      [this](const Layer& w, const Variable& step, const Variable& h, const Variable&) {
+        const Variable sum = linear(h, w.weight_hh, {}, step);
+        return std::pair(activation == "tanh" ? tanh(sum) : relu(sum), Variable());
+      });
+  return {s.x_TBC, stacked(s.h)};
 }
 
 }  // namespace lathe

@@ -1,7 +1,9 @@
 #include "nn/models/convnet.h"
 
+#include "autograd/recompute.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "nn/module_call.h"
 
 namespace lathe {
 namespace {
@@ -38,8 +40,10 @@ BasicBlock::BasicBlock(int64_t in, int64_t out, int64_t stride)
 }
 
 Variable BasicBlock::operator()(const Variable& x) const {
+  ModuleCall call(*this, {{'C', conv1.weight.size(1)}, {'O', conv1.weight.size(0)}});
+  call.input(x, "B C H W");
   const Variable branch = norm2(conv2(relu(norm1(conv1(x)))), /*wide=*/true);
-  return relu(branch + (shortcut ? shortcut->norm(shortcut->conv(x), /*wide=*/true) : x));
+  return call.result(relu(branch + (shortcut ? shortcut->norm(shortcut->conv(x), /*wide=*/true) : x)), "B O Y X");
 }
 
 ConvNet::ConvNet(const ConvNetConfig& c, const ModelSizes& sizes)
@@ -48,7 +52,7 @@ ConvNet::ConvNet(const ConvNetConfig& c, const ModelSizes& sizes)
       stem(conv3x3(image[0], c.n_channel, 1)),
       stem_norm(c.n_channel),
       drop(c.dropout),
-      head(last_channels(c), sizes.outputs, /*with_bias=*/true) {
+      head(last_channels(c), sizes.outputs, /*with_bias=*/true, Role::head) {
   for (const int64_t n : {image[0], image[1], image[2], sizes.outputs})
     LATHE_CHECK(n >= 1, "convnet: images ", describe(at::IntArrayRef(image)), " and ", sizes.outputs,
                 " outputs; none may be empty");
@@ -58,10 +62,10 @@ ConvNet::ConvNet(const ConvNetConfig& c, const ModelSizes& sizes)
 
 Variable ConvNet::operator()(const Variable& x) const {
   Variable h = x.dim() == 3 && image[0] == 1 ? unsqueeze(x, 1) : x;
-  check_shape("convnet", h.data(), "B C H W", {{'C', image[0]}, {'H', image[1]}, {'W', image[2]}});
+  ModuleCall call(*this, {{'C', image[0]}, {'H', image[1]}, {'W', image[2]}, {'O', head.weight.size(0)}});
+  call.input(h, "B C H W");
   h = relu(stem_norm(stem(h), /*wide=*/true));
-  for (const BasicBlock& block : blocks) h = block(h);
-  return head(drop(mean(h, at::IntArrayRef{2, 3})));
+  return call.result(head(drop(mean(run_blocks(blocks, h), at::IntArrayRef{2, 3}))), "B O");
 }
 
 double ConvNet::flops_per_unit() const {

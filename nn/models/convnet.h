@@ -11,7 +11,6 @@
 #include "core/config.h"
 #include "nn/init.h"
 #include "nn/layers.h"
-#include "nn/layers/image.h"
 #include "nn/models/model.h"
 
 namespace lathe {

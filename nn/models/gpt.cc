@@ -2,8 +2,10 @@
 
 #include <ATen/ops/arange.h>
 
+#include "autograd/recompute.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "nn/module_call.h"
 
 namespace lathe {
 
@@ -16,9 +18,11 @@ Block::Block(const GPTConfig& c)
       mlp_drop(c.dropout) {}
 
 Variable Block::operator()(const Variable& x_BTC) const {
+  ModuleCall call(*this, {{'C', norm1.weight.size(0)}});
+  call.input(x_BTC, "B T C");
   // Without dropout the residual is added where a branch's last product is written.
   const Variable h_BTC = attn_drop.active() ? x_BTC + attn_drop(attn(norm1(x_BTC))) : attn(norm1(x_BTC), x_BTC);
-  return mlp_drop.active() ? h_BTC + mlp_drop(mlp(norm2(h_BTC))) : mlp(norm2(h_BTC), h_BTC);
+  return call.result(mlp_drop.active() ? h_BTC + mlp_drop(mlp(norm2(h_BTC))) : mlp(norm2(h_BTC), h_BTC), "B T C");
 }
 
 GPT::GPT(const GPTConfig& c)
@@ -28,17 +32,17 @@ GPT::GPT(const GPTConfig& c)
       drop(c.dropout),
       norm(c.n_embd, c.bias) {
   for (int64_t i = 0; i < c.n_layer; ++i) blocks.emplace_back(c);
-  if (!c.tie_weights) head = Linear(c.n_embd, c.vocab_size, /*with_bias=*/false);
+  if (!c.tie_weights) head = Linear(c.n_embd, c.vocab_size, /*with_bias=*/false, Role::head);
   place(*this);
 }
 
 Variable GPT::features(const at::Tensor& ids_BT) const {
-  check_shape("GPT", ids_BT, "B T");
+  ModuleCall call(*this, {{'C', config.n_embd}});
+  call.input("ids", ids_BT, "B T");
   const int64_t t = ids_BT.size(1);
   LATHE_CHECK(t <= config.block_size, "GPT: ", t, " tokens are longer than the context of ", config.block_size);
-  Variable x_BTC = drop(tokens(ids_BT) + slice(positions.weight, 0, 0, t));
-  for (const auto& block : blocks) x_BTC = block(x_BTC);
-  return norm(x_BTC);
+  const Variable x_BTC = drop(tokens(ids_BT) + slice(positions.weight, 0, 0, t));
+  return call.result(norm(run_blocks(blocks, x_BTC)), "B T C");
 }
 
 Variable GPT::operator()(const at::Tensor& ids_BT) const { return linear(features(ids_BT), head_weight()); }

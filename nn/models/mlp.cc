@@ -1,7 +1,9 @@
 #include "nn/models/mlp.h"
 
+#include "autograd/recompute.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "nn/module_call.h"
 
 namespace lathe {
 namespace {
@@ -23,10 +25,11 @@ MLPLayer::MLPLayer(const MLPConfig& c, int64_t in)
 }
 
 Variable MLPLayer::operator()(const Variable& x) const {
+  ModuleCall call(*this, {{'H', linear.weight.size(0)}});
   Variable y = linear(x);
   if (layer_norm) y = (*layer_norm)(y);
   if (batch_norm) y = (*batch_norm)(y);
-  return drop(activation(y));
+  return call.result(drop(activation(y)), "B H");
 }
 
 MLP::MLP(const MLPConfig& c, const ModelSizes& sizes) : config(c), features(c10::multiply_integers(sizes.input)) {
@@ -34,16 +37,16 @@ MLP::MLP(const MLPConfig& c, const ModelSizes& sizes) : config(c), features(c10:
               " outputs; both must be 1 at least");
   int64_t in = features;
   for (int64_t i = 0; i < c.n_layer; ++i, in = c.n_hidden) layers.emplace_back(c, in);
-  head = Linear(in, sizes.outputs, /*with_bias=*/true);
+  head = Linear(in, sizes.outputs, /*with_bias=*/true, Role::head);
   place(*this);
 }
 
 Variable MLP::operator()(const Variable& x) const {
+  ModuleCall call(*this, {{'O', head.weight.size(0)}});
   LATHE_CHECK(x.dim() >= 1 && x.numel() == x.size(0) * features, "mlp: inputs must have ", features,
               " numbers a sample, got ", describe(x.data()));
-  Variable h = reshape(x, {x.size(0), features});
-  for (const MLPLayer& layer : layers) h = layer(h);
-  return head(h);
+  const Variable h = reshape(x, {x.size(0), features});
+  return call.result(head(run_blocks(layers, h)), "B O");
 }
 
 double MLP::flops_per_unit() const {

@@ -30,6 +30,7 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "nn/module.h"
+#include "nn/module_call.h"
 
 namespace lathe {
 
@@ -100,6 +101,7 @@ class ModelOf final : public Model {
  public:
   explicit ModelOf(Module module) : module_(std::move(module)) { place(module_); }
   Variable operator()(const at::Tensor& inputs) const override {
+    const ModuleCall call(module_);
     if constexpr (std::invocable<const Module&, const at::Tensor&>) {
       return module_(inputs);
     } else {
@@ -109,6 +111,7 @@ class ModelOf final : public Model {
   bool has_head() const override { return headed; }
   Variable features(const at::Tensor& inputs) const override {
     if constexpr (headed) {
+      const ModuleCall call(module_);
       return module_.features(inputs);
     } else {
       fail(Exit::internal, "this model has no head");

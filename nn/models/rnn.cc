@@ -1,6 +1,7 @@
 #include "nn/models/rnn.h"
 
 #include "core/error.h"
+#include "nn/module_call.h"
 
 namespace lathe {
 namespace {
@@ -22,21 +23,23 @@ RNN::RNN(const RNNConfig& c)
       embedded_drop(c.dropout),
       features_drop(c.dropout) {
   if (const auto fault = check(c)) fail(Exit::usage, "rnn: ", fault->what);
+  const RecurrentOptions options{.n_layer = c.n_layer, .dropout = c.dropout};
   if (c.cell == "lstm") {
-    lstm.emplace(c.n_embd, c.n_hidden, c.n_layer, /*bias=*/true, c.dropout);
+    lstm.emplace(c.n_embd, c.n_hidden, options);
   } else {
-    gru.emplace(c.n_embd, c.n_hidden, c.n_layer, /*bias=*/true, c.dropout);
+    gru.emplace(c.n_embd, c.n_hidden, options);
   }
-  if (!c.tie_weights) head = Linear(c.n_hidden, c.vocab_size, /*with_bias=*/false);
+  if (!c.tie_weights) head = Linear(c.n_hidden, c.vocab_size, /*with_bias=*/false, Role::head);
   place(*this);
 }
 
 Variable RNN::features(const at::Tensor& ids_BT) const {
-  check_shape("RNN", ids_BT, "B T");
+  ModuleCall call(*this, {{'H', config.n_hidden}});
+  call.input("ids", ids_BT, "B T");
   LATHE_CHECK(ids_BT.size(1) <= config.block_size, "RNN: ", ids_BT.size(1), " tokens are longer than the context of ",
               config.block_size);
   const Variable x_BTC = embedded_drop(tokens(ids_BT));
-  return features_drop(lstm ? (*lstm)(x_BTC).first : (*gru)(x_BTC).first);
+  return call.result(features_drop(lstm ? (*lstm)(x_BTC).first : (*gru)(x_BTC).first), "B T H");
 }
 
 Variable RNN::operator()(const at::Tensor& ids_BT) const { return linear(features(ids_BT), head_weight()); }

@@ -9,7 +9,6 @@
 #include "core/config.h"
 #include "nn/init.h"
 #include "nn/layers.h"
-#include "nn/layers/recurrent.h"
 #include "nn/models/model.h"
 
 namespace lathe {

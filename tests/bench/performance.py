@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Measures Lathe on this machine and writes the tables of docs/performance.md.
 
-usage: performance.py [--lathe build/lathe] [--data data/bench] [--peer PYTHON] [--rounds 3] [ops|steps|growth ...]
+usage: performance.py [--lathe build/lathe] [--data data/bench] [--peer PYTHON] [--rounds 3] [ops|steps|growth|recompute ...]
 
 ops: each op beside the same work in ATen. steps: whole training steps of four models, with Lathe's kernels and with
 ATen's (train.kernels = "aten"), and with --peer beside PyTorch (tests/bench/torch_gpt.py): tuned (fused AdamW, a C
 allocator that keeps its memory) in the same rounds as Lathe, as it comes in one round. growth: longer contexts, larger
-batches, wider models, more threads, with --peer beside tuned PyTorch, one round each. Runs that other load disturbed are
+batches, wider models, more threads, with --peer beside tuned PyTorch, one round each. recompute: memory of activations
+and time under each memory.recompute, by depth, and the exponents fitted to the memory. Runs that other load disturbed are
 taken again (tests/bench/interleave.py).
 """
 import argparse
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -148,13 +150,38 @@ class Bench:
         return rows
 
 
+    def recompute(self):
+        depths, policies = (4, 16, 64), ("none", "blocks", "sqrt")
+        rows = ["| blocks | policy | activations, MB | of none | ms a step | of none |", "|---" * 6 + "|"]
+        held = {p: [] for p in policies}
+        for depth in depths:
+            model = (depth, 4, 128, 256, 8, 0, False, 7, 2)
+            jobs = [(p, self.lathe(model, "fp32", f"--memory.recompute={p}"), dict(os.environ)) for p in policies]
+            m = measure(jobs, self.args.rounds)
+            for p in policies:
+                memory, ms = m[p]["activations_mb"], m[p]["ms_median"]
+                held[p].append(memory)
+                rows.append(f"| {depth} | {p} | {memory:.1f} | {memory / held['none'][-1]:.2f} | {ms:.4g} | "
+                            f"{ms / m['none']['ms_median']:.2f} |")
+                print(rows[-1], flush=True)
+        rows += ["", "| policy | exponent of the depth | a block, MB |", "|---|---|---|"]
+        for p in policies:
+            x, y = [math.log(d) for d in depths], [math.log(v) for v in held[p]]
+            mx, my = sum(x) / len(x), sum(y) / len(y)
+            slope = sum((a - mx) * (b - my) for a, b in zip(x, y)) / sum((a - mx) ** 2 for a in x)
+            per_block = (held[p][-1] - held[p][0]) / (depths[-1] - depths[0])
+            rows.append(f"| {p} | {slope:.2f} | " + (f"{per_block:.2f} |" if p != "sqrt" else "|"))
+            print(rows[-1], flush=True)
+        return rows
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lathe", default="build/lathe")
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("data/bench"))
     parser.add_argument("--peer", help="a Python with torch and numpy")
     parser.add_argument("--rounds", type=int, default=3)
-    names = ("ops", "steps", "growth")
+    names = ("ops", "steps", "growth", "recompute")
     parser.add_argument("which", nargs="*", choices=[*names, []])
     args = parser.parse_args()
     bench = Bench(args)

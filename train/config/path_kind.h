@@ -5,6 +5,7 @@
 
 namespace lathe {
 
+/// What a path on the command line is.
 enum class PathKind { missing, file, safetensors, folder, data, run, checkpoint };
 /// What is at a path, by its name and what is in it. A data folder has a manifest.json or token shards.
 PathKind kind_of(const fs::path& path);
@@ -13,6 +14,7 @@ PathKind kind_of(const fs::path& path);
 inline fs::path without_trailing_slash(const fs::path& path) { return path.has_filename() ? path : path.parent_path(); }
 /// Whether a folder is a checkpoint, whatever its name, or a run with a folder of them.
 bool is_checkpoint(const fs::path& folder);
+/// Whether it is the folder of a run: one with a config and checkpoints, or a lock.
 bool is_run(const fs::path& folder);
 
 }  // namespace lathe

@@ -226,6 +226,11 @@ void check(const LoadedConfig& loaded) {
   if (c.optim.nesterov && (c.optim.dampening != 0 || c.optim.momentum == 0)) {
     fail(Exit::usage, at("optim.nesterov"), ": optim.nesterov needs optim.dampening = 0 and optim.momentum > 0");
   }
+  try {
+    group_options(c.optim);
+  } catch (const Error& e) {
+    fail(Exit::usage, at("optim.groups"), ": ", e.what());
+  }
   if (c.schedule.min_lr < 0 && c.schedule.min_lr != -1) {
     fail(Exit::usage, at("schedule.min_lr"), ": schedule.min_lr = ", c.schedule.min_lr,
          " is not allowed; it must be >= 0, or -1 for a tenth of optim.lr");

@@ -22,6 +22,7 @@ struct ModelConfig {
   AnyConfig own = find_model_kind(kind)->config;  ///< of the kind's config type
 };
 
+/// How long and on what a run trains, and what it shows meanwhile.
 struct TrainConfig {
   LATHE_FIELD(std::string, task, "auto",
               "what is learned; auto: what the data was made for (language, classification, regression)",
@@ -41,6 +42,12 @@ struct TrainConfig {
       "a step whose loss is this many standard deviations above the mean of late changes nothing, is counted, and "
       "leaves its tokens in the run folder's spikes/; 0: none",
       at_least(0))
+  LATHE_FIELD(
+      bool, detect_anomaly, false,
+      "look at every op's results and gradients, and end the run (exit 5) at the first that makes a value which "
+      "is not finite, by the op's and its module's name; slow. Under a dynamic loss scale, which overflows on "
+      "purpose, gradients are not looked at",
+      anything())
   LATHE_FIELD(std::string, device, "auto", "where to compute; auto: cuda where a card can be used",
               one_of({"auto", "cpu", "cuda"}))
   LATHE_FIELD(int64_t, threads, 0, "CPU threads; 0: OMP_NUM_THREADS, else all cores. A resumed run keeps its number",
@@ -54,6 +61,16 @@ struct TrainConfig {
               at_least(0))
 };
 
+/// What a step keeps in memory.
+struct MemoryConfig {
+  LATHE_FIELD(
+      std::string, recompute, "none",
+      "what is kept of a model's blocks for backward: everything; blocks: the input of each; sqrt: the input of "
+      "each group of about the square root of their number. The rest is computed again, with the same bits",
+      one_of({"none", "blocks", "sqrt"}))
+};
+
+/// When checkpoints are written, and which are kept.
 struct CheckpointConfig {
   LATHE_FIELD(int64_t, interval, 500, "steps between checkpoints; 0: only at the end or when stopped", at_least(0))
   LATHE_FIELD(int64_t, keep, 2, "newest checkpoints that are kept", at_least(1))
@@ -76,11 +93,13 @@ struct CheckpointConfig {
               anything())
 };
 
+/// What is logged.
 struct LogConfig {
   LATHE_FIELD(std::string, level, "info", "least level shown on the console",
               one_of({"debug", "info", "warn", "error"}))
 };
 
+/// All of a run.
 struct RunConfig {
   LATHE_SECTION(ModelConfig, model, "the model")
   LATHE_SECTION(DataConfig, data, "training data")
@@ -88,6 +107,7 @@ struct RunConfig {
   LATHE_SECTION(ScheduleConfig, schedule, "the learning rate's course")
   LATHE_SECTION(TrainConfig, train, "the run")
   LATHE_SECTION(AmpConfig, amp, "mixed precision")
+  LATHE_SECTION(MemoryConfig, memory, "memory of a step")
   LATHE_SECTION(CheckpointConfig, checkpoint, "checkpoints and resuming")
   LATHE_SECTION(LogConfig, log, "console output")
   std::map<std::string, AnyConfig> transforms = transform_configs();  ///< by name; each is a section of the config
@@ -120,6 +140,7 @@ BatchSizes batch_sizes(const RunConfig& config);
 /// Tokens, or samples of a model that has none, of a micro-batch and of an optimizer step: its targets, which the sum
 /// of its losses is divided by.
 int64_t units_of_micro_batch(const RunConfig& config);
+/// Tokens or samples of a step: batch x accumulation (x block size).
 int64_t units_of_step(const RunConfig& config);
 
 /// Where a key's value came from; "defaults" where nothing set it.

@@ -21,6 +21,7 @@ struct TransformContext {
   at::ScalarType matrices;  ///< dtype that trained parameters of 2 and more dimensions have
 };
 
+/// What is done to a finished model before its optimizer is made.
 struct Transform {
   std::string name, doc;
   AnyConfig config;  ///< with its defaults; without keys where it has no section

@@ -42,7 +42,7 @@ int64_t bytes_of(Model& model) {
 }  // namespace
 
 static LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string& device_name, int threads,
-                                   const std::string& dtype, bool double_quant) {
+                                   const std::string& dtype, bool double_quant, bool average) {
   RunState state = read_state(checkpoint);
   RunConfig config = saved_config(state, checkpoint);
   install_allocator();
@@ -61,6 +61,13 @@ static LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string
   if ((kept == "int8" || kept == "nf4") && compute.dtype != at::kHalf) compute.dtype = at::kBFloat16;
 
   const bool frozen = adapters || kept != "fp32";
+  if (average && config.optim.ema_decay == 0) {
+    fail(Exit::usage,
+         "command line: --weights ema: the run keeps no average of its weights (its optim.ema_decay is 0); "
+         "leave --weights out");
+  }
+  if (average && frozen && !adapters)
+    fail(Exit::usage, "command line: --weights ema is in float32; leave --load-dtype out");
   const Keep keep{kept, double_quant || (dtype.empty() && adapted.double_quant), matmul_dtype(compute.dtype)};
   const ModelKind& kind = *find_model_kind(config.model.kind);
   LoadedModel m{
@@ -71,6 +78,7 @@ static LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string
   if (!frozen && device.is_cuda()) move_to(*m.model, device, at::kFloat);
   apply_transforms(*m.model, {m.config, device, at::kFloat});
   if (adapters || !frozen) load_parameters(checkpoint, saved_tensors(*m.model));
+  if (average) load_averages(checkpoint, trained_parameters(*m.model));
   if (!frozen) {
     const auto params = parameters(*m.model);
     load_fp8_history(checkpoint, params);
@@ -82,11 +90,11 @@ static LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string
 }
 
 LoadedModel LoadedModel::open(const fs::path& run, const std::string& device_name, int threads,
-                              const std::string& dtype, bool double_quant, const std::string& which) {
+                              const std::string& dtype, bool double_quant, const std::string& which, bool average) {
   for (int attempt = 1;; ++attempt) {
     const auto there = list_checkpoints(run);
     try {
-      return open_checkpoint(find_checkpoint(run, which), device_name, threads, dtype, double_quant);
+      return open_checkpoint(find_checkpoint(run, which), device_name, threads, dtype, double_quant, average);
     } catch (const Error&) {
       if (attempt == 3 || list_checkpoints(run) == there) throw;
     }

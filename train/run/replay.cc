@@ -71,7 +71,7 @@ class Watch {
  private:
   /// The path of the parameter that a Variable is, or is a cast of; "" for others.
   std::string parameter_of(const Variable& v) const {
-    const Edge edge = v.edge();
+    const Edge& edge = v.edge();
     if (!edge) return "";
     const bool is_cast = edge.node->name() == "cast" && !edge.node->next.empty();
     const auto found = paths_.find(is_cast ? edge.node->next[0].node.get() : edge.node.get());

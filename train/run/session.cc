@@ -3,11 +3,13 @@
 #include "amp/amp.h"
 #include "autograd/engine.h"
 #include "autograd/node.h"
+#include "autograd/recompute.h"
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/io/text.h"
 #include "core/kernels/gemm.h"
 #include "core/memory.h"
+#include "nn/anomaly.h"
 #include "train/config/transform.h"
 #include "train/transforms/adapters.h"
 
@@ -32,6 +34,18 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
   if (amp.tf32 && device == "cpu") {
     fail(Exit::usage, origin_of(loaded, "amp.tf32"), ": amp.tf32 needs an NVIDIA card, and this run is on ",
          device_model(device), "; leave amp.tf32 out");
+  }
+}
+
+/// Optimizer's refusals, with the place of the key that they begin with.
+Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedParameter>& params,
+                         std::optional<uint64_t> rounding_seed) {
+  try {
+    return Optimizer(loaded.config.optim, params, rounding_seed);
+  } catch (const Error& e) {
+    if (e.code() != Exit::usage) throw;
+    const std::string what = e.what();
+    fail(Exit::usage, origin_of(loaded, what.starts_with("optim.kind") ? "optim.kind" : "optim.groups"), ": ", what);
   }
 }
 
@@ -73,7 +87,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
             std::move(model),
             params,
             saved,
-            Optimizer(config.optim, params, stochastic ? std::optional(seed) : std::nullopt),
+            make_optimizer(loaded, params, stochastic ? std::optional(seed) : std::nullopt),
             GradScaler::make(config.amp, device),
             config.train.spike_sigma > 0 ? std::optional<SpikeGuard>(config.train.spike_sigma) : std::nullopt,
             low_grad};
@@ -103,9 +117,36 @@ at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute com
   return loss.data();
 }
 
+namespace {
+
+at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, StepRandom random, Compute compute,
+                       const at::Tensor& loss_scale) {
+  const std::string& policy = s.config.memory.recompute;
+  int64_t blocks = 0;
+  const RecomputeBlocks recompute(recompute_policy(policy), &blocks);
+  std::optional<DetectAnomaly> anomalies;
+  if (s.config.train.detect_anomaly)
+    anomalies.emplace(DetectAnomaly::Options{.backward = !s.scaler || s.config.amp.scaler == "fixed"});
+  return run_micro_batch(
+      [&] {
+        Variable loss = s.task.loss(*s.model, batch, divisor);
+        if (policy != "none" && blocks == 0) {
+          fail(Exit::usage, "memory.recompute = \"", policy, "\" has nothing to act on: model.kind = \"",
+               s.config.model.kind, "\" ran no blocks by run_blocks() (autograd/recompute.h); set it to \"none\"");
+        }
+        return loss;
+      },
+      compute, random, loss_scale);
+}
+
+}  // namespace
+
 at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor, StepRandom random) {
-  return run_micro_batch([&] { return s.task.loss(*s.model, batch, divisor); }, s.compute, random,
-                         s.scaler ? s.scaler->scale() : at::Tensor());
+  return run_watched(s, batch, divisor, random, s.compute, s.scaler ? s.scaler->scale() : at::Tensor());
+}
+
+at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor, StepRandom random, Compute compute) {
+  return run_watched(s, batch, divisor, random, compute, {});
 }
 
 std::string precision_text(const Session& s) {

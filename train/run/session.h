@@ -53,8 +53,12 @@ struct Session {
 /// step's gradients. Backward begins with `loss_scale` where it is defined. Returns the loss, [] on the device.
 at::Tensor run_micro_batch(const std::function<Variable()>& loss, Compute compute, StepRandom random,
                            const at::Tensor& loss_scale = {});
-/// The same of a session's model; `divisor`: the number of targets in the whole step.
+/// The same of a session's model under its memory.recompute and train.detect_anomaly; `divisor`: the number of targets
+/// in the whole step. Exit::usage where memory.recompute is about blocks and the model has none.
 at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor, StepRandom random);
+/// In another precision, and without a loss scale.
+at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor, StepRandom random,
+                           Compute compute);
 
 /// What a run computes in, keeps and saves, in one line for the log.
 std::string precision_text(const Session& session);

@@ -24,6 +24,7 @@ StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch)
 /// any either.
 StepResult run_step(Session& session, Loader& loader, int64_t step);
 
+/// What a step leaves for the log and metrics.jsonl.
 struct StepFigures {
   double loss = 0;
   double grad_norm = 0;   ///< of the unscaled gradients, before clipping; NaN where the update was left out

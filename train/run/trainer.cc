@@ -95,7 +95,10 @@ class Trainer {
     saver_ = &saver;
     if (resumed_from_.empty()) state_.eval_due = c.eval_interval > 0;
     if (state_.eval_due && !validate(metrics)) return stop(metrics);
-    if (state_.step >= c.steps) return finish();
+    if (state_.step >= c.steps) {  // only its last evaluation was due
+      save(metrics);
+      return finish();
+    }
 
     const auto begin = Clock::now();
     Loader loader(*data_, batch_sizes(session_.config), static_cast<uint64_t>(c.seed), state_.step * c.grad_accum,

@@ -53,7 +53,7 @@ Json state_json(const RunState& s) {
                       {"skipped", s.spikes->skipped},
                       {"skipped_in_row", s.spikes->skipped_in_row}};
   }
-  if (s.tokenizer) json["tokenizer"] = {{"kind", s.tokenizer->kind()}, {"vocabulary", s.tokenizer->vocabulary()}};
+  if (s.tokenizer) s.tokenizer->add_to_json(json["tokenizer"] = Json::object(), "kind");
   return json;
 }
 
@@ -131,6 +131,23 @@ void clean_checkpoints(const fs::path& run) {
 
 namespace {
 
+bool is_whole(const fs::path& checkpoint) {
+  try {
+    verify_checkpoint(checkpoint);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// For a step that is saved anew: a whole checkpoint is replaced (clean_checkpoints deletes it), another is set aside.
+void make_way(const fs::path& target) {
+  if (!is_whole(target)) return set_aside_unusable(target);
+  const fs::path replaced = target.parent_path() / (temporary_prefix + ("replaced-" + target.filename().string()));
+  remove_tree(replaced);
+  rename_file(target, replaced);
+}
+
 /// Writes the files of a checkpoint into `temporary`, syncs all, and gives it the name `target`.
 void write_files(const fs::path& temporary, const fs::path& target, const RunState& state, const Snapshot& snapshot) {
   fault_point("save: begun");
@@ -154,7 +171,7 @@ void write_files(const fs::path& temporary, const fs::path& target, const RunSta
   fault_point("save: manifest written");
   sync_folder(temporary);
   fault_point("save: folder synced");
-  if (fs::exists(target)) set_aside_unusable(target);
+  if (fs::exists(target)) make_way(target);
   rename_file(temporary, target);
   fault_point("save: renamed");
   sync_folder(target.parent_path());
@@ -316,22 +333,17 @@ RunState read_state(const fs::path& checkpoint) {
     s.spikes = SpikeState{count("seen"), real("mean"), real("variance"), count("skipped"), count("skipped_in_row")};
   }
   if (j.contains("tokenizer")) {
-    const Json& saved = j["tokenizer"];
-    const auto kind = json_get<std::string>(saved, "kind", where, Exit::checkpoint);
-    const auto vocabulary = json_get<std::vector<std::string>>(saved, "vocabulary", where, Exit::checkpoint);
     try {
-      s.tokenizer = Tokenizer::from(kind, vocabulary);
+      s.tokenizer = Tokenizer::from_json(j["tokenizer"], "kind", where);
     } catch (const Error& e) {
-      fail(Exit::checkpoint, where, ": ", e.what());
+      fail(Exit::checkpoint, e.what());
     }
   }
   return s;
 }
 
 void check_tokenizer(const fs::path& data, const DataFacts& facts, const RunState& state) {
-  if (facts.tokenizer && state.tokenizer &&
-      (facts.tokenizer->kind() != state.tokenizer->kind() ||
-       facts.tokenizer->vocabulary() != state.tokenizer->vocabulary())) {
+  if (facts.tokenizer && state.tokenizer && *facts.tokenizer != *state.tokenizer) {
     fail(Exit::data, data.string(),
          " was made with another tokenizer or vocabulary than the run's data; its loss would mean nothing");
   }
@@ -372,6 +384,12 @@ void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
   }
 }
 
+void load_averages(const fs::path& checkpoint, const std::vector<NamedParameter>& trained) {
+  const fs::path path = checkpoint / "optimizer.safetensors";
+  const SafetensorsFile file(path);
+  for (const auto& p : trained) copy_into(file, str(p.path, ".", average_name), p.parameter.data(), path);
+}
+
 std::optional<fs::path> newest_checkpoint(const fs::path& run) {
   const auto all = list_checkpoints(run);
   if (all.empty()) return std::nullopt;
@@ -390,7 +408,7 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run) {
 }
 
 fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
-  const fs::path path = without_trailing_slash(path_);
+  fs::path path = without_trailing_slash(path_);
   if (!fs::is_directory(path)) fail(Exit::checkpoint, path.string(), " is no run and no checkpoint folder");
   if (is_checkpoint(path)) {
     if (which != "newest") {

@@ -106,6 +106,8 @@ void load_parameters(const fs::path& checkpoint, const std::vector<NamedParamete
 /// The histories of fp8 layers that have one.
 void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters);
 void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer);
+/// Copies the moving averages that optim.ema_decay keeps into the parameters that they are of.
+void load_averages(const fs::path& checkpoint, const std::vector<NamedParameter>& trained);
 
 /// The newest checkpoint of a run that verifies; a warning names each newer one that does not, and why. nullopt where
 /// there is none at all; Exit::checkpoint where none verifies.

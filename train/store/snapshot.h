@@ -48,11 +48,12 @@ template <class F>
 void each_state(const Optimizer& optimizer, F&& f) {
   for (const auto& group : optimizer.groups()) {
     for (const auto& slot : group.slots) {
-      for (size_t i = 0; i < slot.state.size(); ++i) f(slot.path + "." + optimizer.state_names()[i], slot.state[i]);
+      for (size_t i = 0; i < slot.state.size(); ++i) f(slot.path + "." + slot.names[i], slot.state[i]);
       if (const auto& fp8 = slot.param.leaf().precision.fp8; fp8 && fp8->history.defined())
         f(slot.path + ".fp8_history", fp8->history);
     }
   }
+  for (const auto& [name, tensor] : optimizer.shared_state()) f(name, tensor);
 }
 
 /// An entry that shares the memory of `t`, which is contiguous and on the CPU.

@@ -27,6 +27,7 @@ struct Scores {
 /// A figure of an evaluation, by the name that files and the console give it.
 using Metric = std::pair<std::string, double>;
 
+/// What is learned: the loss of a batch, an evaluation's figures, a sample for a person. Stateless but for its config.
 class Task {
  public:
   virtual ~Task() = default;

@@ -145,6 +145,7 @@ fs::path merge(const fs::path& run, const fs::path& out) {
   for (Linear* layer : adapted_layers(*model)) layer->merge_adapter();
   replace_parameters(*model, [](const NamedParameter& p) { return Variable::parameter(p.parameter.data(), p.path); });
   config.transforms["adapters"] = AnyConfig::of<AdaptersConfig>();
+  config.optim.ema_decay = 0;  // the average was of the adapters
   OptimConfig stateless;
   stateless.kind = "sgd";
   state.config = config.schema().to_toml(&config, /*comments=*/false);

@@ -73,9 +73,12 @@ LoadedModel load_model_argument(const Arguments& arguments) {
     fail(Exit::usage, "command line: --load-dtype must be fp32, bf16, fp16, int8 or nf4, not ", dtype);
   const bool twice = arguments.is_true("double-quant");
   if (twice && dtype != "nf4") fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
+  const std::string weights = arguments.get("weights", "model");
+  if (weights != "model" && weights != "ema")
+    fail(Exit::usage, "command line: --weights must be model or ema, not ", weights);
   const int threads = static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
-  LoadedModel m =
-      LoadedModel::open(run_argument(arguments), device, threads, dtype, twice, arguments.get("checkpoint", "newest"));
+  LoadedModel m = LoadedModel::open(run_argument(arguments), device, threads, dtype, twice,
+                                    arguments.get("checkpoint", "newest"), weights == "ema");
   // To standard error: what goes to standard output is the result.
   std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute.dtype)) << ", matrices kept as " << m.load_dtype
             << ", saved as " << m.saved_dtype << "\n";
@@ -85,6 +88,7 @@ LoadedModel load_model_argument(const Arguments& arguments) {
 Flags and_loading(Flags flags) {
   flags.insert(flags.end(),
                {{"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},
+                {"weights", "model, or ema: the moving average that optim.ema_decay keeps (model)"},
                 {"load-dtype", "how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32; adapters: adapters.dtype)"},
                 {"double-quant", "true: nf4's scales in 8 bits too (false)"},
                 {"device", "auto, cpu or cuda"},

@@ -24,6 +24,7 @@ namespace {
 struct BenchResult {
   std::string unit;  ///< "tokens" or "samples"
   double ms_median = 0, ms_min = 0, units_per_s = 0, first_step_s = 0, peak_rss_mb = 0, final_loss = 0;
+  double activations_mb = 0;  ///< on the CPU: the most that forward and backward held at once
   int64_t parameters = 0;
 };
 /// Trains train.steps steps without evaluation, checkpoints or a run folder; times are of the steps after `skip`.
@@ -53,6 +54,8 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   result.ms_median = ms.size() % 2 == 1 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
   result.unit = data.task->unit();
   result.units_per_s = 1e3 * static_cast<double>(units_of_step(session.config)) / result.ms_median;
+  result.activations_mb =
+      static_cast<double>(memory_stats().peak[static_cast<size_t>(Memory::activations)]) / (1 << 20);
   result.peak_rss_mb = static_cast<double>(peak_rss_bytes()) / (1 << 20);
   return result;
 }
@@ -125,6 +128,7 @@ static Exit run_bench(const Arguments& arguments) {
                     {r.unit + "_per_s", r.units_per_s},
                     {"first_step_s", r.first_step_s},
                     {"peak_rss_mb", r.peak_rss_mb},
+                    {"activations_mb", r.activations_mb},
                     {"final_loss", json_number(r.final_loss)}}
                    .dump()
             << std::endl;

@@ -65,7 +65,7 @@ double median(std::vector<double> v) {
 
 /// Runs an op forward and backward; gradients of its parameters are dropped first.
 std::function<void()> pass(std::vector<Variable> parameters, at::Tensor dy, std::function<Variable()> op) {
-  return [=] {
+  return [parameters = std::move(parameters), dy = std::move(dy), op = std::move(op)] {
     for (const auto& p : parameters) p.leaf().grad.reset();
     backward(op(), dy);
   };

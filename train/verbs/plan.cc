@@ -37,7 +37,7 @@ Batch some_batch(const Session& s, const Data* data) {
 }
 
 void run_batch(const Session& s, const Batch& batch, double divisor, Compute compute) {
-  run_micro_batch([&] { return s.task.loss(*s.model, batch, divisor); }, compute, {});
+  run_micro_batch(s, batch, divisor, {}, compute);
 }
 
 /// What a plan is made for; token data need not be there where model.vocab_size says what it would.

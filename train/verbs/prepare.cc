@@ -59,8 +59,9 @@ Exit run_prepare(const Arguments& arguments) {
   refuse_flags(arguments, {"target", "task", "val-file", "shape"}, "tables and arrays");
   PrepareOptions o{.inputs = arguments.words, .out = arguments.get("out", "")};
   o.tokenizer = arguments.get("tokenizer", "byte");
-  if (o.tokenizer != "byte" && o.tokenizer != "char")
-    fail(Exit::usage, "command line: --tokenizer must be byte or char, not ", o.tokenizer);
+  if (o.tokenizer != "byte" && o.tokenizer != "char" && !fs::exists(o.tokenizer))
+    fail(Exit::usage, "command line: --tokenizer must be byte, char, or the path of a tokenizer, and there is no file ",
+         o.tokenizer);
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
   o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
   o.stop = [] { return stop_signal() != 0; };
@@ -79,7 +80,7 @@ Verb prepare_verb() {
       "prepare my.txt --out data/my --tokenizer char",
       {{"out", "folder for the data"},
        {"val", "share for validation: of a text its tail, of examples a random choice (0.1)"},
-       {"tokenizer", "text: byte (default) or char"},
+       {"tokenizer", "text: byte (default), char, or the path of a BPE tokenizer"},
        {"shard-tokens", "text: most tokens in one file (100000000)"},
        {"target", "CSV: the column that is learned: last (default), first, its name or its number"},
        {"task", "examples: classification or regression (as the targets look)"},

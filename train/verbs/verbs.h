@@ -21,6 +21,7 @@ struct Arguments {
   std::map<std::string, std::string> flags;
   std::vector<std::string> words;
 
+  /// A flag's text, or `otherwise` where it is not given.
   std::string get(const std::string& name, const std::string& otherwise) const {
     const auto found = flags.find(name);
     return found == flags.end() ? otherwise : found->second;
@@ -31,8 +32,10 @@ struct Arguments {
   double number(const std::string& name, double otherwise, const Rule& rule, bool whole) const;
 };
 
+/// Flags of a verb: name and text of the help.
 using Flags = std::vector<std::pair<std::string, std::string>>;  // name, doc
 
+/// A word of the command line, with what its help says and what it does.
 struct Verb {
   std::string name, usage, doc;
   std::string example;  ///< behind "lathe "

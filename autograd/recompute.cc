@@ -1,0 +1,106 @@
+#include "autograd/recompute.h"
+
+#include <cmath>
+
+#include "autograd/op.h"
+#include "core/dtype.h"
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+/// -1 for an undefined tensor.
+int64_t version_of(const Variable& v) { return v.defined() ? v.data()._version() : -1; }
+
+[[noreturn]] void fail_other(const std::string& first, const std::string& second) {
+  fail(Exit::internal, "recompute: the function ran ", second, " the second time and ", first,
+       " the first; it must compute the same each time");
+}
+
+}  // namespace
+
+Recomputation::Recomputation(std::function<void()> again)
+    : again_(std::move(again)),
+      draws_(DrawState::now()),
+      compute_(mode().compute),
+      fp8_(mode().fp8),
+      cache_casts_(mode().cache_casts) {}
+
+void Recomputation::append(std::weak_ptr<Node> node, std::span<const Variable> inputs) {
+  Entry& entry = entries_.emplace_back(Entry{std::move(node), {}});
+  for (const Variable& v : inputs) entry.versions.push_back(version_of(v));
+}
+
+std::shared_ptr<Node> Recomputation::next(const char* name, std::span<const Variable> inputs) {
+  if (next_ == entries_.size()) fail_other("nothing more", name);
+  const Entry& entry = entries_[next_++];
+  std::shared_ptr<Node> node = entry.node.lock();
+  if (node && node->name() != name) fail_other(node->name(), name);
+  if (entry.versions.size() != inputs.size()) fail_other("another op", name);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    LATHE_CHECK(entry.versions[i] == version_of(inputs[i]), "recompute: ", name, ": an input (",
+                describe(inputs[i].data()), ") was changed in place between the forward pass and its recomputation");
+  }
+  return node;
+}
+
+void Recomputation::run() {
+  const auto again = std::exchange(again_, nullptr);
+  if (!again) return;  // it failed before
+  const DrawAgain draws(std::move(draws_));
+  Mode& m = mode();
+  m.grad = true;
+  m.compute = compute_;
+  m.fp8 = fp8_;
+  m.cache_casts = cache_casts_ && m.autocast_depth > 0;  // else nobody would drop them
+  m.flops = nullptr;
+  m.recording = nullptr;
+  m.replaying = this;
+  again();
+  if (next_ < entries_.size()) {
+    const auto node = entries_[next_].node.lock();
+    fail_other(node ? node->name() : "another op", "nothing more");
+  }
+  entries_.clear();
+}
+
+std::shared_ptr<Node> detail::node_again(const char* name, std::span<const Variable> inputs) {
+  return mode().replaying->next(name, inputs);
+}
+
+void detail::record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs) {
+  Recomputation* recomputation = mode().recording;
+  recomputation->append(node, inputs);
+  node->forget();
+  node->recomputed = recomputation->shared_from_this();
+}
+
+void detail::other_node(const char* name, const Node& node) {
+  fail(Exit::internal, "recompute: ", name, " made results of other shapes or dtypes the second time than ",
+       node.name(), " did the first; the function must compute the same each time");
+}
+
+void detail::recompute_node(Node& node) {
+  const std::shared_ptr<Recomputation> recomputation = node.recomputed;
+  recomputation->run();
+}
+
+detail::Recording::Recording(std::function<void()> again)
+    : recomputation_(std::make_shared<Recomputation>(std::move(again))) {
+  mode().recording = recomputation_.get();
+}
+detail::Recording::~Recording() = default;
+
+RecomputePolicy recompute_policy(std::string_view name) {
+  if (name == "blocks") return RecomputePolicy::blocks;
+  if (name == "sqrt") return RecomputePolicy::sqrt;
+  LATHE_CHECK(name == "none", "no policy of recomputation is called ", name);
+  return RecomputePolicy::none;
+}
+
+size_t blocks_of_group(RecomputePolicy policy, size_t n) {
+  if (policy != RecomputePolicy::sqrt) return 1;
+  return std::max<size_t>(static_cast<size_t>(std::ceil(std::sqrt(static_cast<double>(n)))), 1);
+}
+
+}  // namespace lathe

@@ -1,0 +1,30 @@
+// Floating-point formats, by the layout of their bits. IEEE 754-2019; Kalamkar et al. 2019 (bfloat16); Micikevicius et
+// al. 2022 (e4m3, e5m2).
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lathe {
+
+/// A sign, `exponent` bits with a bias of 2^(exponent - 1) - 1, and `mantissa` bits with a leading 1 that is not
+/// stored.
+struct FloatFormat {
+  const char* name;
+  int exponent, mantissa;
+  bool infinities = true;  ///< the largest exponent is infinities and NaN; else numbers, and NaN its last pattern alone
+  int stored = 0;          ///< bits in memory, where that is more
+
+  int bits() const { return stored > 0 ? stored : 1 + exponent + mantissa; }
+  double largest() const;
+  double smallest_normal() const;
+  double smallest_subnormal() const;
+  double epsilon() const;  ///< from 1 to the next number
+};
+
+/// fp32 tf32 fp16 bf16 e4m3 e5m2.
+const std::vector<FloatFormat>& float_formats();
+/// As a table, a line each.
+std::string float_format_table();
+
+}  // namespace lathe

@@ -1,0 +1,46 @@
+#pragma once
+
+#include "core/kernels/rules/rule.h"
+
+namespace lathe {
+
+/// torch.optim.Adam, AdamW where `Decoupled`, either with amsgrad. Kingma and Ba 2015; Loshchilov and Hutter 2019;
+/// Reddi, Kale and Kumar 2018.
+template <bool Decoupled, bool Amsgrad>
+struct AdamRule : RuleDefaults {
+  static constexpr const char* name = Decoupled ? "adamw" : "adam";
+  static constexpr const char* doc =
+      Decoupled ? "Adam with weight decay of its own" : "moments of first and second order";
+  static constexpr bool decoupled = Decoupled;
+  static constexpr bool hidden = Amsgrad;  // chosen by a key, optim.amsgrad
+  static std::vector<RuleState> state(const UpdateRule&) {
+    std::vector<RuleState> all{{"exp_avg", 0}, {"exp_avg_sq", 1}};
+    if (Amsgrad) all.push_back({"max_exp_avg_sq", 2});
+    return all;
+  }
+  template <class T>
+  LATHE_BOTH static void prepare(Coefficients<T>& c, const UpdateRule& r, const UpdateArgs& a, const StepControl& s) {
+    c.lr = static_cast<T>(r.lr * a.lr_scale / s.correction1);
+  }
+  // m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;  amsgrad: x = max(x, v), and x for v from here on
+  // p -= lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps);  AdamW: p -= lr wd p first
+  template <class T>
+  LATHE_BOTH static T element(T p, T g, T* s0, T* s1, [[maybe_unused]] T* s2, const Coefficients<T>& c) {
+    if constexpr (Decoupled) p *= c.decay;
+    *s0 = c.beta1 * *s0 + c.one_beta1 * g;
+    *s1 = c.beta2 * *s1 + c.one_beta2 * g * g;
+    if constexpr (Amsgrad) {
+      *s2 = *s1 > *s2 ? *s1 : *s2;
+      return p - c.lr * (*s0 / (std::sqrt(*s2) / c.correction2 + c.eps));
+    } else {
+      return p - c.lr * (*s0 / (std::sqrt(*s1) / c.correction2 + c.eps));
+    }
+  }
+};
+
+using Adam = AdamRule<false, false>;
+using AdamW = AdamRule<true, false>;
+using AdamAmsgrad = AdamRule<false, true>;
+using AdamWAmsgrad = AdamRule<true, true>;
+
+}  // namespace lathe

@@ -1,0 +1,36 @@
+#pragma once
+
+#include "core/kernels/rules/rule.h"
+
+namespace lathe {
+
+/// torch.optim.RMSprop. Tieleman and Hinton 2012; Graves 2013.
+struct RMSprop : RuleDefaults {
+  static constexpr const char* name = "rmsprop";
+  static constexpr const char* doc = "steps divided by a running root mean square";
+  static constexpr bool decoupled = false;
+  static std::vector<RuleState> state(const UpdateRule& r) {
+    std::vector<RuleState> all{{"square_avg", 0}};
+    if (r.momentum > 0) all.push_back({"momentum_buffer", 1});
+    if (r.centered) all.push_back({"grad_avg", 2});
+    return all;
+  }
+  // q = alpha q + (1 - alpha) g^2;  d = sqrt(q) + eps, centered: sqrt(q - avg(g)^2) + eps;  p -= lr g / d, with
+  // momentum: v = momentum v + g / d, p -= lr v
+  template <class T>
+  LATHE_BOTH static T element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c) {
+    *s0 = c.alpha * *s0 + c.one_alpha * g * g;
+    T variance = *s0;
+    if (s2 != nullptr) {
+      *s2 += c.one_alpha * (g - *s2);
+      variance -= *s2 * *s2;
+      if (variance < 0) variance = 0;  // rounding of a difference of near numbers; torch takes the root as it is
+    }
+    const T d = std::sqrt(variance) + c.eps;
+    if (s1 == nullptr) return p - c.lr * (g / d);
+    *s1 = c.momentum * *s1 + g / d;
+    return p - c.lr * *s1;
+  }
+};
+
+}  // namespace lathe

@@ -1,0 +1,77 @@
+// What a rule is: an optimizer whose update of an element needs that element's parameter, gradient and state alone.
+//
+//   struct Mine : RuleDefaults {
+//     static constexpr const char* name = "mine";       // what optim.kind says
+//     static constexpr const char* doc = "...";
+//     static constexpr bool decoupled = false;          // weight decay is the formula's own business, by c.decay;
+//                                                       // otherwise it has been added to the gradient
+//     static std::vector<RuleState> state(const UpdateRule& r);
+//     // The parameter after the step. g: gradient, unscaled and clipped; s0 s1 s2: the element's state by its place.
+//     template <class T>
+//     LATHE_BOTH static T element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c);
+//   };
+//
+// Its file is in core/kernels/rules/ and its line in core/kernels/rules.h; CPUs, cards, checkpoints, plans and the
+// config know it then.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "core/kernels/update.h"
+
+#ifdef __CUDACC__
+#define LATHE_BOTH __host__ __device__
+#else
+#define LATHE_BOTH
+#endif
+
+namespace lathe {
+
+/// A tensor of a rule's state, of the parameter's shape.
+struct RuleState {
+  const char* name;  ///< torch.optim's
+  int place = 0;     ///< in UpdateArgs::state
+  double start = 0;
+};
+
+/// A rule's constants in the type that a parameter is computed in.
+template <class T>
+struct Coefficients {
+  T lr, decay, grad_scale, wd, beta1, one_beta1, beta2, one_beta2, eps, momentum, one_dampening, alpha, one_alpha,
+      correction2, factor1 = 0, factor2 = 0;  ///< factors: a rule's own
+  bool first, nesterov;
+
+  LATHE_BOTH Coefficients(const UpdateRule& r, const UpdateArgs& a, const StepControl& c, bool decoupled,
+                          double grad_scale_)
+      : lr(static_cast<T>(r.lr * a.lr_scale)),
+        decay(static_cast<T>(1 - r.lr * a.lr_scale * a.weight_decay)),
+        grad_scale(static_cast<T>(grad_scale_)),
+        wd(static_cast<T>(decoupled ? 0.0 : a.weight_decay)),
+        beta1(static_cast<T>(r.beta1)),
+        one_beta1(static_cast<T>(1 - r.beta1)),
+        beta2(static_cast<T>(r.beta2)),
+        one_beta2(static_cast<T>(1 - r.beta2)),
+        eps(static_cast<T>(r.eps)),
+        momentum(static_cast<T>(r.momentum)),
+        one_dampening(static_cast<T>(1 - r.dampening)),
+        alpha(static_cast<T>(r.alpha)),
+        one_alpha(static_cast<T>(1 - r.alpha)),
+        correction2(static_cast<T>(c.correction2)),
+        first(c.updates == 1),
+        nesterov(r.nesterov) {}
+};
+
+/// What a rule has unless it says otherwise.
+struct RuleDefaults {
+  static constexpr bool hidden = false;  ///< no kind of its own: a part of others
+  static constexpr bool raw = false;     ///< its gradient is taken as it stands, neither unscaled nor clipped
+  /// Constants of its own.
+  template <class T>
+  LATHE_BOTH static void prepare(Coefficients<T>&, const UpdateRule&, const UpdateArgs&, const StepControl&) {}
+  /// Once an update, for all parameters.
+  LATHE_BOTH static void settle(const UpdateRule&, StepControl&) {}
+};
+
+}  // namespace lathe

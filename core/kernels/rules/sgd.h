@@ -1,0 +1,48 @@
+// Gradient descent, with momentum, and the bare step that whole-tensor optimizers end with.
+#pragma once
+
+#include "core/kernels/rules/rule.h"
+
+namespace lathe {
+
+/// torch.optim.SGD.
+struct Sgd : RuleDefaults {
+  static constexpr const char* name = "sgd";
+  static constexpr const char* doc = "gradient descent";
+  static constexpr bool decoupled = false;
+  static std::vector<RuleState> state(const UpdateRule&) { return {}; }
+  // p -= lr g
+  template <class T>
+  LATHE_BOTH static T element(T p, T g, T*, T*, T*, const Coefficients<T>& c) {
+    return p - c.lr * g;
+  }
+};
+
+/// torch.optim.SGD with momentum. Polyak 1964; Sutskever et al. 2013.
+struct Momentum : RuleDefaults {
+  static constexpr const char* name = "momentum";
+  static constexpr const char* doc = "gradient descent with momentum, Nesterov's too";
+  static constexpr bool decoupled = false;
+  static std::vector<RuleState> state(const UpdateRule&) { return {{"momentum_buffer"}}; }
+  // v = momentum v + (1 - dampening) g (v = g at first);  p -= lr v, Nesterov: p -= lr (g + momentum v)
+  template <class T>
+  LATHE_BOTH static T element(T p, T g, T* s0, T*, T*, const Coefficients<T>& c) {
+    *s0 = c.first ? g : c.momentum * *s0 + c.one_dampening * g;
+    return p - c.lr * (c.nesterov ? g + c.momentum * *s0 : *s0);
+  }
+};
+
+/// p = (1 - lr wd) p - lr g, with g as it stands: a direction that was made of a gradient. Without one (null) and with
+/// lr 0, what follows an update (the working copy, the average) of a parameter that stays.
+struct Descend : RuleDefaults {
+  static constexpr const char* name = "descend";
+  static constexpr const char* doc = "";
+  static constexpr bool decoupled = true, hidden = true, raw = true;
+  static std::vector<RuleState> state(const UpdateRule&) { return {}; }
+  template <class T>
+  LATHE_BOTH static T element(T p, T g, T*, T*, T*, const Coefficients<T>& c) {
+    return p * c.decay - c.lr * g;
+  }
+};
+
+}  // namespace lathe

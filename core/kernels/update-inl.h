@@ -1,0 +1,185 @@
+// What every pass that updates parameters does beside its formula: reading, clipping by value, rounding, the working
+// copy, the average. Compiled once for each instruction set, as plain loops: include it below hwy/foreach_target.h and
+// hwy/highway.h.
+#if defined(LATHE_CORE_KERNELS_UPDATE_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LATHE_CORE_KERNELS_UPDATE_INL_H
+#undef LATHE_CORE_KERNELS_UPDATE_INL_H
+#else
+#define LATHE_CORE_KERNELS_UPDATE_INL_H
+#endif
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+
+#include "core/kernels/update_math.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lathe::HWY_NAMESPACE {
+namespace {
+
+constexpr int64_t update_block =
+    512;  // elements converted at a time: a few kilobytes, so they stay in the nearest cache
+
+inline uint16_t bf16_nearest(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+  return static_cast<uint16_t>(x == x ? rounded : 0x7fc0u);
+}
+
+/// Elements as T, in place where they are of that type already, else converted into `buffer`; zeros of null.
+template <class T>
+const T* load(const void* data, Element type, int64_t begin, int64_t n, T* buffer) {
+  if (data == nullptr) {
+    std::fill_n(buffer, n, T(0));
+    return buffer;
+  }
+  switch (type) {
+    case Element::f64:
+      if constexpr (std::is_same_v<T, double>) return static_cast<const double*>(data) + begin;
+      for (int64_t i = 0; i < n; ++i) buffer[i] = static_cast<T>(static_cast<const double*>(data)[begin + i]);
+      return buffer;
+    case Element::f32:
+      if constexpr (std::is_same_v<T, float>) return static_cast<const float*>(data) + begin;
+      for (int64_t i = 0; i < n; ++i) buffer[i] = static_cast<T>(static_cast<const float*>(data)[begin + i]);
+      return buffer;
+    case Element::bf16:
+      for (int64_t i = 0; i < n; ++i) {
+        buffer[i] = static_cast<T>(
+            std::bit_cast<float>(static_cast<uint32_t>(static_cast<const uint16_t*>(data)[begin + i]) << 16));
+      }
+      return buffer;
+    case Element::f16:
+      for (int64_t i = 0; i < n; ++i) {
+        buffer[i] = static_cast<T>(static_cast<float>(static_cast<const c10::Half*>(data)[begin + i]));
+      }
+      return buffer;
+  }
+  return buffer;
+}
+
+/// A gradient as it is stored, each element held to what clip_value allows.
+template <class T>
+const T* load_gradient(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control, int64_t begin,
+                       int64_t n, T* buffer) {
+  const T* g = load(a.grad, a.grad_type, begin, n, buffer);
+  if (!(rule.clip_value > 0)) return g;
+  const T most = static_cast<T>(rule.clip_value * control.loss_scale);
+  for (int64_t i = 0; i < n; ++i) buffer[i] = std::min(std::max(g[i], -most), most);
+  return buffer;
+}
+
+template <class T>
+void store_nearest(void* data, Element type, int64_t begin, int64_t n, const T* x) {
+  if (type == Element::bf16) {
+    for (int64_t i = 0; i < n; ++i) static_cast<uint16_t*>(data)[begin + i] = bf16_nearest(static_cast<float>(x[i]));
+  } else if (type == Element::f16) {
+    for (int64_t i = 0; i < n; ++i) {
+      static_cast<c10::Half*>(data)[begin + i] = c10::Half(static_cast<float>(x[i]));
+    }
+  }
+}
+
+inline void store_stochastic(void* data, int64_t begin, int64_t n, const float* x, RngKey key, uint64_t step) {
+  Philox4 words{};
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t place = begin + i;
+    if (place % 8 == 0 || i == 0) words = philox(counter(static_cast<uint64_t>(place / 8), step), key);
+    static_cast<uint16_t*>(data)[place] = round_stochastic(std::bit_cast<uint32_t>(x[i]), random16(words, place));
+  }
+}
+
+/// Calls f(at, n, p, out) for the blocks of elements [begin, end): p is the parameter, and f writes what it becomes to
+/// out. Then rounds and stores it, and what goes with it.
+template <class T, class F>
+void update_blocks(const UpdateArgs& a, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end,
+                   F&& f) {
+  const bool whole = a.param_type == Element::f32 || a.param_type == Element::f64;
+  T before[update_block], after[update_block], stored[update_block];
+  uint64_t moved = 0, lost = 0;
+  for (int64_t at = begin; at < end; at += update_block) {
+    const int64_t n = std::min(update_block, end - at);
+    const T* p = load(a.param, a.param_type, at, n, before);
+    T* out = whole ? static_cast<T*>(a.param) + at : after;
+    f(at, n, p, out);
+    if (a.low != nullptr) store_nearest(a.low, a.low_type, at, n, out);
+    const T* now = out;
+    if constexpr (std::is_same_v<T, float>) {
+      if (!whole) {
+        if (a.stochastic)
+          store_stochastic(a.param, at, n, out, a.key, static_cast<uint64_t>(control->updates));
+        else
+          store_nearest(a.param, a.param_type, at, n, out);
+        now = load(a.param, a.param_type, at, n, stored);
+        for (int64_t i = 0; i < n; ++i) {
+          moved += out[i] != before[i];
+          lost += out[i] != before[i] && now[i] == before[i];
+        }
+      }
+    }
+    if (a.average == nullptr) continue;
+    T* average = static_cast<T*>(a.average) + at;
+    const T weight = static_cast<T>(1 - rule.average_decay);
+    if (control->updates == 1)
+      std::copy_n(now, n, average);
+    else
+      for (int64_t i = 0; i < n; ++i) average[i] += weight * (now[i] - average[i]);
+  }
+  if (moved == 0) return;
+  std::atomic_ref(control->moved).fetch_add(moved, std::memory_order_relaxed);
+  std::atomic_ref(control->lost).fetch_add(lost, std::memory_order_relaxed);
+}
+
+/// One element by a rule. Weight decay that is not decoupled is added to the gradient.
+template <class Rule, class T>
+inline T update_element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c) {
+  if constexpr (!Rule::raw) g = g * c.grad_scale + c.wd * p;
+  return Rule::element(p, g, s0, s1, s2, c);
+}
+
+template <class Rule, class T>
+void rule_block(const T* p, const T* g, T* out, T* s0, T* s1, T* s2, int64_t n, const Coefficients<T>& c) {
+  for (int64_t i = 0; i < n; ++i) {
+    out[i] = update_element<Rule>(p[i], g[i], s0 == nullptr ? nullptr : s0 + i, s1 == nullptr ? nullptr : s1 + i,
+                                  s2 == nullptr ? nullptr : s2 + i, c);
+  }
+}
+
+/// update_blocks by a rule.
+template <class Rule, class T>
+void update_by_rule(const UpdateArgs& a, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end) {
+  const Coefficients<T> c = coefficients<Rule, T>(rule, a, *control);
+  T grads[update_block];
+  const auto state = [&](int i, int64_t at) {
+    return a.state[i] == nullptr ? nullptr : static_cast<T*>(a.state[i]) + at;
+  };
+  update_blocks<T>(a, rule, control, begin, end, [&](int64_t at, int64_t n, const T* p, T* out) {
+    const T* g = Rule::raw ? load(a.grad, a.grad_type, at, n, grads) : load_gradient(a, rule, *control, at, n, grads);
+    rule_block<Rule>(p, g, out, state(0, at), state(1, at), state(2, at), n, c);
+  });
+}
+
+/// Adds f(i) for i in [0, n), in an order that is always the same, so that the compiler may use vectors.
+template <class F>
+double lane_sum(int64_t n, F&& f) {
+  constexpr int64_t lanes = 16;
+  double sum[lanes] = {};
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    for (int64_t j = 0; j < lanes; ++j) sum[j] += f(i + j);
+  }
+  for (; i < n; ++i) sum[i % lanes] += f(i);
+  double total = 0;
+  for (double s : sum) total += s;
+  return total;
+}
+
+}  // namespace
+}  // namespace lathe::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

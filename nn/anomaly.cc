@@ -1,0 +1,123 @@
+#include "nn/anomaly.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/masked_select.h>
+
+#include <string>
+#include <unordered_map>
+
+#include "autograd/op.h"
+#include "core/dtype.h"
+#include "core/error.h"
+#include "core/io/text.h"
+#include "nn/module_call.h"
+
+namespace lathe {
+namespace {
+
+struct Counts {
+  int64_t nan = 0, infinite = 0;
+  bool finite() const { return nan == 0 && infinite == 0; }
+};
+
+Counts count(const at::Tensor& t) {
+  if (!t.defined() || !t.is_floating_point() || t.numel() == 0 || t.is_meta()) return {};
+  const int64_t bad = t.numel() - at::isfinite(t).sum().item<int64_t>();
+  if (bad == 0) return {};
+  const int64_t nan = at::isnan(t).sum().item<int64_t>();
+  return {nan, bad - nan};
+}
+
+/// "float32[2,3], 1 NaN and 2 infinite, the others from -1 to 2".
+std::string facts(const at::Tensor& t) {
+  std::string text = describe(t);
+  if (!t.defined() || !t.is_floating_point() || t.numel() == 0 || t.is_meta()) return text;
+  const Counts n = count(t);
+  if (!n.finite()) text += str(", ", n.nan, " NaN and ", n.infinite, " infinite of ", t.numel());
+  const at::Tensor rest = n.finite() ? t : at::masked_select(t, at::isfinite(t));
+  if (rest.numel() > 0) {
+    text += format(n.finite() ? " from %.4g to %.4g" : ", the others from %.4g to %.4g", rest.min().item<double>(),
+                   rest.max().item<double>());
+  }
+  return text;
+}
+
+}  // namespace
+
+struct DetectAnomaly::Watch {
+  /// Of an op that made a node: where it ran and what it was given.
+  struct Made {
+    std::string where, inputs;
+  };
+  std::unordered_map<const Node*, Made> made;
+
+  static std::string where() {
+    const ModuleCall* call = ModuleCall::innermost();
+    return call == nullptr ? "" : " in " + call->text();
+  }
+  static std::string inputs_text(std::span<const Variable> inputs) {
+    std::string text;
+    for (const Variable& v : inputs) {
+      const Leaf* leaf = v.as_leaf();
+      text += (text.empty() ? "" : "; ") + facts(v.data());
+      if (leaf != nullptr && !leaf->label.empty()) text += " (" + leaf->label + ")";
+    }
+    return text;
+  }
+
+  const std::function<void(const OpResult&)> on_result = [this](const OpResult& r) {
+    bool finite = true;
+    for (const at::Tensor& y : r.outputs) finite = finite && count(y).finite();
+    const bool masks = std::string(r.name) == "masked_fill";
+    bool given_finite = true;
+    for (const Variable& v : r.inputs) {
+      const Counts n = count(v.data());
+      given_finite = given_finite && n.finite();
+      if (n.finite() || masks) continue;
+      // A cast of a parameter stands for it. A constant may hold infinities on purpose.
+      const bool parameter = v.as_leaf() != nullptr;
+      if (!parameter && (v.node() != nullptr || n.nan == 0)) continue;
+      fail(Exit::diverged, "anomaly: ", r.name, where(), " was given ", parameter ? "a parameter" : "data",
+           " that is not finite: ", inputs_text(r.inputs));
+    }
+    if (!finite && given_finite && !masks) {
+      std::string results;
+      for (const at::Tensor& y : r.outputs) results += (results.empty() ? "" : "; ") + facts(y);
+      fail(Exit::diverged, "anomaly: ", r.name, where(), " made values that are not finite (", results,
+           ") of finite ones: ", inputs_text(r.inputs));
+    }
+    // What runs again for a recomputation is known already, by its place in the whole model.
+    if (r.node != nullptr && !(mode().again && made.contains(r.node))) made[r.node] = {where(), inputs_text(r.inputs)};
+  };
+
+  const std::function<void(const BackwardResult&)> on_backward = [this](const BackwardResult& r) {
+    const auto found = made.find(&r.node);
+    const std::string place = found == made.end() ? "" : found->second.where;
+    const std::string forward = found == made.end() ? "" : "; in the forward pass it was given " + found->second.inputs;
+    bool arrived_finite = true;
+    std::string arrived;
+    for (const at::Tensor& t : r.dy) {
+      arrived_finite = arrived_finite && count(t).finite();
+      arrived += (arrived.empty() ? "" : "; ") + facts(t);
+    }
+    if (!arrived_finite)  // nothing before made it: the loss scale did, or the sum of finite gradients
+      fail(Exit::diverged, "anomaly: the gradient that reached the result of ", r.node.name(), place,
+           " is not finite, as the sum of finite ones or as what backward began with: ", arrived, forward);
+    for (size_t i = 0; i < r.grads.size(); ++i) {
+      if (count(r.grads[i]).finite()) continue;
+      fail(Exit::diverged, "anomaly: the backward of ", r.node.name(), place,
+           " made a gradient that is not finite, of its input ", i, " (", facts(r.grads[i]),
+           "), out of finite gradients: ", arrived, forward);
+    }
+  };
+};
+
+DetectAnomaly::DetectAnomaly(Options options) : watch_(std::make_unique<Watch>()) {
+  mode().observe_result = &watch_->on_result;
+  if (options.backward) mode().observe_backward = &watch_->on_backward;
+}
+DetectAnomaly::~DetectAnomaly() = default;
+
+}  // namespace lathe

@@ -1,0 +1,38 @@
+// Hooks on modules: looking at what they return, or replacing it.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <typeindex>
+#include <utility>
+
+#include "autograd/variable.h"
+#include "core/mode.h"
+#include "nn/module.h"
+
+namespace lathe {
+
+class ModuleCall;
+
+/// While alive, f is called on this thread with what each module of `model` whose path `pattern` matches returns
+/// (matches() of autograd/parameter.h; a recurrent module's sequence, without its state). A defined result takes its
+/// place. Of several, the innermost is called first. Modules that make no ModuleCall are not seen, and modules must
+/// not move in memory meanwhile. An error where no module has such a path.
+class ForwardHook : public ModeGuard {
+ public:
+  using Function = std::function<Variable(const std::string& path, const Variable& y)>;
+  ForwardHook(const ModuleRef& model, std::string_view pattern, Function f);
+
+  /// For ModuleCall.
+  void call(const ModuleCall& at, Variable& y) const;
+  const ForwardHook* outer() const { return outer_; }
+
+ private:
+  std::map<std::pair<const void*, std::type_index>, std::string> paths_;
+  Function f_;
+  const ForwardHook* outer_;
+};
+
+}  // namespace lathe

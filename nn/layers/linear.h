@@ -1,0 +1,35 @@
+// Linear layers.
+#pragma once
+
+#include <cstdint>
+
+#include "autograd/ops.h"
+#include "nn/module.h"
+
+namespace lathe {
+
+/// y = x W^T + b, with an adapter + scale (x A^T) B^T. x [..., in] -> [..., out].
+struct Linear {
+  Variable weight, bias;  ///< [out, in]; [out] or undefined
+  Role role = Role::weight;
+  Variable lora_a, lora_b;  ///< [rank, in], [out, rank]; undefined: no adapter. Hu et al. 2021, "LoRA"
+  double lora_scale = 1;    ///< alpha / rank
+
+  Linear() = default;
+  Linear(int64_t in, int64_t out, bool with_bias, const Role& role = Role::weight);
+  /// `residual` [..., out], where given, is added, and the result has its dtype.
+  Variable operator()(const Variable& x, const Variable& residual = {}) const;
+  bool has_adapter() const { return lora_a.defined(); }
+  /// `options`: where its parameters are, and their dtype. All zero until they are initialised.
+  void add_adapter(int64_t rank, double alpha, at::TensorOptions options = {});
+  /// Adds the adapter, which must be there, into the float32 weight, and drops it.
+  void merge_adapter();
+  void visit(Visit& v) {
+    v("weight", weight, role);
+    v("bias", bias, Role::bias);
+    v("lora_a", lora_a, Role::lora_a);
+    v("lora_b", lora_b, Role::lora_b);
+  }
+};
+
+}  // namespace lathe

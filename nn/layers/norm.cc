@@ -1,0 +1,118 @@
+#include "nn/layers/norm.h"
+
+#include <optional>
+
+#include "core/error.h"
+#include "core/mode.h"
+#include "nn/module_call.h"
+
+namespace lathe {
+namespace {
+
+/// The dtype that products take x in under autocast, for what goes to a layer next; nullopt: x's own.
+std::optional<at::ScalarType> product_dtype(const Variable& x) {
+  const bool low = mode().compute != at::kFloat && !mode().fp8 && x.dtype() != at::kDouble;
+  return low ? std::optional(mode().compute) : std::nullopt;
+}
+
+}  // namespace
+
+LayerNorm::LayerNorm(int64_t channels, bool with_bias)
+    : weight(new_parameter({channels})), bias(with_bias ? new_parameter({channels}) : Variable()) {}
+
+Variable LayerNorm::operator()(const Variable& x, bool wide) const {
+  ModuleCall call(*this, {{'C', weight.size(0)}});
+  call.input(x, "... C");
+  return call.result(layer_norm(x, weight, bias, eps, wide ? std::nullopt : product_dtype(x)), "... C");
+}
+
+RMSNorm::RMSNorm(int64_t channels, double eps_) : weight(new_parameter({channels})), eps(eps_) {}
+
+Variable RMSNorm::operator()(const Variable& x) const {
+  ModuleCall call(*this, {{'C', weight.size(0)}});
+  call.input(x, "... C");
+  return call.result(rms_norm(x, weight, eps, product_dtype(x)), "... C");
+}
+
+GroupNorm::GroupNorm(int64_t groups_, int64_t channels_, double eps_, bool affine)
+    : weight(affine ? new_parameter({channels_}) : Variable()),
+      bias(affine ? new_parameter({channels_}) : Variable()),
+      groups(groups_),
+      channels(channels_),
+      eps(eps_) {
+  LATHE_CHECK(groups >= 1 && channels % groups == 0, "GroupNorm: ", groups, " groups do not divide ", channels,
+              " channels");
+}
+
+Variable GroupNorm::normalise(const Variable& x) const {
+  if (x.numel() == 0) return x;
+  std::vector<int64_t> by_channel(static_cast<size_t>(x.dim()), 1);
+  by_channel[1] = channels;
+  // A layer norm of each group, whose mean and variance are all that it has in common with its neighbours.
+  Variable y = reshape(layer_norm(reshape(x, {x.size(0), groups, -1}), {}, {}, eps), x.sizes());
+  if (weight.defined()) y = y * reshape(weight, by_channel) + reshape(bias, by_channel);
+  const auto out = product_dtype(x);
+  return out && y.dtype() != *out ? cast(y, *out) : y;
+}
+
+Variable GroupNorm::operator()(const Variable& x) const {
+  ModuleCall call(*this, {{'C', channels}});
+  const char* const specs[]{"B C", "B C L", "B C H W", "B C D H W"};
+  LATHE_CHECK(x.dim() >= 2 && x.dim() <= 5, call.text(), ": expected an input of 2 to 5 dims, got one of ", x.dim());
+  const char* shape = specs[x.dim() - 2];
+  call.input(x, shape);
+  return call.result(normalise(x), shape);
+}
+Variable InstanceNorm1d::operator()(const Variable& x_BCL) const {
+  ModuleCall call(*this, {{'C', channels}});
+  call.input(x_BCL, "B C L");
+  return call.result(normalise(x_BCL), "B C L");
+}
+Variable InstanceNorm2d::operator()(const Variable& x_BCHW) const {
+  ModuleCall call(*this, {{'C', channels}});
+  call.input(x_BCHW, "B C H W");
+  return call.result(normalise(x_BCHW), "B C H W");
+}
+
+BatchNorm::BatchNorm(int64_t channels, double momentum_, double eps_)
+    : weight(new_parameter({channels})),
+      bias(new_parameter({channels})),
+      running_mean(new_buffer({channels}, 0)),
+      running_var(new_buffer({channels}, 1)),
+      num_batches_tracked(new_buffer({}, 0, at::kLong)),
+      momentum(momentum_),
+      eps(eps_) {}
+
+void BatchNorm::visit(Visit& v) {
+  v("weight", weight, Role::scale);
+  v("bias", bias, Role::bias);
+  v.buffer("running_mean", running_mean);
+  v.buffer("running_var", running_var);
+  v.buffer("num_batches_tracked", num_batches_tracked);
+}
+
+Variable BatchNorm::normalise(const Variable& x, bool wide) const {
+  const auto out = wide ? std::nullopt : product_dtype(x);
+  if (!is_training()) return batch_norm(x, weight, bias, running_mean, running_var, eps, out);
+  const BatchNormed made = batch_norm(x, weight, bias, eps, out);
+  if (made.mean.defined() && !mode().again) {
+    running_mean.mul_(1 - momentum).add_(made.mean, momentum);
+    running_var.mul_(1 - momentum).add_(made.var, momentum);
+    num_batches_tracked.add_(1);
+  }
+  return made.y;
+}
+
+Variable BatchNorm1d::operator()(const Variable& x, bool wide) const {
+  ModuleCall call(*this, {{'C', weight.size(0)}});
+  const char* shape = x.dim() == 2 ? "B C" : "B C L";
+  call.input(x, shape);
+  return call.result(normalise(x, wide), shape);
+}
+Variable BatchNorm2d::operator()(const Variable& x_BCHW, bool wide) const {
+  ModuleCall call(*this, {{'C', weight.size(0)}});
+  call.input(x_BCHW, "B C H W");
+  return call.result(normalise(x_BCHW, wide), "B C H W");
+}
+
+}  // namespace lathe

@@ -1,0 +1,50 @@
+// Pooling. Shapes: B batch, C channels, L length, H height, W width. None has parameters.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "autograd/ops.h"
+#include "nn/module.h"
+
+namespace lathe {
+
+/// max_pool2d(). x [B, C, H, W] -> [B, C, H', W'].
+struct MaxPool2d {
+  Pair kernel;
+  std::optional<Pair> stride = std::nullopt;  ///< by default windows stand side by side
+  Pair padding = 0, dilation = 1;
+  Variable operator()(const Variable& x_BCHW) const;
+};
+/// avg_pool2d().
+struct AvgPool2d {
+  Pair kernel;
+  std::optional<Pair> stride = std::nullopt;
+  Pair padding = 0;
+  Variable operator()(const Variable& x_BCHW) const;
+};
+/// adaptive_avg_pool2d(): to a size `out`, whatever the input's.
+struct AdaptiveAvgPool2d {
+  Pair out;
+  Variable operator()(const Variable& x_BCHW) const;
+};
+
+/// The same along one dim. x [B, C, L] -> [B, C, L'].
+struct MaxPool1d {
+  int64_t kernel;
+  std::optional<int64_t> stride = std::nullopt;
+  int64_t padding = 0, dilation = 1;
+  Variable operator()(const Variable& x_BCL) const;
+};
+struct AvgPool1d {
+  int64_t kernel;
+  std::optional<int64_t> stride = std::nullopt;
+  int64_t padding = 0;
+  Variable operator()(const Variable& x_BCL) const;
+};
+struct AdaptiveAvgPool1d {
+  int64_t out;
+  Variable operator()(const Variable& x_BCL) const;
+};
+
+}  // namespace lathe

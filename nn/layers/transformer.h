@@ -1,0 +1,127 @@
+// Transformer blocks. Shapes: B batch, T places, S places of the memory, C channels.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/layers/attention.h"
+#include "nn/layers/dropout.h"
+#include "nn/layers/linear.h"
+#include "nn/layers/norm.h"
+#include "nn/module.h"
+
+namespace lathe {
+
+/// The transformer's feed-forward block: C -> 4C, GELU, 4C -> C; and `residual` that is added.
+struct FeedForward {
+  Linear up, down;
+
+  FeedForward() = default;
+  FeedForward(int64_t channels, bool bias);
+  Variable operator()(const Variable& x, const Variable& residual = {}) const;
+  void visit(Visit& v) {
+    v("up", up);
+    v("down", down);
+  }
+};
+
+/// down(silu(a) * b), [a b] = up(x). Shazeer 2020, "GLU variants improve transformer". x [..., C] -> [..., C].
+struct SwiGLU {
+  Linear up, down;  ///< C -> 2 hidden, hidden -> C
+
+  SwiGLU() = default;
+  SwiGLU(int64_t channels, int64_t hidden, bool bias = false);
+  Variable operator()(const Variable& x) const;
+  void visit(Visit& v) {
+    v("up", up);
+    v("down", down);
+  }
+};
+
+struct TransformerOptions {
+  int64_t channels = 0, heads = 1;
+  int64_t hidden = 0;               ///< of the feed-forward part; 0: 4 C
+  double dropout = 0;               ///< on branches, inside the feed-forward part and on attention's probabilities
+  std::string activation = "relu";  ///< "relu", "gelu" (exact), or "swiglu", whose linear1 has 2 hidden rows
+  bool norm_first = false;          ///< x + f(norm(x)) in place of norm(x + f(x))
+  bool bias = true;
+};
+
+/// linear2(dropout(activation(linear1(x)))), which the layers below share.
+struct TransformerFeedForward {
+  Linear linear1, linear2;
+  Dropout drop;
+  std::string activation;
+
+  TransformerFeedForward() = default;
+  explicit TransformerFeedForward(const TransformerOptions& options);
+  Variable operator()(const Variable& x) const;
+  void visit(Visit& v) {
+    v("linear1", linear1);
+    v("linear2", linear2);
+    v("dropout", drop);
+  }
+};
+
+/// Self-attention and a feed-forward part, each added to the residual stream. Vaswani et al. 2017; torch.nn's module of
+/// that name, batch first. x [B, T, C] -> [B, T, C].
+struct TransformerEncoderLayer {
+  MultiHeadAttention self_attn;
+  TransformerFeedForward feed_forward;
+  LayerNorm norm1, norm2;
+  Dropout drop1, drop2;
+  bool norm_first = false;
+
+  TransformerEncoderLayer() = default;
+  explicit TransformerEncoderLayer(const TransformerOptions& options);
+  Variable operator()(const Variable& x_BTC, const AttentionMask& mask = {}) const;
+  void visit(Visit& v);
+};
+
+/// The same with attention to a memory [B, S, C] between them.
+struct TransformerDecoderLayer {
+  MultiHeadAttention self_attn, multihead_attn;
+  TransformerFeedForward feed_forward;
+  LayerNorm norm1, norm2, norm3;
+  Dropout drop1, drop2, drop3;
+  bool norm_first = false;
+
+  TransformerDecoderLayer() = default;
+  explicit TransformerDecoderLayer(const TransformerOptions& options);
+  /// `mask` of the places themselves, usually causal; `memory_mask` of the memory.
+  Variable operator()(const Variable& x_BTC, const Variable& memory_BSC, const AttentionMask& mask = {.causal = true},
+                      const AttentionMask& memory_mask = {}) const;
+  void visit(Visit& v);
+};
+
+/// Layers in turn, and where norm_first a norm of what comes out. They are repeated blocks: memory.recompute and fp8
+/// go by them.
+struct TransformerEncoder {
+  std::vector<TransformerEncoderLayer> layers;
+  std::optional<LayerNorm> norm;
+
+  TransformerEncoder() = default;
+  TransformerEncoder(int64_t n_layer, const TransformerOptions& options);
+  Variable operator()(const Variable& x_BTC, const AttentionMask& mask = {}) const;
+  void visit(Visit& v) {
+    v.blocks("layers", layers);
+    v("norm", norm);
+  }
+};
+struct TransformerDecoder {
+  std::vector<TransformerDecoderLayer> layers;
+  std::optional<LayerNorm> norm;
+
+  TransformerDecoder() = default;
+  TransformerDecoder(int64_t n_layer, const TransformerOptions& options);
+  Variable operator()(const Variable& x_BTC, const Variable& memory_BSC, const AttentionMask& mask = {.causal = true},
+                      const AttentionMask& memory_mask = {}) const;
+  void visit(Visit& v) {
+    v.blocks("layers", layers);
+    v("norm", norm);
+  }
+};
+
+}  // namespace lathe

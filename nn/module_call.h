@@ -1,0 +1,120 @@
+// A module that is being called: where it is in its model, the sizes of its named dims, and who watches its results.
+//
+//   Variable MyLayer::operator()(const Variable& x, const Variable& memory) const {
+//     ModuleCall call(*this, {{'C', weight.size(1)}});
+//     call.input(x, "B T C"), call.input("memory", memory, "B S C");
+//     ...
+//     return call.result(y, "B T C");
+//   }
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <set>
+#include <string>
+#include <string_view>
+#include <typeindex>
+
+#include "autograd/variable.h"
+#include "core/mode.h"
+#include "nn/module.h"
+
+namespace lathe {
+
+/// A dim's size that a module knows beforehand.
+struct Bound {
+  char name;
+  int64_t size;
+};
+
+/// Types of the modules of namespace lathe that make a ModuleCall, for the test that every one has a row of its own.
+std::set<std::string>& module_registry();
+
+namespace detail {
+/// "Linear": a type's name without namespaces.
+std::string type_text(const std::type_info& type);
+bool register_module(const std::type_info& type);
+template <class M>
+struct RegisteredModule {
+  static inline const bool done = register_module(typeid(M));
+};
+}  // namespace detail
+
+/// One call of a module, on its stack. The calls of a thread that are under way form a chain, from the outermost.
+class ModuleCall {
+ public:
+  template <class M>
+  explicit ModuleCall(const M& module, std::initializer_list<Bound> bound = {})
+      : module_(&module), type_(typeid(M)), walk_(walk_into<M>), outer_(innermost()) {
+    (void)detail::RegisteredModule<M>::done;
+    for (const Bound& b : bound) dims_.push_back({b.name, b.size, -1});
+    innermost() = this;
+  }
+  ~ModuleCall() { innermost() = outer_; }
+  ModuleCall(const ModuleCall&) = delete;
+  ModuleCall& operator=(const ModuleCall&) = delete;
+
+  /// Checks a tensor against a named shape such as "B T C", or "... C" for any number of dims before: each letter has
+  /// one size in all tensors of the call, that of the first it was met in or what the call was made with. An undefined
+  /// tensor is passed over. The error names the module by path and type, the tensor, both shapes, and the dim.
+  void input(const char* name, const at::Tensor& x, std::string_view spec) { check(name, x, spec, false); }
+  void input(const char* name, const Variable& x, std::string_view spec) { check(name, x.data(), spec, false); }
+  void input(const at::Tensor& x, std::string_view spec) { check("input", x, spec, false); }
+  void input(const Variable& x, std::string_view spec) { check("input", x.data(), spec, false); }
+  /// The same of what the module returns, which forward hooks (nn/hooks.h) may replace.
+  Variable result(Variable y, std::string_view spec) {
+    check("result", y.data(), spec, true);
+    return mode().forward_hooks == nullptr ? y : run_hooks(std::move(y));
+  }
+  /// The size of a dim that is bound.
+  int64_t size(char dim) const;
+
+  /// The thread's innermost call, or null.
+  static ModuleCall*& innermost() {
+    static thread_local ModuleCall* call = nullptr;
+    return call;
+  }
+  const ModuleCall* outer() const { return outer_; }
+  const void* module() const { return module_; }
+  std::type_index type() const { return type_; }
+  /// "blocks.1.attn", as the outermost module under way names it; "" for that one.
+  std::string path() const;
+  /// "blocks.1.attn (CausalSelfAttention)", or the type alone.
+  std::string text() const;
+
+ private:
+  struct Dim {
+    char name;
+    int64_t size;
+    int tensor;  ///< that bound it, of seen_; -1: the module
+  };
+  struct Seen {
+    const char* name;
+    at::Tensor tensor;
+  };
+
+  template <class M>
+  static void walk_into(const void* module, Visit& v) {
+    if constexpr (requires(M & m) { m.visit(v); }) {
+      const_cast<M*>(static_cast<const M*>(module))->visit(v);
+    } else {
+      (void)module, (void)v;
+    }
+  }
+  void check(const char* name, const at::Tensor& x, std::string_view spec, bool is_result);
+  [[noreturn]] void misfit(const char* name, const at::Tensor& x, std::string_view spec, bool is_result,
+                           const std::string& why) const;
+  Variable run_hooks(Variable y) const;
+
+  const void* module_;
+  std::type_index type_;
+  void (*walk_)(const void*, Visit&);
+  ModuleCall* outer_;
+  c10::SmallVector<Dim, 8> dims_;
+  c10::SmallVector<Seen, 4> seen_;
+};
+
+}  // namespace lathe

@@ -1,0 +1,111 @@
+#include "core/device.h"
+#include "core/error.h"
+#include "core/kernels/rules.h"
+#include "optim/method.h"
+#include "optim/methods/pieces.h"
+#include "optim/methods/table.h"
+
+namespace lathe {
+namespace {
+
+/// Any rule: each element by itself.
+class ByRule final : public Method {
+ public:
+  explicit ByRule(const UpdateRule& rule) : rule_(rule) {}
+  StateOf state(const NamedParameter& p) const override { return state_of_rule(rule_, p.parameter.data()); }
+  UpdateRule rule() const override { return rule_; }
+  void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control, bool cuda) const override {
+    update_elements(slots, rule, control, cuda);
+  }
+  bool runs_on_card() const override { return true; }
+
+ private:
+  UpdateRule rule_;
+};
+
+template <class Rule, class Amsgrad = Rule>
+std::unique_ptr<Method> make_by_rule(const OptimConfig& config) {
+  UpdateRule rule = rule_of(config);
+  rule.kind = config.amsgrad ? rule_kind<Amsgrad> : rule_kind<Rule>;
+  return std::make_unique<ByRule>(rule);
+}
+
+std::vector<OptimizerKind>& all() {
+  static std::vector<OptimizerKind> kinds = [] {
+    std::vector<OptimizerKind> made;
+    for_each_rule(
+        [&](auto rule) {
+          using Rule = decltype(rule);
+          if constexpr (!Rule::hidden) {
+            auto make = make_by_rule<Rule>;
+            if constexpr (std::is_same_v<Rule, Adam>) make = make_by_rule<Adam, AdamAmsgrad>;
+            if constexpr (std::is_same_v<Rule, AdamW>) make = make_by_rule<AdamW, AdamWAmsgrad>;
+            made.push_back({Rule::name, Rule::doc, make});
+          }
+        },
+        Rules{});
+    made.insert(made.end(), {
+                                {"lamb", "Adam with steps in proportion to each tensor's norm", make_lamb},
+                                {"adafactor", "squares kept by rows and columns alone", make_adafactor},
+                                {"adam8bit", "adam with moments in 8 bits", make_adam8bit},
+                                {"adamw8bit", "adamw with moments in 8 bits", make_adam8bit},
+                                {"muon", "orthogonalised momentum for hidden matrices, adamw for the rest", make_muon},
+                            });
+    return made;
+  }();
+  return kinds;
+}
+
+}  // namespace
+
+const std::vector<OptimizerKind>& optimizer_kinds() { return all(); }
+
+std::vector<std::string> optimizer_names() {
+  std::vector<std::string> names;
+  for (const OptimizerKind& kind : all()) names.push_back(kind.name);
+  return names;
+}
+
+void add_optimizer_kind(OptimizerKind kind) {
+  for (const OptimizerKind& other : all())
+    LATHE_CHECK(other.name != kind.name, "add_optimizer_kind: there is an optimizer ", kind.name, " already");
+  all().push_back(std::move(kind));
+}
+
+std::unique_ptr<Method> make_method(const OptimConfig& config) {
+  for (const OptimizerKind& kind : all()) {
+    if (kind.name == config.kind) return kind.make(config);
+  }
+  fail(Exit::usage, "there is no optimizer ", config.kind);
+}
+
+at::ScalarType state_dtype(const at::Tensor& parameter) {
+  return parameter.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+StateOf state_of_rule(const UpdateRule& rule, const at::Tensor& parameter) {
+  StateOf state;
+  with_rule(rule.kind, [&](auto r) {
+    for (const RuleState& s : decltype(r)::state(rule))
+      state.tensors.push_back({s.name, parameter.sizes().vec(), state_dtype(parameter), s.place, s.start});
+  });
+  return state;
+}
+
+void update_elements(const std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control, bool cuda) {
+  // Pieces that do not depend on how many threads there are: a loop's last elements may be rounded another way than
+  // those that fill its vectors.
+  constexpr int64_t piece = 1 << 14;
+  if (!cuda) {
+    for (const SlotUpdate& slot : slots) {
+      each_piece(slot.args.n, piece,
+                 [&](int64_t, int64_t begin, int64_t end) { update_cpu(slot.args, rule, control, begin, end); });
+    }
+    return;
+  }
+  std::vector<UpdateArgs> args;
+  for (const SlotUpdate& slot : slots) args.push_back(slot.args);
+  if (!args.empty()) cuda_api().update(args.data(), static_cast<int64_t>(args.size()), rule, control);
+}
+
+}  // namespace lathe

@@ -1,0 +1,83 @@
+#include "core/kernels/adafactor.h"
+
+#include <cmath>
+
+#include "core/kernels/rules.h"
+#include "optim/methods/pieces.h"
+#include "optim/methods/table.h"
+
+namespace lathe {
+namespace {
+
+/// core/kernels/adafactor.h. Parameters of 2 and more dimensions are factored, as matrices [first size, all others].
+class Adafactor final : public Method {
+ public:
+  explicit Adafactor(const OptimConfig& config)
+      : rule_(rule_of(config)),
+        decay_(config.factor_decay),
+        clip_(config.factor_clip),
+        relative_step_(config.relative_step),
+        scale_parameter_(config.scale_parameter) {
+    rule_.kind = rule_kind<Descend>;
+  }
+  UpdateRule rule() const override { return rule_; }
+
+  StateOf state(const NamedParameter& p) const override {
+    const at::Tensor& t = p.parameter.data();
+    const auto dtype = state_dtype(t);
+    if (t.dim() < 2 || t.numel() == 0) return {{{"exp_avg_sq", t.sizes().vec(), dtype}}, true};
+    return {{{"row_var", {t.size(0)}, dtype, 0}, {"col_var", {t.numel() / t.size(0)}, dtype, 1}}, true};
+  }
+
+  void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control, bool) const override {
+    for (const SlotUpdate& slot : slots) {
+      if (slot.args.n > 0) update(slot, rule, control);
+    }
+  }
+
+ private:
+  void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control) const {
+    const auto t = static_cast<double>(control->updates);
+    const int64_t n = slot.args.n, rows = slot.sizes.size() < 2 ? 0 : slot.sizes[0], columns = rows > 0 ? n / rows : 0;
+    const AdafactorArgs args{slot.args, rows, columns, 1 - std::pow(t, -decay_)};
+    // Pieces are of rows, or of elements; at most 64, since each has sums for all columns.
+    const int64_t all = rows > 0 ? rows : n;
+    const int64_t piece =
+        rows > 0 ? std::max({int64_t{1}, grad_sum_chunk / columns, (rows + 63) / 64}) : grad_sum_chunk;
+    const int64_t pieces = (all + piece - 1) / piece;
+    std::vector<double> sums(static_cast<size_t>(pieces * columns)), row_factors(static_cast<size_t>(rows)),
+        column_factors(static_cast<size_t>(columns));
+    const double squares = piece_sum(all, piece, [&](int64_t begin, int64_t end) {
+      return adafactor_moments_cpu(args, rule, *control, begin, end, sums.data() + begin / piece * columns);
+    });
+    for (int64_t i = 1; i < pieces; ++i) {
+      for (int64_t j = 0; j < columns; ++j) sums[static_cast<size_t>(j)] += sums[static_cast<size_t>(i * columns + j)];
+    }
+    const double *r = nullptr, *c = nullptr;
+    if (rows > 0) {
+      adafactor_factors_cpu(args, sums.data(), row_factors.data(), column_factors.data());
+      r = row_factors.data(), c = column_factors.data();
+    }
+    const double direction = piece_sum(all, piece, [&](int64_t begin, int64_t end) {
+      return adafactor_direction_cpu(args, rule, *control, begin, end, r, c);
+    });
+    double scale = 1 / std::max(1.0, std::sqrt(direction / static_cast<double>(n)) / clip_);
+    const double lr = rule.lr * slot.args.lr_scale;
+    // The factors of the paper's step size alpha; they scale weight decay as little as torch's do.
+    if (relative_step_ && lr > 0) scale *= std::min(lr, 1 / std::sqrt(t)) / lr;
+    if (scale_parameter_) scale *= std::max(1e-3, std::sqrt(squares / static_cast<double>(n)));
+    each_piece(all, piece, [&](int64_t, int64_t begin, int64_t end) {
+      adafactor_update_cpu(args, rule, control, begin, end, r, c, scale);
+    });
+  }
+
+  UpdateRule rule_;
+  double decay_, clip_;
+  bool relative_step_, scale_parameter_;
+};
+
+}  // namespace
+
+std::unique_ptr<Method> make_adafactor(const OptimConfig& config) { return std::make_unique<Adafactor>(config); }
+
+}  // namespace lathe

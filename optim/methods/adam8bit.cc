@@ -1,0 +1,54 @@
+#include "core/kernels/adam8bit.h"
+
+#include "core/kernels/rules.h"
+#include "optim/methods/pieces.h"
+#include "optim/methods/table.h"
+
+namespace lathe {
+namespace {
+
+/// core/kernels/adam8bit.h; tensors of less than 4096 elements keep their moments as adam and adamw do.
+class Adam8bit final : public Method {
+ public:
+  explicit Adam8bit(const OptimConfig& config)
+      : rule_(rule_of(config)), decoupled_(config.kind == "adamw8bit"), block_(config.state_block) {
+    rule_.kind = decoupled_ ? rule_kind<AdamW> : rule_kind<Adam>;
+  }
+  UpdateRule rule() const override { return rule_; }
+
+  StateOf state(const NamedParameter& p) const override {
+    constexpr int64_t least = 4096;
+    const at::Tensor& t = p.parameter.data();
+    if (t.numel() < least) return state_of_rule(rule_, t);
+    const int64_t blocks = (t.numel() + block_ - 1) / block_;
+    return {{{"exp_avg", t.sizes().vec(), at::kByte, 0},
+             {"exp_avg_sq", t.sizes().vec(), at::kByte, 1},
+             {"exp_avg_scale", {blocks}, at::kFloat, 2},
+             {"exp_avg_sq_scale", {blocks}, at::kFloat, 3}},
+            true};
+  }
+
+  void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control, bool) const override {
+    for (const SlotUpdate& slot : slots) {
+      if (!slot.whole) {
+        update_elements({slot}, rule, control, false);
+        continue;
+      }
+      const Adam8bitArgs args{slot.args, block_, decoupled_};
+      const int64_t blocks = (slot.args.n + block_ - 1) / block_, grain = 1 + (1 << 14) / block_;
+      at::parallel_for(0, blocks, grain,
+                       [&](int64_t begin, int64_t end) { adam8bit_cpu(args, rule, control, begin, end); });
+    }
+  }
+
+ private:
+  UpdateRule rule_;
+  bool decoupled_;
+  int64_t block_;
+};
+
+}  // namespace
+
+std::unique_ptr<Method> make_adam8bit(const OptimConfig& config) { return std::make_unique<Adam8bit>(config); }
+
+}  // namespace lathe

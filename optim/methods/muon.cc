@@ -1,0 +1,142 @@
+#include "core/kernels/muon.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/kernels/gemm.h"
+#include "core/kernels/rules.h"
+#include "core/kernels/scratch.h"
+#include "optim/methods/pieces.h"
+#include "optim/methods/table.h"
+
+namespace lathe {
+namespace {
+
+/// out = a b, a^T b or a b^T. float32 by Lathe's kernels, whose bits are the same on any number of threads.
+void product(const at::Tensor& a, bool a_t, const at::Tensor& b, bool b_t, at::Tensor& out) {
+  if (a.scalar_type() != at::kFloat || !gemm_ready(Element::f32)) {
+    at::mm_out(out, a_t ? a.t() : a, b_t ? b.t() : b);
+    return;
+  }
+  const auto matrix = [](const at::Tensor& t) { return Matrix{t.const_data_ptr(), t.size(1), Element::f32}; };
+  const int64_t m = out.size(0), n = out.size(1), k = a.size(a_t ? 0 : 1);
+  const Epilogue e{.out = matrix(out)};
+  a_t ? gemm_tn(matrix(a), matrix(b), m, n, k, e)
+      : (b_t ? gemm_nt(matrix(a), matrix(b), m, n, k, e) : gemm(matrix(a), matrix(b), m, n, k, e));
+}
+
+/// s = a I + b g + c s for symmetric g, s = g^2 [n, n].
+template <class T>
+void quintic(const at::Tensor& g_, at::Tensor& s_) {
+  constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
+  const T* g = g_.const_data_ptr<T>();
+  T* s = s_.mutable_data_ptr<T>();
+  const int64_t n = g_.size(0);
+  for (int64_t i = 0; i < n * n; ++i) s[i] = static_cast<T>(b) * g[i] + static_cast<T>(c) * s[i];
+  for (int64_t i = 0; i < n; ++i) s[i * n + i] += static_cast<T>(a);
+}
+
+/// Brings the singular values of x [r, c], of norm 1 or less, near 1: x = (a I + b x x^T + c (x x^T)^2) x, `steps`
+/// times, or with x^T x from the right where that is the smaller. `other` is of x's shape; the result is in x.
+void newton_schulz(at::Tensor& x, at::Tensor& other, int64_t steps) {
+  const bool wide = x.size(0) <= x.size(1);
+  const int64_t n = wide ? x.size(0) : x.size(1);
+  at::Tensor gram = at::empty({n, n}, x.options()), square = at::empty({n, n}, x.options());
+  for (int64_t i = 0; i < steps; ++i) {
+    product(x, !wide, x, wide, gram);
+    product(gram, false, gram, false, square);
+    if (x.scalar_type() == at::kDouble)
+      quintic<double>(gram, square);
+    else
+      quintic<float>(gram, square);
+    wide ? product(square, false, x, false, other) : product(x, false, square, false, other);
+    std::swap(x, other);
+  }
+}
+
+/// core/kernels/muon.h, Newton-Schulz, and a step along what that gives; hidden matrices alone (Role), a filter as the
+/// matrix [out, all others]. The rest is AdamW's. muon_scale "rms" is Liu et al. 2025, "Muon is scalable for LLM
+/// training"; "spectral" Jordan's.
+class Muon final : public Method {
+ public:
+  explicit Muon(const OptimConfig& config)
+      : rule_(rule_of(config)),
+        rest_(rule_),
+        steps_(config.muon_steps),
+        rms_(config.muon_scale == "rms"),
+        rest_lr_(config.muon_rest_lr) {
+    rest_.kind = rule_kind<AdamW>;
+    rule_.momentum = config.muon_momentum;
+    rule_.nesterov = config.muon_nesterov;
+    rule_.kind = rule_kind<Descend>;
+  }
+  UpdateRule rule() const override { return rest_; }
+
+  StateOf state(const NamedParameter& p) const override {
+    const at::Tensor& t = p.parameter.data();
+    if (!p.role.hidden || t.dim() < 2 || t.numel() == 0) return state_of_rule(rest_, t);
+    return {{{"momentum_buffer", t.sizes().vec(), state_dtype(t)}}, true};
+  }
+
+  void update(std::vector<SlotUpdate>& slots, const UpdateRule& rest, StepControl* control, bool) const override {
+    UpdateRule rule = rule_;
+    rule.lr = rest.lr;
+    std::vector<SlotUpdate> matrices, others;
+    for (SlotUpdate& slot : slots) {
+      if (!slot.whole) slot.args.lr_scale *= rest_lr_;
+      (slot.whole ? matrices : others).push_back(slot);
+    }
+    update_elements(others, rest, control, false);
+    // The largest first, so that threads end together. A product gives the same bits on one thread as on all.
+    std::stable_sort(matrices.begin(), matrices.end(),
+                     [](const SlotUpdate& a, const SlotUpdate& b) { return a.args.n > b.args.n; });
+    const auto count = static_cast<int64_t>(matrices.size());
+    if (count < 2 * at::get_num_threads()) {
+      for (const SlotUpdate& slot : matrices) update(slot, rule, control);
+      return;
+    }
+    parallel_tasks(
+        count, [&](int64_t i) { update(matrices[static_cast<size_t>(i)], rule, control); }, [] {});
+  }
+
+ private:
+  void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control) const {
+    UpdateArgs args = slot.args;
+    const int64_t n = args.n, rows = slot.sizes[0], columns = n / rows;
+    const bool wide = args.param_type == Element::f64;
+    at::Tensor x = at::empty({rows, columns}, wide ? at::kDouble : at::kFloat), other = at::empty_like(x);
+    void* const out = x.mutable_data_ptr();
+    const double norm = std::sqrt(piece_sum(n, grad_sum_chunk, [&](int64_t begin, int64_t end) {
+      return muon_direction_cpu(args, rule, *control, begin, end, out);
+    }));
+    const double scale = 1 / std::max(norm, 1e-7);
+    each_piece(n, grad_sum_chunk, [&](int64_t, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        wide ? static_cast<double*>(out)[i] *= scale : static_cast<float*>(out)[i] *= static_cast<float>(scale);
+    });
+    newton_schulz(x, other, steps_);
+    const auto r = static_cast<double>(rows), c = static_cast<double>(columns);
+    const double length = rms_ ? 0.2 * std::sqrt(std::max(r, c)) : std::sqrt(std::max(1.0, r / c));
+    args.grad = x.const_data_ptr();
+    args.grad_type = wide ? Element::f64 : Element::f32;
+    // The update's length is no part of weight decay's rate.
+    args.weight_decay /= length;
+    args.lr_scale *= length;
+    update_elements({{args, slot.sizes, true}}, rule, control, false);
+  }
+
+  UpdateRule rule_, rest_;
+  int64_t steps_;
+  bool rms_;
+  double rest_lr_;
+};
+
+}  // namespace
+
+std::unique_ptr<Method> make_muon(const OptimConfig& config) { return std::make_unique<Muon>(config); }
+
+}  // namespace lathe

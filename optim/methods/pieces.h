@@ -1,0 +1,30 @@
+// Sums over a tensor on all threads, whose order does not depend on how many there are.
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace lathe {
+
+/// f(piece, begin, end) for pieces of [0, n) of `size` elements each, on all threads.
+template <class F>
+void each_piece(int64_t n, int64_t size, F&& f) {
+  at::parallel_for(0, (n + size - 1) / size, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) f(i, i * size, std::min(n, (i + 1) * size));
+  });
+}
+
+/// The sum of f(begin, end) over such pieces.
+template <class F>
+double piece_sum(int64_t n, int64_t size, F&& f) {
+  std::vector<double> sums(static_cast<size_t>((n + size - 1) / size));
+  each_piece(n, size, [&](int64_t i, int64_t begin, int64_t end) { sums[static_cast<size_t>(i)] = f(begin, end); });
+  double sum = 0;
+  for (const double s : sums) sum += s;
+  return sum;
+}
+
+}  // namespace lathe

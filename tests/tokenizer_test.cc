@@ -1,0 +1,328 @@
+// Byte-level BPE: encoding and training against plain forms of both, files, and the data made with it.
+#include <map>
+#include <random>
+
+#include "core/io/text.h"
+#include "data/bpe_trainer.h"
+#include "data/manifest.h"
+#include "data/prepare.h"
+#include "data/tokenizer.h"
+#include "data/tokens.h"
+#include "tests/catch.h"
+#include "tests/process.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+std::vector<std::string> pieces_of(const std::string& pattern, const std::string& text) {
+  const Pretokenizer pretokenizer(pattern, "here");
+  Pretokenizer::Cursor cursor(pretokenizer, text);
+  std::vector<std::string> out;
+  for (auto piece = cursor.next(); !piece.empty(); piece = cursor.next()) out.emplace_back(piece);
+  return out;
+}
+
+/// The textbook's form: of all neighbours merge the pair that comes first in the list, until none is in it.
+std::vector<int64_t> plain_encode(const BPEDefinition& d, const std::string& piece) {
+  std::vector<int64_t> ids;
+  for (const char c : piece) {
+    for (size_t id = 0; id < d.tokens.size(); ++id) {
+      const bool special = std::any_of(d.special.begin(), d.special.end(), [&](auto& s) { return s.id == int(id); });
+      if (!special && d.tokens[id] == std::string(1, c)) ids.push_back(static_cast<int64_t>(id));
+    }
+  }
+  for (;;) {
+    size_t best = d.merges.size(), at = 0;
+    for (size_t i = 0; i + 1 < ids.size(); ++i) {
+      for (size_t m = 0; m < best; ++m) {
+        if (d.merges[m].first == ids[i] && d.merges[m].second == ids[i + 1]) best = m, at = i;
+      }
+    }
+    if (best == d.merges.size()) return ids;
+    const std::string joined = d.tokens[static_cast<size_t>(ids[at])] + d.tokens[static_cast<size_t>(ids[at + 1])];
+    ids[at] = std::find(d.tokens.begin(), d.tokens.end(), joined) - d.tokens.begin();
+    ids.erase(ids.begin() + static_cast<int64_t>(at) + 1);
+  }
+}
+
+/// Counts all pairs anew for each merge.
+std::vector<std::pair<int32_t, int32_t>> plain_training(const std::string& text, const BPEDefinition& trained,
+                                                        int64_t min_frequency) {
+  std::map<std::string, int64_t> words;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size() - 1) + 1;
+    for (const auto& piece : pieces_of(gpt2_pattern, text.substr(begin, end - begin))) ++words[piece];
+    begin = end;
+  }
+  std::vector<std::pair<std::vector<int32_t>, int64_t>> all;
+  for (const auto& [word, count] : words) {
+    std::vector<int32_t> ids;
+    for (const char c : word)
+      ids.push_back(static_cast<int32_t>(
+          std::find(trained.tokens.begin(), trained.tokens.begin() + 257, std::string(1, c)) - trained.tokens.begin()));
+    all.emplace_back(ids, count);
+  }
+  std::vector<std::pair<int32_t, int32_t>> merges;
+  for (int32_t next = 257; next < static_cast<int32_t>(trained.tokens.size()); ++next) {
+    std::map<std::pair<int32_t, int32_t>, int64_t> counts;
+    for (const auto& [ids, count] : all) {
+      for (size_t i = 0; i + 1 < ids.size(); ++i) counts[{ids[i], ids[i + 1]}] += count;
+    }
+    std::pair<int32_t, int32_t> best;
+    int64_t most = 0;
+    for (const auto& [pair, count] : counts) {  // in the order of ids, so the first of equals is the smallest
+      if (count > most) best = pair, most = count;
+    }
+    if (most < min_frequency) break;
+    merges.push_back(best);
+    for (auto& [ids, count] : all) {
+      for (size_t i = 0; i + 1 < ids.size(); ++i) {
+        if (std::pair(ids[i], ids[i + 1]) == best) ids[i] = next, ids.erase(ids.begin() + static_cast<int64_t>(i) + 1);
+      }
+    }
+  }
+  return merges;
+}
+
+BPEDefinition trained_on(const TempFolder& f, const std::string& text, int64_t size, int threads = 1) {
+  write_file(f / "text.txt", text);
+  return train_bpe({f / "text.txt"}, {.vocab_size = size, .threads = threads});
+}
+
+TEST_CASE("pieces of GPT-2's pattern, and of bytes that are not UTF-8", "[tokenizer]") {
+  using Pieces = std::vector<std::string>;
+  CHECK(pieces_of(gpt2_pattern, "I'm  here:  42 na\xC3\xAFve\n\n x") ==
+        Pieces{"I", "'m", " ", " here", ":", " ", " 42", " na\xC3\xAFve", "\n\n", " x"});
+  // U+180E is no white space, U+1E5F1 a number and U+31350 a letter of Unicode 15 and 16.
+  CHECK(pieces_of(gpt2_pattern, "a\xE1\xA0\x8E b") == Pieces{"a", "\xE1\xA0\x8E", " b"});
+  CHECK(pieces_of(gpt2_pattern, "1\xF0\x9E\x97\xB1 a\xF0\xB1\x8D\x90") ==
+        Pieces{"1\xF0\x9E\x97\xB1", " a\xF0\xB1\x8D\x90"});
+  CHECK(pieces_of(gpt2_pattern, "ab\xFF\xC3 c\xE2\x82") == Pieces{"ab", "\xFF\xC3", " c", "\xE2\x82"});
+  CHECK(pieces_of("b+", "abba") == Pieces{"a", "bb", "a"});
+  CHECK_THAT(error_of([] { Pretokenizer("(", "x.json"); }), StartsWith("x.json: the pattern ( can't be used"));
+
+  // Longer than the window that is looked at together, with white space across its end.
+  std::string text(size_t{1} << 20, 'a');
+  text[text.size() - 3] = ' ';
+  text.replace(text.size() - 2, 2, "  ");
+  text += "  b " + std::string(3 << 20, ' ') + "c";
+  const Pieces pieces = pieces_of(gpt2_pattern, text);
+  REQUIRE(pieces.size() == 5);
+  CHECK(pieces[1] == "    ");
+  CHECK(pieces[2] == " b");
+  CHECK(pieces[3].size() == (3 << 20));
+}
+
+TEST_CASE("encoding is that of the textbook, and gives every text back", "[tokenizer]") {
+  const TempFolder f;
+  BPEDefinition d = trained_on(f, sample_text(30000), 600);
+  const BPE bpe(d, "here");
+  BPE::Encoder encoder(bpe);
+  std::mt19937 draw(3);
+  const std::string letters = "aabbe ' \n.t\xC3\xA9\xFF";
+  for (int n = 0; n < 300; ++n) {
+    std::string text = n % 3 == 0 ? sample_text(60).substr(static_cast<size_t>(n % 40)) : "";
+    for (unsigned i = 0; i < draw() % 40; ++i) text += letters[draw() % letters.size()];
+    std::vector<int64_t> expected;
+    for (const auto& piece : pieces_of(gpt2_pattern, text)) {
+      for (const int64_t id : plain_encode(d, piece)) expected.push_back(id);
+    }
+    std::vector<int32_t> ids;
+    encoder.encode(text, ids);  // with the cache of the texts before
+    INFO(text);
+    REQUIRE(std::vector<int64_t>(ids.begin(), ids.end()) == expected);
+    REQUIRE(bpe.decode(expected) == text);
+  }
+  const std::string run(100000, 'a');  // in n log n steps
+  std::vector<int32_t> ids;
+  encoder.encode(run, ids);
+  CHECK(bpe.decode({ids.begin(), ids.end()}) == run);
+
+  d.whole_pieces = true;
+  d.tokens.push_back("zqz");
+  const BPE whole(d, "here");
+  ids.clear();
+  BPE::Encoder(whole).encode("zqz", ids);
+  CHECK(ids == std::vector<int32_t>{600});
+  d.whole_pieces = false;
+  const BPE merged(d, "here");
+  ids.clear();
+  BPE::Encoder(merged).encode("zqz", ids);
+  CHECK(ids.size() == 3);
+}
+
+TEST_CASE("a special token is taken, is text, or is refused", "[tokenizer]") {
+  const TempFolder f;
+  const BPE bpe(trained_on(f, sample_text(2000), 300), "here");
+  const auto ids_of = [&](const std::string& text, SpecialText special) {
+    std::vector<int32_t> ids;
+    BPE::Encoder(bpe).encode(text, ids, special);
+    return ids;
+  };
+  const std::string text = "a<|endoftext|>b";
+  CHECK(ids_of(text, SpecialText::token).size() == 3);
+  CHECK(ids_of(text, SpecialText::token)[1] == 0);
+  const auto as_text = ids_of(text, SpecialText::text);
+  CHECK(as_text.size() > 5);
+  CHECK(bpe.decode({as_text.begin(), as_text.end()}) == text);
+  CHECK_THAT(error_of([&] { ids_of(text, SpecialText::refuse); }), ContainsSubstring("byte 1 of the text begins"));
+  CHECK(ids_of("<|endoftext", SpecialText::refuse).size() > 3);
+}
+
+TEST_CASE("training merges what the textbook's form merges, on any number of threads", "[tokenizer]") {
+  const TempFolder f;
+  for (const std::string& text : {sample_text(20000), std::string("aaaa aaa aa abab ab\nab\xC3\xA9 aaaaaaa\n\nb"),
+                                  std::string("low lower lowest newer newest wider")}) {
+    const BPEDefinition d = trained_on(f, text, 700);
+    CHECK(d.merges == plain_training(text, d, 2));
+    CHECK(trained_on(f, text, 700, 3) == d);
+  }
+  const BPEDefinition d = trained_on(f, sample_text(20000), 300);
+  CHECK(d.tokens.size() == 300);
+  CHECK_THAT(error_of([&] { trained_on(f, "ab", 256); }), ContainsSubstring("make it 257 or more"));
+}
+
+TEST_CASE("tokenizer files come back, and what they can't mean is refused by name", "[tokenizer]") {
+  const TempFolder f;
+  BPEDefinition d = trained_on(f, sample_text(5000), 400);
+  write_bpe(d, f / "tokenizer.json");
+  CHECK(read_bpe(f / "tokenizer.json") == d);
+  CHECK(read_bpe(f.path()) == d);
+
+  // GPT-2's two files.
+  const Json json = bpe_to_json(d);
+  const fs::path old = f / "old";
+  make_folders(old);
+  write_file(old / "vocab.json", json["model"]["vocab"].dump());
+  std::string merges = "#version: 0.2\n";
+  for (const auto& merge : json["model"]["merges"]) merges += merge.get<std::string>() + "\n";
+  write_file(old / "merges.txt", merges);
+  CHECK(read_bpe(old) == d);
+  write_file(old / "merges.txt", merges + "a zz\n");
+  CHECK_THAT(error_of([&] { read_bpe(old); }), ContainsSubstring("names a token that the vocabulary lacks: \"zz\""));
+  fs::remove(old / "merges.txt");
+  CHECK_THAT(error_of([&] { read_bpe(old); }), ContainsSubstring("has neither a tokenizer.json nor"));
+  CHECK_THAT(error_of([&] { read_bpe(f / "none"); }), ContainsSubstring("there is no tokenizer"));
+
+  const auto refused = [&](const std::function<void(Json&)>& change, const std::string& said) {
+    Json changed = json;
+    change(changed);
+    CHECK_THAT(error_of([&] { BPE(bpe_from_json(changed, "t.json"), "t.json"); }),
+               StartsWith("t.json: ") && ContainsSubstring(said));
+  };
+  refused([](Json& j) { j["model"]["type"] = "WordPiece"; }, "the model WordPiece");
+  refused([](Json& j) { j["model"]["byte_fallback"] = true; }, "byte_fallback");
+  refused([](Json& j) { j["model"]["dropout"] = 0.1; }, "dropout");
+  refused([](Json& j) { j["normalizer"] = {{"type", "Lowercase"}}; }, "the normalizer Lowercase");
+  refused([](Json& j) { j["pre_tokenizer"] = {{"type", "Whitespace"}}; }, "the pre-tokenizer Whitespace");
+  refused([](Json& j) { j["pre_tokenizer"] = {{"type", "ByteLevel"}}; }, "add_prefix_space");
+  refused([](Json& j) { j["added_tokens"][0]["lstrip"] = true; }, "with lstrip");
+  refused([](Json& j) { j["added_tokens"][0]["id"] = -1; }, "\"id\"");
+  refused([](Json& j) { j["model"]["vocab"]["\xE2\x82\xAC"] = 400; }, "no sequence of bytes");
+  refused([](Json& j) { j["model"]["vocab"]["ab"] = 300; }, "is given to two tokens");
+  refused([](Json& j) { j["model"]["merges"][0] = "a"; }, "a merge must be two tokens");
+  refused([](Json& j) { j["model"].erase("merges"); }, "\"merges\" is missing");
+
+  Json pairs = json;  // merges as lists, as newer files have them
+  for (auto& merge : pairs["model"]["merges"]) {
+    const auto text = merge.get<std::string>();
+    merge = {text.substr(0, text.find(' ')), text.substr(text.find(' ') + 1)};
+  }
+  CHECK(bpe_from_json(pairs, "t.json") == d);
+  CHECK(Tokenizer::bpe(f.path()) == Tokenizer::bpe(f / "tokenizer.json"));
+  CHECK(Tokenizer::bpe(f.path()) != Tokenizer::byte());
+}
+
+TEST_CASE("data is made with a BPE as the text is encoded, and knows it", "[tokenizer]") {
+  const TempFolder f;
+  BPEDefinition d = trained_on(f, sample_text(30000), 500);
+  write_bpe(d, f / "tokenizer.json");
+  prepare({.inputs = {(f / "text.txt").string()}, .out = f / "data", .tokenizer = f.path().string()});
+  const auto manifest = read_manifest(f / "data");
+  REQUIRE(manifest->tokenizer.kind() == "bpe");
+  CHECK(manifest->vocab_size == 500);
+  CHECK(manifest->tokenizer == Tokenizer::bpe(f.path()));
+  const auto ids_in = [&](const std::string& file) {
+    const std::string bytes = read_file(f / "data" / file, Exit::data);
+    std::vector<int64_t> ids;
+    for (size_t i = 0; i + 1 < bytes.size(); i += 2)
+      ids.push_back(static_cast<unsigned char>(bytes[i]) | static_cast<unsigned char>(bytes[i + 1]) << 8);
+    return ids;
+  };
+  std::vector<int64_t> all = ids_in("train.bin"), val = ids_in("val.bin");
+  CHECK(all.size() == static_cast<size_t>(manifest->train[0].tokens));
+  const size_t val_bytes = manifest->tokenizer.decode(val).size();
+  CHECK(val_bytes > 2900);
+  CHECK(val_bytes <= 3000);
+  all.insert(all.end(), val.begin(), val.end());
+  CHECK(all == manifest->tokenizer.encode(sample_text(30000)));
+
+  // Files are documents; a vocabulary above 65536 has wider ids.
+  write_file(f / "b.txt", "another text");
+  d.tokens.resize(70000);
+  write_bpe(d, f / "wide.json");  // unused ids have no tokens, so the largest that is used counts
+  d.tokens[69999] = "zqz";
+  write_bpe(d, f / "wide.json");
+  prepare({.inputs = {(f / "b.txt").string(), (f / "b.txt").string()},
+           .out = f / "two",
+           .tokenizer = (f / "wide.json").string(),
+           .val_share = 0});
+  const auto wide = read_manifest(f / "two");
+  CHECK(wide->dtype == "uint32");
+  CHECK(fs::file_size(f / "two/train.bin") == 4 * static_cast<size_t>(wide->train[0].tokens));
+  CHECK(wide->train[0].tokens == 2 * std::ssize(wide->tokenizer.encode("another text")) + 1);
+
+  d.nfc = true;
+  write_bpe(d, f / "nfc.json");
+  write_file(f / "c.txt", "cafe\xCC\x81 and more");
+  CHECK_THAT(
+      error_of([&] {
+        prepare({.inputs = {(f / "c.txt").string()}, .out = f / "three", .tokenizer = (f / "nfc.json").string()});
+      }),
+      ContainsSubstring("normal form C"));
+  CHECK(Tokenizer::bpe(f / "nfc.json").encode("cafe\xCC\x81") == Tokenizer::bpe(f / "nfc.json").encode("caf\xC3\xA9"));
+}
+
+TEST_CASE("a run on BPE data trains, goes on, writes text, and the verb speaks it", "[tokenizer]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto ok = [&](std::vector<std::string> args) {
+    const Finished done = lathe_in(f, std::move(args));
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+    return done.out;
+  };
+  ok({"tokenizer", "train", "text.txt", "--out", "bpe", "--vocab-size", "400"});
+  ok({"prepare", "text.txt", "--out", "bpe-data", "--tokenizer", "bpe"});
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--data.dir=bpe-data", "--train.max_time=0.001"}).code == 75);
+  ok({"train", "tiny.toml", "--data.dir=bpe-data", "--train.steps=4"});
+  CHECK_THAT(ok({"generate", "runs/tiny", "--tokens", "5", "--prompt", "the"}), StartsWith("the"));
+
+  write_file(f / "in.txt", "the text\n and <|endoftext|>");
+  const std::string ids = ok({"tokenizer", "encode", "--tokenizer", "bpe", "in.txt"});
+  CHECK_THAT(ids, EndsWith(" 0\n"));
+  write_file(f / "ids.txt", ids);
+  CHECK(ok({"tokenizer", "decode", "--tokenizer", "bpe/tokenizer.json", "ids.txt"}) == "the text\n and <|endoftext|>");
+  write_file(f / "lines.txt", "\"the\\n\"\n\"\"\n");
+  CHECK_THAT(ok({"tokenizer", "encode", "--tokenizer", "bpe", "lines.txt", "--json"}), EndsWith("\n\n"));
+  CHECK_THAT(ok({"tokenizer", "inspect", "--tokenizer", "bpe"}), StartsWith("byte-level BPE, 400 ids, 143 merges"));
+
+  const auto refused = [&](std::vector<std::string> args, int code, const std::string& said) {
+    const Finished done = lathe_in(f, std::move(args));
+    CHECK(done.code == code);
+    CHECK_THAT(done.err, ContainsSubstring(said));
+  };
+  refused({"tokenizer", "encode", "in.txt"}, 2, "needs --tokenizer PATH");
+  refused({"tokenizer", "encode", "in.txt", "--tokenizer", "bpe", "--out", "x"}, 2, "has no --out");
+  refused({"tokenizer", "spell", "in.txt"}, 2, "has train, inspect, encode and decode");
+  refused({"tokenizer", "encode", "in.txt", "--tokenizer", "nothing"}, 3, "there is no tokenizer nothing");
+  refused({"tokenizer", "train", "in.txt", "--out", "bpe"}, 2, "is there already");
+  refused({"tokenizer", "decode", "--tokenizer", "bpe", "in.txt"}, 3, "\"the\" is no id");
+  write_file(f / "lines.txt", "1\n");
+  refused({"tokenizer", "encode", "--tokenizer", "bpe", "lines.txt", "--json"}, 3,
+          "line 1 of the input is no JSON text");
+}
+
+}  // namespace

@@ -1,0 +1,181 @@
+// lathe tokenizer train|inspect|encode|decode.
+#include <algorithm>
+#include <iostream>
+#include <iterator>
+#include <map>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "core/io/checksum.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "data/bpe_trainer.h"
+#include "train/run/stop.h"
+#include "train/verbs/verbs.h"
+
+namespace lathe {
+namespace {
+
+constexpr const char* llama3_pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+)"
+    R"(|\s+(?!\S)|\s+)";
+
+/// The second word, a file, or standard input where it is absent.
+std::string input_text(const Arguments& arguments) {
+  if (arguments.words.size() > 1) return read_file(arguments.words[1], Exit::data, uint64_t{1} << 40);
+  return {std::istreambuf_iterator<char>(std::cin), {}};
+}
+
+BPE tokenizer_of(const Arguments& arguments) {
+  const std::string path = arguments.get("tokenizer", "");
+  if (path.empty())
+    fail(Exit::usage, "lathe tokenizer ", arguments.words[0],
+         " needs --tokenizer PATH: a tokenizer.json, or a folder with one or with vocab.json and merges.txt");
+  return {read_bpe(path), path};
+}
+
+SpecialText special_of(const Arguments& arguments) {
+  const std::string what = arguments.get("special", "token");
+  if (what == "token") return SpecialText::token;
+  if (what == "text") return SpecialText::text;
+  if (what == "refuse") return SpecialText::refuse;
+  fail(Exit::usage, "command line: --special must be token, text or refuse, not ", what);
+}
+
+Exit encode(const Arguments& arguments) {
+  const BPE bpe = tokenizer_of(arguments);
+  BPE::Encoder encoder(bpe);
+  const SpecialText special = special_of(arguments);
+  const auto print = [&](std::string_view text) {
+    std::vector<int32_t> ids;
+    encoder.encode(text, ids, special);
+    std::string line;
+    for (const int32_t id : ids) (line += line.empty() ? "" : " ") += std::to_string(id);
+    std::cout << line << "\n";
+  };
+  const std::string text = input_text(arguments);
+  if (!arguments.is_true("json")) {
+    print(text);
+    return Exit::done;
+  }
+  std::istringstream lines(text);
+  int64_t n = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const std::string where = str("line ", ++n, " of the input");
+    const Json json = parse_json(line, where, Exit::data);
+    if (!json.is_string()) fail(Exit::data, where, " is no JSON text; --json takes one a line");
+    print(json.get<std::string>());
+  }
+  return Exit::done;
+}
+
+Exit decode(const Arguments& arguments) {
+  const BPE bpe = tokenizer_of(arguments);
+  std::istringstream words(input_text(arguments));
+  std::vector<int64_t> ids;
+  for (std::string word; words >> word;) {
+    const ConfigValue value = read_value(word, int64_t{0});
+    const auto* id = std::get_if<int64_t>(&value);
+    if (id == nullptr || *id < 0 || *id >= bpe.size())
+      fail(Exit::data, "\"", word, "\" is no id; they go from 0 to ", bpe.size() - 1);
+    ids.push_back(*id);
+  }
+  std::cout << bpe.decode(ids) << std::flush;
+  return Exit::done;
+}
+
+Exit inspect_tokenizer(const Arguments& arguments) {
+  const BPE bpe = tokenizer_of(arguments);
+  const BPEDefinition& d = bpe.definition();
+  const std::string json = bpe_to_json(d).dump();
+  Checksum sum;
+  sum.update(json.data(), json.size());
+  std::cout << "byte-level BPE, " << bpe.size() << " ids, " << d.merges.size() << " merges, xxh3 " << sum.hex() << "\n";
+  for (const std::string& pattern : d.patterns) std::cout << "pieces    " << pattern << "\n";
+  if (d.nfc) std::cout << "text      in Unicode's normal form C\n";
+  if (d.whole_pieces) std::cout << "merges    not of pieces that are tokens\n";
+  for (const SpecialToken& s : d.special) std::cout << "special   " << s.id << " " << s.text << "\n";
+  return Exit::done;
+}
+
+Exit train_tokenizer(const Arguments& arguments) {
+  const fs::path out = arguments.get("out", "");
+  if (out.empty()) fail(Exit::usage, "lathe tokenizer train needs --out FOLDER");
+  const fs::path file = out / "tokenizer.json";
+  if (fs::exists(file)) fail(Exit::usage, file.string(), " is there already; name another --out or remove it");
+  if (arguments.words.size() < 2) fail(Exit::usage, "lathe tokenizer train needs text files");
+  BPETraining t;
+  t.vocab_size = static_cast<int64_t>(arguments.number("vocab-size", 4096, between(257, 10'000'000), true));
+  t.min_frequency = static_cast<int64_t>(arguments.number("min-frequency", 2, at_least(1), true));
+  const auto cores = static_cast<double>(std::max(1u, std::thread::hardware_concurrency()));
+  t.threads = static_cast<int>(arguments.number("threads", cores, between(1, 1024), true));
+  if (const std::string text = arguments.get("special", "<|endoftext|>"); text != "none")
+    t.special = {text};
+  else
+    t.special.clear();
+  const std::string pattern = arguments.get("pattern", "gpt2");
+  t.pattern = pattern == "gpt2" ? gpt2_pattern : pattern == "llama3" ? llama3_pattern : pattern;
+  take_stop_signals("the training; nothing of it is kept");
+  t.stop = [] { return stop_signal() != 0; };
+  t.show = [](double share) { progress(format("tokenizer %.0f%%", 100 * share)); };
+  const BPEDefinition made = train_bpe({arguments.words.begin() + 1, arguments.words.end()}, t);
+  make_folders(out);
+  write_bpe(made, file);
+  log_info(file.string(), ": ", made.tokens.size(), " tokens, ", made.merges.size(), " merges",
+           static_cast<int64_t>(made.tokens.size()) < t.vocab_size
+               ? str("; no further pair occurs ", t.min_frequency, " times")
+               : "");
+  return Exit::done;
+}
+
+Exit run_tokenizer(const Arguments& arguments) {
+  const std::string& what = arguments.words[0];
+  static const std::map<std::string, std::set<std::string>> known{
+      {"train", {"out", "vocab-size", "min-frequency", "pattern", "special", "threads"}},
+      {"inspect", {"tokenizer"}},
+      {"encode", {"tokenizer", "json", "special"}},
+      {"decode", {"tokenizer"}}};
+  const auto found = known.find(what);
+  if (found == known.end()) fail(Exit::usage, "lathe tokenizer has train, inspect, encode and decode, not ", what);
+  for (const auto& [flag, value] : arguments.flags) {
+    if (!found->second.contains(flag)) fail(Exit::usage, "command line: `lathe tokenizer ", what, "` has no --", flag);
+  }
+  if (what == "inspect" && arguments.words.size() > 1) fail(Exit::usage, "lathe tokenizer inspect takes no file");
+  if (what != "train" && arguments.words.size() > 2)
+    fail(Exit::usage, "lathe tokenizer ", what, " takes one file, not ", arguments.words.size() - 1);
+  if (what == "encode") return encode(arguments);
+  if (what == "decode") return decode(arguments);
+  if (what == "inspect") return inspect_tokenizer(arguments);
+  return train_tokenizer(arguments);
+}
+
+}  // namespace
+
+Verb tokenizer_verb() {
+  return {
+      "tokenizer",
+      "train|inspect|encode|decode [FILE...]",
+      "train a byte-level BPE on text files, tell what one is, or turn text (a file or standard input) into ids and "
+      "back",
+      "tokenizer train my.txt --out data/bpe --vocab-size 4096",
+      {{"tokenizer", "what to use: a tokenizer.json, or a folder with one or with vocab.json and merges.txt"},
+       {
+           "json",
+           "encode: each line of the input is a JSON text of its own",
+       },
+       {"special",
+        "encode: the text of a special token is a token (default), text, or refused; train: the special "
+        "token, or none (<|endoftext|>)"},
+       {"out", "train: folder for tokenizer.json"},
+       {"vocab-size", "train: tokens, with 256 bytes and the special one (4096)"},
+       {"min-frequency", "train: a rarer pair is not merged (2)"},
+       {"pattern", "train: what a piece is: gpt2 (default), llama3, or a regular expression"},
+       {"threads", "train: that count words; the result is the same (all cores)"}},
+      false,
+      1,
+      1000000,
+      run_tokenizer};
+}
+
+}  // namespace lathe
