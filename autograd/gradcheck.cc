@@ -54,7 +54,8 @@ void gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn, 
     const at::Tensor &t = x[i].data(), &g = grads[next++].data();
     LATHE_CHECK(!g.defined() || g.sizes() == t.sizes(), "gradcheck: input ", i, ": the gradient of ", describe(t),
                 " is ", describe(g));
-    const at::Tensor ours = g.defined() ? g.to(at::kCPU).reshape({-1}) : at::zeros_like(t, at::kCPU).reshape({-1});
+    const at::Tensor ours =
+        (g.defined() ? g.to(at::kCPU) : at::zeros_like(t, at::kCPU)).reshape({-1}).contiguous();  // not expanded
     at::Tensor differences = at::zeros_like(ours);
     for (int64_t k = 0; k < t.numel(); ++k) {
       const at::Tensor element = t.view({-1}).select(0, k);

@@ -45,6 +45,7 @@ TEST_CASE("gradcheck refuses what it can't judge, and changes no input", "[gradc
   const Variable x = randn({40}, 1);
   const at::Tensor before = x.data().clone();
   gradcheck([](const Variable& v) { return exp(v) / (1.0 + v * v); }, x);
+  gradcheck([](const Variable& v) { return sum(v); }, x);  // its gradient is one number, expanded
   CHECK(x.data().equal(before));
   CHECK_THAT(error_of([&] { gradcheck([](const Variable& v) { return cast(v, at::kFloat); }, x); }),
              ContainsSubstring("computes in float32 of float64 inputs"));

@@ -226,10 +226,10 @@ void add_statistics(std::vector<OpCase>& t) {
     t.push_back(
         {"norm", s.label, in, [](V v) { return norm(v[0]); }, [](T x) { return torch::linalg_vector_norm(x[0], 2); }});
     t.push_back({"var", s.label, in, [one](V v) { return var(v[0], -1, one ? 0 : 1); },
-                 [one](T x) { return x[0].var(at::IntArrayRef{-1}, one ? 0 : 1, false); }});
+                 [one](T x) { return x[0].var(at::IntArrayRef{-1}, at::Scalar(one ? 0 : 1), false); }});
     if (one) continue;  // the root has no slope there
     t.push_back({"std", s.label, in, [](V v) { return std(v[0], 1, 0.5, true); },
-                 [](T x) { return x[0].std(at::IntArrayRef{1}, 0.5, true); }});
+                 [](T x) { return x[0].std(at::IntArrayRef{1}, at::Scalar(0.5), true); }});
   }
   const Input image{{2, 3, 4}};
   t.push_back({"logsumexp",

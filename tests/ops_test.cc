@@ -1,11 +1,10 @@
 // The op table: every op against LibTorch and central differences, and proof that the harness can fail.
-#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 
 #include "autograd/op.h"
 #include "autograd/ops.h"
 #include "tests/catch.h"
-#include "tests/op_case.h"
+#include "tests/op_rows.h"
 
 namespace {
 
@@ -13,14 +12,7 @@ using namespace lathe;
 using namespace lathe::test;
 
 TEST_CASE("every op agrees with both oracles", "[ops]") {
-  for (const auto& row : op_table()) {
-    INFO(row.op << " (" << row.label << ")");
-    for (const auto& failure : check_op(row)) {
-      INFO(failure);
-      CHECK(false);
-    }
-    CHECK(true);
-  }
+  check_rows(0, 2);  // op_rows_test.cc takes the other half
 }
 
 TEST_CASE("EveryOpHasACase", "[ops]") {
@@ -70,23 +62,6 @@ TEST_CASE("a wrong op fails the harness", "[ops]") {
 
   row.ours = [](const std::vector<Variable>& v) { return pow(v[0], 3); };
   CHECK(check_op(row).empty());
-}
-
-TEST_CASE("a row whose result or gradient is wrong by a hundredth is caught", "[ops]") {
-  const auto& rows = op_table();
-  int tried = 0;
-  for (size_t i = 0; i < rows.size(); i += 9) {
-    OpCase row = rows[i];
-    INFO(row.op << " (" << row.label << ")");
-    if (!row.exact) continue;
-    std::vector<at::Tensor> x;
-    for (const Input& in : row.inputs) x.push_back(at::ones(in.shape, at::kDouble) * in.high);
-    if (row.oracle(x).numel() == 0) continue;
-    ++tried;
-    row.oracle = [right = row.oracle](const std::vector<at::Tensor>& v) { return right(v) * 1.01 + 0.01; };
-    CHECK(!check_op(row).empty());
-  }
-  CHECK(tried > 20);
 }
 
 TEST_CASE("an op's error names the op, what came and what was expected", "[ops]") {

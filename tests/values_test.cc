@@ -113,7 +113,7 @@ TEST_CASE("reductions agree with LibTorch at NaN, infinities, zeros, ties and no
       {"prod", [](V v) { return prod(v[0], 1); }, [](T x) { return x[0].prod(1); }},
       {"var", [](V v) { return var(v[0], 1); }, [](T x) { return x[0].var(1, true, false); }},
       {"var of too few", [](V v) { return var(v[0], 1, 4); },
-       [](T x) { return x[0].var(at::IntArrayRef{1}, 4, false); }},
+       [](T x) { return x[0].var(at::IntArrayRef{1}, at::Scalar(4), false); }},
       {"std", [](V v) { return lathe::std(v[0], 1); }, [](T x) { return x[0].std(1, true, false); }}};
   for (const double p : {0.0, 0.5, 1.0, 2.0, 3.0, inf, -inf}) {
     cases.push_back({str("norm ", p), [p](V v) { return norm(v[0], p, 1); },

@@ -3,6 +3,7 @@
 #include "autograd/ops/composed.h"
 #include "autograd/ops/image.h"
 #include "autograd/ops/images.h"
+#include "autograd/ops/shapes.h"
 
 namespace lathe {
 namespace {
@@ -43,8 +44,11 @@ Variable conv_transpose2d(const Variable& x, const Variable& weight, const Varia
                          size(x.size(2), weight.size(2), o.stride.h, o.padding.h, o.dilation.h, o.output_padding.h),
                          size(x.size(3), weight.size(3), o.stride.w, o.padding.w, o.dilation.w, o.output_padding.w)};
   LATHE_CHECK(sizes[2] > 0 && sizes[3] > 0, "conv_transpose2d: nothing would be left of ", describe(x.data()));
-  const Variable y = conv2d_input_grad(
-      x, weight, sizes, {.stride = o.stride, .padding = o.padding, .dilation = o.dilation, .groups = o.groups});
+  // Where the further places are a stride or more, conv2d would see more of them than x has.
+  const int64_t more_h = o.output_padding.h / o.stride.h, more_w = o.output_padding.w / o.stride.w;
+  const Variable y =
+      conv2d_input_grad(more_h + more_w > 0 ? pad(x, {0, more_w, 0, more_h}) : x, weight, sizes,
+                        {.stride = o.stride, .padding = o.padding, .dilation = o.dilation, .groups = o.groups});
   return bias.defined() ? add(y, reshape(cast(bias, y.dtype()), {out, 1, 1})) : y;
 }
 

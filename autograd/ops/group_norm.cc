@@ -17,7 +17,10 @@ namespace {
 [[maybe_unused]] const bool registered = composed({"instance_norm"});
 
 at::Tensor wider(const at::Tensor& t) { return !t.defined() || t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
-std::optional<at::Tensor> optional(const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; }
+/// Contiguous: ATen's kernels read a weight of other strides wrongly.
+std::optional<at::Tensor> optional(const at::Tensor& t) {
+  return t.defined() ? std::optional(t.contiguous()) : std::nullopt;
+}
 
 // Shapes: B samples, C channels, G groups, M = C / G times the places of a channel.
 struct GroupNorm {

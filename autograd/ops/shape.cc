@@ -189,7 +189,7 @@ struct Gather {
   int64_t size = 0;
   at::Tensor forward(const at::Tensor& x) {
     dim = wrap_dim(dim, x.dim());
-    size = x.size(dim);
+    size = x.dim() > 0 ? x.size(dim) : 1;
     LATHE_CHECK(index.scalar_type() == at::kLong, "index must be int64, not ", describe(index));
     for (int64_t d = 0; d < x.dim(); ++d) {
       LATHE_CHECK(index.dim() == x.dim() && (d == dim || index.size(d) == x.size(d)), "index ", describe(index),

@@ -36,7 +36,7 @@ Variable tril(const Variable& x, int64_t diagonal = 0);
 /// What stands around x: a value, its values mirrored (without the edge), its edge, or x again.
 enum class PadMode { constant, reflect, replicate, circular };
 /// Widens the last dims: `pads` are places before and behind the last dim, then before and behind the one before it,
-/// and so on. Negative ones cut (constant alone).
+/// and so on. Negative ones cut.
 Variable pad(const Variable& x, at::IntArrayRef pads, PadMode mode = PadMode::constant, double value = 0);
 
 // Places (ops/places.cc). Indices are int64.

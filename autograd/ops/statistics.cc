@@ -2,18 +2,13 @@
 #include <cmath>
 
 #include <ATen/ops/abs.h>
-#include <ATen/ops/div.h>
 #include <ATen/ops/exp.h>
-#include <ATen/ops/full_like.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/std.h>
 #include <ATen/ops/var.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
-
-#include <limits>
 
 #include "autograd/ops/dims.h"
 #include "autograd/ops/formula.h"
@@ -22,8 +17,6 @@
 
 namespace lathe {
 namespace {
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
 
 at::ScalarType wide(const Saved& x) { return x.data().scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
@@ -48,27 +41,23 @@ struct Logsumexp : Reduced {
   // dx = dy * e^(x - y)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    const T top = masked_fill(y.as<T>(), y.data().eq(-infinity), 0);
-    return {reshape(dy, kept) * exp(x.as<T>() - reshape(top, kept))};
+    return {reshape(dy, kept) * exp(x.as<T>() - reshape(y.as<T>(), kept))};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 4, 4); }
 };
 
-/// The gradient of a variance, from g of its kept shape: 2 g (x - mean) / (n - correction). Without a degree of freedom
-/// there is none: NaN at the mean, infinite elsewhere.
+/// The gradient of a variance, from g of its kept shape: 2 g (x - mean) / (n - correction), as PyTorch has it also
+/// where no degree of freedom is left.
 template <class T>
 T variance_grad(const Reduced& r, const T& g, double correction) {
   const T v = cast(r.x.as<T>(), wide(r.x));
-  const double freedom = r.count() - correction;
-  if (freedom > 0) return g * (v - mean(v, at::IntArrayRef(r.dims), true)) * (2 / freedom);
-  const at::Tensor in = r.x.data().to(wide(r.x)), at_mean = in.eq(in.mean(r.dims, true));
-  return g * constant<T>(at::full_like(in, infinity).masked_fill_(at_mean, std::nan("")));
+  return g * (v - mean(v, at::IntArrayRef(r.dims), true)) * (2 / (r.count() - correction));
 }
 
 struct Var : Reduced {
   static constexpr OpInfo info{.name = "var", .amp = Amp::fp32};
   double correction = 1;
-  at::Tensor forward(const at::Tensor& x_) { return at::var(take(x_), dims, correction, keepdim); }
+  at::Tensor forward(const at::Tensor& x_) { return at::var(take(x_), dims, at::Scalar(correction), keepdim); }
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {variance_grad(*this, reshape(dy, kept), correction)};
@@ -80,7 +69,7 @@ struct Std : Reduced {
   static constexpr OpInfo info{.name = "std", .amp = Amp::fp32};
   double correction = 1;
   Saved y = Saved::output();
-  at::Tensor forward(const at::Tensor& x_) { return y = at::std(take(x_), dims, correction, keepdim); }
+  at::Tensor forward(const at::Tensor& x_) { return y = at::std(take(x_), dims, at::Scalar(correction), keepdim); }
   // dvar = dy / (2 y), 0 where y is
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {

@@ -139,13 +139,15 @@ Variable padded(const Variable& x, const Dims& pads, double value) {
   return apply(Pad{.pads = pads, .value = value}, x);
 }
 
-/// Where each place of a dim of `size`, widened by `before` and `behind`, takes its values from.
+/// Where each place of a dim of `size`, widened by `before` and `behind`, takes its values from. What goes around is
+/// what a cut leaves.
 at::Tensor sources(const Variable& x, int64_t size, int64_t before, int64_t behind, PadMode mode) {
+  const int64_t first = std::max<int64_t>(0, -before), left = size - first - std::max<int64_t>(0, -behind);
   std::vector<int64_t> from;
   for (int64_t i = -before; i < size + behind; ++i) {
     switch (mode) {
       case PadMode::reflect: from.push_back(i < 0 ? -i : i >= size ? 2 * (size - 1) - i : i); break;
-      case PadMode::circular: from.push_back((i + size) % size); break;
+      case PadMode::circular: from.push_back(first + (i - first + left) % left); break;
       default: from.push_back(std::clamp<int64_t>(i, 0, size - 1));
     }
   }
@@ -227,13 +229,14 @@ Variable pad(const Variable& x, at::IntArrayRef pads, PadMode mode, double value
   for (size_t i = 0; i < pads.size() / 2; ++i) {
     const int64_t dim = x.dim() - 1 - static_cast<int64_t>(i), size = x.size(dim);
     const int64_t before = pads[2 * i], behind = pads[2 * i + 1], most = std::max(before, behind);
-    LATHE_CHECK(before >= 0 && behind >= 0, "pad: ", before, " and ", behind, " places around dim ", dim,
-                "; only PadMode::constant cuts");
-    LATHE_CHECK(most == 0 || (mode == PadMode::reflect    ? most < size
-                              : mode == PadMode::circular ? most <= size
-                                                          : size > 0),
+    LATHE_CHECK(most <= 0 || (mode == PadMode::reflect ? most < size
+                              : mode == PadMode::circular
+                                  ? most <= size + std::min<int64_t>(0, before) + std::min<int64_t>(0, behind)
+                                  : size > 0),
                 "pad(", describe(x.data()), "): dim ", dim, " of size ", size, " has no ", most, " places to give");
-    if (most > 0) y = index_select(y, dim, sources(x, size, before, behind, mode));
+    LATHE_CHECK(size + before + behind >= 0, "pad(", describe(x.data()), "): dim ", dim, " of size ", size,
+                " has not the places that ", before, " and ", behind, " cut");
+    if (before != 0 || behind != 0) y = index_select(y, dim, sources(x, size, before, behind, mode));
   }
   return y;
 }
