@@ -1,5 +1,5 @@
-// Every op. Shapes broadcast as ATen's do unless said otherwise; dims may be negative. An op's struct, with its
-// formula, is in ops/<family>.cc.
+// Every op: the headers of ops/ by family, and what stands here. Shapes broadcast as ATen's do unless said otherwise;
+// dims may be negative. An op's struct, with its formula, is in ops/<family>.cc.
 #pragma once
 
 #include <optional>
@@ -7,6 +7,13 @@
 #include <utility>
 #include <vector>
 
+#include "autograd/ops/attention.h"
+#include "autograd/ops/images.h"
+#include "autograd/ops/losses.h"
+#include "autograd/ops/math.h"
+#include "autograd/ops/pair.h"
+#include "autograd/ops/reductions.h"
+#include "autograd/ops/shapes.h"
 #include "autograd/variable.h"
 #include "core/rng.h"
 
@@ -118,12 +125,6 @@ Variable dropout(const Variable& x, double p, uint64_t stream = 0);
 Variable attention(const Variable& qkv_BT3C, int64_t heads);
 
 // Images (ops/conv.cc, pool.cc): x is [B, C, H, W]. Zeros stand around it as wide as the padding.
-/// A height and a width; one number is both.
-struct Pair {
-  int64_t h, w;
-  constexpr Pair(int64_t both) : h(both), w(both) {}
-  constexpr Pair(int64_t h_, int64_t w_) : h(h_), w(w_) {}
-};
 struct Conv2dOptions {
   Pair stride = 1, padding = 0, dilation = 1;
   int64_t groups = 1;  ///< of channels, each seeing its own inputs alone; divides C and O

@@ -5,7 +5,8 @@
 #include <optional>
 #include <vector>
 
-#include "autograd/ops.h"
+#include "autograd/ops/pair.h"
+#include "autograd/variable.h"
 
 namespace lathe {
 
