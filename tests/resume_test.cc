@@ -82,7 +82,7 @@ TEST_CASE("a run stopped within its last evaluation has it once", "[resume]") {
   CHECK(r.lathe({"verify", "cut"}).code == 0);
   CHECK(r.lathe({"eval", "cut", "--checkpoint=best"}).code == 0);
   for (const auto& path : fs::directory_iterator(r / "cut/checkpoints"))
-    CHECK_THAT(path.path().filename().string(), StartsWith("step-"));
+    CHECK_THAT(path.path().filename().string(), Catch::Matchers::StartsWith("step-"));
   CHECK_THAT(r.train({end, cut}).out, ContainsSubstring("nothing to do"));
 }
 

@@ -101,7 +101,8 @@ TEST_CASE("pieces of GPT-2's pattern, and of bytes that are not UTF-8", "[tokeni
         Pieces{"1\xF0\x9E\x97\xB1", " a\xF0\xB1\x8D\x90"});
   CHECK(pieces_of(gpt2_pattern, "ab\xFF\xC3 c\xE2\x82") == Pieces{"ab", "\xFF\xC3", " c", "\xE2\x82"});
   CHECK(pieces_of("b+", "abba") == Pieces{"a", "bb", "a"});
-  CHECK_THAT(error_of([] { Pretokenizer("(", "x.json"); }), StartsWith("x.json: the pattern ( can't be used"));
+  CHECK_THAT(error_of([] { Pretokenizer("(", "x.json"); }),
+             Catch::Matchers::StartsWith("x.json: the pattern ( can't be used"));
 
   // Longer than the window that is looked at together, with white space across its end.
   std::string text(size_t{1} << 20, 'a');
@@ -210,7 +211,7 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
     Json changed = json;
     change(changed);
     CHECK_THAT(error_of([&] { BPE(bpe_from_json(changed, "t.json"), "t.json"); }),
-               StartsWith("t.json: ") && ContainsSubstring(said));
+               Catch::Matchers::StartsWith("t.json: ") && ContainsSubstring(said));
   };
   refused([](Json& j) { j["model"]["type"] = "WordPiece"; }, "the model WordPiece");
   refused([](Json& j) { j["model"]["byte_fallback"] = true; }, "byte_fallback");
@@ -298,16 +299,18 @@ TEST_CASE("a run on BPE data trains, goes on, writes text, and the verb speaks i
   ok({"prepare", "text.txt", "--out", "bpe-data", "--tokenizer", "bpe"});
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--data.dir=bpe-data", "--train.max_time=0.001"}).code == 75);
   ok({"train", "tiny.toml", "--data.dir=bpe-data", "--train.steps=4"});
-  CHECK_THAT(ok({"generate", "runs/tiny", "--tokens", "5", "--prompt", "the"}), StartsWith("the"));
+  CHECK_THAT(ok({"generate", "runs/tiny", "--tokens", "5", "--prompt", "the"}), Catch::Matchers::StartsWith("the"));
 
   write_file(f / "in.txt", "the text\n and <|endoftext|>");
   const std::string ids = ok({"tokenizer", "encode", "--tokenizer", "bpe", "in.txt"});
-  CHECK_THAT(ids, EndsWith(" 0\n"));
+  CHECK_THAT(ids, Catch::Matchers::EndsWith(" 0\n"));
   write_file(f / "ids.txt", ids);
   CHECK(ok({"tokenizer", "decode", "--tokenizer", "bpe/tokenizer.json", "ids.txt"}) == "the text\n and <|endoftext|>");
   write_file(f / "lines.txt", "\"the\\n\"\n\"\"\n");
-  CHECK_THAT(ok({"tokenizer", "encode", "--tokenizer", "bpe", "lines.txt", "--json"}), EndsWith("\n\n"));
-  CHECK_THAT(ok({"tokenizer", "inspect", "--tokenizer", "bpe"}), StartsWith("byte-level BPE, 400 ids, 143 merges"));
+  CHECK_THAT(ok({"tokenizer", "encode", "--tokenizer", "bpe", "lines.txt", "--json"}),
+             Catch::Matchers::EndsWith("\n\n"));
+  CHECK_THAT(ok({"tokenizer", "inspect", "--tokenizer", "bpe"}),
+             Catch::Matchers::StartsWith("byte-level BPE, 400 ids, 143 merges"));
 
   const auto refused = [&](std::vector<std::string> args, int code, const std::string& said) {
     const Finished done = lathe_in(f, std::move(args));

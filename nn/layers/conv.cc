@@ -30,13 +30,7 @@ Conv1d::Conv1d(int64_t in, int64_t out, int64_t kernel, const Conv1dOptions& opt
 Variable Conv1d::operator()(const Variable& x_BCL) const {
   ModuleCall call(*this, {{'C', weight.size(1) * options.groups}, {'O', weight.size(0)}});
   call.input(x_BCL, "B C L");
-  // A convolution of images of height 1.
-  const Variable y = conv2d(unsqueeze(x_BCL, 2), unsqueeze(weight, 2), bias,
-                            {.stride = {1, options.stride},
-                             .padding = {0, options.padding},
-                             .dilation = {1, options.dilation},
-                             .groups = options.groups});
-  return call.result(select(y, 2, 0), "B O X");
+  return call.result(conv1d(x_BCL, weight, bias, options), "B O X");
 }
 
 }  // namespace lathe

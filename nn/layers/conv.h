@@ -23,10 +23,6 @@ struct Conv2d {
   }
 };
 
-struct Conv1dOptions {
-  int64_t stride = 1, padding = 0, dilation = 1, groups = 1;
-};
-
 /// The same along one dim. x [B, in, L] -> [B, out, L'].
 struct Conv1d {
   Variable weight, bias;  ///< [out, in / groups, kernel]; [out] or undefined
