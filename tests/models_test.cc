@@ -248,7 +248,7 @@ TEST_CASE("models say what they can't be made of or take", "[models]") {
              }),
              ContainsSubstring("inputs must have 4 numbers a sample, got float32[2,5]"));
   RNNConfig c;
-  c.vocab_size = 5, c.n_embd = 64;
+  c.vocab_size = 5, c.n_embd = 64, c.tie_weights = true;
   CHECK_THAT(error_of([&] { RNN{c}; }), ContainsSubstring("tied weights need n_embd and n_hidden to be equal, not 64"));
   c.n_embd = 128, c.block_size = 4;
   CHECK_THAT(error_of([&] {

@@ -100,11 +100,13 @@ void add_layers(std::vector<ModuleCase>& t) {
       }));
   t.push_back(module_row("BatchNorm1d", "", BatchNorm1d(3), {randn({4, 3})}, call1, [](W w, T x) {
     torch::nn::BatchNorm1d m(3);
+    m->to(torch::kDouble);
     m->weight = w.at("weight"), m->bias = w.at("bias");
     return m(x[0]);
   }));
   t.push_back(module_row("BatchNorm2d", "", BatchNorm2d(3), {randn({2, 3, 4, 2})}, call1, [](W w, T x) {
     torch::nn::BatchNorm2d m(3);
+    m->to(torch::kDouble);
     m->weight = w.at("weight"), m->bias = w.at("bias");
     return m(x[0]);
   }));
@@ -186,11 +188,11 @@ void add_attention(std::vector<ModuleCase>& t) {
                                           at::kBool)
                                 .view({3, 5});
   t.push_back(module_row(
-      "MultiHeadAttention", "cross, other widths, both masks", MultiHeadAttention(6, 2, true, 0, 4, 3),
-      {randn({2, 3, 6}), randn({2, 5, 4}), randn({2, 5, 3})},
+      "MultiHeadAttention", "cross, other widths, both masks", MultiHeadAttention(6, 2, true, 0, 4, 4),
+      {randn({2, 3, 6}), randn({2, 5, 4}), randn({2, 5, 4})},
       [=](const MultiHeadAttention& m, V x) { return m(x[0], x[1], x[2], {.hidden = hidden, .padding = padding}); },
       [=](W w, T x) {
-        torch::nn::MultiheadAttention m(torch::nn::MultiheadAttentionOptions(6, 2).kdim(4).vdim(3));
+        torch::nn::MultiheadAttention m(torch::nn::MultiheadAttentionOptions(6, 2).kdim(4).vdim(4));
         m->q_proj_weight = w.at("q.weight"), m->k_proj_weight = w.at("k.weight"), m->v_proj_weight = w.at("v.weight");
         m->in_proj_bias = torch::cat({w.at("q.bias"), w.at("k.bias"), w.at("v.bias")});
         m->out_proj->weight = w.at("out_proj.weight"), m->out_proj->bias = w.at("out_proj.bias");

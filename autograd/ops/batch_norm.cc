@@ -119,8 +119,9 @@ Variable batch_norm(const Variable& x, const Variable& weight, const Variable& b
                     const at::Tensor& var, double eps, std::optional<at::ScalarType> out) {
   LATHE_CHECK(mean.defined() && var.defined(), "batch_norm: mean and variance are both needed");
   BatchNormOp op{.eps = eps, .out = batch_norm_out(x, out), .given = true};
-  op.mean = mean;
-  op.var = var;
+  const at::ScalarType wide = x.dtype() == at::kDouble ? at::kDouble : at::kFloat;
+  op.mean = mean.to(wide);
+  op.var = var.to(wide);
   return apply(std::move(op), x, weight, bias)[0];
 }
 

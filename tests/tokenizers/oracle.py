@@ -57,7 +57,7 @@ def strings(count):
 def lathe_ids(lathe, tokenizer, texts):
     """Ids of each text, with the text itself decoded again."""
     given = "\n".join(json.dumps(t) for t in texts) + "\n"
-    done = subprocess.run([lathe, "tokenizer", "encode", "--tokenizer", tokenizer, "--json"], input=given,
+    done = subprocess.run([lathe, "tokenizer", "encode", "--tokenizer", tokenizer, "--json=true"], input=given,
                           capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"FAILED: lathe tokenizer encode ended with {done.returncode}: {done.stderr}")
