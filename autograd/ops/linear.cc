@@ -102,7 +102,8 @@ struct LinearOp {
     const at::ScalarType dtype = widened(x_) ? at::kFloat : x_.scalar_type();
     const at::Tensor rows = x_.reshape({rows_of(x_), x_.size(-1)}).to(dtype), w = weight_.to(dtype);
     at::Tensor y = bias.defined() ? at::addmm(bias.to(dtype), rows, w.t()) : rows.matmul(w.t());
-    y = y.to(x_.scalar_type()).view(sizes);
+    y = y.to(x_.scalar_type());
+    if (y.sizes() != at::IntArrayRef(sizes)) y = y.view(sizes);  // a view would hold its base as well
     return residual.defined() ? (residual + y).to(residual.scalar_type()) : y;
   }
   // dx = dy W, dW = dy^T x, db = sum of dy over the rows, dresidual = dy
