@@ -58,7 +58,7 @@ Results moments(Call& c, bool root, bool unbiased) {
     correction = c.flag(d.empty() ? 1 : 2, "unbiased", true) ? 1 : 0;
   } else {
     d = c.wholes(1, "dim");
-    correction = c.number(99, "correction", 1);
+    correction = c.has(99, "unbiased") ? double(c.flag(99, "unbiased", true)) : c.number(99, "correction", 1);
   }
   const bool keep = c.flag(3, "keepdim", false);
   return {root ? std(x, dims(d), correction, keep) : var(x, dims(d), correction, keep)};
