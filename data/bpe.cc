@@ -64,18 +64,15 @@ struct BPE::Merges {
   static uint64_t key(int32_t a, int32_t b) {
     return static_cast<uint64_t>(static_cast<uint32_t>(a)) << 32 | static_cast<uint32_t>(b);
   }
-  /// The entry of a pair, or the free one where it would be.
-  Entry& at(uint64_t pair) {
+  /// The place of a pair, or the free one where it would be.
+  size_t place(uint64_t pair) const {
     size_t i = mixed(pair) >> 20 & mask;
     while (entries[i].pair != pair && entries[i].pair != ~uint64_t{0}) i = (i + 1) & mask;
-    return entries[i];
+    return i;
   }
   const Entry* find(int32_t a, int32_t b) const {
-    const uint64_t pair = key(a, b);
-    for (size_t i = mixed(pair) >> 20 & mask;; i = (i + 1) & mask) {
-      if (entries[i].pair == pair) return &entries[i];
-      if (entries[i].pair == ~uint64_t{0}) return nullptr;
-    }
+    const Entry& entry = entries[place(key(a, b))];
+    return entry.pair == ~uint64_t{0} ? nullptr : &entry;
   }
 };
 
@@ -138,13 +135,16 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     joined = d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)];
     const auto found = ids_.find(joined);
     if (found == ids_.end()) fail(Exit::data, where, ": merge ", i, " makes \"", joined, "\", which is no token");
-    Merges::Entry& entry = merges_->at(Merges::key(a, b));
-    if (entry.pair == ~uint64_t{0}) entry = {Merges::key(a, b), static_cast<int32_t>(i), found->second};
+    const uint64_t pair = Merges::key(a, b);
+    Merges::Entry& entry = merges_->entries[merges_->place(pair)];
+    if (entry.pair == ~uint64_t{0}) entry = {pair, static_cast<int32_t>(i), found->second};
   }
 }
 BPE::~BPE() = default;
 
-BPE::Encoder::Encoder(const BPE& bpe) : bpe_(bpe), cache_(std::make_unique<Cache>()) {}
+BPE::Encoder::Encoder(const BPE& bpe) : bpe_(bpe), cache_(std::make_unique<Cache>()) {
+  for (const Pretokenizer& pretokenizer : bpe.pretokenizers_) cursors_.emplace_back(pretokenizer);
+}
 BPE::Encoder::~Encoder() = default;
 
 bool BPE::is_normal(std::string_view text) const {
@@ -194,9 +194,9 @@ void BPE::Encoder::encode_part(std::string_view text, std::vector<int32_t>& out)
 }
 
 size_t BPE::Encoder::encode_pieces(std::string_view text, size_t begin, size_t end, std::vector<int32_t>& out) {
-  Pretokenizer::Cursor cursor(bpe_.pretokenizers_[0], text.substr(begin));
+  cursors_[0].begin(text.substr(begin));
   while (begin < end) {
-    const std::string_view piece = cursor.next();
+    const std::string_view piece = cursors_[0].next();
     encode_piece(piece, 1, out);
     begin += piece.size();
   }
@@ -204,8 +204,9 @@ size_t BPE::Encoder::encode_pieces(std::string_view text, size_t begin, size_t e
 }
 
 void BPE::Encoder::encode_piece(std::string_view piece, size_t pattern, std::vector<int32_t>& out) {
-  if (pattern < bpe_.pretokenizers_.size()) {
-    Pretokenizer::Cursor cursor(bpe_.pretokenizers_[pattern], piece);
+  if (pattern < cursors_.size()) {
+    Pretokenizer::Cursor& cursor = cursors_[pattern];
+    cursor.begin(piece);
     for (std::string_view part = cursor.next(); !part.empty(); part = cursor.next())
       encode_piece(part, pattern + 1, out);
     return;

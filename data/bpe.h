@@ -69,6 +69,7 @@ class BPE {
     void merge(std::string_view piece, std::vector<int32_t>& out);
 
     const BPE& bpe_;
+    std::vector<Pretokenizer::Cursor> cursors_;  // of each pattern
     std::unique_ptr<Cache> cache_;
   };
 
@@ -91,6 +92,10 @@ class BPE {
   std::unique_ptr<Merges> merges_;
   std::array<bool, 256> starts_special_{};
 };
+
+/// GPT-2's alphabet: the printable character, as UTF-8, that stands for each byte in vocabularies. The bytes that are
+/// printable in Latin-1 stand for themselves, the others for U+0100 and on, in order.
+const std::array<std::string, 256>& byte_alphabet();
 
 /// From a folder with vocab.json and merges.txt (GPT-2's form), or a tokenizer.json of Hugging Face's form, or a folder
 /// with one. Exit::data with what is wrong, or what this build can't do, by the name of its field.

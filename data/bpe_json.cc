@@ -13,26 +13,9 @@ namespace {
 
 constexpr uint64_t most_bytes = uint64_t{256} << 20;  // of a file that is read
 
-/// GPT-2's alphabet: a printable character for each byte. The bytes that are printable in Latin-1 stand for themselves,
-/// the others for U+0100 and on, in order.
-const std::array<std::string, 256>& alphabet() {
-  static const std::array<std::string, 256> letters = [] {
-    std::array<std::string, 256> made;
-    uint32_t next = 256;
-    for (uint32_t b = 0; b < 256; ++b) {
-      const bool printable = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-      const uint32_t c = printable ? b : next++;
-      made[b] = c < 0x80 ? std::string{static_cast<char>(c)}
-                         : std::string{static_cast<char>(0xC0 | c >> 6), static_cast<char>(0x80 | (c & 0x3F))};
-    }
-    return made;
-  }();
-  return letters;
-}
-
 std::string printed(std::string_view bytes) {
   std::string out;
-  for (const char c : bytes) out += alphabet()[static_cast<unsigned char>(c)];
+  for (const char c : bytes) out += byte_alphabet()[static_cast<unsigned char>(c)];
   return out;
 }
 
@@ -40,7 +23,7 @@ std::string printed(std::string_view bytes) {
 std::optional<std::string> bytes_of(std::string_view token) {
   static const std::map<std::string, char, std::less<>> of = [] {
     std::map<std::string, char, std::less<>> made;
-    for (int b = 0; b < 256; ++b) made[alphabet()[static_cast<size_t>(b)]] = static_cast<char>(b);
+    for (int b = 0; b < 256; ++b) made[byte_alphabet()[static_cast<size_t>(b)]] = static_cast<char>(b);
     return made;
   }();
   std::string out;
@@ -123,11 +106,11 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
   }
   d.tokens.assign(static_cast<size_t>(largest + 1), "");
   for (const auto& s : d.special) d.tokens[static_cast<size_t>(s.id)] = s.text;
+  std::vector<bool> is_special(d.tokens.size());
+  for (const auto& s : d.special) is_special[static_cast<size_t>(s.id)] = true;
   for (const auto& [token, id] : ids) {
     std::string& place = d.tokens[static_cast<size_t>(id)];
-    const bool is_special =
-        std::any_of(d.special.begin(), d.special.end(), [&](const auto& s) { return s.id == id && s.text == token; });
-    if (is_special) continue;
+    if (is_special[static_cast<size_t>(id)] && place == token) continue;
     const auto bytes = bytes_of(token);
     if (!bytes || bytes->empty())
       fail(Exit::data, where, ": the token \"", token, "\" is no sequence of bytes in GPT-2's alphabet");
@@ -183,6 +166,21 @@ BPEDefinition read_gpt2(const fs::path& folder) {
 }
 
 }  // namespace
+
+const std::array<std::string, 256>& byte_alphabet() {
+  static const std::array<std::string, 256> letters = [] {
+    std::array<std::string, 256> made;
+    uint32_t next = 256;
+    for (uint32_t b = 0; b < 256; ++b) {
+      const bool printable = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+      const uint32_t c = printable ? b : next++;
+      made[b] = c < 0x80 ? std::string{static_cast<char>(c)}
+                         : std::string{static_cast<char>(0xC0 | c >> 6), static_cast<char>(0x80 | (c & 0x3F))};
+    }
+    return made;
+  }();
+  return letters;
+}
 
 BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
   BPEDefinition d;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <future>
+#include <numeric>
 #include <queue>
 #include <unordered_map>
 
@@ -17,10 +18,11 @@ constexpr size_t part = size_t{8} << 20;  // bytes of a file that one thread tak
 /// The words of lines, each line on its own.
 void count_words(const Pretokenizer& pretokenizer, std::string_view lines, Words& words) {
   std::string word;
+  Pretokenizer::Cursor cursor(pretokenizer);
   while (!lines.empty()) {
     const std::string_view line = lines.substr(0, std::min(lines.find('\n'), lines.size() - 1) + 1);
     lines.remove_prefix(line.size());
-    Pretokenizer::Cursor cursor(pretokenizer, line);
+    cursor.begin(line);
     for (std::string_view piece = cursor.next(); !piece.empty(); piece = cursor.next()) {
       word.assign(piece);
       ++words[word];
@@ -98,15 +100,14 @@ void replace(std::vector<int32_t>& word, Pair pair, int32_t id, std::vector<std:
   word.resize(to);
 }
 
-/// The 256 bytes in the order of GPT-2's alphabet: first those that are printable in Latin-1.
-std::vector<std::string> sorted_bytes() {
-  std::vector<std::string> printable, others;
-  for (int b = 0; b < 256; ++b) {
-    const bool is_printable = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-    (is_printable ? printable : others).emplace_back(1, static_cast<char>(b));
-  }
-  printable.insert(printable.end(), others.begin(), others.end());
-  return printable;
+/// The 256 bytes in the order of GPT-2's alphabet.
+std::vector<int> sorted_bytes() {
+  std::vector<int> bytes(256);
+  std::iota(bytes.begin(), bytes.end(), 0);
+  const auto& letters = byte_alphabet();  // UTF-8 sorts as its code points do
+  std::sort(bytes.begin(), bytes.end(),
+            [&](int a, int b) { return letters[static_cast<size_t>(a)] < letters[static_cast<size_t>(b)]; });
+  return bytes;
 }
 
 }  // namespace
@@ -124,9 +125,9 @@ BPEDefinition train_bpe(const std::vector<fs::path>& files, const BPETraining& t
          " special tokens; make it ", first_byte + 256, " or more");
   }
   std::array<int32_t, 256> of_byte{};
-  for (const std::string& byte : sorted_bytes()) {
-    of_byte[static_cast<unsigned char>(byte[0])] = static_cast<int32_t>(d.tokens.size());
-    d.tokens.push_back(byte);
+  for (const int byte : sorted_bytes()) {
+    of_byte[static_cast<size_t>(byte)] = static_cast<int32_t>(d.tokens.size());
+    d.tokens.emplace_back(1, static_cast<char>(byte));
   }
   std::unordered_map<std::string, int32_t> ids;
   for (size_t id = static_cast<size_t>(first_byte); id < d.tokens.size(); ++id)

@@ -100,6 +100,12 @@ Pretokenizer::Cursor::Cursor(const Pretokenizer& pretokenizer, std::string_view 
   pcre2_jit_stack_assign(data_->context, nullptr, data_->stack);
 }
 
+void Pretokenizer::Cursor::begin(std::string_view text) {
+  text_ = text;
+  at_ = valid_end_ = found_end_ = 0;
+  limited_ = false;
+}
+
 void Pretokenizer::Cursor::find_valid(size_t begin, size_t most) {
   valid_end_ = begin;
   limited_ = false;

@@ -24,7 +24,9 @@ class Pretokenizer {
   /// Goes through a text in order. A cursor is for one thread.
   class Cursor {
    public:
-    Cursor(const Pretokenizer& pretokenizer, std::string_view text);
+    explicit Cursor(const Pretokenizer& pretokenizer, std::string_view text = {});
+    /// Begins another text; what matching needs stays.
+    void begin(std::string_view text);
     /// The next piece; empty at the end. What the pattern does not match is a piece too, and so is each run of bytes
     /// that is not UTF-8: together the pieces are the text.
     std::string_view next();

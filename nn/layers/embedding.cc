@@ -39,8 +39,11 @@ Variable EmbeddingBag::reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, 
   }
   Variable rows = embedding(ids, weight);
   const std::vector<int64_t> sizes{bags, weight.size(1)};
+  const auto rows_of_bags = [&] {
+    return at::zeros({bags}, bag_of.options()).scatter_add_(0, bag_of, at::ones_like(bag_of));
+  };
   if (bag == BagMode::max) {
-    const at::Tensor counts = at::zeros({bags}, bag_of.options()).scatter_add_(0, bag_of, at::ones_like(bag_of));
+    const at::Tensor counts = rows_of_bags();
     std::vector<Variable> out;
     int64_t begin = 0;
     for (int64_t b = 0; b < bags; ++b) {
@@ -54,8 +57,7 @@ Variable EmbeddingBag::reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, 
   if (scales.defined()) rows = rows * unsqueeze(scales, 1);
   const Variable sums = index_backward(rows, {bag_of}, sizes);
   if (bag == BagMode::sum) return sums;
-  const at::Tensor counts = at::zeros({bags}, bag_of.options()).scatter_add_(0, bag_of, at::ones_like(bag_of));
-  return sums / Variable(counts.clamp_min(1).unsqueeze(1).to(sums.dtype()));
+  return sums / Variable(rows_of_bags().clamp_min(1).unsqueeze(1).to(sums.dtype()));
 }
 
 Variable EmbeddingBag::operator()(const at::Tensor& ids_BL, const Variable& scales_BL) const {

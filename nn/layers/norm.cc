@@ -45,14 +45,7 @@ GroupNorm::GroupNorm(int64_t groups_, int64_t channels_, double eps_, bool affin
 }
 
 Variable GroupNorm::normalise(const Variable& x) const {
-  if (x.numel() == 0) return x;
-  std::vector<int64_t> by_channel(static_cast<size_t>(x.dim()), 1);
-  by_channel[1] = channels;
-  // A layer norm of each group, whose mean and variance are all that it has in common with its neighbours.
-  Variable y = reshape(layer_norm(reshape(x, {x.size(0), groups, -1}), {}, {}, eps), x.sizes());
-  if (weight.defined()) y = y * reshape(weight, by_channel) + reshape(bias, by_channel);
-  const auto out = product_dtype(x);
-  return out && y.dtype() != *out ? cast(y, *out) : y;
+  return group_norm(x, groups, weight, bias, eps, product_dtype(x));
 }
 
 Variable GroupNorm::operator()(const Variable& x) const {

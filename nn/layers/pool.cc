@@ -5,12 +5,11 @@
 namespace lathe {
 namespace {
 
-/// f of an image of height 1.
 template <class Module, class F>
 Variable along_one(const Module& module, const Variable& x_BCL, F&& f) {
   ModuleCall call(module);
   call.input(x_BCL, "B C L");
-  return call.result(select(f(unsqueeze(x_BCL, 2)), 2, 0), "B C X");
+  return call.result(f(x_BCL), "B C X");
 }
 template <class Module, class F>
 Variable along_two(const Module& module, const Variable& x_BCHW, F&& f) {
@@ -31,17 +30,13 @@ Variable AdaptiveAvgPool2d::operator()(const Variable& x_BCHW) const {
   return along_two(*this, x_BCHW, [&](const Variable& x) { return adaptive_avg_pool2d(x, out); });
 }
 Variable MaxPool1d::operator()(const Variable& x_BCL) const {
-  return along_one(*this, x_BCL, [&](const Variable& x) {
-    return max_pool2d(x, {1, kernel}, Pair(1, stride.value_or(kernel)), {0, padding}, {1, dilation});
-  });
+  return along_one(*this, x_BCL, [&](const Variable& x) { return max_pool1d(x, kernel, stride, padding, dilation); });
 }
 Variable AvgPool1d::operator()(const Variable& x_BCL) const {
-  return along_one(*this, x_BCL, [&](const Variable& x) {
-    return avg_pool2d(x, {1, kernel}, Pair(1, stride.value_or(kernel)), {0, padding});
-  });
+  return along_one(*this, x_BCL, [&](const Variable& x) { return avg_pool1d(x, kernel, stride, padding); });
 }
 Variable AdaptiveAvgPool1d::operator()(const Variable& x_BCL) const {
-  return along_one(*this, x_BCL, [&](const Variable& x) { return adaptive_avg_pool2d(x, {1, out}); });
+  return along_one(*this, x_BCL, [&](const Variable& x) { return adaptive_avg_pool1d(x, out); });
 }
 
 }  // namespace lathe

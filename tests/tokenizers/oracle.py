@@ -116,7 +116,7 @@ def training(lathe, files, work):
     failed = 0
     for file in files:
         for size in (1000, 4096):
-            out = work / "trained"
+            out = work / f"{file.stem}-{size}"
             subprocess.run([lathe, "tokenizer", "train", file, "--out", out, "--vocab-size", str(size)], check=True,
                            capture_output=True)
             theirs = tokenizers.Tokenizer(tokenizers.models.BPE())
