@@ -3,13 +3,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cos.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
 
-#include <cmath>
+#include <limits>
 
+#include "autograd/ops/attention.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "nn/module_call.h"
@@ -74,24 +74,25 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
   };
   Variable q_BHTD = split_heads(q(query), t), k_BHSD = split_heads(k(key), s);
   if (rotary) q_BHTD = (*rotary)(q_BHTD), k_BHSD = (*rotary)(k_BHSD);
-  Variable scores = matmul(q_BHTD, transpose(k_BHSD, 2, 3)) * (1 / std::sqrt(static_cast<double>(c / heads)));
 
-  at::Tensor unseen;  // bool, broadcast to [B, H, T, S]
-  const auto hide = [&](const at::Tensor& more) { unseen = unseen.defined() ? unseen.logical_or(more) : more; };
-  if (mask.causal) hide(at::ones({t, s}, query.data().options().dtype(at::kBool)).triu(1));
-  if (mask.padding.defined()) hide(mask.padding.to(at::kBool).unsqueeze(1).unsqueeze(1));
+  at::Tensor unseen, added;  // bool and floating point, broadcast to [B, H, T, S]
+  if (mask.padding.defined()) unseen = mask.padding.to(at::kBool).unsqueeze(1).unsqueeze(1);
   if (mask.hidden.defined()) {
     const at::Tensor hidden = mask.hidden.dim() == 3 ? mask.hidden.unsqueeze(1) : mask.hidden;
-    if (hidden.scalar_type() == at::kBool)
-      hide(hidden);
+    if (hidden.scalar_type() != at::kBool)
+      added = hidden;
     else
-      scores = scores + Variable(hidden);
+      unseen = unseen.defined() ? unseen.logical_or(hidden) : hidden;
   }
-  // A finite value that is nothing beside any other, so that a place which sees nothing has finite gradients.
-  if (unseen.defined()) scores = masked_fill(scores, unseen, scores.dtype() == at::kHalf ? -6e4 : -1e30);
-  Variable p = softmax(scores, -1);
-  if (unseen.defined()) p = masked_fill(p, unseen, 0);
-  const Variable y_BHTD = matmul(drop(p), split_heads(v(value), s));
+  AttentionOptions options;
+  options.is_causal = mask.causal, options.dropout = drop.p, options.stream = drop.stream;
+  if (added.defined() && unseen.defined())
+    options.mask = Variable(added.masked_fill(unseen, -std::numeric_limits<double>::infinity()));
+  else if (added.defined())
+    options.mask = Variable(added);
+  else if (unseen.defined())
+    options.mask = Variable(unseen.logical_not());
+  const Variable y_BHTD = scaled_dot_product_attention(q_BHTD, k_BHSD, split_heads(v(value), s), options);
   return call.result(out_proj(reshape(transpose(y_BHTD, 1, 2), {b, t, c})), "B T C");
 }
 
