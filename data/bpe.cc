@@ -18,12 +18,7 @@ uint64_t mixed(uint64_t x) { return (x ^ x >> 32) * 0x9E3779B97F4A7C15ULL; }
 std::string normal_form_c(std::string_view text) {
   std::string out;
   for (size_t at = 0; at < text.size();) {
-    size_t end = at;
-    while (end < text.size()) {
-      const size_t n = code_point_length(text, end);
-      if (n == 0) break;
-      end += n;
-    }
+    const size_t end = utf8_end(text, at);
     if (end == at) {
       out += text[at++];
       continue;

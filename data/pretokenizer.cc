@@ -107,17 +107,8 @@ void Pretokenizer::Cursor::begin(std::string_view text) {
 }
 
 void Pretokenizer::Cursor::find_valid(size_t begin, size_t most) {
-  valid_end_ = begin;
-  limited_ = false;
-  while (valid_end_ < text_.size()) {
-    const size_t n = code_point_length(text_, valid_end_);
-    if (n == 0) return;
-    valid_end_ += n;
-    if (valid_end_ - begin >= most) {
-      limited_ = valid_end_ < text_.size();
-      return;
-    }
-  }
+  valid_end_ = utf8_end(text_, begin, most);
+  limited_ = valid_end_ - begin >= most && valid_end_ < text_.size();
 }
 
 std::string_view Pretokenizer::Cursor::next() {

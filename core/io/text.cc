@@ -24,14 +24,17 @@ size_t code_point_length(std::string_view text, size_t at) {
   return n;
 }
 
-bool is_utf8(std::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const size_t n = code_point_length(text, i);
-    if (n == 0) return false;
-    i += n;
+size_t utf8_end(std::string_view text, size_t begin, size_t most) {
+  size_t end = begin;
+  while (end < text.size() && end - begin < most) {
+    const size_t n = code_point_length(text, end);
+    if (n == 0) break;
+    end += n;
   }
-  return true;
+  return end;
 }
+
+bool is_utf8(std::string_view text) { return utf8_end(text, 0) == text.size(); }
 
 std::string format(const char* pattern, ...) {
   va_list args, again;

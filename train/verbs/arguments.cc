@@ -37,6 +37,14 @@ bool Arguments::is_true(const std::string& name) const {
   return value == "true";
 }
 
+void check_flags(const Arguments& arguments, const std::set<std::string>& known, bool config_keys,
+                 const std::string& hint) {
+  for (const auto& [flag, value] : arguments.flags) {
+    if (!known.contains(flag) && !(config_keys && flag.find('.') != std::string::npos))
+      fail(Exit::usage, "command line: `lathe ", arguments.verb, " ", arguments.words[0], "` has no --", flag, hint);
+  }
+}
+
 LoadedConfig load_config_argument(const Arguments& arguments, size_t at) {
   std::vector<std::pair<std::string, std::string>> overrides;
   for (const auto& [key, value] : arguments.flags) {

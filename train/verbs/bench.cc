@@ -77,11 +77,8 @@ static Exit run_bench(const Arguments& arguments) {
       {"peak", {"dtype", "threads"}},
       {"accumulation", {"powers"}}};
   if (const auto found = known.find(what); found != known.end()) {
-    for (const auto& [flag, value] : arguments.flags) {
-      if (!found->second.contains(flag) && (what != "step" || flag.find('.') == std::string::npos))
-        fail(Exit::usage, "command line: `lathe bench ", what, "` has no --", flag,
-             what == "step" ? "; sizes, dtype and threads are config keys" : "");
-    }
+    const bool step = what == "step";
+    check_flags(arguments, found->second, step, step ? "; sizes, dtype and threads are config keys" : "");
   }
   if (what == "peak" || what == "ops") {
     expect_words(1);

@@ -138,9 +138,7 @@ Exit run_tokenizer(const Arguments& arguments) {
       {"decode", {"tokenizer"}}};
   const auto found = known.find(what);
   if (found == known.end()) fail(Exit::usage, "lathe tokenizer has train, inspect, encode and decode, not ", what);
-  for (const auto& [flag, value] : arguments.flags) {
-    if (!found->second.contains(flag)) fail(Exit::usage, "command line: `lathe tokenizer ", what, "` has no --", flag);
-  }
+  check_flags(arguments, found->second);
   if (what == "inspect" && arguments.words.size() > 1) fail(Exit::usage, "lathe tokenizer inspect takes no file");
   if (what != "train" && arguments.words.size() > 2)
     fail(Exit::usage, "lathe tokenizer ", what, " takes one file, not ", arguments.words.size() - 1);

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,6 +51,10 @@ const std::vector<Verb>& verbs();
 /// Adds a verb, before the command line is run. Exit::internal where its name is taken.
 void add_verb(Verb verb);
 
+/// Exit::usage for a flag that the verb with its first word has not: neither one of `known` nor, where those are taken,
+/// a key of the config. `hint` ends the sentence.
+void check_flags(const Arguments& arguments, const std::set<std::string>& known, bool config_keys = false,
+                 const std::string& hint = "");
 /// The config that word `at` names, with the flags that are keys; sets the console's level.
 LoadedConfig load_config_argument(const Arguments& arguments, size_t at = 0);
 /// The run or checkpoint that the first word names; Exit::checkpoint with what it is instead.
