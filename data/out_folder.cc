@@ -37,16 +37,26 @@ void collect_files(const Json& json, const std::string& where, std::vector<MadeF
 
 }  // namespace
 
+void Meter::begin(const char* doing, uint64_t bytes) {
+  doing_ = doing, bytes_ = bytes, done_ = 0;
+  began_ = std::chrono::steady_clock::now();
+}
+
 void Meter::advance(uint64_t bytes) {
   done_ += bytes;
   if (stop_ && stop_()) {
     fail(Exit::stopped, "stopped; nothing is left in ", out_.string(),
          " of it, run the same command again to begin anew");
   }
-  const double share = bytes_ == 0 ? 1 : std::min(1.0, static_cast<double>(done_) / static_cast<double>(bytes_));
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+  const auto done = static_cast<double>(done_);
+  const std::string speed = seconds > 0 ? format(", %.0f MB/s", done / 1e6 / seconds) : "";
+  if (bytes_ == 0) return progress(format("%.0f MB ", done / 1e6) + doing_ + speed);
+  const double share = std::min(1.0, done / static_cast<double>(bytes_));
   const auto filled = static_cast<size_t>(30 * share);
+  const auto left = static_cast<long long>(share > 0 ? seconds * (1 - share) / share : 0);
   progress("[" + std::string(filled, '#') + std::string(30 - filled, '.') + "]" + format(" %3.0f%% ", 100 * share) +
-           doing_);
+           doing_ + speed + format(", %lld:%02lld to go", left / 60, left % 60));
 }
 
 OutFolder::OutFolder(const fs::path& path) : path_(path), had_lock_(fs::exists(path / "lock")) {

@@ -1,6 +1,7 @@
 // How data folders are made: progress, stops, and files that are there whole or not at all. No LibTorch header.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -16,8 +17,8 @@ class Meter {
  public:
   /// Both must outlive the meter; `stop` may be empty.
   Meter(const fs::path& out, const std::function<bool()>& stop) : out_(out), stop_(stop) {}
-  /// Names the stage and its bytes, for the progress that is shown.
-  void begin(const char* doing, uint64_t bytes) { doing_ = doing, bytes_ = bytes, done_ = 0; }
+  /// Names the stage and its bytes (0: not known), for the progress that is shown.
+  void begin(const char* doing, uint64_t bytes);
   /// Call it every few megabytes of input. Exit::stopped where `stop` says so.
   void advance(uint64_t bytes);
 
@@ -26,6 +27,7 @@ class Meter {
   const std::function<bool()>& stop_;
   const char* doing_ = "";
   uint64_t bytes_ = 0, done_ = 0;
+  std::chrono::steady_clock::time_point began_{};
 };
 
 /// A file of a data folder that is being made.

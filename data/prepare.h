@@ -3,17 +3,24 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/io/file.h"
+#include "data/tokenizer.h"
 
 namespace lathe {
+
+/// The files behind inputs; a folder gives its regular files, however deep, in name order.
+std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs);
 
 struct PrepareOptions {
   std::vector<std::string> inputs;  ///< files, or folders whose text files are taken in name order
   fs::path out;
   std::string tokenizer = "byte";               ///< byte, char, or the path of a BPE (read_bpe)
+  std::optional<Tokenizer> bpe{};               ///< a BPE in place of that path
+  int workers = 1;                              ///< threads that encode by a BPE; the shards do not depend on it
   double val_share = 0.1;                       ///< taken from the tail: of the tokens, of a BPE's input of the bytes
   int64_t shard_tokens = int64_t{100'000'000};  ///< a split longer than this becomes several files
   std::function<bool()> stop = nullptr;         ///< asked every 4 MiB of input; true ends it with Exit::stopped

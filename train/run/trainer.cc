@@ -10,6 +10,7 @@
 #include "core/io/log.h"
 #include "core/io/text.h"
 #include "core/memory.h"
+#include "train/formats/source.h"
 #include "train/run/peak.h"
 #include "train/run/replay.h"
 #include "train/run/resume.h"
@@ -45,7 +46,8 @@ class Trainer {
   Trainer(LoadedConfig loaded, RunData data, std::optional<ResumePoint> resume)
       : data_(std::move(data.data)),
         session_(Session::make(loaded, *data.task, data.sizes)),
-        run_(loaded.config.train.out_dir) {
+        run_(loaded.config.train.out_dir),
+        source_(loaded.source) {
     state_.data_hash = data_->hash();
     if (resume) go_on(*resume, loaded);
     state_.base_hash = base_hash(loaded.base);
@@ -192,6 +194,7 @@ class Trainer {
       log_info("mfu       against a matmul ceiling of ", format("%.0f", peak_->rate / 1e9),
                " GFLOP/s that was measured less than three times and may be too low; `lathe bench peak` measures it");
     }
+    if (!source_.empty()) log_info("weights   ", source_.string());
     log_info("run       ", run_.string(), resumed_from_.empty() ? "" : str(", going on from ", resumed_from_.string()));
     log(Level::debug, "parameters\n" + parameter_table(session_.params));
   }
@@ -386,6 +389,7 @@ class Trainer {
   std::string unit_ = session_.task.unit();
   double flops_per_unit_ = session_.model->flops_per_unit();
   fs::path run_;
+  fs::path source_;  // of the weights that it begins with, or empty
   RunState state_;
   fs::path resumed_from_;  // a checkpoint, or empty
   bool resumed_same_run_ = true;
@@ -405,6 +409,7 @@ class Trainer {
 
 Exit train(LoadedConfig loaded, bool verify_data) {
   take_stop_signals("after this step");
+  adopt_source(loaded);
   adopt_base(loaded);
   RunData data = RunData::open(loaded);
   check_base_tokenizer(loaded, *data.data);

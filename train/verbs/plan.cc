@@ -15,6 +15,7 @@
 #include "core/mode.h"
 #include "core/rng.h"
 #include "data/loader.h"
+#include "train/formats/source.h"
 #include "train/run/peak.h"
 #include "train/run/session.h"
 #include "train/transforms/adapters.h"
@@ -91,6 +92,7 @@ FlopCount count_flops(LoadedConfig loaded) {
 
 std::string plan(LoadedConfig loaded) {
   RunConfig& c = loaded.config;
+  adopt_source(loaded);
   adopt_base(loaded);
   const RunData data = open_for_plan(loaded);
   Session s = Session::make(loaded, *data.task, data.sizes);

@@ -14,6 +14,8 @@ Verb generate_verb();
 Verb gradients_verb();
 Verb replay_verb();
 Verb merge_verb();
+Verb import_verb();
+Verb export_verb();
 Verb inspect_verb();
 Verb verify_verb();
 Verb bench_verb();
@@ -23,8 +25,8 @@ namespace {
 
 std::vector<Verb>& table() {
   static std::vector<Verb> all{train_verb(),    plan_verb(),      prepare_verb(), tokenizer_verb(), eval_verb(),
-                               generate_verb(), gradients_verb(), replay_verb(),  merge_verb(),     inspect_verb(),
-                               verify_verb(),   bench_verb(),     config_verb()};
+                               generate_verb(), gradients_verb(), replay_verb(),  merge_verb(),     import_verb(),
+                               export_verb(),   inspect_verb(),   verify_verb(),  bench_verb(),     config_verb()};
   return all;
 }
 
