@@ -9,13 +9,11 @@
 namespace lathe {
 namespace {
 
-constexpr size_t part_bytes = size_t{1} << 20, most_whole = size_t{64} << 20;
-
 bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r') || static_cast<unsigned char>(c) >= 0x80; }
 
 /// Where to cut the text: behind a line break with no white space on either side, as late as can be; 0: nowhere.
 size_t place_to_cut(std::string_view text) {
-  for (size_t at = text.size() - 1; at > text.size() / 2; --at) {
+  for (size_t at = text.empty() ? 0 : text.size() - 1; at > std::max<size_t>(1, text.size() / 2); --at) {
     if (text[at - 1] == '\n' && !is_space(text[at]) && !is_space(text[at - 2])) return at;
   }
   return 0;
@@ -30,7 +28,8 @@ bool is_jsonl(const DocumentSource& source, const std::string& file) {
   return path.extension() == ".jsonl" || path.extension() == ".ndjson";
 }
 
-PartReader::PartReader(const DocumentSource& source, bool whole) : source_(source), whole_(whole) {}
+PartReader::PartReader(const DocumentSource& source, bool whole, size_t part_bytes, size_t most_whole)
+    : source_(source), whole_(whole), part_bytes_(part_bytes), most_whole_(most_whole) {}
 
 /// Whether the buffer has grown; to exactly so many bytes, where the file has them, so that parts do not depend on how
 /// a pipe is filled.
@@ -63,14 +62,14 @@ bool PartReader::next(Part& part) {
 bool PartReader::next_lines(Part& part) {
   for (;;) {
     const size_t end = buffer_.rfind('\n');
-    if (end != std::string::npos && end >= looked_ && (buffer_.size() >= part_bytes || ended_)) {
+    if (end != std::string::npos && end >= looked_ && (buffer_.size() >= part_bytes_ || ended_)) {
       part.text.assign(buffer_, 0, end + 1);
       break;
     }
-    if (buffer_.size() > most_whole)
-      fail(Exit::data, name_, ":", place_, ": a line of more than ", most_whole >> 20, " MiB; is this JSON Lines?");
+    if (buffer_.size() > most_whole_)
+      fail(Exit::data, name_, ":", place_, ": a line of more than ", most_whole_ >> 20, " MiB; is this JSON Lines?");
     if (end == std::string::npos) looked_ = buffer_.size();
-    if (read_to(buffer_.size() + part_bytes)) continue;
+    if (read_to(buffer_.size() + part_bytes_)) continue;
     part.text = buffer_;  // what is behind the last line break
     break;
   }
@@ -82,7 +81,7 @@ bool PartReader::next_lines(Part& part) {
 
 bool PartReader::next_text(Part& part) {
   const std::string& separator = source_.separator;
-  for (size_t enough = part_bytes;;) {
+  for (size_t enough = part_bytes_;;) {
     read_to(enough);
     size_t take = buffer_.size();
     part.ends = true;
@@ -93,19 +92,21 @@ bool PartReader::next_text(Part& part) {
         take = last + separator.size();
       } else {
         part.ends = false;
-        take = whole_ ? 0 : place_to_cut(std::string_view(buffer_).substr(0, buffer_.size() - separator.size()));
-        if (take == 0 && buffer_.size() <= most_whole) {
+        const size_t known = buffer_.size() - std::min(buffer_.size(), separator.size());
+        take = whole_ ? 0 : place_to_cut(std::string_view(buffer_).substr(0, known));
+        if (take == 0 && buffer_.size() <= most_whole_) {
           enough = 2 * buffer_.size();
           continue;
         }
         if (take == 0 && whole_) {
-          fail(Exit::data, name_, ": a document of more than ", most_whole >> 20, " MiB at byte ", place_,
+          fail(Exit::data, name_, ": a document of more than ", most_whole_ >> 20, " MiB at byte ", place_,
                " can't be looked at as a whole; give --separator, or leave out --dedup, --val-by "
                "hash and limits of length");
         }
         if (take == 0) {
-          take = part_bytes;
-          while (take > part_bytes - 4 && (static_cast<unsigned char>(buffer_[take]) & 0xC0) == 0x80) --take;
+          take = part_bytes_;
+          while (take > 1 && take + 4 > part_bytes_ && (static_cast<unsigned char>(buffer_[take]) & 0xC0) == 0x80)
+            --take;
         }
       }
     }

@@ -19,7 +19,7 @@ struct DocumentSource {
   /// .jsonl or .ndjson (and .gz or .zst behind it).
   std::string format = "auto";
   std::string field = "text";  ///< JSON Lines: where an object has the text
-  std::string separator;       ///< text: what stands between documents, as <|endoftext|>; empty: nothing does
+  std::string separator{};     ///< text: what stands between documents, as <|endoftext|>; empty: nothing does
 };
 /// Whether a file is JSON Lines.
 bool is_jsonl(const DocumentSource& source, const std::string& file);
@@ -40,7 +40,8 @@ class PartReader {
  public:
   /// Longer documents are cut into parts, unless they must be `whole`: then Exit::data with the remedy where one has
   /// more than 64 MiB.
-  PartReader(const DocumentSource& source, bool whole);
+  PartReader(const DocumentSource& source, bool whole, size_t part_bytes = size_t{1} << 20,
+             size_t most_whole = size_t{64} << 20);
   /// False at the end.
   bool next(Part& part);
   /// Bytes of files that were read.
@@ -53,6 +54,7 @@ class PartReader {
 
   const DocumentSource& source_;
   bool whole_;
+  size_t part_bytes_, most_whole_;
   size_t file_ = 0;  // the next one
   std::unique_ptr<InputStream> stream_;
   std::string name_, buffer_;

@@ -19,11 +19,11 @@ struct PrepareOptions {
   std::vector<std::string> inputs;  ///< files, or folders whose text files are taken in name order
   fs::path out;
   std::string tokenizer = "byte";               ///< byte, char, or the path of a BPE (read_bpe)
-  std::optional<Tokenizer> bpe{};               ///< a BPE in place of that path
-  int workers = 1;                              ///< threads that encode by a BPE; the shards do not depend on it
   double val_share = 0.1;                       ///< taken from the tail: of the tokens, of a BPE's input of the bytes
   int64_t shard_tokens = int64_t{100'000'000};  ///< a split longer than this becomes several files
   std::function<bool()> stop = nullptr;         ///< asked every 4 MiB of input; true ends it with Exit::stopped
+  std::optional<Tokenizer> bpe{};               ///< a BPE in place of `tokenizer`
+  int workers = 1;                              ///< threads that encode by a BPE; the shards do not depend on it
 };
 
 /// Writes train.bin, val.bin (or train_000000.bin ...) and, last, manifest.json. Input is read a piece at a time, by

@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <sstream>
 
 #include "core/dtype.h"
 #include "core/io/json.h"
@@ -257,6 +258,59 @@ TEST_CASE("export refuses what has no family, and float16 what it cannot hold", 
   CHECK(!fs::exists(f / "hf"));
   CHECK_THAT(error_of([&] { export_hugging_face({.run = run, .out = f / "hf", .average = true}); }),
              ContainsSubstring("optim.ema_decay is 0"));
+}
+
+double first_loss(const fs::path& run) {
+  std::istringstream lines(slurp(run / "metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const Json json = Json::parse(line);
+    if (json.contains("val_loss")) return json["val_loss"].get<double>();
+  }
+  return -1;
+}
+
+TEST_CASE("a run starts from another's weights, and goes on without them", "[formats]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=a", "--train.steps=12"}).code == 0);
+  const double end = *read_state(find_checkpoint(f / "a")).val_loss;
+  // Without the model's keys, which come from the run.
+  write_file(
+      f / "tune.toml",
+      "[data]\ndir = \"data\"\n[train]\nsteps = 2\nbatch_size = 3\neval_interval = 2\neval_batches = 3\nthreads = 1\n");
+  const auto tune = [&](const std::string& out, std::vector<std::string> more) {
+    more.insert(more.begin(), {"train", "tune.toml", "--train.out_dir=" + out});
+    return lathe_in(f, more);
+  };
+  REQUIRE(tune("b", {"--train.init_from=a"}).code == 0);
+  CHECK(first_loss(f / "b") == end);
+  CHECK(first_loss(f / "a") > end + 0.1);  // control: random weights are far from it
+  REQUIRE(tune("c", {"--train.init_from=a/checkpoints/step-00000010"}).code == 0);
+  CHECK(first_loss(f / "c") != end);
+
+  const auto refused = [&](const std::vector<std::string>& more, int code, const std::string& what) {
+    const Finished done = tune("x", more);
+    CHECK(done.code == code);
+    CHECK_THAT(done.err, ContainsSubstring(what));
+    CHECK(!fs::exists(f / "x"));
+  };
+  refused({"--train.init_from=a", "--model.n_layer=3"}, 2, "model.n_layer = 3, but train.init_from has 2");
+  refused({"--train.init_from=none"}, 4, "train.init_from: none is no run");
+  write_file(f / "other.txt", "0123456789 other letters than before XYZ " + sample_text(5000));
+  REQUIRE(lathe_in(f, {"prepare", "other.txt", "--out", "other", "--tokenizer", "char"}).code == 0);
+  refused({"--train.init_from=a", "--data.dir=other"}, 3, "made with another tokenizer");
+
+  // Adapters stand on what init_from names.
+  REQUIRE(tune("d", {"--train.init_from=a", "--adapters.rank=2"}).code == 0);
+  CHECK(std::abs(first_loss(f / "d") - end) < 1e-6);
+  CHECK(read_state(find_checkpoint(f / "d")).config.find("base = \"a\"") != std::string::npos);
+  refused({"--train.init_from=a", "--adapters.rank=2", "--adapters.base=b"}, 2, "has no effect beside adapters.base");
+
+  fs::rename(f / "a", f / "gone");
+  const Finished on = tune("b", {"--train.init_from=a", "--train.steps=4"});
+  INFO(on.err);
+  CHECK(on.code == 0);
+  CHECK(read_state(find_checkpoint(f / "b")).step == 4);
 }
 
 /// For tests/hf/oracle.py, which compares with transformers: LATHE_HF names a file with a JSON object on each line,

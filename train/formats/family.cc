@@ -6,9 +6,13 @@
 namespace lathe {
 
 Family gpt2_family();
+Family llama_family();
+Family mistral_family();
+Family qwen2_family();
+Family qwen3_family();
 
 const std::vector<Family>& families() {
-  static const std::vector<Family> all{gpt2_family()};
+  static const std::vector<Family> all{gpt2_family(), llama_family(), mistral_family(), qwen2_family(), qwen3_family()};
   return all;
 }
 

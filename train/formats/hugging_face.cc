@@ -35,7 +35,9 @@ std::pair<const Family*, ModelConfig> read_config(const fs::path& folder, int64_
   keys.finish();
   RunConfig config;
   const ModelKind* kind = find_model_kind(family.kind);
-  LATHE_CHECK(kind != nullptr, "there is no model kind ", family.kind);
+  if (kind == nullptr)
+    fail(Exit::checkpoint, where, ": this build has no model kind \"", family.kind, "\", which ", family.model_type,
+         " needs");
   config.model.kind = family.kind;
   config.model.own = kind->config;
   try {
