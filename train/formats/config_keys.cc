@@ -10,6 +10,8 @@ ConfigKeys::ConfigKeys(Json json, std::string where) : json_(std::move(json)), w
 
 bool ConfigKeys::has(const std::string& key) const { return json_.contains(key) && !json_.at(key).is_null(); }
 
+bool ConfigKeys::is_null(const std::string& key) const { return json_.contains(key) && json_.at(key).is_null(); }
+
 Json* ConfigKeys::take(const std::string& key) {
   taken_.insert(key);
   return has(key) ? &json_[key] : nullptr;

@@ -20,6 +20,8 @@ class ConfigKeys {
   ConfigKeys(Json json, std::string where);
 
   bool has(const std::string& key) const;
+  /// Whether it stands there as null.
+  bool is_null(const std::string& key) const;
   /// Numbers within bounds. Without `otherwise` the key must be there.
   int64_t whole(const std::string& key, int64_t min, int64_t max, std::optional<int64_t> otherwise = std::nullopt);
   double real(const std::string& key, std::optional<double> otherwise = std::nullopt);

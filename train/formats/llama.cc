@@ -14,8 +14,10 @@ struct Variant {
   const char* architecture;
   const char* gguf_name;
   bool qkv_bias, qk_norm;
-  bool slides;    ///< sliding_window counts unless it is null
-  bool exported;  ///< whether models are written as this family
+  bool slides;           ///< sliding_window counts unless it is null; where it is absent, it is 4096
+  bool exported;         ///< whether models are written as this family
+  bool groups_may_lack;  ///< num_key_value_heads may be absent: as many as heads; else transformers takes some number
+  bool width_may_lack;   ///< the same of head_dim
 };
 
 /// Positions: rope_parameters, or rope_theta and rope_scaling as transformers wrote them before version 5.
@@ -53,21 +55,23 @@ void read_window(ConfigKeys& c, bool slides, int64_t context) {
     slides = slides || type == "sliding_attention";
   }
   c.pass({"max_window_layers"});
-  if (!c.has("sliding_window")) return;
-  const int64_t window = c.whole("sliding_window", 1, int64_t{1} << 40);
+  if (c.is_null("sliding_window")) return;
+  const int64_t window = c.whole("sliding_window", 1, int64_t{1} << 40, 4096);
   if (slides && window < context)
     c.refuse("sliding_window", str("this build attends to the whole context of ", context,
                                    " tokens; give --block-size ", window, " to take no more than the window"));
 }
+
+std::optional<int64_t> optional(bool may_lack, int64_t value) { return may_lack ? std::optional(value) : std::nullopt; }
 
 ModelKeys read(const Variant& variant, ConfigKeys& c, int64_t most) {
   const int64_t heads = c.whole("num_attention_heads", 1, 1000), channels = c.whole("hidden_size", 1, 100000);
   const int64_t context = context_of(c.whole("max_position_embeddings", 1, 1000000), most);
   ModelKeys model{{"n_layer", c.whole("num_hidden_layers", 1, 1000)},
                   {"n_head", heads},
-                  {"n_kv_head", c.whole("num_key_value_heads", 1, 1000, heads)},
+                  {"n_kv_head", c.whole("num_key_value_heads", 1, 1000, optional(variant.groups_may_lack, heads))},
                   {"n_embd", channels},
-                  {"head_dim", c.whole("head_dim", 1, 100000, channels / heads)},
+                  {"head_dim", c.whole("head_dim", 1, 100000, optional(variant.width_may_lack, channels / heads))},
                   {"n_inner", c.whole("intermediate_size", 1, 1000000)},
                   {"block_size", context},
                   {"vocab_size", c.whole("vocab_size", 1, 10000000)},
@@ -207,9 +211,11 @@ Family family(const Variant& variant) {
 
 }  // namespace
 
-Family llama_family() { return family({"llama", "LlamaForCausalLM", "llama", false, false, false, true}); }
-Family mistral_family() { return family({"mistral", "MistralForCausalLM", "llama", false, false, true, false}); }
-Family qwen2_family() { return family({"qwen2", "Qwen2ForCausalLM", "qwen2", true, false, false, true}); }
-Family qwen3_family() { return family({"qwen3", "Qwen3ForCausalLM", "qwen3", false, true, false, true}); }
+Family llama_family() { return family({"llama", "LlamaForCausalLM", "llama", false, false, false, true, true, true}); }
+Family mistral_family() {
+  return family({"mistral", "MistralForCausalLM", "llama", false, false, true, false, false, true});
+}
+Family qwen2_family() { return family({"qwen2", "Qwen2ForCausalLM", "qwen2", true, false, false, true, false, true}); }
+Family qwen3_family() { return family({"qwen3", "Qwen3ForCausalLM", "qwen3", false, true, false, true, false, false}); }
 
 }  // namespace lathe
