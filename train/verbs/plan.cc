@@ -53,6 +53,13 @@ std::string weight_lines(const LoadedConfig& loaded) {
              weight_line(loaded, "  cast at each use        ", false, false));
 }
 
+/// "31.4 ms", "12.3 s", "5.2 hours".
+std::string human_time(double seconds) {
+  if (seconds < 10) return format("%.1f ms", 1e3 * seconds);
+  if (seconds < 600) return format("%.1f s", seconds);
+  return seconds < 36000 ? format("%.1f minutes", seconds / 60) : format("%.1f hours", seconds / 3600);
+}
+
 double units_of(const RunConfig& c) { return static_cast<double>(units_of_step(c)); }
 double micro_batches(const RunConfig& c) { return static_cast<double>(c.train.grad_accum); }
 
@@ -94,7 +101,7 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
        format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all", d.micro_batch.matmul() * micro_batches(c),
               d.formula_flops * micro_batches(c), d.micro_batch.total() * micro_batches(c)));
   const double step_s = f.times.total();
-  line("time of a step", format("%.1f ms (%.0f %s/s), ", 1e3 * step_s, units_of(c) / step_s, d.unit.c_str()) +
+  line("time of a step", human_time(step_s) + format(" (%.0f %s/s), ", units_of(c) / step_s, d.unit.c_str()) +
                              (f.is_measured ? "measured" : "from a smaller version that was measured"));
   line("", format("forward %.0f%%, backward %.0f%%, optimizer %.0f%%", 100 * f.times.forward / step_s,
                   100 * f.times.backward / step_s, 100 * f.times.optimizer / step_s));
@@ -102,9 +109,8 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
   if (const auto mfu = mfu_of(c, f, young)) {
     line("mfu", format("%.0f%%", 100 * *mfu) + (young ? " (of a ceiling measured less than three times)" : ""));
   }
-  line("time of the run",
-       format("%.1f minutes for %lld steps, evaluation not counted", step_s * static_cast<double>(c.train.steps) / 60,
-              static_cast<long long>(c.train.steps)));
+  line("time of the run", str(human_time(step_s * static_cast<double>(c.train.steps)), " for ", c.train.steps,
+                              " steps, evaluation not counted"));
   const auto checkpoint = static_cast<double>(d.checkpoint_bytes);
   line("disk", human(checkpoint) + " a checkpoint, " + human(checkpoint * static_cast<double>(most_checkpoints(f))) +
                    " at the most (" + std::to_string(f.kept_checkpoints) + " kept and one being written)");
