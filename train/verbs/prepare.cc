@@ -164,7 +164,7 @@ Verb prepare_verb() {
            {"format", "documents: text, jsonl, or auto: by the name (auto)"},
            {"field", "documents: where a line of JSON Lines has its text (text)"},
            {"separator", "documents: what stands between those of one text, as <|endoftext|> (none: a file is one)"},
-           {"dedup", "documents: true drops those that came before, byte for byte (false)"},
+           {"dedup", "documents: drop those that came before, byte for byte"},
            {"invalid", "documents: refuse or repair bytes that are not UTF-8 (refuse)"},
            {"min-bytes", "documents: shorter ones are dropped (0)"},
            {"max-bytes", "documents: longer ones are dropped (no limit)"},
@@ -177,7 +177,8 @@ Verb prepare_verb() {
           false,
           1,
           1000000,
-          run_prepare};
+          run_prepare,
+          {"dedup"}};
 }
 
 }  // namespace lathe
