@@ -8,6 +8,7 @@ namespace lathe {
 Verb train_verb();
 Verb plan_verb();
 Verb prepare_verb();
+Verb profile_verb();
 Verb tokenizer_verb();
 Verb eval_verb();
 Verb generate_verb();
@@ -24,7 +25,7 @@ namespace {
 std::vector<Verb>& table() {
   static std::vector<Verb> all{train_verb(),    plan_verb(),      prepare_verb(), tokenizer_verb(), eval_verb(),
                                generate_verb(), gradients_verb(), replay_verb(),  merge_verb(),     inspect_verb(),
-                               verify_verb(),   bench_verb(),     config_verb()};
+                               verify_verb(),   bench_verb(),     profile_verb(), config_verb()};
   return all;
 }
 
