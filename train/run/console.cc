@@ -46,11 +46,12 @@ StepLine::StepLine(int64_t steps, int64_t done, double units, std::string unit)
 
 void StepLine::show(const StepMetrics& m, double seconds, bool keep) {
   smooth_s_ = smooth_s_ == 0 ? seconds : 0.9 * smooth_s_ + 0.1 * seconds;
+  const bool print = !is_terminal() && Clock::now() - printed_ >= std::chrono::seconds(10);
+  if (!keep && !print && !is_terminal()) return;
   const std::string step = format("step %lld/%lld", static_cast<long long>(m.step), static_cast<long long>(steps_));
   std::vector<std::string> facts{format("loss %.4f", m.loss), format("lr %.2e", m.lr),
                                  format("%.0f %s/s", units_ / smooth_s_, unit_.c_str())};
   if (m.mfu) facts.push_back(format("mfu %.0f%%", 100 * *m.mfu));
-  const bool print = !is_terminal() && Clock::now() - printed_ >= std::chrono::seconds(10);
   if (keep || print) {
     std::string line = step;
     for (const std::string& fact : facts) line += "  " + fact;

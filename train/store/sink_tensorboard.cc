@@ -14,6 +14,7 @@ class TensorBoard final : public MetricsSink {
  public:
   explicit TensorBoard(const SinkOptions& o) : unit_(o.unit), file_(open(o)) {
     if (file_.length() == 0) file_.write(tf_first_event(unix_seconds()));
+    sync_folder(o.run / "tensorboard");
   }
 
   void add(const StepMetrics& m) override {

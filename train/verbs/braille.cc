@@ -105,7 +105,8 @@ std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, s
   const size_t columns = width - label_width, rows = height - 1;
   if (xs.empty()) {
     std::vector<std::string> lines(height);
-    lines[0] = std::string(label_width, ' ') + "nothing yet";
+    lines[0].assign(label_width, ' ');
+    lines[0] += "nothing yet";
     return lines;
   }
   Canvas canvas(columns, rows);

@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <iostream>
 #include <thread>
 
@@ -25,6 +27,47 @@
 
 namespace lathe {
 namespace {
+
+/// The process `lathe WORDS...` of this binary, with what it says in `out`, a file descriptor. It is asked to stop
+/// where this one dies. -1 where it can't be started.
+pid_t start_lathe(std::vector<std::string> words, int out) {
+  words.insert(words.begin(), "lathe");
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  const pid_t parent = ::getpid(), pid = ::fork();
+  if (pid != 0) return pid;
+  // What is safe after a fork, alone. A group of its own, so that Ctrl-C comes by way of the sweep, once.
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  const int in = ::open("/dev/null", O_RDONLY);
+  if (::getppid() != parent || ::dup2(out, 1) < 0 || ::dup2(out, 2) < 0 || ::dup2(in, 0) < 0) ::_exit(127);
+  ::execv("/proc/self/exe", arguments.data());
+  ::_exit(127);
+}
+
+/// What `lathe plan` forecasts for a step; nullopt where it can't tell.
+std::optional<double> planned_ms(std::vector<std::string> words) {
+  words.insert(words.begin(), "plan");
+  words.emplace_back("--json=true");
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return std::nullopt;
+  const pid_t pid = start_lathe(words, ends[1]);
+  ::close(ends[1]);
+  std::string text;
+  char buffer[4096];
+  for (ssize_t n = 0; pid > 0 && (n = ::read(ends[0], buffer, sizeof buffer)) > 0;)
+    text.append(buffer, static_cast<size_t>(n));
+  ::close(ends[0]);
+  int status = -1;
+  if (pid < 0 || ::waitpid(pid, &status, 0) != pid || status != 0) return std::nullopt;
+  const size_t begin = text.rfind("\n{") == std::string::npos ? 0 : text.rfind("\n{") + 1;
+  try {
+    return json_real(parse_json(text.substr(begin), "plan", Exit::io), "ms_per_step", "plan", Exit::io);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
 
 /// What a sweep sets itself.
 const std::set<std::string> own_keys{"train.out_dir", "train.pause_at", "checkpoint.resume"};
@@ -142,7 +185,12 @@ class Sweep {
     log_info(
         "steps     ", plan_.rungs.size() > 1 ? text + ": about " : "", steps, " in all",
         plan_.rungs.size() > 1 ? str(" of ", static_cast<int64_t>(n) * plan_.rungs.back(), " without halving") : "");
-    if (n_done() > 0) log_info("done      ", n_done(), " points so far; going on");
+    if (n_done() > 0) {
+      log_info("done      ", n_done(), " points so far; going on");
+    } else if (const auto ms = planned_ms(run_words(0))) {
+      log_info("time      about ", duration_text(1e-3 * *ms * static_cast<double>(steps) / static_cast<double>(jobs_)),
+               ", as `lathe plan` forecasts a step of the first point");
+    }
   }
 
   void keep(size_t i) const { write_file_durably(state_file(i), to_json(states_[i]).dump() + "\n"); }
@@ -154,32 +202,31 @@ class Sweep {
       keep(i);
     }
     fault_point("sweep: target kept");
-    std::vector<std::string> words{"lathe", "train", plan_.config};
+    std::vector<std::string> words = run_words(i);
+    words.insert(words.begin(), "train");
+    words.push_back("--train.out_dir=" + point(i).string());
+    if (static_cast<size_t>(rung) + 1 < plan_.rungs.size())
+      words.push_back("--train.pause_at=" + std::to_string(plan_.rungs[static_cast<size_t>(rung)]));
+    const std::string log = point(i).string() + ".log";
+    const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (out < 0) fail(Exit::io, "cannot write ", log, ": ", std::strerror(errno));
+    children_[i] = start_lathe(words, out);
+    ::close(out);
+    if (children_[i] < 0) {
+      children_[i] = 0;
+      fail(Exit::io, "cannot start a process for point ", name(i), "; raise the limit of processes (ulimit -u)");
+    }
+    fault_point("sweep: point started");
+  }
+
+  /// The config of a point and its keys, as words of a command line.
+  std::vector<std::string> run_words(size_t i) const {
+    std::vector<std::string> words{plan_.config};
     for (const Overrides* set : {&plan_.fixed, &plan_.points[i]}) {
       for (const auto& [key, value] : *set) words.push_back("--" + key + "=" + value);
     }
-    words.push_back("--train.out_dir=" + point(i).string());
     if (threads_ > 0) words.push_back("--train.threads=" + std::to_string(threads_));
-    if (static_cast<size_t>(rung) + 1 < plan_.rungs.size())
-      words.push_back("--train.pause_at=" + std::to_string(plan_.rungs[static_cast<size_t>(rung)]));
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    const std::string log = point(i).string() + ".log";
-    const pid_t parent = ::getpid(), pid = ::fork();
-    if (pid < 0)
-      fail(Exit::io, "cannot start a process for point ", name(i), "; raise the limit of processes (ulimit -u)");
-    if (pid == 0) {  // what is safe after a fork, alone
-      ::setpgid(0, 0);
-      ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-      if (::getppid() != parent) ::_exit(127);
-      const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0666), in = ::open("/dev/null", O_RDONLY);
-      if (out < 0 || ::dup2(out, 1) < 0 || ::dup2(out, 2) < 0 || ::dup2(in, 0) < 0) ::_exit(127);
-      ::execv("/proc/self/exe", arguments.data());
-      ::_exit(127);
-    }
-    children_[i] = pid;
-    fault_point("sweep: point started");
+    return words;
   }
 
   void stop_children() const {
