@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "core/io/checksum.h"
-#include "core/io/progress.h"
 
 namespace lathe {
 namespace {
@@ -60,9 +59,7 @@ void verify_file(const MappedFile& file, const std::string& xxh3, const std::fun
   const std::string name = file.path().string();
   if (xxh3.empty()) fail(Exit::data, name, " can't be verified: there is no manifest.json with its checksum");
   Checksum sum;
-  ProgressBar bar("checking " + file.path().filename().string(), static_cast<double>(file.bytes().size()));
   for (size_t at = 0; at < file.bytes().size(); at += part) {
-    bar.show(static_cast<double>(at));
     if (stop && stop()) fail(Exit::stopped, "stopped while ", name, " was being verified");
     const auto bytes = file.bytes().subspan(at, std::min(part, file.bytes().size() - at));
     sum.update(bytes.data(), bytes.size());

@@ -1,5 +1,7 @@
 #include "train/run/console.h"
 
+#include <algorithm>
+
 #include "core/device.h"
 #include "core/io/log.h"
 #include "core/io/text.h"
@@ -29,6 +31,20 @@ void log_header(const Session& session, const Data& data, const RunCeiling& ceil
   }
   log_info("run       ", run, from.empty() ? "" : str(", going on from ", from));
   log(Level::debug, "parameters\n" + parameter_table(session.params));
+}
+
+void verify_shown(const Data& data, const fs::path& folder, const std::function<bool()>& stop) {
+  double bytes = 0, done = 0;
+  for (const fs::path& file : list_folder(folder)) {
+    std::error_code error;
+    if (const uintmax_t size = fs::file_size(file, error); !error) bytes += static_cast<double>(size);
+  }
+  ProgressBar bar("checking " + folder.string(), bytes);
+  data.verify([&] {  // asked every 16 MiB
+    bar.show(std::min(done, bytes));
+    done += 0x1p24;
+    return stop && stop();
+  });
 }
 
 std::string metrics_text(const std::vector<Metric>& metrics) {

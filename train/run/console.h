@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,9 @@ namespace lathe {
 /// Model, data, device, precision and folder; `from`: the checkpoint that it goes on from, or "".
 void log_header(const Session& session, const Data& data, const RunCeiling& ceiling, const std::string& run,
                 const std::string& from);
+
+/// data.verify(stop) with a progress bar. `folder`: where the data is.
+void verify_shown(const Data& data, const fs::path& folder, const std::function<bool()>& stop = nullptr);
 
 /// "validation loss 1.2345, accuracy 0.9000".
 std::string metrics_text(const std::vector<Metric>& metrics);

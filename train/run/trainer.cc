@@ -353,7 +353,7 @@ Exit train(LoadedConfig loaded, bool verify_data) {
   RunData data = RunData::open(loaded);
   check_base_tokenizer(loaded, *data.data);
   if (verify_data) {
-    data.data->verify([] { return stop_signal() != 0; });
+    verify_shown(*data.data, loaded.config.data.dir, [] { return stop_signal() != 0; });
     log_info("data      ", loaded.config.data.dir, " is what was written");
   }
   // A run that has checkpoints is locked before one is chosen; a new one's folder is made once all else is ready.
