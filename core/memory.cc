@@ -7,10 +7,13 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -41,10 +44,13 @@ void open_memory(const void*, size_t) {}
 
 /// In front of each block's data. Larger blocks are cut from segments, memory from the system that starts on a huge
 /// page; those of a segment are a list in the order of their addresses.
+class CachingAllocator;
 struct Header {
   size_t block = 0;  // bytes of the block, header included
   size_t used = 0;   // bytes counted to the category
   Header *before = nullptr, *after = nullptr;
+  Header* segment = nullptr;              // the first block of its segment
+  CachingAllocator* allocator = nullptr;  // which it goes back to
   Memory category = Memory::other;
   bool small = false;
   bool free = false;
@@ -58,16 +64,18 @@ size_t round_to(size_t n, size_t step) { return (n + step - 1) / step * step; }
 /// Sizes of small blocks, header included: multiples of 64 up to 512, then eight steps to each power of two.
 size_t small_size(size_t bytes) { return round_to(bytes, bytes <= 512 ? 64 : std::bit_floor(bytes - 1) / 8); }
 
-/// Whole huge pages, or null.
-void* from_system(size_t bytes) {
+/// Whole huge pages, or null. A phantom's are addresses alone: the system sets nothing aside for them, and what is
+/// written takes a small page.
+void* from_system(size_t bytes, bool phantom) {
   // Over-map by a huge page, then give the ends back, so that the segment starts on a huge page.
-  void* map = mmap(nullptr, bytes + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (phantom ? MAP_NORESERVE : 0);
+  void* map = mmap(nullptr, bytes + huge, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (map == MAP_FAILED) return nullptr;
   char* const start = static_cast<char*>(map);
   char* const aligned = start + (huge - reinterpret_cast<uintptr_t>(start) % huge) % huge;
   if (aligned != start) munmap(start, static_cast<size_t>(aligned - start));
   munmap(aligned + bytes, huge - static_cast<size_t>(aligned - start));
-  madvise(aligned, bytes, MADV_HUGEPAGE);
+  madvise(aligned, bytes, phantom ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
   return aligned;
 }
 
@@ -80,6 +88,7 @@ struct BySize {
 
 class CachingAllocator final : public c10::Allocator {
  public:
+  explicit CachingAllocator(bool phantom) : phantom_(phantom) {}
   c10::DataPtr allocate(size_t n) override {
     if (n == 0) return {nullptr, nullptr, &release, c10::DeviceType::CPU};
     const size_t bytes = n + header_bytes + guard_bytes;
@@ -93,6 +102,7 @@ class CachingAllocator final : public c10::Allocator {
     header->category = current;
     add(header->category, static_cast<int64_t>(n));
     void* data = reinterpret_cast<char*>(header) + header_bytes;
+    if (phantom_ && header->small) std::memset(data, 0, n);
     close_memory(data, header->block - header_bytes);
     open_memory(data, n);
     return {data, data, &release, c10::DeviceType::CPU};
@@ -106,32 +116,43 @@ class CachingAllocator final : public c10::Allocator {
     return stats_;
   }
 
+  /// Gives back what nothing is in.
+  void trim() {
+    std::lock_guard lock(mutex_);
+    give_back();
+  }
+
   void reset_peaks() {
     std::lock_guard lock(mutex_);
     stats_.peak = stats_.used;
     stats_.total_peak = stats_.total;
+    stats_.touched_peak = stats_.touched;
   }
 
-  void recategorize(const c10::DataPtr& data, Memory category) {
+  static void recategorize(const c10::DataPtr& data, Memory category) {
     if (data.get() == nullptr || data.get_deleter() != &release) return;
     auto* header = reinterpret_cast<Header*>(static_cast<char*>(data.get_context()) - header_bytes);
-    std::lock_guard lock(mutex_);
-    add(header->category, -static_cast<int64_t>(header->used));
+    CachingAllocator& self = *header->allocator;
+    std::lock_guard lock(self.mutex_);
+    self.add(header->category, -static_cast<int64_t>(header->used));
     header->category = category;
-    add(category, static_cast<int64_t>(header->used));
+    self.add(category, static_cast<int64_t>(header->used));
   }
 
   // Never destroyed: tensors with static storage may be freed after it.
-  static CachingAllocator& instance() {
-    static auto* allocator = new CachingAllocator;
+  static CachingAllocator& real() {
+    static auto* allocator = new CachingAllocator(/*phantom=*/false);
     return *allocator;
   }
+  /// The one in use.
+  static CachingAllocator& instance() { return *(in_use != nullptr ? in_use : &real()); }
+  static inline CachingAllocator* in_use = nullptr;
 
  private:
   static void release(void* data) {
     if (data == nullptr) return;
-    auto& self = instance();
     auto* header = reinterpret_cast<Header*>(static_cast<char*>(data) - header_bytes);
+    CachingAllocator& self = *header->allocator;
     std::lock_guard lock(self.mutex_);
     self.add(header->category, -static_cast<int64_t>(header->used));
     close_memory(data, header->block - header_bytes);
@@ -152,7 +173,8 @@ class CachingAllocator final : public c10::Allocator {
     void* block = std::aligned_alloc(64, bytes);
     if (block == nullptr) return nullptr;
     count(static_cast<int64_t>(bytes), 1);
-    return new (block) Header{.block = bytes, .small = true};
+    touch(static_cast<int64_t>(bytes));
+    return new (block) Header{.block = bytes, .allocator = this, .small = true};
   }
 
   Header* take(size_t bytes) {
@@ -170,22 +192,34 @@ class CachingAllocator final : public c10::Allocator {
     if (header->block >= bytes + least_rest) {
       char* const behind = reinterpret_cast<char*>(header) + bytes;
       open_memory(behind, header_bytes);
-      auto* rest = new (behind) Header{.block = header->block - bytes, .before = header, .after = header->after};
+      auto* rest = new (behind) Header{.block = header->block - bytes,
+                                       .before = header,
+                                       .after = header->after,
+                                       .segment = header->segment,
+                                       .allocator = this};
       if (rest->after != nullptr) rest->after->before = rest;
       header->after = rest;
       header->block = bytes;
       rest->free = true;
       free_.insert(rest);
     }
+    size_t& touched = segments_.at(header->segment);
+    const auto end =
+        static_cast<size_t>(reinterpret_cast<char*>(header) - reinterpret_cast<char*>(header->segment)) + header->block;
+    if (round_to(end, huge) > touched) {
+      touch(static_cast<int64_t>(round_to(end, huge) - touched));
+      touched = round_to(end, huge);
+    }
     return header;
   }
 
   /// Makes it free, as one block with its neighbours that are.
   void put_back(Header* header) {
-    const auto join = [](Header* first, Header* second) {
+    const auto join = [this](Header* first, Header* second) {
       first->block += second->block;
       first->after = second->after;
       if (first->after != nullptr) first->after->before = first;
+      if (phantom_) std::memset(static_cast<void*>(second), 0, header_bytes);  // what nobody wrote reads as 0
     };
     if (Header* after = header->after; after != nullptr && after->free) {
       free_.erase(after);
@@ -207,24 +241,26 @@ class CachingAllocator final : public c10::Allocator {
     void* memory = nullptr;
     size_t got = 0;
     for (const size_t wanted : {round_to(std::max(bytes, share), huge), round_to(bytes, huge)}) {
-      if (memory = from_system(got = wanted); memory != nullptr) break;
+      if (memory = from_system(got = wanted, phantom_); memory != nullptr) break;
     }
     if (memory == nullptr) return false;
     count(static_cast<int64_t>(got), 1);
-    auto* segment = new (memory) Header{.block = got, .free = true};
+    auto* segment = new (memory) Header{.block = got, .allocator = this, .free = true};
+    segment->segment = segment;
     free_.insert(segment);
-    segments_.insert(segment);
+    segments_.emplace(segment, 0);
     return true;
   }
 
   /// Gives segments that nothing is in back to the system.
   void give_back() {
     for (auto at = segments_.begin(); at != segments_.end();) {
-      Header* segment = *at;
+      Header* segment = at->first;
       if (!segment->free || segment->after != nullptr) {
         ++at;
         continue;
       }
+      touch(-static_cast<int64_t>(at->second));
       at = segments_.erase(at);
       free_.erase(segment);
       count(-static_cast<int64_t>(segment->block), -1);
@@ -238,6 +274,11 @@ class CachingAllocator final : public c10::Allocator {
     stats_.blocks += blocks;
   }
 
+  void touch(int64_t bytes) {
+    stats_.touched += bytes;
+    stats_.touched_peak = std::max(stats_.touched_peak, stats_.touched);
+  }
+
   void add(Memory category, int64_t bytes) {
     auto& used = stats_.used[static_cast<size_t>(category)];
     auto& peak = stats_.peak[static_cast<size_t>(category)];
@@ -247,10 +288,12 @@ class CachingAllocator final : public c10::Allocator {
     if (stats_.total > stats_.total_peak) stats_.total_peak = stats_.total;
   }
 
+  const bool phantom_;
   std::mutex mutex_;
   std::unordered_map<size_t, std::vector<Header*>> free_small_;
   std::set<Header*, BySize> free_;
-  std::set<Header*> segments_;  // the first block of each; a segment that nothing is in is that block alone
+  // The first block of each, and how far it was handed out; a segment that nothing is in is that block alone.
+  std::map<Header*, size_t> segments_;
   MemoryStats stats_;
 };
 
@@ -258,15 +301,22 @@ class CachingAllocator final : public c10::Allocator {
 
 void install_allocator() { c10::SetAllocator(c10::DeviceType::CPU, &CachingAllocator::instance(), /*priority=*/1); }
 MemoryStats memory_stats() { return CachingAllocator::instance().stats(); }
-void recategorize(const c10::DataPtr& data, Memory category) {
-  CachingAllocator::instance().recategorize(data, category);
-}
+void recategorize(const c10::DataPtr& data, Memory category) { CachingAllocator::recategorize(data, category); }
 int64_t peak_rss_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return int64_t{1024} * usage.ru_maxrss;
 }
 void reset_memory_peaks() { CachingAllocator::instance().reset_peaks(); }
+
+PhantomMemory::PhantomMemory() {
+  CachingAllocator::in_use = new CachingAllocator(/*phantom=*/true);  // blocks may go back to it later
+  c10::SetAllocator(c10::DeviceType::CPU, CachingAllocator::in_use, /*priority=*/1);
+}
+PhantomMemory::~PhantomMemory() {
+  std::exchange(CachingAllocator::in_use, nullptr)->trim();
+  c10::SetAllocator(c10::DeviceType::CPU, &CachingAllocator::real(), /*priority=*/1);
+}
 
 MemoryScope::MemoryScope(Memory category) : saved_(current) { current = category; }
 MemoryScope::~MemoryScope() { current = saved_; }

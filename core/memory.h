@@ -21,6 +21,7 @@ struct MemoryStats {
   std::array<int64_t, memory_names.size()> peak{};  ///< the most each category held at once
   int64_t total = 0, total_peak = 0;                ///< bytes in use, over all categories
   int64_t reserved = 0;                             ///< bytes held from the system, in use or cached
+  int64_t touched = 0, touched_peak = 0;            ///< of those, bytes that were ever handed out: what is resident
   int64_t blocks = 0;                               ///< segments and small blocks held from the system
 };
 
@@ -35,6 +36,16 @@ void reset_memory_peaks();
 
 /// Moves a tensor's storage to another category; nothing where it is not from this allocator.
 void recategorize(const c10::DataPtr& data, Memory category);
+
+/// While alive, CPU tensors get addresses that nothing is behind until somebody writes there, from an allocator of
+/// their own that takes and gives as the other would in a new process; memory_stats() are its. One at a time.
+class PhantomMemory {
+ public:
+  PhantomMemory();
+  ~PhantomMemory();
+  PhantomMemory(const PhantomMemory&) = delete;
+  PhantomMemory& operator=(const PhantomMemory&) = delete;
+};
 
 /// While alive, what the calling thread allocates belongs to `category`.
 class MemoryScope {

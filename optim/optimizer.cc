@@ -1,6 +1,5 @@
 #include "optim/optimizer.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
@@ -14,6 +13,7 @@
 #include "core/kernels/rules.h"
 #include "core/memory.h"
 #include "core/mode.h"
+#include "core/parallel.h"
 
 namespace lathe {
 namespace {
@@ -152,7 +152,7 @@ void Optimizer::sum_gradients() {
         on_card.push_back(args);
         continue;
       }
-      at::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
+      parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           own[i] = grad_sum_cpu(args.grad, args.type, i * grad_sum_chunk, std::min(args.n, (i + 1) * grad_sum_chunk));
         }

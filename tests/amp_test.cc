@@ -3,6 +3,8 @@
 
 #include <thread>
 
+#include <ATen/Parallel.h>
+
 #include "amp/amp.h"
 #include "amp/grad_scaler.h"
 #include "autograd/engine.h"

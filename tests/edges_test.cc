@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include <ATen/Parallel.h>
+
 #include "amp/amp.h"
 #include "autograd/engine.h"
 #include "autograd/fp8.h"

@@ -9,6 +9,7 @@
 #include "autograd/ops.h"
 #include "core/dtype.h"
 #include "tests/catch.h"
+#include "tests/torch_oracle.h"
 
 namespace {
 

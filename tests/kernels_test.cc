@@ -1,5 +1,7 @@
 // The CPU kernels: against ATen, on any number of threads and any instruction set. Their ops are in the op table too.
 
+#include <ATen/Parallel.h>
+
 #include "amp/amp.h"
 #include "autograd/engine.h"
 #include "autograd/node.h"
@@ -167,11 +169,21 @@ TEST_CASE("kernels and ATen agree on a GPT, accumulated, tied or not, with hooks
 const std::set<std::string> with_kernels{"linear",    "linear_gelu", "layer_norm",           "rms_norm", "swiglu",
                                          "attention", "embedding",   "linear_cross_entropy", "dropout"};
 
+/// Rows of ops with kernels, which take no float64: what is checked in that alone is checked once, elsewhere.
+std::vector<OpCase> kernel_rows() {
+  std::vector<OpCase> rows;
+  for (OpCase row : op_table()) {
+    if (!with_kernels.contains(row.op)) continue;
+    row.second = row.differences = false;
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
 TEST_CASE("every path passes the op table's rows of ops with kernels", "[kernels]") {
   for (const Isa isa : paths()) {
     const OnPath path(isa);
-    for (const auto& row : op_table()) {
-      if (!with_kernels.contains(row.op)) continue;
+    for (const auto& row : kernel_rows()) {
       for (const auto& problem : check_op(row)) FAIL_CHECK(isa_name(isa) << ": " << problem);
     }
   }
@@ -182,8 +194,7 @@ TEST_CASE("every set of vector instructions passes them too", "[kernels]") {
   int sets = 0;
   on_every_set([&](const std::string& set) {
     ++sets;
-    for (const auto& row : op_table()) {
-      if (!with_kernels.contains(row.op)) continue;
+    for (const auto& row : kernel_rows()) {
       for (const auto& problem : check_op(row)) FAIL_CHECK(set << ": " << problem);
     }
   });

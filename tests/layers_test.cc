@@ -1,12 +1,15 @@
 // Layers of images, batch norm and recurrent layers against LibTorch's with the same weights.
 #include <algorithm>
 
+#include <ATen/Parallel.h>
+
 #include "amp/amp.h"
 #include "autograd/engine.h"
 #include "core/mode.h"
 #include "nn/init.h"
 #include "nn/layers.h"
 #include "tests/catch.h"
+#include "tests/torch_oracle.h"
 
 namespace {
 

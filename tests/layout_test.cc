@@ -5,6 +5,7 @@
 #include "core/dtype.h"
 #include "core/mode.h"
 #include "tests/catch.h"
+#include "tests/torch_oracle.h"
 
 namespace {
 

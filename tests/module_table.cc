@@ -6,6 +6,7 @@
 #include "nn/layers.h"
 #include "tests/catch.h"
 #include "tests/module_case.h"
+#include "tests/torch_oracle.h"
 
 namespace lathe::test {
 namespace {

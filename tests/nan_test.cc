@@ -6,6 +6,7 @@
 #include "core/kernels/gemm.h"
 #include "core/mode.h"
 #include "tests/catch.h"
+#include "tests/torch_oracle.h"
 #include "tests/vector_sets.h"
 
 namespace {

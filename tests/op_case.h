@@ -21,7 +21,7 @@ struct OpCase {
   std::vector<Input> inputs;
   std::function<Variable(const std::vector<Variable>&)> ours;
   std::function<at::Tensor(const std::vector<at::Tensor>&)> oracle;  ///< the same through LibTorch's own autograd
-  bool second = true;                                                ///< has second derivatives
+  bool second = true;                                                ///< second derivatives are checked
   bool differences = true;                                           ///< central differences apply (not across a kink)
   bool exact = true;     ///< false: rounds to bf16 or less whatever comes in, so it is checked at bf16's spacing alone
   double low_scale = 4;  ///< error in bf16/fp16, in units of the format's spacing times the result's largest value

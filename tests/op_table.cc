@@ -8,6 +8,7 @@
 #include "core/quantised.h"
 #include "tests/catch.h"
 #include "tests/op_case.h"
+#include "tests/torch_oracle.h"
 
 namespace lathe::test {
 namespace {

@@ -2,6 +2,7 @@
 #include "autograd/ops.h"
 #include "tests/catch.h"
 #include "tests/op_case.h"
+#include "tests/torch_oracle.h"
 
 namespace lathe::test {
 namespace {

@@ -3,6 +3,7 @@
 #include "autograd/ops/losses.h"
 #include "tests/catch.h"
 #include "tests/op_case.h"
+#include "tests/torch_oracle.h"
 
 namespace lathe::test {
 namespace {

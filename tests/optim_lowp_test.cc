@@ -4,6 +4,7 @@
 #include "core/dtype.h"
 #include "optim/optimizer.h"
 #include "tests/catch.h"
+#include "tests/torch_oracle.h"
 
 namespace {
 

@@ -4,6 +4,7 @@
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "tests/catch.h"
+#include "tests/torch_oracle.h"
 
 namespace {
 

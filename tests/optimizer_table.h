@@ -3,6 +3,7 @@
 
 #include "optim/optimizer.h"
 #include "tests/catch.h"
+#include "tests/torch_oracle.h"
 
 namespace lathe::test {
 

@@ -1,5 +1,7 @@
 // Every optimizer against torch.optim's C++ half, or its paper's formula in float64 (tests/optimizer_table.cc), over
 // many steps, shapes and options; and what they have in common.
+#include <ATen/Parallel.h>
+
 #include "autograd/node.h"
 #include "core/kernels/adam8bit.h"
 #include "tests/optimizer_table.h"

@@ -14,6 +14,7 @@
 #include "optim/optimizer.h"
 #include "tests/catch.h"
 #include "tests/op_case.h"
+#include "tests/torch_oracle.h"
 
 namespace {
 

@@ -11,6 +11,7 @@
 #include "autograd/ops/shapes.h"
 #include "core/mode.h"
 #include "tests/catch.h"
+#include "tests/torch_oracle.h"
 
 namespace {
 

@@ -1,5 +1,4 @@
 // Dropout, keyed by place and step.
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/kernels/dropout.h"
+#include "core/parallel.h"
 
 namespace lathe {
 namespace {
@@ -24,7 +24,7 @@ struct Dropout {
       cuda_api().dropout(in.const_data_ptr(), y.mutable_data_ptr(), in.numel(), element_of(in.scalar_type()), mask);
       return y;
     }
-    at::parallel_for(0, in.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+    parallel_for(0, in.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
       dropout_cpu(in.const_data_ptr(), y.mutable_data_ptr(), begin, end, element_of(in.scalar_type()), mask);
     });
     bump_version(y);

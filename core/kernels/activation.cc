@@ -69,17 +69,17 @@ constexpr int64_t grain = 1 << 13;  // elements that are worth a thread
 }
 
 void gelu_backward(const void* x, const void* dy, void* dx, Element type, int64_t n) {
-  at::parallel_for(0, n, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, n, grain, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(gelu_slope_range)(x, dy, dx, type, begin, end);
   });
 }
 void swiglu_forward(const void* x, void* y, Element type, int64_t rows, int64_t h) {
-  at::parallel_for(0, rows, divide_up(grain, h), [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, divide_up(grain, h), [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(swiglu_rows)(x, y, type, begin, end, h);
   });
 }
 void swiglu_backward(const void* x, const void* dy, void* dx, Element type, int64_t rows, int64_t h) {
-  at::parallel_for(0, rows, divide_up(grain, h), [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, divide_up(grain, h), [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(swiglu_slope_rows)(x, dy, dx, type, begin, end, h);
   });
 }

@@ -1,6 +1,5 @@
 #include "core/kernels/gemm.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/native/CPUBlas.h>
 #include <c10/util/BFloat16.h>
 
@@ -182,7 +181,7 @@ void gemm_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue
     packed = c10::GetCPUAllocator()->allocate(static_cast<size_t>(spans.count() * panels.count() * panel_bytes));
     // A thread takes a few rows through all panels: it reads them in order.
     constexpr int64_t rows_each = 64;
-    at::parallel_for(0, divide_up(k, rows_each), 1, [&](int64_t begin, int64_t end) {
+    parallel_for(0, divide_up(k, rows_each), 1, [&](int64_t begin, int64_t end) {
       for (int64_t at = begin * rows_each; at < std::min(k, end * rows_each); at += rows_each) {
         const int64_t have = std::min(rows_each, k - at);
         for (int64_t i = 0; i < spans.count() * panels.count(); ++i) {

@@ -81,7 +81,7 @@ HWY_EXPORT(add_rows);
 
 void cross_entropy_rows(Matrix logits, int64_t rows, int64_t classes, int64_t padding, const int64_t* targets,
                         int64_t ignore, float weight, bool gradient, float* losses) {
-  at::parallel_for(0, rows, divide_up(1 << 13, classes), [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, divide_up(1 << 13, classes), [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(loss_rows)
     (logits, begin, end, classes, padding, targets, ignore, weight, gradient, losses);
   });

@@ -104,7 +104,7 @@ constexpr int64_t sum_rows = 64;  // that one partial sum covers
 }
 
 void norm_forward(const NormRows& n, Matrix x, Matrix y, float eps) {
-  at::parallel_for(0, n.rows, divide_up(1 << 14, n.columns), [&](int64_t begin, int64_t end) {
+  parallel_for(0, n.rows, divide_up(1 << 14, n.columns), [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(forward_block)(n, x, y, eps, begin, end);
   });
 }
@@ -118,7 +118,7 @@ void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, 
     memory = c10::GetCPUAllocator()->allocate(static_cast<size_t>(blocks * each * 4));
     partial = static_cast<float*>(memory.get());
   }
-  at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       float* mine = sums ? partial + i * each : nullptr;
       if (sums) std::fill_n(mine, each, 0.0f);
@@ -130,7 +130,7 @@ void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, 
     if (total == nullptr) continue;
     const int64_t offset = total == dweight ? 0 : n.columns;
     // Threads share the columns; each column's sum is in one order.
-    at::parallel_for(0, n.columns, divide_up(1 << 13, blocks), [&](int64_t begin, int64_t end) {
+    parallel_for(0, n.columns, divide_up(1 << 13, blocks), [&](int64_t begin, int64_t end) {
       std::fill(total + begin, total + end, 0.0f);
       for (int64_t i = 0; i < blocks; ++i) {
         for (int64_t c = begin; c < end; ++c) total[c] += partial[i * each + offset + c];

@@ -62,12 +62,12 @@ HWY_EXPORT(normal_range);
 HWY_EXPORT(uniform_range);
 
 void fill_normal(float* out, int64_t n, double stddev, RngKey key) {
-  at::parallel_for(0, n, 1 << 12, [&](int64_t begin, int64_t end) {
+  parallel_for(0, n, 1 << 12, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(normal_range)(out, begin, end, stddev, key);
   });
 }
 void fill_uniform(float* out, int64_t n, double bound, RngKey key) {
-  at::parallel_for(0, n, 1 << 12, [&](int64_t begin, int64_t end) {
+  parallel_for(0, n, 1 << 12, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(uniform_range)(out, begin, end, bound, key);
   });
 }

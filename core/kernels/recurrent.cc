@@ -139,7 +139,7 @@ namespace {
 /// f(begin, end) on ranges of rows of h columns that are worth a thread.
 template <class F>
 void each_rows(int64_t rows, int64_t h, F&& f) {
-  at::parallel_for(0, rows, divide_up(1 << 11, h), [&](int64_t begin, int64_t end) { f(begin, end); });
+  parallel_for(0, rows, divide_up(1 << 11, h), [&](int64_t begin, int64_t end) { f(begin, end); });
 }
 }  // namespace
 

@@ -8,6 +8,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "core/parallel.h"
+
 namespace lathe {
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -18,7 +20,7 @@ inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 template <class F, class Done>
 void parallel_tasks(int64_t tasks, F&& f, Done&& done) {
   std::atomic<int64_t> next{0};
-  at::parallel_for(0, std::min<int64_t>(tasks, at::get_num_threads()), 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, std::min<int64_t>(tasks, at::get_num_threads()), 1, [&](int64_t begin, int64_t end) {
     for (; begin < end; ++begin) {  // one round, or all on this thread where there are no others
       for (int64_t i = 0; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) f(i);
     }

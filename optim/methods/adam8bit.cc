@@ -1,6 +1,7 @@
 #include "core/kernels/adam8bit.h"
 
 #include "core/kernels/rules.h"
+#include "core/parallel.h"
 #include "optim/methods/pieces.h"
 #include "optim/methods/table.h"
 
@@ -36,8 +37,8 @@ class Adam8bit final : public Method {
       }
       const Adam8bitArgs args{slot.args, block_, decoupled_};
       const int64_t blocks = (slot.args.n + block_ - 1) / block_, grain = 1 + (1 << 14) / block_;
-      at::parallel_for(0, blocks, grain,
-                       [&](int64_t begin, int64_t end) { adam8bit_cpu(args, rule, control, begin, end); });
+      parallel_for(0, blocks, grain,
+                   [&](int64_t begin, int64_t end) { adam8bit_cpu(args, rule, control, begin, end); });
     }
   }
 

@@ -1,18 +1,18 @@
 // Sums over a tensor on all threads, whose order does not depend on how many there are.
 #pragma once
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <vector>
+
+#include "core/parallel.h"
 
 namespace lathe {
 
 /// f(piece, begin, end) for pieces of [0, n) of `size` elements each, on all threads.
 template <class F>
 void each_piece(int64_t n, int64_t size, F&& f) {
-  at::parallel_for(0, (n + size - 1) / size, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, (n + size - 1) / size, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) f(i, i * size, std::min(n, (i + 1) * size));
   });
 }

@@ -18,14 +18,25 @@ StepRandom random_of(const RunConfig& c, int64_t step, int64_t micro_batch) {
 }
 
 StepResult run_step(Session& s, Loader& loader, int64_t step) {
+  double waited = 0;
+  const auto next = [&] {
+    const Batch batch = loader.next();
+    waited += loader.waited();
+    return batch;
+  };
+  StepResult r = run_step(s, next, step);
+  r.data_wait_s = waited;
+  return r;
+}
+
+StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step) {
   const TrainConfig& c = s.config.train;
   StepResult r;
   r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
   const double divisor = static_cast<double>(units_of_step(s.config));
   zero_grad(*s.model);
   for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
-    const Batch batch = loader.next();
-    r.data_wait_s += loader.waited();
+    const Batch batch = next();
     const at::Tensor part = run_micro_batch(s, batch, divisor, random_of(s.config, step, micro));
     r.loss = r.loss.defined() ? r.loss.add(part) : part;
   }

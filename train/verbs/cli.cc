@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <cxxopts.hpp>
 #include <iostream>
@@ -122,8 +123,15 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
            near.empty() ? "" : "; did you mean --" + near + "?");
     }
     split.push_back("--" + name);
+    const auto is_value = [&](const std::string& next) {
+      const bool says =
+          next == "true" || next == "false" || (!next.empty() && std::isdigit(static_cast<unsigned char>(next[0])));
+      return !verb.switches.contains(name) || says;
+    };
     if (equals != std::string::npos)
       split.push_back(word.substr(equals + 1));
+    else if (i + 1 < argc ? !is_value(argv[i + 1]) : verb.switches.contains(name))
+      split.emplace_back("true");
     else if (i + 1 < argc)
       split.emplace_back(argv[++i]);
     else

@@ -78,7 +78,8 @@ Verb eval_verb() {
           false,
           1,
           1,
-          run_eval};
+          run_eval,
+          {"double-quant"}};
 }
 
 }  // namespace lathe

@@ -57,7 +57,8 @@ Verb generate_verb() {
       false,
       1,
       1,
-      run_generate};
+      run_generate,
+      {"double-quant"}};
 }
 
 }  // namespace lathe

@@ -1,57 +1,22 @@
-#include "train/verbs/plan.h"
-
-#include <ATen/ops/zeros.h>
-
+// `lathe plan`: what a run will need, and how to make it fit.
 #include <algorithm>
-#include <chrono>
+#include <cmath>
 #include <iostream>
 #include <sstream>
 
-#include "autograd/node.h"
 #include "core/device.h"
 #include "core/dtype.h"
+#include "core/io/json.h"
 #include "core/io/text.h"
-#include "core/memory.h"
-#include "core/mode.h"
-#include "core/rng.h"
-#include "data/loader.h"
+#include "train/run/fit.h"
+#include "train/run/forecast.h"
 #include "train/run/peak.h"
-#include "train/run/session.h"
+#include "train/run/stepper.h"
 #include "train/transforms/adapters.h"
 #include "train/verbs/verbs.h"
 
 namespace lathe {
 namespace {
-
-/// A micro-batch to measure with: random tokens, or the data's first examples.
-Batch some_batch(const Session& s, const Data* data) {
-  const BatchSizes sizes = batch_sizes(s.config);
-  if (sizes.vocab_size == 0) return draw_batches(*data, sizes, 1, 0, 1, s.device).front();
-  const at::Tensor ids = at::zeros({sizes.batch_size, sizes.block_size}, at::kLong);
-  auto* p = ids.mutable_data_ptr<int64_t>();
-  const RngKey key = make_key(1, hash_name("plan"));
-  for (int64_t i = 0; i < ids.numel(); ++i) {
-    p[i] = philox(counter(static_cast<uint64_t>(i), 0), key)[0] % static_cast<uint64_t>(sizes.vocab_size);
-  }
-  return {ids.to(s.device), ids.roll(-1, 1).to(s.device)};
-}
-
-void run_batch(const Session& s, const Batch& batch, double divisor, Compute compute) {
-  run_micro_batch(s, batch, divisor, {}, compute);
-}
-
-/// What a plan is made for; token data need not be there where model.vocab_size says what it would.
-RunData open_for_plan(LoadedConfig& loaded) {
-  RunConfig& c = loaded.config;
-  c.train.eval_interval = 0;
-  const bool tokens = find_model_kind(c.model.kind)->models_tokens();
-  if (fs::is_directory(c.data.dir) || !tokens) return RunData::open(loaded);
-  if (batch_sizes(c).vocab_size == 0) {
-    fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
-         " to take it from; give one of them");
-  }
-  return {nullptr, &task_of(loaded, {.task = "language"}), {}};
-}
 
 std::string human(double bytes) {
   const char* units[]{"B", "kB", "MB", "GB", "TB"};
@@ -60,135 +25,206 @@ std::string human(double bytes) {
   return u == 0 ? format("%.0f %s", bytes, units[u]) : format("%.1f %s", bytes, units[u]);
 }
 
-/// One line: what weights in the matmul dtype cost when they are kept, cached, or cast anew. Leaves the session so.
-std::string weight_line(Session& s, const Batch& batch, const char* what, bool copies, bool cache) {
-  const AmpConfig& own = s.config.amp;
-  const bool is_own = own.working_copies == copies && (copies || own.cache == cache);
-  zero_grad(*s.model);
-  for (const auto& p : s.params) p.parameter.leaf().precision.low.reset();
-  make_working_copies(s.params, s.compute.dtype, copies, s.low_grad);
-  const double kept = static_cast<double>(memory_stats().used[static_cast<size_t>(Memory::parameters)]);
-  reset_memory_peaks();
-  run_batch(s, batch, 1, {s.compute.dtype, cache});
-  s.optimizer.step(0);
-  const MemoryStats peaks = memory_stats();
-  return str(what, human(kept), " of parameters kept, ",
-             human(static_cast<double>(peaks.peak[static_cast<size_t>(Memory::casts)])), " of casts, ",
-             human(static_cast<double>(peaks.total_peak)), " in all at the highest", is_own ? " (this config)" : "",
-             "\n");
+double used(const MemoryStats& m, Memory category) {
+  return static_cast<double>(m.used[static_cast<size_t>(category)]);
+}
+double peak(const MemoryStats& m, Memory category) {
+  return static_cast<double>(m.peak[static_cast<size_t>(category)]);
 }
 
-}  // namespace
-
-FlopCount count_flops(LoadedConfig loaded) {
-  const RunData data = open_for_plan(loaded);
-  Session s = Session::make(loaded, *data.task, data.sizes);
-  FlopCount count;
-  const CountFlops counting(count);
-  run_batch(s, some_batch(s, data.data.get()), 1, s.compute);
-  return count;
+/// One line: what weights in the matmul dtype cost when they are kept, cached, or cast anew.
+std::string weight_line(LoadedConfig loaded, const char* what, bool copies, bool cache) {
+  AmpConfig& amp = loaded.config.amp;
+  const bool is_own = amp.working_copies == copies && (copies || amp.cache == cache);
+  amp.working_copies = copies;
+  amp.cache = cache;
+  const DryStep d = dry_step(loaded);
+  return str(what, human(used(d.made, Memory::parameters)), " of parameters kept, ",
+             human(peak(d.peaks, Memory::casts)), " of casts, ", human(static_cast<double>(d.peaks.total_peak)),
+             " in all at the highest", is_own ? " (this config)" : "", "\n");
 }
 
-std::string plan(LoadedConfig loaded) {
-  RunConfig& c = loaded.config;
-  adopt_base(loaded);
-  const RunData data = open_for_plan(loaded);
-  Session s = Session::make(loaded, *data.task, data.sizes);
-  const auto static_bytes = memory_stats();
-  const Batch batch = some_batch(s, data.data.get());
-  reset_memory_peaks();
+std::string weight_lines(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  if (c.amp.dtype == "fp32" || !c.amp.master || adapters_of(c).rank > 0) return "";
+  return str("weights in ", c.amp.dtype, ", two steps:\n",
+             weight_line(loaded, "  kept as working copies  ", true, true),
+             weight_line(loaded, "  cast at use, cached     ", false, true),
+             weight_line(loaded, "  cast at each use        ", false, false));
+}
 
-  FlopCount flops;
-  std::vector<double> seconds;
-  const double units_micro = static_cast<double>(units_of_micro_batch(c));
-  for (int i = 0; i < 4; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    flops = {};
-    {
-      const CountFlops counting(flops);
-      run_batch(s, batch, units_micro, s.compute);
-    }
-    s.optimizer.step(0);
-    zero_grad(*s.model);
-    synchronize(s.device_name);
-    const double t = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    if (i > 0) seconds.push_back(t);
-    if (i > 0 && t > 20) break;  // a large model: one timed step is enough
-  }
-  std::sort(seconds.begin(), seconds.end());
-  const double step_s = seconds[seconds.size() / 2] * static_cast<double>(c.train.grad_accum);
-  const double step_flops = flops.matmul() * static_cast<double>(c.train.grad_accum);
-  const auto peaks = memory_stats();
-  const auto bytes = [](const MemoryStats& m, Memory category) {
-    return static_cast<double>(m.used[static_cast<size_t>(category)]);
-  };
-  const auto peak = [&](Memory category) { return static_cast<double>(peaks.peak[static_cast<size_t>(category)]); };
-  const double n = static_cast<double>(count(s.params));
-  const auto checkpoint = static_cast<double>(checkpoint_bytes(s.params, s.optimizer, save_dtype(c.checkpoint)));
-  const double held = c.checkpoint.async_save ? checkpoint : 0;
-  const bool copies = std::any_of(s.params.begin(), s.params.end(),
-                                  [](const auto& p) { return p.parameter.leaf().precision.low.defined(); });
-  std::string weights;
-  if (c.amp.dtype != "fp32" && c.amp.master && adapters_of(c).rank == 0 && !s.device.is_cuda()) {
-    weights += weight_line(s, batch, "  kept as working copies  ", true, true);
-    weights += weight_line(s, batch, "  cast at use, cached     ", false, true);
-    weights += weight_line(s, batch, "  cast at each use        ", false, false);
-  }
+/// "31.4 ms", "12.3 s", "5.2 hours".
+std::string human_time(double seconds) {
+  if (seconds < 10) return format("%.1f ms", 1e3 * seconds);
+  if (seconds < 600) return format("%.1f s", seconds);
+  return seconds < 36000 ? format("%.1f minutes", seconds / 60) : format("%.1f hours", seconds / 3600);
+}
 
+double units_of(const RunConfig& c) { return static_cast<double>(units_of_step(c)); }
+double micro_batches(const RunConfig& c) { return static_cast<double>(c.train.grad_accum); }
+
+/// Share of the machine's matmul ceiling; nullopt where that was never measured.
+std::optional<double> mfu_of(const RunConfig& c, const Forecast& f, bool& young) {
+  const int threads = c.train.threads > 0 ? static_cast<int>(c.train.threads) : default_threads();
+  const auto ceiling = known_peak("cpu", threads, compute_dtype(c.amp));
+  if (!ceiling) return std::nullopt;
+  young = ceiling->young();
+  return f.dry.micro_batch.matmul() * micro_batches(c) / f.times.total() / ceiling->rate;
+}
+
+int64_t most_checkpoints(const Forecast& f) { return f.kept_checkpoints + 1; }
+
+std::string text_of(const RunConfig& c, const Forecast& f, const std::string& weights) {
+  const DryStep& d = f.dry;
   std::ostringstream out;
   const auto line = [&](const std::string& name, const std::string& value) {
     out << name << std::string(name.size() < 26 ? 26 - name.size() : 1, ' ') << value << "\n";
   };
-  const auto all = static_cast<double>(count(parameters(*s.model)));
-  line("parameters",
-       format("%.0f (%.2f million)", all, all / 1e6) + (n < all ? format(", %.0f of them trained", n) : ""));
-  if (s.device.is_cuda()) {
-    line("memory, card", human(static_cast<double>(cuda_api().memory_peak())) + " at the highest");
-    if (held > 0) line("memory, host", human(held) + " for the checkpoint that is written in the background");
-  } else {
-    line("memory: parameters",
-         human(bytes(static_bytes, Memory::parameters)) + (copies ? " (with working copies)" : ""));
-    if (const double casts = peak(Memory::casts); casts > 0)
-      line("memory: weight casts", human(casts) + " at the highest");
-    line("memory: optimizer", human(bytes(static_bytes, Memory::optimizer)));
-    line("memory: gradients", human(peak(Memory::gradients)));
-    line("memory: activations", human(peak(Memory::activations)) + " at the highest");
-    if (held > 0) line("memory: checkpoints", human(held) + ", the copy that is written in the background");
-    line("memory: all tensors",
-         human(static_cast<double>(peaks.total_peak) + held) + " at the highest, beside about 0.2 GB for the program");
+  const auto all = static_cast<double>(d.parameters), trained = static_cast<double>(d.trained);
+  line("parameters", format("%.0f (%.2f million)", all, all / 1e6) +
+                         (trained < all ? format(", %.0f of them trained", trained) : ""));
+  line("memory: parameters", human(used(d.made, Memory::parameters)) + (d.has_copies ? " (with working copies)" : ""));
+  if (const double casts = peak(d.peaks, Memory::casts); casts > 0)
+    line("memory: weight casts", human(casts) + " at the highest");
+  line("memory: optimizer", human(used(d.made, Memory::optimizer)));
+  line("memory: gradients", human(peak(d.peaks, Memory::gradients)));
+  line("memory: activations", human(peak(d.peaks, Memory::activations)) + " at the highest");
+  line("memory: data", human(peak(d.peaks, Memory::data)));
+  if (f.held_bytes > 0)
+    line("memory: checkpoints",
+         human(static_cast<double>(f.held_bytes)) + ", the copy that is written in the background");
+  line("memory: program", human(static_cast<double>(f.program_bytes)));
+  line("memory: at the highest", human(static_cast<double>(f.peak_rss())) + " resident, " +
+                                     human(static_cast<double>(d.peaks.total_peak)) + " of it tensors");
+  out << weights;
+  line("FLOPs a step",
+       format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all", d.micro_batch.matmul() * micro_batches(c),
+              d.formula_flops * micro_batches(c), d.micro_batch.total() * micro_batches(c)));
+  const double step_s = f.times.total();
+  line("time of a step", human_time(step_s) + format(" (%.0f %s/s), ", units_of(c) / step_s, d.unit.c_str()) +
+                             (f.is_measured ? "measured" : "from a smaller version that was measured"));
+  line("", format("forward %.0f%%, backward %.0f%%, optimizer %.0f%%", 100 * f.times.forward / step_s,
+                  100 * f.times.backward / step_s, 100 * f.times.optimizer / step_s));
+  bool young = false;
+  if (const auto mfu = mfu_of(c, f, young)) {
+    line("mfu", format("%.0f%%", 100 * *mfu) + (young ? " (of a ceiling measured less than three times)" : ""));
   }
-  if (!weights.empty()) out << "weights in " << c.amp.dtype << ", a step of one micro-batch:\n" << weights;
-  line("FLOPs a step", format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all", step_flops,
-                              s.model->flops_per_unit() * units_micro * static_cast<double>(c.train.grad_accum),
-                              flops.total() * static_cast<double>(c.train.grad_accum)));
-  line("time of a step", format("%.1f ms (%.0f %s/s)", 1e3 * step_s,
-                                units_micro * static_cast<double>(c.train.grad_accum) / step_s, s.task.unit().c_str()));
-  if (const auto ceiling = known_peak(s.device_name, static_cast<int>(s.config.train.threads), s.compute.dtype)) {
-    line("mfu", format("%.0f%%", 100 * step_flops / step_s / ceiling->rate) +
-                    (ceiling->young() ? " (of a ceiling measured less than three times)" : ""));
-  }
-  line("time of the run",
-       format("%.1f minutes for %lld steps, evaluation not counted", step_s * static_cast<double>(c.train.steps) / 60,
-              static_cast<long long>(c.train.steps)));
-  line("disk", human(checkpoint) + " a checkpoint, " +
-                   human(checkpoint * (static_cast<double>(c.checkpoint.keep) + 1)) + " at the most (" +
-                   std::to_string(c.checkpoint.keep) + " kept and one being written)");
+  line("time of the run", str(human_time(step_s * static_cast<double>(c.train.steps)), " for ", c.train.steps,
+                              " steps, evaluation not counted"));
+  const auto checkpoint = static_cast<double>(d.checkpoint_bytes);
+  line("disk", human(checkpoint) + " a checkpoint, " + human(checkpoint * static_cast<double>(most_checkpoints(f))) +
+                   " at the most (" + std::to_string(f.kept_checkpoints) + " kept and one being written)");
   return out.str();
 }
+
+Json json_of(const RunConfig& c, const Forecast& f) {
+  const auto mb = [](double bytes) { return bytes / (1 << 20); };
+  const DryStep& d = f.dry;
+  bool young = false;
+  const auto mfu = mfu_of(c, f, young);
+  const double step_s = f.times.total();
+  return {{"params", d.parameters},
+          {"trained_params", d.trained},
+          {"peak_rss_mb", mb(static_cast<double>(f.peak_rss()))},
+          {"tensors_mb", mb(static_cast<double>(d.peaks.total_peak))},
+          {"memory_mb",
+           {{"parameters", mb(used(d.made, Memory::parameters))},
+            {"casts", mb(peak(d.peaks, Memory::casts))},
+            {"optimizer", mb(used(d.made, Memory::optimizer))},
+            {"gradients", mb(peak(d.peaks, Memory::gradients))},
+            {"activations", mb(peak(d.peaks, Memory::activations))},
+            {"data", mb(peak(d.peaks, Memory::data))},
+            {"checkpoints", mb(static_cast<double>(f.held_bytes))},
+            {"program", mb(static_cast<double>(f.program_bytes))}}},
+          {"ms_per_step", 1e3 * step_s},
+          {"ms_forward", 1e3 * f.times.forward},
+          {"ms_backward", 1e3 * f.times.backward},
+          {"ms_optimizer", 1e3 * f.times.optimizer},
+          {"measured", f.is_measured},
+          {d.unit + "_per_s", units_of(c) / step_s},
+          {"matmul_flops_per_step", d.micro_batch.matmul() * micro_batches(c)},
+          {"flops_per_step", d.micro_batch.total() * micro_batches(c)},
+          {"mfu", mfu ? Json(*mfu) : Json()},
+          {"run_s", step_s * static_cast<double>(c.train.steps)},
+          {"checkpoint_bytes", d.checkpoint_bytes},
+          {"disk_bytes", d.checkpoint_bytes * most_checkpoints(f)}};
+}
+
+/// What cards of a data sheet would take, every one with a copy of the model and its share of the batch.
+std::string text_for(const RunConfig& c, const Forecast& f, const std::string& cards) {
+  constexpr double reached = 0.4;        // of the paper's rate, as well-tuned training does
+  constexpr double context_bytes = 1e9;  // of CUDA and its libraries
+  const auto [card, n] = parse_cards(cards);
+  const double rate = reached * (compute_dtype(c.amp) == at::kFloat ? card.tf32_flops : card.bf16_flops);
+  const auto count = static_cast<double>(n), trained = static_cast<double>(f.dry.trained);
+  // The update reads and writes parameters, gradients and two states.
+  const double step_s =
+      f.dry.micro_batch.matmul() * micro_batches(c) / rate / count + 28 * trained / card.bytes_per_second;
+  const double needs = static_cast<double>(f.dry.peaks.total_peak) + context_bytes;
+  return str(
+      "on ", n, " x ", card.name, ", by paper figures (nothing was measured; ", format("%.0f%%", 100 * reached),
+      " of the published rate, communication not counted):\n",
+      format("  time of a step          %.1f ms (%.0f %s/s), ", 1e3 * step_s, units_of(c) / step_s, f.dry.unit.c_str()),
+      format("%.1f hours for %lld steps\n", step_s * static_cast<double>(c.train.steps) / 3600,
+             static_cast<long long>(c.train.steps)),
+      "  memory of each card     ", human(needs), " of ", human(card.memory_bytes),
+      needs <= card.memory_bytes ? ", fits\n" : ", does not fit\n");
+}
+
+/// What to change so that the run fits, as it is written behind the verb.
+std::string text_of_fit(const LoadedConfig& loaded, const Overrides& given, const Forecast& f,
+                        const std::string& limit) {
+  const int64_t bytes = limit == "true" ? free_memory() : parse_bytes(limit);
+  const auto fit = find_fit(loaded.path, given, f, bytes);
+  const std::string within = str(human(static_cast<double>(bytes)), limit == "true" ? " (free on this machine)" : "");
+  if (!fit) return "fit                       nothing brings it within " + within + "; take a smaller model\n";
+  if (fit->empty()) return "fit                       it stays within " + within + " as it is\n";
+  std::string keys;
+  for (const auto& [key, value] : *fit) keys += " --" + key + "=" + value;
+  return "fit                       within " + within + " with" + keys + "\n";
+}
+
+Exit run_plan(const Arguments& a) {
+  LoadedConfig loaded = load_config_argument(a);
+  adopt_base(loaded);
+  const bool json = a.is_true("json");
+  const std::string fit = a.get("fit", ""), cards = a.get("for", "");
+  if (fit != "" && fit != "true") parse_bytes(fit);
+  if (cards != "") parse_cards(cards);
+  if (json && (fit != "" || cards != "")) fail(Exit::usage, "command line: --json goes with neither --fit nor --for");
+  const Forecast f = forecast(loaded);
+  if (json) {
+    std::cout << json_of(loaded.config, f).dump() << std::endl;
+    return Exit::done;
+  }
+  std::cout << text_of(loaded.config, f, weight_lines(loaded));
+  if (fit != "") {
+    Overrides given;
+    for (const auto& [key, value] : a.flags) {
+      if (key.find('.') != std::string::npos) given.emplace_back(key, value);
+    }
+    std::cout << text_of_fit(loaded, given, f, fit);
+  }
+  if (cards != "") std::cout << text_for(loaded.config, f, cards);
+  std::cout << std::flush;
+  return Exit::done;
+}
+
+}  // namespace
 
 Verb plan_verb() {
   return {"plan",
           "CONFIG [--section.key=value ...]",
           "what a run will need: memory, FLOPs, time, disk",
           "plan configs/gpt2_124m.toml --train.batch_size=4",
-          {},
+          {{"json", "one JSON object instead (false)"},
+           {"fit", "say what to change so that it stays within so much memory, as 8GB (what is free here)"},
+           {"for", "also for cards that are not here, as 8xH100, by their makers' figures"}},
           true,
           1,
           1,
-          [](const Arguments& a) {
-            std::cout << plan(load_config_argument(a)) << std::flush;
-            return Exit::done;
-          }};
+          run_plan,
+          {"json", "fit"}};
 }
 
 }  // namespace lathe

@@ -175,7 +175,8 @@ Verb tokenizer_verb() {
       false,
       1,
       1000000,
-      run_tokenizer};
+      run_tokenizer,
+      {"json"}};
 }
 
 }  // namespace lathe

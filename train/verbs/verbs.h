@@ -44,6 +44,8 @@ struct Verb {
   bool config_keys = false;  ///< takes those as flags too
   size_t min_words = 1, max_words = 1;
   std::function<Exit(const Arguments&)> run;
+  std::set<std::string>
+      switches{};  ///< of the flags, those that are true where neither true, false nor a number follows
 };
 
 /// All of them, in the order that help shows.

@@ -1,0 +1,148 @@
+#include "core/dry_run.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/memory.h"
+
+// The dispatcher calls what is registered for `key` before all else where a thread has included it. LibTorch keeps this
+// key for modes of others' making, and registers nothing for it.
+namespace lathe {
+namespace {
+
+constexpr c10::DispatchKey key = c10::DispatchKey::TESTING_ONLY_GenericMode;
+using Values = std::vector<c10::IValue>;
+
+thread_local bool dry = false;
+
+/// A tensor of the same shape that has no memory.
+at::Tensor shape_of(const at::Tensor& t) {
+  if (!t.defined() || !t.is_cpu()) return t;
+  at::Tensor shape = at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta));
+  if (t.unsafeGetTensorImpl()->is_wrapped_number()) shape.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return shape;
+}
+
+c10::IValue shape_of(const c10::IValue& value) {
+  if (value.isTensor()) return shape_of(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> shapes;
+    for (const at::Tensor& t : value.toTensorVector()) shapes.push_back(shape_of(t));
+    return shapes;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> shapes;
+    for (const std::optional<at::Tensor>& t : value.toOptionalTensorVector())
+      shapes.push_back(t ? std::optional(shape_of(*t)) : std::nullopt);
+    return shapes;
+  }
+  return value;
+}
+
+/// A tensor on the CPU of a shape, uninitialised.
+at::Tensor tensor_of(const at::Tensor& shape) {
+  if (!shape.defined()) return shape;
+  return at::empty_strided(shape.sizes(), shape.strides(), shape.options().device(at::kCPU));
+}
+
+bool has_tensor(const Values& arguments) {
+  return std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& v) {
+    return (v.isTensor() && v.toTensor().defined()) || v.isTensorList() || v.isOptionalTensorList();
+  });
+}
+
+/// Whether the op's results are new tensors or those that it writes to, and ATen can tell their shapes.
+bool can_be_inferred(const c10::OperatorHandle& op, const Values& arguments) {
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta) || !has_tensor(arguments)) return false;
+  const auto& name = op.schema().name();
+  if (name == "aten::resize_" || name == "aten::set_" || name == "aten::as_strided") return false;
+  return std::all_of(op.schema().returns().begin(), op.schema().returns().end(), [](const c10::Argument& r) {
+    return r.type()->kind() == c10::TypeKind::TensorType && (r.alias_info() == nullptr || r.alias_info()->isWrite());
+  });
+}
+
+/// The argument that a result is: the one with its alias.
+const c10::IValue& aliased(const c10::FunctionSchema& schema, const c10::Argument& result, const Values& arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+    if (alias != nullptr && *alias == *result.alias_info()) return arguments[i];
+  }
+  fail(Exit::internal, "dry run: ", schema.name(), " returns what it was not given");
+}
+
+void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const size_t count = op.schema().arguments().size();
+  const auto first = stack->end() - static_cast<std::ptrdiff_t>(count);
+  const Values arguments(first, stack->end());
+  const std::string& name = op.schema().name();
+  if (name == "aten::copy_") {  // its shapes are given
+    stack->erase(first + 1, stack->end());
+    return;
+  }
+  if (name == "aten::embedding") {
+    const at::Tensor weight = arguments[0].toTensor();
+    std::vector<int64_t> sizes = arguments[1].toTensor().sizes().vec();
+    sizes.push_back(weight.size(1));
+    stack->erase(first, stack->end());
+    stack->emplace_back(at::empty(sizes, weight.options()));
+    return;
+  }
+  if (!can_be_inferred(op, arguments)) {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);  // what it calls comes here again
+    return;
+  }
+  {
+    const c10::impl::ExcludeDispatchKeyGuard outside(key);
+    std::transform(first, stack->end(), first, [](const c10::IValue& v) { return shape_of(v); });
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
+    const auto& returns = op.schema().returns();
+    const auto result = stack->end() - static_cast<std::ptrdiff_t>(returns.size());
+    for (size_t i = 0; i < returns.size(); ++i) {
+      c10::IValue& value = *(result + static_cast<std::ptrdiff_t>(i));
+      const at::Tensor shape = value.toTensor();
+      if (returns[i].alias_info() == nullptr) {
+        value = tensor_of(shape);
+        continue;
+      }
+      value = aliased(op.schema(), returns[i], arguments);
+      const at::Tensor given = value.toTensor();
+      if (given.sizes() != shape.sizes()) given.resize_(shape.sizes());
+    }
+  }
+}
+
+void register_once() {
+  static torch::Library library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
+  static const bool done = [] {
+    library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_dry>());
+    return true;
+  }();
+  (void)done;
+}
+
+}  // namespace
+
+bool is_dry_run() { return dry; }
+
+struct DryRun::Guards {
+  PhantomMemory memory;
+  c10::impl::IncludeDispatchKeyGuard mode{key};
+};
+
+DryRun::DryRun() {
+  LATHE_CHECK(!dry, "a dry run within another");
+  register_once();
+  guards_ = std::make_unique<Guards>();
+  dry = true;
+}
+
+DryRun::~DryRun() { dry = false; }
+
+}  // namespace lathe

@@ -1,0 +1,139 @@
+// What `lathe plan` says of a run, against what the run takes.
+#include "train/run/forecast.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "core/dry_run.h"
+#include "core/io/json.h"
+#include "tests/catch.h"
+#include "tests/process.h"
+#include "train/run/fit.h"
+#include "train/run/stepper.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+/// The most that tensors of two steps of a config take at once, when they run.
+int64_t measured_peak(LoadedConfig loaded) {
+  loaded.config.train.eval_interval = 0;
+  install_allocator();
+  const int64_t before = memory_stats().total;
+  const RunData data = RunData::open(loaded);
+  Session s = Session::make(loaded, *data.task, data.sizes);
+  Loader loader(*data.data, batch_sizes(s.config), 1, 0, s.config.data, s.device);
+  reset_memory_peaks();
+  for (int64_t step = 0; step < 2; ++step) run_step(s, loader, step);
+  return memory_stats().total_peak - before;
+}
+
+TEST_CASE("a dry run takes what the run takes", "[forecast]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const auto load = [&](std::vector<std::pair<std::string, std::string>> keys) {
+    keys.insert(keys.end(), {{"data.dir", (f / "data").string()},
+                             {"train.threads", "2"},
+                             {"model.n_embd", "64"},
+                             {"model.n_layer", "3"},
+                             {"model.block_size", "32"}});
+    return load_config((f / "tiny.toml").string(), keys);
+  };
+  const std::vector<std::vector<std::pair<std::string, std::string>>> cases{
+      {},
+      {{"amp.dtype", "bf16"}},
+      {{"amp.dtype", "fp16"}, {"amp.working_copies", "false"}},
+      {{"train.grad_accum", "1"}, {"amp.dtype", "bf16"}},
+      {{"memory.recompute", "blocks"}},
+      {{"memory.recompute", "sqrt"}, {"train.batch_size", "8"}},
+      {{"optim.kind", "muon"}},
+      {{"optim.kind", "adamw8bit"}},
+      {{"optim.kind", "adafactor"}},
+      {{"optim.kind", "sgd"}, {"optim.ema_decay", "0.9"}},
+      {{"train.kernels", "aten"}},
+      {{"model.vocab_size", "5000"}, {"model.tie_weights", "false"}},
+  };
+  for (const auto& keys : cases) {
+    std::string name;
+    for (const auto& [key, value] : keys) name += key + "=" + value + " ";
+    INFO(name);
+    const LoadedConfig loaded = load(keys);
+    const auto real = static_cast<double>(measured_peak(loaded));
+    const auto dry = static_cast<double>(dry_step(loaded).peaks.total_peak);
+    // ATen's own kernels take temporaries that a dry run does not see.
+    const double allowed = name.find("aten") != std::string::npos ? 0.05 : 0.01;
+    CHECK(std::abs(dry / real - 1) < allowed);
+    // The control: another batch size is seen.
+    LoadedConfig larger = loaded;
+    larger.config.train.batch_size += 4;
+    CHECK(static_cast<double>(dry_step(larger).peaks.total_peak) / real - 1 > allowed);
+  }
+}
+
+TEST_CASE("what could never run here is planned in little memory", "[forecast]") {
+  const TempFolder f(fast_folder());
+  write_file(f / "large.toml",
+             "[model]\nn_layer = 32\nn_head = 32\nn_embd = 4096\nblock_size = 2048\nvocab_size = 32000\n"
+             "[data]\ndir = \"nowhere\"\n[train]\nbatch_size = 8\n");
+  const LoadedConfig loaded = load_config((f / "large.toml").string(), {});
+  const int64_t before = memory_stats().reserved, resident = peak_rss_bytes();
+  const DryStep d = dry_step(loaded);
+  CHECK(d.parameters > 6'500'000'000);
+  // Parameters, gradients and two states in float32, and activations beside them.
+  CHECK(d.peaks.total_peak > 16 * d.parameters);
+  CHECK(d.made.used[static_cast<size_t>(Memory::parameters)] == 4 * d.parameters);
+  CHECK(d.checkpoint_bytes == 12 * d.parameters);
+  CHECK(d.micro_batch.matmul() == Approx(d.formula_flops).epsilon(0.01));
+  CHECK(memory_stats().reserved == before);
+  CHECK(peak_rss_bytes() - resident < int64_t{300} << 20);
+  CHECK_FALSE(is_dry_run());
+}
+
+TEST_CASE("plan --json has the keys that bench step measures, --fit what to change", "[forecast]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path(), "[log]\nlevel = \"error\"\n");
+  const std::vector<std::string> larger{"--model.n_embd=256", "--model.block_size=64", "--train.batch_size=64",
+                                        "--train.grad_accum=1", "--model.vocab_size=8000"};
+  const auto plan = [&](std::vector<std::string> more, const std::vector<std::string>& keys) {
+    more.insert(more.begin(), {"plan", "tiny.toml"});
+    more.insert(more.end(), keys.begin(), keys.end());
+    const Finished r = lathe_in(f, more);
+    INFO(r.err);
+    REQUIRE(r.code == 0);
+    return r.out;
+  };
+  const Json forecast = parse_json(plan({"--json"}, larger), "plan", Exit::internal);
+  std::vector<std::string> words{"bench", "step", "tiny.toml", "--train.steps=3"};
+  words.insert(words.end(), larger.begin(), larger.end());
+  const std::string out = lathe_in(f, words).out;
+  const Json bench = parse_json(out, "bench", Exit::internal);
+  CHECK(forecast["peak_rss_mb"].get<double>() == Approx(bench["peak_rss_mb"].get<double>()).epsilon(0.05));
+  CHECK(forecast["ms_per_step"].get<double>() > 0);
+  CHECK(forecast["memory_mb"]["activations"].get<double>() ==
+        Approx(bench["activations_mb"].get<double>()).epsilon(0.02));
+
+  const double needs = forecast["peak_rss_mb"].get<double>();
+  const auto limit = static_cast<int64_t>(needs * 0.8);
+  const std::string text = plan({"--fit", std::to_string(limit) + "MiB"}, larger);
+  INFO(text);
+  const size_t at = text.find(" --train.batch_size=");
+  REQUIRE(at != std::string::npos);
+  int batch = 0, accumulation = 0;
+  REQUIRE(std::sscanf(text.c_str() + at, " --train.batch_size=%d --train.grad_accum=%d", &batch, &accumulation) == 2);
+  CHECK(batch * accumulation == 64);
+  CHECK(batch < 64);
+  std::vector<std::string> fitted = larger;
+  fitted[2] = "--train.batch_size=" + std::to_string(batch);
+  fitted[3] = "--train.grad_accum=" + std::to_string(accumulation);
+  CHECK(parse_json(plan({"--json"}, fitted), "plan", Exit::internal)["peak_rss_mb"].get<double>() <
+        1.02 * static_cast<double>(limit));
+  CHECK_THAT(plan({"--fit", "100GB"}, {}), ContainsSubstring("stays within 100.0 GB as it is"));
+  CHECK_THAT(plan({"--fit=50MB"}, {}), ContainsSubstring("nothing brings it within"));
+  CHECK_THAT(plan({"--for", "8xH100"}, {}), ContainsSubstring("8 x H100, by paper figures"));
+  CHECK_THAT(plan({"--fit"}, {}), ContainsSubstring("free on this machine"));
+  CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--for", "8xH1000"}).err, ContainsSubstring("no card that is known"));
+  CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--fit", "8 apples"}).err, ContainsSubstring("no amount of memory"));
+}
+
+}  // namespace

@@ -1,0 +1,144 @@
+#include "train/run/fit.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <fstream>
+
+#include "core/error.h"
+#include "core/io/text.h"
+
+namespace lathe {
+namespace {
+
+/// A whole number that is all of a file's first word; nullopt for "max" and where there is no such file.
+std::optional<int64_t> number_in(const char* path) {
+  std::ifstream file(path);
+  int64_t n = 0;
+  return file >> n ? std::optional(n) : std::nullopt;
+}
+
+/// What a run of these keys has resident; nullopt where they contradict each other.
+std::optional<int64_t> resident(const std::string& path, const Overrides& given, const Overrides& more,
+                                int64_t program_bytes) {
+  Overrides all;
+  for (const auto& key : given) {
+    const bool replaced = std::any_of(more.begin(), more.end(), [&](const auto& m) { return m.first == key.first; });
+    if (!replaced) all.push_back(key);
+  }
+  all.insert(all.end(), more.begin(), more.end());
+  try {
+    LoadedConfig loaded = load_config(path, all);
+    const DryStep d = dry_step(loaded);
+    const int64_t held = loaded.config.checkpoint.async_save ? d.checkpoint_bytes : 0;
+    return d.peaks.touched_peak + held + program_bytes;
+  } catch (const Error& e) {
+    if (e.code() == Exit::usage) return std::nullopt;
+    throw;
+  }
+}
+
+}  // namespace
+
+int64_t free_memory() {
+  int64_t free = 0;
+  std::ifstream info("/proc/meminfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("MemAvailable:")) free = 1024 * std::stoll(line.substr(13));
+  }
+  const auto limit = number_in("/sys/fs/cgroup/memory.max"), used = number_in("/sys/fs/cgroup/memory.current");
+  if (limit && used) free = std::min(free, std::max<int64_t>(0, *limit - *used));
+  return free;
+}
+
+int64_t parse_bytes(const std::string& text) {
+  size_t end = 0;
+  double number = 0;
+  try {
+    number = std::stod(text, &end);
+  } catch (const std::exception&) {
+    end = 0;
+  }
+  std::string unit = text.substr(std::min(end, text.size()));
+  unit.erase(std::remove(unit.begin(), unit.end(), ' '), unit.end());
+  for (char& c : unit) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  constexpr std::pair<const char*, double> units[]{{"", 1},         {"b", 1},        {"kb", 1e3},     {"mb", 1e6},
+                                                   {"gb", 1e9},     {"tb", 1e12},    {"kib", 0x1p10}, {"mib", 0x1p20},
+                                                   {"gib", 0x1p30}, {"tib", 0x1p40}, {"g", 1e9},      {"m", 1e6}};
+  for (const auto& [name, factor] : units) {
+    if (end > 0 && unit == name && std::isfinite(number) && number > 0 && number * factor < 0x1p62)
+      return static_cast<int64_t>(number * factor);
+  }
+  fail(Exit::usage, "command line: ", text, " is no amount of memory; write it as 8GB, 500MB or 16GiB");
+}
+
+std::optional<Overrides> find_fit(const std::string& path, const Overrides& given, const Forecast& now, int64_t bytes) {
+  if (now.peak_rss() <= bytes) return Overrides{};
+  const RunConfig c = load_config(path, given).config;
+  const int64_t global = c.train.batch_size * c.train.grad_accum;
+  std::vector<int64_t> batches;  // that divide it, no larger than now, the largest first
+  for (int64_t b = c.train.batch_size; b >= 1; --b) {
+    if (global % b == 0) batches.push_back(b);
+  }
+  const auto fits = [&](const Overrides& change, int64_t batch) {
+    Overrides all = change;
+    all.emplace_back("train.batch_size", std::to_string(batch));
+    all.emplace_back("train.grad_accum", std::to_string(global / batch));
+    const auto needs = resident(path, given, all, now.program_bytes);
+    return needs && *needs <= bytes ? std::optional(all) : std::nullopt;
+  };
+  Overrides change;
+  const auto largest = [&]() -> std::optional<Overrides> {
+    if (!fits(change, 1)) return std::nullopt;
+    const auto first =
+        std::partition_point(batches.begin(), batches.end() - 1, [&](int64_t b) { return !fits(change, b); });
+    return fits(change, *first);
+  };
+  const auto set = [&](const std::string& key, const std::string& value) {
+    std::erase_if(change, [&](const auto& k) { return k.first == key; });
+    change.emplace_back(key, value);
+    if (resident(path, given, change, 0)) return true;
+    change.pop_back();  // not for this model
+    return false;
+  };
+  if (auto found = largest()) return found;
+  if (c.amp.dtype == "fp32" && set("amp.dtype", "bf16")) {
+    if (auto found = largest()) return found;
+  }
+  for (const char* policy : {"blocks", "sqrt"}) {
+    if (c.memory.recompute == "none" && set("memory.recompute", policy)) {
+      if (auto found = largest()) return found;
+    }
+  }
+  const std::string& kind = c.optim.kind;
+  if ((kind == "adam" || kind == "adamw") && set("optim.kind", kind == "adam" ? "adam8bit" : "adamw8bit"))
+    return largest();
+  return std::nullopt;
+}
+
+std::pair<Card, int64_t> parse_cards(const std::string& text) {
+  // Dense rates with sums in float32, and memory, as in the makers' data sheets.
+  static const std::vector<Card> cards{
+      {"A100-40GB", 312e12, 156e12, 40e9, 1555e9}, {"A100", 312e12, 156e12, 80e9, 2039e9},
+      {"H100", 989e12, 494e12, 80e9, 3350e9},      {"H200", 989e12, 494e12, 141e9, 4800e9},
+      {"B200", 2250e12, 1125e12, 180e9, 8000e9},   {"L4", 121e12, 60e12, 24e9, 300e9},
+      {"L40S", 362e12, 183e12, 48e9, 864e9},       {"A10", 125e12, 62e12, 24e9, 600e9},
+      {"RTX4090", 165e12, 82e12, 24e9, 1008e9},    {"RTX3090", 71e12, 35e12, 24e9, 936e9}};
+  const size_t x = text.find('x');
+  const bool counted = x != std::string::npos && x > 0 && x < 7 &&
+                       std::all_of(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(x),
+                                   [](unsigned char c) { return std::isdigit(c); });
+  const int64_t n = counted ? std::stoll(text.substr(0, x)) : 1;
+  std::string name = counted ? text.substr(x + 1) : text, names;
+  for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (const Card& card : cards) {
+    std::string known = card.name;
+    for (char& c : known) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    if (known == name && n > 0) return {card, n};
+    names += (names.empty() ? "" : ", ") + card.name;
+  }
+  fail(Exit::usage, "command line: --for ", text, " is no card that is known; there are ", names,
+       ", and a number of them as in 8xH100");
+}
+
+}  // namespace lathe

@@ -1,0 +1,35 @@
+// Making a run fit: into a machine's memory, or onto cards that are not here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "train/run/forecast.h"
+
+namespace lathe {
+
+using Overrides = std::vector<std::pair<std::string, std::string>>;  ///< key of the config, value
+
+/// Bytes of memory that this process may still take: the machine's, or its control group's where that is less.
+int64_t free_memory();
+/// "8GB", "500 MiB", "6.5e9": bytes. Exit::usage otherwise.
+int64_t parse_bytes(const std::string& text);
+
+/// What to change so that a run stays within `bytes` resident: the largest micro-batch, with as many of them as make
+/// the same global batch; where one sequence is too much, also bfloat16, then recomputation, then an optimizer with
+/// less state. `path` and `given` are the config's. nullopt where nothing does it. Empty where it fits as it is.
+std::optional<Overrides> find_fit(const std::string& path, const Overrides& given, const Forecast& now, int64_t bytes);
+
+/// What a maker publishes of a card.
+struct Card {
+  std::string name;
+  double bf16_flops, tf32_flops;  ///< dense, a second
+  double memory_bytes, bytes_per_second;
+};
+/// "H100" or "8xH100": a card and how many. Exit::usage with the names there are.
+std::pair<Card, int64_t> parse_cards(const std::string& text);
+
+}  // namespace lathe

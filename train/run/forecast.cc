@@ -1,0 +1,262 @@
+#include "train/run/forecast.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <functional>
+
+#include "autograd/node.h"
+#include "core/device.h"
+#include "core/dry_run.h"
+#include "core/error.h"
+#include "core/io/text.h"
+#include "core/mode.h"
+#include "train/run/peak.h"
+#include "train/run/stepper.h"
+
+namespace lathe {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t measure_bytes = int64_t{1} << 30;  // tensors that the measured version may need
+constexpr double measure_seconds = 2;                // that a step of it may take
+
+/// What a plan is made for; token data need not be there where model.vocab_size says what it would.
+RunData open_for_plan(LoadedConfig& loaded) {
+  RunConfig& c = loaded.config;
+  const bool tokens = find_model_kind(c.model.kind)->models_tokens();
+  if (fs::is_directory(c.data.dir) || !tokens) return RunData::open(loaded);
+  if (batch_sizes(c).vocab_size == 0) {
+    fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
+         " to take it from; give one of them");
+  }
+  return {nullptr, &task_of(loaded, {.task = "language"}), {}};
+}
+
+/// Batches as the loader gives them, whatever they hold: a ring of buffers, made once.
+class EmptyBatches {
+ public:
+  EmptyBatches(const RunConfig& c, const Data* data, uint64_t seed, at::Device device) {
+    const MemoryScope scope(Memory::data);
+    const BatchSizes sizes = batch_sizes(c);
+    const int64_t slots = c.data.prefetch + c.data.workers;
+    if (data != nullptr) source_ = data->training(sizes, seed);
+    for (int64_t i = 0; i < slots; ++i) {
+      std::vector<at::Tensor> buffers;
+      if (source_) {
+        for (const at::Tensor& t : source_->make_buffers()) buffers.push_back(t.zero_().to(device));
+      } else {
+        buffers.push_back(at::zeros({sizes.batch_size, sizes.block_size + 1}, at::kLong).to(device));
+      }
+      ring_.push_back(std::move(buffers));
+    }
+  }
+
+  Batch next() {
+    const auto& buffers = ring_[at_++ % ring_.size()];
+    if (source_) return source_->batch_of(buffers);
+    const int64_t length = buffers[0].size(1) - 1;
+    return {buffers[0].narrow(1, 0, length), buffers[0].narrow(1, 1, length)};
+  }
+
+ private:
+  std::unique_ptr<TrainingBatches> source_;
+  std::vector<std::vector<at::Tensor>> ring_;
+  size_t at_ = 0;
+};
+
+/// The run's config as far as one step goes: what a forecast looks at.
+LoadedConfig one_step(LoadedConfig loaded) {
+  loaded.config.train.eval_interval = 0;
+  loaded.config.train.device = "cpu";
+  loaded.config.amp.tf32 = false;
+  return loaded;
+}
+
+/// Resident memory of this process at its highest since it was set back, or in all where that is not allowed.
+int64_t resident_peak() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return 1024 * std::stoll(line.substr(6));
+  }
+  return peak_rss_bytes();
+}
+void reset_resident_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
+
+/// What steps of a config took that were run.
+struct Measurement {
+  StepTimes times{};          ///< of a step of one micro-batch
+  int64_t program_bytes = 0;  ///< resident at the highest, beside tensors
+};
+
+double seconds_of(const std::function<void()>& action) {
+  const auto begin = Clock::now();
+  action();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+/// Runs a config that fits: a step to warm up, then as many as about a second allows, one at least; medians.
+Measurement measure(LoadedConfig loaded, const DryStep& dry) {
+  loaded = one_step(loaded);
+  reset_resident_peak();
+  const RunData data = open_for_plan(loaded);
+  Session s = Session::make(loaded, *data.task, data.sizes);
+  std::optional<Loader> loader;
+  std::optional<EmptyBatches> empty;
+  const auto seed = static_cast<uint64_t>(s.config.train.seed);
+  if (data.data)
+    loader.emplace(*data.data, batch_sizes(s.config), seed, 0, s.config.data, s.device);
+  else
+    empty.emplace(s.config, nullptr, seed, s.device);
+  Clock::time_point begin;
+  std::vector<double> forward, rest, optimizer;
+  bool in_forward = false;
+  const std::function<void(const Node&, const at::Tensor&)> backward_begins = [&](const Node&, const at::Tensor&) {
+    if (!std::exchange(in_forward, false)) return;
+    forward.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+  };
+  const ModeGuard guard;
+  mode().observe_gradient = &backward_begins;
+  double spent = 0;
+  for (int64_t step = 0; step < 3 || (step < 50 && spent < 1); ++step) {
+    in_forward = true;
+    begin = Clock::now();
+    const double whole = seconds_of([&] {
+      run_step(
+          s, [&] { return loader ? loader->next() : empty->next(); }, step);
+    });
+    const double update = seconds_of([&] { s.optimizer.step(0, {.step = step}); });
+    spent += whole + update;
+    if (step == 0) forward.clear();
+    if (step > 0) rest.push_back(whole - forward.back() - update), optimizer.push_back(update);
+    if (spent > 4 * measure_seconds && step > 0) break;
+  }
+  return {{median(forward), std::max(0.0, median(rest)), median(optimizer)}, resident_peak() - dry.peaks.touched_peak};
+}
+
+/// A version of a config that takes less, and how its times are those of the config.
+struct Smaller {
+  LoadedConfig loaded;
+  DryStep dry;
+};
+
+int64_t* size_key(LoadedConfig& loaded, const char* key) { return loaded.config.model.own.find<int64_t>(key); }
+
+/// About what a step takes, at a rate that any machine of today has.
+double rough_seconds(const DryStep& d) { return d.micro_batch.matmul() / 50e9; }
+bool is_small(const DryStep& d) { return d.peaks.touched_peak <= measure_bytes && rough_seconds(d) <= measure_seconds; }
+
+/// The config in steps of one micro-batch, made smaller until it can be run here: fewer sequences, then fewer layers,
+/// shorter sequences, a smaller vocabulary, narrower layers.
+Smaller make_small(const LoadedConfig& given) {
+  Smaller s{one_step(given), {}};
+  s.loaded.config.train.grad_accum = 1;
+  const auto small = [&] { return is_small(s.dry = dry_step(s.loaded)); };
+  if (small()) return s;
+  s.loaded.base.clear();  // what adapters stand on may be as large as the model
+  auto& batch = s.loaded.config.train.batch_size;
+  while (batch > 1) {
+    batch = std::max<int64_t>(1, batch / 2);
+    if (small()) return s;
+  }
+  const auto shrink = [&](const char* key, int64_t least, auto&& also) {
+    int64_t* const size = size_key(s.loaded, key);
+    while (size != nullptr && *size > least) {
+      *size = std::max(least, *size / 2);
+      also();
+      if (small()) return true;
+    }
+    return false;
+  };
+  const auto nothing = [] {};
+  if (shrink("n_layer", 2, nothing)) return s;
+  if (shrink("block_size", 512, nothing)) return s;
+  if (shrink("vocab_size", 8192, nothing)) return s;
+  const auto fewer_heads = [&] {
+    for (const char* key : {"n_head", "n_kv_head", "n_inner"}) {
+      if (int64_t* const n = size_key(s.loaded, key); n != nullptr && *n > 1) *n /= 2;
+    }
+  };
+  if (shrink("n_embd", 64, fewer_heads)) return s;
+  fail(Exit::usage, "plan: no version of this config is small enough to be measured here; a micro-batch of one takes ",
+       s.dry.peaks.touched_peak >> 20, " MiB");
+}
+
+/// Times of the whole config, from a version of it and one with a layer less: a micro-batch costs as its FLOPs do, an
+/// update as its parameters.
+StepTimes times_from(const Smaller& small, const Measurement& m, const DryStep& whole, int64_t grad_accum) {
+  const double work = whole.micro_batch.total() / small.dry.micro_batch.total() * static_cast<double>(grad_accum);
+  const double parameters = static_cast<double>(whole.trained) / static_cast<double>(small.dry.trained);
+  return {m.times.forward * work, m.times.backward * work, m.times.optimizer * parameters};
+}
+
+/// Checkpoints in the folder of a run that ended: see steps_to_delete.
+int64_t kept_checkpoints(const RunConfig& c) {
+  const CheckpointConfig& k = c.checkpoint;
+  std::vector<int64_t> steps;
+  if (k.interval > 0) {
+    for (int64_t step = k.interval; step < c.train.steps && steps.size() < 100000; step += k.interval)
+      steps.push_back(step);
+  }
+  steps.push_back(c.train.steps);
+  std::reverse(steps.begin(), steps.end());
+  const size_t gone = steps_to_delete(steps, {k.keep, k.keep_every, k.keep_best}, 0).size();
+  return static_cast<int64_t>(steps.size() - gone) + (k.keep_best && gone > 0 ? 1 : 0);
+}
+
+}  // namespace
+
+DryStep dry_step(const LoadedConfig& given) {
+  LoadedConfig loaded = one_step(given);
+  const DryRun dry;
+  const RunData data = open_for_plan(loaded);
+  Session s = Session::make(loaded, *data.task, data.sizes);
+  EmptyBatches batches(s.config, data.data.get(), static_cast<uint64_t>(s.config.train.seed), s.device);
+  DryStep result;
+  result.made = memory_stats();
+  result.unit = data.task->unit();
+  s.config.train.grad_accum = std::min<int64_t>(s.config.train.grad_accum, 2);  // the rest are as the second
+  FlopCount flops;
+  for (int64_t step = 0; step < 2; ++step) {
+    flops = {};
+    const CountFlops counting(flops);
+    run_step(
+        s, [&] { return batches.next(); }, step);
+  }
+  const auto n = static_cast<double>(s.config.train.grad_accum);
+  for (Flops* f : {&flops.forward, &flops.backward}) f->matmul /= n, f->other /= n;
+  result.micro_batch = flops;
+  result.peaks = memory_stats();
+  result.parameters = count(parameters(*s.model));
+  result.trained = count(s.params);
+  result.formula_flops = s.model->flops_per_unit() * static_cast<double>(units_of_micro_batch(s.config));
+  result.checkpoint_bytes = checkpoint_bytes(s.params, s.optimizer, save_dtype(loaded.config.checkpoint));
+  result.has_copies = std::any_of(s.params.begin(), s.params.end(),
+                                  [](const auto& p) { return p.parameter.leaf().precision.low.defined(); });
+  return result;
+}
+
+Forecast forecast(LoadedConfig loaded) {
+  Forecast f;
+  const RunConfig& c = loaded.config;
+  const Smaller small = make_small(loaded);
+  const Measurement m = measure(small.loaded, small.dry);
+  f.dry = dry_step(loaded);
+  f.times = times_from(small, m, f.dry, c.train.grad_accum);
+  f.program_bytes = m.program_bytes;
+  f.is_measured = small.dry.micro_batch.total() == f.dry.micro_batch.total();
+  f.held_bytes = c.checkpoint.async_save ? f.dry.checkpoint_bytes : 0;
+  f.kept_checkpoints = kept_checkpoints(c);
+  return f;
+}
+
+}  // namespace lathe

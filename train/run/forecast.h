@@ -1,0 +1,53 @@
+// What a run will need, before it is started: memory from a dry run of its own code, time from a version of it that is
+// small enough to run here.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/flops.h"
+#include "core/memory.h"
+#include "train/config/run_config.h"
+
+namespace lathe {
+
+/// What two steps of a config took in a dry run (core/dry_run.h).
+struct DryStep {
+  int64_t parameters = 0, trained = 0;  ///< elements
+  MemoryStats made{};                   ///< once model and optimizer are there
+  MemoryStats peaks{};                  ///< of the steps
+  FlopCount micro_batch{};              ///< FLOPs of one
+  double formula_flops = 0;             ///< of a micro-batch, by the model's own formula
+  int64_t checkpoint_bytes = 0;
+  bool has_copies = false;  ///< weights have working copies in the matmul dtype
+  std::string unit{};       ///< what throughput counts: "tokens" or "samples"
+};
+
+/// Runs two steps of the config without their memory and their arithmetic; the data's folder need not be there for a
+/// model of tokens whose vocab_size is given. Exit codes as the run's.
+DryStep dry_step(const LoadedConfig& loaded);
+
+/// Seconds of the parts of an optimizer step, all its micro-batches together.
+struct StepTimes {
+  double forward = 0, backward = 0, optimizer = 0;
+  double total() const { return forward + backward + optimizer; }
+};
+
+/// What a run will need.
+struct Forecast {
+  DryStep dry{};
+  StepTimes times{};
+  bool is_measured = false;      ///< times are the config's own; else those of a smaller version, by FLOPs
+  int64_t program_bytes = 0;     ///< resident beside tensors: libraries, threads, what libraries keep
+  int64_t held_bytes = 0;        ///< the copy of a checkpoint that is written in the background
+  int64_t kept_checkpoints = 0;  ///< in the run's folder at its end
+  /// Resident memory of the process at its highest.
+  int64_t peak_rss() const { return program_bytes + held_bytes + dry.peaks.touched_peak; }
+};
+
+/// Forecasts a run on this machine's CPU. Takes less than 2 GB and 20 s whatever the config is.
+Forecast forecast(LoadedConfig loaded);
+
+}  // namespace lathe
