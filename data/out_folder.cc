@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "core/io/checksum.h"
-#include "core/io/log.h"
 #include "core/io/text.h"
 #include "data/folder.h"
 
@@ -43,10 +42,7 @@ void Meter::advance(uint64_t bytes) {
     fail(Exit::stopped, "stopped; nothing is left in ", out_.string(),
          " of it, run the same command again to begin anew");
   }
-  const double share = bytes_ == 0 ? 1 : std::min(1.0, static_cast<double>(done_) / static_cast<double>(bytes_));
-  const auto filled = static_cast<size_t>(30 * share);
-  progress("[" + std::string(filled, '#') + std::string(30 - filled, '.') + "]" + format(" %3.0f%% ", 100 * share) +
-           doing_);
+  bar_->show(static_cast<double>(done_), {format("%.1f MB", static_cast<double>(done_) / 1e6)});
 }
 
 OutFolder::OutFolder(const fs::path& path) : path_(path), had_lock_(fs::exists(path / "lock")) {

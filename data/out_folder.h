@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/io/file.h"
+#include "core/io/progress.h"
 
 namespace lathe {
 
@@ -17,15 +18,18 @@ class Meter {
   /// Both must outlive the meter; `stop` may be empty.
   Meter(const fs::path& out, const std::function<bool()>& stop) : out_(out), stop_(stop) {}
   /// Names the stage and its bytes, for the progress that is shown.
-  void begin(const char* doing, uint64_t bytes) { doing_ = doing, bytes_ = bytes, done_ = 0; }
+  void begin(const char* doing, uint64_t bytes) {
+    done_ = 0;
+    bar_.emplace(doing, static_cast<double>(bytes));
+  }
   /// Call it every few megabytes of input. Exit::stopped where `stop` says so.
   void advance(uint64_t bytes);
 
  private:
   const fs::path& out_;
   const std::function<bool()>& stop_;
-  const char* doing_ = "";
-  uint64_t bytes_ = 0, done_ = 0;
+  uint64_t done_ = 0;
+  std::optional<ProgressBar> bar_;
 };
 
 /// A file of a data folder that is being made.

@@ -25,7 +25,7 @@ class Checksum {
   std::unique_ptr<State> state_;
 };
 
-/// Checksum of a file. Exit::io where it can't be read.
-std::string file_checksum(const std::filesystem::path& path);
+/// Checksum of a file; `show` is told how many bytes are through, now and then. Exit::io where it can't be read.
+std::string file_checksum(const std::filesystem::path& path, const std::function<void(uint64_t bytes)>& show = nullptr);
 
 }  // namespace lathe
