@@ -142,6 +142,13 @@ BPE::Encoder::Encoder(const BPE& bpe) : bpe_(bpe), cache_(std::make_unique<Cache
 }
 BPE::Encoder::~Encoder() = default;
 
+size_t BPE::guess_boundary(std::string_view text, size_t at) const {
+  while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) ++at;
+  Pretokenizer::Cursor cursor(pretokenizers_[0], text.substr(at, size_t{1} << 16));
+  for (int i = 0; i < 16; ++i) at += cursor.next().size();
+  return at;
+}
+
 bool BPE::is_normal(std::string_view text) const {
   return !definition_.nfc || is_ascii(text) || normal_form_c(text) == text;
 }

@@ -73,6 +73,8 @@ class BPE {
     std::unique_ptr<Cache> cache_;
   };
 
+  /// A place behind `at` where a piece ends, as it looks from `at` on; as encode_pieces comes there it may be none.
+  size_t guess_boundary(std::string_view text, size_t at) const;
   /// Whether nfc leaves a text as it is.
   bool is_normal(std::string_view text) const;
   /// The bytes of ids; an id that no token has becomes U+FFFD.
@@ -96,6 +98,8 @@ class BPE {
 /// GPT-2's alphabet: the printable character, as UTF-8, that stands for each byte in vocabularies. The bytes that are
 /// printable in Latin-1 stand for themselves, the others for U+0100 and on, in order.
 const std::array<std::string, 256>& byte_alphabet();
+/// A token's bytes in that alphabet, as vocabularies print it.
+std::string printed_token(std::string_view bytes);
 
 /// From a folder with vocab.json and merges.txt (GPT-2's form), or a tokenizer.json of Hugging Face's form, or a folder
 /// with one. Exit::data with what is wrong, or what this build can't do, by the name of its field.

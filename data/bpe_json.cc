@@ -13,12 +13,6 @@ namespace {
 
 constexpr uint64_t most_bytes = uint64_t{256} << 20;  // of a file that is read
 
-std::string printed(std::string_view bytes) {
-  std::string out;
-  for (const char c : bytes) out += byte_alphabet()[static_cast<unsigned char>(c)];
-  return out;
-}
-
 /// The bytes that a printed token stands for; nothing where it has another character.
 std::optional<std::string> bytes_of(std::string_view token) {
   static const std::map<std::string, char, std::less<>> of = [] {
@@ -182,6 +176,12 @@ const std::array<std::string, 256>& byte_alphabet() {
   return letters;
 }
 
+std::string printed_token(std::string_view bytes) {
+  std::string out;
+  for (const char c : bytes) out += byte_alphabet()[static_cast<unsigned char>(c)];
+  return out;
+}
+
 BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
   BPEDefinition d;
   if (!json.is_object()) fail(Exit::data, where, ": this is no tokenizer.json");
@@ -232,10 +232,11 @@ Json bpe_to_json(const BPEDefinition& d) {
   }
   for (size_t id = 0; id < d.tokens.size(); ++id) {
     const std::string& token = d.tokens[id];
-    if (!token.empty()) vocab[is_special[id] ? token : printed(token)] = id;
+    if (!token.empty()) vocab[is_special[id] ? token : printed_token(token)] = id;
   }
   for (const auto& [a, b] : d.merges)
-    merges.push_back(printed(d.tokens[static_cast<size_t>(a)]) + " " + printed(d.tokens[static_cast<size_t>(b)]));
+    merges.push_back(printed_token(d.tokens[static_cast<size_t>(a)]) + " " +
+                     printed_token(d.tokens[static_cast<size_t>(b)]));
   for (const std::string& pattern : d.patterns)
     splits.push_back(
         {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});

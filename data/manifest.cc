@@ -37,6 +37,7 @@ void write_manifest(const fs::path& folder, const DataManifest& m, const std::st
             {"dtype", m.dtype},           {"train", shards_json(m.train)},
             {"val", shards_json(m.val)}};
   m.tokenizer.add_to_json(json, "tokenizer");
+  if (!m.documents.is_null()) json["documents"] = m.documents;
   write_manifest_json(folder, std::move(json), name);
 }
 
@@ -62,6 +63,7 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
     fail(Exit::data, where, ": vocab_size ", m.vocab_size, " is less than the tokenizer's ", m.tokenizer.size());
   }
   m.train = read_shards(json, "train", where);
+  if (json.contains("documents")) m.documents = json["documents"];
   m.val = read_shards(json, "val", where);
   check_manifest_checksum(json, where);
   return m;

@@ -24,6 +24,7 @@ struct DataManifest {
   int64_t largest_id = 0;
   std::string dtype = "uint16";
   std::vector<ShardInfo> train, val;
+  Json documents{};  ///< what was counted while documents were prepared; null where they were not
 };
 
 /// What model.vocab_size may be at most.

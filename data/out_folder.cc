@@ -42,7 +42,9 @@ void Meter::advance(uint64_t bytes) {
     fail(Exit::stopped, "stopped; nothing is left in ", out_.string(),
          " of it, run the same command again to begin anew");
   }
-  bar_->show(static_cast<double>(done_), {format("%.1f MB", static_cast<double>(done_) / 1e6)});
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+  const auto done = static_cast<double>(done_);
+  bar_->show(done, {format("%.1f MB", done / 1e6), format("%.0f MB/s", seconds > 0 ? done / 1e6 / seconds : 0)});
 }
 
 OutFolder::OutFolder(const fs::path& path) : path_(path), had_lock_(fs::exists(path / "lock")) {

@@ -1,6 +1,7 @@
 // How data folders are made: progress, stops, and files that are there whole or not at all. No LibTorch header.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -17,9 +18,10 @@ class Meter {
  public:
   /// Both must outlive the meter; `stop` may be empty.
   Meter(const fs::path& out, const std::function<bool()>& stop) : out_(out), stop_(stop) {}
-  /// Names the stage and its bytes, for the progress that is shown.
+  /// Names the stage and its bytes (0: not known), for the progress that is shown.
   void begin(const char* doing, uint64_t bytes) {
     done_ = 0;
+    began_ = std::chrono::steady_clock::now();
     bar_.emplace(doing, static_cast<double>(bytes));
   }
   /// Call it every few megabytes of input. Exit::stopped where `stop` says so.
@@ -29,6 +31,7 @@ class Meter {
   const fs::path& out_;
   const std::function<bool()>& stop_;
   uint64_t done_ = 0;
+  std::chrono::steady_clock::time_point began_{};
   std::optional<ProgressBar> bar_;
 };
 

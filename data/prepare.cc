@@ -11,12 +11,17 @@
 #include "core/io/text.h"
 #include "data/manifest.h"
 #include "data/out_folder.h"
+#include "data/parallel_bpe.h"
+#include "data/split_writer.h"
 
 namespace lathe {
 namespace {
 
-/// The files behind the inputs; a folder gives its regular files, however deep, in name order.
-std::vector<fs::path> expand(const std::vector<std::string>& inputs) {
+constexpr size_t piece = size_t{4} << 20;  // bytes of input between looks at what the caller wants
+
+}  // namespace
+
+std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs) {
   std::vector<fs::path> files;
   for (const auto& in : inputs) {
     if (fs::is_directory(in)) {
@@ -33,7 +38,7 @@ std::vector<fs::path> expand(const std::vector<std::string>& inputs) {
   return files;
 }
 
-constexpr size_t piece = size_t{4} << 20;  // bytes of input between looks at what the caller wants
+namespace {
 
 /// An input, as the first pass found it.
 struct Input {
@@ -100,7 +105,10 @@ Survey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& 
   if (bytes == 0) fail(Exit::data, "the input has no text");
   s.bytes = bytes;
   if (options.tokenizer != "char") {
-    if (options.tokenizer != "byte") s.tokenizer = Tokenizer::bpe(options.tokenizer);
+    if (options.bpe)
+      s.tokenizer = *options.bpe;
+    else if (options.tokenizer != "byte")
+      s.tokenizer = Tokenizer::bpe(options.tokenizer);
     s.tokens = static_cast<int64_t>(bytes);  // a BPE's are fewer
     return s;
   }
@@ -135,60 +143,8 @@ Survey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& 
   return s;
 }
 
-/// Writes the shards of a split under names that nothing reads, ids as the manifest's dtype.
-class SplitWriter {
- public:
-  SplitWriter(const PrepareOptions& options, std::string split, int64_t most_tokens, bool wide)
-      : options_(options), split_(std::move(split)), several_(most_tokens > options.shard_tokens), wide_(wide) {}
-
-  void write(std::span<const int32_t> ids) {
-    while (!ids.empty()) {
-      if (!file_.is_open()) open();
-      const size_t here = std::min(ids.size(), static_cast<size_t>(options_.shard_tokens - shards_.back().tokens));
-      narrow_.assign(ids.begin(), ids.begin() + static_cast<int64_t>(wide_ ? 0 : here));
-      const void* data = wide_ ? static_cast<const void*>(ids.data()) : narrow_.data();
-      const size_t bytes = (wide_ ? 4 : 2) * here;
-      file_.write(data, bytes);
-      sum_.update(data, bytes);
-      tokens_ += static_cast<int64_t>(here);
-      shards_.back().tokens += static_cast<int64_t>(here);
-      ids = ids.subspan(here);
-      if (shards_.back().tokens == options_.shard_tokens) close();
-    }
-  }
-  int64_t tokens() const { return tokens_; }
-  std::vector<ShardInfo> finish() {
-    if (file_.is_open()) close();
-    return shards_;
-  }
-
- private:
-  void open() {
-    char number[24];
-    std::snprintf(number, sizeof number, "_%06zu", shards_.size());
-    shards_.push_back({split_ + (several_ ? number : "") + ".bin", 0, ""});
-    file_ = OutputFile(OutFolder::unfinished(options_.out, shards_.back().file), OutputFile::Open::create);
-    sum_ = Checksum();
-  }
-  void close() {
-    file_.sync();
-    file_.close();
-    file_ = OutputFile();
-    shards_.back().xxh3 = sum_.hex();
-  }
-
-  const PrepareOptions& options_;
-  std::string split_;
-  bool several_, wide_;
-  int64_t tokens_ = 0;
-  std::vector<uint16_t> narrow_;
-  OutputFile file_;
-  Checksum sum_;
-  std::vector<ShardInfo> shards_;
-};
-
 /// The ids of a text's tokens that begin from `at` on and before `end`; returns where the next begins.
-size_t take(const Survey& s, BPE::Encoder* bpe, const fs::path& path, std::string_view text, size_t at, size_t end,
+size_t take(const Survey& s, ParallelEncoder* bpe, const fs::path& path, std::string_view text, size_t at, size_t end,
             std::vector<int32_t>& ids) {
   if (bpe != nullptr) {
     const size_t next = bpe->encode_pieces(text, at, end, ids);
@@ -217,9 +173,10 @@ std::pair<int64_t, int64_t> write_shards(const std::vector<Input>& inputs, const
   const BPE* bpe = s.tokenizer.bpe();
   const bool wide = s.tokenizer.size() > 65536;
   manifest.dtype = wide ? "uint32" : "uint16";
-  SplitWriter first(options, "train", train, wide), second(options, "val", s.tokens - train, wide);
-  std::optional<BPE::Encoder> encoder;
-  if (bpe != nullptr) encoder.emplace(*bpe);
+  SplitWriter first(options.out, options.shard_tokens, "train", train, wide),
+      second(options.out, options.shard_tokens, "val", s.tokens - train, wide);
+  std::optional<ParallelEncoder> encoder;
+  if (bpe != nullptr) encoder.emplace(*bpe, options.workers);
   const int32_t between = bpe != nullptr ? bpe->id_of("<|endoftext|>") : -1;
   std::vector<int32_t> ids;
   ids.reserve(piece);
@@ -256,7 +213,7 @@ std::pair<int64_t, int64_t> write_shards(const std::vector<Input>& inputs, const
 void prepare(const PrepareOptions& options) {
   OutFolder::check(options.out);
   std::vector<Input> inputs;
-  for (auto& path : expand(options.inputs)) inputs.push_back({std::move(path)});
+  for (auto& path : expand_inputs(options.inputs)) inputs.push_back({std::move(path)});
   Meter meter(options.out, options.stop);
   const Survey found = survey(inputs, options, meter);
   const int64_t n = found.tokens, split = n - static_cast<int64_t>(options.val_share * static_cast<double>(n));

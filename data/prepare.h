@@ -3,12 +3,17 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/io/file.h"
+#include "data/tokenizer.h"
 
 namespace lathe {
+
+/// The files behind inputs; a folder gives its regular files, however deep, in name order.
+std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs);
 
 struct PrepareOptions {
   std::vector<std::string> inputs;  ///< files, or folders whose text files are taken in name order
@@ -17,6 +22,8 @@ struct PrepareOptions {
   double val_share = 0.1;                       ///< taken from the tail: of the tokens, of a BPE's input of the bytes
   int64_t shard_tokens = int64_t{100'000'000};  ///< a split longer than this becomes several files
   std::function<bool()> stop = nullptr;         ///< asked every 4 MiB of input; true ends it with Exit::stopped
+  std::optional<Tokenizer> bpe{};               ///< a BPE in place of `tokenizer`
+  int workers = 1;                              ///< threads that encode by a BPE; the shards do not depend on it
 };
 
 /// Writes train.bin, val.bin (or train_000000.bin ...) and, last, manifest.json. Input is read a piece at a time, by

@@ -14,6 +14,14 @@ namespace lathe {
 inline constexpr const char* gpt2_pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
+/// Those of Llama 3's and Qwen 2's.
+inline constexpr const char* llama3_pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+)"
+    R"(|\s+(?!\S)|\s+)";
+inline constexpr const char* qwen2_pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+)"
+    R"(|\s+(?!\S)|\s+)";
+
 /// A compiled pattern; immutable, shared between threads. Letters (\p{L}), numbers (\p{N}) and white space (\s, \S) are
 /// those of Unicode 16, whatever PCRE2 was built with.
 class Pretokenizer {

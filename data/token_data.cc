@@ -112,6 +112,11 @@ std::string TokenData::table() const {
   }
   text = str("  tokenizer ", manifest_->tokenizer.kind(), ", vocabulary ", manifest_->vocab_size, ", ",
              manifest_->dtype, ", largest id ", manifest_->largest_id, "\n");
+  if (manifest_->documents.is_object()) {
+    text += "  documents";
+    for (const auto& [name, count] : manifest_->documents.items()) text += str("  ", name, " ", count.dump());
+    text += "\n";
+  }
   for (const auto* split : {&manifest_->train, &manifest_->val}) {
     for (const auto& s : *split) text += str("  ", s.file, "  ", s.tokens, " tokens  ", s.xxh3, "\n");
   }

@@ -26,6 +26,11 @@ std::string Checksum::hex() const {
   return text;
 }
 
+Digest digest(std::string_view text) {
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  return {hash.high64, hash.low64};
+}
+
 std::string file_checksum(const std::filesystem::path& path, const std::function<void(uint64_t)>& show) {
   const MappedFile file(path, Exit::io);
   Checksum sum;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 namespace lathe {
 
@@ -24,6 +25,14 @@ class Checksum {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// XXH3 of 128 bits, by which equal texts can be told without keeping them.
+struct Digest {
+  uint64_t high = 0, low = 0;
+  bool operator==(const Digest&) const = default;
+};
+/// Of a text.
+Digest digest(std::string_view text);
 
 /// Checksum of a file; `show` is told how many bytes are through, now and then. Exit::io where it can't be read.
 std::string file_checksum(const std::filesystem::path& path, const std::function<void(uint64_t bytes)>& show = nullptr);

@@ -8,12 +8,16 @@ bool is_checkpoint(const fs::path& folder) {
   return fs::exists(folder / "state.json") || fs::exists(folder / "model.safetensors") ||
          folder.parent_path().filename() == "checkpoints";
 }
+bool is_hugging_face(const fs::path& folder) {
+  return fs::exists(folder / "config.json") && !fs::exists(folder / "state.json");
+}
 bool is_run(const fs::path& folder) { return fs::is_directory(folder / "checkpoints"); }
 
 PathKind kind_of(const fs::path& path_) {
   const fs::path path = without_trailing_slash(path_);
   if (!fs::exists(path)) return PathKind::missing;
   if (!fs::is_directory(path)) return path.extension() == ".safetensors" ? PathKind::safetensors : PathKind::file;
+  if (is_hugging_face(path)) return PathKind::hugging_face;
   if (is_checkpoint(path)) return PathKind::checkpoint;
   if (is_run(path)) return PathKind::run;
   const bool data = fs::exists(path / "manifest.json") || has_split(path, "train", std::nullopt) ||

@@ -104,6 +104,9 @@ void check_is_file(const std::string& path) {
     case PathKind::checkpoint:
       fail(Exit::usage, path,
            " is a checkpoint, not a config file; to go on from it: lathe train CONFIG --checkpoint.resume=", path);
+    case PathKind::hugging_face:
+      fail(Exit::usage, path, " is a Hugging Face folder, not a config file; to begin with its weights: lathe train ",
+           "CONFIG --train.init_from=", path);
     case PathKind::folder:
       fail(Exit::usage, path, " is a folder, not a config file; configs/quickstart.toml is one to begin with");
     case PathKind::safetensors:
@@ -346,6 +349,28 @@ int64_t units_of_step(const RunConfig& c) {
 std::string origin_of(const LoadedConfig& loaded, const std::string& key) {
   const auto found = loaded.origins.find(key);
   return found == loaded.origins.end() ? "defaults" : found->second;
+}
+
+void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& named_by) {
+  RunConfig& c = loaded.config;
+  const auto refuse = [&](const std::string& key, const ConfigValue& ours, const ConfigValue& theirs) {
+    fail(Exit::usage, origin_of(loaded, key), ": ", key, " = ", toml_text(ours), ", but ", named_by, " has ",
+         toml_text(theirs), "; leave it out");
+  };
+  if (c.model.kind != from.kind) {
+    if (loaded.origins.contains("model.kind")) refuse("model.kind", c.model.kind, from.kind);
+    c.model = from;
+    return;
+  }
+  RunConfig other;
+  other.model = from;
+  for (const auto& f : c.schema().fields()) {
+    if (!f.key.starts_with("model.") || f.key == "model.kind" || f.key == "model.dropout") continue;
+    const ConfigValue theirs = other.schema().get(&other, f), ours = c.schema().get(&c, f);
+    const bool from_data = f.key == "model.vocab_size" && ours == ConfigValue(int64_t{0});
+    if (loaded.origins.contains(f.key) && ours != theirs && !from_data) refuse(f.key, ours, theirs);
+    c.schema().set(&c, f.key, theirs, named_by);
+  }
 }
 
 LoadedConfig load_config(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides) {

@@ -48,6 +48,11 @@ struct TrainConfig {
       "is not finite, by the op's and its module's name; slow. Under a dynamic loss scale, which overflows on "
       "purpose, gradients are not looked at",
       anything())
+  LATHE_FIELD(
+      std::string, init_from, "",
+      "run, checkpoint or Hugging Face folder whose weights a new run starts from; gives the keys of [model], but "
+      "for dropout. A run that goes on does not need it any more. Empty: random weights",
+      anything().fixed())
   LATHE_FIELD(std::string, device, "auto", "where to compute; auto: cuda where a card can be used",
               one_of({"auto", "cpu", "cuda"}))
   LATHE_FIELD(int64_t, threads, 0, "CPU threads; 0: OMP_NUM_THREADS, else all cores. A resumed run keeps its number",
@@ -148,6 +153,9 @@ struct LoadedConfig {
   Origins origins;
   std::string path{};            ///< of the config file, as given
   std::filesystem::path base{};  ///< the checkpoint that adapters.base stands for, once adopt_base has found it
+  /// The checkpoint or Hugging Face folder that train.init_from stands for, once adopt_source has found it: where the
+  /// run begins with it.
+  std::filesystem::path source{};
 };
 
 /// How large a micro-batch is; sizes that the model's kind does not have are 0.
@@ -160,6 +168,9 @@ int64_t units_of_step(const RunConfig& config);
 
 /// Where a key's value came from; "defaults" where nothing set it.
 std::string origin_of(const LoadedConfig& loaded, const std::string& key);
+
+/// Takes [model], but for dropout, from what `key` names. Exit::usage where a key was given otherwise.
+void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& key);
 
 /// Defaults, which may follow other keys (train.out_dir, schedule.min_lr) < file < environment (LATHE_TRAIN_STEPS=100)
 /// < command line (key, text). Checked key by key and against each other. Errors are Exit::usage and say where.

@@ -9,7 +9,7 @@
 namespace lathe {
 
 void log_header(const Session& session, const Data& data, const RunCeiling& ceiling, const std::string& run,
-                const std::string& from) {
+                const std::string& from, const std::string& source) {
   const RunConfig& c = session.config;
   const std::string unit = session.task.unit();
   const auto all = static_cast<double>(count(parameters(*session.model)));
@@ -29,6 +29,7 @@ void log_header(const Session& session, const Data& data, const RunCeiling& ceil
     log_info("mfu       against a matmul ceiling of ", format("%.0f", peak->rate / 1e9),
              " GFLOP/s that was measured less than three times and may be too low; `lathe bench peak` measures it");
   }
+  if (!source.empty()) log_info("weights   ", source);
   log_info("run       ", run, from.empty() ? "" : str(", going on from ", from));
   log(Level::debug, "parameters\n" + parameter_table(session.params));
 }

@@ -14,9 +14,10 @@
 
 namespace lathe {
 
-/// Model, data, device, precision and folder; `from`: the checkpoint that it goes on from, or "".
+/// Model, data, device, precision and folder; `from`: the checkpoint that it goes on from, or ""; `source`: of
+/// the weights that it began with, or "".
 void log_header(const Session& session, const Data& data, const RunCeiling& ceiling, const std::string& run,
-                const std::string& from);
+                const std::string& from, const std::string& source);
 
 /// data.verify(stop) with a progress bar. `folder`: where the data is.
 void verify_shown(const Data& data, const fs::path& folder, const std::function<bool()>& stop = nullptr);

@@ -11,12 +11,14 @@
 #include "core/memory.h"
 #include "nn/anomaly.h"
 #include "train/config/transform.h"
+#include "train/formats/source.h"
 #include "train/transforms/adapters.h"
 
 namespace lathe {
 
 RunData RunData::open(LoadedConfig& loaded) {
   RunData opened{open_data(loaded.config.data), nullptr, {}};
+  check_source_tokenizer(loaded, opened.data->facts());
   opened.task = &task_of(loaded, opened.data->facts());
   opened.sizes = opened.task->fit(loaded, *opened.data);
   return opened;
@@ -65,6 +67,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   const at::ScalarType matrices = config.amp.master ? at::kFloat : matmul_dtype(compute);
   auto model = loaded.base.empty() ? make_model(*find_model_kind(config.model.kind), config.model.own, sizes, seed)
                                    : load_base(loaded.base, config, sizes, device);
+  load_source(loaded, *model);
   if (device.is_cuda() || matrices != at::kFloat) {
     const MemoryScope scope(Memory::parameters);
     replace_parameters(*model, [&](const NamedParameter& p) {

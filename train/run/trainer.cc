@@ -9,6 +9,7 @@
 #include "core/io/log.h"
 #include "core/io/text.h"
 #include "core/memory.h"
+#include "train/formats/source.h"
 #include "train/run/console.h"
 #include "train/run/layers.h"
 #include "train/run/peak.h"
@@ -33,7 +34,8 @@ class Trainer {
   Trainer(LoadedConfig loaded, RunData data, std::optional<ResumePoint> resume)
       : data_(std::move(data.data)),
         session_(Session::make(loaded, *data.task, data.sizes)),
-        run_(loaded.config.train.out_dir) {
+        run_(loaded.config.train.out_dir),
+        source_(loaded.source) {
     state_.data_hash = data_->hash();
     if (resume) go_on(*resume, loaded);
     state_.base_hash = base_hash(loaded.base);
@@ -80,7 +82,7 @@ class Trainer {
     if (!changes_.empty()) metrics.add_changes(state_.step, changes_);
     sync_folder(run_);
     fault_point("start: metrics cut");
-    log_header(session_, *data_, ceiling_, run_.string(), resumed_from_.string());
+    log_header(session_, *data_, ceiling_, run_.string(), resumed_from_.string(), source_.string());
     note_progress(state_.step, saved_step_);
     CheckpointSaver saver(run_, session_.config.checkpoint, saved_step_);
     saver_ = &saver;
@@ -330,6 +332,7 @@ class Trainer {
   std::string unit_ = session_.task.unit();
   double flops_per_unit_ = session_.model->flops_per_unit();
   fs::path run_;
+  fs::path source_;  // of the weights that it begins with, or empty
   RunState state_;
   fs::path resumed_from_;  // a checkpoint, or empty
   bool resumed_same_run_ = true;
@@ -349,6 +352,7 @@ class Trainer {
 
 Exit train(LoadedConfig loaded, bool verify_data) {
   take_stop_signals("after this step");
+  adopt_source(loaded);
   adopt_base(loaded);
   RunData data = RunData::open(loaded);
   check_base_tokenizer(loaded, *data.data);

@@ -52,7 +52,13 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
     }
     return std::nullopt;
   }
-  if (c.base.empty()) return fault("adapters.rank", "adapters.rank needs adapters.base, the run to put adapters on");
+  const std::string& source = config.train.init_from;
+  if (c.base.empty() && source.empty())
+    return fault("adapters.rank", "adapters.rank needs adapters.base, the run to put adapters on");
+  if (!c.base.empty() && !source.empty() && c.base != source) {
+    return fault("train.init_from", "train.init_from = \"", source, "\" has no effect beside adapters.base = \"",
+                 c.base, "\", whose weights are under the adapters; leave it out");
+  }
   if (c.double_quant && c.dtype != "nf4")
     return fault("adapters.double_quant", "adapters.double_quant is for adapters.dtype = \"nf4\"");
   if (config.amp.dtype == "fp8")
@@ -83,22 +89,7 @@ void adopt_base(LoadedConfig& loaded) {
     fail(Exit::usage, origin_of(loaded, "adapters.base"), ": ", name,
          " holds adapters itself; merge it first (`lathe merge`)");
   }
-  const auto refuse = [&](const std::string& key, const ConfigValue& ours, const ConfigValue& theirs) {
-    fail(Exit::usage, origin_of(loaded, key), ": ", key, " = ", toml_text(ours), ", but adapters.base has ",
-         toml_text(theirs), "; leave it out");
-  };
-  if (c.model.kind != from.model.kind) {
-    if (loaded.origins.contains("model.kind")) refuse("model.kind", c.model.kind, from.model.kind);
-    c.model = from.model;
-    return;
-  }
-  for (const auto& f : c.schema().fields()) {
-    if (!f.key.starts_with("model.") || f.key == "model.kind" || f.key == "model.dropout") continue;
-    const ConfigValue theirs = from.schema().get(&from, f), ours = c.schema().get(&c, f);
-    const bool from_data = f.key == "model.vocab_size" && ours == ConfigValue(int64_t{0});
-    if (loaded.origins.contains(f.key) && ours != theirs && !from_data) refuse(f.key, ours, theirs);
-    c.schema().set(&c, f.key, theirs, base.string());
-  }
+  adopt_model(loaded, from.model, "adapters.base");
 }
 
 std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config, const ModelSizes& sizes,

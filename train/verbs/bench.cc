@@ -12,6 +12,7 @@
 #include "core/kernels/gemm.h"
 #include "core/kernels/isa.h"
 #include "core/memory.h"
+#include "train/formats/source.h"
 #include "train/run/peak.h"
 #include "train/run/stepper.h"
 #include "train/transforms/adapters.h"
@@ -30,6 +31,7 @@ struct BenchResult {
 /// Trains train.steps steps without evaluation, checkpoints or a run folder; times are of the steps after `skip`.
 BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   loaded.config.train.eval_interval = 0;
+  adopt_source(loaded);
   adopt_base(loaded);
   const RunData data = RunData::open(loaded);
   Session session = Session::make(loaded, *data.task, data.sizes);

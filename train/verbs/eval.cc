@@ -36,6 +36,8 @@ Exit run_eval(const Arguments& arguments) {
   const LoadedModel m = load_model_argument(arguments);
   DataConfig data_config = m.config.data;
   data_config.dir = arguments.get("data", m.config.data.dir);
+  if (data_config.dir.empty())
+    fail(Exit::usage, arguments.words[0], " was imported and has no data of its own; give some as --data FOLDER");
   const auto data = open_data(data_config);
   const Task& task = task_of({.config = m.config, .origins = {}}, data->facts());
   check_same_kind(m, task, *data, data_config.dir);

@@ -19,6 +19,8 @@ namespace {
 [[noreturn]] void refuse(const fs::path& path) {
   constexpr const char* wanted = "a run, checkpoint, data folder or .safetensors file";
   if (!fs::exists(path)) fail(Exit::usage, path.string(), " does not exist; give ", wanted);
+  if (is_hugging_face(path))
+    fail(Exit::usage, path.string(), " is a Hugging Face folder; make a run of it with `lathe import`");
   fail(Exit::usage, path.string(), " is no ", wanted + 2);
 }
 
@@ -90,6 +92,7 @@ std::string inspect(const fs::path& path_) {
     }
     case PathKind::missing:
     case PathKind::file:
+    case PathKind::hugging_face:
     case PathKind::folder: refuse(path);
   }
   return out.str();
@@ -131,6 +134,7 @@ std::string verify(const fs::path& path_) {
     }
     case PathKind::missing:
     case PathKind::file:
+    case PathKind::hugging_face:
     case PathKind::folder: refuse(path);
   }
   return out.str();

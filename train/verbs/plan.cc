@@ -8,6 +8,7 @@
 #include "core/dtype.h"
 #include "core/io/json.h"
 #include "core/io/text.h"
+#include "train/formats/source.h"
 #include "train/run/fit.h"
 #include "train/run/forecast.h"
 #include "train/run/peak.h"
@@ -186,6 +187,8 @@ std::string text_of_fit(const LoadedConfig& loaded, const Overrides& given, cons
 
 Exit run_plan(const Arguments& a) {
   LoadedConfig loaded = load_config_argument(a);
+  adopt_source(loaded);
+  loaded.source.clear();  // shapes and times are the same with any weights
   adopt_base(loaded);
   const bool json = a.is_true("json");
   const std::string fit = a.get("fit", ""), cards = a.get("for", "");

@@ -1,9 +1,14 @@
+#include <algorithm>
 #include <sstream>
 
+#include "core/device.h"
 #include "data/example_source.h"
 #include "data/prepare.h"
+#include "data/prepare_documents.h"
 #include "data/prepare_examples.h"
+#include "train/config/path_kind.h"
 #include "train/run/stop.h"
+#include "train/store/checkpoint.h"
 #include "train/verbs/verbs.h"
 
 namespace lathe {
@@ -15,6 +20,15 @@ void refuse_flags(const Arguments& arguments, const std::vector<const char*>& na
     if (arguments.flags.contains(name))
       fail(Exit::usage, "command line: --", name, " is for ", what, "; leave it out, or name other files");
   }
+}
+
+/// Flags of documents, and of all text.
+const std::vector<const char*> document_flags{"format",  "field",     "separator", "dedup",
+                                              "invalid", "min-bytes", "max-bytes", "val-by"};
+std::vector<const char*> text_flags() {
+  std::vector<const char*> all = document_flags;
+  all.insert(all.end(), {"tokenizer", "shard-tokens", "workers"});
+  return all;
 }
 
 /// "1,8,8".
@@ -32,7 +46,7 @@ std::vector<int64_t> read_shape(const std::string& text) {
 }
 
 Exit prepare_tables(const Arguments& arguments) {
-  refuse_flags(arguments, {"tokenizer", "shard-tokens"}, "text");
+  refuse_flags(arguments, text_flags(), "text");
   ExampleOptions o;
   o.inputs = arguments.words;
   o.out = arguments.get("out", "");
@@ -52,6 +66,67 @@ Exit prepare_tables(const Arguments& arguments) {
   return Exit::done;
 }
 
+/// The tokenizer of a run or checkpoint, or of files.
+Tokenizer tokenizer_at(const fs::path& path) {
+  const PathKind kind = kind_of(path);
+  if (kind != PathKind::run && kind != PathKind::checkpoint) return Tokenizer::bpe(path);
+  const auto tokenizer = read_state(find_checkpoint(path)).tokenizer;
+  if (!tokenizer || tokenizer->bpe() == nullptr)
+    fail(Exit::usage, "command line: --tokenizer: the run ", path.string(),
+         " has no BPE; name its tokenizer by its kind");
+  return *tokenizer;
+}
+
+/// Whether the words ask for documents: a flag of theirs, a JSON Lines or compressed file, or standard input.
+bool is_documents(const Arguments& arguments) {
+  for (const char* flag : document_flags) {
+    if (arguments.flags.contains(flag)) return true;
+  }
+  for (const fs::path& file : expand_inputs(arguments.words)) {
+    const std::string name = file.extension().string();
+    if (file == "-" || name == ".gz" || name == ".zst" || is_jsonl({}, file.string())) return true;
+  }
+  return false;
+}
+
+Exit prepare_as_documents(const Arguments& arguments, const PrepareOptions& text) {
+  DocumentOptions o;
+  for (const fs::path& file : expand_inputs(arguments.words)) o.source.files.push_back(file.string());
+  const auto choice = [&](const char* name, const char* otherwise, const std::vector<std::string>& allowed) {
+    const std::string value = arguments.get(name, otherwise);
+    if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
+      fail(Exit::usage, "command line: --", name, " must be ", rule_text(one_of(allowed)), ", not ", value);
+    return value;
+  };
+  o.source.format = choice("format", "auto", {"auto", "text", "jsonl"});
+  o.source.field = arguments.get("field", o.source.field);
+  o.source.separator = arguments.get("separator", "");
+  bool lines = false, texts = false;
+  for (const std::string& file : o.source.files) (is_jsonl(o.source, file) ? lines : texts) = true;
+  if (arguments.flags.contains("field") && !lines)
+    fail(Exit::usage, "command line: --field is for JSON Lines, and there is none; give --format jsonl if it is some");
+  if (arguments.flags.contains("separator") && !texts)
+    fail(Exit::usage,
+         "command line: --separator is for text, and JSON Lines have a document on each line; leave it out");
+  if (text.tokenizer == "char")
+    fail(Exit::usage, "command line: --tokenizer char reads its text twice, and takes plain files alone, without --",
+         "dedup and the like; use byte or a BPE");
+  if (text.bpe) o.tokenizer = *text.bpe;
+  o.out = text.out;
+  o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
+  o.val_by_hash = choice("val-by", "tail", {"tail", "hash"}) == "hash";
+  o.dedup = arguments.is_true("dedup");
+  o.repair = choice("invalid", "refuse", {"refuse", "repair"}) == "repair";
+  o.min_bytes = static_cast<uint64_t>(arguments.number("min-bytes", 0, at_least(0), true));
+  if (arguments.flags.contains("max-bytes"))
+    o.max_bytes = static_cast<uint64_t>(arguments.number("max-bytes", 0, at_least(1), true));
+  o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
+  o.workers = text.workers;
+  o.stop = [] { return stop_signal() != 0; };
+  prepare_documents(o);
+  return Exit::done;
+}
+
 Exit run_prepare(const Arguments& arguments) {
   if (arguments.get("out", "").empty()) fail(Exit::usage, "lathe prepare needs --out FOLDER");
   take_stop_signals("the preparation; nothing of it is kept");
@@ -60,8 +135,12 @@ Exit run_prepare(const Arguments& arguments) {
   PrepareOptions o{.inputs = arguments.words, .out = arguments.get("out", "")};
   o.tokenizer = arguments.get("tokenizer", "byte");
   if (o.tokenizer != "byte" && o.tokenizer != "char" && !fs::exists(o.tokenizer))
-    fail(Exit::usage, "command line: --tokenizer must be byte, char, or the path of a tokenizer, and there is no file ",
+    fail(Exit::usage,
+         "command line: --tokenizer must be byte, char, or the path of a tokenizer or a run, and there is no ", "file ",
          o.tokenizer);
+  if (o.tokenizer != "byte" && o.tokenizer != "char") o.bpe = tokenizer_at(o.tokenizer);
+  o.workers = static_cast<int>(arguments.number("workers", default_threads(), between(1, 1024), true));
+  if (is_documents(arguments)) return prepare_as_documents(arguments, o);
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
   o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
   o.stop = [] { return stop_signal() != 0; };
@@ -72,24 +151,33 @@ Exit run_prepare(const Arguments& arguments) {
 }  // namespace
 
 Verb prepare_verb() {
-  return {
-      "prepare",
-      "IN... --out FOLDER",
-      "turn text files, or folders of them, into token shards, or tables (CSV) and arrays (IDX, .npy, .safetensors) "
-      "into examples",
-      "prepare my.txt --out data/my --tokenizer char",
-      {{"out", "folder for the data"},
-       {"val", "share for validation: of a text its tail, of examples a random choice (0.1)"},
-       {"tokenizer", "text: byte (default), char, or the path of a BPE tokenizer"},
-       {"shard-tokens", "text: most tokens in one file (100000000)"},
-       {"target", "CSV: the column that is learned: last (default), first, its name or its number"},
-       {"task", "examples: classification or regression (as the targets look)"},
-       {"val-file", "examples: files for validation instead of a share, with commas between"},
-       {"shape", "examples: sizes of one input, as 1,8,8 for an image (as the files have it)"}},
-      false,
-      1,
-      1000000,
-      run_prepare};
+  return {"prepare",
+          "IN... --out FOLDER",
+          "turn text or JSON Lines, plain or compressed (.gz, .zst), files, folders of them or standard input (-), "
+          "into token "
+          "shards, or tables (CSV) and arrays (IDX, .npy, .safetensors) into examples",
+          "prepare my.txt --out data/my --tokenizer char",
+          {{"out", "folder for the data"},
+           {"val", "share for validation: of a text its tail, of examples a random choice (0.1)"},
+           {"tokenizer", "text: byte (default), char, or the path of a BPE tokenizer or of a run that has one"},
+           {"workers", "text: threads that encode by a BPE (all cores); what is written does not depend on it"},
+           {"format", "documents: text, jsonl, or auto: by the name (auto)"},
+           {"field", "documents: where a line of JSON Lines has its text (text)"},
+           {"separator", "documents: what stands between those of one text, as <|endoftext|> (none: a file is one)"},
+           {"dedup", "documents: true drops those that came before, byte for byte (false)"},
+           {"invalid", "documents: refuse or repair bytes that are not UTF-8 (refuse)"},
+           {"min-bytes", "documents: shorter ones are dropped (0)"},
+           {"max-bytes", "documents: longer ones are dropped (no limit)"},
+           {"val-by", "documents: tail, or hash: each one's content decides (tail)"},
+           {"shard-tokens", "text: most tokens in one file (100000000)"},
+           {"target", "CSV: the column that is learned: last (default), first, its name or its number"},
+           {"task", "examples: classification or regression (as the targets look)"},
+           {"val-file", "examples: files for validation instead of a share, with commas between"},
+           {"shape", "examples: sizes of one input, as 1,8,8 for an image (as the files have it)"}},
+          false,
+          1,
+          1000000,
+          run_prepare};
 }
 
 }  // namespace lathe

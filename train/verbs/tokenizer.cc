@@ -18,10 +18,6 @@
 namespace lathe {
 namespace {
 
-constexpr const char* llama3_pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+)"
-    R"(|\s+(?!\S)|\s+)";
-
 /// The second word, a file, or standard input where it is absent.
 std::string input_text(const Arguments& arguments) {
   if (arguments.words.size() > 1) return read_file(arguments.words[1], Exit::data, uint64_t{1} << 40);

@@ -15,6 +15,8 @@ Verb generate_verb();
 Verb gradients_verb();
 Verb replay_verb();
 Verb merge_verb();
+Verb import_verb();
+Verb export_verb();
 Verb inspect_verb();
 Verb verify_verb();
 Verb bench_verb();
@@ -29,9 +31,10 @@ namespace {
 
 std::vector<Verb>& table() {
   static std::vector<Verb> all{train_verb(),    plan_verb(),      prepare_verb(), tokenizer_verb(), eval_verb(),
-                               generate_verb(), gradients_verb(), replay_verb(),  merge_verb(),     inspect_verb(),
-                               verify_verb(),   runs_verb(),      compare_verb(), report_verb(),    watch_verb(),
-                               sweep_verb(),    bench_verb(),     profile_verb(), config_verb()};
+                               generate_verb(), gradients_verb(), replay_verb(),  merge_verb(),     import_verb(),
+                               export_verb(),   inspect_verb(),   verify_verb(),  runs_verb(),      compare_verb(),
+                               report_verb(),   watch_verb(),     sweep_verb(),   bench_verb(),     profile_verb(),
+                               config_verb()};
   return all;
 }
 

@@ -1,0 +1,87 @@
+#include "core/io/gguf.h"
+
+#include <bit>
+
+namespace lathe {
+namespace {
+
+constexpr uint64_t alignment = 32;
+uint64_t aligned(uint64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+
+/// Numbers of the format's types, and of ggml's.
+enum ValueType : uint32_t { type_u32 = 4, type_i32 = 5, type_f32 = 6, type_bool = 7, type_text = 8, type_list = 9 };
+
+uint32_t tensor_type(const TensorEntry& tensor) {
+  if (tensor.dtype == "F32") return 0;
+  if (tensor.dtype == "F16") return 1;
+  if (tensor.dtype == "BF16") return 30;
+  fail(Exit::internal, "GGUF: tensor \"", tensor.name, "\" is ", tensor.dtype);
+}
+
+class Writer {
+ public:
+  static_assert(std::endian::native == std::endian::little);
+  template <class T>
+  void number(T x) {
+    text_.append(reinterpret_cast<const char*>(&x), sizeof x);
+  }
+  void text(const std::string& s) {
+    number(uint64_t{s.size()});
+    text_ += s;
+  }
+  void put(uint32_t x) { number<uint32_t>(type_u32), number(x); }
+  void put(float x) { number<uint32_t>(type_f32), number(x); }
+  void put(bool x) { number<uint32_t>(type_bool), number<uint8_t>(x ? 1 : 0); }
+  void put(const std::string& x) { number<uint32_t>(type_text), text(x); }
+  void put(const std::vector<std::string>& list) {
+    begin_list(type_text, list.size());
+    for (const auto& x : list) text(x);
+  }
+  void put(const std::vector<int32_t>& list) {
+    begin_list(type_i32, list.size());
+    for (const int32_t x : list) number(x);
+  }
+  void pad() { text_.resize(aligned(text_.size()), '\0'); }
+  const std::string& bytes() const { return text_; }
+
+ private:
+  void begin_list(ValueType type, size_t size) {
+    number<uint32_t>(type_list), number<uint32_t>(type), number(uint64_t{size});
+  }
+  std::string text_;
+};
+
+}  // namespace
+
+void write_gguf(const fs::path& path, const GGUFMetadata& metadata, const std::vector<TensorEntry>& tensors) {
+  Writer head;
+  for (const char c : {'G', 'G', 'U', 'F'}) head.number(c);
+  head.number(uint32_t{3});
+  head.number(uint64_t{tensors.size()});
+  head.number(uint64_t{metadata.size()});
+  for (const auto& [key, value] : metadata) {
+    head.text(key);
+    std::visit([&](const auto& x) { head.put(x); }, value);
+  }
+  uint64_t offset = 0;
+  for (const TensorEntry& t : tensors) {
+    head.text(t.name);
+    head.number(static_cast<uint32_t>(t.shape.size()));
+    for (auto size = t.shape.rbegin(); size != t.shape.rend(); ++size) head.number(static_cast<uint64_t>(*size));
+    head.number(tensor_type(t));
+    head.number(offset);
+    offset += aligned(t.bytes.size());
+  }
+  head.pad();
+  OutputFile file(path, OutputFile::Open::create);
+  file.write(head.bytes());
+  const std::string zeros(alignment, '\0');
+  for (const TensorEntry& t : tensors) {
+    file.write(t.bytes.data(), t.bytes.size());
+    file.write(zeros.data(), aligned(t.bytes.size()) - t.bytes.size());
+  }
+  file.sync();
+  file.close();
+}
+
+}  // namespace lathe

@@ -1,0 +1,147 @@
+#include "core/io/input.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace lathe {
+
+struct InputStream::State {
+  enum class Form { plain, gzip, zstd };
+  static constexpr size_t room = size_t{1} << 18;
+
+  std::string path;
+  int fd = -1;
+  bool owned = false, at_end = false;
+  uint64_t consumed = 0;
+  std::string packed;  // what was read and not yet used: from `at` on
+  size_t at = 0;
+  Form form = Form::plain;
+  z_stream gzip{};
+  ZSTD_DStream* zstd = nullptr;
+  bool within = false;  // a member or frame that has begun and not ended
+
+  explicit State(const std::string& name) : path(name) {}
+  ~State() {
+    if (form == Form::gzip) inflateEnd(&gzip);
+    ZSTD_freeDStream(zstd);
+    if (owned) ::close(fd);
+  }
+  State(const State&) = delete;
+
+  /// Reads more of the file; false where there is none.
+  bool fill() {
+    if (at_end) return false;
+    packed.erase(0, at);
+    at = 0;
+    const size_t had = packed.size();
+    packed.resize(had + room);
+    ssize_t n = 0;
+    do n = ::read(fd, packed.data() + had, room);
+    while (n < 0 && errno == EINTR);
+    packed.resize(had + static_cast<size_t>(n > 0 ? n : 0));
+    if (n < 0) fail(Exit::data, path, " can't be read: ", std::strerror(errno));
+    at_end = n == 0;
+    consumed += static_cast<uint64_t>(n);
+    return n > 0;
+  }
+  size_t left() const { return packed.size() - at; }
+
+  void find_form() {
+    while (left() < 4 && fill()) {
+    }
+    const auto starts = [&](const char* magic, size_t n) {
+      return left() >= n && std::memcmp(packed.data(), magic, n) == 0;
+    };
+    if (starts("\x1f\x8b", 2)) {
+      form = Form::gzip;
+      if (inflateInit2(&gzip, 15 + 16) != Z_OK) fail(Exit::memory, "no memory to unpack ", path);
+    } else if (starts("\x28\xb5\x2f\xfd", 4)) {
+      form = Form::zstd;
+      zstd = ZSTD_createDStream();
+      if (zstd == nullptr) fail(Exit::memory, "no memory to unpack ", path);
+    }
+  }
+
+  [[noreturn]] void damaged(const std::string& what) const {
+    fail(Exit::data, path, " is damaged: ", what, "; pack it again");
+  }
+
+  /// Unpacks into `to`; how many bytes came.
+  size_t unpack(char* to, size_t most) {
+    for (;;) {
+      if (left() == 0 && !fill()) {
+        if (within) damaged("it ends within its compressed data");
+        return 0;
+      }
+      within = true;
+      size_t made = 0;
+      if (form == Form::gzip) {
+        gzip.next_in = reinterpret_cast<Bytef*>(packed.data() + at);
+        gzip.avail_in = static_cast<uInt>(left());
+        gzip.next_out = reinterpret_cast<Bytef*>(to);
+        gzip.avail_out = static_cast<uInt>(most);
+        const int code = inflate(&gzip, Z_NO_FLUSH);
+        if (code != Z_OK && code != Z_STREAM_END && code != Z_BUF_ERROR)
+          damaged(gzip.msg != nullptr ? gzip.msg : "no gzip data");
+        at = packed.size() - gzip.avail_in;
+        made = most - gzip.avail_out;
+        if (code == Z_STREAM_END) {
+          within = false;
+          inflateReset(&gzip);
+        }
+      } else {
+        ZSTD_inBuffer in{packed.data(), packed.size(), at};
+        ZSTD_outBuffer out{to, most, 0};
+        const size_t code = ZSTD_decompressStream(zstd, &out, &in);
+        if (ZSTD_isError(code)) damaged(ZSTD_getErrorName(code));
+        at = in.pos;
+        made = out.pos;
+        if (code == 0) within = false;
+      }
+      if (made > 0) return made;
+    }
+  }
+};
+
+InputStream::InputStream(const std::string& path) : state_(std::make_unique<State>(path)) {
+  if (path == "-") {
+    state_->path = "standard input";
+    state_->fd = STDIN_FILENO;
+  } else {
+    struct stat info {};
+    state_->fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would wait for a writer
+    state_->owned = state_->fd >= 0;
+    if (state_->fd < 0 || fstat(state_->fd, &info) != 0)
+      fail(Exit::data, path, " can't be read: ", std::strerror(errno));
+    if (!S_ISREG(info.st_mode)) fail(Exit::data, path, " is no regular file; give - to read standard input");
+  }
+  state_->find_form();
+}
+
+InputStream::~InputStream() = default;
+
+bool InputStream::read(std::string& out, size_t most) {
+  State& s = *state_;
+  const size_t had = out.size();
+  if (s.form == State::Form::plain) {
+    if (s.left() == 0 && !s.fill()) return false;
+    const size_t n = std::min(most, s.left());
+    out.append(s.packed, s.at, n);
+    s.at += n;
+    return true;
+  }
+  out.resize(had + most);
+  const size_t n = s.unpack(out.data() + had, most);
+  out.resize(had + n);
+  return n > 0;
+}
+
+uint64_t InputStream::consumed() const { return state_->consumed; }
+
+}  // namespace lathe

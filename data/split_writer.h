@@ -1,0 +1,48 @@
+// Writing token shards. No LibTorch header.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/io/checksum.h"
+#include "core/io/file.h"
+#include "data/manifest.h"
+
+namespace lathe {
+
+/// Writes the shards of a split under names that nothing reads (OutFolder::unfinished), ids as uint16 or, `wide`, as
+/// uint32.
+class SplitWriter {
+ public:
+  /// `most_tokens`: how many may come, which decides whether files are numbered; nullopt where that is not known.
+  SplitWriter(const fs::path& out, int64_t shard_tokens, const std::string& split, std::optional<int64_t> most_tokens,
+              bool wide)
+      : out_(out), shard_tokens_(shard_tokens), split_(split), most_tokens_(most_tokens), wide_(wide) {}
+
+  /// Appends ids.
+  void write(std::span<const int32_t> ids);
+  /// Tokens so far.
+  int64_t tokens() const { return tokens_; }
+  /// Closes the last file. All of them, in order.
+  std::vector<ShardInfo> finish();
+
+ private:
+  void open();
+  void close();
+
+  fs::path out_;
+  int64_t shard_tokens_;
+  std::string split_;
+  std::optional<int64_t> most_tokens_;
+  bool wide_;
+  int64_t tokens_ = 0;
+  std::vector<uint16_t> narrow_;
+  OutputFile file_;
+  Checksum sum_;
+  std::vector<ShardInfo> shards_;
+};
+
+}  // namespace lathe

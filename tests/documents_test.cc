@@ -1,0 +1,274 @@
+// Documents in `lathe prepare`: JSON Lines, compressed files, what is dropped and counted, and that neither the number
+// of workers nor the packing of a file changes a byte.
+#include <zlib.h>
+#include <zstd.h>
+
+#include <cstdlib>
+
+#include "core/io/input.h"
+#include "core/io/json.h"
+#include "data/bpe_trainer.h"
+#include "data/manifest.h"
+#include "data/parallel_bpe.h"
+#include "data/prepare.h"
+#include "data/prepare_documents.h"
+#include "data/tokens.h"
+#include "tests/catch.h"
+#include "tests/process.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+std::string gzipped(const std::string& text) {
+  z_stream z{};
+  REQUIRE(deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK);
+  std::string out(deflateBound(&z, text.size()), '\0');
+  z.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+  z.avail_in = static_cast<uInt>(text.size());
+  z.next_out = reinterpret_cast<Bytef*>(out.data());
+  z.avail_out = static_cast<uInt>(out.size());
+  REQUIRE(deflate(&z, Z_FINISH) == Z_STREAM_END);
+  out.resize(z.total_out);
+  deflateEnd(&z);
+  return out;
+}
+std::string zstandard(const std::string& text) {
+  std::string out(ZSTD_compressBound(text.size()), '\0');
+  out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
+  return out;
+}
+
+std::string all_of(const fs::path& path, size_t most) {
+  InputStream in(path.string());
+  std::string text;
+  while (in.read(text, most)) {
+  }
+  return text;
+}
+
+TEST_CASE("compressed files are the text that was packed, and damage is noticed", "[documents]") {
+  const TempFolder f;
+  std::string text = sample_text(700000);
+  for (const auto& pack : {gzipped, zstandard}) {
+    for (const size_t most : {size_t{7}, size_t{1} << 20}) {
+      const std::string some = most == 7 ? text.substr(0, 5000) : text;
+      write_file(f / "a", pack(some));
+      CHECK(all_of(f / "a", most) == some);
+      write_file(f / "a", pack(some) + pack("more") + pack(""));
+      CHECK(all_of(f / "a", most) == some + "more");
+    }
+    const std::string packed = pack(text);
+    write_file(f / "a", packed.substr(0, packed.size() / 2));
+    CHECK_THAT(error_of([&] { all_of(f / "a", 1000); }), ContainsSubstring("ends within its compressed data"));
+    write_file(f / "a", packed + "tail");
+    CHECK_THAT(error_of([&] { all_of(f / "a", 1000); }), ContainsSubstring("is damaged"));
+    std::string other = packed;
+    for (size_t i = other.size() / 2; i < other.size() / 2 + 64; ++i) other[i] = static_cast<char>(~other[i]);
+    write_file(f / "a", other);
+    bool noticed = false;  // zstd without a checksum may take some flips for text
+    try {
+      noticed = all_of(f / "a", 1000) != text;
+    } catch (const Error& e) {
+      noticed = e.code() == Exit::data;
+    }
+    CHECK(noticed);
+  }
+  write_file(f / "a", "");
+  CHECK(all_of(f / "a", 10).empty());
+  CHECK_THAT(error_of([&] { InputStream(f.path().string()); }), ContainsSubstring("is no regular file"));
+}
+
+Tokenizer trained(const TempFolder& f) {
+  write_file(f / "train.txt", sample_text(20000) + "<|endoftext|>");
+  write_bpe(train_bpe({f / "train.txt"}, {.vocab_size = 300, .threads = 1}), f / "tokenizer.json");
+  return Tokenizer::bpe(f / "tokenizer.json");
+}
+
+std::vector<int64_t> ids_of(const fs::path& folder, const char* split) {
+  const auto manifest = read_manifest(folder);
+  if (!has_split(folder, split, manifest)) return {};
+  const TokenFile file(folder, split, manifest);
+  std::vector<int64_t> ids(static_cast<size_t>(file.size()));
+  file.read(0, file.size(), 1 << 30, ids.data());
+  return ids;
+}
+
+/// The data folder's files, by name.
+std::map<std::string, std::string> contents(const fs::path& folder) {
+  std::map<std::string, std::string> all;
+  for (const std::string& name : names(folder)) all[name] = slurp(folder / name);
+  return all;
+}
+
+Json counts_of(const fs::path& folder) { return read_manifest(folder)->documents; }
+
+std::string line_of(const std::string& text) { return Json{{"id", 1}, {"text", text}, {"more", {1, 2}}}.dump() + "\n"; }
+
+TEST_CASE("JSON Lines give the documents' tokens, whatever the workers and the packing", "[documents]") {
+  const TempFolder f;
+  const Tokenizer tokenizer = trained(f);
+  const int64_t end = tokenizer.bpe()->id_of("<|endoftext|>");
+  REQUIRE(end >= 0);
+  std::vector<std::string> texts{"the lathe turns", "na\xC3\xAFve \xF0\x9F\x98\x80\n\"quoted\"\t",
+                                 "<|endoftext|> is text"};
+  std::string lines = "\xEF\xBB\xBF" + line_of(texts[0]) + "\n  \r\n" + line_of(texts[1]);
+  lines += "{\"text\": \"<|endoftext|> is te\\u0078t\"}\r\n";
+  for (int i = 0; i < 30000; ++i) {
+    texts.push_back(str("document ", i, " cuts ", i * i, " under it"));
+    lines += line_of(texts.back());
+  }
+  lines.pop_back();  // the last line needs no end
+  std::vector<int64_t> wanted;
+  for (const std::string& text : texts) {
+    std::vector<int32_t> ids;
+    BPE::Encoder(*tokenizer.bpe()).encode(text, ids, SpecialText::text);
+    wanted.insert(wanted.end(), ids.begin(), ids.end());
+    wanted.push_back(end);
+  }
+  write_file(f / "a.jsonl", lines);
+  write_file(f / "a.jsonl.gz", gzipped(lines));
+  write_file(f / "a.ndjson.zst", zstandard(lines));
+  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}}, .out = f / "one", .tokenizer = tokenizer};
+  prepare_documents(o);
+  auto ids = ids_of(f / "one", "train");
+  const auto val = ids_of(f / "one", "val");
+  CHECK(std::ssize(val) == static_cast<int64_t>(0.1 * static_cast<double>(wanted.size())));
+  ids.insert(ids.end(), val.begin(), val.end());
+  CHECK(ids == wanted);
+  CHECK(counts_of(f / "one")["kept"] == texts.size());
+  for (const char* file : {"a.jsonl.gz", "a.ndjson.zst"}) {
+    o.source.files = {(f / file).string()};
+    o.workers = 4;
+    o.out = f / (std::string("of-") + file);
+    prepare_documents(o);
+    CHECK(contents(o.out) == contents(f / "one"));
+  }
+  o.shard_tokens = 50000, o.out = f / "shards";
+  prepare_documents(o);
+  CHECK(names(o.out).contains("train_000001.bin"));
+  auto again = ids_of(o.out, "train");
+  const auto tail = ids_of(o.out, "val");
+  again.insert(again.end(), tail.begin(), tail.end());
+  CHECK(again == wanted);
+}
+
+TEST_CASE("lines that are no documents are refused by their number", "[documents]") {
+  const TempFolder f;
+  const auto refusal = [&](const std::string& lines, const std::string& field = "text") {
+    write_file(f / "a.jsonl", lines);
+    const DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}, .field = field}, .out = f / "out"};
+    const std::string what = error_of([&] { prepare_documents(o); });
+    CHECK(!fs::exists(f / "out"));
+    return what;
+  };
+  const std::string good = line_of("one") + line_of("two");
+  CHECK_THAT(refusal(good + "{\"text\": 3}\n"), ContainsSubstring("a.jsonl:3 has no text in the field \"text\""));
+  CHECK_THAT(refusal(good, "body"), ContainsSubstring("a.jsonl:1 has no text in the field \"body\""));
+  CHECK_THAT(refusal(good + "\n[1]\n"), ContainsSubstring("a.jsonl:4 has no text"));
+  CHECK_THAT(refusal(good + "{\"text\": \"x\n"), ContainsSubstring("a.jsonl:3 is no JSON"));
+  CHECK_THAT(refusal(good + "{\"text\": \"x\"} x\n"), ContainsSubstring("a.jsonl:3 is no JSON"));
+  CHECK_THAT(refusal(line_of("ab\x01") + "{\"text\": \"\xFF\"}\n"), ContainsSubstring("a.jsonl:2 is no JSON"));
+  CHECK_THAT(refusal("\n\n"), ContainsSubstring("too few to train on"));
+}
+
+TEST_CASE("documents are dropped, repaired and split by their content, and all of it is counted", "[documents]") {
+  const TempFolder f;
+  std::string lines;
+  for (int i = 0; i < 400; ++i) lines += line_of(str("document ", i % 300, " of some"));
+  lines += line_of("x") + line_of(std::string(100, 'y')) + line_of(" \n");
+  write_file(f / "a.jsonl", lines);
+  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}}, .out = f / "out"};
+  o.dedup = true, o.min_bytes = 2, o.max_bytes = 99, o.val_by_hash = true, o.val_share = 0.25, o.workers = 3;
+  prepare_documents(o);
+  const Json counts = counts_of(f / "out");
+  CHECK(counts["read"] == 403);
+  CHECK(counts["kept"] == 300);
+  CHECK(counts["duplicates"] == 100);
+  CHECK(counts["too_short"] == 1);
+  CHECK(counts["too_long"] == 1);
+  CHECK(counts["empty"] == 1);
+  const auto in_val = counts["in_validation"].get<int>();
+  CHECK((in_val > 45 && in_val < 105));
+  // Another order puts every document where it was.
+  std::vector<std::string> reversed;
+  for (int i = 299; i >= 0; --i) reversed.push_back(line_of(str("document ", i, " of some")));
+  lines.clear();
+  for (const std::string& line : reversed) lines += line;
+  write_file(f / "a.jsonl", lines);
+  o.out = f / "reversed";
+  prepare_documents(o);
+  const auto documents = [](const std::vector<int64_t>& ids) {
+    std::set<std::string> all;
+    std::istringstream text(Tokenizer::byte().decode(ids));
+    for (std::string line; std::getline(text, line);) all.insert(line);
+    return all;
+  };
+  for (const char* split : {"train", "val"})
+    CHECK(documents(ids_of(f / "out", split)) == documents(ids_of(o.out, split)));
+  CHECK(std::ssize(documents(ids_of(o.out, "val"))) == in_val);
+
+  write_file(f / "bad.txt", "good \xFF\xFE bytes\xC3");
+  DocumentOptions bad{.source = {.files = {(f / "bad.txt").string()}}, .out = f / "bad"};
+  CHECK_THAT(error_of([&] { prepare_documents(bad); }), ContainsSubstring("its byte 5"));
+  bad.repair = true, bad.val_share = 0;
+  prepare_documents(bad);
+  CHECK(Tokenizer::byte().decode(ids_of(f / "bad", "train")) == "good \xEF\xBF\xBD\xEF\xBF\xBD bytes\xEF\xBF\xBD\n");
+  CHECK(counts_of(f / "bad")["repaired"] == 1);
+  CHECK(counts_of(f / "bad")["replaced_bytes"] == 3);
+}
+
+TEST_CASE("texts are split at separators, and long ones cut where pieces end", "[documents]") {
+  const TempFolder f;
+  const Tokenizer tokenizer = trained(f);
+  write_file(f / "a.txt", "one\n<|endoftext|>two<|endoftext|>\n");
+  DocumentOptions o{.source = {.files = {(f / "a.txt").string()}, .separator = "<|endoftext|>"}, .out = f / "a"};
+  o.val_share = 0;
+  prepare_documents(o);
+  CHECK(Tokenizer::byte().decode(ids_of(f / "a", "train")) == "one\n\ntwo\n");
+  CHECK(counts_of(f / "a")["empty"] == 1);
+
+  std::string text = sample_text(3'500'000);
+  for (size_t at = 60; at + 3 < text.size(); at += 61) text[at] = '\n';
+  for (size_t at = 1000; at + 3 < text.size(); at += 1777) text.replace(at, 3, " \n\n");
+  write_file(f / "long.txt", text);
+  prepare({.inputs = {(f / "long.txt").string()}, .out = f / "whole", .val_share = 0, .bpe = tokenizer});
+  auto wanted = ids_of(f / "whole", "train");
+  wanted.push_back(tokenizer.bpe()->id_of("<|endoftext|>"));
+  DocumentOptions parts{.source = {.files = {(f / "long.txt").string()}}, .out = f / "parts", .tokenizer = tokenizer};
+  parts.val_share = 0, parts.workers = 3;
+  prepare_documents(parts);
+  CHECK(ids_of(f / "parts", "train") == wanted);
+  CHECK(counts_of(f / "parts")["read"] == 1);
+  // Standard input is the same data.
+  write_file(f / "long.gz", gzipped(text));
+  const std::string lathe = (binary_folder() / "lathe").string();
+  const auto shell = [&](const std::string& words) {
+    return std::system((lathe + " prepare - --out " + (f / "stdin").string() + " --val 0 --tokenizer " +
+                        (f / "tokenizer.json").string() + " " + words + " >/dev/null 2>&1")
+                           .c_str());
+  };
+  CHECK(shell("< " + (f / "long.gz").string()) == 0);
+  CHECK(contents(f / "stdin") == contents(f / "parts"));
+}
+
+TEST_CASE("encoding on several threads gives the ids of one", "[documents]") {
+  const TempFolder f;
+  const Tokenizer tokenizer = trained(f);
+  std::string text = sample_text(600'000);
+  std::string runs;  // where a guess at a piece's end goes wrong: long pieces of one sort, white space, bytes
+  for (int i = 0; i < 40; ++i)
+    runs += std::string(static_cast<size_t>(500 + 997 * i), "a \n1"[i % 4]) + (i % 3 == 0 ? "\xFF\xC3" : "x");
+  for (const std::string& one : {text, runs, std::string(400'000, 'a'), std::string("ab")}) {
+    std::vector<int32_t> wanted;
+    const size_t next = BPE::Encoder(*tokenizer.bpe()).encode_pieces(one, 0, one.size(), wanted);
+    for (const int workers : {1, 2, 3, 7}) {
+      std::vector<int32_t> ids;
+      CHECK(ParallelEncoder(*tokenizer.bpe(), workers).encode_pieces(one, 0, one.size(), ids) == next);
+      CHECK(ids == wanted);
+    }
+  }
+}
+
+}  // namespace

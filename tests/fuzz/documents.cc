@@ -1,0 +1,47 @@
+// Documents of a file: the first byte says how it is read.
+#include "data/documents.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace lathe::fuzz {
+std::vector<std::string> seeds() {
+  return {std::string("\0one\ntwo\n\nthree--four--", 22), std::string("\1one--two--\n--three", 18),
+          std::string("\2{\"text\": \"a\\u0041\"}\n\n{\"text\": \"\"}", 38),
+          std::string("\3long\nlines\nof\ntext\n", 23)};
+}
+}  // namespace lathe::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace lathe;
+  if (size == 0) return 0;
+  static const fuzz::MemoryFile file;
+  const std::string_view text = fuzz::text_of(data + 1, size - 1);
+  file.write(text);
+  const bool jsonl = (data[0] & 2) != 0, separated = (data[0] & 1) != 0 && !jsonl;
+  const DocumentSource source{
+      .files = {file.path()}, .format = jsonl ? "jsonl" : "text", .field = "text", .separator = separated ? "--" : ""};
+  const bool packed = size >= 3 && (data[1] == 0x1f || data[1] == 0x28);
+  try {
+    PartReader reader(source, (data[0] & 4) != 0, 1 + data[0] / 8, 512);
+    std::string all;
+    bool open = false;
+    for (Part part; reader.next(part);) {
+      fuzz::must(jsonl || part.begins == !open, "a document goes on where it was left");
+      open = !part.ends;
+      all += part.text;
+      size_t documents = 0;
+      each_document(part, source, [&](std::string_view one) {
+        std::string copy(one);
+        repair_utf8(copy);
+        ++documents;
+      });
+      fuzz::must(jsonl || documents >= 1, "a part of text has a document");
+      fuzz::must(part.ends || documents == 1, "and one alone where it goes on");
+      if (all.size() > (size_t{8} << 20)) return 0;
+    }
+    fuzz::must(!open, "the last document ends");
+    fuzz::must(packed || all == text, "together the parts are the file");
+  } catch (const Error& e) {
+    fuzz::must(e.code() == Exit::data, "what is wrong is in the data");
+  }
+  return 0;
+}

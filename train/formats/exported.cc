@@ -1,0 +1,127 @@
+#include "train/formats/exported.h"
+
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/zeros.h>
+
+#include <cstring>
+#include <set>
+#include <tuple>
+
+#include "core/dtype.h"
+#include "core/mode.h"
+#include "train/transforms/adapters.h"
+
+namespace lathe {
+
+NewFolder::NewFolder(const fs::path& path_as_given) : path_(without_trailing_slash(path_as_given)) {
+  if (fs::exists(path_) && !(fs::is_directory(path_) && fs::is_empty(path_)))
+    fail(Exit::usage, path_.string(), " is there already; give another --out, or remove it");
+  temporary_ = path_.parent_path() / (".unfinished-" + path_.filename().string());
+  for (fs::path p = fs::absolute(path_).lexically_normal().parent_path(); !fs::exists(p); p = p.parent_path())
+    made_.push_back(p);
+  remove_tree(temporary_);
+  make_folders(temporary_);
+}
+
+NewFolder::~NewFolder() {
+  if (done_) return;
+  try {
+    remove_tree(temporary_);
+  } catch (const Error&) {  // what went wrong first is what to tell
+  }
+  std::error_code error;
+  for (const fs::path& folder : made_) fs::remove(folder, error);
+}
+
+void NewFolder::publish() {
+  sync_folder(temporary_);
+  rename_file(temporary_, path_);
+  done_ = true;
+  sync_folder(fs::absolute(path_).parent_path());
+}
+
+namespace {
+
+/// As a config names it.
+std::string config_name(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "fp16" : "fp32";
+}
+
+std::string saved_dtype(const SafetensorsFile& file) {
+  for (const TensorEntry& t : file.tensors()) {
+    if (const auto dtype = dtype_from_safetensors(t.dtype); dtype && t.shape.size() == 2) return config_name(*dtype);
+  }
+  return "fp32";
+}
+
+/// The first family that has such a model, and its config.json.
+std::pair<const Family*, Json> family_for(const RunConfig& config) {
+  std::string kinds;
+  for (const Family& family : families()) {
+    std::string name = family.kind;
+    if (family.kind == config.model.kind) {
+      if (auto written = family.write(config.model.own)) return {&family, std::move(*written)};
+      name += " with other keys of [model]";
+    }
+    if (kinds.find(name) == std::string::npos) kinds += (kinds.empty() ? "" : ", ") + name;
+  }
+  fail(Exit::usage, "no program that this build writes for has this ", config.model.kind, "; they have ", kinds);
+}
+
+}  // namespace
+
+ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
+  const fs::path checkpoint = find_checkpoint(o.run, o.checkpoint);
+  state = read_state(checkpoint);
+  config = saved_config(state, checkpoint);
+  if (adapters_of(config).rank > 0)
+    fail(Exit::usage, o.run.string(), " holds adapters; merge them into their model first (`lathe merge`)");
+  if (average_ && config.optim.ema_decay == 0) {
+    fail(Exit::usage,
+         "command line: --weights ema: the run keeps no average of its weights (its optim.ema_decay is 0); "
+         "leave --weights out");
+  }
+  path_ = checkpoint / "model.safetensors";
+  model_ = std::make_unique<SafetensorsFile>(path_);
+  if (average_) optimizer_ = std::make_unique<SafetensorsFile>(checkpoint / "optimizer.safetensors");
+  dtype = o.dtype.empty() ? saved_dtype(*model_) : o.dtype;
+  const ShapesAlone guard;
+  shapes = find_model_kind(config.model.kind)->make(config.model.own, state.sizes);
+  parameters = lathe::parameters(*shapes);
+  // A width that the config leaves to the model.
+  if (int64_t* inner = config.model.own.find<int64_t>("n_inner"); inner != nullptr && *inner == 0) {
+    for (const NamedParameter& p : parameters) {
+      if (p.path == "blocks.0.mlp.up.weight") *inner = p.parameter.size(0);
+    }
+  }
+  std::tie(family, family_config) = family_for(config);
+}
+
+at::Tensor ExportedModel::tensor(const NamedParameter& p) const {
+  const TensorEntry* average = average_ ? optimizer_->find(p.path + "." + average_name) : nullptr;  // none: frozen
+  const at::Tensor t = entry_tensor(average != nullptr ? *average : model_->at(p.path), p.parameter.sizes(), path_);
+  const at::ScalarType wanted = p.parameter.dim() >= 2 ? dtype_from_config(dtype) : at::kFloat;
+  if (t.scalar_type() == wanted) return t;
+  const at::Tensor cast = t.to(wanted);
+  if (wanted == at::kHalf && !at::isfinite(cast).all().item<bool>())
+    fail(Exit::usage, path_.string(), ": tensor \"", p.path, "\" has values beyond float16's range; give --dtype bf16");
+  return cast;
+}
+
+void ExportedModel::each(
+    const std::function<void(const TensorRule& rule, int64_t block, const at::Tensor& t)>& f) const {
+  std::set<std::string> paths;
+  for (const NamedParameter& p : parameters) paths.insert(p.path);
+  for (const NamedParameter& p : parameters) {
+    const auto [rule, block] = rule_of(*family, p.path);
+    LATHE_CHECK(rule != nullptr, "the family ", family->model_type, " has no rule for ", p.path);
+    f(*rule, block, tensor(p));
+    if (!p.path.ends_with("weight")) continue;
+    const std::string bias = p.path.substr(0, p.path.size() - std::strlen("weight")) + "bias";
+    const auto [bias_rule, bias_block] = rule_of(*family, bias);
+    if (bias_rule != nullptr && bias_rule->always && !paths.contains(bias))
+      f(*bias_rule, bias_block, at::zeros({p.parameter.size(0)}));
+  }
+}
+
+}  // namespace lathe

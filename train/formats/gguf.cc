@@ -1,0 +1,101 @@
+#include "train/formats/gguf.h"
+
+#include <ATen/ops/tensor.h>
+
+#include "core/io/log.h"
+#include "train/formats/exported.h"
+
+namespace lathe {
+namespace {
+
+/// The name that llama.cpp knows a way of splitting text by.
+std::string name_of_splits(const BPEDefinition& d) {
+  const std::vector<std::string>& p = d.patterns;
+  if (p == std::vector<std::string>{gpt2_pattern}) return "gpt-2";
+  if (p == std::vector<std::string>{llama3_pattern}) return "llama-bpe";
+  if (p == std::vector<std::string>{qwen2_pattern}) return "qwen2";
+  if (p == std::vector<std::string>{"\\p{N}", gpt2_pattern}) return "smollm";
+  fail(Exit::usage, "GGUF has no name for the tokenizer's way to split text (", p.front(),
+       "); it has one for those of GPT-2, Llama 3, Qwen 2 and SmolLM");
+}
+
+void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& metadata) {
+  enum : int32_t { normal = 1, control = 3, unused = 5 };
+  std::vector<std::string> tokens, merges;
+  std::vector<int32_t> types;
+  for (int64_t id = 0; id < vocab_size; ++id) {
+    const bool there = id < std::ssize(d.tokens) && !d.tokens[static_cast<size_t>(id)].empty();
+    tokens.push_back(there ? printed_token(d.tokens[static_cast<size_t>(id)]) : str("[PAD", id, "]"));
+    types.push_back(there ? normal : unused);
+  }
+  int32_t end = -1;
+  for (const SpecialToken& s : d.special) {
+    tokens[static_cast<size_t>(s.id)] = s.text;
+    types[static_cast<size_t>(s.id)] = control;
+    if (s.text == "<|endoftext|>" || s.text == "<|end_of_text|>") end = s.id;
+  }
+  for (const auto& [a, b] : d.merges)
+    merges.push_back(tokens[static_cast<size_t>(a)] + " " + tokens[static_cast<size_t>(b)]);
+  metadata.emplace_back("tokenizer.ggml.model", std::string("gpt2"));
+  metadata.emplace_back("tokenizer.ggml.pre", name_of_splits(d));
+  metadata.emplace_back("tokenizer.ggml.tokens", tokens);
+  metadata.emplace_back("tokenizer.ggml.token_type", types);
+  metadata.emplace_back("tokenizer.ggml.merges", merges);
+  if (end >= 0) {
+    metadata.emplace_back("tokenizer.ggml.bos_token_id", static_cast<uint32_t>(end));
+    metadata.emplace_back("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(end));
+  }
+  metadata.emplace_back("tokenizer.ggml.add_bos_token", false);
+}
+
+/// Rows of heads from halves to pairs: of each head, row i of the one half and row i of the other beside each other.
+at::Tensor in_pairs(const at::Tensor& t, int64_t heads) {
+  const int64_t width = t.size(0) / heads;
+  const at::Tensor halves = t.reshape({heads, 2, width / 2, -1});
+  return halves.transpose(1, 2).reshape(t.sizes());
+}
+
+}  // namespace
+
+void export_gguf(const ExportOptions& o) {
+  const ExportedModel m(o);
+  const AnyConfig& own = m.config.model.own;
+  const std::string arch = m.family->gguf_name;
+  GGUFMetadata metadata{{"general.architecture", arch},
+                        {"general.type", std::string("model")},
+                        {"general.name", without_trailing_slash(o.run).filename().string()},
+                        {"general.file_type", uint32_t{m.dtype == "fp32"   ? 0U
+                                                       : m.dtype == "fp16" ? 1U
+                                                                           : 32U}},
+                        {"general.quantization_version", uint32_t{2}}};
+  for (auto& [key, value] : m.family->gguf(own)) metadata.emplace_back(arch + "." + key, std::move(value));
+  if (m.state.tokenizer && m.state.tokenizer->bpe() != nullptr) {
+    add_tokenizer(m.state.tokenizer->bpe()->definition(), value_of<int64_t>(own, "vocab_size"), metadata);
+  } else {
+    metadata.emplace_back("tokenizer.ggml.model", std::string("none"));
+    log_warn("no tokenizer is written: the run's is ", m.state.tokenizer ? m.state.tokenizer->kind() : "not known",
+             ", and what others read is a BPE");
+  }
+  Snapshot snapshot;
+  const auto add = [&](const std::string& name, const at::Tensor& t) {
+    snapshot.held.push_back(t.contiguous());
+    snapshot.model.push_back(make_entry(name, snapshot.held.back()));
+  };
+  m.each([&](const TensorRule& rule, int64_t block, const at::Tensor& t) {
+    using Rows = TensorRule::Rows;
+    at::Tensor out = rule.gguf_wide ? t.to(at::kFloat) : t;
+    if (rule.gguf_rows != Rows::as_they_are) {
+      const int64_t heads = value_of<int64_t>(own, "n_head"), groups = value_of<int64_t>(own, "n_kv_head");
+      out = in_pairs(out, rule.gguf_rows == Rows::pairs_of_groups && groups > 0 ? groups : heads);
+    }
+    add(with_block(rule.gguf, block), out);
+  });
+  if (m.family->gguf_tensors) {
+    for (const auto& [name, values] : m.family->gguf_tensors(own)) add(name, at::tensor(values, at::kFloat));
+  }
+  NewFolder out(o.out);
+  write_gguf(out.path() / "model.gguf", metadata, snapshot.model);
+  out.publish();
+}
+
+}  // namespace lathe

@@ -1,0 +1,249 @@
+#include "train/formats/hugging_face.h"
+
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/log.h"
+#include "core/kernels/isa.h"
+#include "core/mode.h"
+#include "train/formats/exported.h"
+#include "train/store/run_folder.h"
+
+namespace lathe {
+namespace {
+
+constexpr uint64_t most_config = uint64_t{16} << 20;
+
+/// [model] of a config.json.
+std::pair<const Family*, ModelConfig> read_config(const fs::path& folder, int64_t block_size) {
+  const std::string where = (folder / "config.json").string();
+  if (!fs::is_directory(folder)) fail(Exit::usage, folder.string(), " is no folder; give one with a config.json");
+  if (!fs::exists(folder / "config.json"))
+    fail(Exit::checkpoint, folder.string(), " has no config.json, so it is no Hugging Face folder");
+  Json json = parse_json(read_file(where, Exit::checkpoint, most_config), where, Exit::checkpoint);
+  const Family& family = family_of(json, where);
+  ConfigKeys keys(std::move(json), where);
+  pass_common_keys(keys);
+  const ModelKeys values = family.read(keys, block_size);
+  keys.finish();
+  RunConfig config;
+  const ModelKind* kind = find_model_kind(family.kind);
+  if (kind == nullptr)
+    fail(Exit::checkpoint, where, ": this build has no model kind \"", family.kind, "\", which ", family.model_type,
+         " needs");
+  config.model.kind = family.kind;
+  config.model.own = kind->config;
+  try {
+    for (const auto& [key, value] : values) config.schema().set(&config, "model." + key, value, where);
+  } catch (const Error& e) {
+    fail(Exit::checkpoint, e.what());
+  }
+  if (const auto fault = kind->check(config.model.own)) fail(Exit::checkpoint, where, ": ", fault->what);
+  return {&family, config.model};
+}
+
+/// An entry as a tensor of its own shape; a copy where its bytes do not lie as its dtype wants.
+at::Tensor tensor_of(const TensorEntry& entry) {
+  const at::ScalarType dtype = *dtype_from_safetensors(entry.dtype);
+  const auto address = reinterpret_cast<uintptr_t>(entry.bytes.data());
+  if (address % static_cast<uintptr_t>(c10::elementSize(dtype)) == 0) return entry_tensor(entry, entry.shape, {});
+  const at::Tensor copy = at::empty(entry.shape, dtype);
+  std::memcpy(copy.mutable_data_ptr(), entry.bytes.data(), entry.bytes.size());
+  return copy;
+}
+
+bool is_weight(const std::string& dtype) { return dtype == "F32" || dtype == "F16" || dtype == "BF16"; }
+
+std::string without(const std::string& name, const std::string& prefix) {
+  return name.starts_with(prefix) ? name.substr(prefix.size()) : name;
+}
+
+}  // namespace
+
+HuggingFaceFolder::HuggingFaceFolder(const fs::path& folder, int64_t block_size)
+    : folder_(folder), files_([&] {
+        std::tie(family_, model_) = read_config(folder, block_size);
+        return TensorFiles(folder);
+      }()) {
+  const ShapesAlone guard;
+  shapes_ = find_model_kind(model_.kind)->make(model_.own, {});
+  parameters_ = lathe::parameters(*shapes_);
+  check_tensors();
+}
+
+HuggingFaceFolder::Source HuggingFaceFolder::source_of(const NamedParameter& p) const {
+  const auto [rule, block] = rule_of(*family_, p.path);
+  LATHE_CHECK(rule != nullptr, "the family ", family_->model_type, " has no rule for ", p.path);
+  const std::string name = with_block(rule->theirs, block), bare = without(name, family_->prefix);
+  return {files_.find(name) == nullptr && files_.find(bare) != nullptr ? bare : name, rule->transposed};
+}
+
+void HuggingFaceFolder::check_tensors() const {
+  std::set<std::string> used;
+  for (const NamedParameter& p : parameters_) {
+    const Source source = source_of(p);
+    const TensorEntry* entry = files_.find(source.name);
+    if (entry == nullptr)
+      fail(Exit::checkpoint, folder_.string(), " lacks the tensor \"", source.name,
+           "\" that its config.json calls for");
+    used.insert(source.name);
+    const std::string where = str(files_.file_of(source.name).string(), ": tensor \"", source.name, "\"");
+    if (!is_weight(entry->dtype))
+      fail(Exit::checkpoint, where, " is ", entry->dtype, "; this build reads F32, F16 and BF16");
+    std::vector<int64_t> wanted = p.parameter.sizes().vec();
+    if (source.transposed) std::reverse(wanted.begin(), wanted.end());
+    // A shorter context takes the first positions of a table.
+    const bool cut = p.path == "positions.weight" && entry->shape.size() == 2 && entry->shape[0] > wanted[0];
+    if (cut) wanted[0] = entry->shape[0];
+    if (entry->shape != wanted) {
+      fail(Exit::checkpoint, where, " is ", describe(at::IntArrayRef(entry->shape)), ", and by config.json it must be ",
+           describe(at::IntArrayRef(wanted)));
+    }
+  }
+  const bool tied = *model_.own.find<bool>("tie_weights");
+  for (const std::string& name : files_.names()) {
+    if (used.contains(name)) continue;
+    const auto is_buffer = [&](const std::string& pattern) {
+      return is_named(without(name, family_->prefix), pattern);
+    };
+    if (std::any_of(family_->buffers.begin(), family_->buffers.end(), is_buffer)) continue;
+    const std::string where = str(files_.file_of(name).string(), ": tensor \"", name, "\"");
+    if (!tied || name != "lm_head.weight")
+      fail(Exit::checkpoint, where, " is nothing that the model of config.json has");
+    const TensorEntry &head = *files_.find(name), &tokens = *files_.find(source_of(parameters_[0]).name);
+    if (head.shape != tokens.shape || head.dtype != tokens.dtype ||
+        std::memcmp(head.bytes.data(), tokens.bytes.data(), head.bytes.size()) != 0)
+      fail(Exit::checkpoint, where, " differs from \"", tokens.name,
+           "\", and config.json ties them (tie_word_embeddings)");
+  }
+}
+
+at::Tensor HuggingFaceFolder::tensor(const NamedParameter& p) const {
+  const Source source = source_of(p);
+  const TensorEntry& entry = *files_.find(source.name);
+  at::Tensor t = tensor_of(entry);
+  if (t.numel() > 0) {
+    const auto [least, largest] = at::aminmax(t);  // both are NaN where an element is
+    if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>()))
+      fail(Exit::diverged, files_.file_of(source.name).string(), ": tensor \"", source.name,
+           "\" has elements that are not finite");
+  }
+  if (source.transposed) {
+    t = t.t().contiguous();
+    files_.release(entry);
+  }
+  return t.dim() == 2 ? t.slice(0, 0, p.parameter.size(0)) : t;
+}
+
+Tokenizer HuggingFaceFolder::tokenizer() const {
+  const Tokenizer tokenizer = Tokenizer::bpe(folder_);
+  const int64_t vocab_size = *model_.own.find<int64_t>("vocab_size");
+  if (tokenizer.size() > vocab_size) {
+    fail(Exit::data, folder_.string(), ": the tokenizer has ", tokenizer.size(),
+         " tokens, and the model a vocabulary of ", vocab_size);
+  }
+  return tokenizer;
+}
+
+fs::path import_hugging_face(const ImportOptions& o) {
+  const HuggingFaceFolder folder(o.folder, o.block_size);
+  RunState state;
+  if (o.tokenizer == "auto") {
+    try {
+      state.tokenizer = folder.tokenizer();
+    } catch (const Error& e) {
+      fail(e.code(), e.what(), "; give another one as --tokenizer PATH, or --tokenizer none for the weights alone");
+    }
+  } else if (o.tokenizer != "none") {
+    state.tokenizer = Tokenizer::bpe(o.tokenizer);
+  }
+  RunConfig config;
+  config.model = folder.model();
+  config.data.dir = "";
+  config.train.batch_size = 1;
+  config.train.out_dir = o.out.string();
+  config.schedule.min_lr = config.optim.lr / 10;
+  state.config = config.schema().to_toml(&config, /*comments=*/false);
+  state.threads = default_threads();
+  state.isa = cpu_isa();
+  state.device_model = device_model("cpu");
+
+  Snapshot snapshot;
+  for (const NamedParameter& p : folder.parameters()) {
+    at::Tensor t = folder.tensor(p);
+    if (t.dim() < 2) t = t.to(at::kFloat);
+    snapshot.held.push_back(t);
+    snapshot.model.push_back(make_entry(p.path, t));
+  }
+  NewFolder out(o.out);
+  make_folders(out.path() / "checkpoints");
+  write_checkpoint(out.path() / "checkpoints" / checkpoint_name(0), state, snapshot);
+  write_config_record(out.path(), config, {});
+  out.publish();
+  return o.out / "checkpoints" / checkpoint_name(0);
+}
+
+namespace {
+
+/// tokenizer.json and what goes with it; vocab.json and merges.txt too, where they say the same.
+void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& config) {
+  const Json whole = bpe_to_json(d);
+  write_file_durably(folder / "tokenizer.json", whole.dump(1) + "\n");
+  Json settings{
+      {"tokenizer_class", "PreTrainedTokenizerFast"},
+      {"clean_up_tokenization_spaces", false},
+      {"model_max_length", config.contains("n_positions") ? config["n_positions"] : config["max_position_embeddings"]}};
+  for (const SpecialToken& s : d.special) {
+    if (s.text != "<|endoftext|>") continue;
+    settings["eos_token"] = s.text;
+    settings["bos_token"] = s.text;
+    config["bos_token_id"] = s.id;
+    config["eos_token_id"] = s.id;
+  }
+  write_file_durably(folder / "tokenizer_config.json", settings.dump(1) + "\n");
+  if (d.patterns != std::vector<std::string>{gpt2_pattern} || d.nfc || d.whole_pieces) return;
+  write_file_durably(folder / "vocab.json", whole["model"]["vocab"].dump() + "\n");
+  std::string merges = "#version: 0.2\n";
+  for (const Json& merge : whole["model"]["merges"]) merges += merge.get<std::string>() + "\n";
+  write_file_durably(folder / "merges.txt", merges);
+}
+
+}  // namespace
+
+void export_hugging_face(const ExportOptions& o) {
+  const ExportedModel m(o);
+  Json head{{"model_type", m.family->model_type},
+            {"architectures", {m.family->architecture}},
+            {"torch_dtype", m.dtype == "fp32"   ? "float32"
+                            : m.dtype == "bf16" ? "bfloat16"
+                                                : "float16"},
+            {"use_cache", true},
+            {"bos_token_id", nullptr},
+            {"eos_token_id", nullptr}};
+  head.update(m.family_config);
+
+  Snapshot snapshot;
+  m.each([&](const TensorRule& rule, int64_t block, const at::Tensor& t) {
+    snapshot.held.push_back((rule.transposed ? t.t() : t).contiguous());
+    snapshot.model.push_back(make_entry(with_block(rule.theirs, block), snapshot.held.back()));
+  });
+  NewFolder out(o.out);
+  write_safetensors(out.path() / "model.safetensors", snapshot.model, {{"format", "pt"}});
+  if (m.state.tokenizer && m.state.tokenizer->bpe() != nullptr) {
+    write_tokenizer(m.state.tokenizer->bpe()->definition(), out.path(), head);
+  } else {
+    log_warn("no tokenizer is written: the run's is ", m.state.tokenizer ? m.state.tokenizer->kind() : "not known",
+             ", and what others read is a BPE");
+  }
+  write_file_durably(out.path() / "config.json", head.dump(1) + "\n");
+  out.publish();
+}
+
+}  // namespace lathe

@@ -1,0 +1,94 @@
+#include "train/formats/source.h"
+
+#include "train/formats/hugging_face.h"
+#include "train/transforms/adapters.h"
+
+namespace lathe {
+namespace {
+
+/// The context that a config asks for, or 0.
+int64_t wanted_context(const LoadedConfig& loaded) {
+  return loaded.origins.contains("model.block_size") ? batch_sizes(loaded.config).block_size : 0;
+}
+
+/// The checkpoint that a run goes on or branches from, whose weights take the source's place, or nothing.
+fs::path own_checkpoint(const RunConfig& config) {
+  const auto there = list_checkpoints(config.train.out_dir);
+  if (!there.empty()) return there.front();
+  const std::string& resume = config.checkpoint.resume;
+  return resume == "auto" || resume == "never" ? fs::path() : find_checkpoint(resume);
+}
+
+}  // namespace
+
+void adopt_source(LoadedConfig& loaded) {
+  RunConfig& c = loaded.config;
+  const std::string name = c.train.init_from;
+  if (name.empty()) return;
+  const auto at = [&] { return origin_of(loaded, "train.init_from") + ": train.init_from: "; };
+  if (adapters_of(c).rank > 0) {
+    if (is_hugging_face(name))
+      fail(Exit::usage, at(), "adapters stand on a run, and ", name,
+           " is a Hugging Face folder; import it (`lathe import`)");
+    c.schema().set(&c, "adapters.base", name, "train.init_from");
+    return;
+  }
+  if (const fs::path own = own_checkpoint(c); !own.empty()) {
+    // What is wrong with it is told where it is gone on from.
+    std::optional<RunConfig> saved;
+    try {
+      saved = saved_config(read_state(own), own);
+    } catch (const Error&) {
+    }
+    if (saved) {
+      adopt_model(loaded, saved->model, own.string());
+      return;
+    }
+  }
+  try {
+    if (is_hugging_face(name)) {
+      adopt_model(loaded, HuggingFaceFolder(name, wanted_context(loaded)).model(), "train.init_from");
+      loaded.source = name;
+      return;
+    }
+    loaded.source = find_checkpoint(name);
+  } catch (const Error& e) {
+    fail(e.code(), at(), e.what());
+  }
+  const RunConfig from = saved_config(read_state(loaded.source), loaded.source);
+  if (adapters_of(from).rank > 0)
+    fail(Exit::usage, at(), name, " holds adapters; merge them into their model first (`lathe merge`)");
+  adopt_model(loaded, from.model, "train.init_from");
+}
+
+void check_source_tokenizer(const LoadedConfig& loaded, const DataFacts& facts) {
+  if (loaded.source.empty()) return;
+  const RunConfig& c = loaded.config;
+  std::optional<Tokenizer> tokenizer;
+  if (!is_hugging_face(loaded.source)) {
+    tokenizer = read_state(loaded.source).tokenizer;
+  } else if (fs::exists(loaded.source / "tokenizer.json") || fs::exists(loaded.source / "vocab.json")) {
+    tokenizer = HuggingFaceFolder(loaded.source, wanted_context(loaded)).tokenizer();
+  }
+  const std::string remedy = str("; prepare it with theirs: lathe prepare TEXT --tokenizer ", c.train.init_from);
+  if (tokenizer && facts.tokenizer && *tokenizer != *facts.tokenizer)
+    fail(Exit::data, c.data.dir, " was made with another tokenizer than the weights of train.init_from", remedy);
+  const int64_t vocab_size = batch_sizes(c).vocab_size;
+  if (facts.vocab_size > vocab_size && vocab_size > 0) {
+    fail(Exit::data, c.data.dir, " has a vocabulary of ", facts.vocab_size,
+         ", and the weights of train.init_from one of ", vocab_size, remedy);
+  }
+}
+
+void load_source(const LoadedConfig& loaded, const Model& model) {
+  if (loaded.source.empty()) return;
+  if (!is_hugging_face(loaded.source)) {
+    load_parameters(loaded.source, saved_tensors(model));
+    return;
+  }
+  const HuggingFaceFolder folder(loaded.source, wanted_context(loaded));
+  const auto parameters = lathe::parameters(model);
+  for (const NamedParameter& p : parameters) p.parameter.data().copy_(folder.tensor(p));
+}
+
+}  // namespace lathe
