@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "core/io/checksum.h"
-#include "core/io/log.h"
 #include "core/io/text.h"
 #include "data/folder.h"
 
@@ -37,11 +36,6 @@ void collect_files(const Json& json, const std::string& where, std::vector<MadeF
 
 }  // namespace
 
-void Meter::begin(const char* doing, uint64_t bytes) {
-  doing_ = doing, bytes_ = bytes, done_ = 0;
-  began_ = std::chrono::steady_clock::now();
-}
-
 void Meter::advance(uint64_t bytes) {
   done_ += bytes;
   if (stop_ && stop_()) {
@@ -50,13 +44,7 @@ void Meter::advance(uint64_t bytes) {
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
   const auto done = static_cast<double>(done_);
-  const std::string speed = seconds > 0 ? format(", %.0f MB/s", done / 1e6 / seconds) : "";
-  if (bytes_ == 0) return progress(format("%.0f MB ", done / 1e6) + doing_ + speed);
-  const double share = std::min(1.0, done / static_cast<double>(bytes_));
-  const auto filled = static_cast<size_t>(30 * share);
-  const auto left = static_cast<long long>(share > 0 ? seconds * (1 - share) / share : 0);
-  progress("[" + std::string(filled, '#') + std::string(30 - filled, '.') + "]" + format(" %3.0f%% ", 100 * share) +
-           doing_ + speed + format(", %lld:%02lld to go", left / 60, left % 60));
+  bar_->show(done, {format("%.1f MB", done / 1e6), format("%.0f MB/s", seconds > 0 ? done / 1e6 / seconds : 0)});
 }
 
 OutFolder::OutFolder(const fs::path& path) : path_(path), had_lock_(fs::exists(path / "lock")) {

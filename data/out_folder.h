@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/io/file.h"
+#include "core/io/progress.h"
 
 namespace lathe {
 
@@ -18,16 +19,20 @@ class Meter {
   /// Both must outlive the meter; `stop` may be empty.
   Meter(const fs::path& out, const std::function<bool()>& stop) : out_(out), stop_(stop) {}
   /// Names the stage and its bytes (0: not known), for the progress that is shown.
-  void begin(const char* doing, uint64_t bytes);
+  void begin(const char* doing, uint64_t bytes) {
+    done_ = 0;
+    began_ = std::chrono::steady_clock::now();
+    bar_.emplace(doing, static_cast<double>(bytes));
+  }
   /// Call it every few megabytes of input. Exit::stopped where `stop` says so.
   void advance(uint64_t bytes);
 
  private:
   const fs::path& out_;
   const std::function<bool()>& stop_;
-  const char* doing_ = "";
-  uint64_t bytes_ = 0, done_ = 0;
+  uint64_t done_ = 0;
   std::chrono::steady_clock::time_point began_{};
+  std::optional<ProgressBar> bar_;
 };
 
 /// A file of a data folder that is being made.

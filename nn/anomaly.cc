@@ -52,6 +52,7 @@ struct DetectAnomaly::Watch {
     std::string where, inputs;
   };
   std::unordered_map<const Node*, Made> made;
+  const std::function<void(const OpResult&)>* outer = mode().observe_result;  // who watches already goes on
 
   static std::string where() {
     const ModuleCall* call = ModuleCall::innermost();
@@ -68,6 +69,7 @@ struct DetectAnomaly::Watch {
   }
 
   const std::function<void(const OpResult&)> on_result = [this](const OpResult& r) {
+    if (outer != nullptr) (*outer)(r);
     bool finite = true;
     for (const at::Tensor& y : r.outputs) finite = finite && count(y).finite();
     const bool masks = std::string(r.name) == "masked_fill";

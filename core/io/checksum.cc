@@ -31,7 +31,7 @@ Digest digest(std::string_view text) {
   return {hash.high64, hash.low64};
 }
 
-std::string file_checksum(const std::filesystem::path& path) {
+std::string file_checksum(const std::filesystem::path& path, const std::function<void(uint64_t)>& show) {
   const MappedFile file(path, Exit::io);
   Checksum sum;
   constexpr size_t part = size_t{16} << 20;  // so that a large file does not count as memory of this process
@@ -39,6 +39,7 @@ std::string file_checksum(const std::filesystem::path& path) {
     const auto bytes = file.bytes().subspan(at, std::min(part, file.bytes().size() - at));
     sum.update(bytes.data(), bytes.size());
     file.release(bytes);
+    if (show) show(at + bytes.size());
   }
   return sum.hex();
 }

@@ -4,8 +4,10 @@
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/spdlog.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -27,9 +29,16 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   void show_progress(const std::string& line) {
     std::lock_guard lock(mutex_);
-    std::fprintf(stdout, "\r\033[K%s", line.c_str());
+    // At once, and what the last line had more is cleared afterwards: a line that is cleared first flickers.
+    std::fprintf(stdout, "\r%s\033[K", line.c_str());
     std::fflush(stdout);
     progress_shown = true;
+  }
+  void clear_progress() {
+    std::lock_guard lock(mutex_);
+    if (!std::exchange(progress_shown, false)) return;
+    std::fputs("\r\033[K", stdout);
+    std::fflush(stdout);
   }
 
  private:
@@ -123,8 +132,16 @@ bool is_terminal() {
   return terminal;
 }
 
+size_t terminal_width() {
+  winsize size{};
+  const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? std::max<size_t>(size.ws_col, 20) : 80;
+}
+
 void progress(const std::string& line) {
   if (is_terminal()) instance().console->show_progress(line);
 }
+
+void clear_progress() { instance().console->clear_progress(); }
 
 }  // namespace lathe

@@ -3,6 +3,7 @@
 // terminal and absent otherwise.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -39,7 +40,12 @@ void open_log_file(const std::string& path);
 int64_t lines_dropped();
 /// Whether standard output is a terminal that takes control sequences.
 bool is_terminal();
-/// Shows `line` in place of the last progress line; nothing when standard output is no terminal.
+/// Columns of the terminal that standard output is, 80 where it is none or does not say; 20 at least.
+size_t terminal_width();
+/// Shows `line`, which must fit into the terminal, in place of the last progress line; nothing when standard output is
+/// no terminal.
 void progress(const std::string& line);
+/// Takes the progress line away, before something else is written to standard output.
+void clear_progress();
 
 }  // namespace lathe

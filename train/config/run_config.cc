@@ -260,6 +260,10 @@ void check(const LoadedConfig& loaded) {
     fail(Exit::usage, at("checkpoint.async_save"),
          ": checkpoint.async_save has no effect with checkpoint.interval = 0; leave it out or give an interval");
   }
+  if (c.log.histograms > 0 && !c.log.tensorboard) {
+    fail(Exit::usage, at("log.histograms"),
+         ": log.histograms has no effect without log.tensorboard = true; set that or leave it out");
+  }
   check_amp(loaded);
   if (c.data.dir.empty())
     fail(Exit::usage, at("data.dir"), ": data.dir is empty; give the folder that holds train.bin");

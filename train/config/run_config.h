@@ -62,6 +62,10 @@ struct TrainConfig {
               "LibTorch's throughout",
               one_of({"auto", "aten"}).fixed())
   LATHE_FIELD(std::string, out_dir, "", "run folder; empty: runs/ and the config's name", anything())
+  LATHE_FIELD(int64_t, pause_at, 0,
+              "step after which this process writes a checkpoint and exits 75, as at max_time; 0: none. The run is the "
+              "same as without, once it goes on",
+              at_least(0))
   LATHE_FIELD(double, max_time, 0.0, "seconds after which this process writes a checkpoint and exits 75; 0: no limit",
               at_least(0))
 };
@@ -98,10 +102,21 @@ struct CheckpointConfig {
               anything())
 };
 
-/// What is logged.
+/// What is logged, and where.
 struct LogConfig {
   LATHE_FIELD(std::string, level, "info", "least level shown on the console",
               one_of({"debug", "info", "warn", "error"}))
+  LATHE_FIELD(bool, csv, false, "also write metrics.csv and evaluations.csv into the run folder", anything())
+  LATHE_FIELD(bool, tensorboard, false,
+              "also write the run folder's tensorboard/, for `tensorboard --logdir RUN`: figures, samples, histograms",
+              anything())
+  LATHE_FIELD(int64_t, histograms, 0, "steps between histograms of every weight and gradient in tensorboard/; 0: none",
+              at_least(0))
+  LATHE_FIELD(
+      int64_t, layers, 0,
+      "lines of metrics.jsonl between those that have figures of each layer: norms of weights and gradients, the "
+      "update's size over the weights', the largest activation, the share of units that never fired; 0: none",
+      at_least(0))
 };
 
 /// All of a run.
@@ -114,7 +129,7 @@ struct RunConfig {
   LATHE_SECTION(AmpConfig, amp, "mixed precision")
   LATHE_SECTION(MemoryConfig, memory, "memory of a step")
   LATHE_SECTION(CheckpointConfig, checkpoint, "checkpoints and resuming")
-  LATHE_SECTION(LogConfig, log, "console output")
+  LATHE_SECTION(LogConfig, log, "console and what a run writes beside metrics.jsonl")
   std::map<std::string, AnyConfig> transforms = transform_configs();  ///< by name; each is a section of the config
 
   /// The keys of a model of that kind, transforms' included.

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <functional>
 
-#include "autograd/node.h"
+#include "autograd/op.h"
 #include "core/device.h"
 #include "core/dry_run.h"
 #include "core/error.h"
@@ -120,16 +120,20 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   Clock::time_point begin;
   std::vector<double> forward, rest, optimizer;
   bool in_forward = false;
-  const std::function<void(const Node&, const at::Tensor&)> backward_begins = [&](const Node&, const at::Tensor&) {
-    if (!std::exchange(in_forward, false)) return;
-    forward.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+  Clock::time_point last;  // result of an op
+  const std::function<void(const OpResult&)> on_result = [&](const OpResult&) {
+    if (in_forward) last = Clock::now();
+  };
+  const std::function<void(const BackwardResult&)> on_backward = [&](const BackwardResult&) {
+    if (std::exchange(in_forward, false)) forward.push_back(std::chrono::duration<double>(last - begin).count());
   };
   const ModeGuard guard;
-  mode().observe_gradient = &backward_begins;
+  mode().observe_result = &on_result;
+  mode().observe_backward = &on_backward;
   double spent = 0;
   for (int64_t step = 0; step < 3 || (step < 50 && spent < 1); ++step) {
     in_forward = true;
-    begin = Clock::now();
+    begin = last = Clock::now();
     const double whole = seconds_of([&] {
       run_step(
           s, [&] { return loader ? loader->next() : empty->next(); }, step);

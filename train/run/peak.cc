@@ -7,12 +7,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <utility>
 
 #include "autograd/ops.h"
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/io/file.h"
 #include "core/io/json.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
 #include "core/kernels/gemm.h"
 
 namespace lathe {
@@ -95,6 +98,35 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
     write_file_durably(path, peaks.dump(1) + "\n");
   }
   return ceiling;
+}
+
+RunCeiling::RunCeiling(std::string device, int threads, at::ScalarType dtype)
+    : device_(std::move(device)), threads_(threads), dtype_(dtype), known_(known_peak(device_, threads, dtype)) {}
+
+std::optional<MatmulCeiling> RunCeiling::measured() const {
+  try {
+    return measure_peak(threads_, dtype_);
+  } catch (const Error& e) {
+    log_warn("the matmul ceiling is not kept: ", e.what());
+    return std::nullopt;
+  }
+}
+
+std::optional<double> RunCeiling::share(double rate) {
+  if (!known_) return std::nullopt;
+  if (rate > known_->rate && !measured_again_) {
+    measured_again_ = true;
+    if (const auto now = device_ == "cuda" ? std::nullopt : measured()) {
+      log_info("the matmul ceiling was ", format("%.0f", known_->rate / 1e9), " GFLOP/s, and this run is above it; ",
+               "measured again, it is ", format("%.0f", now->rate / 1e9));
+      known_ = now;
+    }
+  }
+  return rate / known_->rate;
+}
+
+void RunCeiling::remember(double run_seconds) const {
+  if ((!known_ || known_->young()) && device_ != "cuda" && run_seconds > 60) measured();
 }
 
 }  // namespace lathe

@@ -24,4 +24,25 @@ std::optional<MatmulCeiling> known_peak(const std::string& device, int threads, 
 /// Measures a square matmul for about a second and keeps the best rate so far, which it returns. CPU only.
 MatmulCeiling measure_peak(int threads, at::ScalarType dtype);
 
+/// The ceiling of one run, which is measured again where the run passes it. What goes wrong with that is a warning.
+class RunCeiling {
+ public:
+  RunCeiling(std::string device, int threads, at::ScalarType dtype);
+  const std::optional<MatmulCeiling>& known() const { return known_; }
+  /// MFU of a step at `rate` FLOP/s; nullopt where no ceiling is known. The first rate above it says that it was
+  /// measured on a busy machine: then it is measured again, which takes a second and is logged.
+  std::optional<double> share(double rate);
+  /// At the end of a run of so many seconds: one that was long enough not to notice measures for the next one.
+  void remember(double run_seconds) const;
+
+ private:
+  std::optional<MatmulCeiling> measured() const;
+
+  std::string device_;
+  int threads_;
+  at::ScalarType dtype_;
+  std::optional<MatmulCeiling> known_;
+  bool measured_again_ = false;
+};
+
 }  // namespace lathe

@@ -81,7 +81,8 @@ std::vector<ConfigChange> config_changes(const RunConfig& saved, const LoadedCon
     const std::string was = toml_text(keys.get(&saved, f)), is = toml_text(keys.get(&now.config, f));
     if (was == is) continue;
     if (f.rule.is_fixed) keep(f.key, was, is);
-    if (f.key != "checkpoint.resume" && f.key != "train.threads") changes.push_back({step, f.key, was, is});
+    if (f.key != "checkpoint.resume" && f.key != "train.threads" && f.key != "train.pause_at")
+      changes.push_back({step, f.key, was, is});
   }
   return changes;
 }

@@ -21,7 +21,7 @@ struct ResumePoint {
 std::optional<ResumePoint> find_resume_point(const LoadedConfig& loaded);
 
 /// The keys that differ between the config of a checkpoint of `step` and the one now; those that only steer a process
-/// (checkpoint.resume, train.threads) are left out. Exit::usage where a fixed one differs.
+/// (checkpoint.resume, train.threads, train.pause_at) are left out. Exit::usage where a fixed one differs.
 std::vector<ConfigChange> config_changes(const RunConfig& saved, const LoadedConfig& now, int64_t step);
 
 }  // namespace lathe

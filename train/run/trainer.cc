@@ -6,11 +6,12 @@
 
 #include "core/device.h"
 #include "core/dtype.h"
-#include "core/io/json.h"
 #include "core/io/log.h"
 #include "core/io/text.h"
 #include "core/memory.h"
 #include "train/formats/source.h"
+#include "train/run/console.h"
+#include "train/run/layers.h"
 #include "train/run/peak.h"
 #include "train/run/replay.h"
 #include "train/run/resume.h"
@@ -18,8 +19,8 @@
 #include "train/run/stepper.h"
 #include "train/run/stop.h"
 #include "train/store/checkpoint.h"
-#include "train/store/metrics.h"
 #include "train/store/run_folder.h"
+#include "train/store/sinks.h"
 #include "train/transforms/adapters.h"
 
 namespace lathe {
@@ -27,19 +28,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-std::string duration_text(double seconds) {
-  const auto s = static_cast<long long>(seconds);
-  return s >= 3600 ? format("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60)
-                   : format("%lld:%02lld", s / 60, s % 60);
-}
-
-std::string metrics_text(const std::vector<Metric>& metrics) {
-  std::string text;
-  for (const auto& [name, value] : metrics)
-    text += (text.empty() ? "" : ", ") + (name == "val_loss" ? "validation loss" : name) + format(" %.4f", value);
-  return text;
-}
 
 class Trainer {
  public:
@@ -87,11 +75,14 @@ class Trainer {
     }
     write_config_record(run_, session_.config, state_.changes);
     open_log_file((run_ / "log.txt").string());
-    Metrics metrics(run_, state_.metrics_bytes, unit_);
+    FileLengths lengths = state_.sink_bytes;
+    lengths["metrics.jsonl"] = state_.metrics_bytes;
+    MetricsSinks metrics(session_.config.log, {run_, lengths, unit_});
+    metrics.add_start(state_.step, resumed_from_.string());
     if (!changes_.empty()) metrics.add_changes(state_.step, changes_);
     sync_folder(run_);
     fault_point("start: metrics cut");
-    log_header();
+    log_header(session_, *data_, ceiling_, run_.string(), resumed_from_.string(), source_.string());
     note_progress(state_.step, saved_step_);
     CheckpointSaver saver(run_, session_.config.checkpoint, saved_step_);
     saver_ = &saver;
@@ -101,13 +92,22 @@ class Trainer {
       save(metrics);
       return finish();
     }
+    if (c.pause_at > 0 && state_.step >= c.pause_at) return stop(metrics);
 
     const auto begin = Clock::now();
+    StepLine line(c.steps, state_.step, static_cast<double>(units_of_step(session_.config)), unit_);
+    line_ = &line;
     Loader loader(*data_, batch_sizes(session_.config), static_cast<uint64_t>(c.seed), state_.step * c.grad_accum,
                   session_.config.data, session_.device);
     looked_ = begin;
     while (state_.step < c.steps) {
+      std::optional<LayerWatch> watch;
+      if (c.log_interval * session_.config.log.layers > 0 &&
+          (state_.step + 1) % (c.log_interval * session_.config.log.layers) == 0)
+        watch.emplace(session_);
       const StepResult r = run_step(session_, loader, state_.step);
+      layers_ = watch ? watch->figures() : std::vector<LayerFigures>();
+      watch.reset();
       ++state_.step;
       did_something_ = true;
       note_progress(state_.step, saver.saved_step());
@@ -121,18 +121,20 @@ class Trainer {
       if (!session_.device.is_cuda() || log_due || sample_due || save_due || state_.eval_due || r.is_spike ||
           stop_asked())
         report(metrics, r, log_due);
+      if (const int64_t every = session_.config.log.histograms; every > 0 && state_.step % every == 0)
+        metrics.add_histograms(state_.step, histograms_of(session_));
       fault_point("step");
       if (state_.eval_due && validate(metrics))
         save_due = save_due || (session_.config.checkpoint.keep_best && state_.best_step == state_.step);
-      if (sample_due && !stop_asked()) sample();
+      if (sample_due && !stop_asked()) sample(metrics);
       if (save_due && (last || !stop_asked())) save(metrics);
-      if (stop_asked() && (!last || state_.eval_due)) {
+      if ((stop_asked() || state_.step == c.pause_at) && (!last || state_.eval_due)) {
         if (looked_step_ != state_.step) report(metrics, r, false);
         return stop(metrics);
       }
       if (looked_step_ == state_.step) looked_ = Clock::now();  // what stands between steps is no part of the next
     }
-    remember_peak(seconds_since(begin));
+    ceiling_.remember(seconds_since(begin));
     return finish();
   }
 
@@ -167,36 +169,12 @@ class Trainer {
     const std::string hash = state_.data_hash;
     state_ = saved;
     state_.data_hash = hash;
-    if (!from.same_run) state_.metrics_bytes = 0;
+    if (!from.same_run) state_.metrics_bytes = 0, state_.sink_bytes.clear();
     resumed_from_ = from.checkpoint;
     resumed_same_run_ = from.same_run;
     looked_step_ = saved.step;
     if (from.same_run) saved_step_ = saved.step;
-    peak_ = ceiling();
-  }
-
-  void log_header() const {
-    const RunConfig& c = session_.config;
-    const auto all = static_cast<double>(count(parameters(*session_.model)));
-    const auto trained = static_cast<double>(count(session_.params));
-    std::string sizes;
-    for (const Field& f : c.model.own.schema().fields()) {
-      if (const int64_t* size = c.model.own.find<int64_t>(f.key)) sizes += str(", ", f.key, " ", *size);
-    }
-    log_info("model     ", c.model.kind, ", ", format("%.2f", all / 1e6), "M parameters",
-             trained < all ? format(" (%.2fM trained)", trained / 1e6) : "", sizes);
-    log_info("data      ", c.data.dir, ", ", data_->train_size(), " training ", unit_,
-             data_->val_size() > 0 ? str(", ", data_->val_size(), " for validation") : "");
-    log_info("device    ", device_model(session_.device_name),
-             session_.device.is_cuda() ? "" : str(", ", c.train.threads, " threads, ", cpu_isa()));
-    log_info("precision ", precision_text(session_));
-    if (peak_ && peak_->young()) {
-      log_info("mfu       against a matmul ceiling of ", format("%.0f", peak_->rate / 1e9),
-               " GFLOP/s that was measured less than three times and may be too low; `lathe bench peak` measures it");
-    }
-    if (!source_.empty()) log_info("weights   ", source_.string());
-    log_info("run       ", run_.string(), resumed_from_.empty() ? "" : str(", going on from ", resumed_from_.string()));
-    log(Level::debug, "parameters\n" + parameter_table(session_.params));
+    ceiling_ = run_ceiling();
   }
 
   /// The last step's figures. A run that diverged leaves its step for a second look.
@@ -228,8 +206,7 @@ class Trainer {
   }
 
   /// Takes the last step's figures, shows them, and writes their line of metrics where `write`.
-  void report(Metrics& metrics, const StepResult& r, bool write) {
-    const TrainConfig& c = session_.config.train;
+  void report(MetricsSinks& metrics, const StepResult& r, bool write) {
     const StepFigures f = figures_of(r);
     const double seconds = seconds_since(looked_) / static_cast<double>(state_.step - looked_step_);
     looked_ = Clock::now();
@@ -240,41 +217,24 @@ class Trainer {
     if (r.is_spike) keep_spike(f);
     state_.scaler = f.scaler;
     const auto units = static_cast<double>(units_of_step(session_.config));
-    smooth_s_ = smooth_s_ == 0 ? seconds : 0.9 * smooth_s_ + 0.1 * seconds;
-    std::optional<double> mfu;
-    const double rate = flops_per_unit_ * units / seconds;
-    if (peak_ && rate > peak_->rate && !measured_again_) measure_again();
-    if (peak_) mfu = rate / peak_->rate;
-    const auto line = [&] {
-      return format("step %lld/%lld  loss %.4f  lr %.2e  %.0f %s/s", static_cast<long long>(state_.step),
-                    static_cast<long long>(c.steps), f.loss, r.lr, units / smooth_s_, unit_.c_str()) +
-             (mfu ? format("  mfu %.0f%%", 100 * *mfu) : "");
-    };
-    if (write) {
-      metrics.add({.step = state_.step,
-                   .updates = state_.updates,
-                   .loss = f.loss,
-                   .lr = r.lr,
-                   .grad_norm = f.grad_norm,
-                   .units = state_.tokens,
-                   .units_per_sec = units / seconds,
-                   .step_ms = 1e3 * seconds,
-                   .mfu = mfu,
-                   .data_wait_ms = 1e3 * r.data_wait_s,
-                   .memory_bytes = memory_bytes(),
-                   .loss_scale = f.loss_scale,
-                   .skipped = f.scaler ? f.scaler->skipped : 0,
-                   .spikes = state_.spikes ? state_.spikes->skipped : 0,
-                   .updates_lost = f.updates_lost});
-      log(Level::debug, line());
-    }
-    if (seconds_since(shown_) < 0.1 && state_.step != c.steps) return;
-    shown_ = Clock::now();
-    progress(line() + "  eta " + duration_text(smooth_s_ * static_cast<double>(c.steps - state_.step)));
-    if (!is_terminal() && seconds_since(printed_) >= 10) {
-      printed_ = Clock::now();
-      log_info(line());
-    }
+    const StepMetrics m{.step = state_.step,
+                        .updates = state_.updates,
+                        .loss = f.loss,
+                        .lr = r.lr,
+                        .grad_norm = f.grad_norm,
+                        .units = state_.tokens,
+                        .units_per_sec = units / seconds,
+                        .step_ms = 1e3 * seconds,
+                        .mfu = ceiling_.share(flops_per_unit_ * units / seconds),
+                        .data_wait_ms = 1e3 * r.data_wait_s,
+                        .memory_bytes = memory_bytes(),
+                        .loss_scale = f.loss_scale,
+                        .skipped = f.scaler ? f.scaler->skipped : 0,
+                        .spikes = state_.spikes ? state_.spikes->skipped : 0,
+                        .updates_lost = f.updates_lost,
+                        .layers = std::move(layers_)};
+    if (write) metrics.add(m);
+    line_->show(m, seconds, write);
   }
 
   void log_skipped_updates(const StepFigures& f) const {
@@ -293,7 +253,7 @@ class Trainer {
   }
 
   /// False where a request to stop cut it short: the step's evaluation is still due.
-  bool validate(Metrics& metrics) {
+  bool validate(MetricsSinks& metrics) {
     const auto r = evaluate(session_.task, *session_.model, *data_, batch_sizes(session_.config),
                             session_.config.train.eval_batches, session_.compute, session_.device,
                             [this] { return stop_signal() != 0 || (did_something_ && stop_asked()); });
@@ -311,23 +271,33 @@ class Trainer {
     return true;
   }
 
-  Exit stop(Metrics& metrics) {
+  Exit stop(MetricsSinks& metrics) {
     // Stopped again before anything was done: the checkpoint that this process began with says it all.
     if (saved_step_ != state_.step) save(metrics);
     saver_->finish();
-    log_info(stop_signal() != 0 ? "stopped by a signal" : "stopped by train.max_time", " after step ", state_.step,
-             "; run the same command again to go on");
+    const TrainConfig& c = session_.config.train;
+    const bool paused = !stop_asked() && c.pause_at > 0 && state_.step >= c.pause_at;
+    log_info(stop_signal() != 0 ? "stopped by a signal"
+             : paused           ? "paused by train.pause_at"
+                                : "stopped by train.max_time",
+             " after step ", state_.step,
+             paused ? "; run it again with another train.pause_at to go on" : "; run the same command again to go on");
     return Exit::stopped;
   }
 
-  void sample() const {
+  void sample(MetricsSinks& metrics) const {
     const std::string text = session_.task.sample(*session_.model, *data_, session_.config, session_.compute,
                                                   session_.device, [this] { return stop_asked(); });
-    if (!text.empty()) log_info("sample    ", text);
+    if (text.empty()) return;
+    log_info("sample    ", text);
+    metrics.add_sample(state_.step, text);
   }
 
-  void save(Metrics& metrics) {
-    state_.metrics_bytes = metrics.length();
+  void save(MetricsSinks& metrics) {
+    FileLengths lengths;
+    metrics.add_lengths(lengths);
+    state_.metrics_bytes = lengths.extract("metrics.jsonl").mapped();
+    for (const auto& [file, bytes] : lengths) state_.sink_bytes[file] = bytes;  // of sinks that are off: as it was
     const auto before = [this, &metrics] {
       lock_->check_in_place();
       metrics.sync();
@@ -337,35 +307,8 @@ class Trainer {
     saved_step_ = state_.step;
   }
 
-  std::optional<MatmulCeiling> ceiling() const {
-    return known_peak(session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute.dtype);
-  }
-
-  /// Measures the ceiling and keeps it; what goes wrong on the way is a warning.
-  std::optional<MatmulCeiling> measured_ceiling() const {
-    try {
-      return measure_peak(static_cast<int>(session_.config.train.threads), session_.compute.dtype);
-    } catch (const Error& e) {
-      log_warn("the matmul ceiling is not kept: ", e.what());
-      return std::nullopt;
-    }
-  }
-
-  /// A step above the ceiling says that it was measured on a busy machine.
-  void measure_again() {
-    measured_again_ = true;
-    if (session_.device.is_cuda()) return;
-    if (const auto now = measured_ceiling()) {
-      log_info("the matmul ceiling was ", format("%.0f", peak_->rate / 1e9), " GFLOP/s, and this run is above it; ",
-               "measured again, it is ", format("%.0f", now->rate / 1e9));
-      peak_ = now;
-    }
-    looked_ = Clock::now();
-  }
-
-  /// MFU needs the machine's ceiling; a run long enough not to notice measures it for the next one.
-  void remember_peak(double run_seconds) const {
-    if ((!peak_ || peak_->young()) && !session_.device.is_cuda() && run_seconds > 60) measured_ceiling();
+  RunCeiling run_ceiling() const {
+    return {session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute.dtype};
   }
 
   Exit finish() const {
@@ -398,11 +341,11 @@ class Trainer {
   bool did_something_ = false;         // a step or an evaluation: less than that train.max_time leaves to no process
   const FolderLock* lock_ = nullptr;
   CheckpointSaver* saver_ = nullptr;
-  std::optional<MatmulCeiling> peak_ = ceiling();
-  bool measured_again_ = false;
-  double smooth_s_ = 0;
-  int64_t looked_step_ = 0;  // the last step that was looked at, and when
-  Clock::time_point looked_{}, shown_{}, printed_{};
+  RunCeiling ceiling_ = run_ceiling();
+  StepLine* line_ = nullptr;
+  std::vector<LayerFigures> layers_;  // of the last step, where it was looked at closely
+  int64_t looked_step_ = 0;           // the last step that was looked at, and when
+  Clock::time_point looked_{};
 };
 
 }  // namespace
@@ -414,7 +357,7 @@ Exit train(LoadedConfig loaded, bool verify_data) {
   RunData data = RunData::open(loaded);
   check_base_tokenizer(loaded, *data.data);
   if (verify_data) {
-    data.data->verify([] { return stop_signal() != 0; });
+    verify_shown(*data.data, loaded.config.data.dir, [] { return stop_signal() != 0; });
     log_info("data      ", loaded.config.data.dir, " is what was written");
   }
   // A run that has checkpoints is locked before one is chosen; a new one's folder is made once all else is ready.

@@ -11,6 +11,7 @@
 #include "core/dtype.h"
 #include "core/io/checksum.h"
 #include "core/io/log.h"
+#include "core/io/progress.h"
 #include "core/io/safetensors.h"
 #include "core/io/text.h"
 #include "train/store/run_folder.h"
@@ -27,6 +28,7 @@ Json state_json(const RunState& s) {
       {"step", s.step},    {"updates", s.updates},     {"tokens", s.tokens},       {"threads", s.threads},
       {"isa", s.isa},      {"device", s.device_model}, {"data_hash", s.data_hash}, {"metrics_bytes", s.metrics_bytes},
       {"config", s.config}};
+  for (const auto& [file, bytes] : s.sink_bytes) json["sink_bytes"][file] = bytes;
   if (s.eval_due) json["eval_due"] = true;
   if (!s.config_path.empty()) json["config_path"] = s.config_path;
   for (const ConfigChange& c : s.changes)
@@ -249,6 +251,12 @@ void verify_checkpoint(const fs::path& checkpoint) {
     fail(Exit::checkpoint, where, ": a format that this build does not know");
   }
   const Json files = json_get<Json>(manifest, "files", where, Exit::checkpoint);
+  uint64_t all = 0, done = 0;
+  for (const Json& entry : files) {
+    if (entry.is_object() && entry.contains("bytes") && entry["bytes"].is_number_unsigned())
+      all += entry["bytes"].get<uint64_t>();
+  }
+  ProgressBar bar("checking " + checkpoint.filename().string(), static_cast<double>(all));
   for (const char* name : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
     const Json entry = json_get<Json>(files, name, where, Exit::checkpoint);
     const fs::path file = checkpoint / name;
@@ -258,9 +266,10 @@ void verify_checkpoint(const fs::path& checkpoint) {
     const int64_t wanted = json_whole(entry, "bytes", 0, std::numeric_limits<int64_t>::max(), where, Exit::checkpoint);
     if (bytes != static_cast<uint64_t>(wanted))
       fail(Exit::checkpoint, file.string(), " has ", bytes, " bytes instead of ", wanted);
-    if (file_checksum(file) != json_get<std::string>(entry, "xxh3", where, Exit::checkpoint)) {
+    const std::string sum = file_checksum(file, [&](uint64_t n) { bar.show(static_cast<double>(done + n)); });
+    if (sum != json_get<std::string>(entry, "xxh3", where, Exit::checkpoint))
       fail(Exit::checkpoint, file.string(), " is not what was written: its checksum differs");
-    }
+    done += bytes;
   }
 }
 
@@ -280,6 +289,12 @@ RunState read_state(const fs::path& checkpoint) {
   s.device_model = text("device");
   s.data_hash = text("data_hash");
   s.metrics_bytes = static_cast<uint64_t>(number("metrics_bytes", most));
+  if (j.contains("sink_bytes")) {
+    const Json& files = j["sink_bytes"];
+    if (!files.is_object()) fail(Exit::checkpoint, where, ": \"sink_bytes\" is no object");
+    for (const auto& [file, bytes] : files.items())
+      s.sink_bytes[file] = static_cast<uint64_t>(json_whole(files, file.c_str(), 0, most, where, Exit::checkpoint));
+  }
   s.config = text("config");
   s.eval_due = j.contains("eval_due") && json_get<bool>(j, "eval_due", where, Exit::checkpoint);
   if (j.contains("branched_from")) s.branched_from = text("branched_from");

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,9 +39,10 @@ struct RunState {
   int64_t threads = 0;
   std::string isa, device_model;
   std::string data_hash;
-  uint64_t metrics_bytes = 0;  ///< length of metrics.jsonl at this step
-  std::string config;          ///< resolved, TOML
-  std::string config_path;     ///< the config file as project_path() tells it, or empty
+  uint64_t metrics_bytes = 0;                  ///< length of metrics.jsonl at this step
+  std::map<std::string, uint64_t> sink_bytes;  ///< of the other files that are cut back, by path in the run folder
+  std::string config;                          ///< resolved, TOML
+  std::string config_path;                     ///< the config file as project_path() tells it, or empty
   std::vector<ConfigChange> changes;
   std::string branched_from;  ///< what checkpoint.resume named when the run began as a branch, as typed, or empty
   std::string branched_id;    ///< content_id() of the checkpoint that this was

@@ -16,24 +16,17 @@ uint64_t bytes_of(const fs::path& path) {
   return fs::file_size(path);
 }
 
-/// The end of the last whole line.
-uint64_t whole_lines(const fs::path& path) {
-  const std::string text = read_file(path, Exit::io, uint64_t{1} << 40);
-  return text.rfind('\n') + 1;  // npos + 1 is 0
-}
-
-fs::path cut_back(const fs::path& run, uint64_t length) {
-  const fs::path path = run / "metrics.jsonl";
+fs::path cut_back(const fs::path& path, uint64_t length, const fs::path& aside, uint64_t (*whole)(std::string_view)) {
   const uint64_t has = bytes_of(path);
   if (has < length) {
     log_warn(path.string(), has == 0 ? str(" is gone") : str(" has ", has, " bytes"),
              " and the checkpoint was written ", "at ", length,
              " bytes: lines are lost; training is not touched by it");
-    length = has == 0 ? 0 : whole_lines(path);
+    length = has == 0 ? 0 : whole(read_file(path, Exit::io, uint64_t{1} << 40));
   }
   if (has == length) return path;
   if (length == 0) {
-    set_aside(path, path.string() + ".old");
+    set_aside(path, aside);
     return path;
   }
   cut_file(path, length);
@@ -41,14 +34,39 @@ fs::path cut_back(const fs::path& run, uint64_t length) {
   return path;
 }
 
+}  // namespace
+
 double unix_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-}  // namespace
+uint64_t whole_lines(std::string_view text) {
+  return text.rfind('\n') + 1;  // npos + 1 is 0
+}
+
+CutFile::CutFile(const fs::path& path, uint64_t length, const fs::path& aside, uint64_t (*whole)(std::string_view))
+    : file_(cut_back(path, length, aside, whole), OutputFile::Open::append) {}
+
+uint64_t CutFile::sync() {
+  file_.sync();
+  return file_.size();
+}
+
+std::vector<std::pair<std::string, double>> named_figures(const LayerFigures& layer) {
+  std::vector<std::pair<std::string, double>> figures;
+  const auto add = [&](const char* name, const std::optional<double>& value) {
+    if (value) figures.emplace_back(name, *value);
+  };
+  add("weight_norm", layer.weight_norm);
+  add("grad_norm", layer.grad_norm);
+  add("update_ratio", layer.update_ratio);
+  add("act_max", layer.act_max);
+  add("dead", layer.dead);
+  return figures;
+}
 
 Metrics::Metrics(const fs::path& run, uint64_t length, const std::string& unit)
-    : file_(cut_back(run, length), OutputFile::Open::append), unit_(unit) {}
+    : file_(run / "metrics.jsonl", length, run / "metrics.jsonl.old", whole_lines), unit_(unit) {}
 
 void Metrics::add(const StepMetrics& m) {
   Json json{{"step", m.step},
@@ -67,6 +85,10 @@ void Metrics::add(const StepMetrics& m) {
   if (m.skipped > 0) json["skipped"] = m.skipped;
   if (m.spikes > 0) json["spikes"] = m.spikes;
   if (m.updates_lost) json["updates_lost"] = *m.updates_lost;
+  for (const LayerFigures& layer : m.layers) {
+    Json& figures = json["layers"][layer.layer] = Json::object();
+    for (const auto& [name, value] : named_figures(layer)) figures[name] = json_number(value);
+  }
   file_.write(json.dump() + "\n");
 }
 
@@ -81,11 +103,6 @@ void Metrics::add_changes(int64_t step, const std::vector<ConfigChange>& changes
   Json changed = Json::object();
   for (const auto& c : changes) changed[c.key] = {{"was", c.was}, {"is", c.is}};
   file_.write(Json{{"step", step}, {"changed", changed}, {"time", unix_seconds()}}.dump() + "\n");
-}
-
-uint64_t Metrics::sync() {
-  file_.sync();
-  return file_.size();
 }
 
 }  // namespace lathe

@@ -1,15 +1,30 @@
-// metrics.jsonl: one JSON object a logged step, {step, val_loss, ...} objects at evaluations, and {step, changed}
-// objects where a run went on with another config.
+// What a run writes as it goes: the interface of its sinks, and the first of them, metrics.jsonl: one JSON object a
+// logged step, {step, val_loss, ...} objects at evaluations, and {step, changed} objects where a run went on with
+// another config. The table of sinks is in train/store/sinks.cc.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/io/file.h"
+#include "core/io/tfevents.h"
 #include "train/store/checkpoint.h"
 
 namespace lathe {
+
+/// Figures of one layer after a step (log.layers); what a layer does not have is absent.
+struct LayerFigures {
+  std::string layer;                     ///< its path in the model
+  std::optional<double> weight_norm{};   ///< of its parameters together, after the update
+  std::optional<double> grad_norm{};     ///< of their gradients, unscaled and before clipping
+  std::optional<double> update_ratio{};  ///< norm of the step's update over that of the weights before it
+  std::optional<double> act_max{};       ///< largest magnitude of what it returned for the first micro-batch
+  std::optional<double> dead{};          ///< share of its activation's units that fired for none of it
+};
 
 struct StepMetrics {
   int64_t step = 0, updates = 0;
@@ -23,26 +38,74 @@ struct StepMetrics {
   int64_t skipped = 0;                   ///< steps so far whose update was skipped for gradients that are not finite
   int64_t spikes = 0;                    ///< steps so far whose update was left out for their loss
   std::optional<double> updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
+  std::vector<LayerFigures> layers{};    ///< where this step looked at them
 };
 
-class Metrics {
+/// The figures of a layer that are there, by their names.
+std::vector<std::pair<std::string, double>> named_figures(const LayerFigures& layer);
+
+/// Lengths of files that are cut back, by their path in the run folder.
+using FileLengths = std::map<std::string, uint64_t>;
+
+/// Something that a run writes to as it goes. One is a file in this folder and a line in the table of sinks.cc; what it
+/// has no use for it passes over. A file that tells of steps is a CutFile, so that a run that was killed and goes on
+/// leaves each step once.
+class MetricsSink {
  public:
-  /// Opens the file cut back to `length` bytes, and says so. At 0, lines that no checkpoint goes with are set aside as
-  /// metrics.jsonl.old. A file that is shorter, or gone, is a warning: the run goes on with the whole lines there are.
-  /// `unit`: what throughput counts, "tokens" or "samples".
-  Metrics(const fs::path& run, uint64_t length, const std::string& unit = "tokens");
-  void add(const StepMetrics& m);
+  virtual ~MetricsSink() = default;
+  virtual void add(const StepMetrics&) {}
   /// The figures of an evaluation, by their names.
-  void add_validation(int64_t step, const std::vector<std::pair<std::string, double>>& figures);
+  virtual void add_validation(int64_t, const std::vector<std::pair<std::string, double>>&) {}
   /// What was trained from then on with other values of the config's keys.
-  void add_changes(int64_t step, const std::vector<ConfigChange>& changes);
-  /// Bytes so far.
+  virtual void add_changes(int64_t, const std::vector<ConfigChange>&) {}
+  /// What a person is shown of the model.
+  virtual void add_sample(int64_t, const std::string&) {}
+  /// Of weights and gradients.
+  virtual void add_histograms(int64_t, const std::vector<Histogram>&) {}
+  /// A process begins to train after this step, with the checkpoint that it goes on from, or "".
+  virtual void add_start(int64_t, const std::string&) {}
+  /// Adds the lengths so far of the files that a checkpoint keeps the length of.
+  virtual void add_lengths(FileLengths&) const {}
+  /// Waits until the disk has what was written. Another thread may add lines meanwhile.
+  virtual uint64_t sync() { return 0; }
+};
+
+/// A file that grows while a run trains, and is cut back to its length in the checkpoint that the run goes on from.
+class CutFile {
+ public:
+  /// Opens the file cut back to `length` bytes, and says so. At 0, what no checkpoint goes with is set aside as
+  /// `aside`. A file that is shorter, or gone, is a warning: the run goes on with what is whole of it, up to
+  /// `whole(bytes)`.
+  CutFile(const fs::path& path, uint64_t length, const fs::path& aside, uint64_t (*whole)(std::string_view bytes));
+  void write(std::string_view text) { file_.write(text); }
   uint64_t length() const { return file_.size(); }
-  /// Syncs, and returns the length. Another thread may add lines meanwhile.
+  /// Syncs, and returns the length.
   uint64_t sync();
 
  private:
   OutputFile file_;
+};
+/// The end of the last whole line.
+uint64_t whole_lines(std::string_view text);
+/// Now, since 1970.
+double unix_seconds();
+
+/// metrics.jsonl.
+class Metrics final : public MetricsSink {
+ public:
+  /// Cut back to `length` bytes, as CutFile. `unit`: what throughput counts, "tokens" or "samples".
+  Metrics(const fs::path& run, uint64_t length, const std::string& unit = "tokens");
+  void add(const StepMetrics& m) override;
+  void add_validation(int64_t step, const std::vector<std::pair<std::string, double>>& figures) override;
+  void add_changes(int64_t step, const std::vector<ConfigChange>& changes) override;
+  void add_lengths(FileLengths& lengths) const override { lengths["metrics.jsonl"] = length(); }
+  /// Bytes so far.
+  uint64_t length() const { return file_.length(); }
+  /// Syncs, and returns the length.
+  uint64_t sync() override { return file_.sync(); }
+
+ private:
+  CutFile file_;
   std::string unit_;
 };
 

@@ -140,7 +140,7 @@ fs::path merge(const fs::path& run, const fs::path& out) {
   OptimConfig stateless;
   stateless.kind = "sgd";
   state.config = config.schema().to_toml(&config, /*comments=*/false);
-  state.metrics_bytes = 0;
+  state.metrics_bytes = 0, state.sink_bytes.clear();
   state.eval_due = false;
   state.val_loss.reset(), state.best_val_loss.reset();  // they were the unmerged model's
   state.val_step = state.best_step = -1;

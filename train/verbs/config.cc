@@ -2,6 +2,7 @@
 
 #include "core/float_format.h"
 #include "train/verbs/bench.h"
+#include "train/verbs/shell.h"
 #include "train/verbs/verbs.h"
 
 namespace lathe {
@@ -30,10 +31,17 @@ Exit run_config(const Arguments& arguments) {
               << config_reference();
     return Exit::done;
   }
+  if (what == "completion" || what == "man") {
+    const bool man = what == "man";
+    if (arguments.words.size() != (man ? 1 : 2) || !arguments.flags.empty())
+      fail(Exit::usage, "usage: lathe config ", man ? "man" : "completion bash|zsh|fish");
+    std::cout << (man ? man_page() : completion_script(arguments.words[1]));
+    return Exit::done;
+  }
   if (what != "show" && what != "check")
     fail(Exit::usage, "lathe config ", what,
-         ": there are `config show CONFIG`, `config check CONFIG`, `config docs`, `config kernels` and `config "
-         "formats`");
+         ": there are `config show CONFIG`, `config check CONFIG`, `config docs`, `config man`, `config completion "
+         "SHELL`, `config kernels` and `config formats`");
   if (arguments.words.size() != 2) fail(Exit::usage, "lathe config ", what, " needs a config file");
   const LoadedConfig loaded = load_config_argument(arguments, 1);
   if (what == "show")
@@ -47,9 +55,9 @@ Exit run_config(const Arguments& arguments) {
 
 Verb config_verb() {
   return {"config",
-          "show CONFIG | check CONFIG | docs | kernels | formats",
-          "the resolved config, a check of it, the reference of all keys, which kernels this machine runs, or the "
-          "float formats",
+          "show CONFIG | check CONFIG | docs | man | completion bash|zsh|fish | kernels | formats",
+          "the resolved config, a check of it, the reference of all keys, a man page, a shell's completion, which "
+          "kernels this machine runs, or the float formats",
           "config show configs/quickstart.toml --amp.dtype=bf16",
           {},
           true,

@@ -1,8 +1,12 @@
+#include <algorithm>
+#include <cmath>
 #include <iostream>
 
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/io/json.h"
+#include "core/io/log.h"
+#include "core/io/progress.h"
 #include "core/memory.h"
 #include "train/tasks/task.h"
 #include "train/verbs/verbs.h"
@@ -41,7 +45,14 @@ Exit run_eval(const Arguments& arguments) {
       arguments.number("batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
   BatchSizes sizes = batch_sizes(m.config);
   sizes.batch_size = batch;
-  const EvalResult r = *evaluate(task, *m.model, *data, sizes, 0, m.compute, m.device);
+  const int64_t units = batch * std::max<int64_t>(1, sizes.block_size);
+  ProgressBar bar("evaluating", std::ceil(static_cast<double>(data->val_size()) / static_cast<double>(units)));
+  double done = 0;
+  const EvalResult r = *evaluate(task, *m.model, *data, sizes, 0, m.compute, m.device, [&] {
+    bar.show(done++);
+    return false;
+  });
+  clear_progress();
   const int64_t peak = m.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
   Json json = Json::object();
   for (const auto& [name, value] : r.metrics) json[name] = json_number(value);

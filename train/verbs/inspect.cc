@@ -9,6 +9,7 @@
 #include "data/data.h"
 #include "data/tokens.h"
 #include "train/config/path_kind.h"
+#include "train/run/console.h"
 #include "train/store/checkpoint.h"
 #include "train/verbs/verbs.h"
 
@@ -127,7 +128,7 @@ std::string verify(const fs::path& path_) {
       }
       DataConfig data;
       data.dir = path.string();
-      open_data(data)->verify();
+      verify_shown(*open_data(data), path);
       out << path.string() << ": all files are what was written\n";
       break;
     }

@@ -9,6 +9,7 @@
 
 #include "core/io/checksum.h"
 #include "core/io/log.h"
+#include "core/io/progress.h"
 #include "core/io/text.h"
 #include "data/bpe_trainer.h"
 #include "train/run/stop.h"
@@ -114,7 +115,8 @@ Exit train_tokenizer(const Arguments& arguments) {
   t.pattern = pattern == "gpt2" ? gpt2_pattern : pattern == "llama3" ? llama3_pattern : pattern;
   take_stop_signals("the training; nothing of it is kept");
   t.stop = [] { return stop_signal() != 0; };
-  t.show = [](double share) { progress(format("tokenizer %.0f%%", 100 * share)); };
+  ProgressBar bar("training the tokenizer", 1);
+  t.show = [&bar](double share) { bar.show(share); };
   const BPEDefinition made = train_bpe({arguments.words.begin() + 1, arguments.words.end()}, t);
   make_folders(out);
   write_bpe(made, file);

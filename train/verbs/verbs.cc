@@ -8,6 +8,7 @@ namespace lathe {
 Verb train_verb();
 Verb plan_verb();
 Verb prepare_verb();
+Verb profile_verb();
 Verb tokenizer_verb();
 Verb eval_verb();
 Verb generate_verb();
@@ -19,6 +20,11 @@ Verb export_verb();
 Verb inspect_verb();
 Verb verify_verb();
 Verb bench_verb();
+Verb runs_verb();
+Verb compare_verb();
+Verb watch_verb();
+Verb report_verb();
+Verb sweep_verb();
 Verb config_verb();
 
 namespace {
@@ -26,7 +32,9 @@ namespace {
 std::vector<Verb>& table() {
   static std::vector<Verb> all{train_verb(),    plan_verb(),      prepare_verb(), tokenizer_verb(), eval_verb(),
                                generate_verb(), gradients_verb(), replay_verb(),  merge_verb(),     import_verb(),
-                               export_verb(),   inspect_verb(),   verify_verb(),  bench_verb(),     config_verb()};
+                               export_verb(),   inspect_verb(),   verify_verb(),  runs_verb(),      compare_verb(),
+                               report_verb(),   watch_verb(),     sweep_verb(),   bench_verb(),     profile_verb(),
+                               config_verb()};
   return all;
 }
 

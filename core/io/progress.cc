@@ -1,0 +1,61 @@
+#include "core/io/progress.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <utility>
+
+#include "core/io/log.h"
+#include "core/io/text.h"
+
+namespace lathe {
+
+std::string duration_text(double seconds) {
+  const auto s = static_cast<long long>(std::clamp(seconds, 0.0, 1e15));
+  return s >= 3600 ? format("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60)
+                   : format("%lld:%02lld", s / 60, s % 60);
+}
+
+std::string bar_line(const std::string& what, double share, const std::vector<std::string>& facts, double eta,
+                     size_t width, bool colour) {
+  constexpr size_t longest = 24, shortest = 5;
+  share = std::isfinite(share) ? std::clamp(share, 0.0, 1.0) : 0;
+  const std::string percent = format("%3.0f%%", std::floor(100 * share));
+  const auto line = [&](size_t bar, size_t n_facts, bool with_eta, bool painted) {
+    const auto filled = static_cast<size_t>(share * static_cast<double>(bar));
+    std::string text = what + (what.empty() ? "" : " ");
+    if (bar > 0) {
+      text += "[" + std::string(painted ? "\033[32m" : "") + std::string(filled, '#') +
+              std::string(painted ? "\033[39m" : "") + std::string(bar - filled, '.') + "] ";
+    }
+    text += percent;
+    for (size_t i = 0; i < n_facts; ++i) text += "  " + facts[i];
+    return text + (with_eta && eta >= 0 ? "  eta " + duration_text(eta) : "");
+  };
+  for (size_t n = facts.size() + 1; n-- > 0;) {
+    for (const bool with_eta : {true, false}) {
+      const size_t without = line(0, n, with_eta, false).size();
+      if (without + shortest + 3 <= width) return line(std::min(longest, width - without - 3), n, with_eta, colour);
+      if (without <= width && n == 0) return line(0, n, with_eta, false);
+    }
+  }
+  return line(0, 0, false, false).substr(0, width);
+}
+
+ProgressBar::ProgressBar(std::string what, double all, double done) : what_(std::move(what)), all_(all), begun_(done) {}
+
+ProgressBar::~ProgressBar() { clear_progress(); }
+
+void ProgressBar::show(double done, const std::vector<std::string>& facts, double eta) {
+  const auto now = Clock::now();
+  const bool at_end = done >= all_ && shown_ != begin_;  // what is done at once has no bar
+  if (!is_terminal() || (now - shown_ < std::chrono::milliseconds(100) && !at_end)) return;
+  shown_ = now;
+  const double seconds = std::chrono::duration<double>(now - begin_).count();
+  if (eta < 0 && done > begun_ && seconds > 0.5) eta = seconds * (all_ - done) / (done - begun_);
+  const char* no_colour = std::getenv("NO_COLOR");
+  const bool colour = no_colour == nullptr || *no_colour == 0;
+  progress(bar_line(what_, all_ > 0 ? done / all_ : 1, facts, eta, terminal_width() - 1, colour));
+}
+
+}  // namespace lathe

@@ -1,0 +1,115 @@
+// `lathe profile`: what it says of steps is what they did.
+#include "train/run/profile.h"
+
+#include <set>
+
+#include "core/io/json.h"
+#include "tests/catch.h"
+#include "tests/process.h"
+#include "train/run/forecast.h"
+#include "train/run/stepper.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+LoadedConfig tiny_config(const TempFolder& f, std::vector<std::pair<std::string, std::string>> keys = {}) {
+  keys.insert(keys.end(), {{"data.dir", (f / "data").string()}, {"train.threads", "1"}, {"train.grad_accum", "2"}});
+  return load_config((f / "tiny.toml").string(), keys);
+}
+
+Profile profile_of(LoadedConfig loaded, int64_t first, int64_t count) {
+  loaded.config.train.eval_interval = 0;
+  const RunData data = RunData::open(loaded);
+  Session s = Session::make(loaded, *data.task, data.sizes);
+  return profile_steps(s, *data.data, first, count);
+}
+
+TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[profile]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const LoadedConfig loaded = tiny_config(f);
+  const Profile p = profile_of(loaded, 1, 3);
+  REQUIRE(p.step_seconds.size() == 3);
+  double matmul = 0, forward_begin = -1, end = 0, sum = 0, steps = 0;
+  int64_t kept = 0, data = 0, optimizer = 0;
+  std::set<std::string> places;
+  for (const Span& s : p.spans) {
+    matmul += s.flops.matmul;
+    kept += s.kept;
+    sum += s.seconds;
+    data += s.phase == Span::Phase::data;
+    optimizer += s.phase == Span::Phase::optimizer;
+    CHECK(s.begin >= end - 1e-9);  // one behind the other
+    end = s.begin + s.seconds;
+    if (s.phase == Span::Phase::forward || s.phase == Span::Phase::backward)
+      places.insert((s.phase == Span::Phase::forward ? "f " : "b ") + s.op + " " + s.module);
+    if (forward_begin < 0 && s.phase == Span::Phase::forward) forward_begin = s.begin;
+  }
+  for (const double t : p.step_seconds) steps += t;
+  CHECK(data == 3 * 2);
+  CHECK(optimizer == 3);
+  CHECK(sum <= steps);
+  CHECK(matmul == Approx(3 * 2 * dry_step(loaded).micro_batch.matmul()));
+  CHECK(kept == 0);  // what forward leaves is gone after the step
+  for (const char* place : {"f attention blocks.0.attn", "b attention blocks.1.attn", "f layer_norm norm",
+                            "f embedding tokens", "b linear_cross_entropy "})
+    CHECK(places.contains(place));
+}
+
+TEST_CASE("what is computed again is told apart", "[profile]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const auto count = [&](const char* policy) {
+    const Profile p = profile_of(tiny_config(f, {{"memory.recompute", policy}}), 0, 1);
+    return std::count_if(p.spans.begin(), p.spans.end(),
+                         [](const Span& s) { return s.phase == Span::Phase::recompute; });
+  };
+  CHECK(count("none") == 0);
+  CHECK(count("blocks") > 10);
+}
+
+TEST_CASE("a leak is told, a steady step is not one", "[profile]") {
+  Profile p;
+  p.spans.push_back({.op = "linear", .module = "head", .seconds = 1e-3, .flops = {.matmul = 1e6}, .bytes = 1000});
+  p.step_seconds = {1e-3, 1e-3, 1e-3, 1e-3};
+  p.memory_after_step = {1000, 2000, 3000, 4000};
+  CHECK_THAT(profile_text(p, {1e9, 1e9}, "tokens", 10), ContainsSubstring("LEAK: tensors grow by 1.0 kB a step"));
+  p.memory_after_step = {3000, 3000, 3000, 3000};
+  CHECK(profile_text(p, {1e9, 1e9}, "tokens", 10).find("LEAK") == std::string::npos);
+  // 1e6 FLOPs at 1e9 a second are all of its millisecond; at a thousandth of the ceiling it is overhead.
+  CHECK_THAT(profile_text(p, {1e9, 1e12}, "tokens", 10), ContainsSubstring("limited most by products of matrices"));
+  CHECK_THAT(profile_text(p, {1e12, 1e12}, "tokens", 10),
+             ContainsSubstring("limited most by the work around small ops"));
+  CHECK_THAT(profile_text(p, {1e12, 1e6}, "tokens", 10), ContainsSubstring("limited most by reading and writing"));
+}
+
+TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const Finished of_config = lathe_in(f, {"profile", "tiny.toml", "--steps", "2:4", "--trace", "trace.json"});
+  INFO(of_config.err);
+  REQUIRE(of_config.code == 0);
+  for (const char* word :
+       {"A step is limited most by", "The three largest costs", "Memory is highest in", "blocks.*.mlp"})
+    CHECK_THAT(of_config.out, ContainsSubstring(word));
+  const Json trace = parse_json(read_file(f / "trace.json", Exit::io), "trace.json", Exit::internal);
+  double end = 0;
+  int spans = 0;
+  for (const Json& event : trace["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    ++spans;
+    CHECK(event["ts"].get<double>() >= end - 0.01);
+    end = event["ts"].get<double>() + event["dur"].get<double>();
+  }
+  CHECK(spans > 50);
+  CHECK_FALSE(fs::exists(f / "runs"));
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=2", "--log.level=error"}).code == 0);
+  const std::string before = read_file(f / "runs/tiny/metrics.jsonl", Exit::io);
+  CHECK(lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"}).code == 0);
+  CHECK(read_file(f / "runs/tiny/metrics.jsonl", Exit::io) == before);
+  CHECK_THAT(lathe_in(f, {"profile", "tiny.toml", "--steps=4:2"}).err, ContainsSubstring("--steps must be"));
+}
+
+}  // namespace

@@ -1,0 +1,47 @@
+// A closer look at the layers of a model in one step: norms, the size of the update, activations; and histograms.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "autograd/op.h"
+#include "nn/hooks.h"
+#include "train/run/session.h"
+#include "train/store/metrics.h"
+
+namespace lathe {
+
+/// Made before a step and asked after it; it changes no bit of the step. A layer is a module that has parameters of its
+/// own that are trained, or whose result or activation is seen; results are those of modules that make a ModuleCall.
+/// Activations are the first micro-batch's. An update's size is exact for tensors of up to 65536 elements, and of a
+/// larger one taken from so many, evenly spaced, which costs neither a copy of the model nor a pass over it.
+class LayerWatch {
+ public:
+  explicit LayerWatch(Session& session);
+  /// After the step, in the order of the model.
+  std::vector<LayerFigures> figures() const;
+
+ private:
+  struct Seen {
+    std::vector<size_t> params;  // of the session's
+    at::Tensor act_max, dead;    // []
+  };
+
+  const Session& session_;
+  std::vector<std::string> order_;
+  std::map<std::string, Seen> layers_;
+  std::vector<at::Tensor> before_;  // of each parameter some elements
+  ModeGuard guard_;
+  std::function<void(const OpResult&)> on_result_;
+  std::unique_ptr<ForwardHook> hook_;
+};
+
+/// Of every trained weight ("weights/PATH") and its gradient, unscaled ("gradients/PATH"): 64 bins between the least
+/// and the largest value that is finite. One without any is left out.
+std::vector<Histogram> histograms_of(const Session& session);
+
+}  // namespace lathe

@@ -1,0 +1,287 @@
+#include "train/run/profile.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <regex>
+#include <sstream>
+#include <unordered_map>
+
+#include "autograd/op.h"
+#include "core/dtype.h"
+#include "core/io/json.h"
+#include "core/io/text.h"
+#include "nn/module_call.h"
+#include "train/run/peak.h"
+#include "train/run/stepper.h"
+
+namespace lathe {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Phase = Span::Phase;
+constexpr const char* phase_names[]{"data", "forward", "recompute", "backward", "optimizer"};
+
+double cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+int64_t bytes_of(const at::Tensor& t) { return t.defined() ? static_cast<int64_t>(t.nbytes()) : 0; }
+
+/// Cuts a step into spans at what its ops say of themselves. What a span costs to note down is in none.
+class Recorder : public ModeGuard {
+ public:
+  explicit Recorder(Profile& profile) : profile_(profile), start_(Clock::now()), last_(start_) {
+    mode().observe_result = &on_result_;
+    mode().observe_backward = &on_backward_;
+    mode().flops = &flops_;
+    mark();
+  }
+
+  /// What has passed since the last span ended was this.
+  void end_span(Phase phase, const std::string& op) { add({.phase = phase, .op = op}, ""); }
+  /// Nothing that has passed since the last span is to be counted.
+  void mark() {
+    reset_memory_peaks();
+    kept_ = activations();
+    flops_ = {};
+    last_ = Clock::now();
+  }
+
+ private:
+  static int64_t activations() { return memory_stats().used[static_cast<size_t>(Memory::activations)]; }
+
+  void add(Span span, const std::string& shapes) {
+    const Clock::time_point now = Clock::now();
+    const MemoryStats memory = memory_stats();
+    span.begin = std::chrono::duration<double>(last_ - start_).count();
+    span.seconds = std::chrono::duration<double>(now - last_).count();
+    span.memory_peak = memory.total_peak;
+    span.memory_after = memory.total;
+    span.kept = memory.used[static_cast<size_t>(Memory::activations)] - kept_;
+    if (profile_.spans.empty() || memory.total_peak > profile_.spans[profile_.peak_span].memory_peak) {
+      profile_.peak_span = profile_.spans.size();
+      profile_.at_peak = memory;
+    }
+    profile_.spans.push_back(std::move(span));
+    profile_.shapes.push_back(shapes);
+    mark();
+  }
+
+  Profile& profile_;
+  Clock::time_point start_, last_;
+  FlopCount flops_{};
+  int64_t kept_ = 0;
+  std::unordered_map<const Node*, std::string> modules_;
+  const std::function<void(const OpResult&)> on_result_ = [this](const OpResult& r) {
+    const Flops flops = flops_.forward;
+    Span span{.phase = mode().again ? Phase::recompute : Phase::forward, .op = r.name};
+    if (const ModuleCall* call = ModuleCall::innermost()) span.module = call->path();
+    span.flops = flops;
+    std::string shapes;
+    for (const Variable& v : r.inputs) {
+      span.bytes += bytes_of(v.data());
+      shapes += (shapes.empty() ? "" : ", ") + describe(v.data());
+    }
+    for (const at::Tensor& t : r.outputs) span.bytes += bytes_of(t);
+    if (r.node != nullptr && !(mode().again && modules_.contains(r.node))) modules_[r.node] = span.module;
+    add(std::move(span), shapes);
+  };
+  const std::function<void(const BackwardResult&)> on_backward_ = [this](const BackwardResult& r) {
+    Span span{.phase = Phase::backward, .op = r.node.name()};
+    if (const auto found = modules_.find(&r.node); found != modules_.end()) span.module = found->second;
+    span.flops = r.node.backward_flops;
+    for (const at::Tensor& t : r.dy) span.bytes += bytes_of(t);
+    for (const at::Tensor& t : r.grads) span.bytes += bytes_of(t);
+    add(std::move(span), "");
+  };
+};
+
+/// "blocks.3.mlp" as "blocks.*.mlp".
+std::string any_block(const std::string& module) {
+  static const std::regex number(R"(\.\d+(?=\.|$))");
+  return std::regex_replace(module, number, ".*");
+}
+
+struct Row {
+  double seconds = 0;
+  Flops flops{};
+  int64_t bytes = 0, count = 0, kept = 0;
+};
+
+}  // namespace
+
+Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count) {
+  Loader loader(data, batch_sizes(s.config), static_cast<uint64_t>(s.config.train.seed), 0, s.config.data, s.device);
+  for (int64_t step = 0; step < first; ++step) run_step(s, loader, step);
+  Profile p;
+  p.threads = at::get_num_threads();
+  Recorder recorder(p);
+  for (int64_t step = first; step < first + count; ++step) {
+    const double cpu = cpu_seconds();
+    const auto begin = Clock::now();
+    recorder.mark();
+    bool any = false;
+    const auto next = [&] {
+      if (std::exchange(any, true)) recorder.mark();  // between micro-batches
+      Batch batch = loader.next();
+      recorder.end_span(Phase::data, "data");
+      return batch;
+    };
+    run_step(s, next, step);
+    recorder.end_span(Phase::optimizer, "optimizer");
+    p.step_seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+    p.cpu_seconds += cpu_seconds() - cpu;
+    p.memory_after_step.push_back(memory_stats().total);
+  }
+  return p;
+}
+
+Ceilings machine_ceilings(const Session& s) {
+  Ceilings c;
+  const int threads = static_cast<int>(s.config.train.threads);
+  const auto known = known_peak("cpu", threads, s.compute.dtype);
+  c.flops = known ? known->rate : measure_peak(threads, s.compute.dtype).rate;
+  const at::Tensor from = at::ones({16 << 20}), to = at::empty_like(from);
+  for (int i = 0; i < 5; ++i) {
+    const auto begin = Clock::now();
+    to.copy_(from);
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    c.bytes_per_second = std::max(c.bytes_per_second, 2 * static_cast<double>(from.nbytes()) / seconds);
+  }
+  return c;
+}
+
+std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::string& unit, double units_of_step) {
+  std::map<std::string, Row> rows, by_module;
+  double total = 0, phases[5] = {}, compute = 0, memory = 0, data = 0, overhead = 0, matmul = 0;
+  for (const Span& span : p.spans) {
+    Row& row = rows[str(phase_names[static_cast<size_t>(span.phase)], "\t", span.op, "\t", any_block(span.module))];
+    row.seconds += span.seconds, row.flops += span.flops, row.bytes += span.bytes, ++row.count, row.kept += span.kept;
+    if (span.phase == Phase::forward && span.kept > 0) by_module[any_block(span.module)].kept += span.kept;
+    total += span.seconds;
+    phases[static_cast<size_t>(span.phase)] += span.seconds;
+    matmul += span.flops.matmul;
+    if (span.phase == Phase::data) {
+      data += span.seconds;
+      continue;
+    }
+    // The least that its products and its tensors can take; the rest is what stands around them.
+    const double by_flops = span.flops.matmul / ceilings.flops,
+                 by_bytes = static_cast<double>(span.bytes) / ceilings.bytes_per_second;
+    const bool multiplies = by_flops >= by_bytes;
+    const double least = std::min(span.seconds, std::max(by_flops, by_bytes));
+    // Within a factor of three of its ceiling a span is limited by it; farther off, by the work of starting it.
+    const double own = 3 * least >= span.seconds ? span.seconds : least;
+    (multiplies ? compute : memory) += span.op == "optimizer" ? 0 : own;
+    if (span.op == "optimizer")
+      memory += span.seconds;
+    else
+      overhead += span.seconds - own;
+  }
+  const auto steps = static_cast<double>(p.step_seconds.size());
+  std::vector<double> sorted = p.step_seconds;
+  std::sort(sorted.begin(), sorted.end());
+  std::ostringstream out;
+  out << format("%.0f steps, %.2f ms each (median), %.0f %s/s; ", steps, 1e3 * sorted[sorted.size() / 2],
+                units_of_step / sorted[sorted.size() / 2], unit.c_str())
+      << format("%.0f%% of the matmul ceiling (%.0f GFLOP/s), copies reach %.1f GB/s\n",
+                100 * matmul / total / ceilings.flops, ceilings.flops / 1e9, ceilings.bytes_per_second / 1e9);
+  for (size_t i = 0; i < 5; ++i) {
+    if (phases[i] > 0) out << format("  %s %.1f%%", phase_names[i], 100 * phases[i] / total);
+  }
+  out << format("; threads at work %.0f%% of the time\n\n", 100 * p.cpu_seconds / (total * p.threads));
+
+  std::vector<std::pair<std::string, Row>> costly(rows.begin(), rows.end());
+  std::sort(costly.begin(), costly.end(),
+            [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+  out << format("%-10s%-24s%-28s%8s%9s%7s%12s%10s%9s\n", "", "op", "module", "calls", "ms", "share", "GFLOP/s",
+                "of peak", "GB/s");
+  for (size_t i = 0; i < std::min<size_t>(costly.size(), 25); ++i) {
+    const auto& [key, row] = costly[i];
+    const size_t tab = key.find('\t'), second = key.find('\t', tab + 1);
+    const double flops = row.flops.matmul + row.flops.other;
+    out << format("%-10s%-24s%-28s%8.0f%9.3f%6.1f%%%12.3g%9.0f%%%9.2f\n", key.substr(0, tab).c_str(),
+                  key.substr(tab + 1, second - tab - 1).c_str(), key.substr(second + 1).c_str(),
+                  static_cast<double>(row.count) / steps, 1e3 * row.seconds / steps, 100 * row.seconds / total,
+                  flops / row.seconds / 1e9, 100 * row.flops.matmul / row.seconds / ceilings.flops,
+                  static_cast<double>(row.bytes) / row.seconds / 1e9);
+  }
+
+  const std::pair<const char*, double> limits[]{{"products of matrices (compute)", compute},
+                                                {"reading and writing tensors (memory)", memory},
+                                                {"waiting for data", data},
+                                                {"the work around small ops (overhead)", overhead}};
+  const auto& most =
+      *std::max_element(std::begin(limits), std::end(limits), [](auto& a, auto& b) { return a.second < b.second; });
+  out << "\nA step is limited most by " << most.first << format(", %.0f%% of its time (", 100 * most.second / total)
+      << format("compute %.0f%%, memory %.0f%%, data %.0f%%, overhead %.0f%%", 100 * compute / total,
+                100 * memory / total, 100 * data / total, 100 * overhead / total)
+      << "). The three largest costs:";
+  for (size_t i = 0; i < std::min<size_t>(costly.size(), 3); ++i) {
+    const std::string& key = costly[i].first;
+    const size_t tab = key.find('\t'), second = key.find('\t', tab + 1);
+    const std::string module = key.substr(second + 1);
+    out << (i > 0 ? "; " : " ") << key.substr(tab + 1, second - tab - 1) << (module.empty() ? "" : " in " + module)
+        << ", " << key.substr(0, tab) << format(" (%.0f%%)", 100 * costly[i].second.seconds / total);
+  }
+  out << ".\n\n";
+
+  const Span& top = p.spans[p.peak_span];
+  out << "Memory is highest in " << top.op << (top.module.empty() ? "" : " of " + top.module) << ", "
+      << phase_names[static_cast<size_t>(top.phase)] << ": "
+      << format("%.1f MB of tensors\n ", static_cast<double>(top.memory_peak) / 1e6);
+  for (size_t i = 0; i < memory_names.size(); ++i) {
+    if (p.at_peak.used[i] > 0)
+      out << format("  %s %.1f MB", memory_names[i].data(), static_cast<double>(p.at_peak.used[i]) / 1e6);
+  }
+  out << "\nKept for backward, of one step:\n";
+  std::vector<std::pair<std::string, Row>> owners(by_module.begin(), by_module.end());
+  std::sort(owners.begin(), owners.end(), [](const auto& a, const auto& b) { return a.second.kept > b.second.kept; });
+  for (size_t i = 0; i < std::min<size_t>(owners.size(), 10); ++i) {
+    out << format("  %-36s%10.2f MB\n", owners[i].first.empty() ? "(outside of modules)" : owners[i].first.c_str(),
+                  static_cast<double>(owners[i].second.kept) / steps / 1e6);
+  }
+  const auto& after = p.memory_after_step;
+  if (after.size() > 2 && after.back() > after[1] && after[after.size() - 2] > after[0])
+    out << format("LEAK: tensors grow by %.1f kB a step\n",
+                  static_cast<double>(after.back() - after.front()) / static_cast<double>(after.size() - 1) / 1e3);
+  return out.str();
+}
+
+std::string profile_trace(const Profile& p) {
+  Json events = Json::array();
+  for (size_t i = 0; i < p.spans.size(); ++i) {
+    const Span& s = p.spans[i];
+    Json arguments{
+        {"module", s.module}, {"bytes", s.bytes}, {"matmul_flops", s.flops.matmul}, {"other_flops", s.flops.other}};
+    if (!p.shapes[i].empty()) arguments["inputs"] = p.shapes[i];
+    events.push_back({{"name", s.op},
+                      {"cat", phase_names[static_cast<size_t>(s.phase)]},
+                      {"ph", "X"},
+                      {"ts", 1e6 * s.begin},
+                      {"dur", 1e6 * s.seconds},
+                      {"pid", 1},
+                      {"tid", 1},
+                      {"args", arguments}});
+    events.push_back({{"name", "memory of tensors"},
+                      {"ph", "C"},
+                      {"ts", 1e6 * (s.begin + s.seconds)},
+                      {"pid", 1},
+                      {"args", {{"bytes", s.memory_after}}}});
+  }
+  events.push_back({{"name", "process_name"}, {"ph", "M"}, {"pid", 1}, {"args", {{"name", "lathe"}}}});
+  return Json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump() + "\n";
+}
+
+}  // namespace lathe

@@ -1,0 +1,216 @@
+#include "train/store/curves.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "core/io/text.h"
+#include "core/io/toml.h"
+#include "train/config/path_kind.h"
+#include "train/store/checkpoint.h"
+
+namespace lathe {
+namespace {
+
+/// A number as json_number writes it; nullopt for null and what is none.
+std::optional<double> number_of(const Json& value) {
+  if (value.is_number()) return value.get<double>();
+  if (!value.is_string()) return std::nullopt;
+  const auto& text = value.get_ref<const std::string&>();
+  if (text == "nan") return std::nan("");
+  if (text == "inf") return HUGE_VAL;
+  if (text == "-inf") return -HUGE_VAL;
+  return std::nullopt;
+}
+
+bool has_metrics(const fs::path& run) { return fs::is_regular_file(run / "metrics.jsonl"); }
+
+}  // namespace
+
+Curves::Curves(fs::path run) : run_(without_trailing_slash(run)) {
+  if (!has_metrics(run_) && !fs::exists(run_ / "config.toml"))
+    fail(Exit::usage, run_.string(), " is no run; give the folder that train.out_dir named");
+}
+
+const Series* Curves::find(const std::string& name) const {
+  const auto found = series.find(name);
+  return found == series.end() ? nullptr : &found->second;
+}
+
+void Curves::add(const Json& line, const std::string& where) {
+  const int64_t step = json_whole(line, "step", 0, int64_t{1} << 53, where, Exit::io);
+  const auto put = [&](const std::string& name, const Json& value) {
+    if (const auto number = number_of(value)) {
+      Series& s = series[name];
+      s.steps.push_back(step);
+      s.values.push_back(*number);
+    }
+  };
+  for (const auto& [key, value] : line.items()) {
+    if (key == "step" || (key == "time" && !line.contains("loss"))) continue;
+    if (key == "samples") unit = key;
+    if (key == "changed" && value.is_object()) {
+      for (const auto& [name, change] : value.items()) {
+        changes.push_back({step, name, json_get<std::string>(change, "was", where, Exit::io),
+                           json_get<std::string>(change, "is", where, Exit::io)});
+      }
+    } else if (key == "layers" && value.is_object()) {
+      for (const auto& [layer, figures] : value.items()) {
+        for (const auto& [figure, x] : figures.items()) put("layers/" + figure + "/" + layer, x);
+      }
+    } else {
+      put(key, value);
+    }
+  }
+}
+
+bool Curves::read() {
+  const fs::path path = run_ / "metrics.jsonl";
+  std::error_code error;
+  const uint64_t size = fs::file_size(path, error);
+  const bool cut = !error && size < offset_;
+  if (cut) *this = Curves(run_);
+  if (error || size == offset_) return cut;
+  std::ifstream file(path, std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(offset_));
+  bool any = cut;
+  for (std::string line; std::getline(file, line) && !file.eof();) {  // at its end, a line is not whole yet
+    const std::string where = str(path.string(), ":", ++lines_);
+    offset_ += line.size() + 1;
+    add(parse_json(line, where, Exit::io), where);
+    any = true;
+  }
+  return any;
+}
+
+std::map<std::string, std::string> config_keys(const fs::path& run) {
+  std::map<std::string, std::string> keys;
+  const fs::path path = run / "config.toml";
+  if (!fs::exists(path)) return keys;
+  for (const TomlEntry& entry : read_toml(path.string())) keys[entry.key] = toml_text(entry.value);
+  return keys;
+}
+
+std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(const std::vector<fs::path>& runs) {
+  std::vector<std::map<std::string, std::string>> all;
+  std::set<std::string> names;
+  for (const fs::path& run : runs) {
+    all.push_back(config_keys(run));
+    for (const auto& [key, value] : all.back()) names.insert(key);
+  }
+  std::vector<std::pair<std::string, std::vector<std::string>>> differing;
+  for (const std::string& key : names) {
+    std::vector<std::string> values;
+    for (auto& keys : all) values.push_back(keys[key]);
+    const bool same = std::all_of(values.begin(), values.end(), [&](const auto& v) { return v == values[0]; });
+    if (!same && key != "train.out_dir") differing.emplace_back(key, values);
+  }
+  return differing;
+}
+
+namespace {
+
+/// Whether a process of this machine holds the run's lock. Taking it to see would be in the way of one that starts.
+bool is_locked(const fs::path& run) {
+  struct stat s {};
+  if (::stat((run / "lock").c_str(), &s) != 0) return false;
+  std::ifstream locks("/proc/locks");  // "1: FLOCK  ADVISORY  WRITE 1234 fe:01:5678 0 EOF"
+  for (std::string line; std::getline(locks, line);) {
+    std::istringstream words(line);
+    std::string number, kind, how, what, pid, file;
+    words >> number >> kind >> how >> what >> pid >> file;
+    if (kind == "FLOCK" && file.ends_with(":" + std::to_string(s.st_ino))) return true;
+  }
+  return false;
+}
+
+/// The last lines of a file, of at most `most` bytes; whole ones.
+std::vector<std::string> last_lines(const fs::path& path, uint64_t most) {
+  std::error_code error;
+  const uint64_t size = fs::file_size(path, error);
+  if (error) return {};
+  const uint64_t begin = size > most ? size - most : 0;
+  std::ifstream file(path, std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(begin));
+  std::vector<std::string> lines;
+  std::string line;
+  if (begin > 0) std::getline(file, line);  // the rest of one
+  while (std::getline(file, line) && !file.eof()) lines.push_back(line);
+  return lines;
+}
+
+/// The latest step that a run diverged in, of the bundles that it left; -1: none.
+int64_t diverged_step(const fs::path& run) {
+  int64_t step = -1;
+  for (const fs::path& bundle : list_folder(run / "diverged")) {
+    const std::string name = bundle.filename().string();
+    if (name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == std::string::npos)
+      step = std::max<int64_t>(step, std::atoll(name.c_str() + 5));
+  }
+  return step;
+}
+
+}  // namespace
+
+RunSummary summarise(const fs::path& run) {
+  RunSummary s{.run = run, .state = "stopped"};
+  const fs::path path = run / "metrics.jsonl";
+  const auto lines = last_lines(path, uint64_t{4} << 20);
+  bool has_step = false;
+  for (auto line = lines.rbegin(); line != lines.rend() && !(has_step && s.val_loss); ++line) {
+    const Json j = parse_json(*line, path.string(), Exit::io);
+    const auto number = [&](const char* key) { return j.contains(key) ? number_of(j[key]) : std::nullopt; };
+    s.step = std::max(s.step, json_whole(j, "step", 0, int64_t{1} << 53, path.string(), Exit::io));
+    if (!s.val_loss) s.val_loss = number("val_loss");
+    if (has_step || !j.contains("loss")) continue;
+    has_step = true;
+    if (j.contains("samples")) s.unit = "samples";
+    s.loss = number("loss"), s.units_per_sec = number((s.unit + "_per_sec").c_str()), s.mfu = number("mfu");
+  }
+  struct stat file {};
+  s.age_s = std::nan("");
+  if (::stat(path.c_str(), &file) == 0) s.age_s = std::max(0.0, difftime(::time(nullptr), file.st_mtime));
+  const auto keys = config_keys(run);
+  if (const auto found = keys.find("train.steps"); found != keys.end()) s.steps = std::atoll(found->second.c_str());
+  int64_t saved = 0;
+  bool eval_due = false;
+  if (const auto all = list_checkpoints(run); !all.empty()) {
+    try {
+      const RunState state = read_state(all.front());
+      saved = state.step, eval_due = state.eval_due, s.best_val_loss = state.best_val_loss;
+      if (!s.val_loss) s.val_loss = state.val_loss;
+    } catch (const Error&) {  // deleted meanwhile, or damaged: what the metrics tell remains
+    }
+  }
+  s.step = std::max(s.step, saved);
+  const bool finished = s.steps > 0 && saved >= s.steps && !eval_due;
+  const bool diverged = diverged_step(run) >= s.step && s.step > 0;
+  if (is_locked(run))
+    s.state = "running";
+  else if (finished)
+    s.state = "finished";
+  else if (diverged)
+    s.state = "diverged";
+  else if (s.age_s < 60 && s.step > saved)
+    s.state = "running";
+  return s;
+}
+
+std::vector<fs::path> find_runs(const fs::path& folder) {
+  std::vector<fs::path> found;
+  if (has_metrics(folder) || is_run(folder)) return {folder};
+  for (const fs::path& inside : list_folder(folder)) {
+    std::error_code error;
+    if (fs::symlink_status(inside, error).type() != fs::file_type::directory) continue;
+    const auto below = find_runs(inside);
+    found.insert(found.end(), below.begin(), below.end());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace lathe

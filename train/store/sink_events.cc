@@ -1,0 +1,57 @@
+// events.jsonl: where processes began to train, and samples. It is never cut back: that a run was killed and went on is
+// what it tells. Its reader takes back the samples of steps that were trained again.
+#include "core/io/json.h"
+#include "train/store/run_folder.h"
+#include "train/store/sinks.h"
+
+namespace lathe {
+namespace {
+
+constexpr const char* name = "events.jsonl";
+
+class Events final : public MetricsSink {
+ public:
+  explicit Events(const SinkOptions& o) : file_(o.run / name, OutputFile::Open::append) {
+    if (const uint64_t size = file_.size(); size > 0) {
+      const uint64_t whole = whole_lines(read_file(o.run / name, Exit::io));
+      if (whole != size) cut_file(o.run / name, whole);  // a kill cut it short
+    }
+  }
+  void add_start(int64_t step, const std::string& from) override {
+    write({{"event", "start"}, {"step", step}, {"from", from}, {"time", unix_seconds()}});
+  }
+  void add_sample(int64_t step, const std::string& text) override {
+    write({{"event", "sample"}, {"step", step}, {"text", text}, {"time", unix_seconds()}});
+  }
+
+ private:
+  void write(const Json& json) { file_.write(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"); }
+
+  OutputFile file_;
+};
+
+}  // namespace
+
+std::unique_ptr<MetricsSink> open_events(const SinkOptions& options) { return std::make_unique<Events>(options); }
+
+RunEvents read_events(const fs::path& run) {
+  RunEvents events;
+  const fs::path path = run / name;
+  if (!fs::exists(path)) return events;
+  const std::string text = read_file(path, Exit::io), where = path.string();
+  for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const Json line = parse_json(std::string_view(text).substr(begin, end - begin), where, Exit::io);
+    const int64_t step = json_whole(line, "step", 0, int64_t{1} << 53, where, Exit::io);
+    if (json_get<std::string>(line, "event", where, Exit::io) == "sample") {
+      std::erase_if(events.samples, [&](const RunEvents::Sample& s) { return s.step == step; });
+      events.samples.push_back({step, json_get<std::string>(line, "text", where, Exit::io)});
+    } else {
+      std::erase_if(events.samples, [&](const RunEvents::Sample& s) { return s.step > step; });
+      events.starts.push_back(
+          {step, json_get<std::string>(line, "from", where, Exit::io), json_real(line, "time", where, Exit::io)});
+    }
+  }
+  return events;
+}
+
+}  // namespace lathe

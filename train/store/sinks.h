@@ -1,0 +1,58 @@
+// All sinks of a run as one, by the keys of [log].
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "train/store/metrics.h"
+
+namespace lathe {
+
+/// What a sink is opened with.
+struct SinkOptions {
+  fs::path run;
+  const FileLengths& lengths;  ///< to cut files back to; those that are not in it are new
+  std::string unit;            ///< "tokens" or "samples"
+
+  uint64_t length(const std::string& file) const {
+    const auto found = lengths.find(file);
+    return found == lengths.end() ? 0 : found->second;
+  }
+};
+
+/// Hands everything on to each sink that the config asks for.
+class MetricsSinks final : public MetricsSink {
+ public:
+  MetricsSinks(const LogConfig& config, const SinkOptions& options);
+  void add(const StepMetrics& m) override;
+  void add_validation(int64_t step, const std::vector<std::pair<std::string, double>>& figures) override;
+  void add_changes(int64_t step, const std::vector<ConfigChange>& changes) override;
+  void add_sample(int64_t step, const std::string& text) override;
+  void add_histograms(int64_t step, const std::vector<Histogram>& histograms) override;
+  void add_start(int64_t step, const std::string& from) override;
+  void add_lengths(FileLengths& lengths) const override;
+  uint64_t sync() override;
+
+ private:
+  std::vector<std::unique_ptr<MetricsSink>> sinks_;
+};
+
+/// What a run's events.jsonl is read for: where processes began to train, and samples. Lines that a kill cut short, and
+/// samples of steps that were taken back, are left out.
+struct RunEvents {
+  struct Start {
+    int64_t step = 0;
+    std::string from;  ///< a checkpoint, or ""
+    double time = 0;
+  };
+  struct Sample {
+    int64_t step = 0;
+    std::string text;
+  };
+  std::vector<Start> starts;
+  std::vector<Sample> samples;
+};
+RunEvents read_events(const fs::path& run);
+
+}  // namespace lathe

@@ -1,0 +1,73 @@
+#include "train/run/profile.h"
+
+#include <iostream>
+
+#include "core/io/file.h"
+#include "train/config/path_kind.h"
+#include "train/transforms/adapters.h"
+#include "train/verbs/verbs.h"
+
+namespace lathe {
+namespace {
+
+/// "10:13": from step 10 until before step 13.
+std::pair<int64_t, int64_t> parse_steps(const std::string& text) {
+  const size_t colon = text.find(':');
+  const auto number = [&](const std::string& part) -> int64_t {
+    const bool digits = !part.empty() && part.size() < 10 && part.find_first_not_of("0123456789") == std::string::npos;
+    return digits ? std::stoll(part) : -1;
+  };
+  const int64_t first = number(text.substr(0, colon)),
+                last = colon == std::string::npos ? first + 1 : number(text.substr(colon + 1));
+  if (first < 0 || last <= first)
+    fail(Exit::usage, "command line: --steps must be a step or a range such as 10:13, not ", text);
+  return {first, last - first};
+}
+
+Exit run_profile(const Arguments& a) {
+  const auto [first, count] = parse_steps(a.get("steps", "3:8"));
+  const std::string path = a.words[0];
+  const PathKind kind = kind_of(path);
+  const bool of_run = kind == PathKind::run || kind == PathKind::checkpoint;
+  Arguments named = a;
+  fs::path checkpoint;
+  if (of_run) {
+    checkpoint = find_checkpoint(path);
+    const fs::path run = kind == PathKind::run ? fs::path(path) : checkpoint.parent_path().parent_path();
+    named.words[0] = (run / "config.toml").string();
+  }
+  LoadedConfig loaded = load_config_argument(named);
+  loaded.config.train.eval_interval = 0;
+  adopt_base(loaded);
+  const RunData data = RunData::open(loaded);
+  Session session = Session::make(loaded, *data.task, data.sizes);
+  if (session.device.is_cuda())
+    fail(Exit::usage, "lathe profile looks at CPU runs; take --train.device=cpu, or the card's own profiler");
+  if (of_run) session.load(checkpoint, read_state(checkpoint));
+  const Ceilings ceilings = machine_ceilings(session);
+  const Profile profile = profile_steps(session, *data.data, first, count);
+  std::cout << profile_text(profile, ceilings, session.task.unit(), static_cast<double>(units_of_step(session.config)))
+            << std::flush;
+  if (a.flags.contains("trace")) {
+    write_file_durably(a.get("trace", ""), profile_trace(profile));
+    std::cout << "trace in " << a.get("trace", "") << "; open it in Perfetto or chrome://tracing" << std::endl;
+  }
+  return Exit::done;
+}
+
+}  // namespace
+
+Verb profile_verb() {
+  return {"profile",
+          "CONFIG|RUN [--section.key=value ...]",
+          "where the time and memory of a step go, op by op and module by module",
+          "profile configs/shakespeare_char_cpu.toml --steps 10:13 --trace trace.json",
+          {{"steps", "which to look at; those before run unobserved (3:8)"},
+           {"trace", "file for all spans in Chrome's trace event format"}},
+          true,
+          1,
+          1,
+          run_profile};
+}
+
+}  // namespace lathe

@@ -1,0 +1,202 @@
+#include "train/verbs/shell.h"
+
+#include <algorithm>
+
+#include "core/io/text.h"
+#include "train/verbs/verbs.h"
+
+namespace lathe {
+namespace {
+
+/// `text` with each of `characters` replaced by `with`, in which & stands for the character.
+std::string escaped(const std::string& text, const std::string& characters, const std::string& with) {
+  std::string out;
+  for (const char c : text) {
+    if (characters.find(c) == std::string::npos) {
+      out += c;
+      continue;
+    }
+    for (const char w : with) out += w == '&' ? c : w;
+  }
+  return out;
+}
+
+/// The first clause of a doc, which a menu has room for.
+std::string brief(const std::string& doc) {
+  const std::string text = doc.substr(0, std::min({doc.find("; "), doc.find(". "), doc.find(" (")}));
+  return text.substr(0, utf8_end(text, 0, 70));
+}
+
+/// The flags of a verb, without the keys of the config.
+std::string flags_of(const Verb& verb, const std::string& end) {
+  std::string words;
+  for (const auto& [name, doc] : verb.flags) words += (words.empty() ? "--" : " --") + name + end;
+  return words;
+}
+
+std::string all_keys(const std::string& end) {
+  std::string words;
+  for (const Field& f : all_fields()) words += (words.empty() ? "--" : " --") + f.key + end;
+  return words;
+}
+
+/// What a key of choices may be set to: "--key=a --key=b".
+std::string choices_of(const Field& field) {
+  std::vector<std::string> values = field.rule.choices;
+  if (std::holds_alternative<bool>(field.initial)) values = {"true", "false"};
+  std::string words;
+  for (const std::string& value : values) words += (words.empty() ? "" : " ") + value;
+  return words;
+}
+
+std::string bash() {
+  std::string verbs_text, cases, choices;
+  for (const Verb& v : verbs()) {
+    verbs_text += v.name + " ";
+    cases += "    " + v.name + ") flags=\"" + flags_of(v, "=") + (v.config_keys ? " $keys" : "") + "\" ;;\n";
+  }
+  for (const Field& f : all_fields()) {
+    if (const std::string words = choices_of(f); !words.empty())
+      choices += "    --" + f.key + ") COMPREPLY=($(compgen -W \"" + words + "\" -- \"$value\")); return ;;\n";
+  }
+  return "# lathe's completion for bash: source <(lathe config completion bash)\n"
+         "_lathe() {\n"
+         "  local word=${COMP_WORDS[COMP_CWORD]} flags key value i\n"
+         "  local keys=\"" +
+         all_keys("=") +
+         "\"\n"
+         "  local verb=${COMP_WORDS[1]}\n"
+         "  # bash splits words at =\n"
+         "  if [[ $word == = ]]; then key=${COMP_WORDS[COMP_CWORD-1]} value=\n"
+         "  elif [[ ${COMP_WORDS[COMP_CWORD-1]} == = ]]; then key=${COMP_WORDS[COMP_CWORD-2]} value=$word; fi\n"
+         "  case $key in\n" +
+         choices +
+         "  esac\n"
+         "  if ((COMP_CWORD == 1)); then COMPREPLY=($(compgen -W \"" +
+         verbs_text +
+         "help --help --version\" -- \"$word\")); return; fi\n"
+         "  [[ -z $key && $word == -* ]] || { COMPREPLY=($(compgen -f -- \"${value-$word}\")); compopt -o filenames; "
+         "return; }\n"
+         "  case $verb in\n" +
+         cases +
+         "  esac\n"
+         "  COMPREPLY=($(compgen -W \"$flags --help\" -- \"$word\"))\n"
+         "  [[ ${COMPREPLY[0]} != *= ]] || compopt -o nospace\n"
+         "}\n"
+         "complete -F _lathe lathe\n";
+}
+
+std::string zsh() {
+  const auto quoted = [](const std::string& name, const std::string& doc) {
+    return "'" + name + ":" + escaped(escaped(brief(doc), "'", ""), ":", "\\&") + "'";
+  };
+  std::string verbs_text, cases, keys, choices;
+  for (const Verb& v : verbs()) {
+    verbs_text += "    " + quoted(v.name, v.doc) + "\n";
+    cases += "    " + v.name + ") flags=(";
+    for (const auto& [name, doc] : v.flags) cases += quoted("--" + name, doc) + " ";
+    cases += std::string(v.config_keys ? "$keys" : "") + ") ;;\n";
+  }
+  for (const Field& f : all_fields()) {
+    keys += "    " + quoted("--" + f.key, f.doc) + "\n";
+    if (const std::string words = choices_of(f); !words.empty())
+      choices += "    --" + f.key + ") compadd -P \"$key=\" -- " + words + "; return ;;\n";
+  }
+  return "#compdef lathe\n"
+         "# lathe's completion for zsh: lathe config completion zsh > ~/.zfunc/_lathe, with that folder in fpath\n"
+         "_lathe() {\n"
+         "  local -a verbs keys flags\n"
+         "  verbs=(\n" +
+         verbs_text +
+         "  )\n"
+         "  keys=(\n" +
+         keys +
+         "  )\n"
+         "  if ((CURRENT == 2)); then _describe -t verbs verb verbs; return; fi\n"
+         "  local word=${words[CURRENT]} key\n"
+         "  if [[ $word == --*=* ]]; then\n"
+         "    key=${word%%=*}\n"
+         "    case $key in\n" +
+         choices +
+         "    esac\n"
+         "    compset -P '*='; _files; return\n"
+         "  fi\n"
+         "  [[ $word == -* ]] || { _files; return; }\n"
+         "  case ${words[2]} in\n" +
+         cases +
+         "  esac\n"
+         "  _describe -t flags flag flags -S=\n"
+         "}\n"
+         "if [[ $funcstack[1] == _lathe ]]; then _lathe \"$@\"; else compdef _lathe lathe; fi\n";
+}
+
+std::string fish() {
+  const auto quoted = [](const std::string& doc) { return "'" + escaped(brief(doc), "'\\", "\\&") + "'"; };
+  std::string text =
+      "# lathe's completion for fish: lathe config completion fish > ~/.config/fish/completions/lathe.fish\n";
+  std::string with_keys;
+  for (const Verb& v : verbs()) {
+    text += "complete -c lathe -n __fish_use_subcommand -f -a " + v.name + " -d " + quoted(v.doc) + "\n";
+    for (const auto& [name, doc] : v.flags)
+      text += "complete -c lathe -n '__fish_seen_subcommand_from " + v.name + "' -l " + name + " -r -d " + quoted(doc) +
+              "\n";
+    if (v.config_keys) with_keys += " " + v.name;
+  }
+  for (const Field& f : all_fields()) {
+    const std::string choices = choices_of(f);
+    text += "complete -c lathe -n '__fish_seen_subcommand_from" + with_keys + "' -l " + f.key + " -r" +
+            (choices.empty() ? "" : " -f -a '" + choices + "'") + " -d " + quoted(f.doc) + "\n";
+  }
+  return text;
+}
+
+/// Text for troff: its own characters written out, and no line that begins a request.
+std::string troff(const std::string& text) {
+  std::string out = escaped(escaped(text, "\\", "\\e"), "-", "\\&");
+  if (out.starts_with('.') || out.starts_with('\'')) out.insert(0, "\\&");
+  return out;
+}
+
+}  // namespace
+
+std::string completion_script(const std::string& shell) {
+  if (shell == "bash") return bash();
+  if (shell == "zsh") return zsh();
+  if (shell == "fish") return fish();
+  fail(Exit::usage, "lathe config completion ", shell, ": there are bash, zsh and fish");
+}
+
+std::string man_page() {
+  std::string text =
+      ".TH LATHE 1 \"\" \"lathe 0.1.0\" \"User Commands\"\n"
+      ".SH NAME\nlathe \\- trains models from config files\n"
+      ".SH SYNOPSIS\n.B lathe\n.I VERB ...\n"
+      ".SH DESCRIPTION\nA run is started, stopped, resumed, measured and compared from the command line. Its config is "
+      "a "
+      "TOML file; keys of the config are flags too, which come before the environment (LATHE_TRAIN_STEPS=100), which "
+      "comes "
+      "before the file.\n"
+      ".SH VERBS\n";
+  for (const Verb& v : verbs()) {
+    text += ".TP\n.B lathe " + troff(v.name + " " + v.usage) + "\n" + troff(v.doc) + ".";
+    if (v.config_keys) text += " It takes the keys of the config as flags.";
+    text += "\n";
+    for (const auto& [name, doc] : v.flags)
+      text += ".RS\n.TP\n.B " + troff("--" + name) + "\n" + troff(doc) + "\n.RE\n";
+    text += ".RS\n.PP\nExample:\n.B " + troff("lathe " + v.example) + "\n.RE\n";
+  }
+  text += ".SH KEYS OF THE CONFIG\n";
+  for (const Field& f : all_fields()) {
+    const std::string allowed = rule_text(f.rule);
+    text += ".TP\n.B " + troff("--" + f.key + "=" + toml_text(f.initial)) + "\n" +
+            troff(f.doc + (allowed.empty() ? "" : " (" + allowed + ")")) + "\n";
+  }
+  return text +
+         ".SH EXIT STATUS\n0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable checkpoint, 5 diverged, 6 "
+         "input or output, 8 run folder in use, 9 out of memory, 75 stopped with a checkpoint: run it again to go on.\n"
+         ".SH ENVIRONMENT\nLATHE_SECTION_KEY sets a key of the config; LATHE_CACHE names the folder for what is "
+         "measured "
+         "of the machine; OMP_NUM_THREADS is the default of train.threads; NO_COLOR turns colours off.\n";
+}
+
+}  // namespace lathe

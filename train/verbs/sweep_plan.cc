@@ -1,0 +1,173 @@
+#include "train/verbs/sweep_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include "core/io/text.h"
+
+namespace lathe {
+namespace {
+
+constexpr int64_t most_points = 100000;
+
+/// In [0, 1), of a generator whose numbers are the same everywhere.
+double uniform(std::mt19937_64& random) { return static_cast<double>(random() >> 11) * 0x1p-53; }
+
+std::string drawn(const Axis& axis, std::mt19937_64& random) {
+  const double u = uniform(random);
+  if (!axis.values.empty()) return axis.values[static_cast<size_t>(u * static_cast<double>(axis.values.size()))];
+  if (axis.whole) return std::to_string(static_cast<int64_t>(axis.low + std::floor(u * (axis.high - axis.low + 1))));
+  const bool log = axis.low > 0 && axis.high >= 10 * axis.low;
+  return format("%.4g", log ? axis.low * std::pow(axis.high / axis.low, u) : axis.low + u * (axis.high - axis.low));
+}
+
+/// Combination `index` of lists, the last axis fastest.
+Overrides combination(const std::vector<Axis>& axes, int64_t index) {
+  Overrides point(axes.size());
+  for (size_t i = axes.size(); i-- > 0;) {
+    const auto n = static_cast<int64_t>(axes[i].values.size());
+    point[i] = {axes[i].key, axes[i].values[static_cast<size_t>(index % n)]};
+    index /= n;
+  }
+  return point;
+}
+
+}  // namespace
+
+Axis read_axis(const std::string& key, const std::string& text, const std::string& where) {
+  Axis axis{.key = key, .values = {}};
+  const auto found =
+      std::find_if(all_fields().begin(), all_fields().end(), [&](const Field& f) { return f.key == key; });
+  const bool number = found != all_fields().end() && (std::holds_alternative<int64_t>(found->initial) ||
+                                                      std::holds_alternative<double>(found->initial));
+  if (const size_t dots = text.find(".."); number && dots != std::string::npos) {
+    const auto end = [&](const std::string& part) {
+      const ConfigValue v = read_value(part, found->initial);
+      if (const auto* i = std::get_if<int64_t>(&v)) return static_cast<double>(*i);
+      if (const auto* d = std::get_if<double>(&v); d && std::isfinite(*d)) return *d;
+      fail(Exit::usage, where, ": ", key, " = ", text, " is no range; write it as 1e-4..1e-2");
+    };
+    axis.whole = std::holds_alternative<int64_t>(found->initial);
+    axis.low = end(text.substr(0, dots)), axis.high = end(text.substr(dots + 2));
+    if (!(axis.low < axis.high)) fail(Exit::usage, where, ": ", key, " = ", text, ": the range ends before it begins");
+    return axis;
+  }
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    std::string value = text.substr(begin, comma - begin);
+    value.erase(0, value.find_first_not_of(' '));
+    value.erase(value.find_last_not_of(' ') + 1);
+    if (value.empty()) fail(Exit::usage, where, ": ", key, " = ", text, " has an empty value between its commas");
+    axis.values.push_back(value);
+    begin = comma + 1;
+  }
+  if (std::set<std::string>(axis.values.begin(), axis.values.end()).size() != axis.values.size())
+    fail(Exit::usage, where, ": ", key, " = ", text, " names a value twice");
+  return axis;
+}
+
+std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t samples, uint64_t seed) {
+  int64_t all = 1;
+  bool ranges = false;
+  for (const Axis& axis : axes) {
+    ranges = ranges || axis.values.empty();
+    if (axis.values.empty() && samples == 0) {
+      fail(Exit::usage, "command line: ", axis.key,
+           " has a range, of which a number of points is drawn: give --samples");
+    }
+    if (!axis.values.empty()) all = std::min(all * static_cast<int64_t>(axis.values.size()), int64_t{1} << 40);
+  }
+  const int64_t wanted = ranges ? samples : samples > 0 ? std::min(samples, all) : all;
+  if (wanted > most_points)
+    fail(Exit::usage, "the sweep would have ", wanted, " points; at most ", most_points, " are taken, see --samples");
+  std::vector<Overrides> points;
+  std::mt19937_64 random(seed);
+  if (ranges) {
+    for (int64_t i = 0; i < wanted; ++i) {
+      Overrides point;
+      for (const Axis& axis : axes) point.emplace_back(axis.key, drawn(axis, random));
+      points.push_back(std::move(point));
+    }
+  } else if (samples == 0) {
+    for (int64_t i = 0; i < wanted; ++i) points.push_back(combination(axes, i));
+  } else {
+    std::set<int64_t> taken;  // different ones, in the order in which they are drawn
+    while (static_cast<int64_t>(taken.size()) < wanted) {
+      int64_t index = static_cast<int64_t>(uniform(random) * static_cast<double>(all));
+      while (!taken.insert(index).second) index = (index + 1) % all;
+      points.push_back(combination(axes, index));
+    }
+  }
+  return points;
+}
+
+std::vector<int64_t> make_rungs(int64_t steps, int64_t least, int64_t eta, int64_t interval) {
+  std::vector<int64_t> rungs{steps};
+  for (double at = static_cast<double>(steps) / static_cast<double>(eta); at >= static_cast<double>(least);
+       at /= static_cast<double>(eta)) {
+    const int64_t rung = std::max<int64_t>(1, std::llround(at / static_cast<double>(interval))) * interval;
+    if (rung >= rungs.front()) {
+      fail(Exit::usage, "the sweep's runs are evaluated every ", interval,
+           " steps, too seldom for successive halving down to ", least,
+           "; lower train.eval_interval or raise --min-steps");
+    }
+    rungs.insert(rungs.begin(), rung);
+  }
+  return rungs;
+}
+
+Json to_json(const PointState& state) {
+  Json losses = Json::array();
+  for (const double loss : state.losses) losses.push_back(json_number(loss));
+  return {{"target", state.target}, {"losses", losses}, {"end", state.end}};
+}
+
+PointState point_state(const Json& json, const std::string& where) {
+  PointState state;
+  state.target = static_cast<int>(json_whole(json, "target", -1, 1000, where, Exit::io));
+  for (const Json& loss : json_get<Json>(json, "losses", where, Exit::io))
+    state.losses.push_back(json_real(Json{{"loss", loss}}, "loss", where, Exit::io));
+  state.end = json_get<std::string>(json, "end", where, Exit::io);
+  return state;
+}
+
+std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& points, const std::vector<bool>& running,
+                                               size_t rungs, int64_t eta) {
+  const auto waits = [&](size_t i) { return !running[i] && points[i].end.empty(); };
+  for (size_t i = 0; i < points.size(); ++i) {
+    if (waits(i) && points[i].target >= static_cast<int>(points[i].losses.size())) return {{i, points[i].target}};
+  }
+  for (size_t rung = rungs - 1; rung-- > 0;) {
+    std::vector<size_t> there;  // that came to the rung, the best first
+    for (size_t i = 0; i < points.size(); ++i) {
+      if (points[i].losses.size() > rung || (!points[i].end.empty() && points[i].target >= static_cast<int>(rung)))
+        there.push_back(i);
+    }
+    const auto loss = [&](size_t i) { return points[i].losses.size() > rung ? points[i].losses[rung] : HUGE_VAL; };
+    std::stable_sort(there.begin(), there.end(), [&](size_t a, size_t b) { return loss(a) < loss(b); });
+    there.resize(there.size() / static_cast<size_t>(eta));
+    for (const size_t i : there) {
+      if (waits(i) && points[i].losses.size() == rung + 1) return {{i, static_cast<int>(rung) + 1}};
+    }
+  }
+  for (size_t i = 0; i < points.size(); ++i) {
+    if (waits(i) && points[i].target < 0) return {{i, 0}};
+  }
+  return std::nullopt;
+}
+
+std::vector<size_t> ranking(const std::vector<PointState>& points) {
+  std::vector<size_t> order(points.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto key = [&](size_t i) {
+    const PointState& p = points[i];
+    return std::tuple(!p.end.empty(), -static_cast<int64_t>(p.losses.size()), p.losses.empty() ? 0 : p.losses.back());
+  };
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return key(a) < key(b); });
+  return order;
+}
+
+}  // namespace lathe

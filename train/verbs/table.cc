@@ -1,0 +1,31 @@
+#include "train/verbs/table.h"
+
+#include <algorithm>
+
+namespace lathe {
+namespace {
+
+/// Code points, which is columns for what names and numbers are made of.
+size_t columns(const std::string& text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+}  // namespace
+
+std::string TextTable::text() const {
+  std::vector<size_t> widths(rows_[0].size());
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], columns(row[i]));
+  }
+  std::string text;
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      text += row[i];
+      if (i + 1 < row.size()) text += std::string(widths[i] - columns(row[i]) + 2, ' ');
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace lathe

@@ -1,0 +1,23 @@
+// Tables for a terminal.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/io/text.h"
+
+namespace lathe {
+
+/// Columns as wide as their widest cell, two spaces between them.
+class TextTable {
+ public:
+  explicit TextTable(std::vector<std::string> head) : rows_{std::move(head)} {}
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  std::string text() const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace lathe
