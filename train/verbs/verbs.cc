@@ -11,6 +11,7 @@ Verb prepare_verb();
 Verb tokenizer_verb();
 Verb eval_verb();
 Verb generate_verb();
+Verb chat_verb();
 Verb gradients_verb();
 Verb replay_verb();
 Verb merge_verb();
@@ -22,9 +23,9 @@ Verb config_verb();
 namespace {
 
 std::vector<Verb>& table() {
-  static std::vector<Verb> all{train_verb(),    plan_verb(),      prepare_verb(), tokenizer_verb(), eval_verb(),
-                               generate_verb(), gradients_verb(), replay_verb(),  merge_verb(),     inspect_verb(),
-                               verify_verb(),   bench_verb(),     config_verb()};
+  static std::vector<Verb> all{train_verb(),    plan_verb(),   prepare_verb(),   tokenizer_verb(), eval_verb(),
+                               generate_verb(), chat_verb(),   gradients_verb(), replay_verb(),    merge_verb(),
+                               inspect_verb(),  verify_verb(), bench_verb(),     config_verb()};
   return all;
 }
 
