@@ -101,6 +101,9 @@ at::ScalarType cpu_product_dtype(at::ScalarType dtype);
 Variable linear(const Variable& x, const Variable& weight, const Variable& bias = {}, const Variable& residual = {});
 /// gelu(linear(x, weight, bias)), the tanh form; one fused op where there are kernels for it.
 Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& bias = {});
+/// silu(linear(x, gate)) * linear(x, up), gate and up [h, in] (Shazeer 2020); one fused op where there are kernels for
+/// it.
+Variable linear_swiglu(const Variable& x, const Variable& gate, const Variable& up);
 
 // Neural network (ops/norm.cc, swiglu.cc, embedding.cc, dropout.cc, attention.cc).
 /// Over the last dim: weight and bias [C]; either may be undefined. Ba, Kiros and Hinton 2016. In float32 or wider; the

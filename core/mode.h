@@ -23,6 +23,7 @@ struct OpResult;
 struct BackwardResult;
 class Recomputation;
 class ForwardHook;
+class KeyValueCache;
 
 /// Where the random numbers of a training step come from: see core/rng.h.
 struct StepRandom {
@@ -63,7 +64,8 @@ struct Mode {
   Recomputation* recording = nullptr;          ///< ops that run are its, and keep nothing: see autograd/recompute.h
   Recomputation* replaying = nullptr;          ///< ops that run are run again for it
   RecomputePolicy recompute = RecomputePolicy::none;
-  int64_t* blocks_run = nullptr;  ///< where run_blocks() counts blocks that `recompute` is about, or null
+  int64_t* blocks_run = nullptr;   ///< where run_blocks() counts blocks that `recompute` is about, or null
+  KeyValueCache* cache = nullptr;  ///< where attention keeps keys and values, or null: see nn/layers/cache.h
 };
 
 /// The calling thread's mode.

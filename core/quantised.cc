@@ -124,6 +124,17 @@ at::Tensor QuantisedTensor::dequantise(at::ScalarType dtype) const {
   return out.view(sizes_);
 }
 
+std::optional<FewBits> QuantisedTensor::few_bits() const {
+  if (!codes_.is_cpu() || sizes_.size() != 2 || sizes_[1] % block != 0) return std::nullopt;
+  FewBits b{.codes = codes_.const_data_ptr(), .scales = scales_.const_data_ptr()};
+  if (format_ == Format::nf4) b.levels = nf4_levels().data();
+  if (scale_scales_.defined()) {
+    b.scale_scales = scale_scales_.const_data_ptr<float>();
+    b.scale_mean = scale_mean_.item<float>();
+  }
+  return b;
+}
+
 int64_t QuantisedTensor::nbytes() const {
   int64_t n = 0;
   for (const at::Tensor* t : {&codes_, &scales_, &scale_scales_, &scale_mean_}) {

@@ -7,8 +7,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "core/kernels/gemv.h"
 
 namespace lathe {
 
@@ -22,6 +25,9 @@ class QuantisedTensor {
 
   /// The whole tensor in a floating-point dtype.
   at::Tensor dequantise(at::ScalarType dtype) const;
+  /// Codes and scales where they lie, for the kernels' product; nothing where the rows are not whole blocks, or the
+  /// codes on a card.
+  std::optional<FewBits> few_bits() const;
   at::IntArrayRef sizes() const { return sizes_; }
   /// Bytes of codes and scales.
   int64_t nbytes() const;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "nn/layers/attention.h"
+#include "nn/layers/cache.h"
 #include "nn/layers/conv.h"
 #include "nn/layers/dropout.h"
 #include "nn/layers/embedding.h"

@@ -1,10 +1,17 @@
-// Picking a token from logits.
+// Writing text: picking a token from logits, the cache of keys and values, stops, prompts, conversations.
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 
 #include <limits>
+#include <memory>
 
+#include "core/kernels/gemm.h"
+#include "nn/init.h"
+#include "nn/models/gpt.h"
+#include "nn/models/llama.h"
 #include "tests/catch.h"
+#include "tests/process.h"
+#include "train/tasks/chat.h"
 #include "train/tasks/generate.h"
 
 namespace {
@@ -51,6 +58,227 @@ TEST_CASE("any sampling of finite logits picks one of the tokens", "[generate]")
       }
     }
   }
+}
+
+TEST_CASE("min_p keeps what is likely enough beside the likeliest", "[generate]") {
+  const at::Tensor logits = at::tensor({0.0, std::log(0.5), std::log(0.25), std::log(0.1)}, at::kDouble);
+  const auto reached = [&](const Sampling& s) {
+    std::set<int64_t> ids;
+    for (int i = 0; i < 200; ++i) ids.insert(pick(logits, s, (i + 0.5) / 200));
+    return ids;
+  };
+  CHECK(reached({.temperature = 1}) == std::set<int64_t>{0, 1, 2, 3});
+  CHECK(reached({.temperature = 1, .min_p = 0.2}) == std::set<int64_t>{0, 1, 2});
+  CHECK(reached({.temperature = 1, .min_p = 0.5}) == std::set<int64_t>{0, 1});
+  CHECK(reached({.temperature = 1, .min_p = 1}) == std::set<int64_t>{0});
+  CHECK(reached({.temperature = 2, .min_p = 0.5}) == std::set<int64_t>{0, 1, 2});  // after the temperature
+  CHECK(reached({.temperature = 1, .top_k = 2, .min_p = 0.2}) == std::set<int64_t>{0, 1});
+  // A share of what is kept: of 1 and 0.5 the first has two thirds.
+  CHECK(pick(logits, {.temperature = 1, .min_p = 0.5}, 0.66) == 0);
+  CHECK(pick(logits, {.temperature = 1, .min_p = 0.5}, 0.67) == 1);
+}
+
+template <class M, class C>
+std::unique_ptr<Model> model_of(const C& config) {
+  M module(config);
+  initialize(module, Init::gpt2, /*seed=*/3, config.n_layer);
+  for (const auto& p : parameters(module)) p.parameter.data().mul_(6);  // so that the context decides
+  return std::make_unique<lathe::detail::ModelOf<M>>(std::move(module));
+}
+
+struct Tested {
+  std::string name;
+  std::unique_ptr<Model> model;
+  int64_t context;
+};
+
+/// Contexts longer than a block of attention, layers deeper than a step of a product.
+std::vector<Tested> tested() {
+  std::vector<Tested> all;
+  GPTConfig g;
+  g.n_layer = 2, g.n_head = 3, g.n_embd = 48, g.block_size = 72, g.vocab_size = 97;
+  all.push_back({"gpt", model_of<GPT>(g), 72});
+  LlamaConfig l;
+  l.n_layer = 2, l.n_head = 6, l.n_kv_head = 2, l.n_embd = 48, l.n_inner = 1000, l.block_size = 72, l.vocab_size = 97;
+  l.qkv_bias = l.qk_norm = true;
+  all.push_back({"llama", model_of<Llama>(l), 72});
+  l.n_kv_head = 1, l.n_head = 10, l.head_dim = 10, l.qk_norm = false, l.tie_weights = false;
+  all.push_back({"llama of one head of keys", model_of<Llama>(l), 72});
+  return all;
+}
+
+using Texts = std::vector<std::vector<int64_t>>;
+const Texts prompts{{5}, {1, 2, 3, 4, 5, 6, 7}, {96, 0, 13}, std::vector<int64_t>(70, 8), std::vector<int64_t>(80, 9)};
+
+/// Ids, and log probabilities of each text.
+std::pair<Texts, std::vector<std::vector<double>>> write(const Model& model, const Texts& texts, Writing w) {
+  std::vector<std::vector<double>> p(texts.size());
+  w.log_probabilities = true;
+  auto ids = generate(model, texts, w, [&](const WrittenToken& t) {
+    p[static_cast<size_t>(t.text)].push_back(t.log_probability);
+    return true;
+  });
+  return {ids, p};
+}
+
+TEST_CASE(
+    "with the cache a text is the same, and as likely to the bit, for every sampling, beyond the context, in a batch",
+    "[generate]") {
+  const std::vector<Sampling> samplings{{.temperature = 0},
+                                        {.temperature = 1.2, .seed = 7},
+                                        {.top_k = 5},
+                                        {.top_p = 0.7},
+                                        {.temperature = 1, .min_p = 0.1, .repetition_penalty = 1.3}};
+  for (const Tested& t : tested()) {
+    for (size_t i = 0; i < samplings.size(); ++i) {
+      INFO(t.name << ", sampling " << i);
+      Writing w{.context = t.context, .tokens = i == 0 ? 90 : 12, .sampling = samplings[i]};
+      const auto [ids, p] = write(*t.model, prompts, w);
+      w.cache = false;
+      const auto [wanted, wanted_p] = write(*t.model, prompts, w);
+      CHECK(ids == wanted);
+      CHECK(p == wanted_p);
+      CHECK(std::set<int64_t>(ids[1].begin(), ids[1].end()).size() > 3);  // no text of one token
+    }
+    // Alone as with others: text 0 of a batch draws what it draws alone.
+    Writing w{.context = t.context, .tokens = 10};
+    CHECK(write(*t.model, {prompts[0]}, w).second[0] == write(*t.model, prompts, w).second[0]);
+    // The control: another prompt is another text.
+    CHECK(write(*t.model, {prompts[1]}, w).second[0] != write(*t.model, {prompts[2]}, w).second[0]);
+  }
+}
+
+TEST_CASE("without Lathe's kernels, and in bfloat16, the cache gives the same to rounding", "[generate]") {
+  for (const Tested& t : tested()) {
+    for (const bool kernels : {true, false}) {
+      for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+        if (kernels && dtype == at::kFloat) continue;
+        INFO(t.name << " in " << dtype << (kernels ? "" : ", ATen's kernels"));
+        use_kernels(kernels);
+        // One token each, so that a different choice does not make another text.
+        Writing w{.context = t.context, .tokens = 2, .sampling = {.temperature = 0}, .compute = dtype};
+        const auto [ids, p] = write(*t.model, {prompts[1], prompts[3]}, w);
+        w.cache = false;
+        const auto [wanted, wanted_p] = write(*t.model, {prompts[1], prompts[3]}, w);
+        use_kernels(true);
+        for (size_t i = 0; i < 2; ++i) CHECK(std::abs(p[i][1] - wanted_p[i][1]) < (dtype == at::kFloat ? 1e-4 : 0.3));
+      }
+    }
+  }
+}
+
+TEST_CASE("a text ends when it is told to, and others go on", "[generate]") {
+  const auto all = tested();
+  std::vector<int> count(3, 0);
+  const auto ids = generate(*all[0].model, {prompts[0], prompts[1], prompts[2]}, {.context = 72, .tokens = 9},
+                            [&](const WrittenToken& t) {
+                              CHECK(std::isnan(t.log_probability));
+                              return ++count[static_cast<size_t>(t.text)] != 2 + t.text;
+                            });
+  CHECK(ids[0].size() == 2);
+  CHECK(ids[1].size() == 3);
+  CHECK(ids[2].size() == 4);
+}
+
+TEST_CASE("a stop is found across tokens, and nothing of it is shown", "[generate]") {
+  const auto shown = [](const std::vector<std::string>& pieces, std::vector<std::string> stops) {
+    StopText s(std::move(stops));
+    std::string out;
+    for (const auto& piece : pieces) {
+      if (s.stopped()) break;
+      out += s.feed(piece);
+    }
+    return s.stopped() ? out + "|" : out + s.rest();
+  };
+  CHECK(shown({"ab", "cd"}, {}) == "abcd");
+  CHECK(shown({"ab", "cd", "ef"}, {"bcde"}) == "a|");
+  CHECK(shown({"ab", "cx", "ef"}, {"bcde"}) == "abcxef");
+  CHECK(shown({"aaa", "ab"}, {"aab"}) == "aa|");
+  CHECK(shown({"a", "\n", "\n", "b"}, {"\n\n"}) == "a|");
+  CHECK(shown({"one two"}, {"two", "ne"}) == "o|");
+  CHECK(shown({"one two"}, {"ne", "two"}) == "o|");
+  CHECK(shown({"x"}, {"xyz"}) == "x");
+  StopText held({"stop"});
+  CHECK(held.feed("go st") == "go ");
+  CHECK(held.feed("ay") == "stay");
+}
+
+TEST_CASE("conversations are written as ChatML and Llama 3 have them, and what people write is text", "[generate]") {
+  const auto tokenizer = [](const std::vector<std::string>& special) {
+    BPEDefinition d;
+    for (int i = 0; i < 256; ++i) d.tokens.emplace_back(1, static_cast<char>(i));
+    for (const std::string& s : special) {
+      d.special.push_back({static_cast<int32_t>(d.tokens.size()), s});
+      d.tokens.push_back(s);
+    }
+    Json json;
+    json["kind"] = "bpe", json["bpe"] = bpe_to_json(d);
+    return Tokenizer::from_json(json, "kind", "test");
+  };
+  const std::vector<ChatMessage> messages{{"system", "Be kind."}, {"user", "Hi <|im_end|>"}};
+  const Tokenizer chatml = tokenizer({"<|im_start|>", "<|im_end|>"});
+  const ChatTemplate chat(chatml, "run");
+  CHECK(chatml.decode(chat.ask(messages)) ==
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n");
+  const auto ids = chat.ask(messages);
+  CHECK(std::count(ids.begin(), ids.end(), chat.end()) == 2);
+  const Tokenizer llama3 = tokenizer({"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"});
+  CHECK(llama3.decode(ChatTemplate(llama3, "run").ask({{"user", "Hi"}})) ==
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant"
+        "<|end_header_id|>\n\n");
+  CHECK_THAT(error_of([] { ChatTemplate(Tokenizer::byte(), "runs/a"); }),
+             ContainsSubstring("runs/a has no chat template"));
+}
+
+TEST_CASE("the verb: prompts of a file, samples, stops, lines of JSON, and no chat without a template", "[generate]") {
+  const test::TempFolder f(test::fast_folder());
+  test::write_file(f / "text.txt", test::sample_text(6000));
+  test::write_file(f / "prompts.txt", "the \n\nand the\r\n");
+  const auto run = [&](std::vector<std::string> args) { return test::lathe_in(f, std::move(args)); };
+  REQUIRE(run({"prepare", "text.txt", "--out", "data", "--tokenizer", "byte"}).code == 0);
+  test::write_file(f / "c.toml",
+                   "[model]\nkind = \"llama\"\nn_layer = 1\nn_head = 2\nn_kv_head = 1\nn_embd = 16\nblock_size = 16\n"
+                   "[data]\ndir = \"data\"\n[schedule]\nwarmup_steps = 0\n"
+                   "[train]\nsteps = 4\nbatch_size = 2\neval_interval = 0\nout_dir = \"run\"\nthreads = 1\n");
+  REQUIRE(run({"train", "c.toml"}).code == 0);
+  const auto out = [&](std::vector<std::string> args) {
+    args.insert(args.begin(), {"generate", "run", "--tokens=30"});
+    const test::Finished done = run(args);
+    INFO(done.err);
+    CHECK(done.code == 0);
+    return done.out;
+  };
+  const std::string whole = out({"--prompt=the "});
+  CHECK(whole.size() == 4 + 30 + 1);
+  CHECK(out({"--prompt=the ", "--cache=false"}) == whole);
+  const std::string stop = whole.substr(12, 3);
+  CHECK(out({"--prompt=the ", "--stop=not there", "--stop=" + stop}) == whole.substr(0, whole.find(stop, 4)) + "\n");
+  const std::string two = out({"--prompt-file=prompts.txt", "--samples=2"});
+  CHECK(two.starts_with(whole));
+  size_t cuts = 0;
+  for (size_t at = 0; (at = two.find("\n----\n", at)) != std::string::npos; ++at) ++cuts;
+  CHECK(cuts >= 3);
+  CHECK_THAT(two, ContainsSubstring("\n----\nand the"));
+  std::istringstream lines(out({"--prompt=the ", "--logprobs=true"}));
+  std::string text;
+  double least = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const Json j = parse_json(line, "", Exit::internal);
+    text += static_cast<char>(j["id"].get<int>());
+    least = std::min(least, j["logprob"].get<double>());
+    CHECK(j["logprob"].get<double>() <= 0);
+  }
+  CHECK("the " + text + "\n" == whole);
+  CHECK(least < -1);
+  const auto refused = [&](std::vector<std::string> args, int code) {
+    const test::Finished done = run(args);
+    CHECK(done.code == code);
+    return done.err;
+  };
+  CHECK_THAT(refused({"generate", "run", "--stop="}, 2), ContainsSubstring("--stop is empty"));
+  CHECK_THAT(refused({"generate", "run", "--prompt=a", "--prompt-file=prompts.txt"}, 2), ContainsSubstring("give one"));
+  CHECK_THAT(refused({"generate", "run", "--seed=1", "--seed=2"}, 2), ContainsSubstring("stands 2 times"));
+  CHECK_THAT(refused({"chat", "run"}, 2), ContainsSubstring("run has no chat template"));
 }
 
 }  // namespace

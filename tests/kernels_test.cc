@@ -166,8 +166,9 @@ TEST_CASE("kernels and ATen agree on a GPT, accumulated, tied or not, with hooks
   }
 }
 
-const std::set<std::string> with_kernels{"linear",    "linear_gelu", "layer_norm",           "rms_norm", "swiglu",
-                                         "attention", "embedding",   "linear_cross_entropy", "dropout"};
+const std::set<std::string> with_kernels{"linear",  "linear_gelu", "layer_norm",    "rms_norm",
+                                         "swiglu",  "attention",   "embedding",     "linear_cross_entropy",
+                                         "dropout", "rotate",      "linear_swiglu", "grouped_attention"};
 
 /// Rows of ops with kernels, which take no float64: what is checked in that alone is checked once, elsewhere.
 std::vector<OpCase> kernel_rows() {
@@ -221,6 +222,64 @@ TEST_CASE("attention of few heads is the same bits in parts as whole", "[kernels
     }
   }
   at::set_num_threads(threads);
+}
+
+TEST_CASE("products of few rows have the bits of many, whatever their shape", "[kernels]") {
+  torch::manual_seed(2);
+  for (const Isa isa : paths()) {
+    const OnPath path(isa);
+    for (const auto& [a_type, b_type] :
+         {std::pair(at::kFloat, at::kFloat), {at::kBFloat16, at::kBFloat16}, {at::kFloat, at::kBFloat16}}) {
+      if (skip_without(b_type)) continue;
+      // Where bfloat16 is multiplied as it is, products of many rows sum in another order.
+      const bool exact = a_type != b_type || multiplied_as(element_of(b_type)) == Element::f32;
+      for (const auto& [n, k] : std::vector<std::array<int64_t, 2>>{
+               {1, 1}, {3, 5}, {16, 64}, {17, 8}, {64, 768}, {65, 769}, {100, 2100}, {130, 34}}) {
+        INFO(isa_name(isa) << ", " << n << " x " << k << " of " << b_type);
+        const at::Tensor a = torch::randn({40, k}).to(a_type), wide = torch::randn({n, k + 3}).to(b_type);
+        const at::Tensor b = wide.slice(1, 0, k), bias = torch::randn({n}), residual = torch::randn({40, n});
+        const auto product = [&](int64_t rows) {
+          const at::Tensor y = residual.slice(0, 0, rows).clone();
+          Epilogue e{.out = matrix(y), .bias = bias.const_data_ptr<float>(), .activation = Activation::gelu};
+          e.residual = e.out;  // adds to it
+          gemm_nt(matrix(a), matrix(b), rows, n, k, e);
+          return y;
+        };
+        const at::Tensor whole = product(40);
+        for (const int64_t rows : {1, 2, 3, 5, 8}) {
+          const at::Tensor wanted = whole.slice(0, 0, rows), few = product(rows);
+          if (exact)
+            CHECK(few.equal(wanted));
+          else
+            CHECK(error(few, wanted.to(at::kDouble)) < 1e-2);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("attention of one new place has the bits of the whole", "[kernels]") {
+  torch::manual_seed(3);
+  for (const Isa isa : paths()) {
+    const OnPath path(isa);
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      if (skip_without(dtype)) continue;
+      const bool exact = multiplied_as(element_of(dtype)) == Element::f32;
+      for (const auto& [heads, kv_heads, width, time] :
+           std::vector<std::array<int64_t, 4>>{{4, 2, 16, 7}, {2, 2, 10, 64}, {12, 1, 8, 131}, {3, 1, 70, 65}}) {
+        INFO(isa_name(isa) << ", " << heads << " heads of " << width << ", " << kv_heads << " of keys");
+        const Variable q(torch::randn({2, time, heads * width}).to(dtype));
+        const Variable k(torch::randn({2, time, kv_heads * width}).to(dtype));
+        const Variable v(torch::randn({2, time, kv_heads * width}).to(dtype));
+        const at::Tensor whole = attention(q, k, v, heads, kv_heads).data().slice(1, time - 1);
+        const at::Tensor one = attention(slice(q, 1, time - 1, time), k, v, heads, kv_heads).data();
+        if (exact)
+          CHECK(one.equal(whole));
+        else
+          CHECK(error(one, whole.to(at::kDouble)) < 2e-2);
+      }
+    }
+  }
 }
 
 TEST_CASE("LATHE_ISA takes the path that it names, in a run too, and refuses what there is not", "[kernels]") {

@@ -44,6 +44,8 @@ inline const std::vector<Kind> kinds{
     {"mlp", "images", "n_hidden = 16\ndropout = 0.1\nnorm = \"batch\"\n"},
     {"mlp", "numbers", "n_hidden = 16\nactivation = \"tanh\"\n"},
     {"convnet", "images", "n_stage = 2\nn_block = 1\nn_channel = 4\ndropout = 0.1\n"},
+    {"llama", "text",
+     "n_layer = 2\nn_head = 4\nn_kv_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\nqk_norm = true\n"},
     {"rnn", "text", "n_hidden = 16\nn_embd = 16\nn_layer = 2\nblock_size = 12\ndropout = 0.1\n"},
     {"rnn", "text", "cell = \"gru\"\nn_hidden = 16\nn_embd = 8\nn_layer = 1\nblock_size = 12\ntie_weights = false\n"}};
 

@@ -62,6 +62,31 @@ TEST_CASE("quantised tensors: error and size", "[load]") {
             .equal(torch::zeros({2, 64})));
 }
 
+TEST_CASE("products of few rows read quantised weights as they are", "[load]") {
+  torch::manual_seed(4);
+  for (const auto format : {QuantisedTensor::Format::int8, QuantisedTensor::Format::nf4}) {
+    for (const bool twice : {false, true}) {
+      for (const auto& [n, k] : {std::pair<int64_t, int64_t>(1, 64), {67, 192}, {300, 704}}) {
+        const QuantisedTensor w(torch::randn({n, k}), format, twice, at::kCPU);
+        const auto bits = w.few_bits();
+        REQUIRE(bits);
+        const at::Tensor exact = w.dequantise(at::kFloat).to(at::kDouble), bias = torch::randn({n});
+        for (const int64_t rows : {1, 2, 3, 8}) {
+          for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+            const at::Tensor x = torch::randn({rows, k}).to(dtype), y = torch::empty({rows, n});
+            gemv_few_bits({x.const_data_ptr(), k, element_of(dtype)}, *bits, rows, n, k,
+                          {.out = {y.data_ptr(), n, Element::f32}, .bias = bias.const_data_ptr<float>()});
+            const at::Tensor wanted = x.to(at::kDouble).matmul(exact.t()) + bias;
+            INFO(n << " x " << k << ", " << rows << " rows");
+            CHECK((y - wanted).abs().max().item<double>() < 2e-6 * std::sqrt(k) * wanted.abs().max().item<double>());
+          }
+        }
+      }
+    }
+  }
+  CHECK(!QuantisedTensor(torch::randn({8, 96}), QuantisedTensor::Format::int8, false, at::kCPU).few_bits());
+}
+
 TEST_CASE("weights are loaded without ever being in float32 at once", "[load]") {
   const TempFolder f;
   make_tiny_run(f.path());

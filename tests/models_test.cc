@@ -1,4 +1,5 @@
-// The models mlp, convnet and rnn against the same functions built from ATen; their formulas against what is counted.
+// The models llama, mlp, convnet and rnn against the same functions built from ATen; their formulas against what is
+// counted.
 #include <algorithm>
 
 #include "amp/amp.h"
@@ -6,6 +7,7 @@
 #include "core/mode.h"
 #include "nn/init.h"
 #include "nn/models/convnet.h"
+#include "nn/models/llama.h"
 #include "nn/models/mlp.h"
 #include "nn/models/rnn.h"
 #include "optim/optimizer.h"
@@ -90,6 +92,95 @@ TEST_CASE("the rnn is its functions in LibTorch, tied and untied", "[models]") {
   }
 }
 
+/// The llama in LibTorch's functions: logits [B, T, V].
+at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids) {
+  const int64_t b = ids.size(0), t = ids.size(1), d = c.head_width(), kv = c.kv_heads(), half = d / 2;
+  std::vector<double> angle;
+  for (int64_t i = 0; i < half; ++i) {
+    double f = std::pow(c.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(d));
+    if (c.rope_scaling == "linear") f /= c.rope_factor;
+    if (c.rope_scaling == "llama3") {  // as Llama 3.1's code has it
+      const double wave = 2 * M_PI / f, context = static_cast<double>(c.rope_original_context);
+      const double smooth =
+          (context / wave - c.rope_low_freq_factor) / (c.rope_high_freq_factor - c.rope_low_freq_factor);
+      if (wave > context / c.rope_low_freq_factor)
+        f /= c.rope_factor;
+      else if (wave >= context / c.rope_high_freq_factor)
+        f = (1 - smooth) * f / c.rope_factor + smooth * f;
+    }
+    angle.push_back(f);
+  }
+  const at::Tensor turn = torch::arange(t, at::kDouble).unsqueeze(1) * torch::tensor(angle, at::kDouble);
+  const auto norm = [&](const at::Tensor& x, const std::string& path) {
+    const at::Tensor& scale = w.at(path + ".weight");
+    return x / (x.square().mean(-1, true) + c.norm_eps).sqrt() * scale;
+  };
+  const auto lin = [&](const at::Tensor& x, const std::string& path) {
+    const auto bias = w.find(path + ".bias");
+    return torch::linear(x, w.at(path + ".weight"), bias == w.end() ? at::Tensor() : bias->second);
+  };
+  at::Tensor x = torch::embedding(w.at("tokens.weight"), ids);
+  for (int64_t i = 0; i < c.n_layer; ++i) {
+    const std::string p = "blocks." + std::to_string(i);
+    const at::Tensor h = norm(x, p + ".norm1");
+    const auto heads = [&](const char* name, int64_t n, bool positioned) {
+      at::Tensor y = lin(h, p + ".attn." + name).view({b, t, n, d});
+      if (positioned && c.qk_norm) y = norm(y, p + ".attn." + name + "_norm");
+      y = y.transpose(1, 2);
+      if (positioned) {
+        const at::Tensor rotated = torch::cat({-y.slice(3, half), y.slice(3, 0, half)}, 3);
+        y = y * torch::cat({turn, turn}, 1).cos() + rotated * torch::cat({turn, turn}, 1).sin();
+      }
+      return y.repeat_interleave(c.n_head / n, 1);
+    };
+    at::Tensor s =
+        heads("q", c.n_head, true).matmul(heads("k", kv, true).transpose(2, 3)) / std::sqrt(static_cast<double>(d));
+    s = s.masked_fill(torch::ones({t, t}, at::kBool).triu(1), -INFINITY).softmax(-1);
+    x = x + lin(s.matmul(heads("v", kv, false)).transpose(1, 2).reshape({b, t, c.n_head * d}), p + ".attn.proj");
+    const at::Tensor f = norm(x, p + ".norm2");
+    x = x + lin(torch::silu(lin(f, p + ".mlp.gate")) * lin(f, p + ".mlp.up"), p + ".mlp.down");
+  }
+  return torch::linear(norm(x, "norm"), w.at(c.tie_weights ? "tokens.weight" : "head.weight"));
+}
+
+TEST_CASE("the llama is its functions in LibTorch: grouped queries, scaled angles, biases, norms, tied and untied",
+          "[models]") {
+  std::vector<LlamaConfig> configs(7);
+  for (LlamaConfig& c : configs)
+    c.n_layer = 2, c.n_head = 4, c.n_embd = 16, c.n_inner = 10, c.block_size = 9, c.vocab_size = 7;
+  configs[1].n_kv_head = 2, configs[1].tie_weights = false;
+  configs[2].n_kv_head = 1, configs[2].qkv_bias = true, configs[2].head_dim = 6;
+  configs[3].qk_norm = true, configs[3].norm_eps = 1e-2, configs[3].n_kv_head = 2;
+  configs[4].rope_scaling = "linear", configs[4].rope_factor = 3;
+  configs[5].rope_scaling = "llama3", configs[5].rope_factor = 8, configs[5].rope_theta = 100;
+  configs[5].rope_original_context = 40, configs[5].head_dim = 12;
+  configs[6].n_head = 2, configs[6].qkv_bias = configs[6].qk_norm = true, configs[6].tie_weights = false;
+  configs[6].n_inner = 0;
+  for (size_t i = 0; i < configs.size(); ++i) {
+    INFO("config " << i);
+    const LlamaConfig& c = configs[i];
+    CHECK(!Llama::check(c));
+    Llama model(c);
+    auto w = randomise(model);
+    const at::Tensor ids = torch::randint(7, {3, 9}), targets = torch::randint(7, {3, 9});
+    const at::Tensor logits = llama_of(c, w, ids);
+    check_near("logits", model(ids).data(), logits.detach());
+    check_against(model, w, head_loss(model, ids, targets),
+                  torch::cross_entropy_loss(logits.view({-1, 7}), targets.reshape({-1})));
+    // In float32, where the kernels are, within float32's spacing times the size of the sums.
+    move_to(model, at::kCPU, at::kFloat);
+    CHECK((model(ids).data() - logits.detach()).abs().max().item<double>() <=
+          2e-5 * std::max(1.0, logits.abs().max().item<double>()));
+  }
+  // Each of these has its part in the result.
+  Llama model(configs[5]);
+  const auto w = randomise(model);
+  const at::Tensor ids = torch::randint(7, {1, 9});
+  LlamaConfig other = configs[5];
+  other.rope_factor = 4;
+  CHECK((llama_of(other, w, ids) - model(ids).data()).abs().max().item<double>() > 1e-6);
+}
+
 TEST_CASE("the mlp is its functions in LibTorch, with each activation and norm", "[models]") {
   for (const std::string activation : {"relu", "gelu", "silu", "tanh"}) {
     for (const std::string norm : {"none", "layer", "batch"}) {
@@ -142,6 +233,16 @@ TEST_CASE("the formulas for FLOPs are what is counted", "[models]") {
   std::tie(forward, behind) = counted([&] { return mlp(Variable(torch::randn({3, 8, 8}))); });
   CHECK(3 * forward == 3 * mlp.flops_per_unit());
   CHECK(behind == 2 * forward - 2.0 * 3 * 64 * static_cast<double>(m.n_hidden));
+
+  for (const bool tie : {true, false}) {
+    LlamaConfig l;
+    l.n_kv_head = 2, l.head_dim = 24, l.vocab_size = 11, l.tie_weights = tie, l.block_size = 9;
+    Llama llama(l);
+    const double norms = 6 * static_cast<double>(128 * 9);  // which the formula counts, and which are in no product
+    std::tie(forward, behind) = counted([&] { return llama(torch::zeros({3, 9}, at::kLong)); });
+    CHECK(3 * forward == 3 * 9 * (llama.flops_per_unit() - norms));
+    CHECK(behind == 2 * forward);
+  }
 
   for (const std::string cell : {"lstm", "gru"}) {
     RNNConfig r;
@@ -247,6 +348,22 @@ TEST_CASE("models say what they can't be made of or take", "[models]") {
                MLP(MLPConfig{}, {{4}, 2})(Variable(torch::ones({2, 5})));
              }),
              ContainsSubstring("inputs must have 4 numbers a sample, got float32[2,5]"));
+  LlamaConfig l;
+  const auto told = [&] {
+    const auto fault = Llama::check(l);
+    return fault ? fault->what : "";
+  };
+  CHECK(told() == "");
+  l.n_kv_head = 3;
+  CHECK_THAT(told(), ContainsSubstring("model.n_head = 4 is not divisible by model.n_kv_head = 3"));
+  l.n_kv_head = 2, l.head_dim = 5;
+  CHECK_THAT(told(), ContainsSubstring("a head has 5 channels"));
+  l.head_dim = 0, l.n_embd = 130;
+  CHECK_THAT(told(), ContainsSubstring("model.n_embd = 130 is not divisible by model.n_head = 4"));
+  l.n_embd = 128, l.rope_factor = 2;
+  CHECK_THAT(told(), ContainsSubstring("has no effect with model.rope_scaling"));
+  l.rope_scaling = "llama3", l.rope_low_freq_factor = 4;
+  CHECK_THAT(told(), ContainsSubstring("must be below model.rope_high_freq_factor"));
   RNNConfig c;
   c.vocab_size = 5, c.n_embd = 64, c.tie_weights = true;
   CHECK_THAT(error_of([&] { RNN{c}; }), ContainsSubstring("tied weights need n_embd and n_hidden to be equal, not 64"));

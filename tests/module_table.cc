@@ -221,6 +221,28 @@ void add_attention(std::vector<ModuleCase>& t) {
       "Rotary", "", Rotary(4, 100), {randn({2, 3, 5, 4})}, [](const Rotary& m, V x) { return m(x[0], 2); },
       [turned](W, T x) { return turned(x[0], 2); }));
   t.back().checks_shape = false;  // the harness widens dim 1, which is any number of heads
+  const Rotary places(4, 100);
+  const at::Tensor turns = places.turns(torch::arange(5));
+  for (const bool whole : {true, false}) {  // with biases and norms, of 4 heads of queries and 2 of keys; and without
+    t.push_back(module_row(
+        "GroupedQueryAttention", whole ? "biases, norms" : "one head of keys",
+        GroupedQueryAttention(6, 4, whole ? 2 : 1, 4, whole, whole ? std::optional(1e-3) : std::nullopt),
+        {randn({2, 5, 6}), randn({2, 5, 6})},
+        [turns](const GroupedQueryAttention& m, V x) { return m(x[0], turns, x[1]); },
+        [turned, whole](W w, T x) {
+          const auto project = [&](const std::string& name, int64_t heads) {
+            at::Tensor y = torch::linear(x[0], w.at(name + ".weight"), whole ? w.at(name + ".bias") : at::Tensor());
+            y = y.view({2, 5, heads, 4});
+            if (whole && name != "v") y = torch::rms_norm(y, {4}, w.at(name + "_norm.weight"), 1e-3);
+            return y.transpose(1, 2).repeat_interleave(4 / heads, 1);
+          };
+          const int64_t keys = whole ? 2 : 1;
+          const at::Tensor scores =
+              turned(project("q", 4), 0).matmul(turned(project("k", keys), 0).transpose(-2, -1)) / 2;
+          const at::Tensor y = (scores + causal(5)).softmax(-1).matmul(project("v", keys));
+          return x[1] + torch::linear(y.transpose(1, 2).reshape({2, 5, 16}), w.at("proj.weight"));
+        }));
+  }
   MultiHeadAttention rotary(8, 2);
   rotary.rotary.emplace(4, 100);
   t.push_back(module_row(
@@ -268,6 +290,14 @@ void add_transformers(std::vector<ModuleCase>& t) {
   t.push_back(module_row("FeedForward", "", FeedForward(3, true), {randn({2, 4, 3})}, call1, [](W w, T x) {
     return their_linear(w, "down", torch::gelu(their_linear(w, "up", x[0]), "tanh"));
   }));
+  t.push_back(module_row(
+      "GatedFeedForward", "", GatedFeedForward(3, 5), {randn({2, 4, 3}), randn({2, 4, 3})},
+      [](const GatedFeedForward& m, V x) { return m(x[0], x[1]); },
+      [](W w, T x) {
+        const at::Tensor h =
+            torch::silu(torch::linear(x[0], w.at("gate.weight"))) * torch::linear(x[0], w.at("up.weight"));
+        return x[1] + torch::linear(h, w.at("down.weight"));
+      }));
   t.push_back(module_row("SwiGLU", "", SwiGLU(3, 5, true), {randn({2, 4, 3})}, call1, [](W w, T x) {
     const auto parts = their_linear(w, "up", x[0]).chunk(2, -1);
     return their_linear(w, "down", torch::silu(parts[0]) * parts[1]);

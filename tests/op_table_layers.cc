@@ -191,6 +191,72 @@ void add_attention(std::vector<OpCase>& t) {
   }
 }
 
+/// Causal attention of the last x[0].size(1) of x[1].size(1) places.
+at::Tensor grouped(T x, int64_t heads, int64_t kv_heads) {
+  const auto split = [&](const at::Tensor& y, int64_t n) {
+    return y.view({y.size(0), y.size(1), n, y.size(2) / n}).transpose(1, 2).repeat_interleave(heads / n, 1);
+  };
+  const int64_t time = x[0].size(1), keys = x[1].size(1);
+  const at::Tensor q = split(x[0], heads), future = torch::ones({time, keys}, at::kBool).triu(keys - time + 1);
+  const at::Tensor s = q.matmul(split(x[1], kv_heads).transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(3)));
+  const at::Tensor y = s.masked_fill(future, -INFINITY).softmax(-1).matmul(split(x[2], kv_heads));
+  return y.transpose(1, 2).reshape(x[0].sizes());
+}
+
+void add_grouped(std::vector<OpCase>& t) {
+  struct Case {
+    const char* label;
+    int64_t heads, kv_heads, batch, time, width;
+  };
+  for (const Case& c : {Case{"groups of two", 4, 2, 2, 5, 4},
+                        {"as many keys", 2, 2, 1, 3, 6},
+                        {"longer than a block", 3, 1, 1, 131, 8}}) {
+    t.push_back({"grouped_attention",
+                 c.label,
+                 {{{c.batch, c.time, c.heads * c.width}},
+                  {{c.batch, c.time, c.kv_heads * c.width}},
+                  {{c.batch, c.time, c.kv_heads * c.width}}},
+                 [c](V v) { return attention(v[0], v[1], v[2], c.heads, c.kv_heads); },
+                 [c](T x) { return grouped(x, c.heads, c.kv_heads); }});
+    t.back().low_scale = 8;
+    t.back().differences = c.time < 10;
+  }
+  for (const int64_t time : {1, 3, 70}) {  // more keys than queries, which has no gradients
+    t.push_back({"grouped_attention",
+                 "of " + std::to_string(time) + " new places",
+                 {{{1, time, 24}, -2, 2, false}, {{1, 140, 12}, -2, 2, false}, {{1, 140, 12}, -2, 2, false}},
+                 [](V v) { return attention(v[0], v[1], v[2], 4, 2); },
+                 [](T x) { return grouped(x, 4, 2); }});
+    t.back().low_scale = 8;
+    t.back().second = t.back().differences = false;
+  }
+  const at::Tensor angles = torch::arange(2 * 3 * 3, at::kDouble).view({2, 3, 3}) * 0.37;
+  for (const bool rows : {false, true}) {
+    const at::Tensor own = rows ? angles : angles[1];
+    t.push_back({"rotate",
+                 rows ? "places of each row" : "",
+                 {{{2, 3, 12}}},
+                 [own](V v) {
+                   return rotate(v[0], torch::cat({own.cos(), own.sin()}, -1).to(device_of(v)));
+                 },
+                 [own](T x) {  // a turn is a product of complex numbers
+                   const at::Tensor y = x[0].view({2, 3, 2, 2, 3}).to(at::kDouble);
+                   const at::Tensor z = torch::complex(y.select(3, 0), y.select(3, 1)) *
+                                        torch::complex(own.cos(), own.sin()).unsqueeze(-2);
+                   return torch::cat({torch::real(z), torch::imag(z)}, -1).view({2, 3, 12});
+                 }});
+  }
+  for (const auto& [label, rows, hidden] : {std::tuple("", 5, 6), std::tuple("blocks that do not divide", 90, 67)}) {
+    t.push_back({"linear_swiglu",
+                 label,
+                 {{{rows, 4}}, {{hidden, 4}}, {{hidden, 4}}},
+                 [](V v) { return linear_swiglu(v[0], v[1], v[2]); },
+                 [](T x) { return torch::silu(torch::linear(x[0], x[1])) * torch::linear(x[0], x[2]); }});
+    t.back().differences = rows < 10;
+    t.back().low_scale = 8;  // two products, each rounded
+  }
+}
+
 }  // namespace
 
 std::vector<OpCase> layer_rows() {
@@ -198,6 +264,7 @@ std::vector<OpCase> layer_rows() {
   add_convolutions(t);
   add_sizes(t);
   add_attention(t);
+  add_grouped(t);
   return t;
 }
 

@@ -13,6 +13,7 @@
 #include "nn/layers.h"
 #include "nn/models/convnet.h"
 #include "nn/models/gpt.h"
+#include "nn/models/llama.h"
 #include "nn/models/mlp.h"
 #include "nn/models/rnn.h"
 #include "optim/optimizer.h"
@@ -231,6 +232,11 @@ TEST_CASE("every kind trains with the same bits under every policy, with dropout
   with_fp8.push_back(at::kFloat8_e4m3fn);
   same_bits<GPT>(
       "gpt", [&] { return GPT(g); }, language, with_fp8);
+  LlamaConfig l;
+  l.n_layer = 3, l.n_head = 4, l.n_kv_head = 2, l.n_embd = 16, l.block_size = 8, l.vocab_size = 11, l.dropout = 0.2;
+  l.qkv_bias = l.qk_norm = true;
+  same_bits<Llama>(
+      "llama", [&] { return Llama(l); }, language, with_fp8);
   for (const std::string cell : {"lstm", "gru"}) {
     RNNConfig r;
     r.cell = cell, r.n_layer = 3, r.n_hidden = r.n_embd = 8, r.block_size = 8, r.vocab_size = 11, r.dropout = 0.2;

@@ -61,6 +61,10 @@ TEST_CASE("kernels' plain forms give float64's second derivatives to float32's s
       {"rms_norm", {{3, 16}, {16}}, [](V v) { return rms_norm(v[0], v[1]); }},
       {"swiglu", {{3, 32}}, [](V v) { return swiglu(v[0]); }},
       {"attention", {{2, 8, 48}}, [](V v) { return attention(v[0], 2); }},
+      {"grouped_attention",
+       {{2, 8, 32}, {2, 8, 16}, {2, 8, 16}},
+       [](V v) { return attention(v[0], v[1], v[2], 4, 2); }},
+      {"linear_swiglu", {{12, 16}, {24, 16}, {24, 16}}, [](V v) { return linear_swiglu(v[0], v[1], v[2]); }},
       {"batch_norm", {{6, 5, 3}, {5}, {5}}, [](V v) { return batch_norm(v[0], v[1], v[2]).y; }},
       {"lstm_cell", {{4, 32}, {4, 8}}, [](V v) { return lstm_cell(v[0], v[1]).first; }},
       {"gru_cell", {{4, 24}, {4, 24}, {4, 8}}, [](V v) { return gru_cell(v[0], v[1], v[2]); }}};

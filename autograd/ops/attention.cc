@@ -22,6 +22,13 @@
 namespace lathe {
 namespace {
 
+/// Counted as full squares of `keys`, the field's convention, although the causal kernels skip what is masked.
+OpFlops attention_flops(const at::Tensor& y, int64_t keys, int64_t heads) {
+  const auto t = static_cast<double>(keys), n = static_cast<double>(y.numel());
+  const double scores = t * n / (static_cast<double>(y.size(2)) / static_cast<double>(heads));
+  return {.forward = {4 * t * n, 5 * scores}, .backward = {8 * t * n, 4 * scores}};
+}
+
 // Shapes: B batch, T time, C channels, H heads, D = C / H.
 struct Attention {
   static constexpr OpInfo info{.name = "attention", .amp = Amp::low};
@@ -54,6 +61,12 @@ struct Attention {
             .scale = static_cast<float>(scale())};
   }
 
+  /// q, k or v where they lie in the packed tensor.
+  static HeadRows rows_of(const at::Tensor& packed, int64_t i) {
+    const int64_t c = packed.size(2) / 3;
+    return {static_cast<const char*>(packed.const_data_ptr()) + i * c * packed.element_size(), 3 * c,
+            packed.size(1) * 3 * c};
+  }
   at::Tensor part(const at::Tensor& packed, int64_t i) const {
     const int64_t b = packed.size(0), t = packed.size(1), c = packed.size(2) / 3;
     return packed.view({b, t, 3, heads, c / heads}).select(2, i).transpose(1, 2);
@@ -79,8 +92,8 @@ struct Attention {
     if (kernel == Kernel::own) {
       at::Tensor y = at::empty({packed.size(0), packed.size(1), packed.size(2) / 3}, packed.options());
       lse = at::empty({packed.size(0), heads, packed.size(1)}, packed.options().dtype(at::kFloat));
-      attention_forward(shape(), element_of(y.scalar_type()), qkv.data().const_data_ptr(), y.mutable_data_ptr(),
-                        lse.data().mutable_data_ptr<float>());
+      attention_forward(shape(), element_of(y.scalar_type()), rows_of(qkv.data(), 0), rows_of(qkv.data(), 1),
+                        rows_of(qkv.data(), 2), y.mutable_data_ptr(), lse.data().mutable_data_ptr<float>());
       bump_version(y);
       out = y;
       return y;
@@ -120,8 +133,10 @@ struct Attention {
     if (packed.numel() == 0) return {d_packed};
     if (kernel == Kernel::own) {
       const at::Tensor d = dy.contiguous();
-      attention_backward(shape(), element_of(d.scalar_type()), packed.const_data_ptr(), out.data().const_data_ptr(),
-                         d.const_data_ptr(), lse.data().const_data_ptr<float>(), d_packed.mutable_data_ptr());
+      attention_backward(shape(), element_of(d.scalar_type()), rows_of(packed, 0), rows_of(packed, 1),
+                         rows_of(packed, 2), out.data().const_data_ptr(), d.const_data_ptr(),
+                         lse.data().const_data_ptr<float>(), rows_of(d_packed, 0), rows_of(d_packed, 1),
+                         rows_of(d_packed, 2));
       bump_version(d_packed);
       return {d_packed};
     }
@@ -173,16 +188,117 @@ struct Attention {
     };
     return plain_gradients<1>({qkv.as<Variable>()}, needs, {dy}, plain);
   }
-  // Counted as full squares, the field's convention, although the causal kernels skip what is masked.
   OpFlops flops(const at::Tensor& packed, const at::Tensor& y) const {
-    const auto t = static_cast<double>(packed.size(1)), n = static_cast<double>(y.numel());
-    const double scores = t * n / (static_cast<double>(y.size(2)) / static_cast<double>(heads));
-    return {.forward = {4 * t * n, 5 * scores}, .backward = {8 * t * n, 4 * scores}};
+    return attention_flops(y, packed.size(1), heads);
+  }
+};
+
+/// Keys or values [B, S, K D] as [B, H, S, D], each head for H / K of the queries'.
+Variable repeated(const Variable& x, int64_t heads, int64_t kv_heads) {
+  const int64_t b = x.size(0), s = x.size(1), d = x.size(2) / kv_heads;
+  const Variable split = reshape(x, {b, s, kv_heads, 1, d});
+  return transpose(reshape(expand(split, {b, s, kv_heads, heads / kv_heads, d}), {b, s, heads, d}), 1, 2);
+}
+/// [B, H, T, D] -> [B, T, H D].
+Variable joined(const Variable& y) {
+  return reshape(transpose(y, 1, 2), {y.size(0), y.size(2), y.size(1) * y.size(3)});
+}
+/// What the grouped kernel computes, of other ops.
+Variable composed_attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads, int64_t kv_heads) {
+  const int64_t b = q.size(0), t = q.size(1), s = k.size(1);
+  AttentionOptions o;
+  o.mask = Variable(at::ones({t, s}, q.data().options().dtype(at::kBool)).tril(s - t));
+  const Variable q_BHTD = transpose(reshape(q, {b, t, heads, q.size(2) / heads}), 1, 2);
+  return joined(scaled_dot_product_attention(q_BHTD, repeated(k, heads, kv_heads), repeated(v, heads, kv_heads), o));
+}
+
+// Lathe's kernel on separate projections, with fewer heads of keys and values than of queries, or more keys.
+struct GroupedAttention {
+  static constexpr OpInfo info{.name = "grouped_attention", .amp = Amp::low};
+  int64_t heads, kv_heads;
+  Needs<3> needs{};
+  Saved q = Saved::input(0), k = Saved::input(1), v = Saved::input(2), out = Saved::output(), lse{};
+
+  static AttentionShape shape(at::IntArrayRef query, at::IntArrayRef key, int64_t heads, int64_t kv_heads) {
+    const int64_t width = query[2] / heads;
+    return {.batch = query[0],
+            .time = query[1],
+            .heads = heads,
+            .width = width,
+            .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(width))),
+            .kv_heads = kv_heads,
+            .keys = key[1]};
+  }
+  AttentionShape shape() const { return shape(q.data().sizes(), k.data().sizes(), heads, kv_heads); }
+  static HeadRows rows_of(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(1), t.stride(0)}; }
+  static at::Tensor readable(const at::Tensor& t) { return t.stride(2) == 1 ? t : t.contiguous(); }
+
+  // P = softmax(mask(q k^T / sqrt(D))), y = P v, of each head and its group's keys and values
+  at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+    q = readable(query), k = readable(key), v = readable(value);
+    const bool records = needs[0] || needs[1] || needs[2];
+    at::Tensor y = at::empty(query.sizes(), query.options());
+    if (records) lse = at::empty({y.size(0), heads, y.size(1)}, y.options().dtype(at::kFloat));
+    attention_forward(shape(), element_of(y.scalar_type()), rows_of(q.data()), rows_of(k.data()), rows_of(v.data()),
+                      y.mutable_data_ptr(), records ? lse.data().mutable_data_ptr<float>() : nullptr);
+    bump_version(y);
+    if (records) out = y;
+    return y;
+  }
+  // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)), dq = dS k / sqrt(D), dk = dS^T q / sqrt(D); dk and dv summed
+  // over a group
+  Grads<3> backward(const at::Tensor& dy_, Needs<3>) const {
+    LATHE_CHECK(q.data().size(1) == k.data().size(1), "there are gradients for as many keys as queries");
+    const at::Tensor dy = dy_.contiguous();
+    const auto like_queries = [&] { return at::empty(q.data().sizes(), q.data().options()); };
+    const at::Tensor dq = like_queries(), dk = like_queries(), dv = like_queries();
+    attention_backward(shape(), element_of(dy.scalar_type()), rows_of(q.data()), rows_of(k.data()), rows_of(v.data()),
+                       out.data().const_data_ptr(), dy.const_data_ptr(), lse.data().const_data_ptr<float>(),
+                       rows_of(dq), rows_of(dk), rows_of(dv));
+    for (const at::Tensor& t : {dq, dk, dv}) bump_version(t);
+    return {dq, grouped(dk), grouped(dv)};
+  }
+  Grads<3, Variable> backward(const Variable& dy, Needs<3> needed) const {
+    return plain_gradients<3>(
+        {q.as<Variable>(), k.as<Variable>(), v.as<Variable>()}, needed, {dy}, [this](const std::vector<Variable>& in) {
+          return std::vector{composed_attention(wide_of(in[0]), wide_of(in[1]), wide_of(in[2]), heads, kv_heads)};
+        });
+  }
+  OpFlops flops(const at::Tensor&, const at::Tensor& key, const at::Tensor&, const at::Tensor& y) const {
+    return attention_flops(y, key.size(1), heads);
+  }
+
+ private:
+  /// [B, S, H D] -> [B, S, K D].
+  at::Tensor grouped(const at::Tensor& d) const {
+    if (heads == kv_heads) return d;
+    const int64_t b = d.size(0), s = d.size(1), width = d.size(2) / heads;
+    return d.view({b, s, kv_heads, heads / kv_heads, width}).sum(3).view({b, s, kv_heads * width});
   }
 };
 
 }  // namespace
 
 Variable attention(const Variable& qkv_BT3C, int64_t heads) { return apply(Attention{.heads = heads}, qkv_BT3C); }
+
+Variable attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads, int64_t kv_heads) {
+  const auto sentence = [&](const char* what) {
+    return str("attention(", describe(q.data()), ", ", describe(k.data()), ", ", describe(v.data()), "): ", what);
+  };
+  LATHE_CHECK(heads > 0 && kv_heads > 0 && heads % kv_heads == 0,
+              sentence("the heads of the keys must divide those of the queries, not "), kv_heads, " and ", heads);
+  LATHE_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) && q.size(2) > 0 &&
+                  q.size(2) % heads == 0 && k.size(2) == q.size(2) / heads * kv_heads && k.size(1) >= q.size(1),
+              sentence("needs [B, T, H D], [B, S, K D] and [B, S, K D], S at least T, for "), heads, " and ", kv_heads,
+              " heads");
+  const bool autocast = mode().compute != at::kFloat;
+  const at::ScalarType dtype = autocast && q.dtype() != at::kDouble ? mode().compute : q.dtype();
+  const bool alike = autocast || (k.dtype() == dtype && v.dtype() == dtype);
+  if (q.data().is_cpu() && q.numel() > 0 && alike && dtype != at::kDouble && kernel_dtype(dtype) &&
+      attention_ready(GroupedAttention::shape(q.sizes(), k.sizes(), heads, kv_heads), element_of(dtype)))
+    return apply(GroupedAttention{.heads = heads, .kv_heads = kv_heads}, q, k, v);
+  if (k.size(1) != q.size(1)) return composed_attention(q, k, v, heads, kv_heads);
+  return attention(cat({q, joined(repeated(k, heads, kv_heads)), joined(repeated(v, heads, kv_heads))}, 2), heads);
+}
 
 }  // namespace lathe

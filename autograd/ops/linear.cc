@@ -10,6 +10,7 @@
 #include "autograd/ops/plain.h"
 #include "autograd/ops/product.h"
 #include "core/kernels/activation.h"
+#include "core/kernels/gemv.h"
 #include "core/quantised.h"
 
 namespace lathe {
@@ -55,7 +56,21 @@ at::Tensor fused_forward(const at::Tensor& x, const at::Tensor& weight, const at
   return y;
 }
 
-/// dx = dy W, dW = dy^T x, db = sum of dy over the rows. dW is added to the gradient that the weight has, if any.
+/// dW = dy^T x, added to the gradient that the weight, input `slot`, has, if any; and where db is given, the sums of dy
+/// over the rows.
+at::Tensor weight_gradient(const at::Tensor& dy, const at::Tensor& x, int64_t out, int64_t in, at::ScalarType dtype,
+                           size_t slot, GradSlots& slots, float* db) {
+  at::Tensor dw = slots.take(slot, dtype);
+  const bool add = dw.defined();
+  if (!add) dw = at::empty({out, in}, x.options().dtype(dtype));
+  Epilogue e{.out = matrix_of(dw)};
+  if (add) e.residual = e.out;
+  gemm_tn(matrix_of(dy), matrix_of(x), out, in, x.numel() / in, e, db);
+  bump_version(dw);
+  return dw;
+}
+
+/// dx = dy W, dW = dy^T x, db = sum of dy over the rows.
 std::array<at::Tensor, 3> fused_backward(const at::Tensor& dy_, const at::Tensor& x_, const at::Tensor& weight,
                                          at::ScalarType weight_grad, bool need_x, bool need_weight, bool need_bias,
                                          GradSlots& slots) {
@@ -69,13 +84,7 @@ std::array<at::Tensor, 3> fused_backward(const at::Tensor& dy_, const at::Tensor
   }
   if (need_bias) db = at::empty({out}, w.options().dtype(at::kFloat));
   if (need_weight) {
-    dw = slots.take(1, weight_grad);
-    const bool add = dw.defined();
-    if (!add) dw = at::empty({out, in}, w.options().dtype(weight_grad));
-    Epilogue e{.out = matrix_of(dw)};
-    if (add) e.residual = e.out;
-    gemm_tn(matrix_of(dy), matrix_of(x), out, in, rows, e, need_bias ? db.mutable_data_ptr<float>() : nullptr);
-    bump_version(dw);
+    dw = weight_gradient(dy, x, out, in, weight_grad, 1, slots, need_bias ? db.mutable_data_ptr<float>() : nullptr);
   } else if (need_bias) {
     db = dy.reshape({rows, out}).sum(0, /*keepdim=*/false, at::kFloat);
   }
@@ -174,6 +183,65 @@ struct LinearGelu {
   static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
 };
 
+// The two linear layers of a SwiGLU and their product, only where the kernels are.
+struct LinearSwiglu {
+  static constexpr OpInfo info{.name = "linear_swiglu", .amp = Amp::low};
+  at::ScalarType gate_grad = at::kFloat, up_grad = at::kFloat;
+  Needs<3> needs{};
+  Saved x = Saved::input(0), gate = Saved::input(1), up = Saved::input(2), a{}, b{};
+
+  // y = silu(a) b, a = x G^T, b = x U^T
+  at::Tensor forward(const at::Tensor& x_, const at::Tensor& gate_, const at::Tensor& up_) {
+    check_linear(x_, gate_, {}), check_linear(x_, up_, {});
+    LATHE_CHECK(gate_.sizes() == up_.sizes(), "gate and up must have one shape");
+    x = x_, gate = gate_, up = up_;
+    const at::Tensor left = fused_forward(x_, gate_, {}, {}, Activation::none, nullptr);
+    at::Tensor y = at::empty_like(left), right;
+    const at::Tensor in = x_.contiguous(), w = up_.contiguous();
+    Epilogue e{.out = matrix_of(y), .activation = Activation::swiglu, .gate = matrix_of(left)};
+    if (needs[0] || needs[1] || needs[2]) e.before = matrix_of(right = at::empty_like(y));
+    gemm_nt(matrix_of(in), matrix_of(w), in.numel() / w.size(1), w.size(0), w.size(1), e);
+    bump_version(y);
+    a = left, b = right;
+    return y;
+  }
+  // s = sigmoid(a): da = dy b (s + a s (1 - s)), db = dy a s; dx = da G + db U, dG = da^T x, dU = db^T x
+  Grads<3> backward(const at::Tensor& dy_, Needs<3> needed, GradSlots& slots) const {
+    const at::Tensor dy = dy_.to(a.data().scalar_type()).contiguous(), in = x.data().contiguous();
+    const at::Tensor da = at::empty_like(a.data()), db = at::empty_like(a.data());
+    const int64_t h = dy.size(-1), c = in.size(-1), rows = in.numel() / c;
+    swiglu_backward(a.data().const_data_ptr(), b.data().const_data_ptr(), dy.const_data_ptr(), da.mutable_data_ptr(),
+                    db.mutable_data_ptr(), element_of(dy.scalar_type()), rows, h, h);
+    bump_version(da), bump_version(db);
+    at::Tensor dx, dg, du;
+    if (needed[0]) {
+      dx = at::empty_like(in);
+      Epilogue e{.out = matrix_of(dx)};
+      gemm(matrix_of(da), matrix_of(gate.data().contiguous()), rows, c, h, e);
+      e.residual = e.out;
+      gemm(matrix_of(db), matrix_of(up.data().contiguous()), rows, c, h, e);
+      bump_version(dx);
+    }
+    if (needed[1]) dg = weight_gradient(da, in, h, c, gate_grad, 1, slots, nullptr);
+    if (needed[2]) du = weight_gradient(db, in, h, c, up_grad, 2, slots, nullptr);
+    return {dx, dg, du};
+  }
+  Grads<3, Variable> backward(const Variable& dy, Needs<3> needed) const {
+    return plain_gradients<3>(
+        {x.as<Variable>(), gate.as<Variable>(), up.as<Variable>()}, needed, {dy},
+        [](const std::vector<Variable>& in) { return std::vector{silu(linear(in[0], in[1])) * linear(in[0], in[2])}; });
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor& y) {
+    const auto n = static_cast<double>(y.numel()), product = 4 * n * static_cast<double>(x.size(-1));
+    return {.forward = {product, 6 * n}, .backward = {2 * product, 10 * n}};
+  }
+  static Flops needed(Flops both, Needs<3> needs) {
+    // Of four products two make dx, and one each weight's gradient.
+    both.matmul *= ((needs[0] ? 2 : 0) + (needs[1] ? 1 : 0) + (needs[2] ? 1 : 0)) / 4.0;
+    return both;
+  }
+};
+
 // Linear with a frozen weight in few bits, which is taken back to x's dtype for each product.
 struct LinearQuantised {
   static constexpr OpInfo info{.name = "linear_quantised", .amp = Amp::low};
@@ -182,7 +250,18 @@ struct LinearQuantised {
   // y = x W^T + b
   at::Tensor forward(const at::Tensor& x, const at::Tensor& bias) {
     LATHE_CHECK(x.dim() >= 1 && x.size(-1) == weight->sizes()[1], "the last dim of x must be ", weight->sizes()[1]);
+    if (kernel_ready(x) && rows_of(x) <= few_rows) {  // read as it is, where that takes longer than the products
+      if (const auto bits = weight->few_bits()) return few_bits_product(x, *bits, bias);
+    }
     return LinearOp{}.forward(x, weight->dequantise(x.scalar_type()), bias, {});
+  }
+  at::Tensor few_bits_product(const at::Tensor& x, const FewBits& bits, const at::Tensor& bias) const {
+    const int64_t out = weight->sizes()[0], in = weight->sizes()[1];
+    const at::Tensor rows = x.contiguous(), b = as_float(bias);
+    at::Tensor y = at::empty(with_last(x.sizes(), out), x.options());
+    gemv_few_bits(matrix_of(rows), bits, rows_of(x), out, in, {.out = matrix_of(y), .bias = floats_of(b)});
+    bump_version(y);
+    return y;
   }
   // dx = dy W, db = sum of dy over the rows
   template <class T>
@@ -266,6 +345,11 @@ Variable linear(const Variable& x, const Variable& weight, const Variable& bias,
 Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& bias) {
   if (!kernel_linear(x, weight)) return gelu(linear(x, weight, bias));
   return apply(LinearGelu{.weight_grad = kernel_grad_dtype(weight)}, x, weight, bias);
+}
+
+Variable linear_swiglu(const Variable& x, const Variable& gate, const Variable& up) {
+  if (!kernel_linear(x, gate) || !kernel_linear(x, up)) return silu(linear(x, gate)) * linear(x, up);
+  return apply(LinearSwiglu{.gate_grad = kernel_grad_dtype(gate), .up_grad = kernel_grad_dtype(up)}, x, gate, up);
 }
 
 }  // namespace lathe

@@ -43,8 +43,10 @@ struct SwigluOp {
       return {at::cat({dy * parts[1] * (s + parts[0] * s * (1 - s)), dy * parts[0] * s}, -1)};
     }
     at::Tensor dx = at::empty_like(in);
-    swiglu_backward(in.const_data_ptr(), dy.const_data_ptr(), dx.mutable_data_ptr(), element_of(in.scalar_type()),
-                    dy.numel() / h, h);
+    const int64_t half = h * in.element_size();
+    swiglu_backward(in.const_data_ptr(), static_cast<const char*>(in.const_data_ptr()) + half, dy.const_data_ptr(),
+                    dx.mutable_data_ptr(), static_cast<char*>(dx.mutable_data_ptr()) + half,
+                    element_of(in.scalar_type()), dy.numel() / h, h, 2 * h);
     bump_version(dx);
     return {dx};
   }

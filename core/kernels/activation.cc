@@ -38,20 +38,24 @@ void swiglu_rows(const void* x, void* y, Element type, int64_t begin, int64_t en
 }
 
 template <class T>
-void swiglu_slope_as(const void* x, const void* dy, void* dx, int64_t begin, int64_t end, int64_t h) {
+void swiglu_slope_as(const void* a_, const void* b_, const void* dy, void* da_, void* db_, int64_t begin, int64_t end,
+                     int64_t h, int64_t stride) {
   for (int64_t r = begin; r < end; ++r) {
-    const T* a = static_cast<const T*>(x) + r * 2 * h;
+    const T* a = static_cast<const T*>(a_) + r * stride;
+    const T* b = static_cast<const T*>(b_) + r * stride;
     const T* up = static_cast<const T*>(dy) + r * h;
-    T* out = static_cast<T*>(dx) + r * 2 * h;
+    T* da = static_cast<T*>(da_) + r * stride;
+    T* db = static_cast<T*>(db_) + r * stride;
     for_vectors(h, [&](int64_t i, auto part) HWY_ATTR {
       const V v = part(a + i), g = part(up + i);
-      part(hn::Mul(hn::Mul(g, part(a + h + i)), silu_slope(v)), out + i);
-      part(hn::Mul(g, silu_of(v)), out + h + i);
+      part(hn::Mul(hn::Mul(g, part(b + i)), silu_slope(v)), da + i);
+      part(hn::Mul(g, silu_of(v)), db + i);
     });
   }
 }
-void swiglu_slope_rows(const void* x, const void* dy, void* dx, Element type, int64_t begin, int64_t end, int64_t h) {
-  with_element(type, [&](auto t) HWY_ATTR { swiglu_slope_as<decltype(t)>(x, dy, dx, begin, end, h); });
+void swiglu_slope_rows(const void* a, const void* b, const void* dy, void* da, void* db, Element type, int64_t begin,
+                       int64_t end, int64_t h, int64_t stride) {
+  with_element(type, [&](auto t) HWY_ATTR { swiglu_slope_as<decltype(t)>(a, b, dy, da, db, begin, end, h, stride); });
 }
 
 }  // namespace lathe::HWY_NAMESPACE
@@ -78,9 +82,10 @@ void swiglu_forward(const void* x, void* y, Element type, int64_t rows, int64_t 
     HWY_DYNAMIC_DISPATCH(swiglu_rows)(x, y, type, begin, end, h);
   });
 }
-void swiglu_backward(const void* x, const void* dy, void* dx, Element type, int64_t rows, int64_t h) {
+void swiglu_backward(const void* a, const void* b, const void* dy, void* da, void* db, Element type, int64_t rows,
+                     int64_t h, int64_t stride) {
   parallel_for(0, rows, divide_up(grain, h), [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(swiglu_slope_rows)(x, dy, dx, type, begin, end, h);
+    HWY_DYNAMIC_DISPATCH(swiglu_slope_rows)(a, b, dy, da, db, type, begin, end, h, stride);
   });
 }
 

@@ -5,12 +5,14 @@
 #include <cstring>
 
 #include "core/kernels/gemm.h"
+#include "core/kernels/gemv.h"
 #include "core/kernels/scratch.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/attention.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.
+#include "core/kernels/gemv-inl.h"
 #include "core/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -112,6 +114,44 @@ void slopes_block(const float* scores, const float* dp, int64_t stride, int64_t 
   });
 }
 
+/// One block of keys for one query of each of `heads` heads that share them, in the order of the blocks' products
+/// above: scores [heads][block of keys], the online softmax, and the accumulated output [heads][wide] in `acc`. q
+/// [heads rounded up to 1, 2, 4 or 8][width] in float32.
+template <class T>
+void one_query_as(const T* k, const T* v, int64_t stride, int64_t keys, int64_t k0, int64_t width, int64_t heads,
+                  const float* q, float scale, float* scores, float* p, float* m, float* l, float* acc, int64_t wide,
+                  T* space) {
+#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+  constexpr int64_t block = 64;
+  with_few(heads, [&](auto count) HWY_ATTR {
+    few_rows_of<T, decltype(count)::value>(k, stride, keys, width, width, q, width, scores, block, space, 0);
+  });
+  for (int64_t h = 0; h < heads; ++h) {
+    softmax_as(scores + h * block, block, 1, keys, keys, k0 + keys - 1, k0, scale, p + h * block, m + h, l + h,
+               acc + h * wide, wide);
+    for_vectors(width, [&](int64_t i, auto part) HWY_ATTR {
+      V sum = set(0);
+      for (int64_t j = 0; j < keys; ++j) sum = hn::MulAdd(set(p[h * block + j]), part(v + j * stride + i), sum);
+      float* to = acc + h * wide + i;
+      part(k0 == 0 ? sum : hn::Add(sum, part(to)), to);
+    });
+  }
+#else
+  (void)k, (void)v, (void)stride, (void)keys, (void)k0, (void)width, (void)heads, (void)q, (void)scale, (void)scores;
+  (void)p, (void)m, (void)l, (void)acc, (void)wide, (void)space;
+#endif
+}
+void one_query(Matrix k, Matrix v, int64_t keys, int64_t k0, int64_t width, int64_t heads, const float* q, float scale,
+               float* scores, float* p, float* m, float* l, float* acc, int64_t wide, void* space) {
+  const auto run = [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    one_query_as(static_cast<const T*>(k.data), static_cast<const T*>(v.data), k.stride, keys, k0, width, heads, q,
+                 scale, scores, p, m, l, acc, wide, static_cast<T*>(space));
+  };
+  if (k.type == Element::f32) return run(float{});
+  run(c10::BFloat16{});
+}
+
 }  // namespace lathe::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -122,6 +162,7 @@ HWY_EXPORT(softmax_block);
 HWY_EXPORT(write_rows_of);
 HWY_EXPORT(dot_rows);
 HWY_EXPORT(slopes_block);
+HWY_EXPORT(one_query);
 
 namespace {
 
@@ -129,22 +170,25 @@ constexpr int64_t block = 64;  // queries, and keys, at a time
 
 /// One head of one sample.
 struct Head {
-  Head(const AttentionShape& s, Element type, int64_t index) {
-    const int64_t b = index / s.heads, h = index % s.heads, c = s.heads * s.width;
-    packed = b * s.time * 3 * c + h * s.width;
-    joined = b * s.time * c + h * s.width;
-    channels = c;
-    element = type;
-  }
-  /// q, k, v for i = 0, 1, 2.
-  Matrix part(const void* qkv, int64_t i) const { return at(qkv, packed + i * channels, 3 * channels); }
-  Matrix rows(const void* out) const { return at(out, joined, channels); }
+  Head(const AttentionShape& s, Element type, int64_t index)
+      : sample(index / s.heads),
+        head(index % s.heads),
+        key_head(head / s.groups()),
+        width(s.width),
+        joined{nullptr, s.heads * s.width, s.time * s.heads * s.width},
+        element(type) {}
+  /// Its rows of something that has a head for each of q's.
+  Matrix own(HeadRows r) const { return at(r, head); }
+  /// Its rows of k or v.
+  Matrix shared(HeadRows r) const { return at(r, key_head); }
+  Matrix rows(const void* out) const { return at({out, joined.stride, joined.batch_stride}, head); }
 
  private:
-  Matrix at(const void* data, int64_t offset, int64_t stride) const {
-    return {Matrix{data, 0, element}.at(0, offset), stride, element};
+  Matrix at(HeadRows r, int64_t h) const {
+    return {Matrix{r.data, 0, element}.at(0, sample * r.batch_stride + h * width), r.stride, element};
   }
-  int64_t packed, joined, channels;
+  int64_t sample, head, key_head, width;
+  HeadRows joined;
   Element element;
 };
 
@@ -165,13 +209,13 @@ class Packed {
       : shape_(s), types_(types), transposed_(transposed), wide_(round_up(transposed ? block : s.width, 16)) {}
   /// float32 that is not transposed is read where it is.
   bool copied() const { return transposed_ || types_.own != Element::f32; }
-  int64_t bytes() const { return copied() ? divide_up(shape_.time, block) * block_bytes() : 0; }
+  int64_t bytes() const { return copied() ? divide_up(shape_.seen(), block) * block_bytes() : 0; }
   /// Packs rows [begin, end); begin starts a block.
   void fill(Matrix from, char* to, int64_t begin, int64_t end) {
     from_ = from, at_ = to;
     if (!copied()) return;
     for (int64_t t = begin; t < end; t += block) {
-      const int64_t n = std::min(block, shape_.time - t);
+      const int64_t n = std::min(block, shape_.seen() - t);
       void* place = const_cast<void*>(block_at(t).data);
       if (transposed_)
         pack_right_transposed(below(from, t), shape_.width, n, wide_, place, types_.as);
@@ -266,6 +310,53 @@ bool attention_ready(const AttentionShape& s, Element type) {
   return gemm_ready(type) && (multiplied_as(type) == Element::f32 || s.width % 2 == 0);
 }
 
+namespace {
+
+/// One query a head, as when a text is written a token at a time: keys and values are read where they lie, once for all
+/// heads that share them.
+void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows, HeadRows v_rows, void* out,
+                float* lse) {
+  const int64_t wide = round_up(s.width, 16), kv_heads = s.heads / s.groups();
+  constexpr int64_t most_lanes = 16;
+  const auto carve = [&](char* base, auto&& use) {
+    Carver c(base);
+    auto* q = c.take<float>(few_rows * s.width);
+    auto* scores = c.take<float>(few_rows * block);
+    auto* p = c.take<float>(few_rows * block);
+    auto* m = c.take<float>(few_rows);
+    auto* l = c.take<float>(few_rows);
+    auto* acc = c.take<float>(few_rows * wide);
+    use(q, scores, p, m, l, acc, c.take(most_lanes * s.width * bytes_of(type)));
+    return c.used();
+  };
+  const Scratch scratch(carve(nullptr, [](auto...) {}));
+  const int64_t parts = divide_up(s.groups(), few_rows);  // of a group
+  const auto run = [&](int64_t task) {
+    const int64_t pair = task / parts, sample = pair / kv_heads, key_head = pair % kv_heads;
+    const int64_t first = key_head * s.groups() + task % parts * few_rows;
+    const int64_t heads = std::min(few_rows, (key_head + 1) * s.groups() - first), index = sample * s.heads + first;
+    const Head head(s, type, index);
+    const Matrix k = head.shared(k_rows), v = head.shared(v_rows);
+    carve(scratch.mine(), [&](float* q, float* scores, float* p, float* m, float* l, float* acc, char* space) {
+      std::fill_n(q, few_rows * s.width, 0.0f);
+      widen({head.own(q_rows).data, s.width, type}, heads, s.width, q, s.width);
+      std::fill_n(m, heads, -INFINITY);
+      std::fill_n(l, heads, 0.0f);
+      for (int64_t j = 0; j < s.seen(); j += block) {
+        HWY_DYNAMIC_DISPATCH(one_query)
+        (below(k, j), below(v, j), std::min(block, s.seen() - j), j, s.width, heads, q, s.scale, scores, p, m, l, acc,
+         wide, space);
+      }
+      HWY_DYNAMIC_DISPATCH(write_rows_of)
+      (acc, wide, heads, s.width, l, {head.rows(out).data, s.width, type});
+      for (int64_t h = 0; h < heads && lse != nullptr; ++h) lse[index + h] = m[h] + std::log(l[h]);
+    });
+  };
+  parallel_tasks(s.batch * kv_heads * parts, run, [] {});
+}
+
+}  // namespace
+
 // A block of queries goes past the blocks of keys up to its own:
 //
 //          keys j ->
@@ -274,36 +365,39 @@ bool attention_ready(const AttentionShape& s, Element type) {
 //    v    +---+---+---+---+
 //         | x | x |   |   |     x: computed; on the diagonal the mask cuts a block; right of it nothing is
 //         +---+---+---+---+
-void attention_forward(const AttentionShape& s, Element type, const void* qkv, void* out, float* lse) {
+void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows, HeadRows v_rows,
+                       void* out, float* lse) {
+  if (s.time == 1 && k_rows.stride == v_rows.stride && gemv_ready(type, type, 1))
+    return attend_one(s, type, q_rows, k_rows, v_rows, out, lse);
   const Types types(type);
   const Packed shape_k(s, types, true), shape_v(s, types, false);
   const Scratch scratch(ForwardSpace(s, types, shape_k, shape_v, nullptr).used);
-  const int64_t wide = round_up(s.width, 16);
+  const int64_t wide = round_up(s.width, 16), before = s.seen() - s.time;  // places before the first query
   const HeadParts parts(s);
   const auto run = [&](int64_t task) {
     const int64_t index = task % parts.heads, part = parts.count - 1 - task / parts.heads;  // the longest first
     Packed keys = shape_k, values = shape_v;
     const ForwardSpace w(s, types, keys, values, scratch.mine());
     const Head head(s, type, index);
-    const Matrix q = head.part(qkv, 0), y = head.rows(out);
+    const Matrix q = head.own(q_rows), y = head.rows(out);
     const int64_t end = parts.end(part, s.time);
-    keys.fill(head.part(qkv, 1), w.keys, 0, end);
-    values.fill(head.part(qkv, 2), w.values, 0, end);
+    keys.fill(head.shared(k_rows), w.keys, 0, before + end);
+    values.fill(head.shared(v_rows), w.values, 0, before + end);
     for (int64_t i = parts.begin(part); i < end; i += block) {
       const int64_t rows = std::min(block, s.time - i);
       const Matrix queries = left_rows(q, i, rows, s.width, types, w.q);
       std::fill_n(w.m, rows, -INFINITY);
       std::fill_n(w.l, rows, 0.0f);
-      for (int64_t j = 0; j <= i; j += block) {
-        const int64_t columns = std::min(block, s.time - j), depth = packed_depth(columns, types.as);
+      for (int64_t j = 0; j < before + i + rows; j += block) {
+        const int64_t columns = std::min(block, s.seen() - j), depth = packed_depth(columns, types.as);
         block_gemm(queries, keys.block_at(j), rows, round_up(columns, 16), s.width, w.scores, block, false);
         HWY_DYNAMIC_DISPATCH(softmax_block)
-        (w.scores, block, rows, columns, depth, i, j, s.scale, w.p, types.as, w.m, w.l, w.acc, wide);
+        (w.scores, block, rows, columns, depth, before + i, j, s.scale, w.p, types.as, w.m, w.l, w.acc, wide);
         const int64_t n = values.copied() ? wide : s.width;
         block_gemm({w.p, depth, types.as}, values.block_at(j), rows, n, depth, w.acc, wide, j > 0);
       }
       HWY_DYNAMIC_DISPATCH(write_rows_of)(w.acc, wide, rows, s.width, w.l, below(y, i));
-      for (int64_t r = 0; r < rows; ++r) lse[index * s.time + i + r] = w.m[r] + std::log(w.l[r]);
+      for (int64_t r = 0; r < rows && lse != nullptr; ++r) lse[index * s.time + i + r] = w.m[r] + std::log(w.l[r]);
     }
   };
   parallel_tasks(parts.heads * parts.count, run, [&] { release_gemm(types.as); });
@@ -313,8 +407,8 @@ void attention_forward(const AttentionShape& s, Element type, const void* qkv, v
 // adds to their dq. Where there are few heads, tasks are parts of a head, and since two tasks must not add to one dq,
 // dk and dv (of a part of the keys) and dq (of a part of the queries) are tasks of their own, which both make the
 // blocks' P and dS: 7 products where 5 would do, on cores that were idle. Each sum is in the same order either way.
-void attention_backward(const AttentionShape& s, Element type, const void* qkv, const void* out, const void* dout,
-                        const float* lse, void* dqkv) {
+void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, HeadRows all_k, HeadRows all_v,
+                        const void* out, const void* dout, const float* lse, HeadRows dq, HeadRows dk, HeadRows dv) {
   // q and dout both ways, and k for dq.
   const Types types(type);
   const Packed across(s, types, true), along(s, types, false);
@@ -334,7 +428,7 @@ void attention_backward(const AttentionShape& s, Element type, const void* qkv, 
     auto& [q_across, dy_across, q_along, dy_along, k_along] = packs;
     const BackwardSpace w(s, types, packs, scratch.mine());
     const Head head(s, type, index);
-    const Matrix q = head.part(qkv, 0), k = head.part(qkv, 1), v = head.part(qkv, 2), dy = head.rows(dout);
+    const Matrix q = head.own(all_q), k = head.shared(all_k), v = head.shared(all_v), dy = head.rows(dout);
     const float* row_lse = lse + index * s.time;
     const int64_t first_query = begin, last_query = makes_keys ? s.time : end;
     q_across.fill(q, w.packed[0], first_query, last_query);
@@ -369,12 +463,12 @@ void attention_backward(const AttentionShape& s, Element type, const void* qkv, 
                    j > 0);
       }
       if (!makes_keys) continue;
-      write_rows(w.dk, wide, keys, s.width, nullptr, below(head.part(dqkv, 1), j));
-      write_rows(w.dv, wide, keys, s.width, nullptr, below(head.part(dqkv, 2), j));
+      write_rows(w.dk, wide, keys, s.width, nullptr, below(head.own(dk), j));
+      write_rows(w.dv, wide, keys, s.width, nullptr, below(head.own(dv), j));
     }
     if (makes_queries)
       write_rows(w.dq + first_query * wide, wide, last_query - first_query, s.width, nullptr,
-                 below(head.part(dqkv, 0), first_query));
+                 below(head.own(dq), first_query));
   };
   parallel_tasks(parts.heads * parts.count * (together ? 1 : 2), run, [&] { release_gemm(types.as); });
 }

@@ -25,6 +25,7 @@ void finish_as(const float* block, int64_t stride, int64_t row, int64_t column, 
     const float* in = block + r * stride;
     Out* out = place<Out>(e.out, row + r, column);
     Out* before = e.before.data == nullptr ? nullptr : place<Out>(e.before, row + r, column);
+    const Out* gate = e.gate.data == nullptr ? nullptr : place<Out>(e.gate, row + r, column);
     const Residual* residual = e.residual.data == nullptr ? nullptr : place<Residual>(e.residual, row + r, column);
     for_vectors(columns, [&](int64_t i, auto part) HWY_ATTR {
       V v = part(in + i);
@@ -32,6 +33,9 @@ void finish_as(const float* block, int64_t stride, int64_t row, int64_t column, 
       if (e.activation == Activation::gelu) {
         if (before != nullptr) part(v, before + i);
         v = gelu_of(v);
+      } else if (e.activation == Activation::swiglu) {
+        if (before != nullptr) part(v, before + i);
+        v = hn::Mul(silu_of(part(gate + i)), v);
       }
       if (residual != nullptr) v = hn::Add(v, part(residual + i));
       part(v, out + i);

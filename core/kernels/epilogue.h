@@ -8,7 +8,8 @@
 
 namespace lathe {
 
-enum class Activation : int32_t { none, gelu };  ///< gelu: the tanh form
+/// gelu: the tanh form; swiglu: silu of `gate` times its argument.
+enum class Activation : int32_t { none, gelu, swiglu };
 
 /// out = activation(product + bias) + residual; `before` takes activation's argument. All [m, n] row-major; null where
 /// there is none. float32 or bfloat16.
@@ -17,6 +18,7 @@ struct Epilogue {
   const float* bias = nullptr;  ///< [n]
   Activation activation = Activation::none;
   Matrix before = {};    ///< written, of out's type
+  Matrix gate = {};      ///< of out's type, for swiglu
   Matrix residual = {};  ///< may be `out` itself: adds to it
 };
 

@@ -8,6 +8,7 @@
 #include <exception>
 #include <vector>
 
+#include "core/kernels/gemv.h"
 #include "core/kernels/isa.h"
 #include "core/kernels/scratch.h"
 
@@ -161,6 +162,8 @@ void gemm(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e
 }
 
 void gemm_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
+  if (m > 0 && n > 0 && gemv_ready(a.type, b.type, m))
+    return gemv_nt(a, b, m, n, k, depth_step(common(a.type, b.type)), e);
   gemm_rows(a, b, /*transposed=*/true, m, n, k, e);
 }
 

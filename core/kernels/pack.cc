@@ -5,6 +5,7 @@
 #include "hwy/foreach_target.h"
 // After foreach_target.
 #include "core/kernels/simd-inl.h"
+#include "core/kernels/transpose-inl.h"
 #include "hwy/cache_control.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -12,33 +13,16 @@ namespace lathe::HWY_NAMESPACE {
 namespace {
 
 #if HWY_TARGET != HWY_SCALAR
-constexpr int64_t blocks = HWY_HAVE_SCALABLE ? 1 : HWY_MAX_BYTES / 16;  // of 4 units in a vector
+constexpr int64_t blocks = transposed_blocks;
 
-/// Its block b, of 4 units, is at `in` + b * `step` bytes.
-template <class D32>
-HWY_INLINE hn::Vec<D32> gather(D32 d, const char* in, int64_t step) {
-  if constexpr (hn::MaxLanes(D32()) <= 4) {
-    return hn::LoadU(d, reinterpret_cast<const uint32_t*>(in));
-  } else {
-    constexpr auto upper = static_cast<int64_t>(hn::MaxLanes(D32())) / 8;
-    const hn::Half<D32> half;
-    return hn::Combine(d, gather(half, in + upper * step, step), gather(half, in, step));
-  }
-}
-
-/// Rows 0 to 4 blocks and columns 0 to 3: block b of vector r holds row 4 b + r, so that a transpose inside the blocks
-/// makes each vector a column.
+/// Columns 0 to 3 of 4 blocks rows become rows.
 HWY_INLINE void transpose_rows(const char* in, int64_t stride, uint32_t* out, int64_t out_stride) {
-  const hn::FixedTag<uint32_t, 4 * blocks> d;
-  const hn::RepartitionToWide<decltype(d)> d2;
-  const auto row = [&](int64_t r) HWY_ATTR { return gather(d, in + r * stride, 4 * stride); };
-  const auto a = row(0), b = row(1), c = row(2), e = row(3);
-  const auto ab0 = hn::BitCast(d2, hn::InterleaveLower(d, a, b)), ab1 = hn::BitCast(d2, hn::InterleaveUpper(d, a, b));
-  const auto ce0 = hn::BitCast(d2, hn::InterleaveLower(d, c, e)), ce1 = hn::BitCast(d2, hn::InterleaveUpper(d, c, e));
-  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, ab0, ce0)), d, out);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, ab0, ce0)), d, out + out_stride);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, ab1, ce1)), d, out + 2 * out_stride);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, ab1, ce1)), d, out + 3 * out_stride);
+  const Units d;
+  const Columns c = load_columns(in, stride);
+  hn::StoreU(c.v0, d, out);
+  hn::StoreU(c.v1, d, out + out_stride);
+  hn::StoreU(c.v2, d, out + 2 * out_stride);
+  hn::StoreU(c.v3, d, out + 3 * out_stride);
 }
 #endif
 

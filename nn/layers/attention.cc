@@ -2,16 +2,19 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
-#include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
 
+#include <cmath>
 #include <limits>
 
 #include "autograd/ops/attention.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/mode.h"
+#include "nn/layers/cache.h"
 #include "nn/module_call.h"
 
 namespace lathe {
@@ -25,10 +28,16 @@ CausalSelfAttention::CausalSelfAttention(int64_t channels, int64_t heads_, bool 
 Variable CausalSelfAttention::operator()(const Variable& x_BTC, const Variable& residual) const {
   ModuleCall call(*this, {{'C', qkv.weight.size(1)}});
   call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
-  return call.result(proj(attention(qkv(x_BTC), heads), residual), "B T C");
+  const Variable packed = qkv(x_BTC);
+  KeyValueCache* cache = mode().cache;
+  if (cache == nullptr) return call.result(proj(attention(packed, heads), residual), "B T C");
+  const auto parts = packed.data().split(packed.size(2) / 3, 2);
+  const Variable y = cache->attend(this, Variable(parts[0]), Variable(parts[1]), Variable(parts[2]), heads, heads);
+  return call.result(proj(y, residual), "B T C");
 }
 
-Rotary::Rotary(int64_t width_, double base_) : width(width_), base(base_) {
+Rotary::Rotary(int64_t width_, double base_, const RotaryScaling& scaling_)
+    : width(width_), base(base_), scaling(scaling_) {
   LATHE_CHECK(width > 0 && width % 2 == 0, "Rotary: ", width, " channels of a head; they must be even");
 }
 
@@ -36,12 +45,60 @@ Variable Rotary::operator()(const Variable& x_BHTD, int64_t first) const {
   ModuleCall call(*this, {{'D', width}});
   call.input(x_BHTD, "B H T D");
   const int64_t t = call.size('T'), half = width / 2;
-  const at::TensorOptions wide = x_BHTD.data().options().dtype(at::kDouble);
-  const at::Tensor angles_TD = at::outer(at::arange(first, first + t, wide),
-                                         at::pow(base, at::arange(half, wide) * (-2.0 / static_cast<double>(width))));
-  const Variable cos(at::cos(angles_TD).to(x_BHTD.dtype())), sin(at::sin(angles_TD).to(x_BHTD.dtype()));
+  const at::Tensor turns_TD = turns(at::arange(first, first + t, at::kLong)).to(x_BHTD.data().device(), x_BHTD.dtype());
+  const Variable cos(turns_TD.slice(1, 0, half)), sin(turns_TD.slice(1, half));
   const Variable a = slice(x_BHTD, 3, 0, half), b = slice(x_BHTD, 3, half, width);
   return call.result(cat({a * cos - b * sin, b * cos + a * sin}, 3), "B H T D");
+}
+
+at::Tensor Rotary::frequencies() const {
+  const at::Tensor plain = at::pow(base, at::arange(width / 2, at::kDouble) * (-2.0 / static_cast<double>(width)));
+  switch (scaling.kind) {
+    case RotaryScaling::Kind::none: return plain;
+    case RotaryScaling::Kind::linear: return plain / scaling.factor;
+    case RotaryScaling::Kind::llama3: break;
+  }
+  // How many waves the original context has, of which `low` is as far as it gets and `high` as it may stay.
+  const at::Tensor waves = plain * (scaling.original_context / (2 * M_PI));
+  const at::Tensor kept = ((waves - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1);
+  return plain * (kept + (1 - kept) / scaling.factor);
+}
+
+at::Tensor Rotary::turns(const at::Tensor& places) const {
+  const at::Tensor angles = places.to(at::kDouble).unsqueeze(-1) * frequencies().to(places.device());
+  return at::cat({at::cos(angles), at::sin(angles)}, -1);
+}
+
+GroupedQueryAttention::GroupedQueryAttention(int64_t channels, int64_t heads_, int64_t kv_heads_, int64_t width,
+                                             bool bias, std::optional<double> norm_eps)
+    : q(channels, heads_ * width, bias),
+      k(channels, kv_heads_ * width, bias),
+      v(channels, kv_heads_ * width, bias),
+      proj(heads_ * width, channels, false, Role::residual_weight),
+      heads(heads_),
+      kv_heads(kv_heads_) {
+  LATHE_CHECK(heads >= 1 && kv_heads >= 1 && heads % kv_heads == 0, "GroupedQueryAttention: ", heads,
+              " heads do not divide into groups for ", kv_heads, " heads of keys");
+  if (norm_eps) q_norm.emplace(width, *norm_eps), k_norm.emplace(width, *norm_eps);
+}
+
+Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tensor& turns,
+                                           const Variable& residual) const {
+  const int64_t rows = q.weight.size(0), width = rows / heads;
+  ModuleCall call(*this, {{'C', q.weight.size(1)}, {'D', width}});
+  call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
+  call.input("turns", turns, turns.dim() == 3 ? "B T D" : "T D");
+  const auto turned = [&](const Linear& of, const std::optional<RMSNorm>& norm) {
+    const Variable y = of(x_BTC);
+    if (!norm) return rotate(y, turns);
+    const Variable by_head = reshape(y, {y.size(0), y.size(1), y.size(2) / width, width});
+    return rotate(reshape((*norm)(by_head), y.sizes()), turns);
+  };
+  const Variable q_BTR = turned(q, q_norm), k_BTG = turned(k, k_norm), v_BTG = v(x_BTC);
+  KeyValueCache* cache = mode().cache;
+  const Variable y = cache != nullptr ? cache->attend(this, q_BTR, k_BTG, v_BTG, heads, kv_heads)
+                                      : attention(q_BTR, k_BTG, v_BTG, heads, kv_heads);
+  return call.result(proj(y, residual), "B T C");
 }
 
 MultiHeadAttention::MultiHeadAttention(int64_t channels, int64_t heads_, bool bias, double dropout,

@@ -24,6 +24,19 @@ Variable SwiGLU::operator()(const Variable& x) const {
   return call.result(down(swiglu(up(x))), "... C");
 }
 
+GatedFeedForward::GatedFeedForward(int64_t channels, int64_t hidden)
+    : gate(channels, hidden, false),
+      up(channels, hidden, false),
+      down(hidden, channels, false, Role::residual_weight) {}
+
+Variable GatedFeedForward::operator()(const Variable& x, const Variable& residual) const {
+  ModuleCall call(*this, {{'C', up.weight.size(1)}});
+  call.input(x, "... C"), call.input("residual", residual, "... C");
+  const bool adapted = gate.has_adapter() || up.has_adapter();
+  return call.result(down(adapted ? silu(gate(x)) * up(x) : linear_swiglu(x, gate.weight, up.weight), residual),
+                     "... C");
+}
+
 namespace {
 
 int64_t hidden_of(const TransformerOptions& o) { return o.hidden > 0 ? o.hidden : 4 * o.channels; }

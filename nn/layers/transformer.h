@@ -40,6 +40,20 @@ struct SwiGLU {
   }
 };
 
+/// down(silu(gate(x)) * up(x)), SwiGLU with two matrices where the one above has one; and `residual` that is added.
+struct GatedFeedForward {
+  Linear gate, up, down;  ///< C -> hidden twice, hidden -> C; no biases
+
+  GatedFeedForward() = default;
+  GatedFeedForward(int64_t channels, int64_t hidden);
+  Variable operator()(const Variable& x, const Variable& residual = {}) const;
+  void visit(Visit& v) {
+    v("gate", gate);
+    v("up", up);
+    v("down", down);
+  }
+};
+
 struct TransformerOptions {
   int64_t channels = 0, heads = 1;
   int64_t hidden = 0;               ///< of the feed-forward part; 0: 4 C

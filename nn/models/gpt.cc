@@ -5,6 +5,8 @@
 #include "autograd/recompute.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/mode.h"
+#include "nn/layers/cache.h"
 #include "nn/module_call.h"
 
 namespace lathe {
@@ -41,7 +43,9 @@ Variable GPT::features(const at::Tensor& ids_BT) const {
   call.input("ids", ids_BT, "B T");
   const int64_t t = ids_BT.size(1);
   LATHE_CHECK(t <= config.block_size, "GPT: ", t, " tokens are longer than the context of ", config.block_size);
-  const Variable x_BTC = drop(tokens(ids_BT) + slice(positions.weight, 0, 0, t));
+  const Variable places =
+      mode().cache != nullptr ? positions(mode().cache->places(t, ids_BT.device())) : slice(positions.weight, 0, 0, t);
+  const Variable x_BTC = drop(tokens(ids_BT) + places);
   return call.result(norm(run_blocks(blocks, x_BTC)), "B T C");
 }
 

@@ -70,6 +70,7 @@ struct GPT {
   /// al. 2022.
   double flops_per_unit() const;
   static std::optional<ConfigFault> check(const GPTConfig& config);
+  static constexpr bool caches_keys = true;
 
   void visit(Visit& v) {
     v("tokens", tokens);

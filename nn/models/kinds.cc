@@ -4,6 +4,7 @@
 #include "nn/init.h"
 #include "nn/models/convnet.h"
 #include "nn/models/gpt.h"
+#include "nn/models/llama.h"
 #include "nn/models/mlp.h"
 #include "nn/models/model.h"
 #include "nn/models/rnn.h"
@@ -14,6 +15,8 @@ namespace {
 std::vector<ModelKind>& table() {
   static std::vector<ModelKind> kinds{
       model_kind<GPT, GPTConfig>("gpt", "GPT-2: a decoder of tokens with learned positions (Radford et al. 2019)"),
+      model_kind<Llama, LlamaConfig>(
+          "llama", "LLaMA and relatives: rotary positions, RMS norm, SwiGLU, grouped queries (Touvron et al. 2023)"),
       model_kind<RNN, RNNConfig>("rnn", "a recurrent model of tokens, LSTM or GRU"),
       model_kind<MLP, MLPConfig>("mlp", "a multi-layer perceptron on examples of any shape"),
       model_kind<ConvNet, ConvNetConfig>("convnet", "a residual network on images (He et al. 2015)"),

@@ -16,6 +16,9 @@
 //   config.block_size, .vocab_size    it models sequences of tokens, of at most so many
 //   config.init                       how its weights start (nn/init.h); else kaiming
 //   static std::optional<ConfigFault> check(const Config&)   what must hold between keys
+//   static constexpr bool caches_keys = true   its attention goes by a KeyValueCache (nn/layers/cache.h), so that text
+//   is
+//                                     written without computing what is there again
 #pragma once
 
 #include <concepts>
@@ -61,6 +64,8 @@ class Model {
   /// What the head is applied to, [..., C], and its weight [V, C]. Throw where has_head() is false.
   virtual Variable features(const at::Tensor& inputs) const = 0;
   virtual const Variable& head_weight() const = 0;
+  /// Whether a forward under a KeyValueCache::Use takes new tokens alone.
+  virtual bool caches_keys() const = 0;
   virtual void visit(Visit& v) = 0;
   /// Training FLOPs of a token or sample by a formula of the field.
   virtual double flops_per_unit() const = 0;
@@ -122,6 +127,13 @@ class ModelOf final : public Model {
       return module_.head_weight();
     } else {
       fail(Exit::internal, "this model has no head");
+    }
+  }
+  bool caches_keys() const override {
+    if constexpr (requires { Module::caches_keys; }) {
+      return Module::caches_keys;
+    } else {
+      return false;
     }
   }
   void visit(Visit& v) override { module_.visit(v); }

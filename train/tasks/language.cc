@@ -67,12 +67,10 @@ class Language final : public Task {
                      const std::function<bool()>& stop) const override {
     const auto& tokenizer = data.facts().tokenizer;
     if (!tokenizer) return "";
-    std::vector<int64_t> ids;
-    generate(model, batch_sizes(config).block_size, {0}, 200, {}, compute, device, [&](int64_t id) {
-      ids.push_back(id);
-      return !stop();
-    });
-    return tokenizer->decode(ids);
+    const Writing writing{
+        .context = batch_sizes(config).block_size, .tokens = 200, .compute = compute, .device = device};
+    const auto texts = generate(model, {{0}}, writing, [&](const WrittenToken&) { return !stop(); });
+    return tokenizer->decode(texts[0]);
   }
 };
 

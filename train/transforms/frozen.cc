@@ -8,12 +8,21 @@
 
 namespace lathe {
 
+Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const Keep& keep, at::Device device) {
+  const Variable& shape = found.parameter;
+  const bool quantise = keep.dtype == "int8" || keep.dtype == "nf4";
+  if (quantise && found.block >= 0 && is_linear_weight(found.role)) {
+    const auto format = keep.dtype == "int8" ? QuantisedTensor::Format::int8 : QuantisedTensor::Format::nf4;
+    shape.leaf().precision.quantised = std::make_shared<const QuantisedTensor>(t, format, keep.double_quant, device);
+    return shape;
+  }
+  const at::ScalarType matrices = quantise ? keep.rest : dtype_from_config(keep.dtype);
+  return Variable(t.to(device, shape.dim() >= 2 ? matrices : at::kFloat, /*non_blocking=*/false, /*copy=*/true));
+}
+
 std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& config, const ModelSizes& sizes,
                                    const Keep& keep, at::Device device) {
   const MemoryScope memory(Memory::parameters);
-  const bool quantise = keep.dtype == "int8" || keep.dtype == "nf4";
-  const auto format = keep.dtype == "int8" ? QuantisedTensor::Format::int8 : QuantisedTensor::Format::nf4;
-  const at::ScalarType matrices = quantise ? keep.rest : dtype_from_config(keep.dtype);
   const fs::path path = checkpoint / "model.safetensors";
   const SafetensorsFile file(path);
   size_t used = 0;
@@ -23,18 +32,9 @@ std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& 
     model = find_model_kind(config.model.kind)->make(config.model.own, sizes);
   }
   replace_parameters(*model, [&](const NamedParameter& found) {
-    const Variable& shape = found.parameter;
     const TensorEntry& entry = file.at(found.path);
     ++used;
-    const at::Tensor t = entry_tensor(entry, shape.sizes(), path);
-    Variable loaded;
-    if (quantise && found.block >= 0 && is_linear_weight(found.role)) {
-      shape.leaf().precision.quantised = std::make_shared<const QuantisedTensor>(t, format, keep.double_quant, device);
-      loaded = shape;
-    } else {
-      const auto dtype = shape.dim() >= 2 ? matrices : at::kFloat;
-      loaded = Variable(t.to(device, dtype, /*non_blocking=*/false, /*copy=*/true));
-    }
+    const Variable loaded = keep_frozen(found, entry_tensor(entry, found.parameter.sizes(), path), keep, device);
     file.release(entry);
     return loaded;
   });

@@ -17,6 +17,10 @@ struct Keep {
   at::ScalarType rest = at::kBFloat16;
 };
 
+/// `t`, whose parameter is `found`, kept as frozen: a constant on the device, or the parameter's shape with its values
+/// quantised.
+Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const Keep& keep, at::Device device);
+
 /// A model of the config's kind with a checkpoint's parameters, frozen, read and converted one at a time, so that they
 /// never are in float32 all at once.
 std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& config, const ModelSizes& sizes,

@@ -71,15 +71,17 @@ static Exit run_bench(const Arguments& arguments) {
       fail(Exit::usage,
            "usage: lathe bench step CONFIG [--skip 2] [--section.key=value ...] | lathe bench ops [--dtype bf16] "
            "[--threads N] [--batch 4] [--context 256] [--width 768] [--vocab 50304] [--only NAME] | lathe bench peak "
-           "[--dtype bf16] [--threads N] | lathe bench accumulation [--powers 7]");
+           "[--dtype bf16] [--threads N] | lathe bench accumulation [--powers 7] | lathe bench generate CONFIG|RUN "
+           "[--load-dtype fp32] [--batch 1] [--context 512] [--tokens 64] [--threads N]");
   };
   static const std::map<std::string, std::set<std::string>> known{
       {"step", {"skip"}},
       {"ops", {"dtype", "threads", "batch", "context", "width", "vocab", "only"}},
       {"peak", {"dtype", "threads"}},
-      {"accumulation", {"powers"}}};
+      {"accumulation", {"powers"}},
+      {"generate", {"load-dtype", "double-quant", "batch", "context", "tokens", "threads"}}};
   if (const auto found = known.find(what); found != known.end()) {
-    const bool step = what == "step";
+    const bool step = what == "step" || what == "generate";
     check_flags(arguments, found->second, step, step ? "; sizes, dtype and threads are config keys" : "");
   }
   if (what == "peak" || what == "ops") {
@@ -115,9 +117,13 @@ static Exit run_bench(const Arguments& arguments) {
     std::cout << accumulation_table(accumulation_errors(powers)) << std::flush;
     return Exit::done;
   }
+  if (what == "generate") {
+    expect_words(2);
+    return bench_generate(arguments);
+  }
   if (what != "step")
     fail(Exit::usage, "lathe bench ", what,
-         ": there are `bench step`, `bench ops`, `bench peak` and `bench accumulation`");
+         ": there are `bench step`, `bench generate`, `bench ops`, `bench peak` and `bench accumulation`");
   expect_words(2);
   const auto skip = static_cast<int64_t>(arguments.number("skip", 2, at_least(0), true));
   const BenchResult r = bench_steps(load_config_argument(arguments, 1), skip);
@@ -149,15 +155,18 @@ std::string kernels_text() {
 Verb bench_verb() {
   return {
       "bench",
-      "step CONFIG [--section.key=value ...] | ops | peak | accumulation",
-      "time training steps, or each op beside ATen's, or measure the matmul ceiling (the last line is JSON), or the "
-      "error of long sums",
+      "step CONFIG [--section.key=value ...] | generate CONFIG|RUN | ops | peak | accumulation",
+      "time training steps, or the writing of text, or each op beside ATen's, or measure the matmul ceiling (the last "
+      "line is JSON), or the error of long sums",
       "bench step configs/quickstart.toml --train.steps=50",
       {{"skip", "step: first steps left out of the times (2)"},
        {"dtype", "ops, peak: fp32 (default) or bf16"},
-       {"threads", "ops, peak: CPU threads"},
-       {"batch", "ops: sequences (4)"},
-       {"context", "ops: tokens in a sequence (256)"},
+       {"threads", "ops, peak, generate: CPU threads"},
+       {"batch", "ops: sequences (4); generate: texts at once (1)"},
+       {"context", "ops: tokens in a sequence (256); generate: of the prompt (512, or half the model's context)"},
+       {"tokens", "generate: to write (64)"},
+       {"load-dtype", "generate: how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32)"},
+       {"double-quant", "generate: true: nf4's scales in 8 bits too (false)"},
        {"width", "ops: channels, a multiple of 64 (768)"},
        {"vocab", "ops: tokens that the head knows (50304)"},
        {"only", "ops: those whose name has this in it"},

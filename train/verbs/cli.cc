@@ -144,10 +144,14 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
   options.allow_unrecognised_options();
   auto add = options.add_options();
   for (const auto& name : known) add(name, "", cxxopts::value<std::string>());
-  Arguments arguments{.verb = verb.name, .flags = {}, .words = {}};
+  Arguments arguments{.verb = verb.name, .flags = {}, .lists = {}, .words = {}};
   try {
     const auto result = options.parse(static_cast<int>(pointers.size()), pointers.data());
+    for (const auto& given : result.arguments()) {
+      if (verb.repeatable.contains(given.key())) arguments.lists[given.key()].push_back(given.value());
+    }
     for (const auto& name : known) {
+      if (verb.repeatable.contains(name)) continue;
       if (result.count(name) > 1) {
         fail(Exit::usage, "command line: --", name, " stands ", result.count(name), " times; give it once");
       }

@@ -1,10 +1,45 @@
 #include <algorithm>
 #include <iostream>
+#include <sstream>
 
+#include "core/io/file.h"
+#include "core/io/json.h"
 #include "train/tasks/generate.h"
 #include "train/verbs/verbs.h"
 
 namespace lathe {
+
+Flags and_sampling(Flags flags) {
+  flags.insert(flags.end(), {{"temperature", "0 takes the likeliest (0.8)"},
+                             {"top-k", "only the k likeliest; 0: all (0)"},
+                             {"top-p", "only the likeliest of this probability together (1)"},
+                             {"min-p", "only those at least this times as likely as the likeliest (0)"},
+                             {"repetition-penalty", "above 1: what is in the text already gets less likely (1)"},
+                             {"seed", "of the draw (1)"}});
+  return flags;
+}
+
+Sampling sampling_argument(const Arguments& arguments) {
+  return {.temperature = arguments.number("temperature", 0.8, at_least(0), false),
+          .top_k = static_cast<int64_t>(arguments.number("top-k", 0, at_least(0), true)),
+          .top_p = arguments.number("top-p", 1, {.min = 0, .max = 1, .open_min = true}, false),
+          .min_p = arguments.number("min-p", 0, between(0, 1), false),
+          .repetition_penalty = arguments.number("repetition-penalty", 1, between(0.01, 100), false),
+          .seed = static_cast<uint64_t>(arguments.number("seed", 1, at_least(0), true))};
+}
+
+const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m) {
+  if (batch_sizes(m.config).vocab_size == 0) {
+    fail(Exit::usage, arguments.words[0], " does not model text: it is a ", m.config.model.kind, " for ", m.state.task,
+         "; `lathe eval` tells how well it does");
+  }
+  if (!m.state.tokenizer) {
+    fail(Exit::data, arguments.words[0],
+         " was trained on data without a manifest.json, so there is no tokenizer to read or write text with");
+  }
+  return *m.state.tokenizer;
+}
+
 namespace {
 
 /// A line break where the vocabulary has one, else its first character.
@@ -15,50 +50,99 @@ std::string default_prompt(const Tokenizer& tokenizer) {
   return has_break ? "\n" : characters.front();
 }
 
+/// The lines of a file that are not empty.
+std::vector<std::string> prompts_of(const fs::path& file) {
+  std::istringstream text(read_file(file, Exit::data));
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(text, line);) {
+    if (line.ends_with('\r')) line.pop_back();
+    if (!line.empty()) lines.push_back(line);
+  }
+  if (lines.empty()) fail(Exit::data, file.string(), " has no prompts: one a line, and lines that are empty count not");
+  return lines;
+}
+
+/// A token as a line of JSON; bytes that are no UTF-8 by themselves are shown as U+FFFD.
+std::string token_line(int64_t prompt, int64_t sample, const WrittenToken& token, const std::string& text) {
+  return Json{{"prompt", prompt},
+              {"sample", sample},
+              {"id", token.id},
+              {"text", text},
+              {"logprob", json_number(token.log_probability)}}
+      .dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 Exit run_generate(const Arguments& arguments) {
-  Sampling s{.temperature = arguments.number("temperature", 0.8, at_least(0), false),
-             .top_k = static_cast<int64_t>(arguments.number("top-k", 0, at_least(0), true)),
-             .top_p = arguments.number("top-p", 1, {.min = 0, .max = 1, .open_min = true}, false),
-             .seed = static_cast<uint64_t>(arguments.number("seed", 1, at_least(0), true))};
-  const auto n = static_cast<int64_t>(arguments.number("tokens", 300, between(1, 1e9), true));
+  Writing w{.sampling = sampling_argument(arguments)};
+  w.tokens = static_cast<int64_t>(arguments.number("tokens", 300, between(1, 1e9), true));
+  w.log_probabilities = arguments.is_true("logprobs");
+  w.cache = !arguments.flags.contains("cache") || arguments.is_true("cache");
+  const auto samples = static_cast<int64_t>(arguments.number("samples", 1, between(1, 10000), true));
+  const bool from_file = arguments.flags.contains("prompt-file");
+  if (from_file && arguments.flags.contains("prompt"))
+    fail(Exit::usage, "command line: --prompt and --prompt-file are two ways to say it; give one");
+  const auto found = arguments.lists.find("stop");
+  const auto stops = found == arguments.lists.end() ? std::vector<std::string>{} : found->second;
+  if (std::find(stops.begin(), stops.end(), "") != stops.end())
+    fail(Exit::usage, "command line: --stop is empty; give the text to stop at");
+  std::vector<std::string> prompts;
+  if (from_file) prompts = prompts_of(arguments.get("prompt-file", ""));
   const LoadedModel m = load_model_argument(arguments);
-  if (batch_sizes(m.config).vocab_size == 0) {
-    fail(Exit::usage, arguments.words[0], " does not model text: it is a ", m.config.model.kind, " for ", m.state.task,
-         "; `lathe eval` tells how well it does");
+  const Tokenizer& tokenizer = text_tokenizer(arguments, m);
+  w.context = batch_sizes(m.config).block_size, w.compute = m.compute, w.device = m.device;
+  if (!from_file) prompts = {arguments.get("prompt", default_prompt(tokenizer))};
+  std::vector<std::vector<int64_t>> ids;
+  for (const std::string& prompt : prompts) {
+    const auto own = tokenizer.encode(prompt, Exit::usage);
+    if (own.empty()) fail(Exit::usage, "command line: --prompt is empty; give at least one character");
+    ids.insert(ids.end(), static_cast<size_t>(samples), own);
   }
-  if (!m.state.tokenizer) {
-    fail(Exit::data, arguments.words[0],
-         " was trained on data without a manifest.json, so there is no tokenizer to read or write text with");
+  // One text is shown as it is written; of several each when all are, unless they are lines of JSON.
+  const bool streams = ids.size() == 1 && !w.log_probabilities;
+  std::vector<StopText> ends(ids.size(), StopText(stops));
+  std::vector<std::string> written(ids.size());
+  if (streams) std::cout << prompts[0] << std::flush;
+  generate(*m.model, ids, w, [&](const WrittenToken& token) {
+    const auto i = static_cast<size_t>(token.text);
+    const std::string piece = tokenizer.decode({token.id}), shown = ends[i].feed(piece);
+    if (w.log_probabilities)
+      std::cout << token_line(token.text / samples, token.text % samples, token, piece) << std::endl;
+    else if (streams)
+      std::cout << shown << std::flush;
+    else
+      written[i] += shown;
+    return !ends[i].stopped() && std::cout;
+  });
+  if (w.log_probabilities) return Exit::done;
+  if (streams) {
+    std::cout << ends[0].rest() << std::endl;
+    return Exit::done;
   }
-  const std::string prompt = arguments.get("prompt", default_prompt(*m.state.tokenizer));
-  const auto ids = m.state.tokenizer->encode(prompt, Exit::usage);
-  if (ids.empty()) fail(Exit::usage, "command line: --prompt is empty; give at least one character");
-  std::cout << prompt << std::flush;
-  generate(*m.model, batch_sizes(m.config).block_size, ids, n, s, m.compute, m.device,
-           [&](int64_t id) { return bool(std::cout << m.state.tokenizer->decode({id}) << std::flush); });
-  std::cout << std::endl;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (i > 0) std::cout << "----\n";
+    std::cout << prompts[i / static_cast<size_t>(samples)] << written[i] << ends[i].rest() << std::endl;
+  }
   return Exit::done;
 }
 
 }  // namespace
 
 Verb generate_verb() {
-  return {
-      "generate",
-      "RUN|CHECKPOINT",
-      "write text",
-      "generate runs/quickstart --prompt \"int \" --tokens 200",
-      and_loading({{"prompt", "text to continue (a line break; where there is none, the vocabulary's first character)"},
-                   {"tokens", "how many to write (300)"},
-                   {"temperature", "0 takes the likeliest (0.8)"},
-                   {"top-k", "only the k likeliest; 0: all (0)"},
-                   {"top-p", "only the likeliest of this probability together (1)"},
-                   {"seed", "of the draw (1)"}}),
-      false,
-      1,
-      1,
-      run_generate,
-      {"double-quant"}};
+  return {.name = "generate",
+          .usage = "RUN|CHECKPOINT",
+          .doc = "write text",
+          .example = "generate runs/quickstart --prompt \"int \" --tokens 200",
+          .flags = and_loading(and_sampling(
+              {{"prompt", "text to continue (a line break; where there is none, the vocabulary's first character)"},
+               {"prompt-file", "prompts, one a line, that are continued together"},
+               {"samples", "texts for each prompt (1)"},
+               {"tokens", "how many to write at most (300)"},
+               {"stop", "text to stop before; may be given several times"},
+               {"logprobs", "a line of JSON for each token, with its log probability (false)"},
+               {"cache", "false: compute the window again for each token (true)"}})),
+          .run = run_generate,
+          .switches = {"double-quant", "logprobs", "cache"},
+          .repeatable = {"stop"}};
 }
 
 }  // namespace lathe

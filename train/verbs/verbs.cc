@@ -12,6 +12,7 @@ Verb profile_verb();
 Verb tokenizer_verb();
 Verb eval_verb();
 Verb generate_verb();
+Verb chat_verb();
 Verb gradients_verb();
 Verb replay_verb();
 Verb merge_verb();
@@ -30,11 +31,11 @@ Verb config_verb();
 namespace {
 
 std::vector<Verb>& table() {
-  static std::vector<Verb> all{train_verb(),    plan_verb(),      prepare_verb(), tokenizer_verb(), eval_verb(),
-                               generate_verb(), gradients_verb(), replay_verb(),  merge_verb(),     import_verb(),
-                               export_verb(),   inspect_verb(),   verify_verb(),  runs_verb(),      compare_verb(),
-                               report_verb(),   watch_verb(),     sweep_verb(),   bench_verb(),     profile_verb(),
-                               config_verb()};
+  static std::vector<Verb> all{train_verb(),    plan_verb(),   prepare_verb(),   tokenizer_verb(), eval_verb(),
+                               generate_verb(), chat_verb(),   gradients_verb(), replay_verb(),    merge_verb(),
+                               import_verb(),   export_verb(), inspect_verb(),   verify_verb(),    runs_verb(),
+                               compare_verb(),  report_verb(), watch_verb(),     sweep_verb(),     bench_verb(),
+                               profile_verb(),  config_verb()};
   return all;
 }
 

@@ -13,13 +13,16 @@
 #include "core/error.h"
 #include "train/config/run_config.h"
 #include "train/run/load.h"
+#include "train/tasks/generate.h"
 
 namespace lathe {
 
-/// What stands behind a verb: flags by name, at most once each, and the words that stand alone.
+/// What stands behind a verb: flags by name, at most once each unless the verb says otherwise, and the words that stand
+/// alone.
 struct Arguments {
   std::string verb;
   std::map<std::string, std::string> flags;
+  std::map<std::string, std::vector<std::string>> lists{};  ///< of the verb's repeatable flags, in order
   std::vector<std::string> words;
 
   /// A flag's text, or `otherwise` where it is not given.
@@ -46,6 +49,7 @@ struct Verb {
   std::function<Exit(const Arguments&)> run;
   std::set<std::string>
       switches{};  ///< of the flags, those that are true where neither true, false nor a number follows
+  std::set<std::string> repeatable{};  ///< flags that may stand several times, and are in Arguments::lists
 };
 
 /// All of them, in the order that help shows.
@@ -65,5 +69,10 @@ fs::path run_argument(const Arguments& arguments);
 LoadedModel load_model_argument(const Arguments& arguments);
 /// A verb's own flags and those that load_model_argument reads.
 Flags and_loading(Flags flags);
+/// The flags of verbs that write text, and what they say of a model that was loaded.
+Flags and_sampling(Flags flags);
+Sampling sampling_argument(const Arguments& arguments);
+/// Its tokenizer; Exit::usage or Exit::data where there is none or the model does not model text.
+const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m);
 
 }  // namespace lathe

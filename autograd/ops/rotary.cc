@@ -1,0 +1,58 @@
+// Rotary positions, one op.
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+
+#include "autograd/ops/formula.h"
+#include "autograd/ops/kernel.h"
+#include "core/dtype.h"
+#include "core/kernels/rotary.h"
+
+namespace lathe {
+namespace {
+
+struct Rotate {
+  static constexpr OpInfo info{.name = "rotate", .each = {3, 3}};
+  at::Tensor turns;
+  bool back;
+
+  // (a cos - b sin, b cos + a sin) of the pairs (a, b) of each head
+  at::Tensor forward(const at::Tensor& given) const {
+    const int64_t width = turns.size(-1), half = width / 2, heads = given.size(-1) / width;
+    const at::Tensor x = given.contiguous();
+    if (kernel_ready(x)) {
+      at::Tensor y = at::empty_like(x);
+      rotate_heads(x.const_data_ptr(), y.mutable_data_ptr(), element_of(x.scalar_type()), x.numel() / x.size(-1), heads,
+                   width, turns.const_data_ptr<float>(), turns.numel() / width, back);
+      bump_version(y);
+      return y;
+    }
+    const at::Tensor pairs = x.to(turns.scalar_type()).view({x.size(0), x.size(1), heads, 2, half});
+    const at::Tensor a = pairs.select(3, 0), b = pairs.select(3, 1), around = turns.unsqueeze(-2);
+    const at::Tensor cos = around.slice(-1, 0, half), sin = around.slice(-1, half);
+    const at::Tensor s = back ? sin.neg() : sin;
+    return at::cat({a * cos - b * s, b * cos + a * s}, -1).view(x.sizes()).to(x.scalar_type());
+  }
+  // dx: dy turned by the opposite angles
+  at::Tensor turned_back(const at::Tensor& dy) const { return Rotate{turns, !back}.forward(dy); }
+  Variable turned_back(const Variable& dy) const { return apply(Rotate{turns, !back}, dy); }
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {turned_back(dy)};
+  }
+};
+
+}  // namespace
+
+Variable rotate(const Variable& x, const at::Tensor& turns) {
+  const auto sentence = [&](const char* what) {
+    return str("rotate(", describe(x.data()), ", ", describe(turns), "): ", what);
+  };
+  LATHE_CHECK(turns.dim() >= 2 && turns.dim() <= 3 && x.dim() == 3 && turns.size(-1) > 0 && turns.size(-1) % 2 == 0 &&
+                  x.size(2) % turns.size(-1) == 0 && turns.size(-2) == x.size(1) &&
+                  (turns.dim() == 2 || turns.size(0) == x.size(0)),
+              sentence("needs x [B, T, H D] and turns [T, D] or [B, T, D], D even"));
+  const at::ScalarType wide = x.dtype() == at::kDouble ? at::kDouble : at::kFloat;
+  return apply(Rotate{turns.to(wide).contiguous(), false}, x);
+}
+
+}  // namespace lathe

@@ -1,0 +1,113 @@
+// Products of a few rows with a matrix that is read once, where it lies; included as simd-inl.h is. Sums are in the
+// order of the small products of gemm.h: along k, one product after the other.
+#if defined(LATHE_CORE_KERNELS_GEMV_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LATHE_CORE_KERNELS_GEMV_INL_H
+#undef LATHE_CORE_KERNELS_GEMV_INL_H
+#else
+#define LATHE_CORE_KERNELS_GEMV_INL_H
+#endif
+
+#include "core/kernels/pack.h"
+#include "core/kernels/simd-inl.h"
+#include "core/kernels/transpose-inl.h"
+#include "hwy/cache_control.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lathe::HWY_NAMESPACE {
+
+#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+/// The next columns of a panel: columns of 4 bytes of each row, as many as there are float32 in 16 bytes of T, handed
+/// to f(column, values of each row) in order.
+template <class F>
+HWY_INLINE void panel_columns(const float* w, int64_t stride, F&& f) {
+  const auto c = load_columns(reinterpret_cast<const char*>(w), stride * 4);
+  f(0, hn::BitCast(D(), c.v0)), f(1, hn::BitCast(D(), c.v1)), f(2, hn::BitCast(D(), c.v2)),
+      f(3, hn::BitCast(D(), c.v3));
+}
+template <class F>
+HWY_INLINE void panel_columns(const c10::BFloat16* w, int64_t stride, F&& f) {
+  const auto c = load_columns(reinterpret_cast<const char*>(w), stride * 2);
+  const auto pair = [&](int64_t i, hn::Vec<DU> both) HWY_ATTR {  // little-endian: the first is the lower half
+    f(i, hn::BitCast(D(), hn::ShiftLeft<16>(both)));
+    f(i + 1, hn::BitCast(D(), hn::And(both, hn::Set(DU(), 0xffff0000u))));
+  };
+  pair(0, c.v0), pair(2, c.v1), pair(4, c.v2), pair(6, c.v3);
+}
+
+/// out[m][r] = sum over k of x[m][k] w[r][k] for panels * lanes() rows of w, `stride` elements apart, and M rows of x.
+/// Every `step` columns begin a sum of their own, which is then added. While a panel is read, the one `ahead` rows
+/// further on is asked for (0: none).
+template <class T, int M, int panels>
+HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t step, const float* x, int64_t x_stride,
+                                float* out, int64_t out_stride, int64_t ahead) {
+  constexpr int64_t at_once = 16 / sizeof(T), line = 64 / sizeof(T);
+  const int64_t rows = lanes();
+  for (int64_t begin = 0; begin < k; begin += step) {
+    const int64_t end = begin + step < k ? begin + step : k;
+    V sum[M * panels];
+    for (V& s : sum) s = set(0);
+    const auto add = [&](int p, int64_t i, V column) HWY_ATTR {
+      for (int m = 0; m < M; ++m)
+        sum[m * panels + p] = hn::MulAdd(set(x[m * x_stride + i]), column, sum[m * panels + p]);
+    };
+    int64_t i = begin;
+    for (; i + at_once <= end; i += at_once) {
+      if (ahead > 0 && i % line == 0) {
+        for (int64_t r = 0; r < panels * rows; ++r) hwy::Prefetch(w + (r + ahead) * stride + i);
+      }
+      for (int p = 0; p < panels; ++p)
+        panel_columns(w + p * rows * stride + i, stride, [&](int64_t c, V column) HWY_ATTR { add(p, i + c, column); });
+    }
+    for (; i < end; ++i) {
+      for (int p = 0; p < panels; ++p) {
+        float column[HWY_MAX_BYTES / sizeof(float)];
+        for (int64_t r = 0; r < rows; ++r) column[r] = static_cast<float>(w[(p * rows + r) * stride + i]);
+        add(p, i, load(column));
+      }
+    }
+    for (int m = 0; m < M; ++m) {
+      for (int p = 0; p < panels; ++p) {
+        float* to = out + m * out_stride + p * rows;
+        store(begin == 0 ? sum[m * panels + p] : hn::Add(sum[m * panels + p], load(to)), to);
+      }
+    }
+  }
+}
+
+/// The same for any number of rows of w, of which the last panel's are copied to `space` [lanes()][k] where there are
+/// fewer: out is written in whole panels. `beyond`: rows of w that lie behind these.
+template <class T, int M>
+void few_rows_of(const T* w, int64_t stride, int64_t rows, int64_t k, int64_t step, const float* x, int64_t x_stride,
+                 float* out, int64_t out_stride, T* space, int64_t beyond) {
+  const int64_t panel = lanes();
+  int64_t r = 0;
+  const auto ahead = [&](int64_t n) { return r + 2 * n <= rows + beyond ? n : 0; };
+  for (; r + 2 * panel <= rows; r += 2 * panel)
+    few_rows_panels<T, M, 2>(w + r * stride, stride, k, step, x, x_stride, out + r, out_stride, ahead(2 * panel));
+  for (; r + panel <= rows; r += panel)
+    few_rows_panels<T, M, 1>(w + r * stride, stride, k, step, x, x_stride, out + r, out_stride, 0);
+  if (r == rows) return;
+  for (int64_t i = 0; i < panel; ++i) {
+    T* to = space + i * k;
+    if (r + i < rows)
+      std::memcpy(to, w + (r + i) * stride, static_cast<size_t>(k) * sizeof(T));
+    else
+      std::memset(static_cast<void*>(to), 0, static_cast<size_t>(k) * sizeof(T));
+  }
+  few_rows_panels<T, M, 1>(space, k, k, step, x, x_stride, out + r, out_stride, 0);
+}
+
+/// f(a constant at least m): 1, 2, 4 or 8.
+template <class F>
+HWY_INLINE void with_few(int64_t m, F&& f) {
+  if (m <= 1) return f(std::integral_constant<int, 1>());
+  if (m <= 2) return f(std::integral_constant<int, 2>());
+  if (m <= 4) return f(std::integral_constant<int, 4>());
+  f(std::integral_constant<int, 8>());
+}
+#endif
+
+}  // namespace lathe::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,108 @@
+#include "nn/models/llama.h"
+
+#include <ATen/ops/arange.h>
+
+#include "autograd/recompute.h"
+#include "core/error.h"
+#include "core/mode.h"
+#include "nn/layers/cache.h"
+#include "nn/module_call.h"
+
+namespace lathe {
+namespace {
+
+RotaryScaling scaling_of(const LlamaConfig& c) {
+  using Kind = RotaryScaling::Kind;
+  return {.kind = c.rope_scaling == "linear"   ? Kind::linear
+                  : c.rope_scaling == "llama3" ? Kind::llama3
+                                               : Kind::none,
+          .factor = c.rope_factor,
+          .low = c.rope_low_freq_factor,
+          .high = c.rope_high_freq_factor,
+          .original_context = static_cast<double>(c.rope_original_context)};
+}
+
+}  // namespace
+
+LlamaBlock::LlamaBlock(const LlamaConfig& c)
+    : norm1(c.n_embd, c.norm_eps),
+      attn(c.n_embd, c.n_head, c.kv_heads(), c.head_width(), c.qkv_bias,
+           c.qk_norm ? std::optional(c.norm_eps) : std::nullopt),
+      norm2(c.n_embd, c.norm_eps),
+      mlp(c.n_embd, c.hidden()),
+      attn_drop(c.dropout),
+      mlp_drop(c.dropout) {}
+
+Variable LlamaBlock::operator()(const Variable& x_BTC, const at::Tensor& turns) const {
+  ModuleCall call(*this, {{'C', norm1.weight.size(0)}});
+  call.input(x_BTC, "B T C");
+  // Without dropout the residual is added where a branch's last product is written.
+  const Variable h_BTC =
+      attn_drop.active() ? x_BTC + attn_drop(attn(norm1(x_BTC), turns)) : attn(norm1(x_BTC), turns, x_BTC);
+  return call.result(mlp_drop.active() ? h_BTC + mlp_drop(mlp(norm2(h_BTC))) : mlp(norm2(h_BTC), h_BTC), "B T C");
+}
+
+Llama::Llama(const LlamaConfig& c)
+    : config(c),
+      rotary(c.head_width(), c.rope_theta, scaling_of(c)),
+      tokens(c.vocab_size, c.n_embd, c.tie_weights ? Role::tied_embedding : Role::embedding),
+      drop(c.dropout),
+      norm(c.n_embd, c.norm_eps) {
+  for (int64_t i = 0; i < c.n_layer; ++i) blocks.emplace_back(c);
+  if (!c.tie_weights) head = Linear(c.n_embd, c.vocab_size, /*with_bias=*/false, Role::head);
+  place(*this);
+}
+
+Variable Llama::features(const at::Tensor& ids_BT) const {
+  ModuleCall call(*this, {{'C', config.n_embd}});
+  call.input("ids", ids_BT, "B T");
+  const int64_t t = ids_BT.size(1);
+  LATHE_CHECK(t <= config.block_size, "Llama: ", t, " tokens are longer than the context of ", config.block_size);
+  const at::Tensor places = mode().cache != nullptr ? mode().cache->places(t, at::kCPU) : at::arange(t, at::kLong);
+  const at::ScalarType wide = tokens.weight.dtype() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor turns = rotary.turns(places).to(ids_BT.device(), wide);
+  const Variable x_BTC = run_blocks(blocks.size(), drop(tokens(ids_BT)),
+                                    [this, turns](size_t i, const Variable& x) { return blocks[i](x, turns); });
+  return call.result(norm(x_BTC), "B T C");
+}
+
+Variable Llama::operator()(const at::Tensor& ids_BT) const { return linear(features(ids_BT), head_weight()); }
+
+double Llama::flops_per_unit() const {
+  return matmul_flops(parameters(*this)) + 12.0 * static_cast<double>(config.n_layer) *
+                                               static_cast<double>(config.n_head * config.head_width()) *
+                                               static_cast<double>(config.block_size);
+}
+
+std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
+  if (c.head_dim == 0 && c.n_embd % c.n_head != 0) {
+    return ConfigFault{{"n_embd", "n_head"},
+                       str("model.n_embd = ", c.n_embd, " is not divisible by model.n_head = ", c.n_head,
+                           "; change one of them, or set model.head_dim")};
+  }
+  if (c.head_width() % 2 != 0) {
+    return ConfigFault{{"n_embd", "n_head", "head_dim"},
+                       str("a head has ", c.head_width(),
+                           " channels (model.head_dim, or model.n_embd / model.n_head), "
+                           "but rotary positions turn pairs of them; it must be even")};
+  }
+  if (c.n_head % c.kv_heads() != 0) {
+    return ConfigFault{{"n_head", "n_kv_head"},
+                       str("model.n_head = ", c.n_head, " is not divisible by model.n_kv_head = ", c.n_kv_head,
+                           "; change one of them")};
+  }
+  if (c.rope_scaling == "llama3" && c.rope_low_freq_factor >= c.rope_high_freq_factor) {
+    return ConfigFault{{"rope_low_freq_factor", "rope_high_freq_factor"},
+                       str("model.rope_low_freq_factor = ", c.rope_low_freq_factor,
+                           " must be below model.rope_high_freq_factor = ", c.rope_high_freq_factor)};
+  }
+  if (c.rope_scaling == "none" && c.rope_factor != 1) {
+    return ConfigFault{{"rope_factor", "rope_scaling"},
+                       str("model.rope_factor = ", c.rope_factor,
+                           " has no effect with model.rope_scaling = \"none\"; set that to linear or llama3, or leave "
+                           "the factor out")};
+  }
+  return std::nullopt;
+}
+
+}  // namespace lathe

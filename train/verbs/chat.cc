@@ -1,0 +1,78 @@
+#include <unistd.h>
+
+#include <iostream>
+
+#include "train/tasks/chat.h"
+#include "train/tasks/generate.h"
+#include "train/verbs/verbs.h"
+
+namespace lathe {
+namespace {
+
+/// What is asked: the whole history, without its oldest questions and answers where that would leave no room for an
+/// answer of `room` tokens in the context.
+std::vector<int64_t> question(const ChatTemplate& chat, std::vector<ChatMessage>& history, int64_t context,
+                              int64_t room) {
+  for (;;) {
+    auto ids = chat.ask(history);
+    const size_t first = history[0].role == "system" ? 1 : 0;
+    if (static_cast<int64_t>(ids.size()) + room <= context || history.size() < first + 3) return ids;
+    history.erase(history.begin() + static_cast<std::ptrdiff_t>(first),
+                  history.begin() + static_cast<std::ptrdiff_t>(first + 2));
+  }
+}
+
+Exit run_chat(const Arguments& arguments) {
+  Writing w{.sampling = sampling_argument(arguments)};
+  w.tokens = static_cast<int64_t>(arguments.number("tokens", 512, between(1, 1e9), true));
+  const LoadedModel m = load_model_argument(arguments);
+  const Tokenizer& tokenizer = text_tokenizer(arguments, m);
+  const ChatTemplate chat(tokenizer, arguments.words[0]);
+  w.context = batch_sizes(m.config).block_size, w.compute = m.compute, w.device = m.device;
+  const std::string system = arguments.get("system", "");
+  std::vector<ChatMessage> history;
+  const auto begin_anew = [&] {
+    history.clear();
+    if (!system.empty()) history.push_back({"system", system});
+  };
+  begin_anew();
+  const bool person = isatty(STDIN_FILENO) == 1;
+  if (person) std::cerr << "/new begins anew; end of file (Ctrl-D) ends\n";
+  for (std::string line; std::cout; ++w.sampling.seed) {
+    if (person) std::cerr << "> " << std::flush;
+    if (!std::getline(std::cin, line)) break;
+    if (line.empty()) continue;
+    if (line == "/new") {
+      begin_anew();
+      continue;
+    }
+    history.push_back({"user", line});
+    const auto ids = question(chat, history, w.context, std::min(w.tokens, w.context / 2));
+    std::string answer;
+    generate(*m.model, {ids}, w, [&](const WrittenToken& token) {
+      if (token.id == chat.end()) return false;
+      const std::string piece = tokenizer.decode({token.id});
+      answer += piece;
+      return bool(std::cout << piece << std::flush);
+    });
+    std::cout << std::endl;
+    history.push_back({"assistant", answer});
+  }
+  return Exit::done;
+}
+
+}  // namespace
+
+Verb chat_verb() {
+  return {.name = "chat",
+          .usage = "RUN|CHECKPOINT",
+          .doc =
+              "talk with a model whose tokenizer has the special tokens of ChatML or Llama 3: a line of standard "
+              "input is a message, and earlier ones are remembered as far as the context goes",
+          .example = "chat runs/assistant --temperature 0.7",
+          .flags = and_loading(and_sampling(
+              {{"system", "what the conversation begins with (nothing)"}, {"tokens", "of an answer at most (512)"}})),
+          .run = run_chat};
+}
+
+}  // namespace lathe
