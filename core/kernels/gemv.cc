@@ -164,10 +164,10 @@ void gemv_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, int64_t step, 
     finish_block(block, task_rows, 0, row, m, count, e);
   };
   // A thread's rows lie together, so that what it asks for ahead is its own.
-  at::parallel_for(0, divide_up(n, task_rows), std::max<int64_t>(1, (1 << 15) / (task_rows * k)),
-                   [&](int64_t begin, int64_t end) {
-                     for (; begin < end; ++begin) run(begin);
-                   });
+  parallel_for(0, divide_up(n, task_rows), std::max<int64_t>(1, (1 << 15) / (task_rows * k)),
+               [&](int64_t begin, int64_t end) {
+                 for (; begin < end; ++begin) run(begin);
+               });
 }
 
 void gemv_few_bits(Matrix a, const FewBits& b, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
@@ -183,15 +183,15 @@ void gemv_few_bits(Matrix a, const FewBits& b, int64_t m, int64_t n, int64_t k, 
     }
   }
   const Scratch scratch(rows * task_rows * 4);
-  at::parallel_for(0, divide_up(n, task_rows), std::max<int64_t>(1, (1 << 15) / (task_rows * k)),
-                   [&](int64_t begin, int64_t end) {
-                     auto* block = reinterpret_cast<float*>(scratch.mine());
-                     for (; begin < end; ++begin) {
-                       const int64_t row = begin * task_rows, count = std::min(task_rows, n - row);
-                       HWY_DYNAMIC_DISPATCH(few_bits_block)(b, row, count, blocks, x, rows, block, task_rows);
-                       finish_block(block, task_rows, 0, row, m, count, e);
-                     }
-                   });
+  parallel_for(0, divide_up(n, task_rows), std::max<int64_t>(1, (1 << 15) / (task_rows * k)),
+               [&](int64_t begin, int64_t end) {
+                 auto* block = reinterpret_cast<float*>(scratch.mine());
+                 for (; begin < end; ++begin) {
+                   const int64_t row = begin * task_rows, count = std::min(task_rows, n - row);
+                   HWY_DYNAMIC_DISPATCH(few_bits_block)(b, row, count, blocks, x, rows, block, task_rows);
+                   finish_block(block, task_rows, 0, row, m, count, e);
+                 }
+               });
 }
 
 }  // namespace lathe

@@ -47,7 +47,7 @@ HWY_EXPORT(rotate_rows);
 void rotate_heads(const void* x, void* y, Element type, int64_t rows, int64_t heads, int64_t width, const float* turns,
                   int64_t turn_rows, bool back) {
   constexpr int64_t grain = 1 << 13;  // elements that are worth a thread
-  at::parallel_for(0, rows, divide_up(grain, heads * width), [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, divide_up(grain, heads * width), [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(rotate_rows)(x, y, type, begin, end, heads, width, turns, turn_rows, back ? -1.0f : 1.0f);
   });
 }

@@ -166,7 +166,7 @@ Verb bench_verb() {
        {"context", "ops: tokens in a sequence (256); generate: of the prompt (512, or half the model's context)"},
        {"tokens", "generate: to write (64)"},
        {"load-dtype", "generate: how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32)"},
-       {"double-quant", "generate: true: nf4's scales in 8 bits too (false)"},
+       {"double-quant", "generate: nf4's scales in 8 bits too (false)"},
        {"width", "ops: channels, a multiple of 64 (768)"},
        {"vocab", "ops: tokens that the head knows (50304)"},
        {"only", "ops: those whose name has this in it"},
@@ -174,7 +174,8 @@ Verb bench_verb() {
       true,
       1,
       2,
-      run_bench};
+      run_bench,
+      {"double-quant"}};
 }
 
 }  // namespace lathe

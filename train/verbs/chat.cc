@@ -72,7 +72,8 @@ Verb chat_verb() {
           .example = "chat runs/assistant --temperature 0.7",
           .flags = and_loading(and_sampling(
               {{"system", "what the conversation begins with (nothing)"}, {"tokens", "of an answer at most (512)"}})),
-          .run = run_chat};
+          .run = run_chat,
+          .switches = {"double-quant"}};
 }
 
 }  // namespace lathe

@@ -164,11 +164,12 @@ Verb runs_verb() {
           "[DIR]",
           "the runs in a folder and below: state, step, losses, speed, age (runs/)",
           "runs runs",
-          {{"json", "true: as a JSON list (false)"}},
+          {{"json", "as a JSON list (false)"}},
           false,
           0,
           1,
-          run_runs};
+          run_runs,
+          {"json"}};
 }
 
 Verb compare_verb() {
@@ -176,11 +177,12 @@ Verb compare_verb() {
           "RUN RUN",
           "what differs between two runs: keys, curves, the first step where their bits part",
           "compare runs/a runs/b",
-          {{"json", "true: as a JSON object (false)"}},
+          {{"json", "as a JSON object (false)"}},
           false,
           2,
           2,
-          run_compare};
+          run_compare,
+          {"json"}};
 }
 
 }  // namespace lathe
