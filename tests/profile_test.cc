@@ -7,6 +7,7 @@
 #include "tests/catch.h"
 #include "tests/process.h"
 #include "train/run/forecast.h"
+#include "train/run/machine.h"
 #include "train/run/stepper.h"
 
 namespace {
@@ -110,6 +111,23 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   CHECK(lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"}).code == 0);
   CHECK(read_file(f / "runs/tiny/metrics.jsonl", Exit::io) == before);
   CHECK_THAT(lathe_in(f, {"profile", "tiny.toml", "--steps=4:2"}).err, ContainsSubstring("--steps must be"));
+}
+
+TEST_CASE("a figure measured beside other work is doubted, one alone is not", "[profile]") {
+  const MachineSample begin{
+      .seconds = 100, .own_cpu = 5, .all_cpu = 1000, .steal = 10, .mhz = 2500, .throttled = 3, .load = 0};
+  MachineSample end{
+      .seconds = 110, .own_cpu = 25, .all_cpu = 1020.2, .steal = 10, .mhz = 2490, .throttled = 3, .load = 2};
+  CHECK(why_doubtful(begin, end, 2, "performance").empty());
+  end.all_cpu = 1025;
+  end.steal = 11;
+  end.mhz = 1800;
+  end.throttled = 4;
+  const auto why = why_doubtful(begin, end, 2, "powersave");
+  REQUIRE(why.size() == 5);
+  CHECK(why[0] == "other processes took 25% of the cores");
+  CHECK(why[1] == "the machine's host took 5% of the cores");
+  CHECK(why[2] == "the clock moved from 2500 to 1800 MHz");
 }
 
 }  // namespace
