@@ -81,6 +81,12 @@ TEST_CASE("a leak is told, a steady step is not one", "[profile]") {
   CHECK_THAT(profile_text(p, {1e9, 1e9}, "tokens", 10), ContainsSubstring("LEAK: tensors grow by 1.0 kB a step"));
   p.memory_after_step = {3000, 3000, 3000, 3000};
   CHECK(profile_text(p, {1e9, 1e9}, "tokens", 10).find("LEAK") == std::string::npos);
+  CHECK_THAT(profile_text(p, {1e9, 1e9}, "tokens", 10), ContainsSubstring("data.workers = 0 is enough"));
+  Profile waits = p;
+  waits.spans.push_back({.phase = Span::Phase::data, .op = "data", .seconds = 1e-3});
+  CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10), ContainsSubstring("more data.workers than 0 would help"));
+  waits.disk_reads = 5;
+  CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10), ContainsSubstring("the disk is what limits"));
   // 1e6 FLOPs at 1e9 a second are all of its millisecond; at a thousandth of the ceiling it is overhead.
   CHECK_THAT(profile_text(p, {1e9, 1e12}, "tokens", 10), ContainsSubstring("limited most by products of matrices"));
   CHECK_THAT(profile_text(p, {1e12, 1e12}, "tokens", 10),
