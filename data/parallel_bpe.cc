@@ -15,6 +15,7 @@ size_t ParallelEncoder::encode_pieces(std::string_view text, size_t begin, size_
   std::vector<size_t> begins{begin};
   const size_t each = std::max(least_bytes, (end - begin + encoders_.size() - 1) / encoders_.size());
   while (begins.size() < encoders_.size() && end - begins.back() > 2 * least_bytes) {
+    if (begins.back() + each >= end) break;
     const size_t guess = bpe_.guess_boundary(text, begins.back() + each);
     if (guess >= end) break;
     begins.push_back(guess);

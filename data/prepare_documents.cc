@@ -194,22 +194,23 @@ constexpr const char* spool_name = "train_all.bin";
 /// Distributes what was written for one split over both, the last tokens for validation.
 void split_tail(const DocumentOptions& o, const fs::path& spool, bool wide, SplitWriter& train, SplitWriter& val,
                 int64_t head) {
-  InputStream in(spool.string());
-  std::string bytes;
-  std::vector<int32_t> ids;
+  const MappedFile file(spool, Exit::io);
   const size_t width = wide ? 4 : 2;
-  for (int64_t done = 0; in.read(bytes, size_t{1} << 20);) {
+  std::vector<int32_t> ids;
+  for (size_t at = 0; at < file.bytes().size();) {
+    const auto bytes = file.bytes().subspan(at, std::min(size_t{4} << 20, file.bytes().size() - at));
     ids.resize(bytes.size() / width);
     for (size_t i = 0; i < ids.size(); ++i) {
       uint32_t id = 0;
       std::memcpy(&id, bytes.data() + i * width, width);
       ids[i] = static_cast<int32_t>(id);
     }
-    bytes.erase(0, ids.size() * width);
+    const auto done = static_cast<int64_t>(at / width);
     const auto here = static_cast<size_t>(std::clamp<int64_t>(head - done, 0, std::ssize(ids)));
     train.write(std::span(ids).first(here));
     val.write(std::span(ids).subspan(here));
-    done += std::ssize(ids);
+    file.release(bytes);
+    at += bytes.size();
     if (o.stop && o.stop()) fail(Exit::stopped, "stopped; run the same command again to begin anew");
   }
 }

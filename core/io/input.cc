@@ -25,6 +25,7 @@ struct InputStream::State {
   z_stream gzip{};
   ZSTD_DStream* zstd = nullptr;
   bool within = false;  // a member or frame that has begun and not ended
+  bool full = false;    // the last output took all its room, so that more may be waiting in the decoder
 
   explicit State(const std::string& name) : path(name) {}
   ~State() {
@@ -75,11 +76,12 @@ struct InputStream::State {
   /// Unpacks into `to`; how many bytes came.
   size_t unpack(char* to, size_t most) {
     for (;;) {
-      if (left() == 0 && !fill()) {
+      const bool more = left() > 0 || fill();
+      if (!more && !full) {
         if (within) damaged("it ends within its compressed data");
         return 0;
       }
-      within = true;
+      if (more) within = true;
       size_t made = 0;
       if (form == Form::gzip) {
         gzip.next_in = reinterpret_cast<Bytef*>(packed.data() + at);
@@ -104,6 +106,7 @@ struct InputStream::State {
         made = out.pos;
         if (code == 0) within = false;
       }
+      full = made == most;
       if (made > 0) return made;
     }
   }
