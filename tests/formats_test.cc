@@ -314,7 +314,7 @@ TEST_CASE("a run starts from another's weights, and goes on without them", "[for
 }
 
 /// For tests/hf/oracle.py, which compares with transformers: LATHE_HF names a file with a JSON object on each line,
-/// {"run", "ids": [[...]], "greedy": how many tokens to add to the first row, "out"}; logits go to "out" as
+/// {"run", "ids": [[...]], "greedy": how many tokens to add to the first row, "cache", "out"}; logits go to "out" as
 /// safetensors.
 TEST_CASE("logits and greedy tokens for another program", "[.hf]") {
   const char* list = std::getenv("LATHE_HF");
@@ -335,9 +335,13 @@ TEST_CASE("logits and greedy tokens for another program", "[.hf]") {
       const Autocast autocast(m.compute);
       logits = (*m.model)(ids).data().to(at::kFloat).contiguous();
     }
-    const auto added = generate(*m.model, batch_sizes(m.config).block_size, rows[0], job.at("greedy").get<int64_t>(),
-                                {.temperature = 0}, m.compute, m.device);
-    const at::Tensor greedy = torch::tensor(added);
+    const Writing writing{.context = batch_sizes(m.config).block_size,
+                          .tokens = job.at("greedy").get<int64_t>(),
+                          .sampling = {.temperature = 0},
+                          .compute = m.compute,
+                          .device = m.device,
+                          .cache = job.at("cache").get<bool>()};
+    const at::Tensor greedy = torch::tensor(generate(*m.model, {rows[0]}, writing).at(0));
     write_safetensors(job.at("out").get<std::string>(), {make_entry("logits", logits), make_entry("greedy", greedy)});
   }
 }

@@ -51,10 +51,13 @@ class Bench:
         from safetensors.torch import load_file
 
         out, jobs = self.path("logits.safetensors"), self.path("jobs.jsonl")
-        jobs.write_text(json.dumps({"run": str(run), "ids": ids.tolist(), "greedy": greedy, "out": str(out)}) + "\n")
+        outs = [str(out) + ".cache", str(out) + ".window"]  # with and without a cache of keys and values
+        jobs.write_text("".join(json.dumps({"run": str(run), "ids": ids.tolist(), "greedy": greedy, "cache": i == 0, "out": o}) + "\n"
+                                for i, o in enumerate(outs)))
         done = subprocess.run([self.tests, "[.hf]"], env={**os.environ, "LATHE_HF": str(jobs)}, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        made = load_file(out)
+        made, again = load_file(outs[0]), load_file(outs[1])
+        assert made["greedy"].tolist() == again["greedy"].tolist(), "greedy tokens hang on the cache"
         return made["logits"], made["greedy"].tolist()
 
 
