@@ -335,8 +335,13 @@ TEST_CASE("logits and greedy tokens for another program", "[.hf]") {
       const Autocast autocast(m.compute);
       logits = (*m.model)(ids).data().to(at::kFloat).contiguous();
     }
-    const auto added = generate(*m.model, batch_sizes(m.config).block_size, rows[0], job.at("greedy").get<int64_t>(),
-                                {.temperature = 0}, m.compute, m.device);
+    const auto added = generate(*m.model, {rows[0]},
+                                {.context = batch_sizes(m.config).block_size,
+                                 .tokens = job.at("greedy").get<int64_t>(),
+                                 .sampling = {.temperature = 0},
+                                 .compute = m.compute,
+                                 .device = m.device})
+                           .front();
     const at::Tensor greedy = torch::tensor(added);
     write_safetensors(job.at("out").get<std::string>(), {make_entry("logits", logits), make_entry("greedy", greedy)});
   }

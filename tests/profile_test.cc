@@ -1,12 +1,15 @@
 // `lathe profile`: what it says of steps is what they did.
 #include "train/run/profile.h"
 
+#include <cmath>
 #include <set>
 
 #include "core/io/json.h"
 #include "tests/catch.h"
 #include "tests/process.h"
+#include "train/run/finders.h"
 #include "train/run/forecast.h"
+#include "train/run/machine.h"
 #include "train/run/stepper.h"
 
 namespace {
@@ -78,6 +81,12 @@ TEST_CASE("a leak is told, a steady step is not one", "[profile]") {
   CHECK_THAT(profile_text(p, {1e9, 1e9}, "tokens", 10), ContainsSubstring("LEAK: tensors grow by 1.0 kB a step"));
   p.memory_after_step = {3000, 3000, 3000, 3000};
   CHECK(profile_text(p, {1e9, 1e9}, "tokens", 10).find("LEAK") == std::string::npos);
+  CHECK_THAT(profile_text(p, {1e9, 1e9}, "tokens", 10), ContainsSubstring("data.workers = 0 is enough"));
+  Profile waits = p;
+  waits.spans.push_back({.phase = Span::Phase::data, .op = "data", .seconds = 1e-3});
+  CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10), ContainsSubstring("more data.workers than 0 would help"));
+  waits.disk_reads = 5;
+  CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10), ContainsSubstring("the disk is what limits"));
   // 1e6 FLOPs at 1e9 a second are all of its millisecond; at a thousandth of the ceiling it is overhead.
   CHECK_THAT(profile_text(p, {1e9, 1e12}, "tokens", 10), ContainsSubstring("limited most by products of matrices"));
   CHECK_THAT(profile_text(p, {1e12, 1e12}, "tokens", 10),
@@ -110,6 +119,64 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   CHECK(lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"}).code == 0);
   CHECK(read_file(f / "runs/tiny/metrics.jsonl", Exit::io) == before);
   CHECK_THAT(lathe_in(f, {"profile", "tiny.toml", "--steps=4:2"}).err, ContainsSubstring("--steps must be"));
+}
+
+TEST_CASE("a range test finds where the loss falls and where it rises", "[profile]") {
+  RangeTest test;
+  for (int i = 0; i < 60; ++i) {
+    const double x = -6 + 0.1 * i;  // the logarithm of the rate; falls fastest at 1e-3, rises from 1e-1 on
+    test.lr.push_back(std::pow(10, x));
+    test.loss.push_back(4 - 2 / (1 + std::exp(-4 * (x + 3))) + (x > -1.5 ? 8 * (x + 1.5) : 0));
+  }
+  read_range(test);
+  CHECK(std::log10(test.steepest) == Approx(-3).epsilon(0.05));
+  CHECK(test.diverged > 0.03);
+
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const Finished r = lathe_in(f, {"find", "lr", "tiny.toml", "--from=1e-4", "--to=1000", "--steps=80"});
+  INFO(r.err);
+  REQUIRE(r.code == 0);
+  const Json last = parse_json(r.out.substr(r.out.rfind("{")), "find", Exit::internal);
+  CHECK(last["lr"].get<double>() > 1e-4);
+  CHECK(last["lr"].get<double>() < 10);
+  CHECK(last["diverges_at"].is_number());
+  CHECK_THAT(lathe_in(f, {"find", "lr", "tiny.toml", "--from=1", "--to=0.1"}).err, ContainsSubstring("must be above"));
+}
+
+TEST_CASE("the gradient noise scale is that of gradients with known noise", "[profile]") {
+  // |G|^2 = 4 and tr(S) = 80: batches of 5 have 4 + 16, of 20 have 4 + 4.
+  const NoiseScale n = noise_scale(20, 8, 5, 20);
+  CHECK(n.gradient == Approx(4));
+  CHECK(n.noise == Approx(80));
+  CHECK(n.batch() == Approx(20));
+  CHECK(std::isnan(noise_scale(20, 5, 5, 20).batch()));  // all noise
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const Finished r = lathe_in(f, {"find", "batch", "tiny.toml", "--memory=300MB", "--rounds=2"});
+  INFO(r.err);
+  REQUIRE(r.code == 0);
+  const Json last = parse_json(r.out.substr(r.out.rfind("{")), "find", Exit::internal);
+  CHECK(last["batch_size"].get<int64_t>() > 100);
+  CHECK(last["measured_bytes"].get<double>() == Approx(last["predicted_bytes"].get<double>()).epsilon(0.1));
+  CHECK(last["measured_bytes"].get<double>() < 330e6);
+}
+
+TEST_CASE("a figure measured beside other work is doubted, one alone is not", "[profile]") {
+  const MachineSample begin{
+      .seconds = 100, .own_cpu = 5, .all_cpu = 1000, .steal = 10, .mhz = 2500, .throttled = 3, .load = 0};
+  MachineSample end{
+      .seconds = 110, .own_cpu = 25, .all_cpu = 1020.2, .steal = 10, .mhz = 2490, .throttled = 3, .load = 2};
+  CHECK(why_doubtful(begin, end, 2, "performance").empty());
+  end.all_cpu = 1025;
+  end.steal = 11;
+  end.mhz = 1800;
+  end.throttled = 4;
+  const auto why = why_doubtful(begin, end, 2, "powersave");
+  REQUIRE(why.size() == 5);
+  CHECK(why[0] == "other processes took 25% of the cores");
+  CHECK(why[1] == "the machine's host took 5% of the cores");
+  CHECK(why[2] == "the clock moved from 2500 to 1800 MHz");
 }
 
 }  // namespace

@@ -51,6 +51,25 @@ int64_t free_memory() {
   return free;
 }
 
+ResourceNeeds resource_needs(const LoadedConfig& loaded) {
+  const DryStep d = dry_step(loaded);
+  const RunConfig& c = loaded.config;
+  constexpr int64_t to_come = 20 << 20;  // of the program's own, once it trains
+  const auto memory =
+      static_cast<double>(d.peaks.touched_peak + to_come + (c.checkpoint.async_save ? d.checkpoint_bytes : 0));
+  const auto disk = static_cast<double>(d.checkpoint_bytes * (kept_checkpoints(c) + 1));
+  fs::path place = fs::absolute(fs::path(c.train.out_dir));
+  while (!fs::exists(place) && place.has_relative_path()) place = place.parent_path();
+  std::error_code error;
+  const auto free = static_cast<double>(free_memory()), room = static_cast<double>(fs::space(place, error).available);
+  ResourceNeeds needs;
+  needs.enough = memory <= free && (error || disk <= room);
+  needs.text = format("about %.2f GB of memory (%.2f GB free), %.2f GB of disk for checkpoints", memory / 1e9,
+                      free / 1e9, disk / 1e9);
+  if (!error) needs.text += format(" (%.1f GB free)", room / 1e9);
+  return needs;
+}
+
 int64_t parse_bytes(const std::string& text) {
   size_t end = 0;
   double number = 0;

@@ -18,6 +18,14 @@ int64_t free_memory();
 /// "8GB", "500 MiB", "6.5e9": bytes. Exit::usage otherwise.
 int64_t parse_bytes(const std::string& text);
 
+/// What a run on the CPU will need and what there is, in one line; `enough` says whether it is.
+struct ResourceNeeds {
+  std::string text;
+  bool enough = true;
+};
+/// From a dry run; call it before the run takes its memory.
+ResourceNeeds resource_needs(const LoadedConfig& loaded);
+
 /// What to change so that a run stays within `bytes` resident: the largest micro-batch, with as many of them as make
 /// the same global batch; where one sequence is too much, also bfloat16, then recomputation, then an optimizer with
 /// less state. `path` and `given` are the config's. nullopt where nothing does it. Empty where it fits as it is.

@@ -203,7 +203,8 @@ StepTimes times_from(const Smaller& small, const Measurement& m, const DryStep& 
   return {m.times.forward * work, m.times.backward * work, m.times.optimizer * parameters};
 }
 
-/// Checkpoints in the folder of a run that ended: see steps_to_delete.
+}  // namespace
+
 int64_t kept_checkpoints(const RunConfig& c) {
   const CheckpointConfig& k = c.checkpoint;
   std::vector<int64_t> steps;
@@ -216,8 +217,6 @@ int64_t kept_checkpoints(const RunConfig& c) {
   const size_t gone = steps_to_delete(steps, {k.keep, k.keep_every, k.keep_best}, 0).size();
   return static_cast<int64_t>(steps.size() - gone) + (k.keep_best && gone > 0 ? 1 : 0);
 }
-
-}  // namespace
 
 DryStep dry_step(const LoadedConfig& given) {
   LoadedConfig loaded = one_step(given);

@@ -47,6 +47,9 @@ struct Forecast {
   int64_t peak_rss() const { return program_bytes + held_bytes + dry.peaks.touched_peak; }
 };
 
+/// Checkpoints in the folder of a run of this config once it ended.
+int64_t kept_checkpoints(const RunConfig& config);
+
 /// Forecasts a run on this machine's CPU. Takes less than 2 GB and 20 s whatever the config is.
 Forecast forecast(LoadedConfig loaded);
 

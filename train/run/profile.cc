@@ -36,6 +36,12 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
+int64_t major_faults() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_majflt;
+}
+
 int64_t bytes_of(const at::Tensor& t) { return t.defined() ? static_cast<int64_t>(t.nbytes()) : 0; }
 
 /// Cuts a step into spans at what its ops say of themselves. What a span costs to note down is in none.
@@ -126,6 +132,8 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
   for (int64_t step = 0; step < first; ++step) run_step(s, loader, step);
   Profile p;
   p.threads = at::get_num_threads();
+  p.workers = s.config.data.workers;
+  const int64_t faults = major_faults();
   Recorder recorder(p);
   for (int64_t step = first; step < first + count; ++step) {
     const double cpu = cpu_seconds();
@@ -136,6 +144,7 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
       if (std::exchange(any, true)) recorder.mark();  // between micro-batches
       Batch batch = loader.next();
       recorder.end_span(Phase::data, "data");
+      p.data_bytes += bytes_of(batch.inputs) + bytes_of(batch.targets);
       return batch;
     };
     run_step(s, next, step);
@@ -144,6 +153,7 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
     p.cpu_seconds += cpu_seconds() - cpu;
     p.memory_after_step.push_back(memory_stats().total);
   }
+  p.disk_reads = major_faults() - faults;
   return p;
 }
 
@@ -236,6 +246,16 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
         << ", " << key.substr(0, tab) << format(" (%.0f%%)", 100 * costly[i].second.seconds / total);
   }
   out << ".\n\n";
+
+  const double waits = phases[0] / total;
+  out << format("Data: %.3g MB/s of batches, %.1f%% of the time waited for, %lld pages read from disk; ",
+                static_cast<double>(p.data_bytes) / total / 1e6, 100 * waits, static_cast<long long>(p.disk_reads));
+  if (waits < 0.05)
+    out << "data.workers = " << p.workers << " is enough.\n";
+  else if (p.disk_reads > 0)
+    out << "the disk is what limits: a larger data.prefetch, or data that is in memory.\n";
+  else
+    out << "more data.workers than " << p.workers << " would help.\n";
 
   const Span& top = p.spans[p.peak_span];
   out << "Memory is highest in " << top.op << (top.module.empty() ? "" : " of " + top.module) << ", "

@@ -34,6 +34,9 @@ struct Profile {
   MemoryStats at_peak{};                   ///< right after the span with the highest memory
   size_t peak_span = 0;
   double cpu_seconds = 0;  ///< of all threads together
+  int64_t data_bytes = 0;  ///< of batches
+  int64_t disk_reads = 0;  ///< pages that were not in memory when they were read (major faults of the process)
+  int64_t workers = 0;     ///< data.workers
   int threads = 1;
 };
 

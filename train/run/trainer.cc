@@ -11,6 +11,7 @@
 #include "core/memory.h"
 #include "train/formats/source.h"
 #include "train/run/console.h"
+#include "train/run/fit.h"
 #include "train/run/layers.h"
 #include "train/run/peak.h"
 #include "train/run/replay.h"
@@ -63,6 +64,11 @@ class Trainer {
     return Exit::done;
   }
 
+  /// What is told at the start of a run on the CPU.
+  void set_needs(std::optional<ResourceNeeds> needs) {
+    if (!session_.device.is_cuda()) needs_ = std::move(needs);
+  }
+
   Exit run(const FolderLock& lock) {
     lock_ = &lock;
     const TrainConfig& c = session_.config.train;
@@ -83,6 +89,10 @@ class Trainer {
     sync_folder(run_);
     fault_point("start: metrics cut");
     log_header(session_, *data_, ceiling_, run_.string(), resumed_from_.string(), source_.string());
+    if (needs_) {
+      log(needs_->enough ? Level::info : Level::warn,
+          "needs     " + needs_->text + (needs_->enough ? "" : "; `lathe plan CONFIG --fit` says how to make it fit"));
+    }
     note_progress(state_.step, saved_step_);
     CheckpointSaver saver(run_, session_.config.checkpoint, saved_step_);
     saver_ = &saver;
@@ -332,6 +342,7 @@ class Trainer {
   std::string unit_ = session_.task.unit();
   double flops_per_unit_ = session_.model->flops_per_unit();
   fs::path run_;
+  std::optional<ResourceNeeds> needs_;
   fs::path source_;  // of the weights that it begins with, or empty
   RunState state_;
   fs::path resumed_from_;  // a checkpoint, or empty
@@ -366,7 +377,11 @@ Exit train(LoadedConfig loaded, bool verify_data) {
   if (fs::exists(run / "checkpoints")) lock.emplace(run);
   auto resume = find_resume_point(loaded);
   const bool goes_on = resume.has_value();
+  // What stands on another run would have to be loaded twice.
+  const bool can_tell = loaded.config.train.device != "cuda" && loaded.base.empty();
+  const std::optional<ResourceNeeds> needs = can_tell ? std::optional(resource_needs(loaded)) : std::nullopt;
   Trainer trainer(std::move(loaded), std::move(data), std::move(resume));
+  trainer.set_needs(needs);
   if (goes_on && trainer.is_finished()) return trainer.say_finished();
   if (!lock) {
     make_folders(run);

@@ -9,10 +9,12 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/io/json.h"
+#include "core/io/log.h"
 #include "core/kernels/gemm.h"
 #include "core/kernels/isa.h"
 #include "core/memory.h"
 #include "train/formats/source.h"
+#include "train/run/machine.h"
 #include "train/run/peak.h"
 #include "train/run/stepper.h"
 #include "train/transforms/adapters.h"
@@ -126,7 +128,10 @@ static Exit run_bench(const Arguments& arguments) {
          ": there are `bench step`, `bench generate`, `bench ops`, `bench peak` and `bench accumulation`");
   expect_words(2);
   const auto skip = static_cast<int64_t>(arguments.number("skip", 2, at_least(0), true));
+  const MachineWatch machine;
   const BenchResult r = bench_steps(load_config_argument(arguments, 1), skip);
+  const Json facts = machine.facts();
+  for (const Json& why : facts["why"]) log_warn("not to be trusted: ", why.get<std::string>());
   std::cout << Json{{"params", r.parameters},
                     {"ms_median", r.ms_median},
                     {"ms_min", r.ms_min},
@@ -134,7 +139,8 @@ static Exit run_bench(const Arguments& arguments) {
                     {"first_step_s", r.first_step_s},
                     {"peak_rss_mb", r.peak_rss_mb},
                     {"activations_mb", r.activations_mb},
-                    {"final_loss", json_number(r.final_loss)}}
+                    {"final_loss", json_number(r.final_loss)},
+                    {"machine", facts}}
                    .dump()
             << std::endl;
   return Exit::done;

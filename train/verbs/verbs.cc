@@ -26,6 +26,7 @@ Verb compare_verb();
 Verb watch_verb();
 Verb report_verb();
 Verb sweep_verb();
+Verb finder_verb();
 Verb config_verb();
 
 namespace {
@@ -35,7 +36,7 @@ std::vector<Verb>& table() {
                                generate_verb(), chat_verb(),   gradients_verb(), replay_verb(),    merge_verb(),
                                import_verb(),   export_verb(), inspect_verb(),   verify_verb(),    runs_verb(),
                                compare_verb(),  report_verb(), watch_verb(),     sweep_verb(),     bench_verb(),
-                               profile_verb(),  config_verb()};
+                               profile_verb(),  finder_verb(), config_verb()};
   return all;
 }
 

@@ -1,0 +1,99 @@
+#include "train/run/finders.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "autograd/node.h"
+#include "train/run/stepper.h"
+
+namespace lathe {
+namespace {
+
+/// Squared norm of the gradients that the session's parameters have.
+double squared_norm(const Session& s) {
+  double sum = 0;
+  for (const auto& p : s.params) {
+    if (const at::Tensor& g = p.parameter.grad(); g.defined())
+      sum += std::pow(g.to(at::kDouble).norm().item<double>(), 2);
+  }
+  return sum;
+}
+
+}  // namespace
+
+RangeTest lr_range_test(Session& s, const Data& data, double from, double to, int64_t steps) {
+  s.config.schedule.kind = "constant";
+  s.config.schedule.warmup_steps = 0;
+  Loader loader(data, batch_sizes(s.config), static_cast<uint64_t>(s.config.train.seed), 0, s.config.data, s.device);
+  RangeTest test;
+  double mean = 0, weight = 0;
+  for (int64_t step = 0; step < steps; ++step) {
+    const double share = steps > 1 ? static_cast<double>(step) / static_cast<double>(steps - 1) : 0;
+    s.config.optim.lr = from * std::pow(to / from, share);
+    const double loss = run_step(s, loader, step).loss.item().toDouble();
+    if (!std::isfinite(loss)) {
+      test.diverged = s.config.optim.lr;
+      break;
+    }
+    // A mean of late losses, as if the first had been there before.
+    constexpr double keep = 0.9;
+    mean = keep * mean + (1 - keep) * loss;
+    weight = keep * weight + (1 - keep);
+    test.lr.push_back(s.config.optim.lr);
+    test.loss.push_back(mean / weight);
+    if (test.loss.back() > 2 * test.loss.front()) break;
+  }
+  read_range(test);
+  return test;
+}
+
+void read_range(RangeTest& t) {
+  double best = 0;
+  for (size_t i = 2; i + 2 < t.loss.size(); ++i) {
+    const double slope = (t.loss[i + 2] - t.loss[i - 2]) / std::log(t.lr[i + 2] / t.lr[i - 2]);
+    if (slope < best) best = slope, t.steepest = t.lr[i];
+  }
+  for (size_t i = 0; i < t.loss.size() && t.diverged == 0; ++i) {
+    if (t.loss[i] > 1.1 * t.loss.front()) t.diverged = t.lr[i];
+  }
+}
+
+double NoiseScale::batch() const {
+  return gradient > 0 ? std::max(0.0, noise) / gradient : std::numeric_limits<double>::quiet_NaN();
+}
+
+NoiseScale noise_scale(double small_norm, double large_norm, double small, double large) {
+  // E|g_B|^2 = |G|^2 + tr(S) / B, for both batch sizes.
+  return {.gradient = (large * large_norm - small * small_norm) / (large - small),
+          .noise = (small_norm - large_norm) / (1 / small - 1 / large)};
+}
+
+NoiseScale measure_noise(Session& s, const Data& data, int64_t parts, int64_t rounds) {
+  Loader loader(data, batch_sizes(s.config), static_cast<uint64_t>(s.config.train.seed), 0, s.config.data, s.device);
+  const auto divisor = static_cast<double>(units_of_micro_batch(s.config));
+  double small = 0, large = 0;
+  for (int64_t round = 0; round < rounds; ++round) {
+    std::vector<at::Tensor> sums(s.params.size());
+    for (int64_t part = 0; part < parts; ++part) {
+      zero_grad(*s.model);
+      run_micro_batch(s, loader.next(), divisor, random_of(s.config, round, part), s.compute);
+      small += squared_norm(s) / static_cast<double>(parts * rounds);
+      for (size_t i = 0; i < sums.size(); ++i) {
+        const at::Tensor& g = s.params[i].parameter.grad();
+        if (!g.defined()) continue;
+        sums[i] = sums[i].defined() ? sums[i].add_(g) : g.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+      }
+    }
+    double norm = 0;
+    for (const at::Tensor& sum : sums) {
+      if (sum.defined()) norm += std::pow(sum.to(at::kDouble).norm().item<double>() / static_cast<double>(parts), 2);
+    }
+    large += norm / static_cast<double>(rounds);
+  }
+  zero_grad(*s.model);
+  const auto batch = static_cast<double>(s.config.train.batch_size);
+  return noise_scale(small, large, batch, batch * static_cast<double>(parts));
+}
+
+}  // namespace lathe

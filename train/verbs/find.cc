@@ -1,0 +1,147 @@
+// `lathe find`: a learning rate, a batch size.
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+
+#include "core/io/json.h"
+#include "core/io/text.h"
+#include "core/memory.h"
+#include "train/run/finders.h"
+#include "train/run/fit.h"
+#include "train/run/stepper.h"
+#include "train/transforms/adapters.h"
+#include "train/verbs/braille.h"
+#include "train/verbs/verbs.h"
+
+namespace lathe {
+namespace {
+
+struct Opened {
+  RunData data;
+  Session session;
+};
+
+Opened open_session(LoadedConfig loaded) {
+  loaded.config.train.eval_interval = 0;
+  adopt_base(loaded);
+  RunData data = RunData::open(loaded);
+  Session session = Session::make(loaded, *data.task, data.sizes);
+  return {std::move(data), std::move(session)};
+}
+
+Exit find_lr(const Arguments& a) {
+  const double from = a.number("from", 1e-6, above(0, 1e6), false), to = a.number("to", 1, above(0, 1e6), false);
+  const auto steps = static_cast<int64_t>(a.number("steps", 100, between(10, 1e6), true));
+  if (to <= from) fail(Exit::usage, "command line: --to must be above --from, which is ", format("%g", from));
+  Opened o = open_session(load_config_argument(a, 1));
+  const RangeTest test = lr_range_test(o.session, *o.data.data, from, to, steps);
+  BrailleCurve curve;
+  for (size_t i = 0; i < test.lr.size(); ++i) {
+    curve.x.push_back(std::log10(test.lr[i]));
+    curve.y.push_back(test.loss[i]);
+  }
+  std::cout << "loss, smoothed, over the learning rate's logarithm\n";
+  for (const std::string& line : braille_plot({curve}, 72, 16, /*colour=*/false)) std::cout << line << "\n";
+  if (test.steepest > 0)
+    std::cout << "the loss falls fastest at " << format("%.3g", test.steepest)
+              << ": --optim.lr=" << format("%.2g", test.steepest);
+  else
+    std::cout << "the loss falls nowhere between these rates";
+  std::cout << (test.diverged > 0 ? format("; from %.3g on it rises\n", test.diverged) : "; it never rises\n");
+  std::cout << Json{{"lr", test.steepest},
+                    {"diverges_at", test.diverged > 0 ? Json(test.diverged) : Json()},
+                    {"steps", test.lr.size()}}
+                   .dump()
+            << std::endl;
+  return Exit::done;
+}
+
+/// The largest micro-batch whose dry run stays within `bytes`, at most 65536; 0 where one is too much.
+int64_t largest_batch(LoadedConfig loaded, int64_t bytes) {
+  const auto fits = [&](int64_t batch) {
+    loaded.config.train.batch_size = batch;
+    return dry_step(loaded).peaks.touched_peak <= bytes;
+  };
+  if (!fits(1)) return 0;
+  int64_t low = 1, high = 2;
+  while (high <= 65536 && fits(high)) low = high, high *= 2;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return std::min<int64_t>(low, 65536);
+}
+
+Exit find_batch(const Arguments& a) {
+  const std::string limit = a.get("memory", "");
+  const int64_t bytes = limit.empty() ? free_memory() : parse_bytes(limit);
+  const auto rounds = static_cast<int64_t>(a.number("rounds", 8, between(1, 1e5), true));
+  LoadedConfig loaded = load_config_argument(a, 1);
+  const int64_t own = loaded.config.train.batch_size;
+  const int64_t program = peak_rss_bytes() + (20 << 20);  // and what it takes once it trains
+  const int64_t largest = largest_batch(loaded, bytes - program);
+  if (largest == 0)
+    fail(Exit::usage, "not even a micro-batch of 1 fits in ", format("%.2f GB", static_cast<double>(bytes) / 1e9),
+         "; `lathe plan CONFIG --fit` says what else to change");
+  double noise = 0;
+  {
+    Opened o = open_session(loaded);
+    noise = measure_noise(o.session, *o.data.data, 4, rounds).batch();
+  }
+  loaded.config.train.batch_size = largest;
+  loaded.config.train.grad_accum = 1;
+  const int64_t predicted = dry_step(loaded).peaks.touched_peak + program;
+  Opened o = open_session(loaded);
+  Loader loader(*o.data.data, batch_sizes(o.session.config), 1, 0, o.session.config.data, o.session.device);
+  run_step(o.session, loader, 0);
+  const int64_t measured = peak_rss_bytes();
+  std::cout << "the largest micro-batch within " << format("%.2f GB", static_cast<double>(bytes) / 1e9) << " is "
+            << largest
+            << format(": %.2f GB predicted, %.2f GB in a step that was run\n", static_cast<double>(predicted) / 1e9,
+                      static_cast<double>(measured) / 1e9);
+  std::cout << "gradient noise scale at the initial weights: "
+            << (std::isfinite(noise) ? format("about %.0f", noise) : std::string("not to be told from so few batches"))
+            << " samples; a global batch (now " << own * load_config_argument(a, 1).config.train.grad_accum
+            << ") far above it saves few steps, and it grows in training\n";
+  std::cout << Json{{"batch_size", largest},
+                    {"predicted_bytes", predicted},
+                    {"measured_bytes", measured},
+                    {"noise_scale", json_number(noise)}}
+                   .dump()
+            << std::endl;
+  return Exit::done;
+}
+
+Exit run_find(const Arguments& a) {
+  const std::string& what = a.words[0];
+  if (what == "lr") {
+    check_flags(a, {"from", "to", "steps"}, true);
+    return find_lr(a);
+  }
+  if (what == "batch") {
+    check_flags(a, {"memory", "rounds"}, true);
+    return find_batch(a);
+  }
+  fail(Exit::usage, "lathe find ", what, ": there are `find lr` and `find batch`");
+}
+
+}  // namespace
+
+Verb finder_verb() {
+  return {"find",
+          "lr|batch CONFIG [--section.key=value ...]",
+          "a learning rate by a range test; the largest micro-batch, and how much a larger one says (the last line is "
+          "JSON)",
+          "find lr configs/shakespeare_char_cpu.toml --from 1e-5 --to 0.3",
+          {{"from", "lr: the first rate (1e-6)"},
+           {"to", "lr: the last rate (1)"},
+           {"steps", "lr: training steps on the way (100)"},
+           {"memory", "batch: that it may take, as 8GB (what is free here)"},
+           {"rounds", "batch: of four micro-batches each, for the gradient's noise (8)"}},
+          true,
+          2,
+          2,
+          run_find};
+}
+
+}  // namespace lathe
