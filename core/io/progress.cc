@@ -32,11 +32,11 @@ std::string bar_line(const std::string& what, double share, const std::vector<st
     for (size_t i = 0; i < n_facts; ++i) text += "  " + facts[i];
     return text + (with_eta && eta >= 0 ? "  eta " + duration_text(eta) : "");
   };
-  for (size_t n = facts.size() + 1; n-- > 0;) {
-    for (const bool with_eta : {true, false}) {
+  for (const bool with_eta : {true, false}) {
+    for (size_t n = facts.size() + 1; n-- > 0;) {
       const size_t without = line(0, n, with_eta, false).size();
       if (without + shortest + 3 <= width) return line(std::min(longest, width - without - 3), n, with_eta, colour);
-      if (without <= width && n == 0) return line(0, n, with_eta, false);
+      if (without <= width && n == 0 && !with_eta) return line(0, n, with_eta, false);
     }
   }
   return line(0, 0, false, false).substr(0, width);

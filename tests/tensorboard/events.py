@@ -81,7 +81,7 @@ with tempfile.TemporaryDirectory() as temporary:
     lathe(folder, "train", "tiny.toml", "--train.out_dir=run")
 
     lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    accumulator = load(folder / "run")
+    accumulator = load(folder / "run/tensorboard")
     steps = [line for line in lines if "loss" in line]
     for tag, key in [("train/loss", "loss"), ("train/lr", "lr"), ("train/grad_norm", "grad_norm"),
                      ("train/tokens", "tokens"), ("speed/memory_bytes", "memory_bytes")]:
@@ -110,6 +110,6 @@ with tempfile.TemporaryDirectory() as temporary:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    damaged = scalars(load(folder / "run"), "train/loss")
+    damaged = scalars(load(folder / "run/tensorboard"), "train/loss")
     assert len(damaged) < len(steps), f"a changed byte went unnoticed: {len(damaged)} steps"
 print(f"TensorBoard reads {len(steps)} steps, 3 samples and 6 histograms as they were written")

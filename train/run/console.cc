@@ -75,7 +75,8 @@ void StepLine::show(const StepMetrics& m, double seconds, bool keep) {
     if (keep) log(Level::debug, line);
     if (print) log_info(line), printed_ = Clock::now();
   }
-  facts.push_back(format("%.2f GB", static_cast<double>(m.memory_bytes) / 1e9));
+  const auto bytes = static_cast<double>(m.memory_bytes);
+  facts.push_back(bytes < 1e8 ? format("%.1f MB", bytes / 1e6) : format("%.2f GB", bytes / 1e9));
   facts.push_back(format("data wait %.0f%%", 0.1 * m.data_wait_ms / seconds));
   bar_.rename(step);
   bar_.show(static_cast<double>(m.step), facts, smooth_s_ * static_cast<double>(steps_ - m.step));

@@ -27,8 +27,8 @@ class LayerWatch {
 
  private:
   struct Seen {
-    std::vector<size_t> params;  // of the session's
-    at::Tensor act_max, dead;    // []
+    std::vector<size_t> params;       // of the session's
+    at::Tensor least, largest, dead;  // []: of what it returned; of its activation
   };
 
   const Session& session_;

@@ -195,7 +195,7 @@ RunSummary summarise(const fs::path& run) {
     s.state = "finished";
   else if (diverged)
     s.state = "diverged";
-  else if (s.age_s < 60 && s.step > saved)
+  else if (s.age_s < 60 && s.step > saved && (s.steps == 0 || s.step < s.steps))
     s.state = "running";
   return s;
 }

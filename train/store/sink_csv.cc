@@ -9,8 +9,9 @@ namespace {
 
 /// The shortest decimal that reads back as the same number, or nan, inf, -inf.
 std::string number_text(double x) {
-  std::string text = format("%.15g", x);
-  if (std::strtod(text.c_str(), nullptr) != x) text = format("%.17g", x);
+  std::string text;
+  for (int digits = 15; digits <= 17 && (text.empty() || std::strtod(text.c_str(), nullptr) != x); ++digits)
+    text = format("%.*g", digits, x);
   return text;
 }
 

@@ -81,8 +81,8 @@ void draw(Canvas& canvas, const BrailleCurve& curve, const Range& xs, const Rang
 }
 
 std::string label(double v) {
-  std::string text = format("%.4g", v);
-  text.resize(std::min(text.size(), label_width - 1));
+  std::string text;
+  for (int digits = 4; text.empty() || text.size() >= label_width; --digits) text = format("%.*g", digits, v);
   return std::string(label_width - 1 - text.size(), ' ') + text + " ";
 }
 

@@ -171,8 +171,9 @@ class Sweep {
 
   void say_plan() const {
     const size_t n = plan_.points.size();
-    log_info("sweep     ", n, n == 1 ? " run" : " runs", " of ", plan_.config, ", ", jobs_, " at a time, ", threads_,
-             threads_ == 1 ? " thread" : " threads", " each, in ", folder_.string());
+    log_info("sweep     ", n, n == 1 ? " run" : " runs", " of ", plan_.config, ", ", jobs_, " at a time",
+             threads_ == 0 ? "" : str(", ", threads_, threads_ == 1 ? " thread" : " threads", " each"), ", in ",
+             folder_.string());
     size_t there = n;
     int64_t steps = 0, before = 0;
     std::string text;
