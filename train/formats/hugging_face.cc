@@ -237,7 +237,14 @@ void export_hugging_face(const ExportOptions& o) {
   NewFolder out(o.out);
   write_safetensors(out.path() / "model.safetensors", snapshot.model, {{"format", "pt"}});
   if (m.state.tokenizer && m.state.tokenizer->bpe() != nullptr) {
-    write_tokenizer(m.state.tokenizer->bpe()->definition(), out.path(), head);
+    const BPEDefinition& tokenizer = m.state.tokenizer->bpe()->definition();
+    write_tokenizer(tokenizer, out.path(), head);
+    if (m.family->model_type == "qwen2" && tokenizer.patterns != std::vector<std::string>{qwen2_pattern}) {
+      log_warn(
+          "transformers 5 splits the text for a model of type qwen2 as Qwen 2 does, whatever tokenizer.json says; "
+          "load ",
+          "this one by PreTrainedTokenizerFast, not by AutoTokenizer");
+    }
   } else {
     log_warn("no tokenizer is written: the run's is ", m.state.tokenizer ? m.state.tokenizer->kind() : "not known",
              ", and what others read is a BPE");
