@@ -167,7 +167,7 @@ TEST_CASE("EveryModuleHasARow", "[modules]") {
   std::set<std::string> rows, modules = module_registry();
   for (const ModuleCase& row : module_table()) rows.insert(row.module);
   // Model kinds and their blocks are tested in models_test.cc and nn_test.cc.
-  for (const char* kind : {"GPT", "Block", "RNN", "MLP", "MLPLayer", "ConvNet", "BasicBlock"})
+  for (const char* kind : {"GPT", "Block", "Llama", "LlamaBlock", "RNN", "MLP", "MLPLayer", "ConvNet", "BasicBlock"})
     CHECK(modules.erase(kind) == 1);
   CHECK(rows == modules);
   CHECK(rows.size() > 25);

@@ -159,7 +159,7 @@ TEST_CASE("figures of layers are those of the checkpoints", "[sinks]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=run", "--train.steps=6", "--checkpoint.interval=1",
-                       "--log.layers=2", "--train.detect_anomaly=true"})
+                       "--log.layers=2"})
               .code == 0);
   const SafetensorsFile now(f / "run/checkpoints/step-00000006/model.safetensors"),
       before(f / "run/checkpoints/step-00000005/model.safetensors");

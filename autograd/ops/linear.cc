@@ -250,7 +250,8 @@ struct LinearQuantised {
   // y = x W^T + b
   at::Tensor forward(const at::Tensor& x, const at::Tensor& bias) {
     LATHE_CHECK(x.dim() >= 1 && x.size(-1) == weight->sizes()[1], "the last dim of x must be ", weight->sizes()[1]);
-    if (kernel_ready(x) && rows_of(x) <= few_rows) {  // read as it is, where that takes longer than the products
+    if (kernel_ready(x) && gemv_ready(element_of(x.scalar_type()), Element::f32,
+                                      rows_of(x))) {  // read as it is, where that takes longer than the products
       if (const auto bits = weight->few_bits()) return few_bits_product(x, *bits, bias);
     }
     return LinearOp{}.forward(x, weight->dequantise(x.scalar_type()), bias, {});

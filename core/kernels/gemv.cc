@@ -16,6 +16,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
+/// Whether the loops below are there for this set of instructions.
+bool few_rows_compiled() { return HWY_TARGET != HWY_SCALAR && HWY_HAVE_SCALABLE == 0; }
+
 /// Rows [0, rows) of w, and `beyond` that lie behind them, times x [m rounded up to 1, 2, 4 or 8][k] -> out.
 void few_rows_block(Matrix w, int64_t rows, int64_t k, int64_t step, const float* x, int64_t m, float* out,
                     int64_t out_stride, void* space, int64_t beyond) {
@@ -120,6 +123,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace lathe {
 
+HWY_EXPORT(few_rows_compiled);
 HWY_EXPORT(few_rows_block);
 HWY_EXPORT(few_bits_block);
 
@@ -140,7 +144,8 @@ void widen_few(Matrix a, int64_t m, int64_t k, float* x) {
 
 bool gemv_ready(Element a, Element b, int64_t m) {
 #ifdef __x86_64__
-  return m <= few_rows && gemm_possible(a) && (b == Element::f32 || b == Element::bf16);
+  return m <= few_rows && gemm_possible(a) && (b == Element::f32 || b == Element::bf16) &&
+         HWY_DYNAMIC_DISPATCH(few_rows_compiled)();
 #else
   (void)a, (void)b, (void)m;
   return false;

@@ -12,7 +12,7 @@ namespace lathe {
 /// Rows of a product that are few.
 constexpr int64_t few_rows = 8;
 
-/// Whether gemv_nt takes a [m, k] and b [n, k] of these types.
+/// Whether gemv_nt takes a [m, k] and b [n, k] of these types. gemv_few_bits takes an a that goes with float32.
 bool gemv_ready(Element a, Element b, int64_t m);
 /// a [m, k] times the transpose of b [n, k], then `e`: what gemm_nt gives, to the bit where it multiplies in float32
 /// (in the order of its sums, `step` products deep).
