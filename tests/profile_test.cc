@@ -36,11 +36,12 @@ TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[prof
   const Profile p = profile_of(loaded, 1, 3);
   REQUIRE(p.step_seconds.size() == 3);
   double matmul = 0, forward_begin = -1, end = 0, sum = 0, steps = 0;
-  int64_t kept = 0, data = 0, optimizer = 0;
+  int64_t kept = 0, left = 0, data = 0, optimizer = 0;
   std::set<std::string> places;
   for (const Span& s : p.spans) {
     matmul += s.flops.matmul;
     kept += s.kept;
+    left += s.phase == Span::Phase::forward ? s.kept : 0;
     sum += s.seconds;
     data += s.phase == Span::Phase::data;
     optimizer += s.phase == Span::Phase::optimizer;
@@ -55,7 +56,9 @@ TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[prof
   CHECK(optimizer == 3);
   CHECK(sum <= steps);
   CHECK(matmul == Approx(3 * 2 * dry_step(loaded).micro_batch.matmul()));
-  CHECK(kept == 0);  // what forward leaves is gone after the step
+  // What forward leaves is gone after the step, but for what a parameter took over as its gradient.
+  CHECK(left > 50000);
+  CHECK(std::abs(kept) < left / 20);
   for (const char* place : {"f attention blocks.0.attn", "b attention blocks.1.attn", "f layer_norm norm",
                             "f embedding tokens", "b linear_cross_entropy "})
     CHECK(places.contains(place));

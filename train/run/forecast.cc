@@ -72,6 +72,7 @@ class EmptyBatches {
 /// The run's config as far as one step goes: what a forecast looks at.
 LoadedConfig one_step(LoadedConfig loaded) {
   loaded.config.train.eval_interval = 0;
+  loaded.config.train.detect_anomaly = false;  // which looks at values
   loaded.config.train.device = "cpu";
   loaded.config.amp.tf32 = false;
   return loaded;

@@ -66,7 +66,7 @@ void print_help(const Verb* verb) {
                      12);
     return;
   }
-  std::cout << "usage: lathe " << verb->name << " " << verb->usage << "\n\n"
+  std::cout << row("usage: lathe " + verb->name, verb->usage, 4) << "\n"
             << row("", verb->doc, 0) << "\nExample:\n  lathe " << verb->example << "\n";
   if (!verb->flags.empty()) std::cout << "\nOptions, with their defaults in brackets:\n";
   for (const auto& [name, doc] : verb->flags) std::cout << row(std::string("  --") + name, doc, 21);
@@ -78,7 +78,7 @@ void print_help(const Verb* verb) {
   std::cout << "\nKeys of the config with their defaults, also in its file (steps = 500 under [train]) and in the\n"
                "environment (LATHE_TRAIN_STEPS=500). `lathe config docs` says all of each.\n";
   const auto show = [](const std::string& title, const std::vector<Field>& fields, const std::string& prefix) {
-    std::cout << "\n" << title << "\n";
+    std::cout << "\n" << row("", title, 0);
     for (const auto& field : fields) {
       if (field.key.starts_with(prefix)) std::cout << key_row(field);
     }
