@@ -132,7 +132,7 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   mode().observe_result = &on_result;
   mode().observe_backward = &on_backward;
   double spent = 0;
-  for (int64_t step = 0; step < 3 || (step < 50 && spent < 1); ++step) {
+  for (int64_t step = 0; step < 3 || (step < 50 && spent < 0.7); ++step) {
     in_forward = true;
     begin = last = Clock::now();
     const double whole = seconds_of([&] {
