@@ -52,11 +52,11 @@ int64_t free_memory() {
 }
 
 ResourceNeeds resource_needs(const LoadedConfig& loaded) {
+  const int64_t program = peak_rss_bytes() + (20 << 20);  // and what it takes once it trains
   const DryStep d = dry_step(loaded);
   const RunConfig& c = loaded.config;
-  constexpr int64_t to_come = 20 << 20;  // of the program's own, once it trains
   const auto memory =
-      static_cast<double>(d.peaks.touched_peak + to_come + (c.checkpoint.async_save ? d.checkpoint_bytes : 0));
+      static_cast<double>(d.peaks.touched_peak + program + (c.checkpoint.async_save ? d.checkpoint_bytes : 0));
   const auto disk = static_cast<double>(d.checkpoint_bytes * (kept_checkpoints(c) + 1));
   fs::path place = fs::absolute(fs::path(c.train.out_dir));
   while (!fs::exists(place) && place.has_relative_path()) place = place.parent_path();
