@@ -4,9 +4,10 @@
 
 namespace lathe::fuzz {
 std::vector<std::string> seeds() {
-  return {std::string("\0one\ntwo\n\nthree--four--", 22), std::string("\1one--two--\n--three", 18),
-          std::string("\2{\"text\": \"a\\u0041\"}\n\n{\"text\": \"\"}", 38),
-          std::string("\3long\nlines\nof\ntext\n", 23)};
+  const auto read_as = [](char how, const std::string& text) { return how + text; };
+  return {read_as(0, "one\ntwo\n\nthree--four--"), read_as(1, "one--two--\n--three"),
+          read_as(2, "{\"text\": \"a\\u0041\"}\n\n{\"text\": \"\"}"), read_as(40, "long\nlines\nof\ntext\n"),
+          read_as(5, "one--two--three")};
 }
 }  // namespace lathe::fuzz
 
