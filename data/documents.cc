@@ -125,13 +125,12 @@ void each_document(const Part& part, const DocumentSource& source, const std::fu
   constexpr std::string_view mark = "\xEF\xBB\xBF";
   if (part.place <= (part.jsonl ? 1U : 0U) && text.starts_with(mark)) text.remove_prefix(mark.size());
   if (!part.jsonl) {
-    if (source.separator.empty()) return f(text);
+    if (source.separator.empty() || text.empty()) return f(text);
     while (!text.empty()) {
       const size_t end = std::min(text.find(source.separator), text.size());
       f(text.substr(0, end));
       text.remove_prefix(std::min(text.size(), end + source.separator.size()));
     }
-    if (part.text.empty()) f(text);
     return;
   }
   simdjson::dom::parser parser;
