@@ -98,23 +98,21 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);  // what it calls comes here again
     return;
   }
-  {
-    const c10::impl::ExcludeDispatchKeyGuard outside(key);
-    std::transform(first, stack->end(), first, [](const c10::IValue& v) { return shape_of(v); });
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
-    const auto& returns = op.schema().returns();
-    const auto result = stack->end() - static_cast<std::ptrdiff_t>(returns.size());
-    for (size_t i = 0; i < returns.size(); ++i) {
-      c10::IValue& value = *(result + static_cast<std::ptrdiff_t>(i));
-      const at::Tensor shape = value.toTensor();
-      if (returns[i].alias_info() == nullptr) {
-        value = tensor_of(shape);
-        continue;
-      }
-      value = aliased(op.schema(), returns[i], arguments);
-      const at::Tensor given = value.toTensor();
-      if (given.sizes() != shape.sizes()) given.resize_(shape.sizes());
+  const c10::impl::ExcludeDispatchKeyGuard outside(key);
+  std::transform(first, stack->end(), first, [](const c10::IValue& v) { return shape_of(v); });
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
+  const auto& returns = op.schema().returns();
+  const auto result = stack->end() - static_cast<std::ptrdiff_t>(returns.size());
+  for (size_t i = 0; i < returns.size(); ++i) {
+    c10::IValue& value = *(result + static_cast<std::ptrdiff_t>(i));
+    const at::Tensor shape = value.toTensor();
+    if (returns[i].alias_info() == nullptr) {
+      value = tensor_of(shape);
+      continue;
     }
+    value = aliased(op.schema(), returns[i], arguments);
+    const at::Tensor given = value.toTensor();
+    if (given.sizes() != shape.sizes()) given.resize_(shape.sizes());
   }
 }
 

@@ -88,7 +88,9 @@ TEST_CASE("what could never run here is planned in little memory", "[forecast]")
   CHECK(memory_stats().reserved == before);
   CHECK(peak_rss_bytes() - resident < int64_t{300} << 20);
   CHECK_FALSE(is_dry_run());
-  CHECK_FALSE(resource_needs(loaded).enough);
+  LoadedConfig large = loaded;
+  const RunData no_data{nullptr, &task_of(large, {.task = "language"}), {}};
+  CHECK_FALSE(resource_needs(large, no_data).enough);
 }
 
 TEST_CASE("train tells at its start what it needs", "[forecast]") {
@@ -97,7 +99,9 @@ TEST_CASE("train tells at its start what it needs", "[forecast]") {
   const Finished r = lathe_in(f, {"train", "tiny.toml", "--train.steps=1"});
   CHECK(r.code == 0);
   CHECK_THAT(r.out + r.err, ContainsSubstring("needs     about 0."));
-  CHECK(resource_needs(load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()}})).enough);
+  LoadedConfig loaded = load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()}});
+  const RunData data = RunData::open(loaded);
+  CHECK(resource_needs(loaded, data).enough);
 }
 
 TEST_CASE("plan --json has the keys that bench step measures, --fit what to change", "[forecast]") {

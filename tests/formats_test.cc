@@ -287,6 +287,18 @@ TEST_CASE("a run starts from another's weights, and goes on without them", "[for
   CHECK(first_loss(f / "a") > end + 0.1);  // control: random weights are far from it
   REQUIRE(tune("c", {"--train.init_from=a/checkpoints/step-00000010"}).code == 0);
   CHECK(first_loss(f / "c") != end);
+  // Verbs that train without a run folder take the source's model too: the config alone has no sizes of it.
+  for (const std::vector<std::string>& verb : {std::vector<std::string>{"profile", "tune.toml", "--steps=0:1"},
+                                               {"find", "lr", "tune.toml", "--steps=10"},
+                                               {"bench", "step", "tune.toml"}}) {
+    std::vector<std::string> words = verb;
+    words.emplace_back("--train.init_from=a");
+    const Finished done = lathe_in(f, words);
+    INFO(words[0] << done.err);
+    CHECK(done.code == 0);
+    words.emplace_back("--model.n_embd=48");
+    CHECK_THAT(lathe_in(f, words).err, ContainsSubstring("model.n_embd"));  // it is the source's
+  }
 
   const auto refused = [&](const std::vector<std::string>& more, int code, const std::string& what) {
     const Finished done = tune("x", more);

@@ -16,6 +16,11 @@ std::string duration_text(double seconds) {
                    : format("%lld:%02lld", s / 60, s % 60);
 }
 
+bool wants_colour() {
+  const char* no_colour = std::getenv("NO_COLOR");
+  return no_colour == nullptr || *no_colour == 0;
+}
+
 std::string bar_line(const std::string& what, double share, const std::vector<std::string>& facts, double eta,
                      size_t width, bool colour) {
   constexpr size_t longest = 24, shortest = 5;
@@ -53,9 +58,7 @@ void ProgressBar::show(double done, const std::vector<std::string>& facts, doubl
   shown_ = now;
   const double seconds = std::chrono::duration<double>(now - begin_).count();
   if (eta < 0 && done > begun_ && seconds > 0.5) eta = seconds * (all_ - done) / (done - begun_);
-  const char* no_colour = std::getenv("NO_COLOR");
-  const bool colour = no_colour == nullptr || *no_colour == 0;
-  progress(bar_line(what_, all_ > 0 ? done / all_ : 1, facts, eta, terminal_width() - 1, colour));
+  progress(bar_line(what_, all_ > 0 ? done / all_ : 1, facts, eta, terminal_width() - 1, wants_colour()));
 }
 
 }  // namespace lathe

@@ -10,6 +10,9 @@ namespace lathe {
 /// "1:02:03", "4:05".
 std::string duration_text(double seconds);
 
+/// Whether text on a terminal may have colours: NO_COLOR is not set.
+bool wants_colour();
+
 /// "WHAT [#####.....]  50%  fact  fact  eta 1:23" in at most `width` columns: the bar shrinks first, then facts go from
 /// the end, then the rest is cut. `share`: 0 to 1; `eta` in seconds, < 0: not known. `colour`: the bar in green.
 std::string bar_line(const std::string& what, double share, const std::vector<std::string>& facts, double eta,

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/mode.h"
 #include "nn/layers/cache.h"
+#include "nn/models/residual.h"
 #include "nn/module_call.h"
 
 namespace lathe {
@@ -36,10 +37,10 @@ LlamaBlock::LlamaBlock(const LlamaConfig& c)
 Variable LlamaBlock::operator()(const Variable& x_BTC, const at::Tensor& turns) const {
   ModuleCall call(*this, {{'C', norm1.weight.size(0)}});
   call.input(x_BTC, "B T C");
-  // Without dropout the residual is added where a branch's last product is written.
   const Variable h_BTC =
-      attn_drop.active() ? x_BTC + attn_drop(attn(norm1(x_BTC), turns)) : attn(norm1(x_BTC), turns, x_BTC);
-  return call.result(mlp_drop.active() ? h_BTC + mlp_drop(mlp(norm2(h_BTC))) : mlp(norm2(h_BTC), h_BTC), "B T C");
+      add_branch(x_BTC, attn_drop, [&](const Variable& residual) { return attn(norm1(x_BTC), turns, residual); });
+  return call.result(add_branch(h_BTC, mlp_drop, [&](const Variable& residual) { return mlp(norm2(h_BTC), residual); }),
+                     "B T C");
 }
 
 Llama::Llama(const LlamaConfig& c)

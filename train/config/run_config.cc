@@ -373,7 +373,7 @@ void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::strin
   }
 }
 
-LoadedConfig load_config(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides) {
+LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
   LoadedConfig loaded;
   loaded.path = path;
   check_paths(path);

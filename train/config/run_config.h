@@ -172,9 +172,12 @@ std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 /// Takes [model], but for dropout, from what `key` names. Exit::usage where a key was given otherwise.
 void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& key);
 
+/// Keys of a config and their texts, as on a command line.
+using Overrides = std::vector<std::pair<std::string, std::string>>;
+
 /// Defaults, which may follow other keys (train.out_dir, schedule.min_lr) < file < environment (LATHE_TRAIN_STEPS=100)
 /// < command line (key, text). Checked key by key and against each other. Errors are Exit::usage and say where.
-LoadedConfig load_config(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides);
+LoadedConfig load_config(const std::string& path, const Overrides& overrides);
 
 /// A saved run's config, as written in its checkpoint; what is wrong with it is Exit::checkpoint.
 RunConfig config_from_toml(const std::string& text, const std::string& where);

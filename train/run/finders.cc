@@ -10,14 +10,9 @@
 namespace lathe {
 namespace {
 
-/// Squared norm of the gradients that the session's parameters have.
-double squared_norm(const Session& s) {
-  double sum = 0;
-  for (const auto& p : s.params) {
-    if (const at::Tensor& g = p.parameter.grad(); g.defined())
-      sum += std::pow(g.to(at::kDouble).norm().item<double>(), 2);
-  }
-  return sum;
+/// 0 for an undefined tensor.
+double squared_norm(const at::Tensor& t) {
+  return t.defined() ? std::pow(t.to(at::kDouble).norm().item<double>(), 2) : 0;
 }
 
 }  // namespace
@@ -78,18 +73,14 @@ NoiseScale measure_noise(Session& s, const Data& data, int64_t parts, int64_t ro
     for (int64_t part = 0; part < parts; ++part) {
       zero_grad(*s.model);
       run_micro_batch(s, loader.next(), divisor, random_of(s.config, round, part), s.compute);
-      small += squared_norm(s) / static_cast<double>(parts * rounds);
       for (size_t i = 0; i < sums.size(); ++i) {
         const at::Tensor& g = s.params[i].parameter.grad();
         if (!g.defined()) continue;
+        small += squared_norm(g) / static_cast<double>(parts * rounds);
         sums[i] = sums[i].defined() ? sums[i].add_(g) : g.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
       }
     }
-    double norm = 0;
-    for (const at::Tensor& sum : sums) {
-      if (sum.defined()) norm += std::pow(sum.to(at::kDouble).norm().item<double>() / static_cast<double>(parts), 2);
-    }
-    large += norm / static_cast<double>(rounds);
+    for (const at::Tensor& sum : sums) large += squared_norm(sum) / static_cast<double>(parts * parts * rounds);
   }
   zero_grad(*s.model);
   const auto batch = static_cast<double>(s.config.train.batch_size);

@@ -28,10 +28,7 @@ std::optional<int64_t> resident(const std::string& path, const Overrides& given,
   }
   all.insert(all.end(), more.begin(), more.end());
   try {
-    LoadedConfig loaded = load_config(path, all);
-    const DryStep d = dry_step(loaded);
-    const int64_t held = loaded.config.checkpoint.async_save ? d.checkpoint_bytes : 0;
-    return d.peaks.touched_peak + held + program_bytes;
+    return dry_step(load_config(path, all)).resident() + program_bytes;
   } catch (const Error& e) {
     if (e.code() == Exit::usage) return std::nullopt;
     throw;
@@ -51,12 +48,11 @@ int64_t free_memory() {
   return free;
 }
 
-ResourceNeeds resource_needs(const LoadedConfig& loaded) {
-  const int64_t program = peak_rss_bytes() + (20 << 20);  // and what it takes once it trains
-  const DryStep d = dry_step(loaded);
+ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
+  const int64_t program = program_bytes_in_training();
+  const DryStep d = dry_step(loaded, data);
   const RunConfig& c = loaded.config;
-  const auto memory =
-      static_cast<double>(d.peaks.touched_peak + program + (c.checkpoint.async_save ? d.checkpoint_bytes : 0));
+  const auto memory = static_cast<double>(d.resident() + program);
   const auto disk = static_cast<double>(d.checkpoint_bytes * (kept_checkpoints(c) + 1));
   fs::path place = fs::absolute(fs::path(c.train.out_dir));
   while (!fs::exists(place) && place.has_relative_path()) place = place.parent_path();

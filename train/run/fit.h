@@ -11,8 +11,6 @@
 
 namespace lathe {
 
-using Overrides = std::vector<std::pair<std::string, std::string>>;  ///< key of the config, value
-
 /// Bytes of memory that this process may still take: the machine's, or its control group's where that is less.
 int64_t free_memory();
 /// "8GB", "500 MiB", "6.5e9": bytes. Exit::usage otherwise.
@@ -24,7 +22,7 @@ struct ResourceNeeds {
   bool enough = true;
 };
 /// From a dry run; call it before the run takes its memory.
-ResourceNeeds resource_needs(const LoadedConfig& loaded);
+ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 
 /// What to change so that a run stays within `bytes` resident: the largest micro-batch, with as many of them as make
 /// the same global batch; where one sequence is too much, also bfloat16, then recomputation, then an optimizer with

@@ -73,6 +73,7 @@ class EmptyBatches {
 LoadedConfig one_step(LoadedConfig loaded) {
   loaded.config.train.eval_interval = 0;
   loaded.config.train.detect_anomaly = false;  // which looks at values
+  loaded.source.clear();                       // shapes and times are the same with any weights
   loaded.config.train.device = "cpu";
   loaded.config.amp.tf32 = false;
   return loaded;
@@ -219,10 +220,17 @@ int64_t kept_checkpoints(const RunConfig& c) {
   return static_cast<int64_t>(steps.size() - gone) + (k.keep_best && gone > 0 ? 1 : 0);
 }
 
+int64_t program_bytes_in_training() { return peak_rss_bytes() + (20 << 20); }
+
 DryStep dry_step(const LoadedConfig& given) {
   LoadedConfig loaded = one_step(given);
-  const DryRun dry;
   const RunData data = open_for_plan(loaded);
+  return dry_step(loaded, data);
+}
+
+DryStep dry_step(const LoadedConfig& given, const RunData& data) {
+  const LoadedConfig loaded = one_step(given);
+  const DryRun dry;
   Session s = Session::make(loaded, *data.task, data.sizes);
   EmptyBatches batches(s.config, data.data.get(), static_cast<uint64_t>(s.config.train.seed), s.device);
   DryStep result;
@@ -244,6 +252,7 @@ DryStep dry_step(const LoadedConfig& given) {
   result.trained = count(s.params);
   result.formula_flops = s.model->flops_per_unit() * static_cast<double>(units_of_micro_batch(s.config));
   result.checkpoint_bytes = checkpoint_bytes(s.params, s.optimizer, save_dtype(loaded.config.checkpoint));
+  result.held_bytes = loaded.config.checkpoint.async_save ? result.checkpoint_bytes : 0;
   result.has_copies = std::any_of(s.params.begin(), s.params.end(),
                                   [](const auto& p) { return p.parameter.leaf().precision.low.defined(); });
   return result;
@@ -258,7 +267,6 @@ Forecast forecast(LoadedConfig loaded) {
   f.times = times_from(small, m, f.dry, c.train.grad_accum);
   f.program_bytes = m.program_bytes;
   f.is_measured = small.dry.micro_batch.total() == f.dry.micro_batch.total();
-  f.held_bytes = c.checkpoint.async_save ? f.dry.checkpoint_bytes : 0;
   f.kept_checkpoints = kept_checkpoints(c);
   return f;
 }

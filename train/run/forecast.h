@@ -13,6 +13,8 @@
 
 namespace lathe {
 
+struct RunData;
+
 /// What two steps of a config took in a dry run (core/dry_run.h).
 struct DryStep {
   int64_t parameters = 0, trained = 0;  ///< elements
@@ -21,13 +23,20 @@ struct DryStep {
   FlopCount micro_batch{};              ///< FLOPs of one
   double formula_flops = 0;             ///< of a micro-batch, by the model's own formula
   int64_t checkpoint_bytes = 0;
+  int64_t held_bytes = 0;   ///< the copy of a checkpoint that is written in the background
   bool has_copies = false;  ///< weights have working copies in the matmul dtype
   std::string unit{};       ///< what throughput counts: "tokens" or "samples"
+  /// Of the run's memory what is resident at the highest, beside the program.
+  int64_t resident() const { return peaks.touched_peak + held_bytes; }
 };
 
 /// Runs two steps of the config without their memory and their arithmetic; the data's folder need not be there for a
 /// model of tokens whose vocab_size is given. Exit codes as the run's.
 DryStep dry_step(const LoadedConfig& loaded);
+/// The same with the data opened before, for what RunData::open made of the config.
+DryStep dry_step(const LoadedConfig& loaded, const RunData& data);
+/// About what this process will have resident beside its tensors once it trains.
+int64_t program_bytes_in_training();
 
 /// Seconds of the parts of an optimizer step, all its micro-batches together.
 struct StepTimes {
@@ -41,10 +50,9 @@ struct Forecast {
   StepTimes times{};
   bool is_measured = false;      ///< times are the config's own; else those of a smaller version, by FLOPs
   int64_t program_bytes = 0;     ///< resident beside tensors: libraries, threads, what libraries keep
-  int64_t held_bytes = 0;        ///< the copy of a checkpoint that is written in the background
   int64_t kept_checkpoints = 0;  ///< in the run's folder at its end
   /// Resident memory of the process at its highest.
-  int64_t peak_rss() const { return program_bytes + held_bytes + dry.peaks.touched_peak; }
+  int64_t peak_rss() const { return program_bytes + dry.resident(); }
 };
 
 /// Checkpoints in the folder of a run of this config once it ended.

@@ -42,13 +42,19 @@ Json json_or_null(double x) { return x < 0 ? Json() : Json(x); }
 
 }  // namespace
 
+double process_cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  double seconds = 0;
+  for (const timeval& t : {usage.ru_utime, usage.ru_stime})
+    seconds += static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  return seconds;
+}
+
 MachineSample MachineSample::now() {
   MachineSample s;
   s.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  for (const timeval& t : {usage.ru_utime, usage.ru_stime})
-    s.own_cpu += static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  s.own_cpu = process_cpu_seconds();
   // user nice system idle iowait irq softirq steal, in clock ticks
   std::ifstream stat("/proc/stat");
   std::string cpu;

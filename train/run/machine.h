@@ -10,6 +10,9 @@
 
 namespace lathe {
 
+/// Seconds of CPU that all threads of this process took so far.
+double process_cpu_seconds();
+
 /// What the system counts, at one moment; -1 where it does not tell.
 struct MachineSample {
   double seconds = 0;      ///< of a steady clock

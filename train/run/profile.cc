@@ -10,6 +10,7 @@
 #include <map>
 #include <regex>
 #include <sstream>
+#include <tuple>
 #include <unordered_map>
 
 #include "autograd/op.h"
@@ -17,6 +18,7 @@
 #include "core/io/json.h"
 #include "core/io/text.h"
 #include "nn/module_call.h"
+#include "train/run/machine.h"
 #include "train/run/peak.h"
 #include "train/run/stepper.h"
 
@@ -26,15 +28,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Phase = Span::Phase;
 constexpr const char* phase_names[]{"data", "forward", "recompute", "backward", "optimizer"};
-
-double cpu_seconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
 
 int64_t major_faults() {
   rusage usage{};
@@ -55,7 +48,7 @@ class Recorder : public ModeGuard {
   }
 
   /// What has passed since the last span ended was this.
-  void end_span(Phase phase, const std::string& op) { add({.phase = phase, .op = op}, ""); }
+  void end_span(Phase phase, const std::string& op) { add({.phase = phase, .op = op}); }
   /// Nothing that has passed since the last span is to be counted.
   void mark() {
     reset_memory_peaks();
@@ -67,7 +60,7 @@ class Recorder : public ModeGuard {
  private:
   static int64_t activations() { return memory_stats().used[static_cast<size_t>(Memory::activations)]; }
 
-  void add(Span span, const std::string& shapes) {
+  void add(Span span) {
     const Clock::time_point now = Clock::now();
     const MemoryStats memory = memory_stats();
     span.begin = std::chrono::duration<double>(last_ - start_).count();
@@ -80,7 +73,6 @@ class Recorder : public ModeGuard {
       profile_.at_peak = memory;
     }
     profile_.spans.push_back(std::move(span));
-    profile_.shapes.push_back(shapes);
     mark();
   }
 
@@ -90,18 +82,15 @@ class Recorder : public ModeGuard {
   int64_t kept_ = 0;
   std::unordered_map<const Node*, std::string> modules_;
   const std::function<void(const OpResult&)> on_result_ = [this](const OpResult& r) {
-    const Flops flops = flops_.forward;
-    Span span{.phase = mode().again ? Phase::recompute : Phase::forward, .op = r.name};
+    Span span{.phase = mode().again ? Phase::recompute : Phase::forward, .op = r.name, .flops = flops_.forward};
     if (const ModuleCall* call = ModuleCall::innermost()) span.module = call->path();
-    span.flops = flops;
-    std::string shapes;
     for (const Variable& v : r.inputs) {
       span.bytes += bytes_of(v.data());
-      shapes += (shapes.empty() ? "" : ", ") + describe(v.data());
+      span.inputs += (span.inputs.empty() ? "" : ", ") + describe(v.data());
     }
     for (const at::Tensor& t : r.outputs) span.bytes += bytes_of(t);
     if (r.node != nullptr && !(mode().again && modules_.contains(r.node))) modules_[r.node] = span.module;
-    add(std::move(span), shapes);
+    add(std::move(span));
   };
   const std::function<void(const BackwardResult&)> on_backward_ = [this](const BackwardResult& r) {
     Span span{.phase = Phase::backward, .op = r.node.name()};
@@ -109,7 +98,7 @@ class Recorder : public ModeGuard {
     span.flops = r.node.backward_flops;
     for (const at::Tensor& t : r.dy) span.bytes += bytes_of(t);
     for (const at::Tensor& t : r.grads) span.bytes += bytes_of(t);
-    add(std::move(span), "");
+    add(std::move(span));
   };
 };
 
@@ -119,11 +108,65 @@ std::string any_block(const std::string& module) {
   return std::regex_replace(module, number, ".*");
 }
 
+/// Spans that are shown together: in any block, the same op of the same module in the same phase.
 struct Row {
+  Phase phase;
+  std::string op, module;
   double seconds = 0;
   Flops flops{};
-  int64_t bytes = 0, count = 0, kept = 0;
+  int64_t bytes = 0, count = 0;
 };
+
+const char* name_of(Phase phase) { return phase_names[static_cast<size_t>(phase)]; }
+
+/// The costliest first.
+std::vector<Row> rows_of(const Profile& p) {
+  std::map<std::tuple<Phase, std::string, std::string>, Row> rows;
+  for (const Span& span : p.spans) {
+    const std::string module = any_block(span.module);
+    Row& row = rows.try_emplace({span.phase, span.op, module}, Row{span.phase, span.op, module}).first->second;
+    row.seconds += span.seconds, row.flops += span.flops, row.bytes += span.bytes, ++row.count;
+  }
+  std::vector<Row> sorted;
+  for (auto& [key, row] : rows) sorted.push_back(std::move(row));
+  std::stable_sort(sorted.begin(), sorted.end(), [](const Row& a, const Row& b) { return a.seconds > b.seconds; });
+  return sorted;
+}
+
+/// What each module left for backward, the most first.
+std::vector<std::pair<std::string, int64_t>> kept_by_module(const Profile& p) {
+  std::map<std::string, int64_t> kept;
+  for (const Span& span : p.spans) {
+    if (span.phase == Phase::forward && span.kept > 0) kept[any_block(span.module)] += span.kept;
+  }
+  std::vector<std::pair<std::string, int64_t>> sorted(kept.begin(), kept.end());
+  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  return sorted;
+}
+
+/// Seconds by what limits them.
+struct Limits {
+  double compute = 0, memory = 0, data = 0, overhead = 0;
+};
+
+Limits limits_of(const Profile& p, const Ceilings& ceilings) {
+  Limits limits;
+  for (const Span& span : p.spans) {
+    if (span.phase == Phase::data || span.phase == Phase::optimizer) {
+      (span.phase == Phase::data ? limits.data : limits.memory) += span.seconds;
+      continue;
+    }
+    // The least that its products and its tensors can take; the rest is what stands around them.
+    const double by_flops = span.flops.matmul / ceilings.flops,
+                 by_bytes = static_cast<double>(span.bytes) / ceilings.bytes_per_second;
+    const double least = std::min(span.seconds, std::max(by_flops, by_bytes));
+    // Within a factor of three of its ceiling a span is limited by it; farther off, by the work of starting it.
+    const double own = 3 * least >= span.seconds ? span.seconds : least;
+    (by_flops >= by_bytes ? limits.compute : limits.memory) += own;
+    limits.overhead += span.seconds - own;
+  }
+  return limits;
+}
 
 }  // namespace
 
@@ -136,7 +179,7 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
   const int64_t faults = major_faults();
   Recorder recorder(p);
   for (int64_t step = first; step < first + count; ++step) {
-    const double cpu = cpu_seconds();
+    const double cpu = process_cpu_seconds();
     const auto begin = Clock::now();
     recorder.mark();
     bool any = false;
@@ -150,7 +193,7 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
     run_step(s, next, step);
     recorder.end_span(Phase::optimizer, "optimizer");
     p.step_seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
-    p.cpu_seconds += cpu_seconds() - cpu;
+    p.cpu_seconds += process_cpu_seconds() - cpu;
     p.memory_after_step.push_back(memory_stats().total);
   }
   p.disk_reads = major_faults() - faults;
@@ -173,31 +216,11 @@ Ceilings machine_ceilings(const Session& s) {
 }
 
 std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::string& unit, double units_of_step) {
-  std::map<std::string, Row> rows, by_module;
-  double total = 0, phases[5] = {}, compute = 0, memory = 0, data = 0, overhead = 0, matmul = 0;
+  double total = 0, phases[5] = {}, matmul = 0;
   for (const Span& span : p.spans) {
-    Row& row = rows[str(phase_names[static_cast<size_t>(span.phase)], "\t", span.op, "\t", any_block(span.module))];
-    row.seconds += span.seconds, row.flops += span.flops, row.bytes += span.bytes, ++row.count, row.kept += span.kept;
-    if (span.phase == Phase::forward && span.kept > 0) by_module[any_block(span.module)].kept += span.kept;
     total += span.seconds;
     phases[static_cast<size_t>(span.phase)] += span.seconds;
     matmul += span.flops.matmul;
-    if (span.phase == Phase::data) {
-      data += span.seconds;
-      continue;
-    }
-    // The least that its products and its tensors can take; the rest is what stands around them.
-    const double by_flops = span.flops.matmul / ceilings.flops,
-                 by_bytes = static_cast<double>(span.bytes) / ceilings.bytes_per_second;
-    const bool multiplies = by_flops >= by_bytes;
-    const double least = std::min(span.seconds, std::max(by_flops, by_bytes));
-    // Within a factor of three of its ceiling a span is limited by it; farther off, by the work of starting it.
-    const double own = 3 * least >= span.seconds ? span.seconds : least;
-    (multiplies ? compute : memory) += span.op == "optimizer" ? 0 : own;
-    if (span.op == "optimizer")
-      memory += span.seconds;
-    else
-      overhead += span.seconds - own;
   }
   const auto steps = static_cast<double>(p.step_seconds.size());
   std::vector<double> sorted = p.step_seconds;
@@ -212,38 +235,34 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
   }
   out << format("; threads at work %.0f%% of the time\n\n", 100 * p.cpu_seconds / (total * p.threads));
 
-  std::vector<std::pair<std::string, Row>> costly(rows.begin(), rows.end());
-  std::sort(costly.begin(), costly.end(),
-            [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+  const std::vector<Row> costly = rows_of(p);
   out << format("%-10s%-24s%-28s%8s%9s%7s%12s%10s%9s\n", "", "op", "module", "calls", "ms", "share", "GFLOP/s",
                 "of peak", "GB/s");
   for (size_t i = 0; i < std::min<size_t>(costly.size(), 25); ++i) {
-    const auto& [key, row] = costly[i];
-    const size_t tab = key.find('\t'), second = key.find('\t', tab + 1);
+    const Row& row = costly[i];
     const double flops = row.flops.matmul + row.flops.other;
-    out << format("%-10s%-24s%-28s%8.0f%9.3f%6.1f%%%12.3g%9.0f%%%9.2f\n", key.substr(0, tab).c_str(),
-                  key.substr(tab + 1, second - tab - 1).c_str(), key.substr(second + 1).c_str(),
-                  static_cast<double>(row.count) / steps, 1e3 * row.seconds / steps, 100 * row.seconds / total,
-                  flops / row.seconds / 1e9, 100 * row.flops.matmul / row.seconds / ceilings.flops,
+    out << format("%-10s%-24s%-28s%8.0f%9.3f%6.1f%%%12.3g%9.0f%%%9.2f\n", name_of(row.phase), row.op.c_str(),
+                  row.module.c_str(), static_cast<double>(row.count) / steps, 1e3 * row.seconds / steps,
+                  100 * row.seconds / total, flops / row.seconds / 1e9,
+                  100 * row.flops.matmul / row.seconds / ceilings.flops,
                   static_cast<double>(row.bytes) / row.seconds / 1e9);
   }
 
-  const std::pair<const char*, double> limits[]{{"products of matrices (compute)", compute},
-                                                {"reading and writing tensors (memory)", memory},
-                                                {"waiting for data", data},
-                                                {"the work around small ops (overhead)", overhead}};
+  const Limits limits = limits_of(p, ceilings);
+  const std::pair<const char*, double> named[]{{"products of matrices (compute)", limits.compute},
+                                               {"reading and writing tensors (memory)", limits.memory},
+                                               {"waiting for data", limits.data},
+                                               {"the work around small ops (overhead)", limits.overhead}};
   const auto& most =
-      *std::max_element(std::begin(limits), std::end(limits), [](auto& a, auto& b) { return a.second < b.second; });
+      *std::max_element(std::begin(named), std::end(named), [](auto& a, auto& b) { return a.second < b.second; });
   out << "\nA step is limited most by " << most.first << format(", %.0f%% of its time (", 100 * most.second / total)
-      << format("compute %.0f%%, memory %.0f%%, data %.0f%%, overhead %.0f%%", 100 * compute / total,
-                100 * memory / total, 100 * data / total, 100 * overhead / total)
+      << format("compute %.0f%%, memory %.0f%%, data %.0f%%, overhead %.0f%%", 100 * limits.compute / total,
+                100 * limits.memory / total, 100 * limits.data / total, 100 * limits.overhead / total)
       << "). The three largest costs:";
   for (size_t i = 0; i < std::min<size_t>(costly.size(), 3); ++i) {
-    const std::string& key = costly[i].first;
-    const size_t tab = key.find('\t'), second = key.find('\t', tab + 1);
-    const std::string module = key.substr(second + 1);
-    out << (i > 0 ? "; " : " ") << key.substr(tab + 1, second - tab - 1) << (module.empty() ? "" : " in " + module)
-        << ", " << key.substr(0, tab) << format(" (%.0f%%)", 100 * costly[i].second.seconds / total);
+    const Row& row = costly[i];
+    out << (i > 0 ? "; " : " ") << row.op << (row.module.empty() ? "" : " in " + row.module) << ", "
+        << name_of(row.phase) << format(" (%.0f%%)", 100 * row.seconds / total);
   }
   out << ".\n\n";
 
@@ -259,18 +278,16 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
 
   const Span& top = p.spans[p.peak_span];
   out << "Memory is highest in " << top.op << (top.module.empty() ? "" : " of " + top.module) << ", "
-      << phase_names[static_cast<size_t>(top.phase)] << ": "
-      << format("%.1f MB of tensors\n ", static_cast<double>(top.memory_peak) / 1e6);
+      << name_of(top.phase) << ": " << format("%.1f MB of tensors\n ", static_cast<double>(top.memory_peak) / 1e6);
   for (size_t i = 0; i < memory_names.size(); ++i) {
     if (p.at_peak.used[i] > 0)
       out << format("  %s %.1f MB", memory_names[i].data(), static_cast<double>(p.at_peak.used[i]) / 1e6);
   }
   out << "\nKept for backward, of one step:\n";
-  std::vector<std::pair<std::string, Row>> owners(by_module.begin(), by_module.end());
-  std::sort(owners.begin(), owners.end(), [](const auto& a, const auto& b) { return a.second.kept > b.second.kept; });
+  const auto owners = kept_by_module(p);
   for (size_t i = 0; i < std::min<size_t>(owners.size(), 10); ++i) {
     out << format("  %-36s%10.2f MB\n", owners[i].first.empty() ? "(outside of modules)" : owners[i].first.c_str(),
-                  static_cast<double>(owners[i].second.kept) / steps / 1e6);
+                  static_cast<double>(owners[i].second) / steps / 1e6);
   }
   const auto& after = p.memory_after_step;
   if (after.size() > 2 && after.back() > after[1] && after[after.size() - 2] > after[0])
@@ -281,13 +298,12 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
 
 std::string profile_trace(const Profile& p) {
   Json events = Json::array();
-  for (size_t i = 0; i < p.spans.size(); ++i) {
-    const Span& s = p.spans[i];
+  for (const Span& s : p.spans) {
     Json arguments{
         {"module", s.module}, {"bytes", s.bytes}, {"matmul_flops", s.flops.matmul}, {"other_flops", s.flops.other}};
-    if (!p.shapes[i].empty()) arguments["inputs"] = p.shapes[i];
+    if (!s.inputs.empty()) arguments["inputs"] = s.inputs;
     events.push_back({{"name", s.op},
-                      {"cat", phase_names[static_cast<size_t>(s.phase)]},
+                      {"cat", name_of(s.phase)},
                       {"ph", "X"},
                       {"ts", 1e6 * s.begin},
                       {"dur", 1e6 * s.seconds},

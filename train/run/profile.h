@@ -17,6 +17,7 @@ struct Span {
   Phase phase = Phase::forward;
   std::string op{};               ///< "linear_gelu"; "optimizer", "data" where it is no op
   std::string module{};           ///< "blocks.1.mlp"; "" outside of all modules
+  std::string inputs{};           ///< of forward: dtypes and shapes
   double begin = 0, seconds = 0;  ///< since the first profiled step
   Flops flops{};
   int64_t bytes = 0;         ///< of its tensors, once each
@@ -28,7 +29,6 @@ struct Span {
 /// What steps of a session did.
 struct Profile {
   std::vector<Span> spans;
-  std::vector<std::string> shapes;  ///< of each span's inputs, for the trace
   std::vector<double> step_seconds;
   std::vector<int64_t> memory_after_step;  ///< of all tensors: more from step to step is a leak
   MemoryStats at_peak{};                   ///< right after the span with the highest memory

@@ -24,6 +24,13 @@ RunData RunData::open(LoadedConfig& loaded) {
   return opened;
 }
 
+RunData open_for_steps(LoadedConfig& loaded) {
+  loaded.config.train.eval_interval = 0;
+  adopt_source(loaded);
+  adopt_base(loaded);
+  return RunData::open(loaded);
+}
+
 namespace {
 
 void check_device(const LoadedConfig& loaded, const std::string& device) {

@@ -64,12 +64,8 @@ class Trainer {
     return Exit::done;
   }
 
-  /// What is told at the start of a run on the CPU.
-  void set_needs(std::optional<ResourceNeeds> needs) {
-    if (!session_.device.is_cuda()) needs_ = std::move(needs);
-  }
-
-  Exit run(const FolderLock& lock) {
+  /// `needs`: told at the start of a run on the CPU.
+  Exit run(const FolderLock& lock, const std::optional<ResourceNeeds>& needs) {
     lock_ = &lock;
     const TrainConfig& c = session_.config.train;
     fault_point("start: locked");
@@ -89,9 +85,9 @@ class Trainer {
     sync_folder(run_);
     fault_point("start: metrics cut");
     log_header(session_, *data_, ceiling_, run_.string(), resumed_from_.string(), source_.string());
-    if (needs_) {
-      log(needs_->enough ? Level::info : Level::warn,
-          "needs     " + needs_->text + (needs_->enough ? "" : "; `lathe plan CONFIG --fit` says how to make it fit"));
+    if (needs && !session_.device.is_cuda()) {
+      log(needs->enough ? Level::info : Level::warn,
+          "needs     " + needs->text + (needs->enough ? "" : "; `lathe plan CONFIG --fit` says how to make it fit"));
     }
     note_progress(state_.step, saved_step_);
     CheckpointSaver saver(run_, session_.config.checkpoint, saved_step_);
@@ -342,7 +338,6 @@ class Trainer {
   std::string unit_ = session_.task.unit();
   double flops_per_unit_ = session_.model->flops_per_unit();
   fs::path run_;
-  std::optional<ResourceNeeds> needs_;
   fs::path source_;  // of the weights that it begins with, or empty
   RunState state_;
   fs::path resumed_from_;  // a checkpoint, or empty
@@ -379,9 +374,8 @@ Exit train(LoadedConfig loaded, bool verify_data) {
   const bool goes_on = resume.has_value();
   // What stands on another run would have to be loaded twice.
   const bool can_tell = loaded.config.train.device != "cuda" && loaded.base.empty();
-  const std::optional<ResourceNeeds> needs = can_tell ? std::optional(resource_needs(loaded)) : std::nullopt;
+  const std::optional<ResourceNeeds> needs = can_tell ? std::optional(resource_needs(loaded, data)) : std::nullopt;
   Trainer trainer(std::move(loaded), std::move(data), std::move(resume));
-  trainer.set_needs(needs);
   if (goes_on && trainer.is_finished()) return trainer.say_finished();
   if (!lock) {
     make_folders(run);
@@ -391,7 +385,7 @@ Exit train(LoadedConfig loaded, bool verify_data) {
            " meanwhile; run the same command again to go on from there");
     }
   }
-  return trainer.run(*lock);
+  return trainer.run(*lock, needs);
 }
 
 }  // namespace lathe

@@ -31,6 +31,14 @@ bool has_metrics(const fs::path& run) { return fs::is_regular_file(run / "metric
 
 }  // namespace
 
+std::pair<int64_t, double> lowest(const Series& s) {
+  const auto best = std::min_element(s.values.begin(), s.values.end(),
+                                     [](double a, double b) { return !std::isnan(a) && (std::isnan(b) || a < b); });
+  return {s.steps[static_cast<size_t>(best - s.values.begin())], *best};
+}
+
+Json number_or_null(const std::optional<double>& x) { return x ? json_number(*x) : Json(); }
+
 Curves::Curves(fs::path run) : run_(without_trailing_slash(run)) {
   if (!has_metrics(run_) && !fs::exists(run_ / "config.toml"))
     fail(Exit::usage, run_.string(), " is no run; give the folder that train.out_dir named");

@@ -19,6 +19,11 @@ struct Series {
   std::vector<double> values;
 };
 
+/// The step of the lowest value that is a number, and the value; of NaNs alone the first. Not of an empty series.
+std::pair<int64_t, double> lowest(const Series& series);
+/// As json_number; null for nothing.
+Json number_or_null(const std::optional<double>& x);
+
 /// metrics.jsonl of a run, as far as it is written.
 class Curves {
  public:

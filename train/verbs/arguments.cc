@@ -45,12 +45,16 @@ void check_flags(const Arguments& arguments, const std::set<std::string>& known,
   }
 }
 
-LoadedConfig load_config_argument(const Arguments& arguments, size_t at) {
-  std::vector<std::pair<std::string, std::string>> overrides;
+Overrides key_arguments(const Arguments& arguments) {
+  Overrides keys;
   for (const auto& [key, value] : arguments.flags) {
-    if (key.find('.') != std::string::npos) overrides.emplace_back(key, value);
+    if (key.find('.') != std::string::npos) keys.emplace_back(key, value);
   }
-  LoadedConfig loaded = load_config(arguments.words.at(at), overrides);
+  return keys;
+}
+
+LoadedConfig load_config_argument(const Arguments& arguments, size_t at) {
+  LoadedConfig loaded = load_config(arguments.words.at(at), key_arguments(arguments));
   const std::string& level = loaded.config.log.level;
   set_console_level(level == "debug"  ? Level::debug
                     : level == "info" ? Level::info
@@ -73,12 +77,18 @@ fs::path run_argument(const Arguments& arguments) {
   }
 }
 
+std::string load_dtype_argument(const Arguments& arguments, const std::string& otherwise) {
+  static const std::set<std::string> dtypes{"fp32", "bf16", "fp16", "int8", "nf4"};
+  const std::string dtype = arguments.get("load-dtype", otherwise);
+  if (!dtype.empty() && !dtypes.contains(dtype))
+    fail(Exit::usage, "command line: --load-dtype must be fp32, bf16, fp16, int8 or nf4, not ", dtype);
+  return dtype;
+}
+
 LoadedModel load_model_argument(const Arguments& arguments) {
-  const std::string device = arguments.get("device", "auto"), dtype = arguments.get("load-dtype", "");
+  const std::string device = arguments.get("device", "auto"), dtype = load_dtype_argument(arguments, "");
   if (device != "auto" && device != "cpu" && device != "cuda")
     fail(Exit::usage, "command line: --device must be auto, cpu or cuda, not ", device);
-  if (!dtype.empty() && dtype != "fp32" && dtype != "bf16" && dtype != "fp16" && dtype != "int8" && dtype != "nf4")
-    fail(Exit::usage, "command line: --load-dtype must be fp32, bf16, fp16, int8 or nf4, not ", dtype);
   const bool twice = arguments.is_true("double-quant");
   if (twice && dtype != "nf4") fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
   const std::string weights = arguments.get("weights", "model");

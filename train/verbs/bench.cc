@@ -32,10 +32,7 @@ struct BenchResult {
 };
 /// Trains train.steps steps without evaluation, checkpoints or a run folder; times are of the steps after `skip`.
 BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
-  loaded.config.train.eval_interval = 0;
-  adopt_source(loaded);
-  adopt_base(loaded);
-  const RunData data = RunData::open(loaded);
+  const RunData data = open_for_steps(loaded);
   Session session = Session::make(loaded, *data.task, data.sizes);
   const TrainConfig& c = session.config.train;
   Loader loader(*data.data, batch_sizes(session.config), static_cast<uint64_t>(c.seed), 0, session.config.data,

@@ -97,10 +97,8 @@ Writer of_config(const Arguments& arguments, int threads, const std::string& dty
 Writer of_run(const Arguments& arguments) {
   Arguments own = arguments;
   own.words.erase(own.words.begin());
-  for (const auto& [flag, value] : own.flags) {
-    if (flag.find('.') != std::string::npos)
-      fail(Exit::usage, "command line: --", flag, " is a key of a config; ", own.words[0], " is a run");
-  }
+  if (const Overrides keys = key_arguments(own); !keys.empty())
+    fail(Exit::usage, "command line: --", keys[0].first, " is a key of a config; ", own.words[0], " is a run");
   LoadedModel m = load_model_argument(own);
   text_tokenizer(own, m);
   return {std::move(m.model), m.config, m.compute, m.device, m.load_dtype};
@@ -109,10 +107,7 @@ Writer of_run(const Arguments& arguments) {
 }  // namespace
 
 Exit bench_generate(const Arguments& arguments) {
-  const std::string dtype = arguments.get("load-dtype", "fp32");
-  static const std::set<std::string> dtypes{"fp32", "bf16", "fp16", "int8", "nf4"};
-  if (!dtypes.contains(dtype))
-    fail(Exit::usage, "command line: --load-dtype must be fp32, bf16, fp16, int8 or nf4, not ", dtype);
+  const std::string dtype = load_dtype_argument(arguments, "fp32");
   const int threads = static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
   const auto batch = static_cast<int64_t>(arguments.number("batch", 1, between(1, 10000), true));
   const auto tokens = static_cast<int64_t>(arguments.number("tokens", 64, between(2, 1e6), true));

@@ -9,32 +9,20 @@
 #include "train/run/finders.h"
 #include "train/run/fit.h"
 #include "train/run/stepper.h"
-#include "train/transforms/adapters.h"
 #include "train/verbs/braille.h"
 #include "train/verbs/verbs.h"
 
 namespace lathe {
 namespace {
 
-struct Opened {
-  RunData data;
-  Session session;
-};
-
-Opened open_session(LoadedConfig loaded) {
-  loaded.config.train.eval_interval = 0;
-  adopt_base(loaded);
-  RunData data = RunData::open(loaded);
-  Session session = Session::make(loaded, *data.task, data.sizes);
-  return {std::move(data), std::move(session)};
-}
-
 Exit find_lr(const Arguments& a) {
   const double from = a.number("from", 1e-6, above(0, 1e6), false), to = a.number("to", 1, above(0, 1e6), false);
   const auto steps = static_cast<int64_t>(a.number("steps", 100, between(10, 1e6), true));
   if (to <= from) fail(Exit::usage, "command line: --to must be above --from, which is ", format("%g", from));
-  Opened o = open_session(load_config_argument(a, 1));
-  const RangeTest test = lr_range_test(o.session, *o.data.data, from, to, steps);
+  LoadedConfig loaded = load_config_argument(a, 1);
+  const RunData data = open_for_steps(loaded);
+  Session session = Session::make(loaded, *data.task, data.sizes);
+  const RangeTest test = lr_range_test(session, *data.data, from, to, steps);
   BrailleCurve curve;
   for (size_t i = 0; i < test.lr.size(); ++i) {
     curve.x.push_back(std::log10(test.lr[i]));
@@ -57,10 +45,10 @@ Exit find_lr(const Arguments& a) {
 }
 
 /// The largest micro-batch whose dry run stays within `bytes`, at most 65536; 0 where one is too much.
-int64_t largest_batch(LoadedConfig loaded, int64_t bytes) {
+int64_t largest_batch(LoadedConfig loaded, const RunData& data, int64_t bytes) {
   const auto fits = [&](int64_t batch) {
     loaded.config.train.batch_size = batch;
-    return dry_step(loaded).peaks.touched_peak <= bytes;
+    return dry_step(loaded, data).peaks.touched_peak <= bytes;
   };
   if (!fits(1)) return 0;
   int64_t low = 1, high = 2;
@@ -77,23 +65,24 @@ Exit find_batch(const Arguments& a) {
   const int64_t bytes = limit.empty() ? free_memory() : parse_bytes(limit);
   const auto rounds = static_cast<int64_t>(a.number("rounds", 8, between(1, 1e5), true));
   LoadedConfig loaded = load_config_argument(a, 1);
-  const int64_t own = loaded.config.train.batch_size;
-  const int64_t program = peak_rss_bytes() + (20 << 20);  // and what it takes once it trains
-  const int64_t largest = largest_batch(loaded, bytes - program);
+  const int64_t global = loaded.config.train.batch_size * loaded.config.train.grad_accum;
+  const RunData data = open_for_steps(loaded);
+  const int64_t program = program_bytes_in_training();
+  const int64_t largest = largest_batch(loaded, data, bytes - program);
   if (largest == 0)
     fail(Exit::usage, "not even a micro-batch of 1 fits in ", format("%.2f GB", static_cast<double>(bytes) / 1e9),
          "; `lathe plan CONFIG --fit` says what else to change");
   double noise = 0;
   {
-    Opened o = open_session(loaded);
-    noise = measure_noise(o.session, *o.data.data, 4, rounds).batch();
+    Session session = Session::make(loaded, *data.task, data.sizes);
+    noise = measure_noise(session, *data.data, 4, rounds).batch();
   }
   loaded.config.train.batch_size = largest;
   loaded.config.train.grad_accum = 1;
-  const int64_t predicted = dry_step(loaded).peaks.touched_peak + program;
-  Opened o = open_session(loaded);
-  Loader loader(*o.data.data, batch_sizes(o.session.config), 1, 0, o.session.config.data, o.session.device);
-  run_step(o.session, loader, 0);
+  const int64_t predicted = dry_step(loaded, data).peaks.touched_peak + program;
+  Session session = Session::make(loaded, *data.task, data.sizes);
+  Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data, session.device);
+  run_step(session, loader, 0);
   const int64_t measured = peak_rss_bytes();
   std::cout << "the largest micro-batch within " << format("%.2f GB", static_cast<double>(bytes) / 1e9) << " is "
             << largest
@@ -101,7 +90,7 @@ Exit find_batch(const Arguments& a) {
                       static_cast<double>(measured) / 1e9);
   std::cout << "gradient noise scale at the initial weights: "
             << (std::isfinite(noise) ? format("about %.0f", noise) : std::string("not to be told from so few batches"))
-            << " samples; a global batch (now " << own * load_config_argument(a, 1).config.train.grad_accum
+            << " samples; a global batch (now " << global
             << ") far above it saves few steps, and it grows in training\n";
   std::cout << Json{{"batch_size", largest},
                     {"predicted_bytes", predicted},

@@ -91,9 +91,9 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
   line("memory: gradients", human(peak(d.peaks, Memory::gradients)));
   line("memory: activations", human(peak(d.peaks, Memory::activations)) + " at the highest");
   line("memory: data", human(peak(d.peaks, Memory::data)));
-  if (f.held_bytes > 0)
+  if (d.held_bytes > 0)
     line("memory: checkpoints",
-         human(static_cast<double>(f.held_bytes)) + ", the copy that is written in the background");
+         human(static_cast<double>(d.held_bytes)) + ", the copy that is written in the background");
   line("memory: program", human(static_cast<double>(f.program_bytes)));
   line("memory: at the highest", human(static_cast<double>(f.peak_rss())) + " resident, " +
                                      human(static_cast<double>(d.peaks.total_peak)) + " of it tensors");
@@ -135,7 +135,7 @@ Json json_of(const RunConfig& c, const Forecast& f) {
             {"gradients", mb(peak(d.peaks, Memory::gradients))},
             {"activations", mb(peak(d.peaks, Memory::activations))},
             {"data", mb(peak(d.peaks, Memory::data))},
-            {"checkpoints", mb(static_cast<double>(f.held_bytes))},
+            {"checkpoints", mb(static_cast<double>(d.held_bytes))},
             {"program", mb(static_cast<double>(f.program_bytes))}}},
           {"ms_per_step", 1e3 * step_s},
           {"ms_forward", 1e3 * f.times.forward},
@@ -188,7 +188,6 @@ std::string text_of_fit(const LoadedConfig& loaded, const Overrides& given, cons
 Exit run_plan(const Arguments& a) {
   LoadedConfig loaded = load_config_argument(a);
   adopt_source(loaded);
-  loaded.source.clear();  // shapes and times are the same with any weights
   adopt_base(loaded);
   const bool json = a.is_true("json");
   const std::string fit = a.get("fit", ""), cards = a.get("for", "");
@@ -201,13 +200,7 @@ Exit run_plan(const Arguments& a) {
     return Exit::done;
   }
   std::cout << text_of(loaded.config, f, weight_lines(loaded));
-  if (fit != "") {
-    Overrides given;
-    for (const auto& [key, value] : a.flags) {
-      if (key.find('.') != std::string::npos) given.emplace_back(key, value);
-    }
-    std::cout << text_of_fit(loaded, given, f, fit);
-  }
+  if (fit != "") std::cout << text_of_fit(loaded, key_arguments(a), f, fit);
   if (cards != "") std::cout << text_for(loaded.config, f, cards);
   std::cout << std::flush;
   return Exit::done;

@@ -37,9 +37,7 @@ Exit run_profile(const Arguments& a) {
     named.words[0] = (run / "config.toml").string();
   }
   LoadedConfig loaded = load_config_argument(named);
-  loaded.config.train.eval_interval = 0;
-  adopt_base(loaded);
-  const RunData data = RunData::open(loaded);
+  const RunData data = open_for_steps(loaded);
   Session session = Session::make(loaded, *data.task, data.sizes);
   if (session.device.is_cuda())
     fail(Exit::usage, "lathe profile looks at CPU runs; take --train.device=cpu, or the card's own profiler");

@@ -90,21 +90,19 @@ Json run_json(const fs::path& run, const std::string& name, std::string& unit) {
   curves.read();
   unit = curves.unit;
   const RunSummary summary = summarise(curves.run());
-  const auto value = [](const std::optional<double>& x) { return x ? json_number(*x) : Json(); };
   Json json{{"name", name},
             {"state", summary.state},
             {"step", summary.step},
             {"steps", summary.steps},
-            {"loss", value(summary.loss)},
-            {"val_loss", value(summary.val_loss)},
+            {"loss", number_or_null(summary.loss)},
+            {"val_loss", number_or_null(summary.val_loss)},
             {"best_val_loss", Json()},
             {"best_step", Json()},
             {"machine", ""}};
   if (const Series* s = curves.find("val_loss")) {
-    const auto best = std::min_element(s->values.begin(), s->values.end(),
-                                       [](double a, double b) { return !std::isnan(a) && (std::isnan(b) || a < b); });
-    json["best_val_loss"] = json_number(*best);
-    json["best_step"] = s->steps[static_cast<size_t>(best - s->values.begin())];
+    const auto [step, value] = lowest(*s);
+    json["best_val_loss"] = json_number(value);
+    json["best_step"] = step;
   }
   for (const fs::path& checkpoint : list_checkpoints(curves.run())) {
     try {

@@ -15,8 +15,6 @@
 namespace lathe {
 namespace {
 
-Json number_or_null(const std::optional<double>& x) { return x ? json_number(*x) : Json(); }
-
 Exit run_runs(const Arguments& arguments) {
   const fs::path folder = arguments.words.empty() ? fs::path("runs") : fs::path(arguments.words[0]);
   if (!fs::is_directory(folder)) {
@@ -95,8 +93,7 @@ Exit run_compare(const Arguments& arguments) {
   const auto keys = differing_keys({a.run(), b.run()});
   const auto best = [](const Curves& c) -> std::optional<double> {
     const Series* s = c.find("val_loss");
-    if (s == nullptr) return std::nullopt;
-    return *std::min_element(s->values.begin(), s->values.end(), [](double x, double y) { return x < y; });
+    return s != nullptr ? std::optional(lowest(*s).second) : std::nullopt;
   };
   std::vector<std::pair<std::string, Distance>> distances;
   int64_t parted = -1, common = 0;

@@ -1,342 +1,16 @@
-// lathe sweep: many runs of one config, each a process and a folder of its own. sweep.json says what is tried and never
-// changes; points/0001.json how far a point is, points/0001 is its run, points/0001.log what it said.
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
+// lathe sweep: what the command line, or a sweep file, asks for.
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <iostream>
-#include <thread>
 
 #include "core/device.h"
-#include "core/io/checksum.h"
-#include "core/io/log.h"
-#include "core/io/progress.h"
-#include "core/io/text.h"
-#include "train/run/stop.h"
-#include "train/store/checkpoint.h"
-#include "train/verbs/report.h"
-#include "train/verbs/sweep_plan.h"
-#include "train/verbs/table.h"
+#include "train/verbs/sweep_run.h"
 #include "train/verbs/verbs.h"
 
 namespace lathe {
 namespace {
 
-/// The process `lathe WORDS...` of this binary, with what it says in `out`, a file descriptor. It is asked to stop
-/// where this one dies. -1 where it can't be started.
-pid_t start_lathe(std::vector<std::string> words, int out) {
-  words.insert(words.begin(), "lathe");
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  const pid_t parent = ::getpid(), pid = ::fork();
-  if (pid != 0) return pid;
-  // What is safe after a fork, alone. A group of its own, so that Ctrl-C comes by way of the sweep, once.
-  ::setpgid(0, 0);
-  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  const int in = ::open("/dev/null", O_RDONLY);
-  if (::getppid() != parent || ::dup2(out, 1) < 0 || ::dup2(out, 2) < 0 || ::dup2(in, 0) < 0) ::_exit(127);
-  ::execv("/proc/self/exe", arguments.data());
-  ::_exit(127);
-}
-
-/// What `lathe plan` forecasts for a step; nullopt where it can't tell.
-std::optional<double> planned_ms(std::vector<std::string> words) {
-  words.insert(words.begin(), "plan");
-  words.emplace_back("--json=true");
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return std::nullopt;
-  const pid_t pid = start_lathe(words, ends[1]);
-  ::close(ends[1]);
-  std::string text;
-  char buffer[4096];
-  for (ssize_t n = 0; pid > 0 && (n = ::read(ends[0], buffer, sizeof buffer)) > 0;)
-    text.append(buffer, static_cast<size_t>(n));
-  ::close(ends[0]);
-  int status = -1;
-  if (pid < 0 || ::waitpid(pid, &status, 0) != pid || status != 0) return std::nullopt;
-  const size_t begin = text.rfind("\n{") == std::string::npos ? 0 : text.rfind("\n{") + 1;
-  try {
-    return json_real(parse_json(text.substr(begin), "plan", Exit::io), "ms_per_step", "plan", Exit::io);
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
 /// What a sweep sets itself.
 const std::set<std::string> own_keys{"train.out_dir", "train.pause_at", "checkpoint.resume"};
-
-std::string overrides_text(const Overrides& overrides) {
-  std::string text;
-  for (const auto& [key, value] : overrides) text += (text.empty() ? "" : " ") + key + "=" + value;
-  return text;
-}
-
-class Sweep {
- public:
-  Sweep(SweepPlan plan, fs::path folder, size_t jobs, int threads)
-      : plan_(std::move(plan)), folder_(std::move(folder)), jobs_(jobs), threads_(threads) {}
-
-  /// Begins the sweep's folder, or goes on with it. Exit::usage where it holds another sweep, Exit::busy where another
-  /// process runs it.
-  void open() {
-    make_folders(folder_ / "points");
-    lock_.emplace(folder_);
-    Json points = Json::array();
-    for (const Overrides& point : plan_.points) {
-      points.push_back(Json::object());
-      for (const auto& [key, value] : point) points.back()[key] = value;
-    }
-    Json record{{"config", plan_.config},
-                {"config_xxh3", file_checksum(plan_.config)},
-                {"fixed", overrides_text(plan_.fixed)},
-                {"rungs", plan_.rungs},
-                {"eta", plan_.eta},
-                {"points", points}};
-    const fs::path path = folder_ / "sweep.json";
-    if (fs::exists(path)) {
-      Json there = parse_json(read_file(path, Exit::io), path.string(), Exit::io);
-      threads_ = static_cast<int>(json_whole(there, "threads", 0, 4096, path.string(), Exit::io));
-      there.erase("threads");
-      if (there != record) {
-        fail(Exit::usage, folder_.string(),
-             " holds another sweep, or its config file was changed since; give another --out");
-      }
-    } else {
-      record["threads"] = threads_;
-      write_file_durably(path, record.dump(1) + "\n");
-    }
-    for (size_t i = 0; i < plan_.points.size(); ++i) {
-      const fs::path state = state_file(i);
-      states_.push_back(
-          fs::exists(state)
-              ? point_state(parse_json(read_file(state, Exit::io), state.string(), Exit::io), state.string())
-              : PointState());
-    }
-    children_.resize(plan_.points.size(), 0);
-  }
-
-  /// Until nothing is left to do, or a stop is asked for. Exit::stopped then.
-  Exit run() {
-    take_stop_signals("the points that run, each with a checkpoint");
-    say_plan();
-    ProgressBar bar("points", static_cast<double>(states_.size()), static_cast<double>(n_done()));
-    while (true) {
-      while (stop_signal() == 0 && n_running() < jobs_) {
-        const auto job = next_job(states_, running(), plan_.rungs.size(), plan_.eta);
-        if (!job) break;
-        begin(job->first, job->second);
-      }
-      if (n_running() == 0) break;
-      if (stop_signal() != 0) stop_children();
-      collect();
-      bar.show(static_cast<double>(n_done()), {str(n_running(), " running"), best_text()});
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-    if (!failure_.empty()) fail(failure_code_, failure_);
-    if (stop_signal() == 0) return finish();
-    log_info("stopped; run the same command again to go on");
-    return Exit::stopped;
-  }
-
- private:
-  std::string name(size_t i) const { return format("%04zu", i + 1); }
-  fs::path point(size_t i) const { return folder_ / "points" / name(i); }
-  fs::path state_file(size_t i) const { return point(i).string() + ".json"; }
-  size_t n_running() const {
-    return static_cast<size_t>(std::count_if(children_.begin(), children_.end(), [](pid_t p) { return p != 0; }));
-  }
-  std::vector<bool> running() const {
-    std::vector<bool> is(children_.size());
-    for (size_t i = 0; i < children_.size(); ++i) is[i] = children_[i] != 0;
-    return is;
-  }
-  /// Points that are as far as they have been asked to go.
-  size_t n_done() const {
-    return static_cast<size_t>(std::count_if(states_.begin(), states_.end(), [](const PointState& s) {
-      return !s.end.empty() || (s.target >= 0 && s.losses.size() > static_cast<size_t>(s.target));
-    }));
-  }
-  std::string best_text() const {
-    const size_t best = ranking(states_).at(0);
-    if (states_[best].losses.empty() || !states_[best].end.empty()) return "no result yet";
-    return "best " + name(best) + format(" %.4f", states_[best].losses.back());
-  }
-
-  void say_plan() const {
-    const size_t n = plan_.points.size();
-    log_info("sweep     ", n, n == 1 ? " run" : " runs", " of ", plan_.config, ", ", jobs_, " at a time",
-             threads_ == 0 ? "" : str(", ", threads_, threads_ == 1 ? " thread" : " threads", " each"), ", in ",
-             folder_.string());
-    size_t there = n;
-    int64_t steps = 0, before = 0;
-    std::string text;
-    for (const int64_t rung : plan_.rungs) {
-      text += str(text.empty() ? "" : ", then ", there, " to step ", rung);
-      steps += static_cast<int64_t>(there) * (rung - before);
-      before = rung;
-      there /= static_cast<size_t>(plan_.eta);
-    }
-    log_info(
-        "steps     ", plan_.rungs.size() > 1 ? text + ": about " : "", steps, " in all",
-        plan_.rungs.size() > 1 ? str(" of ", static_cast<int64_t>(n) * plan_.rungs.back(), " without halving") : "");
-    if (n_done() > 0) {
-      log_info("done      ", n_done(), " points so far; going on");
-    } else if (const auto ms = planned_ms(run_words(0))) {
-      log_info("time      about ", duration_text(1e-3 * *ms * static_cast<double>(steps) / static_cast<double>(jobs_)),
-               ", as `lathe plan` forecasts a step of the first point");
-    }
-  }
-
-  void keep(size_t i) const { write_file_durably(state_file(i), to_json(states_[i]).dump() + "\n"); }
-
-  /// Starts a point's process, on its way to a rung. It is asked to stop where this process dies.
-  void begin(size_t i, int rung) {
-    if (states_[i].target != rung) {
-      states_[i].target = rung;
-      keep(i);
-    }
-    fault_point("sweep: target kept");
-    std::vector<std::string> words = run_words(i);
-    words.insert(words.begin(), "train");
-    words.push_back("--train.out_dir=" + point(i).string());
-    if (static_cast<size_t>(rung) + 1 < plan_.rungs.size())
-      words.push_back("--train.pause_at=" + std::to_string(plan_.rungs[static_cast<size_t>(rung)]));
-    const std::string log = point(i).string() + ".log";
-    const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (out < 0) fail(Exit::io, "cannot write ", log, ": ", std::strerror(errno));
-    children_[i] = start_lathe(words, out);
-    ::close(out);
-    if (children_[i] < 0) {
-      children_[i] = 0;
-      fail(Exit::io, "cannot start a process for point ", name(i), "; raise the limit of processes (ulimit -u)");
-    }
-    fault_point("sweep: point started");
-  }
-
-  /// The config of a point and its keys, as words of a command line.
-  std::vector<std::string> run_words(size_t i) const {
-    std::vector<std::string> words{plan_.config};
-    for (const Overrides* set : {&plan_.fixed, &plan_.points[i]}) {
-      for (const auto& [key, value] : *set) words.push_back("--" + key + "=" + value);
-    }
-    if (threads_ > 0) words.push_back("--train.threads=" + std::to_string(threads_));
-    return words;
-  }
-
-  void stop_children() const {
-    for (const pid_t pid : children_) {
-      if (pid != 0) ::kill(pid, SIGTERM);
-    }
-  }
-
-  /// Takes the results of processes that ended.
-  void collect() {
-    for (size_t i = 0; i < children_.size(); ++i) {
-      int status = 0;
-      if (children_[i] == 0 || ::waitpid(children_[i], &status, WNOHANG) != children_[i]) continue;
-      children_[i] = 0;
-      take(i, WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
-    }
-  }
-
-  void take(size_t i, int code) {
-    PointState& s = states_[i];
-    const auto exit = static_cast<Exit>(code);
-    if (exit == Exit::done || exit == Exit::stopped) {
-      const fs::path checkpoint = find_checkpoint(point(i));
-      const RunState run = read_state(checkpoint);
-      const bool at_end = static_cast<size_t>(s.target) + 1 == plan_.rungs.size();
-      const bool there = at_end ? exit == Exit::done : run.step >= plan_.rungs[static_cast<size_t>(s.target)];
-      if (!there || run.eval_due) return;  // stopped on its way
-      s.losses.resize(static_cast<size_t>(s.target) + 1, run.best_val_loss.value_or(std::nan("")));
-      log_info("point     ", name(i), "  ", overrides_text(plan_.points[i]), "  step ", run.step,
-               format("  validation loss %.4f", s.losses.back()));
-    } else if (exit == Exit::diverged || exit == Exit::memory) {
-      s.end = exit == Exit::diverged ? "diverged" : "out of memory";
-      log_info("point     ", name(i), "  ", overrides_text(plan_.points[i]), "  ", s.end);
-    } else if (exit == Exit::busy && busy_++ < 600) {  // a process of a sweep that was killed is still saving
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));
-      return;
-    } else {
-      if (failure_.empty()) {
-        failure_ = str("point ", name(i), " (", overrides_text(plan_.points[i]), ") ended with exit code ", code, "; ",
-                       point(i).string(), ".log says why; the same command goes on from there");
-        failure_code_ = code > 0 && code < 10 ? exit : Exit::internal;
-      }
-      ::raise(SIGTERM);  // the others stop with a checkpoint each
-      return;
-    }
-    fault_point("sweep: point ended");
-    keep(i);
-    fault_point("sweep: result kept");
-  }
-
-  /// The table, the report and the best point's config.
-  Exit finish() const {
-    TextTable table([&] {
-      std::vector<std::string> head{"point"};
-      for (const auto& [key, value] : plan_.points.at(0)) head.push_back(key);
-      if (plan_.rungs.size() > 1) head.emplace_back("step");
-      head.insert(head.end(), {"val loss", "state"});
-      return head;
-    }());
-    const auto order = ranking(states_);
-    std::vector<fs::path> runs;
-    for (const size_t i : order) {
-      const PointState& s = states_[i];
-      std::vector<std::string> row{name(i)};
-      for (const auto& [key, value] : plan_.points[i]) row.push_back(value);
-      if (plan_.rungs.size() > 1)
-        row.push_back(s.losses.empty() ? "-" : std::to_string(plan_.rungs[s.losses.size() - 1]));
-      row.push_back(s.losses.empty() ? "-" : format("%.4f", s.losses.back()));
-      row.push_back(!s.end.empty() ? s.end : s.losses.size() == plan_.rungs.size() ? "finished" : "left at its rung");
-      table.add(row);
-      if (fs::exists(point(i) / "metrics.jsonl") && runs.size() < 16) runs.push_back(point(i));
-    }
-    write_file_durably(folder_ / "table.txt", table.text());
-    std::cout << "\n" << table.text() << "\n" << std::flush;
-    const size_t best = order.at(0);
-    if (states_[best].end.empty() && !states_[best].losses.empty()) {
-      const fs::path checkpoint = find_checkpoint(point(best));
-      RunConfig config = saved_config(read_state(checkpoint), checkpoint);
-      config.train.out_dir.clear(), config.train.pause_at = 0;
-      write_file_durably(folder_ / "best.toml",
-                         str("# Point ", name(best), " of a sweep of ", plan_.config, ": ",
-                             overrides_text(plan_.points[best]), "\n", config.schema().to_toml(&config, true)));
-      log_info("best      ", name(best), "  ", overrides_text(plan_.points[best]),
-               format("  validation loss %.4f", states_[best].losses.back()), "; its config is ",
-               (folder_ / "best.toml").string());
-    } else {
-      log_info("best      none: no point came to its end");
-    }
-    try {
-      write_file_durably(folder_ / "report.html", report_page(runs));
-      log_info("report    ", (folder_ / "report.html").string(),
-               runs.size() < states_.size() ? str(" of the best ", runs.size()) : "");
-    } catch (const Error& e) {
-      log_warn("no report is written: ", e.what());
-    }
-    return Exit::done;
-  }
-
-  SweepPlan plan_;
-  fs::path folder_;
-  size_t jobs_;
-  int threads_;
-  std::optional<FolderLock> lock_;
-  std::vector<PointState> states_;
-  std::vector<pid_t> children_;  // by point; 0: not running
-  int busy_ = 0;
-  std::string failure_;
-  Exit failure_code_ = Exit::internal;
-};
 
 /// What a command line or a sweep file says: the options of the verb by name, the texts of keys.
 struct Description {
@@ -386,7 +60,7 @@ Description describe(const Arguments& arguments, const std::set<std::string>& kn
   return d;
 }
 
-Exit run_sweep(const Arguments& given) {
+Exit run_sweep_verb(const Arguments& given) {
   const std::set<std::string> known{"jobs", "samples", "seed", "out", "method", "eta", "min-steps"};
   const Description d = describe(given, known);
   Arguments arguments = given;
@@ -444,10 +118,8 @@ Exit run_sweep(const Arguments& given) {
   const bool threads_swept =
       std::any_of(axes.begin(), axes.end(), [](const Axis& a) { return a.key == "train.threads"; });
   const int each = threads_swept || threads > 0 ? 0 : std::max(1, default_threads() / static_cast<int>(jobs));
-  Sweep sweep(std::move(plan), arguments.get("out", (fs::path("sweeps") / fs::path(d.config).stem()).string()),
-              static_cast<size_t>(jobs), each);
-  sweep.open();
-  return sweep.run();
+  return run_sweep(std::move(plan), arguments.get("out", (fs::path("sweeps") / fs::path(d.config).stem()).string()),
+                   static_cast<size_t>(jobs), each);
 }
 
 }  // namespace
@@ -469,7 +141,7 @@ Verb sweep_verb() {
       true,
       1,
       1,
-      run_sweep};
+      run_sweep_verb};
 }
 
 }  // namespace lathe

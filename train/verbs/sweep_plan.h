@@ -13,9 +13,6 @@
 
 namespace lathe {
 
-/// Keys and their texts, as on a command line.
-using Overrides = std::vector<std::pair<std::string, std::string>>;
-
 /// A key with the values that it takes: a list "1e-3,3e-3", or a range "1e-4..1e-2".
 struct Axis {
   std::string key;

@@ -61,10 +61,14 @@ void add_verb(Verb verb);
 /// a key of the config. `hint` ends the sentence.
 void check_flags(const Arguments& arguments, const std::set<std::string>& known, bool config_keys = false,
                  const std::string& hint = "");
+/// The flags that are keys of the config.
+Overrides key_arguments(const Arguments& arguments);
 /// The config that word `at` names, with the flags that are keys; sets the console's level.
 LoadedConfig load_config_argument(const Arguments& arguments, size_t at = 0);
 /// The run or checkpoint that the first word names; Exit::checkpoint with what it is instead.
 fs::path run_argument(const Arguments& arguments);
+/// --load-dtype: how weights are kept; Exit::usage for what is none.
+std::string load_dtype_argument(const Arguments& arguments, const std::string& otherwise);
 /// Its model, loaded as the flags of and_loading() ask.
 LoadedModel load_model_argument(const Arguments& arguments);
 /// A verb's own flags and those that load_model_argument reads.

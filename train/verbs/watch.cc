@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <iostream>
 
 #include "core/io/log.h"
@@ -132,8 +131,7 @@ Exit run_watch(const Arguments& arguments) {
   std::vector<Curves> runs;
   for (const std::string& word : arguments.words) runs.emplace_back(word);
   const auto every = arguments.number("every", 2, between(0.1, 3600), false);
-  const char* no_colour = std::getenv("NO_COLOR");
-  const bool live = is_terminal(), colour = live && (no_colour == nullptr || *no_colour == 0);
+  const bool live = is_terminal(), colour = live && wants_colour();
   const auto read = [&] {
     for (Curves& run : runs) run.read();
   };
