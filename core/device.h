@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/kernels/dropout.h"
+#include "core/kernels/norm.h"
 #include "core/kernels/update.h"
 
 namespace lathe {
@@ -16,8 +17,18 @@ struct CudaApi {
   std::string (*device_name)();
   double (*peak_bf16_flops)();  ///< dense bf16 FLOP/s of the card, 0 where unknown
   void (*synchronize)();
-  int64_t (*memory_peak)();
+  int64_t (*memory_free)();  ///< bytes that this process could still take
+  int64_t (*memory_used)();  ///< bytes of tensors on the card now
+  int64_t (*memory_peak)();  ///< the most there were since the start or the last reset
+  void (*reset_memory_peak)();
   int (*compute_capability)();  ///< 90 for sm_90
+  int (*multiprocessors)();
+  void (*gelu_backward)(const void* x, const void* dy, void* dx, Element type, int64_t n);
+  void (*norm_forward)(const NormRows& n, Matrix x, Matrix y, float eps);
+  void (*norm_backward)(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* partials, float* dweight,
+                        float* dbias);
+  void (*cross_entropy_rows)(Matrix logits, int64_t rows, int64_t classes, const int64_t* targets, int64_t ignore,
+                             float weight, bool gradient, float* losses);
   void (*dropout)(const void* x, void* y, int64_t n, Element type, const DropoutMask& mask);
   void (*grad_sum)(const GradArgs* grads, int64_t count, double* partials);
   void (*decide)(const StepRequest& request, const double* partials, int64_t n, const float* loss, StepControl* control,
@@ -40,7 +51,8 @@ std::string device_model(const std::string& device);
 void synchronize(const std::string& device);
 /// Threads for train.threads = 0: OMP_NUM_THREADS where it is set to a number, else the cores this process may use.
 int default_threads();
-/// Sets ATen's threads, what makes a device deterministic, and whether float32 matmuls on a card may use TF32.
+/// Sets ATen's threads, what makes a device deterministic, and whether float32 products and
+/// convolutions on a card may use TF32.
 void set_up_compute(const std::string& device, int threads, bool tf32);
 
 }  // namespace lathe

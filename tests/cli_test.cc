@@ -32,7 +32,7 @@ void refuse(const TempFolder& f, const std::vector<Bad>& cases) {
   for (const auto& bad : cases) {
     std::string line;
     for (const auto& a : bad.args) line += a + " ";
-    const Finished r = run({"lathe", bad.args, f.path(), {}});
+    const Finished r = run({"lathe", bad.args, f.path(), {{"CUDA_VISIBLE_DEVICES", ""}}});  // as if without a card
     INFO(line << "\n" << r.err);
     CHECK(r.code == bad.code);
     CHECK_THAT(r.err, ContainsSubstring(bad.text));

@@ -7,8 +7,11 @@
 #include <random>
 
 #include "core/dtype.h"
+#include "core/kernels/activation.cuh"
 #include "core/kernels/dropout.cuh"
 #include "core/kernels/launch.cuh"
+#include "core/kernels/loss.cuh"
+#include "core/kernels/norm.cuh"
 #include "core/kernels/rules.h"
 #include "core/kernels/update.cuh"
 #include "tests/catch.h"
@@ -203,6 +206,132 @@ TEST_CASE("sums of squares of many gradients on a card are the CPU's", "[cuda]")
   CHECK(grad_sum_cuda(none, 2, nullptr, nullptr) == cudaSuccess);
 }
 
+constexpr at::ScalarType narrow_dtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+/// Half a unit in the last place of a number of size 1, and for float32 the sums before it.
+double rounding(at::ScalarType dtype) { return dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7; }
+Matrix matrix(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(0), element_of(t.scalar_type())}; }
+/// The largest distance, as a share of the larger of 1 and the largest number.
+double distance(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor x = a.to(at::kDouble), y = b.to(at::kDouble);
+  return ((x - y).abs().max() / y.abs().max().clamp_min(1)).item<double>();
+}
+
+TEST_CASE("norms on a card are those of their formula", "[cuda]") {
+  torch::manual_seed(8);
+  for (const auto& [rows, c] : std::vector<std::pair<int64_t, int64_t>>{{1, 4}, {37, 68}, {3, 4100}, {2, 8200}}) {
+    const bool small = rows == 37;
+    for (const bool rms : {false, true}) {
+      for (const auto in : narrow_dtypes) {
+        for (const auto other : narrow_dtypes) {
+          if (!small && other != at::kFloat) continue;
+          INFO(rows << " x " << c << (rms ? " rms " : " ") << dtype_name(in) << " " << dtype_name(other));
+          const Setting setting(orders[(rows + rms) % 3]);
+          const at::Tensor x = (torch::randn({rows, c}) * 2 + 1).to(in), dy = torch::randn({rows, c}).to(other);
+          const at::Tensor w = torch::randn({c}), b = torch::randn({c});
+          const at::Tensor mean = torch::empty({rows}), rstd = torch::empty({rows}), dw = torch::empty({c}),
+                           db = torch::empty({c}), y = torch::empty({rows, c}, other);
+          at::Tensor before = torch::randn({rows, c}).to(in), dx = before.clone();
+          const NormRows n{.rows = rows,
+                           .columns = c,
+                           .weight = w.const_data_ptr<float>(),
+                           .bias = rms ? nullptr : b.const_data_ptr<float>(),
+                           .mean = rms ? nullptr : mean.mutable_data_ptr<float>(),
+                           .rstd = rstd.mutable_data_ptr<float>()};
+          const at::Tensor partials = torch::full({norm_partials(n)}, NAN);
+          REQUIRE(norm_forward_cuda(n, matrix(x), matrix(y), 1e-5f, nullptr) == cudaSuccess);
+          REQUIRE(norm_backward_cuda(n, matrix(x), matrix(dy), matrix(dx), true, partials.mutable_data_ptr<float>(),
+                                     dw.mutable_data_ptr<float>(), db.mutable_data_ptr<float>(),
+                                     nullptr) == cudaSuccess);
+          // By LibTorch's autograd, in float64.
+          const at::Tensor xd = x.to(at::kDouble).requires_grad_(), wd = w.to(at::kDouble).requires_grad_(),
+                           bd = b.to(at::kDouble).requires_grad_();
+          const at::Tensor centred = rms ? xd : xd - xd.mean(-1, true);
+          at::Tensor wanted = centred * ((centred * centred).mean(-1, true) + 1e-5).rsqrt() * wd;
+          if (!rms) wanted = wanted + bd;
+          wanted.backward(dy.to(at::kDouble));
+          CHECK(distance(y, wanted.detach()) < rounding(other));
+          CHECK(distance(dx, xd.grad() + before.to(at::kDouble)) < 2 * rounding(in));
+          CHECK(distance(dw, wd.grad()) < 1e-5);
+          if (!rms) CHECK(distance(db, bd.grad()) < 1e-5);
+          CHECK(distance(dw * 1.001, wd.grad()) > 1e-5);  // the control
+          // Without sums, into what is not to be read.
+          const at::Tensor fresh = torch::full({rows, c}, NAN, in);
+          REQUIRE(norm_backward_cuda(n, matrix(x), matrix(dy), matrix(fresh), false, nullptr, nullptr, nullptr,
+                                     nullptr) == cudaSuccess);
+          CHECK(distance(fresh, xd.grad()) < 2 * rounding(in));
+        }
+      }
+    }
+  }
+  const at::Tensor x = torch::ones({1, 6});
+  CHECK(norm_forward_cuda({.rows = 1, .columns = 6}, matrix(x), matrix(x), 0, nullptr) == cudaErrorInvalidValue);
+}
+
+TEST_CASE("the slope of GELU on a card is the CPU's", "[cuda]") {
+  torch::manual_seed(10);
+  for (const auto dtype : narrow_dtypes) {
+    for (const int64_t n : {1, 7, 16, 2053}) {
+      const Setting setting(orders[n % 3]);
+      at::Tensor x = (torch::randn({n}) * 4).to(dtype);
+      const at::Tensor dy = torch::randn({n}).to(dtype), ours = torch::full({n}, NAN, dtype);
+      if (n > 16) x[3] = 6e4, x[4] = -6e4, x[5] = 0, x[n - 1] = -2;
+      CHECK(gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(), element_of(dtype), n,
+                               nullptr) == cudaSuccess);
+      const at::Tensor wanted = at::gelu_backward(dy.to(at::kDouble), x.to(at::kDouble), "tanh");
+      CHECK(distance(ours, wanted) < rounding(dtype));
+      if (n > 16) CHECK(distance(ours * 1.02, wanted) > rounding(dtype));  // the control
+      x[n - 1] = NAN;
+      gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(), element_of(dtype), n,
+                         nullptr);
+      CHECK(ours[n - 1].isnan().item<bool>());
+    }
+  }
+}
+
+TEST_CASE("cross-entropy on a card is that of its formula", "[cuda]") {
+  torch::manual_seed(9);
+  for (const auto& [classes, stride] : std::vector<std::pair<int64_t, int64_t>>{{1, 32}, {65, 96}, {5000, 5024}}) {
+    for (const auto dtype : narrow_dtypes) {
+      INFO(classes << " " << dtype_name(dtype));
+      const Setting setting(orders[classes % 3]);
+      constexpr int64_t rows = 9;
+      at::Tensor logits = torch::full({rows, stride}, NAN).to(dtype);
+      logits.narrow(1, 0, classes).copy_(torch::randn({rows, classes}) * 3);
+      logits[2].narrow(0, 0, classes).add_(classes > 1 ? 200 : 0);  // what exponentials alone would not hold
+      if (classes > 1) logits[3][0] = -INFINITY;
+      logits[4].fill_(NAN);  // ignored
+      const at::Tensor targets = torch::randint(1, std::max<int64_t>(classes, 2), {rows}, at::kLong) % classes;
+      targets[4] = -100;
+      const at::Tensor x = logits.narrow(1, 0, classes).to(at::kDouble);
+      const at::Tensor log_p = x.log_softmax(1);
+      const at::Tensor wanted = -log_p.gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1);
+      at::Tensor d = 0.5 * log_p.exp();
+      d.scatter_add_(1, targets.clamp_min(0).unsqueeze(1), torch::full({rows, 1}, -0.5, at::kDouble));
+      wanted[4] = 0, d[4].zero_();
+      const at::Tensor losses = torch::full({rows}, NAN), same = logits.clone();
+      const auto run = [&](bool gradient) {
+        return cross_entropy_rows_cuda(matrix(logits), rows, classes, targets.const_data_ptr<int64_t>(), -100, 0.5f,
+                                       gradient, losses.mutable_data_ptr<float>(), nullptr);
+      };
+      REQUIRE(run(false) == cudaSuccess);
+      CHECK(distance(losses, wanted) < 1e-5);
+      CHECK(same_bits(logits, same));
+      REQUIRE(run(true) == cudaSuccess);
+      CHECK(distance(losses, wanted) < 1e-5);
+      CHECK(distance(logits.narrow(1, 0, classes), d) < rounding(dtype));
+      CHECK(logits.narrow(1, classes, stride - classes).eq(0).all().item<bool>());
+      if (classes > 1) CHECK(distance(logits.narrow(1, 0, classes) * 1.05, d) > rounding(dtype));  // the control
+    }
+  }
+  // A target that is no class, and logits that are not finite.
+  const at::Tensor logits = torch::zeros({3, 32}), losses = torch::zeros({3}), targets = torch::tensor({32, 1, 1});
+  logits[1][0] = NAN, logits[2][0] = INFINITY;
+  REQUIRE(cross_entropy_rows_cuda(matrix(logits), 3, 32, targets.const_data_ptr<int64_t>(), -100, 1, true,
+                                  losses.mutable_data_ptr<float>(), nullptr) == cudaSuccess);
+  CHECK(losses.isnan().all().item<bool>());
+  CHECK(logits.isnan().any(1).all().item<bool>());
+}
+
 bool same(const StepControl& a, const StepControl& b) {
   const auto numbers = [](const StepControl& c) {
     return torch::tensor(
@@ -261,7 +390,7 @@ struct Parameters {
     torch::manual_seed(4);
     std::mt19937 random(5);
     const auto pick = [&](const auto& of) { return of[random() % std::size(of)]; };
-    const int64_t sizes[] = {0, 1, 5, 255, 256, 257, 700, 4095, 4096, 4097, 9001};
+    const int64_t sizes[] = {0, 1, 5, 255, 256, 257, 700, 4097, 16383, 16384, 16385};
     // More than one launch's 24 that compute in float32, then as many in float64, then by turns.
     for (int i = 0; i < 110; ++i) {
       const bool wide = i < 45 ? false : i < 90 ? true : random() % 2 == 0;

@@ -383,7 +383,7 @@ TEST_CASE("without the instructions a run takes ATen's kernels, and so it does w
   make_tiny_run(f.path());
   const auto trained = [&](const std::string& name, std::vector<std::string> flags,
                            std::map<std::string, std::string> environment) {
-    std::vector<std::string> args{"train", "tiny.toml", "--train.out_dir=" + name};
+    std::vector<std::string> args{"train", "tiny.toml", "--train.device=cpu", "--train.out_dir=" + name};
     args.insert(args.end(), flags.begin(), flags.end());
     const Finished done = run({"lathe", args, f.path(), environment});
     INFO(done.err);

@@ -168,7 +168,9 @@ std::vector<OpCase> make_table() {
                    {{{2, 5, 4}}, {{3}}},
                    [](V v) {
                      const Variable weight = Variable::parameter(torch::empty({3, 4}));
-                     weight.leaf().precision.quantised = few_bits;
+                     // Quantised again, on x's device, it has the same codes.
+                     weight.leaf().precision.quantised = std::make_shared<const QuantisedTensor>(
+                         few_bits->dequantise(at::kDouble), QuantisedTensor::Format::int8, false, v[0].data().device());
                      return linear(v[0], weight, v[1]);
                    },
                    [](T x) { return torch::linear(x[0], few_bits->dequantise(at::kDouble), x[1]); }};

@@ -2,6 +2,7 @@
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
 #include "optim/config.h"
+#include "optim/method.h"
 #include "tests/catch.h"
 #include "tests/process.h"
 #include "train/run/load.h"
@@ -19,9 +20,13 @@ TEST_CASE("a run of every optimizer that stopped is one that did not, with group
                 "weight_decay = 0\n");
   for (const std::string& kind : optimizer_names()) {
     INFO(kind);
+    OptimConfig config;
+    config.kind = kind;
+    const std::string device = make_method(config)->runs_on_card() ? "auto" : "cpu";
     const auto train = [&](const std::string& out, const std::string& extra) {
-      return lathe_in(f, {"train", "tiny.toml", "--train.out_dir=" + out, "--train.steps=9", "--train.eval_interval=0",
-                          "--train.threads=1", "--optim.ema_decay=0.9", "--optim.kind=" + kind, extra});
+      return lathe_in(
+          f, {"train", "tiny.toml", "--train.out_dir=" + out, "--train.steps=9", "--train.eval_interval=0",
+              "--train.threads=1", "--train.device=" + device, "--optim.ema_decay=0.9", "--optim.kind=" + kind, extra});
     };
     const std::string whole = kind + "_whole", parts = kind + "_parts";
     const Finished first = train(whole, "--train.log_interval=1");

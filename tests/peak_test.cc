@@ -48,7 +48,10 @@ TEST_CASE("a run above the ceiling measures it again, once, and says so", "[peak
   REQUIRE(run({"lathe", {"bench", "peak", "--threads", "1"}, f.path(), {}}).code == 0);
   const auto train = [&](const std::string& name) {
     const Finished r =
-        run({"lathe", {"train", "tiny.toml", "--train.threads=1", "--train.out_dir=" + name}, f.path(), {}});
+        run({"lathe",
+             {"train", "tiny.toml", "--train.threads=1", "--train.device=cpu", "--train.out_dir=" + name},
+             f.path(),
+             {}});
     REQUIRE(r.code == 0);
     return slurp(f / name / "log.txt");
   };

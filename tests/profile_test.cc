@@ -18,7 +18,10 @@ using namespace lathe;
 using namespace lathe::test;
 
 LoadedConfig tiny_config(const TempFolder& f, std::vector<std::pair<std::string, std::string>> keys = {}) {
-  keys.insert(keys.end(), {{"data.dir", (f / "data").string()}, {"train.threads", "1"}, {"train.grad_accum", "2"}});
+  keys.insert(keys.end(), {{"data.dir", (f / "data").string()},
+                           {"train.threads", "1"},
+                           {"train.grad_accum", "2"},
+                           {"train.device", "cpu"}});
   return load_config((f / "tiny.toml").string(), keys);
 }
 
@@ -156,7 +159,7 @@ TEST_CASE("the gradient noise scale is that of gradients with known noise", "[pr
   CHECK(std::isnan(noise_scale(20, 5, 5, 20).batch()));  // all noise
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
-  const Finished r = lathe_in(f, {"find", "batch", "tiny.toml", "--memory=300MB", "--rounds=2"});
+  const Finished r = lathe_in(f, {"find", "batch", "tiny.toml", "--memory=300MB", "--rounds=2", "--train.device=cpu"});
   INFO(r.err);
   REQUIRE(r.code == 0);
   const Json last = parse_json(r.out.substr(r.out.rfind("{")), "find", Exit::internal);

@@ -266,7 +266,7 @@ TEST_CASE("the copy has the bytes of a checkpoint and takes nothing more from th
 /// A tiny run with `lathe_faults`, in the background where `slow` is a fault point and milliseconds.
 Finished train(const TempFolder& f, const std::string& out, std::vector<std::string> args, const std::string& slow,
                std::map<std::string, std::string> environment = {}, int signal = 0) {
-  args.insert(args.begin(), {"train", "tiny.toml", "--train.out_dir=" + out});
+  args.insert(args.begin(), {"train", "tiny.toml", "--train.device=cpu", "--train.out_dir=" + out});
   if (!slow.empty()) {
     args.emplace_back("--checkpoint.async_save=true");
     environment["LATHE_TEST_SLOW"] = slow;

@@ -16,8 +16,10 @@
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
 #include "autograd/ops/plain.h"
+#include "core/device.h"
 #include "core/dtype.h"
 #include "core/kernels/attention.h"
+#include "core/kernels/scratch.h"
 
 namespace lathe {
 namespace {
@@ -74,6 +76,19 @@ struct Attention {
   /// [B, H, T, D] -> [B, T, C].
   static at::Tensor joined(const at::Tensor& y) {
     return y.transpose(1, 2).reshape({y.size(0), y.size(2), y.size(1) * y.size(3)});
+  }
+  /// How many of the samples a card's flash kernel takes first in its backward. Its deterministic form gives each head
+  /// of a sample to one multiprocessor, and where heads are fewer than those splits them up. So what is left over after
+  /// whole rounds costs a round as well, unless it comes by itself.
+  static int64_t full_waves(int64_t batch, int64_t heads, int64_t processors) {
+    const auto cost = [&](int64_t samples) {  // in rounds
+      const int64_t blocks = samples * heads;
+      if (blocks == 0) return 0.0;
+      const int64_t parts = divide_up(processors, blocks);
+      return static_cast<double>(divide_up(blocks * parts, processors)) / static_cast<double>(parts);
+    };
+    const int64_t whole = batch * heads / processors * processors / heads;
+    return cost(whole) + cost(batch - whole) < 0.9 * cost(batch) ? whole : batch;
   }
   static at::Tensor wide(const at::Tensor& t) { return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
   double scale() const {
@@ -150,11 +165,19 @@ struct Attention {
         std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_for_cpu_backward(
             d_out, q, k, v, out.data(), lse.data(), /*dropout_p=*/0.0, /*is_causal=*/true);
         break;
-      case Kernel::cuda_flash:
-        std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_backward(
-            d_out, q, k, v, out.data(), lse.data(), /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, packed.size(1), packed.size(1),
-            /*dropout_p=*/0.0, /*is_causal=*/true, seed.data(), offset.data());
-        break;
+      case Kernel::cuda_flash: {
+        const int64_t first = full_waves(packed.size(0), heads, cuda_api().multiprocessors());
+        for (const auto& [begin, count] : {std::pair(int64_t{0}, first), std::pair(first, packed.size(0) - first)}) {
+          if (count == 0) continue;
+          const auto of = [&](const at::Tensor& t) { return t.narrow(0, begin, count); };
+          std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_backward(
+              of(d_out), of(q), of(k), of(v), of(out.data()), of(lse.data()), /*cum_seq_q=*/{}, /*cum_seq_k=*/{},
+              packed.size(1), packed.size(1), /*dropout_p=*/0.0, /*is_causal=*/true, seed.data(), offset.data());
+          const at::Tensor to = of(d_packed);
+          part(to, 0).copy_(dq), part(to, 1).copy_(dk), part(to, 2).copy_(dv);
+        }
+        return {d_packed};
+      }
       case Kernel::cuda_efficient: {
         at::Tensor d_bias;
         std::tie(dq, dk, dv, d_bias) = at::_scaled_dot_product_efficient_attention_backward(

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <numbers>
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/sigmoid_backward.h>
@@ -12,6 +13,8 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "autograd/ops/formula.h"
+#include "autograd/ops/kernel.h"
+#include "core/device.h"
 
 namespace lathe {
 namespace {
@@ -212,7 +215,15 @@ struct GeluOp {
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     // Beyond +-30 the slope is 0 or 1 in float64 too, and powers of x would overflow.
-    if constexpr (std::same_as<T, at::Tensor>) return {at::gelu_backward(dy, x.data().clamp(-30, 30), approximate())};
+    if constexpr (std::same_as<T, at::Tensor>) {
+      if (form == Gelu::tanh && card_kernel_ready(x.data()) && dy.scalar_type() == x.data().scalar_type()) {
+        const at::Tensor in = x.data().contiguous(), up = dy.contiguous(), dx = at::empty_like(in);
+        cuda_api().gelu_backward(in.const_data_ptr(), up.const_data_ptr(), dx.mutable_data_ptr(),
+                                 element_of(dx.scalar_type()), dx.numel());
+        return {dx};
+      }
+      return {at::gelu_backward(dy, x.data().clamp(-30, 30), approximate())};
+    }
     const at::Tensor far = x.data().abs().gt(30);
     const T v = masked_fill(x.as<T>(), far, 0);
     const T dx = [&] {

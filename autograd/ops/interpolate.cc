@@ -20,13 +20,20 @@ struct Resampling {
   bool align_corners;
   std::optional<double> scale_h, scale_w;
 
-  at::Tensor operator()(const at::Tensor& x) const {
-    return mode == Interpolation::nearest ? at::upsample_nearest2d(x, both(size), scale_h, scale_w)
-                                          : at::upsample_bilinear2d(x, both(size), align_corners, scale_h, scale_w);
+  at::Tensor operator()(const at::Tensor& x) const { return to(x, size, scale_h, scale_w); }
+  at::Tensor to(const at::Tensor& x, Pair out, std::optional<double> h, std::optional<double> w) const {
+    return mode == Interpolation::nearest ? at::upsample_nearest2d(x, both(out), h, w)
+                                          : at::upsample_bilinear2d(x, both(out), align_corners, h, w);
   }
   Variable operator()(const Variable& x) const;
   /// The gradient in an x of `from`.
   at::Tensor adjoint(const at::Tensor& dy, const ImageSizes& from) const {
+    if (dy.is_cuda() && mode == Interpolation::bilinear) {
+      return adjoint_by_products(dy, from, [this](const at::Tensor& x, Pair out) {
+        const bool by_height = x.size(3) == 1;  // along the other dim nothing is scaled
+        return to(x, out, by_height ? scale_h : std::nullopt, by_height ? std::nullopt : scale_w);
+      });
+    }
     return mode == Interpolation::nearest
                ? at::upsample_nearest2d_backward(dy, both(size), from, scale_h, scale_w)
                : at::upsample_bilinear2d_backward(dy, both(size), from, align_corners, scale_h, scale_w);

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 #include "autograd/node.h"
 #include "core/dtype.h"
 #include "core/kernels/gemm.h"
@@ -19,6 +21,12 @@ inline bool kernel_dtype(at::ScalarType dtype) {
 /// The same for a tensor, which must be on the CPU and not empty.
 inline bool kernel_ready(const at::Tensor& t) { return t.is_cpu() && kernel_dtype(t.scalar_type()) && t.numel() > 0; }
 
+/// The same for the kernels of core/kernels/*.cu: on a card.
+inline bool card_kernel_ready(const at::Tensor& t) {
+  const at::ScalarType d = t.scalar_type();
+  return t.is_cuda() && kernels_wanted() && t.numel() > 0 && (d == at::kFloat || d == at::kBFloat16 || d == at::kHalf);
+}
+
 /// A contiguous tensor as rows of its last dim.
 inline Matrix matrix_of(const at::Tensor& t) { return {t.const_data_ptr(), t.size(-1), element_of(t.scalar_type())}; }
 /// The dtype in which a kernel makes a weight's gradient: what its leaf keeps, or the dtype of the cast that autocast
@@ -29,17 +37,25 @@ inline at::ScalarType kernel_grad_dtype(const Variable& weight) {
   const bool cast_between =
       kept != nullptr && compute != at::kFloat && !kept->low.defined() && weight.dtype() != compute;
   const at::ScalarType dtype = cast_between ? compute : kept != nullptr ? kept->grad_dtype : weight.dtype();
-  return kernel_dtype(dtype) ? dtype : at::kFloat;
+  return weight.data().is_cuda() || kernel_dtype(dtype) ? dtype : at::kFloat;
 }
-/// Whether a fused op of a linear layer takes x and its weight, as autocast will hand them over: on the CPU, not empty,
-/// in a dtype that kernels take, and a weight that is neither quantised nor in fp8.
-inline bool kernel_linear(const Variable& x, const Variable& weight) {
+/// The dtype in which autocast will hand x and the weight of a linear layer to an op, where a fused op could take them:
+/// not empty, no float64, and a weight that is neither quantised nor in fp8.
+inline std::optional<at::ScalarType> fused_linear_dtype(const Variable& x, const Variable& weight) {
   const Precision* kept = precision_of(weight);
-  if (kept != nullptr && (kept->quantised || (kept->fp8 && mode().fp8))) return false;
-  const bool autocast = mode().compute != at::kFloat;
-  return x.data().is_cpu() && x.numel() > 0 && weight.numel() > 0 && x.dtype() != at::kDouble &&
-         weight.dtype() != at::kDouble && kernel_dtype(autocast ? mode().compute : x.dtype()) &&
-         (autocast || weight.dtype() == x.dtype());
+  if (kept != nullptr && (kept->quantised || (kept->fp8 && mode().fp8))) return std::nullopt;
+  if (x.numel() == 0 || weight.numel() == 0 || x.dtype() == at::kDouble || weight.dtype() == at::kDouble)
+    return std::nullopt;
+  if (mode().compute != at::kFloat) return mode().compute;
+  return weight.dtype() == x.dtype() ? std::optional(x.dtype()) : std::nullopt;
+}
+/// Whether a fused op takes them with the CPU's kernels, or with those for cards.
+inline bool kernel_linear(const Variable& x, const Variable& weight) {
+  const auto dtype = fused_linear_dtype(x, weight);
+  return dtype && x.data().is_cpu() && kernel_dtype(*dtype);
+}
+inline bool card_linear(const Variable& x, const Variable& weight) {
+  return fused_linear_dtype(x, weight).has_value() && x.data().is_cuda() && kernels_wanted();
 }
 /// A tensor, or an undefined one, in contiguous float32.
 inline at::Tensor as_float(const at::Tensor& t) { return t.defined() ? t.to(at::kFloat).contiguous() : t; }

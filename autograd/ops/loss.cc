@@ -1,7 +1,10 @@
 // Losses. In float32 or wider whatever the logits are.
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -10,6 +13,7 @@
 #include "autograd/ops/kernel.h"
 #include "autograd/ops/plain.h"
 #include "autograd/ops/product.h"
+#include "core/device.h"
 #include "core/dtype.h"
 #include "core/kernels/loss.h"
 #include "core/kernels/scratch.h"
@@ -61,7 +65,7 @@ struct CrossEntropy {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 5, 2); }
 };
 
-// The last layer and its loss on CPUs, rows in pieces.
+// The last layer and its loss, rows in pieces.
 struct LinearCrossEntropy {
   static constexpr OpInfo info{.name = "linear_cross_entropy", .amp = Amp::low};
   at::Tensor targets_N;
@@ -69,10 +73,12 @@ struct LinearCrossEntropy {
   int64_t ignore_index;
   at::ScalarType weight_grad;
   Needs<2> needs{};
-  Saved dx_saved{}, dweight_saved{};                           // for a gradient of 1
+  Saved dx_saved{}, dweight_saved{};                           // for a gradient of 1, or on a card of 1 / scale
+  Saved scale{};                                               // on a card
   Saved x_saved = Saved::input(0), w_saved = Saved::input(1);  // for second derivatives
 
-  static constexpr int64_t piece_bytes = int64_t{128} << 20;  // of logits that are there at once
+  // Bytes of logits that are there at once.
+  static constexpr int64_t piece_bytes = int64_t{128} << 20, card_piece_bytes = int64_t{512} << 20;
 
   // logits = x W^T;  loss = -sum over counted rows of log softmax(logits)[target] / divisor
   // dlogits = (softmax(logits) - onehot(target)) / divisor;  dx = dlogits W, dW = dlogits^T x
@@ -81,6 +87,9 @@ struct LinearCrossEntropy {
                     targets_N.size(0) == x_.size(0),
                 "needs x [N, C], weight [V, C] and targets [N], not targets ", describe(targets_N));
     const at::Tensor x = x_.contiguous(), w = weight_.contiguous(), targets = targets_N.to(at::kLong).contiguous();
+    x_saved = x_;
+    w_saved = weight_;
+    if (x.is_cuda()) return on_card(x, w, targets);
     const int64_t n = x.size(0), c = x.size(1), v = w.size(0), stride = round_up(v, 32);
     for (int64_t i = 0; i < n; ++i) {
       const int64_t t = targets.const_data_ptr<int64_t>()[i];
@@ -121,12 +130,53 @@ struct LinearCrossEntropy {
     if (needs[1] && dweight.scalar_type() != weight_type) dweight = dweight.to(weight_type);
     dx_saved = dx;
     dweight_saved = dweight;
-    x_saved = x_;
-    w_saved = weight_;
     return (losses.sum(at::kDouble) / (by > 0 ? by : 1.0)).to(at::kFloat);
+  }
+  /// The host waits for nothing, so the divisor stays a tensor and comes in by backward.
+  at::Tensor on_card(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets) {
+    const int64_t n = x.size(0), v = w.size(0), stride = round_up(v, 32);
+    scale = scale_of(targets.ne(ignore_index), divisor, at::kFloat);
+    const int64_t most = std::max<int64_t>(card_piece_bytes / (stride * x.element_size()), 64);
+    const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
+    const at::Tensor logits = at::empty({std::min(piece, n), stride}, x.options());
+    const at::Tensor losses = at::empty({n}, x.options().dtype(at::kFloat));
+    at::Tensor dx, dweight;
+    if (needs[0]) dx = at::empty_like(x);
+    for (int64_t row = 0; row < n; row += piece) {
+      const int64_t rows = std::min(piece, n - row);
+      const at::Tensor in = x.narrow(0, row, rows);
+      at::Tensor block = logits.narrow(0, 0, rows).narrow(1, 0, v);
+      at::mm_out(block, in, w.t());
+      cuda_api().cross_entropy_rows({logits.const_data_ptr(), stride, element_of(x.scalar_type())}, rows, v,
+                                    targets.const_data_ptr<int64_t>() + row, ignore_index, 1.0f, needs[0] || needs[1],
+                                    losses.mutable_data_ptr<float>() + row);
+      if (needs[0]) {
+        at::Tensor out = dx.narrow(0, row, rows);
+        at::mm_out(out, block, w);
+      }
+      // In float32 where several pieces add up, and where sums over rows could be more than a float16 holds.
+      const bool wide = x.scalar_type() == at::kFloat || (x.scalar_type() == at::kBFloat16 && piece >= n);
+      if (needs[1] && row == 0)
+        dweight = wide ? at::mm(block.t(), in) : at::mm(block.t(), in, at::kFloat);
+      else if (needs[1])
+        wide ? at::addmm_out(dweight, dweight, block.t(), in)
+             : at::addmm_out(dweight, dweight, block.t(), in, at::kFloat);
+    }
+    dx_saved = dx;
+    dweight_saved = dweight;
+    return losses.sum().mul_(scale.data());
   }
   Grads<2> backward(const at::Tensor& dy, Needs<2>) const {
     const at::Tensor dx = dx_saved.data(), dweight = dweight_saved.data();
+    if (scale.data().defined()) {
+      const at::Tensor by = dy * scale.data();
+      at::Tensor scaled;
+      if (dweight.defined()) {
+        scaled = at::empty(dweight.sizes(), dweight.options().dtype(weight_grad));
+        at::mul_out(scaled, dweight, by);
+      }
+      return {dx.defined() ? dx * by : dx, scaled};
+    }
     const double factor = dy.item<double>();
     if (factor == 1) return {dx, dweight};
     return {dx.defined() ? dx * factor : dx, dweight.defined() ? dweight * factor : dweight};
@@ -150,7 +200,8 @@ struct LinearCrossEntropy {
 
 Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC, const at::Tensor& targets_N,
                               double divisor, int64_t ignore_index) {
-  if (!kernel_linear(x_NC, weight_VC)) return cross_entropy(linear(x_NC, weight_VC), targets_N, divisor, ignore_index);
+  if (!kernel_linear(x_NC, weight_VC) && !card_linear(x_NC, weight_VC))
+    return cross_entropy(linear(x_NC, weight_VC), targets_N, divisor, ignore_index);
   return apply(LinearCrossEntropy{.targets_N = targets_N,
                                   .divisor = divisor,
                                   .ignore_index = ignore_index,

@@ -7,21 +7,23 @@
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
 #include "autograd/ops/plain.h"
+#include "core/device.h"
 #include "core/dtype.h"
 #include "core/kernels/norm.h"
 
 namespace lathe {
 namespace {
 
-/// What layer norm and RMS norm share. `out` is the result's dtype. On CPUs the kernels of core/kernels/norm.h;
-/// float64, float16 and CUDA take ATen's.
+/// What layer norm and RMS norm share. `out` is the result's dtype. The kernels of core/kernels/norm.h; float64,
+/// float16 on CPUs, and on cards rows of odd lengths take ATen's.
 struct Norm {
   double eps;
   at::ScalarType out;
   bool rms = false;
   Saved x = Saved::input(0), weight = Saved::input(1), bias = Saved::input(2), mean{}, rstd{};
 
-  bool fused() const { return kernel_ready(x.data()) && kernel_dtype(out); }
+  bool fused() const { return on_card() || (kernel_ready(x.data()) && kernel_dtype(out)); }
+  bool on_card() const { return card_kernel_ready(x.data()) && norm_on_card(x.data().size(-1)) && out != at::kDouble; }
   NormRows rows(const at::Tensor& w, const at::Tensor& b) const {
     const int64_t c = x.data().size(-1);
     return {.rows = x.data().numel() / c,
@@ -47,7 +49,8 @@ struct Norm {
       if (!rms) mean = at::empty({x_.numel() / c}, floats);
       rstd = at::empty({x_.numel() / c}, floats);
       const at::Tensor w = as_float(weight_), b = as_float(bias_);
-      norm_forward(rows(w, b), matrix_of(x.data()), matrix_of(y), static_cast<float>(eps));
+      const auto run = on_card() ? cuda_api().norm_forward : norm_forward;
+      run(rows(w, b), matrix_of(x.data()), matrix_of(y), static_cast<float>(eps));
       bump_version(y);
       return y;
     }
@@ -76,10 +79,18 @@ struct Norm {
       const bool add = dx.defined();
       if (needs[0] && !add) dx = at::empty_like(in);
       const at::Tensor wf = as_float(w);
-      norm_backward(rows(wf, {}), matrix_of(in), matrix_of(dy),
-                    dx.defined() ? matrix_of(dx) : Matrix{nullptr, 0, element_of(in.scalar_type())}, add,
-                    dw.defined() ? dw.mutable_data_ptr<float>() : nullptr,
-                    db.defined() ? db.mutable_data_ptr<float>() : nullptr);
+      const NormRows all = rows(wf, {});
+      const Matrix to = dx.defined() ? matrix_of(dx) : Matrix{nullptr, 0, element_of(in.scalar_type())};
+      float *dweight = dw.defined() ? dw.mutable_data_ptr<float>() : nullptr,
+            *dbias = db.defined() ? db.mutable_data_ptr<float>() : nullptr;
+      if (on_card()) {
+        at::Tensor partials;
+        if (needs[1] || needs[2]) partials = at::empty({norm_partials(all)}, in.options().dtype(at::kFloat));
+        cuda_api().norm_backward(all, matrix_of(in), matrix_of(dy), to, add,
+                                 partials.defined() ? partials.mutable_data_ptr<float>() : nullptr, dweight, dbias);
+      } else {
+        norm_backward(all, matrix_of(in), matrix_of(dy), to, add, dweight, dbias);
+      }
       if (dx.defined()) bump_version(dx);
       return {dx, dw, db};
     }

@@ -48,6 +48,10 @@ at::Tensor avg_pool2d_backward(const at::Tensor& dy, at::IntArrayRef sizes, Pair
                                  /*count_include_pad=*/true, std::nullopt);
 }
 at::Tensor adaptive_avg_pool2d_backward(const at::Tensor& dy, at::IntArrayRef sizes) {
+  if (dy.is_cuda()) {
+    return adjoint_by_products(dy, image_sizes(sizes),
+                               [](const at::Tensor& x, Pair out) { return at::_adaptive_avg_pool2d(x, both(out)); });
+  }
   return at::_adaptive_avg_pool2d_backward(dy.contiguous(), at::empty(sizes, dy.options()));
 }
 

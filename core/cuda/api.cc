@@ -1,4 +1,5 @@
 // What liblathe_cuda.so gives to core/device.cc.
+#include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -8,7 +9,10 @@
 
 #include "core/device.h"
 #include "core/error.h"
+#include "core/kernels/activation.cuh"
 #include "core/kernels/dropout.cuh"
+#include "core/kernels/loss.cuh"
+#include "core/kernels/norm.cuh"
 #include "core/kernels/update.cuh"
 
 namespace lathe {
@@ -50,9 +54,48 @@ double peak_bf16_flops() {
 
 void synchronize_device() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
-int64_t memory_highest() { return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].peak; }
+/// The allocator has no figures before the first use of a card.
+c10::CachingDeviceAllocator::DeviceStats allocator_stats() {
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  return c10::cuda::CUDACachingAllocator::getDeviceStats(0);
+}
+int64_t memory_free() {
+  size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  const auto stats = allocator_stats();
+  return static_cast<int64_t>(free) + stats.reserved_bytes[0].current - stats.allocated_bytes[0].current;
+}
+int64_t memory_now() { return allocator_stats().allocated_bytes[0].current; }
+int64_t memory_highest() { return allocator_stats().allocated_bytes[0].peak; }
+void forget_highest() {
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  c10::cuda::CUDACachingAllocator::resetPeakStats(0);
+}
 
 int compute_capability() { return 10 * properties().major + properties().minor; }
+
+int multiprocessors() { return properties().multiProcessorCount; }
+
+void gelu_backward_on_card(const void* x, const void* dy, void* dx, Element type, int64_t n) {
+  check(gelu_backward_cuda(x, dy, dx, type, n, c10::cuda::getCurrentCUDAStream()), "gelu_backward");
+}
+
+void norm_forward_on_card(const NormRows& n, Matrix x, Matrix y, float eps) {
+  check(norm_forward_cuda(n, x, y, eps, c10::cuda::getCurrentCUDAStream()), "norm_forward");
+}
+
+void norm_backward_on_card(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* partials, float* dweight,
+                           float* dbias) {
+  check(norm_backward_cuda(n, x, dy, dx, add, partials, dweight, dbias, c10::cuda::getCurrentCUDAStream()),
+        "norm_backward");
+}
+
+void cross_entropy_on_card(Matrix logits, int64_t rows, int64_t classes, const int64_t* targets, int64_t ignore,
+                           float weight, bool gradient, float* losses) {
+  check(cross_entropy_rows_cuda(logits, rows, classes, targets, ignore, weight, gradient, losses,
+                                c10::cuda::getCurrentCUDAStream()),
+        "cross_entropy_rows");
+}
 
 void dropout(const void* x, void* y, int64_t n, Element type, const DropoutMask& mask) {
   check(dropout_cuda(x, y, n, type, mask, c10::cuda::getCurrentCUDAStream()), "dropout");
@@ -79,8 +122,16 @@ extern "C" const lathe::CudaApi* lathe_cuda_api() {
                                   .device_name = lathe::device_name,
                                   .peak_bf16_flops = lathe::peak_bf16_flops,
                                   .synchronize = lathe::synchronize_device,
+                                  .memory_free = lathe::memory_free,
+                                  .memory_used = lathe::memory_now,
                                   .memory_peak = lathe::memory_highest,
+                                  .reset_memory_peak = lathe::forget_highest,
                                   .compute_capability = lathe::compute_capability,
+                                  .multiprocessors = lathe::multiprocessors,
+                                  .gelu_backward = lathe::gelu_backward_on_card,
+                                  .norm_forward = lathe::norm_forward_on_card,
+                                  .norm_backward = lathe::norm_backward_on_card,
+                                  .cross_entropy_rows = lathe::cross_entropy_on_card,
                                   .dropout = lathe::dropout,
                                   .grad_sum = lathe::grad_sum,
                                   .decide = lathe::decide,

@@ -122,6 +122,7 @@ template <class T>
 }  // namespace
 
 void use_kernels(bool on) { kernels_on = on; }
+bool kernels_wanted() { return kernels_on; }
 
 bool gemm_ready(Element type) { return kernels_on && gemm_possible(type); }
 

@@ -34,6 +34,7 @@ bool gemm_ready(Element type);
 Element multiplied_as(Element type);
 /// Whether ops take these kernels where gemm_ready() allows (the default), or ATen's throughout. Not thread-safe.
 void use_kernels(bool on);
+bool kernels_wanted();
 /// The instruction set that Highway chose for the vector loops: "AVX3" (AVX-512), "AVX2", "NEON", ...
 const char* vector_set();
 

@@ -18,6 +18,13 @@ struct NormRows {
   float* rstd = nullptr;          ///< [rows]: 1 / sqrt(variance + eps)
 };
 
+/// Whether norm.cuh takes rows of this length.
+inline bool norm_on_card(int64_t columns) { return columns > 0 && columns % 4 == 0 && columns <= 16384; }
+/// Rows whose parts of dweight and dbias a card sums up before others come to them.
+constexpr int64_t norm_chunk = 16;
+/// Floats that norm_backward_cuda needs for such sums.
+inline int64_t norm_partials(const NormRows& n) { return (n.rows + norm_chunk - 1) / norm_chunk * 2 * n.columns; }
+
 /// y = (x - mean) rstd weight + bias; writes mean and rstd.
 void norm_forward(const NormRows& n, Matrix x, Matrix y, float eps);
 /// dx (+)= gradient of x; dweight and dbias [columns] where not null.

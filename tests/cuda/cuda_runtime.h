@@ -3,6 +3,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <source_location>
@@ -26,6 +27,18 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 /// Waits for the other threads of the block.
 void __syncthreads(std::source_location where = std::source_location::current());
+
+/// The x of the thread whose place differs by `lane`. Here all threads of the block must come to it, not just the
+/// warp's.
+inline float __shfl_xor_sync(unsigned, float x, unsigned lane,
+                             std::source_location where = std::source_location::current()) {
+  static float from[1024];
+  from[threadIdx.x] = x;
+  __syncthreads(where);
+  x = from[threadIdx.x ^ lane];
+  __syncthreads(where);
+  return x;
+}
 
 /// Fibers switch at barriers alone, so nothing comes in between.
 template <class T>

@@ -184,9 +184,10 @@ Smaller make_small(const LoadedConfig& given) {
     return false;
   };
   const auto nothing = [] {};
+  const auto without_data = [&] { s.loaded.config.data.dir.clear(); };  // its tokens would be beyond the vocabulary
   if (shrink("n_layer", 2, nothing)) return s;
   if (shrink("block_size", 512, nothing)) return s;
-  if (shrink("vocab_size", 8192, nothing)) return s;
+  if (shrink("vocab_size", 8192, without_data)) return s;
   const auto fewer_heads = [&] {
     for (const char* key : {"n_head", "n_kv_head", "n_inner"}) {
       if (int64_t* const n = size_key(s.loaded, key); n != nullptr && *n > 1) *n /= 2;

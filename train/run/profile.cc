@@ -2,7 +2,9 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -14,6 +16,7 @@
 #include <unordered_map>
 
 #include "autograd/op.h"
+#include "core/device.h"
 #include "core/dtype.h"
 #include "core/io/json.h"
 #include "core/io/text.h"
@@ -37,10 +40,12 @@ int64_t major_faults() {
 
 int64_t bytes_of(const at::Tensor& t) { return t.defined() ? static_cast<int64_t>(t.nbytes()) : 0; }
 
-/// Cuts a step into spans at what its ops say of themselves. What a span costs to note down is in none.
+/// Cuts a step into spans at what its ops say of themselves. What a span costs to note down is in none. A card is
+/// waited for at the end of each, so that its work is in the span that asked for it.
 class Recorder : public ModeGuard {
  public:
-  explicit Recorder(Profile& profile) : profile_(profile), start_(Clock::now()), last_(start_) {
+  Recorder(Profile& profile, const Session& s)
+      : profile_(profile), device_(s.device_name), start_(Clock::now()), last_(start_) {
     mode().observe_result = &on_result_;
     mode().observe_backward = &on_backward_;
     mode().flops = &flops_;
@@ -51,23 +56,35 @@ class Recorder : public ModeGuard {
   void end_span(Phase phase, const std::string& op) { add({.phase = phase, .op = op}); }
   /// Nothing that has passed since the last span is to be counted.
   void mark() {
-    reset_memory_peaks();
-    kept_ = activations();
+    on_card() ? cuda_api().reset_memory_peak() : reset_memory_peaks();
+    kept_ = activations(memory());
     flops_ = {};
     last_ = Clock::now();
   }
 
  private:
-  static int64_t activations() { return memory_stats().used[static_cast<size_t>(Memory::activations)]; }
+  bool on_card() const { return device_ == "cuda"; }
+  /// On a card without categories.
+  MemoryStats memory() const {
+    if (!on_card()) return memory_stats();
+    MemoryStats m;
+    m.total = cuda_api().memory_used();
+    m.total_peak = cuda_api().memory_peak();
+    return m;
+  }
+  int64_t activations(const MemoryStats& m) const {
+    return on_card() ? m.total : m.used[static_cast<size_t>(Memory::activations)];
+  }
 
   void add(Span span) {
+    synchronize(device_);
     const Clock::time_point now = Clock::now();
-    const MemoryStats memory = memory_stats();
+    const MemoryStats memory = this->memory();
     span.begin = std::chrono::duration<double>(last_ - start_).count();
     span.seconds = std::chrono::duration<double>(now - last_).count();
     span.memory_peak = memory.total_peak;
     span.memory_after = memory.total;
-    span.kept = memory.used[static_cast<size_t>(Memory::activations)] - kept_;
+    span.kept = activations(memory) - kept_;
     if (profile_.spans.empty() || memory.total_peak > profile_.spans[profile_.peak_span].memory_peak) {
       profile_.peak_span = profile_.spans.size();
       profile_.at_peak = memory;
@@ -77,6 +94,7 @@ class Recorder : public ModeGuard {
   }
 
   Profile& profile_;
+  const std::string device_;
   Clock::time_point start_, last_;
   FlopCount flops_{};
   int64_t kept_ = 0;
@@ -174,10 +192,11 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
   Loader loader(data, batch_sizes(s.config), static_cast<uint64_t>(s.config.train.seed), 0, s.config.data, s.device);
   for (int64_t step = 0; step < first; ++step) run_step(s, loader, step);
   Profile p;
-  p.threads = at::get_num_threads();
+  p.threads = s.device.is_cuda() ? 0 : at::get_num_threads();
   p.workers = s.config.data.workers;
   const int64_t faults = major_faults();
-  Recorder recorder(p);
+  synchronize(s.device_name);
+  Recorder recorder(p, s);
   for (int64_t step = first; step < first + count; ++step) {
     const double cpu = process_cpu_seconds();
     const auto begin = Clock::now();
@@ -194,22 +213,37 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
     recorder.end_span(Phase::optimizer, "optimizer");
     p.step_seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
     p.cpu_seconds += process_cpu_seconds() - cpu;
-    p.memory_after_step.push_back(memory_stats().total);
+    p.memory_after_step.push_back(s.device.is_cuda() ? cuda_api().memory_used() : memory_stats().total);
   }
   p.disk_reads = major_faults() - faults;
   return p;
 }
 
 Ceilings machine_ceilings(const Session& s) {
-  Ceilings c;
-  const int threads = static_cast<int>(s.config.train.threads);
-  const auto known = known_peak("cpu", threads, s.compute.dtype);
-  c.flops = known ? known->rate : measure_peak(threads, s.compute.dtype).rate;
-  const at::Tensor from = at::ones({16 << 20}), to = at::empty_like(from);
-  for (int i = 0; i < 5; ++i) {
+  const auto seconds_of = [&](auto&& work) {
+    synchronize(s.device_name);
     const auto begin = Clock::now();
-    to.copy_(from);
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    work();
+    synchronize(s.device_name);
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  const bool card = s.device.is_cuda();
+  Ceilings c;
+  if (card) {
+    constexpr int64_t n = 8192;
+    const auto dtype = s.compute.dtype == at::kFloat8_e4m3fn ? at::kBFloat16 : s.compute.dtype;
+    const at::Tensor a = at::rand({n, n}, at::TensorOptions(s.device)).to(dtype);
+    at::Tensor b = at::empty_like(a);
+    for (int i = 0; i < 5; ++i) c.flops = std::max(c.flops, 2.0 * n * n * n / seconds_of([&] { at::mm_out(b, a, a); }));
+  } else {
+    const int threads = static_cast<int>(s.config.train.threads);
+    const auto known = known_peak(s.device_name, threads, s.compute.dtype);
+    c.flops = known ? known->rate : measure_peak(threads, s.compute.dtype).rate;
+  }
+  // Far more than caches hold.
+  const at::Tensor from = at::ones({card ? 256 << 20 : 16 << 20}, s.device), to = at::empty_like(from);
+  for (int i = 0; i < 5; ++i) {
+    const double seconds = seconds_of([&] { to.copy_(from); });
     c.bytes_per_second = std::max(c.bytes_per_second, 2 * static_cast<double>(from.nbytes()) / seconds);
   }
   return c;
@@ -233,7 +267,8 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
   for (size_t i = 0; i < 5; ++i) {
     if (phases[i] > 0) out << format("  %s %.1f%%", phase_names[i], 100 * phases[i] / total);
   }
-  out << format("; threads at work %.0f%% of the time\n\n", 100 * p.cpu_seconds / (total * p.threads));
+  if (p.threads > 0) out << format("; threads at work %.0f%% of the time", 100 * p.cpu_seconds / (total * p.threads));
+  out << "\n\n";
 
   const std::vector<Row> costly = rows_of(p);
   out << format("%-10s%-24s%-28s%8s%9s%7s%12s%10s%9s\n", "", "op", "module", "calls", "ms", "share", "GFLOP/s",

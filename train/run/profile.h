@@ -37,7 +37,7 @@ struct Profile {
   int64_t data_bytes = 0;  ///< of batches
   int64_t disk_reads = 0;  ///< pages that were not in memory when they were read (major faults of the process)
   int64_t workers = 0;     ///< data.workers
-  int threads = 1;
+  int threads = 1;         ///< 0 on a card, where they have little to do
 };
 
 /// Runs steps up to `first` unobserved, then `count` of them, and says what each op took. The session changes as in

@@ -85,7 +85,7 @@ class Trainer {
     sync_folder(run_);
     fault_point("start: metrics cut");
     log_header(session_, *data_, ceiling_, run_.string(), resumed_from_.string(), source_.string());
-    if (needs && !session_.device.is_cuda()) {
+    if (needs) {
       log(needs->enough ? Level::info : Level::warn,
           "needs     " + needs->text + (needs->enough ? "" : "; `lathe plan CONFIG --fit` says how to make it fit"));
     }
@@ -372,8 +372,9 @@ Exit train(LoadedConfig loaded, bool verify_data) {
   if (fs::exists(run / "checkpoints")) lock.emplace(run);
   auto resume = find_resume_point(loaded);
   const bool goes_on = resume.has_value();
-  // What stands on another run would have to be loaded twice.
-  const bool can_tell = loaded.config.train.device != "cuda" && loaded.base.empty();
+  // What stands on another run would have to be loaded twice. The device comes first: what a dry run asks of ATen must
+  // not be its first look for a card.
+  const bool can_tell = open_device(loaded.config.train.device) == "cpu" && loaded.base.empty();
   const std::optional<ResourceNeeds> needs = can_tell ? std::optional(resource_needs(loaded, data)) : std::nullopt;
   Trainer trainer(std::move(loaded), std::move(data), std::move(resume));
   if (goes_on && trainer.is_finished()) return trainer.say_finished();

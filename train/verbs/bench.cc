@@ -28,6 +28,8 @@ struct BenchResult {
   std::string unit;  ///< "tokens" or "samples"
   double ms_median = 0, ms_min = 0, units_per_s = 0, first_step_s = 0, peak_rss_mb = 0, final_loss = 0;
   double activations_mb = 0;  ///< on the CPU: the most that forward and backward held at once
+  std::string card;           ///< its name, where steps ran on one
+  double card_mb = 0;         ///< the most that tensors took of it
   int64_t parameters = 0;
 };
 /// Trains train.steps steps without evaluation, checkpoints or a run folder; times are of the steps after `skip`.
@@ -57,6 +59,10 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   result.units_per_s = 1e3 * static_cast<double>(units_of_step(session.config)) / result.ms_median;
   result.activations_mb =
       static_cast<double>(memory_stats().peak[static_cast<size_t>(Memory::activations)]) / (1 << 20);
+  if (session.device.is_cuda()) {
+    result.card = device_model("cuda");
+    result.card_mb = static_cast<double>(cuda_api().memory_peak()) / (1 << 20);
+  }
   result.peak_rss_mb = static_cast<double>(peak_rss_bytes()) / (1 << 20);
   return result;
 }
@@ -129,17 +135,17 @@ static Exit run_bench(const Arguments& arguments) {
   const BenchResult r = bench_steps(load_config_argument(arguments, 1), skip);
   const Json facts = machine.facts();
   for (const Json& why : facts["why"]) log_warn("not to be trusted: ", why.get<std::string>());
-  std::cout << Json{{"params", r.parameters},
-                    {"ms_median", r.ms_median},
-                    {"ms_min", r.ms_min},
-                    {r.unit + "_per_s", r.units_per_s},
-                    {"first_step_s", r.first_step_s},
-                    {"peak_rss_mb", r.peak_rss_mb},
-                    {"activations_mb", r.activations_mb},
-                    {"final_loss", json_number(r.final_loss)},
-                    {"machine", facts}}
-                   .dump()
-            << std::endl;
+  Json line{{"params", r.parameters},           {"ms_median", r.ms_median},       {"ms_min", r.ms_min},
+            {r.unit + "_per_s", r.units_per_s}, {"first_step_s", r.first_step_s}, {"peak_rss_mb", r.peak_rss_mb}};
+  if (r.card.empty()) {
+    line["activations_mb"] = r.activations_mb;
+  } else {
+    line["peak_card_mb"] = r.card_mb;
+    line["card"] = r.card;
+  }
+  line["final_loss"] = json_number(r.final_loss);
+  line["machine"] = facts;
+  std::cout << line.dump() << std::endl;
   return Exit::done;
 }
 

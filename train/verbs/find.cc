@@ -1,8 +1,10 @@
 // `lathe find`: a learning rate, a batch size.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iostream>
 
+#include "core/device.h"
 #include "core/io/json.h"
 #include "core/io/text.h"
 #include "core/memory.h"
@@ -44,12 +46,38 @@ Exit find_lr(const Arguments& a) {
   return Exit::done;
 }
 
-/// The largest micro-batch whose dry run stays within `bytes`, at most 65536; 0 where one is too much.
-int64_t largest_batch(LoadedConfig loaded, const RunData& data, int64_t bytes) {
-  const auto fits = [&](int64_t batch) {
-    loaded.config.train.batch_size = batch;
-    return dry_step(loaded, data).peaks.touched_peak <= bytes;
+/// The most bytes that tensors of a card take in two steps of the config's micro-batch: in the first there is no
+/// gradient to add to yet.
+int64_t measure_on_card(const LoadedConfig& loaded, const RunData& data) {
+  LoadedConfig own = loaded;
+  cuda_api().reset_memory_peak();
+  Session session = Session::make(own, *data.task, data.sizes);
+  Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data, session.device);
+  for (int64_t step = 0; step < 2; ++step) run_step(session, loader, step);
+  synchronize("cuda");
+  return cuda_api().memory_peak();
+}
+
+/// What a step takes with a micro-batch of some size: by a dry run; on a card, whose tensors grow in proportion, by a
+/// line through two steps that are run.
+std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunData& data, bool card) {
+  loaded.config.train.grad_accum = 1;
+  const auto with = [loaded](int64_t batch) {
+    LoadedConfig l = loaded;
+    l.config.train.batch_size = batch;
+    return l;
   };
+  if (!card) {
+    const int64_t program = program_bytes_in_training();
+    return [=, &data](int64_t batch) { return dry_step(with(batch), data).peaks.touched_peak + program; };
+  }
+  const int64_t small = measure_on_card(with(2), data), large = measure_on_card(with(6), data);
+  return [=](int64_t batch) { return small + (large - small) * (batch - 2) / 4; };
+}
+
+/// The largest micro-batch that takes no more than `bytes`, at most 65536; 0 where one is too much.
+int64_t largest_batch(const std::function<int64_t(int64_t)>& memory, int64_t bytes) {
+  const auto fits = [&](int64_t batch) { return memory(batch) <= bytes; };
   if (!fits(1)) return 0;
   int64_t low = 1, high = 2;
   while (high <= 65536 && fits(high)) low = high, high *= 2;
@@ -62,13 +90,16 @@ int64_t largest_batch(LoadedConfig loaded, const RunData& data, int64_t bytes) {
 
 Exit find_batch(const Arguments& a) {
   const std::string limit = a.get("memory", "");
-  const int64_t bytes = limit.empty() ? free_memory() : parse_bytes(limit);
   const auto rounds = static_cast<int64_t>(a.number("rounds", 8, between(1, 1e5), true));
   LoadedConfig loaded = load_config_argument(a, 1);
   const int64_t global = loaded.config.train.batch_size * loaded.config.train.grad_accum;
   const RunData data = open_for_steps(loaded);
-  const int64_t program = program_bytes_in_training();
-  const int64_t largest = largest_batch(loaded, data, bytes - program);
+  const bool card = open_device(loaded.config.train.device) == "cuda";
+  // A card's allocator can't use the last bits between its blocks.
+  const auto free = [&] { return card ? cuda_api().memory_free() / 20 * 19 : free_memory(); };
+  const int64_t bytes = limit.empty() ? free() : parse_bytes(limit);
+  const auto memory = memory_of_batch(loaded, data, card);
+  const int64_t largest = largest_batch(memory, bytes);
   if (largest == 0)
     fail(Exit::usage, "not even a micro-batch of 1 fits in ", format("%.2f GB", static_cast<double>(bytes) / 1e9),
          "; `lathe plan CONFIG --fit` says what else to change");
@@ -79,11 +110,16 @@ Exit find_batch(const Arguments& a) {
   }
   loaded.config.train.batch_size = largest;
   loaded.config.train.grad_accum = 1;
-  const int64_t predicted = dry_step(loaded, data).peaks.touched_peak + program;
-  Session session = Session::make(loaded, *data.task, data.sizes);
-  Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data, session.device);
-  run_step(session, loader, 0);
-  const int64_t measured = peak_rss_bytes();
+  const int64_t predicted = memory(largest);
+  int64_t measured = 0;
+  if (card) {
+    measured = measure_on_card(loaded, data);
+  } else {
+    Session session = Session::make(loaded, *data.task, data.sizes);
+    Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data, session.device);
+    run_step(session, loader, 0);
+    measured = peak_rss_bytes();
+  }
   std::cout << "the largest micro-batch within " << format("%.2f GB", static_cast<double>(bytes) / 1e9) << " is "
             << largest
             << format(": %.2f GB predicted, %.2f GB in a step that was run\n", static_cast<double>(predicted) / 1e9,
@@ -125,7 +161,7 @@ Verb finder_verb() {
           {{"from", "lr: the first rate (1e-6)"},
            {"to", "lr: the last rate (1)"},
            {"steps", "lr: training steps on the way (100)"},
-           {"memory", "batch: that it may take, as 8GB (what is free here)"},
+           {"memory", "batch: that it may take, as 8GB (what is free here, or on the card)"},
            {"rounds", "batch: of four micro-batches each, for the gradient's noise (8)"}},
           true,
           2,

@@ -39,8 +39,6 @@ Exit run_profile(const Arguments& a) {
   LoadedConfig loaded = load_config_argument(named);
   const RunData data = open_for_steps(loaded);
   Session session = Session::make(loaded, *data.task, data.sizes);
-  if (session.device.is_cuda())
-    fail(Exit::usage, "lathe profile looks at CPU runs; take --train.device=cpu, or the card's own profiler");
   if (of_run) session.load(checkpoint, read_state(checkpoint));
   const Ceilings ceilings = machine_ceilings(session);
   const Profile profile = profile_steps(session, *data.data, first, count);

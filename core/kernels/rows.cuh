@@ -1,0 +1,81 @@
+// What kernels over rows of elements share: wide loads and stores, and sums over a block in an order that is always the
+// same.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "core/kernels/element.h"
+
+namespace lathe {
+
+/// N elements that one instruction loads or stores.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Pack {
+  T at[N];
+};
+
+/// Pack i of a row as float32.
+template <int N, class T>
+__device__ void load_pack(const T* row, int64_t i, float* out) {
+  const Pack<T, N> pack = reinterpret_cast<const Pack<T, N>*>(row)[i];
+#pragma unroll
+  for (int k = 0; k < N; ++k) out[k] = static_cast<float>(pack.at[k]);
+}
+template <int N, class T>
+__device__ void store_pack(T* row, int64_t i, const float* values) {
+  Pack<T, N> pack;
+#pragma unroll
+  for (int k = 0; k < N; ++k) pack.at[k] = static_cast<T>(values[k]);
+  reinterpret_cast<Pack<T, N>*>(row)[i] = pack;
+}
+
+namespace {
+
+/// Of two numbers of each thread: their sums over the block, in every thread. Blocks of whole warps.
+__device__ void block_sums(float& a, float& b) {
+  __shared__ float warps[2][32];
+  for (int lane = 16; lane > 0; lane /= 2) {
+    a += __shfl_xor_sync(0xffffffffu, a, lane);
+    b += __shfl_xor_sync(0xffffffffu, b, lane);
+  }
+  __syncthreads();  // the sums before have been read
+  if (threadIdx.x % 32 == 0) warps[0][threadIdx.x / 32] = a, warps[1][threadIdx.x / 32] = b;
+  __syncthreads();
+  a = b = 0;
+  for (unsigned w = 0; w < blockDim.x / 32; ++w) a += warps[0][w], b += warps[1][w];
+}
+__device__ float block_sum(float a) {
+  float none = 0;
+  block_sums(a, none);
+  return a;
+}
+
+/// The largest over the block, in every thread; NaN counts as none.
+__device__ float block_max(float a) {
+  __shared__ float warps[32];
+  for (int lane = 16; lane > 0; lane /= 2) a = fmaxf(a, __shfl_xor_sync(0xffffffffu, a, lane));
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = a;
+  __syncthreads();
+  a = warps[0];
+  for (unsigned w = 1; w < blockDim.x / 32; ++w) a = fmaxf(a, warps[w]);
+  return a;
+}
+
+}  // namespace
+
+/// Calls f with a value of the element's type; false for float64, which these kernels do not take.
+template <class F>
+bool with_card_element(Element type, F&& f) {
+  switch (type) {
+    case Element::f32: f(float{}); return true;
+    case Element::bf16: f(__nv_bfloat16{}); return true;
+    case Element::f16: f(__half{}); return true;
+    case Element::f64: break;
+  }
+  return false;
+}
+
+}  // namespace lathe
