@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <sstream>
+#include <unordered_map>
 
 #include "core/io/text.h"
 #include "data/bpe.h"
@@ -230,9 +231,17 @@ Json bpe_to_json(const BPEDefinition& d) {
                      {"normalized", false},
                      {"special", true}});
   }
+  // Each key is looked up here: the library's own look-up goes through all that are there.
+  auto& entries = vocab.get_ref<Json::object_t&>();
+  std::unordered_map<std::string, size_t> places;
   for (size_t id = 0; id < d.tokens.size(); ++id) {
     const std::string& token = d.tokens[id];
-    if (!token.empty()) vocab[is_special[id] ? token : printed_token(token)] = id;
+    if (token.empty()) continue;
+    const std::string key = is_special[id] ? token : printed_token(token);
+    if (const auto [place, is_new] = places.emplace(key, entries.size()); is_new)
+      entries.emplace_back(key, id);
+    else
+      (entries.begin() + static_cast<std::ptrdiff_t>(place->second))->second = id;
   }
   for (const auto& [a, b] : d.merges)
     merges.push_back(printed_token(d.tokens[static_cast<size_t>(a)]) + " " +

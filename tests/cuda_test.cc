@@ -218,7 +218,7 @@ double distance(const at::Tensor& a, const at::Tensor& b) {
 
 TEST_CASE("norms on a card are those of their formula", "[cuda]") {
   torch::manual_seed(8);
-  for (const auto& [rows, c] : std::vector<std::pair<int64_t, int64_t>>{{1, 4}, {37, 68}, {3, 4100}, {2, 8200}}) {
+  for (const auto& [rows, c] : std::vector<std::pair<int64_t, int64_t>>{{1, 4}, {37, 68}, {3, 4100}, {2, 8192}}) {
     const bool small = rows == 37;
     for (const bool rms : {false, true}) {
       for (const auto in : narrow_dtypes) {
@@ -263,6 +263,11 @@ TEST_CASE("norms on a card are those of their formula", "[cuda]") {
       }
     }
   }
+  // Numbers whose squares overflow make NaN, not zeros.
+  const at::Tensor far = torch::full({1, 8}, 3e30f), y = torch::zeros({1, 8}), rstd = torch::zeros({1});
+  REQUIRE(norm_forward_cuda({.rows = 1, .columns = 8, .rstd = rstd.mutable_data_ptr<float>()}, matrix(far), matrix(y),
+                            1e-5f, nullptr) == cudaSuccess);
+  CHECK(y.isnan().all().item<bool>());
   const at::Tensor x = torch::ones({1, 6});
   CHECK(norm_forward_cuda({.rows = 1, .columns = 6}, matrix(x), matrix(x), 0, nullptr) == cudaErrorInvalidValue);
 }
@@ -390,7 +395,7 @@ struct Parameters {
     torch::manual_seed(4);
     std::mt19937 random(5);
     const auto pick = [&](const auto& of) { return of[random() % std::size(of)]; };
-    const int64_t sizes[] = {0, 1, 5, 255, 256, 257, 700, 4097, 16383, 16384, 16385};
+    const int64_t sizes[] = {0, 1, 5, 255, 256, 257, 700, 4095, 4096, 4097, 9001};
     // More than one launch's 24 that compute in float32, then as many in float64, then by turns.
     for (int i = 0; i < 110; ++i) {
       const bool wide = i < 45 ? false : i < 90 ? true : random() % 2 == 0;

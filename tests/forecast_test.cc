@@ -97,6 +97,25 @@ TEST_CASE("what could never run here is planned in little memory", "[forecast]")
   CHECK_FALSE(resource_needs(large, no_data).enough);
 }
 
+TEST_CASE("a version with a smaller vocabulary is measured without the tokens of the larger", "[forecast]") {
+  const TempFolder f(fast_folder());
+  std::string tokens;
+  for (uint16_t i = 0; i < 3000; ++i) {
+    const auto id = static_cast<uint16_t>(i * 20);
+    tokens.append(reinterpret_cast<const char*>(&id), sizeof id);
+  }
+  fs::create_directory(f / "data");
+  write_file(f / "data/train.bin", tokens);
+  write_file(f / "data/val.bin", tokens);
+  write_file(f / "wide.toml",
+             "[model]\nn_layer = 2\nn_head = 4\nn_embd = 512\nblock_size = 64\nvocab_size = 65000\n"
+             "tie_weights = false\n[data]\ndir = \"data\"\n[train]\nbatch_size = 1\n");
+  const Finished r = lathe_in(f, {"plan", "wide.toml"});
+  INFO(r.err);
+  CHECK(r.code == 0);
+  CHECK_THAT(r.out, ContainsSubstring("from a smaller version that was measured"));
+}
+
 TEST_CASE("train tells at its start what it needs", "[forecast]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());

@@ -1,5 +1,7 @@
 #include "core/kernels/norm.cuh"
 
+#include <type_traits>
+
 #include "core/kernels/launch.cuh"
 #include "core/kernels/rows.cuh"
 
@@ -114,8 +116,7 @@ template <class F>
 void with_held(int64_t columns, F&& f) {
   const int64_t held = (columns / norm_width + 1023) / 1024;
   if (held <= 1) return f(std::integral_constant<int, 1>{});
-  if (held <= 2) return f(std::integral_constant<int, 2>{});
-  f(std::integral_constant<int, 4>{});
+  f(std::integral_constant<int, 2>{});
 }
 
 }  // namespace

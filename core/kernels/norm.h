@@ -19,7 +19,7 @@ struct NormRows {
 };
 
 /// Whether norm.cuh takes rows of this length.
-inline bool norm_on_card(int64_t columns) { return columns > 0 && columns % 4 == 0 && columns <= 16384; }
+inline bool norm_on_card(int64_t columns) { return columns > 0 && columns % 4 == 0 && columns <= 8192; }
 /// Rows whose parts of dweight and dbias a card sums up before others come to them.
 constexpr int64_t norm_chunk = 16;
 /// Floats that norm_backward_cuda needs for such sums.

@@ -10,8 +10,7 @@ namespace lathe {
 namespace {
 
 constexpr int threads = 256;
-constexpr int64_t update_chunk =
-    1 << 14;  // elements that one block updates, after each thread has worked out its factors
+constexpr int64_t update_chunk = 1 << 12;  // elements that one block updates
 
 /// What one launch works on: kernels take it by value, and 4 KB is what they may take on every card.
 template <class Item, int most>
@@ -108,12 +107,14 @@ __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* c
     return a.state[s] == nullptr ? nullptr : static_cast<T*>(a.state[s]) + i;
   };
   unsigned long long moved = 0, lost = 0;
-  const auto update_one = [&](int64_t i, T before, T g, T* s0, T* s1, T* s2) {
+  for (int64_t i = begin + threadIdx.x; i < end; i += threads) {
+    const T before = load<T>(a.param, a.param_type, i);
+    T g = load<T>(a.grad, a.grad_type, i);
     if (!Rule::raw) {
       if (rule.clip_value > 0) g = g < -most ? -most : g > most ? most : g;
       g = g * c.grad_scale + c.wd * before;
     }
-    const T after = Rule::element(before, g, s0, s1, s2, c);
+    const T after = Rule::element(before, g, state(0, i), state(1, i), state(2, i), c);
     if (a.stochastic) {
       const DevicePhilox words(static_cast<uint64_t>(i / 8), static_cast<uint64_t>(control->updates), a.key);
       static_cast<uint16_t*>(a.param)[i] =
@@ -127,32 +128,9 @@ __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* c
       T& average = static_cast<T*>(a.average)[i];
       average = control->updates == 1 ? now : average + weight * (now - average);
     }
-    if (whole || after == before) return;
+    if (whole || after == before) continue;
     ++moved;
     lost += now == before;
-  };
-  // Several elements are on their way at once: all are loaded before the first is stored.
-  constexpr int at_once = 4;
-  for (int64_t first = begin + threadIdx.x; first < end; first += at_once * threads) {
-    T before[at_once], g[at_once], kept[3][at_once];
-#pragma unroll
-    for (int k = 0; k < at_once; ++k) {
-      const int64_t i = first + k * threads;
-      if (i >= end) break;
-      before[k] = load<T>(a.param, a.param_type, i);
-      g[k] = load<T>(a.grad, a.grad_type, i);
-      for (int s = 0; s < 3; ++s) kept[s][k] = a.state[s] == nullptr ? T(0) : *state(s, i);
-    }
-#pragma unroll
-    for (int k = 0; k < at_once; ++k) {
-      const int64_t i = first + k * threads;
-      if (i >= end) break;
-      const auto mine = [&](int s) { return a.state[s] == nullptr ? nullptr : &kept[s][k]; };
-      update_one(i, before[k], g[k], mine(0), mine(1), mine(2));
-      for (int s = 0; s < 3; ++s) {
-        if (a.state[s] != nullptr) *state(s, i) = kept[s][k];
-      }
-    }
   }
   if (moved == 0) return;
   atomicAdd(reinterpret_cast<unsigned long long*>(&control->moved), moved);

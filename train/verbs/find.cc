@@ -3,6 +3,7 @@
 #include <cmath>
 #include <functional>
 #include <iostream>
+#include <utility>
 
 #include "core/device.h"
 #include "core/io/json.h"
@@ -58,9 +59,9 @@ int64_t measure_on_card(const LoadedConfig& loaded, const RunData& data) {
   return cuda_api().memory_peak();
 }
 
-/// What a step takes with a micro-batch of some size: by a dry run; on a card, whose tensors grow in proportion, by a
-/// line through two steps that are run.
-std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunData& data, bool card) {
+/// What a step takes with a micro-batch of some size: by a dry run; on a card by the line through two sizes that are
+/// run, the largest powers of two that fit into `bytes`.
+std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunData& data, bool card, int64_t bytes) {
   loaded.config.train.grad_accum = 1;
   const auto with = [loaded](int64_t batch) {
     LoadedConfig l = loaded;
@@ -71,8 +72,13 @@ std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunDa
     const int64_t program = program_bytes_in_training();
     return [=, &data](int64_t batch) { return dry_step(with(batch), data).peaks.touched_peak + program; };
   }
-  const int64_t small = measure_on_card(with(2), data), large = measure_on_card(with(6), data);
-  return [=](int64_t batch) { return small + (large - small) * (batch - 2) / 4; };
+  int64_t size = 2, small = measure_on_card(with(1), data), large = measure_on_card(with(2), data);
+  const auto at = [&](int64_t batch) { return large + (large - small) * (batch - size) / (size - size / 2); };
+  while (size < 65536 && at(2 * size) <= bytes) {
+    size *= 2;
+    small = std::exchange(large, measure_on_card(with(size), data));
+  }
+  return [=](int64_t batch) { return large + (large - small) * (batch - size) / (size - size / 2); };
 }
 
 /// The largest micro-batch that takes no more than `bytes`, at most 65536; 0 where one is too much.
@@ -98,7 +104,7 @@ Exit find_batch(const Arguments& a) {
   // A card's allocator can't use the last bits between its blocks.
   const auto free = [&] { return card ? cuda_api().memory_free() / 20 * 19 : free_memory(); };
   const int64_t bytes = limit.empty() ? free() : parse_bytes(limit);
-  const auto memory = memory_of_batch(loaded, data, card);
+  const auto memory = memory_of_batch(loaded, data, card, bytes);
   const int64_t largest = largest_batch(memory, bytes);
   if (largest == 0)
     fail(Exit::usage, "not even a micro-batch of 1 fits in ", format("%.2f GB", static_cast<double>(bytes) / 1e9),
