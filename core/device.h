@@ -51,8 +51,8 @@ std::string device_model(const std::string& device);
 void synchronize(const std::string& device);
 /// Threads for train.threads = 0: OMP_NUM_THREADS where it is set to a number, else the cores this process may use.
 int default_threads();
-/// Sets ATen's threads, what makes a device deterministic, and whether float32 products and
-/// convolutions on a card may use TF32.
+/// Sets ATen's threads, what makes a device deterministic, and whether float32 products and convolutions on a card may
+/// use TF32.
 void set_up_compute(const std::string& device, int threads, bool tf32);
 
 }  // namespace lathe

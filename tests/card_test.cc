@@ -131,6 +131,23 @@ TEST_CASE("the last layer and its loss on a card, in several pieces, are ATen's"
   }
 }
 
+TEST_CASE("kernels for cards take views that begin anywhere, and refuse tensors of the CPU", "[card]") {
+  if (skip_without_card()) return;
+  torch::manual_seed(5);
+  const at::Tensor flat = torch::randn({4 * 64 + 1});
+  const at::Tensor aside = flat.cuda().slice(0, 1).view({4, 64}), weight = torch::rand({64});
+  const auto run = [&](const at::Tensor& x, const at::Tensor& w) {
+    const Variable v = Variable::parameter(x), p = Variable::parameter(w);
+    backward(gelu(layer_norm(v, p, p)), at::ones_like(x));
+    return v.grad();
+  };
+  CHECK(distance(run(aside, weight.cuda()), run(flat.slice(0, 1).view({4, 64}), weight)) < 1e-5);
+  CHECK_THROWS_WITH(run(aside, weight), Catch::Matchers::Contains("another input is not"));
+  const Variable x = Variable::parameter(aside), w = Variable::parameter(torch::randn({8, 64}).cuda());
+  CHECK_THROWS_WITH(linear_cross_entropy(x, w, torch::zeros({4}, at::kLong), 0, -100),
+                    Catch::Matchers::Contains("another input is not"));
+}
+
 TEST_CASE("attention's backward on a card, with heads that fill no whole round, is that of the samples alone",
           "[card]") {
   if (skip_without_card()) return;

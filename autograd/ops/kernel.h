@@ -27,6 +27,12 @@ inline bool card_kernel_ready(const at::Tensor& t) {
   return t.is_cuda() && kernels_wanted() && t.numel() > 0 && (d == at::kFloat || d == at::kBFloat16 || d == at::kHalf);
 }
 
+/// Contiguous, and on a card at a multiple of 16 bytes, as its kernels load: a view may begin anywhere.
+inline at::Tensor for_kernels(const at::Tensor& t) {
+  const at::Tensor c = t.contiguous();
+  return c.is_cuda() && reinterpret_cast<uintptr_t>(c.const_data_ptr()) % 16 != 0 ? c.clone() : c;
+}
+
 /// A contiguous tensor as rows of its last dim.
 inline Matrix matrix_of(const at::Tensor& t) { return {t.const_data_ptr(), t.size(-1), element_of(t.scalar_type())}; }
 /// The dtype in which a kernel makes a weight's gradient: what its leaf keeps, or the dtype of the cast that autocast
@@ -58,7 +64,7 @@ inline bool card_linear(const Variable& x, const Variable& weight) {
   return fused_linear_dtype(x, weight).has_value() && x.data().is_cuda() && kernels_wanted();
 }
 /// A tensor, or an undefined one, in contiguous float32.
-inline at::Tensor as_float(const at::Tensor& t) { return t.defined() ? t.to(at::kFloat).contiguous() : t; }
+inline at::Tensor as_float(const at::Tensor& t) { return t.defined() ? for_kernels(t.to(at::kFloat)) : t; }
 inline const float* floats_of(const at::Tensor& t) { return t.defined() ? t.const_data_ptr<float>() : nullptr; }
 
 }  // namespace lathe

@@ -86,6 +86,8 @@ struct LinearCrossEntropy {
     LATHE_CHECK(x_.dim() == 2 && weight_.dim() == 2 && x_.size(1) == weight_.size(1) && targets_N.dim() == 1 &&
                     targets_N.size(0) == x_.size(0),
                 "needs x [N, C], weight [V, C] and targets [N], not targets ", describe(targets_N));
+    for (const at::Tensor& t : {weight_, targets_N})
+      LATHE_CHECK(t.device() == x_.device(), "x is on ", x_.device().str(), ", another input is not");
     const at::Tensor x = x_.contiguous(), w = weight_.contiguous(), targets = targets_N.to(at::kLong).contiguous();
     x_saved = x_;
     w_saved = weight_;

@@ -39,8 +39,9 @@ struct Norm {
     const int64_t c = x_.size(-1);
     for (const auto& p : {weight_, bias_}) {
       LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c), "weight and bias must have shape [", c, "]");
+      LATHE_CHECK(!p.defined() || p.device() == x_.device(), "x is on ", x_.device().str(), ", another input is not");
     }
-    x = x_.contiguous();
+    x = for_kernels(x_);
     weight = weight_;
     bias = bias_;
     if (fused()) {
@@ -68,7 +69,7 @@ struct Norm {
   // g = dy * weight, h = (x - mean) * rstd:  dx = rstd * (g - avg(g) - h * avg(g * h)), dweight = sum(dy * h),
   // dbias = sum(dy); without mean and avg(g) for RMS norm
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needs, GradSlots& slots) const {
-    const at::Tensor dy = dy_.contiguous(), in = x.data(), w = weight.data(), b = bias.data();
+    const at::Tensor dy = for_kernels(dy_), in = x.data(), w = weight.data(), b = bias.data();
     if (fused()) {
       at::Tensor dx, dw, db;
       const auto like = [&](const at::Tensor& t) { return at::empty(t.sizes(), t.options().dtype(at::kFloat)); };
@@ -77,6 +78,7 @@ struct Norm {
       // The residual stream's gradient, which has come around the block already, takes this one in the same pass.
       if (needs[0]) dx = slots.take(0, in.scalar_type());
       const bool add = dx.defined();
+      if (add) dx = for_kernels(dx);
       if (needs[0] && !add) dx = at::empty_like(in);
       const at::Tensor wf = as_float(w);
       const NormRows all = rows(wf, {});
