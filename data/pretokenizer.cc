@@ -67,7 +67,8 @@ pcre2_code* code_of(const std::shared_ptr<void>& code) { return static_cast<pcre
 
 }  // namespace
 
-Pretokenizer::Pretokenizer(const std::string& pattern, const std::string& where) {
+Pretokenizer::Pretokenizer(const std::string& pattern, const std::string& where)
+    : finds_words_(pattern == gpt2_pattern || pattern == llama3_pattern || pattern == qwen2_pattern) {
   const std::string expanded = expand(pattern);
   int code = 0;
   PCRE2_SIZE at = 0;
@@ -111,6 +112,15 @@ void Pretokenizer::Cursor::find_valid(size_t begin, size_t most) {
   limited_ = valid_end_ - begin >= most && valid_end_ < text_.size();
 }
 
+size_t Pretokenizer::Cursor::end_of_word(size_t begin) const {
+  const auto is_letter = [this](size_t i) { return static_cast<unsigned char>((text_[i] | 32) - 'a') < 26; };
+  size_t end = begin + (text_[begin] == ' ' ? 1 : 0);
+  if (end == valid_end_ || !is_letter(end)) return 0;
+  while (end < valid_end_ && is_letter(end)) ++end;
+  if (end < valid_end_) return static_cast<signed char>(text_[end]) >= 0 ? end : 0;
+  return limited_ ? 0 : end;
+}
+
 std::string_view Pretokenizer::Cursor::next() {
   if (at_ == text_.size()) return {};
   const size_t begin = at_;
@@ -122,6 +132,12 @@ std::string_view Pretokenizer::Cursor::next() {
     find_valid(begin, window);
     while (valid_end_ == at_ && at_ < text_.size()) find_valid(++at_, window);
     if (at_ > begin) return text_.substr(begin, at_ - begin);
+  }
+  if (pretokenizer_.finds_words_) {  // most pieces of most texts
+    if (const size_t end = end_of_word(begin); end != 0) {
+      at_ = end;
+      return text_.substr(begin, at_ - begin);
+    }
   }
   // The subject is valid UTF-8 alone, so a lookahead ends where other bytes begin. Of a long text it is a window, which
   // grows where a match comes so close to its end that more text might change it.

@@ -44,6 +44,9 @@ class Pretokenizer {
     struct Delete {
       void operator()(MatchData* data) const;
     };
+    /// Where a piece from `begin` ends that is a word of ASCII letters, after a space or not, with something else of
+    /// ASCII or nothing behind it; 0 where the pattern has to tell.
+    size_t end_of_word(size_t begin) const;
     /// Sets valid_end_ behind the UTF-8 that begins at `begin`, of which `most` bytes and one character are looked at.
     void find_valid(size_t begin, size_t most);
 
@@ -57,6 +60,7 @@ class Pretokenizer {
 
  private:
   std::shared_ptr<void> code_;
+  bool finds_words_;  // whether the pattern is one that takes such words as Cursor::end_of_word does
 };
 
 }  // namespace lathe

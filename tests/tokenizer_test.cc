@@ -116,6 +116,22 @@ TEST_CASE("pieces of GPT-2's pattern, and of bytes that are not UTF-8", "[tokeni
   CHECK(pieces[3].size() == (3 << 20));
 }
 
+TEST_CASE("words that are found without the pattern are the pattern's", "[tokenizer]") {
+  const std::vector<std::string> parts{
+      "a",        "Z",       "don't", "'s",       " ",    "  ", "\n",   "\t", "7",        ".",    "[",
+      "`",        "@",       "{",     "\xC3\xAF", "\xFF", "_",  "I'LL", "\r", "\xCC\x81", "word", "\xE4\xB8\xAD",
+      "\xC2\xA0", "\xE2\x82"};
+  std::mt19937 random(11);
+  for (const std::string pattern : {gpt2_pattern, llama3_pattern, qwen2_pattern}) {
+    for (int i = 0; i < 3000; ++i) {
+      std::string text;
+      for (uint64_t n = random() % 12; n > 0; --n) text += parts[random() % parts.size()];
+      INFO(text);
+      REQUIRE(pieces_of(pattern, text) == pieces_of("(?:" + pattern + ")", text));  // one that is not known
+    }
+  }
+}
+
 TEST_CASE("encoding is that of the textbook, and gives every text back", "[tokenizer]") {
   const TempFolder f;
   BPEDefinition d = trained_on(f, sample_text(30000), 600);

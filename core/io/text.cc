@@ -1,7 +1,9 @@
 #include "core/io/text.h"
 
 #include <cstdarg>
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
 
 namespace lathe {
 
@@ -27,6 +29,14 @@ size_t code_point_length(std::string_view text, size_t at) {
 size_t utf8_end(std::string_view text, size_t begin, size_t most) {
   size_t end = begin;
   while (end < text.size() && end - begin < most) {
+    uint64_t eight = 0;  // of ASCII at once
+    if (text.size() - end >= sizeof eight && most - (end - begin) >= sizeof eight) {
+      std::memcpy(&eight, text.data() + end, sizeof eight);
+      if ((eight & 0x8080808080808080) == 0) {
+        end += sizeof eight;
+        continue;
+      }
+    }
     const size_t n = code_point_length(text, end);
     if (n == 0) break;
     end += n;
