@@ -60,15 +60,12 @@ struct BatchNormOp {
       return {dy[0], none(needs[1]), none(needs[2])};
     }
     const auto m = optional(mean.data()), v = optional(var.data()), none = optional({});
-    if (given && in.is_cuda()) {  // one of ATen's kernels for cards asks for what training saves, here as well
-      auto [dx, dw, db] =
-          at::native_batch_norm_backward(wider(dy[0]).contiguous(), wider(in), optional(weight.data()), m, v, m,
-                                         optional(var.data().add(eps).rsqrt_()), /*train=*/false, eps, needs);
-      return {dx, dw, db};
-    }
+    auto saved_mean = given ? none : m, saved_rstd = given ? none : v;
+    // One of ATen's kernels for cards asks for what training saves, also where statistics are given.
+    if (given && in.is_cuda()) saved_mean = m, saved_rstd = optional(var.data().add(eps).rsqrt_());
     auto [dx, dw, db] =
         at::native_batch_norm_backward(wider(dy[0]).contiguous(), wider(in), optional(weight.data()), given ? m : none,
-                                       given ? v : none, given ? none : m, given ? none : v, !given, eps, needs);
+                                       given ? v : none, saved_mean, saved_rstd, !given, eps, needs);
     return {dx, dw, db};
   }
   Grads<3, Variable> backward(const GradList<Variable>& dy, Needs<3> needs) const {

@@ -31,7 +31,7 @@ struct IndexSelect {
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>) {
       // On a card ATen's own refuses a single number without dims.
-      if (from.empty()) return {dy.is_cuda() ? dy.sum() : dy.new_zeros(from).index_add_(dim, index, dy)};
+      if (from.empty() && dy.is_cuda()) return {dy.sum()};
       return {dy.new_zeros(from).index_add_(dim, index, dy)};
     } else
       return {index_add(T(dy.data().new_zeros(from)), dim, index, dy)};

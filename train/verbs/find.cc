@@ -73,12 +73,14 @@ std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunDa
     return [=, &data](int64_t batch) { return dry_step(with(batch), data).peaks.touched_peak + program; };
   }
   int64_t size = 2, small = measure_on_card(with(1), data), large = measure_on_card(with(2), data);
-  const auto at = [&](int64_t batch) { return large + (large - small) * (batch - size) / (size - size / 2); };
-  while (size < 65536 && at(2 * size) <= bytes) {
+  const auto line = [&] {
+    return [=](int64_t batch) { return large + (large - small) * (batch - size) / (size - size / 2); };
+  };
+  while (size < 65536 && line()(2 * size) <= bytes) {
     size *= 2;
     small = std::exchange(large, measure_on_card(with(size), data));
   }
-  return [=](int64_t batch) { return large + (large - small) * (batch - size) / (size - size / 2); };
+  return line();
 }
 
 /// The largest micro-batch that takes no more than `bytes`, at most 65536; 0 where one is too much.
