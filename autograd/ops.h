@@ -124,8 +124,9 @@ Variable dropout(const Variable& x, double p, uint64_t stream = 0);
 /// Scaled dot-product attention (Vaswani et al. 2017; causal) on packed projections [B, T, 3C] (q, k, v in order) with
 /// `heads` heads -> [B, T, C]. Flash kernels, linear memory in T: Lathe's own on CPUs (core/kernels/attention.h),
 /// ATen's on CUDA and where the own ones do not go; float64, and on CUDA head sizes that are no multiple of 8 or above
-/// 256, are composed and take T^2.
-Variable attention(const Variable& qkv_BT3C, int64_t heads);
+/// 256, are composed and take T^2. `starts`, where it is defined: int64 [B, T], not decreasing along a row; place t
+/// sees none before starts[t] <= t, as where several documents share a row (composed where the own kernel does not go).
+Variable attention(const Variable& qkv_BT3C, int64_t heads, const at::Tensor& starts = {});
 
 // Images (ops/conv.cc, pool.cc): x is [B, C, H, W]. Zeros stand around it as wide as the padding.
 struct Conv2dOptions {

@@ -66,6 +66,7 @@ struct Mode {
   RecomputePolicy recompute = RecomputePolicy::none;
   int64_t* blocks_run = nullptr;   ///< where run_blocks() counts blocks that `recompute` is about, or null
   KeyValueCache* cache = nullptr;  ///< where attention keeps keys and values, or null: see nn/layers/cache.h
+  const at::Tensor* document_starts = nullptr;  ///< of the rows of tokens, or null: see nn/layers/documents.h
 };
 
 /// The calling thread's mode.

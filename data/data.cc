@@ -1,32 +1,30 @@
 // The table of data kinds.
 #include "data/data.h"
 
+#include <ATen/core/Tensor.h>
+
 #include <algorithm>
 
 #include "core/error.h"
 #include "data/examples.h"
 #include "data/folder.h"
+#include "data/mixture.h"
 #include "data/token_data.h"
 
 namespace lathe {
 namespace {
 
-std::unique_ptr<Data> open_tokens(const DataConfig& config) {
-  const DataConfig initial;
-  if (config.folds != initial.folds || config.flip != initial.flip || config.crop != initial.crop ||
-      config.fold != initial.fold) {
-    fail(Exit::usage, "data.folds, data.fold, data.flip and data.crop are for examples, and ", config.dir,
-         " holds tokens; leave them out");
-  }
-  return std::make_unique<TokenData>(config.dir);
-}
-
 std::vector<DataKind>& table() {
-  static std::vector<DataKind> kinds{{"tokens", open_tokens}, {"examples", open_examples}};
+  static std::vector<DataKind> kinds{{"tokens", open_tokens}, {"mixture", open_mixture}, {"examples", open_examples}};
   return kinds;
 }
 
 }  // namespace
+
+int64_t count_targets(const Batch& batch) {
+  const at::Tensor& t = batch.targets;
+  return at::isIntegralType(t.scalar_type(), /*includeBool=*/false) ? t.ne(-100).sum().item<int64_t>() : t.size(0);
+}
 
 void add_data_kind(DataKind kind) {
   const bool taken =

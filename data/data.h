@@ -22,6 +22,18 @@ struct DataConfig {
               anything())
   LATHE_FIELD(int64_t, workers, 1, "threads that prepare batches; 0: the training thread does", between(0, 64))
   LATHE_FIELD(int64_t, prefetch, 2, "micro-batches prepared ahead", between(1, 1000))
+  LATHE_FIELD(std::string, mix, "",
+              "mixtures: shares of training windows by source, as web:0.7,code:0.3; a source without one gives none. "
+              "Empty: as prepared",
+              anything().fixed())
+  LATHE_FIELD(std::string, documents, "joined",
+              "tokens: windows over documents that follow each other; joined: as one text; separate: none sees "
+              "another, and positions begin anew with each",
+              one_of({"joined", "separate"}).fixed())
+  LATHE_FIELD(int64_t, document_end, -1,
+              "documents = separate: id of the token between documents; -1: the tokenizer's <|endoftext|> or "
+              "<|end_of_text|>",
+              at_least(-1).fixed())
   LATHE_FIELD(int64_t, folds, 0,
               "example sets: split all examples into this many parts, one of them for validation; 0: as prepared",
               between(0, 1000).fixed())
@@ -32,11 +44,15 @@ struct DataConfig {
 };
 
 /// A micro-batch on the run's device.
-///   tokens:   inputs int64 [B, T], targets int64 [B, T], one later
+///   tokens:   inputs int64 [B, T], targets int64 [B, T], one later, -100 where none is learned
 ///   examples: inputs float32 [B, ...], targets int64 [B] (classes) or float32 [B, outputs]
 struct Batch {
   at::Tensor inputs, targets;
+  at::Tensor starts{};   ///< data.documents = separate: what SeparateDocuments takes; else undefined
+  std::string source{};  ///< of an evaluation of a mixture: which of its sources it is from
 };
+/// How many targets a batch has that are learned.
+int64_t count_targets(const Batch& batch);
 
 /// How large a micro-batch is. The last two are for tokens alone.
 struct BatchSizes {
@@ -54,6 +70,8 @@ class TrainingBatches {
   virtual std::vector<at::Tensor> make_buffers() const = 0;
   /// Writes micro-batch n (from 0). Threads call it at once, each with buffers of its own.
   virtual void fill(const std::vector<at::Tensor>& buffers, int64_t micro_batch) const = 0;
+  /// How many targets of micro-batch n are learned, where that is not as many as it has units.
+  virtual std::optional<int64_t> targets(int64_t /*micro_batch*/) const { return std::nullopt; }
   /// Filled buffers, copied to the run's device, as a batch that shares their memory.
   virtual Batch batch_of(const std::vector<at::Tensor>& on_device) const = 0;
 };
@@ -89,11 +107,13 @@ class Data {
   virtual int64_t train_size() const = 0;
   /// Units of the validation part: tokens or examples; 0 where there is none.
   virtual int64_t val_size() const = 0;
-  /// Token data: Exit::data, with the file and the place, where an id is not below `vocab_size`.
-  virtual void check_ids(int64_t /*vocab_size*/) const {}
+  /// Token data: Exit::data where there are too few tokens for a training window, and, with the file and the place,
+  /// where an id is not below the vocabulary's size.
+  virtual void check_windows(const BatchSizes& /*sizes*/) const {}
   /// Training micro-batches; the folder must outlive them.
   virtual std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes, uint64_t seed) const = 0;
-  /// The whole validation split, once, the last batch short; its first `batches` batches where that is not 0.
+  /// The whole validation split, once, the last batch short; its first `batches` batches (of a mixture, of each source)
+  /// where that is not 0.
   virtual std::unique_ptr<EvaluationBatches> evaluation(const BatchSizes& sizes, int64_t batches,
                                                         at::Device device) const = 0;
   /// A short identity of the contents of both splits (sampled, a fraction of a second), and whether a saved one is

@@ -1,10 +1,9 @@
 #include "data/documents.h"
 
-#include <simdjson.h>
-
 #include <algorithm>
 
 #include "core/io/text.h"
+#include "data/json_lines.h"
 
 namespace lathe {
 namespace {
@@ -22,7 +21,7 @@ size_t place_to_cut(std::string_view text) {
 }  // namespace
 
 bool is_jsonl(const DocumentSource& source, const std::string& file) {
-  if (source.format != "auto") return source.format == "jsonl";
+  if (source.format != "auto") return source.format != "text";
   fs::path path = file;
   if (path.extension() == ".gz" || path.extension() == ".zst") path.replace_extension();
   return path.extension() == ".jsonl" || path.extension() == ".ndjson";
@@ -120,10 +119,19 @@ bool PartReader::next_text(Part& part) {
   }
 }
 
-void each_document(const Part& part, const DocumentSource& source, const std::function<void(std::string_view)>& f) {
+std::string_view text_of(const Part& part) {
   std::string_view text = part.text;
   constexpr std::string_view mark = "\xEF\xBB\xBF";
   if (part.place <= (part.jsonl ? 1U : 0U) && text.starts_with(mark)) text.remove_prefix(mark.size());
+  return text;
+}
+
+void each_document(const Part& part, const DocumentSource& source, const std::function<void(std::string_view)>& f) {
+  if (part.documents) {
+    for (const std::string& document : *part.documents) f(document);
+    return;
+  }
+  std::string_view text = text_of(part);
   if (!part.jsonl) {
     if (source.separator.empty() || text.empty()) return f(text);
     while (!text.empty()) {
@@ -133,20 +141,32 @@ void each_document(const Part& part, const DocumentSource& source, const std::fu
     }
     return;
   }
-  simdjson::dom::parser parser;
-  for (uint64_t line = part.place; !text.empty(); ++line) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    const std::string_view one = text.substr(0, end);
-    text.remove_prefix(std::min(text.size(), end + 1));
-    if (one.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    simdjson::dom::element json;
-    if (const auto error = parser.parse(one.data(), one.size()).get(json))
-      fail(Exit::data, part.file, ":", line, " is no JSON: ", simdjson::error_message(error));
+  const std::string what = str("has no text in the field \"", source.field, "\"; name it with --field");
+  each_line(part, text, what, [&](uint64_t line, const simdjson::dom::object& json) {
     std::string_view found;
-    if (!json.is_object() || json[source.field].get(found) != simdjson::SUCCESS)
-      fail(Exit::data, part.file, ":", line, " has no text in the field \"", source.field, "\"; name it with --field");
+    if (json[source.field].get(found) != simdjson::SUCCESS) fail(Exit::data, part.file, ":", line, " ", what);
     f(found);
-  }
+  });
+}
+
+void LineFilter::filter(Part& part, const DocumentSource& source) {
+  std::vector<std::string> kept;
+  each_document(part, source, [&](std::string_view text) {
+    std::string& out = kept.emplace_back();
+    while (!text.empty()) {
+      const size_t end = std::min(text.find('\n'), text.size() - 1) + 1;
+      const std::string_view line = text.substr(0, end);
+      text.remove_prefix(end);
+      std::string_view words = line.substr(0, line.find_last_not_of(" \t\r\n") + 1);
+      words.remove_prefix(std::min(words.size(), words.find_first_not_of(" \t")));
+      if (!words.empty() && !seen_.insert(digest(words)).second) {
+        ++dropped_;
+        continue;
+      }
+      out += line;
+    }
+  });
+  part.documents = std::move(kept);
 }
 
 uint64_t repair_utf8(std::string& text) {

@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
+#include "core/io/checksum.h"
 #include "core/io/input.h"
 
 namespace lathe {
@@ -16,9 +19,10 @@ namespace lathe {
 struct DocumentSource {
   std::vector<std::string> files;  ///< "-": standard input
   /// "text": a file is a document, or several with `separator` between. "jsonl": a line is one. "auto": by the name,
-  /// .jsonl or .ndjson (and .gz or .zst behind it).
+  /// .jsonl or .ndjson (and .gz or .zst behind it). "instructions": a line of JSON Lines is a conversation
+  /// (data/conversations.h).
   std::string format = "auto";
-  std::string field = "text";  ///< JSON Lines: where an object has the text
+  std::string field = "text";  ///< JSON Lines: where an object has the text, or of instructions the messages
   std::string separator{};     ///< text: what stands between documents, as <|endoftext|>; empty: nothing does
 };
 /// Whether a file is JSON Lines.
@@ -32,7 +36,11 @@ struct Part {
   std::string text;
   uint64_t place = 0;               ///< its first line from 1 (JSON Lines), or its first byte (text)
   bool begins = true, ends = true;  ///< text: whether it has the begin, and the end, of a document
+  /// In place of the text, where it was filtered: its documents.
+  std::optional<std::vector<std::string>> documents{};
 };
+/// The text without the byte order mark that a file may begin with.
+std::string_view text_of(const Part& part);
 
 /// Reads the parts of all files in order. A long document is cut behind a line break with no white space on
 /// either side, where a piece ends by the patterns of GPT-2, Llama 3 and Qwen 2.
@@ -63,9 +71,22 @@ class PartReader {
   size_t looked_ = 0;                                   // of buffer_, for a line's end
 };
 
-/// Calls f with each document of a part, in order, without the byte order mark a file may begin with. Exit::data with
-/// file and line for a line that is no JSON object with a text in `field`.
+/// Calls f with each document of a part, in order. Exit::data with file and line for a line that is no JSON object with
+/// a text in `field`.
 void each_document(const Part& part, const DocumentSource& source, const std::function<void(std::string_view)>& f);
+
+/// Drops lines that came before in any document, but for white space around them; lines of white space alone stay.
+/// Memory grows by some 40 bytes for each different line.
+class LineFilter {
+ public:
+  /// Puts what is left in place of the part's documents. Errors as each_document.
+  void filter(Part& part, const DocumentSource& source);
+  uint64_t dropped() const { return dropped_; }
+
+ private:
+  std::unordered_set<Digest, DigestHash> seen_;
+  uint64_t dropped_ = 0;
+};
 
 /// Puts U+FFFD in place of each byte that is no part of well-formed UTF-8; how many.
 uint64_t repair_utf8(std::string& text);

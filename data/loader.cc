@@ -106,7 +106,7 @@ std::vector<Batch> draw_batches(const Data& data, const BatchSizes& sizes, uint6
   std::vector<Batch> drawn;
   for (int64_t i = 0; i < n; ++i) {
     const Batch b = loader.next();
-    drawn.push_back({b.inputs.clone(), b.targets.clone()});
+    drawn.push_back({b.inputs.clone(), b.targets.clone(), b.starts.defined() ? b.starts.clone() : at::Tensor()});
   }
   return drawn;
 }

@@ -30,6 +30,8 @@ class Loader {
 
   /// The next micro-batch; valid until the next call. An error of a worker is thrown here.
   Batch next();
+  /// How many targets of a micro-batch are learned, where that is not as many as it has units.
+  std::optional<int64_t> targets(int64_t micro_batch) const { return batches_->targets(micro_batch); }
   /// Seconds that the last next() waited for data.
   double waited() const { return waited_; }
 

@@ -38,6 +38,7 @@ void write_manifest(const fs::path& folder, const DataManifest& m, const std::st
             {"val", shards_json(m.val)}};
   m.tokenizer.add_to_json(json, "tokenizer");
   if (!m.documents.is_null()) json["documents"] = m.documents;
+  if (m.marked) json["marked"] = true;
   write_manifest_json(folder, std::move(json), name);
 }
 
@@ -65,6 +66,8 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
   m.train = read_shards(json, "train", where);
   if (json.contains("documents")) m.documents = json["documents"];
   m.val = read_shards(json, "val", where);
+  if (json.contains("marked")) m.marked = json_get<bool>(json, "marked", where, Exit::data);
+  if (m.marked && m.dtype != "uint32") fail(Exit::data, where, ": marked tokens must be uint32, not ", m.dtype);
   check_manifest_checksum(json, where);
   return m;
 }

@@ -39,6 +39,8 @@ void collect_files(const Json& json, const std::string& where, std::vector<MadeF
 void Meter::advance(uint64_t bytes) {
   done_ += bytes;
   if (stop_ && stop_()) {
+    if (resumable_)
+      fail(Exit::stopped, "stopped; run the same command again to go on, ", out_.string(), " has what is done");
     fail(Exit::stopped, "stopped; nothing is left in ", out_.string(),
          " of it, run the same command again to begin anew");
   }
@@ -81,7 +83,7 @@ void OutFolder::check(const fs::path& path) {
   if (holds) fail(Exit::usage, path.string(), " already holds data; remove it or give another --out");
 }
 
-void OutFolder::clear() {
+void OutFolder::clear(const std::vector<std::string>& but) {
   check(path_);
   if (const auto left = read_manifest_json(path_, marker)) {
     const std::string where = (path_ / marker).string();
@@ -99,7 +101,10 @@ void OutFolder::clear() {
     }
   }
   sync_folder(path_);
-  for (const auto& name : unfinished_files()) remove_tree(path_ / name);
+  for (const auto& name : unfinished_files()) {
+    if (std::find(but.begin(), but.end(), name.substr(std::strlen(unfinished_prefix))) == but.end())
+      remove_tree(path_ / name);
+  }
   check(path_);
   keep_ = false;
 }

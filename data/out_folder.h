@@ -26,11 +26,14 @@ class Meter {
   }
   /// Call it every few megabytes of input. Exit::stopped where `stop` says so.
   void advance(uint64_t bytes);
+  /// From now on a stop loses nothing.
+  void resumable() { resumable_ = true; }
 
  private:
   const fs::path& out_;
   const std::function<bool()>& stop_;
   uint64_t done_ = 0;
+  bool resumable_ = false;
   std::chrono::steady_clock::time_point began_{};
   std::optional<ProgressBar> bar_;
 };
@@ -55,7 +58,11 @@ class OutFolder {
   static void check(const fs::path& path);
   /// Removes what an interrupted preparation left: files that have their names but no manifest beside them are told by
   /// the manifest that it was about to give them, and by their checksums. Exit::usage where there is anything else.
-  void clear();
+  /// Unfinished files of the names in `but` stay.
+  void clear(const std::vector<std::string>& but = {});
+  /// From now on unfinished files stay, whatever happens: they tell the next preparation what is done.
+  void keep() { keep_ = true; }
+  bool kept() const { return keep_; }
   /// Where a file is until it gets its name, "train..." or "val..." with .bin or .npy.
   static fs::path unfinished(const fs::path& folder, const std::string& file);
   /// Gives the finished files their names, once `write` has written the manifest under the name it is called with, and

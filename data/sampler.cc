@@ -1,6 +1,8 @@
 #include "data/sampler.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include "core/rng.h"
 
@@ -18,6 +20,30 @@ int64_t WindowSampler::start_of(int64_t n) const {
   const auto offset = philox(counter(epoch, 0), make_key(seed_, hash_name("data/offset")))[0] % offset_range_;
   const Permutation order(static_cast<uint64_t>(windows_), make_key(seed_, hash_name("data/order") + epoch));
   return static_cast<int64_t>(offset) + static_cast<int64_t>(order(index)) * block_size_;
+}
+
+namespace {
+constexpr int64_t round_windows = 65536;
+}
+
+MixtureSampler::MixtureSampler(const std::vector<double>& weights, uint64_t seed) : seed_(seed) {
+  const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<int64_t> windows;
+  for (const double w : weights)
+    windows.push_back(w > 0 ? std::max<int64_t>(1, std::llround(w / all * round_windows)) : 0);
+  // What rounding leaves over or takes too much is the largest source's.
+  *std::max_element(windows.begin(), windows.end()) +=
+      round_windows - std::accumulate(windows.begin(), windows.end(), int64_t{0});
+  for (int64_t end = 0; const int64_t n : windows) ends_.push_back(end += n);
+}
+
+MixtureSampler::Place MixtureSampler::operator()(int64_t n) const {
+  const int64_t round = n / round_windows;
+  const Permutation order(round_windows, make_key(seed_, hash_name("data/mix") + static_cast<uint64_t>(round)));
+  const auto at = static_cast<int64_t>(order(static_cast<uint64_t>(n % round_windows)));
+  const auto source = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), at) - ends_.begin());
+  const int64_t begin = source == 0 ? 0 : ends_[source - 1];
+  return {source, round * (ends_[source] - begin) + at - begin};
 }
 
 }  // namespace lathe

@@ -4,7 +4,9 @@
 // [0, T). A keyed permutation orders the windows of an epoch; epochs are concatenated, so a batch may cross an edge.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace lathe {
 
@@ -20,6 +22,24 @@ class WindowSampler {
  private:
   int64_t block_size_, windows_;
   uint64_t offset_range_, seed_;
+};
+
+/// Which of several sources each window of a mixture is from: a pure function of (seed, n). In every 65536 windows the
+/// sources have their shares exactly, in a keyed order.
+class MixtureSampler {
+ public:
+  /// Weights are not negative, and one is positive; a source with a positive one is in every round at least once.
+  MixtureSampler(const std::vector<double>& weights, uint64_t seed);
+  struct Place {
+    size_t source;
+    int64_t index;  ///< of the window among those of its source, from 0
+  };
+  /// Of the n-th window since the start of training.
+  Place operator()(int64_t n) const;
+
+ private:
+  std::vector<int64_t> ends_;  // of each source's places in a round
+  uint64_t seed_;
 };
 
 }  // namespace lathe

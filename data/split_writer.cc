@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "data/out_folder.h"
 
@@ -33,11 +34,49 @@ std::vector<ShardInfo> SplitWriter::finish() {
   return shards_;
 }
 
-void SplitWriter::open() {
+bool SplitWriter::resume(int64_t tokens) {
+  const size_t width = wide_ ? 4 : 2;
+  std::vector<std::pair<fs::path, uint64_t>> found;  // and how many bytes of each
+  for (int64_t done = 0; done < tokens; done += shard_tokens_) {
+    const auto bytes = static_cast<uint64_t>(std::min(shard_tokens_, tokens - done)) * width;
+    found.emplace_back(OutFolder::unfinished(out_, name_of(found.size())), bytes);
+    std::error_code error;
+    if (!fs::is_regular_file(found.back().first, error) || fs::file_size(found.back().first) < bytes) return false;
+  }
+  for (const auto& [path, bytes] : found) {
+    fs::resize_file(path, bytes);
+    sum_ = Checksum();
+    {
+      const MappedFile file(path, Exit::io);
+      sum_.update(file.bytes().data(), file.bytes().size());
+    }
+    shards_.push_back({name_of(shards_.size()), static_cast<int64_t>(bytes / width), ""});
+    tokens_ += shards_.back().tokens;
+    file_ = OutputFile(path, OutputFile::Open::append);
+    if (shards_.back().tokens == shard_tokens_) close();
+  }
+  return true;
+}
+
+void SplitWriter::sync() {
+  if (file_.is_open()) file_.sync();
+}
+
+std::vector<std::string> SplitWriter::files() const {
+  std::vector<std::string> names;
+  for (const ShardInfo& shard : shards_) names.push_back(shard.file);
+  return names;
+}
+
+std::string SplitWriter::name_of(size_t shard) const {
   char number[24];
-  std::snprintf(number, sizeof number, "_%06zu", shards_.size());
+  std::snprintf(number, sizeof number, "_%06zu", shard);
   const bool several = !most_tokens_ || *most_tokens_ > shard_tokens_;
-  shards_.push_back({split_ + (several ? number : "") + ".bin", 0, ""});
+  return split_ + (several ? number : "") + ".bin";
+}
+
+void SplitWriter::open() {
+  shards_.push_back({name_of(shards_.size()), 0, ""});
   file_ = OutputFile(OutFolder::unfinished(out_, shards_.back().file), OutputFile::Open::create);
   sum_ = Checksum();
 }

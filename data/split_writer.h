@@ -22,14 +22,22 @@ class SplitWriter {
               bool wide)
       : out_(out), shard_tokens_(shard_tokens), split_(split), most_tokens_(most_tokens), wide_(wide) {}
 
+  /// Goes on behind the first `tokens` of what an ended process wrote under the same names; what it wrote beyond them
+  /// is cut off. False, and nothing is changed, where they are not there.
+  bool resume(int64_t tokens);
   /// Appends ids.
   void write(std::span<const int32_t> ids);
+  /// Waits until the disk has what was written.
+  void sync();
+  /// Names of the files so far.
+  std::vector<std::string> files() const;
   /// Tokens so far.
   int64_t tokens() const { return tokens_; }
   /// Closes the last file. All of them, in order.
   std::vector<ShardInfo> finish();
 
  private:
+  std::string name_of(size_t shard) const;
   void open();
   void close();
 

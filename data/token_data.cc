@@ -1,91 +1,63 @@
 #include "data/token_data.h"
 
-#include <ATen/ops/empty.h>
-
-#include <algorithm>
-
-#include "data/sampler.h"
-
 namespace lathe {
-namespace {
 
-class Windows final : public TrainingBatches {
- public:
-  Windows(const TokenFile& tokens, const BatchSizes& sizes, uint64_t seed)
-      : tokens_(tokens), sizes_(sizes), sampler_(tokens.size(), sizes.block_size, seed) {}
-
-  std::vector<at::Tensor> make_buffers() const override {
-    return {at::empty({sizes_.batch_size, sizes_.block_size + 1}, at::kLong)};
+void check_token_keys(const DataConfig& config, bool mixes) {
+  const DataConfig initial;
+  if (config.folds != initial.folds || config.flip != initial.flip || config.crop != initial.crop ||
+      config.fold != initial.fold) {
+    fail(Exit::usage, "data.folds, data.fold, data.flip and data.crop are for examples, and ", config.dir,
+         " holds tokens; leave them out");
   }
-  void fill(const std::vector<at::Tensor>& buffers, int64_t micro_batch) const override {
-    auto* out = buffers[0].mutable_data_ptr<int64_t>();
-    const int64_t length = sizes_.block_size + 1;
-    for (int64_t b = 0; b < sizes_.batch_size; ++b) {
-      tokens_.read(sampler_.start_of(micro_batch * sizes_.batch_size + b), length, sizes_.vocab_size, out + b * length);
-    }
-  }
-  Batch batch_of(const std::vector<at::Tensor>& on_device) const override {
-    return {on_device[0].slice(1, 0, sizes_.block_size), on_device[0].slice(1, 1, sizes_.block_size + 1)};
-  }
+  if (!mixes && !config.mix.empty())
+    fail(Exit::usage, "data.mix is for mixtures (`lathe prepare --source`), and ", config.dir,
+         " is none; leave it out");
+  if (config.documents == "joined" && config.document_end >= 0)
+    fail(Exit::usage, "data.document_end has no effect with data.documents = \"joined\"; leave it out, or set that to ",
+         "separate");
+}
 
- private:
-  const TokenFile& tokens_;
-  BatchSizes sizes_;
-  WindowSampler sampler_;
-};
+std::unique_ptr<Data> open_tokens(const DataConfig& config) {
+  check_token_keys(config, /*mixes=*/false);
+  return std::make_unique<TokenData>(config.dir, config);
+}
 
-class EvaluationWindows final : public EvaluationBatches {
- public:
-  EvaluationWindows(const TokenFile& tokens, const BatchSizes& sizes, int64_t batches, at::Device device)
-      : tokens_(tokens), sizes_(sizes), device_(device), end_(tokens.size() - 1) {
-    const int64_t each = sizes.batch_size * sizes.block_size;
-    if (batches > 0 && batches <= end_ / each) end_ = batches * each;
-  }
-
-  bool next(Batch& batch) override {
-    if (at_ >= end_) return false;
-    const int64_t left = end_ - at_, t = std::min(sizes_.block_size, left);
-    const int64_t rows = std::min(sizes_.batch_size, left / t);
-    const at::Tensor windows = at::empty({rows, t + 1}, at::kLong);
-    for (int64_t b = 0; b < rows; ++b) {
-      tokens_.read(at_ + b * t, t + 1, sizes_.vocab_size, windows.mutable_data_ptr<int64_t>() + b * (t + 1));
-    }
-    at_ += rows * t;
-    const at::Tensor there = windows.to(device_);
-    batch = {there.slice(1, 0, t), there.slice(1, 1, t + 1)};
-    return true;
-  }
-
- private:
-  const TokenFile& tokens_;
-  BatchSizes sizes_;
-  at::Device device_;
-  int64_t at_ = 0, end_;
-};
-
-}  // namespace
-
-TokenData::TokenData(const fs::path& folder) : manifest_(read_manifest(folder)) {
+TokenData::TokenData(const fs::path& folder, const DataConfig& config)
+    : folder_(folder), manifest_(read_manifest(folder)) {
   if (has_split(folder, "val", manifest_)) val_.emplace(folder, "val", manifest_);
   if (!val_ || has_split(folder, "train", manifest_)) train_.emplace(folder, "train", manifest_);
   facts_.task = "language";
   if (manifest_) facts_.tokenizer = manifest_->tokenizer, facts_.vocab_size = manifest_->vocab_size;
+  if (config.documents != "separate") return;
+  windows_.document_end = config.document_end >= 0 ? config.document_end
+                          : manifest_              ? manifest_->tokenizer.document_end()
+                                                   : -1;
+  if (*windows_.document_end < 0) {
+    fail(Exit::usage, "data.documents = \"separate\" needs a token between documents, and ", folder.string(),
+         manifest_ ? " has a tokenizer without <|endoftext|> or <|end_of_text|>" : " has no manifest.json",
+         "; set data.document_end to its id");
+  }
 }
 
 std::unique_ptr<TrainingBatches> TokenData::training(const BatchSizes& sizes, uint64_t seed) const {
   LATHE_CHECK(train_, "there are no training tokens");
-  return std::make_unique<Windows>(*train_, sizes, seed);
+  return training_windows({{&*train_}}, sizes, seed, windows_);
 }
 
 std::unique_ptr<EvaluationBatches> TokenData::evaluation(const BatchSizes& sizes, int64_t batches,
                                                          at::Device device) const {
   LATHE_CHECK(val_, "there are no validation tokens");
-  return std::make_unique<EvaluationWindows>(*val_, sizes, batches, device);
+  return evaluation_windows({{&*val_}}, sizes, batches, device, windows_);
 }
 
-void TokenData::check_ids(int64_t vocab_size) const {
-  if (train_) train_->check_ids(vocab_size);
-  if (val_) val_->check_ids(vocab_size);
+void TokenData::check_windows(const BatchSizes& sizes) const {
+  if (train_size() <= sizes.block_size) {
+    fail(Exit::data, folder_.string(), " has ", train_size(),
+         " training tokens, too few for windows of model.block_size = ", sizes.block_size,
+         " and one; use more text or a shorter context");
+  }
+  if (train_) train_->check_ids(sizes.vocab_size);
+  if (val_) val_->check_ids(sizes.vocab_size);
 }
 
 std::string TokenData::hash() const {
@@ -110,8 +82,9 @@ std::string TokenData::table() const {
     for (const auto* split : {&train_, &val_}) text += *split ? (*split)->table() : "";
     return text;
   }
-  text = str("  tokenizer ", manifest_->tokenizer.kind(), ", vocabulary ", manifest_->vocab_size, ", ",
-             manifest_->dtype, ", largest id ", manifest_->largest_id, "\n");
+  text =
+      str("  tokenizer ", manifest_->tokenizer.kind(), ", vocabulary ", manifest_->vocab_size, ", ", manifest_->dtype,
+          ", largest id ", manifest_->largest_id, manifest_->marked ? ", prompts marked as not learned" : "", "\n");
   if (manifest_->documents.is_object()) {
     text += "  documents";
     for (const auto& [name, count] : manifest_->documents.items()) text += str("  ", name, " ", count.dump());

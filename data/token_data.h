@@ -4,32 +4,44 @@
 #include "data/data.h"
 #include "data/manifest.h"
 #include "data/tokens.h"
+#include "data/windows.h"
 
 namespace lathe {
 
 class TokenData final : public Data {
  public:
-  /// Opens the splits that a folder has. Exit::data where it has none.
-  explicit TokenData(const fs::path& folder);
+  /// Opens the splits that a folder has. Exit::data where it has none; Exit::usage where the keys of `config` do not
+  /// fit it.
+  explicit TokenData(const fs::path& folder, const DataConfig& config = {});
 
   const DataFacts& facts() const override { return facts_; }
   int64_t train_size() const override { return train_ ? train_->size() : 0; }
   int64_t val_size() const override { return val_ ? val_->size() : 0; }
   std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes, uint64_t seed) const override;
-  /// In non-overlapping windows, the last one short; all rows of a batch have one length.
   std::unique_ptr<EvaluationBatches> evaluation(const BatchSizes& sizes, int64_t batches,
                                                 at::Device device) const override;
-  /// Looks for ids beyond the vocabulary, in shards of up to 128 MiB together; others are checked as they are read.
-  void check_ids(int64_t vocab_size) const override;
+  /// Looks for ids in shards of up to 128 MiB together; others are checked as they are read.
+  void check_windows(const BatchSizes& sizes) const override;
   std::string hash() const override;
   bool matches(const std::string& saved) const override;
   void verify(const std::function<bool()>& stop) const override;
   std::string table() const override;
 
+  /// A split as windows are made of it, null where there is none, and what they are beside tokens.
+  const TokenFile* train() const { return train_ ? &*train_ : nullptr; }
+  const TokenFile* val() const { return val_ ? &*val_ : nullptr; }
+  const WindowKind& windows() const { return windows_; }
+
  private:
+  fs::path folder_;
   std::optional<DataManifest> manifest_;
   std::optional<TokenFile> train_, val_;
   DataFacts facts_;
+  WindowKind windows_;
 };
+/// The table's line for them.
+std::unique_ptr<Data> open_tokens(const DataConfig& config);
+/// Exit::usage where keys that are for other kinds of data are set: for examples, and, unless `mixes`, for mixtures.
+void check_token_keys(const DataConfig& config, bool mixes);
 
 }  // namespace lathe

@@ -76,6 +76,14 @@ void Tokenizer::add_to_json(Json& json, const char* kind_key) const {
   if (bpe_) json["bpe"] = bpe_to_json(bpe_->definition());
 }
 
+int32_t Tokenizer::document_end() const {
+  for (const char* text : {"<|endoftext|>", "<|end_of_text|>"}) {
+    const int32_t id = bpe_ ? bpe_->id_of(text) : -1;
+    if (id >= 0) return id;
+  }
+  return -1;
+}
+
 bool Tokenizer::operator==(const Tokenizer& other) const {
   if (kind_ != other.kind_ || vocabulary_ != other.vocabulary_) return false;
   return bpe_ == other.bpe_ || (bpe_ && other.bpe_ && bpe_->definition() == other.bpe_->definition());

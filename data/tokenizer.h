@@ -36,6 +36,8 @@ class Tokenizer {
   const std::vector<std::string>& vocabulary() const { return vocabulary_; }
   /// Null unless it is one.
   const BPE* bpe() const { return bpe_.get(); }
+  /// The token that ends a document, a BPE's <|endoftext|> or <|end_of_text|>; -1 where there is none.
+  int32_t document_end() const;
   /// Whether both give every text the same ids.
   bool operator==(const Tokenizer& other) const;
 

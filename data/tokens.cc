@@ -46,6 +46,7 @@ TokenFile::TokenFile(const fs::path& folder, const std::string& split, const std
          folder.string(), "` or set data.dir");
   }
   if (manifest) {
+    marked_ = manifest->marked;
     for (const auto& s : split == "train" ? manifest->train : manifest->val) {
       add(folder / s.file, manifest->dtype == "uint16" ? 2 : 4, &s);
     }
@@ -92,7 +93,8 @@ void TokenFile::add(const fs::path& path, int raw_width, const ShardInfo* expect
   shards_.push_back(std::move(shard));
 }
 
-void TokenFile::read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) const {
+template <class F>
+void TokenFile::each(int64_t begin, int64_t n, F&& f) const {
   if (begin < 0 || n < 0 || begin + n > total_) {
     fail(Exit::internal, "tokens ", begin, " to ", begin + n, " are outside the split's ", total_);
   }
@@ -105,14 +107,33 @@ void TokenFile::read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) cons
     for (int64_t i = 0; i < here; ++i) {
       uint32_t id = 0;
       std::memcpy(&id, data + i * shard->width, static_cast<size_t>(shard->width));
-      if (id >= static_cast<uint64_t>(vocab)) refuse(*shard, offset + i, id, vocab);
-      out[i] = id;
+      f(*shard, offset + i, id);
     }
-    out += here;
     begin += here;
     n -= here;
     ++shard;
   }
+}
+
+void TokenFile::read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) const {
+  const uint32_t bits = marked_ ? ~token_mark : ~uint32_t{0};
+  each(begin, n, [&](const Shard& shard, int64_t at, uint32_t id) {
+    id &= bits;
+    if (id >= static_cast<uint64_t>(vocab)) refuse(shard, at, id, vocab);
+    *out++ = id;
+  });
+}
+
+void TokenFile::read_targets(int64_t begin, int64_t n, int64_t* out) const {
+  const uint32_t mark = marked_ ? token_mark : 0;
+  each(begin, n, [&](const Shard&, int64_t, uint32_t id) { *out++ = (id & mark) != 0 ? -100 : int64_t{id}; });
+}
+
+int64_t TokenFile::count_learned(int64_t begin, int64_t n) const {
+  const uint32_t mark = marked_ ? token_mark : 0;
+  int64_t learned = 0;
+  each(begin, n, [&](const Shard&, int64_t, uint32_t id) { learned += (id & mark) == 0; });
+  return learned;
 }
 
 void TokenFile::refuse(const Shard& shard, int64_t at, uint32_t id, int64_t vocab) {
@@ -131,8 +152,9 @@ std::string TokenFile::table() const {
 
 uint32_t TokenFile::largest_id() const {
   uint32_t largest = 0;
+  const uint32_t bits = marked_ ? ~token_mark : ~uint32_t{0};
   const auto look = [&](const auto* ids, int64_t n) {
-    largest = std::max(largest, static_cast<uint32_t>(*std::max_element(ids, ids + n)));
+    for (int64_t i = 0; i < n; ++i) largest = std::max(largest, ids[i] & bits);
   };
   for (const auto& s : shards_) {
     s.width == 2 ? look(reinterpret_cast<const uint16_t*>(s.data), s.tokens)
@@ -142,9 +164,10 @@ uint32_t TokenFile::largest_id() const {
 }
 
 void TokenFile::check_ids(int64_t vocab, int64_t limit) const {
+  const uint32_t bits = marked_ ? ~token_mark : ~uint32_t{0};
   const auto check = [&](const Shard& shard, const auto* ids) {
     for (int64_t i = 0; i < shard.tokens; ++i) {
-      if (ids[i] >= static_cast<uint64_t>(vocab)) refuse(shard, i, ids[i], vocab);
+      if ((ids[i] & bits) >= static_cast<uint64_t>(vocab)) refuse(shard, i, ids[i] & bits, vocab);
     }
   };
   for (const auto& shard : shards_) {

@@ -24,6 +24,12 @@ class TokenFile {
   int64_t size() const { return total_; }
   /// Copies tokens [begin, begin + n) to out. An id not below `vocab` is Exit::data and names the shard and the place.
   void read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) const;
+  /// Whether some tokens are marked as not learned (DataManifest::marked).
+  bool marked() const { return marked_; }
+  /// The same ids as targets: -100 for those that are marked.
+  void read_targets(int64_t begin, int64_t n, int64_t* out) const;
+  /// How many of tokens [begin, begin + n) are not marked.
+  int64_t count_learned(int64_t begin, int64_t n) const;
   /// Checks every id of shards of up to `limit` bytes together against the vocabulary, as read() does; what lies beyond
   /// is checked when it is read.
   void check_ids(int64_t vocab, int64_t limit = 128 << 20) const;
@@ -51,11 +57,15 @@ class TokenFile {
     std::string xxh3;
   };
   std::string identity(bool believe_manifest) const;
+  /// f(shard, place in it, what is there) for tokens [begin, begin + n).
+  template <class F>
+  void each(int64_t begin, int64_t n, F&& f) const;
   void add(const fs::path& path, int raw_width, const ShardInfo* expected);
   [[noreturn]] static void refuse(const Shard& shard, int64_t at, uint32_t id, int64_t vocab);
 
   std::vector<Shard> shards_;
   int64_t total_ = 0;
+  bool marked_ = false;
 };
 
 /// Whether the folder has that split.

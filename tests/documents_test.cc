@@ -4,6 +4,7 @@
 #include <zstd.h>
 
 #include <cstdlib>
+#include <fstream>
 
 #include "core/io/input.h"
 #include "core/io/json.h"
@@ -254,6 +255,92 @@ TEST_CASE("texts are split at separators, and long ones cut where pieces end", "
   };
   CHECK(shell("< " + (f / "long.gz").string()) == 0);
   CHECK(contents(f / "stdin") == contents(f / "parts"));
+}
+
+TEST_CASE("lines that came before in any document are dropped, and counted", "[documents]") {
+  const TempFolder f;
+  const std::string lines =
+      line_of("menu\none\n\n  menu \ntwo") + line_of("menu\n\nthree\nthree") + line_of("two\n \none");
+  write_file(f / "a.jsonl", lines);
+  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}}, .out = f / "out"};
+  o.val_share = 0, o.dedup_lines = true;
+  prepare_documents(o);
+  CHECK(Tokenizer::byte().decode(ids_of(f / "out", "train")) == "menu\none\n\ntwo\n\nthree\n\n");
+  CHECK(counts_of(f / "out")["dropped_lines"] == 5);
+  CHECK(counts_of(f / "out")["empty"] == 1);
+  CHECK(counts_of(f / "out")["kept"] == 2);
+}
+
+TEST_CASE("a preparation that was cut short goes on where it was, to the byte, whatever the mode", "[documents]") {
+  const TempFolder f(fast_folder());
+  const Tokenizer tokenizer = trained(f);
+  std::string lines;
+  for (int i = 0; i < 60000; ++i)
+    lines += line_of(str("document ", i % 45000, " cuts ", i * 7 % 1000, "\nunder\nit ", i));
+  write_file(f / "a.jsonl", lines);
+  write_file(f / "b.jsonl.gz", gzipped(lines));
+  struct Mode {
+    bool by_hash, dedup, lines;
+    int64_t shard;
+  };
+  for (const Mode& mode :
+       {Mode{false, false, false, 100'000'000}, {true, true, false, 70'000}, {false, true, true, 300'000}}) {
+    DocumentOptions o{.source = {.files = {(f / "a.jsonl").string(), (f / "b.jsonl.gz").string()}}, .out = f / "whole"};
+    o.tokenizer = tokenizer, o.val_by_hash = mode.by_hash, o.dedup = mode.dedup, o.dedup_lines = mode.lines;
+    o.shard_tokens = mode.shard, o.workers = 2;
+    prepare_documents(o);
+    const auto wanted = contents(f / "whole");
+    o.out = f / "parts", o.progress_seconds = 0;
+    int64_t asked = 0, times = 0;
+    for (const int64_t after : {5, 3, 6}) {  // looks at `stop`, once a part
+      asked = 0;
+      o.stop = [&] { return ++asked > after; };
+      const std::string what = error_of([&] { prepare_documents(o); });
+      if (what.empty()) break;
+      CHECK_THAT(what, ContainsSubstring("to go on"));
+      CHECK(fs::exists(f / "parts/.unfinished-manifest.json-progress"));
+      ++times;
+      if (times == 1) {  // what was written behind the record is not believed
+        for (const auto& entry : fs::directory_iterator(f / "parts")) {
+          if (entry.path().extension() == ".bin") std::ofstream(entry.path(), std::ios::app) << "torn";
+        }
+      }
+      if (times == 2) {  // another command begins anew, and so does this one behind it
+        DocumentOptions other = o;
+        other.min_bytes = 3, asked = 0;
+        CHECK_THAT(error_of([&] { prepare_documents(other); }), ContainsSubstring("to go on"));
+      }
+    }
+    CHECK(times >= 2);
+    o.stop = nullptr, o.workers = 3, o.progress_seconds = 1000;
+    prepare_documents(o);
+    CHECK(contents(f / "parts") == wanted);
+    for (const char* folder : {"whole", "parts"}) fs::remove_all(f / folder);
+  }
+
+  // An input that is another one now is refused; a shard that is gone means to begin anew.
+  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}}, .out = f / "whole"};
+  o.val_by_hash = true;
+  prepare_documents(o);
+  const auto wanted = contents(f / "whole");
+  o.out = f / "parts", o.progress_seconds = 0;
+  const auto cut_short = [&] {
+    int64_t asked = 0;
+    o.stop = [&] { return ++asked > 4; };
+    CHECK_THAT(error_of([&] { prepare_documents(o); }), ContainsSubstring("to go on"));
+    o.stop = nullptr;
+  };
+  cut_short();
+  std::string changed = lines;
+  changed.at(changed.find("cuts")) = 'C';
+  write_file(f / "a.jsonl", changed);
+  CHECK_THAT(error_of([&] { prepare_documents(o); }), ContainsSubstring("the input is not what it was"));
+  write_file(f / "a.jsonl", lines.substr(0, lines.find('\n', 5000)));
+  CHECK_THAT(error_of([&] { prepare_documents(o); }), ContainsSubstring("the input is shorter than"));
+  write_file(f / "a.jsonl", lines);
+  fs::remove(f / "parts/.unfinished-train_000000.bin");
+  prepare_documents(o);
+  CHECK(contents(f / "parts") == wanted);
 }
 
 TEST_CASE("encoding on several threads gives the ids of one", "[documents]") {

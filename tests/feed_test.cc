@@ -93,8 +93,9 @@ TEST_CASE("shards of one length and other contents are told apart; the vocabular
   CHECK(print(counting(50)) == print(counting(50)));
   CHECK(print(other) != print(counting(50)));
   const TokenData tokens(f.path());
-  CHECK_THAT(error_of([&] { tokens.check_ids(49); }), ContainsSubstring("token 49 is 49, beyond the vocabulary of 49"));
-  CHECK(error_of([&] { tokens.check_ids(50); }).empty());
+  CHECK_THAT(error_of([&] { tokens.check_windows({.vocab_size = 49}); }),
+             ContainsSubstring("token 49 is 49, beyond the vocabulary of 49"));
+  CHECK(error_of([&] { tokens.check_windows({.vocab_size = 50}); }).empty());
 }
 
 TEST_CASE("over epochs, stops and any number of workers, the windows are those of one go", "[feed]") {

@@ -6,12 +6,12 @@
 #include <memory>
 
 #include "core/kernels/gemm.h"
+#include "data/chat_template.h"
 #include "nn/init.h"
 #include "nn/models/gpt.h"
 #include "nn/models/llama.h"
 #include "tests/catch.h"
 #include "tests/process.h"
-#include "train/tasks/chat.h"
 #include "train/tasks/generate.h"
 
 namespace {

@@ -96,6 +96,11 @@ TEST_CASE("the rnn is its functions in LibTorch, tied and untied", "[models]") {
 at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids) {
   const int64_t b = ids.size(0), t = ids.size(1), d = c.head_width(), kv = c.kv_heads(), half = d / 2;
   std::vector<double> angle;
+  const bool yarn = c.rope_scaling == "yarn";
+  const auto yarn_pair = [&](double waves) {  // as transformers has it, which the authors' code is in
+    return static_cast<double>(d) * std::log(static_cast<double>(c.rope_original_context) / (waves * 2 * M_PI)) /
+           (2 * std::log(c.rope_theta));
+  };
   for (int64_t i = 0; i < half; ++i) {
     double f = std::pow(c.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(d));
     if (c.rope_scaling == "linear") f /= c.rope_factor;
@@ -108,8 +113,17 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
       else if (wave >= context / c.rope_high_freq_factor)
         f = (1 - smooth) * f / c.rope_factor + smooth * f;
     }
+    if (yarn) {
+      const double first = std::max(0.0, std::floor(yarn_pair(c.rope_beta_fast)));
+      const double last = std::min(static_cast<double>(d - 1), std::ceil(yarn_pair(c.rope_beta_slow)));
+      const double ramp = std::clamp((static_cast<double>(i) - first) / (last - first), 0.0, 1.0);
+      f = ramp * f / c.rope_factor + (1 - ramp) * f;
+    }
     angle.push_back(f);
   }
+  const double longer = !yarn                         ? 1
+                        : c.rope_attention_factor > 0 ? c.rope_attention_factor
+                                                      : 1 + std::log(c.rope_factor) / 10;
   const at::Tensor turn = torch::arange(t, at::kDouble).unsqueeze(1) * torch::tensor(angle, at::kDouble);
   const auto norm = [&](const at::Tensor& x, const std::string& path) {
     const at::Tensor& scale = w.at(path + ".weight");
@@ -129,7 +143,7 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
       y = y.transpose(1, 2);
       if (positioned) {
         const at::Tensor rotated = torch::cat({-y.slice(3, half), y.slice(3, 0, half)}, 3);
-        y = y * torch::cat({turn, turn}, 1).cos() + rotated * torch::cat({turn, turn}, 1).sin();
+        y = longer * (y * torch::cat({turn, turn}, 1).cos() + rotated * torch::cat({turn, turn}, 1).sin());
       }
       return y.repeat_interleave(c.n_head / n, 1);
     };
@@ -145,7 +159,7 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
 
 TEST_CASE("the llama is its functions in LibTorch: grouped queries, scaled angles, biases, norms, tied and untied",
           "[models]") {
-  std::vector<LlamaConfig> configs(7);
+  std::vector<LlamaConfig> configs(9);
   for (LlamaConfig& c : configs)
     c.n_layer = 2, c.n_head = 4, c.n_embd = 16, c.n_inner = 10, c.block_size = 9, c.vocab_size = 7;
   configs[1].n_kv_head = 2, configs[1].tie_weights = false;
@@ -156,6 +170,9 @@ TEST_CASE("the llama is its functions in LibTorch: grouped queries, scaled angle
   configs[5].rope_original_context = 40, configs[5].head_dim = 12;
   configs[6].n_head = 2, configs[6].qkv_bias = configs[6].qk_norm = true, configs[6].tie_weights = false;
   configs[6].n_inner = 0;
+  configs[7].rope_scaling = "yarn", configs[7].rope_factor = 4, configs[7].rope_original_context = 60;
+  configs[7].head_dim = 12, configs[7].rope_theta = 50, configs[7].rope_beta_fast = 6;
+  configs[8] = configs[7], configs[8].rope_attention_factor = 1.7, configs[8].rope_beta_slow = 2;
   for (size_t i = 0; i < configs.size(); ++i) {
     INFO("config " << i);
     const LlamaConfig& c = configs[i];

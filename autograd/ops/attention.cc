@@ -6,6 +6,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
@@ -31,10 +32,37 @@ OpFlops attention_flops(const at::Tensor& y, int64_t keys, int64_t heads) {
   return {.forward = {4 * t * n, 5 * scores}, .backward = {8 * t * n, 4 * scores}};
 }
 
+/// Which places a query may not see: bool [T, T], or [B, 1, T, T] where there are starts.
+at::Tensor hidden_places(int64_t time, const at::Tensor& starts, at::Device device) {
+  const at::Tensor future = at::ones({time, time}, at::TensorOptions(at::kBool).device(device)).triu(1);
+  if (!starts.defined()) return future;
+  const at::Tensor places = at::arange(time, starts.options());
+  return future.logical_or(places < starts.view({starts.size(0), 1, time, 1}));
+}
+
+/// Starts [B, T] as the kernel reads them: on the CPU, whole numbers that never decrease and are no later than their
+/// places. Anything else is an error.
+at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time) {
+  if (!starts.defined()) return starts;
+  LATHE_CHECK(starts.scalar_type() == at::kLong && starts.sizes() == at::IntArrayRef({batch, time}),
+              "attention: starts must be int64 [", batch, ", ", time, "], not ", describe(starts));
+  if (!starts.is_cpu()) return starts;
+  at::Tensor there = starts.contiguous();
+  const int64_t* at = there.const_data_ptr<int64_t>();
+  for (int64_t row = 0; row < batch; ++row) {
+    for (int64_t t = 0, before = 0; t < time; before = *at, ++t, ++at) {
+      LATHE_CHECK(*at >= before && *at <= t, "attention: place ", t, " of row ", row, " sees from ", *at,
+                  " on; starts must not decrease along a row, and be no later than their places");
+    }
+  }
+  return there;
+}
+
 // Shapes: B batch, T time, C channels, H heads, D = C / H.
 struct Attention {
   static constexpr OpInfo info{.name = "attention", .amp = Amp::low};
   int64_t heads;
+  at::Tensor starts{};                                          // [B, T] or undefined
   Saved qkv = Saved::input(0), out{}, lse{}, seed{}, offset{};  // composed: lse holds the probabilities
 
   enum class Kernel { own, cpu_flash, cuda_flash, cuda_efficient, composed };
@@ -47,10 +75,11 @@ struct Attention {
     if (t.scalar_type() == at::kDouble) return Kernel::composed;
     if (t.is_cpu()) {
       if (kernel_ready(t) && attention_ready(shape(), element_of(t.scalar_type()))) return Kernel::own;
+      if (starts.defined()) return Kernel::composed;
       // ATen's flash kernel can make zeros of a NaN in q or k, which would hide a diverged run.
       return t.isnan().any().item<bool>() ? Kernel::composed : Kernel::cpu_flash;
     }
-    if (d % 8 != 0 || d > 256) return Kernel::composed;
+    if (starts.defined() || d % 8 != 0 || d > 256) return Kernel::composed;
     return t.scalar_type() == at::kFloat ? Kernel::cuda_efficient : Kernel::cuda_flash;
   }
 
@@ -60,7 +89,8 @@ struct Attention {
             .time = t.size(1),
             .heads = heads,
             .width = t.size(2) / 3 / heads,
-            .scale = static_cast<float>(scale())};
+            .scale = static_cast<float>(scale()),
+            .starts = starts.defined() ? starts.const_data_ptr<int64_t>() : nullptr};
   }
 
   /// q, k or v where they lie in the packed tensor.
@@ -132,10 +162,9 @@ struct Attention {
         break;
       }
       case Kernel::composed: {
-        const int64_t t = q.size(2);
-        const at::Tensor future = at::ones({t, t}, q.options().dtype(at::kBool)).triu(1);
+        const at::Tensor hidden = hidden_places(q.size(2), starts, q.device());
         const at::Tensor scores = wide(q).matmul(wide(k).transpose(-2, -1)) * scale();
-        lse = scores.masked_fill(future, -std::numeric_limits<double>::infinity()).softmax(-1);
+        lse = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1);
         return joined(lse.data().matmul(wide(v)).to(packed.scalar_type()));
       }
     }
@@ -204,9 +233,9 @@ struct Attention {
       const int64_t b = in[0].size(0), t = in[0].size(1), c = in[0].size(2) / 3;
       const Variable split = reshape(wide_of(in[0]), {b, t, 3, heads, c / heads});
       const auto take = [&](int64_t i) { return transpose(select(split, 2, i), 1, 2); };
-      const at::Tensor future = at::ones({t, t}, split.data().options().dtype(at::kBool)).triu(1);
+      const at::Tensor hidden = hidden_places(t, starts, split.data().device());
       const Variable scores = matmul(take(0), transpose(take(1), -2, -1)) * scale();
-      const Variable p = softmax(masked_fill(scores, future, -std::numeric_limits<double>::infinity()), -1);
+      const Variable p = softmax(masked_fill(scores, hidden, -std::numeric_limits<double>::infinity()), -1);
       return std::vector{reshape(transpose(matmul(p, take(2)), 1, 2), {b, t, c})};
     };
     return plain_gradients<1>({qkv.as<Variable>()}, needs, {dy}, plain);
@@ -227,10 +256,12 @@ Variable joined(const Variable& y) {
   return reshape(transpose(y, 1, 2), {y.size(0), y.size(2), y.size(1) * y.size(3)});
 }
 /// What the grouped kernel computes, of other ops.
-Variable composed_attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads, int64_t kv_heads) {
+Variable composed_attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads, int64_t kv_heads,
+                            const at::Tensor& starts) {
   const int64_t b = q.size(0), t = q.size(1), s = k.size(1);
   AttentionOptions o;
-  o.mask = Variable(at::ones({t, s}, q.data().options().dtype(at::kBool)).tril(s - t));
+  o.mask = Variable(starts.defined() ? hidden_places(t, starts, q.data().device()).logical_not()
+                                     : at::ones({t, s}, q.data().options().dtype(at::kBool)).tril(s - t));
   const Variable q_BHTD = transpose(reshape(q, {b, t, heads, q.size(2) / heads}), 1, 2);
   return joined(scaled_dot_product_attention(q_BHTD, repeated(k, heads, kv_heads), repeated(v, heads, kv_heads), o));
 }
@@ -239,6 +270,7 @@ Variable composed_attention(const Variable& q, const Variable& k, const Variable
 struct GroupedAttention {
   static constexpr OpInfo info{.name = "grouped_attention", .amp = Amp::low};
   int64_t heads, kv_heads;
+  at::Tensor starts{};  // [B, T] or undefined
   Needs<3> needs{};
   Saved q = Saved::input(0), k = Saved::input(1), v = Saved::input(2), out = Saved::output(), lse{};
 
@@ -252,7 +284,11 @@ struct GroupedAttention {
             .kv_heads = kv_heads,
             .keys = key[1]};
   }
-  AttentionShape shape() const { return shape(q.data().sizes(), k.data().sizes(), heads, kv_heads); }
+  AttentionShape shape() const {
+    AttentionShape s = shape(q.data().sizes(), k.data().sizes(), heads, kv_heads);
+    if (starts.defined()) s.starts = starts.const_data_ptr<int64_t>();
+    return s;
+  }
   static HeadRows rows_of(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(1), t.stride(0)}; }
   static at::Tensor readable(const at::Tensor& t) { return t.stride(2) == 1 ? t : t.contiguous(); }
 
@@ -284,7 +320,8 @@ struct GroupedAttention {
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needed) const {
     return plain_gradients<3>(
         {q.as<Variable>(), k.as<Variable>(), v.as<Variable>()}, needed, {dy}, [this](const std::vector<Variable>& in) {
-          return std::vector{composed_attention(wide_of(in[0]), wide_of(in[1]), wide_of(in[2]), heads, kv_heads)};
+          return std::vector{
+              composed_attention(wide_of(in[0]), wide_of(in[1]), wide_of(in[2]), heads, kv_heads, starts)};
         });
   }
   OpFlops flops(const at::Tensor&, const at::Tensor& key, const at::Tensor&, const at::Tensor& y) const {
@@ -302,9 +339,13 @@ struct GroupedAttention {
 
 }  // namespace
 
-Variable attention(const Variable& qkv_BT3C, int64_t heads) { return apply(Attention{.heads = heads}, qkv_BT3C); }
+Variable attention(const Variable& qkv, int64_t heads, const at::Tensor& starts) {
+  const at::Tensor checked = qkv.dim() == 3 ? checked_starts(starts, qkv.size(0), qkv.size(1)) : at::Tensor();
+  return apply(Attention{.heads = heads, .starts = checked}, qkv);
+}
 
-Variable attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads, int64_t kv_heads) {
+Variable attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads, int64_t kv_heads,
+                   const at::Tensor& starts) {
   const auto sentence = [&](const char* what) {
     return str("attention(", describe(q.data()), ", ", describe(k.data()), ", ", describe(v.data()), "): ", what);
   };
@@ -314,14 +355,17 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
                   q.size(2) % heads == 0 && k.size(2) == q.size(2) / heads * kv_heads && k.size(1) >= q.size(1),
               sentence("needs [B, T, H D], [B, S, K D] and [B, S, K D], S at least T, for "), heads, " and ", kv_heads,
               " heads");
+  LATHE_CHECK(!starts.defined() || k.size(1) == q.size(1), sentence("starts are for as many keys as queries"));
+  const at::Tensor checked = checked_starts(starts, q.size(0), q.size(1));
   const bool autocast = mode().compute != at::kFloat;
   const at::ScalarType dtype = autocast && q.dtype() != at::kDouble ? mode().compute : q.dtype();
   const bool alike = autocast || (k.dtype() == dtype && v.dtype() == dtype);
   if (q.data().is_cpu() && q.numel() > 0 && alike && dtype != at::kDouble && kernel_dtype(dtype) &&
       attention_ready(GroupedAttention::shape(q.sizes(), k.sizes(), heads, kv_heads), element_of(dtype)))
-    return apply(GroupedAttention{.heads = heads, .kv_heads = kv_heads}, q, k, v);
-  if (k.size(1) != q.size(1)) return composed_attention(q, k, v, heads, kv_heads);
-  return attention(cat({q, joined(repeated(k, heads, kv_heads)), joined(repeated(v, heads, kv_heads))}, 2), heads);
+    return apply(GroupedAttention{.heads = heads, .kv_heads = kv_heads, .starts = checked}, q, k, v);
+  if (k.size(1) != q.size(1)) return composed_attention(q, k, v, heads, kv_heads, {});
+  return attention(cat({q, joined(repeated(k, heads, kv_heads)), joined(repeated(v, heads, kv_heads))}, 2), heads,
+                   checked);
 }
 
 }  // namespace lathe

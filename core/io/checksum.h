@@ -1,6 +1,7 @@
 // XXH3, 64 bits (xxHash): whether bytes are the ones that were written. No defence against intent.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -30,6 +31,9 @@ class Checksum {
 struct Digest {
   uint64_t high = 0, low = 0;
   bool operator==(const Digest&) const = default;
+};
+struct DigestHash {
+  size_t operator()(const Digest& d) const { return d.low; }
 };
 /// Of a text.
 Digest digest(std::string_view text);

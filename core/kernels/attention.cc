@@ -20,15 +20,24 @@ namespace lathe::HWY_NAMESPACE {
 
 /// One block of the online softmax. scores [rows, columns], `stride` apart, of queries from q0 and keys from k0; p
 /// takes exp(score scale - m) with zeros where the mask is and in the columns up to `width`; the running maximum m and
-/// denominator l [rows] go on from the blocks before, and so does the accumulated output [rows, wide].
+/// denominator l [rows] go on from the blocks before (`is_first`: there are none), and so does the accumulated output
+/// [rows, wide]. `starts`, where it is not null: the first key that each row sees.
 template <class T>
 void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width, int64_t q0,
-                int64_t k0, float scale, T* p, float* m, float* l, float* acc, int64_t wide) {
+                int64_t k0, const int64_t* starts, bool is_first, float scale, T* p, float* m, float* l, float* acc,
+                int64_t wide) {
   const V s = set(scale), low = set(-INFINITY);
   for (int64_t r = 0; r < rows; ++r) {
-    const float* in = scores + r * stride;
-    T* out = p + r * width;
-    const int64_t seen = std::min(columns, q0 + r - k0 + 1);  // keys up to the query itself
+    const int64_t end = std::clamp<int64_t>(q0 + r - k0 + 1, 0, columns);  // keys up to the query itself
+    const int64_t begin = starts == nullptr ? 0 : std::clamp<int64_t>(starts[r] - k0, 0, end);
+    std::fill_n(p + r * width, begin, T(0.0f));
+    const float* in = scores + r * stride + begin;
+    T* out = p + r * width + begin;
+    const int64_t seen = end - begin;
+    if (seen == 0) {
+      std::fill(out, p + (r + 1) * width, T(0.0f));
+      continue;
+    }
     V top = low;
     for_vectors(seen, [&](int64_t i, auto part) HWY_ATTR { top = hn::Max(top, part.keep_or(part(in + i), low)); });
     const float before = m[r], now = std::max(before, max_of(top) * scale);
@@ -39,20 +48,22 @@ void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t colum
       total = hn::Add(total, e);
       part(e, out + i);
     });
-    std::fill(out + seen, out + width, T(0.0f));
+    std::fill(out + seen, p + (r + 1) * width, T(0.0f));
     const float kept = before == -INFINITY ? 0.0f : std::exp(before - now);
     m[r] = now;
     l[r] = l[r] * kept + sum_of(total);
-    if (kept == 1.0f || k0 == 0) continue;
+    if (kept == 1.0f || is_first) continue;
     const V factor = set(kept);
     float* a = acc + r * wide;
     for_vectors(wide, [&](int64_t i, auto part) HWY_ATTR { part(hn::Mul(part(a + i), factor), a + i); });
   }
 }
 void softmax_block(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width, int64_t q0,
-                   int64_t k0, float scale, void* p, Element type, float* m, float* l, float* acc, int64_t wide) {
+                   int64_t k0, const int64_t* starts, bool is_first, float scale, void* p, Element type, float* m,
+                   float* l, float* acc, int64_t wide) {
   with_element(type, [&](auto t) HWY_ATTR {
-    softmax_as(scores, stride, rows, columns, width, q0, k0, scale, static_cast<decltype(t)*>(p), m, l, acc, wide);
+    softmax_as(scores, stride, rows, columns, width, q0, k0, starts, is_first, scale, static_cast<decltype(t)*>(p), m,
+               l, acc, wide);
   });
 }
 
@@ -83,12 +94,16 @@ void dot_rows(Matrix a, Matrix b, int64_t rows, int64_t columns, float* delta) {
 }
 
 /// Transposed blocks [keys, queries], `stride` apart: from scores and dP to P and dS = P (dP - delta) scale. Rows of
-/// the results are `width` long, zero beyond the queries and where the mask is.
+/// the results are `width` long, zero beyond the queries and where the mask is. `starts`, where it is not null: the
+/// first key that each query sees.
 template <class T>
 void slopes_as(const float* scores, const float* dp, int64_t stride, int64_t keys, int64_t queries, int64_t width,
-               int64_t k0, int64_t q0, float scale, const float* lse, const float* delta, T* p, T* ds) {
+               int64_t k0, int64_t q0, const int64_t* starts, float scale, const float* lse, const float* delta, T* p,
+               T* ds) {
   const V s = set(scale);
-  for (int64_t r = 0; r < keys; ++r) {
+  int64_t last = queries;  // those from here on begin behind the key
+  for (int64_t r = keys - 1; r >= 0; --r) {
+    while (starts != nullptr && last > 0 && starts[last - 1] > k0 + r) --last;
     const int64_t first = std::min(queries, std::max<int64_t>(0, k0 + r - q0));  // queries before the key see nothing
     T* to_p = p + r * width;
     T* to_ds = ds + r * width;
@@ -100,16 +115,16 @@ void slopes_as(const float* scores, const float* dp, int64_t stride, int64_t key
     });
     for (T* row : {to_p, to_ds}) {
       std::fill_n(row, first, T(0.0f));
-      std::fill(row + queries, row + width, T(0.0f));
+      std::fill(row + last, row + width, T(0.0f));
     }
   }
 }
 void slopes_block(const float* scores, const float* dp, int64_t stride, int64_t keys, int64_t queries, int64_t width,
-                  int64_t k0, int64_t q0, float scale, const float* lse, const float* delta, void* p, void* ds,
-                  Element type) {
+                  int64_t k0, int64_t q0, const int64_t* starts, float scale, const float* lse, const float* delta,
+                  void* p, void* ds, Element type) {
   with_element(type, [&](auto t) HWY_ATTR {
     using T = decltype(t);
-    slopes_as(scores, dp, stride, keys, queries, width, k0, q0, scale, lse, delta, static_cast<T*>(p),
+    slopes_as(scores, dp, stride, keys, queries, width, k0, q0, starts, scale, lse, delta, static_cast<T*>(p),
               static_cast<T*>(ds));
   });
 }
@@ -127,8 +142,8 @@ void one_query_as(const T* k, const T* v, int64_t stride, int64_t keys, int64_t 
     few_rows_of<T, decltype(count)::value>(k, stride, keys, width, width, q, width, scores, block, space, 0);
   });
   for (int64_t h = 0; h < heads; ++h) {
-    softmax_as(scores + h * block, block, 1, keys, keys, k0 + keys - 1, k0, scale, p + h * block, m + h, l + h,
-               acc + h * wide, wide);
+    softmax_as(scores + h * block, block, 1, keys, keys, k0 + keys - 1, k0, nullptr, k0 == 0, scale, p + h * block,
+               m + h, l + h, acc + h * wide, wide);
     for_vectors(width, [&](int64_t i, auto part) HWY_ATTR {
       V sum = set(0);
       for (int64_t j = 0; j < keys; ++j) sum = hn::MulAdd(set(p[h * block + j]), part(v + j * stride + i), sum);
@@ -176,12 +191,16 @@ struct Head {
         key_head(head / s.groups()),
         width(s.width),
         joined{nullptr, s.heads * s.width, s.time * s.heads * s.width},
-        element(type) {}
+        element(type),
+        starts(s.starts == nullptr ? nullptr : s.starts + sample * s.time) {}
   /// Its rows of something that has a head for each of q's.
   Matrix own(HeadRows r) const { return at(r, head); }
   /// Its rows of k or v.
   Matrix shared(HeadRows r) const { return at(r, key_head); }
   Matrix rows(const void* out) const { return at({out, joined.stride, joined.batch_stride}, head); }
+  /// The first keys that queries from i on see, or null; and of the first of them the block that it is in.
+  const int64_t* starts_of(int64_t i) const { return starts == nullptr ? nullptr : starts + i; }
+  int64_t first_block(int64_t i) const { return starts == nullptr ? 0 : starts[i] / block * block; }
 
  private:
   Matrix at(HeadRows r, int64_t h) const {
@@ -190,6 +209,7 @@ struct Head {
   int64_t sample, head, key_head, width;
   HeadRows joined;
   Element element;
+  const int64_t* starts;
 };
 
 Matrix below(Matrix m, int64_t row) { return {m.at(row, 0), m.stride, m.type}; }
@@ -381,20 +401,23 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
     const Head head(s, type, index);
     const Matrix q = head.own(q_rows), y = head.rows(out);
     const int64_t end = parts.end(part, s.time);
-    keys.fill(head.shared(k_rows), w.keys, 0, before + end);
-    values.fill(head.shared(v_rows), w.values, 0, before + end);
+    const int64_t first_key = head.first_block(parts.begin(part));
+    keys.fill(head.shared(k_rows), w.keys, first_key, before + end);
+    values.fill(head.shared(v_rows), w.values, first_key, before + end);
     for (int64_t i = parts.begin(part); i < end; i += block) {
       const int64_t rows = std::min(block, s.time - i);
       const Matrix queries = left_rows(q, i, rows, s.width, types, w.q);
       std::fill_n(w.m, rows, -INFINITY);
       std::fill_n(w.l, rows, 0.0f);
-      for (int64_t j = 0; j < before + i + rows; j += block) {
+      const int64_t first = head.first_block(i);
+      for (int64_t j = first; j < before + i + rows; j += block) {
         const int64_t columns = std::min(block, s.seen() - j), depth = packed_depth(columns, types.as);
         block_gemm(queries, keys.block_at(j), rows, round_up(columns, 16), s.width, w.scores, block, false);
         HWY_DYNAMIC_DISPATCH(softmax_block)
-        (w.scores, block, rows, columns, depth, before + i, j, s.scale, w.p, types.as, w.m, w.l, w.acc, wide);
+        (w.scores, block, rows, columns, depth, before + i, j, head.starts_of(i), j == first, s.scale, w.p, types.as,
+         w.m, w.l, w.acc, wide);
         const int64_t n = values.copied() ? wide : s.width;
-        block_gemm({w.p, depth, types.as}, values.block_at(j), rows, n, depth, w.acc, wide, j > 0);
+        block_gemm({w.p, depth, types.as}, values.block_at(j), rows, n, depth, w.acc, wide, j > first);
       }
       HWY_DYNAMIC_DISPATCH(write_rows_of)(w.acc, wide, rows, s.width, w.l, below(y, i));
       for (int64_t r = 0; r < rows && lse != nullptr; ++r) lse[index * s.time + i + r] = w.m[r] + std::log(w.l[r]);
@@ -446,12 +469,14 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
       const Matrix k_rows = left_rows(k, j, keys, s.width, types, w.k);
       const Matrix v_rows = left_rows(v, j, keys, s.width, types, w.v);
       for (int64_t i = std::max(j, first_query); i < last_query; i += block) {
+        if (head.first_block(i) > j) break;  // these queries, and all behind them, begin after the keys
         const int64_t queries = std::min(block, s.time - i), depth = packed_depth(queries, types.as);
         const int64_t columns = round_up(queries, 16);
         block_gemm(k_rows, q_across.block_at(i), keys, columns, s.width, w.scores, block, false);
         block_gemm(v_rows, dy_across.block_at(i), keys, columns, s.width, w.dp, block, false);
         HWY_DYNAMIC_DISPATCH(slopes_block)
-        (w.scores, w.dp, block, keys, queries, depth, j, i, s.scale, row_lse + i, w.delta + i, w.p, w.ds, types.as);
+        (w.scores, w.dp, block, keys, queries, depth, j, i, head.starts_of(i), s.scale, row_lse + i, w.delta + i, w.p,
+         w.ds, types.as);
         if (makes_keys) {
           block_gemm({w.p, depth, types.as}, dy_along.block_at(i), keys, n, depth, w.dv, wide, i > j);
           block_gemm({w.ds, depth, types.as}, q_along.block_at(i), keys, n, depth, w.dk, wide, i > j);
@@ -460,7 +485,7 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
         const int64_t key_depth = packed_depth(keys, types.as);
         pack_left_transposed({w.ds, depth, types.as}, keys, queries, w.ds_rows, types.as);
         block_gemm({w.ds_rows, key_depth, types.as}, k_along.block_at(j), queries, n, key_depth, w.dq + i * wide, wide,
-                   j > 0);
+                   j > head.first_block(i));
       }
       if (!makes_keys) continue;
       write_rows(w.dk, wide, keys, s.width, nullptr, below(head.own(dk), j));

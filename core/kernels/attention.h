@@ -18,6 +18,9 @@ struct AttentionShape {
   float scale = 1;       ///< of the scores
   int64_t kv_heads = 0;  ///< 0: heads
   int64_t keys = 0;      ///< 0: time
+  /// Where it is not null: [batch, time], not decreasing along a row; query t sees no key before starts[t] <= t. For as
+  /// many keys as queries.
+  const int64_t* starts = nullptr;
 
   int64_t groups() const { return kv_heads == 0 ? 1 : heads / kv_heads; }  ///< queries' heads for each of the keys'
   int64_t seen() const { return keys == 0 ? time : keys; }

@@ -7,6 +7,7 @@
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -25,12 +26,13 @@ CausalSelfAttention::CausalSelfAttention(int64_t channels, int64_t heads_, bool 
               " heads");
 }
 
-Variable CausalSelfAttention::operator()(const Variable& x_BTC, const Variable& residual) const {
+Variable CausalSelfAttention::operator()(const Variable& x_BTC, const Variable& residual,
+                                         const at::Tensor& starts) const {
   ModuleCall call(*this, {{'C', qkv.weight.size(1)}});
   call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
   const Variable packed = qkv(x_BTC);
   KeyValueCache* cache = mode().cache;
-  if (cache == nullptr) return call.result(proj(attention(packed, heads), residual), "B T C");
+  if (cache == nullptr) return call.result(proj(attention(packed, heads, starts), residual), "B T C");
   const auto parts = packed.data().split(packed.size(2) / 3, 2);
   const Variable y = cache->attend(this, Variable(parts[0]), Variable(parts[1]), Variable(parts[2]), heads, heads);
   return call.result(proj(y, residual), "B T C");
@@ -57,6 +59,19 @@ at::Tensor Rotary::frequencies() const {
     case RotaryScaling::Kind::none: return plain;
     case RotaryScaling::Kind::linear: return plain / scaling.factor;
     case RotaryScaling::Kind::llama3: break;
+    case RotaryScaling::Kind::yarn: {
+      // The pair whose wave is in the original context so many times, as a fraction of pairs (Peng et al.,
+      // section 3.2).
+      const auto pair_of = [&](double waves) {
+        return static_cast<double>(width) * std::log(scaling.original_context / (waves * 2 * M_PI)) /
+               (2 * std::log(base));
+      };
+      const double first = std::max(std::floor(pair_of(scaling.high)), 0.0);
+      const double last = std::min(std::ceil(pair_of(scaling.low)), static_cast<double>(width - 1));
+      const at::Tensor slowed =
+          ((at::arange(width / 2, at::kDouble) - first) / (last == first ? 1e-3 : last - first)).clamp(0, 1);
+      return plain * (1 - slowed + slowed / scaling.factor);
+    }
   }
   // How many waves the original context has, of which `low` is as far as it gets and `high` as it may stay.
   const at::Tensor waves = plain * (scaling.original_context / (2 * M_PI));
@@ -66,7 +81,9 @@ at::Tensor Rotary::frequencies() const {
 
 at::Tensor Rotary::turns(const at::Tensor& places) const {
   const at::Tensor angles = places.to(at::kDouble).unsqueeze(-1) * frequencies().to(places.device());
-  return at::cat({at::cos(angles), at::sin(angles)}, -1);
+  const at::Tensor made = at::cat({at::cos(angles), at::sin(angles)}, -1);
+  if (scaling.kind != RotaryScaling::Kind::yarn) return made;
+  return made * (scaling.attention_factor > 0 ? scaling.attention_factor : 0.1 * std::log(scaling.factor) + 1);
 }
 
 GroupedQueryAttention::GroupedQueryAttention(int64_t channels, int64_t heads_, int64_t kv_heads_, int64_t width,
@@ -82,8 +99,8 @@ GroupedQueryAttention::GroupedQueryAttention(int64_t channels, int64_t heads_, i
   if (norm_eps) q_norm.emplace(width, *norm_eps), k_norm.emplace(width, *norm_eps);
 }
 
-Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tensor& turns,
-                                           const Variable& residual) const {
+Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tensor& turns, const Variable& residual,
+                                           const at::Tensor& starts) const {
   const int64_t rows = q.weight.size(0), width = rows / heads;
   ModuleCall call(*this, {{'C', q.weight.size(1)}, {'D', width}});
   call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
@@ -97,7 +114,7 @@ Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tens
   const Variable q_BTR = turned(q, q_norm), k_BTG = turned(k, k_norm), v_BTG = v(x_BTC);
   KeyValueCache* cache = mode().cache;
   const Variable y = cache != nullptr ? cache->attend(this, q_BTR, k_BTG, v_BTG, heads, kv_heads)
-                                      : attention(q_BTR, k_BTG, v_BTG, heads, kv_heads);
+                                      : attention(q_BTR, k_BTG, v_BTG, heads, kv_heads, starts);
   return call.result(proj(y, residual), "B T C");
 }
 

@@ -13,14 +13,15 @@
 
 namespace lathe {
 
-/// Causal multi-head self-attention. x [B, T, C], and `residual` that is added -> [B, T, C].
+/// Causal multi-head self-attention. x [B, T, C], and `residual` that is added -> [B, T, C]. `starts` [B, T], where it
+/// is defined: place t sees none before starts[t]; see attention() in autograd/ops.h.
 struct CausalSelfAttention {
   Linear qkv, proj;
   int64_t heads = 1;
 
   CausalSelfAttention() = default;
   CausalSelfAttention(int64_t channels, int64_t heads, bool bias);
-  Variable operator()(const Variable& x_BTC, const Variable& residual = {}) const;
+  Variable operator()(const Variable& x_BTC, const Variable& residual = {}, const at::Tensor& starts = {}) const;
   void visit(Visit& v) {
     v("qkv", qkv);
     v("proj", proj);
@@ -31,9 +32,11 @@ struct CausalSelfAttention {
 struct RotaryScaling {
   /// none; linear: every angle over `factor` (Chen et al. 2023, "Extending context window ... via positional
   /// interpolation"); llama3: angles whose waves are longer than original_context / low over `factor`, those shorter
-  /// than original_context / high as they are, between them a mixture (Llama 3.1).
-  enum class Kind : uint8_t { none, linear, llama3 } kind = Kind::none;
-  double factor = 1, low = 1, high = 4, original_context = 8192;
+  /// than original_context / high as they are, between them a mixture (Llama 3.1). yarn: the same by the number of the
+  /// pair, from where original_context has `high` waves to where it has `low`, and cosines and sines times
+  /// `attention_factor` (Peng et al. 2023, "YaRN"; 0: 0.1 ln(factor) + 1).
+  enum class Kind : uint8_t { none, linear, llama3, yarn } kind = Kind::none;
+  double factor = 1, low = 1, high = 4, original_context = 8192, attention_factor = 0;
 };
 
 /// Rotary positions: turns the pair of channels (i, i + D / 2) of place t by the angle t base^(-2 i / D), so that a
@@ -65,8 +68,10 @@ struct GroupedQueryAttention {
   /// Heads of `width` channels; kv_heads divides heads. `bias`: of q, k and v. `norm_eps`: with norms of that eps.
   GroupedQueryAttention(int64_t channels, int64_t heads, int64_t kv_heads, int64_t width, bool bias,
                         std::optional<double> norm_eps);
-  /// x [B, T, C], turns [T, D] or [B, T, D] as Rotary gives them, and `residual` that is added -> [B, T, C].
-  Variable operator()(const Variable& x_BTC, const at::Tensor& turns, const Variable& residual = {}) const;
+  /// x [B, T, C], turns [T, D] or [B, T, D] as Rotary gives them, and `residual` that is added -> [B, T, C]. `starts`
+  /// as for CausalSelfAttention.
+  Variable operator()(const Variable& x_BTC, const at::Tensor& turns, const Variable& residual = {},
+                      const at::Tensor& starts = {}) const;
   void visit(Visit& v_) {
     v_("q", q);
     v_("k", k);

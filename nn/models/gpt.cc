@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/mode.h"
 #include "nn/layers/cache.h"
+#include "nn/layers/documents.h"
 #include "nn/models/residual.h"
 #include "nn/module_call.h"
 
@@ -20,11 +21,11 @@ Block::Block(const GPTConfig& c)
       attn_drop(c.dropout),
       mlp_drop(c.dropout) {}
 
-Variable Block::operator()(const Variable& x_BTC) const {
+Variable Block::operator()(const Variable& x_BTC, const at::Tensor& starts) const {
   ModuleCall call(*this, {{'C', norm1.weight.size(0)}});
   call.input(x_BTC, "B T C");
   const Variable h_BTC =
-      add_branch(x_BTC, attn_drop, [&](const Variable& residual) { return attn(norm1(x_BTC), residual); });
+      add_branch(x_BTC, attn_drop, [&](const Variable& residual) { return attn(norm1(x_BTC), residual, starts); });
   return call.result(add_branch(h_BTC, mlp_drop, [&](const Variable& residual) { return mlp(norm2(h_BTC), residual); }),
                      "B T C");
 }
@@ -45,10 +46,13 @@ Variable GPT::features(const at::Tensor& ids_BT) const {
   call.input("ids", ids_BT, "B T");
   const int64_t t = ids_BT.size(1);
   LATHE_CHECK(t <= config.block_size, "GPT: ", t, " tokens are longer than the context of ", config.block_size);
-  const Variable places =
-      mode().cache != nullptr ? positions(mode().cache->places(t, ids_BT.device())) : slice(positions.weight, 0, 0, t);
-  const Variable x_BTC = drop(tokens(ids_BT) + places);
-  return call.result(norm(run_blocks(blocks, x_BTC)), "B T C");
+  const at::Tensor starts = document_starts();
+  const Variable places = mode().cache != nullptr ? positions(mode().cache->places(t, ids_BT.device()))
+                          : starts.defined()      ? positions(places_in_documents(starts))
+                                                  : slice(positions.weight, 0, 0, t);
+  const Variable x_BTC = run_blocks(blocks.size(), drop(tokens(ids_BT) + places),
+                                    [this, starts](size_t i, const Variable& x) { return blocks[i](x, starts); });
+  return call.result(norm(x_BTC), "B T C");
 }
 
 Variable GPT::operator()(const at::Tensor& ids_BT) const { return linear(features(ids_BT), head_weight()); }

@@ -37,7 +37,8 @@ struct Block {
   Dropout attn_drop, mlp_drop;
 
   explicit Block(const GPTConfig& config);
-  Variable operator()(const Variable& x_BTC) const;
+  /// `starts` as CausalSelfAttention takes them.
+  Variable operator()(const Variable& x_BTC, const at::Tensor& starts = {}) const;
   void visit(Visit& v) {
     v("norm1", norm1);
     v("attn", attn);
@@ -70,7 +71,7 @@ struct GPT {
   /// al. 2022.
   double flops_per_unit() const;
   static std::optional<ConfigFault> check(const GPTConfig& config);
-  static constexpr bool caches_keys = true;
+  static constexpr bool caches_keys = true, separates_documents = true;
 
   void visit(Visit& v) {
     v("tokens", tokens);

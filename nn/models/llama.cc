@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/mode.h"
 #include "nn/layers/cache.h"
+#include "nn/layers/documents.h"
 #include "nn/models/residual.h"
 #include "nn/module_call.h"
 
@@ -14,13 +15,16 @@ namespace {
 
 RotaryScaling scaling_of(const LlamaConfig& c) {
   using Kind = RotaryScaling::Kind;
+  const bool yarn = c.rope_scaling == "yarn";
   return {.kind = c.rope_scaling == "linear"   ? Kind::linear
                   : c.rope_scaling == "llama3" ? Kind::llama3
+                  : yarn                       ? Kind::yarn
                                                : Kind::none,
           .factor = c.rope_factor,
-          .low = c.rope_low_freq_factor,
-          .high = c.rope_high_freq_factor,
-          .original_context = static_cast<double>(c.rope_original_context)};
+          .low = yarn ? c.rope_beta_slow : c.rope_low_freq_factor,
+          .high = yarn ? c.rope_beta_fast : c.rope_high_freq_factor,
+          .original_context = static_cast<double>(c.rope_original_context),
+          .attention_factor = c.rope_attention_factor};
 }
 
 }  // namespace
@@ -34,11 +38,11 @@ LlamaBlock::LlamaBlock(const LlamaConfig& c)
       attn_drop(c.dropout),
       mlp_drop(c.dropout) {}
 
-Variable LlamaBlock::operator()(const Variable& x_BTC, const at::Tensor& turns) const {
+Variable LlamaBlock::operator()(const Variable& x_BTC, const at::Tensor& turns, const at::Tensor& starts) const {
   ModuleCall call(*this, {{'C', norm1.weight.size(0)}});
   call.input(x_BTC, "B T C");
-  const Variable h_BTC =
-      add_branch(x_BTC, attn_drop, [&](const Variable& residual) { return attn(norm1(x_BTC), turns, residual); });
+  const Variable h_BTC = add_branch(
+      x_BTC, attn_drop, [&](const Variable& residual) { return attn(norm1(x_BTC), turns, residual, starts); });
   return call.result(add_branch(h_BTC, mlp_drop, [&](const Variable& residual) { return mlp(norm2(h_BTC), residual); }),
                      "B T C");
 }
@@ -59,11 +63,15 @@ Variable Llama::features(const at::Tensor& ids_BT) const {
   call.input("ids", ids_BT, "B T");
   const int64_t t = ids_BT.size(1);
   LATHE_CHECK(t <= config.block_size, "Llama: ", t, " tokens are longer than the context of ", config.block_size);
-  const at::Tensor places = mode().cache != nullptr ? mode().cache->places(t, at::kCPU) : at::arange(t, at::kLong);
+  const at::Tensor starts = document_starts();
+  const at::Tensor places = mode().cache != nullptr ? mode().cache->places(t, at::kCPU)
+                            : starts.defined()      ? places_in_documents(starts)
+                                                    : at::arange(t, at::kLong);
   const at::ScalarType wide = tokens.weight.dtype() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor turns = rotary.turns(places).to(ids_BT.device(), wide);
-  const Variable x_BTC = run_blocks(blocks.size(), drop(tokens(ids_BT)),
-                                    [this, turns](size_t i, const Variable& x) { return blocks[i](x, turns); });
+  const Variable x_BTC =
+      run_blocks(blocks.size(), drop(tokens(ids_BT)),
+                 [this, turns, starts](size_t i, const Variable& x) { return blocks[i](x, turns, starts); });
   return call.result(norm(x_BTC), "B T C");
 }
 
@@ -97,11 +105,17 @@ std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
                        str("model.rope_low_freq_factor = ", c.rope_low_freq_factor,
                            " must be below model.rope_high_freq_factor = ", c.rope_high_freq_factor)};
   }
+  if (c.rope_scaling == "yarn" && c.rope_beta_slow >= c.rope_beta_fast) {
+    return ConfigFault{
+        {"rope_beta_slow", "rope_beta_fast"},
+        str("model.rope_beta_slow = ", c.rope_beta_slow, " must be below model.rope_beta_fast = ", c.rope_beta_fast)};
+  }
   if (c.rope_scaling == "none" && c.rope_factor != 1) {
-    return ConfigFault{{"rope_factor", "rope_scaling"},
-                       str("model.rope_factor = ", c.rope_factor,
-                           " has no effect with model.rope_scaling = \"none\"; set that to linear or llama3, or leave "
-                           "the factor out")};
+    return ConfigFault{
+        {"rope_factor", "rope_scaling"},
+        str("model.rope_factor = ", c.rope_factor,
+            " has no effect with model.rope_scaling = \"none\"; set that to linear, llama3 or yarn, or leave "
+            "the factor out")};
   }
   return std::nullopt;
 }

@@ -34,15 +34,23 @@ struct LlamaConfig {
   LATHE_FIELD(double, rope_theta, 10000.0, "rotary positions: base of the angles", between(1, 1e12).fixed())
   LATHE_FIELD(
       std::string, rope_scaling, "none",
-      "how the angles are changed for longer contexts; linear: all over rope_factor; llama3: the slow ones alone",
-      one_of({"none", "linear", "llama3"}).fixed())
+      "how the angles are changed for longer contexts; linear: all over rope_factor; llama3, yarn: the slow ones alone",
+      one_of({"none", "linear", "llama3", "yarn"}).fixed())
   LATHE_FIELD(double, rope_factor, 1.0, "rope_scaling: what angles are divided by", between(1, 1e6).fixed())
   LATHE_FIELD(double, rope_low_freq_factor, 1.0,
               "llama3: angles with fewer waves than this in rope_original_context are slow", between(1e-3, 1e6).fixed())
   LATHE_FIELD(double, rope_high_freq_factor, 4.0, "llama3: those with more than this stay as they are",
               between(1e-3, 1e6).fixed())
   LATHE_FIELD(int64_t, rope_original_context, 8192,
-              "llama3: tokens of the context that the model was trained with first", between(1, 100000000).fixed())
+              "llama3, yarn: tokens of the context that the model was trained with first",
+              between(1, 100000000).fixed())
+  LATHE_FIELD(double, rope_beta_fast, 32.0,
+              "yarn: angles with more waves than this in rope_original_context stay as they are",
+              between(1e-3, 1e6).fixed())
+  LATHE_FIELD(double, rope_beta_slow, 1.0, "yarn: those with fewer than this are over rope_factor",
+              between(1e-3, 1e6).fixed())
+  LATHE_FIELD(double, rope_attention_factor, 0.0,
+              "yarn: what queries and keys are multiplied by; 0: 0.1 ln(rope_factor) + 1", between(0, 1e6).fixed())
   LATHE_FIELD(double, norm_eps, 1e-5, "added to the mean square in norms", between(1e-12, 1).fixed())
   LATHE_FIELD(bool, qkv_bias, false, "biases of the queries, keys and values (Qwen 2)", anything().fixed())
   LATHE_FIELD(bool, qk_norm, false, "RMS norms of each head's queries and keys (Qwen 3)", anything().fixed())
@@ -63,8 +71,8 @@ struct LlamaBlock {
   Dropout attn_drop, mlp_drop;
 
   explicit LlamaBlock(const LlamaConfig& config);
-  /// `turns` as GroupedQueryAttention takes them.
-  Variable operator()(const Variable& x_BTC, const at::Tensor& turns) const;
+  /// `turns` and `starts` as GroupedQueryAttention takes them.
+  Variable operator()(const Variable& x_BTC, const at::Tensor& turns, const at::Tensor& starts = {}) const;
   void visit(Visit& v) {
     v("norm1", norm1);
     v("attn", attn);
@@ -96,7 +104,7 @@ struct Llama {
   /// Training FLOPs of a token by the field's formula, as GPT::flops_per_unit: 6 N + 12 L (H D) T.
   double flops_per_unit() const;
   static std::optional<ConfigFault> check(const LlamaConfig& config);
-  static constexpr bool caches_keys = true;
+  static constexpr bool caches_keys = true, separates_documents = true;
 
   void visit(Visit& v) {
     v("tokens", tokens);

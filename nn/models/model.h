@@ -17,8 +17,8 @@
 //   config.init                       how its weights start (nn/init.h); else kaiming
 //   static std::optional<ConfigFault> check(const Config&)   what must hold between keys
 //   static constexpr bool caches_keys = true   its attention goes by a KeyValueCache (nn/layers/cache.h), so that text
-//   is
-//                                     written without computing what is there again
+//                                     is written without computing what is there again
+//   static constexpr bool separates_documents = true   it goes by SeparateDocuments (nn/layers/documents.h)
 #pragma once
 
 #include <concepts>
@@ -95,6 +95,7 @@ struct ModelKind {
   std::function<std::unique_ptr<Model>(const AnyConfig&, const ModelSizes&)> make;
   /// What is wrong between the keys of a config.
   std::function<std::optional<ConfigFault>(const AnyConfig&)> check;
+  bool separates_documents = false;  ///< whether its forwards go by SeparateDocuments
 
   bool models_tokens() const { return config.find<int64_t>("block_size") && config.find<int64_t>("vocab_size"); }
 };
@@ -167,6 +168,7 @@ ModelKind model_kind(const char* name, const char* doc) {
   static_assert(
       requires(Module & m, Visit & v) { m.visit(v); }, "a model names its parameters in visit(Visit&)");
   ModelKind kind{name, doc, AnyConfig::of<Config>(), {}, {}};
+  if constexpr (requires { Module::separates_documents; }) kind.separates_documents = Module::separates_documents;
   kind.make = [](const AnyConfig& any, const ModelSizes& sizes) -> std::unique_ptr<Model> {
     const Config& config = any.as<Config>();
     if constexpr (sized) {

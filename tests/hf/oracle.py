@@ -236,6 +236,9 @@ def llama(bench):
     there_and_back(bench, "llama-base", model(rope={"rope_type": "default", "rope_theta": 500000.0}))
     there_and_back(bench, "llama-linear", model(rope={"rope_type": "linear", "factor": 4.0}))
     scaled, _, _ = there_and_back(bench, "llama3-rope", model(rope=llama3))
+    yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
+    there_and_back(bench, "llama-yarn", model(rope=yarn))
+    there_and_back(bench, "llama-yarn-all-keys", model(rope={**yarn, "beta_fast": 8.0, "beta_slow": 0.5, "attention_factor": 1.3}))
     qwen = dict(config=Qwen2Config, kind=Qwen2ForCausalLM)
     there_and_back(bench, "qwen2", model(**qwen))
     there_and_back(bench, "qwen3", model(config=Qwen3Config, kind=Qwen3ForCausalLM))
@@ -260,7 +263,7 @@ def llama(bench):
         print(f"{name}: refused, naming {key}")
         return place
 
-    refused("llama-yarn", "rope_type", model(rope={"rope_type": "yarn", "factor": 4.0}))
+    refused("llama-dynamic", "rope_type", model(rope={"rope_type": "dynamic", "factor": 4.0}))
     refused("llama-biased", "attention_bias", model(attention_bias=True))
     refused("llama-mlp-biased", "mlp_bias", model(mlp_bias=True))
     refused("llama-gelu", "hidden_act", model(hidden_act="gelu"))

@@ -37,8 +37,17 @@ void read_rope(ConfigKeys& c, ModelKeys& model) {
     model["rope_low_freq_factor"] = rope.real("low_freq_factor");
     model["rope_high_freq_factor"] = rope.real("high_freq_factor");
     model["rope_original_context"] = rope.whole("original_max_position_embeddings", 1, 1000000);
+  } else if (type == "yarn") {
+    model["rope_scaling"] = type;
+    model["rope_factor"] = rope.real("factor");
+    model["rope_beta_fast"] = rope.real("beta_fast", 32);
+    model["rope_beta_slow"] = rope.real("beta_slow", 1);
+    model["rope_attention_factor"] = rope.real("attention_factor", 0);
+    model["rope_original_context"] = rope.whole("original_max_position_embeddings", 1, 100000000);
+    rope.only("truncate", {true});
   } else if (type != "default") {
-    rope.refuse(rope.has("rope_type") ? "rope_type" : "type", "this build computes default, linear and llama3 alone");
+    rope.refuse(rope.has("rope_type") ? "rope_type" : "type",
+                "this build computes default, linear, llama3 and yarn alone");
   }
   rope.only("partial_rotary_factor", {1.0});
   c.only("partial_rotary_factor", {1.0});
@@ -112,6 +121,12 @@ std::optional<Json> write(const Variant& variant, const AnyConfig& own) {
     scaling["high_freq_factor"] = real("rope_high_freq_factor");
     scaling["original_max_position_embeddings"] = size("rope_original_context");
   }
+  if (type == "yarn") {
+    scaling["beta_fast"] = real("rope_beta_fast");
+    scaling["beta_slow"] = real("rope_beta_slow");
+    scaling["original_max_position_embeddings"] = size("rope_original_context");
+    if (real("rope_attention_factor") > 0) scaling["attention_factor"] = real("rope_attention_factor");
+  }
   return Json{{"vocab_size", size("vocab_size")},
               {"max_position_embeddings", size("block_size")},
               {"hidden_size", size("n_embd")},
@@ -146,9 +161,18 @@ GGUFMetadata gguf(const AnyConfig& own) {
                     {"attention.layer_norm_rms_epsilon", real("norm_eps")},
                     {"rope.dimension_count", width},
                     {"rope.freq_base", real("rope_theta")}};
-  if (value_of<std::string>(own, "rope_scaling") == "linear") {
-    made.emplace_back("rope.scaling.type", std::string("linear"));
+  const auto& scaling = value_of<std::string>(own, "rope_scaling");
+  if (scaling == "linear" || scaling == "yarn") {
+    made.emplace_back("rope.scaling.type", scaling);
     made.emplace_back("rope.scaling.factor", real("rope_factor"));
+  }
+  if (scaling == "yarn") {
+    made.emplace_back("rope.scaling.original_context_length", size("rope_original_context"));
+    made.emplace_back("rope.scaling.yarn_beta_fast", real("rope_beta_fast"));
+    made.emplace_back("rope.scaling.yarn_beta_slow", real("rope_beta_slow"));
+    // llama.cpp multiplies what this says by 0.1 ln(factor) + 1 itself.
+    const float factor = real("rope_attention_factor");
+    if (factor > 0) made.emplace_back("rope.scaling.attn_factor", factor / (0.1f * std::log(real("rope_factor")) + 1));
   }
   return made;
 }

@@ -66,13 +66,14 @@ NoiseScale noise_scale(double small_norm, double large_norm, double small, doubl
 
 NoiseScale measure_noise(Session& s, const Data& data, int64_t parts, int64_t rounds) {
   Loader loader(data, batch_sizes(s.config), static_cast<uint64_t>(s.config.train.seed), 0, s.config.data, s.device);
-  const auto divisor = static_cast<double>(units_of_micro_batch(s.config));
   double small = 0, large = 0;
   for (int64_t round = 0; round < rounds; ++round) {
     std::vector<at::Tensor> sums(s.params.size());
     for (int64_t part = 0; part < parts; ++part) {
       zero_grad(*s.model);
-      run_micro_batch(s, loader.next(), divisor, random_of(s.config, round, part), s.compute);
+      const Batch batch = loader.next();
+      const auto divisor = static_cast<double>(std::max<int64_t>(count_targets(batch), 1));
+      run_micro_batch(s, batch, divisor, random_of(s.config, round, part), s.compute);
       for (size_t i = 0; i < sums.size(); ++i) {
         const at::Tensor& g = s.params[i].parameter.grad();
         if (!g.defined()) continue;

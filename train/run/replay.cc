@@ -99,11 +99,17 @@ std::vector<Batch> batches_of_step(const Session& session, const Data& data, int
 }
 
 void write_batches(const fs::path& file, const std::vector<Batch>& batches) {
-  std::vector<at::Tensor> inputs, targets;
-  for (const Batch& b : batches) inputs.push_back(b.inputs), targets.push_back(b.targets);
+  std::vector<at::Tensor> inputs, targets, starts;
+  for (const Batch& b : batches) {
+    inputs.push_back(b.inputs), targets.push_back(b.targets);
+    if (b.starts.defined()) starts.push_back(b.starts);
+  }
   const at::Tensor all_inputs = at::stack(inputs), all_targets = at::stack(targets);
+  const at::Tensor all_starts = starts.empty() ? at::Tensor() : at::stack(starts);
+  std::vector<TensorEntry> entries{make_entry("inputs", all_inputs), make_entry("targets", all_targets)};
+  if (all_starts.defined()) entries.push_back(make_entry("starts", all_starts));
   make_folders(file.parent_path());
-  write_safetensors(file, {make_entry("inputs", all_inputs), make_entry("targets", all_targets)});
+  write_safetensors(file, entries);
 }
 
 fs::path write_replay_bundle(const fs::path& run, RunState state, const Session& session, const Data& data,
@@ -135,6 +141,13 @@ std::string replay(const fs::path& path) {
     return entry_tensor(entry, entry.shape, bundle / "batches.safetensors").clone().to(session.device);
   };
   const at::Tensor inputs = read("inputs"), targets = read("targets");
+  const at::Tensor starts = batches.find("starts") != nullptr ? read("starts") : at::Tensor();
+  const auto batch_of = [&](int64_t micro) {
+    return Batch{inputs[micro], targets[micro], starts.defined() ? starts[micro] : at::Tensor()};
+  };
+  int64_t learned = 0;
+  for (int64_t micro = 0; micro < inputs.size(0); ++micro) learned += count_targets(batch_of(micro));
+  const auto divisor = static_cast<double>(std::max<int64_t>(learned, 1));
   std::string text = str("step ", state.step + 1, " of ", bundle.string(), "\n");
   for (const auto& p : session.params) {
     if (bad_elements(p.parameter.data()) > 0)
@@ -148,8 +161,7 @@ std::string replay(const fs::path& path) {
     mode().observe_result = &watch.on_result;
     mode().observe_gradient = &watch.on_gradient;
     const at::Tensor loss =
-        run_micro_batch(session, {inputs[micro], targets[micro]}, static_cast<double>(units_of_step(session.config)),
-                        random_of(session.config, state.step, micro));
+        run_micro_batch(session, batch_of(micro), divisor, random_of(session.config, state.step, micro));
     text += format("micro-batch %lld of %lld: its share of the loss is %.6g\n", static_cast<long long>(micro + 1),
                    static_cast<long long>(c.grad_accum), loss.item<double>());
     if (!watch.first.empty()) return text + "what is first not finite, in the " + watch.first + "\n";

@@ -3,6 +3,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <sstream>
@@ -24,16 +25,20 @@ StepResult run_step(Session& s, Loader& loader, int64_t step) {
     waited += loader.waited();
     return batch;
   };
-  StepResult r = run_step(s, next, step);
+  const int64_t accumulate = s.config.train.grad_accum;
+  int64_t targets = 0;
+  for (int64_t n = step * accumulate; n < (step + 1) * accumulate; ++n)
+    targets += loader.targets(n).value_or(units_of_micro_batch(s.config));
+  StepResult r = run_step(s, next, step, targets);
   r.data_wait_s = waited;
   return r;
 }
 
-StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step) {
+StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step, int64_t targets) {
   const TrainConfig& c = s.config.train;
   StepResult r;
   r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
-  const double divisor = static_cast<double>(units_of_step(s.config));
+  const auto divisor = static_cast<double>(std::max<int64_t>(targets, 1));  // with none learned every sum is 0
   zero_grad(*s.model);
   for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
     const Batch batch = next();

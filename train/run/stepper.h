@@ -24,8 +24,12 @@ StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch)
 /// finite changes no parameter: with a scaler it is skipped, without one (or at the scaler's end) no later step changes
 /// any either.
 StepResult run_step(Session& session, Loader& loader, int64_t step);
-/// The same on the micro-batches that `next` gives.
-StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step);
+/// The same on the micro-batches that `next` gives, with `targets` learned in all of them together.
+StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step, int64_t targets);
+/// With a target at each place.
+inline StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step) {
+  return run_step(session, next, step, units_of_step(session.config));
+}
 
 /// What a step leaves for the log and metrics.jsonl.
 struct StepFigures {

@@ -148,12 +148,12 @@ class Trainer {
   void go_on(const ResumePoint& from, LoadedConfig& loaded) {
     const RunState& saved = from.state;
     const RunConfig was = saved_config(saved, from.checkpoint);
+    changes_ = config_changes(was, loaded, saved.step);
     if (!data_->matches(saved.data_hash)) {
       fail(Exit::usage, session_.config.data.dir, " is not the data that the run was started with (hash ",
            state_.data_hash, " instead of ", saved.data_hash,
            "); set data.dir to that, or start anew in another --train.out_dir");
     }
-    changes_ = config_changes(was, loaded, saved.step);
     if (origin_of(loaded, "train.threads") != "command line") {
       if (const int64_t wanted = loaded.config.train.threads; wanted > 0 && wanted != saved.threads) {
         log_info("threads   ", origin_of(loaded, "train.threads"), " asks for ", wanted,

@@ -1,16 +1,20 @@
 // Next-token language modelling.
+#include "train/tasks/language.h"
+
+#include "nn/layers/documents.h"
 #include "train/tasks/generate.h"
 #include "train/tasks/task.h"
 
 namespace lathe {
-namespace {
 
-/// Summed cross-entropy over targets that are not -100, divided by `divisor`.
 Variable token_loss(const Model& model, const Batch& batch, double divisor) {
+  const SeparateDocuments documents(batch.starts);
   if (model.has_head()) return head_loss(model, batch.inputs, batch.targets, divisor);
   const Variable logits = model(batch.inputs);
   return cross_entropy(reshape(logits, {-1, logits.sizes().back()}), batch.targets.reshape({-1}), divisor);
 }
+
+namespace {
 
 class Language final : public Task {
  public:
@@ -36,17 +40,16 @@ class Language final : public Task {
       fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": model.vocab_size = ", vocab_size,
            " is smaller than the ", known, " tokens of ", c.data.dir, "; leave it out or make it larger");
     }
-    const int64_t block_size = batch_sizes(c).block_size;
-    if (data.train_size() <= block_size) {
-      fail(Exit::data, c.data.dir, " has ", data.train_size(),
-           " training tokens, too few for windows of model.block_size = ", block_size,
-           " and one; use more text or a shorter context");
-    }
     if (c.train.eval_interval > 0 && data.val_size() < 2) {
       fail(Exit::data, c.data.dir,
            " has no validation tokens; prepare the data with --val 0.1 or set train.eval_interval = 0");
     }
-    data.check_ids(vocab_size);
+    if (c.data.documents == "separate" && !find_model_kind(c.model.kind)->separates_documents) {
+      fail(Exit::usage, origin_of(loaded, "data.documents"),
+           ": data.documents = \"separate\" is not for model.kind = \"", c.model.kind,
+           "\", which can't keep documents of a window apart; take gpt or llama, or set it to joined");
+    }
+    data.check_windows(batch_sizes(c));
     return {};
   }
 
@@ -55,12 +58,24 @@ class Language final : public Task {
   }
 
   void score(const Model& model, const Batch& batch, const DataFacts&, Scores& scores) const override {
-    scores.sums["loss"] += token_loss(model, batch, 1).item();
-    scores.targets += batch.targets.numel();
+    const double loss = token_loss(model, batch, 1).item();
+    const int64_t targets = count_targets(batch);
+    scores.sums["loss"] += loss;
+    scores.targets += targets;
+    if (batch.source.empty()) return;
+    scores.sums["loss of " + batch.source] += loss;
+    scores.sums["targets of " + batch.source] += static_cast<double>(targets);
   }
 
   std::vector<Metric> metrics(const Scores& scores) const override {
-    return {{"val_loss", scores.sums.at("loss") / static_cast<double>(scores.targets)}};
+    std::vector<Metric> all{{"val_loss", scores.sums.at("loss") / static_cast<double>(scores.targets)}};
+    const std::string losses = "loss of ";
+    for (const auto& [name, loss] : scores.sums) {
+      if (!name.starts_with(losses)) continue;
+      const std::string source = name.substr(losses.size());
+      all.emplace_back("val_loss_" + source, loss / scores.sums.at("targets of " + source));
+    }
+    return all;
   }
 
   std::string sample(const Model& model, const Data& data, const RunConfig& config, Compute compute, at::Device device,

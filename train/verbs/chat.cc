@@ -2,7 +2,7 @@
 
 #include <iostream>
 
-#include "train/tasks/chat.h"
+#include "data/chat_template.h"
 #include "train/tasks/generate.h"
 #include "train/verbs/verbs.h"
 

@@ -9,6 +9,7 @@
 #include "core/io/progress.h"
 #include "core/memory.h"
 #include "train/tasks/task.h"
+#include "train/tasks/text_score.h"
 #include "train/verbs/verbs.h"
 
 namespace lathe {
@@ -32,7 +33,89 @@ void check_same_kind(const LoadedModel& m, const Task& task, const Data& data, c
   }
 }
 
+/// What an evaluation says of the model beside its figures.
+void add_model(Json& json, const LoadedModel& m) {
+  const int64_t peak = m.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
+  json.update({{"save_dtype", m.saved_dtype},
+               {"load_dtype", m.load_dtype},
+               {"compute_dtype", dtype_name(matmul_dtype(m.compute.dtype))},
+               {"weight_bytes", m.weight_bytes},
+               {"loading_peak_bytes", m.loading_peak_bytes},
+               {"peak_bytes", peak},
+               {"peak_rss_bytes", peak_rss_bytes()}});
+}
+
+/// The loss of texts as JSON: by token, and what that comes to by byte.
+Json text_json(const TextScore& s) {
+  const double loss = s.loss / static_cast<double>(s.tokens);
+  return {{"loss", json_number(loss)},
+          {"perplexity", json_number(std::exp(loss))},
+          {"bits_per_byte", json_number(s.loss / std::log(2.0) / static_cast<double>(s.bytes))},
+          {"tokens", s.tokens},
+          {"bytes", s.bytes}};
+}
+
+Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& files) {
+  std::vector<std::pair<std::string, std::string>> texts;  // all are read before the first is scored
+  for (const std::string& file : files) {
+    texts.emplace_back(file, read_file(file, Exit::data));
+    if (texts.back().second.size() < 2)
+      fail(Exit::data, file, " has ", texts.back().second.size(), " bytes; a loss needs at least two");
+  }
+  TextScore all;
+  Json each = Json::array();
+  for (const auto& [file, text] : texts) {
+    const TextScore s = score_text(scoring, text);
+    all.loss += s.loss, all.tokens += s.tokens, all.bytes += s.bytes;
+    Json json{{"file", file}};
+    json.update(text_json(s));
+    each.push_back(json);
+  }
+  Json json = text_json(all);
+  if (files.size() > 1) json["files"] = each;
+  return json;
+}
+
+Json evaluate_choices(const Scoring& scoring, const std::string& file) {
+  const std::vector<Choice> choices = read_choices(file);
+  ProgressBar bar("evaluating", static_cast<double>(choices.size()));
+  int64_t whole = 0, by_byte = 0;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    bar.show(static_cast<double>(i));
+    const Answer a = answer(scoring, choices[i]);
+    whole += a.whole == choices[i].label, by_byte += a.by_byte == choices[i].label;
+  }
+  clear_progress();
+  const auto n = static_cast<double>(choices.size());
+  return {{"questions", choices.size()},
+          {"accuracy", static_cast<double>(whole) / n},
+          {"accuracy_by_byte", static_cast<double>(by_byte) / n}};
+}
+
+Exit run_eval_text(const Arguments& arguments) {
+  if (arguments.flags.contains("data"))
+    fail(Exit::usage, "command line: --data is for the loss over a data folder; leave it out, or the files");
+  const LoadedModel m = load_model_argument(arguments);
+  Scoring scoring{*m.model, text_tokenizer(arguments, m)};
+  scoring.context = batch_sizes(m.config).block_size;
+  scoring.compute = m.compute, scoring.device = m.device;
+  scoring.batch_size = static_cast<int64_t>(
+      arguments.number("batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
+  scoring.stride = static_cast<int64_t>(arguments.number("stride", static_cast<double>(scoring.context),
+                                                         between(1, static_cast<double>(scoring.context)), true));
+  Json json = Json::object();
+  const std::vector<std::string> files(arguments.words.begin() + 1, arguments.words.end());
+  if (!files.empty()) json.update(evaluate_files(scoring, files));
+  if (arguments.flags.contains("choices")) json.update(evaluate_choices(scoring, arguments.get("choices", "")));
+  add_model(json, m);
+  std::cout << json.dump() << std::endl;
+  return Exit::done;
+}
+
 Exit run_eval(const Arguments& arguments) {
+  if (arguments.words.size() > 1 || arguments.flags.contains("choices")) return run_eval_text(arguments);
+  if (arguments.flags.contains("stride"))
+    fail(Exit::usage, "command line: --stride is for files; name some behind the run");
   const LoadedModel m = load_model_argument(arguments);
   DataConfig data_config = m.config.data;
   data_config.dir = arguments.get("data", m.config.data.dir);
@@ -53,17 +136,10 @@ Exit run_eval(const Arguments& arguments) {
     return false;
   });
   clear_progress();
-  const int64_t peak = m.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
   Json json = Json::object();
   for (const auto& [name, value] : r.metrics) json[name] = json_number(value);
-  json.update({{task.unit(), r.targets},
-               {"save_dtype", m.saved_dtype},
-               {"load_dtype", m.load_dtype},
-               {"compute_dtype", dtype_name(matmul_dtype(m.compute.dtype))},
-               {"weight_bytes", m.weight_bytes},
-               {"loading_peak_bytes", m.loading_peak_bytes},
-               {"peak_bytes", peak},
-               {"peak_rss_bytes", peak_rss_bytes()}});
+  json[task.unit()] = r.targets;
+  add_model(json, m);
   std::cout << json.dump() << std::endl;
   return Exit::done;
 }
@@ -71,17 +147,25 @@ Exit run_eval(const Arguments& arguments) {
 }  // namespace
 
 Verb eval_verb() {
-  return {"eval",
-          "RUN|CHECKPOINT",
-          "loss over the validation split; the last line is JSON",
-          "eval runs/quickstart --load-dtype bf16",
-          and_loading(
-              {{"data", "data folder (default: the run's)"}, {"batch-size", "sequences at once (default: the run's)"}}),
-          false,
-          1,
-          1,
-          run_eval,
-          {"double-quant"}};
+  return {
+      "eval",
+      "RUN|CHECKPOINT [FILE...]",
+      "loss over the validation split, or over texts (with perplexity and bits per byte), or the share of questions "
+      "with several endings that are answered right; the last line is JSON",
+      "eval runs/quickstart --load-dtype bf16",
+      and_loading({{"data", "data folder (default: the run's)"},
+                   {"batch-size", "sequences at once (default: the run's)"},
+                   {"choices",
+                    "JSON Lines of questions: {\"context\": TEXT, \"endings\": [TEXT, ...], \"label\": N}; the "
+                    "likeliest ending is the answer, as a whole (accuracy) and by byte (accuracy_by_byte)"},
+                   {"stride",
+                    "files: tokens between windows of the context; fewer give each token more before it (the "
+                    "context)"}}),
+      false,
+      1,
+      100000,
+      run_eval,
+      {"double-quant"}};
 }
 
 }  // namespace lathe

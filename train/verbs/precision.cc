@@ -98,8 +98,8 @@ Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& ba
   mode().observe_gradient = &observe;
   const at::Tensor seed = at::zeros({}, at::TensorOptions(batches[0].inputs.device())).fill_(scale);
   for (const auto& batch : batches) {
-    run_micro_batch([&] { return task.loss(model, batch, static_cast<double>(batch.targets.numel())); }, compute, {},
-                    seed);
+    const auto divisor = static_cast<double>(std::max<int64_t>(count_targets(batch), 1));
+    run_micro_batch([&] { return task.loss(model, batch, divisor); }, compute, {}, seed);
   }
   return seen;
 }

@@ -2,7 +2,10 @@
 #include <sstream>
 
 #include "core/device.h"
+#include "core/io/log.h"
 #include "data/example_source.h"
+#include "data/mixture.h"
+#include "data/out_folder.h"
 #include "data/prepare.h"
 #include "data/prepare_documents.h"
 #include "data/prepare_examples.h"
@@ -23,7 +26,7 @@ void refuse_flags(const Arguments& arguments, const std::vector<const char*>& na
 }
 
 /// Flags of documents, and of all text.
-const std::vector<const char*> document_flags{"format",  "field",     "separator", "dedup",
+const std::vector<const char*> document_flags{"format",  "field",     "separator", "dedup", "dedup-lines",
                                               "invalid", "min-bytes", "max-bytes", "val-by"};
 std::vector<const char*> text_flags() {
   std::vector<const char*> all = document_flags;
@@ -98,8 +101,9 @@ Exit prepare_as_documents(const Arguments& arguments, const PrepareOptions& text
       fail(Exit::usage, "command line: --", name, " must be ", rule_text(one_of(allowed)), ", not ", value);
     return value;
   };
-  o.source.format = choice("format", "auto", {"auto", "text", "jsonl"});
-  o.source.field = arguments.get("field", o.source.field);
+  o.source.format = choice("format", "auto", {"auto", "text", "jsonl", "instructions"});
+  const bool instructions = o.source.format == "instructions";
+  o.source.field = arguments.get("field", instructions ? "messages" : o.source.field);
   o.source.separator = arguments.get("separator", "");
   bool lines = false, texts = false;
   for (const std::string& file : o.source.files) (is_jsonl(o.source, file) ? lines : texts) = true;
@@ -116,6 +120,9 @@ Exit prepare_as_documents(const Arguments& arguments, const PrepareOptions& text
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
   o.val_by_hash = choice("val-by", "tail", {"tail", "hash"}) == "hash";
   o.dedup = arguments.is_true("dedup");
+  o.dedup_lines = arguments.is_true("dedup-lines");
+  if (o.dedup_lines && instructions)
+    fail(Exit::usage, "command line: --dedup-lines is for texts, not for conversations; take --dedup");
   o.repair = choice("invalid", "refuse", {"refuse", "repair"}) == "repair";
   o.min_bytes = static_cast<uint64_t>(arguments.number("min-bytes", 0, at_least(0), true));
   if (arguments.flags.contains("max-bytes"))
@@ -127,9 +134,7 @@ Exit prepare_as_documents(const Arguments& arguments, const PrepareOptions& text
   return Exit::done;
 }
 
-Exit run_prepare(const Arguments& arguments) {
-  if (arguments.get("out", "").empty()) fail(Exit::usage, "lathe prepare needs --out FOLDER");
-  take_stop_signals("the preparation; nothing of it is kept");
+Exit prepare_words(const Arguments& arguments) {
   if (is_example_file(arguments.words[0])) return prepare_tables(arguments);
   refuse_flags(arguments, {"target", "task", "val-file", "shape"}, "tables and arrays");
   PrepareOptions o{.inputs = arguments.words, .out = arguments.get("out", "")};
@@ -148,23 +153,90 @@ Exit run_prepare(const Arguments& arguments) {
   return Exit::done;
 }
 
+/// NAME=PATH or NAME=PATH:SHARE.
+std::pair<MixturePart, std::string> read_source(const std::string& text) {
+  const size_t equals = text.find('='), colon = text.rfind(':');
+  if (equals == std::string::npos || equals + 1 == text.size())
+    fail(Exit::usage, "command line: --source ", text, " is not NAME=PATH:SHARE, as web=corpus/web:0.7");
+  MixturePart part{text.substr(0, equals), 1};
+  std::string path = text.substr(equals + 1);
+  if (colon != std::string::npos && colon > equals) {
+    const ConfigValue share = read_value(text.substr(colon + 1), 0.0);
+    if (const auto* number = std::get_if<double>(&share)) {
+      part.weight = *number;
+      path = text.substr(equals + 1, colon - equals - 1);
+    }
+  }
+  return {part, path};
+}
+
+/// Each source into a folder of its own within the mixture's. One that is there already, from a preparation that was
+/// cut short, stays.
+Exit prepare_mixture(const Arguments& arguments) {
+  if (!arguments.words.empty())
+    fail(Exit::usage, "command line: ", arguments.words[0], " is beside --source; name it as a source too");
+  if (arguments.get("tokenizer", "byte") == "char")
+    fail(Exit::usage, "command line: --tokenizer char gives each source a vocabulary of its own; take byte or a BPE");
+  const fs::path out = arguments.get("out", "");
+  OutFolder::check(out);
+  std::vector<MixturePart> parts;
+  std::vector<std::string> paths;
+  for (const std::string& text : arguments.lists.at("source")) {
+    const auto [part, path] = read_source(text);
+    parts.push_back(part), paths.push_back(path);
+    if (!fs::exists(path)) fail(Exit::data, "there is no file ", path, ", which --source ", part.name, " names");
+    if (is_example_file(path))
+      fail(Exit::usage, "command line: --source ", part.name, ": mixtures are of text, and ", path, " holds examples");
+  }
+  check_mixture(parts, "command line: --source");
+  for (size_t i = 0; i < parts.size(); ++i) {
+    Arguments one = arguments;
+    one.lists.clear();
+    one.words = {paths[i]};
+    one.flags["out"] = (out / parts[i].name).string();
+    if (fs::exists(out / parts[i].name / "manifest.json"))
+      log_info((out / parts[i].name).string(), " is there already, and stays as it is");
+    else
+      prepare_words(one);
+  }
+  write_mixture(out, parts);
+  DataConfig config;
+  config.dir = out.string();
+  log_info(out.string(), ": a mixture of ", parts.size(), " sources, ", open_data(config)->train_size(),
+           " training tokens");
+  return Exit::done;
+}
+
+Exit run_prepare(const Arguments& arguments) {
+  if (arguments.get("out", "").empty()) fail(Exit::usage, "lathe prepare needs --out FOLDER");
+  take_stop_signals("the preparation; what is not recorded of it is lost");
+  if (arguments.lists.contains("source")) return prepare_mixture(arguments);
+  if (arguments.words.empty()) fail(Exit::usage, "lathe prepare needs files, folders, - or --source NAME=PATH:SHARE");
+  return prepare_words(arguments);
+}
+
 }  // namespace
 
 Verb prepare_verb() {
   return {"prepare",
           "IN... --out FOLDER",
           "turn text or JSON Lines, plain or compressed (.gz, .zst), files, folders of them or standard input (-), "
-          "into token "
-          "shards, or tables (CSV) and arrays (IDX, .npy, .safetensors) into examples",
+          "into token shards, or tables (CSV) and arrays (IDX, .npy, .safetensors) into examples",
           "prepare my.txt --out data/my --tokenizer char",
           {{"out", "folder for the data"},
            {"val", "share for validation: of a text its tail, of examples a random choice (0.1)"},
            {"tokenizer", "text: byte (default), char, or the path of a BPE tokenizer or of a run that has one"},
            {"workers", "text: threads that encode by a BPE (all cores); what is written does not depend on it"},
-           {"format", "documents: text, jsonl, or auto: by the name (auto)"},
-           {"field", "documents: where a line of JSON Lines has its text (text)"},
+           {"source",
+            "NAME=PATH:SHARE, in place of IN, for each source of a mixture: SHARE of the training windows are "
+            "from PATH (1); data.mix sets other shares"},
+           {"format",
+            "documents: text, jsonl, instructions (lines with \"messages\", or \"prompt\" and \"completion\"; the "
+            "answers alone are learned), or auto: text or jsonl by the name (auto)"},
+           {"field", "documents: where a line of JSON Lines has its text (text), or its messages (messages)"},
            {"separator", "documents: what stands between those of one text, as <|endoftext|> (none: a file is one)"},
            {"dedup", "documents: drop those that came before, byte for byte"},
+           {"dedup-lines", "documents: drop lines that came before in any of them"},
            {"invalid", "documents: refuse or repair bytes that are not UTF-8 (refuse)"},
            {"min-bytes", "documents: shorter ones are dropped (0)"},
            {"max-bytes", "documents: longer ones are dropped (no limit)"},
@@ -175,10 +247,11 @@ Verb prepare_verb() {
            {"val-file", "examples: files for validation instead of a share, with commas between"},
            {"shape", "examples: sizes of one input, as 1,8,8 for an image (as the files have it)"}},
           false,
-          1,
+          0,
           1000000,
           run_prepare,
-          {"dedup"}};
+          {"dedup", "dedup-lines"},
+          {"source"}};
 }
 
 }  // namespace lathe

@@ -1,4 +1,5 @@
 // Conversations as ids: the templates that models of chats are trained with, known by their tokenizer's special tokens.
+// No LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +25,15 @@ class ChatTemplate {
 
   /// The messages, and the beginning of an answer by the assistant.
   std::vector<int64_t> ask(const std::vector<ChatMessage>& messages) const;
+  /// Appends a whole conversation, in which what the assistant says, and that it ends there, is to be learned: all
+  /// other ids have token_mark.
+  void append_marked(const std::vector<ChatMessage>& messages, BPE::Encoder& encoder, std::vector<int32_t>& ids) const;
   /// The token that ends an answer.
   int64_t end() const { return close_; }
 
  private:
-  void append(std::vector<int64_t>& ids, const std::string& text) const;
   /// A message without its end.
-  void begin(std::vector<int64_t>& ids, const ChatMessage& message) const;
+  void begin(BPE::Encoder& encoder, std::vector<int32_t>& ids, const ChatMessage& message) const;
 
   const BPE* bpe_;
   int64_t first_ = -1, open_ = -1, opened_ = -1, close_ = -1;  // -1: there is none

@@ -1,0 +1,29 @@
+// Several documents in a row of tokens, each by itself: attention of one sees nothing of another, and positions begin
+// anew. A model that reads this says `static constexpr bool separates_documents = true`.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+
+#include "core/mode.h"
+
+namespace lathe {
+
+/// While alive, the thread's forwards take rows of several documents. starts, int64 [B, T]: the place in its row where
+/// the document of each place begins; undefined: rows are of one document.
+struct SeparateDocuments : ModeGuard {
+  explicit SeparateDocuments(const at::Tensor& starts) {
+    mode().document_starts = starts.defined() ? &starts : nullptr;
+  }
+};
+
+/// The starts that a forward is to go by, or an undefined tensor.
+inline at::Tensor document_starts() {
+  return mode().document_starts != nullptr ? *mode().document_starts : at::Tensor();
+}
+/// Place of each token in its document, [B, T].
+inline at::Tensor places_in_documents(const at::Tensor& starts) {
+  return at::arange(starts.size(1), starts.options()) - starts;
+}
+
+}  // namespace lathe

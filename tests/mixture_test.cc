@@ -1,0 +1,172 @@
+// Mixtures of token data: which source a window is from, and runs on them.
+#include <cmath>
+
+#include "core/io/json.h"
+#include "data/data.h"
+#include "data/loader.h"
+#include "data/sampler.h"
+#include "tests/catch.h"
+#include "tests/process.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+TEST_CASE("in every 65536 windows each source has its share exactly, and its own windows in their order", "[mixture]") {
+  const std::vector<double> weights{5, 0.00001, 3, 2};
+  const MixtureSampler sampler(weights, 7), other(weights, 8);
+  std::vector<int64_t> next(4, 0);
+  int64_t differ = 0;
+  for (int64_t round = 0; round < 2; ++round) {
+    std::vector<int64_t> count(4, 0);
+    std::vector<bool> seen[4];
+    for (int64_t i = 0; i < 65536; ++i) {
+      const auto [source, index] = sampler(round * 65536 + i);
+      differ += other(round * 65536 + i).source != source;
+      ++count.at(source);
+      const int64_t here = index - next[source];
+      REQUIRE(here >= 0);
+      if (seen[source].size() <= static_cast<size_t>(here)) seen[source].resize(static_cast<size_t>(here) + 1, false);
+      REQUIRE(!seen[source][static_cast<size_t>(here)]);
+      seen[source][static_cast<size_t>(here)] = true;
+    }
+    CHECK(count == std::vector<int64_t>{32767, 1, 19661, 13107});
+    for (size_t s = 0; s < 4; ++s) {  // none left out
+      CHECK(std::ssize(seen[s]) == count[s]);
+      next[s] += count[s];
+    }
+  }
+  CHECK(differ > 60000);
+  // Anywhere in a round shares are about what they are in all of it: 3 standard deviations of a draw without return.
+  int64_t first = 0;
+  for (int64_t i = 1000; i < 3000; ++i) first += sampler(i).source == 0;
+  CHECK(std::abs(first - 1000) < 3 * std::sqrt(2000 * 0.25));
+}
+
+/// Texts of one letter each, so that windows tell their source.
+void prepare_mixture(const TempFolder& f) {
+  for (const char* name : {"aa", "bb", "cc"}) write_file(f / name, std::string(name[0] == 'c' ? 40000 : 4000, name[0]));
+  const Finished done = lathe_in(f, {"prepare", "--out", "mix", "--val", "0.2", "--source", "aa=aa:3", "--source",
+                                     "bb=bb:1", "--source", "cc=cc:0.5"});
+  INFO(done.err);
+  REQUIRE(done.code == 0);
+}
+
+TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets others", "[mixture]") {
+  const TempFolder f(fast_folder());
+  prepare_mixture(f);
+  DataConfig c;
+  c.dir = (f / "mix").string();
+  const auto letters = [&](int64_t windows) {
+    std::map<char, int64_t> all;
+    for (const Batch& b : draw_batches(*open_data(c), {8, 16, 256}, 3, 0, windows / 8, at::kCPU)) {
+      CHECK((b.targets == b.inputs).all().item<bool>());
+      for (int64_t row = 0; row < 8; ++row) ++all[static_cast<char>(b.inputs[row][0].item<int64_t>())];
+    }
+    return all;
+  };
+  // Binomial: three standard deviations of 4000 windows are 2.3% of them at most.
+  const auto near = [](int64_t count, double share) {
+    return std::abs(static_cast<double>(count) / 4000 - share) < 0.024;
+  };
+  auto all = letters(4000);
+  CHECK((near(all['a'], 3 / 4.5) && near(all['b'], 1 / 4.5) && near(all['c'], 0.5 / 4.5)));
+  const std::string hash = open_data(c)->hash();
+  CHECK(open_data(c)->matches(hash));
+  c.mix = "bb:1,cc:3";
+  all = letters(4000);
+  CHECK((all['a'] == 0 && near(all['b'], 0.25) && near(all['c'], 0.75)));
+  CHECK(!open_data(c)->matches(hash));
+  // Evaluation: every token of each source once, and whose it is.
+  c.mix = "";
+  const auto data = open_data(c);
+  std::map<std::string, int64_t> scored;
+  const auto windows = data->evaluation({4, 16, 256}, 0, at::kCPU);
+  for (Batch b; windows->next(b);) {
+    CHECK((b.inputs == b.source[0]).all().item<bool>());
+    scored[b.source] += b.targets.numel();
+  }
+  CHECK(scored == std::map<std::string, int64_t>{{"aa", 799}, {"bb", 799}, {"cc", 7999}});
+  CHECK(data->val_size() == 9600);
+  data->verify();
+
+  const auto told = [&](const std::string& mix) {
+    c.mix = mix;
+    return error_of([&] { open_data(c); });
+  };
+  CHECK_THAT(told("aa:1,dd:2"), ContainsSubstring("names the source dd, and " + c.dir + " has aa, bb, cc"));
+  CHECK_THAT(told("aa"), ContainsSubstring("\"aa\" is no source with its share"));
+  CHECK_THAT(told("aa:x"), ContainsSubstring("\"aa:x\" is no source with its share"));
+  CHECK_THAT(told("aa:0"), ContainsSubstring("the share of aa must be above 0"));
+  CHECK_THAT(told("aa:1,aa:2"), ContainsSubstring("stands twice"));
+  c.dir = (f / "mix" / "aa").string();
+  CHECK_THAT(told("aa:1"), ContainsSubstring("data.mix is for mixtures"));
+}
+
+TEST_CASE("a preparation of sources that was cut short keeps those that are there, and bad sources are refused",
+          "[mixture]") {
+  const TempFolder f(fast_folder());
+  prepare_mixture(f);
+  const std::string before = slurp(f / "mix/manifest.json");
+  const auto again = [&](std::vector<std::string> more) {
+    std::vector<std::string> args{"prepare", "--out", "mix", "--val", "0.2"};
+    args.insert(args.end(), more.begin(), more.end());
+    return lathe_in(f, args);
+  };
+  CHECK_THAT(again({"--source", "aa=aa:3"}).err, ContainsSubstring("already holds data"));
+  fs::remove(f / "mix/manifest.json");
+  fs::remove_all(f / "mix/bb");
+  const Finished done = again({"--source", "aa=aa:3", "--source", "bb=bb:1", "--source", "cc=cc:0.5"});
+  CHECK(done.code == 0);
+  CHECK_THAT(done.out + done.err, ContainsSubstring("mix/aa is there already"));
+  CHECK(slurp(f / "mix/manifest.json") == before);
+  const auto told = [&](std::vector<std::string> more) {
+    std::vector<std::string> args{"prepare", "--out", "other"};
+    args.insert(args.end(), more.begin(), more.end());
+    const Finished refused = lathe_in(f, args);
+    CHECK(refused.code != 0);
+    CHECK(!fs::exists(f / "other"));
+    return refused.err;
+  };
+  CHECK_THAT(told({"--source", "aa"}), ContainsSubstring("is not NAME=PATH:SHARE"));
+  CHECK_THAT(told({"--source", "a/b=aa"}), ContainsSubstring("can't name a source"));
+  CHECK_THAT(told({"--source", "aa=aa:-1"}), ContainsSubstring("must be above 0"));
+  CHECK_THAT(told({"--source", "aa=nowhere:1"}), ContainsSubstring("there is no file nowhere"));
+  CHECK_THAT(told({"--source", "aa=aa", "bb"}), ContainsSubstring("bb is beside --source"));
+  CHECK_THAT(told({"--source", "aa=aa", "--tokenizer", "char"}), ContainsSubstring("a vocabulary of its own"));
+  CHECK_THAT(told({}), ContainsSubstring("needs files, folders"));
+}
+
+TEST_CASE("a run on a mixture is the same stopped and resumed, and tells the loss of each source", "[mixture]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  prepare_mixture(f);
+  const auto train = [&](const std::string& out, std::vector<std::string> more, int code = 0) {
+    std::vector<std::string> args{"train", "tiny.toml", "--data.dir=mix", "--train.out_dir=" + out};
+    args.insert(args.end(), more.begin(), more.end());
+    const Finished done = lathe_in(f, args);
+    INFO(done.err);
+    CHECK(done.code == code);
+    return done.err;
+  };
+  train("whole", {});
+  train("parts", {"--train.pause_at=5", "--data.workers=0"}, 75);
+  train("parts", {"--data.workers=3"});
+  CHECK(difference(f / "whole", f / "parts").empty());
+  CHECK_THAT(train("parts", {"--data.mix=aa:1,bb:1,cc:1"}, 2), ContainsSubstring("data.mix"));
+  const Finished eval = lathe_in(f, {"eval", "whole"});
+  REQUIRE(eval.code == 0);
+  const std::string line = eval.out.substr(eval.out.rfind('\n', eval.out.size() - 2) + 1);
+  const Json json = parse_json(line, "eval", Exit::internal);
+  const double together = (799 * json["val_loss_aa"].get<double>() + 799 * json["val_loss_bb"].get<double>() +
+                           7999 * json["val_loss_cc"].get<double>()) /
+                          9597;
+  CHECK(json["val_loss"].get<double>() == Approx(together).epsilon(1e-9));
+  CHECK(json["tokens"] == 9597);
+  const std::string table = lathe_in(f, {"inspect", "mix"}).out;
+  CHECK_THAT(table, ContainsSubstring("aa  66.67% of windows"));
+  CHECK(lathe_in(f, {"verify", "mix"}).code == 0);
+}
+
+}  // namespace

@@ -1,0 +1,132 @@
+#include "train/tasks/text_score.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "core/io/json.h"
+#include "core/memory.h"
+#include "data/documents.h"
+#include "train/tasks/language.h"
+
+namespace lathe {
+namespace {
+
+/// Ids of a text in which nothing stands for a special token.
+std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text) {
+  if (tokenizer.bpe() == nullptr) return tokenizer.encode(text);
+  std::vector<int32_t> ids;
+  BPE::Encoder(*tokenizer.bpe()).encode(text, ids, SpecialText::text);
+  return {ids.begin(), ids.end()};
+}
+
+/// The token that texts begin with, or -1.
+int64_t begin_token(const Tokenizer& tokenizer) {
+  const BPE* bpe = tokenizer.bpe();
+  const int64_t begin = bpe != nullptr ? bpe->id_of("<|begin_of_text|>") : -1;
+  return begin >= 0 ? begin : tokenizer.document_end();
+}
+
+/// Summed loss of rows of `t` tokens and their successors, of which the targets before `from` are not scored.
+double loss_of(const Scoring& s, const std::vector<const int64_t*>& rows, int64_t t, int64_t from) {
+  const auto n = static_cast<int64_t>(rows.size());
+  const at::Tensor ids = at::empty({n, t + 1}, at::kLong);
+  for (int64_t i = 0; i < n; ++i)
+    std::copy_n(rows[static_cast<size_t>(i)], t + 1, ids.mutable_data_ptr<int64_t>() + i * (t + 1));
+  const at::Tensor targets = ids.slice(1, 1, t + 1).clone();
+  if (from > 0) targets.slice(1, 0, from).fill_(-100);
+  const NoGrad no_grad;
+  const Autocast autocast(s.compute);
+  const MemoryScope memory(Memory::activations);
+  return token_loss(s.model, {ids.slice(1, 0, t).to(s.device), targets.to(s.device)}, 1).item();
+}
+
+}  // namespace
+
+TextScore score_text(const Scoring& s, std::string_view text, const std::function<bool()>& stop) {
+  std::vector<int64_t> ids = plain_ids(s.tokenizer, text);
+  if (ids.empty()) return {};
+  TextScore score{0, 0, static_cast<int64_t>(text.size())};
+  if (const int64_t begin = begin_token(s.tokenizer); begin >= 0)
+    ids.insert(ids.begin(), begin);
+  else
+    score.bytes -= std::ssize(s.tokenizer.decode({ids[0]}));
+  score.tokens = std::ssize(ids) - 1;
+  const int64_t stride = s.stride == 0 ? s.context : s.stride;
+  // Windows of one length that score from one place on are a batch: the first one alone where they overlap, the last,
+  // shorter one, and all between.
+  std::vector<const int64_t*> rows;
+  int64_t length = 0, from = 0;
+  const auto run = [&] {
+    if (stop && stop()) fail(Exit::stopped, "stopped");
+    if (!rows.empty()) score.loss += loss_of(s, rows, length, from);
+    rows.clear();
+  };
+  for (int64_t scored = 0; scored < score.tokens;) {
+    const int64_t begin = scored == 0 ? 0 : scored - (s.context - stride);
+    const int64_t t = std::min(s.context, score.tokens - begin), first = scored - begin;
+    if (!rows.empty() && (t != length || first != from || std::ssize(rows) == s.batch_size)) run();
+    length = t, from = first;
+    rows.push_back(ids.data() + begin);
+    scored = begin + t;
+  }
+  run();
+  return score;
+}
+
+Answer answer(const Scoring& s, const Choice& c) {
+  const auto is_space = [](char x) { return std::isspace(static_cast<unsigned char>(x)) != 0; };
+  Answer best;
+  double best_whole = 0, best_by_byte = 0;
+  for (int64_t i = 0; i < std::ssize(c.endings); ++i) {
+    std::string ending = c.endings[static_cast<size_t>(i)];
+    const auto bytes = static_cast<double>(ending.size());
+    if (!c.context.empty() && !is_space(c.context.back()) && !is_space(ending.front())) ending = " " + ending;
+    std::vector<int64_t> ids = plain_ids(s.tokenizer, c.context);
+    const int64_t begin = begin_token(s.tokenizer);
+    if (begin >= 0 && (ids.empty() || begin != s.tokenizer.document_end())) ids.insert(ids.begin(), begin);
+    const std::vector<int64_t> of_ending = plain_ids(s.tokenizer, ending);
+    ids.insert(ids.end(), of_ending.begin(), of_ending.end());
+    const int64_t t = std::min(s.context, std::ssize(ids) - 1);
+    const int64_t from = std::max<int64_t>(0, t - std::ssize(of_ending));
+    const double loss = loss_of(s, {ids.data() + (std::ssize(ids) - 1 - t)}, t, from);
+    if (i == 0 || loss < best_whole) best.whole = i, best_whole = loss;
+    if (i == 0 || loss / bytes < best_by_byte) best.by_byte = i, best_by_byte = loss / bytes;
+  }
+  return best;
+}
+
+std::vector<Choice> read_choices(const std::string& file) {
+  std::vector<Choice> all;
+  const DocumentSource source{.files = {file}, .format = "jsonl"};
+  PartReader reader(source, /*whole=*/false);
+  uint64_t line = 0;
+  for (Part part; reader.next(part);) {
+    std::string_view text = text_of(part);
+    while (!text.empty()) {
+      ++line;
+      const size_t end = std::min(text.find('\n'), text.size());
+      const std::string_view one = text.substr(0, end);
+      text.remove_prefix(std::min(text.size(), end + 1));
+      if (one.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+      const std::string where = str(file, ":", line);
+      const Json json = parse_json(one, where, Exit::data);
+      Choice c{json_get<std::string>(json, "context", where, Exit::data), {}, 0};
+      const Json endings = json_get<Json>(json, "endings", where, Exit::data);
+      if (!endings.is_array()) fail(Exit::data, where, ": \"endings\" must be a list of texts");
+      for (const Json& ending : endings) {
+        if (!ending.is_string() || ending.get<std::string>().empty())
+          fail(Exit::data, where, ": \"endings\" must be a list of texts, none of them empty");
+        c.endings.push_back(ending.get<std::string>());
+      }
+      if (std::ssize(c.endings) < 2) fail(Exit::data, where, ": \"endings\" needs at least two");
+      c.label = json_whole(json, "label", 0, std::ssize(c.endings) - 1, where, Exit::data);
+      all.push_back(std::move(c));
+    }
+  }
+  if (all.empty()) fail(Exit::data, file, " has no questions");
+  return all;
+}
+
+}  // namespace lathe

@@ -1,0 +1,54 @@
+// What a language model makes of texts: their loss, and which of several endings it takes for the likeliest.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "amp/amp.h"
+#include "data/tokenizer.h"
+#include "nn/models/model.h"
+
+namespace lathe {
+
+/// A model that scores, and how.
+struct Scoring {
+  const Model& model;
+  const Tokenizer& tokenizer;
+  int64_t context = 0;     ///< tokens that the model sees at most
+  int64_t stride = 0;      ///< by how many tokens a window is behind the one before; 0: context
+  int64_t batch_size = 1;  ///< windows at once
+  Compute compute = {};
+  at::Device device{at::kCPU};
+};
+
+struct TextScore {
+  double loss = 0;                ///< summed negative log-likelihood of the tokens that are scored, in nats
+  int64_t tokens = 0, bytes = 0;  ///< scored
+};
+/// The loss of a text. Texts of special tokens in it are text. Where the tokenizer has a token that begins or ends
+/// documents, the text stands behind it and every token is scored; otherwise the first one is not. In windows of
+/// `context` tokens, each `stride` behind the one before, a token is scored once, in the first window that has it.
+/// `stop`, asked before each batch, ends it with Exit::stopped.
+TextScore score_text(const Scoring& scoring, std::string_view text, const std::function<bool()>& stop = nullptr);
+
+/// A question with several endings, of which one is right.
+struct Choice {
+  std::string context;
+  std::vector<std::string> endings;
+  int64_t label = 0;  ///< of the right one, from 0
+};
+/// Which ending is the likeliest: as a whole, and by byte.
+struct Answer {
+  int64_t whole = 0, by_byte = 0;
+};
+/// Sums the log-likelihoods of an ending's tokens behind the context; where neither the context ends nor the ending
+/// begins with white space, the ending is " ENDING". By byte: the sum over the ending's bytes (the normalised accuracy
+/// of EleutherAI's evaluation harness). What is longer than the model's context is cut at its front.
+Answer answer(const Scoring& scoring, const Choice& choice);
+/// Reads {"context": "...", "endings": ["...", ...], "label": 0} line by line. Exit::data with file and line.
+std::vector<Choice> read_choices(const std::string& file);
+
+}  // namespace lathe
