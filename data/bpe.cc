@@ -142,17 +142,6 @@ BPE::Encoder::Encoder(const BPE& bpe) : bpe_(bpe), cache_(std::make_unique<Cache
 }
 BPE::Encoder::~Encoder() = default;
 
-size_t BPE::guess_boundary(std::string_view text, size_t at) const {
-  while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) ++at;
-  Pretokenizer::Cursor cursor(pretokenizers_[0], text.substr(at, size_t{1} << 16));
-  for (int i = 0; i < 16; ++i) at += cursor.next().size();
-  return at;
-}
-
-bool BPE::is_normal(std::string_view text) const {
-  return !definition_.nfc || is_ascii(text) || normal_form_c(text) == text;
-}
-
 int32_t BPE::id_of(std::string_view token) const {
   const auto found = ids_.find(token);
   if (found != ids_.end()) return found->second;
@@ -192,17 +181,7 @@ void BPE::Encoder::encode_part(std::string_view text, std::vector<int32_t>& out)
   if (text.empty()) return;
   const std::string normal = bpe_.definition_.nfc && !is_ascii(text) ? normal_form_c(text) : "";
   if (!normal.empty()) text = normal;
-  encode_pieces(text, 0, text.size(), out);
-}
-
-size_t BPE::Encoder::encode_pieces(std::string_view text, size_t begin, size_t end, std::vector<int32_t>& out) {
-  cursors_[0].begin(text.substr(begin));
-  while (begin < end) {
-    const std::string_view piece = cursors_[0].next();
-    encode_piece(piece, 1, out);
-    begin += piece.size();
-  }
-  return begin;
+  encode_piece(text, 0, out);
 }
 
 void BPE::Encoder::encode_piece(std::string_view piece, size_t pattern, std::vector<int32_t>& out) {

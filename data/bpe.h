@@ -58,9 +58,6 @@ class BPE {
     ~Encoder();
     /// Appends the ids of `text`. Exit::data where the vocabulary lacks a byte, or a special token is refused.
     void encode(std::string_view text, std::vector<int32_t>& out, SpecialText special = SpecialText::token);
-    /// As `encode` of a text without special tokens that goes on behind `begin`: takes the pieces that begin before
-    /// `end`, and returns where the next one begins. `begin` is 0 or what the last call returned.
-    size_t encode_pieces(std::string_view text, size_t begin, size_t end, std::vector<int32_t>& out);
 
    private:
     struct Cache;
@@ -73,10 +70,6 @@ class BPE {
     std::unique_ptr<Cache> cache_;
   };
 
-  /// A place behind `at` where a piece ends, as it looks from `at` on; as encode_pieces comes there it may be none.
-  size_t guess_boundary(std::string_view text, size_t at) const;
-  /// Whether nfc leaves a text as it is.
-  bool is_normal(std::string_view text) const;
   /// The bytes of ids; an id that no token has becomes U+FFFD.
   std::string decode(const std::vector<int64_t>& ids) const;
   /// The id of a token's bytes or of a special token's text, or -1.

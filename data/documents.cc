@@ -99,8 +99,8 @@ bool PartReader::next_text(Part& part) {
         }
         if (take == 0 && whole_) {
           fail(Exit::data, name_, ": a document of more than ", most_whole_ >> 20, " MiB at byte ", place_,
-               " can't be looked at as a whole; give --separator, or leave out --dedup, --val-by "
-               "hash and limits of length");
+               " can't be looked at as a whole, which --dedup, --val-by hash, limits of length and a "
+               "tokenizer with a pattern of its own ask for; give --separator");
         }
         if (take == 0) {
           take = part_bytes_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <optional>
 #include <span>
 #include <string_view>
 
@@ -11,7 +10,6 @@
 #include "core/io/text.h"
 #include "data/manifest.h"
 #include "data/out_folder.h"
-#include "data/parallel_bpe.h"
 #include "data/split_writer.h"
 
 namespace lathe {
@@ -90,7 +88,6 @@ struct Survey {
   Tokenizer tokenizer = Tokenizer::byte();
   std::vector<uint16_t> ids;  ///< "char": of each code point, which was seen
   std::vector<bool> seen;
-  uint64_t bytes = 0;
 };
 
 Survey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& meter) {
@@ -103,13 +100,8 @@ Survey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& 
     bytes += input.bytes;
   }
   if (bytes == 0) fail(Exit::data, "the input has no text");
-  s.bytes = bytes;
   if (options.tokenizer != "char") {
-    if (options.bpe)
-      s.tokenizer = *options.bpe;
-    else if (options.tokenizer != "byte")
-      s.tokenizer = Tokenizer::bpe(options.tokenizer);
-    s.tokens = static_cast<int64_t>(bytes);  // a BPE's are fewer
+    s.tokens = static_cast<int64_t>(bytes);
     return s;
   }
   s.seen.resize(code_points);
@@ -144,14 +136,8 @@ Survey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& 
 }
 
 /// The ids of a text's tokens that begin from `at` on and before `end`; returns where the next begins.
-size_t take(const Survey& s, ParallelEncoder* bpe, const fs::path& path, std::string_view text, size_t at, size_t end,
+size_t take(const Survey& s, const fs::path& path, std::string_view text, size_t at, size_t end,
             std::vector<int32_t>& ids) {
-  if (bpe != nullptr) {
-    const size_t next = bpe->encode_pieces(text, at, end, ids);
-    if (!s.tokenizer.bpe()->is_normal(text.substr(at, next - at)))
-      fail(Exit::data, path.string(), " is not in Unicode's normal form C, which the tokenizer asks for; convert it");
-    return next;
-  }
   while (at < end) {
     if (s.seen.empty()) {
       ids.push_back(static_cast<unsigned char>(text[at++]));
@@ -166,75 +152,62 @@ size_t take(const Survey& s, ParallelEncoder* bpe, const fs::path& path, std::st
   return at;
 }
 
-/// The shards of both splits, and the largest id among them. Returns the tokens of each. Validation begins with token
-/// `train`, of a BPE with the first one at or behind that byte.
-std::pair<int64_t, int64_t> write_shards(const std::vector<Input>& inputs, const Survey& s, int64_t train,
-                                         const PrepareOptions& options, Meter& meter, DataManifest& manifest) {
-  const BPE* bpe = s.tokenizer.bpe();
-  const bool wide = s.tokenizer.size() > 65536;
-  manifest.dtype = wide ? "uint32" : "uint16";
-  SplitWriter first(options.out, options.shard_tokens, "train", train, wide),
-      second(options.out, options.shard_tokens, "val", s.tokens - train, wide);
-  std::optional<ParallelEncoder> encoder;
-  if (bpe != nullptr) encoder.emplace(*bpe, options.workers);
-  const int32_t between = bpe != nullptr ? bpe->id_of("<|endoftext|>") : -1;
+/// The shards of both splits, and the largest id among them. Validation begins with token `train`.
+void write_shards(const std::vector<Input>& inputs, const Survey& s, int64_t train, const PrepareOptions& options,
+                  Meter& meter, DataManifest& manifest) {
+  SplitWriter first(options.out, options.shard_tokens, "train", train, /*wide=*/false),
+      second(options.out, options.shard_tokens, "val", s.tokens - train, /*wide=*/false);
   std::vector<int32_t> ids;
   ids.reserve(piece);
-  int64_t written = 0;  // tokens, of a BPE bytes
-  meter.begin("written", s.bytes);
+  int64_t written = 0;
+  uint64_t bytes = 0;
+  for (const auto& input : inputs) bytes += input.bytes;
+  meter.begin("written", bytes);
   for (const auto& input : inputs) {
     const MappedFile file(input.path, Exit::data);
     if (file.bytes().size() != input.bytes) changed(input.path);
     read_through(file, meter, [&](std::string_view text, size_t at, size_t end) {
-      const int64_t to_train = std::max<int64_t>(train - written, 0);
-      if (bpe != nullptr && to_train > 0) end = std::min(end, at + static_cast<size_t>(to_train));
       ids.clear();
-      const size_t next = take(s, encoder ? &*encoder : nullptr, input.path, text, at, end, ids);
-      const int64_t taken = bpe != nullptr ? static_cast<int64_t>(next - at) : std::ssize(ids);
-      if (bpe != nullptr && next == text.size() && &input != &inputs.back() && between >= 0) ids.push_back(between);
-      if (taken > s.tokens - written) changed(input.path);
+      const size_t next = take(s, input.path, text, at, end, ids);
+      if (std::ssize(ids) > s.tokens - written) changed(input.path);
       manifest.largest_id = std::max<int64_t>(manifest.largest_id, *std::max_element(ids.begin(), ids.end()));
-      const auto head = static_cast<size_t>(bpe != nullptr ? (to_train > 0 ? std::ssize(ids) : 0)
-                                                           : std::min<int64_t>(to_train, std::ssize(ids)));
+      const auto head = static_cast<size_t>(std::clamp<int64_t>(train - written, 0, std::ssize(ids)));
       first.write(std::span(ids).first(head));
       second.write(std::span(ids).subspan(head));
-      written += taken;
+      written += std::ssize(ids);
       return next;
     });
   }
   if (written != s.tokens) fail(Exit::data, "the input changed while it was being read; run the same command again");
   manifest.train = first.finish();
   manifest.val = second.finish();
-  return {first.tokens(), second.tokens()};
 }
 
 }  // namespace
 
 void prepare(const PrepareOptions& options) {
+  LATHE_CHECK(options.tokenizer == "byte" || options.tokenizer == "char", "prepare() has no tokenizer ",
+              options.tokenizer, "; prepare_documents() takes a BPE");
   OutFolder::check(options.out);
   std::vector<Input> inputs;
   for (auto& path : expand_inputs(options.inputs)) inputs.push_back({std::move(path)});
   Meter meter(options.out, options.stop);
   const Survey found = survey(inputs, options, meter);
   const int64_t n = found.tokens, split = n - static_cast<int64_t>(options.val_share * static_cast<double>(n));
-  const auto check = [](int64_t all, int64_t train) {
-    if (train < 2) fail(Exit::data, "the input has ", all, " tokens, too few to train on");
-  };
-  check(n, split);
+  if (split < 2) fail(Exit::data, "the input has ", n, " tokens, too few to train on");
 
   OutFolder out(options.out);
   out.clear();
   DataManifest manifest;
   manifest.tokenizer = found.tokenizer;
   manifest.vocab_size = found.tokenizer.size();
-  const auto [train, val] = write_shards(inputs, found, split, options, meter, manifest);
-  check(train + val, train);
+  write_shards(inputs, found, split, options, meter, manifest);
   std::vector<MadeFile> files;
   for (const auto* shards : {&manifest.train, &manifest.val}) {
     for (const auto& shard : *shards) files.push_back({shard.file, shard.xxh3});
   }
   out.publish(files, [&](const std::string& name) { write_manifest(options.out, manifest, name); });
-  log_info(options.out.string(), ": ", train, " training and ", val, " validation tokens, vocabulary of ",
+  log_info(options.out.string(), ": ", split, " training and ", n - split, " validation tokens, vocabulary of ",
            manifest.vocab_size, " (", manifest.tokenizer.kind(), ")");
 }
 

@@ -1,14 +1,12 @@
-// Text to token shards.
+// Plain text to token shards of bytes or characters. A BPE, and all that is not plain text, goes by prepare_documents.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/io/file.h"
-#include "data/tokenizer.h"
 
 namespace lathe {
 
@@ -18,17 +16,14 @@ std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs);
 struct PrepareOptions {
   std::vector<std::string> inputs;  ///< files, or folders whose text files are taken in name order
   fs::path out;
-  std::string tokenizer = "byte";               ///< byte, char, or the path of a BPE (read_bpe)
-  double val_share = 0.1;                       ///< taken from the tail: of the tokens, of a BPE's input of the bytes
+  std::string tokenizer = "byte";               ///< byte or char
+  double val_share = 0.1;                       ///< taken from the tail
   int64_t shard_tokens = int64_t{100'000'000};  ///< a split longer than this becomes several files
   std::function<bool()> stop = nullptr;         ///< asked every 4 MiB of input; true ends it with Exit::stopped
-  std::optional<Tokenizer> bpe{};               ///< a BPE in place of `tokenizer`
-  int workers = 1;                              ///< threads that encode by a BPE; the shards do not depend on it
 };
 
 /// Writes train.bin, val.bin (or train_000000.bin ...) and, last, manifest.json. Input is read a piece at a time, by
-/// "char" twice, so memory does not grow with it. A BPE takes the texts of special tokens as any text, and puts its
-/// <|endoftext|>, where it has one, between files. Whenever it is cut short, the same call can be made again: what an
+/// "char" twice, so memory does not grow with it. Whenever it is cut short, the same call can be made again: what an
 /// ended process left is removed first, and nothing else is. Exit::data for input that can't be used, Exit::usage where
 /// `out` already holds data, Exit::busy where another process prepares data there; on an error nothing is left in
 /// `out`.

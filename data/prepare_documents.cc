@@ -235,6 +235,14 @@ void split_tail(const DocumentOptions& o, const fs::path& spool, bool wide, Spli
   }
 }
 
+/// Whether a text may be cut where PartReader does: by patterns of which that is known.
+bool pieces_end_at_lines(const Tokenizer& tokenizer) {
+  if (tokenizer.bpe() == nullptr) return true;
+  const auto& patterns = tokenizer.bpe()->definition().patterns;
+  return patterns.size() == 1 &&
+         (patterns[0] == gpt2_pattern || patterns[0] == llama3_pattern || patterns[0] == qwen2_pattern);
+}
+
 }  // namespace
 
 void prepare_documents(const DocumentOptions& o) {
@@ -246,7 +254,8 @@ void prepare_documents(const DocumentOptions& o) {
     if (file != "-" && fs::is_regular_file(file)) bytes += fs::file_size(file);
     if (file == "-" && o.source.files.size() > 1) bytes = 0;
   }
-  const bool whole = o.dedup || o.val_by_hash || o.min_bytes > 0 || o.max_bytes != ~uint64_t{0};
+  const bool whole =
+      o.dedup || o.val_by_hash || o.min_bytes > 0 || o.max_bytes != ~uint64_t{0} || !pieces_end_at_lines(o.tokenizer);
   Meter meter(o.out, o.stop);
   meter.begin("read", bytes);
 

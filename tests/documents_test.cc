@@ -10,8 +10,6 @@
 #include "core/io/json.h"
 #include "data/bpe_trainer.h"
 #include "data/manifest.h"
-#include "data/parallel_bpe.h"
-#include "data/prepare.h"
 #include "data/prepare_documents.h"
 #include "data/tokens.h"
 #include "tests/catch.h"
@@ -237,8 +235,9 @@ TEST_CASE("texts are split at separators, and long ones cut where pieces end", "
   for (size_t at = 60; at + 3 < text.size(); at += 61) text[at] = '\n';
   for (size_t at = 1000; at + 3 < text.size(); at += 1777) text.replace(at, 3, " \n\n");
   write_file(f / "long.txt", text);
-  prepare({.inputs = {(f / "long.txt").string()}, .out = f / "whole", .val_share = 0, .bpe = tokenizer});
-  auto wanted = ids_of(f / "whole", "train");
+  std::vector<int32_t> ids;
+  BPE::Encoder(*tokenizer.bpe()).encode(text, ids, SpecialText::text);
+  std::vector<int64_t> wanted(ids.begin(), ids.end());
   wanted.push_back(tokenizer.bpe()->id_of("<|endoftext|>"));
   DocumentOptions parts{.source = {.files = {(f / "long.txt").string()}}, .out = f / "parts", .tokenizer = tokenizer};
   parts.val_share = 0, parts.workers = 3;
@@ -341,24 +340,6 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
   fs::remove(f / "parts/.unfinished-train_000000.bin");
   prepare_documents(o);
   CHECK(contents(f / "parts") == wanted);
-}
-
-TEST_CASE("encoding on several threads gives the ids of one", "[documents]") {
-  const TempFolder f;
-  const Tokenizer tokenizer = trained(f);
-  std::string text = sample_text(600'000);
-  std::string runs;  // where a guess at a piece's end goes wrong: long pieces of one sort, white space, bytes
-  for (int i = 0; i < 40; ++i)
-    runs += std::string(static_cast<size_t>(500 + 997 * i), "a \n1"[i % 4]) + (i % 3 == 0 ? "\xFF\xC3" : "x");
-  for (const std::string& one : {text, runs, std::string(400'000, 'a'), std::string("ab")}) {
-    std::vector<int32_t> wanted;
-    const size_t next = BPE::Encoder(*tokenizer.bpe()).encode_pieces(one, 0, one.size(), wanted);
-    for (const int workers : {1, 2, 3, 7}) {
-      std::vector<int32_t> ids;
-      CHECK(ParallelEncoder(*tokenizer.bpe(), workers).encode_pieces(one, 0, one.size(), ids) == next);
-      CHECK(ids == wanted);
-    }
-  }
 }
 
 }  // namespace

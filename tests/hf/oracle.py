@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from scores import scores
+
 PACKAGES = ["torch", "transformers", "tokenizers", "safetensors"]
 TOLERANCE = 1e-4  # of logits of a few units, summed in another order
 VOCABULARY, CONTEXT = 300, 48
@@ -419,7 +421,21 @@ def source(bench):
     assert "made with another tokenizer" in said and "lathe prepare" in said, said
 
 
-CASES = {"gpt2": gpt2, "source": source, "llama": llama}
+def scored(bench):
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    gpt = GPT2Config(vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4)
+    llama = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, hidden_size=32, intermediate_size=72,
+                        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5)
+    for name, model in (("gpt2", GPT2LMHeadModel(gpt)), ("llama", LlamaForCausalLM(llama))):
+        folder, run = bench.path(name + "-scored"), bench.path(name + "-scored-run")
+        randomise(model).save_pretrained(folder)
+        (folder / "tokenizer.json").write_bytes(bench.tokenizer.read_bytes())
+        bench.call("import", folder, "--out", run)
+        scores(bench, name, folder, run)
+
+
+CASES = {"gpt2": gpt2, "source": source, "llama": llama, "scored": scored}
 
 
 def main():

@@ -92,7 +92,7 @@ bool is_documents(const Arguments& arguments) {
   return false;
 }
 
-Exit prepare_as_documents(const Arguments& arguments, const PrepareOptions& text) {
+Exit prepare_as_documents(const Arguments& arguments, const std::string& tokenizer) {
   DocumentOptions o;
   for (const fs::path& file : expand_inputs(arguments.words)) o.source.files.push_back(file.string());
   const auto choice = [&](const char* name, const char* otherwise, const std::vector<std::string>& allowed) {
@@ -112,11 +112,11 @@ Exit prepare_as_documents(const Arguments& arguments, const PrepareOptions& text
   if (arguments.flags.contains("separator") && !texts)
     fail(Exit::usage,
          "command line: --separator is for text, and JSON Lines have a document on each line; leave it out");
-  if (text.tokenizer == "char")
+  if (tokenizer == "char")
     fail(Exit::usage, "command line: --tokenizer char reads its text twice, and takes plain files alone, without --",
          "dedup and the like; use byte or a BPE");
-  if (text.bpe) o.tokenizer = *text.bpe;
-  o.out = text.out;
+  if (tokenizer != "byte") o.tokenizer = tokenizer_at(tokenizer);
+  o.out = arguments.get("out", "");
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
   o.val_by_hash = choice("val-by", "tail", {"tail", "hash"}) == "hash";
   o.dedup = arguments.is_true("dedup");
@@ -128,7 +128,7 @@ Exit prepare_as_documents(const Arguments& arguments, const PrepareOptions& text
   if (arguments.flags.contains("max-bytes"))
     o.max_bytes = static_cast<uint64_t>(arguments.number("max-bytes", 0, at_least(1), true));
   o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
-  o.workers = text.workers;
+  o.workers = static_cast<int>(arguments.number("workers", default_threads(), between(1, 1024), true));
   o.stop = [] { return stop_signal() != 0; };
   prepare_documents(o);
   return Exit::done;
@@ -139,13 +139,12 @@ Exit prepare_words(const Arguments& arguments) {
   refuse_flags(arguments, {"target", "task", "val-file", "shape"}, "tables and arrays");
   PrepareOptions o{.inputs = arguments.words, .out = arguments.get("out", "")};
   o.tokenizer = arguments.get("tokenizer", "byte");
-  if (o.tokenizer != "byte" && o.tokenizer != "char" && !fs::exists(o.tokenizer))
+  const bool is_bpe = o.tokenizer != "byte" && o.tokenizer != "char";
+  if (is_bpe && !fs::exists(o.tokenizer))
     fail(Exit::usage,
          "command line: --tokenizer must be byte, char, or the path of a tokenizer or a run, and there is no ", "file ",
          o.tokenizer);
-  if (o.tokenizer != "byte" && o.tokenizer != "char") o.bpe = tokenizer_at(o.tokenizer);
-  o.workers = static_cast<int>(arguments.number("workers", default_threads(), between(1, 1024), true));
-  if (is_documents(arguments)) return prepare_as_documents(arguments, o);
+  if (is_bpe || is_documents(arguments)) return prepare_as_documents(arguments, o.tokenizer);
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
   o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
   o.stop = [] { return stop_signal() != 0; };
