@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/io/file.h"
-#include "data/tokenizer.h"
+#include "data/tokenizers/tokenizer.h"
 
 namespace lathe {
 
@@ -28,9 +28,6 @@ struct DataManifest {
   /// Instruction data: ids are uint32, and those of prompts, which are read and not learned, have the bit token_mark.
   bool marked = false;
 };
-/// Set in an id of marked data that is not learned.
-inline constexpr uint32_t token_mark = uint32_t{1} << 31;
-inline int32_t mark_token(int32_t id) { return static_cast<int32_t>(static_cast<uint32_t>(id) | token_mark); }
 
 /// What model.vocab_size may be at most.
 inline constexpr int64_t max_vocab_size = 10'000'000;

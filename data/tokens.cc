@@ -5,6 +5,7 @@
 
 #include "core/io/checksum.h"
 #include "data/folder.h"
+#include "data/tokenizers/mark.h"
 
 namespace lathe {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "core/io/input.h"
 #include "core/io/json.h"
-#include "data/bpe_trainer.h"
 #include "data/manifest.h"
-#include "data/prepare_documents.h"
+#include "data/prepare/prepare_documents.h"
+#include "data/tokenizers/bpe_trainer.h"
 #include "data/tokens.h"
 #include "tests/catch.h"
 #include "tests/process.h"

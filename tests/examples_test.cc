@@ -9,7 +9,7 @@
 #include "data/example_manifest.h"
 #include "data/examples.h"
 #include "data/folder.h"
-#include "data/prepare_examples.h"
+#include "data/prepare/prepare_examples.h"
 #include "tests/catch.h"
 #include "tests/process.h"
 

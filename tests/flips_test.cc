@@ -6,7 +6,7 @@
 #include "core/io/json.h"
 #include "core/io/log.h"
 #include "core/io/safetensors.h"
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 #include "data/tokens.h"
 #include "tests/catch.h"
 #include "tests/process.h"

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "core/kernels/gemm.h"
-#include "data/chat_template.h"
+#include "data/tokenizers/chat_template.h"
 #include "nn/init.h"
 #include "nn/models/gpt.h"
 #include "nn/models/llama.h"

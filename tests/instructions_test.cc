@@ -1,10 +1,10 @@
 // Instruction data: what of a conversation is learned, and that the sums over it are exact.
 #include "core/io/json.h"
-#include "data/chat_template.h"
-#include "data/conversations.h"
 #include "data/loader.h"
 #include "data/manifest.h"
-#include "data/prepare_documents.h"
+#include "data/prepare/conversations.h"
+#include "data/prepare/prepare_documents.h"
+#include "data/tokenizers/chat_template.h"
 #include "data/tokens.h"
 #include "tests/catch.h"
 #include "tests/process.h"

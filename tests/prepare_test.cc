@@ -7,7 +7,7 @@
 #include "core/io/checksum.h"
 #include "core/io/json.h"
 #include "data/manifest.h"
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 #include "data/tokens.h"
 #include "tests/catch.h"
 #include "tests/process.h"

@@ -7,9 +7,9 @@
 #include <map>
 #include <set>
 
-#include "data/csv.h"
 #include "data/example_manifest.h"
-#include "data/prepare_examples.h"
+#include "data/prepare/csv.h"
+#include "data/prepare/prepare_examples.h"
 #include "tests/catch.h"
 #include "tests/process.h"
 

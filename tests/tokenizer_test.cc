@@ -3,10 +3,10 @@
 #include <random>
 
 #include "core/io/text.h"
-#include "data/bpe_trainer.h"
 #include "data/manifest.h"
-#include "data/prepare_documents.h"
-#include "data/tokenizer.h"
+#include "data/prepare/prepare_documents.h"
+#include "data/tokenizers/bpe_trainer.h"
+#include "data/tokenizers/tokenizer.h"
 #include "data/tokens.h"
 #include "tests/catch.h"
 #include "tests/process.h"

@@ -1,5 +1,5 @@
 // Comma-separated values: what is read is written in quotes and read again.
-#include "data/csv.h"
+#include "data/prepare/csv.h"
 
 #include "tests/fuzz/fuzz.h"
 

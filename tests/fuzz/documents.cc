@@ -1,5 +1,5 @@
 // Documents of a file: the first byte says how it is read.
-#include "data/documents.h"
+#include "data/prepare/documents.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lathe::fuzz {

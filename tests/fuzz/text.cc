@@ -1,6 +1,6 @@
 // UTF-8, and characters to ids and back.
 #include "core/io/text.h"
-#include "data/tokenizer.h"
+#include "data/tokenizers/tokenizer.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lathe::fuzz {

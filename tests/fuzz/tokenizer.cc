@@ -1,6 +1,6 @@
 // tokenizer.json, and what its tokenizer does with text.
 #include "core/io/json.h"
-#include "data/bpe.h"
+#include "data/tokenizers/bpe.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lathe::fuzz {

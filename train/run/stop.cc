@@ -17,7 +17,7 @@ namespace {
 std::atomic<int> asked{0}, interrupts{0}, uninterrupted{0};
 std::atomic<int64_t> step_done{0}, step_saved{-1};
 std::atomic<const char*> stops_when{""};
-std::atomic<bool> clears_line{false};
+std::atomic<bool> clears_line{false}, counts_steps{false};
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<const char*>::is_always_lock_free);
 
 /// One line for standard error, put together without allocating.
@@ -48,13 +48,14 @@ class Sentence {
 void say_what_is_lost() {
   const int64_t done = step_done, saved = step_saved;
   Sentence s;
-  s.add("stopped at once: ");
+  s.add("stopped at once");
+  if (!counts_steps) return s.say();
   if (saved < 0)
-    s.add("there is no checkpoint yet, so ").add(done).add(" steps are lost");
+    s.add(": there is no checkpoint yet, so ").add(done).add(" steps are lost");
   else if (done > saved)
-    s.add("steps ").add(saved + 1).add(" to ").add(done).add(" are lost, the run goes on from step ").add(saved);
+    s.add(": steps ").add(saved + 1).add(" to ").add(done).add(" are lost, the run goes on from step ").add(saved);
   else
-    s.add("nothing but the step under way is lost, the run goes on from step ").add(saved);
+    s.add(": nothing but the step under way is lost, the run goes on from step ").add(saved);
   s.say();
 }
 
@@ -88,6 +89,7 @@ void take_stop_signals(const char* when) {
 int stop_signal() { return asked; }
 
 void note_progress(int64_t step, int64_t saved_step) {
+  counts_steps = true;
   step_done = step;
   step_saved = saved_step;
 }

@@ -12,7 +12,7 @@
 #include "core/io/file.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
-#include "data/tokenizer.h"
+#include "data/tokenizers/tokenizer.h"
 #include "nn/module.h"
 #include "optim/optimizer.h"
 #include "optim/spikes.h"

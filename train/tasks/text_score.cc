@@ -7,7 +7,7 @@
 
 #include "core/io/json.h"
 #include "core/memory.h"
-#include "data/documents.h"
+#include "data/prepare/documents.h"
 #include "train/tasks/language.h"
 
 namespace lathe {

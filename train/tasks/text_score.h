@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "amp/amp.h"
-#include "data/tokenizer.h"
+#include "data/tokenizers/tokenizer.h"
 #include "nn/models/model.h"
 
 namespace lathe {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iostream>
+#include <sstream>
 
 #include "core/device.h"
 #include "core/dtype.h"
@@ -43,6 +44,13 @@ void check_flags(const Arguments& arguments, const std::set<std::string>& known,
     if (!known.contains(flag) && !(config_keys && flag.find('.') != std::string::npos))
       fail(Exit::usage, "command line: `lathe ", arguments.verb, " ", arguments.words[0], "` has no --", flag, hint);
   }
+}
+
+std::vector<std::string> comma_list(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, ',');) parts.push_back(part);
+  return parts;
 }
 
 Overrides key_arguments(const Arguments& arguments) {

@@ -2,7 +2,7 @@
 
 #include <iostream>
 
-#include "data/chat_template.h"
+#include "data/tokenizers/chat_template.h"
 #include "train/tasks/generate.h"
 #include "train/verbs/verbs.h"
 

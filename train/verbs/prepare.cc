@@ -1,14 +1,13 @@
 #include <algorithm>
-#include <sstream>
 
 #include "core/device.h"
 #include "core/io/log.h"
-#include "data/example_source.h"
 #include "data/mixture.h"
-#include "data/out_folder.h"
-#include "data/prepare.h"
-#include "data/prepare_documents.h"
-#include "data/prepare_examples.h"
+#include "data/prepare/example_source.h"
+#include "data/prepare/out_folder.h"
+#include "data/prepare/prepare.h"
+#include "data/prepare/prepare_documents.h"
+#include "data/prepare/prepare_examples.h"
 #include "train/config/path_kind.h"
 #include "train/run/stop.h"
 #include "train/store/checkpoint.h"
@@ -37,8 +36,7 @@ std::vector<const char*> text_flags() {
 /// "1,8,8".
 std::vector<int64_t> read_shape(const std::string& text) {
   std::vector<int64_t> shape;
-  std::istringstream parts(text);
-  for (std::string part; std::getline(parts, part, ',');) {
+  for (const std::string& part : comma_list(text)) {
     const ConfigValue value = read_value(part, int64_t{0});
     const auto* size = std::get_if<int64_t>(&value);
     if (size == nullptr || *size < 1 || *size > 1000000)
@@ -60,8 +58,7 @@ Exit prepare_tables(const Arguments& arguments) {
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
   if (arguments.flags.contains("val-file")) {
     if (arguments.flags.contains("val")) fail(Exit::usage, "command line: give --val or --val-file, not both");
-    std::istringstream files(arguments.get("val-file", ""));
-    for (std::string file; std::getline(files, file, ',');) o.val_inputs.push_back(file);
+    o.val_inputs = comma_list(arguments.get("val-file", ""));
   }
   if (arguments.flags.contains("shape")) o.shape = read_shape(arguments.get("shape", ""));
   o.stop = [] { return stop_signal() != 0; };
@@ -208,7 +205,7 @@ Exit prepare_mixture(const Arguments& arguments) {
 
 Exit run_prepare(const Arguments& arguments) {
   if (arguments.get("out", "").empty()) fail(Exit::usage, "lathe prepare needs --out FOLDER");
-  take_stop_signals("the preparation; what is not recorded of it is lost");
+  take_stop_signals("the preparation");
   if (arguments.lists.contains("source")) return prepare_mixture(arguments);
   if (arguments.words.empty()) fail(Exit::usage, "lathe prepare needs files, folders, - or --source NAME=PATH:SHARE");
   return prepare_words(arguments);

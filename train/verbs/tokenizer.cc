@@ -11,7 +11,8 @@
 #include "core/io/log.h"
 #include "core/io/progress.h"
 #include "core/io/text.h"
-#include "data/bpe_trainer.h"
+#include "data/prepare/prepare.h"
+#include "data/tokenizers/bpe_trainer.h"
 #include "train/run/stop.h"
 #include "train/verbs/verbs.h"
 
@@ -101,14 +102,15 @@ Exit train_tokenizer(const Arguments& arguments) {
   if (out.empty()) fail(Exit::usage, "lathe tokenizer train needs --out FOLDER");
   const fs::path file = out / "tokenizer.json";
   if (fs::exists(file)) fail(Exit::usage, file.string(), " is there already; name another --out or remove it");
-  if (arguments.words.size() < 2) fail(Exit::usage, "lathe tokenizer train needs text files");
+  const auto files = expand_inputs({arguments.words.begin() + 1, arguments.words.end()});
+  if (files.empty()) fail(Exit::usage, "lathe tokenizer train needs text files, or folders of them");
   BPETraining t;
   t.vocab_size = static_cast<int64_t>(arguments.number("vocab-size", 4096, between(257, 10'000'000), true));
   t.min_frequency = static_cast<int64_t>(arguments.number("min-frequency", 2, at_least(1), true));
   const auto cores = static_cast<double>(std::max(1u, std::thread::hardware_concurrency()));
   t.threads = static_cast<int>(arguments.number("threads", cores, between(1, 1024), true));
   if (const std::string text = arguments.get("special", "<|endoftext|>"); text != "none")
-    t.special = {text};
+    t.special = comma_list(text);
   else
     t.special.clear();
   const std::string pattern = arguments.get("pattern", "gpt2");
@@ -117,7 +119,7 @@ Exit train_tokenizer(const Arguments& arguments) {
   t.stop = [] { return stop_signal() != 0; };
   ProgressBar bar("training the tokenizer", 1);
   t.show = [&bar](double share) { bar.show(share); };
-  const BPEDefinition made = train_bpe({arguments.words.begin() + 1, arguments.words.end()}, t);
+  const BPEDefinition made = train_bpe(files, t);
   make_folders(out);
   write_bpe(made, file);
   log_info(file.string(), ": ", made.tokens.size(), " tokens, ", made.merges.size(), " merges",
@@ -149,30 +151,27 @@ Exit run_tokenizer(const Arguments& arguments) {
 }  // namespace
 
 Verb tokenizer_verb() {
-  return {
-      "tokenizer",
-      "train|inspect|encode|decode [FILE...]",
-      "train a byte-level BPE on text files, tell what one is, or turn text (a file or standard input) into ids and "
-      "back",
-      "tokenizer train my.txt --out data/bpe --vocab-size 4096",
-      {{"tokenizer", "what to use: a tokenizer.json, or a folder with one or with vocab.json and merges.txt"},
-       {
-           "json",
-           "encode: each line of the input is a JSON text of its own",
-       },
-       {"special",
-        "encode: the text of a special token is a token (default), text, or refused; train: the special "
-        "token, or none (<|endoftext|>)"},
-       {"out", "train: folder for tokenizer.json"},
-       {"vocab-size", "train: tokens, with 256 bytes and the special one (4096)"},
-       {"min-frequency", "train: a rarer pair is not merged (2)"},
-       {"pattern", "train: what a piece is: gpt2 (default), llama3, or a regular expression"},
-       {"threads", "train: that count words; the result is the same (all cores)"}},
-      false,
-      1,
-      1000000,
-      run_tokenizer,
-      {"json"}};
+  return {"tokenizer",
+          "train|inspect|encode|decode [FILE...]",
+          "train a byte-level BPE on text files and folders of them, tell what one is, or turn text (a file or "
+          "standard input) into ids and "
+          "back",
+          "tokenizer train my.txt --out data/bpe --vocab-size 4096",
+          {{"tokenizer", "what to use: a tokenizer.json, or a folder with one or with vocab.json and merges.txt"},
+           {"json", "encode: each line of the input is a JSON text of its own"},
+           {"special",
+            "encode: the text of a special token is a token (default), text, or refused; train: special tokens, "
+            "with commas between, or none (<|endoftext|>)"},
+           {"out", "train: folder for tokenizer.json"},
+           {"vocab-size", "train: tokens, with 256 bytes and the special ones (4096)"},
+           {"min-frequency", "train: a rarer pair is not merged (2)"},
+           {"pattern", "train: what a piece is: gpt2 (default), llama3, or a regular expression"},
+           {"threads", "train: that count words; the result is the same (all cores)"}},
+          false,
+          1,
+          1000000,
+          run_tokenizer,
+          {"json"}};
 }
 
 }  // namespace lathe

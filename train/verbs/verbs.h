@@ -61,6 +61,8 @@ void add_verb(Verb verb);
 /// a key of the config. `hint` ends the sentence.
 void check_flags(const Arguments& arguments, const std::set<std::string>& known, bool config_keys = false,
                  const std::string& hint = "");
+/// The parts of a flag's text between commas.
+std::vector<std::string> comma_list(const std::string& text);
 /// The flags that are keys of the config.
 Overrides key_arguments(const Arguments& arguments);
 /// The config that word `at` names, with the flags that are keys; sets the console's level.

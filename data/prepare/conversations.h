@@ -1,0 +1,28 @@
+// Instruction data: conversations of JSON Lines, of which only the answers are learned. No LibTorch header.
+//   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}
+//   {"prompt": "...", "completion": "..."}
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "data/prepare/documents.h"
+#include "data/tokenizers/chat_template.h"
+
+namespace lathe {
+
+struct Conversation {
+  std::vector<ChatMessage> messages;  ///< of a prompt and its completion two
+  bool is_chat = false;               ///< messages, which a template is for; else the texts as they are
+
+  /// All of its texts, for filters and for telling one from another.
+  std::string text() const;
+};
+
+/// Calls f with the conversation of each line of a part, in order. The messages are in the field `source.field`.
+/// Exit::data with file and line for a line that is none, or has no answer.
+void each_conversation(const Part& part, const DocumentSource& source,
+                       const std::function<void(const Conversation&)>& f);
+
+}  // namespace lathe

@@ -1,0 +1,89 @@
+#include "data/prepare/csv.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+constexpr size_t max_columns = 1'000'000, max_field = 1 << 16;
+
+}  // namespace
+
+CsvReader::CsvReader(std::string_view text, std::string file) : text_(text), file_(std::move(file)) {
+  if (text_.starts_with("\xEF\xBB\xBF")) at_ = 3;
+  if (text_.starts_with("\xFF\xFE") || text_.starts_with("\xFE\xFF"))
+    fail(Exit::data, file_, " is UTF-16; save it as UTF-8");
+}
+
+std::string CsvReader::where(size_t column) const { return str(file_, ":", row_line_, ": column ", column); }
+
+bool CsvReader::next(std::vector<std::string_view>& fields) {
+  fields.clear();
+  unquoted_.clear();
+  for (; at_ < text_.size(); ++at_) {  // blank lines
+    const size_t end = text_.find_first_not_of(" \t\r", at_);
+    if (end == std::string_view::npos) at_ = text_.size();
+    if (end == std::string_view::npos || text_[end] != '\n') break;
+    at_ = end;
+    ++line_;
+  }
+  if (at_ >= text_.size()) return false;
+  row_line_ = line_;
+  while (true) {
+    if (fields.size() == max_columns) fail(Exit::data, file_, ":", row_line_, ": more than ", max_columns, " columns");
+    fields.push_back(field(fields.size() + 1));
+    if (at_ == text_.size()) return true;
+    if (text_[at_++] == ',') continue;
+    ++line_;
+    return true;
+  }
+}
+
+// Leaves at_ at the comma or line end behind the field, or at the text's end.
+std::string_view CsvReader::field(size_t column) {
+  const auto too_long = [&] { fail(Exit::data, where(column), " has more than ", max_field, " bytes"); };
+  size_t begin = at_;
+  while (begin < text_.size() && (text_[begin] == ' ' || text_[begin] == '\t')) ++begin;
+  if (begin == text_.size() || text_[begin] != '"') {
+    at_ = std::min(text_.find_first_of(",\n", begin), text_.size());
+    size_t end = at_;
+    while (end > begin && (text_[end - 1] == ' ' || text_[end - 1] == '\t' || text_[end - 1] == '\r')) --end;
+    if (end - begin > max_field) too_long();
+    return text_.substr(begin, end - begin);
+  }
+  std::string* own = nullptr;
+  size_t from = ++begin;  // of what is not yet in *own
+  std::string_view value;
+  while (true) {
+    const size_t quote = text_.find('"', from);
+    if (quote == std::string_view::npos) fail(Exit::data, where(column), " begins a quote that never ends");
+    if (quote - begin > max_field) too_long();
+    const bool doubled = quote + 1 < text_.size() && text_[quote + 1] == '"';
+    if (doubled && own == nullptr) own = &unquoted_.emplace_back();
+    if (own != nullptr) own->append(text_, from, quote - from + (doubled ? 1 : 0));
+    from = quote + (doubled ? 2 : 1);
+    if (doubled) continue;
+    value = own != nullptr ? std::string_view(*own) : text_.substr(begin, quote - begin);
+    for (const char c : text_.substr(begin, quote - begin)) line_ += c == '\n' ? 1 : 0;
+    break;
+  }
+  at_ = std::min(text_.find_first_not_of(" \t\r", from), text_.size());
+  if (at_ < text_.size() && text_[at_] != ',' && text_[at_] != '\n')
+    fail(Exit::data, where(column), " has something behind its closing quote");
+  return value;
+}
+
+std::optional<double> csv_number(std::string_view text) {
+  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
+  double x = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), x);
+  if (end != text.data() + text.size() || error == std::errc::invalid_argument) return std::nullopt;
+  if (error == std::errc::result_out_of_range) return HUGE_VAL;
+  return x;
+}
+
+}  // namespace lathe

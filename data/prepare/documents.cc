@@ -1,0 +1,188 @@
+#include "data/prepare/documents.h"
+
+#include <algorithm>
+
+#include "core/io/text.h"
+#include "data/prepare/json_lines.h"
+
+namespace lathe {
+namespace {
+
+bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r') || static_cast<unsigned char>(c) >= 0x80; }
+
+/// Where to cut the text: behind a line break with no white space on either side, as late as can be; 0: nowhere.
+size_t place_to_cut(std::string_view text) {
+  for (size_t at = text.empty() ? 0 : text.size() - 1; at > std::max<size_t>(1, text.size() / 2); --at) {
+    if (text[at - 1] == '\n' && !is_space(text[at]) && !is_space(text[at - 2])) return at;
+  }
+  return 0;
+}
+
+}  // namespace
+
+bool is_jsonl(const DocumentSource& source, const std::string& file) {
+  if (source.format != "auto") return source.format != "text";
+  fs::path path = file;
+  if (path.extension() == ".gz" || path.extension() == ".zst") path.replace_extension();
+  return path.extension() == ".jsonl" || path.extension() == ".ndjson";
+}
+
+PartReader::PartReader(const DocumentSource& source, bool whole, size_t part_bytes, size_t most_whole)
+    : source_(source), whole_(whole), part_bytes_(part_bytes), most_whole_(most_whole) {}
+
+/// Whether the buffer has grown; to exactly so many bytes, where the file has them, so that parts do not depend on how
+/// a pipe is filled.
+bool PartReader::read_to(size_t bytes) {
+  const size_t had = buffer_.size();
+  while (!ended_ && buffer_.size() < bytes) ended_ = !stream_->read(buffer_, bytes - buffer_.size());
+  return buffer_.size() > had;
+}
+
+bool PartReader::next(Part& part) {
+  for (;;) {
+    if (!stream_) {
+      if (file_ == source_.files.size()) return false;
+      const std::string& file = source_.files[file_++];
+      stream_ = std::make_unique<InputStream>(file);
+      name_ = file == "-" ? "standard input" : file;
+      jsonl_ = is_jsonl(source_, file);
+      ended_ = within_ = false;
+      place_ = jsonl_ ? 1 : 0;
+      looked_ = 0;
+      buffer_.clear();
+    }
+    part = {.file = name_, .jsonl = jsonl_, .text = {}, .place = place_};
+    if (jsonl_ ? next_lines(part) : next_text(part)) return true;
+    before_ += stream_->consumed();
+    stream_.reset();
+  }
+}
+
+bool PartReader::next_lines(Part& part) {
+  for (;;) {
+    const size_t end = buffer_.rfind('\n');
+    if (end != std::string::npos && end >= looked_ && (buffer_.size() >= part_bytes_ || ended_)) {
+      part.text.assign(buffer_, 0, end + 1);
+      break;
+    }
+    if (buffer_.size() > most_whole_)
+      fail(Exit::data, name_, ":", place_, ": a line of more than ", most_whole_ >> 20, " MiB; is this JSON Lines?");
+    if (end == std::string::npos) looked_ = buffer_.size();
+    if (read_to(buffer_.size() + part_bytes_)) continue;
+    part.text = buffer_;  // what is behind the last line break
+    break;
+  }
+  buffer_.erase(0, part.text.size());
+  looked_ = 0;
+  place_ += static_cast<uint64_t>(std::count(part.text.begin(), part.text.end(), '\n'));
+  return !part.text.empty();
+}
+
+bool PartReader::next_text(Part& part) {
+  const std::string& separator = source_.separator;
+  for (size_t enough = part_bytes_;;) {
+    read_to(enough);
+    size_t take = buffer_.size();
+    part.ends = true;
+    if (!ended_) {
+      // Whole documents where there are some, else what can be cut off of the one.
+      const size_t last = separator.empty() ? std::string::npos : buffer_.rfind(separator);
+      if (last != std::string::npos) {
+        take = last + separator.size();
+      } else {
+        part.ends = false;
+        const size_t known = buffer_.size() - std::min(buffer_.size(), separator.size());
+        take = whole_ ? 0 : place_to_cut(std::string_view(buffer_).substr(0, known));
+        if (take == 0 && buffer_.size() <= most_whole_) {
+          enough = 2 * buffer_.size();
+          continue;
+        }
+        if (take == 0 && whole_) {
+          fail(Exit::data, name_, ": a document of more than ", most_whole_ >> 20, " MiB at byte ", place_,
+               " can't be looked at as a whole, which --dedup, --val-by hash, limits of length and a "
+               "tokenizer with a pattern of its own ask for; give --separator");
+        }
+        if (take == 0) {
+          take = part_bytes_;
+          while (take > 1 && take + 4 > part_bytes_ && (static_cast<unsigned char>(buffer_[take]) & 0xC0) == 0x80)
+            --take;
+        }
+      }
+    }
+    if (take == 0 && !(ended_ && within_)) return false;
+    part.text.assign(buffer_, 0, take);
+    buffer_.erase(0, take);
+    part.begins = !within_;
+    within_ = !part.ends;
+    place_ += take;
+    return true;
+  }
+}
+
+std::string_view text_of(const Part& part) {
+  std::string_view text = part.text;
+  constexpr std::string_view mark = "\xEF\xBB\xBF";
+  if (part.place <= (part.jsonl ? 1U : 0U) && text.starts_with(mark)) text.remove_prefix(mark.size());
+  return text;
+}
+
+void each_document(const Part& part, const DocumentSource& source, const std::function<void(std::string_view)>& f) {
+  if (part.documents) {
+    for (const std::string& document : *part.documents) f(document);
+    return;
+  }
+  std::string_view text = text_of(part);
+  if (!part.jsonl) {
+    if (source.separator.empty() || text.empty()) return f(text);
+    while (!text.empty()) {
+      const size_t end = std::min(text.find(source.separator), text.size());
+      f(text.substr(0, end));
+      text.remove_prefix(std::min(text.size(), end + source.separator.size()));
+    }
+    return;
+  }
+  const std::string what = str("has no text in the field \"", source.field, "\"; name it with --field");
+  each_line(part, text, what, [&](uint64_t line, const simdjson::dom::object& json) {
+    std::string_view found;
+    if (json[source.field].get(found) != simdjson::SUCCESS) fail(Exit::data, part.file, ":", line, " ", what);
+    f(found);
+  });
+}
+
+void LineFilter::filter(Part& part, const DocumentSource& source) {
+  std::vector<std::string> kept;
+  each_document(part, source, [&](std::string_view text) {
+    std::string& out = kept.emplace_back();
+    while (!text.empty()) {
+      const size_t end = std::min(text.find('\n'), text.size() - 1) + 1;
+      const std::string_view line = text.substr(0, end);
+      text.remove_prefix(end);
+      std::string_view words = line.substr(0, line.find_last_not_of(" \t\r\n") + 1);
+      words.remove_prefix(std::min(words.size(), words.find_first_not_of(" \t")));
+      if (!words.empty() && !seen_.insert(digest(words)).second) {
+        ++dropped_;
+        continue;
+      }
+      out += line;
+    }
+  });
+  part.documents = std::move(kept);
+}
+
+uint64_t repair_utf8(std::string& text) {
+  std::string out;
+  uint64_t bad = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = utf8_end(text, at);
+    out.append(text, at, end - at);
+    at = end;
+    if (at == text.size()) break;
+    out += "\xEF\xBF\xBD";
+    ++bad;
+    ++at;
+  }
+  if (bad > 0) text = std::move(out);
+  return bad;
+}
+
+}  // namespace lathe

@@ -1,0 +1,115 @@
+#include "data/prepare/encode_documents.h"
+
+#include <optional>
+
+#include "core/io/text.h"
+#include "data/prepare/conversations.h"
+#include "data/tokenizers/mark.h"
+
+namespace lathe {
+namespace {
+
+using Fate = EncodedDocument::Fate;
+
+Fate fate_of(std::string_view text, const DocumentOptions& o) {
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return Fate::empty;
+  if (text.size() < o.min_bytes) return Fate::too_short;
+  return text.size() > o.max_bytes ? Fate::too_long : Fate::kept;
+}
+
+/// Ids of texts by a tokenizer, and its end of a document.
+class Writer {
+ public:
+  Writer(const DocumentOptions& o, BPE::Encoder* encoder, std::vector<int32_t>& ids)
+      : tokenizer_(o.tokenizer), encoder_(encoder), ids_(ids) {}
+
+  void text(std::string_view text) {
+    if (encoder_ != nullptr) return encoder_->encode(text, ids_, SpecialText::text);
+    for (const char c : text) ids_.push_back(static_cast<unsigned char>(c));
+  }
+  void end(bool learned) {
+    const int32_t id = encoder_ != nullptr ? tokenizer_.document_end() : '\n';
+    if (id >= 0) ids_.push_back(learned ? id : mark_token(id));
+  }
+  void conversation(const Conversation& c, const std::string& where) {
+    if (c.is_chat) {
+      if (!chat_) chat_.emplace(tokenizer_, where);
+      chat_->append_marked(c.messages, *encoder_, ids_);
+      return end(/*learned=*/false);  // an answer's own end is
+    }
+    const size_t prompt = ids_.size();
+    text(c.messages[0].text);
+    for (size_t i = prompt; i < ids_.size(); ++i) ids_[i] = mark_token(ids_[i]);
+    text(c.messages[1].text);
+    end(/*learned=*/true);
+  }
+
+ private:
+  const Tokenizer& tokenizer_;
+  BPE::Encoder* encoder_;
+  std::vector<int32_t>& ids_;
+  std::optional<ChatTemplate> chat_;
+};
+
+void encode_conversations(const Part& part, const DocumentOptions& o, Writer* writer, EncodedPart& made) {
+  each_conversation(part, o.source, [&](const Conversation& c) {
+    const std::string text = c.text();
+    const EncodedDocument d{true, true, text.size(), 0, digest(text), fate_of(text, o), 0};
+    if (d.fate == Fate::kept && writer != nullptr) writer->conversation(c, part.file);
+    made.documents.push_back(d);
+    made.documents.back().ids_end = made.ids.size();
+  });
+}
+
+void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, EncodedPart& made) {
+  std::string repaired;
+  each_document(part, o.source, [&](std::string_view text) {
+    EncodedDocument d{made.documents.empty() ? part.begins : true, true, 0, 0, {}, Fate::kept, 0};
+    d.ends = part.ends;  // of a part that ends no document it is the only one
+    if (!is_utf8(text)) {
+      if (!o.repair) {
+        const size_t at = utf8_end(text, 0);
+        fail(Exit::data, part.file, ": a document in the mebibyte ", part.jsonl ? "from line " : "from byte ",
+             part.place, " has a byte that is not UTF-8 (its byte ", at, "); convert it, or give --invalid repair");
+      }
+      repaired = text;
+      d.repaired = repair_utf8(repaired);
+      text = repaired;
+    }
+    d.bytes = text.size();
+    if (d.begins && d.ends) d.fate = fate_of(text, o), d.digest = digest(text);
+    if (d.fate == Fate::kept && writer != nullptr) {
+      writer->text(text);
+      if (d.ends) writer->end(/*learned=*/true);
+    }
+    d.ids_end = made.ids.size();
+    made.documents.push_back(d);
+  });
+}
+
+}  // namespace
+
+Encoders::Encoder Encoders::borrow() {
+  if (bpe_ == nullptr) return nullptr;
+  const std::lock_guard lock(mutex_);
+  if (free_.empty()) return std::make_unique<BPE::Encoder>(*bpe_);
+  Encoder one = std::move(free_.back());
+  free_.pop_back();
+  return one;
+}
+void Encoders::give_back(Encoder one) {
+  const std::lock_guard lock(mutex_);
+  free_.push_back(std::move(one));
+}
+
+EncodedPart encode(const Part& part, const DocumentOptions& o, Encoders& encoders, bool with_ids) {
+  EncodedPart made{digest(part.text), {}, {}};
+  Encoders::Encoder encoder = with_ids ? encoders.borrow() : nullptr;
+  Writer writer(o, encoder.get(), made.ids);
+  const auto encode = o.source.format == "instructions" ? encode_conversations : encode_texts;
+  encode(part, o, with_ids ? &writer : nullptr, made);
+  if (encoder) encoders.give_back(std::move(encoder));
+  return made;
+}
+
+}  // namespace lathe

@@ -1,0 +1,145 @@
+#include "data/prepare/out_folder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "core/io/checksum.h"
+#include "core/io/text.h"
+#include "data/folder.h"
+
+namespace lathe {
+namespace {
+
+constexpr const char* unfinished_prefix = ".unfinished-";
+const std::string marker = str(unfinished_prefix, "manifest.json");
+
+/// Whether a file of that name belongs to a split: "train.bin", "val_000001.bin", "train_inputs.npy".
+bool is_data_name(std::string_view name) {
+  return (name.starts_with("train") || name.starts_with("val")) && (name.ends_with(".bin") || name.ends_with(".npy"));
+}
+
+/// Shards of a named set: "fineweb_train_000001.bin".
+bool is_named_shard(const std::string& name) {
+  const std::string words = "_" + name.substr(0, name.size() - std::min<size_t>(4, name.size())) + "_";
+  return name.ends_with(".bin") &&
+         (words.find("_train_") != std::string::npos || words.find("_val_") != std::string::npos);
+}
+
+/// The files that a manifest lists, of whatever kind it is: wherever a "file" has an "xxh3".
+void collect_files(const Json& json, const std::string& where, std::vector<MadeFile>& found) {
+  if (json.is_object() && json.contains("file") && json.contains("xxh3"))
+    found.push_back({manifest_file(json, "file", where), json_get<std::string>(json, "xxh3", where, Exit::data)});
+  if (!json.is_structured()) return;
+  for (const auto& value : json) collect_files(value, where, found);
+}
+
+}  // namespace
+
+void Meter::advance(uint64_t bytes) {
+  done_ += bytes;
+  if (stop_ && stop_()) {
+    if (resumable_)
+      fail(Exit::stopped, "stopped; run the same command again to go on, ", out_.string(), " has what is done");
+    fail(Exit::stopped, "stopped; nothing is left in ", out_.string(),
+         " of it, run the same command again to begin anew");
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+  const auto done = static_cast<double>(done_);
+  bar_->show(done, {format("%.1f MB", done / 1e6), format("%.0f MB/s", seconds > 0 ? done / 1e6 / seconds : 0)});
+}
+
+OutFolder::OutFolder(const fs::path& path)
+    : path_(path), had_lock_(fs::exists(path / "lock") && unfinished_files().empty()) {
+  for (fs::path p = fs::absolute(path).lexically_normal(); !fs::exists(p); p = p.parent_path()) made_.push_back(p);
+  make_folders(path);
+  try {
+    lock_.emplace(path);
+  } catch (const Error& e) {
+    if (e.code() != Exit::busy) throw;
+    fail(Exit::busy, path.string(),
+         " is in use: another `lathe prepare` writes there; wait for it, or give another --out");
+  }
+}
+
+OutFolder::~OutFolder() {
+  std::error_code error;
+  if (!keep_) {
+    for (const auto& name : unfinished_files()) fs::remove(path_ / name, error);
+  }
+  if (!had_lock_) fs::remove(path_ / "lock", error);
+  lock_.reset();
+  for (const auto& folder : made_) fs::remove(folder, error);  // where it is empty
+}
+
+void OutFolder::check(const fs::path& path) {
+  const bool interrupted = fs::exists(path / marker);
+  bool holds = fs::exists(path / "manifest.json");
+  if (!interrupted && !holds && fs::is_directory(path)) {
+    for (const auto& file : list_folder(path)) {
+      const std::string name = file.filename().string();
+      holds = holds || is_data_name(name) || is_named_shard(name);
+    }
+  }
+  if (holds) fail(Exit::usage, path.string(), " already holds data; remove it or give another --out");
+}
+
+void OutFolder::clear(const std::vector<std::string>& but) {
+  check(path_);
+  if (const auto left = read_manifest_json(path_, marker)) {
+    const std::string where = (path_ / marker).string();
+    check_manifest_checksum(*left, where);
+    std::vector<MadeFile> files;
+    collect_files(*left, where, files);
+    for (const auto& [name, xxh3] : files) {
+      const fs::path file = path_ / name;
+      if (!fs::exists(file)) continue;
+      if (file_checksum(file) != xxh3) {
+        fail(Exit::usage, file.string(),
+             " is not what an interrupted `lathe prepare` left there; move it away, or give another --out");
+      }
+      remove_tree(file);
+    }
+  }
+  sync_folder(path_);
+  for (const auto& name : unfinished_files()) {
+    if (std::find(but.begin(), but.end(), name.substr(std::strlen(unfinished_prefix))) == but.end())
+      remove_tree(path_ / name);
+  }
+  check(path_);
+  keep_ = false;
+}
+
+fs::path OutFolder::unfinished(const fs::path& folder, const std::string& file) {
+  return folder / (unfinished_prefix + file);
+}
+
+void OutFolder::publish(const std::vector<MadeFile>& files, const std::function<void(const std::string& name)>& write) {
+  fault_point("prepare: shards written");
+  write(marker);
+  keep_ = true;
+  fault_point("prepare: manifest written");
+  for (const auto& made : files) {
+    rename_file(unfinished(path_, made.file), path_ / made.file);
+    fault_point("prepare: shard renamed");
+  }
+  sync_folder(path_);
+  rename_file(path_ / marker, path_ / "manifest.json");
+  fault_point("prepare: renamed");
+  sync_folder(path_);
+}
+
+/// Files of ours that have not their names yet.
+std::vector<std::string> OutFolder::unfinished_files() const {
+  std::vector<std::string> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(path_, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(unfinished_prefix)) continue;
+    const std::string rest = name.substr(std::strlen(unfinished_prefix));
+    if ((is_data_name(rest) || rest.starts_with("manifest.json")) && entry.is_regular_file()) found.push_back(name);
+  }
+  return found;
+}
+
+}  // namespace lathe

@@ -1,0 +1,82 @@
+// How data folders are made: progress, stops, and files that are there whole or not at all. No LibTorch header.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/io/file.h"
+#include "core/io/progress.h"
+
+namespace lathe {
+
+/// Shows how far the making of a data folder is, and ends it where the caller says so.
+class Meter {
+ public:
+  /// Both must outlive the meter; `stop` may be empty.
+  Meter(const fs::path& out, const std::function<bool()>& stop) : out_(out), stop_(stop) {}
+  /// Names the stage and its bytes (0: not known), for the progress that is shown.
+  void begin(const char* doing, uint64_t bytes) {
+    done_ = 0;
+    began_ = std::chrono::steady_clock::now();
+    bar_.emplace(doing, static_cast<double>(bytes));
+  }
+  /// Call it every few megabytes of input. Exit::stopped where `stop` says so.
+  void advance(uint64_t bytes);
+  /// From now on a stop loses nothing.
+  void resumable() { resumable_ = true; }
+
+ private:
+  const fs::path& out_;
+  const std::function<bool()>& stop_;
+  uint64_t done_ = 0;
+  bool resumable_ = false;
+  std::chrono::steady_clock::time_point began_{};
+  std::optional<ProgressBar> bar_;
+};
+
+/// A file of a data folder that is being made.
+struct MadeFile {
+  std::string file, xxh3;
+};
+
+/// The folder that data goes to, locked. Its files are written under names that nothing reads and get their own when
+/// all are there, the manifest last; whenever that is cut short, the next OutFolder can tell what belongs to it. Unless
+/// all went well, what was made in it goes again, and the folder too where it was not there.
+class OutFolder {
+ public:
+  /// Exit::busy where another process prepares data there.
+  explicit OutFolder(const fs::path& path);
+  ~OutFolder();
+  OutFolder(const OutFolder&) = delete;
+  OutFolder& operator=(const OutFolder&) = delete;
+
+  /// Exit::usage where the folder holds data that no interrupted preparation left there.
+  static void check(const fs::path& path);
+  /// Removes what an interrupted preparation left: files that have their names but no manifest beside them are told by
+  /// the manifest that it was about to give them, and by their checksums. Exit::usage where there is anything else.
+  /// Unfinished files of the names in `but` stay.
+  void clear(const std::vector<std::string>& but = {});
+  /// From now on unfinished files stay, whatever happens: they tell the next preparation what is done.
+  void keep() { keep_ = true; }
+  bool kept() const { return keep_; }
+  /// Where a file is until it gets its name, "train..." or "val..." with .bin or .npy.
+  static fs::path unfinished(const fs::path& folder, const std::string& file);
+  /// Gives the finished files their names, once `write` has written the manifest under the name it is called with, and
+  /// the manifest its own last.
+  void publish(const std::vector<MadeFile>& files, const std::function<void(const std::string& name)>& write);
+
+ private:
+  std::vector<std::string> unfinished_files() const;
+
+  fs::path path_;
+  std::vector<fs::path> made_;  // that were not there, the deepest first
+  bool had_lock_;               // a file of that name that no preparation left, which stays
+  std::optional<FolderLock> lock_;
+  bool keep_ = true;  // what is unfinished tells what an interrupted preparation has done, and must stay
+};
+
+}  // namespace lathe

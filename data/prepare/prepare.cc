@@ -1,0 +1,214 @@
+#include "data/prepare/prepare.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <span>
+#include <string_view>
+
+#include "core/io/checksum.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "data/manifest.h"
+#include "data/prepare/out_folder.h"
+#include "data/prepare/split_writer.h"
+
+namespace lathe {
+namespace {
+
+constexpr size_t piece = size_t{4} << 20;  // bytes of input between looks at what the caller wants
+
+}  // namespace
+
+std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs) {
+  std::vector<fs::path> files;
+  for (const auto& in : inputs) {
+    if (fs::is_directory(in)) {
+      std::vector<fs::path> found;
+      for (const auto& entry : fs::recursive_directory_iterator(in)) {
+        if (entry.is_regular_file()) found.push_back(entry.path());
+      }
+      std::sort(found.begin(), found.end());
+      files.insert(files.end(), found.begin(), found.end());
+    } else {
+      files.emplace_back(in);
+    }
+  }
+  return files;
+}
+
+namespace {
+
+/// An input, as the first pass found it.
+struct Input {
+  fs::path path;
+  uint64_t bytes = 0;
+};
+
+[[noreturn]] void changed(const fs::path& path) {
+  fail(Exit::data, path.string(), " changed while it was being read; run the same command again");
+}
+
+/// Goes through a file a piece at a time. `f(text, at, end)` takes what begins before `end` and returns where it is
+/// through; it sees the whole file, so nothing is cut at an edge. What lies behind is given back to the system.
+template <class F>
+void read_through(const MappedFile& file, Meter& meter, F&& f) {
+  const auto bytes = file.bytes();
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  for (size_t at = 0, released = 0; at < text.size();) {
+    const size_t begin = at;
+    at = f(text, at, std::min(begin + piece, text.size()));
+    const size_t behind = at / piece * piece;  // whole pages, of any size
+    file.release(bytes.subspan(released, behind - released));
+    released = behind;
+    meter.advance(at - begin);
+  }
+}
+
+constexpr uint32_t code_points = 0x110000;
+
+/// The code point of `n` bytes of valid UTF-8.
+uint32_t code_point(std::string_view text, size_t at, size_t n) {
+  constexpr unsigned char lead[]{0, 0x7F, 0x1F, 0x0F, 0x07};
+  uint32_t x = static_cast<unsigned char>(text[at]) & lead[n];
+  for (size_t i = 1; i < n; ++i) x = x << 6 | (static_cast<unsigned char>(text[at + i]) & 0x3F);
+  return x;
+}
+
+std::string utf8(uint32_t x) {
+  const auto tail = [x](int shift) { return static_cast<char>(0x80 | (x >> shift & 0x3F)); };
+  if (x < 0x80) return {static_cast<char>(x)};
+  if (x < 0x800) return {static_cast<char>(0xC0 | x >> 6), tail(0)};
+  if (x < 0x10000) return {static_cast<char>(0xE0 | x >> 12), tail(6), tail(0)};
+  return {static_cast<char>(0xF0 | x >> 18), tail(12), tail(6), tail(0)};
+}
+
+/// What the first pass finds out: how many tokens there are, and the tokenizer.
+struct Survey {
+  int64_t tokens = 0;
+  Tokenizer tokenizer = Tokenizer::byte();
+  std::vector<uint16_t> ids;  ///< "char": of each code point, which was seen
+  std::vector<bool> seen;
+};
+
+Survey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& meter) {
+  Survey s;
+  uint64_t bytes = 0;
+  for (auto& input : inputs) {
+    if (!fs::exists(input.path))
+      fail(Exit::data, "there is no file ", input.path.string(), "; give text files or folders of them");
+    input.bytes = MappedFile(input.path, Exit::data).bytes().size();
+    bytes += input.bytes;
+  }
+  if (bytes == 0) fail(Exit::data, "the input has no text");
+  if (options.tokenizer != "char") {
+    s.tokens = static_cast<int64_t>(bytes);
+    return s;
+  }
+  s.seen.resize(code_points);
+  meter.begin("read", bytes);
+  for (const auto& input : inputs) {
+    const MappedFile file(input.path, Exit::data);
+    if (file.bytes().size() != input.bytes) changed(input.path);
+    read_through(file, meter, [&](std::string_view text, size_t at, size_t end) {
+      while (at < end) {
+        const size_t n = code_point_length(text, at);
+        if (n == 0) {
+          fail(Exit::data, input.path.string(), " is not UTF-8 (byte ", at, "); convert it or use --tokenizer byte");
+        }
+        s.seen[code_point(text, at, n)] = true;
+        ++s.tokens;
+        at += n;
+      }
+      return at;
+    });
+  }
+  std::vector<std::string> vocabulary;
+  s.ids.resize(code_points);
+  for (uint32_t x = 0; x < code_points; ++x) {
+    if (!s.seen[x]) continue;
+    s.ids[x] = static_cast<uint16_t>(vocabulary.size());
+    vocabulary.push_back(utf8(x));
+  }
+  if (vocabulary.size() > 65536)
+    fail(Exit::data, "the text has more than 65536 different characters; use --tokenizer byte");
+  s.tokenizer = Tokenizer::from("char", vocabulary);
+  return s;
+}
+
+/// The ids of a text's tokens that begin from `at` on and before `end`; returns where the next begins.
+size_t take(const Survey& s, const fs::path& path, std::string_view text, size_t at, size_t end,
+            std::vector<int32_t>& ids) {
+  while (at < end) {
+    if (s.seen.empty()) {
+      ids.push_back(static_cast<unsigned char>(text[at++]));
+      continue;
+    }
+    const size_t n = code_point_length(text, at);
+    const uint32_t x = n > 0 ? code_point(text, at, n) : 0;
+    if (n == 0 || !s.seen[x]) changed(path);
+    ids.push_back(s.ids[x]);
+    at += n;
+  }
+  return at;
+}
+
+/// The shards of both splits, and the largest id among them. Validation begins with token `train`.
+void write_shards(const std::vector<Input>& inputs, const Survey& s, int64_t train, const PrepareOptions& options,
+                  Meter& meter, DataManifest& manifest) {
+  SplitWriter first(options.out, options.shard_tokens, "train", train, /*wide=*/false),
+      second(options.out, options.shard_tokens, "val", s.tokens - train, /*wide=*/false);
+  std::vector<int32_t> ids;
+  ids.reserve(piece);
+  int64_t written = 0;
+  uint64_t bytes = 0;
+  for (const auto& input : inputs) bytes += input.bytes;
+  meter.begin("written", bytes);
+  for (const auto& input : inputs) {
+    const MappedFile file(input.path, Exit::data);
+    if (file.bytes().size() != input.bytes) changed(input.path);
+    read_through(file, meter, [&](std::string_view text, size_t at, size_t end) {
+      ids.clear();
+      const size_t next = take(s, input.path, text, at, end, ids);
+      if (std::ssize(ids) > s.tokens - written) changed(input.path);
+      manifest.largest_id = std::max<int64_t>(manifest.largest_id, *std::max_element(ids.begin(), ids.end()));
+      const auto head = static_cast<size_t>(std::clamp<int64_t>(train - written, 0, std::ssize(ids)));
+      first.write(std::span(ids).first(head));
+      second.write(std::span(ids).subspan(head));
+      written += std::ssize(ids);
+      return next;
+    });
+  }
+  if (written != s.tokens) fail(Exit::data, "the input changed while it was being read; run the same command again");
+  manifest.train = first.finish();
+  manifest.val = second.finish();
+}
+
+}  // namespace
+
+void prepare(const PrepareOptions& options) {
+  LATHE_CHECK(options.tokenizer == "byte" || options.tokenizer == "char", "prepare() has no tokenizer ",
+              options.tokenizer, "; prepare_documents() takes a BPE");
+  OutFolder::check(options.out);
+  std::vector<Input> inputs;
+  for (auto& path : expand_inputs(options.inputs)) inputs.push_back({std::move(path)});
+  Meter meter(options.out, options.stop);
+  const Survey found = survey(inputs, options, meter);
+  const int64_t n = found.tokens, split = n - static_cast<int64_t>(options.val_share * static_cast<double>(n));
+  if (split < 2) fail(Exit::data, "the input has ", n, " tokens, too few to train on");
+
+  OutFolder out(options.out);
+  out.clear();
+  DataManifest manifest;
+  manifest.tokenizer = found.tokenizer;
+  manifest.vocab_size = found.tokenizer.size();
+  write_shards(inputs, found, split, options, meter, manifest);
+  std::vector<MadeFile> files;
+  for (const auto* shards : {&manifest.train, &manifest.val}) {
+    for (const auto& shard : *shards) files.push_back({shard.file, shard.xxh3});
+  }
+  out.publish(files, [&](const std::string& name) { write_manifest(options.out, manifest, name); });
+  log_info(options.out.string(), ": ", split, " training and ", n - split, " validation tokens, vocabulary of ",
+           manifest.vocab_size, " (", manifest.tokenizer.kind(), ")");
+}
+
+}  // namespace lathe

@@ -1,0 +1,322 @@
+#include "data/prepare/prepare_documents.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <future>
+#include <limits>
+#include <memory>
+#include <span>
+#include <unordered_set>
+
+#include "core/io/checksum.h"
+#include "core/io/json.h"
+#include "core/io/log.h"
+#include "data/folder.h"
+#include "data/manifest.h"
+#include "data/prepare/encode_documents.h"
+#include "data/prepare/out_folder.h"
+#include "data/prepare/split_writer.h"
+#include "data/tokenizers/mark.h"
+
+namespace lathe {
+namespace {
+
+/// Takes documents in order: which are kept, and where they go.
+class Sorter {
+ public:
+  Sorter(const DocumentOptions& o, SplitWriter& train, SplitWriter& val, DataManifest& manifest)
+      : o_(o), train_(train), val_(val), manifest_(manifest) {}
+
+  void take(const EncodedPart& part) {
+    size_t begin = 0;
+    for (const EncodedDocument& d : part.documents) {
+      const std::span ids = std::span(part.ids).subspan(begin, d.ids_end - begin);
+      begin = d.ids_end;
+      bytes_ += d.bytes;
+      replaced_ += d.repaired;
+      if (d.begins) ++read_, in_repaired_ = false;
+      if (d.repaired > 0 && !in_repaired_) ++repaired_, in_repaired_ = true;
+      if (d.fate != EncodedDocument::Fate::kept) {
+        ++(d.fate == EncodedDocument::Fate::empty       ? empty_
+           : d.fate == EncodedDocument::Fate::too_short ? short_
+                                                        : long_);
+        continue;
+      }
+      if (o_.dedup && !seen_.insert(d.digest).second) {
+        ++duplicates_;
+        continue;
+      }
+      if (d.begins) ++kept_;
+      for (const int32_t id : ids) {
+        learned_ += id >= 0;  // marked ones are negative
+        manifest_.largest_id = std::max<int64_t>(manifest_.largest_id, static_cast<uint32_t>(id) & ~token_mark);
+      }
+      // The digest's high half as a number from 0 to below 1.
+      const bool to_val = o_.val_by_hash && static_cast<double>(d.digest.high >> 11) * 0x1p-53 < o_.val_share;
+      if (to_val && d.begins) ++val_documents_;
+      (to_val ? val_ : train_).write(ids);
+    }
+  }
+  /// Tokens that are learned.
+  uint64_t& learned() { return learned_; }
+
+  Json counts() const {
+    Json json{{"read", read_},
+              {"bytes", bytes_},
+              {"kept", kept_},
+              {"duplicates", duplicates_},
+              {"too_short", short_},
+              {"too_long", long_},
+              {"empty", empty_},
+              {"repaired", repaired_},
+              {"replaced_bytes", replaced_}};
+    if (o_.val_by_hash) json["in_validation"] = val_documents_;
+    if (manifest_.marked) json["learned_tokens"] = learned_;
+    return json;
+  }
+
+ private:
+  const DocumentOptions& o_;
+  SplitWriter &train_, &val_;
+  DataManifest& manifest_;
+  std::unordered_set<Digest, DigestHash> seen_;
+  uint64_t read_ = 0, bytes_ = 0, kept_ = 0, duplicates_ = 0, short_ = 0, long_ = 0, empty_ = 0, repaired_ = 0,
+           replaced_ = 0, val_documents_ = 0, learned_ = 0;
+  bool in_repaired_ = false;
+};
+
+/// How far a preparation is: parts of the input that were taken, what they were, and what was made of them.
+struct Progress {
+  int64_t parts = 0, train = 0, val = 0, largest_id = 0;
+  uint64_t learned = 0;
+  std::string input{};  ///< checksum of the parts' digests
+};
+
+constexpr const char* journal_name = "manifest.json-progress";
+std::string journal_file(const fs::path& out) { return OutFolder::unfinished(out, journal_name).filename().string(); }
+
+/// What must be the same for a preparation to go on: all options but the number of workers.
+std::string identity(const DocumentOptions& o) {
+  Json json{{"files", o.source.files}, {"format", o.source.format},
+            {"field", o.source.field}, {"separator", o.source.separator},
+            {"val", o.val_share},      {"by_hash", o.val_by_hash},
+            {"dedup", o.dedup},        {"lines", o.dedup_lines},
+            {"repair", o.repair},      {"min", o.min_bytes},
+            {"max", o.max_bytes},      {"shard", o.shard_tokens}};
+  o.tokenizer.add_to_json(json, "tokenizer");
+  const Digest d = digest(json.dump());
+  return str(d.high, "-", d.low);
+}
+
+void write_journal(const DocumentOptions& o, const Progress& p) {
+  write_manifest_json(o.out,
+                      {{"command", identity(o)},
+                       {"parts", p.parts},
+                       {"train", p.train},
+                       {"val", p.val},
+                       {"largest_id", p.largest_id},
+                       {"learned", p.learned},
+                       {"input", p.input}},
+                      journal_file(o.out));
+}
+
+/// What a preparation of the same command left, or nothing.
+std::optional<Progress> read_journal(const DocumentOptions& o) {
+  const auto json = read_manifest_json(o.out, journal_file(o.out));
+  if (!json || json->value("command", "") != identity(o)) return std::nullopt;
+  const std::string where = (o.out / journal_file(o.out)).string();
+  check_manifest_checksum(*json, where);
+  const auto whole = [&](const char* key) {
+    return json_whole(*json, key, 0, std::numeric_limits<int64_t>::max(), where, Exit::data);
+  };
+  return Progress{whole("parts"),
+                  whole("train"),
+                  whole("val"),
+                  whole("largest_id"),
+                  static_cast<uint64_t>(whole("learned")),
+                  json_get<std::string>(*json, "input", where, Exit::data)};
+}
+
+/// The making of a data folder: where it goes, what is in it, how far it is.
+struct Making {
+  const DocumentOptions& o;
+  OutFolder& out;
+  Meter& meter;
+  SplitWriter &train, &val;  ///< one and the same where the input is split behind
+  DataManifest& manifest;
+
+  /// Reads, encodes on several threads and sorts, in the order of the input. What `before` has done is only looked at
+  /// again.
+  void go_through(bool whole, const std::optional<Progress>& before);
+};
+
+void Making::go_through(bool whole, const std::optional<Progress>& before) {
+  using Clock = std::chrono::steady_clock;
+  PartReader reader(o.source, whole);
+  Encoders encoders(o.tokenizer.bpe());
+  Sorter sorter(o, train, val, manifest);
+  LineFilter lines;
+  std::deque<std::future<EncodedPart>> under_way;
+  Checksum input;
+  Progress now;
+  const int64_t done = before ? before->parts : 0;
+  auto saved = Clock::now();
+  const auto save = [&] {
+    train.sync();
+    val.sync();
+    now.train = train.tokens(), now.val = val.tokens();
+    now.largest_id = manifest.largest_id, now.learned = sorter.learned();
+    now.input = input.hex();
+    write_journal(o, now);
+    out.keep();
+    meter.resumable();
+    saved = Clock::now();
+    fault_point("prepare: progress written");
+  };
+  const auto take_first = [&] {
+    const EncodedPart first = under_way.front().get();
+    under_way.pop_front();
+    input.update(&first.input, sizeof first.input);
+    sorter.take(first);
+    ++now.parts;
+    if (before && now.parts == done) {
+      if (input.hex() != before->input) {
+        fail(Exit::data, "the input is not what it was when this command was cut short; remove ", o.out.string(),
+             " to begin anew");
+      }
+      manifest.largest_id = before->largest_id, sorter.learned() = before->learned;
+    }
+    if (now.parts > done && std::chrono::duration<double>(Clock::now() - saved).count() >= o.progress_seconds) save();
+  };
+  uint64_t shown = 0;
+  int64_t read = 0;
+  for (Part part; reader.next(part);) {
+    if (o.dedup_lines) lines.filter(part, o.source);
+    const bool with_ids = read++ >= done;
+    under_way.push_back(std::async(std::launch::async, [this, with_ids, &encoders, mine = std::move(part)] {
+      return encode(mine, o, encoders, with_ids);
+    }));
+    meter.advance(reader.consumed() - shown);
+    shown = reader.consumed();
+    if (under_way.size() > static_cast<size_t>(o.workers)) take_first();
+  }
+  while (!under_way.empty()) take_first();
+  if (now.parts < done)
+    fail(Exit::data, "the input is shorter than when this command was cut short; remove ", o.out.string(),
+         " to begin anew");
+  if (out.kept()) save();
+  manifest.documents = sorter.counts();
+  if (o.dedup_lines) manifest.documents["dropped_lines"] = lines.dropped();
+}
+
+/// Distributes what was written for one split over both, the last tokens for validation.
+void split_tail(const DocumentOptions& o, const fs::path& spool, bool wide, SplitWriter& train, SplitWriter& val,
+                int64_t head, bool resumable) {
+  const MappedFile file(spool, Exit::io);
+  const size_t width = wide ? 4 : 2;
+  std::vector<int32_t> ids;
+  for (size_t at = 0; at < file.bytes().size();) {
+    const auto bytes = file.bytes().subspan(at, std::min(size_t{4} << 20, file.bytes().size() - at));
+    ids.resize(bytes.size() / width);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      uint32_t id = 0;
+      std::memcpy(&id, bytes.data() + i * width, width);
+      ids[i] = static_cast<int32_t>(id);
+    }
+    const auto done = static_cast<int64_t>(at / width);
+    const auto here = static_cast<size_t>(std::clamp<int64_t>(head - done, 0, std::ssize(ids)));
+    train.write(std::span(ids).first(here));
+    val.write(std::span(ids).subspan(here));
+    file.release(bytes);
+    at += bytes.size();
+    if (o.stop && o.stop())
+      fail(Exit::stopped, "stopped; run the same command again to ", resumable ? "go on" : "begin anew");
+  }
+}
+
+/// Whether a text may be cut where PartReader does: by patterns of which that is known.
+bool pieces_end_at_lines(const Tokenizer& tokenizer) {
+  if (tokenizer.bpe() == nullptr) return true;
+  const auto& patterns = tokenizer.bpe()->definition().patterns;
+  return patterns.size() == 1 &&
+         (patterns[0] == gpt2_pattern || patterns[0] == llama3_pattern || patterns[0] == qwen2_pattern);
+}
+
+}  // namespace
+
+void prepare_documents(const DocumentOptions& o) {
+  OutFolder::check(o.out);
+  uint64_t bytes = 0;
+  for (const std::string& file : o.source.files) {
+    if (file != "-" && !fs::exists(file))
+      fail(Exit::data, "there is no file ", file, "; give files, folders of them, or - for standard input");
+    if (file != "-" && fs::is_regular_file(file)) bytes += fs::file_size(file);
+    if (file == "-" && o.source.files.size() > 1) bytes = 0;
+  }
+  const bool whole =
+      o.dedup || o.val_by_hash || o.min_bytes > 0 || o.max_bytes != ~uint64_t{0} || !pieces_end_at_lines(o.tokenizer);
+  Meter meter(o.out, o.stop);
+  meter.begin("read", bytes);
+
+  OutFolder out(o.out);
+  DataManifest manifest;
+  manifest.tokenizer = o.tokenizer;
+  manifest.vocab_size = o.tokenizer.size();
+  manifest.marked = o.source.format == "instructions";
+  const bool wide = o.tokenizer.size() > 65536 || manifest.marked, tail = !o.val_by_hash && o.val_share > 0;
+  manifest.dtype = wide ? "uint32" : "uint16";
+  const auto writer = [&](const char* split) {
+    return std::make_unique<SplitWriter>(o.out, o.shard_tokens, split, std::nullopt, wide);
+  };
+  const auto spooler = [&] {
+    return std::make_unique<SplitWriter>(o.out, std::numeric_limits<int64_t>::max(), "train_all", 0, wide);
+  };
+  auto train = writer("train"), val = writer("val"), spool = spooler();
+  std::optional<Progress> before = read_journal(o);
+  std::vector<std::string> going_on{journal_name};
+  if (before) {
+    const bool all_there =
+        tail ? spool->resume(before->train) : train->resume(before->train) && val->resume(before->val);
+    if (!all_there) before.reset(), train = writer("train"), val = writer("val"), spool = spooler();
+  }
+  if (before) {
+    for (const auto* w : {&train, &val, &spool}) {
+      for (const std::string& file : (*w)->files()) going_on.push_back(file);
+    }
+    log_info(o.out.string(), ": going on behind the ", before->parts, " parts that are done");
+  }
+  out.clear(before ? going_on : std::vector<std::string>());
+  if (before) out.keep(), meter.resumable();
+  if (tail) {
+    Making{o, out, meter, *spool, *spool, manifest}.go_through(whole, before);
+    const auto all = spool->tokens();
+    spool->finish();
+    const fs::path path = OutFolder::unfinished(o.out, "train_all.bin");
+    if (all > 0)
+      split_tail(o, path, wide, *train, *val, all - static_cast<int64_t>(o.val_share * static_cast<double>(all)),
+                 out.kept());
+    remove_tree(path);
+  } else {
+    Making{o, out, meter, *train, *val, manifest}.go_through(whole, before);
+  }
+  if (train->tokens() < 2)
+    fail(Exit::data, "the input has ", train->tokens() + val->tokens(), " tokens, too few to train on");
+  manifest.train = train->finish();
+  manifest.val = val->finish();
+  std::vector<MadeFile> files;
+  for (const auto* shards : {&manifest.train, &manifest.val}) {
+    for (const auto& shard : *shards) files.push_back({shard.file, shard.xxh3});
+  }
+  out.publish(files, [&](const std::string& name) { write_manifest(o.out, manifest, name); });
+  remove_tree(OutFolder::unfinished(o.out, journal_name));
+  std::string counted;
+  for (const auto& [name, count] : manifest.documents.items()) {
+    if (count.get<uint64_t>() > 0 && name != "bytes") counted += str(", ", count.get<uint64_t>(), " ", name);
+  }
+  log_info(o.out.string(), ": ", train->tokens(), " training and ", val->tokens(), " validation tokens, vocabulary of ",
+           manifest.vocab_size, " (", manifest.tokenizer.kind(), "); documents: ", counted.substr(2));
+}
+
+}  // namespace lathe

@@ -1,0 +1,333 @@
+#include "data/prepare/prepare_examples.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "core/error.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "core/rng.h"
+#include "data/example_manifest.h"
+#include "data/prepare/example_source.h"
+
+namespace lathe {
+namespace {
+
+/// What one pass over the examples finds out.
+struct Survey {
+  int64_t examples = 0;
+  bool bytes = true;                      ///< all inputs are whole numbers from 0 to 255
+  bool whole = true;                      ///< so are all targets that are numbers, of any size and sign
+  std::map<int64_t, int64_t> numbers;     ///< whole targets, and how many examples have each
+  std::map<std::string, int64_t> labels;  ///< the same of text
+  bool many = false;                      ///< more of them than can be classes; not all are counted
+};
+
+[[noreturn]] void changed() {
+  fail(Exit::data, "the input changed while it was being read; run the same command again");
+}
+
+bool is_whole(double x) { return std::fabs(x) <= 0x1p53 && std::trunc(x) == x; }
+
+Survey survey(ExampleSource& source, const std::string& task, Meter& meter) {
+  Survey s;
+  meter.begin("read", source.bytes());
+  source.each(meter, [&](const RawExample& e) {
+    ++s.examples;
+    if (!source.input_type()) {
+      for (const double x : e.inputs) s.bytes = s.bytes && x >= 0 && x <= 255 && std::trunc(x) == x;
+    }
+    const bool text = e.targets.empty();
+    const bool first_text = text && s.labels.empty();
+    if (text) {
+      const std::string label(e.label);
+      const std::string shown = "\"" + label.substr(0, 100) + "\"";
+      if (task == "regression") fail(Exit::data, source.where(), " is ", shown, ", which is no number");
+      if (label.size() > 1000)
+        fail(Exit::data, source.where(), " is text of ", label.size(), " bytes, too long for a class");
+      if (!is_utf8(label)) fail(Exit::data, source.where(), " is not UTF-8; convert the file");
+      if (!s.many) ++s.labels[label];
+    } else if (e.targets.size() != 1 || !is_whole(e.targets[0])) {
+      s.whole = false;
+      if (task == "classification") {
+        fail(Exit::data, source.where(), " is ", e.targets.size() == 1 ? str(e.targets[0]) : "several numbers",
+             "; a class is text or a whole number");
+      }
+    } else if (!s.many) {
+      ++s.numbers[static_cast<int64_t>(e.targets[0])];
+    }
+    const bool number_before = !s.numbers.empty() || !s.whole;
+    if (task.empty() && (text ? first_text && number_before : !s.labels.empty())) {
+      fail(Exit::data, source.where(), text ? " is text and was a number before" : " is a number and was text before",
+           "; repair it, or say --task classification to make each different target a class");
+    }
+    if (std::ssize(s.numbers) + std::ssize(s.labels) > max_classes) {
+      s.many = true;
+      if (!s.labels.empty() || task == "classification")
+        fail(Exit::data, source.where(), ": more than ", max_classes, " different targets can't be classes");
+    }
+  });
+  return s;
+}
+
+/// Targets as they are written.
+struct Targets {
+  std::string task;
+  std::vector<std::string> labels;
+  std::map<int64_t, int64_t> of_number;
+  std::map<std::string, int64_t> of_label;
+
+  /// The class of an example, 0 for regression.
+  int64_t class_of(const RawExample& e, const ExampleSource& source) const {
+    if (task == "regression") return 0;
+    const bool text = e.targets.empty();
+    const auto number = text || !is_whole(e.targets[0]) ? of_number.end() : of_number.find(std::llround(e.targets[0]));
+    const auto label = text ? of_label.find(std::string(e.label)) : of_label.end();
+    if (number == of_number.end() && label == of_label.end()) {
+      fail(Exit::data, source.where(), " is ",
+           text ? "\"" + std::string(e.label.substr(0, 100)) + "\"" : str(e.targets[0]),
+           ", a class that no training example has");
+    }
+    return text ? label->second : number->second;
+  }
+};
+
+/// Chooses the task where it is not given, and numbers the classes. `chosen` tells a person how that came.
+Targets choose(const Survey& s, const ExampleSource& source, const ExampleOptions& options, std::string& chosen) {
+  Targets t{options.task, {}, {}, {}};
+  const auto different = std::ssize(s.numbers) + std::ssize(s.labels);
+  const bool few = s.whole && !s.many && (different <= 20 || (different <= 1000 && s.examples >= 50 * different));
+  if (t.task.empty()) {
+    const bool classes = source.target_numel() == 1 && (!s.labels.empty() || few);
+    t.task = classes ? "classification" : "regression";
+    const std::string kinds = s.labels.empty() ? "whole numbers" : "texts";
+    chosen = classes
+                 ? str(" (its target has ", different, " different ", kinds,
+                       s.labels.empty() ? "; --task regression makes numbers of them)" : ")")
+                 : str(" (its targets are many different numbers; --task classification makes classes of whole ones)");
+  }
+  if (t.task != "classification") return t;
+  for (const auto& [number, count] : s.numbers) {
+    t.of_number[number] = std::ssize(t.labels);
+    t.labels.push_back(std::to_string(number));
+  }
+  for (const auto& [label, count] : s.labels) {
+    t.of_label[label] = std::ssize(t.labels);
+    t.labels.push_back(label);
+  }
+  if (t.labels.size() < 2)
+    fail(Exit::data, options.inputs[0], ": every target is ", t.labels.at(0), "; there must be two classes or more");
+  return t;
+}
+
+/// Which examples are for validation: of each class so many of a keyed order that does not depend on a run's seed, at
+/// least one being left for training.
+class Choice {
+ public:
+  Choice(const std::vector<int64_t>& class_sizes, double share) {
+    double wanted = 0;
+    int64_t given = 0;
+    for (size_t c = 0; c < class_sizes.size(); ++c) {
+      wanted += share * static_cast<double>(class_sizes[c]);
+      const int64_t here =
+          std::clamp<int64_t>(std::llround(wanted) - given, 0, std::max<int64_t>(0, class_sizes[c] - 1));
+      given += here;
+      orders_.emplace_back(static_cast<uint64_t>(std::max<int64_t>(1, class_sizes[c])),
+                           make_key(c, hash_name("data/val")));
+      chosen_.push_back(static_cast<uint64_t>(here));
+      sizes_.push_back(static_cast<uint64_t>(class_sizes[c]));
+    }
+    total_ = given;
+    seen_.resize(class_sizes.size());
+  }
+  int64_t total() const { return total_; }
+  /// Asked of each example in order.
+  bool operator()(size_t c) {
+    const uint64_t i = seen_[c]++;
+    if (i >= sizes_[c]) changed();
+    return orders_[c](i) < chosen_[c];
+  }
+
+ private:
+  std::vector<Permutation> orders_;
+  std::vector<uint64_t> chosen_, sizes_, seen_;
+  int64_t total_ = 0;
+};
+
+/// Numbers as elements of a type that holds them.
+void append(ArrayType type, std::span<const double> numbers, std::vector<std::byte>& out) {
+  const auto put = [&]<class T>(T) {
+    for (const double x : numbers) {
+      const T value = static_cast<T>(x);
+      if (!std::is_same_v<T, float> && static_cast<double>(value) != x) changed();
+      const auto* bytes = reinterpret_cast<const std::byte*>(&value);
+      out.insert(out.end(), bytes, bytes + sizeof value);
+    }
+  };
+  switch (type) {
+    case ArrayType::f64: return put(double{});
+    case ArrayType::i8: return put(int8_t{});
+    case ArrayType::i16: return put(int16_t{});
+    case ArrayType::i32: return put(int32_t{});
+    case ArrayType::i64: return put(int64_t{});
+    case ArrayType::u8: return put(uint8_t{});
+    case ArrayType::u16: return put(uint16_t{});
+    case ArrayType::u32: return put(uint32_t{});
+    default: return put(float{});
+  }
+}
+ArrayType kept_as(ArrayType type) {
+  if (type == ArrayType::boolean) return ArrayType::u8;
+  return type == ArrayType::f16 || type == ArrayType::bf16 ? ArrayType::f32 : type;
+}
+
+/// An array on its way into its file.
+class ArrayOut {
+ public:
+  ArrayOut(const fs::path& out, const std::string& file, ArrayType type, std::vector<int64_t> sizes, int64_t examples)
+      : info{file, "", type, ""},
+        writer_(OutFolder::unfinished(out, file), type, with_first(std::move(sizes), examples)) {}
+  void add(std::span<const double> numbers) {
+    append(info.type, numbers, waiting_);
+    if (waiting_.size() >= size_t{1} << 20) flush();
+  }
+  ArrayInfo finish() {
+    flush();
+    info.xxh3 = writer_.finish();
+    return info;
+  }
+
+  ArrayInfo info;
+
+ private:
+  static std::vector<int64_t> with_first(std::vector<int64_t> sizes, int64_t examples) {
+    sizes.insert(sizes.begin(), examples);
+    return sizes;
+  }
+  void flush() {
+    writer_.write(waiting_.data(), waiting_.size());
+    waiting_.clear();
+  }
+  NpyWriter writer_;
+  std::vector<std::byte> waiting_;
+};
+
+struct SplitOut {
+  ArrayOut inputs, targets;
+  int64_t left;  // examples that are to come
+};
+
+}  // namespace
+
+void prepare_examples(const ExampleOptions& options) {
+  OutFolder::check(options.out);
+  const auto source = open_source(options.inputs, options.target, nullptr);
+  ExampleManifest m;
+  m.input_sizes = options.shape.empty() ? source->sizes() : options.shape;
+  int64_t numel = 1, shaped = 1;
+  for (const int64_t size : source->sizes()) numel *= size;
+  for (const int64_t size : m.input_sizes)
+    shaped = size > 0 && shaped <= numel ? shaped * std::min(size, numel + 1) : 0;
+  if (shaped != numel) {
+    fail(Exit::usage, "--shape ", sizes_text(m.input_sizes), " does not fit: an input of ", options.inputs[0], " has ",
+         numel, " numbers");
+  }
+  Meter meter(options.out, options.stop);
+  Survey found = survey(*source, options.task, meter);
+  if (found.examples == 0) fail(Exit::data, options.inputs[0], " holds no examples");
+  std::string chosen;
+  const Targets targets = choose(found, *source, options, chosen);
+  const bool classifies = targets.task == "classification";
+
+  std::unique_ptr<ExampleSource> val_source;
+  int64_t val = 0;
+  if (!options.val_inputs.empty()) {
+    val_source = open_source(options.val_inputs, options.target, source.get());
+    if (val_source->sizes() != source->sizes() || val_source->target_numel() != source->target_numel() ||
+        val_source->input_type() != source->input_type() || val_source->target_type() != source->target_type()) {
+      fail(Exit::data, options.val_inputs[0], ": its inputs or targets have other sizes or types than those of ",
+           options.inputs[0]);
+    }
+    const Survey seen = survey(*val_source, targets.task, meter);
+    found.bytes = found.bytes && seen.bytes;
+    val = seen.examples;
+    if (val == 0) fail(Exit::data, options.val_inputs[0], " holds no examples");
+  }
+  std::vector<int64_t> class_sizes;
+  if (classifies) {
+    for (const auto& [number, count] : found.numbers) class_sizes.push_back(count);
+    for (const auto& [label, count] : found.labels) class_sizes.push_back(count);
+  } else {
+    class_sizes.push_back(found.examples);
+  }
+  Choice for_val(class_sizes, val_source ? 0 : options.val_share);
+  if (!val_source) val = for_val.total();
+
+  OutFolder out(options.out);
+  out.clear();
+  const ArrayType input_type = source->input_type() ? kept_as(*source->input_type())
+                               : found.bytes        ? ArrayType::u8
+                                                    : ArrayType::f64;
+  const ArrayType target_type = classifies              ? ArrayType::i32
+                                : source->target_type() ? kept_as(*source->target_type())
+                                                        : ArrayType::f64;
+  m.task = targets.task;
+  m.labels = targets.labels;
+  m.outputs = classifies ? std::ssize(targets.labels) : source->target_numel();
+  const std::vector<int64_t> target_sizes =
+      classifies ? std::vector<int64_t>{} : std::vector<int64_t>{source->target_numel()};
+  const auto split = [&](const std::string& name, int64_t examples) {
+    return SplitOut{{options.out, name + "_inputs.npy", input_type, m.input_sizes, examples},
+                    {options.out, name + "_targets.npy", target_type, target_sizes, examples},
+                    examples};
+  };
+  SplitOut train_out = split("train", found.examples - (val_source ? 0 : val));
+  std::optional<SplitOut> val_out;
+  if (val > 0) val_out.emplace(split("val", val));
+  m.train.examples = train_out.left;
+  m.val.examples = val;
+
+  Statistics inputs(groups_of(m.input_sizes)), numbers({m.outputs, 1});
+  const auto write = [&](const RawExample& e, int64_t c, SplitOut& to) {
+    if (to.left-- == 0) changed();
+    if (!classifies && std::ssize(e.targets) != m.outputs) changed();
+    to.inputs.add(e.inputs);
+    const auto label = static_cast<double>(c);
+    to.targets.add(classifies ? std::span(&label, 1) : e.targets);
+    if (&to != &train_out) return;
+    inputs.add(e.inputs.data());
+    if (!classifies) numbers.add(e.targets.data());
+  };
+  meter.begin("written", source->bytes() + (val_source ? val_source->bytes() : 0));
+  source->each(meter, [&](const RawExample& e) {
+    const int64_t c = targets.class_of(e, *source);
+    write(e, c, for_val(static_cast<size_t>(c)) ? *val_out : train_out);
+  });
+  if (val_source) {
+    val_source->each(meter, [&](const RawExample& e) { write(e, targets.class_of(e, *val_source), *val_out); });
+  }
+  if (train_out.left != 0 || (val_out && val_out->left != 0)) changed();
+  m.inputs = inputs.result();
+  if (!classifies) m.targets = numbers.result();
+
+  std::vector<MadeFile> files;
+  const auto finish = [&](SplitOut& from, ExampleSplit& to) {
+    for (const auto& [array, info] : {std::pair(&from.inputs, &to.inputs), std::pair(&from.targets, &to.targets)}) {
+      *info = array->finish();
+      files.push_back({info->file, info->xxh3});
+    }
+  };
+  finish(train_out, m.train);
+  if (val_out) finish(*val_out, m.val);
+  out.publish(files, [&](const std::string& name) { write_example_manifest(options.out, m, name); });
+
+  const std::string layout = source->layout();
+  if (!layout.empty()) log_info(options.inputs[0], ": ", layout);
+  log_info(options.out.string(), ": ", m.train.examples, " training and ", val, " validation examples, inputs of ",
+           sizes_text(m.input_sizes), ", ", m.task, " with ", m.outputs, classifies ? " classes" : " outputs", chosen);
+}
+
+}  // namespace lathe

@@ -1,0 +1,91 @@
+#include "data/prepare/split_writer.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "data/prepare/out_folder.h"
+
+namespace lathe {
+
+void SplitWriter::write(std::span<const int32_t> ids) {
+  while (!ids.empty()) {
+    if (!file_.is_open()) open();
+    const size_t here = std::min(ids.size(), static_cast<size_t>(shard_tokens_ - shards_.back().tokens));
+    narrow_.assign(ids.begin(), ids.begin() + static_cast<int64_t>(wide_ ? 0 : here));
+    const void* data = wide_ ? static_cast<const void*>(ids.data()) : narrow_.data();
+    const size_t bytes = (wide_ ? 4 : 2) * here;
+    file_.write(data, bytes);
+    sum_.update(data, bytes);
+    tokens_ += static_cast<int64_t>(here);
+    shards_.back().tokens += static_cast<int64_t>(here);
+    ids = ids.subspan(here);
+    if (shards_.back().tokens == shard_tokens_) close();
+  }
+}
+
+std::vector<ShardInfo> SplitWriter::finish() {
+  if (file_.is_open()) close();
+  if (!most_tokens_ && shards_.size() == 1) {  // one is not numbered
+    const std::string name = split_ + ".bin";
+    rename_file(OutFolder::unfinished(out_, shards_[0].file), OutFolder::unfinished(out_, name));
+    shards_[0].file = name;
+  }
+  return shards_;
+}
+
+bool SplitWriter::resume(int64_t tokens) {
+  const size_t width = wide_ ? 4 : 2;
+  std::vector<std::pair<fs::path, uint64_t>> found;  // and how many bytes of each
+  for (int64_t done = 0; done < tokens; done += shard_tokens_) {
+    const auto bytes = static_cast<uint64_t>(std::min(shard_tokens_, tokens - done)) * width;
+    found.emplace_back(OutFolder::unfinished(out_, name_of(found.size())), bytes);
+    std::error_code error;
+    if (!fs::is_regular_file(found.back().first, error) || fs::file_size(found.back().first) < bytes) return false;
+  }
+  for (const auto& [path, bytes] : found) {
+    fs::resize_file(path, bytes);
+    sum_ = Checksum();
+    {
+      const MappedFile file(path, Exit::io);
+      sum_.update(file.bytes().data(), file.bytes().size());
+    }
+    shards_.push_back({name_of(shards_.size()), static_cast<int64_t>(bytes / width), ""});
+    tokens_ += shards_.back().tokens;
+    file_ = OutputFile(path, OutputFile::Open::append);
+    if (shards_.back().tokens == shard_tokens_) close();
+  }
+  return true;
+}
+
+void SplitWriter::sync() {
+  if (file_.is_open()) file_.sync();
+}
+
+std::vector<std::string> SplitWriter::files() const {
+  std::vector<std::string> names;
+  for (const ShardInfo& shard : shards_) names.push_back(shard.file);
+  return names;
+}
+
+std::string SplitWriter::name_of(size_t shard) const {
+  char number[24];
+  std::snprintf(number, sizeof number, "_%06zu", shard);
+  const bool several = !most_tokens_ || *most_tokens_ > shard_tokens_;
+  return split_ + (several ? number : "") + ".bin";
+}
+
+void SplitWriter::open() {
+  shards_.push_back({name_of(shards_.size()), 0, ""});
+  file_ = OutputFile(OutFolder::unfinished(out_, shards_.back().file), OutputFile::Open::create);
+  sum_ = Checksum();
+}
+
+void SplitWriter::close() {
+  file_.sync();
+  file_.close();
+  file_ = OutputFile();
+  shards_.back().xxh3 = sum_.hex();
+}
+
+}  // namespace lathe

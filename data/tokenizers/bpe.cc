@@ -1,0 +1,269 @@
+#include "data/tokenizers/bpe.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <queue>
+
+#include "core/io/text.h"
+
+namespace lathe {
+namespace {
+
+uint64_t mixed(uint64_t x) { return (x ^ x >> 32) * 0x9E3779B97F4A7C15ULL; }
+
+/// `text` in normal form C; bytes that are not UTF-8 stay.
+std::string normal_form_c(std::string_view text) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = utf8_end(text, at);
+    if (end == at) {
+      out += text[at++];
+      continue;
+    }
+    utf8proc_uint8_t* made = nullptr;
+    const auto n = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data() + at),
+                                static_cast<utf8proc_ssize_t>(end - at), &made,
+                                static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+    if (n < 0) fail(Exit::data, "the text can't be put into normal form C: ", utf8proc_errmsg(n));
+    out.append(reinterpret_cast<const char*>(made), static_cast<size_t>(n));
+    std::free(made);
+    at = end;
+  }
+  return out;
+}
+
+bool is_ascii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<signed char>(c) >= 0; });
+}
+
+}  // namespace
+
+/// For each pair of ids that is merged: its place in the list, and the id it becomes. Open addressing.
+struct BPE::Merges {
+  struct Entry {
+    uint64_t pair = ~uint64_t{0};
+    int32_t rank = 0, id = 0;
+  };
+  std::vector<Entry> entries;
+  size_t mask;
+
+  explicit Merges(size_t count) {
+    size_t size = 16;
+    while (size < 3 * count) size *= 2;
+    entries.resize(size);
+    mask = size - 1;
+  }
+  static uint64_t key(int32_t a, int32_t b) {
+    return static_cast<uint64_t>(static_cast<uint32_t>(a)) << 32 | static_cast<uint32_t>(b);
+  }
+  /// The place of a pair, or the free one where it would be.
+  size_t place(uint64_t pair) const {
+    size_t i = mixed(pair) >> 20 & mask;
+    while (entries[i].pair != pair && entries[i].pair != ~uint64_t{0}) i = (i + 1) & mask;
+    return i;
+  }
+  const Entry* find(int32_t a, int32_t b) const {
+    const Entry& entry = entries[place(key(a, b))];
+    return entry.pair == ~uint64_t{0} ? nullptr : &entry;
+  }
+};
+
+/// Ids of pieces that were met before, each in the one place that its hash names.
+struct BPE::Encoder::Cache {
+  static constexpr size_t most_bytes = 23, most_ids = 9;
+  struct Slot {
+    uint8_t bytes = 0;
+    char text[most_bytes];
+    uint32_t count;
+    int32_t ids[most_ids];
+  };
+  static_assert(sizeof(Slot) == 64);
+  std::vector<Slot> slots = std::vector<Slot>(size_t{1} << 16);
+
+  Slot& slot(std::string_view piece) {
+    uint64_t hash = piece.size();
+    size_t i = 0;
+    for (uint64_t word; i + 8 <= piece.size(); i += 8) {
+      std::memcpy(&word, piece.data() + i, 8);
+      hash = mixed(hash ^ word);
+    }
+    uint64_t rest = 0;
+    std::memcpy(&rest, piece.data() + i, piece.size() - i);
+    return slots[mixed(hash ^ rest) >> 48];
+  }
+  static bool holds(const Slot& slot, std::string_view piece) {
+    return slot.bytes == piece.size() && std::memcmp(slot.text, piece.data(), piece.size()) == 0;
+  }
+};
+
+BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::move(definition)) {
+  const BPEDefinition& d = definition_;
+  const auto tokens = std::ssize(d.tokens);
+  if (tokens > 100'000'000) fail(Exit::data, where, ": a vocabulary of ", tokens, " tokens is too large");
+  if (d.patterns.empty()) fail(Exit::data, where, ": there is no pre-tokenizer");
+  for (const std::string& pattern : d.patterns) pretokenizers_.emplace_back(pattern, where);
+  of_byte_.fill(-1);
+  std::vector<bool> is_special(d.tokens.size());
+  for (const SpecialToken& s : d.special) {
+    if (s.id < 0 || s.id >= tokens || s.text.empty() || d.tokens[static_cast<size_t>(s.id)] != s.text)
+      fail(Exit::data, where, ": the special token \"", s.text, "\" is not the token of its id ", s.id);
+    is_special[static_cast<size_t>(s.id)] = true;
+    starts_special_[static_cast<unsigned char>(s.text[0])] = true;
+  }
+  for (int32_t id = 0; id < tokens; ++id) {
+    const std::string& token = d.tokens[static_cast<size_t>(id)];
+    if (token.empty()) continue;
+    if (is_special[static_cast<size_t>(id)]) continue;
+    if (!ids_.emplace(token, id).second)
+      fail(Exit::data, where, ": ids ", ids_.at(token), " and ", id, " are the same token \"", token, "\"");
+    if (token.size() == 1) of_byte_[static_cast<unsigned char>(token[0])] = id;
+  }
+  merges_ = std::make_unique<Merges>(d.merges.size());
+  std::string joined;
+  for (size_t i = 0; i < d.merges.size(); ++i) {
+    const auto [a, b] = d.merges[i];
+    if (a < 0 || b < 0 || a >= tokens || b >= tokens)
+      fail(Exit::data, where, ": merge ", i, " is of ids ", a, " and ", b, ", and there are ", tokens, " tokens");
+    joined = d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)];
+    const auto found = ids_.find(joined);
+    if (found == ids_.end()) fail(Exit::data, where, ": merge ", i, " makes \"", joined, "\", which is no token");
+    const uint64_t pair = Merges::key(a, b);
+    Merges::Entry& entry = merges_->entries[merges_->place(pair)];
+    if (entry.pair == ~uint64_t{0}) entry = {pair, static_cast<int32_t>(i), found->second};
+  }
+}
+BPE::~BPE() = default;
+
+BPE::Encoder::Encoder(const BPE& bpe) : bpe_(bpe), cache_(std::make_unique<Cache>()) {
+  for (const Pretokenizer& pretokenizer : bpe.pretokenizers_) cursors_.emplace_back(pretokenizer);
+}
+BPE::Encoder::~Encoder() = default;
+
+int32_t BPE::id_of(std::string_view token) const {
+  const auto found = ids_.find(token);
+  if (found != ids_.end()) return found->second;
+  for (const SpecialToken& s : definition_.special) {
+    if (s.text == token) return s.id;
+  }
+  return -1;
+}
+
+const SpecialToken* BPE::special_at(std::string_view text, size_t at) const {
+  const SpecialToken* best = nullptr;
+  for (const SpecialToken& s : definition_.special) {
+    if (text.substr(at).starts_with(s.text) && (best == nullptr || s.text.size() > best->text.size())) best = &s;
+  }
+  return best;
+}
+
+void BPE::Encoder::encode(std::string_view text, std::vector<int32_t>& out, SpecialText special) {
+  size_t begin = 0;
+  for (size_t at = 0; special != SpecialText::text && at < text.size();) {
+    const SpecialToken* s =
+        bpe_.starts_special_[static_cast<unsigned char>(text[at])] ? bpe_.special_at(text, at) : nullptr;
+    if (s == nullptr) {
+      ++at;
+      continue;
+    }
+    if (special == SpecialText::refuse)
+      fail(Exit::data, "byte ", at, " of the text begins \"", s->text, "\", which is a special token");
+    encode_part(text.substr(begin, at - begin), out);
+    out.push_back(s->id);
+    begin = at += s->text.size();
+  }
+  encode_part(text.substr(begin), out);
+}
+
+void BPE::Encoder::encode_part(std::string_view text, std::vector<int32_t>& out) {
+  if (text.empty()) return;
+  const std::string normal = bpe_.definition_.nfc && !is_ascii(text) ? normal_form_c(text) : "";
+  if (!normal.empty()) text = normal;
+  encode_piece(text, 0, out);
+}
+
+void BPE::Encoder::encode_piece(std::string_view piece, size_t pattern, std::vector<int32_t>& out) {
+  if (pattern < cursors_.size()) {
+    Pretokenizer::Cursor& cursor = cursors_[pattern];
+    cursor.begin(piece);
+    for (std::string_view part = cursor.next(); !part.empty(); part = cursor.next())
+      encode_piece(part, pattern + 1, out);
+    return;
+  }
+  if (piece.size() > Cache::most_bytes) return merge(piece, out);
+  Cache::Slot& slot = cache_->slot(piece);
+  if (Cache::holds(slot, piece)) {
+    out.insert(out.end(), slot.ids, slot.ids + slot.count);
+    return;
+  }
+  const size_t before = out.size();
+  merge(piece, out);
+  if (out.size() - before > Cache::most_ids) return;
+  slot.bytes = static_cast<uint8_t>(piece.size());
+  std::memcpy(slot.text, piece.data(), piece.size());
+  slot.count = static_cast<uint32_t>(out.size() - before);
+  std::copy(out.begin() + static_cast<int64_t>(before), out.end(), slot.ids);
+}
+
+// The pair of the earliest merge is merged first, of several places the leftmost: a queue of pairs over a linked list,
+// in n log n steps however long the piece is. An entry whose symbols have changed since is passed over.
+void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
+  if (bpe_.definition_.whole_pieces || piece.size() == 1) {
+    const auto found = bpe_.ids_.find(piece);
+    if (found != bpe_.ids_.end()) return out.push_back(found->second);
+  }
+  struct Symbol {
+    int32_t id;
+    int32_t before, after;  // -1: none
+  };
+  struct Pair {
+    int32_t rank, left, right_id, left_id, id;
+    bool operator>(const Pair& o) const { return rank != o.rank ? rank > o.rank : left > o.left; }
+  };
+  const auto n = static_cast<int32_t>(piece.size());
+  if (piece.size() > size_t{1} << 30) fail(Exit::data, "the text has a word of ", piece.size(), " bytes");
+  std::vector<Symbol> symbols(piece.size());
+  std::priority_queue<Pair, std::vector<Pair>, std::greater<>> queue;
+  const auto look = [&](int32_t left) {
+    const int32_t right = symbols[static_cast<size_t>(left)].after;
+    if (right < 0) return;
+    const int32_t a = symbols[static_cast<size_t>(left)].id, b = symbols[static_cast<size_t>(right)].id;
+    if (const auto* merge = bpe_.merges_->find(a, b)) queue.push({merge->rank, left, b, a, merge->id});
+  };
+  for (int32_t i = 0; i < n; ++i) {
+    const auto byte = static_cast<unsigned char>(piece[static_cast<size_t>(i)]);
+    if (bpe_.of_byte_[byte] < 0)
+      fail(Exit::data, "the tokenizer has no token for the byte ", static_cast<int>(byte), " of the text");
+    symbols[static_cast<size_t>(i)] = {bpe_.of_byte_[byte], i - 1, i + 1 < n ? i + 1 : -1};
+  }
+  for (int32_t i = 0; i + 1 < n; ++i) look(i);
+  while (!queue.empty()) {
+    const Pair pair = queue.top();
+    queue.pop();
+    Symbol& left = symbols[static_cast<size_t>(pair.left)];
+    if (left.id != pair.left_id || left.after < 0) continue;
+    Symbol& right = symbols[static_cast<size_t>(left.after)];
+    if (right.id != pair.right_id) continue;
+    left.id = pair.id;
+    left.after = right.after;
+    right.id = -1;
+    if (left.after >= 0) symbols[static_cast<size_t>(left.after)].before = pair.left;
+    look(pair.left);
+    if (left.before >= 0) look(left.before);
+  }
+  for (int32_t i = 0; i >= 0; i = symbols[static_cast<size_t>(i)].after)
+    out.push_back(symbols[static_cast<size_t>(i)].id);
+}
+
+std::string BPE::decode(const std::vector<int64_t>& ids) const {
+  std::string text;
+  for (const int64_t id : ids) {
+    const bool known = id >= 0 && id < size() && !definition_.tokens[static_cast<size_t>(id)].empty();
+    text += known ? definition_.tokens[static_cast<size_t>(id)] : "\xEF\xBF\xBD";
+  }
+  return text;
+}
+
+}  // namespace lathe

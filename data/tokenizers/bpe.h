@@ -1,0 +1,107 @@
+// Byte-level byte-pair encoding (Sennrich et al. 2016; on bytes: Radford et al. 2019).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "core/io/file.h"
+#include "core/io/json.h"
+#include "data/tokenizers/pretokenizer.h"
+
+namespace lathe {
+
+/// A token that stands for a text as a whole, as <|endoftext|>: merges do not make it.
+struct SpecialToken {
+  int32_t id = 0;
+  std::string text;
+  bool operator==(const SpecialToken&) const = default;
+};
+
+/// What makes a byte-level BPE tokenizer.
+struct BPEDefinition {
+  std::vector<std::string> tokens;                  ///< the bytes of each id; empty: no token has that id
+  std::vector<std::pair<int32_t, int32_t>> merges;  ///< of two ids, the first merge first
+  std::vector<std::string> patterns{gpt2_pattern};  ///< pre-tokenizers, each of which splits what the last one left
+  std::vector<SpecialToken> special;
+  bool whole_pieces = false;  ///< a piece that is a token needs no merges (Hugging Face's ignore_merges)
+  bool nfc = false;           ///< text is put into Unicode's normal form C first
+  bool operator==(const BPEDefinition&) const = default;
+};
+
+/// What encoding does with the text of a special token: take the token, take it as any text, or refuse it.
+enum class SpecialText { token, text, refuse };
+
+/// A byte-level BPE tokenizer: immutable, one object for any number of threads.
+///
+/// Every text has ids, and decode gives its bytes back (but for nfc): bytes that are not UTF-8 are pieces of their own.
+class BPE {
+ public:
+  /// Exit::data, beginning with `where`, for a definition that contradicts itself.
+  BPE(BPEDefinition definition, const std::string& where);
+  ~BPE();
+
+  const BPEDefinition& definition() const { return definition_; }
+  /// Ids go from 0 to size() - 1.
+  int64_t size() const { return static_cast<int64_t>(definition_.tokens.size()); }
+
+  /// Encodes text, keeping what it learns of frequent pieces. For one thread.
+  class Encoder {
+   public:
+    explicit Encoder(const BPE& bpe);
+    ~Encoder();
+    /// Appends the ids of `text`. Exit::data where the vocabulary lacks a byte, or a special token is refused.
+    void encode(std::string_view text, std::vector<int32_t>& out, SpecialText special = SpecialText::token);
+
+   private:
+    struct Cache;
+    void encode_part(std::string_view text, std::vector<int32_t>& out);
+    void encode_piece(std::string_view piece, size_t pattern, std::vector<int32_t>& out);
+    void merge(std::string_view piece, std::vector<int32_t>& out);
+
+    const BPE& bpe_;
+    std::vector<Pretokenizer::Cursor> cursors_;  // of each pattern
+    std::unique_ptr<Cache> cache_;
+  };
+
+  /// The bytes of ids; an id that no token has becomes U+FFFD.
+  std::string decode(const std::vector<int64_t>& ids) const;
+  /// The id of a token's bytes or of a special token's text, or -1.
+  int32_t id_of(std::string_view token) const;
+
+ private:
+  struct Merges;
+  /// The special token at text[at], the longest one, or null.
+  const SpecialToken* special_at(std::string_view text, size_t at) const;
+
+  BPEDefinition definition_;
+  std::vector<Pretokenizer> pretokenizers_;
+  std::array<int32_t, 256> of_byte_{};  // -1: the vocabulary lacks it
+  std::unordered_map<std::string_view, int32_t> ids_;
+  std::unique_ptr<Merges> merges_;
+  std::array<bool, 256> starts_special_{};
+};
+
+/// GPT-2's alphabet: the printable character, as UTF-8, that stands for each byte in vocabularies. The bytes that are
+/// printable in Latin-1 stand for themselves, the others for U+0100 and on, in order.
+const std::array<std::string, 256>& byte_alphabet();
+/// A token's bytes in that alphabet, as vocabularies print it.
+std::string printed_token(std::string_view bytes);
+
+/// From a folder with vocab.json and merges.txt (GPT-2's form), or a tokenizer.json of Hugging Face's form, or a folder
+/// with one. Exit::data with what is wrong, or what this build can't do, by the name of its field.
+BPEDefinition read_bpe(const fs::path& path);
+/// Writes it as a tokenizer.json of Hugging Face's form, durably.
+void write_bpe(const BPEDefinition& definition, const fs::path& file);
+
+/// The definition as JSON of Hugging Face's form, and back; `where` begins an error's sentence.
+Json bpe_to_json(const BPEDefinition& definition);
+BPEDefinition bpe_from_json(const Json& json, const std::string& where);
+
+}  // namespace lathe

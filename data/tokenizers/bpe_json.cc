@@ -1,0 +1,291 @@
+// BPE tokenizers in files: GPT-2's vocab.json and merges.txt, and Hugging Face's tokenizer.json.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <unordered_map>
+
+#include "core/io/text.h"
+#include "data/tokenizers/bpe.h"
+
+namespace lathe {
+namespace {
+
+constexpr uint64_t most_bytes = uint64_t{256} << 20;  // of a file that is read
+
+/// The bytes that a printed token stands for; nothing where it has another character.
+std::optional<std::string> bytes_of(std::string_view token) {
+  static const std::map<std::string, char, std::less<>> of = [] {
+    std::map<std::string, char, std::less<>> made;
+    for (int b = 0; b < 256; ++b) made[byte_alphabet()[static_cast<size_t>(b)]] = static_cast<char>(b);
+    return made;
+  }();
+  std::string out;
+  for (size_t at = 0; at < token.size();) {
+    const size_t n = code_point_length(token, at);
+    const auto found = n == 0 ? of.end() : of.find(token.substr(at, n));
+    if (found == of.end()) return std::nullopt;
+    out += found->second;
+    at += n;
+  }
+  return out;
+}
+
+[[noreturn]] void unknown(const std::string& where, const std::string& what) {
+  fail(Exit::data, where, ": ", what, " is nothing that this build can do; it reads byte-level BPE tokenizers");
+}
+
+/// null, or a list of one of these, counts as absent.
+bool is_absent(const Json& json, const char* key) { return !json.contains(key) || json.at(key).is_null(); }
+bool flag(const Json& json, const char* key, bool otherwise, const std::string& where) {
+  return is_absent(json, key) ? otherwise : json_get<bool>(json, key, where, Exit::data);
+}
+std::string type_of(const Json& json, const std::string& where) {
+  return json_get<std::string>(json, "type", where, Exit::data);
+}
+
+/// Each part of a "Sequence", or the one that it is.
+std::vector<Json> parts_of(const Json& json, const char* list, const std::string& where) {
+  if (type_of(json, where) != "Sequence") return {json};
+  return json_get<std::vector<Json>>(json, list, where, Exit::data);
+}
+
+void read_normalizer(const Json& json, BPEDefinition& d, const std::string& where) {
+  for (const Json& part : parts_of(json, "normalizers", where)) {
+    if (type_of(part, where) != "NFC") unknown(where, "the normalizer " + type_of(part, where));
+    d.nfc = true;
+  }
+}
+
+void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& where) {
+  bool bytes = false;
+  d.patterns.clear();
+  for (const Json& part : parts_of(json, "pretokenizers", where)) {
+    const std::string type = type_of(part, where);
+    if (bytes) unknown(where, "a pre-tokenizer behind ByteLevel");
+    if (type == "ByteLevel") {
+      bytes = true;
+      if (flag(part, "add_prefix_space", true, where)) unknown(where, "the pre-tokenizer's add_prefix_space");
+      if (flag(part, "use_regex", true, where)) d.patterns.emplace_back(gpt2_pattern);
+    } else if (type == "Digits") {
+      d.patterns.emplace_back(flag(part, "individual_digits", false, where) ? "\\p{N}" : "\\p{N}+");
+    } else if (type == "Split") {
+      const auto behavior = json_get<std::string>(part, "behavior", where, Exit::data);
+      const bool invert = flag(part, "invert", false, where);
+      if (!(behavior == "Isolated" && !invert) && !(behavior == "Removed" && invert))
+        unknown(where, "the pre-tokenizer's Split with " + behavior + (invert ? ", inverted" : ""));
+      const auto pattern = json_get<Json>(part, "pattern", where, Exit::data);
+      d.patterns.push_back(pattern.contains("Regex")
+                               ? json_get<std::string>(pattern, "Regex", where, Exit::data)
+                               : "\\Q" + json_get<std::string>(pattern, "String", where, Exit::data) + "\\E");
+    } else {
+      unknown(where, "the pre-tokenizer " + type);
+    }
+  }
+  if (!bytes) unknown(where, "a pre-tokenizer without ByteLevel");
+  if (d.patterns.empty()) d.patterns.emplace_back("[\\s\\S]+");
+}
+
+/// Fills d.tokens from {"token": id}, special ones as they are, and returns the ids by printed token.
+std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition& d, const std::string& where) {
+  if (!vocab.is_object()) fail(Exit::data, where, ": the vocabulary must be an object of tokens and their ids");
+  std::map<std::string, int32_t> ids;
+  int64_t largest = -1;
+  for (const auto& s : d.special) largest = std::max<int64_t>(largest, s.id);
+  for (const auto& [token, id] : vocab.items()) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > 99'999'999)
+      fail(Exit::data, where, ": the id of \"", token, "\" must be a whole number from 0 to 99999999");
+    ids[token] = static_cast<int32_t>(id.get<int64_t>());
+    largest = std::max(largest, id.get<int64_t>());
+  }
+  d.tokens.assign(static_cast<size_t>(largest + 1), "");
+  for (const auto& s : d.special) d.tokens[static_cast<size_t>(s.id)] = s.text;
+  std::vector<bool> is_special(d.tokens.size());
+  for (const auto& s : d.special) is_special[static_cast<size_t>(s.id)] = true;
+  for (const auto& [token, id] : ids) {
+    std::string& place = d.tokens[static_cast<size_t>(id)];
+    if (is_special[static_cast<size_t>(id)] && place == token) continue;
+    const auto bytes = bytes_of(token);
+    if (!bytes || bytes->empty())
+      fail(Exit::data, where, ": the token \"", token, "\" is no sequence of bytes in GPT-2's alphabet");
+    if (!place.empty())
+      fail(Exit::data, where, ": the id ", id, " is given to two tokens, one of them \"", token, "\"");
+    place = *bytes;
+  }
+  return ids;
+}
+
+void add_merge(const std::map<std::string, int32_t>& ids, const std::string& a, const std::string& b, BPEDefinition& d,
+               const std::string& where) {
+  const auto left = ids.find(a), right = ids.find(b);
+  if (left == ids.end() || right == ids.end()) {
+    fail(Exit::data, where, ": the merge of \"", a, "\" and \"", b, "\" names a token that the vocabulary lacks: \"",
+         left == ids.end() ? a : b, "\"");
+  }
+  d.merges.emplace_back(left->second, right->second);
+}
+
+/// "a b".
+void add_merge_line(const std::map<std::string, int32_t>& ids, const std::string& line, BPEDefinition& d,
+                    const std::string& where) {
+  const size_t space = line.find(' ');
+  if (space == std::string::npos || line.find(' ', space + 1) != std::string::npos)
+    fail(Exit::data, where, ": a merge must be two tokens with a space between, not \"", line, "\"");
+  add_merge(ids, line.substr(0, space), line.substr(space + 1), d, where);
+}
+
+BPEDefinition read_gpt2(const fs::path& folder) {
+  const std::string vocab = (folder / "vocab.json").string(), merges = (folder / "merges.txt").string();
+  BPEDefinition d;
+  const auto ids = read_vocabulary(parse_json(read_file(vocab, Exit::data, most_bytes), vocab, Exit::data), d, vocab);
+  std::istringstream lines(read_file(merges, Exit::data, most_bytes));
+  bool first = true;
+  for (std::string line; std::getline(lines, line); first = false) {
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    if (line.empty() || (first && line.starts_with("#version"))) continue;
+    add_merge_line(ids, line, d, merges);
+  }
+  // What is neither a byte nor made by a merge is a special token.
+  std::vector<bool> made(d.tokens.size());
+  std::map<std::string_view, size_t> places;
+  for (size_t id = 0; id < d.tokens.size(); ++id) places[d.tokens[id]] = id;
+  for (const auto& [a, b] : d.merges) {
+    const auto found = places.find(d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)]);
+    if (found != places.end()) made[found->second] = true;
+  }
+  for (size_t id = 0; id < d.tokens.size(); ++id) {
+    if (d.tokens[id].size() > 1 && !made[id]) d.special.push_back({static_cast<int32_t>(id), d.tokens[id]});
+  }
+  return d;
+}
+
+}  // namespace
+
+const std::array<std::string, 256>& byte_alphabet() {
+  static const std::array<std::string, 256> letters = [] {
+    std::array<std::string, 256> made;
+    uint32_t next = 256;
+    for (uint32_t b = 0; b < 256; ++b) {
+      const bool printable = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+      const uint32_t c = printable ? b : next++;
+      made[b] = c < 0x80 ? std::string{static_cast<char>(c)}
+                         : std::string{static_cast<char>(0xC0 | c >> 6), static_cast<char>(0x80 | (c & 0x3F))};
+    }
+    return made;
+  }();
+  return letters;
+}
+
+std::string printed_token(std::string_view bytes) {
+  std::string out;
+  for (const char c : bytes) out += byte_alphabet()[static_cast<unsigned char>(c)];
+  return out;
+}
+
+BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
+  BPEDefinition d;
+  if (!json.is_object()) fail(Exit::data, where, ": this is no tokenizer.json");
+  const auto model = json_get<Json>(json, "model", where, Exit::data);
+  if (!is_absent(model, "type") && type_of(model, where) != "BPE") unknown(where, "the model " + type_of(model, where));
+  for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
+    if (!is_absent(model, key) && model[key] != "") unknown(where, std::string("the model's ") + key);
+  }
+  if (flag(model, "byte_fallback", false, where)) unknown(where, "the model's byte_fallback");
+  d.whole_pieces = flag(model, "ignore_merges", false, where);
+  if (!is_absent(json, "normalizer")) read_normalizer(json["normalizer"], d, where);
+  if (is_absent(json, "pre_tokenizer")) unknown(where, "a tokenizer without pre_tokenizer");
+  read_pretokenizer(json["pre_tokenizer"], d, where);
+  if (!is_absent(json, "added_tokens")) {
+    for (const Json& token : json_get<std::vector<Json>>(json, "added_tokens", where, Exit::data)) {
+      const auto text = json_get<std::string>(token, "content", where, Exit::data);
+      for (const char* key : {"single_word", "lstrip", "rstrip"}) {
+        if (flag(token, key, false, where)) unknown(where, "the added token \"" + text + "\" with " + key);
+      }
+      d.special.push_back({static_cast<int32_t>(json_whole(token, "id", 0, 99'999'999, where, Exit::data)), text});
+    }
+  }
+  const auto ids = read_vocabulary(json_get<Json>(model, "vocab", where, Exit::data), d, where);
+  for (const Json& merge : json_get<std::vector<Json>>(model, "merges", where, Exit::data)) {
+    if (merge.is_string()) {
+      add_merge_line(ids, merge.get<std::string>(), d, where);
+    } else {
+      if (!merge.is_array() || merge.size() != 2 || !merge[0].is_string() || !merge[1].is_string())
+        fail(Exit::data, where, ": a merge must be two tokens, not ", merge.dump());
+      add_merge(ids, merge[0].get<std::string>(), merge[1].get<std::string>(), d, where);
+    }
+  }
+  return d;
+}
+
+Json bpe_to_json(const BPEDefinition& d) {
+  Json vocab = Json::object(), merges = Json::array(), added = Json::array(), splits = Json::array();
+  std::vector<bool> is_special(d.tokens.size());
+  for (const auto& s : d.special) {
+    is_special[static_cast<size_t>(s.id)] = true;
+    added.push_back({{"id", s.id},
+                     {"content", s.text},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
+  }
+  // Each key is looked up here: the library's own look-up goes through all that are there.
+  auto& entries = vocab.get_ref<Json::object_t&>();
+  std::unordered_map<std::string, size_t> places;
+  for (size_t id = 0; id < d.tokens.size(); ++id) {
+    const std::string& token = d.tokens[id];
+    if (token.empty()) continue;
+    const std::string key = is_special[id] ? token : printed_token(token);
+    if (const auto [place, is_new] = places.emplace(key, entries.size()); is_new)
+      entries.emplace_back(key, id);
+    else
+      (entries.begin() + static_cast<std::ptrdiff_t>(place->second))->second = id;
+  }
+  for (const auto& [a, b] : d.merges)
+    merges.push_back(printed_token(d.tokens[static_cast<size_t>(a)]) + " " +
+                     printed_token(d.tokens[static_cast<size_t>(b)]));
+  for (const std::string& pattern : d.patterns)
+    splits.push_back(
+        {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
+  const Json bytes{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  splits.push_back(bytes);
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", added},
+          {"normalizer", d.nfc ? Json{{"type", "NFC"}} : Json(nullptr)},
+          {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", splits}}},
+          {"post_processor", nullptr},
+          {"decoder", bytes},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", false},
+            {"byte_fallback", false},
+            {"ignore_merges", d.whole_pieces},
+            {"vocab", vocab},
+            {"merges", merges}}}};
+}
+
+BPEDefinition read_bpe(const fs::path& path) {
+  if (!fs::exists(path))
+    fail(Exit::data, "there is no tokenizer ", path.string(),
+         "; give a tokenizer.json, or a folder that has one or vocab.json and merges.txt");
+  const fs::path file = fs::is_directory(path) ? path / "tokenizer.json" : path;
+  if (fs::is_directory(path) && !fs::exists(file)) {
+    if (fs::exists(path / "vocab.json") && fs::exists(path / "merges.txt")) return read_gpt2(path);
+    fail(Exit::data, path.string(), " has neither a tokenizer.json nor vocab.json and merges.txt");
+  }
+  return bpe_from_json(parse_json(read_file(file, Exit::data, most_bytes), file.string(), Exit::data), file.string());
+}
+
+void write_bpe(const BPEDefinition& definition, const fs::path& file) {
+  write_file_durably(file, bpe_to_json(definition).dump(1) + "\n");
+}
+
+}  // namespace lathe

@@ -1,0 +1,198 @@
+#include "data/tokenizers/bpe_trainer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <numeric>
+#include <queue>
+#include <unordered_map>
+
+namespace lathe {
+namespace {
+
+using Words = std::unordered_map<std::string, int64_t>;
+using Pair = std::pair<int32_t, int32_t>;
+
+constexpr size_t part = size_t{8} << 20;  // bytes of a file that one thread takes at once
+
+/// The words of lines, each line on its own.
+void count_words(const Pretokenizer& pretokenizer, std::string_view lines, Words& words) {
+  std::string word;
+  Pretokenizer::Cursor cursor(pretokenizer);
+  while (!lines.empty()) {
+    const std::string_view line = lines.substr(0, std::min(lines.find('\n'), lines.size() - 1) + 1);
+    lines.remove_prefix(line.size());
+    cursor.begin(line);
+    for (std::string_view piece = cursor.next(); !piece.empty(); piece = cursor.next()) {
+      word.assign(piece);
+      ++words[word];
+    }
+  }
+}
+
+Words count_words(const std::vector<fs::path>& files, const BPETraining& t) {
+  const Pretokenizer pretokenizer(t.pattern, "--pattern");
+  std::vector<MappedFile> maps;
+  std::vector<std::string_view> parts;
+  for (const fs::path& file : files) {
+    const auto bytes = maps.emplace_back(file, Exit::data).bytes();
+    std::string_view rest(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    while (!rest.empty()) {
+      const size_t end = rest.size() <= part ? std::string_view::npos : rest.find('\n', part);
+      parts.push_back(rest.substr(0, end == std::string_view::npos ? rest.size() : end + 1));
+      rest.remove_prefix(parts.back().size());
+    }
+  }
+  std::atomic<size_t> next = 0;
+  std::atomic<bool> stopped = false;
+  const auto work = [&] {
+    Words words;
+    for (size_t i = next++; i < parts.size() && !stopped; i = next++) {
+      count_words(pretokenizer, parts[i], words);
+      if (t.stop && t.stop()) stopped = true;
+    }
+    return words;
+  };
+  std::vector<std::future<Words>> others;
+  for (int i = 1; i < t.threads; ++i) others.push_back(std::async(std::launch::async, work));
+  Words all = work();
+  for (auto& other : others) {
+    for (const auto& [word, count] : other.get()) all[word] += count;
+  }
+  if (stopped) fail(Exit::stopped, "the training was stopped; nothing of it is kept");
+  return all;
+}
+
+struct HashPair {
+  size_t operator()(const Pair& p) const {
+    const uint64_t x = static_cast<uint64_t>(static_cast<uint32_t>(p.first)) << 32 | static_cast<uint32_t>(p.second);
+    return (x ^ x >> 29) * 0x9E3779B97F4A7C15ULL;
+  }
+};
+
+/// A pair that waits to be merged, with the words that have it, some of which may have lost it since.
+struct Waiting {
+  Pair pair;
+  int64_t count;
+  std::vector<int32_t> words;
+  bool operator<(const Waiting& o) const { return count != o.count ? count < o.count : o.pair < pair; }
+};
+
+/// Replaces a pair in a word, and notes by how much the count of each neighbouring pair changes.
+void replace(std::vector<int32_t>& word, Pair pair, int32_t id, std::vector<std::pair<Pair, int>>& changes) {
+  size_t to = 0;
+  for (size_t from = 0; from < word.size(); ++to) {
+    if (word[from] != pair.first || from + 1 == word.size() || word[from + 1] != pair.second) {
+      word[to] = word[from++];
+      continue;
+    }
+    from += 2;
+    if (to > 0) {
+      changes.push_back({{word[to - 1], pair.first}, -1});
+      changes.push_back({{word[to - 1], id}, 1});
+    }
+    if (from < word.size()) {
+      changes.push_back({{pair.second, word[from]}, -1});
+      changes.push_back({{id, word[from]}, 1});
+    }
+    word[to] = id;
+  }
+  word.resize(to);
+}
+
+/// The 256 bytes in the order of GPT-2's alphabet.
+std::vector<int> sorted_bytes() {
+  std::vector<int> bytes(256);
+  std::iota(bytes.begin(), bytes.end(), 0);
+  const auto& letters = byte_alphabet();  // UTF-8 sorts as its code points do
+  std::sort(bytes.begin(), bytes.end(),
+            [&](int a, int b) { return letters[static_cast<size_t>(a)] < letters[static_cast<size_t>(b)]; });
+  return bytes;
+}
+
+}  // namespace
+
+BPEDefinition train_bpe(const std::vector<fs::path>& files, const BPETraining& t) {
+  BPEDefinition d;
+  d.patterns = {t.pattern};
+  for (const std::string& text : t.special) {
+    d.special.push_back({static_cast<int32_t>(d.tokens.size()), text});
+    d.tokens.push_back(text);
+  }
+  const auto first_byte = static_cast<int64_t>(d.tokens.size());
+  if (t.vocab_size < first_byte + 256) {
+    fail(Exit::usage, "a vocabulary of ", t.vocab_size, " has no room for 256 bytes and ", first_byte,
+         " special tokens; make it ", first_byte + 256, " or more");
+  }
+  std::array<int32_t, 256> of_byte{};
+  for (const int byte : sorted_bytes()) {
+    of_byte[static_cast<size_t>(byte)] = static_cast<int32_t>(d.tokens.size());
+    d.tokens.emplace_back(1, static_cast<char>(byte));
+  }
+  std::unordered_map<std::string, int32_t> ids;
+  for (size_t id = static_cast<size_t>(first_byte); id < d.tokens.size(); ++id)
+    ids[d.tokens[id]] = static_cast<int32_t>(id);
+
+  std::vector<std::vector<int32_t>> words;
+  std::vector<int64_t> counts;
+  for (const auto& [text, count] : count_words(files, t)) {
+    std::vector<int32_t>& word = words.emplace_back();
+    for (const char c : text) word.push_back(of_byte[static_cast<unsigned char>(c)]);
+    counts.push_back(count);
+  }
+
+  std::unordered_map<Pair, int64_t, HashPair> pair_counts;
+  std::unordered_map<Pair, std::vector<int32_t>, HashPair> where;
+  const auto note_word = [&](Pair pair, int32_t word) {
+    std::vector<int32_t>& list = where[pair];
+    if (list.empty() || list.back() != word) list.push_back(word);
+  };
+  for (size_t w = 0; w < words.size(); ++w) {
+    for (size_t i = 0; i + 1 < words[w].size(); ++i) {
+      const Pair pair{words[w][i], words[w][i + 1]};
+      pair_counts[pair] += counts[w];
+      note_word(pair, static_cast<int32_t>(w));
+    }
+  }
+  std::priority_queue<Waiting> queue;
+  const auto wait = [&] {
+    for (auto& [pair, list] : where) {
+      if (const int64_t count = pair_counts[pair]; count > 0) queue.push({pair, count, std::move(list)});
+    }
+    where.clear();
+  };
+  wait();
+
+  std::vector<std::pair<Pair, int>> changes;
+  while (static_cast<int64_t>(d.tokens.size()) < t.vocab_size && !queue.empty()) {
+    Waiting top = std::move(const_cast<Waiting&>(queue.top()));  // moved from what is taken off at once
+    queue.pop();
+    if (const int64_t now = pair_counts[top.pair]; now != top.count) {
+      top.count = now;
+      if (now > 0) queue.push(std::move(top));
+      continue;
+    }
+    if (top.count < std::max<int64_t>(1, t.min_frequency)) break;
+    const std::string joined =
+        d.tokens[static_cast<size_t>(top.pair.first)] + d.tokens[static_cast<size_t>(top.pair.second)];
+    const auto [place, is_new] = ids.emplace(joined, static_cast<int32_t>(d.tokens.size()));
+    if (is_new) d.tokens.push_back(joined);
+    d.merges.push_back(top.pair);
+    for (const int32_t w : top.words) {
+      changes.clear();
+      replace(words[static_cast<size_t>(w)], top.pair, place->second, changes);
+      for (const auto& [pair, change] : changes) {
+        pair_counts[pair] += change * counts[static_cast<size_t>(w)];
+        if (change > 0) note_word(pair, w);
+      }
+    }
+    wait();
+    if (d.merges.size() % 256 == 0) {
+      if (t.stop && t.stop()) fail(Exit::stopped, "the training was stopped; nothing of it is kept");
+      if (t.show) t.show(static_cast<double>(d.tokens.size()) / static_cast<double>(t.vocab_size));
+    }
+  }
+  return d;
+}
+
+}  // namespace lathe

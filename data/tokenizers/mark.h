@@ -1,0 +1,12 @@
+// Ids of instruction data: those of prompts, which are read and not learned, are marked.
+#pragma once
+
+#include <cstdint>
+
+namespace lathe {
+
+/// Set in a uint32 id that is not learned.
+inline constexpr uint32_t token_mark = uint32_t{1} << 31;
+inline int32_t mark_token(int32_t id) { return static_cast<int32_t>(static_cast<uint32_t>(id) | token_mark); }
+
+}  // namespace lathe
