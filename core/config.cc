@@ -245,9 +245,11 @@ std::string Schema::to_markdown(const std::string& section) const {
       constexpr const char* types[]{"true | false", "whole number", "number", "string", "tables"};
       std::string allowed = rule_text(f.rule);
       if (f.rule.choices.empty()) allowed = types[f.initial.index()] + (allowed.empty() ? "" : " " + allowed);
-      for (size_t i = 0; (i = allowed.find('|', i)) != std::string::npos; i += 2) allowed.insert(i, 1, '\\');
+      std::string doc = f.doc;
+      for (std::string* cell : {&allowed, &doc})
+        for (size_t i = 0; (i = cell->find('|', i)) != std::string::npos; i += 2) cell->insert(i, 1, '\\');
       text += "| `" + f.key + "` | `" + toml_text(f.initial) + "` | " + allowed + " | " +
-              (f.rule.is_fixed ? "fixed" : "free") + " | " + f.doc + " |\n";
+              (f.rule.is_fixed ? "fixed" : "free") + " | " + doc + " |\n";
     }
   }
   return text;

@@ -28,7 +28,8 @@ struct DataConfig {
               anything().fixed())
   LATHE_FIELD(std::string, documents, "joined",
               "tokens: windows over documents that follow each other; joined: as one text; separate: none sees "
-              "another, and positions begin anew with each",
+              "another, and positions begin anew with each (gpt, llama; on a card memory then grows with the context's "
+              "square)",
               one_of({"joined", "separate"}).fixed())
   LATHE_FIELD(int64_t, document_end, -1,
               "documents = separate: id of the token between documents; -1: the tokenizer's <|endoftext|> or "

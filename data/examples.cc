@@ -132,6 +132,12 @@ class ExampleData final : public Data {
 };
 
 void ExampleData::check_keys(const DataConfig& config) const {
+  const DataConfig initial;
+  if (config.mix != initial.mix || config.documents != initial.documents ||
+      config.document_end != initial.document_end) {
+    fail(Exit::usage, "data.mix, data.documents and data.document_end are for tokens, and ", config.dir,
+         " holds examples; leave them out");
+  }
   const auto& sizes = manifest_.input_sizes;
   if (changes() && sizes.size() != 3) {
     fail(Exit::usage, flip_ ? "data.flip" : "data.crop", " is for images of sizes CxHxW; the inputs of ", config.dir,

@@ -17,6 +17,8 @@
 namespace lathe {
 namespace {
 
+constexpr const char* mixture_format = "lathe-mixture-1";
+
 /// "web:0.7,code:0.3".
 std::vector<MixturePart> read_mix(const std::string& text) {
   std::vector<MixturePart> parts;
@@ -29,23 +31,14 @@ std::vector<MixturePart> read_mix(const std::string& text) {
       fail(Exit::usage, "data.mix = \"", text, "\": \"", word, "\" is no source with its share, as web:0.7");
     parts.push_back({word.substr(0, colon), *number});
   }
-  check_mixture(parts, "data.mix");
+  check_mixture(parts, "data.mix", Exit::usage);
   return parts;
 }
 
 class Mixture final : public Data {
  public:
-  explicit Mixture(const DataConfig& config) {
-    const std::string where = (fs::path(config.dir) / "manifest.json").string();
-    const Json json = *read_manifest_json(config.dir);
-    check_manifest_checksum(json, where);
-    std::vector<MixturePart> all;
-    for (const Json& source : json_get<Json>(json, "sources", where, Exit::data)) {
-      all.push_back({json_get<std::string>(source, "name", where, Exit::data),
-                     json_get<double>(source, "weight", where, Exit::data)});
-    }
-    if (all.empty()) fail(Exit::data, where, ": a mixture of no sources");
-    check_mixture(all, where);
+  /// Of the sources `all` in config.dir, as far as data.mix takes them.
+  Mixture(const DataConfig& config, const std::vector<MixturePart>& all) {
     parts_ = config.mix.empty() ? all : read_mix(config.mix);
     for (const MixturePart& part : parts_) {
       const auto known = [&](const MixturePart& p) { return p.name == part.name; };
@@ -131,27 +124,44 @@ class Mixture final : public Data {
 
 }  // namespace
 
-void check_mixture(const std::vector<MixturePart>& parts, const std::string& where) {
+void check_mixture(const std::vector<MixturePart>& parts, const std::string& where, Exit code) {
   std::set<std::string> names;
   for (const MixturePart& part : parts) {
     const auto allowed = [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_'; };
     if (part.name.empty() || !std::all_of(part.name.begin(), part.name.end(), allowed))
-      fail(Exit::usage, where, ": \"", part.name, "\" can't name a source; take letters, digits, - and _");
-    if (!names.insert(part.name).second) fail(Exit::usage, where, ": the source ", part.name, " stands twice");
+      fail(code, where, ": \"", part.name, "\" can't name a source; take letters, digits, - and _");
+    if (!names.insert(part.name).second) fail(code, where, ": the source ", part.name, " stands twice");
     if (!(part.weight > 0) || !std::isfinite(part.weight))
-      fail(Exit::usage, where, ": the share of ", part.name, " must be above 0, not ", part.weight);
+      fail(code, where, ": the share of ", part.name, " must be above 0, not ", part.weight);
   }
 }
 
-void write_mixture(const fs::path& folder, const std::vector<MixturePart>& parts) {
+int64_t write_mixture(const fs::path& folder, const std::vector<MixturePart>& parts) {
+  DataConfig config;
+  config.dir = folder.string();
+  const Mixture made(config, parts);
   Json sources = Json::array();
   for (const MixturePart& part : parts) sources.push_back({{"name", part.name}, {"weight", part.weight}});
-  write_manifest_json(folder, {{"format", "lathe-mixture-1"}, {"kind", "mixture"}, {"sources", sources}});
+  write_manifest_json(folder, {{"format", mixture_format}, {"kind", "mixture"}, {"sources", sources}});
+  return made.train_size();
 }
 
 std::unique_ptr<Data> open_mixture(const DataConfig& config) {
   check_token_keys(config, /*mixes=*/true);
-  return std::make_unique<Mixture>(config);
+  const std::string where = (fs::path(config.dir) / "manifest.json").string();
+  const Json json = *read_manifest_json(config.dir);
+  if (json.value("format", "") != mixture_format)
+    fail(Exit::data, where, ": a format that this build does not know; make the data again with `lathe prepare`");
+  check_manifest_checksum(json, where);
+  std::vector<MixturePart> all;
+  const auto sources = json_get<Json>(json, "sources", where, Exit::data);
+  for (const Json& source : sources) {
+    all.push_back({json_get<std::string>(source, "name", where, Exit::data),
+                   json_get<double>(source, "weight", where, Exit::data)});
+  }
+  if (all.empty()) fail(Exit::data, where, ": a mixture of no sources");
+  check_mixture(all, where, Exit::data);
+  return std::make_unique<Mixture>(config, all);
 }
 
 }  // namespace lathe

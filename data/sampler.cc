@@ -27,10 +27,12 @@ constexpr int64_t round_windows = 65536;
 }
 
 MixtureSampler::MixtureSampler(const std::vector<double>& weights, uint64_t seed) : seed_(seed) {
-  const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
+  const double most = *std::max_element(weights.begin(), weights.end());  // whose sum may be too large for a number
+  double all = 0;
+  for (const double w : weights) all += w / most;
   std::vector<int64_t> windows;
   for (const double w : weights)
-    windows.push_back(w > 0 ? std::max<int64_t>(1, std::llround(w / all * round_windows)) : 0);
+    windows.push_back(w > 0 ? std::max<int64_t>(1, std::llround(w / most / all * round_windows)) : 0);
   // What rounding leaves over or takes too much is the largest source's.
   *std::max_element(windows.begin(), windows.end()) +=
       round_windows - std::accumulate(windows.begin(), windows.end(), int64_t{0});

@@ -56,6 +56,10 @@ void TokenData::check_windows(const BatchSizes& sizes) const {
          " training tokens, too few for windows of model.block_size = ", sizes.block_size,
          " and one; use more text or a shorter context");
   }
+  if (windows_.document_end.value_or(-1) >= sizes.vocab_size) {
+    fail(Exit::usage, "data.document_end = ", *windows_.document_end, " is beyond the vocabulary of ", sizes.vocab_size,
+         ", so no document would end; set it to the id of the token between documents");
+  }
   if (train_) train_->check_ids(sizes.vocab_size);
   if (val_) val_->check_ids(sizes.vocab_size);
 }

@@ -217,16 +217,16 @@ TEST_CASE("conversations are written as ChatML and Llama 3 have them, and what p
   };
   const std::vector<ChatMessage> messages{{"system", "Be kind."}, {"user", "Hi <|im_end|>"}};
   const Tokenizer chatml = tokenizer({"<|im_start|>", "<|im_end|>"});
-  const ChatTemplate chat(chatml, "run");
+  const ChatTemplate chat(chatml, "run", "");
   CHECK(chatml.decode(chat.ask(messages)) ==
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n");
   const auto ids = chat.ask(messages);
   CHECK(std::count(ids.begin(), ids.end(), chat.end()) == 2);
   const Tokenizer llama3 = tokenizer({"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"});
-  CHECK(llama3.decode(ChatTemplate(llama3, "run").ask({{"user", "Hi"}})) ==
+  CHECK(llama3.decode(ChatTemplate(llama3, "run", "").ask({{"user", "Hi"}})) ==
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant"
         "<|end_header_id|>\n\n");
-  CHECK_THAT(error_of([] { ChatTemplate(Tokenizer::byte(), "runs/a"); }),
+  CHECK_THAT(error_of([] { ChatTemplate(Tokenizer::byte(), "runs/a", ""); }),
              ContainsSubstring("runs/a has no chat template"));
 }
 

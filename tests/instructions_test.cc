@@ -1,4 +1,6 @@
 // Instruction data: what of a conversation is learned, and that the sums over it are exact.
+#include <cmath>
+
 #include "core/io/json.h"
 #include "data/loader.h"
 #include "data/manifest.h"
@@ -82,7 +84,7 @@ TEST_CASE("of conversations the answers and their ends are learned, in each temp
       marked_text(o.out, "train"),
       ContainsSubstring("<|start_header_id|>assistant<|end_header_id|>\n\n[Hello!<|eot_id|>]<|start_header_id|>user"));
   // What a chat asks is what was learned to be answered.
-  const auto asked = ChatTemplate(o.tokenizer, "").ask({{"system", "Be kind."}, {"user", "Hi"}});
+  const auto asked = ChatTemplate(o.tokenizer, "", "").ask({{"system", "Be kind."}, {"user", "Hi"}});
   const TokenFile file(o.out, "train", read_manifest(o.out));
   std::vector<int64_t> begin(asked.size());
   file.read(0, std::ssize(asked), 1000, begin.data());
@@ -172,7 +174,8 @@ TEST_CASE("a run learns completions alone: prompts change nothing that is not re
     REQUIRE(got.size() == wanted.size());
     for (size_t i = 0; i < 10; ++i) CHECK(got[i] == Approx(wanted[i]).epsilon(1e-5));  // float32 sums, ten updates
   }
-  // The first loss against the model's own, over targets that are learned.
+  // A mean over targets that are learned: at first that of a model that knows nothing, within its initial noise.
+  CHECK(wanted[0] == Approx(std::log(256.0)).epsilon(0.1));
   const Finished eval = lathe_in(f, {"eval", "whole"});
   REQUIRE(eval.code == 0);
   const Json json = parse_json(eval.out.substr(eval.out.rfind('\n', eval.out.size() - 2) + 1), "eval", Exit::internal);
@@ -184,7 +187,10 @@ TEST_CASE("a run learns completions alone: prompts change nothing that is not re
   for (Batch b; windows->next(b);) learned += count_targets(b);
   CHECK(json["tokens"] == learned);
   CHECK((learned > data->val_size() / 4 && learned < data->val_size()));
-  for (const Batch& b : draw_batches(*data, {4, 16, 256}, 3, 0, 3, at::kCPU)) {
+  const auto training = data->training({4, 16, 256}, 3);
+  int64_t n = 0;
+  for (const Batch& b : draw_batches(*data, {4, 16, 256}, 3, 0, 9, at::kCPU)) {
+    CHECK(training->targets(n++) == count_targets(b));
     const at::Tensor read = b.targets.slice(1, 0, 15), next = b.inputs.slice(1, 1, 16);
     CHECK((read.eq(next) | read.eq(-100)).all().item<bool>());
     CHECK(b.inputs.lt(256).all().item<bool>());

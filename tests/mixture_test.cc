@@ -44,9 +44,10 @@ TEST_CASE("in every 65536 windows each source has its share exactly, and its own
   CHECK(std::abs(first - 1000) < 3 * std::sqrt(2000 * 0.25));
 }
 
-/// Texts of one letter each, so that windows tell their source.
+/// Texts of letters of their own, so that windows tell their source; "cc" has two halves for training, c and d.
 void prepare_mixture(const TempFolder& f) {
-  for (const char* name : {"aa", "bb", "cc"}) write_file(f / name, std::string(name[0] == 'c' ? 40000 : 4000, name[0]));
+  for (const char* name : {"aa", "bb"}) write_file(f / name, std::string(4000, name[0]));
+  write_file(f / "cc", std::string(16000, 'c') + std::string(16000, 'd') + std::string(8000, 'c'));
   const Finished done = lathe_in(f, {"prepare", "--out", "mix", "--val", "0.2", "--source", "aa=aa:3", "--source",
                                      "bb=bb:1", "--source", "cc=cc:0.5"});
   INFO(done.err);
@@ -61,7 +62,6 @@ TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets other
   const auto letters = [&](int64_t windows) {
     std::map<char, int64_t> all;
     for (const Batch& b : draw_batches(*open_data(c), {8, 16, 256}, 3, 0, windows / 8, at::kCPU)) {
-      CHECK((b.targets == b.inputs).all().item<bool>());
       for (int64_t row = 0; row < 8; ++row) ++all[static_cast<char>(b.inputs[row][0].item<int64_t>())];
     }
     return all;
@@ -71,12 +71,14 @@ TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets other
     return std::abs(static_cast<double>(count) / 4000 - share) < 0.024;
   };
   auto all = letters(4000);
-  CHECK((near(all['a'], 3 / 4.5) && near(all['b'], 1 / 4.5) && near(all['c'], 0.5 / 4.5)));
+  CHECK((near(all['a'], 3 / 4.5) && near(all['b'], 1 / 4.5) && near(all['c'] + all['d'], 0.5 / 4.5)));
   const std::string hash = open_data(c)->hash();
   CHECK(open_data(c)->matches(hash));
   c.mix = "bb:1,cc:3";
   all = letters(4000);
-  CHECK((all['a'] == 0 && near(all['b'], 0.25) && near(all['c'], 0.75)));
+  CHECK((all['a'] == 0 && near(all['b'], 0.25) && near(all['c'], 0.375) && near(all['d'], 0.375)));
+  CHECK(!open_data(c)->matches(hash));
+  c.mix = "aa:3,bb:1,cc:0.6";
   CHECK(!open_data(c)->matches(hash));
   // Evaluation: every token of each source once, and whose it is.
   c.mix = "";
@@ -84,7 +86,7 @@ TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets other
   std::map<std::string, int64_t> scored;
   const auto windows = data->evaluation({4, 16, 256}, 0, at::kCPU);
   for (Batch b; windows->next(b);) {
-    CHECK((b.inputs == b.source[0]).all().item<bool>());
+    CHECK((b.inputs == b.source[0]).all().item<bool>());  // the tail of "cc" is c's
     scored[b.source] += b.targets.numel();
   }
   CHECK(scored == std::map<std::string, int64_t>{{"aa", 799}, {"bb", 799}, {"cc", 7999}});
@@ -108,23 +110,32 @@ TEST_CASE("a preparation of sources that was cut short keeps those that are ther
           "[mixture]") {
   const TempFolder f(fast_folder());
   prepare_mixture(f);
-  const std::string before = slurp(f / "mix/manifest.json");
-  const auto again = [&](std::vector<std::string> more) {
-    std::vector<std::string> args{"prepare", "--out", "mix", "--val", "0.2"};
+  const auto prepare = [&](const std::string& out, std::vector<std::string> more) {
+    std::vector<std::string> args{"prepare", "--out", out, "--val", "0.2"};
     args.insert(args.end(), more.begin(), more.end());
     return lathe_in(f, args);
   };
-  CHECK_THAT(again({"--source", "aa=aa:3"}).err, ContainsSubstring("already holds data"));
-  fs::remove(f / "mix/manifest.json");
-  fs::remove_all(f / "mix/bb");
-  const Finished done = again({"--source", "aa=aa:3", "--source", "bb=bb:1", "--source", "cc=cc:0.5"});
+  CHECK_THAT(prepare("mix", {"--source", "aa=aa:3"}).err, ContainsSubstring("already holds data"));
+  const std::vector<std::string> sources{"--source", "aa=aa:3", "--source", "bb=bb.jsonl:1"};
+  write_file(f / "bb.jsonl", "{\"text\": 3}\n");
+  CHECK_THAT(prepare("two", sources).err, ContainsSubstring("bb.jsonl:1 has no text"));
+  const std::string made = slurp(f / "two/aa/train.bin");
+  CHECK(!made.empty());
+  write_file(f / "bb.jsonl", "{\"text\": \"lathe\"}\n");
+  CHECK_THAT(prepare("two", {"--source", "aa=aa:2", "--source", "bb=bb.jsonl:1"}).err,
+             ContainsSubstring("aa already holds data"));  // another command
+  const Finished done = prepare("two", sources);
+  INFO(done.err);
   CHECK(done.code == 0);
-  CHECK_THAT(done.out + done.err, ContainsSubstring("mix/aa is there already"));
-  CHECK(slurp(f / "mix/manifest.json") == before);
-  const auto told = [&](std::vector<std::string> more) {
-    std::vector<std::string> args{"prepare", "--out", "other"};
-    args.insert(args.end(), more.begin(), more.end());
-    const Finished refused = lathe_in(f, args);
+  CHECK_THAT(done.out + done.err, ContainsSubstring("two/aa is there already"));
+  CHECK(slurp(f / "two/aa/train.bin") == made);
+  CHECK(names(f / "two") == std::set<std::string>{"aa", "bb", "manifest.json"});
+  write_file(f / "none.jsonl", "x\n");
+  CHECK_THAT(prepare("three", {"--source", "none=none.jsonl", "--source", "aa=aa"}).err,
+             ContainsSubstring("is no JSON"));
+  CHECK(!fs::exists(f / "three"));
+  const auto told = [&](const std::vector<std::string>& more) {
+    const Finished refused = prepare("other", more);
     CHECK(refused.code != 0);
     CHECK(!fs::exists(f / "other"));
     return refused.err;

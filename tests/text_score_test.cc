@@ -92,7 +92,7 @@ TEST_CASE("of several endings the likeliest is taken, as a whole and by byte", "
   };
   int64_t differ = 0;
   for (int question = 0; question < 60; ++question) {
-    Choice c{word(question % 9), {}, 0};
+    Choice c{word(1 + question % 9), {}, 0};
     if (question % 3 == 0) c.context += " ";
     for (int64_t i = 0; i < 4; ++i) c.endings.push_back(word(1 + (question + 3 * i) % 7));
     if (question % 5 == 0) c.endings[1] = " " + c.endings[1];
@@ -163,10 +163,15 @@ TEST_CASE("lathe eval over files and questions", "[text_score]") {
              ContainsSubstring("none of them empty"));
   CHECK_THAT(told("{\"endings\": [\"b\", \"c\"], \"label\": 0}"), ContainsSubstring("\"context\" is missing"));
   CHECK_THAT(told("x"), ContainsSubstring("bad.jsonl:2"));
+  CHECK_THAT(last({"--choices", "q.jsonl", "--stride", "4"}, 2).get<std::string>(),
+             ContainsSubstring("--stride is for"));
+  write_file(f / "empty.jsonl", Json{{"context", ""}, {"endings", {"a", "e"}}, {"label", 1}}.dump());
+  CHECK_THAT(last({"--choices", "empty.jsonl"}, 3).get<std::string>(), ContainsSubstring("has no context"));
   write_file(f / "none.jsonl", "\n");
   CHECK_THAT(last({"--choices", "none.jsonl"}, 3).get<std::string>(), ContainsSubstring("has no questions"));
   write_file(f / "empty.txt", "");
-  CHECK_THAT(last({"empty.txt"}, 3).get<std::string>(), ContainsSubstring("empty.txt has 0 bytes"));
+  CHECK_THAT(last({"empty.txt"}, 3).get<std::string>(),
+             ContainsSubstring("empty.txt is too short for a loss: 0 bytes"));
   CHECK_THAT(last({"nowhere.txt"}, 3).get<std::string>(), ContainsSubstring("nowhere.txt"));
   CHECK_THAT(last({"a.txt", "--data", "data"}, 2).get<std::string>(), ContainsSubstring("--data is for"));
   CHECK_THAT(last({"--stride", "4"}, 2).get<std::string>(), ContainsSubstring("--stride is for files"));

@@ -29,12 +29,6 @@ Conversation read_chat(const simdjson::dom::array& messages, const std::string& 
 
 }  // namespace
 
-std::string Conversation::text() const {
-  std::string all;
-  for (const ChatMessage& m : messages) all += m.role + ": " + m.text + "\n";
-  return all;
-}
-
 void each_conversation(const Part& part, const DocumentSource& source,
                        const std::function<void(const Conversation&)>& f) {
   const std::string what = str("is no conversation: it needs a list \"", source.field,

@@ -15,9 +15,6 @@ namespace lathe {
 struct Conversation {
   std::vector<ChatMessage> messages;  ///< of a prompt and its completion two
   bool is_chat = false;               ///< messages, which a template is for; else the texts as they are
-
-  /// All of its texts, for filters and for telling one from another.
-  std::string text() const;
 };
 
 /// Calls f with the conversation of each line of a part, in order. The messages are in the field `source.field`.

@@ -33,7 +33,7 @@ class Writer {
   }
   void conversation(const Conversation& c, const std::string& where) {
     if (c.is_chat) {
-      if (!chat_) chat_.emplace(tokenizer_, where);
+      if (!chat_) chat_.emplace(tokenizer_, where, "give one that has as --tokenizer");
       chat_->append_marked(c.messages, *encoder_, ids_);
       return end(/*learned=*/false);  // an answer's own end is
     }
@@ -53,8 +53,9 @@ class Writer {
 
 void encode_conversations(const Part& part, const DocumentOptions& o, Writer* writer, EncodedPart& made) {
   each_conversation(part, o.source, [&](const Conversation& c) {
-    const std::string text = c.text();
-    const EncodedDocument d{true, true, text.size(), 0, digest(text), fate_of(text, o), 0};
+    std::string text, told;  // of all messages, and with who said them
+    for (const ChatMessage& m : c.messages) text += m.text + "\n", told += m.role + '\0' + m.text + '\0';
+    const EncodedDocument d{true, true, text.size(), 0, digest(told), fate_of(text, o), 0};
     if (d.fate == Fate::kept && writer != nullptr) writer->conversation(c, part.file);
     made.documents.push_back(d);
     made.documents.back().ids_end = made.ids.size();

@@ -97,16 +97,17 @@ struct Progress {
 constexpr const char* journal_name = "manifest.json-progress";
 std::string journal_file(const fs::path& out) { return OutFolder::unfinished(out, journal_name).filename().string(); }
 
-/// What must be the same for a preparation to go on: all options but the number of workers.
+/// What must be the same for a preparation to go on: this form of the record, and all options but the number of
+/// workers.
 std::string identity(const DocumentOptions& o) {
-  Json json{{"files", o.source.files}, {"format", o.source.format},
-            {"field", o.source.field}, {"separator", o.source.separator},
-            {"val", o.val_share},      {"by_hash", o.val_by_hash},
-            {"dedup", o.dedup},        {"lines", o.dedup_lines},
-            {"repair", o.repair},      {"min", o.min_bytes},
-            {"max", o.max_bytes},      {"shard", o.shard_tokens}};
+  Json json{{"format", 1},        {"val", o.val_share},     {"by_hash", o.val_by_hash},
+            {"dedup", o.dedup},   {"lines", o.dedup_lines}, {"repair", o.repair},
+            {"min", o.min_bytes}, {"max", o.max_bytes},     {"shard", o.shard_tokens}};
   o.tokenizer.add_to_json(json, "tokenizer");
-  const Digest d = digest(json.dump());
+  std::string all = json.dump();
+  for (const std::string& text : {o.source.format, o.source.field, o.source.separator}) all += text + '\0';
+  for (const std::string& file : o.source.files) all += file + '\0';  // which need not be UTF-8
+  const Digest d = digest(all);
   return str(d.high, "-", d.low);
 }
 
@@ -122,8 +123,8 @@ void write_journal(const DocumentOptions& o, const Progress& p) {
                       journal_file(o.out));
 }
 
-/// What a preparation of the same command left, or nothing.
-std::optional<Progress> read_journal(const DocumentOptions& o) {
+/// What a preparation of the same command left, or nothing where there is no record of one that can be read.
+std::optional<Progress> read_journal(const DocumentOptions& o) try {
   const auto json = read_manifest_json(o.out, journal_file(o.out));
   if (!json || json->value("command", "") != identity(o)) return std::nullopt;
   const std::string where = (o.out / journal_file(o.out)).string();
@@ -137,6 +138,9 @@ std::optional<Progress> read_journal(const DocumentOptions& o) {
                   whole("largest_id"),
                   static_cast<uint64_t>(whole("learned")),
                   json_get<std::string>(*json, "input", where, Exit::data)};
+} catch (const Error& e) {
+  log_warn(e.what(), "; beginning anew");
+  return std::nullopt;
 }
 
 /// The making of a data folder: where it goes, what is in it, how far it is.
@@ -301,6 +305,8 @@ void prepare_documents(const DocumentOptions& o) {
   } else {
     Making{o, out, meter, *train, *val, manifest}.go_through(whole, before);
   }
+  if (train->tokens() < 2 && val->tokens() > 1)
+    fail(Exit::data, "all documents fall to validation; take --val-by tail, or a smaller --val");
   if (train->tokens() < 2)
     fail(Exit::data, "the input has ", train->tokens() + val->tokens(), " tokens, too few to train on");
   manifest.train = train->finish();

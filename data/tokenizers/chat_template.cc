@@ -18,7 +18,8 @@ int64_t special(const BPE* bpe, const char* text) {
 
 }  // namespace
 
-ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where) : bpe_(tokenizer.bpe()) {
+ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where, const std::string& what_to_do)
+    : bpe_(tokenizer.bpe()) {
   open_ = special(bpe_, "<|im_start|>"), close_ = special(bpe_, "<|im_end|>");
   if (open_ >= 0 && close_ >= 0) {
     behind_role_ = behind_message_ = "\n";
@@ -30,7 +31,8 @@ ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where)
   if (open_ < 0 || opened_ < 0 || close_ < 0) {
     fail(Exit::usage, where,
          " has no chat template: its tokenizer has neither the special tokens <|im_start|> and <|im_end|> nor "
-         "<|start_header_id|>, <|end_header_id|> and <|eot_id|>; `lathe generate` continues a text of your own");
+         "<|start_header_id|>, <|end_header_id|> and <|eot_id|>; ",
+         what_to_do);
   }
 }
 

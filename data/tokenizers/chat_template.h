@@ -20,8 +20,9 @@ struct ChatMessage {
 /// Texts are taken as text: what looks like a special token in them is none.
 class ChatTemplate {
  public:
-  /// Exit::usage where the tokenizer has the special tokens of neither; `where` begins the sentence.
-  ChatTemplate(const Tokenizer& tokenizer, const std::string& where);
+  /// Exit::usage where the tokenizer has the special tokens of neither; `where` begins the sentence, what to do ends
+  /// it.
+  ChatTemplate(const Tokenizer& tokenizer, const std::string& where, const std::string& what_to_do);
 
   /// The messages, and the beginning of an answer by the assistant.
   std::vector<int64_t> ask(const std::vector<ChatMessage>& messages) const;

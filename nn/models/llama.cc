@@ -105,6 +105,10 @@ std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
                        str("model.rope_low_freq_factor = ", c.rope_low_freq_factor,
                            " must be below model.rope_high_freq_factor = ", c.rope_high_freq_factor)};
   }
+  if (c.rope_scaling == "yarn" && c.rope_theta <= 1) {
+    return ConfigFault{{"rope_theta", "rope_scaling"},
+                       "model.rope_scaling = \"yarn\" needs model.rope_theta above 1, so that angles differ"};
+  }
   if (c.rope_scaling == "yarn" && c.rope_beta_slow >= c.rope_beta_fast) {
     return ConfigFault{
         {"rope_beta_slow", "rope_beta_fast"},

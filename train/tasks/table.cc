@@ -87,6 +87,8 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
     if (stop && stop()) return std::nullopt;
     task.score(model, batch, data.facts(), scores);
   }
+  if (scores.targets == 0)
+    fail(Exit::data, "the validation batches have no target; take more of them (train.eval_batches), or other data");
   return EvalResult{task.metrics(scores), scores.targets};
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 
 #include "core/io/json.h"
 #include "core/memory.h"
@@ -39,12 +40,14 @@ double loss_of(const Scoring& s, const std::vector<const int64_t*>& rows, int64_
   const NoGrad no_grad;
   const Autocast autocast(s.compute);
   const MemoryScope memory(Memory::activations);
-  return token_loss(s.model, {ids.slice(1, 0, t).to(s.device), targets.to(s.device)}, 1).item();
+  const double loss = token_loss(s.model, {ids.slice(1, 0, t).to(s.device), targets.to(s.device)}, 1).item();
+  if (!std::isfinite(loss)) fail(Exit::diverged, "the model's loss is ", loss, "; its weights have diverged");
+  return loss;
 }
 
 }  // namespace
 
-TextScore score_text(const Scoring& s, std::string_view text, const std::function<bool()>& stop) {
+TextScore score_text(const Scoring& s, std::string_view text) {
   std::vector<int64_t> ids = plain_ids(s.tokenizer, text);
   if (ids.empty()) return {};
   TextScore score{0, 0, static_cast<int64_t>(text.size())};
@@ -59,7 +62,6 @@ TextScore score_text(const Scoring& s, std::string_view text, const std::functio
   std::vector<const int64_t*> rows;
   int64_t length = 0, from = 0;
   const auto run = [&] {
-    if (stop && stop()) fail(Exit::stopped, "stopped");
     if (!rows.empty()) score.loss += loss_of(s, rows, length, from);
     rows.clear();
   };
@@ -88,6 +90,8 @@ Answer answer(const Scoring& s, const Choice& c) {
     if (begin >= 0 && (ids.empty() || begin != s.tokenizer.document_end())) ids.insert(ids.begin(), begin);
     const std::vector<int64_t> of_ending = plain_ids(s.tokenizer, ending);
     ids.insert(ids.end(), of_ending.begin(), of_ending.end());
+    if (ids.size() == of_ending.size())
+      fail(Exit::data, "a question has no context, and the tokenizer no token that a text begins with; give it a word");
     const int64_t t = std::min(s.context, std::ssize(ids) - 1);
     const int64_t from = std::max<int64_t>(0, t - std::ssize(of_ending));
     const double loss = loss_of(s, {ids.data() + (std::ssize(ids) - 1 - t)}, t, from);

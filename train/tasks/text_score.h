@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,8 +30,8 @@ struct TextScore {
 /// The loss of a text. Texts of special tokens in it are text. Where the tokenizer has a token that begins or ends
 /// documents, the text stands behind it and every token is scored; otherwise the first one is not. In windows of
 /// `context` tokens, each `stride` behind the one before, a token is scored once, in the first window that has it.
-/// `stop`, asked before each batch, ends it with Exit::stopped.
-TextScore score_text(const Scoring& scoring, std::string_view text, const std::function<bool()>& stop = nullptr);
+/// Exit::diverged where a loss is not finite.
+TextScore score_text(const Scoring& scoring, std::string_view text);
 
 /// A question with several endings, of which one is right.
 struct Choice {
@@ -45,8 +44,9 @@ struct Answer {
   int64_t whole = 0, by_byte = 0;
 };
 /// Sums the log-likelihoods of an ending's tokens behind the context; where neither the context ends nor the ending
-/// begins with white space, the ending is " ENDING". By byte: the sum over the ending's bytes (the normalised accuracy
-/// of EleutherAI's evaluation harness). What is longer than the model's context is cut at its front.
+/// begins with white space, the ending is " ENDING". By byte: the sum over the ending's bytes. What is longer than the
+/// model's context is cut at its front. Exit::data where the context is empty and the tokenizer has no token that texts
+/// begin behind; Exit::diverged where a loss is not finite.
 Answer answer(const Scoring& scoring, const Choice& choice);
 /// Reads {"context": "...", "endings": ["...", ...], "label": 0} line by line. Exit::data with file and line.
 std::vector<Choice> read_choices(const std::string& file);

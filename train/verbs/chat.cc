@@ -27,7 +27,7 @@ Exit run_chat(const Arguments& arguments) {
   w.tokens = static_cast<int64_t>(arguments.number("tokens", 512, between(1, 1e9), true));
   const LoadedModel m = load_model_argument(arguments);
   const Tokenizer& tokenizer = text_tokenizer(arguments, m);
-  const ChatTemplate chat(tokenizer, arguments.words[0]);
+  const ChatTemplate chat(tokenizer, arguments.words[0], "`lathe generate` continues a text of your own");
   w.context = batch_sizes(m.config).block_size, w.compute = m.compute, w.device = m.device;
   const std::string system = arguments.get("system", "");
   std::vector<ChatMessage> history;

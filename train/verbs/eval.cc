@@ -59,13 +59,12 @@ Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& file
   std::vector<std::pair<std::string, std::string>> texts;  // all are read before the first is scored
   for (const std::string& file : files) {
     texts.emplace_back(file, read_file(file, Exit::data));
-    if (texts.back().second.size() < 2)
-      fail(Exit::data, file, " has ", texts.back().second.size(), " bytes; a loss needs at least two");
   }
   TextScore all;
   Json each = Json::array();
   for (const auto& [file, text] : texts) {
     const TextScore s = score_text(scoring, text);
+    if (s.tokens == 0) fail(Exit::data, file, " is too short for a loss: ", text.size(), " bytes");
     all.loss += s.loss, all.tokens += s.tokens, all.bytes += s.bytes;
     Json json{{"file", file}};
     json.update(text_json(s));
@@ -95,6 +94,11 @@ Json evaluate_choices(const Scoring& scoring, const std::string& file) {
 Exit run_eval_text(const Arguments& arguments) {
   if (arguments.flags.contains("data"))
     fail(Exit::usage, "command line: --data is for the loss over a data folder; leave it out, or the files");
+  const std::vector<std::string> files(arguments.words.begin() + 1, arguments.words.end());
+  for (const char* flag : {"stride", "batch-size"}) {
+    if (files.empty() && arguments.flags.contains(flag))
+      fail(Exit::usage, "command line: --", flag, " is for files, and questions are taken one by one; leave it out");
+  }
   const LoadedModel m = load_model_argument(arguments);
   Scoring scoring{*m.model, text_tokenizer(arguments, m)};
   scoring.context = batch_sizes(m.config).block_size;
@@ -104,11 +108,10 @@ Exit run_eval_text(const Arguments& arguments) {
   scoring.stride = static_cast<int64_t>(arguments.number("stride", static_cast<double>(scoring.context),
                                                          between(1, static_cast<double>(scoring.context)), true));
   Json json = Json::object();
-  const std::vector<std::string> files(arguments.words.begin() + 1, arguments.words.end());
   if (!files.empty()) json.update(evaluate_files(scoring, files));
   if (arguments.flags.contains("choices")) json.update(evaluate_choices(scoring, arguments.get("choices", "")));
   add_model(json, m);
-  std::cout << json.dump() << std::endl;
+  std::cout << json.dump(-1, ' ', false, Json::error_handler_t::replace) << std::endl;  // a name need not be UTF-8
   return Exit::done;
 }
 
@@ -121,6 +124,9 @@ Exit run_eval(const Arguments& arguments) {
   data_config.dir = arguments.get("data", m.config.data.dir);
   if (data_config.dir.empty())
     fail(Exit::usage, arguments.words[0], " was imported and has no data of its own; give some as --data FOLDER");
+  if (arguments.flags.contains("data")) data_config.mix.clear();  // which names the sources of the run's own
+  if (data_config.documents == "separate" && data_config.document_end < 0 && m.state.tokenizer)
+    data_config.document_end = m.state.tokenizer->document_end();
   const auto data = open_data(data_config);
   const Task& task = task_of({.config = m.config, .origins = {}}, data->facts());
   check_same_kind(m, task, *data, data_config.dir);

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "core/device.h"
+#include "core/io/checksum.h"
 #include "core/io/log.h"
 #include "data/mixture.h"
 #include "data/prepare/example_source.h"
@@ -121,6 +122,8 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   if (o.dedup_lines && instructions)
     fail(Exit::usage, "command line: --dedup-lines is for texts, not for conversations; take --dedup");
   o.repair = choice("invalid", "refuse", {"refuse", "repair"}) == "repair";
+  if (o.repair && !texts)
+    fail(Exit::usage, "command line: --invalid repair is for texts; JSON is UTF-8, and lines that are not are refused");
   o.min_bytes = static_cast<uint64_t>(arguments.number("min-bytes", 0, at_least(0), true));
   if (arguments.flags.contains("max-bytes"))
     o.max_bytes = static_cast<uint64_t>(arguments.number("max-bytes", 0, at_least(1), true));
@@ -166,8 +169,31 @@ std::pair<MixturePart, std::string> read_source(const std::string& text) {
   return {part, path};
 }
 
-/// Each source into a folder of its own within the mixture's. One that is there already, from a preparation that was
-/// cut short, stays.
+/// What must be the same for sources that are there already to stay: all words but the number of workers.
+std::string identity(const Arguments& arguments) {
+  std::string all;
+  for (const auto& [flag, value] : arguments.flags) {
+    if (flag != "workers") all += flag + '\0' + value + '\0';
+  }
+  for (const std::string& source : arguments.lists.at("source")) all += source + '\0';
+  const Digest d = digest(all);
+  return str(d.high, "-", d.low);
+}
+
+void prepare_source(const Arguments& all, const std::string& path, const fs::path& out) {
+  if (fs::exists(out / "manifest.json")) {
+    log_info(out.string(), " is there already, and stays as it is");
+    return;
+  }
+  Arguments one = all;
+  one.lists.clear();
+  one.words = {path};
+  one.flags["out"] = out.string();
+  prepare_words(one);
+}
+
+/// Each source into a folder of its own within the mixture's. One that this command finished before it was cut short
+/// stays.
 Exit prepare_mixture(const Arguments& arguments) {
   if (!arguments.words.empty())
     fail(Exit::usage, "command line: ", arguments.words[0], " is beside --source; name it as a source too");
@@ -181,25 +207,31 @@ Exit prepare_mixture(const Arguments& arguments) {
     const auto [part, path] = read_source(text);
     parts.push_back(part), paths.push_back(path);
     if (!fs::exists(path)) fail(Exit::data, "there is no file ", path, ", which --source ", part.name, " names");
-    if (is_example_file(path))
+    if (is_example_file(path)) {
       fail(Exit::usage, "command line: --source ", part.name, ": mixtures are of text, and ", path, " holds examples");
+    }
   }
-  check_mixture(parts, "command line: --source");
-  for (size_t i = 0; i < parts.size(); ++i) {
-    Arguments one = arguments;
-    one.lists.clear();
-    one.words = {paths[i]};
-    one.flags["out"] = (out / parts[i].name).string();
-    if (fs::exists(out / parts[i].name / "manifest.json"))
-      log_info((out / parts[i].name).string(), " is there already, and stays as it is");
-    else
-      prepare_words(one);
+  check_mixture(parts, "command line: --source", Exit::usage);
+  const fs::path record = out / ".unfinished-mixture";
+  const bool goes_on = fs::exists(record) && read_file(record, Exit::data) == identity(arguments);
+  for (const MixturePart& part : parts) {
+    if (!goes_on && fs::exists(out / part.name / "manifest.json"))
+      fail(Exit::usage, (out / part.name).string(), " already holds data; remove ", out.string(),
+           " or give another --out");
   }
-  write_mixture(out, parts);
-  DataConfig config;
-  config.dir = out.string();
-  log_info(out.string(), ": a mixture of ", parts.size(), " sources, ", open_data(config)->train_size(),
-           " training tokens");
+  make_folders(out);
+  write_file_durably(record, identity(arguments));
+  try {
+    for (size_t i = 0; i < parts.size(); ++i) prepare_source(arguments, paths[i], out / parts[i].name);
+  } catch (...) {
+    std::error_code error;
+    const auto made = [&](const MixturePart& part) { return fs::exists(out / part.name / "manifest.json"); };
+    if (std::none_of(parts.begin(), parts.end(), made)) fs::remove(record, error), fs::remove(out, error);
+    throw;
+  }
+  const int64_t tokens = write_mixture(out, parts);
+  remove_tree(record);
+  log_info(out.string(), ": a mixture of ", parts.size(), " sources, ", tokens, " training tokens");
   return Exit::done;
 }
 

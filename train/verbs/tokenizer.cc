@@ -113,6 +113,9 @@ Exit train_tokenizer(const Arguments& arguments) {
     t.special = comma_list(text);
   else
     t.special.clear();
+  const std::set<std::string> different(t.special.begin(), t.special.end());
+  if (different.size() < t.special.size() || different.contains(""))
+    fail(Exit::usage, "command line: --special ", arguments.get("special", ""), " has an empty token, or one twice");
   const std::string pattern = arguments.get("pattern", "gpt2");
   t.pattern = pattern == "gpt2" ? gpt2_pattern : pattern == "llama3" ? llama3_pattern : pattern;
   take_stop_signals("the training; nothing of it is kept");
