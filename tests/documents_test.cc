@@ -306,14 +306,14 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
       }
       if (times == 2) {  // another command begins anew, and so does this one behind it
         DocumentOptions other = o;
-        other.tokenizer = Tokenizer::byte(), asked = 0;
+        other.tokenizer = Tokenizer::byte(), asked = -3;
         CHECK_THAT(error_of([&] { prepare_documents(other); }), ContainsSubstring("to go on"));
       }
     }
     CHECK(times >= 2);
     o.stop = nullptr, o.workers = 3, o.progress_seconds = 1000;
     prepare_documents(o);
-    CHECK(contents(f / "parts") == wanted);
+    CHECK((contents(f / "parts") == wanted));
     for (const char* folder : {"whole", "parts"}) fs::remove_all(f / folder);
   }
 
@@ -339,7 +339,7 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
   write_file(f / "a.jsonl", lines);
   fs::remove(f / "parts/.unfinished-train_000000.bin");
   prepare_documents(o);
-  CHECK(contents(f / "parts") == wanted);
+  CHECK((contents(f / "parts") == wanted));
 }
 
 }  // namespace
