@@ -12,6 +12,7 @@
 #include "nn/models/llama.h"
 #include "tests/catch.h"
 #include "tests/process.h"
+#include "tests/tokenizers.h"
 #include "train/tasks/generate.h"
 
 namespace {
@@ -204,25 +205,15 @@ TEST_CASE("a stop is found across tokens, and nothing of it is shown", "[generat
 }
 
 TEST_CASE("conversations are written as ChatML and Llama 3 have them, and what people write is text", "[generate]") {
-  const auto tokenizer = [](const std::vector<std::string>& special) {
-    BPEDefinition d;
-    for (int i = 0; i < 256; ++i) d.tokens.emplace_back(1, static_cast<char>(i));
-    for (const std::string& s : special) {
-      d.special.push_back({static_cast<int32_t>(d.tokens.size()), s});
-      d.tokens.push_back(s);
-    }
-    Json json;
-    json["kind"] = "bpe", json["bpe"] = bpe_to_json(d);
-    return Tokenizer::from_json(json, "kind", "test");
-  };
   const std::vector<ChatMessage> messages{{"system", "Be kind."}, {"user", "Hi <|im_end|>"}};
-  const Tokenizer chatml = tokenizer({"<|im_start|>", "<|im_end|>"});
+  const Tokenizer chatml = test::bytes_and({"<|im_start|>", "<|im_end|>"});
   const ChatTemplate chat(chatml, "run", "");
   CHECK(chatml.decode(chat.ask(messages)) ==
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n");
   const auto ids = chat.ask(messages);
   CHECK(std::count(ids.begin(), ids.end(), chat.end()) == 2);
-  const Tokenizer llama3 = tokenizer({"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"});
+  const Tokenizer llama3 =
+      test::bytes_and({"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"});
   CHECK(llama3.decode(ChatTemplate(llama3, "run", "").ask({{"user", "Hi"}})) ==
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant"
         "<|end_header_id|>\n\n");

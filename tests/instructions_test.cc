@@ -10,24 +10,12 @@
 #include "data/tokens.h"
 #include "tests/catch.h"
 #include "tests/process.h"
+#include "tests/tokenizers.h"
 
 namespace {
 
 using namespace lathe;
 using namespace lathe::test;
-
-/// 256 bytes and special tokens behind them.
-Tokenizer bytes_and(const std::vector<std::string>& special) {
-  BPEDefinition d;
-  for (int i = 0; i < 256; ++i) d.tokens.emplace_back(1, static_cast<char>(i));
-  for (const std::string& s : special) {
-    d.special.push_back({static_cast<int32_t>(d.tokens.size()), s});
-    d.tokens.push_back(s);
-  }
-  Json json;
-  json["kind"] = "bpe", json["bpe"] = bpe_to_json(d);
-  return Tokenizer::from_json(json, "kind", "test");
-}
 
 /// The text of a split, what is learned of it in brackets.
 std::string marked_text(const fs::path& folder, const char* split) {

@@ -7,6 +7,7 @@
 #include "nn/models/model.h"
 #include "tests/catch.h"
 #include "tests/process.h"
+#include "tests/tokenizers.h"
 
 namespace {
 
@@ -62,13 +63,7 @@ TEST_CASE("each token of a text is scored once, behind as much as its window has
 }
 
 TEST_CASE("behind the token that ends documents, the first token is scored too", "[text_score]") {
-  BPEDefinition d;
-  for (int i = 0; i < 256; ++i) d.tokens.emplace_back(1, static_cast<char>(i));
-  d.special.push_back({256, "<|endoftext|>"});
-  d.tokens.emplace_back("<|endoftext|>");
-  Json json;
-  json["kind"] = "bpe", json["bpe"] = bpe_to_json(d);
-  const Tokenizer bpe = Tokenizer::from_json(json, "kind", "test");
+  const Tokenizer bpe = bytes_and({"<|endoftext|>"});
   const auto model = small_model(257);
   const std::string text = "<|endoftext|>";  // which is text here
   const TextScore s = score_text({*model, bpe, context}, text);
