@@ -33,7 +33,7 @@ void each_conversation(const Part& part, const DocumentSource& source,
                        const std::function<void(const Conversation&)>& f) {
   const std::string what = str("is no conversation: it needs a list \"", source.field,
                                "\" of messages (name it with --field), or \"prompt\" and \"completion\"");
-  each_line(part, text_of(part), what, [&](uint64_t line, const simdjson::dom::object& json) {
+  each_object(part, what, [&](uint64_t line, const simdjson::dom::object& json) {
     const std::string where = str(part.file, ":", line);
     simdjson::dom::array messages;
     std::string_view prompt, completion;

@@ -119,6 +119,9 @@ bool PartReader::next_text(Part& part) {
   }
 }
 
+namespace {
+
+/// The text without the byte order mark that a file may begin with.
 std::string_view text_of(const Part& part) {
   std::string_view text = part.text;
   constexpr std::string_view mark = "\xEF\xBB\xBF";
@@ -126,13 +129,25 @@ std::string_view text_of(const Part& part) {
   return text;
 }
 
+}  // namespace
+
+void each_line(const Part& part, const std::function<void(uint64_t line, std::string_view text)>& f) {
+  std::string_view text = text_of(part);
+  for (uint64_t line = part.place; !text.empty(); ++line) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view one = text.substr(0, end);
+    text.remove_prefix(std::min(text.size(), end + 1));
+    if (one.find_first_not_of(" \t\r") != std::string_view::npos) f(line, one);
+  }
+}
+
 void each_document(const Part& part, const DocumentSource& source, const std::function<void(std::string_view)>& f) {
   if (part.documents) {
     for (const std::string& document : *part.documents) f(document);
     return;
   }
-  std::string_view text = text_of(part);
   if (!part.jsonl) {
+    std::string_view text = text_of(part);
     if (source.separator.empty() || text.empty()) return f(text);
     while (!text.empty()) {
       const size_t end = std::min(text.find(source.separator), text.size());
@@ -142,7 +157,7 @@ void each_document(const Part& part, const DocumentSource& source, const std::fu
     return;
   }
   const std::string what = str("has no text in the field \"", source.field, "\"; name it with --field");
-  each_line(part, text, what, [&](uint64_t line, const simdjson::dom::object& json) {
+  each_object(part, what, [&](uint64_t line, const simdjson::dom::object& json) {
     std::string_view found;
     if (json[source.field].get(found) != simdjson::SUCCESS) fail(Exit::data, part.file, ":", line, " ", what);
     f(found);

@@ -39,8 +39,9 @@ struct Part {
   /// In place of the text, where it was filtered: its documents.
   std::optional<std::vector<std::string>> documents{};
 };
-/// The text without the byte order mark that a file may begin with.
-std::string_view text_of(const Part& part);
+/// Calls f with each line of a part that is not white space alone, and its number in the file, from 1; without the byte
+/// order mark that a file may begin with.
+void each_line(const Part& part, const std::function<void(uint64_t line, std::string_view text)>& f);
 
 /// Reads the parts of all files in order. A long document is cut behind a line break with no white space on
 /// either side, where a piece ends by the patterns of GPT-2, Llama 3 and Qwen 2.

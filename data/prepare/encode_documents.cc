@@ -39,7 +39,7 @@ class Writer {
     }
     const size_t prompt = ids_.size();
     text(c.messages[0].text);
-    for (size_t i = prompt; i < ids_.size(); ++i) ids_[i] = mark_token(ids_[i]);
+    mark_tokens(ids_, prompt);
     text(c.messages[1].text);
     end(/*learned=*/true);
   }

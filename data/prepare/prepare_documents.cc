@@ -151,6 +151,11 @@ struct Making {
   SplitWriter &train, &val;  ///< one and the same where the input is split behind
   DataManifest& manifest;
 
+  /// From now on nothing is lost, whatever cuts it short.
+  void keep() {
+    out.keep();
+    meter.resumable();
+  }
   /// Reads, encodes on several threads and sorts, in the order of the input. What `before` has done is only looked at
   /// again.
   void go_through(bool whole, const std::optional<Progress>& before);
@@ -166,6 +171,7 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
   Checksum input;
   Progress now;
   const int64_t done = before ? before->parts : 0;
+  if (before) keep();
   auto saved = Clock::now();
   const auto save = [&] {
     train.sync();
@@ -174,8 +180,7 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
     now.largest_id = manifest.largest_id, now.learned = sorter.learned();
     now.input = input.hex();
     write_journal(o, now);
-    out.keep();
-    meter.resumable();
+    keep();
     saved = Clock::now();
     fault_point("prepare: progress written");
   };
@@ -216,8 +221,7 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
 }
 
 /// Distributes what was written for one split over both, the last tokens for validation.
-void split_tail(const DocumentOptions& o, const fs::path& spool, bool wide, SplitWriter& train, SplitWriter& val,
-                int64_t head, bool resumable) {
+void split_tail(const fs::path& spool, bool wide, SplitWriter& train, SplitWriter& val, int64_t head, Meter& meter) {
   const MappedFile file(spool, Exit::io);
   const size_t width = wide ? 4 : 2;
   std::vector<int32_t> ids;
@@ -235,8 +239,7 @@ void split_tail(const DocumentOptions& o, const fs::path& spool, bool wide, Spli
     val.write(std::span(ids).subspan(here));
     file.release(bytes);
     at += bytes.size();
-    if (o.stop && o.stop())
-      fail(Exit::stopped, "stopped; run the same command again to ", resumable ? "go on" : "begin anew");
+    meter.advance(0);  // which is where a stop is heeded
   }
 }
 
@@ -292,15 +295,13 @@ void prepare_documents(const DocumentOptions& o) {
     log_info(o.out.string(), ": going on behind the ", before->parts, " parts that are done");
   }
   out.clear(before ? going_on : std::vector<std::string>());
-  if (before) out.keep(), meter.resumable();
   if (tail) {
     Making{o, out, meter, *spool, *spool, manifest}.go_through(whole, before);
     const auto all = spool->tokens();
     spool->finish();
     const fs::path path = OutFolder::unfinished(o.out, "train_all.bin");
     if (all > 0)
-      split_tail(o, path, wide, *train, *val, all - static_cast<int64_t>(o.val_share * static_cast<double>(all)),
-                 out.kept());
+      split_tail(path, wide, *train, *val, all - static_cast<int64_t>(o.val_share * static_cast<double>(all)), meter);
     remove_tree(path);
   } else {
     Making{o, out, meter, *train, *val, manifest}.go_through(whole, before);

@@ -62,20 +62,17 @@ std::vector<int64_t> ChatTemplate::ask(const std::vector<ChatMessage>& messages)
 
 void ChatTemplate::append_marked(const std::vector<ChatMessage>& messages, BPE::Encoder& encoder,
                                  std::vector<int32_t>& ids) const {
-  const auto mark_from = [&](size_t at) {
-    for (; at < ids.size(); ++at) ids[at] = mark_token(ids[at]);
-  };
   if (first_ >= 0) ids.push_back(mark_token(static_cast<int32_t>(first_)));
   for (const ChatMessage& m : messages) {
     const bool learned = m.role == "assistant";
     const size_t message = ids.size();
     begin(encoder, ids, {m.role, learned ? "" : m.text});
-    mark_from(message);
+    mark_tokens(ids, message);
     if (learned) encoder.encode(m.text, ids, SpecialText::text);
     ids.push_back(learned ? static_cast<int32_t>(close_) : mark_token(static_cast<int32_t>(close_)));
     const size_t end = ids.size();
     encoder.encode(behind_message_, ids, SpecialText::text);
-    mark_from(end);
+    mark_tokens(ids, end);
   }
 }
 

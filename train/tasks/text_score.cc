@@ -105,17 +105,10 @@ std::vector<Choice> read_choices(const std::string& file) {
   std::vector<Choice> all;
   const DocumentSource source{.files = {file}, .format = "jsonl"};
   PartReader reader(source, /*whole=*/false);
-  uint64_t line = 0;
   for (Part part; reader.next(part);) {
-    std::string_view text = text_of(part);
-    while (!text.empty()) {
-      ++line;
-      const size_t end = std::min(text.find('\n'), text.size());
-      const std::string_view one = text.substr(0, end);
-      text.remove_prefix(std::min(text.size(), end + 1));
-      if (one.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    each_line(part, [&](uint64_t line, std::string_view text) {
       const std::string where = str(file, ":", line);
-      const Json json = parse_json(one, where, Exit::data);
+      const Json json = parse_json(text, where, Exit::data);
       Choice c{json_get<std::string>(json, "context", where, Exit::data), {}, 0};
       const Json endings = json_get<Json>(json, "endings", where, Exit::data);
       if (!endings.is_array()) fail(Exit::data, where, ": \"endings\" must be a list of texts");
@@ -127,7 +120,7 @@ std::vector<Choice> read_choices(const std::string& file) {
       if (std::ssize(c.endings) < 2) fail(Exit::data, where, ": \"endings\" needs at least two");
       c.label = json_whole(json, "label", 0, std::ssize(c.endings) - 1, where, Exit::data);
       all.push_back(std::move(c));
-    }
+    });
   }
   if (all.empty()) fail(Exit::data, file, " has no questions");
   return all;
