@@ -17,7 +17,7 @@
 namespace lathe {
 namespace {
 
-[[maybe_unused]] const bool registered = composed({"rearrange", "reduce", "repeat"});
+[[maybe_unused]] const bool einops_registered = composed({"rearrange", "reduce", "repeat"});
 
 enum class Kind : uint8_t { rearrange, reduce, repeat };
 const char* name_of(Kind kind) {
@@ -160,17 +160,17 @@ std::string text_of(const Recipe& r, const Group& group) {
 }
 
 /// A recipe for an x of this shape: "..." becomes axes, and every axis has its size.
-struct Bound {
+struct FittedRecipe {
   std::vector<int64_t> sizes;
   Side left, right;
   std::vector<size_t> reduced, added;
 };
 
-Bound fitted(const Recipe& r, const Variable& x, const AxisSizes& given) {
+FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) {
   const auto wrong = [&](const auto&... what) {
     fail(Exit::internal, r.text, " of ", describe(x.data()), ": ", what...);
   };
-  Bound b{std::vector<int64_t>(r.axes.size(), -1), {}, {}, {}, {}};
+  FittedRecipe b{std::vector<int64_t>(r.axes.size(), -1), {}, {}, {}, {}};
   for (size_t a = 0; a < r.axes.size(); ++a) b.sizes[a] = r.axes[a].size;
   for (const auto& [name, size] : given) {
     const auto it = std::find_if(r.axes.begin(), r.axes.end(), [&, &n = name](const Axis& a) { return a.name == n; });
@@ -251,7 +251,7 @@ Variable reduced(const Variable& x, size_t kept, const std::string& reduction) {
 Variable apply_recipe(Kind kind, const Variable& x, const std::string& pattern, const std::string& reduction,
                       const AxisSizes& given) {
   const Recipe& r = recipe_of(kind, pattern);
-  const Bound b = fitted(r, x, given);
+  const FittedRecipe b = fitted(r, x, given);
   // Elementary axes, in x's order.
   std::vector<size_t> axes;
   for (const Group& group : b.left) axes.insert(axes.end(), group.axes.begin(), group.axes.end());

@@ -18,9 +18,9 @@
 namespace lathe {
 namespace {
 
-[[maybe_unused]] const bool registered = composed({"einsum"});
+[[maybe_unused]] const bool einsum_registered = composed({"einsum"});
 
-constexpr int ellipsis = std::numeric_limits<int>::min();  // in an equation that is not fitted to shapes yet
+constexpr int open_ellipsis = std::numeric_limits<int>::min();  // in an equation that is not fitted to shapes yet
 
 struct Equation {
   std::string text;                // einsum "...": for messages
@@ -46,8 +46,8 @@ Equation parse(const std::string& text, bool named) {
       if (part[i] == ' ') {
         ++i;
       } else if (part.compare(i, 3, "...") == 0) {
-        check(e.text, std::find(out.begin(), out.end(), ellipsis) == out.end(), "\"...\" twice in \"", part, "\"");
-        out.push_back(ellipsis);
+        check(e.text, std::find(out.begin(), out.end(), open_ellipsis) == out.end(), "\"...\" twice in \"", part, "\"");
+        out.push_back(open_ellipsis);
         i += 3;
       } else {
         const auto letter = [&](size_t at) { return std::isalpha(static_cast<unsigned char>(part[at])) != 0; };
@@ -75,14 +75,14 @@ Equation parse(const std::string& text, bool named) {
   bool spread = false;
   for (const Labels& in : e.in) {
     for (const int l : in) {
-      if (l == ellipsis)
+      if (l == open_ellipsis)
         spread = true;
       else
         ++count[e.names[static_cast<size_t>(l)]];
     }
   }
   if (arrow == std::string::npos) {
-    if (spread) e.out.push_back(ellipsis);
+    if (spread) e.out.push_back(open_ellipsis);
     for (const auto& [name, n] : count) {
       if (n == 1) e.out.push_back(static_cast<int>(std::find(e.names.begin(), e.names.end(), name) - e.names.begin()));
     }
@@ -91,7 +91,7 @@ Equation parse(const std::string& text, bool named) {
   const size_t known = e.names.size();
   e.out = labels(text.substr(arrow + 2));
   for (size_t i = 0; i < e.out.size(); ++i) {
-    if (e.out[i] == ellipsis) continue;
+    if (e.out[i] == open_ellipsis) continue;
     const std::string& name = e.names[static_cast<size_t>(e.out[i])];
     check(e.text, static_cast<size_t>(e.out[i]) < known, "index ", name, " of the result is in no operand");
     check(e.text, std::count(e.out.begin(), e.out.end(), e.out[i]) == 1, "index ", name, " is twice in the result");
@@ -109,21 +109,21 @@ const Equation& equation_of(const std::string& text, bool named) {
 }
 
 /// An equation for operands of given shapes.
-struct Bound {
+struct FittedEquation {
   std::vector<Labels> in;
   Labels out;
   std::map<int, int64_t> sizes;
 };
 
-Bound fitted(const Equation& e, const std::vector<at::IntArrayRef>& shapes) {
+FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& shapes) {
   std::string all;
   for (const at::IntArrayRef s : shapes) all += (all.empty() ? "" : ", ") + describe(s);
   const std::string text = e.text + " of " + all;
   check(text, shapes.size() == e.in.size(), e.in.size(), " operands are named and ", shapes.size(), " given");
-  Bound b;
+  FittedEquation b;
   int64_t spread = 0;  // dims of "..." in the result
   for (size_t i = 0; i < shapes.size(); ++i) {
-    const bool with_ellipsis = has(e.in[i], ellipsis);
+    const bool with_ellipsis = has(e.in[i], open_ellipsis);
     const int64_t more =
         static_cast<int64_t>(shapes[i].size()) - static_cast<int64_t>(e.in[i].size()) + (with_ellipsis ? 1 : 0);
     check(text, more >= 0 && (more == 0 || with_ellipsis), "operand ", i, " has ", shapes[i].size(), " dims, and ",
@@ -131,8 +131,8 @@ Bound fitted(const Equation& e, const std::vector<at::IntArrayRef>& shapes) {
     if (with_ellipsis) spread = std::max(spread, more);
     Labels labels;
     for (const int l : e.in[i]) {
-      if (l != ellipsis) labels.push_back(l);
-      for (int64_t d = more; l == ellipsis && d > 0; --d) labels.push_back(static_cast<int>(-d));
+      if (l != open_ellipsis) labels.push_back(l);
+      for (int64_t d = more; l == open_ellipsis && d > 0; --d) labels.push_back(static_cast<int>(-d));
     }
     for (size_t d = 0; d < labels.size(); ++d) {
       const int64_t size = shapes[i][d];
@@ -146,21 +146,21 @@ Bound fitted(const Equation& e, const std::vector<at::IntArrayRef>& shapes) {
     b.in.push_back(std::move(labels));
   }
   for (const int l : e.out) {
-    if (l != ellipsis) b.out.push_back(l);
-    for (int64_t d = spread; l == ellipsis && d > 0; --d) b.out.push_back(static_cast<int>(-d));
+    if (l != open_ellipsis) b.out.push_back(l);
+    for (int64_t d = spread; l == open_ellipsis && d > 0; --d) b.out.push_back(static_cast<int>(-d));
   }
   return b;
 }
 
 /// An operand with its indices, each once; one of size 1 that is larger elsewhere is left out.
-struct Operand {
+struct Labelled {
   Variable x;
   Labels labels;
 };
 
 /// Takes diagonals of repeated indices, and drops what broadcasts.
-Operand operand(const Variable& x, const Labels& labels, const Bound& b) {
-  Operand o{x, labels};
+Labelled operand(const Variable& x, const Labels& labels, const FittedEquation& b) {
+  Labelled o{x, labels};
   for (size_t d = 0; d < o.labels.size();) {
     const int64_t size = o.x.size(static_cast<int64_t>(d));
     if (size == 1 && b.sizes.at(o.labels[d]) != 1) {
@@ -185,7 +185,7 @@ Operand operand(const Variable& x, const Labels& labels, const Bound& b) {
 }
 
 /// Sums over the indices that nobody wants.
-void sum_out(Operand& o, const Labels& wanted) {
+void sum_out(Labelled& o, const Labels& wanted) {
   Dims dims;
   Labels left;
   for (size_t d = 0; d < o.labels.size(); ++d) {
@@ -199,17 +199,17 @@ void sum_out(Operand& o, const Labels& wanted) {
 }
 
 /// The sum over what is in both and not wanted: as matrices [both, a alone, summed] x [both, summed, b alone].
-Operand product(const Operand& a, const Operand& b, const Labels& wanted) {
+Labelled pair_product(const Labelled& a, const Labelled& b, const Labels& wanted) {
   Labels both, summed, of_a, of_b;
   for (const int l : a.labels) (!has(b.labels, l) ? of_a : has(wanted, l) ? both : summed).push_back(l);
   for (const int l : b.labels) {
     if (!has(a.labels, l)) of_b.push_back(l);
   }
   std::map<int, int64_t> sizes;
-  for (const Operand* o : {&a, &b}) {
+  for (const Labelled* o : {&a, &b}) {
     for (size_t d = 0; d < o->labels.size(); ++d) sizes[o->labels[d]] = o->x.sizes()[d];
   }
-  const auto matrices = [&](const Operand& o, const std::array<const Labels*, 3>& parts) {
+  const auto matrices = [&](const Labelled& o, const std::array<const Labels*, 3>& parts) {
     Dims order, shape;
     for (const Labels* part : parts) {
       shape.push_back(1);
@@ -221,7 +221,7 @@ Operand product(const Operand& a, const Operand& b, const Labels& wanted) {
     return reshape(std::is_sorted(order.begin(), order.end()) ? o.x : permute(o.x, order), shape);
   };
   const Variable y = matmul(matrices(a, {&both, &of_a, &summed}), matrices(b, {&both, &summed, &of_b}));
-  Operand out;
+  Labelled out;
   Dims shape;
   for (const Labels* part : {&both, &of_a, &of_b}) {
     for (const int l : *part) {
@@ -237,8 +237,8 @@ Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
   LATHE_CHECK(!xs.empty(), e.text, ": no operands");
   std::vector<at::IntArrayRef> shapes;
   for (const Variable& x : xs) shapes.push_back(x.sizes());
-  const Bound b = fitted(e, shapes);
-  std::vector<Operand> list;
+  const FittedEquation b = fitted(e, shapes);
+  std::vector<Labelled> list;
   for (size_t i = 0; i < xs.size(); ++i) list.push_back(operand(xs[i], b.in[i], b));
   const auto wanted_beside = [&](size_t first, size_t second) {
     std::vector<Labels> others;
@@ -249,15 +249,15 @@ Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
   };
   for (size_t i = 0; i < list.size(); ++i) sum_out(list[i], wanted_beside(i, i));
   std::vector<Labels> labels;
-  for (const Operand& o : list) labels.push_back(o.labels);
+  for (const Labelled& o : list) labels.push_back(o.labels);
   for (const auto& [first, second] : plan_products(labels, b.out, b.sizes).steps) {
-    Operand made = product(list[first], list[second], wanted_beside(first, second));
+    Labelled made = pair_product(list[first], list[second], wanted_beside(first, second));
     list.erase(list.begin() + static_cast<int64_t>(second));
     list.erase(list.begin() + static_cast<int64_t>(first));
     list.push_back(std::move(made));
   }
   // The result's order; an index that all operands had with size 1 is there, "..." of none may lack dims.
-  Operand& last = list[0];
+  Labelled& last = list[0];
   sum_out(last, b.out);
   Dims order, sizes;
   for (const int l : b.out) {
@@ -280,7 +280,7 @@ Variable einsum(const std::vector<Variable>& operands, const std::string& patter
 EinsumPlan einsum_plan(const std::string& equation, const std::vector<std::vector<int64_t>>& shapes) {
   const Equation& e = equation_of(equation, false);
   std::vector<at::IntArrayRef> refs(shapes.begin(), shapes.end());
-  const Bound b = fitted(e, refs);
+  const FittedEquation b = fitted(e, refs);
   std::vector<Labels> labels;
   for (size_t i = 0; i < b.in.size(); ++i) {
     labels.emplace_back();

@@ -142,13 +142,16 @@ Variable conv2d_input_grad(const Variable& dy, const Variable& weight, at::IntAr
                            const Conv2dOptions& options = {});
 Variable conv2d_weight_grad(const Variable& dy, const Variable& x, at::IntArrayRef sizes,
                             const Conv2dOptions& options = {});
-/// The largest of each window, by default one beside the other; padding, at most half a window, never counts.
+/// The largest of each window, by default one beside the other; padding, at most half a window, never counts. With
+/// ceil_mode the last window may reach beyond the padding, as long as it begins in x or the padding before it.
 Variable max_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride = std::nullopt, Pair padding = 0,
-                    Pair dilation = 1);
-/// The mean of each window, the zeros of padding counted.
-Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride = std::nullopt, Pair padding = 0);
+                    Pair dilation = 1, bool ceil_mode = false);
+/// The mean of each window: of x and the zeros of padding, or of x alone; what lies beyond both never counts.
+Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride = std::nullopt, Pair padding = 0,
+                    bool ceil_mode = false, bool count_include_pad = true);
 /// Its adjoint, for an x of `sizes`.
-Variable avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes, Pair kernel, Pair stride, Pair padding);
+Variable avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes, Pair kernel, Pair stride, Pair padding,
+                             bool ceil_mode = false, bool count_include_pad = true);
 /// Means of out.h times out.w windows that cover x, whatever its size: row i begins at floor(i H / out.h) and ends
 /// before ceil((i + 1) H / out.h).
 Variable adaptive_avg_pool2d(const Variable& x, Pair out);

@@ -21,7 +21,7 @@ endif()
 
 file(GLOB cuda_sources CONFIGURE_DEPENDS core/kernels/*.cu core/cuda/*.cc)
 add_library(lathe_cuda SHARED ${cuda_sources})
-set_target_properties(lathe_cuda PROPERTIES CUDA_STANDARD 17)
+set_target_properties(lathe_cuda PROPERTIES CUDA_STANDARD 17 UNITY_BUILD OFF)
 target_compile_options(lathe_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
   -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_100,code=[sm_100,compute_100]>)
 target_include_directories(lathe_cuda PRIVATE ${CUDAToolkit_INCLUDE_DIRS})

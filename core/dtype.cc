@@ -39,6 +39,10 @@ std::string describe(at::IntArrayRef sizes) {
   return out + "]";
 }
 
+at::Tensor at_least_float32(const at::Tensor& t) {
+  return !t.defined() || t.scalar_type() == at::kDouble ? t : t.to(at::kFloat);
+}
+
 std::string describe(const at::Tensor& t) {
   return t.defined() ? dtype_name(t.scalar_type()) + describe(t.sizes()) : "undefined";
 }

@@ -29,6 +29,9 @@ Element element_of(at::ScalarType dtype);
 /// Index of dimension `dim` (negative ones count from the end) of an `ndim`-dimensional tensor, or an error.
 int64_t wrap_dim(int64_t dim, int64_t ndim);
 
+/// t in float32, or as it is where it is float64 or undefined.
+at::Tensor at_least_float32(const at::Tensor& t);
+
 /// Says that a kernel wrote through t's pointer, so that a stale saved tensor is noticed.
 inline void bump_version(const at::Tensor& t) { t.unsafeGetTensorImpl()->bump_version(); }
 

@@ -20,8 +20,8 @@ struct Change {
 };
 
 /// Both files of a split.
-struct Part {
-  Part(const fs::path& folder, const ExampleSplit& split, const ExampleManifest& manifest)
+struct OpenSplit {
+  OpenSplit(const fs::path& folder, const ExampleSplit& split, const ExampleManifest& manifest)
       : inputs(open(folder, split.inputs, split.examples)), targets(open(folder, split.targets, split.examples)) {
     if (inputs.sizes() != manifest.input_sizes && !(inputs.sizes().empty() && inputs.numel() == 1)) {
       fail(Exit::data, inputs.path().string(), ": examples of ", sizes_text(inputs.sizes()),
@@ -111,11 +111,11 @@ class ExampleData final : public Data {
   void check_keys(const DataConfig& config) const;
   void make_folds(int64_t folds, int64_t fold);
   /// The part that has an example, and which of its examples it is.
-  std::pair<const Part*, int64_t> find(int64_t example) const {
+  std::pair<const OpenSplit*, int64_t> find(int64_t example) const {
     const int64_t first = manifest_.train.examples;
     return example < first ? std::pair(&parts_.front(), example) : std::pair(&parts_.back(), example - first);
   }
-  int64_t class_of(const Part& part, int64_t i) const;
+  int64_t class_of(const OpenSplit& part, int64_t i) const;
   void put_image(const std::byte* bytes, ArrayType type, const Change& change, float* out) const;
   /// Each file once, mapped anew, with what the manifest says of it.
   std::vector<std::pair<MappedFile, const ArrayInfo*>> files() const;
@@ -124,7 +124,7 @@ class ExampleData final : public Data {
   bool flip_;
   int64_t crop_;
   ExampleManifest manifest_;
-  std::vector<Part> parts_;  // training and validation, those that are there
+  std::vector<OpenSplit> parts_;  // training and validation, those that are there
   int64_t train_size_ = 0, val_size_ = 0;
   std::vector<int64_t> train_, val_;  // with folds: the examples of each, in order
   Normalisation inputs_, targets_;
@@ -154,7 +154,7 @@ void ExampleData::check_keys(const DataConfig& config) const {
   }
 }
 
-int64_t ExampleData::class_of(const Part& part, int64_t i) const {
+int64_t ExampleData::class_of(const OpenSplit& part, int64_t i) const {
   double value = 0;
   part.targets.read(i, &value);
   const auto label = static_cast<int64_t>(value);

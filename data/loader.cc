@@ -2,12 +2,12 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <chrono>
 #include <system_error>
 
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/timing.h"
 
 namespace lathe {
 
@@ -69,7 +69,7 @@ void Loader::work() {
 }
 
 Batch Loader::next() {
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   const int64_t n = to_give_;
   Slot& slot = slot_of(n);
   if (n > 0 && slot_of(n - 1).copied) slot_of(n - 1).copied->synchronize();
@@ -85,7 +85,7 @@ Batch Loader::next() {
     freed_.notify_all();
   }
   std::vector<at::Tensor> there;
-  waited_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  waited_ = seconds_since(begin);
   for (const auto& buffer : slot.buffers) {
     bump_version(buffer);  // a graph that still holds the batch that was here before must notice
     there.push_back(buffer.to(device_, /*non_blocking=*/true));

@@ -21,12 +21,6 @@ bool skip_without_card() {
   return true;
 }
 
-/// The largest distance, as a share of the larger of 1 and the largest number.
-double distance(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor x = a.to(at::kCPU, at::kDouble), y = b.to(at::kCPU, at::kDouble);
-  return ((x - y).abs().max() / y.abs().max().clamp_min(1)).item<double>();
-}
-
 TEST_CASE("a run on a card has the CPU's losses, kind by kind, and goes on with a CPU's checkpoint", "[card]") {
   if (skip_without_card()) return;
   const TempFolder f(fast_folder());

@@ -27,3 +27,9 @@ std::string error_of(F&& action) {
   }
   return "";
 }
+
+/// The largest distance, as a share of the larger of 1 and the largest number.
+inline double distance(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor x = a.to(at::kCPU, at::kDouble), y = b.to(at::kCPU, at::kDouble);
+  return ((x - y).abs().max() / y.abs().max().clamp_min(1)).item<double>();
+}

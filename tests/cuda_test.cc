@@ -210,11 +210,6 @@ constexpr at::ScalarType narrow_dtypes[] = {at::kFloat, at::kBFloat16, at::kHalf
 /// Half a unit in the last place of a number of size 1, and for float32 the sums before it.
 double rounding(at::ScalarType dtype) { return dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7; }
 Matrix matrix(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(0), element_of(t.scalar_type())}; }
-/// The largest distance, as a share of the larger of 1 and the largest number.
-double distance(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor x = a.to(at::kDouble), y = b.to(at::kDouble);
-  return ((x - y).abs().max() / y.abs().max().clamp_min(1)).item<double>();
-}
 
 TEST_CASE("norms on a card are those of their formula", "[cuda]") {
   torch::manual_seed(8);

@@ -14,10 +14,6 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-template <class T>
-std::string packed(std::vector<T> values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
-}
 std::vector<uint16_t> counting(int n) {
   std::vector<uint16_t> v(static_cast<size_t>(n));
   for (int i = 0; i < n; ++i) v[static_cast<size_t>(i)] = static_cast<uint16_t>(i % 1000);

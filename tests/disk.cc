@@ -11,7 +11,7 @@
 namespace lathe::test {
 namespace {
 
-using Kind = DiskCall::Kind;
+using CallKind = DiskCall::Kind;
 
 DiskRecord* recorder = nullptr;
 FileCalls system_calls;
@@ -29,11 +29,11 @@ int on_open(const char* path, int flags, mode_t mode) {
     if (folder >= 0) {
       node = recorder->add(false);
       recorder->nodes[static_cast<size_t>(folder)].now[name] = node;
-      recorder->calls_.push_back({Kind::create, node, folder, name, "", 0, ""});
+      recorder->calls_.push_back({CallKind::create, node, folder, name, "", 0, ""});
     }
   } else if (node >= 0 && (flags & O_TRUNC) != 0 && recorder->nodes[static_cast<size_t>(node)].size_now > 0) {
     recorder->nodes[static_cast<size_t>(node)].size_now = 0;
-    recorder->calls_.push_back({Kind::cut, node, -1, "", "", 0, ""});
+    recorder->calls_.push_back({CallKind::cut, node, -1, "", "", 0, ""});
   }
   if (node >= 0) recorder->open_files[fd] = {node, (flags & O_APPEND) != 0, 0};
   return fd;
@@ -48,7 +48,7 @@ ssize_t on_write(int fd, const void* data, size_t bytes) {
   size_t& size = recorder->nodes[static_cast<size_t>(node)].size_now;
   if (append) offset = size;
   recorder->calls_.push_back(
-      {Kind::write, node, -1, "", "", offset, {static_cast<const char*>(data), static_cast<size_t>(n)}});
+      {CallKind::write, node, -1, "", "", offset, {static_cast<const char*>(data), static_cast<size_t>(n)}});
   offset += static_cast<size_t>(n);
   size = std::max(size, offset);
   return n;
@@ -59,7 +59,7 @@ int on_fsync(int fd) {
   const int status = system_calls.fsync(fd);
   const auto found = recorder->open_files.find(fd);
   if (status == 0 && found != recorder->open_files.end())
-    recorder->calls_.push_back({Kind::sync, found->second.node, -1, "", "", 0, ""});
+    recorder->calls_.push_back({CallKind::sync, found->second.node, -1, "", "", 0, ""});
   return status;
 }
 
@@ -75,7 +75,7 @@ int on_ftruncate(int fd, off_t length) {
   const auto found = recorder->open_files.find(fd);
   if (status == 0 && found != recorder->open_files.end()) {
     recorder->nodes[static_cast<size_t>(found->second.node)].size_now = static_cast<size_t>(length);
-    recorder->calls_.push_back({Kind::cut, found->second.node, -1, "", "", static_cast<size_t>(length), ""});
+    recorder->calls_.push_back({CallKind::cut, found->second.node, -1, "", "", static_cast<size_t>(length), ""});
   }
   return status;
 }
@@ -91,7 +91,7 @@ int on_rename(const char* from, const char* to) {
   const int node = names.at(name);
   names.erase(name);
   names[to_name] = node;
-  recorder->calls_.push_back({Kind::rename, node, folder, name, to_name, 0, ""});
+  recorder->calls_.push_back({CallKind::rename, node, folder, name, to_name, 0, ""});
   return status;
 }
 
@@ -102,7 +102,7 @@ int on_mkdir(const char* path, mode_t mode) {
   if (status != 0 || folder < 0) return status;
   const int node = recorder->add(true);
   recorder->nodes[static_cast<size_t>(folder)].now[name] = node;
-  recorder->calls_.push_back({Kind::make_folder, node, folder, name, "", 0, ""});
+  recorder->calls_.push_back({CallKind::make_folder, node, folder, name, "", 0, ""});
   return status;
 }
 
@@ -112,7 +112,7 @@ int remove(int (*call)(const char*), const char* path) {
   const auto [folder, name] = recorder->place(path);
   if (status != 0 || folder < 0) return status;
   auto& names = recorder->nodes[static_cast<size_t>(folder)].now;
-  recorder->calls_.push_back({Kind::remove, names.at(name), folder, name, "", 0, ""});
+  recorder->calls_.push_back({CallKind::remove, names.at(name), folder, name, "", 0, ""});
   names.erase(name);
   return status;
 }
@@ -133,7 +133,7 @@ void put(std::string& data, size_t offset, std::string_view bytes) {
 }
 
 void apply(std::string& data, const DiskCall& call) {
-  if (call.kind == Kind::cut)
+  if (call.kind == CallKind::cut)
     data.resize(call.offset);
   else
     put(data, call.offset, call.data);
@@ -207,8 +207,8 @@ size_t DiskRecord::points_before(size_t n, const std::string& name) const {
 
 void DiskRecord::drop_syncs(bool of_folders) {
   for (auto& call : calls_) {
-    if (call.kind == Kind::sync && nodes[static_cast<size_t>(call.node)].is_folder == of_folders)
-      call.kind = Kind::none;
+    if (call.kind == CallKind::sync && nodes[static_cast<size_t>(call.node)].is_folder == of_folders)
+      call.kind = CallKind::none;
   }
 }
 
@@ -222,9 +222,9 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
   std::vector<Own> own(nodes.size());
   for (size_t i = 0; i < n; ++i) {
     const DiskCall& call = calls_[i];
-    if (call.kind == Kind::none) continue;
+    if (call.kind == CallKind::none) continue;
     Own& of = own[static_cast<size_t>(call.folder >= 0 ? call.folder : call.node)];
-    if (call.kind == Kind::sync)
+    if (call.kind == CallKind::sync)
       of.synced = of.calls.size();
     else
       of.calls.push_back(&call);
@@ -239,8 +239,8 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
       std::map<std::string, int> names = nodes[node].names;
       for (size_t i = 0; i < kept; ++i) {
         const DiskCall& call = *of.calls[i];
-        if (call.kind == Kind::rename || call.kind == Kind::remove) names.erase(call.name);
-        if (call.kind != Kind::remove) names[call.kind == Kind::rename ? call.to : call.name] = call.node;
+        if (call.kind == CallKind::rename || call.kind == CallKind::remove) names.erase(call.name);
+        if (call.kind != CallKind::remove) names[call.kind == CallKind::rename ? call.to : call.name] = call.node;
       }
       fs::create_directory(path);
       for (const auto& [name, inside] : names) self(static_cast<size_t>(inside), path / name, self);

@@ -23,7 +23,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-const FileCalls system_calls = file_calls;
+const FileCalls real_calls = file_calls;
 
 /// Replaces every call of the table while it lives. `errno_of` is asked before each: 0 lets it through.
 class Interposed {
@@ -33,25 +33,25 @@ class Interposed {
     at_most = write_at_most;
     file_calls = {
         .open = [](const char* path, int flags,
-                   mode_t mode) { return fails("open") ? -1 : system_calls.open(path, flags, mode); },
+                   mode_t mode) { return fails("open") ? -1 : real_calls.open(path, flags, mode); },
         .write = [](int fd, const void* data, size_t bytes) -> ssize_t {
-          return fails("write") ? -1 : system_calls.write(fd, data, std::min(bytes, at_most));
+          return fails("write") ? -1 : real_calls.write(fd, data, std::min(bytes, at_most));
         },
-        .fsync = [](int fd) { return fails("fsync") ? -1 : system_calls.fsync(fd); },
+        .fsync = [](int fd) { return fails("fsync") ? -1 : real_calls.fsync(fd); },
         .close =
             [](int fd) {
-              system_calls.close(fd);  // a close that fails has closed
+              real_calls.close(fd);  // a close that fails has closed
               return fails("close") ? -1 : 0;
             },
-        .ftruncate = [](int fd, off_t length) { return fails("ftruncate") ? -1 : system_calls.ftruncate(fd, length); },
-        .flock = [](int fd, int operation) { return fails("flock") ? -1 : system_calls.flock(fd, operation); },
-        .rename = [](const char* from, const char* to) { return fails("rename") ? -1 : system_calls.rename(from, to); },
-        .mkdir = [](const char* path, mode_t mode) { return fails("mkdir") ? -1 : system_calls.mkdir(path, mode); },
-        .unlink = [](const char* path) { return fails("unlink") ? -1 : system_calls.unlink(path); },
-        .rmdir = [](const char* path) { return fails("rmdir") ? -1 : system_calls.rmdir(path); },
+        .ftruncate = [](int fd, off_t length) { return fails("ftruncate") ? -1 : real_calls.ftruncate(fd, length); },
+        .flock = [](int fd, int operation) { return fails("flock") ? -1 : real_calls.flock(fd, operation); },
+        .rename = [](const char* from, const char* to) { return fails("rename") ? -1 : real_calls.rename(from, to); },
+        .mkdir = [](const char* path, mode_t mode) { return fails("mkdir") ? -1 : real_calls.mkdir(path, mode); },
+        .unlink = [](const char* path) { return fails("unlink") ? -1 : real_calls.unlink(path); },
+        .rmdir = [](const char* path) { return fails("rmdir") ? -1 : real_calls.rmdir(path); },
     };
   }
-  ~Interposed() { file_calls = system_calls; }
+  ~Interposed() { file_calls = real_calls; }
   Interposed(const Interposed&) = delete;
   Interposed& operator=(const Interposed&) = delete;
 

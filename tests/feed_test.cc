@@ -16,7 +16,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-std::string counting(int n) {
+std::string counting_bytes(int n) {
   std::string bytes;
   for (int i = 0; i < n; ++i) bytes += {static_cast<char>(i & 255), static_cast<char>(i >> 8)};
   return bytes;
@@ -24,7 +24,7 @@ std::string counting(int n) {
 
 TEST_CASE("an epoch's batches hold every window once", "[feed]") {
   const TempFolder f;
-  write_file(f / "train.bin", counting(1000));
+  write_file(f / "train.bin", counting_bytes(1000));
   const TokenData tokens(f.path());
   const WindowSampler sampler(1000, 8, 7);
   Loader loader(tokens, {3, 8, 1000}, 7, 0, {}, at::kCPU);
@@ -41,7 +41,7 @@ TEST_CASE("an epoch's batches hold every window once", "[feed]") {
 
 TEST_CASE("a batch stays as it is until the next is asked for, and a graph of an older one notices", "[feed]") {
   const TempFolder f;
-  write_file(f / "train.bin", counting(1000));
+  write_file(f / "train.bin", counting_bytes(1000));
   const TokenData tokens(f.path());
   DataConfig c;
   c.workers = 2, c.prefetch = 1;
@@ -74,7 +74,7 @@ TEST_CASE("epochs differ in their order, and in where their windows begin", "[fe
 
 TEST_CASE("an evaluation's limit counts batches, not rows", "[feed]") {
   const TempFolder f;
-  write_file(f / "val.bin", counting(1000));
+  write_file(f / "val.bin", counting_bytes(1000));
   const TokenData tokens(f.path());
   const auto two = tokens.evaluation({3, 16, 1000}, 2, at::kCPU);
   int64_t scored = 0;
@@ -88,10 +88,10 @@ TEST_CASE("shards of one length and other contents are told apart; the vocabular
     write_file(f / "train.bin", bytes);
     return TokenFile(f.path(), "train", std::nullopt).fingerprint();
   };
-  std::string other = counting(50);
+  std::string other = counting_bytes(50);
   other[20] = 9;
-  CHECK(print(counting(50)) == print(counting(50)));
-  CHECK(print(other) != print(counting(50)));
+  CHECK(print(counting_bytes(50)) == print(counting_bytes(50)));
+  CHECK(print(other) != print(counting_bytes(50)));
   const TokenData tokens(f.path());
   CHECK_THAT(error_of([&] { tokens.check_windows({.vocab_size = 49}); }),
              ContainsSubstring("token 49 is 49, beyond the vocabulary of 49"));
@@ -100,7 +100,7 @@ TEST_CASE("shards of one length and other contents are told apart; the vocabular
 
 TEST_CASE("over epochs, stops and any number of workers, the windows are those of one go", "[feed]") {
   const TempFolder f;
-  write_file(f / "train.bin", counting(500));
+  write_file(f / "train.bin", counting_bytes(500));
   const TokenData tokens(f.path());
   const BatchSizes shape{3, 8, 1000};
   const WindowSampler sampler(500, 8, 7);
@@ -147,7 +147,7 @@ std::string sum_of(const std::string& text) {
 
 TEST_CASE("contents count beside a manifest too, and fingerprints of earlier builds are known", "[feed]") {
   const TempFolder f;
-  const std::string bytes = counting(5000);
+  const std::string bytes = counting_bytes(5000);
   const DataManifest m = with_manifest(f.path(), bytes);
   const auto open = [&] { return TokenFile(f.path(), "train", m); };
   const std::string now = open().fingerprint(), before = sum_of("5000 " + m.train[0].xxh3);

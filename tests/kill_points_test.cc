@@ -38,6 +38,19 @@ TEST_CASE("killed at a start, and twice", "[kill_points]") {
   CHECK(trials.trial({{"save: model written", 2, 10}, {"save: state written", 1, 10}}));
 }
 
+TEST_CASE("a start removes what an unfinished save left before it trains", "[kill_points]") {
+  const Trials trials;
+  const auto unfinished = [&] {
+    const auto there = list_folder(trials.folder() / "run/checkpoints");
+    return std::count_if(there.begin(), there.end(),
+                         [](const fs::path& p) { return p.filename().string().starts_with(".unfinished-"); });
+  };
+  REQUIRE(trials.start("run", {{"LATHE_TEST_KILL", "save: model written 2"}}).code == killed);
+  CHECK(unfinished() == 1);
+  REQUIRE(trials.start("run", {{"LATHE_TEST_KILL", "start: metrics cut 1"}}).code == killed);
+  CHECK(unfinished() == 0);
+}
+
 /// Rewrites a checkpoint's manifest after a file was changed on purpose.
 void seal(const fs::path& checkpoint) {
   Json manifest = parse_json(slurp(checkpoint / "manifest.json"), "manifest", Exit::internal);

@@ -5,11 +5,13 @@
 #include "core/dtype.h"
 #include "core/mode.h"
 #include "tests/catch.h"
+#include "tests/op_case.h"
 #include "tests/torch_oracle.h"
 
 namespace {
 
 using namespace lathe;
+using namespace lathe::test;
 
 using Tensors = std::vector<at::Tensor>;
 using Sizes = std::vector<int64_t>;
@@ -45,7 +47,7 @@ at::Tensor lay(const at::Tensor& t, Layout layout) {
 }
 
 /// An op for `rows` rows with `columns` in the last dim.
-struct Case {
+struct LayoutCase {
   std::string op;
   std::function<std::vector<Sizes>(int64_t rows, int64_t columns)> inputs;
   std::function<Variable(const std::vector<Variable>&, const at::Tensor& ids)> ours;
@@ -56,14 +58,13 @@ struct Case {
 };
 
 constexpr int64_t wide = 37;  // of the dims that the sizes under test leave open
-const StepRandom step_random{.seed = 7, .step = 3, .first_sample = 5};
 
-std::vector<Case> cases() {
+std::vector<LayoutCase> layout_cases() {
   using V = const std::vector<Variable>&;
   using T = const Tensors&;
   using I = const at::Tensor&;
   const auto classes = [](int64_t c) { return std::min<int64_t>(c, wide); };
-  std::vector<Case> all{
+  std::vector<LayoutCase> all{
       {"linear",
        [](int64_t r, int64_t c) -> std::vector<Sizes> {
          return {{r, c}, {wide, c}};
@@ -173,7 +174,7 @@ struct Result {
 /// Everything at once: what a shape, a dtype and a layout of each input (and last of the cotangent) come to.
 class Checker {
  public:
-  explicit Checker(const Case& c) : c_(c) {}
+  explicit Checker(const LayoutCase& c) : c_(c) {}
 
   std::string run(int64_t rows, int64_t columns, at::ScalarType dtype, const std::vector<Layout>& layouts_of) {
     problem_.clear();
@@ -223,13 +224,13 @@ class Checker {
     }
   }
 
-  const Case& c_;
+  const LayoutCase& c_;
   std::string problem_;
 };
 
 TEST_CASE("kernels' ops take any layout and size", "[layout]") {
   constexpr std::array<int64_t, 9> sizes{0, 1, 3, 17, 31, 33, 63, 65, 129};
-  for (const auto& c : cases()) {
+  for (const auto& c : layout_cases()) {
     const size_t inputs = c.inputs(1, 1).size();
     Checker checker(c);
     const auto check = [&](int64_t rows, int64_t columns, const std::vector<Layout>& layouts_of) {

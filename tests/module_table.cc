@@ -6,6 +6,7 @@
 #include "nn/layers.h"
 #include "tests/catch.h"
 #include "tests/module_case.h"
+#include "tests/op_case.h"
 #include "tests/torch_oracle.h"
 
 namespace lathe::test {
@@ -16,7 +17,6 @@ using W = const Weights&;
 using T = const Tensors&;
 
 at::Tensor randn(std::vector<int64_t> sizes) { return torch::randn(sizes, at::kDouble); }
-at::Tensor longs(std::vector<int64_t> values) { return torch::tensor(values, at::kLong); }
 
 /// What most modules are called with: all inputs.
 const auto call1 = [](const auto& m, V x) { return m(x[0]); };
@@ -405,7 +405,7 @@ void add_recurrent(std::vector<ModuleCase>& t, const std::string& name, Theirs t
   }
 }
 
-std::vector<ModuleCase> make_table() {
+std::vector<ModuleCase> make_module_table() {
   torch::manual_seed(1);
   std::vector<ModuleCase> t;
   add_layers(t);
@@ -439,7 +439,7 @@ std::vector<ModuleCase> make_table() {
 }  // namespace
 
 const std::vector<ModuleCase>& module_table() {
-  static const std::vector<ModuleCase> table = make_table();
+  static const std::vector<ModuleCase> table = make_module_table();
   return table;
 }
 

@@ -6,6 +6,7 @@
 #include "core/kernels/gemm.h"
 #include "core/mode.h"
 #include "tests/catch.h"
+#include "tests/op_case.h"
 #include "tests/torch_oracle.h"
 #include "tests/vector_sets.h"
 
@@ -17,7 +18,7 @@ using namespace lathe::test;
 using Tensors = std::vector<at::Tensor>;
 using Sizes = std::vector<int64_t>;
 
-struct Case {
+struct NanCase {
   std::string op;
   std::vector<Sizes> inputs;
   std::function<Variable(const std::vector<Variable>&)> ours;
@@ -26,11 +27,8 @@ struct Case {
 };
 
 constexpr int64_t c = 37;  // whole vectors of 16, 8 and 4 floats, and a part of each
-const StepRandom step_random{.seed = 7, .step = 3, .first_sample = 5};
 
-at::Tensor longs(std::vector<int64_t> values) { return torch::tensor(values, at::kLong); }
-
-std::vector<Case> cases() {
+std::vector<NanCase> nan_cases() {
   using V = const std::vector<Variable>&;
   using T = const Tensors&;
   return {{"linear",
@@ -99,7 +97,7 @@ std::vector<Case> cases() {
 }
 
 /// y and the gradients of all inputs.
-Tensors run_ours(const Case& k, const Tensors& x, const at::Tensor& dy) {
+Tensors run_ours(const NanCase& k, const Tensors& x, const at::Tensor& dy) {
   std::vector<Variable> in;
   for (const auto& t : x) in.push_back(Variable::parameter(t));
   const Variable y = k.ours(in);
@@ -107,7 +105,7 @@ Tensors run_ours(const Case& k, const Tensors& x, const at::Tensor& dy) {
   for (auto& g : grad(y, in, Variable(dy))) all.push_back(g.data());
   return all;
 }
-Tensors run_oracle(const Case& k, const Tensors& x, const at::Tensor& dy) {
+Tensors run_oracle(const NanCase& k, const Tensors& x, const at::Tensor& dy) {
   Tensors in;
   for (const auto& t : x) in.push_back(t.detach().clone().requires_grad_());
   const at::Tensor y = k.oracle(in);
@@ -137,7 +135,7 @@ TEST_CASE("a NaN anywhere in an input or a cotangent comes out where the formula
   int sets = 0;
   on_every_set([&](const std::string&) { ++sets; });
   CHECK(sets >= 1);
-  for (const auto& k : cases()) {
+  for (const auto& k : nan_cases()) {
     torch::manual_seed(1);
     Tensors x;
     for (const auto& sizes : k.inputs) x.push_back(torch::randn(sizes, at::kDouble));

@@ -17,10 +17,6 @@ std::string npy(int version, const std::string& header, const std::string& eleme
   return std::string("\x93NUMPY") + static_cast<char>(version) + '\0' +
          std::string(reinterpret_cast<const char*>(&length), version == 1 ? 2 : 4) + header + elements;
 }
-template <class T>
-std::string packed(std::vector<T> values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
-}
 
 /// numpy.save(f, numpy.arange(6, dtype='<f4').reshape(2, 3)): 128 bytes before the elements.
 std::string from_numpy() {

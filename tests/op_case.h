@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "autograd/variable.h"
+#include "core/mode.h"
+#include "tests/catch.h"
 
 namespace lathe::test {
 
@@ -35,6 +37,15 @@ std::vector<OpCase> math_rows();
 std::vector<OpCase> shape_rows();
 std::vector<OpCase> layer_rows();
 std::vector<OpCase> loss_rows();
+
+/// Whole numbers as a tensor, of one dim or of this shape.
+inline at::Tensor longs(const std::vector<int64_t>& values) { return torch::tensor(values, at::kLong); }
+inline at::Tensor longs(const std::vector<int64_t>& values, at::IntArrayRef shape, at::Device device = at::kCPU) {
+  return longs(values).reshape(shape).to(device);
+}
+inline at::Device device_of(const std::vector<Variable>& inputs) { return inputs[0].data().device(); }
+/// What ops that draw random numbers are tested with.
+constexpr StepRandom step_random{.seed = 7, .step = 3, .first_sample = 5};
 
 /// Runs all checks of a row; returns what failed, one sentence each.
 std::vector<std::string> check_op(const OpCase& row);

@@ -16,10 +16,6 @@ namespace {
 using V = const std::vector<Variable>&;
 using T = const std::vector<at::Tensor>&;
 
-at::Tensor longs(std::vector<int64_t> values, at::IntArrayRef shape) {
-  return torch::tensor(values, at::kLong).reshape(shape);
-}
-
 /// The mask of dropout, element by element from the generator's definition.
 at::Tensor reference_mask(at::IntArrayRef shape, const StepRandom& random, double p, uint64_t stream) {
   at::Tensor mask = torch::empty(shape, at::kDouble);
@@ -53,9 +49,7 @@ struct ThroughE5m2 : torch::autograd::Function<ThroughE5m2> {
   }
 };
 
-const StepRandom step_random{.seed = 7, .step = 3, .first_sample = 5};
-
-std::vector<OpCase> make_table() {
+std::vector<OpCase> make_op_table() {
   std::vector<OpCase> t;
   const auto add_row = [&t](OpCase row) -> OpCase& { return t.emplace_back(std::move(row)); };
   const Input a{{2, 3}}, b{{2, 3}}, positive{{2, 3}, 0.5, 2}, row3{{3}}, image{{2, 3, 4}};
@@ -516,7 +510,7 @@ std::vector<OpCase> make_table() {
 }  // namespace
 
 const std::vector<OpCase>& op_table() {
-  static const auto table = make_table();
+  static const auto table = make_op_table();
   return table;
 }
 

@@ -91,33 +91,40 @@ void add_pools(std::vector<OpCase>& t) {
     const char* label;
     std::vector<int64_t> x;
     Pair kernel, stride, padding, dilation = 1;
+    bool ceil_mode = false, count_include_pad = true;
   };
   const std::vector<Case> cases{{"side by side", {2, 3, 6, 4}, 2, 2, 0},
                                 {"overlapping, padded", {2, 2, 7, 6}, {3, 2}, {2, 1}, {1, 1}},
                                 {"no batch", {0, 2, 6, 4}, 2, 2, 0},
-                                {"dilated", {1, 2, 7, 8}, {2, 3}, 1, 0, {2, 3}}};
+                                {"dilated", {1, 2, 7, 8}, {2, 3}, 1, 0, {2, 3}},
+                                {"a last window beyond the end", {1, 2, 6, 7}, {3, 2}, 2, {1, 0}, 1, true},
+                                {"padding that does not count", {2, 2, 5, 6}, {3, 2}, {2, 1}, {1, 1}, 1, true, false}};
   for (const Case& c : cases) {
     t.push_back({"max_pool2d",
                  c.label,
                  {{c.x}},
-                 [c](V v) { return max_pool2d(v[0], c.kernel, c.stride, c.padding, c.dilation); },
+                 [c](V v) { return max_pool2d(v[0], c.kernel, c.stride, c.padding, c.dilation, c.ceil_mode); },
                  [c](T x) {
                    return torch::max_pool2d(x[0], {c.kernel.h, c.kernel.w}, {c.stride.h, c.stride.w},
-                                            {c.padding.h, c.padding.w}, {c.dilation.h, c.dilation.w});
+                                            {c.padding.h, c.padding.w}, {c.dilation.h, c.dilation.w}, c.ceil_mode);
                  }});
     if (c.dilation.h != 1) continue;
     const auto pool = [c](const at::Tensor& x) {
-      return torch::avg_pool2d(x, {c.kernel.h, c.kernel.w}, {c.stride.h, c.stride.w}, {c.padding.h, c.padding.w});
+      return torch::avg_pool2d(x, {c.kernel.h, c.kernel.w}, {c.stride.h, c.stride.w}, {c.padding.h, c.padding.w},
+                               c.ceil_mode, c.count_include_pad);
     };
     t.push_back({"avg_pool2d",
                  c.label,
                  {{c.x}},
-                 [c](V v) { return avg_pool2d(v[0], c.kernel, c.stride, c.padding); },
+                 [c](V v) { return avg_pool2d(v[0], c.kernel, c.stride, c.padding, c.ceil_mode, c.count_include_pad); },
                  [pool](T x) { return pool(x[0]); }});
     t.push_back({"avg_pool2d_backward",
                  c.label,
                  {{pool(torch::zeros(c.x)).sizes().vec()}},
-                 [c](V v) { return avg_pool2d_backward(v[0], c.x, c.kernel, c.stride, c.padding); },
+                 [c](V v) {
+                   return avg_pool2d_backward(v[0], c.x, c.kernel, c.stride, c.padding, c.ceil_mode,
+                                              c.count_include_pad);
+                 },
                  [c, pool](T x) { return reference_adjoint(c.x, x[0], pool); }});
   }
   for (const auto& [label, x, h, w] : {std::tuple{"windows that overlap", std::vector<int64_t>{2, 3, 7, 5}, 3, 2},

@@ -13,9 +13,7 @@ using V = const std::vector<Variable>&;
 using T = const std::vector<at::Tensor>&;
 using Sizes = std::vector<int64_t>;
 
-at::Device device_of(V v) { return v[0].data().device(); }
-
-void add_convolutions(std::vector<OpCase>& t) {
+void add_convolution_forms(std::vector<OpCase>& t) {
   t.push_back({"conv1d",
                "",
                {{{2, 4, 7}}, {{6, 2, 3}}, {{6}}},
@@ -50,11 +48,21 @@ void add_convolutions(std::vector<OpCase>& t) {
                {{x}},
                [](V v) { return max_pool1d(v[0], 3, 2, 1); },
                [](T x) { return torch::max_pool1d(x[0], 3, 2, 1); }});
+  t.push_back({"max_pool1d",
+               "a last window beyond the end",
+               {{x}},
+               [](V v) { return max_pool1d(v[0], 4, 4, 1, 1, true); },
+               [](T x) { return torch::max_pool1d(x[0], 4, 4, 1, 1, true); }});
   t.push_back({"avg_pool1d",
                "",
                {{x}},
                [](V v) { return avg_pool1d(v[0], 3, 2, 1); },
                [](T x) { return torch::avg_pool1d(x[0], 3, 2, 1); }});
+  t.push_back({"avg_pool1d",
+               "padding that does not count",
+               {{x}},
+               [](V v) { return avg_pool1d(v[0], 4, 4, 1, true, false); },
+               [](T x) { return torch::avg_pool1d(x[0], 4, 4, 1, true, false); }});
   t.push_back({"adaptive_avg_pool1d",
                "",
                {{x}},
@@ -251,7 +259,7 @@ void add_grouped(std::vector<OpCase>& t) {
 
 std::vector<OpCase> layer_rows() {
   std::vector<OpCase> t;
-  add_convolutions(t);
+  add_convolution_forms(t);
   add_sizes(t);
   add_attention(t);
   add_grouped(t);

@@ -15,9 +15,6 @@ namespace F = torch::nn::functional;
 
 const char* name(Reduction r) { return r == Reduction::none ? "none" : r == Reduction::mean ? "mean" : "sum"; }
 int64_t number(Reduction r) { return static_cast<int64_t>(r); }
-at::Tensor longs(std::vector<int64_t> values, at::IntArrayRef shape, at::Device device = at::kCPU) {
-  return torch::tensor(values, at::kLong).reshape(shape).to(device);
-}
 
 void add_distances(std::vector<OpCase>& t, Reduction r) {
   for (const auto& [label, sizes] :

@@ -12,11 +12,6 @@ using V = const std::vector<Variable>&;
 using T = const std::vector<at::Tensor>&;
 using Sizes = std::vector<int64_t>;
 
-at::Tensor longs(std::vector<int64_t> values, at::IntArrayRef shape, at::Device device = at::kCPU) {
-  return torch::tensor(values, at::kLong).reshape(shape).to(device);
-}
-at::Device device_of(V v) { return v[0].data().device(); }
-
 void add_views(std::vector<OpCase>& t) {
   const auto add = [&t](const char* op, const char* label, Sizes x, auto ours, auto oracle) {
     t.push_back(

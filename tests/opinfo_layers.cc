@@ -201,7 +201,8 @@ Functions layer_functions() {
              const int64_t k = maybe_one(c, 1, "kernel_size").value();
              const auto stride = maybe_one(c, 2, "stride");
              const int64_t padding = maybe_one(c, 3, "padding").value_or(0);
-             return {max_pool1d(x, k, stride, padding, maybe_one(c, 4, "dilation").value_or(1))};
+             return {max_pool1d(x, k, stride, padding, maybe_one(c, 4, "dilation").value_or(1),
+                                c.flag(5, "ceil_mode", false))};
            }},
           {"max_pool2d",
            [](Call& c) -> Results {
@@ -210,7 +211,8 @@ Functions layer_functions() {
              const Pair k = pair_of(c.wholes(1, "kernel_size"));
              const auto stride = maybe_pair(c, 2, "stride");
              const Pair padding = pair_of(c.wholes(3, "padding", {0}));
-             return {max_pool2d(x, k, stride, padding, pair_of(c.wholes(4, "dilation", {1})))};
+             return {max_pool2d(x, k, stride, padding, pair_of(c.wholes(4, "dilation", {1})),
+                                c.flag(5, "ceil_mode", false))};
            }},
           {"avg_pool1d",
            [](Call& c) -> Results {
@@ -218,7 +220,8 @@ Functions layer_functions() {
              need_dims(x, 3, "no batch");
              const int64_t k = maybe_one(c, 1, "kernel_size").value();
              const auto stride = maybe_one(c, 2, "stride");
-             return {avg_pool1d(x, k, stride, maybe_one(c, 3, "padding").value_or(0))};
+             return {avg_pool1d(x, k, stride, maybe_one(c, 3, "padding").value_or(0), c.flag(4, "ceil_mode", false),
+                                c.flag(5, "count_include_pad", true))};
            }},
           {"avg_pool2d",
            [](Call& c) -> Results {
@@ -227,8 +230,8 @@ Functions layer_functions() {
              const Pair k = pair_of(c.wholes(1, "kernel_size"));
              const auto stride = maybe_pair(c, 2, "stride");
              const Pair padding = pair_of(c.wholes(3, "padding", {0}));
-             if (!c.flag(5, "count_include_pad", true)) throw Unsupported("padding that does not count");
-             return {avg_pool2d(x, k, stride, padding)};
+             return {avg_pool2d(x, k, stride, padding, c.flag(4, "ceil_mode", false),
+                                c.flag(5, "count_include_pad", true))};
            }},
           {"adaptive_avg_pool1d",
            [](Call& c) -> Results {

@@ -10,11 +10,11 @@ namespace {
 
 using namespace lathe;
 
-constexpr int steps = 25;
+constexpr int lowp_steps = 25;
 constexpr int64_t elements = 1024;
 
 /// One way to set an optimizer up, here and in torch.
-struct Kind {
+struct LowPrecisionKind {
   std::string label;
   OptimConfig config;
   std::function<std::unique_ptr<torch::optim::Optimizer>(at::Tensor&)> torch;
@@ -26,8 +26,8 @@ std::function<std::unique_ptr<torch::optim::Optimizer>(at::Tensor&)> like(Option
 }
 
 /// Every kind with its options, weight decay on and off.
-std::vector<Kind> kinds() {
-  std::vector<Kind> all;
+std::vector<LowPrecisionKind> kinds() {
+  std::vector<LowPrecisionKind> all;
   for (const double wd : {0.0, 0.1}) {
     OptimConfig base;
     base.weight_decay = wd, base.grad_clip = 0;
@@ -78,7 +78,7 @@ std::vector<Kind> kinds() {
   return all;
 }
 
-double rate(int step) { return 0.05 / (1 + 0.1 * step); }
+double lowp_rate(int step) { return 0.05 / (1 + 0.1 * step); }
 
 /// The same gradients for both sides, between 1/4 and 2 in size, with a sign of their own at each step.
 at::Tensor gradient(int step) {
@@ -92,23 +92,24 @@ at::Tensor start() {
 }
 
 /// Ours after the steps, in `dtype`; gradients have that dtype too.
-at::Tensor ours(const OptimConfig& config, at::ScalarType dtype, std::optional<uint64_t> rounding_seed = std::nullopt) {
+at::Tensor lowp_ours(const OptimConfig& config, at::ScalarType dtype,
+                     std::optional<uint64_t> rounding_seed = std::nullopt) {
   const Variable p = Variable::parameter(start().to(dtype, false, /*copy=*/true));
   Optimizer optimizer(config, {{"w", p, Role::weight}}, rounding_seed);
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < lowp_steps; ++step) {
     p.leaf().grad = gradient(step).to(dtype);
-    optimizer.step(rate(step));
+    optimizer.step(lowp_rate(step));
   }
   return p.data();
 }
 
 /// torch's after the steps, computed in `dtype`; the parameter, and each gradient, is rounded to `kept`.
-at::Tensor torchs(const Kind& kind, at::ScalarType dtype, at::ScalarType kept) {
+at::Tensor torchs(const LowPrecisionKind& kind, at::ScalarType dtype, at::ScalarType kept) {
   at::Tensor p = start().to(kept).to(dtype, false, /*copy=*/true).requires_grad_();
   const auto optimizer = kind.torch(p);
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < lowp_steps; ++step) {
     p.mutable_grad() = gradient(step).to(kept).to(dtype);
-    for (auto& group : optimizer->param_groups()) group.options().set_lr(rate(step));
+    for (auto& group : optimizer->param_groups()) group.options().set_lr(lowp_rate(step));
     optimizer->step();
     const torch::NoGradGuard no_grad;
     p.copy_(p.to(kept));
@@ -118,14 +119,14 @@ at::Tensor torchs(const Kind& kind, at::ScalarType dtype, at::ScalarType kept) {
 
 TEST_CASE("every optimizer in float32 is torch's in float32", "[optim_lowp]") {
   for (const auto& kind : kinds()) {
-    const at::Tensor a = ours(kind.config, at::kFloat), b = torchs(kind, at::kFloat, at::kFloat);
+    const at::Tensor a = lowp_ours(kind.config, at::kFloat), b = torchs(kind, at::kFloat, at::kFloat);
     const at::Tensor moved = (b - start()).abs();
     // A step rounds the parameter once on each side, and its update some 8 times more (the decayed gradient, two
     // averages, root, quotient, product); an update is at most as large as the way that the parameter went, or 1.
     const at::Tensor spacing = torch::maximum(b.abs(), moved).clamp_min(1) * 0x1p-23;
     const double off = ((a - b).abs() / spacing).max().item<double>();
-    INFO(kind.label << ": off by " << off << " units of the last place after " << steps << " steps");
-    CHECK(off <= 4 * steps);
+    INFO(kind.label << ": off by " << off << " units of the last place after " << lowp_steps << " steps");
+    CHECK(off <= 4 * lowp_steps);
     CHECK(moved.max().item<double>() > 0.01);  // there was something to get wrong
   }
 }
@@ -135,7 +136,7 @@ TEST_CASE("bfloat16 parameters, rounded to nearest, are a float64 run's that is 
   for (const auto& kind : kinds()) {
     const at::Tensor wanted = torchs(kind, at::kDouble, at::kBFloat16);
     const auto compare = [&](std::optional<uint64_t> rounding_seed) {
-      const at::Tensor a = ours(kind.config, at::kBFloat16, rounding_seed).to(at::kDouble);
+      const at::Tensor a = lowp_ours(kind.config, at::kBFloat16, rounding_seed).to(at::kDouble);
       const at::Tensor off = (a - wanted).abs() / (wanted.abs().clamp_min(0x1p-6) * 0x1p-7);
       return std::pair(off.gt(0).to(at::kDouble).mean().item<double>(), off.max().item<double>());
     };

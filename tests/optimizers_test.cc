@@ -23,8 +23,8 @@ std::vector<Shape> shapes() {
       {{131, 67}, Role::weight}, {{40, 200}, Role::weight}, {{67, 131}, Role::embedding}, {{70, 9}, Role::head}};
 }
 
-constexpr int steps = 20;
-double rate(int step) { return 0.05 / (1 + 0.1 * step); }
+constexpr int rule_steps = 20;
+double rate_at(int step) { return 0.05 / (1 + 0.1 * step); }
 at::Tensor gradient(int step, at::IntArrayRef sizes) {
   torch::manual_seed(static_cast<uint64_t>(step) + 100);
   const at::Tensor draw = torch::randn(sizes, at::kDouble);
@@ -49,12 +49,12 @@ std::vector<NamedParameter> start(at::ScalarType dtype) {
 double decay_of(const NamedParameter& p, const OptimConfig& c) { return p.parameter.dim() >= 2 ? c.weight_decay : 0; }
 
 /// Ours after the steps.
-std::vector<at::Tensor> ours(const OptimConfig& c, at::ScalarType dtype) {
+std::vector<at::Tensor> ours_after(const OptimConfig& c, at::ScalarType dtype) {
   const auto params = start(dtype);
   Optimizer optimizer(c, params);
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < rule_steps; ++step) {
     for (const auto& p : params) p.parameter.leaf().grad = gradient(step, p.parameter.sizes()).to(dtype);
-    optimizer.step(rate(step) * c.lr / 1e-3);
+    optimizer.step(rate_at(step) * c.lr / 1e-3);
   }
   std::vector<at::Tensor> all;
   for (const auto& p : params) all.push_back(p.parameter.data().to(at::kDouble));
@@ -68,19 +68,19 @@ std::vector<at::Tensor> theirs(const Row& row, at::ScalarType gradients = at::kD
     at::Tensor p = named.parameter.data().to(at::kDouble);
     if (gradients == at::kDouble) p = start(at::kDouble)[all.size()].parameter.data();
     const auto draw = [&](int step) { return gradient(step, p.sizes()).to(gradients).to(at::kDouble); };
-    Step k{c, rate(0), decay_of(named, c), 1, named.role};
+    Step k{c, rate_at(0), decay_of(named, c), 1, named.role};
     if (row.torch) {
       p = p.clone().requires_grad_();
       const auto optimizer = row.torch(p, k);
-      for (int step = 0; step < steps; ++step) {
+      for (int step = 0; step < rule_steps; ++step) {
         p.mutable_grad() = draw(step);
-        for (auto& group : optimizer->param_groups()) group.options().set_lr(rate(step));
+        for (auto& group : optimizer->param_groups()) group.options().set_lr(rate_at(step));
         optimizer->step();
       }
     } else {
       State state;
-      for (int step = 0; step < steps; ++step) {
-        k.lr = rate(step), k.t = step + 1;
+      for (int step = 0; step < rule_steps; ++step) {
+        k.lr = rate_at(step), k.t = step + 1;
         p = row.formula(p, draw(step), state, k);
       }
     }
@@ -115,10 +115,10 @@ TEST_CASE("every optimizer is its formula, in float64", "[optimizers]") {
     // float32, the reference's float64, and a moment that lies halfway between two levels may go to either.
     const bool eight = row.kind.ends_with("8bit");
     const double tolerance = eight ? 1e-6 : row.kind == "muon" ? 1e-9 : 1e-12;
-    CHECK(share_apart(ours(config_of(row), at::kDouble), wanted, tolerance) <= (eight ? 1e-3 : 0));
+    CHECK(share_apart(ours_after(config_of(row), at::kDouble), wanted, tolerance) <= (eight ? 1e-3 : 0));
     OptimConfig wrong = config_of(row);
     row.wrong(wrong);
-    CHECK(share_apart(ours(wrong, at::kDouble), wanted, tolerance) > 0.1);  // the control
+    CHECK(share_apart(ours_after(wrong, at::kDouble), wanted, tolerance) > 0.1);  // the control
   }
 }
 
@@ -130,9 +130,9 @@ TEST_CASE("every optimizer is its formula, in float32", "[optimizers]") {
     // deviation and Newton-Schulz (a small singular value grows by 3.4 a step, its error with it) lose more. Lion's
     // sign, and a level in 8 bits, may go the other way where it is a close call.
     const double tolerance = muon || row.kind == "rmsprop" ? 5e-3 : 3e-5;
-    CHECK(share_apart(ours(config_of(row), at::kFloat), theirs(row, at::kFloat), tolerance) <= (eight  ? 5e-3
-                                                                                                : lion ? 1e-3
-                                                                                                       : 0));
+    CHECK(share_apart(ours_after(config_of(row), at::kFloat), theirs(row, at::kFloat), tolerance) <= (eight  ? 5e-3
+                                                                                                      : lion ? 1e-3
+                                                                                                             : 0));
   }
 }
 
@@ -158,7 +158,7 @@ TEST_CASE("every optimizer gives the same bits on any number of threads", "[opti
       results.emplace_back();
       for (int step = 0; step < 3; ++step) {
         for (const auto& p : params) p.parameter.leaf().grad = gradient(step, p.parameter.sizes()).to(at::kFloat);
-        optimizer.step(rate(step));
+        optimizer.step(rate_at(step));
       }
       for (const auto& group : optimizer.groups()) {
         for (const auto& slot : group.slots) {

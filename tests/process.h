@@ -27,6 +27,12 @@ class TempFolder {
   fs::path path_;
 };
 
+/// The bytes of words as they are in memory.
+template <class T>
+std::string packed(std::vector<T> values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
 /// Where small files are made fastest: memory, where there is such a folder, else the place for temporary files.
 fs::path fast_folder();
 

@@ -28,7 +28,7 @@ class Runs {
   TempFolder folder_;
 };
 
-std::vector<int64_t> steps(const fs::path& run) {
+std::vector<int64_t> steps_of(const fs::path& run) {
   std::vector<int64_t> out;
   for (const auto& path : list_checkpoints(run)) out.push_back(step_of(path));
   return out;
@@ -39,7 +39,7 @@ TEST_CASE("a branch goes on by its own command when its parent has passed the ch
   REQUIRE(r.train({"--train.steps=20", "--checkpoint.keep=2"}).code == 0);
   const std::string from = "--checkpoint.resume=runs/tiny/checkpoints/step-00000010";
   REQUIRE(r.train({from, "--train.out_dir=branch", "--train.max_time=0.001"}).code == 75);
-  const std::vector<int64_t> under_way = steps(r / "branch");
+  const std::vector<int64_t> under_way = steps_of(r / "branch");
   REQUIRE(under_way.at(0) == 11);
   REQUIRE(r.train({"--checkpoint.keep=1"}).code == 0);  // the parent goes on and deletes step 10
   REQUIRE(!fs::exists(r / "runs/tiny/checkpoints/step-00000010"));
@@ -47,7 +47,7 @@ TEST_CASE("a branch goes on by its own command when its parent has passed the ch
   INFO(pruned.err);
   CHECK(pruned.code == 75);
   CHECK_THAT(pruned.out, ContainsSubstring("going on from branch/checkpoints/step-00000011"));
-  CHECK(steps(r / "branch").at(0) == 12);
+  CHECK(steps_of(r / "branch").at(0) == 12);
 
   // The project moves: what is relative stays so, and the contents are the same under an absolute path as well.
   const TempFolder other;
@@ -56,7 +56,7 @@ TEST_CASE("a branch goes on by its own command when its parent has passed the ch
   const Finished elsewhere = run({"lathe", {"train", "tiny.toml", from, "--train.out_dir=branch"}, moved, {}});
   INFO(elsewhere.err);
   CHECK(elsewhere.code == 0);
-  CHECK(steps(moved / "branch").at(0) == 40);
+  CHECK(steps_of(moved / "branch").at(0) == 40);
 
   // Another checkpoint is another branch.
   const Finished another = r.train({"--checkpoint.resume=runs/tiny", "--train.out_dir=branch"});
@@ -160,7 +160,7 @@ TEST_CASE("the step in a checkpoint counts, not the name of its folder", "[resum
   REQUIRE(r.train({"--train.steps=20", constant}).code == 0);
   REQUIRE(r.train({"--train.out_dir=whole", constant}).code == 0);
   fs::rename(r / "runs/tiny/checkpoints/step-00000010", r / "runs/tiny/checkpoints/step-00000030");
-  CHECK(steps(r / "runs/tiny") == std::vector<int64_t>{20, 10});
+  CHECK(steps_of(r / "runs/tiny") == std::vector<int64_t>{20, 10});
   const Finished on = r.train({constant});
   CHECK_THAT(on.out, ContainsSubstring("going on from runs/tiny/checkpoints/step-00000020"));
   CHECK(on.code == 0);
@@ -188,7 +188,7 @@ TEST_CASE("the best checkpoint and every n-th are kept beside the newest", "[res
   std::vector<int64_t> wanted{24, 20, 10, last.best_step};
   std::sort(wanted.begin(), wanted.end(), std::greater<>());
   wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
-  CHECK(steps(r / "runs/tiny") == wanted);
+  CHECK(steps_of(r / "runs/tiny") == wanted);
   CHECK(step_of(find_checkpoint(r / "runs/tiny", "best")) == last.best_step);
   CHECK(step_of(find_checkpoint(r / "runs/tiny", "step-00000010")) == 10);
   CHECK_THROWS_AS(find_checkpoint(r / "runs/tiny", "step-00000011"), Error);
@@ -218,7 +218,7 @@ TEST_CASE("weights that are not finite are never saved", "[resume]") {
                                    "--optim.weight_decay=1e38", "--schedule.kind=constant"});
   INFO(ruined.out << ruined.err);
   CHECK(ruined.code == 5);
-  CHECK(steps(r / "runs/tiny") == std::vector<int64_t>{4, 2});
+  CHECK(steps_of(r / "runs/tiny") == std::vector<int64_t>{4, 2});
   CHECK(r.lathe({"verify", "runs/tiny"}).code == 0);
 }
 

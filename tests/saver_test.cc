@@ -135,7 +135,7 @@ TEST_CASE("one save is under way at a time; the next one waits, and is counted",
   CHECK(list_checkpoints(f.path()).size() == 2);
 }
 
-const FileCalls system_calls = file_calls;
+const FileCalls saver_calls = file_calls;
 int failing = 0;  // errno of each write
 
 struct FailWrites {
@@ -146,7 +146,7 @@ struct FailWrites {
       return -1;
     };
   }
-  ~FailWrites() { file_calls = system_calls; }
+  ~FailWrites() { file_calls = saver_calls; }
 };
 
 TEST_CASE("what goes wrong in the background comes out at the next look, as it would at once", "[saver]") {

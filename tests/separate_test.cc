@@ -199,12 +199,6 @@ TEST_CASE("models give each document of a row what they give it alone, recompute
   CHECK(!find_model_kind("rnn")->separates_documents);
 }
 
-/// Little-endian words of 16 or 32 bits.
-template <class T>
-std::string packed(const std::vector<T>& ids) {
-  return {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(T)};
-}
-
 TEST_CASE("windows say where documents begin: with the token before them", "[separate]") {
   const TempFolder f;
   std::vector<uint16_t> ids;

@@ -20,13 +20,13 @@ using namespace lathe;
 using V = const std::vector<Variable>&;
 using T = const std::vector<at::Tensor>&;
 
-struct Case {
+struct ValueCase {
   std::string name;
   std::function<Variable(V)> ours;
   std::function<at::Tensor(T)> oracle;
 };
 
-const double inf = std::numeric_limits<double>::infinity(), nan_value = std::nan("");
+const double infinite = std::numeric_limits<double>::infinity(), nan_value = std::nan("");
 
 /// "" or how results differ: NaN and infinities in the same places, finite ones to the spacing of the dtype.
 std::string differs(const at::Tensor& ours, const at::Tensor& wanted) {
@@ -36,7 +36,7 @@ std::string differs(const at::Tensor& ours, const at::Tensor& wanted) {
                                                                                  : str(ours, " instead of ", wanted);
 }
 
-void check(const Case& k, const std::vector<at::Tensor>& x) {
+void check(const ValueCase& k, const std::vector<at::Tensor>& x) {
   INFO(k.name);
   std::vector<Variable> in;
   std::vector<at::Tensor> torch_in;
@@ -58,7 +58,7 @@ void check(const Case& k, const std::vector<at::Tensor>& x) {
 }
 
 TEST_CASE("elementwise functions agree with LibTorch at NaN, infinities, zeros and kinks", "[values]") {
-  const std::vector<Case> cases{
+  const std::vector<ValueCase> cases{
       {"abs", [](V v) { return abs(v[0]); }, [](T x) { return x[0].abs(); }},
       {"sign", [](V v) { return sign(v[0]); }, [](T x) { return x[0].sign(); }},
       {"sin", [](V v) { return sin(v[0]); }, [](T x) { return x[0].sin(); }},
@@ -78,14 +78,14 @@ TEST_CASE("elementwise functions agree with LibTorch at NaN, infinities, zeros a
       {"min", [](V v) { return min(v[0]); }, [](T x) { return x[0].min(); }},
       {"sort", [](V v) { return sort(v[0]).first; }, [](T x) { return std::get<0>(x[0].sort(true, -1, false)); }},
       {"cumsum", [](V v) { return cumsum(v[0], 0); }, [](T x) { return x[0].cumsum(0); }}};
-  const std::vector<double> at{nan_value, inf, -inf, 0.0, -0.0, 1, -1, 3, -3, 0.5, 20, 21, -40, 1e-30, 88};
+  const std::vector<double> at{nan_value, infinite, -infinite, 0.0, -0.0, 1, -1, 3, -3, 0.5, 20, 21, -40, 1e-30, 88};
   for (const auto dtype : {at::kDouble, at::kFloat}) {
-    for (const Case& k : cases) check(k, {torch::tensor(at, dtype)});
+    for (const ValueCase& k : cases) check(k, {torch::tensor(at, dtype)});
   }
 }
 
 TEST_CASE("pairs agree with LibTorch at NaN, infinities and ties", "[values]") {
-  const std::vector<Case> cases{
+  const std::vector<ValueCase> cases{
       {"maximum", [](V v) { return maximum(v[0], v[1]); }, [](T x) { return torch::maximum(x[0], x[1]); }},
       {"minimum", [](V v) { return minimum(v[0], v[1]); }, [](T x) { return torch::minimum(x[0], x[1]); }},
       {"xlogy", [](V v) { return xlogy(v[0], v[1]); }, [](T x) { return torch::xlogy(x[0], x[1]); }},
@@ -101,14 +101,14 @@ TEST_CASE("pairs agree with LibTorch at NaN, infinities and ties", "[values]") {
       {"binary_cross_entropy_with_logits",
        [](V v) { return binary_cross_entropy_with_logits(v[0], v[1], {}, Reduction::none); },
        [](T x) { return torch::binary_cross_entropy_with_logits(x[0], x[1], {}, {}, at::Reduction::None); }}};
-  const std::vector<double> at{nan_value, inf, -inf, 0, 1, -1, 2.5};
+  const std::vector<double> at{nan_value, infinite, -infinite, 0, 1, -1, 2.5};
   const at::Tensor a = torch::tensor(at, at::kDouble);
-  for (const Case& k : cases)
+  for (const ValueCase& k : cases)
     check(k, {a.unsqueeze(1).expand({7, 7}).contiguous(), a.unsqueeze(0).expand({7, 7}).contiguous()});
 }
 
 TEST_CASE("reductions agree with LibTorch at NaN, infinities, zeros, ties and none", "[values]") {
-  std::vector<Case> cases{
+  std::vector<ValueCase> cases{
       {"max", [](V v) { return max(v[0], 1).first; }, [](T x) { return std::get<0>(x[0].max(1)); }},
       {"min", [](V v) { return min(v[0], 1).first; }, [](T x) { return std::get<0>(x[0].min(1)); }},
       {"logsumexp", [](V v) { return logsumexp(v[0], 1); }, [](T x) { return x[0].logsumexp(1); }},
@@ -117,20 +117,20 @@ TEST_CASE("reductions agree with LibTorch at NaN, infinities, zeros, ties and no
       {"var of too few", [](V v) { return var(v[0], 1, 4); },
        [](T x) { return x[0].var(at::IntArrayRef{1}, at::Scalar(4), false); }},
       {"std", [](V v) { return lathe::std(v[0], 1); }, [](T x) { return x[0].std(1, true, false); }}};
-  for (const double p : {0.0, 0.5, 1.0, 2.0, 3.0, inf, -inf}) {
+  for (const double p : {0.0, 0.5, 1.0, 2.0, 3.0, infinite, -infinite}) {
     cases.push_back({str("norm ", p), [p](V v) { return norm(v[0], p, 1); },
                      [p](T x) { return torch::linalg_vector_norm(x[0], p, 1); }});
   }
   const at::Tensor rows = torch::tensor({{nan_value, 1.0, 2.0, 1.0},
-                                         {inf, 1.0, 2.0, -3.0},
-                                         {-inf, 1.0, -inf, 0.5},
+                                         {infinite, 1.0, 2.0, -3.0},
+                                         {-infinite, 1.0, -infinite, 0.5},
                                          {0.0, 0.0, 0.0, 0.0},
                                          {2.0, 2.0, -2.0, 2.0},
-                                         {-inf, -inf, -inf, -inf},
+                                         {-infinite, -infinite, -infinite, -infinite},
                                          {0.0, 3.0, 0.0, -1.0},
                                          {5.0, 0.0, 1.5, 2.0}},
                                         at::kDouble);
-  for (const Case& k : cases) {
+  for (const ValueCase& k : cases) {
     for (int64_t i = 0; i < rows.size(0); ++i) {
       INFO("row " << i);
       check(k, {rows.slice(0, i, i + 1)});

@@ -34,7 +34,7 @@ struct BatchNormOp {
     weight = weight_;
     bias = bias_;
     if (x_.numel() == 0) return {x_.to(out)};
-    const at::Tensor wide = wider(x.data());
+    const at::Tensor wide = at_least_float32(x.data());
     if (given) {
       auto [y, unused_mean, unused_var] =
           at::native_batch_norm(wide, optional(weight_), optional(bias_), optional(mean.data()), optional(var.data()),
@@ -55,7 +55,7 @@ struct BatchNormOp {
     const at::Tensor& in = x.data();
     if (in.numel() == 0) {
       const auto none = [&](bool need) {
-        return need ? at::zeros({in.size(1)}, wider(dy[0]).options()) : at::Tensor();
+        return need ? at::zeros({in.size(1)}, at_least_float32(dy[0]).options()) : at::Tensor();
       };
       return {dy[0], none(needs[1]), none(needs[2])};
     }
@@ -63,9 +63,9 @@ struct BatchNormOp {
     auto saved_mean = given ? none : m, saved_rstd = given ? none : v;
     // One of ATen's kernels for cards asks for what training saves, also where statistics are given.
     if (given && in.is_cuda()) saved_mean = m, saved_rstd = optional(var.data().add(eps).rsqrt_());
-    auto [dx, dw, db] =
-        at::native_batch_norm_backward(wider(dy[0]).contiguous(), wider(in), optional(weight.data()), given ? m : none,
-                                       given ? v : none, saved_mean, saved_rstd, !given, eps, needs);
+    auto [dx, dw, db] = at::native_batch_norm_backward(at_least_float32(dy[0]).contiguous(), at_least_float32(in),
+                                                       optional(weight.data()), given ? m : none, given ? v : none,
+                                                       saved_mean, saved_rstd, !given, eps, needs);
     return {dx, dw, db};
   }
   Grads<3, Variable> backward(const GradList<Variable>& dy, Needs<3> needs) const {
@@ -97,12 +97,9 @@ struct BatchNormOp {
  private:
   /// Contiguous: ATen's backward reads a weight [C] of other strides wrongly where x is [B, C].
   static std::optional<at::Tensor> optional(const at::Tensor& t) {
-    return t.defined() ? std::optional(wider(t).contiguous()) : std::nullopt;
+    return t.defined() ? std::optional(at_least_float32(t).contiguous()) : std::nullopt;
   }
   /// In float32, or float64 as it is.
-  static at::Tensor wider(const at::Tensor& t) {
-    return !t.defined() || t.scalar_type() == at::kDouble ? t : t.to(at::kFloat);
-  }
 };
 
 at::ScalarType batch_norm_out(const Variable& x, std::optional<at::ScalarType> out) {

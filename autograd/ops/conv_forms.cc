@@ -8,7 +8,7 @@
 namespace lathe {
 namespace {
 
-[[maybe_unused]] const bool registered =
+[[maybe_unused]] const bool conv_forms_registered =
     composed({"conv1d", "conv_transpose2d", "max_pool1d", "avg_pool1d", "adaptive_avg_pool1d"});
 
 Variable as_image(const Variable& x, const char* what) {
@@ -52,14 +52,15 @@ Variable conv_transpose2d(const Variable& x, const Variable& weight, const Varia
   return bias.defined() ? add(y, reshape(cast(bias, y.dtype()), {out, 1, 1})) : y;
 }
 
-Variable max_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride, int64_t padding,
-                    int64_t dilation) {
+Variable max_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride, int64_t padding, int64_t dilation,
+                    bool ceil_mode) {
   return as_sequence(max_pool2d(as_image(x, "max_pool1d"), {1, kernel}, Pair(1, stride.value_or(kernel)), {0, padding},
-                                {1, dilation}));
+                                {1, dilation}, ceil_mode));
 }
-Variable avg_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride, int64_t padding) {
-  return as_sequence(
-      avg_pool2d(as_image(x, "avg_pool1d"), {1, kernel}, Pair(1, stride.value_or(kernel)), {0, padding}));
+Variable avg_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride, int64_t padding, bool ceil_mode,
+                    bool count_include_pad) {
+  return as_sequence(avg_pool2d(as_image(x, "avg_pool1d"), {1, kernel}, Pair(1, stride.value_or(kernel)), {0, padding},
+                                ceil_mode, count_include_pad));
 }
 Variable adaptive_avg_pool1d(const Variable& x, int64_t out) {
   return as_sequence(adaptive_avg_pool2d(as_image(x, "adaptive_avg_pool1d"), {1, out}));

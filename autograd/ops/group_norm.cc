@@ -14,9 +14,8 @@
 namespace lathe {
 namespace {
 
-[[maybe_unused]] const bool registered = composed({"instance_norm"});
+[[maybe_unused]] const bool instance_norm_registered = composed({"instance_norm"});
 
-at::Tensor wider(const at::Tensor& t) { return !t.defined() || t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
 /// Contiguous: ATen's kernels read a weight of other strides wrongly.
 std::optional<at::Tensor> optional(const at::Tensor& t) {
   return t.defined() ? std::optional(t.contiguous()) : std::nullopt;
@@ -40,8 +39,8 @@ struct GroupNorm {
     x = x_;
     weight = weight_;
     if (x_.numel() == 0) return x_.to(out, /*non_blocking=*/false, /*copy=*/true);
-    auto [y, mean, rstd] = at::native_group_norm(wider(x_).contiguous(), optional(wider(weight_)),
-                                                 optional(wider(bias_)), b, c, places, groups, eps);
+    auto [y, mean, rstd] = at::native_group_norm(at_least_float32(x_).contiguous(), optional(at_least_float32(weight_)),
+                                                 optional(at_least_float32(bias_)), b, c, places, groups, eps);
     mean_BG = mean;
     rstd_BG = rstd;
     return y.to(out);
@@ -53,9 +52,9 @@ struct GroupNorm {
   Grads<3> backward(const at::Tensor& dy, Needs<3> needs) const {
     const at::Tensor &in = x.data(), &w = weight.data();
     if (in.numel() == 0) return {in, w.defined() ? at::Tensor(w.new_zeros(w.sizes())) : w, at::Tensor()};
-    auto [dx, dw, db] =
-        at::native_group_norm_backward(wider(dy).contiguous(), wider(in).contiguous(), mean_BG.data(), rstd_BG.data(),
-                                       optional(wider(w)), in.size(0), in.size(1), places_of(in), groups, needs);
+    auto [dx, dw, db] = at::native_group_norm_backward(
+        at_least_float32(dy).contiguous(), at_least_float32(in).contiguous(), mean_BG.data(), rstd_BG.data(),
+        optional(at_least_float32(w)), in.size(0), in.size(1), places_of(in), groups, needs);
     return {dx, dw, db};
   }
   Grads<3, Variable> backward(const Variable& dy_, Needs<3> needs) const {

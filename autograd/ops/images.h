@@ -29,9 +29,9 @@ struct ConvTranspose2dOptions {
 Variable conv_transpose2d(const Variable& x, const Variable& weight, const Variable& bias = {},
                           const ConvTranspose2dOptions& options = {});
 Variable max_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride = std::nullopt,
-                    int64_t padding = 0, int64_t dilation = 1);
+                    int64_t padding = 0, int64_t dilation = 1, bool ceil_mode = false);
 Variable avg_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride = std::nullopt,
-                    int64_t padding = 0);
+                    int64_t padding = 0, bool ceil_mode = false, bool count_include_pad = true);
 Variable adaptive_avg_pool1d(const Variable& x, int64_t out);
 
 // Patches (ops/patches.cc).

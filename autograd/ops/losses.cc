@@ -16,7 +16,7 @@
 namespace lathe {
 namespace {
 
-[[maybe_unused]] const bool registered =
+[[maybe_unused]] const bool losses_registered =
     composed({"l1_loss", "mse_loss", "binary_cross_entropy_with_logits", "nll_loss", "kl_div", "cosine_similarity",
               "pairwise_distance", "triplet_margin_loss"});
 

@@ -55,7 +55,7 @@ struct Norm {
       bump_version(y);
       return y;
     }
-    const at::Tensor wide = wider(x.data()), w = wider(weight_), b = wider(bias_);
+    const at::Tensor wide = at_least_float32(x.data()), w = at_least_float32(weight_), b = at_least_float32(bias_);
     if (rms) {
       rstd = (wide * wide).mean(-1, true).add(eps).rsqrt();
       const at::Tensor y = wide * rstd.data();
@@ -96,14 +96,14 @@ struct Norm {
       if (dx.defined()) bump_version(dx);
       return {dx, dw, db};
     }
-    const at::Tensor wide = wider(in), up = wider(dy), ww = wider(w);
+    const at::Tensor wide = at_least_float32(in), up = at_least_float32(dy), ww = at_least_float32(w);
     if (rms) {
       const at::Tensor h = wide * rstd.data(), g = ww.defined() ? up * ww : up;
       return {rstd.data() * (g - h * (g * h).mean(-1, true)),
               needs[1] ? (up * h).reshape({-1, in.size(-1)}).sum(0) : at::Tensor(), at::Tensor()};
     }
     auto [dx, dw, db] = at::native_layer_norm_backward(up, wide, in.size(-1), mean.data(), rstd.data(), optional(ww),
-                                                       optional(wider(b)), {needs[0], needs[1], needs[2]});
+                                                       optional(at_least_float32(b)), {needs[0], needs[1], needs[2]});
     return {dx, dw, db};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
@@ -122,9 +122,6 @@ struct Norm {
     return t.defined() ? std::optional(t) : std::nullopt;
   }
   /// In float32, or float64 as it is.
-  static at::Tensor wider(const at::Tensor& t) {
-    return !t.defined() || t.scalar_type() == at::kDouble ? t : t.to(at::kFloat);
-  }
 };
 
 struct LayerNormOp : Norm {

@@ -19,14 +19,15 @@ void check_image(const at::Tensor& x) { LATHE_CHECK(x.dim() == 4, "x must be [B,
 struct MaxPool2d {
   static constexpr OpInfo info{.name = "max_pool2d", .each = {0, 0}};
   Pair kernel, stride, padding, dilation;
+  bool ceil_mode;
   ImageSizes sizes{};
   Saved places{};  // in H W, of each window's largest
 
   at::Tensor forward(const at::Tensor& x) {
     check_image(x);
     sizes = image_sizes(x.sizes());
-    auto [y, index] =
-        at::max_pool2d_with_indices(x.contiguous(), both(kernel), both(stride), both(padding), both(dilation));
+    auto [y, index] = at::max_pool2d_with_indices(x.contiguous(), both(kernel), both(stride), both(padding),
+                                                  both(dilation), ceil_mode);
     places = index.flatten(2);
     return y;
   }
@@ -42,11 +43,21 @@ struct MaxPool2d {
   }
 };
 
-at::Tensor avg_pool2d_backward(const at::Tensor& dy, at::IntArrayRef sizes, Pair kernel, Pair stride, Pair padding) {
-  const at::Tensor shape = at::empty(sizes, dy.options());  // ATen reads no more of x
-  return at::avg_pool2d_backward(dy.contiguous(), shape, both(kernel), both(stride), both(padding), /*ceil_mode=*/false,
-                                 /*count_include_pad=*/true, std::nullopt);
-}
+/// Which windows averages are of, and what counts in them.
+struct AvgWindows {
+  Pair kernel, stride, padding;
+  bool ceil_mode, count_include_pad;
+
+  at::Tensor means(const at::Tensor& x) const {
+    return at::avg_pool2d(x.contiguous(), both(kernel), both(stride), both(padding), ceil_mode, count_include_pad);
+  }
+  at::Tensor adjoint(const at::Tensor& dy, at::IntArrayRef sizes) const {
+    const at::Tensor shape = at::empty(sizes, dy.options());  // ATen reads no more of x
+    return at::avg_pool2d_backward(dy.contiguous(), shape, both(kernel), both(stride), both(padding), ceil_mode,
+                                   count_include_pad, std::nullopt);
+  }
+  double size() const { return static_cast<double>(kernel.h * kernel.w); }
+};
 at::Tensor adaptive_avg_pool2d_backward(const at::Tensor& dy, at::IntArrayRef sizes) {
   if (dy.is_cuda()) {
     return adjoint_by_products(dy, image_sizes(sizes),
@@ -57,42 +68,43 @@ at::Tensor adaptive_avg_pool2d_backward(const at::Tensor& dy, at::IntArrayRef si
 
 struct AvgPool2d {
   static constexpr OpInfo info{.name = "avg_pool2d", .amp = Amp::fp32};
-  Pair kernel, stride, padding;
+  AvgWindows windows;
   ImageSizes sizes{};
 
   at::Tensor forward(const at::Tensor& x) {
     check_image(x);
     sizes = image_sizes(x.sizes());
-    return at::avg_pool2d(x.contiguous(), both(kernel), both(stride), both(padding));
+    return windows.means(x);
   }
-  // dx += dy / (kh kw) over each window
+  // dx += dy / (what counts in the window) over each window
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {avg_pool2d_backward(dy, sizes, kernel, stride, padding)};
+    if constexpr (std::same_as<T, at::Tensor>)
+      return {windows.adjoint(dy, sizes)};
+    else
+      return {avg_pool2d_backward(dy, sizes, windows.kernel, windows.stride, windows.padding, windows.ceil_mode,
+                                  windows.count_include_pad)};
   }
-  OpFlops flops(const at::Tensor&, const at::Tensor& y) const {
-    const auto window = static_cast<double>(kernel.h * kernel.w);
-    return flops_each(y, window, window);
-  }
+  OpFlops flops(const at::Tensor&, const at::Tensor& y) const { return flops_each(y, windows.size(), windows.size()); }
 };
 
 struct AvgPool2dBackward {
   static constexpr OpInfo info{.name = "avg_pool2d_backward", .amp = Amp::fp32};
   ImageSizes sizes;
-  Pair kernel, stride, padding;
+  AvgWindows windows;
 
-  at::Tensor forward(const at::Tensor& dy) { return avg_pool2d_backward(dy, sizes, kernel, stride, padding); }
+  at::Tensor forward(const at::Tensor& dy) { return windows.adjoint(dy, sizes); }
   // ddy = avg_pool2d(g)
   template <class T>
   Grads<1, T> backward(const T& g, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
-      return {at::avg_pool2d(g.contiguous(), both(kernel), both(stride), both(padding))};
+      return {windows.means(g)};
     else
-      return {avg_pool2d(g, kernel, stride, padding)};
+      return {
+          avg_pool2d(g, windows.kernel, windows.stride, windows.padding, windows.ceil_mode, windows.count_include_pad)};
   }
   OpFlops flops(const at::Tensor& dy, const at::Tensor&) const {
-    const auto window = static_cast<double>(kernel.h * kernel.w);
-    return flops_each(dy, window, window);
+    return flops_each(dy, windows.size(), windows.size());
   }
 };
 
@@ -138,16 +150,22 @@ struct AdaptiveAvgPool2dBackward {
 
 }  // namespace
 
-Variable max_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, Pair padding, Pair dilation) {
-  return apply(MaxPool2d{.kernel = kernel, .stride = stride.value_or(kernel), .padding = padding, .dilation = dilation},
+Variable max_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, Pair padding, Pair dilation,
+                    bool ceil_mode) {
+  return apply(MaxPool2d{.kernel = kernel,
+                         .stride = stride.value_or(kernel),
+                         .padding = padding,
+                         .dilation = dilation,
+                         .ceil_mode = ceil_mode},
                x);
 }
-Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, Pair padding) {
-  return apply(AvgPool2d{.kernel = kernel, .stride = stride.value_or(kernel), .padding = padding}, x);
+Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, Pair padding, bool ceil_mode,
+                    bool count_include_pad) {
+  return apply(AvgPool2d{{kernel, stride.value_or(kernel), padding, ceil_mode, count_include_pad}}, x);
 }
-Variable avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes, Pair kernel, Pair stride, Pair padding) {
-  return apply(AvgPool2dBackward{.sizes = image_sizes(sizes), .kernel = kernel, .stride = stride, .padding = padding},
-               dy);
+Variable avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes, Pair kernel, Pair stride, Pair padding,
+                             bool ceil_mode, bool count_include_pad) {
+  return apply(AvgPool2dBackward{image_sizes(sizes), {kernel, stride, padding, ceil_mode, count_include_pad}}, dy);
 }
 Variable adaptive_avg_pool2d(const Variable& x, Pair out) { return apply(AdaptiveAvgPool2d{.out = out}, x); }
 Variable adaptive_avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes) {

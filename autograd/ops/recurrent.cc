@@ -20,7 +20,6 @@ Variable part_of(const Variable& x, int64_t i, int64_t n) {
   const int64_t h = x.size(1) / n;
   return wide_of(slice(x, 1, i * h, (i + 1) * h));
 }
-at::Tensor wider(const at::Tensor& t) { return !t.defined() || t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
 void check_cell(const at::Tensor& gates, int64_t number, const at::Tensor& state) {
   LATHE_CHECK(
       gates.dim() == 2 && state.dim() == 2 && gates.size(0) == state.size(0) && gates.size(1) == number * state.size(1),
@@ -47,8 +46,8 @@ struct LstmCell {
       c_out = next;
       return {h, next};
     }
-    const auto g = wider(gates.data()).chunk(4, 1);
-    const at::Tensor next = g[1].sigmoid() * wider(c_) + g[0].sigmoid() * g[2].tanh();
+    const auto g = at_least_float32(gates.data()).chunk(4, 1);
+    const at::Tensor next = g[1].sigmoid() * at_least_float32(c_) + g[0].sigmoid() * g[2].tanh();
     const at::Tensor h = (g[3].sigmoid() * next.tanh()).to(gates_.scalar_type()), kept = next.to(c_.scalar_type());
     c_out = kept;
     return {h, kept};
@@ -68,12 +67,13 @@ struct LstmCell {
       bump_version(dc);
       return {dgates, dc};
     }
-    const auto g = wider(in).chunk(4, 1);
+    const auto g = at_least_float32(in).chunk(4, 1);
     const at::Tensor i = g[0].sigmoid(), f = g[1].sigmoid(), n = g[2].tanh(), o = g[3].sigmoid();
-    const at::Tensor t = wider(c_out.data()).tanh(), dh = dy[0].defined() ? wider(dy[0]) : at::zeros_like(t);
+    const at::Tensor t = at_least_float32(c_out.data()).tanh(),
+                     dh = dy[0].defined() ? at_least_float32(dy[0]) : at::zeros_like(t);
     at::Tensor grad = dh * o * (1 - t * t);
-    if (dy[1].defined()) grad = grad + wider(dy[1]);
-    return {at::cat({grad * n * i * (1 - i), grad * wider(state) * f * (1 - f), grad * i * (1 - n * n),
+    if (dy[1].defined()) grad = grad + at_least_float32(dy[1]);
+    return {at::cat({grad * n * i * (1 - i), grad * at_least_float32(state) * f * (1 - f), grad * i * (1 - n * n),
                      dh * t * o * (1 - o)},
                     1),
             grad * f};
@@ -108,7 +108,7 @@ struct GruCell {
       return out;
     }
     const auto [r, z, n] = gates();
-    return (n + z * (wider(h_) - n)).to(h_.scalar_type());
+    return (n + z * (at_least_float32(h_) - n)).to(h_.scalar_type());
   }
   // dn = dh' (1 - z) (1 - n^2), dr = dn hn r (1 - r), dz = dh' (h - n) z (1 - z):
   // dx_gates = [dr dz dn], dh_gates = [dr dz dn r], dh = dh' z
@@ -123,9 +123,9 @@ struct GruCell {
       return {dx, dg, dh};
     }
     const auto [r, z, n] = gates();
-    const at::Tensor dy = wider(dy_), dn = dy * (1 - z) * (1 - n * n);
-    const at::Tensor dr = dn * wider(g.data()).chunk(3, 1)[2] * r * (1 - r),
-                     dz = dy * (wider(h.data()) - n) * z * (1 - z);
+    const at::Tensor dy = at_least_float32(dy_), dn = dy * (1 - z) * (1 - n * n);
+    const at::Tensor dr = dn * at_least_float32(g.data()).chunk(3, 1)[2] * r * (1 - r),
+                     dz = dy * (at_least_float32(h.data()) - n) * z * (1 - z);
     return {at::cat({dr, dz, dn}, 1), at::cat({dr, dz, dn * r}, 1), dy * z};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
@@ -144,7 +144,7 @@ struct GruCell {
     return kernel_ready(h.data()) && x.data().scalar_type() == dtype && g.data().scalar_type() == dtype;
   }
   std::array<at::Tensor, 3> gates() const {
-    const auto a = wider(x.data()).chunk(3, 1), b = wider(g.data()).chunk(3, 1);
+    const auto a = at_least_float32(x.data()).chunk(3, 1), b = at_least_float32(g.data()).chunk(3, 1);
     const at::Tensor r = (a[0] + b[0]).sigmoid();
     return {r, (a[1] + b[1]).sigmoid(), (a[2] + r * b[2]).tanh()};
   }

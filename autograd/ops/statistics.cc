@@ -79,7 +79,7 @@ struct Std : Reduced {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 4, 4); }
 };
 
-struct Norm : Reduced {
+struct PNorm : Reduced {
   static constexpr OpInfo info{.name = "norm", .amp = Amp::fp32};
   double p = 2;
   Saved y = Saved::output();
@@ -119,7 +119,7 @@ Variable std(const Variable& x, at::OptionalIntArrayRef dims, double correction,
   return apply(Std{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}, correction}, x);
 }
 Variable norm(const Variable& x, double p, at::OptionalIntArrayRef dims, bool keepdim) {
-  return apply(Norm{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}, p}, x);
+  return apply(PNorm{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}, p}, x);
 }
 
 }  // namespace lathe

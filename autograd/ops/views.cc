@@ -19,7 +19,7 @@
 namespace lathe {
 namespace {
 
-[[maybe_unused]] const bool registered = composed({"squeeze", "chunk", "stack", "outer", "bmm"});
+[[maybe_unused]] const bool views_registered = composed({"squeeze", "chunk", "stack", "outer", "bmm"});
 
 // For formulas: the same names for tensors.
 at::Tensor unfold(const at::Tensor& x, int64_t dim, int64_t size, int64_t step) { return x.unfold(dim, size, step); }

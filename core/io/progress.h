@@ -1,9 +1,10 @@
 // A progress bar on a terminal: one line, rewritten in place; elsewhere nothing.
 #pragma once
 
-#include <chrono>
 #include <string>
 #include <vector>
+
+#include "core/timing.h"
 
 namespace lathe {
 
@@ -32,7 +33,6 @@ class ProgressBar {
   void rename(std::string what) { what_ = std::move(what); }
 
  private:
-  using Clock = std::chrono::steady_clock;
   std::string what_;
   double all_, begun_;
   Clock::time_point begin_ = Clock::now(), shown_ = begin_;

@@ -10,8 +10,6 @@
 namespace lathe {
 namespace {
 
-constexpr size_t piece = size_t{4} << 20;  // bytes of input between looks at what the caller wants
-
 std::string shown(std::string_view text) { return "\"" + std::string(text.substr(0, 100)) + "\""; }
 
 class CsvSource final : public ExampleSource {
@@ -47,9 +45,10 @@ class CsvSource final : public ExampleSource {
       CsvReader reader(text_of(file), file_);
       size_t told = 0;
       const auto tell = [&] {
-        const size_t behind = reader.at() / piece * piece;  // whole pages, of any size
-        if (behind > told / piece * piece)
-          file.release(file.bytes().subspan(told / piece * piece, behind - told / piece * piece));
+        const size_t behind = reader.at() / Meter::piece * Meter::piece;  // whole pages, of any size
+        if (behind > told / Meter::piece * Meter::piece)
+          file.release(
+              file.bytes().subspan(told / Meter::piece * Meter::piece, behind - told / Meter::piece * Meter::piece));
         meter.advance(reader.at() - told);
         told = reader.at();
       };
@@ -68,7 +67,7 @@ class CsvSource final : public ExampleSource {
           if (c != target_) inputs[i++] = number(fields[c], c);
         }
         give(inputs, fields[target_], f);
-        if (reader.at() - told >= piece) tell();
+        if (reader.at() - told >= Meter::piece) tell();
       }
       tell();
     }
@@ -276,7 +275,7 @@ class ArraySource final : public ExampleSource {
   std::string where() const override { return str(targets_.name(), ": example ", at_, " (from 0)"); }
   void each(Meter& meter, const std::function<void(const RawExample&)>& f) override {
     const uint64_t bytes_each = inputs_.examples == 0 ? 0 : bytes() / static_cast<uint64_t>(inputs_.examples);
-    const auto a_piece = std::max<int64_t>(1, static_cast<int64_t>(piece / std::max<uint64_t>(1, bytes_each)));
+    const auto a_piece = std::max<int64_t>(1, static_cast<int64_t>(Meter::piece / std::max<uint64_t>(1, bytes_each)));
     std::vector<double> x, y;
     for (int64_t begin = 0; begin < inputs_.examples; begin += a_piece) {
       const int64_t end = std::min(begin + a_piece, inputs_.examples);

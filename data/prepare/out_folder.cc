@@ -6,6 +6,7 @@
 
 #include "core/io/checksum.h"
 #include "core/io/text.h"
+#include "core/timing.h"
 #include "data/folder.h"
 
 namespace lathe {
@@ -44,7 +45,7 @@ void Meter::advance(uint64_t bytes) {
     fail(Exit::stopped, "stopped; nothing is left in ", out_.string(),
          " of it, run the same command again to begin anew");
   }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+  const double seconds = seconds_since(began_);
   const auto done = static_cast<double>(done_);
   bar_->show(done, {format("%.1f MB", done / 1e6), format("%.0f MB/s", seconds > 0 ? done / 1e6 / seconds : 0)});
 }

@@ -1,7 +1,6 @@
 // How data folders are made: progress, stops, and files that are there whole or not at all. No LibTorch header.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -10,6 +9,7 @@
 
 #include "core/io/file.h"
 #include "core/io/progress.h"
+#include "core/timing.h"
 
 namespace lathe {
 
@@ -21,10 +21,11 @@ class Meter {
   /// Names the stage and its bytes (0: not known), for the progress that is shown.
   void begin(const char* doing, uint64_t bytes) {
     done_ = 0;
-    began_ = std::chrono::steady_clock::now();
+    began_ = Clock::now();
     bar_.emplace(doing, static_cast<double>(bytes));
   }
-  /// Call it every few megabytes of input. Exit::stopped where `stop` says so.
+  static constexpr size_t piece = size_t{4} << 20;  ///< bytes of input between two calls of advance
+  /// Exit::stopped where `stop` says so.
   void advance(uint64_t bytes);
   /// From now on a stop loses nothing.
   void resumable() { resumable_ = true; }
@@ -34,7 +35,7 @@ class Meter {
   const std::function<bool()>& stop_;
   uint64_t done_ = 0;
   bool resumable_ = false;
-  std::chrono::steady_clock::time_point began_{};
+  Clock::time_point began_{};
   std::optional<ProgressBar> bar_;
 };
 

@@ -13,11 +13,7 @@
 #include "data/prepare/split_writer.h"
 
 namespace lathe {
-namespace {
-
-constexpr size_t piece = size_t{4} << 20;  // bytes of input between looks at what the caller wants
-
-}  // namespace
+namespace {}  // namespace
 
 std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs) {
   std::vector<fs::path> files;
@@ -56,8 +52,8 @@ void read_through(const MappedFile& file, Meter& meter, F&& f) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   for (size_t at = 0, released = 0; at < text.size();) {
     const size_t begin = at;
-    at = f(text, at, std::min(begin + piece, text.size()));
-    const size_t behind = at / piece * piece;  // whole pages, of any size
+    at = f(text, at, std::min(begin + Meter::piece, text.size()));
+    const size_t behind = at / Meter::piece * Meter::piece;  // whole pages, of any size
     file.release(bytes.subspan(released, behind - released));
     released = behind;
     meter.advance(at - begin);
@@ -83,15 +79,15 @@ std::string utf8(uint32_t x) {
 }
 
 /// What the first pass finds out: how many tokens there are, and the tokenizer.
-struct Survey {
+struct TextSurvey {
   int64_t tokens = 0;
   Tokenizer tokenizer = Tokenizer::byte();
   std::vector<uint16_t> ids;  ///< "char": of each code point, which was seen
   std::vector<bool> seen;
 };
 
-Survey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& meter) {
-  Survey s;
+TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& meter) {
+  TextSurvey s;
   uint64_t bytes = 0;
   for (auto& input : inputs) {
     if (!fs::exists(input.path))
@@ -136,7 +132,7 @@ Survey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& 
 }
 
 /// The ids of a text's tokens that begin from `at` on and before `end`; returns where the next begins.
-size_t take(const Survey& s, const fs::path& path, std::string_view text, size_t at, size_t end,
+size_t take(const TextSurvey& s, const fs::path& path, std::string_view text, size_t at, size_t end,
             std::vector<int32_t>& ids) {
   while (at < end) {
     if (s.seen.empty()) {
@@ -153,12 +149,12 @@ size_t take(const Survey& s, const fs::path& path, std::string_view text, size_t
 }
 
 /// The shards of both splits, and the largest id among them. Validation begins with token `train`.
-void write_shards(const std::vector<Input>& inputs, const Survey& s, int64_t train, const PrepareOptions& options,
+void write_shards(const std::vector<Input>& inputs, const TextSurvey& s, int64_t train, const PrepareOptions& options,
                   Meter& meter, DataManifest& manifest) {
   SplitWriter first(options.out, options.shard_tokens, "train", train, /*wide=*/false),
       second(options.out, options.shard_tokens, "val", s.tokens - train, /*wide=*/false);
   std::vector<int32_t> ids;
-  ids.reserve(piece);
+  ids.reserve(Meter::piece);
   int64_t written = 0;
   uint64_t bytes = 0;
   for (const auto& input : inputs) bytes += input.bytes;
@@ -192,7 +188,7 @@ void prepare(const PrepareOptions& options) {
   std::vector<Input> inputs;
   for (auto& path : expand_inputs(options.inputs)) inputs.push_back({std::move(path)});
   Meter meter(options.out, options.stop);
-  const Survey found = survey(inputs, options, meter);
+  const TextSurvey found = survey(inputs, options, meter);
   const int64_t n = found.tokens, split = n - static_cast<int64_t>(options.val_share * static_cast<double>(n));
   if (split < 2) fail(Exit::data, "the input has ", n, " tokens, too few to train on");
 

@@ -1,7 +1,6 @@
 #include "data/prepare/prepare_documents.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <deque>
 #include <future>
@@ -13,6 +12,7 @@
 #include "core/io/checksum.h"
 #include "core/io/json.h"
 #include "core/io/log.h"
+#include "core/timing.h"
 #include "data/folder.h"
 #include "data/manifest.h"
 #include "data/prepare/encode_documents.h"
@@ -162,7 +162,6 @@ struct Making {
 };
 
 void Making::go_through(bool whole, const std::optional<Progress>& before) {
-  using Clock = std::chrono::steady_clock;
   PartReader reader(o.source, whole);
   Encoders encoders(o.tokenizer.bpe());
   Sorter sorter(o, train, val, manifest);
@@ -197,7 +196,7 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
       }
       manifest.largest_id = before->largest_id, sorter.learned() = before->learned;
     }
-    if (now.parts > done && std::chrono::duration<double>(Clock::now() - saved).count() >= o.progress_seconds) save();
+    if (now.parts > done && seconds_since(saved) >= o.progress_seconds) save();
   };
   uint64_t shown = 0;
   int64_t read = 0;

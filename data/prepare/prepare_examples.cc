@@ -17,7 +17,7 @@ namespace lathe {
 namespace {
 
 /// What one pass over the examples finds out.
-struct Survey {
+struct ExampleSurvey {
   int64_t examples = 0;
   bool bytes = true;                      ///< all inputs are whole numbers from 0 to 255
   bool whole = true;                      ///< so are all targets that are numbers, of any size and sign
@@ -32,8 +32,8 @@ struct Survey {
 
 bool is_whole(double x) { return std::fabs(x) <= 0x1p53 && std::trunc(x) == x; }
 
-Survey survey(ExampleSource& source, const std::string& task, Meter& meter) {
-  Survey s;
+ExampleSurvey survey(ExampleSource& source, const std::string& task, Meter& meter) {
+  ExampleSurvey s;
   meter.begin("read", source.bytes());
   source.each(meter, [&](const RawExample& e) {
     ++s.examples;
@@ -96,7 +96,8 @@ struct Targets {
 };
 
 /// Chooses the task where it is not given, and numbers the classes. `chosen` tells a person how that came.
-Targets choose(const Survey& s, const ExampleSource& source, const ExampleOptions& options, std::string& chosen) {
+Targets choose(const ExampleSurvey& s, const ExampleSource& source, const ExampleOptions& options,
+               std::string& chosen) {
   Targets t{options.task, {}, {}, {}};
   const auto different = std::ssize(s.numbers) + std::ssize(s.labels);
   const bool few = s.whole && !s.many && (different <= 20 || (different <= 1000 && s.examples >= 50 * different));
@@ -236,7 +237,7 @@ void prepare_examples(const ExampleOptions& options) {
          numel, " numbers");
   }
   Meter meter(options.out, options.stop);
-  Survey found = survey(*source, options.task, meter);
+  ExampleSurvey found = survey(*source, options.task, meter);
   if (found.examples == 0) fail(Exit::data, options.inputs[0], " holds no examples");
   std::string chosen;
   const Targets targets = choose(found, *source, options, chosen);
@@ -251,7 +252,7 @@ void prepare_examples(const ExampleOptions& options) {
       fail(Exit::data, options.val_inputs[0], ": its inputs or targets have other sizes or types than those of ",
            options.inputs[0]);
     }
-    const Survey seen = survey(*val_source, targets.task, meter);
+    const ExampleSurvey seen = survey(*val_source, targets.task, meter);
     found.bytes = found.bytes && seen.bytes;
     val = seen.examples;
     if (val == 0) fail(Exit::data, options.val_inputs[0], " holds no examples");

@@ -14,6 +14,7 @@ struct MaxPool2d {
   Pair kernel;
   std::optional<Pair> stride = std::nullopt;  ///< by default windows stand side by side
   Pair padding = 0, dilation = 1;
+  bool ceil_mode = false;  ///< a last window that reaches beyond the padding counts too
   Variable operator()(const Variable& x_BCHW) const;
 };
 /// avg_pool2d().
@@ -21,6 +22,8 @@ struct AvgPool2d {
   Pair kernel;
   std::optional<Pair> stride = std::nullopt;
   Pair padding = 0;
+  bool ceil_mode = false;
+  bool count_include_pad = true;  ///< the zeros of padding count
   Variable operator()(const Variable& x_BCHW) const;
 };
 /// adaptive_avg_pool2d(): to a size `out`, whatever the input's.
@@ -34,12 +37,14 @@ struct MaxPool1d {
   int64_t kernel;
   std::optional<int64_t> stride = std::nullopt;
   int64_t padding = 0, dilation = 1;
+  bool ceil_mode = false;
   Variable operator()(const Variable& x_BCL) const;
 };
 struct AvgPool1d {
   int64_t kernel;
   std::optional<int64_t> stride = std::nullopt;
   int64_t padding = 0;
+  bool ceil_mode = false, count_include_pad = true;
   Variable operator()(const Variable& x_BCL) const;
 };
 struct AdaptiveAvgPool1d {

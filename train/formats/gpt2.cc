@@ -45,7 +45,7 @@ std::optional<Json> write(const AnyConfig& own) {
               {"tie_word_embeddings", value_of<bool>(own, "tie_weights")}};
 }
 
-GGUFMetadata gguf(const AnyConfig& own) {
+GGUFMetadata gpt2_gguf(const AnyConfig& own) {
   const auto size = [&](const char* key) { return static_cast<uint32_t>(value_of<int64_t>(own, key)); };
   return {{"block_count", size("n_layer")},         {"context_length", size("block_size")},
           {"embedding_length", size("n_embd")},     {"feed_forward_length", 4 * size("n_embd")},
@@ -81,7 +81,7 @@ Family gpt2_family() {
   f.read = read;
   f.write = write;
   f.gguf_name = "gpt2";
-  f.gguf = gguf;
+  f.gguf = gpt2_gguf;
   return f;
 }
 

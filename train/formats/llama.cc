@@ -144,7 +144,7 @@ std::optional<Json> write(const Variant& variant, const AnyConfig& own) {
               {"tie_word_embeddings", value_of<bool>(own, "tie_weights")}};
 }
 
-GGUFMetadata gguf(const AnyConfig& own) {
+GGUFMetadata llama_gguf(const AnyConfig& own) {
   const auto size = [&](const char* key) { return static_cast<uint32_t>(value_of<int64_t>(own, key)); };
   const auto real = [&](const char* key) { return static_cast<float>(value_of<double>(own, key)); };
   const Shape shape(own);
@@ -228,7 +228,7 @@ Family family(const Variant& variant) {
   f.read = [variant](ConfigKeys& keys, int64_t most) { return read(variant, keys, most); };
   f.write = [variant](const AnyConfig& own) { return write(variant, own); };
   f.gguf_name = variant.gguf_name;
-  f.gguf = gguf;
+  f.gguf = llama_gguf;
   f.gguf_tensors = gguf_tensors;
   return f;
 }

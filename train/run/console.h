@@ -1,12 +1,12 @@
 // What a person sees of a run: its facts at the start, the line of a step.
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "core/io/progress.h"
+#include "core/timing.h"
 #include "data/data.h"
 #include "train/run/peak.h"
 #include "train/run/session.h"
@@ -34,7 +34,6 @@ class StepLine {
   void show(const StepMetrics& m, double seconds, bool keep);
 
  private:
-  using Clock = std::chrono::steady_clock;
   int64_t steps_;
   double units_;
   std::string unit_;

@@ -14,13 +14,12 @@
 #include "core/error.h"
 #include "core/io/text.h"
 #include "core/mode.h"
+#include "core/timing.h"
 #include "train/run/peak.h"
 #include "train/run/stepper.h"
 
 namespace lathe {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int64_t measure_bytes = int64_t{1} << 30;  // tensors that the measured version may need
 constexpr double measure_seconds = 2;                // that a step of it may take
@@ -98,12 +97,7 @@ struct Measurement {
 double seconds_of(const std::function<void()>& action) {
   const auto begin = Clock::now();
   action();
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+  return seconds_since(begin);
 }
 
 /// Runs a config that fits: a step to warm up, then as many as about a second allows, one at least; medians.

@@ -17,6 +17,7 @@
 #include "core/io/log.h"
 #include "core/io/text.h"
 #include "core/kernels/gemm.h"
+#include "core/timing.h"
 
 namespace lathe {
 namespace {
@@ -74,7 +75,6 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
   const at::Tensor a = at::full({n, n}, 0.5, dtype), b = at::full({n, n}, 0.25, dtype), c = at::empty_like(a);
   const bool own = gemm_possible(element_of(dtype));
   const auto matrix = [&](const at::Tensor& t) { return Matrix{t.const_data_ptr(), n, element_of(dtype)}; };
-  using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
   double best = 0;
   for (int i = 0; i < 6 || Clock::now() - begin < std::chrono::seconds(1); ++i) {
@@ -83,7 +83,7 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
       gemm(matrix(a), matrix(b), n, n, n, {.out = matrix(c)});
     else
       at::mm(a, b);
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    const double seconds = seconds_since(start);
     if (i > 1) best = std::max(best, 2.0 * n * n * n / seconds);
   }
   MatmulCeiling ceiling{best, 1};

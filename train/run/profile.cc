@@ -20,6 +20,7 @@
 #include "core/dtype.h"
 #include "core/io/json.h"
 #include "core/io/text.h"
+#include "core/timing.h"
 #include "nn/module_call.h"
 #include "train/run/machine.h"
 #include "train/run/peak.h"
@@ -28,7 +29,6 @@
 namespace lathe {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Phase = Span::Phase;
 constexpr const char* phase_names[]{"data", "forward", "recompute", "backward", "optimizer"};
 
@@ -211,7 +211,7 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
     };
     run_step(s, next, step);
     recorder.end_span(Phase::optimizer, "optimizer");
-    p.step_seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+    p.step_seconds.push_back(seconds_since(begin));
     p.cpu_seconds += process_cpu_seconds() - cpu;
     p.memory_after_step.push_back(s.device.is_cuda() ? cuda_api().memory_used() : memory_stats().total);
   }
@@ -225,7 +225,7 @@ Ceilings machine_ceilings(const Session& s) {
     const auto begin = Clock::now();
     work();
     synchronize(s.device_name);
-    return std::chrono::duration<double>(Clock::now() - begin).count();
+    return seconds_since(begin);
   };
   const bool card = s.device.is_cuda();
   Ceilings c;
@@ -257,11 +257,10 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
     matmul += span.flops.matmul;
   }
   const auto steps = static_cast<double>(p.step_seconds.size());
-  std::vector<double> sorted = p.step_seconds;
-  std::sort(sorted.begin(), sorted.end());
+  const double middle = median(p.step_seconds);
   std::ostringstream out;
-  out << format("%.0f steps, %.2f ms each (median), %.0f %s/s; ", steps, 1e3 * sorted[sorted.size() / 2],
-                units_of_step / sorted[sorted.size() / 2], unit.c_str())
+  out << format("%.0f steps, %.2f ms each (median), %.0f %s/s; ", steps, 1e3 * middle, units_of_step / middle,
+                unit.c_str())
       << format("%.0f%% of the matmul ceiling (%.0f GFLOP/s), copies reach %.1f GB/s\n",
                 100 * matmul / total / ceilings.flops, ceilings.flops / 1e9, ceilings.bytes_per_second / 1e9);
   for (size_t i = 0; i < 5; ++i) {

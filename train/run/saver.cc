@@ -5,6 +5,7 @@
 
 #include "core/io/log.h"
 #include "core/io/text.h"
+#include "core/timing.h"
 #include "train/run/stop.h"
 
 namespace lathe {
@@ -14,12 +15,11 @@ namespace {
 class Timer {
  public:
   explicit Timer(double& sum) : sum_(sum) {}
-  ~Timer() { sum_ += std::chrono::duration<double>(Clock::now() - begin_).count(); }
+  ~Timer() { sum_ += seconds_since(begin_); }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
  private:
-  using Clock = std::chrono::steady_clock;
   double& sum_;
   Clock::time_point begin_ = Clock::now();
 };
@@ -97,7 +97,7 @@ void CheckpointSaver::wait() {
 void CheckpointSaver::finish() {
   wait();
   if (times_.saves == 0) return;
-  const double run = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  const double run = seconds_since(begin_);
   const double all = times_.copy_s + times_.wait_s + times_.write_s;
   log_info(format("saved     %lld checkpoints; training stood still for them for %.2f s, %.2f%% of the time",
                   static_cast<long long>(times_.saves), all, 100 * all / run),

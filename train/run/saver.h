@@ -2,11 +2,11 @@
 // on. What PyTorch's torch.distributed.checkpoint.async_save does.
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <future>
 #include <vector>
 
+#include "core/timing.h"
 #include "train/store/checkpoint.h"
 
 namespace lathe {
@@ -53,7 +53,7 @@ class CheckpointSaver {
   int64_t saved_step_, next_step_ = -1;  // next: of the save under way
   Snapshot copy_;                        // the thread's while a save is under way
   Times times_;
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  Clock::time_point begin_ = Clock::now();
   std::future<void> under_way_;  // the last member: its destructor waits
 };
 

@@ -1,7 +1,6 @@
 #include "train/run/trainer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "core/device.h"
@@ -9,6 +8,7 @@
 #include "core/io/log.h"
 #include "core/io/text.h"
 #include "core/memory.h"
+#include "core/timing.h"
 #include "train/formats/source.h"
 #include "train/run/console.h"
 #include "train/run/fit.h"
@@ -26,9 +26,6 @@
 
 namespace lathe {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 class Trainer {
  public:

@@ -8,7 +8,7 @@
 namespace lathe {
 namespace {
 
-const std::string name = "tensorboard/events.out.tfevents.lathe";
+const std::string events_name = "tensorboard/events.out.tfevents.lathe";
 
 class TensorBoard final : public MetricsSink {
  public:
@@ -67,14 +67,14 @@ class TensorBoard final : public MetricsSink {
     write(step, values);
   }
 
-  void add_lengths(FileLengths& lengths) const override { lengths[name] = file_.length(); }
+  void add_lengths(FileLengths& lengths) const override { lengths[events_name] = file_.length(); }
   uint64_t sync() override { return file_.sync(); }
 
  private:
   /// What is set aside must not have "tfevents" in its name, or TensorBoard reads it too.
   static CutFile open(const SinkOptions& o) {
     make_folders(o.run / "tensorboard");
-    return {o.run / name, o.length(name), o.run / "tensorboard/events.old", whole_tf_records};
+    return {o.run / events_name, o.length(events_name), o.run / "tensorboard/events.old", whole_tf_records};
   }
   void write(int64_t step, const std::vector<std::string>& values) {
     file_.write(tf_event(unix_seconds(), step, values));

@@ -10,7 +10,7 @@ std::unique_ptr<Task> make_regression_task();
 
 namespace {
 
-std::vector<std::unique_ptr<Task>>& table() {
+std::vector<std::unique_ptr<Task>>& task_table() {
   static std::vector<std::unique_ptr<Task>> tasks = [] {
     std::vector<std::unique_ptr<Task>> all;
     all.push_back(make_language_task());
@@ -24,7 +24,7 @@ std::vector<std::unique_ptr<Task>>& table() {
 }  // namespace
 
 const Task* find_task(const std::string& name) {
-  for (const auto& task : table()) {
+  for (const auto& task : task_table()) {
     if (task->name() == name) return task.get();
   }
   return nullptr;
@@ -33,7 +33,7 @@ const Task* find_task(const std::string& name) {
 void add_task(std::unique_ptr<Task> task) {
   LATHE_CHECK(find_task(task->name()) == nullptr && task->name() != "auto", "there is a task ", task->name(),
               " already; give yours another name");
-  table().push_back(std::move(task));
+  task_table().push_back(std::move(task));
 }
 
 const Task& task_of(const LoadedConfig& loaded, const DataFacts& facts) {
@@ -41,7 +41,7 @@ const Task& task_of(const LoadedConfig& loaded, const DataFacts& facts) {
   const Task* task = find_task(asked == "auto" ? facts.task : asked);
   if (task != nullptr) return *task;
   std::string names = "auto";
-  for (const auto& known : table()) names += " | " + known->name();
+  for (const auto& known : task_table()) names += " | " + known->name();
   if (asked == "auto")
     fail(Exit::data, loaded.config.data.dir, " is made for the task \"", facts.task, "\"; set train.task to one of ",
          names);

@@ -11,7 +11,7 @@ namespace {
 
 struct NoKeys {};
 
-std::vector<Transform>& table() {
+std::vector<Transform>& transform_table() {
   static std::vector<Transform> all{
       {"adapters", "low-rank adapters on a frozen model (Hu et al. 2021, \"LoRA\")", AnyConfig::of<AdaptersConfig>(),
        add_adapters, check_adapters},
@@ -22,14 +22,14 @@ std::vector<Transform>& table() {
 
 }  // namespace
 
-const std::vector<Transform>& transforms() { return table(); }
+const std::vector<Transform>& transforms() { return transform_table(); }
 
 void add_transform(Transform transform) {
-  const bool taken =
-      std::any_of(table().begin(), table().end(), [&](const Transform& t) { return t.name == transform.name; });
+  const bool taken = std::any_of(transform_table().begin(), transform_table().end(),
+                                 [&](const Transform& t) { return t.name == transform.name; });
   LATHE_CHECK(!taken && schema_of<RunConfig>().find(transform.name) == nullptr, "there is a transform or section ",
               transform.name, " already; give yours another name");
-  table().push_back(std::move(transform));
+  transform_table().push_back(std::move(transform));
 }
 
 void apply_transforms(Model& model, const TransformContext& context) {

@@ -1,7 +1,6 @@
 #include "train/verbs/bench.h"
 
 #include <algorithm>
-#include <chrono>
 #include <iostream>
 #include <map>
 #include <set>
@@ -13,6 +12,7 @@
 #include "core/kernels/gemm.h"
 #include "core/kernels/isa.h"
 #include "core/memory.h"
+#include "core/timing.h"
 #include "train/formats/source.h"
 #include "train/run/machine.h"
 #include "train/run/peak.h"
@@ -43,11 +43,10 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   result.parameters = count(session.params);
   std::vector<double> ms;
   for (int64_t step = 0; step < c.steps; ++step) {
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Clock::now();
     const StepResult last = run_step(session, loader, step);
     synchronize(session.device_name);
-    if (step >= std::min(skip, c.steps - 1))
-      ms.push_back(1e3 * std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    if (step >= std::min(skip, c.steps - 1)) ms.push_back(1e3 * seconds_since(begin));
     if (step == 0) result.first_step_s = process_age();
     result.final_loss = read_figures(session, last).loss;
   }

@@ -3,7 +3,6 @@
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
-#include <chrono>
 #include <iostream>
 
 #include "autograd/node.h"
@@ -12,6 +11,7 @@
 #include "core/memory.h"
 #include "core/quantised.h"
 #include "core/rng.h"
+#include "core/timing.h"
 #include "train/config/path_kind.h"
 #include "train/tasks/generate.h"
 #include "train/transforms/frozen.h"
@@ -19,10 +19,6 @@
 
 namespace lathe {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// Bytes a second that all threads read together from 512 MiB, the best of five times.
 double read_rate() {

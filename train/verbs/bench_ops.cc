@@ -27,7 +27,6 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <functional>
 #include <iostream>
@@ -39,6 +38,7 @@
 #include "core/io/json.h"
 #include "core/io/text.h"
 #include "core/mode.h"
+#include "core/timing.h"
 #include "optim/optimizer.h"
 #include "train/run/peak.h"
 #include "train/verbs/bench.h"
@@ -53,14 +53,9 @@ struct OpBench {
 };
 
 double seconds_of(const std::function<void()>& f, int repeats) {
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   for (int i = 0; i < repeats; ++i) f();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / repeats;
-}
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
+  return seconds_since(begin) / repeats;
 }
 
 /// Runs an op forward and backward; gradients of its parameters are dropped first.
