@@ -1,39 +1,15 @@
 #include "data/mixture.h"
 
 #include <algorithm>
-#include <cctype>
-#include <cmath>
 #include <numeric>
-#include <set>
-#include <sstream>
 
-#include "core/config.h"
 #include "core/io/checksum.h"
-#include "core/io/json.h"
 #include "core/io/text.h"
 #include "data/folder.h"
 #include "data/token_data.h"
 
 namespace lathe {
 namespace {
-
-constexpr const char* mixture_format = "lathe-mixture-1";
-
-/// "web:0.7,code:0.3".
-std::vector<MixturePart> read_mix(const std::string& text) {
-  std::vector<MixturePart> parts;
-  std::istringstream words(text);
-  for (std::string word; std::getline(words, word, ',');) {
-    const size_t colon = word.rfind(':');
-    const ConfigValue weight = read_value(colon == std::string::npos ? "" : word.substr(colon + 1), 0.0);
-    const auto* number = std::get_if<double>(&weight);
-    if (colon == std::string::npos || number == nullptr)
-      fail(Exit::usage, "data.mix = \"", text, "\": \"", word, "\" is no source with its share, as web:0.7");
-    parts.push_back({word.substr(0, colon), *number});
-  }
-  check_mixture(parts, "data.mix", Exit::usage);
-  return parts;
-}
 
 class Mixture final : public Data {
  public:
@@ -124,44 +100,18 @@ class Mixture final : public Data {
 
 }  // namespace
 
-void check_mixture(const std::vector<MixturePart>& parts, const std::string& where, Exit code) {
-  std::set<std::string> names;
-  for (const MixturePart& part : parts) {
-    const auto allowed = [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_'; };
-    if (part.name.empty() || !std::all_of(part.name.begin(), part.name.end(), allowed))
-      fail(code, where, ": \"", part.name, "\" can't name a source; take letters, digits, - and _");
-    if (!names.insert(part.name).second) fail(code, where, ": the source ", part.name, " stands twice");
-    if (!(part.weight > 0) || !std::isfinite(part.weight))
-      fail(code, where, ": the share of ", part.name, " must be above 0, not ", part.weight);
-  }
-}
-
 int64_t write_mixture(const fs::path& folder, const std::vector<MixturePart>& parts) {
   DataConfig config;
   config.dir = folder.string();
   const Mixture made(config, parts);
-  Json sources = Json::array();
-  for (const MixturePart& part : parts) sources.push_back({{"name", part.name}, {"weight", part.weight}});
-  write_manifest_json(folder, {{"format", mixture_format}, {"kind", "mixture"}, {"sources", sources}});
+  write_manifest_json(folder, mixture_manifest(parts));
   return made.train_size();
 }
 
 std::unique_ptr<Data> open_mixture(const DataConfig& config) {
   check_token_keys(config, /*mixes=*/true);
   const std::string where = (fs::path(config.dir) / "manifest.json").string();
-  const Json json = *read_manifest_json(config.dir);
-  if (json.value("format", "") != mixture_format)
-    fail(Exit::data, where, ": a format that this build does not know; make the data again with `lathe prepare`");
-  check_manifest_checksum(json, where);
-  std::vector<MixturePart> all;
-  const auto sources = json_get<Json>(json, "sources", where, Exit::data);
-  for (const Json& source : sources) {
-    all.push_back({json_get<std::string>(source, "name", where, Exit::data),
-                   json_get<double>(source, "weight", where, Exit::data)});
-  }
-  if (all.empty()) fail(Exit::data, where, ": a mixture of no sources");
-  check_mixture(all, where, Exit::data);
-  return std::make_unique<Mixture>(config, all);
+  return std::make_unique<Mixture>(config, read_mixture_manifest(*read_manifest_json(config.dir), where));
 }
 
 }  // namespace lathe

@@ -294,8 +294,12 @@ TEST_CASE("LATHE_ISA takes the path that it names, in a run too, and refuses wha
   const auto kernels = [&](const std::string& isa) {
     return run({"lathe", {"config", "kernels"}, f.path(), {{"LATHE_ISA", isa}}});
   };
-  for (const Isa isa : paths())
+  for (const Isa isa : paths()) {
     CHECK_THAT(kernels(isa_name(isa)).out, ContainsSubstring(std::string("instructions  ") + isa_name(isa) + " of"));
+    const std::string bf16 = "bf16          Lathe's kernels", as_it_is = bf16 + "\n",
+                      widened = bf16 + ", multiplied in fp32\n";
+    CHECK_THAT(kernels(isa_name(isa)).out, ContainsSubstring(isa >= Isa::avx512_bf16 ? as_it_is : widened));
+  }
   const Finished unknown = kernels("sse9");
   CHECK(unknown.code == 2);
   CHECK_THAT(unknown.err, ContainsSubstring("it is one of baseline, avx2"));

@@ -4,6 +4,7 @@
 #include "core/io/json.h"
 #include "data/data.h"
 #include "data/loader.h"
+#include "data/mixture_manifest.h"
 #include "data/sampler.h"
 #include "tests/catch.h"
 #include "tests/process.h"
@@ -104,6 +105,10 @@ TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets other
   CHECK_THAT(told("aa:1,aa:2"), ContainsSubstring("stands twice"));
   c.dir = (f / "mix" / "aa").string();
   CHECK_THAT(told("aa:1"), ContainsSubstring("data.mix is for mixtures"));
+  CHECK_THAT(error_of([] {
+               read_mixture_manifest(Json{{"format", 5}}, "manifest.json");
+             }),
+             ContainsSubstring("manifest.json: a format that this build does not know"));
 }
 
 TEST_CASE("a preparation of sources that was cut short keeps those that are there, and bad sources are refused",

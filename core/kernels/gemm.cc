@@ -128,8 +128,8 @@ bool gemm_ready(Element type) { return kernels_on && gemm_possible(type); }
 
 bool gemm_possible(Element type) {
 #ifdef __x86_64__
-  static const bool has_float16 = __builtin_cpu_supports("avx512fp16");
-  if (type == Element::f64 || (type == Element::f16 && has_float16) || active_isa() < Isa::avx2) return false;
+  static const bool atens_float16 = has_amx_fp16();
+  if (type == Element::f64 || (type == Element::f16 && atens_float16) || active_isa() < Isa::avx2) return false;
   static const bool works = probe(0.0f);
   return works;
 #else
@@ -139,7 +139,7 @@ bool gemm_possible(Element type) {
 }
 
 Element multiplied_as(Element type) {
-  if (type != Element::bf16 || active_isa() < Isa::avx512_bf16) return Element::f32;
+  if (type != Element::bf16 || !multiplies_bf16()) return Element::f32;
   static const bool works = probe(c10::BFloat16(0));
   return works ? Element::bf16 : Element::f32;
 }

@@ -3,9 +3,9 @@
 // used; sums are in float32, each in one fixed order, so that results are the same bits on any number of threads. Both
 // factors float32, bfloat16 or float16; m, n and k are above 0.
 //
-// bfloat16 is multiplied as it is where the CPU has the instructions (AVX512_BF16, AMX). Elsewhere, and in float16,
-// factors are widened to float32 on their way into the cache, multiplied there, and results rounded once as they leave:
-// what lies in memory stays small, and a product takes hardly longer than float32's.
+// bfloat16 is multiplied as it is where that is quicker than float32 (AMX; AVX512_BF16 but for Intel's, see isa.h).
+// Elsewhere, and in float16, factors are widened to float32 on their way into the cache, multiplied there, and results
+// rounded once as they leave: what lies in memory stays small, and a product takes hardly longer than float32's.
 //
 //   result   a task is a panel of 64 columns x a part of the rows; a block is 32 rows of it:
 //
@@ -26,11 +26,11 @@
 namespace lathe {
 
 /// Whether products of this type are taken here: from AVX2 on (core/kernels/isa.h, and oneDNN's ONEDNN_MAX_CPU_ISA);
-/// float16 not on CPUs that have arithmetic for it.
+/// float16 not on CPUs whose AMX multiplies it.
 bool gemm_possible(Element type);
 /// The same, and false after use_kernels(false): what ops go by.
 bool gemm_ready(Element type);
-/// The type that products of `type` are multiplied in: bfloat16 as it is where there are instructions, else float32.
+/// The type that products of `type` are multiplied in: bfloat16 as it is where multiplies_bf16() says so, else float32.
 Element multiplied_as(Element type);
 /// Whether ops take these kernels where gemm_ready() allows (the default), or ATen's throughout. Not thread-safe.
 void use_kernels(bool on);

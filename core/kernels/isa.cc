@@ -24,9 +24,18 @@ bool has_amx_bf16() {
 }
 #endif
 
+bool bf16_products_pay() {
+#ifdef __x86_64__
+  return machine_isa() == Isa::amx || (machine_isa() == Isa::avx512_bf16 && !__builtin_cpu_is("intel"));
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 Isa detail::isa_in_use = machine_isa();
+bool detail::multiplies_bf16 = bf16_products_pay();
 
 const char* isa_name(Isa isa) { return names[static_cast<size_t>(isa)]; }
 
@@ -46,9 +55,19 @@ Isa machine_isa() {
 #endif
 }
 
+bool has_amx_fp16() {
+#ifdef __x86_64__
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return machine_isa() == Isa::amx && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && ((a >> 21) & 1) != 0;
+#else
+  return false;
+#endif
+}
+
 void use_isa(Isa isa) {
   LATHE_CHECK(isa <= machine_isa(), "this CPU has no ", isa_name(isa), ", it has up to ", isa_name(machine_isa()));
   detail::isa_in_use = isa;
+  detail::multiplies_bf16 = isa >= Isa::avx512_bf16;
   int64_t targets = hwy::SupportedTargets();
 #ifdef __x86_64__
   if (isa < Isa::avx512) targets &= ~int64_t{HWY_AVX3 | HWY_AVX3_DL};

@@ -6,9 +6,7 @@
 #include <cctype>
 #include <cmath>
 
-#include "core/io/json.h"
 #include "core/memory.h"
-#include "data/prepare/documents.h"
 #include "train/tasks/language.h"
 
 namespace lathe {
@@ -99,31 +97,6 @@ Answer answer(const Scoring& s, const Choice& c) {
     if (i == 0 || loss / bytes < best_by_byte) best.by_byte = i, best_by_byte = loss / bytes;
   }
   return best;
-}
-
-std::vector<Choice> read_choices(const std::string& file) {
-  std::vector<Choice> all;
-  const DocumentSource source{.files = {file}, .format = "jsonl"};
-  PartReader reader(source, /*whole=*/false);
-  for (Part part; reader.next(part);) {
-    each_line(part, [&](uint64_t line, std::string_view text) {
-      const std::string where = str(file, ":", line);
-      const Json json = parse_json(text, where, Exit::data);
-      Choice c{json_get<std::string>(json, "context", where, Exit::data), {}, 0};
-      const Json endings = json_get<Json>(json, "endings", where, Exit::data);
-      if (!endings.is_array()) fail(Exit::data, where, ": \"endings\" must be a list of texts");
-      for (const Json& ending : endings) {
-        if (!ending.is_string() || ending.get<std::string>().empty())
-          fail(Exit::data, where, ": \"endings\" must be a list of texts, none of them empty");
-        c.endings.push_back(ending.get<std::string>());
-      }
-      if (std::ssize(c.endings) < 2) fail(Exit::data, where, ": \"endings\" needs at least two");
-      c.label = json_whole(json, "label", 0, std::ssize(c.endings) - 1, where, Exit::data);
-      all.push_back(std::move(c));
-    });
-  }
-  if (all.empty()) fail(Exit::data, file, " has no questions");
-  return all;
 }
 
 }  // namespace lathe

@@ -9,6 +9,7 @@
 #include "amp/amp.h"
 #include "data/tokenizers/tokenizer.h"
 #include "nn/models/model.h"
+#include "train/tasks/choices.h"
 
 namespace lathe {
 
@@ -33,12 +34,6 @@ struct TextScore {
 /// Exit::diverged where a loss is not finite.
 TextScore score_text(const Scoring& scoring, std::string_view text);
 
-/// A question with several endings, of which one is right.
-struct Choice {
-  std::string context;
-  std::vector<std::string> endings;
-  int64_t label = 0;  ///< of the right one, from 0
-};
 /// Which ending is the likeliest: as a whole, and by byte.
 struct Answer {
   int64_t whole = 0, by_byte = 0;
@@ -48,7 +43,5 @@ struct Answer {
 /// model's context is cut at its front. Exit::data where the context is empty and the tokenizer has no token that texts
 /// begin behind; Exit::diverged where a loss is not finite.
 Answer answer(const Scoring& scoring, const Choice& choice);
-/// Reads {"context": "...", "endings": ["...", ...], "label": 0} line by line. Exit::data with file and line.
-std::vector<Choice> read_choices(const std::string& file);
 
 }  // namespace lathe

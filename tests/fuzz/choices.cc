@@ -1,0 +1,28 @@
+// Questions with several endings.
+#include "train/tasks/choices.h"
+
+#include "tests/fuzz/fuzz.h"
+
+namespace lathe::fuzz {
+std::vector<std::string> seeds() {
+  return {"{\"context\": \"1 + 1 =\", \"endings\": [\"2\", \"3\"], \"label\": 0}\n",
+          "{\"context\": \"\", \"endings\": [\"a\\u00e9\", \"b\", \"c\"], \"label\": 2}\n\n{}"};
+}
+}  // namespace lathe::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace lathe;
+  static const fuzz::MemoryFile file;
+  file.write(fuzz::text_of(data, size));
+  try {
+    const std::vector<Choice> all = read_choices(file.path());
+    fuzz::must(!all.empty(), "a file has questions");
+    for (const Choice& c : all) {
+      fuzz::must(c.endings.size() >= 2, "endings to choose from");
+      fuzz::must(c.label >= 0 && c.label < static_cast<int64_t>(c.endings.size()), "one of them is right");
+    }
+  } catch (const Error& e) {
+    fuzz::must(e.code() == Exit::data, "what is wrong is in the data");
+  }
+  return 0;
+}
