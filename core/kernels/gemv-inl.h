@@ -35,13 +35,17 @@ HWY_INLINE void panel_columns(const c10::BFloat16* w, int64_t stride, F&& f) {
 }
 
 /// out[m][r] = sum over k of x[m][k] w[r][k] for panels * lanes() rows of w, `stride` elements apart, and M rows of x.
-/// Every `step` columns begin a sum of their own, which is then added. While a panel is read, the one `ahead` rows
-/// further on is asked for (0: none).
+/// Every `step` columns begin a sum of their own, which is then added. A panel is read a cache line of each row at a
+/// time: rows of a power of two lie in few of the cache's sets, so a line would not stay for a second visit. While
+/// these rows are read, as many behind them are asked for, if `more`: one after the other, so that they spread over all
+/// sets and the processor's own prefetcher goes on with them.
 template <class T, int M, int panels>
 HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t step, const float* x, int64_t x_stride,
-                                float* out, int64_t out_stride, int64_t ahead) {
+                                float* out, int64_t out_stride, bool more) {
   constexpr int64_t at_once = 16 / sizeof(T), line = 64 / sizeof(T);
   const int64_t rows = lanes();
+  const T* next = w + panels * rows * stride;  // the row that is asked for, from next_at on
+  int64_t next_at = 0;
   for (int64_t begin = 0; begin < k; begin += step) {
     const int64_t end = begin + step < k ? begin + step : k;
     V sum[M * panels];
@@ -51,12 +55,19 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
         sum[m * panels + p] = hn::MulAdd(set(x[m * x_stride + i]), column, sum[m * panels + p]);
     };
     int64_t i = begin;
-    for (; i + at_once <= end; i += at_once) {
-      if (ahead > 0 && i % line == 0) {
-        for (int64_t r = 0; r < panels * rows; ++r) hwy::Prefetch(w + (r + ahead) * stride + i);
+    while (i + at_once <= end) {
+      const int64_t stop = i + line <= end ? i + line : i + (end - i) / at_once * at_once;
+      for (int p = 0; p < panels; ++p) {
+        for (int64_t at = i; at < stop; at += at_once) {
+          panel_columns(w + p * rows * stride + at, stride,
+                        [&](int64_t c, V column) HWY_ATTR { add(p, at + c, column); });
+        }
+        for (int64_t r = 0; more && r < rows; ++r) {
+          hwy::Prefetch(next + next_at);
+          if ((next_at += line) >= k) next += stride, next_at = 0;
+        }
       }
-      for (int p = 0; p < panels; ++p)
-        panel_columns(w + p * rows * stride + i, stride, [&](int64_t c, V column) HWY_ATTR { add(p, i + c, column); });
+      i = stop;
     }
     for (; i < end; ++i) {
       for (int p = 0; p < panels; ++p) {
@@ -81,11 +92,11 @@ void few_rows_of(const T* w, int64_t stride, int64_t rows, int64_t k, int64_t st
                  float* out, int64_t out_stride, T* space, int64_t beyond) {
   const int64_t panel = lanes();
   int64_t r = 0;
-  const auto ahead = [&](int64_t n) { return r + 2 * n <= rows + beyond ? n : 0; };
+  const auto more = [&](int64_t n) { return r + 2 * n <= rows + beyond; };
   for (; r + 2 * panel <= rows; r += 2 * panel)
-    few_rows_panels<T, M, 2>(w + r * stride, stride, k, step, x, x_stride, out + r, out_stride, ahead(2 * panel));
+    few_rows_panels<T, M, 2>(w + r * stride, stride, k, step, x, x_stride, out + r, out_stride, more(2 * panel));
   for (; r + panel <= rows; r += panel)
-    few_rows_panels<T, M, 1>(w + r * stride, stride, k, step, x, x_stride, out + r, out_stride, 0);
+    few_rows_panels<T, M, 1>(w + r * stride, stride, k, step, x, x_stride, out + r, out_stride, false);
   if (r == rows) return;
   for (int64_t i = 0; i < panel; ++i) {
     T* to = space + i * k;
@@ -94,7 +105,7 @@ void few_rows_of(const T* w, int64_t stride, int64_t rows, int64_t k, int64_t st
     else
       std::memset(static_cast<void*>(to), 0, static_cast<size_t>(k) * sizeof(T));
   }
-  few_rows_panels<T, M, 1>(space, k, k, step, x, x_stride, out + r, out_stride, 0);
+  few_rows_panels<T, M, 1>(space, k, k, step, x, x_stride, out + r, out_stride, false);
 }
 
 /// f(a constant at least m): 1, 2, 4 or 8.
