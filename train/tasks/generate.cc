@@ -115,13 +115,13 @@ int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
   const at::Tensor logits = readable(logits_V);
   const double* x = logits.const_data_ptr<double>();
   const int64_t n = logits.numel();
+  if (s.temperature == 0) return std::max_element(x, x + n) - x;
   // Likeliest first; equal ones by id, so that the choice is the same everywhere. As many as are asked for are sorted.
   const auto after = [x](int64_t a, int64_t b) { return x[a] < x[b] || (x[a] == x[b] && a > b); };
   std::vector<int64_t> heap(static_cast<size_t>(n)), order;
   std::iota(heap.begin(), heap.end(), 0);
   std::make_heap(heap.begin(), heap.end(), after);
   const double top = x[heap.front()];
-  if (s.temperature == 0) return heap.front();
   std::vector<double> p;  // of `order`, over the likeliest's
   const auto p_at = [&](size_t i) {
     while (p.size() <= i) {

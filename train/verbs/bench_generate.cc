@@ -125,7 +125,12 @@ Exit bench_generate(const Arguments& arguments) {
       texts[i].push_back(philox(counter(static_cast<uint64_t>(j), i), key)[0] %
                          static_cast<uint64_t>(sizes.vocab_size));
   }
-  Writing writing{.context = sizes.block_size, .tokens = 4, .compute = w.compute, .device = w.device};
+  // Greedily: initial values make all tokens about as likely, and half of a vocabulary would be sorted to draw one.
+  Writing writing{.context = sizes.block_size,
+                  .tokens = 4,
+                  .sampling = {.temperature = 0},
+                  .compute = w.compute,
+                  .device = w.device};
   generate(*w.model, texts, writing);  // first touch
   writing.tokens = tokens;
   std::vector<double> steps;  // seconds: the prompt and its token, then each further one
