@@ -18,6 +18,7 @@ constexpr const char* mixture_format = "lathe-mixture-1";
 }  // namespace
 
 void check_mixture(const std::vector<MixturePart>& parts, const std::string& where, Exit code) {
+  if (parts.empty()) fail(code, where, ": a mixture of no sources");
   std::set<std::string> names;
   for (const MixturePart& part : parts) {
     const auto allowed = [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_'; };
@@ -60,7 +61,6 @@ std::vector<MixturePart> read_mixture_manifest(const Json& json, const std::stri
     all.push_back({json_get<std::string>(source, "name", where, Exit::data),
                    json_get<double>(source, "weight", where, Exit::data)});
   }
-  if (all.empty()) fail(Exit::data, where, ": a mixture of no sources");
   check_mixture(all, where, Exit::data);
   return all;
 }

@@ -47,6 +47,25 @@ std::string all_of(const fs::path& path, size_t most) {
   return text;
 }
 
+TEST_CASE("a long document is cut behind a line break with no white space on either side", "[documents]") {
+  const TempFolder f;
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += i % 8 == 7 ? "here\nand" : "not \nhere\n\nnor\n here";
+  write_file(f / "long.txt", text);
+  const DocumentSource source{.files = {(f / "long.txt").string()}, .format = "text"};
+  PartReader reader(source, /*whole=*/false, /*part_bytes=*/512);
+  std::string all;
+  int cuts = 0;
+  for (Part part; reader.next(part);) {
+    all += part.text;
+    if (part.ends) continue;
+    CHECK(part.text.ends_with("herehere\n"));
+    ++cuts;
+  }
+  CHECK(cuts >= 10);
+  CHECK(all == text);
+}
+
 TEST_CASE("compressed files are the text that was packed, and damage is noticed", "[documents]") {
   const TempFolder f;
   std::string text = sample_text(700000);

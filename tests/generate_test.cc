@@ -8,6 +8,7 @@
 #include "core/kernels/gemm.h"
 #include "data/tokenizers/chat_template.h"
 #include "nn/init.h"
+#include "nn/layers/cache.h"
 #include "nn/models/gpt.h"
 #include "nn/models/llama.h"
 #include "tests/catch.h"
@@ -147,6 +148,16 @@ TEST_CASE(
     // The control: another prompt is another text.
     CHECK(write(*t.model, {prompts[1]}, w).second[0] != write(*t.model, {prompts[2]}, w).second[0]);
   }
+}
+
+TEST_CASE("a cache knows how many tokens of each text it has seen", "[generate]") {
+  KeyValueCache cache(2, 10);
+  KeyValueCache::Use(cache, {1}).done(3);
+  KeyValueCache::Use(cache, {0, 1}).done(1);
+  CHECK(cache.length(0) == 1);
+  CHECK(cache.length(1) == 4);
+  cache.cut(1, 2);
+  CHECK(cache.length(1) == 2);
 }
 
 TEST_CASE("without Lathe's kernels, and in bfloat16, the cache gives the same to rounding", "[generate]") {

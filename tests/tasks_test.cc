@@ -2,12 +2,59 @@
 #include <algorithm>
 #include <sstream>
 
+#include "nn/models/model.h"
 #include "tests/kinds.h"
+#include "train/tasks/task.h"
 
 namespace {
 
 using namespace lathe;
 using namespace lathe::test;
+
+/// Its output is its input.
+struct Echo : Model {
+  Variable operator()(const at::Tensor& inputs) const override { return Variable(inputs); }
+  bool has_head() const override { return false; }
+  Variable features(const at::Tensor& inputs) const override { return Variable(inputs); }
+  const Variable& head_weight() const override { LATHE_CHECK(false, "Echo has no head"); }
+  bool caches_keys() const override { return false; }
+  void visit(Visit&) override {}
+  double flops_per_unit() const override { return 0; }
+  std::unique_ptr<Model> clone() const override { return std::make_unique<Echo>(); }
+};
+
+std::map<std::string, double> figures(const char* task, const Batch& batch, const DataFacts& facts = {}) {
+  Scores scores;
+  find_task(task)->score(Echo(), batch, facts, scores);
+  std::map<std::string, double> all;
+  for (const auto& [name, value] : find_task(task)->metrics(scores)) all[name] = value;
+  return all;
+}
+
+TEST_CASE("an evaluation's figures are their definitions", "[tasks]") {
+  // A row's class is the likeliest of three, the second, fifth, sixth and seventh of one each.
+  const at::Tensor logits = -torch::arange(9, at::kFloat).repeat({7, 1});
+  const at::Tensor targets = torch::tensor({0, 0, 0, 1, 4, 5, 6}, at::kLong);
+  const auto classes = figures("classification", {logits, targets});
+  CHECK(classes.at("accuracy") == Approx(3.0 / 7));
+  CHECK(classes.at("top5") == Approx(5.0 / 7));
+  CHECK(classes.at("val_loss") == Approx(torch::cross_entropy_loss(logits, targets).item<double>()));
+  CHECK(figures("classification", {logits.slice(0, 0, 3).slice(1, 0, 3), targets.slice(0, 0, 3)}).at("top5") ==
+        1);  // of 3 classes
+
+  torch::manual_seed(1);
+  const at::Tensor said = torch::randn({4, 3}), is = torch::randn({4, 3});
+  const double mean_square = torch::mse_loss(said, is).item<double>();
+  CHECK(find_task("regression")->loss(Echo(), {said, is}, 4).item() == Approx(mean_square));
+  CHECK(find_task("regression")->loss(Echo(), {said, is}, 8).item() == Approx(mean_square / 2));
+  DataFacts facts;
+  CHECK(figures("regression", {said, is}).at("mse") == Approx(mean_square));
+  CHECK(figures("regression", {said, is}).at("mae") == Approx(torch::l1_loss(said, is).item<double>()));
+  facts.target_scale = {1, 10, 100};  // in the data's own units
+  const at::Tensor scale = torch::tensor(facts.target_scale);
+  CHECK(figures("regression", {said, is}, facts).at("mse") ==
+        Approx(torch::mse_loss(said * scale, is * scale).item<double>()));
+}
 
 TEST_CASE("micro-batches add up to the batch", "[tasks]") {
   const TempFolder f(fast_folder());
