@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     PartReader reader(source, /*whole=*/(data[0] & 2) != 0, 1 + data[0] / 8, 512);
     size_t bytes = 0;
     for (Part part; reader.next(part);) {
-      if ((bytes += part.text.size()) > (size_t{1} << 20)) return 0;  // a bomb, in parts of a line
+      if ((bytes += part.text.size()) > (size_t{1} << 17)) return 0;  // a bomb, in parts of a line
       each_conversation(part, source, [&](const Conversation& c) {
         fuzz::must(!c.messages.empty(), "a conversation has messages");
         bool answered = !c.is_chat;
