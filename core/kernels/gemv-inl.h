@@ -64,7 +64,8 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
         }
         for (int64_t r = 0; more && r < rows; ++r) {
           hwy::Prefetch(next + next_at);
-          if ((next_at += line) >= k) next += stride, next_at = 0;
+          next_at += line;
+          if (next_at >= k) next += stride, next_at = 0;
         }
       }
       i = stop;
