@@ -10,8 +10,11 @@
 
 namespace lathe {
 
+/// `sizes` zeros. An error for a negative size.
 Variable zeros(at::IntArrayRef sizes, at::TensorOptions options = {});
+/// The same of ones.
 Variable ones(at::IntArrayRef sizes, at::TensorOptions options = {});
+/// The same of `value`.
 Variable full(at::IntArrayRef sizes, double value, at::TensorOptions options = {});
 /// start, start + step, ... below end (above it for a negative step).
 Variable arange(double start, double end, double step = 1, at::TensorOptions options = {});

@@ -193,11 +193,12 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
   const auto bound = [&](const Side& side) {
     Side out;
     for (Group group : side) {
-      if (!group.spread) {
+      if (group.spread) {
+        for (const size_t axis : others) out.push_back({{axis}});
+      } else {
         put(group.axes);
         out.push_back(std::move(group));
       }
-      for (size_t i = 0; group.spread && i < others.size(); ++i) out.push_back({{others[i]}});
     }
     return out;
   };

@@ -13,6 +13,7 @@ namespace lathe {
 /// Indices of an operand are numbers; the dims of "..." are -1, -2, ... from the last.
 using Labels = std::vector<int>;
 
+/// Whether `l` is among them.
 inline bool has(const Labels& labels, int l) { return std::find(labels.begin(), labels.end(), l) != labels.end(); }
 
 /// Indices of which somebody else needs a value: of the result, or of an operand that is left.

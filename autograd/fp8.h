@@ -9,6 +9,7 @@ namespace lathe {
 
 /// Where a linear layer's fp8 scales come from. Hangs on its weight's Leaf, which is what makes it an fp8 layer.
 struct Fp8Scaling {
+  /// What a tensor is to the layer: a row of `history`.
   enum Role { input, weight, gradient };
   /// Undefined: current scaling. Else [3, 1 + steps] float32, a row for each role: the largest absolute value in this
   /// step, then in the steps before it.

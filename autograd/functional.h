@@ -10,6 +10,7 @@
 
 namespace lathe {
 
+/// Made of Lathe's ops; called once by each function below.
 using Function = std::function<Variable(const std::vector<Variable>&)>;
 
 /// f(xs), and v^T J for each x; zeros for an x that f does not depend on. v has f's shape; undefined: 1, for a result

@@ -56,7 +56,10 @@ class GradSlots {
   virtual at::Tensor take(size_t i, at::ScalarType dtype) = 0;
 };
 
+/// A step of a recorded forward pass: what made the outputs, and where gradients of its inputs go. Owned by the
+/// Variables that it made and by the nodes after it.
 struct Node : std::enable_shared_from_this<Node> {
+  /// Sees the gradient of an output; a defined result of the same shape replaces it.
   using Hook = std::function<at::Tensor(const at::Tensor&)>;
 
   explicit Node(std::span<const at::Tensor> outputs_);
@@ -65,12 +68,13 @@ struct Node : std::enable_shared_from_this<Node> {
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
+  /// The op's or parameter's, for messages.
   virtual std::string name() const = 0;
   /// Whether tensors have the shapes and dtypes of its outputs.
   bool fits(std::span<const at::Tensor> tensors) const;
-  /// Gradients of the inputs that `needs` marks, from those of the outputs, of which one at least is defined. The
-  /// Variable form records a graph of its own.
+  /// Gradients of the inputs that `needs` marks, from those of the outputs, of which one at least is defined.
   virtual GradList<at::Tensor> backward(const GradList<at::Tensor>& dy, const NeedsList& needs, GradSlots& slots) = 0;
+  /// The same with a graph of its own, for second derivatives.
   virtual GradList<Variable> backward(const GradList<Variable>& dy, const NeedsList& needs) = 0;
   /// Frees what was saved for backward.
   virtual void release() {}

@@ -38,6 +38,7 @@ struct PerElement {
   double forward = 1, backward = 1;
 };
 
+/// What an op says of itself, as its static member `info`.
 struct OpInfo {
   const char* name;
   Amp amp = Amp::promote;
@@ -77,13 +78,16 @@ using Needs = std::array<bool, N>;
 class Saved {
  public:
   Saved() = default;
+  /// A slot for input or output i of the op, through which second derivatives go.
   static Saved input(int i) { return Saved(Place::input, i); }
+  /// The same of output i.
   static Saved output(int i = 0) { return Saved(Place::output, i); }
 
   const at::Tensor& operator=(const at::Tensor& t);
   /// at::Tensor: the tensor. Variable: the tensor at its place in the graph.
   template <class T = at::Tensor>
   T as() const;
+  /// The tensor, checked as as() does.
   const at::Tensor& data() const;
   bool defined() const { return tensor_.defined(); }
 

@@ -71,6 +71,7 @@ inline constexpr Role Role::lora_a{.name = "lora_a",
 inline constexpr Role Role::lora_b{
     .name = "lora_b", .multiplied = true, .linear = true, .adapter = true, .hidden = true, .start = Role::Start::zero};
 
+/// A parameter of a model, as `parameters` (nn/module.h) finds it. Shares the Variable with the model.
 struct NamedParameter {
   std::string path;
   Variable parameter;

@@ -70,7 +70,7 @@ class Recording : public ModeGuard {
 /// change in place in between (an error that names the op). What it captured by reference, a module say, must live
 /// until then. Hooks of modules are called again. Nests. Where no graph is recorded: fn(inputs...).
 template <class F, class... In>
-auto recompute(F fn, const In&... inputs) {
+auto recompute(const F& fn, const In&... inputs) {
   // Within another one that keeps nothing there is nothing to drop.
   if (!mode().grad || mode().recording != nullptr) return fn(inputs...);
   const detail::Recording recording([fn, kept = std::tuple<In...>(inputs...)]() mutable { std::apply(fn, kept); });
@@ -94,7 +94,7 @@ size_t blocks_of_group(RecomputePolicy policy, size_t n);
 /// What the n repeated blocks of a model make of x in turn, by the thread's policy: f(i, x) runs block i, and returns
 /// what f(i + 1, x) takes. f is copied, and what holds for recompute()'s fn holds for it.
 template <class X, class F>
-X run_blocks(size_t n, X x, F f) {
+X run_blocks(size_t n, X x, const F& f) {
   const RecomputePolicy policy = mode().recompute;
   if (policy == RecomputePolicy::none || !mode().grad) {
     for (size_t i = 0; i < n; ++i) x = f(i, std::move(x));

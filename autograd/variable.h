@@ -50,6 +50,7 @@ struct Slice {
 /// What a dimension is indexed by: a place, a range, a mask (bool, over as many dims as it has) or places (int64).
 using Index = std::variant<int64_t, Slice, at::Tensor>;
 
+/// A tensor, and its place in the graph of what it was made of, if any. A handle: copies share both.
 class Variable {
  public:
   Variable() = default;
@@ -81,6 +82,7 @@ class Variable {
   /// Freezes a parameter (false), which drops its gradient, or lets it be trained again; for all its handles. True
   /// makes this handle of a constant a parameter. An error for what an op made: detach() it.
   Variable& requires_grad_(bool on = true) &;
+  /// The same of a temporary: `randn({2, 3}, seed).requires_grad_()`.
   Variable requires_grad_(bool on = true) && { return std::move(requires_grad_(on)); }
   /// Where its gradient goes; nowhere unless it requires_grad().
   const Edge& edge() const;
@@ -100,11 +102,12 @@ class Variable {
   /// Called each time a backward pass has added to a parameter's grad.
   HookHandle register_post_accumulate_grad_hook(std::function<void(Leaf&)> hook) const;
 
-  /// Indexes dim 0; index() the first dims, one for each. Places and ranges give views, masks and tensors copies;
-  /// several tensors are broadcast and taken together, as in NumPy. Gradients flow back to where values came from.
+  /// Indexes dim 0. Places and ranges give views, masks and tensors copies. Gradients flow back to where values came
+  /// from.
   Variable operator[](int64_t place) const { return index({place}); }
   Variable operator[](const Slice& range) const { return index({range}); }
   Variable operator[](const at::Tensor& mask_or_places) const { return index({mask_or_places}); }
+  /// The same of the first dims, one for each; several tensors are broadcast and taken together, as in NumPy.
   Variable index(const std::vector<Index>& indices) const;
 
  private:

@@ -189,12 +189,12 @@ class AnyConfig {
     any.value_ = std::make_shared<Config>();
     return any;
   }
-  AnyConfig(const AnyConfig& other) { *this = other; }
-  AnyConfig& operator=(const AnyConfig& other) {
-    schema_ = other.schema_, type_ = other.type_, copy_ = other.copy_;
-    value_ = other.value_ ? copy_(other.value_.get()) : nullptr;
-    return *this;
-  }
+  AnyConfig(const AnyConfig& other)
+      : schema_(other.schema_),
+        type_(other.type_),
+        copy_(other.copy_),
+        value_(other.value_ ? copy_(other.value_.get()) : nullptr) {}
+  AnyConfig& operator=(const AnyConfig& other) { return *this = AnyConfig(other); }
   AnyConfig(AnyConfig&&) = default;
   AnyConfig& operator=(AnyConfig&&) = default;
 

@@ -16,10 +16,10 @@ struct FloatFormat {
   int stored = 0;          ///< bits in memory, where that is more
 
   int bits() const { return stored > 0 ? stored : 1 + exponent + mantissa; }
-  double largest() const;
-  double smallest_normal() const;
-  double smallest_subnormal() const;
-  double epsilon() const;  ///< from 1 to the next number
+  double largest() const;             ///< finite number
+  double smallest_normal() const;     ///< positive number with the leading 1
+  double smallest_subnormal() const;  ///< positive number
+  double epsilon() const;             ///< from 1 to the next number
 };
 
 /// fp32 tf32 fp16 bf16 e4m3 e5m2.

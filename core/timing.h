@@ -7,8 +7,10 @@
 
 namespace lathe {
 
+/// Monotonic.
 using Clock = std::chrono::steady_clock;
 
+/// From `begin` to now.
 inline double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }

@@ -20,8 +20,9 @@ struct MixturePart {
 void check_mixture(const std::vector<MixturePart>& parts, const std::string& where, Exit code);
 /// data.mix, as "web:0.7,code:0.3". Exit::usage.
 std::vector<MixturePart> read_mix(const std::string& text);
-/// A manifest.json but for its checksum, and the sources of one. Exit::data; `where` begins the sentence.
+/// A manifest.json but for its checksum.
 Json mixture_manifest(const std::vector<MixturePart>& parts);
+/// The sources of one. Exit::data; `where` begins the sentence.
 std::vector<MixturePart> read_mixture_manifest(const Json& json, const std::string& where);
 
 }  // namespace lathe

@@ -30,6 +30,7 @@ class MixtureSampler {
  public:
   /// Weights are not negative, and one is positive; a source with a positive one is in every round at least once.
   MixtureSampler(const std::vector<double>& weights, uint64_t seed);
+  /// A window of the mixture.
   struct Place {
     size_t source;
     int64_t index;  ///< of the window among those of its source, from 0

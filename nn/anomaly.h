@@ -17,6 +17,7 @@ namespace lathe {
 /// pointer an op. torch.autograd.detect_anomaly looks at gradients for NaN alone.
 class DetectAnomaly : public ModeGuard {
  public:
+  /// What is looked at besides results of the forward pass.
   struct Options {
     bool backward = true;  ///< gradients are looked at too
   };

@@ -22,6 +22,7 @@ class ModuleCall;
 /// not move in memory meanwhile. An error where no module has such a path.
 class ForwardHook : public ModeGuard {
  public:
+  /// Takes the module's path and result; a defined Variable that it returns replaces the result.
   using Function = std::function<Variable(const std::string& path, const Variable& y)>;
   ForwardHook(const ModuleRef& model, std::string_view pattern, Function f);
 

@@ -20,6 +20,7 @@ enum class Init {
   kaiming,         ///< N(0, gain / sqrt(fan_in)), gain sqrt(2) for ReLU-like activations. He et al. 2015
   fan_in,          ///< N(0, 1 / sqrt(fan_in)). LeCun et al. 1998
 };
+/// By its name in a config. An error that lists the names, for another.
 Init init_from_config(const std::string& name);
 /// The names that it knows.
 std::vector<std::string> init_names();

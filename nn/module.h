@@ -124,6 +124,7 @@ class ConstModuleRef {
   void (*walk_)(const void*, Visit&);
 };
 
+/// A buffer of a model: state that is saved and not trained.
 struct NamedBuffer {
   std::string path;
   at::Tensor tensor;  ///< shares its memory with the module's
@@ -169,6 +170,7 @@ using StateDict = std::map<std::string, at::Tensor>;
 /// The tensors are the model's own: clone them to keep their values. An error where a parameter is quantised, or two
 /// tensors have one path.
 StateDict state_dict(const ConstModuleRef& model);
+/// What load_state_dict met and could not place.
 struct LoadedState {
   std::vector<std::string> missing, unexpected;  ///< paths, sorted
 };
@@ -183,6 +185,7 @@ Variable new_parameter(at::IntArrayRef sizes);
 /// A buffer filled with `value`, otherwise the same.
 at::Tensor new_buffer(at::IntArrayRef sizes, double value, at::ScalarType dtype = at::kFloat);
 
+/// Elements of all of them.
 int64_t count(const std::vector<NamedParameter>& parameters);
 /// Name, shape and number of elements of each, and the total.
 std::string parameter_table(const std::vector<NamedParameter>& parameters);

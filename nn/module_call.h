@@ -61,8 +61,11 @@ class ModuleCall {
   /// one size in all tensors of the call, that of the first it was met in or what the call was made with. An undefined
   /// tensor is passed over. The error names the module by path and type, the tensor, both shapes, and the dim.
   void input(const char* name, const at::Tensor& x, std::string_view spec) { check(name, x, spec, false); }
+  /// Of a Variable.
   void input(const char* name, const Variable& x, std::string_view spec) { check(name, x.data(), spec, false); }
+  /// A module's only input.
   void input(const at::Tensor& x, std::string_view spec) { check("input", x, spec, false); }
+  /// A module's only input.
   void input(const Variable& x, std::string_view spec) { check("input", x.data(), spec, false); }
   /// The same of what the module returns, which forward hooks (nn/hooks.h) may replace.
   Variable result(Variable y, std::string_view spec) {

@@ -21,7 +21,9 @@ class SpikeGuard {
   explicit SpikeGuard(double sigma) : sigma_(sigma) {}
   /// Whether a finite `loss` is more than sigma standard deviations above the mean; counts it one way or the other.
   bool is_spike(double loss);
+  /// What a checkpoint keeps.
   const SpikeState& state() const { return state_; }
+  /// Goes on from it.
   void load(const SpikeState& state) { state_ = state; }
 
  private:

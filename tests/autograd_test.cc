@@ -50,16 +50,16 @@ TEST_CASE("the caller's cotangent is never written to", "[autograd]") {
   CHECK(x.grad().eq(2).all().item<bool>());
 }
 
-TEST_CASE("a million nodes run backward and are destroyed without recursion", "[autograd]") {
+TEST_CASE("300,000 nodes run backward and are destroyed without recursion", "[autograd]") {
   const Variable x = param({1});
   {
     Variable y = x;
-    for (int i = 0; i < 1'000'000; ++i) y = y + 1.0;
+    for (int i = 0; i < 300'000; ++i) y = y + 1.0;
     backward(y);
     CHECK(x.grad().item<double>() == 1);
   }
   Variable never_run = x;
-  for (int i = 0; i < 1'000'000; ++i) never_run = never_run * 1.0;
+  for (int i = 0; i < 300'000; ++i) never_run = never_run * 1.0;
   never_run = Variable();
   SUCCEED("destroyed");
 }

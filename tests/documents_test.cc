@@ -142,9 +142,10 @@ TEST_CASE("JSON Lines give the documents' tokens, whatever the workers and the p
   }
   lines.pop_back();  // the last line needs no end
   std::vector<int64_t> wanted;
+  BPE::Encoder encoder(*tokenizer.bpe());
   for (const std::string& text : texts) {
     std::vector<int32_t> ids;
-    BPE::Encoder(*tokenizer.bpe()).encode(text, ids, SpecialText::text);
+    encoder.encode(text, ids, SpecialText::text);
     wanted.insert(wanted.end(), ids.begin(), ids.end());
     wanted.push_back(end);
   }

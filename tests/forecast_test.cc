@@ -108,7 +108,7 @@ TEST_CASE("a version with a smaller vocabulary is measured without the tokens of
   write_file(f / "data/train.bin", tokens);
   write_file(f / "data/val.bin", tokens);
   write_file(f / "wide.toml",
-             "[model]\nn_layer = 2\nn_head = 4\nn_embd = 512\nblock_size = 64\nvocab_size = 65000\n"
+             "[model]\nn_layer = 2\nn_head = 4\nn_embd = 256\nblock_size = 64\nvocab_size = 65000\n"
              "tie_weights = false\n[data]\ndir = \"data\"\n[train]\nbatch_size = 1\n");
   const Finished r = lathe_in(f, {"plan", "wide.toml"});
   INFO(r.err);
@@ -130,7 +130,7 @@ TEST_CASE("train tells at its start what it needs", "[forecast]") {
 TEST_CASE("plan --json has the keys that bench step measures, --fit what to change", "[forecast]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path(), "[log]\nlevel = \"error\"\n");
-  const std::vector<std::string> larger{"--model.n_embd=256",   "--model.block_size=64",   "--train.batch_size=64",
+  const std::vector<std::string> larger{"--model.n_embd=128",   "--model.block_size=32",   "--train.batch_size=64",
                                         "--train.grad_accum=1", "--model.vocab_size=8000", "--train.device=cpu"};
   const auto plan = [&](std::vector<std::string> more, const std::vector<std::string>& keys) {
     more.insert(more.begin(), {"plan", "tiny.toml"});
@@ -140,10 +140,12 @@ TEST_CASE("plan --json has the keys that bench step measures, --fit what to chan
     REQUIRE(r.code == 0);
     return r.out;
   };
-  const Json forecast = parse_json(plan({"--json"}, larger), "plan", Exit::internal);
+  std::vector<std::string> planned{"plan", "tiny.toml", "--json"};
+  planned.insert(planned.end(), larger.begin(), larger.end());
+  const Json forecast = parse_json(lathe_apart(f, planned).out, "plan", Exit::internal);
   std::vector<std::string> words{"bench", "step", "tiny.toml", "--train.steps=3"};
   words.insert(words.end(), larger.begin(), larger.end());
-  const std::string out = lathe_in(f, words).out;
+  const std::string out = lathe_apart(f, words).out;
   const Json bench = parse_json(out, "bench", Exit::internal);
   CHECK(forecast["peak_rss_mb"].get<double>() == Approx(bench["peak_rss_mb"].get<double>()).epsilon(0.05));
   CHECK(forecast["ms_per_step"].get<double>() > 0);

@@ -3,13 +3,29 @@
 #define CATCH_CONFIG_RUNNER
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
+using Catch::EventListenerBase;
 #else
 #include <catch2/catch.hpp>
+using EventListenerBase = Catch::TestEventListenerBase;
 #endif
+
+#include <ATen/Context.h>
 
 #include "core/device.h"
 #include "core/kernels/isa.h"
 #include "core/memory.h"
+
+namespace {
+
+/// Each test case draws the same random numbers in every run, alone or among others. LibTorch's own seed differs from
+/// process to process.
+struct SeedEachCase : EventListenerBase {
+  using EventListenerBase::EventListenerBase;
+  void testCaseStarting(const Catch::TestCaseInfo&) override { at::manual_seed(1); }
+};
+CATCH_REGISTER_LISTENER(SeedEachCase)
+
+}  // namespace
 
 int main(int argc, char** argv) {
   lathe::read_isa_from_environment();

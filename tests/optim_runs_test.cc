@@ -5,6 +5,7 @@
 #include "optim/method.h"
 #include "tests/catch.h"
 #include "tests/process.h"
+#include "train/run/forecast.h"
 #include "train/run/load.h"
 #include "train/store/checkpoint.h"
 
@@ -105,21 +106,15 @@ TEST_CASE("groups in a config file: places, resuming, the saved config", "[optim
 TEST_CASE("a plan counts what an optimizer keeps", "[optim_runs]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
-  const auto bytes = [&](std::vector<std::string> words) {
-    words.insert(words.begin(), {"plan", "tiny.toml", "--model.n_embd=128", "--model.n_head=4"});
-    const Finished r = lathe_in(f, words);
-    INFO(r.err);
-    REQUIRE(r.code == 0);
-    const std::string line = r.out.substr(r.out.find("memory: optimizer") + 17);
-    double value = 0;
-    char unit[8] = {};
-    REQUIRE(std::sscanf(line.c_str(), " %lf %7s", &value, unit) == 2);
-    return value * (unit[0] == 'M' ? 1e6 : unit[0] == 'k' ? 1e3 : 1);
+  const auto bytes = [&](Overrides keys) {
+    keys.insert(keys.end(), {{"data.dir", (f / "data").string()}, {"model.n_embd", "128"}, {"model.n_head", "4"}});
+    const DryStep dry = dry_step(load_config((f / "tiny.toml").string(), keys));
+    return static_cast<double>(dry.made.used[static_cast<size_t>(Memory::optimizer)]);
   };
-  const double adam = bytes({"--optim.kind=adamw"});
-  const auto share = [&](const std::string& kind) { return bytes({"--optim.kind=" + kind}) / adam; };
-  CHECK(bytes({"--optim.kind=adamw", "--optim.amsgrad=true"}) / adam == Approx(1.5).epsilon(0.02));
-  CHECK(bytes({"--optim.kind=adamw", "--optim.ema_decay=0.9"}) / adam == Approx(1.5).epsilon(0.02));
+  const double adam = bytes({{"optim.kind", "adamw"}});
+  const auto share = [&](const std::string& kind) { return bytes({{"optim.kind", kind}}) / adam; };
+  CHECK(bytes({{"optim.kind", "adamw"}, {"optim.amsgrad", "true"}}) / adam == Approx(1.5).epsilon(0.02));
+  CHECK(bytes({{"optim.kind", "adamw"}, {"optim.ema_decay", "0.9"}}) / adam == Approx(1.5).epsilon(0.02));
   CHECK(share("lion") == Approx(0.5).epsilon(0.02));
   // Two bytes an element instead of eight, and two scales of four for each 256; small tensors stay.
   CHECK(share("adam8bit") > 0.25);

@@ -3,6 +3,7 @@
 was built: package.py BUILD_FOLDER LIBTORCH. A control: without the installed package they can't be configured."""
 import csv
 import json
+import math
 import random
 import subprocess
 import sys
@@ -50,6 +51,31 @@ def try_own_model(binary, folder):
     run(binary, "train", config, *keys, "--train.out_dir=low", "--train.steps=20", "--amp.dtype=bf16", cwd=folder)
 
 
+def try_own_task(binary, folder):
+    draw = random.Random(1)
+    (folder / "load.txt").write_text("\n".join(
+        f"{math.sin(i / 4) + draw.gauss(0, 0.1):.4f}" for i in range(2000)))
+    run(binary, "series", "load.txt", "--out", "load", "--window", "16", cwd=folder)
+    run(binary, "verify", "load", cwd=folder)
+    config = SOURCE / "examples/own_task/series.toml"
+    train = [binary, "train", config, "--data.dir=load", "--train.eval_interval=0", "--train.threads=1"]
+    run(*train, "--train.out_dir=series", cwd=folder)
+    last = json.loads(run(binary, "eval", "series", cwd=folder).splitlines()[-1])
+    # The 10% and 90% quantiles of the noise are 0.128 either way, and their pinball losses and the median's add up to
+    # 0.1 (0.1755 + 0.3989 + 0.1755) = 0.075.
+    assert 0.07 < last["pinball"] < 0.1 and 0.65 < last["within_80"] < 0.92, last
+    for steps in [150, 400]:  # in two parts: the same bits
+        run(*train, "--train.out_dir=series-parts", f"--train.steps={steps}", "--schedule.kind=constant", cwd=folder)
+    model = "checkpoints/step-00000400/model.safetensors"
+    run(*train, "--train.out_dir=series-whole", "--schedule.kind=constant", cwd=folder)
+    assert (folder / "series-parts" / model).read_bytes() == (folder / "series-whole" / model).read_bytes()
+    # The transform: a head at zero says zero, which costs what the series' size costs; the control starts elsewhere.
+    for name, zero in [("zero", "head.*"), ("random", "")]:
+        run(*train, f"--train.out_dir={name}", "--train.steps=1", "--optim.lr=1e-9", f"--start.zero={zero}", cwd=folder)
+    losses = [json.loads(run(binary, "eval", name, cwd=folder).splitlines()[-1])["pinball"] for name in ["zero", "random"]]
+    assert abs(losses[0] - 0.96) < 0.1 and abs(losses[0] - losses[1]) > 0.01, losses
+
+
 def main():
     build, libtorch = map(Path, sys.argv[1:3])
     with tempfile.TemporaryDirectory(prefix="lathe-examples-") as temporary:
@@ -66,6 +92,8 @@ def main():
             binary = binary_folder / example.name
             if example.name == "own_model":
                 try_own_model(binary, folder)
+            elif example.name == "own_task":
+                try_own_task(binary, folder)
             else:
                 run(binary, cwd=folder)
             print(f"{example.name}: built from the installed package, and runs", flush=True)

@@ -112,7 +112,7 @@ TEST_CASE("characters that lie across the edge of a piece are whole, and what is
 TEST_CASE("memory does not grow with the input", "[prepare]") {
   const TempFolder f;
   write_file(f / "big.txt", sample_text(48'000'000));
-  const Finished r = run({"lathe", {"prepare", "big.txt", "--out", "out", "--tokenizer", "char"}, f.path(), {}});
+  const Finished r = lathe_apart(f, {"prepare", "big.txt", "--out", "out", "--tokenizer", "char"});
   CHECK(r.code == 0);
   rusage usage{};
   REQUIRE(getrusage(RUSAGE_CHILDREN, &usage) == 0);  // of the largest child so far; this tag has no others that train

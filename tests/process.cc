@@ -3,17 +3,21 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <set>
 #include <sstream>
 
 #include "core/io/json.h"
+#include "core/timing.h"
 #include "train/store/checkpoint.h"
 
 extern char** environ;
@@ -32,15 +36,120 @@ TempFolder::~TempFolder() {
   fs::remove_all(path_, error);
 }
 
+namespace {
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> all;
+  for (auto& text : texts) all.push_back(text.data());
+  all.push_back(nullptr);
+  return all;
+}
+
+/// A process that runs a command; stdout and stderr go to pipes.
+class Child {
+ public:
+  virtual ~Child() = default;
+  virtual pid_t pid() const = 0;
+  /// Waits for its end. As waitpid says it.
+  virtual int status() = 0;
+};
+
+class StartedChild : public Child {
+ public:
+  StartedChild(std::vector<std::string> words, std::vector<std::string> environment, const fs::path& folder, int out,
+               int err) {
+    const auto argv = pointers(words), envp = pointers(environment);
+    pid_ = fork();
+    if (pid_ != 0) return;
+    if (!folder.empty() && chdir(folder.c_str()) != 0) _exit(127);
+    dup2(out, STDOUT_FILENO);
+    dup2(err, STDERR_FILENO);
+    execve(argv[0], argv.data(), envp.data());
+    _exit(127);
+  }
+  pid_t pid() const override { return pid_; }
+  int status() override {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    return status;
+  }
+
+ private:
+  pid_t pid_ = 0;
+};
+
+/// A fork of a process that has loaded LibTorch (tests/faults/serve.h), which is started where there is none.
+class ServedChild : public Child {
+ public:
+  ServedChild(std::vector<std::string> words, const std::vector<std::string>& environment, const fs::path& folder,
+              int out, int err) {
+    static const Server server;
+    std::string text = folder.string() + '\0' + std::to_string(words.size()) + '\0';
+    for (const auto& word : words) text += word + '\0';
+    for (const auto& setting : environment) text += setting + '\0';
+    int answer[2];
+    if (pipe2(answer, O_CLOEXEC) != 0) fail(Exit::io, "no pipe");
+    const std::array<int, 3> fds{out, err, answer[1]};
+    iovec part{text.data(), text.size()};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof fds)> control{};
+    msghdr message{};
+    message.msg_iov = &part, message.msg_iovlen = 1;
+    message.msg_control = control.data(), message.msg_controllen = control.size();
+    cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET, rights->cmsg_type = SCM_RIGHTS, rights->cmsg_len = CMSG_LEN(sizeof fds);
+    std::memcpy(CMSG_DATA(rights), fds.data(), sizeof fds);
+    if (sendmsg(server.socket, &message, MSG_NOSIGNAL) < 0)
+      fail(Exit::io, "the server of commands: ", std::strerror(errno));
+    close(answer[1]);
+    answer_ = answer[0];
+    pid_ = next();
+  }
+  ~ServedChild() override { close(answer_); }
+  pid_t pid() const override { return pid_; }
+  int status() override { return next(); }
+
+ private:
+  struct Server {
+    int socket = -1;
+    pid_t pid = 0;
+
+    Server() {
+      int ends[2];
+      if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) fail(Exit::io, "no socket");
+      const std::string binary = (binary_folder() / "lathe_faults").string(), end = std::to_string(ends[1]);
+      pid = fork();
+      if (pid == 0) {
+        fcntl(ends[1], F_SETFD, 0);
+        execl(binary.c_str(), binary.c_str(), "--serve", end.c_str(), nullptr);
+        _exit(127);
+      }
+      close(ends[1]);
+      socket = ends[0];
+    }
+    ~Server() {
+      close(socket);
+      waitpid(pid, nullptr, 0);
+    }
+    Server(const Server&) = delete;
+    Server& operator=(const Server&) = delete;
+  };
+  int next() const {
+    int value = 0;
+    if (read(answer_, &value, sizeof value) != sizeof value) fail(Exit::io, "the server of commands has ended");
+    return value;
+  }
+
+  int answer_ = -1;
+  pid_t pid_ = 0;
+};
+
+}  // namespace
+
 Finished run(const Command& c) {
   int out[2], err[2];
   if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) fail(Exit::io, "no pipe");
-  const std::string binary = (binary_folder() / c.binary).string();
-  std::vector<std::string> words{binary};
+  std::vector<std::string> words{(binary_folder() / c.binary).string()};
   words.insert(words.end(), c.args.begin(), c.args.end());
-  std::vector<char*> argv;
-  for (auto& w : words) argv.push_back(w.data());
-  argv.push_back(nullptr);
   // The tester's own LATHE_ settings must not reach the binary.
   std::vector<std::string> environment;
   for (char** e = environ; *e != nullptr; ++e) {
@@ -48,21 +157,17 @@ Finished run(const Command& c) {
   }
   environment.push_back("LATHE_CACHE=" + (c.folder / "cache").string());
   for (const auto& [key, value] : c.environment) environment.push_back(key + "=" + value);
-  std::vector<char*> envp;
-  for (auto& e : environment) envp.push_back(e.data());
-  envp.push_back(nullptr);
 
-  using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
-  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
-  const pid_t pid = fork();
-  if (pid == 0) {
-    if (!c.folder.empty() && chdir(c.folder.c_str()) != 0) _exit(127);
-    dup2(out[1], STDOUT_FILENO);
-    dup2(err[1], STDERR_FILENO);
-    execve(binary.c_str(), argv.data(), envp.data());
-    _exit(127);
+  const auto seconds = [&] { return seconds_since(begin); };
+  const bool served = !c.apart && (c.binary == "lathe" || c.binary == "lathe_faults");
+  std::unique_ptr<Child> child;
+  if (served) {
+    child = std::make_unique<ServedChild>(std::move(words), environment, c.folder, out[1], err[1]);
+  } else {
+    child = std::make_unique<StartedChild>(std::move(words), std::move(environment), c.folder, out[1], err[1]);
   }
+  const pid_t pid = child->pid();
   close(out[1]);
   close(err[1]);
   Finished f;
@@ -95,8 +200,7 @@ Finished run(const Command& c) {
       signalled = true;
     }
   }
-  int status = 0;
-  waitpid(pid, &status, 0);
+  const int status = child->status();
   f.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   f.seconds = seconds();
   return f;
@@ -142,6 +246,10 @@ Finished lathe_in(const TempFolder& folder, std::vector<std::string> args, doubl
               .folder = folder.path(),
               .environment = {},
               .kill_after_s = kill_after_s});
+}
+
+Finished lathe_apart(const TempFolder& folder, std::vector<std::string> args) {
+  return run({.binary = "lathe", .args = std::move(args), .folder = folder.path(), .environment = {}, .apart = true});
 }
 
 std::set<std::string> names(const fs::path& folder) {

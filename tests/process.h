@@ -44,7 +44,7 @@ struct Finished {
 };
 
 struct Command {
-  std::string binary;  ///< "lathe", or "lathe_faults" with fault points
+  std::string binary;  ///< "lathe", "lathe_faults" with fault points, or the path of another program
   std::vector<std::string> args;
   fs::path folder;  ///< where it runs
   std::map<std::string, std::string> environment;
@@ -52,10 +52,15 @@ struct Command {
   int signal = 0;                                   ///< sent once standard output has said...
   std::string signal_after = "step 0  validation";  ///< ...this
   std::string close_output_after{};  ///< standard output loses its reader once it has said this; empty: never
+  /// In a process that loads LibTorch itself, as a user's does; else in a fork of one that has (tests/faults/serve.h):
+  /// the same program in a fifth of the time, but what is measured of its memory differs.
+  bool apart = false;
 };
 Finished run(const Command& command);
 /// `lathe` with `args`, in the folder.
 Finished lathe_in(const TempFolder& folder, std::vector<std::string> args, double kill_after_s = -1);
+/// The same, apart.
+Finished lathe_apart(const TempFolder& folder, std::vector<std::string> args);
 
 /// Text with some structure, for data that needs no download.
 std::string sample_text(size_t bytes);

@@ -159,7 +159,8 @@ TEST_CASE("the gradient noise scale is that of gradients with known noise", "[pr
   CHECK(std::isnan(noise_scale(20, 5, 5, 20).batch()));  // all noise
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
-  const Finished r = lathe_in(f, {"find", "batch", "tiny.toml", "--memory=300MB", "--rounds=2", "--train.device=cpu"});
+  const Finished r =
+      lathe_apart(f, {"find", "batch", "tiny.toml", "--memory=300MB", "--rounds=2", "--train.device=cpu"});
   INFO(r.err);
   REQUIRE(r.code == 0);
   const Json last = parse_json(r.out.substr(r.out.rfind("{")), "find", Exit::internal);

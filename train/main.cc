@@ -1,3 +1,11 @@
+#include <cstdio>
+#include <cstdlib>
+
 #include "train/verbs/cli.h"
 
-int main(int argc, char** argv) { return lathe::run_cli(argc, argv); }
+int main(int argc, char** argv) {
+  const int code = lathe::run_cli(argc, argv);
+  // Without the destructors of LibTorch's tables: they would take longer than most commands.
+  std::fflush(nullptr);
+  std::_Exit(code);
+}

@@ -35,7 +35,7 @@ OpFlops attention_flops(const at::Tensor& y, int64_t keys, int64_t heads) {
 /// Which of `keys` places each of the last `time` ones may not see: bool [T, S], or [B, 1, T, S] where there are
 /// starts.
 at::Tensor hidden_places(int64_t time, int64_t keys, const at::Tensor& starts, at::Device device) {
-  const at::Tensor future = at::ones({time, keys}, at::TensorOptions(at::kBool).device(device)).triu(keys - time + 1);
+  at::Tensor future = at::ones({time, keys}, at::TensorOptions(at::kBool).device(device)).triu(keys - time + 1);
   if (!starts.defined()) return future;
   const at::Tensor places = at::arange(keys, starts.options());
   return future.logical_or(places < starts.view({starts.size(0), 1, time, 1}));

@@ -32,6 +32,7 @@ struct Digest {
   uint64_t high = 0, low = 0;
   bool operator==(const Digest&) const = default;
 };
+/// For hash tables keyed by a Digest.
 struct DigestHash {
   size_t operator()(const Digest& d) const { return d.low; }
 };

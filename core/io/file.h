@@ -108,6 +108,7 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& o) noexcept;
   ~MappedFile();
   std::span<const std::byte> bytes() const { return {data_, size_}; }
+  /// As it was opened.
   const fs::path& path() const { return path_; }
   /// Gives the memory of whole pages in `part` back; they are read again when they are wanted.
   void release(std::span<const std::byte> part) const;

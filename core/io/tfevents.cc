@@ -2,7 +2,6 @@
 
 #include <array>
 #include <bit>
-#include <cstring>
 #include <numeric>
 
 namespace lathe {
@@ -32,7 +31,7 @@ std::string bytes_of(T value) {
 template <class T>
 T number_at(std::string_view bytes) {
   T value;
-  std::memcpy(&value, bytes.data(), sizeof value);
+  bytes.copy(reinterpret_cast<char*>(&value), sizeof value);
   return value;
 }
 

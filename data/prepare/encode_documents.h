@@ -16,9 +16,11 @@ struct EncodedDocument {
   bool begins, ends;
   uint64_t bytes, repaired;
   Digest digest;  ///< of a whole document's text
+  /// Whether it is among the ids, and if not why.
   enum class Fate { kept, empty, too_short, too_long } fate;
   size_t ids_end;  ///< in the ids of its part
 };
+/// A part's documents and their ids, one after another.
 struct EncodedPart {
   Digest input;  ///< of the part's text
   std::vector<EncodedDocument> documents;
@@ -29,9 +31,11 @@ struct EncodedPart {
 class Encoders {
  public:
   explicit Encoders(const BPE* bpe) : bpe_(bpe) {}
+  /// Owned by the thread that borrowed it.
   using Encoder = std::unique_ptr<BPE::Encoder>;
   /// Null where there is no BPE.
   Encoder borrow();
+  /// For the next thread.
   void give_back(Encoder one);
 
  private:

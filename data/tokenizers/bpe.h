@@ -100,8 +100,9 @@ BPEDefinition read_bpe(const fs::path& path);
 /// Writes it as a tokenizer.json of Hugging Face's form, durably.
 void write_bpe(const BPEDefinition& definition, const fs::path& file);
 
-/// The definition as JSON of Hugging Face's form, and back; `where` begins an error's sentence.
+/// The definition as JSON of Hugging Face's form.
 Json bpe_to_json(const BPEDefinition& definition);
+/// And back. Exit::data; `where` begins the sentence.
 BPEDefinition bpe_from_json(const Json& json, const std::string& where);
 
 }  // namespace lathe

@@ -189,7 +189,7 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
   const auto model = json_get<Json>(json, "model", where, Exit::data);
   if (!is_absent(model, "type") && type_of(model, where) != "BPE") unknown(where, "the model " + type_of(model, where));
   for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
-    if (!is_absent(model, key) && model[key] != "") unknown(where, std::string("the model's ") + key);
+    if (!is_absent(model, key) && model[key] != Json("")) unknown(where, std::string("the model's ") + key);
   }
   if (flag(model, "byte_fallback", false, where)) unknown(where, "the model's byte_fallback");
   d.whole_pieces = flag(model, "ignore_merges", false, where);

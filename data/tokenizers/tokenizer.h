@@ -28,9 +28,11 @@ class Tokenizer {
   static Tokenizer bpe(const fs::path& path);
   /// What add_to_json wrote into an object, whose kind is its field `kind_key`. Exit::data, beginning with `where`.
   static Tokenizer from_json(const Json& json, const char* kind_key, const std::string& where);
+  /// Writes all that from_json needs into the object `json`, the kind as its field `kind_key`.
   void add_to_json(Json& json, const char* kind_key) const;
 
   const std::string& kind() const { return kind_; }
+  /// Ids are 0 to size() - 1.
   int64_t size() const;
   /// "char": one code point each, by id; else empty.
   const std::vector<std::string>& vocabulary() const { return vocabulary_; }

@@ -54,7 +54,7 @@ Variable Rotary::operator()(const Variable& x_BHTD, int64_t first) const {
 }
 
 at::Tensor Rotary::frequencies() const {
-  const at::Tensor plain = at::pow(base, at::arange(width / 2, at::kDouble) * (-2.0 / static_cast<double>(width)));
+  at::Tensor plain = at::pow(base, at::arange(width / 2, at::kDouble) * (-2.0 / static_cast<double>(width)));
   switch (scaling.kind) {
     case RotaryScaling::Kind::none: return plain;
     case RotaryScaling::Kind::linear: return plain / scaling.factor;
@@ -81,7 +81,7 @@ at::Tensor Rotary::frequencies() const {
 
 at::Tensor Rotary::turns(const at::Tensor& places) const {
   const at::Tensor angles = places.to(at::kDouble).unsqueeze(-1) * frequencies().to(places.device());
-  const at::Tensor made = at::cat({at::cos(angles), at::sin(angles)}, -1);
+  at::Tensor made = at::cat({at::cos(angles), at::sin(angles)}, -1);
   if (scaling.kind != RotaryScaling::Kind::yarn) return made;
   return made * (scaling.attention_factor > 0 ? scaling.attention_factor : 0.1 * std::log(scaling.factor) + 1);
 }

@@ -39,6 +39,7 @@ class KeyValueCache {
   class Use : ModeGuard {
    public:
     Use(KeyValueCache& cache, std::vector<int64_t> texts);
+    /// `tokens` a text are cached from now on.
     void done(int64_t tokens);
 
    private:

@@ -55,7 +55,7 @@ Variable EmbeddingBag::reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, 
     return out.empty() ? Variable(at::zeros(sizes, rows.data().options())) : cat(out, 0);
   }
   if (scales.defined()) rows = rows * unsqueeze(scales, 1);
-  const Variable sums = index_backward(rows, {bag_of}, sizes);
+  Variable sums = index_backward(rows, {bag_of}, sizes);
   if (bag == BagMode::sum) return sums;
   return sums / Variable(rows_of_bags().clamp_min(1).unsqueeze(1).to(sums.dtype()));
 }

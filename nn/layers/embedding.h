@@ -20,6 +20,7 @@ struct Embedding {
   void visit(Visit& v) { v("weight", weight, role); }
 };
 
+/// How the rows of a bag become one.
 enum class BagMode : uint8_t { sum, mean, max };
 
 /// What the rows of each bag of ids come to. torch.nn.EmbeddingBag.

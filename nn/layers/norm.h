@@ -53,6 +53,7 @@ struct GroupNorm {
   }
 
  protected:
+  /// The norm of x [B, C, ...], whatever its dims.
   Variable normalise(const Variable& x) const;
 };
 
@@ -64,6 +65,7 @@ struct InstanceNorm1d : GroupNorm {
       : GroupNorm(channels, channels, eps, affine) {}
   Variable operator()(const Variable& x_BCL) const;
 };
+/// The same of images.
 struct InstanceNorm2d : GroupNorm {
   InstanceNorm2d() = default;
   explicit InstanceNorm2d(int64_t channels, double eps = 1e-5, bool affine = false)
@@ -90,11 +92,13 @@ struct BatchNorm {
   Variable normalise(const Variable& x, bool wide) const;
 };
 
+/// BatchNorm of features or sequences. torch.nn.BatchNorm1d.
 struct BatchNorm1d : BatchNorm {
   using BatchNorm::BatchNorm;
   /// x [B, C] or [B, C, L]. `wide`: float32 under autocast too, where it goes on to a residual stream.
   Variable operator()(const Variable& x, bool wide = false) const;
 };
+/// BatchNorm of images. torch.nn.BatchNorm2d.
 struct BatchNorm2d : BatchNorm {
   using BatchNorm::BatchNorm;
   Variable operator()(const Variable& x_BCHW, bool wide = false) const;

@@ -40,6 +40,7 @@ struct MaxPool1d {
   bool ceil_mode = false;
   Variable operator()(const Variable& x_BCL) const;
 };
+/// Means of windows of sequences. torch.nn.AvgPool1d.
 struct AvgPool1d {
   int64_t kernel;
   std::optional<int64_t> stride = std::nullopt;
@@ -47,6 +48,7 @@ struct AvgPool1d {
   bool ceil_mode = false, count_include_pad = true;
   Variable operator()(const Variable& x_BCL) const;
 };
+/// Means of so many windows that the result has a given length. torch.nn.AdaptiveAvgPool1d.
 struct AdaptiveAvgPool1d {
   int64_t out;
   Variable operator()(const Variable& x_BCL) const;

@@ -26,6 +26,7 @@ struct RecurrentOptions {
 /// T: beyond its length a sequence's results are zeros, its last state is the one at its end, and the reverse direction
 /// begins there; the same as torch's packed sequences.
 struct Recurrent {
+  /// The parameters of one layer in one direction.
   struct Layer {
     Variable weight_ih, weight_hh, bias_ih, bias_hh;  ///< [G H, C or H], [G H, H], [G H] each or undefined; G gates
   };

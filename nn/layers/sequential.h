@@ -16,6 +16,7 @@ namespace lathe {
 /// Runs its steps in turn. Steps that hold parameters are named by their place: "0.weight".
 class Sequential {
  public:
+  /// Appends a module, which it owns from now on, of one Variable to one; with or without visit().
   template <class Module>
   Sequential& add(Module module) {
     auto held = std::make_shared<Module>(std::move(module));

@@ -54,6 +54,7 @@ struct GatedFeedForward {
   }
 };
 
+/// What encoder and decoder layers are made with. torch.nn.TransformerEncoderLayer has the same.
 struct TransformerOptions {
   int64_t channels = 0, heads = 1;
   int64_t hidden = 0;               ///< of the feed-forward part; 0: 4 C
@@ -124,6 +125,7 @@ struct TransformerEncoder {
     v("norm", norm);
   }
 };
+/// `n_layer` decoder layers, and a norm at the end where norm_first. torch.nn.TransformerDecoder.
 struct TransformerDecoder {
   std::vector<TransformerDecoderLayer> layers;
   std::optional<LayerNorm> norm;

@@ -32,6 +32,7 @@ struct BasicBlock {
   BatchNorm2d norm1;
   Conv2d conv2;
   BatchNorm2d norm2;
+  /// 1 x 1, where shape or number of channels change.
   struct Projection {
     Conv2d conv;
     BatchNorm2d norm;
@@ -53,6 +54,7 @@ struct BasicBlock {
   }
 };
 
+/// The model of kind "convnet".
 struct ConvNet {
   ConvNetConfig config;
   std::array<int64_t, 3> image;  ///< C, H, W

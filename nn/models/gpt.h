@@ -49,6 +49,7 @@ struct Block {
   }
 };
 
+/// The model of kind "gpt".
 struct GPT {
   GPTConfig config;  ///< vocab_size is set
   Embedding tokens, positions;
@@ -70,6 +71,7 @@ struct GPT {
   /// but position embeddings and an untied token embedding), 4 for each frozen one. Kaplan et al. 2020; Chowdhery et
   /// al. 2022.
   double flops_per_unit() const;
+  /// What is wrong between its keys, if anything.
   static std::optional<ConfigFault> check(const GPTConfig& config);
   static constexpr bool caches_keys = true, separates_documents = true;
 

@@ -83,6 +83,7 @@ struct LlamaBlock {
   }
 };
 
+/// The model of kind "llama".
 struct Llama {
   LlamaConfig config;  ///< vocab_size is set
   Rotary rotary;
@@ -103,6 +104,7 @@ struct Llama {
   const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
   /// Training FLOPs of a token by the field's formula, as GPT::flops_per_unit: 6 N + 12 L (H D) T.
   double flops_per_unit() const;
+  /// What is wrong between its keys, if anything.
   static std::optional<ConfigFault> check(const LlamaConfig& config);
   static constexpr bool caches_keys = true, separates_documents = true;
 

@@ -42,6 +42,7 @@ struct MLPLayer {
   }
 };
 
+/// The model of kind "mlp".
 struct MLP {
   MLPConfig config;
   int64_t features;  ///< of an input

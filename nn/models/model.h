@@ -61,8 +61,9 @@ class Model {
   virtual Variable operator()(const at::Tensor& inputs) const = 0;
   /// Whether the output is features W^T.
   virtual bool has_head() const = 0;
-  /// What the head is applied to, [..., C], and its weight [V, C]. Throw where has_head() is false.
+  /// What the head is applied to, [..., C]. An error where has_head() is false.
   virtual Variable features(const at::Tensor& inputs) const = 0;
+  /// The head's weight [V, C]. An error where has_head() is false.
   virtual const Variable& head_weight() const = 0;
   /// Whether a forward under a KeyValueCache::Use takes new tokens alone.
   virtual bool caches_keys() const = 0;
@@ -88,6 +89,7 @@ Variable head_loss(const Headed& model, const at::Tensor& inputs, const at::Tens
 /// multiplied count for nothing. Kaplan et al. 2020.
 double matmul_flops(const std::vector<NamedParameter>& parameters);
 
+/// A row of the table of model kinds.
 struct ModelKind {
   std::string name, doc;
   AnyConfig config;  ///< with its defaults

@@ -29,6 +29,7 @@ struct RNNConfig {
   LATHE_FIELD(std::string, init, "fan_in", "how linear and recurrent weights start", one_of(init_names()).fixed())
 };
 
+/// The model of kind "rnn".
 struct RNN {
   RNNConfig config;  ///< vocab_size is set
   Embedding tokens;
@@ -40,6 +41,7 @@ struct RNN {
 
   /// Parameters all zero until they are initialised.
   explicit RNN(const RNNConfig& config);
+  /// What is wrong between its keys, if anything.
   static std::optional<ConfigFault> check(const RNNConfig& config);
 
   /// ids int64 [B, T] -> logits [B, T, V].

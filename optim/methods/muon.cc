@@ -95,7 +95,7 @@ class Muon final : public Method {
     std::stable_sort(matrices.begin(), matrices.end(),
                      [](const SlotUpdate& a, const SlotUpdate& b) { return a.args.n > b.args.n; });
     const auto count = static_cast<int64_t>(matrices.size());
-    if (count < 2 * at::get_num_threads()) {
+    if (count < int64_t{2} * at::get_num_threads()) {
       for (const SlotUpdate& slot : matrices) update(slot, rule, control);
       return;
     }

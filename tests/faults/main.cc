@@ -1,4 +1,4 @@
-// lathe with faults, for the kill trials.
+// lathe with faults, for the kill trials; `lathe_faults --serve FD` runs many commands (tests/faults/serve.h).
 //   LATHE_TEST_KILL="POINT N"  SIGKILL the N-th time the process comes to a fault point
 //   LATHE_TEST_FAIL="CALL ERRNO N S"  the N-th such call (write, fsync, mkdir, rename) of the S-th save, and each after
 //   it,
@@ -14,9 +14,11 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "core/io/file.h"
+#include "tests/faults/serve.h"
 #include "train/run/stepper.h"
 #include "train/verbs/cli.h"
 
@@ -79,7 +81,9 @@ lathe::StepRandom lathe::random_of(const RunConfig& config, int64_t step, int64_
   return random;
 }
 
-int main(int argc, char** argv) {
+namespace {
+
+int run_with_faults(int argc, char** argv) {
   if (const char* kill = std::getenv("LATHE_TEST_KILL")) {
     read_point(kill, point, left);
     lathe::fault_hook = on_point;
@@ -93,4 +97,12 @@ int main(int argc, char** argv) {
     lathe::fault_hook = on_point;
   }
   return lathe::run_cli(argc, argv);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3 || std::string_view(argv[1]) != "--serve") return run_with_faults(argc, argv);
+  lathe::test::serve(std::atoi(argv[2]), run_with_faults);
+  std::_Exit(0);  // as train/main.cc
 }

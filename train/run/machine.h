@@ -23,6 +23,7 @@ struct MachineSample {
   int64_t throttled = -1;  ///< times that a core was slowed down for its heat
   double load = -1;        ///< processes that wanted to run, over the last minute
 
+  /// Read from the kernel; what it does not say keeps its default.
   static MachineSample now();
 };
 

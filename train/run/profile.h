@@ -13,6 +13,7 @@ namespace lathe {
 
 /// A stretch of a step: an op's forward or backward, or what stands between.
 struct Span {
+  /// The part of a step.
   enum class Phase : uint8_t { data, forward, recompute, backward, optimizer };
   Phase phase = Phase::forward;
   std::string op{};               ///< "linear_gelu"; "optimizer", "data" where it is no op

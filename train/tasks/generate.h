@@ -36,6 +36,7 @@ struct Writing {
   bool log_probabilities = false;  ///< tell those of the tokens
 };
 
+/// A token that generation wrote, and the text (by its place in the list) that it continues.
 struct WrittenToken {
   int64_t text, id;
   double log_probability;  ///< as the model has it, before any sampling; NaN unless asked for

@@ -66,7 +66,7 @@ ModelSizes fit_examples(const LoadedConfig& loaded, const Data& data, const Task
         Exit::data, c.data.dir,
         " has no validation examples; prepare the data with --val 0.1, set data.folds, or set train.eval_interval = 0");
   }
-  return {facts.input_sizes, facts.outputs};
+  return task.sizes(facts);
 }
 
 std::optional<Batch> first_examples(const Data& data, at::Device device) {

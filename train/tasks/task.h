@@ -35,8 +35,10 @@ class Task {
   virtual std::string name() const = 0;
   /// What throughput counts: "tokens" or "samples".
   virtual std::string unit() const { return "samples"; }
-  /// Checks that config, model kind and data go together, fills the keys that follow the data, and returns what the
-  /// model is made for. Exit::usage or Exit::data with the place of the key.
+  /// What a model of such data is made for.
+  virtual ModelSizes sizes(const DataFacts& facts) const { return {facts.input_sizes, facts.outputs}; }
+  /// Checks that config, model kind and data go together, fills the keys that follow the data, and returns sizes().
+  /// Exit::usage or Exit::data with the place of the key.
   virtual ModelSizes fit(LoadedConfig& loaded, const Data& data) const = 0;
   /// The loss of a micro-batch: summed over its targets and divided by `divisor`, the number of targets in the whole
   /// step, so that micro-batches add up exactly. []

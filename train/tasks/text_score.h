@@ -24,6 +24,7 @@ struct Scoring {
   at::Device device{at::kCPU};
 };
 
+/// What a text costs a model.
 struct TextScore {
   double loss = 0;                ///< summed negative log-likelihood of the tokens that are scored, in nats
   int64_t tokens = 0, bytes = 0;  ///< scored

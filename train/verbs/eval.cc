@@ -18,11 +18,11 @@ namespace {
 /// Exit::data where the data is not of the kind that the model was trained on.
 void check_same_kind(const LoadedModel& m, const Task& task, const Data& data, const std::string& folder) {
   const DataFacts& facts = data.facts();
-  if (task.name() != m.state.task || facts.outputs != m.state.sizes.outputs ||
-      facts.input_sizes != m.state.sizes.input) {
+  const ModelSizes sizes = task.sizes(facts);
+  if (task.name() != m.state.task || sizes.outputs != m.state.sizes.outputs || sizes.input != m.state.sizes.input) {
     fail(Exit::data, folder, " is not made as the data that the run was trained on: ", facts.task, ", inputs of ",
-         describe(at::IntArrayRef(facts.input_sizes)), " and ", facts.outputs, " outputs, and the run's are ",
-         m.state.task, ", ", describe(at::IntArrayRef(m.state.sizes.input)), " and ", m.state.sizes.outputs);
+         describe(at::IntArrayRef(sizes.input)), " and ", sizes.outputs, " outputs, and the run's are ", m.state.task,
+         ", ", describe(at::IntArrayRef(m.state.sizes.input)), " and ", m.state.sizes.outputs);
   }
   check_tokenizer(folder, facts, m.state);
   const bool tokens = facts.outputs == 0;

@@ -77,6 +77,7 @@ LoadedModel load_model_argument(const Arguments& arguments);
 Flags and_loading(Flags flags);
 /// The flags of verbs that write text, and what they say of a model that was loaded.
 Flags and_sampling(Flags flags);
+/// What the flags of and_sampling say. Exit::usage for values out of range.
 Sampling sampling_argument(const Arguments& arguments);
 /// Its tokenizer; Exit::usage or Exit::data where there is none or the model does not model text.
 const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m);
