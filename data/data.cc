@@ -35,7 +35,9 @@ void add_data_kind(DataKind kind) {
 
 std::unique_ptr<Data> open_data(const DataConfig& config) {
   const auto manifest = read_manifest_json(config.dir);
-  const std::string name = manifest ? manifest->value("kind", "tokens") : "tokens";
+  std::string name = "tokens";
+  if (manifest && manifest->contains("kind"))
+    name = json_get<std::string>(*manifest, "kind", (fs::path(config.dir) / "manifest.json").string(), Exit::data);
   for (const DataKind& kind : table()) {
     if (kind.name == name) return kind.open(config);
   }

@@ -26,7 +26,9 @@ void write_manifest_json(const fs::path& folder, Json json, const std::string& n
 std::optional<Json> read_manifest_json(const fs::path& folder, const std::string& name) {
   const fs::path path = folder / name;
   if (!fs::exists(path)) return std::nullopt;
-  return parse_json(read_file(path, Exit::data, uint64_t{64} << 20), path.string(), Exit::data);
+  Json json = parse_json(read_file(path, Exit::data, uint64_t{64} << 20), path.string(), Exit::data);
+  if (!json.is_object()) fail(Exit::data, path.string(), " holds no JSON object; make the data again");
+  return json;
 }
 
 void check_manifest_checksum(const Json& json, const std::string& where) {

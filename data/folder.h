@@ -14,7 +14,7 @@ namespace lathe {
 
 /// Writes NAME in `folder` durably, with a field "checksum": of all that it holds beside it.
 void write_manifest_json(const fs::path& folder, Json json, const std::string& name = "manifest.json");
-/// A folder's NAME, parsed; nullopt where there is none. Exit::data where it is no JSON.
+/// A folder's NAME, parsed; nullopt where there is none. Exit::data where it is no JSON object.
 std::optional<Json> read_manifest_json(const fs::path& folder, const std::string& name = "manifest.json");
 /// Exit::data where a manifest is not what was written. One without a checksum, of an earlier build, passes.
 void check_manifest_checksum(const Json& json, const std::string& where);

@@ -133,6 +133,8 @@ TEST_CASE("bad data folders", "[cli]") {
   fs::remove(folder("missing") / "train.bin");
   write_file(folder("torn") / "manifest.json", manifest.substr(0, 50));
   write_file(folder("foreign") / "manifest.json", "{\"format\": \"other\"}");
+  write_file(folder("number") / "manifest.json", "{\"kind\": 5}");
+  write_file(folder("list") / "manifest.json", "[1]");
   const fs::path ids = folder("ids");
   std::string bytes = slurp(ids / "train.bin");
   std::fill(bytes.begin(), bytes.end(), '\xff');
@@ -151,6 +153,8 @@ TEST_CASE("bad data folders", "[cli]") {
              {with("missing"), 3, "cannot read missing/train.bin"},
              {with("torn"), 3, "torn/manifest.json: parse error"},
              {with("foreign"), 3, "a format that this build does not know"},
+             {with("number"), 3, "number/manifest.json: the field \"kind\" is missing or of the wrong type"},
+             {with("list"), 3, "list/manifest.json holds no JSON object"},
              {with("ids"), 3, "beyond the vocabulary"},
              {with("empty"), 3, "has no train tokens"},
              {with("blank"), 3, "has no train tokens"},

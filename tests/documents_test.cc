@@ -360,6 +360,15 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
   fs::remove(f / "parts/.unfinished-train_000000.bin");
   prepare_documents(o);
   CHECK((contents(f / "parts") == wanted));
+  // So does a record that is damaged.
+  for (const char* record : {"{\"command\": 5}", "[]", "{"}) {
+    INFO(record);
+    fs::remove_all(f / "parts");
+    cut_short();
+    write_file(f / "parts/.unfinished-manifest.json-progress", record);
+    prepare_documents(o);
+    CHECK((contents(f / "parts") == wanted));
+  }
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "data/manifest.h"
 #include "data/prepare/encode_documents.h"
 #include "data/prepare/out_folder.h"
+#include "data/prepare/progress.h"
 #include "data/prepare/split_writer.h"
 #include "data/tokenizers/mark.h"
 
@@ -87,13 +88,6 @@ class Sorter {
   bool in_repaired_ = false;
 };
 
-/// How far a preparation is: parts of the input that were taken, what they were, and what was made of them.
-struct Progress {
-  int64_t parts = 0, train = 0, val = 0, largest_id = 0;
-  uint64_t learned = 0;
-  std::string input{};  ///< checksum of the parts' digests
-};
-
 constexpr const char* journal_name = "manifest.json-progress";
 std::string journal_file(const fs::path& out) { return OutFolder::unfinished(out, journal_name).filename().string(); }
 
@@ -111,33 +105,11 @@ std::string identity(const DocumentOptions& o) {
   return str(d.high, "-", d.low);
 }
 
-void write_journal(const DocumentOptions& o, const Progress& p) {
-  write_manifest_json(o.out,
-                      {{"command", identity(o)},
-                       {"parts", p.parts},
-                       {"train", p.train},
-                       {"val", p.val},
-                       {"largest_id", p.largest_id},
-                       {"learned", p.learned},
-                       {"input", p.input}},
-                      journal_file(o.out));
-}
-
 /// What a preparation of the same command left, or nothing where there is no record of one that can be read.
 std::optional<Progress> read_journal(const DocumentOptions& o) try {
-  const auto json = read_manifest_json(o.out, journal_file(o.out));
-  if (!json || json->value("command", "") != identity(o)) return std::nullopt;
-  const std::string where = (o.out / journal_file(o.out)).string();
-  check_manifest_checksum(*json, where);
-  const auto whole = [&](const char* key) {
-    return json_whole(*json, key, 0, std::numeric_limits<int64_t>::max(), where, Exit::data);
-  };
-  return Progress{whole("parts"),
-                  whole("train"),
-                  whole("val"),
-                  whole("largest_id"),
-                  static_cast<uint64_t>(whole("learned")),
-                  json_get<std::string>(*json, "input", where, Exit::data)};
+  const std::string name = journal_file(o.out);
+  const auto record = read_manifest_json(o.out, name);
+  return record ? read_progress(*record, identity(o), (o.out / name).string()) : std::nullopt;
 } catch (const Error& e) {
   log_warn(e.what(), "; beginning anew");
   return std::nullopt;
@@ -176,9 +148,9 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
     train.sync();
     val.sync();
     now.train = train.tokens(), now.val = val.tokens();
-    now.largest_id = manifest.largest_id, now.learned = sorter.learned();
+    now.largest_id = manifest.largest_id, now.learned = static_cast<int64_t>(sorter.learned());
     now.input = input.hex();
-    write_journal(o, now);
+    write_manifest_json(o.out, progress_record(now, identity(o)), journal_file(o.out));
     keep();
     saved = Clock::now();
     fault_point("prepare: progress written");
@@ -194,7 +166,7 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
         fail(Exit::data, "the input is not what it was when this command was cut short; remove ", o.out.string(),
              " to begin anew");
       }
-      manifest.largest_id = before->largest_id, sorter.learned() = before->learned;
+      manifest.largest_id = before->largest_id, sorter.learned() = static_cast<uint64_t>(before->learned);
     }
     if (now.parts > done && seconds_since(saved) >= o.progress_seconds) save();
   };

@@ -39,7 +39,7 @@ class Series final : public Data {
   std::string hash() const override { return sampled_checksum(file_.bytes(), 8); }
   bool matches(const std::string& saved) const override { return saved == hash(); }
   void verify(const std::function<bool()>& stop) const override {
-    verify_file(file_, manifest_.value("xxh3", ""), stop);
+    verify_file(file_, json_get<std::string>(manifest_, "xxh3", folder_.string(), Exit::data), stop);
   }
   std::string table() const override {
     return std::to_string(windows_) + " windows of " + std::to_string(window_) + " numbers\n";

@@ -29,7 +29,7 @@ OPTIMIZERS = {
         "adam": {},
     },
     "digits_convnet": {
-        "sgd": {"optim.lr": 0.2},
+        "sgd": {"optim.lr": 0.4},
         "momentum": {"optim.lr": 0.05},
         "adagrad": {"optim.lr": 0.03},
         "rmsprop": {"optim.lr": 0.003},

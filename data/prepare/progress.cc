@@ -1,0 +1,24 @@
+#include "data/prepare/progress.h"
+
+#include <limits>
+
+#include "data/folder.h"
+
+namespace lathe {
+
+Json progress_record(const Progress& p, const std::string& command) {
+  return {{"command", command},         {"parts", p.parts},     {"train", p.train}, {"val", p.val},
+          {"largest_id", p.largest_id}, {"learned", p.learned}, {"input", p.input}};
+}
+
+std::optional<Progress> read_progress(const Json& record, const std::string& command, const std::string& where) {
+  if (json_get<std::string>(record, "command", where, Exit::data) != command) return std::nullopt;
+  check_manifest_checksum(record, where);
+  const auto whole = [&](const char* key) {
+    return json_whole(record, key, 0, std::numeric_limits<int64_t>::max(), where, Exit::data);
+  };
+  return Progress{whole("parts"),      whole("train"),   whole("val"),
+                  whole("largest_id"), whole("learned"), json_get<std::string>(record, "input", where, Exit::data)};
+}
+
+}  // namespace lathe
