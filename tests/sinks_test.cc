@@ -9,6 +9,8 @@
 #include "core/io/safetensors.h"
 #include "tests/catch.h"
 #include "tests/process.h"
+#include "train/store/checkpoint.h"
+#include "train/store/curves.h"
 #include "train/store/sinks.h"
 
 namespace {
@@ -104,9 +106,24 @@ TEST_CASE("every sink has each step once, after a kill too, and none touches tra
   CHECK(cells(f / "whole/metrics.csv", 6) == cells(f / "killed/metrics.csv", 6));
   CHECK(cells(f / "whole/evaluations.csv", 2) == cells(f / "killed/evaluations.csv", 2));
   CHECK(cells(f / "whole/metrics.csv", 1).size() == 25);
+  // Memory by category is told where it changes, and a curve has it at every step.
+  Curves curves(f / "whole");
+  curves.read();
+  const Series* parameters = curves.find("memory/parameters");
+  REQUIRE(parameters != nullptr);
+  CHECK(parameters->steps == curves.find("loss")->steps);
+  const SafetensorsFile model(list_checkpoints(f / "whole").at(0) / "model.safetensors");
+  double bytes = 0;
+  for (const TensorEntry& entry : model.tensors()) bytes += static_cast<double>(entry.bytes.size());
+  for (const double value : parameters->values)
+    CHECK(value == Approx(1.15 * bytes).epsilon(0.15));  // and their blocks' ends
   CHECK(cells(f / "whole/metrics.csv", 3).at(0) == "step,updates,loss");
   const auto steps = event_steps(slurp(f / "whole" / events));
   CHECK(steps == event_steps(slurp(f / "killed" / events)));
+  for (const char* tag :
+       {"weights/blocks.0.attn.qkv.weight", "gradients/blocks.0.attn.qkv.weight", "activations/blocks.0.attn"}) {
+    CHECK_THAT(slurp(f / "whole" / events), ContainsSubstring(tag));
+  }
   CHECK(std::count(steps.begin(), steps.end(), 12) == 2);  // a step and a sample
   CHECK(std::count(steps.begin(), steps.end(), 24) == 4);  // a step, histograms, an evaluation, a sample
 

@@ -96,9 +96,9 @@ with tempfile.TemporaryDirectory() as temporary:
     subprocess.run([LATHE, "train", config, f"--train.out_dir={run}", "--train.pause_at=12"], capture_output=True)
     lathe("train", config, f"--train.out_dir={run}", "--optim.lr=2e-3")
     lathe("report", run)
-    # loss, val_loss, lr, grad_norm, tokens/s, step_ms, memory, data wait (and MFU on a machine that was measured); 4 of a layer
+    # loss, val_loss, lr, grad_norm, tokens/s, step_ms, memory twice, data wait (and MFU on a machine that was measured); 4 of a layer
     has_mfu = '"mfu":null' not in (run / "metrics.jsonl").read_text()
-    _, dom = check(run / "report.html", 12 + has_mfu, "one")
+    _, dom = check(run / "report.html", 13 + has_mfu, "one")
     for said in ["went on from", "optim.lr: 0.001", "after step 30", "blocks.0.attn.qkv"]:
         assert said in dom, f"the page does not say {said!r}"
 

@@ -98,12 +98,13 @@ with tempfile.TemporaryDirectory() as temporary:
     assert [e.step for e in samples] == [10, 20, 30], samples
     assert accumulator.SummaryMetadata("sample").plugin_data.plugin_name == "text"
     assert len(tensor_util.make_ndarray(samples[0].tensor_proto).item()) > 100
-    for tag in [f"weights/{layer}.weight", f"gradients/{layer}.weight"]:
+    sizes = {f"weights/{layer}.weight": 16 * 48, f"gradients/{layer}.weight": 16 * 48, "activations/blocks.0.attn": 3 * 16 * 16}
+    for tag, size in sizes.items():
         if tag in tags["histograms"]:
             found = [(e.step, e.histogram_value.num) for e in accumulator.Histograms(tag)]
         else:
             found = [(e.step, tensor_util.make_ndarray(e.tensor_proto)[:, 2].sum()) for e in accumulator.Tensors(tag)]
-        assert found == [(s, 16 * 48) for s in (10, 20, 30)], (tag, found)
+        assert found == [(s, size) for s in (10, 20, 30)], (tag, found)
 
     # Control: a byte that is changed is noticed, so what was read above was checked.
     path = next((folder / "run/tensorboard").glob("*tfevents*"))
@@ -112,4 +113,4 @@ with tempfile.TemporaryDirectory() as temporary:
     path.write_bytes(data)
     damaged = scalars(load(folder / "run/tensorboard"), "train/loss")
     assert len(damaged) < len(steps), f"a changed byte went unnoticed: {len(damaged)} steps"
-print(f"TensorBoard reads {len(steps)} steps, 3 samples and 6 histograms as they were written")
+print(f"TensorBoard reads {len(steps)} steps, 3 samples and 9 histograms as they were written")

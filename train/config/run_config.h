@@ -110,7 +110,8 @@ struct LogConfig {
   LATHE_FIELD(bool, tensorboard, false,
               "also write the run folder's tensorboard/, for `tensorboard --logdir RUN`: figures, samples, histograms",
               anything())
-  LATHE_FIELD(int64_t, histograms, 0, "steps between histograms of every weight and gradient in tensorboard/; 0: none",
+  LATHE_FIELD(int64_t, histograms, 0,
+              "steps between histograms of weights, gradients and what layers return, in tensorboard/; 0: none",
               at_least(0))
   LATHE_FIELD(
       int64_t, layers, 0,

@@ -56,9 +56,32 @@ at::Tensor dead_share(const at::Tensor& y) {
   return most.le(0).to(at::kFloat).mean();
 }
 
+std::optional<Histogram> histogram_of(const std::string& name, const at::Tensor& tensor, double scale) {
+  at::Tensor t = tensor.detach().to(at::kCPU, at::kFloat).reshape({-1});
+  if (t.numel() == 0) return std::nullopt;
+  if (const at::Tensor finite = at::isfinite(t); !finite.all().item<bool>()) t = at::masked_select(t, finite);
+  if (t.numel() == 0) return std::nullopt;
+  if (scale != 1) t = t / scale;
+  const auto [least, largest] = at::aminmax(t);
+  Histogram h{.name = name, .min = least.item<double>(), .max = largest.item<double>()};
+  h.sum = t.sum(at::kDouble).item<double>();
+  h.sum_squares = t.to(at::kDouble).square().sum().item<double>();
+  constexpr int64_t bins = 64;
+  if (h.min == h.max) {
+    h.limits = {h.max}, h.counts = {static_cast<double>(t.numel())};
+    return h;
+  }
+  const at::Tensor counts = at::histc(t, bins, h.min, h.max).contiguous();
+  for (int64_t i = 0; i < bins; ++i) {
+    h.limits.push_back(i + 1 == bins ? h.max : h.min + (h.max - h.min) * static_cast<double>(i + 1) / bins);
+    h.counts.push_back(static_cast<double>(counts.const_data_ptr<float>()[i]));
+  }
+  return h;
+}
+
 }  // namespace
 
-LayerWatch::LayerWatch(Session& session) : session_(session) {
+LayerWatch::LayerWatch(Session& session, bool histograms) : session_(session) {
   const auto& params = session.params;
   Visit visit({.module = [&](const std::string& path, int64_t, std::type_index, void*) {
     if (layers_.try_emplace(path).second) order_.push_back(path);
@@ -79,11 +102,14 @@ LayerWatch::LayerWatch(Session& session) : session_(session) {
   };
   mode().observe_result = &on_result_;
   if (!has_modules) return;
-  hook_ = std::make_unique<ForwardHook>(*session.model, "*", [this](const std::string& path, const Variable& y) {
-    if (is_looked_at() && y.data().is_floating_point() && y.data().numel() > 0)
-      std::tie(layers_.at(path).least, layers_.at(path).largest) = at::aminmax(y.data());  // faster than a norm
-    return Variable();
-  });
+  hook_ = std::make_unique<ForwardHook>(
+      *session.model, "*", [this, histograms](const std::string& path, const Variable& y) {
+        if (!is_looked_at() || !y.data().is_floating_point() || y.data().numel() == 0) return Variable();
+        std::tie(layers_.at(path).least, layers_.at(path).largest) = at::aminmax(y.data());  // faster than a norm
+        if (!histograms) return Variable();
+        if (auto h = histogram_of("activations/" + path, y.data(), 1)) activations_.push_back(std::move(*h));
+        return Variable();
+      });
 }
 
 std::vector<LayerFigures> LayerWatch::figures() const {
@@ -114,40 +140,13 @@ std::vector<LayerFigures> LayerWatch::figures() const {
   return all;
 }
 
-namespace {
-
-std::optional<Histogram> histogram_of(const std::string& name, const at::Tensor& tensor, double scale) {
-  at::Tensor t = tensor.detach().to(at::kCPU, at::kFloat).reshape({-1});
-  if (t.numel() == 0) return std::nullopt;
-  if (const at::Tensor finite = at::isfinite(t); !finite.all().item<bool>()) t = at::masked_select(t, finite);
-  if (t.numel() == 0) return std::nullopt;
-  if (scale != 1) t = t / scale;
-  const auto [least, largest] = at::aminmax(t);
-  Histogram h{.name = name, .min = least.item<double>(), .max = largest.item<double>()};
-  h.sum = t.sum(at::kDouble).item<double>();
-  h.sum_squares = t.to(at::kDouble).square().sum().item<double>();
-  constexpr int64_t bins = 64;
-  if (h.min == h.max) {
-    h.limits = {h.max}, h.counts = {static_cast<double>(t.numel())};
-    return h;
-  }
-  const at::Tensor counts = at::histc(t, bins, h.min, h.max).contiguous();
-  for (int64_t i = 0; i < bins; ++i) {
-    h.limits.push_back(i + 1 == bins ? h.max : h.min + (h.max - h.min) * static_cast<double>(i + 1) / bins);
-    h.counts.push_back(static_cast<double>(counts.const_data_ptr<float>()[i]));
-  }
-  return h;
-}
-
-}  // namespace
-
-std::vector<Histogram> histograms_of(const Session& session) {
-  const double scale = session.optimizer.control().loss_scale;
-  std::vector<Histogram> all;
+std::vector<Histogram> LayerWatch::histograms() const {
+  const double scale = session_.optimizer.control().loss_scale;
+  std::vector<Histogram> all = activations_;
   const auto add = [&](std::optional<Histogram> h) {
     if (h) all.push_back(std::move(*h));
   };
-  for (const NamedParameter& p : session.params) {
+  for (const NamedParameter& p : session_.params) {
     add(histogram_of("weights/" + p.path, p.parameter.data(), 1));
     if (p.parameter.grad().defined()) add(histogram_of("gradients/" + p.path, p.parameter.grad(), scale));
   }

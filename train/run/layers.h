@@ -21,9 +21,14 @@ namespace lathe {
 /// larger one taken from so many, evenly spaced, which costs neither a copy of the model nor a pass over it.
 class LayerWatch {
  public:
-  explicit LayerWatch(Session& session);
+  /// `histograms`: of what layers return too.
+  LayerWatch(Session& session, bool histograms);
   /// After the step, in the order of the model.
   std::vector<LayerFigures> figures() const;
+  /// After the step, of every trained weight ("weights/PATH"), its gradient, unscaled ("gradients/PATH"), and what each
+  /// layer returned ("activations/LAYER"): 64 bins between the least and the largest value that is finite. One without
+  /// any is left out.
+  std::vector<Histogram> histograms() const;
 
  private:
   struct Seen {
@@ -38,10 +43,7 @@ class LayerWatch {
   ModeGuard guard_;
   std::function<void(const OpResult&)> on_result_;
   std::unique_ptr<ForwardHook> hook_;
+  std::vector<Histogram> activations_;
 };
-
-/// Of every trained weight ("weights/PATH") and its gradient, unscaled ("gradients/PATH"): 64 bins between the least
-/// and the largest value that is finite. One without any is left out.
-std::vector<Histogram> histograms_of(const Session& session);
 
 }  // namespace lathe

@@ -104,12 +104,14 @@ class Trainer {
                   session_.config.data, session_.device);
     looked_ = begin;
     while (state_.step < c.steps) {
+      const auto is_due = [&](int64_t every) { return every > 0 && (state_.step + 1) % every == 0; };
+      const bool figures_due = is_due(c.log_interval * session_.config.log.layers),
+                 histograms_due = is_due(session_.config.log.histograms);
       std::optional<LayerWatch> watch;
-      if (c.log_interval * session_.config.log.layers > 0 &&
-          (state_.step + 1) % (c.log_interval * session_.config.log.layers) == 0)
-        watch.emplace(session_);
+      if (figures_due || histograms_due) watch.emplace(session_, histograms_due);
       const StepResult r = run_step(session_, loader, state_.step);
-      layers_ = watch ? watch->figures() : std::vector<LayerFigures>();
+      layers_ = figures_due ? watch->figures() : std::vector<LayerFigures>();
+      const auto histograms = histograms_due ? watch->histograms() : std::vector<Histogram>();
       watch.reset();
       ++state_.step;
       did_something_ = true;
@@ -124,8 +126,7 @@ class Trainer {
       if (!session_.device.is_cuda() || log_due || sample_due || save_due || state_.eval_due || r.is_spike ||
           stop_asked())
         report(metrics, r, log_due);
-      if (const int64_t every = session_.config.log.histograms; every > 0 && state_.step % every == 0)
-        metrics.add_histograms(state_.step, histograms_of(session_));
+      if (histograms_due) metrics.add_histograms(state_.step, histograms);
       fault_point("step");
       if (state_.eval_due && validate(metrics))
         save_due = save_due || (session_.config.checkpoint.keep_best && state_.best_step == state_.step);
@@ -220,22 +221,23 @@ class Trainer {
     if (r.is_spike) keep_spike(f);
     state_.scaler = f.scaler;
     const auto units = static_cast<double>(units_of_step(session_.config));
-    const StepMetrics m{.step = state_.step,
-                        .updates = state_.updates,
-                        .loss = f.loss,
-                        .lr = r.lr,
-                        .grad_norm = f.grad_norm,
-                        .units = state_.tokens,
-                        .units_per_sec = units / seconds,
-                        .step_ms = 1e3 * seconds,
-                        .mfu = ceiling_.share(flops_per_unit_ * units / seconds),
-                        .data_wait_ms = 1e3 * r.data_wait_s,
-                        .memory_bytes = memory_bytes(),
-                        .loss_scale = f.loss_scale,
-                        .skipped = f.scaler ? f.scaler->skipped : 0,
-                        .spikes = state_.spikes ? state_.spikes->skipped : 0,
-                        .updates_lost = f.updates_lost,
-                        .layers = std::move(layers_)};
+    StepMetrics m{.step = state_.step,
+                  .updates = state_.updates,
+                  .loss = f.loss,
+                  .lr = r.lr,
+                  .grad_norm = f.grad_norm,
+                  .units = state_.tokens,
+                  .units_per_sec = units / seconds,
+                  .step_ms = 1e3 * seconds,
+                  .mfu = ceiling_.share(flops_per_unit_ * units / seconds),
+                  .data_wait_ms = 1e3 * r.data_wait_s,
+                  .memory_bytes = memory_bytes(),
+                  .loss_scale = f.loss_scale,
+                  .skipped = f.scaler ? f.scaler->skipped : 0,
+                  .spikes = state_.spikes ? state_.spikes->skipped : 0,
+                  .updates_lost = f.updates_lost,
+                  .layers = std::move(layers_)};
+    if (write) tell_memory(m);
     if (write) metrics.add(m);
     line_->show(m, seconds, write);
   }
@@ -248,6 +250,17 @@ class Trainer {
 
   int64_t memory_bytes() const {
     return session_.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
+  }
+
+  /// What each category held at the most, where that has changed.
+  void tell_memory(StepMetrics& m) {
+    if (session_.device.is_cuda()) return;
+    const auto peak = memory_stats().peak;
+    if (peak == told_memory_) return;
+    told_memory_ = peak;
+    for (size_t i = 0; i < peak.size(); ++i) {
+      if (peak[i] > 0) m.memory.emplace_back(memory_names[i], peak[i]);
+    }
   }
 
   bool stop_asked() const {
@@ -346,8 +359,9 @@ class Trainer {
   CheckpointSaver* saver_ = nullptr;
   RunCeiling ceiling_ = run_ceiling();
   StepLine* line_ = nullptr;
-  std::vector<LayerFigures> layers_;  // of the last step, where it was looked at closely
-  int64_t looked_step_ = 0;           // the last step that was looked at, and when
+  std::vector<LayerFigures> layers_;           // of the last step, where it was looked at closely
+  decltype(MemoryStats::peak) told_memory_{};  // what metrics.jsonl has
+  int64_t looked_step_ = 0;                    // the last step that was looked at, and when
   Clock::time_point looked_{};
 };
 

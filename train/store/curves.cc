@@ -51,6 +51,7 @@ const Series* Curves::find(const std::string& name) const {
 
 void Curves::add(const Json& line, const std::string& where) {
   const int64_t step = json_whole(line, "step", 0, int64_t{1} << 53, where, Exit::io);
+  if (line.contains("memory") && line["memory"].is_object()) memory_ = line["memory"];
   const auto put = [&](const std::string& name, const Json& value) {
     if (const auto number = number_of(value)) {
       Series& s = series[name];
@@ -59,7 +60,7 @@ void Curves::add(const Json& line, const std::string& where) {
     }
   };
   for (const auto& [key, value] : line.items()) {
-    if (key == "step" || (key == "time" && !line.contains("loss"))) continue;
+    if (key == "step" || key == "memory" || (key == "time" && !line.contains("loss"))) continue;
     if (key == "samples") unit = key;
     if (key == "changed" && value.is_object()) {
       for (const auto& [name, change] : value.items()) {
@@ -73,6 +74,9 @@ void Curves::add(const Json& line, const std::string& where) {
     } else {
       put(key, value);
     }
+  }
+  if (line.contains("loss")) {  // told where it changes
+    for (const auto& [category, bytes] : memory_.items()) put("memory/" + category, bytes);
   }
 }
 

@@ -33,7 +33,7 @@ class Curves {
   /// changed. Exit::io with the line where one is none of ours.
   bool read();
 
-  /// By the keys of metrics.jsonl; figures of layers as "layers/FIGURE/LAYER".
+  /// By the keys of metrics.jsonl; figures of layers as "layers/FIGURE/LAYER", categories of memory as "memory/NAME".
   std::map<std::string, Series> series;
   /// Where the config was changed on the way: key, was, is.
   struct Change {
@@ -54,6 +54,7 @@ class Curves {
   fs::path run_;
   uint64_t offset_ = 0;
   int64_t lines_ = 0;
+  Json memory_ = Json::object();  // as last told
 };
 
 /// The keys of a run folder's config.toml, as TOML text; nothing where there is none.

@@ -85,6 +85,7 @@ void Metrics::add(const StepMetrics& m) {
   if (m.skipped > 0) json["skipped"] = m.skipped;
   if (m.spikes > 0) json["spikes"] = m.spikes;
   if (m.updates_lost) json["updates_lost"] = *m.updates_lost;
+  for (const auto& [category, bytes] : m.memory) json["memory"][category] = bytes;
   for (const LayerFigures& layer : m.layers) {
     Json& figures = json["layers"][layer.layer] = Json::object();
     for (const auto& [name, value] : named_figures(layer)) figures[name] = json_number(value);

@@ -39,6 +39,8 @@ struct StepMetrics {
   int64_t spikes = 0;                    ///< steps so far whose update was left out for their loss
   std::optional<double> updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
   std::vector<LayerFigures> layers{};    ///< where this step looked at them
+  /// On a CPU, the most that each category of memory (core/memory.h) held at once; empty where it is as last told.
+  std::vector<std::pair<std::string, int64_t>> memory{};
 };
 
 /// The figures of a layer that are there, by their names.

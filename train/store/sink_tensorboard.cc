@@ -31,6 +31,8 @@ class TensorBoard final : public MetricsSink {
     if (m.skipped > 0) values.push_back(tf_scalar("train/skipped", static_cast<double>(m.skipped)));
     if (m.spikes > 0) values.push_back(tf_scalar("train/spikes", static_cast<double>(m.spikes)));
     if (m.updates_lost) values.push_back(tf_scalar("train/updates_lost", *m.updates_lost));
+    for (const auto& [category, bytes] : m.memory)
+      values.push_back(tf_scalar("memory/" + category, static_cast<double>(bytes)));
     for (const LayerFigures& layer : m.layers) {
       for (const auto& [figure, value] : named_figures(layer))
         values.push_back(tf_scalar("layers/" + figure + "/" + layer.layer, value));
