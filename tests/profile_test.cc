@@ -123,6 +123,12 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=2", "--log.level=error"}).code == 0);
   const std::string before = read_file(f / "runs/tiny/metrics.jsonl", Exit::io);
   CHECK(lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"}).code == 0);
+  const Json memory = parse_json(read_file(f / "runs/tiny/profile.json", Exit::io), "profile.json", Exit::internal);
+  int64_t most = 0;
+  for (const Json& point : memory["timeline"]) most = std::max(most, point[1].get<int64_t>());
+  CHECK(most == memory["bytes"].get<int64_t>());
+  CHECK_THAT(of_config.out, ContainsSubstring("Memory is highest in " + memory["at"].get<std::string>()));
+  CHECK_THAT(of_config.out, ContainsSubstring(memory["kept"][0][0].get<std::string>()));
   CHECK(read_file(f / "runs/tiny/metrics.jsonl", Exit::io) == before);
   CHECK_THAT(lathe_in(f, {"profile", "tiny.toml", "--steps=4:2"}).err, ContainsSubstring("--steps must be"));
 }

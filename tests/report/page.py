@@ -95,12 +95,17 @@ with tempfile.TemporaryDirectory() as temporary:
     run = folder / "runs/one"
     subprocess.run([LATHE, "train", config, f"--train.out_dir={run}", "--train.pause_at=12"], capture_output=True)
     lathe("train", config, f"--train.out_dir={run}", "--optim.lr=2e-3")
+    lathe("profile", run, "--steps", "1:3")
     lathe("report", run)
     # loss, val_loss, lr, grad_norm, tokens/s, step_ms, memory twice, data wait (and MFU on a machine that was measured); 4 of a layer
     has_mfu = '"mfu":null' not in (run / "metrics.jsonl").read_text()
     _, dom = check(run / "report.html", 13 + has_mfu, "one")
-    for said in ["went on from", "optim.lr: 0.001", "after step 30", "blocks.0.attn.qkv"]:
+    for said in ["went on from", "optim.lr: 0.001", "after step 30", "blocks.0.attn.qkv", "at the highest, by category", "<polyline"]:
         assert said in dom, f"the page does not say {said!r}"
+
+    (run / "profile.json").write_text("{}")
+    refused = subprocess.run([LATHE, "report", run], capture_output=True, text=True)
+    assert refused.returncode == 6 and "is none that `lathe profile` wrote" in refused.stderr, refused
 
     write_run(folder / "runs/a", 5000)
     write_run(folder / "runs/b", 4000, 0.2)

@@ -162,6 +162,12 @@ std::vector<std::pair<std::string, int64_t>> kept_by_module(const Profile& p) {
   return sorted;
 }
 
+/// "linear_gelu of blocks.1.mlp, forward": where memory is highest.
+std::string peak_place(const Profile& p) {
+  const Span& top = p.spans[p.peak_span];
+  return top.op + (top.module.empty() ? "" : " of " + top.module) + ", " + name_of(top.phase);
+}
+
 /// Seconds by what limits them.
 struct Limits {
   double compute = 0, memory = 0, data = 0, overhead = 0;
@@ -310,9 +316,8 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
   else
     out << "more data.workers than " << p.workers << " would help.\n";
 
-  const Span& top = p.spans[p.peak_span];
-  out << "Memory is highest in " << top.op << (top.module.empty() ? "" : " of " + top.module) << ", "
-      << name_of(top.phase) << ": " << format("%.1f MB of tensors\n ", static_cast<double>(top.memory_peak) / 1e6);
+  out << "Memory is highest in " << peak_place(p) << ": "
+      << format("%.1f MB of tensors\n ", static_cast<double>(p.spans[p.peak_span].memory_peak) / 1e6);
   for (size_t i = 0; i < memory_names.size(); ++i) {
     if (p.at_peak.used[i] > 0)
       out << format("  %s %.1f MB", memory_names[i].data(), static_cast<double>(p.at_peak.used[i]) / 1e6);
@@ -328,6 +333,33 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
     out << format("LEAK: tensors grow by %.1f kB a step\n",
                   static_cast<double>(after.back() - after.front()) / static_cast<double>(after.size() - 1) / 1e3);
   return out.str();
+}
+
+std::string profile_memory(const Profile& p) {
+  std::vector<std::pair<std::string, int64_t>> categories;
+  for (size_t i = 0; i < memory_names.size(); ++i) {
+    if (p.at_peak.used[i] > 0) categories.emplace_back(memory_names[i], p.at_peak.used[i]);
+  }
+  std::stable_sort(categories.begin(), categories.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  auto kept = kept_by_module(p);
+  for (auto& [module, bytes] : kept) {
+    if (module.empty()) module = "(outside of modules)";
+    bytes /= std::ssize(p.step_seconds);
+  }
+  Json timeline = Json::array();
+  for (const Span& s : p.spans) {
+    if (s.begin >= p.step_seconds.front()) break;
+    timeline.push_back({1e3 * s.begin, s.memory_peak});
+    timeline.push_back({1e3 * (s.begin + s.seconds), s.memory_after});
+  }
+  return Json{{"at", peak_place(p)},
+              {"bytes", p.spans[p.peak_span].memory_peak},
+              {"categories", categories},
+              {"kept", kept},
+              {"timeline", timeline}}
+             .dump() +
+         "\n";
 }
 
 std::string profile_trace(const Profile& p) {

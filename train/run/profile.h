@@ -56,6 +56,10 @@ Ceilings machine_ceilings(const Session& session);
 /// A table of the costliest, a sentence on what limits, and the memory at the peak by category and module.
 std::string profile_text(const Profile& profile, const Ceilings& ceilings, const std::string& unit,
                          double units_of_step);
+/// The memory of a step for `lathe report`, as JSON: "at", in which op it is highest, "bytes" there; "categories" there
+/// and "kept" for backward by module, lists of [name, bytes], the largest first; "timeline" of the first step, a list
+/// of [ms, bytes].
+std::string profile_memory(const Profile& profile);
 /// The spans as Chrome's trace event format, which Perfetto reads: JSON.
 std::string profile_trace(const Profile& profile);
 

@@ -44,6 +44,11 @@ Exit run_profile(const Arguments& a) {
   const Profile profile = profile_steps(session, *data.data, first, count);
   std::cout << profile_text(profile, ceilings, session.task.unit(), static_cast<double>(units_of_step(session.config)))
             << std::flush;
+  if (kind == PathKind::run) {
+    const fs::path file = fs::path(path) / "profile.json";
+    write_file_durably(file, profile_memory(profile));
+    std::cout << "its memory is in " << file.string() << ", for `lathe report`" << std::endl;
+  }
   if (a.flags.contains("trace")) {
     write_file_durably(a.get("trace", ""), profile_trace(profile));
     std::cout << "trace in " << a.get("trace", "") << "; open it in Perfetto or chrome://tracing" << std::endl;

@@ -85,6 +85,20 @@ Json config_json(const fs::path& run) {
   return set;
 }
 
+/// What `lathe profile` left of a step's memory.
+Json profile_json(const fs::path& path) {
+  Json json = parse_json(read_file(path, Exit::io), path.string(), Exit::io);
+  for (const char* list : {"categories", "kept", "timeline"}) {
+    const bool pairs = json.is_object() && json.contains(list) && json[list].is_array() &&
+                       (!json[list].empty() || list == std::string("kept")) &&
+                       std::all_of(json[list].begin(), json[list].end(), [](const Json& row) {
+                         return row.is_array() && row.size() == 2 && row[1].is_number();
+                       });
+    if (!pairs) fail(Exit::io, path.string(), " is none that `lathe profile` wrote (", list, "); remove it");
+  }
+  return json;
+}
+
 Json run_json(const fs::path& run, const std::string& name, std::string& unit) {
   Curves curves(run);
   curves.read();
@@ -143,6 +157,8 @@ Json run_json(const fs::path& run, const std::string& name, std::string& unit) {
   for (const auto& c : curves.changes)
     json["changes"].push_back({{"step", c.step}, {"key", c.key}, {"was", c.was}, {"is", c.is}});
   json["config"] = config_json(curves.run());
+  if (const fs::path profile = curves.run() / "profile.json"; fs::exists(profile))
+    json["profile"] = profile_json(profile);
   return json;
 }
 
