@@ -14,12 +14,12 @@
 namespace lathe {
 namespace {
 
-/// A factor as it is multiplied: in bfloat16 and float16 on CPUs without their instructions in float32, as all
-/// products are; ATen's own there are many times slower.
+/// A factor as it is multiplied: on CPUs in float32 where that is in bfloat16 and the CPU lacks its instructions, as all
+/// products are, and in float16, of which ATen has no fast backward on any (AVX512_FP16: 140 times slower).
 at::Tensor factor(const at::Tensor& t) {
-  const bool low = t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
-  const bool as_it_is = t.scalar_type() == at::kBFloat16 ? multiplied_as(Element::bf16) == Element::bf16 : !widened(t);
-  return low && t.is_cpu() && !as_it_is ? t.to(at::kFloat) : t;
+  const bool wide = t.scalar_type() == at::kHalf ||
+                    (t.scalar_type() == at::kBFloat16 && multiplied_as(Element::bf16) != Element::bf16);
+  return wide && t.is_cpu() ? t.to(at::kFloat) : t;
 }
 
 void check_options(const Conv2dOptions& o) {
