@@ -18,7 +18,7 @@
 namespace lathe {
 namespace {
 
-constexpr int64_t sampled = 65536;
+constexpr int64_t sampled = 16384;
 
 /// Up to `sampled` elements, evenly spaced; an odd stride falls together with few rows' length.
 at::Tensor some_of(const at::Tensor& t) {

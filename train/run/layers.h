@@ -17,7 +17,7 @@ namespace lathe {
 
 /// Made before a step and asked after it; it changes no bit of the step. A layer is a module that has parameters of its
 /// own that are trained, or whose result or activation is seen; results are those of modules that make a ModuleCall.
-/// Activations are the first micro-batch's. An update's size is exact for tensors of up to 65536 elements, and of a
+/// Activations are the first micro-batch's. An update's size is exact for tensors of up to 16384 elements, and of a
 /// larger one taken from so many, evenly spaced, which costs neither a copy of the model nor a pass over it.
 class LayerWatch {
  public:
