@@ -14,8 +14,8 @@
 namespace lathe {
 namespace {
 
-/// A factor as it is multiplied: on CPUs in float32 where that is in bfloat16 and the CPU lacks its instructions, as all
-/// products are, and in float16, of which ATen has no fast backward on any (AVX512_FP16: 140 times slower).
+/// A factor as it is multiplied: on CPUs in float32 where that is in bfloat16 and the CPU lacks its instructions, as
+/// all products are, and in float16, of which ATen has no fast backward on any (AVX512_FP16: 140 times slower).
 at::Tensor factor(const at::Tensor& t) {
   const bool wide = t.scalar_type() == at::kHalf ||
                     (t.scalar_type() == at::kBFloat16 && multiplied_as(Element::bf16) != Element::bf16);
