@@ -77,6 +77,35 @@ const c10::IValue& aliased(const c10::FunctionSchema& schema, const c10::Argumen
   fail(Exit::internal, "dry run: ", schema.name(), " returns what it was not given");
 }
 
+/// aten::convolution's result, by its arguments.
+at::Tensor convolved(const Values& arguments) {
+  const at::Tensor in = arguments[0].toTensor(), weight = arguments[1].toTensor();
+  const auto stride = arguments[3].toIntVector(), padding = arguments[4].toIntVector(),
+             dilation = arguments[5].toIntVector(), more = arguments[7].toIntVector();
+  const bool transposed = arguments[6].toBool();
+  std::vector<int64_t> sizes{in.size(0), transposed ? weight.size(1) * arguments[8].toInt() : weight.size(0)};
+  for (int64_t dim = 2; dim < in.dim(); ++dim) {
+    const auto d = static_cast<size_t>(dim - 2);
+    const int64_t reach = dilation[d] * (weight.size(dim) - 1) + 1;
+    sizes.push_back(transposed ? (in.size(dim) - 1) * stride[d] - 2 * padding[d] + reach + more[d]
+                               : (in.size(dim) + 2 * padding[d] - reach) / stride[d] + 1);
+  }
+  return at::empty(sizes, in.options());
+}
+
+/// aten::convolution_backward's results, which have the shapes of input, weight and bias where they are asked for.
+std::vector<at::Tensor> convolution_gradients(const Values& arguments) {
+  const at::Tensor dy = arguments[0].toTensor();
+  const auto asked = arguments[10].toBoolList();
+  std::vector<at::Tensor> gradients(3);
+  for (size_t i = 0; i < 3; ++i) {
+    if (!asked[i]) continue;
+    gradients[i] =
+        i < 2 ? at::empty(arguments[i + 1].toTensor().sizes(), dy.options()) : at::empty({dy.size(1)}, dy.options());
+  }
+  return gradients;
+}
+
 void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const size_t count = op.schema().arguments().size();
   const auto first = stack->end() - static_cast<std::ptrdiff_t>(count);
@@ -98,6 +127,16 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
     sizes.push_back(weight.size(1));
     stack->erase(first, stack->end());
     stack->emplace_back(at::empty(sizes, weight.options()));
+    return;
+  }
+  if (name == "aten::convolution") {
+    stack->erase(first, stack->end());
+    stack->emplace_back(convolved(arguments));
+    return;
+  }
+  if (name == "aten::convolution_backward") {
+    stack->erase(first, stack->end());
+    for (at::Tensor& gradient : convolution_gradients(arguments)) stack->emplace_back(std::move(gradient));
     return;
   }
   if (!can_be_inferred(op, arguments)) {

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "autograd/engine.h"
+#include "autograd/ops/images.h"
 #include "core/dry_run.h"
 #include "core/io/json.h"
 #include "core/kernels/gemm.h"
@@ -76,6 +78,23 @@ TEST_CASE("a dry run takes what the run takes", "[forecast]") {
     larger.config.train.batch_size += 4;
     CHECK(static_cast<double>(dry_step(larger).peaks.total_peak) / real - 1 > allowed);
   }
+}
+
+TEST_CASE("a dry run of convolutions computes nothing", "[forecast]") {
+  const DryRun dry;
+  const int64_t resident = peak_rss_bytes();
+  const Conv2dOptions strided{.stride = 2, .padding = 3};
+  const Variable x = Variable::parameter(at::empty({64, 3, 1024, 1023})),
+                 w = Variable::parameter(at::empty({64, 3, 7, 7}));
+  const Variable y = conv2d(x, w, {}, strided);
+  CHECK(y.sizes() == at::IntArrayRef({64, 64, 512, 512}));
+  const Variable back = Variable::parameter(at::empty({64, 32, 4, 4}));
+  const Variable z = conv_transpose2d(y, back, {}, {.stride = 2, .padding = 1});
+  CHECK(z.sizes() == at::IntArrayRef({64, 32, 1024, 1024}));
+  backward(sum(z));
+  for (const Variable& p : {x, w, back}) CHECK(p.grad().sizes() == p.sizes());
+  CHECK(memory_stats().total_peak > int64_t{12} << 30);
+  CHECK(peak_rss_bytes() - resident < int64_t{100} << 20);
 }
 
 TEST_CASE("what could never run here is planned in little memory", "[forecast]") {
