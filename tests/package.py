@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Installs Lathe into a temporary folder, builds each folder of examples/ against it, outside of the tree, and runs what
-was built: package.py BUILD_FOLDER LIBTORCH. A control: without the installed package they can't be configured."""
+was built: package.py BUILD_FOLDER LIBTORCH [EXAMPLE ...]. A control: without the installed package they can't be configured."""
 import csv
 import json
 import math
@@ -83,7 +83,8 @@ def main():
         prefix = folder / "prefix"
         run("cmake", "--install", build, "--prefix", prefix)
         assert run(prefix / "bin/lathe", "--version").startswith("lathe ")
-        for example in sorted(p for p in (SOURCE / "examples").iterdir() if p.is_dir()):
+        named = [SOURCE / "examples" / name for name in sys.argv[3:]]
+        for example in named or sorted(p for p in (SOURCE / "examples").iterdir() if p.is_dir()):
             binary_folder = folder / "build" / example.name
             configure = ["cmake", "-S", example, "-B", binary_folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
             run(*configure, fails=True)
