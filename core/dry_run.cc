@@ -1,5 +1,6 @@
 #include "core/dry_run.h"
 
+#include <ATen/native/ConvUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -80,16 +81,17 @@ const c10::IValue& aliased(const c10::FunctionSchema& schema, const c10::Argumen
 /// aten::convolution's result, by its arguments.
 at::Tensor convolved(const Values& arguments) {
   const at::Tensor in = arguments[0].toTensor(), weight = arguments[1].toTensor();
-  const auto stride = arguments[3].toIntVector(), padding = arguments[4].toIntVector(),
-             dilation = arguments[5].toIntVector(), more = arguments[7].toIntVector();
-  const bool transposed = arguments[6].toBool();
-  std::vector<int64_t> sizes{in.size(0), transposed ? weight.size(1) * arguments[8].toInt() : weight.size(0)};
-  for (int64_t dim = 2; dim < in.dim(); ++dim) {
-    const auto d = static_cast<size_t>(dim - 2);
-    const int64_t reach = dilation[d] * (weight.size(dim) - 1) + 1;
-    sizes.push_back(transposed ? (in.size(dim) - 1) * stride[d] - 2 * padding[d] + reach + more[d]
-                               : (in.size(dim) + 2 * padding[d] - reach) / stride[d] + 1);
-  }
+  const auto list = [&](size_t i) {  // one number stands for all dims
+    auto values = arguments[i].toIntVector();
+    if (values.size() == 1) values.resize(static_cast<size_t>(in.dim() - 2), values[0]);
+    return values;
+  };
+  const auto stride = list(3), padding = list(4), dilation = list(5);
+  const std::vector<int64_t> sizes =
+      arguments[6].toBool()  // transposed
+          ? at::native::conv_input_size(in.sizes(), weight.sizes(), padding, list(7), stride, dilation,
+                                        arguments[8].toInt())
+          : at::native::conv_output_size(in.sizes(), weight.sizes(), padding, stride, dilation);
   return at::empty(sizes, in.options());
 }
 

@@ -93,6 +93,8 @@ TEST_CASE("a dry run of convolutions computes nothing", "[forecast]") {
   CHECK(z.sizes() == at::IntArrayRef({64, 32, 1024, 1024}));
   backward(sum(z));
   for (const Variable& p : {x, w, back}) CHECK(p.grad().sizes() == p.sizes());
+  const at::Tensor up = at::conv_transpose2d(at::empty({2, 8, 5, 5}), at::empty({8, 3, 3, 3}), {}, 2, 1, 1, 2);
+  CHECK(up.sizes() == at::IntArrayRef({2, 6, 10, 10}));
   CHECK(memory_stats().total_peak > int64_t{12} << 30);
   CHECK(peak_rss_bytes() - resident < int64_t{100} << 20);
 }

@@ -237,8 +237,10 @@ class Trainer {
                   .spikes = state_.spikes ? state_.spikes->skipped : 0,
                   .updates_lost = f.updates_lost,
                   .layers = std::move(layers_)};
-    if (write) tell_memory(m);
-    if (write) metrics.add(m);
+    if (write) {
+      tell_memory(m);
+      metrics.add(m);
+    }
     line_->show(m, seconds, write);
   }
 
