@@ -20,6 +20,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/mode.h"
+#include "core/named_range.h"
 
 namespace lathe {
 namespace {
@@ -160,6 +161,7 @@ class Pass final : public GradSlots {
       NeedsList needs;
       for (const Edge& edge : node.next) needs.push_back(needs_gradient(edge));
       running_ = &node;
+      const NamedRange range([&] { return std::string(node.name()) + " backward"; });
       if constexpr (std::is_same_v<T, at::Tensor>)
         grads = node.backward(dy, needs, *this);
       else

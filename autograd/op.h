@@ -23,6 +23,7 @@
 #include "autograd/variable.h"
 #include "core/error.h"
 #include "core/mode.h"
+#include "core/named_range.h"
 
 namespace lathe {
 
@@ -268,6 +269,7 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
   constexpr bool many_outputs = !std::is_same_v<Result, at::Tensor>;
   const bool record =
       mode().grad && std::any_of(inputs.begin(), inputs.end(), [](const Variable& v) { return v.requires_grad(); });
+  const NamedRange range([] { return std::string(Op::info.name); });
   Result y;
   saved_something() = false;
   try {

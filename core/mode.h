@@ -60,6 +60,7 @@ struct Mode {
   const std::function<void(const OpResult&)>* observe_result = nullptr;
   /// Called with what each node's backward made of what it got, or null.
   const std::function<void(const BackwardResult&)>* observe_backward = nullptr;
+  bool ranges = false;  ///< steps, modules and ops say their names to ATen's observers: see core/named_range.h
   const ForwardHook* forward_hooks = nullptr;  ///< the innermost that lives: see nn/hooks.h
   Recomputation* recording = nullptr;          ///< ops that run are its, and keep nothing: see autograd/recompute.h
   Recomputation* replaying = nullptr;          ///< ops that run are run again for it

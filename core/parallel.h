@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/dry_run.h"
+#include "core/thread_log.h"
 
 namespace lathe {
 
@@ -13,7 +14,15 @@ namespace lathe {
 /// do goes through here.
 template <class F>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
-  if (!is_dry_run()) at::parallel_for(begin, end, grain, f);
+  if (is_dry_run()) return;
+  ThreadLog* log = ThreadLog::active().load(std::memory_order_relaxed);
+  if (log != nullptr && at::in_parallel_region()) log = nullptr;  // the outer loop notes it
+  const Clock::time_point start = log != nullptr ? Clock::now() : Clock::time_point();
+  at::parallel_for(begin, end, grain, [&f, log](int64_t first, int64_t last) {
+    const NoteWork note(log, loop_work, log != nullptr ? at::get_thread_num() : 0);
+    f(first, last);
+  });
+  if (log != nullptr) log->add(ThreadLog::Loop{start, Clock::now()});
 }
 
 }  // namespace lathe

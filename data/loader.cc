@@ -7,6 +7,7 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/thread_log.h"
 #include "core/timing.h"
 
 namespace lathe {
@@ -25,7 +26,7 @@ Loader::Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t
     for (auto& buffer : slot.buffers) buffer = buffer.pin_memory();
   }
   try {
-    for (int64_t i = 0; i < config.workers; ++i) workers_.emplace_back([this] { work(); });
+    for (int64_t i = 0; i < config.workers; ++i) workers_.emplace_back([this, i] { work(static_cast<int>(i)); });
   } catch (const std::system_error& e) {
     const size_t started = workers_.size();
     end_workers();
@@ -45,7 +46,7 @@ void Loader::end_workers() {
   for (auto& w : workers_) w.join();
 }
 
-void Loader::work() {
+void Loader::work(int worker) {
   const auto ring = static_cast<int64_t>(slots_.size());
   std::unique_lock lock(mutex_);
   while (true) {
@@ -57,6 +58,7 @@ void Loader::work() {
     lock.unlock();
     std::exception_ptr error;
     try {
+      const NoteWork note(ThreadLog::active(), "data worker", worker);
       batches_->fill(slot.buffers, n);
     } catch (...) {
       error = std::current_exception();

@@ -42,7 +42,7 @@ class Loader {
     std::exception_ptr error;
     std::optional<c10::Event> copied;  // CUDA: when the copy to the device is through, so the buffer may be refilled
   };
-  void work();
+  void work(int worker);
   void end_workers();
   Slot& slot_of(int64_t micro_batch) { return slots_[static_cast<size_t>(micro_batch) % slots_.size()]; }
 

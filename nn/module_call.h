@@ -20,6 +20,7 @@
 
 #include "autograd/variable.h"
 #include "core/mode.h"
+#include "core/named_range.h"
 #include "nn/module.h"
 
 namespace lathe {
@@ -48,7 +49,9 @@ class ModuleCall {
  public:
   template <class M>
   explicit ModuleCall(const M& module, std::initializer_list<Bound> bound = {})
-      : module_(&module), type_(typeid(M)), walk_(walk_into<M>), outer_(innermost()) {
+      : module_(&module), type_(typeid(M)), walk_(walk_into<M>), outer_(innermost()), range_([this] {
+          return text();
+        }) {
     (void)detail::RegisteredModule<M>::done;
     for (const Bound& b : bound) dims_.push_back({b.name, b.size, -1});
     innermost() = this;
@@ -118,6 +121,7 @@ class ModuleCall {
   ModuleCall* outer_;
   c10::SmallVector<Dim, 8> dims_;
   c10::SmallVector<Seen, 4> seen_;
+  NamedRange range_;
 };
 
 }  // namespace lathe

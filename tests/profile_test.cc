@@ -2,9 +2,11 @@
 #include "train/run/profile.h"
 
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "core/io/json.h"
+#include "core/parallel.h"
 #include "tests/catch.h"
 #include "tests/process.h"
 #include "train/run/finders.h"
@@ -38,7 +40,8 @@ TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[prof
   const LoadedConfig loaded = tiny_config(f);
   const Profile p = profile_of(loaded, 1, 3);
   REQUIRE(p.step_seconds.size() == 3);
-  double matmul = 0, forward_begin = -1, end = 0, sum = 0, steps = 0;
+  double matmul = 0, forward_begin = -1, end = 0, sum = 0, steps = 0, idle = 0, of = 0;
+  int loops = 0;
   int64_t kept = 0, left = 0, data = 0, optimizer = 0;
   std::set<std::string> places;
   for (const Span& s : p.spans) {
@@ -49,12 +52,16 @@ TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[prof
     data += s.phase == Span::Phase::data;
     optimizer += s.phase == Span::Phase::optimizer;
     CHECK(s.begin >= end - 1e-9);  // one behind the other
+    loops += s.idle >= 0;
+    if (s.idle >= 0) idle += s.idle, of += s.seconds;
     end = s.begin + s.seconds;
     if (s.phase == Span::Phase::forward || s.phase == Span::Phase::backward)
       places.insert((s.phase == Span::Phase::forward ? "f " : "b ") + s.op + " " + s.module);
     if (forward_begin < 0 && s.phase == Span::Phase::forward) forward_begin = s.begin;
   }
   for (const double t : p.step_seconds) steps += t;
+  CHECK(loops > 100);
+  CHECK(idle < 0.25 * of);  // one thread waits for none: what is left is the work around tiny loops
   CHECK(data == 3 * 2);
   CHECK(optimizer == 3);
   CHECK(sum <= steps);
@@ -100,10 +107,50 @@ TEST_CASE("a leak is told, a steady step is not one", "[profile]") {
   CHECK_THAT(profile_text(p, {1e12, 1e6}, "tokens", 10), ContainsSubstring("limited most by reading and writing"));
 }
 
+TEST_CASE("a thread that waits for another at a loop's end is seen", "[profile]") {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(2);
+  ThreadLog log;
+  ThreadLog::active() = &log;
+  const auto busy = [](double seconds) {
+    for (const auto begin = Clock::now(); seconds_since(begin) < seconds;) {
+    }
+  };
+  parallel_for(0, 2, 1, [&](int64_t begin, int64_t) {
+    busy(begin == 0 ? 0.05 : 0);
+    parallel_for(0, 2, 1, [&](int64_t, int64_t) {});  // within another: the same thread's
+  });
+  ThreadLog::active() = nullptr;
+  parallel_for(0, 2, 1, [&](int64_t, int64_t) {});
+  at::set_num_threads(threads);
+  const auto [works, loops] = log.take();
+  REQUIRE(loops.size() == 1);
+  REQUIRE(works.size() == 2);
+  for (const ThreadLog::Work& w : works) {
+    CHECK(w.what == loop_work);
+    CHECK(w.begin >= loops[0].begin);
+    CHECK(w.end <= loops[0].end);
+    if (w.thread == 0) CHECK(w.end - w.begin >= std::chrono::milliseconds(50));
+  }
+  CHECK(works[0].thread + works[1].thread == 1);
+  CHECK(log.take().first.empty());
+
+  Profile p;
+  p.threads = 2;
+  p.spans.push_back({.op = "known", .seconds = 1e-3, .idle = 0.5e-3});
+  p.spans.push_back({.op = "of_aten", .seconds = 3e-3});
+  p.step_seconds = {4e-3}, p.memory_after_step = {0};
+  const std::string text = profile_text(p, {1e9, 1e9}, "tokens", 10);
+  CHECK_THAT(text, ContainsSubstring("threads without work 25% of the 25% that our loops take"));
+  CHECK_THAT(text, Catch::Matchers::Matches("(.|\n)*known .* 25%\n(.|\n)*"));
+  CHECK_THAT(text, Catch::Matchers::Matches("(.|\n)*of_aten .*\\.00 *\n(.|\n)*"));
+}
+
 TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
-  const Finished of_config = lathe_in(f, {"profile", "tiny.toml", "--steps", "2:4", "--trace", "trace.json"});
+  const Finished of_config = lathe_in(f, {"profile", "tiny.toml", "--steps", "2:4", "--trace", "trace.json", "--kineto",
+                                          "kineto.json", "--train.threads=2", "--data.workers=1"});
   INFO(of_config.err);
   REQUIRE(of_config.code == 0);
   for (const char* word :
@@ -112,13 +159,55 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   const Json trace = parse_json(read_file(f / "trace.json", Exit::io), "trace.json", Exit::internal);
   double end = 0;
   int spans = 0;
+  std::map<int, std::string> lanes;
+  std::map<std::string, int> parts;
   for (const Json& event : trace["traceEvents"]) {
+    if (event["name"] == "thread_name") lanes[event["tid"].get<int>()] = event["args"]["name"].get<std::string>();
     if (event["ph"] != "X") continue;
+    const std::string& lane = lanes[event["tid"].get<int>()];
+    if (event["cat"] == "threads") {
+      CHECK(lane.starts_with(event["name"].get<std::string>()));
+      ++parts[lane];
+      continue;
+    }
+    CHECK(lane == "steps");
     ++spans;
     CHECK(event["ts"].get<double>() >= end - 0.01);
     end = event["ts"].get<double>() + event["dur"].get<double>();
   }
   CHECK(spans > 50);
+  CHECK(parts["loop 0"] > 50);
+  CHECK(parts["loop 1"] > 5);
+  CHECK(parts["data worker 0"] > 0);
+
+  // LibTorch's profiler saw the steps behind those: by name, ours around what ATen did for them.
+  const Json kineto = parse_json(read_file(f / "kineto.json", Exit::io), "kineto.json", Exit::internal);
+  std::map<std::string, std::pair<double, double>> seen;
+  for (const Json& event : kineto["traceEvents"]) {
+    if (event.value("ph", "") == "X")
+      seen.try_emplace(event["name"].get<std::string>(), event["ts"].get<double>(),
+                       event["ts"].get<double>() + event["dur"].get<double>());
+  }
+  CHECK_FALSE(seen.contains("step 3"));
+  for (const auto& [outer, inner] : {std::pair{"step 4", "forward"},
+                                     {"forward", "blocks.0.attn.qkv (Linear)"},
+                                     {"blocks.0.attn.qkv (Linear)", "linear"},
+                                     {"backward", "attention backward"},
+                                     {"step 4", "data"},
+                                     {"step 4", "optimizer"},
+                                     {"linear", "aten::empty"}}) {
+    INFO(outer << " around " << inner);
+    REQUIRE(seen.contains(outer));
+    REQUIRE(seen.contains(inner));
+    if (std::string(inner) != "aten::empty") CHECK(seen[outer].first <= seen[inner].first);
+    if (std::string(inner) != "aten::empty") CHECK(seen[outer].second >= seen[inner].second);
+  }
+  CHECK(seen.contains("step 5"));
+  const Finished no_card = lathe_in(f, {"profile", "tiny.toml", "--nvtx=true"});
+  CHECK(no_card.code == 2);
+  CHECK_THAT(no_card.err, ContainsSubstring("--nvtx marks the work of a card"));
+  CHECK(lathe_in(f, {"profile", "tiny.toml", "--steps=0:1", "--kineto=none/kineto.json"}).code ==
+        static_cast<int>(Exit::io));
   CHECK_FALSE(fs::exists(f / "runs"));
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=2", "--log.level=error"}).code == 0);
   const std::string before = read_file(f / "runs/tiny/metrics.jsonl", Exit::io);

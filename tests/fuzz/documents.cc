@@ -37,7 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       });
       fuzz::must(jsonl || documents >= 1, "a part of text has a document");
       fuzz::must(part.ends || documents == 1, "and one alone where it goes on");
-      if (all.size() > (size_t{1} << 17)) return 0;  // a bomb, in parts of a line
+      if (all.size() > (size_t{1} << 14)) return 0;  // a bomb, in parts of a few bytes
     }
     fuzz::must(!open, "the last document ends");
     fuzz::must(packed || all == text, "together the parts are the file");

@@ -20,6 +20,7 @@
 #include "core/dtype.h"
 #include "core/io/json.h"
 #include "core/io/text.h"
+#include "core/thread_log.h"
 #include "core/timing.h"
 #include "nn/module_call.h"
 #include "train/run/machine.h"
@@ -30,7 +31,6 @@ namespace lathe {
 namespace {
 
 using Phase = Span::Phase;
-constexpr const char* phase_names[]{"data", "forward", "recompute", "backward", "optimizer"};
 
 int64_t major_faults() {
   rusage usage{};
@@ -44,8 +44,8 @@ int64_t bytes_of(const at::Tensor& t) { return t.defined() ? static_cast<int64_t
 /// waited for at the end of each, so that its work is in the span that asked for it.
 class Recorder : public ModeGuard {
  public:
-  Recorder(Profile& profile, const Session& s)
-      : profile_(profile), device_(s.device_name), start_(Clock::now()), last_(start_) {
+  Recorder(Profile& profile, const Session& s, ThreadLog& log)
+      : profile_(profile), device_(s.device_name), log_(log), start_(Clock::now()), last_(start_) {
     mode().observe_result = &on_result_;
     mode().observe_backward = &on_backward_;
     mode().flops = &flops_;
@@ -59,6 +59,7 @@ class Recorder : public ModeGuard {
     on_card() ? cuda_api().reset_memory_peak() : reset_memory_peaks();
     kept_ = activations(memory());
     flops_ = {};
+    take_work();
     last_ = Clock::now();
   }
 
@@ -76,12 +77,28 @@ class Recorder : public ModeGuard {
     return on_card() ? m.total : m.used[static_cast<size_t>(Memory::activations)];
   }
 
+  static double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+  /// Keeps what threads did since the last call; the seconds that those of loops were without work from last_ until
+  /// `now`, if there was a loop.
+  double take_work(Clock::time_point now = {}) {
+    const auto [works, loops] = log_.take();
+    double idle = (profile_.threads - 1) * seconds(now - last_);  // what is in no loop is one thread's
+    for (const ThreadLog::Loop& loop : loops) idle += seconds(loop.end - loop.begin);
+    for (const ThreadLog::Work& w : works) {
+      profile_.work.push_back({std::string(w.what), w.thread, seconds(w.begin - start_), seconds(w.end - w.begin)});
+      if (w.what == loop_work) idle -= seconds(w.end - w.begin);
+    }
+    return loops.empty() ? -1 : std::max(idle, 0.0);
+  }
+
   void add(Span span) {
     synchronize(device_);
     const Clock::time_point now = Clock::now();
     const MemoryStats memory = this->memory();
-    span.begin = std::chrono::duration<double>(last_ - start_).count();
-    span.seconds = std::chrono::duration<double>(now - last_).count();
+    span.begin = seconds(last_ - start_);
+    span.seconds = seconds(now - last_);
+    span.idle = take_work(now);
     span.memory_peak = memory.total_peak;
     span.memory_after = memory.total;
     span.kept = activations(memory) - kept_;
@@ -95,6 +112,7 @@ class Recorder : public ModeGuard {
 
   Profile& profile_;
   const std::string device_;
+  ThreadLog& log_;
   Clock::time_point start_, last_;
   FlopCount flops_{};
   int64_t kept_ = 0;
@@ -133,9 +151,13 @@ struct Row {
   double seconds = 0;
   Flops flops{};
   int64_t bytes = 0, count = 0;
-};
+  double idle = 0, seconds_of_loops = 0;  ///< the latter of the spans for which idle is known
 
-const char* name_of(Phase phase) { return phase_names[static_cast<size_t>(phase)]; }
+  /// "12%" of the threads' time; "" where nothing is known.
+  std::string idle_text(int threads) const {
+    return seconds_of_loops > 0 ? format("%.0f%%", 100 * idle / (seconds_of_loops * threads)) : "";
+  }
+};
 
 /// The costliest first.
 std::vector<Row> rows_of(const Profile& p) {
@@ -144,6 +166,7 @@ std::vector<Row> rows_of(const Profile& p) {
     const std::string module = any_block(span.module);
     Row& row = rows.try_emplace({span.phase, span.op, module}, Row{span.phase, span.op, module}).first->second;
     row.seconds += span.seconds, row.flops += span.flops, row.bytes += span.bytes, ++row.count;
+    if (span.idle >= 0) row.idle += span.idle, row.seconds_of_loops += span.seconds;
   }
   std::vector<Row> sorted;
   for (auto& [key, row] : rows) sorted.push_back(std::move(row));
@@ -165,7 +188,7 @@ std::vector<std::pair<std::string, int64_t>> kept_by_module(const Profile& p) {
 /// "linear_gelu of blocks.1.mlp, forward": where memory is highest.
 std::string peak_place(const Profile& p) {
   const Span& top = p.spans[p.peak_span];
-  return top.op + (top.module.empty() ? "" : " of " + top.module) + ", " + name_of(top.phase);
+  return top.op + (top.module.empty() ? "" : " of " + top.module) + ", " + phase_name(top.phase);
 }
 
 /// Seconds by what limits them.
@@ -194,7 +217,13 @@ Limits limits_of(const Profile& p, const Ceilings& ceilings) {
 
 }  // namespace
 
+const char* phase_name(Phase phase) {
+  static constexpr const char* names[]{"data", "forward", "recompute", "backward", "optimizer"};
+  return names[static_cast<size_t>(phase)];
+}
+
 Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count) {
+  ThreadLog log;  // outlives the loader, whose workers note in it
   Loader loader(data, batch_sizes(s.config), static_cast<uint64_t>(s.config.train.seed), 0, s.config.data, s.device);
   for (int64_t step = 0; step < first; ++step) run_step(s, loader, step);
   Profile p;
@@ -202,9 +231,12 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
   p.workers = s.config.data.workers;
   const int64_t faults = major_faults();
   synchronize(s.device_name);
-  Recorder recorder(p, s);
+  const struct LogThreads {
+    explicit LogThreads(ThreadLog* log) { ThreadLog::active() = log; }
+    ~LogThreads() { ThreadLog::active() = nullptr; }
+  } log_threads(s.device.is_cuda() ? nullptr : &log);
+  Recorder recorder(p, s, log);
   for (int64_t step = first; step < first + count; ++step) {
-    const double cpu = process_cpu_seconds();
     const auto begin = Clock::now();
     recorder.mark();
     bool any = false;
@@ -218,7 +250,6 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
     run_step(s, next, step);
     recorder.end_span(Phase::optimizer, "optimizer");
     p.step_seconds.push_back(seconds_since(begin));
-    p.cpu_seconds += process_cpu_seconds() - cpu;
     p.memory_after_step.push_back(s.device.is_cuda() ? cuda_api().memory_used() : memory_stats().total);
   }
   p.disk_reads = major_faults() - faults;
@@ -270,22 +301,26 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
       << format("%.0f%% of the matmul ceiling (%.0f GFLOP/s), copies reach %.1f GB/s\n",
                 100 * matmul / total / ceilings.flops, ceilings.flops / 1e9, ceilings.bytes_per_second / 1e9);
   for (size_t i = 0; i < 5; ++i) {
-    if (phases[i] > 0) out << format("  %s %.1f%%", phase_names[i], 100 * phases[i] / total);
+    if (phases[i] > 0) out << format("  %s %.1f%%", phase_name(static_cast<Phase>(i)), 100 * phases[i] / total);
   }
-  if (p.threads > 0) out << format("; threads at work %.0f%% of the time", 100 * p.cpu_seconds / (total * p.threads));
+  const std::vector<Row> costly = rows_of(p);
+  Row all{};
+  for (const Row& row : costly) all.idle += row.idle, all.seconds_of_loops += row.seconds_of_loops;
+  if (const std::string idle = all.idle_text(p.threads); !idle.empty())
+    out << "; threads without work " << idle
+        << format(" of the %.0f%% that our loops take", 100 * all.seconds_of_loops / total);
   out << "\n\n";
 
-  const std::vector<Row> costly = rows_of(p);
-  out << format("%-10s%-24s%-28s%8s%9s%7s%12s%10s%9s\n", "", "op", "module", "calls", "ms", "share", "GFLOP/s",
-                "of peak", "GB/s");
+  out << format("%-10s%-24s%-28s%8s%9s%7s%12s%10s%9s%7s\n", "", "op", "module", "calls", "ms", "share", "GFLOP/s",
+                "of peak", "GB/s", "idle");
   for (size_t i = 0; i < std::min<size_t>(costly.size(), 25); ++i) {
     const Row& row = costly[i];
     const double flops = row.flops.matmul + row.flops.other;
-    out << format("%-10s%-24s%-28s%8.0f%9.3f%6.1f%%%12.3g%9.0f%%%9.2f\n", name_of(row.phase), row.op.c_str(),
+    out << format("%-10s%-24s%-28s%8.0f%9.3f%6.1f%%%12.3g%9.0f%%%9.2f%7s\n", phase_name(row.phase), row.op.c_str(),
                   row.module.c_str(), static_cast<double>(row.count) / steps, 1e3 * row.seconds / steps,
                   100 * row.seconds / total, flops / row.seconds / 1e9,
                   100 * row.flops.matmul / row.seconds / ceilings.flops,
-                  static_cast<double>(row.bytes) / row.seconds / 1e9);
+                  static_cast<double>(row.bytes) / row.seconds / 1e9, row.idle_text(p.threads).c_str());
   }
 
   const Limits limits = limits_of(p, ceilings);
@@ -302,7 +337,7 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
   for (size_t i = 0; i < std::min<size_t>(costly.size(), 3); ++i) {
     const Row& row = costly[i];
     out << (i > 0 ? "; " : " ") << row.op << (row.module.empty() ? "" : " in " + row.module) << ", "
-        << name_of(row.phase) << format(" (%.0f%%)", 100 * row.seconds / total);
+        << phase_name(row.phase) << format(" (%.0f%%)", 100 * row.seconds / total);
   }
   out << ".\n\n";
 
@@ -360,30 +395,6 @@ std::string profile_memory(const Profile& p) {
               {"timeline", timeline}}
              .dump() +
          "\n";
-}
-
-std::string profile_trace(const Profile& p) {
-  Json events = Json::array();
-  for (const Span& s : p.spans) {
-    Json arguments{
-        {"module", s.module}, {"bytes", s.bytes}, {"matmul_flops", s.flops.matmul}, {"other_flops", s.flops.other}};
-    if (!s.inputs.empty()) arguments["inputs"] = s.inputs;
-    events.push_back({{"name", s.op},
-                      {"cat", name_of(s.phase)},
-                      {"ph", "X"},
-                      {"ts", 1e6 * s.begin},
-                      {"dur", 1e6 * s.seconds},
-                      {"pid", 1},
-                      {"tid", 1},
-                      {"args", arguments}});
-    events.push_back({{"name", "memory of tensors"},
-                      {"ph", "C"},
-                      {"ts", 1e6 * (s.begin + s.seconds)},
-                      {"pid", 1},
-                      {"args", {{"bytes", s.memory_after}}}});
-  }
-  events.push_back({{"name", "process_name"}, {"ph", "M"}, {"pid", 1}, {"args", {{"name", "lathe"}}}});
-  return Json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump() + "\n";
 }
 
 }  // namespace lathe

@@ -25,24 +25,37 @@ struct Span {
   int64_t memory_peak = 0;   ///< of all tensors, at the highest within it
   int64_t memory_after = 0;  ///< of all tensors
   int64_t kept = 0;          ///< activations that it left for backward, or freed where negative
+  /// Seconds that threads were without work, summed over them. -1 where it ran no loop of core/parallel.h: what ATen's
+  /// own loops do is not seen.
+  double idle = -1;
+};
+
+/// "forward".
+const char* phase_name(Span::Phase phase);
+
+/// A stretch in which a thread had work.
+struct ThreadWork {
+  std::string lane{};             ///< "loop", "data worker"
+  int thread = 0;                 ///< of the lane's: 0, 1, ...
+  double begin = 0, seconds = 0;  ///< since the first profiled step
 };
 
 /// What steps of a session did.
 struct Profile {
   std::vector<Span> spans;
+  std::vector<ThreadWork> work;  ///< none on a card
   std::vector<double> step_seconds;
   std::vector<int64_t> memory_after_step;  ///< of all tensors: more from step to step is a leak
   MemoryStats at_peak{};                   ///< right after the span with the highest memory
   size_t peak_span = 0;
-  double cpu_seconds = 0;  ///< of all threads together
   int64_t data_bytes = 0;  ///< of batches
   int64_t disk_reads = 0;  ///< pages that were not in memory when they were read (major faults of the process)
   int64_t workers = 0;     ///< data.workers
   int threads = 1;         ///< 0 on a card, where they have little to do
 };
 
-/// Runs steps up to `first` unobserved, then `count` of them, and says what each op took. The session changes as in
-/// training.
+/// Runs steps from 0 up to `first` unobserved, then `count` of them, and says what each op took. The session changes as
+/// in training.
 Profile profile_steps(Session& session, const Data& data, int64_t first, int64_t count);
 
 /// Ceilings of the machine that spans are held against.
@@ -60,7 +73,5 @@ std::string profile_text(const Profile& profile, const Ceilings& ceilings, const
 /// and "kept" for backward by module, lists of [name, bytes], the largest first; "timeline" of the first step, a list
 /// of [ms, bytes].
 std::string profile_memory(const Profile& profile);
-/// The spans as Chrome's trace event format, which Perfetto reads: JSON.
-std::string profile_trace(const Profile& profile);
 
 }  // namespace lathe

@@ -121,8 +121,10 @@ at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute com
   Variable loss;
   {
     const Autocast autocast(compute);
+    const NamedRange range([] { return std::string("forward"); });
     loss = loss_of();
   }
+  const NamedRange range([] { return std::string("backward"); });
   backward(loss, loss_scale);
   return loss.data();
 }

@@ -11,6 +11,7 @@
 #include "amp/amp.h"
 #include "core/error.h"
 #include "core/io/text.h"
+#include "core/named_range.h"
 
 namespace lathe {
 
@@ -36,12 +37,16 @@ StepResult run_step(Session& s, Loader& loader, int64_t step) {
 
 StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step, int64_t targets) {
   const TrainConfig& c = s.config.train;
+  const NamedRange range([step] { return str("step ", step); });
   StepResult r;
   r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
   const auto divisor = static_cast<double>(std::max<int64_t>(targets, 1));  // with none learned every sum is 0
   zero_grad(*s.model);
   for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
-    const Batch batch = next();
+    const Batch batch = [&] {
+      const NamedRange data([] { return std::string("data"); });
+      return next();
+    }();
     const at::Tensor part = run_micro_batch(s, batch, divisor, random_of(s.config, step, micro));
     r.loss = r.loss.defined() ? r.loss.add(part) : part;
   }
@@ -50,6 +55,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
     r.is_spike = std::isfinite(loss) && s.spikes->is_spike(loss);
     if (r.is_spike) return r;
   }
+  const NamedRange update([] { return std::string("optimizer"); });
   StepOptions options{.step = step, .loss = r.loss};
   if (s.scaler) s.scaler->prepare(options);
   s.optimizer.step(r.lr, options);

@@ -1,4 +1,4 @@
-#include "train/run/profile.h"
+#include "train/run/trace.h"
 
 #include <iostream>
 
@@ -40,6 +40,9 @@ Exit run_profile(const Arguments& a) {
   const RunData data = open_for_steps(loaded);
   Session session = Session::make(loaded, *data.task, data.sizes);
   if (of_run) session.load(checkpoint, read_state(checkpoint));
+  const bool nvtx = a.is_true("nvtx");
+  if (nvtx && !session.device.is_cuda())
+    fail(Exit::usage, "command line: --nvtx marks the work of a card, and this run is on a CPU; leave it out");
   const Ceilings ceilings = machine_ceilings(session);
   const Profile profile = profile_steps(session, *data.data, first, count);
   std::cout << profile_text(profile, ceilings, session.task.unit(), static_cast<double>(units_of_step(session.config)))
@@ -49,10 +52,18 @@ Exit run_profile(const Arguments& a) {
     write_file_durably(file, profile_memory(profile));
     std::cout << "its memory is in " << file.string() << ", for `lathe report`" << std::endl;
   }
+  const auto tell = [](const std::string& file) {
+    std::cout << "trace in " << file << "; open it in Perfetto or chrome://tracing" << std::endl;
+  };
   if (a.flags.contains("trace")) {
     write_file_durably(a.get("trace", ""), profile_trace(profile));
-    std::cout << "trace in " << a.get("trace", "") << "; open it in Perfetto or chrome://tracing" << std::endl;
+    tell(a.get("trace", ""));
   }
+  if (a.flags.contains("kineto")) {
+    write_kineto_trace(session, *data.data, first + count, count, a.get("kineto", ""));
+    tell(a.get("kineto", ""));
+  }
+  if (nvtx) run_with_nvtx(session, *data.data, first + count, count);
   return Exit::done;
 }
 
@@ -64,7 +75,9 @@ Verb profile_verb() {
           "where the time and memory of a step go, op by op and module by module",
           "profile configs/shakespeare_char_cpu.toml --steps 10:13 --trace trace.json",
           {{"steps", "which to look at; those before run unobserved (3:8)"},
-           {"trace", "file for all spans in Chrome's trace event format"}},
+           {"trace", "file for all spans and each thread's work in Chrome's trace event format"},
+           {"kineto", "file for Kineto's trace of as many steps more: ATen's ops too, and a card's kernels"},
+           {"nvtx", "true: as many steps more with NVTX ranges, for Nsight Systems (a card)"}},
           true,
           1,
           1,

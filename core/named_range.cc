@@ -1,0 +1,15 @@
+#include "core/named_range.h"
+
+#include <ATen/record_function.h>
+
+namespace lathe {
+
+void* NamedRange::begin(const std::string& name) {
+  auto* scope = new at::RecordFunction(at::RecordScope::USER_SCOPE);
+  if (scope->isActive()) scope->before(name);
+  return scope;
+}
+
+void NamedRange::end(void* scope) { delete static_cast<at::RecordFunction*>(scope); }
+
+}  // namespace lathe

@@ -1,0 +1,33 @@
+// Named stretches of a thread's time for LibTorch's profilers: Kineto's traces, NVTX's ranges.
+#pragma once
+
+#include <string>
+
+#include "core/mode.h"
+
+namespace lathe {
+
+/// From its construction to its destruction, where Mode::ranges is set: a user scope of ATen's RecordFunction, by the
+/// name that `name()` returns. Nothing else otherwise. On the stack.
+class NamedRange {
+ public:
+  template <class Name>
+  explicit NamedRange(const Name& name) {
+    if (mode().ranges) [[unlikely]]
+      scope_ = begin(name());
+  }
+  ~NamedRange() {
+    if (scope_ != nullptr) [[unlikely]]
+      end(scope_);
+  }
+  NamedRange(const NamedRange&) = delete;
+  NamedRange& operator=(const NamedRange&) = delete;
+
+ private:
+  static void* begin(const std::string& name);
+  static void end(void* scope);
+
+  void* scope_ = nullptr;
+};
+
+}  // namespace lathe
