@@ -102,9 +102,11 @@ class CachingAllocator final : public c10::Allocator {
     header->category = current;
     add(header->category, static_cast<int64_t>(n));
     void* data = reinterpret_cast<char*>(header) + header_bytes;
+    if (is_told(*header)) {
+      close_memory(data, header->block - header_bytes);
+      open_memory(data, n);
+    }
     if (phantom_ && header->small) std::memset(data, 0, n);
-    close_memory(data, header->block - header_bytes);
-    open_memory(data, n);
     return {data, data, &release, c10::DeviceType::CPU};
   }
 
@@ -149,13 +151,16 @@ class CachingAllocator final : public c10::Allocator {
   static inline CachingAllocator* in_use = nullptr;
 
  private:
+  /// Whether the address sanitizer is told of a block: its own notes of a phantom's would take real memory.
+  bool is_told(const Header& block) const { return block.small || !phantom_; }
+
   static void release(void* data) {
     if (data == nullptr) return;
     auto* header = reinterpret_cast<Header*>(static_cast<char*>(data) - header_bytes);
     CachingAllocator& self = *header->allocator;
     std::lock_guard lock(self.mutex_);
     self.add(header->category, -static_cast<int64_t>(header->used));
-    close_memory(data, header->block - header_bytes);
+    if (self.is_told(*header)) close_memory(data, header->block - header_bytes);
     if (header->small) {
       self.free_small_[header->block].push_back(header);
     } else {
@@ -264,7 +269,7 @@ class CachingAllocator final : public c10::Allocator {
       at = segments_.erase(at);
       free_.erase(segment);
       count(-static_cast<int64_t>(segment->block), -1);
-      open_memory(segment, segment->block);
+      if (is_told(*segment)) open_memory(segment, segment->block);
       munmap(static_cast<void*>(segment), segment->block);
     }
   }

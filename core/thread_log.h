@@ -34,10 +34,12 @@ class ThreadLog {
     return log;
   }
 
+  /// Notes it.
   void add(const Work& work) {
     const std::lock_guard lock(mutex_);
     works_.push_back(work);
   }
+  /// Notes it.
   void add(const Loop& loop) {
     const std::lock_guard lock(mutex_);
     loops_.push_back(loop);

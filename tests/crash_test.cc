@@ -108,7 +108,7 @@ struct Saves {
     // What a start does.
     clean_checkpoints(in);
     set_aside_newer(all[0]);
-    Metrics(in, state.metrics_bytes);
+    const Metrics cut(in, state.metrics_bytes);
     if (newest_checkpoint(in) != all[0] || list_checkpoints(in) != all) return "the start changed the checkpoints";
     if (fs::file_size(in / "metrics.jsonl") != state.metrics_bytes) return "the start left metrics.jsonl too long";
     return unfinished(in);

@@ -274,7 +274,7 @@ TEST_CASE("autocast leaves what a linear layer adds as wide as it is", "[engine]
   torch::manual_seed(5);
   const Variable x(torch::randn({6, 16})), w = Variable::parameter(torch::randn({8, 16})),
                                            residual(torch::randn({6, 8}) + 1000);
-  const Autocast autocast(Compute(at::kBFloat16));
+  const Autocast autocast(Compute{at::kBFloat16});
   const at::Tensor y = linear(x, w, {}, residual).data();
   CHECK(y.scalar_type() == at::kFloat);
   // A residual of about 1000 in bfloat16 would be up to 4 off.

@@ -151,7 +151,7 @@ TEST_CASE("train tells at its start what it needs", "[forecast]") {
   CHECK(resource_needs(loaded, data).enough);
 }
 
-TEST_CASE("plan --json has the keys that bench step measures, --fit what to change", "[forecast]") {
+TEST_CASE("plan --json has the keys that bench step measures, --fit what to change", "[forecast][process_memory]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path(), "[log]\nlevel = \"error\"\n");
   const std::vector<std::string> larger{"--model.n_embd=128",   "--model.block_size=32",   "--train.batch_size=64",

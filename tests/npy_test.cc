@@ -161,8 +161,8 @@ TEST_CASE("what is no array is refused in a sentence", "[npy]") {
                            "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), } x",
                            "{'descr: <f4, 'fortran_order': False, 'shape': (2, 3), }",
                            "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,), }",
-                           "{'descr': '<f4', 'fortran_order': False, 'shape': "
-                           "(1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,2,3), }"}) {
+                           ("{'descr': '<f4', 'fortran_order': False, 'shape': "
+                            "(1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,2,3), }")}) {
     INFO(text);
     CHECK_THAT(header(text), ContainsSubstring("header is malformed"));
   }
@@ -183,7 +183,7 @@ TEST_CASE("arrays of examples have a first dimension, and safetensors the tensor
   CHECK_THAT(error_of([&] { ExampleArray(f / "two.safetensors", ""); }), ContainsSubstring("has no tensor \"\""));
   write_file(f / "bad.safetensors", "abc");
   try {
-    ExampleArray(f / "bad.safetensors", "");
+    const ExampleArray bad(f / "bad.safetensors", "");
     FAIL("it was read");
   } catch (const Error& e) {
     CHECK(e.code() == Exit::data);

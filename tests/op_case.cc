@@ -216,7 +216,9 @@ class Checker {
                            : dtype == at::kHalf   ? 0x1p-10
                                                   : 0x1p-7;
     const auto wanted = run_oracle(row_, exact, dy.to(at::kCPU, at::kDouble));
-    compare(str(dtype_name(dtype), device == at::kCUDA ? " on CUDA" : ""), ours, wanted, 0.05 * spacing,
+    // A gate next to 1 is off by half its spacing, whatever small gradient it is a factor of.
+    const double atol = dtype == at::kFloat ? 0x1p-24 : 0.05 * spacing;
+    compare(str(dtype_name(dtype), device == at::kCUDA ? " on CUDA" : ""), ours, wanted, atol,
             row_.low_scale * spacing);
     for (size_t i = 0; i < ours.grads.size(); ++i) {
       if (ours.grads[i].defined() && ours.grads[i].scalar_type() != dtype) {

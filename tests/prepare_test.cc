@@ -109,7 +109,7 @@ TEST_CASE("characters that lie across the edge of a piece are whole, and what is
       ContainsSubstring("1.txt is not UTF-8 (byte 1)"));
 }
 
-TEST_CASE("memory does not grow with the input", "[prepare]") {
+TEST_CASE("memory does not grow with the input", "[prepare][process_memory]") {
   const TempFolder f;
   write_file(f / "big.txt", sample_text(48'000'000));
   const Finished r = lathe_apart(f, {"prepare", "big.txt", "--out", "out", "--tokenizer", "char"});

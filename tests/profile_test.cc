@@ -245,7 +245,7 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   CHECK_THAT(lathe_in(f, {"find", "lr", "tiny.toml", "--from=1", "--to=0.1"}).err, ContainsSubstring("must be above"));
 }
 
-TEST_CASE("the gradient noise scale is that of gradients with known noise", "[profile]") {
+TEST_CASE("the gradient noise scale is that of gradients with known noise", "[profile][process_memory]") {
   // |G|^2 = 4 and tr(S) = 80: batches of 5 have 4 + 16, of 20 have 4 + 4.
   const NoiseScale n = noise_scale(20, 8, 5, 20);
   CHECK(n.gradient == Approx(4));

@@ -83,7 +83,7 @@ __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In
     });
   }
   if (partials == nullptr) return;
-  float* mine = partials + blockIdx.x * 2 * n.columns;
+  float* mine = partials + int64_t{2} * blockIdx.x * n.columns;
   for_packs<held>(n.columns, [&](int k, int64_t i) {
     store_pack<norm_width>(mine, i, dw[k]);
     store_pack<norm_width>(mine + n.columns, i, db[k]);

@@ -99,7 +99,7 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
 
 at::Tensor ExportedModel::tensor(const NamedParameter& p) const {
   const TensorEntry* average = average_ ? optimizer_->find(p.path + "." + average_name) : nullptr;  // none: frozen
-  const at::Tensor t = entry_tensor(average != nullptr ? *average : model_->at(p.path), p.parameter.sizes(), path_);
+  at::Tensor t = entry_tensor(average != nullptr ? *average : model_->at(p.path), p.parameter.sizes(), path_);
   const at::ScalarType wanted = p.parameter.dim() >= 2 ? dtype_from_config(dtype) : at::kFloat;
   if (t.scalar_type() == wanted) return t;
   const at::Tensor cast = t.to(wanted);

@@ -261,7 +261,7 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data) {
   return result;
 }
 
-Forecast forecast(LoadedConfig loaded) {
+Forecast forecast(const LoadedConfig& loaded) {
   Forecast f;
   const RunConfig& c = loaded.config;
   const Smaller small = make_small(loaded);

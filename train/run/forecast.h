@@ -59,6 +59,6 @@ struct Forecast {
 int64_t kept_checkpoints(const RunConfig& config);
 
 /// Forecasts a run on this machine's CPU. Takes less than 2 GB and 20 s whatever the config is.
-Forecast forecast(LoadedConfig loaded);
+Forecast forecast(const LoadedConfig& loaded);
 
 }  // namespace lathe

@@ -355,7 +355,7 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
       << format("%.1f MB of tensors\n ", static_cast<double>(p.spans[p.peak_span].memory_peak) / 1e6);
   for (size_t i = 0; i < memory_names.size(); ++i) {
     if (p.at_peak.used[i] > 0)
-      out << format("  %s %.1f MB", memory_names[i].data(), static_cast<double>(p.at_peak.used[i]) / 1e6);
+      out << "  " << memory_names[i] << format(" %.1f MB", static_cast<double>(p.at_peak.used[i]) / 1e6);
   }
   out << "\nKept for backward, of one step:\n";
   const auto owners = kept_by_module(p);

@@ -39,7 +39,7 @@ std::pair<int64_t, double> lowest(const Series& s) {
 
 Json number_or_null(const std::optional<double>& x) { return x ? json_number(*x) : Json(); }
 
-Curves::Curves(fs::path run) : run_(without_trailing_slash(run)) {
+Curves::Curves(const fs::path& run) : run_(without_trailing_slash(run)) {
   if (!has_metrics(run_) && !fs::exists(run_ / "config.toml"))
     fail(Exit::usage, run_.string(), " is no run; give the folder that train.out_dir named");
 }
@@ -201,14 +201,13 @@ RunSummary summarise(const fs::path& run) {
   s.step = std::max(s.step, saved);
   const bool finished = s.steps > 0 && saved >= s.steps && !eval_due;
   const bool diverged = diverged_step(run) >= s.step && s.step > 0;
-  if (is_locked(run))
+  const bool moving = s.age_s < 60 && s.step > saved && (s.steps == 0 || s.step < s.steps);
+  if (is_locked(run) || (moving && !finished && !diverged))
     s.state = "running";
   else if (finished)
     s.state = "finished";
   else if (diverged)
     s.state = "diverged";
-  else if (s.age_s < 60 && s.step > saved && (s.steps == 0 || s.step < s.steps))
-    s.state = "running";
   return s;
 }
 

@@ -28,7 +28,7 @@ Json number_or_null(const std::optional<double>& x);
 class Curves {
  public:
   /// Nothing is read yet. Exit::usage where the folder holds no metrics.jsonl and no config.toml.
-  explicit Curves(fs::path run);
+  explicit Curves(const fs::path& run);
   /// Reads the whole lines that were added since; of a file that was cut back everything anew. Whether anything
   /// changed. Exit::io with the line where one is none of ours.
   bool read();

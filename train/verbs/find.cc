@@ -50,9 +50,8 @@ Exit find_lr(const Arguments& a) {
 /// The most bytes that tensors of a card take in two steps of the config's micro-batch: in the first there is no
 /// gradient to add to yet.
 int64_t measure_on_card(const LoadedConfig& loaded, const RunData& data) {
-  LoadedConfig own = loaded;
   cuda_api().reset_memory_peak();
-  Session session = Session::make(own, *data.task, data.sizes);
+  Session session = Session::make(loaded, *data.task, data.sizes);
   Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data, session.device);
   for (int64_t step = 0; step < 2; ++step) run_step(session, loader, step);
   synchronize("cuda");

@@ -191,17 +191,18 @@ Exit run_plan(const Arguments& a) {
   adopt_base(loaded);
   const bool json = a.is_true("json");
   const std::string fit = a.get("fit", ""), cards = a.get("for", "");
-  if (fit != "" && fit != "true") parse_bytes(fit);
-  if (cards != "") parse_cards(cards);
-  if (json && (fit != "" || cards != "")) fail(Exit::usage, "command line: --json goes with neither --fit nor --for");
+  if (!fit.empty() && fit != "true") parse_bytes(fit);
+  if (!cards.empty()) parse_cards(cards);
+  if (json && (!fit.empty() || !cards.empty()))
+    fail(Exit::usage, "command line: --json goes with neither --fit nor --for");
   const Forecast f = forecast(loaded);
   if (json) {
     std::cout << json_of(loaded.config, f).dump() << std::endl;
     return Exit::done;
   }
   std::cout << text_of(loaded.config, f, weight_lines(loaded));
-  if (fit != "") std::cout << text_of_fit(loaded, key_arguments(a), f, fit);
-  if (cards != "") std::cout << text_for(loaded.config, f, cards);
+  if (!fit.empty()) std::cout << text_of_fit(loaded, key_arguments(a), f, fit);
+  if (!cards.empty()) std::cout << text_for(loaded.config, f, cards);
   std::cout << std::flush;
   return Exit::done;
 }

@@ -38,7 +38,7 @@ fs::path library_file(const std::string& name) {
 std::string library(const std::string& name) {
   std::string text = read_file(library_file(name), Exit::io);
   if (const size_t map = text.rfind("sourceMappingURL="); map != std::string::npos) {
-    const size_t begin = text.rfind("/", map) - 1;  // of // or /*
+    const size_t begin = text.rfind('/', map) - 1;  // of // or /*
     text.erase(begin, text.find('\n', map) - begin);
   }
   return text;

@@ -2,8 +2,8 @@
 #include "train/store/curves.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
 #include <iostream>
 
 #include "core/io/progress.h"
@@ -64,7 +64,9 @@ struct Distance {
 };
 
 /// The same bits: a NaN is equal to a NaN.
-bool same_bits(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(a) && std::isnan(b)); }
+bool same_bits(double a, double b) {
+  return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b) || (std::isnan(a) && std::isnan(b));
+}
 
 Distance distance(const Series& a, const Series& b) {
   Distance d;
