@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <fstream>
 #include <set>
 
 #include "core/io/checksum.h"
@@ -158,6 +159,65 @@ TEST_CASE("killed at any moment, a preparation can be repeated by the same comma
     CHECK(names(f / out) == names(f / "whole"));
     for (const auto& name : names(f / "whole")) CHECK(slurp(f / out / name) == slurp(f / "whole" / name));
   }
+}
+
+TEST_CASE("a preparation of plain text that was cut short goes on where it was, to the byte", "[prepare]") {
+  const TempFolder f(fast_folder());
+  std::string text = sample_text(9'000'000);
+  text.replace(5'000'000, 3, "\xE2\x82\xAC");
+  write_file(f / "a.txt", text);
+  write_file(f / "b.txt", text.substr(0, 5'000'000));
+  const auto contents = [&](const char* folder) {
+    std::map<std::string, std::string> all;
+    for (const auto& name : names(f / folder)) all[name] = slurp(f / folder / name);
+    return all;
+  };
+  for (const char* tokenizer : {"byte", "char"}) {
+    for (const int64_t shard : {int64_t{100'000'000}, int64_t{2'000'000}}) {
+      PrepareOptions o{.inputs = {(f / "a.txt").string(), (f / "b.txt").string()}, .out = f / "whole"};
+      o.tokenizer = tokenizer, o.shard_tokens = shard, o.val_share = 0.3;
+      prepare(o);
+      o.out = f / "parts", o.progress_seconds = 0;
+      const int64_t survey = std::string(tokenizer) == "char" ? 5 : 0;  // looks at `stop`, once a piece
+      for (const int64_t after : {1, 2, 4}) {
+        INFO(tokenizer << ", shards of " << shard << ", stopped after " << after);
+        int64_t asked = 0;
+        o.stop = [&] { return ++asked > survey + after; };
+        CHECK_THAT(error_of([&] { prepare(o); }), ContainsSubstring("run the same command again to go on"));
+        for (const auto& entry : fs::directory_iterator(f / "parts")) {  // what is behind the record is not believed
+          if (entry.path().extension() == ".bin") std::ofstream(entry.path(), std::ios::app) << "torn";
+        }
+      }
+      o.stop = nullptr;
+      if (shard == 2'000'000) {  // of the same length, but another text in what is done
+        std::string other = text;
+        std::swap(other[100], other[101]);
+        REQUIRE(other != text);
+        write_file(f / "a.txt", other);
+        CHECK_THAT(error_of([&] { prepare(o); }), ContainsSubstring("the input is not what it was"));
+        write_file(f / "a.txt", text);
+      }
+      o.progress_seconds = 1000;
+      prepare(o);
+      CHECK((contents("parts") == contents("whole")));
+      for (const char* folder : {"whole", "parts"}) fs::remove_all(f / folder);
+    }
+  }
+  // Killed behind its first record, by the command itself.
+  const std::vector<std::string> command{"prepare", "a.txt", "--out", "out"};
+  REQUIRE(run({"lathe", {"prepare", "a.txt", "--out", "whole"}, f.path(), {}}).code == 0);
+  PrepareOptions o{.inputs = {"a.txt"}, .out = "out"};
+  const fs::path here = fs::current_path();
+  fs::current_path(f.path());
+  int64_t asked = 0;
+  o.progress_seconds = 0, o.stop = [&] { return ++asked > 2; };
+  const std::string stopped = error_of([&] { prepare(o); });
+  fs::current_path(here);
+  CHECK_THAT(stopped, ContainsSubstring("to go on"));
+  const Finished r = run({"lathe", command, f.path(), {}});
+  CHECK(r.code == 0);
+  CHECK_THAT(r.out + r.err, ContainsSubstring("going on behind the "));
+  CHECK((contents("out") == contents("whole")));
 }
 
 TEST_CASE("what a person put into an interrupted preparation's folder is not deleted", "[prepare]") {

@@ -5,6 +5,8 @@
 #include <string_view>
 
 #include "core/io/checksum.h"
+#include "core/io/json.h"
+#include "core/io/log.h"
 #include "core/io/text.h"
 #include "core/timing.h"
 #include "data/folder.h"
@@ -48,6 +50,33 @@ void Meter::advance(uint64_t bytes) {
   const double seconds = seconds_since(began_);
   const auto done = static_cast<double>(done_);
   bar_->show(done, {format("%.1f MB", done / 1e6), format("%.0f MB/s", seconds > 0 ? done / 1e6 / seconds : 0)});
+}
+
+Journal::Journal(const fs::path& out, const std::string& command) : out_(out) {
+  const Digest d = digest(command);
+  command_ = str(d.high, "-", d.low);
+}
+
+std::string Journal::file() const { return OutFolder::unfinished(out_, name).filename().string(); }
+
+std::optional<Progress> Journal::read() const try {
+  const auto record = read_manifest_json(out_, file());
+  return record ? read_progress(*record, command_, (out_ / file()).string()) : std::nullopt;
+} catch (const Error& e) {
+  log_warn(e.what(), "; beginning anew");
+  return std::nullopt;
+}
+
+void Journal::write(const Progress& progress) const {
+  write_manifest_json(out_, progress_record(progress, command_), file());
+  fault_point("prepare: progress written");
+}
+
+void Journal::remove() const { remove_tree(OutFolder::unfinished(out_, name)); }
+
+void Journal::input_changed() const {
+  fail(Exit::data, "the input is not what it was when this command was cut short; remove ", out_.string(),
+       " to begin anew");
 }
 
 OutFolder::OutFolder(const fs::path& path)

@@ -10,6 +10,7 @@
 #include "core/io/file.h"
 #include "core/io/progress.h"
 #include "core/timing.h"
+#include "data/prepare/progress.h"
 
 namespace lathe {
 
@@ -37,6 +38,30 @@ class Meter {
   bool resumable_ = false;
   Clock::time_point began_{};
   std::optional<ProgressBar> bar_;
+};
+
+/// Keeps how far the making of a data folder is, in that folder.
+class Journal {
+ public:
+  /// `command`: what must be the same for a preparation to go on, of any length.
+  Journal(const fs::path& out, const std::string& command);
+  /// What a preparation of the same command left. Nothing where there is no record; nor, with a warning, where it is
+  /// damaged.
+  std::optional<Progress> read() const;
+  /// Replaces the record, durably.
+  void write(const Progress& progress) const;
+  /// Removes it: all is done.
+  void remove() const;
+  /// Exit::data: the input of the parts that are done has become another.
+  [[noreturn]] void input_changed() const;
+  /// As OutFolder::clear takes it.
+  static constexpr const char* name = "manifest.json-progress";
+
+ private:
+  std::string file() const;
+
+  fs::path out_;
+  std::string command_;  ///< its digest
 };
 
 /// A file of a data folder that is being made.

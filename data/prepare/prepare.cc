@@ -13,7 +13,6 @@
 #include "data/prepare/split_writer.h"
 
 namespace lathe {
-namespace {}  // namespace
 
 std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs) {
   std::vector<fs::path> files;
@@ -148,14 +147,43 @@ size_t take(const TextSurvey& s, const fs::path& path, std::string_view text, si
   return at;
 }
 
-/// The shards of both splits, and the largest id among them. Validation begins with token `train`.
-void write_shards(const std::vector<Input>& inputs, const TextSurvey& s, int64_t train, const PrepareOptions& options,
-                  Meter& meter, DataManifest& manifest) {
-  SplitWriter first(options.out, options.shard_tokens, "train", train, /*wide=*/false),
-      second(options.out, options.shard_tokens, "val", s.tokens - train, /*wide=*/false);
+/// What must be the same for a preparation to go on.
+std::string identity(const std::vector<Input>& inputs, const TextSurvey& s, const PrepareOptions& o) {
+  Json json{{"format", 1}, {"text", true}, {"val", o.val_share}, {"shard", o.shard_tokens}, {"tokens", s.tokens}};
+  s.tokenizer.add_to_json(json, "tokenizer");
+  std::string all = json.dump();
+  for (const Input& input : inputs) all += str(input.path.string(), '\0', input.bytes, '\0');  // need not be UTF-8
+  return all;
+}
+
+/// The making of a data folder of plain text.
+struct TextShards {
+  const std::vector<Input>& inputs;
+  const TextSurvey& survey;
+  const PrepareOptions& options;
+  OutFolder& out;
+  const Journal& journal;
+  Meter& meter;
+  SplitWriter &first, &second;
+
+  /// Writes the tokens of both splits, of which the second begins with token `train`; what `before` has done is only
+  /// looked at again. The largest id.
+  int64_t write(int64_t train, const std::optional<Progress>& before);
+};
+
+int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) {
   std::vector<int32_t> ids;
   ids.reserve(Meter::piece);
-  int64_t written = 0;
+  Checksum read;
+  Progress now;
+  int64_t taken = 0;
+  auto saved = Clock::now();
+  const auto keep = [&] {
+    out.keep();
+    meter.resumable();
+    saved = Clock::now();
+  };
+  if (before) keep();
   uint64_t bytes = 0;
   for (const auto& input : inputs) bytes += input.bytes;
   meter.begin("written", bytes);
@@ -164,19 +192,30 @@ void write_shards(const std::vector<Input>& inputs, const TextSurvey& s, int64_t
     if (file.bytes().size() != input.bytes) changed(input.path);
     read_through(file, meter, [&](std::string_view text, size_t at, size_t end) {
       ids.clear();
-      const size_t next = take(s, input.path, text, at, end, ids);
-      if (std::ssize(ids) > s.tokens - written) changed(input.path);
-      manifest.largest_id = std::max<int64_t>(manifest.largest_id, *std::max_element(ids.begin(), ids.end()));
-      const auto head = static_cast<size_t>(std::clamp<int64_t>(train - written, 0, std::ssize(ids)));
-      first.write(std::span(ids).first(head));
-      second.write(std::span(ids).subspan(head));
-      written += std::ssize(ids);
+      const size_t next = take(survey, input.path, text, at, end, ids);
+      if (std::ssize(ids) > survey.tokens - taken) changed(input.path);
+      now.largest_id = std::max<int64_t>(now.largest_id, *std::max_element(ids.begin(), ids.end()));
+      read.update(text.data() + at, next - at);
+      const auto head = static_cast<size_t>(std::clamp<int64_t>(train - taken, 0, std::ssize(ids)));
+      taken += std::ssize(ids);
+      if (++now.parts > (before ? before->parts : 0)) {
+        first.write(std::span(ids).first(head));
+        second.write(std::span(ids).subspan(head));
+        if (seconds_since(saved) >= options.progress_seconds) {
+          first.sync();
+          second.sync();
+          now.train = first.tokens(), now.val = second.tokens(), now.input = read.hex();
+          journal.write(now);
+          keep();
+        }
+      } else if (now.parts == before->parts && read.hex() != before->input) {
+        journal.input_changed();
+      }
       return next;
     });
   }
-  if (written != s.tokens) fail(Exit::data, "the input changed while it was being read; run the same command again");
-  manifest.train = first.finish();
-  manifest.val = second.finish();
+  if (taken != survey.tokens) fail(Exit::data, "the input changed while it was being read; run the same command again");
+  return now.largest_id;
 }
 
 }  // namespace
@@ -188,21 +227,41 @@ void prepare(const PrepareOptions& options) {
   std::vector<Input> inputs;
   for (auto& path : expand_inputs(options.inputs)) inputs.push_back({std::move(path)});
   Meter meter(options.out, options.stop);
+  if (fs::exists(OutFolder::unfinished(options.out, Journal::name))) meter.resumable();
   const TextSurvey found = survey(inputs, options, meter);
   const int64_t n = found.tokens, split = n - static_cast<int64_t>(options.val_share * static_cast<double>(n));
   if (split < 2) fail(Exit::data, "the input has ", n, " tokens, too few to train on");
 
   OutFolder out(options.out);
-  out.clear();
+  const Journal journal(options.out, identity(inputs, found, options));
+  const auto writer = [&](const char* name, int64_t tokens) {
+    return SplitWriter(options.out, options.shard_tokens, name, tokens, /*wide=*/false);
+  };
+  SplitWriter train = writer("train", split), val = writer("val", n - split);
+  std::optional<Progress> before = journal.read();
+  if (before && !(train.resume(before->train) && val.resume(before->val)))
+    before.reset(), train = writer("train", split), val = writer("val", n - split);
+  std::vector<std::string> going_on;
+  if (before) {
+    going_on = {Journal::name};
+    for (const SplitWriter* w : {&train, &val}) {
+      for (const std::string& file : w->files()) going_on.push_back(file);
+    }
+    log_info(options.out.string(), ": going on behind the ", before->train + before->val, " tokens that are done");
+  }
+  out.clear(going_on);
   DataManifest manifest;
   manifest.tokenizer = found.tokenizer;
   manifest.vocab_size = found.tokenizer.size();
-  write_shards(inputs, found, split, options, meter, manifest);
+  manifest.largest_id = TextShards{inputs, found, options, out, journal, meter, train, val}.write(split, before);
+  manifest.train = train.finish();
+  manifest.val = val.finish();
   std::vector<MadeFile> files;
   for (const auto* shards : {&manifest.train, &manifest.val}) {
     for (const auto& shard : *shards) files.push_back({shard.file, shard.xxh3});
   }
   out.publish(files, [&](const std::string& name) { write_manifest(options.out, manifest, name); });
+  journal.remove();
   log_info(options.out.string(), ": ", split, " training and ", n - split, " validation tokens, vocabulary of ",
            manifest.vocab_size, " (", manifest.tokenizer.kind(), ")");
 }

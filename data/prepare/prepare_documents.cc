@@ -88,9 +88,6 @@ class Sorter {
   bool in_repaired_ = false;
 };
 
-constexpr const char* journal_name = "manifest.json-progress";
-std::string journal_file(const fs::path& out) { return OutFolder::unfinished(out, journal_name).filename().string(); }
-
 /// What must be the same for a preparation to go on: this form of the record, and all options but the number of
 /// workers.
 std::string identity(const DocumentOptions& o) {
@@ -101,24 +98,14 @@ std::string identity(const DocumentOptions& o) {
   std::string all = json.dump();
   for (const std::string& text : {o.source.format, o.source.field, o.source.separator}) all += text + '\0';
   for (const std::string& file : o.source.files) all += file + '\0';  // which need not be UTF-8
-  const Digest d = digest(all);
-  return str(d.high, "-", d.low);
-}
-
-/// What a preparation of the same command left, or nothing where there is no record of one that can be read.
-std::optional<Progress> read_journal(const DocumentOptions& o) try {
-  const std::string name = journal_file(o.out);
-  const auto record = read_manifest_json(o.out, name);
-  return record ? read_progress(*record, identity(o), (o.out / name).string()) : std::nullopt;
-} catch (const Error& e) {
-  log_warn(e.what(), "; beginning anew");
-  return std::nullopt;
+  return all;
 }
 
 /// The making of a data folder: where it goes, what is in it, how far it is.
 struct Making {
   const DocumentOptions& o;
   OutFolder& out;
+  const Journal& journal;
   Meter& meter;
   SplitWriter &train, &val;  ///< one and the same where the input is split behind
   DataManifest& manifest;
@@ -150,10 +137,9 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
     now.train = train.tokens(), now.val = val.tokens();
     now.largest_id = manifest.largest_id, now.learned = static_cast<int64_t>(sorter.learned());
     now.input = input.hex();
-    write_manifest_json(o.out, progress_record(now, identity(o)), journal_file(o.out));
+    journal.write(now);
     keep();
     saved = Clock::now();
-    fault_point("prepare: progress written");
   };
   const auto take_first = [&] {
     const EncodedPart first = under_way.front().get();
@@ -162,10 +148,7 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
     sorter.take(first);
     ++now.parts;
     if (before && now.parts == done) {
-      if (input.hex() != before->input) {
-        fail(Exit::data, "the input is not what it was when this command was cut short; remove ", o.out.string(),
-             " to begin anew");
-      }
+      if (input.hex() != before->input) journal.input_changed();
       manifest.largest_id = before->largest_id, sorter.learned() = static_cast<uint64_t>(before->learned);
     }
     if (now.parts > done && seconds_since(saved) >= o.progress_seconds) save();
@@ -252,8 +235,9 @@ void prepare_documents(const DocumentOptions& o) {
     return std::make_unique<SplitWriter>(o.out, std::numeric_limits<int64_t>::max(), "train_all", 0, wide);
   };
   auto train = writer("train"), val = writer("val"), spool = spooler();
-  std::optional<Progress> before = read_journal(o);
-  std::vector<std::string> going_on{journal_name};
+  const Journal journal(o.out, identity(o));
+  std::optional<Progress> before = journal.read();
+  std::vector<std::string> going_on{Journal::name};
   if (before) {
     const bool all_there =
         tail ? spool->resume(before->train) : train->resume(before->train) && val->resume(before->val);
@@ -267,7 +251,7 @@ void prepare_documents(const DocumentOptions& o) {
   }
   out.clear(before ? going_on : std::vector<std::string>());
   if (tail) {
-    Making{o, out, meter, *spool, *spool, manifest}.go_through(whole, before);
+    Making{o, out, journal, meter, *spool, *spool, manifest}.go_through(whole, before);
     const auto all = spool->tokens();
     spool->finish();
     const fs::path path = OutFolder::unfinished(o.out, "train_all.bin");
@@ -275,7 +259,7 @@ void prepare_documents(const DocumentOptions& o) {
       split_tail(path, wide, *train, *val, all - static_cast<int64_t>(o.val_share * static_cast<double>(all)), meter);
     remove_tree(path);
   } else {
-    Making{o, out, meter, *train, *val, manifest}.go_through(whole, before);
+    Making{o, out, journal, meter, *train, *val, manifest}.go_through(whole, before);
   }
   if (train->tokens() < 2 && val->tokens() > 1)
     fail(Exit::data, "all documents fall to validation; take --val-by tail, or a smaller --val");
@@ -288,7 +272,7 @@ void prepare_documents(const DocumentOptions& o) {
     for (const auto& shard : *shards) files.push_back({shard.file, shard.xxh3});
   }
   out.publish(files, [&](const std::string& name) { write_manifest(o.out, manifest, name); });
-  remove_tree(OutFolder::unfinished(o.out, journal_name));
+  journal.remove();
   std::string counted;
   for (const auto& [name, count] : manifest.documents.items()) {
     if (count.get<uint64_t>() > 0 && name != "bytes") counted += str(", ", count.get<uint64_t>(), " ", name);

@@ -1,5 +1,6 @@
 """What the scripts of this folder share: a tiny run, whether two runs agree, and ending as skipped."""
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -95,7 +96,7 @@ def went_on_from(output):
     line = next((line for line in output.splitlines()
                  if line.startswith(("run       ", "nothing to do: the run ended with "))), None)
     check(line is not None, f"no line says what the run goes on from: {output}")
-    return int(line.rsplit("step-", 1)[1]) if ", going on from " in line or line[0] == "n" else 0
+    return int(re.search(r"step-(\d+)(;|$)", line)[1]) if ", going on from " in line or line[0] == "n" else 0
 
 
 def checkpoints(run):
