@@ -97,10 +97,11 @@ void update_elements(const std::vector<SlotUpdate>& slots, const UpdateRule& rul
   // those that fill its vectors.
   constexpr int64_t piece = 1 << 14;
   if (!cuda) {
-    for (const SlotUpdate& slot : slots) {
-      each_piece(slot.args.n, piece,
-                 [&](int64_t, int64_t begin, int64_t end) { update_cpu(slot.args, rule, control, begin, end); });
-    }
+    std::vector<int64_t> sizes;
+    for (const SlotUpdate& slot : slots) sizes.push_back(slot.args.n);
+    each_piece_of(sizes, piece, [&](size_t which, int64_t, int64_t begin, int64_t end) {
+      update_cpu(slots[which].args, rule, control, begin, end);
+    });
     return;
   }
   std::vector<UpdateArgs> args;

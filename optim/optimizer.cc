@@ -13,7 +13,7 @@
 #include "core/kernels/rules.h"
 #include "core/memory.h"
 #include "core/mode.h"
-#include "core/parallel.h"
+#include "optim/methods/pieces.h"
 
 namespace lathe {
 namespace {
@@ -138,28 +138,25 @@ void Optimizer::set_updates(int64_t n) {
 void Optimizer::sum_gradients() {
   chunks_ = 0;
   double* const sums = partials_.mutable_data_ptr<double>();
-  std::vector<GradArgs> on_card;
+  std::vector<GradArgs> grads;
+  std::vector<int64_t> sizes;
   for (const auto& group : groups_) {
     for (const auto& slot : group.slots) {
       const at::Tensor& g = slot.param.grad();
       if (!g.defined()) continue;
       check_slot(slot);
-      const GradArgs args{.grad = g.const_data_ptr(), .type = element_of(g.scalar_type()), .n = g.numel()};
-      double* const own = sums + chunks_;
-      const int64_t n = chunks_of(g);
-      chunks_ += n;
-      if (g.is_cuda()) {
-        on_card.push_back(args);
-        continue;
-      }
-      parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          own[i] = grad_sum_cpu(args.grad, args.type, i * grad_sum_chunk, std::min(args.n, (i + 1) * grad_sum_chunk));
-        }
-      });
+      grads.push_back({.grad = g.const_data_ptr(), .type = element_of(g.scalar_type()), .n = g.numel()});
+      sizes.push_back(g.numel());
+      chunks_ += chunks_of(g);
     }
   }
-  if (!on_card.empty()) cuda_api().grad_sum(on_card.data(), static_cast<int64_t>(on_card.size()), sums);
+  if (partials_.is_cuda()) {
+    if (!grads.empty()) cuda_api().grad_sum(grads.data(), static_cast<int64_t>(grads.size()), sums);
+    return;
+  }
+  each_piece_of(sizes, grad_sum_chunk, [&](size_t which, int64_t chunk, int64_t begin, int64_t end) {
+    sums[chunk] = grad_sum_cpu(grads[which].grad, grads[which].type, begin, end);
+  });
 }
 
 void Optimizer::step(double lr, const StepOptions& options) {
