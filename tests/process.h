@@ -8,12 +8,7 @@
 
 #include "core/io/file.h"
 
-extern "C" int __asan_address_is_poisoned(const void*) __attribute__((weak));  // there under the address sanitizer
-
 namespace lathe::test {
-
-/// Whether this process runs under it.
-inline bool has_address_sanitizer() { return __asan_address_is_poisoned != nullptr; }
 
 /// Where the project's files are, and the binaries of this build.
 fs::path source_folder();

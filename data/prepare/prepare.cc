@@ -202,10 +202,8 @@ int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) 
         first.write(std::span(ids).first(head));
         second.write(std::span(ids).subspan(head));
         if (seconds_since(saved) >= options.progress_seconds) {
-          first.sync();
-          second.sync();
-          now.train = first.tokens(), now.val = second.tokens(), now.input = read.hex();
-          journal.write(now);
+          now.input = read.hex();
+          record(journal, now, first, second);
           keep();
         }
       } else if (now.parts == before->parts && read.hex() != before->input) {
@@ -243,10 +241,7 @@ void prepare(const PrepareOptions& options) {
     before.reset(), train = writer("train", split), val = writer("val", n - split);
   std::vector<std::string> going_on;
   if (before) {
-    going_on = {Journal::name};
-    for (const SplitWriter* w : {&train, &val}) {
-      for (const std::string& file : w->files()) going_on.push_back(file);
-    }
+    going_on = names_to_go_on({&train, &val});
     log_info(options.out.string(), ": going on behind the ", before->train + before->val, " tokens that are done");
   }
   out.clear(going_on);

@@ -132,12 +132,9 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
   if (before) keep();
   auto saved = Clock::now();
   const auto save = [&] {
-    train.sync();
-    val.sync();
-    now.train = train.tokens(), now.val = val.tokens();
     now.largest_id = manifest.largest_id, now.learned = static_cast<int64_t>(sorter.learned());
     now.input = input.hex();
-    journal.write(now);
+    record(journal, now, train, val);
     keep();
     saved = Clock::now();
   };
@@ -237,19 +234,17 @@ void prepare_documents(const DocumentOptions& o) {
   auto train = writer("train"), val = writer("val"), spool = spooler();
   const Journal journal(o.out, identity(o));
   std::optional<Progress> before = journal.read();
-  std::vector<std::string> going_on{Journal::name};
+  std::vector<std::string> going_on;
   if (before) {
     const bool all_there =
         tail ? spool->resume(before->train) : train->resume(before->train) && val->resume(before->val);
     if (!all_there) before.reset(), train = writer("train"), val = writer("val"), spool = spooler();
   }
   if (before) {
-    for (const auto* w : {&train, &val, &spool}) {
-      for (const std::string& file : (*w)->files()) going_on.push_back(file);
-    }
+    going_on = names_to_go_on({train.get(), val.get(), spool.get()});
     log_info(o.out.string(), ": going on behind the ", before->parts, " parts that are done");
   }
-  out.clear(before ? going_on : std::vector<std::string>());
+  out.clear(going_on);
   if (tail) {
     Making{o, out, journal, meter, *spool, *spool, manifest}.go_through(whole, before);
     const auto all = spool->tokens();

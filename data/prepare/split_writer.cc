@@ -4,8 +4,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "data/prepare/out_folder.h"
-
 namespace lathe {
 
 void SplitWriter::write(std::span<const int32_t> ids) {
@@ -86,6 +84,21 @@ void SplitWriter::close() {
   file_.close();
   file_ = OutputFile();
   shards_.back().xxh3 = sum_.hex();
+}
+
+void record(const Journal& journal, Progress progress, SplitWriter& train, SplitWriter& val) {
+  train.sync();
+  val.sync();
+  progress.train = train.tokens(), progress.val = val.tokens();
+  journal.write(progress);
+}
+
+std::vector<std::string> names_to_go_on(std::initializer_list<const SplitWriter*> splits) {
+  std::vector<std::string> names{Journal::name};
+  for (const SplitWriter* split : splits) {
+    for (const std::string& file : split->files()) names.push_back(file);
+  }
+  return names;
 }
 
 }  // namespace lathe

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 #include "core/io/checksum.h"
 #include "core/io/file.h"
 #include "data/manifest.h"
+#include "data/prepare/out_folder.h"
 
 namespace lathe {
 
@@ -52,5 +54,10 @@ class SplitWriter {
   Checksum sum_;
   std::vector<ShardInfo> shards_;
 };
+
+/// Records how far a preparation is, when the disk has what both splits were given; their tokens are filled in.
+void record(const Journal& journal, Progress progress, SplitWriter& train, SplitWriter& val);
+/// What OutFolder::clear leaves there for one that goes on: the record, and the files of these splits.
+std::vector<std::string> names_to_go_on(std::initializer_list<const SplitWriter*> splits);
 
 }  // namespace lathe

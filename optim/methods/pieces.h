@@ -6,20 +6,11 @@
 #include <vector>
 
 #include "core/kernels/scratch.h"
-#include "core/parallel.h"
 
 namespace lathe {
 
-/// f(piece, begin, end) for pieces of [0, n) of `size` elements each, on all threads.
-template <class F>
-void each_piece(int64_t n, int64_t size, F&& f) {
-  parallel_for(0, (n + size - 1) / size, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) f(i, i * size, std::min(n, (i + 1) * size));
-  });
-}
-
-/// The same of several tensors of sizes[0], sizes[1], ... elements in one loop, so that no thread waits at the end of
-/// each: f(which, piece, begin, end), pieces counted through all tensors.
+/// f(which, piece, begin, end) for pieces of `size` elements each of tensors of sizes[0], sizes[1], ... elements, on
+/// all threads in one loop, so that none waits at the end of each tensor; pieces are counted through all tensors.
 template <class F>
 void each_piece_of(const std::vector<int64_t>& sizes, int64_t size, F&& f) {
   std::vector<int64_t> first{0};  // piece of each tensor
@@ -27,12 +18,17 @@ void each_piece_of(const std::vector<int64_t>& sizes, int64_t size, F&& f) {
   parallel_tasks(
       first.back(),
       [&](int64_t piece) {
-        const auto which = std::upper_bound(first.begin(), first.end(), piece) - first.begin() - 1;
-        const auto t = static_cast<size_t>(which);
-        const int64_t begin = (piece - first[t]) * size;
-        f(t, piece, begin, std::min(sizes[t], begin + size));
+        const auto which = static_cast<size_t>(std::upper_bound(first.begin(), first.end(), piece) - first.begin()) - 1;
+        const int64_t begin = (piece - first[which]) * size;
+        f(which, piece, begin, std::min(sizes[which], begin + size));
       },
       [] {});
+}
+
+/// The same of one tensor: f(piece, begin, end).
+template <class F>
+void each_piece(int64_t n, int64_t size, F&& f) {
+  each_piece_of({n}, size, [&](size_t, int64_t piece, int64_t begin, int64_t end) { f(piece, begin, end); });
 }
 
 /// The sum of f(begin, end) over such pieces.

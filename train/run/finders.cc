@@ -20,7 +20,7 @@ double squared_norm(const at::Tensor& t) {
 RangeTest lr_range_test(Session& s, const Data& data, double from, double to, int64_t steps) {
   s.config.schedule.kind = "constant";
   s.config.schedule.warmup_steps = 0;
-  Loader loader(data, batch_sizes(s.config), static_cast<uint64_t>(s.config.train.seed), 0, s.config.data, s.device);
+  Loader loader = training_loader(s, data, 0);
   RangeTest test;
   double mean = 0, weight = 0;
   for (int64_t step = 0; step < steps; ++step) {
@@ -65,7 +65,7 @@ NoiseScale noise_scale(double small_norm, double large_norm, double small, doubl
 }
 
 NoiseScale measure_noise(Session& s, const Data& data, int64_t parts, int64_t rounds) {
-  Loader loader(data, batch_sizes(s.config), static_cast<uint64_t>(s.config.train.seed), 0, s.config.data, s.device);
+  Loader loader = training_loader(s, data, 0);
   double small = 0, large = 0;
   for (int64_t round = 0; round < rounds; ++round) {
     std::vector<at::Tensor> sums(s.params.size());

@@ -224,7 +224,7 @@ const char* phase_name(Phase phase) {
 
 Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count) {
   ThreadLog log;  // outlives the loader, whose workers note in it
-  Loader loader(data, batch_sizes(s.config), static_cast<uint64_t>(s.config.train.seed), 0, s.config.data, s.device);
+  Loader loader = training_loader(s, data, 0);
   for (int64_t step = 0; step < first; ++step) run_step(s, loader, step);
   Profile p;
   p.threads = s.device.is_cuda() ? 0 : at::get_num_threads();

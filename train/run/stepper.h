@@ -10,6 +10,16 @@
 
 namespace lathe {
 
+/// What a session trains on from step `step` on.
+inline Loader training_loader(const Session& s, const Data& data, int64_t step) {
+  return {data,
+          batch_sizes(s.config),
+          static_cast<uint64_t>(s.config.train.seed),
+          step * s.config.train.grad_accum,
+          s.config.data,
+          s.device};
+}
+
 struct StepResult {
   at::Tensor loss;  ///< mean over the step's targets, [] on the device
   double lr = 0;

@@ -21,8 +21,7 @@ using torch::profiler::impl::ProfilerState;
 /// Runs steps between the start and the end of LibTorch's profiler.
 std::unique_ptr<torch_profiler::ProfilerResult> run_observed(Session& s, const Data& data, int64_t first, int64_t count,
                                                              ProfilerState state) {
-  Loader loader(data, batch_sizes(s.config), static_cast<uint64_t>(s.config.train.seed),
-                first * s.config.train.grad_accum, s.config.data, s.device);
+  Loader loader = training_loader(s, data, first);
   const torch::profiler::impl::ProfilerConfig config(state);
   std::set<ActivityType> activities{ActivityType::CPU};
   if (s.device.is_cuda())

@@ -100,8 +100,7 @@ class Trainer {
     const auto begin = Clock::now();
     StepLine line(c.steps, state_.step, static_cast<double>(units_of_step(session_.config)), unit_);
     line_ = &line;
-    Loader loader(*data_, batch_sizes(session_.config), static_cast<uint64_t>(c.seed), state_.step * c.grad_accum,
-                  session_.config.data, session_.device);
+    Loader loader = training_loader(session_, *data_, state_.step);
     looked_ = begin;
     while (state_.step < c.steps) {
       const auto is_due = [&](int64_t every) { return every > 0 && (state_.step + 1) % every == 0; };

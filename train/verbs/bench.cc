@@ -37,8 +37,7 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   const RunData data = open_for_steps(loaded);
   Session session = Session::make(loaded, *data.task, data.sizes);
   const TrainConfig& c = session.config.train;
-  Loader loader(*data.data, batch_sizes(session.config), static_cast<uint64_t>(c.seed), 0, session.config.data,
-                session.device);
+  Loader loader = training_loader(session, *data.data, 0);
   BenchResult result;
   result.parameters = count(session.params);
   std::vector<double> ms;
