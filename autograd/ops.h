@@ -2,6 +2,7 @@
 // dims may be negative. An op's struct, with its formula, is in ops/<family>.cc.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -104,6 +105,10 @@ Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& 
 /// silu(linear(x, gate)) * linear(x, up), gate and up [h, in] (Shazeer 2020); one fused op where there are kernels for
 /// it.
 Variable linear_swiglu(const Variable& x, const Variable& gate, const Variable& up);
+/// linear() of each weight and its bias: queries, keys and values of one x. One op where there are kernels for it,
+/// whose backward reads x once and adds up dx as it makes it.
+std::array<Variable, 3> linear_qkv(const Variable& x, const std::array<Variable, 3>& weights,
+                                   const std::array<Variable, 3>& biases = {});
 
 // Neural network (ops/norm.cc, swiglu.cc, embedding.cc, dropout.cc, attention.cc).
 /// Over the last dim: weight and bias [C]; either may be undefined. Ba, Kiros and Hinton 2016. In float32 or wider; the

@@ -11,6 +11,8 @@
 #include "core/kernels/isa.h"
 #include "core/memory.h"
 #include "core/mode.h"
+#include "nn/init.h"
+#include "nn/models/llama.h"
 #include "tests/catch.h"
 #include "tests/gpt.h"
 #include "tests/op_case.h"
@@ -85,6 +87,18 @@ TEST_CASE("products of any shape are float64's, with each part of the epilogue",
                 sums.mutable_data_ptr<float>());
         CHECK(error(z, wanted + residual) < 1e-5);
         CHECK(error(sums, at.to(at::kDouble).sum(0)) < 1e-4);  // a sum may be far below its terms
+        // The depth and the rows in two: the sum of two products, and two results of one right factor.
+        const int64_t deep = k / 3, high = m / 3;
+        if (deep == 0 || high == 0) continue;
+        const at::Tensor lower = torch::empty({m - high, n}), tail = torch::empty({m - high});
+        gemm({{{matrix(a), matrix(b), deep}, {matrix(a.slice(1, deep)), matrix(b.slice(0, deep)), k - deep}}}, m, n,
+             {.out = matrix(y)});
+        CHECK(error(y, wanted) < allowed);
+        gemm_tn({{{matrix(at), high, {.out = matrix(z)}},
+                  {matrix(at.slice(1, high)), m - high, {.out = matrix(lower)}, tail.mutable_data_ptr<float>()}}},
+                matrix(b), n, k);
+        CHECK(error(torch::cat({z.slice(0, 0, high), lower}), wanted) < 1e-5);
+        CHECK(error(tail, at.to(at::kDouble).sum(0).slice(0, high)) < 1e-4);
       }
     }
   }
@@ -95,11 +109,9 @@ struct Outcome {
   std::vector<std::pair<std::string, at::Tensor>> grads;
 };
 
-/// Loss and gradients of a small GPT after two micro-batches.
-Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
-  GPTConfig c;
-  c.n_layer = 2, c.n_head = 3, c.n_embd = 96, c.block_size = 80, c.vocab_size = 131, c.tie_weights = tie;
-  GPT model = make_gpt(c, 5);
+/// Loss and gradients after two micro-batches.
+template <class Model>
+Outcome outcome_of(Model& model, at::ScalarType compute, bool hook = false) {
   Outcome o;
   for (int64_t micro = 0; micro < 2; ++micro) {
     at::Tensor ids = torch::empty({3, 80}, at::kLong);
@@ -120,45 +132,72 @@ Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
   return o;
 }
 
-TEST_CASE("a GPT's gradients are the same bits on any number of threads", "[kernels]") {
-  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    if (skip_without(dtype)) continue;
-    const int threads = at::get_num_threads();
-    at::set_num_threads(1);
-    const Outcome one = outcome(dtype, true);
-    for (const int n : {2, 3}) {
-      at::set_num_threads(n);
-      const Outcome many = outcome(dtype, true);
-      CHECK(many.loss == one.loss);
-      for (size_t i = 0; i < one.grads.size(); ++i) {
-        INFO(one.grads[i].first << ", " << n << " threads");
-        CHECK(torch::equal(many.grads[i].second, one.grads[i].second));
+/// Of a small GPT.
+Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
+  GPTConfig c;
+  c.n_layer = 2, c.n_head = 3, c.n_embd = 96, c.block_size = 80, c.vocab_size = 131, c.tie_weights = tie;
+  GPT model = make_gpt(c, 5);
+  return outcome_of(model, compute, hook);
+}
+
+/// Of a small llama: heads that share keys, biases, and widths that no block divides.
+Outcome llama_outcome(at::ScalarType compute, bool hook = false) {
+  LlamaConfig c;
+  c.n_layer = 2, c.n_head = 6, c.n_kv_head = 2, c.n_embd = 96, c.n_inner = 200, c.qkv_bias = true, c.block_size = 80;
+  c.vocab_size = 131;
+  Llama model(c);
+  initialize(model, init_from_config(c.init), 5, c.n_layer);
+  return outcome_of(model, compute, hook);
+}
+
+TEST_CASE("gradients are the same bits on any number of threads", "[kernels]") {
+  const auto gpt = [](at::ScalarType dtype) { return outcome(dtype, true); };
+  const auto llama = [](at::ScalarType dtype) { return llama_outcome(dtype); };
+  for (const auto& [model, of] :
+       {std::pair<std::string, std::function<Outcome(at::ScalarType)>>("gpt", gpt), {"llama", llama}}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      if (skip_without(dtype)) continue;
+      const int threads = at::get_num_threads();
+      at::set_num_threads(1);
+      const Outcome one = of(dtype);
+      for (const int n : {2, 3, 7}) {
+        at::set_num_threads(n);
+        const Outcome many = of(dtype);
+        CHECK(many.loss == one.loss);
+        for (size_t i = 0; i < one.grads.size(); ++i) {
+          INFO(model << ": " << one.grads[i].first << ", " << n << " threads");
+          CHECK(torch::equal(many.grads[i].second, one.grads[i].second));
+        }
       }
+      at::set_num_threads(threads);
+      use_kernels(false);  // control: other kernels give other bits
+      const Outcome aten = of(dtype);
+      use_kernels(true);
+      CHECK_FALSE(torch::equal(aten.grads[0].second, one.grads[0].second));
     }
-    at::set_num_threads(threads);
-    use_kernels(false);  // control: other kernels give other bits
-    const Outcome aten = outcome(dtype, true);
-    use_kernels(true);
-    CHECK_FALSE(torch::equal(aten.grads[0].second, one.grads[0].second));
   }
 }
 
-TEST_CASE("kernels and ATen agree on a GPT, accumulated, tied or not, with hooks that see each pass's own gradient",
+TEST_CASE("kernels and ATen agree on models, accumulated, tied or not, with hooks that see each pass's own gradient",
           "[kernels]") {
+  const std::vector<std::pair<std::string, std::function<Outcome(at::ScalarType, bool)>>> models{
+      {"gpt, tied", [](at::ScalarType dtype, bool hook) { return outcome(dtype, true, hook); }},
+      {"gpt", [](at::ScalarType dtype, bool hook) { return outcome(dtype, false, hook); }},
+      {"llama", llama_outcome}};
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     if (skip_without(dtype)) continue;
     // fp32: order of sums. bf16: activations rounded at other places, through two blocks; fp16: gradients of a loss
     // without a scale, some of them below its smallest normal number.
     const double allowed = dtype == at::kFloat ? 1e-5 : 0.04;
-    for (const bool tie : {true, false}) {
+    for (const auto& [model, of] : models) {
       use_kernels(false);
-      const Outcome aten = outcome(dtype, tie);
+      const Outcome aten = of(dtype, false);
       use_kernels(true);
       for (const bool hook : {false, true}) {
-        const Outcome ours = outcome(dtype, tie, hook);
+        const Outcome ours = of(dtype, hook);
         CHECK(ours.loss == Approx(aten.loss).epsilon(allowed));
         for (size_t i = 0; i < ours.grads.size(); ++i) {
-          INFO(ours.grads[i].first << (tie ? ", tied" : "") << (hook ? ", hooks" : ""));
+          INFO(model << ", " << ours.grads[i].first << (hook ? ", hooks" : ""));
           CHECK(error(ours.grads[i].second, aten.grads[i].second.to(at::kDouble)) < allowed);
         }
       }
@@ -166,9 +205,10 @@ TEST_CASE("kernels and ATen agree on a GPT, accumulated, tied or not, with hooks
   }
 }
 
-const std::set<std::string> with_kernels{"linear",  "linear_gelu", "layer_norm",    "rms_norm",
-                                         "swiglu",  "attention",   "embedding",     "linear_cross_entropy",
-                                         "dropout", "rotate",      "linear_swiglu", "grouped_attention"};
+const std::set<std::string> with_kernels{"linear",    "linear_gelu", "layer_norm",    "rms_norm",
+                                         "swiglu",    "attention",   "embedding",     "linear_cross_entropy",
+                                         "dropout",   "rotate",      "linear_swiglu", "grouped_attention",
+                                         "linear_qkv"};
 
 /// Rows of ops with kernels, which take no float64: what is checked in that alone is checked once, elsewhere.
 std::vector<OpCase> kernel_rows() {

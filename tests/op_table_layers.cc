@@ -228,22 +228,69 @@ void add_grouped(std::vector<OpCase>& t) {
     t.back().low_scale = 8;
     t.back().differences = c.time < 10;
   }
-  const at::Tensor angles = torch::arange(2 * 3 * 3, at::kDouble).view({2, 3, 3}) * 0.37;
+  // Uneven, since attention sees differences of angles alone.
+  const auto angles_of = [](int64_t batch, int64_t time, int64_t half) {
+    return torch::arange(batch * time * half, at::kDouble).square().remainder(6.1).view({batch, time, half});
+  };
+  const auto turns_of = [](const at::Tensor& angles) { return torch::cat({angles.cos(), angles.sin()}, -1); };
+  // A turn is a product of complex numbers.
+  const auto turned = [](const at::Tensor& x, const at::Tensor& angles) {
+    const int64_t half = angles.size(-1);
+    const at::Tensor y = x.view({x.size(0), x.size(1), x.size(2) / (2 * half), 2, half}).to(at::kDouble);
+    const at::Tensor z =
+        torch::complex(y.select(3, 0), y.select(3, 1)) * torch::complex(angles.cos(), angles.sin()).unsqueeze(-2);
+    return torch::cat({torch::real(z), torch::imag(z)}, -1).view(x.sizes());
+  };
   for (const bool rows : {false, true}) {
-    const at::Tensor own = rows ? angles : angles[1];
+    const at::Tensor own = rows ? angles_of(2, 3, 3) : angles_of(2, 3, 3)[1];
     t.push_back({"rotate",
                  rows ? "places of each row" : "",
                  {{{2, 3, 12}}},
-                 [own](V v) {
-                   return rotate(v[0], torch::cat({own.cos(), own.sin()}, -1).to(device_of(v)));
-                 },
-                 [own](T x) {  // a turn is a product of complex numbers
-                   const at::Tensor y = x[0].view({2, 3, 2, 2, 3}).to(at::kDouble);
-                   const at::Tensor z = torch::complex(y.select(3, 0), y.select(3, 1)) *
-                                        torch::complex(own.cos(), own.sin()).unsqueeze(-2);
-                   return torch::cat({torch::real(z), torch::imag(z)}, -1).view({2, 3, 12});
-                 }});
+                 [=](V v) { return rotate(v[0], turns_of(own).to(device_of(v))); },
+                 [=](T x) { return turned(x[0], own); }});
   }
+  for (const Case& c : {Case{"turned", 4, 2, 2, 5, 4}, Case{"turned, places of each row", 2, 1, 2, 3, 6},
+                        Case{"turned, longer than a block", 3, 1, 1, 131, 34}}) {
+    const at::Tensor all = angles_of(c.batch, c.time, c.width / 2), own = c.width == 6 ? all : all[0];
+    t.push_back(
+        {"grouped_attention",
+         c.label,
+         {{{c.batch, c.time, c.heads * c.width}},
+          {{c.batch, c.time, c.kv_heads * c.width}},
+          {{c.batch, c.time, c.kv_heads * c.width}}},
+         [=](V v) { return attention(v[0], v[1], v[2], c.heads, c.kv_heads, {}, turns_of(own).to(device_of(v))); },
+         [=](T x) {
+           return grouped({turned(x[0], own), turned(x[1], own), x[2].to(at::kDouble)}, c.heads, c.kv_heads);
+         }});
+    t.back().low_scale = 8;
+    t.back().differences = c.time < 10;
+  }
+  for (const auto& [label, rows, in, out, biased] :
+       {std::tuple("", 5, 4, 6, true), std::tuple("blocks that do not divide", 90, 67, 130, false),
+        std::tuple("deeper than a panel", 40, 30, 1100, true)}) {
+    std::vector<Input> inputs{{{rows, in}}, {{out, in}}, {{out / 3, in}}, {{out / 3, in}}};
+    if (biased) inputs.insert(inputs.end(), {{{out}}, {{out / 3}}, {{out / 3}}});
+    t.push_back({"linear_qkv", label, inputs,
+                 [biased](V v) {
+                   const auto [q, k, y] = linear_qkv(v[0], {v[1], v[2], v[3]},
+                                                     biased ? std::array{v[4], v[5], v[6]} : std::array<Variable, 3>{});
+                   return cat({q, k, y}, -1);
+                 },
+                 [biased](T x) {
+                   std::vector<at::Tensor> y;
+                   for (size_t i = 1; i < 4; ++i)
+                     y.push_back(torch::linear(x[0], x[i], biased ? x[3 + i] : at::Tensor()));
+                   return torch::cat(y, -1);
+                 }});
+    t.back().differences = rows < 10;
+  }
+  t.push_back({"linear_qkv",
+               "keys alone",
+               {{{5, 4}}, {{6, 4}}, {{3, 4}}, {{3, 4}}},
+               [](V v) {
+                 return linear_qkv(v[0], {v[1], v[2], v[3]})[1];
+               },
+               [](T x) { return torch::linear(x[0], x[2]); }});
   for (const auto& [label, rows, hidden] : {std::tuple("", 5, 6), std::tuple("blocks that do not divide", 90, 67)}) {
     t.push_back({"linear_swiglu",
                  label,

@@ -48,7 +48,7 @@ std::vector<at::Tensor> second_of(const std::function<Variable(V)>& f, const std
 }
 
 TEST_CASE("kernels' plain forms give float64's second derivatives to float32's spacing", "[second]") {
-  const at::Tensor targets = torch::randint(40, {12});
+  const at::Tensor targets = torch::randint(40, {12}), turns = Rotary(8).turns(torch::arange(8));
   struct Fused {
     std::string op;
     std::vector<std::vector<int64_t>> shapes;
@@ -65,6 +65,15 @@ TEST_CASE("kernels' plain forms give float64's second derivatives to float32's s
        {{2, 8, 32}, {2, 8, 16}, {2, 8, 16}},
        [](V v) { return attention(v[0], v[1], v[2], 4, 2); }},
       {"linear_swiglu", {{12, 16}, {24, 16}, {24, 16}}, [](V v) { return linear_swiglu(v[0], v[1], v[2]); }},
+      {"linear_qkv",
+       {{12, 16}, {24, 16}, {8, 16}, {8, 16}},
+       [](V v) {
+         const auto [q, k, y] = linear_qkv(v[0], {v[1], v[2], v[3]});
+         return cat({q, k, y}, -1);
+       }},
+      {"grouped_attention, turned",
+       {{2, 8, 32}, {2, 8, 16}, {2, 8, 16}},
+       [&](V v) { return attention(v[0], v[1], v[2], 4, 2, {}, turns); }},
       {"batch_norm", {{6, 5, 3}, {5}, {5}}, [](V v) { return batch_norm(v[0], v[1], v[2]).y; }},
       {"lstm_cell", {{4, 32}, {4, 8}}, [](V v) { return lstm_cell(v[0], v[1]).first; }},
       {"gru_cell", {{4, 24}, {4, 24}, {4, 8}}, [](V v) { return gru_cell(v[0], v[1], v[2]); }}};

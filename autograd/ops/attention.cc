@@ -17,6 +17,7 @@
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
 #include "autograd/ops/plain.h"
+#include "autograd/ops/rotary.h"
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/kernels/attention.h"
@@ -270,7 +271,7 @@ Variable composed_attention(const Variable& q, const Variable& k, const Variable
 struct GroupedAttention {
   static constexpr OpInfo info{.name = "grouped_attention", .amp = Amp::low};
   int64_t heads, kv_heads;
-  at::Tensor starts{};  // [B, T] or undefined
+  at::Tensor starts{}, turns{};  // [B, T], [T, D] or [B, T, D] of float32, or undefined
   Needs<3> needs{};
   Saved q = Saved::input(0), k = Saved::input(1), v = Saved::input(2), out = Saved::output(), lse{};
 
@@ -287,12 +288,13 @@ struct GroupedAttention {
   AttentionShape shape() const {
     AttentionShape s = shape(q.data().sizes(), k.data().sizes(), heads, kv_heads);
     if (starts.defined()) s.starts = starts.const_data_ptr<int64_t>();
+    if (turns.defined()) s.turns = turns.const_data_ptr<float>(), s.turn_rows = turns.numel() / s.width;
     return s;
   }
   static HeadRows rows_of(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(1), t.stride(0)}; }
   static at::Tensor readable(const at::Tensor& t) { return t.stride(2) == 1 ? t : t.contiguous(); }
 
-  // P = softmax(mask(q k^T / sqrt(D))), y = P v, of each head and its group's keys and values
+  // P = softmax(mask(q k^T / sqrt(D))), y = P v, of each head and its group's keys and values; q and k turned
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
     q = readable(query), k = readable(key), v = readable(value);
     const bool records = needs[0] || needs[1] || needs[2];
@@ -305,7 +307,7 @@ struct GroupedAttention {
     return y;
   }
   // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)), dq = dS k / sqrt(D), dk = dS^T q / sqrt(D); dk and dv summed
-  // over a group
+  // over a group; dq and dk turned back
   Grads<3> backward(const at::Tensor& dy_, Needs<3>) const {
     LATHE_CHECK(q.data().size(1) == k.data().size(1), "there are gradients for as many keys as queries");
     const at::Tensor dy = dy_.contiguous();
@@ -320,12 +322,15 @@ struct GroupedAttention {
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needed) const {
     return plain_gradients<3>(
         {q.as<Variable>(), k.as<Variable>(), v.as<Variable>()}, needed, {dy}, [this](const std::vector<Variable>& in) {
-          return std::vector{
-              composed_attention(wide_of(in[0]), wide_of(in[1]), wide_of(in[2]), heads, kv_heads, starts)};
+          const auto wide = [&](const Variable& x) { return turns.defined() ? rotate(wide_of(x), turns) : wide_of(x); };
+          return std::vector{composed_attention(wide(in[0]), wide(in[1]), wide_of(in[2]), heads, kv_heads, starts)};
         });
   }
-  OpFlops flops(const at::Tensor&, const at::Tensor& key, const at::Tensor&, const at::Tensor& y) const {
-    return attention_flops(y, key.size(1), heads);
+  OpFlops flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor&, const at::Tensor& y) const {
+    OpFlops all = attention_flops(y, key.size(1), heads);
+    const double turned = turns.defined() ? 3.0 * static_cast<double>(query.numel() + key.numel()) : 0;
+    all.forward.other += turned, all.backward.other += turned;
+    return all;
   }
 
  private:
@@ -345,7 +350,7 @@ Variable attention(const Variable& qkv, int64_t heads, const at::Tensor& starts)
 }
 
 Variable attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads, int64_t kv_heads,
-                   const at::Tensor& starts) {
+                   const at::Tensor& starts, const at::Tensor& turns) {
   const auto sentence = [&](const char* what) {
     return str("attention(", describe(q.data()), ", ", describe(k.data()), ", ", describe(v.data()), "): ", what);
   };
@@ -355,14 +360,19 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
                   q.size(2) % heads == 0 && k.size(2) == q.size(2) / heads * kv_heads && k.size(1) >= q.size(1),
               sentence("needs [B, T, H D], [B, S, K D] and [B, S, K D], S at least T, for "), heads, " and ", kv_heads,
               " heads");
-  LATHE_CHECK(!starts.defined() || k.size(1) == q.size(1), sentence("starts are for as many keys as queries"));
+  LATHE_CHECK(!(starts.defined() || turns.defined()) || k.size(1) == q.size(1),
+              sentence("starts and turns are for as many keys as queries"));
+  LATHE_CHECK(!turns.defined() || turns.size(-1) == q.size(2) / heads, sentence("turns must be as wide as a head"));
   const at::Tensor checked = checked_starts(starts, q.size(0), q.size(1));
   const bool autocast = mode().compute != at::kFloat;
   const at::ScalarType dtype = autocast && q.dtype() != at::kDouble ? mode().compute : q.dtype();
   const bool alike = autocast || (k.dtype() == dtype && v.dtype() == dtype);
   if (q.data().is_cpu() && q.numel() > 0 && alike && dtype != at::kDouble && kernel_dtype(dtype) &&
-      attention_ready(GroupedAttention::shape(q.sizes(), k.sizes(), heads, kv_heads), element_of(dtype)))
-    return apply(GroupedAttention{.heads = heads, .kv_heads = kv_heads, .starts = checked}, q, k, v);
+      attention_ready(GroupedAttention::shape(q.sizes(), k.sizes(), heads, kv_heads), element_of(dtype))) {
+    const at::Tensor angles = turns.defined() ? checked_turns(turns, q) : turns;
+    return apply(GroupedAttention{.heads = heads, .kv_heads = kv_heads, .starts = checked, .turns = angles}, q, k, v);
+  }
+  if (turns.defined()) return attention(rotate(q, turns), rotate(k, turns), v, heads, kv_heads, starts);
   if (k.size(1) != q.size(1)) return composed_attention(q, k, v, heads, kv_heads, {});
   return attention(cat({q, joined(repeated(k, heads, kv_heads)), joined(repeated(v, heads, kv_heads))}, 2), heads,
                    checked);

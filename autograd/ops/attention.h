@@ -26,10 +26,11 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
 /// Causal attention of projections with heads side by side, of which keys and values may have fewer (kv_heads), each
 /// for heads / kv_heads of the queries' in turn (Ainslie et al. 2023): query [B, T, H D], key and value [B, S, K D] ->
 /// [B, T, H D]. Query t stands at place S - T + t and sees the keys up to it; there are gradients where S is T. Lathe's
-/// kernel on CPUs, linear memory in T and no key repeated; elsewhere attention() of repeated keys. `starts` as in
-/// attention() of packed projections, where S is T.
+/// kernel on CPUs, linear memory in T and no key repeated; elsewhere attention() of repeated keys. Where S is T:
+/// `starts` as in attention() of packed projections, and `turns` as in rotate(), which queries and keys are turned by
+/// first.
 Variable attention(const Variable& query, const Variable& key, const Variable& value, int64_t heads, int64_t kv_heads,
-                   const at::Tensor& starts = {});
+                   const at::Tensor& starts = {}, const at::Tensor& turns = {});
 
 /// Rotary positions: x [B, T, H D], heads side by side; turns [T, D] or [B, T, D] of floating point, the cosines of a
 /// place's D / 2 angles and then their sines (Rotary::turns) -> x with each pair of channels (i, i + D / 2) of a head

@@ -4,6 +4,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
+#include <span>
+#include <utility>
+
 #include "autograd/fp8.h"
 #include "autograd/node.h"
 #include "autograd/ops/kernel.h"
@@ -56,39 +60,55 @@ at::Tensor fused_forward(const at::Tensor& x, const at::Tensor& weight, const at
   return y;
 }
 
-/// dW = dy^T x, added to the gradient that the weight, input `slot`, has, if any; and where db is given, the sums of dy
-/// over the rows.
-at::Tensor weight_gradient(const at::Tensor& dy, const at::Tensor& x, int64_t out, int64_t in, at::ScalarType dtype,
-                           size_t slot, GradSlots& slots, float* db) {
-  at::Tensor dw = slots.take(slot, dtype);
-  const bool add = dw.defined();
-  if (!add) dw = at::empty({out, in}, x.options().dtype(dtype));
-  Epilogue e{.out = matrix_of(dw)};
-  if (add) e.residual = e.out;
-  gemm_tn(matrix_of(dy), matrix_of(x), out, in, x.numel() / in, e, db);
-  bump_version(dw);
-  return dw;
-}
+/// One of the layers y = x W^T + b of an x, and its gradients.
+struct Layer {
+  at::Tensor dy;  ///< undefined: none flows
+  const at::Tensor& weight;
+  at::ScalarType weight_grad;  ///< dtype of dW
+  size_t slot;                 ///< the weight's number among the op's inputs
+  bool need_weight = false, need_bias = false;
+  at::Tensor dw{}, db{};
+};
 
-/// dx = dy W, dW = dy^T x, db = sum of dy over the rows.
-std::array<at::Tensor, 3> fused_backward(const at::Tensor& dy_, const at::Tensor& x_, const at::Tensor& weight,
-                                         at::ScalarType weight_grad, bool need_x, bool need_weight, bool need_bias,
-                                         GradSlots& slots) {
-  const at::Tensor dy = dy_.to(x_.scalar_type()).contiguous(), x = x_.contiguous(), w = weight.contiguous();
-  const int64_t out = w.size(0), in = w.size(1), rows = x.numel() / in;
-  at::Tensor dx, dw, db;
-  if (need_x) {
+/// dx = the sum of the layers' dy W, where it is needed, and of each layer dW = dy^T x, added to the gradient that the
+/// weight has, if any, and db = sum of dy over the rows. Products that read one thing are one pass over it.
+at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool need_x, GradSlots& slots) {
+  const at::Tensor x = x_.contiguous();
+  const int64_t in = x.size(-1), rows = x.numel() / in;
+  c10::SmallVector<Product, 3> to_x;
+  c10::SmallVector<LeftFactor, 3> to_weights;
+  c10::SmallVector<at::Tensor, 3> read;
+  for (Layer& layer : layers) {
+    if (!layer.dy.defined()) continue;
+    const int64_t out = layer.weight.size(0);
+    layer.dy = layer.dy.to(x.scalar_type()).contiguous();
+    if (need_x) {
+      read.push_back(layer.weight.contiguous());
+      to_x.push_back({matrix_of(layer.dy), matrix_of(read.back()), out});
+    }
+    if (!layer.need_weight) {
+      if (layer.need_bias) layer.db = layer.dy.reshape({rows, out}).sum(0, /*keepdim=*/false, at::kFloat);
+      continue;
+    }
+    if (layer.need_bias) layer.db = at::empty({out}, x.options().dtype(at::kFloat));
+    layer.dw = slots.take(layer.slot, layer.weight_grad);
+    const bool add = layer.dw.defined();
+    if (!add) layer.dw = at::empty({out, in}, x.options().dtype(layer.weight_grad));
+    Epilogue e{.out = matrix_of(layer.dw)};
+    if (add) e.residual = e.out;
+    to_weights.push_back({matrix_of(layer.dy), out, e, layer.need_bias ? layer.db.mutable_data_ptr<float>() : nullptr});
+  }
+  at::Tensor dx;
+  if (!to_x.empty()) {
     dx = at::empty_like(x);
-    gemm(matrix_of(dy), matrix_of(w), rows, in, out, {.out = matrix_of(dx)});
+    gemm(to_x, rows, in, {.out = matrix_of(dx)});
     bump_version(dx);
   }
-  if (need_bias) db = at::empty({out}, w.options().dtype(at::kFloat));
-  if (need_weight) {
-    dw = weight_gradient(dy, x, out, in, weight_grad, 1, slots, need_bias ? db.mutable_data_ptr<float>() : nullptr);
-  } else if (need_bias) {
-    db = dy.reshape({rows, out}).sum(0, /*keepdim=*/false, at::kFloat);
+  if (!to_weights.empty()) gemm_tn(to_weights, matrix_of(x), in, rows);
+  for (const Layer& layer : layers) {
+    if (layer.dw.defined()) bump_version(layer.dw);
   }
-  return {dx, dw, db};
+  return dx;
 }
 
 struct LinearOp {
@@ -118,8 +138,9 @@ struct LinearOp {
   // dx = dy W, dW = dy^T x, db = sum of dy over the rows, dresidual = dy
   Grads<4> backward(const at::Tensor& dy, Needs<4> needs, GradSlots& slots) const {
     if (!fused(x.data(), weight.data())) return composed(dy, needs);
-    auto [dx, dw, db] = fused_backward(dy, x.data(), weight.data(), weight_grad, needs[0], needs[1], needs[2], slots);
-    return {dx, dw, db, needs[3] ? dy : at::Tensor()};
+    Layer layer{dy, weight.data(), weight_grad, 1, needs[1], needs[2]};
+    const at::Tensor dx = fused_backward(x.data(), {&layer, 1}, needs[0], slots);
+    return {dx, layer.dw, layer.db, needs[3] ? dy : at::Tensor()};
   }
   Grads<4, Variable> backward(const Variable& dy, Needs<4> needs) const { return composed(dy, needs); }
   template <class T>
@@ -167,7 +188,9 @@ struct LinearGelu {
     const at::Tensor du = at::empty_like(u);
     gelu_backward(u.const_data_ptr(), dy.const_data_ptr(), du.mutable_data_ptr(), element_of(u.scalar_type()),
                   u.numel());
-    return fused_backward(du, x.data(), weight.data(), weight_grad, needs[0], needs[1], needs[2], slots);
+    Layer layer{du, weight.data(), weight_grad, 1, needs[1], needs[2]};
+    const at::Tensor dx = fused_backward(x.data(), {&layer, 1}, needs[0], slots);
+    return {dx, layer.dw, layer.db};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
     return plain_gradients<3>(
@@ -207,24 +230,15 @@ struct LinearSwiglu {
   }
   // s = sigmoid(a): da = dy b (s + a s (1 - s)), db = dy a s; dx = da G + db U, dG = da^T x, dU = db^T x
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needed, GradSlots& slots) const {
-    const at::Tensor dy = dy_.to(a.data().scalar_type()).contiguous(), in = x.data().contiguous();
+    const at::Tensor dy = dy_.to(a.data().scalar_type()).contiguous();
     const at::Tensor da = at::empty_like(a.data()), db = at::empty_like(a.data());
-    const int64_t h = dy.size(-1), c = in.size(-1), rows = in.numel() / c;
+    const int64_t h = dy.size(-1);
     swiglu_backward(a.data().const_data_ptr(), b.data().const_data_ptr(), dy.const_data_ptr(), da.mutable_data_ptr(),
-                    db.mutable_data_ptr(), element_of(dy.scalar_type()), rows, h, h);
+                    db.mutable_data_ptr(), element_of(dy.scalar_type()), dy.numel() / h, h, h);
     bump_version(da), bump_version(db);
-    at::Tensor dx, dg, du;
-    if (needed[0]) {
-      dx = at::empty_like(in);
-      Epilogue e{.out = matrix_of(dx)};
-      gemm(matrix_of(da), matrix_of(gate.data().contiguous()), rows, c, h, e);
-      e.residual = e.out;
-      gemm(matrix_of(db), matrix_of(up.data().contiguous()), rows, c, h, e);
-      bump_version(dx);
-    }
-    if (needed[1]) dg = weight_gradient(da, in, h, c, gate_grad, 1, slots, nullptr);
-    if (needed[2]) du = weight_gradient(db, in, h, c, up_grad, 2, slots, nullptr);
-    return {dx, dg, du};
+    Layer layers[]{{da, gate.data(), gate_grad, 1, needed[1]}, {db, up.data(), up_grad, 2, needed[2]}};
+    const at::Tensor dx = fused_backward(x.data(), layers, needed[0], slots);
+    return {dx, layers[0].dw, layers[1].dw};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needed) const {
     return plain_gradients<3>(
@@ -239,6 +253,61 @@ struct LinearSwiglu {
     // Of four products two make dx, and one each weight's gradient.
     both.matmul *= ((needs[0] ? 2 : 0) + (needs[1] ? 1 : 0) + (needs[2] ? 1 : 0)) / 4.0;
     return both;
+  }
+};
+
+// The projections to queries, keys and values, only where the kernels are.
+struct LinearQkv {
+  static constexpr OpInfo info{.name = "linear_qkv", .amp = Amp::low};
+  static constexpr std::array policies{Amp::low,     Amp::low,     Amp::low,    Amp::low,
+                                       Amp::promote, Amp::promote, Amp::promote};
+  std::array<at::ScalarType, 3> weight_grad;
+  Saved x = Saved::input(0);
+  std::array<Saved, 3> weights{Saved::input(1), Saved::input(2), Saved::input(3)};
+  std::array<Saved, 3> biases{Saved::input(4), Saved::input(5), Saved::input(6)};
+
+  // y_i = x W_i^T + b_i
+  std::vector<at::Tensor> forward(const at::Tensor& x_, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const at::Tensor& q_bias, const at::Tensor& k_bias, const at::Tensor& v_bias) {
+    x = x_;
+    std::vector<at::Tensor> y;
+    for (const auto& [weight, bias] : {std::pair(q, q_bias), std::pair(k, k_bias), std::pair(v, v_bias)}) {
+      check_linear(x_, weight, bias);
+      weights[y.size()] = weight, biases[y.size()] = bias;
+      y.push_back(fused_forward(x_, weight, bias, {}, Activation::none, nullptr));
+    }
+    return y;
+  }
+  // dx = sum of dy_i W_i, dW_i = dy_i^T x, db_i = sum of dy_i over the rows
+  Grads<7> backward(const GradList<at::Tensor>& dy, Needs<7> needs, GradSlots& slots) const {
+    const auto layer = [&](size_t i) {
+      return Layer{dy[i], weights[i].data(), weight_grad[i], 1 + i, needs[1 + i], needs[4 + i]};
+    };
+    Layer of[]{layer(0), layer(1), layer(2)};
+    const at::Tensor dx = fused_backward(x.data(), of, needs[0], slots);
+    return {dx, of[0].dw, of[1].dw, of[2].dw, of[0].db, of[1].db, of[2].db};
+  }
+  Grads<7, Variable> backward(const GradList<Variable>& dy, Needs<7> needs) const {
+    const auto of = [](const std::array<Saved, 3>& all, size_t i) { return all[i].as<Variable>(); };
+    return plain_gradients<7>(
+        {x.as<Variable>(), of(weights, 0), of(weights, 1), of(weights, 2), of(biases, 0), of(biases, 1), of(biases, 2)},
+        needs, dy, [](const std::vector<Variable>& in) {
+          return std::vector{linear(in[0], in[1], in[4]), linear(in[0], in[2], in[5]), linear(in[0], in[3], in[6])};
+        });
+  }
+  static OpFlops flops(const at::Tensor& x, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const at::Tensor& q_bias, const at::Tensor& k_bias, const at::Tensor& v_bias,
+                       const at::Tensor&) {
+    OpFlops all;
+    for (const auto& [weight, bias] : {std::pair(q, q_bias), std::pair(k, k_bias), std::pair(v, v_bias)}) {
+      const auto n = static_cast<double>(rows_of(x) * weight.size(0)), add = bias.defined() ? n : 0;
+      const double product = 2 * n * static_cast<double>(x.size(-1));
+      all.forward += {product, add}, all.backward += {2 * product, add};
+    }
+    return all;
+  }
+  static Flops needed(Flops both, Needs<7> needs) {  // of the weights all or none
+    return for_needed(both, Needs<2>{needs[0], needs[1]});
   }
 };
 
@@ -351,6 +420,17 @@ Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& 
 Variable linear_swiglu(const Variable& x, const Variable& gate, const Variable& up) {
   if (!kernel_linear(x, gate) || !kernel_linear(x, up)) return silu(linear(x, gate)) * linear(x, up);
   return apply(LinearSwiglu{.gate_grad = kernel_grad_dtype(gate), .up_grad = kernel_grad_dtype(up)}, x, gate, up);
+}
+
+std::array<Variable, 3> linear_qkv(const Variable& x, const std::array<Variable, 3>& weights,
+                                   const std::array<Variable, 3>& biases) {
+  const auto& [q, k, v] = weights;
+  const auto fits = [&](const Variable& w) { return kernel_linear(x, w) && w.requires_grad() == q.requires_grad(); };
+  if (!std::ranges::all_of(weights, fits))
+    return {linear(x, q, biases[0]), linear(x, k, biases[1]), linear(x, v, biases[2])};
+  const LinearQkv op{.weight_grad = {kernel_grad_dtype(q), kernel_grad_dtype(k), kernel_grad_dtype(v)}};
+  const std::vector<Variable> y = apply(op, x, q, k, v, biases[0], biases[1], biases[2]);
+  return {y[0], y[1], y[2]};
 }
 
 }  // namespace lathe

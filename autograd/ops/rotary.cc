@@ -4,6 +4,7 @@
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/rotary.h"
 #include "core/dtype.h"
 #include "core/kernels/rotary.h"
 
@@ -43,7 +44,7 @@ struct Rotate {
 
 }  // namespace
 
-Variable rotate(const Variable& x, const at::Tensor& turns) {
+at::Tensor checked_turns(const at::Tensor& turns, const Variable& x) {
   const auto sentence = [&](const char* what) {
     return str("rotate(", describe(x.data()), ", ", describe(turns), "): ", what);
   };
@@ -51,8 +52,9 @@ Variable rotate(const Variable& x, const at::Tensor& turns) {
                   x.size(2) % turns.size(-1) == 0 && turns.size(-2) == x.size(1) &&
                   (turns.dim() == 2 || turns.size(0) == x.size(0)),
               sentence("needs x [B, T, H D] and turns [T, D] or [B, T, D], D even"));
-  const at::ScalarType wide = x.dtype() == at::kDouble ? at::kDouble : at::kFloat;
-  return apply(Rotate{turns.to(wide).contiguous(), false}, x);
+  return turns.to(x.dtype() == at::kDouble ? at::kDouble : at::kFloat).contiguous();
 }
+
+Variable rotate(const Variable& x, const at::Tensor& turns) { return apply(Rotate{checked_turns(turns, x), false}, x); }
 
 }  // namespace lathe

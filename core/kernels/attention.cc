@@ -12,163 +12,7 @@
 #define HWY_TARGET_INCLUDE "core/kernels/attention.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.
-#include "core/kernels/gemv-inl.h"
-#include "core/kernels/simd-inl.h"
-
-HWY_BEFORE_NAMESPACE();
-namespace lathe::HWY_NAMESPACE {
-
-/// One block of the online softmax. scores [rows, columns], `stride` apart, of queries from q0 and keys from k0; p
-/// takes exp(score scale - m) with zeros where the mask is and in the columns up to `width`; the running maximum m and
-/// denominator l [rows] go on from the blocks before (`is_first`: there are none), and so does the accumulated output
-/// [rows, wide]. `starts`, where it is not null: the first key that each row sees.
-template <class T>
-void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width, int64_t q0,
-                int64_t k0, const int64_t* starts, bool is_first, float scale, T* p, float* m, float* l, float* acc,
-                int64_t wide) {
-  const V s = set(scale), low = set(-INFINITY);
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t end = std::clamp<int64_t>(q0 + r - k0 + 1, 0, columns);  // keys up to the query itself
-    const int64_t begin = starts == nullptr ? 0 : std::clamp<int64_t>(starts[r] - k0, 0, end);
-    std::fill_n(p + r * width, begin, T(0.0f));
-    const float* in = scores + r * stride + begin;
-    T* out = p + r * width + begin;
-    const int64_t seen = end - begin;
-    if (seen == 0) {
-      std::fill(out, p + (r + 1) * width, T(0.0f));
-      continue;
-    }
-    V top = low;
-    for_vectors(seen, [&](int64_t i, auto part) HWY_ATTR { top = hn::Max(top, part.keep_or(part(in + i), low)); });
-    const float before = m[r], now = std::max(before, max_of(top) * scale);
-    const V shift = set(now);
-    V total = set(0);
-    for_vectors(seen, [&](int64_t i, auto part) HWY_ATTR {
-      const V e = part.keep(exp_of(hn::MulSub(part(in + i), s, shift)));
-      total = hn::Add(total, e);
-      part(e, out + i);
-    });
-    std::fill(out + seen, p + (r + 1) * width, T(0.0f));
-    const float kept = before == -INFINITY ? 0.0f : std::exp(before - now);
-    m[r] = now;
-    l[r] = l[r] * kept + sum_of(total);
-    if (kept == 1.0f || is_first) continue;
-    const V factor = set(kept);
-    float* a = acc + r * wide;
-    for_vectors(wide, [&](int64_t i, auto part) HWY_ATTR { part(hn::Mul(part(a + i), factor), a + i); });
-  }
-}
-void softmax_block(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width, int64_t q0,
-                   int64_t k0, const int64_t* starts, bool is_first, float scale, void* p, Element type, float* m,
-                   float* l, float* acc, int64_t wide) {
-  with_element(type, [&](auto t) HWY_ATTR {
-    softmax_as(scores, stride, rows, columns, width, q0, k0, starts, is_first, scale, static_cast<decltype(t)*>(p), m,
-               l, acc, wide);
-  });
-}
-
-/// out[r] = acc[r] / sum[r] (sum null: acc), rows x columns.
-void write_rows_of(const float* acc, int64_t wide, int64_t rows, int64_t columns, const float* sum, Matrix out) {
-  with_element(out.type, [&](auto t) HWY_ATTR {
-    for (int64_t r = 0; r < rows; ++r) {
-      auto* to = static_cast<decltype(t)*>(const_cast<void*>(out.at(r, 0)));
-      const V factor = set(sum == nullptr ? 1.0f : 1.0f / sum[r]);
-      for_vectors(columns,
-                  [&](int64_t i, auto part) HWY_ATTR { part(hn::Mul(part(acc + r * wide + i), factor), to + i); });
-    }
-  });
-}
-
-/// delta[r] = sum over the columns of a b.
-void dot_rows(Matrix a, Matrix b, int64_t rows, int64_t columns, float* delta) {
-  with_element(a.type, [&](auto t) HWY_ATTR {
-    using T = decltype(t);
-    for (int64_t r = 0; r < rows; ++r) {
-      V sum = set(0);
-      for_vectors(columns, [&](int64_t i, auto part) HWY_ATTR {
-        sum = hn::MulAdd(part(static_cast<const T*>(a.at(r, 0)) + i), part(static_cast<const T*>(b.at(r, 0)) + i), sum);
-      });
-      delta[r] = sum_of(sum);
-    }
-  });
-}
-
-/// Transposed blocks [keys, queries], `stride` apart: from scores and dP to P and dS = P (dP - delta) scale. Rows of
-/// the results are `width` long, zero beyond the queries and where the mask is. `starts`, where it is not null: the
-/// first key that each query sees.
-template <class T>
-void slopes_as(const float* scores, const float* dp, int64_t stride, int64_t keys, int64_t queries, int64_t width,
-               int64_t k0, int64_t q0, const int64_t* starts, float scale, const float* lse, const float* delta, T* p,
-               T* ds) {
-  const V s = set(scale);
-  int64_t last = queries;  // those from here on begin behind the key
-  for (int64_t r = keys - 1; r >= 0; --r) {
-    while (starts != nullptr && last > 0 && starts[last - 1] > k0 + r) --last;
-    const int64_t first = std::min(queries, std::max<int64_t>(0, k0 + r - q0));  // queries before the key see nothing
-    T* to_p = p + r * width;
-    T* to_ds = ds + r * width;
-    for_vectors(queries, [&](int64_t i, auto part) HWY_ATTR {
-      const V e = part.keep(exp_of(hn::MulSub(part(scores + r * stride + i), s, part(lse + i))));
-      const V d = hn::Mul(hn::Mul(e, hn::Sub(part(dp + r * stride + i), part(delta + i))), s);
-      part(e, to_p + i);
-      part(d, to_ds + i);
-    });
-    for (T* row : {to_p, to_ds}) {
-      std::fill_n(row, first, T(0.0f));
-      std::fill(row + last, row + width, T(0.0f));
-    }
-  }
-}
-void slopes_block(const float* scores, const float* dp, int64_t stride, int64_t keys, int64_t queries, int64_t width,
-                  int64_t k0, int64_t q0, const int64_t* starts, float scale, const float* lse, const float* delta,
-                  void* p, void* ds, Element type) {
-  with_element(type, [&](auto t) HWY_ATTR {
-    using T = decltype(t);
-    slopes_as(scores, dp, stride, keys, queries, width, k0, q0, starts, scale, lse, delta, static_cast<T*>(p),
-              static_cast<T*>(ds));
-  });
-}
-
-/// One block of keys for one query of each of `heads` heads that share them, in the order of the blocks' products
-/// above: scores [heads][block of keys], the online softmax, and the accumulated output [heads][wide] in `acc`. q
-/// [heads rounded up to 1, 2, 4 or 8][width] in float32.
-template <class T>
-void one_query_as(const T* k, const T* v, int64_t stride, int64_t keys, int64_t k0, int64_t width, int64_t heads,
-                  const float* q, float scale, float* scores, float* p, float* m, float* l, float* acc, int64_t wide,
-                  T* space) {
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-  constexpr int64_t block = 64;
-  with_few(heads, [&](auto count) HWY_ATTR {
-    few_rows_of<T, decltype(count)::value>(k, stride, keys, width, width, q, width, scores, block, space, 0);
-  });
-  for (int64_t h = 0; h < heads; ++h) {
-    softmax_as(scores + h * block, block, 1, keys, keys, k0 + keys - 1, k0, nullptr, k0 == 0, scale, p + h * block,
-               m + h, l + h, acc + h * wide, wide);
-    for_vectors(width, [&](int64_t i, auto part) HWY_ATTR {
-      V sum = set(0);
-      for (int64_t j = 0; j < keys; ++j) sum = hn::MulAdd(set(p[h * block + j]), part(v + j * stride + i), sum);
-      float* to = acc + h * wide + i;
-      part(k0 == 0 ? sum : hn::Add(sum, part(to)), to);
-    });
-  }
-#else
-  (void)k, (void)v, (void)stride, (void)keys, (void)k0, (void)width, (void)heads, (void)q, (void)scale, (void)scores;
-  (void)p, (void)m, (void)l, (void)acc, (void)wide, (void)space;
-#endif
-}
-void one_query(Matrix k, Matrix v, int64_t keys, int64_t k0, int64_t width, int64_t heads, const float* q, float scale,
-               float* scores, float* p, float* m, float* l, float* acc, int64_t wide, void* space) {
-  const auto run = [&](auto t) HWY_ATTR {
-    using T = decltype(t);
-    one_query_as(static_cast<const T*>(k.data), static_cast<const T*>(v.data), k.stride, keys, k0, width, heads, q,
-                 scale, scores, p, m, l, acc, wide, static_cast<T*>(space));
-  };
-  if (k.type == Element::f32) return run(float{});
-  run(c10::BFloat16{});
-}
-
-}  // namespace lathe::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
+#include "core/kernels/attention-inl.h"
 
 #if HWY_ONCE
 namespace lathe {
@@ -178,10 +22,13 @@ HWY_EXPORT(write_rows_of);
 HWY_EXPORT(dot_rows);
 HWY_EXPORT(slopes_block);
 HWY_EXPORT(one_query);
+HWY_EXPORT(turn_rows);
 
 namespace {
 
 constexpr int64_t block = 64;  // queries, and keys, at a time
+
+Matrix below(Matrix m, int64_t row) { return {m.at(row, 0), m.stride, m.type}; }
 
 /// One head of one sample.
 struct Head {
@@ -192,7 +39,8 @@ struct Head {
         width(s.width),
         joined{nullptr, s.heads * s.width, s.time * s.heads * s.width},
         element(type),
-        starts(s.starts == nullptr ? nullptr : s.starts + sample * s.time) {}
+        starts(s.starts == nullptr ? nullptr : s.starts + sample * s.time),
+        turns(s.turns == nullptr || s.turn_rows == s.time ? s.turns : s.turns + sample * s.time * s.width) {}
   /// Its rows of something that has a head for each of q's.
   Matrix own(HeadRows r) const { return at(r, head); }
   /// Its rows of k or v.
@@ -201,8 +49,22 @@ struct Head {
   /// The first keys that queries from i on see, or null; and of the first of them the block that it is in.
   const int64_t* starts_of(int64_t i) const { return starts == nullptr ? nullptr : starts + i; }
   int64_t first_block(int64_t i) const { return starts == nullptr ? 0 : starts[i] / block * block; }
+  /// q or k with rows [begin, end) turned, in `space` [time, width]; or as they lie, where nothing is turned.
+  Matrix turned(Matrix rows, int64_t begin, int64_t end, void* space) const {
+    if (turns == nullptr) return rows;
+    const Matrix to{space, width, element};
+    turn(below(rows, begin), begin, end - begin, 1, below(to, begin));
+    return to;
+  }
+  /// Turns rows of dq or dk, of places from t on, back in place.
+  void turn_back(Matrix rows, int64_t t, int64_t count) const {
+    if (turns != nullptr) turn(rows, t, count, -1, rows);
+  }
 
  private:
+  void turn(Matrix from, int64_t t, int64_t count, float sign, Matrix to) const {
+    HWY_DYNAMIC_DISPATCH(turn_rows)(from, count, width, turns + t * width, sign, to);
+  }
   Matrix at(HeadRows r, int64_t h) const {
     return {Matrix{r.data, 0, element}.at(0, sample * r.batch_stride + h * width), r.stride, element};
   }
@@ -210,9 +72,8 @@ struct Head {
   HeadRows joined;
   Element element;
   const int64_t* starts;
+  const float* turns;  // of the sample's first place
 };
-
-Matrix below(Matrix m, int64_t row) { return {m.at(row, 0), m.stride, m.type}; }
 
 /// What a head is computed in: its elements' type, and the one that they are multiplied in.
 struct Types {
@@ -280,9 +141,12 @@ struct ForwardSpace {
     l = c.take<float>(block);
     acc = c.take<float>(block * round_up(s.width, 16));
     q = c.take<float>(types.widens() ? block * s.width : 0);
+    const int64_t rows = s.turns == nullptr ? 0 : s.time * s.width * bytes_of(types.own);
+    turned_q = c.take(rows);
+    turned_k = c.take(rows);
     used = c.used();
   }
-  char *keys, *values, *p;
+  char *keys, *values, *p, *turned_q, *turned_k;
   float *scores, *m, *l, *acc, *q;
   int64_t used;
 };
@@ -303,9 +167,12 @@ struct BackwardSpace {
     dv = c.take<float>(block * wide);
     k = c.take<float>(types.widens() ? block * s.width : 0);
     v = c.take<float>(types.widens() ? block * s.width : 0);
+    const int64_t rows = s.turns == nullptr ? 0 : s.time * s.width * bytes_of(types.own);
+    turned_q = c.take(rows);
+    turned_k = c.take(rows);
     used = c.used();
   }
-  char *packed[5], *p, *ds, *ds_rows;
+  char *packed[5], *p, *ds, *ds_rows, *turned_q, *turned_k;
   float *scores, *dp, *delta, *dq, *dk, *dv, *k, *v;
   int64_t used;
 };
@@ -387,7 +254,7 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
 //         +---+---+---+---+
 void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows, HeadRows v_rows,
                        void* out, float* lse) {
-  if (s.time == 1 && k_rows.stride == v_rows.stride && gemv_ready(type, type, 1))
+  if (s.time == 1 && s.turns == nullptr && k_rows.stride == v_rows.stride && gemv_ready(type, type, 1))
     return attend_one(s, type, q_rows, k_rows, v_rows, out, lse);
   const Types types(type);
   const Packed shape_k(s, types, true), shape_v(s, types, false);
@@ -399,10 +266,10 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
     Packed keys = shape_k, values = shape_v;
     const ForwardSpace w(s, types, keys, values, scratch.mine());
     const Head head(s, type, index);
-    const Matrix q = head.own(q_rows), y = head.rows(out);
     const int64_t end = parts.end(part, s.time);
+    const Matrix q = head.turned(head.own(q_rows), parts.begin(part), end, w.turned_q), y = head.rows(out);
     const int64_t first_key = head.first_block(parts.begin(part));
-    keys.fill(head.shared(k_rows), w.keys, first_key, before + end);
+    keys.fill(head.turned(head.shared(k_rows), first_key, before + end, w.turned_k), w.keys, first_key, before + end);
     values.fill(head.shared(v_rows), w.values, first_key, before + end);
     for (int64_t i = parts.begin(part); i < end; i += block) {
       const int64_t rows = std::min(block, s.time - i);
@@ -451,9 +318,11 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
     auto& [q_across, dy_across, q_along, dy_along, k_along] = packs;
     const BackwardSpace w(s, types, packs, scratch.mine());
     const Head head(s, type, index);
-    const Matrix q = head.own(all_q), k = head.shared(all_k), v = head.shared(all_v), dy = head.rows(dout);
-    const float* row_lse = lse + index * s.time;
     const int64_t first_query = begin, last_query = makes_keys ? s.time : end;
+    const Matrix q = head.turned(head.own(all_q), first_query, last_query, w.turned_q);
+    const Matrix k = head.turned(head.shared(all_k), makes_keys ? begin : 0, end, w.turned_k);
+    const Matrix v = head.shared(all_v), dy = head.rows(dout);
+    const float* row_lse = lse + index * s.time;
     q_across.fill(q, w.packed[0], first_query, last_query);
     dy_across.fill(dy, w.packed[1], first_query, last_query);
     if (makes_keys) q_along.fill(q, w.packed[2], first_query, last_query);
@@ -488,12 +357,14 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
                    j > head.first_block(i));
       }
       if (!makes_keys) continue;
+      head.turn_back({w.dk, wide, Element::f32}, j, keys);
       write_rows(w.dk, wide, keys, s.width, nullptr, below(head.own(dk), j));
       write_rows(w.dv, wide, keys, s.width, nullptr, below(head.own(dv), j));
     }
-    if (makes_queries)
-      write_rows(w.dq + first_query * wide, wide, last_query - first_query, s.width, nullptr,
-                 below(head.own(dq), first_query));
+    if (!makes_queries) return;
+    float* made = w.dq + first_query * wide;
+    head.turn_back({made, wide, Element::f32}, first_query, last_query - first_query);
+    write_rows(made, wide, last_query - first_query, s.width, nullptr, below(head.own(dq), first_query));
   };
   parallel_tasks(parts.heads * parts.count * (together ? 1 : 2), run, [&] { release_gemm(types.as); });
 }

@@ -21,6 +21,10 @@ struct AttentionShape {
   /// Where it is not null: [batch, time], not decreasing along a row; query t sees no key before starts[t] <= t. For as
   /// many keys as queries.
   const int64_t* starts = nullptr;
+  /// Where it is not null: [turn_rows, width], turn_rows `time` or `batch time`; q and k are turned by them on their
+  /// way in, and dq and dk back (core/kernels/rotary.h). For as many keys as queries.
+  const float* turns = nullptr;
+  int64_t turn_rows = 0;
 
   int64_t groups() const { return kv_heads == 0 ? 1 : heads / kv_heads; }  ///< queries' heads for each of the keys'
   int64_t seen() const { return keys == 0 ? time : keys; }

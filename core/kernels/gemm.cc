@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <vector>
 
 #include "core/kernels/gemv.h"
@@ -33,14 +34,39 @@ struct Parts {
   int64_t count() const { return divide_up(n, size); }
   int64_t begin(int64_t i) const { return i * size; }
   int64_t length(int64_t i) const { return std::min(size, n - begin(i)); }
+  std::vector<int64_t> lengths() const {
+    std::vector<int64_t> all(static_cast<size_t>(count()), size);
+    if (!all.empty()) all.back() = length(count() - 1);
+    return all;
+  }
   int64_t n, size;
 };
 
-/// Into how many parts a dimension of `n` is cut, beside `tasks` that there are already, so that each thread has two or
-/// more; a part is not shorter than `least`.
-int64_t cuts(int64_t tasks, int64_t n, int64_t least) {
-  const int64_t threads = at::get_num_threads();
-  return threads == 1 ? 1 : std::clamp<int64_t>(divide_up(2 * threads, tasks), 1, std::max<int64_t>(1, n / least));
+/// What the busiest of `threads` does when each in turn takes the next of these tasks, all of them cut into `parts`.
+double busiest(const std::vector<int64_t>& tasks, int64_t parts, int64_t threads) {
+  std::vector<double> load(static_cast<size_t>(threads));  // a heap, the least on top
+  for (const int64_t size : tasks) {
+    for (int64_t i = 0; i < parts; ++i) {
+      std::ranges::pop_heap(load, std::greater());
+      load.back() += static_cast<double>(size) / static_cast<double>(parts);
+      std::ranges::push_heap(load, std::greater());
+    }
+  }
+  return std::ranges::max(load);
+}
+
+/// Into how many parts a dimension of `n` is cut, beside the other one's `tasks`, so that each thread has two or more,
+/// and up to four times as many where threads would wait at the end; a part is not shorter than `least`.
+int64_t cuts(const std::vector<int64_t>& tasks, int64_t n, int64_t least) {
+  const int64_t threads = at::get_num_threads(), count = std::ssize(tasks), most = std::max<int64_t>(1, n / least);
+  if (threads == 1) return 1;
+  int64_t best = std::clamp<int64_t>(divide_up(2 * threads, count), 1, most);
+  constexpr double worth = 0.95;  // a part more has its factor packed once more
+  double longest = worth * busiest(tasks, best, threads);
+  for (int64_t more = best + 1; more <= std::min(most, 4 * best) && count * more <= 8 * threads; ++more) {
+    if (const double now = busiest(tasks, more, threads); now < longest) best = more, longest = worth * now;
+  }
+  return best;
 }
 
 /// What two factors are multiplied in.
@@ -62,19 +88,45 @@ Matrix left_factor(Matrix a, Element as, int64_t rows, int64_t have, int64_t dee
   return {space, stride, as};
 }
 
-/// a b or a b^T: a thread packs a panel of b's columns, at most depth_step() deep, and takes a's rows past it. Where
-/// the panel is deeper, a part's blocks wait for the next step side by side.
-void gemm_rows(Matrix a, Matrix b, bool transposed, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
+/// A stretch of a product's depth, in a packed panel from row `place` on.
+struct Stretch {
+  const Product* of;
+  int64_t at, have, deep, place;
+};
+
+/// The products' depths in stretches, and these by panels: at most depth_step() each.
+std::vector<std::vector<Stretch>> by_panels(std::span<const Product> products, Element as) {
+  std::vector<std::vector<Stretch>> panels(1);
+  const int64_t step = depth_step(as);
+  int64_t filled = 0;
+  for (const Product& p : products) {
+    for (int64_t at = 0, deep = 0; at < p.k; at += deep) {
+      const int64_t have = std::min(step, p.k - at);
+      deep = packed_depth(have, as);
+      if (filled + deep > step) panels.emplace_back(), filled = 0;
+      panels.back().push_back({&p, at, have, deep, filled});
+      filled += deep;
+    }
+  }
+  return panels;
+}
+
+/// The sum of products a b, or a b^T: a thread packs a panel of b's columns, at most depth_step() deep, and takes a's
+/// rows past it. Where there is more depth, a part's blocks wait for the next panel side by side.
+void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, int64_t n, const Epilogue& e) {
   if (m == 0 || n == 0) return;
-  const Element as = common(a.type, b.type);
+  const Element as = common(products[0].a.type, products[0].b.type);
   const Parts panels(n, block_columns);
-  const int64_t depth = packed_depth(k, as), step = std::min(depth, depth_step(as));
-  const bool at_once = step == depth;
-  const int64_t most = round_up(divide_up(m, cuts(panels.count(), m, 4 * block_rows)), block_rows);
+  const std::vector<std::vector<Stretch>> depths = by_panels(products, as);
+  const bool at_once = depths.size() == 1;
+  const int64_t most = round_up(divide_up(m, cuts(panels.lengths(), m, 4 * block_rows)), block_rows);
   const Parts rows(m, at_once ? most : std::min(most, waiting_rows));
-  const int64_t packed = round_up(step * panels.size * bytes_of(as), 64);
-  const bool copies = a.type != as || depth != k;
-  const int64_t copied = copies ? round_up(block_rows * step * bytes_of(as), 64) : 0;
+  int64_t deepest = 0;
+  bool copies = products[0].a.type != as;
+  for (const auto& depth : depths) deepest = std::max(deepest, depth.back().place + depth.back().deep);
+  for (const Product& p : products) copies = copies || packed_depth(p.k, as) != p.k;
+  const int64_t packed = round_up(deepest * panels.size * bytes_of(as), 64);
+  const int64_t copied = copies ? round_up(block_rows * deepest * bytes_of(as), 64) : 0;
   const Scratch scratch(packed + copied + (at_once ? block_rows : rows.size) * panels.size * 4);
   std::vector<int64_t> packed_panel(static_cast<size_t>(at::get_num_threads()), -1);  // that each thread has
   const auto run = [&](int64_t task) {
@@ -83,22 +135,31 @@ void gemm_rows(Matrix a, Matrix b, bool transposed, int64_t m, int64_t n, int64_
     const int64_t panel = task / rows.count(), part = task % rows.count();
     const int64_t column = panels.begin(panel), columns = panels.length(panel), width = round_up(columns, 16);
     const int64_t first = rows.begin(part), last = first + rows.length(part);
-    for (int64_t at = 0; at < depth; at += step) {
-      const int64_t deep = std::min(step, depth - at), have = std::min(deep, k - at);
+    const Matrix right{mine, width, as};
+    for (const auto& depth : depths) {
       int64_t& ready = packed_panel[static_cast<size_t>(at::get_thread_num())];
       if (!at_once || ready != panel) {
         ready = panel;
-        if (transposed)
-          pack_right_transposed({b.at(column, at), b.stride, b.type}, have, columns, width, mine, as);
-        else
-          pack_right({b.at(at, column), b.stride, b.type}, have, columns, width, mine, as);
+        for (const Stretch& s : depth) {
+          const Matrix b = s.of->b;
+          void* to = const_cast<void*>(right.at(s.place, 0));
+          if (transposed)
+            pack_right_transposed({b.at(column, s.at), b.stride, b.type}, s.have, columns, width, to, as);
+          else
+            pack_right({b.at(s.at, column), b.stride, b.type}, s.have, columns, width, to, as);
+        }
       }
       for (int64_t row = first; row < last; row += block_rows) {
         const int64_t count = std::min(block_rows, last - row);
-        const Matrix left = left_factor({a.at(row, at), a.stride, a.type}, as, count, have, deep, mine + packed, step);
         float* block = blocks + (at_once ? 0 : (row - first) * width);
-        block_gemm(left, {mine, width, as}, count, width, deep, block, width, at > 0);
-        if (at + deep == depth) finish_block(block, width, row, column, count, columns, e);
+        for (const Stretch& s : depth) {
+          const Matrix a = s.of->a;
+          const Matrix left =
+              left_factor({a.at(row, s.at), a.stride, a.type}, as, count, s.have, s.deep, mine + packed, deepest);
+          const bool add = &s != &depths.front().front();
+          block_gemm(left, {right.at(s.place, 0), width, as}, count, width, s.deep, block, width, add);
+        }
+        if (&depth == &depths.back()) finish_block(block, width, row, column, count, columns, e);
       }
     }
   };
@@ -158,23 +219,33 @@ void release_gemm(Element type) {
   if (type != Element::f32) at::native::cpublas::brgemm_release(true);
 }
 
-void gemm(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
-  gemm_rows(a, b, /*transposed=*/false, m, n, k, e);
+void gemm(std::span<const Product> products, int64_t m, int64_t n, const Epilogue& e) {
+  gemm_rows(products, /*transposed=*/false, m, n, e);
 }
 
 void gemm_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
   if (m > 0 && n > 0 && gemv_ready(a.type, b.type, m))
     return gemv_nt(a, b, m, n, k, depth_step(common(a.type, b.type)), e);
-  gemm_rows(a, b, /*transposed=*/true, m, n, k, e);
+  gemm_rows({{{a, b, k}}}, /*transposed=*/true, m, n, e);
 }
 
-void gemm_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e, float* column_sums) {
-  if (m == 0 || n == 0) return;
-  const Element as = common(a.type, b.type);
+void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) {
+  // Tasks are blocks of rows of the results, one result's after another's, and spans of their columns.
+  struct Rows {
+    const LeftFactor* of;
+    int64_t begin, count;
+  };
+  std::vector<Rows> rows;
+  std::vector<int64_t> lengths;
+  for (const LeftFactor& left : lefts) {
+    const Parts parts(left.m, tall_rows);
+    for (int64_t i = 0; i < parts.count(); ++i) rows.push_back({&left, parts.begin(i), parts.length(i)});
+    for (const int64_t length : parts.lengths()) lengths.push_back(length);
+  }
+  if (rows.empty() || n == 0) return;
+  const Element as = common(lefts[0].a.type, b.type);
   const int64_t depth = packed_depth(k, as), step = depth_step(as);
-  const Parts rows(m, tall_rows);
-  const Parts spans(
-      n, std::min(wide_columns, round_up(divide_up(n, cuts(rows.count(), n, block_columns)), block_columns)));
+  const Parts spans(n, std::min(wide_columns, round_up(divide_up(n, cuts(lengths, n, block_columns)), 16)));
   // A right factor in bfloat16 is packed once, in panels; in float32 it is read where it is, and one that has to be
   // wider is widened a panel at a time, so that it takes no memory.
   const bool packs = as != Element::f32, widens = b.type != as;
@@ -198,18 +269,18 @@ void gemm_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue
       }
     });
   }
-  const int64_t left_bytes = round_up(rows.size * step * bytes_of(as), 64);
+  const int64_t left_bytes = round_up(tall_rows * step * bytes_of(as), 64);
   const int64_t wide_bytes = widens ? std::min(step, k) * panels.size * 4 : 0;
   const int64_t block_stride = panels.count() * panels.size;
-  const Scratch scratch(left_bytes + wide_bytes + rows.size * block_stride * 4);
+  const Scratch scratch(left_bytes + wide_bytes + tall_rows * block_stride * 4);
   const auto run = [&](int64_t task) {
     char* left = scratch.mine();
     float* wide = reinterpret_cast<float*>(left + left_bytes);
     float* block = reinterpret_cast<float*>(left + left_bytes + wide_bytes);
-    const int64_t part = task / spans.count(), span = task % spans.count();
-    const int64_t row = rows.begin(part), count = rows.length(part), column = spans.begin(span);
-    const bool sums = column_sums != nullptr && span == 0;
-    if (sums) std::memset(column_sums + row, 0, static_cast<size_t>(count) * 4);
+    const int64_t span = task % spans.count(), column = spans.begin(span);
+    const auto& [of, row, count] = rows[static_cast<size_t>(task / spans.count())];
+    const bool sums = of->column_sums != nullptr && span == 0;
+    if (sums) std::memset(of->column_sums + row, 0, static_cast<size_t>(count) * 4);
     /// The panel of b's rows from `at` whose first column is `in_span` of the span.
     const auto right = [&](int64_t p, int64_t at, int64_t have, int64_t columns) -> Matrix {
       if (packs) {
@@ -223,9 +294,9 @@ void gemm_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue
     };
     for (int64_t at = 0; at < k; at += step) {
       const int64_t have = std::min(step, k - at), even = packed_depth(have, as);
-      pack_left_transposed({a.at(at, row), a.stride, a.type}, have, count, left, as);
+      pack_left_transposed({of->a.at(at, row), of->a.stride, of->a.type}, have, count, left, as);
       const Matrix piece{left, even, as};
-      if (sums) add_row_sums(piece, count, even, column_sums + row);
+      if (sums) add_row_sums(piece, count, even, of->column_sums + row);
       for (int64_t p = 0; p < panels.count(); ++p) {
         const int64_t in_span = panels.begin(p), columns = std::min(panels.size, spans.length(span) - in_span);
         if (columns <= 0) break;
@@ -233,9 +304,9 @@ void gemm_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue
                    block_stride, at > 0);
       }
     }
-    finish_block(block, block_stride, row, column, count, spans.length(span), e);
+    finish_block(block, block_stride, row, column, count, spans.length(span), of->e);
   };
-  parallel_tasks(rows.count() * spans.count(), run, [&] { release_gemm(as); });
+  parallel_tasks(std::ssize(rows) * spans.count(), run, [&] { release_gemm(as); });
 }
 
 }  // namespace lathe

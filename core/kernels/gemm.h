@@ -19,6 +19,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/kernels/epilogue.h"
 #include "core/kernels/pack.h"
@@ -40,12 +41,32 @@ const char* vector_set();
 
 // Factors of two types, one of them float32, are multiplied in float32.
 
-/// a [m, k] times b [k, n], then `e`.
-void gemm(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e);
+/// a [m, k] times b [k, n].
+struct Product {
+  Matrix a, b;
+  int64_t k;
+};
+/// The sum of products [m, n], of one pair of types, then `e`.
+void gemm(std::span<const Product> products, int64_t m, int64_t n, const Epilogue& e);
+inline void gemm(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
+  gemm({{{a, b, k}}}, m, n, e);
+}
 /// a [m, k] times the transpose of b [n, k], then `e`.
 void gemm_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e);
-/// The transpose of a [k, m] times b [k, n], then `e`; column_sums [m], where given, takes the sums of a's columns.
-void gemm_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e, float* column_sums = nullptr);
+/// One of the left factors of a product, [k, m], and what is done to its result [m, n]; column_sums [m], where given,
+/// takes the sums of a's columns.
+struct LeftFactor {
+  Matrix a;
+  int64_t m;
+  Epilogue e;
+  float* column_sums = nullptr;
+};
+/// The transpose of each left factor, of one type, times b [k, n].
+void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k);
+inline void gemm_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e,
+                    float* column_sums = nullptr) {
+  gemm_tn({{{a, m, e, column_sums}}}, b, n, k);
+}
 
 /// c [m, n] (+)= a b, one block on this thread: a [m, k] row-major, b packed as a right factor or, in float32,
 /// row-major. Both of a type that is multiplied as it is; k is even in bfloat16.

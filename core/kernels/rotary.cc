@@ -6,7 +6,7 @@
 #define HWY_TARGET_INCLUDE "core/kernels/rotary.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.
-#include "core/kernels/simd-inl.h"
+#include "core/kernels/rotary-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
@@ -14,19 +14,10 @@ namespace lathe::HWY_NAMESPACE {
 template <class T>
 void rotate_as(const void* x, void* y, int64_t begin, int64_t end, int64_t heads, int64_t width, const float* turns,
                int64_t turn_rows, float sign) {
-  const int64_t half = width / 2;
-  const V turned = set(sign);
   for (int64_t r = begin; r < end; ++r) {
-    const float* cos = turns + r % turn_rows * width;
-    const float* sin = cos + half;
-    for (int64_t h = 0; h < heads; ++h) {
-      const T* in = static_cast<const T*>(x) + (r * heads + h) * width;
-      T* out = static_cast<T*>(y) + (r * heads + h) * width;
-      for_vectors(half, [&](int64_t i, auto part) HWY_ATTR {
-        const V a = part(in + i), b = part(in + half + i), c = part(cos + i), s = hn::Mul(part(sin + i), turned);
-        part(hn::NegMulAdd(b, s, hn::Mul(a, c)), out + i);
-        part(hn::MulAdd(a, s, hn::Mul(b, c)), out + half + i);
-      });
+    for (int64_t at = r * heads * width; at < (r + 1) * heads * width; at += width) {
+      turn_head(static_cast<const T*>(x) + at, static_cast<T*>(y) + at, width, turns + r % turn_rows * width,
+                set(sign));
     }
   }
 }

@@ -105,16 +105,18 @@ Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tens
   ModuleCall call(*this, {{'C', q.weight.size(1)}, {'D', width}});
   call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
   call.input("turns", turns, turns.dim() == 3 ? "B T D" : "T D");
-  const auto turned = [&](const Linear& of, const std::optional<RMSNorm>& norm) {
-    const Variable y = of(x_BTC);
-    if (!norm) return rotate(y, turns);
-    const Variable by_head = reshape(y, {y.size(0), y.size(1), y.size(2) / width, width});
-    return rotate(reshape((*norm)(by_head), y.sizes()), turns);
+  const bool adapted = q.has_adapter() || k.has_adapter() || v.has_adapter();
+  const auto [q_, k_, v_BTG] = adapted ? std::array{q(x_BTC), k(x_BTC), v(x_BTC)}
+                                       : linear_qkv(x_BTC, {q.weight, k.weight, v.weight}, {q.bias, k.bias, v.bias});
+  const auto normed = [&](const Variable& y, const std::optional<RMSNorm>& norm) {
+    if (!norm) return y;
+    return reshape((*norm)(reshape(y, {y.size(0), y.size(1), y.size(2) / width, width})), y.sizes());
   };
-  const Variable q_BTR = turned(q, q_norm), k_BTG = turned(k, k_norm), v_BTG = v(x_BTC);
+  const Variable q_BTR = normed(q_, q_norm), k_BTG = normed(k_, k_norm);
   KeyValueCache* cache = mode().cache;
-  const Variable y = cache != nullptr ? cache->attend(this, q_BTR, k_BTG, v_BTG, heads, kv_heads)
-                                      : attention(q_BTR, k_BTG, v_BTG, heads, kv_heads, starts);
+  const Variable y = cache != nullptr
+                         ? cache->attend(this, rotate(q_BTR, turns), rotate(k_BTG, turns), v_BTG, heads, kv_heads)
+                         : attention(q_BTR, k_BTG, v_BTG, heads, kv_heads, starts, turns);
   return call.result(proj(y, residual), "B T C");
 }
 
