@@ -34,7 +34,7 @@ TokenData::TokenData(const fs::path& folder, const DataConfig& config)
                                                    : -1;
   if (*windows_.document_end < 0) {
     fail(Exit::usage, "data.documents = \"separate\" needs a token between documents, and ", folder.string(),
-         manifest_ ? " has a tokenizer without <|endoftext|> or <|end_of_text|>" : " has no manifest.json",
+         manifest_ ? " has a tokenizer without <|endoftext|>, <|end_of_text|> or </s>" : " has no manifest.json",
          "; set data.document_end to its id");
   }
 }

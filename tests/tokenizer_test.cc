@@ -1,4 +1,4 @@
-// Byte-level BPE: encoding and training against plain forms of both, files, and the data made with it.
+// BPE: encoding and training against plain forms of both, files, and the data made with it.
 #include <map>
 #include <random>
 
@@ -84,6 +84,12 @@ std::vector<std::pair<int32_t, int32_t>> plain_training(const std::string& text,
     }
   }
   return merges;
+}
+
+std::string replaced_all(std::string text, std::string_view what, std::string_view by) {
+  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
+    text.replace(at, what.size(), by);
+  return text;
 }
 
 BPEDefinition trained_on(const TempFolder& f, const std::string& text, int64_t size, int threads = 1) {
@@ -250,6 +256,97 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
   CHECK(bpe_from_json(pairs, "t.json") == d);
   CHECK(Tokenizer::bpe(f.path()) == Tokenizer::bpe(f / "tokenizer.json"));
   CHECK(Tokenizer::bpe(f.path()) != Tokenizer::byte());
+}
+
+/// A tokenizer in SentencePiece's form: <unk>, <s>, </s>, 256 bytes, characters, and merges of words.
+BPEDefinition sentencepiece(SpaceBefore rule) {
+  BPEDefinition d;
+  d.tokens = {"<unk>", "<s>", "</s>"};
+  for (int32_t i = 0; i < 3; ++i) d.special.push_back({i, d.tokens[static_cast<size_t>(i)]});
+  for (int32_t byte = 0; byte < 256; ++byte) {
+    d.byte_tokens.push_back(static_cast<int32_t>(d.tokens.size()));
+    d.tokens.emplace_back(1, static_cast<char>(byte));
+  }
+  for (const char* c : {" ", "a", "b", "c", "\xC3\xA9"}) d.tokens.emplace_back(c);
+  const auto merge = [&](const std::string& a, const std::string& b) {
+    const auto id = [&](const std::string& token) {  // the last: of one byte the character
+      return static_cast<int32_t>(d.tokens.rend() - std::find(d.tokens.rbegin(), d.tokens.rend(), token) - 1);
+    };
+    d.merges.emplace_back(id(a), id(b));
+    d.tokens.push_back(a + b);
+  };
+  merge("a", "b"), merge(" ", " "), merge(" ", "ab"), merge("ab", "c"), merge(" ab", "\xC3\xA9");
+  d.patterns.clear();
+  d.space_before = rule;
+  return d;
+}
+
+TEST_CASE("SentencePiece's form: characters, bytes for those without a token, and a space before the text",
+          "[tokenizer]") {
+  const auto encoded = [](const BPE& bpe, const std::string& text, bool begins = true) {
+    std::vector<int32_t> ids;
+    BPE::Encoder(bpe).encode(text, ids, SpecialText::token, begins);
+    std::string shown;
+    for (const int32_t id : ids)
+      shown += (shown.empty() ? "" : "|") + printed_token(bpe.definition(), static_cast<size_t>(id));
+    const std::vector<int64_t> wide(ids.begin(), ids.end());
+    return std::pair(replaced_all(shown, space_mark, "_"), bpe.decode(wide, begins));
+  };
+  const BPE each(sentencepiece(SpaceBefore::each), "t"), without(sentencepiece(SpaceBefore::each_without), "t"),
+      first(sentencepiece(SpaceBefore::first_without), "t"), none(sentencepiece(SpaceBefore::none), "t");
+  // What stands before the text is taken away again, and bytes that are not UTF-8 come back.
+  for (const std::string text : {"abc", "ab\xC3\xA9  x", "\xE2\x82\xAC", "a\xFF\xC3", "\n"}) {
+    for (const BPE* bpe : {&each, &without, &first, &none}) CHECK(encoded(*bpe, text).second == text);
+  }
+  CHECK(encoded(each, "abc").first == "_ab|c");
+  CHECK(encoded(each, " ab").first == "__|ab");
+  CHECK(encoded(each, " ab").second == " ab");
+  CHECK(encoded(without, " ab").first == "_ab");
+  CHECK(encoded(none, "abc").first == "abc");
+  CHECK(encoded(none, "abc").second == "abc");
+  CHECK(encoded(each, "ab\xC3\xA9").first == "_ab\xC3\xA9");
+  CHECK(encoded(each, "\xE2\x82\xAC").first == "_|<0xE2>|<0x82>|<0xAC>");
+  CHECK(encoded(each,
+                "a\xE2\x96\x81"
+                "b")
+            .first == "_|a|_|b");  // U+2581 is a space
+  CHECK(encoded(each, "ab</s>ab").first == "_ab|</s>|_ab");
+  CHECK(encoded(without, "</s> ab</s>ab").first == "</s>|_ab|</s>|_ab");
+  CHECK(encoded(first, "ab</s>ab").first == "_ab|</s>|ab");
+  CHECK(encoded(first, "</s>ab").first == "</s>|ab");
+  CHECK(encoded(each, "ab", /*begins=*/false) == std::pair<std::string, std::string>("ab", "ab"));
+  CHECK(each.decode({259}, /*begins=*/false) == " ");
+  CHECK(each.decode({259}).empty());
+  // A piece that goes past spaces, where a token does.
+  BPEDefinition past = sentencepiece(SpaceBefore::none);
+  past.merges.emplace_back(262 - 2, 259), past.tokens.emplace_back("a ");
+  CHECK(encoded(BPE(past, "t"), "cab a b").first == "c|ab|_|a_|b");
+
+  for (const SpaceBefore rule :
+       {SpaceBefore::none, SpaceBefore::each, SpaceBefore::each_without, SpaceBefore::first_without}) {
+    BPEDefinition d = sentencepiece(rule);
+    CHECK(bpe_from_json(bpe_to_json(d), "t.json") == d);
+    d.patterns.emplace_back("\\x20[^\\x20]*|[^\\x20]+");
+    const BPEDefinition again = bpe_from_json(bpe_to_json(d), "t.json");
+    CHECK(again == d);
+    CHECK(encoded(BPE(again, "t"), "a  ab").first.ends_with("a|_|_ab"));  // at each space
+  }
+  const Json json = bpe_to_json(sentencepiece(SpaceBefore::each));
+  const auto refused = [&](const std::function<void(Json&)>& change, const std::string& said) {
+    Json changed = json;
+    change(changed);
+    CHECK_THAT(error_of([&] { BPE(bpe_from_json(changed, "t.json"), "t.json"); }),
+               Catch::Matchers::StartsWith("t.json: ") && ContainsSubstring(said));
+  };
+  refused([](Json& j) { j["model"]["vocab"].erase("<0x0A>"); }, "byte_fallback without the token <0x0A>");
+  refused([](Json& j) { j["model"]["vocab"]["a b"] = 900; }, "has a space");
+  refused([](Json& j) { j["model"]["ignore_merges"] = true; }, "ignore_merges beside byte_fallback");
+  refused([](Json& j) { j["normalizer"] = nullptr; }, "without spaces that become U+2581");
+  refused([](Json& j) { j["normalizer"] = {{"type", "NFKC"}}; }, "the normalizer NFKC");
+  refused([](Json& j) { j["normalizer"]["normalizers"][0]["prepend"] = "_"; }, "Prepend with another prepend");
+  refused([](Json& j) { j["pre_tokenizer"] = {{"type", "ByteLevel"}}; }, "the pre-tokenizer ByteLevel");
+  refused([](Json& j) { j["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", space_mark}}; }, "prepend_scheme");
+  refused([](Json& j) { j["added_tokens"][0]["normalized"] = true; }, "in normalized text");
 }
 
 TEST_CASE("data is made with a BPE as the text is encoded, and knows it", "[tokenizer]") {

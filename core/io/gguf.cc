@@ -41,6 +41,10 @@ class Writer {
     begin_list(type_i32, list.size());
     for (const int32_t x : list) number(x);
   }
+  void put(const std::vector<float>& list) {
+    begin_list(type_f32, list.size());
+    for (const float x : list) number(x);
+  }
   void pad() { text_.resize(aligned(text_.size()), '\0'); }
   const std::string& bytes() const { return text_; }
 

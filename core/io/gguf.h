@@ -13,7 +13,8 @@
 namespace lathe {
 
 /// A value of the metadata.
-using GGUFValue = std::variant<uint32_t, float, bool, std::string, std::vector<std::string>, std::vector<int32_t>>;
+using GGUFValue = std::variant<uint32_t, float, bool, std::string, std::vector<std::string>, std::vector<int32_t>,
+                               std::vector<float>>;
 /// Metadata in the order of the file.
 using GGUFMetadata = std::vector<std::pair<std::string, GGUFValue>>;
 

@@ -29,11 +29,11 @@ struct DocumentOptions {
 };
 
 /// Writes train.bin, val.bin (or train_000000.bin ...) and, last, manifest.json, which counts what was read, kept and
-/// dropped. Each document ends with the tokenizer's token for that (<|endoftext|> or <|end_of_text|>), of bytes with a
-/// line break. Texts of special tokens are any text. What is written does not depend on the number of workers; memory
-/// grows with that, and by 40 bytes a document (or line) where duplicates are looked for. Errors as `prepare`; but once
-/// progress was recorded, whatever cuts it short, the same call goes on: it looks at what is done, without encoding it
-/// again, and Exit::data where the input has changed.
+/// dropped. Each document ends with the tokenizer's token for that (<|endoftext|>, <|end_of_text|> or </s>), of bytes
+/// with a line break. Texts of special tokens are any text. What is written does not depend on the number of workers;
+/// memory grows with that, and by 40 bytes a document (or line) where duplicates are looked for. Errors as `prepare`;
+/// but once progress was recorded, whatever cuts it short, the same call goes on: it looks at what is done, without
+/// encoding it again, and Exit::data where the input has changed.
 void prepare_documents(const DocumentOptions& options);
 
 }  // namespace lathe

@@ -103,7 +103,10 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
   const BPEDefinition& d = definition_;
   const auto tokens = std::ssize(d.tokens);
   if (tokens > 100'000'000) fail(Exit::data, where, ": a vocabulary of ", tokens, " tokens is too large");
-  if (d.patterns.empty()) fail(Exit::data, where, ": there is no pre-tokenizer");
+  of_characters_ = !d.byte_tokens.empty();
+  if (d.patterns.empty() && !of_characters_) fail(Exit::data, where, ": there is no pre-tokenizer");
+  if (of_characters_ && d.byte_tokens.size() != 256)
+    fail(Exit::data, where, ": there are tokens for ", d.byte_tokens.size(), " bytes of 256");
   for (const std::string& pattern : d.patterns) pretokenizers_.emplace_back(pattern, where);
   of_byte_.fill(-1);
   std::vector<bool> is_special(d.tokens.size());
@@ -113,13 +116,22 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     is_special[static_cast<size_t>(s.id)] = true;
     starts_special_[static_cast<unsigned char>(s.text[0])] = true;
   }
+  for (size_t byte = 0; byte < d.byte_tokens.size(); ++byte) {
+    const int32_t id = of_byte_[byte] = d.byte_tokens[byte];
+    if (id < 0 || id >= tokens || d.tokens[static_cast<size_t>(id)] != std::string(1, static_cast<char>(byte)))
+      fail(Exit::data, where, ": the token of the byte ", byte, " is not that of its id ", id);
+    is_special[static_cast<size_t>(id)] = true;  // no text is looked up as such a one
+  }
+  ends_at_spaces_ = d.patterns.empty();
   for (int32_t id = 0; id < tokens; ++id) {
     const std::string& token = d.tokens[static_cast<size_t>(id)];
     if (token.empty()) continue;
     if (is_special[static_cast<size_t>(id)]) continue;
     if (!ids_.emplace(token, id).second)
       fail(Exit::data, where, ": ids ", ids_.at(token), " and ", id, " are the same token \"", token, "\"");
-    if (token.size() == 1) of_byte_[static_cast<unsigned char>(token[0])] = id;
+    if (token.size() == 1 && !of_characters_) of_byte_[static_cast<unsigned char>(token[0])] = id;
+    const size_t letter = token.find_first_not_of(' ');
+    if (letter != std::string::npos && token.find(' ', letter) != std::string::npos) ends_at_spaces_ = false;
   }
   merges_ = std::make_unique<Merges>(d.merges.size());
   std::string joined;
@@ -128,11 +140,11 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     if (a < 0 || b < 0 || a >= tokens || b >= tokens)
       fail(Exit::data, where, ": merge ", i, " is of ids ", a, " and ", b, ", and there are ", tokens, " tokens");
     joined = d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)];
-    const auto found = ids_.find(joined);
-    if (found == ids_.end()) fail(Exit::data, where, ": merge ", i, " makes \"", joined, "\", which is no token");
+    const int32_t made = id_of(joined);  // of an added token too, that is in the vocabulary as well
+    if (made < 0) fail(Exit::data, where, ": merge ", i, " makes \"", joined, "\", which is no token");
     const uint64_t pair = Merges::key(a, b);
     Merges::Entry& entry = merges_->entries[merges_->place(pair)];
-    if (entry.pair == ~uint64_t{0}) entry = {pair, static_cast<int32_t>(i), found->second};
+    if (entry.pair == ~uint64_t{0}) entry = {pair, static_cast<int32_t>(i), made};
   }
 }
 BPE::~BPE() = default;
@@ -159,7 +171,7 @@ const SpecialToken* BPE::special_at(std::string_view text, size_t at) const {
   return best;
 }
 
-void BPE::Encoder::encode(std::string_view text, std::vector<int32_t>& out, SpecialText special) {
+void BPE::Encoder::encode(std::string_view text, std::vector<int32_t>& out, SpecialText special, bool begins) {
   size_t begin = 0;
   for (size_t at = 0; special != SpecialText::text && at < text.size();) {
     const SpecialToken* s =
@@ -170,18 +182,41 @@ void BPE::Encoder::encode(std::string_view text, std::vector<int32_t>& out, Spec
     }
     if (special == SpecialText::refuse)
       fail(Exit::data, "byte ", at, " of the text begins \"", s->text, "\", which is a special token");
-    encode_part(text.substr(begin, at - begin), out);
+    encode_part(text.substr(begin, at - begin), begins || begin > 0, begin == 0, out);
     out.push_back(s->id);
     begin = at += s->text.size();
   }
-  encode_part(text.substr(begin), out);
+  encode_part(text.substr(begin), begins || begin > 0, begin == 0, out);
 }
 
-void BPE::Encoder::encode_part(std::string_view text, std::vector<int32_t>& out) {
+/// `begins`: a space may be put before it; `first`: it is the text's beginning.
+void BPE::Encoder::encode_part(std::string_view text, bool begins, bool first, std::vector<int32_t>& out) {
   if (text.empty()) return;
-  const std::string normal = bpe_.definition_.nfc && !is_ascii(text) ? normal_form_c(text) : "";
+  const BPEDefinition& d = bpe_.definition_;
+  std::string normal = d.nfc && !is_ascii(text) ? normal_form_c(text) : "";
   if (!normal.empty()) text = normal;
-  encode_piece(text, 0, out);
+  if (!bpe_.of_characters_) return encode_piece(text, 0, out);
+  std::string spaced;
+  spaced.reserve(text.size() + 1);
+  for (size_t at = 0, next = 0; at < text.size(); at = next + std::string_view(space_mark).size()) {
+    next = std::min(text.find(space_mark, at), text.size());
+    spaced.append(text.substr(at, next - at));
+    if (next < text.size()) spaced += ' ';
+  }
+  const SpaceBefore rule = first || d.space_before != SpaceBefore::first_without ? d.space_before : SpaceBefore::none;
+  if (begins && rule != SpaceBefore::none && (rule == SpaceBefore::each || spaced[0] != ' ')) spaced.insert(0, 1, ' ');
+  if (bpe_.ends_at_spaces_) return encode_words(spaced, out);
+  encode_piece(spaced, 0, out);
+}
+
+/// Where no token has a space behind something else, no merge reaches past the beginning of a run of spaces.
+void BPE::Encoder::encode_words(std::string_view text, std::vector<int32_t>& out) {
+  for (size_t at = 0; at < text.size();) {
+    const size_t letter = std::min(text.find_first_not_of(' ', at), text.size());
+    const size_t end = std::min(text.find(' ', letter), text.size());
+    encode_piece(text.substr(at, end - at), cursors_.size(), out);
+    at = end;
+  }
 }
 
 void BPE::Encoder::encode_piece(std::string_view piece, size_t pattern, std::vector<int32_t>& out) {
@@ -222,9 +257,9 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
     int32_t rank, left, right_id, left_id, id;
     bool operator>(const Pair& o) const { return rank != o.rank ? rank > o.rank : left > o.left; }
   };
-  const auto n = static_cast<int32_t>(piece.size());
   if (piece.size() > size_t{1} << 30) fail(Exit::data, "the text has a word of ", piece.size(), " bytes");
-  std::vector<Symbol> symbols(piece.size());
+  std::vector<Symbol> symbols;
+  symbols.reserve(piece.size());
   std::priority_queue<Pair, std::vector<Pair>, std::greater<>> queue;
   const auto look = [&](int32_t left) {
     const int32_t right = symbols[static_cast<size_t>(left)].after;
@@ -232,13 +267,25 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
     const int32_t a = symbols[static_cast<size_t>(left)].id, b = symbols[static_cast<size_t>(right)].id;
     if (const auto* merge = bpe_.merges_->find(a, b)) queue.push({merge->rank, left, b, a, merge->id});
   };
-  for (int32_t i = 0; i < n; ++i) {
-    const auto byte = static_cast<unsigned char>(piece[static_cast<size_t>(i)]);
+  const auto add = [&](int32_t id) {
+    const auto i = static_cast<int32_t>(symbols.size());
+    symbols.push_back({id, i - 1, i + 1});
+  };
+  for (size_t at = 0; at < piece.size();) {
+    if (const size_t length = bpe_.of_characters_ ? code_point_length(piece, at) : 0; length > 0) {
+      if (const auto found = bpe_.ids_.find(piece.substr(at, length)); found != bpe_.ids_.end()) {
+        add(found->second);
+        at += length;
+        continue;
+      }
+    }
+    const auto byte = static_cast<unsigned char>(piece[at++]);
     if (bpe_.of_byte_[byte] < 0)
       fail(Exit::data, "the tokenizer has no token for the byte ", static_cast<int>(byte), " of the text");
-    symbols[static_cast<size_t>(i)] = {bpe_.of_byte_[byte], i - 1, i + 1 < n ? i + 1 : -1};
+    add(bpe_.of_byte_[byte]);
   }
-  for (int32_t i = 0; i + 1 < n; ++i) look(i);
+  symbols.back().after = -1;
+  for (int32_t i = 0; i + 1 < std::ssize(symbols); ++i) look(i);
   while (!queue.empty()) {
     const Pair pair = queue.top();
     queue.pop();
@@ -257,12 +304,13 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
     out.push_back(symbols[static_cast<size_t>(i)].id);
 }
 
-std::string BPE::decode(const std::vector<int64_t>& ids) const {
+std::string BPE::decode(const std::vector<int64_t>& ids, bool begins) const {
   std::string text;
   for (const int64_t id : ids) {
     const bool known = id >= 0 && id < size() && !definition_.tokens[static_cast<size_t>(id)].empty();
     text += known ? definition_.tokens[static_cast<size_t>(id)] : "\xEF\xBF\xBD";
   }
+  if (begins && definition_.space_before != SpaceBefore::none && text.starts_with(' ')) text.erase(0, 1);
   return text;
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <sstream>
 #include <unordered_map>
+#include <utility>
 
 #include "core/io/text.h"
 #include "data/tokenizers/bpe.h"
@@ -33,8 +34,19 @@ std::optional<std::string> bytes_of(std::string_view token) {
 }
 
 [[noreturn]] void unknown(const std::string& where, const std::string& what) {
-  fail(Exit::data, where, ": ", what, " is nothing that this build can do; it reads byte-level BPE tokenizers");
+  fail(Exit::data, where, ": ", what,
+       " is nothing that this build can do; it reads BPE tokenizers of bytes, and SentencePiece's with byte_fallback");
 }
+
+constexpr const char* word_pattern = "\\x20[^\\x20]*|[^\\x20]+";  // what Metaspace splits text into
+
+std::string replaced(std::string text, std::string_view what, std::string_view by) {
+  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
+    text.replace(at, what.size(), by);
+  return text;
+}
+/// <0x0A>, as SentencePiece's vocabularies have bytes.
+std::string printed_byte(size_t byte) { return format("<0x%02zX>", byte); }
 
 /// null, or a list of one of these, counts as absent.
 bool is_absent(const Json& json, const char* key) { return !json.contains(key) || json.at(key).is_null(); }
@@ -87,7 +99,62 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
   if (d.patterns.empty()) d.patterns.emplace_back("[\\s\\S]+");
 }
 
-/// Fills d.tokens from {"token": id}, special ones as they are, and returns the ids by printed token.
+/// SentencePiece's form: spaces are marked, and one may be put before a text.
+void read_marking(const Json& json, BPEDefinition& d, const std::string& where) {
+  d.patterns.clear();
+  bool marked = false;
+  const auto has_mark = [&](const Json& part, const char* key) {
+    if (json_get<std::string>(part, key, where, Exit::data) != space_mark)
+      unknown(where, type_of(part, where) + " with another " + key + " than U+2581");
+  };
+  if (!is_absent(json, "normalizer")) {
+    for (const Json& part : parts_of(json["normalizer"], "normalizers", where)) {
+      const std::string type = type_of(part, where);
+      if (type == "Prepend" && !marked) {
+        has_mark(part, "prepend");
+        d.space_before = SpaceBefore::each;
+      } else if (type == "Replace" && part.value("pattern", Json()) == Json{{"String", " "}}) {
+        has_mark(part, "content");
+        marked = true;
+      } else {
+        unknown(where, "the normalizer " + type);
+      }
+    }
+  }
+  if (!is_absent(json, "pre_tokenizer")) {
+    const Json& part = json["pre_tokenizer"];
+    if (const std::string type = type_of(part, where); type != "Metaspace") unknown(where, "the pre-tokenizer " + type);
+    has_mark(part, "replacement");
+    marked = true;
+    const std::string scheme = is_absent(part, "prepend_scheme")
+                                   ? flag(part, "add_prefix_space", true, where) ? "always" : "never"
+                                   : json_get<std::string>(part, "prepend_scheme", where, Exit::data);
+    const std::map<std::string, SpaceBefore> known{
+        {"never", SpaceBefore::none}, {"always", SpaceBefore::each_without}, {"first", SpaceBefore::first_without}};
+    if (!known.contains(scheme) || (scheme != "never" && d.space_before != SpaceBefore::none))
+      unknown(where, "the pre-tokenizer's prepend_scheme " + scheme);
+    if (scheme != "never") d.space_before = known.at(scheme);
+    if (flag(part, "split", true, where)) d.patterns.emplace_back(word_pattern);
+  }
+  if (!marked) unknown(where, "byte_fallback without spaces that become U+2581");
+}
+
+/// Takes a token of SentencePiece's vocabulary: the bytes that it stands for, of <0x0A> the byte.
+std::string read_text_token(const std::string& token, int32_t id, BPEDefinition& d, const std::string& where) {
+  if (token.size() == 6 && token.starts_with("<0x")) {
+    for (size_t byte = 0; byte < 256; ++byte) {
+      if (token != printed_byte(byte)) continue;
+      d.byte_tokens[byte] = id;
+      return std::string(1, static_cast<char>(byte));
+    }
+  }
+  if (token.find(' ') != std::string::npos)
+    fail(Exit::data, where, ": the token \"", token, "\" has a space, which is U+2581 in this form");
+  return replaced(token, space_mark, " ");
+}
+
+/// Fills d.tokens from {"token": id}, special ones as they are, and returns the ids by printed token. SentencePiece's
+/// form has room in d.byte_tokens.
 std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition& d, const std::string& where) {
   if (!vocab.is_object()) fail(Exit::data, where, ": the vocabulary must be an object of tokens and their ids");
   std::map<std::string, int32_t> ids;
@@ -99,6 +166,11 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
     ids[token] = static_cast<int32_t>(id.get<int64_t>());
     largest = std::max(largest, id.get<int64_t>());
   }
+  // Some vocabularies have holes; a few tokens of which one has a huge id would take gigabytes.
+  const int64_t most = 4 * static_cast<int64_t>(ids.size() + d.special.size()) + 100'000;
+  if (largest > most)
+    fail(Exit::data, where, ": there are ", ids.size() + d.special.size(), " tokens, and one has the id ", largest,
+         "; ids may go up to ", most);
   d.tokens.assign(static_cast<size_t>(largest + 1), "");
   for (const auto& s : d.special) d.tokens[static_cast<size_t>(s.id)] = s.text;
   std::vector<bool> is_special(d.tokens.size());
@@ -106,13 +178,17 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
   for (const auto& [token, id] : ids) {
     std::string& place = d.tokens[static_cast<size_t>(id)];
     if (is_special[static_cast<size_t>(id)] && place == token) continue;
-    const auto bytes = bytes_of(token);
+    const auto bytes = d.byte_tokens.empty() ? bytes_of(token) : read_text_token(token, id, d, where);
     if (!bytes || bytes->empty())
       fail(Exit::data, where, ": the token \"", token, "\" is no sequence of bytes in GPT-2's alphabet");
     if (!place.empty())
       fail(Exit::data, where, ": the id ", id, " is given to two tokens, one of them \"", token, "\"");
     place = *bytes;
   }
+  const auto absent = std::ranges::find(d.byte_tokens, -1);
+  if (absent != d.byte_tokens.end())
+    unknown(where, "byte_fallback without the token " +
+                       printed_byte(static_cast<size_t>(std::distance(d.byte_tokens.begin(), absent))));
   return ids;
 }
 
@@ -135,31 +211,6 @@ void add_merge_line(const std::map<std::string, int32_t>& ids, const std::string
   add_merge(ids, line.substr(0, space), line.substr(space + 1), d, where);
 }
 
-BPEDefinition read_gpt2(const fs::path& folder) {
-  const std::string vocab = (folder / "vocab.json").string(), merges = (folder / "merges.txt").string();
-  BPEDefinition d;
-  const auto ids = read_vocabulary(parse_json(read_file(vocab, Exit::data, most_bytes), vocab, Exit::data), d, vocab);
-  std::istringstream lines(read_file(merges, Exit::data, most_bytes));
-  bool first = true;
-  for (std::string line; std::getline(lines, line); first = false) {
-    if (!line.empty() && line.back() == '\r') line.pop_back();
-    if (line.empty() || (first && line.starts_with("#version"))) continue;
-    add_merge_line(ids, line, d, merges);
-  }
-  // What is neither a byte nor made by a merge is a special token.
-  std::vector<bool> made(d.tokens.size());
-  std::map<std::string_view, size_t> places;
-  for (size_t id = 0; id < d.tokens.size(); ++id) places[d.tokens[id]] = id;
-  for (const auto& [a, b] : d.merges) {
-    const auto found = places.find(d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)]);
-    if (found != places.end()) made[found->second] = true;
-  }
-  for (size_t id = 0; id < d.tokens.size(); ++id) {
-    if (d.tokens[id].size() > 1 && !made[id]) d.special.push_back({static_cast<int32_t>(id), d.tokens[id]});
-  }
-  return d;
-}
-
 }  // namespace
 
 const std::array<std::string, 256>& byte_alphabet() {
@@ -177,10 +228,40 @@ const std::array<std::string, 256>& byte_alphabet() {
   return letters;
 }
 
-std::string printed_token(std::string_view bytes) {
+std::string printed_token(const BPEDefinition& d, size_t id) {
+  const std::string& token = d.tokens[id];
+  if (!d.byte_tokens.empty()) {
+    const auto byte = static_cast<unsigned char>(token[0]);
+    return std::cmp_equal(d.byte_tokens[byte], id) ? printed_byte(byte) : replaced(token, " ", space_mark);
+  }
   std::string out;
-  for (const char c : bytes) out += byte_alphabet()[static_cast<unsigned char>(c)];
+  for (const char c : token) out += byte_alphabet()[static_cast<unsigned char>(c)];
   return out;
+}
+
+BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& merges,
+                            const std::string& vocabulary_name, const std::string& merges_name) {
+  BPEDefinition d;
+  const auto ids = read_vocabulary(parse_json(vocabulary, vocabulary_name, Exit::data), d, vocabulary_name);
+  std::istringstream lines(merges);
+  bool first = true;
+  for (std::string line; std::getline(lines, line); first = false) {
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    if (line.empty() || (first && line.starts_with("#version"))) continue;
+    add_merge_line(ids, line, d, merges_name);
+  }
+  // What is neither a byte nor made by a merge is a special token.
+  std::vector<bool> made(d.tokens.size());
+  std::map<std::string_view, size_t> places;
+  for (size_t id = 0; id < d.tokens.size(); ++id) places[d.tokens[id]] = id;
+  for (const auto& [a, b] : d.merges) {
+    const auto found = places.find(d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)]);
+    if (found != places.end()) made[found->second] = true;
+  }
+  for (size_t id = 0; id < d.tokens.size(); ++id) {
+    if (d.tokens[id].size() > 1 && !made[id]) d.special.push_back({static_cast<int32_t>(id), d.tokens[id]});
+  }
+  return d;
 }
 
 BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
@@ -191,17 +272,24 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
   for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
     if (!is_absent(model, key) && model[key] != Json("")) unknown(where, std::string("the model's ") + key);
   }
-  if (flag(model, "byte_fallback", false, where)) unknown(where, "the model's byte_fallback");
   d.whole_pieces = flag(model, "ignore_merges", false, where);
-  if (!is_absent(json, "normalizer")) read_normalizer(json["normalizer"], d, where);
-  if (is_absent(json, "pre_tokenizer")) unknown(where, "a tokenizer without pre_tokenizer");
-  read_pretokenizer(json["pre_tokenizer"], d, where);
+  if (flag(model, "byte_fallback", false, where)) {
+    d.byte_tokens.assign(256, -1);
+    if (d.whole_pieces) unknown(where, "the model's ignore_merges beside byte_fallback");
+    read_marking(json, d, where);
+  } else {
+    if (!is_absent(json, "normalizer")) read_normalizer(json["normalizer"], d, where);
+    if (is_absent(json, "pre_tokenizer")) unknown(where, "a tokenizer without pre_tokenizer");
+    read_pretokenizer(json["pre_tokenizer"], d, where);
+  }
   if (!is_absent(json, "added_tokens")) {
     for (const Json& token : json_get<std::vector<Json>>(json, "added_tokens", where, Exit::data)) {
       const auto text = json_get<std::string>(token, "content", where, Exit::data);
       for (const char* key : {"single_word", "lstrip", "rstrip"}) {
         if (flag(token, key, false, where)) unknown(where, "the added token \"" + text + "\" with " + key);
       }
+      if (!d.byte_tokens.empty() && flag(token, "normalized", false, where))
+        unknown(where, "the added token \"" + text + "\", found in normalized text,");
       d.special.push_back({static_cast<int32_t>(json_whole(token, "id", 0, 99'999'999, where, Exit::data)), text});
     }
   }
@@ -237,36 +325,58 @@ Json bpe_to_json(const BPEDefinition& d) {
   for (size_t id = 0; id < d.tokens.size(); ++id) {
     const std::string& token = d.tokens[id];
     if (token.empty()) continue;
-    const std::string key = is_special[id] ? token : printed_token(token);
+    const std::string key = is_special[id] ? token : printed_token(d, id);
     if (const auto [place, is_new] = places.emplace(key, entries.size()); is_new)
       entries.emplace_back(key, id);
     else
       (entries.begin() + static_cast<std::ptrdiff_t>(place->second))->second = id;
   }
   for (const auto& [a, b] : d.merges)
-    merges.push_back(printed_token(d.tokens[static_cast<size_t>(a)]) + " " +
-                     printed_token(d.tokens[static_cast<size_t>(b)]));
-  for (const std::string& pattern : d.patterns)
-    splits.push_back(
-        {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
+    merges.push_back(printed_token(d, static_cast<size_t>(a)) + " " + printed_token(d, static_cast<size_t>(b)));
   const Json bytes{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
-  splits.push_back(bytes);
+  Json normalizer = d.nfc ? Json{{"type", "NFC"}} : Json(nullptr), pre_tokenizer = nullptr, decoder = bytes;
+  if (d.byte_tokens.empty()) {
+    for (const std::string& pattern : d.patterns)
+      splits.push_back(
+          {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
+    splits.push_back(bytes);
+    pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", splits}};
+  } else {
+    const SpaceBefore rule = d.space_before;
+    const bool in_normalizer = rule == SpaceBefore::each || (rule == SpaceBefore::none && d.patterns.empty());
+    Json parts = Json::array();
+    if (rule == SpaceBefore::each) parts.push_back({{"type", "Prepend"}, {"prepend", space_mark}});
+    parts.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", space_mark}});
+    if (in_normalizer) normalizer = {{"type", "Sequence"}, {"normalizers", parts}};
+    if (!in_normalizer || !d.patterns.empty())
+      pre_tokenizer = {{"type", "Metaspace"},
+                       {"replacement", space_mark},
+                       {"prepend_scheme", rule == SpaceBefore::each_without    ? "always"
+                                          : rule == SpaceBefore::first_without ? "first"
+                                                                               : "never"},
+                       {"split", !d.patterns.empty()}};
+    Json steps = Json::array({{{"type", "Replace"}, {"pattern", {{"String", space_mark}}}, {"content", " "}},
+                              {{"type", "ByteFallback"}},
+                              {{"type", "Fuse"}}});
+    if (rule != SpaceBefore::none) steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+    decoder = {{"type", "Sequence"}, {"decoders", steps}};
+  }
   return {{"version", "1.0"},
           {"truncation", nullptr},
           {"padding", nullptr},
           {"added_tokens", added},
-          {"normalizer", d.nfc ? Json{{"type", "NFC"}} : Json(nullptr)},
-          {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", splits}}},
+          {"normalizer", normalizer},
+          {"pre_tokenizer", pre_tokenizer},
           {"post_processor", nullptr},
-          {"decoder", bytes},
+          {"decoder", decoder},
           {"model",
            {{"type", "BPE"},
             {"dropout", nullptr},
             {"unk_token", nullptr},
             {"continuing_subword_prefix", nullptr},
             {"end_of_word_suffix", nullptr},
-            {"fuse_unk", false},
-            {"byte_fallback", false},
+            {"fuse_unk", !d.byte_tokens.empty()},
+            {"byte_fallback", !d.byte_tokens.empty()},
             {"ignore_merges", d.whole_pieces},
             {"vocab", vocab},
             {"merges", merges}}}};
@@ -278,7 +388,10 @@ BPEDefinition read_bpe(const fs::path& path) {
          "; give a tokenizer.json, or a folder that has one or vocab.json and merges.txt");
   const fs::path file = fs::is_directory(path) ? path / "tokenizer.json" : path;
   if (fs::is_directory(path) && !fs::exists(file)) {
-    if (fs::exists(path / "vocab.json") && fs::exists(path / "merges.txt")) return read_gpt2(path);
+    const fs::path vocab = path / "vocab.json", merges = path / "merges.txt";
+    if (fs::exists(vocab) && fs::exists(merges))
+      return bpe_from_gpt2(read_file(vocab, Exit::data, most_bytes), read_file(merges, Exit::data, most_bytes),
+                           vocab.string(), merges.string());
     fail(Exit::data, path.string(), " has neither a tokenizer.json nor vocab.json and merges.txt");
   }
   return bpe_from_json(parse_json(read_file(file, Exit::data, most_bytes), file.string(), Exit::data), file.string());

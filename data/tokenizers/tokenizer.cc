@@ -77,7 +77,7 @@ void Tokenizer::add_to_json(Json& json, const char* kind_key) const {
 }
 
 int32_t Tokenizer::document_end() const {
-  for (const char* text : {"<|endoftext|>", "<|end_of_text|>"}) {
+  for (const char* text : {"<|endoftext|>", "<|end_of_text|>", "</s>"}) {
     const int32_t id = bpe_ ? bpe_->id_of(text) : -1;
     if (id >= 0) return id;
   }
@@ -118,6 +118,8 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, Exit code) const {
   });
   return out;
 }
+
+std::string Tokenizer::piece(int64_t id) const { return bpe_ ? bpe_->decode({id}, /*begins=*/false) : decode({id}); }
 
 std::string Tokenizer::decode(const std::vector<int64_t>& ids) const {
   if (bpe_) return bpe_->decode(ids);

@@ -15,7 +15,7 @@
 namespace lathe {
 
 /// "byte": ids are the 256 byte values. "char": ids index the sorted Unicode code points of a text. "bpe": byte-level
-/// byte-pair encoding. What it is made of is saved with the data and with each checkpoint.
+/// byte-pair encoding, or SentencePiece's. What it is made of is saved with the data and with each checkpoint.
 class Tokenizer {
  public:
   /// The tokenizer of 256 byte values.
@@ -38,7 +38,7 @@ class Tokenizer {
   const std::vector<std::string>& vocabulary() const { return vocabulary_; }
   /// Null unless it is one.
   const BPE* bpe() const { return bpe_.get(); }
-  /// The token that ends a document, a BPE's <|endoftext|> or <|end_of_text|>; -1 where there is none.
+  /// The token that ends a document, a BPE's <|endoftext|>, <|end_of_text|> or </s>; -1 where there is none.
   int32_t document_end() const;
   /// Whether both give every text the same ids.
   bool operator==(const Tokenizer& other) const;
@@ -48,6 +48,8 @@ class Tokenizer {
   std::vector<int64_t> encode(std::string_view text, Exit code = Exit::data) const;
   /// Text of ids; an id without a character becomes U+FFFD.
   std::string decode(const std::vector<int64_t>& ids) const;
+  /// What an id adds to the text before it.
+  std::string piece(int64_t id) const;
 
  private:
   std::string kind_ = "byte";

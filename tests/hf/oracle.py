@@ -74,6 +74,27 @@ def make_tokenizer(path, vocabulary=VOCABULARY):
     tokenizer.save(str(path))
 
 
+def make_sentencepiece(path):
+    """A tokenizer in SentencePiece's form, as Llama 2 has it: characters, and bytes for those without a token."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
+
+    mark, size = "\u2581", VOCABULARY - 259
+    normalizer = normalizers.Sequence([normalizers.Prepend(mark), normalizers.Replace(" ", mark)])
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = normalizer
+    trained.train_from_iterator(TEXT.replace("naïve 😀", "naive").split("\n"), trainers.BpeTrainer(vocab_size=size, show_progress=False))
+    model = json.loads(trained.to_str())["model"]
+    special = ["<unk>", "<s>", "</s>"]
+    names = special + [f"<0x{b:02X}>" for b in range(256)] + sorted(model["vocab"], key=model["vocab"].get)
+    merges = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in model["merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(names)}, merges=merges, unk_token="<unk>",
+                                     fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizer
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(mark, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in special])
+    tokenizer.save(str(path))
+
+
 def randomise(model, seed=1):
     """Every weight random: initial biases and norms would hide that they are left out."""
     import torch
@@ -126,6 +147,8 @@ def there_and_back(bench, name, model, shard=None, tokenizer="tokenizer.json", s
         assert (folder / "model.safetensors.index.json").exists(), f"{name}: not sharded"
     if tokenizer == "tokenizer.json":
         (folder / tokenizer).write_bytes(bench.tokenizer.read_bytes())
+    elif tokenizer == "sentencepiece":
+        make_sentencepiece(folder / "tokenizer.json")
     else:
         whole = json.loads(bench.tokenizer.read_text())["model"]
         (folder / "vocab.json").write_text(json.dumps(whole["vocab"]))
@@ -162,7 +185,11 @@ def texts(bench, name, folder, run):
     special = set(tokenizer.all_special_tokens)
     wanted = b""
     for token in tokenizer.convert_ids_to_tokens(made[0].tolist()):
-        wanted += token.encode() if token in special else bytes(alphabet[c] for c in token)
+        if "</s>" in special:  # SentencePiece's form
+            wanted += bytes([int(token[3:5], 16)]) if token.startswith("<0x") else token.replace("\u2581", " ").encode()
+        else:
+            wanted += token.encode() if token in special else bytes(alphabet[c] for c in token)
+    wanted = wanted.removeprefix(b" ")
     done = subprocess.run([bench.lathe, "generate", str(run), "--prompt", prompt, "--tokens", "20", "--temperature", "0"],
                           capture_output=True)
     assert done.returncode == 0, done.stderr
@@ -232,6 +259,7 @@ def llama(bench):
     llama3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                   original_max_position_embeddings=16)
     folder, run, again = there_and_back(bench, "llama", model())
+    there_and_back(bench, "llama-sentencepiece", model(), tokenizer="sentencepiece")
     there_and_back(bench, "llama-sharded-bf16", model().to(torch.bfloat16), shard="20KB")
     there_and_back(bench, "llama-tied", model(tie_word_embeddings=True))
     there_and_back(bench, "llama-all-heads", model(num_key_value_heads=4, head_dim=16))
@@ -376,13 +404,26 @@ def gguf_file(bench, name, folder, run):
     tokens = value("tokenizer.ggml.tokens")
     assert tokens[:len(tokenizer)] == tokenizer.convert_ids_to_tokens(range(len(tokenizer))), f"{name}: tokens"
     assert len(tokens) == config["vocab_size"]
-    assert value("tokenizer.ggml.model") == "gpt2" and value("tokenizer.ggml.pre") == "gpt-2"
     types = value("tokenizer.ggml.token_type")
     special = set(tokenizer.all_special_ids)
-    assert all((t == gguf.TokenType.CONTROL) == (i in special) for i, t in enumerate(types)), f"{name}: token types"
-    merges = json.loads((folder / "tokenizer.json").read_text())["model"]["merges"]
-    assert value("tokenizer.ggml.merges") == [m if isinstance(m, str) else " ".join(m) for m in merges]
-    assert value("tokenizer.ggml.eos_token_id") == tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    merges = [m if isinstance(m, str) else " ".join(m)
+              for m in json.loads((folder / "tokenizer.json").read_text())["model"]["merges"]]
+    if "</s>" in tokens:  # SentencePiece's form
+        assert value("tokenizer.ggml.model") == "llama" and value("tokenizer.ggml.add_space_prefix")
+        kinds = {i: gguf.TokenType.CONTROL for i in special} | {0: gguf.TokenType.UNKNOWN}
+        kinds |= {i: gguf.TokenType.BYTE for i, t in enumerate(tokens) if t.startswith("<0x")}
+        assert all(t == kinds.get(i, gguf.TokenType.NORMAL) for i, t in enumerate(types)), f"{name}: token types"
+        scores = dict(zip(tokens, value("tokenizer.ggml.scores"), strict=True))
+        made = [scores[m.replace(" ", "")] for m in merges]
+        assert made == sorted(made, reverse=True) and made[0] < 0, f"{name}: scores"
+        end = "</s>"
+        assert value("tokenizer.ggml.bos_token_id") == 1 and value("tokenizer.ggml.unknown_token_id") == 0
+    else:
+        assert value("tokenizer.ggml.model") == "gpt2" and value("tokenizer.ggml.pre") == "gpt-2"
+        assert all((t == gguf.TokenType.CONTROL) == (i in special) for i, t in enumerate(types)), f"{name}: token types"
+        assert value("tokenizer.ggml.merges") == merges
+        end = "<|endoftext|>"
+    assert value("tokenizer.ggml.eos_token_id") == tokenizer.convert_tokens_to_ids(end)
     print(f"{name}: GGUF has the same {len(wanted)} tensors, keys and {len(tokens)} tokens")
 
 

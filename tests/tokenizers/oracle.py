@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares Lathe's byte-level BPE with Hugging Face's tokenizers and with tiktoken, built from the same files.
+"""Compares Lathe's BPE with Hugging Face's tokenizers and with tiktoken, built from the same files.
 
   tests/tokenizers/oracle.py LATHE VOCABULARY [--strings 100000] [--train FILE ...]
 
@@ -111,6 +111,76 @@ def encoding(lathe, folder, count, work):
     return failed
 
 
+def sentencepiece_forms(text):
+    """Tokenizers in SentencePiece's form, as Llama 2, Mistral and Gemma have it, with a vocabulary trained on `text`."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    mark = "\u2581"
+    prepend = normalizers.Sequence([normalizers.Prepend(mark), normalizers.Replace(" ", mark)])
+    replace = normalizers.Replace(" ", mark)
+
+    def vocabulary(words):
+        """Words or not, merges stay within them; lines with spaces of every number, so that those merge too."""
+        t = Tokenizer(models.BPE())
+        t.normalizer = replace
+        if words:
+            t.pre_tokenizer = pre_tokenizers.Split(tokenizers_regex(mark + "*[^" + mark + "]+"), "isolated")
+        lines = [line + " " * (i % 7) + "x" for i, line in enumerate(text.split("\n"))]
+        t.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=3000, show_progress=False))
+        model = json.loads(t.to_str())["model"]
+        special = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
+        vocab = {token: i for i, token in enumerate(special + sorted(model["vocab"], key=model["vocab"].get))}
+        return vocab, [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in model["merges"]]
+
+    def tokenizers_regex(pattern):
+        from tokenizers import Regex
+        return Regex(pattern)
+
+    steps = [decoders.Replace(mark, " "), decoders.ByteFallback(), decoders.Fuse()]
+    for name, normalizer, pre, words in [
+            ("llama 2", prepend, None, True), ("merges past spaces", prepend, None, False),
+            ("metaspace first", None, pre_tokenizers.Metaspace(mark, "first", split=False), True),
+            ("metaspace always, split", None, pre_tokenizers.Metaspace(mark, "always", split=True), True),
+            ("gemma", replace, None, True)]:
+        vocab, merges = vocabulary(words)
+        t = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+        if normalizer is not None:
+            t.normalizer = normalizer
+        if pre is not None:
+            t.pre_tokenizer = pre
+        t.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if name != "gemma" else []))
+        t.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in ("<unk>", "<s>", "</s>")])
+        yield name, t
+
+
+def sentencepiece(lathe, file, count, work):
+    """Ids, what they decode to, a text that is prepared, and what the data's manifest says the tokenizer is."""
+    import tokenizers
+    texts = list(strings(count)) + ["<s>a b", "a </s> b", "</s></s>", " a", "  a", "\u2581a", "a\u2581 \u2581b", "<0x41>"]
+    failed = 0
+    for name, theirs in sentencepiece_forms(file.read_text()):
+        path = work / (name.replace(" ", "_").replace(",", "") + ".json")
+        theirs.save(str(path))
+        wanted = [e.ids for e in theirs.encode_batch(texts)]
+        ours = lathe_ids(lathe, path, texts)
+        failed += compare(f"{name}, tokenizers", texts, ours, wanted)
+        data = work / path.stem
+        subprocess.run([lathe, "prepare", file, "--out", data, "--tokenizer", path], check=True, capture_output=True)
+        written = b"".join((data / f"{split}.bin").read_bytes() for split in ("train", "val"))
+        failed += compare(f"{name}, prepared", [file.name], [[*memoryview(written).cast("H")]],
+                          [theirs.encode(file.read_text()).ids + [theirs.token_to_id("</s>")]])
+        again = tokenizers.Tokenizer.from_str(json.dumps(json.loads((data / "manifest.json").read_text())["bpe"]))
+        failed += compare(f"{name}, as it is written", texts, [e.ids for e in again.encode_batch(texts)], wanted)
+        for ids in wanted[::997]:
+            given = " ".join(map(str, ids)).encode()
+            done = subprocess.run([lathe, "tokenizer", "decode", "--tokenizer", path], input=given, capture_output=True)
+            said = theirs.decode(ids, skip_special_tokens=False)
+            failed += again.decode(ids, skip_special_tokens=False) != said
+            if done.returncode != 0 or done.stdout.decode() != said:
+                failed += 1
+                print(f"{name}: {ids[:20]} is {done.stdout!r} instead of {said!r}")
+    return failed
+
+
 def training(lathe, files, work):
     import tokenizers
     failed = 0
@@ -150,6 +220,8 @@ def main():
         sys.exit(77)
     with tempfile.TemporaryDirectory(prefix="lathe-tokenizers-") as work:
         failed = encoding(a.lathe, a.vocabulary, a.strings, Path(work)) + training(a.lathe, a.train, Path(work))
+        if a.train:
+            failed += sentencepiece(a.lathe, a.train[0], a.strings, Path(work))
     sys.exit(1 if failed else 0)
 
 

@@ -2,6 +2,9 @@
 
 #include <ATen/ops/tensor.h>
 
+#include <map>
+#include <utility>
+
 #include "core/io/log.h"
 #include "train/formats/exported.h"
 
@@ -19,32 +22,59 @@ std::string name_of_splits(const BPEDefinition& d) {
        "); it has one for those of GPT-2, Llama 3, Qwen 2 and SmolLM");
 }
 
+/// SentencePiece's scores: llama.cpp merges the two whose token has the highest, so the earliest merge's.
+std::vector<float> scores_of(const BPEDefinition& d, size_t tokens) {
+  std::vector<float> scores(tokens, 0);
+  std::map<std::string_view, size_t> places;
+  for (size_t id = 0; id < d.tokens.size(); ++id) places[d.tokens[id]] = id;
+  for (const SpecialToken& s : d.special) {
+    if (const auto found = places.find(s.text); found != places.end() && std::cmp_equal(found->second, s.id))
+      places.erase(found);
+  }
+  for (size_t i = d.merges.size(); i-- > 0;) {
+    const auto& [a, b] = d.merges[i];
+    const auto made = places.find(d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)]);
+    if (made != places.end()) scores[made->second] = -static_cast<float>(i + 1);
+  }
+  return scores;
+}
+
 void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& metadata) {
-  enum : int32_t { normal = 1, control = 3, unused = 5 };
+  enum : int32_t { normal = 1, unknown = 2, control = 3, unused = 5, byte = 6 };
+  const bool of_characters = !d.byte_tokens.empty();
+  if (of_characters && !d.patterns.empty())
+    fail(Exit::usage, "GGUF has no name for the tokenizer's way to split text: SentencePiece's, at each space");
   std::vector<std::string> tokens, merges;
   std::vector<int32_t> types;
   for (int64_t id = 0; id < vocab_size; ++id) {
     const bool there = id < std::ssize(d.tokens) && !d.tokens[static_cast<size_t>(id)].empty();
-    tokens.push_back(there ? printed_token(d.tokens[static_cast<size_t>(id)]) : str("[PAD", id, "]"));
+    tokens.push_back(there ? printed_token(d, static_cast<size_t>(id)) : str("[PAD", id, "]"));
     types.push_back(there ? normal : unused);
   }
-  int32_t end = -1;
+  for (const int32_t id : d.byte_tokens) types[static_cast<size_t>(id)] = byte;
+  int32_t begin = -1, end = -1;
   for (const SpecialToken& s : d.special) {
     tokens[static_cast<size_t>(s.id)] = s.text;
-    types[static_cast<size_t>(s.id)] = control;
-    if (s.text == "<|endoftext|>" || s.text == "<|end_of_text|>") end = s.id;
+    types[static_cast<size_t>(s.id)] = of_characters && s.text == "<unk>" ? unknown : control;
+    if (s.text == "<|endoftext|>" || s.text == "<|end_of_text|>") begin = end = s.id;
+    if (s.text == "<s>") begin = s.id;
+    if (s.text == "</s>") end = s.id;
+    if (s.text == "<unk>") metadata.emplace_back("tokenizer.ggml.unknown_token_id", static_cast<uint32_t>(s.id));
   }
-  for (const auto& [a, b] : d.merges)
-    merges.push_back(tokens[static_cast<size_t>(a)] + " " + tokens[static_cast<size_t>(b)]);
-  metadata.emplace_back("tokenizer.ggml.model", std::string("gpt2"));
-  metadata.emplace_back("tokenizer.ggml.pre", name_of_splits(d));
+  metadata.emplace_back("tokenizer.ggml.model", std::string(of_characters ? "llama" : "gpt2"));
+  metadata.emplace_back("tokenizer.ggml.pre", of_characters ? "default" : name_of_splits(d));
   metadata.emplace_back("tokenizer.ggml.tokens", tokens);
   metadata.emplace_back("tokenizer.ggml.token_type", types);
-  metadata.emplace_back("tokenizer.ggml.merges", merges);
-  if (end >= 0) {
-    metadata.emplace_back("tokenizer.ggml.bos_token_id", static_cast<uint32_t>(end));
-    metadata.emplace_back("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(end));
+  if (of_characters) {
+    metadata.emplace_back("tokenizer.ggml.scores", scores_of(d, tokens.size()));
+    metadata.emplace_back("tokenizer.ggml.add_space_prefix", d.space_before != SpaceBefore::none);
+  } else {
+    for (const auto& [a, b] : d.merges)
+      merges.push_back(tokens[static_cast<size_t>(a)] + " " + tokens[static_cast<size_t>(b)]);
+    metadata.emplace_back("tokenizer.ggml.merges", merges);
   }
+  if (begin >= 0) metadata.emplace_back("tokenizer.ggml.bos_token_id", static_cast<uint32_t>(begin));
+  if (end >= 0) metadata.emplace_back("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(end));
   metadata.emplace_back("tokenizer.ggml.add_bos_token", false);
 }
 

@@ -201,14 +201,14 @@ void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& confi
       {"clean_up_tokenization_spaces", false},
       {"model_max_length", config.contains("n_positions") ? config["n_positions"] : config["max_position_embeddings"]}};
   for (const SpecialToken& s : d.special) {
-    if (s.text != "<|endoftext|>") continue;
-    settings["eos_token"] = s.text;
-    settings["bos_token"] = s.text;
-    config["bos_token_id"] = s.id;
-    config["eos_token_id"] = s.id;
+    const bool ends = s.text == "<|endoftext|>" || s.text == "</s>",
+               begins = s.text == "<|endoftext|>" || s.text == "<s>";
+    if (ends) settings["eos_token"] = s.text, config["eos_token_id"] = s.id;
+    if (begins) settings["bos_token"] = s.text, config["bos_token_id"] = s.id;
+    if (s.text == "<unk>") settings["unk_token"] = s.text;
   }
   write_file_durably(folder / "tokenizer_config.json", settings.dump(1) + "\n");
-  if (d.patterns != std::vector<std::string>{gpt2_pattern} || d.nfc || d.whole_pieces) return;
+  if (d.patterns != std::vector<std::string>{gpt2_pattern} || d.nfc || d.whole_pieces || !d.byte_tokens.empty()) return;
   write_file_durably(folder / "vocab.json", whole["model"]["vocab"].dump() + "\n");
   std::string merges = "#version: 0.2\n";
   for (const Json& merge : whole["model"]["merges"]) merges += merge.get<std::string>() + "\n";

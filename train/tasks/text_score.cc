@@ -13,18 +13,20 @@ namespace lathe {
 namespace {
 
 /// Ids of a text in which nothing stands for a special token.
-std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text) {
+std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text, bool begins = true) {
   if (tokenizer.bpe() == nullptr) return tokenizer.encode(text);
   std::vector<int32_t> ids;
-  BPE::Encoder(*tokenizer.bpe()).encode(text, ids, SpecialText::text);
+  BPE::Encoder(*tokenizer.bpe()).encode(text, ids, SpecialText::text, begins);
   return {ids.begin(), ids.end()};
 }
 
 /// The token that texts begin with, or -1.
 int64_t begin_token(const Tokenizer& tokenizer) {
   const BPE* bpe = tokenizer.bpe();
-  const int64_t begin = bpe != nullptr ? bpe->id_of("<|begin_of_text|>") : -1;
-  return begin >= 0 ? begin : tokenizer.document_end();
+  for (const char* text : {"<|begin_of_text|>", "<s>"}) {
+    if (const int64_t id = bpe != nullptr ? bpe->id_of(text) : -1; id >= 0) return id;
+  }
+  return tokenizer.document_end();
 }
 
 /// Summed loss of rows of `t` tokens and their successors, of which the targets before `from` are not scored.
@@ -86,7 +88,7 @@ Answer answer(const Scoring& s, const Choice& c) {
     std::vector<int64_t> ids = plain_ids(s.tokenizer, c.context);
     const int64_t begin = begin_token(s.tokenizer);
     if (begin >= 0 && (ids.empty() || begin != s.tokenizer.document_end())) ids.insert(ids.begin(), begin);
-    const std::vector<int64_t> of_ending = plain_ids(s.tokenizer, ending);
+    const std::vector<int64_t> of_ending = plain_ids(s.tokenizer, ending, c.context.empty());
     ids.insert(ids.end(), of_ending.begin(), of_ending.end());
     if (ids.size() == of_ending.size())
       fail(Exit::data, "a question has no context, and the tokenizer no token that a text begins with; give it a word");

@@ -51,7 +51,7 @@ Exit run_chat(const Arguments& arguments) {
     std::string answer;
     generate(*m.model, {ids}, w, [&](const WrittenToken& token) {
       if (token.id == chat.end()) return false;
-      const std::string piece = tokenizer.decode({token.id});
+      const std::string piece = tokenizer.piece(token.id);
       answer += piece;
       return bool(std::cout << piece << std::flush);
     });

@@ -104,7 +104,7 @@ Exit run_generate(const Arguments& arguments) {
   if (streams) std::cout << prompts[0] << std::flush;
   generate(*m.model, ids, w, [&](const WrittenToken& token) {
     const auto i = static_cast<size_t>(token.text);
-    const std::string piece = tokenizer.decode({token.id}), shown = ends[i].feed(piece);
+    const std::string piece = tokenizer.piece(token.id), shown = ends[i].feed(piece);
     if (w.log_probabilities)
       std::cout << token_line(token.text / samples, token.text % samples, token, piece) << std::endl;
     else if (streams)

@@ -89,7 +89,8 @@ Exit inspect_tokenizer(const Arguments& arguments) {
   const std::string json = bpe_to_json(d).dump();
   Checksum sum;
   sum.update(json.data(), json.size());
-  std::cout << "byte-level BPE, " << bpe.size() << " ids, " << d.merges.size() << " merges, xxh3 " << sum.hex() << "\n";
+  std::cout << (d.byte_tokens.empty() ? "byte-level BPE, " : "SentencePiece's BPE with bytes, ") << bpe.size()
+            << " ids, " << d.merges.size() << " merges, xxh3 " << sum.hex() << "\n";
   for (const std::string& pattern : d.patterns) std::cout << "pieces    " << pattern << "\n";
   if (d.nfc) std::cout << "text      in Unicode's normal form C\n";
   if (d.whole_pieces) std::cout << "merges    not of pieces that are tokens\n";
