@@ -1,6 +1,5 @@
 // Documents in `lathe prepare`: JSON Lines, compressed files, what is dropped and counted, and that neither the number
 // of workers nor the packing of a file changes a byte.
-#include <zlib.h>
 #include <zstd.h>
 
 #include <cstdlib>
@@ -13,6 +12,7 @@
 #include "data/tokenizers/bpe_trainer.h"
 #include "data/tokens.h"
 #include "tests/catch.h"
+#include "tests/compressed.h"
 #include "tests/process.h"
 
 namespace {
@@ -20,19 +20,6 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-std::string gzipped(const std::string& text) {
-  z_stream z{};
-  REQUIRE(deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK);
-  std::string out(deflateBound(&z, text.size()), '\0');
-  z.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  z.avail_in = static_cast<uInt>(text.size());
-  z.next_out = reinterpret_cast<Bytef*>(out.data());
-  z.avail_out = static_cast<uInt>(out.size());
-  REQUIRE(deflate(&z, Z_FINISH) == Z_STREAM_END);
-  out.resize(z.total_out);
-  deflateEnd(&z);
-  return out;
-}
 std::string zstandard(const std::string& text) {
   std::string out(ZSTD_compressBound(text.size()), '\0');
   out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
@@ -103,7 +90,7 @@ TEST_CASE("compressed files are the text that was packed, and damage is noticed"
 
 Tokenizer trained(const TempFolder& f) {
   write_file(f / "train.txt", sample_text(20000) + "<|endoftext|>");
-  write_bpe(train_bpe({f / "train.txt"}, {.vocab_size = 300, .threads = 1}), f / "tokenizer.json");
+  write_bpe(train_bpe({.files = {f / "train.txt"}}, {.vocab_size = 300, .threads = 1}), f / "tokenizer.json");
   return Tokenizer::bpe(f / "tokenizer.json");
 }
 

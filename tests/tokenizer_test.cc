@@ -9,6 +9,7 @@
 #include "data/tokenizers/tokenizer.h"
 #include "data/tokens.h"
 #include "tests/catch.h"
+#include "tests/compressed.h"
 #include "tests/process.h"
 
 namespace {
@@ -94,7 +95,7 @@ std::string replaced_all(std::string text, std::string_view what, std::string_vi
 
 BPEDefinition trained_on(const TempFolder& f, const std::string& text, int64_t size, int threads = 1) {
   write_file(f / "text.txt", text);
-  return train_bpe({f / "text.txt"}, {.vocab_size = size, .threads = threads});
+  return train_bpe({.files = {f / "text.txt"}}, {.vocab_size = size, .threads = threads});
 }
 
 TEST_CASE("pieces of GPT-2's pattern, and of bytes that are not UTF-8", "[tokenizer]") {
@@ -204,6 +205,13 @@ TEST_CASE("training merges what the textbook's form merges, on any number of thr
   }
   const BPEDefinition d = trained_on(f, sample_text(20000), 300);
   CHECK(d.tokens.size() == 300);
+  // The same documents as lines of JSON, and compressed.
+  const std::string line = Json{{"body", sample_text(20000)}}.dump() + "\n";
+  write_file(f / "a.jsonl", line);
+  write_file(f / "a.jsonl.gz", gzipped(line));
+  write_file(f / "a.txt.gz", gzipped(sample_text(20000)));
+  for (const char* name : {"a.jsonl", "a.jsonl.gz", "a.txt.gz"})
+    CHECK(train_bpe({.files = {f / name}, .field = "body"}, {.vocab_size = 300, .threads = 2}) == d);
   CHECK_THAT(error_of([&] { trained_on(f, "ab", 256); }), ContainsSubstring("make it 257 or more"));
 }
 
@@ -247,6 +255,33 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
   refused([](Json& j) { j["model"]["vocab"]["ab"] = 300; }, "is given to two tokens");
   refused([](Json& j) { j["model"]["merges"][0] = "a"; }, "a merge must be two tokens");
   refused([](Json& j) { j["model"].erase("merges"); }, "\"merges\" is missing");
+
+  // What a text begins with, and added tokens that are text.
+  Json begins = json;
+  begins["post_processor"] = {
+      {"type", "Sequence"},
+      {"processors",
+       {{{"type", "ByteLevel"}},
+        {{"type", "TemplateProcessing"},
+         {"single", {{{"SpecialToken", {{"id", "<|endoftext|>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}}}}}}}}}};
+  const size_t last = d.tokens.size() - 1;
+  begins["added_tokens"].push_back({{"id", last + 1}, {"content", "<tool>"}, {"special", false}});
+  begins["added_tokens"].push_back({{"id", 259}, {"content", printed_token(d, 259)}});  // in the vocabulary as well
+  const BPEDefinition marked = bpe_from_json(begins, "t.json");
+  CHECK(marked.begin == 0);
+  CHECK_FALSE(marked.special[1].special);
+  CHECK(bpe_from_json(bpe_to_json(marked), "t.json") == marked);
+  CHECK(BPE(marked, "t").id_of("<tool>") == static_cast<int32_t>(last + 1));
+  CHECK(text_marks(marked).begin == 0);
+  CHECK(text_marks(marked).end == 0);
+  CHECK(text_marks(marked).turn_end == -1);
+  refused(
+      [&](Json& j) {
+        j["post_processor"] = begins["post_processor"];
+        j["post_processor"]["processors"][1]["single"][0]["SpecialToken"]["id"] = "<s>";
+      },
+      "texts begin with \"<s>\", which is no added token");
+  refused([](Json& j) { j["model"]["vocab"]["a"] = 2'000'000; }, "one has the id 2000000; ids may go up to");
 
   Json pairs = json;  // merges as lists, as newer files have them
   for (auto& merge : pairs["model"]["merges"]) {
@@ -379,6 +414,16 @@ TEST_CASE("data is made with a BPE as the text is encoded, and knows it", "[toke
   wanted.push_back(manifest->tokenizer.document_end());
   CHECK(all == wanted);
 
+  // A text of several parts in SentencePiece's form: the space is before the first alone.
+  write_bpe(sentencepiece(SpaceBefore::each), f / "characters.json");
+  std::string lines;
+  while (lines.size() < 3'000'000) lines += "ab cab\nabc  b\n";
+  write_file(f / "lines.txt", lines);
+  prepared("parts", f / "characters.json", {"lines.txt"}, 0);
+  auto whole = Tokenizer::bpe(f / "characters.json").encode(lines);
+  whole.push_back(2);  // </s>
+  CHECK((ids_in("../parts/train.bin") == whole));
+
   // Files are documents; a vocabulary above 65536 has wider ids.
   write_file(f / "b.txt", "another text");
   d.tokens.resize(70000);
@@ -416,6 +461,29 @@ TEST_CASE("a run on BPE data trains, goes on, writes text, and the verb speaks i
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--data.dir=bpe-data", "--train.max_time=0.001"}).code == 75);
   ok({"train", "tiny.toml", "--data.dir=bpe-data", "--train.steps=4"});
   CHECK_THAT(ok({"generate", "runs/tiny", "--tokens", "5", "--prompt", "the"}), Catch::Matchers::StartsWith("the"));
+
+  // It ends where a document does, unless it is told otherwise.
+  const auto written = [&](const char* more) {
+    return ok(
+        {"generate", "runs/tiny", "--tokens", "3000", "--prompt", "the", "--temperature", "3", "--seed", "5", more});
+  };
+  const std::string ended = written("--cache=true"), whole = written("--ignore-eos=true");
+  REQUIRE_THAT(whole, ContainsSubstring("<|endoftext|>"));
+  CHECK(ended == whole.substr(0, whole.find("<|endoftext|>")) + "\n");
+
+  // Texts that are scored: as they are, compressed, as lines of JSON, and of standard input.
+  const std::string scored = sample_text(3000);
+  write_file(f / "scored.txt", scored);
+  write_file(f / "scored.gz", gzipped(scored));
+  write_file(f / "scored.jsonl", Json{{"text", scored}}.dump() + "\n");
+  write_file(f / "twice.jsonl", Json{{"text", scored}}.dump() + "\n" + Json{{"text", scored}}.dump() + "\n");
+  const auto score = [&](const char* file) { return Json::parse(ok({"eval", "runs/tiny", file})); };
+  const Json plain = score("scored.txt");
+  for (const char* file : {"scored.gz", "scored.jsonl"}) {
+    for (const char* key : {"loss", "tokens", "bytes"}) CHECK(score(file)[key] == plain[key]);
+  }
+  CHECK(score("twice.jsonl")["tokens"] == 2 * plain["tokens"].get<int64_t>());
+  CHECK(score("twice.jsonl")["loss"].get<double>() == Approx(plain["loss"].get<double>()).epsilon(1e-12));
 
   write_file(f / "in.txt", "the text\n and <|endoftext|>");
   const std::string ids = ok({"tokenizer", "encode", "--tokenizer", "bpe", "in.txt"});

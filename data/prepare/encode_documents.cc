@@ -23,8 +23,9 @@ class Writer {
   Writer(const DocumentOptions& o, BPE::Encoder* encoder, std::vector<int32_t>& ids)
       : tokenizer_(o.tokenizer), encoder_(encoder), ids_(ids) {}
 
-  void text(std::string_view text) {
-    if (encoder_ != nullptr) return encoder_->encode(text, ids_, SpecialText::text);
+  /// `begins`: it goes on from nothing.
+  void text(std::string_view text, bool begins = true) {
+    if (encoder_ != nullptr) return encoder_->encode(text, ids_, SpecialText::text, begins);
     for (const char c : text) ids_.push_back(static_cast<unsigned char>(c));
   }
   void end(bool learned) {
@@ -80,7 +81,7 @@ void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, En
     d.bytes = text.size();
     if (d.begins && d.ends) d.fate = fate_of(text, o), d.digest = digest(text);
     if (d.fate == Fate::kept && writer != nullptr) {
-      writer->text(text);
+      writer->text(text, d.begins);
       if (d.ends) writer->end(/*learned=*/true);
     }
     d.ids_end = made.ids.size();

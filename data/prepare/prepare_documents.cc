@@ -194,12 +194,9 @@ void split_tail(const fs::path& spool, bool wide, SplitWriter& train, SplitWrite
   }
 }
 
-/// Whether a text may be cut where PartReader does: by patterns of which that is known.
+/// Whether a text may be cut where PartReader does.
 bool pieces_end_at_lines(const Tokenizer& tokenizer) {
-  if (tokenizer.bpe() == nullptr) return true;
-  const auto& patterns = tokenizer.bpe()->definition().patterns;
-  return patterns.size() == 1 &&
-         (patterns[0] == gpt2_pattern || patterns[0] == llama3_pattern || patterns[0] == qwen2_pattern);
+  return tokenizer.bpe() == nullptr || tokenizer.bpe()->ends_at_lines();
 }
 
 }  // namespace

@@ -104,6 +104,8 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
   const auto tokens = std::ssize(d.tokens);
   if (tokens > 100'000'000) fail(Exit::data, where, ": a vocabulary of ", tokens, " tokens is too large");
   of_characters_ = !d.byte_tokens.empty();
+  if (d.begin >= 0 && std::ranges::find(d.special, d.begin, &SpecialToken::id) == d.special.end())
+    fail(Exit::data, where, ": texts begin with the token ", d.begin, ", which is no special one");
   if (d.patterns.empty() && !of_characters_) fail(Exit::data, where, ": there is no pre-tokenizer");
   if (of_characters_ && d.byte_tokens.size() != 256)
     fail(Exit::data, where, ": there are tokens for ", d.byte_tokens.size(), " bytes of 256");
@@ -123,6 +125,9 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     is_special[static_cast<size_t>(id)] = true;  // no text is looked up as such a one
   }
   ends_at_spaces_ = d.patterns.empty();
+  ends_at_lines_ =
+      of_characters_ || (d.patterns.size() == 1 && (d.patterns[0] == gpt2_pattern || d.patterns[0] == llama3_pattern ||
+                                                    d.patterns[0] == qwen2_pattern));
   for (int32_t id = 0; id < tokens; ++id) {
     const std::string& token = d.tokens[static_cast<size_t>(id)];
     if (token.empty()) continue;
@@ -130,6 +135,7 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     if (!ids_.emplace(token, id).second)
       fail(Exit::data, where, ": ids ", ids_.at(token), " and ", id, " are the same token \"", token, "\"");
     if (token.size() == 1 && !of_characters_) of_byte_[static_cast<unsigned char>(token[0])] = id;
+    if (of_characters_ && token.size() > 1 && token.find('\n') != std::string::npos) ends_at_lines_ = false;
     const size_t letter = token.find_first_not_of(' ');
     if (letter != std::string::npos && token.find(' ', letter) != std::string::npos) ends_at_spaces_ = false;
   }
@@ -148,6 +154,19 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
   }
 }
 BPE::~BPE() = default;
+
+TextMarks text_marks(const BPEDefinition& d) {
+  const auto first_of = [&](std::initializer_list<const char*> names) {
+    for (const char* name : names) {
+      const auto found = std::ranges::find(d.special, name, &SpecialToken::text);
+      if (found != d.special.end()) return found->id;
+    }
+    return -1;
+  };
+  return {.begin = d.begin >= 0 ? d.begin : first_of({"<|begin_of_text|>", "<s>", "<|endoftext|>"}),
+          .end = first_of({"<|endoftext|>", "<|end_of_text|>", "</s>"}),
+          .turn_end = first_of({"<|eot_id|>", "<|im_end|>"})};
+}
 
 BPE::Encoder::Encoder(const BPE& bpe) : bpe_(bpe), cache_(std::make_unique<Cache>()) {
   for (const Pretokenizer& pretokenizer : bpe.pretokenizers_) cursors_.emplace_back(pretokenizer);

@@ -18,10 +18,12 @@
 
 namespace lathe {
 
-/// A token that stands for a text as a whole, as <|endoftext|>: merges do not make it.
+/// A token that stands for a text as a whole, as <|endoftext|>: merges do not make it. `special`: it is no text, and
+/// Hugging Face's decoders may leave it out.
 struct SpecialToken {
   int32_t id = 0;
   std::string text;
+  bool special = true;
   bool operator==(const SpecialToken&) const = default;
 };
 
@@ -44,11 +46,19 @@ struct BPEDefinition {
   /// that has none (byte_fallback). Spaces are written as U+2581, and that is a space. Empty: merges begin with bytes.
   std::vector<int32_t> byte_tokens{};
   SpaceBefore space_before = SpaceBefore::none;  ///< of SentencePiece's form; decode takes it away again
+  int32_t begin = -1;  ///< the special token that prompts begin with (Hugging Face's post-processor), or -1
   bool operator==(const BPEDefinition&) const = default;
 };
 
 /// What encoding does with the text of a special token: take the token, take it as any text, or refuse it.
 enum class SpecialText { token, text, refuse };
+
+/// Ids of the special tokens that texts begin and end with, and that a chat's turn ends with, by their usual names; -1:
+/// there is none. GPT-2's <|endoftext|> is both.
+struct TextMarks {
+  int32_t begin = -1, end = -1, turn_end = -1;
+};
+TextMarks text_marks(const BPEDefinition& definition);
 
 /// A BPE tokenizer: immutable, one object for any number of threads.
 ///
@@ -90,6 +100,9 @@ class BPE {
   /// The bytes of ids; an id that no token has becomes U+FFFD. `begins`: they are a whole text's, and the space that
   /// was put before it is left out.
   std::string decode(const std::vector<int64_t>& ids, bool begins = true) const;
+  /// Whether text may be cut behind a line break that has no white space on either side, and its parts encoded one by
+  /// one: where that is known of the patterns, or in SentencePiece's form no token has a line break within.
+  bool ends_at_lines() const { return ends_at_lines_; }
   /// The id of a token's bytes or of a special token's text, or -1.
   int32_t id_of(std::string_view token) const;
 
@@ -103,6 +116,7 @@ class BPE {
   std::array<int32_t, 256> of_byte_{};  // -1: the vocabulary lacks it
   bool of_characters_ = false;          // SentencePiece's form
   bool ends_at_spaces_ = false;         // no token has a space behind something else
+  bool ends_at_lines_ = false;
   std::unordered_map<std::string_view, int32_t> ids_;
   std::unique_ptr<Merges> merges_;
   std::array<bool, 256> starts_special_{};

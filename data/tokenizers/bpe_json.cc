@@ -264,6 +264,36 @@ BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& me
   return d;
 }
 
+namespace {
+
+/// The token that a post-processor puts before a text. What else one does is for pairs, offsets, or behind the text.
+void read_post_processor(const Json& json, BPEDefinition& d, const std::string& where) {
+  for (const Json& part : parts_of(json, "processors", where)) {
+    if (type_of(part, where) != "TemplateProcessing") continue;
+    const auto single = json_get<std::vector<Json>>(part, "single", where, Exit::data);
+    if (single.empty() || !single[0].contains("SpecialToken")) continue;
+    const auto text = json_get<std::string>(single[0]["SpecialToken"], "id", where, Exit::data);
+    const auto found = std::ranges::find(d.special, text, &SpecialToken::text);
+    if (found == d.special.end()) fail(Exit::data, where, ": texts begin with \"", text, "\", which is no added token");
+    d.begin = found->id;
+  }
+}
+
+Json post_processor(const BPEDefinition& d) {
+  if (d.begin < 0) return nullptr;
+  const std::string& text = d.tokens[static_cast<size_t>(d.begin)];
+  const auto token = [&](int n) { return Json{{"SpecialToken", {{"id", text}, {"type_id", n}}}}; };
+  const auto sequence = [](const char* id, int n) { return Json{{"Sequence", {{"id", id}, {"type_id", n}}}}; };
+  Json of_text;
+  of_text[text] = {{"id", text}, {"ids", {d.begin}}, {"tokens", {text}}};
+  return {{"type", "TemplateProcessing"},
+          {"single", Json::array({token(0), sequence("A", 0)})},
+          {"pair", Json::array({token(0), sequence("A", 0), token(1), sequence("B", 1)})},
+          {"special_tokens", of_text}};
+}
+
+}  // namespace
+
 BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
   BPEDefinition d;
   if (!json.is_object()) fail(Exit::data, where, ": this is no tokenizer.json");
@@ -290,9 +320,11 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
       }
       if (!d.byte_tokens.empty() && flag(token, "normalized", false, where))
         unknown(where, "the added token \"" + text + "\", found in normalized text,");
-      d.special.push_back({static_cast<int32_t>(json_whole(token, "id", 0, 99'999'999, where, Exit::data)), text});
+      d.special.push_back({static_cast<int32_t>(json_whole(token, "id", 0, 99'999'999, where, Exit::data)), text,
+                           flag(token, "special", true, where)});
     }
   }
+  if (!is_absent(json, "post_processor")) read_post_processor(json["post_processor"], d, where);
   const auto ids = read_vocabulary(json_get<Json>(model, "vocab", where, Exit::data), d, where);
   for (const Json& merge : json_get<std::vector<Json>>(model, "merges", where, Exit::data)) {
     if (merge.is_string()) {
@@ -317,7 +349,7 @@ Json bpe_to_json(const BPEDefinition& d) {
                      {"lstrip", false},
                      {"rstrip", false},
                      {"normalized", false},
-                     {"special", true}});
+                     {"special", s.special}});
   }
   // Each key is looked up here: the library's own look-up goes through all that are there.
   auto& entries = vocab.get_ref<Json::object_t&>();
@@ -367,7 +399,7 @@ Json bpe_to_json(const BPEDefinition& d) {
           {"added_tokens", added},
           {"normalizer", normalizer},
           {"pre_tokenizer", pre_tokenizer},
-          {"post_processor", nullptr},
+          {"post_processor", post_processor(d)},
           {"decoder", decoder},
           {"model",
            {{"type", "BPE"},

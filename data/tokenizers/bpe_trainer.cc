@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <future>
+#include <mutex>
 #include <numeric>
 #include <queue>
 #include <unordered_map>
@@ -12,8 +13,6 @@ namespace {
 
 using Words = std::unordered_map<std::string, int64_t>;
 using Pair = std::pair<int32_t, int32_t>;
-
-constexpr size_t part = size_t{8} << 20;  // bytes of a file that one thread takes at once
 
 /// The words of lines, each line on its own.
 void count_words(const Pretokenizer& pretokenizer, std::string_view lines, Words& words) {
@@ -30,25 +29,19 @@ void count_words(const Pretokenizer& pretokenizer, std::string_view lines, Words
   }
 }
 
-Words count_words(const std::vector<fs::path>& files, const BPETraining& t) {
+Words count_words(const DocumentSource& source, const BPETraining& t) {
   const Pretokenizer pretokenizer(t.pattern, "--pattern");
-  std::vector<MappedFile> maps;
-  std::vector<std::string_view> parts;
-  for (const fs::path& file : files) {
-    const auto bytes = maps.emplace_back(file, Exit::data).bytes();
-    std::string_view rest(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    while (!rest.empty()) {
-      const size_t end = rest.size() <= part ? std::string_view::npos : rest.find('\n', part);
-      parts.push_back(rest.substr(0, end == std::string_view::npos ? rest.size() : end + 1));
-      rest.remove_prefix(parts.back().size());
-    }
-  }
-  std::atomic<size_t> next = 0;
+  PartReader reader(source, /*whole=*/false);
+  std::mutex mutex;  // of the reader
   std::atomic<bool> stopped = false;
   const auto work = [&] {
     Words words;
-    for (size_t i = next++; i < parts.size() && !stopped; i = next++) {
-      count_words(pretokenizer, parts[i], words);
+    for (Part part; !stopped;) {
+      {
+        const std::lock_guard lock(mutex);
+        if (!reader.next(part)) break;
+      }
+      each_document(part, source, [&](std::string_view text) { count_words(pretokenizer, text, words); });
       if (t.stop && t.stop()) stopped = true;
     }
     return words;
@@ -112,7 +105,7 @@ std::vector<int> sorted_bytes() {
 
 }  // namespace
 
-BPEDefinition train_bpe(const std::vector<fs::path>& files, const BPETraining& t) {
+BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
   BPEDefinition d;
   d.patterns = {t.pattern};
   for (const std::string& text : t.special) {
@@ -135,7 +128,7 @@ BPEDefinition train_bpe(const std::vector<fs::path>& files, const BPETraining& t
 
   std::vector<std::vector<int32_t>> words;
   std::vector<int64_t> counts;
-  for (const auto& [text, count] : count_words(files, t)) {
+  for (const auto& [text, count] : count_words(source, t)) {
     std::vector<int32_t>& word = words.emplace_back();
     for (const char c : text) word.push_back(of_byte[static_cast<unsigned char>(c)]);
     counts.push_back(count);

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/io/file.h"
+#include "data/prepare/documents.h"
 #include "data/tokenizers/bpe.h"
 
 namespace lathe {
@@ -22,8 +22,8 @@ struct BPETraining {
   std::function<void(double)> show = nullptr;  ///< told the share that is done
 };
 
-/// From the lines of text files. Exit::data for a file that can't be read, Exit::usage for a vocab_size without room
-/// for the bytes and special tokens.
-BPEDefinition train_bpe(const std::vector<fs::path>& files, const BPETraining& training);
+/// From the lines of documents, text or JSON Lines, compressed or not. Exit::data for a file that can't be read,
+/// Exit::usage for a vocab_size without room for the bytes and special tokens.
+BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& training);
 
 }  // namespace lathe

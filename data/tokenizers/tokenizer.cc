@@ -84,6 +84,12 @@ int32_t Tokenizer::document_end() const {
   return -1;
 }
 
+bool Tokenizer::ends_text(int64_t id) const {
+  if (!bpe_ || id < 0) return false;
+  const TextMarks marks = text_marks(bpe_->definition());
+  return id == marks.end || id == marks.turn_end;
+}
+
 bool Tokenizer::operator==(const Tokenizer& other) const {
   if (kind_ != other.kind_ || vocabulary_ != other.vocabulary_) return false;
   return bpe_ == other.bpe_ || (bpe_ && other.bpe_ && bpe_->definition() == other.bpe_->definition());

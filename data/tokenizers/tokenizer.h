@@ -40,6 +40,10 @@ class Tokenizer {
   const BPE* bpe() const { return bpe_.get(); }
   /// The token that ends a document, a BPE's <|endoftext|>, <|end_of_text|> or </s>; -1 where there is none.
   int32_t document_end() const;
+  /// What a prompt begins with: a BPE's definition().begin, or -1.
+  int32_t prompt_begin() const { return bpe_ ? bpe_->definition().begin : -1; }
+  /// Whether a text that is written ends with this token: of a document, or of a chat's turn.
+  bool ends_text(int64_t id) const;
   /// Whether both give every text the same ids.
   bool operator==(const Tokenizer& other) const;
 

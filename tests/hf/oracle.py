@@ -76,7 +76,7 @@ def make_tokenizer(path, vocabulary=VOCABULARY):
 
 def make_sentencepiece(path):
     """A tokenizer in SentencePiece's form, as Llama 2 has it: characters, and bytes for those without a token."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors, trainers
 
     mark, size = "\u2581", VOCABULARY - 259
     normalizer = normalizers.Sequence([normalizers.Prepend(mark), normalizers.Replace(" ", mark)])
@@ -92,6 +92,7 @@ def make_sentencepiece(path):
     tokenizer.normalizer = normalizer
     tokenizer.decoder = decoders.Sequence([decoders.Replace(mark, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in special])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)])
     tokenizer.save(str(path))
 
 
@@ -172,7 +173,9 @@ def texts(bench, name, folder, run):
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     prompt = "the tool cuts 42 naïve"
-    ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    begins = tokenizer.convert_ids_to_tokens(ids[0].tolist())[0] == "<s>"
+    assert begins == ("<s>" in tokenizer.get_vocab()), f"{name}: the prompt begins with {ids[0][0]}"
     made = model.generate(ids, max_new_tokens=20, min_new_tokens=20, do_sample=False, pad_token_id=0, eos_token_id=None)
     from tokenizers import pre_tokenizers  # noqa: F401
 
@@ -184,13 +187,13 @@ def texts(bench, name, folder, run):
         spare += not printable
     special = set(tokenizer.all_special_tokens)
     wanted = b""
-    for token in tokenizer.convert_ids_to_tokens(made[0].tolist()):
+    for token in tokenizer.convert_ids_to_tokens(made[0, int(begins):].tolist()):
         if "</s>" in special:  # SentencePiece's form
             wanted += bytes([int(token[3:5], 16)]) if token.startswith("<0x") else token.replace("\u2581", " ").encode()
         else:
             wanted += token.encode() if token in special else bytes(alphabet[c] for c in token)
     wanted = wanted.removeprefix(b" ")
-    done = subprocess.run([bench.lathe, "generate", str(run), "--prompt", prompt, "--tokens", "20", "--temperature", "0"],
+    done = subprocess.run([bench.lathe, "generate", str(run), "--prompt", prompt, "--tokens", "20", "--temperature", "0", "--ignore-eos=true"],
                           capture_output=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip(b"\n") == wanted.rstrip(b"\n"), f"{name}: {done.stdout!r} and {wanted!r}"
@@ -418,6 +421,7 @@ def gguf_file(bench, name, folder, run):
         assert made == sorted(made, reverse=True) and made[0] < 0, f"{name}: scores"
         end = "</s>"
         assert value("tokenizer.ggml.bos_token_id") == 1 and value("tokenizer.ggml.unknown_token_id") == 0
+        assert value("tokenizer.ggml.add_bos_token")
     else:
         assert value("tokenizer.ggml.model") == "gpt2" and value("tokenizer.ggml.pre") == "gpt-2"
         assert all((t == gguf.TokenType.CONTROL) == (i in special) for i, t in enumerate(types)), f"{name}: token types"

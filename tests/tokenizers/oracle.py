@@ -3,11 +3,13 @@
 
   tests/tokenizers/oracle.py LATHE VOCABULARY [--strings 100000] [--train FILE ...]
 
-VOCABULARY is a folder with GPT-2's vocab.json and merges.txt. Ends with 77, and a reason, where the Python packages or
+VOCABULARY is a folder with GPT-2's vocab.json and merges.txt; FILEs are what tokenizers are trained on, by both trainers at
+two sizes, and the first one's in SentencePiece's form. Ends with 77, and a reason, where the Python packages or
 the vocabulary are absent.
 """
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -216,7 +218,10 @@ def main():
         import tiktoken  # noqa: F401
         import tokenizers  # noqa: F401
     except ImportError as e:
-        print(f"skipped: {e}; pip install tokenizers tiktoken")
+        other = os.environ.pop("LATHE_HF_PYTHON", None)
+        if other and Path(other).exists():
+            sys.exit(subprocess.call([other, *sys.argv]))
+        print(f"skipped: {e}; install tokenizers and tiktoken, or name a Python that has them in LATHE_HF_PYTHON")
         sys.exit(77)
     with tempfile.TemporaryDirectory(prefix="lathe-tokenizers-") as work:
         failed = encoding(a.lathe, a.vocabulary, a.strings, Path(work)) + training(a.lathe, a.train, Path(work))

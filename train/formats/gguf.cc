@@ -40,7 +40,7 @@ std::vector<float> scores_of(const BPEDefinition& d, size_t tokens) {
 }
 
 void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& metadata) {
-  enum : int32_t { normal = 1, unknown = 2, control = 3, unused = 5, byte = 6 };
+  enum : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
   const bool of_characters = !d.byte_tokens.empty();
   if (of_characters && !d.patterns.empty())
     fail(Exit::usage, "GGUF has no name for the tokenizer's way to split text: SentencePiece's, at each space");
@@ -52,13 +52,11 @@ void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& met
     types.push_back(there ? normal : unused);
   }
   for (const int32_t id : d.byte_tokens) types[static_cast<size_t>(id)] = byte;
-  int32_t begin = -1, end = -1;
   for (const SpecialToken& s : d.special) {
     tokens[static_cast<size_t>(s.id)] = s.text;
-    types[static_cast<size_t>(s.id)] = of_characters && s.text == "<unk>" ? unknown : control;
-    if (s.text == "<|endoftext|>" || s.text == "<|end_of_text|>") begin = end = s.id;
-    if (s.text == "<s>") begin = s.id;
-    if (s.text == "</s>") end = s.id;
+    types[static_cast<size_t>(s.id)] = of_characters && s.text == "<unk>" ? unknown
+                                       : s.special                        ? control
+                                                                          : user_defined;
     if (s.text == "<unk>") metadata.emplace_back("tokenizer.ggml.unknown_token_id", static_cast<uint32_t>(s.id));
   }
   metadata.emplace_back("tokenizer.ggml.model", std::string(of_characters ? "llama" : "gpt2"));
@@ -73,9 +71,10 @@ void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& met
       merges.push_back(tokens[static_cast<size_t>(a)] + " " + tokens[static_cast<size_t>(b)]);
     metadata.emplace_back("tokenizer.ggml.merges", merges);
   }
-  if (begin >= 0) metadata.emplace_back("tokenizer.ggml.bos_token_id", static_cast<uint32_t>(begin));
-  if (end >= 0) metadata.emplace_back("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(end));
-  metadata.emplace_back("tokenizer.ggml.add_bos_token", false);
+  const TextMarks marks = text_marks(d);
+  for (const auto& [key, id] : {std::pair("bos", marks.begin), {"eos", marks.end}, {"eot", marks.turn_end}})
+    if (id >= 0) metadata.emplace_back(str("tokenizer.ggml.", key, "_token_id"), static_cast<uint32_t>(id));
+  metadata.emplace_back("tokenizer.ggml.add_bos_token", d.begin >= 0);
 }
 
 /// Rows of heads from halves to pairs: of each head, row i of the one half and row i of the other beside each other.

@@ -200,13 +200,13 @@ void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& confi
       {"tokenizer_class", "PreTrainedTokenizerFast"},
       {"clean_up_tokenization_spaces", false},
       {"model_max_length", config.contains("n_positions") ? config["n_positions"] : config["max_position_embeddings"]}};
-  for (const SpecialToken& s : d.special) {
-    const bool ends = s.text == "<|endoftext|>" || s.text == "</s>",
-               begins = s.text == "<|endoftext|>" || s.text == "<s>";
-    if (ends) settings["eos_token"] = s.text, config["eos_token_id"] = s.id;
-    if (begins) settings["bos_token"] = s.text, config["bos_token_id"] = s.id;
-    if (s.text == "<unk>") settings["unk_token"] = s.text;
+  const TextMarks marks = text_marks(d);
+  for (const auto& [key, id] : {std::pair("bos_token", marks.begin), {"eos_token", marks.end}}) {
+    if (id < 0) continue;
+    settings[key] = d.tokens[static_cast<size_t>(id)];
+    config[str(key, "_id")] = id;
   }
+  if (std::ranges::find(d.special, "<unk>", &SpecialToken::text) != d.special.end()) settings["unk_token"] = "<unk>";
   write_file_durably(folder / "tokenizer_config.json", settings.dump(1) + "\n");
   if (d.patterns != std::vector<std::string>{gpt2_pattern} || d.nfc || d.whole_pieces || !d.byte_tokens.empty()) return;
   write_file_durably(folder / "vocab.json", whole["model"]["vocab"].dump() + "\n");

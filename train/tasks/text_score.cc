@@ -23,10 +23,8 @@ std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text
 /// The token that texts begin with, or -1.
 int64_t begin_token(const Tokenizer& tokenizer) {
   const BPE* bpe = tokenizer.bpe();
-  for (const char* text : {"<|begin_of_text|>", "<s>"}) {
-    if (const int64_t id = bpe != nullptr ? bpe->id_of(text) : -1; id >= 0) return id;
-  }
-  return tokenizer.document_end();
+  const int64_t begin = bpe != nullptr ? text_marks(bpe->definition()).begin : -1;
+  return begin >= 0 ? begin : tokenizer.document_end();
 }
 
 /// Summed loss of rows of `t` tokens and their successors, of which the targets before `from` are not scored.

@@ -8,6 +8,7 @@
 #include "core/io/log.h"
 #include "core/io/progress.h"
 #include "core/memory.h"
+#include "data/prepare/documents.h"
 #include "train/tasks/task.h"
 #include "train/tasks/text_score.h"
 #include "train/verbs/verbs.h"
@@ -55,16 +56,34 @@ Json text_json(const TextScore& s) {
           {"bytes", s.bytes}};
 }
 
-Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& files) {
-  std::vector<std::pair<std::string, std::string>> texts;  // all are read before the first is scored
-  for (const std::string& file : files) {
-    texts.emplace_back(file, read_file(file, Exit::data));
+/// The texts of a file, compressed or not: one, or of JSON Lines (by its name) each line's field "text".
+std::vector<std::string> texts_of(const std::string& file) {
+  std::vector<std::string> texts;
+  const DocumentSource source{.files = {file}};
+  if (is_jsonl(source, file)) {
+    PartReader reader(source, /*whole=*/false);
+    for (Part part; reader.next(part);)
+      each_document(part, source, [&](std::string_view text) { texts.emplace_back(text); });
+  } else {
+    InputStream input(file);
+    for (texts.emplace_back(); input.read(texts[0], size_t{1} << 20);) {
+    }
   }
+  return texts;
+}
+
+Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& files) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> all_texts;  // read before the first is scored
+  for (const std::string& file : files) all_texts.emplace_back(file, texts_of(file));
   TextScore all;
   Json each = Json::array();
-  for (const auto& [file, text] : texts) {
-    const TextScore s = score_text(scoring, text);
-    if (s.tokens == 0) fail(Exit::data, file, " is too short for a loss: ", text.size(), " bytes");
+  for (const auto& [file, texts] : all_texts) {
+    TextScore s;
+    for (const std::string& text : texts) {
+      const TextScore one = score_text(scoring, text);
+      s.loss += one.loss, s.tokens += one.tokens, s.bytes += one.bytes;
+    }
+    if (s.tokens == 0) fail(Exit::data, file, " is too short for a loss");
     all.loss += s.loss, all.tokens += s.tokens, all.bytes += s.bytes;
     Json json{{"file", file}};
     json.update(text_json(s));

@@ -35,7 +35,8 @@ const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m
   }
   if (!m.state.tokenizer) {
     fail(Exit::data, arguments.words[0],
-         " was trained on data without a manifest.json, so there is no tokenizer to read or write text with");
+         " has no tokenizer to read or write text with: it was imported without one, or trained on data without a "
+         "manifest.json");
   }
   return *m.state.tokenizer;
 }
@@ -78,7 +79,7 @@ Exit run_generate(const Arguments& arguments) {
   w.log_probabilities = arguments.is_true("logprobs");
   w.cache = !arguments.flags.contains("cache") || arguments.is_true("cache");
   const auto samples = static_cast<int64_t>(arguments.number("samples", 1, between(1, 10000), true));
-  const bool from_file = arguments.flags.contains("prompt-file");
+  const bool from_file = arguments.flags.contains("prompt-file"), ignore_eos = arguments.is_true("ignore-eos");
   if (from_file && arguments.flags.contains("prompt"))
     fail(Exit::usage, "command line: --prompt and --prompt-file are two ways to say it; give one");
   const auto found = arguments.lists.find("stop");
@@ -93,8 +94,9 @@ Exit run_generate(const Arguments& arguments) {
   if (!from_file) prompts = {arguments.get("prompt", default_prompt(tokenizer))};
   std::vector<std::vector<int64_t>> ids;
   for (const std::string& prompt : prompts) {
-    const auto own = tokenizer.encode(prompt, Exit::usage);
+    auto own = tokenizer.encode(prompt, Exit::usage);
     if (own.empty()) fail(Exit::usage, "command line: --prompt is empty; give at least one character");
+    if (const int32_t begin = tokenizer.prompt_begin(); begin >= 0 && own[0] != begin) own.insert(own.begin(), begin);
     ids.insert(ids.end(), static_cast<size_t>(samples), own);
   }
   // One text is shown as it is written; of several each when all are, unless they are lines of JSON.
@@ -104,6 +106,7 @@ Exit run_generate(const Arguments& arguments) {
   if (streams) std::cout << prompts[0] << std::flush;
   generate(*m.model, ids, w, [&](const WrittenToken& token) {
     const auto i = static_cast<size_t>(token.text);
+    if (!ignore_eos && tokenizer.ends_text(token.id)) return false;
     const std::string piece = tokenizer.piece(token.id), shown = ends[i].feed(piece);
     if (w.log_probabilities)
       std::cout << token_line(token.text / samples, token.text % samples, token, piece) << std::endl;
@@ -138,10 +141,11 @@ Verb generate_verb() {
                {"samples", "texts for each prompt (1)"},
                {"tokens", "how many to write at most (300)"},
                {"stop", "text to stop before; may be given several times"},
+               {"ignore-eos", "true: go on behind the token that ends a document or a chat's turn (false)"},
                {"logprobs", "a line of JSON for each token, with its log probability (false)"},
                {"cache", "false: compute the window again for each token (true)"}})),
           .run = run_generate,
-          .switches = {"double-quant", "logprobs", "cache"},
+          .switches = {"double-quant", "logprobs", "cache", "ignore-eos"},
           .repeatable = {"stop"}};
 }
 

@@ -94,7 +94,9 @@ Exit inspect_tokenizer(const Arguments& arguments) {
   for (const std::string& pattern : d.patterns) std::cout << "pieces    " << pattern << "\n";
   if (d.nfc) std::cout << "text      in Unicode's normal form C\n";
   if (d.whole_pieces) std::cout << "merges    not of pieces that are tokens\n";
-  for (const SpecialToken& s : d.special) std::cout << "special   " << s.id << " " << s.text << "\n";
+  for (const SpecialToken& s : d.special)
+    std::cout << (s.special ? "special   " : "added     ") << s.id << " " << s.text << "\n";
+  if (d.begin >= 0) std::cout << "texts     begin with " << d.tokens[static_cast<size_t>(d.begin)] << "\n";
   return Exit::done;
 }
 
@@ -103,8 +105,13 @@ Exit train_tokenizer(const Arguments& arguments) {
   if (out.empty()) fail(Exit::usage, "lathe tokenizer train needs --out FOLDER");
   const fs::path file = out / "tokenizer.json";
   if (fs::exists(file)) fail(Exit::usage, file.string(), " is there already; name another --out or remove it");
-  const auto files = expand_inputs({arguments.words.begin() + 1, arguments.words.end()});
-  if (files.empty()) fail(Exit::usage, "lathe tokenizer train needs text files, or folders of them");
+  DocumentSource source{
+      .files = {}, .format = arguments.get("format", "auto"), .field = arguments.get("field", "text")};
+  for (const fs::path& path : expand_inputs({arguments.words.begin() + 1, arguments.words.end()}))
+    source.files.push_back(path.string());
+  if (source.files.empty()) fail(Exit::usage, "lathe tokenizer train needs text files, or folders of them");
+  if (source.format != "auto" && source.format != "text" && source.format != "jsonl")
+    fail(Exit::usage, "command line: --format must be auto, text or jsonl, not ", source.format);
   BPETraining t;
   t.vocab_size = static_cast<int64_t>(arguments.number("vocab-size", 4096, between(257, 10'000'000), true));
   t.min_frequency = static_cast<int64_t>(arguments.number("min-frequency", 2, at_least(1), true));
@@ -123,7 +130,7 @@ Exit train_tokenizer(const Arguments& arguments) {
   t.stop = [] { return stop_signal() != 0; };
   ProgressBar bar("training the tokenizer", 1);
   t.show = [&bar](double share) { bar.show(share); };
-  const BPEDefinition made = train_bpe(files, t);
+  const BPEDefinition made = train_bpe(source, t);
   make_folders(out);
   write_bpe(made, file);
   log_info(file.string(), ": ", made.tokens.size(), " tokens, ", made.merges.size(), " merges",
@@ -136,14 +143,15 @@ Exit train_tokenizer(const Arguments& arguments) {
 Exit run_tokenizer(const Arguments& arguments) {
   const std::string& what = arguments.words[0];
   static const std::map<std::string, std::set<std::string>> known{
-      {"train", {"out", "vocab-size", "min-frequency", "pattern", "special", "threads"}},
+      {"train", {"out", "vocab-size", "min-frequency", "pattern", "special", "threads", "format", "field"}},
       {"inspect", {"tokenizer"}},
       {"encode", {"tokenizer", "json", "special"}},
       {"decode", {"tokenizer"}}};
   const auto found = known.find(what);
   if (found == known.end()) fail(Exit::usage, "lathe tokenizer has train, inspect, encode and decode, not ", what);
   check_flags(arguments, found->second);
-  if (what == "inspect" && arguments.words.size() > 1) fail(Exit::usage, "lathe tokenizer inspect takes no file");
+  if (what == "inspect" && arguments.words.size() > 1)
+    fail(Exit::usage, "lathe tokenizer inspect takes no file; name the tokenizer as --tokenizer ", arguments.words[1]);
   if (what != "train" && arguments.words.size() > 2)
     fail(Exit::usage, "lathe tokenizer ", what, " takes one file, not ", arguments.words.size() - 1);
   if (what == "encode") return encode(arguments);
@@ -157,7 +165,7 @@ Exit run_tokenizer(const Arguments& arguments) {
 Verb tokenizer_verb() {
   return {"tokenizer",
           "train|inspect|encode|decode [FILE...]",
-          "train a byte-level BPE on text files and folders of them, tell what one is, or turn text (a file or "
+          "train a byte-level BPE on text or JSON Lines and folders of them, tell what one is, or turn text (a file or "
           "standard input) into ids and "
           "back",
           "tokenizer train my.txt --out data/bpe --vocab-size 4096",
@@ -170,6 +178,8 @@ Verb tokenizer_verb() {
            {"vocab-size", "train: tokens, with 256 bytes and the special ones (4096)"},
            {"min-frequency", "train: a rarer pair is not merged (2)"},
            {"pattern", "train: what a piece is: gpt2 (default), llama3, or a regular expression"},
+           {"format", "train: text, jsonl, or auto: by the name, .jsonl or .ndjson; .gz and .zst of both (auto)"},
+           {"field", "train: JSON Lines: where an object has the text (text)"},
            {"threads", "train: that count words; the result is the same (all cores)"}},
           false,
           1,
