@@ -4,8 +4,8 @@
 
 #include "core/io/text.h"
 #include "data/manifest.h"
+#include "data/prepare/bpe_trainer.h"
 #include "data/prepare/prepare_documents.h"
-#include "data/tokenizers/bpe_trainer.h"
 #include "data/tokenizers/tokenizer.h"
 #include "data/tokens.h"
 #include "tests/catch.h"
@@ -85,12 +85,6 @@ std::vector<std::pair<int32_t, int32_t>> plain_training(const std::string& text,
     }
   }
   return merges;
-}
-
-std::string replaced_all(std::string text, std::string_view what, std::string_view by) {
-  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
-    text.replace(at, what.size(), by);
-  return text;
 }
 
 BPEDefinition trained_on(const TempFolder& f, const std::string& text, int64_t size, int threads = 1) {
@@ -325,7 +319,7 @@ TEST_CASE("SentencePiece's form: characters, bytes for those without a token, an
     for (const int32_t id : ids)
       shown += (shown.empty() ? "" : "|") + printed_token(bpe.definition(), static_cast<size_t>(id));
     const std::vector<int64_t> wide(ids.begin(), ids.end());
-    return std::pair(replaced_all(shown, space_mark, "_"), bpe.decode(wide, begins));
+    return std::pair(replace_all(shown, space_mark, "_"), bpe.decode(wide, begins));
   };
   const BPE each(sentencepiece(SpaceBefore::each), "t"), without(sentencepiece(SpaceBefore::each_without), "t"),
       first(sentencepiece(SpaceBefore::first_without), "t"), none(sentencepiece(SpaceBefore::none), "t");
@@ -361,7 +355,7 @@ TEST_CASE("SentencePiece's form: characters, bytes for those without a token, an
        {SpaceBefore::none, SpaceBefore::each, SpaceBefore::each_without, SpaceBefore::first_without}) {
     BPEDefinition d = sentencepiece(rule);
     CHECK(bpe_from_json(bpe_to_json(d), "t.json") == d);
-    d.patterns.emplace_back("\\x20[^\\x20]*|[^\\x20]+");
+    d.patterns.emplace_back(metaspace_pattern);
     const BPEDefinition again = bpe_from_json(bpe_to_json(d), "t.json");
     CHECK(again == d);
     CHECK(encoded(BPE(again, "t"), "a  ab").first.ends_with("a|_|_ab"));  // at each space

@@ -46,6 +46,12 @@ size_t utf8_end(std::string_view text, size_t begin, size_t most) {
 
 bool is_utf8(std::string_view text) { return utf8_end(text, 0) == text.size(); }
 
+std::string replace_all(std::string text, std::string_view what, std::string_view by) {
+  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
+    text.replace(at, what.size(), by);
+  return text;
+}
+
 std::string format(const char* pattern, ...) {
   va_list args, again;
   va_start(args, pattern);

@@ -15,6 +15,9 @@ size_t utf8_end(std::string_view text, size_t begin, size_t most = std::string_v
 /// Whether it is well-formed UTF-8 (RFC 3629: no surrogates, no overlong forms).
 bool is_utf8(std::string_view text);
 
+/// `text` with `by` in place of each `what`, which is not empty.
+std::string replace_all(std::string text, std::string_view what, std::string_view by);
+
 /// What printf would print.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 

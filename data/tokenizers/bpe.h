@@ -125,7 +125,9 @@ class BPE {
 /// GPT-2's alphabet: the printable character, as UTF-8, that stands for each byte in vocabularies. The bytes that are
 /// printable in Latin-1 stand for themselves, the others for U+0100 and on, in order.
 const std::array<std::string, 256>& byte_alphabet();
-/// A token as vocabularies print it: bytes in that alphabet; in SentencePiece's form text, and bytes as <0x0A>.
+/// <0x0A>, as SentencePiece's vocabularies have bytes.
+std::string printed_byte(size_t byte);
+/// A token as vocabularies print it: bytes in that alphabet; in SentencePiece's form text, and bytes as printed_byte.
 std::string printed_token(const BPEDefinition& definition, size_t id);
 
 /// From the texts of vocab.json and merges.txt, GPT-2's form. Exit::data; the two names begin the sentences.

@@ -14,6 +14,9 @@ namespace lathe {
 inline constexpr const char* gpt2_pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
+/// What Hugging Face's Metaspace splits text into, in SentencePiece's form.
+inline constexpr const char* metaspace_pattern = R"(\x20[^\x20]*|[^\x20]+)";
+
 /// Those of Llama 3's and Qwen 2's.
 inline constexpr const char* llama3_pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+)"

@@ -11,8 +11,8 @@
 #include "core/io/log.h"
 #include "core/io/progress.h"
 #include "core/io/text.h"
+#include "data/prepare/bpe_trainer.h"
 #include "data/prepare/prepare.h"
-#include "data/tokenizers/bpe_trainer.h"
 #include "train/run/stop.h"
 #include "train/verbs/verbs.h"
 

@@ -1,11 +1,8 @@
-// BPE tokenizers in files: GPT-2's vocab.json and merges.txt, and Hugging Face's tokenizer.json.
+// Reading of BPE tokenizers: GPT-2's vocab.json and merges.txt, and Hugging Face's tokenizer.json.
 #include <algorithm>
-#include <array>
 #include <map>
 #include <optional>
 #include <sstream>
-#include <unordered_map>
-#include <utility>
 
 #include "core/io/text.h"
 #include "data/tokenizers/bpe.h"
@@ -37,16 +34,6 @@ std::optional<std::string> bytes_of(std::string_view token) {
   fail(Exit::data, where, ": ", what,
        " is nothing that this build can do; it reads BPE tokenizers of bytes, and SentencePiece's with byte_fallback");
 }
-
-constexpr const char* word_pattern = "\\x20[^\\x20]*|[^\\x20]+";  // what Metaspace splits text into
-
-std::string replaced(std::string text, std::string_view what, std::string_view by) {
-  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
-    text.replace(at, what.size(), by);
-  return text;
-}
-/// <0x0A>, as SentencePiece's vocabularies have bytes.
-std::string printed_byte(size_t byte) { return format("<0x%02zX>", byte); }
 
 /// null, or a list of one of these, counts as absent.
 bool is_absent(const Json& json, const char* key) { return !json.contains(key) || json.at(key).is_null(); }
@@ -134,7 +121,7 @@ void read_marking(const Json& json, BPEDefinition& d, const std::string& where) 
     if (!known.contains(scheme) || (scheme != "never" && d.space_before != SpaceBefore::none))
       unknown(where, "the pre-tokenizer's prepend_scheme " + scheme);
     if (scheme != "never") d.space_before = known.at(scheme);
-    if (flag(part, "split", true, where)) d.patterns.emplace_back(word_pattern);
+    if (flag(part, "split", true, where)) d.patterns.emplace_back(metaspace_pattern);
   }
   if (!marked) unknown(where, "byte_fallback without spaces that become U+2581");
 }
@@ -150,7 +137,7 @@ std::string read_text_token(const std::string& token, int32_t id, BPEDefinition&
   }
   if (token.find(' ') != std::string::npos)
     fail(Exit::data, where, ": the token \"", token, "\" has a space, which is U+2581 in this form");
-  return replaced(token, space_mark, " ");
+  return replace_all(token, space_mark, " ");
 }
 
 /// Fills d.tokens from {"token": id}, special ones as they are, and returns the ids by printed token. SentencePiece's
@@ -213,32 +200,6 @@ void add_merge_line(const std::map<std::string, int32_t>& ids, const std::string
 
 }  // namespace
 
-const std::array<std::string, 256>& byte_alphabet() {
-  static const std::array<std::string, 256> letters = [] {
-    std::array<std::string, 256> made;
-    uint32_t next = 256;
-    for (uint32_t b = 0; b < 256; ++b) {
-      const bool printable = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-      const uint32_t c = printable ? b : next++;
-      made[b] = c < 0x80 ? std::string{static_cast<char>(c)}
-                         : std::string{static_cast<char>(0xC0 | c >> 6), static_cast<char>(0x80 | (c & 0x3F))};
-    }
-    return made;
-  }();
-  return letters;
-}
-
-std::string printed_token(const BPEDefinition& d, size_t id) {
-  const std::string& token = d.tokens[id];
-  if (!d.byte_tokens.empty()) {
-    const auto byte = static_cast<unsigned char>(token[0]);
-    return std::cmp_equal(d.byte_tokens[byte], id) ? printed_byte(byte) : replaced(token, " ", space_mark);
-  }
-  std::string out;
-  for (const char c : token) out += byte_alphabet()[static_cast<unsigned char>(c)];
-  return out;
-}
-
 BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& merges,
                             const std::string& vocabulary_name, const std::string& merges_name) {
   BPEDefinition d;
@@ -277,19 +238,6 @@ void read_post_processor(const Json& json, BPEDefinition& d, const std::string& 
     if (found == d.special.end()) fail(Exit::data, where, ": texts begin with \"", text, "\", which is no added token");
     d.begin = found->id;
   }
-}
-
-Json post_processor(const BPEDefinition& d) {
-  if (d.begin < 0) return nullptr;
-  const std::string& text = d.tokens[static_cast<size_t>(d.begin)];
-  const auto token = [&](int n) { return Json{{"SpecialToken", {{"id", text}, {"type_id", n}}}}; };
-  const auto sequence = [](const char* id, int n) { return Json{{"Sequence", {{"id", id}, {"type_id", n}}}}; };
-  Json of_text;
-  of_text[text] = {{"id", text}, {"ids", {d.begin}}, {"tokens", {text}}};
-  return {{"type", "TemplateProcessing"},
-          {"single", Json::array({token(0), sequence("A", 0)})},
-          {"pair", Json::array({token(0), sequence("A", 0), token(1), sequence("B", 1)})},
-          {"special_tokens", of_text}};
 }
 
 }  // namespace
@@ -338,82 +286,6 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
   return d;
 }
 
-Json bpe_to_json(const BPEDefinition& d) {
-  Json vocab = Json::object(), merges = Json::array(), added = Json::array(), splits = Json::array();
-  std::vector<bool> is_special(d.tokens.size());
-  for (const auto& s : d.special) {
-    is_special[static_cast<size_t>(s.id)] = true;
-    added.push_back({{"id", s.id},
-                     {"content", s.text},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", s.special}});
-  }
-  // Each key is looked up here: the library's own look-up goes through all that are there.
-  auto& entries = vocab.get_ref<Json::object_t&>();
-  std::unordered_map<std::string, size_t> places;
-  for (size_t id = 0; id < d.tokens.size(); ++id) {
-    const std::string& token = d.tokens[id];
-    if (token.empty()) continue;
-    const std::string key = is_special[id] ? token : printed_token(d, id);
-    if (const auto [place, is_new] = places.emplace(key, entries.size()); is_new)
-      entries.emplace_back(key, id);
-    else
-      (entries.begin() + static_cast<std::ptrdiff_t>(place->second))->second = id;
-  }
-  for (const auto& [a, b] : d.merges)
-    merges.push_back(printed_token(d, static_cast<size_t>(a)) + " " + printed_token(d, static_cast<size_t>(b)));
-  const Json bytes{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
-  Json normalizer = d.nfc ? Json{{"type", "NFC"}} : Json(nullptr), pre_tokenizer = nullptr, decoder = bytes;
-  if (d.byte_tokens.empty()) {
-    for (const std::string& pattern : d.patterns)
-      splits.push_back(
-          {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
-    splits.push_back(bytes);
-    pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", splits}};
-  } else {
-    const SpaceBefore rule = d.space_before;
-    const bool in_normalizer = rule == SpaceBefore::each || (rule == SpaceBefore::none && d.patterns.empty());
-    Json parts = Json::array();
-    if (rule == SpaceBefore::each) parts.push_back({{"type", "Prepend"}, {"prepend", space_mark}});
-    parts.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", space_mark}});
-    if (in_normalizer) normalizer = {{"type", "Sequence"}, {"normalizers", parts}};
-    if (!in_normalizer || !d.patterns.empty())
-      pre_tokenizer = {{"type", "Metaspace"},
-                       {"replacement", space_mark},
-                       {"prepend_scheme", rule == SpaceBefore::each_without    ? "always"
-                                          : rule == SpaceBefore::first_without ? "first"
-                                                                               : "never"},
-                       {"split", !d.patterns.empty()}};
-    Json steps = Json::array({{{"type", "Replace"}, {"pattern", {{"String", space_mark}}}, {"content", " "}},
-                              {{"type", "ByteFallback"}},
-                              {{"type", "Fuse"}}});
-    if (rule != SpaceBefore::none) steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
-    decoder = {{"type", "Sequence"}, {"decoders", steps}};
-  }
-  return {{"version", "1.0"},
-          {"truncation", nullptr},
-          {"padding", nullptr},
-          {"added_tokens", added},
-          {"normalizer", normalizer},
-          {"pre_tokenizer", pre_tokenizer},
-          {"post_processor", post_processor(d)},
-          {"decoder", decoder},
-          {"model",
-           {{"type", "BPE"},
-            {"dropout", nullptr},
-            {"unk_token", nullptr},
-            {"continuing_subword_prefix", nullptr},
-            {"end_of_word_suffix", nullptr},
-            {"fuse_unk", !d.byte_tokens.empty()},
-            {"byte_fallback", !d.byte_tokens.empty()},
-            {"ignore_merges", d.whole_pieces},
-            {"vocab", vocab},
-            {"merges", merges}}}};
-}
-
 BPEDefinition read_bpe(const fs::path& path) {
   if (!fs::exists(path))
     fail(Exit::data, "there is no tokenizer ", path.string(),
@@ -427,10 +299,6 @@ BPEDefinition read_bpe(const fs::path& path) {
     fail(Exit::data, path.string(), " has neither a tokenizer.json nor vocab.json and merges.txt");
   }
   return bpe_from_json(parse_json(read_file(file, Exit::data, most_bytes), file.string(), Exit::data), file.string());
-}
-
-void write_bpe(const BPEDefinition& definition, const fs::path& file) {
-  write_file_durably(file, bpe_to_json(definition).dump(1) + "\n");
 }
 
 }  // namespace lathe

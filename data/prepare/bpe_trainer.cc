@@ -1,4 +1,4 @@
-#include "data/tokenizers/bpe_trainer.h"
+#include "data/prepare/bpe_trainer.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,0 +1,136 @@
+// Writing of BPE tokenizers, as Hugging Face's tokenizer.json.
+#include <array>
+#include <unordered_map>
+#include <utility>
+
+#include "core/io/text.h"
+#include "data/tokenizers/bpe.h"
+
+namespace lathe {
+
+const std::array<std::string, 256>& byte_alphabet() {
+  static const std::array<std::string, 256> letters = [] {
+    std::array<std::string, 256> made;
+    uint32_t next = 256;
+    for (uint32_t b = 0; b < 256; ++b) {
+      const bool printable = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+      const uint32_t c = printable ? b : next++;
+      made[b] = c < 0x80 ? std::string{static_cast<char>(c)}
+                         : std::string{static_cast<char>(0xC0 | c >> 6), static_cast<char>(0x80 | (c & 0x3F))};
+    }
+    return made;
+  }();
+  return letters;
+}
+
+std::string printed_token(const BPEDefinition& d, size_t id) {
+  const std::string& token = d.tokens[id];
+  if (!d.byte_tokens.empty()) {
+    const auto byte = static_cast<unsigned char>(token[0]);
+    return std::cmp_equal(d.byte_tokens[byte], id) ? printed_byte(byte) : replace_all(token, " ", space_mark);
+  }
+  std::string out;
+  for (const char c : token) out += byte_alphabet()[static_cast<unsigned char>(c)];
+  return out;
+}
+
+std::string printed_byte(size_t byte) { return format("<0x%02zX>", byte); }
+
+namespace {
+
+Json post_processor(const BPEDefinition& d) {
+  if (d.begin < 0) return nullptr;
+  const std::string& text = d.tokens[static_cast<size_t>(d.begin)];
+  const auto token = [&](int n) { return Json{{"SpecialToken", {{"id", text}, {"type_id", n}}}}; };
+  const auto sequence = [](const char* id, int n) { return Json{{"Sequence", {{"id", id}, {"type_id", n}}}}; };
+  Json of_text;
+  of_text[text] = {{"id", text}, {"ids", {d.begin}}, {"tokens", {text}}};
+  return {{"type", "TemplateProcessing"},
+          {"single", Json::array({token(0), sequence("A", 0)})},
+          {"pair", Json::array({token(0), sequence("A", 0), token(1), sequence("B", 1)})},
+          {"special_tokens", of_text}};
+}
+
+}  // namespace
+
+Json bpe_to_json(const BPEDefinition& d) {
+  Json vocab = Json::object(), merges = Json::array(), added = Json::array(), splits = Json::array();
+  std::vector<bool> is_special(d.tokens.size());
+  for (const auto& s : d.special) {
+    is_special[static_cast<size_t>(s.id)] = true;
+    added.push_back({{"id", s.id},
+                     {"content", s.text},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", s.special}});
+  }
+  // Each key is looked up here: the library's own look-up goes through all that are there.
+  auto& entries = vocab.get_ref<Json::object_t&>();
+  std::unordered_map<std::string, size_t> places;
+  for (size_t id = 0; id < d.tokens.size(); ++id) {
+    const std::string& token = d.tokens[id];
+    if (token.empty()) continue;
+    const std::string key = is_special[id] ? token : printed_token(d, id);
+    if (const auto [place, is_new] = places.emplace(key, entries.size()); is_new)
+      entries.emplace_back(key, id);
+    else
+      (entries.begin() + static_cast<std::ptrdiff_t>(place->second))->second = id;
+  }
+  for (const auto& [a, b] : d.merges)
+    merges.push_back(printed_token(d, static_cast<size_t>(a)) + " " + printed_token(d, static_cast<size_t>(b)));
+  const Json bytes{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  Json normalizer = d.nfc ? Json{{"type", "NFC"}} : Json(nullptr), pre_tokenizer = nullptr, decoder = bytes;
+  if (d.byte_tokens.empty()) {
+    for (const std::string& pattern : d.patterns)
+      splits.push_back(
+          {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
+    splits.push_back(bytes);
+    pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", splits}};
+  } else {
+    const SpaceBefore rule = d.space_before;
+    const bool in_normalizer = rule == SpaceBefore::each || (rule == SpaceBefore::none && d.patterns.empty());
+    Json parts = Json::array();
+    if (rule == SpaceBefore::each) parts.push_back({{"type", "Prepend"}, {"prepend", space_mark}});
+    parts.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", space_mark}});
+    if (in_normalizer) normalizer = {{"type", "Sequence"}, {"normalizers", parts}};
+    if (!in_normalizer || !d.patterns.empty())
+      pre_tokenizer = {{"type", "Metaspace"},
+                       {"replacement", space_mark},
+                       {"prepend_scheme", rule == SpaceBefore::each_without    ? "always"
+                                          : rule == SpaceBefore::first_without ? "first"
+                                                                               : "never"},
+                       {"split", !d.patterns.empty()}};
+    Json steps = Json::array({{{"type", "Replace"}, {"pattern", {{"String", space_mark}}}, {"content", " "}},
+                              {{"type", "ByteFallback"}},
+                              {{"type", "Fuse"}}});
+    if (rule != SpaceBefore::none) steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+    decoder = {{"type", "Sequence"}, {"decoders", steps}};
+  }
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", added},
+          {"normalizer", normalizer},
+          {"pre_tokenizer", pre_tokenizer},
+          {"post_processor", post_processor(d)},
+          {"decoder", decoder},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", !d.byte_tokens.empty()},
+            {"byte_fallback", !d.byte_tokens.empty()},
+            {"ignore_merges", d.whole_pieces},
+            {"vocab", vocab},
+            {"merges", merges}}}};
+}
+
+void write_bpe(const BPEDefinition& definition, const fs::path& file) {
+  write_file_durably(file, bpe_to_json(definition).dump(1) + "\n");
+}
+
+}  // namespace lathe
