@@ -79,11 +79,13 @@ Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& file
   Json each = Json::array();
   for (const auto& [file, texts] : all_texts) {
     TextScore s;
+    size_t bytes = 0;
     for (const std::string& text : texts) {
       const TextScore one = score_text(scoring, text);
+      bytes += text.size();
       s.loss += one.loss, s.tokens += one.tokens, s.bytes += one.bytes;
     }
-    if (s.tokens == 0) fail(Exit::data, file, " is too short for a loss");
+    if (s.tokens == 0) fail(Exit::data, file, " is too short for a loss: ", bytes, " bytes");
     all.loss += s.loss, all.tokens += s.tokens, all.bytes += s.bytes;
     Json json{{"file", file}};
     json.update(text_json(s));
