@@ -53,11 +53,11 @@ struct BPEDefinition {
 /// What encoding does with the text of a special token: take the token, take it as any text, or refuse it.
 enum class SpecialText { token, text, refuse };
 
-/// Ids of the special tokens that texts begin and end with, and that a chat's turn ends with, by their usual names; -1:
-/// there is none. GPT-2's <|endoftext|> is both.
+/// Ids of the special tokens that texts begin and end with, and that a chat's turn ends with; -1: there is none.
 struct TextMarks {
   int32_t begin = -1, end = -1, turn_end = -1;
 };
+/// Those of a tokenizer: what its post-processor begins with, and by their usual names. GPT-2's <|endoftext|> is both.
 TextMarks text_marks(const BPEDefinition& definition);
 
 /// A BPE tokenizer: immutable, one object for any number of threads.
