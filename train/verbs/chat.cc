@@ -2,6 +2,7 @@
 
 #include <iostream>
 
+#include "core/io/log.h"
 #include "data/tokenizers/chat_template.h"
 #include "train/tasks/generate.h"
 #include "train/verbs/verbs.h"
@@ -48,6 +49,10 @@ Exit run_chat(const Arguments& arguments) {
     }
     history.push_back({"user", line});
     const auto ids = question(chat, history, w.context, std::min(w.tokens, w.context / 2));
+    if (std::ssize(ids) > w.context) {
+      log_warn("the message is ", ids.size(), " tokens with all that stands around it, and the model sees ", w.context,
+               "; its beginning is cut off");
+    }
     std::string answer;
     generate(*m.model, {ids}, w, [&](const WrittenToken& token) {
       if (token.id == chat.end()) return false;
