@@ -198,7 +198,9 @@ TEST_CASE("kernels and ATen agree on models, accumulated, tied or not, with hook
         CHECK(ours.loss == Approx(aten.loss).epsilon(allowed));
         for (size_t i = 0; i < ours.grads.size(); ++i) {
           INFO(model << ", " << ours.grads[i].first << (hook ? ", hooks" : ""));
-          CHECK(error(ours.grads[i].second, aten.grads[i].second.to(at::kDouble)) < allowed);
+          // Attention sees differences of keys alone, so the slopes of a bias of theirs nearly cancel.
+          const double more = ours.grads[i].first.ends_with("k.bias") ? 4 : 1;
+          CHECK(error(ours.grads[i].second, aten.grads[i].second.to(at::kDouble)) < more * allowed);
         }
       }
     }
