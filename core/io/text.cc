@@ -46,10 +46,12 @@ size_t utf8_end(std::string_view text, size_t begin, size_t most) {
 
 bool is_utf8(std::string_view text) { return utf8_end(text, 0) == text.size(); }
 
-std::string replace_all(std::string text, std::string_view what, std::string_view by) {
-  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
-    text.replace(at, what.size(), by);
-  return text;
+std::string replace_all(std::string_view text, std::string_view what, std::string_view by) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t next = 0; (next = text.find(what)) != std::string_view::npos; text.remove_prefix(next + what.size()))
+    out.append(text.substr(0, next)).append(by);
+  return out.append(text);
 }
 
 std::string format(const char* pattern, ...) {

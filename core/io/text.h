@@ -16,7 +16,7 @@ size_t utf8_end(std::string_view text, size_t begin, size_t most = std::string_v
 bool is_utf8(std::string_view text);
 
 /// `text` with `by` in place of each `what`, which is not empty.
-std::string replace_all(std::string text, std::string_view what, std::string_view by);
+std::string replace_all(std::string_view text, std::string_view what, std::string_view by);
 
 /// What printf would print.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);

@@ -155,11 +155,15 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
 }
 BPE::~BPE() = default;
 
+int32_t special_id(const BPEDefinition& d, std::string_view text) {
+  const auto found = std::ranges::find(d.special, text, &SpecialToken::text);
+  return found == d.special.end() ? -1 : found->id;
+}
+
 TextMarks text_marks(const BPEDefinition& d) {
   const auto first_of = [&](std::initializer_list<const char*> names) {
     for (const char* name : names) {
-      const auto found = std::ranges::find(d.special, name, &SpecialToken::text);
-      if (found != d.special.end()) return found->id;
+      if (const int32_t id = special_id(d, name); id >= 0) return id;
     }
     return -1;
   };
@@ -215,13 +219,7 @@ void BPE::Encoder::encode_part(std::string_view text, bool begins, bool first, s
   std::string normal = d.nfc && !is_ascii(text) ? normal_form_c(text) : "";
   if (!normal.empty()) text = normal;
   if (!bpe_.of_characters_) return encode_piece(text, 0, out);
-  std::string spaced;
-  spaced.reserve(text.size() + 1);
-  for (size_t at = 0, next = 0; at < text.size(); at = next + std::string_view(space_mark).size()) {
-    next = std::min(text.find(space_mark, at), text.size());
-    spaced.append(text.substr(at, next - at));
-    if (next < text.size()) spaced += ' ';
-  }
+  std::string spaced = replace_all(text, space_mark, " ");
   const SpaceBefore rule = first || d.space_before != SpaceBefore::first_without ? d.space_before : SpaceBefore::none;
   if (begins && rule != SpaceBefore::none && (rule == SpaceBefore::each || spaced[0] != ' ')) spaced.insert(0, 1, ' ');
   if (bpe_.ends_at_spaces_) return encode_words(spaced, out);

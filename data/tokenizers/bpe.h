@@ -53,6 +53,9 @@ struct BPEDefinition {
 /// What encoding does with the text of a special token: take the token, take it as any text, or refuse it.
 enum class SpecialText { token, text, refuse };
 
+/// The id of the special token with this text, or -1.
+int32_t special_id(const BPEDefinition& definition, std::string_view text);
+
 /// Ids of the special tokens that texts begin and end with, and that a chat's turn ends with; -1: there is none.
 struct TextMarks {
   int32_t begin = -1, end = -1, turn_end = -1;

@@ -1,7 +1,5 @@
 #include "data/tokenizers/chat_template.h"
 
-#include <algorithm>
-
 #include "core/error.h"
 #include "data/tokenizers/mark.h"
 
@@ -9,12 +7,7 @@ namespace lathe {
 namespace {
 
 /// The id of a special token, or -1.
-int64_t special(const BPE* bpe, const char* text) {
-  if (bpe == nullptr) return -1;
-  const auto& all = bpe->definition().special;
-  const auto found = std::find_if(all.begin(), all.end(), [&](const SpecialToken& s) { return s.text == text; });
-  return found == all.end() ? -1 : found->id;
-}
+int64_t special(const BPE* bpe, const char* text) { return bpe == nullptr ? -1 : special_id(bpe->definition(), text); }
 
 }  // namespace
 
