@@ -123,8 +123,29 @@ void detail::rethrow(const char* name, std::span<const at::Tensor* const> inputs
   } catch (const c10::Error& e) {
     fail(Exit::internal, call, ": ", first_line(e.what_without_backtrace()));
   } catch (const Error& e) {
+    if (e.code() != Exit::internal) throw;
     fail(Exit::internal, call, ": ", e.what());
   }
+}
+
+void detail::rethrow_backward(const char* name) {
+  try {
+    throw;
+  } catch (const c10::Error&) {
+    rethrow(str(name, " backward").c_str(), {});
+  }
+}
+
+void detail::saved_is_freed(const char* name) {
+  fail(Exit::internal, name, ": what it saved is freed; a second backward needs retain=true in the first");
+}
+
+bool detail::recorded(std::span<const Variable> inputs) {
+  return mode().grad && std::any_of(inputs.begin(), inputs.end(), [](const Variable& v) { return v.requires_grad(); });
+}
+
+void detail::link(Node& node, std::span<const Variable> inputs) {
+  for (const Variable& v : inputs) node.next.push_back(v.edge());
 }
 
 }  // namespace lathe

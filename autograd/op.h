@@ -144,8 +144,31 @@ void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> in
 /// Brings back what the node forgot.
 void recompute_node(Node& node);
 
-/// Rethrows the exception in flight as `name(float32[2,3], ...): message`.
+// What is the same for all ops is in functions: in a template each op has its own, which takes time to compile.
+
+/// Rethrows the exception in flight: ATen's and internal ones as `name(float32[2,3], ...): message`, others as they
+/// are.
 [[noreturn]] void rethrow(const char* name, std::span<const at::Tensor* const> inputs);
+/// The same in backward, for ATen's alone.
+[[noreturn]] void rethrow_backward(const char* name);
+/// An error: what the op's node saved is freed.
+[[noreturn]] void saved_is_freed(const char* name);
+/// Whether an op of these inputs gets a node.
+bool recorded(std::span<const Variable> inputs);
+/// Points a new node to those of its inputs.
+void link(Node& node, std::span<const Variable> inputs);
+
+/// Sets running_node() for its lifetime.
+class Running {
+ public:
+  explicit Running(Node* node) : outer_(std::exchange(running_node(), node)) {}
+  ~Running() { running_node() = outer_; }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  Node* outer_;
+};
 
 constexpr size_t any_number = SIZE_MAX;  // of inputs: known at run time
 
@@ -213,13 +236,9 @@ struct OpNode final : Node {
   GradList<T> run(const GradList<T>& dys, const NeedsList& list, [[maybe_unused]] GradSlots* slots) {
     if (!op_ && recomputed) [[unlikely]]
       recompute_node(*this);
-    LATHE_CHECK(op_.has_value(), Op::info.name,
-                ": what it saved is freed; a second backward needs retain=true in the first");
-    struct Running {
-      explicit Running(Node* node) : outer(std::exchange(running_node(), node)) {}
-      ~Running() { running_node() = outer; }
-      Node* outer;
-    } const running(this);
+    if (!op_) [[unlikely]]
+      saved_is_freed(Op::info.name);
+    const Running running(this);
     const auto& dy = [&]() -> const Dy<T>& {
       if constexpr (many_outputs)
         return dys;
@@ -240,8 +259,8 @@ struct OpNode final : Node {
           return op_->backward(dy, needs);
       }();
       return GradList<T>(std::make_move_iterator(grads.begin()), std::make_move_iterator(grads.end()));
-    } catch (const c10::Error&) {
-      rethrow((std::string(Op::info.name) + " backward").c_str(), {});
+    } catch (...) {
+      rethrow_backward(Op::info.name);
     }
   }
 
@@ -267,17 +286,13 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
               CountFlops&& count_flops) {
   using Result = decltype(forward(op));
   constexpr bool many_outputs = !std::is_same_v<Result, at::Tensor>;
-  const bool record =
-      mode().grad && std::any_of(inputs.begin(), inputs.end(), [](const Variable& v) { return v.requires_grad(); });
-  const NamedRange range([] { return std::string(Op::info.name); });
+  const bool record = recorded(inputs);
+  const NamedRange range([] { return Op::info.name; });
   Result y;
   saved_something() = false;
   try {
     y = forward(op);
-  } catch (const c10::Error&) {
-    rethrow(Op::info.name, data);
-  } catch (const Error& e) {
-    if (e.code() != Exit::internal) throw;
+  } catch (...) {
     rethrow(Op::info.name, data);
   }
   const bool saves = saved_something();
@@ -303,7 +318,7 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
       made->bring_back(std::move(op));
     } else {
       node = std::make_shared<Made>(std::move(op), outputs, saves);
-      for (const Variable& v : inputs) node->next.push_back(v.edge());
+      link(*node, inputs);
       node->backward_flops = flops.backward;
       if constexpr (requires { Op::needed(flops.backward, NeedsOf<N>{}); }) {
         NeedsOf<N> needs{};

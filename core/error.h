@@ -1,7 +1,8 @@
 // Errors that a user sees: one sentence (what, where, what to do) and an exit code. No LibTorch header here.
 #pragma once
 
-#include <sstream>
+#include <initializer_list>
+#include <ostream>
 #include <stdexcept>
 #include <string>
 
@@ -31,18 +32,41 @@ class Error : public std::runtime_error {
   Exit code_;
 };
 
+namespace detail {
+
+/// An argument of str(), whose type only its printing function knows: str() is called with some thousand lists of
+/// types, and a stream of its own for each would be a tenth of all code.
+class Printable {
+ public:
+  Printable(const char* text) : value_(text), print_(&print_text) {}
+  template <class T>
+  Printable(const T& value)
+      : value_(&value), print_([](std::ostream& out, const void* v) { out << *static_cast<const T*>(v); }) {}
+
+  void print(std::ostream& out) const { print_(out, value_); }
+
+ private:
+  static void print_text(std::ostream& out, const void* text);
+
+  const void* value_;
+  void (*print_)(std::ostream&, const void*);
+};
+
+std::string joined(std::initializer_list<Printable> parts);
+[[noreturn]] void fail_joined(Exit code, std::initializer_list<Printable> parts);
+
+}  // namespace detail
+
 /// Concatenates its arguments as operator<< prints them.
 template <class... Args>
 std::string str(const Args&... args) {
-  std::ostringstream out;
-  (out << ... << args);
-  return out.str();
+  return detail::joined({detail::Printable(args)...});
 }
 
 /// Throws Error with that exit code and its arguments put together as a sentence.
 template <class... Args>
 [[noreturn]] void fail(Exit code, const Args&... args) {
-  throw Error(code, str(args...));
+  detail::fail_joined(code, {detail::Printable(args)...});
 }
 
 }  // namespace lathe

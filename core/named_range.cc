@@ -4,9 +4,9 @@
 
 namespace lathe {
 
-void* NamedRange::begin(const std::string& name) {
+void* NamedRange::begin(std::string_view name) {
   auto* scope = new at::RecordFunction(at::RecordScope::USER_SCOPE);
-  if (scope->isActive()) scope->before(name);
+  if (scope->isActive()) scope->before(std::string(name));
   return scope;
 }
 

@@ -24,7 +24,7 @@ class NamedRange {
   NamedRange& operator=(const NamedRange&) = delete;
 
  private:
-  static void* begin(const std::string& name);
+  static void* begin(std::string_view name);
   static void end(void* scope);
 
   void* scope_ = nullptr;

@@ -10,7 +10,7 @@ namespace {
 
 std::string own_checksum(Json json) {
   json.erase("checksum");
-  const std::string text = json.dump();
+  const std::string text = json_text(json);
   Checksum sum;
   sum.update(text.data(), text.size());
   return sum.hex();
@@ -20,7 +20,7 @@ std::string own_checksum(Json json) {
 
 void write_manifest_json(const fs::path& folder, Json json, const std::string& name) {
   json["checksum"] = own_checksum(json);
-  write_file_durably(folder / name, json.dump(1) + "\n");
+  write_file_durably(folder / name, json_text(json, 1) + "\n");
 }
 
 std::optional<Json> read_manifest_json(const fs::path& folder, const std::string& name) {

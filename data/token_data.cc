@@ -91,7 +91,7 @@ std::string TokenData::table() const {
           ", largest id ", manifest_->largest_id, manifest_->marked ? ", prompts marked as not learned" : "", "\n");
   if (manifest_->documents.is_object()) {
     text += "  documents";
-    for (const auto& [name, count] : manifest_->documents.items()) text += str("  ", name, " ", count.dump());
+    for (const auto& [name, count] : manifest_->documents.items()) text += str("  ", name, " ", json_text(count));
     text += "\n";
   }
   for (const auto* split : {&manifest_->train, &manifest_->val}) {

@@ -115,6 +115,10 @@ double json_real(const Json& json, const char* key, const std::string& where, Ex
   fail(code, where, ": the field \"", key, "\" is missing or of the wrong type; it must be a number");
 }
 
+std::string json_text(const Json& json, int indent) { return json.dump(indent); }
+
+std::string json_text_repaired(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
 Json json_number(double x) {
   if (std::isfinite(x)) return x;
   return std::isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";

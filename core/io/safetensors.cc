@@ -90,7 +90,7 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
         t.name, Json{{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {offset, offset + t.bytes.size()}}});
     offset += t.bytes.size();
   }
-  std::string text = header.dump();
+  std::string text = json_text(header);
   text.append((8 - text.size() % 8) % 8, ' ');  // the data starts 8-byte aligned
   const uint64_t length = text.size();
 

@@ -151,7 +151,7 @@ size_t take(const TextSurvey& s, const fs::path& path, std::string_view text, si
 std::string identity(const std::vector<Input>& inputs, const TextSurvey& s, const PrepareOptions& o) {
   Json json{{"format", 1}, {"text", true}, {"val", o.val_share}, {"shard", o.shard_tokens}, {"tokens", s.tokens}};
   s.tokenizer.add_to_json(json, "tokenizer");
-  std::string all = json.dump();
+  std::string all = json_text(json);
   for (const Input& input : inputs) all += str(input.path.string(), '\0', input.bytes, '\0');  // need not be UTF-8
   return all;
 }

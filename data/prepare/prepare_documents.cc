@@ -95,7 +95,7 @@ std::string identity(const DocumentOptions& o) {
             {"dedup", o.dedup},   {"lines", o.dedup_lines}, {"repair", o.repair},
             {"min", o.min_bytes}, {"max", o.max_bytes},     {"shard", o.shard_tokens}};
   o.tokenizer.add_to_json(json, "tokenizer");
-  std::string all = json.dump();
+  std::string all = json_text(json);
   for (const std::string& text : {o.source.format, o.source.field, o.source.separator}) all += text + '\0';
   for (const std::string& file : o.source.files) all += file + '\0';  // which need not be UTF-8
   return all;

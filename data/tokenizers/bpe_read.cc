@@ -279,7 +279,7 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
       add_merge_line(ids, merge.get<std::string>(), d, where);
     } else {
       if (!merge.is_array() || merge.size() != 2 || !merge[0].is_string() || !merge[1].is_string())
-        fail(Exit::data, where, ": a merge must be two tokens, not ", merge.dump());
+        fail(Exit::data, where, ": a merge must be two tokens, not ", json_text(merge));
       add_merge(ids, merge[0].get<std::string>(), merge[1].get<std::string>(), d, where);
     }
   }

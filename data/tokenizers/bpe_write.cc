@@ -130,7 +130,7 @@ Json bpe_to_json(const BPEDefinition& d) {
 }
 
 void write_bpe(const BPEDefinition& definition, const fs::path& file) {
-  write_file_durably(file, bpe_to_json(definition).dump(1) + "\n");
+  write_file_durably(file, json_text(bpe_to_json(definition), 1) + "\n");
 }
 
 }  // namespace lathe

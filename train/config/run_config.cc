@@ -277,6 +277,13 @@ std::map<std::string, AnyConfig> RunConfig::transform_configs() {
   return configs;
 }
 
+RunConfig::RunConfig() = default;
+RunConfig::RunConfig(const RunConfig&) = default;
+RunConfig::RunConfig(RunConfig&&) noexcept = default;
+RunConfig& RunConfig::operator=(const RunConfig&) = default;
+RunConfig& RunConfig::operator=(RunConfig&&) noexcept = default;
+RunConfig::~RunConfig() = default;
+
 const Schema& RunConfig::schema(const std::string& kind) {
   static std::map<std::string, Schema> made;
   const auto found = made.find(kind);

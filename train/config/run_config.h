@@ -122,6 +122,14 @@ struct LogConfig {
 
 /// All of a run.
 struct RunConfig {
+  // In run_config.cc: of so many keys these are long, and inline each part of the build would compile them anew.
+  RunConfig();
+  RunConfig(const RunConfig&);
+  RunConfig(RunConfig&&) noexcept;
+  RunConfig& operator=(const RunConfig&);
+  RunConfig& operator=(RunConfig&&) noexcept;
+  ~RunConfig();
+
   LATHE_SECTION(ModelConfig, model, "the model")
   LATHE_SECTION(DataConfig, data, "training data")
   LATHE_SECTION(OptimConfig, optim, "the optimizer")

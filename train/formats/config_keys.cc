@@ -18,8 +18,7 @@ Json* ConfigKeys::take(const std::string& key) {
 }
 
 void ConfigKeys::refuse(const std::string& key, const std::string& what) const {
-  const std::string value =
-      json_.contains(key) ? json_.at(key).dump(-1, ' ', false, Json::error_handler_t::replace) : "";
+  const std::string value = json_.contains(key) ? json_text_repaired(json_.at(key)) : "";
   fail(Exit::checkpoint, where_, ": ", key, value.empty() ? "" : " = " + value.substr(0, 100), ", and ", what);
 }
 
@@ -60,7 +59,7 @@ void ConfigKeys::only(const std::string& key, const std::vector<Json>& allowed) 
   std::string list;
   for (const Json& one : allowed) {
     if (*value == one) return;
-    list += (list.empty() ? "" : " or ") + one.dump();
+    list += (list.empty() ? "" : " or ") + json_text(one);
   }
   refuse(key, "this build computes " + list + " alone");
 }

@@ -195,7 +195,7 @@ namespace {
 /// tokenizer.json and what goes with it; vocab.json and merges.txt too, where they say the same.
 void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& config) {
   const Json whole = bpe_to_json(d);
-  write_file_durably(folder / "tokenizer.json", whole.dump(1) + "\n");
+  write_file_durably(folder / "tokenizer.json", json_text(whole, 1) + "\n");
   Json settings{
       {"tokenizer_class", "PreTrainedTokenizerFast"},
       {"clean_up_tokenization_spaces", false},
@@ -207,9 +207,9 @@ void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& confi
     config[str(key, "_id")] = id;
   }
   if (std::ranges::find(d.special, "<unk>", &SpecialToken::text) != d.special.end()) settings["unk_token"] = "<unk>";
-  write_file_durably(folder / "tokenizer_config.json", settings.dump(1) + "\n");
+  write_file_durably(folder / "tokenizer_config.json", json_text(settings, 1) + "\n");
   if (d.patterns != std::vector<std::string>{gpt2_pattern} || d.nfc || d.whole_pieces || !d.byte_tokens.empty()) return;
-  write_file_durably(folder / "vocab.json", whole["model"]["vocab"].dump() + "\n");
+  write_file_durably(folder / "vocab.json", json_text(whole["model"]["vocab"]) + "\n");
   std::string merges = "#version: 0.2\n";
   for (const Json& merge : whole["model"]["merges"]) merges += merge.get<std::string>() + "\n";
   write_file_durably(folder / "merges.txt", merges);
@@ -249,7 +249,7 @@ void export_hugging_face(const ExportOptions& o) {
     log_warn("no tokenizer is written: the run's is ", m.state.tokenizer ? m.state.tokenizer->kind() : "not known",
              ", and what others read is a BPE");
   }
-  write_file_durably(out.path() / "config.json", head.dump(1) + "\n");
+  write_file_durably(out.path() / "config.json", json_text(head, 1) + "\n");
   out.publish();
 }
 

@@ -95,7 +95,7 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
     }
     peaks[key] = {{"flops", ceiling.rate}, {"measurements", ceiling.measurements}};
     make_folders(path.parent_path());
-    write_file_durably(path, peaks.dump(1) + "\n");
+    write_file_durably(path, json_text(peaks, 1) + "\n");
   }
   return ceiling;
 }

@@ -388,12 +388,11 @@ std::string profile_memory(const Profile& p) {
     timeline.push_back({1e3 * s.begin, s.memory_peak});
     timeline.push_back({1e3 * (s.begin + s.seconds), s.memory_after});
   }
-  return Json{{"at", peak_place(p)},
-              {"bytes", p.spans[p.peak_span].memory_peak},
-              {"categories", categories},
-              {"kept", kept},
-              {"timeline", timeline}}
-             .dump() +
+  return json_text(Json{{"at", peak_place(p)},
+                        {"bytes", p.spans[p.peak_span].memory_peak},
+                        {"categories", categories},
+                        {"kept", kept},
+                        {"timeline", timeline}}) +
          "\n";
 }
 

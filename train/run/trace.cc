@@ -83,7 +83,7 @@ std::string profile_trace(const Profile& p) {
                       {"pid", 1},
                       {"tid", lanes.at({w.lane, w.thread})}});
   }
-  return Json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump() + "\n";
+  return json_text(Json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}) + "\n";
 }
 
 void write_kineto_trace(Session& s, const Data& data, int64_t first, int64_t count, const std::filesystem::path& file) {

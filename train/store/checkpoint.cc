@@ -166,10 +166,10 @@ void write_files(const fs::path& temporary, const fs::path& target, const RunSta
   fault_point("save: model written");
   note("optimizer.safetensors", write_safetensors(temporary / "optimizer.safetensors", snapshot.optimizer));
   fault_point("save: optimizer written");
-  write_file_durably(temporary / "state.json", state_json(state).dump(1) + "\n");
+  write_file_durably(temporary / "state.json", json_text(state_json(state), 1) + "\n");
   note("state.json", file_checksum(temporary / "state.json"));
   fault_point("save: state written");
-  write_file_durably(temporary / "manifest.json", Json{{"format", format_name}, {"files", files}}.dump(1) + "\n");
+  write_file_durably(temporary / "manifest.json", json_text(Json{{"format", format_name}, {"files", files}}, 1) + "\n");
   fault_point("save: manifest written");
   sync_folder(temporary);
   fault_point("save: folder synced");

@@ -90,20 +90,20 @@ void Metrics::add(const StepMetrics& m) {
     Json& figures = json["layers"][layer.layer] = Json::object();
     for (const auto& [name, value] : named_figures(layer)) figures[name] = json_number(value);
   }
-  file_.write(json.dump() + "\n");
+  file_.write(json_text(json) + "\n");
 }
 
 void Metrics::add_validation(int64_t step, const std::vector<std::pair<std::string, double>>& figures) {
   Json json{{"step", step}};
   for (const auto& [name, value] : figures) json[name] = json_number(value);
   json["time"] = unix_seconds();
-  file_.write(json.dump() + "\n");
+  file_.write(json_text(json) + "\n");
 }
 
 void Metrics::add_changes(int64_t step, const std::vector<ConfigChange>& changes) {
   Json changed = Json::object();
   for (const auto& c : changes) changed[c.key] = {{"was", c.was}, {"is", c.is}};
-  file_.write(Json{{"step", step}, {"changed", changed}, {"time", unix_seconds()}}.dump() + "\n");
+  file_.write(json_text(Json{{"step", step}, {"changed", changed}, {"time", unix_seconds()}}) + "\n");
 }
 
 }  // namespace lathe

@@ -25,7 +25,7 @@ class Events final : public MetricsSink {
   }
 
  private:
-  void write(const Json& json) { file_.write(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"); }
+  void write(const Json& json) { file_.write(json_text_repaired(json) + "\n"); }
 
   OutputFile file_;
 };

@@ -105,12 +105,11 @@ static Exit run_bench(const Arguments& arguments) {
       return Exit::done;
     }
     const double rate = measure_peak(threads, dtype_from_config(name)).rate;
-    std::cout << Json{{"device", device_model("cpu")},
-                      {"isa", cpu_isa()},
-                      {"threads", threads},
-                      {"dtype", name},
-                      {"tflops", rate / 1e12}}
-                     .dump()
+    std::cout << json_text(Json{{"device", device_model("cpu")},
+                                {"isa", cpu_isa()},
+                                {"threads", threads},
+                                {"dtype", name},
+                                {"tflops", rate / 1e12}})
               << std::endl;
     return Exit::done;
   }
@@ -143,7 +142,7 @@ static Exit run_bench(const Arguments& arguments) {
   }
   line["final_loss"] = json_number(r.final_loss);
   line["machine"] = facts;
-  std::cout << line.dump() << std::endl;
+  std::cout << json_text(line) << std::endl;
   return Exit::done;
 }
 

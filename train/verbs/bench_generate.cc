@@ -147,23 +147,22 @@ Exit bench_generate(const Arguments& arguments) {
   const double decode = steps[1 + (steps.size() - 1) / 2];
   const double fastest = steps[1];  // what the machine does when nobody else holds it up
   const auto bytes = static_cast<double>(bytes_read(*w.model)), read = read_rate();
-  std::cout << Json{{"params", count(parameters(*w.model))},
-                    {"load_dtype", w.dtype},
-                    {"threads", at::get_num_threads()},
-                    {"batch", batch},
-                    {"prompt", prompt},
-                    {"tokens", tokens},
-                    {"prefill_tokens_per_s", static_cast<double>(batch * prompt) / prefill},
-                    {"decode_ms", 1e3 * decode},
-                    {"decode_ms_min", 1e3 * fastest},
-                    {"decode_tokens_per_s", static_cast<double>(batch) / decode},
-                    {"weight_bytes", bytes},
-                    {"weight_bytes_per_s", bytes / decode},
-                    {"read_bytes_per_s", read},
-                    {"share_of_read", bytes / decode / read},
-                    {"share_of_read_max", bytes / fastest / read},
-                    {"peak_rss_mb", static_cast<double>(peak_rss_bytes()) / (1 << 20)}}
-                   .dump()
+  std::cout << json_text(Json{{"params", count(parameters(*w.model))},
+                              {"load_dtype", w.dtype},
+                              {"threads", at::get_num_threads()},
+                              {"batch", batch},
+                              {"prompt", prompt},
+                              {"tokens", tokens},
+                              {"prefill_tokens_per_s", static_cast<double>(batch * prompt) / prefill},
+                              {"decode_ms", 1e3 * decode},
+                              {"decode_ms_min", 1e3 * fastest},
+                              {"decode_tokens_per_s", static_cast<double>(batch) / decode},
+                              {"weight_bytes", bytes},
+                              {"weight_bytes_per_s", bytes / decode},
+                              {"read_bytes_per_s", read},
+                              {"share_of_read", bytes / decode / read},
+                              {"share_of_read_max", bytes / fastest / read},
+                              {"peak_rss_mb", static_cast<double>(peak_rss_bytes()) / (1 << 20)}})
             << std::endl;
   return Exit::done;
 }

@@ -241,7 +241,7 @@ std::string time_ops(const OpSizes& sizes, int threads, const std::string& dtype
     out.push_back(line);
   }
   if (out.empty()) fail(Exit::usage, "command line: no op has \"", sizes.only, "\" in its name");
-  return Json{{"dtype", dtype_text}, {"threads", threads}, {"ops", out}}.dump();
+  return json_text(Json{{"dtype", dtype_text}, {"threads", threads}, {"ops", out}});
 }
 
 }  // namespace lathe

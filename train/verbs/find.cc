@@ -39,10 +39,9 @@ Exit find_lr(const Arguments& a) {
   else
     std::cout << "the loss falls nowhere between these rates";
   std::cout << (test.diverged > 0 ? format("; from %.3g on it rises\n", test.diverged) : "; it never rises\n");
-  std::cout << Json{{"lr", test.steepest},
-                    {"diverges_at", test.diverged > 0 ? Json(test.diverged) : Json()},
-                    {"steps", test.lr.size()}}
-                   .dump()
+  std::cout << json_text(Json{{"lr", test.steepest},
+                              {"diverges_at", test.diverged > 0 ? Json(test.diverged) : Json()},
+                              {"steps", test.lr.size()}})
             << std::endl;
   return Exit::done;
 }
@@ -135,11 +134,10 @@ Exit find_batch(const Arguments& a) {
             << (std::isfinite(noise) ? format("about %.0f", noise) : std::string("not to be told from so few batches"))
             << " samples; a global batch (now " << global
             << ") far above it saves few steps, and it grows in training\n";
-  std::cout << Json{{"batch_size", largest},
-                    {"predicted_bytes", predicted},
-                    {"measured_bytes", measured},
-                    {"noise_scale", json_number(noise)}}
-                   .dump()
+  std::cout << json_text(Json{{"batch_size", largest},
+                              {"predicted_bytes", predicted},
+                              {"measured_bytes", measured},
+                              {"noise_scale", json_number(noise)}})
             << std::endl;
   return Exit::done;
 }

@@ -197,7 +197,7 @@ Exit run_plan(const Arguments& a) {
     fail(Exit::usage, "command line: --json goes with neither --fit nor --for");
   const Forecast f = forecast(loaded);
   if (json) {
-    std::cout << json_of(loaded.config, f).dump() << std::endl;
+    std::cout << json_text(json_of(loaded.config, f)) << std::endl;
     return Exit::done;
   }
   std::cout << text_of(loaded.config, f, weight_lines(loaded));

@@ -37,7 +37,7 @@ Exit run_runs(const Arguments& arguments) {
                       {"mfu", number_or_null(r.mfu)},
                       {"age_s", std::isnan(r.age_s) ? Json() : Json(r.age_s)}});
     }
-    std::cout << json.dump() << std::endl;
+    std::cout << json_text(json) << std::endl;
     return Exit::done;
   }
   if (all.empty()) {
@@ -125,7 +125,7 @@ Exit run_compare(const Arguments& arguments) {
     json["common_logged_steps"] = common;
     json["bits_part_at"] = parted >= 0 ? Json(parted) : Json();
     json["bits_part_in"] = parted >= 0 ? Json(parted_in) : Json();
-    std::cout << json.dump() << std::endl;
+    std::cout << json_text(json) << std::endl;
     return Exit::done;
   }
   std::cout << "a  " << a.run().string() << "\nb  " << b.run().string() << "\n\n";

@@ -105,7 +105,7 @@ class Sweep {
       }
     } else {
       record["threads"] = threads_;
-      write_file_durably(path, record.dump(1) + "\n");
+      write_file_durably(path, json_text(record, 1) + "\n");
     }
     for (size_t i = 0; i < plan_.points.size(); ++i) {
       const fs::path state = state_file(i);
@@ -189,7 +189,7 @@ class Sweep {
     }
   }
 
-  void keep(size_t i) const { write_file_durably(state_file(i), to_json(states_[i]).dump() + "\n"); }
+  void keep(size_t i) const { write_file_durably(state_file(i), json_text(to_json(states_[i])) + "\n"); }
 
   /// Starts a point's process, on its way to a rung. It is asked to stop where this process dies.
   void begin(size_t i, int rung) {

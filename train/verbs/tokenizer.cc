@@ -86,7 +86,7 @@ Exit decode(const Arguments& arguments) {
 Exit inspect_tokenizer(const Arguments& arguments) {
   const BPE bpe = tokenizer_of(arguments);
   const BPEDefinition& d = bpe.definition();
-  const std::string json = bpe_to_json(d).dump();
+  const std::string json = json_text(bpe_to_json(d));
   Checksum sum;
   sum.update(json.data(), json.size());
   std::cout << (d.byte_tokens.empty() ? "byte-level BPE, " : "SentencePiece's BPE with bytes, ") << bpe.size()
