@@ -6,11 +6,14 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
+#include <functional>
 #include <thread>
+#include <utility>
 
 #include "amp/amp.h"
 #include "autograd/engine.h"
 #include "autograd/node.h"
+#include "autograd/op.h"
 #include "autograd/ops.h"
 #include "core/mode.h"
 #include "tests/catch.h"
@@ -89,6 +92,43 @@ TEST_CASE("backward says what it can't do", "[autograd]") {
   CHECK_THAT(error_of([&] { backward(param({2}) * 1.0); }), ContainsSubstring("more than one element"));
   CHECK_THAT(error_of([&] { backward(param({2}) * 1.0, at::ones({3}, at::kDouble)); }),
              ContainsSubstring("float64[3] for float64[2]"));
+}
+
+/// Throws where it is told to: in forward or in backward, ATen's error or ours.
+struct WrongThrower {
+  static constexpr OpInfo info{.name = "wrong_thrower"};
+  std::function<void()> forward_throws = [] {}, backward_throws = [] {};
+
+  at::Tensor forward(const at::Tensor& x) const {
+    forward_throws();
+    return x * 1.0;
+  }
+  Grads<1> backward(const at::Tensor& dy, Needs<1> /*needs*/) const {
+    backward_throws();
+    return {dy};
+  }
+};
+
+TEST_CASE("what an op throws names the op, and keeps the exit code of what is no fault of ours", "[autograd]") {
+  const auto atens = [] { (void)at::ones({2}).add(at::ones({3})); };
+  const auto code = [](Exit exit) { return [exit] { fail(exit, "as it is"); }; };
+  const auto thrown = [](const WrongThrower& op) -> std::pair<Exit, std::string> {
+    try {
+      backward(sum(apply(op, param({2}))));
+    } catch (const Error& e) {
+      return {e.code(), e.what()};
+    }
+    return {Exit::done, ""};
+  };
+  CHECK((thrown({}) == std::pair<Exit, std::string>(Exit::done, "")));
+  CHECK_THAT(thrown({.forward_throws = atens}).second,
+             ContainsSubstring("wrong_thrower(float64[2]): The size of tensor"));
+  CHECK_THAT(thrown({.backward_throws = atens}).second,
+             ContainsSubstring("wrong_thrower backward: The size of tensor"));
+  CHECK(thrown({.forward_throws = code(Exit::internal)}).second == "wrong_thrower(float64[2]): as it is");
+  CHECK((thrown({.forward_throws = code(Exit::memory)}) == std::pair<Exit, std::string>(Exit::memory, "as it is")));
+  CHECK(
+      (thrown({.backward_throws = code(Exit::diverged)}) == std::pair<Exit, std::string>(Exit::diverged, "as it is")));
 }
 
 TEST_CASE("NoGrad records nothing and is the thread's own", "[autograd]") {

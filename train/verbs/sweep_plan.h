@@ -53,7 +53,7 @@ PointState point_state(const Json& json, const std::string& where);
 /// What to run next, of the points that are not running: a point and its target rung. First what was begun, so that a
 /// sweep that was killed loses nothing; then the best that can be promoted, from the top; then the next new point.
 /// Asynchronous successive halving (Li et al. 2020, "A system for massively parallel hyperparameter tuning"); with one
-/// rung a grid or random search. nullopt: nothing for now.
+/// rung a grid or random search. nullopt: none can begin now.
 std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& points, const std::vector<bool>& running,
                                                size_t rungs, int64_t eta);
 
