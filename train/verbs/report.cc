@@ -220,10 +220,8 @@ std::string report_page(const std::vector<fs::path>& runs, int refresh_s) {
   if (runs.size() > 1) {
     for (const auto& [key, values] : differing_keys(runs)) data["keys"].push_back({key, values});
   }
-  std::string json = json_text_repaired(data);
-  for (size_t at = 0; (at = json.find("</", at)) != std::string::npos; at += 3)
-    json.insert(at + 1, 1, '\\');  // no end of a script
-  for (size_t at = 0; (at = json.find("<!--", at)) != std::string::npos; at += 4) json.replace(at, 1, "\\u003c");
+  const std::string ends = replace_all(json_text_repaired(data), "</", "<\\/");  // no end of a script
+  const std::string json = replace_all(ends, "<!--", "\\u003c!--");
   std::string page = report_template;
   fill(page, "<!--REFRESH-->", refresh_s > 0 ? str("<meta http-equiv=\"refresh\" content=\"", refresh_s, "\">") : "");
   fill(page, "/*LIBRARY_CSS*/", css);
