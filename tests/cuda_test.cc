@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 
+#include "autograd/ops/kernel.h"
 #include "core/dtype.h"
 #include "core/kernels/activation.cuh"
 #include "core/kernels/dropout.cuh"
@@ -28,14 +29,14 @@ constexpr at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at:
 
 /// Sets the order of threads until the end of a scope, and the CPU's kernels to the compiler's baseline: on x86-64 that
 /// has no fused multiply-add, so both sides, whose formulas are one text, round the same. Others may differ in a bit.
-struct Setting {
+struct ThreadOrder {
   int64_t targets = hwy::SupportedTargets();
 
-  explicit Setting(Order order) {
+  explicit ThreadOrder(Order order) {
     stand_in::order = order;
     hwy::GetChosenTarget().Update(HWY_STATIC_TARGET);
   }
-  ~Setting() {
+  ~ThreadOrder() {
     stand_in::order = Order::forward;
     stand_in::most_blocks = INT32_MAX;
     hwy::GetChosenTarget().Update(targets);
@@ -65,7 +66,7 @@ TEST_CASE("the stand-in gives a wrong sum where a barrier is missing", "[cuda]")
   const auto right = [&](bool first, bool inner) {
     int n = 0;
     for (const Order order : orders) {
-      const Setting setting(order);
+      const ThreadOrder setting(order);
       int sum = 0;
       launch(sum_kernel, 1, 64, nullptr, static_cast<const int*>(x), &sum, first, inner);
       n += sum == wanted;
@@ -91,7 +92,7 @@ __global__ void wait_apart_kernel(unsigned here) {
 
 TEST_CASE("the stand-in tells of a barrier that some threads don't reach", "[cuda]") {
   for (const Order order : orders) {
-    const Setting setting(order);
+    const ThreadOrder setting(order);
     for (const unsigned n : {0u, 10u}) {  // the controls
       launch(some_wait_kernel, 3, 10, nullptr, n);
       launch(wait_apart_kernel, 3, 10, nullptr, n);
@@ -145,7 +146,7 @@ TEST_CASE("the stand-in's conversions are c10's", "[cuda]") {
 TEST_CASE("dropout on a card is the CPU's", "[cuda]") {
   torch::manual_seed(1);
   for (const Order order : orders) {
-    const Setting setting(order);
+    const ThreadOrder setting(order);
     for (const auto dtype : dtypes) {
       for (const int64_t n : {0, 1, 3, 4, 5, 1021, 1024, 2051}) {
         for (const uint64_t first : {0ul, 1ul, 6ul, 7ul, (1ul << 34) + 5}) {
@@ -196,7 +197,7 @@ TEST_CASE("sums of squares of many gradients on a card are the CPU's", "[cuda]")
   CHECK(std::count_if(wanted.begin(), wanted.end(), [](double x) { return !std::isfinite(x); }) == 3);
   wanted.push_back(-1);  // one more, which stays as it is
   for (const Order order : orders) {
-    const Setting setting(order);
+    const ThreadOrder setting(order);
     std::vector<double> ours(wanted.size(), -1);
     CHECK(grad_sum_cuda(args.data(), static_cast<int64_t>(args.size()), ours.data(), nullptr) == cudaSuccess);
     CHECK(same_bits(torch::tensor(ours, at::kDouble), torch::tensor(wanted, at::kDouble)));
@@ -209,7 +210,6 @@ TEST_CASE("sums of squares of many gradients on a card are the CPU's", "[cuda]")
 constexpr at::ScalarType narrow_dtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
 /// Half a unit in the last place of a number of size 1, and for float32 the sums before it.
 double rounding(at::ScalarType dtype) { return dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7; }
-Matrix matrix(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(0), element_of(t.scalar_type())}; }
 
 TEST_CASE("norms on a card are those of their formula", "[cuda]") {
   torch::manual_seed(8);
@@ -220,7 +220,7 @@ TEST_CASE("norms on a card are those of their formula", "[cuda]") {
         for (const auto other : narrow_dtypes) {
           if (!small && other != at::kFloat) continue;
           INFO(rows << " x " << c << (rms ? " rms " : " ") << dtype_name(in) << " " << dtype_name(other));
-          const Setting setting(orders[(rows + rms) % 3]);
+          const ThreadOrder setting(orders[(rows + rms) % 3]);
           const at::Tensor x = (torch::randn({rows, c}) * 2 + 1).to(in), dy = torch::randn({rows, c}).to(other);
           const at::Tensor w = torch::randn({c}), b = torch::randn({c});
           const at::Tensor mean = torch::empty({rows}), rstd = torch::empty({rows}), dw = torch::empty({c}),
@@ -233,10 +233,10 @@ TEST_CASE("norms on a card are those of their formula", "[cuda]") {
                            .mean = rms ? nullptr : mean.mutable_data_ptr<float>(),
                            .rstd = rstd.mutable_data_ptr<float>()};
           const at::Tensor partials = torch::full({norm_partials(n)}, NAN);
-          REQUIRE(norm_forward_cuda(n, matrix(x), matrix(y), 1e-5f, nullptr) == cudaSuccess);
-          REQUIRE(norm_backward_cuda(n, matrix(x), matrix(dy), matrix(dx), true, partials.mutable_data_ptr<float>(),
-                                     dw.mutable_data_ptr<float>(), db.mutable_data_ptr<float>(),
-                                     nullptr) == cudaSuccess);
+          REQUIRE(norm_forward_cuda(n, matrix_of(x), matrix_of(y), 1e-5f, nullptr) == cudaSuccess);
+          REQUIRE(norm_backward_cuda(n, matrix_of(x), matrix_of(dy), matrix_of(dx), true,
+                                     partials.mutable_data_ptr<float>(), dw.mutable_data_ptr<float>(),
+                                     db.mutable_data_ptr<float>(), nullptr) == cudaSuccess);
           // By LibTorch's autograd, in float64.
           const at::Tensor xd = x.to(at::kDouble).requires_grad_(), wd = w.to(at::kDouble).requires_grad_(),
                            bd = b.to(at::kDouble).requires_grad_();
@@ -251,7 +251,7 @@ TEST_CASE("norms on a card are those of their formula", "[cuda]") {
           CHECK(distance(dw * 1.001, wd.grad()) > 1e-5);  // the control
           // Without sums, into what is not to be read.
           const at::Tensor fresh = torch::full({rows, c}, NAN, in);
-          REQUIRE(norm_backward_cuda(n, matrix(x), matrix(dy), matrix(fresh), false, nullptr, nullptr, nullptr,
+          REQUIRE(norm_backward_cuda(n, matrix_of(x), matrix_of(dy), matrix_of(fresh), false, nullptr, nullptr, nullptr,
                                      nullptr) == cudaSuccess);
           CHECK(distance(fresh, xd.grad()) < 2 * rounding(in));
         }
@@ -260,18 +260,18 @@ TEST_CASE("norms on a card are those of their formula", "[cuda]") {
   }
   // Numbers whose squares overflow make NaN, not zeros.
   const at::Tensor far = torch::full({1, 8}, 3e30f), y = torch::zeros({1, 8}), rstd = torch::zeros({1});
-  REQUIRE(norm_forward_cuda({.rows = 1, .columns = 8, .rstd = rstd.mutable_data_ptr<float>()}, matrix(far), matrix(y),
-                            1e-5f, nullptr) == cudaSuccess);
+  REQUIRE(norm_forward_cuda({.rows = 1, .columns = 8, .rstd = rstd.mutable_data_ptr<float>()}, matrix_of(far),
+                            matrix_of(y), 1e-5f, nullptr) == cudaSuccess);
   CHECK(y.isnan().all().item<bool>());
   const at::Tensor x = torch::ones({1, 6});
-  CHECK(norm_forward_cuda({.rows = 1, .columns = 6}, matrix(x), matrix(x), 0, nullptr) == cudaErrorInvalidValue);
+  CHECK(norm_forward_cuda({.rows = 1, .columns = 6}, matrix_of(x), matrix_of(x), 0, nullptr) == cudaErrorInvalidValue);
 }
 
 TEST_CASE("the slope of GELU on a card is the CPU's", "[cuda]") {
   torch::manual_seed(10);
   for (const auto dtype : narrow_dtypes) {
     for (const int64_t n : {1, 7, 16, 2053}) {
-      const Setting setting(orders[n % 3]);
+      const ThreadOrder setting(orders[n % 3]);
       at::Tensor x = (torch::randn({n}) * 4).to(dtype);
       const at::Tensor dy = torch::randn({n}).to(dtype), ours = torch::full({n}, NAN, dtype);
       if (n > 16) x[3] = 6e4, x[4] = -6e4, x[5] = 0, x[n - 1] = -2;
@@ -293,7 +293,7 @@ TEST_CASE("cross-entropy on a card is that of its formula", "[cuda]") {
   for (const auto& [classes, stride] : std::vector<std::pair<int64_t, int64_t>>{{1, 32}, {65, 96}, {5000, 5024}}) {
     for (const auto dtype : narrow_dtypes) {
       INFO(classes << " " << dtype_name(dtype));
-      const Setting setting(orders[classes % 3]);
+      const ThreadOrder setting(orders[classes % 3]);
       constexpr int64_t rows = 9;
       at::Tensor logits = torch::full({rows, stride}, NAN).to(dtype);
       logits.narrow(1, 0, classes).copy_(torch::randn({rows, classes}) * 3);
@@ -310,7 +310,7 @@ TEST_CASE("cross-entropy on a card is that of its formula", "[cuda]") {
       wanted[4] = 0, d[4].zero_();
       const at::Tensor losses = torch::full({rows}, NAN), same = logits.clone();
       const auto run = [&](bool gradient) {
-        return cross_entropy_rows_cuda(matrix(logits), rows, classes, targets.const_data_ptr<int64_t>(), -100, 0.5f,
+        return cross_entropy_rows_cuda(matrix_of(logits), rows, classes, targets.const_data_ptr<int64_t>(), -100, 0.5f,
                                        gradient, losses.mutable_data_ptr<float>(), nullptr);
       };
       REQUIRE(run(false) == cudaSuccess);
@@ -326,7 +326,7 @@ TEST_CASE("cross-entropy on a card is that of its formula", "[cuda]") {
   // A target that is no class, and logits that are not finite.
   const at::Tensor logits = torch::zeros({3, 32}), losses = torch::zeros({3}), targets = torch::tensor({32, 1, 1});
   logits[1][0] = NAN, logits[2][0] = INFINITY;
-  REQUIRE(cross_entropy_rows_cuda(matrix(logits), 3, 32, targets.const_data_ptr<int64_t>(), -100, 1, true,
+  REQUIRE(cross_entropy_rows_cuda(matrix_of(logits), 3, 32, targets.const_data_ptr<int64_t>(), -100, 1, true,
                                   losses.mutable_data_ptr<float>(), nullptr) == cudaSuccess);
   CHECK(losses.isnan().all().item<bool>());
   CHECK(logits.isnan().any(1).all().item<bool>());
@@ -349,7 +349,7 @@ TEST_CASE("the decision on a card is the CPU's", "[cuda]") {
       .policy = {.growth_interval = 3, .min_scale = 16, .max_skips = 4}};
   int64_t skips = 0, failures = 0, clipped = 0, grown = 0;
   for (const Order order : orders) {
-    const Setting setting(order);
+    const ThreadOrder setting(order);
     for (int run = 0; run < 16; ++run) {
       StepControl ours, wanted;
       ScaleState our_scale{.scale = 64}, wanted_scale = our_scale;
@@ -454,7 +454,7 @@ TEST_CASE("updates on a card are the CPU's", "[cuda]") {
   for (const UpdateRule& rule : rules) {
     for (const int64_t updates : {1, 5}) {
       INFO("rule " << turn / 2 << ", update " << updates);
-      const Setting setting(orders[turn++ % 3]);
+      const ThreadOrder setting(orders[turn++ % 3]);
       Parameters ours(rule), wanted(rule);
       StepControl control{.updates = updates, .grad_scale = 0.37, .correction1 = 0.4, .correction2 = 0.3};
       control.mu = 0.5, control.next_mu = 0.6, control.mu_product = 0.3;

@@ -26,7 +26,7 @@ std::function<std::unique_ptr<torch::optim::Optimizer>(at::Tensor&)> like(Option
 }
 
 /// Every kind with its options, weight decay on and off.
-std::vector<LowPrecisionKind> kinds() {
+std::vector<LowPrecisionKind> low_precision_kinds() {
   std::vector<LowPrecisionKind> all;
   for (const double wd : {0.0, 0.1}) {
     OptimConfig base;
@@ -118,7 +118,7 @@ at::Tensor torchs(const LowPrecisionKind& kind, at::ScalarType dtype, at::Scalar
 }
 
 TEST_CASE("every optimizer in float32 is torch's in float32", "[optim_lowp]") {
-  for (const auto& kind : kinds()) {
+  for (const auto& kind : low_precision_kinds()) {
     const at::Tensor a = lowp_ours(kind.config, at::kFloat), b = torchs(kind, at::kFloat, at::kFloat);
     const at::Tensor moved = (b - start()).abs();
     // A step rounds the parameter once on each side, and its update some 8 times more (the decayed gradient, two
@@ -133,7 +133,7 @@ TEST_CASE("every optimizer in float32 is torch's in float32", "[optim_lowp]") {
 
 TEST_CASE("bfloat16 parameters, rounded to nearest, are a float64 run's that is rounded after each step",
           "[optim_lowp]") {
-  for (const auto& kind : kinds()) {
+  for (const auto& kind : low_precision_kinds()) {
     const at::Tensor wanted = torchs(kind, at::kDouble, at::kBFloat16);
     const auto compare = [&](std::optional<uint64_t> rounding_seed) {
       const at::Tensor a = lowp_ours(kind.config, at::kBFloat16, rounding_seed).to(at::kDouble);
