@@ -9,9 +9,11 @@
 
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
+using Catch::EventListenerBase;
 using Catch::Matchers::ContainsSubstring;
 #else
 #include <catch2/catch.hpp>
+using EventListenerBase = Catch::TestEventListenerBase;
 inline auto ContainsSubstring(const std::string& text) { return Catch::Matchers::Contains(text); }
 #endif
 
