@@ -30,4 +30,4 @@ target_link_libraries(lathe_lib_checked PUBLIC LibTorch::cpu hwy::hwy ${CMAKE_DL
 target_link_options(lathe_lib_checked PUBLIC -fsanitize=address,undefined)
 
 add_executable(lathe_tests_checked EXCLUDE_FROM_ALL $<TARGET_OBJECTS:lathe_tests> $<TARGET_OBJECTS:lathe_cuda_tests>)
-target_link_libraries(lathe_tests_checked PRIVATE lathe_lib_checked Catch2::Catch2)
+target_link_libraries(lathe_tests_checked PRIVATE lathe_lib_checked Catch2::Catch2WithMain)
