@@ -10,6 +10,7 @@ foreach(part io kernels core autograd nn optim amp prepare data)
   target_include_directories(lathe_${part}_checked PUBLIC "${PROJECT_SOURCE_DIR}")
   if(libraries)
     target_link_libraries(lathe_${part}_checked PUBLIC ${libraries})
+    target_link_libraries(lathe_lib_checked PUBLIC ${libraries})
   endif()
   target_compile_options(lathe_${part}_checked PRIVATE ${checks})
   target_compile_definitions(lathe_${part}_checked PRIVATE LATHE_ASAN)
@@ -25,8 +26,7 @@ endforeach()
 target_sources(lathe_lib_checked PRIVATE $<TARGET_OBJECTS:lathe_train>)
 # One instruction set beside the baseline: the kernels' text is the same for AVX-512, and takes as long again to compile.
 target_compile_definitions(lathe_kernels_checked PRIVATE HWY_DISABLED_TARGETS=\(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_DL\))
-target_link_libraries(lathe_lib_checked PUBLIC LibTorch::cpu hwy::hwy ${CMAKE_DL_LIBS} spdlog::spdlog Threads::Threads
-  "${XXHASH}" ${text_libraries})
+target_link_libraries(lathe_lib_checked PUBLIC ${text_libraries})
 target_link_options(lathe_lib_checked PUBLIC -fsanitize=address,undefined)
 
 add_executable(lathe_tests_checked EXCLUDE_FROM_ALL $<TARGET_OBJECTS:lathe_tests> $<TARGET_OBJECTS:lathe_cuda_tests>)
