@@ -408,10 +408,8 @@ struct Parameters {
       at::Tensor grad = torch::randn({a.n + 2}, at::kDouble);
       if (a.n > 300) grad[300] = INFINITY, grad[301] = NAN, grad[302] = 0;
       a.grad = add(grad_dtype, grad);
-      UpdateRule own = rule;  // RMSprop's state is by options, which parameters may differ in here
-      own.centered = random() % 2 == 0, own.momentum = random() % 2 == 0 ? rule.momentum : 0;
       with_rule(rule.kind, [&](auto r) {
-        for (const RuleState& s : decltype(r)::state(own))
+        for (const RuleState& s : decltype(r)::state(rule))
           a.state[s.place] = add(state_dtype, torch::rand({a.n + 2}, at::kDouble));
       });
       if (random() % 2 == 0) a.average = add(state_dtype, torch::rand({a.n + 2}, at::kDouble));
@@ -441,7 +439,10 @@ TEST_CASE("updates on a card are the CPU's", "[cuda]") {
       {.kind = rule_kind<Momentum>, .lr = 1e-3, .momentum = 0.9, .dampening = 0.2},
       {.kind = rule_kind<Momentum>, .nesterov = true, .lr = 1e-3, .momentum = 0.9},
       {.kind = rule_kind<Adagrad>, .lr = 2e-3, .eps = 1e-8, .lr_decay = 0.1},
+      {.kind = rule_kind<RMSprop>, .lr = 1e-3, .eps = 1e-8, .alpha = 0.95},
       {.kind = rule_kind<RMSprop>, .lr = 1e-3, .eps = 1e-8, .momentum = 0.9, .alpha = 0.95},
+      {.kind = rule_kind<RMSprop>, .centered = true, .lr = 1e-3, .eps = 1e-8, .alpha = 0.95},
+      {.kind = rule_kind<RMSprop>, .centered = true, .lr = 1e-3, .eps = 1e-8, .momentum = 0.9, .alpha = 0.95},
       {.kind = rule_kind<Adam>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8},
       {.kind = rule_kind<AdamW>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8, .clip_value = 0.5},
       {.kind = rule_kind<AdamAmsgrad>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8, .clip_parameter = 0.5},
@@ -470,11 +471,11 @@ TEST_CASE("updates on a card are the CPU's", "[cuda]") {
   }
   // A step that is skipped writes nothing; the one that is not is the control.
   for (const bool skip : {true, false}) {
-    Parameters ours(rules[6]);
+    Parameters ours(rules.back());
     const StepControl asked{.updates = 1, .skip = skip, .moved = 10, .lost = 4};
     StepControl control = asked;
-    CHECK(update_cuda(ours.args.data(), ours.count(), rules[6], &control, nullptr) == cudaSuccess);
-    CHECK(ours.same(Parameters(rules[6])) == skip);
+    CHECK(update_cuda(ours.args.data(), ours.count(), rules.back(), &control, nullptr) == cudaSuccess);
+    CHECK(ours.same(Parameters(rules.back())) == skip);
     CHECK(same(control, asked) == skip);
   }
   const UpdateArgs none[2];

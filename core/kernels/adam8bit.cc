@@ -1,5 +1,7 @@
 #include "core/kernels/adam8bit.h"
 
+#include <vector>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/adam8bit.cc"
 #include "hwy/foreach_target.h"
@@ -13,6 +15,9 @@ namespace lathe::HWY_NAMESPACE {
 namespace {
 
 constexpr int levels = 256;
+namespace hn = hwy::HWY_NAMESPACE;
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
 
 /// The level nearest to x in [-1, 1], the lower of two that are as near: `middles` [255] are halfway between levels.
 inline uint8_t nearest_level(float x, const float* middles) {
@@ -20,25 +25,44 @@ inline uint8_t nearest_level(float x, const float* middles) {
   for (int step = levels / 2; step > 0; step /= 2) at += middles[at + step - 1] < x ? step : 0;
   return static_cast<uint8_t>(at);
 }
+/// Stores those of the lanes of x.
+HWY_INLINE void store_nearest_levels(V x, const float* middles, uint8_t* codes) {
+  const hn::RebindToSigned<D> di;
+  auto at = hn::Zero(di);
+  for (int step = levels / 2; step > 0; step /= 2) {
+    const V middle = hn::GatherIndex(D(), middles + step - 1, at);
+    at = hn::Add(at, hn::IfThenElseZero(hn::RebindMask(di, hn::Lt(middle, x)), hn::Set(di, step)));
+  }
+  const hn::Rebind<uint8_t, D> d8;
+  hn::StoreU(hn::DemoteTo(d8, at), d8, codes);
+}
 
 /// Moments of one block: codes and scale to values, and back.
 template <class T>
 void read_codes(const uint8_t* codes, float scale, const float* values, int64_t n, T* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(values[codes[i]] * scale);
 }
-template <class T>
-void write_codes(const T* x, int64_t n, const float* middles, uint8_t* codes, float* scale) {
-  float most = 0;
-  for (int64_t i = 0; i < n; ++i) most = std::max(most, std::fabs(static_cast<float>(x[i])));
-  *scale = most;
-  const float inverse = most > 0 ? 1 / most : 0;
-  // The inverse of a very small number is infinite: then by division.
-  for (int64_t i = 0; i < n; ++i) {
-    const float y = std::isfinite(inverse) ? static_cast<float>(x[i]) * inverse : static_cast<float>(x[i]) / most;
-    codes[i] = nearest_level(y, middles);
+void write_codes(const float* x, int64_t n, const float* middles, uint8_t* codes, float* scale) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(D()));
+  V all = hn::Zero(D());
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const V size = hn::Abs(hn::LoadU(D(), x + i));
+    all = hn::IfThenElse(hn::Gt(size, all), size, all);  // leaves NaN out
   }
+  float most = hn::GetLane(hn::MaxOfLanes(D(), all));
+  for (; i < n; ++i) most = std::max(most, std::fabs(x[i]));
+  *scale = most;
+  // The inverse of a very small number is infinite: then by division.
+  const float inverse = most > 0 ? 1 / most : 0;
+  const bool divide = !std::isfinite(inverse);
+  for (i = 0; i + lanes <= n; i += lanes) {
+    const V v = hn::LoadU(D(), x + i);
+    store_nearest_levels(divide ? hn::Div(v, hn::Set(D(), most)) : hn::Mul(v, hn::Set(D(), inverse)), middles,
+                         codes + i);
+  }
+  for (; i < n; ++i) codes[i] = nearest_level(divide ? x[i] / most : x[i] * inverse, middles);
 }
-
 template <class Rule, class T>
 void run(const Adam8bitArgs& q, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end,
          const float* const values[2], const float* const middles[2], T* moments) {
@@ -46,6 +70,15 @@ void run(const Adam8bitArgs& q, const UpdateRule& rule, StepControl* control, in
   const Coefficients<T> c = coefficients<Rule, T>(rule, a, *control);
   T grads[update_block];
   T *m = moments, *v = moments + q.block;
+  std::vector<float> floats(std::is_same_v<T, float> ? 0 : static_cast<size_t>(q.block));
+  const auto write = [&](const T* x, int64_t n, const float* between, uint8_t* codes, float* scale) {
+    if constexpr (std::is_same_v<T, float>) {
+      write_codes(x, n, between, codes, scale);
+    } else {
+      for (int64_t i = 0; i < n; ++i) floats[static_cast<size_t>(i)] = static_cast<float>(x[i]);
+      write_codes(floats.data(), n, between, codes, scale);
+    }
+  };
   for (int64_t block = begin; block < end; ++block) {
     const int64_t first = block * q.block, n = std::min(q.block, a.n - first);
     uint8_t* codes[2] = {static_cast<uint8_t*>(a.state[0]) + first, static_cast<uint8_t*>(a.state[1]) + first};
@@ -60,8 +93,8 @@ void run(const Adam8bitArgs& q, const UpdateRule& rule, StepControl* control, in
         out[i] = Rule::element(p[i], x, own_m + i, own_v + i, static_cast<T*>(nullptr), c);
       }
     });
-    write_codes(m, n, middles[0], codes[0], scales[0]);
-    write_codes(v, n, middles[1], codes[1], scales[1]);
+    write(m, n, middles[0], codes[0], scales[0]);
+    write(v, n, middles[1], codes[1], scales[1]);
   }
 }
 
@@ -84,8 +117,6 @@ void adam8bit(const Adam8bitArgs& q, const UpdateRule& rule, StepControl* contro
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include <vector>
-
 namespace lathe {
 namespace {
 

@@ -33,7 +33,7 @@ inline uint16_t bf16_nearest(float x) {
 
 /// Elements as T, in place where they are of that type already, else converted into `buffer`; zeros of null.
 template <class T>
-const T* load(const void* data, Element type, int64_t begin, int64_t n, T* buffer) {
+HWY_NOINLINE const T* load(const void* data, Element type, int64_t begin, int64_t n, T* buffer) {
   if (data == nullptr) {
     std::fill_n(buffer, n, T(0));
     return buffer;
@@ -64,8 +64,8 @@ const T* load(const void* data, Element type, int64_t begin, int64_t n, T* buffe
 
 /// A gradient as it is stored, each element held to what clip_value allows.
 template <class T>
-const T* load_gradient(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control, int64_t begin,
-                       int64_t n, T* buffer) {
+HWY_NOINLINE const T* load_gradient(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control,
+                                    int64_t begin, int64_t n, T* buffer) {
   const T* g = load(a.grad, a.grad_type, begin, n, buffer);
   if (!(rule.clip_value > 0)) return g;
   const T most = static_cast<T>(rule.clip_value * control.loss_scale);
@@ -93,45 +93,60 @@ inline void store_stochastic(void* data, int64_t begin, int64_t n, const float* 
   }
 }
 
+/// Elements of a low-precision parameter whose update is not zero, and those of them that rounding left where they
+/// were.
+struct Roundings {
+  uint64_t moved = 0, lost = 0;
+};
+
+/// Rounds and stores the block `out` of a parameter's new elements, and what goes with it: the working copy, the
+/// average. `before` has the elements as they were, for a parameter in a low precision.
+template <class T>
+HWY_NOINLINE void store_block(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control, int64_t at,
+                              int64_t n, const T* before, const T* out, Roundings* count) {
+  if (a.low != nullptr) store_nearest(a.low, a.low_type, at, n, out);
+  const T* now = out;
+  T stored[update_block];
+  if constexpr (std::is_same_v<T, float>) {
+    if (a.param_type != Element::f32) {
+      if (a.stochastic)
+        store_stochastic(a.param, at, n, out, a.key, static_cast<uint64_t>(control.updates));
+      else
+        store_nearest(a.param, a.param_type, at, n, out);
+      now = load(a.param, a.param_type, at, n, stored);
+      for (int64_t i = 0; i < n; ++i) {
+        count->moved += out[i] != before[i];
+        count->lost += out[i] != before[i] && now[i] == before[i];
+      }
+    }
+  }
+  if (a.average == nullptr) return;
+  T* average = static_cast<T*>(a.average) + at;
+  const T weight = static_cast<T>(1 - rule.average_decay);
+  if (control.updates == 1)
+    std::copy_n(now, n, average);
+  else
+    for (int64_t i = 0; i < n; ++i) average[i] += weight * (now[i] - average[i]);
+}
+
 /// Calls f(at, n, p, out) for the blocks of elements [begin, end): p is the parameter, and f writes what it becomes to
-/// out. Then rounds and stores it, and what goes with it.
+/// out, which is then stored.
 template <class T, class F>
 void update_blocks(const UpdateArgs& a, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end,
                    F&& f) {
   const bool whole = a.param_type == Element::f32 || a.param_type == Element::f64;
-  T before[update_block], after[update_block], stored[update_block];
-  uint64_t moved = 0, lost = 0;
+  T before[update_block], after[update_block];
+  Roundings count;
   for (int64_t at = begin; at < end; at += update_block) {
     const int64_t n = std::min(update_block, end - at);
     const T* p = load(a.param, a.param_type, at, n, before);
     T* out = whole ? static_cast<T*>(a.param) + at : after;
     f(at, n, p, out);
-    if (a.low != nullptr) store_nearest(a.low, a.low_type, at, n, out);
-    const T* now = out;
-    if constexpr (std::is_same_v<T, float>) {
-      if (!whole) {
-        if (a.stochastic)
-          store_stochastic(a.param, at, n, out, a.key, static_cast<uint64_t>(control->updates));
-        else
-          store_nearest(a.param, a.param_type, at, n, out);
-        now = load(a.param, a.param_type, at, n, stored);
-        for (int64_t i = 0; i < n; ++i) {
-          moved += out[i] != before[i];
-          lost += out[i] != before[i] && now[i] == before[i];
-        }
-      }
-    }
-    if (a.average == nullptr) continue;
-    T* average = static_cast<T*>(a.average) + at;
-    const T weight = static_cast<T>(1 - rule.average_decay);
-    if (control->updates == 1)
-      std::copy_n(now, n, average);
-    else
-      for (int64_t i = 0; i < n; ++i) average[i] += weight * (now[i] - average[i]);
+    store_block(a, rule, *control, at, n, before, out, &count);
   }
-  if (moved == 0) return;
-  std::atomic_ref(control->moved).fetch_add(moved, std::memory_order_relaxed);
-  std::atomic_ref(control->lost).fetch_add(lost, std::memory_order_relaxed);
+  if (count.moved == 0) return;
+  std::atomic_ref(control->moved).fetch_add(count.moved, std::memory_order_relaxed);
+  std::atomic_ref(control->lost).fetch_add(count.lost, std::memory_order_relaxed);
 }
 
 /// One element by a rule. Weight decay that is not decoupled is added to the gradient.
@@ -143,19 +158,19 @@ inline T update_element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c)
 
 template <class Rule, class T>
 void rule_block(const T* p, const T* g, T* out, T* s0, T* s1, T* s2, int64_t n, const Coefficients<T>& c) {
-  for (int64_t i = 0; i < n; ++i) {
-    out[i] = update_element<Rule>(p[i], g[i], s0 == nullptr ? nullptr : s0 + i, s1 == nullptr ? nullptr : s1 + i,
-                                  s2 == nullptr ? nullptr : s2 + i, c);
-  }
+#ifndef __clang__
+#pragma GCC ivdep  // out may be p, but no element depends on another
+#endif
+  for (int64_t i = 0; i < n; ++i) out[i] = update_element<Rule>(p[i], g[i], s0 + i, s1 + i, s2 + i, c);
 }
 
 /// update_blocks by a rule.
 template <class Rule, class T>
 void update_by_rule(const UpdateArgs& a, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end) {
   const Coefficients<T> c = coefficients<Rule, T>(rule, a, *control);
-  T grads[update_block];
+  T grads[update_block], absent[update_block] = {};  // in place of a state that the rule does not have
   const auto state = [&](int i, int64_t at) {
-    return a.state[i] == nullptr ? nullptr : static_cast<T*>(a.state[i]) + at;
+    return a.state[i] == nullptr ? absent : static_cast<T*>(a.state[i]) + at;
   };
   update_blocks<T>(a, rule, control, begin, end, [&](int64_t at, int64_t n, const T* p, T* out) {
     const T* g = Rule::raw ? load(a.grad, a.grad_type, at, n, grads) : load_gradient(a, rule, *control, at, n, grads);

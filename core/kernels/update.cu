@@ -103,8 +103,9 @@ __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* c
   const Coefficients<T> c = coefficients<Rule, T>(rule, a, *control);
   const T most = static_cast<T>(rule.clip_value * control->loss_scale), weight = static_cast<T>(1 - rule.average_decay);
   const bool whole = a.param_type == Element::f32 || a.param_type == Element::f64;
+  T absent = 0;  // in place of a state that the rule does not have
   const auto state = [&](int s, int64_t i) {
-    return a.state[s] == nullptr ? nullptr : static_cast<T*>(a.state[s]) + i;
+    return a.state[s] == nullptr ? &absent : static_cast<T*>(a.state[s]) + i;
   };
   unsigned long long moved = 0, lost = 0;
   for (int64_t i = begin + threadIdx.x; i < end; i += threads) {

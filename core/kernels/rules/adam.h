@@ -27,14 +27,12 @@ struct AdamRule : RuleDefaults {
   template <class T>
   LATHE_BOTH static T element(T p, T g, T* s0, T* s1, [[maybe_unused]] T* s2, const Coefficients<T>& c) {
     if constexpr (Decoupled) p *= c.decay;
-    *s0 = c.beta1 * *s0 + c.one_beta1 * g;
-    *s1 = c.beta2 * *s1 + c.one_beta2 * g * g;
-    if constexpr (Amsgrad) {
-      *s2 = *s1 > *s2 ? *s1 : *s2;
-      return p - c.lr * (*s0 / (std::sqrt(*s2) / c.correction2 + c.eps));
-    } else {
-      return p - c.lr * (*s0 / (std::sqrt(*s1) / c.correction2 + c.eps));
-    }
+    const T m = c.beta1 * *s0 + c.one_beta1 * g, v = c.beta2 * *s1 + c.one_beta2 * g * g;
+    T most = v;
+    if constexpr (Amsgrad) *s2 = most = v > *s2 ? v : *s2;
+    *s0 = m;
+    *s1 = v;
+    return p - c.lr * (m / (std::sqrt(most) / c.correction2 + c.eps));
   }
 };
 

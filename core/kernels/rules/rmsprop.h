@@ -19,17 +19,15 @@ struct RMSprop : RuleDefaults {
   // momentum: v = momentum v + g / d, p -= lr v
   template <class T>
   LATHE_BOTH static T element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c) {
-    *s0 = c.alpha * *s0 + c.one_alpha * g * g;
-    T variance = *s0;
-    if (s2 != nullptr) {
-      *s2 += c.one_alpha * (g - *s2);
-      variance -= *s2 * *s2;
-      if (variance < 0) variance = 0;  // rounding of a difference of near numbers; torch takes the root as it is
-    }
-    const T d = std::sqrt(variance) + c.eps;
-    if (s1 == nullptr) return p - c.lr * (g / d);
-    *s1 = c.momentum * *s1 + g / d;
-    return p - c.lr * *s1;
+    const T square = c.alpha * *s0 + c.one_alpha * g * g, mean = c.centered ? *s2 + c.one_alpha * (g - *s2) : T(0);
+    T variance = square - mean * mean;
+    variance =
+        variance < 0 ? T(0) : variance;  // rounding of a difference of near numbers; torch takes the root as it is
+    const T step = g / (std::sqrt(variance) + c.eps), velocity = c.momentum > 0 ? c.momentum * *s1 + step : step;
+    *s0 = square;
+    *s1 = velocity;
+    *s2 = mean;
+    return p - c.lr * velocity;
   }
 };
 

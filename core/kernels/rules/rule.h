@@ -6,7 +6,8 @@
 //     static constexpr bool decoupled = false;          // weight decay is the formula's own business, by c.decay;
 //                                                       // otherwise it has been added to the gradient
 //     static std::vector<RuleState> state(const UpdateRule& r);
-//     // The parameter after the step. g: gradient, unscaled and clipped; s0 s1 s2: the element's state by its place.
+//     // The parameter after the step. g: gradient, unscaled and clipped; s0 s1 s2: the element's state by its place,
+//     // some number that nothing else reads where state() has none. Without branches, so that it becomes vectors.
 //     template <class T>
 //     LATHE_BOTH static T element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c);
 //   };
@@ -41,7 +42,7 @@ template <class T>
 struct Coefficients {
   T lr, decay, grad_scale, wd, beta1, one_beta1, beta2, one_beta2, eps, momentum, one_dampening, alpha, one_alpha,
       correction2, factor1 = 0, factor2 = 0;  ///< factors: a rule's own
-  bool first, nesterov;
+  bool first, nesterov, centered;
 
   LATHE_BOTH Coefficients(const UpdateRule& r, const UpdateArgs& a, const StepControl& c, bool decoupled,
                           double grad_scale_)
@@ -60,7 +61,8 @@ struct Coefficients {
         one_alpha(static_cast<T>(1 - r.alpha)),
         correction2(static_cast<T>(c.correction2)),
         first(c.updates == 1),
-        nesterov(r.nesterov) {}
+        nesterov(r.nesterov),
+        centered(r.centered) {}
 };
 
 /// What a rule has unless it says otherwise.
