@@ -20,9 +20,9 @@ struct RMSprop : RuleDefaults {
   template <class T>
   LATHE_BOTH static T element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c) {
     const T square = c.alpha * *s0 + c.one_alpha * g * g, mean = c.centered ? *s2 + c.one_alpha * (g - *s2) : T(0);
+    // Rounding of a difference of near numbers; torch takes the root as it is.
     T variance = square - mean * mean;
-    variance =
-        variance < 0 ? T(0) : variance;  // rounding of a difference of near numbers; torch takes the root as it is
+    variance = variance < 0 ? T(0) : variance;
     const T step = g / (std::sqrt(variance) + c.eps), velocity = c.momentum > 0 ? c.momentum * *s1 + step : step;
     *s0 = square;
     *s1 = velocity;
