@@ -25,7 +25,7 @@ inline uint8_t nearest_level(float x, const float* middles) {
   for (int step = levels / 2; step > 0; step /= 2) at += middles[at + step - 1] < x ? step : 0;
   return static_cast<uint8_t>(at);
 }
-/// Stores those of the lanes of x.
+/// Stores the level nearest to each lane of x, as nearest_level finds it.
 HWY_INLINE void store_nearest_levels(V x, const float* middles, uint8_t* codes) {
   const hn::RebindToSigned<D> di;
   auto at = hn::Zero(di);
@@ -63,6 +63,7 @@ void write_codes(const float* x, int64_t n, const float* middles, uint8_t* codes
   }
   for (; i < n; ++i) codes[i] = nearest_level(divide ? x[i] / most : x[i] * inverse, middles);
 }
+
 template <class Rule, class T>
 void run(const Adam8bitArgs& q, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end,
          const float* const values[2], const float* const middles[2], T* moments) {
