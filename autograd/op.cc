@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "autograd/ops.h"
+#include "autograd/recompute.h"
 #include "core/dtype.h"
 #include "core/memory.h"
 
@@ -27,6 +28,17 @@ std::string first_line(std::string text) {
 }
 
 }  // namespace
+
+Saved::Saved(at::Tensor attribute) : tensor_(std::move(attribute)) {
+  if (!tensor_.defined()) return;
+  version_ = tensor_._version();
+  if (mode().observe_attribute != nullptr) [[unlikely]]
+    (*mode().observe_attribute)(tensor_);
+  if (mode().replaying != nullptr) [[unlikely]]
+    mode().replaying->check_attribute(tensor_);
+  if (mode().recording != nullptr) [[unlikely]]
+    mode().recording->append_attribute(tensor_);
+}
 
 const at::Tensor& Saved::operator=(const at::Tensor& t) {
   tensor_ = t;
@@ -138,6 +150,15 @@ void detail::rethrow_backward(const char* name) {
 
 void detail::saved_is_freed(const char* name) {
   fail(Exit::internal, name, ": what it saved is freed; a second backward needs retain=true in the first");
+}
+
+void detail::check_defined(const OpInfo& info, std::span<const Variable* const> inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i]->defined() || (info.optional >> i & 1u) != 0) continue;
+    std::string given;
+    for (const Variable* v : inputs) given += (given.empty() ? "" : ", ") + describe(v->data());
+    fail(Exit::internal, info.name, "(", given, "): input ", i, " is an undefined Variable; it must hold a tensor");
+  }
 }
 
 bool detail::recorded(std::span<const Variable> inputs) {

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <concepts>
+#include <initializer_list>
 #include <optional>
 #include <set>
 #include <span>
@@ -39,11 +40,19 @@ struct PerElement {
   double forward = 1, backward = 1;
 };
 
+/// A set of an op's inputs, as bits.
+constexpr uint32_t inputs_at(std::initializer_list<uint32_t> places) {
+  uint32_t bits = 0;
+  for (const uint32_t i : places) bits |= 1u << i;
+  return bits;
+}
+
 /// What an op says of itself, as its static member `info`.
 struct OpInfo {
   const char* name;
   Amp amp = Amp::promote;
-  PerElement each = {};  ///< the op's cost, unless it has flops() of its own
+  PerElement each = {};   ///< the op's cost, unless it has flops() of its own
+  uint32_t optional = 0;  ///< inputs that may be undefined: inputs_at({...})
 };
 
 /// What an op made, for who watches (Mode::observe_result).
@@ -73,12 +82,14 @@ using Grads = std::array<T, N>;
 template <size_t N>
 using Needs = std::array<bool, N>;
 
-/// A tensor saved by forward for backward. An error if it was changed in place between the two, or is already freed.
-/// For second derivatives it says what it is to the op: input i, output i, or (the default) made on the way, which
-/// nothing is differentiated through.
+/// A tensor that an op keeps for backward: saved by forward, or an attribute such as an index or a mask. Reading it
+/// fails if the tensor was changed in place since, or is already freed. For second derivatives it states what the
+/// tensor is to the op: input i, output i, or (the default) an intermediate, through which nothing is differentiated.
 class Saved {
  public:
   Saved() = default;
+  /// Keeps an attribute of the op, which the op is made with.
+  Saved(at::Tensor attribute);
   /// A slot for input or output i of the op, through which second derivatives go.
   static Saved input(int i) { return Saved(Place::input, i); }
   /// The same of output i.
@@ -153,6 +164,8 @@ void recompute_node(Node& node);
 [[noreturn]] void rethrow_backward(const char* name);
 /// An error: what the op's node saved is freed.
 [[noreturn]] void saved_is_freed(const char* name);
+/// Throws unless every input is defined that the op needs.
+void check_defined(const OpInfo& info, std::span<const Variable* const> inputs);
 /// Whether an op of these inputs gets a node.
 bool recorded(std::span<const Variable> inputs);
 /// Points a new node to those of its inputs.
@@ -195,6 +208,33 @@ constexpr bool has_backward() {
   return requires(const Op& op, const DY& dy, const NeedsOf<N>& needs) { op.backward(dy, needs); }
   || requires(const Op& op, const DY& dy, const NeedsOf<N>& needs, GradSlots& slots) { op.backward(dy, needs, slots); };
 }
+/// Converts to T alone.
+template <class T>
+struct Only {
+  operator T() const;
+};
+/// Whether one of an op's first twelve members is initialized by a T.
+template <class Op, class T>
+constexpr bool has_member() {
+  using O = Only<T>;
+  return requires { Op{O()}; }
+  || requires { Op{{}, O()}; }
+  || requires { Op{{}, {}, O()}; }
+  || requires { Op{{}, {}, {}, O()}; }
+  || requires { Op{{}, {}, {}, {}, O()}; }
+  || requires { Op{{}, {}, {}, {}, {}, O()}; }
+  || requires { Op{{}, {}, {}, {}, {}, {}, O()}; }
+  || requires { Op{{}, {}, {}, {}, {}, {}, {}, O()}; }
+  || requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, O()}; }
+  || requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, {}, O()}; }
+  || requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, O()}; }
+  || requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, O()}; };
+}
+/// Whether an op keeps a tensor whose changes nobody would notice.
+template <class Op>
+concept KeepsRawTensor = has_member<Op, at::Tensor>() || has_member<Op, std::vector<at::Tensor>>() ||
+    has_member<Op, Variable>() || has_member<Op, std::vector<Variable>>();
+
 /// What forward returns.
 template <class Op, size_t... I>
 auto forward_result(Op& op, const at::Tensor& x, std::index_sequence<I...>) {
@@ -234,8 +274,11 @@ struct OpNode final : Node {
  private:
   template <class T>
   GradList<T> run(const GradList<T>& dys, const NeedsList& list, [[maybe_unused]] GradSlots* slots) {
-    if (!op_ && recomputed) [[unlikely]]
+    // Once more where the part that ran again had a recomputed part of its own, which dropped the op anew.
+    for (std::shared_ptr<Recomputation> last; !op_ && recomputed && recomputed != last;) {
+      last = recomputed;
       recompute_node(*this);
+    }
     if (!op_) [[unlikely]]
       saved_is_freed(Op::info.name);
     const Running running(this);
@@ -352,6 +395,8 @@ template <class Op, std::same_as<Variable>... V>
 auto apply(Op op, const V&... given) {
   constexpr size_t N = sizeof...(V);
   static_assert(detail::HasInfo<Op>, "an op needs `static constexpr OpInfo info{.name = \"...\"}`");
+  static_assert(!detail::KeepsRawTensor<Op>,
+                "an op must keep its tensors as `Saved`, which notices when they are changed before backward");
   static_assert(detail::has_forward<Op, N>(),
                 "an op's forward must take a `const at::Tensor&` for each input that apply() is given");
   using Y = decltype(detail::forward_result(op, std::declval<const at::Tensor&>(), std::make_index_sequence<N>()));
@@ -362,6 +407,7 @@ auto apply(Op op, const V&... given) {
                 "an op needs `Grads<N> backward(const at::Tensor& dy, Needs<N> needs) const` for its N inputs, or the "
                 "same as a template on the type of dy");
   (void)detail::Registered<Op>::done;
+  detail::check_defined(Op::info, std::array<const Variable*, N>{&given...});
   size_t next_input = 0;
   const std::array<Variable, N> inputs{detail::autocast(policy_of<Op>(next_input++), given)...};
   const at::AutoDispatchBelowAutograd plain;  // ATen's own autograd is not used; version counters stay alive
@@ -380,10 +426,15 @@ auto apply(Op op, const V&... given) {
 template <class Op>
 auto apply(Op op, const std::vector<Variable>& given) {
   static_assert(detail::HasInfo<Op>, "an op needs `static constexpr OpInfo info{.name = \"...\"}`");
+  static_assert(!detail::KeepsRawTensor<Op>,
+                "an op must keep its tensors as `Saved`, which notices when they are changed before backward");
   static_assert(detail::has_forward<Op, detail::any_number>(), "the op's forward must take an at::TensorList");
   (void)detail::Registered<Op>::done;
   std::vector<Variable> inputs;
-  for (const Variable& v : given) inputs.push_back(detail::autocast(Op::info.amp, v));
+  for (const Variable& v : given) {
+    detail::check_defined(Op::info, std::array{&v});
+    inputs.push_back(detail::autocast(Op::info.amp, v));
+  }
   const at::AutoDispatchBelowAutograd plain;
   std::vector<at::Tensor> tensors;
   std::vector<const at::Tensor*> data;

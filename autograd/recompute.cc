@@ -44,6 +44,22 @@ std::shared_ptr<Node> Recomputation::next(const char* name, std::span<const Vari
   return node;
 }
 
+void Recomputation::append_attribute(const at::Tensor& attribute) { attributes_.push_back(attribute._version()); }
+
+void Recomputation::check_attribute(const at::Tensor& attribute) {
+  if (next_attribute_ == attributes_.size()) fail_other("nothing more", "another op");
+  LATHE_CHECK(attributes_[next_attribute_++] == attribute._version(), "recompute: ", describe(attribute),
+              ", an index, mask or target of an op, was changed in place between the forward pass and its "
+              "recomputation");
+}
+
+void Recomputation::append_hook(HookHandle hook) { hooks_.push_back(std::move(hook)); }
+
+HookHandle Recomputation::next_hook() {
+  if (next_hook_ == hooks_.size()) fail_other("nothing more", "register_hook");
+  return hooks_[next_hook_++];
+}
+
 void Recomputation::run() {
   const auto again = std::exchange(again_, nullptr);
   if (!again) return;  // it failed before
@@ -62,6 +78,8 @@ void Recomputation::run() {
     fail_other(node ? node->name() : "another op", "nothing more");
   }
   entries_.clear();
+  attributes_.clear();
+  hooks_.clear();
 }
 
 std::shared_ptr<Node> detail::node_again(const char* name, std::span<const Variable> inputs) {

@@ -34,6 +34,14 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
   void append(std::weak_ptr<Node> node, std::span<const Variable> inputs);
   /// The next node in order, or null where it is gone. An error where op `name` or its inputs are not what they were.
   std::shared_ptr<Node> next(const char* name, std::span<const Variable> inputs);
+  /// Appends an attribute of an op, such as an index, that the op is made with.
+  void append_attribute(const at::Tensor& attribute);
+  /// Checks that the next attribute has not been changed in place since it was appended.
+  void check_attribute(const at::Tensor& attribute);
+  /// Appends a hook that the part registers on a Variable.
+  void append_hook(HookHandle hook);
+  /// The next hook in order. The part must not register it once more when it runs again.
+  HookHandle next_hook();
   /// Runs the part again, which brings back what its nodes saved. Once.
   void run();
 
@@ -44,7 +52,9 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
   };
   std::function<void()> again_;
   std::vector<Entry> entries_;
-  size_t next_ = 0;
+  std::vector<int64_t> attributes_;  // their versions
+  std::vector<HookHandle> hooks_;
+  size_t next_ = 0, next_attribute_ = 0, next_hook_ = 0;
   DrawState draws_;
   at::ScalarType compute_;
   bool fp8_, cache_casts_;
@@ -68,7 +78,8 @@ class Recording : public ModeGuard {
 /// of (a copy of) fn in the backward pass, and then freed as usual. `fn` takes and returns what it likes, usually
 /// Variables; it must compute the same each time, from its inputs, what it captured and parameters, none of which may
 /// change in place in between (an error that names the op). What it captured by reference, a module say, must live
-/// until then. Hooks of modules are called again. Nests. Where no graph is recorded: fn(inputs...).
+/// until then. Hooks of modules are called again; hooks
+/// that fn registers on Variables stay those of the first call. Nests. Where no graph is recorded: fn(inputs...).
 template <class F, class... In>
 auto recompute(const F& fn, const In&... inputs) {
   // Within another one that keeps nothing there is nothing to drop.

@@ -8,11 +8,17 @@
 #include "autograd/node.h"
 #include "autograd/op.h"
 #include "autograd/ops.h"
+#include "autograd/recompute.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/mode.h"
 
 namespace lathe {
+
+void Variable::fail_undefined() {
+  fail(Exit::internal,
+       "a Variable is undefined: it holds no tensor; make one by Variable(tensor) or as a result of an op");
+}
 
 Variable Variable::parameter(at::Tensor data, std::string name) {
   auto leaf = std::make_shared<Leaf>(data, std::move(name));
@@ -51,17 +57,33 @@ const at::Tensor& Variable::grad() const { return leaf().grad; }
 
 void Variable::backward(const at::Tensor& dy, bool retain) const { lathe::backward(*this, dy, retain); }
 
+namespace {
+
+/// Adds a hook to those of a node, unless a recomputed function registers it for the second time.
+template <class Hook>
+HookHandle add_hook(const std::shared_ptr<Node>& node, std::vector<std::shared_ptr<Hook>>& hooks, Hook hook) {
+  const bool is_replayed = mode().replaying != nullptr;
+  HookHandle handle;
+  if (is_replayed) {
+    handle = mode().replaying->next_hook();
+  } else {
+    hooks.push_back(std::make_shared<Hook>(std::move(hook)));
+    handle = HookHandle(node, hooks.back());
+  }
+
+  if (mode().recording != nullptr) mode().recording->append_hook(handle);
+  return handle;
+}
+
+}  // namespace
+
 HookHandle Variable::register_hook(std::function<at::Tensor(const at::Tensor&)> hook) const {
   LATHE_CHECK(edge_, "register_hook: no gradient reaches ", describe(data_));
-  auto held = std::make_shared<Node::Hook>(std::move(hook));
-  edge_.node->outputs[edge_.output].hooks.push_back(held);
-  return HookHandle(edge_.node, held);
+  return add_hook(edge_.node, edge_.node->outputs[edge_.output].hooks, std::move(hook));
 }
 
 HookHandle Variable::register_post_accumulate_grad_hook(std::function<void(Leaf&)> hook) const {
-  auto held = std::make_shared<std::function<void(Leaf&)>>(std::move(hook));
-  leaf().after_accumulate.push_back(held);
-  return HookHandle(edge_.node, held);
+  return add_hook(edge_.node, leaf().after_accumulate, std::move(hook));
 }
 
 void HookHandle::remove() {

@@ -68,12 +68,13 @@ class Variable {
 
   bool defined() const { return data_.defined(); }
   const at::Tensor& data() const { return data_; }
-  at::IntArrayRef sizes() const { return data_.sizes(); }
-  int64_t size(int64_t dim) const { return data_.size(dim); }
-  int64_t dim() const { return data_.dim(); }
+  // Each of these throws where the Variable is undefined, but for numel(), which is then 0.
+  at::IntArrayRef sizes() const { return checked().sizes(); }
+  int64_t size(int64_t dim) const { return checked().size(dim); }
+  int64_t dim() const { return checked().dim(); }
   int64_t numel() const { return data_.numel(); }
-  at::ScalarType dtype() const { return data_.scalar_type(); }
-  double item() const { return data_.item().toDouble(); }
+  at::ScalarType dtype() const { return checked().scalar_type(); }
+  double item() const { return checked().item().toDouble(); }
   /// The same data, cut off from the graph.
   Variable detach() const { return Variable(data_); }
 
@@ -111,6 +112,13 @@ class Variable {
   Variable index(const std::vector<Index>& indices) const;
 
  private:
+  const at::Tensor& checked() const {
+    if (!data_.defined()) [[unlikely]]
+      fail_undefined();
+    return data_;
+  }
+  [[noreturn]] static void fail_undefined();
+
   at::Tensor data_;
   Edge edge_;
 };
@@ -147,8 +155,9 @@ enum class Comparison : uint8_t { less, less_equal, greater, greater_equal, equa
 /// What stands beside a Variable.
 class Operand {
  public:
-  Operand(const Variable& v) : variable(v) {}
-  Operand(const at::Tensor& t) : variable(t) {}
+  // An undefined one throws here.
+  Operand(const Variable& v) : variable(v) { (void)v.sizes(); }
+  Operand(const at::Tensor& t) : Operand(Variable(t)) {}
   template <class N>
   requires std::is_arithmetic_v<N> Operand(N n) : number(static_cast<double>(n)) {}
 

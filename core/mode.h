@@ -58,6 +58,8 @@ struct Mode {
   const std::function<void(const Node&, const at::Tensor&)>* observe_gradient = nullptr;
   /// Called with what each op made, or null.
   const std::function<void(const OpResult&)>* observe_result = nullptr;
+  /// Called with each tensor that an op is made with and keeps for backward, such as an index or a mask, or null.
+  const std::function<void(const at::Tensor&)>* observe_attribute = nullptr;
   /// Called with what each node's backward made of what it got, or null.
   const std::function<void(const BackwardResult&)>* observe_backward = nullptr;
   bool ranges = false;  ///< steps, modules and ops say their names to ATen's observers: see core/named_range.h

@@ -120,6 +120,8 @@ void place(const ModuleRef& model) {
 }
 
 Variable new_parameter(at::IntArrayRef sizes) {
+  const bool is_shape = std::all_of(sizes.begin(), sizes.end(), [](int64_t n) { return n >= 0; });
+  LATHE_CHECK(is_shape, "a module's parameter of shape ", describe(sizes), ": sizes must not be negative");
   const MemoryScope scope(Memory::parameters);
   const at::Device device(mode().make_storage ? at::kCPU : at::kMeta);
   return Variable::parameter(at::zeros(sizes, at::TensorOptions(at::kFloat).device(device)));

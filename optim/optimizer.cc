@@ -162,6 +162,11 @@ void Optimizer::sum_gradients() {
 void Optimizer::step(double lr, const StepOptions& options) {
   const NoGrad no_grad;
   const bool cuda = partials_.is_cuda();
+  const at::Tensor& given = options.loss;
+  LATHE_CHECK(!given.defined() ||
+                  (given.scalar_type() == at::kFloat && given.numel() == 1 && given.device() == partials_.device()),
+              "Optimizer::step: the loss must be one float32 number on ", partials_.device().str(), ", not ",
+              describe(given), given.defined() ? " on " + given.device().str() : "");
   sum_gradients();
   StepControl* control = control_.pointer();
   UpdateRule rule = method_->rule();
@@ -170,7 +175,7 @@ void Optimizer::step(double lr, const StepOptions& options) {
                             .clip = config_.grad_clip_by == "norm" ? config_.grad_clip : 0,
                             .step = options.step,
                             .policy = options.scale_policy};
-  const float* loss = options.loss.defined() ? options.loss.const_data_ptr<float>() : nullptr;
+  const float* loss = given.defined() ? given.const_data_ptr<float>() : nullptr;
   (cuda ? cuda_api().decide : decide_cpu)(request, partials_.const_data_ptr<double>(), chunks_, loss, control,
                                           options.scale);
   if (!cuda && control->skip != 0) return;

@@ -64,10 +64,7 @@ Result run_oracle(const OpCase& row, const Tensors& x, const at::Tensor& dy) {
 class Checker {
  public:
   explicit Checker(const OpCase& row) : row_(row) {
-    for (size_t i = 0; i < row.inputs.size(); ++i) {
-      const auto& in = row.inputs[i];
-      x_.push_back(values(in.shape, in.low, in.high, row.op + row.label + std::to_string(i)));
-    }
+    x_ = inputs_of(row);
     Tensors plain = x_;
     dy_ = values(row.oracle(plain).sizes().vec(), -1, 1, "cotangent" + row.op + row.label);
   }
@@ -236,6 +233,12 @@ class Checker {
 
 }  // namespace
 
+std::vector<at::Tensor> inputs_of(const OpCase& row) {
+  Tensors x;
+  for (const Input& in : row.inputs)
+    x.push_back(values(in.shape, in.low, in.high, row.op + row.label + std::to_string(x.size())));
+  return x;
+}
 std::vector<std::string> check_op(const OpCase& row) { return Checker(row).run(); }
 
 }  // namespace lathe::test

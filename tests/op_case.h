@@ -43,10 +43,15 @@ inline at::Tensor longs(const std::vector<int64_t>& values) { return torch::tens
 inline at::Tensor longs(const std::vector<int64_t>& values, at::IntArrayRef shape, at::Device device = at::kCPU) {
   return longs(values).reshape(shape).to(device);
 }
-inline at::Device device_of(const std::vector<Variable>& inputs) { return inputs[0].data().device(); }
+/// The device of the first input, the CPU where that is undefined.
+inline at::Device device_of(const std::vector<Variable>& inputs) {
+  return inputs[0].defined() ? inputs[0].data().device() : at::Device(at::kCPU);
+}
 /// What ops that draw random numbers are tested with.
 constexpr StepRandom step_random{.seed = 7, .step = 3, .first_sample = 5};
 
+/// Float64 inputs of a row, the same ones each time.
+std::vector<at::Tensor> inputs_of(const OpCase& row);
 /// Runs all checks of a row; returns what failed, one sentence each.
 std::vector<std::string> check_op(const OpCase& row);
 

@@ -96,7 +96,7 @@ std::vector<OpCase> make_op_table() {
            "broadcast mask",
            {a},
            [](V v) {
-             return masked_fill(v[0], torch::tensor({true, false, true}).to(v[0].data().device()), 0.5);
+             return masked_fill(v[0], torch::tensor({true, false, true}).to(device_of(v)), 0.5);
            },
            [](T x) {
              return x[0].masked_fill(torch::tensor({true, false, true}), 0.5);
@@ -164,7 +164,7 @@ std::vector<OpCase> make_op_table() {
                      const Variable weight = Variable::parameter(torch::empty({3, 4}));
                      // Quantised again, on x's device, it has the same codes.
                      weight.leaf().precision.quantised = std::make_shared<const QuantisedTensor>(
-                         few_bits->dequantise(at::kDouble), QuantisedTensor::Format::int8, false, v[0].data().device());
+                         few_bits->dequantise(at::kDouble), QuantisedTensor::Format::int8, false, device_of(v));
                      return linear(v[0], weight, v[1]);
                    },
                    [](T x) { return torch::linear(x[0], few_bits->dequantise(at::kDouble), x[1]); }};
@@ -320,7 +320,7 @@ std::vector<OpCase> make_op_table() {
            "repeated",
            {{{3, 4}}},
            [](V v) {
-             return gather(v[0], 1, longs({0, 3, 3, 1, 2, 2}, {3, 2}).to(v[0].data().device()));
+             return gather(v[0], 1, longs({0, 3, 3, 1, 2, 2}, {3, 2}).to(device_of(v)));
            },
            [](T x) {
              return x[0].gather(1, longs({0, 3, 3, 1, 2, 2}, {3, 2}));
@@ -329,7 +329,7 @@ std::vector<OpCase> make_op_table() {
            "repeated",
            {{{3, 2}}},
            [](V v) {
-             return gather_backward(v[0], 1, longs({0, 3, 3, 1, 2, 2}, {3, 2}).to(v[0].data().device()), 4);
+             return gather_backward(v[0], 1, longs({0, 3, 3, 1, 2, 2}, {3, 2}).to(device_of(v)), 4);
            },
            [](T x) {
              return torch::zeros({3, 4}, x[0].options()).scatter_add(1, longs({0, 3, 3, 1, 2, 2}, {3, 2}), x[0]);
@@ -431,7 +431,7 @@ std::vector<OpCase> make_op_table() {
            "repeated ids",
            {{{5, 3}}},
            [](V v) {
-             return embedding(longs({0, 4, 4, 2, 4, 0}, {2, 3}).to(v[0].data().device()), v[0]);
+             return embedding(longs({0, 4, 4, 2, 4, 0}, {2, 3}).to(device_of(v)), v[0]);
            },
            [](T x) {
              return torch::embedding(x[0], longs({0, 4, 4, 2, 4, 0}, {2, 3}));
@@ -470,7 +470,7 @@ std::vector<OpCase> make_op_table() {
            "mean",
            {{{4, 5}}},
            [](V v) {
-             return cross_entropy(v[0], longs({1, 0, 4, 4}, {4}).to(v[0].data().device()));
+             return cross_entropy(v[0], longs({1, 0, 4, 4}, {4}).to(device_of(v)));
            },
            [](T x) {
              return torch::cross_entropy_loss(x[0], longs({1, 0, 4, 4}, {4}));
@@ -479,12 +479,12 @@ std::vector<OpCase> make_op_table() {
            "ignored rows, divisor",
            {{{4, 5}}},
            [](V v) {
-             return cross_entropy(v[0], longs({-100, 0, -100, 4}, {4}).to(v[0].data().device()), 7);
+             return cross_entropy(v[0], longs({-100, 0, -100, 4}, {4}).to(device_of(v)), 7);
            },
            [](T x) {
              return torch::cross_entropy_loss(x[0], longs({-100, 0, -100, 4}, {4}), {}, at::Reduction::Sum) / 7;
            }});
-  const auto targets = [](V v) { return longs({3, 0, -100, 69, 3, 12, -100}, {7}).to(v[0].data().device()); };
+  const auto targets = [](V v) { return longs({3, 0, -100, 69, 3, 12, -100}, {7}).to(device_of(v)); };
   add_row({"linear_cross_entropy",
            "ignored rows, divisor",
            {{{7, 10}}, {{70, 10}}},

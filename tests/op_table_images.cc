@@ -171,7 +171,7 @@ void add_batch_norms(std::vector<OpCase>& t) {
                          : "given statistics",
          {{sizes}, {{3}}, {{3}}},
          [given](V v) {
-           const auto at = [&](const at::Tensor& s) { return s.to(v[0].data().options()); };
+           const auto at = [&](const at::Tensor& s) { return v[0].defined() ? s.to(v[0].data().options()) : s; };
            return batch_norm(v[0], v[1], v[2], at(given(-0.5)), at(given(0.25)));
          },
          [given](T x) {

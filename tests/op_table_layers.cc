@@ -106,7 +106,8 @@ void add_sizes(std::vector<OpCase>& t) {
                  std::string(c.label) + ", bilinear",
                  {{{2, 2, c.size.h, c.size.w}}},
                  [c](V v) {
-                   const Variable zero = Variable::parameter(v[0].data().new_zeros({2, 2, 3, 4}));
+                   const Variable zero = Variable::parameter(
+                       torch::zeros({2, 2, 3, 4}, at::TensorOptions(v[0].dtype()).device(device_of(v))));
                    const Variable y = interpolate(zero, c.size, Interpolation::bilinear, c.align);
                    return grad(y, {zero}, v[0], /*create_graph=*/true)[0];
                  },

@@ -70,7 +70,7 @@ void add_classes(std::vector<OpCase>& t, Reduction r) {
       t.push_back({"nll_loss",
                    label,
                    {{c.x}},
-                   [=](V v) { return nll_loss(v[0], longs(c.target, c.shape, v[0].data().device()), w(), -100, r); },
+                   [=](V v) { return nll_loss(v[0], longs(c.target, c.shape, device_of(v)), w(), -100, r); },
                    [=](T x) { return torch::nll_loss_nd(x[0], longs(c.target, c.shape), w(), number(r)); }});
       for (const double smoothing : {0.0, 0.2}) {
         t.push_back({"cross_entropy",
@@ -79,7 +79,7 @@ void add_classes(std::vector<OpCase>& t, Reduction r) {
                      [=](V v) {
                        CrossEntropyOptions o;
                        o.weight = w(), o.reduction = r, o.label_smoothing = smoothing;
-                       return cross_entropy(v[0], longs(c.target, c.shape, v[0].data().device()), o);
+                       return cross_entropy(v[0], longs(c.target, c.shape, device_of(v)), o);
                      },
                      [=](T x) {
                        return torch::cross_entropy_loss(x[0], longs(c.target, c.shape), w(), number(r), -100,

@@ -110,7 +110,7 @@ void add_pairs(std::vector<OpCase>& t) {
                  [](T x) { return torch::maximum(x[0], x[1]); }});
     t.push_back({"minimum", label, both, [](V v) { return minimum(v[0], v[1]); },
                  [](T x) { return torch::minimum(x[0], x[1]); }});
-    t.push_back({"where", label, both, [condition](V v) { return where(condition(v[0].data().device()), v[0], v[1]); },
+    t.push_back({"where", label, both, [condition](V v) { return where(condition(device_of(v)), v[0], v[1]); },
                  [condition](T x) { return torch::where(condition(at::kCPU), x[0], x[1]); }});
     t.push_back({"xlogy",
                  label,
@@ -133,7 +133,7 @@ void add_pairs(std::vector<OpCase>& t) {
   t.push_back({"where",
                "numbers",
                {a},
-               [](V v) { return where(v[0].data().gt(0), v[0], 3) + where(v[0].data().gt(1), -1, v[0]); },
+               [](V v) { return where(v[0] > 0, v[0], 3) + where(v[0] > 1, -1, v[0]); },
                [](T x) { return torch::where(x[0].gt(0), x[0], 3.0) + torch::where(x[0].gt(1), -1.0, x[0]); }});
   t.push_back({"clamp",
                "bounds that cross",
@@ -199,7 +199,7 @@ void add_scans(std::vector<OpCase>& t) {
              torch::arange(4, at::TensorOptions(at::kLong).device(device)).gt(0);
     };
     const std::string label = zeros == 1 ? "a zero" : "two zeros";
-    const auto ours = [mask](const Variable& x) { return where(mask(x.data().device()), x - x.data(), x); };
+    const auto ours = [mask](const Variable& x) { return where(mask(device_of({x})), x - x.data(), x); };
     const auto oracle = [mask](const at::Tensor& x) { return torch::where(mask(at::kCPU), x - x.detach(), x); };
     t.push_back({"cumprod",
                  label,

@@ -36,9 +36,12 @@ struct LogSigmoid {
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return at::log_sigmoid(x = x_); }
   // dx = dy * sigmoid(-x)
-  template <class T>
-  Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {dy * sigmoid(-x.as<T>())};
+  Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {dy * sigmoid(-x.data())}; }
+  // The same, as 1 - sigmoid(x) where that is near 1: the derivative of sigmoid, s (1 - s), is exact for small s alone.
+  Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
+    const at::Tensor below = x.data().lt(0);
+    const Variable small = sigmoid(where(below, x.as<Variable>(), -x.as<Variable>()));
+    return {dy * where(below, 1.0 - small, small)};
   }
 };
 
@@ -52,8 +55,9 @@ struct Elu {
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
       return {at::elu_backward(dy, alpha, 1, 1, /*is_result=*/false, x.data())};
-    const at::Tensor above = x.data().gt(0);
-    return {where(above, dy, dy * exp(masked_fill(x.as<T>(), above, 0)) * alpha)};
+    // At 0 the derivative is alpha and, as in PyTorch, the second one 0.
+    const at::Tensor above = x.data().gt(0), outside = x.data().ge(0);
+    return {where(above, dy, dy * exp(masked_fill(x.as<T>(), outside, 0)) * alpha)};
   }
 };
 

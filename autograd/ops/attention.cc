@@ -64,7 +64,7 @@ at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time)
 struct Attention {
   static constexpr OpInfo info{.name = "attention", .amp = Amp::low};
   int64_t heads;
-  at::Tensor starts{};                                          // [B, T] or undefined
+  Saved starts{};                                               // [B, T] or undefined
   Saved qkv = Saved::input(0), out{}, lse{}, seed{}, offset{};  // composed: lse holds the probabilities
 
   enum class Kernel { own, cpu_flash, cuda_flash, cuda_efficient, composed };
@@ -92,7 +92,7 @@ struct Attention {
             .heads = heads,
             .width = t.size(2) / 3 / heads,
             .scale = static_cast<float>(scale()),
-            .starts = starts.defined() ? starts.const_data_ptr<int64_t>() : nullptr};
+            .starts = starts.defined() ? starts.data().const_data_ptr<int64_t>() : nullptr};
   }
 
   /// q, k or v where they lie in the packed tensor.
@@ -164,7 +164,7 @@ struct Attention {
         break;
       }
       case Kernel::composed: {
-        const at::Tensor hidden = hidden_places(q.size(2), q.size(2), starts, q.device());
+        const at::Tensor hidden = hidden_places(q.size(2), q.size(2), starts.data(), q.device());
         const at::Tensor scores = wide(q).matmul(wide(k).transpose(-2, -1)) * scale();
         lse = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1);
         return joined(lse.data().matmul(wide(v)).to(packed.scalar_type()));
@@ -235,7 +235,7 @@ struct Attention {
       const int64_t b = in[0].size(0), t = in[0].size(1), c = in[0].size(2) / 3;
       const Variable split = reshape(wide_of(in[0]), {b, t, 3, heads, c / heads});
       const auto take = [&](int64_t i) { return transpose(select(split, 2, i), 1, 2); };
-      const at::Tensor hidden = hidden_places(t, t, starts, split.data().device());
+      const at::Tensor hidden = hidden_places(t, t, starts.data(), split.data().device());
       const Variable scores = matmul(take(0), transpose(take(1), -2, -1)) * scale();
       const Variable p = softmax(masked_fill(scores, hidden, -std::numeric_limits<double>::infinity()), -1);
       return std::vector{reshape(transpose(matmul(p, take(2)), 1, 2), {b, t, c})};
@@ -271,7 +271,7 @@ Variable composed_attention(const Variable& q, const Variable& k, const Variable
 struct GroupedAttention {
   static constexpr OpInfo info{.name = "grouped_attention", .amp = Amp::low};
   int64_t heads, kv_heads;
-  at::Tensor starts{}, turns{};  // [B, T], [T, D] or [B, T, D] of float32, or undefined
+  Saved starts{}, turns{};  // [B, T], [T, D] or [B, T, D] of float32, or undefined
   Needs<3> needs{};
   Saved q = Saved::input(0), k = Saved::input(1), v = Saved::input(2), out = Saved::output(), lse{};
 
@@ -287,8 +287,11 @@ struct GroupedAttention {
   }
   AttentionShape shape() const {
     AttentionShape s = shape(q.data().sizes(), k.data().sizes(), heads, kv_heads);
-    if (starts.defined()) s.starts = starts.const_data_ptr<int64_t>();
-    if (turns.defined()) s.turns = turns.const_data_ptr<float>(), s.turn_rows = turns.numel() / s.width;
+    if (starts.defined()) s.starts = starts.data().const_data_ptr<int64_t>();
+    if (turns.defined()) {
+      s.turns = turns.data().const_data_ptr<float>();
+      s.turn_rows = turns.data().numel() / s.width;
+    }
     return s;
   }
   static HeadRows rows_of(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(1), t.stride(0)}; }
@@ -322,8 +325,11 @@ struct GroupedAttention {
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needed) const {
     return plain_gradients<3>(
         {q.as<Variable>(), k.as<Variable>(), v.as<Variable>()}, needed, {dy}, [this](const std::vector<Variable>& in) {
-          const auto wide = [&](const Variable& x) { return turns.defined() ? rotate(wide_of(x), turns) : wide_of(x); };
-          return std::vector{composed_attention(wide(in[0]), wide(in[1]), wide_of(in[2]), heads, kv_heads, starts)};
+          const auto wide = [&](const Variable& x) {
+            return turns.defined() ? rotate(wide_of(x), turns.data()) : wide_of(x);
+          };
+          return std::vector{
+              composed_attention(wide(in[0]), wide(in[1]), wide_of(in[2]), heads, kv_heads, starts.data())};
         });
   }
   OpFlops flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor&, const at::Tensor& y) const {

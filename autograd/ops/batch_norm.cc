@@ -13,7 +13,7 @@ namespace lathe {
 namespace {
 
 struct BatchNormOp {
-  static constexpr OpInfo info{.name = "batch_norm"};
+  static constexpr OpInfo info{.name = "batch_norm", .optional = inputs_at({1, 2})};
   double eps;
   at::ScalarType out;
   bool given = false;  // statistics; else the batch's are taken

@@ -84,7 +84,7 @@ at::Tensor conv2d_weight_grad(const at::Tensor& dy_, const at::Tensor& x, at::In
 }
 
 struct Conv2d {
-  static constexpr OpInfo info{.name = "conv2d", .amp = Amp::low};
+  static constexpr OpInfo info{.name = "conv2d", .amp = Amp::low, .optional = inputs_at({2})};
   static constexpr std::array policies{Amp::low, Amp::low, Amp::promote};
   Conv2dOptions options;
   Saved x = Saved::input(0), weight = Saved::input(1);

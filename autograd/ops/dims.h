@@ -4,6 +4,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "core/dtype.h"
+#include "core/error.h"
 
 namespace lathe {
 
@@ -11,12 +12,19 @@ using Dims = c10::SmallVector<int64_t, 5>;
 
 inline Dims dims_of(at::IntArrayRef sizes) { return Dims(sizes.begin(), sizes.end()); }
 
+/// Throws if a dim, wrapped, occurs twice.
+inline void check_distinct(const Dims& dims) {
+  for (size_t i = 0; i < dims.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) LATHE_CHECK(dims[i] != dims[j], "dim ", dims[i], " is given twice");
+  }
+}
 /// Dims as given, or all of them (none given); wrapped and checked.
 inline Dims wrapped(at::OptionalIntArrayRef dims, int64_t ndim) {
   if (dims && dims->empty()) dims.reset();
   Dims out;
   for (int64_t i = 0; !dims && i < ndim; ++i) out.push_back(i);
   for (int64_t i = 0; dims && i < static_cast<int64_t>(dims->size()); ++i) out.push_back(wrap_dim((*dims)[i], ndim));
+  if (dims) check_distinct(out);
   return out;
 }
 /// `sizes` with 1 at the dims.

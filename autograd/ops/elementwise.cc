@@ -193,13 +193,13 @@ struct Silu {
 
 struct MaskedFill {
   static constexpr OpInfo info{.name = "masked_fill", .each = {0, 0}};
-  at::Tensor mask;
+  Saved mask;
   double value;
-  at::Tensor forward(const at::Tensor& x) { return x.masked_fill(mask, value); }
+  at::Tensor forward(const at::Tensor& x) { return x.masked_fill(mask.data(), value); }
   // dx = dy, zero under the mask
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {masked_fill(dy, mask, 0)};
+    return {masked_fill(dy, mask.data(), 0)};
   }
 };
 

@@ -36,7 +36,7 @@ struct ExtremeAlong {
   static constexpr OpInfo info{.name = largest ? "max" : "min"};
   int64_t dim;
   bool keepdim;
-  at::Tensor index{};
+  Saved index{};
   int64_t size = 0;
   std::vector<at::Tensor> forward(const at::Tensor& x) {
     dim = wrap_dim(dim, x.dim());
@@ -49,7 +49,7 @@ struct ExtremeAlong {
   // dx[place] = dy
   template <class T>
   Grads<1, T> backward(const GradList<T>& dy, Needs<1>) const {
-    return {gather_backward(keepdim ? dy[0] : unsqueeze(dy[0], dim), dim, index, size)};
+    return {gather_backward(keepdim ? dy[0] : unsqueeze(dy[0], dim), dim, index.data(), size)};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 0); }
 };
@@ -59,7 +59,7 @@ struct Sort {
   static constexpr OpInfo info{.name = "sort", .each = {1, 0}};
   int64_t dim;
   bool descending;
-  at::Tensor index{};
+  Saved index{};
   std::vector<at::Tensor> forward(const at::Tensor& x) {
     auto [values, places] = x.sort(/*stable=*/true, dim = wrap_dim(dim, x.dim()), descending);
     index = places;
@@ -68,7 +68,7 @@ struct Sort {
   // dx[place] = dy
   template <class T>
   Grads<1, T> backward(const GradList<T>& dy, Needs<1>) const {
-    return {gather_backward(dy[0], dim, index, index.size(dim))};
+    return {gather_backward(dy[0], dim, index.data(), index.data().size(dim))};
   }
 };
 

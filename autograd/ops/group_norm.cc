@@ -23,7 +23,7 @@ std::optional<at::Tensor> optional(const at::Tensor& t) {
 
 // Shapes: B samples, C channels, G groups, M = C / G times the places of a channel.
 struct GroupNorm {
-  static constexpr OpInfo info{.name = "group_norm", .each = {8, 14}};
+  static constexpr OpInfo info{.name = "group_norm", .each = {8, 14}, .optional = inputs_at({1, 2})};
   int64_t groups;
   double eps;
   at::ScalarType out;
@@ -36,6 +36,8 @@ struct GroupNorm {
     for (const auto& p : {weight_, bias_}) {
       LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c), "weight and bias must have shape [", c, "]");
     }
+    LATHE_CHECK(x_.numel() == 0 || c / groups * places > 1,
+                "a group has one value, which is its own mean; a norm needs two values or more");
     x = x_;
     weight = weight_;
     if (x_.numel() == 0) return x_.to(out, /*non_blocking=*/false, /*copy=*/true);
@@ -52,9 +54,13 @@ struct GroupNorm {
   Grads<3> backward(const at::Tensor& dy, Needs<3> needs) const {
     const at::Tensor &in = x.data(), &w = weight.data();
     if (in.numel() == 0) return {in, w.defined() ? at::Tensor(w.new_zeros(w.sizes())) : w, at::Tensor()};
+    const at::Tensor up = at_least_float32(dy).contiguous();
+    // ATen's kernel takes the bias gradient's options from the weight.
+    const bool is_bias_alone = needs[2] && !w.defined();
     auto [dx, dw, db] = at::native_group_norm_backward(
-        at_least_float32(dy).contiguous(), at_least_float32(in).contiguous(), mean_BG.data(), rstd_BG.data(),
-        optional(at_least_float32(w)), in.size(0), in.size(1), places_of(in), groups, needs);
+        up, at_least_float32(in).contiguous(), mean_BG.data(), rstd_BG.data(), optional(at_least_float32(w)),
+        in.size(0), in.size(1), places_of(in), groups, {needs[0], needs[1], needs[2] && !is_bias_alone});
+    if (is_bias_alone) db = up.reshape({in.size(0), in.size(1), places_of(in)}).sum(at::IntArrayRef{0, 2});
     return {dx, dw, db};
   }
   Grads<3, Variable> backward(const Variable& dy_, Needs<3> needs) const {

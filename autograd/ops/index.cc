@@ -9,12 +9,19 @@ namespace lathe {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
+using SavedTensors = std::vector<Saved>;
 
 c10::List<std::optional<at::Tensor>> list_of(const Tensors& indices) {
   c10::List<std::optional<at::Tensor>> list;
   for (const auto& t : indices) list.push_back(t.defined() ? std::optional(t) : std::nullopt);
   return list;
 }
+Tensors tensors_of(const SavedTensors& saved) {
+  Tensors tensors;
+  for (const Saved& s : saved) tensors.push_back(s.data());
+  return tensors;
+}
+SavedTensors saved_of(const Tensors& tensors) { return {tensors.begin(), tensors.end()}; }
 /// For formulas: the same names for tensors.
 at::Tensor index(const at::Tensor& x, const Tensors& indices) { return at::index(x, list_of(indices)); }
 at::Tensor index_backward(const at::Tensor& x, const Tensors& indices, at::IntArrayRef sizes) {
@@ -41,41 +48,42 @@ struct Select {
 
 struct IndexOp {
   static constexpr OpInfo info{.name = "index", .each = {0, 1}};
-  Tensors indices;
+  SavedTensors indices;
   c10::SmallVector<int64_t, 5> from{};
   at::Tensor forward(const at::Tensor& x) {
     from.assign(x.sizes().begin(), x.sizes().end());
-    for (const auto& t : indices) {
+    const Tensors taken = tensors_of(indices);
+    for (const auto& t : taken) {
       LATHE_CHECK(!t.defined() || t.scalar_type() == at::kLong || t.scalar_type() == at::kBool,
                   "indices must be int64 places or bool masks, not ", describe(t));
     }
-    return index(x, indices);
+    return index(x, taken);
   }
   // dx[indices] += dy
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {index_backward(dy, indices, from)};
+    return {index_backward(dy, tensors_of(indices), from)};
   }
 };
 
 struct IndexBackward {
   static constexpr OpInfo info{.name = "index_backward", .each = {1, 0}};
-  Tensors indices;
+  SavedTensors indices;
   c10::SmallVector<int64_t, 5> sizes;
-  at::Tensor forward(const at::Tensor& x) { return index_backward(x, indices, sizes); }
+  at::Tensor forward(const at::Tensor& x) { return index_backward(x, tensors_of(indices), sizes); }
   // dx = dy[indices]
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {index(dy, indices)};
+    return {index(dy, tensors_of(indices))};
   }
 };
 
 }  // namespace
 
 Variable select(const Variable& x, int64_t dim, int64_t place) { return apply(Select{.dim = dim, .place = place}, x); }
-Variable index(const Variable& x, const Tensors& indices) { return apply(IndexOp{.indices = indices}, x); }
+Variable index(const Variable& x, const Tensors& indices) { return apply(IndexOp{.indices = saved_of(indices)}, x); }
 Variable index_backward(const Variable& x, const Tensors& indices, at::IntArrayRef sizes) {
-  return apply(IndexBackward{.indices = indices, .sizes = {sizes.begin(), sizes.end()}}, x);
+  return apply(IndexBackward{.indices = saved_of(indices), .sizes = {sizes.begin(), sizes.end()}}, x);
 }
 
 }  // namespace lathe

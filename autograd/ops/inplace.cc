@@ -73,13 +73,13 @@ struct SigmoidInPlace {
 
 struct MaskedFillInPlace {
   static constexpr OpInfo info{.name = "masked_fill_", .each = {0, 0}};
-  at::Tensor mask;
+  Saved mask;
   double value;
-  at::Tensor forward(const at::Tensor& x) { return written(x).masked_fill_(mask, value); }
+  at::Tensor forward(const at::Tensor& x) { return written(x).masked_fill_(mask.data(), value); }
   // dx = dy, zero under the mask
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {masked_fill(dy, mask, 0)};
+    return {masked_fill(dy, mask.data(), 0)};
   }
 };
 
@@ -107,8 +107,9 @@ struct MulInPlace {
 /// Applies an op to x and puts its result in x's place.
 template <class Op, class... Others>
 Variable& in_place(Op op, Variable& x, const Others&... others) {
+  const at::Tensor& t = x.data();
+  LATHE_CHECK(t.defined(), Op::info.name, ": x is undefined");
   if (mode().grad && (x.requires_grad() || (others.requires_grad() || ...))) {
-    const at::Tensor& t = x.data();
     LATHE_CHECK(x.as_leaf() == nullptr, Op::info.name, "(", describe(t), "): the parameter ",
                 x.node() ? x.node()->name() : "",
                 " would lose what it was; change its values under NoGrad, or give the result a name of its own");
@@ -116,7 +117,10 @@ Variable& in_place(Op op, Variable& x, const Others&... others) {
                 "): its memory is also held by another handle, a view, or an op that saved it for backward; the form "
                 "that is not in place leaves those as they are");
   }
-  x = apply(std::move(op), x, others...);
+
+  // Where no graph is recorded, only the values change: the handle stays what it is in its graph.
+  Variable y = apply(std::move(op), x, others...);
+  if (y.requires_grad()) x = std::move(y);
   return x;
 }
 

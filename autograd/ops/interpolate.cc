@@ -6,6 +6,7 @@
 #include <ATen/ops/upsample_nearest2d_backward.h>
 
 #include <cmath>
+#include <limits>
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/image.h"
@@ -96,11 +97,15 @@ Variable interpolate(const Variable& x, Pair size, Interpolation mode, bool alig
 }
 Variable interpolate_by(const Variable& x, double scale_h, double scale_w, Interpolation mode, bool align_corners) {
   LATHE_CHECK(!align_corners || mode != Interpolation::nearest, "interpolate_by: align_corners is for bilinear alone");
-  LATHE_CHECK(scale_h > 0 && scale_w > 0, "interpolate_by: scales ", scale_h, " and ", scale_w, " must be above 0");
+  LATHE_CHECK(scale_h > 0 && scale_w > 0 && std::isfinite(scale_h) && std::isfinite(scale_w), "interpolate_by: scales ",
+              scale_h, " and ", scale_w, " must be finite and above 0");
   return of_image(x, [&](const Variable& v) {
     const double h = x.dim() == 3 ? 1.0 : scale_h;
     const auto times = [](int64_t n, double scale) {
-      return static_cast<int64_t>(std::floor(static_cast<double>(n) * scale));
+      const double scaled = std::floor(static_cast<double>(n) * scale);
+      LATHE_CHECK(scaled <= std::numeric_limits<int32_t>::max(), "interpolate_by: ", n, " positions times ", scale,
+                  " are more than an image can have");
+      return static_cast<int64_t>(scaled);
     };
     return Resampling{{times(v.size(2), h), times(v.size(3), scale_w)}, mode, align_corners, h, scale_w}(v);
   });

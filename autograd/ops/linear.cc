@@ -112,7 +112,7 @@ at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool ne
 }
 
 struct LinearOp {
-  static constexpr OpInfo info{.name = "linear", .amp = Amp::low};
+  static constexpr OpInfo info{.name = "linear", .amp = Amp::low, .optional = inputs_at({2, 3})};
   static constexpr std::array policies{Amp::low, Amp::low, Amp::promote, Amp::promote};
   at::ScalarType weight_grad = at::kFloat;  // dtype of dW where a kernel makes it
   Saved x = Saved::input(0), weight = Saved::input(1);
@@ -164,7 +164,7 @@ struct LinearOp {
 
 // A linear layer and its GELU (tanh form), only where the kernels are.
 struct LinearGelu {
-  static constexpr OpInfo info{.name = "linear_gelu", .amp = Amp::low};
+  static constexpr OpInfo info{.name = "linear_gelu", .amp = Amp::low, .optional = inputs_at({2})};
   static constexpr std::array policies{Amp::low, Amp::low, Amp::promote};
   at::ScalarType weight_grad = at::kFloat;
   Needs<3> needs{};
@@ -258,7 +258,7 @@ struct LinearSwiglu {
 
 // The projections to queries, keys and values, only where the kernels are.
 struct LinearQkv {
-  static constexpr OpInfo info{.name = "linear_qkv", .amp = Amp::low};
+  static constexpr OpInfo info{.name = "linear_qkv", .amp = Amp::low, .optional = inputs_at({4, 5, 6})};
   static constexpr std::array policies{Amp::low,     Amp::low,     Amp::low,    Amp::low,
                                        Amp::promote, Amp::promote, Amp::promote};
   std::array<at::ScalarType, 3> weight_grad;
@@ -313,7 +313,7 @@ struct LinearQkv {
 
 // Linear with a frozen weight in few bits, which is taken back to x's dtype for each product.
 struct LinearQuantised {
-  static constexpr OpInfo info{.name = "linear_quantised", .amp = Amp::low};
+  static constexpr OpInfo info{.name = "linear_quantised", .amp = Amp::low, .optional = inputs_at({1})};
   std::shared_ptr<const QuantisedTensor> weight;
 
   // y = x W^T + b
@@ -352,7 +352,7 @@ struct LinearQuantised {
 // Linear in fp8: q(t) is t scaled and rounded to fp8. For second derivatives rounding counts as the identity, and dy is
 // not rounded.
 struct LinearFp8 {
-  static constexpr OpInfo info{.name = "linear_fp8"};
+  static constexpr OpInfo info{.name = "linear_fp8", .optional = inputs_at({2})};
   std::shared_ptr<const Fp8Scaling> scaling;
   at::ScalarType out, weight_grad;  // dtypes of y and dx, and of dweight
   Saved x{}, weight{};

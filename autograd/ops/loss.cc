@@ -32,13 +32,14 @@ at::Tensor scale_of(const at::Tensor& counted, double divisor, at::ScalarType dt
 // Shapes: N rows, V classes.
 struct CrossEntropy {
   static constexpr OpInfo info{.name = "cross_entropy", .amp = Amp::fp32};
-  at::Tensor targets_N;
+  Saved targets;
   double divisor;
   int64_t ignore_index;
   Saved log_p = Saved::input(0), index_N1{}, ignored_N1{}, scale{};  // index: each row's class, 0 where ignored
 
   // loss = -sum over counted rows of log softmax(logits)[target] / divisor
   at::Tensor forward(const at::Tensor& logits_NV) {
+    const at::Tensor& targets_N = targets.data();
     LATHE_CHECK(logits_NV.dim() == 2 && targets_N.dim() == 1 && logits_NV.size(0) == targets_N.size(0),
                 "needs logits [N, V] and targets [N], not targets ", describe(targets_N));
     const at::ScalarType wide = logits_NV.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -68,7 +69,7 @@ struct CrossEntropy {
 // The last layer and its loss, rows in pieces.
 struct LinearCrossEntropy {
   static constexpr OpInfo info{.name = "linear_cross_entropy", .amp = Amp::low};
-  at::Tensor targets_N;
+  Saved targets_given;
   double divisor;
   int64_t ignore_index;
   at::ScalarType weight_grad;
@@ -83,6 +84,7 @@ struct LinearCrossEntropy {
   // logits = x W^T;  loss = -sum over counted rows of log softmax(logits)[target] / divisor
   // dlogits = (softmax(logits) - onehot(target)) / divisor;  dx = dlogits W, dW = dlogits^T x
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_) {
+    const at::Tensor& targets_N = targets_given.data();
     LATHE_CHECK(x_.dim() == 2 && weight_.dim() == 2 && x_.size(1) == weight_.size(1) && targets_N.dim() == 1 &&
                     targets_N.size(0) == x_.size(0),
                 "needs x [N, C], weight [V, C] and targets [N], not targets ", describe(targets_N));
@@ -187,7 +189,7 @@ struct LinearCrossEntropy {
     return plain_gradients<2>({x_saved.as<Variable>(), w_saved.as<Variable>()}, needs, {dy},
                               [this](const std::vector<Variable>& in) {
                                 const Variable logits = wide_of(linear(in[0], in[1]));
-                                return std::vector{cross_entropy(logits, targets_N, divisor, ignore_index)};
+                                return std::vector{cross_entropy(logits, targets_given.data(), divisor, ignore_index)};
                               });
   }
   /// The gradients are made in forward.
@@ -205,7 +207,7 @@ Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC, c
                               double divisor, int64_t ignore_index) {
   if (!kernel_linear(x_NC, weight_VC) && !card_linear(x_NC, weight_VC))
     return cross_entropy(linear(x_NC, weight_VC), targets_N, divisor, ignore_index);
-  return apply(LinearCrossEntropy{.targets_N = targets_N,
+  return apply(LinearCrossEntropy{.targets_given = targets_N,
                                   .divisor = divisor,
                                   .ignore_index = ignore_index,
                                   .weight_grad = kernel_grad_dtype(weight_VC)},
@@ -213,7 +215,7 @@ Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC, c
 }
 
 Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor, int64_t ignore_index) {
-  return apply(CrossEntropy{.targets_N = targets_N, .divisor = divisor, .ignore_index = ignore_index}, logits_NV);
+  return apply(CrossEntropy{.targets = targets_N, .divisor = divisor, .ignore_index = ignore_index}, logits_NV);
 }
 
 Variable mse_loss(const Variable& a, const Variable& b) {

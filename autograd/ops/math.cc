@@ -145,7 +145,7 @@ struct Clamp {
 };
 
 struct ClampTo {
-  static constexpr OpInfo info{.name = "clamp", .each = {2, 4}};
+  static constexpr OpInfo info{.name = "clamp", .each = {2, 4}, .optional = inputs_at({1, 2})};
   Saved x{}, min{}, max{};
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& min_, const at::Tensor& max_) {
     LATHE_CHECK(min_.defined() || max_.defined(), "needs a lower or an upper bound");
@@ -188,20 +188,24 @@ struct Pairwise {
 
 struct Where {
   static constexpr OpInfo info{.name = "where", .each = {0, 0}};
-  at::Tensor condition;
+  Saved condition;
   at::Tensor forward(const at::Tensor& a, const at::Tensor& b) {
-    LATHE_CHECK(condition.scalar_type() == at::kBool, "the condition must be bool, not ", describe(condition));
-    return at::where(condition, a, b);
+    const at::Tensor& c = condition.data();
+    LATHE_CHECK(c.defined() && c.scalar_type() == at::kBool, "the condition must be bool, not ", describe(c));
+    return at::where(c, a, b);
   }
   // da = dy where the condition holds, db = dy elsewhere
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {
-    return {needs[0] ? masked_fill(dy, condition.logical_not(), 0) : T(),
-            needs[1] ? masked_fill(dy, condition, 0) : T()};
+    return {needs[0] ? masked_fill(dy, condition.data().logical_not(), 0) : T(),
+            needs[1] ? masked_fill(dy, condition.data(), 0) : T()};
   }
 };
 
-Variable like(const Variable& x, double value) { return Variable(at::full({}, value, x.data().options())); }
+Variable like(const Variable& x, double value) {
+  LATHE_CHECK(x.defined(), "where: an input is an undefined Variable; it must hold a tensor");
+  return Variable(at::full({}, value, x.data().options()));
+}
 
 }  // namespace
 

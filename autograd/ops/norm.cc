@@ -125,14 +125,14 @@ struct Norm {
 };
 
 struct LayerNormOp : Norm {
-  static constexpr OpInfo info{.name = "layer_norm"};
+  static constexpr OpInfo info{.name = "layer_norm", .optional = inputs_at({1, 2})};
   static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
     return flops_each(x, 8, 14);
   }
 };
 
 struct RmsNormOp : Norm {
-  static constexpr OpInfo info{.name = "rms_norm"};
+  static constexpr OpInfo info{.name = "rms_norm", .optional = inputs_at({1, 2})};
   static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
     return flops_each(x, 5, 11);
   }

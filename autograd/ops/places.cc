@@ -19,12 +19,12 @@ void check_index(const at::Tensor& index) {
 struct IndexSelect {
   static constexpr OpInfo info{.name = "index_select", .each = {0, 1}};
   int64_t dim;
-  at::Tensor index;
+  Saved index;
   Dims from{};
   at::Tensor forward(const at::Tensor& x) {
-    check_index(index);
+    check_index(index.data());
     from = dims_of(x.sizes());
-    return x.index_select(dim = wrap_dim(dim, x.dim()), index);
+    return x.index_select(dim = wrap_dim(dim, x.dim()), index.data());
   }
   // dx[places] += dy
   template <class T>
@@ -32,24 +32,24 @@ struct IndexSelect {
     if constexpr (std::same_as<T, at::Tensor>) {
       // On a card ATen's own refuses a single number without dims.
       if (from.empty() && dy.is_cuda()) return {dy.sum()};
-      return {dy.new_zeros(from).index_add_(dim, index, dy)};
+      return {dy.new_zeros(from).index_add_(dim, index.data(), dy)};
     } else
-      return {index_add(T(dy.data().new_zeros(from)), dim, index, dy)};
+      return {index_add(T(dy.data().new_zeros(from)), dim, index.data(), dy)};
   }
 };
 
 struct IndexAdd {
   static constexpr OpInfo info{.name = "index_add", .each = {1, 0}};
   int64_t dim;
-  at::Tensor index;
+  Saved index;
   at::Tensor forward(const at::Tensor& x, const at::Tensor& source) {
-    check_index(index);
-    return x.index_add(dim = wrap_dim(dim, x.dim()), index, source);
+    check_index(index.data());
+    return x.index_add(dim = wrap_dim(dim, x.dim()), index.data(), source);
   }
   // dx = dy, dsource = dy's slices at the places
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {
-    return {dy, needs[1] ? index_select(dy, dim, index) : T()};
+    return {dy, needs[1] ? index_select(dy, dim, index.data()) : T()};
   }
 };
 
@@ -57,14 +57,14 @@ struct IndexAdd {
 struct ScatterAdd {
   static constexpr OpInfo info{.name = "scatter_add", .each = {1, 0}};
   int64_t dim;
-  at::Tensor index;
+  Saved index;
   at::Tensor forward(const at::Tensor& x, const at::Tensor& src) {
-    return x.scatter_add(dim = wrap_dim(dim, x.dim()), index, src);
+    return x.scatter_add(dim = wrap_dim(dim, x.dim()), index.data(), src);
   }
   // dx = dy, dsrc = dy's elements at the places
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {
-    return {dy, needs[1] ? gather(dy, dim, index) : T()};
+    return {dy, needs[1] ? gather(dy, dim, index.data()) : T()};
   }
 };
 

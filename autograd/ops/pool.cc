@@ -26,10 +26,30 @@ struct MaxPool2d {
   at::Tensor forward(const at::Tensor& x) {
     check_image(x);
     sizes = image_sizes(x.sizes());
+    check_kernel();
     auto [y, index] = at::max_pool2d_with_indices(x.contiguous(), both(kernel), both(stride), both(padding),
                                                   both(dilation), ceil_mode);
+    check_windows(y.size(2), x.size(2), kernel.h, stride.h, padding.h, dilation.h);
+    check_windows(y.size(3), x.size(3), kernel.w, stride.w, padding.w, dilation.w);
     places = index.flatten(2);
     return y;
+  }
+  void check_kernel() const {
+    const auto above = [](Pair p, int64_t least) { return p.h >= least && p.w >= least; };
+    LATHE_CHECK(above(kernel, 1) && above(stride, 1) && above(dilation, 1) && above(padding, 0),
+                "kernel, stride and dilation must be 1 at least, padding 0");
+  }
+  /// Throws if one of `out` windows along a dim lies in the padding alone: it would have no largest value.
+  static void check_windows(int64_t out, int64_t size, int64_t kernel, int64_t stride, int64_t padding,
+                            int64_t dilation) {
+    for (int64_t i = 0; i < out; ++i) {
+      bool sees = false;
+      for (int64_t k = 0; k < kernel && !sees; ++k) {
+        const int64_t position = i * stride - padding + k * dilation;
+        sees = position >= 0 && position < size;
+      }
+      LATHE_CHECK(sees, "window ", i, " lies in the padding alone; make the dilation or the padding smaller");
+    }
   }
   // dx[place] += dy; windows that overlap are summed in float32 or wider
   template <class T>

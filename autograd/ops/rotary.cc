@@ -13,11 +13,12 @@ namespace {
 
 struct Rotate {
   static constexpr OpInfo info{.name = "rotate", .each = {3, 3}};
-  at::Tensor turns;
+  Saved angles;
   bool back;
 
   // (a cos - b sin, b cos + a sin) of the pairs (a, b) of each head
   at::Tensor forward(const at::Tensor& given) const {
+    const at::Tensor& turns = angles.data();
     const int64_t width = turns.size(-1), half = width / 2, heads = given.size(-1) / width;
     const at::Tensor x = given.contiguous();
     if (kernel_ready(x)) {
@@ -34,8 +35,8 @@ struct Rotate {
     return at::cat({a * cos - b * s, b * cos + a * s}, -1).view(x.sizes()).to(x.scalar_type());
   }
   // dx: dy turned by the opposite angles
-  at::Tensor turned_back(const at::Tensor& dy) const { return Rotate{turns, !back}.forward(dy); }
-  Variable turned_back(const Variable& dy) const { return apply(Rotate{turns, !back}, dy); }
+  at::Tensor turned_back(const at::Tensor& dy) const { return Rotate{angles, !back}.forward(dy); }
+  Variable turned_back(const Variable& dy) const { return apply(Rotate{angles, !back}, dy); }
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {turned_back(dy)};

@@ -6,6 +6,7 @@
 #include <ATen/ops/prod.h>
 #include <ATen/ops/select.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "autograd/ops/dims.h"
 #include "autograd/ops/formula.h"
@@ -68,13 +69,25 @@ struct Cumprod {
     const T v = x.as<T>();
     const int64_t n = x.data().size(dim);
     if (n == 0) return {dy};
-    if (!x.data().eq(0).any().template item<bool>()) return {flip(cumsum(flip(dy * y.as<T>(), dim), dim), dim) / v};
+    const at::Tensor zero = x.data().eq(0);
+    if (!zero.any().item<bool>()) return {flip(cumsum(flip(dy * y.as<T>(), dim), dim), dim) / v};
     std::vector<T> s(static_cast<size_t>(n));
     for (int64_t k = n - 1; k >= 0; --k) {
       const T d = select(dy, dim, k);
-      s[static_cast<size_t>(k)] = k == n - 1 ? d : d + select(v, dim, k + 1) * s[static_cast<size_t>(k + 1)];
+      if (k == n - 1) {
+        s[static_cast<size_t>(k)] = d;
+        continue;
+      }
+      T rest = select(v, dim, k + 1) * s[static_cast<size_t>(k + 1)];
+      // What follows a zero does not count, also where it is infinite.
+      if constexpr (std::same_as<T, at::Tensor>) rest = rest.masked_fill(zero.select(dim, k + 1), 0);
+      s[static_cast<size_t>(k)] = d + rest;
     }
-    return {shifted(cumprod(v, dim), dim) * stack(s, dim)};
+
+    const T before = shifted(cumprod(v, dim), dim), dx = before * stack(s, dim);
+    if constexpr (std::same_as<T, at::Tensor>)
+      return {dx.masked_fill(zero.cumsum(dim).sub_(zero.to(at::kLong)).gt(0), 0)};
+    return {dx};
   }
 };
 
@@ -83,6 +96,7 @@ struct Prod {
   static constexpr OpInfo info{.name = "prod", .amp = Amp::fp32};
   int64_t dim;
   bool keepdim;
+  bool of_all = false;  ///< x is a whole tensor as one dim: two zeros leave no gradient, whatever the others are
   Saved x = Saved::input(0), y = Saved::output();
   at::Tensor forward(const at::Tensor& x_) {
     dim = wrap_dim(dim, x_.dim());
@@ -94,7 +108,11 @@ struct Prod {
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     const T v = x.as<T>(), d = keepdim ? dy : unsqueeze(dy, dim);
     if (x.data().numel() == 0) return {constant<T>(x.data())};
-    if (!x.data().eq(0).any().template item<bool>()) return {d * (keepdim ? y.as<T>() : unsqueeze(y.as<T>(), dim)) / v};
+    const at::Tensor zero = x.data().eq(0);
+    if (!zero.any().item<bool>()) return {d * (keepdim ? y.as<T>() : unsqueeze(y.as<T>(), dim)) / v};
+    if constexpr (std::same_as<T, at::Tensor>) {
+      if (of_all && zero.sum().item<int64_t>() > 1) return {at::zeros_like(v)};
+    }
     return {d * shifted(cumprod(v, dim), dim) * flip(shifted(cumprod(flip(v, dim), dim), dim), dim)};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 2); }
@@ -110,7 +128,7 @@ Variable cumprod(const Variable& x, int64_t dim) {
   if (x.dim() == 0) return reshape(cumprod(reshape(x, {1}), dim), {});
   return apply(Cumprod{.dim = dim}, x);
 }
-Variable prod(const Variable& x) { return prod(reshape(x, {-1}), 0); }
+Variable prod(const Variable& x) { return apply(Prod{.dim = 0, .keepdim = false, .of_all = true}, reshape(x, {-1})); }
 Variable prod(const Variable& x, int64_t dim, bool keepdim) {
   if (x.dim() == 0) return prod(reshape(x, {1}), dim);
   return apply(Prod{.dim = dim, .keepdim = keepdim}, x);

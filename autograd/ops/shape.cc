@@ -185,35 +185,38 @@ struct Unbind {
 struct Gather {
   static constexpr OpInfo info{.name = "gather", .each = {0, 1}};
   int64_t dim;
-  at::Tensor index;
+  Saved index;
   int64_t size = 0;
   at::Tensor forward(const at::Tensor& x) {
     dim = wrap_dim(dim, x.dim());
     size = x.dim() > 0 ? x.size(dim) : 1;
-    LATHE_CHECK(index.scalar_type() == at::kLong, "index must be int64, not ", describe(index));
+    const at::Tensor& i = index.data();
+    LATHE_CHECK(i.defined() && i.scalar_type() == at::kLong, "index must be int64, not ", describe(i));
     for (int64_t d = 0; d < x.dim(); ++d) {
-      LATHE_CHECK(index.dim() == x.dim() && (d == dim || index.size(d) == x.size(d)), "index ", describe(index),
+      LATHE_CHECK(i.dim() == x.dim() && (d == dim || i.size(d) == x.size(d)), "index ", describe(i),
                   " must have the dims of x, and no size above x's but for dim ", dim);
     }
-    return x.gather(dim, index);
+    return x.gather(dim, i);
   }
   // dx[index] += dy
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {gather_backward(dy, dim, index, size)};
+    return {gather_backward(dy, dim, index.data(), size)};
   }
 };
 
 struct GatherBackward {
   static constexpr OpInfo info{.name = "gather_backward", .each = {1, 0}};
   int64_t dim;
-  at::Tensor index;
+  Saved index;
   int64_t size;
-  at::Tensor forward(const at::Tensor& x) { return gather_backward(x, dim = wrap_dim(dim, x.dim()), index, size); }
+  at::Tensor forward(const at::Tensor& x) {
+    return gather_backward(x, dim = wrap_dim(dim, x.dim()), index.data(), size);
+  }
   // dx = dy[index]
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {gather(dy, dim, index)};
+    return {gather(dy, dim, index.data())};
   }
 };
 
@@ -221,7 +224,7 @@ struct Topk {
   static constexpr OpInfo info{.name = "topk"};
   int64_t k, dim;
   bool largest;
-  at::Tensor index{};
+  Saved index{};
   int64_t size = 0;
   std::vector<at::Tensor> forward(const at::Tensor& x) {
     dim = wrap_dim(dim, x.dim());
@@ -233,7 +236,7 @@ struct Topk {
   // dx[index] = dy
   template <class T>
   Grads<1, T> backward(const GradList<T>& dy, Needs<1>) const {
-    return {gather_backward(dy[0], dim, index, size)};
+    return {gather_backward(dy[0], dim, index.data(), size)};
   }
 };
 
@@ -262,8 +265,9 @@ struct Contiguous {
 
 Variable reshape(const Variable& x, at::IntArrayRef sizes) { return apply(Reshape{.to = dims_of(sizes)}, x); }
 Variable flatten(const Variable& x, int64_t first, int64_t last) {
+  first = wrap_dim(first, x.dim());
+  last = wrap_dim(last, x.dim());
   if (x.dim() == 0) return reshape(x, {1});
-  first = wrap_dim(first, x.dim()), last = wrap_dim(last, x.dim());
   LATHE_CHECK(first <= last, "flatten(", describe(x.data()), "): dim ", first, " comes after dim ", last);
   Dims sizes = dims_of(x.sizes().slice(0, static_cast<size_t>(first)));
   sizes.push_back(

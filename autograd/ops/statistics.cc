@@ -1,8 +1,10 @@
 // Statistics of a tensor or along dims. In float32 or wider.
 #include <cmath>
+#include <limits>
 
 #include <ATen/ops/abs.h>
 #include <ATen/ops/exp.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/mean.h>
@@ -46,21 +48,27 @@ struct Logsumexp : Reduced {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 4, 4); }
 };
 
-/// The gradient of a variance, from g of its kept shape: 2 g (x - mean) / (n - correction), as PyTorch has it also
-/// where no degree of freedom is left.
+/// The gradient of a variance, from g of its kept shape: 2 g (x - mean) / (n - correction). Where no degree of freedom
+/// is left it is what PyTorch has: of all elements (`of_all`) NaN, or infinite where x differs from the mean.
 template <class T>
-T variance_grad(const Reduced& r, const T& g, double correction) {
+T variance_grad(const Reduced& r, const T& g, double correction, bool of_all) {
   const T v = cast(r.x.as<T>(), wide(r.x));
+  if (of_all && r.count() <= correction) {
+    const at::Tensor& x = r.x.data();
+    const at::Tensor away = at::full_like(x, std::numeric_limits<double>::infinity(), x.options().dtype(wide(r.x)));
+    return g * constant<T>(away.masked_fill(x.eq(x.mean()), std::numeric_limits<double>::quiet_NaN()));
+  }
   return g * (v - mean(v, at::IntArrayRef(r.dims), true)) * (2 / (r.count() - correction));
 }
 
 struct Var : Reduced {
   static constexpr OpInfo info{.name = "var", .amp = Amp::fp32};
   double correction = 1;
+  bool of_all = false;
   at::Tensor forward(const at::Tensor& x_) { return at::var(take(x_), dims, at::Scalar(correction), keepdim); }
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {variance_grad(*this, reshape(dy, kept), correction)};
+    return {variance_grad(*this, reshape(dy, kept), correction, of_all)};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 4, 4); }
 };
@@ -68,13 +76,14 @@ struct Var : Reduced {
 struct Std : Reduced {
   static constexpr OpInfo info{.name = "std", .amp = Amp::fp32};
   double correction = 1;
+  bool of_all = false;
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x_) { return y = at::std(take(x_), dims, at::Scalar(correction), keepdim); }
   // dvar = dy / (2 y), 0 where y is
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     const T g = masked_fill(dy / (y.as<T>() * 2.0), y.data().eq(0), 0);
-    return {variance_grad(*this, reshape(g, kept), correction)};
+    return {variance_grad(*this, reshape(g, kept), correction, of_all)};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 4, 4); }
 };
@@ -113,10 +122,12 @@ Variable logsumexp(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim
   return apply(Logsumexp{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}}, x);
 }
 Variable var(const Variable& x, at::OptionalIntArrayRef dims, double correction, bool keepdim) {
-  return apply(Var{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}, correction}, x);
+  const bool of_all = !dims || x.dim() == 0;
+  return apply(Var{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}, correction, of_all}, x);
 }
 Variable std(const Variable& x, at::OptionalIntArrayRef dims, double correction, bool keepdim) {
-  return apply(Std{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}, correction}, x);
+  const bool of_all = !dims || x.dim() == 0;
+  return apply(Std{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}, correction, of_all}, x);
 }
 Variable norm(const Variable& x, double p, at::OptionalIntArrayRef dims, bool keepdim) {
   return apply(PNorm{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}, p}, x);

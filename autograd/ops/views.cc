@@ -166,11 +166,14 @@ Variable squeeze(const Variable& x) {
   return reshape(x, kept);
 }
 Variable squeeze(const Variable& x, at::IntArrayRef dims) {
-  std::vector<bool> named(static_cast<size_t>(std::max<int64_t>(x.dim(), 1)));
-  for (const int64_t d : dims) named[static_cast<size_t>(wrap_dim(d, x.dim()))] = true;
+  Dims named;
+  for (const int64_t d : dims) named.push_back(wrap_dim(d, x.dim()));
+  check_distinct(named);
+
   Dims kept;
   for (int64_t d = 0; d < x.dim(); ++d) {
-    if (x.size(d) != 1 || !named[static_cast<size_t>(d)]) kept.push_back(x.size(d));
+    const bool is_named = std::find(named.begin(), named.end(), d) != named.end();
+    if (x.size(d) != 1 || !is_named) kept.push_back(x.size(d));
   }
   return reshape(x, kept);
 }

@@ -29,15 +29,16 @@ HWY_INLINE V gelu_slope(V given) {
   const V dz = hn::Mul(set(gelu_2k), hn::MulAdd(square, set(3 * gelu_c), set(1)));
   return hn::MulAdd(hn::Mul(hn::Mul(x, dz), s), hn::Mul(e, s), s);
 }
-/// silu: x s(x); its slope s + x s (1 - s).
-HWY_INLINE V silu_of(V given) {
-  const V x = at_least(-100, given);  // where it is 0 in float32; the logistic function of less is not quite
-  return hn::Mul(x, sigmoid_of(x));
-}
+// Below -100 the logistic function is 0 in float32. exp_of() does not grow that far, so the zero is set: a large factor
+// would make something of the rest. An infinite x gives NaN, as 0 times infinity is.
+HWY_INLINE V zero_far_below(V x, V v) { return hn::IfThenZeroElse(hn::Lt(x, set(-100)), v); }
+/// silu: x s(x); its derivative s + x s (1 - s).
+HWY_INLINE V silu_of(V x) { return hn::Mul(x, zero_far_below(x, sigmoid_of(x))); }
 HWY_INLINE V silu_slope(V given) {
   const V x = at_most(100, at_least(-100, given));
   const V e = exp_of(hn::Neg(x)), s = inverse_of(hn::Add(set(1), e));
-  return hn::MulAdd(hn::Mul(x, s), hn::Mul(e, s), s);
+  const V slope = zero_far_below(given, hn::MulAdd(hn::Mul(x, s), hn::Mul(e, s), s));
+  return hn::MulAdd(given, set(0), slope);
 }
 
 }  // namespace lathe::HWY_NAMESPACE

@@ -22,8 +22,8 @@ namespace lathe {
 
 CausalSelfAttention::CausalSelfAttention(int64_t channels, int64_t heads_, bool bias)
     : qkv(channels, 3 * channels, bias), proj(channels, channels, bias, Role::residual_weight), heads(heads_) {
-  LATHE_CHECK(channels % heads == 0, "CausalSelfAttention: ", channels, " channels do not divide into ", heads,
-              " heads");
+  LATHE_CHECK(heads >= 1 && channels % heads == 0, "CausalSelfAttention: ", channels, " channels do not divide into ",
+              heads, " heads");
 }
 
 Variable CausalSelfAttention::operator()(const Variable& x_BTC, const Variable& residual,
