@@ -112,8 +112,8 @@ std::array<Variable, 3> linear_qkv(const Variable& x, const std::array<Variable,
 
 // Neural network (ops/norm.cc, swiglu.cc, embedding.cc, dropout.cc, attention.cc).
 /// Over the last dim: weight and bias [C]; either may be undefined. Ba, Kiros and Hinton 2016. In float32 or wider; the
-/// result has dtype `out`, or x's where that is undefined (under autocast float32 at least). In float32 squares overflow
-/// where |x| exceeds 1e19, and the result is NaN.
+/// result has dtype `out`, or x's where that is undefined (under autocast float32 at least). In float32 squares
+/// overflow where |x| exceeds 1e19, and the result is NaN.
 Variable layer_norm(const Variable& x, const Variable& weight, const Variable& bias, double eps = 1e-5,
                     std::optional<at::ScalarType> out = std::nullopt);
 /// x / sqrt(mean of x^2 + eps) * weight over the last dim; otherwise as layer_norm. Zhang and Sennrich 2019.
