@@ -84,7 +84,7 @@ Tensors gradients_of(const Variable& y, const at::Tensor& dy, const Variables& i
   return out;
 }
 
-bool same(const Tensors& a, const Tensors& b) {
+bool same_tensors(const Tensors& a, const Tensors& b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
     if (a[i].defined() != b[i].defined()) return false;
@@ -94,7 +94,7 @@ bool same(const Tensors& a, const Tensors& b) {
 }
 
 /// Changes all values of a tensor.
-void change(at::Tensor t) {
+void change_values(at::Tensor t) {
   if (t.numel() == 0) return;
   if (t.scalar_type() == at::kBool) {
     t.logical_not_();
@@ -128,14 +128,14 @@ class KeptTensors {
 };
 
 /// A forward pass: the result, its inputs, and what the ops kept.
-struct Pass {
+struct ForwardPass {
   Variables in;
   Variable y;
   Tensors kept;
 };
-Pass run(const OpCase& row, at::ScalarType dtype) {
+ForwardPass forward_pass(const OpCase& row, at::ScalarType dtype) {
   const TrainingStep step(lathe::test::step_random);
-  Pass pass;
+  ForwardPass pass;
   pass.in = variables_of(row, dtype);
   KeptTensors kept;
   pass.y = row.ours(pass.in);
@@ -146,20 +146,20 @@ Pass run(const OpCase& row, at::ScalarType dtype) {
 
 /// Changes each tensor that the row's ops keep, one in each pass; returns how many passes were refused.
 int64_t check_changes(const OpCase& row, at::ScalarType dtype) {
-  const Pass first = run(row, dtype);
+  const ForwardPass first = forward_pass(row, dtype);
   const at::Tensor dy = first.y.data().clone();
   const Tensors expected = gradients_of(first.y, dy, first.in);
   int64_t refused = 0;
   for (size_t i = 0; i < first.kept.size(); ++i) {
     INFO("tensor " << i << " of what is kept: " << describe(first.kept[i]));
-    const Pass pass = run(row, dtype);
+    const ForwardPass pass = forward_pass(row, dtype);
     if (pass.kept.size() != first.kept.size()) continue;
-    change(pass.kept[i]);
+    change_values(pass.kept[i]);
 
     Tensors got;
     const std::string message = message_of([&] { got = gradients_of(pass.y, dy, pass.in); });
     if (message.empty()) {
-      CHECK(same(got, expected));
+      CHECK(same_tensors(got, expected));
     } else {
       CHECK(message.find("changed in place") != std::string::npos);
       ++refused;
@@ -230,7 +230,7 @@ TEST_CASE("targets, weights and document starts that change before backward are 
 
     const at::Tensor changed = row.tensor.clone();
     const Variable y = row.run(x, changed);
-    change(changed);
+    change_values(changed);
     at::Tensor got;
     const std::string message = message_of([&] { got = grad(y, {x})[0].data(); });
     const bool is_refused = message.find("changed in place") != std::string::npos;
