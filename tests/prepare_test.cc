@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/io/checksum.h"
+#include "core/io/claimed_folder.h"
 #include "core/io/json.h"
 #include "data/manifest.h"
 #include "data/prepare/prepare.h"
@@ -141,7 +142,7 @@ TEST_CASE("killed at any moment, a preparation can be repeated by the same comma
     REQUIRE(prepare_in("lathe_faults", out, kill) == 128 + 9);
     if (std::string(kill).starts_with("prepare: renamed")) {  // that was the last thing to do
       CHECK(prepare_in("lathe", out, "none 1") == 2);
-      fs::remove(f / (out + "/lock"));
+      fs::remove(f / (out + "/.unfinished-lock"));
     } else {
       CHECK_THAT(error_of([&] { TokenFile(f / out, "val", std::nullopt); }),
                  ContainsSubstring(std::string(kill).find('4') == std::string::npos ? "no val tokens" : ""));
@@ -149,10 +150,8 @@ TEST_CASE("killed at any moment, a preparation can be repeated by the same comma
       // With larger shards, of other names: none of the former stays.
       fs::copy(f / out, f / (out + "b"));
       CHECK(run({"lathe", {"prepare", "text.txt", "--out", out + "b"}, f.path(), {}}).code == 0);
-      fs::remove(f / (out + "b/lock"));
       CHECK((names(f / (out + "b")) == std::set<std::string>{"manifest.json", "notes.txt", "train.bin", "val.bin"}));
       CHECK(prepare_in("lathe", out, "none 1") == 0);
-      fs::remove(f / (out + "/lock"));
     }
     CHECK(slurp(f / (out + "/notes.txt")) == "mine");
     fs::remove(f / (out + "/notes.txt"));
@@ -248,14 +247,28 @@ TEST_CASE("a folder in which data is being prepared is refused", "[prepare]") {
   write_file(f / "text.txt", sample_text(20000));
   fs::create_directories(f / "out");
   {
-    const FolderLock lock(f / "out");
+    const FolderLock lock(f / "out", ClaimedFolder::lock_name);
     const Finished r = run({"lathe", {"prepare", "text.txt", "--out", "out"}, f.path(), {}});
     CHECK(r.code == 8);
     CHECK_THAT(r.err, ContainsSubstring("out is in use: another `lathe prepare` writes there"));
   }
-  CHECK((names(f / "out") == std::set<std::string>{"lock"}));  // it was there before
-  CHECK(run({"lathe", {"prepare", "text.txt", "--out", "out"}, f.path(), {}}).code == 0);
+  CHECK((names(f / "out") == std::set<std::string>{ClaimedFolder::lock_name}));  // It is the holder's.
+}
+
+TEST_CASE("a preparation removes the lock file of one that was killed, and no other file named lock", "[prepare]") {
+  const TempFolder f;
+  write_file(f / "text.txt", sample_text(2000));
+  fs::create_directories(f / "out");
+  write_file(f / "out/lock", "mine");
+  const std::vector<std::string> command{"prepare", "text.txt", "--out", "out"};
+
+  // Killed before it has written anything.
+  REQUIRE(run({"lathe_faults", command, f.path(), {{"LATHE_TEST_KILL", "folder claimed 1"}}}).code == 128 + 9);
+  CHECK((names(f / "out") == std::set<std::string>{ClaimedFolder::lock_name, "lock"}));
+
+  REQUIRE(run({"lathe", command, f.path(), {}}).code == 0);
   CHECK((names(f / "out") == std::set<std::string>{"lock", "manifest.json", "train.bin", "val.bin"}));
+  CHECK(slurp(f / "out/lock") == "mine");
 }
 
 TEST_CASE("a stop is heeded every few megabytes, and leaves nothing", "[prepare]") {

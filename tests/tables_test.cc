@@ -360,7 +360,6 @@ TEST_CASE("an interrupted preparation is repeated by the same call, and nobody's
     CHECK(!fs::exists(options.out / "manifest.json"));
     REQUIRE(prepare_killed(options, point, times) == 137);  // and once more
     prepare_examples(options);
-    fs::remove(options.out / "lock");  // of the one that was killed
     CHECK(slurp(options.out / "notes.txt") == "mine");
     fs::remove(options.out / "notes.txt");
     CHECK(names(options.out) == files);

@@ -315,15 +315,14 @@ void MappedFile::release(std::span<const std::byte> part) const {
   if (begin < end) ::madvise(const_cast<std::byte*>(part.data()) + (begin - address), end - begin, MADV_DONTNEED);
 }
 
-FolderLock::FolderLock(const fs::path& folder) : folder_(folder) {
-  const fs::path path = folder / "lock";
-  fd_ = open_to_write(path, O_RDWR | O_CREAT);
+FolderLock::FolderLock(const fs::path& folder, const std::string& file) : folder_(folder), file_(folder / file) {
+  fd_ = open_to_write(file_, O_RDWR | O_CREAT);
   if (uninterrupted([&] { return file_calls.flock(fd_, LOCK_EX | LOCK_NB); }) != 0) {
     const int error = errno;
     closes(fd_);
     if (error != EWOULDBLOCK) {
       errno = error;
-      io_error("lock", path);
+      io_error("lock", file_);
     }
     fail(Exit::busy, "the run folder ", folder.string(),
          " is in use by another lathe process; wait for it, stop it, or give another --train.out_dir");
@@ -332,8 +331,8 @@ FolderLock::FolderLock(const fs::path& folder) : folder_(folder) {
 void FolderLock::check_in_place() const {
   struct stat held {
   }, there{};
-  const bool same = ::fstat(fd_, &held) == 0 && ::stat((folder_ / "lock").c_str(), &there) == 0 &&
-                    held.st_ino == there.st_ino && held.st_dev == there.st_dev;
+  const bool same = ::fstat(fd_, &held) == 0 && ::stat(file_.c_str(), &there) == 0 && held.st_ino == there.st_ino &&
+                    held.st_dev == there.st_dev;
   if (!same) {
     fail(Exit::io, "the folder ", folder_.string(),
          " was removed or replaced while it was in use; what was written there since is lost");

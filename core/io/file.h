@@ -120,11 +120,11 @@ class MappedFile {
   int slot_ = -1;
 };
 
-/// An exclusive lock on a folder for the life of the object (flock on its file "lock"), freed by the kernel however the
+/// An exclusive lock on a folder for the life of the object (flock on a file in it), freed by the kernel however the
 /// process ends. Exit::busy where another process holds it.
 class FolderLock {
  public:
-  explicit FolderLock(const fs::path& folder);
+  explicit FolderLock(const fs::path& folder, const std::string& file = "lock");
   ~FolderLock();
   /// Exit::io where the folder is not the one that was locked any more: removed, renamed or replaced.
   void check_in_place() const;
@@ -132,7 +132,7 @@ class FolderLock {
   FolderLock& operator=(const FolderLock&) = delete;
 
  private:
-  fs::path folder_;
+  fs::path folder_, file_;
   int fd_ = -1;
 };
 

@@ -80,26 +80,15 @@ void Journal::input_changed() const {
 }
 
 OutFolder::OutFolder(const fs::path& path)
-    : path_(path), had_lock_(fs::exists(path / "lock") && unfinished_files().empty()) {
-  for (fs::path p = fs::absolute(path).lexically_normal(); !fs::exists(p); p = p.parent_path()) made_.push_back(p);
-  make_folders(path);
-  try {
-    lock_.emplace(path);
-  } catch (const Error& e) {
-    if (e.code() != Exit::busy) throw;
-    fail(Exit::busy, path.string(),
-         " is in use: another `lathe prepare` writes there; wait for it, or give another --out");
-  }
-}
+    : path_(path),
+      claim_(path, str(path.string(),
+                       " is in use: another `lathe prepare` writes there; wait for it, or give another --out")) {}
 
 OutFolder::~OutFolder() {
+  if (keep_) return;
+
   std::error_code error;
-  if (!keep_) {
-    for (const auto& name : unfinished_files()) fs::remove(path_ / name, error);
-  }
-  if (!had_lock_) fs::remove(path_ / "lock", error);
-  lock_.reset();
-  for (const auto& folder : made_) fs::remove(folder, error);  // where it is empty
+  for (const auto& name : unfinished_files()) fs::remove(path_ / name, error);
 }
 
 void OutFolder::check(const fs::path& path) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/io/claimed_folder.h"
 #include "core/io/file.h"
 #include "core/io/progress.h"
 #include "core/timing.h"
@@ -99,9 +100,7 @@ class OutFolder {
   std::vector<std::string> unfinished_files() const;
 
   fs::path path_;
-  std::vector<fs::path> made_;  // that were not there, the deepest first
-  bool had_lock_;               // a file of that name that no preparation left, which stays
-  std::optional<FolderLock> lock_;
+  ClaimedFolder claim_;
   bool keep_ = true;  // what is unfinished tells what an interrupted preparation has done, and must stay
 };
 

@@ -1,0 +1,53 @@
+#include "core/io/claimed_folder.h"
+
+#include <cerrno>
+
+namespace lathe {
+
+ClaimedFolder::ClaimedFolder(const fs::path& folder, const std::string& busy) : folder_(folder) {
+  for (fs::path p = fs::absolute(folder).lexically_normal(); !fs::exists(p); p = p.parent_path()) created_.push_back(p);
+
+  try {
+    lock(busy);
+  } catch (...) {
+    remove_created();
+    throw;
+  }
+  fault_point("folder claimed");
+}
+
+ClaimedFolder::~ClaimedFolder() {
+  // Removed while it is locked: what another process then creates is a file of its own.
+  std::error_code error;
+  fs::remove(folder_ / lock_name, error);
+  lock_.reset();
+
+  remove_created();
+}
+
+void ClaimedFolder::lock(const std::string& busy) {
+  // The previous holder may remove the folder or the lock file between two of these calls, so they are repeated.
+  constexpr int most_tries = 100;
+  for (int tries = 1;; ++tries) {
+    make_folders(folder_);
+
+    try {
+      lock_.emplace(folder_, lock_name);
+      lock_->check_in_place();
+      return;
+    } catch (const FileError& e) {
+      if (e.number() != ENOENT || tries == most_tries) throw;
+    } catch (const Error& e) {
+      if (e.code() == Exit::busy) fail(Exit::busy, busy);
+      if (tries == most_tries) throw;
+    }
+    lock_.reset();
+  }
+}
+
+void ClaimedFolder::remove_created() const {
+  std::error_code error;
+  for (const fs::path& folder : created_) fs::remove(folder, error);  // Where it is empty.
+}
+
+}  // namespace lathe
