@@ -10,6 +10,7 @@
 #include "tests/process.h"
 #include "train/formats/hugging_face.h"
 #include "train/run/load.h"
+#include "train/store/new_folder.h"
 #include "train/tasks/generate.h"
 
 namespace {
@@ -122,6 +123,94 @@ TEST_CASE("matrices go out in the dtype that is asked for and keep it", "[format
              ContainsSubstring("--block-size = 17"));
   CHECK_THAT(error_of([&] { export_hugging_face({.run = run, .out = f / "short"}); }),
              ContainsSubstring("is there already"));
+}
+
+TEST_CASE("of two exports or imports to one folder at a time, one writes and the other ends with 8", "[formats]") {
+  const TempFolder f;
+  make_run(f, "run", "gpt", gpt);
+  export_hugging_face({.run = f / "run", .out = f / "hf"});
+  const auto before = names(f.path());
+
+  const std::vector<std::vector<std::string>> commands{{"export", "run", "--out", "out"},
+                                                       {"export", "run", "--format", "gguf", "--out", "out/"},
+                                                       {"import", "hf", "--out", "out"}};
+  for (const auto& command : commands) {
+    INFO(command[0] << " " << command[2]);
+    {
+      const NewFolder other(f / "out");
+      const Finished done = lathe_in(f, command);
+      CHECK(done.code == 8);
+      CHECK_THAT(done.err, ContainsSubstring("out is in use: another lathe command writes there"));
+      CHECK(fs::exists(other.path()));
+    }
+    CHECK(names(f.path()) == before);
+    CHECK(lathe_in(f, command).code == 0);
+    remove_tree(f / "out");
+    CHECK(names(f.path()) == before);
+  }
+}
+
+TEST_CASE("an export or import that was interrupted or killed leaves nothing that stays", "[formats]") {
+  const TempFolder f;
+  make_run(f, "run", "gpt", gpt);
+  export_hugging_face({.run = f / "run", .out = f / "hf"});
+  auto before = names(f.path());
+
+  const std::vector<std::vector<std::string>> commands{{"export", "run", "--out", "a/out"},
+                                                       {"export", "run", "--format", "gguf", "--out", "a/out"},
+                                                       {"import", "hf", "--out", "a/out"}};
+  for (const auto& command : commands) {
+    for (const char* point : {"new folder: created 1", "new folder: written 1"}) {
+      INFO(command[0] << " " << command[2] << ", " << point);
+      const Finished stopped = run({"lathe_faults", command, f.path(), {{"LATHE_TEST_INTERRUPT", point}}});
+      CHECK(stopped.code == 75);
+      CHECK_THAT(stopped.err, ContainsSubstring("nothing is left in a/out"));
+      CHECK(names(f.path()) == before);
+
+      REQUIRE(run({"lathe_faults", command, f.path(), {{"LATHE_TEST_KILL", point}}}).code == 128 + 9);
+      CHECK((names(f / "a") == std::set<std::string>{".unfinished-out"}));
+      CHECK(lathe_in(f, command).code == 0);
+      CHECK((names(f / "a") == std::set<std::string>{"out"}));
+      remove_tree(f / "a");
+    }
+
+    // Killed once the folder has its name: what is left beside it goes with the next command that names it.
+    REQUIRE(run({"lathe_faults", command, f.path(), {{"LATHE_TEST_KILL", "new folder: renamed 1"}}}).code == 128 + 9);
+    const auto written = names(f / "a/out");
+    remove_tree(f / "a/out");
+    CHECK(lathe_in(f, command).code == 0);
+    CHECK((names(f / "a") == std::set<std::string>{"out"}));
+    CHECK(names(f / "a/out") == written);
+    remove_tree(f / "a");
+  }
+}
+
+TEST_CASE("a new folder does not replace what another program left under its first name", "[formats]") {
+  const TempFolder f;
+  const fs::path theirs = f / ".unfinished-mine";
+  const auto refused = [&] {
+    CHECK_THAT(error_of([&] { const NewFolder folder(f / "mine"); }),
+               ContainsSubstring(".unfinished-mine was not left by lathe"));
+    CHECK((names(f.path()) == std::set<std::string>{".unfinished-mine"}));
+  };
+  write_file(theirs, "a file");
+  refused();
+  CHECK(slurp(theirs) == "a file");
+  fs::remove(theirs);
+
+  // Names that commands use, but not together with the lock file.
+  fs::create_directories(theirs / "unfinished");
+  refused();
+  fs::remove(theirs / "unfinished");
+  write_file(theirs / ".unfinished-lock", "");
+  write_file(theirs / "notes.txt", "mine");
+  refused();
+  CHECK(slurp(theirs / "notes.txt") == "mine");
+  fs::remove_all(theirs);
+
+  fs::create_directories(f / "elsewhere");
+  fs::create_directory_symlink("elsewhere", theirs);
+  CHECK_THAT(error_of([&] { const NewFolder folder(f / "mine"); }), ContainsSubstring("was not left by lathe"));
 }
 
 /// What an import says of the folder `hf` once `edit` has changed it. It must leave nothing.

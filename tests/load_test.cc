@@ -7,6 +7,7 @@
 #include "tests/catch.h"
 #include "tests/process.h"
 #include "train/store/checkpoint.h"
+#include "train/store/new_folder.h"
 
 namespace {
 
@@ -180,6 +181,19 @@ TEST_CASE("adapters: trained on a frozen model, saved alone, loaded, resumed, me
     if (dtype == "fp32") CHECK(out(dtype) == out(dtype + "-merged"));
   }
   CHECK(lathe_in(f, {"merge", "fp32", "--out", "fp32-merged"}).code == 2);
+
+  // At one folder, one command writes at a time; a stop leaves nothing.
+  const std::vector<std::string> merge_again{"merge", "fp32", "--out", "again"};
+  {
+    const NewFolder other(f / "again");
+    CHECK(lathe_in(f, merge_again).code == 8);
+  }
+  for (const char* point : {"new folder: created 1", "save: begun 1"}) {
+    CHECK(run({"lathe_faults", merge_again, f.path(), {{"LATHE_TEST_INTERRUPT", point}}}).code == 75);
+    CHECK(!fs::exists(f / ".unfinished-again"));
+    CHECK(!fs::exists(f / "again"));
+  }
+
   CHECK_THAT(lathe_in(f, {"merge", "base", "--out", "x"}).err, ContainsSubstring("has no adapters"));
   CHECK_THAT(lathe_in(f, command("more", "fp32", {"--model.n_layer=3"})).err,
              ContainsSubstring("command line: model.n_layer = 3, but adapters.base has 2"));

@@ -1,8 +1,8 @@
 // lathe with faults, for the kill trials; `lathe_faults --serve FD` runs many commands (tests/faults/serve.h).
 //   LATHE_TEST_KILL="POINT N"  SIGKILL the N-th time the process comes to a fault point
-//   LATHE_TEST_FAIL="CALL ERRNO N S"  the N-th such call (write, fsync, mkdir, rename) of the S-th save, and each after
-//   it,
-//                              fails
+//   LATHE_TEST_INTERRUPT="POINT N"  the same with SIGINT
+//   LATHE_TEST_FAIL="CALL ERRNO N S"  the N-th such call (write, fsync, mkdir, rename) of the S-th save or claimed
+//                              folder, and each after it, fails
 //   LATHE_TEST_SLOW="POINT MS"  each time the process comes to a fault point it sleeps so long: a slow disk
 //   LATHE_TEST_RNG_SHIFT=1     dropout draws from the next step: what a wrong resume would do
 #include <dlfcn.h>
@@ -25,7 +25,7 @@
 namespace {
 
 std::string point;
-int left = 0;
+int left = 0, signal_at_point = SIGKILL;
 
 struct {
   std::string call;
@@ -43,9 +43,9 @@ bool fails(const char* call) {
 }
 
 void on_point(const char* name) {
-  if (point == name && --left == 0) raise(SIGKILL);
+  if (point == name && --left == 0) raise(signal_at_point);
   if (slow_point == name) std::this_thread::sleep_for(std::chrono::milliseconds(slow_ms));
-  if (std::string(name) != "save: begun") return;
+  if (std::string(name) != "save: begun" && std::string(name) != "folder claimed") return;
   saves = true;
   if (failing.saves_left > 0) --failing.saves_left;
 }
@@ -86,6 +86,11 @@ namespace {
 int run_with_faults(int argc, char** argv) {
   if (const char* kill = std::getenv("LATHE_TEST_KILL")) {
     read_point(kill, point, left);
+    lathe::fault_hook = on_point;
+  }
+  if (const char* interrupt = std::getenv("LATHE_TEST_INTERRUPT")) {
+    read_point(interrupt, point, left);
+    signal_at_point = SIGINT;
     lathe::fault_hook = on_point;
   }
   if (const char* slow = std::getenv("LATHE_TEST_SLOW")) {

@@ -13,33 +13,6 @@
 
 namespace lathe {
 
-NewFolder::NewFolder(const fs::path& path_as_given) : path_(without_trailing_slash(path_as_given)) {
-  if (fs::exists(path_) && !(fs::is_directory(path_) && fs::is_empty(path_)))
-    fail(Exit::usage, path_.string(), " is there already; give another --out, or remove it");
-  temporary_ = path_.parent_path() / (".unfinished-" + path_.filename().string());
-  for (fs::path p = fs::absolute(path_).lexically_normal().parent_path(); !fs::exists(p); p = p.parent_path())
-    made_.push_back(p);
-  remove_tree(temporary_);
-  make_folders(temporary_);
-}
-
-NewFolder::~NewFolder() {
-  if (done_) return;
-  try {
-    remove_tree(temporary_);
-  } catch (const Error&) {  // what went wrong first is what to tell
-  }
-  std::error_code error;
-  for (const fs::path& folder : made_) fs::remove(folder, error);
-}
-
-void NewFolder::publish() {
-  sync_folder(temporary_);
-  rename_file(temporary_, path_);
-  done_ = true;
-  sync_folder(fs::absolute(path_).parent_path());
-}
-
 namespace {
 
 /// As a config names it.

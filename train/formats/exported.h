@@ -1,4 +1,4 @@
-// What every export of a run begins with: its weights, and a folder that is there whole or not at all.
+// What every export of a run begins with: its weights, and the family that they go out as.
 #pragma once
 
 #include <functional>
@@ -10,24 +10,6 @@
 #include "train/formats/hugging_face.h"
 
 namespace lathe {
-
-/// A folder in the making, under another name until publish(). Without it the folder goes again.
-class NewFolder {
- public:
-  /// Exit::usage where `path` holds anything.
-  explicit NewFolder(const fs::path& path);
-  ~NewFolder();
-  NewFolder(const NewFolder&) = delete;
-  NewFolder& operator=(const NewFolder&) = delete;
-  /// Where to write.
-  const fs::path& path() const { return temporary_; }
-  void publish();
-
- private:
-  fs::path path_, temporary_;
-  std::vector<fs::path> made_;  // folders above that were not there, the deepest first
-  bool done_ = false;
-};
 
 /// A checkpoint's weights, and the family that they go out as.
 struct ExportedModel {

@@ -105,24 +105,25 @@ void export_gguf(const ExportOptions& o) {
     log_warn("no tokenizer is written: the run's is ", m.state.tokenizer ? m.state.tokenizer->kind() : "not known",
              ", and what others read is a BPE");
   }
+  NewFolder out(o.out, o.stop);
   Snapshot snapshot;
   const auto add = [&](const std::string& name, const at::Tensor& t) {
     snapshot.held.push_back(t.contiguous());
     snapshot.model.push_back(make_entry(name, snapshot.held.back()));
   };
   m.each([&](const TensorRule& rule, int64_t block, const at::Tensor& t) {
+    out.check_stop();
     using Rows = TensorRule::Rows;
-    at::Tensor out = rule.gguf_wide ? t.to(at::kFloat) : t;
+    at::Tensor written = rule.gguf_wide ? t.to(at::kFloat) : t;
     if (rule.gguf_rows != Rows::as_they_are) {
       const int64_t heads = value_of<int64_t>(own, "n_head"), groups = value_of<int64_t>(own, "n_kv_head");
-      out = in_pairs(out, rule.gguf_rows == Rows::pairs_of_groups && groups > 0 ? groups : heads);
+      written = in_pairs(written, rule.gguf_rows == Rows::pairs_of_groups && groups > 0 ? groups : heads);
     }
-    add(with_block(rule.gguf, block), out);
+    add(with_block(rule.gguf, block), written);
   });
   if (m.family->gguf_tensors) {
     for (const auto& [name, values] : m.family->gguf_tensors(own)) add(name, at::tensor(values, at::kFloat));
   }
-  NewFolder out(o.out);
   write_gguf(out.path() / "model.gguf", metadata, snapshot.model);
   out.publish();
 }

@@ -175,14 +175,15 @@ fs::path import_hugging_face(const ImportOptions& o) {
   state.isa = cpu_isa();
   state.device_model = device_model("cpu");
 
+  NewFolder out(o.out, o.stop);
   Snapshot snapshot;
   for (const NamedParameter& p : folder.parameters()) {
+    out.check_stop();
     at::Tensor t = folder.tensor(p);
     if (t.dim() < 2) t = t.to(at::kFloat);
     snapshot.held.push_back(t);
     snapshot.model.push_back(make_entry(p.path, t));
   }
-  NewFolder out(o.out);
   make_folders(out.path() / "checkpoints");
   write_checkpoint(out.path() / "checkpoints" / checkpoint_name(0), state, snapshot);
   write_config_record(out.path(), config, {});
@@ -229,12 +230,13 @@ void export_hugging_face(const ExportOptions& o) {
             {"eos_token_id", nullptr}};
   head.update(m.family_config);
 
+  NewFolder out(o.out, o.stop);
   Snapshot snapshot;
   m.each([&](const TensorRule& rule, int64_t block, const at::Tensor& t) {
+    out.check_stop();
     snapshot.held.push_back((rule.transposed ? t.t() : t).contiguous());
     snapshot.model.push_back(make_entry(with_block(rule.theirs, block), snapshot.held.back()));
   });
-  NewFolder out(o.out);
   write_safetensors(out.path() / "model.safetensors", snapshot.model, {{"format", "pt"}});
   if (m.state.tokenizer && m.state.tokenizer->bpe() != nullptr) {
     const BPEDefinition& tokenizer = m.state.tokenizer->bpe()->definition();

@@ -7,6 +7,7 @@
 #include "train/formats/family.h"
 #include "train/formats/tensor_files.h"
 #include "train/store/checkpoint.h"
+#include "train/store/new_folder.h"
 
 namespace lathe {
 
@@ -48,10 +49,11 @@ struct ImportOptions {
   fs::path folder, out;
   int64_t block_size = 0;          ///< as in HuggingFaceFolder
   std::string tokenizer = "auto";  ///< auto: the folder's; none; or the path of one
+  StopAsked stop{};                ///< asked after each tensor; true ends it with Exit::stopped
 };
 /// Makes a run of a Hugging Face folder, with one checkpoint (step 0) that has the weights in the dtype they came in,
 /// and no optimizer state. Returns the checkpoint. `out` is made, whole or not at all; Exit::usage where it holds
-/// anything.
+/// anything, Exit::busy where another process writes it.
 fs::path import_hugging_face(const ImportOptions& options);
 
 struct ExportOptions {
@@ -59,9 +61,10 @@ struct ExportOptions {
   std::string checkpoint = "newest";  ///< as in find_checkpoint
   bool average = false;               ///< the moving average of the weights (optim.ema_decay) in their place
   std::string dtype{};                ///< of matrices: fp32, bf16, fp16; empty: as they are saved
+  StopAsked stop{};                   ///< asked after each tensor; true ends it with Exit::stopped
 };
 /// Writes a run as a Hugging Face folder, whole or not at all. Exit::usage where its model has no family, it has
-/// adapters, or `out` holds anything.
+/// adapters, or `out` holds anything, Exit::busy where another process writes it.
 void export_hugging_face(const ExportOptions& options);
 
 }  // namespace lathe

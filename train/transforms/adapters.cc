@@ -119,21 +119,23 @@ void check_base_tokenizer(const LoadedConfig& loaded, const Data& data) {
   if (!loaded.base.empty()) check_tokenizer(loaded.config.data.dir, data.facts(), read_state(loaded.base));
 }
 
-fs::path merge(const fs::path& run, const fs::path& out) {
+fs::path merge(const fs::path& run, const fs::path& out, const StopAsked& stop) {
   const fs::path checkpoint = find_checkpoint(run);
   RunState state = read_state(checkpoint);
   RunConfig config = saved_config(state, checkpoint);
   if (adapters_of(config).rank == 0)
     fail(Exit::usage, run.string(), " has no adapters to merge: its adapters.rank is 0");
-  if (!list_checkpoints(out).empty())
-    fail(Exit::usage, out.string(), " already holds a run; give another folder with --out");
+  NewFolder merged(out, stop);
   install_allocator();
   const fs::path base = find_base(config);
   check_base(base, config, state.base_hash);
   const auto model = load_frozen(base, config, state.sizes, {}, at::kCPU);
   add_adapters(*model, {config, at::kCPU, at::kFloat});
   load_parameters(checkpoint, saved_tensors(*model));
-  for (Linear* layer : adapted_layers(*model)) layer->merge_adapter();
+  for (Linear* layer : adapted_layers(*model)) {
+    merged.check_stop();
+    layer->merge_adapter();
+  }
   replace_parameters(*model, [](const NamedParameter& p) { return Variable::parameter(p.parameter.data(), p.path); });
   config.transforms["adapters"] = AnyConfig::of<AdaptersConfig>();
   config.optim.ema_decay = 0;  // the average was of the adapters
@@ -148,7 +150,10 @@ fs::path merge(const fs::path& run, const fs::path& out) {
   state.branched_from.clear(), state.branched_id.clear();
   state.config_path.clear(), state.changes.clear();
   state.base_hash.clear();
-  return save_checkpoint(out, state, saved_tensors(*model), Optimizer(stateless, parameters(*model)), Retention{});
+  const fs::path written = save_checkpoint(merged.path(), state, saved_tensors(*model),
+                                           Optimizer(stateless, parameters(*model)), Retention{});
+  merged.publish();
+  return out / "checkpoints" / written.filename();
 }
 
 }  // namespace lathe

@@ -7,6 +7,7 @@
 #include "train/config/run_config.h"
 #include "train/config/transform.h"
 #include "train/store/checkpoint.h"
+#include "train/store/new_folder.h"
 
 namespace lathe {
 
@@ -47,7 +48,9 @@ std::string base_hash(const fs::path& base);
 void check_base(const fs::path& base, const RunConfig& config, const std::string& hash);
 
 /// Writes the model of a run with adapters, adapters merged into it, as a run of its own in `out`: for eval, generate,
-/// and as a base; without optimizer state.
-fs::path merge(const fs::path& run, const fs::path& out);
+/// and as a base; without optimizer state. Returns the checkpoint. `out` is made, whole or not at all; Exit::usage
+/// where it holds anything, Exit::busy where another process writes it. `stop` is asked after each layer; true ends it
+/// with Exit::stopped.
+fs::path merge(const fs::path& run, const fs::path& out, const StopAsked& stop = nullptr);
 
 }  // namespace lathe

@@ -3,6 +3,7 @@
 
 #include "core/io/log.h"
 #include "train/formats/gguf.h"
+#include "train/run/stop.h"
 #include "train/verbs/verbs.h"
 
 namespace lathe {
@@ -16,6 +17,9 @@ Exit run_import(const Arguments& arguments) {
   if (o.tokenizer != "auto" && o.tokenizer != "none" && !fs::exists(o.tokenizer))
     fail(Exit::usage, "command line: --tokenizer must be auto, none, or the path of a tokenizer, and there is no file ",
          o.tokenizer);
+
+  take_stop_signals("the import");
+  o.stop = [] { return stop_signal() != 0; };
   log_info("imported as ", import_hugging_face(o).string());
   return Exit::done;
 }
@@ -33,6 +37,9 @@ Exit run_export(const Arguments& arguments) {
   o.checkpoint = arguments.get("checkpoint", o.checkpoint);
   o.average = choice("weights", "model", {"model", "ema"}) == "ema";
   if (arguments.flags.contains("dtype")) o.dtype = choice("dtype", "", {"fp32", "bf16", "fp16"});
+
+  take_stop_signals("the export");
+  o.stop = [] { return stop_signal() != 0; };
   format == "hf" ? export_hugging_face(o) : export_gguf(o);
   log_info("exported to ", o.out.string());
   return Exit::done;

@@ -1,4 +1,5 @@
 #include "core/io/log.h"
+#include "train/run/stop.h"
 #include "train/transforms/adapters.h"
 #include "train/verbs/verbs.h"
 
@@ -8,7 +9,10 @@ namespace {
 Exit run_merge(const Arguments& arguments) {
   const fs::path out = arguments.get("out", "");
   if (out.empty()) fail(Exit::usage, "lathe merge needs --out FOLDER");
-  log_info("merged into ", merge(run_argument(arguments), out).string());
+
+  take_stop_signals("the merge");
+  const auto stop = [] { return stop_signal() != 0; };
+  log_info("merged into ", merge(run_argument(arguments), out, stop).string());
   return Exit::done;
 }
 

@@ -1,0 +1,77 @@
+#include "train/store/new_folder.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "train/config/path_kind.h"
+
+namespace lathe {
+namespace {
+
+constexpr const char* contents_name = "unfinished";
+
+/// Reports whether a command left this: an empty folder, or one with the lock file and at most the contents beside it.
+bool is_left_by_a_command(const fs::path& unfinished) {
+  if (!fs::is_directory(fs::symlink_status(unfinished))) return false;
+
+  const std::vector<fs::path> inside = list_folder(unfinished);
+  const auto holds = [&](const char* name) { return std::ranges::find(inside, unfinished / name) != inside.end(); };
+  const size_t known = (holds(ClaimedFolder::lock_name) ? 1 : 0) + (holds(contents_name) ? 1 : 0);
+  return inside.empty() || (holds(ClaimedFolder::lock_name) && inside.size() == known);
+}
+
+}  // namespace
+
+NewFolder::NewFolder(const fs::path& path, StopAsked stop)
+    : path_(without_trailing_slash(path)),
+      unfinished_(path_.parent_path() / (".unfinished-" + path_.filename().string())),
+      contents_(unfinished_ / contents_name),
+      stop_(std::move(stop)) {
+  check_free();
+  claim_.emplace(unfinished_, str(path_.string(), " is in use: another lathe command writes there; wait for it, or ",
+                                  "give another --out"));
+
+  check_free();  // Another command may have been faster.
+  remove_tree(contents_);
+  make_folders(contents_);
+  fault_point("new folder: created");
+}
+
+NewFolder::~NewFolder() {
+  try {
+    remove_tree(contents_);
+  } catch (const Error&) {  // What went wrong first is reported.
+  }
+
+  claim_.reset();
+  std::error_code error;
+  fs::remove(unfinished_, error);  // Where a killed command left it, the claim did not create it.
+}
+
+void NewFolder::check_free() const {
+  if (fs::exists(path_) && !(fs::is_directory(path_) && fs::is_empty(path_)))
+    fail(Exit::usage, path_.string(), " is there already; give another --out, or remove it");
+
+  if (fs::exists(fs::symlink_status(unfinished_)) && !is_left_by_a_command(unfinished_)) {
+    fail(Exit::usage, unfinished_.string(), " was not left by lathe, and ", path_.string(),
+         " is written under that name first; rename it, or give another --out");
+  }
+}
+
+void NewFolder::check_stop() const {
+  if (stop_ && stop_())
+    fail(Exit::stopped, "stopped; nothing is left in ", path_.string(), ", run the same command again to write it");
+}
+
+void NewFolder::publish() {
+  fault_point("new folder: written");
+  check_stop();
+
+  sync_folder(contents_);
+  rename_file(contents_, path_);
+  fault_point("new folder: renamed");
+  sync_folder(fs::absolute(path_).parent_path());
+}
+
+}  // namespace lathe
