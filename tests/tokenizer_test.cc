@@ -2,6 +2,7 @@
 #include <map>
 #include <random>
 
+#include "core/io/claimed_folder.h"
 #include "core/io/text.h"
 #include "data/manifest.h"
 #include "data/prepare/bpe_trainer.h"
@@ -499,6 +500,22 @@ TEST_CASE("a run on BPE data trains, goes on, writes text, and the verb speaks i
   refused({"tokenizer", "spell", "in.txt"}, 2, "has train, inspect, encode and decode");
   refused({"tokenizer", "encode", "in.txt", "--tokenizer", "nothing"}, 3, "there is no tokenizer nothing");
   refused({"tokenizer", "train", "in.txt", "--out", "bpe"}, 2, "is there already");
+  {
+    const ClaimedFolder other(f / "new", "");
+    refused({"tokenizer", "train", "in.txt", "--out", "new"}, 8, "new is in use: another `lathe tokenizer train`");
+  }
+  CHECK(!fs::exists(f / "new"));
+  refused({"tokenizer", "train", "nothing.txt", "--out", "new/er"}, 3, "nothing.txt");
+  CHECK(!fs::exists(f / "new"));
+
+  // On a full disk neither the file nor its folders stay.
+  const Finished full = run({"lathe_faults",
+                             {"tokenizer", "train", "in.txt", "--out", "new/er"},
+                             f.path(),
+                             {{"LATHE_TEST_FAIL", "write ENOSPC 1 1"}}});
+  CHECK(full.code == 6);
+  CHECK_THAT(full.err, ContainsSubstring("free space"));
+  CHECK(!fs::exists(f / "new"));
   refused({"tokenizer", "decode", "--tokenizer", "bpe", "in.txt"}, 3, "\"the\" is no id");
   write_file(f / "lines.txt", "1\n");
   refused({"tokenizer", "encode", "--tokenizer", "bpe", "lines.txt", "--json=true"}, 3,

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/io/checksum.h"
+#include "core/io/claimed_folder.h"
 #include "core/io/log.h"
 #include "core/io/progress.h"
 #include "core/io/text.h"
@@ -104,7 +105,10 @@ Exit train_tokenizer(const Arguments& arguments) {
   const fs::path out = arguments.get("out", "");
   if (out.empty()) fail(Exit::usage, "lathe tokenizer train needs --out FOLDER");
   const fs::path file = out / "tokenizer.json";
-  if (fs::exists(file)) fail(Exit::usage, file.string(), " is there already; name another --out or remove it");
+  const auto check_free = [&] {
+    if (fs::exists(file)) fail(Exit::usage, file.string(), " is there already; name another --out or remove it");
+  };
+  check_free();
   DocumentSource source{
       .files = {}, .format = arguments.get("format", "auto"), .field = arguments.get("field", "text")};
   for (const fs::path& path : expand_inputs({arguments.words.begin() + 1, arguments.words.end()}))
@@ -126,12 +130,16 @@ Exit train_tokenizer(const Arguments& arguments) {
     fail(Exit::usage, "command line: --special ", arguments.get("special", ""), " has an empty token, or one twice");
   const std::string pattern = arguments.get("pattern", "gpt2");
   t.pattern = pattern == "gpt2" ? gpt2_pattern : pattern == "llama3" ? llama3_pattern : pattern;
+
+  const ClaimedFolder claim(out, str(out.string(),
+                                     " is in use: another `lathe tokenizer train` writes there; wait for "
+                                     "it, or give another --out"));
+  check_free();  // Another process may have been faster.
   take_stop_signals("the training; nothing of it is kept");
   t.stop = [] { return stop_signal() != 0; };
   ProgressBar bar("training the tokenizer", 1);
   t.show = [&bar](double share) { bar.show(share); };
   const BPEDefinition made = train_bpe(source, t);
-  make_folders(out);
   write_bpe(made, file);
   log_info(file.string(), ": ", made.tokens.size(), " tokens, ", made.merges.size(), " merges",
            static_cast<int64_t>(made.tokens.size()) < t.vocab_size
