@@ -42,6 +42,20 @@ TEST_CASE("the ceiling is the best ever seen, and young until the third measurem
   CHECK(!known_peak("cpu", 2, at::kFloat));
 }
 
+TEST_CASE("a ceiling that can't be written is told all the same", "[peak]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  write_file(f / "cache", "");  // LATHE_CACHE, where a folder should be.
+  for (const auto& args : {std::vector<std::string>{"bench", "peak", "--threads", "1"},
+                           {"profile", "tiny.toml", "--steps=0:1", "--train.threads=1", "--train.device=cpu"}}) {
+    INFO(args[0]);
+    const Finished r = run({"lathe", args, f.path(), {}});
+    CHECK(r.code == 0);
+    CHECK_THAT(r.out, ContainsSubstring(args[0] == "bench" ? "flops" : "A step is limited most by"));
+    CHECK_THAT(r.err, ContainsSubstring("the matmul ceiling is not remembered: cannot create the folder"));
+  }
+}
+
 TEST_CASE("a run above the ceiling measures it again, once, and says so", "[peak]") {
   const TempFolder f;
   make_tiny_run(f.path());

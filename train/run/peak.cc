@@ -94,8 +94,14 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
       ceiling = {std::max(best, before->rate), std::min(before->measurements, 1000000) + 1};
     }
     peaks[key] = {{"flops", ceiling.rate}, {"measurements", ceiling.measurements}};
-    make_folders(path.parent_path());
-    write_file_durably(path, json_text(peaks, 1) + "\n");
+
+    // The measurement counts, whether it can be kept or not.
+    try {
+      make_folders(path.parent_path());
+      write_file_durably(path, json_text(peaks, 1) + "\n");
+    } catch (const FileError& e) {
+      log_warn("the matmul ceiling is not remembered: ", e.cause(), "; LATHE_CACHE may name another folder for it");
+    }
   }
   return ceiling;
 }
@@ -103,22 +109,14 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
 RunCeiling::RunCeiling(std::string device, int threads, at::ScalarType dtype)
     : device_(std::move(device)), threads_(threads), dtype_(dtype), known_(known_peak(device_, threads, dtype)) {}
 
-std::optional<MatmulCeiling> RunCeiling::measured() const {
-  try {
-    return measure_peak(threads_, dtype_);
-  } catch (const Error& e) {
-    log_warn("the matmul ceiling is not kept: ", e.what());
-    return std::nullopt;
-  }
-}
-
 std::optional<double> RunCeiling::share(double rate) {
   if (!known_) return std::nullopt;
   if (rate > known_->rate && !measured_again_) {
     measured_again_ = true;
-    if (const auto now = device_ == "cuda" ? std::nullopt : measured()) {
+    if (device_ != "cuda") {
+      const MatmulCeiling now = measure_peak(threads_, dtype_);
       log_info("the matmul ceiling was ", format("%.0f", known_->rate / 1e9), " GFLOP/s, and this run is above it; ",
-               "measured again, it is ", format("%.0f", now->rate / 1e9));
+               "measured again, it is ", format("%.0f", now.rate / 1e9));
       known_ = now;
     }
   }
@@ -126,7 +124,7 @@ std::optional<double> RunCeiling::share(double rate) {
 }
 
 void RunCeiling::remember(double run_seconds) const {
-  if ((!known_ || known_->young()) && device_ != "cuda" && run_seconds > 60) measured();
+  if ((!known_ || known_->young()) && device_ != "cuda" && run_seconds > 60) measure_peak(threads_, dtype_);
 }
 
 }  // namespace lathe

@@ -21,7 +21,8 @@ struct MatmulCeiling {
 /// Where known; never a guess. `dtype` is what Autocast takes; on a CPU the ceiling is that of the dtype in which its
 /// products are taken.
 std::optional<MatmulCeiling> known_peak(const std::string& device, int threads, at::ScalarType dtype);
-/// Measures a square matmul for about a second and keeps the best rate so far, which it returns. CPU only.
+/// Measures a square matmul for about a second and keeps the best rate so far, which it returns. Where that can't be
+/// written, a warning says so. CPU only.
 MatmulCeiling measure_peak(int threads, at::ScalarType dtype);
 
 /// The ceiling of one run, which is measured again where the run passes it. What goes wrong with that is a warning.
@@ -36,8 +37,6 @@ class RunCeiling {
   void remember(double run_seconds) const;
 
  private:
-  std::optional<MatmulCeiling> measured() const;
-
   std::string device_;
   int threads_;
   at::ScalarType dtype_;
