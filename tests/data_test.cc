@@ -40,6 +40,9 @@ TEST_CASE("what is not UTF-8 is refused at its byte", "[data]") {
   for (const char* bad :
        {"ab\x80", "ab\xC0\x80", "ab\xE0\x80\x80", "ab\xED\xA0\x80", "ab\xF5\x80\x80\x80", "ab\xE2\x82"}) {
     CHECK_THAT(error_of([&] { Tokenizer::characters(bad); }), ContainsSubstring("byte 2 of the text is not UTF-8"));
+    // What encodes a prompt has no --tokenizer to advise.
+    CHECK(error_of([&] { Tokenizer::characters("ab").encode(bad); }) ==
+          "byte 2 of the text is not UTF-8; convert it to UTF-8");
   }
 }
 

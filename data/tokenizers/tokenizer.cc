@@ -7,12 +7,13 @@
 namespace lathe {
 namespace {
 
+/// Calls f with each character; `remedy` ends the sentence about a byte that is not UTF-8.
 template <class F>
-void each_character(std::string_view text, Exit code, F&& f) {
+void each_character(std::string_view text, Exit code, const char* remedy, F&& f) {
   for (size_t i = 0; i < text.size();) {
     const size_t n = code_point_length(text, i);
     if (n == 0) {
-      fail(code, "byte ", i, " of the text is not UTF-8; convert it to UTF-8 or use --tokenizer byte");
+      fail(code, "byte ", i, " of the text is not UTF-8; ", remedy);
     }
     f(text.substr(i, n));
     i += n;
@@ -25,7 +26,7 @@ Tokenizer Tokenizer::byte() { return {}; }
 
 Tokenizer Tokenizer::characters(std::string_view text) {
   std::set<std::string, std::less<>> found;
-  each_character(text, Exit::data, [&](std::string_view c) {
+  each_character(text, Exit::data, "convert it to UTF-8 or use --tokenizer byte", [&](std::string_view c) {
     if (!found.contains(c)) found.emplace(c);
   });
   // Bytes of UTF-8 sort as code points do.
@@ -116,7 +117,7 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, Exit code) const {
     return {ids.begin(), ids.end()};
   }
   std::string key;
-  each_character(text, code, [&](std::string_view c) {
+  each_character(text, code, "convert it to UTF-8", [&](std::string_view c) {
     key.assign(c);
     const auto found = ids_.find(key);
     if (found == ids_.end()) fail(code, "the character \"", key, "\" is not in the vocabulary of the training text");
