@@ -194,9 +194,11 @@ void write_checkpoint(const fs::path& target, const RunState& state, const Snaps
     }
     std::error_code unknown;
     const auto space = fs::space(target.parent_path().parent_path(), unknown);
-    const std::string room = e.is_full() && !unknown ? str("; it takes a little over ", snapshot.bytes(),
-                                                           " bytes, and ", space.available, " are free")
-                                                     : "";
+    std::string room;
+    if (e.is_full()) room = str("; it takes a little over ", snapshot.bytes(), " bytes");
+    // More may be free: a quota can be used up, and a file system's blocks and its own records take space too.
+    const bool is_short = !unknown && space.available <= static_cast<uintmax_t>(snapshot.bytes());
+    if (e.is_full() && is_short) room += str(", and ", space.available, " are free");
     throw FileError(e.code(), str("checkpoint ", name, " is not saved: ", e.cause(), room), e.number());
   }
 }
