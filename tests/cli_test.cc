@@ -222,6 +222,23 @@ TEST_CASE("paths that are not UTF-8 are refused before anything is made", "[cli]
   CHECK(fs::is_empty(inside));
 }
 
+TEST_CASE("JSON of paths that are not UTF-8 has U+FFFD for their bytes", "[cli]") {
+  const TempFolder f;
+  for (const char* name : {"runs/\xE9t\xE9", "runs/b"}) {
+    fs::create_directories(f / name);
+    write_file(f / name / "metrics.jsonl", "{\"step\":3,\"loss\":2.5,\"tokens\":4,\"time\":1}\n");
+  }
+  const Finished listed = lathe_in(f, {"runs", "--json"});
+  REQUIRE(listed.code == 0);
+  const Json runs = parse_json(listed.out, "runs", Exit::internal);
+  REQUIRE(runs.size() == 2);
+  CHECK(runs[1]["run"] == "runs/\xEF\xBF\xBDt\xEF\xBF\xBD");
+
+  const Finished compared = lathe_in(f, {"compare", "runs/b", "runs/\xE9t\xE9", "--json"});
+  REQUIRE(compared.code == 0);
+  CHECK(parse_json(compared.out, "compare", Exit::internal)["runs"][1] == runs[1]["run"]);
+}
+
 TEST_CASE("what may not be read or written is told with a remedy", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());

@@ -7,6 +7,7 @@
 #include "core/io/checksum.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
+#include "core/io/toml.h"
 #include "core/memory.h"
 #include "core/rng.h"
 #include "tests/catch.h"
@@ -102,6 +103,14 @@ TEST_CASE("malformed safetensors are refused, each for its reason", "[core]") {
           8)),
       ContainsSubstring("stands twice"));
   CHECK_THAT(problem(framed(std::string(60, '['), 0)), ContainsSubstring("deeper than"));
+}
+
+TEST_CASE("bytes that are not UTF-8 become U+FFFD in JSON and in TOML", "[core]") {
+  const std::string path = "fold\xE9r/\xE2\x82\xAC\xC3";
+  CHECK(json_text(Json{{path, path}}) ==
+        "{\"fold\xEF\xBF\xBDr/\xE2\x82\xAC\xEF\xBF\xBD\":\"fold\xEF\xBF\xBDr/\xE2\x82\xAC\xEF\xBF\xBD\"}");
+  CHECK(json_text(Json{{"a", "\xE9"}}, 1) == "{\n \"a\": \"\xEF\xBF\xBD\"\n}");
+  CHECK(toml_text(path) == "\"fold\\uFFFDr/\xE2\x82\xAC\\uFFFD\"");
 }
 
 TEST_CASE("JSON numbers that are not finite are strings", "[core]") {

@@ -185,6 +185,15 @@ TEST_CASE("an export or import that was interrupted or killed leaves nothing tha
   }
 }
 
+TEST_CASE("a run may be imported to a path that is not UTF-8", "[formats]") {
+  const TempFolder f;
+  export_hugging_face({.run = make_run(f, "run", "gpt", gpt), .out = f / "hf"});
+  REQUIRE(lathe_in(f, {"import", "hf", "--out", "\xE9t\xE9"}).code == 0);
+  CHECK(model_bytes(f / "\xE9t\xE9") == model_bytes(f / "run"));
+  CHECK(lathe_in(f, {"generate", "\xE9t\xE9", "--tokens", "2"}).code == 0);
+  CHECK(lathe_in(f, {"compare", "\xE9t\xE9", "\xE9t\xE9"}).code == 0);
+}
+
 TEST_CASE("a new folder does not replace what another program left under its first name", "[formats]") {
   const TempFolder f;
   const fs::path theirs = f / ".unfinished-mine";

@@ -99,7 +99,7 @@ int64_t json_whole(const Json& json, const char* key, int64_t min, int64_t max, 
                       value->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) &&
                     value->get<int64_t>() >= min && value->get<int64_t>() <= max;
   if (!fits) {
-    const std::string text = value->is_structured() ? value->type_name() : value->dump();
+    const std::string text = value->is_structured() ? value->type_name() : json_text(*value);
     fail(code, where, ": \"", key, "\" is ", text.substr(0, 100), "; it must be a whole number from ", min, " to ",
          max);
   }
@@ -115,9 +115,9 @@ double json_real(const Json& json, const char* key, const std::string& where, Ex
   fail(code, where, ": the field \"", key, "\" is missing or of the wrong type; it must be a number");
 }
 
-std::string json_text(const Json& json, int indent) { return json.dump(indent); }
-
-std::string json_text_repaired(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string json_text(const Json& json, int indent) {
+  return json.dump(indent, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+}
 
 Json json_number(double x) {
   if (std::isfinite(x)) return x;

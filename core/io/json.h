@@ -17,12 +17,10 @@ using Json = nlohmann::ordered_json;
 /// Parses `text`; an error is Exit `code` and begins with `where`.
 Json parse_json(std::string_view text, const std::string& where, Exit code);
 
-/// `json` as text: on one line, or with an indent of `indent` spaces a level. A std::exception where a string in it is
-/// not UTF-8. In a function, since the library's serialiser is a template of which each part of the build would have
-/// its own.
+/// Returns `json` as text: on one line, or with an indent of `indent` spaces a level. Bytes of a string that are not
+/// UTF-8, as a path may have, become U+FFFD. In a function, since the library's serialiser is a template of which each
+/// part of the build would have its own.
 std::string json_text(const Json& json, int indent = -1);
-/// The same on one line; bytes that are not UTF-8 become U+FFFD.
-std::string json_text_repaired(const Json& json);
 
 /// json[key] as a T (text, a flag, a list; numbers: json_whole, json_real), or an error that names the key and `where`.
 template <class T>

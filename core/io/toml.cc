@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <stdexcept>
 
+#include "core/io/text.h"
+
 // toml++ 3.3 aborts on some malformed input ("[="); a failed assertion is a parse error like any other.
 #define TOML_ASSERT(expr)                                    \
   do {                                                       \
@@ -185,6 +187,16 @@ std::string toml_text(const ConfigValue& value) {
         if (s.compare(i, 3, "\xEF\xBB\xBF") == 0) {  // a byte-order mark, which is refused as it stands
           out += "\\uFEFF";
           i += 2;
+          continue;
+        }
+        const size_t n = code_point_length(s, i);
+        if (n == 0) {  // a byte that is not UTF-8, as a path may have
+          out += "\\uFFFD";
+          continue;
+        }
+        if (n > 1) {
+          out.append(s, i, n);
+          i += n - 1;
           continue;
         }
         if (c == '"' || c == '\\') out += '\\';

@@ -18,7 +18,7 @@ Json* ConfigKeys::take(const std::string& key) {
 }
 
 void ConfigKeys::refuse(const std::string& key, const std::string& what) const {
-  const std::string value = json_.contains(key) ? json_text_repaired(json_.at(key)) : "";
+  const std::string value = json_.contains(key) ? json_text(json_.at(key)) : "";
   fail(Exit::checkpoint, where_, ": ", key, value.empty() ? "" : " = " + value.substr(0, 100), ", and ", what);
 }
 

@@ -25,7 +25,7 @@ class Events final : public MetricsSink {
   }
 
  private:
-  void write(const Json& json) { file_.write(json_text_repaired(json) + "\n"); }
+  void write(const Json& json) { file_.write(json_text(json) + "\n"); }
 
   OutputFile file_;
 };

@@ -132,7 +132,7 @@ Exit run_eval_text(const Arguments& arguments) {
   if (!files.empty()) json.update(evaluate_files(scoring, files));
   if (arguments.flags.contains("choices")) json.update(evaluate_choices(scoring, arguments.get("choices", "")));
   add_model(json, m);
-  std::cout << json_text_repaired(json) << std::endl;  // a name need not be UTF-8
+  std::cout << json_text(json) << std::endl;
   return Exit::done;
 }
 

@@ -65,11 +65,11 @@ std::vector<std::string> prompts_of(const fs::path& file) {
 
 /// A token as a line of JSON; bytes that are no UTF-8 by themselves are shown as U+FFFD.
 std::string token_line(int64_t prompt, int64_t sample, const WrittenToken& token, const std::string& text) {
-  return json_text_repaired(Json{{"prompt", prompt},
-                                 {"sample", sample},
-                                 {"id", token.id},
-                                 {"text", text},
-                                 {"logprob", json_number(token.log_probability)}});
+  return json_text(Json{{"prompt", prompt},
+                        {"sample", sample},
+                        {"id", token.id},
+                        {"text", text},
+                        {"logprob", json_number(token.log_probability)}});
 }
 
 Exit run_generate(const Arguments& arguments) {

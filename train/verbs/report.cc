@@ -220,7 +220,7 @@ std::string report_page(const std::vector<fs::path>& runs, int refresh_s) {
   if (runs.size() > 1) {
     for (const auto& [key, values] : differing_keys(runs)) data["keys"].push_back({key, values});
   }
-  const std::string ends = replace_all(json_text_repaired(data), "</", "<\\/");  // no end of a script
+  const std::string ends = replace_all(json_text(data), "</", "<\\/");  // no end of a script
   const std::string json = replace_all(ends, "<!--", "\\u003c!--");
   std::string page = report_template;
   fill(page, "<!--REFRESH-->", refresh_s > 0 ? str("<meta http-equiv=\"refresh\" content=\"", refresh_s, "\">") : "");
