@@ -1,4 +1,6 @@
 // Runs seen from outside: tables, comparisons, curves, reports, sweeps, completion.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -88,6 +90,51 @@ TEST_CASE("runs, their states, and what differs between two", "[see]") {
   CHECK_THAT(watched.out, ContainsSubstring("runs/a  finished  step 8/8") && ContainsSubstring("\xe2\xa0"));
   CHECK(watched.out.find('\033') == std::string::npos);  // no terminal
   CHECK(std::count(watched.out.begin(), watched.out.end(), '\n') <= 24);
+}
+
+/// `lathe` in `folder`, without root's right to read everything; nothing where a system has no way to give it up.
+std::optional<Finished> lathe_without_rights(const TempFolder& folder, std::vector<std::string> args) {
+  if (geteuid() != 0) return lathe_in(folder, std::move(args));
+  if (!fs::exists("/usr/bin/setpriv")) return std::nullopt;
+
+  args.insert(args.begin(), {"--bounding-set=-all", (binary_folder() / "lathe").string()});
+  return run({"/usr/bin/setpriv", std::move(args), folder.path(), {}});
+}
+
+TEST_CASE("runs that can't be read are named, and the others listed", "[see]") {
+  const TempFolder f;
+  const std::string line = "{\"step\":3,\"loss\":2.5,\"tokens\":4,\"time\":1}\n";
+  for (const char* name : {"a", "damaged", "deep/b", "no_config", "closed/c", ".unfinished-d"}) {
+    fs::create_directories(f / "runs" / name);
+    write_file(f / "runs" / name / "metrics.jsonl", line);
+  }
+  write_file(f / "runs/damaged/metrics.jsonl", line + "{\"step\":4,\n");
+  write_file(f / "runs/no_config/config.toml", "[train\n");
+  fs::permissions(f / "runs/closed", fs::perms::none);
+
+  const auto listed = lathe_without_rights(f, {"runs", "--json"});
+  const auto table = lathe_without_rights(f, {"runs"});
+  fs::permissions(f / "runs/closed", fs::perms::owner_all);
+  if (!listed || !table) return;
+
+  CHECK(listed->code == 6);
+  const Json json = parse_json(listed->out, "runs", Exit::internal);
+  REQUIRE(json.size() == 2);
+  CHECK(json[0]["run"] == "runs/a");
+  CHECK(json[0]["step"] == 3);
+  CHECK(json[1]["run"] == "runs/deep/b");
+  for (const char* bad : {"runs/damaged/metrics.jsonl", "runs/no_config/config.toml", "runs/closed"})
+    CHECK_THAT(listed->err, ContainsSubstring(std::string("not listed: ")) && ContainsSubstring(bad));
+  CHECK(std::count(listed->err.begin(), listed->err.end(), '\n') == 3);
+
+  CHECK(table->code == 6);
+  CHECK(table->err == listed->err);
+  CHECK_THAT(table->out, ContainsSubstring("runs/deep/b"));
+
+  // Of a run alone that is damaged there is no table.
+  const Finished alone = lathe_in(f, {"runs", "runs/damaged"});
+  CHECK(alone.code == 6);
+  CHECK(alone.out == "no run in runs/damaged can be read\n");
 }
 
 TEST_CASE("metrics are followed as they grow and where they are cut back", "[see]") {

@@ -211,17 +211,50 @@ RunSummary summarise(const fs::path& run) {
   return s;
 }
 
-std::vector<fs::path> find_runs(const fs::path& folder) {
-  std::vector<fs::path> found;
-  if (has_metrics(folder) || is_run(folder)) return {folder};
-  for (const fs::path& inside : list_folder(folder)) {
-    std::error_code error;
-    if (fs::symlink_status(inside, error).type() != fs::file_type::directory) continue;
-    const auto below = find_runs(inside);
-    found.insert(found.end(), below.begin(), below.end());
+namespace {
+
+/// Calls f(); where that fails because `path` or a file in it can't be read, reports why.
+void report_unreadable(const fs::path& path, const ReportUnreadable& report, const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    if (!report) throw;
+    report(e.what());
+  } catch (const fs::filesystem_error& e) {
+    if (!report) throw;
+    report(str("cannot read ", path.string(), ": ", e.code().message()));
   }
+}
+
+void add_runs(const fs::path& folder, const ReportUnreadable& report, std::vector<fs::path>& found) {
+  report_unreadable(folder, report, [&] {
+    if (has_metrics(folder) || is_run(folder)) {
+      found.push_back(folder);
+      return;
+    }
+
+    for (const fs::path& inside : list_folder(folder)) {
+      std::error_code error;
+      const bool is_folder = fs::symlink_status(inside, error).type() == fs::file_type::directory;
+      const bool is_unfinished = inside.filename().string().starts_with(".unfinished-");
+      if (is_folder && !is_unfinished) add_runs(inside, report, found);
+    }
+  });
+}
+
+}  // namespace
+
+std::vector<fs::path> find_runs(const fs::path& folder, const ReportUnreadable& report) {
+  std::vector<fs::path> found;
+  add_runs(folder, report, found);
   std::sort(found.begin(), found.end());
   return found;
+}
+
+std::vector<RunSummary> summarise(const std::vector<fs::path>& runs, const ReportUnreadable& report) {
+  std::vector<RunSummary> all;
+  for (const fs::path& run : runs) report_unreadable(run, report, [&] { all.push_back(summarise(run)); });
+  return all;
 }
 
 }  // namespace lathe

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -76,7 +77,12 @@ struct RunSummary {
 /// machine's kernel tells, or where the last line is younger than a minute and neither end is known: a run on another
 /// machine, over a file share.
 RunSummary summarise(const fs::path& run);
-/// The runs in `folder` and below, in the order of their paths; links are not followed.
-std::vector<fs::path> find_runs(const fs::path& folder);
+/// Takes a sentence about a folder or run that can't be read.
+using ReportUnreadable = std::function<void(const std::string& why)>;
+/// Returns the runs in `folder` and below, in the order of their paths; links are not followed. What can't be read is
+/// reported and left out; without `report` it is an error.
+std::vector<fs::path> find_runs(const fs::path& folder, const ReportUnreadable& report = nullptr);
+/// Returns summarise() of these runs. What can't be read is reported and left out.
+std::vector<RunSummary> summarise(const std::vector<fs::path>& runs, const ReportUnreadable& report);
 
 }  // namespace lathe

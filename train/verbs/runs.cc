@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iostream>
 
+#include "core/io/log.h"
 #include "core/io/progress.h"
 #include "core/io/text.h"
 #include "train/config/path_kind.h"
@@ -21,8 +22,14 @@ Exit run_runs(const Arguments& arguments) {
     fail(Exit::usage, "there is no folder ", folder.string(),
          arguments.words.empty() ? "; name the one that holds runs" : "");
   }
-  std::vector<RunSummary> all;
-  for (const fs::path& run : find_runs(without_trailing_slash(folder))) all.push_back(summarise(run));
+
+  Exit exit = Exit::done;
+  const auto report = [&](const std::string& why) {
+    log_warn("not listed: ", why);
+    exit = Exit::io;
+  };
+  const std::vector<RunSummary> all = summarise(find_runs(without_trailing_slash(folder), report), report);
+
   if (arguments.is_true("json")) {
     Json json = Json::array();
     for (const RunSummary& r : all) {
@@ -38,11 +45,11 @@ Exit run_runs(const Arguments& arguments) {
                       {"age_s", std::isnan(r.age_s) ? Json() : Json(r.age_s)}});
     }
     std::cout << json_text(json) << std::endl;
-    return Exit::done;
+    return exit;
   }
   if (all.empty()) {
-    std::cout << "no run in " << folder.string() << "\n";
-    return Exit::done;
+    std::cout << "no run in " << folder.string() << (exit == Exit::done ? "" : " can be read") << "\n";
+    return exit;
   }
   const auto number = [](const char* form, const std::optional<double>& x) { return x ? format(form, *x) : "-"; };
   TextTable table({"run", "state", "step", "loss", "val loss", "best", "speed", "mfu", "age"});
@@ -53,7 +60,7 @@ Exit run_runs(const Arguments& arguments) {
                r.mfu ? format("%.0f%%", 100 * *r.mfu) : "-", std::isnan(r.age_s) ? "-" : duration_text(r.age_s)});
   }
   std::cout << table.text() << std::flush;
-  return Exit::done;
+  return exit;
 }
 
 /// How far one curve is from another, at the steps that both have.
@@ -161,7 +168,8 @@ Exit run_compare(const Arguments& arguments) {
 Verb runs_verb() {
   return {"runs",
           "[DIR]",
-          "the runs in a folder and below: state, step, losses, speed, age (runs/)",
+          "the runs in a folder and below: state, step, losses, speed, age (runs/); one that can't be read is named on "
+          "standard error, and the exit code is then 6",
           "runs runs",
           {{"json", "as a JSON list (false)"}},
           false,
