@@ -369,7 +369,11 @@ TEST_CASE("gradients: float16 loses small ones, less with a loss scale", "[amp]"
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
-  const Finished text = lathe_in(f, {"gradients", "runs/tiny", "--svg", "g.svg", "--batches=2", "--threads=1"});
+  write_file(f / "g.svg", "mine");
+  CHECK(lathe_in(f, {"gradients", "runs/tiny", "--svg", "g.svg"}).code == 2);
+  CHECK(slurp(f / "g.svg") == "mine");
+  const Finished text =
+      lathe_in(f, {"gradients", "runs/tiny", "--svg", "g.svg", "--batches=2", "--threads=1", "--force"});
   REQUIRE(text.code == 0);
   CHECK_THAT(text.out, ContainsSubstring("float16 at loss scale 1024"));
   CHECK_THAT(slurp(f / "g.svg"), ContainsSubstring("</svg>"));

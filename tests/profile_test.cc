@@ -1,6 +1,8 @@
 // `lathe profile`: what it says of steps is what they did.
 #include "train/run/profile.h"
 
+#include <sys/stat.h>
+
 #include <cmath>
 #include <map>
 #include <set>
@@ -144,6 +146,36 @@ TEST_CASE("a thread that waits for another at a loop's end is seen", "[profile]"
   CHECK_THAT(text, ContainsSubstring("threads without work 25% of the 25% that our loops take"));
   CHECK_THAT(text, Catch::Matchers::Matches("(.|\n)*known .* 25%\n(.|\n)*"));
   CHECK_THAT(text, Catch::Matchers::Matches("(.|\n)*of_aten .*\\.00 *\n(.|\n)*"));
+}
+
+TEST_CASE("profile replaces a trace that it wrote, and another file only by force", "[profile]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const auto profile = [&](std::vector<std::string> args) {
+    args.insert(args.begin(), {"profile", "tiny.toml", "--steps", "0:1"});
+    return lathe_in(f, std::move(args));
+  };
+  REQUIRE(mkfifo((f / "pipe").c_str(), 0600) == 0);
+  for (const std::string flag : {"--trace", "--kineto"}) {
+    INFO(flag);
+    write_file(f / "t.json", "mine");
+    const Finished refused = profile({flag, "t.json"});
+    CHECK(refused.code == 2);
+    CHECK_THAT(refused.err, ContainsSubstring("t.json is there already, and lathe profile did not write it"));
+    CHECK(refused.out.empty());
+    CHECK(slurp(f / "t.json") == "mine");
+
+    CHECK(profile({flag, "t.json", "--force"}).code == 0);
+    const std::string first = slurp(f / "t.json");
+    CHECK(first.size() > 1000);
+    CHECK(profile({flag, "t.json"}).code == 0);
+    CHECK(slurp(f / "t.json") != first);
+
+    // A rename would put a file in the place of a pipe or a device.
+    CHECK_THAT(profile({flag, "pipe", "--force", "true"}).err, ContainsSubstring("is not a regular file"));
+    CHECK(fs::is_fifo(f / "pipe"));
+    CHECK_THAT(profile({flag, "data"}).err, ContainsSubstring("is not a regular file"));
+  }
 }
 
 TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {

@@ -137,6 +137,29 @@ TEST_CASE("runs that can't be read are named, and the others listed", "[see]") {
   CHECK(alone.out == "no run in runs/damaged can be read\n");
 }
 
+TEST_CASE("report replaces a page that it wrote, and another file only by force", "[see]") {
+  const TempFolder f;
+  fs::create_directories(f / "run");
+  write_file(f / "run/metrics.jsonl", "{\"step\":3,\"loss\":2.5,\"tokens\":4,\"time\":1}\n");
+  write_file(f / "page.html", "<title>mine</title>");
+  const Finished refused = lathe_in(f, {"report", "run", "--out", "page.html"});
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.err, ContainsSubstring("page.html is there already, and lathe report did not write it"));
+  CHECK(slurp(f / "page.html") == "<title>mine</title>");
+
+  CHECK(lathe_in(f, {"report", "run", "--out", "page.html", "--force", "true"}).code == 0);
+  CHECK(lathe_in(f, {"report", "run", "--out", "page.html"}).code == 0);
+  CHECK(lathe_in(f, {"report", "run", "--out", "page.html", "--serve", "0"}).code == 0);
+
+  // The page in the run's folder, where nobody named it.
+  write_file(f / "run/report.html", "mine");
+  CHECK(lathe_in(f, {"report", "run"}).code == 2);
+  CHECK(slurp(f / "run/report.html") == "mine");
+  write_file(f / "run/report.html", "");
+  CHECK(lathe_in(f, {"report", "run"}).code == 0);
+  CHECK(lathe_in(f, {"report", "run"}).code == 0);
+}
+
 TEST_CASE("metrics are followed as they grow and where they are cut back", "[see]") {
   const TempFolder f;
   const fs::path path = f / "metrics.jsonl";

@@ -11,6 +11,11 @@
 #include "core/io/json.h"
 #include "train/run/stepper.h"
 
+namespace torch::autograd::profiler {
+// The header that declares it includes one that LibTorch does not ship.
+void addMetadataJson(const std::string& key, const std::string& value);
+}  // namespace torch::autograd::profiler
+
 namespace lathe {
 namespace {
 
@@ -37,6 +42,7 @@ std::unique_ptr<torch_profiler::ProfilerResult> run_observed(Session& s, const D
     for (int64_t step = first; step < first + count; ++step) run_step(s, loader, step);
   }
   synchronize(s.device_name);
+  if (state == ProfilerState::KINETO) torch_profiler::addMetadataJson("program", "\"lathe\"");  // kineto_mark
   return torch_profiler::disableProfiler();
 }
 

@@ -9,6 +9,9 @@
 
 namespace lathe {
 
+/// What the first bytes of a trace have that Lathe wrote: profile_trace's, write_kineto_trace's.
+constexpr const char *trace_mark = R"("args":{"name":"lathe"})", *kineto_mark = R"("program": "lathe")";
+
 /// The spans and what each thread did, as Chrome's trace event format, which Perfetto reads: JSON.
 std::string profile_trace(const Profile& profile);
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <iostream>
 #include <sstream>
 
@@ -82,6 +83,24 @@ fs::path run_argument(const Arguments& arguments) {
     case PathKind::safetensors:
       fail(Exit::checkpoint, path, " is a file; lathe ", arguments.verb, " wants a run or a checkpoint folder");
     default: return path;
+  }
+}
+
+void check_output(const Arguments& arguments, const fs::path& file, std::string_view mark) {
+  const bool force = arguments.is_true("force");
+  const fs::file_status status = fs::status(file);
+  if (!fs::exists(status)) return;
+  if (!fs::is_regular_file(status)) fail(Exit::usage, file.string(), " is not a regular file; name another");
+
+  std::string head(4096, '\0');
+  std::ifstream in(file, std::ios::binary);
+  in.read(head.data(), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<size_t>(in.gcount()));
+
+  const bool is_empty = fs::file_size(file) == 0;
+  if (!force && !is_empty && head.find(mark) == std::string::npos) {
+    fail(Exit::usage, file.string(), " is there already, and lathe ", arguments.verb,
+         " did not write it; name another file, or replace it with --force true");
   }
 }
 

@@ -9,6 +9,7 @@ namespace lathe {
 namespace {
 
 Exit run_gradients(const Arguments& arguments) {
+  if (arguments.flags.contains("svg")) check_output(arguments, arguments.get("svg", ""), svg_mark);
   const auto batches = static_cast<int64_t>(arguments.number("batches", 8, between(1, 100000), true));
   const LoadedModel m = load_model_argument(arguments);
   if (adapters_of(m.config).rank > 0)
@@ -29,11 +30,13 @@ Verb gradients_verb() {
           {{"batches", "training batches to run (8)"},
            {"svg", "file for a picture of it"},
            {"device", "auto, cpu or cuda"},
-           {"threads", "CPU threads"}},
+           {"threads", "CPU threads"},
+           force_flag},
           false,
           1,
           1,
-          run_gradients};
+          run_gradients,
+          {"force"}};
 }
 
 }  // namespace lathe

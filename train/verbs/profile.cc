@@ -26,6 +26,8 @@ std::pair<int64_t, int64_t> parse_steps(const std::string& text) {
 
 Exit run_profile(const Arguments& a) {
   const auto [first, count] = parse_steps(a.get("steps", "3:8"));
+  if (a.flags.contains("trace")) check_output(a, a.get("trace", ""), trace_mark);
+  if (a.flags.contains("kineto")) check_output(a, a.get("kineto", ""), kineto_mark);
   const std::string path = a.words[0];
   const PathKind kind = kind_of(path);
   const bool of_run = kind == PathKind::run || kind == PathKind::checkpoint;
@@ -77,11 +79,13 @@ Verb profile_verb() {
           {{"steps", "which to look at; those before run unobserved (3:8)"},
            {"trace", "file for all spans and each thread's work in Chrome's trace event format"},
            {"kineto", "file for Kineto's trace of as many steps more: ATen's ops too, and a card's kernels"},
-           {"nvtx", "true: as many steps more with NVTX ranges, for Nsight Systems (a card)"}},
+           {"nvtx", "true: as many steps more with NVTX ranges, for Nsight Systems (a card)"},
+           force_flag},
           true,
           1,
           1,
-          run_profile};
+          run_profile,
+          {"force"}};
 }
 
 }  // namespace lathe

@@ -24,6 +24,7 @@ extern const char* const report_template;  // train/verbs/report.html, by CMake
 namespace {
 
 constexpr size_t layer_buckets = 150;
+constexpr const char* page_mark = "<title>Lathe: training report</title>";  // As report.html has it.
 
 /// Where Debian's libjs-dygraphs puts its files, and what other installations have.
 fs::path library_file(const std::string& name) {
@@ -238,6 +239,7 @@ Exit run_report(const Arguments& arguments) {
   fs::path out = arguments.get("out", "");
   if (out.empty()) out = runs.size() == 1 ? without_trailing_slash(runs[0]) / "report.html" : fs::path("report.html");
   check_chart_library();
+  check_output(arguments, out, page_mark);
   if (every > 0) take_stop_signals("serving");
   do {
     write_file_durably(out, report_page(runs, every));
@@ -257,11 +259,13 @@ Verb report_verb() {
           "one offline HTML page of curves, samples and configs, of one run or of several over each other",
           "report runs/a runs/b --out both.html",
           {{"out", "the file (report.html in the run's folder; of several runs, here)"},
-           {"serve", "seconds after which the page is written anew, and loads itself anew, until Ctrl-C (0: once)"}},
+           {"serve", "seconds after which the page is written anew, and loads itself anew, until Ctrl-C (0: once)"},
+           force_flag},
           false,
           1,
           100,
-          run_report};
+          run_report,
+          {"force"}};
 }
 
 }  // namespace lathe

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -69,6 +70,12 @@ Overrides key_arguments(const Arguments& arguments);
 LoadedConfig load_config_argument(const Arguments& arguments, size_t at = 0);
 /// The run or checkpoint that the first word names; Exit::checkpoint with what it is instead.
 fs::path run_argument(const Arguments& arguments);
+/// Checks that a result may be written to `file`: there is no such file, it is empty, or an earlier command wrote it,
+/// so that `mark` is among its first 4096 bytes. Exit::usage for any other file, unless --force is true, and for what
+/// is not a regular file.
+void check_output(const Arguments& arguments, const fs::path& file, std::string_view mark);
+/// The flag --force, which check_output reads.
+inline const Flags::value_type force_flag{"force", "replace a file that lathe did not write (false)"};
 /// --load-dtype: how weights are kept; Exit::usage for what is none.
 std::string load_dtype_argument(const Arguments& arguments, const std::string& otherwise);
 /// Its model, loaded as the flags of and_loading() ask.
