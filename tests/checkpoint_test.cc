@@ -152,6 +152,39 @@ void set_state(const fs::path& checkpoint, const char* key, const Json& value) {
   write_file(checkpoint / "manifest.json", manifest.dump());
 }
 
+TEST_CASE("a state that is sealed and makes no sense is no usable checkpoint", "[checkpoint]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(run({"lathe", {"train", "tiny.toml", "--train.steps=2"}, f.path(), {}}).code == 0);
+  const fs::path checkpoint = list_checkpoints(f / "runs/tiny").at(0);
+  const Json state = parse_json(slurp(checkpoint / "state.json"), "", Exit::internal);
+
+  Json tokenizer = state["tokenizer"];
+  for (int i = 0; i < 200; ++i) {  // U+4E00 and those behind it.
+    const std::string character{'\xE4', static_cast<char>(0xB8 + i / 64), static_cast<char>(0x80 + i % 64)};
+    tokenizer["vocabulary"].push_back(character);
+  }
+  std::string config = state["config"].get<std::string>();
+  const size_t heads = config.find("n_head = ");
+  REQUIRE(heads != std::string::npos);
+  config.replace(heads, config.find('\n', heads) - heads, "n_head = 1000");
+
+  const std::vector<std::pair<const char*, Json>> edits{{"config", config}, {"threads", 0}, {"tokenizer", tokenizer}};
+  for (const auto& [key, value] : edits) {
+    set_state(checkpoint, key, value);
+    for (const auto& command : std::vector<std::vector<std::string>>{{"train", "tiny.toml", "--train.steps=4"},
+                                                                     {"eval", "runs/tiny"},
+                                                                     {"generate", "runs/tiny", "--tokens", "2"},
+                                                                     {"export", "runs/tiny", "--out", "hf"}}) {
+      const Finished done = run({"lathe", command, f.path(), {}});
+      INFO(key << ", " << command[0] << "\n" << done.err);
+      CHECK(done.code == 4);
+      CHECK_THAT(done.err, !ContainsSubstring("internal"));
+    }
+    set_state(checkpoint, key, state[key]);
+  }
+}
+
 TEST_CASE("data replaced in its place is noticed, in either split; runs of earlier builds go on", "[checkpoint]") {
   const TempFolder f;
   make_tiny_run(f.path());

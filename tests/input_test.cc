@@ -116,7 +116,7 @@ TEST_CASE("numbers of state.json are held to their ranges", "[input]") {
   const std::vector<std::pair<const char*, const char*>> ranges{{"step", "0 to 1000000000000000"},
                                                                 {"updates", "0 to 40"},
                                                                 {"tokens", "0 to 4611686018427387903"},
-                                                                {"threads", "0 to 4096"},
+                                                                {"threads", "1 to 4096"},
                                                                 {"metrics_bytes", "0 to 9223372036854775807"}};
   for (const auto& [key, range] : ranges) {
     for (const Json& value : {Json(-5), Json(std::numeric_limits<uint64_t>::max()), Json(1e30), Json(1.5), Json("3"),
@@ -132,7 +132,7 @@ TEST_CASE("numbers of state.json are held to their ranges", "[input]") {
   }
   Json state = state_json();
   state["threads"] = 100000;
-  refused(state, "\"threads\" is 100000; it must be a whole number from 0 to 4096");
+  refused(state, "\"threads\" is 100000; it must be a whole number from 1 to 4096");
   state = state_json();
   state["updates"] = 41;
   refused(state, "\"updates\" is 41");
@@ -166,6 +166,20 @@ TEST_CASE("numbers of state.json are held to their ranges", "[input]") {
   state["tokenizer"]["vocabulary"] = {"a", "a"};
   refused(state, "twice");
   CHECK(code_of([] { config_from_toml("[train]\nthreads = 100000\n", "x"); }) == Exit::checkpoint);
+
+  // Values that are allowed, but not together.
+  for (const std::string& toml :
+       {std::string("[model]\nkind = \"gpt\"\nn_head = 1000\n"), std::string("[adapters]\nrank = 4\nbase = \"\"\n")}) {
+    INFO(toml);
+    CHECK_THAT(error_of([&] { config_from_toml(toml, "x"); }), Catch::Matchers::StartsWith("x: "));
+    CHECK(code_of([&] { config_from_toml(toml, "x"); }) == Exit::checkpoint);
+  }
+  state = state_json();
+  state["config"] = "[model]\nkind = \"gpt\"\nvocab_size = 1\n";
+  const RunState longer = read(state);
+  CHECK_THAT(error_of([&] { saved_config(longer, f.path()); }),
+             ContainsSubstring("state.json: the tokenizer has 2 tokens, and the model a vocabulary of 1"));
+  CHECK(code_of([&] { saved_config(longer, f.path()); }) == Exit::checkpoint);
 }
 
 TEST_CASE("the step is what state.json says, whatever the folder is called", "[input]") {

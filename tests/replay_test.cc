@@ -1,5 +1,8 @@
 // Steps that go wrong: spikes that are left out, and divergence that can be looked at again.
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <map>
 
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
@@ -93,6 +96,85 @@ TEST_CASE("a step that diverged is run again, and the op named where it began", 
   CHECK_THAT(again.out, ContainsSubstring("what is first not finite, in the forward: the result of"));
   CHECK_THAT(again.out, ContainsSubstring("blocks.0."));
   CHECK(run({"lathe", {"replay", "data"}, f.path(), {}}).code == 2);
+
+  const fs::path bundle = *fs::directory_iterator(f / "runs/tiny/diverged");
+  const fs::path file = bundle / "batches.safetensors";
+  const std::string sealed = slurp(file), manifest = slurp(bundle / "manifest.json");
+  const auto refused = [&](const std::string& text) {
+    const Finished done = run({"lathe", {"replay", bundle.string()}, f.path(), {}});
+    INFO(text << "\n" << done.err);
+    CHECK(done.code == 4);
+    CHECK_THAT(done.err, ContainsSubstring("batches.safetensors") && ContainsSubstring(text));
+    CHECK(std::count(done.err.begin(), done.err.end(), '\n') == 1);
+  };
+
+  // Damage is told by the size or the checksum, by `verify` too.
+  write_file(file, sealed.substr(0, sealed.size() - 8));
+  refused("bytes instead of");
+  std::string flipped = sealed;
+  flipped.back() = static_cast<char>(flipped.back() ^ 1);
+  write_file(file, flipped);
+  refused("its checksum differs");
+  CHECK(run({"lathe", {"verify", bundle.string()}, f.path(), {}}).code == 4);
+
+  // What was sealed again is held to what the run can have.
+  write_file(file, sealed);
+  const auto reseal = [&](const std::map<std::string, at::Tensor>& tensors) {
+    std::vector<TensorEntry> entries;
+    for (const auto& [name, t] : tensors) entries.push_back(make_entry(name, t));
+    const std::string sum = write_safetensors(file, entries);
+    Json json = parse_json(manifest, "", Exit::internal);
+    json["files"]["batches.safetensors"] = {{"bytes", fs::file_size(file)}, {"xxh3", sum}};
+    write_file(bundle / "manifest.json", json.dump());
+  };
+  std::map<std::string, at::Tensor> good;
+  {
+    const SafetensorsFile batches(file);
+    for (const TensorEntry& t : batches.tensors()) good[t.name] = entry_tensor(t, t.shape, file).clone();
+  }
+  REQUIRE(good.at("inputs").dim() == 3);
+  reseal(good);
+  CHECK(run({"lathe", {"replay", bundle.string()}, f.path(), {}}).code == 0);
+
+  const auto with = [&](const char* name, const std::function<at::Tensor(at::Tensor)>& edit) {
+    auto tensors = good;
+    tensors[name] = edit(good.at(name).clone()).contiguous();
+    reseal(tensors);
+  };
+  for (const char* name : {"inputs", "targets"}) {
+    const std::string tensor = str("tensor \"", name, "\"");
+    with(name, [](const at::Tensor& t) { return t.slice(0, 0, 1); });
+    refused(tensor);
+    with(name, [](const at::Tensor& t) { return t.slice(2, 0, 3); });
+    refused(tensor);
+    with(name, [](const at::Tensor& t) { return t.to(at::kFloat); });
+    refused(tensor + " is F32; it must be I64");
+    for (const int64_t id : {int64_t{-1}, int64_t{1} << 40}) {
+      with(name, [&](at::Tensor t) { return t.fill_(id); });
+      refused(tensor + " has a value that the run can't have");
+    }
+    auto without = good;
+    without.erase(name);
+    reseal(without);
+    refused(str("has no tensor \"", name, "\""));
+  }
+  auto started = good;
+  started["starts"] = torch::full_like(good.at("inputs"), 1);  // Of the first position it can only be 0.
+  reseal(started);
+  refused("tensor \"starts\" has a value");
+}
+
+TEST_CASE("a bundle of examples is held to its model's sizes", "[replay]") {
+  const TempFolder f;
+  std::string csv = "a,b,y\n";
+  for (int i = 0; i < 40; ++i) csv += str(i % 7, ",", i % 5, ",", i % 3, "\n");
+  write_file(f / "t.csv", csv);
+  REQUIRE(lathe_in(f, {"prepare", "t.csv", "--out", "data", "--task", "classification"}).code == 0);
+  write_file(f / "t.toml",
+             "[model]\nkind = \"mlp\"\n[data]\ndir = \"data\"\n[optim]\nkind = \"sgd\"\nlr = 1e38\ngrad_clip = 0\n"
+             "[schedule]\nwarmup_steps = 0\n[train]\nsteps = 50\nbatch_size = 4\nthreads = 1\neval_interval = 0\n");
+  REQUIRE(lathe_in(f, {"train", "t.toml"}).code == 5);
+  CHECK(lathe_in(f, {"replay", "runs/t"}).code == 0);
 }
 
 }  // namespace

@@ -431,6 +431,14 @@ RunConfig config_from_toml(const std::string& text, const std::string& where) {
   } catch (const Error& e) {
     fail(Exit::checkpoint, e.what());
   }
+
+  const auto refuse = [&](const std::optional<ConfigFault>& fault) {
+    if (fault) fail(Exit::checkpoint, where, ": ", fault->what);
+  };
+  refuse(find_model_kind(config.model.kind)->check(config.model.own));
+  for (const Transform& t : transforms()) {
+    if (t.check) refuse(t.check(config));
+  }
   return config;
 }
 

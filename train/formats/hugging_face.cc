@@ -61,6 +61,15 @@ at::Tensor tensor_of(const TensorEntry& entry) {
 
 bool is_weight(const std::string& dtype) { return dtype == "F32" || dtype == "F16" || dtype == "BF16"; }
 
+/// Exit::data where a tokenizer, read at `path`, has more tokens than the model.
+void check_vocabulary(const Tokenizer& tokenizer, const fs::path& path, const ModelConfig& model) {
+  const int64_t vocab_size = *model.own.find<int64_t>("vocab_size");
+  if (tokenizer.size() > vocab_size) {
+    fail(Exit::data, path.string(), ": the tokenizer has ", tokenizer.size(), " tokens, and the model a vocabulary of ",
+         vocab_size);
+  }
+}
+
 std::string without(const std::string& name, const std::string& prefix) {
   return name.starts_with(prefix) ? name.substr(prefix.size()) : name;
 }
@@ -144,11 +153,7 @@ at::Tensor HuggingFaceFolder::tensor(const NamedParameter& p) const {
 
 Tokenizer HuggingFaceFolder::tokenizer() const {
   const Tokenizer tokenizer = Tokenizer::bpe(folder_);
-  const int64_t vocab_size = *model_.own.find<int64_t>("vocab_size");
-  if (tokenizer.size() > vocab_size) {
-    fail(Exit::data, folder_.string(), ": the tokenizer has ", tokenizer.size(),
-         " tokens, and the model a vocabulary of ", vocab_size);
-  }
+  check_vocabulary(tokenizer, folder_, model_);
   return tokenizer;
 }
 
@@ -163,6 +168,7 @@ fs::path import_hugging_face(const ImportOptions& o) {
     }
   } else if (o.tokenizer != "none") {
     state.tokenizer = Tokenizer::bpe(o.tokenizer);
+    check_vocabulary(*state.tokenizer, o.tokenizer, folder.model());
   }
   RunConfig config;
   config.model = folder.model();

@@ -1,5 +1,6 @@
 #include "train/run/replay.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
 
@@ -85,10 +86,121 @@ class Watch {
 fs::path find_bundle(const fs::path& path) {
   if (fs::exists(path / "batches.safetensors")) return path;
   for (const fs::path& found : list_folder(path / "diverged")) {
-    if (fs::exists(found / "batches.safetensors")) return found;
+    const bool is_bundle = found.filename().string().starts_with("step-") && fs::exists(found / "batches.safetensors");
+    if (is_bundle) return found;
   }
   fail(Exit::usage, path.string(), " holds no step to replay; a run that diverges leaves one in its folder diverged/");
 }
+
+/// The tensors of a file of micro-batches.
+struct StackedBatches {
+  std::vector<at::Tensor> held;
+  std::vector<TensorEntry> entries;  ///< their bytes are those of `held`
+
+  explicit StackedBatches(const std::vector<Batch>& batches) {
+    const auto add = [&](const char* name, auto&& of) {
+      std::vector<at::Tensor> parts;
+      for (const Batch& b : batches) {
+        if (of(b).defined()) parts.push_back(of(b));
+      }
+      if (parts.empty()) return;
+
+      held.push_back(at::stack(parts));
+      entries.push_back(make_entry(name, held.back()));
+    };
+    add("inputs", [](const Batch& b) { return b.inputs; });
+    add("targets", [](const Batch& b) { return b.targets; });
+    add("starts", [](const Batch& b) { return b.starts; });
+  }
+};
+
+/// Reads a bundle's micro-batches. Exit::checkpoint where they have other sizes, dtypes or ids than the run's task asks
+/// for; of a task that Lathe does not have, only their number is checked.
+class BundleBatches {
+ public:
+  BundleBatches(const fs::path& path, const Session& s)
+      : path_(path), file_(path), sizes_(batch_sizes(s.config)), count_(s.config.train.grad_accum) {
+    const std::string task = s.task.name();
+    if (task == "language")
+      read_tokens();
+    else if (task == "classification" || task == "regression")
+      read_examples(s.sizes, task == "classification");
+    else
+      read_any();
+
+    for (int64_t i = 0; i < count_; ++i) {
+      batches.push_back({inputs_[i].to(s.device), targets_[i].to(s.device),
+                         starts_.defined() ? starts_[i].to(s.device) : at::Tensor()});
+    }
+  }
+
+  std::vector<Batch> batches;
+
+ private:
+  at::Tensor read(const char* name, at::ScalarType dtype, const std::vector<int64_t>& sizes) const {
+    const TensorEntry& entry = file_.at(name);
+    if (dtype_from_safetensors(entry.dtype) != dtype) {
+      fail(Exit::checkpoint, path_.string(), ": tensor \"", name, "\" is ", entry.dtype, "; it must be ",
+           safetensors_dtype(dtype));
+    }
+    return entry_tensor(entry, sizes, path_).clone();
+  }
+
+  /// `is_allowed`: a tensor of flags.
+  void check_values(const char* name, const at::Tensor& is_allowed) const {
+    if (!is_allowed.all().item<bool>())
+      fail(Exit::checkpoint, path_.string(), ": tensor \"", name, "\" has a value that the run can't have");
+  }
+
+  void read_tokens() {
+    const std::vector<int64_t> sizes{count_, sizes_.batch_size, sizes_.block_size};
+    inputs_ = read("inputs", at::kLong, sizes);
+    check_values("inputs", inputs_.ge(0).logical_and(inputs_.lt(sizes_.vocab_size)));
+    read_targets(sizes, sizes_.vocab_size);
+
+    if (file_.find("starts") == nullptr) return;
+    starts_ = read("starts", at::kLong, sizes);
+    check_values("starts", starts_.ge(0).logical_and(starts_.le(at::arange(sizes_.block_size))));
+  }
+
+  void read_examples(const ModelSizes& model, bool classifies) {
+    std::vector<int64_t> sizes{count_, sizes_.batch_size};
+    const std::vector<int64_t> rows = sizes;
+    sizes.insert(sizes.end(), model.input.begin(), model.input.end());
+    inputs_ = read("inputs", at::kFloat, sizes);
+
+    if (classifies)
+      read_targets(rows, model.outputs);
+    else
+      targets_ = read("targets", at::kFloat, {count_, sizes_.batch_size, model.outputs});
+  }
+
+  /// Ids below `end`, or -100 for one that is not learned.
+  void read_targets(const std::vector<int64_t>& sizes, int64_t end) {
+    targets_ = read("targets", at::kLong, sizes);
+    check_values("targets", targets_.ge(0).logical_and(targets_.lt(end)).logical_or(targets_.eq(-100)));
+  }
+
+  void read_any() {
+    const auto read_as_it_is = [&](const char* name) {
+      const TensorEntry& entry = file_.at(name);
+      if (entry.shape.empty() || entry.shape[0] != count_) {
+        fail(Exit::checkpoint, path_.string(), ": tensor \"", name, "\" does not hold the run's ", count_,
+             " micro-batches");
+      }
+      return entry_tensor(entry, entry.shape, path_).clone();
+    };
+    inputs_ = read_as_it_is("inputs");
+    targets_ = read_as_it_is("targets");
+    if (file_.find("starts") != nullptr) starts_ = read_as_it_is("starts");
+  }
+
+  fs::path path_;
+  SafetensorsFile file_;
+  BatchSizes sizes_;
+  int64_t count_;
+  at::Tensor inputs_, targets_, starts_;
+};
 
 }  // namespace
 
@@ -99,17 +211,9 @@ std::vector<Batch> batches_of_step(const Session& session, const Data& data, int
 }
 
 void write_batches(const fs::path& file, const std::vector<Batch>& batches) {
-  std::vector<at::Tensor> inputs, targets, starts;
-  for (const Batch& b : batches) {
-    inputs.push_back(b.inputs), targets.push_back(b.targets);
-    if (b.starts.defined()) starts.push_back(b.starts);
-  }
-  const at::Tensor all_inputs = at::stack(inputs), all_targets = at::stack(targets);
-  const at::Tensor all_starts = starts.empty() ? at::Tensor() : at::stack(starts);
-  std::vector<TensorEntry> entries{make_entry("inputs", all_inputs), make_entry("targets", all_targets)};
-  if (all_starts.defined()) entries.push_back(make_entry("starts", all_starts));
+  const StackedBatches stacked(batches);
   make_folders(file.parent_path());
-  write_safetensors(file, entries);
+  write_safetensors(file, stacked.entries);
 }
 
 fs::path write_replay_bundle(const fs::path& run, RunState state, const Session& session, const Data& data,
@@ -119,9 +223,8 @@ fs::path write_replay_bundle(const fs::path& run, RunState state, const Session&
   if (session.scaler) state.scaler = session.scaler->state();
   remove_tree(parent);
   const fs::path folder = parent / checkpoint_name(step);
-  write_checkpoint(folder, state, view_state(session.saved, session.optimizer, std::nullopt));
-  write_batches(folder / "batches.safetensors", batches_of_step(session, data, step));
-  sync_folder(folder);
+  const StackedBatches batches(batches_of_step(session, data, step));
+  write_checkpoint(folder, state, view_state(session.saved, session.optimizer, std::nullopt), batches.entries);
   return folder;
 }
 
@@ -135,18 +238,9 @@ std::string replay(const fs::path& path) {
   adopt_base(loaded);
   Session session = Session::make(loaded, task_of(loaded, {.task = state.task}), state.sizes);
   session.load(bundle, state);
-  const SafetensorsFile batches(bundle / "batches.safetensors");
-  const auto read = [&](const char* name) {
-    const TensorEntry& entry = batches.at(name);
-    return entry_tensor(entry, entry.shape, bundle / "batches.safetensors").clone().to(session.device);
-  };
-  const at::Tensor inputs = read("inputs"), targets = read("targets");
-  const at::Tensor starts = batches.find("starts") != nullptr ? read("starts") : at::Tensor();
-  const auto batch_of = [&](int64_t micro) {
-    return Batch{inputs[micro], targets[micro], starts.defined() ? starts[micro] : at::Tensor()};
-  };
+  const std::vector<Batch> batches = BundleBatches(bundle / "batches.safetensors", session).batches;
   int64_t learned = 0;
-  for (int64_t micro = 0; micro < inputs.size(0); ++micro) learned += count_targets(batch_of(micro));
+  for (const Batch& batch : batches) learned += count_targets(batch);
   const auto divisor = static_cast<double>(std::max<int64_t>(learned, 1));
   std::string text = str("step ", state.step + 1, " of ", bundle.string(), "\n");
   for (const auto& p : session.params) {
@@ -155,13 +249,13 @@ std::string replay(const fs::path& path) {
   }
   const TrainConfig& c = session.config.train;
   zero_grad(*session.model);
-  for (int64_t micro = 0; micro < inputs.size(0); ++micro) {
+  for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
     Watch watch(session.params);
     const ModeGuard guard;
     mode().observe_result = &watch.on_result;
     mode().observe_gradient = &watch.on_gradient;
-    const at::Tensor loss =
-        run_micro_batch(session, batch_of(micro), divisor, random_of(session.config, state.step, micro));
+    const at::Tensor loss = run_micro_batch(session, batches[static_cast<size_t>(micro)], divisor,
+                                            random_of(session.config, state.step, micro));
     text += format("micro-batch %lld of %lld: its share of the loss is %.6g\n", static_cast<long long>(micro + 1),
                    static_cast<long long>(c.grad_accum), loss.item<double>());
     if (!watch.first.empty()) return text + "what is first not finite, in the " + watch.first + "\n";

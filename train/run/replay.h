@@ -22,7 +22,8 @@ fs::path write_replay_bundle(const fs::path& run, RunState state, const Session&
                              int64_t step);
 
 /// Runs the step of a bundle (or of a run's bundle) again and tells what is first not finite: a parameter, the result
-/// of an op by the path of the parameter at or before it, or a gradient. Exit::usage where there is no bundle.
+/// of an op by the path of the parameter at or before it, or a gradient. Exit::usage where there is no bundle,
+/// Exit::checkpoint where its files are damaged or its batches are none that its run can have.
 std::string replay(const fs::path& path);
 
 }  // namespace lathe

@@ -151,7 +151,8 @@ void make_way(const fs::path& target) {
 }
 
 /// Writes the files of a checkpoint into `temporary`, syncs all, and gives it the name `target`.
-void write_files(const fs::path& temporary, const fs::path& target, const RunState& state, const Snapshot& snapshot) {
+void write_files(const fs::path& temporary, const fs::path& target, const RunState& state, const Snapshot& snapshot,
+                 const std::vector<TensorEntry>& batches) {
   fault_point("save: begun");
   make_folders(target.parent_path());
   remove_tree(temporary);
@@ -166,6 +167,7 @@ void write_files(const fs::path& temporary, const fs::path& target, const RunSta
   fault_point("save: model written");
   note("optimizer.safetensors", write_safetensors(temporary / "optimizer.safetensors", snapshot.optimizer));
   fault_point("save: optimizer written");
+  if (!batches.empty()) note("batches.safetensors", write_safetensors(temporary / "batches.safetensors", batches));
   write_file_durably(temporary / "state.json", json_text(state_json(state), 1) + "\n");
   note("state.json", file_checksum(temporary / "state.json"));
   fault_point("save: state written");
@@ -182,11 +184,12 @@ void write_files(const fs::path& temporary, const fs::path& target, const RunSta
 
 }  // namespace
 
-void write_checkpoint(const fs::path& target, const RunState& state, const Snapshot& snapshot) {
+void write_checkpoint(const fs::path& target, const RunState& state, const Snapshot& snapshot,
+                      const std::vector<TensorEntry>& batches) {
   const std::string name = target.filename().string();
   const fs::path temporary = target.parent_path() / (temporary_prefix + name);
   try {
-    write_files(temporary, target, state, snapshot);
+    write_files(temporary, target, state, snapshot, batches);
   } catch (const FileError& e) {
     try {
       remove_tree(temporary);
@@ -259,7 +262,9 @@ void verify_checkpoint(const fs::path& checkpoint) {
       all += entry["bytes"].get<uint64_t>();
   }
   ProgressBar bar("checking " + checkpoint.filename().string(), static_cast<double>(all));
-  for (const char* name : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+  std::vector<const char*> names{"model.safetensors", "optimizer.safetensors", "state.json"};
+  if (files.contains("batches.safetensors")) names.push_back("batches.safetensors");
+  for (const char* name : names) {
     const Json entry = json_get<Json>(files, name, where, Exit::checkpoint);
     const fs::path file = checkpoint / name;
     std::error_code error;
@@ -280,13 +285,15 @@ RunState read_state(const fs::path& checkpoint) {
   const std::string where = path.string();
   const Json j = parse_json(read_file(path, Exit::checkpoint, max_json), where, Exit::checkpoint);
   constexpr int64_t most = std::numeric_limits<int64_t>::max();
-  const auto number = [&](const char* key, int64_t max) { return json_whole(j, key, 0, max, where, Exit::checkpoint); };
+  const auto number = [&](const char* key, int64_t max, int64_t min = 0) {
+    return json_whole(j, key, min, max, where, Exit::checkpoint);
+  };
   const auto text = [&](const char* key) { return json_get<std::string>(j, key, where, Exit::checkpoint); };
   RunState s;
   s.step = number("step", 1'000'000'000'000'000);
   s.updates = number("updates", s.step);
   s.tokens = number("tokens", most / 2);
-  s.threads = number("threads", 4096);
+  s.threads = number("threads", 4096, 1);
   s.isa = text("isa");
   s.device_model = text("device");
   s.data_hash = text("data_hash");
@@ -367,7 +374,15 @@ void check_tokenizer(const fs::path& data, const DataFacts& facts, const RunStat
 }
 
 RunConfig saved_config(const RunState& state, const fs::path& checkpoint) {
-  return config_from_toml(state.config, (checkpoint / "state.json").string());
+  const std::string where = (checkpoint / "state.json").string();
+  RunConfig config = config_from_toml(state.config, where);
+
+  const int64_t vocab_size = batch_sizes(config).vocab_size;
+  if (state.tokenizer && vocab_size > 0 && state.tokenizer->size() > vocab_size) {
+    fail(Exit::checkpoint, where, ": the tokenizer has ", state.tokenizer->size(),
+         " tokens, and the model a vocabulary of ", vocab_size);
+  }
+  return config;
 }
 
 std::string content_id(const fs::path& checkpoint) { return file_checksum(checkpoint / "manifest.json"); }

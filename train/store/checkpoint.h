@@ -36,7 +36,7 @@ struct RunState {
   std::optional<double> val_loss, best_val_loss;
   int64_t val_step = -1, best_step = -1;  ///< the steps after which these two were measured; -1: none was
   bool eval_due = false;  ///< stopped before this step's evaluation was through: it comes first on going on
-  int64_t threads = 0;
+  int64_t threads = 1;
   std::string isa, device_model;
   std::string data_hash;
   uint64_t metrics_bytes = 0;                  ///< length of metrics.jsonl at this step
@@ -74,8 +74,10 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::
 /// "step-00001000".
 std::string checkpoint_name(int64_t step);
 /// Writes the files of a checkpoint durably as the folder `target`; what is written until all of it is there has
-/// another name. FileError where it can't; then nothing is left, as far as possible.
-void write_checkpoint(const fs::path& target, const RunState& state, const Snapshot& snapshot);
+/// another name. FileError where it can't; then nothing is left, as far as possible. `batches`, where there are any,
+/// become batches.safetensors.
+void write_checkpoint(const fs::path& target, const RunState& state, const Snapshot& snapshot,
+                      const std::vector<TensorEntry>& batches = {});
 
 /// The `dtype` of a Snapshot that a config asks for.
 std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config);
@@ -90,14 +92,16 @@ void set_aside_newer(const fs::path& checkpoint);
 /// Removes what interrupted saves left behind; what can't be removed is a warning.
 void clean_checkpoints(const fs::path& run);
 
-/// Checks sizes and checksums against the manifest; Exit::checkpoint with what is wrong.
+/// Checks sizes and checksums against the manifest, batches.safetensors' too where it is listed; Exit::checkpoint with
+/// what is wrong.
 void verify_checkpoint(const fs::path& checkpoint);
 /// What state.json holds; the folder's name says nothing. Exit::checkpoint with the field, what stands there and what
 /// is allowed, where a number is out of its range.
 RunState read_state(const fs::path& checkpoint);
 /// Exit::data where a data folder was made with another tokenizer or vocabulary than what a checkpoint was trained on.
 void check_tokenizer(const fs::path& data, const DataFacts& facts, const RunState& state);
-/// The config in a checkpoint's state.
+/// The config in a checkpoint's state. Exit::checkpoint where it is none that a run can have, or where the tokenizer has
+/// more tokens than the model.
 RunConfig saved_config(const RunState& state, const fs::path& checkpoint);
 /// What tells the contents of one checkpoint from another's: the checksum of its manifest, which has those of the rest.
 std::string content_id(const fs::path& checkpoint);
