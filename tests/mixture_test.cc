@@ -1,6 +1,7 @@
 // Mixtures of token data: which source a window is from, and runs on them.
 #include <cmath>
 
+#include "core/io/claimed_folder.h"
 #include "core/io/json.h"
 #include "data/data.h"
 #include "data/loader.h"
@@ -121,6 +122,17 @@ TEST_CASE("a preparation of sources that was cut short keeps those that are ther
     return lathe_in(f, args);
   };
   CHECK_THAT(prepare("mix", {"--source", "aa=aa:3"}).err, ContainsSubstring("already holds data"));
+  {
+    const ClaimedFolder other(f / "busy", "");
+    write_file(f / "busy/.unfinished-mixture", "of the other");
+    const Finished busy = prepare("busy", {"--source", "aa=aa:3"});
+    CHECK(busy.code == 8);
+    CHECK_THAT(busy.err, ContainsSubstring("busy is in use: another `lathe prepare` writes there"));
+    CHECK((names(f / "busy") == std::set<std::string>{ClaimedFolder::lock_name, ".unfinished-mixture"}));
+  }
+  CHECK(prepare("new/er", {"--source", "aa=nothing.txt:3"}).code == 3);
+  CHECK(!fs::exists(f / "new"));
+
   const std::vector<std::string> sources{"--source", "aa=aa:3", "--source", "bb=bb.jsonl:1"};
   write_file(f / "bb.jsonl", "{\"text\": 3}\n");
   CHECK_THAT(prepare("two", sources).err, ContainsSubstring("bb.jsonl:1 has no text"));

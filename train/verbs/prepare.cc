@@ -2,6 +2,7 @@
 
 #include "core/device.h"
 #include "core/io/checksum.h"
+#include "core/io/claimed_folder.h"
 #include "core/io/log.h"
 #include "data/mixture.h"
 #include "data/prepare/example_source.h"
@@ -212,6 +213,9 @@ Exit prepare_mixture(const Arguments& arguments) {
     }
   }
   check_mixture(parts, "command line: --source", Exit::usage);
+
+  const ClaimedFolder claim(
+      out, str(out.string(), " is in use: another `lathe prepare` writes there; wait for it, or give another --out"));
   const fs::path record = out / ".unfinished-mixture";
   const bool goes_on = fs::exists(record) && read_file(record, Exit::data) == identity(arguments);
   for (const MixturePart& part : parts) {
@@ -219,14 +223,13 @@ Exit prepare_mixture(const Arguments& arguments) {
       fail(Exit::usage, (out / part.name).string(), " already holds data; remove ", out.string(),
            " or give another --out");
   }
-  make_folders(out);
   write_file_durably(record, identity(arguments));
   try {
     for (size_t i = 0; i < parts.size(); ++i) prepare_source(arguments, paths[i], out / parts[i].name);
   } catch (...) {
     std::error_code error;
     const auto made = [&](const MixturePart& part) { return fs::exists(out / part.name / "manifest.json"); };
-    if (std::none_of(parts.begin(), parts.end(), made)) fs::remove(record, error), fs::remove(out, error);
+    if (std::none_of(parts.begin(), parts.end(), made)) fs::remove(record, error);
     throw;
   }
   const int64_t tokens = write_mixture(out, parts);
