@@ -158,6 +158,42 @@ TEST_CASE("a cache knows how many tokens of each text it has seen", "[generate]"
   CHECK(cache.length(1) == 4);
   cache.cut(1, 2);
   CHECK(cache.length(1) == 2);
+  cache.cut(1, 7);  // it never makes a text longer
+  CHECK(cache.length(1) == 2);
+}
+
+/// The logits of the next token are the same at every position.
+struct ConstantLogits {
+  at::Tensor logits;
+
+  Variable operator()(const at::Tensor& ids) const {
+    return Variable(logits.expand({ids.size(0), ids.size(1), logits.numel()}));
+  }
+  void visit(Visit&) {}
+};
+
+TEST_CASE("a repetition penalty makes tokens of the text less likely, whatever the sign of their logits",
+          "[generate]") {
+  const auto written = [](const std::vector<double>& logits, double penalty) {
+    const lathe::detail::ModelOf<ConstantLogits> model({at::tensor(logits, at::kDouble)});
+    return write(model, {{0}},
+                 {.context = 8, .tokens = 3, .sampling = {.temperature = 0, .repetition_penalty = penalty}});
+  };
+  // A positive logit is divided by the penalty: 3, 2, 1 become 1.5, 2, 1, and then 1.5, 1, 1 however often a token
+  // stands in the text.
+  const std::vector<double> positive{3, 2, 1};
+  CHECK(written(positive, 1).first == Texts{{0, 0, 0}});
+  CHECK(written(positive, 2).first == Texts{{1, 0, 0}});
+
+  // A negative logit is multiplied: -1, -1.5, -3.5 become -2, -1.5, -3.5, and then -2, -3, -3.5.
+  const std::vector<double> negative{-1, -1.5, -3.5};
+  CHECK(written(negative, 1).first == Texts{{0, 0, 0}});
+  const auto [ids, log_probabilities] = written(negative, 2);
+  CHECK(ids == Texts{{1, 0, 0}});
+
+  // The log probability is the model's own.
+  const at::Tensor wanted = at::tensor(negative, at::kDouble).log_softmax(0);
+  CHECK(log_probabilities[0][0] == Approx(wanted[1].item<double>()));
 }
 
 TEST_CASE("without Lathe's kernels, and in bfloat16, the cache gives the same to rounding", "[generate]") {
