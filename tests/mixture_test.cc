@@ -40,6 +40,17 @@ TEST_CASE("in every 65536 windows each source has its share exactly, and its own
     }
   }
   CHECK(differ > 60000);
+
+  // What rounding takes too much or leaves over is the largest source's wherever it stands.
+  const auto counts = [](const std::vector<double>& shares) {
+    const MixtureSampler drawn(shares, 7);
+    std::vector<int64_t> count(shares.size(), 0);
+    for (int64_t i = 0; i < 65536; ++i) ++count.at(drawn(i).source);
+    return count;
+  };
+  CHECK(counts({2, 5, 0.00001, 3}) == std::vector<int64_t>{13107, 32767, 1, 19661});
+  CHECK(counts({1, 1, 1.0001}) == std::vector<int64_t>{21845, 21845, 21846});
+
   // Anywhere in a round shares are about what they are in all of it: 3 standard deviations of a draw without return.
   int64_t first = 0;
   for (int64_t i = 1000; i < 3000; ++i) first += sampler(i).source == 0;
