@@ -136,6 +136,24 @@ TEST_CASE("every optimizer is its formula, in float32", "[optimizers]") {
   }
 }
 
+TEST_CASE("8-bit Adam keeps moments in 8 bits from 4096 elements on", "[optimizers]") {
+  for (const char* kind : {"adam8bit", "adamw8bit"}) {
+    for (const int64_t n : {4095, 4096}) {
+      INFO(kind << " " << n);
+      OptimConfig c;
+      c.kind = kind;
+      std::vector<NamedParameter> p{{"w", Variable::parameter(torch::ones({1, n})), Role::weight}};
+      Optimizer optimizer(c, p);
+      p[0].parameter.leaf().grad = torch::ones({1, n});
+      optimizer.step(0.05);
+      const Slot& slot = optimizer.groups()[0].slots[0];
+      CHECK(slot.state.at(0).scalar_type() == (n < 4096 ? at::kFloat : at::kByte));
+      CHECK(slot.state.at(1).scalar_type() == (n < 4096 ? at::kFloat : at::kByte));
+      CHECK(slot.state.size() == (n < 4096 ? 2 : 4));  // scales of blocks
+    }
+  }
+}
+
 TEST_CASE("every optimizer gives the same bits on any number of threads", "[optimizers]") {
   const int before = at::get_num_threads();
   for (const Row& row : optimizer_rows()) {
