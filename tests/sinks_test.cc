@@ -118,6 +118,14 @@ TEST_CASE("every sink has each step once, after a kill too, and none touches tra
   for (const double value : parameters->values)
     CHECK(value == Approx(1.15 * bytes).epsilon(0.15));  // and their blocks' ends
   CHECK(cells(f / "whole/metrics.csv", 3).at(0) == "step,updates,loss");
+  // The event with the version of the file comes first, and once, also where the run was resumed.
+  for (const char* out : {"whole", "killed"}) {
+    INFO(out);
+    const std::string file = slurp(f / out / events), version = "brain.Event:2";
+    const size_t first = file.find(version);
+    CHECK(first < tf_first_event(0).size());
+    CHECK(file.find(version, first + 1) == std::string::npos);
+  }
   const auto steps = event_steps(slurp(f / "whole" / events));
   CHECK(steps == event_steps(slurp(f / "killed" / events)));
   for (const char* tag :
