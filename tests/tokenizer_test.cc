@@ -266,6 +266,15 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
   CHECK(marked.begin == 0);
   CHECK_FALSE(marked.special[1].special);
   CHECK(bpe_from_json(bpe_to_json(marked), "t.json") == marked);
+  // Other programs also encode pairs of texts, each of which begins with the token, the second with type 1.
+  const Json written = bpe_to_json(marked)["post_processor"];
+  CHECK(written["type"] == "TemplateProcessing");
+  CHECK(written["single"] == Json::parse(R"([{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
+                                             {"Sequence": {"id": "A", "type_id": 0}}])"));
+  CHECK(written["pair"] == Json::parse(R"([{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
+                                           {"Sequence": {"id": "A", "type_id": 0}},
+                                           {"SpecialToken": {"id": "<|endoftext|>", "type_id": 1}},
+                                           {"Sequence": {"id": "B", "type_id": 1}}])"));
   CHECK(BPE(marked, "t").id_of("<tool>") == static_cast<int32_t>(last + 1));
   CHECK(text_marks(marked).begin == 0);
   CHECK(text_marks(marked).end == 0);
