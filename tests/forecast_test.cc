@@ -13,6 +13,7 @@
 #include "tests/process.h"
 #include "train/run/fit.h"
 #include "train/run/stepper.h"
+#include "train/store/checkpoint.h"
 
 namespace {
 
@@ -138,6 +139,81 @@ TEST_CASE("a version with a smaller vocabulary is measured without the tokens of
   INFO(r.err);
   CHECK(r.code == 0);
   CHECK_THAT(r.out, ContainsSubstring("from a smaller version that was measured"));
+}
+
+TEST_CASE("a plan counts every micro-batch of a step", "[forecast]") {
+  DryStep small, dry;
+  small.micro_batch.forward.matmul = 60, small.micro_batch.backward.other = 40, small.trained = 50;
+  dry.micro_batch.forward.other = 100, dry.micro_batch.backward.matmul = 200, dry.trained = 100;
+  RunConfig config;
+  for (const int64_t micro_batches : {1, 8}) {
+    config.train.grad_accum = micro_batches;
+    const StepTimes times = times_of_step(config, dry, {.forward = 1, .backward = 2, .optimizer = 0.5}, small);
+    CHECK(times.forward == Approx(3.0 * static_cast<double>(micro_batches)));
+    CHECK(times.backward == Approx(6.0 * static_cast<double>(micro_batches)));
+    CHECK(times.optimizer == Approx(1.0));  // one update a step
+  }
+
+  // The FLOPs of a step, and the time that they take a GPU by its maker's numbers.
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const std::vector<std::string> keys{"--train.grad_accum=8", "--train.batch_size=64", "--model.n_embd=64"};
+  const LoadedConfig loaded = load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()},
+                                                                       {"train.grad_accum", "8"},
+                                                                       {"train.batch_size", "64"},
+                                                                       {"model.n_embd", "64"}});
+  const DryStep step = dry_step(loaded);
+  const auto plan = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words{"plan", "tiny.toml"};
+    words.insert(words.end(), keys.begin(), keys.end());
+    words.insert(words.end(), more.begin(), more.end());
+    const Finished r = lathe_in(f, words);
+    INFO(r.err);
+    REQUIRE(r.code == 0);
+    return r.out;
+  };
+  const Json json = parse_json(plan({"--json"}), "plan", Exit::internal);
+  CHECK(json["matmul_flops_per_step"].get<double>() == Approx(8 * step.micro_batch.matmul()));
+  CHECK(json["flops_per_step"].get<double>() == Approx(8 * step.micro_batch.total()));
+  const auto [gpu, count] = parse_cards("H100");
+  const double seconds = 8 * step.micro_batch.matmul() / (0.4 * gpu.tf32_flops) +
+                         28 * static_cast<double>(step.trained) / gpu.bytes_per_second;
+  const std::string text = plan({"--for", "H100"});
+  INFO(text);
+  const size_t at = text.find("by paper figures");
+  REQUIRE(at != std::string::npos);
+  double milliseconds = 0, tokens_per_second = 0;
+  REQUIRE(std::sscanf(text.c_str() + text.find("time of a step", at), "time of a step %lf ms (%lf tokens/s)",
+                      &milliseconds, &tokens_per_second) == 2);
+  CHECK(tokens_per_second == Approx(8 * 64 * 16 / seconds).epsilon(1e-4));
+}
+
+TEST_CASE("a plan counts the checkpoints that the run's folder has at its end", "[forecast]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  int64_t runs = 0;
+  const auto counts = [&](const Overrides& keys) {
+    const std::string out = "run" + std::to_string(runs++);
+    std::vector<std::string> words{"train", "tiny.toml", "--train.out_dir=" + out, "--train.eval_interval=0"};
+    for (const auto& [key, value] : keys) words.push_back("--" + key + "=" + value);
+    const Finished r = lathe_in(f, words);
+    INFO(r.err);
+    REQUIRE(r.code == 0);
+    const int64_t planned = kept_checkpoints(load_config((f / "tiny.toml").string(), keys).config);
+    return std::pair(planned, std::ssize(list_checkpoints(f / out)));
+  };
+  using Counts = std::pair<int64_t, std::ptrdiff_t>;
+  const auto keys = [](const std::string& steps, const std::string& interval, const std::string& keep) {
+    return Overrides{{"train.steps", steps}, {"checkpoint.interval", interval}, {"checkpoint.keep", keep}};
+  };
+  CHECK(counts(keys("9", "3", "50")) == Counts(3, 3));  // the last step is due twice and saved once
+  CHECK(counts(keys("10", "3", "50")) == Counts(4, 4));
+  CHECK(counts(keys("9", "3", "2")) == Counts(2, 2));
+  CHECK(counts(keys("2", "3", "2")) == Counts(1, 1));
+  CHECK(counts(keys("3", "0", "2")) == Counts(1, 1));
+  Overrides every = keys("12", "2", "1");
+  every.emplace_back("checkpoint.keep_every", "4");
+  CHECK(counts(every) == Counts(3, 3));
 }
 
 TEST_CASE("train tells at its start what it needs", "[forecast]") {

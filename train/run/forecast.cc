@@ -200,15 +200,14 @@ Smaller make_small(const LoadedConfig& given) {
        s.dry.peaks.touched_peak >> 20, " MiB");
 }
 
-/// Times of the whole config, from a version of it and one with a layer less: a micro-batch costs as its FLOPs do, an
-/// update as its parameters.
-StepTimes times_from(const Smaller& small, const Measurement& m, const DryStep& whole, int64_t grad_accum) {
-  const double work = whole.micro_batch.total() / small.dry.micro_batch.total() * static_cast<double>(grad_accum);
-  const double parameters = static_cast<double>(whole.trained) / static_cast<double>(small.dry.trained);
-  return {m.times.forward * work, m.times.backward * work, m.times.optimizer * parameters};
-}
-
 }  // namespace
+
+StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured, const DryStep& small) {
+  const double flops = dry.micro_batch.total() / small.micro_batch.total();
+  const double work = flops * static_cast<double>(config.train.grad_accum);
+  const double parameters = static_cast<double>(dry.trained) / static_cast<double>(small.trained);
+  return {measured.forward * work, measured.backward * work, measured.optimizer * parameters};
+}
 
 int64_t kept_checkpoints(const RunConfig& c) {
   const CheckpointConfig& k = c.checkpoint;
@@ -267,7 +266,7 @@ Forecast forecast(const LoadedConfig& loaded) {
   const Smaller small = make_small(loaded);
   const Measurement m = measure(small.loaded, small.dry);
   f.dry = dry_step(loaded);
-  f.times = times_from(small, m, f.dry, c.train.grad_accum);
+  f.times = times_of_step(c, f.dry, m.times, small.dry);
   f.program_bytes = m.program_bytes;
   f.is_measured = small.dry.micro_batch.total() == f.dry.micro_batch.total();
   f.kept_checkpoints = kept_checkpoints(c);

@@ -44,6 +44,11 @@ struct StepTimes {
   double total() const { return forward + backward + optimizer; }
 };
 
+/// Scales the times of a step of one micro-batch, `measured` with a version whose dry run is `small`, to a step of
+/// `config`, whose dry run is `dry`: each micro-batch takes time in proportion to its FLOPs, an update in proportion to
+/// the parameters that it trains.
+StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured, const DryStep& small);
+
 /// What a run will need.
 struct Forecast {
   DryStep dry{};
