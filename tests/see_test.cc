@@ -182,6 +182,23 @@ TEST_CASE("metrics are followed as they grow and where they are cut back", "[see
   CHECK_THAT(error_of([&] { c.read(); }), ContainsSubstring("metrics.jsonl:2"));
 }
 
+TEST_CASE("the lowest value of a curve is a number where there is one", "[see]") {
+  const double nan = std::nan("");
+  const auto found = [](const std::vector<double>& values) {
+    Series s;
+    for (size_t i = 0; i < values.size(); ++i) s.steps.push_back(10 * static_cast<int64_t>(i));
+    s.values = values;
+    return lowest(s);
+  };
+  CHECK(found({3, 2, 4}) == std::pair<int64_t, double>(10, 2));
+  CHECK(found({3, 2, 2}) == std::pair<int64_t, double>(10, 2));  // the earliest
+  CHECK(found({nan, 3, 2}) == std::pair<int64_t, double>(20, 2));
+  CHECK(found({3, nan, 2}) == std::pair<int64_t, double>(20, 2));
+  CHECK(found({2, 3, nan}) == std::pair<int64_t, double>(0, 2));
+  CHECK(found({nan, HUGE_VAL}) == std::pair<int64_t, double>(10, HUGE_VAL));
+  CHECK(std::isnan(found({nan, nan}).second));
+}
+
 TEST_CASE("curves are reduced without losing their ends", "[see]") {
   std::vector<int64_t> steps(10007);
   std::iota(steps.begin(), steps.end(), 1);
@@ -241,6 +258,8 @@ TEST_CASE("points of a sweep", "[see]") {
   CHECK_THAT(error_of([] { axis("optim.lr", "1,1"); }), ContainsSubstring("twice"));
   CHECK_THAT(error_of([] { make_points({axis("optim.lr", "0..1")}, 0, 0); }), ContainsSubstring("give --samples"));
   CHECK(make_rungs(900, 100, 3, 50) == std::vector<int64_t>{100, 300, 900});
+  // Rungs are whole numbers of evaluations, rounded to nearest: 333.3 to 350, and 111.1 to 100.
+  CHECK(make_rungs(1000, 100, 3, 50) == std::vector<int64_t>{100, 350, 1000});
   CHECK_THAT(error_of([] { make_rungs(900, 10, 3, 300); }), ContainsSubstring("too seldom"));
 }
 
