@@ -12,6 +12,7 @@
 #include "tests/catch.h"
 #include "tests/compressed.h"
 #include "tests/process.h"
+#include "tests/tokenizers.h"
 
 namespace {
 
@@ -295,29 +296,6 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
   CHECK(bpe_from_json(pairs, "t.json") == d);
   CHECK(Tokenizer::bpe(f.path()) == Tokenizer::bpe(f / "tokenizer.json"));
   CHECK(Tokenizer::bpe(f.path()) != Tokenizer::byte());
-}
-
-/// A tokenizer in SentencePiece's form: <unk>, <s>, </s>, 256 bytes, characters, and merges of words.
-BPEDefinition sentencepiece(SpaceBefore rule) {
-  BPEDefinition d;
-  d.tokens = {"<unk>", "<s>", "</s>"};
-  for (int32_t i = 0; i < 3; ++i) d.special.push_back({i, d.tokens[static_cast<size_t>(i)]});
-  for (int32_t byte = 0; byte < 256; ++byte) {
-    d.byte_tokens.push_back(static_cast<int32_t>(d.tokens.size()));
-    d.tokens.emplace_back(1, static_cast<char>(byte));
-  }
-  for (const char* c : {" ", "a", "b", "c", "\xC3\xA9"}) d.tokens.emplace_back(c);
-  const auto merge = [&](const std::string& a, const std::string& b) {
-    const auto id = [&](const std::string& token) {  // the last: of one byte the character
-      return static_cast<int32_t>(d.tokens.rend() - std::find(d.tokens.rbegin(), d.tokens.rend(), token) - 1);
-    };
-    d.merges.emplace_back(id(a), id(b));
-    d.tokens.push_back(a + b);
-  };
-  merge("a", "b"), merge(" ", " "), merge(" ", "ab"), merge("ab", "c"), merge(" ab", "\xC3\xA9");
-  d.patterns.clear();
-  d.space_before = rule;
-  return d;
 }
 
 TEST_CASE("SentencePiece's form: characters, bytes for those without a token, and a space before the text",

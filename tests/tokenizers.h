@@ -1,6 +1,7 @@
 // Tokenizers for tests.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,29 @@ inline Tokenizer bytes_and(const std::vector<std::string>& special) {
   Json json;
   json["kind"] = "bpe", json["bpe"] = bpe_to_json(d);
   return Tokenizer::from_json(json, "kind", "test");
+}
+
+/// A tokenizer in SentencePiece's form: <unk>, <s>, </s>, 256 bytes, characters, and merges of words.
+inline BPEDefinition sentencepiece(SpaceBefore rule) {
+  BPEDefinition d;
+  d.tokens = {"<unk>", "<s>", "</s>"};
+  for (int32_t i = 0; i < 3; ++i) d.special.push_back({i, d.tokens[static_cast<size_t>(i)]});
+  for (int32_t byte = 0; byte < 256; ++byte) {
+    d.byte_tokens.push_back(static_cast<int32_t>(d.tokens.size()));
+    d.tokens.emplace_back(1, static_cast<char>(byte));
+  }
+  for (const char* c : {" ", "a", "b", "c", "\xC3\xA9"}) d.tokens.emplace_back(c);
+  const auto merge = [&](const std::string& a, const std::string& b) {
+    const auto id = [&](const std::string& token) {  // the last: of one byte the character
+      return static_cast<int32_t>(d.tokens.rend() - std::find(d.tokens.rbegin(), d.tokens.rend(), token) - 1);
+    };
+    d.merges.emplace_back(id(a), id(b));
+    d.tokens.push_back(a + b);
+  };
+  merge("a", "b"), merge(" ", " "), merge(" ", "ab"), merge("ab", "c"), merge(" ab", "\xC3\xA9");
+  d.patterns.clear();
+  d.space_before = rule;
+  return d;
 }
 
 }  // namespace lathe::test
