@@ -1,5 +1,6 @@
 // Run folders: what a run goes on from, what it keeps, and what it never replaces.
 #include <algorithm>
+#include <cmath>
 
 #include "core/io/json.h"
 #include "tests/catch.h"
@@ -192,6 +193,30 @@ TEST_CASE("the best checkpoint and every n-th are kept beside the newest", "[res
   CHECK(step_of(find_checkpoint(r / "runs/tiny", "best")) == last.best_step);
   CHECK(step_of(find_checkpoint(r / "runs/tiny", "step-00000010")) == 10);
   CHECK_THROWS_AS(find_checkpoint(r / "runs/tiny", "step-00000011"), Error);
+}
+
+TEST_CASE("a validation loss that is not a number does not stay the best", "[resume]") {
+  const Runs r;
+  REQUIRE(r.train({"--train.steps=20", "--train.pause_at=5"}).code == 75);
+
+  // As if the evaluation before the first step had overflowed.
+  const fs::path checkpoint = find_checkpoint(r / "runs/tiny");
+  RunState state = read_state(checkpoint);
+  REQUIRE(state.best_step == 0);
+  state.val_loss = state.best_val_loss = std::nan("");
+  {
+    const SafetensorsFile model(checkpoint / "model.safetensors"), optimizer(checkpoint / "optimizer.safetensors");
+    Snapshot snapshot;
+    snapshot.model = model.tensors();
+    snapshot.optimizer = optimizer.tensors();
+    write_checkpoint(checkpoint, state, snapshot);
+  }
+  REQUIRE(std::isnan(*read_state(checkpoint).best_val_loss));
+
+  REQUIRE(r.train({"--train.steps=20"}).code == 0);
+  const RunState last = read_state(find_checkpoint(r / "runs/tiny"));
+  CHECK(last.best_val_loss < 100);
+  CHECK(last.best_step >= 10);
 }
 
 TEST_CASE("the checkpoint that eval takes can be chosen, and data read whole before training", "[resume]") {

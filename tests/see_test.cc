@@ -290,6 +290,13 @@ TEST_CASE("successive halving promotes the best, and goes on with what was begun
   CHECK(next_job(two, {false, true}, 1, 3) == std::nullopt);
   const PointState kept = point_state(to_json(points[5]), "here");
   CHECK((kept.target == 2 && kept.losses == points[5].losses));
+
+  // A loss that is not a number comes last, wherever it stands.
+  const std::vector<double> losses{std::nan(""), 3, std::nan(""), 1, 2, std::nan("")};
+  std::vector<PointState> some(losses.size());
+  for (size_t i = 0; i < losses.size(); ++i) some[i].target = 0, some[i].losses = {losses[i]};
+  CHECK(ranking(some) == std::vector<size_t>{3, 4, 1, 0, 2, 5});
+  CHECK(next_job(some, std::vector<bool>(6, false), 2, 6) == std::pair<size_t, int>(3, 1));
 }
 
 TEST_CASE("a sweep that is killed loses and repeats no point", "[see]") {

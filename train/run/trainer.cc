@@ -279,7 +279,10 @@ class Trainer {
     state_.eval_due = false;
     state_.val_loss = r->loss();
     state_.val_step = state_.step;
-    if (!state_.best_val_loss || r->loss() < *state_.best_val_loss) {
+
+    // A first loss that is not a number would be the best for good: nothing is less.
+    const auto& best = state_.best_val_loss;
+    if (!best || std::isnan(*best) || r->loss() < *best) {
       state_.best_val_loss = r->loss();
       state_.best_step = state_.step;
     }

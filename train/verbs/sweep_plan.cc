@@ -134,6 +134,16 @@ PointState point_state(const Json& json, const std::string& where) {
   return state;
 }
 
+namespace {
+
+/// A point's loss at a rung to sort by: one that has none there, or one that is not a number, comes behind all others.
+double sort_key(const PointState& point, size_t rung) {
+  const double loss = rung < point.losses.size() ? point.losses[rung] : HUGE_VAL;
+  return std::isnan(loss) ? HUGE_VAL : loss;
+}
+
+}  // namespace
+
 std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& points, const std::vector<bool>& running,
                                                size_t rungs, int64_t eta) {
   const auto waits = [&](size_t i) { return !running[i] && points[i].end.empty(); };
@@ -146,8 +156,8 @@ std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& po
       if (points[i].losses.size() > rung || (!points[i].end.empty() && points[i].target >= static_cast<int>(rung)))
         there.push_back(i);
     }
-    const auto loss = [&](size_t i) { return points[i].losses.size() > rung ? points[i].losses[rung] : HUGE_VAL; };
-    std::stable_sort(there.begin(), there.end(), [&](size_t a, size_t b) { return loss(a) < loss(b); });
+    std::stable_sort(there.begin(), there.end(),
+                     [&](size_t a, size_t b) { return sort_key(points[a], rung) < sort_key(points[b], rung); });
     there.resize(there.size() / static_cast<size_t>(eta));
     for (const size_t i : there) {
       if (waits(i) && points[i].losses.size() == rung + 1) return {{i, static_cast<int>(rung) + 1}};
@@ -164,7 +174,8 @@ std::vector<size_t> ranking(const std::vector<PointState>& points) {
   std::iota(order.begin(), order.end(), size_t{0});
   const auto key = [&](size_t i) {
     const PointState& p = points[i];
-    return std::tuple(!p.end.empty(), -static_cast<int64_t>(p.losses.size()), p.losses.empty() ? 0 : p.losses.back());
+    const double last = p.losses.empty() ? HUGE_VAL : sort_key(p, p.losses.size() - 1);
+    return std::tuple(!p.end.empty(), -static_cast<int64_t>(p.losses.size()), last);
   };
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return key(a) < key(b); });
   return order;
