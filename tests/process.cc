@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdlib>
@@ -174,8 +175,10 @@ Finished run(const Command& c) {
   pollfd fds[2]{{out[0], POLLIN, 0}, {err[0], POLLIN, 0}};
   bool killed = false, signalled = false;
   for (int open = 2; open > 0;) {
-    const int wait =
+    int wait =
         c.kill_after_s >= 0 && !killed ? std::max(1, static_cast<int>(1e3 * (c.kill_after_s - seconds()))) : 60000;
+    if (c.signal_after_s >= 0 && !signalled)
+      wait = std::clamp(static_cast<int>(1e3 * (c.signal_after_s - seconds())), 0, wait);
     poll(fds, 2, wait);
     if (c.kill_after_s >= 0 && !killed && seconds() >= c.kill_after_s) {
       kill(pid, SIGKILL);
@@ -195,7 +198,9 @@ Finished run(const Command& c) {
         --open;
       }
     }
-    if (c.signal != 0 && !signalled && f.out.find(c.signal_after) != std::string::npos) {
+    const bool is_time =
+        c.signal_after_s >= 0 ? seconds() >= c.signal_after_s : f.out.find(c.signal_after) != std::string::npos;
+    if (c.signal != 0 && !signalled && is_time) {
       kill(pid, c.signal);
       signalled = true;
     }

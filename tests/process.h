@@ -50,7 +50,8 @@ struct Command {
   std::map<std::string, std::string> environment;
   double kill_after_s = -1;                         ///< kill -9 after so long; < 0: never
   int signal = 0;                                   ///< sent once standard output has said...
-  std::string signal_after = "step 0  validation";  ///< ...this
+  std::string signal_after = "step 0  validation";  ///< ...this, or,
+  double signal_after_s = -1;                       ///< where this is 0 or more, after so long
   std::string close_output_after{};  ///< standard output loses its reader once it has said this; empty: never
   /// In a process that loads LibTorch itself, as a user's does; else in a fork of one that has (tests/faults/serve.h):
   /// the same program in a fifth of the time, but what is measured of its memory differs.
