@@ -360,4 +360,36 @@ TEST_CASE("a run whose disk fills up ends with exit code 6 and goes on exactly",
   }
 }
 
+TEST_CASE("a limit of file sizes is an error with a sentence, not a signal", "[faults_io]") {
+  if (!fs::exists("/usr/bin/prlimit")) {
+    WARN("skipped: there is no /usr/bin/prlimit to set the limit with");
+    return;
+  }
+  const TempFolder folder(fast_folder());
+  make_tiny_run(folder.path());
+  REQUIRE(lathe_in(folder, {"train", "tiny.toml", "--train.steps=12", "--train.out_dir=reference"}).code == 0);
+  REQUIRE(
+      lathe_in(folder, {"train", "tiny.toml", "--train.steps=12", "--train.pause_at=4", "--train.out_dir=run"}).code ==
+      75);
+  const auto limited = [&](const std::string& bytes, std::vector<std::string> words) {
+    words.insert(words.begin(), {"--fsize=" + bytes, (binary_folder() / "lathe").string()});
+    const Finished f = run({"/usr/bin/prlimit", std::move(words), folder.path(), {}});
+    INFO(f.out << f.err);
+    CHECK(f.code == 6);
+    CHECK_THAT(f.err, ContainsSubstring("File too large; files are limited to " + bytes +
+                                        " bytes (ulimit -f), raise the limit and run the same command again"));
+    CHECK(std::count(f.err.begin(), f.err.end(), '\n') == 1);
+  };
+  limited("20000", {"train", "tiny.toml", "--train.steps=12", "--train.out_dir=run"});
+  limited("20000", {"prepare", "text.txt", "--out", "more", "--tokenizer", "char"});
+  limited("1000", {"tokenizer", "train", "text.txt", "--out", "bpe", "--vocab-size", "300"});
+  limited("20000", {"export", "run", "--out", "exported"});
+  limited("20000", {"report", "run", "--out", "report.html"});
+  limited("100", {"sweep", "tiny.toml", "--train.seed=1,2", "--out", "sweep"});
+
+  for (const auto& path : list_folder(folder / "run/checkpoints")) CHECK_NOTHROW(verify_checkpoint(path));
+  REQUIRE(lathe_in(folder, {"train", "tiny.toml", "--train.steps=12", "--train.out_dir=run"}).code == 0);
+  CHECK(difference(folder / "reference", folder / "run") == "");
+}
+
 }  // namespace

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -97,6 +98,13 @@ int open_to_write(const fs::path& path, int flags) {
 std::string advice(int number) {
   if (number == ENOSPC || number == EDQUOT) return "; free space and run the same command again";
   if (number == EACCES || number == EPERM) return "; change the permissions, or name another";
+  if (number == EFBIG) {
+    // A limit of the process, or the largest file of the file system.
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "; use another file system";
+    return str("; files are limited to ", limit.rlim_cur,
+               " bytes (ulimit -f), raise the limit and run the same command again");
+  }
   return number == EIO ? "; see to the disk and run the same command again" : "";
 }
 

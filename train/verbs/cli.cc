@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <csignal>
 #include <cstdio>
 #include <cxxopts.hpp>
 #include <iostream>
@@ -215,6 +216,10 @@ std::string sentence(const fs::filesystem_error& e) {
 int run_cli(int argc, char** argv) {
   try {
     open_standard_streams();
+
+    // A file that would grow beyond `ulimit -f` is then an error of the call (EFBIG), with a sentence and an exit code.
+    std::signal(SIGXFSZ, SIG_IGN);
+
     const Exit code = dispatch(argc, argv);
     std::cout.flush();
     if (lines_dropped() > 0) return static_cast<int>(code);  // counted, and in the log
