@@ -166,7 +166,7 @@ TEST_CASE("an export or import that was interrupted or killed leaves nothing tha
   for (const auto& command : commands) {
     for (const char* point : {"new folder: created 1", "new folder: written 1"}) {
       INFO(command[0] << " " << command[2] << ", " << point);
-      const Finished stopped = run({"lathe_faults", command, f.path(), {{"LATHE_TEST_INTERRUPT", point}}});
+      const Finished stopped = run({"lathe_faults", command, f.path(), {{"LATHE_TEST_STOP", point}}});
       CHECK(stopped.code == 75);
       CHECK_THAT(stopped.err, ContainsSubstring("nothing is left in a/out"));
       CHECK(names(f.path()) == before);

@@ -189,7 +189,7 @@ TEST_CASE("adapters: trained on a frozen model, saved alone, loaded, resumed, me
     CHECK(lathe_in(f, merge_again).code == 8);
   }
   for (const char* point : {"new folder: created 1", "save: begun 1"}) {
-    CHECK(run({"lathe_faults", merge_again, f.path(), {{"LATHE_TEST_INTERRUPT", point}}}).code == 75);
+    CHECK(run({"lathe_faults", merge_again, f.path(), {{"LATHE_TEST_STOP", point}}}).code == 75);
     CHECK(!fs::exists(f / ".unfinished-again"));
     CHECK(!fs::exists(f / "again"));
   }

@@ -349,6 +349,33 @@ TEST_CASE("a sweep that is killed loses and repeats no point", "[see]") {
   CHECK_THAT(other.err, ContainsSubstring("holds another sweep"));
 }
 
+TEST_CASE("a sweep that is stopped while its points start ends with 75, and is resumed exactly", "[see]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto sweep = [&](const std::string& out, std::map<std::string, std::string> environment) {
+    return run({"lathe_faults",
+                {"sweep", "tiny.toml", "--train.seed=1,2", "--train.steps=1500", "--train.eval_interval=1500",
+                 "--checkpoint.interval=1500", "--out", out, "--jobs=2", "--train.threads=1"},
+                f.path(),
+                std::move(environment)});
+  };
+  REQUIRE(sweep("reference", {}).code == 0);
+
+  // The stop is asked for when the first or the second process exists, and reaches the processes so many milliseconds
+  // later: while the program is loaded, parses its arguments, reads its config, or trains.
+  int stop = 0;
+  for (const int after_ms : {0, 1, 5, 20, 50, 100, 150, 200, 300}) {
+    const Finished stopped = sweep("stopped", {{"LATHE_TEST_STOP", str("sweep: point started ", 1 + stop++ % 2)},
+                                               {"LATHE_TEST_SLOW", str("sweep: point started ", after_ms)}});
+    INFO(after_ms << " ms: " << stopped.out << stopped.err);
+    CHECK(stopped.code == 75);
+    CHECK_THAT(stopped.out, ContainsSubstring("stopped; run the same command again to go on"));
+  }
+  REQUIRE(sweep("stopped", {}).code == 0);
+  for (const std::string name : {"0001", "0002"})
+    CHECK(difference(f / ("reference/points/" + name), f / ("stopped/points/" + name)) == "");
+}
+
 TEST_CASE("a sweep by a file, with successive halving; bad ones", "[see]") {
   const TempFolder f;
   make_tiny_run(f.path());

@@ -80,6 +80,41 @@ TEST_CASE("no other signal ends a run that was asked to stop", "[signal]") {
   CHECK_THAT(saving.err, ContainsSubstring("a checkpoint is being written"));
 }
 
+TEST_CASE("signals that a process was started with blocked are answered once it is ready", "[signal]") {
+  const Finished waited = child([] {
+    const BlockStopSignals blocked;
+    raise(SIGTERM);
+    if (stop_signal() != 0) _exit(1);
+    take_stop_signals("after this step");
+    _exit(stop_signal());
+  });
+  CHECK(waited.code == SIGTERM);
+  CHECK(waited.err == "stopping after this step\n");
+
+  // A command with nothing to save ends by the signal; `train` writes a checkpoint.
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto started_with_a_signal = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), (binary_folder() / "lathe").string());
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    const pid_t pid = fork();
+    if (pid == 0) {
+      const BlockStopSignals blocked;
+      raise(SIGTERM);
+      if (chdir(f.path().c_str()) == 0) execv(arguments[0], arguments.data());
+      _exit(127);
+    }
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  };
+  CHECK(started_with_a_signal({"config", "show", "tiny.toml"}) == 128 + SIGTERM);
+  CHECK(started_with_a_signal({"train", "tiny.toml"}) == 75);
+  CHECK(list_checkpoints(f / "runs/tiny").size() == 1);
+}
+
 TEST_CASE("a lost terminal stops a run with a checkpoint", "[signal]") {
   const TempFolder f;
   make_tiny_run(f.path());

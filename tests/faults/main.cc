@@ -1,6 +1,6 @@
 // lathe with faults, for the kill trials; `lathe_faults --serve FD` runs many commands (tests/faults/serve.h).
 //   LATHE_TEST_KILL="POINT N"  SIGKILL the N-th time the process comes to a fault point
-//   LATHE_TEST_INTERRUPT="POINT N"  the same with SIGINT
+//   LATHE_TEST_STOP="POINT N"  SIGTERM the N-th time the process comes to a fault point
 //   LATHE_TEST_FAIL="CALL ERRNO N S"  the N-th such call (write, fsync, mkdir, rename) of the S-th save or claimed
 //                              folder, and each after it, fails
 //   LATHE_TEST_SLOW="POINT MS"  each time the process comes to a fault point it sleeps so long: a slow disk
@@ -24,8 +24,8 @@
 
 namespace {
 
-std::string point;
-int left = 0, signal_at_point = SIGKILL;
+std::string point, stop_point;
+int left = 0, stop_left = 0;
 
 struct {
   std::string call;
@@ -43,7 +43,8 @@ bool fails(const char* call) {
 }
 
 void on_point(const char* name) {
-  if (point == name && --left == 0) raise(signal_at_point);
+  if (point == name && --left == 0) raise(SIGKILL);
+  if (stop_point == name && --stop_left == 0) raise(SIGTERM);
   if (slow_point == name) std::this_thread::sleep_for(std::chrono::milliseconds(slow_ms));
   if (std::string(name) != "save: begun" && std::string(name) != "folder claimed") return;
   saves = true;
@@ -88,9 +89,8 @@ int run_with_faults(int argc, char** argv) {
     read_point(kill, point, left);
     lathe::fault_hook = on_point;
   }
-  if (const char* interrupt = std::getenv("LATHE_TEST_INTERRUPT")) {
-    read_point(interrupt, point, left);
-    signal_at_point = SIGINT;
+  if (const char* stop = std::getenv("LATHE_TEST_STOP")) {
+    read_point(stop, stop_point, stop_left);
     lathe::fault_hook = on_point;
   }
   if (const char* slow = std::getenv("LATHE_TEST_SLOW")) {

@@ -74,6 +74,15 @@ void on_signal(int which) {
   errno = error;
 }
 
+constexpr std::array stop_signals{SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+
+sigset_t stop_signal_set() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int s : stop_signals) sigaddset(&set, s);
+  return set;
+}
+
 }  // namespace
 
 void take_stop_signals(const char* when) {
@@ -82,8 +91,20 @@ void take_stop_signals(const char* when) {
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
-  for (int s : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaction(s, &action, nullptr);
+  for (const int s : stop_signals) sigaction(s, &action, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+  unblock_stop_signals();
+}
+
+BlockStopSignals::BlockStopSignals() {
+  const sigset_t set = stop_signal_set();
+  pthread_sigmask(SIG_BLOCK, &set, &before_);
+}
+BlockStopSignals::~BlockStopSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+void unblock_stop_signals() {
+  const sigset_t set = stop_signal_set();
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
 int stop_signal() { return asked; }

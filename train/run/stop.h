@@ -1,14 +1,32 @@
 // What asks a run to stop before its end: signals, and train.max_time.
 #pragma once
 
+#include <signal.h>
+
 #include <cstdint>
 
 namespace lathe {
 
 /// From now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the process to stop; a sentence on standard error says so at
-/// once ("stopping `when` ..."). A second SIGINT ends the process (exit 130) and says which steps are lost. SIGPIPE is
-/// ignored: what a reader that went away would have got is dropped. `when` must outlive the process.
+/// once ("stopping `when` ..."), also of one that was blocked until now. A second SIGINT ends the process (exit 130)
+/// and says which steps are lost. SIGPIPE is ignored: what a reader that went away would have got is dropped. `when`
+/// must outlive the process.
 void take_stop_signals(const char* when);
+/// While one lives, this thread and the processes that it starts block the signals that ask for a stop. A process that
+/// it starts keeps them blocked, also over exec, until take_stop_signals or unblock_stop_signals: none is lost, and
+/// none ends it, before it is ready to answer.
+class BlockStopSignals {
+ public:
+  BlockStopSignals();
+  ~BlockStopSignals();
+  BlockStopSignals(const BlockStopSignals&) = delete;
+  BlockStopSignals& operator=(const BlockStopSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+/// Lets the signals through that the process was started with blocked.
+void unblock_stop_signals();
 /// The signal that asked, or 0.
 int stop_signal();
 /// For the second SIGINT's sentence: the step that is done, and the last one in a checkpoint (-1: there is none).

@@ -14,6 +14,7 @@
 #include "core/io/log.h"
 #include "core/kernels/isa.h"
 #include "train/config/run_config.h"
+#include "train/run/stop.h"
 #include "train/verbs/verbs.h"
 
 namespace lathe {
@@ -180,6 +181,10 @@ const Verb& find_verb(const std::string& name) {
 
 Exit dispatch(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
+
+  // A point of a sweep starts with the stop signals blocked. Only `train` waits until it has its handlers.
+  if (args.empty() || args[0] != "train") unblock_stop_signals();
+
   const auto asks_help = [](const std::string& a) { return a == "--help" || a == "-h"; };
   if (args.empty() || asks_help(args[0])) {
     print_help(nullptr);

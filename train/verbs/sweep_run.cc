@@ -33,6 +33,9 @@ pid_t start_lathe(std::vector<std::string> words, int out) {
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
+
+  // A stop that comes before the new process has its handlers waits for them.
+  const BlockStopSignals blocked;
   const pid_t parent = ::getpid(), pid = ::fork();
   if (pid != 0) return pid;
   // What is safe after a fork, alone. A group of its own, so that Ctrl-C comes by way of the sweep, once.

@@ -1,4 +1,5 @@
 #include "core/io/log.h"
+#include "train/run/stop.h"
 #include "train/run/trainer.h"
 #include "train/verbs/verbs.h"
 
@@ -6,6 +7,7 @@ namespace lathe {
 namespace {
 
 Exit run_train(const Arguments& arguments) {
+  take_stop_signals("after this step");
   const bool verify_data = arguments.is_true("verify-data");
   return train(load_config_argument(arguments), verify_data);
 }
