@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <numeric>
 #include <sstream>
 
@@ -234,6 +235,57 @@ TEST_CASE("braille curves", "[see]") {
 }
 
 Axis axis(const std::string& key, const std::string& text) { return read_axis(key, text, "here"); }
+
+TEST_CASE("any numbers are drawn, at any size", "[see]") {
+  constexpr double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN(),
+                   most = std::numeric_limits<double>::max(), tiny = std::numeric_limits<double>::denorm_min();
+  const std::vector<std::vector<double>> curves{{1e308, -1e308},
+                                                {-most, most, 0, -most},
+                                                {nan, inf, -inf},
+                                                {nan, 2, inf, 1, -inf},
+                                                {3, 3, 3},
+                                                {0, tiny},
+                                                {-tiny, 0, tiny},
+                                                {tiny, most},
+                                                {1},
+                                                {-0.0},
+                                                {}};
+  for (const auto& y : curves) {
+    std::vector<double> x(y.size());
+    std::iota(x.begin(), x.end(), 1);
+    const bool drawn = std::any_of(y.begin(), y.end(), [](double v) { return std::isfinite(v); });
+    for (const size_t width : {1, 20, 21, 80}) {
+      for (const size_t height : {0, 1, 4, 24}) {
+        const auto lines = braille_plot({{x, y}}, width, height, true);
+        CHECK(lines.size() == std::max<size_t>(height, 4));
+        CHECK(std::any_of(lines.begin(), lines.end(),
+                          [](const std::string& line) { return line.find("\xe2") != std::string::npos; }) == drawn);
+      }
+    }
+  }
+
+  // The ends of a range that no double holds the size of are at its ends.
+  const auto lines = braille_plot({{{1, 2}, {-1e308, 1e308}}}, 20, 4, false);
+  CHECK_THAT(lines[0], ContainsSubstring("1e+308"));
+  CHECK_THAT(lines[2], ContainsSubstring("-1e+308"));
+  CHECK(lines[0].substr(0, 9 + 5).find("\xe2") == std::string::npos);  // a dot at the right, not over the whole line
+  CHECK(lines[2].substr(9, 1) == "\xe2");
+
+  // Steps of many digits do not make the axis wider than asked for.
+  for (const std::string& line : braille_plot({{{1e9, 2e15}, {1, 2}}}, 20, 4, false))
+    CHECK(std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xc0) != 0x80; }) <= 20);
+}
+
+TEST_CASE("a run of any name, with any losses, is watched", "[see]") {
+  const TempFolder f;
+  const std::string name = "a\x1b]0;t\x1b";  // an escape without an end, and one at the end
+  fs::create_directory(f / name);
+  write_file(f / (name + "/metrics.jsonl"),
+             "{\"step\":1,\"loss\":1e308,\"mfu\":null}\n{\"step\":2,\"loss\":-1e308,\"mfu\":null}\n");
+  const Finished watched = lathe_in(f, {"watch", name});
+  CHECK(watched.code == 0);
+  CHECK_THAT(watched.out, ContainsSubstring("  step 2") && ContainsSubstring("-1e+308"));
+}
 
 TEST_CASE("points of a sweep", "[see]") {
   const auto grid = make_points({axis("optim.lr", "1e-3, 3e-3"), axis("train.seed", "1,2,3")}, 0, 0);

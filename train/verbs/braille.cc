@@ -53,7 +53,9 @@ struct Range {
   bool empty() const { return !(low <= high); }
   /// Where v is, in `dots` dots.
   size_t dot(double v, size_t dots) const {
-    const double share = high > low ? (v - low) / (high - low) : 0.5;
+    // Of halves: the difference of two finite numbers may be infinite.
+    const double span = high / 2 - low / 2;
+    const double share = span > 0 ? (v / 2 - low / 2) / span : 0.5;
     return static_cast<size_t>(std::clamp(share * static_cast<double>(dots), 0.0, static_cast<double>(dots - 1)));
   }
 };
@@ -120,7 +122,7 @@ std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, s
   }
   const std::string first = format("%.10g", xs.low), last = format("%.10g", xs.high);
   const size_t gap = columns > first.size() + last.size() ? columns - first.size() - last.size() : 1;
-  lines.push_back(std::string(label_width, ' ') + first + std::string(gap, ' ') + last);
+  lines.push_back((std::string(label_width, ' ') + first + std::string(gap, ' ') + last).substr(0, width));
   return lines;
 }
 

@@ -77,7 +77,7 @@ std::string fitted(const std::string& text, size_t width) {
   size_t columns = 0;
   for (size_t i = 0; i < text.size();) {
     if (text[i] == '\033') {
-      const size_t end = text.find('m', i) + 1;
+      const size_t end = std::min(text.find('m', i), text.size() - 1) + 1;
       out += text.substr(i, end - i);
       i = end;
       continue;
