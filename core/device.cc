@@ -6,11 +6,18 @@
 #include <dlfcn.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <latch>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 #include "core/error.h"
 #include "core/kernels/isa.h"
@@ -69,17 +76,94 @@ void synchronize(const std::string& device) {
   if (device == "cuda") cuda_api().synchronize();
 }
 
-int default_threads() {
-  if (const char* text = std::getenv("OMP_NUM_THREADS")) {
-    int n = 0;
-    if (std::from_chars(text, text + std::strlen(text), n).ec == std::errc() && n > 0) return n;
-  }
+namespace {
+
+/// A whole number above 0 in the environment; nullopt where there is none.
+std::optional<int> number_in_environment(const char* name) {
+  const char* text = std::getenv(name);
+  int n = 0;
+  if (text == nullptr || std::from_chars(text, text + std::strlen(text), n).ec != std::errc() || n <= 0)
+    return std::nullopt;
+  return n;
+}
+
+/// Returns the number of cores that this process may use.
+int usable_cores() {
   cpu_set_t set;
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
+/// Returns the largest number of threads that is taken without a word.
+int most_threads() {
+  return std::max({64, 2 * usable_cores(), number_in_environment("LATHE_MAX_THREADS").value_or(0)});
+}
+
+/// Returns how many of `wanted` threads can be started beside those that run. ATen's pools hang where they can't start
+/// one of theirs, so it is tried before they do.
+int startable_threads(int wanted) {
+  const auto running = [] {
+    std::error_code error;
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task", error), {});
+  };
+  const auto before = running();
+
+  std::latch all_started(1);
+  std::vector<std::thread> started;
+  try {
+    for (int i = 0; i < wanted; ++i) started.emplace_back([&] { all_started.wait(); });
+  } catch (const std::system_error&) {  // as many as there are
+  }
+  all_started.count_down();
+  for (std::thread& thread : started) thread.join();
+
+  // The system counts a thread for a moment longer than it runs.
+  for (int i = 0; i < 1000 && running() > before; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return static_cast<int>(started.size());
+}
+
+/// Returns how many threads ATen starts to compute on `threads`: pools for OpenMP and for pthreadpool, and the calling
+/// thread is part of both.
+int pool_threads(int threads) { return 2 * (threads - 1); }
+
+}  // namespace
+
+int default_threads() {
+  const int threads = number_in_environment("OMP_NUM_THREADS").value_or(usable_cores());
+  check_threads(threads);
+  return threads;
+}
+
+void check_threads(int threads) {
+  const int cores = usable_cores(), most = most_threads();
+  if (threads <= most) return;
+  fail(Exit::usage, threads, " threads are too many for the ", cores, cores == 1 ? " core" : " cores",
+       " that this process may use; use at most ", most,
+       " (--threads, train.threads or OMP_NUM_THREADS), or set LATHE_MAX_THREADS=", threads,
+       " in the environment to have them all the same");
+}
+
+void set_up_default_threads() {
+  const int threads = at::get_num_threads();
+  if (threads > most_threads() || startable_threads(pool_threads(threads)) < pool_threads(threads))
+    at::set_num_threads(1);
+}
+
 void set_up_compute(const std::string& device, int threads, bool tf32) {
+  check_threads(threads);
+
+  static int started = 1;
+  if (threads > started) {
+    const int wanted = pool_threads(threads), startable = startable_threads(wanted);
+    if (startable < wanted) {
+      fail(Exit::memory, "computing on ", threads, " threads starts ", wanted, " threads, and the system allows only ",
+           startable,
+           " more; use fewer (--threads, train.threads or OMP_NUM_THREADS), or raise the limit of processes and "
+           "threads (ulimit -u, or the container's)");
+    }
+    started = threads;
+  }
   at::set_num_threads(threads);
+
   if (device != "cuda") return;
   // CUBLAS_WORKSPACE_CONFIG, which cuBLAS asks for where it has a workspace of its own, stays unset: ATen gives it one
   // for each stream, and with the variable set ATen parses it anew in each product, which takes 0.2 ms.

@@ -51,8 +51,14 @@ std::string device_model(const std::string& device);
 void synchronize(const std::string& device);
 /// Threads for train.threads = 0: OMP_NUM_THREADS where it is set to a number, else the cores this process may use.
 int default_threads();
-/// Sets ATen's threads, what makes a device deterministic, and whether float32 products and convolutions on a card may
-/// use TF32.
+/// Exit::usage where that many threads are more than 64, twice the cores that this process may use, and
+/// LATHE_MAX_THREADS.
+void check_threads(int threads);
+/// Makes ATen compute on one thread where those that it takes by itself can't be started. Call it before anything is
+/// computed; set_up_compute decides for commands that choose a number.
+void set_up_default_threads();
+/// Sets ATen's threads, Exit::memory where that many can't be started, what makes a device deterministic, and whether
+/// float32 products and convolutions on a card may use TF32.
 void set_up_compute(const std::string& device, int threads, bool tf32);
 
 }  // namespace lathe

@@ -30,7 +30,7 @@ Loader::Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t
   } catch (const std::system_error& e) {
     const size_t started = workers_.size();
     end_workers();
-    fail(Exit::io, "cannot start thread ", started + 1, " of data.workers = ", config.workers, ": ", e.code().message(),
+    fail(Exit::memory, "cannot start thread ", started + 1, " of data.workers = ", config.workers, ": ", e.code().message(),
          "; lower data.workers, or raise the limit of processes and threads (ulimit -u)");
   }
 }

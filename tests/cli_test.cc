@@ -6,6 +6,7 @@
 #include <set>
 #include <sstream>
 
+#include "core/device.h"
 #include "tests/catch.h"
 #include "tests/process.h"
 #include "train/verbs/verbs.h"
@@ -305,6 +306,78 @@ TEST_CASE("text is generated where the vocabulary has no line break", "[cli]") {
   const std::string without = written("one");
   CHECK_THAT(without, Catch::Matchers::StartsWith(" "));  // the vocabulary's first character
   CHECK(without.size() == 4);                             // it, two more, and the line's end
+}
+
+TEST_CASE("threads that the system refuses are a sentence, not a hang", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml"}).code == 0);
+  const auto with_threads = [&](int most, std::vector<std::string> words) {
+    return run({"lathe_faults", std::move(words), f.path(), {{"LATHE_TEST_THREADS", std::to_string(most)}}});
+  };
+  if (with_threads(1, {"--version"}).code == 77) {
+    WARN("skipped: this process can't give up the right to any number of threads");
+    return;
+  }
+
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {"train", "tiny.toml", "--train.threads=2", "--train.out_dir=new", "--data.workers=0"},
+           {"train", "tiny.toml", "--train.out_dir=new"},  // threads = 1, and two workers that read data
+           {"plan", "tiny.toml", "--train.threads=2"},
+           {"profile", "tiny.toml", "--train.threads=2"},
+           {"find", "lr", "tiny.toml", "--train.threads=2"},
+           {"bench", "step", "tiny.toml", "--train.threads=2"},
+           {"bench", "peak", "--threads=2"},
+           {"eval", "runs/tiny", "--threads=2"},
+           {"generate", "runs/tiny", "--threads=2"},
+           {"gradients", "runs/tiny", "--threads=2"},
+           {"tokenizer", "train", "text.txt", "--out", "bpe", "--vocab-size=300", "--threads=2"},
+           {"sweep", "tiny.toml", "--train.seed=1,2", "--out", "sweep"}}) {
+    const Finished refused = with_threads(1, words);
+    INFO(words[0] << " " << words[1] << "\n" << refused.out << refused.err);
+    CHECK(refused.code == 9);
+    CHECK_THAT(refused.err, ContainsSubstring("raise the limit of processes"));
+    CHECK(std::count(refused.err.begin(), refused.err.end(), '\n') == 1);
+  }
+
+  // What there is room for works: one thread, or two, for which ATen starts two.
+  CHECK(with_threads(1, {"eval", "runs/tiny", "--threads=1"}).code == 0);
+  CHECK(with_threads(1, {"export", "runs/tiny", "--out", "exported"}).code == 0);
+  CHECK(with_threads(1, {"train", "tiny.toml", "--train.out_dir=new", "--data.workers=0"}).code == 0);
+  CHECK(with_threads(3, {"eval", "runs/tiny", "--threads=2"}).code == 0);
+  CHECK(with_threads(2, {"eval", "runs/tiny", "--threads=2"}).code == 9);
+}
+
+TEST_CASE("more threads than the machine has any use for are refused", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=2"}).code == 0);
+  using Environment = std::map<std::string, std::string>;
+  for (const auto& [words, environment] : std::vector<std::pair<std::vector<std::string>, Environment>>{
+           {{"eval", "runs/tiny", "--threads=4096"}, {}},
+           {{"generate", "runs/tiny", "--threads=4096"}, {}},
+           {{"train", "tiny.toml", "--train.threads=4096", "--train.out_dir=new"}, {}},
+           {{"eval", "runs/tiny"}, {{"OMP_NUM_THREADS", "100000"}}},
+           {{"train", "tiny.toml", "--train.threads=0", "--train.out_dir=new"}, {{"OMP_NUM_THREADS", "100000"}}},
+           {{"tokenizer", "train", "text.txt", "--out", "bpe", "--threads=1024"}, {}},
+           {{"prepare", "text.txt", "--out", "more", "--dedup", "--workers=1024"}, {}},
+           {{"prepare", "text.txt", "--out", "more", "--dedup"}, {{"OMP_NUM_THREADS", "100000"}}},
+       }) {
+    const Finished refused = run({"lathe", words, f.path(), environment});
+    INFO(words[0] << "\n" << refused.out << refused.err);
+    CHECK(refused.code == 2);
+    CHECK_THAT(refused.err,
+               ContainsSubstring(" threads are too many for the ") && ContainsSubstring("LATHE_MAX_THREADS"));
+    CHECK(std::count(refused.err.begin(), refused.err.end(), '\n') == 1);
+  }
+  for (const std::string made : {"new", "bpe", "more"}) CHECK(!fs::exists(f / made));
+
+  // A setting of the environment allows them.
+  const int many = std::max(64, 2 * default_threads()) + 1;
+  const std::vector<std::string> train{"train", "tiny.toml", "--train.steps=1", "--train.out_dir=many",
+                                       "--train.threads=" + std::to_string(many)};
+  CHECK(run({"lathe", train, f.path(), {}}).code == 2);
+  CHECK(run({"lathe", train, f.path(), {{"LATHE_MAX_THREADS", std::to_string(many)}}}).code == 0);
 }
 
 TEST_CASE("LATHE_ISA is read before any verb", "[cli]") {

@@ -4,8 +4,12 @@
 //   LATHE_TEST_FAIL="CALL ERRNO N S"  the N-th such call (write, fsync, mkdir, rename) of the S-th save or claimed
 //                              folder, and each after it, fails
 //   LATHE_TEST_SLOW="POINT MS"  each time the process comes to a fault point it sleeps so long: a slow disk
+//   LATHE_TEST_THREADS=N       the process may have N threads; it ends with 77 where it can't be limited
 //   LATHE_TEST_RNG_SHIFT=1     dropout draws from the next step: what a wrong resume would do
 #include <dlfcn.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -70,6 +74,27 @@ void read_failing(const std::string& text) {
   calls.rename = [](const char* a, const char* b) { return fails("rename") ? -1 : system_calls.rename(a, b); };
 }
 
+/// Limits the threads of this process. The limit counts what a user runs, root excepted, so root becomes a user without
+/// other processes, who keeps the right to every file.
+void limit_threads(rlim_t most) {
+  if (getuid() == 0) {
+    constexpr unsigned system_admin = 21, system_resource = 24;  // linux/capability.h
+    struct {
+      uint32_t version;
+      int pid;
+    } header{0x20080522, 0};
+    struct {
+      uint32_t effective, permitted, inheritable;
+    } rights[2]{};
+    const auto other = static_cast<uid_t>(60000 + getpid() % 5000);
+    if (setreuid(other, static_cast<uid_t>(-1)) != 0 || syscall(SYS_capget, &header, rights) != 0) std::_Exit(77);
+    rights[0].effective &= ~(1U << system_admin | 1U << system_resource);
+    if (syscall(SYS_capset, &header, rights) != 0) std::_Exit(77);
+  }
+  const rlimit limit{most, most};
+  if (setrlimit(RLIMIT_NPROC, &limit) != 0) std::_Exit(77);
+}
+
 }  // namespace
 
 // Stands in front of the library's own function (symbol interposition), so that the library needs no switch for this.
@@ -101,6 +126,7 @@ int run_with_faults(int argc, char** argv) {
     read_failing(fail);
     lathe::fault_hook = on_point;
   }
+  if (const char* threads = std::getenv("LATHE_TEST_THREADS")) limit_threads(static_cast<rlim_t>(std::atoi(threads)));
   return lathe::run_cli(argc, argv);
 }
 

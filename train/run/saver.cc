@@ -70,7 +70,7 @@ void CheckpointSaver::save(const RunState& state, const std::vector<NamedParamet
       note_saved(state.step);
     });
   } catch (const std::system_error& e) {
-    fail(Exit::io, "cannot start the thread that saves checkpoints: ", e.code().message(),
+    fail(Exit::memory, "cannot start the thread that saves checkpoints: ", e.code().message(),
          "; raise the limit of processes and threads (ulimit -u), or set checkpoint.async_save = false");
   }
   next_step_ = state.step;

@@ -9,7 +9,9 @@
 #include <cxxopts.hpp>
 #include <iostream>
 #include <sstream>
+#include <system_error>
 
+#include "core/device.h"
 #include "core/io/file.h"
 #include "core/io/log.h"
 #include "core/kernels/isa.h"
@@ -206,6 +208,7 @@ Exit dispatch(int argc, char** argv) {
   }
   const Arguments arguments = parse_arguments(verb, argc - 1, argv + 1);
   read_isa_from_environment();
+  set_up_default_threads();
   return verb.run(arguments);
 }
 
@@ -241,6 +244,13 @@ int run_cli(int argc, char** argv) {
   } catch (const fs::filesystem_error& e) {
     log(Level::error, sentence(e));
     return static_cast<int>(Exit::io);
+  } catch (const std::system_error& e) {
+    if (e.code() == std::errc::resource_unavailable_try_again) {
+      log(Level::error, str("cannot start another thread: ", e.code().message(),
+                            "; raise the limit of processes and threads (ulimit -u, or the container's)"));
+      return static_cast<int>(Exit::memory);
+    }
+    log(Level::error, std::string("internal: ") + e.what());
   } catch (const std::exception& e) {
     log(Level::error, std::string("internal: ") + e.what());
   }

@@ -130,6 +130,7 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
     o.max_bytes = static_cast<uint64_t>(arguments.number("max-bytes", 0, at_least(1), true));
   o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
   o.workers = static_cast<int>(arguments.number("workers", default_threads(), between(1, 1024), true));
+  check_threads(o.workers);
   o.stop = [] { return stop_signal() != 0; };
   prepare_documents(o);
   return Exit::done;

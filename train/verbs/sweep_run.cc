@@ -213,7 +213,7 @@ class Sweep {
     ::close(out);
     if (children_[i] < 0) {
       children_[i] = 0;
-      fail(Exit::io, "cannot start a process for point ", name(i), "; raise the limit of processes (ulimit -u)");
+      fail(Exit::memory, "cannot start a process for point ", name(i), "; raise the limit of processes (ulimit -u)");
     }
     fault_point("sweep: point started");
   }

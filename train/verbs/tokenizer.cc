@@ -5,8 +5,8 @@
 #include <map>
 #include <set>
 #include <sstream>
-#include <thread>
 
+#include "core/device.h"
 #include "core/io/checksum.h"
 #include "core/io/claimed_folder.h"
 #include "core/io/log.h"
@@ -119,8 +119,8 @@ Exit train_tokenizer(const Arguments& arguments) {
   BPETraining t;
   t.vocab_size = static_cast<int64_t>(arguments.number("vocab-size", 4096, between(257, 10'000'000), true));
   t.min_frequency = static_cast<int64_t>(arguments.number("min-frequency", 2, at_least(1), true));
-  const auto cores = static_cast<double>(std::max(1u, std::thread::hardware_concurrency()));
-  t.threads = static_cast<int>(arguments.number("threads", cores, between(1, 1024), true));
+  t.threads = static_cast<int>(arguments.number("threads", default_threads(), between(1, 1024), true));
+  check_threads(t.threads);
   if (const std::string text = arguments.get("special", "<|endoftext|>"); text != "none")
     t.special = comma_list(text);
   else
