@@ -15,6 +15,8 @@
 #include <mutex>
 #include <utility>
 
+#include "core/io/text.h"
+
 namespace lathe {
 
 FaultHook fault_hook = nullptr;
@@ -148,7 +150,7 @@ int claim_slot(const fs::path& path, const std::byte* data, size_t size) {
   for (size_t i = 0; i < map_slots.size(); ++i) {
     auto& slot = map_slots[i];
     if (slot.begin != nullptr) continue;
-    std::strncpy(slot.path.data(), path.c_str(), slot.path.size() - 1);
+    std::strncpy(slot.path.data(), printable(path.string()).c_str(), slot.path.size() - 1);
     slot.size = size;
     slot.begin = data;
     return static_cast<int>(i);

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -18,11 +19,42 @@
 #include <vector>
 
 #include "core/io/file.h"
+#include "core/io/text.h"
 
 namespace lathe {
 namespace {
 
 bool progress_shown = false;
+
+/// Passes text on as printable(). A character that is not complete yet waits for the rest of it.
+class PrintableBuffer final : public std::streambuf {
+ public:
+  explicit PrintableBuffer(std::streambuf* to) : to_(to) {}
+  ~PrintableBuffer() override { pass_on(waiting_.size()); }
+
+ private:
+  int_type overflow(int_type c) override {
+    const char one = traits_type::to_char_type(c);
+    return traits_type::eq_int_type(c, traits_type::eof()) || xsputn(&one, 1) == 1 ? traits_type::not_eof(c)
+                                                                                   : traits_type::eof();
+  }
+  std::streamsize xsputn(const char* text, std::streamsize size) override {
+    waiting_.append(text, static_cast<size_t>(size));
+    return pass_on(waiting_.size() - incomplete_bytes(waiting_)) ? size : 0;
+  }
+  int sync() override { return to_->pubsync(); }
+
+  /// Passes on the first bytes of what waits.
+  bool pass_on(size_t bytes) {
+    const std::string shown = printable(std::string_view(waiting_).substr(0, bytes));
+    waiting_.erase(0, bytes);
+    const auto size = static_cast<std::streamsize>(shown.size());
+    return to_->sputn(shown.data(), size) == size;
+  }
+
+  std::streambuf* to_;
+  std::string waiting_;
+};
 
 /// Plain lines; a progress line on the terminal is cleared first.
 class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
@@ -51,7 +83,9 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
     FILE* out = problem ? stderr : stdout;
     std::fflush(problem ? stdout : stderr);
     if (problem) std::fputs(message.level == spdlog::level::warn ? "warning: " : "error: ", out);
-    std::fwrite(message.payload.data(), 1, message.payload.size(), out);
+    const std::string_view line(message.payload.data(), message.payload.size());
+    const std::string shown = isatty(fileno(out)) != 0 ? printable(line) : std::string(line);
+    std::fwrite(shown.data(), 1, shown.size(), out);
     std::fputc('\n', out);
     if (std::fflush(out) != 0 || std::ferror(out) != 0) {
       ++dropped;
@@ -92,6 +126,16 @@ void log(Level level, const std::string& message) {
   auto& log = instance();
   if (!log.has_file && log.before_file.size() < 1000) log.before_file.emplace_back(level, message);
   log.logger.log(level_of(level), spdlog::string_view_t(message));
+}
+
+PrintableStreams::PrintableStreams() : before_out_(std::cout.rdbuf()), before_err_(std::cerr.rdbuf()) {
+  if (isatty(STDOUT_FILENO) != 0) std::cout.rdbuf((out_ = std::make_unique<PrintableBuffer>(before_out_)).get());
+  if (isatty(STDERR_FILENO) != 0) std::cerr.rdbuf((err_ = std::make_unique<PrintableBuffer>(before_err_)).get());
+}
+
+PrintableStreams::~PrintableStreams() {
+  std::cout.rdbuf(before_out_);
+  std::cerr.rdbuf(before_err_);
 }
 
 void open_standard_streams() {

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <streambuf>
 #include <string>
 
 #include "core/error.h"
@@ -13,6 +15,20 @@ namespace lathe {
 
 /// How much a line matters; the log shows those at or above its own.
 enum class Level { debug, info, warn, error };
+
+/// While one lives, what std::cout and std::cerr write to a terminal is printable() (core/io/text.h): the texts and
+/// names of a file can't give it commands. A file or a pipe gets every byte as it is.
+class PrintableStreams {
+ public:
+  PrintableStreams();
+  ~PrintableStreams();
+  PrintableStreams(const PrintableStreams&) = delete;
+  PrintableStreams& operator=(const PrintableStreams&) = delete;
+
+ private:
+  std::unique_ptr<std::streambuf> out_, err_;
+  std::streambuf *before_out_, *before_err_;
+};
 
 /// Writes a line with its time to standard error and to the log file, if there is one.
 void log(Level level, const std::string& message);

@@ -58,7 +58,10 @@ void ProgressBar::show(double done, const std::vector<std::string>& facts, doubl
   shown_ = now;
   const double seconds = std::chrono::duration<double>(now - begin_).count();
   if (eta < 0 && done > begun_ && seconds > 0.5) eta = seconds * (all_ - done) / (done - begun_);
-  progress(bar_line(what_, all_ > 0 ? done / all_ : 1, facts, eta, terminal_width() - 1, wants_colour()));
+  std::vector<std::string> shown;
+  for (const std::string& fact : facts) shown.push_back(printable_line(fact));
+  progress(
+      bar_line(printable_line(what_), all_ > 0 ? done / all_ : 1, shown, eta, terminal_width() - 1, wants_colour()));
 }
 
 }  // namespace lathe

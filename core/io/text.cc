@@ -1,5 +1,6 @@
 #include "core/io/text.h"
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -44,7 +45,38 @@ size_t utf8_end(std::string_view text, size_t begin, size_t most) {
   return end;
 }
 
+size_t incomplete_bytes(std::string_view text) {
+  for (size_t n = 1; n <= std::min<size_t>(3, text.size()); ++n) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - n]);
+    if ((byte & 0xC0) == 0x80) continue;  // of a code point that begins before
+    const size_t length = byte < 0xC2 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : byte < 0xF5 ? 4 : 1;
+    return n < length ? n : 0;
+  }
+  return 0;
+}
+
 bool is_utf8(std::string_view text) { return utf8_end(text, 0) == text.size(); }
+
+std::string printable(std::string_view text) {
+  std::string out;
+  for (size_t i = 0, n = 0; i < text.size(); i += n) {
+    const auto first = static_cast<unsigned char>(text[i]);
+    const size_t length = code_point_length(text, i);
+    n = std::max<size_t>(length, 1);
+    const bool is_latin1_control = first == 0xC2 && static_cast<unsigned char>(text[i + n - 1]) < 0xA0;
+    const bool is_control = first < 0x20 || first == 0x7F || is_latin1_control;
+    if (length > 0 && (!is_control || first == '\n' || first == '\t')) {
+      out.append(text.substr(i, n));
+      continue;
+    }
+    for (const char byte : text.substr(i, n)) out += format("\\x%02x", static_cast<unsigned char>(byte));
+  }
+  return out;
+}
+
+std::string printable_line(std::string_view text) {
+  return replace_all(replace_all(printable(text), "\n", "\\x0a"), "\t", "\\x09");
+}
 
 std::string replace_all(std::string_view text, std::string_view what, std::string_view by) {
   std::string out;

@@ -14,6 +14,7 @@
 #include "core/device.h"
 #include "core/io/file.h"
 #include "core/io/log.h"
+#include "core/io/text.h"
 #include "core/kernels/isa.h"
 #include "train/config/run_config.h"
 #include "train/run/stop.h"
@@ -219,6 +220,9 @@ std::string sentence(const fs::filesystem_error& e) {
              e.code() == std::errc::permission_denied ? "; change the permissions, or name another" : "");
 }
 
+/// What an error quotes from a file or a command line may hold anything.
+void log_error(const std::string& what) { log(Level::error, printable(what)); }
+
 }  // namespace
 
 int run_cli(int argc, char** argv) {
@@ -228,21 +232,22 @@ int run_cli(int argc, char** argv) {
     // A file that would grow beyond `ulimit -f` is then an error of the call (EFBIG), with a sentence and an exit code.
     std::signal(SIGXFSZ, SIG_IGN);
 
+    const PrintableStreams streams;
     const Exit code = dispatch(argc, argv);
     std::cout.flush();
     if (lines_dropped() > 0) return static_cast<int>(code);  // counted, and in the log
     if (!std::cout || std::fflush(stdout) != 0) fail(Exit::io, "standard output can't be written");
     return static_cast<int>(code);
   } catch (const Error& e) {
-    log(Level::error, e.what());
+    log_error(e.what());
     return static_cast<int>(e.code());
   } catch (const c10::Error& e) {
-    log(Level::error, std::string("internal: ") + e.what_without_backtrace());
+    log_error(std::string("internal: ") + e.what_without_backtrace());
   } catch (const std::bad_alloc&) {
     log(Level::error, "out of memory; make batch_size, block_size or the model smaller");
     return static_cast<int>(Exit::memory);
   } catch (const fs::filesystem_error& e) {
-    log(Level::error, sentence(e));
+    log_error(sentence(e));
     return static_cast<int>(Exit::io);
   } catch (const std::system_error& e) {
     if (e.code() == std::errc::resource_unavailable_try_again) {
@@ -250,9 +255,9 @@ int run_cli(int argc, char** argv) {
                             "; raise the limit of processes and threads (ulimit -u, or the container's)"));
       return static_cast<int>(Exit::memory);
     }
-    log(Level::error, std::string("internal: ") + e.what());
+    log_error(std::string("internal: ") + e.what());
   } catch (const std::exception& e) {
-    log(Level::error, std::string("internal: ") + e.what());
+    log_error(std::string("internal: ") + e.what());
   }
   return static_cast<int>(Exit::internal);
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/io/text.h"
+
 namespace lathe {
 namespace {
 
@@ -13,12 +15,14 @@ size_t columns(const std::string& text) {
 }  // namespace
 
 std::string TextTable::text() const {
-  std::vector<size_t> widths(rows_[0].size());
-  for (const auto& row : rows_) {
+  auto rows = rows_;
+  for (auto& row : rows) std::transform(row.begin(), row.end(), row.begin(), printable_line);
+  std::vector<size_t> widths(rows[0].size());
+  for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], columns(row[i]));
   }
   std::string text;
-  for (const auto& row : rows_) {
+  for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) {
       text += row[i];
       if (i + 1 < row.size()) text += std::string(widths[i] - columns(row[i]) + 2, ' ');

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <iostream>
 
 #include "core/io/log.h"
@@ -60,7 +61,11 @@ class Screen {
   }
 
  private:
-  static void show(const std::string& text) { std::cout << text << std::flush; }
+  /// Not by std::cout, which shows control sequences instead of sending them.
+  static void show(const std::string& text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
 
   termios before_{};
   bool has_keys_ = false;
@@ -94,8 +99,8 @@ std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, si
   std::vector<std::string> lines;
   for (size_t i = 0; i < runs.size(); ++i) {
     const RunSummary s = summarise(runs[i].run());
-    std::string line = (colour ? curve_colour(i) : "") + s.run.string() + (colour ? "\033[39m" : "") + "  " + s.state +
-                       "  step " + str(s.step, s.steps > 0 ? str("/", s.steps) : "");
+    std::string line = (colour ? curve_colour(i) : "") + printable_line(s.run.string()) + (colour ? "\033[39m" : "") +
+                       "  " + s.state + "  step " + str(s.step, s.steps > 0 ? str("/", s.steps) : "");
     if (s.loss) line += format("  loss %.4f", *s.loss);
     if (s.val_loss) line += format("  val loss %.4f", *s.val_loss);
     if (s.units_per_sec) line += format("  %.0f %s/s", *s.units_per_sec, s.unit.c_str());
