@@ -392,4 +392,24 @@ TEST_CASE("a limit of file sizes is an error with a sentence, not a signal", "[f
   CHECK(difference(folder / "reference", folder / "run") == "");
 }
 
+TEST_CASE("a log file that can't grow is a warning, once", "[faults_io]") {
+  if (!fs::exists("/usr/bin/prlimit")) {
+    WARN("skipped: there is no /usr/bin/prlimit to set the limit with");
+    return;
+  }
+  const TempFolder folder(fast_folder());
+  make_tiny_run(folder.path());
+  fs::create_directories(folder / "run");
+  write_file(folder / "run/log.txt", std::string(199'000, '\n'));
+  const Finished trained =
+      run({"/usr/bin/prlimit",
+           {"--fsize=200000", (binary_folder() / "lathe").string(), "train", "tiny.toml", "--train.out_dir=run"},
+           folder.path(),
+           {}});
+  INFO(trained.out << trained.err);
+  CHECK(trained.code == 0);
+  CHECK_THAT(trained.err, ContainsSubstring("warning: ") && ContainsSubstring("log.txt: File too large; the log file"));
+  CHECK(std::count(trained.err.begin(), trained.err.end(), '\n') == 1);
+}
+
 }  // namespace

@@ -103,7 +103,15 @@ struct Log {
   spdlog::logger logger{"lathe", console};
   std::vector<std::pair<Level, std::string>> before_file;  // said before log.txt was open
   bool has_file = false;
-  Log() { logger.set_level(spdlog::level::trace), console->set_level(spdlog::level::info); }
+  bool has_failed = false;
+  Log() {
+    logger.set_level(spdlog::level::trace);
+    console->set_level(spdlog::level::info);
+    logger.set_error_handler([this](const std::string& what) {
+      if (std::exchange(has_failed, true)) return;
+      std::fprintf(stderr, "warning: %s; the log file lacks what follows\n", printable(what).c_str());
+    });
+  }
 };
 Log& instance() {
   static auto* log = new Log;
