@@ -347,6 +347,25 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
   fs::remove(f / "parts/.unfinished-train_000000.bin");
   prepare_documents(o);
   CHECK((contents(f / "parts") == wanted));
+  // So does a bit that has changed in what was written, in a file that is full as in the last one.
+  for (const int64_t shard : {int64_t{100'000'000}, int64_t{200'000}}) {
+    for (const bool by_hash : {true, false}) {
+      INFO("shards of " << shard << (by_hash ? ", validation by hash" : ", validation from the tail"));
+      for (const char* folder : {"whole", "parts"}) fs::remove_all(f / folder);
+      o.shard_tokens = shard, o.val_by_hash = by_hash;
+      o.out = f / "whole";
+      prepare_documents(o);
+      o.out = f / "parts";
+      cut_short();
+      const fs::path written = f / (by_hash ? "parts/.unfinished-train_000000.bin" : "parts/.unfinished-train_all.bin");
+      std::string bytes = slurp(written);
+      bytes.at(1000) ^= 1;
+      write_file(written, bytes);
+      prepare_documents(o);
+      CHECK((contents(f / "parts") == contents(f / "whole")));
+    }
+  }
+  o.shard_tokens = 100'000'000, o.val_by_hash = true;
   // So does a record that is damaged.
   for (const char* record : {"{\"command\": 5}", "[]", "{"}) {
     INFO(record);

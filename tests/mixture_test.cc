@@ -177,6 +177,71 @@ TEST_CASE("a preparation of sources that was cut short keeps those that are ther
   CHECK_THAT(told({}), ContainsSubstring("needs files, folders"));
 }
 
+TEST_CASE("a killed preparation of sources notices a source that has changed since", "[mixture]") {
+  const TempFolder f(fast_folder());
+  fs::create_directories(f / "aa");
+  write_file(f / "aa/1.txt", std::string(4000, 'a'));
+  write_file(f / "bb", std::string(4000, 'b'));
+  write_file(f / "tokenizer.txt", sample_text(20000));
+  REQUIRE(lathe_in(f, {"tokenizer", "train", "tokenizer.txt", "--out", "bpe", "--vocab-size", "300"}).code == 0);
+  REQUIRE(lathe_in(f, {"tokenizer", "train", "tokenizer.txt", "--out", "other", "--vocab-size", "290"}).code == 0);
+  const auto prepare = [&](const std::string& out, bool killed) {
+    const std::vector<std::string> args{"prepare",  "--out",   out,        "--tokenizer", "bpe",
+                                        "--source", "aa=aa:3", "--source", "bb=bb"};
+    return run({killed ? "lathe_faults" : "lathe",
+                args,
+                f.path(),
+                {{"LATHE_TEST_KILL", killed ? "prepare: renamed 1" : "none 1"}}});
+  };
+  REQUIRE(prepare("whole", false).code == 0);
+
+  const std::string tokenizer = slurp(f / "bpe/tokenizer.json");
+  const auto restore = [&] {
+    write_file(f / "aa/1.txt", std::string(4000, 'a'));
+    fs::remove(f / "aa/2.txt");
+    write_file(f / "bpe/tokenizer.json", tokenizer);
+  };
+  struct Change {
+    const char* what;
+    std::function<void()> make;
+    int code;
+    const char* sentence;
+  };
+  const std::vector<Change> changes{
+      {"as long", [&] { write_file(f / "aa/1.txt", std::string(3999, 'a') + "A"); }, 3,
+       "the input of the source aa is not what it was when this command was cut short; remove out/aa to begin it anew"},
+      {"longer", [&] { write_file(f / "aa/1.txt", std::string(5000, 'a')); }, 3, "the input of the source aa is not"},
+      {"another file", [&] { write_file(f / "aa/2.txt", "more"); }, 3, "the input of the source aa is not"},
+      {"the tokenizer",
+       [&] {
+         fs::copy_file(f / "other/tokenizer.json", f / "bpe/tokenizer.json", fs::copy_options::overwrite_existing);
+       },
+       2, "out/aa already holds data"}};
+  for (const Change& change : changes) {
+    INFO(change.what);
+    fs::remove_all(f / "out");
+    REQUIRE(prepare("out", true).code == 128 + 9);
+    REQUIRE(fs::exists(f / "out/aa/manifest.json"));
+    change.make();
+    const Finished refused = prepare("out", false);
+    CHECK(refused.code == change.code);
+    CHECK_THAT(refused.err, ContainsSubstring(change.sentence));
+    CHECK(!fs::exists(f / "out/manifest.json"));
+    restore();
+    const Finished done = prepare("out", false);
+    CHECK(done.code == 0);
+    CHECK_THAT(done.out + done.err, ContainsSubstring("out/aa is there already"));
+    CHECK(slurp(f / "out/aa/train.bin") == slurp(f / "whole/aa/train.bin"));
+  }
+  // A source that was removed is begun anew, with what its input is now.
+  fs::remove_all(f / "out");
+  REQUIRE(prepare("out", true).code == 128 + 9);
+  write_file(f / "aa/1.txt", std::string(8000, 'a'));
+  fs::remove_all(f / "out/aa");
+  CHECK(prepare("out", false).code == 0);
+  CHECK(fs::file_size(f / "out/aa/train.bin") != fs::file_size(f / "whole/aa/train.bin"));
+}
+
 TEST_CASE("a run on a mixture is the same stopped and resumed, and tells the loss of each source", "[mixture]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());

@@ -199,6 +199,20 @@ TEST_CASE("a preparation of plain text that was cut short goes on where it was, 
       o.progress_seconds = 1000;
       prepare(o);
       CHECK((contents("parts") == contents("whole")));
+
+      // Where a bit of what was written has changed, all of it is written again.
+      fs::remove_all(f / "parts");
+      int64_t asked = 0;
+      o.progress_seconds = 0, o.stop = [&] { return ++asked > survey + 2; };
+      CHECK_THAT(error_of([&] { prepare(o); }), ContainsSubstring("run the same command again to go on"));
+      const fs::path written =
+          f / (shard == 2'000'000 ? "parts/.unfinished-train_000000.bin" : "parts/.unfinished-train.bin");
+      std::string changed = slurp(written);
+      changed.at(1000) ^= 1;
+      write_file(written, changed);
+      o.stop = nullptr;
+      prepare(o);
+      CHECK((contents("parts") == contents("whole")));
       for (const char* folder : {"whole", "parts"}) fs::remove_all(f / folder);
     }
   }

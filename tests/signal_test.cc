@@ -128,7 +128,11 @@ TEST_CASE("a lost terminal stops a run with a checkpoint", "[signal]") {
 TEST_CASE("a run whose reader goes away trains on, and counts what it could not show", "[signal]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  const Finished r = run({"lathe", {"train", "tiny.toml"}, f.path(), {}, -1, 0, "", /*close_output_after=*/"device"});
+  const Finished r = run({.binary = "lathe",
+                          .args = {"train", "tiny.toml"},
+                          .folder = f.path(),
+                          .environment = {},
+                          .close_output_after = "device"});
   INFO(r.err);
   CHECK(r.code == 0);
   CHECK(list_checkpoints(f / "runs/tiny").at(0).filename() == "step-00000040");

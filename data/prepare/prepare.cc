@@ -149,7 +149,7 @@ size_t take(const TextSurvey& s, const fs::path& path, std::string_view text, si
 
 /// What must be the same for a preparation to go on.
 std::string identity(const std::vector<Input>& inputs, const TextSurvey& s, const PrepareOptions& o) {
-  Json json{{"format", 1}, {"text", true}, {"val", o.val_share}, {"shard", o.shard_tokens}, {"tokens", s.tokens}};
+  Json json{{"format", 2}, {"text", true}, {"val", o.val_share}, {"shard", o.shard_tokens}, {"tokens", s.tokens}};
   s.tokenizer.add_to_json(json, "tokenizer");
   std::string all = json_text(json);
   for (const Input& input : inputs) all += str(input.path.string(), '\0', input.bytes, '\0');  // need not be UTF-8
@@ -237,7 +237,7 @@ void prepare(const PrepareOptions& options) {
   };
   SplitWriter train = writer("train", split), val = writer("val", n - split);
   std::optional<Progress> before = journal.read();
-  if (before && !(train.resume(before->train) && val.resume(before->val)))
+  if (before && !(train.resume(before->train, before->train_sum) && val.resume(before->val, before->val_sum)))
     before.reset(), train = writer("train", split), val = writer("val", n - split);
   std::vector<std::string> going_on;
   if (before) {

@@ -91,7 +91,7 @@ class Sorter {
 /// What must be the same for a preparation to go on: this form of the record, and all options but the number of
 /// workers.
 std::string identity(const DocumentOptions& o) {
-  Json json{{"format", 1},        {"val", o.val_share},     {"by_hash", o.val_by_hash},
+  Json json{{"format", 2},        {"val", o.val_share},     {"by_hash", o.val_by_hash},
             {"dedup", o.dedup},   {"lines", o.dedup_lines}, {"repair", o.repair},
             {"min", o.min_bytes}, {"max", o.max_bytes},     {"shard", o.shard_tokens}};
   o.tokenizer.add_to_json(json, "tokenizer");
@@ -234,7 +234,8 @@ void prepare_documents(const DocumentOptions& o) {
   std::vector<std::string> going_on;
   if (before) {
     const bool all_there =
-        tail ? spool->resume(before->train) : train->resume(before->train) && val->resume(before->val);
+        tail ? spool->resume(before->train, before->train_sum)
+             : train->resume(before->train, before->train_sum) && val->resume(before->val, before->val_sum);
     if (!all_there) before.reset(), train = writer("train"), val = writer("val"), spool = spooler();
   }
   if (before) {

@@ -7,8 +7,9 @@
 namespace lathe {
 
 Json progress_record(const Progress& p, const std::string& command) {
-  return {{"command", command},         {"parts", p.parts},     {"train", p.train}, {"val", p.val},
-          {"largest_id", p.largest_id}, {"learned", p.learned}, {"input", p.input}};
+  return {{"command", command}, {"parts", p.parts},           {"train", p.train},
+          {"val", p.val},       {"largest_id", p.largest_id}, {"learned", p.learned},
+          {"input", p.input},   {"train_sum", p.train_sum},   {"val_sum", p.val_sum}};
 }
 
 std::optional<Progress> read_progress(const Json& record, const std::string& command, const std::string& where) {
@@ -17,8 +18,9 @@ std::optional<Progress> read_progress(const Json& record, const std::string& com
   const auto whole = [&](const char* key) {
     return json_whole(record, key, 0, std::numeric_limits<int64_t>::max(), where, Exit::data);
   };
-  return Progress{whole("parts"),      whole("train"),   whole("val"),
-                  whole("largest_id"), whole("learned"), json_get<std::string>(record, "input", where, Exit::data)};
+  const auto text = [&](const char* key) { return json_get<std::string>(record, key, where, Exit::data); };
+  return Progress{whole("parts"),   whole("train"), whole("val"),      whole("largest_id"),
+                  whole("learned"), text("input"),  text("train_sum"), text("val_sum")};
 }
 
 }  // namespace lathe

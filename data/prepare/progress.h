@@ -14,7 +14,8 @@ struct Progress {
   int64_t parts = 0;
   int64_t train = 0, val = 0;  ///< tokens
   int64_t largest_id = 0, learned = 0;
-  std::string input{};  ///< checksum of the parts' digests
+  std::string input{};                 ///< checksum of the parts' digests
+  std::string train_sum{}, val_sum{};  ///< SplitWriter::checksum of what was written
 };
 
 /// A record but for its checksum (data/folder.h). `command` identifies what prepares.

@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "core/io/log.h"
+
 namespace lathe {
 
 void SplitWriter::write(std::span<const int32_t> ids) {
@@ -32,7 +34,7 @@ std::vector<ShardInfo> SplitWriter::finish() {
   return shards_;
 }
 
-bool SplitWriter::resume(int64_t tokens) {
+bool SplitWriter::resume(int64_t tokens, const std::string& checksum) {
   const size_t width = wide_ ? 4 : 2;
   std::vector<std::pair<fs::path, uint64_t>> found;  // and how many bytes of each
   for (int64_t done = 0; done < tokens; done += shard_tokens_) {
@@ -41,13 +43,25 @@ bool SplitWriter::resume(int64_t tokens) {
     std::error_code error;
     if (!fs::is_regular_file(found.back().first, error) || fs::file_size(found.back().first) < bytes) return false;
   }
+
+  // Nothing is changed until all of it is known to be what was recorded.
+  std::vector<Checksum> sums;
+  Checksum all;
+  for (const auto& [path, bytes] : found) {
+    const MappedFile file(path, Exit::io);
+    sums.emplace_back().update(file.bytes().data(), bytes);
+    const std::string sum = sums.back().hex();
+    all.update(sum.data(), sum.size());
+  }
+  if (all.hex() != checksum) {
+    log_warn(out_.string(), ": what was written of ", split_,
+             " before this command was cut short has changed since; beginning anew");
+    return false;
+  }
+
   for (const auto& [path, bytes] : found) {
     fs::resize_file(path, bytes);
-    sum_ = Checksum();
-    {
-      const MappedFile file(path, Exit::io);
-      sum_.update(file.bytes().data(), file.bytes().size());
-    }
+    sum_ = std::move(sums[shards_.size()]);
     shards_.push_back({name_of(shards_.size()), static_cast<int64_t>(bytes / width), ""});
     tokens_ += shards_.back().tokens;
     file_ = OutputFile(path, OutputFile::Open::append);
@@ -58,6 +72,15 @@ bool SplitWriter::resume(int64_t tokens) {
 
 void SplitWriter::sync() {
   if (file_.is_open()) file_.sync();
+}
+
+std::string SplitWriter::checksum() const {
+  Checksum all;
+  for (const ShardInfo& shard : shards_) {
+    const std::string sum = shard.xxh3.empty() ? sum_.hex() : shard.xxh3;  // only the last file may still be open
+    all.update(sum.data(), sum.size());
+  }
+  return all.hex();
 }
 
 std::vector<std::string> SplitWriter::files() const {
@@ -89,7 +112,10 @@ void SplitWriter::close() {
 void record(const Journal& journal, Progress progress, SplitWriter& train, SplitWriter& val) {
   train.sync();
   val.sync();
-  progress.train = train.tokens(), progress.val = val.tokens();
+  progress.train = train.tokens();
+  progress.val = val.tokens();
+  progress.train_sum = train.checksum();
+  progress.val_sum = val.checksum();
   journal.write(progress);
 }
 

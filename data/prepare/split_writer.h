@@ -25,14 +25,17 @@ class SplitWriter {
       : out_(out), shard_tokens_(shard_tokens), split_(split), most_tokens_(most_tokens), wide_(wide) {}
 
   /// Goes on behind the first `tokens` of what an ended process wrote under the same names; what it wrote beyond them
-  /// is cut off. False, and nothing is changed, where they are not there.
-  bool resume(int64_t tokens);
+  /// is cut off. False, and nothing is changed, where they are not there, or, with a warning, where their checksum()
+  /// is not `checksum`.
+  bool resume(int64_t tokens, const std::string& checksum);
   /// Appends ids.
   void write(std::span<const int32_t> ids);
   /// Waits until the disk has what was written.
   void sync();
   /// Names of the files so far.
   std::vector<std::string> files() const;
+  /// Checksum of what was written so far, from each file's own.
+  std::string checksum() const;
   /// Tokens so far.
   int64_t tokens() const { return tokens_; }
   /// Closes the last file. All of them, in order.

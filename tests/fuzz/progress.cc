@@ -6,8 +6,8 @@
 
 namespace lathe::fuzz {
 std::vector<std::string> seeds() {
-  return {progress_record({3, 1000, 20, 255, 1000, "0123456789abcdef"}, "c").dump(),
-          progress_record({0, 0, 0, 0, 0, ""}, "another").dump()};
+  return {progress_record({3, 1000, 20, 255, 1000, "0123456789abcdef", "aa", "bb"}, "c").dump(),
+          progress_record({0, 0, 0, 0, 0, "", "", ""}, "another").dump()};
 }
 }  // namespace lathe::fuzz
 
@@ -20,7 +20,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::must(p->parts >= 0 && p->train >= 0 && p->val >= 0 && p->largest_id >= 0 && p->learned >= 0, "counts");
     const auto again = read_progress(progress_record(*p, "c"), "c", "record");
     fuzz::must(again && again->parts == p->parts && again->train == p->train && again->val == p->val &&
-                   again->largest_id == p->largest_id && again->learned == p->learned && again->input == p->input,
+                   again->largest_id == p->largest_id && again->learned == p->learned && again->input == p->input &&
+                   again->train_sum == p->train_sum && again->val_sum == p->val_sum,
                "what was read is written the same");
   } catch (const Error& e) {
     fuzz::must(e.code() == Exit::data, "whose mistake it is");

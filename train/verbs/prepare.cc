@@ -1,9 +1,13 @@
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "core/device.h"
 #include "core/io/checksum.h"
 #include "core/io/claimed_folder.h"
+#include "core/io/json.h"
 #include "core/io/log.h"
+#include "data/folder.h"
 #include "data/mixture.h"
 #include "data/prepare/example_source.h"
 #include "data/prepare/out_folder.h"
@@ -171,22 +175,59 @@ std::pair<MixturePart, std::string> read_source(const std::string& text) {
   return {part, path};
 }
 
-/// What must be the same for sources that are there already to stay: all words but the number of workers.
+/// What must be the same for sources that are there already to stay: all words but the number of workers, and the
+/// tokenizer.
 std::string identity(const Arguments& arguments) {
   std::string all;
   for (const auto& [flag, value] : arguments.flags) {
     if (flag != "workers") all += flag + '\0' + value + '\0';
   }
   for (const std::string& source : arguments.lists.at("source")) all += source + '\0';
+  if (const std::string path = arguments.get("tokenizer", "byte"); path != "byte" && fs::exists(path)) {
+    Json json;
+    tokenizer_at(path).add_to_json(json, "tokenizer");
+    all += json_text(json);
+  }
   const Digest d = digest(all);
   return str(d.high, "-", d.low);
 }
 
-void prepare_source(const Arguments& all, const std::string& path, const fs::path& out) {
-  if (fs::exists(out / "manifest.json")) {
-    log_info(out.string(), " is there already, and stays as it is");
-    return;
+/// Checksum of the files of a source, with their paths. `meter` shows it, and ends it where a stop is asked for.
+std::string input_checksum(const std::string& path, Meter& meter) {
+  const std::vector<fs::path> files = expand_inputs({path});
+  uint64_t bytes = 0;
+  for (const fs::path& file : files) bytes += fs::is_regular_file(file) ? fs::file_size(file) : 0;
+  meter.begin("checked", bytes);
+
+  Checksum all;
+  for (const fs::path& file : files) {
+    uint64_t shown = 0;
+    const std::string sum =
+        file_checksum(file, [&](uint64_t done) { meter.advance(done - std::exchange(shown, done)); });
+    const std::string text = str(file.string(), '\0', sum, '\0');
+    all.update(text.data(), text.size());
   }
+  return all.hex();
+}
+
+/// The record of a mixture in progress: its command, and the checksum of the input of each source that was begun.
+constexpr const char* mixture_record = ".unfinished-mixture";
+
+/// The checksums in the record of the same command; nullopt where there is none.
+std::optional<Json> read_mixture_record(const fs::path& out, const std::string& command) try {
+  const std::string where = (out / mixture_record).string();
+  const auto record = read_manifest_json(out, mixture_record);
+  if (!record || json_get<std::string>(*record, "command", where, Exit::data) != command) return std::nullopt;
+  check_manifest_checksum(*record, where);
+  auto inputs = json_get<Json>(*record, "inputs", where, Exit::data);
+  if (!inputs.is_object()) fail(Exit::data, where, ": no object of inputs");
+  return inputs;
+} catch (const Error& e) {
+  log_warn(e.what());
+  return std::nullopt;
+}
+
+void prepare_source(const Arguments& all, const std::string& path, const fs::path& out) {
   Arguments one = all;
   one.lists.clear();
   one.words = {path};
@@ -194,8 +235,50 @@ void prepare_source(const Arguments& all, const std::string& path, const fs::pat
   prepare_words(one);
 }
 
-/// Each source into a folder of its own within the mixture's. One that this command finished before it was cut short
-/// stays.
+/// Prepares each source into a folder of its own in `out`. One that the same command finished before it was cut short
+/// stays, if its input is what it was.
+void prepare_sources(const Arguments& arguments, const fs::path& out, const std::vector<MixturePart>& parts,
+                     const std::vector<std::string>& paths) {
+  const std::string command = identity(arguments);
+  const std::optional<Json> recorded = read_mixture_record(out, command);
+  const auto is_made = [&](const MixturePart& part) { return fs::exists(out / part.name / "manifest.json"); };
+  for (const MixturePart& part : parts) {
+    if (!recorded && is_made(part))
+      fail(Exit::usage, (out / part.name).string(), " already holds data; remove ", out.string(),
+           " or give another --out");
+  }
+
+  const std::function<bool()> stop = [] { return stop_signal() != 0; };
+  Meter meter(out, stop);
+  if (std::any_of(parts.begin(), parts.end(), is_made)) meter.resumable();
+
+  Json inputs = recorded.value_or(Json::object());
+  try {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const std::string& name = parts[i].name;
+      const fs::path folder = out / name;
+      const std::string input = input_checksum(paths[i], meter);
+      if (is_made(parts[i])) {
+        if (!inputs.contains(name) || inputs[name] != input)
+          fail(Exit::data, "the input of the source ", name,
+               " is not what it was when this command was cut short; remove ", folder.string(), " to begin it anew");
+        log_info(folder.string(), " is there already, and stays as it is");
+        continue;
+      }
+
+      // Recorded before the input is read, so that a change while it is read is noticed too.
+      inputs[name] = input;
+      write_manifest_json(out, {{"command", command}, {"inputs", inputs}}, mixture_record);
+      prepare_source(arguments, paths[i], folder);
+      meter.resumable();
+    }
+  } catch (...) {
+    std::error_code error;
+    if (std::none_of(parts.begin(), parts.end(), is_made)) fs::remove(out / mixture_record, error);
+    throw;
+  }
+}
+
 Exit prepare_mixture(const Arguments& arguments) {
   if (!arguments.words.empty())
     fail(Exit::usage, "command line: ", arguments.words[0], " is beside --source; name it as a source too");
@@ -217,24 +300,9 @@ Exit prepare_mixture(const Arguments& arguments) {
 
   const ClaimedFolder claim(
       out, str(out.string(), " is in use: another `lathe prepare` writes there; wait for it, or give another --out"));
-  const fs::path record = out / ".unfinished-mixture";
-  const bool goes_on = fs::exists(record) && read_file(record, Exit::data) == identity(arguments);
-  for (const MixturePart& part : parts) {
-    if (!goes_on && fs::exists(out / part.name / "manifest.json"))
-      fail(Exit::usage, (out / part.name).string(), " already holds data; remove ", out.string(),
-           " or give another --out");
-  }
-  write_file_durably(record, identity(arguments));
-  try {
-    for (size_t i = 0; i < parts.size(); ++i) prepare_source(arguments, paths[i], out / parts[i].name);
-  } catch (...) {
-    std::error_code error;
-    const auto made = [&](const MixturePart& part) { return fs::exists(out / part.name / "manifest.json"); };
-    if (std::none_of(parts.begin(), parts.end(), made)) fs::remove(record, error);
-    throw;
-  }
+  prepare_sources(arguments, out, parts, paths);
   const int64_t tokens = write_mixture(out, parts);
-  remove_tree(record);
+  remove_tree(out / mixture_record);
   log_info(out.string(), ": a mixture of ", parts.size(), " sources, ", tokens, " training tokens");
   return Exit::done;
 }
