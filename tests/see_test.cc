@@ -428,6 +428,35 @@ TEST_CASE("a sweep that is stopped while its points start ends with 75, and is r
     CHECK(difference(f / ("reference/points/" + name), f / ("stopped/points/" + name)) == "");
 }
 
+TEST_CASE("a sweep lists a point that ends without a finite loss as diverged", "[see]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  for (const std::vector<std::string>& method :
+       {std::vector<std::string>{}, {"--method=asha", "--eta=2", "--samples=2"}}) {
+    std::vector<std::string> words{"sweep",
+                                   "tiny.toml",
+                                   "--optim.lr=1e-3,1e30",
+                                   "--optim.kind=sgd",
+                                   "--optim.grad_clip=0",
+                                   "--schedule.kind=constant",
+                                   "--schedule.warmup_steps=0",
+                                   "--train.steps=2",
+                                   "--train.eval_interval=1",
+                                   "--train.threads=1",
+                                   method.empty() ? "--out=grid" : "--out=asha"};
+    if (method.empty()) words[7] = "--train.steps=1";
+    words.insert(words.end(), method.begin(), method.end());
+    const Finished r = lathe_in(f, words);
+    INFO(r.out << r.err);
+    REQUIRE(r.code == 0);
+    CHECK_THAT(r.out, ContainsSubstring("optim.lr=1e30  diverged"));
+    const std::string table = slurp(f / (method.empty() ? "grid" : "asha") / "table.txt");
+    INFO(table);
+    CHECK_THAT(table, ContainsSubstring("diverged"));
+    CHECK_THAT(table, !ContainsSubstring("nan"));
+  }
+}
+
 TEST_CASE("a sweep by a file, with successive halving; bad ones", "[see]") {
   const TempFolder f;
   make_tiny_run(f.path());

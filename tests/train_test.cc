@@ -241,6 +241,65 @@ TEST_CASE("a run that diverges ends with exit 5 and keeps its checkpoints", "[tr
   CHECK_THAT(r.err, ContainsSubstring("diverged: loss"));
 }
 
+TEST_CASE("a run that ends without a finite loss has diverged", "[train]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const auto train = [&](const std::string& out, const std::string& lr, std::vector<std::string> more) {
+    std::vector<std::string> args{"train",
+                                  "tiny.toml",
+                                  "--train.out_dir=" + out,
+                                  "--optim.kind=sgd",
+                                  "--optim.lr=" + lr,
+                                  "--optim.grad_clip=0",
+                                  "--schedule.kind=constant",
+                                  "--schedule.warmup_steps=0",
+                                  "--train.sample_interval=0"};
+    args.insert(args.end(), more.begin(), more.end());
+    const Finished r = lathe_in(f, args);
+    INFO(out << r.out << r.err);
+    return r;
+  };
+  const auto state = [&](const std::string& run) {
+    const Finished r = lathe_in(f, {"runs", run, "--json=true"});
+    REQUIRE(r.code == 0);
+    return parse_json(r.out, "runs", Exit::internal).at(0)["state"].get<std::string>();
+  };
+  // The only step's loss is that of the initial weights; what the step makes of them has none.
+  const std::vector<std::vector<std::string>> saves{{},
+                                                    {"--checkpoint.interval=1"},
+                                                    {"--checkpoint.interval=1", "--checkpoint.async_save=true"},
+                                                    {"--checkpoint.keep_best=true"}};
+  for (size_t i = 0; i < saves.size(); ++i) {
+    const std::string out = "only" + std::to_string(i);
+    auto more = saves[i];
+    more.insert(more.end(), {"--train.steps=1", "--train.eval_interval=1"});
+    for (int again = 0; again < 2; ++again) {
+      const Finished r = train(out, "1e30", more);
+      CHECK(r.code == 5);
+      CHECK_THAT(r.err, ContainsSubstring("step 1, the last, diverged: validation loss nan; lower optim.lr"));
+      CHECK(list_checkpoints(f / out).empty());
+    }
+    CHECK(state(out) == "diverged");
+  }
+
+  // The last of several: earlier checkpoints stay, and a lower rate goes on from there.
+  const std::vector<std::string> five{"--train.steps=5", "--checkpoint.interval=1", "--train.eval_interval=5"};
+  const std::vector<std::string> six{"--train.steps=6", "--checkpoint.interval=1", "--train.eval_interval=5",
+                                     "--checkpoint.async_save=true"};
+  REQUIRE(train("last", "1e-3", five).code == 0);
+  CHECK(train("last", "1e30", six).code == 5);
+  REQUIRE(!list_checkpoints(f / "last").empty());
+  CHECK(read_state(list_checkpoints(f / "last").at(0)).step == 5);
+  CHECK(state("last") == "diverged");
+  CHECK(train("last", "1e-3", six).code == 0);
+  CHECK(state("last") == "finished");
+
+  // A scaler leaves the step out whose loss is not finite; a run still does not end with it.
+  const Finished scaled = train("scaled", "1e30", {"--train.steps=2", "--train.eval_interval=0", "--amp.dtype=fp16"});
+  CHECK(scaled.code == 5);
+  CHECK_THAT(scaled.err, ContainsSubstring("step 2, the last, diverged: loss "));
+}
+
 TEST_CASE("every optimizer, schedule and init trains from a config", "[train]") {
   const TempFolder f;
   make_tiny_run(f.path());

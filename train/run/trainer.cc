@@ -54,6 +54,7 @@ class Trainer {
   /// What a run says that has nothing left to do; its record stays as it is. A last save may have been cut short.
   Exit say_finished() const {
     clean_checkpoints(run_);
+    check_last_validation();
     log_summary();
     log_info("nothing to do: the run ended with ", resumed_from_.string(),
              changes_.empty() ? "" : "; these keys differ from what was trained:");
@@ -92,6 +93,7 @@ class Trainer {
     if (resumed_from_.empty()) state_.eval_due = c.eval_interval > 0;
     if (state_.eval_due && !validate(metrics)) return stop(metrics);
     if (state_.step >= c.steps) {  // only its last evaluation was due
+      check_last_validation();
       save(metrics);
       return finish();
     }
@@ -129,6 +131,7 @@ class Trainer {
       fault_point("step");
       if (state_.eval_due && validate(metrics))
         save_due = save_due || (session_.config.checkpoint.keep_best && state_.best_step == state_.step);
+      if (last) check_last_validation();
       if (sample_due && !stop_asked()) sample(metrics);
       if (save_due && (last || !stop_asked())) save(metrics);
       if ((stop_asked() || state_.step == c.pause_at) && (!last || state_.eval_due)) {
@@ -211,6 +214,9 @@ class Trainer {
   /// Takes the last step's figures, shows them, and writes their line of metrics where `write`.
   void report(MetricsSinks& metrics, const StepResult& r, bool write) {
     const StepFigures f = figures_of(r);
+    // A loss scaler leaves out steps that are not finite, but no run ends with one.
+    if (state_.step == session_.config.train.steps && !std::isfinite(f.loss)) end_diverged("loss", f.loss);
+
     const double seconds = seconds_since(looked_) / static_cast<double>(state_.step - looked_step_);
     looked_ = Clock::now();
     looked_step_ = state_.step;
@@ -279,16 +285,26 @@ class Trainer {
     state_.eval_due = false;
     state_.val_loss = r->loss();
     state_.val_step = state_.step;
-
-    // A first loss that is not a number would be the best for good: nothing is less.
-    const auto& best = state_.best_val_loss;
-    if (!best || std::isnan(*best) || r->loss() < *best) {
+    // A loss that is not finite is no better than any other, and worse than a finite one.
+    if (!state_.best_val_loss || (std::isfinite(r->loss()) && !(r->loss() >= *state_.best_val_loss))) {
       state_.best_val_loss = r->loss();
       state_.best_step = state_.step;
     }
     metrics.add_validation(state_.step, r->metrics);
     log_info("step ", state_.step, "  ", metrics_text(r->metrics), " over ", r->targets, " ", unit_);
     return true;
+  }
+
+  /// Exit::diverged where the evaluation after the run's last step gave a loss that is not finite. It comes before
+  /// that step is saved, so that no earlier checkpoint gives way to weights that are of no use.
+  void check_last_validation() const {
+    if (state_.val_step == state_.step && !std::isfinite(*state_.val_loss))
+      end_diverged("validation loss", *state_.val_loss);
+  }
+
+  [[noreturn]] void end_diverged(const char* what, double value) const {
+    fail(Exit::diverged, "step ", state_.step, ", the last, diverged: ", what, " ", value,
+         "; lower optim.lr or optim.grad_clip, or raise schedule.warmup_steps");
   }
 
   Exit stop(MetricsSinks& metrics) {

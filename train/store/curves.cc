@@ -199,8 +199,9 @@ RunSummary summarise(const fs::path& run) {
     }
   }
   s.step = std::max(s.step, saved);
-  const bool finished = s.steps > 0 && saved >= s.steps && !eval_due;
-  const bool diverged = diverged_step(run) >= s.step && s.step > 0;
+  const bool no_number = s.val_loss && !std::isfinite(*s.val_loss) && s.steps > 0 && s.step >= s.steps;
+  const bool finished = s.steps > 0 && saved >= s.steps && !eval_due && !no_number;
+  const bool diverged = no_number || (diverged_step(run) >= s.step && s.step > 0);
   const bool moving = s.age_s < 60 && s.step > saved && (s.steps == 0 || s.step < s.steps);
   if (is_locked(run) || (moving && !finished && !diverged))
     s.state = "running";

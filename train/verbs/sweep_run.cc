@@ -253,12 +253,12 @@ class Sweep {
       const bool at_end = static_cast<size_t>(s.target) + 1 == plan_.rungs.size();
       const bool there = at_end ? exit == Exit::done : run.step >= plan_.rungs[static_cast<size_t>(s.target)];
       if (!there || run.eval_due) return;  // stopped on its way
+      if (run.val_loss && !std::isfinite(*run.val_loss)) return end(i, "diverged");
       s.losses.resize(static_cast<size_t>(s.target) + 1, run.best_val_loss.value_or(std::nan("")));
       log_info("point     ", name(i), "  ", overrides_text(plan_.points[i]), "  step ", run.step,
                format("  validation loss %.4f", s.losses.back()));
     } else if (exit == Exit::diverged || exit == Exit::memory) {
-      s.end = exit == Exit::diverged ? "diverged" : "out of memory";
-      log_info("point     ", name(i), "  ", overrides_text(plan_.points[i]), "  ", s.end);
+      return end(i, exit == Exit::diverged ? "diverged" : "out of memory");
     } else if (exit == Exit::busy && busy_++ < 600) {  // a process of a sweep that was killed is still saving
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
       return;
@@ -271,6 +271,17 @@ class Sweep {
       ::raise(SIGTERM);  // the others stop with a checkpoint each
       return;
     }
+    keep_result(i);
+  }
+
+  /// Notes that a point goes no further.
+  void end(size_t i, const char* why) {
+    states_[i].end = why;
+    log_info("point     ", name(i), "  ", overrides_text(plan_.points[i]), "  ", why);
+    keep_result(i);
+  }
+
+  void keep_result(size_t i) const {
     fault_point("sweep: point ended");
     keep(i);
     fault_point("sweep: result kept");
