@@ -97,8 +97,15 @@ TEST_CASE("keys that contradict each other", "[config]") {
       {"rank = 4\nbase = \"x\"\ndtype = \"bf16\"\n[amp]\ndtype = \"fp16\"", "needs amp.dtype = \"bf16\", and it is"},
       {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"bf16\"", "adapters.dtype = \"fp32\" needs amp.dtype = \"fp32\""},
       {"rank = 4\nbase = \"x\"\ndouble_quant = true", "is for adapters.dtype = \"nf4\""},
-      {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"fp8\"", "can't be used with adapters"}};
+      {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"fp8\"", "can't be used with adapters"},
+      {"rank = 4\nbase = \"x\"\n[model]\nkind = \"rnn\"",
+       "c.toml:5:1: adapters.rank = 4 has nothing to act on: adapters stand on linear layers, and model.kind = \"rnn\" "
+       "has "
+       "none beside its head"},
+      {"rank = 4\nbase = \"x\"\n[model]\nkind = \"rnn\"\ntie_weights = true", "has none beside its head"}};
   for (const auto& [text, wanted] : lora) CHECK_THAT(problem("[adapters]\n" + text + "\n"), ContainsSubstring(wanted));
+  for (const char* kind : {"gpt", "gpt\"\ntie_weights = false\ninit = \"gpt2", "llama", "mlp", "convnet"})
+    CHECK(problem(str("[adapters]\nrank = 4\nbase = \"x\"\n[model]\nkind = \"", kind, "\"\n")) == "");
 }
 
 TEST_CASE("files that are no config", "[config]") {

@@ -4,6 +4,7 @@
 
 #include "nn/models/model.h"
 #include "tests/kinds.h"
+#include "train/config/transform.h"
 #include "train/tasks/task.h"
 
 namespace {
@@ -128,6 +129,30 @@ TEST_CASE("adapters stand on any kind", "[tasks]") {
   CHECK(after < before);
   REQUIRE(lathe_in(f, {"merge", "tuned", "--out", "merged"}).code == 0);
   CHECK(last_line(lathe_in(f, {"eval", "merged"}))["val_loss"].get<double>() == Approx(after).epsilon(1e-5));
+}
+
+TEST_CASE("a model that leaves nothing to train is refused before anything is made", "[tasks]") {
+  const TempFolder f(fast_folder());
+  make_data(f);
+  write_config(f, *std::find_if(kinds.begin(), kinds.end(), [](const Kind& k) { return k.name == "rnn"; }));
+  REQUIRE(lathe_in(f, {"train", "kind.toml", "--train.out_dir=base", "--train.steps=2"}).code == 0);
+  // The kind is the base's here: no config says it, so that a check of the config alone has nothing to find.
+  std::string text = slurp(f / "kind.toml");
+  const size_t model = text.find("[model]"), behind = text.find('[', model + 1);
+  REQUIRE(behind != std::string::npos);
+  write_file(f / "other.toml", text.substr(0, model) + text.substr(behind));
+  for (const char* config : {"kind.toml", "other.toml"}) {
+    for (const std::string key : {"adapters.base", "train.init_from"}) {
+      INFO(config << ", " << key);
+      const Finished refused =
+          lathe_in(f, {"train", config, "--train.out_dir=never", "--adapters.rank=2", "--" + key + "=base"});
+      CHECK(refused.code == 2);
+      CHECK_THAT(refused.err, ContainsSubstring("adapters.rank = 2 has nothing to act on"));
+      CHECK(!fs::exists(f / "never"));
+    }
+  }
+  CHECK_THAT(error_of([] { parameters_to_train(Echo(), RunConfig()); }),
+             ContainsSubstring("there is nothing to train"));
 }
 
 }  // namespace

@@ -37,5 +37,7 @@ const std::vector<Transform>& transforms();
 void add_transform(Transform transform);
 /// Applies all.
 void apply_transforms(Model& model, const TransformContext& context);
+/// The parameters of a transformed model that a run trains. Exit::usage where there are none.
+std::vector<NamedParameter> parameters_to_train(const Model& model, const RunConfig& config);
 
 }  // namespace lathe

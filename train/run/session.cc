@@ -84,7 +84,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   }
   if (device.is_cuda()) replace_buffers(*model, [&](const NamedBuffer& b) { return b.tensor.to(device); });
   apply_transforms(*model, {config, device, matrices});
-  const auto params = trained_parameters(*model), saved = saved_tensors(*model);
+  const auto params = parameters_to_train(*model, config), saved = saved_tensors(*model);
   const bool low_grad = config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
   make_working_copies(params, compute, config.amp.working_copies, low_grad);
   const bool stochastic = config.amp.rounding != "nearest";

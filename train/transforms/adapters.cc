@@ -1,10 +1,12 @@
 #include "train/transforms/adapters.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "core/dtype.h"
 #include "core/io/json.h"
 #include "core/memory.h"
+#include "core/mode.h"
 #include "nn/layers.h"
 #include "train/transforms/frozen.h"
 
@@ -16,15 +18,38 @@ const AdaptersConfig& adapters_of(const RunConfig& config) {
 
 namespace {
 
-/// The layers that adapters stand on.
+/// The layers that adapters stand on. A head whose weight the loss takes by itself is none of them: what stands on it
+/// would never run.
 std::vector<Linear*> adapted_layers(Model& model) {
+  const at::Tensor head = model.has_head() ? model.head_weight().data() : at::Tensor();
   std::vector<Linear*> all, in_blocks;
   for_each_module<Linear>(model, [&](const std::string&, int64_t block, Linear& layer) {
-    if (!layer.weight.defined()) return;
+    if (!layer.weight.defined() || layer.weight.data().is_same(head)) return;
     all.push_back(&layer);
     if (block >= 0) in_blocks.push_back(&layer);
   });
   return in_blocks.empty() ? all : in_blocks;
+}
+
+std::string no_layer_text(const RunConfig& config) {
+  return str("adapters.rank = ", adapters_of(config).rank,
+             " has nothing to act on: adapters stand on linear layers, and model.kind = \"", config.model.kind,
+             "\" has none beside its head; leave [adapters] out to train the whole model");
+}
+
+/// Whether a model of the config has no layer for adapters. Sizes that the data gives do not decide that; false where a
+/// kind can't be made without the right ones.
+bool has_no_layer(const ModelConfig& config) {
+  AnyConfig own = config.own;
+  if (int64_t* const vocabulary = own.find<int64_t>("vocab_size")) *vocabulary = std::max<int64_t>(1, *vocabulary);
+
+  try {
+    const ShapesAlone guard;
+    const auto model = find_model_kind(config.kind)->make(own, {.input = {3, 32, 32}, .outputs = 2});
+    return adapted_layers(*model).empty();
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 }  // namespace
@@ -34,7 +59,9 @@ void add_adapters(Model& model, const TransformContext& context) {
   if (c.rank == 0) return;
   const MemoryScope memory(Memory::parameters);
   const auto options = at::TensorOptions(context.device).dtype(context.matrices);
-  for (Linear* layer : adapted_layers(model)) layer->add_adapter(c.rank, c.alpha, options);
+  const auto layers = adapted_layers(model);
+  if (layers.empty()) fail(Exit::usage, no_layer_text(context.config));
+  for (Linear* layer : layers) layer->add_adapter(c.rank, c.alpha, options);
   auto added = trained_parameters(model);
   std::erase_if(added, [](const NamedParameter& p) { return !p.role.adapter; });
   initialize(added, context.config.model.own, static_cast<uint64_t>(context.config.train.seed));
@@ -68,6 +95,7 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
     return fault("adapters.dtype", "adapters.dtype = \"", c.dtype, "\" needs amp.dtype = \"",
                  quantised ? "bf16\" or \"fp16" : c.dtype, "\", and it is \"", config.amp.dtype, "\"");
   }
+  if (has_no_layer(config.model)) return ConfigFault{{"adapters.rank", "model.kind"}, no_layer_text(config)};
   return std::nullopt;
 }
 

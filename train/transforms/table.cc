@@ -36,4 +36,13 @@ void apply_transforms(Model& model, const TransformContext& context) {
   for (const Transform& t : transforms()) t.apply(model, context);
 }
 
+std::vector<NamedParameter> parameters_to_train(const Model& model, const RunConfig& config) {
+  auto trained = trained_parameters(model);
+  if (trained.empty()) {
+    fail(Exit::usage, "there is nothing to train: all parameters of this model of model.kind = \"", config.model.kind,
+         "\" are frozen, or it has none; leave out the transform that freezes them");
+  }
+  return trained;
+}
+
 }  // namespace lathe
