@@ -25,6 +25,7 @@ struct StateTensor {
 struct StateOf {
   std::vector<StateTensor> tensors;
   bool whole = false;  ///< updated as a whole; otherwise its elements by the method's rule
+  double flops = 0;    ///< of an update's matrix products
 };
 
 /// One parameter of a step: what kernels are given, and the shape that it has.

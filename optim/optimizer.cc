@@ -103,6 +103,7 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
     Slot slot{p.path, p.parameter, {}, {}, {}};
     StateOf state = method_->state(p);
     slot.whole = state.whole;
+    update_flops_ += state.flops;
     for (const StateTensor& t : state.tensors) {
       slot.names.push_back(t.name);
       slot.places.push_back(t.place);

@@ -66,6 +66,8 @@ class Optimizer {
   const std::vector<ParameterGroup>& groups() const { return groups_; }
   /// State of all parameters together, by name, to be saved with the slots'.
   const std::vector<std::pair<std::string, at::Tensor>>& shared_state() const { return shared_state_; }
+  /// FLOPs of the matrix products of an update, as Newton-Schulz iterations; 0 where there are none.
+  double update_flops() const { return update_flops_; }
   /// What the last step did, and the number of updates so far. Waits for a card.
   StepControl control() const { return control_.get(); }
   /// Goes on after n updates, as one that was loaded; a step that ended the run is forgotten.
@@ -82,6 +84,7 @@ class Optimizer {
   std::vector<std::pair<std::string, at::Tensor>> shared_state_;
   at::Tensor partials_;  // float64, a sum for each chunk of each gradient, in the order of groups and slots
   int64_t chunks_ = 0;   // of them in use
+  double update_flops_ = 0;
 };
 
 /// Where a parameter's average is kept: the name that follows its path in checkpoints.

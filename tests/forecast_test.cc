@@ -3,12 +3,16 @@
 
 #include <cmath>
 #include <cstdio>
+#include <map>
+#include <optional>
 
 #include "autograd/engine.h"
 #include "autograd/ops/images.h"
 #include "core/dry_run.h"
 #include "core/io/json.h"
 #include "core/kernels/gemm.h"
+#include "core/mode.h"
+#include "nn/models/model.h"
 #include "tests/catch.h"
 #include "tests/process.h"
 #include "train/run/fit.h"
@@ -214,6 +218,150 @@ TEST_CASE("a plan counts the checkpoints that the run's folder has at its end", 
   Overrides every = keys("12", "2", "1");
   every.emplace_back("checkpoint.keep_every", "4");
   CHECK(counts(every) == Counts(3, 3));
+}
+
+using Sizes = std::map<std::string, int64_t>;
+
+/// A kind's config with those of `sizes` that it has; nullopt where it has none of the first, or its check refuses
+/// them.
+std::optional<AnyConfig> sized_config(const ModelKind& kind, const std::string& first, const Sizes& sizes) {
+  AnyConfig config = kind.config;
+  if (config.find<int64_t>(first) == nullptr) return std::nullopt;
+  for (const auto& [key, size] : sizes) {
+    if (int64_t* const found = config.find<int64_t>(key)) *found = size;
+  }
+  if (int64_t* const vocabulary = config.find<int64_t>("vocab_size")) *vocabulary = 50257;
+  return kind.check(config) ? std::nullopt : std::optional(config);
+}
+
+double sum_of_sizes(const AnyConfig& config) {
+  double sum = 0;
+  for (const Field& field : config.schema().fields()) {
+    if (const int64_t* const size = config.find<int64_t>(field.key)) sum += static_cast<double>(*size);
+  }
+  return sum;
+}
+
+/// Parameters of a model of that config on small images.
+int64_t parameters_of(const ModelKind& kind, const AnyConfig& config) {
+  const ShapesAlone guard;
+  const auto model = kind.make(config, {.input = {3, 8, 8}, .outputs = 10});
+  return count(parameters(*model));
+}
+
+TEST_CASE("every kind of model gets smaller from any sizes, and each version is one that it accepts", "[forecast]") {
+  const std::vector<std::pair<std::string, Sizes>> cases{
+      {"n_embd", {{"n_layer", 48}, {"n_embd", 1600}, {"n_head", 25}, {"block_size", 1024}}},
+      {"n_embd", {{"n_layer", 97}, {"n_embd", 10007}, {"n_head", 1}, {"n_hidden", 10007}, {"block_size", 9973}}},
+      {"n_embd", {{"n_layer", 3}, {"n_embd", 101 * 26}, {"n_head", 101}, {"n_hidden", 99991}}},
+      {"n_embd", {{"n_embd", 100000}, {"n_head", 2}, {"n_hidden", 100000}}},
+      {"n_embd", {{"n_embd", 12 * 130}, {"n_head", 12}, {"n_hidden", 3}}},
+      {"n_kv_head", {{"n_embd", 12 * 130}, {"n_head", 12}, {"n_kv_head", 4}}},
+      {"n_kv_head", {{"n_embd", 14 * 66}, {"n_head", 14}, {"n_kv_head", 7}, {"n_inner", 99991}}},
+      {"n_kv_head", {{"n_embd", 9999}, {"n_head", 45}, {"n_kv_head", 9}, {"head_dim", 34}, {"n_inner", 1}}},
+      {"n_kv_head", {{"n_embd", 64}, {"n_head", 10}, {"n_kv_head", 1}, {"head_dim", 50002}, {"n_inner", 999983}}},
+      {"n_hidden", {{"n_layer", 999}, {"n_hidden", 99991}}},
+      {"n_channel", {{"n_stage", 12}, {"n_channel", 101}, {"n_block", 7}}},
+      {"n_channel", {{"n_stage", 5}, {"n_channel", 99991}, {"n_block", 1}}},
+  };
+  for (const ModelKind& kind : model_kinds()) {
+    int walks = 0;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      auto config = sized_config(kind, cases[i].first, cases[i].second);
+      if (!config) continue;
+      INFO(kind.name << ", case " << i);
+      ++walks;
+      for (int versions = 0;; ++versions) {
+        REQUIRE(versions < 100);
+        const auto ways = scaled_versions(kind, *config);
+        if (ways.empty()) break;
+        const AnyConfig next = ways.at(0).at(0);
+        const auto fault = kind.check(next);
+        std::string sizes;
+        for (const Field& field : next.schema().fields()) {
+          if (const int64_t* const size = next.find<int64_t>(field.key)) sizes += str(field.key, " ", *size, "  ");
+        }
+        INFO(sizes);
+        CHECK_FALSE(fault.has_value());
+        CHECK(sum_of_sizes(next) < sum_of_sizes(*config));
+        CHECK(parameters_of(kind, next) < parameters_of(kind, *config) + 1);
+        config = next;
+      }
+      CHECK(parameters_of(kind, *config) < 30'000'000);
+    }
+    INFO(kind.name);
+    CHECK(walks >= 1);
+  }
+}
+
+struct OddConfig {
+  LATHE_FIELD(int64_t, n_part, 25, "parts of the width, all alike", between(1, 1000).fixed())
+  LATHE_FIELD(int64_t, width, 1600, "numbers of a row", between(20, 100000).fixed())
+  LATHE_FIELD(int64_t, seed, 0, "no size", between(-5, 100000).fixed())
+};
+/// A kind that does not say how it gets smaller.
+struct Odd {
+  Linear layer;
+  Odd(const OddConfig& c, const ModelSizes& sizes) : layer(c.width, sizes.outputs, true) {}
+  Variable operator()(const Variable& x) const { return layer(x); }
+  static std::optional<ConfigFault> check(const OddConfig& c) {
+    if (c.width % c.n_part == 0) return std::nullopt;
+    return ConfigFault{{"width"}, "parts differ"};
+  }
+  void visit(Visit& v) { v("layer", layer); }
+};
+
+TEST_CASE("a kind that does not say how it gets smaller is tried at halves and divisors of its sizes", "[forecast]") {
+  const ModelKind kind = model_kind<Odd, OddConfig>("odd", "");
+  REQUIRE_FALSE(kind.scale_down);
+  const auto ways = scaled_versions(kind, kind.config);
+  REQUIRE(ways.size() == 3);
+  std::vector<int64_t> widths, parts;
+  for (const AnyConfig& config : ways[0]) widths.push_back(config.as<OddConfig>().width);
+  for (const AnyConfig& config : ways[1]) parts.push_back(config.as<OddConfig>().n_part);
+  CHECK(widths == std::vector<int64_t>{800, 400, 200, 100, 50, 25});
+  CHECK(parts == std::vector<int64_t>{5, 1});
+  CHECK(ways[2].empty());
+}
+
+TEST_CASE("shapes with odd heads and wide ones are planned, and so is an optimizer that is most of a step",
+          "[forecast]") {
+  const TempFolder f(fast_folder());
+  write_file(f / "large.toml",
+             "[model]\nn_layer = 48\nn_head = 25\nn_embd = 1600\nblock_size = 1024\nvocab_size = 50257\n"
+             "[data]\ndir = \"nowhere\"\n[train]\nbatch_size = 4\n");
+  const auto plan = [&](const std::vector<std::string>& keys) {
+    std::vector<std::string> words{"plan", "large.toml"};
+    words.insert(words.end(), keys.begin(), keys.end());
+    const Finished r = lathe_in(f, words);
+    INFO(r.err);
+    CHECK(r.code == 0);
+    return r.out;
+  };
+  const std::string large = plan({});
+  CHECK_THAT(large, ContainsSubstring("(1557.61 million)"));
+  CHECK_THAT(large, ContainsSubstring("from a smaller version that was measured"));
+  CHECK_THAT(plan({"--model.kind=llama", "--model.n_head=2", "--model.n_embd=100000", "--model.n_layer=2"}),
+             ContainsSubstring("from a smaller version that was measured"));
+  // What Newton-Schulz takes is a part of what must be small: no version of this width is measured as it is.
+  CHECK_THAT(plan({"--optim.kind=muon", "--model.n_layer=4", "--model.n_head=16", "--model.n_embd=1024",
+                   "--model.block_size=64", "--model.vocab_size=4096", "--train.batch_size=1"}),
+             ContainsSubstring("from a smaller version that was measured"));
+}
+
+TEST_CASE("the matrix products of an update are counted", "[forecast]") {
+  const TempFolder f(fast_folder());
+  // 2 layers, each of [192, 64], [64, 64], [256, 64] and [64, 256]; 5 iterations.
+  const auto load = [&](const std::string& kind) {
+    write_file(f / "muon.toml",
+               "[model]\nn_layer = 2\nn_head = 2\nn_embd = 64\nblock_size = 16\nvocab_size = 50\n[data]\ndir = "
+               "\"nowhere\"\n[train]\nthreads = 8\ndevice = \"cpu\"\n[optim]\nkind = \"" +
+                   kind + "\"\n");
+    return load_config((f / "muon.toml").string(), {});
+  };
+  const double n = 64, wide = 192 + 64 + 256 + 256;
+  CHECK(dry_step(load("muon")).update_flops == 2 * 5 * (4 * n * n * wide + 4 * 2 * n * n * n));
+  CHECK(dry_step(load("adamw")).update_flops == 0);
 }
 
 TEST_CASE("train tells at its start what it needs", "[forecast]") {

@@ -90,4 +90,10 @@ int64_t parameter_count(const ConvNetConfig& c, const ModelSizes& sizes) {
   return n + (last_channels(c) + 1) * sizes.outputs;
 }
 
+std::optional<ConvNetConfig> ConvNet::scale_down(const ConvNetConfig& config) {
+  ConvNetConfig c = config;
+  if (halve(c.n_block, 1) || halve(c.n_channel, 8) || halve(c.n_stage, 3) || halve(c.n_channel, 1)) return c;
+  return std::nullopt;
+}
+
 }  // namespace lathe

@@ -66,6 +66,8 @@ struct ConvNet {
 
   /// Of images [C, H, W], or [H, W] of one channel. Parameters all zero until they are initialised.
   ConvNet(const ConvNetConfig& config, const ModelSizes& sizes);
+  /// The next smaller version: fewer blocks of a stage, fewer channels, then fewer stages.
+  static std::optional<ConvNetConfig> scale_down(const ConvNetConfig& config);
   /// x [B, C, H, W], or [B, H, W] -> [B, outputs].
   Variable operator()(const Variable& x) const;
   /// Training FLOPs of a sample: 6 for each weight of a product and each place that it is at, forward and backward.

@@ -70,4 +70,18 @@ std::optional<ConfigFault> GPT::check(const GPTConfig& c) {
       str("model.n_embd = ", c.n_embd, " is not divisible by model.n_head = ", c.n_head, "; change one of them")};
 }
 
+std::optional<GPTConfig> GPT::scale_down(const GPTConfig& config) {
+  GPTConfig c = config;
+  if (halve(c.n_layer, 2) || halve(c.block_size, 512) || halve(c.vocab_size, 8192)) return c;
+  if (c.n_embd <= 64) return std::nullopt;
+
+  const int64_t head_width = c.n_embd / c.n_head;
+  if (halve(c.n_head, 1)) {
+    c.n_embd = c.n_head * head_width;
+  } else {
+    c.n_embd = half_width(c.n_embd);
+  }
+  return c;
+}
+
 }  // namespace lathe

@@ -73,6 +73,9 @@ struct GPT {
   double flops_per_unit() const;
   /// What is wrong between its keys, if anything.
   static std::optional<ConfigFault> check(const GPTConfig& config);
+  /// The next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then fewer heads of the same
+  /// width, and of one head half of it.
+  static std::optional<GPTConfig> scale_down(const GPTConfig& config);
   static constexpr bool caches_keys = true, separates_documents = true;
 
   void visit(Visit& v) {

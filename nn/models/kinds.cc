@@ -1,5 +1,9 @@
 // The table of model kinds.
 #include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <numeric>
+#include <utility>
 
 #include "nn/init.h"
 #include "nn/models/convnet.h"
@@ -24,6 +28,23 @@ std::vector<ModelKind>& table() {
   return kinds;
 }
 
+/// Half of a size, then its divisors, the largest first.
+std::vector<int64_t> smaller_sizes(int64_t size) {
+  std::vector<int64_t> large, small;
+  for (int64_t divisor = 1; divisor <= size / divisor && divisor <= 1'000'000; ++divisor) {
+    if (size % divisor != 0) continue;
+    if (divisor > 1) large.push_back(size / divisor);
+    if (divisor < size / divisor) small.push_back(divisor);
+  }
+  large.insert(large.end(), small.rbegin(), small.rend());
+
+  const int64_t half = size / 2;
+  std::vector<int64_t> sizes{half};
+  std::copy_if(large.begin(), large.end(), std::back_inserter(sizes),
+               [half](int64_t divisor) { return divisor != half; });
+  return sizes;
+}
+
 }  // namespace
 
 const std::vector<ModelKind>& model_kinds() { return table(); }
@@ -39,6 +60,44 @@ void add_model_kind(ModelKind kind) {
   LATHE_CHECK(kind.config.schema().find("kind") == nullptr, "model kind ", kind.name,
               ": its config has a key \"kind\", which [model] has already");
   table().push_back(std::move(kind));
+}
+
+bool halve(int64_t& size, int64_t least) {
+  if (size <= least) return false;
+  size = std::max(least, size / 2);
+  return true;
+}
+
+int64_t half_width(int64_t size) {
+  const int64_t unit = std::gcd(size, int64_t{16});
+  return std::max(unit, size / 2 / unit * unit);
+}
+
+std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind, const AnyConfig& config) {
+  std::vector<std::vector<AnyConfig>> ways;
+  if (kind.scale_down) {
+    if (auto scaled = kind.scale_down(config)) ways.push_back({std::move(*scaled)});
+    return ways;
+  }
+
+  // The largest number is most likely the one that time and memory follow.
+  std::vector<std::pair<int64_t, const Field*>> sizes;
+  for (const Field& field : config.schema().fields()) {
+    if (const int64_t* const size = config.find<int64_t>(field.key)) sizes.emplace_back(*size, &field);
+  }
+  std::stable_sort(sizes.begin(), sizes.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+
+  for (const auto& [size, field] : sizes) {
+    const auto least = static_cast<int64_t>(std::max(1.0, std::ceil(field->rule.min)));
+    ways.emplace_back();
+    for (const int64_t value : smaller_sizes(size)) {
+      if (value < least) continue;
+      AnyConfig scaled = config;
+      *scaled.find<int64_t>(field->key) = value;
+      if (!kind.check || !kind.check(scaled)) ways.back().push_back(std::move(scaled));
+    }
+  }
+  return ways;
 }
 
 double matmul_flops(const std::vector<NamedParameter>& parameters) {

@@ -124,4 +124,29 @@ std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
   return std::nullopt;
 }
 
+std::optional<LlamaConfig> Llama::scale_down(const LlamaConfig& config) {
+  LlamaConfig c = config;
+  if (halve(c.n_layer, 2) || halve(c.block_size, 512) || halve(c.vocab_size, 8192)) return c;
+  if (c.n_embd <= 64 && c.n_head * c.head_width() <= 64 && c.n_inner <= 256) return std::nullopt;
+
+  // Heads of keys and values go with those of the queries that they serve, so that each still serves as many.
+  int64_t kv_heads = c.kv_heads(), head_width = c.head_width();
+  const int64_t group = c.n_head / kv_heads;
+  if (halve(kv_heads, 1)) {
+    c.n_head = kv_heads * group;
+    if (c.n_kv_head > 0) c.n_kv_head = kv_heads;
+  } else if (!halve(c.n_head, 1)) {
+    head_width = half_width(head_width);
+  }
+
+  if (c.head_dim > 0) {
+    c.head_dim = head_width;
+    c.n_embd = half_width(c.n_embd);
+  } else {
+    c.n_embd = c.n_head * head_width;
+  }
+  if (c.n_inner > 0) c.n_inner = half_width(c.n_inner);
+  return c;
+}
+
 }  // namespace lathe

@@ -106,6 +106,9 @@ struct Llama {
   double flops_per_unit() const;
   /// What is wrong between its keys, if anything.
   static std::optional<ConfigFault> check(const LlamaConfig& config);
+  /// The next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then fewer heads of the same
+  /// width, and of one head half of it.
+  static std::optional<LlamaConfig> scale_down(const LlamaConfig& config);
   static constexpr bool caches_keys = true, separates_documents = true;
 
   void visit(Visit& v) {

@@ -62,4 +62,10 @@ int64_t parameter_count(const MLPConfig& c, const ModelSizes& sizes) {
          (c.n_hidden + 1) * sizes.outputs;
 }
 
+std::optional<MLPConfig> MLP::scale_down(const MLPConfig& config) {
+  MLPConfig c = config;
+  if (halve(c.n_layer, 2) || halve(c.n_hidden, 64)) return c;
+  return std::nullopt;
+}
+
 }  // namespace lathe

@@ -51,6 +51,8 @@ struct MLP {
 
   /// Of inputs of any shape. Parameters all zero until they are initialised.
   MLP(const MLPConfig& config, const ModelSizes& sizes);
+  /// The next smaller version: fewer layers, then narrower ones.
+  static std::optional<MLPConfig> scale_down(const MLPConfig& config);
   /// x [B, ...] -> [B, outputs].
   Variable operator()(const Variable& x) const;
   /// Training FLOPs of a sample: 6 for each weight of a product, forward and backward.

@@ -16,6 +16,9 @@
 //   config.block_size, .vocab_size    it models sequences of tokens, of at most so many
 //   config.init                       how its weights start (nn/init.h); else kaiming
 //   static std::optional<ConfigFault> check(const Config&)   what must hold between keys
+//   static std::optional<Config> scale_down(const Config&)   the next smaller version, which `lathe plan` measures in
+//                                     place of one that is too large for that, as halve() helps to make; nullopt: there
+//                                     is none. Else any whole number is tried at half of it and at its divisors
 //   static constexpr bool caches_keys = true   its attention goes by a KeyValueCache (nn/layers/cache.h), so that text
 //                                     is written without computing what is there again
 //   static constexpr bool separates_documents = true   it goes by SeparateDocuments (nn/layers/documents.h)
@@ -98,6 +101,8 @@ struct ModelKind {
   /// What is wrong between the keys of a config.
   std::function<std::optional<ConfigFault>(const AnyConfig&)> check;
   bool separates_documents = false;  ///< whether its forwards go by SeparateDocuments
+  /// The next smaller version of a config; empty where the module does not say.
+  std::function<std::optional<AnyConfig>(const AnyConfig&)> scale_down{};
 
   bool models_tokens() const { return config.find<int64_t>("block_size") && config.find<int64_t>("vocab_size"); }
 };
@@ -170,6 +175,15 @@ ModelKind model_kind(const char* name, const char* doc) {
   static_assert(
       requires(Module & m, Visit & v) { m.visit(v); }, "a model names its parameters in visit(Visit&)");
   ModelKind kind{name, doc, AnyConfig::of<Config>(), {}, {}};
+  if constexpr (requires(const Config& c) { Module::scale_down(c); }) {
+    kind.scale_down = [](const AnyConfig& any) -> std::optional<AnyConfig> {
+      const std::optional<Config> smaller = Module::scale_down(any.as<Config>());
+      if (!smaller) return std::nullopt;
+      AnyConfig scaled = any;
+      *static_cast<Config*>(scaled.data()) = *smaller;
+      return scaled;
+    };
+  }
   if constexpr (requires { Module::separates_documents; }) kind.separates_documents = Module::separates_documents;
   kind.make = [](const AnyConfig& any, const ModelSizes& sizes) -> std::unique_ptr<Model> {
     const Config& config = any.as<Config>();
@@ -195,6 +209,15 @@ const std::vector<ModelKind>& model_kinds();
 void add_model_kind(ModelKind kind);
 /// The kind of that name, or null.
 const ModelKind* find_model_kind(const std::string& name);
+
+/// Smaller versions of a kind's config, for each way to make it smaller those to try one after another; all pass the
+/// kind's check. The one of scale_down where the kind has that; else guesses, of which some may be no model or not
+/// smaller: for each whole number, the largest first, versions with half of it and with its divisors.
+std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind, const AnyConfig& config);
+/// Halves a size, but not below `least`; false, and it stays, where it is no larger than that.
+bool halve(int64_t& size, int64_t least);
+/// Half of a size, 1 at least, as a multiple of 16 or as much of that as the size is a multiple of.
+int64_t half_width(int64_t size);
 
 /// A model of a kind with its initial values, which depend on the seed and each parameter's path alone.
 std::unique_ptr<Model> make_model(const ModelKind& kind, const AnyConfig& config, const ModelSizes& sizes,

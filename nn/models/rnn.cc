@@ -58,4 +58,14 @@ int64_t parameter_count(const RNNConfig& c) {
          later * rows * (2 * c.n_hidden + 2);
 }
 
+std::optional<RNNConfig> RNN::scale_down(const RNNConfig& config) {
+  RNNConfig c = config;
+  if (halve(c.n_layer, 2) || halve(c.block_size, 512) || halve(c.vocab_size, 8192)) return c;
+
+  // Both, so that tied weights still fit.
+  const bool fewer_channels = halve(c.n_embd, 64), fewer_units = halve(c.n_hidden, 64);
+  if (!fewer_channels && !fewer_units) return std::nullopt;
+  return c;
+}
+
 }  // namespace lathe

@@ -43,6 +43,8 @@ struct RNN {
   explicit RNN(const RNNConfig& config);
   /// What is wrong between its keys, if anything.
   static std::optional<ConfigFault> check(const RNNConfig& config);
+  /// The next smaller version: fewer layers, a shorter window, a smaller vocabulary, then narrower layers.
+  static std::optional<RNNConfig> scale_down(const RNNConfig& config);
 
   /// ids int64 [B, T] -> logits [B, T, V].
   Variable operator()(const at::Tensor& ids_BT) const;

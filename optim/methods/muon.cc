@@ -36,8 +36,10 @@ void quintic(const at::Tensor& g_, at::Tensor& s_) {
   const T* g = g_.const_data_ptr<T>();
   T* s = s_.mutable_data_ptr<T>();
   const int64_t n = g_.size(0);
-  for (int64_t i = 0; i < n * n; ++i) s[i] = static_cast<T>(b) * g[i] + static_cast<T>(c) * s[i];
-  for (int64_t i = 0; i < n; ++i) s[i * n + i] += static_cast<T>(a);
+  parallel_for(0, n, divide_up(1 << 15, n), [&](int64_t first, int64_t last) {
+    for (int64_t i = first * n; i < last * n; ++i) s[i] = static_cast<T>(b) * g[i] + static_cast<T>(c) * s[i];
+    for (int64_t i = first; i < last; ++i) s[i * n + i] += static_cast<T>(a);
+  });
 }
 
 /// Brings the singular values of x [r, c], of norm 1 or less, near 1: x = (a I + b x x^T + c (x x^T)^2) x, `steps`
@@ -56,6 +58,12 @@ void newton_schulz(at::Tensor& x, at::Tensor& other, int64_t steps) {
     wide ? product(square, false, x, false, other) : product(x, false, square, false, other);
     std::swap(x, other);
   }
+}
+
+/// FLOPs of newton_schulz on a matrix of that shape.
+double newton_schulz_flops(int64_t rows, int64_t columns, int64_t steps) {
+  const auto n = static_cast<double>(std::min(rows, columns)), m = static_cast<double>(std::max(rows, columns));
+  return static_cast<double>(steps) * (4 * n * n * m + 2 * n * n * n);
 }
 
 /// core/kernels/muon.h, Newton-Schulz, and a step along what that gives; hidden matrices alone (Role), a filter as the
@@ -79,7 +87,8 @@ class Muon final : public Method {
   StateOf state(const NamedParameter& p) const override {
     const at::Tensor& t = p.parameter.data();
     if (!p.role.hidden || t.dim() < 2 || t.numel() == 0) return state_of_rule(rest_, t);
-    return {{{"momentum_buffer", t.sizes().vec(), state_dtype(t)}}, true};
+    const int64_t rows = t.size(0), columns = t.numel() / rows;
+    return {{{"momentum_buffer", t.sizes().vec(), state_dtype(t)}}, true, newton_schulz_flops(rows, columns, steps_)};
   }
 
   void update(std::vector<SlotUpdate>& slots, const UpdateRule& rest, StepControl* control, bool) const override {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <fstream>
 #include <functional>
 
@@ -101,7 +102,7 @@ double seconds_of(const std::function<void()>& action) {
 }
 
 /// The value that a quarter lies below: what other work on the machine adds to some steps is never negative.
-double undisturbed(std::vector<double> seconds) {
+double lower_quartile(std::vector<double> seconds) {
   const auto quarter = seconds.begin() + std::ssize(seconds) / 4;
   std::nth_element(seconds.begin(), quarter, seconds.end());
   return *quarter;
@@ -137,65 +138,83 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   for (int64_t step = 0; step < 3 || (step < 50 && spent < 1.2); ++step) {
     in_forward = true;
     begin = last = Clock::now();
-    const double whole = seconds_of([&] {
-      run_step(
-          s, [&] { return loader ? loader->next() : empty->next(); }, step);
+    const double gradients = seconds_of([&] {
+      zero_grad(*s.model);
+      const Batch batch = loader ? loader->next() : empty->next();
+      run_micro_batch(s, batch, static_cast<double>(units_of_micro_batch(s.config)), random_of(s.config, step, 0));
     });
     const double update = seconds_of([&] { s.optimizer.step(0, {.step = step}); });
-    spent += whole + update;
+    spent += gradients + update;
     if (step == 0) forward.clear();
-    if (step > 0) rest.push_back(whole - forward.back() - update), optimizer.push_back(update);
+    if (step > 0) {
+      rest.push_back(gradients - forward.back());
+      optimizer.push_back(update);
+    }
     if (spent > 4 * measure_seconds && step > 0) break;
   }
-  return {{undisturbed(forward), std::max(0.0, undisturbed(rest)), undisturbed(optimizer)},
+  return {{lower_quartile(forward), std::max(0.0, lower_quartile(rest)), lower_quartile(optimizer)},
           resident_peak() - dry.peaks.touched_peak};
 }
 
-/// A version of a config that takes less, and how its times are those of the config.
-struct Smaller {
+/// A version of a config that takes less, and what a dry run says of it.
+struct ScaledConfig {
   LoadedConfig loaded;
   DryStep dry;
 };
 
-int64_t* size_key(LoadedConfig& loaded, const char* key) { return loaded.config.model.own.find<int64_t>(key); }
-
 /// About what a step takes, at a rate that any machine of today has.
-double rough_seconds(const DryStep& d) { return d.micro_batch.matmul() / 50e9; }
+double rough_seconds(const DryStep& d) { return (d.micro_batch.matmul() + d.update_flops) / 50e9; }
 bool is_small(const DryStep& d) { return d.peaks.touched_peak <= measure_bytes && rough_seconds(d) <= measure_seconds; }
 
-/// The config in steps of one micro-batch, made smaller until it can be run here: fewer sequences, then fewer layers,
-/// shorter sequences, a smaller vocabulary, narrower layers.
-Smaller make_small(const LoadedConfig& given) {
-  Smaller s{one_step(given), {}};
+/// The next smaller version by what the model's kind says of its sizes; nullopt: there is none.
+std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
+  const ModelKind& kind = *find_model_kind(from.loaded.config.model.kind);
+  std::optional<ScaledConfig> no_larger;
+  for (auto& way : scaled_versions(kind, from.loaded.config.model.own)) {
+    for (AnyConfig& own : way) {
+      ScaledConfig next{from.loaded, {}};
+      next.loaded.config.model.own = std::move(own);
+      if (batch_sizes(next.loaded.config).vocab_size < batch_sizes(from.loaded.config).vocab_size)
+        next.loaded.config.data.dir.clear();  // its tokens would be beyond the vocabulary
+      if (kind.scale_down) {
+        next.dry = dry_step(next.loaded);
+        return next;
+      }
+
+      // A guess may break what the model's code alone knows. One that runs says whether this number is a size.
+      try {
+        next.dry = dry_step(next.loaded);
+      } catch (const std::exception&) {
+        continue;
+      }
+      const int64_t bytes = next.dry.peaks.touched_peak, bytes_before = from.dry.peaks.touched_peak;
+      const double flops = next.dry.micro_batch.total(), flops_before = from.dry.micro_batch.total();
+      const bool is_no_larger = bytes <= bytes_before && flops <= flops_before;
+      if (is_no_larger && (bytes < bytes_before || flops < flops_before)) return next;
+      if (is_no_larger && !no_larger) no_larger = std::move(next);
+      break;
+    }
+  }
+  return no_larger;
+}
+
+/// The config in steps of one micro-batch, scaled down until it can be run here: fewer sequences, then a smaller model.
+ScaledConfig scale_down(const LoadedConfig& given) {
+  ScaledConfig s{one_step(given), {}};
   s.loaded.config.train.grad_accum = 1;
   const auto small = [&] { return is_small(s.dry = dry_step(s.loaded)); };
   if (small()) return s;
+
   s.loaded.base.clear();  // what adapters stand on may be as large as the model
   auto& batch = s.loaded.config.train.batch_size;
-  while (batch > 1) {
-    batch = std::max<int64_t>(1, batch / 2);
+  while (halve(batch, 1)) {
     if (small()) return s;
   }
-  const auto shrink = [&](const char* key, int64_t least, auto&& also) {
-    int64_t* const size = size_key(s.loaded, key);
-    while (size != nullptr && *size > least) {
-      *size = std::max(least, *size / 2);
-      also();
-      if (small()) return true;
-    }
-    return false;
-  };
-  const auto nothing = [] {};
-  const auto without_data = [&] { s.loaded.config.data.dir.clear(); };  // its tokens would be beyond the vocabulary
-  if (shrink("n_layer", 2, nothing)) return s;
-  if (shrink("block_size", 512, nothing)) return s;
-  if (shrink("vocab_size", 8192, without_data)) return s;
-  const auto fewer_heads = [&] {
-    for (const char* key : {"n_head", "n_kv_head", "n_inner"}) {
-      if (int64_t* const n = size_key(s.loaded, key); n != nullptr && *n > 1) *n /= 2;
-    }
-  };
-  if (shrink("n_embd", 64, fewer_heads)) return s;
+
+  while (auto next = scale_model_down(s)) {
+    s = std::move(*next);
+    if (is_small(s.dry)) return s;
+  }
   fail(Exit::usage, "plan: no version of this config is small enough to be measured here; a micro-batch of one takes ",
        s.dry.peaks.touched_peak >> 20, " MiB");
 }
@@ -205,8 +224,9 @@ Smaller make_small(const LoadedConfig& given) {
 StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured, const DryStep& small) {
   const double flops = dry.micro_batch.total() / small.micro_batch.total();
   const double work = flops * static_cast<double>(config.train.grad_accum);
-  const double parameters = static_cast<double>(dry.trained) / static_cast<double>(small.trained);
-  return {measured.forward * work, measured.backward * work, measured.optimizer * parameters};
+  const double update = small.update_flops > 0 ? dry.update_flops / small.update_flops
+                                               : static_cast<double>(dry.trained) / static_cast<double>(small.trained);
+  return {measured.forward * work, measured.backward * work, measured.optimizer * update};
 }
 
 int64_t kept_checkpoints(const RunConfig& c) {
@@ -252,6 +272,7 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data) {
   result.peaks = memory_stats();
   result.parameters = count(parameters(*s.model));
   result.trained = count(s.params);
+  result.update_flops = s.optimizer.update_flops();
   result.formula_flops = s.model->flops_per_unit() * static_cast<double>(units_of_micro_batch(s.config));
   result.checkpoint_bytes = checkpoint_bytes(s.params, s.optimizer, save_dtype(loaded.config.checkpoint));
   result.held_bytes = loaded.config.checkpoint.async_save ? result.checkpoint_bytes : 0;
@@ -263,7 +284,7 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data) {
 Forecast forecast(const LoadedConfig& loaded) {
   Forecast f;
   const RunConfig& c = loaded.config;
-  const Smaller small = make_small(loaded);
+  const ScaledConfig small = scale_down(loaded);
   const Measurement m = measure(small.loaded, small.dry);
   f.dry = dry_step(loaded);
   f.times = times_of_step(c, f.dry, m.times, small.dry);

@@ -22,6 +22,7 @@ struct DryStep {
   MemoryStats peaks{};                  ///< of the steps
   FlopCount micro_batch{};              ///< FLOPs of one
   double formula_flops = 0;             ///< of a micro-batch, by the model's own formula
+  double update_flops = 0;              ///< of the matrix products of an optimizer's update
   int64_t checkpoint_bytes = 0;
   int64_t held_bytes = 0;   ///< the copy of a checkpoint that is written in the background
   bool has_copies = false;  ///< weights have working copies in the matmul dtype
@@ -46,7 +47,7 @@ struct StepTimes {
 
 /// Scales the times of a step of one micro-batch, `measured` with a version whose dry run is `small`, to a step of
 /// `config`, whose dry run is `dry`: each micro-batch takes time in proportion to its FLOPs, an update in proportion to
-/// the parameters that it trains.
+/// its matrix products, or to the parameters that it trains where it has none.
 StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured, const DryStep& small);
 
 /// What a run will need.
