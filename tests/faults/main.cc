@@ -5,6 +5,9 @@
 //                              folder, and each after it, fails
 //   LATHE_TEST_SLOW="POINT MS"  each time the process comes to a fault point it sleeps so long: a slow disk
 //   LATHE_TEST_THREADS=N       the process may have N threads; it ends with 77 where it can't be limited
+//   LATHE_TEST_LIMIT="KIND N"  a limit of the process: "file N" bytes in a file, "files N" that are open, "memory N" MB
+//   of
+//                              addresses beyond those that it has
 //   LATHE_TEST_RNG_SHIFT=1     dropout draws from the next step: what a wrong resume would do
 #include <dlfcn.h>
 #include <sys/resource.h>
@@ -15,6 +18,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <sstream>
 #include <string>
@@ -95,6 +99,25 @@ void limit_threads(rlim_t most) {
   if (setrlimit(RLIMIT_NPROC, &limit) != 0) std::_Exit(77);
 }
 
+/// Sets the limit that LATHE_TEST_LIMIT asks for.
+void limit_resource(const std::string& text) {
+  std::istringstream in(text);
+  std::string kind;
+  rlim_t n = 0;
+  in >> kind >> n;
+
+  int resource = RLIMIT_FSIZE;
+  if (kind == "files") resource = RLIMIT_NOFILE;
+  if (kind == "memory") {
+    resource = RLIMIT_AS;
+    rlim_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    n = pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + (n << 20);
+  }
+  const rlimit limit{n, n};
+  if (setrlimit(resource, &limit) != 0) std::_Exit(77);
+}
+
 }  // namespace
 
 // Stands in front of the library's own function (symbol interposition), so that the library needs no switch for this.
@@ -126,6 +149,7 @@ int run_with_faults(int argc, char** argv) {
     read_failing(fail);
     lathe::fault_hook = on_point;
   }
+  if (const char* limit = std::getenv("LATHE_TEST_LIMIT")) limit_resource(limit);
   if (const char* threads = std::getenv("LATHE_TEST_THREADS")) limit_threads(static_cast<rlim_t>(std::atoi(threads)));
   return lathe::run_cli(argc, argv);
 }

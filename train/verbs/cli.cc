@@ -66,8 +66,8 @@ void print_help(const Verb* verb) {
                  "`lathe help VERB` says more.\n"
               << row("Exit codes:",
                      "0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable checkpoint, 5 diverged, "
-                     "6 input/output, 8 run folder in use, 9 out of memory, 75 stopped with a checkpoint (run it again "
-                     "to go on)",
+                     "6 input/output, 8 folder in use, 9 out of memory or threads, 75 stopped with a checkpoint "
+                     "(run it again to go on)",
                      12);
     return;
   }
