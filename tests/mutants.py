@@ -6,6 +6,7 @@ tree is never written to), which is then built and tested with the tags that sho
 shows a hole in the tests. The unmutated tests run first as control.
 """
 import argparse
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,6 +16,17 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def places(text, find):
+    """Where a mutant's text stands in a source, whatever white space the formatter has put between its tokens."""
+    words = re.findall(r'"(?:\\.|[^"\\])*"|\w+|[^\w\s]', find)
+    pattern = ""
+    for before, word in zip([""] + words, words):
+        needs_space = before[-1:].isidentifier() or before[-1:].isdigit()
+        needs_space = needs_space and (word[0].isidentifier() or word[0].isdigit())
+        pattern += (r"\s+" if needs_space else r"\s*" if before else "") + re.escape(word)
+    return list(re.finditer(pattern, text))
 
 
 def note(text):
@@ -95,12 +107,13 @@ class Runner:
         if not path.exists():
             return "stale", f"does not apply: there is no {mutant['file']}"
         text = path.read_text()
-        if (n := text.count(mutant["find"])) != 1:
-            return "stale", f"does not apply: its text occurs {n} times in {mutant['file']}, which must be once"
+        found = places(text, mutant["find"])
+        if len(found) != 1:
+            return "stale", f"does not apply: its text occurs {len(found)} times in {mutant['file']}, which must be once"
         tags = [t for t in mutant["tags"] if self.known(t)]
         if not tags:
             return "stale", f"does not apply: there are no tests for its tags, {', '.join(mutant['tags'])}"
-        path.write_text(text.replace(mutant["find"], mutant["replace"]))
+        path.write_text(text[:found[0].start()] + mutant["replace"] + text[found[0].end():])
         try:
             kind, said = self.attempt(tags)
         finally:
@@ -141,7 +154,7 @@ def main():
         stale = 0
         for m in mutants:
             path = ROOT / m["file"]
-            n = path.read_text().count(m["find"]) if path.exists() else 0
+            n = len(places(path.read_text(), m["find"])) if path.exists() else 0
             stale += n != 1
             note(f"{m['name']}  {m['file']}  {' '.join(m['tags'])}" +
                  ("" if n == 1 else f"  (its text occurs {n} times)"))
