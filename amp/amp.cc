@@ -13,7 +13,9 @@
 namespace lathe {
 at::ScalarType compute_dtype(const AmpConfig& config) { return dtype_from_config(config.dtype); }
 
-at::ScalarType matmul_dtype(at::ScalarType compute) { return compute == at::kFloat8_e4m3fn ? at::kBFloat16 : compute; }
+at::ScalarType matmul_dtype(at::ScalarType compute) {
+  return compute == at::kFloat8_e4m3fn ? at::kBFloat16 : compute;
+}
 
 Autocast::Autocast(Compute compute) {
   Mode& m = mode();
@@ -27,8 +29,8 @@ Autocast::~Autocast() {
   if (mode().autocast_depth == 1) clear_cast_cache();
 }
 
-void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType compute, bool copies,
-                         bool low_grad) {
+void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType compute,
+                         bool copies, bool low_grad) {
   if (compute == at::kFloat) return;
   const at::ScalarType dtype = matmul_dtype(compute);
   const MemoryScope scope(Memory::parameters);
@@ -36,7 +38,8 @@ void make_working_copies(const std::vector<NamedParameter>& parameters, at::Scal
     const bool wide = p.parameter.dtype() == at::kFloat;
     if (!is_multiplied(p.role) && wide) continue;
     Precision& kept = p.parameter.leaf().precision;
-    if (copies && is_multiplied(p.role) && !kept.fp8 && wide) kept.copy_low(p.parameter.data(), dtype);
+    if (copies && is_multiplied(p.role) && !kept.fp8 && wide)
+      kept.copy_low(p.parameter.data(), dtype);
     kept.grad_dtype = low_grad ? dtype : at::kFloat;
   }
 }
@@ -51,11 +54,13 @@ void make_fp8_layers(const std::vector<NamedParameter>& parameters, const AmpCon
   for (const auto& p : parameters) blocks = std::max(blocks, p.block + 1);
   const MemoryScope scope(Memory::parameters);
   for (const auto& p : parameters) {
-    if (!is_linear_weight(p.role) || p.block < config.fp8_edge_blocks || p.block >= blocks - config.fp8_edge_blocks)
+    if (!is_linear_weight(p.role) || p.block < config.fp8_edge_blocks ||
+        p.block >= blocks - config.fp8_edge_blocks)
       continue;
     auto scaling = std::make_shared<Fp8Scaling>();
     if (config.fp8_scaling == "delayed") {
-      scaling->history = at::zeros({3, 1 + config.fp8_history}, p.parameter.data().options().dtype(at::kFloat));
+      scaling->history =
+          at::zeros({3, 1 + config.fp8_history}, p.parameter.data().options().dtype(at::kFloat));
     }
     p.parameter.leaf().precision.fp8 = std::move(scaling);
   }
@@ -63,7 +68,8 @@ void make_fp8_layers(const std::vector<NamedParameter>& parameters, const AmpCon
 
 void advance_fp8(const std::vector<NamedParameter>& parameters) {
   for (const auto& p : parameters) {
-    if (const auto& fp8 = p.parameter.leaf().precision.fp8; fp8 && fp8->history.defined()) fp8->advance();
+    if (const auto& fp8 = p.parameter.leaf().precision.fp8; fp8 && fp8->history.defined())
+      fp8->advance();
   }
 }
 

@@ -1,6 +1,6 @@
-// Loss scaling for fp16, whose small gradients would become zero: backward starts from the scale instead of 1, the
-// optimizer step divides it out again, and a step whose gradients overflowed is skipped. Micikevicius et al. 2018,
-// section 3.2; the dynamic rule is torch.amp.GradScaler's.
+// Loss scaling for fp16, whose small gradients would become zero: backward starts from the scale
+// instead of 1, the optimizer step divides it out again, and a step whose gradients overflowed is
+// skipped. Micikevicius et al. 2018, section 3.2; the dynamic rule is torch.amp.GradScaler's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,8 @@ class GradScaler {
   /// The scaler that a config asks for, if any.
   static std::optional<GradScaler> make(const AmpConfig& config, at::Device device);
 
-  /// The gradient of the loss that backward begins with: [] float32 on the device, which follows the scale.
+  /// The gradient of the loss that backward begins with: [] float32 on the device, which follows
+  /// the scale.
   const at::Tensor& scale() const { return scale_; }
   /// What Optimizer::step needs in order to unscale, skip, and move the scale.
   void prepare(StepOptions& options) const;

@@ -18,19 +18,23 @@ at::TensorOptions chosen(at::TensorOptions options) {
 }
 /// Values that were made on the CPU, as `options` say.
 Variable moved(const at::Tensor& t, const at::TensorOptions& options) {
-  return Variable(t.to(chosen(options).device(options.device()), /*non_blocking=*/false, /*copy=*/false));
+  return Variable(
+      t.to(chosen(options).device(options.device()), /*non_blocking=*/false, /*copy=*/false));
 }
 
 }  // namespace
 
-Variable zeros(at::IntArrayRef sizes, at::TensorOptions options) { return Variable(at::zeros(sizes, chosen(options))); }
+Variable zeros(at::IntArrayRef sizes, at::TensorOptions options) {
+  return Variable(at::zeros(sizes, chosen(options)));
+}
 Variable ones(at::IntArrayRef sizes, at::TensorOptions options) { return full(sizes, 1, options); }
 Variable full(at::IntArrayRef sizes, double value, at::TensorOptions options) {
   return Variable(at::full(sizes, value, chosen(options)));
 }
 
 Variable arange(double start, double end, double step, at::TensorOptions options) {
-  LATHE_CHECK(step != 0 && (end - start) / step >= 0, "arange: no steps of ", step, " lead from ", start, " to ", end);
+  LATHE_CHECK(step != 0 && (end - start) / step >= 0, "arange: no steps of ", step, " lead from ",
+              start, " to ", end);
   return Variable(at::arange(start, end, step, chosen(options)));
 }
 Variable arange(double end, at::TensorOptions options) { return arange(0, end, 1, options); }
@@ -48,9 +52,9 @@ Variable randn(at::IntArrayRef sizes, uint64_t seed, at::TensorOptions options) 
 
 Variable one_hot(const at::Tensor& ids, int64_t classes, at::TensorOptions options) {
   LATHE_CHECK(ids.scalar_type() == at::kLong, "one_hot: ids must be int64, not ", describe(ids));
-  LATHE_CHECK(
-      classes >= 1 && (ids.numel() == 0 || (ids.min().item<int64_t>() >= 0 && ids.max().item<int64_t>() < classes)),
-      "one_hot: ", describe(ids), " has ids outside [0, ", classes, ")");
+  LATHE_CHECK(classes >= 1 && (ids.numel() == 0 || (ids.min().item<int64_t>() >= 0 &&
+                                                    ids.max().item<int64_t>() < classes)),
+              "one_hot: ", describe(ids), " has ids outside [0, ", classes, ")");
   auto sizes = ids.sizes().vec();
   sizes.push_back(classes);
   if (!options.has_device()) options = options.device(ids.device());
@@ -60,11 +64,13 @@ Variable one_hot(const at::Tensor& ids, int64_t classes, at::TensorOptions optio
 
 Nested::Nested(std::initializer_list<Nested> rows) : sizes_{static_cast<int64_t>(rows.size())} {
   for (const Nested& row : rows) {
-    LATHE_CHECK(row.sizes_ == rows.begin()->sizes_, "tensor: rows of shapes ", describe(rows.begin()->sizes_), " and ",
-                describe(row.sizes_), " in one; all must have one shape");
+    LATHE_CHECK(row.sizes_ == rows.begin()->sizes_, "tensor: rows of shapes ",
+                describe(rows.begin()->sizes_), " and ", describe(row.sizes_),
+                " in one; all must have one shape");
     values_.insert(values_.end(), row.values_.begin(), row.values_.end());
   }
-  if (rows.size() > 0) sizes_.insert(sizes_.end(), rows.begin()->sizes_.begin(), rows.begin()->sizes_.end());
+  if (rows.size() > 0)
+    sizes_.insert(sizes_.end(), rows.begin()->sizes_.begin(), rows.begin()->sizes_.end());
 }
 
 Variable tensor(const Nested& values, at::TensorOptions options) {

@@ -1,5 +1,5 @@
-// rearrange, reduce and repeat: x is reshaped to its elementary axes, reduced, permuted, expanded, and reshaped to the
-// result.
+// rearrange, reduce and repeat: x is reshaped to its elementary axes, reduced, permuted, expanded,
+// and reshaped to the result.
 #include "autograd/einops.h"
 
 #include <algorithm>
@@ -25,7 +25,8 @@ const char* name_of(Kind kind) {
 }
 
 constexpr size_t ellipsis = SIZE_MAX;  // as an axis: all that "..." stands for
-/// Axes that are one dim; none: a dim of 1. Or, alone and without parentheses, "...": a dim for each.
+/// Axes that are one dim; none: a dim of 1. Or, alone and without parentheses, "...": a dim for
+/// each.
 struct Group {
   std::vector<size_t> axes{};
   bool spread = false;
@@ -53,7 +54,8 @@ class Parser {
   }
   Recipe run() {
     const size_t arrow = pattern_.find("->");
-    check(arrow != std::string::npos && pattern_.find("->", arrow + 2) == std::string::npos, "needs one \"->\"");
+    check(arrow != std::string::npos && pattern_.find("->", arrow + 2) == std::string::npos,
+          "needs one \"->\"");
     std::vector<size_t> in_left, in_right;
     recipe_.left = side(pattern_.substr(0, arrow), true, in_left);
     recipe_.right = side(pattern_.substr(arrow + 2), false, in_right);
@@ -79,7 +81,9 @@ class Parser {
   void check(bool right, const A&... what) const {
     LATHE_CHECK(right, recipe_.text, ": ", what...);
   }
-  std::string name(size_t axis) const { return axis == ellipsis ? "\"...\"" : recipe_.axes[axis].name; }
+  std::string name(size_t axis) const {
+    return axis == ellipsis ? "\"...\"" : recipe_.axes[axis].name;
+  }
 
   Side side(const std::string& text, bool is_left, std::vector<size_t>& seen) {
     Side groups;
@@ -108,21 +112,26 @@ class Parser {
     return groups;
   }
   /// An axis; none for 1.
-  std::optional<size_t> token(const std::string& text, size_t& i, bool is_left, std::vector<size_t>& seen) {
+  std::optional<size_t> token(const std::string& text, size_t& i, bool is_left,
+                              std::vector<size_t>& seen) {
     if (text.compare(i, 3, "...") == 0) {
       i += 3;
-      check(std::find(seen.begin(), seen.end(), ellipsis) == seen.end(), "\"...\" twice on one side");
+      check(std::find(seen.begin(), seen.end(), ellipsis) == seen.end(),
+            "\"...\" twice on one side");
       seen.push_back(ellipsis);
       return ellipsis;
     }
     size_t end = i;
-    while (end < text.size() && (std::isalnum(static_cast<unsigned char>(text[end])) || text[end] == '_')) ++end;
+    while (end < text.size() &&
+           (std::isalnum(static_cast<unsigned char>(text[end])) || text[end] == '_'))
+      ++end;
     check(end > i, "\"", text[i], "\" is no part of a pattern");
     const std::string word = text.substr(i, end - i);
     i = end;
     if (std::isdigit(static_cast<unsigned char>(word[0]))) {
-      check(word.size() < 10 && word.find_first_not_of("0123456789") == std::string::npos && std::stoll(word) > 0, "\"",
-            word, "\" is neither a name nor a size");
+      check(word.size() < 10 && word.find_first_not_of("0123456789") == std::string::npos &&
+                std::stoll(word) > 0,
+            "\"", word, "\" is neither a name nor a size");
       if (word == "1") return std::nullopt;
       check(kind_ == Kind::reduce ? is_left : kind_ == Kind::repeat && !is_left, "axis ", word,
             " has no name, which reduce takes on the left and repeat on the right");
@@ -131,10 +140,12 @@ class Parser {
       return seen.back();
     }
     check(word.front() != '_' && word.back() != '_', "axis ", word, " begins or ends with \"_\"");
-    auto it = std::find_if(recipe_.axes.begin(), recipe_.axes.end(), [&](const Axis& a) { return a.name == word; });
+    auto it = std::find_if(recipe_.axes.begin(), recipe_.axes.end(),
+                           [&](const Axis& a) { return a.name == word; });
     const auto axis = static_cast<size_t>(it - recipe_.axes.begin());
     if (it == recipe_.axes.end()) recipe_.axes.push_back({word});
-    check(std::find(seen.begin(), seen.end(), axis) == seen.end(), "axis ", word, " is twice on one side");
+    check(std::find(seen.begin(), seen.end(), axis) == seen.end(), "axis ", word,
+          " is twice on one side");
     seen.push_back(axis);
     return axis;
   }
@@ -173,12 +184,15 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
   FittedRecipe b{std::vector<int64_t>(r.axes.size(), -1), {}, {}, {}, {}};
   for (size_t a = 0; a < r.axes.size(); ++a) b.sizes[a] = r.axes[a].size;
   for (const auto& [name, size] : given) {
-    const auto it = std::find_if(r.axes.begin(), r.axes.end(), [&, &n = name](const Axis& a) { return a.name == n; });
-    if (it == r.axes.end() || it->size >= 0) wrong("axis ", name, " of the sizes given is not in the pattern");
+    const auto it = std::find_if(r.axes.begin(), r.axes.end(),
+                                 [&, &n = name](const Axis& a) { return a.name == n; });
+    if (it == r.axes.end() || it->size >= 0)
+      wrong("axis ", name, " of the sizes given is not in the pattern");
     if (size < 0) wrong("axis ", name, " has a size of ", size);
     b.sizes[static_cast<size_t>(it - r.axes.begin())] = size;
   }
-  const int64_t dims = static_cast<int64_t>(r.left.size()) - (r.with_ellipsis ? 1 : 0), more = x.dim() - dims;
+  const int64_t dims = static_cast<int64_t>(r.left.size()) - (r.with_ellipsis ? 1 : 0),
+                more = x.dim() - dims;
   if (more < 0 || (more > 0 && !r.with_ellipsis))
     wrong("the pattern has ", r.with_ellipsis ? "at least " : "", dims, " dims");
   std::vector<size_t> others;
@@ -213,8 +227,8 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
       if (b.sizes[a] >= 0) {
         known *= b.sizes[a];
       } else if (unknown) {
-        wrong("the sizes of axes ", r.axes[*unknown].name, " and ", r.axes[a].name, " in ", text_of(r, b.left[d]),
-              ", a dim of ", size, ", are both unknown; give one");
+        wrong("the sizes of axes ", r.axes[*unknown].name, " and ", r.axes[a].name, " in ",
+              text_of(r, b.left[d]), ", a dim of ", size, ", are both unknown; give one");
       } else {
         unknown = a;
       }
@@ -227,7 +241,8 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
       b.sizes[*unknown] = size / known;
     } else if (known != size) {
       if (b.left[d].axes.empty()) wrong("dim ", d, " is 1 in the pattern and ", size, " in x");
-      wrong(one ? "axis " : "the axes ", one ? r.axes[b.left[d].axes[0]].name : text_of(r, b.left[d]), " is ", known,
+      wrong(one ? "axis " : "the axes ",
+            one ? r.axes[b.left[d].axes[0]].name : text_of(r, b.left[d]), " is ", known,
             " by the sizes given and ", size, " in x");
     }
   }
@@ -249,8 +264,8 @@ Variable reduced(const Variable& x, size_t kept, const std::string& reduction) {
   return reduction == "max" ? amax(flat, -1) : -amax(-flat, -1);
 }
 
-Variable apply_recipe(Kind kind, const Variable& x, const std::string& pattern, const std::string& reduction,
-                      const AxisSizes& given) {
+Variable apply_recipe(Kind kind, const Variable& x, const std::string& pattern,
+                      const std::string& reduction, const AxisSizes& given) {
   const Recipe& r = recipe_of(kind, pattern);
   const FittedRecipe b = fitted(r, x, given);
   // Elementary axes, in x's order.
@@ -275,7 +290,8 @@ Variable apply_recipe(Kind kind, const Variable& x, const std::string& pattern, 
   const size_t kept = order.size();
   order.insert(order.end(), b.reduced.begin(), b.reduced.end());
   Dims places;
-  for (const size_t a : order) places.push_back(std::find(axes.begin(), axes.end(), a) - axes.begin());
+  for (const size_t a : order)
+    places.push_back(std::find(axes.begin(), axes.end(), a) - axes.begin());
   Variable y = x;
   if (const Dims sizes = shape(axes); x.sizes() != at::IntArrayRef(sizes)) y = reshape(y, sizes);
   if (!std::is_sorted(places.begin(), places.end())) y = permute(y, places);
@@ -298,13 +314,16 @@ Variable apply_recipe(Kind kind, const Variable& x, const std::string& pattern, 
 Variable rearrange(const Variable& x, const std::string& pattern, const AxisSizes& sizes) {
   return apply_recipe(Kind::rearrange, x, pattern, "", sizes);
 }
-Variable rearrange(const std::vector<Variable>& xs, const std::string& pattern, const AxisSizes& sizes) {
+Variable rearrange(const std::vector<Variable>& xs, const std::string& pattern,
+                   const AxisSizes& sizes) {
   return rearrange(stack(xs), pattern, sizes);
 }
-Variable reduce(const Variable& x, const std::string& pattern, const std::string& reduction, const AxisSizes& sizes) {
-  const bool known =
-      reduction == "sum" || reduction == "mean" || reduction == "max" || reduction == "min" || reduction == "prod";
-  LATHE_CHECK(known, "reduce \"", pattern, "\": \"", reduction, "\" is none of sum, mean, max, min, prod");
+Variable reduce(const Variable& x, const std::string& pattern, const std::string& reduction,
+                const AxisSizes& sizes) {
+  const bool known = reduction == "sum" || reduction == "mean" || reduction == "max" ||
+                     reduction == "min" || reduction == "prod";
+  LATHE_CHECK(known, "reduce \"", pattern, "\": \"", reduction,
+              "\" is none of sum, mean, max, min, prod");
   return apply_recipe(Kind::reduce, x, pattern, reduction, sizes);
 }
 Variable repeat(const Variable& x, const std::string& pattern, const AxisSizes& sizes) {

@@ -20,7 +20,8 @@ namespace {
 
 [[maybe_unused]] const bool einsum_registered = composed({"einsum"});
 
-constexpr int open_ellipsis = std::numeric_limits<int>::min();  // in an equation that is not fitted to shapes yet
+constexpr int open_ellipsis =
+    std::numeric_limits<int>::min();  // in an equation that is not fitted to shapes yet
 
 struct Equation {
   std::string text;                // einsum "...": for messages
@@ -38,7 +39,8 @@ void check(const std::string& text, bool right, const A&... what) {
 Equation parse(const std::string& text, bool named) {
   Equation e{str("einsum \"", text, "\""), {}, {}, {}};
   const size_t arrow = text.find("->");
-  check(e.text, arrow == std::string::npos || text.find("->", arrow + 2) == std::string::npos, "more than one \"->\"");
+  check(e.text, arrow == std::string::npos || text.find("->", arrow + 2) == std::string::npos,
+        "more than one \"->\"");
   check(e.text, !named || arrow != std::string::npos, "needs one \"->\"");
   const auto labels = [&](const std::string& part) {
     Labels out;
@@ -46,15 +48,19 @@ Equation parse(const std::string& text, bool named) {
       if (part[i] == ' ') {
         ++i;
       } else if (part.compare(i, 3, "...") == 0) {
-        check(e.text, std::find(out.begin(), out.end(), open_ellipsis) == out.end(), "\"...\" twice in \"", part, "\"");
+        check(e.text, std::find(out.begin(), out.end(), open_ellipsis) == out.end(),
+              "\"...\" twice in \"", part, "\"");
         out.push_back(open_ellipsis);
         i += 3;
       } else {
-        const auto letter = [&](size_t at) { return std::isalpha(static_cast<unsigned char>(part[at])) != 0; };
+        const auto letter = [&](size_t at) {
+          return std::isalpha(static_cast<unsigned char>(part[at])) != 0;
+        };
         check(e.text, letter(i), "\"", part[i], "\" is no part of an equation");
         size_t end = i + 1;
         while (named && end < part.size() &&
-               (letter(end) || std::isdigit(static_cast<unsigned char>(part[end])) || part[end] == '_'))
+               (letter(end) || std::isdigit(static_cast<unsigned char>(part[end])) ||
+                part[end] == '_'))
           ++end;
         const std::string name = part.substr(i, end - i);
         const auto it = std::find(e.names.begin(), e.names.end(), name);
@@ -84,7 +90,9 @@ Equation parse(const std::string& text, bool named) {
   if (arrow == std::string::npos) {
     if (spread) e.out.push_back(open_ellipsis);
     for (const auto& [name, n] : count) {
-      if (n == 1) e.out.push_back(static_cast<int>(std::find(e.names.begin(), e.names.end(), name) - e.names.begin()));
+      if (n == 1)
+        e.out.push_back(
+            static_cast<int>(std::find(e.names.begin(), e.names.end(), name) - e.names.begin()));
     }
     return e;
   }
@@ -93,8 +101,10 @@ Equation parse(const std::string& text, bool named) {
   for (size_t i = 0; i < e.out.size(); ++i) {
     if (e.out[i] == open_ellipsis) continue;
     const std::string& name = e.names[static_cast<size_t>(e.out[i])];
-    check(e.text, static_cast<size_t>(e.out[i]) < known, "index ", name, " of the result is in no operand");
-    check(e.text, std::count(e.out.begin(), e.out.end(), e.out[i]) == 1, "index ", name, " is twice in the result");
+    check(e.text, static_cast<size_t>(e.out[i]) < known, "index ", name,
+          " of the result is in no operand");
+    check(e.text, std::count(e.out.begin(), e.out.end(), e.out[i]) == 1, "index ", name,
+          " is twice in the result");
   }
   return e;
 }
@@ -119,35 +129,38 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
   std::string all;
   for (const at::IntArrayRef s : shapes) all += (all.empty() ? "" : ", ") + describe(s);
   const std::string text = e.text + " of " + all;
-  check(text, shapes.size() == e.in.size(), e.in.size(), " operands are named and ", shapes.size(), " given");
+  check(text, shapes.size() == e.in.size(), e.in.size(), " operands are named and ", shapes.size(),
+        " given");
   FittedEquation b;
   int64_t spread = 0;  // dims of "..." in the result
   for (size_t i = 0; i < shapes.size(); ++i) {
     const bool with_ellipsis = has(e.in[i], open_ellipsis);
-    const int64_t more =
-        static_cast<int64_t>(shapes[i].size()) - static_cast<int64_t>(e.in[i].size()) + (with_ellipsis ? 1 : 0);
-    check(text, more >= 0 && (more == 0 || with_ellipsis), "operand ", i, " has ", shapes[i].size(), " dims, and ",
-          e.in[i].size() - (with_ellipsis ? 1 : 0), " indices");
+    const int64_t more = static_cast<int64_t>(shapes[i].size()) -
+                         static_cast<int64_t>(e.in[i].size()) + (with_ellipsis ? 1 : 0);
+    check(text, more >= 0 && (more == 0 || with_ellipsis), "operand ", i, " has ", shapes[i].size(),
+          " dims, and ", e.in[i].size() - (with_ellipsis ? 1 : 0), " indices");
     if (with_ellipsis) spread = std::max(spread, more);
     Labels labels;
     for (const int l : e.in[i]) {
       if (l != open_ellipsis) labels.push_back(l);
-      for (int64_t d = more; l == open_ellipsis && d > 0; --d) labels.push_back(static_cast<int>(-d));
+      for (int64_t d = more; l == open_ellipsis && d > 0; --d)
+        labels.push_back(static_cast<int>(-d));
     }
     for (size_t d = 0; d < labels.size(); ++d) {
       const int64_t size = shapes[i][d];
       const auto [it, added] = b.sizes.try_emplace(labels[d], size);
       const int l = labels[d];
       check(text, size == it->second || size == 1 || it->second == 1, "index ",
-            l < 0 ? std::string("\"...\"") : e.names[static_cast<size_t>(l)], " is ", it->second, " and ", size,
-            " in operand ", i);
+            l < 0 ? std::string("\"...\"") : e.names[static_cast<size_t>(l)], " is ", it->second,
+            " and ", size, " in operand ", i);
       if (it->second == 1) it->second = size;
     }
     b.in.push_back(std::move(labels));
   }
   for (const int l : e.out) {
     if (l != open_ellipsis) b.out.push_back(l);
-    for (int64_t d = spread; l == open_ellipsis && d > 0; --d) b.out.push_back(static_cast<int>(-d));
+    for (int64_t d = spread; l == open_ellipsis && d > 0; --d)
+      b.out.push_back(static_cast<int>(-d));
   }
   return b;
 }
@@ -171,7 +184,8 @@ Labelled operand(const Variable& x, const Labels& labels, const FittedEquation& 
     }
   }
   for (size_t d = 0; d < o.labels.size(); ++d) {
-    const auto again = std::find(o.labels.begin() + static_cast<int64_t>(d) + 1, o.labels.end(), o.labels[d]);
+    const auto again =
+        std::find(o.labels.begin() + static_cast<int64_t>(d) + 1, o.labels.end(), o.labels[d]);
     if (again == o.labels.end()) continue;
     const int l = o.labels[d];
     const auto second = again - o.labels.begin();
@@ -198,10 +212,12 @@ void sum_out(Labelled& o, const Labels& wanted) {
   o.labels = std::move(left);
 }
 
-/// The sum over what is in both and not wanted: as matrices [both, a alone, summed] x [both, summed, b alone].
+/// The sum over what is in both and not wanted: as matrices [both, a alone, summed] x [both,
+/// summed, b alone].
 Labelled pair_product(const Labelled& a, const Labelled& b, const Labels& wanted) {
   Labels both, summed, of_a, of_b;
-  for (const int l : a.labels) (!has(b.labels, l) ? of_a : has(wanted, l) ? both : summed).push_back(l);
+  for (const int l : a.labels)
+    (!has(b.labels, l) ? of_a : has(wanted, l) ? both : summed).push_back(l);
   for (const int l : b.labels) {
     if (!has(a.labels, l)) of_b.push_back(l);
   }
@@ -220,7 +236,8 @@ Labelled pair_product(const Labelled& a, const Labelled& b, const Labels& wanted
     }
     return reshape(std::is_sorted(order.begin(), order.end()) ? o.x : permute(o.x, order), shape);
   };
-  const Variable y = matmul(matrices(a, {&both, &of_a, &summed}), matrices(b, {&both, &summed, &of_b}));
+  const Variable y =
+      matmul(matrices(a, {&both, &of_a, &summed}), matrices(b, {&both, &summed, &of_b}));
   Labelled out;
   Dims shape;
   for (const Labels* part : {&both, &of_a, &of_b}) {
@@ -256,7 +273,8 @@ Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
     list.erase(list.begin() + static_cast<int64_t>(first));
     list.push_back(std::move(made));
   }
-  // The result's order; an index that all operands had with size 1 is there, "..." of none may lack dims.
+  // The result's order; an index that all operands had with size 1 is there, "..." of none may lack
+  // dims.
   Labelled& last = list[0];
   sum_out(last, b.out);
   Dims order, sizes;
@@ -277,7 +295,8 @@ Variable einsum(const std::string& equation, const std::vector<Variable>& operan
 Variable einsum(const std::vector<Variable>& operands, const std::string& pattern) {
   return einsum(equation_of(pattern, true), operands);
 }
-EinsumPlan einsum_plan(const std::string& equation, const std::vector<std::vector<int64_t>>& shapes) {
+EinsumPlan einsum_plan(const std::string& equation,
+                       const std::vector<std::vector<int64_t>>& shapes) {
   const Equation& e = equation_of(equation, false);
   std::vector<at::IntArrayRef> refs(shapes.begin(), shapes.end());
   const FittedEquation b = fitted(e, refs);
@@ -286,7 +305,8 @@ EinsumPlan einsum_plan(const std::string& equation, const std::vector<std::vecto
     labels.emplace_back();
     for (size_t d = 0; d < b.in[i].size(); ++d) {
       const int l = b.in[i][d];
-      if ((shapes[i][d] > 1 || b.sizes.at(l) == 1) && !has(labels.back(), l)) labels.back().push_back(l);
+      if ((shapes[i][d] > 1 || b.sizes.at(l) == 1) && !has(labels.back(), l))
+        labels.back().push_back(l);
     }
   }
   for (size_t i = 0; i < labels.size(); ++i) {  // what one operand alone has is summed before

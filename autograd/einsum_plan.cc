@@ -9,7 +9,8 @@ namespace {
 /// Finds orders of pairs, on sets of labels.
 class Planner {
  public:
-  Planner(const std::vector<Labels>& in, const Labels& out, const std::map<int, int64_t>& sizes) : in_(in), out_(out) {
+  Planner(const std::vector<Labels>& in, const Labels& out, const std::map<int, int64_t>& sizes)
+      : in_(in), out_(out) {
     for (const auto& [l, size] : sizes) sizes_[l] = static_cast<double>(size);
   }
   EinsumPlan run() { return in_.size() <= 10 ? best() : greedy(); }
@@ -58,12 +59,14 @@ class Planner {
     steps(all, first, list, plan);
     return plan;
   }
-  static void steps(uint32_t set, const std::vector<uint32_t>& first, std::vector<uint32_t>& list, EinsumPlan& plan) {
+  static void steps(uint32_t set, const std::vector<uint32_t>& first, std::vector<uint32_t>& list,
+                    EinsumPlan& plan) {
     if (std::has_single_bit(set) || set == 0) return;
     steps(first[set], first, list, plan);
     steps(set ^ first[set], first, list, plan);
     auto a = static_cast<size_t>(std::find(list.begin(), list.end(), first[set]) - list.begin());
-    auto b = static_cast<size_t>(std::find(list.begin(), list.end(), set ^ first[set]) - list.begin());
+    auto b =
+        static_cast<size_t>(std::find(list.begin(), list.end(), set ^ first[set]) - list.begin());
     if (a > b) std::swap(a, b);
     plan.steps.emplace_back(a, b);
     list.erase(list.begin() + static_cast<int64_t>(b));
@@ -108,7 +111,8 @@ class Planner {
 
 }  // namespace
 
-EinsumPlan plan_products(const std::vector<Labels>& in, const Labels& out, const std::map<int, int64_t>& sizes) {
+EinsumPlan plan_products(const std::vector<Labels>& in, const Labels& out,
+                         const std::map<int, int64_t>& sizes) {
   return Planner(in, out, sizes).run();
 }
 

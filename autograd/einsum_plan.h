@@ -14,7 +14,9 @@ namespace lathe {
 using Labels = std::vector<int>;
 
 /// Whether `l` is among them.
-inline bool has(const Labels& labels, int l) { return std::find(labels.begin(), labels.end(), l) != labels.end(); }
+inline bool has(const Labels& labels, int l) {
+  return std::find(labels.begin(), labels.end(), l) != labels.end();
+}
 
 /// Indices of which somebody else needs a value: of the result, or of an operand that is left.
 template <class Lists>
@@ -24,7 +26,9 @@ Labels wanted_by(const Labels& out, const Lists& others) {
   return wanted;
 }
 
-/// The plan for operands whose indices stand once in each and are each wanted by another operand or the result.
-EinsumPlan plan_products(const std::vector<Labels>& in, const Labels& out, const std::map<int, int64_t>& sizes);
+/// The plan for operands whose indices stand once in each and are each wanted by another operand or
+/// the result.
+EinsumPlan plan_products(const std::vector<Labels>& in, const Labels& out,
+                         const std::map<int, int64_t>& sizes);
 
 }  // namespace lathe

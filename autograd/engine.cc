@@ -45,7 +45,8 @@ struct GraphSlot {
 template <class T>
 using Slot = std::conditional_t<std::is_same_v<T, at::Tensor>, GradSlot, GraphSlot>;
 
-/// What the engine knows of a node while it runs: the gradients of its outputs so far, and how many are still to come.
+/// What the engine knows of a node while it runs: the gradients of its outputs so far, and how many
+/// are still to come.
 template <class T>
 struct Pending {
   c10::SmallVector<Slot<T>, 1> slots;
@@ -66,8 +67,8 @@ using Captured = std::map<std::pair<Node*, uint32_t>, T>;
 template <class T>
 class Pass final : public GradSlots {
  public:
-  /// With `captured`, the gradients of the places in it are kept there, parameters get none, and only what lies between
-  /// runs; without, parameters accumulate theirs.
+  /// With `captured`, the gradients of the places in it are kept there, parameters get none, and
+  /// only what lies between runs; without, parameters accumulate theirs.
   Pass(bool keep, Captured<T>* captured) : keep_(keep), captured_(captured) {}
 
   void run(const Edge& root, T dy) {
@@ -90,9 +91,11 @@ class Pass final : public GradSlots {
       Pending<T>& p = pending_[&to];
       GradSlot& slot = p.slot(edge.output);
       if (slot.owned()) return std::exchange(slot.grad, {});
-      // The last of this pass's shares of a parameter's gradient may go straight into what earlier passes left.
+      // The last of this pass's shares of a parameter's gradient may go straight into what earlier
+      // passes left.
       Leaf* leaf = to.as_leaf();
-      if (leaf != nullptr && !slot.grad.defined() && p.awaited == 1 && leaf->after_accumulate.empty())
+      if (leaf != nullptr && !slot.grad.defined() && p.awaited == 1 &&
+          leaf->after_accumulate.empty())
         return leaf->take_grad();
     }
     return {};
@@ -115,13 +118,15 @@ class Pass final : public GradSlots {
     }
     if (captured_ == nullptr) return;
     // Producers are older than consumers, so in order of age a node's inputs are settled before it.
-    std::sort(reached.begin(), reached.end(), [](Node* a, Node* b) { return a->sequence < b->sequence; });
+    std::sort(reached.begin(), reached.end(),
+              [](Node* a, Node* b) { return a->sequence < b->sequence; });
     std::unordered_set<Node*> asked;
     for (const auto& [place, gradient] : *captured_) asked.insert(place.first);
     for (Node* node : reached) {
-      pending_[node].runs = std::any_of(node->next.begin(), node->next.end(), [&](const Edge& edge) {
-        return edge && (pending_[edge.node.get()].runs || asked.contains(edge.node.get()));
-      });
+      pending_[node].runs =
+          std::any_of(node->next.begin(), node->next.end(), [&](const Edge& edge) {
+            return edge && (pending_[edge.node.get()].runs || asked.contains(edge.node.get()));
+          });
     }
   }
 
@@ -210,7 +215,8 @@ class Pass final : public GradSlots {
   }
 
   void ready(Node& node) {
-    // Newest first; a parameter before anything else, so that its hooks can overlap with the rest of the pass.
+    // Newest first; a parameter before anything else, so that its hooks can overlap with the rest
+    // of the pass.
     ready_.emplace(node.sequence | (node.as_leaf() != nullptr ? uint64_t{1} << 63 : 0), &node);
   }
 
@@ -219,15 +225,16 @@ class Pass final : public GradSlots {
     return leaf != nullptr ? leaf->precision.grad_dtype : to.node->outputs[to.output].dtype;
   }
 
-  /// Sums over broadcast dimensions and casts, so that the gradient looks like what it is the gradient of.
+  /// Sums over broadcast dimensions and casts, so that the gradient looks like what it is the
+  /// gradient of.
   void fit(const Edge& edge, T& grad, const Node& from) {
     const Node::Output& to = edge.node->outputs[edge.output];
     const at::Tensor& t = tensor_of(grad);
-    LATHE_CHECK(t.device() == to.device, from.name(), ": gradient on ", t.device().str(), " for an input on ",
-                to.device.str());
+    LATHE_CHECK(t.device() == to.device, from.name(), ": gradient on ", t.device().str(),
+                " for an input on ", to.device.str());
     if (t.sizes() != at::IntArrayRef(to.sizes)) {
-      LATHE_CHECK(at::is_expandable_to(to.sizes, t.sizes()), from.name(), ": gradient of shape ", describe(t.sizes()),
-                  " for an input of shape ", describe(to.sizes));
+      LATHE_CHECK(at::is_expandable_to(to.sizes, t.sizes()), from.name(), ": gradient of shape ",
+                  describe(t.sizes()), " for an input of shape ", describe(to.sizes));
       grad = reduce_to(grad, to.sizes);
     }
     if (const at::ScalarType dtype = wanted_dtype(edge); tensor_of(grad).scalar_type() != dtype)
@@ -243,9 +250,11 @@ class Pass final : public GradSlots {
       const at::Tensor replaced = (*hook)(tensor_of(slot.grad));
       if (!replaced.defined()) continue;
       const at::Tensor& was = tensor_of(slot.grad);
-      LATHE_CHECK((std::is_same_v<T, at::Tensor>), node.name(), ": a hook can't replace a gradient under create_graph");
-      LATHE_CHECK(replaced.sizes() == was.sizes() && replaced.scalar_type() == was.scalar_type(), node.name(),
-                  ": a hook gave ", describe(replaced), " for a gradient of ", describe(was));
+      LATHE_CHECK((std::is_same_v<T, at::Tensor>), node.name(),
+                  ": a hook can't replace a gradient under create_graph");
+      LATHE_CHECK(replaced.sizes() == was.sizes() && replaced.scalar_type() == was.scalar_type(),
+                  node.name(), ": a hook gave ", describe(replaced), " for a gradient of ",
+                  describe(was));
       slot.grad = T(replaced);
     }
   }
@@ -258,12 +267,13 @@ class Pass final : public GradSlots {
 };
 
 at::Tensor seed_of(const Variable& root, const at::Tensor& dy) {
-  LATHE_CHECK(root.requires_grad(), "backward: ", describe(root.data()), " does not depend on any parameter");
+  LATHE_CHECK(root.requires_grad(), "backward: ", describe(root.data()),
+              " does not depend on any parameter");
   if (dy.defined()) {
-    LATHE_CHECK(dy.sizes() == root.sizes(), "backward: the gradient given is ", describe(dy), " for ",
-                describe(root.data()));
-    LATHE_CHECK(dy.device() == root.data().device(), "backward: the gradient given is on ", dy.device().str(), ", not ",
-                root.data().device().str());
+    LATHE_CHECK(dy.sizes() == root.sizes(), "backward: the gradient given is ", describe(dy),
+                " for ", describe(root.data()));
+    LATHE_CHECK(dy.device() == root.data().device(), "backward: the gradient given is on ",
+                dy.device().str(), ", not ", root.data().device().str());
     return dy.to(root.dtype());
   }
   LATHE_CHECK(root.numel() == 1, "backward: ", describe(root.data()),
@@ -275,10 +285,13 @@ at::Tensor seed_of(const Variable& root, const at::Tensor& dy) {
 
 bool GradSlot::owned() const { return !seen && sole(grad); }
 
-Node::Node(std::span<const at::Tensor> outputs_) : sequence(next_sequence.fetch_add(1, std::memory_order_relaxed)) {
+Node::Node(std::span<const at::Tensor> outputs_)
+    : sequence(next_sequence.fetch_add(1, std::memory_order_relaxed)) {
   for (const at::Tensor& t : outputs_) {
-    outputs.push_back(
-        {.sizes = {t.sizes().begin(), t.sizes().end()}, .dtype = t.scalar_type(), .device = t.device(), .hooks = {}});
+    outputs.push_back({.sizes = {t.sizes().begin(), t.sizes().end()},
+                       .dtype = t.scalar_type(),
+                       .device = t.device(),
+                       .hooks = {}});
   }
 }
 
@@ -294,8 +307,8 @@ namespace {
 /// What a node held: other nodes, hooks and recomputations, which may hold nodes too.
 using Held = std::shared_ptr<void>;
 
-/// Destroys what it is given. The first call on a thread's stack drains; those that its destructions set off only hand
-/// over what they hold, so a chain of any length takes no depth.
+/// Destroys what it is given. The first call on a thread's stack drains; those that its
+/// destructions set off only hand over what they hold, so a chain of any length takes no depth.
 void destroy_later(std::vector<Held>& held) {
   static thread_local std::vector<Held>* drain = nullptr;
   if (drain != nullptr) {
@@ -318,7 +331,8 @@ Node::~Node() {
     if (edge) held.emplace_back(std::move(edge.node));
   }
   if (recomputed) held.emplace_back(std::move(recomputed));
-  for (Output& output : outputs) std::move(output.hooks.begin(), output.hooks.end(), std::back_inserter(held));
+  for (Output& output : outputs)
+    std::move(output.hooks.begin(), output.hooks.end(), std::back_inserter(held));
   if (!held.empty()) destroy_later(held);
 }
 
@@ -358,8 +372,8 @@ void backward(const Variable& root, const at::Tensor& dy, bool retain) {
   Pass<at::Tensor>(retain, nullptr).run(root.edge(), std::move(seed));
 }
 
-std::vector<Variable> grad(const Variable& root, const std::vector<Variable>& xs, const Variable& dy, bool create_graph,
-                           std::optional<bool> retain) {
+std::vector<Variable> grad(const Variable& root, const std::vector<Variable>& xs,
+                           const Variable& dy, bool create_graph, std::optional<bool> retain) {
   const at::Tensor seed = seed_of(root, dy.data());
   const bool keep = retain.value_or(create_graph);
   std::vector<Variable> out;
@@ -369,7 +383,8 @@ std::vector<Variable> grad(const Variable& root, const std::vector<Variable>& xs
       if (x.requires_grad()) captured[{x.node().get(), x.edge().output}];
     }
     Pass<T>(keep, &captured).run(root.edge(), std::move(first));
-    for (const auto& x : xs) out.emplace_back(x.requires_grad() ? captured[{x.node().get(), x.edge().output}] : T());
+    for (const auto& x : xs)
+      out.emplace_back(x.requires_grad() ? captured[{x.node().get(), x.edge().output}] : T());
   };
   if (create_graph) {
     collect(dy.defined() ? dy : Variable(seed));

@@ -12,7 +12,8 @@ bool has_storage(const at::Tensor& t) { return t.defined() && t.has_storage() &&
 /// First and last element of its storage that it reaches.
 std::pair<int64_t, int64_t> range_of(const at::Tensor& t) {
   int64_t last = t.storage_offset();
-  for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);  // ATen's strides are never negative
+  for (int64_t d = 0; d < t.dim(); ++d)
+    last += (t.size(d) - 1) * t.stride(d);  // ATen's strides are never negative
   return {t.storage_offset(), last};
 }
 
@@ -25,7 +26,8 @@ std::string maker(const Edge& edge) {
 }
 
 bool is_view(const at::Tensor& t) {
-  return has_storage(t) && t.numel() > 0 && (t.storage().use_count() > 1 || t.nbytes() < t.storage().nbytes());
+  return has_storage(t) && t.numel() > 0 &&
+         (t.storage().use_count() > 1 || t.nbytes() < t.storage().nbytes());
 }
 
 }  // namespace
@@ -33,7 +35,8 @@ bool is_view(const at::Tensor& t) {
 std::string tensor_facts(const at::Tensor& t) {
   std::string text = describe(t);
   if (!t.defined()) return text;
-  text += ", strides " + describe(t.strides()) + (t.is_contiguous() ? ", contiguous" : ", not contiguous");
+  text += ", strides " + describe(t.strides()) +
+          (t.is_contiguous() ? ", contiguous" : ", not contiguous");
   if (!has_storage(t)) return text + ", a shape without storage";
   const auto bytes = t.storage().nbytes();
   if (t.numel() == 0) {
@@ -51,8 +54,8 @@ std::string tensor_facts(const Variable& x) {
   std::string text = tensor_facts(x.data());
   if (!x.defined()) return text;
   if (const Leaf* leaf = x.as_leaf())
-    return text + (leaf->frozen ? "; frozen parameter" : "; parameter") + (leaf->label.empty() ? "" : " ") +
-           leaf->label;
+    return text + (leaf->frozen ? "; frozen parameter" : "; parameter") +
+           (leaf->label.empty() ? "" : " ") + leaf->label;
   if (!x.node()) return text + (is_view(x.data()) ? "; a constant, a view" : "; a constant");
   text += (is_view(x.data()) ? "; a view, by " : "; by ") + x.node()->name();
   std::string of;

@@ -17,7 +17,9 @@ namespace {
 
 constexpr double e4m3_largest = 448, e5m2_largest = 57344;
 
-bool has_fp8_hardware(const at::Tensor& t) { return t.is_cuda() && cuda_api().compute_capability() >= 89; }
+bool has_fp8_hardware(const at::Tensor& t) {
+  return t.is_cuda() && cuda_api().compute_capability() >= 89;
+}
 
 }  // namespace
 
@@ -25,7 +27,8 @@ at::Tensor Fp8Scaling::largest(Role role, const at::Tensor& t) const {
   at::Tensor own = t.abs().amax().to(at::kFloat);
   if (!history.defined()) return own;
   const at::Tensor row = history.select(0, role);
-  // A backward pass, which runs with recording off, or a forward one with it on that does not run again.
+  // A backward pass, which runs with recording off, or a forward one with it on that does not run
+  // again.
   if ((mode().grad && !mode().again) || role == gradient) {
     const at::Tensor now = row.select(0, 0);
     now.copy_(now.maximum(at::where(own.isfinite(), own, 0.0)));
@@ -42,17 +45,21 @@ void Fp8Scaling::advance() const {
 
 Fp8Tensor to_fp8(const at::Tensor& t, const at::Tensor& largest, at::ScalarType format) {
   const double limit = format == at::kFloat8_e4m3fn ? e4m3_largest : e5m2_largest;
-  const at::Tensor usable = largest.isfinite().logical_and(largest.gt(1e-30));  // so that limit / largest is
+  const at::Tensor usable =
+      largest.isfinite().logical_and(largest.gt(1e-30));  // so that limit / largest is
   const at::Tensor scale = at::where(usable, limit / largest, 1.0);
   const at::Tensor nan = at::full_like(largest, std::numeric_limits<double>::quiet_NaN());
-  const at::Tensor factor = at::where(largest.isfinite(), at::where(usable, largest / limit, 1.0), nan);
+  const at::Tensor factor =
+      at::where(largest.isfinite(), at::where(usable, largest / limit, 1.0), nan);
   return {t.to(at::kFloat).mul(scale).clamp_(-limit, limit).to(format), factor.to(at::kFloat)};
 }
 
-at::Tensor fp8_matmul_nt(const Fp8Tensor& a, const Fp8Tensor& b, const at::Tensor& bias, at::ScalarType out) {
+at::Tensor fp8_matmul_nt(const Fp8Tensor& a, const Fp8Tensor& b, const at::Tensor& bias,
+                         at::ScalarType out) {
   if (has_fp8_hardware(a.data)) {
     const auto added = bias.defined() ? std::optional(bias.to(out)) : std::nullopt;
-    return at::_scaled_mm(a.data.contiguous(), b.data.contiguous().t(), a.factor, b.factor, added, std::nullopt, out,
+    return at::_scaled_mm(a.data.contiguous(), b.data.contiguous().t(), a.factor, b.factor, added,
+                          std::nullopt, out,
                           /*use_fast_accum=*/false);
   }
   at::Tensor y = at::mm(a.data.to(at::kFloat), b.data.to(at::kFloat).t()).mul_(a.factor * b.factor);

@@ -19,18 +19,19 @@ std::pair<std::vector<Variable>, Variable> evaluate(const char* name, const Func
   mode().grad = true;
   std::vector<Variable> in;
   for (const Variable& x : xs) {
-    LATHE_CHECK(x.defined() && x.data().is_floating_point(), name, ": inputs must be of floating point, not ",
-                describe(x.data()));
+    LATHE_CHECK(x.defined() && x.data().is_floating_point(), name,
+                ": inputs must be of floating point, not ", describe(x.data()));
     in.push_back(Variable::parameter(x.data()));
   }
   return {in, f(in)};
 }
 
-void check_like(const char* name, const std::vector<Variable>& vs, const std::vector<Variable>& xs) {
+void check_like(const char* name, const std::vector<Variable>& vs,
+                const std::vector<Variable>& xs) {
   LATHE_CHECK(vs.size() == xs.size(), name, ": ", vs.size(), " vectors for ", xs.size(), " inputs");
   for (size_t i = 0; i < xs.size(); ++i) {
-    LATHE_CHECK(vs[i].defined() && vs[i].sizes() == xs[i].sizes(), name, ": vector ", i, " is ", describe(vs[i].data()),
-                " for an input of ", describe(xs[i].data()));
+    LATHE_CHECK(vs[i].defined() && vs[i].sizes() == xs[i].sizes(), name, ": vector ", i, " is ",
+                describe(vs[i].data()), " for an input of ", describe(xs[i].data()));
   }
 }
 
@@ -55,20 +56,24 @@ Variable dot(const std::vector<Variable>& a, const std::vector<Variable>& b) {
 
 }  // namespace
 
-std::pair<Variable, std::vector<Variable>> vjp(const Function& f, const std::vector<Variable>& xs, const Variable& v) {
+std::pair<Variable, std::vector<Variable>> vjp(const Function& f, const std::vector<Variable>& xs,
+                                               const Variable& v) {
   const auto [in, y] = evaluate("vjp", f, xs);
   if (!y.requires_grad()) return {y, or_zeros(std::vector<Variable>(xs.size()), xs)};
   return {y.detach(), or_zeros(grad(y, in, v), xs)};
 }
 
-std::pair<Variable, Variable> jvp(const Function& f, const std::vector<Variable>& xs, const std::vector<Variable>& vs) {
+std::pair<Variable, Variable> jvp(const Function& f, const std::vector<Variable>& xs,
+                                  const std::vector<Variable>& vs) {
   check_like("jvp", vs, xs);
   const auto [in, y] = evaluate("jvp", f, xs);
   const Variable u = Variable::parameter(at::ones_like(y.data()));
   const ModeGuard guard;
   mode().grad = true;
-  const Variable product = y.requires_grad() ? dot(grad(y, in, u, /*create_graph=*/true), vs) : Variable();
-  if (!product.defined() || !product.requires_grad()) return {y.detach(), Variable(at::zeros_like(y.data()))};
+  const Variable product =
+      y.requires_grad() ? dot(grad(y, in, u, /*create_graph=*/true), vs) : Variable();
+  if (!product.defined() || !product.requires_grad())
+    return {y.detach(), Variable(at::zeros_like(y.data()))};
   return {y.detach(), or_zeros(grad(product, {u}), {u})[0]};
 }
 
@@ -76,10 +81,12 @@ std::pair<Variable, std::vector<Variable>> hvp(const Function& f, const std::vec
                                                const std::vector<Variable>& vs) {
   check_like("hvp", vs, xs);
   const auto [in, y] = evaluate("hvp", f, xs);
-  LATHE_CHECK(y.numel() == 1, "hvp: the function gives ", describe(y.data()), "; it must give one element");
+  LATHE_CHECK(y.numel() == 1, "hvp: the function gives ", describe(y.data()),
+              "; it must give one element");
   const ModeGuard guard;
   mode().grad = true;
-  const Variable product = y.requires_grad() ? dot(grad(y, in, {}, /*create_graph=*/true), vs) : Variable();
+  const Variable product =
+      y.requires_grad() ? dot(grad(y, in, {}, /*create_graph=*/true), vs) : Variable();
   if (!product.defined() || !product.requires_grad())
     return {y.detach(), or_zeros(std::vector<Variable>(xs.size()), xs)};
   return {y.detach(), or_zeros(grad(product, in), xs)};

@@ -1,4 +1,5 @@
-// Nodes of the graph. A node knows what its outputs look like and where the gradients of its inputs go.
+// Nodes of the graph. A node knows what its outputs look like and where the gradients of its inputs
+// go.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,27 +38,30 @@ struct BackwardResult {
 
 /// A gradient on its way through a backward pass.
 struct GradSlot {
-  at::Tensor grad;    ///< the sum of what has arrived; undefined before the first
-  bool seen = false;  ///< a hook, an observer or the caller of grad() had it in hand, and may have kept it
+  at::Tensor grad;  ///< the sum of what has arrived; undefined before the first
+  bool seen =
+      false;  ///< a hook, an observer or the caller of grad() had it in hand, and may have kept it
 
-  /// Whether it may be added to in place: nothing else holds the tensor or its memory, and it has the layout of a new
-  /// tensor. Ops may return one tensor as several gradients, or a view of what they saved; such a one is not owned.
+  /// Whether it may be added to in place: nothing else holds the tensor or its memory, and it has
+  /// the layout of a new tensor. Ops may return one tensor as several gradients, or a view of what
+  /// they saved; such a one is not owned.
   bool owned() const;
 };
 
-/// The gradients that a running node's inputs have so far, for fused ops that add their own in the same pass.
+/// The gradients that a running node's inputs have so far, for fused ops that add their own in the
+/// same pass.
 class GradSlots {
  public:
   virtual ~GradSlots() = default;
-  /// Hands over the gradient that input i has so far: the op adds its own in place and returns the tensor as input i's
-  /// gradient. Undefined where there is none of that dtype yet, where it is not owned, or where the pass's own share
-  /// is asked for (hooks, observers, grad()). If the op throws, the gradient is lost: gradients are not to be used
-  /// after a backward that failed.
+  /// Hands over the gradient that input i has so far: the op adds its own in place and returns the
+  /// tensor as input i's gradient. Undefined where there is none of that dtype yet, where it is not
+  /// owned, or where the pass's own share is asked for (hooks, observers, grad()). If the op
+  /// throws, the gradient is lost: gradients are not to be used after a backward that failed.
   virtual at::Tensor take(size_t i, at::ScalarType dtype) = 0;
 };
 
-/// A step of a recorded forward pass: what made the outputs, and where gradients of its inputs go. Owned by the
-/// Variables that it made and by the nodes after it.
+/// A step of a recorded forward pass: what made the outputs, and where gradients of its inputs go.
+/// Owned by the Variables that it made and by the nodes after it.
 struct Node : std::enable_shared_from_this<Node> {
   /// Sees the gradient of an output; a defined result of the same shape replaces it.
   using Hook = std::function<at::Tensor(const at::Tensor&)>;
@@ -72,8 +76,10 @@ struct Node : std::enable_shared_from_this<Node> {
   virtual std::string name() const = 0;
   /// Whether tensors have the shapes and dtypes of its outputs.
   bool fits(std::span<const at::Tensor> tensors) const;
-  /// Gradients of the inputs that `needs` marks, from those of the outputs, of which one at least is defined.
-  virtual GradList<at::Tensor> backward(const GradList<at::Tensor>& dy, const NeedsList& needs, GradSlots& slots) = 0;
+  /// Gradients of the inputs that `needs` marks, from those of the outputs, of which one at least
+  /// is defined.
+  virtual GradList<at::Tensor> backward(const GradList<at::Tensor>& dy, const NeedsList& needs,
+                                        GradSlots& slots) = 0;
   /// The same with a graph of its own, for second derivatives.
   virtual GradList<Variable> backward(const GradList<Variable>& dy, const NeedsList& needs) = 0;
   /// Frees what was saved for backward.
@@ -91,10 +97,10 @@ struct Node : std::enable_shared_from_this<Node> {
     std::vector<std::shared_ptr<Hook>> hooks;
   };
   c10::SmallVector<Output, 1> outputs;
-  c10::SmallVector<Edge, 4> next;             ///< where each input's gradient goes; without a node: nowhere
-  bool frozen = false;                        ///< a leaf that takes no gradient at present
-  const uint64_t sequence;                    ///< order of making: consumers come after producers
-  Flops backward_flops;                       ///< where every input that requires a gradient gets one
+  c10::SmallVector<Edge, 4> next;  ///< where each input's gradient goes; without a node: nowhere
+  bool frozen = false;             ///< a leaf that takes no gradient at present
+  const uint64_t sequence;         ///< order of making: consumers come after producers
+  Flops backward_flops;            ///< where every input that requires a gradient gets one
   std::shared_ptr<Recomputation> recomputed;  ///< what runs again before backward can, or null
 };
 
@@ -105,11 +111,14 @@ struct Leaf final : Node {
   ~Leaf() override;
 
   std::string name() const override { return label.empty() ? "leaf" : label; }
-  GradList<at::Tensor> backward(const GradList<at::Tensor>&, const NeedsList&, GradSlots&) override { return {}; }
+  GradList<at::Tensor> backward(const GradList<at::Tensor>&, const NeedsList&,
+                                GradSlots&) override {
+    return {};
+  }
   GradList<Variable> backward(const GradList<Variable>&, const NeedsList&) override { return {}; }
   Leaf* as_leaf() override { return this; }
-  /// Adds to `grad`, unless it is frozen: the first one is taken over where it is owned, later ones are added in place.
-  /// Passes on several threads may do so at once.
+  /// Adds to `grad`, unless it is frozen: the first one is taken over where it is owned, later ones
+  /// are added in place. Passes on several threads may do so at once.
   void accumulate(GradSlot slot);
   /// Hands over `grad` where it is owned, as GradSlots::take does.
   at::Tensor take_grad();

@@ -59,8 +59,9 @@ bool& detail::saved_something() {
 }
 
 const at::Tensor& Saved::data() const {
-  LATHE_CHECK(!tensor_.defined() || tensor_._version() == version_, running_node() ? running_node()->name() : "op",
-              ": a tensor saved for backward (", describe(tensor_), ") was changed in place since");
+  LATHE_CHECK(!tensor_.defined() || tensor_._version() == version_,
+              running_node() ? running_node()->name() : "op", ": a tensor saved for backward (",
+              describe(tensor_), ") was changed in place since");
   return tensor_;
 }
 
@@ -75,7 +76,8 @@ Variable Saved::as<Variable>() const {
   Node* node = running_node();
   if (node == nullptr || !t.defined()) return Variable(t);
   if (place_ == Place::input) return Variable(t, node->next[static_cast<size_t>(index_)]);
-  if (place_ == Place::output) return Variable(t, Edge(node->shared_from_this(), static_cast<uint32_t>(index_)));
+  if (place_ == Place::output)
+    return Variable(t, Edge(node->shared_from_this(), static_cast<uint32_t>(index_)));
   return Variable(t);
 }
 
@@ -88,15 +90,16 @@ std::set<std::string>& op_registry() {
 
 Variable detail::autocast(Amp policy, const Variable& v) {
   const at::ScalarType compute = mode().compute;
-  if (compute == at::kFloat || policy == Amp::promote || !v.defined() || !v.data().is_floating_point() ||
-      v.dtype() == at::kDouble) {
+  if (compute == at::kFloat || policy == Amp::promote || !v.defined() ||
+      !v.data().is_floating_point() || v.dtype() == at::kDouble) {
     return v;
   }
   const at::ScalarType wanted = policy == Amp::low ? compute : at::kFloat;
   if (v.dtype() == wanted) return v;
   Leaf* leaf = v.as_leaf();
   if (leaf == nullptr) return cast(v, wanted);
-  // A weight's cast is no part of a recomputation: a cache may have it in one run and not in the other.
+  // A weight's cast is no part of a recomputation: a cache may have it in one run and not in the
+  // other.
   const auto cast_weight = [&] {
     Recomputation* const recording = std::exchange(mode().recording, nullptr);
     Recomputation* const replaying = std::exchange(mode().replaying, nullptr);
@@ -106,12 +109,14 @@ Variable detail::autocast(Amp policy, const Variable& v) {
     return low;
   };
   if (const at::Tensor& low = leaf->precision.low; low.defined() && low.scalar_type() == wanted) {
-    leaf->precision.refresh_low(v.data());  // the parameter may have been written to beside the optimizer
+    leaf->precision.refresh_low(
+        v.data());  // the parameter may have been written to beside the optimizer
     return Variable(low, v.edge());
   }
   const MemoryScope memory(Memory::casts);
   if (!mode().cache_casts) return cast_weight();
-  // Made with or without a graph, of this version of the parameter: a cast that does not fit is made anew.
+  // Made with or without a graph, of this version of the parameter: a cast that does not fit is
+  // made anew.
   CachedCast& cached = cast_cache[{leaf, wanted, mode().grad && v.requires_grad()}];
   if (!cached.cast.defined() || cached.version != v.data()._version())
     cached = {cast_weight(), v.node(), v.data()._version()};
@@ -149,7 +154,8 @@ void detail::rethrow_backward(const char* name) {
 }
 
 void detail::saved_is_freed(const char* name) {
-  fail(Exit::internal, name, ": what it saved is freed; a second backward needs retain=true in the first");
+  fail(Exit::internal, name,
+       ": what it saved is freed; a second backward needs retain=true in the first");
 }
 
 void detail::check_defined(const OpInfo& info, std::span<const Variable* const> inputs) {
@@ -157,12 +163,14 @@ void detail::check_defined(const OpInfo& info, std::span<const Variable* const> 
     if (inputs[i]->defined() || (info.optional >> i & 1u) != 0) continue;
     std::string given;
     for (const Variable* v : inputs) given += (given.empty() ? "" : ", ") + describe(v->data());
-    fail(Exit::internal, info.name, "(", given, "): input ", i, " is an undefined Variable; it must hold a tensor");
+    fail(Exit::internal, info.name, "(", given, "): input ", i,
+         " is an undefined Variable; it must hold a tensor");
   }
 }
 
 bool detail::recorded(std::span<const Variable> inputs) {
-  return mode().grad && std::any_of(inputs.begin(), inputs.end(), [](const Variable& v) { return v.requires_grad(); });
+  return mode().grad && std::any_of(inputs.begin(), inputs.end(),
+                                    [](const Variable& v) { return v.requires_grad(); });
 }
 
 void detail::link(Node& node, std::span<const Variable> inputs) {

@@ -1,7 +1,8 @@
-// How an op is written. An op is one struct, which is also its node's payload: its facts (OpInfo), attributes, saved
-// tensors, forward, and backward right under it. apply() runs it. Adding one touches three places: the struct and its
-// function in ops/<family>.cc, a declaration in ops.h, a row in tests/op_table.cc. Backward formulas are written in the
-// ops of ops.h by their plain names, which mean the same for tensors: see ops/formula.h.
+// How an op is written. An op is one struct, which is also its node's payload: its facts (OpInfo),
+// attributes, saved tensors, forward, and backward right under it. apply() runs it. Adding one
+// touches three places: the struct and its function in ops/<family>.cc, a declaration in ops.h, a
+// row in tests/op_table.cc. Backward formulas are written in the ops of ops.h by their plain names,
+// which mean the same for tensors: see ops/formula.h.
 #pragma once
 
 #include <ATen/TensorOperators.h>
@@ -82,9 +83,10 @@ using Grads = std::array<T, N>;
 template <size_t N>
 using Needs = std::array<bool, N>;
 
-/// A tensor that an op keeps for backward: saved by forward, or an attribute such as an index or a mask. Reading it
-/// fails if the tensor was changed in place since, or is already freed. For second derivatives it states what the
-/// tensor is to the op: input i, output i, or (the default) an intermediate, through which nothing is differentiated.
+/// A tensor that an op keeps for backward: saved by forward, or an attribute such as an index or a
+/// mask. Reading it fails if the tensor was changed in place since, or is already freed. For second
+/// derivatives it states what the tensor is to the op: input i, output i, or (the default) an
+/// intermediate, through which nothing is differentiated.
 class Saved {
  public:
   Saved() = default;
@@ -146,7 +148,8 @@ struct Registered {
 
 /// v as the op gets it under the thread's autocast: itself, its working copy, or a cast.
 Variable autocast(Amp policy, const Variable& v);
-/// Where a Recomputation runs again: the node that was made when this op ran first; null where that is gone.
+/// Where a Recomputation runs again: the node that was made when this op ran first; null where that
+/// is gone.
 std::shared_ptr<Node> node_again(const char* name, std::span<const Variable> inputs);
 /// Where a Recomputation records: the node keeps nothing, and is brought back by it.
 void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs);
@@ -155,10 +158,11 @@ void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> in
 /// Brings back what the node forgot.
 void recompute_node(Node& node);
 
-// What is the same for all ops is in functions: in a template each op has its own, which takes time to compile.
+// What is the same for all ops is in functions: in a template each op has its own, which takes time
+// to compile.
 
-/// Rethrows the exception in flight: ATen's and internal ones as `name(float32[2,3], ...): message`, others as they
-/// are.
+/// Rethrows the exception in flight: ATen's and internal ones as `name(float32[2,3], ...):
+/// message`, others as they are.
 [[noreturn]] void rethrow(const char* name, std::span<const at::Tensor* const> inputs);
 /// The same in backward, for ATen's alone.
 [[noreturn]] void rethrow_backward(const char* name);
@@ -193,20 +197,22 @@ concept HasInfo = requires {
 template <class Op, size_t N>
 constexpr bool has_forward() {
   if constexpr (N == any_number) {
-    return requires(Op & op, at::TensorList x) { op.forward(x); };
+    return requires(Op& op, at::TensorList x) { op.forward(x); };
   } else {
     return []<size_t... I>(std::index_sequence<I...>) {
-      return requires(Op & op, const at::Tensor& x) { op.forward(((void)I, x)...); };
-    }
-    (std::make_index_sequence<N>());
+      return requires(Op& op, const at::Tensor& x) { op.forward(((void)I, x)...); };
+    }(std::make_index_sequence<N>());
   }
 }
 template <size_t N>
 using NeedsOf = std::conditional_t<N == any_number, NeedsList, Needs<N == any_number ? 0 : N>>;
 template <class Op, size_t N, class DY>
 constexpr bool has_backward() {
-  return requires(const Op& op, const DY& dy, const NeedsOf<N>& needs) { op.backward(dy, needs); }
-  || requires(const Op& op, const DY& dy, const NeedsOf<N>& needs, GradSlots& slots) { op.backward(dy, needs, slots); };
+  return requires(const Op& op, const DY& dy, const NeedsOf<N>& needs) {
+    op.backward(dy, needs);
+  } || requires(const Op& op, const DY& dy, const NeedsOf<N>& needs, GradSlots& slots) {
+    op.backward(dy, needs, slots);
+  };
 }
 /// Converts to T alone.
 template <class T>
@@ -217,22 +223,20 @@ struct Only {
 template <class Op, class T>
 constexpr bool has_member() {
   using O = Only<T>;
-  return requires { Op{O()}; }
-  || requires { Op{{}, O()}; }
-  || requires { Op{{}, {}, O()}; }
-  || requires { Op{{}, {}, {}, O()}; }
-  || requires { Op{{}, {}, {}, {}, O()}; }
-  || requires { Op{{}, {}, {}, {}, {}, O()}; }
-  || requires { Op{{}, {}, {}, {}, {}, {}, O()}; }
-  || requires { Op{{}, {}, {}, {}, {}, {}, {}, O()}; }
-  || requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, O()}; }
-  || requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, {}, O()}; }
-  || requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, O()}; }
-  || requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, O()}; };
+  return requires { Op{O()}; } || requires { Op{{}, O()}; } || requires { Op{{}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, O()}; } || requires { Op{{}, {}, {}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, {}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, {}, {}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, {}, {}, {}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, O()}; };
 }
 /// Whether an op keeps a tensor whose changes nobody would notice.
 template <class Op>
-concept KeepsRawTensor = has_member<Op, at::Tensor>() || has_member<Op, std::vector<at::Tensor>>() ||
+concept KeepsRawTensor =
+    has_member<Op, at::Tensor>() || has_member<Op, std::vector<at::Tensor>>() ||
     has_member<Op, Variable>() || has_member<Op, std::vector<Variable>>();
 
 /// What forward returns.
@@ -246,17 +250,20 @@ struct OpNode final : Node {
   template <class T>
   using Dy = std::conditional_t<many_outputs, GradList<T>, T>;
 
-  OpNode(Op op, std::span<const at::Tensor> outputs_, bool saves) : Node(outputs_), op_(std::move(op)), saves_(saves) {}
+  OpNode(Op op, std::span<const at::Tensor> outputs_, bool saves)
+      : Node(outputs_), op_(std::move(op)), saves_(saves) {}
 
   std::string name() const override { return Op::info.name; }
-  GradList<at::Tensor> backward(const GradList<at::Tensor>& dy, const NeedsList& needs, GradSlots& slots) override {
+  GradList<at::Tensor> backward(const GradList<at::Tensor>& dy, const NeedsList& needs,
+                                GradSlots& slots) override {
     return run(dy, needs, &slots);
   }
   GradList<Variable> backward(const GradList<Variable>& dy, const NeedsList& needs) override {
     if constexpr (has_backward<Op, N, Dy<Variable>>()) {
       return run(dy, needs, nullptr);
     } else {
-      fail(Exit::internal, Op::info.name, ": a fused op without second derivatives; build this part from plain ops");
+      fail(Exit::internal, Op::info.name,
+           ": a fused op without second derivatives; build this part from plain ops");
     }
   }
   void release() override {
@@ -273,8 +280,10 @@ struct OpNode final : Node {
 
  private:
   template <class T>
-  GradList<T> run(const GradList<T>& dys, const NeedsList& list, [[maybe_unused]] GradSlots* slots) {
-    // Once more where the part that ran again had a recomputed part of its own, which dropped the op anew.
+  GradList<T> run(const GradList<T>& dys, const NeedsList& list,
+                  [[maybe_unused]] GradSlots* slots) {
+    // Once more where the part that ran again had a recomputed part of its own, which dropped the
+    // op anew.
     for (std::shared_ptr<Recomputation> last; !op_ && recomputed && recomputed != last;) {
       last = recomputed;
       recompute_node(*this);
@@ -296,12 +305,13 @@ struct OpNode final : Node {
     }
     try {
       const auto grads = [&] {
-        if constexpr (requires(GradSlots & s) { op_->backward(dy, needs, s); })
+        if constexpr (requires(GradSlots& s) { op_->backward(dy, needs, s); })
           return op_->backward(dy, needs, *slots);
         else
           return op_->backward(dy, needs);
       }();
-      return GradList<T>(std::make_move_iterator(grads.begin()), std::make_move_iterator(grads.end()));
+      return GradList<T>(std::make_move_iterator(grads.begin()),
+                         std::make_move_iterator(grads.end()));
     } catch (...) {
       rethrow_backward(Op::info.name);
     }
@@ -317,16 +327,15 @@ OpFlops flops_of(const Op& op, const at::Tensor& y, const In&... in) {
   if constexpr (requires { op.flops(in..., y); }) {
     return op.flops(in..., y);
   } else {
-    static_assert(
-        !requires { &Op::flops; }, "the op's flops must take its inputs and its result");
+    static_assert(!requires { &Op::flops; }, "the op's flops must take its inputs and its result");
     return flops_each(y, Op::info.each.forward, Op::info.each.backward);
   }
 }
 
 /// apply() for any number of inputs; `forward` calls the op's with them, `flops` counts.
 template <size_t N, class Op, class Forward, class CountFlops>
-auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tensor* const> data, Forward&& forward,
-              CountFlops&& count_flops) {
+auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tensor* const> data,
+              Forward&& forward, CountFlops&& count_flops) {
   using Result = decltype(forward(op));
   constexpr bool many_outputs = !std::is_same_v<Result, at::Tensor>;
   const bool record = recorded(inputs);
@@ -388,37 +397,43 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
 
 }  // namespace detail
 
-/// Runs an op on its inputs: casts under autocast, turns ATen's errors into sentences that name the op, counts FLOPs,
-/// and records a node when a gradient may be asked for. A Variable, or a vector of them where forward gives a vector of
-/// tensors; then backward takes a GradList, whose members are undefined where no gradient came.
+/// Runs an op on its inputs: casts under autocast, turns ATen's errors into sentences that name the
+/// op, counts FLOPs, and records a node when a gradient may be asked for. A Variable, or a vector
+/// of them where forward gives a vector of tensors; then backward takes a GradList, whose members
+/// are undefined where no gradient came.
 template <class Op, std::same_as<Variable>... V>
 auto apply(Op op, const V&... given) {
   constexpr size_t N = sizeof...(V);
   static_assert(detail::HasInfo<Op>, "an op needs `static constexpr OpInfo info{.name = \"...\"}`");
   static_assert(!detail::KeepsRawTensor<Op>,
-                "an op must keep its tensors as `Saved`, which notices when they are changed before backward");
-  static_assert(detail::has_forward<Op, N>(),
-                "an op's forward must take a `const at::Tensor&` for each input that apply() is given");
-  using Y = decltype(detail::forward_result(op, std::declval<const at::Tensor&>(), std::make_index_sequence<N>()));
+                "an op must keep its tensors as `Saved`, which notices when they are changed "
+                "before backward");
+  static_assert(
+      detail::has_forward<Op, N>(),
+      "an op's forward must take a `const at::Tensor&` for each input that apply() is given");
+  using Y = decltype(detail::forward_result(op, std::declval<const at::Tensor&>(),
+                                            std::make_index_sequence<N>()));
   static_assert(std::is_same_v<Y, at::Tensor> || std::is_same_v<Y, std::vector<at::Tensor>>,
                 "an op's forward must return an at::Tensor or a std::vector<at::Tensor>");
   using Dy = std::conditional_t<std::is_same_v<Y, at::Tensor>, at::Tensor, GradList<at::Tensor>>;
   static_assert(detail::has_backward<Op, N, Dy>(),
-                "an op needs `Grads<N> backward(const at::Tensor& dy, Needs<N> needs) const` for its N inputs, or the "
+                "an op needs `Grads<N> backward(const at::Tensor& dy, Needs<N> needs) const` for "
+                "its N inputs, or the "
                 "same as a template on the type of dy");
   (void)detail::Registered<Op>::done;
   detail::check_defined(Op::info, std::array<const Variable*, N>{&given...});
   size_t next_input = 0;
   const std::array<Variable, N> inputs{detail::autocast(policy_of<Op>(next_input++), given)...};
-  const at::AutoDispatchBelowAutograd plain;  // ATen's own autograd is not used; version counters stay alive
+  const at::AutoDispatchBelowAutograd
+      plain;  // ATen's own autograd is not used; version counters stay alive
   return [&]<size_t... I>(std::index_sequence<I...>) {
     const std::array<const at::Tensor*, N> data{&inputs[I].data()...};
-    if constexpr (requires { op.needs = Needs<N>{}; }) op.needs = {mode().grad && inputs[I].requires_grad()...};
+    if constexpr (requires { op.needs = Needs<N>{}; })
+      op.needs = {mode().grad && inputs[I].requires_grad()...};
     return detail::apply_to<N>(
         std::move(op), inputs, data, [&](Op& o) { return o.forward(*data[I]...); },
         [&](const Op& o, const at::Tensor& y) { return detail::flops_of(o, y, *data[I]...); });
-  }
-  (std::make_index_sequence<N>());
+  }(std::make_index_sequence<N>());
 }
 
 /// The same for an op of any number of inputs: forward(at::TensorList), and a GradList<T> from
@@ -427,8 +442,10 @@ template <class Op>
 auto apply(Op op, const std::vector<Variable>& given) {
   static_assert(detail::HasInfo<Op>, "an op needs `static constexpr OpInfo info{.name = \"...\"}`");
   static_assert(!detail::KeepsRawTensor<Op>,
-                "an op must keep its tensors as `Saved`, which notices when they are changed before backward");
-  static_assert(detail::has_forward<Op, detail::any_number>(), "the op's forward must take an at::TensorList");
+                "an op must keep its tensors as `Saved`, which notices when they are changed "
+                "before backward");
+  static_assert(detail::has_forward<Op, detail::any_number>(),
+                "the op's forward must take an at::TensorList");
   (void)detail::Registered<Op>::done;
   std::vector<Variable> inputs;
   for (const Variable& v : given) {
@@ -442,7 +459,9 @@ auto apply(Op op, const std::vector<Variable>& given) {
   for (const at::Tensor& t : tensors) data.push_back(&t);
   return detail::apply_to<detail::any_number>(
       std::move(op), inputs, data, [&](Op& o) { return o.forward(tensors); },
-      [&](const Op& o, const at::Tensor& y) { return detail::flops_of(o, y, at::TensorList(tensors)); });
+      [&](const Op& o, const at::Tensor& y) {
+        return detail::flops_of(o, y, at::TensorList(tensors));
+      });
 }
 
 }  // namespace lathe

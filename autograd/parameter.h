@@ -11,8 +11,8 @@
 
 namespace lathe {
 
-/// What a parameter is to its model. The constants below are those of Lathe's layers; a layer of one's own may make
-/// others: `constexpr Role gate{.name = "gate", .start = Role::Start::one}`.
+/// What a parameter is to its model. The constants below are those of Lathe's layers; a layer of
+/// one's own may make others: `constexpr Role gate{.name = "gate", .start = Role::Start::one}`.
 struct Role {
   /// Where the values start (nn/init.h).
   enum class Start : uint8_t {
@@ -24,42 +24,52 @@ struct Role {
   };
 
   std::string_view name;    ///< must outlive the role: a literal
-  bool multiplied = false;  ///< a matrix that inputs are multiplied by: the parameters that low precision is about
+  bool multiplied = false;  ///< a matrix that inputs are multiplied by: the parameters that low
+                            ///< precision is about
   bool linear = false;      ///< the weight of a linear layer: what fp8 and quantised loading take
   bool residual = false;    ///< writes into a residual stream: Init::gpt2 starts it smaller
   bool adapter = false;     ///< of a low-rank adapter
   bool hidden = false;      ///< a matrix or filters between features of the model: what Muon is for
-  std::optional<bool> decayed{};  ///< whether weight decay acts on it; nullopt: where it has 2 dimensions or more
+  std::optional<bool>
+      decayed{};  ///< whether weight decay acts on it; nullopt: where it has 2 dimensions or more
   Start start = Start::zero;
-  /// Where set, draws the values instead: `values` is the parameter, `key` its own stream of random numbers.
+  /// Where set, draws the values instead: `values` is the parameter, `key` its own stream of random
+  /// numbers.
   void (*fill)(const at::Tensor& values, RngKey key) = nullptr;
 
   friend bool operator==(const Role&, const Role&) = default;
 
   static const Role weight;           ///< [out, in] of a linear layer
   static const Role residual_weight;  ///< the same, writing into the residual stream
-  static const Role head;             ///< [out, in] of the linear layer that makes the model's outputs
-  static const Role filter;           ///< [out, in, ...] of a convolution
-  static const Role embedding;        ///< [rows, C]
-  static const Role tied_embedding;   ///< the same, and the weight of the output head too
-  static const Role scale;            ///< starts at one
-  static const Role bias;             ///< starts at zero
-  static const Role lora_a;           ///< [rank, in] of a low-rank adapter
-  static const Role lora_b;           ///< [out, rank] of a low-rank adapter: at zero, so that the adapter is nothing
+  static const Role head;       ///< [out, in] of the linear layer that makes the model's outputs
+  static const Role filter;     ///< [out, in, ...] of a convolution
+  static const Role embedding;  ///< [rows, C]
+  static const Role tied_embedding;  ///< the same, and the weight of the output head too
+  static const Role scale;           ///< starts at one
+  static const Role bias;            ///< starts at zero
+  static const Role lora_a;          ///< [rank, in] of a low-rank adapter
+  static const Role
+      lora_b;  ///< [out, rank] of a low-rank adapter: at zero, so that the adapter is nothing
 };
 
-inline constexpr Role Role::weight{
-    .name = "weight", .multiplied = true, .linear = true, .hidden = true, .start = Role::Start::scheme};
-inline constexpr Role Role::head{.name = "head", .multiplied = true, .linear = true, .start = Role::Start::scheme};
+inline constexpr Role Role::weight{.name = "weight",
+                                   .multiplied = true,
+                                   .linear = true,
+                                   .hidden = true,
+                                   .start = Role::Start::scheme};
+inline constexpr Role Role::head{
+    .name = "head", .multiplied = true, .linear = true, .start = Role::Start::scheme};
 inline constexpr Role Role::residual_weight{.name = "residual weight",
                                             .multiplied = true,
                                             .linear = true,
                                             .residual = true,
                                             .hidden = true,
                                             .start = Role::Start::scheme};
-inline constexpr Role Role::filter{.name = "filter", .multiplied = true, .hidden = true, .start = Role::Start::scheme};
+inline constexpr Role Role::filter{
+    .name = "filter", .multiplied = true, .hidden = true, .start = Role::Start::scheme};
 inline constexpr Role Role::embedding{.name = "embedding", .start = Role::Start::normal};
-inline constexpr Role Role::tied_embedding{.name = "tied embedding", .multiplied = true, .start = Role::Start::normal};
+inline constexpr Role Role::tied_embedding{
+    .name = "tied embedding", .multiplied = true, .start = Role::Start::normal};
 inline constexpr Role Role::scale{.name = "scale", .start = Role::Start::one};
 inline constexpr Role Role::bias{.name = "bias", .start = Role::Start::zero};
 inline constexpr Role Role::lora_a{.name = "lora_a",
@@ -68,10 +78,15 @@ inline constexpr Role Role::lora_a{.name = "lora_a",
                                    .adapter = true,
                                    .hidden = true,
                                    .start = Role::Start::fan_in};
-inline constexpr Role Role::lora_b{
-    .name = "lora_b", .multiplied = true, .linear = true, .adapter = true, .hidden = true, .start = Role::Start::zero};
+inline constexpr Role Role::lora_b{.name = "lora_b",
+                                   .multiplied = true,
+                                   .linear = true,
+                                   .adapter = true,
+                                   .hidden = true,
+                                   .start = Role::Start::zero};
 
-/// A parameter of a model, as `parameters` (nn/module.h) finds it. Shares the Variable with the model.
+/// A parameter of a model, as `parameters` (nn/module.h) finds it. Shares the Variable with the
+/// model.
 struct NamedParameter {
   std::string path;
   Variable parameter;
@@ -79,10 +94,12 @@ struct NamedParameter {
   int64_t block = -1;  ///< which of the model's repeated blocks it is in, from 0; -1: in none
 };
 
-/// Whether a path fits a pattern, in which * stands for any characters, none too: "blocks.*.weight".
+/// Whether a path fits a pattern, in which * stands for any characters, none too:
+/// "blocks.*.weight".
 bool matches(std::string_view pattern, std::string_view path);
 
-/// Whether it is a matrix that inputs are multiplied by: the parameters that low precision is about.
+/// Whether it is a matrix that inputs are multiplied by: the parameters that low precision is
+/// about.
 inline bool is_multiplied(const Role& role) { return role.multiplied; }
 /// Whether it is the weight of a linear layer.
 inline bool is_linear_weight(const Role& role) { return role.linear; }

@@ -1,4 +1,5 @@
-// What mixed precision keeps of a parameter beside its values. Made by amp/ and by loaders, read by ops.
+// What mixed precision keeps of a parameter beside its values. Made by amp/ and by loaders, read by
+// ops.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,11 +14,12 @@ class QuantisedTensor;
 
 struct Precision {
   at::ScalarType grad_dtype;  ///< of the parameter's gradient
-  at::Tensor low;             ///< the low-precision working copy that ops read under autocast; undefined: there is none
-  int64_t low_of = 0;         ///< the version of the parameter that `low` was written from
-  std::shared_ptr<const QuantisedTensor> quantised;  ///< frozen values of a linear layer's weight, whose tensor is a
-                                                     ///< shape alone; else null
-  std::shared_ptr<const Fp8Scaling> fp8;             ///< of a linear layer that computes in fp8, else null
+  at::Tensor low;      ///< the low-precision working copy that ops read under autocast; undefined:
+                       ///< there is none
+  int64_t low_of = 0;  ///< the version of the parameter that `low` was written from
+  std::shared_ptr<const QuantisedTensor> quantised;  ///< frozen values of a linear layer's weight,
+                                                     ///< whose tensor is a shape alone; else null
+  std::shared_ptr<const Fp8Scaling> fp8;  ///< of a linear layer that computes in fp8, else null
 
   explicit Precision(at::ScalarType grad_dtype_) : grad_dtype(grad_dtype_) {}
   /// Makes `low` the copy of `parameter`, as it is now, in `dtype`.

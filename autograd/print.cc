@@ -82,7 +82,8 @@ std::ostream& operator<<(std::ostream& out, const Variable& x) {
   out << describe(x.data());
   if (!x.data().is_cpu() && !x.data().is_meta()) out << " on " << x.data().device().str();
   if (const Leaf* leaf = x.as_leaf()) {
-    out << (leaf->frozen ? ", frozen parameter" : ", parameter") << (leaf->label.empty() ? "" : " ") << leaf->label;
+    out << (leaf->frozen ? ", frozen parameter" : ", parameter") << (leaf->label.empty() ? "" : " ")
+        << leaf->label;
   } else if (x.node()) {
     out << " from " << x.node()->name();
   }

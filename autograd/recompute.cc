@@ -39,18 +39,22 @@ std::shared_ptr<Node> Recomputation::next(const char* name, std::span<const Vari
   if (entry.versions.size() != inputs.size()) fail_other("another op", name);
   for (size_t i = 0; i < inputs.size(); ++i) {
     LATHE_CHECK(entry.versions[i] == version_of(inputs[i]), "recompute: ", name, ": an input (",
-                describe(inputs[i].data()), ") was changed in place between the forward pass and its recomputation");
+                describe(inputs[i].data()),
+                ") was changed in place between the forward pass and its recomputation");
   }
   return node;
 }
 
-void Recomputation::append_attribute(const at::Tensor& attribute) { attributes_.push_back(attribute._version()); }
+void Recomputation::append_attribute(const at::Tensor& attribute) {
+  attributes_.push_back(attribute._version());
+}
 
 void Recomputation::check_attribute(const at::Tensor& attribute) {
   if (next_attribute_ == attributes_.size()) fail_other("nothing more", "another op");
-  LATHE_CHECK(attributes_[next_attribute_++] == attribute._version(), "recompute: ", describe(attribute),
-              ", an index, mask or target of an op, was changed in place between the forward pass and its "
-              "recomputation");
+  LATHE_CHECK(
+      attributes_[next_attribute_++] == attribute._version(), "recompute: ", describe(attribute),
+      ", an index, mask or target of an op, was changed in place between the forward pass and its "
+      "recomputation");
 }
 
 void Recomputation::append_hook(HookHandle hook) { hooks_.push_back(std::move(hook)); }
@@ -94,8 +98,9 @@ void detail::record_node(const std::shared_ptr<Node>& node, std::span<const Vari
 }
 
 void detail::other_node(const char* name, const Node& node) {
-  fail(Exit::internal, "recompute: ", name, " made results of other shapes or dtypes the second time than ",
-       node.name(), " did the first; the function must compute the same each time");
+  fail(Exit::internal, "recompute: ", name,
+       " made results of other shapes or dtypes the second time than ", node.name(),
+       " did the first; the function must compute the same each time");
 }
 
 void detail::recompute_node(Node& node) {

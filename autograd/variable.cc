@@ -17,7 +17,8 @@ namespace lathe {
 
 void Variable::fail_undefined() {
   fail(Exit::internal,
-       "a Variable is undefined: it holds no tensor; make one by Variable(tensor) or as a result of an op");
+       "a Variable is undefined: it holds no tensor; make one by Variable(tensor) or as a result "
+       "of an op");
 }
 
 Variable Variable::parameter(at::Tensor data, std::string name) {
@@ -33,7 +34,8 @@ Variable& Variable::requires_grad_(bool on) & {
     return *this;
   }
   Leaf* leaf = as_leaf();
-  LATHE_CHECK(leaf != nullptr, "requires_grad_: ", describe(data_), " was made by ", edge_.node->name(),
+  LATHE_CHECK(leaf != nullptr, "requires_grad_: ", describe(data_), " was made by ",
+              edge_.node->name(),
               "; only parameters can be frozen. detach() cuts it off from the graph");
   leaf->frozen = !on;
   if (!on) leaf->grad.reset();
@@ -55,13 +57,16 @@ Leaf& Variable::leaf() const {
 
 const at::Tensor& Variable::grad() const { return leaf().grad; }
 
-void Variable::backward(const at::Tensor& dy, bool retain) const { lathe::backward(*this, dy, retain); }
+void Variable::backward(const at::Tensor& dy, bool retain) const {
+  lathe::backward(*this, dy, retain);
+}
 
 namespace {
 
 /// Adds a hook to those of a node, unless a recomputed function registers it for the second time.
 template <class Hook>
-HookHandle add_hook(const std::shared_ptr<Node>& node, std::vector<std::shared_ptr<Hook>>& hooks, Hook hook) {
+HookHandle add_hook(const std::shared_ptr<Node>& node, std::vector<std::shared_ptr<Hook>>& hooks,
+                    Hook hook) {
   const bool is_replayed = mode().replaying != nullptr;
   HookHandle handle;
   if (is_replayed) {
@@ -90,7 +95,9 @@ void HookHandle::remove() {
   const auto node = node_.lock();
   const auto hook = hook_.lock();
   if (!node || !hook) return;
-  const auto drop = [&](auto& hooks) { std::erase_if(hooks, [&](const auto& h) { return h == hook; }); };
+  const auto drop = [&](auto& hooks) {
+    std::erase_if(hooks, [&](const auto& h) { return h == hook; });
+  };
   for (auto& output : node->outputs) drop(output.hooks);
   if (Leaf* leaf = node->as_leaf()) drop(leaf->after_accumulate);
 }
@@ -104,7 +111,8 @@ Variable Variable::index(const std::vector<Index>& indices) const {
     if (const auto* place = std::get_if<int64_t>(&index)) {
       x = select(x, dim, *place);
     } else if (const auto* range = std::get_if<Slice>(&index)) {
-      LATHE_CHECK(dim < x.dim(), "index: ", describe(data_), " has not the dims of ", indices.size(), " indices");
+      LATHE_CHECK(dim < x.dim(), "index: ", describe(data_), " has not the dims of ",
+                  indices.size(), " indices");
       if (range->start || range->end || range->step != 1)
         x = slice(x, dim, range->start.value_or(0), range->end.value_or(x.size(dim)), range->step);
       taken.emplace_back();
@@ -210,19 +218,22 @@ void assign(Arithmetic op, Variable& a, const Operand& b, bool is_temporary) {
     });
     return;
   }
-  LATHE_CHECK(
-      !is_temporary, "in-place arithmetic on a part of ", describe(a.data()),
-      ", of which a graph is recorded; put the whole together by cat() or masked_fill(), or change values under "
-      "NoGrad");
-  LATHE_CHECK(a.as_leaf() == nullptr, "in-place arithmetic on the parameter ", a.node() ? a.node()->name() : "",
-              ", of which a graph is recorded; change its values under NoGrad, or give the result a name of its own");
+  LATHE_CHECK(!is_temporary, "in-place arithmetic on a part of ", describe(a.data()),
+              ", of which a graph is recorded; put the whole together by cat() or masked_fill(), "
+              "or change values under "
+              "NoGrad");
+  LATHE_CHECK(a.as_leaf() == nullptr, "in-place arithmetic on the parameter ",
+              a.node() ? a.node()->name() : "",
+              ", of which a graph is recorded; change its values under NoGrad, or give the result "
+              "a name of its own");
   a = is_number ? arithmetic(op, a, b.number) : arithmetic(op, a, b.variable);
 }
 
 at::Tensor compare(Comparison op, const Operand& a, const Operand& b) {
   return told("comparison", a, b, [&] {
     if (!b.variable.defined()) return compare_to(op, a.variable.data(), at::Scalar(b.number));
-    if (!a.variable.defined()) return compare_to(mirrored(op), b.variable.data(), at::Scalar(a.number));
+    if (!a.variable.defined())
+      return compare_to(mirrored(op), b.variable.data(), at::Scalar(a.number));
     return compare_to(op, a.variable.data(), b.variable.data());
   });
 }

@@ -14,15 +14,19 @@ namespace {
 thread_local SchemaRecorder* recorder = nullptr;
 
 const char* type_name(const ConfigValue& v) {
-  constexpr const char* names[]{"true or false", "a whole number", "a number", "a string", "a list of tables"};
+  constexpr const char* names[]{"true or false", "a whole number", "a number", "a string",
+                                "a list of tables"};
   return names[v.index()];
 }
 
-/// A decimal number as std::from_chars takes it, without '+' and without '_' between digits; "" where it is none.
+/// A decimal number as std::from_chars takes it, without '+' and without '_' between digits; ""
+/// where it is none.
 std::string plain_decimal(std::string_view text) {
   std::string out;
   size_t at = 0;
-  const auto is_digit = [&](size_t i) { return i < text.size() && text[i] >= '0' && text[i] <= '9'; };
+  const auto is_digit = [&](size_t i) {
+    return i < text.size() && text[i] >= '0' && text[i] <= '9';
+  };
   const auto next_is = [&](char c) { return at < text.size() && text[at] == c; };
   const auto sign = [&] {
     if (next_is('-')) out += '-';
@@ -67,7 +71,8 @@ std::optional<int64_t> whole_number(const std::string& plain) {
   for (; zeros < 0 && digits.ends_with('0'); ++zeros) digits.pop_back();
   if (zeros < 0 || zeros > 18) return std::nullopt;
   digits.append(static_cast<size_t>(zeros), '0');
-  if (std::from_chars(digits.data(), digits.data() + digits.size(), whole).ec != std::errc()) return std::nullopt;
+  if (std::from_chars(digits.data(), digits.data() + digits.size(), whole).ec != std::errc())
+    return std::nullopt;
   return whole;
 }
 
@@ -84,7 +89,8 @@ ConfigValue read_value(const std::string& text, const ConfigValue& like) {
     if (const auto whole = whole_number(plain)) return *whole;
   }
   double number = 0;
-  if (std::from_chars(plain.data(), plain.data() + plain.size(), number).ec != std::errc()) return text;
+  if (std::from_chars(plain.data(), plain.data() + plain.size(), number).ec != std::errc())
+    return text;
   return number;
 }
 
@@ -97,28 +103,32 @@ SchemaRecorder::Pause::Pause() : paused_(recorder) { recorder = nullptr; }
 SchemaRecorder::Pause::~Pause() { recorder = paused_; }
 
 void AnyConfig::check_type(std::type_index wanted) const {
-  LATHE_CHECK(type_ == wanted, "this config is not of the type that was asked for (", type_.name(), ", not ",
-              wanted.name(), ")");
+  LATHE_CHECK(type_ == wanted, "this config is not of the type that was asked for (", type_.name(),
+              ", not ", wanted.name(), ")");
 }
 
 void SchemaRecorder::section(const char* name, const char* doc) {
   if (recorder != nullptr) recorder->schema_.sections_.push_back({name, doc});
 }
 
-void SchemaRecorder::field(const void* member, const char* name, ConfigValue initial, const char* doc, Rule rule) {
+void SchemaRecorder::field(const void* member, const char* name, ConfigValue initial,
+                           const char* doc, Rule rule) {
   if (recorder == nullptr) return;
   auto& schema = recorder->schema_;
   const std::string section = schema.sections_.empty() ? "" : schema.sections_.back().name + ".";
-  schema.fields_.push_back({section + name, std::move(initial), doc, std::move(rule),
-                            static_cast<size_t>(static_cast<const std::byte*>(member) - recorder->config_)});
+  schema.fields_.push_back(
+      {section + name, std::move(initial), doc, std::move(rule),
+       static_cast<size_t>(static_cast<const std::byte*>(member) - recorder->config_)});
 }
 
 const Field* Schema::find(const std::string& key) const {
-  const auto found = std::find_if(fields_.begin(), fields_.end(), [&](const Field& f) { return f.key == key; });
+  const auto found =
+      std::find_if(fields_.begin(), fields_.end(), [&](const Field& f) { return f.key == key; });
   return found == fields_.end() ? nullptr : &*found;
 }
 
-void Schema::add(const std::string& section, const Schema& own, const std::function<void*(void*)>& part) {
+void Schema::add(const std::string& section, const Schema& own,
+                 const std::function<void*(void*)>& part) {
   auto place = std::find_if(fields_.rbegin(), fields_.rend(), [&](const Field& f) {
                  return f.key.starts_with(section + ".");
                }).base();
@@ -138,7 +148,9 @@ static std::byte* place_of(void* config, const Field& field) {
 ConfigValue Schema::get(const void* config, const Field& field) const {
   const std::byte* at = place_of(const_cast<void*>(config), field);
   return std::visit(
-      [at](const auto& v) -> ConfigValue { return *reinterpret_cast<const std::decay_t<decltype(v)>*>(at); },
+      [at](const auto& v) -> ConfigValue {
+        return *reinterpret_cast<const std::decay_t<decltype(v)>*>(at);
+      },
       field.initial);
 }
 
@@ -173,14 +185,17 @@ std::string rule_text(const Rule& r) {
     return text;
   }
   const auto number = [](double x) {
-    return x == std::floor(x) && std::fabs(x) < 1e15 ? std::to_string(static_cast<int64_t>(x)) : toml_text(x);
+    return x == std::floor(x) && std::fabs(x) < 1e15 ? std::to_string(static_cast<int64_t>(x))
+                                                     : toml_text(x);
   };
   if (std::isfinite(r.min)) text = (r.open_min ? "> " : ">= ") + number(r.min);
-  if (std::isfinite(r.max)) text += (text.empty() ? "" : ", ") + std::string(r.open_max ? "< " : "<= ") + number(r.max);
+  if (std::isfinite(r.max))
+    text += (text.empty() ? "" : ", ") + std::string(r.open_max ? "< " : "<= ") + number(r.max);
   return text;
 }
 
-void Schema::set(void* config, const std::string& key, const ConfigValue& value, const std::string& where) const {
+void Schema::set(void* config, const std::string& key, const ConfigValue& value,
+                 const std::string& where) const {
   const Field* field = find(key);
   if (field == nullptr) {
     std::vector<std::string> keys;
@@ -197,24 +212,30 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
   if (std::holds_alternative<double>(field->initial) && std::holds_alternative<int64_t>(v)) {
     v = static_cast<double>(std::get<int64_t>(v));
   }
-  if (const auto* d = std::get_if<double>(&v);
-      d != nullptr && std::holds_alternative<int64_t>(field->initial) && std::isfinite(*d) && std::fabs(*d) >= 0x1p63) {
-    fail(Exit::usage, where, ": ", key, " = ", toml_text(value), " is too large for a whole number");
+  if (const auto* d = std::get_if<double>(&v); d != nullptr &&
+                                               std::holds_alternative<int64_t>(field->initial) &&
+                                               std::isfinite(*d) && std::fabs(*d) >= 0x1p63) {
+    fail(Exit::usage, where, ": ", key, " = ", toml_text(value),
+         " is too large for a whole number");
   }
   if (v.index() != field->initial.index()) {
-    fail(Exit::usage, where, ": ", key, " must be ", type_name(field->initial), ", not ", toml_text(value));
+    fail(Exit::usage, where, ": ", key, " must be ", type_name(field->initial), ", not ",
+         toml_text(value));
   }
   const Rule& r = field->rule;
   const auto refuse = [&] {
-    fail(Exit::usage, where, ": ", key, " = ", toml_text(value), " is not allowed; it must be ", rule_text(r));
+    fail(Exit::usage, where, ": ", key, " = ", toml_text(value), " is not allowed; it must be ",
+         rule_text(r));
   };
   if (const auto* s = std::get_if<std::string>(&v)) {
     if (!is_utf8(*s)) fail(Exit::usage, where, ": ", key, " must be UTF-8 text");
-    if (!r.choices.empty() && std::find(r.choices.begin(), r.choices.end(), *s) == r.choices.end()) refuse();
+    if (!r.choices.empty() && std::find(r.choices.begin(), r.choices.end(), *s) == r.choices.end())
+      refuse();
   } else if (std::holds_alternative<int64_t>(v) || std::holds_alternative<double>(v)) {
-    const double x =
-        std::holds_alternative<double>(v) ? std::get<double>(v) : static_cast<double>(std::get<int64_t>(v));
-    const bool low = r.open_min ? x > r.min : x >= r.min, high = r.open_max ? x < r.max : x <= r.max;
+    const double x = std::holds_alternative<double>(v) ? std::get<double>(v)
+                                                       : static_cast<double>(std::get<int64_t>(v));
+    const bool low = r.open_min ? x > r.min : x >= r.min,
+               high = r.open_max ? x < r.max : x <= r.max;
     if (!std::isfinite(x) || !low || !high) refuse();
   }
   std::byte* at = place_of(config, *field);
@@ -244,10 +265,12 @@ std::string Schema::to_markdown(const std::string& section) const {
       if (!f.key.starts_with(s.name + ".")) continue;
       constexpr const char* types[]{"true | false", "whole number", "number", "string", "tables"};
       std::string allowed = rule_text(f.rule);
-      if (f.rule.choices.empty()) allowed = types[f.initial.index()] + (allowed.empty() ? "" : " " + allowed);
+      if (f.rule.choices.empty())
+        allowed = types[f.initial.index()] + (allowed.empty() ? "" : " " + allowed);
       std::string doc = f.doc;
       for (std::string* cell : {&allowed, &doc})
-        for (size_t i = 0; (i = cell->find('|', i)) != std::string::npos; i += 2) cell->insert(i, 1, '\\');
+        for (size_t i = 0; (i = cell->find('|', i)) != std::string::npos; i += 2)
+          cell->insert(i, 1, '\\');
       text += "| `" + f.key + "` | `" + toml_text(f.initial) + "` | " + allowed + " | " +
               (f.rule.is_fixed ? "fixed" : "free") + " | " + doc + " |\n";
     }

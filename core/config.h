@@ -1,5 +1,5 @@
-// Configuration, declared once. LATHE_FIELD makes the member and feeds parsing, --help, the reference page, validation
-// and the resolved copy in the run folder:
+// Configuration, declared once. LATHE_FIELD makes the member and feeds parsing, --help, the
+// reference page, validation and the resolved copy in the run folder:
 //
 //   struct TrainConfig {
 //     LATHE_FIELD(int64_t, steps, 2000, "optimizer steps of the run", at_least(1))
@@ -8,7 +8,8 @@
 //     LATHE_SECTION(TrainConfig, train, "the run itself")
 //   };
 //
-// Such structs stay plain aggregates. Members are bool, int64_t, double, std::string or ConfigTables.
+// Such structs stay plain aggregates. Members are bool, int64_t, double, std::string or
+// ConfigTables.
 #pragma once
 
 #include <cstddef>
@@ -48,7 +49,9 @@ inline Rule below(double min, double max) { return {.min = min, .max = max, .ope
 /// min < x <= max.
 inline Rule above(double min, double max) { return {.min = min, .max = max, .open_min = true}; }
 /// min < x < max.
-inline Rule inside(double min, double max) { return {.min = min, .max = max, .open_min = true, .open_max = true}; }
+inline Rule inside(double min, double max) {
+  return {.min = min, .max = max, .open_min = true, .open_max = true};
+}
 /// A text that is one of these.
 inline Rule one_of(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
 
@@ -67,7 +70,8 @@ struct Section {
   std::string name, doc;
 };
 
-/// Where each key's value came from: "configs/a.toml:3:1", "command line", "LATHE_TRAIN_STEPS"; absent for defaults.
+/// Where each key's value came from: "configs/a.toml:3:1", "command line", "LATHE_TRAIN_STEPS";
+/// absent for defaults.
 using Origins = std::map<std::string, std::string>;
 
 /// The fields of one config type. Values are read and written through a pointer to the config.
@@ -80,13 +84,15 @@ class Schema {
 
   /// The field's value in `config`, which is of the schema's type.
   ConfigValue get(const void* config, const Field& field) const;
-  /// Sets a key after checking type and rule. Errors are Exit::usage and begin with `where`; an unknown key's names the
-  /// nearest one.
-  void set(void* config, const std::string& key, const ConfigValue& value, const std::string& where) const;
+  /// Sets a key after checking type and rule. Errors are Exit::usage and begin with `where`; an
+  /// unknown key's names the nearest one.
+  void set(void* config, const std::string& key, const ConfigValue& value,
+           const std::string& where) const;
 
-  /// Adds the fields of a config type without sections to the end of this one's section; `part` finds the struct that
-  /// holds their values within the whole config.
-  void add(const std::string& section, const Schema& own, const std::function<void*(void* config)>& part);
+  /// Adds the fields of a config type without sections to the end of this one's section; `part`
+  /// finds the struct that holds their values within the whole config.
+  void add(const std::string& section, const Schema& own,
+           const std::function<void*(void* config)>& part);
   /// Adds a section without fields.
   void add_section(Section section) { sections_.push_back(std::move(section)); }
 
@@ -101,10 +107,11 @@ class Schema {
   std::vector<Section> sections_;
 };
 
-/// What was typed on a command line or in the environment, as a value for a field whose default is `like`. Numbers may
-/// be written as 1000, 1e3, 1_000, +3, .5 and 5. (a whole one where that is exact) and in TOML's ways; a string field
-/// takes its text as it stands, without quotes where it has them. What is no value of that type comes back as it reads
-/// otherwise, for Schema::set to refuse.
+/// What was typed on a command line or in the environment, as a value for a field whose default is
+/// `like`. Numbers may be written as 1000, 1e3, 1_000, +3, .5 and 5. (a whole one where that is
+/// exact) and in TOML's ways; a string field takes its text as it stands, without quotes where it
+/// has them. What is no value of that type comes back as it reads otherwise, for Schema::set to
+/// refuse.
 ConfigValue read_value(const std::string& text, const ConfigValue& like);
 
 /// "fp32 | bf16", ">= 1", ...
@@ -128,10 +135,11 @@ class SchemaRecorder {
    private:
     SchemaRecorder* paused_;
   };
-  // Called by LATHE_SECTION and LATHE_FIELD when a config is made: what they declare becomes part of the schema that
-  // is being recorded on this thread, if any.
+  // Called by LATHE_SECTION and LATHE_FIELD when a config is made: what they declare becomes part
+  // of the schema that is being recorded on this thread, if any.
   static void section(const char* name, const char* doc);
-  static void field(const void* member, const char* name, ConfigValue initial, const char* doc, Rule rule);
+  static void field(const void* member, const char* name, ConfigValue initial, const char* doc,
+                    Rule rule);
 
  private:
   Schema& schema_;
@@ -171,8 +179,8 @@ const Schema& schema_of() {
   return schema;
 }
 
-/// A config whose type is known at run time alone, as that of a model's kind: a value that is copied with what it
-/// holds.
+/// A config whose type is known at run time alone, as that of a model's kind: a value that is
+/// copied with what it holds.
 class AnyConfig {
  public:
   AnyConfig() = default;

@@ -29,12 +29,14 @@ const CudaApi* api = nullptr;
 
 /// Loads the library; returns why it can't be used, or an empty string.
 std::string load_cuda() {
-  if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) == nullptr) return "there is no NVIDIA driver on this machine";
+  if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) == nullptr)
+    return "there is no NVIDIA driver on this machine";
   Dl_info self{};
   dladdr(reinterpret_cast<const void*>(&open_device), &self);
   const auto library = std::filesystem::path(self.dli_fname).parent_path() / "liblathe_cuda.so";
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (handle == nullptr) return str("liblathe_cuda.so can't be loaded (", dlerror(), "); see \"CUDA\" in README.md");
+  if (handle == nullptr)
+    return str("liblathe_cuda.so can't be loaded (", dlerror(), "); see \"CUDA\" in README.md");
   using Entry = const CudaApi* (*)();
   const auto entry = reinterpret_cast<Entry>(dlsym(handle, "lathe_cuda_api"));
   if (entry == nullptr) return "liblathe_cuda.so is of another version; build again";
@@ -82,7 +84,8 @@ namespace {
 std::optional<int> number_in_environment(const char* name) {
   const char* text = std::getenv(name);
   int n = 0;
-  if (text == nullptr || std::from_chars(text, text + std::strlen(text), n).ec != std::errc() || n <= 0)
+  if (text == nullptr || std::from_chars(text, text + std::strlen(text), n).ec != std::errc() ||
+      n <= 0)
     return std::nullopt;
   return n;
 }
@@ -98,8 +101,8 @@ int most_threads() {
   return std::max({64, 2 * usable_cores(), number_in_environment("LATHE_MAX_THREADS").value_or(0)});
 }
 
-/// Returns how many of `wanted` threads can be started beside those that run. ATen's pools hang where they can't start
-/// one of theirs, so it is tried before they do.
+/// Returns how many of `wanted` threads can be started beside those that run. ATen's pools hang
+/// where they can't start one of theirs, so it is tried before they do.
 int startable_threads(int wanted) {
   const auto running = [] {
     std::error_code error;
@@ -117,12 +120,13 @@ int startable_threads(int wanted) {
   for (std::thread& thread : started) thread.join();
 
   // The system counts a thread for a moment longer than it runs.
-  for (int i = 0; i < 1000 && running() > before; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < 1000 && running() > before; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return static_cast<int>(started.size());
 }
 
-/// Returns how many threads ATen starts to compute on `threads`: pools for OpenMP and for pthreadpool, and the calling
-/// thread is part of both.
+/// Returns how many threads ATen starts to compute on `threads`: pools for OpenMP and for
+/// pthreadpool, and the calling thread is part of both.
 int pool_threads(int threads) { return 2 * (threads - 1); }
 
 }  // namespace
@@ -136,8 +140,8 @@ int default_threads() {
 void check_threads(int threads) {
   const int cores = usable_cores(), most = most_threads();
   if (threads <= most) return;
-  fail(Exit::usage, threads, " threads are too many for the ", cores, cores == 1 ? " core" : " cores",
-       " that this process may use; use at most ", most,
+  fail(Exit::usage, threads, " threads are too many for the ", cores,
+       cores == 1 ? " core" : " cores", " that this process may use; use at most ", most,
        " (--threads, train.threads or OMP_NUM_THREADS), or set LATHE_MAX_THREADS=", threads,
        " in the environment to have them all the same");
 }
@@ -155,9 +159,10 @@ void set_up_compute(const std::string& device, int threads, bool tf32) {
   if (threads > started) {
     const int wanted = pool_threads(threads), startable = startable_threads(wanted);
     if (startable < wanted) {
-      fail(Exit::memory, "computing on ", threads, " threads starts ", wanted, " threads, and the system allows only ",
-           startable,
-           " more; use fewer (--threads, train.threads or OMP_NUM_THREADS), or raise the limit of processes and "
+      fail(Exit::memory, "computing on ", threads, " threads starts ", wanted,
+           " threads, and the system allows only ", startable,
+           " more; use fewer (--threads, train.threads or OMP_NUM_THREADS), or raise the limit of "
+           "processes and "
            "threads (ulimit -u, or the container's)");
     }
     started = threads;
@@ -165,8 +170,9 @@ void set_up_compute(const std::string& device, int threads, bool tf32) {
   at::set_num_threads(threads);
 
   if (device != "cuda") return;
-  // CUBLAS_WORKSPACE_CONFIG, which cuBLAS asks for where it has a workspace of its own, stays unset: ATen gives it one
-  // for each stream, and with the variable set ATen parses it anew in each product, which takes 0.2 ms.
+  // CUBLAS_WORKSPACE_CONFIG, which cuBLAS asks for where it has a workspace of its own, stays
+  // unset: ATen gives it one for each stream, and with the variable set ATen parses it anew in each
+  // product, which takes 0.2 ms.
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   at::globalContext().setDeterministicCuDNN(true);

@@ -1,5 +1,5 @@
-// Devices. CUDA code is its own library, liblathe_cuda.so, loaded only when a run asks for CUDA: linked directly,
-// LibTorch's CUDA half costs a CPU run 350 MB and up to a second.
+// Devices. CUDA code is its own library, liblathe_cuda.so, loaded only when a run asks for CUDA:
+// linked directly, LibTorch's CUDA half costs a CPU run 350 MB and up to a second.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@
 
 namespace lathe {
 
-/// What liblathe_cuda.so gives. The current device is device 0 of those that CUDA_VISIBLE_DEVICES leaves.
+/// What liblathe_cuda.so gives. The current device is device 0 of those that CUDA_VISIBLE_DEVICES
+/// leaves.
 struct CudaApi {
   int (*device_count)();
   std::string (*device_name)();
@@ -25,20 +26,21 @@ struct CudaApi {
   int (*multiprocessors)();
   void (*gelu_backward)(const void* x, const void* dy, void* dx, Element type, int64_t n);
   void (*norm_forward)(const NormRows& n, Matrix x, Matrix y, float eps);
-  void (*norm_backward)(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* partials, float* dweight,
-                        float* dbias);
-  void (*cross_entropy_rows)(Matrix logits, int64_t rows, int64_t classes, const int64_t* targets, int64_t ignore,
-                             float weight, bool gradient, float* losses);
+  void (*norm_backward)(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add,
+                        float* partials, float* dweight, float* dbias);
+  void (*cross_entropy_rows)(Matrix logits, int64_t rows, int64_t classes, const int64_t* targets,
+                             int64_t ignore, float weight, bool gradient, float* losses);
   void (*dropout)(const void* x, void* y, int64_t n, Element type, const DropoutMask& mask);
   void (*grad_sum)(const GradArgs* grads, int64_t count, double* partials);
-  void (*decide)(const StepRequest& request, const double* partials, int64_t n, const float* loss, StepControl* control,
-                 ScaleState* scale);
-  void (*update)(const UpdateArgs* args, int64_t count, const UpdateRule& rule, StepControl* control);
+  void (*decide)(const StepRequest& request, const double* partials, int64_t n, const float* loss,
+                 StepControl* control, ScaleState* scale);
+  void (*update)(const UpdateArgs* args, int64_t count, const UpdateRule& rule,
+                 StepControl* control);
 };
 
-/// Readies "auto", "cpu" or "cuda" and returns which of "cpu" and "cuda" it is. auto takes CUDA where the library, the
-/// driver and a card are there. Exit::usage with the reason where "cuda" is asked for and can't be had. Call before any
-/// other CUDA query of ATen's.
+/// Readies "auto", "cpu" or "cuda" and returns which of "cpu" and "cuda" it is. auto takes CUDA
+/// where the library, the driver and a card are there. Exit::usage with the reason where "cuda" is
+/// asked for and can't be had. Call before any other CUDA query of ATen's.
 std::string open_device(const std::string& name);
 /// The loaded CUDA library; an error before open_device returned "cuda".
 const CudaApi& cuda_api();
@@ -49,16 +51,17 @@ std::string cpu_isa();
 std::string device_model(const std::string& device);
 /// Waits for the device to finish; nothing on a CPU.
 void synchronize(const std::string& device);
-/// Threads for train.threads = 0: OMP_NUM_THREADS where it is set to a number, else the cores this process may use.
+/// Threads for train.threads = 0: OMP_NUM_THREADS where it is set to a number, else the cores this
+/// process may use.
 int default_threads();
-/// Exit::usage where that many threads are more than 64, twice the cores that this process may use, and
-/// LATHE_MAX_THREADS.
+/// Exit::usage where that many threads are more than 64, twice the cores that this process may use,
+/// and LATHE_MAX_THREADS.
 void check_threads(int threads);
-/// Makes ATen compute on one thread where those that it takes by itself can't be started. Call it before anything is
-/// computed; set_up_compute decides for commands that choose a number.
+/// Makes ATen compute on one thread where those that it takes by itself can't be started. Call it
+/// before anything is computed; set_up_compute decides for commands that choose a number.
 void set_up_default_threads();
-/// Sets ATen's threads, Exit::memory where that many can't be started, what makes a device deterministic, and whether
-/// float32 products and convolutions on a card may use TF32.
+/// Sets ATen's threads, Exit::memory where that many can't be started, what makes a device
+/// deterministic, and whether float32 products and convolutions on a card may use TF32.
 void set_up_compute(const std::string& device, int threads, bool tf32);
 
 }  // namespace lathe

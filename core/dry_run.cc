@@ -13,8 +13,8 @@
 #include "core/error.h"
 #include "core/memory.h"
 
-// The dispatcher calls what is registered for `key` before all else where a thread has included it. LibTorch keeps this
-// key for modes of others' making, and registers nothing for it.
+// The dispatcher calls what is registered for `key` before all else where a thread has included it.
+// LibTorch keeps this key for modes of others' making, and registers nothing for it.
 namespace lathe {
 namespace {
 
@@ -27,7 +27,8 @@ thread_local bool dry = false;
 at::Tensor shape_of(const at::Tensor& t) {
   if (!t.defined() || !t.is_cpu()) return t;
   at::Tensor shape = at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta));
-  if (t.unsafeGetTensorImpl()->is_wrapped_number()) shape.unsafeGetTensorImpl()->set_wrapped_number(true);
+  if (t.unsafeGetTensorImpl()->is_wrapped_number())
+    shape.unsafeGetTensorImpl()->set_wrapped_number(true);
   return shape;
 }
 
@@ -59,18 +60,22 @@ bool has_tensor(const Values& arguments) {
   });
 }
 
-/// Whether the op's results are new tensors or those that it writes to, and ATen can tell their shapes.
+/// Whether the op's results are new tensors or those that it writes to, and ATen can tell their
+/// shapes.
 bool can_be_inferred(const c10::OperatorHandle& op, const Values& arguments) {
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta) || !has_tensor(arguments)) return false;
   const auto& name = op.schema().name();
   if (name == "aten::resize_" || name == "aten::set_" || name == "aten::as_strided") return false;
-  return std::all_of(op.schema().returns().begin(), op.schema().returns().end(), [](const c10::Argument& r) {
-    return r.type()->kind() == c10::TypeKind::TensorType && (r.alias_info() == nullptr || r.alias_info()->isWrite());
-  });
+  return std::all_of(op.schema().returns().begin(), op.schema().returns().end(),
+                     [](const c10::Argument& r) {
+                       return r.type()->kind() == c10::TypeKind::TensorType &&
+                              (r.alias_info() == nullptr || r.alias_info()->isWrite());
+                     });
 }
 
 /// The argument that a result is: the one with its alias.
-const c10::IValue& aliased(const c10::FunctionSchema& schema, const c10::Argument& result, const Values& arguments) {
+const c10::IValue& aliased(const c10::FunctionSchema& schema, const c10::Argument& result,
+                           const Values& arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
     if (alias != nullptr && *alias == *result.alias_info()) return arguments[i];
@@ -89,21 +94,22 @@ at::Tensor convolved(const Values& arguments) {
   const auto stride = list(3), padding = list(4), dilation = list(5);
   const std::vector<int64_t> sizes =
       arguments[6].toBool()  // transposed
-          ? at::native::conv_input_size(in.sizes(), weight.sizes(), padding, list(7), stride, dilation,
-                                        arguments[8].toInt())
+          ? at::native::conv_input_size(in.sizes(), weight.sizes(), padding, list(7), stride,
+                                        dilation, arguments[8].toInt())
           : at::native::conv_output_size(in.sizes(), weight.sizes(), padding, stride, dilation);
   return at::empty(sizes, in.options());
 }
 
-/// aten::convolution_backward's results, which have the shapes of input, weight and bias where they are asked for.
+/// aten::convolution_backward's results, which have the shapes of input, weight and bias where they
+/// are asked for.
 std::vector<at::Tensor> convolution_gradients(const Values& arguments) {
   const at::Tensor dy = arguments[0].toTensor();
   const auto asked = arguments[10].toBoolList();
   std::vector<at::Tensor> gradients(3);
   for (size_t i = 0; i < 3; ++i) {
     if (!asked[i]) continue;
-    gradients[i] =
-        i < 2 ? at::empty(arguments[i + 1].toTensor().sizes(), dy.options()) : at::empty({dy.size(1)}, dy.options());
+    gradients[i] = i < 2 ? at::empty(arguments[i + 1].toTensor().sizes(), dy.options())
+                         : at::empty({dy.size(1)}, dy.options());
   }
   return gradients;
 }
@@ -118,7 +124,8 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
     return;
   }
   // The gradient that a backward pass begins with: ops ask whether it is 1.
-  if (name == "aten::fill_" && arguments[0].toTensor().is_cpu() && arguments[0].toTensor().numel() == 1) {
+  if (name == "aten::fill_" && arguments[0].toTensor().is_cpu() &&
+      arguments[0].toTensor().numel() == 1) {
     const c10::impl::ExcludeDispatchKeyGuard outside(key);
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     return;
@@ -138,11 +145,13 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
   }
   if (name == "aten::convolution_backward") {
     stack->erase(first, stack->end());
-    for (at::Tensor& gradient : convolution_gradients(arguments)) stack->emplace_back(std::move(gradient));
+    for (at::Tensor& gradient : convolution_gradients(arguments))
+      stack->emplace_back(std::move(gradient));
     return;
   }
   if (!can_be_inferred(op, arguments)) {
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);  // what it calls comes here again
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU),
+                       stack);  // what it calls comes here again
     return;
   }
   const c10::impl::ExcludeDispatchKeyGuard outside(key);

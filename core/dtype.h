@@ -26,7 +26,8 @@ std::optional<at::ScalarType> dtype_from_safetensors(const std::string& name);
 /// The element type that kernels know a dtype by; an error for one they do not take.
 Element element_of(at::ScalarType dtype);
 
-/// Index of dimension `dim` (negative ones count from the end) of an `ndim`-dimensional tensor, or an error.
+/// Index of dimension `dim` (negative ones count from the end) of an `ndim`-dimensional tensor, or
+/// an error.
 int64_t wrap_dim(int64_t dim, int64_t ndim);
 
 /// t in float32, or as it is where it is float64 or undefined.

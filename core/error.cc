@@ -4,7 +4,9 @@
 
 namespace lathe {
 
-void detail::Printable::print_text(std::ostream& out, const void* text) { out << static_cast<const char*>(text); }
+void detail::Printable::print_text(std::ostream& out, const void* text) {
+  out << static_cast<const char*>(text);
+}
 
 std::string detail::joined(std::initializer_list<Printable> parts) {
   std::ostringstream out;
@@ -12,6 +14,8 @@ std::string detail::joined(std::initializer_list<Printable> parts) {
   return out.str();
 }
 
-void detail::fail_joined(Exit code, std::initializer_list<Printable> parts) { throw Error(code, joined(parts)); }
+void detail::fail_joined(Exit code, std::initializer_list<Printable> parts) {
+  throw Error(code, joined(parts));
+}
 
 }  // namespace lathe

@@ -1,4 +1,5 @@
-// Errors that a user sees: one sentence (what, where, what to do) and an exit code. No LibTorch header here.
+// Errors that a user sees: one sentence (what, where, what to do) and an exit code. No LibTorch
+// header here.
 #pragma once
 
 #include <initializer_list>
@@ -34,14 +35,15 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-/// An argument of str(), whose type only its printing function knows: str() is called with some thousand lists of
-/// types, and a stream of its own for each would be a tenth of all code.
+/// An argument of str(), whose type only its printing function knows: str() is called with some
+/// thousand lists of types, and a stream of its own for each would be a tenth of all code.
 class Printable {
  public:
   Printable(const char* text) : value_(text), print_(&print_text) {}
   template <class T>
   Printable(const T& value)
-      : value_(&value), print_([](std::ostream& out, const void* v) { out << *static_cast<const T*>(v); }) {}
+      : value_(&value),
+        print_([](std::ostream& out, const void* v) { out << *static_cast<const T*>(v); }) {}
 
   void print(std::ostream& out) const { print_(out, value_); }
 

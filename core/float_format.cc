@@ -12,7 +12,8 @@ int bias(const FloatFormat& f) { return (1 << (f.exponent - 1)) - 1; }
 }  // namespace
 
 double FloatFormat::largest() const {
-  // All bits of the largest exponent that has numbers; where it has NaN too, but for the last of the mantissa.
+  // All bits of the largest exponent that has numbers; where it has NaN too, but for the last of
+  // the mantissa.
   const int top = (1 << exponent) - 1 - bias(*this) - (infinities ? 1 : 0);
   const double fraction = 2 - std::ldexp(1, -mantissa) * (infinities ? 1 : 2);
   return std::ldexp(fraction, top);
@@ -22,17 +23,20 @@ double FloatFormat::smallest_subnormal() const { return std::ldexp(1, 1 - bias(*
 double FloatFormat::epsilon() const { return std::ldexp(1, -mantissa); }
 
 const std::vector<FloatFormat>& float_formats() {
-  static const std::vector<FloatFormat> formats{{"fp32", 8, 23}, {"tf32", 8, 10, true, 32}, {"fp16", 5, 10},
-                                                {"bf16", 8, 7},  {"e4m3", 4, 3, false},     {"e5m2", 5, 2}};
+  static const std::vector<FloatFormat> formats{{"fp32", 8, 23},       {"tf32", 8, 10, true, 32},
+                                                {"fp16", 5, 10},       {"bf16", 8, 7},
+                                                {"e4m3", 4, 3, false}, {"e5m2", 5, 2}};
   return formats;
 }
 
 std::string float_format_table() {
-  std::string out = format("%-6s %4s %8s %8s %14s %16s %19s %12s\n", "format", "bits", "exponent", "mantissa",
-                           "largest", "smallest normal", "smallest subnormal", "epsilon");
+  std::string out =
+      format("%-6s %4s %8s %8s %14s %16s %19s %12s\n", "format", "bits", "exponent", "mantissa",
+             "largest", "smallest normal", "smallest subnormal", "epsilon");
   for (const FloatFormat& f : float_formats()) {
-    out += format("%-6s %4d %8d %8d %14.8g %16.8g %19.8g %12.8g\n", f.name, f.bits(), f.exponent, f.mantissa,
-                  f.largest(), f.smallest_normal(), f.smallest_subnormal(), f.epsilon());
+    out +=
+        format("%-6s %4d %8d %8d %14.8g %16.8g %19.8g %12.8g\n", f.name, f.bits(), f.exponent,
+               f.mantissa, f.largest(), f.smallest_normal(), f.smallest_subnormal(), f.epsilon());
   }
   return out;
 }

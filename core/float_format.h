@@ -1,5 +1,5 @@
-// Floating-point formats, by the layout of their bits. IEEE 754-2019; Kalamkar et al. 2019 (bfloat16); Micikevicius et
-// al. 2022 (e4m3, e5m2).
+// Floating-point formats, by the layout of their bits. IEEE 754-2019; Kalamkar et al. 2019
+// (bfloat16); Micikevicius et al. 2022 (e4m3, e5m2).
 #pragma once
 
 #include <string>
@@ -7,12 +7,13 @@
 
 namespace lathe {
 
-/// A sign, `exponent` bits with a bias of 2^(exponent - 1) - 1, and `mantissa` bits with a leading 1 that is not
-/// stored.
+/// A sign, `exponent` bits with a bias of 2^(exponent - 1) - 1, and `mantissa` bits with a leading
+/// 1 that is not stored.
 struct FloatFormat {
   const char* name;
   int exponent, mantissa;
-  bool infinities = true;  ///< the largest exponent is infinities and NaN; else numbers, and NaN its last pattern alone
+  bool infinities = true;  ///< the largest exponent is infinities and NaN; else numbers, and NaN
+                           ///< its last pattern alone
   int stored = 0;          ///< bits in memory, where that is more
 
   int bits() const { return stored > 0 ? stored : 1 + exponent + mantissa; }

@@ -1,5 +1,5 @@
-// Floating-point operations, counted from shapes. A multiply-add is two. Matmul FLOPs are kept apart: they are what
-// MFU is made of, and what the 6N formula predicts.
+// Floating-point operations, counted from shapes. A multiply-add is two. Matmul FLOPs are kept
+// apart: they are what MFU is made of, and what the 6N formula predicts.
 #pragma once
 
 namespace lathe {

@@ -27,11 +27,13 @@ namespace {
 
 constexpr size_t header_bytes = 64;  // keeps the data 64-byte aligned behind it
 constexpr size_t huge = size_t{2} << 20;
-constexpr size_t small = 4096;       // blocks up to here, header included, come from the C library, by size
+constexpr size_t small =
+    4096;  // blocks up to here, header included, come from the C library, by size
 constexpr size_t least_rest = 1024;  // a rest is worth a block of its own from here on
 
-// The address sanitizer knows nothing of blocks that are cut from a segment or kept for the next tensor, so it is told:
-// of a block a tensor has exactly its bytes, and each block ends with bytes that nothing may touch.
+// The address sanitizer knows nothing of blocks that are cut from a segment or kept for the next
+// tensor, so it is told: of a block a tensor has exactly its bytes, and each block ends with bytes
+// that nothing may touch.
 #ifdef LATHE_ASAN
 constexpr size_t guard_bytes = 64;
 void close_memory(const void* p, size_t n) { ASAN_POISON_MEMORY_REGION(p, n); }
@@ -42,8 +44,8 @@ void close_memory(const void*, size_t) {}
 void open_memory(const void*, size_t) {}
 #endif
 
-/// In front of each block's data. Larger blocks are cut from segments, memory from the system that starts on a huge
-/// page; those of a segment are a list in the order of their addresses.
+/// In front of each block's data. Larger blocks are cut from segments, memory from the system that
+/// starts on a huge page; those of a segment are a list in the order of their addresses.
 class CachingAllocator;
 struct Header {
   size_t block = 0;  // bytes of the block, header included
@@ -61,11 +63,14 @@ thread_local Memory current = Memory::other;
 
 size_t round_to(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
-/// Sizes of small blocks, header included: multiples of 64 up to 512, then eight steps to each power of two.
-size_t small_size(size_t bytes) { return round_to(bytes, bytes <= 512 ? 64 : std::bit_floor(bytes - 1) / 8); }
+/// Sizes of small blocks, header included: multiples of 64 up to 512, then eight steps to each
+/// power of two.
+size_t small_size(size_t bytes) {
+  return round_to(bytes, bytes <= 512 ? 64 : std::bit_floor(bytes - 1) / 8);
+}
 
-/// Whole huge pages, or null. A phantom's are addresses alone: the system sets nothing aside for them, and what is
-/// written takes a small page.
+/// Whole huge pages, or null. A phantom's are addresses alone: the system sets nothing aside for
+/// them, and what is written takes a small page.
 void* from_system(size_t bytes, bool phantom) {
   // Over-map by a huge page, then give the ends back, so that the segment starts on a huge page.
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (phantom ? MAP_NORESERVE : 0);
@@ -111,7 +116,9 @@ class CachingAllocator final : public c10::Allocator {
   }
 
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, size_t n) const override { default_copy_data(to, from, n); }
+  void copy_data(void* to, const void* from, size_t n) const override {
+    default_copy_data(to, from, n);
+  }
 
   MemoryStats stats() {
     std::lock_guard lock(mutex_);
@@ -151,7 +158,8 @@ class CachingAllocator final : public c10::Allocator {
   static inline CachingAllocator* in_use = nullptr;
 
  private:
-  /// Whether the address sanitizer is told of a block: its own notes of a phantom's would take real memory.
+  /// Whether the address sanitizer is told of a block: its own notes of a phantom's would take real
+  /// memory.
   bool is_told(const Header& block) const { return block.small || !phantom_; }
 
   static void release(void* data) {
@@ -186,7 +194,8 @@ class CachingAllocator final : public c10::Allocator {
     Header key{.block = bytes};
     auto found = free_.lower_bound(&key);
     if (found == free_.end()) {
-      // What is free is too small. It goes back before more is taken, so that what is held follows what is needed.
+      // What is free is too small. It goes back before more is taken, so that what is held follows
+      // what is needed.
       give_back();
       if (!grow(bytes)) return nullptr;
       found = free_.lower_bound(&key);
@@ -209,8 +218,9 @@ class CachingAllocator final : public c10::Allocator {
       free_.insert(rest);
     }
     size_t& touched = segments_.at(header->segment);
-    const auto end =
-        static_cast<size_t>(reinterpret_cast<char*>(header) - reinterpret_cast<char*>(header->segment)) + header->block;
+    const auto end = static_cast<size_t>(reinterpret_cast<char*>(header) -
+                                         reinterpret_cast<char*>(header->segment)) +
+                     header->block;
     if (round_to(end, huge) > touched) {
       touch(static_cast<int64_t>(round_to(end, huge) - touched));
       touched = round_to(end, huge);
@@ -224,7 +234,8 @@ class CachingAllocator final : public c10::Allocator {
       first->block += second->block;
       first->after = second->after;
       if (first->after != nullptr) first->after->before = first;
-      if (phantom_) std::memset(static_cast<void*>(second), 0, header_bytes);  // what nobody wrote reads as 0
+      if (phantom_)
+        std::memset(static_cast<void*>(second), 0, header_bytes);  // what nobody wrote reads as 0
     };
     if (Header* after = header->after; after != nullptr && after->free) {
       free_.erase(after);
@@ -239,8 +250,8 @@ class CachingAllocator final : public c10::Allocator {
     free_.insert(header);
   }
 
-  /// One more segment, for a block of `bytes`: larger than that while the segments are small against all that was
-  /// needed at once, so that they do not become many.
+  /// One more segment, for a block of `bytes`: larger than that while the segments are small
+  /// against all that was needed at once, so that they do not become many.
   bool grow(size_t bytes) {
     const size_t share = std::min(static_cast<size_t>(stats_.total_peak) / 8, 16 * huge);
     void* memory = nullptr;
@@ -297,16 +308,21 @@ class CachingAllocator final : public c10::Allocator {
   std::mutex mutex_;
   std::unordered_map<size_t, std::vector<Header*>> free_small_;
   std::set<Header*, BySize> free_;
-  // The first block of each, and how far it was handed out; a segment that nothing is in is that block alone.
+  // The first block of each, and how far it was handed out; a segment that nothing is in is that
+  // block alone.
   std::map<Header*, size_t> segments_;
   MemoryStats stats_;
 };
 
 }  // namespace
 
-void install_allocator() { c10::SetAllocator(c10::DeviceType::CPU, &CachingAllocator::instance(), /*priority=*/1); }
+void install_allocator() {
+  c10::SetAllocator(c10::DeviceType::CPU, &CachingAllocator::instance(), /*priority=*/1);
+}
 MemoryStats memory_stats() { return CachingAllocator::instance().stats(); }
-void recategorize(const c10::DataPtr& data, Memory category) { CachingAllocator::recategorize(data, category); }
+void recategorize(const c10::DataPtr& data, Memory category) {
+  CachingAllocator::recategorize(data, category);
+}
 int64_t peak_rss_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -315,7 +331,8 @@ int64_t peak_rss_bytes() {
 void reset_memory_peaks() { CachingAllocator::instance().reset_peaks(); }
 
 PhantomMemory::PhantomMemory() {
-  CachingAllocator::in_use = new CachingAllocator(/*phantom=*/true);  // blocks may go back to it later
+  CachingAllocator::in_use =
+      new CachingAllocator(/*phantom=*/true);  // blocks may go back to it later
   c10::SetAllocator(c10::DeviceType::CPU, CachingAllocator::in_use, /*priority=*/1);
 }
 PhantomMemory::~PhantomMemory() {

@@ -7,8 +7,8 @@
 
 namespace lathe {
 
-/// From its construction to its destruction, where Mode::ranges is set: a user scope of ATen's RecordFunction, by the
-/// name that `name()` returns. Nothing else otherwise. On the stack.
+/// From its construction to its destruction, where Mode::ranges is set: a user scope of ATen's
+/// RecordFunction, by the name that `name()` returns. Nothing else otherwise. On the stack.
 class NamedRange {
  public:
   template <class Name>

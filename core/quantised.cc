@@ -17,7 +17,8 @@ namespace lathe {
 namespace {
 
 constexpr int64_t block = 64, scale_block = 256;
-// Elements worked on at a time, whole blocks of blocks: few launches on a card, little memory elsewhere.
+// Elements worked on at a time, whole blocks of blocks: few launches on a card, little memory
+// elsewhere.
 constexpr int64_t small_part = 1 << 18, large_part = 1 << 24;
 
 int64_t up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -28,9 +29,13 @@ at::Tensor in_rows(const at::Tensor& t, int64_t width) {
 }
 
 /// A row's largest absolute value, over `levels`: [rows, 1].
-at::Tensor row_scales(const at::Tensor& rows, double levels) { return rows.abs().amax(1, /*keepdim=*/true) / levels; }
+at::Tensor row_scales(const at::Tensor& rows, double levels) {
+  return rows.abs().amax(1, /*keepdim=*/true) / levels;
+}
 /// Rows over their scales; a row of zeros stays one.
-at::Tensor over(const at::Tensor& rows, const at::Tensor& by) { return rows / at::where(by.gt(0), by, 1.0); }
+at::Tensor over(const at::Tensor& rows, const at::Tensor& by) {
+  return rows / at::where(by.gt(0), by, 1.0);
+}
 
 /// [256, 2]: the two values of a byte.
 at::Tensor nf4_table() {
@@ -45,7 +50,8 @@ at::Tensor nf4_table() {
 }  // namespace
 
 const std::vector<float>& nf4_levels() {
-  // QLoRA, appendix E: quantiles of N(0, 1), eight above zero, zero, seven below, divided by the largest.
+  // QLoRA, appendix E: quantiles of N(0, 1), eight above zero, zero, seven below, divided by the
+  // largest.
   static const std::vector<float> levels{-1.0f,
                                          -0.6961928009986877f,
                                          -0.5250730514526367f,
@@ -65,27 +71,33 @@ const std::vector<float>& nf4_levels() {
   return levels;
 }
 
-QuantisedTensor::QuantisedTensor(const at::Tensor& t, Format format, bool double_quant, at::Device device)
+QuantisedTensor::QuantisedTensor(const at::Tensor& t, Format format, bool double_quant,
+                                 at::Device device)
     : format_(format), sizes_(t.sizes().vec()), numel_(t.numel()) {
   LATHE_CHECK(t.is_floating_point() && numel_ > 0, "quantised: needs a floating-point tensor");
   const at::Tensor flat = t.reshape(-1);
   const int64_t whole = up(numel_, block);
-  codes_ = at::empty({format == Format::nf4 ? whole / 2 : whole}, format == Format::nf4 ? at::kByte : at::kChar);
+  codes_ = at::empty({format == Format::nf4 ? whole / 2 : whole},
+                     format == Format::nf4 ? at::kByte : at::kChar);
   scales_ = at::empty({whole / block}, at::kFloat);
   std::vector<float> middles;
-  for (size_t i = 0; i + 1 < nf4_levels().size(); ++i) middles.push_back((nf4_levels()[i] + nf4_levels()[i + 1]) / 2);
+  for (size_t i = 0; i + 1 < nf4_levels().size(); ++i)
+    middles.push_back((nf4_levels()[i] + nf4_levels()[i + 1]) / 2);
   const at::Tensor boundaries = at::tensor(middles);
   for (int64_t begin = 0; begin < numel_; begin += small_part) {
     const int64_t n = std::min(small_part, numel_ - begin), n_whole = up(n, block);
-    const at::Tensor rows = in_rows(flat.slice(0, begin, begin + n).to(at::kCPU, at::kFloat), block);
+    const at::Tensor rows =
+        in_rows(flat.slice(0, begin, begin + n).to(at::kCPU, at::kFloat), block);
     const at::Tensor by = row_scales(rows, format == Format::int8 ? 127.0 : 1.0);
     scales_.slice(0, begin / block, (begin + n_whole) / block).copy_(by.view(-1));
     const at::Tensor scaled = over(rows, by).view(-1);
     if (format == Format::int8) {
       codes_.slice(0, begin, begin + n_whole).copy_(scaled.round_());
     } else {
-      const at::Tensor pairs = at::bucketize(scaled, boundaries, /*out_int32=*/true).to(at::kByte).view({-1, 2});
-      codes_.slice(0, begin / 2, (begin + n_whole) / 2).copy_(pairs.select(1, 0) * 16 + pairs.select(1, 1));
+      const at::Tensor pairs =
+          at::bucketize(scaled, boundaries, /*out_int32=*/true).to(at::kByte).view({-1, 2});
+      codes_.slice(0, begin / 2, (begin + n_whole) / 2)
+          .copy_(pairs.select(1, 0) * 16 + pairs.select(1, 1));
     }
   }
   if (double_quant) {
@@ -116,8 +128,9 @@ at::Tensor QuantisedTensor::dequantise(at::ScalarType dtype) const {
   for (int64_t begin = 0; begin < numel_; begin += part) {
     const int64_t n = std::min(part, numel_ - begin), n_whole = up(n, block);
     const at::Tensor values =
-        format_ == Format::int8 ? codes_.slice(0, begin, begin + n_whole).to(at::kFloat)
-                                : at::embedding(table_, codes_.slice(0, begin / 2, (begin + n_whole) / 2).to(at::kInt));
+        format_ == Format::int8
+            ? codes_.slice(0, begin, begin + n_whole).to(at::kFloat)
+            : at::embedding(table_, codes_.slice(0, begin / 2, (begin + n_whole) / 2).to(at::kInt));
     const at::Tensor by = scales(begin / block, n_whole / block).unsqueeze(1);
     out.slice(0, begin, begin + n).copy_((values.view({-1, block}) * by).view(-1).slice(0, 0, n));
   }

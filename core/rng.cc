@@ -12,7 +12,8 @@ uint64_t Permutation::operator()(uint64_t i) const {
   do {
     uint64_t left = i >> half_bits_, right = i & mask;
     for (uint32_t round = 0; round < 4; ++round) {
-      const auto f = philox({static_cast<uint32_t>(right), static_cast<uint32_t>(right >> 32), round, 0}, key_);
+      const auto f = philox(
+          {static_cast<uint32_t>(right), static_cast<uint32_t>(right >> 32), round, 0}, key_);
       const uint64_t next = left ^ ((f[0] | uint64_t{f[1]} << 32) & mask);
       left = right;
       right = next;

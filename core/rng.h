@@ -1,6 +1,7 @@
-// Counter-based randomness: every number is a pure function of (seed, purpose, place, counter), so there is no hidden
-// generator state, resuming needs only the step, and a mask is the same under every split of the batch.
-// Generator: Philox4x32-10, Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+// Counter-based randomness: every number is a pure function of (seed, purpose, place, counter), so
+// there is no hidden generator state, resuming needs only the step, and a mask is the same under
+// every split of the batch. Generator: Philox4x32-10, Salmon, Moraes, Dror and Shaw, "Parallel
+// random numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
 
 #include <array>
@@ -30,8 +31,8 @@ inline Philox4 philox(Philox4 c, RngKey key) {
 
 /// The counter of block `index` (four numbers each) at a step.
 inline Philox4 counter(uint64_t index, uint64_t step) {
-  return {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(step),
-          static_cast<uint32_t>(step >> 32)};
+  return {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32),
+          static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32)};
 }
 
 /// 64-bit FNV-1a: names a purpose or a module path.
@@ -41,7 +42,8 @@ constexpr uint64_t hash_name(std::string_view text) {
   return h;
 }
 
-/// The key of a stream: the run's seed mixed with what the numbers are for. Finaliser: splitmix64 (Steele et al. 2014).
+/// The key of a stream: the run's seed mixed with what the numbers are for. Finaliser: splitmix64
+/// (Steele et al. 2014).
 constexpr RngKey make_key(uint64_t seed, uint64_t purpose) {
   uint64_t z = (seed + 0x9e3779b97f4a7c15u) ^ (purpose * 0xbf58476d1ce4e5b9u);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -53,8 +55,9 @@ constexpr RngKey make_key(uint64_t seed, uint64_t purpose) {
 /// Uniform in (0, 1), never 0 or 1.
 inline double unit(uint32_t x) { return (x + 0.5) * 0x1p-32; }
 
-/// A keyed permutation of [0, n) in O(1) memory: a balanced Feistel network of four Philox rounds over the next even
-/// power of two, walking cycles until the value falls inside (Black and Rogaway 2002).
+/// A keyed permutation of [0, n) in O(1) memory: a balanced Feistel network of four Philox rounds
+/// over the next even power of two, walking cycles until the value falls inside (Black and Rogaway
+/// 2002).
 class Permutation {
  public:
   /// n >= 1.

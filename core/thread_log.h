@@ -14,7 +14,8 @@ namespace lathe {
 /// Of the threads of core/parallel.h.
 inline constexpr std::string_view loop_work = "loop";
 
-/// While one is set, loops (core/parallel.h) and data workers note their work in it. From any thread.
+/// While one is set, loops (core/parallel.h) and data workers note their work in it. From any
+/// thread.
 class ThreadLog {
  public:
   /// A stretch in which a thread had work.
@@ -59,7 +60,8 @@ class ThreadLog {
 /// Notes what the calling thread does while this lives; nothing where `log` is null.
 class NoteWork {
  public:
-  NoteWork(ThreadLog* log, std::string_view what, int thread) : log_(log), work_{what, thread, {}, {}} {
+  NoteWork(ThreadLog* log, std::string_view what, int thread)
+      : log_(log), work_{what, thread, {}, {}} {
     if (log_ != nullptr) work_.begin = Clock::now();
   }
   ~NoteWork() {

@@ -9,11 +9,13 @@ namespace {
 
 ArrayType from_safetensors(const std::string& dtype, const std::string& where) {
   static const std::map<std::string, ArrayType> types{
-      {"F64", ArrayType::f64}, {"F32", ArrayType::f32},     {"F16", ArrayType::f16}, {"BF16", ArrayType::bf16},
-      {"I64", ArrayType::i64}, {"I32", ArrayType::i32},     {"I16", ArrayType::i16}, {"I8", ArrayType::i8},
-      {"U8", ArrayType::u8},   {"BOOL", ArrayType::boolean}};
+      {"F64", ArrayType::f64},     {"F32", ArrayType::f32}, {"F16", ArrayType::f16},
+      {"BF16", ArrayType::bf16},   {"I64", ArrayType::i64}, {"I32", ArrayType::i32},
+      {"I16", ArrayType::i16},     {"I8", ArrayType::i8},   {"U8", ArrayType::u8},
+      {"BOOL", ArrayType::boolean}};
   const auto found = types.find(dtype);
-  if (found == types.end()) fail(Exit::data, where, ": elements of type ", dtype, ", which this build does not read");
+  if (found == types.end())
+    fail(Exit::data, where, ": elements of type ", dtype, ", which this build does not read");
   return found->second;
 }
 
@@ -25,7 +27,8 @@ ExampleArray::ExampleArray(const fs::path& path, const std::string& tensor) : pa
     try {
       safetensors_.emplace(path);
       const auto& all = safetensors_->tensors();
-      const TensorEntry& entry = tensor.empty() && all.size() == 1 ? all[0] : safetensors_->at(tensor);
+      const TensorEntry& entry =
+          tensor.empty() && all.size() == 1 ? all[0] : safetensors_->at(tensor);
       type_ = from_safetensors(entry.dtype, str(name, ": tensor \"", entry.name, "\""));
       sizes_ = entry.shape;
       bytes_ = entry.bytes;
@@ -40,12 +43,15 @@ ExampleArray::ExampleArray(const fs::path& path, const std::string& tensor) : pa
     bytes_ = npy_->bytes();
   }
   if (sizes_.empty())
-    fail(Exit::data, name, " holds a single number; an array of examples has a first dimension that counts them");
+    fail(Exit::data, name,
+         " holds a single number; an array of examples has a first dimension that counts them");
   examples_ = sizes_[0];
   sizes_.erase(sizes_.begin());
   for (const int64_t size : sizes_) {
-    if (size == 0) fail(Exit::data, name, ": examples of ", sizes_text(sizes_), " elements are empty");
-    if (numel_ > (int64_t{1} << 40) / size) fail(Exit::data, name, ": examples of ", sizes_text(sizes_), " elements");
+    if (size == 0)
+      fail(Exit::data, name, ": examples of ", sizes_text(sizes_), " elements are empty");
+    if (numel_ > (int64_t{1} << 40) / size)
+      fail(Exit::data, name, ": examples of ", sizes_text(sizes_), " elements");
     numel_ *= size;
   }
 }
@@ -59,7 +65,8 @@ void ExampleArray::read(int64_t i, double* out) const {
 
 void ExampleArray::release(int64_t begin, int64_t end) const {
   const auto each = static_cast<size_t>(numel_ * array_type_bytes(type_));
-  const auto part = bytes_.subspan(static_cast<size_t>(begin) * each, static_cast<size_t>(end - begin) * each);
+  const auto part =
+      bytes_.subspan(static_cast<size_t>(begin) * each, static_cast<size_t>(end - begin) * each);
   if (npy_) npy_->release(part);
   if (safetensors_) safetensors_->release({{}, {}, {}, part});
 }

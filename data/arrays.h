@@ -1,4 +1,5 @@
-// Arrays of examples, memory-mapped from .npy and .safetensors: dimension 0 counts the examples. No LibTorch header.
+// Arrays of examples, memory-mapped from .npy and .safetensors: dimension 0 counts the examples. No
+// LibTorch header.
 #pragma once
 
 #include <cmath>
@@ -27,8 +28,8 @@ inline double bfloat16_value(uint16_t bits) {
   return x;
 }
 
-/// Calls f(read), where read(bytes, i) is element i of an array of this type as a double: exact but for int64 beyond
-/// 2^53.
+/// Calls f(read), where read(bytes, i) is element i of an array of this type as a double: exact but
+/// for int64 beyond 2^53.
 template <class F>
 void with_reader(ArrayType type, F&& f) {
   const auto plain = []<class T>(T) {
@@ -43,9 +44,13 @@ void with_reader(ArrayType type, F&& f) {
     case ArrayType::f64: return f(plain(double{}));
     case ArrayType::f32: return f(plain(float{}));
     case ArrayType::f16:
-      return f([&](const std::byte* p, int64_t i) { return half_value(static_cast<uint16_t>(bits(p, i))); });
+      return f([&](const std::byte* p, int64_t i) {
+        return half_value(static_cast<uint16_t>(bits(p, i)));
+      });
     case ArrayType::bf16:
-      return f([&](const std::byte* p, int64_t i) { return bfloat16_value(static_cast<uint16_t>(bits(p, i))); });
+      return f([&](const std::byte* p, int64_t i) {
+        return bfloat16_value(static_cast<uint16_t>(bits(p, i)));
+      });
     case ArrayType::i8: return f(plain(int8_t{}));
     case ArrayType::i16: return f(plain(int16_t{}));
     case ArrayType::i32: return f(plain(int32_t{}));
@@ -53,15 +58,16 @@ void with_reader(ArrayType type, F&& f) {
     case ArrayType::u8: return f(plain(uint8_t{}));
     case ArrayType::u16: return f(plain(uint16_t{}));
     case ArrayType::u32: return f(plain(uint32_t{}));
-    case ArrayType::boolean: return f([](const std::byte* p, int64_t i) { return p[i] == std::byte{0} ? 0.0 : 1.0; });
+    case ArrayType::boolean:
+      return f([](const std::byte* p, int64_t i) { return p[i] == std::byte{0} ? 0.0 : 1.0; });
   }
 }
 
 /// One array of a file.
 class ExampleArray {
  public:
-  /// A .npy file, or the tensor of that name in a .safetensors file ("" where it has one alone). Exit::data where it
-  /// can't be read or has no dimension that counts examples.
+  /// A .npy file, or the tensor of that name in a .safetensors file ("" where it has one alone).
+  /// Exit::data where it can't be read or has no dimension that counts examples.
   ExampleArray(const fs::path& path, const std::string& tensor);
 
   const fs::path& path() const { return path_; }
@@ -70,7 +76,9 @@ class ExampleArray {
   int64_t examples() const { return examples_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
   int64_t numel() const { return numel_; }  ///< of one example
-  const std::byte* example(int64_t i) const { return bytes_.data() + i * numel_ * array_type_bytes(type_); }
+  const std::byte* example(int64_t i) const {
+    return bytes_.data() + i * numel_ * array_type_bytes(type_);
+  }
   /// Example i as doubles.
   void read(int64_t i, double* out) const;
   /// Gives the memory of examples [begin, end) back until they are wanted again.

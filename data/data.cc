@@ -15,7 +15,8 @@ namespace lathe {
 namespace {
 
 std::vector<DataKind>& table() {
-  static std::vector<DataKind> kinds{{"tokens", open_tokens}, {"mixture", open_mixture}, {"examples", open_examples}};
+  static std::vector<DataKind> kinds{
+      {"tokens", open_tokens}, {"mixture", open_mixture}, {"examples", open_examples}};
   return kinds;
 }
 
@@ -23,12 +24,14 @@ std::vector<DataKind>& table() {
 
 int64_t count_targets(const Batch& batch) {
   const at::Tensor& t = batch.targets;
-  return at::isIntegralType(t.scalar_type(), /*includeBool=*/false) ? t.ne(-100).sum().item<int64_t>() : t.size(0);
+  return at::isIntegralType(t.scalar_type(), /*includeBool=*/false)
+             ? t.ne(-100).sum().item<int64_t>()
+             : t.size(0);
 }
 
 void add_data_kind(DataKind kind) {
-  const bool taken =
-      std::any_of(table().begin(), table().end(), [&](const DataKind& k) { return k.name == kind.name; });
+  const bool taken = std::any_of(table().begin(), table().end(),
+                                 [&](const DataKind& k) { return k.name == kind.name; });
   LATHE_CHECK(!taken, "there is a data kind ", kind.name, " already; give yours another name");
   table().push_back(std::move(kind));
 }
@@ -37,7 +40,8 @@ std::unique_ptr<Data> open_data(const DataConfig& config) {
   const auto manifest = read_manifest_json(config.dir);
   std::string name = "tokens";
   if (manifest && manifest->contains("kind"))
-    name = json_get<std::string>(*manifest, "kind", (fs::path(config.dir) / "manifest.json").string(), Exit::data);
+    name = json_get<std::string>(*manifest, "kind",
+                                 (fs::path(config.dir) / "manifest.json").string(), Exit::data);
   for (const DataKind& kind : table()) {
     if (kind.name == name) return kind.open(config);
   }

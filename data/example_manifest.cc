@@ -9,7 +9,8 @@ namespace lathe {
 namespace {
 
 constexpr const char* format_name = "lathe-examples-1";
-constexpr int64_t most = int64_t{1} << 40;  // examples, and elements of one, so that sums and bytes can be counted
+constexpr int64_t most =
+    int64_t{1} << 40;  // examples, and elements of one, so that sums and bytes can be counted
 
 Json array_json(const ArrayInfo& a) {
   Json json{{"file", a.file}, {"dtype", array_type_name(a.type)}, {"xxh3", a.xxh3}};
@@ -18,7 +19,8 @@ Json array_json(const ArrayInfo& a) {
 }
 Json split_json(const ExampleSplit& s) {
   Json json{{"examples", s.examples}};
-  if (s.examples > 0) json["inputs"] = array_json(s.inputs), json["targets"] = array_json(s.targets);
+  if (s.examples > 0)
+    json["inputs"] = array_json(s.inputs), json["targets"] = array_json(s.targets);
   return json;
 }
 Json normalisation_json(const Normalisation& n) { return {{"mean", n.mean}, {"scale", n.scale}}; }
@@ -40,7 +42,8 @@ ExampleSplit read_split(const Json& json, const char* key, const std::string& wh
 }
 
 /// `n` numbers each, finite, no scale 0 or less.
-Normalisation read_normalisation(const Json& json, const char* key, int64_t n, const std::string& where) {
+Normalisation read_normalisation(const Json& json, const char* key, int64_t n,
+                                 const std::string& where) {
   const auto both = json_get<Json>(json, key, where, Exit::data);
   Normalisation r{json_get<std::vector<double>>(both, "mean", where, Exit::data),
                   json_get<std::vector<double>>(both, "scale", where, Exit::data)};
@@ -50,7 +53,8 @@ Normalisation read_normalisation(const Json& json, const char* key, int64_t n, c
     if (!std::isfinite(x)) fail(Exit::data, where, ": a mean of \"", key, "\" is not finite");
   }
   for (const double x : r.scale) {
-    if (!std::isfinite(x) || x <= 0) fail(Exit::data, where, ": a scale of \"", key, "\" is not above 0");
+    if (!std::isfinite(x) || x <= 0)
+      fail(Exit::data, where, ": a scale of \"", key, "\" is not above 0");
   }
   return r;
 }
@@ -61,9 +65,11 @@ bool is_example_manifest(const Json& json) {
   return json.is_object() && json.contains("kind") && json["kind"] == "examples";
 }
 
-void write_example_manifest(const fs::path& folder, const ExampleManifest& m, const std::string& name) {
-  Json json{{"format", format_name},  {"kind", "examples"},   {"task", m.task},
-            {"sizes", m.input_sizes}, {"outputs", m.outputs}, {"inputs", normalisation_json(m.inputs)}};
+void write_example_manifest(const fs::path& folder, const ExampleManifest& m,
+                            const std::string& name) {
+  Json json{{"format", format_name}, {"kind", "examples"},
+            {"task", m.task},        {"sizes", m.input_sizes},
+            {"outputs", m.outputs},  {"inputs", normalisation_json(m.inputs)}};
   if (m.task == "regression") json["targets"] = normalisation_json(m.targets);
   if (!m.labels.empty()) json["labels"] = m.labels;
   json["train"] = split_json(m.train);
@@ -76,12 +82,15 @@ ExampleManifest read_example_manifest(const fs::path& folder, const std::string&
   const auto found = read_manifest_json(folder, name);
   if (!found) fail(Exit::data, "there is no ", where, "; make example sets with `lathe prepare`");
   const Json& json = *found;
-  if (!is_example_manifest(json) || json_get<std::string>(json, "format", where, Exit::data) != format_name)
-    fail(Exit::data, where, ": a format that this build does not know; make the data again with `lathe prepare`");
+  if (!is_example_manifest(json) ||
+      json_get<std::string>(json, "format", where, Exit::data) != format_name)
+    fail(Exit::data, where,
+         ": a format that this build does not know; make the data again with `lathe prepare`");
   ExampleManifest m;
   m.task = json_get<std::string>(json, "task", where, Exit::data);
   if (m.task != "classification" && m.task != "regression")
-    fail(Exit::data, where, ": task \"", m.task.substr(0, 100), "\" is neither classification nor regression");
+    fail(Exit::data, where, ": task \"", m.task.substr(0, 100),
+         "\" is neither classification nor regression");
   const auto sizes = json_get<Json>(json, "sizes", where, Exit::data);
   int64_t numel = 1;
   if (!sizes.is_array() || sizes.empty())
@@ -93,9 +102,11 @@ ExampleManifest read_example_manifest(const fs::path& folder, const std::string&
   }
   const bool classes = m.task == "classification";
   m.outputs = json_whole(json, "outputs", 1, classes ? max_classes : most, where, Exit::data);
-  if (json.contains("labels")) m.labels = json_get<std::vector<std::string>>(json, "labels", where, Exit::data);
+  if (json.contains("labels"))
+    m.labels = json_get<std::vector<std::string>>(json, "labels", where, Exit::data);
   if (!m.labels.empty() && (!classes || std::ssize(m.labels) != m.outputs))
-    fail(Exit::data, where, ": ", m.labels.size(), " labels for ", classes ? m.outputs : 0, " classes");
+    fail(Exit::data, where, ": ", m.labels.size(), " labels for ", classes ? m.outputs : 0,
+         " classes");
   m.inputs = read_normalisation(json, "inputs", groups_of(m.input_sizes).count, where);
   if (!classes) m.targets = read_normalisation(json, "targets", m.outputs, where);
   m.train = read_split(json, "train", where);

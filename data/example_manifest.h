@@ -43,8 +43,9 @@ bool is_example_manifest(const Json& json);
 /// Writes it durably, with a checksum of itself.
 void write_example_manifest(const fs::path& folder, const ExampleManifest& manifest,
                             const std::string& name = "manifest.json");
-/// Reads it. Exit::data where there is none, it is malformed, a number is out of its range, or it was changed since it
-/// was written.
-ExampleManifest read_example_manifest(const fs::path& folder, const std::string& name = "manifest.json");
+/// Reads it. Exit::data where there is none, it is malformed, a number is out of its range, or it
+/// was changed since it was written.
+ExampleManifest read_example_manifest(const fs::path& folder,
+                                      const std::string& name = "manifest.json");
 
 }  // namespace lathe

@@ -22,15 +22,18 @@ struct Change {
 /// Both files of a split.
 struct OpenSplit {
   OpenSplit(const fs::path& folder, const ExampleSplit& split, const ExampleManifest& manifest)
-      : inputs(open(folder, split.inputs, split.examples)), targets(open(folder, split.targets, split.examples)) {
-    if (inputs.sizes() != manifest.input_sizes && !(inputs.sizes().empty() && inputs.numel() == 1)) {
+      : inputs(open(folder, split.inputs, split.examples)),
+        targets(open(folder, split.targets, split.examples)) {
+    if (inputs.sizes() != manifest.input_sizes &&
+        !(inputs.sizes().empty() && inputs.numel() == 1)) {
       fail(Exit::data, inputs.path().string(), ": examples of ", sizes_text(inputs.sizes()),
-           " elements, manifest.json claims ", sizes_text(manifest.input_sizes), "; make the data again");
+           " elements, manifest.json claims ", sizes_text(manifest.input_sizes),
+           "; make the data again");
     }
     const int64_t wanted = manifest.task == "classification" ? 1 : manifest.outputs;
     if (targets.numel() != wanted) {
-      fail(Exit::data, targets.path().string(), ": targets of ", targets.numel(), " numbers, manifest.json asks for ",
-           wanted, "; make the data again");
+      fail(Exit::data, targets.path().string(), ": targets of ", targets.numel(),
+           " numbers, manifest.json asks for ", wanted, "; make the data again");
     }
   }
 
@@ -41,8 +44,8 @@ struct OpenSplit {
     ExampleArray array(folder / info.file, info.tensor);
     if (array.examples() != examples || array.type() != info.type) {
       fail(Exit::data, array.path().string(), ": manifest.json claims ", examples, " examples of ",
-           array_type_name(info.type), " and the file has ", array.examples(), " of ", array_type_name(array.type()),
-           "; it was replaced, make the data again");
+           array_type_name(info.type), " and the file has ", array.examples(), " of ",
+           array_type_name(array.type()), "; it was replaced, make the data again");
     }
     return array;
   }
@@ -51,7 +54,10 @@ struct OpenSplit {
 class ExampleData final : public Data {
  public:
   explicit ExampleData(const DataConfig& config)
-      : folder_(config.dir), flip_(config.flip), crop_(config.crop), manifest_(read_example_manifest(folder_)) {
+      : folder_(config.dir),
+        flip_(config.flip),
+        crop_(config.crop),
+        manifest_(read_example_manifest(folder_)) {
     check_keys(config);
     inputs_ = manifest_.inputs;
     targets_ = manifest_.targets;
@@ -60,7 +66,8 @@ class ExampleData final : public Data {
     }
     train_size_ = manifest_.train.examples, val_size_ = manifest_.val.examples;
     if (config.folds > 0) make_folds(config.folds, config.fold);
-    if (train_size_ == 0) fail(Exit::data, config.dir, " has no training examples; make them with `lathe prepare`");
+    if (train_size_ == 0)
+      fail(Exit::data, config.dir, " has no training examples; make them with `lathe prepare`");
     facts_ = {.task = manifest_.task,
               .tokenizer = {},
               .vocab_size = 0,
@@ -87,25 +94,32 @@ class ExampleData final : public Data {
   bool classifies() const { return manifest_.task == "classification"; }
   bool changes() const { return flip_ || crop_ > 0; }
   Change change_of(uint64_t seed, int64_t sample) const {
-    const auto r = philox(counter(static_cast<uint64_t>(sample), 0), make_key(seed, hash_name("data/augment")));
-    const auto shift = [&](uint32_t x) {  // -crop .. crop, each as likely to 2^-32 times their number
-      return static_cast<int64_t>(uint64_t{x} * static_cast<uint64_t>(2 * crop_ + 1) >> 32) - crop_;
-    };
+    const auto r = philox(counter(static_cast<uint64_t>(sample), 0),
+                          make_key(seed, hash_name("data/augment")));
+    const auto shift =
+        [&](uint32_t x) {  // -crop .. crop, each as likely to 2^-32 times their number
+          return static_cast<int64_t>(uint64_t{x} * static_cast<uint64_t>(2 * crop_ + 1) >> 32) -
+                 crop_;
+        };
     return {flip_ && r[0] >> 31 != 0, shift(r[1]), shift(r[2])};
   }
   /// Uninitialised host tensors for n examples.
   std::vector<at::Tensor> buffers(int64_t n) const {
     std::vector<int64_t> sizes{n};
     sizes.insert(sizes.end(), manifest_.input_sizes.begin(), manifest_.input_sizes.end());
-    return {at::empty(sizes, at::kFloat),
-            classifies() ? at::empty({n}, at::kLong) : at::empty({n, manifest_.outputs}, at::kFloat)};
+    return {at::empty(sizes, at::kFloat), classifies()
+                                              ? at::empty({n}, at::kLong)
+                                              : at::empty({n, manifest_.outputs}, at::kFloat)};
   }
-  int64_t train_example(int64_t i) const { return train_.empty() ? i : train_[static_cast<size_t>(i)]; }
+  int64_t train_example(int64_t i) const {
+    return train_.empty() ? i : train_[static_cast<size_t>(i)];
+  }
   int64_t val_example(int64_t i) const {
     return val_.empty() ? manifest_.train.examples + i : val_[static_cast<size_t>(i)];
   }
   /// Writes an example into row `row` of buffers.
-  void put(int64_t example, const std::vector<at::Tensor>& buffers, int64_t row, const Change* change) const;
+  void put(int64_t example, const std::vector<at::Tensor>& buffers, int64_t row,
+           const Change* change) const;
 
  private:
   void check_keys(const DataConfig& config) const;
@@ -113,7 +127,8 @@ class ExampleData final : public Data {
   /// The part that has an example, and which of its examples it is.
   std::pair<const OpenSplit*, int64_t> find(int64_t example) const {
     const int64_t first = manifest_.train.examples;
-    return example < first ? std::pair(&parts_.front(), example) : std::pair(&parts_.back(), example - first);
+    return example < first ? std::pair(&parts_.front(), example)
+                           : std::pair(&parts_.back(), example - first);
   }
   int64_t class_of(const OpenSplit& part, int64_t i) const;
   void put_image(const std::byte* bytes, ArrayType type, const Change& change, float* out) const;
@@ -135,19 +150,21 @@ void ExampleData::check_keys(const DataConfig& config) const {
   const DataConfig initial;
   if (config.mix != initial.mix || config.documents != initial.documents ||
       config.document_end != initial.document_end) {
-    fail(Exit::usage, "data.mix, data.documents and data.document_end are for tokens, and ", config.dir,
-         " holds examples; leave them out");
+    fail(Exit::usage, "data.mix, data.documents and data.document_end are for tokens, and ",
+         config.dir, " holds examples; leave them out");
   }
   const auto& sizes = manifest_.input_sizes;
   if (changes() && sizes.size() != 3) {
-    fail(Exit::usage, flip_ ? "data.flip" : "data.crop", " is for images of sizes CxHxW; the inputs of ", config.dir,
-         " are ", sizes_text(sizes), " (`lathe prepare --shape C,H,W` makes them images)");
+    fail(Exit::usage, flip_ ? "data.flip" : "data.crop",
+         " is for images of sizes CxHxW; the inputs of ", config.dir, " are ", sizes_text(sizes),
+         " (`lathe prepare --shape C,H,W` makes them images)");
   }
   if (crop_ > 0 && crop_ >= std::min(sizes[1], sizes[2])) {
     fail(Exit::usage, "data.crop = ", crop_, " can shift an image of ", sizes[1], "x", sizes[2],
          " pixels out of sight; it must be less than its sides");
   }
-  if (config.folds == 1) fail(Exit::usage, "data.folds = 1 leaves nothing to train on; set 2 or more, or 0 for none");
+  if (config.folds == 1)
+    fail(Exit::usage, "data.folds = 1 leaves nothing to train on; set 2 or more, or 0 for none");
   if (config.folds == 0 ? config.fold != 0 : config.fold >= config.folds) {
     fail(Exit::usage, "data.fold = ", config.fold, " with data.folds = ", config.folds,
          config.folds == 0 ? "; set data.folds" : "; folds count from 0");
@@ -158,18 +175,22 @@ int64_t ExampleData::class_of(const OpenSplit& part, int64_t i) const {
   double value = 0;
   part.targets.read(i, &value);
   const auto label = static_cast<int64_t>(value);
-  if (!(value >= 0) || value >= static_cast<double>(manifest_.outputs) || static_cast<double>(label) != value) {
+  if (!(value >= 0) || value >= static_cast<double>(manifest_.outputs) ||
+      static_cast<double>(label) != value) {
     fail(Exit::data, part.targets.path().string(), ": the class of example ", i, " is ", value,
          "; it must be a whole number below ", manifest_.outputs);
   }
   return label;
 }
 
-// The examples of each class in a keyed order are dealt out in turn; the next class goes on where the last one ended.
+// The examples of each class in a keyed order are dealt out in turn; the next class goes on where
+// the last one ended.
 void ExampleData::make_folds(int64_t folds, int64_t fold) {
   const int64_t all = manifest_.train.examples + manifest_.val.examples;
-  if (all < folds) fail(Exit::usage, "data.folds = ", folds, " and ", folder_.string(), " has ", all, " examples");
-  std::vector<std::vector<int64_t>> groups(static_cast<size_t>(classifies() ? manifest_.outputs : 1));
+  if (all < folds)
+    fail(Exit::usage, "data.folds = ", folds, " and ", folder_.string(), " has ", all, " examples");
+  std::vector<std::vector<int64_t>> groups(
+      static_cast<size_t>(classifies() ? manifest_.outputs : 1));
   for (int64_t e = 0; e < all; ++e) {
     const auto [part, i] = find(e);
     groups[static_cast<size_t>(classifies() ? class_of(*part, i) : 0)].push_back(e);
@@ -186,7 +207,8 @@ void ExampleData::make_folds(int64_t folds, int64_t fold) {
   train_size_ = std::ssize(train_), val_size_ = std::ssize(val_);
 
   Statistics inputs(groups_of(manifest_.input_sizes)), targets({manifest_.outputs, 1});
-  std::vector<double> x(static_cast<size_t>(parts_.front().inputs.numel())), y(static_cast<size_t>(manifest_.outputs));
+  std::vector<double> x(static_cast<size_t>(parts_.front().inputs.numel())),
+      y(static_cast<size_t>(manifest_.outputs));
   for (const int64_t e : train_) {
     const auto [part, i] = find(e);
     part->inputs.read(i, x.data());
@@ -199,15 +221,18 @@ void ExampleData::make_folds(int64_t folds, int64_t fold) {
   if (!classifies()) targets_ = targets.result();
 }
 
-void ExampleData::put_image(const std::byte* bytes, ArrayType type, const Change& change, float* out) const {
+void ExampleData::put_image(const std::byte* bytes, ArrayType type, const Change& change,
+                            float* out) const {
   const int64_t channels = manifest_.input_sizes[0], height = manifest_.input_sizes[1],
                 width = manifest_.input_sizes[2];
   with_reader(type, [&](auto element) {
     for (int64_t c = 0; c < channels; ++c) {
-      const double mean = inputs_.mean[static_cast<size_t>(c)], scale = inputs_.scale[static_cast<size_t>(c)];
+      const double mean = inputs_.mean[static_cast<size_t>(c)],
+                   scale = inputs_.scale[static_cast<size_t>(c)];
       for (int64_t y = 0; y < height; ++y) {
         for (int64_t x = 0; x < width; ++x) {
-          const int64_t from_y = y + change.down, from_x = (change.mirrored ? width - 1 - x : x) + change.right;
+          const int64_t from_y = y + change.down,
+                        from_x = (change.mirrored ? width - 1 - x : x) + change.right;
           const bool inside = from_y >= 0 && from_y < height && from_x >= 0 && from_x < width;
           const double value = inside ? element(bytes, (c * height + from_y) * width + from_x) : 0;
           *out++ = static_cast<float>((value - mean) / scale);
@@ -229,7 +254,8 @@ void ExampleData::put(int64_t example, const std::vector<at::Tensor>& buffers, i
     with_reader(part->inputs.type(), [&](auto element) {
       const Groups groups = groups_of(manifest_.input_sizes);
       for (int64_t g = 0, j = 0; g < groups.count; ++g) {
-        const double mean = inputs_.mean[static_cast<size_t>(g)], scale = inputs_.scale[static_cast<size_t>(g)];
+        const double mean = inputs_.mean[static_cast<size_t>(g)],
+                     scale = inputs_.scale[static_cast<size_t>(g)];
         for (const int64_t end = j + groups.elements; j < end; ++j)
           out[j] = static_cast<float>((element(bytes, j) - mean) / scale);
       }
@@ -243,7 +269,8 @@ void ExampleData::put(int64_t example, const std::vector<at::Tensor>& buffers, i
     float* target = buffers[1].mutable_data_ptr<float>() + row * manifest_.outputs;
     for (int64_t k = 0; k < manifest_.outputs; ++k) {
       const auto n = static_cast<size_t>(k);
-      target[k] = static_cast<float>((element(part->targets.example(i), k) - targets_.mean[n]) / targets_.scale[n]);
+      target[k] = static_cast<float>((element(part->targets.example(i), k) - targets_.mean[n]) /
+                                     targets_.scale[n]);
     }
   });
 }
@@ -257,14 +284,18 @@ class ExampleTraining final : public TrainingBatches {
   void fill(const std::vector<at::Tensor>& buffers, int64_t micro_batch) const override {
     for (int64_t b = 0; b < batch_size_; ++b) {
       const int64_t sample = micro_batch * batch_size_ + b, epoch = sample / data_.train_size();
-      const Permutation order(static_cast<uint64_t>(data_.train_size()),
-                              make_key(seed_, hash_name("data/examples") + static_cast<uint64_t>(epoch)));
-      const auto i = static_cast<int64_t>(order(static_cast<uint64_t>(sample % data_.train_size())));
+      const Permutation order(
+          static_cast<uint64_t>(data_.train_size()),
+          make_key(seed_, hash_name("data/examples") + static_cast<uint64_t>(epoch)));
+      const auto i =
+          static_cast<int64_t>(order(static_cast<uint64_t>(sample % data_.train_size())));
       const Change change = data_.change_of(seed_, sample);
       data_.put(data_.train_example(i), buffers, b, data_.changes() ? &change : nullptr);
     }
   }
-  Batch batch_of(const std::vector<at::Tensor>& on_device) const override { return {on_device[0], on_device[1]}; }
+  Batch batch_of(const std::vector<at::Tensor>& on_device) const override {
+    return {on_device[0], on_device[1]};
+  }
 
  private:
   const ExampleData& data_;
@@ -294,7 +325,8 @@ class ExampleEvaluation final : public EvaluationBatches {
   at::Device device_;
 };
 
-std::unique_ptr<TrainingBatches> ExampleData::training(const BatchSizes& sizes, uint64_t seed) const {
+std::unique_ptr<TrainingBatches> ExampleData::training(const BatchSizes& sizes,
+                                                       uint64_t seed) const {
   return std::make_unique<ExampleTraining>(*this, sizes.batch_size, seed);
 }
 
@@ -318,25 +350,28 @@ std::string ExampleData::hash() const {
   Checksum all;
   const auto all_files = files();
   for (const auto& [file, info] : all_files) {
-    const std::string sum = str(manifest_.train.examples, " ", manifest_.val.examples, " ", info->xxh3, " ",
-                                sampled_checksum(file.bytes(), 128 / all_files.size()));
+    const std::string sum =
+        str(manifest_.train.examples, " ", manifest_.val.examples, " ", info->xxh3, " ",
+            sampled_checksum(file.bytes(), 128 / all_files.size()));
     all.update(sum.data(), sum.size());
   }
-  for (const auto* numbers :
-       {&manifest_.inputs.mean, &manifest_.inputs.scale, &manifest_.targets.mean, &manifest_.targets.scale})
+  for (const auto* numbers : {&manifest_.inputs.mean, &manifest_.inputs.scale,
+                              &manifest_.targets.mean, &manifest_.targets.scale})
     all.update(numbers->data(), numbers->size() * sizeof(double));
   return all.hex();
 }
 
 std::string ExampleData::table() const {
-  std::string text = str("  ", manifest_.task, ", ", manifest_.outputs, classifies() ? " classes" : " outputs");
+  std::string text =
+      str("  ", manifest_.task, ", ", manifest_.outputs, classifies() ? " classes" : " outputs");
   for (int64_t i = 0; i < std::min<int64_t>(20, std::ssize(manifest_.labels)); ++i)
     text += str(i == 0 ? ": " : " ", manifest_.labels[static_cast<size_t>(i)]);
   text += manifest_.labels.size() > 20 ? " ...\n" : "\n";
   for (const auto& part : parts_) {
     for (const auto* array : {&part.inputs, &part.targets}) {
       text += str("  ", array->path().filename().string(), "  ", array->examples(), " examples  ",
-                  array->sizes().empty() ? "" : sizes_text(array->sizes()) + " ", array_type_name(array->type()), "\n");
+                  array->sizes().empty() ? "" : sizes_text(array->sizes()) + " ",
+                  array_type_name(array->type()), "\n");
     }
   }
   return text;
@@ -344,6 +379,8 @@ std::string ExampleData::table() const {
 
 }  // namespace
 
-std::unique_ptr<Data> open_examples(const DataConfig& config) { return std::make_unique<ExampleData>(config); }
+std::unique_ptr<Data> open_examples(const DataConfig& config) {
+  return std::make_unique<ExampleData>(config);
+}
 
 }  // namespace lathe

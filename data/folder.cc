@@ -26,15 +26,19 @@ void write_manifest_json(const fs::path& folder, Json json, const std::string& n
 std::optional<Json> read_manifest_json(const fs::path& folder, const std::string& name) {
   const fs::path path = folder / name;
   if (!fs::exists(path)) return std::nullopt;
-  Json json = parse_json(read_file(path, Exit::data, uint64_t{64} << 20), path.string(), Exit::data);
-  if (!json.is_object()) fail(Exit::data, path.string(), " holds no JSON object; make the data again");
+  Json json =
+      parse_json(read_file(path, Exit::data, uint64_t{64} << 20), path.string(), Exit::data);
+  if (!json.is_object())
+    fail(Exit::data, path.string(), " holds no JSON object; make the data again");
   return json;
 }
 
 void check_manifest_checksum(const Json& json, const std::string& where) {
-  if (json.contains("checksum") && json_get<std::string>(json, "checksum", where, Exit::data) != own_checksum(json)) {
+  if (json.contains("checksum") &&
+      json_get<std::string>(json, "checksum", where, Exit::data) != own_checksum(json)) {
     fail(Exit::data, where,
-         " is not what was written: its own checksum differs; restore it, or make the data again with `lathe prepare`");
+         " is not what was written: its own checksum differs; restore it, or make the data again "
+         "with `lathe prepare`");
   }
 }
 
@@ -51,15 +55,18 @@ std::string sampled_checksum(std::span<const std::byte> bytes, size_t pieces) {
   if (bytes.size() <= piece * pieces) {
     sum.update(bytes.data(), bytes.size());
   } else {
-    for (size_t i = 0; i < pieces; ++i) sum.update(bytes.data() + i * ((bytes.size() - piece) / (pieces - 1)), piece);
+    for (size_t i = 0; i < pieces; ++i)
+      sum.update(bytes.data() + i * ((bytes.size() - piece) / (pieces - 1)), piece);
   }
   return sum.hex();
 }
 
-void verify_file(const MappedFile& file, const std::string& xxh3, const std::function<bool()>& stop) {
+void verify_file(const MappedFile& file, const std::string& xxh3,
+                 const std::function<bool()>& stop) {
   constexpr size_t part = size_t{16} << 20;
   const std::string name = file.path().string();
-  if (xxh3.empty()) fail(Exit::data, name, " can't be verified: there is no manifest.json with its checksum");
+  if (xxh3.empty())
+    fail(Exit::data, name, " can't be verified: there is no manifest.json with its checksum");
   Checksum sum;
   for (size_t at = 0; at < file.bytes().size(); at += part) {
     if (stop && stop()) fail(Exit::stopped, "stopped while ", name, " was being verified");
@@ -68,8 +75,8 @@ void verify_file(const MappedFile& file, const std::string& xxh3, const std::fun
     file.release(bytes);
   }
   if (sum.hex() != xxh3) {
-    fail(Exit::data, name, " is not what was written: its checksum is ", sum.hex(), ", manifest.json has ", xxh3,
-         "; restore it, or make the data again with `lathe prepare`");
+    fail(Exit::data, name, " is not what was written: its checksum is ", sum.hex(),
+         ", manifest.json has ", xxh3, "; restore it, or make the data again with `lathe prepare`");
   }
 }
 

@@ -12,11 +12,12 @@
 
 namespace lathe {
 
-Loader::Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first, const DataConfig& config,
-               at::Device device)
+Loader::Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first,
+               const DataConfig& config, at::Device device)
     : batches_(data.training(sizes, seed)),
       device_(device),
-      slots_(static_cast<size_t>(config.prefetch + 1)),  // one more: the batch in use keeps its buffers
+      slots_(static_cast<size_t>(config.prefetch +
+                                 1)),  // one more: the batch in use keeps its buffers
       to_claim_(first),
       to_give_(first) {
   const MemoryScope scope(Memory::data);
@@ -26,11 +27,13 @@ Loader::Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t
     for (auto& buffer : slot.buffers) buffer = buffer.pin_memory();
   }
   try {
-    for (int64_t i = 0; i < config.workers; ++i) workers_.emplace_back([this, i] { work(static_cast<int>(i)); });
+    for (int64_t i = 0; i < config.workers; ++i)
+      workers_.emplace_back([this, i] { work(static_cast<int>(i)); });
   } catch (const std::system_error& e) {
     const size_t started = workers_.size();
     end_workers();
-    fail(Exit::memory, "cannot start thread ", started + 1, " of data.workers = ", config.workers, ": ", e.code().message(),
+    fail(Exit::memory, "cannot start thread ", started + 1, " of data.workers = ", config.workers,
+         ": ", e.code().message(),
          "; lower data.workers, or raise the limit of processes and threads (ulimit -u)");
   }
 }
@@ -100,15 +103,16 @@ Batch Loader::next() {
   return batches_->batch_of(there);
 }
 
-std::vector<Batch> draw_batches(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first, int64_t n,
-                                at::Device device) {
+std::vector<Batch> draw_batches(const Data& data, const BatchSizes& sizes, uint64_t seed,
+                                int64_t first, int64_t n, at::Device device) {
   DataConfig without_workers;
   without_workers.workers = 0;
   Loader loader(data, sizes, seed, first, without_workers, device);
   std::vector<Batch> drawn;
   for (int64_t i = 0; i < n; ++i) {
     const Batch b = loader.next();
-    drawn.push_back({b.inputs.clone(), b.targets.clone(), b.starts.defined() ? b.starts.clone() : at::Tensor()});
+    drawn.push_back({b.inputs.clone(), b.targets.clone(),
+                     b.starts.defined() ? b.starts.clone() : at::Tensor()});
   }
   return drawn;
 }

@@ -1,5 +1,5 @@
-// Batches, ahead of time. Worker threads fill a fixed ring of host buffers; a batch is a function of (seed, step), so
-// their number never changes what is trained on.
+// Batches, ahead of time. Worker threads fill a fixed ring of host buffers; a batch is a function
+// of (seed, step), so their number never changes what is trained on.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,12 +18,13 @@
 
 namespace lathe {
 
-/// Training micro-batches in order, from a given one on. Buffers are pinned and copied asynchronously for CUDA.
+/// Training micro-batches in order, from a given one on. Buffers are pinned and copied
+/// asynchronously for CUDA.
 class Loader {
  public:
   /// Exit::io where a worker can't be started. The data must outlive it.
-  Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first_micro_batch, const DataConfig& config,
-         at::Device device);
+  Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first_micro_batch,
+         const DataConfig& config, at::Device device);
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
@@ -31,7 +32,9 @@ class Loader {
   /// The next micro-batch; valid until the next call. An error of a worker is thrown here.
   Batch next();
   /// How many targets of a micro-batch are learned, where that is not as many as it has units.
-  std::optional<int64_t> targets(int64_t micro_batch) const { return batches_->targets(micro_batch); }
+  std::optional<int64_t> targets(int64_t micro_batch) const {
+    return batches_->targets(micro_batch);
+  }
   /// Seconds that the last next() waited for data.
   double waited() const { return waited_; }
 
@@ -40,11 +43,14 @@ class Loader {
     std::vector<at::Tensor> buffers;
     int64_t holds = -1;  // which micro-batch, once filled
     std::exception_ptr error;
-    std::optional<c10::Event> copied;  // CUDA: when the copy to the device is through, so the buffer may be refilled
+    std::optional<c10::Event>
+        copied;  // CUDA: when the copy to the device is through, so the buffer may be refilled
   };
   void work(int worker);
   void end_workers();
-  Slot& slot_of(int64_t micro_batch) { return slots_[static_cast<size_t>(micro_batch) % slots_.size()]; }
+  Slot& slot_of(int64_t micro_batch) {
+    return slots_[static_cast<size_t>(micro_batch) % slots_.size()];
+  }
 
   std::unique_ptr<TrainingBatches> batches_;
   at::Device device_;
@@ -57,8 +63,9 @@ class Loader {
   std::vector<std::thread> workers_;
 };
 
-/// Training micro-batches first, first + 1, ... (`n` of them), made by the calling thread, each in memory of its own.
-std::vector<Batch> draw_batches(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first, int64_t n,
-                                at::Device device);
+/// Training micro-batches first, first + 1, ... (`n` of them), made by the calling thread, each in
+/// memory of its own.
+std::vector<Batch> draw_batches(const Data& data, const BatchSizes& sizes, uint64_t seed,
+                                int64_t first, int64_t n, at::Device device);
 
 }  // namespace lathe

@@ -10,18 +10,21 @@ namespace {
 
 Json shards_json(const std::vector<ShardInfo>& shards) {
   Json out = Json::array();
-  for (const auto& s : shards) out.push_back({{"file", s.file}, {"tokens", s.tokens}, {"xxh3", s.xxh3}});
+  for (const auto& s : shards)
+    out.push_back({{"file", s.file}, {"tokens", s.tokens}, {"xxh3", s.xxh3}});
   return out;
 }
 
 std::vector<ShardInfo> read_shards(const Json& json, const char* key, const std::string& where) {
-  constexpr int64_t most = int64_t{1} << 60;  // tokens of a split, so that sums and bytes can be counted
+  constexpr int64_t most = int64_t{1}
+                           << 60;  // tokens of a split, so that sums and bytes can be counted
   std::vector<ShardInfo> out;
   const auto list = json_get<Json>(json, key, where, Exit::data);
   if (!list.is_array()) fail(Exit::data, where, ": \"", key, "\" must be a list of shards");
   int64_t left = most;
   for (const auto& s : list) {
-    ShardInfo info{manifest_file(s, "file", where), json_whole(s, "tokens", 0, left, where, Exit::data),
+    ShardInfo info{manifest_file(s, "file", where),
+                   json_whole(s, "tokens", 0, left, where, Exit::data),
                    json_get<std::string>(s, "xxh3", where, Exit::data)};
     left -= info.tokens;
     out.push_back(std::move(info));
@@ -48,7 +51,8 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
   const Json& json = *found;
   const std::string where = (folder / name).string();
   if (json_get<std::string>(json, "format", where, Exit::data) != "lathe-data-1") {
-    fail(Exit::data, where, ": a format that this build does not know; make the data again with `lathe prepare`");
+    fail(Exit::data, where,
+         ": a format that this build does not know; make the data again with `lathe prepare`");
   }
   DataManifest m;
   m.tokenizer = Tokenizer::from_json(json, "tokenizer", where);
@@ -58,16 +62,19 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
   if (m.dtype != "uint16" && m.dtype != "uint32")
     fail(Exit::data, where, ": dtype \"", m.dtype, "\" is not uint16 or uint32");
   if (m.largest_id >= m.vocab_size) {
-    fail(Exit::data, where, ": vocab_size ", m.vocab_size, " does not cover the largest id ", m.largest_id);
+    fail(Exit::data, where, ": vocab_size ", m.vocab_size, " does not cover the largest id ",
+         m.largest_id);
   }
   if (m.tokenizer.size() > m.vocab_size) {
-    fail(Exit::data, where, ": vocab_size ", m.vocab_size, " is less than the tokenizer's ", m.tokenizer.size());
+    fail(Exit::data, where, ": vocab_size ", m.vocab_size, " is less than the tokenizer's ",
+         m.tokenizer.size());
   }
   m.train = read_shards(json, "train", where);
   if (json.contains("documents")) m.documents = json["documents"];
   m.val = read_shards(json, "val", where);
   if (json.contains("marked")) m.marked = json_get<bool>(json, "marked", where, Exit::data);
-  if (m.marked && m.dtype != "uint32") fail(Exit::data, where, ": marked tokens must be uint32, not ", m.dtype);
+  if (m.marked && m.dtype != "uint32")
+    fail(Exit::data, where, ": marked tokens must be uint32, not ", m.dtype);
   check_manifest_checksum(json, where);
   return m;
 }

@@ -25,7 +25,8 @@ struct DataManifest {
   std::string dtype = "uint16";
   std::vector<ShardInfo> train, val;
   Json documents{};  ///< what was counted while documents were prepared; null where they were not
-  /// Instruction data: ids are uint32, and those of prompts, which are read and not learned, have the bit token_mark.
+  /// Instruction data: ids are uint32, and those of prompts, which are read and not learned, have
+  /// the bit token_mark.
   bool marked = false;
 };
 
@@ -33,9 +34,11 @@ struct DataManifest {
 inline constexpr int64_t max_vocab_size = 10'000'000;
 
 /// Writes manifest.json durably, with a checksum of itself.
-void write_manifest(const fs::path& folder, const DataManifest& manifest, const std::string& name = "manifest.json");
-/// Reads it; nullopt where the folder has none; Exit::data where it is malformed, a number is out of its range, or it
-/// was changed since it was written.
-std::optional<DataManifest> read_manifest(const fs::path& folder, const std::string& name = "manifest.json");
+void write_manifest(const fs::path& folder, const DataManifest& manifest,
+                    const std::string& name = "manifest.json");
+/// Reads it; nullopt where the folder has none; Exit::data where it is malformed, a number is out
+/// of its range, or it was changed since it was written.
+std::optional<DataManifest> read_manifest(const fs::path& folder,
+                                          const std::string& name = "manifest.json");
 
 }  // namespace lathe

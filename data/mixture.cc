@@ -21,7 +21,8 @@ class Mixture final : public Data {
       if (std::none_of(all.begin(), all.end(), known)) {
         std::string names;
         for (const MixturePart& p : all) names += (names.empty() ? "" : ", ") + p.name;
-        fail(Exit::usage, "data.mix names the source ", part.name, ", and ", config.dir, " has ", names);
+        fail(Exit::usage, "data.mix names the source ", part.name, ", and ", config.dir, " has ",
+             names);
       }
       data_.push_back(std::make_unique<TokenData>(fs::path(config.dir) / part.name, config));
     }
@@ -53,12 +54,14 @@ class Mixture final : public Data {
   }
   std::unique_ptr<EvaluationBatches> evaluation(const BatchSizes& sizes, int64_t batches,
                                                 at::Device device) const override {
-    return evaluation_windows(sources(&TokenData::val), sizes, batches, device, data_[0]->windows());
+    return evaluation_windows(sources(&TokenData::val), sizes, batches, device,
+                              data_[0]->windows());
   }
   std::string hash() const override {
     Checksum all;
     for (size_t i = 0; i < data_.size(); ++i) {
-      const std::string one = str(parts_[i].name, " ", parts_[i].weight, " ", data_[i]->hash(), "\n");
+      const std::string one =
+          str(parts_[i].name, " ", parts_[i].weight, " ", data_[i]->hash(), "\n");
       all.update(one.data(), one.size());
     }
     return all.hex();
@@ -69,11 +72,12 @@ class Mixture final : public Data {
   }
   std::string table() const override {
     std::string text;
-    const double all = std::accumulate(parts_.begin(), parts_.end(), 0.0,
-                                       [](double sum, const MixturePart& p) { return sum + p.weight; });
+    const double all =
+        std::accumulate(parts_.begin(), parts_.end(), 0.0,
+                        [](double sum, const MixturePart& p) { return sum + p.weight; });
     for (size_t i = 0; i < data_.size(); ++i)
-      text +=
-          str(parts_[i].name, "  ", format("%.4g", 100 * parts_[i].weight / all), "% of windows\n", data_[i]->table());
+      text += str(parts_[i].name, "  ", format("%.4g", 100 * parts_[i].weight / all),
+                  "% of windows\n", data_[i]->table());
     return text;
   }
 
@@ -87,7 +91,8 @@ class Mixture final : public Data {
   std::vector<WindowSource> sources(const TokenFile* (TokenData::*split)() const) const {
     std::vector<WindowSource> all;
     for (size_t i = 0; i < data_.size(); ++i) {
-      if (const TokenFile* tokens = (*data_[i].*split)()) all.push_back({tokens, parts_[i].weight, parts_[i].name});
+      if (const TokenFile* tokens = (*data_[i].*split)())
+        all.push_back({tokens, parts_[i].weight, parts_[i].name});
     }
     LATHE_CHECK(!all.empty(), "there are no tokens of that split");
     return all;
@@ -111,7 +116,8 @@ int64_t write_mixture(const fs::path& folder, const std::vector<MixturePart>& pa
 std::unique_ptr<Data> open_mixture(const DataConfig& config) {
   check_token_keys(config, /*mixes=*/true);
   const std::string where = (fs::path(config.dir) / "manifest.json").string();
-  return std::make_unique<Mixture>(config, read_mixture_manifest(*read_manifest_json(config.dir), where));
+  return std::make_unique<Mixture>(config,
+                                   read_mixture_manifest(*read_manifest_json(config.dir), where));
 }
 
 }  // namespace lathe

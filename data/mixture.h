@@ -9,10 +9,11 @@
 
 namespace lathe {
 
-/// Writes the manifest.json of a mixture, whose parts' folders hold token data already; how many training tokens.
-/// Exit::data, and nothing is written, where they do not go together.
+/// Writes the manifest.json of a mixture, whose parts' folders hold token data already; how many
+/// training tokens. Exit::data, and nothing is written, where they do not go together.
 int64_t write_mixture(const fs::path& folder, const std::vector<MixturePart>& parts);
-/// The table's line: opens data.dir with the weights of data.mix, or else its own. Exit::data, Exit::usage.
+/// The table's line: opens data.dir with the weights of data.mix, or else its own. Exit::data,
+/// Exit::usage.
 std::unique_ptr<Data> open_mixture(const DataConfig& config);
 
 }  // namespace lathe

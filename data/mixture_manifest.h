@@ -15,8 +15,8 @@ struct MixturePart {
   double weight = 1;  ///< above 0
 };
 
-/// Exit `code` where there is no source, a name can't be a source's, stands twice, or a weight is not above 0; `where`
-/// begins the sentence.
+/// Exit `code` where there is no source, a name can't be a source's, stands twice, or a weight is
+/// not above 0; `where` begins the sentence.
 void check_mixture(const std::vector<MixturePart>& parts, const std::string& where, Exit code);
 /// data.mix, as "web:0.7,code:0.3". Exit::usage.
 std::vector<MixturePart> read_mix(const std::string& text);

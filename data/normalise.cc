@@ -11,9 +11,12 @@ Groups groups_of(const std::vector<int64_t>& sizes) {
 }
 
 Statistics::Statistics(Groups groups)
-    : groups_(groups), mean_(static_cast<size_t>(groups.count)), squares_(static_cast<size_t>(groups.count)) {}
+    : groups_(groups),
+      mean_(static_cast<size_t>(groups.count)),
+      squares_(static_cast<size_t>(groups.count)) {}
 
-// A group's elements of one example have their own mean and squares, which are merged with those so far.
+// A group's elements of one example have their own mean and squares, which are merged with those so
+// far.
 void Statistics::add(const double* example) {
   const auto m = static_cast<double>(groups_.elements);
   const double share = m / (n_ + m), weight = n_ * share;
@@ -21,9 +24,11 @@ void Statistics::add(const double* example) {
     double mean = example[0], squares = 0;
     if (groups_.elements > 1) {
       double sum = 0;
-      for (int64_t i = 0; i < groups_.elements; ++i) sum += example[i] - example[0];  // 0 where all are equal
+      for (int64_t i = 0; i < groups_.elements; ++i)
+        sum += example[i] - example[0];  // 0 where all are equal
       mean += sum / m;
-      for (int64_t i = 0; i < groups_.elements; ++i) squares += (example[i] - mean) * (example[i] - mean);
+      for (int64_t i = 0; i < groups_.elements; ++i)
+        squares += (example[i] - mean) * (example[i] - mean);
     }
     const double change = mean - mean_[g];
     mean_[g] = n_ == 0 ? mean : mean_[g] + change * share;

@@ -1,4 +1,5 @@
-// Normalisation: (x - mean) / scale with the mean and the standard deviation of the training examples.
+// Normalisation: (x - mean) / scale with the mean and the standard deviation of the training
+// examples.
 #pragma once
 
 #include <cstdint>
@@ -6,22 +7,24 @@
 
 namespace lathe {
 
-/// One number for each group of elements: every channel of an image, every element of anything else.
+/// One number for each group of elements: every channel of an image, every element of anything
+/// else.
 struct Normalisation {
   std::vector<double> mean, scale;
 };
 
-/// How an example of these sizes is grouped: three or more dimensions are channels first ([C, H, W]), each channel a
-/// group; of fewer, each element is one.
+/// How an example of these sizes is grouped: three or more dimensions are channels first ([C, H,
+/// W]), each channel a group; of fewer, each element is one.
 struct Groups {
   int64_t count, elements;  ///< groups, and elements of each, which lie together
 };
-/// The features that share a mean and a deviation: a picture's channels [C, H, W], else each feature alone.
+/// The features that share a mean and a deviation: a picture's channels [C, H, W], else each
+/// feature alone.
 Groups groups_of(const std::vector<int64_t>& sizes);
 
-/// Mean and standard deviation of each group over examples, in one pass (Chan, Golub and LeVeque 1979), the standard
-/// deviation being that of the population, sqrt(sum (x - mean)^2 / n). Elements that never change have exactly their
-/// value as mean, and scale 1.
+/// Mean and standard deviation of each group over examples, in one pass (Chan, Golub and LeVeque
+/// 1979), the standard deviation being that of the population, sqrt(sum (x - mean)^2 / n). Elements
+/// that never change have exactly their value as mean, and scale 1.
 class Statistics {
  public:
   explicit Statistics(Groups groups);

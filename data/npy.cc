@@ -49,7 +49,8 @@ class HeaderParser {
       const std::string key = string();
       take(':');
       if (key == "descr" && !descr) {
-        if (next_is('[')) fail(Exit::data, file_, " holds records of several fields; save each field as an array");
+        if (next_is('['))
+          fail(Exit::data, file_, " holds records of several fields; save each field as an array");
         descr = string();
       } else if (key == "fortran_order" && !fortran) {
         fortran = word("True");
@@ -72,7 +73,8 @@ class HeaderParser {
   std::optional<std::vector<int64_t>> shape;
 
   [[noreturn]] void malformed(const char* what) const {
-    fail(Exit::data, file_, ": its .npy header is malformed at byte ", at_, " (", what, "); save the array again");
+    fail(Exit::data, file_, ": its .npy header is malformed at byte ", at_, " (", what,
+         "); save the array again");
   }
 
  private:
@@ -127,7 +129,8 @@ class HeaderParser {
 
 ArrayType type_of(const std::string& descr, const std::string& file) {
   const char order = descr.empty() ? ' ' : descr[0];
-  const std::string_view kind = descr.empty() ? std::string_view() : std::string_view(descr).substr(1);
+  const std::string_view kind =
+      descr.empty() ? std::string_view() : std::string_view(descr).substr(1);
   for (const auto& t : types) {
     if (t.npy == nullptr || kind != t.npy) continue;
     if (order == '>' && t.bytes > 1) {
@@ -137,7 +140,8 @@ ArrayType type_of(const std::string& descr, const std::string& file) {
     if (order == '<' || order == '|' || order == '=' || order == '>') return t.type;
   }
   fail(Exit::data, file, ": elements of type \"", descr.substr(0, 100),
-       "\", which this build does not read; it reads f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 and b1, little-endian");
+       "\", which this build does not read; it reads f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 and b1, "
+       "little-endian");
 }
 
 }  // namespace
@@ -149,23 +153,26 @@ ArrayType array_type(const std::string& name, const std::string& where) {
   for (const auto& t : types) {
     if (name == t.name) return t.type;
   }
-  fail(Exit::data, where, ": \"", name.substr(0, 100), "\" is no type of elements that this build reads");
+  fail(Exit::data, where, ": \"", name.substr(0, 100),
+       "\" is no type of elements that this build reads");
 }
 
 NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {
   const std::string name = path.string();
   const auto bytes = file_.bytes();
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  if (!text.starts_with(magic) || text.size() < magic.size() + 2) fail(Exit::data, name, " is no .npy file");
+  if (!text.starts_with(magic) || text.size() < magic.size() + 2)
+    fail(Exit::data, name, " is no .npy file");
   const int version = static_cast<unsigned char>(text[6]);
   if (version < 1 || version > 3)
-    fail(Exit::data, name, ": .npy version ", version, ", which this build does not know; it reads 1 to 3");
+    fail(Exit::data, name, ": .npy version ", version,
+         ", which this build does not know; it reads 1 to 3");
   const size_t width = version == 1 ? 2 : 4, begin = magic.size() + 2 + width;
   uint32_t length = 0;
   if (text.size() >= begin) std::memcpy(&length, text.data() + begin - width, width);
   if (text.size() < begin || length > text.size() - begin || length > max_header) {
-    fail(Exit::data, name, " is cut short or no .npy file: its header claims ", length, " bytes of ", text.size(),
-         ", and at most ", max_header, " are read");
+    fail(Exit::data, name, " is cut short or no .npy file: its header claims ", length,
+         " bytes of ", text.size(), ", and at most ", max_header, " are read");
   }
   HeaderParser header(text.substr(begin, length), name);
   header.parse();
@@ -175,14 +182,15 @@ NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {
     fail(Exit::data, name, " is in Fortran order; save it with numpy.ascontiguousarray(a)");
   uint64_t needed = static_cast<uint64_t>(array_type_bytes(type_));
   for (const int64_t size : sizes_) {
-    if (size > 0 && needed > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) / static_cast<uint64_t>(size))
+    if (size > 0 && needed > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) /
+                                 static_cast<uint64_t>(size))
       fail(Exit::data, name, ": its header claims a shape too large for any file");
     needed *= static_cast<uint64_t>(size);
   }
   bytes_ = bytes.subspan(begin + length);
   if (bytes_.size() != needed) {
-    fail(Exit::data, name, ": its header claims ", needed, " bytes of elements and the file has ", bytes_.size(),
-         "; it is cut short, or holds more than one array");
+    fail(Exit::data, name, ": its header claims ", needed, " bytes of elements and the file has ",
+         bytes_.size(), "; it is cut short, or holds more than one array");
   }
 }
 
@@ -198,8 +206,9 @@ NpyWriter::NpyWriter(const fs::path& path, ArrayType type, const std::vector<int
   }
   if (sizes.size() > 1) shape.resize(shape.size() - 2);  // "(3, 4)", but "(3,)"
   if (sizes.size() == 1) shape.pop_back();
-  std::string header = str("{'descr': '", array_type_bytes(type) == 1 ? "|" : "<", names_of(type).npy,
-                           "', 'fortran_order': False, 'shape': (", shape, "), }");
+  std::string header =
+      str("{'descr': '", array_type_bytes(type) == 1 ? "|" : "<", names_of(type).npy,
+          "', 'fortran_order': False, 'shape': (", shape, "), }");
   // The elements begin at a multiple of 64 bytes, behind a line's end.
   const size_t before = magic.size() + 4;
   header.append(63 - (before + header.size()) % 64, ' ');

@@ -1,5 +1,5 @@
-// NumPy's .npy files (format description: numpy.lib.format): one array, memory-mapped for reading, streamed for
-// writing. No LibTorch header.
+// NumPy's .npy files (format description: numpy.lib.format): one array, memory-mapped for reading,
+// streamed for writing. No LibTorch header.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ ArrayType array_type(const std::string& name, const std::string& where);
 /// Bytes of one element.
 int64_t array_type_bytes(ArrayType type);
 
-/// A mapped .npy file, versions 1 to 3, in C order. Checked whole: the header within bounds, and as many bytes behind
-/// it as its shape needs. Exit::data with the file and one sentence.
+/// A mapped .npy file, versions 1 to 3, in C order. Checked whole: the header within bounds, and as
+/// many bytes behind it as its shape needs. Exit::data with the file and one sentence.
 class NpyFile {
  public:
   explicit NpyFile(const fs::path& path);

@@ -8,17 +8,22 @@
 
 namespace lathe {
 
-// The number of windows is the same in every epoch: as many as fit behind the largest offset (at least one, for data
-// barely longer than a window, whose offsets are then fewer).
+// The number of windows is the same in every epoch: as many as fit behind the largest offset (at
+// least one, for data barely longer than a window, whose offsets are then fewer).
 WindowSampler::WindowSampler(int64_t tokens, int64_t block_size, uint64_t seed)
-    : block_size_(block_size), windows_(std::max<int64_t>(1, (tokens - block_size) / block_size)), seed_(seed) {
+    : block_size_(block_size),
+      windows_(std::max<int64_t>(1, (tokens - block_size) / block_size)),
+      seed_(seed) {
   offset_range_ = static_cast<uint64_t>(std::min(block_size, tokens - windows_ * block_size));
 }
 
 int64_t WindowSampler::start_of(int64_t n) const {
-  const auto epoch = static_cast<uint64_t>(n / windows_), index = static_cast<uint64_t>(n % windows_);
-  const auto offset = philox(counter(epoch, 0), make_key(seed_, hash_name("data/offset")))[0] % offset_range_;
-  const Permutation order(static_cast<uint64_t>(windows_), make_key(seed_, hash_name("data/order") + epoch));
+  const auto epoch = static_cast<uint64_t>(n / windows_),
+             index = static_cast<uint64_t>(n % windows_);
+  const auto offset =
+      philox(counter(epoch, 0), make_key(seed_, hash_name("data/offset")))[0] % offset_range_;
+  const Permutation order(static_cast<uint64_t>(windows_),
+                          make_key(seed_, hash_name("data/order") + epoch));
   return static_cast<int64_t>(offset) + static_cast<int64_t>(order(index)) * block_size_;
 }
 
@@ -27,12 +32,14 @@ constexpr int64_t round_windows = 65536;
 }
 
 MixtureSampler::MixtureSampler(const std::vector<double>& weights, uint64_t seed) : seed_(seed) {
-  const double most = *std::max_element(weights.begin(), weights.end());  // whose sum may be too large for a number
+  const double most =
+      *std::max_element(weights.begin(), weights.end());  // whose sum may be too large for a number
   double all = 0;
   for (const double w : weights) all += w / most;
   std::vector<int64_t> windows;
   for (const double w : weights)
-    windows.push_back(w > 0 ? std::max<int64_t>(1, std::llround(w / most / all * round_windows)) : 0);
+    windows.push_back(w > 0 ? std::max<int64_t>(1, std::llround(w / most / all * round_windows))
+                            : 0);
   // What rounding leaves over or takes too much is the largest source's.
   *std::max_element(windows.begin(), windows.end()) +=
       round_windows - std::accumulate(windows.begin(), windows.end(), int64_t{0});
@@ -41,9 +48,11 @@ MixtureSampler::MixtureSampler(const std::vector<double>& weights, uint64_t seed
 
 MixtureSampler::Place MixtureSampler::operator()(int64_t n) const {
   const int64_t round = n / round_windows;
-  const Permutation order(round_windows, make_key(seed_, hash_name("data/mix") + static_cast<uint64_t>(round)));
+  const Permutation order(round_windows,
+                          make_key(seed_, hash_name("data/mix") + static_cast<uint64_t>(round)));
   const auto at = static_cast<int64_t>(order(static_cast<uint64_t>(n % round_windows)));
-  const auto source = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), at) - ends_.begin());
+  const auto source =
+      static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), at) - ends_.begin());
   const int64_t begin = source == 0 ? 0 : ends_[source - 1];
   return {source, round * (ends_[source] - begin) + at - begin};
 }

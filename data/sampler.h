@@ -1,7 +1,8 @@
 // Which tokens a step sees: a pure function of (seed, step).
 //
-// Window i of epoch e is tokens [o_e + iT, o_e + iT + T] (T inputs and, one later, T targets); o_e is a keyed offset in
-// [0, T). A keyed permutation orders the windows of an epoch; epochs are concatenated, so a batch may cross an edge.
+// Window i of epoch e is tokens [o_e + iT, o_e + iT + T] (T inputs and, one later, T targets); o_e
+// is a keyed offset in [0, T). A keyed permutation orders the windows of an epoch; epochs are
+// concatenated, so a batch may cross an edge.
 #pragma once
 
 #include <cstddef>
@@ -24,11 +25,12 @@ class WindowSampler {
   uint64_t offset_range_, seed_;
 };
 
-/// Which of several sources each window of a mixture is from: a pure function of (seed, n). In every 65536 windows the
-/// sources have their shares exactly, in a keyed order.
+/// Which of several sources each window of a mixture is from: a pure function of (seed, n). In
+/// every 65536 windows the sources have their shares exactly, in a keyed order.
 class MixtureSampler {
  public:
-  /// Weights are not negative, and one is positive; a source with a positive one is in every round at least once.
+  /// Weights are not negative, and one is positive; a source with a positive one is in every round
+  /// at least once.
   MixtureSampler(const std::vector<double>& weights, uint64_t seed);
   /// A window of the mixture.
   struct Place {

@@ -6,14 +6,16 @@ void check_token_keys(const DataConfig& config, bool mixes) {
   const DataConfig initial;
   if (config.folds != initial.folds || config.flip != initial.flip || config.crop != initial.crop ||
       config.fold != initial.fold) {
-    fail(Exit::usage, "data.folds, data.fold, data.flip and data.crop are for examples, and ", config.dir,
-         " holds tokens; leave them out");
+    fail(Exit::usage, "data.folds, data.fold, data.flip and data.crop are for examples, and ",
+         config.dir, " holds tokens; leave them out");
   }
   if (!mixes && !config.mix.empty())
     fail(Exit::usage, "data.mix is for mixtures (`lathe prepare --source`), and ", config.dir,
          " is none; leave it out");
   if (config.documents == "joined" && config.document_end >= 0)
-    fail(Exit::usage, "data.document_end has no effect with data.documents = \"joined\"; leave it out, or set that to ",
+    fail(Exit::usage,
+         "data.document_end has no effect with data.documents = \"joined\"; leave it out, or set "
+         "that to ",
          "separate");
 }
 
@@ -33,8 +35,10 @@ TokenData::TokenData(const fs::path& folder, const DataConfig& config)
                           : manifest_              ? manifest_->tokenizer.document_end()
                                                    : -1;
   if (*windows_.document_end < 0) {
-    fail(Exit::usage, "data.documents = \"separate\" needs a token between documents, and ", folder.string(),
-         manifest_ ? " has a tokenizer without <|endoftext|>, <|end_of_text|> or </s>" : " has no manifest.json",
+    fail(Exit::usage, "data.documents = \"separate\" needs a token between documents, and ",
+         folder.string(),
+         manifest_ ? " has a tokenizer without <|endoftext|>, <|end_of_text|> or </s>"
+                   : " has no manifest.json",
          "; set data.document_end to its id");
   }
 }
@@ -57,7 +61,8 @@ void TokenData::check_windows(const BatchSizes& sizes) const {
          " and one; use more text or a shorter context");
   }
   if (windows_.document_end.value_or(-1) >= sizes.vocab_size) {
-    fail(Exit::usage, "data.document_end = ", *windows_.document_end, " is beyond the vocabulary of ", sizes.vocab_size,
+    fail(Exit::usage, "data.document_end = ", *windows_.document_end,
+         " is beyond the vocabulary of ", sizes.vocab_size,
          ", so no document would end; set it to the id of the token between documents");
   }
   if (train_) train_->check_ids(sizes.vocab_size);
@@ -86,16 +91,18 @@ std::string TokenData::table() const {
     for (const auto* split : {&train_, &val_}) text += *split ? (*split)->table() : "";
     return text;
   }
-  text =
-      str("  tokenizer ", manifest_->tokenizer.kind(), ", vocabulary ", manifest_->vocab_size, ", ", manifest_->dtype,
-          ", largest id ", manifest_->largest_id, manifest_->marked ? ", prompts marked as not learned" : "", "\n");
+  text = str("  tokenizer ", manifest_->tokenizer.kind(), ", vocabulary ", manifest_->vocab_size,
+             ", ", manifest_->dtype, ", largest id ", manifest_->largest_id,
+             manifest_->marked ? ", prompts marked as not learned" : "", "\n");
   if (manifest_->documents.is_object()) {
     text += "  documents";
-    for (const auto& [name, count] : manifest_->documents.items()) text += str("  ", name, " ", json_text(count));
+    for (const auto& [name, count] : manifest_->documents.items())
+      text += str("  ", name, " ", json_text(count));
     text += "\n";
   }
   for (const auto* split : {&manifest_->train, &manifest_->val}) {
-    for (const auto& s : *split) text += str("  ", s.file, "  ", s.tokens, " tokens  ", s.xxh3, "\n");
+    for (const auto& s : *split)
+      text += str("  ", s.file, "  ", s.tokens, " tokens  ", s.xxh3, "\n");
   }
   return text;
 }

@@ -10,8 +10,8 @@ namespace lathe {
 
 class TokenData final : public Data {
  public:
-  /// Opens the splits that a folder has. Exit::data where it has none; Exit::usage where the keys of `config` do not
-  /// fit it.
+  /// Opens the splits that a folder has. Exit::data where it has none; Exit::usage where the keys
+  /// of `config` do not fit it.
   explicit TokenData(const fs::path& folder, const DataConfig& config = {});
 
   const DataFacts& facts() const override { return facts_; }
@@ -41,7 +41,8 @@ class TokenData final : public Data {
 };
 /// The table's line for them.
 std::unique_ptr<Data> open_tokens(const DataConfig& config);
-/// Exit::usage where keys that are for other kinds of data are set: for examples, and, unless `mixes`, for mixtures.
+/// Exit::usage where keys that are for other kinds of data are set: for examples, and, unless
+/// `mixes`, for mixtures.
 void check_token_keys(const DataConfig& config, bool mixes);
 
 }  // namespace lathe

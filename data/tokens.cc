@@ -16,35 +16,41 @@ constexpr size_t llmc_header_bytes = 256 * sizeof(int32_t);
 std::vector<fs::path> find_shards(const fs::path& folder, const std::string& split) {
   if (fs::exists(folder / (split + ".bin"))) return {folder / (split + ".bin")};
   std::vector<fs::path> found;
-  const auto place_of = [&](const fs::path& path) {  // of the split's name among the words of the file's
-    return ("_" + path.stem().string() + "_").find("_" + split + "_");
-  };
+  const auto place_of =
+      [&](const fs::path& path) {  // of the split's name among the words of the file's
+        return ("_" + path.stem().string() + "_").find("_" + split + "_");
+      };
   if (!fs::is_directory(folder)) return found;
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() == ".bin" && place_of(entry.path()) != std::string::npos)
       found.push_back(entry.path());
   }
   std::sort(found.begin(), found.end());
-  const auto set_of = [&](const fs::path& path) { return path.stem().string().substr(0, place_of(path)); };
+  const auto set_of = [&](const fs::path& path) {
+    return path.stem().string().substr(0, place_of(path));
+  };
   for (const auto& path : found) {
     if (set_of(path) == set_of(found[0])) continue;
-    fail(Exit::data, folder.string(), " holds shards of more than one data set (", found[0].filename().string(), ", ",
-         path.filename().string(), "); give each a folder of its own");
+    fail(Exit::data, folder.string(), " holds shards of more than one data set (",
+         found[0].filename().string(), ", ", path.filename().string(),
+         "); give each a folder of its own");
   }
   return found;
 }
 
 }  // namespace
 
-bool has_split(const fs::path& folder, const std::string& split, const std::optional<DataManifest>& manifest) {
+bool has_split(const fs::path& folder, const std::string& split,
+               const std::optional<DataManifest>& manifest) {
   if (manifest) return !(split == "train" ? manifest->train : manifest->val).empty();
   return !find_shards(folder, split).empty();
 }
 
-TokenFile::TokenFile(const fs::path& folder, const std::string& split, const std::optional<DataManifest>& manifest) {
+TokenFile::TokenFile(const fs::path& folder, const std::string& split,
+                     const std::optional<DataManifest>& manifest) {
   if (!fs::is_directory(folder)) {
-    fail(Exit::data, "there is no data folder ", folder.string(), "; make it with `lathe prepare TEXT --out ",
-         folder.string(), "` or set data.dir");
+    fail(Exit::data, "there is no data folder ", folder.string(),
+         "; make it with `lathe prepare TEXT --out ", folder.string(), "` or set data.dir");
   }
   if (manifest) {
     marked_ = manifest->marked;
@@ -55,38 +61,45 @@ TokenFile::TokenFile(const fs::path& folder, const std::string& split, const std
     for (const auto& path : find_shards(folder, split)) add(path, 2, nullptr);
   }
   if (total_ == 0) {
-    fail(Exit::data, folder.string(), " has no ", split, " tokens: no ", split, ".bin, ", split, "_*.bin or *_", split,
-         "_*.bin with anything in it; make them with `lathe prepare`");
+    fail(Exit::data, folder.string(), " has no ", split, " tokens: no ", split, ".bin, ", split,
+         "_*.bin or *_", split, "_*.bin with anything in it; make them with `lathe prepare`");
   }
 }
 
 void TokenFile::add(const fs::path& path, int raw_width, const ShardInfo* expected) {
-  Shard shard{MappedFile(path, Exit::data), nullptr, total_, 0, raw_width, expected ? expected->xxh3 : ""};
+  Shard shard{MappedFile(path, Exit::data),  nullptr, total_, 0, raw_width,
+              expected ? expected->xxh3 : ""};
   const auto bytes = shard.file.bytes();
   size_t header = 0;
   int32_t words[3]{};
   if (bytes.size() >= llmc_header_bytes) std::memcpy(words, bytes.data(), sizeof words);
-  const bool llmc16 = words[0] == 20240520 && words[1] == 1, llmc32 = words[0] == 20240801 && words[1] == 7;
+  const bool llmc16 = words[0] == 20240520 && words[1] == 1,
+             llmc32 = words[0] == 20240801 && words[1] == 7;
   if (llmc16 || llmc32) {
     header = llmc_header_bytes;
     shard.width = llmc16 ? 2 : 4;
   }
   if (header == 0 && (words[0] == 20240520 || words[0] == 20240801)) {
     fail(Exit::data, path.string(), ": an llm.c shard of version ", words[1],
-         ", which this build does not know; it reads version 1 of 16-bit and version 7 of 32-bit tokens");
+         ", which this build does not know; it reads version 1 of 16-bit and version 7 of 32-bit "
+         "tokens");
   }
   const size_t body = bytes.size() - header;
   if (body % static_cast<size_t>(shard.width) != 0) {
-    fail(Exit::data, path.string(), ": ", bytes.size(), " bytes are no whole number of ", 8 * shard.width,
-         "-bit tokens; the file is cut short or no token shard (text goes through `lathe prepare`)");
+    fail(
+        Exit::data, path.string(), ": ", bytes.size(), " bytes are no whole number of ",
+        8 * shard.width,
+        "-bit tokens; the file is cut short or no token shard (text goes through `lathe prepare`)");
   }
   shard.tokens = static_cast<int64_t>(body) / shard.width;
   if (header != 0 && shard.tokens != words[2]) {
-    fail(Exit::data, path.string(), ": its header claims ", words[2], " tokens and it has ", shard.tokens);
+    fail(Exit::data, path.string(), ": its header claims ", words[2], " tokens and it has ",
+         shard.tokens);
   }
   if (expected != nullptr && shard.tokens != expected->tokens) {
-    fail(Exit::data, path.string(), ": manifest.json claims ", expected->tokens, " tokens and the file has ",
-         shard.tokens, "; it is cut short or was replaced, make the data again");
+    fail(Exit::data, path.string(), ": manifest.json claims ", expected->tokens,
+         " tokens and the file has ", shard.tokens,
+         "; it is cut short or was replaced, make the data again");
   }
   if (shard.tokens == 0) return;
   shard.data = bytes.data() + header;
@@ -99,9 +112,9 @@ void TokenFile::each(int64_t begin, int64_t n, F&& f) const {
   if (begin < 0 || n < 0 || begin + n > total_) {
     fail(Exit::internal, "tokens ", begin, " to ", begin + n, " are outside the split's ", total_);
   }
-  auto shard =
-      std::upper_bound(shards_.begin(), shards_.end(), begin, [](int64_t at, const Shard& s) { return at < s.begin; }) -
-      1;
+  auto shard = std::upper_bound(shards_.begin(), shards_.end(), begin,
+                                [](int64_t at, const Shard& s) { return at < s.begin; }) -
+               1;
   while (n > 0) {
     const int64_t offset = begin - shard->begin, here = std::min(n, shard->tokens - offset);
     const std::byte* data = shard->data + offset * shard->width;
@@ -127,7 +140,8 @@ void TokenFile::read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) cons
 
 void TokenFile::read_targets(int64_t begin, int64_t n, int64_t* out) const {
   const uint32_t mark = marked_ ? token_mark : 0;
-  each(begin, n, [&](const Shard&, int64_t, uint32_t id) { *out++ = (id & mark) != 0 ? -100 : int64_t{id}; });
+  each(begin, n,
+       [&](const Shard&, int64_t, uint32_t id) { *out++ = (id & mark) != 0 ? -100 : int64_t{id}; });
 }
 
 int64_t TokenFile::count_learned(int64_t begin, int64_t n) const {
@@ -138,15 +152,17 @@ int64_t TokenFile::count_learned(int64_t begin, int64_t n) const {
 }
 
 void TokenFile::refuse(const Shard& shard, int64_t at, uint32_t id, int64_t vocab) {
-  fail(Exit::data, shard.file.path().string(), ": token ", at, " is ", id, ", beyond the vocabulary of ", vocab,
+  fail(Exit::data, shard.file.path().string(), ": token ", at, " is ", id,
+       ", beyond the vocabulary of ", vocab,
        "; set model.vocab_size, or the file is no token shard");
 }
 
 std::string TokenFile::table() const {
   std::string text;
   for (const auto& s : shards_) {
-    text += str("  ", s.file.path().filename().string(), "  ", s.tokens, " tokens  uint", 8 * s.width,
-                s.data == s.file.bytes().data() ? ", no header" : ", llm.c's header", "\n");
+    text +=
+        str("  ", s.file.path().filename().string(), "  ", s.tokens, " tokens  uint", 8 * s.width,
+            s.data == s.file.bytes().data() ? ", no header" : ", llm.c's header", "\n");
   }
   return text;
 }

@@ -12,17 +12,20 @@
 
 namespace lathe {
 
-/// One split: raw uint16 or uint32 tokens (nanoGPT's layout) or llm.c's shards (256 int32 of header: magic 20240520 and
-/// version 1 for uint16, magic 20240801 and version 7 for uint32; then the count), in name order.
+/// One split: raw uint16 or uint32 tokens (nanoGPT's layout) or llm.c's shards (256 int32 of
+/// header: magic 20240520 and version 1 for uint16, magic 20240801 and version 7 for uint32; then
+/// the count), in name order.
 class TokenFile {
  public:
-  /// Maps `split` ("train", "val") of a data folder: the manifest's shards, else SPLIT.bin, else SPLIT_*.bin or those
-  /// of a named set (fineweb_SPLIT_*.bin, tiny_SPLIT.bin). Checks sizes, headers, and that the split is not empty.
-  /// Exit::data with what, where and what to do.
-  TokenFile(const fs::path& folder, const std::string& split, const std::optional<DataManifest>& manifest);
+  /// Maps `split` ("train", "val") of a data folder: the manifest's shards, else SPLIT.bin, else
+  /// SPLIT_*.bin or those of a named set (fineweb_SPLIT_*.bin, tiny_SPLIT.bin). Checks sizes,
+  /// headers, and that the split is not empty. Exit::data with what, where and what to do.
+  TokenFile(const fs::path& folder, const std::string& split,
+            const std::optional<DataManifest>& manifest);
 
   int64_t size() const { return total_; }
-  /// Copies tokens [begin, begin + n) to out. An id not below `vocab` is Exit::data and names the shard and the place.
+  /// Copies tokens [begin, begin + n) to out. An id not below `vocab` is Exit::data and names the
+  /// shard and the place.
   void read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) const;
   /// Whether some tokens are marked as not learned (DataManifest::marked).
   bool marked() const { return marked_; }
@@ -30,20 +33,23 @@ class TokenFile {
   void read_targets(int64_t begin, int64_t n, int64_t* out) const;
   /// How many of tokens [begin, begin + n) are not marked.
   int64_t count_learned(int64_t begin, int64_t n) const;
-  /// Checks every id of shards of up to `limit` bytes together against the vocabulary, as read() does; what lies beyond
-  /// is checked when it is read.
+  /// Checks every id of shards of up to `limit` bytes together against the vocabulary, as read()
+  /// does; what lies beyond is checked when it is read.
   void check_ids(int64_t vocab, int64_t limit = 128 << 20) const;
-  /// A short identity of the contents: each shard's size, the manifest's checksum of it, and a checksum made now of
-  /// evenly spaced mebibytes, 128 of a split that has a manifest, 128 of each shard otherwise (all of them where there
-  /// are no more), so that most changes of a file are noticed in a fraction of a second.
+  /// A short identity of the contents: each shard's size, the manifest's checksum of it, and a
+  /// checksum made now of evenly spaced mebibytes, 128 of a split that has a manifest, 128 of each
+  /// shard otherwise (all of them where there are no more), so that most changes of a file are
+  /// noticed in a fraction of a second.
   std::string fingerprint() const;
-  /// Whether `saved` is this data's fingerprint, as it is now or as builds before it made it, which believed a
-  /// manifest's checksums.
+  /// Whether `saved` is this data's fingerprint, as it is now or as builds before it made it, which
+  /// believed a manifest's checksums.
   bool matches(const std::string& saved) const;
-  /// Reads every byte and compares with the manifest's checksums. Exit::data with the shard that differs, or where
-  /// there is no manifest; Exit::stopped once `stop`, asked every 16 MiB, says so.
+  /// Reads every byte and compares with the manifest's checksums. Exit::data with the shard that
+  /// differs, or where there is no manifest; Exit::stopped once `stop`, asked every 16 MiB, says
+  /// so.
   void verify(const std::function<bool()>& stop = nullptr) const;
-  /// A line for each shard: its name, how many tokens, their type, and whether it has llm.c's header.
+  /// A line for each shard: its name, how many tokens, their type, and whether it has llm.c's
+  /// header.
   std::string table() const;
   /// The largest id of all; reads everything.
   uint32_t largest_id() const;
@@ -69,6 +75,7 @@ class TokenFile {
 };
 
 /// Whether the folder has that split.
-bool has_split(const fs::path& folder, const std::string& split, const std::optional<DataManifest>& manifest);
+bool has_split(const fs::path& folder, const std::string& split,
+               const std::optional<DataManifest>& manifest);
 
 }  // namespace lathe

@@ -10,8 +10,9 @@
 namespace lathe {
 namespace {
 
-/// The host tensors of a batch of windows, and how they become one: ids [rows, T + 1] first, then, where some are not
-/// learned, targets [rows, T], then, where documents are separate, starts [rows, T].
+/// The host tensors of a batch of windows, and how they become one: ids [rows, T + 1] first, then,
+/// where some are not learned, targets [rows, T], then, where documents are separate, starts [rows,
+/// T].
 class WindowLayout {
  public:
   WindowLayout(const std::vector<WindowSource>& sources, const WindowKind& kind) : kind_(kind) {
@@ -25,10 +26,12 @@ class WindowLayout {
     return buffers;
   }
   /// Fills a row with the window that begins at token `begin`.
-  void fill(const std::vector<at::Tensor>& buffers, int64_t row, const TokenFile& tokens, int64_t begin,
-            int64_t vocab_size) const {
+  void fill(const std::vector<at::Tensor>& buffers, int64_t row, const TokenFile& tokens,
+            int64_t begin, int64_t vocab_size) const {
     const int64_t t = buffers[0].size(1) - 1;
-    const auto row_of = [&](size_t i) { return buffers[i].mutable_data_ptr<int64_t>() + row * buffers[i].size(1); };
+    const auto row_of = [&](size_t i) {
+      return buffers[i].mutable_data_ptr<int64_t>() + row * buffers[i].size(1);
+    };
     int64_t* ids = row_of(0);
     tokens.read(begin, t + 1, vocab_size, ids);
     if (marked_) tokens.read_targets(begin + 1, t, row_of(1));
@@ -53,7 +56,8 @@ class WindowLayout {
 
 class Windows final : public TrainingBatches {
  public:
-  Windows(const std::vector<WindowSource>& sources, const BatchSizes& sizes, uint64_t seed, const WindowKind& kind)
+  Windows(const std::vector<WindowSource>& sources, const BatchSizes& sizes, uint64_t seed,
+          const WindowKind& kind)
       : sources_(sources), sizes_(sizes), layout_(sources, kind) {
     std::vector<double> weights;
     for (const WindowSource& s : sources) {
@@ -64,7 +68,9 @@ class Windows final : public TrainingBatches {
     if (sources.size() > 1) mixture_.emplace(weights, seed);
   }
 
-  std::vector<at::Tensor> make_buffers() const override { return layout_.make(sizes_.batch_size, sizes_.block_size); }
+  std::vector<at::Tensor> make_buffers() const override {
+    return layout_.make(sizes_.batch_size, sizes_.block_size);
+  }
   void fill(const std::vector<at::Tensor>& buffers, int64_t micro_batch) const override {
     for (int64_t row = 0; row < sizes_.batch_size; ++row) {
       const auto [tokens, begin] = window(micro_batch * sizes_.batch_size + row);
@@ -80,7 +86,9 @@ class Windows final : public TrainingBatches {
     }
     return learned;
   }
-  Batch batch_of(const std::vector<at::Tensor>& on_device) const override { return layout_.batch_of(on_device); }
+  Batch batch_of(const std::vector<at::Tensor>& on_device) const override {
+    return layout_.batch_of(on_device);
+  }
 
  private:
   struct Window {
@@ -101,9 +109,13 @@ class Windows final : public TrainingBatches {
 
 class EvaluationWindows final : public EvaluationBatches {
  public:
-  EvaluationWindows(const std::vector<WindowSource>& sources, const BatchSizes& sizes, int64_t batches,
-                    at::Device device, const WindowKind& kind)
-      : sources_(sources), sizes_(sizes), batches_(batches), device_(device), layout_(sources, kind) {}
+  EvaluationWindows(const std::vector<WindowSource>& sources, const BatchSizes& sizes,
+                    int64_t batches, at::Device device, const WindowKind& kind)
+      : sources_(sources),
+        sizes_(sizes),
+        batches_(batches),
+        device_(device),
+        layout_(sources, kind) {}
 
   bool next(Batch& batch) override {
     while (at_ >= end_of(source_)) {
@@ -125,7 +137,8 @@ class EvaluationWindows final : public EvaluationBatches {
  private:
   int64_t end_of(size_t source) const {
     if (source >= sources_.size()) return 0;
-    const int64_t end = sources_[source].tokens->size() - 1, each = sizes_.batch_size * sizes_.block_size;
+    const int64_t end = sources_[source].tokens->size() - 1,
+                  each = sizes_.batch_size * sizes_.block_size;
     return batches_ > 0 && batches_ <= end / each ? batches_ * each : end;
   }
 
@@ -140,13 +153,15 @@ class EvaluationWindows final : public EvaluationBatches {
 
 }  // namespace
 
-std::unique_ptr<TrainingBatches> training_windows(const std::vector<WindowSource>& sources, const BatchSizes& sizes,
-                                                  uint64_t seed, const WindowKind& kind) {
+std::unique_ptr<TrainingBatches> training_windows(const std::vector<WindowSource>& sources,
+                                                  const BatchSizes& sizes, uint64_t seed,
+                                                  const WindowKind& kind) {
   return std::make_unique<Windows>(sources, sizes, seed, kind);
 }
 
-std::unique_ptr<EvaluationBatches> evaluation_windows(const std::vector<WindowSource>& sources, const BatchSizes& sizes,
-                                                      int64_t batches, at::Device device, const WindowKind& kind) {
+std::unique_ptr<EvaluationBatches> evaluation_windows(const std::vector<WindowSource>& sources,
+                                                      const BatchSizes& sizes, int64_t batches,
+                                                      at::Device device, const WindowKind& kind) {
   return std::make_unique<EvaluationWindows>(sources, sizes, batches, device, kind);
 }
 

@@ -25,10 +25,13 @@ struct WindowKind {
 };
 
 /// Training windows; the sources must outlive them.
-std::unique_ptr<TrainingBatches> training_windows(const std::vector<WindowSource>& sources, const BatchSizes& sizes,
-                                                  uint64_t seed, const WindowKind& kind);
-/// All of each source in turn, in windows that do not overlap, the last one short; all rows of a batch have one length.
-std::unique_ptr<EvaluationBatches> evaluation_windows(const std::vector<WindowSource>& sources, const BatchSizes& sizes,
-                                                      int64_t batches, at::Device device, const WindowKind& kind);
+std::unique_ptr<TrainingBatches> training_windows(const std::vector<WindowSource>& sources,
+                                                  const BatchSizes& sizes, uint64_t seed,
+                                                  const WindowKind& kind);
+/// All of each source in turn, in windows that do not overlap, the last one short; all rows of a
+/// batch have one length.
+std::unique_ptr<EvaluationBatches> evaluation_windows(const std::vector<WindowSource>& sources,
+                                                      const BatchSizes& sizes, int64_t batches,
+                                                      at::Device device, const WindowKind& kind);
 
 }  // namespace lathe

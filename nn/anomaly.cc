@@ -38,8 +38,8 @@ std::string facts(const at::Tensor& t) {
   if (!n.finite()) text += str(", ", n.nan, " NaN and ", n.infinite, " infinite of ", t.numel());
   const at::Tensor rest = n.finite() ? t : at::masked_select(t, at::isfinite(t));
   if (rest.numel() > 0) {
-    text += format(n.finite() ? " from %.4g to %.4g" : ", the others from %.4g to %.4g", rest.min().item<double>(),
-                   rest.max().item<double>());
+    text += format(n.finite() ? " from %.4g to %.4g" : ", the others from %.4g to %.4g",
+                   rest.min().item<double>(), rest.max().item<double>());
   }
   return text;
 }
@@ -52,7 +52,8 @@ struct DetectAnomaly::Watch {
     std::string where, inputs;
   };
   std::unordered_map<const Node*, Made> made;
-  const std::function<void(const OpResult&)>* outer = mode().observe_result;  // who watches already goes on
+  const std::function<void(const OpResult&)>* outer =
+      mode().observe_result;  // who watches already goes on
 
   static std::string where() {
     const ModuleCall* call = ModuleCall::innermost();
@@ -81,32 +82,37 @@ struct DetectAnomaly::Watch {
       // A cast of a parameter stands for it. A constant may hold infinities on purpose.
       const bool parameter = v.as_leaf() != nullptr;
       if (!parameter && (v.node() != nullptr || n.nan == 0)) continue;
-      fail(Exit::diverged, "anomaly: ", r.name, where(), " was given ", parameter ? "a parameter" : "data",
-           " that is not finite: ", inputs_text(r.inputs));
+      fail(Exit::diverged, "anomaly: ", r.name, where(), " was given ",
+           parameter ? "a parameter" : "data", " that is not finite: ", inputs_text(r.inputs));
     }
     if (!finite && given_finite && !masks) {
       std::string results;
       for (const at::Tensor& y : r.outputs) results += (results.empty() ? "" : "; ") + facts(y);
-      fail(Exit::diverged, "anomaly: ", r.name, where(), " made values that are not finite (", results,
-           ") of finite ones: ", inputs_text(r.inputs));
+      fail(Exit::diverged, "anomaly: ", r.name, where(), " made values that are not finite (",
+           results, ") of finite ones: ", inputs_text(r.inputs));
     }
     // What runs again for a recomputation is known already, by its place in the whole model.
-    if (r.node != nullptr && !(mode().again && made.contains(r.node))) made[r.node] = {where(), inputs_text(r.inputs)};
+    if (r.node != nullptr && !(mode().again && made.contains(r.node)))
+      made[r.node] = {where(), inputs_text(r.inputs)};
   };
 
   const std::function<void(const BackwardResult&)> on_backward = [this](const BackwardResult& r) {
     const auto found = made.find(&r.node);
     const std::string place = found == made.end() ? "" : found->second.where;
-    const std::string forward = found == made.end() ? "" : "; in the forward pass it was given " + found->second.inputs;
+    const std::string forward =
+        found == made.end() ? "" : "; in the forward pass it was given " + found->second.inputs;
     bool arrived_finite = true;
     std::string arrived;
     for (const at::Tensor& t : r.dy) {
       arrived_finite = arrived_finite && count(t).finite();
       arrived += (arrived.empty() ? "" : "; ") + facts(t);
     }
-    if (!arrived_finite)  // nothing before made it: the loss scale did, or the sum of finite gradients
-      fail(Exit::diverged, "anomaly: the gradient that reached the result of ", r.node.name(), place,
-           " is not finite, as the sum of finite ones or as what backward began with: ", arrived, forward);
+    if (!arrived_finite)  // nothing before made it: the loss scale did, or the sum of finite
+                          // gradients
+      fail(Exit::diverged, "anomaly: the gradient that reached the result of ", r.node.name(),
+           place,
+           " is not finite, as the sum of finite ones or as what backward began with: ", arrived,
+           forward);
     for (size_t i = 0; i < r.grads.size(); ++i) {
       if (count(r.grads[i]).finite()) continue;
       fail(Exit::diverged, "anomaly: the backward of ", r.node.name(), place,

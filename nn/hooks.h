@@ -16,10 +16,11 @@ namespace lathe {
 
 class ModuleCall;
 
-/// While alive, f is called on this thread with what each module of `model` whose path `pattern` matches returns
-/// (matches() of autograd/parameter.h; a recurrent module's sequence, without its state). A defined result takes its
-/// place. Of several, the innermost is called first. Modules that make no ModuleCall are not seen, and modules must
-/// not move in memory meanwhile. An error where no module has such a path.
+/// While alive, f is called on this thread with what each module of `model` whose path `pattern`
+/// matches returns (matches() of autograd/parameter.h; a recurrent module's sequence, without its
+/// state). A defined result takes its place. Of several, the innermost is called first. Modules
+/// that make no ModuleCall are not seen, and modules must not move in memory meanwhile. An error
+/// where no module has such a path.
 class ForwardHook : public ModeGuard {
  public:
   /// Takes the module's path and result; a defined Variable that it returns replaces the result.

@@ -51,11 +51,12 @@ void fill_weight(const NamedParameter& p, Init init, int64_t depth, RngKey key) 
 }  // namespace
 
 namespace {
-constexpr std::array<std::pair<const char*, Init>, 5> names{{{"gpt2", Init::gpt2},
-                                                             {"xavier_uniform", Init::xavier_uniform},
-                                                             {"xavier_normal", Init::xavier_normal},
-                                                             {"kaiming", Init::kaiming},
-                                                             {"fan_in", Init::fan_in}}};
+constexpr std::array<std::pair<const char*, Init>, 5> names{
+    {{"gpt2", Init::gpt2},
+     {"xavier_uniform", Init::xavier_uniform},
+     {"xavier_normal", Init::xavier_normal},
+     {"kaiming", Init::kaiming},
+     {"fan_in", Init::fan_in}}};
 }  // namespace
 
 Init init_from_config(const std::string& name) {
@@ -71,7 +72,8 @@ std::vector<std::string> init_names() {
   return all;
 }
 
-void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_t depth, uint64_t seed) {
+void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_t depth,
+                uint64_t seed) {
   for (const auto& p : parameters) {
     const RngKey key = make_key(seed, hash_name("init/" + p.path));
     const at::Tensor& t = p.parameter.data();

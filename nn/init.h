@@ -1,5 +1,5 @@
-// Initial values. Drawn on the CPU from the counter-based generator: a parameter's values depend on the seed and its
-// path alone, so neither the order of construction nor the device changes them.
+// Initial values. Drawn on the CPU from the counter-based generator: a parameter's values depend on
+// the seed and its path alone, so neither the order of construction nor the device changes them.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,16 @@
 
 namespace lathe {
 
-/// How the weights of linear layers and the filters of convolutions start (`model.init`). fan_in and fan_out are a
-/// weight's columns and rows, times the places of a filter. Other parameters start as their roles say, in every scheme
-/// (autograd/parameter.h).
+/// How the weights of linear layers and the filters of convolutions start (`model.init`). fan_in
+/// and fan_out are a weight's columns and rows, times the places of a filter. Other parameters
+/// start as their roles say, in every scheme (autograd/parameter.h).
 enum class Init {
-  gpt2,            ///< N(0, 0.02); residual projections N(0, 0.02 / sqrt(2 n_layer)). Radford et al. 2019
-  xavier_uniform,  ///< U(-a, a), a = gain sqrt(6 / (fan_in + fan_out)), gain 1. Glorot and Bengio 2010
+  gpt2,  ///< N(0, 0.02); residual projections N(0, 0.02 / sqrt(2 n_layer)). Radford et al. 2019
+  xavier_uniform,  ///< U(-a, a), a = gain sqrt(6 / (fan_in + fan_out)), gain 1. Glorot and Bengio
+                   ///< 2010
   xavier_normal,   ///< N(0, gain sqrt(2 / (fan_in + fan_out))), gain 1. Glorot and Bengio 2010
-  kaiming,         ///< N(0, gain / sqrt(fan_in)), gain sqrt(2) for ReLU-like activations. He et al. 2015
-  fan_in,          ///< N(0, 1 / sqrt(fan_in)). LeCun et al. 1998
+  kaiming,  ///< N(0, gain / sqrt(fan_in)), gain sqrt(2) for ReLU-like activations. He et al. 2015
+  fan_in,   ///< N(0, 1 / sqrt(fan_in)). LeCun et al. 1998
 };
 /// By its name in a config. An error that lists the names, for another.
 Init init_from_config(const std::string& name);
@@ -26,7 +27,8 @@ Init init_from_config(const std::string& name);
 std::vector<std::string> init_names();
 
 /// Fills every parameter. `depth`: n_layer, for Init::gpt2.
-void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_t depth, uint64_t seed);
+void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_t depth,
+                uint64_t seed);
 /// The same for all of a model, whose layers get their streams of random numbers too (place()).
 void initialize(const ModuleRef& model, Init init, uint64_t seed, int64_t depth = 1);
 

@@ -32,7 +32,8 @@ void Visit::buffer(std::string_view name, at::Tensor& tensor) {
 }
 
 void Visit::stream(uint64_t& stream) {
-  if (visitor_.stream) visitor_.stream(path_.empty() ? path_ : path_.substr(0, path_.size() - 1), stream);
+  if (visitor_.stream)
+    visitor_.stream(path_.empty() ? path_ : path_.substr(0, path_.size() - 1), stream);
 }
 
 std::vector<NamedParameter> parameters(const ConstModuleRef& model) {
@@ -41,8 +42,8 @@ std::vector<NamedParameter> parameters(const ConstModuleRef& model) {
   std::set<std::string> paths;
   Visit visit({.parameter = [&](const NamedParameter& found, Variable&) {
     if (!seen.insert(identity(found.parameter.data())).second) return;
-    LATHE_CHECK(paths.insert(found.path).second, "two parameters of a model are called ", found.path,
-                "; give one another name in its module's visit()");
+    LATHE_CHECK(paths.insert(found.path).second, "two parameters of a model are called ",
+                found.path, "; give one another name in its module's visit()");
     out.push_back(found);
   }});
   model.visit(visit);
@@ -57,13 +58,17 @@ std::vector<NamedParameter> trained_parameters(const ConstModuleRef& model) {
 
 std::vector<NamedBuffer> buffers(const ConstModuleRef& model) {
   std::vector<NamedBuffer> out;
-  Visit visit({.buffer = [&](const std::string& path, at::Tensor& place) { out.push_back({path, place}); }});
+  Visit visit({.buffer = [&](const std::string& path, at::Tensor& place) {
+    out.push_back({path, place});
+  }});
   model.visit(visit);
   return out;
 }
 
-void replace_parameters(const ModuleRef& model, const std::function<Variable(const NamedParameter&)>& make) {
-  std::map<const void*, std::pair<Variable, Variable>> made;  // old, kept so that its address stays its own, and new
+void replace_parameters(const ModuleRef& model,
+                        const std::function<Variable(const NamedParameter&)>& make) {
+  std::map<const void*, std::pair<Variable, Variable>>
+      made;  // old, kept so that its address stays its own, and new
   Visit visit({.parameter = [&](const NamedParameter& found, Variable& place) {
     const void* key = identity(found.parameter.data());
     auto at = made.find(key);
@@ -73,8 +78,10 @@ void replace_parameters(const ModuleRef& model, const std::function<Variable(con
   model.visit(visit);
 }
 
-void replace_buffers(const ModuleRef& model, const std::function<at::Tensor(const NamedBuffer&)>& make) {
-  Visit visit({.buffer = [&](const std::string& path, at::Tensor& place) { place = make({path, place}); }});
+void replace_buffers(const ModuleRef& model,
+                     const std::function<at::Tensor(const NamedBuffer&)>& make) {
+  Visit visit(
+      {.buffer = [&](const std::string& path, at::Tensor& place) { place = make({path, place}); }});
   model.visit(visit);
 }
 
@@ -89,7 +96,8 @@ void move_to(const ModuleRef& model, at::Device device, at::ScalarType dtype) {
     if (kept != nullptr && kept->quantised) return p.parameter;
     at::Tensor moved = copy(p.parameter.data());
     if (kept == nullptr) return Variable(std::move(moved));
-    return Variable::parameter(std::move(moved), p.path).requires_grad_(p.parameter.requires_grad());
+    return Variable::parameter(std::move(moved), p.path)
+        .requires_grad_(p.parameter.requires_grad());
   });
   replace_buffers(model, [&](const NamedBuffer& b) { return copy(b.tensor); });
 }
@@ -107,7 +115,8 @@ int64_t freeze(const ConstModuleRef& model, std::string_view pattern, bool froze
     if (!matches(pattern, p.path)) continue;
     ++n;
     if (p.parameter.as_leaf() == nullptr && frozen) continue;
-    LATHE_CHECK(p.parameter.as_leaf() != nullptr, "freeze: ", p.path, " is a constant; it can't be trained");
+    LATHE_CHECK(p.parameter.as_leaf() != nullptr, "freeze: ", p.path,
+                " is a constant; it can't be trained");
     p.parameter.requires_grad_(!frozen);
   }
   LATHE_CHECK(n > 0, "freeze: no parameter is called ", pattern);
@@ -115,13 +124,16 @@ int64_t freeze(const ConstModuleRef& model, std::string_view pattern, bool froze
 }
 
 void place(const ModuleRef& model) {
-  Visit visit({.stream = [](const std::string& path, uint64_t& stream) { stream = hash_name("dropout/" + path); }});
+  Visit visit({.stream = [](const std::string& path, uint64_t& stream) {
+    stream = hash_name("dropout/" + path);
+  }});
   model.visit(visit);
 }
 
 Variable new_parameter(at::IntArrayRef sizes) {
   const bool is_shape = std::all_of(sizes.begin(), sizes.end(), [](int64_t n) { return n >= 0; });
-  LATHE_CHECK(is_shape, "a module's parameter of shape ", describe(sizes), ": sizes must not be negative");
+  LATHE_CHECK(is_shape, "a module's parameter of shape ", describe(sizes),
+              ": sizes must not be negative");
   const MemoryScope scope(Memory::parameters);
   const at::Device device(mode().make_storage ? at::kCPU : at::kMeta);
   return Variable::parameter(at::zeros(sizes, at::TensorOptions(at::kFloat).device(device)));

@@ -43,7 +43,9 @@ std::string letters_of(std::string_view spec, bool& any_before) {
 
 }  // namespace
 
-std::string detail::type_text(const std::type_info& type) { return last_part(whole_name(type.name())); }
+std::string detail::type_text(const std::type_info& type) {
+  return last_part(whole_name(type.name()));
+}
 
 bool detail::register_module(const std::type_info& type) {
   const std::string name = whole_name(type.name());
@@ -60,9 +62,11 @@ int64_t ModuleCall::size(char dim) const {
   fail(Exit::internal, text(), ": no dim is called ", std::string(1, dim));
 }
 
-void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view spec, bool is_result) {
+void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view spec,
+                       bool is_result) {
   if (!x.defined()) return;
-  // Letter by letter from the last dim, so that "..." may stand for any number before. Nothing is allocated here.
+  // Letter by letter from the last dim, so that "..." may stand for any number before. Nothing is
+  // allocated here.
   int64_t letters = 0;
   for (const char c : spec) letters += c != ' ' && c != '.' ? 1 : 0;
   if (spec.starts_with('.') ? letters > x.dim() : letters != x.dim())
@@ -74,7 +78,8 @@ void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view s
     if (c == ' ') continue;
     if (c == '.') break;
     const int64_t size = x.size(--dim);
-    auto found = std::find_if(dims_.begin(), dims_.end(), [c](const Dim& d) { return d.name == c; });
+    auto found =
+        std::find_if(dims_.begin(), dims_.end(), [c](const Dim& d) { return d.name == c; });
     if (found == dims_.end()) {
       dims_.push_back({c, size, tensor});
     } else if (found->size != size) {
@@ -93,14 +98,15 @@ void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view s
   seen_.push_back({name, x});
 }
 
-void ModuleCall::misfit(const char* name, const at::Tensor& x, std::string_view spec, bool is_result,
-                        const std::string& why) const {
+void ModuleCall::misfit(const char* name, const at::Tensor& x, std::string_view spec,
+                        bool is_result, const std::string& why) const {
   bool any_before = false;
   const std::string letters = letters_of(spec, any_before);
   std::string wanted = any_before ? "..." : "";
   for (const char c : letters) {
     wanted += (wanted.empty() ? "" : ",") + std::string(1, c);
-    const auto found = std::find_if(dims_.begin(), dims_.end(), [c](const Dim& d) { return d.name == c; });
+    const auto found =
+        std::find_if(dims_.begin(), dims_.end(), [c](const Dim& d) { return d.name == c; });
     if (found != dims_.end() && found->tensor != static_cast<int>(seen_.size()))
       wanted += "=" + std::to_string(found->size);
   }
@@ -129,7 +135,8 @@ std::string ModuleCall::text() const {
 }
 
 Variable ModuleCall::run_hooks(Variable y) const {
-  for (const ForwardHook* hook = mode().forward_hooks; hook != nullptr; hook = hook->outer()) hook->call(*this, y);
+  for (const ForwardHook* hook = mode().forward_hooks; hook != nullptr; hook = hook->outer())
+    hook->call(*this, y);
   return y;
 }
 

@@ -1,4 +1,5 @@
-// A module that is being called: where it is in its model, the sizes of its named dims, and who watches its results.
+// A module that is being called: where it is in its model, the sizes of its named dims, and who
+// watches its results.
 //
 //   Variable MyLayer::operator()(const Variable& x, const Variable& memory) const {
 //     ModuleCall call(*this, {{'C', weight.size(1)}});
@@ -31,7 +32,8 @@ struct Bound {
   int64_t size;
 };
 
-/// Types of the modules of namespace lathe that make a ModuleCall, for the test that every one has a row of its own.
+/// Types of the modules of namespace lathe that make a ModuleCall, for the test that every one has
+/// a row of its own.
 std::set<std::string>& module_registry();
 
 namespace detail {
@@ -44,14 +46,17 @@ struct RegisteredModule {
 };
 }  // namespace detail
 
-/// One call of a module, on its stack. The calls of a thread that are under way form a chain, from the outermost.
+/// One call of a module, on its stack. The calls of a thread that are under way form a chain, from
+/// the outermost.
 class ModuleCall {
  public:
   template <class M>
   explicit ModuleCall(const M& module, std::initializer_list<Bound> bound = {})
-      : module_(&module), type_(typeid(M)), walk_(walk_into<M>), outer_(innermost()), range_([this] {
-          return text();
-        }) {
+      : module_(&module),
+        type_(typeid(M)),
+        walk_(walk_into<M>),
+        outer_(innermost()),
+        range_([this] { return text(); }) {
     (void)detail::RegisteredModule<M>::done;
     for (const Bound& b : bound) dims_.push_back({b.name, b.size, -1});
     innermost() = this;
@@ -60,12 +65,17 @@ class ModuleCall {
   ModuleCall(const ModuleCall&) = delete;
   ModuleCall& operator=(const ModuleCall&) = delete;
 
-  /// Checks a tensor against a named shape such as "B T C", or "... C" for any number of dims before: each letter has
-  /// one size in all tensors of the call, that of the first it was met in or what the call was made with. An undefined
-  /// tensor is passed over. The error names the module by path and type, the tensor, both shapes, and the dim.
-  void input(const char* name, const at::Tensor& x, std::string_view spec) { check(name, x, spec, false); }
+  /// Checks a tensor against a named shape such as "B T C", or "... C" for any number of dims
+  /// before: each letter has one size in all tensors of the call, that of the first it was met in
+  /// or what the call was made with. An undefined tensor is passed over. The error names the module
+  /// by path and type, the tensor, both shapes, and the dim.
+  void input(const char* name, const at::Tensor& x, std::string_view spec) {
+    check(name, x, spec, false);
+  }
   /// Of a Variable.
-  void input(const char* name, const Variable& x, std::string_view spec) { check(name, x.data(), spec, false); }
+  void input(const char* name, const Variable& x, std::string_view spec) {
+    check(name, x.data(), spec, false);
+  }
   /// A module's only input.
   void input(const at::Tensor& x, std::string_view spec) { check("input", x, spec, false); }
   /// A module's only input.
@@ -104,15 +114,15 @@ class ModuleCall {
 
   template <class M>
   static void walk_into(const void* module, Visit& v) {
-    if constexpr (requires(M & m) { m.visit(v); }) {
+    if constexpr (requires(M& m) { m.visit(v); }) {
       const_cast<M*>(static_cast<const M*>(module))->visit(v);
     } else {
       (void)module, (void)v;
     }
   }
   void check(const char* name, const at::Tensor& x, std::string_view spec, bool is_result);
-  [[noreturn]] void misfit(const char* name, const at::Tensor& x, std::string_view spec, bool is_result,
-                           const std::string& why) const;
+  [[noreturn]] void misfit(const char* name, const at::Tensor& x, std::string_view spec,
+                           bool is_result, const std::string& why) const;
   Variable run_hooks(Variable y) const;
 
   const void* module_;

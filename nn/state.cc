@@ -28,8 +28,9 @@ std::vector<Place> places_of(const ConstModuleRef& model) {
     if (is_new) out.push_back({{}, t});
     out[at->second].paths.push_back(path);
   };
-  Visit visit({.parameter = [&](const NamedParameter& p, Variable&) { add(p.path, p.parameter.data()); },
-               .buffer = [&](const std::string& path, at::Tensor& t) { add(path, t); }});
+  Visit visit(
+      {.parameter = [&](const NamedParameter& p, Variable&) { add(p.path, p.parameter.data()); },
+       .buffer = [&](const std::string& path, at::Tensor& t) { add(path, t); }});
   model.visit(visit);
   return out;
 }
@@ -39,7 +40,8 @@ std::string listed(const std::vector<std::string>& names) {
   constexpr size_t most = 8;
   std::string text;
   for (size_t i = 0; i < std::min(names.size(), most); ++i) text += (i ? ", " : "") + names[i];
-  return names.size() > most ? text + " and " + std::to_string(names.size() - most) + " more" : text;
+  return names.size() > most ? text + " and " + std::to_string(names.size() - most) + " more"
+                             : text;
 }
 
 }  // namespace
@@ -68,7 +70,8 @@ LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
       const at::Tensor& t = at->second;
       if (!t.defined() || t.sizes() != place.tensor.sizes() ||
           t.is_floating_point() != place.tensor.is_floating_point()) {
-        unfit.push_back(path + " is " + (t.defined() ? describe(t) : "undefined") + " for " + describe(place.tensor));
+        unfit.push_back(path + " is " + (t.defined() ? describe(t) : "undefined") + " for " +
+                        describe(place.tensor));
       } else if (values.defined() && !values.is_same(t) && !values.equal(t)) {
         unfit.push_back(path + " is not " + place.paths[0] + ", to which the model ties it");
       } else {
@@ -77,7 +80,8 @@ LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
     }
     if (values.defined()) {
       found.emplace_back(&place, values);
-    } else if (std::none_of(place.paths.begin(), place.paths.end(), [&](auto& path) { return state.contains(path); })) {
+    } else if (std::none_of(place.paths.begin(), place.paths.end(),
+                            [&](auto& path) { return state.contains(path); })) {
       result.missing.push_back(place.paths[0]);
     }
   }
@@ -89,7 +93,8 @@ LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
   std::sort(result.missing.begin(), result.missing.end());
   std::string problems;
   const auto add = [&](const char* what, const std::vector<std::string>& names) {
-    if (!names.empty()) problems += (problems.empty() ? "" : "; ") + std::string(what) + listed(names);
+    if (!names.empty())
+      problems += (problems.empty() ? "" : "; ") + std::string(what) + listed(names);
   };
   add("", unfit);
   if (strict) {

@@ -14,14 +14,18 @@ std::vector<GroupOptions> group_options(const OptimConfig& config) {
       const auto number = [&] {
         const auto* whole = std::get_if<int64_t>(&value);
         const auto* real = std::get_if<double>(&value);
-        const double x = whole != nullptr ? static_cast<double>(*whole) : real != nullptr ? *real : -1;
-        if (!(x >= 0) || x > 1e30) fail(Exit::usage, where, key, " must be a number >= 0, not ", toml_text(as_value));
+        const double x = whole != nullptr  ? static_cast<double>(*whole)
+                         : real != nullptr ? *real
+                                           : -1;
+        if (!(x >= 0) || x > 1e30)
+          fail(Exit::usage, where, key, " must be a number >= 0, not ", toml_text(as_value));
         return x;
       };
       if (key == "match") {
         const auto* pattern = std::get_if<std::string>(&value);
         if (pattern == nullptr || pattern->empty())
-          fail(Exit::usage, where, "match must be a pattern of paths, such as \"*.bias\", not ", toml_text(as_value));
+          fail(Exit::usage, where, "match must be a pattern of paths, such as \"*.bias\", not ",
+               toml_text(as_value));
         group.pattern = *pattern;
       } else if (key == "lr_scale") {
         group.lr_factor = number();
@@ -30,11 +34,13 @@ std::vector<GroupOptions> group_options(const OptimConfig& config) {
       } else {
         const std::string near = nearest(key, {"match", "lr_scale", "weight_decay"});
         fail(Exit::usage, where, "there is no key ", key, "; ",
-             near.empty() ? "a group has match, lr_scale and weight_decay" : "did you mean " + near + "?");
+             near.empty() ? "a group has match, lr_scale and weight_decay"
+                          : "did you mean " + near + "?");
       }
     }
     if (group.pattern.empty())
-      fail(Exit::usage, where, "match is missing; give the paths that it is for, such as match = \"*.bias\"");
+      fail(Exit::usage, where,
+           "match is missing; give the paths that it is for, such as match = \"*.bias\"");
     groups.push_back(std::move(group));
   }
   return groups;

@@ -1,6 +1,7 @@
-// Kinds of optimizers. One that updates each element by itself is a rule (core/kernels/rules/rule.h): a file and a line
-// there, and nothing here. One that looks at whole tensors is a Method: a file in optim/methods/ and a line in the
-// table of optim/methods.cc, or, in a program of your own, a call of add_optimizer_kind.
+// Kinds of optimizers. One that updates each element by itself is a rule
+// (core/kernels/rules/rule.h): a file and a line there, and nothing here. One that looks at whole
+// tensors is a Method: a file in optim/methods/ and a line in the table of optim/methods.cc, or, in
+// a program of your own, a call of add_optimizer_kind.
 #pragma once
 
 #include <memory>
@@ -46,8 +47,8 @@ class Method {
   virtual StateOf state(const NamedParameter& parameter) const = 0;
   /// The rule of the step's decision and of elements; its lr is the step's.
   virtual UpdateRule rule() const = 0;
-  /// Updates all parameters of a step that is not skipped; on a card, of one that may be: `control` tells there. It may
-  /// change the slots.
+  /// Updates all parameters of a step that is not skipped; on a card, of one that may be: `control`
+  /// tells there. It may change the slots.
   virtual void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
                       bool cuda) const = 0;
   /// Whether it has code for cards.
@@ -64,7 +65,8 @@ struct OptimizerKind {
 };
 /// All kinds: those of the rules, Lathe's others, and those that were added.
 const std::vector<OptimizerKind>& optimizer_kinds();
-/// Adds a kind, before the command line is run or an OptimConfig is made. Exit::internal where its name is taken.
+/// Adds a kind, before the command line is run or an OptimConfig is made. Exit::internal where its
+/// name is taken.
 void add_optimizer_kind(OptimizerKind kind);
 /// The method that a config asks for.
 std::unique_ptr<Method> make_method(const OptimConfig& config);
@@ -72,7 +74,8 @@ std::unique_ptr<Method> make_method(const OptimConfig& config);
 /// float64 for float64 parameters, else float32: what state and arithmetic are in.
 at::ScalarType state_dtype(const at::Tensor& parameter);
 /// Updates elements by the rule's formula, on the device of `slots`, on all threads.
-void update_elements(const std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control, bool cuda);
+void update_elements(const std::vector<SlotUpdate>& slots, const UpdateRule& rule,
+                     StepControl* control, bool cuda);
 /// The state of a rule's parameter.
 StateOf state_of_rule(const UpdateRule& rule, const at::Tensor& parameter);
 

@@ -12,9 +12,12 @@ namespace {
 class ByRule final : public Method {
  public:
   explicit ByRule(const UpdateRule& rule) : rule_(rule) {}
-  StateOf state(const NamedParameter& p) const override { return state_of_rule(rule_, p.parameter.data()); }
+  StateOf state(const NamedParameter& p) const override {
+    return state_of_rule(rule_, p.parameter.data());
+  }
   UpdateRule rule() const override { return rule_; }
-  void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control, bool cuda) const override {
+  void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
+              bool cuda) const override {
     update_elements(slots, rule, control, cuda);
   }
   bool runs_on_card() const override { return true; }
@@ -44,13 +47,15 @@ std::vector<OptimizerKind>& all() {
           }
         },
         Rules{});
-    made.insert(made.end(), {
-                                {"lamb", "Adam with steps in proportion to each tensor's norm", make_lamb},
-                                {"adafactor", "squares kept by rows and columns alone", make_adafactor},
-                                {"adam8bit", "adam with moments in 8 bits", make_adam8bit},
-                                {"adamw8bit", "adamw with moments in 8 bits", make_adam8bit},
-                                {"muon", "orthogonalised momentum for hidden matrices, adamw for the rest", make_muon},
-                            });
+    made.insert(
+        made.end(),
+        {
+            {"lamb", "Adam with steps in proportion to each tensor's norm", make_lamb},
+            {"adafactor", "squares kept by rows and columns alone", make_adafactor},
+            {"adam8bit", "adam with moments in 8 bits", make_adam8bit},
+            {"adamw8bit", "adamw with moments in 8 bits", make_adam8bit},
+            {"muon", "orthogonalised momentum for hidden matrices, adamw for the rest", make_muon},
+        });
     return made;
   }();
   return kinds;
@@ -68,7 +73,8 @@ std::vector<std::string> optimizer_names() {
 
 void add_optimizer_kind(OptimizerKind kind) {
   for (const OptimizerKind& other : all())
-    LATHE_CHECK(other.name != kind.name, "add_optimizer_kind: there is an optimizer ", kind.name, " already");
+    LATHE_CHECK(other.name != kind.name, "add_optimizer_kind: there is an optimizer ", kind.name,
+                " already");
   all().push_back(std::move(kind));
 }
 
@@ -87,14 +93,16 @@ StateOf state_of_rule(const UpdateRule& rule, const at::Tensor& parameter) {
   StateOf state;
   with_rule(rule.kind, [&](auto r) {
     for (const RuleState& s : decltype(r)::state(rule))
-      state.tensors.push_back({s.name, parameter.sizes().vec(), state_dtype(parameter), s.place, s.start});
+      state.tensors.push_back(
+          {s.name, parameter.sizes().vec(), state_dtype(parameter), s.place, s.start});
   });
   return state;
 }
 
-void update_elements(const std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control, bool cuda) {
-  // Pieces that do not depend on how many threads there are: a loop's last elements may be rounded another way than
-  // those that fill its vectors.
+void update_elements(const std::vector<SlotUpdate>& slots, const UpdateRule& rule,
+                     StepControl* control, bool cuda) {
+  // Pieces that do not depend on how many threads there are: a loop's last elements may be rounded
+  // another way than those that fill its vectors.
   constexpr int64_t piece = 1 << 14;
   if (!cuda) {
     std::vector<int64_t> sizes;
@@ -106,7 +114,8 @@ void update_elements(const std::vector<SlotUpdate>& slots, const UpdateRule& rul
   }
   std::vector<UpdateArgs> args;
   for (const SlotUpdate& slot : slots) args.push_back(slot.args);
-  if (!args.empty()) cuda_api().update(args.data(), static_cast<int64_t>(args.size()), rule, control);
+  if (!args.empty())
+    cuda_api().update(args.data(), static_cast<int64_t>(args.size()), rule, control);
 }
 
 }  // namespace lathe

@@ -24,9 +24,10 @@ int64_t chunks_of(const at::Tensor& t) { return (t.numel() + grad_sum_chunk - 1)
 void check_slot(const Slot& slot) {
   const at::Tensor &p = slot.param.data(), &g = slot.param.grad();
   LATHE_CHECK(g.sizes() == p.sizes() && g.device() == p.device() && g.is_floating_point(),
-              "optimizer: the gradient of ", slot.path, " is ", describe(g), " on ", g.device().str(),
-              ", the parameter ", describe(p), " on ", p.device().str());
-  LATHE_CHECK(g.is_contiguous() && p.is_contiguous(), "optimizer: ", slot.path, " or its gradient is not contiguous");
+              "optimizer: the gradient of ", slot.path, " is ", describe(g), " on ",
+              g.device().str(), ", the parameter ", describe(p), " on ", p.device().str());
+  LATHE_CHECK(g.is_contiguous() && p.is_contiguous(), "optimizer: ", slot.path,
+              " or its gradient is not contiguous");
 }
 
 /// Says that the kernels wrote what a slot holds.
@@ -40,12 +41,14 @@ void bump_versions(const Slot& slot) {
 }
 
 /// The kernel's view of a slot, without what a step's gradient gives it.
-UpdateArgs args_of(const Slot& slot, const ParameterGroup& group, const std::optional<uint64_t>& rounding_seed) {
+UpdateArgs args_of(const Slot& slot, const ParameterGroup& group,
+                   const std::optional<uint64_t>& rounding_seed) {
   const Leaf& leaf = slot.param.leaf();
   const at::Tensor &p = slot.param.data(), &low = leaf.precision.low;
   UpdateArgs a;
   a.param = p.data_ptr();
-  for (size_t i = 0; i < slot.places.size(); ++i) a.state[slot.places[i]] = slot.state[i].data_ptr();
+  for (size_t i = 0; i < slot.places.size(); ++i)
+    a.state[slot.places[i]] = slot.state[i].data_ptr();
   if (slot.state.size() > slot.places.size()) a.average = slot.state.back().data_ptr();
   if (low.defined()) {
     a.low = low.data_ptr();
@@ -65,7 +68,8 @@ UpdateArgs args_of(const Slot& slot, const ParameterGroup& group, const std::opt
 /// "a, b, c, ... (41 in all)".
 std::string some_paths(const std::vector<NamedParameter>& parameters) {
   std::string text;
-  for (size_t i = 0; i < std::min<size_t>(parameters.size(), 8); ++i) text += (i > 0 ? ", " : "") + parameters[i].path;
+  for (size_t i = 0; i < std::min<size_t>(parameters.size(), 8); ++i)
+    text += (i > 0 ? ", " : "") + parameters[i].path;
   return parameters.size() > 8 ? str(text, ", ... (", parameters.size(), " in all)") : text;
 }
 
@@ -76,7 +80,8 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
     : config_(config),
       method_(make_method(config)),
       rounding_seed_(rounding_seed),
-      control_(parameters.empty() ? at::Device(at::kCPU) : parameters[0].parameter.data().device()) {
+      control_(parameters.empty() ? at::Device(at::kCPU)
+                                  : parameters[0].parameter.data().device()) {
   const MemoryScope scope(Memory::optimizer);
   if (control_.bytes().is_cuda() && !method_->runs_on_card())
     fail(Exit::usage, "optim.kind = \"", config.kind,
@@ -85,14 +90,16 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
   for (GroupOptions& group : group_options(config)) own.push_back(std::move(group));
   groups_ = {{.weight_decay = config.weight_decay}, {}};
   for (const auto& o : own) {
-    groups_.push_back({.weight_decay = o.weight_decay.value_or(config.weight_decay), .lr_factor = o.lr_factor});
+    groups_.push_back(
+        {.weight_decay = o.weight_decay.value_or(config.weight_decay), .lr_factor = o.lr_factor});
     groups_.push_back({.weight_decay = o.weight_decay.value_or(0), .lr_factor = o.lr_factor});
   }
   const auto chooses = [](const GroupOptions& o, const NamedParameter& p) {
     return o.which ? o.which(p) : matches(o.pattern, p.path);
   };
   const auto group_of = [&](const NamedParameter& p) {
-    const auto at = std::find_if(own.begin(), own.end(), [&](const GroupOptions& o) { return chooses(o, p); });
+    const auto at =
+        std::find_if(own.begin(), own.end(), [&](const GroupOptions& o) { return chooses(o, p); });
     const size_t pair = at == own.end() ? 0 : static_cast<size_t>(at - own.begin()) + 1;
     return 2 * pair + (p.role.decayed.value_or(p.parameter.dim() >= 2) ? 0 : 1);
   };
@@ -117,15 +124,19 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
   }
   for (size_t i = 0; i < own.size(); ++i) {
     if (!groups_[2 * i + 2].slots.empty() || !groups_[2 * i + 3].slots.empty()) continue;
-    const bool taken =
-        std::any_of(parameters.begin(), parameters.end(), [&](const auto& p) { return chooses(own[i], p); });
-    fail(Exit::usage, "optim.groups: ", own[i].which ? "a predicate" : "match = \"" + own[i].pattern + "\"",
-         taken ? " is left without parameters, since groups before it took them all; put it before them"
+    const bool taken = std::any_of(parameters.begin(), parameters.end(),
+                                   [&](const auto& p) { return chooses(own[i], p); });
+    fail(Exit::usage,
+         "optim.groups: ", own[i].which ? "a predicate" : "match = \"" + own[i].pattern + "\"",
+         taken ? " is left without parameters, since groups before it took them all; put it before "
+                 "them"
                : " matches no parameter; there are " + some_paths(parameters));
   }
-  partials_ = at::empty({std::max<int64_t>(chunks, 1)}, control_.bytes().options().dtype(at::kDouble));
+  partials_ =
+      at::empty({std::max<int64_t>(chunks, 1)}, control_.bytes().options().dtype(at::kDouble));
   if (method_->rule().kind == rule_kind<NAdam>) {
-    const at::Tensor product = control_.bytes().narrow(0, offsetof(StepControl, mu_product), sizeof(double));
+    const at::Tensor product =
+        control_.bytes().narrow(0, offsetof(StepControl, mu_product), sizeof(double));
     shared_state_.emplace_back("mu_product", product.view(at::kDouble));
   }
 }
@@ -146,7 +157,8 @@ void Optimizer::sum_gradients() {
       const at::Tensor& g = slot.param.grad();
       if (!g.defined()) continue;
       check_slot(slot);
-      grads.push_back({.grad = g.const_data_ptr(), .type = element_of(g.scalar_type()), .n = g.numel()});
+      grads.push_back(
+          {.grad = g.const_data_ptr(), .type = element_of(g.scalar_type()), .n = g.numel()});
       sizes.push_back(g.numel());
       chunks_ += chunks_of(g);
     }
@@ -155,19 +167,20 @@ void Optimizer::sum_gradients() {
     if (!grads.empty()) cuda_api().grad_sum(grads.data(), static_cast<int64_t>(grads.size()), sums);
     return;
   }
-  each_piece_of(sizes, grad_sum_chunk, [&](size_t which, int64_t chunk, int64_t begin, int64_t end) {
-    sums[chunk] = grad_sum_cpu(grads[which].grad, grads[which].type, begin, end);
-  });
+  each_piece_of(sizes, grad_sum_chunk,
+                [&](size_t which, int64_t chunk, int64_t begin, int64_t end) {
+                  sums[chunk] = grad_sum_cpu(grads[which].grad, grads[which].type, begin, end);
+                });
 }
 
 void Optimizer::step(double lr, const StepOptions& options) {
   const NoGrad no_grad;
   const bool cuda = partials_.is_cuda();
   const at::Tensor& given = options.loss;
-  LATHE_CHECK(!given.defined() ||
-                  (given.scalar_type() == at::kFloat && given.numel() == 1 && given.device() == partials_.device()),
-              "Optimizer::step: the loss must be one float32 number on ", partials_.device().str(), ", not ",
-              describe(given), given.defined() ? " on " + given.device().str() : "");
+  LATHE_CHECK(!given.defined() || (given.scalar_type() == at::kFloat && given.numel() == 1 &&
+                                   given.device() == partials_.device()),
+              "Optimizer::step: the loss must be one float32 number on ", partials_.device().str(),
+              ", not ", describe(given), given.defined() ? " on " + given.device().str() : "");
   sum_gradients();
   StepControl* control = control_.pointer();
   UpdateRule rule = method_->rule();
@@ -177,8 +190,8 @@ void Optimizer::step(double lr, const StepOptions& options) {
                             .step = options.step,
                             .policy = options.scale_policy};
   const float* loss = given.defined() ? given.const_data_ptr<float>() : nullptr;
-  (cuda ? cuda_api().decide : decide_cpu)(request, partials_.const_data_ptr<double>(), chunks_, loss, control,
-                                          options.scale);
+  (cuda ? cuda_api().decide : decide_cpu)(request, partials_.const_data_ptr<double>(), chunks_,
+                                          loss, control, options.scale);
   if (!cuda && control->skip != 0) return;
   std::vector<SlotUpdate> updates, stay;
   int64_t chunk = 0;

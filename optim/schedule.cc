@@ -53,15 +53,19 @@ double one_cycle(const Place& p) {
 
 constexpr ScheduleKind kinds[]{
     {"constant", [](const Place& p) { return p.lr; }},
-    {"linear", [](const Place& p) { return linear(p.lr, p.min_lr, p.progress(p.warmup, p.steps)); }},
-    {"cosine", [](const Place& p) { return cosine(p.lr, p.min_lr, p.progress(p.warmup, p.steps)); }},
+    {"linear",
+     [](const Place& p) { return linear(p.lr, p.min_lr, p.progress(p.warmup, p.steps)); }},
+    {"cosine",
+     [](const Place& p) { return cosine(p.lr, p.min_lr, p.progress(p.warmup, p.steps)); }},
     {"wsd", wsd},
     {"polynomial",
      [](const Place& p) {
        return linear(p.min_lr, p.lr, std::pow(1 - p.progress(p.warmup, p.steps), p.config.power));
      }},
     {"inverse_sqrt",
-     [](const Place& p) { return std::max(p.min_lr, p.lr * std::sqrt((p.warmup + 1) / (p.step + 1))); }},
+     [](const Place& p) {
+       return std::max(p.min_lr, p.lr * std::sqrt((p.warmup + 1) / (p.step + 1)));
+     }},
     {"cosine_restarts", cosine_restarts},
     {"one_cycle", one_cycle, false},
 };
@@ -74,14 +78,17 @@ std::vector<std::string> schedule_names() {
   return names;
 }
 
-double end_of_schedule(const ScheduleConfig& c, double lr) { return c.min_lr < 0 ? lr / 10 : c.min_lr; }
+double end_of_schedule(const ScheduleConfig& c, double lr) {
+  return c.min_lr < 0 ? lr / 10 : c.min_lr;
+}
 
 double learning_rate(const ScheduleConfig& c, double lr, int64_t step, int64_t steps) {
-  const auto& kind = *std::find_if(std::begin(kinds), std::end(kinds), [&](const auto& k) { return c.kind == k.name; });
+  const auto& kind = *std::find_if(std::begin(kinds), std::end(kinds),
+                                   [&](const auto& k) { return c.kind == k.name; });
   if (kind.warms_up && step < c.warmup_steps)
     return lr * (static_cast<double>(step) + 1) / (static_cast<double>(c.warmup_steps) + 1);
-  return kind.rate({c, lr, end_of_schedule(c, lr), static_cast<double>(step), static_cast<double>(steps),
-                    static_cast<double>(c.warmup_steps)});
+  return kind.rate({c, lr, end_of_schedule(c, lr), static_cast<double>(step),
+                    static_cast<double>(steps), static_cast<double>(c.warmup_steps)});
 }
 
 }  // namespace lathe

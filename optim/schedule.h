@@ -14,20 +14,26 @@ std::vector<std::string> schedule_names();
 
 struct ScheduleConfig {
   LATHE_FIELD(std::string, kind, "cosine",
-              "course of the learning rate after warm-up; wsd: constant, then down linearly; one_cycle: up and down by "
-              "cosines, in place of warm-up; inverse_sqrt: with the root of the step; cosine_restarts: down again and "
+              "course of the learning rate after warm-up; wsd: constant, then down linearly; "
+              "one_cycle: up and down by "
+              "cosines, in place of warm-up; inverse_sqrt: with the root of the step; "
+              "cosine_restarts: down again and "
               "again",
               one_of(schedule_names()))
-  LATHE_FIELD(int64_t, warmup_steps, 100, "steps over which it rises to optim.lr (not for one_cycle)", at_least(0))
+  LATHE_FIELD(int64_t, warmup_steps, 100,
+              "steps over which it rises to optim.lr (not for one_cycle)", at_least(0))
   LATHE_FIELD(double, min_lr, -1.0,
-              "where it ends (not for constant; inverse_sqrt: what it does not go below); -1: at a tenth of optim.lr",
+              "where it ends (not for constant; inverse_sqrt: what it does not go below); -1: at a "
+              "tenth of optim.lr",
               at_least(-1))
   LATHE_FIELD(double, decay_share, 0.2, "wsd: share of the run spent going down", between(0, 1))
   LATHE_FIELD(double, rise_share, 0.3, "one_cycle: share of the run spent going up", between(0, 1))
-  LATHE_FIELD(double, start_div, 25.0, "one_cycle: it starts at optim.lr divided by this", at_least(1))
+  LATHE_FIELD(double, start_div, 25.0, "one_cycle: it starts at optim.lr divided by this",
+              at_least(1))
   LATHE_FIELD(double, power, 2.0, "polynomial: of the distance to the end", above(0, 100))
   LATHE_FIELD(int64_t, cycle_steps, 500, "cosine_restarts: steps of the first cycle", at_least(1))
-  LATHE_FIELD(double, cycle_factor, 1.0, "cosine_restarts: length of a cycle, as a multiple of the one before",
+  LATHE_FIELD(double, cycle_factor, 1.0,
+              "cosine_restarts: length of a cycle, as a multiple of the one before",
               between(1, 100))
 };
 
@@ -38,13 +44,14 @@ double end_of_schedule(const ScheduleConfig& config, double lr);
 ///   warm-up          lr (step + 1) / (warmup + 1)
 ///   linear           lr + (min_lr - lr) x,  x = (step - warmup) / (steps - warmup)
 ///   cosine           min_lr + (lr - min_lr) (1 + cos(pi x)) / 2. Loshchilov and Hutter 2017
-///   wsd              lr until the last decay_share of the steps, then linearly to min_lr. Hu et al. 2024
-///   polynomial       min_lr + (lr - min_lr) (1 - x)^power
-///   inverse_sqrt     lr sqrt((warmup + 1) / (step + 1)), at least min_lr. Vaswani et al. 2017
-///   cosine_restarts  cosine within each cycle; cycle i has cycle_steps cycle_factor^i steps. Loshchilov and Hutter
-///   2017 one_cycle        from lr / start_div to lr by half a cosine over the first rise_share of the steps, then to
-///   min_lr
-///                    by another. Smith and Topin 2019; torch's OneCycleLR, whose steps end one earlier
+///   wsd              lr until the last decay_share of the steps, then linearly to min_lr. Hu et
+///   al. 2024 polynomial       min_lr + (lr - min_lr) (1 - x)^power inverse_sqrt     lr
+///   sqrt((warmup + 1) / (step + 1)), at least min_lr. Vaswani et al. 2017 cosine_restarts  cosine
+///   within each cycle; cycle i has cycle_steps cycle_factor^i steps. Loshchilov and Hutter 2017
+///   one_cycle        from lr / start_div to lr by half a cosine over the first rise_share of the
+///   steps, then to min_lr
+///                    by another. Smith and Topin 2019; torch's OneCycleLR, whose steps end one
+///                    earlier
 double learning_rate(const ScheduleConfig& config, double lr, int64_t step, int64_t steps);
 
 }  // namespace lathe

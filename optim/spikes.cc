@@ -18,7 +18,8 @@ bool SpikeGuard::is_spike(double loss) {
     s.seen = 0, s.mean = 0, s.variance = 0;
   }
   s.skipped_in_row = 0;
-  const double weight = std::max(weight_of_late, 1 / static_cast<double>(++s.seen)), off = loss - s.mean;
+  const double weight = std::max(weight_of_late, 1 / static_cast<double>(++s.seen)),
+               off = loss - s.mean;
   s.mean += weight * off;
   s.variance = (1 - weight) * (s.variance + weight * off * off);
   return false;

@@ -13,13 +13,15 @@ struct SpikeState {
   int64_t skipped_in_row = 0;
 };
 
-/// Judges each step's loss in turn by an exponentially weighted mean and variance (decay 0.98; Finch 2009, "Incremental
-/// calculation of weighted mean and variance"). Nothing is a spike before 50 losses; after 10 in a row the level is
-/// taken to be a new one, and mean and variance begin again.
+/// Judges each step's loss in turn by an exponentially weighted mean and variance (decay 0.98;
+/// Finch 2009, "Incremental calculation of weighted mean and variance"). Nothing is a spike before
+/// 50 losses; after 10 in a row the level is taken to be a new one, and mean and variance begin
+/// again.
 class SpikeGuard {
  public:
   explicit SpikeGuard(double sigma) : sigma_(sigma) {}
-  /// Whether a finite `loss` is more than sigma standard deviations above the mean; counts it one way or the other.
+  /// Whether a finite `loss` is more than sigma standard deviations above the mean; counts it one
+  /// way or the other.
   bool is_spike(double loss);
   /// What a checkpoint keeps.
   const SpikeState& state() const { return state_; }

@@ -1,4 +1,5 @@
-// The allocator under CPU tensors: what it holds follows what is needed, blocks never overlap, bytes are counted.
+// The allocator under CPU tensors: what it holds follows what is needed, blocks never overlap,
+// bytes are counted.
 #include <ATen/core/Tensor.h>
 
 #include <thread>
@@ -7,7 +8,8 @@
 #include "core/rng.h"
 #include "tests/catch.h"
 
-extern "C" int __asan_address_is_poisoned(const void*) __attribute__((weak));  // there under the address sanitizer
+extern "C" int __asan_address_is_poisoned(const void*)
+    __attribute__((weak));  // there under the address sanitizer
 
 namespace {
 
@@ -19,7 +21,8 @@ at::Tensor bytes(int64_t n) { return at::empty({n}, at::kByte); }
 
 /// A number below n, the same on every machine.
 int64_t draw(uint64_t i, int64_t n) {
-  return static_cast<int64_t>(philox(counter(i, 0), make_key(1, hash_name("allocator")))[0] % static_cast<uint64_t>(n));
+  return static_cast<int64_t>(philox(counter(i, 0), make_key(1, hash_name("allocator")))[0] %
+                              static_cast<uint64_t>(n));
 }
 
 double held_against_peak() {
@@ -27,7 +30,8 @@ double held_against_peak() {
   return static_cast<double>(s.reserved) / static_cast<double>(s.total_peak);
 }
 
-TEST_CASE("tensors of growing size, one alive at a time, hold no more than the largest", "[allocator]") {
+TEST_CASE("tensors of growing size, one alive at a time, hold no more than the largest",
+          "[allocator]") {
   reset_memory_peaks();
   for (int64_t i = 1; i <= 51; ++i) bytes(i * megabyte);
   CHECK(memory_stats().total_peak >= 51 * megabyte);
@@ -36,7 +40,8 @@ TEST_CASE("tensors of growing size, one alive at a time, hold no more than the l
   CHECK(held_against_peak() < 1.3);
 }
 
-TEST_CASE("shapes that change from step to step hold less than 1.3 times the most that is live", "[allocator]") {
+TEST_CASE("shapes that change from step to step hold less than 1.3 times the most that is live",
+          "[allocator]") {
   reset_memory_peaks();
   uint64_t n = 0;
   std::vector<at::Tensor> kept;  // weights, and what lies between activations
@@ -45,7 +50,8 @@ TEST_CASE("shapes that change from step to step hold less than 1.3 times the mos
     const int64_t rows = 200 + draw(n++, 800);  // the length of this step's batch
     std::vector<at::Tensor> activations;
     for (int layer = 0; layer < 12; ++layer) {
-      for (const int64_t width : {768, 3072, 256, 64}) activations.push_back(bytes(rows * width * 4));
+      for (const int64_t width : {768, 3072, 256, 64})
+        activations.push_back(bytes(rows * width * 4));
       bytes(rows * 1024);
     }
     while (!activations.empty()) {
@@ -71,7 +77,8 @@ TEST_CASE("a step that is like the one before takes nothing from the system", "[
   CHECK(memory_stats().blocks == before.blocks);
 }
 
-TEST_CASE("blocks are aligned, do not overlap, and are counted to their category, from any thread", "[allocator]") {
+TEST_CASE("blocks are aligned, do not overlap, and are counted to their category, from any thread",
+          "[allocator]") {
   const MemoryStats before = memory_stats();
   const auto work = [](uint64_t thread) {
     const MemoryScope scope(Memory::data);
@@ -96,7 +103,8 @@ TEST_CASE("blocks are aligned, do not overlap, and are counted to their category
   CHECK(other);
   const MemoryStats after = memory_stats();
   CHECK(after.total == before.total);
-  CHECK(after.used[static_cast<size_t>(Memory::data)] == before.used[static_cast<size_t>(Memory::data)]);
+  CHECK(after.used[static_cast<size_t>(Memory::data)] ==
+        before.used[static_cast<size_t>(Memory::data)]);
   const at::Tensor t = bytes(5 * megabyte);
   CHECK(memory_stats().total == before.total + 5 * megabyte);
   recategorize(t.storage().data_ptr(), Memory::gradients);
@@ -110,7 +118,8 @@ TEST_CASE("the address sanitizer knows a tensor's bytes, and those of freed ones
     return;
   }
   const auto closed = [](const char* p) { return __asan_address_is_poisoned(p) == 1; };
-  for (const int64_t size : {int64_t{1}, int64_t{100}, int64_t{3000}, int64_t{100001}, 3 * megabyte}) {
+  for (const int64_t size :
+       {int64_t{1}, int64_t{100}, int64_t{3000}, int64_t{100001}, 3 * megabyte}) {
     at::Tensor t = bytes(size);
     const at::Tensor next = bytes(size);  // so that the first one's memory stays within a segment
     const char* const p = static_cast<const char*>(t.const_data_ptr());

@@ -1,5 +1,5 @@
-// Mixed precision: autocast, loss scaling, fp8, parameters without masters, and the small versions of the experiments
-// of docs/precision.md.
+// Mixed precision: autocast, loss scaling, fp8, parameters without masters, and the small versions
+// of the experiments of docs/precision.md.
 
 #include <thread>
 
@@ -25,9 +25,12 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-double number(const Json& j) { return j.is_string() ? std::stod(j.get<std::string>()) : j.get<double>(); }
+double number(const Json& j) {
+  return j.is_string() ? std::stod(j.get<std::string>()) : j.get<double>();
+}
 
-/// How many steps of a recording of torch.amp.GradScaler (tests/bench/record_grad_scaler.py) come out differently.
+/// How many steps of a recording of torch.amp.GradScaler (tests/bench/record_grad_scaler.py) come
+/// out differently.
 int differing_steps(const Json& recording, double backoff) {
   OptimConfig c;
   c.kind = "sgd", c.weight_decay = 0, c.grad_clip = 0;
@@ -50,9 +53,11 @@ int differing_steps(const Json& recording, double backoff) {
     optimizer.step(0.125, options);
     const ScaleState s = scaler.state();
     const at::Tensor& now = p[0].parameter.data();
-    const bool same = s.scale == step["scale"].get<float>() && s.growth_tracker == step["tracker"].get<int>() &&
+    const bool same = s.scale == step["scale"].get<float>() &&
+                      s.growth_tracker == step["tracker"].get<int>() &&
                       now[0].item<float>() == step["p"][0].get<float>() &&
-                      now[1].item<float>() == step["p"][1].get<float>() && scaler.scale().item<float>() == s.scale;
+                      now[1].item<float>() == step["p"][1].get<float>() &&
+                      scaler.scale().item<float>() == s.scale;
     different += same ? 0 : 1;
   }
   return different;
@@ -82,7 +87,8 @@ TEST_CASE("a scaler at its minimum, and too many skips in a row, end the run", "
     }
     return int64_t{0};
   };
-  CHECK(steps_to_end({.min_scale = 1, .max_skips = 100}, 8) == 5);     // 8 4 2 | clean | 1 and no further
+  CHECK(steps_to_end({.min_scale = 1, .max_skips = 100}, 8) ==
+        5);  // 8 4 2 | clean | 1 and no further
   CHECK(steps_to_end({.min_scale = 1e-30, .max_skips = 7}, 8) == 11);  // after the clean step 4
   CHECK(steps_to_end({.dynamic = false, .max_skips = 4}, 8) == 8);
   CHECK(steps_to_end({.dynamic = false, .max_skips = 10}, 8) == 0);
@@ -93,7 +99,8 @@ TEST_CASE("one bad micro-batch skips the whole accumulated gradient", "[amp]") {
   m.n_layer = 1, m.n_head = 1, m.n_embd = 8, m.block_size = 4, m.vocab_size = 7;
   GPT model = make_gpt(m, 1);
   const auto params = parameters(model);
-  const Batch batch{torch::arange(8, at::kLong).remainder(7).view({2, 4}), torch::zeros({2, 4}, at::kLong)};
+  const Batch batch{torch::arange(8, at::kLong).remainder(7).view({2, 4}),
+                    torch::zeros({2, 4}, at::kLong)};
   for (const bool bad : {false, true}) {
     Optimizer optimizer({}, params);
     const GradScaler scaler({}, 1024, at::kCPU);
@@ -176,28 +183,35 @@ TEST_CASE("the cast cache: one cast a guard, right gradients, nothing left behin
     CHECK((w.grad() - 2 * grads[0]).abs().max().item<double>() == 0);
   }
   // Cached casts collect their gradient in bf16: one rounding more.
-  CHECK((grads[0] - grads[1]).abs().max().item<double>() <= 0x1p-7 * grads[1].abs().max().item<double>());
+  CHECK((grads[0] - grads[1]).abs().max().item<double>() <=
+        0x1p-7 * grads[1].abs().max().item<double>());
   const Variable w = Variable::parameter(data.clone());
   backward(sum(linear(linear(x, w), w)));
-  CHECK((grads[1] - w.grad()).abs().max().item<double>() <= 4 * 0x1p-7 * w.grad().abs().max().item<double>());
+  CHECK((grads[1] - w.grad()).abs().max().item<double>() <=
+        4 * 0x1p-7 * w.grad().abs().max().item<double>());
 }
 
 TEST_CASE("fp8: rounding, saturation, and what is not finite stays visible", "[amp]") {
   const auto through = [](std::vector<float> values, double largest, at::ScalarType format) {
-    const Fp8Tensor q = to_fp8(torch::tensor(values), torch::tensor(static_cast<float>(largest)), format);
+    const Fp8Tensor q =
+        to_fp8(torch::tensor(values), torch::tensor(static_cast<float>(largest)), format);
     return q.data.to(at::kFloat) * q.factor;
   };
-  // At its own scale every e4m3 value is kept; ties go to even (17 -> 16, 19 -> 20 with 3 bits), 500 saturates.
+  // At its own scale every e4m3 value is kept; ties go to even (17 -> 16, 19 -> 20 with 3 bits),
+  // 500 saturates.
   CHECK(through({448, 17, 19, 500, 0.001953125f, -0.0009765625f, 0}, 448, at::kFloat8_e4m3fn)
             .equal(torch::tensor({448.f, 16.f, 20.f, 448.f, 0.001953125f, -0.f, 0.f})));
-  CHECK(through({57344, 9, 11, -60000}, 57344, at::kFloat8_e5m2).equal(torch::tensor({57344.f, 8.f, 12.f, -57344.f})));
+  CHECK(through({57344, 9, 11, -60000}, 57344, at::kFloat8_e5m2)
+            .equal(torch::tensor({57344.f, 8.f, 12.f, -57344.f})));
   CHECK(through({0, 0}, 0, at::kFloat8_e4m3fn).equal(torch::zeros({2})));
   CHECK(through({1, INFINITY}, INFINITY, at::kFloat8_e5m2).isnan().all().item<bool>());
 }
 
 TEST_CASE("fp8: delayed scaling remembers the steps before", "[amp]") {
   const Fp8Scaling s{torch::zeros({3, 1 + 2})};
-  const auto largest = [&](float x) { return s.largest(Fp8Scaling::input, torch::tensor({x, -x / 2})).item<float>(); };
+  const auto largest = [&](float x) {
+    return s.largest(Fp8Scaling::input, torch::tensor({x, -x / 2})).item<float>();
+  };
   CHECK(largest(3) == 3);  // no history yet: its own
   CHECK(largest(2) == 2);
   s.advance();
@@ -217,24 +231,30 @@ TEST_CASE("fp8: delayed scaling remembers the steps before", "[amp]") {
   CHECK(largest(5) == 1);
 }
 
-TEST_CASE("stochastic rounding is right on average; rounding to nearest loses small updates", "[amp]") {
+TEST_CASE("stochastic rounding is right on average; rounding to nearest loses small updates",
+          "[amp]") {
   constexpr int64_t n = 200000;
-  const auto after = [](at::ScalarType dtype, std::optional<uint64_t> seed, int threads, StepControl* control) {
+  const auto after = [](at::ScalarType dtype, std::optional<uint64_t> seed, int threads,
+                        StepControl* control) {
     at::set_num_threads(threads);
     OptimConfig c;
     c.kind = "sgd", c.weight_decay = 0, c.grad_clip = 0;
-    const std::vector<NamedParameter> p{{"w", Variable::parameter(torch::full({n, 1}, -1.5, dtype)), Role::weight}};
+    const std::vector<NamedParameter> p{
+        {"w", Variable::parameter(torch::full({n, 1}, -1.5, dtype)), Role::weight}};
     Optimizer optimizer(c, p, seed);
     p[0].parameter.leaf().grad = torch::ones({n, 1}, dtype);
-    for (int i = 0; i < 4; ++i) optimizer.step(0x1p-12);  // an eighth of bf16's spacing at 1.5 divided by four
+    for (int i = 0; i < 4; ++i)
+      optimizer.step(0x1p-12);  // an eighth of bf16's spacing at 1.5 divided by four
     *control = optimizer.control();
     return p[0].parameter.data().to(at::kDouble);
   };
   StepControl c;
   const at::Tensor w = after(at::kBFloat16, 1, 1, &c);
-  // 4 steps of 2^-12; one is a share 2^-5 of the spacing 2^-7, so the mean's deviation is 2^-7 sqrt(4/32/n) = 6e-6.
+  // 4 steps of 2^-12; one is a share 2^-5 of the spacing 2^-7, so the mean's deviation is 2^-7
+  // sqrt(4/32/n) = 6e-6.
   CHECK(w.mean().item<double>() == Approx(-1.5 - 4 * 0x1p-12).margin(5 * 6e-6));
-  CHECK(static_cast<double>(c.lost) / static_cast<double>(c.moved) == Approx(1 - 1.0 / 32).margin(0.01));
+  CHECK(static_cast<double>(c.lost) / static_cast<double>(c.moved) ==
+        Approx(1 - 1.0 / 32).margin(0.01));
   CHECK(after(at::kBFloat16, 1, 2, &c).equal(w));   // whatever the threads
   CHECK(!after(at::kBFloat16, 2, 1, &c).equal(w));  // another seed
   CHECK(after(at::kBFloat16, std::nullopt, 1, &c).eq(-1.5).all().item<bool>());
@@ -250,7 +270,8 @@ TEST_CASE("stochastic rounding is right on average; rounding to nearest loses sm
 TEST_CASE("long sums: in the dtype they stall, in float32 they do not", "[amp]") {
   for (const auto& e : accumulation_errors(5)) {
     INFO(e.n << " terms of " << toString(e.dtype));
-    const double spacing = e.dtype == at::kHalf ? 0x1p-11 : 0x1p-8;  // half of it, relative: one rounding
+    const double spacing =
+        e.dtype == at::kHalf ? 0x1p-11 : 0x1p-8;  // half of it, relative: one rounding
     CHECK(e.dot_fp32 < 1e-4);
     CHECK(e.norm_fp32 < 1e-4);
     CHECK(e.dot_op < spacing + 1e-5);  // the result is rounded once
@@ -265,7 +286,8 @@ TEST_CASE("long sums: in the dtype they stall, in float32 they do not", "[amp]")
 std::vector<Json> metrics_of(const fs::path& run) {
   std::vector<Json> out;
   std::istringstream text(slurp(run / "metrics.jsonl"));
-  for (std::string line; std::getline(text, line);) out.push_back(parse_json(line, "metrics", Exit::internal));
+  for (std::string line; std::getline(text, line);)
+    out.push_back(parse_json(line, "metrics", Exit::internal));
   return out;
 }
 
@@ -303,42 +325,50 @@ TEST_CASE("every precision trains to the loss of fp32, and goes on with the same
     const double loss = lines.back()["val_loss"];
     if (name == "fp32") wide = loss;
     // The moving scale skips updates and so trains less; the others differ by rounding.
-    CHECK(loss == Approx(wide).epsilon(name == "moving" ? 0.3 : name == "fp8" || name == "delayed" ? 0.01 : 0.005));
+    CHECK(loss == Approx(wide).epsilon(name == "moving"                     ? 0.3
+                                       : name == "fp8" || name == "delayed" ? 0.01
+                                                                            : 0.005));
     const Json last = lines[lines.size() - 2];
     CHECK(last["step"] == 40);
     CHECK(last["updates"].get<int>() + last.value("skipped", 0) == 40);
     CHECK((last.value("skipped", 0) > 0) == (name == "moving"));
     CHECK(last.contains("updates_lost") == (name == "small"));
     CHECK(lathe_in(f, {"eval", name}).code == 0);
-    CHECK_THAT(
-        slurp(f / name / "log.txt"),
-        ContainsSubstring("saved as " + std::string(name == "small" || name == "lowsave" ? "bfloat16" : "float32")));
+    CHECK_THAT(slurp(f / name / "log.txt"),
+               ContainsSubstring("saved as " + std::string(name == "small" || name == "lowsave"
+                                                               ? "bfloat16"
+                                                               : "float32")));
   }
   CHECK_THAT(lathe_in(f, {"inspect", "lowsave/checkpoints/step-00000040/model.safetensors"}).out,
              ContainsSubstring("blocks.0.attn.qkv.weight  BF16"));
-  CHECK_THAT(lathe_in(f, {"inspect", "moving/checkpoints/step-00000040"}).out, ContainsSubstring("loss scale"));
+  CHECK_THAT(lathe_in(f, {"inspect", "moving/checkpoints/step-00000040"}).out,
+             ContainsSubstring("loss scale"));
 }
 
-TEST_CASE("a loss that no scale can save ends with exit 5 and the checkpoint from before", "[amp]") {
+TEST_CASE("a loss that no scale can save ends with exit 5 and the checkpoint from before",
+          "[amp]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--amp.dtype=fp16", "--train.steps=10"}).code == 0);
   const std::string before = slurp(f / "runs/tiny/checkpoints/step-00000010/model.safetensors");
   // Learning so fast that activations overflow float16 whatever the scale.
-  const Finished r = lathe_in(f, {"train", "tiny.toml", "--amp.dtype=fp16", "--optim.lr=1e6", "--schedule.min_lr=1e6"});
+  const Finished r = lathe_in(
+      f, {"train", "tiny.toml", "--amp.dtype=fp16", "--optim.lr=1e6", "--schedule.min_lr=1e6"});
   INFO(r.out << r.err);
   CHECK(r.code == 5);
   CHECK_THAT(r.err, ContainsSubstring("steps in a row had gradients that are not finite"));
   CHECK_THAT(r.err, ContainsSubstring("lower optim.lr"));
   CHECK(slurp(f / "runs/tiny/checkpoints/step-00000010/model.safetensors") == before);
-  const Finished fixed = lathe_in(f, {"train", "tiny.toml", "--amp.dtype=fp16", "--amp.scaler=fixed",
-                                      "--amp.loss_scale=16777216", "--amp.max_skips=3", "--train.out_dir=fixed"});
+  const Finished fixed =
+      lathe_in(f, {"train", "tiny.toml", "--amp.dtype=fp16", "--amp.scaler=fixed",
+                   "--amp.loss_scale=16777216", "--amp.max_skips=3", "--train.out_dir=fixed"});
   CHECK(fixed.code == 5);
   CHECK_THAT(fixed.err, ContainsSubstring("step 3: 3 steps in a row"));
   CHECK(list_checkpoints(f / "fixed").empty());
 }
 
-TEST_CASE("fp16 weights without a master stall where updates are small; with one they do not", "[amp]") {
+TEST_CASE("fp16 weights without a master stall where updates are small; with one they do not",
+          "[amp]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const auto loss_of = [&](const std::string& name, std::vector<std::string> flags) {
@@ -372,8 +402,8 @@ TEST_CASE("gradients: float16 loses small ones, less with a loss scale", "[amp]"
   write_file(f / "g.svg", "mine");
   CHECK(lathe_in(f, {"gradients", "runs/tiny", "--svg", "g.svg"}).code == 2);
   CHECK(slurp(f / "g.svg") == "mine");
-  const Finished text =
-      lathe_in(f, {"gradients", "runs/tiny", "--svg", "g.svg", "--batches=2", "--threads=1", "--force"});
+  const Finished text = lathe_in(
+      f, {"gradients", "runs/tiny", "--svg", "g.svg", "--batches=2", "--threads=1", "--force"});
   REQUIRE(text.code == 0);
   CHECK_THAT(text.out, ContainsSubstring("float16 at loss scale 1024"));
   CHECK_THAT(slurp(f / "g.svg"), ContainsSubstring("</svg>"));

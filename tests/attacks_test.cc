@@ -1,5 +1,6 @@
-// Attacks on every command of the table of verbs: limits on file size, open files and memory, signals in the first
-// 50 ms, two processes on one target. A verb without a row here fails the first test.
+// Attacks on every command of the table of verbs: limits on file size, open files and memory,
+// signals in the first 50 ms, two processes on one target. A verb without a row here fails the
+// first test.
 #include <algorithm>
 #include <array>
 #include <csignal>
@@ -24,18 +25,22 @@ using Words = std::vector<std::string>;
 /// A command that works in the folder of the cases.
 struct Attacked {
   Words words;
-  std::string target{};  ///< what it writes, and what another process may write at the same time; empty: nothing
+  std::string target{};  ///< what it writes, and what another process may write at the same time;
+                         ///< empty: nothing
 };
 
 /// One row or more for each verb.
 const std::vector<Attacked>& attacked_commands() {
   static const std::vector<Attacked> rows{
       {{"train", "c.toml", "--train.out_dir=runs/new"}, "runs/new"},
-      {{"train", "c.toml", "--adapters.rank=2", "--adapters.base=runs/c", "--train.out_dir=runs/new"}, "runs/new"},
+      {{"train", "c.toml", "--adapters.rank=2", "--adapters.base=runs/c",
+        "--train.out_dir=runs/new"},
+       "runs/new"},
       {{"plan", "c.toml"}},
       {{"prepare", "text.txt", "--out", "new", "--tokenizer", "bpe"}, "new"},
       {{"prepare", "text.txt", "--out", "new", "--tokenizer", "char"}, "new"},
-      {{"prepare", "--source", "a=text.txt:0.5", "--source", "b=other.txt:0.5", "--out", "new"}, "new"},
+      {{"prepare", "--source", "a=text.txt:0.5", "--source", "b=other.txt:0.5", "--out", "new"},
+       "new"},
       {{"prepare", "table.csv", "--out", "new"}, "new"},
       {{"tokenizer", "train", "text.txt", "--out", "new", "--vocab-size", "300"}, "new"},
       {{"tokenizer", "inspect", "bpe"}},
@@ -77,20 +82,24 @@ class Cases {
     lathe::test::write_file(folder_ / "other.txt", lathe::test::sample_text(9000).substr(500));
     std::string table;
     for (int i = 0; i < 60; ++i)
-      table += std::to_string(i * 37 % 11) + "," + std::to_string(i * 5 % 7) + "," + std::to_string(i % 3) + "\n";
+      table += std::to_string(i * 37 % 11) + "," + std::to_string(i * 5 % 7) + "," +
+               std::to_string(i % 3) + "\n";
     lathe::test::write_file(folder_ / "table.csv", table);
     lathe::test::write_file(
         folder_ / "c.toml",
         "[model]\nn_layer = 1\nn_head = 2\nn_embd = 16\nblock_size = 16\nvocab_size = 512\n"
         "[data]\ndir = \"data\"\n[schedule]\nwarmup_steps = 1\n"
-        "[train]\nsteps = 6\nbatch_size = 2\neval_interval = 3\neval_batches = 2\nlog_interval = 1\n"
+        "[train]\nsteps = 6\nbatch_size = 2\neval_interval = 3\neval_batches = 2\nlog_interval = "
+        "1\n"
         "threads = 1\n[checkpoint]\ninterval = 3\n");
     make({"tokenizer", "train", "text.txt", "--out", "bpe", "--vocab-size", "300"});
     make({"prepare", "text.txt", "--out", "data", "--tokenizer", "bpe"});
     make({"train", "c.toml"});
-    make({"train", "c.toml", "--adapters.rank=2", "--adapters.base=runs/c", "--train.out_dir=runs/adapted"});
+    make({"train", "c.toml", "--adapters.rank=2", "--adapters.base=runs/c",
+          "--train.out_dir=runs/adapted"});
     make({"export", "runs/c", "--out", "hf"});
-    make({"profile", "c.toml", "--steps", "1:2"});  // measures the matmul ceiling, which the copies then have
+    make({"profile", "c.toml", "--steps",
+          "1:2"});  // measures the matmul ceiling, which the copies then have
   }
 
   const fs::path& path() const { return folder_.path(); }
@@ -120,7 +129,8 @@ class Copy {
   Finished run(const Words& words) const { return lathe::test::lathe_in(folder_, words); }
   /// With settings of tests/faults/main.cc.
   Finished run_with(const std::map<std::string, std::string>& faults, const Words& words) const {
-    return lathe::test::run({.binary = "lathe_faults", .args = words, .folder = folder_.path(), .environment = faults});
+    return lathe::test::run(
+        {.binary = "lathe_faults", .args = words, .folder = folder_.path(), .environment = faults});
   }
 
  private:
@@ -135,7 +145,8 @@ bool is_documented(int code) {
 
 /// A failure has a sentence of ours, and nothing of the C++ runtime's or LibTorch's.
 bool is_clean(const Finished& done) {
-  for (const char* raw : {"internal", "terminate called", "INTERNAL ASSERT", "Exception raised", "std::", "c10::"}) {
+  for (const char* raw :
+       {"internal", "terminate called", "INTERNAL ASSERT", "Exception raised", "std::", "c10::"}) {
     if (done.err.find(raw) != std::string::npos) return false;
   }
   return done.code == 0 || !done.err.empty() || !done.out.empty();
@@ -158,7 +169,8 @@ TEST_CASE("every verb has a row among the attacked commands", "[attacks]") {
   }
 }
 
-TEST_CASE("a limit on a command ends it with a sentence, and it works without the limit afterwards", "[attacks]") {
+TEST_CASE("a limit on a command ends it with a sentence, and it works without the limit afterwards",
+          "[attacks]") {
   for (const Attacked& row : attacked_commands()) {
     const int expected = expected_code(row);
     for (const char* limit : {"file 0", "file 9000", "files 6", "memory 1", "memory 16"}) {
@@ -193,8 +205,9 @@ TEST_CASE("a command that can't have its threads ends with a sentence", "[attack
   }
 }
 
-TEST_CASE("a signal in the first 50 ms ends a command by it or with a documented code, and loses nothing",
-          "[attacks]") {
+TEST_CASE(
+    "a signal in the first 50 ms ends a command by it or with a documented code, and loses nothing",
+    "[attacks]") {
   struct Moment {
     int signal;
     double seconds;
@@ -208,7 +221,8 @@ TEST_CASE("a signal in the first 50 ms ends a command by it or with a documented
                                  {SIGTERM, 0.012},
                                  {SIGINT, 0.025},
                                  {SIGTERM, 0.05}}) {
-      INFO("signal " << moment.signal << " after " << moment.seconds << " s:" << text_of(row.words));
+      INFO("signal " << moment.signal << " after " << moment.seconds
+                     << " s:" << text_of(row.words));
       const Copy copy;
       const Finished attacked = lathe::test::run({.binary = "lathe",
                                                   .args = row.words,
@@ -229,7 +243,8 @@ TEST_CASE("a signal in the first 50 ms ends a command by it or with a documented
   }
 }
 
-TEST_CASE("two processes on one target: one writes it, the other says so, and the result is intact", "[attacks]") {
+TEST_CASE("two processes on one target: one writes it, the other says so, and the result is intact",
+          "[attacks]") {
   for (const Attacked& row : attacked_commands()) {
     if (row.target.empty()) continue;
     const Copy alone;
@@ -243,7 +258,8 @@ TEST_CASE("two processes on one target: one writes it, the other says so, and th
         both[0] = copy.run(row.words);
         second.join();
       }
-      INFO("exit codes " << both[0].code << ", " << both[1].code << ": " << both[0].err << both[1].err);
+      INFO("exit codes " << both[0].code << ", " << both[1].code << ": " << both[0].err
+                         << both[1].err);
       CHECK((both[0].code == expected || both[1].code == expected));
       for (const Finished& one : both) {
         CHECK(is_documented(one.code));

@@ -75,8 +75,9 @@ TEST_CASE("a second backward, or a saved tensor changed since, names the op", "[
 
   const Variable z = exp(x);
   z.data().add_(1);
-  CHECK_THAT(error_of([&] { backward(sum(z)); }),
-             ContainsSubstring("exp: a tensor saved for backward (float64[2]) was changed in place"));
+  CHECK_THAT(
+      error_of([&] { backward(sum(z)); }),
+      ContainsSubstring("exp: a tensor saved for backward (float64[2]) was changed in place"));
   const Variable u = mul(x, x);
   x.data().view(-1).slice(0, 0, 1).add_(1);  // through a view
   CHECK_THAT(error_of([&] { backward(sum(u)); }), ContainsSubstring("mul: a tensor saved"));
@@ -89,7 +90,8 @@ TEST_CASE("a second backward, or a saved tensor changed since, names the op", "[
 TEST_CASE("backward says what it can't do", "[autograd]") {
   CHECK_THAT(error_of([&] { backward(Variable(at::ones({}))); }),
              ContainsSubstring("does not depend on any parameter"));
-  CHECK_THAT(error_of([&] { backward(param({2}) * 1.0); }), ContainsSubstring("more than one element"));
+  CHECK_THAT(error_of([&] { backward(param({2}) * 1.0); }),
+             ContainsSubstring("more than one element"));
   CHECK_THAT(error_of([&] { backward(param({2}) * 1.0, at::ones({3}, at::kDouble)); }),
              ContainsSubstring("float64[3] for float64[2]"));
 }
@@ -109,7 +111,8 @@ struct WrongThrower {
   }
 };
 
-TEST_CASE("what an op throws names the op, and keeps the exit code of what is no fault of ours", "[autograd]") {
+TEST_CASE("what an op throws names the op, and keeps the exit code of what is no fault of ours",
+          "[autograd]") {
   const auto atens = [] { (void)at::ones({2}).add(at::ones({3})); };
   const auto code = [](Exit exit) { return [exit] { fail(exit, "as it is"); }; };
   const auto thrown = [](const WrongThrower& op) -> std::pair<Exit, std::string> {
@@ -125,10 +128,12 @@ TEST_CASE("what an op throws names the op, and keeps the exit code of what is no
              ContainsSubstring("wrong_thrower(float64[2]): The size of tensor"));
   CHECK_THAT(thrown({.backward_throws = atens}).second,
              ContainsSubstring("wrong_thrower backward: The size of tensor"));
-  CHECK(thrown({.forward_throws = code(Exit::internal)}).second == "wrong_thrower(float64[2]): as it is");
-  CHECK((thrown({.forward_throws = code(Exit::memory)}) == std::pair<Exit, std::string>(Exit::memory, "as it is")));
-  CHECK(
-      (thrown({.backward_throws = code(Exit::diverged)}) == std::pair<Exit, std::string>(Exit::diverged, "as it is")));
+  CHECK(thrown({.forward_throws = code(Exit::internal)}).second ==
+        "wrong_thrower(float64[2]): as it is");
+  CHECK((thrown({.forward_throws = code(Exit::memory)}) ==
+         std::pair<Exit, std::string>(Exit::memory, "as it is")));
+  CHECK((thrown({.backward_throws = code(Exit::diverged)}) ==
+         std::pair<Exit, std::string>(Exit::diverged, "as it is")));
 }
 
 TEST_CASE("NoGrad records nothing and is the thread's own", "[autograd]") {
@@ -148,7 +153,8 @@ TEST_CASE("hooks see and may replace gradients", "[autograd]") {
     seen = g.sum().item<double>();
     return g * 10;
   });
-  x.register_post_accumulate_grad_hook([&](Leaf& leaf) { finished += leaf.grad.defined() ? 1 : 100; });
+  x.register_post_accumulate_grad_hook(
+      [&](Leaf& leaf) { finished += leaf.grad.defined() ? 1 : 100; });
   backward(sum(y * y));
   CHECK(seen == 8);
   CHECK(x.grad().eq(80).all().item<bool>());
@@ -190,7 +196,8 @@ TEST_CASE("what is saved is freed as its node runs", "[autograd]") {
     const Variable h = exp(x);
     node = h.node();
     storage = c10::weak_intrusive_ptr<c10::StorageImpl>(
-        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(h.data().storage().unsafeGetStorageImpl()));
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+            h.data().storage().unsafeGetStorageImpl()));
     y = sum(h * h);
   }
   CHECK(!storage.expired());
@@ -199,14 +206,16 @@ TEST_CASE("what is saved is freed as its node runs", "[autograd]") {
   CHECK(!node.expired());  // the graph itself lives as long as its root
 }
 
-TEST_CASE("under autocast two graphs share a cast of a weight, and each runs backward", "[autograd]") {
+TEST_CASE("under autocast two graphs share a cast of a weight, and each runs backward",
+          "[autograd]") {
   const Variable w = Variable::parameter(at::randn({4, 4})), x(at::randn({2, 4}));
   const Autocast autocast(at::kBFloat16);
   const Variable first = sum(linear(x, w)), second = sum(linear(x, w) * 2.0);
   backward(first);
   const at::Tensor once = w.grad().clone();
   backward(second);
-  CHECK((w.grad() - once * 3.0).abs().max().item<double>() <= 0x1p-6 * once.abs().max().item<double>());
+  CHECK((w.grad() - once * 3.0).abs().max().item<double>() <=
+        0x1p-6 * once.abs().max().item<double>());
   const auto g = grad(sum(linear(x, w)), {w});
   CHECK(g[0].data().equal(once));
   backward(sum(linear(x, w)));  // grad() left nothing behind that this would trip over
@@ -219,10 +228,12 @@ TEST_CASE("what saved nothing may run in two graphs; what saved something may no
   CHECK(x.grad().eq(8).all().item<bool>());
   const Variable saved = exp(x);
   backward(sum(saved));
-  CHECK_THAT(error_of([&] { backward(sum(saved)); }), ContainsSubstring("exp: what it saved is freed"));
+  CHECK_THAT(error_of([&] { backward(sum(saved)); }),
+             ContainsSubstring("exp: what it saved is freed"));
 }
 
-TEST_CASE("grad runs and frees only what lies between root and the xs, and retains on request", "[autograd]") {
+TEST_CASE("grad runs and frees only what lies between root and the xs, and retains on request",
+          "[autograd]") {
   const Variable x = param({2}, 0.5), other = param({2}, 0.5);
   const Variable a = exp(x), b = exp(other), y = sum(a * b);
   int ran = 0;
@@ -277,13 +288,17 @@ TEST_CASE("a long chain held by hooks is destroyed without recursion", "[autogra
 
 TEST_CASE("sizes that do not fit are errors, and empty inputs are none", "[autograd]") {
   const auto t = [](at::IntArrayRef shape) { return Variable::parameter(at::ones(shape)); };
-  CHECK_THAT(error_of([&] { attention(t({1, 2, 12}), 0); }), ContainsSubstring("attention(float32[1,2,12]): 0 heads"));
+  CHECK_THAT(error_of([&] { attention(t({1, 2, 12}), 0); }),
+             ContainsSubstring("attention(float32[1,2,12]): 0 heads"));
   CHECK_THAT(error_of([&] { attention(t({1, 2, 0}), 1); }), ContainsSubstring("needs [B, T, 3C]"));
   CHECK_THAT(error_of([&] { unsqueeze(t({2}), 5); }),
              ContainsSubstring("unsqueeze(float32[2]): dim 5 is outside [-2, 2)"));
-  CHECK_THAT(error_of([&] { rms_norm(t({2, 0}), {}); }), ContainsSubstring("the last dim must not be empty"));
-  CHECK_THAT(error_of([&] { layer_norm(t({2, 0}), {}, {}); }), ContainsSubstring("the last dim must not be empty"));
-  for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{1, 0, 12}, {0, 3, 12}}) {
+  CHECK_THAT(error_of([&] { rms_norm(t({2, 0}), {}); }),
+             ContainsSubstring("the last dim must not be empty"));
+  CHECK_THAT(error_of([&] { layer_norm(t({2, 0}), {}, {}); }),
+             ContainsSubstring("the last dim must not be empty"));
+  for (const std::vector<int64_t>& shape :
+       std::vector<std::vector<int64_t>>{{1, 0, 12}, {0, 3, 12}}) {
     const Variable x = t(shape), y = attention(x, 2);
     CHECK(y.size(2) == 4);
     backward(sum(y));

@@ -1,5 +1,6 @@
-// LibTorch's functions, which are the oracles, and Catch2, version 2 or 3. Precompiled, and so the first header of
-// every test: LibTorch's logging header defines CHECK as well, and once it was read it can't take Catch2's place.
+// LibTorch's functions, which are the oracles, and Catch2, version 2 or 3. Precompiled, and so the
+// first header of every test: LibTorch's logging header defines CHECK as well, and once it was read
+// it can't take Catch2's place.
 #pragma once
 
 #include <c10/util/Logging.h>

@@ -1,4 +1,5 @@
-// Checkpoints without a run around them: what is written comes back, in the right order, and damage is noticed.
+// Checkpoints without a run around them: what is written comes back, in the right order, and damage
+// is noticed.
 
 #include "train/store/checkpoint.h"
 #include "autograd/node.h"
@@ -14,7 +15,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-fs::path save(const TempFolder& f, const Small& s, int64_t step, std::optional<at::ScalarType> dtype = std::nullopt) {
+fs::path save(const TempFolder& f, const Small& s, int64_t step,
+              std::optional<at::ScalarType> dtype = std::nullopt) {
   RunState state;
   state.step = step;
   return save_checkpoint(f.path(), state, s.params, s.optimizer, Retention{.newest = 2}, dtype);
@@ -24,9 +26,12 @@ TEST_CASE("a run's state comes back from its checkpoint, member by member", "[ch
   const TempFolder f;
   const Small s;
   RunState a;
-  a.step = 7, a.updates = 5, a.tokens = 900, a.val_loss = 2.5, a.best_val_loss = 1.5, a.eval_due = true, a.threads = 3;
-  a.isa = "i", a.device_model = "d", a.data_hash = "h-v", a.metrics_bytes = 77, a.config = "c", a.branched_from = "x";
-  a.val_step = 6, a.best_step = 4, a.changes = {{3, "k", "w", "i"}}, a.config_path = "p", a.branched_id = "b";
+  a.step = 7, a.updates = 5, a.tokens = 900, a.val_loss = 2.5, a.best_val_loss = 1.5,
+  a.eval_due = true, a.threads = 3;
+  a.isa = "i", a.device_model = "d", a.data_hash = "h-v", a.metrics_bytes = 77, a.config = "c",
+  a.branched_from = "x";
+  a.val_step = 6, a.best_step = 4, a.changes = {{3, "k", "w", "i"}}, a.config_path = "p",
+  a.branched_id = "b";
   a.base_hash = "y", a.tokenizer = Tokenizer::byte();
   a.scaler = ScaleState{.scale = 512, .growth_tracker = 4, .skipped = 2, .skipped_in_row = 1};
   const RunState b = read_state(save_checkpoint(f.path(), a, s.params, s.optimizer, Retention{}));
@@ -42,7 +47,8 @@ TEST_CASE("a run's state comes back from its checkpoint, member by member", "[ch
   REQUIRE(b.changes.size() == 1);
   CHECK(str(b.changes[0].step, b.changes[0].key, b.changes[0].was, b.changes[0].is) == "3kwi");
   CHECK(b.config_path + b.branched_id == "pb");
-  CHECK(b.isa + b.device_model + b.data_hash + b.config + b.branched_from + b.base_hash == "idh-vcxy");
+  CHECK(b.isa + b.device_model + b.data_hash + b.config + b.branched_from + b.base_hash ==
+        "idh-vcxy");
   CHECK(b.metrics_bytes == 77);
   CHECK(b.tokenizer->kind() == a.tokenizer->kind());
   REQUIRE(b.scaler);
@@ -56,7 +62,8 @@ TEST_CASE("a run's state comes back from its checkpoint, member by member", "[ch
   CHECK(!none.scaler);
 }
 
-TEST_CASE("the newest checkpoint is the one of the highest step, and the oldest go", "[checkpoint]") {
+TEST_CASE("the newest checkpoint is the one of the highest step, and the oldest go",
+          "[checkpoint]") {
   const TempFolder f;
   const Small s;
   for (const int64_t step : {3, 99'999'999, 100'000'000}) save(f, s, step);
@@ -104,7 +111,8 @@ TEST_CASE("values come back to the bit, also where the model is saved lower", "[
     load_parameters(checkpoint, loaded.params);
     load_optimizer(checkpoint, loaded.optimizer);
     for (size_t g = 0; g < 2; ++g) {
-      const Slot &a = saved.optimizer.groups()[g].slots[0], &b = loaded.optimizer.groups()[g].slots[0];
+      const Slot &a = saved.optimizer.groups()[g].slots[0],
+                 &b = loaded.optimizer.groups()[g].slots[0];
       CHECK(b.param.data().equal(a.param.data()));
       for (size_t i = 0; i < a.state.size(); ++i) CHECK(b.state[i].equal(a.state[i]));
     }
@@ -116,27 +124,35 @@ TEST_CASE("values come back to the bit, also where the model is saved lower", "[
   }
 }
 
-TEST_CASE("metrics are cut back to the checkpoint, or else to their last whole line", "[checkpoint]") {
+TEST_CASE("metrics are cut back to the checkpoint, or else to their last whole line",
+          "[checkpoint]") {
   const TempFolder f;
   write_file(f / "metrics.jsonl", "one\ntwo\nthree\n");
-  { Metrics(f.path(), 8).add_validation(2, {{"val_loss", 1}}); }
+  {
+    Metrics(f.path(), 8).add_validation(2, {{"val_loss", 1}});
+  }
   CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith("one\ntwo\n{"));
   write_file(f / "metrics.jsonl", "one\ntwo\nthr");
-  { Metrics(f.path(), 1000).add_validation(3, {{"val_loss", 1}}); }
+  {
+    Metrics(f.path(), 1000).add_validation(3, {{"val_loss", 1}});
+  }
   CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith("one\ntwo\n{"));
 }
 
 TEST_CASE("other data for validation alone is other data", "[checkpoint]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  const auto lathe = [&](std::vector<std::string> args) { return run({"lathe", std::move(args), f.path(), {}}); };
+  const auto lathe = [&](std::vector<std::string> args) {
+    return run({"lathe", std::move(args), f.path(), {}});
+  };
   REQUIRE(lathe({"train", "tiny.toml", "--train.steps=2", "--train.eval_interval=0"}).code == 0);
   std::string text = slurp(f / "text.txt");
   std::reverse(text.end() - 1000, text.end());  // within the last tenth, which is for validation
   write_file(f / "other.txt", text);
   REQUIRE(lathe({"prepare", "other.txt", "--out", "other", "--tokenizer", "char"}).code == 0);
   REQUIRE(slurp(f / "other/train.bin") == slurp(f / "data/train.bin"));
-  const Finished r = lathe({"train", "tiny.toml", "--train.steps=3", "--train.eval_interval=0", "--data.dir=other"});
+  const Finished r = lathe(
+      {"train", "tiny.toml", "--train.steps=3", "--train.eval_interval=0", "--data.dir=other"});
   CHECK(r.code == 2);
   CHECK_THAT(r.err, ContainsSubstring("is not the data that the run was started with"));
 }
@@ -161,7 +177,8 @@ TEST_CASE("a state that is sealed and makes no sense is no usable checkpoint", "
 
   Json tokenizer = state["tokenizer"];
   for (int i = 0; i < 200; ++i) {  // U+4E00 and those behind it.
-    const std::string character{'\xE4', static_cast<char>(0xB8 + i / 64), static_cast<char>(0x80 + i % 64)};
+    const std::string character{'\xE4', static_cast<char>(0xB8 + i / 64),
+                                static_cast<char>(0x80 + i % 64)};
     tokenizer["vocabulary"].push_back(character);
   }
   std::string config = state["config"].get<std::string>();
@@ -169,13 +186,15 @@ TEST_CASE("a state that is sealed and makes no sense is no usable checkpoint", "
   REQUIRE(heads != std::string::npos);
   config.replace(heads, config.find('\n', heads) - heads, "n_head = 1000");
 
-  const std::vector<std::pair<const char*, Json>> edits{{"config", config}, {"threads", 0}, {"tokenizer", tokenizer}};
+  const std::vector<std::pair<const char*, Json>> edits{
+      {"config", config}, {"threads", 0}, {"tokenizer", tokenizer}};
   for (const auto& [key, value] : edits) {
     set_state(checkpoint, key, value);
-    for (const auto& command : std::vector<std::vector<std::string>>{{"train", "tiny.toml", "--train.steps=4"},
-                                                                     {"eval", "runs/tiny"},
-                                                                     {"generate", "runs/tiny", "--tokens", "2"},
-                                                                     {"export", "runs/tiny", "--out", "hf"}}) {
+    for (const auto& command :
+         std::vector<std::vector<std::string>>{{"train", "tiny.toml", "--train.steps=4"},
+                                               {"eval", "runs/tiny"},
+                                               {"generate", "runs/tiny", "--tokens", "2"},
+                                               {"export", "runs/tiny", "--out", "hf"}}) {
       const Finished done = run({"lathe", command, f.path(), {}});
       INFO(key << ", " << command[0] << "\n" << done.err);
       CHECK(done.code == 4);
@@ -185,11 +204,13 @@ TEST_CASE("a state that is sealed and makes no sense is no usable checkpoint", "
   }
 }
 
-TEST_CASE("data replaced in its place is noticed, in either split; runs of earlier builds go on", "[checkpoint]") {
+TEST_CASE("data replaced in its place is noticed, in either split; runs of earlier builds go on",
+          "[checkpoint]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const auto train = [&](int steps) {
-    return run({"lathe", {"train", "tiny.toml", "--train.steps=" + std::to_string(steps)}, f.path(), {}});
+    return run(
+        {"lathe", {"train", "tiny.toml", "--train.steps=" + std::to_string(steps)}, f.path(), {}});
   };
   REQUIRE(train(2).code == 0);
   for (const char* name : {"train.bin", "val.bin"}) {
@@ -213,11 +234,14 @@ TEST_CASE("data replaced in its place is noticed, in either split; runs of earli
     return sum.hex();
   };
   const fs::path checkpoint = list_checkpoints(f / "runs/tiny").at(0);
-  const std::string now = read_state(checkpoint).data_hash, train_print = old_print(manifest->train[0]);
+  const std::string now = read_state(checkpoint).data_hash,
+                    train_print = old_print(manifest->train[0]);
   set_state(checkpoint, "data_hash", train_print + "-" + old_print(manifest->val[0]));
   CHECK(train(3).code == 0);
-  CHECK(read_state(list_checkpoints(f / "runs/tiny").at(0)).data_hash == now);  // as this build makes it
-  for (const std::string& wrong : {train_print, train_print + "-" + train_print, std::string("x")}) {
+  CHECK(read_state(list_checkpoints(f / "runs/tiny").at(0)).data_hash ==
+        now);  // as this build makes it
+  for (const std::string& wrong :
+       {train_print, train_print + "-" + train_print, std::string("x")}) {
     set_state(list_checkpoints(f / "runs/tiny").at(0), "data_hash", wrong);
     CHECK(train(4).code == 2);
   }

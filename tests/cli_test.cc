@@ -26,14 +26,16 @@ struct Bad {
 void refuse(const TempFolder& f, const std::vector<Bad>& cases) {
   const auto listing = [&] {
     std::set<std::string> names;
-    for (const auto& e : fs::recursive_directory_iterator(f.path())) names.insert(e.path().string());
+    for (const auto& e : fs::recursive_directory_iterator(f.path()))
+      names.insert(e.path().string());
     return names;
   };
   const auto before = listing();
   for (const auto& bad : cases) {
     std::string line;
     for (const auto& a : bad.args) line += a + " ";
-    const Finished r = run({"lathe", bad.args, f.path(), {{"CUDA_VISIBLE_DEVICES", ""}}});  // as if without a card
+    const Finished r =
+        run({"lathe", bad.args, f.path(), {{"CUDA_VISIBLE_DEVICES", ""}}});  // as if without a card
     INFO(line << "\n" << r.err);
     CHECK(r.code == bad.code);
     CHECK_THAT(r.err, ContainsSubstring(bad.text));
@@ -50,22 +52,38 @@ TEST_CASE("bad command lines", "[cli]") {
       {{{"trian"}, 2, "no verb trian; did you mean train?"},
        {{"train"}, 2, "usage: lathe train CONFIG"},
        {{"train", "tiny.toml", "other.toml"}, 2, "usage: lathe train"},
-       {{"train", "tiny.toml", "--train.stesp=5"}, 2, "has no option --train.stesp=5; did you mean --train.steps?"},
-       {{"train", "tiny.toml", "--train.steps=5", "--train.steps=6"}, 2, "--train.steps stands 2 times"},
+       {{"train", "tiny.toml", "--train.stesp=5"},
+        2,
+        "has no option --train.stesp=5; did you mean --train.steps?"},
+       {{"train", "tiny.toml", "--train.steps=5", "--train.steps=6"},
+        2,
+        "--train.steps stands 2 times"},
        {{"train", "tiny.toml", "--train.steps=x"},
         2,
         "command line: --train.steps=x: train.steps must be a whole number"},
-       {{"train", "tiny.toml", "--train.steps"}, 2, "command line: --train.steps needs a value: --train.steps=..."},
+       {{"train", "tiny.toml", "--train.steps"},
+        2,
+        "command line: --train.steps needs a value: --train.steps=..."},
        {{"train", "tiny.toml", "--model.bias", "maybe"}, 2, "model.bias must be true or false"},
        {{"train", "nowhere.toml"}, 2, "there is no config file nowhere.toml"},
-       {{"train", "data"}, 2, "data is a data folder, not a config file; name it with --data.dir=data"},
+       {{"train", "data"},
+        2,
+        "data is a data folder, not a config file; name it with --data.dir=data"},
        {{"config", "check", "."}, 2, ". is a folder, not a config file"},
-       {{"train", "tiny.toml", "--train.steps=1.5e0"}, 2, "train.steps must be a whole number, not 1.5"},
-       {{"train", "tiny.toml", "--train.steps=1e19"}, 2, "train.steps = 1e+19 is too large for a whole number"},
-       {{"train", "tiny.toml", "--train.steps=1e"}, 2, "train.steps must be a whole number, not \"1e\""},
+       {{"train", "tiny.toml", "--train.steps=1.5e0"},
+        2,
+        "train.steps must be a whole number, not 1.5"},
+       {{"train", "tiny.toml", "--train.steps=1e19"},
+        2,
+        "train.steps = 1e+19 is too large for a whole number"},
+       {{"train", "tiny.toml", "--train.steps=1e"},
+        2,
+        "train.steps must be a whole number, not \"1e\""},
        {{"train", "tiny.toml", "--optim.lr=.1.2"}, 2, "optim.lr must be a number, not \".1.2\""},
        {{"train", "tiny.toml", "--optim.lr=1e999"}, 2, "optim.lr must be a number, not \"1e999\""},
-       {{"train", "tiny.toml", "--model.n_embd=15"}, 2, "command line: model.n_embd = 15 is not divisible"},
+       {{"train", "tiny.toml", "--model.n_embd=15"},
+        2,
+        "command line: model.n_embd = 15 is not divisible"},
        {{"train", "tiny.toml", "--data.dir=nowhere"},
         3,
         "there is no data folder nowhere; make it with `lathe prepare"},
@@ -77,22 +95,39 @@ TEST_CASE("bad command lines", "[cli]") {
        {{"generate", "data", "--temperature=-1"}, 2, "--temperature = -1 is not allowed"},
        {{"generate", "data", "--tokens=1.5"}, 2, "--tokens must be a whole number, not 1.5"},
        {{"generate", "data", "--tokens=1e3x"}, 2, "--tokens must be a whole number, not 1e3x"},
-       {{"generate", "none", "--tokens=1e3", "--temperature=.5", "--top-p=1.", "--seed=+3", "--top-k=1_0"},
+       {{"generate", "none", "--tokens=1e3", "--temperature=.5", "--top-p=1.", "--seed=+3",
+         "--top-k=1_0"},
         4,
         "none is no run"},
-       {{"generate", "data", "--seed=9223372036854775807"}, 2, "it must be >= 0, <= 9007199254740992"},
-       {{"eval", "data"}, 4, "data is a data folder; lathe eval wants a run or a checkpoint, and data as --data"},
-       {{"generate", "data/"}, 4, "data/ is a data folder; lathe generate wants a run or a checkpoint"},
-       {{"gradients", "data"}, 4, "data is a data folder; lathe gradients wants a run or a checkpoint"},
-       {{"merge", "data", "--out", "new"}, 4, "data is a data folder; lathe merge wants a run or a checkpoint"},
+       {{"generate", "data", "--seed=9223372036854775807"},
+        2,
+        "it must be >= 0, <= 9007199254740992"},
+       {{"eval", "data"},
+        4,
+        "data is a data folder; lathe eval wants a run or a checkpoint, and data as --data"},
+       {{"generate", "data/"},
+        4,
+        "data/ is a data folder; lathe generate wants a run or a checkpoint"},
+       {{"gradients", "data"},
+        4,
+        "data is a data folder; lathe gradients wants a run or a checkpoint"},
+       {{"merge", "data", "--out", "new"},
+        4,
+        "data is a data folder; lathe merge wants a run or a checkpoint"},
        {{"help", "trian"}, 2, "no verb trian; did you mean train?"},
        {{"help", "train", "eval"}, 2, "lathe help takes one verb"},
        {{"train", "tiny.toml", "--amp.tf32=true", "--train.device=cpu"},
         2,
         "command line: amp.tf32 needs an NVIDIA card"},
-       {{"train", "tiny.toml", "--adapters.rank=4", "--adapters.base=nowhere"}, 4, "adapters.base: nowhere is no run"},
-       {{"eval", "data", "--load-dtype=int4"}, 2, "--load-dtype must be fp32, bf16, fp16, int8 or nf4"},
-       {{"eval", "data", "--load-dtype=int8", "--double-quant=true"}, 2, "belongs to --load-dtype nf4"},
+       {{"train", "tiny.toml", "--adapters.rank=4", "--adapters.base=nowhere"},
+        4,
+        "adapters.base: nowhere is no run"},
+       {{"eval", "data", "--load-dtype=int4"},
+        2,
+        "--load-dtype must be fp32, bf16, fp16, int8 or nf4"},
+       {{"eval", "data", "--load-dtype=int8", "--double-quant=true"},
+        2,
+        "belongs to --load-dtype nf4"},
        {{"eval", "data", "--double-quant=1"}, 2, "--double-quant must be true or false"},
        {{"merge", "data"}, 2, "needs --out"},
        {{"merge", "nowhere", "--out", "new"}, 4, "nowhere is no run"},
@@ -118,7 +153,9 @@ TEST_CASE("bad command lines", "[cli]") {
        {{"generate", "data", "--prompt=" + std::string(100000, 'x')}, 4, "data"},
        {{"generate", "data", "--prompt=a\nb"}, 4, "data"},
        {{"config", "check"}, 2, "needs a config file"},
-       {{"config", "check", "tiny.toml", "--train.batch_size=0"}, 2, "train.batch_size = 0 is not allowed"},
+       {{"config", "check", "tiny.toml", "--train.batch_size=0"},
+        2,
+        "train.batch_size = 0 is not allowed"},
        {{"plan", "tiny.toml", "--data.dir=nowhere"}, 2, "model.vocab_size is 0"}});
 }
 
@@ -155,14 +192,17 @@ TEST_CASE("bad data folders", "[cli]") {
              {with("missing"), 3, "cannot read missing/train.bin"},
              {with("torn"), 3, "torn/manifest.json: parse error"},
              {with("foreign"), 3, "a format that this build does not know"},
-             {with("number"), 3, "number/manifest.json: the field \"kind\" is missing or of the wrong type"},
+             {with("number"), 3,
+              "number/manifest.json: the field \"kind\" is missing or of the wrong type"},
              {with("list"), 3, "list/manifest.json holds no JSON object"},
              {with("ids"), 3, "beyond the vocabulary"},
              {with("empty"), 3, "has no train tokens"},
              {with("blank"), 3, "has no train tokens"},
              {with("huge"), 3, "no whole number of 16-bit tokens"},
              {with("raw"), 2, "model.vocab_size must be given"},
-             {{"train", "tiny.toml", "--data.dir=raw", "--model.vocab_size=50"}, 3, "no validation tokens"}});
+             {{"train", "tiny.toml", "--data.dir=raw", "--model.vocab_size=50"},
+              3,
+              "no validation tokens"}});
 }
 
 /// Runs what must succeed, and returns its standard output.
@@ -175,7 +215,9 @@ std::string output_of(const fs::path& folder, std::vector<std::string> args) {
 
 TEST_CASE("help and version", "[cli]") {
   const TempFolder f;
-  const auto out = [&](std::vector<std::string> args) { return output_of(f.path(), std::move(args)); };
+  const auto out = [&](std::vector<std::string> args) {
+    return output_of(f.path(), std::move(args));
+  };
   const std::string all = out({"--help"});
   CHECK_THAT(all, ContainsSubstring("usage: lathe VERB"));
   CHECK_THAT(all, ContainsSubstring("\n  lathe train configs/quickstart.toml"));  // an example
@@ -187,10 +229,12 @@ TEST_CASE("help and version", "[cli]") {
     INFO(verb.name);
     CHECK_THAT(all, ContainsSubstring(std::string("\n  ") + verb.name + " "));
     const std::string help = out({verb.name, "--help"});
-    if (verb.name < "f") CHECK(out({"help", verb.name}) == help);  // the same words; a start costs a quarter second
+    if (verb.name < "f")
+      CHECK(out({"help", verb.name}) == help);  // the same words; a start costs a quarter second
     CHECK_THAT(help, ContainsSubstring(std::string("usage: lathe ") + verb.name));
     CHECK_THAT(help, ContainsSubstring(std::string("\n  lathe ") + verb.name));  // an example
-    for (const auto& [flag, doc] : verb.flags) CHECK_THAT(help, ContainsSubstring(std::string("\n  --") + flag + " "));
+    for (const auto& [flag, doc] : verb.flags)
+      CHECK_THAT(help, ContainsSubstring(std::string("\n  --") + flag + " "));
     std::istringstream lines(help);
     for (std::string line; std::getline(lines, line);) CHECK((line.size() <= 100 || line == ""));
   }
@@ -204,16 +248,20 @@ TEST_CASE("a long help has sections, a line for each key", "[cli]") {
   for (const Field& field : RunConfig::schema("gpt").fields())
     CHECK_THAT(help, ContainsSubstring("\n  --" + field.key + "="));
   CHECK_THAT(help, ContainsSubstring("`lathe config docs`"));
-  CHECK_THAT(output_of(fs::temp_directory_path(), {"plan", "--help"}), ContainsSubstring("`lathe train --help`"));
+  CHECK_THAT(output_of(fs::temp_directory_path(), {"plan", "--help"}),
+             ContainsSubstring("`lathe train --help`"));
 }
 
 TEST_CASE("paths that are not UTF-8 are refused before anything is made", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   fs::copy_file(f / "tiny.toml", f / "tin\xE9.toml");
-  refuse(f, {{{"train", "tin\xE9.toml"}, 2, "the config's path tin\\xe9.toml is not UTF-8"},
-             {{"train", "tin\xE9.toml", "--train.out_dir=runs/x"}, 2, "the config's path tin\\xe9.toml is not UTF-8"},
-             {{"train", "tiny.toml", "--train.out_dir=\xE9"}, 2, "train.out_dir must be UTF-8 text"}});
+  refuse(f,
+         {{{"train", "tin\xE9.toml"}, 2, "the config's path tin\\xe9.toml is not UTF-8"},
+          {{"train", "tin\xE9.toml", "--train.out_dir=runs/x"},
+           2,
+           "the config's path tin\\xe9.toml is not UTF-8"},
+          {{"train", "tiny.toml", "--train.out_dir=\xE9"}, 2, "train.out_dir must be UTF-8 text"}});
   const fs::path inside = f / "fold\xE9r";
   fs::create_directories(inside);
   const Finished r = run({"lathe", {"train", "../tiny.toml", "--data.dir=../data"}, inside, {}});
@@ -247,7 +295,8 @@ TEST_CASE("what may not be read or written is told with a remedy", "[cli]") {
   const bool root = geteuid() == 0;
   if (root && !fs::exists("/usr/bin/setpriv")) return;
   const auto refused = [&](std::vector<std::string> args, const std::string& text) {
-    if (root) args.insert(args.begin(), {"--bounding-set=-all", (binary_folder() / "lathe").string()});
+    if (root)
+      args.insert(args.begin(), {"--bounding-set=-all", (binary_folder() / "lathe").string()});
     const Finished r = run({root ? "/usr/bin/setpriv" : "lathe", std::move(args), f.path(), {}});
     INFO(r.err);
     CHECK((r.code >= 2 && r.code <= 6));
@@ -282,12 +331,16 @@ TEST_CASE("what stands where a config or a run should is named", "[cli]") {
   output_of(f.path(), {"train", "tiny.toml", "--train.steps=1", "--train.eval_interval=0"});
   refuse(f, {{{"train", "runs/tiny"},
               2,
-              "runs/tiny is a run, not a config file; to go on with it: lathe train runs/tiny/config.toml"},
+              "runs/tiny is a run, not a config file; to go on with it: lathe train "
+              "runs/tiny/config.toml"},
              {{"train", "runs/tiny/checkpoints/step-00000001"},
               2,
-              "is a checkpoint, not a config file; to go on from it: lathe train CONFIG --checkpoint.resume=runs/tiny"},
+              "is a checkpoint, not a config file; to go on from it: lathe train CONFIG "
+              "--checkpoint.resume=runs/tiny"},
              {{"config", "check", "data"}, 2, "data is a data folder, not a config file"},
-             {{"eval", "tiny.toml"}, 4, "tiny.toml is a file; lathe eval wants a run or a checkpoint folder"}});
+             {{"eval", "tiny.toml"},
+              4,
+              "tiny.toml is a file; lathe eval wants a run or a checkpoint folder"}});
 }
 
 TEST_CASE("text is generated where the vocabulary has no line break", "[cli]") {
@@ -298,8 +351,8 @@ TEST_CASE("text is generated where the vocabulary has no line break", "[cli]") {
   write_file(f / "one.txt", text);
   output_of(f.path(), {"prepare", "one.txt", "--out", "one", "--tokenizer", "char"});
   const auto written = [&](const std::string& data) {
-    output_of(f.path(), {"train", "tiny.toml", "--train.steps=1", "--train.eval_interval=0", "--data.dir=" + data,
-                         "--train.out_dir=" + data + "-run"});
+    output_of(f.path(), {"train", "tiny.toml", "--train.steps=1", "--train.eval_interval=0",
+                         "--data.dir=" + data, "--train.out_dir=" + data + "-run"});
     return output_of(f.path(), {"generate", data + "-run", "--tokens=2"});
   };
   CHECK_THAT(written("data"), Catch::Matchers::StartsWith("\n"));
@@ -313,7 +366,10 @@ TEST_CASE("threads that the system refuses are a sentence, not a hang", "[cli]")
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml"}).code == 0);
   const auto with_threads = [&](int most, std::vector<std::string> words) {
-    return run({"lathe_faults", std::move(words), f.path(), {{"LATHE_TEST_THREADS", std::to_string(most)}}});
+    return run({"lathe_faults",
+                std::move(words),
+                f.path(),
+                {{"LATHE_TEST_THREADS", std::to_string(most)}}});
   };
   if (with_threads(1, {"--version"}).code == 77) {
     WARN("skipped: this process can't give up the right to any number of threads");
@@ -322,7 +378,8 @@ TEST_CASE("threads that the system refuses are a sentence, not a hang", "[cli]")
 
   for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
            {"train", "tiny.toml", "--train.threads=2", "--train.out_dir=new", "--data.workers=0"},
-           {"train", "tiny.toml", "--train.out_dir=new"},  // threads = 1, and two workers that read data
+           {"train", "tiny.toml",
+            "--train.out_dir=new"},  // threads = 1, and two workers that read data
            {"plan", "tiny.toml", "--train.threads=2"},
            {"profile", "tiny.toml", "--train.threads=2"},
            {"find", "lr", "tiny.toml", "--train.threads=2"},
@@ -343,7 +400,8 @@ TEST_CASE("threads that the system refuses are a sentence, not a hang", "[cli]")
   // What there is room for works: one thread, or two, for which ATen starts two.
   CHECK(with_threads(1, {"eval", "runs/tiny", "--threads=1"}).code == 0);
   CHECK(with_threads(1, {"export", "runs/tiny", "--out", "exported"}).code == 0);
-  CHECK(with_threads(1, {"train", "tiny.toml", "--train.out_dir=new", "--data.workers=0"}).code == 0);
+  CHECK(with_threads(1, {"train", "tiny.toml", "--train.out_dir=new", "--data.workers=0"}).code ==
+        0);
   CHECK(with_threads(3, {"eval", "runs/tiny", "--threads=2"}).code == 0);
   CHECK(with_threads(2, {"eval", "runs/tiny", "--threads=2"}).code == 9);
 }
@@ -353,12 +411,14 @@ TEST_CASE("more threads than the machine has any use for are refused", "[cli]") 
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=2"}).code == 0);
   using Environment = std::map<std::string, std::string>;
-  for (const auto& [words, environment] : std::vector<std::pair<std::vector<std::string>, Environment>>{
+  for (const auto& [words, environment] :
+       std::vector<std::pair<std::vector<std::string>, Environment>>{
            {{"eval", "runs/tiny", "--threads=4096"}, {}},
            {{"generate", "runs/tiny", "--threads=4096"}, {}},
            {{"train", "tiny.toml", "--train.threads=4096", "--train.out_dir=new"}, {}},
            {{"eval", "runs/tiny"}, {{"OMP_NUM_THREADS", "100000"}}},
-           {{"train", "tiny.toml", "--train.threads=0", "--train.out_dir=new"}, {{"OMP_NUM_THREADS", "100000"}}},
+           {{"train", "tiny.toml", "--train.threads=0", "--train.out_dir=new"},
+            {{"OMP_NUM_THREADS", "100000"}}},
            {{"tokenizer", "train", "text.txt", "--out", "bpe", "--threads=1024"}, {}},
            {{"prepare", "text.txt", "--out", "more", "--dedup", "--workers=1024"}, {}},
            {{"prepare", "text.txt", "--out", "more", "--dedup"}, {{"OMP_NUM_THREADS", "100000"}}},
@@ -366,15 +426,16 @@ TEST_CASE("more threads than the machine has any use for are refused", "[cli]") 
     const Finished refused = run({"lathe", words, f.path(), environment});
     INFO(words[0] << "\n" << refused.out << refused.err);
     CHECK(refused.code == 2);
-    CHECK_THAT(refused.err,
-               ContainsSubstring(" threads are too many for the ") && ContainsSubstring("LATHE_MAX_THREADS"));
+    CHECK_THAT(refused.err, ContainsSubstring(" threads are too many for the ") &&
+                                ContainsSubstring("LATHE_MAX_THREADS"));
     CHECK(std::count(refused.err.begin(), refused.err.end(), '\n') == 1);
   }
   for (const std::string made : {"new", "bpe", "more"}) CHECK(!fs::exists(f / made));
 
   // A setting of the environment allows them.
   const int many = std::max(64, 2 * default_threads()) + 1;
-  const std::vector<std::string> train{"train", "tiny.toml", "--train.steps=1", "--train.out_dir=many",
+  const std::vector<std::string> train{"train", "tiny.toml", "--train.steps=1",
+                                       "--train.out_dir=many",
                                        "--train.threads=" + std::to_string(many)};
   CHECK(run({"lathe", train, f.path(), {}}).code == 2);
   CHECK(run({"lathe", train, f.path(), {{"LATHE_MAX_THREADS", std::to_string(many)}}}).code == 0);
@@ -382,7 +443,8 @@ TEST_CASE("more threads than the machine has any use for are refused", "[cli]") 
 
 TEST_CASE("LATHE_ISA is read before any verb", "[cli]") {
   const TempFolder f;
-  const std::vector<std::vector<std::string>> some{{"bench", "peak"}, {"inspect", "."}, {"config", "kernels"}};
+  const std::vector<std::vector<std::string>> some{
+      {"bench", "peak"}, {"inspect", "."}, {"config", "kernels"}};
   for (const auto& args : some) {
     const Finished r = run({"lathe", args, f.path(), {{"LATHE_ISA", "sse9"}}});
     CHECK(r.code == 2);
@@ -406,25 +468,34 @@ TEST_CASE("token shards of other trainers are trained on, shown and checked", "[
   write_file(f / "nano/val.bin", val);
   write_file(f / "nano/meta.pkl", "\x80\x04");
   for (const std::string folder : {"llmc", "nano"}) {
-    output_of(f.path(), {"train", "tiny.toml", "--data.dir=" + folder, "--model.vocab_size=20", "--train.steps=2",
-                         "--train.out_dir=runs/" + folder});
-    CHECK(difference(f / "runs/llmc", f / "runs" / folder) == "");  // the same tokens in the same order
+    output_of(f.path(), {"train", "tiny.toml", "--data.dir=" + folder, "--model.vocab_size=20",
+                         "--train.steps=2", "--train.out_dir=runs/" + folder});
+    CHECK(difference(f / "runs/llmc", f / "runs" / folder) ==
+          "");  // the same tokens in the same order
   }
-  const std::string llmc = output_of(f.path(), {"inspect", "llmc"}), nano = output_of(f.path(), {"inspect", "nano"});
+  const std::string llmc = output_of(f.path(), {"inspect", "llmc"}),
+                    nano = output_of(f.path(), {"inspect", "nano"});
   CHECK_THAT(llmc, ContainsSubstring("no manifest.json"));
-  CHECK_THAT(llmc, ContainsSubstring("fineweb_train_000001.bin  10000 tokens  uint16, llm.c's header"));
+  CHECK_THAT(llmc,
+             ContainsSubstring("fineweb_train_000001.bin  10000 tokens  uint16, llm.c's header"));
   CHECK_THAT(llmc, ContainsSubstring("fineweb_val_000000.bin  "));
   CHECK_THAT(nano, ContainsSubstring("train.bin  18000 tokens  uint16, no header"));
   CHECK_THAT(nano, !ContainsSubstring("meta.pkl"));
-  CHECK_THAT(output_of(f.path(), {"verify", "llmc"}), ContainsSubstring("the largest token id is 1"));
-  CHECK_THAT(output_of(f.path(), {"verify", "nano"}), ContainsSubstring("no checksums to compare with"));
+  CHECK_THAT(output_of(f.path(), {"verify", "llmc"}),
+             ContainsSubstring("the largest token id is 1"));
+  CHECK_THAT(output_of(f.path(), {"verify", "nano"}),
+             ContainsSubstring("no checksums to compare with"));
 
   write_file(f / "llmc/fineweb_train_000002.bin", with_header(train.substr(20000)).substr(0, 5000));
   write_file(f / "two/a_train_0.bin", train);
   write_file(f / "two/b_train_0.bin", train);
-  refuse(f, {{{"verify", "llmc"}, 3, "fineweb_train_000002.bin: its header claims 8000 tokens and it has 1988"},
+  refuse(f, {{{"verify", "llmc"},
+              3,
+              "fineweb_train_000002.bin: its header claims 8000 tokens and it has 1988"},
              {{"inspect", "llmc"}, 3, "its header claims 8000 tokens"},
-             {{"verify", "two"}, 3, "two holds shards of more than one data set (a_train_0.bin, b_train_0.bin)"}});
+             {{"verify", "two"},
+              3,
+              "two holds shards of more than one data set (a_train_0.bin, b_train_0.bin)"}});
 }
 
 /// ./dev with this build's binary, and without its set-up and build.
@@ -454,7 +525,8 @@ TEST_CASE("./dev works in the folder that it is called from", "[cli]") {
   INFO(shown.err);
   CHECK(shown.code == 0);
   CHECK_THAT(shown.out, ContainsSubstring("tiny.toml: fine"));
-  // The config is found among other words, and the quickstart's data are made where it asks for them.
+  // The config is found among other words, and the quickstart's data are made where it asks for
+  // them.
   const Finished r = dev(f, {"train", "--train.steps=1", "--train.eval_interval", "0", "tiny.toml",
                              "--data.dir=data/quickstart", "--log.level", "info"});
   INFO(r.err);
@@ -470,7 +542,8 @@ TEST_CASE("a plan tells parameters, memory, FLOPs, time and disk", "[cli]") {
   const Finished r = run({"lathe", {"plan", "tiny.toml"}, f.path(), {}});
   INFO(r.err);
   CHECK(r.code == 0);
-  for (const char* word : {"parameters", "memory: optimizer", "FLOPs a step", "time of a step", "disk"})
+  for (const char* word :
+       {"parameters", "memory: optimizer", "FLOPs a step", "time of a step", "disk"})
     CHECK_THAT(r.out, ContainsSubstring(word));
   CHECK(!fs::exists(f / "runs"));
 }
@@ -478,9 +551,11 @@ TEST_CASE("a plan tells parameters, memory, FLOPs, time and disk", "[cli]") {
 TEST_CASE("benchmarks end in one JSON line", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  const Finished r = run({"lathe", {"bench", "step", "tiny.toml", "--train.steps=6", "--skip", "2"}, f.path(), {}});
+  const Finished r = run(
+      {"lathe", {"bench", "step", "tiny.toml", "--train.steps=6", "--skip", "2"}, f.path(), {}});
   CHECK(r.code == 0);
-  for (const char* key : {"ms_median", "ms_min", "tokens_per_s", "first_step_s", "peak_rss_mb", "final_loss"})
+  for (const char* key :
+       {"ms_median", "ms_min", "tokens_per_s", "first_step_s", "peak_rss_mb", "final_loss"})
     CHECK_THAT(r.out, ContainsSubstring(key));
   CHECK(!fs::exists(f / "runs"));
 }

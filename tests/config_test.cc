@@ -1,4 +1,5 @@
-// The declaration, and bad values of every key: in the file, on the command line and in the environment.
+// The declaration, and bad values of every key: in the file, on the command line and in the
+// environment.
 #include <cstdlib>
 
 #include "tests/catch.h"
@@ -21,27 +22,34 @@ std::string problem(const std::string& toml) {
 std::string section(const Field& f) { return f.key.substr(0, f.key.find('.')); }
 std::string name(const Field& f) { return f.key.substr(f.key.find('.') + 1); }
 
-TEST_CASE("every key refuses a wrong type, a value out of range, a misspelling, a repeat and a wrong place",
-          "[config]") {
+TEST_CASE(
+    "every key refuses a wrong type, a value out of range, a misspelling, a repeat and a wrong "
+    "place",
+    "[config]") {
   for (const auto& f : RunConfig::schema("gpt").fields()) {
     INFO(f.key);
-    const bool text = std::holds_alternative<std::string>(f.initial), flag = std::holds_alternative<bool>(f.initial);
+    const bool text = std::holds_alternative<std::string>(f.initial),
+               flag = std::holds_alternative<bool>(f.initial);
     const std::string head = "[" + section(f) + "]\n";
     CHECK_THAT(problem(head + name(f) + (text ? " = 3\n" : " = \"x\"\n")),
                ContainsSubstring("c.toml:2:1: " + f.key + " must be "));
     CHECK_THAT(problem(head + name(f) + " = [1]\n"), ContainsSubstring("c.toml:2:1"));
     if (!text && !flag) {
       if (std::isfinite(f.rule.min))
-        CHECK_THAT(problem(head + name(f) + " = -1000000000\n"), ContainsSubstring("is not allowed; it must be "));
+        CHECK_THAT(problem(head + name(f) + " = -1000000000\n"),
+                   ContainsSubstring("is not allowed; it must be "));
       if (std::isfinite(f.rule.max))
-        CHECK_THAT(problem(head + name(f) + " = 1000000000\n"), ContainsSubstring("is not allowed"));
+        CHECK_THAT(problem(head + name(f) + " = 1000000000\n"),
+                   ContainsSubstring("is not allowed"));
       if (std::holds_alternative<double>(f.initial))
         CHECK_THAT(problem(head + name(f) + " = nan\n"), ContainsSubstring("is not allowed"));
       if (std::holds_alternative<int64_t>(f.initial))
-        CHECK_THAT(problem(head + name(f) + " = 1.5\n"), ContainsSubstring("must be a whole number"));
+        CHECK_THAT(problem(head + name(f) + " = 1.5\n"),
+                   ContainsSubstring("must be a whole number"));
     }
     if (!f.rule.choices.empty())
-      CHECK_THAT(problem(head + name(f) + " = \"nonsense\"\n"), ContainsSubstring("it must be " + f.rule.choices[0]));
+      CHECK_THAT(problem(head + name(f) + " = \"nonsense\"\n"),
+                 ContainsSubstring("it must be " + f.rule.choices[0]));
     CHECK_THAT(problem(head + name(f) + "x = 1\n"),
                ContainsSubstring("did you mean " + f.key.substr(0, section(f).size() + 1)));
     const std::string value = toml_text(f.initial);
@@ -65,53 +73,71 @@ TEST_CASE("keys that contradict each other", "[config]") {
   CHECK(problem("[optim]\nlr = 5e-5\n") == "");
   CHECK(problem("[optim]\nlr = 1e-5\n[schedule]\nmin_lr = 1e-4\n") ==
         "c.toml:4:1: schedule.min_lr = 0.0001 is above optim.lr = 1e-05");
-  CHECK_THAT(problem("[schedule]\nmin_lr = -0.5\n"), ContainsSubstring("c.toml:2:1: schedule.min_lr = -0.5 is not"));
+  CHECK_THAT(problem("[schedule]\nmin_lr = -0.5\n"),
+             ContainsSubstring("c.toml:2:1: schedule.min_lr = -0.5 is not"));
   const std::vector<std::pair<std::string, std::string>> amp{
       {"grad = \"low\"", "c.toml:2:1: amp.grad = \"low\" needs amp.dtype"},
       {"scaler = \"dynamic\"\ndtype = \"bf16\"",
        "c.toml:2:1: amp.scaler = \"dynamic\" is for amp.dtype = \"fp16\"; bf16 has"},
       {"scaler = \"fixed\"\ndtype = \"fp8\"", "fp8 scales each tensor, so leave amp.scaler out"},
-      {"loss_scale = 0\ndtype = \"fp16\"", "c.toml:2:1: amp.loss_scale = 0 is not allowed; it must be >= 1e-06"},
+      {"loss_scale = 0\ndtype = \"fp16\"",
+       "c.toml:2:1: amp.loss_scale = 0 is not allowed; it must be >= 1e-06"},
       {"loss_scale = 8\ndtype = \"bf16\"", "c.toml:2:1: amp.loss_scale has no effect"},
-      {"loss_scale = 8\ndtype = \"fp16\"\nscaler = \"none\"", "c.toml:2:1: amp.loss_scale has no effect"},
+      {"loss_scale = 8\ndtype = \"fp16\"\nscaler = \"none\"",
+       "c.toml:2:1: amp.loss_scale has no effect"},
       {"growth_interval = 8\ndtype = \"fp16\"\nscaler = \"fixed\"",
        "amp.growth_interval has no effect without a dynamic"},
       {"min_loss_scale = 8\nloss_scale = 4\ndtype = \"fp16\"", "is above amp.loss_scale = 4"},
       {"master = false", "c.toml:2:1: amp.master = false needs amp.dtype"},
       {"working_copies = false", "c.toml:2:1: amp.working_copies has no effect in fp32"},
-      {"working_copies = false\ndtype = \"bf16\"\nmaster = false", "amp.working_copies has no effect with amp.master"},
-      {"cache = false\ndtype = \"bf16\"", "c.toml:2:1: amp.cache has no effect with amp.working_copies = true"},
-      {"rounding = \"nearest\"\ndtype = \"bf16\"", "amp.rounding has no effect with amp.master = true"},
+      {"working_copies = false\ndtype = \"bf16\"\nmaster = false",
+       "amp.working_copies has no effect with amp.master"},
+      {"cache = false\ndtype = \"bf16\"",
+       "c.toml:2:1: amp.cache has no effect with amp.working_copies = true"},
+      {"rounding = \"nearest\"\ndtype = \"bf16\"",
+       "amp.rounding has no effect with amp.master = true"},
       {"rounding = \"stochastic\"\ndtype = \"fp16\"\nmaster = false", "is for bf16 parameters"},
       {"fp8_scaling = \"delayed\"", "amp.fp8_scaling has no effect without amp.dtype = \"fp8\""},
       {"dtype = \"fp8\"\nfp8_history = 4", "c.toml:3:1: amp.fp8_history has no effect without"},
-      {"dtype = \"fp8\"\nfp8_edge_blocks = 2", "c.toml:3:1: amp.fp8_edge_blocks = 2 first and last blocks leave none"},
-      {"dtype = \"fp8\"\n[model]\nn_embd = 120", "c.toml:4:1: model.n_embd = 120 is not a multiple of 16"},
+      {"dtype = \"fp8\"\nfp8_edge_blocks = 2",
+       "c.toml:3:1: amp.fp8_edge_blocks = 2 first and last blocks leave none"},
+      {"dtype = \"fp8\"\n[model]\nn_embd = 120",
+       "c.toml:4:1: model.n_embd = 120 is not a multiple of 16"},
       {"dtype = \"fp8\"\n[train]\nbatch_size = 3\n[model]\nblock_size = 24",
        "c.toml:4:1: train.batch_size = 3 times model"}};
-  for (const auto& [text, wanted] : amp) CHECK_THAT(problem("[amp]\n" + text + "\n"), ContainsSubstring(wanted));
+  for (const auto& [text, wanted] : amp)
+    CHECK_THAT(problem("[amp]\n" + text + "\n"), ContainsSubstring(wanted));
   const std::vector<std::pair<std::string, std::string>> lora{
       {"rank = 4", "c.toml:2:1: adapters.rank needs adapters.base"},
       {"dtype = \"nf4\"", "c.toml:2:1: adapters.dtype has no effect with adapters.rank = 0"},
-      {"rank = 4\nbase = \"x\"\ndtype = \"nf4\"", "c.toml:4:1: adapters.dtype = \"nf4\" needs amp.dtype = \"bf16\" or"},
-      {"rank = 4\nbase = \"x\"\ndtype = \"bf16\"\n[amp]\ndtype = \"fp16\"", "needs amp.dtype = \"bf16\", and it is"},
-      {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"bf16\"", "adapters.dtype = \"fp32\" needs amp.dtype = \"fp32\""},
+      {"rank = 4\nbase = \"x\"\ndtype = \"nf4\"",
+       "c.toml:4:1: adapters.dtype = \"nf4\" needs amp.dtype = \"bf16\" or"},
+      {"rank = 4\nbase = \"x\"\ndtype = \"bf16\"\n[amp]\ndtype = \"fp16\"",
+       "needs amp.dtype = \"bf16\", and it is"},
+      {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"bf16\"",
+       "adapters.dtype = \"fp32\" needs amp.dtype = \"fp32\""},
       {"rank = 4\nbase = \"x\"\ndouble_quant = true", "is for adapters.dtype = \"nf4\""},
       {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"fp8\"", "can't be used with adapters"},
       {"rank = 4\nbase = \"x\"\n[model]\nkind = \"rnn\"",
-       "c.toml:5:1: adapters.rank = 4 has nothing to act on: adapters stand on linear layers, and model.kind = \"rnn\" "
+       "c.toml:5:1: adapters.rank = 4 has nothing to act on: adapters stand on linear layers, and "
+       "model.kind = \"rnn\" "
        "has "
        "none beside its head"},
-      {"rank = 4\nbase = \"x\"\n[model]\nkind = \"rnn\"\ntie_weights = true", "has none beside its head"}};
-  for (const auto& [text, wanted] : lora) CHECK_THAT(problem("[adapters]\n" + text + "\n"), ContainsSubstring(wanted));
-  for (const char* kind : {"gpt", "gpt\"\ntie_weights = false\ninit = \"gpt2", "llama", "mlp", "convnet"})
-    CHECK(problem(str("[adapters]\nrank = 4\nbase = \"x\"\n[model]\nkind = \"", kind, "\"\n")) == "");
+      {"rank = 4\nbase = \"x\"\n[model]\nkind = \"rnn\"\ntie_weights = true",
+       "has none beside its head"}};
+  for (const auto& [text, wanted] : lora)
+    CHECK_THAT(problem("[adapters]\n" + text + "\n"), ContainsSubstring(wanted));
+  for (const char* kind :
+       {"gpt", "gpt\"\ntie_weights = false\ninit = \"gpt2", "llama", "mlp", "convnet"})
+    CHECK(problem(str("[adapters]\nrank = 4\nbase = \"x\"\n[model]\nkind = \"", kind, "\"\n")) ==
+          "");
 }
 
 TEST_CASE("files that are no config", "[config]") {
   CHECK_THAT(problem("[model\n"), ContainsSubstring("c.toml:1:"));
   CHECK_THAT(problem("[="), ContainsSubstring("c.toml"));
-  CHECK_THAT(problem(std::string("[train]\nsteps = 1\0\n", 19)), ContainsSubstring("c.toml:2:1: a control byte"));
+  CHECK_THAT(problem(std::string("[train]\nsteps = 1\0\n", 19)),
+             ContainsSubstring("c.toml:2:1: a control byte"));
   CHECK_THAT(problem(std::string((1 << 20) + 1, '#')), ContainsSubstring("at most 1048576"));
   CHECK_THAT(error_of([] { load_config("/nowhere/c.toml", {}); }),
              ContainsSubstring("there is no config file /nowhere/c.toml"));
@@ -127,7 +153,8 @@ TEST_CASE("schedule.min_lr is a tenth of optim.lr unless it is given", "[config]
   CHECK(min_lr({{"optim.lr", "5e-5"}}) == 5e-5 / 10);
   CHECK(min_lr({{"optim.lr", "5e-5"}, {"schedule.min_lr", "-1"}}) == 5e-5 / 10);
   CHECK(min_lr({{"optim.lr", "5e-5"}, {"schedule.min_lr", "0"}}) == 0);
-  CHECK(config_from_toml("[optim]\nlr = 5e-4\n[schedule]\nmin_lr = 0.0001\n", "an older run").schedule.min_lr == 1e-4);
+  CHECK(config_from_toml("[optim]\nlr = 5e-4\n[schedule]\nmin_lr = 0.0001\n", "an older run")
+            .schedule.min_lr == 1e-4);
   const ScheduleConfig untouched;  // not through load_config
   ScheduleConfig given;
   given.min_lr = 1e-4;
@@ -141,31 +168,35 @@ TEST_CASE("numbers are read as people type them, where that is exact", "[config]
   const auto load = [&](const std::string& key, const std::string& text) {
     return load_config((f / "c.toml").string(), {{key, text}, {"schedule.min_lr", "0"}}).config;
   };
-  const std::vector<std::pair<const char*, int64_t>> whole{{"1000", 1000},
-                                                           {"1e3", 1000},
-                                                           {"1.5E1", 15},
-                                                           {"1_000", 1000},
-                                                           {"+3", 3},
-                                                           {"5.", 5},
-                                                           {"120e-1", 12},
-                                                           {"0x10", 16},
-                                                           {"9007199254740993", 9007199254740993},
-                                                           {"9.007199254740993e15", 9007199254740993}};
+  const std::vector<std::pair<const char*, int64_t>> whole{
+      {"1000", 1000},
+      {"1e3", 1000},
+      {"1.5E1", 15},
+      {"1_000", 1000},
+      {"+3", 3},
+      {"5.", 5},
+      {"120e-1", 12},
+      {"0x10", 16},
+      {"9007199254740993", 9007199254740993},
+      {"9.007199254740993e15", 9007199254740993}};
   for (const auto& [text, wanted] : whole) {
     INFO(text);
     CHECK(error_of([&] { CHECK(load("train.seed", text).train.seed == wanted); }) == "");
   }
   CHECK(load("train.seed", "0e5").train.seed == 0);
-  const std::vector<std::pair<const char*, double>> real{{".001", 0.001}, {"5.", 5}, {"1_000.5", 1000.5}, {"+3", 3},
-                                                         {"1e-3", 1e-3},  {"3", 3},  {"1_0e1_0", 1e11}};
+  const std::vector<std::pair<const char*, double>> real{
+      {".001", 0.001}, {"5.", 5}, {"1_000.5", 1000.5}, {"+3", 3},
+      {"1e-3", 1e-3},  {"3", 3},  {"1_0e1_0", 1e11}};
   for (const auto& [text, wanted] : real) {
     INFO(text);
     CHECK(error_of([&] { CHECK(load("optim.lr", text).optim.lr == wanted); }) == "");
   }
-  for (const char* text : {"1.5e0", "1e-1", "1__0", "_1", "1_", "e3", ".", "", "+", "1e", "--3", "1 0", "0x", "inf"}) {
+  for (const char* text :
+       {"1.5e0", "1e-1", "1__0", "_1", "1_", "e3", ".", "", "+", "1e", "--3", "1 0", "0x", "inf"}) {
     INFO(text);
     CHECK_THAT(error_of([&] { load("train.steps", text); }),
-               ContainsSubstring(std::string("command line: --train.steps=") + text + ": train.steps must be a whole"));
+               ContainsSubstring(std::string("command line: --train.steps=") + text +
+                                 ": train.steps must be a whole"));
   }
   for (const char* text : {"1__0", "._5", "e3", ".", "", "1e", "1e_3", "1e999", "nan", "one"}) {
     INFO(text);
@@ -181,13 +212,15 @@ TEST_CASE("defaults < file < environment < command line", "[config]") {
   write_file(f / "c.toml", "[train]\nsteps = 11\nbatch_size = 12\nseed = 13\n");
   setenv("LATHE_TRAIN_BATCH_SIZE", "22", 1);
   setenv("LATHE_TRAIN_SEED", "23", 1);
-  const LoadedConfig c = load_config((f / "c.toml").string(), {{"train.seed", "33"}, {"data.dir", "123"}});
+  const LoadedConfig c =
+      load_config((f / "c.toml").string(), {{"train.seed", "33"}, {"data.dir", "123"}});
   CHECK_THAT(error_of([&] {
                setenv("LATHE_TRAIN_STESP", "1", 1);
                load_config((f / "c.toml").string(), {});
              }),
              ContainsSubstring("LATHE_TRAIN_STESP names no key; did you mean LATHE_TRAIN_STEPS?"));
-  for (const char* name : {"LATHE_TRAIN_BATCH_SIZE", "LATHE_TRAIN_SEED", "LATHE_TRAIN_STESP"}) unsetenv(name);
+  for (const char* name : {"LATHE_TRAIN_BATCH_SIZE", "LATHE_TRAIN_SEED", "LATHE_TRAIN_STESP"})
+    unsetenv(name);
   CHECK(c.config.train.log_interval == 10);
   CHECK(c.config.train.steps == 11);
   CHECK(c.config.train.batch_size == 22);
@@ -209,7 +242,8 @@ TEST_CASE("the resolved config reads back as itself", "[config]") {
   CHECK(back.optim.lr == c.optim.lr);
 }
 
-TEST_CASE("the configs that ship are fine, and the reference page is the declaration's", "[config]") {
+TEST_CASE("the configs that ship are fine, and the reference page is the declaration's",
+          "[config]") {
   for (const auto& entry : fs::directory_iterator(test::source_folder() / "configs")) {
     INFO(entry.path());
     CHECK(error_of([&] { load_config(entry.path().string(), {}); }) == "");
@@ -219,7 +253,8 @@ TEST_CASE("the configs that ship are fine, and the reference page is the declara
 }
 
 TEST_CASE("malformed TOML never ends in anything but an error", "[config]") {
-  const std::string good = "[model]\nn_layer = 2\n[train]\nsteps = 5\nout_dir = \"a\\u0041\"\nmax_time = 1.5e3\n";
+  const std::string good =
+      "[model]\nn_layer = 2\n[train]\nsteps = 5\nout_dir = \"a\\u0041\"\nmax_time = 1.5e3\n";
   const std::string marks = "[]=\"'\n#{}.,\\ueE+-0truefals\xEF\xBB\xBF\x7f";
   uint32_t x = 1;
   const auto next = [&x](size_t n) { return (x = x * 1664525u + 1013904223u) / 65536 % n; };

@@ -1,5 +1,5 @@
-// What every op, in-place function and options struct must hold to. The cases walk tables, so that what is added to
-// these is checked by being there.
+// What every op, in-place function and options struct must hold to. The cases walk tables, so that
+// what is added to these is checked by being there.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 
@@ -62,7 +62,8 @@ std::string text_of(const std::filesystem::path& file) {
 
 /// Whether a message is a sentence of ours, and not LibTorch's internal text.
 bool is_sentence(const std::string& message) {
-  static const std::regex raw("not an Error of ours|INTERNAL ASSERT|report a bug|c10::|Exception raised|at::");
+  static const std::regex raw(
+      "not an Error of ours|INTERNAL ASSERT|report a bug|c10::|Exception raised|at::");
   return !message.empty() && !std::regex_search(message, raw);
 }
 
@@ -105,12 +106,13 @@ void change_values(at::Tensor t) {
   }
 }
 
-/// What ops keep beside their inputs while this is alive: attributes they were made with, results that are no
-/// floating-point numbers.
+/// What ops keep beside their inputs while this is alive: attributes they were made with, results
+/// that are no floating-point numbers.
 class KeptTensors {
  public:
   KeptTensors()
-      : attribute_([this](const at::Tensor& t) { tensors.push_back(t); }), result_([this](const OpResult& result) {
+      : attribute_([this](const at::Tensor& t) { tensors.push_back(t); }),
+        result_([this](const OpResult& result) {
           for (const at::Tensor& t : result.outputs) {
             if (!t.is_floating_point()) tensors.push_back(t);
           }
@@ -144,7 +146,8 @@ ForwardPass forward_pass(const OpCase& row, at::ScalarType dtype) {
   return pass;
 }
 
-/// Changes each tensor that the row's ops keep, one in each pass; returns how many passes were refused.
+/// Changes each tensor that the row's ops keep, one in each pass; returns how many passes were
+/// refused.
 int64_t check_changes(const OpCase& row, at::ScalarType dtype) {
   const ForwardPass first = forward_pass(row, dtype);
   const at::Tensor dy = first.y.data().clone();
@@ -168,8 +171,10 @@ int64_t check_changes(const OpCase& row, at::ScalarType dtype) {
   return refused;
 }
 
-TEST_CASE("a tensor that an op keeps and that changes before backward is an error, never a wrong gradient",
-          "[contracts]") {
+TEST_CASE(
+    "a tensor that an op keeps and that changes before backward is an error, never a wrong "
+    "gradient",
+    "[contracts]") {
   int64_t refused = 0;
   for (const OpCase& row : lathe::test::op_table()) {
     INFO(row.op << " (" << row.label << ")");
@@ -180,21 +185,32 @@ TEST_CASE("a tensor that an op keeps and that changes before backward is an erro
 
 struct IndexRow {
   std::string name;
-  std::function<Variable(const Variable&, const at::Tensor&)> run;  ///< of x [4, 3] and what changes
+  std::function<Variable(const Variable&, const at::Tensor&)>
+      run;  ///< of x [4, 3] and what changes
   at::Tensor tensor;
 };
 
-TEST_CASE("targets, weights and document starts that change before backward are never a wrong gradient",
-          "[contracts]") {
+TEST_CASE(
+    "targets, weights and document starts that change before backward are never a wrong gradient",
+    "[contracts]") {
   const auto classes = [] { return lathe::test::longs({2, 0, 1, 2}); };
   const auto weights = [] { return torch::full({3}, 0.5, at::kDouble); };
   const std::vector<IndexRow> rows{
-      {"nll_loss", [](const Variable& x, const at::Tensor& t) { return nll_loss(log_softmax(x, 1), t); }, classes()},
+      {"nll_loss",
+       [](const Variable& x, const at::Tensor& t) { return nll_loss(log_softmax(x, 1), t); },
+       classes()},
       {"nll_loss's weight",
-       [&](const Variable& x, const at::Tensor& t) { return nll_loss(log_softmax(x, 1), classes(), t); }, weights()},
-      {"cross_entropy", [](const Variable& x, const at::Tensor& t) { return cross_entropy(x, t); }, classes()},
+       [&](const Variable& x, const at::Tensor& t) {
+         return nll_loss(log_softmax(x, 1), classes(), t);
+       },
+       weights()},
+      {"cross_entropy", [](const Variable& x, const at::Tensor& t) { return cross_entropy(x, t); },
+       classes()},
       {"cross_entropy with smoothing",
-       [](const Variable& x, const at::Tensor& t) { return cross_entropy(x, t, {.label_smoothing = 0.1}); }, classes()},
+       [](const Variable& x, const at::Tensor& t) {
+         return cross_entropy(x, t, {.label_smoothing = 0.1});
+       },
+       classes()},
       {"cross_entropy of probabilities",
        [](const Variable& x, const at::Tensor& t) { return cross_entropy(x, Variable(t)); },
        torch::full({4, 3}, 1.0 / 3, at::kDouble)},
@@ -206,7 +222,8 @@ TEST_CASE("targets, weights and document starts that change before backward are 
        classes()},
       {"binary_cross_entropy_with_logits's weight",
        [](const Variable& x, const at::Tensor& t) {
-         return binary_cross_entropy_with_logits(x, Variable(torch::full({4, 3}, 0.5, at::kDouble)), t);
+         return binary_cross_entropy_with_logits(x, Variable(torch::full({4, 3}, 0.5, at::kDouble)),
+                                                 t);
        },
        weights()},
       {"embedding",
@@ -282,7 +299,8 @@ TEST_CASE("a mask that changes before recomputation is an error", "[contracts]")
   CHECK(message_of([&] { backward(y); }).find("changed in place") != std::string::npos);
 }
 
-TEST_CASE("hooks that a recomputed function registers run once, and can be removed", "[contracts]") {
+TEST_CASE("hooks that a recomputed function registers run once, and can be removed",
+          "[contracts]") {
   const Variable x = Variable::parameter(torch::full({1}, 2.0));
   HookHandle handle;
   const auto part = [&handle](const Variable& v) {
@@ -321,14 +339,16 @@ const std::vector<InPlaceRow>& in_place_functions() {
       {"leaky_relu_", [](Variable& x) -> Variable& { return leaky_relu_(x, 0.1); }},
       {"tanh_", [](Variable& x) -> Variable& { return tanh_(x); }},
       {"sigmoid_", [](Variable& x) -> Variable& { return sigmoid_(x); }},
-      {"masked_fill_", [](Variable& x) -> Variable& { return masked_fill_(x, torch::ones({3}, at::kBool), 3); }},
+      {"masked_fill_",
+       [](Variable& x) -> Variable& { return masked_fill_(x, torch::ones({3}, at::kBool), 3); }},
       {"add_", [](Variable& x) -> Variable& { return add_(x, Variable(torch::ones({3}))); }},
       {"mul_", [](Variable& x) -> Variable& { return mul_(x, 0.5); }}};
   return rows;
 }
 
-TEST_CASE("every in-place function changes values alone under NoGrad, and refuses a parameter in a graph",
-          "[contracts]") {
+TEST_CASE(
+    "every in-place function changes values alone under NoGrad, and refuses a parameter in a graph",
+    "[contracts]") {
   std::set<std::string> named;
   for (const auto& [name, run] : in_place_functions()) {
     INFO(name);
@@ -370,7 +390,8 @@ TEST_CASE("every in-place function changes values alone under NoGrad, and refuse
   }
 }
 
-TEST_CASE("every op with an undefined input computes without it, or names it in one sentence", "[contracts]") {
+TEST_CASE("every op with an undefined input computes without it, or names it in one sentence",
+          "[contracts]") {
   int64_t refused = 0, computed = 0;
   for (const OpCase& row : lathe::test::op_table()) {
     for (size_t i = 0; i < row.inputs.size(); ++i) {
@@ -387,7 +408,8 @@ TEST_CASE("every op with an undefined input computes without it, or names it in 
       } else {
         INFO(message);
         const bool is_named = message.find("undefined") != std::string::npos;
-        const bool lacks_bounds = message.find("needs a lower or an upper bound") != std::string::npos;  // clamp's
+        const bool lacks_bounds =
+            message.find("needs a lower or an upper bound") != std::string::npos;  // clamp's
         CHECK((is_sentence(message) && (is_named || lacks_bounds)));
         ++refused;
       }
@@ -403,9 +425,10 @@ TEST_CASE("what an undefined Variable is asked for is one sentence", "[contracts
   CHECK_FALSE(none.requires_grad());
   CHECK(none.numel() == 0);
   const std::vector<std::function<void()>> uses{
-      [&] { (void)none.sizes(); },  [&] { (void)none.size(0); }, [&] { (void)none.dim(); }, [&] { (void)none.dtype(); },
-      [&] { (void)none.item(); },   [&] { none.backward(); },    [&] { (void)none[0]; },    [&] { (void)(none + 1.0); },
-      [&] { (void)(none < none); }, [&] { (void)(-none); }};
+      [&] { (void)none.sizes(); }, [&] { (void)none.size(0); }, [&] { (void)none.dim(); },
+      [&] { (void)none.dtype(); }, [&] { (void)none.item(); },  [&] { none.backward(); },
+      [&] { (void)none[0]; },      [&] { (void)(none + 1.0); }, [&] { (void)(none < none); },
+      [&] { (void)(-none); }};
   for (const auto& use : uses) {
     const std::string message = message_of(use);
     INFO(message);
@@ -476,9 +499,8 @@ std::vector<OptionsRow> options_rows() {
   transpose_row("dilation", [](auto& o, int64_t n) { o.dilation = n; });
 
   const at::Tensor classes = torch::zeros({6}, at::kLong);
-  add("CrossEntropyOptions", "ignore_index", [=](int64_t n) {
-    run_back(cross_entropy(ones({6, 3}), classes, {.ignore_index = n}));
-  });
+  add("CrossEntropyOptions", "ignore_index",
+      [=](int64_t n) { run_back(cross_entropy(ones({6, 3}), classes, {.ignore_index = n})); });
   add("CrossEntropyOptions", "label_smoothing", [=](int64_t n) {
     run_back(cross_entropy(ones({6, 3}), classes, {.label_smoothing = real(n)}));
   });
@@ -514,7 +536,8 @@ std::vector<OptionsRow> options_rows() {
   recurrent_row("n_layer", [](auto& o, int64_t n) { o.n_layer = n; });
   recurrent_row("dropout", [](auto& o, int64_t n) { o.dropout = static_cast<double>(n); });
   const auto rotary_row = [&](const char* number, auto set) {
-    for (const auto kind : {RotaryScaling::Kind::linear, RotaryScaling::Kind::llama3, RotaryScaling::Kind::yarn}) {
+    for (const auto kind :
+         {RotaryScaling::Kind::linear, RotaryScaling::Kind::llama3, RotaryScaling::Kind::yarn}) {
       add("RotaryScaling", number, [=](int64_t n) {
         RotaryScaling o{.kind = kind};
         set(o, real(n));
@@ -543,7 +566,8 @@ std::vector<OptionsRow> options_rows() {
     add("GradcheckOptions", number, [=](int64_t n) {
       GradcheckOptions o;
       set(o, real(n));
-      gradcheck([](const Variable& v) { return v * v; }, Variable(torch::ones({2}, at::kDouble)), o);
+      gradcheck([](const Variable& v) { return v * v; }, Variable(torch::ones({2}, at::kDouble)),
+                o);
     });
   };
   gradcheck_row("step", [](auto& o, double n) { o.step = n; });
@@ -587,20 +611,26 @@ std::vector<OptionsRow> options_rows() {
   add("", "CausalSelfAttention", [](int64_t n) { (void)CausalSelfAttention(8, n, true); });
   add("", "CausalSelfAttention", [](int64_t n) { (void)CausalSelfAttention(n, 2, true); });
   add("", "MultiHeadAttention", [](int64_t n) { (void)MultiHeadAttention(8, n); });
-  add("", "GroupedQueryAttention", [](int64_t n) { (void)GroupedQueryAttention(8, n, 1, 4, false, {}); });
-  add("", "GroupedQueryAttention", [](int64_t n) { (void)GroupedQueryAttention(8, 2, n, 4, false, {}); });
-  add("", "GroupedQueryAttention", [](int64_t n) { (void)GroupedQueryAttention(8, 2, 1, n, false, {}); });
+  add("", "GroupedQueryAttention",
+      [](int64_t n) { (void)GroupedQueryAttention(8, n, 1, 4, false, {}); });
+  add("", "GroupedQueryAttention",
+      [](int64_t n) { (void)GroupedQueryAttention(8, 2, n, 4, false, {}); });
+  add("", "GroupedQueryAttention",
+      [](int64_t n) { (void)GroupedQueryAttention(8, 2, 1, n, false, {}); });
   add("", "Rotary", [](int64_t n) { (void)Rotary(n); });
   add("", "FeedForward", [](int64_t n) { (void)FeedForward(n, true); });
   add("", "SwiGLU", [](int64_t n) { (void)SwiGLU(4, n, true); });
   add("", "TransformerEncoder", [](int64_t n) { (void)TransformerEncoder(n, {.channels = 4}); });
   add("", "max_pool2d kernel", [=](int64_t n) { run_back(max_pool2d(image, n)); });
   add("", "max_pool2d stride", [=](int64_t n) { run_back(max_pool2d(image, 2, lathe::Pair(n))); });
-  add("", "max_pool2d padding", [=](int64_t n) { run_back(max_pool2d(image, 2, lathe::Pair(2), n)); });
-  add("", "max_pool2d dilation", [=](int64_t n) { run_back(max_pool2d(image, 2, lathe::Pair(2), 0, n)); });
+  add("", "max_pool2d padding",
+      [=](int64_t n) { run_back(max_pool2d(image, 2, lathe::Pair(2), n)); });
+  add("", "max_pool2d dilation",
+      [=](int64_t n) { run_back(max_pool2d(image, 2, lathe::Pair(2), 0, n)); });
   add("", "avg_pool2d kernel", [=](int64_t n) { run_back(avg_pool2d(image, n)); });
   add("", "avg_pool2d stride", [=](int64_t n) { run_back(avg_pool2d(image, 2, lathe::Pair(n))); });
-  add("", "avg_pool2d padding", [=](int64_t n) { run_back(avg_pool2d(image, 2, lathe::Pair(2), n)); });
+  add("", "avg_pool2d padding",
+      [=](int64_t n) { run_back(avg_pool2d(image, 2, lathe::Pair(2), n)); });
   add("", "max_pool1d", [=](int64_t n) { run_back(max_pool1d(sequence, n)); });
   add("", "avg_pool1d", [=](int64_t n) { run_back(avg_pool1d(sequence, n)); });
   add("", "adaptive_avg_pool2d", [=](int64_t n) { run_back(adaptive_avg_pool2d(image, n)); });
@@ -630,7 +660,8 @@ std::vector<OptionsRow> options_rows() {
     const TrainingStep step(lathe::test::step_random);
     run_back(dropout(sequence, real(n)));
   });
-  add("", "smooth_l1_loss", [=](int64_t n) { run_back(smooth_l1_loss(sequence, sequence, Reduction::mean, real(n))); });
+  add("", "smooth_l1_loss",
+      [=](int64_t n) { run_back(smooth_l1_loss(sequence, sequence, Reduction::mean, real(n))); });
   add("", "norm", [=](int64_t n) { run_back(norm(sequence, real(n))); });
   add("", "layer_norm eps", [=](int64_t n) { run_back(layer_norm(sequence, {}, {}, real(n))); });
   return rows;
@@ -651,13 +682,15 @@ TEST_CASE("every options struct with a number at 0 or -1 works or is one sentenc
   // Structs of options in the headers of autograd/, nn/ and optim/ have a row each.
   const std::regex declared("(?:^|\\n)struct (\\w+(?:Options|Scaling)) \\{");
   for (const char* folder : {"autograd", "nn", "optim"}) {
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(lathe::test::source_folder() / folder)) {
+    for (const auto& entry :
+         std::filesystem::recursive_directory_iterator(lathe::test::source_folder() / folder)) {
       if (entry.path().extension() != ".h") continue;
       const std::string text = text_of(entry.path());
       for (std::sregex_iterator at(text.begin(), text.end(), declared), end; at != end; ++at) {
         const std::string name = (*at)[1];
         INFO(name);
-        if (name == "Fp8Scaling") continue;  // a record of largest values, without a number that anyone sets
+        if (name == "Fp8Scaling")
+          continue;  // a record of largest values, without a number that anyone sets
         CHECK(named.contains(name));
       }
     }
@@ -667,39 +700,17 @@ TEST_CASE("every options struct with a number at 0 or -1 works or is one sentenc
 TEST_CASE("errors that PyTorch has are errors here", "[contracts]") {
   const auto ones = [](at::IntArrayRef sizes) { return Variable::parameter(torch::ones(sizes)); };
   const std::vector<std::pair<const char*, std::function<void()>>> refused{
-      {"squeeze of one dim twice",
-       [&] {
-         squeeze(ones({1, 2}), {0, 0});
-       }},
-      {"squeeze of one dim twice, once from the end",
-       [&] {
-         squeeze(ones({1, 2}), {0, -2});
-       }},
-      {"sum over one dim twice",
-       [&] {
-         sum(ones({1, 2}), {1, 1});
-       }},
+      {"squeeze of one dim twice", [&] { squeeze(ones({1, 2}), {0, 0}); }},
+      {"squeeze of one dim twice, once from the end", [&] { squeeze(ones({1, 2}), {0, -2}); }},
+      {"sum over one dim twice", [&] { sum(ones({1, 2}), {1, 1}); }},
       {"flatten from a dim that is not there", [&] { flatten(ones({}), 1); }},
-      {"instance_norm of one element",
-       [&] {
-         instance_norm(ones({2, 3, 1}));
-       }},
-      {"group_norm of one value a group",
-       [&] {
-         group_norm(ones({2, 3}), 3);
-       }},
+      {"instance_norm of one element", [&] { instance_norm(ones({2, 3, 1})); }},
+      {"group_norm of one value a group", [&] { group_norm(ones({2, 3}), 3); }},
       {"max_pool2d of a window in the padding alone",
-       [&] {
-         max_pool2d(ones({1, 1, 2, 2}), 2, lathe::Pair(1), 1, 4);
-       }},
+       [&] { max_pool2d(ones({1, 1, 2, 2}), 2, lathe::Pair(1), 1, 4); }},
       {"interpolate_by infinity",
-       [&] {
-         interpolate_by(ones({1, 1, 2, 2}), std::numeric_limits<double>::infinity(), 1);
-       }},
-      {"interpolate_by more than fits",
-       [&] {
-         interpolate_by(ones({1, 1, 2, 2}), 1e30, 1);
-       }},
+       [&] { interpolate_by(ones({1, 1, 2, 2}), std::numeric_limits<double>::infinity(), 1); }},
+      {"interpolate_by more than fits", [&] { interpolate_by(ones({1, 1, 2, 2}), 1e30, 1); }},
       {"a float64 loss in Optimizer::step",
        [] {
          Linear layer(3, 2, true);
@@ -718,9 +729,9 @@ TEST_CASE("errors that PyTorch has are errors here", "[contracts]") {
 }
 
 /// The gradient of sum(f(x)), ours and LibTorch's.
-std::pair<at::Tensor, at::Tensor> both_gradients(const std::function<Variable(const Variable&)>& ours,
-                                                 const std::function<at::Tensor(const at::Tensor&)>& theirs,
-                                                 const at::Tensor& x) {
+std::pair<at::Tensor, at::Tensor> both_gradients(
+    const std::function<Variable(const Variable&)>& ours,
+    const std::function<at::Tensor(const at::Tensor&)>& theirs, const at::Tensor& x) {
   const Variable v = Variable::parameter(x.clone());
   backward(sum(ours(v)));
   const at::Tensor t = x.clone().requires_grad_();
@@ -728,7 +739,8 @@ std::pair<at::Tensor, at::Tensor> both_gradients(const std::function<Variable(co
   return {v.grad(), t.grad()};
 }
 
-TEST_CASE("gradients at infinities beside zeros, and without a degree of freedom, are LibTorch's", "[contracts]") {
+TEST_CASE("gradients at infinities beside zeros, and without a degree of freedom, are LibTorch's",
+          "[contracts]") {
   const double infinite = std::numeric_limits<double>::infinity();
   const auto agree = [](const std::pair<at::Tensor, at::Tensor>& g) {
     CHECK(g.first.allclose(g.second, 0, 0, /*equal_nan=*/true));
@@ -741,9 +753,10 @@ TEST_CASE("gradients at infinities beside zeros, and without a degree of freedom
                                                              {-infinite, 2, infinite}}) {
     const at::Tensor x = torch::tensor(values, at::kDouble);
     INFO(x);
-    agree(both_gradients([](const Variable& v) { return prod(v); }, [](const at::Tensor& t) { return t.prod(); }, x));
-    agree(
-        both_gradients([](const Variable& v) { return prod(v, 0); }, [](const at::Tensor& t) { return t.prod(0); }, x));
+    agree(both_gradients([](const Variable& v) { return prod(v); },
+                         [](const at::Tensor& t) { return t.prod(); }, x));
+    agree(both_gradients([](const Variable& v) { return prod(v, 0); },
+                         [](const at::Tensor& t) { return t.prod(0); }, x));
     if (values[0] == 0 && values[2] == 0) continue;  // PyTorch divides infinity by infinity
     agree(both_gradients([](const Variable& v) { return cumprod(v, 0); },
                          [](const at::Tensor& t) { return t.cumprod(0); }, x));
@@ -751,15 +764,18 @@ TEST_CASE("gradients at infinities beside zeros, and without a degree of freedom
   for (const at::Tensor& x : {torch::full({}, 3.0, at::kDouble), torch::arange(3, at::kDouble)}) {
     for (const double correction : {0.0, 1.0, 2.0, 3.0, 4.0}) {
       INFO(x << ", correction " << correction);
-      agree(both_gradients([&](const Variable& v) { return var(v, {}, correction); },
-                           [&](const at::Tensor& t) { return t.var(std::nullopt, at::Scalar(correction)); }, x));
-      agree(both_gradients([&](const Variable& v) { return lathe::std(v, {}, correction); },
-                           [&](const at::Tensor& t) { return t.std(std::nullopt, at::Scalar(correction)); }, x));
+      agree(both_gradients(
+          [&](const Variable& v) { return var(v, {}, correction); },
+          [&](const at::Tensor& t) { return t.var(std::nullopt, at::Scalar(correction)); }, x));
+      agree(both_gradients(
+          [&](const Variable& v) { return lathe::std(v, {}, correction); },
+          [&](const at::Tensor& t) { return t.std(std::nullopt, at::Scalar(correction)); }, x));
     }
   }
 }
 
-TEST_CASE("SwiGLU's far tails are zero, and infinities NaN, whatever they are multiplied by", "[contracts]") {
+TEST_CASE("SwiGLU's far tails are zero, and infinities NaN, whatever they are multiplied by",
+          "[contracts]") {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto gradients = [dtype](double gate) {
       const Variable x = Variable::parameter(torch::full({2, 64}, 1e30, dtype));
@@ -767,7 +783,8 @@ TEST_CASE("SwiGLU's far tails are zero, and infinities NaN, whatever they are mu
       const Variable up = Variable::parameter(torch::full({64, 64}, 1.0 / 64, dtype));
       const Variable y = linear_swiglu(x, w, up);
       std::vector<at::Tensor> all{y.data()};
-      for (const Variable& g : grad(y, {x, w, up}, Variable(torch::ones({2, 64}, dtype)))) all.push_back(g.data());
+      for (const Variable& g : grad(y, {x, w, up}, Variable(torch::ones({2, 64}, dtype))))
+        all.push_back(g.data());
       return all;
     };
     for (const double gate : {-1e3, -2.3e30}) {
@@ -775,7 +792,8 @@ TEST_CASE("SwiGLU's far tails are zero, and infinities NaN, whatever they are mu
       for (const at::Tensor& t : gradients(gate)) CHECK(t.eq(0).all().item<bool>());
     }
     const at::Tensor x = torch::tensor(
-        {-std::numeric_limits<double>::infinity(), -1e30, -101.0, -99.0, -50.0, 1.0, 0.0, 0.0}, at::kDouble);
+        {-std::numeric_limits<double>::infinity(), -1e30, -101.0, -99.0, -50.0, 1.0, 0.0, 0.0},
+        at::kDouble);
     const at::Tensor packed = torch::stack({x, torch::ones({8}, at::kDouble)}, 0).reshape({1, 16});
     const Variable v = Variable::parameter(packed.to(dtype));
     const Variable y = swiglu(v);
@@ -787,7 +805,8 @@ TEST_CASE("SwiGLU's far tails are zero, and infinities NaN, whatever they are mu
   }
 }
 
-TEST_CASE("second derivatives of logsigmoid are exact in both tails, and elu's is PyTorch's at 0", "[contracts]") {
+TEST_CASE("second derivatives of logsigmoid are exact in both tails, and elu's is PyTorch's at 0",
+          "[contracts]") {
   const at::Tensor x = torch::tensor({-20.0, -8.5, -1.0, 0.0, 1.0, 8.5, 20.0}, at::kFloat);
   const auto second = [](auto f, const at::Tensor& at) {
     const Variable v = Variable::parameter(at.clone());
@@ -799,7 +818,8 @@ TEST_CASE("second derivatives of logsigmoid are exact in both tails, and elu's i
   CHECK(second([](const Variable& v) { return logsigmoid(v); }, x)
             .to(at::kDouble)
             .allclose(-s * (-exact).sigmoid(), 1e-6, 0));
-  CHECK(second([](const Variable& v) { return elu(v, 1.5); }, torch::zeros({1})).item<double>() == 0);
+  CHECK(second([](const Variable& v) { return elu(v, 1.5); }, torch::zeros({1})).item<double>() ==
+        0);
 }
 
 TEST_CASE("group_norm and instance_norm take a bias without a weight", "[contracts]") {

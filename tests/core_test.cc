@@ -86,8 +86,10 @@ TEST_CASE("malformed safetensors are refused, each for its reason", "[core]") {
              ContainsSubstring("needs 12 bytes"));
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8)),
              ContainsSubstring("no whole number"));
-  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 8)),
-             ContainsSubstring("too large"));
+  CHECK_THAT(
+      problem(framed(
+          R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 8)),
+      ContainsSubstring("too large"));
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8)),
              ContainsSubstring("outside the file"));
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12)),
@@ -108,7 +110,8 @@ TEST_CASE("malformed safetensors are refused, each for its reason", "[core]") {
 TEST_CASE("bytes that are not UTF-8 become U+FFFD in JSON and in TOML", "[core]") {
   const std::string path = "fold\xE9r/\xE2\x82\xAC\xC3";
   CHECK(json_text(Json{{path, path}}) ==
-        "{\"fold\xEF\xBF\xBDr/\xE2\x82\xAC\xEF\xBF\xBD\":\"fold\xEF\xBF\xBDr/\xE2\x82\xAC\xEF\xBF\xBD\"}");
+        "{\"fold\xEF\xBF\xBDr/\xE2\x82\xAC\xEF\xBF\xBD\":\"fold\xEF\xBF\xBDr/"
+        "\xE2\x82\xAC\xEF\xBF\xBD\"}");
   CHECK(json_text(Json{{"a", "\xE9"}}, 1) == "{\n \"a\": \"\xEF\xBF\xBD\"\n}");
   CHECK(toml_text(path) == "\"fold\\uFFFDr/\xE2\x82\xAC\\uFFFD\"");
 }
@@ -120,14 +123,17 @@ TEST_CASE("JSON numbers that are not finite are strings", "[core]") {
 }
 
 TEST_CASE("the allocator hands blocks out again and counts by category", "[core]") {
-  { const at::Tensor warm = at::empty({1 << 20}); }
+  {
+    const at::Tensor warm = at::empty({1 << 20});
+  }
   const MemoryStats before = memory_stats();
   {
     const MemoryScope scope(Memory::optimizer);
     const at::Tensor t = at::empty({1 << 20});
     CHECK(reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 64 == 0);
     const MemoryStats during = memory_stats();
-    CHECK(during.used[static_cast<size_t>(Memory::optimizer)] - before.used[static_cast<size_t>(Memory::optimizer)] ==
+    CHECK(during.used[static_cast<size_t>(Memory::optimizer)] -
+              before.used[static_cast<size_t>(Memory::optimizer)] ==
           4 << 20);
     CHECK(during.blocks == before.blocks);
     recategorize(t.storage().data_ptr(), Memory::gradients);

@@ -1,6 +1,7 @@
-// Power cuts, generated: the calls of real saves and runs are recorded (tests/disk.h), and from every state that a disk
-// may be in afterwards Lathe must find what it promised. LATHE_TEST_CRASH_STATES=100000 looks at that many states (2
-// minutes), LATHE_TEST_CRASH_SEED repeats what a run printed.
+// Power cuts, generated: the calls of real saves and runs are recorded (tests/disk.h), and from
+// every state that a disk may be in afterwards Lathe must find what it promised.
+// LATHE_TEST_CRASH_STATES=100000 looks at that many states (2 minutes), LATHE_TEST_CRASH_SEED
+// repeats what a run printed.
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -33,15 +34,16 @@ size_t wanted_states() {
 unsigned seed() {
   static const unsigned drawn = [] {
     const char* given = std::getenv("LATHE_TEST_CRASH_SEED");
-    const unsigned s = given != nullptr ? static_cast<unsigned>(std::atoll(given)) : std::random_device{}();
+    const unsigned s =
+        given != nullptr ? static_cast<unsigned>(std::atoll(given)) : std::random_device{}();
     WARN("seed of the crash states: LATHE_TEST_CRASH_SEED=" << s);
     return s;
   }();
   return drawn;
 }
 
-/// What the check says of the first state that it finds fault with, of `states` and at least every prefix of the calls
-/// at its extremes.
+/// What the check says of the first state that it finds fault with, of `states` and at least every
+/// prefix of the calls at its extremes.
 std::string first_fault(const DiskRecord& record, size_t states, const Check& check) {
   using Keep = DiskRecord::Keep;
   static const TempFolder folder(fast_folder());
@@ -51,7 +53,8 @@ std::string first_fault(const DiskRecord& record, size_t states, const Check& ch
   size_t looked_at = 0;
   for (; looked_at < std::max(states, 4 * (calls + 1)); ++looked_at) {
     const bool regular = looked_at < 4 * (calls + 1);
-    const size_t n = regular ? looked_at / 4 : std::uniform_int_distribution<size_t>(0, calls)(random);
+    const size_t n =
+        regular ? looked_at / 4 : std::uniform_int_distribution<size_t>(0, calls)(random);
     const Keep keep = regular ? extremes[looked_at % 4] : Keep::random;
     const fs::path state = folder / "state";
     record.crash(n, keep, random, state);
@@ -62,7 +65,8 @@ std::string first_fault(const DiskRecord& record, size_t states, const Check& ch
       fault = e.what();
     }
     fs::remove_all(state);
-    if (!fault.empty()) return str("state ", looked_at, ", behind call ", n, " of ", calls, ": ", fault);
+    if (!fault.empty())
+      return str("state ", looked_at, ", behind call ", n, " of ", calls, ": ", fault);
   }
   WARN(looked_at << " states of " << calls << " calls");
   return "";
@@ -74,8 +78,8 @@ struct Quiet {
   ~Quiet() { set_console_level(Level::info); }
 };
 
-/// Saves in one run folder, and what must be found of them: `steps` in their order, of which the first `durable` were
-/// there at the beginning.
+/// Saves in one run folder, and what must be found of them: `steps` in their order, of which the
+/// first `durable` were there at the beginning.
 struct Saves {
   TempFolder root{fast_folder()};
   fs::path run = root / "new/run";
@@ -88,7 +92,8 @@ struct Saves {
                  begun = durable + record.points_before(n, "save: folder made");
     const fs::path in = folder / "new/run";
     const auto all = list_checkpoints(in);
-    if (record.points_before(n, "start: metrics cut") > 0 && slurp(in / "config.toml") != slurp(run / "config.toml"))
+    if (record.points_before(n, "start: metrics cut") > 0 &&
+        slurp(in / "config.toml") != slurp(run / "config.toml"))
       return "config.toml is not what was written";
     if (all.empty()) {
       if (whole > 0) return "no checkpoint is left";
@@ -97,20 +102,26 @@ struct Saves {
     }
     for (const auto& path : all) verify_checkpoint(path);
     const RunState state = read_state(all[0]);
-    const auto at = static_cast<size_t>(std::find(steps.begin(), steps.end(), state.step) - steps.begin());
+    const auto at =
+        static_cast<size_t>(std::find(steps.begin(), steps.end(), state.step) - steps.begin());
     if (at >= begun) return str("step ", state.step, " is not saved yet");
-    if (at + 1 < whole) return str("step ", state.step, " is the newest, and a later one was saved");
-    if (all.size() < std::min(at + 1, keep)) return str(all.size(), " checkpoints are left at step ", state.step);
+    if (at + 1 < whole)
+      return str("step ", state.step, " is the newest, and a later one was saved");
+    if (all.size() < std::min(at + 1, keep))
+      return str(all.size(), " checkpoints are left at step ", state.step);
     const std::string lines = slurp(in / "metrics.jsonl");
     if (lines.size() < state.metrics_bytes ||
         lines.substr(0, state.metrics_bytes) != metrics.substr(0, state.metrics_bytes))
-      return str("metrics.jsonl has ", lines.size(), " bytes, not the ", state.metrics_bytes, " of the checkpoint");
+      return str("metrics.jsonl has ", lines.size(), " bytes, not the ", state.metrics_bytes,
+                 " of the checkpoint");
     // What a start does.
     clean_checkpoints(in);
     set_aside_newer(all[0]);
     const Metrics cut(in, state.metrics_bytes);
-    if (newest_checkpoint(in) != all[0] || list_checkpoints(in) != all) return "the start changed the checkpoints";
-    if (fs::file_size(in / "metrics.jsonl") != state.metrics_bytes) return "the start left metrics.jsonl too long";
+    if (newest_checkpoint(in) != all[0] || list_checkpoints(in) != all)
+      return "the start changed the checkpoints";
+    if (fs::file_size(in / "metrics.jsonl") != state.metrics_bytes)
+      return "the start left metrics.jsonl too long";
     return unfinished(in);
   }
   Check check(const DiskRecord& record) const {
@@ -120,7 +131,8 @@ struct Saves {
  private:
   static std::string unfinished(const fs::path& in) {
     for (const auto& path : list_folder(in / "checkpoints")) {
-      if (!path.filename().string().starts_with("step-")) return path.filename().string() + " is left";
+      if (!path.filename().string().starts_with("step-"))
+        return path.filename().string() + " is left";
     }
     return "";
   }
@@ -138,7 +150,8 @@ void save_all(Saves& saves, const std::vector<int64_t>& steps) {
     for (int64_t i = step - 3; i <= step; ++i) metrics.add_validation(i, {{"val_loss", 2.5}});
     state.step = step;
     state.metrics_bytes = metrics.sync();
-    save_checkpoint(saves.run, state, s.params, s.optimizer, {.newest = static_cast<int64_t>(saves.keep)});
+    save_checkpoint(saves.run, state, s.params, s.optimizer,
+                    {.newest = static_cast<int64_t>(saves.keep)});
     saves.steps.push_back(step);
   }
   saves.metrics = slurp(lines);
@@ -179,22 +192,24 @@ void cut_a_run(bool async_save, size_t states) {
   TempFolder data(fast_folder());
   make_tiny_run(data.path());
   const auto start = [&] {
-    train(load_config((data / "tiny.toml").string(), {{"train.out_dir", saves.run.string()},
-                                                      {"data.dir", (data / "data").string()},
-                                                      {"model.n_layer", "1"},
-                                                      {"model.n_embd", "8"},
-                                                      {"train.steps", "8"},
-                                                      {"train.eval_interval", "4"},
-                                                      {"train.eval_batches", "1"},
-                                                      {"checkpoint.interval", "2"},
-                                                      {"checkpoint.async_save", async_save ? "true" : "false"},
-                                                      {"log.level", "error"}}));
+    train(load_config((data / "tiny.toml").string(),
+                      {{"train.out_dir", saves.run.string()},
+                       {"data.dir", (data / "data").string()},
+                       {"model.n_layer", "1"},
+                       {"model.n_embd", "8"},
+                       {"train.steps", "8"},
+                       {"train.eval_interval", "4"},
+                       {"train.eval_batches", "1"},
+                       {"checkpoint.interval", "2"},
+                       {"checkpoint.async_save", async_save ? "true" : "false"},
+                       {"log.level", "error"}}));
   };
   static int left = 0;
   fault_hook = [](const char* point) {
     if (std::string_view(point) == "step" && --left == 0) throw Stop();
     // In the background the next steps, and what they write, come before the save's end.
-    if (std::string_view(point) == "save: folder made") std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (std::string_view(point) == "save: folder made")
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
   };
   DiskRecord record(saves.root.path());
   left = 6;  // after the checkpoints of steps 2 and 4, with metrics beyond them
@@ -216,14 +231,19 @@ void cut_a_run(bool async_save, size_t states) {
   }
 }
 
-TEST_CASE("power cuts in a whole run, and in one that goes on", "[crash]") { cut_a_run(false, wanted_states() / 5); }
+TEST_CASE("power cuts in a whole run, and in one that goes on", "[crash]") {
+  cut_a_run(false, wanted_states() / 5);
+}
 
-TEST_CASE("power cuts in a run that saves in the background", "[crash]") { cut_a_run(true, wanted_states() / 5); }
+TEST_CASE("power cuts in a run that saves in the background", "[crash]") {
+  cut_a_run(true, wanted_states() / 5);
+}
 
 TEST_CASE("power cuts in a file written whole and in appended lines", "[crash]") {
   const Quiet quiet;
   TempFolder root(fast_folder());
-  const std::vector<std::string> texts{"the first text\n", "", "a third, longer text that takes the place of both\n"};
+  const std::vector<std::string> texts{"the first text\n", "",
+                                       "a third, longer text that takes the place of both\n"};
   write_file(root / "file", texts[0]);
   DiskRecord record(root.path());
   std::vector<uint64_t> lengths{0};

@@ -1,5 +1,5 @@
-// The functions of core/kernels/*.cu, against the CPU's. No card is needed: tests/cuda/ stands in for CUDA, and its own
-// controls come first.
+// The functions of core/kernels/*.cu, against the CPU's. No card is needed: tests/cuda/ stands in
+// for CUDA, and its own controls come first.
 #include <hwy/targets.h>
 
 #include <bit>
@@ -27,8 +27,9 @@ using stand_in::Order;
 constexpr Order orders[] = {Order::forward, Order::backward, Order::shuffled};
 constexpr at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
 
-/// Sets the order of threads until the end of a scope, and the CPU's kernels to the compiler's baseline: on x86-64 that
-/// has no fused multiply-add, so both sides, whose formulas are one text, round the same. Others may differ in a bit.
+/// Sets the order of threads until the end of a scope, and the CPU's kernels to the compiler's
+/// baseline: on x86-64 that has no fused multiply-add, so both sides, whose formulas are one text,
+/// round the same. Others may differ in a bit.
 struct ThreadOrder {
   int64_t targets = hwy::SupportedTargets();
 
@@ -45,7 +46,9 @@ struct ThreadOrder {
 
 /// A NaN's payload and sign are each device's own.
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  const auto bits = a.element_size() == 8 ? at::kLong : a.element_size() == 4 ? at::kInt : at::kShort;
+  const auto bits = a.element_size() == 8   ? at::kLong
+                    : a.element_size() == 4 ? at::kInt
+                                            : at::kShort;
   return (a.view(bits).eq(b.view(bits)) | (a.isnan() & b.isnan())).all().item<bool>();
 }
 
@@ -97,8 +100,10 @@ TEST_CASE("the stand-in tells of a barrier that some threads don't reach", "[cud
       launch(some_wait_kernel, 3, 10, nullptr, n);
       launch(wait_apart_kernel, 3, 10, nullptr, n);
     }
-    CHECK_THAT(error_of([] { launch(some_wait_kernel, 3, 10, nullptr, 9u); }), ContainsSubstring("9 of 10 threads"));
-    CHECK_THAT(error_of([] { launch(wait_apart_kernel, 3, 10, nullptr, 4u); }), ContainsSubstring(" of 10 threads"));
+    CHECK_THAT(error_of([] { launch(some_wait_kernel, 3, 10, nullptr, 9u); }),
+               ContainsSubstring("9 of 10 threads"));
+    CHECK_THAT(error_of([] { launch(wait_apart_kernel, 3, 10, nullptr, 4u); }),
+               ContainsSubstring(" of 10 threads"));
   }
 }
 
@@ -108,12 +113,15 @@ __global__ void leave_kernel(int* found) {
   left = 5;
 }
 
-TEST_CASE("the stand-in leaves a block nothing of the one before it, and refuses a grid that a card can't have",
-          "[cuda]") {
+TEST_CASE(
+    "the stand-in leaves a block nothing of the one before it, and refuses a grid that a card "
+    "can't have",
+    "[cuda]") {
   int found[3] = {};
   launch(leave_kernel, 3, 1, nullptr, &found[0]);
   for (const int f : found) CHECK(f == -1);
-  for (const auto& [blocks, threads] : std::vector<std::pair<int64_t, int>>{{0, 1}, {1, 0}, {1, 1025}, {1l << 31, 1}}) {
+  for (const auto& [blocks, threads] :
+       std::vector<std::pair<int64_t, int>>{{0, 1}, {1, 0}, {1, 1025}, {1l << 31, 1}}) {
     CHECK(cudaGetLastError() == cudaSuccess);
     launch(leave_kernel, blocks, threads, nullptr, &found[0]);
     CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
@@ -130,10 +138,13 @@ int conversions_apart() {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
     const auto b = static_cast<uint16_t>(bits);
     const float x = std::bit_cast<Ours>(b), y = std::bit_cast<Theirs>(b);
-    apart += std::bit_cast<uint32_t>(x) != std::bit_cast<uint32_t>(y) && !(std::isnan(x) && std::isnan(y));
+    apart += std::bit_cast<uint32_t>(x) != std::bit_cast<uint32_t>(y) &&
+             !(std::isnan(x) && std::isnan(y));
     const float next = std::bit_cast<Theirs>(static_cast<uint16_t>(b + 1));
     const float middle = x / 2 + next / 2;  // a tie, where it is one
-    for (const float z : {x, middle, std::nextafter(middle, x), std::nextafter(middle, next), x / 3}) check(z);
+    for (const float z :
+         {x, middle, std::nextafter(middle, x), std::nextafter(middle, next), x / 3})
+      check(z);
   }
   return apart;
 }
@@ -161,10 +172,12 @@ TEST_CASE("dropout on a card is the CPU's", "[cuda]") {
             return static_cast<char*>(t.mutable_data_ptr()) + t.element_size();
           };
           dropout_cpu(at(x), at(wanted), 0, n, element_of(dtype), mask);
-          for (const int64_t most : {INT32_MAX, 2}) {  // with 2 blocks each thread takes several of mask's blocks
+          for (const int64_t most :
+               {INT32_MAX, 2}) {  // with 2 blocks each thread takes several of mask's blocks
             stand_in::most_blocks = most;
             const at::Tensor ours = torch::full({n + 2}, 7, dtype);
-            CHECK(dropout_cuda(at(x), at(ours), n, element_of(dtype), mask, nullptr) == cudaSuccess);
+            CHECK(dropout_cuda(at(x), at(ours), n, element_of(dtype), mask, nullptr) ==
+                  cudaSuccess);
             CHECK(same_bits(ours, wanted));
           }
         }
@@ -179,7 +192,8 @@ TEST_CASE("sums of squares of many gradients on a card are the CPU's", "[cuda]")
   std::vector<at::Tensor> grads;
   for (int64_t i = 0; i < 330; ++i) {  // 128 to a launch, without the empty ones: three launches
     const int64_t n = i % 37 == 36 ? long_sizes[i / 37 % 4] : sizes[i % 6];
-    // Eighths below 16 have exact squares and sums, so the order of the sum, which is each device's own, is no matter.
+    // Eighths below 16 have exact squares and sums, so the order of the sum, which is each device's
+    // own, is no matter.
     grads.push_back((torch::randint(-127, 128, {n}, at::kFloat) / 8).to(dtypes[i / 6 % 4]));
   }
   grads[0][0] = NAN;
@@ -191,15 +205,18 @@ TEST_CASE("sums of squares of many gradients on a card are the CPU's", "[cuda]")
     const Element type = element_of(g.scalar_type());
     args.push_back({g.const_data_ptr(), type, g.numel()});
     for (int64_t at = 0; at < g.numel(); at += grad_sum_chunk) {
-      wanted.push_back(grad_sum_cpu(g.const_data_ptr(), type, at, std::min(at + grad_sum_chunk, g.numel())));
+      wanted.push_back(
+          grad_sum_cpu(g.const_data_ptr(), type, at, std::min(at + grad_sum_chunk, g.numel())));
     }
   }
-  CHECK(std::count_if(wanted.begin(), wanted.end(), [](double x) { return !std::isfinite(x); }) == 3);
+  CHECK(std::count_if(wanted.begin(), wanted.end(), [](double x) { return !std::isfinite(x); }) ==
+        3);
   wanted.push_back(-1);  // one more, which stays as it is
   for (const Order order : orders) {
     const ThreadOrder setting(order);
     std::vector<double> ours(wanted.size(), -1);
-    CHECK(grad_sum_cuda(args.data(), static_cast<int64_t>(args.size()), ours.data(), nullptr) == cudaSuccess);
+    CHECK(grad_sum_cuda(args.data(), static_cast<int64_t>(args.size()), ours.data(), nullptr) ==
+          cudaSuccess);
     CHECK(same_bits(torch::tensor(ours, at::kDouble), torch::tensor(wanted, at::kDouble)));
   }
   const GradArgs none[2];
@@ -209,22 +226,28 @@ TEST_CASE("sums of squares of many gradients on a card are the CPU's", "[cuda]")
 
 constexpr at::ScalarType narrow_dtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
 /// Half a unit in the last place of a number of size 1, and for float32 the sums before it.
-double rounding(at::ScalarType dtype) { return dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7; }
+double rounding(at::ScalarType dtype) {
+  return dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
+}
 
 TEST_CASE("norms on a card are those of their formula", "[cuda]") {
   torch::manual_seed(8);
-  for (const auto& [rows, c] : std::vector<std::pair<int64_t, int64_t>>{{1, 4}, {37, 68}, {3, 4100}, {2, 8192}}) {
+  for (const auto& [rows, c] :
+       std::vector<std::pair<int64_t, int64_t>>{{1, 4}, {37, 68}, {3, 4100}, {2, 8192}}) {
     const bool small = rows == 37;
     for (const bool rms : {false, true}) {
       for (const auto in : narrow_dtypes) {
         for (const auto other : narrow_dtypes) {
           if (!small && other != at::kFloat) continue;
-          INFO(rows << " x " << c << (rms ? " rms " : " ") << dtype_name(in) << " " << dtype_name(other));
+          INFO(rows << " x " << c << (rms ? " rms " : " ") << dtype_name(in) << " "
+                    << dtype_name(other));
           const ThreadOrder setting(orders[(rows + rms) % 3]);
-          const at::Tensor x = (torch::randn({rows, c}) * 2 + 1).to(in), dy = torch::randn({rows, c}).to(other);
+          const at::Tensor x = (torch::randn({rows, c}) * 2 + 1).to(in),
+                           dy = torch::randn({rows, c}).to(other);
           const at::Tensor w = torch::randn({c}), b = torch::randn({c});
-          const at::Tensor mean = torch::empty({rows}), rstd = torch::empty({rows}), dw = torch::empty({c}),
-                           db = torch::empty({c}), y = torch::empty({rows, c}, other);
+          const at::Tensor mean = torch::empty({rows}), rstd = torch::empty({rows}),
+                           dw = torch::empty({c}), db = torch::empty({c}),
+                           y = torch::empty({rows, c}, other);
           at::Tensor before = torch::randn({rows, c}).to(in), dx = before.clone();
           const NormRows n{.rows = rows,
                            .columns = c,
@@ -235,10 +258,12 @@ TEST_CASE("norms on a card are those of their formula", "[cuda]") {
           const at::Tensor partials = torch::full({norm_partials(n)}, NAN);
           REQUIRE(norm_forward_cuda(n, matrix_of(x), matrix_of(y), 1e-5f, nullptr) == cudaSuccess);
           REQUIRE(norm_backward_cuda(n, matrix_of(x), matrix_of(dy), matrix_of(dx), true,
-                                     partials.mutable_data_ptr<float>(), dw.mutable_data_ptr<float>(),
-                                     db.mutable_data_ptr<float>(), nullptr) == cudaSuccess);
+                                     partials.mutable_data_ptr<float>(),
+                                     dw.mutable_data_ptr<float>(), db.mutable_data_ptr<float>(),
+                                     nullptr) == cudaSuccess);
           // By LibTorch's autograd, in float64.
-          const at::Tensor xd = x.to(at::kDouble).requires_grad_(), wd = w.to(at::kDouble).requires_grad_(),
+          const at::Tensor xd = x.to(at::kDouble).requires_grad_(),
+                           wd = w.to(at::kDouble).requires_grad_(),
                            bd = b.to(at::kDouble).requires_grad_();
           const at::Tensor centred = rms ? xd : xd - xd.mean(-1, true);
           at::Tensor wanted = centred * ((centred * centred).mean(-1, true) + 1e-5).rsqrt() * wd;
@@ -251,20 +276,22 @@ TEST_CASE("norms on a card are those of their formula", "[cuda]") {
           CHECK(distance(dw * 1.001, wd.grad()) > 1e-5);  // the control
           // Without sums, into what is not to be read.
           const at::Tensor fresh = torch::full({rows, c}, NAN, in);
-          REQUIRE(norm_backward_cuda(n, matrix_of(x), matrix_of(dy), matrix_of(fresh), false, nullptr, nullptr, nullptr,
-                                     nullptr) == cudaSuccess);
+          REQUIRE(norm_backward_cuda(n, matrix_of(x), matrix_of(dy), matrix_of(fresh), false,
+                                     nullptr, nullptr, nullptr, nullptr) == cudaSuccess);
           CHECK(distance(fresh, xd.grad()) < 2 * rounding(in));
         }
       }
     }
   }
   // Numbers whose squares overflow make NaN, not zeros.
-  const at::Tensor far = torch::full({1, 8}, 3e30f), y = torch::zeros({1, 8}), rstd = torch::zeros({1});
-  REQUIRE(norm_forward_cuda({.rows = 1, .columns = 8, .rstd = rstd.mutable_data_ptr<float>()}, matrix_of(far),
-                            matrix_of(y), 1e-5f, nullptr) == cudaSuccess);
+  const at::Tensor far = torch::full({1, 8}, 3e30f), y = torch::zeros({1, 8}),
+                   rstd = torch::zeros({1});
+  REQUIRE(norm_forward_cuda({.rows = 1, .columns = 8, .rstd = rstd.mutable_data_ptr<float>()},
+                            matrix_of(far), matrix_of(y), 1e-5f, nullptr) == cudaSuccess);
   CHECK(y.isnan().all().item<bool>());
   const at::Tensor x = torch::ones({1, 6});
-  CHECK(norm_forward_cuda({.rows = 1, .columns = 6}, matrix_of(x), matrix_of(x), 0, nullptr) == cudaErrorInvalidValue);
+  CHECK(norm_forward_cuda({.rows = 1, .columns = 6}, matrix_of(x), matrix_of(x), 0, nullptr) ==
+        cudaErrorInvalidValue);
 }
 
 TEST_CASE("the slope of GELU on a card is the CPU's", "[cuda]") {
@@ -275,14 +302,14 @@ TEST_CASE("the slope of GELU on a card is the CPU's", "[cuda]") {
       at::Tensor x = (torch::randn({n}) * 4).to(dtype);
       const at::Tensor dy = torch::randn({n}).to(dtype), ours = torch::full({n}, NAN, dtype);
       if (n > 16) x[3] = 6e4, x[4] = -6e4, x[5] = 0, x[n - 1] = -2;
-      CHECK(gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(), element_of(dtype), n,
-                               nullptr) == cudaSuccess);
+      CHECK(gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(),
+                               element_of(dtype), n, nullptr) == cudaSuccess);
       const at::Tensor wanted = at::gelu_backward(dy.to(at::kDouble), x.to(at::kDouble), "tanh");
       CHECK(distance(ours, wanted) < rounding(dtype));
       if (n > 16) CHECK(distance(ours * 1.02, wanted) > rounding(dtype));  // the control
       x[n - 1] = NAN;
-      gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(), element_of(dtype), n,
-                         nullptr);
+      gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(),
+                         element_of(dtype), n, nullptr);
       CHECK(ours[n - 1].isnan().item<bool>());
     }
   }
@@ -290,28 +317,34 @@ TEST_CASE("the slope of GELU on a card is the CPU's", "[cuda]") {
 
 TEST_CASE("cross-entropy on a card is that of its formula", "[cuda]") {
   torch::manual_seed(9);
-  for (const auto& [classes, stride] : std::vector<std::pair<int64_t, int64_t>>{{1, 32}, {65, 96}, {5000, 5024}}) {
+  for (const auto& [classes, stride] :
+       std::vector<std::pair<int64_t, int64_t>>{{1, 32}, {65, 96}, {5000, 5024}}) {
     for (const auto dtype : narrow_dtypes) {
       INFO(classes << " " << dtype_name(dtype));
       const ThreadOrder setting(orders[classes % 3]);
       constexpr int64_t rows = 9;
       at::Tensor logits = torch::full({rows, stride}, NAN).to(dtype);
       logits.narrow(1, 0, classes).copy_(torch::randn({rows, classes}) * 3);
-      logits[2].narrow(0, 0, classes).add_(classes > 1 ? 200 : 0);  // what exponentials alone would not hold
+      logits[2]
+          .narrow(0, 0, classes)
+          .add_(classes > 1 ? 200 : 0);  // what exponentials alone would not hold
       if (classes > 1) logits[3][0] = -INFINITY;
       logits[4].fill_(NAN);  // ignored
-      const at::Tensor targets = torch::randint(1, std::max<int64_t>(classes, 2), {rows}, at::kLong) % classes;
+      const at::Tensor targets =
+          torch::randint(1, std::max<int64_t>(classes, 2), {rows}, at::kLong) % classes;
       targets[4] = -100;
       const at::Tensor x = logits.narrow(1, 0, classes).to(at::kDouble);
       const at::Tensor log_p = x.log_softmax(1);
       const at::Tensor wanted = -log_p.gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1);
       at::Tensor d = 0.5 * log_p.exp();
-      d.scatter_add_(1, targets.clamp_min(0).unsqueeze(1), torch::full({rows, 1}, -0.5, at::kDouble));
+      d.scatter_add_(1, targets.clamp_min(0).unsqueeze(1),
+                     torch::full({rows, 1}, -0.5, at::kDouble));
       wanted[4] = 0, d[4].zero_();
       const at::Tensor losses = torch::full({rows}, NAN), same = logits.clone();
       const auto run = [&](bool gradient) {
-        return cross_entropy_rows_cuda(matrix_of(logits), rows, classes, targets.const_data_ptr<int64_t>(), -100, 0.5f,
-                                       gradient, losses.mutable_data_ptr<float>(), nullptr);
+        return cross_entropy_rows_cuda(matrix_of(logits), rows, classes,
+                                       targets.const_data_ptr<int64_t>(), -100, 0.5f, gradient,
+                                       losses.mutable_data_ptr<float>(), nullptr);
       };
       REQUIRE(run(false) == cudaSuccess);
       CHECK(distance(losses, wanted) < 1e-5);
@@ -320,33 +353,40 @@ TEST_CASE("cross-entropy on a card is that of its formula", "[cuda]") {
       CHECK(distance(losses, wanted) < 1e-5);
       CHECK(distance(logits.narrow(1, 0, classes), d) < rounding(dtype));
       CHECK(logits.narrow(1, classes, stride - classes).eq(0).all().item<bool>());
-      if (classes > 1) CHECK(distance(logits.narrow(1, 0, classes) * 1.05, d) > rounding(dtype));  // the control
+      if (classes > 1)
+        CHECK(distance(logits.narrow(1, 0, classes) * 1.05, d) > rounding(dtype));  // the control
     }
   }
   // A target that is no class, and logits that are not finite.
-  const at::Tensor logits = torch::zeros({3, 32}), losses = torch::zeros({3}), targets = torch::tensor({32, 1, 1});
+  const at::Tensor logits = torch::zeros({3, 32}), losses = torch::zeros({3}),
+                   targets = torch::tensor({32, 1, 1});
   logits[1][0] = NAN, logits[2][0] = INFINITY;
-  REQUIRE(cross_entropy_rows_cuda(matrix_of(logits), 3, 32, targets.const_data_ptr<int64_t>(), -100, 1, true,
-                                  losses.mutable_data_ptr<float>(), nullptr) == cudaSuccess);
+  REQUIRE(cross_entropy_rows_cuda(matrix_of(logits), 3, 32, targets.const_data_ptr<int64_t>(), -100,
+                                  1, true, losses.mutable_data_ptr<float>(),
+                                  nullptr) == cudaSuccess);
   CHECK(losses.isnan().all().item<bool>());
   CHECK(logits.isnan().any(1).all().item<bool>());
 }
 
 bool same(const StepControl& a, const StepControl& b) {
   const auto numbers = [](const StepControl& c) {
-    return torch::tensor(
-        {c.grad_norm, c.grad_scale, c.loss_scale, c.correction1, c.correction2, c.mu, c.next_mu, c.mu_product},
-        at::kDouble);
+    return torch::tensor({c.grad_norm, c.grad_scale, c.loss_scale, c.correction1, c.correction2,
+                          c.mu, c.next_mu, c.mu_product},
+                         at::kDouble);
   };
-  return same_bits(numbers(a), numbers(b)) && a.updates == b.updates && a.failed_step == b.failed_step &&
-         a.skip == b.skip && a.moved == b.moved && a.lost == b.lost;
+  return same_bits(numbers(a), numbers(b)) && a.updates == b.updates &&
+         a.failed_step == b.failed_step && a.skip == b.skip && a.moved == b.moved &&
+         a.lost == b.lost;
 }
 
 TEST_CASE("the decision on a card is the CPU's", "[cuda]") {
   std::mt19937 random(3);
-  StepRequest request{
-      .rule = {.kind = rule_kind<NAdam>, .lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .momentum_decay = 0.004},
-      .policy = {.growth_interval = 3, .min_scale = 16, .max_skips = 4}};
+  StepRequest request{.rule = {.kind = rule_kind<NAdam>,
+                               .lr = 0.1,
+                               .beta1 = 0.9,
+                               .beta2 = 0.95,
+                               .momentum_decay = 0.004},
+                      .policy = {.growth_interval = 3, .min_scale = 16, .max_skips = 4}};
   int64_t skips = 0, failures = 0, clipped = 0, grown = 0;
   for (const Order order : orders) {
     const ThreadOrder setting(order);
@@ -360,7 +400,8 @@ TEST_CASE("the decision on a card is the CPU's", "[cuda]") {
         std::vector<double> partials(static_cast<size_t>(counts[random() % 6]));
         for (double& p : partials) p = random() % 1024 / 64.0;  // exact sums, in any order
         const double bad[] = {NAN, INFINITY};
-        if (random() % 6 == 0 && !partials.empty()) partials[random() % partials.size()] = bad[random() % 2];
+        if (random() % 6 == 0 && !partials.empty())
+          partials[random() % partials.size()] = bad[random() % 2];
         const float losses[] = {1, 1, 1, 1, 1, -2, INFINITY, NAN};
         const float loss = losses[random() % 8];
         const float* seen = random() % 3 == 0 ? nullptr : &loss;
@@ -368,22 +409,26 @@ TEST_CASE("the decision on a card is the CPU's", "[cuda]") {
         const auto n = static_cast<int64_t>(partials.size());
         const float before = wanted_scale.scale;
         decide_cpu(request, partials.data(), n, seen, &wanted, scaled ? &wanted_scale : nullptr);
-        CHECK(decide_cuda(request, partials.data(), n, seen, &ours, scaled ? &our_scale : nullptr, nullptr) ==
-              cudaSuccess);
+        CHECK(decide_cuda(request, partials.data(), n, seen, &ours, scaled ? &our_scale : nullptr,
+                          nullptr) == cudaSuccess);
         REQUIRE(same(ours, wanted));
         REQUIRE(std::memcmp(&our_scale, &wanted_scale, sizeof(ScaleState)) == 0);
-        skips += wanted.skip, clipped += wanted.grad_scale * wanted.loss_scale<1, grown += wanted_scale.scale> before;
+        skips += wanted.skip,
+            clipped += wanted.grad_scale * wanted.loss_scale<1, grown += wanted_scale.scale> before;
       }
       failures += wanted.failed_step != 0;
     }
   }
-  for (const int64_t count : {skips, failures, clipped, grown}) CHECK(count > 3);  // the rows reach each case
+  for (const int64_t count : {skips, failures, clipped, grown})
+    CHECK(count > 3);  // the rows reach each case
 }
 
-/// Parameters of every type with their gradients and state, all drawn from one seed, so that two are the same.
+/// Parameters of every type with their gradients and state, all drawn from one seed, so that two
+/// are the same.
 struct Parameters {
-  std::vector<at::Tensor> tensors;  // all that UpdateArgs point to, with one more element on either side
-  std::vector<at::Tensor> sums;     // of squares of the gradients
+  std::vector<at::Tensor>
+      tensors;  // all that UpdateArgs point to, with one more element on either side
+  std::vector<at::Tensor> sums;  // of squares of the gradients
   std::vector<UpdateArgs> args;
 
   explicit Parameters(const UpdateRule& rule) {
@@ -398,7 +443,8 @@ struct Parameters {
       a.n = i % 40 == 39 ? 0 : pick(sizes);
       const auto add = [&](at::ScalarType dtype, const at::Tensor& values) {
         tensors.push_back(values.to(dtype));
-        return static_cast<char*>(tensors.back().mutable_data_ptr()) + tensors.back().element_size();
+        return static_cast<char*>(tensors.back().mutable_data_ptr()) +
+               tensors.back().element_size();
       };
       const at::ScalarType narrow[] = {at::kFloat, at::kBFloat16, at::kBFloat16, at::kHalf};
       const auto dtype = wide ? at::kDouble : pick(narrow), grad_dtype = pick(dtypes);
@@ -429,7 +475,8 @@ struct Parameters {
   }
   int64_t count() const { return static_cast<int64_t>(args.size()); }
   bool same(const Parameters& other) const {
-    return std::equal(tensors.begin(), tensors.end(), other.tensors.begin(), other.tensors.end(), same_bits);
+    return std::equal(tensors.begin(), tensors.end(), other.tensors.begin(), other.tensors.end(),
+                      same_bits);
   }
 };
 
@@ -442,11 +489,31 @@ TEST_CASE("updates on a card are the CPU's", "[cuda]") {
       {.kind = rule_kind<RMSprop>, .lr = 1e-3, .eps = 1e-8, .alpha = 0.95},
       {.kind = rule_kind<RMSprop>, .lr = 1e-3, .eps = 1e-8, .momentum = 0.9, .alpha = 0.95},
       {.kind = rule_kind<RMSprop>, .centered = true, .lr = 1e-3, .eps = 1e-8, .alpha = 0.95},
-      {.kind = rule_kind<RMSprop>, .centered = true, .lr = 1e-3, .eps = 1e-8, .momentum = 0.9, .alpha = 0.95},
+      {.kind = rule_kind<RMSprop>,
+       .centered = true,
+       .lr = 1e-3,
+       .eps = 1e-8,
+       .momentum = 0.9,
+       .alpha = 0.95},
       {.kind = rule_kind<Adam>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8},
-      {.kind = rule_kind<AdamW>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8, .clip_value = 0.5},
-      {.kind = rule_kind<AdamAmsgrad>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8, .clip_parameter = 0.5},
-      {.kind = rule_kind<AdamWAmsgrad>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8, .average_decay = 0.9},
+      {.kind = rule_kind<AdamW>,
+       .lr = 2e-3,
+       .beta1 = 0.85,
+       .beta2 = 0.97,
+       .eps = 1e-8,
+       .clip_value = 0.5},
+      {.kind = rule_kind<AdamAmsgrad>,
+       .lr = 2e-3,
+       .beta1 = 0.85,
+       .beta2 = 0.97,
+       .eps = 1e-8,
+       .clip_parameter = 0.5},
+      {.kind = rule_kind<AdamWAmsgrad>,
+       .lr = 2e-3,
+       .beta1 = 0.85,
+       .beta2 = 0.97,
+       .eps = 1e-8,
+       .average_decay = 0.9},
       {.kind = rule_kind<NAdam>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8},
       {.kind = rule_kind<Lion>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97},
       {.kind = rule_kind<Descend>, .lr = 2e-3},
@@ -457,12 +524,14 @@ TEST_CASE("updates on a card are the CPU's", "[cuda]") {
       INFO("rule " << turn / 2 << ", update " << updates);
       const ThreadOrder setting(orders[turn++ % 3]);
       Parameters ours(rule), wanted(rule);
-      StepControl control{.updates = updates, .grad_scale = 0.37, .correction1 = 0.4, .correction2 = 0.3};
+      StepControl control{
+          .updates = updates, .grad_scale = 0.37, .correction1 = 0.4, .correction2 = 0.3};
       control.mu = 0.5, control.next_mu = 0.6, control.mu_product = 0.3;
       control.moved = 10, control.lost = 4;
       StepControl our_control = control;
       for (const UpdateArgs& a : wanted.args) update_cpu(a, rule, &control, 0, a.n);
-      CHECK(update_cuda(ours.args.data(), ours.count(), rule, &our_control, nullptr) == cudaSuccess);
+      CHECK(update_cuda(ours.args.data(), ours.count(), rule, &our_control, nullptr) ==
+            cudaSuccess);
       CHECK(ours.same(wanted));
       CHECK(same(our_control, control));
       CHECK(control.lost > 100);
@@ -474,7 +543,8 @@ TEST_CASE("updates on a card are the CPU's", "[cuda]") {
     Parameters ours(rules.back());
     const StepControl asked{.updates = 1, .skip = skip, .moved = 10, .lost = 4};
     StepControl control = asked;
-    CHECK(update_cuda(ours.args.data(), ours.count(), rules.back(), &control, nullptr) == cudaSuccess);
+    CHECK(update_cuda(ours.args.data(), ours.count(), rules.back(), &control, nullptr) ==
+          cudaSuccess);
     CHECK(ours.same(Parameters(rules.back())) == skip);
     CHECK(same(control, asked) == skip);
   }

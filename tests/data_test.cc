@@ -31,15 +31,17 @@ TEST_CASE("text comes back from its ids", "[data]") {
   CHECK(chars.size() == 9);
   CHECK(chars.decode(chars.encode(text)) == text);
   CHECK(chars.vocabulary().front() == "\n");
-  CHECK_THAT(error_of([&] { chars.encode("x"); }), ContainsSubstring("character \"x\" is not in the vocabulary"));
+  CHECK_THAT(error_of([&] { chars.encode("x"); }),
+             ContainsSubstring("character \"x\" is not in the vocabulary"));
   CHECK(Tokenizer::byte().decode(Tokenizer::byte().encode(text)) == text);
   CHECK(chars.decode({99}) == "\xEF\xBF\xBD");
 }
 
 TEST_CASE("what is not UTF-8 is refused at its byte", "[data]") {
-  for (const char* bad :
-       {"ab\x80", "ab\xC0\x80", "ab\xE0\x80\x80", "ab\xED\xA0\x80", "ab\xF5\x80\x80\x80", "ab\xE2\x82"}) {
-    CHECK_THAT(error_of([&] { Tokenizer::characters(bad); }), ContainsSubstring("byte 2 of the text is not UTF-8"));
+  for (const char* bad : {"ab\x80", "ab\xC0\x80", "ab\xE0\x80\x80", "ab\xED\xA0\x80",
+                          "ab\xF5\x80\x80\x80", "ab\xE2\x82"}) {
+    CHECK_THAT(error_of([&] { Tokenizer::characters(bad); }),
+               ContainsSubstring("byte 2 of the text is not UTF-8"));
     // What encodes a prompt has no --tokenizer to advise.
     CHECK(error_of([&] { Tokenizer::characters("ab").encode(bad); }) ==
           "byte 2 of the text is not UTF-8; convert it to UTF-8");
@@ -65,7 +67,8 @@ TEST_CASE("shards in every layout read as one sequence", "[data]") {
     const TempFolder f;  // llm.c, two shards, one of 32-bit tokens
     write_file(f / "train_000000.bin", llmc_header(20240520, 1, 200) + packed(first));
     write_file(f / "train_000001.bin",
-               llmc_header(20240801, 7, 300) + packed(std::vector<uint32_t>(second.begin(), second.end())));
+               llmc_header(20240801, 7, 300) +
+                   packed(std::vector<uint32_t>(second.begin(), second.end())));
     reads(f.path(), 500);
   }
 }
@@ -78,13 +81,15 @@ TEST_CASE("shards that can't be right are refused", "[data]") {
   };
   CHECK_THAT(problem(""), ContainsSubstring("has no train tokens"));
   CHECK_THAT(problem("abc"), ContainsSubstring("no whole number of 16-bit tokens"));
-  CHECK_THAT(problem(llmc_header(20240520, 1, 7) + "abcd"), ContainsSubstring("claims 7 tokens and it has 2"));
+  CHECK_THAT(problem(llmc_header(20240520, 1, 7) + "abcd"),
+             ContainsSubstring("claims 7 tokens and it has 2"));
   write_file(f / "train.bin", packed(counting(50)));
   const TokenFile tokens(f.path(), "train", std::nullopt);
   std::vector<int64_t> out(50);
   CHECK_THAT(error_of([&] { tokens.read(0, 50, 40, out.data()); }),
              ContainsSubstring("token 40 is 40, beyond the vocabulary of 40"));
-  CHECK_THAT(error_of([&] { TokenFile(f / "nowhere", "train", std::nullopt); }), ContainsSubstring("lathe prepare"));
+  CHECK_THAT(error_of([&] { TokenFile(f / "nowhere", "train", std::nullopt); }),
+             ContainsSubstring("lathe prepare"));
 }
 
 TEST_CASE("an epoch has every window once, and epochs differ", "[data]") {
@@ -124,7 +129,8 @@ TEST_CASE("batches depend on the step alone, not on workers or where loading beg
     Loader loader(tokens, shape, 7, first, c, at::kCPU);
     Batch b;
     for (int64_t i = first; i <= n; ++i) b = loader.next();
-    CHECK((b.targets - b.inputs).remainder(1000).eq(1).all().item<bool>());  // targets are one token on
+    CHECK((b.targets - b.inputs).remainder(1000).eq(1).all().item<bool>());  // targets are one
+                                                                             // token on
     return b.inputs.clone();
   };
   const at::Tensor wanted = batch(0, 0, 11);

@@ -31,7 +31,8 @@ int on_open(const char* path, int flags, mode_t mode) {
       recorder->nodes[static_cast<size_t>(folder)].now[name] = node;
       recorder->calls_.push_back({CallKind::create, node, folder, name, "", 0, ""});
     }
-  } else if (node >= 0 && (flags & O_TRUNC) != 0 && recorder->nodes[static_cast<size_t>(node)].size_now > 0) {
+  } else if (node >= 0 && (flags & O_TRUNC) != 0 &&
+             recorder->nodes[static_cast<size_t>(node)].size_now > 0) {
     recorder->nodes[static_cast<size_t>(node)].size_now = 0;
     recorder->calls_.push_back({CallKind::cut, node, -1, "", "", 0, ""});
   }
@@ -47,8 +48,13 @@ ssize_t on_write(int fd, const void* data, size_t bytes) {
   auto& [node, append, offset] = found->second;
   size_t& size = recorder->nodes[static_cast<size_t>(node)].size_now;
   if (append) offset = size;
-  recorder->calls_.push_back(
-      {CallKind::write, node, -1, "", "", offset, {static_cast<const char*>(data), static_cast<size_t>(n)}});
+  recorder->calls_.push_back({CallKind::write,
+                              node,
+                              -1,
+                              "",
+                              "",
+                              offset,
+                              {static_cast<const char*>(data), static_cast<size_t>(n)}});
   offset += static_cast<size_t>(n);
   size = std::max(size, offset);
   return n;
@@ -75,7 +81,8 @@ int on_ftruncate(int fd, off_t length) {
   const auto found = recorder->open_files.find(fd);
   if (status == 0 && found != recorder->open_files.end()) {
     recorder->nodes[static_cast<size_t>(found->second.node)].size_now = static_cast<size_t>(length);
-    recorder->calls_.push_back({CallKind::cut, found->second.node, -1, "", "", static_cast<size_t>(length), ""});
+    recorder->calls_.push_back(
+        {CallKind::cut, found->second.node, -1, "", "", static_cast<size_t>(length), ""});
   }
   return status;
 }
@@ -86,7 +93,8 @@ int on_rename(const char* from, const char* to) {
   const auto [folder, name] = recorder->place(from);
   const auto [to_folder, to_name] = recorder->place(to);
   if (status != 0 || folder < 0) return status;
-  if (folder != to_folder) fail(Exit::internal, "a rename from folder to folder, which the disk's model lacks: ", from);
+  if (folder != to_folder)
+    fail(Exit::internal, "a rename from folder to folder, which the disk's model lacks: ", from);
   auto& names = recorder->nodes[static_cast<size_t>(folder)].now;
   const int node = names.at(name);
   names.erase(name);
@@ -169,7 +177,8 @@ int DiskRecord::read(const fs::path& path) {
   const int node = add(is_folder);
   if (is_folder) {
     std::map<std::string, int> names;
-    for (const auto& entry : fs::directory_iterator(path)) names[entry.path().filename()] = read(entry.path());
+    for (const auto& entry : fs::directory_iterator(path))
+      names[entry.path().filename()] = read(entry.path());
     nodes[static_cast<size_t>(node)].names = nodes[static_cast<size_t>(node)].now = names;
   } else {
     Node& file = nodes[static_cast<size_t>(node)];
@@ -201,19 +210,23 @@ int DiskRecord::find(const fs::path& path) const {
 }
 
 size_t DiskRecord::points_before(size_t n, const std::string& name) const {
-  return static_cast<size_t>(
-      std::count_if(points_.begin(), points_.end(), [&](const auto& p) { return p.first <= n && p.second == name; }));
+  return static_cast<size_t>(std::count_if(points_.begin(), points_.end(), [&](const auto& p) {
+    return p.first <= n && p.second == name;
+  }));
 }
 
 void DiskRecord::drop_syncs(bool of_folders) {
   for (auto& call : calls_) {
-    if (call.kind == CallKind::sync && nodes[static_cast<size_t>(call.node)].is_folder == of_folders)
+    if (call.kind == CallKind::sync &&
+        nodes[static_cast<size_t>(call.node)].is_folder == of_folders)
       call.kind = CallKind::none;
   }
 }
 
 void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path& into) const {
-  const auto draw = [&](size_t most) { return std::uniform_int_distribution<size_t>(0, most)(random); };
+  const auto draw = [&](size_t most) {
+    return std::uniform_int_distribution<size_t>(0, most)(random);
+  };
   // What belongs to a file or folder, and how much of it was synced.
   struct Own {
     std::vector<const DiskCall*> calls;
@@ -233,14 +246,16 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
     const Own& of = own[node];
     const bool folder = nodes[node].is_folder;
     const size_t pending = of.calls.size() - of.synced;
-    const bool all = keep == Keep::all || (folder && (keep == Keep::folders_alone || keep == Keep::zeros));
+    const bool all =
+        keep == Keep::all || (folder && (keep == Keep::folders_alone || keep == Keep::zeros));
     const size_t kept = of.synced + (all ? pending : keep == Keep::random ? draw(pending) : 0);
     if (folder) {
       std::map<std::string, int> names = nodes[node].names;
       for (size_t i = 0; i < kept; ++i) {
         const DiskCall& call = *of.calls[i];
         if (call.kind == CallKind::rename || call.kind == CallKind::remove) names.erase(call.name);
-        if (call.kind != CallKind::remove) names[call.kind == CallKind::rename ? call.to : call.name] = call.node;
+        if (call.kind != CallKind::remove)
+          names[call.kind == CallKind::rename ? call.to : call.name] = call.node;
       }
       fs::create_directory(path);
       for (const auto& [name, inside] : names) self(static_cast<size_t>(inside), path / name, self);
@@ -251,7 +266,8 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
     if (kept < of.calls.size() && (keep == Keep::random || keep == Keep::zeros)) {
       std::string whole = data;
       for (size_t i = kept; i < of.calls.size(); ++i) apply(whole, *of.calls[i]);
-      const size_t way = keep == Keep::zeros ? 1 : draw(3), had = std::min(data.size(), whole.size());
+      const size_t way = keep == Keep::zeros ? 1 : draw(3),
+                   had = std::min(data.size(), whole.size());
       const size_t torn = keep == Keep::zeros ? had : had + draw(whole.size() - had);
       if (way == 1) {  // the length, and zeros from somewhere on
         data = whole.substr(0, torn) + std::string(whole.size() - torn, '\0');

@@ -1,5 +1,5 @@
-// What a disk may hold after a power cut: a recorder of the calls in core/io/file.h's table, and a generator of the
-// states that POSIX allows after any of them.
+// What a disk may hold after a power cut: a recorder of the calls in core/io/file.h's table, and a
+// generator of the states that POSIX allows after any of them.
 #pragma once
 
 #include <map>
@@ -23,9 +23,9 @@ struct DiskCall {
   std::string data;
 };
 
-/// Records the calls on what is under a folder, from construction to stop(), while they are carried out, one after
-/// another also where threads make them. One record at a time. What is in the folder at the beginning counts as
-/// durable.
+/// Records the calls on what is under a folder, from construction to stop(), while they are carried
+/// out, one after another also where threads make them. One record at a time. What is in the folder
+/// at the beginning counts as durable.
 class DiskRecord {
  public:
   explicit DiskRecord(const fs::path& folder);
@@ -40,14 +40,16 @@ class DiskRecord {
   const std::vector<std::pair<size_t, std::string>>& points() const { return points_; }
   /// Fault points of this name among the first `n` calls.
   size_t points_before(size_t n, const std::string& name) const;
-  /// Turns fsync of all files, or of all folders, into nothing, as a program without it would have run.
+  /// Turns fsync of all files, or of all folders, into nothing, as a program without it would have
+  /// run.
   void drop_syncs(bool of_folders);
 
   /// How much of what was not yet synced is there.
   enum class Keep { none, all, folders_alone, zeros, random };
-  /// Makes `into` (new) hold what may be there after a power cut behind the first `n` calls. Of what was not yet
-  /// synced: of each folder's changes, a number of the first ones; of each file's data, the same, the next one torn at
-  /// any byte, and behind it nothing, or zeros up to the length, or zeros in the middle.
+  /// Makes `into` (new) hold what may be there after a power cut behind the first `n` calls. Of
+  /// what was not yet synced: of each folder's changes, a number of the first ones; of each file's
+  /// data, the same, the next one torn at any byte, and behind it nothing, or zeros up to the
+  /// length, or zeros in the middle.
   void crash(size_t n, Keep keep, std::mt19937& random, const fs::path& into) const;
 
   /// For the calls that stand in for the system's.

@@ -1,5 +1,5 @@
-// Documents in `lathe prepare`: JSON Lines, compressed files, what is dropped and counted, and that neither the number
-// of workers nor the packing of a file changes a byte.
+// Documents in `lathe prepare`: JSON Lines, compressed files, what is dropped and counted, and that
+// neither the number of workers nor the packing of a file changes a byte.
 #include <zstd.h>
 
 #include <cstdlib>
@@ -34,7 +34,8 @@ std::string all_of(const fs::path& path, size_t most) {
   return text;
 }
 
-TEST_CASE("a long document is cut behind a line break with no white space on either side", "[documents]") {
+TEST_CASE("a long document is cut behind a line break with no white space on either side",
+          "[documents]") {
   const TempFolder f;
   std::string text;
   for (int i = 0; i < 400; ++i) text += i % 8 == 7 ? "here\nand" : "not \nhere\n\nnor\n here";
@@ -64,16 +65,19 @@ TEST_CASE("compressed files are the text that was packed, and damage is noticed"
       write_file(f / "a", pack(some) + pack("more") + pack(""));
       CHECK(all_of(f / "a", most) == some + "more");
     }
-    // What unpacks to far more than its size, so that text waits in the decoder when the file is through.
+    // What unpacks to far more than its size, so that text waits in the decoder when the file is
+    // through.
     write_file(f / "a", pack(std::string(3'000'000, 'x')));
     CHECK(all_of(f / "a", 1000) == std::string(3'000'000, 'x'));
     const std::string packed = pack(text);
     write_file(f / "a", packed.substr(0, packed.size() / 2));
-    CHECK_THAT(error_of([&] { all_of(f / "a", 1000); }), ContainsSubstring("ends within its compressed data"));
+    CHECK_THAT(error_of([&] { all_of(f / "a", 1000); }),
+               ContainsSubstring("ends within its compressed data"));
     write_file(f / "a", packed + "tail");
     CHECK_THAT(error_of([&] { all_of(f / "a", 1000); }), ContainsSubstring("is damaged"));
     std::string other = packed;
-    for (size_t i = other.size() / 2; i < other.size() / 2 + 64; ++i) other[i] = static_cast<char>(~other[i]);
+    for (size_t i = other.size() / 2; i < other.size() / 2 + 64; ++i)
+      other[i] = static_cast<char>(~other[i]);
     write_file(f / "a", other);
     bool noticed = false;  // zstd without a checksum may take some flips for text
     try {
@@ -85,12 +89,14 @@ TEST_CASE("compressed files are the text that was packed, and damage is noticed"
   }
   write_file(f / "a", "");
   CHECK(all_of(f / "a", 10).empty());
-  CHECK_THAT(error_of([&] { InputStream(f.path().string()); }), ContainsSubstring("is no regular file"));
+  CHECK_THAT(error_of([&] { InputStream(f.path().string()); }),
+             ContainsSubstring("is no regular file"));
 }
 
 Tokenizer trained(const TempFolder& f) {
   write_file(f / "train.txt", sample_text(20000) + "<|endoftext|>");
-  write_bpe(train_bpe({.files = {f / "train.txt"}}, {.vocab_size = 300, .threads = 1}), f / "tokenizer.json");
+  write_bpe(train_bpe({.files = {f / "train.txt"}}, {.vocab_size = 300, .threads = 1}),
+            f / "tokenizer.json");
   return Tokenizer::bpe(f / "tokenizer.json");
 }
 
@@ -112,9 +118,12 @@ std::map<std::string, std::string> contents(const fs::path& folder) {
 
 Json counts_of(const fs::path& folder) { return read_manifest(folder)->documents; }
 
-std::string line_of(const std::string& text) { return Json{{"id", 1}, {"text", text}, {"more", {1, 2}}}.dump() + "\n"; }
+std::string line_of(const std::string& text) {
+  return Json{{"id", 1}, {"text", text}, {"more", {1, 2}}}.dump() + "\n";
+}
 
-TEST_CASE("JSON Lines give the documents' tokens, whatever the workers and the packing", "[documents]") {
+TEST_CASE("JSON Lines give the documents' tokens, whatever the workers and the packing",
+          "[documents]") {
   const TempFolder f;
   const Tokenizer tokenizer = trained(f);
   const int64_t end = tokenizer.bpe()->id_of("<|endoftext|>");
@@ -139,7 +148,8 @@ TEST_CASE("JSON Lines give the documents' tokens, whatever the workers and the p
   write_file(f / "a.jsonl", lines);
   write_file(f / "a.jsonl.gz", gzipped(lines));
   write_file(f / "a.ndjson.zst", zstandard(lines));
-  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}}, .out = f / "one", .tokenizer = tokenizer};
+  DocumentOptions o{
+      .source = {.files = {(f / "a.jsonl").string()}}, .out = f / "one", .tokenizer = tokenizer};
   prepare_documents(o);
   auto ids = ids_of(f / "one", "train");
   const auto val = ids_of(f / "one", "val");
@@ -167,29 +177,35 @@ TEST_CASE("lines that are no documents are refused by their number", "[documents
   const TempFolder f;
   const auto refusal = [&](const std::string& lines, const std::string& field = "text") {
     write_file(f / "a.jsonl", lines);
-    const DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}, .field = field}, .out = f / "out"};
+    const DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}, .field = field},
+                            .out = f / "out"};
     const std::string what = error_of([&] { prepare_documents(o); });
     CHECK(!fs::exists(f / "out"));
     return what;
   };
   const std::string good = line_of("one") + line_of("two");
-  CHECK_THAT(refusal(good + "{\"text\": 3}\n"), ContainsSubstring("a.jsonl:3 has no text in the field \"text\""));
-  CHECK_THAT(refusal(good, "body"), ContainsSubstring("a.jsonl:1 has no text in the field \"body\""));
+  CHECK_THAT(refusal(good + "{\"text\": 3}\n"),
+             ContainsSubstring("a.jsonl:3 has no text in the field \"text\""));
+  CHECK_THAT(refusal(good, "body"),
+             ContainsSubstring("a.jsonl:1 has no text in the field \"body\""));
   CHECK_THAT(refusal(good + "\n[1]\n"), ContainsSubstring("a.jsonl:4 has no text"));
   CHECK_THAT(refusal(good + "{\"text\": \"x\n"), ContainsSubstring("a.jsonl:3 is no JSON"));
   CHECK_THAT(refusal(good + "{\"text\": \"x\"} x\n"), ContainsSubstring("a.jsonl:3 is no JSON"));
-  CHECK_THAT(refusal(line_of("ab\x01") + "{\"text\": \"\xFF\"}\n"), ContainsSubstring("a.jsonl:2 is no JSON"));
+  CHECK_THAT(refusal(line_of("ab\x01") + "{\"text\": \"\xFF\"}\n"),
+             ContainsSubstring("a.jsonl:2 is no JSON"));
   CHECK_THAT(refusal("\n\n"), ContainsSubstring("too few to train on"));
 }
 
-TEST_CASE("documents are dropped, repaired and split by their content, and all of it is counted", "[documents]") {
+TEST_CASE("documents are dropped, repaired and split by their content, and all of it is counted",
+          "[documents]") {
   const TempFolder f;
   std::string lines;
   for (int i = 0; i < 400; ++i) lines += line_of(str("document ", i % 300, " of some"));
   lines += line_of("x") + line_of(std::string(100, 'y')) + line_of(" \n");
   write_file(f / "a.jsonl", lines);
   DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}}, .out = f / "out"};
-  o.dedup = true, o.min_bytes = 2, o.max_bytes = 99, o.val_by_hash = true, o.val_share = 0.25, o.workers = 3;
+  o.dedup = true, o.min_bytes = 2, o.max_bytes = 99, o.val_by_hash = true, o.val_share = 0.25,
+  o.workers = 3;
   prepare_documents(o);
   const Json counts = counts_of(f / "out");
   CHECK(counts["read"] == 403);
@@ -223,7 +239,8 @@ TEST_CASE("documents are dropped, repaired and split by their content, and all o
   CHECK_THAT(error_of([&] { prepare_documents(bad); }), ContainsSubstring("its byte 5"));
   bad.repair = true, bad.val_share = 0;
   prepare_documents(bad);
-  CHECK(Tokenizer::byte().decode(ids_of(f / "bad", "train")) == "good \xEF\xBF\xBD\xEF\xBF\xBD bytes\xEF\xBF\xBD\n");
+  CHECK(Tokenizer::byte().decode(ids_of(f / "bad", "train")) ==
+        "good \xEF\xBF\xBD\xEF\xBF\xBD bytes\xEF\xBF\xBD\n");
   CHECK(counts_of(f / "bad")["repaired"] == 1);
   CHECK(counts_of(f / "bad")["replaced_bytes"] == 3);
 }
@@ -232,7 +249,8 @@ TEST_CASE("texts are split at separators, and long ones cut where pieces end", "
   const TempFolder f;
   const Tokenizer tokenizer = trained(f);
   write_file(f / "a.txt", "one\n<|endoftext|>two<|endoftext|>\n");
-  DocumentOptions o{.source = {.files = {(f / "a.txt").string()}, .separator = "<|endoftext|>"}, .out = f / "a"};
+  DocumentOptions o{.source = {.files = {(f / "a.txt").string()}, .separator = "<|endoftext|>"},
+                    .out = f / "a"};
   o.val_share = 0;
   prepare_documents(o);
   CHECK(Tokenizer::byte().decode(ids_of(f / "a", "train")) == "one\n\ntwo\n");
@@ -246,7 +264,8 @@ TEST_CASE("texts are split at separators, and long ones cut where pieces end", "
   BPE::Encoder(*tokenizer.bpe()).encode(text, ids, SpecialText::text);
   std::vector<int64_t> wanted(ids.begin(), ids.end());
   wanted.push_back(tokenizer.bpe()->id_of("<|endoftext|>"));
-  DocumentOptions parts{.source = {.files = {(f / "long.txt").string()}}, .out = f / "parts", .tokenizer = tokenizer};
+  DocumentOptions parts{
+      .source = {.files = {(f / "long.txt").string()}}, .out = f / "parts", .tokenizer = tokenizer};
   parts.val_share = 0, parts.workers = 3;
   prepare_documents(parts);
   CHECK(ids_of(f / "parts", "train") == wanted);
@@ -255,8 +274,9 @@ TEST_CASE("texts are split at separators, and long ones cut where pieces end", "
   write_file(f / "long.gz", gzipped(text));
   const std::string lathe = (binary_folder() / "lathe").string();
   const auto shell = [&](const std::string& words) {
-    return std::system((lathe + " prepare - --out " + (f / "stdin").string() + " --val 0 --tokenizer " +
-                        (f / "tokenizer.json").string() + " " + words + " >/dev/null 2>&1")
+    return std::system((lathe + " prepare - --out " + (f / "stdin").string() +
+                        " --val 0 --tokenizer " + (f / "tokenizer.json").string() + " " + words +
+                        " >/dev/null 2>&1")
                            .c_str());
   };
   CHECK(shell("< " + (f / "long.gz").string()) == 0);
@@ -265,8 +285,8 @@ TEST_CASE("texts are split at separators, and long ones cut where pieces end", "
 
 TEST_CASE("lines that came before in any document are dropped, and counted", "[documents]") {
   const TempFolder f;
-  const std::string lines =
-      line_of("menu\none\n\n  menu \ntwo") + line_of("menu\n\nthree\nthree") + line_of("two\n \none");
+  const std::string lines = line_of("menu\none\n\n  menu \ntwo") + line_of("menu\n\nthree\nthree") +
+                            line_of("two\n \none");
   write_file(f / "a.jsonl", lines);
   DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}}, .out = f / "out"};
   o.val_share = 0, o.dedup_lines = true;
@@ -277,7 +297,8 @@ TEST_CASE("lines that came before in any document are dropped, and counted", "[d
   CHECK(counts_of(f / "out")["kept"] == 2);
 }
 
-TEST_CASE("a preparation that was cut short goes on where it was, to the byte, whatever the mode", "[documents]") {
+TEST_CASE("a preparation that was cut short goes on where it was, to the byte, whatever the mode",
+          "[documents]") {
   const TempFolder f(fast_folder());
   const Tokenizer tokenizer = trained(f);
   std::string lines;
@@ -289,10 +310,13 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
     bool by_hash, dedup, lines;
     int64_t shard;
   };
-  for (const Mode& mode :
-       {Mode{false, false, false, 100'000'000}, {true, true, false, 70'000}, {false, true, true, 300'000}}) {
-    DocumentOptions o{.source = {.files = {(f / "a.jsonl").string(), (f / "b.jsonl.gz").string()}}, .out = f / "whole"};
-    o.tokenizer = tokenizer, o.val_by_hash = mode.by_hash, o.dedup = mode.dedup, o.dedup_lines = mode.lines;
+  for (const Mode& mode : {Mode{false, false, false, 100'000'000},
+                           {true, true, false, 70'000},
+                           {false, true, true, 300'000}}) {
+    DocumentOptions o{.source = {.files = {(f / "a.jsonl").string(), (f / "b.jsonl.gz").string()}},
+                      .out = f / "whole"};
+    o.tokenizer = tokenizer, o.val_by_hash = mode.by_hash, o.dedup = mode.dedup,
+    o.dedup_lines = mode.lines;
     o.shard_tokens = mode.shard, o.workers = 2;
     prepare_documents(o);
     const auto wanted = contents(f / "whole");
@@ -308,7 +332,8 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
       ++times;
       if (times != 2) {  // what was written behind the record is not believed
         for (const auto& entry : fs::directory_iterator(f / "parts")) {
-          if (entry.path().extension() == ".bin") std::ofstream(entry.path(), std::ios::app) << "torn";
+          if (entry.path().extension() == ".bin")
+            std::ofstream(entry.path(), std::ios::app) << "torn";
         }
       }
       if (times == 2) {  // another command begins anew, and so does this one behind it
@@ -340,9 +365,11 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
   std::string changed = lines;
   changed.at(changed.find("cuts")) = 'C';
   write_file(f / "a.jsonl", changed);
-  CHECK_THAT(error_of([&] { prepare_documents(o); }), ContainsSubstring("the input is not what it was"));
+  CHECK_THAT(error_of([&] { prepare_documents(o); }),
+             ContainsSubstring("the input is not what it was"));
   write_file(f / "a.jsonl", lines.substr(0, lines.find('\n', 5000)));
-  CHECK_THAT(error_of([&] { prepare_documents(o); }), ContainsSubstring("the input is shorter than"));
+  CHECK_THAT(error_of([&] { prepare_documents(o); }),
+             ContainsSubstring("the input is shorter than"));
   write_file(f / "a.jsonl", lines);
   fs::remove(f / "parts/.unfinished-train_000000.bin");
   prepare_documents(o);
@@ -350,14 +377,16 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
   // So does a bit that has changed in what was written, in a file that is full as in the last one.
   for (const int64_t shard : {int64_t{100'000'000}, int64_t{200'000}}) {
     for (const bool by_hash : {true, false}) {
-      INFO("shards of " << shard << (by_hash ? ", validation by hash" : ", validation from the tail"));
+      INFO("shards of " << shard
+                        << (by_hash ? ", validation by hash" : ", validation from the tail"));
       for (const char* folder : {"whole", "parts"}) fs::remove_all(f / folder);
       o.shard_tokens = shard, o.val_by_hash = by_hash;
       o.out = f / "whole";
       prepare_documents(o);
       o.out = f / "parts";
       cut_short();
-      const fs::path written = f / (by_hash ? "parts/.unfinished-train_000000.bin" : "parts/.unfinished-train_all.bin");
+      const fs::path written =
+          f / (by_hash ? "parts/.unfinished-train_000000.bin" : "parts/.unfinished-train_all.bin");
       std::string bytes = slurp(written);
       bytes.at(1000) ^= 1;
       write_file(written, bytes);

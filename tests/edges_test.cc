@@ -1,5 +1,5 @@
-// Small cases for faults that larger comparisons let pass: ends of vectors and ranges, frozen factors, shared
-// gradients.
+// Small cases for faults that larger comparisons let pass: ends of vectors and ranges, frozen
+// factors, shared gradients.
 #include <algorithm>
 #include <bit>
 
@@ -37,10 +37,12 @@ TEST_CASE("dropout's mask is Philox's words, from any place on", "[edges]") {
 
 TEST_CASE("scores and logits far below zero are as good as any", "[edges]") {
   at::Tensor qkv = torch::zeros({1, 9, 48});
-  qkv.slice(2, 0, 16).fill_(10), qkv.slice(2, 16, 32).fill_(-10);  // scores of -400, in no whole number of vectors
+  qkv.slice(2, 0, 16).fill_(10),
+      qkv.slice(2, 16, 32).fill_(-10);  // scores of -400, in no whole number of vectors
   qkv.slice(2, 32, 48).copy_(torch::arange(9).view({9, 1}).expand({9, 16}));
   const at::Tensor y = attention(Variable(qkv), 1).data();
-  for (int64_t t = 0; t < 9; ++t) CHECK(y[0][t][0].item<double>() == Approx(static_cast<double>(t) / 2));
+  for (int64_t t = 0; t < 9; ++t)
+    CHECK(y[0][t][0].item<double>() == Approx(static_cast<double>(t) / 2));
   const Variable x(torch::ones({3, 4})), w(torch::full({33, 4}, -50.0));
   CHECK(linear_cross_entropy(x, w, torch::zeros({3}, at::kLong)).item() == Approx(std::log(33.0)));
 }
@@ -52,7 +54,8 @@ TEST_CASE("a NaN of any bits stays one in bfloat16", "[edges]") {
 
 TEST_CASE("a bias is trained beside a frozen weight", "[edges]") {
   const at::Tensor x = torch::randn({5, 7}), w = torch::randn({3, 7}), dy = torch::randn({5, 3});
-  const Variable b = Variable::parameter(torch::zeros({3})), c = Variable::parameter(torch::zeros({3}));
+  const Variable b = Variable::parameter(torch::zeros({3})),
+                 c = Variable::parameter(torch::zeros({3}));
   backward(linear(Variable(x), Variable(w), b), dy);
   CHECK(b.grad().allclose(dy.sum(0), 1e-5, 1e-6));
   backward(linear_gelu(Variable(x), Variable(w), c), dy);
@@ -61,7 +64,8 @@ TEST_CASE("a bias is trained beside a frozen weight", "[edges]") {
   CHECK(c.grad().allclose(u.grad().sum(0), 1e-4, 1e-5));
 }
 
-TEST_CASE("grad leaves a gradient that is there alone, and one in any layout is added to", "[edges]") {
+TEST_CASE("grad leaves a gradient that is there alone, and one in any layout is added to",
+          "[edges]") {
   const at::Tensor x = torch::randn({5, 3}), dy = torch::randn({5, 4}), dw = dy.t().matmul(x);
   const Variable w = Variable::parameter(torch::randn({4, 3}));
   backward(linear(Variable(x), w), dy);
@@ -91,11 +95,13 @@ TEST_CASE("an update is noticed by a graph that saved the parameter", "[edges]")
   CHECK_THAT(error_of([&] { backward(old); }), ContainsSubstring("changed in place"));
 }
 
-TEST_CASE("stochastic rounding is the same on any number of threads, and leaves infinity and NaN", "[edges]") {
+TEST_CASE("stochastic rounding is the same on any number of threads, and leaves infinity and NaN",
+          "[edges]") {
   const int threads = at::get_num_threads();
   const auto trained = [](int n) {
     at::set_num_threads(n);
-    const Variable w = Variable::parameter(torch::ones({40001}).to(at::kBFloat16));  // a range begins at no whole block
+    const Variable w = Variable::parameter(
+        torch::ones({40001}).to(at::kBFloat16));  // a range begins at no whole block
     Optimizer optimizer(OptimConfig{}, {{"w", w, Role::bias}}, 3);
     for (int i = 0; i < 4; ++i) {
       w.leaf().grad = torch::ones({40001});

@@ -1,5 +1,5 @@
-// einops: recorded results of Python's einops and torch.einsum, gradients, the order of products, and what wrong
-// patterns say.
+// einops: recorded results of Python's einops and torch.einsum, gradients, the order of products,
+// and what wrong patterns say.
 #include "autograd/einops.h"
 
 #include <cmath>
@@ -70,7 +70,8 @@ struct Recorded {
     if (function == "repeat") return repeat(x[0], pattern, sizes);
     return function == "einsum" ? einsum(pattern, x) : einsum(x, pattern);
   }
-  /// "" or how a result differs from the recorded one; sums of up to 3000 products in float64, 12 digits recorded.
+  /// "" or how a result differs from the recorded one; sums of up to 3000 products in float64, 12
+  /// digits recorded.
   std::string differs(const at::Tensor& y) const {
     if (y.sizes() != at::IntArrayRef(result)) return "its shape";
     const at::Tensor flat = y.reshape({-1}), i = torch::arange(flat.numel(), at::kDouble);
@@ -103,7 +104,8 @@ TEST_CASE("recorded patterns give what Python's einops and torch.einsum give", "
     at::Tensor wrong = y.contiguous().clone();
     wrong.view(-1)[0] = y.reshape({-1})[1], wrong.view(-1)[1] = y.reshape({-1})[0];
     noticed += wrong.equal(y) || !r.differs(wrong).empty();
-    if (!wrong.equal(y) && r.differs(wrong).empty()) FAIL_CHECK("two exchanged elements are not noticed");
+    if (!wrong.equal(y) && r.differs(wrong).empty())
+      FAIL_CHECK("two exchanged elements are not noticed");
   }
   CHECK(noticed > 300);
 }
@@ -116,12 +118,14 @@ TEST_CASE("gradients flow through patterns, twice", "[einops]") {
     const auto x = r.operands();
     int64_t elements = 0;
     for (const Variable& v : x) elements += v.numel();
-    const bool smooth = r.reduction != "max" && r.reduction != "min";  // values repeat after 101 places
+    const bool smooth =
+        r.reduction != "max" && r.reduction != "min";  // values repeat after 101 places
     if (elements > 60 || !smooth) continue;
     INFO(r.function << " \"" << r.pattern << "\"");
     ++checked;
     gradcheck([&](const std::vector<Variable>& v) { return r(v); }, x);
-    const bool linear = r.function != "einsum" && r.function != "einsum_named" && r.reduction != "prod";
+    const bool linear =
+        r.function != "einsum" && r.function != "einsum_named" && r.reduction != "prod";
     if (linear || x.size() == 1) continue;  // then the gradient is constant
     gradcheck(
         [&](const std::vector<Variable>& v) {
@@ -137,7 +141,8 @@ TEST_CASE("gradients flow through patterns, twice", "[einops]") {
 }
 
 /// The least number of multiplications over all orders of pairs, by trying them all.
-double least(std::vector<std::string> in, const std::string& out, const std::map<char, double>& sizes) {
+double least(std::vector<std::string> in, const std::string& out,
+             const std::map<char, double>& sizes) {
   if (in.size() == 1) return 0;
   double best = std::numeric_limits<double>::infinity();
   for (size_t a = 0; a < in.size(); ++a) {
@@ -196,7 +201,8 @@ TEST_CASE("einsum takes the cheapest order of products", "[einops]") {
       shapes.emplace_back();
       for (const char c : labels) shapes.back().push_back(static_cast<int64_t>(sizes.at(c)));
     }
-    if (std::any_of(in.begin(), in.end(), [](const std::string& labels) { return labels.empty(); })) continue;
+    if (std::any_of(in.begin(), in.end(), [](const std::string& labels) { return labels.empty(); }))
+      continue;
     INFO(equation << " -> " << out);
     CHECK(einsum_plan(equation + "->" + out, shapes).multiplications == least(in, out, sizes));
   }
@@ -216,13 +222,16 @@ TEST_CASE("einsum takes the cheapest order of products", "[einops]") {
 
 TEST_CASE("a pattern that moves nothing shares x's storage", "[einops]") {
   const Variable x = randn({2, 6, 4}, 1);
-  const auto shares = [&](const Variable& y) { return y.data().storage().data() == x.data().storage().data(); };
+  const auto shares = [&](const Variable& y) {
+    return y.data().storage().data() == x.data().storage().data();
+  };
   CHECK(shares(rearrange(x, "b (h w) c -> b h w c", {{"h", 2}})));
   CHECK(shares(rearrange(x, "b t c -> c t b")));
   CHECK(shares(repeat(x, "b t c -> b t r c", {{"r", 5}})));
   CHECK_FALSE(shares(rearrange(x, "b t c -> (c t) b")));
   const std::vector<Variable> two{x, x * 2.0};
-  CHECK(rearrange(two, "n b t c -> b t (n c)").data().equal(torch::cat({x.data(), x.data() * 2}, 2)));
+  CHECK(
+      rearrange(two, "n b t c -> b t (n c)").data().equal(torch::cat({x.data(), x.data() * 2}, 2)));
 }
 
 TEST_CASE("a wrong pattern is one sentence with the pattern, the axis and the sizes", "[einops]") {
@@ -231,28 +240,36 @@ TEST_CASE("a wrong pattern is one sentence with the pattern, the axis and the si
     return error_of([&] { rearrange(x, pattern, sizes); });
   };
   const auto begins = [](const std::string& pattern) { return "rearrange \"" + pattern + "\""; };
-  const auto of_x = [&](const std::string& pattern) { return begins(pattern) + " of float32[2,6,3]: "; };
+  const auto of_x = [&](const std::string& pattern) {
+    return begins(pattern) + " of float32[2,6,3]: ";
+  };
   CHECK(said("b t c") == begins("b t c") + ": needs one \"->\"");
   CHECK(said("b (t c -> b t c") == begins("b (t c -> b t c") + ": a \"(\" without its \")\"");
   CHECK(said("b t) c -> b t c") == begins("b t) c -> b t c") + ": a \")\" without its \"(\"");
-  CHECK(said("b ((t c)) -> b t c") == begins("b ((t c)) -> b t c") + ": parentheses within parentheses");
+  CHECK(said("b ((t c)) -> b t c") ==
+        begins("b ((t c)) -> b t c") + ": parentheses within parentheses");
   CHECK(said("b t b -> b t") == begins("b t b -> b t") + ": axis b is twice on one side");
   CHECK(said("b t c -> b t") == begins("b t c -> b t") + ": axis c is on the left alone");
   CHECK(said("b t -> b t c") == begins("b t -> b t c") + ": axis c is on the right alone");
   CHECK(said("b t ? -> b t") == begins("b t ? -> b t") + ": \"?\" is no part of a pattern");
   CHECK(said("b ... ... -> b") == begins("b ... ... -> b") + ": \"...\" twice on one side");
-  CHECK(said("b (... c) -> b ... c") == begins("b (... c) -> b ... c") + ": \"...\" in parentheses on the left");
+  CHECK(said("b (... c) -> b ... c") ==
+        begins("b (... c) -> b ... c") + ": \"...\" in parentheses on the left");
   CHECK(said("b t 3 -> b t") ==
-        begins("b t 3 -> b t") + ": axis 3 has no name, which reduce takes on the left and repeat on the right");
+        begins("b t 3 -> b t") +
+            ": axis 3 has no name, which reduce takes on the left and repeat on the right");
   CHECK(said("b t -> t b") == of_x("b t -> t b") + "the pattern has 2 dims");
-  CHECK(said("a b c d ... -> a b c d ...") == of_x("a b c d ... -> a b c d ...") + "the pattern has at least 4 dims");
+  CHECK(said("a b c d ... -> a b c d ...") ==
+        of_x("a b c d ... -> a b c d ...") + "the pattern has at least 4 dims");
   CHECK(said("b (h w) c -> b h w c") ==
-        of_x("b (h w) c -> b h w c") + "the sizes of axes h and w in (h w), a dim of 6, are both unknown; give one");
+        of_x("b (h w) c -> b h w c") +
+            "the sizes of axes h and w in (h w), a dim of 6, are both unknown; give one");
   CHECK(said("b (h w) c -> b h w c", {{"h", 4}}) ==
         of_x("b (h w) c -> b h w c") + "axis w of (h w) has no size: 6 does not divide by 4");
   CHECK(said("b (h w) c -> b h w c", {{"h", 4}, {"w", 2}}) ==
         of_x("b (h w) c -> b h w c") + "the axes (h w) is 8 by the sizes given and 6 in x");
-  CHECK(said("b t c -> b t c", {{"t", 5}}) == of_x("b t c -> b t c") + "axis t is 5 by the sizes given and 6 in x");
+  CHECK(said("b t c -> b t c", {{"t", 5}}) ==
+        of_x("b t c -> b t c") + "axis t is 5 by the sizes given and 6 in x");
   CHECK(said("b t c -> b t c", {{"d", 5}}) ==
         of_x("b t c -> b t c") + "axis d of the sizes given is not in the pattern");
   CHECK(said("b 1 c -> b c") == of_x("b 1 c -> b c") + "dim 1 is 1 in the pattern and 6 in x");
@@ -260,10 +277,15 @@ TEST_CASE("a wrong pattern is one sentence with the pattern, the axis and the si
         "repeat \"b t c -> b t c r\" of float32[2,6,3]: axis r is new, and its size is not given");
   CHECK(error_of([&] { reduce(x, "b t c -> b", "median"); }) ==
         "reduce \"b t c -> b\": \"median\" is none of sum, mean, max, min, prod");
-  const auto summed = [&](const std::string& equation) { return error_of([&] { einsum(equation, {x, x}); }); };
-  CHECK(summed("ijk,jkl->il") == "einsum \"ijk,jkl->il\" of [2,6,3], [2,6,3]: index j is 6 and 2 in operand 1");
-  CHECK(summed("ijk->i") == "einsum \"ijk->i\" of [2,6,3], [2,6,3]: 1 operands are named and 2 given");
-  CHECK(summed("ij,ijk->i") == "einsum \"ij,ijk->i\" of [2,6,3], [2,6,3]: operand 0 has 3 dims, and 2 indices");
+  const auto summed = [&](const std::string& equation) {
+    return error_of([&] { einsum(equation, {x, x}); });
+  };
+  CHECK(summed("ijk,jkl->il") ==
+        "einsum \"ijk,jkl->il\" of [2,6,3], [2,6,3]: index j is 6 and 2 in operand 1");
+  CHECK(summed("ijk->i") ==
+        "einsum \"ijk->i\" of [2,6,3], [2,6,3]: 1 operands are named and 2 given");
+  CHECK(summed("ij,ijk->i") ==
+        "einsum \"ij,ijk->i\" of [2,6,3], [2,6,3]: operand 0 has 3 dims, and 2 indices");
   CHECK(summed("ijk,ijk->iz") == "einsum \"ijk,ijk->iz\": index z of the result is in no operand");
   CHECK(summed("ijk,ijk->ii") == "einsum \"ijk,ijk->ii\": index i is twice in the result");
   CHECK(summed("ij3,ijk->i") == "einsum \"ij3,ijk->i\": \"3\" is no part of an equation");

@@ -1,5 +1,5 @@
-// The engine's promises that its first tests do not hold it to: when a gradient is complete, what a hook sees, threads,
-// ties, and the counted FLOPs of every op with matrix products.
+// The engine's promises that its first tests do not hold it to: when a gradient is complete, what a
+// hook sees, threads, ties, and the counted FLOPs of every op with matrix products.
 #include <barrier>
 #include <thread>
 
@@ -19,7 +19,8 @@ namespace {
 
 using namespace lathe;
 
-TEST_CASE("a parameter's gradient is complete before anything earlier in the graph runs", "[engine]") {
+TEST_CASE("a parameter's gradient is complete before anything earlier in the graph runs",
+          "[engine]") {
   std::vector<std::string> order;
   const auto parameter = [&](const std::string& name) {
     const Variable p = Variable::parameter(torch::ones({1}, at::kDouble));
@@ -53,16 +54,21 @@ struct Tied {
   std::vector<Variable> all() const { return {table, weight, bias}; }
   Variable loss(int64_t micro) const {
     const at::Tensor ids = (torch::arange(24, at::kLong) * (7 + micro) + micro).remainder(37);
-    return linear_cross_entropy(linear(embedding(ids, table), weight, bias), table, (ids + 5).remainder(37));
+    return linear_cross_entropy(linear(embedding(ids, table), weight, bias), table,
+                                (ids + 5).remainder(37));
   }
 };
 
-TEST_CASE("a hook on a parameter sees the pass's own gradient, also where gradients are added in place", "[engine]") {
+TEST_CASE(
+    "a hook on a parameter sees the pass's own gradient, also where gradients are added in place",
+    "[engine]") {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    // The hook's gradient and grad()'s are the same sums; in bfloat16 the table's two may be rounded apart.
+    // The hook's gradient and grad()'s are the same sums; in bfloat16 the table's two may be
+    // rounded apart.
     const double allowed = dtype == at::kFloat ? 1e-5 : 0x1p-6;
     const auto error = [](const at::Tensor& ours, const at::Tensor& wanted) {
-      return ((ours.to(at::kDouble) - wanted.to(at::kDouble)).abs().max() / wanted.abs().max().to(at::kDouble))
+      return ((ours.to(at::kDouble) - wanted.to(at::kDouble)).abs().max() /
+              wanted.abs().max().to(at::kDouble))
           .item<double>();
     };
     for (const int64_t hooked_from : {0, 1, 2}) {
@@ -82,15 +88,17 @@ TEST_CASE("a hook on a parameter sees the pass's own gradient, also where gradie
         backward(model.loss(micro));
         for (size_t i = 0; i < 3; ++i) {
           at::Tensor total = own[0][i].to(at::kDouble);
-          for (int64_t m = 1; m <= micro; ++m) total = total + own[static_cast<size_t>(m)][i].to(at::kDouble);
-          INFO(dtype_name(dtype) << ", hooks from micro-batch " << hooked_from << ", parameter " << i << " after "
-                                 << micro);
+          for (int64_t m = 1; m <= micro; ++m)
+            total = total + own[static_cast<size_t>(m)][i].to(at::kDouble);
+          INFO(dtype_name(dtype) << ", hooks from micro-batch " << hooked_from << ", parameter "
+                                 << i << " after " << micro);
           CHECK(error(ps[i].grad(), total) < allowed);
         }
       }
       for (size_t i = 0; i < 3; ++i) {
         // The hook is there for grad() too, so each micro-batch after the first shows twice.
-        INFO(dtype_name(dtype) << ", hooks from micro-batch " << hooked_from << ", parameter " << i);
+        INFO(dtype_name(dtype) << ", hooks from micro-batch " << hooked_from << ", parameter "
+                               << i);
         REQUIRE(copies[i].size() == static_cast<size_t>(2 * (3 - hooked_from) - 1));
         for (size_t call = 0; call < copies[i].size(); ++call) {
           const size_t micro = static_cast<size_t>(hooked_from) + (call + 1) / 2;
@@ -98,7 +106,8 @@ TEST_CASE("a hook on a parameter sees the pass's own gradient, also where gradie
           CHECK(seen[i][call].equal(copies[i][call]));  // what a hook keeps is its own
         }
       }
-      if (hooked_from == 0) CHECK(error(own[0][0], own[1][0]) > 0.1);  // control: micro-batches differ
+      if (hooked_from == 0)
+        CHECK(error(own[0][0], own[1][0]) > 0.1);  // control: micro-batches differ
     }
   }
 }
@@ -119,7 +128,8 @@ TEST_CASE("the largest of equals share their gradient equally, along each dim", 
         wanted.narrow(dim, first, ties)
             .copy_((keepdim ? dy : dy.unsqueeze(dim)).expand_as(wanted.narrow(dim, 0, ties)));
         INFO("dim " << dim << ", " << ties << " equal");
-        CHECK((dx - wanted / ties).abs().max().item<double>() < 1e-15);  // one division, one product
+        CHECK((dx - wanted / ties).abs().max().item<double>() <
+              1e-15);  // one division, one product
       }
     }
   }
@@ -160,18 +170,21 @@ TEST_CASE("two threads' passes into one parameter lose nothing", "[engine]") {
 
 TEST_CASE("two threads' passes through linear layers of one weight lose nothing", "[engine]") {
   // Whole numbers, so that float32 sums are exact: each pass adds rows * 1 to each weight.
-  const Variable w = Variable::parameter(torch::ones({64, 64})), b = Variable::parameter(torch::ones({64}));
+  const Variable w = Variable::parameter(torch::ones({64, 64})),
+                 b = Variable::parameter(torch::ones({64}));
   const Variable x(torch::ones({8, 64}));
-  CHECK(in_two_threads(times, [&](double) { backward(linear(x, w, b), torch::ones({8, 64})); }) == "");
+  CHECK(in_two_threads(times, [&](double) { backward(linear(x, w, b), torch::ones({8, 64})); }) ==
+        "");
   INFO(w.grad().ne(16.0 * times).sum().item<int64_t>() << " of 4096 elements are off");
   CHECK(w.grad().eq(16.0 * times).all().item<bool>());
   CHECK(b.grad().eq(16.0 * times).all().item<bool>());
 }
 
-/// Matrix-product FLOPs that `make`'s op counts, forward and backward, with inputs i that bit i of `subset` names
-/// needing gradients.
+/// Matrix-product FLOPs that `make`'s op counts, forward and backward, with inputs i that bit i of
+/// `subset` names needing gradients.
 template <class F>
-std::pair<double, double> counted(const std::vector<std::vector<int64_t>>& inputs, unsigned subset, F&& make) {
+std::pair<double, double> counted(const std::vector<std::vector<int64_t>>& inputs, unsigned subset,
+                                  F&& make) {
   std::vector<Variable> in;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor t = torch::randn(inputs[i]);
@@ -188,14 +201,16 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine]")
   using V = const std::vector<Variable>&;
   constexpr double r = 6, in = 5, out = 7, t = 4, c = 12, v = 9;
   const auto bit = [](unsigned subset, unsigned i) { return static_cast<double>(subset >> i & 1); };
-  // A product of [n, k] and [k, m] is 2 n k m; each of a linear layer's gradients for x and W is one more as large.
+  // A product of [n, k] and [k, m] is 2 n k m; each of a linear layer's gradients for x and W is
+  // one more as large.
   for (const bool kernels : {true, false}) {
     use_kernels(kernels);
     for (unsigned subset = 0; subset < 16; ++subset) {
       INFO((kernels ? "Lathe's" : "ATen's") << " kernels, inputs " << subset);
       const double one = 2 * r * in * out, needed = bit(subset, 0) + bit(subset, 1);
-      CHECK(counted({{2, 3, 5}, {7, 5}, {7}, {2, 3, 7}}, subset, [](V x) { return linear(x[0], x[1], x[2], x[3]); }) ==
-            std::pair(one, needed * one));
+      CHECK(counted({{2, 3, 5}, {7, 5}, {7}, {2, 3, 7}}, subset, [](V x) {
+              return linear(x[0], x[1], x[2], x[3]);
+            }) == std::pair(one, needed * one));
       if (subset < 4) {
         CHECK(counted({{2, 3, 5}, {7, 5}}, subset, [](V x) { return linear(x[0], x[1]); }) ==
               std::pair(one, needed * one));
@@ -207,15 +222,19 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine]")
               std::pair(shared, needed * shared));
         const double logits = 2 * r * in * v;
         CHECK(counted({{6, 5}, {9, 5}}, subset,
-                      [](V x) { return linear_cross_entropy(x[0], x[1], torch::arange(6, at::kLong)); }) ==
+                      [](V x) {
+                        return linear_cross_entropy(x[0], x[1], torch::arange(6, at::kLong));
+                      }) ==
               (kernels ? std::pair((1 + needed) * logits, 0.0)  // gradients are made with the loss
                        : std::pair(logits, needed * logits)));
       }
       if (subset < 8) {
-        CHECK(counted({{2, 3, 5}, {7, 5}, {7}}, subset, [](V x) { return linear_gelu(x[0], x[1], x[2]); }) ==
-              std::pair(one, needed * one));
+        CHECK(counted({{2, 3, 5}, {7, 5}, {7}}, subset, [](V x) {
+                return linear_gelu(x[0], x[1], x[2]);
+              }) == std::pair(one, needed * one));
       }
-      // q k^T and P v for 3 samples, 2 heads and all t^2 pairs (the field counts masked ones); backward dP, dv, dq, dk
+      // q k^T and P v for 3 samples, 2 heads and all t^2 pairs (the field counts masked ones);
+      // backward dP, dv, dq, dk
       if (subset < 2) {
         const double square = 2 * 3 * t * t * c;
         CHECK(counted({{3, 4, 36}}, subset, [](V x) { return attention(x[0], 2); }) ==
@@ -229,7 +248,8 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine]")
 TEST_CASE("a GPT's step costs what the formula says", "[engine]") {
   for (const bool tie : {true, false}) {
     GPTConfig m;
-    m.n_layer = 2, m.n_head = 4, m.n_embd = 96, m.block_size = 32, m.vocab_size = 300, m.tie_weights = tie;
+    m.n_layer = 2, m.n_head = 4, m.n_embd = 96, m.block_size = 32, m.vocab_size = 300,
+    m.tie_weights = tie;
     m.bias = false;  // the formula counts all parameters; biases take part in no product
     GPT model = test::make_gpt(m, 1);
     const at::Tensor ids = torch::arange(2 * 32, at::kLong).view({2, 32});
@@ -240,8 +260,10 @@ TEST_CASE("a GPT's step costs what the formula says", "[engine]") {
       backward(head_loss(model, ids, ids.roll(1, 1)));
       INFO((kernels ? "Lathe's" : "ATen's") << " kernels" << (tie ? ", tied" : ""));
       CHECK(count.matmul() / 64 == Approx(model.flops_per_unit()).epsilon(0.01));
-      const double early = kernels ? 2 * (2.0 * 2 * 32 * 96 * 300) : 0;  // the head's gradients, made with the loss
-      CHECK(count.backward.matmul + early == Approx(2 * (count.forward.matmul - early)).epsilon(1e-12));
+      const double early =
+          kernels ? 2 * (2.0 * 2 * 32 * 96 * 300) : 0;  // the head's gradients, made with the loss
+      CHECK(count.backward.matmul + early ==
+            Approx(2 * (count.forward.matmul - early)).epsilon(1e-12));
     }
     use_kernels(true);
   }
@@ -278,8 +300,10 @@ TEST_CASE("autocast leaves what a linear layer adds as wide as it is", "[engine]
   const at::Tensor y = linear(x, w, {}, residual).data();
   CHECK(y.scalar_type() == at::kFloat);
   // A residual of about 1000 in bfloat16 would be up to 4 off.
-  const at::Tensor product =
-      x.data().to(at::kBFloat16).to(at::kFloat).matmul(w.data().to(at::kBFloat16).to(at::kFloat).t());
+  const at::Tensor product = x.data()
+                                 .to(at::kBFloat16)
+                                 .to(at::kFloat)
+                                 .matmul(w.data().to(at::kBFloat16).to(at::kFloat).t());
   CHECK((y - residual.data() - product).abs().max().item<float>() < 0.1);
 }
 

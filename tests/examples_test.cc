@@ -51,7 +51,8 @@ Table numbered(int64_t n, int64_t classes) {
   Table t;
   for (int64_t i = 0; i < n; ++i) {
     t.inputs.push_back({static_cast<double>(i), 1.6e9 + normal(random), 0.1, 3 * normal(random)});
-    t.targets.push_back(classes > 0 ? static_cast<double>(i % classes) : 100 * normal(random) + 0.5);
+    t.targets.push_back(classes > 0 ? static_cast<double>(i % classes)
+                                    : 100 * normal(random) + 0.5);
   }
   return t;
 }
@@ -85,7 +86,8 @@ std::pair<double, double> by_definition(const std::vector<double>& x) {
   for (const double v : x) mean += v;
   mean /= static_cast<long double>(x.size());
   for (const double v : x) squares += (v - mean) * (v - mean);
-  return {static_cast<double>(mean), static_cast<double>(std::sqrt(squares / static_cast<long double>(x.size())))};
+  return {static_cast<double>(mean),
+          static_cast<double>(std::sqrt(squares / static_cast<long double>(x.size())))};
 }
 
 /// Row numbers of a batch of numbered(), by the mean and scale of column 0.
@@ -100,7 +102,8 @@ std::vector<int64_t> rows_of(const Batch& b, double mean, double scale) {
   return rows;
 }
 
-TEST_CASE("an epoch has every example once, wherever loading begins and whoever fills", "[examples]") {
+TEST_CASE("an epoch has every example once, wherever loading begins and whoever fills",
+          "[examples]") {
   const TempFolder f;
   constexpr int64_t n = 37, batch = 5, micro_batches = 3 * n;  // 15 epochs, edges within batches
   const fs::path dir = prepared(f, numbered(n, 3), {.val_share = 0});
@@ -132,7 +135,8 @@ TEST_CASE("an epoch has every example once, wherever loading begins and whoever 
     REQUIRE(whole[static_cast<size_t>(i / batch)].targets[i % batch].item<int64_t>() ==
             order[static_cast<size_t>(i)] % 3);
 
-  // Resumed at 20 places by a process that opens the folder anew, and filled by four threads out of order.
+  // Resumed at 20 places by a process that opens the folder anew, and filled by four threads out of
+  // order.
   for (int64_t resume = 0; resume < 20; ++resume) {
     const auto again = open_examples(config_of(dir));
     const int64_t first = resume * 5 + resume % 3;
@@ -171,11 +175,14 @@ TEST_CASE("inputs and targets are normalised by the training examples alone", "[
   std::vector<double> targets, example(4);
   for (int64_t i = 0; i < 210; ++i) {
     train.read(i, example.data());
-    CHECK(example == table.inputs[static_cast<size_t>(example[0])]);  // as the text has it, to the last bit
+    CHECK(example ==
+          table.inputs[static_cast<size_t>(example[0])]);  // as the text has it, to the last bit
     for (size_t c = 0; c < 4; ++c) columns[c].push_back(example[c]);
     targets.push_back(table.targets[static_cast<size_t>(example[0])]);
   }
-  const auto close = [](double a, double b, double scale) { return std::fabs(a - b) <= 1e-9 * scale; };
+  const auto close = [](double a, double b, double scale) {
+    return std::fabs(a - b) <= 1e-9 * scale;
+  };
   for (size_t c = 0; c < 4; ++c) {
     const auto [mean, deviation] = by_definition(columns[c]);
     INFO("column " << c);
@@ -212,7 +219,8 @@ TEST_CASE("inputs and targets are normalised by the training examples alone", "[
   CHECK((b.inputs.select(1, 2) == 0).all().item<bool>());  // a constant feature stays finite
 }
 
-TEST_CASE("the statistics' one pass is the definition, also where first values mislead", "[examples]") {
+TEST_CASE("the statistics' one pass is the definition, also where first values mislead",
+          "[examples]") {
   std::mt19937 random(3);
   std::normal_distribution<double> normal;
   for (const double first : {0.0, 1e6, -1e9}) {
@@ -221,7 +229,8 @@ TEST_CASE("the statistics' one pass is the definition, also where first values m
     Statistics one({1, 1}), grouped({1, 1});
     for (const double v : x) one.add(&v);
     const auto [mean, deviation] = by_definition(x);
-    CHECK(one.result().mean[0] == Approx(mean).epsilon(1e-12));        // rounding of 5000 steps, which cancel
+    CHECK(one.result().mean[0] ==
+          Approx(mean).epsilon(1e-12));  // rounding of 5000 steps, which cancel
     CHECK(one.result().scale[0] == Approx(deviation).epsilon(1e-10));  // the same, squared
   }
   // Two channels of six elements, against all their elements at once.
@@ -229,7 +238,8 @@ TEST_CASE("the statistics' one pass is the definition, also where first values m
   std::vector<std::vector<double>> all(2);
   for (int i = 0; i < 100; ++i) {
     std::vector<double> image;
-    for (int j = 0; j < 12; ++j) image.push_back(normal(random) * (j < 6 ? 1 : 50) + 1000 * (j < 6));
+    for (int j = 0; j < 12; ++j)
+      image.push_back(normal(random) * (j < 6 ? 1 : 50) + 1000 * (j < 6));
     for (size_t j = 0; j < 12; ++j) all[j / 6].push_back(image[j]);
     channels.add(image.data());
   }
@@ -251,17 +261,20 @@ Table images(int64_t n) {
   Table t;
   for (int64_t i = 0; i < n; ++i) {
     std::vector<double> image;
-    for (int64_t j = 0; j < 48; ++j) image.push_back(static_cast<double>(1 + 48 * i + (j * 29) % 48));
+    for (int64_t j = 0; j < 48; ++j)
+      image.push_back(static_cast<double>(1 + 48 * i + (j * 29) % 48));
     t.inputs.push_back(image);
     t.targets.push_back(static_cast<double>(i));
   }
   return t;
 }
 
-TEST_CASE("images are shifted and mirrored as LibTorch does it, each way about as often", "[examples]") {
+TEST_CASE("images are shifted and mirrored as LibTorch does it, each way about as often",
+          "[examples]") {
   const TempFolder f;
   const int64_t n = 4, batch = 8;
-  const fs::path dir = prepared(f, images(n), {.task = "classification", .val_share = 0, .shape = {2, 4, 6}});
+  const fs::path dir =
+      prepared(f, images(n), {.task = "classification", .val_share = 0, .shape = {2, 4, 6}});
   const auto m = read_example_manifest(dir);
   REQUIRE(m.inputs.mean.size() == 2);
   CHECK(m.input_sizes == std::vector<int64_t>{2, 4, 6});
@@ -273,19 +286,23 @@ TEST_CASE("images are shifted and mirrored as LibTorch does it, each way about a
   const at::Tensor mean = torch::tensor(m.inputs.mean, at::kDouble).view({2, 1, 1}),
                    scale = torch::tensor(m.inputs.scale, at::kDouble).view({2, 1, 1});
   std::vector<at::Tensor> raw;
-  for (const auto& image : images(n).inputs) raw.push_back(torch::tensor(image, at::kDouble).view({2, 4, 6}));
+  for (const auto& image : images(n).inputs)
+    raw.push_back(torch::tensor(image, at::kDouble).view({2, 4, 6}));
   // Every image in each of the 2 x 25 ways.
   std::map<std::string, std::pair<bool, int64_t>> way_of;
   const auto bytes_of = [](const at::Tensor& t) {
     const at::Tensor c = t.contiguous();
-    return std::string(static_cast<const char*>(c.const_data_ptr()), static_cast<size_t>(c.nbytes()));
+    return std::string(static_cast<const char*>(c.const_data_ptr()),
+                       static_cast<size_t>(c.nbytes()));
   };
   for (int64_t i = 0; i < n; ++i) {
     const at::Tensor padded = torch::constant_pad_nd(raw[static_cast<size_t>(i)], {2, 2, 2, 2}, 0);
     for (int64_t way = 0; way < 25; ++way) {
-      const at::Tensor shifted = padded.slice(1, way / 5, way / 5 + 4).slice(2, way % 5, way % 5 + 6);
+      const at::Tensor shifted =
+          padded.slice(1, way / 5, way / 5 + 4).slice(2, way % 5, way % 5 + 6);
       for (const bool mirrored : {false, true}) {
-        const at::Tensor x = (((mirrored ? shifted.flip(2) : shifted) - mean) / scale).to(at::kFloat);
+        const at::Tensor x =
+            (((mirrored ? shifted.flip(2) : shifted) - mean) / scale).to(at::kFloat);
         way_of[str(i, " ") + bytes_of(x)] = {mirrored, way};
       }
     }
@@ -296,18 +313,22 @@ TEST_CASE("images are shifted and mirrored as LibTorch does it, each way about a
   for (int64_t k = 0; k < 500; ++k) {
     const Batch b = batch_of(*data, batch, 9, k), p = batch_of(*plain, batch, 9, k);
     CHECK(torch::equal(b.targets, p.targets));  // the same examples
-    if (k % 50 == 0) CHECK(torch::equal(b.inputs, batch_of(*open_examples(config), batch, 9, k).inputs));
+    if (k % 50 == 0)
+      CHECK(torch::equal(b.inputs, batch_of(*open_examples(config), batch, 9, k).inputs));
     for (int64_t i = 0; i < batch; ++i, ++samples) {
-      const auto found = way_of.find(str(b.targets[i].item<int64_t>(), " ") + bytes_of(b.inputs[i]));
+      const auto found =
+          way_of.find(str(b.targets[i].item<int64_t>(), " ") + bytes_of(b.inputs[i]));
       REQUIRE(found != way_of.end());
       mirrored += found->second.first;
       ++ways[static_cast<size_t>(found->second.second)];
-      const auto untouched = way_of.find(str(p.targets[i].item<int64_t>(), " ") + bytes_of(p.inputs[i]));
+      const auto untouched =
+          way_of.find(str(p.targets[i].item<int64_t>(), " ") + bytes_of(p.inputs[i]));
       REQUIRE(untouched != way_of.end());
       CHECK(untouched->second == std::pair(false, int64_t{12}));  // no shift
     }
   }
-  // 4000 samples: mirrored 2000 with deviation 32, each way 160 with deviation 12.4; within 5 of them.
+  // 4000 samples: mirrored 2000 with deviation 32, each way 160 with deviation 12.4; within 5 of
+  // them.
   CHECK(std::llabs(mirrored - samples / 2) < 160);
   for (const int64_t count : ways) CHECK(std::llabs(count - samples / 25) < 62);
   // A sample is changed by its number, not by its batch; another seed changes it otherwise.
@@ -322,12 +343,14 @@ TEST_CASE("images are shifted and mirrored as LibTorch does it, each way about a
     CHECK((torch::equal(flipped[i], plain64[i]) || torch::equal(flipped[i], plain64[i].flip(2))));
 }
 
-TEST_CASE("folds cover all examples once, each class alike, and normalise by what they train on", "[examples]") {
+TEST_CASE("folds cover all examples once, each class alike, and normalise by what they train on",
+          "[examples]") {
   const TempFolder f;
   const bool classes = GENERATE(true, false);
   Table table = numbered(103, 4);
   if (classes) table.targets[0] = table.targets[4] = 9;  // a class of two examples
-  const fs::path dir = prepared(f, table, {.task = classes ? "classification" : "regression", .val_share = 0.2});
+  const fs::path dir =
+      prepared(f, table, {.task = classes ? "classification" : "regression", .val_share = 0.2});
   std::multiset<int64_t> validated;
   std::set<std::string> hashes;
   for (int64_t fold = 0; fold < 5; ++fold) {
@@ -349,14 +372,16 @@ TEST_CASE("folds cover all examples once, each class alike, and normalise by wha
     for (const auto& row : table.inputs) third.push_back(row[3]);
     const at::Tensor by_rank = torch::tensor(third, at::kDouble).argsort(), rank = x.argsort();
     std::vector<int64_t> row_of(103);
-    for (int64_t i = 0; i < 103; ++i) row_of[static_cast<size_t>(rank[i].item<int64_t>())] = by_rank[i].item<int64_t>();
+    for (int64_t i = 0; i < 103; ++i)
+      row_of[static_cast<size_t>(rank[i].item<int64_t>())] = by_rank[i].item<int64_t>();
     const std::vector<int64_t> train_rows(row_of.begin(), row_of.begin() + data->train_size());
     std::map<double, int64_t> of_class;
     for (size_t i = static_cast<size_t>(data->train_size()); i < 103; ++i) {
       validated.insert(row_of[i]);
       ++of_class[table.targets[static_cast<size_t>(row_of[i])]];
     }
-    if (fold == 0 && !classes) {  // dealt out in an order of their own: not every fifth of the files'
+    if (fold == 0 &&
+        !classes) {  // dealt out in an order of their own: not every fifth of the files'
       const ExampleArray train(dir / "train_inputs.npy", "");
       int64_t every_fifth = 0, all = 0;
       for (int64_t i = 0; i < 82; i += 5, ++all) {
@@ -369,24 +394,31 @@ TEST_CASE("folds cover all examples once, each class alike, and normalise by wha
     if (classes) {
       std::map<double, int64_t> all;
       for (const double t : table.targets) ++all[t];
-      for (const auto& [label, count] : all) CHECK(std::fabs(of_class[label] - static_cast<double>(count) / 5) < 1);
+      for (const auto& [label, count] : all)
+        CHECK(std::fabs(of_class[label] - static_cast<double>(count) / 5) < 1);
     } else {
       std::vector<double> targets;
-      for (const int64_t row : train_rows) targets.push_back(table.targets[static_cast<size_t>(row)]);
+      for (const int64_t row : train_rows)
+        targets.push_back(table.targets[static_cast<size_t>(row)]);
       const auto [mean, deviation] = by_definition(targets);
       CHECK(data->facts().target_mean[0] == Approx(mean).epsilon(1e-12));
       CHECK(data->facts().target_scale[0] == Approx(deviation).epsilon(1e-12));
     }
     for (const size_t c : {0, 1, 3}) {
       std::vector<double> column;
-      for (const int64_t row : train_rows) column.push_back(table.inputs[static_cast<size_t>(row)][c]);
+      for (const int64_t row : train_rows)
+        column.push_back(table.inputs[static_cast<size_t>(row)][c]);
       const auto [mean, deviation] = by_definition(column);
       for (int64_t i = 0; i < 103; ++i) {
-        const double wanted = (table.inputs[static_cast<size_t>(row_of[static_cast<size_t>(i)])][c] - mean) / deviation;
+        const double wanted =
+            (table.inputs[static_cast<size_t>(row_of[static_cast<size_t>(i)])][c] - mean) /
+            deviation;
         const double got =
-            (i < data->train_size() ? b.inputs[i] : v.inputs[i - data->train_size()])[static_cast<int64_t>(c)]
+            (i < data->train_size() ? b.inputs[i]
+                                    : v.inputs[i - data->train_size()])[static_cast<int64_t>(c)]
                 .item<double>();
-        CHECK(got == Approx(wanted).epsilon(1e-5).margin(1e-5));  // float32; 1.6e9 has its last bit at 2e-7
+        CHECK(got == Approx(wanted).epsilon(1e-5).margin(
+                         1e-5));  // float32; 1.6e9 has its last bit at 2e-7
       }
     }
   }
@@ -396,7 +428,8 @@ TEST_CASE("folds cover all examples once, each class alike, and normalise by wha
   CHECK(hashes.count(open_examples(config_of(dir))->hash()) == 1);
 }
 
-TEST_CASE("evaluation goes through the validation split in order, its last batch short", "[examples]") {
+TEST_CASE("evaluation goes through the validation split in order, its last batch short",
+          "[examples]") {
   const TempFolder f;
   const fs::path dir = prepared(f, numbered(60, 3), {.val_share = 0.5});
   const auto data = open_examples(config_of(dir));
@@ -431,10 +464,13 @@ TEST_CASE("keys that do not fit the data are told", "[examples]") {
     return std::string();
   };
   CHECK(problem([](DataConfig&) {}).empty());
-  CHECK_THAT(problem([](DataConfig& c) { c.flip = true; }), ContainsSubstring("data.flip is for images"));
+  CHECK_THAT(problem([](DataConfig& c) { c.flip = true; }),
+             ContainsSubstring("data.flip is for images"));
   CHECK_THAT(problem([](DataConfig& c) { c.crop = 1; }), ContainsSubstring("--shape C,H,W"));
-  CHECK_THAT(problem([](DataConfig& c) { c.folds = 1; }), ContainsSubstring("leaves nothing to train on"));
-  CHECK_THAT(problem([](DataConfig& c) { c.folds = 5, c.fold = 5; }), ContainsSubstring("folds count from 0"));
+  CHECK_THAT(problem([](DataConfig& c) { c.folds = 1; }),
+             ContainsSubstring("leaves nothing to train on"));
+  CHECK_THAT(problem([](DataConfig& c) { c.folds = 5, c.fold = 5; }),
+             ContainsSubstring("folds count from 0"));
   CHECK_THAT(problem([](DataConfig& c) { c.fold = 2; }), ContainsSubstring("set data.folds"));
   CHECK_THAT(problem([](DataConfig& c) { c.folds = 31; }), ContainsSubstring("has 30 examples"));
   prepared(f, images(4), {.shape = {2, 4, 6}});
@@ -444,21 +480,24 @@ TEST_CASE("keys that do not fit the data are told", "[examples]") {
 
 TEST_CASE("safetensors, every kind of number and a manifest by hand", "[examples]") {
   const TempFolder f;
-  const at::Tensor x = torch::randn({6, 3}).to(at::kBFloat16), y = torch::tensor({0, 1, 2, 2, 1, 0}, at::kByte);
+  const at::Tensor x = torch::randn({6, 3}).to(at::kBFloat16),
+                   y = torch::tensor({0, 1, 2, 2, 1, 0}, at::kByte);
   const auto bytes = [](const at::Tensor& t) {
-    return std::as_bytes(std::span(static_cast<const char*>(t.const_data_ptr()), static_cast<size_t>(t.nbytes())));
+    return std::as_bytes(
+        std::span(static_cast<const char*>(t.const_data_ptr()), static_cast<size_t>(t.nbytes())));
   };
-  const std::string sum =
-      write_safetensors(f / "all.safetensors", {{"x", "BF16", {6, 3}, bytes(x)}, {"y", "U8", {6}, bytes(y)}});
-  ExampleManifest m{
-      .task = "classification",
-      .input_sizes = {3},
-      .outputs = 3,
-      .labels = {},
-      .inputs = {{1, 2, 3}, {2, 2, 2}},
-      .targets = {},
-      .train = {6, {"all.safetensors", "x", ArrayType::bf16, sum}, {"all.safetensors", "y", ArrayType::u8, sum}},
-      .val = {}};
+  const std::string sum = write_safetensors(
+      f / "all.safetensors", {{"x", "BF16", {6, 3}, bytes(x)}, {"y", "U8", {6}, bytes(y)}});
+  ExampleManifest m{.task = "classification",
+                    .input_sizes = {3},
+                    .outputs = 3,
+                    .labels = {},
+                    .inputs = {{1, 2, 3}, {2, 2, 2}},
+                    .targets = {},
+                    .train = {6,
+                              {"all.safetensors", "x", ArrayType::bf16, sum},
+                              {"all.safetensors", "y", ArrayType::u8, sum}},
+                    .val = {}};
   const auto open = [&] {
     write_example_manifest(f.path(), m);
     return open_examples(config_of(f.path()));
@@ -487,55 +526,62 @@ TEST_CASE("safetensors, every kind of number and a manifest by hand", "[examples
     return error_of([&] { batch_of(*open(), 6, 1, 0); });
   };
   CHECK(problem([](auto&) {}).empty());
-  CHECK_THAT(problem([](auto& c) { c.outputs = 2; }), ContainsSubstring("is 2; it must be a whole number below 2"));
+  CHECK_THAT(problem([](auto& c) { c.outputs = 2; }),
+             ContainsSubstring("is 2; it must be a whole number below 2"));
   CHECK_THAT(problem([](auto& c) { c.train.examples = 7; }),
              ContainsSubstring("claims 7 examples of bfloat16 and the file has 6"));
   CHECK_THAT(problem([](auto& c) { c.train.inputs.type = ArrayType::f32; }),
              ContainsSubstring("claims 6 examples of float32"));
-  CHECK_THAT(problem([](auto& c) { c.train.inputs.tensor = "z"; }), ContainsSubstring("has no tensor \"z\""));
-  CHECK_THAT(problem([](auto& c) { c.train.examples = 0; }), ContainsSubstring("has no training examples"));
-  CHECK_THAT(problem([](auto& c) { c.labels = {"a", "b"}; }), ContainsSubstring("2 labels for 3 classes"));
+  CHECK_THAT(problem([](auto& c) { c.train.inputs.tensor = "z"; }),
+             ContainsSubstring("has no tensor \"z\""));
+  CHECK_THAT(problem([](auto& c) { c.train.examples = 0; }),
+             ContainsSubstring("has no training examples"));
+  CHECK_THAT(problem([](auto& c) { c.labels = {"a", "b"}; }),
+             ContainsSubstring("2 labels for 3 classes"));
   CHECK_THAT(problem([](auto& c) { c.inputs.scale[1] = 0; }), ContainsSubstring("is not above 0"));
-  CHECK_THAT(problem([](auto& c) { c.inputs.mean.pop_back(); }), ContainsSubstring("must have 3 means"));
-  CHECK_THAT(problem([](auto& c) { c.task = "language"; }), ContainsSubstring("neither classification nor regression"));
-  CHECK_THAT(problem([](auto& c) {
-               c.input_sizes = {1}, c.inputs = {{0}, {1}};
-             }),
+  CHECK_THAT(problem([](auto& c) { c.inputs.mean.pop_back(); }),
+             ContainsSubstring("must have 3 means"));
+  CHECK_THAT(problem([](auto& c) { c.task = "language"; }),
+             ContainsSubstring("neither classification nor regression"));
+  CHECK_THAT(problem([](auto& c) { c.input_sizes = {1}, c.inputs = {{0}, {1}}; }),
              ContainsSubstring("examples of 3 elements, manifest.json claims 1"));
-  CHECK_THAT(problem([](auto& c) {
-               c.task = "regression", c.targets = {{0, 0, 0}, {1, 1, 1}};
-             }),
+  CHECK_THAT(problem([](auto& c) { c.task = "regression", c.targets = {{0, 0, 0}, {1, 1, 1}}; }),
              ContainsSubstring("targets of 1 numbers, manifest.json asks for 3"));
   CHECK_THAT(problem([](auto& c) { c.train.inputs.file = "../all.safetensors"; }),
              ContainsSubstring("a file with a bad name"));
 }
 
-TEST_CASE("a changed byte is found by verify, the hash and the manifest's own checksum", "[examples]") {
+TEST_CASE("a changed byte is found by verify, the hash and the manifest's own checksum",
+          "[examples]") {
   const TempFolder f;
   const fs::path dir = prepared(f, numbered(40, 3), {});
   const std::string hash = open_examples(config_of(dir))->hash();
   open_examples(config_of(dir))->verify();
   CHECK(open_examples(config_of(dir))->matches(hash));
-  for (const char* name : {"train_inputs.npy", "train_targets.npy", "val_inputs.npy", "val_targets.npy"}) {
+  for (const char* name :
+       {"train_inputs.npy", "train_targets.npy", "val_inputs.npy", "val_targets.npy"}) {
     const std::string whole = slurp(dir / name);
     std::string other = whole;
     other[other.size() - 8] ^= 1;
     write_file(dir / name, other);
     const auto data = open_examples(config_of(dir));
-    CHECK_THAT(error_of([&] { data->verify(); }), ContainsSubstring(std::string(name) + " is not what was written"));
+    CHECK_THAT(error_of([&] { data->verify(); }),
+               ContainsSubstring(std::string(name) + " is not what was written"));
     CHECK(!data->matches(hash));
     write_file(dir / name, whole);
     CHECK(open_examples(config_of(dir))->matches(hash));
   }
   const auto data = open_examples(config_of(dir));
-  CHECK_THAT(error_of([&] { data->verify([] { return true; }); }), ContainsSubstring("stopped while"));
+  CHECK_THAT(error_of([&] { data->verify([] { return true; }); }),
+             ContainsSubstring("stopped while"));
   const std::string manifest = slurp(dir / "manifest.json");
   const size_t at = manifest.find("\"mean\": [") + 20;
   std::string changed = manifest;
   changed[manifest.find_first_of("123456789", at)] = '0';
   REQUIRE(changed != manifest);
   write_file(dir / "manifest.json", changed);
-  CHECK_THAT(error_of([&] { open_examples(config_of(dir)); }), ContainsSubstring("its own checksum differs"));
+  CHECK_THAT(error_of([&] { open_examples(config_of(dir)); }),
+             ContainsSubstring("its own checksum differs"));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Files that cannot be written: every call of a save fails once, or from then on, or is interrupted, or writes less
-// than asked; and things that are no files stand where files should be.
+// Files that cannot be written: every call of a save fails once, or from then on, or is
+// interrupted, or writes less than asked; and things that are no files stand where files should be.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -25,10 +25,12 @@ using namespace lathe::test;
 
 const FileCalls real_calls = file_calls;
 
-/// Replaces every call of the table while it lives. `errno_of` is asked before each: 0 lets it through.
+/// Replaces every call of the table while it lives. `errno_of` is asked before each: 0 lets it
+/// through.
 class Interposed {
  public:
-  explicit Interposed(std::function<int(const char* call)> errno_of, size_t write_at_most = SIZE_MAX) {
+  explicit Interposed(std::function<int(const char* call)> errno_of,
+                      size_t write_at_most = SIZE_MAX) {
     asked = std::move(errno_of);
     at_most = write_at_most;
     file_calls = {
@@ -43,10 +45,18 @@ class Interposed {
               real_calls.close(fd);  // a close that fails has closed
               return fails("close") ? -1 : 0;
             },
-        .ftruncate = [](int fd, off_t length) { return fails("ftruncate") ? -1 : real_calls.ftruncate(fd, length); },
-        .flock = [](int fd, int operation) { return fails("flock") ? -1 : real_calls.flock(fd, operation); },
-        .rename = [](const char* from, const char* to) { return fails("rename") ? -1 : real_calls.rename(from, to); },
-        .mkdir = [](const char* path, mode_t mode) { return fails("mkdir") ? -1 : real_calls.mkdir(path, mode); },
+        .ftruncate =
+            [](int fd, off_t length) {
+              return fails("ftruncate") ? -1 : real_calls.ftruncate(fd, length);
+            },
+        .flock =
+            [](int fd, int operation) {
+              return fails("flock") ? -1 : real_calls.flock(fd, operation);
+            },
+        .rename = [](const char* from,
+                     const char* to) { return fails("rename") ? -1 : real_calls.rename(from, to); },
+        .mkdir = [](const char* path,
+                    mode_t mode) { return fails("mkdir") ? -1 : real_calls.mkdir(path, mode); },
         .unlink = [](const char* path) { return fails("unlink") ? -1 : real_calls.unlink(path); },
         .rmdir = [](const char* path) { return fails("rmdir") ? -1 : real_calls.rmdir(path); },
     };
@@ -77,10 +87,13 @@ struct Run : Small {
     state.step = step;
     save_checkpoint(folder.path(), state, params, optimizer, {.newest = 2});
   }
-  fs::path checkpoint(int64_t step) const { return folder / ("checkpoints/step-000000" + std::to_string(step)); }
+  fs::path checkpoint(int64_t step) const {
+    return folder / ("checkpoints/step-000000" + std::to_string(step));
+  }
   std::string written() const {
-    return slurp(checkpoint(30) / "model.safetensors") + slurp(checkpoint(30) / "optimizer.safetensors") +
-           slurp(checkpoint(30) / "state.json") + slurp(checkpoint(30) / "manifest.json");
+    return slurp(checkpoint(30) / "model.safetensors") +
+           slurp(checkpoint(30) / "optimizer.safetensors") + slurp(checkpoint(30) / "state.json") +
+           slurp(checkpoint(30) / "manifest.json");
   }
   std::vector<std::string> names() const {
     std::vector<std::string> found;
@@ -102,7 +115,8 @@ std::vector<std::string> calls_of_a_save() {
   return calls;
 }
 
-TEST_CASE("a save that fails at any call leaves what was there, says why, and can be repeated", "[faults_io]") {
+TEST_CASE("a save that fails at any call leaves what was there, says why, and can be repeated",
+          "[faults_io]") {
   const auto calls = calls_of_a_save();
   REQUIRE(calls.size() > 50);
   WARN(calls.size() << " calls of a save, each failing in 6 ways");
@@ -111,8 +125,8 @@ TEST_CASE("a save that fails at any call leaves what was there, says why, and ca
     run.save(30);
     return run.written();
   }();
-  // The first three renames are those of state.json, manifest.json and the new checkpoint; with the fourth the old one
-  // begins to go, when the new one is safe.
+  // The first three renames are those of state.json, manifest.json and the new checkpoint; with the
+  // fourth the old one begins to go, when the new one is safe.
   size_t deletes = 0;
   for (int renames = 0; renames < 4; ++deletes) renames += calls.at(deletes) == "rename";
   --deletes;
@@ -122,8 +136,8 @@ TEST_CASE("a save that fails at any call leaves what was there, says why, and ca
   for (const int number : {ENOSPC, EIO, EDQUOT}) {
     for (const bool once : {true, false}) {
       for (size_t nth = 0; nth < calls.size(); ++nth) {
-        INFO("call " << nth << " of " << calls.size() << ", " << calls[nth] << ", fails with errno " << number
-                     << (once ? " once" : ", and what needs space from then on"));
+        INFO("call " << nth << " of " << calls.size() << ", " << calls[nth] << ", fails with errno "
+                     << number << (once ? " once" : ", and what needs space from then on"));
         Run run;
         const size_t logged = slurp(logs / "log.txt").size();
         const at::Tensor before = run.params[0].parameter.data().clone();
@@ -132,7 +146,8 @@ TEST_CASE("a save that fails at any call leaves what was there, says why, and ca
         {
           size_t at = 0;
           const Interposed failing([&](const char* call) {
-            const bool removes = std::string(call) == "unlink" || std::string(call) == "rmdir" || call[0] == 'c';
+            const bool removes =
+                std::string(call) == "unlink" || std::string(call) == "rmdir" || call[0] == 'c';
             const size_t now = at++;
             return now == nth || (!once && now > nth && !removes) ? number : 0;
           });
@@ -161,14 +176,15 @@ TEST_CASE("a save that fails at any call leaves what was there, says why, and ca
           CHECK_THAT(said, ContainsSubstring("checkpoint step-00000030 is not saved"));
           if (number != EIO) {
             CHECK_THAT(said, ContainsSubstring("it takes a little over 180 bytes"));
-            CHECK_THAT(said, !ContainsSubstring(" are free"));  // There is room: that is not what is missing.
+            CHECK_THAT(said, !ContainsSubstring(
+                                 " are free"));  // There is room: that is not what is missing.
           }
         }
         for (const auto& path : list_checkpoints(run.folder.path())) verify_checkpoint(path);
         CHECK(list_checkpoints(run.folder.path()).size() >= 2);
         CHECK(run.params[0].parameter.data().equal(before));
-        // The same command again: what was left is cleaned and the save goes through, with the bits of one that never
-        // failed.
+        // The same command again: what was left is cleaned and the save goes through, with the bits
+        // of one that never failed.
         clean_checkpoints(run.folder.path());
         if (renamed && nth < deletes) continue;
         run.save(nth < deletes ? 30 : 40);
@@ -221,7 +237,8 @@ TEST_CASE("a save goes through interrupted calls and short writes", "[faults_io]
   Metrics metrics(run.folder.path(), 4);
   metrics.add_validation(1, {{"val_loss", 2}});
   CHECK(metrics.sync() == fs::file_size(run.folder / "metrics.jsonl"));
-  CHECK_THAT(slurp(run.folder / "metrics.jsonl"), Catch::StartsWith("one\n{") && ContainsSubstring("}\n"));
+  CHECK_THAT(slurp(run.folder / "metrics.jsonl"),
+             Catch::StartsWith("one\n{") && ContainsSubstring("}\n"));
   write_file_durably(run.folder / "config.toml", "a = 1\n");
   CHECK(slurp(run.folder / "config.toml") == "a = 1\n");
 }
@@ -240,8 +257,10 @@ TEST_CASE("a folder is made with the parent of each new one synced", "[faults_io
   CHECK(fs::is_directory(folder / "a/b/c"));
   CHECK(std::count(calls.begin(), calls.end(), "fsync") == 3);
   write_file(folder / "file", "");
-  CHECK_THAT(error_of([&] { make_folders(folder / "file/x"); }), ContainsSubstring("cannot create the folder"));
-  CHECK_THAT(error_of([&] { make_folders(folder / "file"); }), ContainsSubstring("cannot create the folder"));
+  CHECK_THAT(error_of([&] { make_folders(folder / "file/x"); }),
+             ContainsSubstring("cannot create the folder"));
+  CHECK_THAT(error_of([&] { make_folders(folder / "file"); }),
+             ContainsSubstring("cannot create the folder"));
 }
 
 TEST_CASE("a text that is not written leaves no part of itself", "[faults_io]") {
@@ -249,8 +268,10 @@ TEST_CASE("a text that is not written leaves no part of itself", "[faults_io]") 
   write_file(folder / "file", "old");
   for (const char* call : {"write", "fsync", "close", "rename"}) {
     INFO(call);
-    const Interposed failing([&](const char* now) { return std::string(call) == now ? ENOSPC : 0; });
-    CHECK_THAT(error_of([&] { write_file_durably(folder / "file", "new"); }), ContainsSubstring("free space"));
+    const Interposed failing(
+        [&](const char* now) { return std::string(call) == now ? ENOSPC : 0; });
+    CHECK_THAT(error_of([&] { write_file_durably(folder / "file", "new"); }),
+               ContainsSubstring("free space"));
     CHECK(slurp(folder / "file") == "old");
     CHECK(list_folder(folder.path()).size() == 1);
   }
@@ -272,7 +293,8 @@ void make_special(const std::string& kind, const fs::path& path) {
   }
 }
 
-TEST_CASE("a pipe, a socket or a device in place of a file is an error, not a wait", "[faults_io]") {
+TEST_CASE("a pipe, a socket or a device in place of a file is an error, not a wait",
+          "[faults_io]") {
   alarm(60);  // a hang is a failure, not an endless test
   for (const char* kind : {"pipe", "socket", "device"}) {
     INFO(kind);
@@ -289,7 +311,8 @@ TEST_CASE("a pipe, a socket or a device in place of a file is an error, not a wa
     says([&] { OutputFile(path, OutputFile::Open::create); });
     says([&] { cut_file(path, 0); });
     fs::create_symlink("special.bin", folder / "lock");
-    CHECK_THAT(error_of([&] { FolderLock lock(folder.path()); }), ContainsSubstring("lock is not a regular file"));
+    CHECK_THAT(error_of([&] { FolderLock lock(folder.path()); }),
+               ContainsSubstring("lock is not a regular file"));
   }
   alarm(0);
 }
@@ -334,12 +357,13 @@ TEST_CASE("a run whose disk fills up ends with exit code 6 and goes on exactly",
   const TempFolder folder(fast_folder());
   make_tiny_run(folder.path());
   const auto train = [&](const std::string& run, const std::string& fault) {
-    return lathe::test::run(
-        {"lathe_faults",
-         {"train", "tiny.toml", "--train.steps=12", "--checkpoint.interval=4", "--train.out_dir=" + run},
-         folder.path(),
-         fault.empty() ? std::map<std::string, std::string>()
-                       : std::map<std::string, std::string>{{"LATHE_TEST_FAIL", fault}}});
+    return lathe::test::run({"lathe_faults",
+                             {"train", "tiny.toml", "--train.steps=12", "--checkpoint.interval=4",
+                              "--train.out_dir=" + run},
+                             folder.path(),
+                             fault.empty()
+                                 ? std::map<std::string, std::string>()
+                                 : std::map<std::string, std::string>{{"LATHE_TEST_FAIL", fault}}});
   };
   REQUIRE(train("reference", "").code == 0);
   for (const auto& [fault, says] : std::vector<std::pair<std::string, std::string>>{
@@ -353,7 +377,8 @@ TEST_CASE("a run whose disk fills up ends with exit code 6 and goes on exactly",
     CHECK(failed.code == 6);
     CHECK_THAT(failed.err, ContainsSubstring(says));
     CHECK(std::count(failed.err.begin(), failed.err.end(), '\n') == 1);
-    for (const auto& path : list_folder(folder / "run/checkpoints")) CHECK_NOTHROW(verify_checkpoint(path));
+    for (const auto& path : list_folder(folder / "run/checkpoints"))
+      CHECK_NOTHROW(verify_checkpoint(path));
     CHECK(train("run", "").code == 0);
     CHECK(difference(folder / "reference", folder / "run") == "");
     fs::remove_all(folder / "run");
@@ -367,17 +392,19 @@ TEST_CASE("a limit of file sizes is an error with a sentence, not a signal", "[f
   }
   const TempFolder folder(fast_folder());
   make_tiny_run(folder.path());
-  REQUIRE(lathe_in(folder, {"train", "tiny.toml", "--train.steps=12", "--train.out_dir=reference"}).code == 0);
-  REQUIRE(
-      lathe_in(folder, {"train", "tiny.toml", "--train.steps=12", "--train.pause_at=4", "--train.out_dir=run"}).code ==
-      75);
+  REQUIRE(lathe_in(folder, {"train", "tiny.toml", "--train.steps=12", "--train.out_dir=reference"})
+              .code == 0);
+  REQUIRE(lathe_in(folder, {"train", "tiny.toml", "--train.steps=12", "--train.pause_at=4",
+                            "--train.out_dir=run"})
+              .code == 75);
   const auto limited = [&](const std::string& bytes, std::vector<std::string> words) {
     words.insert(words.begin(), {"--fsize=" + bytes, (binary_folder() / "lathe").string()});
     const Finished f = run({"/usr/bin/prlimit", std::move(words), folder.path(), {}});
     INFO(f.out << f.err);
     CHECK(f.code == 6);
-    CHECK_THAT(f.err, ContainsSubstring("File too large; files are limited to " + bytes +
-                                        " bytes (ulimit -f), raise the limit and run the same command again"));
+    CHECK_THAT(f.err, ContainsSubstring(
+                          "File too large; files are limited to " + bytes +
+                          " bytes (ulimit -f), raise the limit and run the same command again"));
     CHECK(std::count(f.err.begin(), f.err.end(), '\n') == 1);
   };
   limited("20000", {"train", "tiny.toml", "--train.steps=12", "--train.out_dir=run"});
@@ -387,8 +414,11 @@ TEST_CASE("a limit of file sizes is an error with a sentence, not a signal", "[f
   limited("20000", {"report", "run", "--out", "report.html"});
   limited("100", {"sweep", "tiny.toml", "--train.seed=1,2", "--out", "sweep"});
 
-  for (const auto& path : list_folder(folder / "run/checkpoints")) CHECK_NOTHROW(verify_checkpoint(path));
-  REQUIRE(lathe_in(folder, {"train", "tiny.toml", "--train.steps=12", "--train.out_dir=run"}).code == 0);
+  for (const auto& path : list_folder(folder / "run/checkpoints"))
+    CHECK_NOTHROW(verify_checkpoint(path));
+  REQUIRE(
+      lathe_in(folder, {"train", "tiny.toml", "--train.steps=12", "--train.out_dir=run"}).code ==
+      0);
   CHECK(difference(folder / "reference", folder / "run") == "");
 }
 
@@ -401,14 +431,15 @@ TEST_CASE("a log file that can't grow is a warning, once", "[faults_io]") {
   make_tiny_run(folder.path());
   fs::create_directories(folder / "run");
   write_file(folder / "run/log.txt", std::string(199'000, '\n'));
-  const Finished trained =
-      run({"/usr/bin/prlimit",
-           {"--fsize=200000", (binary_folder() / "lathe").string(), "train", "tiny.toml", "--train.out_dir=run"},
-           folder.path(),
-           {}});
+  const Finished trained = run({"/usr/bin/prlimit",
+                                {"--fsize=200000", (binary_folder() / "lathe").string(), "train",
+                                 "tiny.toml", "--train.out_dir=run"},
+                                folder.path(),
+                                {}});
   INFO(trained.out << trained.err);
   CHECK(trained.code == 0);
-  CHECK_THAT(trained.err, ContainsSubstring("warning: ") && ContainsSubstring("log.txt: File too large; the log file"));
+  CHECK_THAT(trained.err, ContainsSubstring("warning: ") &&
+                              ContainsSubstring("log.txt: File too large; the log file"));
   CHECK(std::count(trained.err.begin(), trained.err.end(), '\n') == 1);
 }
 

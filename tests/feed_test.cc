@@ -39,7 +39,8 @@ TEST_CASE("an epoch's batches hold every window once", "[feed]") {
   CHECK(first.size() == static_cast<size_t>(sampler.windows_per_epoch() / 3 * 3));
 }
 
-TEST_CASE("a batch stays as it is until the next is asked for, and a graph of an older one notices", "[feed]") {
+TEST_CASE("a batch stays as it is until the next is asked for, and a graph of an older one notices",
+          "[feed]") {
   const TempFolder f;
   write_file(f / "train.bin", counting_bytes(1000));
   const TokenData tokens(f.path());
@@ -82,7 +83,9 @@ TEST_CASE("an evaluation's limit counts batches, not rows", "[feed]") {
   CHECK(scored == 2 * 3 * 16);
 }
 
-TEST_CASE("shards of one length and other contents are told apart; the vocabulary's own size is no id", "[feed]") {
+TEST_CASE(
+    "shards of one length and other contents are told apart; the vocabulary's own size is no id",
+    "[feed]") {
   const TempFolder f;
   const auto print = [&](const std::string& bytes) {
     write_file(f / "train.bin", bytes);
@@ -98,7 +101,8 @@ TEST_CASE("shards of one length and other contents are told apart; the vocabular
   CHECK(error_of([&] { tokens.check_windows({.vocab_size = 50}); }).empty());
 }
 
-TEST_CASE("over epochs, stops and any number of workers, the windows are those of one go", "[feed]") {
+TEST_CASE("over epochs, stops and any number of workers, the windows are those of one go",
+          "[feed]") {
   const TempFolder f;
   write_file(f / "train.bin", counting_bytes(500));
   const TokenData tokens(f.path());
@@ -130,12 +134,14 @@ TEST_CASE("over epochs, stops and any number of workers, the windows are those o
   }
 }
 
-/// A data folder of one split with a manifest, as builds before the manifest's own checksum wrote it.
+/// A data folder of one split with a manifest, as builds before the manifest's own checksum wrote
+/// it.
 DataManifest with_manifest(const fs::path& folder, const std::string& bytes) {
   write_file(folder / "train.bin", bytes);
   DataManifest m;
   m.vocab_size = 65536;
-  m.train.push_back({"train.bin", static_cast<int64_t>(bytes.size() / 2), file_checksum(folder / "train.bin")});
+  m.train.push_back(
+      {"train.bin", static_cast<int64_t>(bytes.size() / 2), file_checksum(folder / "train.bin")});
   return m;
 }
 
@@ -145,7 +151,8 @@ std::string sum_of(const std::string& text) {
   return sum.hex();
 }
 
-TEST_CASE("contents count beside a manifest too, and fingerprints of earlier builds are known", "[feed]") {
+TEST_CASE("contents count beside a manifest too, and fingerprints of earlier builds are known",
+          "[feed]") {
   const TempFolder f;
   const std::string bytes = counting_bytes(5000);
   const DataManifest m = with_manifest(f.path(), bytes);
@@ -161,18 +168,22 @@ TEST_CASE("contents count beside a manifest too, and fingerprints of earlier bui
     other[at] = static_cast<char>(other[at] ^ 1);
     write_file(f / "train.bin", other);
     CHECK(!open().matches(now));
-    CHECK_THAT(error_of([&] { open().verify(); }), ContainsSubstring("train.bin is not what was written"));
+    CHECK_THAT(error_of([&] { open().verify(); }),
+               ContainsSubstring("train.bin is not what was written"));
   }
   // Without a manifest it is what it was.
   write_file(f / "train.bin", bytes);
   const TokenFile bare(f.path(), "train", std::nullopt);
   CHECK(bare.fingerprint() == sum_of("5000 " + m.train[0].xxh3));
   CHECK(bare.matches(bare.fingerprint()));
-  CHECK_THAT(error_of([&] { bare.verify(); }), ContainsSubstring("can't be verified: there is no manifest.json"));
-  CHECK_THAT(error_of([&] { open().verify([] { return true; }); }), ContainsSubstring("stopped while"));
+  CHECK_THAT(error_of([&] { bare.verify(); }),
+             ContainsSubstring("can't be verified: there is no manifest.json"));
+  CHECK_THAT(error_of([&] { open().verify([] { return true; }); }),
+             ContainsSubstring("stopped while"));
 }
 
-TEST_CASE("most changes of a large shard are noticed from a sample, all of them by reading it", "[feed]") {
+TEST_CASE("most changes of a large shard are noticed from a sample, all of them by reading it",
+          "[feed]") {
   const TempFolder f;
   constexpr int64_t size = 160 << 20;  // a hole in the file system
   DataManifest m = with_manifest(f.path(), "");
@@ -191,7 +202,8 @@ TEST_CASE("most changes of a large shard are noticed from a sample, all of them 
     const int64_t at = i * (size - 1) / 11;
     put(at, 1);
     noticed += open().fingerprint() != before;
-    if (i == 5) CHECK_THAT(error_of([&] { open().verify(); }), ContainsSubstring("is not what was written"));
+    if (i == 5)
+      CHECK_THAT(error_of([&] { open().verify(); }), ContainsSubstring("is not what was written"));
     put(at, 0);
   }
   CHECK(noticed >= 7);

@@ -1,5 +1,5 @@
-// Every byte of what describes a checkpoint or data, changed: refused, or the same to the reader. The whole of it with
-// LATHE_TEST_FLIPS=1 (minutes); without, a sample.
+// Every byte of what describes a checkpoint or data, changed: refused, or the same to the reader.
+// The whole of it with LATHE_TEST_FLIPS=1 (minutes); without, a sample.
 #include <cstdlib>
 
 #include "autograd/node.h"
@@ -20,8 +20,8 @@ using namespace lathe::test;
 
 bool whole() { return std::getenv("LATHE_TEST_FLIPS") != nullptr; }
 
-/// Calls f(bytes, what) with each change of `whole_text` from `begin` to `end`: each bit of each byte, or in the quick
-/// part one bit.
+/// Calls f(bytes, what) with each change of `whole_text` from `begin` to `end`: each bit of each
+/// byte, or in the quick part one bit.
 template <class F>
 void each_flip(const std::string& text, size_t begin, size_t end, F&& f) {
   for (size_t i = begin; i < end; ++i) {
@@ -65,7 +65,9 @@ struct Saver : Small {
   }
 };
 
-TEST_CASE("a changed byte of a checkpoint is refused, and the one before it is taken, with a sentence", "[flips]") {
+TEST_CASE(
+    "a changed byte of a checkpoint is refused, and the one before it is taken, with a sentence",
+    "[flips]") {
   const TempFolder f;
   Saver small;
   const fs::path older = small.save(f, 1), newer = small.save(f, 2);
@@ -88,7 +90,8 @@ TEST_CASE("a changed byte of a checkpoint is refused, and the one before it is t
       ++refused;
     }
   };
-  for (const char* name : {"manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"}) {
+  for (const char* name :
+       {"manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"}) {
     const std::string text = slurp(newer / name);
     const auto flip = [&](const std::string& changed, size_t at) { check(name, changed, at); };
     each_flip(text, 0, std::string(name).ends_with(".json") ? text.size() : header_end(text), flip);
@@ -102,7 +105,8 @@ TEST_CASE("a changed byte of a checkpoint is refused, and the one before it is t
   CHECK_THAT(slurp(f / "log.txt"), ContainsSubstring("its checksum differs"));
 }
 
-TEST_CASE("parsers of a checkpoint end in a value or in a sentence, whatever byte is changed", "[flips]") {
+TEST_CASE("parsers of a checkpoint end in a value or in a sentence, whatever byte is changed",
+          "[flips]") {
   const TempFolder f;
   Saver small;
   const fs::path checkpoint = small.save(f, 1);
@@ -145,7 +149,8 @@ TEST_CASE("a changed byte of data or of its manifest is refused or says the same
   const auto print = [&] {
     const auto m = read_manifest(f / "data");
     const TokenFile train(f / "data", "train", m), val(f / "data", "val", m);
-    std::string all = str(train.fingerprint(), val.fingerprint(), m->vocab_size, " ", m->largest_id);
+    std::string all =
+        str(train.fingerprint(), val.fingerprint(), m->vocab_size, " ", m->largest_id);
     for (const auto& c : m->tokenizer.vocabulary()) all += c;
     return all;
   };

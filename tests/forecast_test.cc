@@ -73,9 +73,10 @@ TEST_CASE("a dry run takes what the run takes", "[forecast]") {
     const LoadedConfig loaded = load(keys);
     const auto real = static_cast<double>(measured_peak(loaded));
     const auto dry = static_cast<double>(dry_step(loaded).peaks.total_peak);
-    // ATen's own kernels take temporaries that a dry run does not see: up to 5.2% here, as the processor decides.
-    const bool atens =
-        name.find("aten") != std::string::npos || (name.find("fp16") != std::string::npos && !gemm_ready(Element::f16));
+    // ATen's own kernels take temporaries that a dry run does not see: up to 5.2% here, as the
+    // processor decides.
+    const bool atens = name.find("aten") != std::string::npos ||
+                       (name.find("fp16") != std::string::npos && !gemm_ready(Element::f16));
     const double allowed = atens ? 0.08 : 0.01;
     CHECK(std::abs(dry / real - 1) < allowed);
     // The control: another batch size is seen.
@@ -98,7 +99,8 @@ TEST_CASE("a dry run of convolutions computes nothing", "[forecast]") {
   CHECK(z.sizes() == at::IntArrayRef({64, 32, 1024, 1024}));
   backward(sum(z));
   for (const Variable& p : {x, w, back}) CHECK(p.grad().sizes() == p.sizes());
-  const at::Tensor up = at::conv_transpose2d(at::empty({2, 8, 5, 5}), at::empty({8, 3, 3, 3}), {}, 2, 1, 1, 2);
+  const at::Tensor up =
+      at::conv_transpose2d(at::empty({2, 8, 5, 5}), at::empty({8, 3, 3, 3}), {}, 2, 1, 1, 2);
   CHECK(up.sizes() == at::IntArrayRef({2, 6, 10, 10}));
   CHECK(memory_stats().total_peak > int64_t{12} << 30);
   CHECK(peak_rss_bytes() - resident < int64_t{100} << 20);
@@ -106,9 +108,10 @@ TEST_CASE("a dry run of convolutions computes nothing", "[forecast]") {
 
 TEST_CASE("what could never run here is planned in little memory", "[forecast]") {
   const TempFolder f(fast_folder());
-  write_file(f / "large.toml",
-             "[model]\nn_layer = 32\nn_head = 32\nn_embd = 4096\nblock_size = 2048\nvocab_size = 32000\n"
-             "[data]\ndir = \"nowhere\"\n[train]\nbatch_size = 8\n");
+  write_file(
+      f / "large.toml",
+      "[model]\nn_layer = 32\nn_head = 32\nn_embd = 4096\nblock_size = 2048\nvocab_size = 32000\n"
+      "[data]\ndir = \"nowhere\"\n[train]\nbatch_size = 8\n");
   const LoadedConfig loaded = load_config((f / "large.toml").string(), {});
   const int64_t before = memory_stats().reserved, resident = peak_rss_bytes();
   const DryStep d = dry_step(loaded);
@@ -126,7 +129,8 @@ TEST_CASE("what could never run here is planned in little memory", "[forecast]")
   CHECK_FALSE(resource_needs(large, no_data).enough);
 }
 
-TEST_CASE("a version with a smaller vocabulary is measured without the tokens of the larger", "[forecast]") {
+TEST_CASE("a version with a smaller vocabulary is measured without the tokens of the larger",
+          "[forecast]") {
   const TempFolder f(fast_folder());
   std::string tokens;
   for (uint16_t i = 0; i < 3000; ++i) {
@@ -152,7 +156,8 @@ TEST_CASE("a plan counts every micro-batch of a step", "[forecast]") {
   RunConfig config;
   for (const int64_t micro_batches : {1, 8}) {
     config.train.grad_accum = micro_batches;
-    const StepTimes times = times_of_step(config, dry, {.forward = 1, .backward = 2, .optimizer = 0.5}, small);
+    const StepTimes times =
+        times_of_step(config, dry, {.forward = 1, .backward = 2, .optimizer = 0.5}, small);
     CHECK(times.forward == Approx(3.0 * static_cast<double>(micro_batches)));
     CHECK(times.backward == Approx(6.0 * static_cast<double>(micro_batches)));
     CHECK(times.optimizer == Approx(1.0));  // one update a step
@@ -161,11 +166,13 @@ TEST_CASE("a plan counts every micro-batch of a step", "[forecast]") {
   // The FLOPs of a step, and the time that they take a GPU by its maker's numbers.
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
-  const std::vector<std::string> keys{"--train.grad_accum=8", "--train.batch_size=64", "--model.n_embd=64"};
-  const LoadedConfig loaded = load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()},
-                                                                       {"train.grad_accum", "8"},
-                                                                       {"train.batch_size", "64"},
-                                                                       {"model.n_embd", "64"}});
+  const std::vector<std::string> keys{"--train.grad_accum=8", "--train.batch_size=64",
+                                      "--model.n_embd=64"};
+  const LoadedConfig loaded =
+      load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()},
+                                               {"train.grad_accum", "8"},
+                                               {"train.batch_size", "64"},
+                                               {"model.n_embd", "64"}});
   const DryStep step = dry_step(loaded);
   const auto plan = [&](const std::vector<std::string>& more) {
     std::vector<std::string> words{"plan", "tiny.toml"};
@@ -187,8 +194,9 @@ TEST_CASE("a plan counts every micro-batch of a step", "[forecast]") {
   const size_t at = text.find("by paper figures");
   REQUIRE(at != std::string::npos);
   double milliseconds = 0, tokens_per_second = 0;
-  REQUIRE(std::sscanf(text.c_str() + text.find("time of a step", at), "time of a step %lf ms (%lf tokens/s)",
-                      &milliseconds, &tokens_per_second) == 2);
+  REQUIRE(std::sscanf(text.c_str() + text.find("time of a step", at),
+                      "time of a step %lf ms (%lf tokens/s)", &milliseconds,
+                      &tokens_per_second) == 2);
   CHECK(tokens_per_second == Approx(8 * 64 * 16 / seconds).epsilon(1e-4));
 }
 
@@ -198,7 +206,8 @@ TEST_CASE("a plan counts the checkpoints that the run's folder has at its end", 
   int64_t runs = 0;
   const auto counts = [&](const Overrides& keys) {
     const std::string out = "run" + std::to_string(runs++);
-    std::vector<std::string> words{"train", "tiny.toml", "--train.out_dir=" + out, "--train.eval_interval=0"};
+    std::vector<std::string> words{"train", "tiny.toml", "--train.out_dir=" + out,
+                                   "--train.eval_interval=0"};
     for (const auto& [key, value] : keys) words.push_back("--" + key + "=" + value);
     const Finished r = lathe_in(f, words);
     INFO(r.err);
@@ -207,8 +216,10 @@ TEST_CASE("a plan counts the checkpoints that the run's folder has at its end", 
     return std::pair(planned, std::ssize(list_checkpoints(f / out)));
   };
   using Counts = std::pair<int64_t, std::ptrdiff_t>;
-  const auto keys = [](const std::string& steps, const std::string& interval, const std::string& keep) {
-    return Overrides{{"train.steps", steps}, {"checkpoint.interval", interval}, {"checkpoint.keep", keep}};
+  const auto keys = [](const std::string& steps, const std::string& interval,
+                       const std::string& keep) {
+    return Overrides{
+        {"train.steps", steps}, {"checkpoint.interval", interval}, {"checkpoint.keep", keep}};
   };
   CHECK(counts(keys("9", "3", "50")) == Counts(3, 3));  // the last step is due twice and saved once
   CHECK(counts(keys("10", "3", "50")) == Counts(4, 4));
@@ -222,9 +233,10 @@ TEST_CASE("a plan counts the checkpoints that the run's folder has at its end", 
 
 using Sizes = std::map<std::string, int64_t>;
 
-/// A kind's config with those of `sizes` that it has; nullopt where it has none of the first, or its check refuses
-/// them.
-std::optional<AnyConfig> sized_config(const ModelKind& kind, const std::string& first, const Sizes& sizes) {
+/// A kind's config with those of `sizes` that it has; nullopt where it has none of the first, or
+/// its check refuses them.
+std::optional<AnyConfig> sized_config(const ModelKind& kind, const std::string& first,
+                                      const Sizes& sizes) {
   AnyConfig config = kind.config;
   if (config.find<int64_t>(first) == nullptr) return std::nullopt;
   for (const auto& [key, size] : sizes) {
@@ -237,7 +249,8 @@ std::optional<AnyConfig> sized_config(const ModelKind& kind, const std::string& 
 double sum_of_sizes(const AnyConfig& config) {
   double sum = 0;
   for (const Field& field : config.schema().fields()) {
-    if (const int64_t* const size = config.find<int64_t>(field.key)) sum += static_cast<double>(*size);
+    if (const int64_t* const size = config.find<int64_t>(field.key))
+      sum += static_cast<double>(*size);
   }
   return sum;
 }
@@ -249,17 +262,30 @@ int64_t parameters_of(const ModelKind& kind, const AnyConfig& config) {
   return count(parameters(*model));
 }
 
-TEST_CASE("every kind of model gets smaller from any sizes, and each version is one that it accepts", "[forecast]") {
+TEST_CASE(
+    "every kind of model gets smaller from any sizes, and each version is one that it accepts",
+    "[forecast]") {
   const std::vector<std::pair<std::string, Sizes>> cases{
       {"n_embd", {{"n_layer", 48}, {"n_embd", 1600}, {"n_head", 25}, {"block_size", 1024}}},
-      {"n_embd", {{"n_layer", 97}, {"n_embd", 10007}, {"n_head", 1}, {"n_hidden", 10007}, {"block_size", 9973}}},
+      {"n_embd",
+       {{"n_layer", 97},
+        {"n_embd", 10007},
+        {"n_head", 1},
+        {"n_hidden", 10007},
+        {"block_size", 9973}}},
       {"n_embd", {{"n_layer", 3}, {"n_embd", 101 * 26}, {"n_head", 101}, {"n_hidden", 99991}}},
       {"n_embd", {{"n_embd", 100000}, {"n_head", 2}, {"n_hidden", 100000}}},
       {"n_embd", {{"n_embd", 12 * 130}, {"n_head", 12}, {"n_hidden", 3}}},
       {"n_kv_head", {{"n_embd", 12 * 130}, {"n_head", 12}, {"n_kv_head", 4}}},
       {"n_kv_head", {{"n_embd", 14 * 66}, {"n_head", 14}, {"n_kv_head", 7}, {"n_inner", 99991}}},
-      {"n_kv_head", {{"n_embd", 9999}, {"n_head", 45}, {"n_kv_head", 9}, {"head_dim", 34}, {"n_inner", 1}}},
-      {"n_kv_head", {{"n_embd", 64}, {"n_head", 10}, {"n_kv_head", 1}, {"head_dim", 50002}, {"n_inner", 999983}}},
+      {"n_kv_head",
+       {{"n_embd", 9999}, {"n_head", 45}, {"n_kv_head", 9}, {"head_dim", 34}, {"n_inner", 1}}},
+      {"n_kv_head",
+       {{"n_embd", 64},
+        {"n_head", 10},
+        {"n_kv_head", 1},
+        {"head_dim", 50002},
+        {"n_inner", 999983}}},
       {"n_hidden", {{"n_layer", 999}, {"n_hidden", 99991}}},
       {"n_channel", {{"n_stage", 12}, {"n_channel", 101}, {"n_block", 7}}},
       {"n_channel", {{"n_stage", 5}, {"n_channel", 99991}, {"n_block", 1}}},
@@ -279,7 +305,8 @@ TEST_CASE("every kind of model gets smaller from any sizes, and each version is 
         const auto fault = kind.check(next);
         std::string sizes;
         for (const Field& field : next.schema().fields()) {
-          if (const int64_t* const size = next.find<int64_t>(field.key)) sizes += str(field.key, " ", *size, "  ");
+          if (const int64_t* const size = next.find<int64_t>(field.key))
+            sizes += str(field.key, " ", *size, "  ");
         }
         INFO(sizes);
         CHECK_FALSE(fault.has_value());
@@ -311,7 +338,9 @@ struct Odd {
   void visit(Visit& v) { v("layer", layer); }
 };
 
-TEST_CASE("a kind that does not say how it gets smaller is tried at halves and divisors of its sizes", "[forecast]") {
+TEST_CASE(
+    "a kind that does not say how it gets smaller is tried at halves and divisors of its sizes",
+    "[forecast]") {
   const ModelKind kind = model_kind<Odd, OddConfig>("odd", "");
   REQUIRE_FALSE(kind.scale_down);
   const auto ways = scaled_versions(kind, kind.config);
@@ -324,12 +353,15 @@ TEST_CASE("a kind that does not say how it gets smaller is tried at halves and d
   CHECK(ways[2].empty());
 }
 
-TEST_CASE("shapes with odd heads and wide ones are planned, and so is an optimizer that is most of a step",
-          "[forecast]") {
+TEST_CASE(
+    "shapes with odd heads and wide ones are planned, and so is an optimizer that is most of a "
+    "step",
+    "[forecast]") {
   const TempFolder f(fast_folder());
-  write_file(f / "large.toml",
-             "[model]\nn_layer = 48\nn_head = 25\nn_embd = 1600\nblock_size = 1024\nvocab_size = 50257\n"
-             "[data]\ndir = \"nowhere\"\n[train]\nbatch_size = 4\n");
+  write_file(
+      f / "large.toml",
+      "[model]\nn_layer = 48\nn_head = 25\nn_embd = 1600\nblock_size = 1024\nvocab_size = 50257\n"
+      "[data]\ndir = \"nowhere\"\n[train]\nbatch_size = 4\n");
   const auto plan = [&](const std::vector<std::string>& keys) {
     std::vector<std::string> words{"plan", "large.toml"};
     words.insert(words.end(), keys.begin(), keys.end());
@@ -341,12 +373,15 @@ TEST_CASE("shapes with odd heads and wide ones are planned, and so is an optimiz
   const std::string large = plan({});
   CHECK_THAT(large, ContainsSubstring("(1557.61 million)"));
   CHECK_THAT(large, ContainsSubstring("from a smaller version that was measured"));
-  CHECK_THAT(plan({"--model.kind=llama", "--model.n_head=2", "--model.n_embd=100000", "--model.n_layer=2"}),
+  CHECK_THAT(plan({"--model.kind=llama", "--model.n_head=2", "--model.n_embd=100000",
+                   "--model.n_layer=2"}),
              ContainsSubstring("from a smaller version that was measured"));
-  // What Newton-Schulz takes is a part of what must be small: no version of this width is measured as it is.
-  CHECK_THAT(plan({"--optim.kind=muon", "--model.n_layer=4", "--model.n_head=16", "--model.n_embd=1024",
-                   "--model.block_size=64", "--model.vocab_size=4096", "--train.batch_size=1"}),
-             ContainsSubstring("from a smaller version that was measured"));
+  // What Newton-Schulz takes is a part of what must be small: no version of this width is measured
+  // as it is.
+  CHECK_THAT(
+      plan({"--optim.kind=muon", "--model.n_layer=4", "--model.n_head=16", "--model.n_embd=1024",
+            "--model.block_size=64", "--model.vocab_size=4096", "--train.batch_size=1"}),
+      ContainsSubstring("from a smaller version that was measured"));
 }
 
 TEST_CASE("the matrix products of an update are counted", "[forecast]") {
@@ -354,7 +389,8 @@ TEST_CASE("the matrix products of an update are counted", "[forecast]") {
   // 2 layers, each of [192, 64], [64, 64], [256, 64] and [64, 256]; 5 iterations.
   const auto load = [&](const std::string& kind) {
     write_file(f / "muon.toml",
-               "[model]\nn_layer = 2\nn_head = 2\nn_embd = 64\nblock_size = 16\nvocab_size = 50\n[data]\ndir = "
+               "[model]\nn_layer = 2\nn_head = 2\nn_embd = 64\nblock_size = 16\nvocab_size = "
+               "50\n[data]\ndir = "
                "\"nowhere\"\n[train]\nthreads = 8\ndevice = \"cpu\"\n[optim]\nkind = \"" +
                    kind + "\"\n");
     return load_config((f / "muon.toml").string(), {});
@@ -370,16 +406,19 @@ TEST_CASE("train tells at its start what it needs", "[forecast]") {
   const Finished r = lathe_in(f, {"train", "tiny.toml", "--train.steps=1", "--train.device=cpu"});
   CHECK(r.code == 0);
   CHECK_THAT(r.out + r.err, ContainsSubstring("needs     about 0."));
-  LoadedConfig loaded = load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()}});
+  LoadedConfig loaded =
+      load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()}});
   const RunData data = RunData::open(loaded);
   CHECK(resource_needs(loaded, data).enough);
 }
 
-TEST_CASE("plan --json has the keys that bench step measures, --fit what to change", "[forecast][process_memory]") {
+TEST_CASE("plan --json has the keys that bench step measures, --fit what to change",
+          "[forecast][process_memory]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path(), "[log]\nlevel = \"error\"\n");
-  const std::vector<std::string> larger{"--model.n_embd=128",   "--model.block_size=32",   "--train.batch_size=64",
-                                        "--train.grad_accum=1", "--model.vocab_size=8000", "--train.device=cpu"};
+  const std::vector<std::string> larger{"--model.n_embd=128",      "--model.block_size=32",
+                                        "--train.batch_size=64",   "--train.grad_accum=1",
+                                        "--model.vocab_size=8000", "--train.device=cpu"};
   const auto plan = [&](std::vector<std::string> more, const std::vector<std::string>& keys) {
     more.insert(more.begin(), {"plan", "tiny.toml"});
     more.insert(more.end(), keys.begin(), keys.end());
@@ -395,7 +434,8 @@ TEST_CASE("plan --json has the keys that bench step measures, --fit what to chan
   words.insert(words.end(), larger.begin(), larger.end());
   const std::string out = lathe_apart(f, words).out;
   const Json bench = parse_json(out, "bench", Exit::internal);
-  CHECK(forecast["peak_rss_mb"].get<double>() == Approx(bench["peak_rss_mb"].get<double>()).epsilon(0.05));
+  CHECK(forecast["peak_rss_mb"].get<double>() ==
+        Approx(bench["peak_rss_mb"].get<double>()).epsilon(0.05));
   CHECK(forecast["ms_per_step"].get<double>() > 0);
   CHECK(forecast["memory_mb"]["activations"].get<double>() ==
         Approx(bench["activations_mb"].get<double>()).epsilon(0.02));
@@ -407,7 +447,8 @@ TEST_CASE("plan --json has the keys that bench step measures, --fit what to chan
   const size_t at = text.find(" --train.batch_size=");
   REQUIRE(at != std::string::npos);
   int batch = 0, accumulation = 0;
-  REQUIRE(std::sscanf(text.c_str() + at, " --train.batch_size=%d --train.grad_accum=%d", &batch, &accumulation) == 2);
+  REQUIRE(std::sscanf(text.c_str() + at, " --train.batch_size=%d --train.grad_accum=%d", &batch,
+                      &accumulation) == 2);
   CHECK(batch * accumulation == 64);
   CHECK(batch < 64);
   std::vector<std::string> fitted = larger;
@@ -419,8 +460,10 @@ TEST_CASE("plan --json has the keys that bench step measures, --fit what to chan
   CHECK_THAT(plan({"--fit=50MB"}, {}), ContainsSubstring("nothing brings it within"));
   CHECK_THAT(plan({"--for", "8xH100"}, {}), ContainsSubstring("8 x H100, by paper figures"));
   CHECK_THAT(plan({"--fit"}, {}), ContainsSubstring("free on this machine"));
-  CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--for", "8xH1000"}).err, ContainsSubstring("no card that is known"));
-  CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--fit", "8 apples"}).err, ContainsSubstring("no amount of memory"));
+  CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--for", "8xH1000"}).err,
+             ContainsSubstring("no card that is known"));
+  CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--fit", "8 apples"}).err,
+             ContainsSubstring("no amount of memory"));
 }
 
 }  // namespace

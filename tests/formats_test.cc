@@ -1,4 +1,5 @@
-// Models of other programs: what goes out comes in again, and a folder that lies is refused by name and leaves nothing.
+// Models of other programs: what goes out comes in again, and a folder that lies is refused by name
+// and leaves nothing.
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -34,12 +35,13 @@ Tokenizer small_tokenizer(const TempFolder& f) {
 using Values = std::vector<std::pair<std::string, ConfigValue>>;
 
 /// A run with one checkpoint of a small model with random weights.
-fs::path make_run(const TempFolder& f, const std::string& name, const std::string& kind, const Values& values,
-                  const std::optional<Tokenizer>& tokenizer = std::nullopt) {
+fs::path make_run(const TempFolder& f, const std::string& name, const std::string& kind,
+                  const Values& values, const std::optional<Tokenizer>& tokenizer = std::nullopt) {
   RunConfig config;
   config.model.kind = kind;
   config.model.own = find_model_kind(kind)->config;
-  for (const auto& [key, value] : values) config.schema().set(&config, "model." + key, value, "here");
+  for (const auto& [key, value] : values)
+    config.schema().set(&config, "model." + key, value, "here");
   const auto model = make_model(*find_model_kind(kind), config.model.own, {}, 7);
   Snapshot snapshot;
   uint64_t seed = 1;
@@ -66,7 +68,9 @@ Values with(Values values, const std::string& key, const ConfigValue& value) {
   return values;
 }
 
-std::string model_bytes(const fs::path& run) { return slurp(find_checkpoint(run) / "model.safetensors"); }
+std::string model_bytes(const fs::path& run) {
+  return slurp(find_checkpoint(run) / "model.safetensors");
+}
 
 void round_trip(const TempFolder& f, const std::string& kind, const Values& values) {
   const fs::path run = make_run(f, "run", kind, values);
@@ -122,22 +126,28 @@ TEST_CASE("matrices go out in the dtype that is asked for and keep it", "[format
     CHECK(file.at("norm.weight").dtype == "F32");
   }
   import_hugging_face({.folder = f / "hf-bf16", .out = f / "short", .block_size = 5});
-  CHECK(SafetensorsFile(find_checkpoint(f / "short") / "model.safetensors").at("positions.weight").shape[0] == 5);
-  CHECK_THAT(error_of([&] { import_hugging_face({.folder = f / "hf-bf16", .out = f / "x", .block_size = 17}); }),
+  CHECK(SafetensorsFile(find_checkpoint(f / "short") / "model.safetensors")
+            .at("positions.weight")
+            .shape[0] == 5);
+  CHECK_THAT(error_of([&] {
+               import_hugging_face({.folder = f / "hf-bf16", .out = f / "x", .block_size = 17});
+             }),
              ContainsSubstring("--block-size = 17"));
   CHECK_THAT(error_of([&] { export_hugging_face({.run = run, .out = f / "short"}); }),
              ContainsSubstring("is there already"));
 }
 
-TEST_CASE("of two exports or imports to one folder at a time, one writes and the other ends with 8", "[formats]") {
+TEST_CASE("of two exports or imports to one folder at a time, one writes and the other ends with 8",
+          "[formats]") {
   const TempFolder f;
   make_run(f, "run", "gpt", gpt);
   export_hugging_face({.run = f / "run", .out = f / "hf"});
   const auto before = names(f.path());
 
-  const std::vector<std::vector<std::string>> commands{{"export", "run", "--out", "out"},
-                                                       {"export", "run", "--format", "gguf", "--out", "out/"},
-                                                       {"import", "hf", "--out", "out"}};
+  const std::vector<std::vector<std::string>> commands{
+      {"export", "run", "--out", "out"},
+      {"export", "run", "--format", "gguf", "--out", "out/"},
+      {"import", "hf", "--out", "out"}};
   for (const auto& command : commands) {
     INFO(command[0] << " " << command[2]);
     {
@@ -154,32 +164,38 @@ TEST_CASE("of two exports or imports to one folder at a time, one writes and the
   }
 }
 
-TEST_CASE("an export or import that was interrupted or killed leaves nothing that stays", "[formats]") {
+TEST_CASE("an export or import that was interrupted or killed leaves nothing that stays",
+          "[formats]") {
   const TempFolder f;
   make_run(f, "run", "gpt", gpt);
   export_hugging_face({.run = f / "run", .out = f / "hf"});
   auto before = names(f.path());
 
-  const std::vector<std::vector<std::string>> commands{{"export", "run", "--out", "a/out"},
-                                                       {"export", "run", "--format", "gguf", "--out", "a/out"},
-                                                       {"import", "hf", "--out", "a/out"}};
+  const std::vector<std::vector<std::string>> commands{
+      {"export", "run", "--out", "a/out"},
+      {"export", "run", "--format", "gguf", "--out", "a/out"},
+      {"import", "hf", "--out", "a/out"}};
   for (const auto& command : commands) {
     for (const char* point : {"new folder: created 1", "new folder: written 1"}) {
       INFO(command[0] << " " << command[2] << ", " << point);
-      const Finished stopped = run({"lathe_faults", command, f.path(), {{"LATHE_TEST_STOP", point}}});
+      const Finished stopped =
+          run({"lathe_faults", command, f.path(), {{"LATHE_TEST_STOP", point}}});
       CHECK(stopped.code == 75);
       CHECK_THAT(stopped.err, ContainsSubstring("nothing is left in a/out"));
       CHECK(names(f.path()) == before);
 
-      REQUIRE(run({"lathe_faults", command, f.path(), {{"LATHE_TEST_KILL", point}}}).code == 128 + 9);
+      REQUIRE(run({"lathe_faults", command, f.path(), {{"LATHE_TEST_KILL", point}}}).code ==
+              128 + 9);
       CHECK((names(f / "a") == std::set<std::string>{".unfinished-out"}));
       CHECK(lathe_in(f, command).code == 0);
       CHECK((names(f / "a") == std::set<std::string>{"out"}));
       remove_tree(f / "a");
     }
 
-    // Killed once the folder has its name: what is left beside it goes with the next command that names it.
-    REQUIRE(run({"lathe_faults", command, f.path(), {{"LATHE_TEST_KILL", "new folder: renamed 1"}}}).code == 128 + 9);
+    // Killed once the folder has its name: what is left beside it goes with the next command that
+    // names it.
+    REQUIRE(run({"lathe_faults", command, f.path(), {{"LATHE_TEST_KILL", "new folder: renamed 1"}}})
+                .code == 128 + 9);
     const auto written = names(f / "a/out");
     remove_tree(f / "a/out");
     CHECK(lathe_in(f, command).code == 0);
@@ -198,7 +214,8 @@ TEST_CASE("a run may be imported to a path that is not UTF-8", "[formats]") {
   CHECK(lathe_in(f, {"compare", "\xE9t\xE9", "\xE9t\xE9"}).code == 0);
 }
 
-TEST_CASE("a new folder does not replace what another program left under its first name", "[formats]") {
+TEST_CASE("a new folder does not replace what another program left under its first name",
+          "[formats]") {
   const TempFolder f;
   const fs::path theirs = f / ".unfinished-mine";
   const auto refused = [&] {
@@ -223,15 +240,18 @@ TEST_CASE("a new folder does not replace what another program left under its fir
 
   fs::create_directories(f / "elsewhere");
   fs::create_directory_symlink("elsewhere", theirs);
-  CHECK_THAT(error_of([&] { const NewFolder folder(f / "mine"); }), ContainsSubstring("was not left by lathe"));
+  CHECK_THAT(error_of([&] { const NewFolder folder(f / "mine"); }),
+             ContainsSubstring("was not left by lathe"));
 }
 
 /// What an import says of the folder `hf` once `edit` has changed it. It must leave nothing.
-std::string refusal(const TempFolder& f, const fs::path& hf, const std::function<void(const fs::path&)>& edit) {
+std::string refusal(const TempFolder& f, const fs::path& hf,
+                    const std::function<void(const fs::path&)>& edit) {
   fs::copy(hf, f / "lie", fs::copy_options::recursive);
   edit(f / "lie");
   const auto before = names(f.path());
-  const std::string what = error_of([&] { import_hugging_face({.folder = f / "lie", .out = f / "in" / "out"}); });
+  const std::string what =
+      error_of([&] { import_hugging_face({.folder = f / "lie", .out = f / "in" / "out"}); });
   if (!what.empty()) CHECK(names(f.path()) == before);
   remove_tree(f / "in");
   remove_tree(f / "lie");
@@ -247,12 +267,14 @@ std::function<void(const fs::path&)> config_with(const std::string& key, const J
 }
 
 /// Writes model.safetensors anew with its tensors changed.
-std::function<void(const fs::path&)> tensors_with(const std::function<void(std::map<std::string, at::Tensor>&)>& edit) {
+std::function<void(const fs::path&)> tensors_with(
+    const std::function<void(std::map<std::string, at::Tensor>&)>& edit) {
   return [=](const fs::path& folder) {
     std::map<std::string, at::Tensor> tensors;
     {
       const SafetensorsFile file(folder / "model.safetensors");
-      for (const TensorEntry& t : file.tensors()) tensors[t.name] = entry_tensor(t, t.shape, "").clone();
+      for (const TensorEntry& t : file.tensors())
+        tensors[t.name] = entry_tensor(t, t.shape, "").clone();
     }
     edit(tensors);
     std::vector<TensorEntry> entries;
@@ -283,7 +305,8 @@ std::function<void(const fs::path&)> sharded(const std::function<void(Json& map)
   };
 }
 
-TEST_CASE("a Hugging Face folder that lies, or computes otherwise, is refused by name", "[formats]") {
+TEST_CASE("a Hugging Face folder that lies, or computes otherwise, is refused by name",
+          "[formats]") {
   const TempFolder f;
   export_hugging_face({.run = make_run(f, "run", "gpt", gpt), .out = f / "hf"});
   const auto says = [&](const std::function<void(const fs::path&)>& edit, const std::string& what) {
@@ -306,7 +329,8 @@ TEST_CASE("a Hugging Face folder that lies, or computes otherwise, is refused by
   says(config_with("activation_function", "relu"), "activation_function = \"relu\"");
   says(config_with("layer_norm_epsilon", 1e-6), "layer_norm_epsilon");
   says(config_with("scale_attn_weights", false), "scale_attn_weights = false");
-  says(config_with("scale_attn_by_inverse_layer_idx", true), "scale_attn_by_inverse_layer_idx = true");
+  says(config_with("scale_attn_by_inverse_layer_idx", true),
+       "scale_attn_by_inverse_layer_idx = true");
   says(config_with("add_cross_attention", true), "add_cross_attention = true");
   says(config_with("rotary_pct", 0.25), "rotary_pct = 0.25");
   says(config_with("model_type", "bert"), "model_type = \"bert\"");
@@ -321,9 +345,12 @@ TEST_CASE("a Hugging Face folder that lies, or computes otherwise, is refused by
   says(config_with("tie_word_embeddings", false), "lm_head.weight");
   says([](const fs::path& p) { fs::remove(p / "config.json"); }, "has no config.json");
   says([](const fs::path& p) { write_file(p / "config.json", "[]"); }, "model_type");
-  says([](const fs::path& p) { fs::remove(p / "model.safetensors"); }, "has neither model.safetensors nor");
-  says([](const fs::path& p) { fs::resize_file(p / "model.safetensors", 5000); }, "outside the file's");
-  says([](const fs::path& p) { fs::remove(p / "tokenizer.json"), fs::remove(p / "vocab.json"); }, "--tokenizer none");
+  says([](const fs::path& p) { fs::remove(p / "model.safetensors"); },
+       "has neither model.safetensors nor");
+  says([](const fs::path& p) { fs::resize_file(p / "model.safetensors", 5000); },
+       "outside the file's");
+  says([](const fs::path& p) { fs::remove(p / "tokenizer.json"), fs::remove(p / "vocab.json"); },
+       "--tokenizer none");
   says(
       [](const fs::path& p) {
         Json j = Json::parse(slurp(p / "tokenizer.json"));
@@ -331,24 +358,32 @@ TEST_CASE("a Hugging Face folder that lies, or computes otherwise, is refused by
         write_file(p / "tokenizer.json", j.dump());
       },
       "a vocabulary of 259");
-  says(tensors_with([](auto& t) { t.erase("transformer.ln_f.bias"); }), "lacks the tensor \"transformer.ln_f.bias\"");
+  says(tensors_with([](auto& t) { t.erase("transformer.ln_f.bias"); }),
+       "lacks the tensor \"transformer.ln_f.bias\"");
   says(tensors_with([](auto& t) { t["score.weight"] = torch::ones({2, 8}); }), "score.weight");
-  says(tensors_with([](auto& t) { t["transformer.wte.weight"] = t["transformer.wte.weight"].to(at::kDouble); }),
+  says(tensors_with([](auto& t) {
+         t["transformer.wte.weight"] = t["transformer.wte.weight"].to(at::kDouble);
+       }),
        "is F64");
   says(tensors_with([](auto& t) {
          at::Tensor& w = t["transformer.h.0.mlp.c_fc.weight"];
          w = w.t().contiguous();
        }),
        "must be [8,32]");
-  says(tensors_with([](auto& t) { t["transformer.wpe.weight"][1][1] = std::nan(""); }), "not finite");
-  says(tensors_with([](auto& t) { t["lm_head.weight"] = t["transformer.wte.weight"] + 1; }), "tie_word_embeddings");
-  says(tensors_with([](auto& t) { t["wpe.weight"] = t["transformer.wpe.weight"] + 1; }), "\"wpe.weight\" is nothing");
+  says(tensors_with([](auto& t) { t["transformer.wpe.weight"][1][1] = std::nan(""); }),
+       "not finite");
+  says(tensors_with([](auto& t) { t["lm_head.weight"] = t["transformer.wte.weight"] + 1; }),
+       "tie_word_embeddings");
+  says(tensors_with([](auto& t) { t["wpe.weight"] = t["transformer.wpe.weight"] + 1; }),
+       "\"wpe.weight\" is nothing");
   says(sharded([](Json& map) { map["transformer.wte.weight"] = "c.safetensors"; }),
        "c.safetensors, which is not there");
   says(sharded([](Json& map) { map["transformer.wte.weight"] = "a.safetensors"; }),
        "is to be in a.safetensors, and is not");
-  says(sharded([](Json& map) { map["transformer.wte.weight"] = "../a.safetensors"; }), "must be the name of");
-  says(sharded([](Json& map) { map.erase("transformer.wte.weight"); }), "does not name \"transformer.wte.weight\"");
+  says(sharded([](Json& map) { map["transformer.wte.weight"] = "../a.safetensors"; }),
+       "must be the name of");
+  says(sharded([](Json& map) { map.erase("transformer.wte.weight"); }),
+       "does not name \"transformer.wte.weight\"");
   says(sharded([](Json& map) { map["made_up"] = "a.safetensors"; }), "\"made_up\" is to be in");
 }
 
@@ -356,7 +391,8 @@ TEST_CASE("export refuses what has no family, and float16 what it cannot hold", 
   const TempFolder f;
   const Values rnn{{"vocab_size", int64_t{259}}, {"block_size", int64_t{8}}};
   const fs::path run = make_run(f, "rnn", "rnn", rnn);
-  CHECK_THAT(error_of([&] { export_hugging_face({.run = run, .out = f / "hf"}); }), ContainsSubstring("has this rnn"));
+  CHECK_THAT(error_of([&] { export_hugging_face({.run = run, .out = f / "hf"}); }),
+             ContainsSubstring("has this rnn"));
   CHECK(!fs::exists(f / "hf"));
   CHECK_THAT(error_of([&] { export_hugging_face({.run = run, .out = f / "hf", .average = true}); }),
              ContainsSubstring("optim.ema_decay is 0"));
@@ -385,7 +421,8 @@ class GGUFReader {
     for (uint64_t i = 0; i < tensor_count; ++i) {
       Place place{.name = text(), .sizes = {}, .offset = 0};
       place.sizes.resize(number<uint32_t>());
-      for (auto size = place.sizes.rbegin(); size != place.sizes.rend(); ++size)  // the innermost comes first
+      for (auto size = place.sizes.rbegin(); size != place.sizes.rend();
+           ++size)  // the innermost comes first
         *size = static_cast<int64_t>(number<uint64_t>());
       REQUIRE(number<uint32_t>() == 0);  // float32
       place.offset = number<uint64_t>();
@@ -439,12 +476,13 @@ class GGUFReader {
   size_t at_ = 0;
 };
 
-const Values small_llama{{"n_layer", int64_t{2}},     {"n_head", int64_t{4}},      {"n_kv_head", int64_t{2}},
-                         {"head_dim", int64_t{6}},    {"n_embd", int64_t{8}},      {"n_inner", int64_t{12}},
+const Values small_llama{{"n_layer", int64_t{2}},     {"n_head", int64_t{4}},
+                         {"n_kv_head", int64_t{2}},   {"head_dim", int64_t{6}},
+                         {"n_embd", int64_t{8}},      {"n_inner", int64_t{12}},
                          {"block_size", int64_t{16}}, {"vocab_size", int64_t{280}}};
 
-/// Rows of heads of `width` rotary channels, from halves to pairs: channel i of the first half of a head becomes row 2i
-/// of it, and channel i of the second half row 2i + 1.
+/// Rows of heads of `width` rotary channels, from halves to pairs: channel i of the first half of a
+/// head becomes row 2i of it, and channel i of the second half row 2i + 1.
 at::Tensor rotary_pairs(const at::Tensor& rows, int64_t width) {
   at::Tensor pairs = at::zeros_like(rows);
   for (int64_t head = 0; head < rows.size(0); head += width) {
@@ -456,11 +494,14 @@ at::Tensor rotary_pairs(const at::Tensor& rows, int64_t width) {
   return pairs;
 }
 
-TEST_CASE("GGUF has the rotary channels of queries and keys in pairs for Llama, and in halves for Qwen", "[formats]") {
+TEST_CASE(
+    "GGUF has the rotary channels of queries and keys in pairs for Llama, and in halves for Qwen",
+    "[formats]") {
   const TempFolder f;
   for (const bool is_qwen : {false, true}) {
     INFO(is_qwen);
-    const fs::path run = make_run(f, is_qwen ? "qwen" : "llama", "llama", with(small_llama, "qkv_bias", is_qwen));
+    const fs::path run =
+        make_run(f, is_qwen ? "qwen" : "llama", "llama", with(small_llama, "qkv_bias", is_qwen));
     export_gguf({.run = run, .out = f / (is_qwen ? "qwen-gguf" : "llama-gguf")});
     const GGUFReader file(f / (is_qwen ? "qwen-gguf" : "llama-gguf") / "model.gguf");
     const std::string arch = is_qwen ? "qwen2" : "llama";
@@ -480,7 +521,8 @@ TEST_CASE("GGUF has the rotary channels of queries and keys in pairs for Llama, 
     for (const char* block : {"0", "1"}) {
       for (const auto& [ours, theirs] : parts) {
         for (const char* kind : {".weight", ".bias"})
-          names[std::string("blocks.") + block + "." + ours + kind] = std::string("blk.") + block + "." + theirs + kind;
+          names[std::string("blocks.") + block + "." + ours + kind] =
+              std::string("blk.") + block + "." + theirs + kind;
       }
     }
     const SafetensorsFile ours(find_checkpoint(run) / "model.safetensors");
@@ -488,7 +530,8 @@ TEST_CASE("GGUF has the rotary channels of queries and keys in pairs for Llama, 
     for (const TensorEntry& t : ours.tensors()) {
       INFO(t.name);
       at::Tensor wanted = entry_tensor(t, t.shape, "");
-      const bool is_rotary = t.name.find("attn.q.") != std::string::npos || t.name.find("attn.k.") != std::string::npos;
+      const bool is_rotary = t.name.find("attn.q.") != std::string::npos ||
+                             t.name.find("attn.k.") != std::string::npos;
       if (is_rotary && !is_qwen) {
         CHECK(!torch::equal(rotary_pairs(wanted, 6), wanted));
         wanted = rotary_pairs(wanted, 6);
@@ -504,19 +547,22 @@ TEST_CASE("GGUF has SentencePiece's tokens with scores in the order of their mer
   const TempFolder f;
   BPEDefinition d = sentencepiece(SpaceBefore::each);
   const auto id = [&](const std::string& token) {  // the last: of one byte the character
-    return static_cast<int32_t>(d.tokens.rend() - std::find(d.tokens.rbegin(), d.tokens.rend(), token) - 1);
+    return static_cast<int32_t>(d.tokens.rend() -
+                                std::find(d.tokens.rbegin(), d.tokens.rend(), token) - 1);
   };
   d.tokens.emplace_back("bc");
   d.merges.emplace_back(id("b"), id("c"));
   d.merges.emplace_back(id("a"), id("bc"));  // "abc" again, whose first merge counts
   d.begin = 1;
   write_bpe(d, f / "tokenizer.json");
-  const fs::path run = make_run(f, "run", "llama", small_llama, Tokenizer::bpe(f / "tokenizer.json"));
+  const fs::path run =
+      make_run(f, "run", "llama", small_llama, Tokenizer::bpe(f / "tokenizer.json"));
   export_gguf({.run = run, .out = f / "gguf"});
   const GGUFReader file(f / "gguf" / "model.gguf");
 
-  // 3 special tokens, 256 bytes, 5 characters, 6 tokens of merges, and what fills the vocabulary up. llama.cpp merges
-  // the neighbors whose token has the highest score, so scores fall from merge to merge.
+  // 3 special tokens, 256 bytes, 5 characters, 6 tokens of merges, and what fills the vocabulary
+  // up. llama.cpp merges the neighbors whose token has the highest score, so scores fall from merge
+  // to merge.
   enum : int { normal = 1, unknown = 2, control = 3, unused = 5, byte = 6 };
   std::vector<std::string> tokens{"<unk>", "<s>", "</s>"};
   std::vector<int> types{unknown, control, control};
@@ -534,8 +580,8 @@ TEST_CASE("GGUF has SentencePiece's tokens with scores in the order of their mer
     types.push_back(normal);
     scores.push_back(0);
   }
-  for (const std::string& made :
-       {std::string("ab"), space + space, space + "ab", std::string("abc"), space + "ab\xC3\xA9", std::string("bc")}) {
+  for (const std::string& made : {std::string("ab"), space + space, space + "ab",
+                                  std::string("abc"), space + "ab\xC3\xA9", std::string("bc")}) {
     tokens.push_back(made);
     types.push_back(normal);
     scores.push_back(scores.back() - 1);
@@ -545,7 +591,9 @@ TEST_CASE("GGUF has SentencePiece's tokens with scores in the order of their mer
     types.push_back(unused);
     scores.push_back(0);
   }
-  const auto key = [&](const std::string& name) { return file.metadata.at("tokenizer.ggml." + name); };
+  const auto key = [&](const std::string& name) {
+    return file.metadata.at("tokenizer.ggml." + name);
+  };
   CHECK(key("model") == "llama");
   CHECK(key("tokens") == Json(tokens));
   CHECK(key("token_type") == Json(types));
@@ -569,12 +617,14 @@ double first_loss(const fs::path& run) {
 TEST_CASE("a run starts from another's weights, and goes on without them", "[formats]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=a", "--train.steps=12", "--optim.lr=0.01"}).code == 0);
+  REQUIRE(lathe_in(
+              f, {"train", "tiny.toml", "--train.out_dir=a", "--train.steps=12", "--optim.lr=0.01"})
+              .code == 0);
   const double end = *read_state(find_checkpoint(f / "a")).val_loss;
   // Without the model's keys, which come from the run.
-  write_file(
-      f / "tune.toml",
-      "[data]\ndir = \"data\"\n[train]\nsteps = 2\nbatch_size = 3\neval_interval = 2\neval_batches = 3\nthreads = 1\n");
+  write_file(f / "tune.toml",
+             "[data]\ndir = \"data\"\n[train]\nsteps = 2\nbatch_size = 3\neval_interval = "
+             "2\neval_batches = 3\nthreads = 1\n");
   const auto tune = [&](const std::string& out, std::vector<std::string> more) {
     more.insert(more.begin(), {"train", "tune.toml", "--train.out_dir=" + out});
     return lathe_in(f, more);
@@ -584,10 +634,12 @@ TEST_CASE("a run starts from another's weights, and goes on without them", "[for
   CHECK(first_loss(f / "a") > end + 0.1);  // control: random weights are far from it
   REQUIRE(tune("c", {"--train.init_from=a/checkpoints/step-00000010"}).code == 0);
   CHECK(first_loss(f / "c") != end);
-  // Verbs that train without a run folder take the source's model too: the config alone has no sizes of it.
-  for (const std::vector<std::string>& verb : {std::vector<std::string>{"profile", "tune.toml", "--steps=0:1"},
-                                               {"find", "lr", "tune.toml", "--steps=10"},
-                                               {"bench", "step", "tune.toml"}}) {
+  // Verbs that train without a run folder take the source's model too: the config alone has no
+  // sizes of it.
+  for (const std::vector<std::string>& verb :
+       {std::vector<std::string>{"profile", "tune.toml", "--steps=0:1"},
+        {"find", "lr", "tune.toml", "--steps=10"},
+        {"bench", "step", "tune.toml"}}) {
     std::vector<std::string> words = verb;
     words.emplace_back("--train.init_from=a");
     const Finished done = lathe_in(f, words);
@@ -597,13 +649,15 @@ TEST_CASE("a run starts from another's weights, and goes on without them", "[for
     CHECK_THAT(lathe_in(f, words).err, ContainsSubstring("model.n_embd"));  // it is the source's
   }
 
-  const auto refused = [&](const std::vector<std::string>& more, int code, const std::string& what) {
+  const auto refused = [&](const std::vector<std::string>& more, int code,
+                           const std::string& what) {
     const Finished done = tune("x", more);
     CHECK(done.code == code);
     CHECK_THAT(done.err, ContainsSubstring(what));
     CHECK(!fs::exists(f / "x"));
   };
-  refused({"--train.init_from=a", "--model.n_layer=3"}, 2, "model.n_layer = 3, but train.init_from has 2");
+  refused({"--train.init_from=a", "--model.n_layer=3"}, 2,
+          "model.n_layer = 3, but train.init_from has 2");
   refused({"--train.init_from=none"}, 4, "train.init_from: none is no run");
   write_file(f / "other.txt", "0123456789 other letters than before XYZ " + sample_text(5000));
   REQUIRE(lathe_in(f, {"prepare", "other.txt", "--out", "other", "--tokenizer", "char"}).code == 0);
@@ -613,7 +667,8 @@ TEST_CASE("a run starts from another's weights, and goes on without them", "[for
   REQUIRE(tune("d", {"--train.init_from=a", "--adapters.rank=2"}).code == 0);
   CHECK(std::abs(first_loss(f / "d") - end) < 1e-6);
   CHECK(read_state(find_checkpoint(f / "d")).config.find("base = \"a\"") != std::string::npos);
-  refused({"--train.init_from=a", "--adapters.rank=2", "--adapters.base=b"}, 2, "has no effect beside adapters.base");
+  refused({"--train.init_from=a", "--adapters.rank=2", "--adapters.base=b"}, 2,
+          "has no effect beside adapters.base");
 
   fs::rename(f / "a", f / "gone");
   const Finished on = tune("b", {"--train.init_from=a", "--train.steps=4"});
@@ -622,9 +677,10 @@ TEST_CASE("a run starts from another's weights, and goes on without them", "[for
   CHECK(read_state(find_checkpoint(f / "b")).step == 4);
 }
 
-/// For tests/hf/oracle.py, which compares with transformers: LATHE_HF names a file with a JSON object on each line,
-/// {"run", "ids": [[...]], "greedy": how many tokens to add to the first row, "cache", "out"}; logits go to "out" as
-/// safetensors.
+/// For tests/hf/oracle.py, which compares with transformers: LATHE_HF names a file with a JSON
+/// object on each line,
+/// {"run", "ids": [[...]], "greedy": how many tokens to add to the first row, "cache", "out"};
+/// logits go to "out" as safetensors.
 TEST_CASE("logits and greedy tokens for another program", "[.hf]") {
   const char* list = std::getenv("LATHE_HF");
   if (list == nullptr) {
@@ -651,7 +707,8 @@ TEST_CASE("logits and greedy tokens for another program", "[.hf]") {
                           .device = m.device,
                           .cache = job.at("cache").get<bool>()};
     const at::Tensor greedy = torch::tensor(generate(*m.model, {rows[0]}, writing).at(0));
-    write_safetensors(job.at("out").get<std::string>(), {make_entry("logits", logits), make_entry("greedy", greedy)});
+    write_safetensors(job.at("out").get<std::string>(),
+                      {make_entry("logits", logits), make_entry("greedy", greedy)});
   }
 }
 

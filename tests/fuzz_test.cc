@@ -1,5 +1,6 @@
-// Random graphs against torch::autograd: shared results and views, hooks, kept graphs, accumulation. What goes wrong
-// when a gradient that two places hold is written to shows in a later pass or in what a hook kept.
+// Random graphs against torch::autograd: shared results and views, hooks, kept graphs,
+// accumulation. What goes wrong when a gradient that two places hold is written to shows in a later
+// pass or in what a hook kept.
 #include <cstdlib>
 #include <deque>
 #include <random>
@@ -15,7 +16,8 @@ namespace {
 
 using namespace lathe;
 
-/// The same value in both frameworks. Nodes of torch are used as given, so hooks on them mean the same.
+/// The same value in both frameworks. Nodes of torch are used as given, so hooks on them mean the
+/// same.
 struct Pair {
   Variable ours;
   at::Tensor theirs;
@@ -36,7 +38,8 @@ struct Tally {
 class Fuzz {
  public:
   /// Ours in `type`, torch's in float64.
-  Fuzz(uint64_t seed, at::ScalarType type, Tally& tally) : random_(seed), type_(type), tally_(tally) {
+  Fuzz(uint64_t seed, at::ScalarType type, Tally& tally)
+      : random_(seed), type_(type), tally_(tally) {
     torch::manual_seed(seed);
   }
 
@@ -65,10 +68,13 @@ class Fuzz {
   void keep(const std::string& what, const at::Tensor& t) { kept_.push_back({what, t, t.clone()}); }
 
   at::Tensor fresh(at::IntArrayRef sizes) const { return torch::randn(sizes, type_); }
-  static at::Tensor exact(const at::Tensor& t) { return t.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true); }
-  /// Of a result, relative to 1 or its largest value. float64: the order of sums, over at most some hundred terms near
-  /// 1. float32: roundings of 2^-24, which a dozen ops in a row can make a few thousand times as large; a gradient
-  /// written to by another is wrong by as much as gradients are.
+  static at::Tensor exact(const at::Tensor& t) {
+    return t.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  }
+  /// Of a result, relative to 1 or its largest value. float64: the order of sums, over at most some
+  /// hundred terms near
+  /// 1. float32: roundings of 2^-24, which a dozen ops in a row can make a few thousand times as
+  /// large; a gradient written to by another is wrong by as much as gradients are.
   double tolerance() const { return type_ == at::kDouble ? 1e-9 : 1e-2; }
 
   Pair parameter(const Sizes& sizes) {
@@ -95,7 +101,8 @@ class Fuzz {
       return parameter(some[static_cast<size_t>(draw(static_cast<int64_t>(some.size())))]);
     if (!nodes_.empty() && draw(3) > 0)
       return nodes_[nodes_.size() - 1 -
-                    static_cast<size_t>(draw(std::min<int64_t>(3, static_cast<int64_t>(nodes_.size()))))];
+                    static_cast<size_t>(
+                        draw(std::min<int64_t>(3, static_cast<int64_t>(nodes_.size()))))];
     const auto& list = nodes_.empty() || draw(2) == 0 ? parameters_ : nodes_;
     if (list.empty()) return nodes_.back();
     return list[static_cast<size_t>(draw(static_cast<int64_t>(list.size())))];
@@ -106,13 +113,18 @@ class Fuzz {
   /// One view of a value, which shares its storage where ATen can.
   Pair view(const Pair& a) {
     const int64_t dims = a.ours.dim();
-    if (dims == 0) return {reshape(a.ours, {1}), a.theirs.reshape({1}), str("reshape(", a.text, ", 1)")};
+    if (dims == 0)
+      return {reshape(a.ours, {1}), a.theirs.reshape({1}), str("reshape(", a.text, ", 1)")};
     const int64_t d = draw(dims), e = draw(dims), n = a.ours.size(d);
     switch (draw(5)) {
-      case 0: return {reshape(a.ours, {-1}), a.theirs.reshape({-1}), str("reshape(", a.text, ", -1)")};
-      case 1: return {reshape(a.ours, a.ours.sizes()), a.theirs.reshape(a.theirs.sizes()), str("alias(", a.text, ")")};
+      case 0:
+        return {reshape(a.ours, {-1}), a.theirs.reshape({-1}), str("reshape(", a.text, ", -1)")};
+      case 1:
+        return {reshape(a.ours, a.ours.sizes()), a.theirs.reshape(a.theirs.sizes()),
+                str("alias(", a.text, ")")};
       case 2:
-        return {transpose(a.ours, d, e), a.theirs.transpose(d, e), str("transpose(", a.text, ", ", d, ", ", e, ")")};
+        return {transpose(a.ours, d, e), a.theirs.transpose(d, e),
+                str("transpose(", a.text, ", ", d, ", ", e, ")")};
       case 3: {
         const int64_t from = draw(n), step = 1 + draw(2);
         return {slice(a.ours, d, from, n, step), a.theirs.slice(d, from, n, step),
@@ -130,13 +142,16 @@ class Fuzz {
   static Pair sum_of(const Pair& a, const Pair& b) {
     return {add(a.ours, b.ours), a.theirs + b.theirs, str("add(", a.text, ", ", b.text, ")")};
   }
-  static Pair tanh_of(const Pair& a) { return {tanh(a.ours), a.theirs.tanh(), str("tanh(", a.text, ")")}; }
+  static Pair tanh_of(const Pair& a) {
+    return {tanh(a.ours), a.theirs.tanh(), str("tanh(", a.text, ")")};
+  }
 
   Pair step() {
     const Pair a = any();
     const int64_t dims = a.ours.dim();
     const int64_t d = dims > 0 ? draw(dims) : 0;
-    if (a.ours.numel() > 60) return {sum(a.ours, d), a.theirs.sum(d), str("sum(", a.text, ", ", d, ")")};
+    if (a.ours.numel() > 60)
+      return {sum(a.ours, d), a.theirs.sum(d), str("sum(", a.text, ", ", d, ")")};
     switch (draw(16)) {
       case 0:
       case 1: {  // two views, or the values themselves, get one gradient
@@ -154,14 +169,17 @@ class Fuzz {
       }
       case 5: {
         if (dims < 2) return view(a);
-        const Pair b = draw(3) == 0 ? Pair{transpose(a.ours, -1, -2), a.theirs.transpose(-1, -2), a.text + "^T"}
+        const Pair b = draw(3) == 0 ? Pair{transpose(a.ours, -1, -2), a.theirs.transpose(-1, -2),
+                                           a.text + "^T"}
                                     : of({a.ours.size(-1), 1 + draw(4)});
-        return {matmul(a.ours, b.ours), a.theirs.matmul(b.theirs), str("matmul(", a.text, ", ", b.text, ")")};
+        return {matmul(a.ours, b.ours), a.theirs.matmul(b.theirs),
+                str("matmul(", a.text, ", ", b.text, ")")};
       }
       case 6: {
         const bool keepdim = draw(2) == 0;
         if (dims == 0) return {sum(a.ours), a.theirs.sum(), str("sum(", a.text, ")")};
-        return {sum(a.ours, d, keepdim), a.theirs.sum(d, keepdim), str("sum(", a.text, ", ", d, ", ", keepdim, ")")};
+        return {sum(a.ours, d, keepdim), a.theirs.sum(d, keepdim),
+                str("sum(", a.text, ", ", d, ", ", keepdim, ")")};
       }
       case 7:
         if (dims == 0) return {mean(a.ours), a.theirs.mean(), str("mean(", a.text, ")")};
@@ -175,13 +193,16 @@ class Fuzz {
       case 9:  // near the kink the two could take different sides
         if (a.theirs.detach().abs().min().item<double>() < 0.1 * tolerance()) return tanh_of(a);
         return {relu(a.ours), a.theirs.relu(), str("relu(", a.text, ")")};
-      case 10: return {exp(mul_scalar(a.ours, 0.25)), (a.theirs * 0.25).exp(), str("exp(", a.text, " / 4)")};
+      case 10:
+        return {exp(mul_scalar(a.ours, 0.25)), (a.theirs * 0.25).exp(),
+                str("exp(", a.text, " / 4)")};
       case 11: {
         if (dims == 0) return view(a);
         const int64_t c = a.ours.size(-1);
         const Pair w = of({c}), b = of({c});
         // eps of 0.1: a row of nearly equal elements would make rounding as large as the result
-        return {layer_norm(a.ours, w.ours, b.ours, 0.1), torch::layer_norm(a.theirs, {c}, w.theirs, b.theirs, 0.1),
+        return {layer_norm(a.ours, w.ours, b.ours, 0.1),
+                torch::layer_norm(a.theirs, {c}, w.theirs, b.theirs, 0.1),
                 str("layer_norm(", a.text, ", ", w.text, ", ", b.text, ")")};
       }
       case 12: {
@@ -192,10 +213,11 @@ class Fuzz {
         const Pair w = of({out, a.ours.size(-1)}), b = of({out});
         const std::string text = str("linear(", a.text, ", ", w.text, ", ", b.text);
         if (draw(2) == 0)
-          return {linear(a.ours, w.ours, b.ours), torch::linear(a.theirs, w.theirs, b.theirs), text + ")"};
+          return {linear(a.ours, w.ours, b.ours), torch::linear(a.theirs, w.theirs, b.theirs),
+                  text + ")"};
         const Pair r = of(sizes);
-        return {linear(a.ours, w.ours, b.ours, r.ours), torch::linear(a.theirs, w.theirs, b.theirs) + r.theirs,
-                text + ", " + r.text + ")"};
+        return {linear(a.ours, w.ours, b.ours, r.ours),
+                torch::linear(a.theirs, w.theirs, b.theirs) + r.theirs, text + ", " + r.text + ")"};
       }
       case 13: return {contiguous(a.ours), a.theirs.clone(), str("contiguous(", a.text, ")")};
       default: return view(a);
@@ -214,7 +236,8 @@ class Fuzz {
       nodes_.push_back(next);
       if (draw(3) == 0) hook(nodes_.back());
     }
-    if (draw(4) == 0) hook(parameters_[static_cast<size_t>(draw(static_cast<int64_t>(parameters_.size())))]);
+    if (draw(4) == 0)
+      hook(parameters_[static_cast<size_t>(draw(static_cast<int64_t>(parameters_.size())))]);
     if (draw(3) == 0) return nodes_.back();  // with a cotangent of its own
     const Pair& last = nodes_.back();
     Pair root{sum(last.ours), last.theirs.sum(), str("sum(", last.text, ")")};
@@ -224,14 +247,15 @@ class Fuzz {
         root = sum_of(root, {sum(p.ours), p.theirs.sum(), str("sum(", p.text, ")")});
       } else {
         const at::Tensor by = fresh(p.ours.sizes());
-        root = sum_of(
-            root, {sum(mul(p.ours, Variable(by))), (p.theirs * exact(by)).sum(), str("sum(", p.text, " * random)")});
+        root = sum_of(root, {sum(mul(p.ours, Variable(by))), (p.theirs * exact(by)).sum(),
+                             str("sum(", p.text, " * random)")});
       }
     }
     return root;
   }
 
-  /// A hook of one of three kinds: keeps what it sees, gives another gradient, gives always the same tensor.
+  /// A hook of one of three kinds: keeps what it sees, gives another gradient, gives always the
+  /// same tensor.
   void hook(Pair& p) {
     const std::string where = "a gradient kept by a hook on " + p.text;
     switch (draw(4)) {
@@ -282,12 +306,13 @@ class Fuzz {
     compare();  // grad() leaves .grad alone
   }
 
-  /// Adds a pass of torch's to the sums. Not by its backward(), which takes a view of a gradient that something else
-  /// holds for a parameter's own, and writes to it in the next pass.
+  /// Adds a pass of torch's to the sums. Not by its backward(), which takes a view of a gradient
+  /// that something else holds for a parameter's own, and writes to it in the next pass.
   void accumulate(const Pair& root, const at::Tensor& dy, bool retain) {
     std::vector<at::Tensor> leaves;
     for (const auto& p : parameters_) leaves.push_back(p.theirs);
-    const auto pass = torch::autograd::grad({root.theirs}, leaves, {dy}, retain, false, /*allow_unused=*/true);
+    const auto pass =
+        torch::autograd::grad({root.theirs}, leaves, {dy}, retain, false, /*allow_unused=*/true);
     sums_.resize(leaves.size());
     for (size_t i = 0; i < pass.size(); ++i) {
       if (pass[i].defined()) sums_[i] = sums_[i].defined() ? sums_[i] + pass[i] : pass[i].clone();
@@ -296,7 +321,8 @@ class Fuzz {
 
   void compare() {
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      const at::Tensor &ours = parameters_[i].ours.grad(), theirs = i < sums_.size() ? sums_[i] : at::Tensor();
+      const at::Tensor &ours = parameters_[i].ours.grad(),
+                       theirs = i < sums_.size() ? sums_[i] : at::Tensor();
       compare(parameters_[i].text, ours, theirs);
       // The optimizer reads gradients as they lie.
       if (ours.defined() && !ours.is_contiguous())
@@ -311,7 +337,8 @@ class Fuzz {
     std::vector<std::string> names;
     for (const auto* list : {&nodes_, &parameters_}) {
       for (const auto& p : *list) {
-        // torch gives what was there before a replacing hook where the gradient goes on, and else what came after.
+        // torch gives what was there before a replacing hook where the gradient goes on, and else
+        // what came after.
         if (p.replaced || draw(2) == 0) continue;
         xs.push_back(p.ours);
         txs.push_back(p.theirs);
@@ -321,7 +348,8 @@ class Fuzz {
     if (xs.empty()) return;
     tell("grad of " + root.text);
     const auto ours = grad(root.ours, xs, Variable(dy));
-    const auto wanted = torch::autograd::grad({root.theirs}, txs, {theirs}, false, false, /*allow_unused=*/true);
+    const auto wanted =
+        torch::autograd::grad({root.theirs}, txs, {theirs}, false, false, /*allow_unused=*/true);
     for (size_t i = 0; i < xs.size(); ++i) {
       compare(names[i], ours[i].data(), wanted[i]);
       if (ours[i].defined()) keep(names[i], ours[i].data());
@@ -330,7 +358,8 @@ class Fuzz {
   }
 
   void compare(const std::string& what, const at::Tensor& ours, const at::Tensor& theirs) {
-    if (ours.defined() != theirs.defined()) return note(what + (ours.defined() ? " has" : " lacks") + " a gradient");
+    if (ours.defined() != theirs.defined())
+      return note(what + (ours.defined() ? " has" : " lacks") + " a gradient");
     if (!ours.defined()) return;
     const double off = (ours.to(at::kDouble) - theirs).abs().max().item<double>();
     const double allowed = tolerance() * (1 + theirs.abs().max().item<double>());
@@ -368,10 +397,14 @@ void run_graphs(int graphs, at::ScalarType type) {
   CHECK(tally.inner > graphs / 4);
 }
 
-TEST_CASE("random graphs have torch's gradients, pass after pass, and nothing that is held is changed", "[fuzz]") {
+TEST_CASE(
+    "random graphs have torch's gradients, pass after pass, and nothing that is held is changed",
+    "[fuzz]") {
   run_graphs(400, at::kDouble);
 }
 
-TEST_CASE("so they do in float32, where kernels add to gradients in place", "[fuzz]") { run_graphs(400, at::kFloat); }
+TEST_CASE("so they do in float32, where kernels add to gradients in place", "[fuzz]") {
+  run_graphs(400, at::kFloat);
+}
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Files as the first build of each format wrote them, byte for byte: they are read for ever. A change of a format is a
-// new name, and a new test beside these.
+// Files as the first build of each format wrote them, byte for byte: they are read for ever. A
+// change of a format is a new name, and a new test beside these.
 #include <cstring>
 
 #include "autograd/node.h"
@@ -91,16 +91,18 @@ const std::vector<float> w{0, 0.25, 0.5, 0.75, 1, 1.25}, b{1, -2};
 
 void write_checkpoint_1(const fs::path& folder) {
   fs::create_directories(folder);
-  write_file(folder / "model.safetensors", safetensors(R"({"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
-                                                       R"("w":{"dtype":"F32","shape":[2,3],"data_offsets":[8,32]}}  )",
-                                                       floats(b) + floats(w)));
+  write_file(folder / "model.safetensors",
+             safetensors(R"({"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                         R"("w":{"dtype":"F32","shape":[2,3],"data_offsets":[8,32]}}  )",
+                         floats(b) + floats(w)));
   const std::vector<float> half(6, 0.5), quarter(6, 0.25);
-  write_file(folder / "optimizer.safetensors",
-             safetensors(R"({"b.exp_avg":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
-                         R"("b.exp_avg_sq":{"dtype":"F32","shape":[2],"data_offsets":[8,16]},)"
-                         R"("w.exp_avg":{"dtype":"F32","shape":[2,3],"data_offsets":[16,40]},)"
-                         R"("w.exp_avg_sq":{"dtype":"F32","shape":[2,3],"data_offsets":[40,64]}}    )",
-                         floats({0.5, 0.5, 0.25, 0.25}) + floats(half) + floats(quarter)));
+  write_file(
+      folder / "optimizer.safetensors",
+      safetensors(R"({"b.exp_avg":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                  R"("b.exp_avg_sq":{"dtype":"F32","shape":[2],"data_offsets":[8,16]},)"
+                  R"("w.exp_avg":{"dtype":"F32","shape":[2,3],"data_offsets":[16,40]},)"
+                  R"("w.exp_avg_sq":{"dtype":"F32","shape":[2,3],"data_offsets":[40,64]}}    )",
+                  floats({0.5, 0.5, 0.25, 0.25}) + floats(half) + floats(quarter)));
   write_file(folder / "state.json", state_1);
   write_file(folder / "manifest.json", manifest_1);
 }
@@ -149,7 +151,8 @@ TEST_CASE("a checkpoint of format 1 is read", "[golden]") {
   // What this build writes of it is the same, byte for byte.
   RunState again = s;
   const fs::path written = save_checkpoint(f / "again", again, params, optimizer, Retention{});
-  for (const char* name : {"manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"}) {
+  for (const char* name :
+       {"manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"}) {
     INFO(name);
     CHECK(slurp(written / name) == slurp(checkpoint / name));
   }
@@ -157,7 +160,8 @@ TEST_CASE("a checkpoint of format 1 is read", "[golden]") {
 
 TEST_CASE("a checkpoint without what later builds of format 1 added is read", "[golden]") {
   const TempFolder f;
-  write_file(f / "state.json", R"({"step": 3, "updates": 3, "tokens": 5, "threads": 1, "isa": "", "device": "",
+  write_file(f / "state.json",
+             R"({"step": 3, "updates": 3, "tokens": 5, "threads": 1, "isa": "", "device": "",
     "data_hash": "", "metrics_bytes": 0, "config": "", "val_loss": "nan", "best_val_loss": "inf"})");
   const RunState s = read_state(f.path());
   CHECK(!s.eval_due);
@@ -231,7 +235,8 @@ TEST_CASE("data of format 1 is read, and newer data is refused", "[golden]") {
   validation.read(0, 10, 3, ids.data());
   CHECK(ids == std::vector<int64_t>{2, 1, 0, 2, 1, 0, 2, 1, 0, 2});
 
-  // This build adds a checksum of the manifest at its end, which earlier ones do not look at, and nothing else.
+  // This build adds a checksum of the manifest at its end, which earlier ones do not look at, and
+  // nothing else.
   fs::create_directories(f / "again");
   write_manifest(f / "again", *m);
   std::string again = slurp(f / "again/manifest.json");
@@ -242,11 +247,13 @@ TEST_CASE("data of format 1 is read, and newer data is refused", "[golden]") {
   std::string changed = again;
   replace(changed, "\"a\"", "\"b\"");
   write_file(f / "again/manifest.json", changed);
-  CHECK_THAT(error_of([&] { read_manifest(f / "again"); }), ContainsSubstring("its own checksum differs"));
+  CHECK_THAT(error_of([&] { read_manifest(f / "again"); }),
+             ContainsSubstring("its own checksum differs"));
   std::string newer = data_1;
   replace(newer, "lathe-data-1", "lathe-data-2");
   write_file(f / "manifest.json", newer);
-  CHECK_THAT(error_of([&] { read_manifest(f.path()); }), ContainsSubstring("a format that this build does not know"));
+  CHECK_THAT(error_of([&] { read_manifest(f.path()); }),
+             ContainsSubstring("a format that this build does not know"));
 }
 
 TEST_CASE("llm.c's shards of another version are refused", "[golden]") {
@@ -254,9 +261,11 @@ TEST_CASE("llm.c's shards of another version are refused", "[golden]") {
   for (const int32_t magic : {20240520, 20240801}) {
     std::vector<int32_t> words(256);
     words[0] = magic, words[1] = 2, words[2] = 1;
-    write_file(f / "train.bin", std::string(reinterpret_cast<const char*>(words.data()), 1024) + std::string(4, '\1'));
+    write_file(f / "train.bin", std::string(reinterpret_cast<const char*>(words.data()), 1024) +
+                                    std::string(4, '\1'));
     CHECK_THAT(error_of([&] { TokenFile(f.path(), "train", std::nullopt); }),
-               ContainsSubstring("train.bin: an llm.c shard of version 2, which this build does not know"));
+               ContainsSubstring(
+                   "train.bin: an llm.c shard of version 2, which this build does not know"));
   }
 }
 
@@ -265,15 +274,17 @@ TEST_CASE("llm.c's shards of another version are refused", "[golden]") {
 TEST_CASE("lines of metrics keep their names and order", "[golden]") {
   const TempFolder f;
   const std::string
-      step = R"({"step":7,"updates":5,"loss":2.5,"lr":0.001,"grad_norm":"inf","tokens":900,"tokens_per_sec":10.5,)"
-             R"("step_ms":3.0,)"
-             R"("mfu":null,"data_wait_ms":0.5,"memory_bytes":77,"loss_scale":512.0,"time":)",
+      step =
+          R"({"step":7,"updates":5,"loss":2.5,"lr":0.001,"grad_norm":"inf","tokens":900,"tokens_per_sec":10.5,)"
+          R"("step_ms":3.0,)"
+          R"("mfu":null,"data_wait_ms":0.5,"memory_bytes":77,"loss_scale":512.0,"time":)",
       val = R"({"step":7,"val_loss":"nan","time":)";
   {
     Metrics metrics(f.path(), 0);
     StepMetrics m;
     m.step = 7, m.updates = 5, m.loss = 2.5, m.lr = 0.001, m.grad_norm = HUGE_VAL, m.units = 900;
-    m.units_per_sec = 10.5, m.step_ms = 3, m.data_wait_ms = 0.5, m.memory_bytes = 77, m.loss_scale = 512;
+    m.units_per_sec = 10.5, m.step_ms = 3, m.data_wait_ms = 0.5, m.memory_bytes = 77,
+    m.loss_scale = 512;
     metrics.add(m);
     m.skipped = 3, m.updates_lost = 0.25, m.mfu = 0.5;
     metrics.add(m);
@@ -289,8 +300,11 @@ TEST_CASE("lines of metrics keep their names and order", "[golden]") {
   // A file of old lines is gone on with: what a checkpoint covers stays, the rest is cut.
   const std::string old = step + "1.0}\n" + val + "1.0}\n";
   write_file(f / "metrics.jsonl", old + "half a li");
-  { Metrics(f.path(), old.size()).add_validation(8, {{"val_loss", 1}}); }
-  CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith(old + R"({"step":8,"val_loss":1.0,"time":)"));
+  {
+    Metrics(f.path(), old.size()).add_validation(8, {{"val_loss", 1}});
+  }
+  CHECK_THAT(slurp(f / "metrics.jsonl"),
+             Catch::StartsWith(old + R"({"step":8,"val_loss":1.0,"time":)"));
 }
 
 }  // namespace

@@ -14,10 +14,12 @@ inline GPT make_gpt(const GPTConfig& config, uint64_t seed) {
   return model;
 }
 
-inline at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor, Compute compute,
-                                  StepRandom random, const at::Tensor& loss_scale = {}) {
-  return lathe::run_micro_batch([&] { return head_loss(model, batch.inputs, batch.targets, divisor); }, compute, random,
-                                loss_scale);
+inline at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor,
+                                  Compute compute, StepRandom random,
+                                  const at::Tensor& loss_scale = {}) {
+  return lathe::run_micro_batch(
+      [&] { return head_loss(model, batch.inputs, batch.targets, divisor); }, compute, random,
+      loss_scale);
 }
 
 }  // namespace lathe::test

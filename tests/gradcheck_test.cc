@@ -23,7 +23,11 @@ struct Squared {
 std::string told(const std::function<at::Tensor(const at::Tensor&)>& fault, double scale = 1) {
   const std::vector<Variable> x{randn({2}, 1), randn({2, 3}, 2)};
   return error_of([&] {
-    gradcheck([&](const std::vector<Variable>& v) { return v[0][0] * apply(Squared{fault}, v[1]) * scale; }, x);
+    gradcheck(
+        [&](const std::vector<Variable>& v) {
+          return v[0][0] * apply(Squared{fault}, v[1]) * scale;
+        },
+        x);
   });
 }
 
@@ -34,11 +38,15 @@ TEST_CASE("gradcheck finds one wrong element and names it", "[gradcheck]") {
     wrong[1][2] *= 1.001;
     return wrong;
   };
-  CHECK_THAT(told(doubled), ContainsSubstring("gradcheck: input 1, element [1,2]: backward gives "));
-  CHECK_THAT(told(doubled, 1e-9), ContainsSubstring("gradcheck: input 1, element [1,2]"));  // however small all is
+  CHECK_THAT(told(doubled),
+             ContainsSubstring("gradcheck: input 1, element [1,2]: backward gives "));
+  CHECK_THAT(told(doubled, 1e-9),
+             ContainsSubstring("gradcheck: input 1, element [1,2]"));  // however small all is
   CHECK(told([](const at::Tensor& g) { return g; }, 1e-9) == "");
-  CHECK_THAT(told([](const at::Tensor& g) { return g * NAN; }), ContainsSubstring("element [0,0]: backward gives nan"));
-  CHECK_THAT(told([](const at::Tensor&) { return at::Tensor(); }), ContainsSubstring("(there is no gradient)"));
+  CHECK_THAT(told([](const at::Tensor& g) { return g * NAN; }),
+             ContainsSubstring("element [0,0]: backward gives nan"));
+  CHECK_THAT(told([](const at::Tensor&) { return at::Tensor(); }),
+             ContainsSubstring("(there is no gradient)"));
 }
 
 TEST_CASE("gradcheck refuses what it can't judge, and changes no input", "[gradcheck]") {
@@ -58,15 +66,20 @@ TEST_CASE("gradcheck refuses what it can't judge, and changes no input", "[gradc
         return dropout(v, 0.5);
       },
       x);
-  CHECK_THAT(error_of([&] { gradcheck([](const Variable&) { return ones({1}, at::kDouble); }, x); }),
-             ContainsSubstring("depends on none of its inputs"));
-  CHECK_THAT(error_of([&] { gradcheck([](const Variable& v) { return v; }, full({2}, 1, at::kLong)); }),
-             ContainsSubstring("no input is of floating point"));
+  CHECK_THAT(
+      error_of([&] { gradcheck([](const Variable&) { return ones({1}, at::kDouble); }, x); }),
+      ContainsSubstring("depends on none of its inputs"));
+  CHECK_THAT(
+      error_of([&] { gradcheck([](const Variable& v) { return v; }, full({2}, 1, at::kLong)); }),
+      ContainsSubstring("no input is of floating point"));
   // Second derivatives: the gradient as a function.
-  gradcheck([](const Variable& v) { return grad(sum(exp(v) * v), {v}, {}, /*create_graph=*/true)[0]; }, x);
+  gradcheck(
+      [](const Variable& v) { return grad(sum(exp(v) * v), {v}, {}, /*create_graph=*/true)[0]; },
+      x);
 }
 
-/// A small network through fused ops: layer norm, a linear layer with GELU, attention, RMS norm, SwiGLU.
+/// A small network through fused ops: layer norm, a linear layer with GELU, attention, RMS norm,
+/// SwiGLU.
 Variable network(const std::vector<Variable>& v) {
   Variable h = layer_norm(v[0], v[1], v[2]);
   h = linear_gelu(h, v[3], v[4]);
@@ -107,7 +120,8 @@ TEST_CASE("products with the Hessian agree with differences of the gradient", "[
   const auto gradient_at = [&](double step) {
     std::vector<Variable> in;
     for (size_t i = 0; i < x.size(); ++i)
-      in.push_back(Variable::parameter(x[i].data() + step * randn(x[i].sizes(), 10 + i, at::kDouble).data()));
+      in.push_back(Variable::parameter(x[i].data() +
+                                       step * randn(x[i].sizes(), 10 + i, at::kDouble).data()));
     return grad(sum(network(in)), in);
   };
   std::vector<Variable> in;

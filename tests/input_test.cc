@@ -36,10 +36,11 @@ Exit code_of(F&& action) {
 
 /// As builds before the manifest's own checksum wrote it.
 Json manifest_json() {
-  return parse_json(R"({"format": "lathe-data-1", "tokenizer": "byte", "vocab_size": 256, "largest_id": 120,
+  return parse_json(
+      R"({"format": "lathe-data-1", "tokenizer": "byte", "vocab_size": 256, "largest_id": 120,
     "dtype": "uint16", "train": [{"file": "train.bin", "tokens": 40, "xxh3": "0"}],
     "val": [{"file": "val.bin", "tokens": 20, "xxh3": "0"}]})",
-                    "", Exit::internal);
+      "", Exit::internal);
 }
 
 TEST_CASE("numbers of a data manifest are held to their ranges", "[input]") {
@@ -52,20 +53,28 @@ TEST_CASE("numbers of a data manifest are held to their ranges", "[input]") {
   };
   write_file(f / "manifest.json", manifest_json().dump());
   CHECK(read_manifest(f.path())->vocab_size == 256);
-  CHECK(RunConfig::schema("gpt").find("model.vocab_size")->rule.max == static_cast<double>(max_vocab_size));
-  const std::vector<Json> wrong{
-      -1, 0, 10'000'001, int64_t{1} << 32, most, std::numeric_limits<uint64_t>::max(), 2.5, 1e30, true, "300", Json()};
+  CHECK(RunConfig::schema("gpt").find("model.vocab_size")->rule.max ==
+        static_cast<double>(max_vocab_size));
+  const std::vector<Json> wrong{-1,         0,
+                                10'000'001, int64_t{1} << 32,
+                                most,       std::numeric_limits<uint64_t>::max(),
+                                2.5,        1e30,
+                                true,       "300",
+                                Json()};
   for (const Json& value : wrong) {
     Json m = manifest_json();
     m["vocab_size"] = value;
-    refused(m, "\"vocab_size\" is " + value.dump() + "; it must be a whole number from 1 to 10000000");
+    refused(m,
+            "\"vocab_size\" is " + value.dump() + "; it must be a whole number from 1 to 10000000");
     m = manifest_json();
     if (value != Json(0)) {
       m["largest_id"] = value;
-      refused(m, "\"largest_id\" is " + value.dump() + "; it must be a whole number from 0 to 10000000");
+      refused(m, "\"largest_id\" is " + value.dump() +
+                     "; it must be a whole number from 0 to 10000000");
     }
   }
-  for (const Json& value : {Json(-1), Json(most), Json(1e18), Json(std::numeric_limits<uint64_t>::max())}) {
+  for (const Json& value :
+       {Json(-1), Json(most), Json(1e18), Json(std::numeric_limits<uint64_t>::max())}) {
     Json m = manifest_json();
     m["train"][0]["tokens"] = value;
     refused(m, "\"tokens\" is " + value.dump());
@@ -92,11 +101,12 @@ TEST_CASE("numbers of a data manifest are held to their ranges", "[input]") {
 }
 
 Json state_json() {
-  return parse_json(R"({"step": 40, "updates": 38, "tokens": 900, "threads": 2, "isa": "i", "device": "d",
+  return parse_json(
+      R"({"step": 40, "updates": 38, "tokens": 900, "threads": 2, "isa": "i", "device": "d",
     "data_hash": "h", "metrics_bytes": 77, "config": "", "eval_due": true, "val_loss": 2.5, "best_val_loss": 1.5,
     "scaler": {"loss_scale": 512, "growth_tracker": 4, "skipped": 2, "skipped_in_row": 1},
     "tokenizer": {"kind": "char", "vocabulary": ["a", "b"]}})",
-                    "", Exit::internal);
+      "", Exit::internal);
 }
 
 TEST_CASE("numbers of state.json are held to their ranges", "[input]") {
@@ -113,14 +123,15 @@ TEST_CASE("numbers of state.json are held to their ranges", "[input]") {
     CHECK_THAT(said, ContainsSubstring(text));
     CHECK(code_of([&] { read(state); }) == Exit::checkpoint);
   };
-  const std::vector<std::pair<const char*, const char*>> ranges{{"step", "0 to 1000000000000000"},
-                                                                {"updates", "0 to 40"},
-                                                                {"tokens", "0 to 4611686018427387903"},
-                                                                {"threads", "1 to 4096"},
-                                                                {"metrics_bytes", "0 to 9223372036854775807"}};
+  const std::vector<std::pair<const char*, const char*>> ranges{
+      {"step", "0 to 1000000000000000"},
+      {"updates", "0 to 40"},
+      {"tokens", "0 to 4611686018427387903"},
+      {"threads", "1 to 4096"},
+      {"metrics_bytes", "0 to 9223372036854775807"}};
   for (const auto& [key, range] : ranges) {
-    for (const Json& value : {Json(-5), Json(std::numeric_limits<uint64_t>::max()), Json(1e30), Json(1.5), Json("3"),
-                              Json(true), Json::array({1})}) {
+    for (const Json& value : {Json(-5), Json(std::numeric_limits<uint64_t>::max()), Json(1e30),
+                              Json(1.5), Json("3"), Json(true), Json::array({1})}) {
       Json state = state_json();
       state[key] = value;
       refused(state, str("\"", key, "\" is "));
@@ -168,8 +179,8 @@ TEST_CASE("numbers of state.json are held to their ranges", "[input]") {
   CHECK(code_of([] { config_from_toml("[train]\nthreads = 100000\n", "x"); }) == Exit::checkpoint);
 
   // Values that are allowed, but not together.
-  for (const std::string& toml :
-       {std::string("[model]\nkind = \"gpt\"\nn_head = 1000\n"), std::string("[adapters]\nrank = 4\nbase = \"\"\n")}) {
+  for (const std::string& toml : {std::string("[model]\nkind = \"gpt\"\nn_head = 1000\n"),
+                                  std::string("[adapters]\nrank = 4\nbase = \"\"\n")}) {
     INFO(toml);
     CHECK_THAT(error_of([&] { config_from_toml(toml, "x"); }), Catch::Matchers::StartsWith("x: "));
     CHECK(code_of([&] { config_from_toml(toml, "x"); }) == Exit::checkpoint);
@@ -177,8 +188,9 @@ TEST_CASE("numbers of state.json are held to their ranges", "[input]") {
   state = state_json();
   state["config"] = "[model]\nkind = \"gpt\"\nvocab_size = 1\n";
   const RunState longer = read(state);
-  CHECK_THAT(error_of([&] { saved_config(longer, f.path()); }),
-             ContainsSubstring("state.json: the tokenizer has 2 tokens, and the model a vocabulary of 1"));
+  CHECK_THAT(
+      error_of([&] { saved_config(longer, f.path()); }),
+      ContainsSubstring("state.json: the tokenizer has 2 tokens, and the model a vocabulary of 1"));
   CHECK(code_of([&] { saved_config(longer, f.path()); }) == Exit::checkpoint);
 }
 
@@ -195,31 +207,41 @@ TEST_CASE("TOML of any depth is refused, and text with dots is not", "[input]") 
     for (int i = 0; i < n; ++i) text += what;
     return text;
   };
-  const auto problem = [](const std::string& text) { return error_of([&] { parse_toml(text, "c.toml"); }); };
+  const auto problem = [](const std::string& text) {
+    return error_of([&] { parse_toml(text, "c.toml"); });
+  };
   constexpr int deep = 250'000;
   for (const std::string& text :
-       {times("a.", deep) + "a = 1\n", "[" + times("a.", deep) + "a]\n", "[[" + times("a.", deep) + "a]]\n",
-        "[t]\nk = " + times("[", deep) + times("]", deep), "[t]\nk = " + times("{a=", deep) + "1" + times("}", deep),
-        "[t]\nk = {" + times("a . ", deep) + "a = 1}", times("\"a\".", deep) + "a = 1", times("''.", deep) + "a = 1",
+       {times("a.", deep) + "a = 1\n", "[" + times("a.", deep) + "a]\n",
+        "[[" + times("a.", deep) + "a]]\n", "[t]\nk = " + times("[", deep) + times("]", deep),
+        "[t]\nk = " + times("{a=", deep) + "1" + times("}", deep),
+        "[t]\nk = {" + times("a . ", deep) + "a = 1}", times("\"a\".", deep) + "a = 1",
+        times("''.", deep) + "a = 1",
         "[t]\nk = {x = \"\"\"a\"\"\"\", " + times("a.", deep) + "a = 1}",
         "[t]\nk = '\\'\n" + times("a.", deep) + "a = 1"})
-    CHECK_THAT(problem(text), ContainsSubstring(": deeper than 8 levels; a config has sections and keys"));
+    CHECK_THAT(problem(text),
+               ContainsSubstring(": deeper than 8 levels; a config has sections and keys"));
   CHECK_THAT(problem("[t]\n\n" + times("a.", deep) + "a = 1\n"), ContainsSubstring("c.toml:3:1"));
   const std::string dots = times(".[{", 1000);
-  CHECK(problem("# " + dots + "\n[t]\na = '" + dots + "' # " + dots + "\nb = \"\\\"" + dots + "\"\nc = \"\"\"\n" +
-                dots + "\"\"\"\"\"\nd = '''" + dots + "'" + dots + "'''\n") == "");
+  CHECK(problem("# " + dots + "\n[t]\na = '" + dots + "' # " + dots + "\nb = \"\\\"" + dots +
+                "\"\nc = \"\"\"\n" + dots + "\"\"\"\"\"\nd = '''" + dots + "'" + dots + "'''\n") ==
+        "");
   // On a command line such a value is text, as it stands.
-  for (const std::string& text : {times("[", deep), times("{a=", deep), times("{a.", deep), dots, "\"" + dots})
+  for (const std::string& text :
+       {times("[", deep), times("{a=", deep), times("{a.", deep), dots, "\"" + dots})
     CHECK((parse_value(text) == ConfigValue(text)));
-  CHECK((parse_value("{" + times("a.", deep) + "a = 1}") == ConfigValue("{" + times("a.", deep) + "a = 1}")));
-  // Any text is written so that it reads back, a byte-order mark too; letters outside a string are an error.
+  CHECK((parse_value("{" + times("a.", deep) + "a = 1}") ==
+         ConfigValue("{" + times("a.", deep) + "a = 1}")));
+  // Any text is written so that it reads back, a byte-order mark too; letters outside a string are
+  // an error.
   const std::string mark = "a\xEF\xBB\xBF\"\xC3\xA9";
   CHECK((parse_value(toml_text(mark)) == ConfigValue(mark)));
   CHECK_THAT(problem("[t]\n\xC3\xA9 = 1\n"), ContainsSubstring("c.toml:2:1"));
   // An unknown key of any length is one sentence, at once.
   RunConfig config;
   CHECK_THAT(error_of([&] {
-               RunConfig::schema("gpt").set(&config, "train." + times("x", 1'000'000), int64_t{1}, "c.toml:1:1");
+               RunConfig::schema("gpt").set(&config, "train." + times("x", 1'000'000), int64_t{1},
+                                            "c.toml:1:1");
              }),
              ContainsSubstring("there is no key"));
 }
@@ -241,7 +263,8 @@ TEST_CASE("JSON is read in time that grows with its length", "[input]") {
   const TempFolder f;
   const std::byte one{7};
   std::vector<TensorEntry> tensors;
-  for (int i = 0; i < 50'000; ++i) tensors.push_back({"tensor" + std::to_string(i), "U8", {1}, {&one, 1}});
+  for (int i = 0; i < 50'000; ++i)
+    tensors.push_back({"tensor" + std::to_string(i), "U8", {1}, {&one, 1}});
   write_safetensors(f / "many.safetensors", tensors);
   CHECK(SafetensorsFile(f / "many.safetensors").tensors().size() == 50'000);
   // Quadratic time is minutes here.
@@ -256,7 +279,8 @@ TEST_CASE("JSON that is not whole, too deep or too long is refused", "[input]") 
   CHECK_THAT(problem("[[[[[[[[[1]]]]]]]]]"), ContainsSubstring("j: JSON deeper than 8 levels"));
   CHECK_THAT(problem(std::string("{\"a\": 1}\0{}", 11)), ContainsSubstring("j: byte 8 is NUL"));
   CHECK_THAT(problem(std::string("{\"a\": 1}\0", 9)), ContainsSubstring("j: byte 8 is NUL"));
-  for (const char* text : {"", "{", "{} {}", "{\"a\"}", "[1,]", "1e999", "\"\xFF\"", "{\"a\": 1, \"\\u0061\": 2}"})
+  for (const char* text :
+       {"", "{", "{} {}", "{\"a\"}", "[1,]", "1e999", "\"\xFF\"", "{\"a\": 1, \"\\u0061\": 2}"})
     CHECK_THAT(problem(text), ContainsSubstring("j: "));
   std::string zeros = "[0";
   for (int i = 0; i < 10'000'000; ++i) zeros += ",0";
@@ -268,15 +292,19 @@ TEST_CASE("a safetensors header whose parts have the wrong kind is refused", "[i
   const auto problem = [&](const std::string& header) {
     const uint64_t length = header.size();
     write_file(f / "x.safetensors",
-               std::string(reinterpret_cast<const char*>(&length), sizeof length) + header + std::string(8, 'x'));
+               std::string(reinterpret_cast<const char*>(&length), sizeof length) + header +
+                   std::string(8, 'x'));
     return error_of([&] { SafetensorsFile(f / "x.safetensors"); });
   };
   CHECK(problem(R"({"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}})") == "");
-  CHECK_THAT(problem(R"({"a": {"dtype": "U8", "shape": 8, "data_offsets": [0, 8]}})"), ContainsSubstring("no list"));
+  CHECK_THAT(problem(R"({"a": {"dtype": "U8", "shape": 8, "data_offsets": [0, 8]}})"),
+             ContainsSubstring("no list"));
   CHECK_THAT(problem(R"({"a": {"dtype": "U8", "shape": {"b": 8}, "data_offsets": [0, 8]}})"),
              ContainsSubstring("no list"));
-  CHECK_THAT(problem(R"({"__metadata__": "m", "a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}})"),
-             ContainsSubstring("must hold strings"));
+  CHECK_THAT(
+      problem(
+          R"({"__metadata__": "m", "a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}})"),
+      ContainsSubstring("must hold strings"));
   CHECK_THAT(problem(R"({"a": 3})"), ContainsSubstring("missing"));
 }
 
@@ -293,10 +321,13 @@ TEST_CASE("sums and products of config values stay within their types", "[input]
   }
   const TempFolder f;
   write_file(f / "c.toml", "[train]\nsteps = 4611686018427387904\n");
-  CHECK_THAT(error_of([&] { load_config((f / "c.toml").string(), {}); }),
-             ContainsSubstring("c.toml:2:1: train.steps = 4611686018427387904 times train.grad_accum = 1, "
-                               "train.batch_size = 12 and model.block_size = 64 are more tokens than can be counted"));
-  CHECK(error_of([&] { load_config((f / "c.toml").string(), {{"train.steps", "1000000000"}}); }) == "");
+  CHECK_THAT(
+      error_of([&] { load_config((f / "c.toml").string(), {}); }),
+      ContainsSubstring(
+          "c.toml:2:1: train.steps = 4611686018427387904 times train.grad_accum = 1, "
+          "train.batch_size = 12 and model.block_size = 64 are more tokens than can be counted"));
+  CHECK(error_of([&] { load_config((f / "c.toml").string(), {{"train.steps", "1000000000"}}); }) ==
+        "");
 
   std::string ids;
   for (int i = 0; i < 100; ++i) ids += {static_cast<char>(i), '\0'};
@@ -333,7 +364,9 @@ TEST_CASE("closed standard streams cost no file its contents", "[input]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const std::string lathe = (binary_folder() / "lathe").string();
-  const auto sh = [&](const std::string& line) { return run({"/bin/sh", {"-c", line}, f.path(), {}}); };
+  const auto sh = [&](const std::string& line) {
+    return run({"/bin/sh", {"-c", line}, f.path(), {}});
+  };
   for (const char* closed : {">&- 2>&-", "<&- >&- 2>&-", "<&-", "2>&-"}) {
     INFO(closed);
     fs::remove_all(f / "runs");

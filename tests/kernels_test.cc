@@ -1,4 +1,5 @@
-// The CPU kernels: against ATen, on any number of threads and any instruction set. Their ops are in the op table too.
+// The CPU kernels: against ATen, on any number of threads and any instruction set. Their ops are in
+// the op table too.
 
 #include <ATen/Parallel.h>
 
@@ -45,10 +46,13 @@ struct OnPath {
   const Isa before = active_isa();
 };
 
-Matrix matrix(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(0), element_of(t.scalar_type())}; }
+Matrix matrix(const at::Tensor& t) {
+  return {t.const_data_ptr(), t.stride(0), element_of(t.scalar_type())};
+}
 
 double error(const at::Tensor& ours, const at::Tensor& wanted) {
-  return (ours.to(at::kDouble) - wanted).abs().max().item<double>() / wanted.abs().max().item<double>();
+  return (ours.to(at::kDouble) - wanted).abs().max().item<double>() /
+         wanted.abs().max().item<double>();
 }
 
 TEST_CASE("products of any shape are float64's, with each part of the epilogue", "[kernels]") {
@@ -70,9 +74,11 @@ TEST_CASE("products of any shape are float64's, with each part of the epilogue",
                                                                        {300, 16, 2}}) {
         INFO(dtype_name(dtype) << " " << m << " x " << n << " x " << k);
         const at::Tensor a = torch::randn({m, k}).to(dtype), b = torch::randn({k, n}).to(dtype);
-        const at::Tensor bias = torch::randn({n}), residual = torch::randn({m, n}), sums = torch::empty({m});
+        const at::Tensor bias = torch::randn({n}), residual = torch::randn({m, n}),
+                         sums = torch::empty({m});
         const at::Tensor wanted = a.to(at::kDouble).matmul(b.to(at::kDouble));
-        at::Tensor y = torch::empty({m, n}, dtype), before = torch::empty({m, n}, dtype), z = torch::empty({m, n});
+        at::Tensor y = torch::empty({m, n}, dtype), before = torch::empty({m, n}, dtype),
+                   z = torch::empty({m, n});
         gemm(matrix(a), matrix(b), m, n, k, {.out = matrix(y)});
         CHECK(error(y, wanted) < allowed);
         const at::Tensor bt = b.t().contiguous(), at = a.t().contiguous();
@@ -87,15 +93,20 @@ TEST_CASE("products of any shape are float64's, with each part of the epilogue",
                 sums.mutable_data_ptr<float>());
         CHECK(error(z, wanted + residual) < 1e-5);
         CHECK(error(sums, at.to(at::kDouble).sum(0)) < 1e-4);  // a sum may be far below its terms
-        // The depth and the rows in two: the sum of two products, and two results of one right factor.
+        // The depth and the rows in two: the sum of two products, and two results of one right
+        // factor.
         const int64_t deep = k / 3, high = m / 3;
         if (deep == 0 || high == 0) continue;
         const at::Tensor lower = torch::empty({m - high, n}), tail = torch::empty({m - high});
-        gemm({{{matrix(a), matrix(b), deep}, {matrix(a.slice(1, deep)), matrix(b.slice(0, deep)), k - deep}}}, m, n,
-             {.out = matrix(y)});
+        gemm({{{matrix(a), matrix(b), deep},
+               {matrix(a.slice(1, deep)), matrix(b.slice(0, deep)), k - deep}}},
+             m, n, {.out = matrix(y)});
         CHECK(error(y, wanted) < allowed);
         gemm_tn({{{matrix(at), high, {.out = matrix(z)}},
-                  {matrix(at.slice(1, high)), m - high, {.out = matrix(lower)}, tail.mutable_data_ptr<float>()}}},
+                  {matrix(at.slice(1, high)),
+                   m - high,
+                   {.out = matrix(lower)},
+                   tail.mutable_data_ptr<float>()}}},
                 matrix(b), n, k);
         CHECK(error(torch::cat({z.slice(0, 0, high), lower}), wanted) < 1e-5);
         CHECK(error(tail, at.to(at::kDouble).sum(0).slice(0, high)) < 1e-4);
@@ -123,7 +134,8 @@ Outcome outcome_of(Model& model, at::ScalarType compute, bool hook = false) {
     }
     if (hook) loss.register_hook([](const at::Tensor&) { return at::Tensor(); });
     for (const auto& p : parameters(model)) {
-      if (hook && micro == 0) p.parameter.register_hook([](const at::Tensor& g) { return g.clone(); });
+      if (hook && micro == 0)
+        p.parameter.register_hook([](const at::Tensor& g) { return g.clone(); });
     }
     backward(loss);
     o.loss += loss.item();
@@ -135,7 +147,8 @@ Outcome outcome_of(Model& model, at::ScalarType compute, bool hook = false) {
 /// Of a small GPT.
 Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
   GPTConfig c;
-  c.n_layer = 2, c.n_head = 3, c.n_embd = 96, c.block_size = 80, c.vocab_size = 131, c.tie_weights = tie;
+  c.n_layer = 2, c.n_head = 3, c.n_embd = 96, c.block_size = 80, c.vocab_size = 131,
+  c.tie_weights = tie;
   GPT model = make_gpt(c, 5);
   return outcome_of(model, compute, hook);
 }
@@ -143,7 +156,8 @@ Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
 /// Of a small llama: heads that share keys, biases, and widths that no block divides.
 Outcome llama_outcome(at::ScalarType compute, bool hook = false) {
   LlamaConfig c;
-  c.n_layer = 2, c.n_head = 6, c.n_kv_head = 2, c.n_embd = 96, c.n_inner = 200, c.qkv_bias = true, c.block_size = 80;
+  c.n_layer = 2, c.n_head = 6, c.n_kv_head = 2, c.n_embd = 96, c.n_inner = 200, c.qkv_bias = true,
+  c.block_size = 80;
   c.vocab_size = 131;
   Llama model(c);
   initialize(model, init_from_config(c.init), 5, c.n_layer);
@@ -154,7 +168,8 @@ TEST_CASE("gradients are the same bits on any number of threads", "[kernels]") {
   const auto gpt = [](at::ScalarType dtype) { return outcome(dtype, true); };
   const auto llama = [](at::ScalarType dtype) { return llama_outcome(dtype); };
   for (const auto& [model, of] :
-       {std::pair<std::string, std::function<Outcome(at::ScalarType)>>("gpt", gpt), {"llama", llama}}) {
+       {std::pair<std::string, std::function<Outcome(at::ScalarType)>>("gpt", gpt),
+        {"llama", llama}}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       if (skip_without(dtype)) continue;
       const int threads = at::get_num_threads();
@@ -178,16 +193,18 @@ TEST_CASE("gradients are the same bits on any number of threads", "[kernels]") {
   }
 }
 
-TEST_CASE("kernels and ATen agree on models, accumulated, tied or not, with hooks that see each pass's own gradient",
-          "[kernels]") {
+TEST_CASE(
+    "kernels and ATen agree on models, accumulated, tied or not, with hooks that see each pass's "
+    "own gradient",
+    "[kernels]") {
   const std::vector<std::pair<std::string, std::function<Outcome(at::ScalarType, bool)>>> models{
       {"gpt, tied", [](at::ScalarType dtype, bool hook) { return outcome(dtype, true, hook); }},
       {"gpt", [](at::ScalarType dtype, bool hook) { return outcome(dtype, false, hook); }},
       {"llama", llama_outcome}};
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     if (skip_without(dtype)) continue;
-    // fp32: order of sums. bf16: activations rounded at other places, through two blocks; fp16: gradients of a loss
-    // without a scale, some of them below its smallest normal number.
+    // fp32: order of sums. bf16: activations rounded at other places, through two blocks; fp16:
+    // gradients of a loss without a scale, some of them below its smallest normal number.
     const double allowed = dtype == at::kFloat ? 1e-5 : 0.04;
     for (const auto& [model, of] : models) {
       use_kernels(false);
@@ -198,7 +215,8 @@ TEST_CASE("kernels and ATen agree on models, accumulated, tied or not, with hook
         CHECK(ours.loss == Approx(aten.loss).epsilon(allowed));
         for (size_t i = 0; i < ours.grads.size(); ++i) {
           INFO(model << ", " << ours.grads[i].first << (hook ? ", hooks" : ""));
-          // Attention sees differences of keys alone, so the slopes of a bias of theirs nearly cancel.
+          // Attention sees differences of keys alone, so the slopes of a bias of theirs nearly
+          // cancel.
           const double more = ours.grads[i].first.ends_with("k.bias") ? 4 : 1;
           CHECK(error(ours.grads[i].second, aten.grads[i].second.to(at::kDouble)) < more * allowed);
         }
@@ -207,12 +225,14 @@ TEST_CASE("kernels and ATen agree on models, accumulated, tied or not, with hook
   }
 }
 
-const std::set<std::string> with_kernels{"linear",    "linear_gelu", "layer_norm",    "rms_norm",
-                                         "swiglu",    "attention",   "embedding",     "linear_cross_entropy",
-                                         "dropout",   "rotate",      "linear_swiglu", "grouped_attention",
-                                         "linear_qkv"};
+const std::set<std::string> with_kernels{
+    "linear",    "linear_gelu", "layer_norm",    "rms_norm",
+    "swiglu",    "attention",   "embedding",     "linear_cross_entropy",
+    "dropout",   "rotate",      "linear_swiglu", "grouped_attention",
+    "linear_qkv"};
 
-/// Rows of ops with kernels, which take no float64: what is checked in that alone is checked once, elsewhere.
+/// Rows of ops with kernels, which take no float64: what is checked in that alone is checked once,
+/// elsewhere.
 std::vector<OpCase> kernel_rows() {
   std::vector<OpCase> rows;
   for (OpCase row : op_table()) {
@@ -248,7 +268,8 @@ TEST_CASE("attention of few heads is the same bits in parts as whole", "[kernels
   const int threads = at::get_num_threads();
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     if (skip_without(dtype)) continue;
-    const at::Tensor data = torch::randn({1, 400, 3 * 64}).to(dtype), dy = torch::randn({1, 400, 64}).to(dtype);
+    const at::Tensor data = torch::randn({1, 400, 3 * 64}).to(dtype),
+                     dy = torch::randn({1, 400, 64}).to(dtype);
     const auto pass = [&](int n) {
       at::set_num_threads(n);
       const Variable qkv = Variable::parameter(data.clone());
@@ -270,19 +291,24 @@ TEST_CASE("products of few rows have the bits of many, whatever their shape", "[
   torch::manual_seed(2);
   for (const Isa isa : paths()) {
     const OnPath path(isa);
-    for (const auto& [a_type, b_type] :
-         {std::pair(at::kFloat, at::kFloat), {at::kBFloat16, at::kBFloat16}, {at::kFloat, at::kBFloat16}}) {
+    for (const auto& [a_type, b_type] : {std::pair(at::kFloat, at::kFloat),
+                                         {at::kBFloat16, at::kBFloat16},
+                                         {at::kFloat, at::kBFloat16}}) {
       if (skip_without(b_type)) continue;
       // Where bfloat16 is multiplied as it is, products of many rows sum in another order.
       const bool exact = a_type != b_type || multiplied_as(element_of(b_type)) == Element::f32;
       for (const auto& [n, k] : std::vector<std::array<int64_t, 2>>{
                {1, 1}, {3, 5}, {16, 64}, {17, 8}, {64, 768}, {65, 769}, {100, 2100}, {130, 34}}) {
         INFO(isa_name(isa) << ", " << n << " x " << k << " of " << b_type);
-        const at::Tensor a = torch::randn({40, k}).to(a_type), wide = torch::randn({n, k + 3}).to(b_type);
-        const at::Tensor b = wide.slice(1, 0, k), bias = torch::randn({n}), residual = torch::randn({40, n});
+        const at::Tensor a = torch::randn({40, k}).to(a_type),
+                         wide = torch::randn({n, k + 3}).to(b_type);
+        const at::Tensor b = wide.slice(1, 0, k), bias = torch::randn({n}),
+                         residual = torch::randn({40, n});
         const auto product = [&](int64_t rows) {
           const at::Tensor y = residual.slice(0, 0, rows).clone();
-          Epilogue e{.out = matrix(y), .bias = bias.const_data_ptr<float>(), .activation = Activation::gelu};
+          Epilogue e{.out = matrix(y),
+                     .bias = bias.const_data_ptr<float>(),
+                     .activation = Activation::gelu};
           e.residual = e.out;  // adds to it
           gemm_nt(matrix(a), matrix(b), rows, n, k, e);
           return y;
@@ -300,16 +326,18 @@ TEST_CASE("products of few rows have the bits of many, whatever their shape", "[
   }
 }
 
-TEST_CASE("attention of the last places has the bits of the whole, and ATen's kernels its values", "[kernels]") {
+TEST_CASE("attention of the last places has the bits of the whole, and ATen's kernels its values",
+          "[kernels]") {
   torch::manual_seed(3);
   for (const Isa isa : paths()) {
     const OnPath path(isa);
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       if (skip_without(dtype)) continue;
       const bool exact = multiplied_as(element_of(dtype)) == Element::f32;
-      for (const auto& [heads, kv_heads, width, time] :
-           std::vector<std::array<int64_t, 4>>{{4, 2, 16, 7}, {2, 2, 10, 64}, {12, 1, 8, 131}, {3, 1, 70, 65}}) {
-        INFO(isa_name(isa) << ", " << heads << " heads of " << width << ", " << kv_heads << " of keys");
+      for (const auto& [heads, kv_heads, width, time] : std::vector<std::array<int64_t, 4>>{
+               {4, 2, 16, 7}, {2, 2, 10, 64}, {12, 1, 8, 131}, {3, 1, 70, 65}}) {
+        INFO(isa_name(isa) << ", " << heads << " heads of " << width << ", " << kv_heads
+                           << " of keys");
         const Variable q(torch::randn({2, time, heads * width}).to(dtype));
         const Variable k(torch::randn({2, time, kv_heads * width}).to(dtype));
         const Variable v(torch::randn({2, time, kv_heads * width}).to(dtype));
@@ -331,21 +359,25 @@ TEST_CASE("attention of the last places has the bits of the whole, and ATen's ke
   }
 }
 
-TEST_CASE("LATHE_ISA takes the path that it names, in a run too, and refuses what there is not", "[kernels]") {
+TEST_CASE("LATHE_ISA takes the path that it names, in a run too, and refuses what there is not",
+          "[kernels]") {
   const TempFolder f;
   const auto kernels = [&](const std::string& isa) {
     return run({"lathe", {"config", "kernels"}, f.path(), {{"LATHE_ISA", isa}}});
   };
   for (const Isa isa : paths()) {
-    CHECK_THAT(kernels(isa_name(isa)).out, ContainsSubstring(std::string("instructions  ") + isa_name(isa) + " of"));
+    CHECK_THAT(kernels(isa_name(isa)).out,
+               ContainsSubstring(std::string("instructions  ") + isa_name(isa) + " of"));
     const std::string bf16 = "bf16          Lathe's kernels", as_it_is = bf16 + "\n",
                       widened = bf16 + ", multiplied in fp32\n";
-    CHECK_THAT(kernels(isa_name(isa)).out, ContainsSubstring(isa >= Isa::avx512_bf16 ? as_it_is : widened));
+    CHECK_THAT(kernels(isa_name(isa)).out,
+               ContainsSubstring(isa >= Isa::avx512_bf16 ? as_it_is : widened));
   }
   const Finished unknown = kernels("sse9");
   CHECK(unknown.code == 2);
   CHECK_THAT(unknown.err, ContainsSubstring("it is one of baseline, avx2"));
-  if (machine_isa() < Isa::amx) CHECK_THAT(kernels("amx").err, ContainsSubstring("this CPU has up to"));
+  if (machine_isa() < Isa::amx)
+    CHECK_THAT(kernels("amx").err, ContainsSubstring("this CPU has up to"));
   CHECK_THAT(kernels("baseline").out, ContainsSubstring("fp32          ATen's"));
 }
 
@@ -365,19 +397,22 @@ TEST_CASE("a NaN comes out of every kernel that it goes into", "[kernels]") {
   CHECK(spoiled(swiglu(with_nan({3, 20}))));
   CHECK(spoiled(attention(with_nan({1, 9, 48}), 2)));
   CHECK(spoiled(linear_cross_entropy(with_nan({3, 20}), w, torch::zeros({3}, at::kLong), 0)));
-  CHECK_FALSE(spoiled(linear_gelu(Variable(torch::randn({3, 20}) * 1000), w)));  // far beyond where e^x overflows
+  CHECK_FALSE(spoiled(
+      linear_gelu(Variable(torch::randn({3, 20}) * 1000), w)));  // far beyond where e^x overflows
 }
 
 TEST_CASE("what a kernel must not be given is an error that names the op", "[kernels]") {
   const Variable x(torch::randn({3, 20})), w(torch::randn({33, 20}));
   const auto targets = [](int64_t t) { return torch::full({3}, t, at::kLong); };
   for (const int64_t t : {int64_t{-1}, int64_t{33}}) {
-    CHECK_THAT(error_of([&] { linear_cross_entropy(x, w, targets(t)); }), ContainsSubstring("linear_cross_entropy("));
+    CHECK_THAT(error_of([&] { linear_cross_entropy(x, w, targets(t)); }),
+               ContainsSubstring("linear_cross_entropy("));
   }
   CHECK(error_of([&] { linear_cross_entropy(x, w, targets(32)); }).empty());
   CHECK_THAT(error_of([&] { linear(x, w, Variable(torch::randn({1}))); }),
              ContainsSubstring("bias must have shape [33]"));
-  CHECK_THAT(error_of([&] { linear(x, Variable(w.data().to(at::kBFloat16))); }), ContainsSubstring("one dtype"));
+  CHECK_THAT(error_of([&] { linear(x, Variable(w.data().to(at::kBFloat16))); }),
+             ContainsSubstring("one dtype"));
   // A gradient of another dtype than the result's is cast before a kernel reads it.
   const Variable p = Variable::parameter(torch::randn({2, 6, 48}).to(at::kBFloat16));
   backward(attention(p, 2), torch::ones({2, 6, 16}));
@@ -385,7 +420,8 @@ TEST_CASE("what a kernel must not be given is an error that names the op", "[ker
 }
 
 TEST_CASE("the head's loss in several pieces of rows is the sum of its pieces", "[kernels]") {
-  constexpr int64_t v = int64_t{1} << 18, c = 4;  // 128 MiB of logits, a piece at most, are 128 rows of float32
+  constexpr int64_t v = int64_t{1} << 18,
+                    c = 4;  // 128 MiB of logits, a piece at most, are 128 rows of float32
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     if (skip_without(dtype)) continue;
     const int64_t piece = dtype == at::kFloat ? 128 : 256, n = piece + 12;
@@ -393,7 +429,8 @@ TEST_CASE("the head's loss in several pieces of rows is the sum of its pieces", 
     const at::Tensor x = torch::randn({n, c}).to(dtype), w = torch::randn({v, c}).to(dtype);
     const at::Tensor targets = torch::randint(v, {n}, at::kLong);
     const auto run = [&](int64_t begin, int64_t end) {
-      const Variable rows = Variable::parameter(x.slice(0, begin, end).contiguous()), head = Variable::parameter(w);
+      const Variable rows = Variable::parameter(x.slice(0, begin, end).contiguous()),
+                     head = Variable::parameter(w);
       const Variable loss = linear_cross_entropy(rows, head, targets.slice(0, begin, end), 10);
       backward(loss);
       return std::tuple(loss.item(), rows.grad(), head.grad());
@@ -404,7 +441,8 @@ TEST_CASE("the head's loss in several pieces of rows is the sum of its pieces", 
     CHECK(loss == Approx(loss1 + loss2).epsilon(1e-6));
     CHECK(torch::equal(dx, torch::cat({dx1, dx2})));
     // Gradients of bfloat16 weights: the whole and each piece are rounded to 8 bits.
-    CHECK(error(dw, dw1.to(at::kDouble) + dw2.to(at::kDouble)) < (dtype == at::kFloat ? 1e-6 : 0x1p-7));
+    CHECK(error(dw, dw1.to(at::kDouble) + dw2.to(at::kDouble)) <
+          (dtype == at::kFloat ? 1e-6 : 0x1p-7));
     CHECK(error(dw, dw1.to(at::kDouble)) > 0.01);  // control: the second piece is in it
   }
 }
@@ -424,12 +462,14 @@ TEST_CASE("attention's memory grows with the context, not its square", "[kernels
   CHECK(large < 3 * small);  // a square of 2048 would be 16 MB for each head, 10 times as much
 }
 
-TEST_CASE("without the instructions a run takes ATen's kernels, and so it does when asked to", "[kernels]") {
+TEST_CASE("without the instructions a run takes ATen's kernels, and so it does when asked to",
+          "[kernels]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const auto trained = [&](const std::string& name, std::vector<std::string> flags,
                            std::map<std::string, std::string> environment) {
-    std::vector<std::string> args{"train", "tiny.toml", "--train.device=cpu", "--train.out_dir=" + name};
+    std::vector<std::string> args{"train", "tiny.toml", "--train.device=cpu",
+                                  "--train.out_dir=" + name};
     args.insert(args.end(), flags.begin(), flags.end());
     const Finished done = run({"lathe", args, f.path(), environment});
     INFO(done.err);

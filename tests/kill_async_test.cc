@@ -1,5 +1,6 @@
-// Kill trials of runs that save in the background, against one that never stopped and saved at once: at each point of a
-// save, at points of the steps that go on meanwhile, and by the clock. Each start says what it goes on from.
+// Kill trials of runs that save in the background, against one that never stopped and saved at
+// once: at each point of a save, at points of the steps that go on meanwhile, and by the clock.
+// Each start says what it goes on from.
 #include <random>
 
 #include "tests/catch.h"
@@ -13,7 +14,8 @@ using namespace lathe::test;
 const std::vector<std::string> in_background{"--checkpoint.async_save=true"};
 
 TEST_CASE("killed inside a background save, at every stage, with steps behind it", "[kill_async]") {
-  // Behind these points the thread sleeps while steps go on: a step of this run takes a millisecond or two.
+  // Behind these points the thread sleeps while steps go on: a step of this run takes a millisecond
+  // or two.
   for (const char* slow : {"save: begun 8", "save: manifest written 8"}) {
     Trials trials(in_background, {{"LATHE_TEST_SLOW", slow}});
     const std::vector<std::string> stages{"save: copied",
@@ -39,15 +41,18 @@ TEST_CASE("killed inside a background save, at every stage, with steps behind it
   }
 }
 
-TEST_CASE("killed while the loop waits for a background save, and between its steps", "[kill_async]") {
+TEST_CASE("killed while the loop waits for a background save, and between its steps",
+          "[kill_async]") {
   {
     Trials trials({"--checkpoint.async_save=true", "--checkpoint.interval=1"},
                   {{"LATHE_TEST_SLOW", "save: begun 200"}});
     // The n-th wait is that of the save of step n + 1, for the one of step n.
-    for (const int nth : {1, 2, 5}) CHECK(trials.trial({{"save: waiting", static_cast<double>(nth), nth - 1}}));
+    for (const int nth : {1, 2, 5})
+      CHECK(trials.trial({{"save: waiting", static_cast<double>(nth), nth - 1}}));
   }
   Trials trials(in_background, {{"LATHE_TEST_SLOW", "save: model written 4"}});
-  for (int step = 10; step < 40; step += 3) CHECK(trials.trial({{"step", static_cast<double>(step), -1}}));
+  for (int step = 10; step < 40; step += 3)
+    CHECK(trials.trial({{"step", static_cast<double>(step), -1}}));
 }
 
 TEST_CASE("background saves killed by the clock", "[kill_async]") {

@@ -1,4 +1,5 @@
-// Kill trials at named points of a save and of a start, and the control: wrong ways to go on are noticed.
+// Kill trials at named points of a save and of a start, and the control: wrong ways to go on are
+// noticed.
 #include "core/io/checksum.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
@@ -13,9 +14,10 @@ using namespace lathe::test;
 
 TEST_CASE("killed inside a save, at every stage", "[kill_points]") {
   Trials trials;
-  const std::vector<std::string> stages{"save: folder made",   "save: model written",    "save: optimizer written",
-                                        "save: state written", "save: manifest written", "save: folder synced",
-                                        "save: renamed",       "save: parent synced"};
+  const std::vector<std::string> stages{"save: folder made",       "save: model written",
+                                        "save: optimizer written", "save: state written",
+                                        "save: manifest written",  "save: folder synced",
+                                        "save: renamed",           "save: parent synced"};
   for (const auto& stage : stages) {
     const bool there = stage == "save: renamed" || stage == "save: parent synced";
     for (int nth : {1, 2, 4}) {  // the first, a middle and the last save
@@ -23,7 +25,8 @@ TEST_CASE("killed inside a save, at every stage", "[kill_points]") {
     }
   }
   CHECK(trials.trial({{"save: deleting an old one", 1, 30}}));
-  CHECK(trials.trial({{"save: deleting an old one", 2, 40}}));  // nothing is saved after: the start must clean up
+  CHECK(trials.trial(
+      {{"save: deleting an old one", 2, 40}}));  // nothing is saved after: the start must clean up
 }
 
 TEST_CASE("killed at a start, and twice", "[kill_points]") {
@@ -42,8 +45,9 @@ TEST_CASE("a start removes what an unfinished save left before it trains", "[kil
   const Trials trials;
   const auto unfinished = [&] {
     const auto there = list_folder(trials.folder() / "run/checkpoints");
-    return std::count_if(there.begin(), there.end(),
-                         [](const fs::path& p) { return p.filename().string().starts_with(".unfinished-"); });
+    return std::count_if(there.begin(), there.end(), [](const fs::path& p) {
+      return p.filename().string().starts_with(".unfinished-");
+    });
   };
   REQUIRE(trials.start("run", {{"LATHE_TEST_KILL", "save: model written 2"}}).code == killed);
   CHECK(unfinished() == 1);
@@ -55,7 +59,8 @@ TEST_CASE("a start removes what an unfinished save left before it trains", "[kil
 void seal(const fs::path& checkpoint) {
   Json manifest = parse_json(slurp(checkpoint / "manifest.json"), "manifest", Exit::internal);
   for (auto& [name, entry] : manifest["files"].items()) {
-    entry = {{"bytes", fs::file_size(checkpoint / name)}, {"xxh3", file_checksum(checkpoint / name)}};
+    entry = {{"bytes", fs::file_size(checkpoint / name)},
+             {"xxh3", file_checksum(checkpoint / name)}};
   }
   write_file(checkpoint / "manifest.json", manifest.dump());
 }

@@ -1,4 +1,5 @@
-// Kill trials between steps: what metrics.jsonl has beyond the checkpoint is written again, each step once.
+// Kill trials between steps: what metrics.jsonl has beyond the checkpoint is written again, each
+// step once.
 #include "tests/catch.h"
 #include "tests/trials.h"
 
@@ -12,7 +13,8 @@ TEST_CASE("killed after metrics ran past the checkpoint", "[kill_steps]") {
   for (int step = 11; step <= 40; ++step) {
     if (step % 10 != 0) CHECK(trials.trial({{"step", static_cast<double>(step), step / 10 * 10}}));
   }
-  for (double step : {1, 9}) CHECK(trials.trial({{"step", step, 0}}));  // before there is a checkpoint
+  for (double step : {1, 9})
+    CHECK(trials.trial({{"step", step, 0}}));  // before there is a checkpoint
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Kill trials by the clock: a run killed by SIGKILL at any moment and started again goes on from its newest checkpoint
-// and ends with the bits of one that never stopped. LATHE_TEST_KILLS=500 makes that many (6 minutes),
-// LATHE_TEST_KILL_SEED repeats the times of a run.
+// Kill trials by the clock: a run killed by SIGKILL at any moment and started again goes on from
+// its newest checkpoint and ends with the bits of one that never stopped. LATHE_TEST_KILLS=500
+// makes that many (6 minutes), LATHE_TEST_KILL_SEED repeats the times of a run.
 #include <algorithm>
 #include <cstdlib>
 #include <random>
@@ -20,8 +20,8 @@ TEST_CASE("killed by the clock, once and twice", "[kill]") {
     return given != nullptr ? std::atoi(given) : otherwise;
   };
   // ./dev test draws a seed and prints it.
-  const auto seed =
-      static_cast<unsigned>(number("LATHE_TEST_KILL_SEED", static_cast<int>(std::random_device{}() >> 1)));
+  const auto seed = static_cast<unsigned>(
+      number("LATHE_TEST_KILL_SEED", static_cast<int>(std::random_device{}() >> 1)));
   const int wanted = number("LATHE_TEST_KILLS", 60);
   WARN(wanted << " kills, seed of their times: LATHE_TEST_KILL_SEED=" << seed);
   std::mt19937 random(seed);

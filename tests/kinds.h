@@ -19,7 +19,9 @@ struct Kind {
 inline void make_data(const TempFolder& f) {
   std::string images, numbers;
   for (uint64_t i = 0; i < 240; ++i) {
-    const auto draw = [&](uint64_t j) { return unit(philox(counter(i, j), make_key(1, hash_name("kinds")))[0]); };
+    const auto draw = [&](uint64_t j) {
+      return unit(philox(counter(i, j), make_key(1, hash_name("kinds")))[0]);
+    };
     double sum = 0;
     for (uint64_t p = 0; p < 16; ++p) {
       const uint64_t quarter = p / 8 * 2 + p % 4 / 2;
@@ -36,7 +38,9 @@ inline void make_data(const TempFolder& f) {
   write_file(f / "numbers.csv", numbers);
   write_file(f / "text.txt", sample_text(20000));
   REQUIRE(lathe_in(f, {"prepare", "images.csv", "--out", "images", "--shape", "1,4,4"}).code == 0);
-  REQUIRE(lathe_in(f, {"prepare", "numbers.csv", "--out", "numbers", "--task", "regression"}).code == 0);
+  REQUIRE(
+      lathe_in(f, {"prepare", "numbers.csv", "--out", "numbers", "--task", "regression"}).code ==
+      0);
   REQUIRE(lathe_in(f, {"prepare", "text.txt", "--out", "text", "--tokenizer", "char"}).code == 0);
 }
 
@@ -45,16 +49,20 @@ inline const std::vector<Kind> kinds{
     {"mlp", "numbers", "n_hidden = 16\nactivation = \"tanh\"\n"},
     {"convnet", "images", "n_stage = 2\nn_block = 1\nn_channel = 4\ndropout = 0.1\n"},
     {"llama", "text",
-     "n_layer = 2\nn_head = 4\nn_kv_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\nqk_norm = true\n"},
+     "n_layer = 2\nn_head = 4\nn_kv_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\nqk_norm "
+     "= true\n"},
     {"rnn", "text", "n_hidden = 16\nn_embd = 16\nn_layer = 2\nblock_size = 12\ndropout = 0.1\n"},
-    {"rnn", "text", "cell = \"gru\"\nn_hidden = 16\nn_embd = 8\nn_layer = 1\nblock_size = 12\ntie_weights = false\n"}};
+    {"rnn", "text",
+     "cell = \"gru\"\nn_hidden = 16\nn_embd = 8\nn_layer = 1\nblock_size = 12\ntie_weights = "
+     "false\n"}};
 
 inline void write_config(const TempFolder& f, const Kind& kind) {
-  write_file(f / "kind.toml", "[model]\nkind = \"" + kind.name + "\"\n" + kind.keys + "[data]\ndir = \"" + kind.data +
-                                  "\"\n" + (kind.name == "convnet" ? "crop = 1\n" : "") +
-                                  "[optim]\nlr = 1e-2\n[schedule]\nkind = \"constant\"\nwarmup_steps = 0\n"
-                                  "[train]\nsteps = 60\nbatch_size = 8\ngrad_accum = 2\neval_interval = 20\n"
-                                  "log_interval = 1\nthreads = 1\n[checkpoint]\ninterval = 20\nkeep = 1\n");
+  write_file(f / "kind.toml",
+             "[model]\nkind = \"" + kind.name + "\"\n" + kind.keys + "[data]\ndir = \"" +
+                 kind.data + "\"\n" + (kind.name == "convnet" ? "crop = 1\n" : "") +
+                 "[optim]\nlr = 1e-2\n[schedule]\nkind = \"constant\"\nwarmup_steps = 0\n"
+                 "[train]\nsteps = 60\nbatch_size = 8\ngrad_accum = 2\neval_interval = 20\n"
+                 "log_interval = 1\nthreads = 1\n[checkpoint]\ninterval = 20\nkeep = 1\n");
 }
 
 inline Json last_line(const Finished& done) {

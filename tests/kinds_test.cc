@@ -15,8 +15,10 @@ TEST_CASE("every kind learns, stops and goes on with the same bits, in each prec
     for (const std::string dtype : {"fp32", "bf16", "fp16"}) {
       INFO(kind.name << " on " << kind.data << " in " << dtype);
       fs::remove_all(f / "whole"), fs::remove_all(f / "parts"), fs::remove_all(f / "other");
-      const auto train = [&](const std::string& out, std::vector<std::string> more = {}, double kill_after = -1) {
-        std::vector<std::string> args{"train", "kind.toml", "--train.out_dir=" + out, "--amp.dtype=" + dtype};
+      const auto train = [&](const std::string& out, std::vector<std::string> more = {},
+                             double kill_after = -1) {
+        std::vector<std::string> args{"train", "kind.toml", "--train.out_dir=" + out,
+                                      "--amp.dtype=" + dtype};
         args.insert(args.end(), more.begin(), more.end());
         return lathe_in(f, args, kill_after);
       };
@@ -35,7 +37,8 @@ TEST_CASE("every kind learns, stops and goes on with the same bits, in each prec
       CHECK(difference(f / "whole", f / "other") != "");  // the control
 
       const Json first = parse_json(
-          slurp(f / "whole/metrics.jsonl").substr(0, slurp(f / "whole/metrics.jsonl").find('\n')), "", Exit::internal);
+          slurp(f / "whole/metrics.jsonl").substr(0, slurp(f / "whole/metrics.jsonl").find('\n')),
+          "", Exit::internal);
       const Json end = last_line(lathe_in(f, {"eval", "whole"}));
       const char* figure = kind.data == "numbers" ? "mse" : "val_loss";
       CHECK(end[figure].get<double>() < 0.95 * first[figure].get<double>());
@@ -48,7 +51,8 @@ TEST_CASE("every kind learns, stops and goes on with the same bits, in each prec
       CHECK(lathe_in(f, {"verify", "whole"}).code == 0);
       CHECK_THAT(lathe_in(f, {"inspect", "whole"}).out, ContainsSubstring("step 60"));
       CHECK_THAT(lathe_in(f, {"plan", "kind.toml"}).out, ContainsSubstring("time of a step"));
-      CHECK(last_line(lathe_in(f, {"bench", "step", "kind.toml", "--train.steps=4"})).contains("ms_median"));
+      CHECK(last_line(lathe_in(f, {"bench", "step", "kind.toml", "--train.steps=4"}))
+                .contains("ms_median"));
       const Finished written = lathe_in(f, {"generate", "whole", "--tokens=5"});
       if (kind.data == "text")
         CHECK(written.code == 0);
@@ -58,8 +62,10 @@ TEST_CASE("every kind learns, stops and goes on with the same bits, in each prec
   }
 }
 
-TEST_CASE("memory.recompute is a key of every kind, may change when a run goes on, and says where there are no blocks",
-          "[kinds]") {
+TEST_CASE(
+    "memory.recompute is a key of every kind, may change when a run goes on, and says where there "
+    "are no blocks",
+    "[kinds]") {
   const TempFolder f(fast_folder());
   make_data(f);
   for (const Kind& kind : kinds) {
@@ -67,7 +73,8 @@ TEST_CASE("memory.recompute is a key of every kind, may change when a run goes o
     fs::remove_all(f / "whole"), fs::remove_all(f / "again");
     write_config(f, kind);
     const auto train = [&](const std::string& out, std::vector<std::string> more) {
-      more.insert(more.begin(), {"train", "kind.toml", "--train.out_dir=" + out, "--train.steps=20"});
+      more.insert(more.begin(),
+                  {"train", "kind.toml", "--train.out_dir=" + out, "--train.steps=20"});
       const Finished done = lathe_in(f, more);
       INFO(done.out << done.err);
       return done.code;
@@ -79,16 +86,19 @@ TEST_CASE("memory.recompute is a key of every kind, may change when a run goes o
     CHECK(lathe_in(f, {"plan", "kind.toml", "--memory.recompute=blocks"}).code == 0);
   }
   write_config(f, kinds[1]);
-  const Finished none = lathe_in(f, {"train", "kind.toml", "--model.n_layer=0", "--memory.recompute=blocks"});
+  const Finished none =
+      lathe_in(f, {"train", "kind.toml", "--model.n_layer=0", "--memory.recompute=blocks"});
   CHECK(none.code == 2);
   CHECK_THAT(none.err,
-             ContainsSubstring("memory.recompute = \"blocks\" has nothing to act on: model.kind = \"mlp\" ran "
-                               "no blocks"));
+             ContainsSubstring(
+                 "memory.recompute = \"blocks\" has nothing to act on: model.kind = \"mlp\" ran "
+                 "no blocks"));
   const Finished wrong = lathe_in(f, {"train", "kind.toml", "--memory.recompute=all"});
   CHECK(wrong.code == 2);
 
   const auto diverge = [&](const std::string& more) {
-    return lathe_in(f, {"train", "kind.toml", "--train.out_dir=bad", "--optim.lr=1e30", "--train.steps=8", more});
+    return lathe_in(f, {"train", "kind.toml", "--train.out_dir=bad", "--optim.lr=1e30",
+                        "--train.steps=8", more});
   };
   const Finished told = diverge("--train.detect_anomaly=true");
   CHECK(told.code == 5);

@@ -28,7 +28,8 @@ Leaves randomise(const ModuleRef& model, at::ScalarType dtype) {
 }
 
 /// |a - b| <= tolerance max(1, |b|), which covers the order of summation.
-void check_near(const std::string& what, const at::Tensor& a, const at::Tensor& b, double tolerance) {
+void check_near(const std::string& what, const at::Tensor& a, const at::Tensor& b,
+                double tolerance) {
   INFO(what);
   REQUIRE(a.defined());
   REQUIRE(b.defined());
@@ -37,7 +38,8 @@ void check_near(const std::string& what, const at::Tensor& a, const at::Tensor& 
   CHECK(error <= tolerance * std::max(1.0, b.abs().max().item<double>()));
 }
 void check_gradients(const ModuleRef& model, const Leaves& wanted, double tolerance) {
-  for (const auto& p : parameters(model)) check_near(p.path, p.parameter.grad(), wanted.at(p.path).grad(), tolerance);
+  for (const auto& p : parameters(model))
+    check_near(p.path, p.parameter.grad(), wanted.at(p.path).grad(), tolerance);
 }
 constexpr double tolerance_of(at::ScalarType dtype) { return dtype == at::kDouble ? 1e-11 : 2e-5; }
 
@@ -48,7 +50,8 @@ TEST_CASE("a convolution's layer is LibTorch's", "[layers]") {
     const at::Tensor in = torch::randn({3, 4, 7, 5}, dtype), x = in.clone().requires_grad_();
     const Variable v = Variable::parameter(in);
     const Variable y = conv(v);
-    const at::Tensor wanted = torch::conv2d(x, w.at("weight"), w.at("bias"), {2, 1}, at::IntArrayRef{1, 1}, 1, 2);
+    const at::Tensor wanted =
+        torch::conv2d(x, w.at("weight"), w.at("bias"), {2, 1}, at::IntArrayRef{1, 1}, 1, 2);
     check_near("y", y.data(), wanted.detach(), tolerance_of(dtype));
     const at::Tensor dy = torch::randn_like(wanted);
     backward(y, dy);
@@ -58,7 +61,8 @@ TEST_CASE("a convolution's layer is LibTorch's", "[layers]") {
   }
 }
 
-TEST_CASE("batch norm is LibTorch's in training and outside, its running statistics too", "[layers]") {
+TEST_CASE("batch norm is LibTorch's in training and outside, its running statistics too",
+          "[layers]") {
   for (const auto dtype : {at::kDouble, at::kFloat}) {
     const double tolerance = tolerance_of(dtype);
     BatchNorm2d norm(3, /*momentum=*/0.3);
@@ -77,7 +81,8 @@ TEST_CASE("batch norm is LibTorch's in training and outside, its running statist
       theirs->zero_grad();
       std::optional<Training> mode;
       if (training) mode.emplace();
-      const at::Tensor in = torch::randn({4, 3, 2, 5}, dtype) * (step + 1) + step, x = in.clone().requires_grad_();
+      const at::Tensor in = torch::randn({4, 3, 2, 5}, dtype) * (step + 1) + step,
+                       x = in.clone().requires_grad_();
       const Variable v = Variable::parameter(in);
       const Variable y = norm(v);
       const at::Tensor wanted = theirs->forward(x), dy = torch::randn_like(in);
@@ -101,7 +106,8 @@ TEST_CASE("statistics are moved by each micro-batch, once, in training alone", "
     const at::Tensor before = norm.running_mean.clone(), var = norm.running_var.clone();
     const int64_t count = norm.num_batches_tracked.item<int64_t>();
     act();
-    const bool mean_moved = !norm.running_mean.equal(before), var_moved = !norm.running_var.equal(var);
+    const bool mean_moved = !norm.running_mean.equal(before),
+               var_moved = !norm.running_var.equal(var);
     CHECK(mean_moved == var_moved);
     CHECK(mean_moved == (norm.num_batches_tracked.item<int64_t>() != count));
     return norm.num_batches_tracked.item<int64_t>() - count;
@@ -117,21 +123,19 @@ TEST_CASE("statistics are moved by each micro-batch, once, in training alone", "
   CHECK(moved([&] {
           const DrawAgain again(std::move(state));
           const at::Tensor once = norm(x).data();
-          CHECK(once.mean().item<double>() == Approx(0).margin(1e-5));  // the batch's own statistics all the same
+          CHECK(once.mean().item<double>() ==
+                Approx(0).margin(1e-5));  // the batch's own statistics all the same
         }) == 0);
   CHECK(moved([&] {
           const Evaluation evaluation;
           norm(x);
         }) == 0);
   CHECK(moved([&] { norm(Variable(torch::empty({0, 2}))); }) == 0);
-  CHECK_THAT(error_of([&] {
-               norm(Variable(torch::ones({1, 2})));
-             }),
+  CHECK_THAT(error_of([&] { norm(Variable(torch::ones({1, 2}))); }),
              ContainsSubstring("more than one value a channel"));
-  CHECK_THAT(error_of([&] {
-               norm(Variable(torch::ones({4, 3})));
-             }),
-             ContainsSubstring("BatchNorm1d: expected an input of shape [B,C=2], got float32[4,3]"));
+  CHECK_THAT(
+      error_of([&] { norm(Variable(torch::ones({4, 3}))); }),
+      ContainsSubstring("BatchNorm1d: expected an input of shape [B,C=2], got float32[4,3]"));
   CHECK(moved([&] { norm(Variable(torch::randn({2, 2, 3}))); }) == 1);
 }
 
@@ -143,7 +147,8 @@ struct RecurrentCase {
 /// A recurrent module's results and gradients beside at::lstm's or at::gru's.
 template <class Module>
 void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
-  INFO((c.lstm ? "LSTM" : "GRU") << " bias " << c.bias << " state " << c.state << " layers " << c.layers);
+  INFO((c.lstm ? "LSTM" : "GRU") << " bias " << c.bias << " state " << c.state << " layers "
+                                 << c.layers);
   constexpr int64_t b = 3, t = 5, in = 4, h = 6;
   Module module(in, h, {.n_layer = c.layers, .bias = c.bias});
   auto w = randomise(module, dtype);
@@ -155,7 +160,9 @@ void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
       if (found != w.end()) flat.push_back(found->second);
     }
   }
-  const auto leaf = [&](at::IntArrayRef sizes) { return torch::randn(sizes, dtype).requires_grad_(); };
+  const auto leaf = [&](at::IntArrayRef sizes) {
+    return torch::randn(sizes, dtype).requires_grad_();
+  };
   const at::Tensor x = leaf({b, t, in}), h0 = leaf({c.layers, b, h}), c0 = leaf({c.layers, b, h});
   const auto ours = [](const at::Tensor& t_) { return Variable::parameter(t_.detach().clone()); };
   const Variable vx = ours(x), vh = ours(h0), vc = ours(c0);
@@ -165,20 +172,22 @@ void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
   if constexpr (std::is_same_v<Module, LSTM>) {
     const auto [y, last] = module(vx, c.state ? LSTMState{vh, vc} : LSTMState{});
     results = {y, last.h, last.c};
-    const auto [ty, th, tc] = torch::lstm(x, {c.state ? h0 : zero, c.state ? c0 : zero}, flat, c.bias, c.layers, 0.0,
-                                          false, false, /*batch_first=*/true);
+    const auto [ty, th, tc] =
+        torch::lstm(x, {c.state ? h0 : zero, c.state ? c0 : zero}, flat, c.bias, c.layers, 0.0,
+                    false, false, /*batch_first=*/true);
     wanted = {ty, th, tc};
   } else {
     const auto [y, last] = module(vx, c.state ? vh : Variable());
     results = {y, last};
-    const auto [ty, th] =
-        torch::gru(x, c.state ? h0 : zero, flat, c.bias, c.layers, 0.0, false, false, /*batch_first=*/true);
+    const auto [ty, th] = torch::gru(x, c.state ? h0 : zero, flat, c.bias, c.layers, 0.0, false,
+                                     false, /*batch_first=*/true);
     wanted = {ty, th};
   }
   Variable ours_sum;
   at::Tensor theirs_sum;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    check_near("result " + std::to_string(i), results[i].data(), wanted[i].detach(), tolerance_of(dtype));
+    check_near("result " + std::to_string(i), results[i].data(), wanted[i].detach(),
+               tolerance_of(dtype));
     const at::Tensor weight = torch::randn_like(wanted[i]);
     const Variable term = sum(results[i] * Variable(weight));
     ours_sum = i == 0 ? term : ours_sum + term;
@@ -208,7 +217,8 @@ TEST_CASE("LSTM and GRU are LibTorch's, with states and without", "[layers]") {
 TEST_CASE("a recurrent module's gradients are central differences", "[layers]") {
   const auto check = [](auto module) {
     randomise(module, at::kDouble);
-    const at::Tensor x = torch::randn({2, 3, 3}, at::kDouble), weight = torch::randn({2, 3, 4}, at::kDouble);
+    const at::Tensor x = torch::randn({2, 3, 3}, at::kDouble),
+                     weight = torch::randn({2, 3, 4}, at::kDouble);
     const auto value = [&] { return sum(module(Variable(x)).first * Variable(weight)); };
     backward(value());
     for (const auto& p : parameters(module)) {
@@ -221,7 +231,8 @@ TEST_CASE("a recurrent module's gradients are central differences", "[layers]") 
         t[i] = at - eps;
         const double below = value().item();
         t[i] = at;
-        CHECK(g[i].item<double>() == Approx((above - below) / (2 * eps)).epsilon(1e-3).margin(1e-5));
+        CHECK(g[i].item<double>() ==
+              Approx((above - below) / (2 * eps)).epsilon(1e-3).margin(1e-5));
       }
     }
   };
@@ -239,7 +250,8 @@ TEST_CASE("a state dict of torch's LSTM fits ours, names and all", "[layers]") {
   check_near("y", ours(Variable(x)).first.data(), std::get<0>(theirs->forward(x)).detach(), 1e-5);
 }
 
-TEST_CASE("dropout between recurrent layers knows an element's place in the global batch", "[layers]") {
+TEST_CASE("dropout between recurrent layers knows an element's place in the global batch",
+          "[layers]") {
   LSTM lstm(3, 8, {.n_layer = 2, .dropout = 0.5});
   initialize(lstm, Init::fan_in, 3);
   const at::Tensor x = torch::randn({4, 5, 3});
@@ -259,7 +271,8 @@ TEST_CASE("dropout between recurrent layers knows an element's place in the glob
   CHECK(one(Variable(x)).first.data().equal(y));
 }
 
-TEST_CASE("convolutions and recurrences give the same bits each time on a number of threads", "[layers]") {
+TEST_CASE("convolutions and recurrences give the same bits each time on a number of threads",
+          "[layers]") {
   Conv2d conv(13, 24, 3, {.stride = 2, .padding = 1});
   BatchNorm2d norm(24);
   LSTM lstm(24, 40);
@@ -301,7 +314,8 @@ TEST_CASE("under autocast products are low, statistics and cell states wide", "[
   initialize(lstm, Init::fan_in, 1);
   const Variable x(torch::randn({2, 3, 6, 6})), s(torch::randn({2, 7, 6}));
   const Training training;
-  const at::Tensor exact = norm(conv(x)).data(), exact_lstm = lstm(s).first.data(), exact_gru = gru(s).first.data();
+  const at::Tensor exact = norm(conv(x)).data(), exact_lstm = lstm(s).first.data(),
+                   exact_gru = gru(s).first.data();
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     const Autocast autocast(dtype);
     CHECK(conv(x).dtype() == dtype);
@@ -311,32 +325,33 @@ TEST_CASE("under autocast products are low, statistics and cell states wide", "[
     CHECK(y.dtype() == dtype);
     CHECK(last.c.dtype() == at::kFloat);
     CHECK(gru(s).first.dtype() == dtype);
-    const double spacing = dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;  // of the format, which steps add up
+    const double spacing =
+        dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;  // of the format, which steps add up
     check_near("norm", norm(conv(x)).data(), exact, 4 * spacing);
     check_near("LSTM", y.data(), exact_lstm, 4 * spacing);
     check_near("GRU", gru(s).first.data(), exact_gru, 4 * spacing);
   }
 }
 
-TEST_CASE("layers of images and recurrent ones name themselves when an input does not fit", "[layers]") {
+TEST_CASE("layers of images and recurrent ones name themselves when an input does not fit",
+          "[layers]") {
   const Conv2d conv(3, 4, 3);
-  CHECK_THAT(error_of([&] {
-               conv(Variable(torch::ones({1, 2, 5, 5})));
-             }),
-             ContainsSubstring("Conv2d: expected an input of shape [B,C=3,H,W], got float32[1,2,5,5]"));
-  CHECK_THAT(error_of([&] {
-               conv(Variable(torch::ones({1, 3, 2, 5})));
-             }),
-             ContainsSubstring("a kernel of reach 3 is larger than the padded image of 2"));
-  CHECK_THAT(error_of([&] { Conv2d(3, 4, 3, {.groups = 2}); }), ContainsSubstring("2 groups do not divide"));
-  const GRU gru(3, 4, {.n_layer = 2});
-  CHECK_THAT(error_of([&] { gru(Variable(torch::ones({2, 5, 4}))); }), ContainsSubstring("[B,T,C=3]"));
   CHECK_THAT(
-      error_of([&] {
-        gru(Variable(torch::ones({2, 5, 3})), Variable(torch::ones({1, 2, 4})));
-      }),
-      ContainsSubstring("GRU: expected state h of shape [L=2,B=2,H=4], got float32[1,2,4]; L is 1 here and 2 in the"));
-  CHECK_THAT(error_of([&] { gru(Variable(torch::ones({2, 0, 3}))); }), ContainsSubstring("no steps"));
+      error_of([&] { conv(Variable(torch::ones({1, 2, 5, 5}))); }),
+      ContainsSubstring("Conv2d: expected an input of shape [B,C=3,H,W], got float32[1,2,5,5]"));
+  CHECK_THAT(error_of([&] { conv(Variable(torch::ones({1, 3, 2, 5}))); }),
+             ContainsSubstring("a kernel of reach 3 is larger than the padded image of 2"));
+  CHECK_THAT(error_of([&] { Conv2d(3, 4, 3, {.groups = 2}); }),
+             ContainsSubstring("2 groups do not divide"));
+  const GRU gru(3, 4, {.n_layer = 2});
+  CHECK_THAT(error_of([&] { gru(Variable(torch::ones({2, 5, 4}))); }),
+             ContainsSubstring("[B,T,C=3]"));
+  CHECK_THAT(
+      error_of([&] { gru(Variable(torch::ones({2, 5, 3})), Variable(torch::ones({1, 2, 4}))); }),
+      ContainsSubstring("GRU: expected state h of shape [L=2,B=2,H=4], got float32[1,2,4]; L is 1 "
+                        "here and 2 in the"));
+  CHECK_THAT(error_of([&] { gru(Variable(torch::ones({2, 0, 3}))); }),
+             ContainsSubstring("no steps"));
 }
 
 }  // namespace

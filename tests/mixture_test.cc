@@ -15,7 +15,9 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("in every 65536 windows each source has its share exactly, and its own windows in their order", "[mixture]") {
+TEST_CASE(
+    "in every 65536 windows each source has its share exactly, and its own windows in their order",
+    "[mixture]") {
   const std::vector<double> weights{5, 0.00001, 3, 2};
   const MixtureSampler sampler(weights, 7), other(weights, 8);
   std::vector<int64_t> next(4, 0);
@@ -29,7 +31,8 @@ TEST_CASE("in every 65536 windows each source has its share exactly, and its own
       ++count.at(source);
       const int64_t here = index - next[source];
       REQUIRE(here >= 0);
-      if (seen[source].size() <= static_cast<size_t>(here)) seen[source].resize(static_cast<size_t>(here) + 1, false);
+      if (seen[source].size() <= static_cast<size_t>(here))
+        seen[source].resize(static_cast<size_t>(here) + 1, false);
       REQUIRE(!seen[source][static_cast<size_t>(here)]);
       seen[source][static_cast<size_t>(here)] = true;
     }
@@ -51,18 +54,20 @@ TEST_CASE("in every 65536 windows each source has its share exactly, and its own
   CHECK(counts({2, 5, 0.00001, 3}) == std::vector<int64_t>{13107, 32767, 1, 19661});
   CHECK(counts({1, 1, 1.0001}) == std::vector<int64_t>{21845, 21845, 21846});
 
-  // Anywhere in a round shares are about what they are in all of it: 3 standard deviations of a draw without return.
+  // Anywhere in a round shares are about what they are in all of it: 3 standard deviations of a
+  // draw without return.
   int64_t first = 0;
   for (int64_t i = 1000; i < 3000; ++i) first += sampler(i).source == 0;
   CHECK(std::abs(first - 1000) < 3 * std::sqrt(2000 * 0.25));
 }
 
-/// Texts of letters of their own, so that windows tell their source; "cc" has two halves for training, c and d.
+/// Texts of letters of their own, so that windows tell their source; "cc" has two halves for
+/// training, c and d.
 void prepare_mixture(const TempFolder& f) {
   for (const char* name : {"aa", "bb"}) write_file(f / name, std::string(4000, name[0]));
   write_file(f / "cc", std::string(16000, 'c') + std::string(16000, 'd') + std::string(8000, 'c'));
-  const Finished done = lathe_in(f, {"prepare", "--out", "mix", "--val", "0.2", "--source", "aa=aa:3", "--source",
-                                     "bb=bb:1", "--source", "cc=cc:0.5"});
+  const Finished done = lathe_in(f, {"prepare", "--out", "mix", "--val", "0.2", "--source",
+                                     "aa=aa:3", "--source", "bb=bb:1", "--source", "cc=cc:0.5"});
   INFO(done.err);
   REQUIRE(done.code == 0);
 }
@@ -75,7 +80,8 @@ TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets other
   const auto letters = [&](int64_t windows) {
     std::map<char, int64_t> all;
     for (const Batch& b : draw_batches(*open_data(c), {8, 16, 256}, 3, 0, windows / 8, at::kCPU)) {
-      for (int64_t row = 0; row < 8; ++row) ++all[static_cast<char>(b.inputs[row][0].item<int64_t>())];
+      for (int64_t row = 0; row < 8; ++row)
+        ++all[static_cast<char>(b.inputs[row][0].item<int64_t>())];
     }
     return all;
   };
@@ -84,7 +90,8 @@ TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets other
     return std::abs(static_cast<double>(count) / 4000 - share) < 0.024;
   };
   auto all = letters(4000);
-  CHECK((near(all['a'], 3 / 4.5) && near(all['b'], 1 / 4.5) && near(all['c'] + all['d'], 0.5 / 4.5)));
+  CHECK(
+      (near(all['a'], 3 / 4.5) && near(all['b'], 1 / 4.5) && near(all['c'] + all['d'], 0.5 / 4.5)));
   const std::string hash = open_data(c)->hash();
   CHECK(open_data(c)->matches(hash));
   c.mix = "bb:1,cc:3";
@@ -110,21 +117,22 @@ TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets other
     c.mix = mix;
     return error_of([&] { open_data(c); });
   };
-  CHECK_THAT(told("aa:1,dd:2"), ContainsSubstring("names the source dd, and " + c.dir + " has aa, bb, cc"));
+  CHECK_THAT(told("aa:1,dd:2"),
+             ContainsSubstring("names the source dd, and " + c.dir + " has aa, bb, cc"));
   CHECK_THAT(told("aa"), ContainsSubstring("\"aa\" is no source with its share"));
   CHECK_THAT(told("aa:x"), ContainsSubstring("\"aa:x\" is no source with its share"));
   CHECK_THAT(told("aa:0"), ContainsSubstring("the share of aa must be above 0"));
   CHECK_THAT(told("aa:1,aa:2"), ContainsSubstring("stands twice"));
   c.dir = (f / "mix" / "aa").string();
   CHECK_THAT(told("aa:1"), ContainsSubstring("data.mix is for mixtures"));
-  CHECK_THAT(error_of([] {
-               read_mixture_manifest(Json{{"format", 5}}, "manifest.json");
-             }),
+  CHECK_THAT(error_of([] { read_mixture_manifest(Json{{"format", 5}}, "manifest.json"); }),
              ContainsSubstring("manifest.json: a format that this build does not know"));
 }
 
-TEST_CASE("a preparation of sources that was cut short keeps those that are there, and bad sources are refused",
-          "[mixture]") {
+TEST_CASE(
+    "a preparation of sources that was cut short keeps those that are there, and bad sources are "
+    "refused",
+    "[mixture]") {
   const TempFolder f(fast_folder());
   prepare_mixture(f);
   const auto prepare = [&](const std::string& out, std::vector<std::string> more) {
@@ -139,7 +147,8 @@ TEST_CASE("a preparation of sources that was cut short keeps those that are ther
     const Finished busy = prepare("busy", {"--source", "aa=aa:3"});
     CHECK(busy.code == 8);
     CHECK_THAT(busy.err, ContainsSubstring("busy is in use: another `lathe prepare` writes there"));
-    CHECK((names(f / "busy") == std::set<std::string>{ClaimedFolder::lock_name, ".unfinished-mixture"}));
+    CHECK((names(f / "busy") ==
+           std::set<std::string>{ClaimedFolder::lock_name, ".unfinished-mixture"}));
   }
   CHECK(prepare("new/er", {"--source", "aa=nothing.txt:3"}).code == 3);
   CHECK(!fs::exists(f / "new"));
@@ -173,7 +182,8 @@ TEST_CASE("a preparation of sources that was cut short keeps those that are ther
   CHECK_THAT(told({"--source", "aa=aa:-1"}), ContainsSubstring("must be above 0"));
   CHECK_THAT(told({"--source", "aa=nowhere:1"}), ContainsSubstring("there is no file nowhere"));
   CHECK_THAT(told({"--source", "aa=aa", "bb"}), ContainsSubstring("bb is beside --source"));
-  CHECK_THAT(told({"--source", "aa=aa", "--tokenizer", "char"}), ContainsSubstring("a vocabulary of its own"));
+  CHECK_THAT(told({"--source", "aa=aa", "--tokenizer", "char"}),
+             ContainsSubstring("a vocabulary of its own"));
   CHECK_THAT(told({}), ContainsSubstring("needs files, folders"));
 }
 
@@ -183,8 +193,12 @@ TEST_CASE("a killed preparation of sources notices a source that has changed sin
   write_file(f / "aa/1.txt", std::string(4000, 'a'));
   write_file(f / "bb", std::string(4000, 'b'));
   write_file(f / "tokenizer.txt", sample_text(20000));
-  REQUIRE(lathe_in(f, {"tokenizer", "train", "tokenizer.txt", "--out", "bpe", "--vocab-size", "300"}).code == 0);
-  REQUIRE(lathe_in(f, {"tokenizer", "train", "tokenizer.txt", "--out", "other", "--vocab-size", "290"}).code == 0);
+  REQUIRE(
+      lathe_in(f, {"tokenizer", "train", "tokenizer.txt", "--out", "bpe", "--vocab-size", "300"})
+          .code == 0);
+  REQUIRE(
+      lathe_in(f, {"tokenizer", "train", "tokenizer.txt", "--out", "other", "--vocab-size", "290"})
+          .code == 0);
   const auto prepare = [&](const std::string& out, bool killed) {
     const std::vector<std::string> args{"prepare",  "--out",   out,        "--tokenizer", "bpe",
                                         "--source", "aa=aa:3", "--source", "bb=bb"};
@@ -209,12 +223,16 @@ TEST_CASE("a killed preparation of sources notices a source that has changed sin
   };
   const std::vector<Change> changes{
       {"as long", [&] { write_file(f / "aa/1.txt", std::string(3999, 'a') + "A"); }, 3,
-       "the input of the source aa is not what it was when this command was cut short; remove out/aa to begin it anew"},
-      {"longer", [&] { write_file(f / "aa/1.txt", std::string(5000, 'a')); }, 3, "the input of the source aa is not"},
-      {"another file", [&] { write_file(f / "aa/2.txt", "more"); }, 3, "the input of the source aa is not"},
+       "the input of the source aa is not what it was when this command was cut short; remove "
+       "out/aa to begin it anew"},
+      {"longer", [&] { write_file(f / "aa/1.txt", std::string(5000, 'a')); }, 3,
+       "the input of the source aa is not"},
+      {"another file", [&] { write_file(f / "aa/2.txt", "more"); }, 3,
+       "the input of the source aa is not"},
       {"the tokenizer",
        [&] {
-         fs::copy_file(f / "other/tokenizer.json", f / "bpe/tokenizer.json", fs::copy_options::overwrite_existing);
+         fs::copy_file(f / "other/tokenizer.json", f / "bpe/tokenizer.json",
+                       fs::copy_options::overwrite_existing);
        },
        2, "out/aa already holds data"}};
   for (const Change& change : changes) {
@@ -242,7 +260,8 @@ TEST_CASE("a killed preparation of sources notices a source that has changed sin
   CHECK(fs::file_size(f / "out/aa/train.bin") != fs::file_size(f / "whole/aa/train.bin"));
 }
 
-TEST_CASE("a run on a mixture is the same stopped and resumed, and tells the loss of each source", "[mixture]") {
+TEST_CASE("a run on a mixture is the same stopped and resumed, and tells the loss of each source",
+          "[mixture]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   prepare_mixture(f);
@@ -263,9 +282,10 @@ TEST_CASE("a run on a mixture is the same stopped and resumed, and tells the los
   REQUIRE(eval.code == 0);
   const std::string line = eval.out.substr(eval.out.rfind('\n', eval.out.size() - 2) + 1);
   const Json json = parse_json(line, "eval", Exit::internal);
-  const double together = (799 * json["val_loss_aa"].get<double>() + 799 * json["val_loss_bb"].get<double>() +
-                           7999 * json["val_loss_cc"].get<double>()) /
-                          9597;
+  const double together =
+      (799 * json["val_loss_aa"].get<double>() + 799 * json["val_loss_bb"].get<double>() +
+       7999 * json["val_loss_cc"].get<double>()) /
+      9597;
   CHECK(json["val_loss"].get<double>() == Approx(together).epsilon(1e-9));
   CHECK(json["tokens"] == 9597);
   const std::string table = lathe_in(f, {"inspect", "mix"}).out;

@@ -1,5 +1,5 @@
-// The models llama, mlp, convnet and rnn against the same functions built from ATen; their formulas against what is
-// counted.
+// The models llama, mlp, convnet and rnn against the same functions built from ATen; their formulas
+// against what is counted.
 #include <algorithm>
 
 #include "amp/amp.h"
@@ -34,12 +34,14 @@ void check_near(const std::string& what, const at::Tensor& a, const at::Tensor& 
   REQUIRE(b.defined());
   CHECK((a - b).abs().max().item<double>() <= 1e-9 * std::max(1.0, b.abs().max().item<double>()));
 }
-void check_against(const ModuleRef& model, const Leaves& w, const Variable& y, const at::Tensor& wanted) {
+void check_against(const ModuleRef& model, const Leaves& w, const Variable& y,
+                   const at::Tensor& wanted) {
   check_near("output", y.data(), wanted.detach());
   const at::Tensor dy = torch::randn_like(wanted);
   backward(y, dy);
   wanted.backward(dy);
-  for (const auto& p : parameters(model)) check_near(p.path, p.parameter.grad(), w.at(p.path).grad());
+  for (const auto& p : parameters(model))
+    check_near(p.path, p.parameter.grad(), w.at(p.path).grad());
 }
 
 TEST_CASE("the convnet is its functions in LibTorch", "[models]") {
@@ -48,11 +50,13 @@ TEST_CASE("the convnet is its functions in LibTorch", "[models]") {
   ConvNet net(c, {{2, 5, 6}, 4});
   auto w = randomise(net);
   const at::Tensor in = torch::randn({3, 2, 5, 6}, at::kDouble);
-  const auto conv = [&](const at::Tensor& x, const std::string& path, int64_t stride, int64_t padding) {
+  const auto conv = [&](const at::Tensor& x, const std::string& path, int64_t stride,
+                        int64_t padding) {
     return torch::conv2d(x, w.at(path + ".weight"), {}, stride, padding);
   };
   const auto norm = [&](const at::Tensor& x, const std::string& path) {
-    return torch::batch_norm(x, w.at(path + ".weight"), w.at(path + ".bias"), {}, {}, true, 0.1, 1e-5, false);
+    return torch::batch_norm(x, w.at(path + ".weight"), w.at(path + ".bias"), {}, {}, true, 0.1,
+                             1e-5, false);
   };
   at::Tensor x = torch::relu(norm(conv(in, "stem", 1, 1), "stem_norm"));
   for (int b = 0; b < 4; ++b) {
@@ -60,9 +64,11 @@ TEST_CASE("the convnet is its functions in LibTorch", "[models]") {
     const int64_t stride = b == 2 ? 2 : 1;
     const at::Tensor h = torch::relu(norm(conv(x, p + ".conv1", stride, 1), p + ".norm1"));
     const at::Tensor branch = norm(conv(h, p + ".conv2", 1, 1), p + ".norm2");
-    x = torch::relu(branch + (b == 2 ? norm(conv(x, p + ".shortcut.conv", 2, 0), p + ".shortcut.norm") : x));
+    x = torch::relu(branch +
+                    (b == 2 ? norm(conv(x, p + ".shortcut.conv", 2, 0), p + ".shortcut.norm") : x));
   }
-  const at::Tensor wanted = torch::linear(x.mean(at::IntArrayRef{2, 3}), w.at("head.weight"), w.at("head.bias"));
+  const at::Tensor wanted =
+      torch::linear(x.mean(at::IntArrayRef{2, 3}), w.at("head.weight"), w.at("head.bias"));
   const Training training;
   check_against(net, w, net(Variable(in)), wanted);
 }
@@ -71,7 +77,8 @@ TEST_CASE("the rnn is its functions in LibTorch, tied and untied", "[models]") {
   for (const bool tie : {true, false}) {
     for (const std::string cell : {"lstm", "gru"}) {
       RNNConfig c;
-      c.cell = cell, c.n_layer = 2, c.n_hidden = 5, c.n_embd = tie ? 5 : 4, c.vocab_size = 7, c.tie_weights = tie;
+      c.cell = cell, c.n_layer = 2, c.n_hidden = 5, c.n_embd = tie ? 5 : 4, c.vocab_size = 7,
+      c.tie_weights = tie;
       RNN rnn(c);
       auto w = randomise(rnn);
       const at::Tensor ids = torch::randint(7, {3, 6}), targets = torch::randint(7, {3, 6});
@@ -80,10 +87,12 @@ TEST_CASE("the rnn is its functions in LibTorch, tied and untied", "[models]") {
         for (const char* name : {"weight_ih_l", "weight_hh_l", "bias_ih_l", "bias_hh_l"})
           flat.push_back(w.at("layers." + (name + l)));
       }
-      const at::Tensor x = torch::embedding(w.at("tokens.weight"), ids), zero = torch::zeros({2, 3, 5}, at::kDouble);
-      const at::Tensor y = cell == "lstm"
-                               ? std::get<0>(torch::lstm(x, {zero, zero}, flat, true, 2, 0.0, false, false, true))
-                               : std::get<0>(torch::gru(x, zero, flat, true, 2, 0.0, false, false, true));
+      const at::Tensor x = torch::embedding(w.at("tokens.weight"), ids),
+                       zero = torch::zeros({2, 3, 5}, at::kDouble);
+      const at::Tensor y =
+          cell == "lstm"
+              ? std::get<0>(torch::lstm(x, {zero, zero}, flat, true, 2, 0.0, false, false, true))
+              : std::get<0>(torch::gru(x, zero, flat, true, 2, 0.0, false, false, true));
       const at::Tensor logits = torch::linear(y, w.at(tie ? "tokens.weight" : "head.weight"));
       check_near("logits", rnn(ids).data(), logits.detach());
       check_against(rnn, w, head_loss(rnn, ids, targets),
@@ -94,20 +103,23 @@ TEST_CASE("the rnn is its functions in LibTorch, tied and untied", "[models]") {
 
 /// The llama in LibTorch's functions: logits [B, T, V].
 at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids) {
-  const int64_t b = ids.size(0), t = ids.size(1), d = c.head_width(), kv = c.kv_heads(), half = d / 2;
+  const int64_t b = ids.size(0), t = ids.size(1), d = c.head_width(), kv = c.kv_heads(),
+                half = d / 2;
   std::vector<double> angle;
   const bool yarn = c.rope_scaling == "yarn";
-  const auto yarn_pair = [&](double waves) {  // as transformers has it, which the authors' code is in
-    return static_cast<double>(d) * std::log(static_cast<double>(c.rope_original_context) / (waves * 2 * M_PI)) /
-           (2 * std::log(c.rope_theta));
-  };
+  const auto yarn_pair =
+      [&](double waves) {  // as transformers has it, which the authors' code is in
+        return static_cast<double>(d) *
+               std::log(static_cast<double>(c.rope_original_context) / (waves * 2 * M_PI)) /
+               (2 * std::log(c.rope_theta));
+      };
   for (int64_t i = 0; i < half; ++i) {
     double f = std::pow(c.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(d));
     if (c.rope_scaling == "linear") f /= c.rope_factor;
     if (c.rope_scaling == "llama3") {  // as Llama 3.1's code has it
       const double wave = 2 * M_PI / f, context = static_cast<double>(c.rope_original_context);
-      const double smooth =
-          (context / wave - c.rope_low_freq_factor) / (c.rope_high_freq_factor - c.rope_low_freq_factor);
+      const double smooth = (context / wave - c.rope_low_freq_factor) /
+                            (c.rope_high_freq_factor - c.rope_low_freq_factor);
       if (wave > context / c.rope_low_freq_factor)
         f /= c.rope_factor;
       else if (wave >= context / c.rope_high_freq_factor)
@@ -115,7 +127,8 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
     }
     if (yarn) {
       const double first = std::max(0.0, std::floor(yarn_pair(c.rope_beta_fast)));
-      const double last = std::min(static_cast<double>(d - 1), std::ceil(yarn_pair(c.rope_beta_slow)));
+      const double last =
+          std::min(static_cast<double>(d - 1), std::ceil(yarn_pair(c.rope_beta_slow)));
       const double ramp = std::clamp((static_cast<double>(i) - first) / (last - first), 0.0, 1.0);
       f = ramp * f / c.rope_factor + (1 - ramp) * f;
     }
@@ -124,7 +137,8 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
   const double longer = !yarn                         ? 1
                         : c.rope_attention_factor > 0 ? c.rope_attention_factor
                                                       : 1 + std::log(c.rope_factor) / 10;
-  const at::Tensor turn = torch::arange(t, at::kDouble).unsqueeze(1) * torch::tensor(angle, at::kDouble);
+  const at::Tensor turn =
+      torch::arange(t, at::kDouble).unsqueeze(1) * torch::tensor(angle, at::kDouble);
   const auto norm = [&](const at::Tensor& x, const std::string& path) {
     const at::Tensor& scale = w.at(path + ".weight");
     return x / (x.square().mean(-1, true) + c.norm_eps).sqrt() * scale;
@@ -143,22 +157,26 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
       y = y.transpose(1, 2);
       if (positioned) {
         const at::Tensor rotated = torch::cat({-y.slice(3, half), y.slice(3, 0, half)}, 3);
-        y = longer * (y * torch::cat({turn, turn}, 1).cos() + rotated * torch::cat({turn, turn}, 1).sin());
+        y = longer *
+            (y * torch::cat({turn, turn}, 1).cos() + rotated * torch::cat({turn, turn}, 1).sin());
       }
       return y.repeat_interleave(c.n_head / n, 1);
     };
-    at::Tensor s =
-        heads("q", c.n_head, true).matmul(heads("k", kv, true).transpose(2, 3)) / std::sqrt(static_cast<double>(d));
+    at::Tensor s = heads("q", c.n_head, true).matmul(heads("k", kv, true).transpose(2, 3)) /
+                   std::sqrt(static_cast<double>(d));
     s = s.masked_fill(torch::ones({t, t}, at::kBool).triu(1), -INFINITY).softmax(-1);
-    x = x + lin(s.matmul(heads("v", kv, false)).transpose(1, 2).reshape({b, t, c.n_head * d}), p + ".attn.proj");
+    x = x + lin(s.matmul(heads("v", kv, false)).transpose(1, 2).reshape({b, t, c.n_head * d}),
+                p + ".attn.proj");
     const at::Tensor f = norm(x, p + ".norm2");
     x = x + lin(torch::silu(lin(f, p + ".mlp.gate")) * lin(f, p + ".mlp.up"), p + ".mlp.down");
   }
   return torch::linear(norm(x, "norm"), w.at(c.tie_weights ? "tokens.weight" : "head.weight"));
 }
 
-TEST_CASE("the llama is its functions in LibTorch: grouped queries, scaled angles, biases, norms, tied and untied",
-          "[models]") {
+TEST_CASE(
+    "the llama is its functions in LibTorch: grouped queries, scaled angles, biases, norms, tied "
+    "and untied",
+    "[models]") {
   std::vector<LlamaConfig> configs(9);
   for (LlamaConfig& c : configs)
     c.n_layer = 2, c.n_head = 4, c.n_embd = 16, c.n_inner = 10, c.block_size = 9, c.vocab_size = 7;
@@ -168,9 +186,11 @@ TEST_CASE("the llama is its functions in LibTorch: grouped queries, scaled angle
   configs[4].rope_scaling = "linear", configs[4].rope_factor = 3;
   configs[5].rope_scaling = "llama3", configs[5].rope_factor = 8, configs[5].rope_theta = 100;
   configs[5].rope_original_context = 40, configs[5].head_dim = 12;
-  configs[6].n_head = 2, configs[6].qkv_bias = configs[6].qk_norm = true, configs[6].tie_weights = false;
+  configs[6].n_head = 2, configs[6].qkv_bias = configs[6].qk_norm = true,
+  configs[6].tie_weights = false;
   configs[6].n_inner = 0;
-  configs[7].rope_scaling = "yarn", configs[7].rope_factor = 4, configs[7].rope_original_context = 60;
+  configs[7].rope_scaling = "yarn", configs[7].rope_factor = 4,
+  configs[7].rope_original_context = 60;
   configs[7].head_dim = 12, configs[7].rope_theta = 50, configs[7].rope_beta_fast = 6;
   configs[8] = configs[7], configs[8].rope_attention_factor = 1.7, configs[8].rope_beta_slow = 2;
   for (size_t i = 0; i < configs.size(); ++i) {
@@ -214,7 +234,8 @@ TEST_CASE("the mlp is its functions in LibTorch, with each activation and norm",
         x = lin(x, p + ".linear");
         const auto of = [&](const char* name) { return w.at(p + ".norm." + name); };
         if (norm == "layer") x = torch::layer_norm(x, {5}, of("weight"), of("bias"), 1e-5);
-        if (norm == "batch") x = torch::batch_norm(x, of("weight"), of("bias"), {}, {}, true, 0.1, 1e-5, false);
+        if (norm == "batch")
+          x = torch::batch_norm(x, of("weight"), of("bias"), {}, {}, true, 0.1, 1e-5, false);
         x = activation == "relu"   ? torch::relu(x)
             : activation == "gelu" ? torch::gelu(x, "tanh")
             : activation == "silu" ? torch::silu(x)
@@ -237,7 +258,8 @@ std::pair<double, double> counted(F&& run) {
 }
 
 TEST_CASE("the formulas for FLOPs are what is counted", "[models]") {
-  // A formula is three forwards. The gradient of the data, which nobody asks for, is in it, as the field counts.
+  // A formula is three forwards. The gradient of the data, which nobody asks for, is in it, as the
+  // field counts.
   ConvNetConfig c;
   c.n_channel = 4;
   ConvNet net(c, {{2, 9, 7}, 5});
@@ -255,7 +277,8 @@ TEST_CASE("the formulas for FLOPs are what is counted", "[models]") {
     LlamaConfig l;
     l.n_kv_head = 2, l.head_dim = 24, l.vocab_size = 11, l.tie_weights = tie, l.block_size = 9;
     Llama llama(l);
-    const double norms = 6 * static_cast<double>(128 * 9);  // which the formula counts, and which are in no product
+    const double norms =
+        6 * static_cast<double>(128 * 9);  // which the formula counts, and which are in no product
     std::tie(forward, behind) = counted([&] { return llama(torch::zeros({3, 9}, at::kLong)); });
     CHECK(3 * forward == 3 * 9 * (llama.flops_per_unit() - norms));
     CHECK(behind == 2 * forward);
@@ -267,7 +290,8 @@ TEST_CASE("the formulas for FLOPs are what is counted", "[models]") {
     RNN rnn(r);
     std::tie(forward, behind) = counted([&] { return rnn(torch::zeros({3, 5}, at::kLong)); });
     CHECK(3 * forward == 3 * 5 * rnn.flops_per_unit());
-    const double state = 2.0 * 3 * 2 * (cell == "lstm" ? 4 : 3) * 128 * 128;  // of both layers' first, which is zero
+    const double state =
+        2.0 * 3 * 2 * (cell == "lstm" ? 4 : 3) * 128 * 128;  // of both layers' first, which is zero
     CHECK(behind == 2 * forward - state);
   }
 }
@@ -293,7 +317,8 @@ TEST_CASE("parameter counts are what the models have", "[models]") {
   for (const std::string cell : {"lstm", "gru"}) {
     for (const bool tie : {true, false}) {
       RNNConfig c;
-      c.cell = cell, c.n_layer = 3, c.n_hidden = 6, c.n_embd = tie ? 6 : 4, c.vocab_size = 9, c.tie_weights = tie;
+      c.cell = cell, c.n_layer = 3, c.n_hidden = 6, c.n_embd = tie ? 6 : 4, c.vocab_size = 9,
+      c.tie_weights = tie;
       CHECK(has(RNN(c)) == parameter_count(c));
     }
   }
@@ -327,7 +352,8 @@ TEST_CASE("each model learns one batch by heart, in float32 and under bf16 and f
     c.n_stage = 2, c.n_block = 1, c.n_channel = 8;
     ConvNet net(c, {{6, 6}, 4});
     initialize(net, Init::kaiming, 1);
-    auto [first, last] = learn(net, 40, [&] { return cross_entropy(net(Variable(images)), labels); });
+    auto [first, last] =
+        learn(net, 40, [&] { return cross_entropy(net(Variable(images)), labels); });
     CHECK(first > 0.7);
     CHECK(last < 0.05);
     {  // running statistics have followed: the model is as good outside training
@@ -338,7 +364,8 @@ TEST_CASE("each model learns one batch by heart, in float32 and under bf16 and f
     m.n_hidden = 32, m.norm = "batch";
     MLP mlp(m, {{6, 6}, 4});
     initialize(mlp, Init::kaiming, 1);
-    std::tie(first, last) = learn(mlp, 40, [&] { return cross_entropy(mlp(Variable(images)), labels); });
+    std::tie(first, last) =
+        learn(mlp, 40, [&] { return cross_entropy(mlp(Variable(images)), labels); });
     CHECK(last < 0.05);
     for (const std::string cell : {"lstm", "gru"}) {
       RNNConfig r;
@@ -353,17 +380,14 @@ TEST_CASE("each model learns one batch by heart, in float32 and under bf16 and f
 }
 
 TEST_CASE("models say what they can't be made of or take", "[models]") {
-  CHECK_THAT(error_of([&] {
-               ConvNet(ConvNetConfig{}, {{64}, 10});
-             }),
-             ContainsSubstring("convnet: inputs must be images [C, H, W] or [H, W], the data has [64]"));
+  CHECK_THAT(
+      error_of([&] { ConvNet(ConvNetConfig{}, {{64}, 10}); }),
+      ContainsSubstring("convnet: inputs must be images [C, H, W] or [H, W], the data has [64]"));
   CHECK_THAT(error_of([&] {
                ConvNet(ConvNetConfig{}, {{1, 8, 8}, 10})(Variable(torch::ones({2, 1, 8, 7})));
              }),
              ContainsSubstring("[B,C=1,H=8,W=8], got float32[2,1,8,7]"));
-  CHECK_THAT(error_of([&] {
-               MLP(MLPConfig{}, {{4}, 2})(Variable(torch::ones({2, 5})));
-             }),
+  CHECK_THAT(error_of([&] { MLP(MLPConfig{}, {{4}, 2})(Variable(torch::ones({2, 5}))); }),
              ContainsSubstring("inputs must have 4 numbers a sample, got float32[2,5]"));
   LlamaConfig l;
   const auto told = [&] {
@@ -383,7 +407,8 @@ TEST_CASE("models say what they can't be made of or take", "[models]") {
   CHECK_THAT(told(), ContainsSubstring("must be below model.rope_high_freq_factor"));
   RNNConfig c;
   c.vocab_size = 5, c.n_embd = 64, c.tie_weights = true;
-  CHECK_THAT(error_of([&] { RNN{c}; }), ContainsSubstring("tied weights need n_embd and n_hidden to be equal, not 64"));
+  CHECK_THAT(error_of([&] { RNN{c}; }),
+             ContainsSubstring("tied weights need n_embd and n_hidden to be equal, not 64"));
   c.n_embd = 128, c.block_size = 4;
   CHECK_THAT(error_of([&] {
                const RNN rnn(c);

@@ -1,4 +1,5 @@
-// What walks modules: paths, children of every kind, buffers, state dicts; roles, modes, and streams of random numbers.
+// What walks modules: paths, children of every kind, buffers, state dicts; roles, modes, and
+// streams of random numbers.
 
 #include <array>
 
@@ -35,7 +36,8 @@ struct Children {
   std::shared_ptr<Linear> shared = std::make_shared<Linear>(2, 2, false);
   std::vector<std::unique_ptr<Base>> several;
   std::array<Linear, 2> two{Linear(2, 2, false), Linear(2, 2, true)};
-  std::vector<std::vector<Linear>> nested{{Linear(2, 2, false)}, {Linear(2, 2, false), Linear(2, 2, false)}};
+  std::vector<std::vector<Linear>> nested{{Linear(2, 2, false)},
+                                          {Linear(2, 2, false), Linear(2, 2, false)}};
   Children() {
     several.push_back(std::make_unique<Derived>());
     several.push_back(nullptr);
@@ -53,16 +55,27 @@ struct Children {
   }
 };
 
-TEST_CASE("children may be optional, owned, shared, of several kinds, and in ranges; models may be const", "[module]") {
+TEST_CASE(
+    "children may be optional, owned, shared, of several kinds, and in ranges; models may be const",
+    "[module]") {
   const Children model;
-  const std::vector<std::string> wanted{
-      "on.weight",        "own.weight",   "shared.weight", "several.0.layer.weight", "several.2.layer.weight",
-      "two.0.weight",     "two.1.weight", "two.1.bias",    "nested.0.0.weight",      "nested.1.0.weight",
-      "nested.1.1.weight"};
+  const std::vector<std::string> wanted{"on.weight",
+                                        "own.weight",
+                                        "shared.weight",
+                                        "several.0.layer.weight",
+                                        "several.2.layer.weight",
+                                        "two.0.weight",
+                                        "two.1.weight",
+                                        "two.1.bias",
+                                        "nested.0.0.weight",
+                                        "nested.1.0.weight",
+                                        "nested.1.1.weight"};
   CHECK(paths_of(model) == wanted);
   for (const auto& p : parameters(model)) {
     INFO(p.path);
-    CHECK(p.block == (p.path == "several.0.layer.weight" ? 0 : p.path == "several.2.layer.weight" ? 2 : -1));
+    CHECK(p.block == (p.path == "several.0.layer.weight"   ? 0
+                      : p.path == "several.2.layer.weight" ? 2
+                                                           : -1));
   }
   zero_grad(model);
   CHECK(trained_parameters(model).size() == wanted.size());
@@ -145,15 +158,19 @@ TEST_CASE("a state dict holds parameters and buffers, ties once, and goes back i
   CHECK(to.in.weight.data().equal(state.at("out.weight").to(at::kDouble)));
 }
 
-TEST_CASE("a state dict that does not fit is one error that names everything, and nothing is written", "[module]") {
+TEST_CASE(
+    "a state dict that does not fit is one error that names everything, and nothing is written",
+    "[module]") {
   Counting model;
   initialize(model, Init::gpt2, 3);
   const at::Tensor before = model.in.weight.data().clone();
-  const StateDict whole{{"in.weight", torch::ones({5, 3})}, {"mean", torch::ones({3})}, {"seen", torch::tensor(4L)}};
+  const StateDict whole{
+      {"in.weight", torch::ones({5, 3})}, {"mean", torch::ones({3})}, {"seen", torch::tensor(4L)}};
   StateDict state = whole;
   state.erase("seen");
   state["more"] = torch::ones({1});
-  CHECK(error_of([&] { load_state_dict(model, state); }) == "load_state_dict: missing: seen; not in the model: more");
+  CHECK(error_of([&] { load_state_dict(model, state); }) ==
+        "load_state_dict: missing: seen; not in the model: more");
   CHECK(model.in.weight.data().equal(before));
   state["mean"] = torch::ones({4});
   CHECK(error_of([&] { load_state_dict(model, state, /*strict=*/false); }) ==
@@ -166,7 +183,8 @@ TEST_CASE("a state dict that does not fit is one error that names everything, an
   CHECK(model.in.weight.data().eq(1).all().item<bool>());
   state = whole;
   state["seen"] = torch::tensor(4.5);
-  CHECK_THAT(error_of([&] { load_state_dict(model, state); }), ContainsSubstring("seen is float32[] for int64[]"));
+  CHECK_THAT(error_of([&] { load_state_dict(model, state); }),
+             ContainsSubstring("seen is float32[] for int64[]"));
   state = whole;
   state["out.weight"] = torch::ones({5, 3});  // equal values under both paths are no contradiction
   load_state_dict(model, state);
@@ -174,7 +192,8 @@ TEST_CASE("a state dict that does not fit is one error that names everything, an
   CHECK_THAT(error_of([&] { load_state_dict(model, state); }),
              ContainsSubstring("out.weight is not in.weight, to which the model ties it"));
   const ShapesAlone shapes;
-  CHECK_THAT(error_of([] { state_dict(Counting()); }), ContainsSubstring("in.weight has no values here"));
+  CHECK_THAT(error_of([] { state_dict(Counting()); }),
+             ContainsSubstring("in.weight has no values here"));
 }
 
 TEST_CASE("loading is noticed by an old graph and by working copies", "[module]") {
@@ -191,7 +210,9 @@ TEST_CASE("loading is noticed by an old graph and by working copies", "[module]"
 
 struct Gated {
   Variable weight = new_parameter({3, 3}), gate = new_parameter({3, 3});
-  static void fill(const at::Tensor& values, RngKey key) { values.fill_(static_cast<double>(key.k0 % 7) + 1); }
+  static void fill(const at::Tensor& values, RngKey key) {
+    values.fill_(static_cast<double>(key.k0 % 7) + 1);
+  }
   void visit(Visit& v) {
     v("weight", weight, Role::filter);
     constexpr Role own{.name = "gate", .decayed = false, .fill = fill};
@@ -199,7 +220,8 @@ struct Gated {
   }
 };
 
-TEST_CASE("a role of one's own says how a parameter starts and whether it decays and is multiplied", "[module]") {
+TEST_CASE("a role of one's own says how a parameter starts and whether it decays and is multiplied",
+          "[module]") {
   Gated model;
   initialize(model, Init::xavier_normal, 3);
   CHECK(model.gate.data()[0][0].item<double>() >= 1);
@@ -220,14 +242,16 @@ TEST_CASE("a role of one's own says how a parameter starts and whether it decays
   CHECK(model.weight.data().eq(0.5).all().item<bool>());
   // A role that starts by a fan needs one.
   const std::vector<NamedParameter> flat{{"v", new_parameter({3}), Role::weight}};
-  CHECK_THAT(error_of([&] { initialize(flat, Init::gpt2, 1, 3); }), ContainsSubstring("v is a weight of shape [3]"));
+  CHECK_THAT(error_of([&] { initialize(flat, Init::gpt2, 1, 3); }),
+             ContainsSubstring("v is a weight of shape [3]"));
 }
 
 TEST_CASE("a filter's fan counts its places", "[module]") {
   const std::vector<NamedParameter> p{{"f", new_parameter({64, 32, 3, 3}), Role::filter}};
   initialize(p, Init::kaiming, 1, 3);
   // 18432 values: the deviation of their standard deviation is 0.5%.
-  CHECK(p[0].parameter.data().std().item<double>() == Approx(std::sqrt(2.0 / (32 * 9))).epsilon(0.02));
+  CHECK(p[0].parameter.data().std().item<double>() ==
+        Approx(std::sqrt(2.0 / (32 * 9))).epsilon(0.02));
 }
 
 at::Tensor mask_of(const std::function<Variable(const Variable&)>& layer) {
@@ -242,7 +266,8 @@ struct TwoDrops {
   }
 };
 
-TEST_CASE("no two draws of a step share a mask, and the same step draws the same again", "[module]") {
+TEST_CASE("no two draws of a step share a mask, and the same step draws the same again",
+          "[module]") {
   TwoDrops model;
   const auto draws = [&](bool b_first) {
     const TrainingStep step({.seed = 1, .step = 2});
@@ -299,7 +324,9 @@ TEST_CASE("a forward that is computed again draws what it drew", "[module]") {
   CHECK(!is_training());
 }
 
-TEST_CASE("training and evaluation are guards, and a loop that counts no steps draws anew each time", "[module]") {
+TEST_CASE(
+    "training and evaluation are guards, and a loop that counts no steps draws anew each time",
+    "[module]") {
   TwoDrops model;
   CHECK(!is_training());
   CHECK(mask_of(model.a).all().item<bool>());

@@ -1,5 +1,5 @@
-// The module table: every module against torch::nn's in float64 and central differences, and proof that the harness can
-// fail.
+// The module table: every module against torch::nn's in float64 and central differences, and proof
+// that the harness can fail.
 #include <cmath>
 #include <set>
 
@@ -37,12 +37,14 @@ class ModuleChecker {
   }
 
  private:
-  void compare(const std::string& what, const at::Tensor& ours, const at::Tensor& wanted, double tolerance) {
+  void compare(const std::string& what, const at::Tensor& ours, const at::Tensor& wanted,
+               double tolerance) {
     std::string problem;
     if (!ours.defined() || !wanted.defined()) {
       // A parameter that counts for nothing in the result has no gradient here and zeros there.
       const at::Tensor& there = ours.defined() ? ours : wanted;
-      if (there.defined() && there.abs().max().item<double>() > 1e-12) problem = "a gradient on one side alone";
+      if (there.defined() && there.abs().max().item<double>() > 1e-12)
+        problem = "a gradient on one side alone";
     } else if (ours.sizes() != wanted.sizes()) {
       problem = str("shape ", describe(ours.sizes()), " instead of ", describe(wanted.sizes()));
     } else if (ours.numel() > 0) {
@@ -50,12 +52,14 @@ class ModuleChecker {
       const double allowed = tolerance * std::max(1.0, wanted.abs().max().item<double>());
       if (!(error <= allowed)) problem = str("off by ", error, ", allowed ", allowed);
     }
-    if (!problem.empty()) failures_.push_back(str(row_.module, " (", row_.label, ") ", what, ": ", problem));
+    if (!problem.empty())
+      failures_.push_back(str(row_.module, " (", row_.label, ") ", what, ": ", problem));
   }
 
   /// Of results, with weights that are the same each time.
   static at::Tensor weight_like(const at::Tensor& y, size_t i) {
-    return torch::cos(torch::arange(y.numel(), at::kDouble) * 1.7 + static_cast<double>(i)).view(y.sizes());
+    return torch::cos(torch::arange(y.numel(), at::kDouble) * 1.7 + static_cast<double>(i))
+        .view(y.sizes());
   }
   Variable value(const std::vector<Variable>& in) const {
     const Training training(1);
@@ -90,7 +94,8 @@ class ModuleChecker {
     for (const auto& p : parameters_) p.parameter.leaf().grad.reset();
     backward(value(in));
     total.backward();
-    for (size_t i = 0; i < in.size(); ++i) compare(str("gradient of input ", i), in[i].grad(), x[i].grad(), 1e-10);
+    for (size_t i = 0; i < in.size(); ++i)
+      compare(str("gradient of input ", i), in[i].grad(), x[i].grad(), 1e-10);
     for (const auto& p : parameters_)
       compare("gradient of " + p.path, p.parameter.grad(), weights_.at(p.path).grad(), 1e-10);
   }
@@ -101,8 +106,10 @@ class ModuleChecker {
     const auto in = fresh();
     for (const auto& p : parameters_) p.parameter.leaf().grad.reset();
     backward(value(in));
-    const auto check = [&](const std::string& what, const at::Tensor& t, const at::Tensor& gradient) {
-      const at::Tensor x = t.view(-1), g = gradient.defined() ? gradient.reshape(-1) : torch::zeros_like(x);
+    const auto check = [&](const std::string& what, const at::Tensor& t,
+                           const at::Tensor& gradient) {
+      const at::Tensor x = t.view(-1),
+                       g = gradient.defined() ? gradient.reshape(-1) : torch::zeros_like(x);
       for (int64_t i = 0; i < x.numel(); i += std::max<int64_t>(x.numel() / 5, 1)) {
         const double at = x[i].item<double>();
         const NoGrad no_grad;
@@ -113,8 +120,8 @@ class ModuleChecker {
         x[i] = at;
         const double wanted = (above - below) / (2 * eps), got = g[i].item<double>();
         if (!(std::abs(got - wanted) <= 1e-5 + 1e-3 * std::abs(wanted)))
-          failures_.push_back(str(row_.module, " (", row_.label, ") ", what, "[", i, "] against differences: ", got,
-                                  " instead of ", wanted));
+          failures_.push_back(str(row_.module, " (", row_.label, ") ", what, "[", i,
+                                  "] against differences: ", got, " instead of ", wanted));
       }
     };
     for (size_t i = 0; i < in.size(); ++i) check(str("input ", i), in[i].data(), in[i].grad());
@@ -124,7 +131,8 @@ class ModuleChecker {
   void misfit() {
     if (!row_.checks_shape || row_.inputs.empty()) return;
     auto in = fresh();
-    in[0] = Variable(torch::cat({row_.inputs[0], row_.inputs[0]}, row_.inputs[0].dim() == 4 ? 1 : -1));
+    in[0] =
+        Variable(torch::cat({row_.inputs[0], row_.inputs[0]}, row_.inputs[0].dim() == 4 ? 1 : -1));
     std::string told;
     try {
       row_.ours(in);
@@ -132,7 +140,8 @@ class ModuleChecker {
       told = e.what();
     }
     if (told.find(row_.module) == std::string::npos || told.find("expected") == std::string::npos)
-      failures_.push_back(str(row_.module, " (", row_.label, "): an input of another size is told as: ", told));
+      failures_.push_back(
+          str(row_.module, " (", row_.label, "): an input of another size is told as: ", told));
   }
 
   const ModuleCase& row_;
@@ -167,7 +176,8 @@ TEST_CASE("EveryModuleHasARow", "[modules]") {
   std::set<std::string> rows, modules = module_registry();
   for (const ModuleCase& row : module_table()) rows.insert(row.module);
   // Model kinds and their blocks are tested in models_test.cc and nn_test.cc.
-  for (const char* kind : {"GPT", "Block", "Llama", "LlamaBlock", "RNN", "MLP", "MLPLayer", "ConvNet", "BasicBlock"})
+  for (const char* kind :
+       {"GPT", "Block", "Llama", "LlamaBlock", "RNN", "MLP", "MLPLayer", "ConvNet", "BasicBlock"})
     CHECK(modules.erase(kind) == 1);
   CHECK(rows == modules);
   CHECK(rows.size() > 25);
@@ -193,7 +203,9 @@ TEST_CASE("a wrong module fails the harness", "[modules]") {
   const auto failures = check_module(module_row("Scaled", "no gradient", cut, {x}, ours, right));
   REQUIRE(!failures.empty());
   CHECK_THAT(failures[0], ContainsSubstring("gradient of weight: a gradient on one side alone"));
-  const auto wrong = [](const Weights& w, const Tensors& t) { return t[0] * w.at("weight") * (1 + 1e-9); };
+  const auto wrong = [](const Weights& w, const Tensors& t) {
+    return t[0] * w.at("weight") * (1 + 1e-9);
+  };
   CHECK_THAT(check_module(module_row("Scaled", "wrong value", Scaled{}, {x}, ours, wrong)).at(0),
              ContainsSubstring("result 0: off by"));
   const auto unchecked = [](const Scaled& m, const std::vector<Variable>& v) {
@@ -203,23 +215,21 @@ TEST_CASE("a wrong module fails the harness", "[modules]") {
              ContainsSubstring("an input of another size is told as: "));
 }
 
-TEST_CASE("modules of pooling take their options, and bags that are empty give zeros", "[modules]") {
+TEST_CASE("modules of pooling take their options, and bags that are empty give zeros",
+          "[modules]") {
   const EmbeddingBag bag(5, 2, BagMode::max, /*padding=*/0);
   CHECK(bag(torch::zeros({2, 3}, at::kLong)).data().eq(0).all().item<bool>());
-  CHECK_THAT(error_of([&] {
-               bag(torch::zeros({4}, at::kLong), torch::tensor({1, 2}, at::kLong));
-             }),
+  CHECK_THAT(error_of([&] { bag(torch::zeros({4}, at::kLong), torch::tensor({1, 2}, at::kLong)); }),
              ContainsSubstring("offsets must begin at 0 and rise"));
-  CHECK_THAT(error_of([&] {
-               bag(torch::zeros({2, 2}, at::kLong), ones({2, 2}));
-             }),
+  CHECK_THAT(error_of([&] { bag(torch::zeros({2, 2}, at::kLong), ones({2, 2})); }),
              ContainsSubstring("for BagMode::sum"));
-  CHECK_THAT(error_of([] { GroupNorm(3, 4); }), ContainsSubstring("3 groups do not divide 4 channels"));
-  CHECK_THAT(error_of([] { MultiHeadAttention(6, 4); }), ContainsSubstring("6 channels do not divide into 4 heads"));
-  CHECK_THAT(error_of([] { SimpleRNN(2, 3, {}, "sigmoid"); }), ContainsSubstring("no activation is called sigmoid"));
-  CHECK_THAT(error_of([] {
-               LSTM(2, 3)(ones({2, 4, 2}), {}, torch::tensor({4, 5}, at::kLong));
-             }),
+  CHECK_THAT(error_of([] { GroupNorm(3, 4); }),
+             ContainsSubstring("3 groups do not divide 4 channels"));
+  CHECK_THAT(error_of([] { MultiHeadAttention(6, 4); }),
+             ContainsSubstring("6 channels do not divide into 4 heads"));
+  CHECK_THAT(error_of([] { SimpleRNN(2, 3, {}, "sigmoid"); }),
+             ContainsSubstring("no activation is called sigmoid"));
+  CHECK_THAT(error_of([] { LSTM(2, 3)(ones({2, 4, 2}), {}, torch::tensor({4, 5}, at::kLong)); }),
              ContainsSubstring("LSTM: lengths must be int64 on the CPU, from 1 to 4"));
 }
 

@@ -1,5 +1,6 @@
-// What is not finite: a NaN must come out of every kernel that it goes into, wherever it stands, so that a diverged run
-// shows; and values that overflow on the way to a finite result must not make one.
+// What is not finite: a NaN must come out of every kernel that it goes into, wherever it stands, so
+// that a diverged run shows; and values that overflow on the way to a finite result must not make
+// one.
 #include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
@@ -51,17 +52,19 @@ std::vector<NanCase> nan_cases() {
            {{3, 2 * c}},
            [](V v) { return swiglu(v[0]); },
            [](T x) { return torch::silu(x[0].slice(-1, 0, c)) * x[0].slice(-1, c); }},
-          // Row by row, so that a position sees those before it alone; in a kernel's block a NaN that the mask hides
-          // may show too.
+          // Row by row, so that a position sees those before it alone; in a kernel's block a NaN
+          // that the mask hides may show too.
           {"attention",
            {{1, 5, 3 * 2 * 18}},
            [](V v) { return attention(v[0], 2); },
            [](T x) {
              Tensors rows;
-             const at::Tensor packed = x[0].reshape({5, 3, 2, 18}).permute({1, 2, 0, 3});  // q, k, v; head; position
+             const at::Tensor packed =
+                 x[0].reshape({5, 3, 2, 18}).permute({1, 2, 0, 3});  // q, k, v; head; position
              for (int64_t t = 0; t < 5; ++t) {
                const auto upto = [&](int64_t i) { return packed[i].slice(1, 0, t + 1); };
-               const at::Tensor s = (packed[0].slice(1, t, t + 1).matmul(upto(1).transpose(1, 2))) / std::sqrt(18.0);
+               const at::Tensor s =
+                   (packed[0].slice(1, t, t + 1).matmul(upto(1).transpose(1, 2))) / std::sqrt(18.0);
                rows.push_back(s.softmax(-1).matmul(upto(2)));  // [2, 1, 18]
              }
              return torch::cat(rows, 1).transpose(0, 1).reshape({1, 5, 36});
@@ -69,17 +72,11 @@ std::vector<NanCase> nan_cases() {
            true},
           {"embedding",
            {{3, c}},
-           [](V v) {
-             return embedding(longs({1, 0, 1, 2}), v[0]);
-           },
-           [](T x) {
-             return torch::embedding(x[0], longs({1, 0, 1, 2}));
-           }},
+           [](V v) { return embedding(longs({1, 0, 1, 2}), v[0]); },
+           [](T x) { return torch::embedding(x[0], longs({1, 0, 1, 2})); }},
           {"linear_cross_entropy",
            {{3, 19}, {c, 19}},
-           [](V v) {
-             return linear_cross_entropy(v[0], v[1], longs({0, 36, 17}));
-           },
+           [](V v) { return linear_cross_entropy(v[0], v[1], longs({0, 36, 17})); },
            [](T x) {
              return torch::cross_entropy_loss(torch::linear(x[0], x[1]), longs({0, 36, 17}));
            }},
@@ -91,7 +88,8 @@ std::vector<NanCase> nan_cases() {
            },
            [](T x) {
              const TrainingStep step(step_random);
-             const at::Tensor mask = dropout(Variable(torch::ones(x[0].sizes(), at::kDouble)), 0.4, 11).data();
+             const at::Tensor mask =
+                 dropout(Variable(torch::ones(x[0].sizes(), at::kDouble)), 0.4, 11).data();
              return torch::where(mask.eq(0), torch::zeros_like(x[0]), x[0] * mask);
            }}};
 }
@@ -162,7 +160,8 @@ TEST_CASE("a NaN anywhere in an input or a cotangent comes out where the formula
       const auto [exact, exact_dy] = spoiled(p, at::kDouble);
       const auto wanted = nans(run_oracle(k, exact, exact_dy));
       for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-        // ATen's own attention, which is taken where this CPU has no products in bfloat16, loses some NaNs.
+        // ATen's own attention, which is taken where this CPU has no products in bfloat16, loses
+        // some NaNs.
         if (k.op == "attention" && !gemm_ready(element_of(dtype))) continue;
         const auto [low, low_dy] = spoiled(p, dtype);
         on_every_set([&](const std::string& set) {
@@ -170,13 +169,15 @@ TEST_CASE("a NaN anywhere in an input or a cotangent comes out where the formula
           const at::Tensor up = k.op == "linear_cross_entropy" ? low_dy.to(at::kFloat) : low_dy;
           got = nans(run_ours(k, low, up));
           for (size_t i = 0; i < got.size(); ++i) {
-            const bool right = k.more && p.at >= 0
-                                   ? wanted[i].logical_and(got[i].logical_not()).sum().item<int64_t>() == 0
-                                   : wanted[i].equal(got[i]);
+            const bool right =
+                k.more && p.at >= 0
+                    ? wanted[i].logical_and(got[i].logical_not()).sum().item<int64_t>() == 0
+                    : wanted[i].equal(got[i]);
             if (right) continue;
-            auto& [count, first] = problems[str(dtype_name(dtype), " on ", set, ", a NaN in ",
-                                                p.input < x.size() ? str("input ", p.input) : "the cotangent", ", ",
-                                                i == 0 ? "the result" : str("gradient ", i - 1))];
+            auto& [count, first] =
+                problems[str(dtype_name(dtype), " on ", set, ", a NaN in ",
+                             p.input < x.size() ? str("input ", p.input) : "the cotangent", ", ",
+                             i == 0 ? "the result" : str("gradient ", i - 1))];
             if (count++ > 0) continue;
             first = str("at ", p.at, " gives ", got[i].sum().item<int64_t>(), " NaNs instead of ",
                         wanted[i].sum().item<int64_t>());
@@ -185,7 +186,8 @@ TEST_CASE("a NaN anywhere in an input or a cotangent comes out where the formula
       }
     }
     for (const auto& [where, what] : problems)
-      FAIL_CHECK(k.op << " " << where << ": wrong for " << what.first << " places; " << what.second);
+      FAIL_CHECK(k.op << " " << where << ": wrong for " << what.first << " places; "
+                      << what.second);
   }
   SUCCEED("all compared");
 }
@@ -198,7 +200,8 @@ TEST_CASE("a norm whose sum of squares overflows is right or NaN, not zero", "[n
       const at::Tensor y = layer_norm(Variable(big), {}, {}).data();
       INFO(kernels << " on " << set << ": " << y);
       // 1e-5: float32, and a mean of four numbers of both signs
-      CHECK((y.isnan().all().item<bool>() || torch::allclose(y.to(at::kDouble), wanted, 1e-5, 1e-5)));
+      CHECK(
+          (y.isnan().all().item<bool>() || torch::allclose(y.to(at::kDouble), wanted, 1e-5, 1e-5)));
     });
   });
 }
@@ -210,10 +213,11 @@ at::Tensor slope(const at::Tensor& x, const at::Tensor& dy, F&& f) {
   return grad(f(in), {in}, Variable(dy))[0].data();
 }
 
-TEST_CASE("relu's gradient is zero at dead units whatever comes back, and a NaN unit passes it on", "[nan]") {
+TEST_CASE("relu's gradient is zero at dead units whatever comes back, and a NaN unit passes it on",
+          "[nan]") {
   const at::Tensor x = torch::tensor({-1.0, 2.0, 0.0, static_cast<double>(NAN)}, at::kFloat);
-  const at::Tensor dy =
-      torch::tensor({static_cast<double>(INFINITY), static_cast<double>(INFINITY), 3.0, 5.0}, at::kFloat);
+  const at::Tensor dy = torch::tensor(
+      {static_cast<double>(INFINITY), static_cast<double>(INFINITY), 3.0, 5.0}, at::kFloat);
   const at::Tensor dx = slope(x, dy, [](const Variable& v) { return relu(v); });
   INFO(dx);
   CHECK(dx[0].item<float>() == 0);
@@ -223,7 +227,8 @@ TEST_CASE("relu's gradient is zero at dead units whatever comes back, and a NaN 
 }
 
 TEST_CASE("x^0 has gradient zero whatever comes back", "[nan]") {
-  const at::Tensor x = torch::tensor({0.0, 2.0, -1.0}, at::kFloat), dy = torch::full({3}, INFINITY, at::kFloat);
+  const at::Tensor x = torch::tensor({0.0, 2.0, -1.0}, at::kFloat),
+                   dy = torch::full({3}, INFINITY, at::kFloat);
   const at::Tensor dx = slope(x, dy, [](const Variable& v) { return pow(v, 0); });
   INFO(dx);
   CHECK(dx.eq(0).all().item<bool>());
@@ -242,7 +247,8 @@ TEST_CASE("gelu far from zero is 0 or the identity, and so is its slope", "[nan]
           INFO(what << " " << dtype_name(dtype) << ", " << kernels << " on " << set << ", y:\n"
                     << y << "\ndx:\n"
                     << dx);
-          // 4 units in the last place from the reciprocal on AVX2; and e^-88, where e^x ends, is not quite 0.
+          // 4 units in the last place from the reciprocal on AVX2; and e^-88, where e^x ends, is
+          // not quite 0.
           CHECK(torch::allclose(y, torch::where(u.gt(0), u, torch::zeros_like(u)), 1e-6, 1e-30));
           CHECK(torch::allclose(dx, wanted, 1e-6, 1e-30));
         });
@@ -250,7 +256,8 @@ TEST_CASE("gelu far from zero is 0 or the identity, and so is its slope", "[nan]
     };
     check("gelu tanh", [](const Variable& v) { return gelu(v); });
     check("gelu exact", [](const Variable& v) { return gelu(v, Gelu::exact); });
-    check("linear_gelu", [&](const Variable& v) { return linear_gelu(v, Variable(one), Variable(zero)); });
+    check("linear_gelu",
+          [&](const Variable& v) { return linear_gelu(v, Variable(one), Variable(zero)); });
   }
 }
 
@@ -274,7 +281,8 @@ TEST_CASE("attention without own kernels shows a NaN wherever the formula has it
   constexpr int64_t heads = 2, width = 8, c = heads * width;
   for (const int64_t time : {1, 5, 40, 600}) {
     for (const int64_t part : {0, 1, 2}) {  // q, k, v
-      at::Tensor qkv = torch::sin(torch::arange(time * 3 * c).to(at::kFloat)).view({1, time, 3 * c});
+      at::Tensor qkv =
+          torch::sin(torch::arange(time * 3 * c).to(at::kFloat)).view({1, time, 3 * c});
       qkv.slice(2, part * c, (part + 1) * c).fill_(std::nan(""));
       use_kernels(false);
       const at::Tensor y = attention(Variable(qkv), heads).data();
@@ -291,8 +299,8 @@ TEST_CASE("what a loss ignores may be anything", "[nan]") {
   const auto logits = [](double first) {
     return torch::tensor({first, 0.0, 0.0, 1.0, 2.0, 3.0}, at::kFloat).view({2, 3});
   };
-  const at::Tensor counted =
-      logits(0).slice(0, 1).to(at::kDouble).softmax(1) - torch::tensor({0.0, 1.0, 0.0}, at::kDouble);
+  const at::Tensor counted = logits(0).slice(0, 1).to(at::kDouble).softmax(1) -
+                             torch::tensor({0.0, 1.0, 0.0}, at::kDouble);
   with_and_without([&](const std::string& kernels) {
     for (const double first : {-INFINITY, INFINITY, NAN}) {
       INFO(kernels << ", an ignored logit of " << first);
@@ -303,10 +311,12 @@ TEST_CASE("what a loss ignores may be anything", "[nan]") {
       CHECK(dx[0].eq(0).all().item<bool>());
       CHECK(torch::allclose(dx.slice(0, 1).to(at::kDouble), counted, 1e-5, 1e-6));
     }
-    // The same through the head. The ignored row is finite, its logits are inf, NaN and inf; the other's are 1, 2, 3.
+    // The same through the head. The ignored row is finite, its logits are inf, NaN and inf; the
+    // other's are 1, 2, 3.
     const at::Tensor w = torch::tensor({1.0, 1.0, -2.0, 6.0, 3.0, 3.0}, at::kFloat).view({3, 2});
     const auto head = [&](double big) {
-      const Variable x = Variable::parameter(torch::tensor({big, big, 0.5, 0.5}, at::kFloat).view({2, 2}));
+      const Variable x =
+          Variable::parameter(torch::tensor({big, big, 0.5, 0.5}, at::kFloat).view({2, 2}));
       const Variable weight = Variable::parameter(w);
       const Variable loss = linear_cross_entropy(x, weight, targets);
       const auto g = grad(loss, {x, weight});
@@ -320,7 +330,8 @@ TEST_CASE("what a loss ignores may be anything", "[nan]") {
     CHECK(dx[0].eq(0).all().item<bool>());
     CHECK(dx.equal(dx_0));
     CHECK(dw.equal(dw_0));  // a gradient of zero times what is finite
-    // A NaN in x itself reaches the weight's gradient by 0 * NaN, but neither the loss nor x's gradient.
+    // A NaN in x itself reaches the weight's gradient by 0 * NaN, but neither the loss nor x's
+    // gradient.
     const auto [loss_nan, dx_nan, dw_nan] = head(NAN);
     CHECK(loss_nan == Approx(wanted).epsilon(1e-6));
     CHECK(dx_nan.equal(dx_0));

@@ -17,7 +17,8 @@ using namespace lathe;
 
 GPTConfig tiny(bool bias = true, bool tie = true) {
   GPTConfig c;
-  c.n_layer = 2, c.n_head = 2, c.n_embd = 8, c.block_size = 6, c.vocab_size = 11, c.bias = bias, c.tie_weights = tie;
+  c.n_layer = 2, c.n_head = 2, c.n_embd = 8, c.block_size = 6, c.vocab_size = 11, c.bias = bias,
+  c.tie_weights = tie;
   return c;
 }
 
@@ -28,9 +29,11 @@ at::Tensor ids(at::IntArrayRef shape, int64_t vocab, int64_t salt) {
 }
 
 /// The same model in LibTorch's functions, with weights by path.
-at::Tensor reference_loss(const GPTConfig& c, std::map<std::string, at::Tensor>& w, const at::Tensor& x_BT,
-                          const at::Tensor& y_BT) {
-  const auto get = [&](const std::string& name) { return w.contains(name) ? w.at(name) : at::Tensor(); };
+at::Tensor reference_loss(const GPTConfig& c, std::map<std::string, at::Tensor>& w,
+                          const at::Tensor& x_BT, const at::Tensor& y_BT) {
+  const auto get = [&](const std::string& name) {
+    return w.contains(name) ? w.at(name) : at::Tensor();
+  };
   const auto lin = [&](const at::Tensor& x, const std::string& name) {
     return torch::nn::functional::linear(x, get(name + ".weight"), get(name + ".bias"));
   };
@@ -38,17 +41,21 @@ at::Tensor reference_loss(const GPTConfig& c, std::map<std::string, at::Tensor>&
     return torch::layer_norm(x, {c.n_embd}, get(name + ".weight"), get(name + ".bias"), 1e-5);
   };
   const int64_t b = x_BT.size(0), t = x_BT.size(1), d = c.n_embd / c.n_head;
-  at::Tensor x = torch::embedding(w.at("tokens.weight"), x_BT) + w.at("positions.weight").slice(0, 0, t);
+  at::Tensor x =
+      torch::embedding(w.at("tokens.weight"), x_BT) + w.at("positions.weight").slice(0, 0, t);
   for (int64_t l = 0; l < c.n_layer; ++l) {
     const std::string p = "blocks." + std::to_string(l);
     const auto qkv = lin(norm(x, p + ".norm1"), p + ".attn.qkv").chunk(3, 2);
-    const auto heads = [&](int i) { return qkv[static_cast<size_t>(i)].view({b, t, c.n_head, d}).transpose(1, 2); };
+    const auto heads = [&](int i) {
+      return qkv[static_cast<size_t>(i)].view({b, t, c.n_head, d}).transpose(1, 2);
+    };
     at::Tensor s = heads(0).matmul(heads(1).transpose(2, 3)) / std::sqrt(static_cast<double>(d));
     s = s.masked_fill(torch::ones({t, t}, at::kBool).triu(1), -INFINITY).softmax(-1);
     x = x + lin(s.matmul(heads(2)).transpose(1, 2).reshape({b, t, c.n_embd}), p + ".attn.proj");
     x = x + lin(torch::gelu(lin(norm(x, p + ".norm2"), p + ".mlp.up"), "tanh"), p + ".mlp.down");
   }
-  const at::Tensor logits = torch::linear(norm(x, "norm"), c.tie_weights ? w.at("tokens.weight") : w.at("head.weight"));
+  const at::Tensor logits =
+      torch::linear(norm(x, "norm"), c.tie_weights ? w.at("tokens.weight") : w.at("head.weight"));
   return torch::cross_entropy_loss(logits.view({-1, c.vocab_size}), y_BT.reshape({-1}));
 }
 
@@ -103,7 +110,8 @@ TEST_CASE("the GPT learns one batch by heart", "[nn]") {
 }
 
 /// Gradients of a step of four sequences of six tokens, cut into `parts` micro-batches.
-std::vector<at::Tensor> accumulated(at::ScalarType dtype, const at::Tensor& x, const at::Tensor& y, int64_t parts) {
+std::vector<at::Tensor> accumulated(at::ScalarType dtype, const at::Tensor& x, const at::Tensor& y,
+                                    int64_t parts) {
   GPTConfig c = tiny();
   c.dropout = 0.2;
   GPT model = test::make_gpt(c, 5);
@@ -111,8 +119,9 @@ std::vector<at::Tensor> accumulated(at::ScalarType dtype, const at::Tensor& x, c
   const double counted = y.ne(-100).sum().item<double>();
   const int64_t rows = x.size(0) / parts;
   for (int64_t i = 0; i < parts; ++i) {
-    test::run_micro_batch(model, {x.slice(0, i * rows, (i + 1) * rows), y.slice(0, i * rows, (i + 1) * rows)}, counted,
-                          at::kFloat, {.seed = 9, .step = 4, .first_sample = i * rows});
+    test::run_micro_batch(
+        model, {x.slice(0, i * rows, (i + 1) * rows), y.slice(0, i * rows, (i + 1) * rows)},
+        counted, at::kFloat, {.seed = 9, .step = 4, .first_sample = i * rows});
   }
   std::vector<at::Tensor> grads;
   for (const auto& p : parameters(model)) grads.push_back(p.parameter.grad());
@@ -124,14 +133,16 @@ TEST_CASE("four micro-batches are one batch, with ignored tokens and dropout", "
   at::Tensor y = ids({4, 6}, 11, 2);
   y[0].slice(0, 0, 5).fill_(-100);  // unequal numbers: 1, 6, 3 and 6 targets count
   y[2].slice(0, 1, 4).fill_(-100);
-  for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-10}, std::pair{at::kFloat, 1e-5}}) {
+  for (const auto& [dtype, tolerance] :
+       {std::pair{at::kDouble, 1e-10}, std::pair{at::kFloat, 1e-5}}) {
     const auto one = accumulated(dtype, x, y, 1), four = accumulated(dtype, x, y, 4);
     for (size_t i = 0; i < one.size(); ++i) {
       CHECK((one[i] - four[i]).abs().max().item<double>() <=
             tolerance * std::max(1e-3, one[i].abs().max().item<double>()));
     }
   }
-  // The control: a dropout mask that does not know its place in the global batch gives other gradients.
+  // The control: a dropout mask that does not know its place in the global batch gives other
+  // gradients.
   GPTConfig c = tiny();
   c.dropout = 0.2;
   GPT model = test::make_gpt(c, 5);
@@ -166,12 +177,15 @@ TEST_CASE("under bf16 matmuls read the working copy and everything else stays wi
   backward(low);
   for (const auto& p : params) {
     INFO(p.path);
-    const bool matrix = p.role == Role::weight || p.role == Role::residual_weight || p.path == "tokens.weight";
+    const bool matrix =
+        p.role == Role::weight || p.role == Role::residual_weight || p.path == "tokens.weight";
     CHECK(p.parameter.grad().scalar_type() == (matrix ? at::kBFloat16 : at::kFloat));
     const at::Tensor e = exact.at(p.path);
-    CHECK((p.parameter.grad().to(at::kFloat) - e).abs().max().item<double>() <= 0x1p-4 * e.abs().max().item<double>());
+    CHECK((p.parameter.grad().to(at::kFloat) - e).abs().max().item<double>() <=
+          0x1p-4 * e.abs().max().item<double>());
   }
-  // The working copy is what is multiplied by: other values in it show in the loss, and in bf16 alone.
+  // The working copy is what is multiplied by: other values in it show in the loss, and in bf16
+  // alone.
   for (const auto& p : params) {
     if (p.path == "blocks.0.mlp.up.weight") p.parameter.leaf().precision.low.fill_(1);
   }
@@ -180,7 +194,8 @@ TEST_CASE("under bf16 matmuls read the working copy and everything else stays wi
   bool elsewhere = true;
   const Autocast autocast(at::kBFloat16);
   std::thread([&] {
-    elsewhere = linear(Variable(torch::ones({2, 2})), Variable(torch::ones({2, 2}))).dtype() == at::kFloat;
+    elsewhere =
+        linear(Variable(torch::ones({2, 2})), Variable(torch::ones({2, 2}))).dtype() == at::kFloat;
   }).join();
   CHECK(elsewhere);
 }
@@ -226,25 +241,25 @@ TEST_CASE("initial values have the spread that their scheme promises", "[nn]") {
   // 49152 values: the deviation of their standard deviation is 0.3%.
   CHECK(spread("gpt2", "blocks.0.attn.qkv.weight") == Approx(0.02).epsilon(0.02));
   CHECK(spread("gpt2", "blocks.0.mlp.down.weight") == Approx(0.02 / 2).epsilon(0.02));
-  CHECK(spread("xavier_uniform", "blocks.0.attn.qkv.weight") == Approx(std::sqrt(2.0 / (128 + 384))).epsilon(0.02));
-  CHECK(spread("xavier_normal", "blocks.0.attn.qkv.weight") == Approx(std::sqrt(2.0 / (128 + 384))).epsilon(0.02));
-  CHECK(spread("kaiming", "blocks.0.attn.qkv.weight") == Approx(std::sqrt(2.0 / 128)).epsilon(0.02));
+  CHECK(spread("xavier_uniform", "blocks.0.attn.qkv.weight") ==
+        Approx(std::sqrt(2.0 / (128 + 384))).epsilon(0.02));
+  CHECK(spread("xavier_normal", "blocks.0.attn.qkv.weight") ==
+        Approx(std::sqrt(2.0 / (128 + 384))).epsilon(0.02));
+  CHECK(spread("kaiming", "blocks.0.attn.qkv.weight") ==
+        Approx(std::sqrt(2.0 / 128)).epsilon(0.02));
   CHECK(spread("fan_in", "blocks.0.attn.qkv.weight") == Approx(std::sqrt(1.0 / 128)).epsilon(0.02));
   CHECK(spread("kaiming", "tokens.weight") == Approx(0.02).epsilon(0.02));
 }
 
 TEST_CASE("a layer names itself and both shapes when its input does not fit", "[nn]") {
   const CausalSelfAttention attention(8, 2, true);
-  CHECK(
-      error_of([&] {
-        attention(Variable(torch::randn({2, 3, 9})));
-      }) ==
-      "CausalSelfAttention: expected an input of shape [B,T,C=8], got float32[2,3,9]; C is 9 here and 8 in the module");
-  CHECK_THAT(error_of([&] { attention(Variable(torch::randn({2, 8}))); }), ContainsSubstring("got float32[2,8]"));
+  CHECK(error_of([&] { attention(Variable(torch::randn({2, 3, 9}))); }) ==
+        "CausalSelfAttention: expected an input of shape [B,T,C=8], got float32[2,3,9]; C is 9 "
+        "here and 8 in the module");
+  CHECK_THAT(error_of([&] { attention(Variable(torch::randn({2, 8}))); }),
+             ContainsSubstring("got float32[2,8]"));
   const GPT model(tiny());
-  CHECK_THAT(error_of([&] {
-               model(torch::zeros({1, 7}, at::kLong));
-             }),
+  CHECK_THAT(error_of([&] { model(torch::zeros({1, 7}, at::kLong)); }),
              ContainsSubstring("7 tokens are longer than the context of 6"));
 }
 
@@ -274,7 +289,8 @@ TEST_CASE("dropout keeps the mean and drops its share", "[nn]") {
   const Variable x(torch::ones({100, 1000}));
   const TrainingStep step({.seed = 1, .step = 1});
   const at::Tensor y = dropout(x, 0.25, 1).data();
-  CHECK(y.eq(0).to(at::kFloat).mean().item<double>() == Approx(0.25).margin(0.006));  // four standard deviations
+  CHECK(y.eq(0).to(at::kFloat).mean().item<double>() ==
+        Approx(0.25).margin(0.006));  // four standard deviations
   CHECK(y.mean().item<double>() == Approx(1).margin(0.008));
 }
 
@@ -288,7 +304,8 @@ struct TiedPair {
   }
 };
 
-TEST_CASE("a parameter tied by assignment is one: in lists, in an optimizer's step, after a move", "[nn]") {
+TEST_CASE("a parameter tied by assignment is one: in lists, in an optimizer's step, after a move",
+          "[nn]") {
   TiedPair model;
   const auto params = parameters(model);
   REQUIRE(params.size() == 1);
@@ -316,8 +333,10 @@ TEST_CASE("moves copy, and leave what is frozen frozen", "[nn]") {
   CHECK(model.in.weight.data().eq(0).all().item<bool>());
 }
 
-TEST_CASE("writing to a weight is noticed: by an old graph, by casts, by its working copy", "[nn]") {
-  const Variable w = Variable::parameter(torch::zeros({4, 4}), "w"), x = Variable::parameter(torch::ones({2, 4}));
+TEST_CASE("writing to a weight is noticed: by an old graph, by casts, by its working copy",
+          "[nn]") {
+  const Variable w = Variable::parameter(torch::zeros({4, 4}), "w"),
+                 x = Variable::parameter(torch::ones({2, 4}));
   const std::vector<NamedParameter> params{{"w", w, Role::weight}};
   const Variable old = sum(linear(x, w));
   initialize(params, Init::gpt2, 1, 3);

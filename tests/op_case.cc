@@ -17,7 +17,8 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 
 /// Values in [low, high], the same on every machine.
-at::Tensor values(const std::vector<int64_t>& shape, double low, double high, const std::string& seed) {
+at::Tensor values(const std::vector<int64_t>& shape, double low, double high,
+                  const std::string& seed) {
   at::Tensor t = torch::empty(shape, at::kDouble);
   const RngKey key = make_key(1, hash_name(seed));
   for (int64_t i = 0; i < t.numel(); ++i) {
@@ -28,7 +29,8 @@ at::Tensor values(const std::vector<int64_t>& shape, double low, double high, co
 
 /// The same values with strides in another order.
 at::Tensor scattered(const at::Tensor& t) {
-  return t.dim() < 2 ? torch::stack({t, t}, -1).select(-1, 0) : t.transpose(0, -1).contiguous().transpose(0, -1);
+  return t.dim() < 2 ? torch::stack({t, t}, -1).select(-1, 0)
+                     : t.transpose(0, -1).contiguous().transpose(0, -1);
 }
 
 struct Result {
@@ -38,7 +40,8 @@ struct Result {
 
 Result run_ours(const OpCase& row, const Tensors& x, const at::Tensor& dy) {
   std::vector<Variable> in;
-  for (size_t i = 0; i < x.size(); ++i) in.push_back(row.inputs[i].grad ? Variable::parameter(x[i]) : Variable(x[i]));
+  for (size_t i = 0; i < x.size(); ++i)
+    in.push_back(row.inputs[i].grad ? Variable::parameter(x[i]) : Variable(x[i]));
   const Variable y = row.ours(in);
   Result r{y.data(), {}};
   for (auto& g : grad(y, in, Variable(dy))) r.grads.push_back(g.data());
@@ -74,7 +77,8 @@ class Checker {
       if (row_.exact) against_oracle();
       if (row_.exact && row_.differences) against_differences();
       if (row_.exact && row_.second &&
-          std::all_of(row_.inputs.begin(), row_.inputs.end(), [](const Input& in) { return in.grad; }))
+          std::all_of(row_.inputs.begin(), row_.inputs.end(),
+                      [](const Input& in) { return in.grad; }))
         second();
       if (row_.exact) scattered_inputs();
       for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) in_dtype(dtype, at::kCPU);
@@ -90,10 +94,12 @@ class Checker {
 
  private:
   /// |a - b| <= atol + rtol * max|b|, element by element.
-  void compare(const std::string& what, const at::Tensor& ours, const at::Tensor& wanted, double atol, double rtol) {
+  void compare(const std::string& what, const at::Tensor& ours, const at::Tensor& wanted,
+               double atol, double rtol) {
     std::string problem;
     if (!wanted.defined() || !ours.defined()) {
-      if (ours.defined() && ours.ne(0).any().item<bool>()) problem = "a gradient where there is none";
+      if (ours.defined() && ours.ne(0).any().item<bool>())
+        problem = "a gradient where there is none";
       if (wanted.defined() && wanted.ne(0).any().item<bool>()) problem = "no gradient";
     } else if (ours.sizes() != wanted.sizes()) {
       problem = str("shape ", describe(ours.sizes()), " instead of ", describe(wanted.sizes()));
@@ -103,10 +109,12 @@ class Checker {
       const double allowed = atol + rtol * b.abs().max().item<double>();
       if (!(error <= allowed)) problem = str("off by ", error, ", allowed ", allowed);
     }
-    if (!problem.empty()) failures_.push_back(str(row_.op, " (", row_.label, ") ", what, ": ", problem));
+    if (!problem.empty())
+      failures_.push_back(str(row_.op, " (", row_.label, ") ", what, ": ", problem));
   }
 
-  void compare(const std::string& what, const Result& ours, const Result& wanted, double atol, double rtol) {
+  void compare(const std::string& what, const Result& ours, const Result& wanted, double atol,
+               double rtol) {
     compare(what + " forward", ours.y, wanted.y, atol, rtol);
     for (size_t i = 0; i < wanted.grads.size(); ++i) {
       compare(str(what, " gradient ", i), ours.grads[i], wanted.grads[i], atol, rtol);
@@ -155,7 +163,9 @@ class Checker {
   void second() {
     std::vector<Variable> in;
     for (const auto& t : x_) in.push_back(Variable::parameter(t));
-    const auto weigh = [&](size_t i) { return values(row_.inputs[i].shape, -1, 1, "weight" + std::to_string(i)); };
+    const auto weigh = [&](size_t i) {
+      return values(row_.inputs[i].shape, -1, 1, "weight" + std::to_string(i));
+    };
     Variable s;
     const auto first = grad(row_.ours(in), in, Variable(dy_), /*create_graph=*/true);
     for (size_t i = 0; i < in.size(); ++i) {
@@ -165,16 +175,19 @@ class Checker {
     }
     Tensors tin;
     for (const auto& t : x_) tin.push_back(t.detach().clone().requires_grad_());
-    const auto tfirst = torch::autograd::grad({row_.oracle(tin)}, tin, {dy_}, true, /*create_graph=*/true, true);
+    const auto tfirst =
+        torch::autograd::grad({row_.oracle(tin)}, tin, {dy_}, true, /*create_graph=*/true, true);
     at::Tensor ts = torch::zeros({}, at::kDouble);
     for (size_t i = 0; i < tin.size(); ++i) {
       if (tfirst[i].defined()) ts = ts + (tfirst[i] * weigh(i)).sum();
     }
-    const auto wanted =
-        ts.requires_grad() ? torch::autograd::grad({ts}, tin, {}, false, false, true) : Tensors(tin.size());
+    const auto wanted = ts.requires_grad()
+                            ? torch::autograd::grad({ts}, tin, {}, false, false, true)
+                            : Tensors(tin.size());
     const auto got = s.requires_grad() ? grad(s, in) : std::vector<Variable>(in.size());
     for (size_t i = 0; i < in.size(); ++i) {
-      compare(str("second derivative ", i, " against LibTorch"), got[i].data(), wanted[i], 1e-12, 1e-9);
+      compare(str("second derivative ", i, " against LibTorch"), got[i].data(), wanted[i], 1e-12,
+              1e-9);
       if (!row_.differences || !got[i].defined()) continue;
       compare(str("second derivative ", i, " against differences"), got[i].data(),
               differences(x_[i],
@@ -182,7 +195,8 @@ class Checker {
                             double total = 0;
                             const auto r = run_ours(row_, x_, dy_);
                             for (size_t j = 0; j < r.grads.size(); ++j) {
-                              if (r.grads[j].defined()) total += (r.grads[j] * weigh(j)).sum().item<double>();
+                              if (r.grads[j].defined())
+                                total += (r.grads[j] * weigh(j)).sum().item<double>();
                             }
                             return total;
                           }),
@@ -193,7 +207,8 @@ class Checker {
   void scattered_inputs() {
     Tensors x;
     for (const auto& t : x_) x.push_back(scattered(t));
-    compare("non-contiguous", run_ours(row_, x, scattered(dy_)), run_oracle(row_, x_, dy_), 1e-13, 1e-11);
+    compare("non-contiguous", run_ours(row_, x, scattered(dy_)), run_oracle(row_, x_, dy_), 1e-13,
+            1e-11);
   }
 
   /// Against the float64 oracle on the same rounded inputs; the error is in the format's spacing.
@@ -219,8 +234,8 @@ class Checker {
             row_.low_scale * spacing);
     for (size_t i = 0; i < ours.grads.size(); ++i) {
       if (ours.grads[i].defined() && ours.grads[i].scalar_type() != dtype) {
-        failures_.push_back(str(row_.op, " (", row_.label, "): gradient ", i, " is ", describe(ours.grads[i]),
-                                " for a ", dtype_name(dtype), " input"));
+        failures_.push_back(str(row_.op, " (", row_.label, "): gradient ", i, " is ",
+                                describe(ours.grads[i]), " for a ", dtype_name(dtype), " input"));
       }
     }
   }

@@ -22,11 +22,14 @@ struct OpCase {
   std::string label;  ///< what sets this row apart
   std::vector<Input> inputs;
   std::function<Variable(const std::vector<Variable>&)> ours;
-  std::function<at::Tensor(const std::vector<at::Tensor>&)> oracle;  ///< the same through LibTorch's own autograd
-  bool second = true;                                                ///< second derivatives are checked
-  bool differences = true;                                           ///< central differences apply (not across a kink)
-  bool exact = true;     ///< false: rounds to bf16 or less whatever comes in, so it is checked at bf16's spacing alone
-  double low_scale = 4;  ///< error in bf16/fp16, in units of the format's spacing times the result's largest value
+  std::function<at::Tensor(const std::vector<at::Tensor>&)>
+      oracle;               ///< the same through LibTorch's own autograd
+  bool second = true;       ///< second derivatives are checked
+  bool differences = true;  ///< central differences apply (not across a kink)
+  bool exact = true;  ///< false: rounds to bf16 or less whatever comes in, so it is checked at
+                      ///< bf16's spacing alone
+  double low_scale =
+      4;  ///< error in bf16/fp16, in units of the format's spacing times the result's largest value
 };
 
 /// Every row; at least one for each op.
@@ -39,8 +42,11 @@ std::vector<OpCase> layer_rows();
 std::vector<OpCase> loss_rows();
 
 /// Whole numbers as a tensor, of one dim or of this shape.
-inline at::Tensor longs(const std::vector<int64_t>& values) { return torch::tensor(values, at::kLong); }
-inline at::Tensor longs(const std::vector<int64_t>& values, at::IntArrayRef shape, at::Device device = at::kCPU) {
+inline at::Tensor longs(const std::vector<int64_t>& values) {
+  return torch::tensor(values, at::kLong);
+}
+inline at::Tensor longs(const std::vector<int64_t>& values, at::IntArrayRef shape,
+                        at::Device device = at::kCPU) {
   return longs(values).reshape(shape).to(device);
 }
 /// The device of the first input, the CPU where that is undefined.

@@ -21,7 +21,9 @@ TEST_CASE("a row whose result or gradient is wrong by a hundredth is caught", "[
     for (const Input& in : row.inputs) x.push_back(at::ones(in.shape, at::kDouble) * in.high);
     if (row.oracle(x).numel() == 0) continue;
     ++tried;
-    row.oracle = [right = row.oracle](const std::vector<at::Tensor>& v) { return right(v) * 1.01 + 0.01; };
+    row.oracle = [right = row.oracle](const std::vector<at::Tensor>& v) {
+      return right(v) * 1.01 + 0.01;
+    };
     CHECK(!check_op(row).empty());
   }
   CHECK(tried > 20);

@@ -17,34 +17,43 @@ using V = const std::vector<Variable>&;
 using T = const std::vector<at::Tensor>&;
 
 /// The mask of dropout, element by element from the generator's definition.
-at::Tensor reference_mask(at::IntArrayRef shape, const StepRandom& random, double p, uint64_t stream) {
+at::Tensor reference_mask(at::IntArrayRef shape, const StepRandom& random, double p,
+                          uint64_t stream) {
   at::Tensor mask = torch::empty(shape, at::kDouble);
   const int64_t row = mask.numel() / mask.size(0);
   for (int64_t i = 0; i < mask.numel(); ++i) {
     const auto place = static_cast<uint64_t>(random.first_sample * row + i);
-    const uint32_t word = philox(counter(place / 4, random.step), make_key(random.seed, stream))[place % 4];
+    const uint32_t word =
+        philox(counter(place / 4, random.step), make_key(random.seed, stream))[place % 4];
     mask.view(-1)[i] = unit(word) < p ? 0.0 : static_cast<double>(static_cast<float>(1 / (1 - p)));
   }
   return mask;
 }
-/// t rounded to fp8 of `mantissa` bits by the format's definition, scaled so that the largest value becomes `limit`.
+/// t rounded to fp8 of `mantissa` bits by the format's definition, scaled so that the largest value
+/// becomes `limit`.
 at::Tensor reference_fp8(const at::Tensor& t, int mantissa, int least_exponent, float limit) {
   const float largest = t.abs().max().item<float>(), scale = limit / largest;
   const at::Tensor out = t.detach().contiguous().clone();
   auto* p = out.mutable_data_ptr<double>();
   for (int64_t i = 0; i < out.numel(); ++i) {
     const float v = static_cast<float>(p[i]) * scale;
-    const double step = std::ldexp(1.0, std::max(v == 0 ? least_exponent : std::ilogb(v), least_exponent) - mantissa);
+    const double step = std::ldexp(
+        1.0, std::max(v == 0 ? least_exponent : std::ilogb(v), least_exponent) - mantissa);
     p[i] = std::nearbyint(v / step) * step * static_cast<double>(largest / limit);
   }
   return out;
 }
 /// e4m3 going forward, with the gradient passed straight through.
-at::Tensor through_e4m3(const at::Tensor& t) { return t + (reference_fp8(t, 3, -6, 448) - t).detach(); }
+at::Tensor through_e4m3(const at::Tensor& t) {
+  return t + (reference_fp8(t, 3, -6, 448) - t).detach();
+}
 /// e5m2 going backward.
 struct ThroughE5m2 : torch::autograd::Function<ThroughE5m2> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& t) { return t.clone(); }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list dy) {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& t) {
+    return t.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list dy) {
     return {reference_fp8(dy[0], 2, -14, 57344)};
   }
 };
@@ -54,39 +63,70 @@ std::vector<OpCase> make_op_table() {
   const auto add_row = [&t](OpCase row) -> OpCase& { return t.emplace_back(std::move(row)); };
   const Input a{{2, 3}}, b{{2, 3}}, positive{{2, 3}, 0.5, 2}, row3{{3}}, image{{2, 3, 4}};
 
-  add_row({"add", "same shape", {a, b}, [](V v) { return add(v[0], v[1]); }, [](T x) { return x[0] + x[1]; }});
-  add_row(
-      {"add", "broadcast", {image, {{3, 1}}}, [](V v) { return add(v[0], v[1]); }, [](T x) { return x[0] + x[1]; }});
-  add_row({"sub", "broadcast", {a, row3}, [](V v) { return sub(v[0], v[1]); }, [](T x) { return x[0] - x[1]; }});
-  add_row({"mul", "same shape", {a, b}, [](V v) { return mul(v[0], v[1]); }, [](T x) { return x[0] * x[1]; }});
-  add_row(
-      {"mul", "square: one input twice", {a}, [](V v) { return mul(v[0], v[0]); }, [](T x) { return x[0] * x[0]; }});
+  add_row({"add",
+           "same shape",
+           {a, b},
+           [](V v) { return add(v[0], v[1]); },
+           [](T x) { return x[0] + x[1]; }});
+  add_row({"add",
+           "broadcast",
+           {image, {{3, 1}}},
+           [](V v) { return add(v[0], v[1]); },
+           [](T x) { return x[0] + x[1]; }});
+  add_row({"sub",
+           "broadcast",
+           {a, row3},
+           [](V v) { return sub(v[0], v[1]); },
+           [](T x) { return x[0] - x[1]; }});
+  add_row({"mul",
+           "same shape",
+           {a, b},
+           [](V v) { return mul(v[0], v[1]); },
+           [](T x) { return x[0] * x[1]; }});
+  add_row({"mul",
+           "square: one input twice",
+           {a},
+           [](V v) { return mul(v[0], v[0]); },
+           [](T x) { return x[0] * x[0]; }});
   add_row({"mul",
            "broadcast both ways",
            {{{2, 1, 4}}, {{3, 1}}},
            [](V v) { return mul(v[0], v[1]); },
            [](T x) { return x[0] * x[1]; }});
-  add_row(
-      {"div", "broadcast", {a, {{3}, 0.5, 2}}, [](V v) { return div(v[0], v[1]); }, [](T x) { return x[0] / x[1]; }});
+  add_row({"div",
+           "broadcast",
+           {a, {{3}, 0.5, 2}},
+           [](V v) { return div(v[0], v[1]); },
+           [](T x) { return x[0] / x[1]; }});
   add_row({"add_scalar", "", {a}, [](V v) { return v[0] + 1.5; }, [](T x) { return x[0] + 1.5; }});
-  add_row({"mul_scalar", "", {a}, [](V v) { return v[0] * -2.5; }, [](T x) { return x[0] * -2.5; }});
+  add_row(
+      {"mul_scalar", "", {a}, [](V v) { return v[0] * -2.5; }, [](T x) { return x[0] * -2.5; }});
   add_row({"exp", "", {a}, [](V v) { return exp(v[0]); }, [](T x) { return x[0].exp(); }});
   add_row({"log", "", {positive}, [](V v) { return log(v[0]); }, [](T x) { return x[0].log(); }});
-  add_row({"sqrt", "", {positive}, [](V v) { return sqrt(v[0]); }, [](T x) { return x[0].sqrt(); }});
+  add_row(
+      {"sqrt", "", {positive}, [](V v) { return sqrt(v[0]); }, [](T x) { return x[0].sqrt(); }});
   add_row({"pow", "cube", {a}, [](V v) { return pow(v[0], 3); }, [](T x) { return x[0].pow(3); }});
-  add_row({"pow", "-1/2", {positive}, [](V v) { return pow(v[0], -0.5); }, [](T x) { return x[0].pow(-0.5); }});
+  add_row({"pow",
+           "-1/2",
+           {positive},
+           [](V v) { return pow(v[0], -0.5); },
+           [](T x) { return x[0].pow(-0.5); }});
   add_row({"pow", "0", {a}, [](V v) { return pow(v[0], 0); }, [](T x) { return x[0].pow(0); }});
   add_row({"tanh", "", {a}, [](V v) { return tanh(v[0]); }, [](T x) { return x[0].tanh(); }});
   add_row({"erf", "", {a}, [](V v) { return erf(v[0]); }, [](T x) { return x[0].erf(); }});
-  add_row({"sigmoid", "", {a}, [](V v) { return sigmoid(v[0]); }, [](T x) { return x[0].sigmoid(); }});
+  add_row(
+      {"sigmoid", "", {a}, [](V v) { return sigmoid(v[0]); }, [](T x) { return x[0].sigmoid(); }});
   add_row({"silu", "", {a}, [](V v) { return silu(v[0]); }, [](T x) { return torch::silu(x[0]); }});
   add_row({"relu",
            "",
            {{{2, 3}, 0.1, 2}},
            [](V v) { return relu(v[0] - 1.0); },
            [](T x) { return torch::relu(x[0] - 1.0); }});
-  add_row(
-      {"gelu", "tanh", {a}, [](V v) { return gelu(v[0], Gelu::tanh); }, [](T x) { return torch::gelu(x[0], "tanh"); }});
+  add_row({"gelu",
+           "tanh",
+           {a},
+           [](V v) { return gelu(v[0], Gelu::tanh); },
+           [](T x) { return torch::gelu(x[0], "tanh"); }});
   add_row({"gelu",
            "exact",
            {a},
@@ -98,9 +138,7 @@ std::vector<OpCase> make_op_table() {
            [](V v) {
              return masked_fill(v[0], torch::tensor({true, false, true}).to(device_of(v)), 0.5);
            },
-           [](T x) {
-             return x[0].masked_fill(torch::tensor({true, false, true}), 0.5);
-           }});
+           [](T x) { return x[0].masked_fill(torch::tensor({true, false, true}), 0.5); }});
   add_row({"cast",
            "there and back",
            {a},
@@ -112,16 +150,19 @@ std::vector<OpCase> make_op_table() {
   add_row({"sum",
            "two dims",
            {image},
-           [](V v) {
-             return sum(v[0], at::IntArrayRef{0, -1});
-           },
-           [](T x) {
-             return x[0].sum(at::IntArrayRef{0, -1});
-           }});
-  add_row({"sum", "keepdim", {image}, [](V v) { return sum(v[0], 1, true); }, [](T x) { return x[0].sum(1, true); }});
-  add_row({"mean", "all", {image}, [](V v) { return mean(v[0]); }, [](T x) { return x[0].mean(); }});
-  add_row({"mean", "0-dim", {{{}}}, [](V v) { return mean(v[0]); }, [](T x) { return x[0].mean(); }});
-  add_row({"mean", "", {image}, [](V v) { return mean(v[0], 1); }, [](T x) { return x[0].mean(1); }});
+           [](V v) { return sum(v[0], at::IntArrayRef{0, -1}); },
+           [](T x) { return x[0].sum(at::IntArrayRef{0, -1}); }});
+  add_row({"sum",
+           "keepdim",
+           {image},
+           [](V v) { return sum(v[0], 1, true); },
+           [](T x) { return x[0].sum(1, true); }});
+  add_row(
+      {"mean", "all", {image}, [](V v) { return mean(v[0]); }, [](T x) { return x[0].mean(); }});
+  add_row(
+      {"mean", "0-dim", {{{}}}, [](V v) { return mean(v[0]); }, [](T x) { return x[0].mean(); }});
+  add_row(
+      {"mean", "", {image}, [](V v) { return mean(v[0], 1); }, [](T x) { return x[0].mean(1); }});
   add_row({"mean",
            "mse loss",
            {a, b},
@@ -130,44 +171,69 @@ std::vector<OpCase> make_op_table() {
   add_row({"sum_to",
            "",
            {image},
-           [](V v) {
-             return sum_to(v[0], {3, 1});
-           },
-           [](T x) {
-             return x[0].sum(at::IntArrayRef{0, 2}).unsqueeze(1);
-           }});
-  add_row({"amax", "", {image}, [](V v) { return amax(v[0], -1); }, [](T x) { return x[0].amax(-1); }});
+           [](V v) { return sum_to(v[0], {3, 1}); },
+           [](T x) { return x[0].sum(at::IntArrayRef{0, 2}).unsqueeze(1); }});
   add_row(
-      {"amax", "keepdim", {image}, [](V v) { return amax(v[0], 1, true); }, [](T x) { return x[0].amax(1, true); }});
-  add_row(
-      {"softmax", "last dim", {image}, [](V v) { return softmax(v[0], -1); }, [](T x) { return x[0].softmax(-1); }});
-  add_row({"softmax", "first dim", {image}, [](V v) { return softmax(v[0], 0); }, [](T x) { return x[0].softmax(0); }});
-  add_row(
-      {"log_softmax", "", {image}, [](V v) { return log_softmax(v[0], 1); }, [](T x) { return x[0].log_softmax(1); }});
+      {"amax", "", {image}, [](V v) { return amax(v[0], -1); }, [](T x) { return x[0].amax(-1); }});
+  add_row({"amax",
+           "keepdim",
+           {image},
+           [](V v) { return amax(v[0], 1, true); },
+           [](T x) { return x[0].amax(1, true); }});
+  add_row({"softmax",
+           "last dim",
+           {image},
+           [](V v) { return softmax(v[0], -1); },
+           [](T x) { return x[0].softmax(-1); }});
+  add_row({"softmax",
+           "first dim",
+           {image},
+           [](V v) { return softmax(v[0], 0); },
+           [](T x) { return x[0].softmax(0); }});
+  add_row({"log_softmax",
+           "",
+           {image},
+           [](V v) { return log_softmax(v[0], 1); },
+           [](T x) { return x[0].log_softmax(1); }});
 
   // Inputs that need no gradient: every op of several inputs, one at a time.
   const Input still{{2, 3}, 0.5, 2, false}, row_still{{3}, 0.5, 2, false};
-  add_row(
-      {"add", "second still", {a, row_still}, [](V v) { return add(v[0], v[1]); }, [](T x) { return x[0] + x[1]; }});
-  add_row({"sub", "first still", {still, row3}, [](V v) { return sub(v[0], v[1]); }, [](T x) { return x[0] - x[1]; }});
-  add_row(
-      {"mul", "second still", {a, row_still}, [](V v) { return mul(v[0], v[1]); }, [](T x) { return x[0] * x[1]; }});
-  add_row(
-      {"div", "second still", {a, row_still}, [](V v) { return div(v[0], v[1]); }, [](T x) { return x[0] / x[1]; }});
+  add_row({"add",
+           "second still",
+           {a, row_still},
+           [](V v) { return add(v[0], v[1]); },
+           [](T x) { return x[0] + x[1]; }});
+  add_row({"sub",
+           "first still",
+           {still, row3},
+           [](V v) { return sub(v[0], v[1]); },
+           [](T x) { return x[0] - x[1]; }});
+  add_row({"mul",
+           "second still",
+           {a, row_still},
+           [](V v) { return mul(v[0], v[1]); },
+           [](T x) { return x[0] * x[1]; }});
+  add_row({"div",
+           "second still",
+           {a, row_still},
+           [](V v) { return div(v[0], v[1]); },
+           [](T x) { return x[0] / x[1]; }});
   // The same quantised weight on both sides: what is checked is the op.
-  static const auto few_bits = std::make_shared<const QuantisedTensor>(
-      torch::linspace(-1, 1, 12, at::kDouble).view({3, 4}), QuantisedTensor::Format::int8, false, at::kCPU);
-  OpCase quantised{"linear_quantised",
-                   "",
-                   {{{2, 5, 4}}, {{3}}},
-                   [](V v) {
-                     const Variable weight = Variable::parameter(torch::empty({3, 4}));
-                     // Quantised again, on x's device, it has the same codes.
-                     weight.leaf().precision.quantised = std::make_shared<const QuantisedTensor>(
-                         few_bits->dequantise(at::kDouble), QuantisedTensor::Format::int8, false, device_of(v));
-                     return linear(v[0], weight, v[1]);
-                   },
-                   [](T x) { return torch::linear(x[0], few_bits->dequantise(at::kDouble), x[1]); }};
+  static const auto few_bits =
+      std::make_shared<const QuantisedTensor>(torch::linspace(-1, 1, 12, at::kDouble).view({3, 4}),
+                                              QuantisedTensor::Format::int8, false, at::kCPU);
+  OpCase quantised{
+      "linear_quantised",
+      "",
+      {{{2, 5, 4}}, {{3}}},
+      [](V v) {
+        const Variable weight = Variable::parameter(torch::empty({3, 4}));
+        // Quantised again, on x's device, it has the same codes.
+        weight.leaf().precision.quantised = std::make_shared<const QuantisedTensor>(
+            few_bits->dequantise(at::kDouble), QuantisedTensor::Format::int8, false, device_of(v));
+        return linear(v[0], weight, v[1]);
+      },
+      [](T x) { return torch::linear(x[0], few_bits->dequantise(at::kDouble), x[1]); }};
   add_row(quantised);
   OpCase fp8{"linear_fp8",
              "",
@@ -177,7 +243,10 @@ std::vector<OpCase> make_op_table() {
                const Autocast autocast(at::kFloat8_e4m3fn);
                return linear(v[0], v[1], v[2]);
              },
-             [](T x) { return ThroughE5m2::apply(torch::linear(through_e4m3(x[0]), through_e4m3(x[1]))) + x[2]; }};
+             [](T x) {
+               return ThroughE5m2::apply(torch::linear(through_e4m3(x[0]), through_e4m3(x[1]))) +
+                      x[2];
+             }};
   fp8.exact = false;
   fp8.low_scale = 1;  // as bf16 rounds: what fp8 rounds is the same on both sides
   add_row(fp8);
@@ -206,21 +275,13 @@ std::vector<OpCase> make_op_table() {
   add_row({"reshape",
            "",
            {image},
-           [](V v) {
-             return reshape(v[0], {4, -1});
-           },
-           [](T x) {
-             return x[0].reshape({4, -1});
-           }});
+           [](V v) { return reshape(v[0], {4, -1}); },
+           [](T x) { return x[0].reshape({4, -1}); }});
   add_row({"expand",
            "",
            {{{2, 1, 3}}},
-           [](V v) {
-             return expand(v[0], {4, 2, 5, 3});
-           },
-           [](T x) {
-             return x[0].expand({4, 2, 5, 3});
-           }});
+           [](V v) { return expand(v[0], {4, 2, 5, 3}); },
+           [](T x) { return x[0].expand({4, 2, 5, 3}); }});
   add_row({"transpose",
            "",
            {image},
@@ -229,13 +290,13 @@ std::vector<OpCase> make_op_table() {
   add_row({"permute",
            "",
            {image},
-           [](V v) {
-             return permute(v[0], {2, 0, -2});
-           },
-           [](T x) {
-             return x[0].permute({2, 0, -2});
-           }});
-  add_row({"slice", "", {image}, [](V v) { return slice(v[0], 1, 1, 3); }, [](T x) { return x[0].slice(1, 1, 3); }});
+           [](V v) { return permute(v[0], {2, 0, -2}); },
+           [](T x) { return x[0].permute({2, 0, -2}); }});
+  add_row({"slice",
+           "",
+           {image},
+           [](V v) { return slice(v[0], 1, 1, 3); },
+           [](T x) { return x[0].slice(1, 1, 3); }});
   add_row({"slice",
            "negative, stepped",
            {{{7, 2}}},
@@ -248,52 +309,52 @@ std::vector<OpCase> make_op_table() {
            [](T x) {
              return torch::slice_scatter(torch::zeros({2, 8}, x[0].options()), x[0], 1, 1, 7, 2);
            }});
-  add_row(
-      {"select", "negative", {image}, [](V v) { return select(v[0], 1, -1); }, [](T x) { return x[0].select(1, -1); }});
+  add_row({"select",
+           "negative",
+           {image},
+           [](V v) { return select(v[0], 1, -1); },
+           [](T x) { return x[0].select(1, -1); }});
   add_row({"index",
            "places, some twice",
            {{{4, 3}}},
-           [](V v) {
-             return v[0][longs({3, 0, 3, -2}, {2, 2})];
-           },
-           [](T x) {
-             return x[0].index({longs({3, 0, 3, -2}, {2, 2})});
-           }});
+           [](V v) { return v[0][longs({3, 0, 3, -2}, {2, 2})]; },
+           [](T x) { return x[0].index({longs({3, 0, 3, -2}, {2, 2})}); }});
   add_row({"index",
            "places of two dims around a whole one",
            {image},
-           [](V v) {
-             return v[0].index({longs({1, 0, 1}, {3}), Slice{}, longs({2, 3, 2}, {3})});
-           },
+           [](V v) { return v[0].index({longs({1, 0, 1}, {3}), Slice{}, longs({2, 3, 2}, {3})}); },
            [](T x) {
-             return x[0].index({longs({1, 0, 1}, {3}), torch::indexing::Slice(), longs({2, 3, 2}, {3})});
+             return x[0].index(
+                 {longs({1, 0, 1}, {3}), torch::indexing::Slice(), longs({2, 3, 2}, {3})});
            }});
-  add_row(
-      {"index", "a mask", {a}, [](V v) { return v[0][v[0] > 0] * 3; }, [](T x) { return x[0].index({x[0] > 0}) * 3; }});
+  add_row({"index",
+           "a mask",
+           {a},
+           [](V v) { return v[0][v[0] > 0] * 3; },
+           [](T x) { return x[0].index({x[0] > 0}) * 3; }});
   add_row({"index_backward",
            "",
            {{{2, 2, 3}}},
-           [](V v) {
-             return index_backward(v[0], {longs({3, 0, 3, -2}, {2, 2})}, {4, 3});
-           },
+           [](V v) { return index_backward(v[0], {longs({3, 0, 3, -2}, {2, 2})}, {4, 3}); },
            [](T x) {
-             return torch::index_put(torch::zeros({4, 3}, x[0].options()), {longs({3, 0, 3, -2}, {2, 2})}, x[0], true);
+             return torch::index_put(torch::zeros({4, 3}, x[0].options()),
+                                     {longs({3, 0, 3, -2}, {2, 2})}, x[0], true);
            }});
   add_row({"cat",
            "three",
            {{{2, 1}}, {{2, 3}}, {{2, 2}}},
            [](V v) { return cat(v, 1); },
-           [](T x) {
-             return torch::cat({x[0], x[1], x[2]}, 1);
-           }});
+           [](T x) { return torch::cat({x[0], x[1], x[2]}, 1); }});
   add_row({"cat",
            "an empty vector among them",
            {{{2, 1}}, {{0}}, {{2, 2}}},
            [](V v) { return cat(v, -1); },
-           [](T x) {
-             return torch::cat({x[0], x[1], x[2]}, -1);
-           }});
-  add_row({"unsqueeze", "", {a}, [](V v) { return unsqueeze(v[0], -2); }, [](T x) { return x[0].unsqueeze(-2); }});
+           [](T x) { return torch::cat({x[0], x[1], x[2]}, -1); }});
+  add_row({"unsqueeze",
+           "",
+           {a},
+           [](V v) { return unsqueeze(v[0], -2); },
+           [](T x) { return x[0].unsqueeze(-2); }});
   add_row({"split",
            "one part unused, one used twice",
            {image},
@@ -319,12 +380,8 @@ std::vector<OpCase> make_op_table() {
   add_row({"gather",
            "repeated",
            {{{3, 4}}},
-           [](V v) {
-             return gather(v[0], 1, longs({0, 3, 3, 1, 2, 2}, {3, 2}).to(device_of(v)));
-           },
-           [](T x) {
-             return x[0].gather(1, longs({0, 3, 3, 1, 2, 2}, {3, 2}));
-           }});
+           [](V v) { return gather(v[0], 1, longs({0, 3, 3, 1, 2, 2}, {3, 2}).to(device_of(v))); },
+           [](T x) { return x[0].gather(1, longs({0, 3, 3, 1, 2, 2}, {3, 2})); }});
   add_row({"gather_backward",
            "repeated",
            {{{3, 2}}},
@@ -332,7 +389,8 @@ std::vector<OpCase> make_op_table() {
              return gather_backward(v[0], 1, longs({0, 3, 3, 1, 2, 2}, {3, 2}).to(device_of(v)), 4);
            },
            [](T x) {
-             return torch::zeros({3, 4}, x[0].options()).scatter_add(1, longs({0, 3, 3, 1, 2, 2}, {3, 2}), x[0]);
+             return torch::zeros({3, 4}, x[0].options())
+                 .scatter_add(1, longs({0, 3, 3, 1, 2, 2}, {3, 2}), x[0]);
            }});
   add_row({"topk",
            "",
@@ -344,7 +402,11 @@ std::vector<OpCase> make_op_table() {
            {image},
            [](V v) { return topk(v[0], 3, -1, false).first; },
            [](T x) { return std::get<0>(x[0].topk(3, -1, false)); }});
-  add_row({"triu", "", {{{2, 4, 3}}}, [](V v) { return triu(v[0], -1); }, [](T x) { return x[0].triu(-1); }});
+  add_row({"triu",
+           "",
+           {{{2, 4, 3}}},
+           [](V v) { return triu(v[0], -1); },
+           [](T x) { return x[0].triu(-1); }});
   add_row({"contiguous",
            "",
            {image},
@@ -430,12 +492,8 @@ std::vector<OpCase> make_op_table() {
   add_row({"embedding",
            "repeated ids",
            {{{5, 3}}},
-           [](V v) {
-             return embedding(longs({0, 4, 4, 2, 4, 0}, {2, 3}).to(device_of(v)), v[0]);
-           },
-           [](T x) {
-             return torch::embedding(x[0], longs({0, 4, 4, 2, 4, 0}, {2, 3}));
-           }});
+           [](V v) { return embedding(longs({0, 4, 4, 2, 4, 0}, {2, 3}).to(device_of(v)), v[0]); },
+           [](T x) { return torch::embedding(x[0], longs({0, 4, 4, 2, 4, 0}, {2, 3})); }});
   add_row({"dropout",
            "",
            {{{3, 7}}},
@@ -443,9 +501,7 @@ std::vector<OpCase> make_op_table() {
              const TrainingStep step(step_random);
              return dropout(v[0], 0.4, hash_name("here"));
            },
-           [](T x) {
-             return x[0] * reference_mask({3, 7}, step_random, 0.4, hash_name("here"));
-           }});
+           [](T x) { return x[0] * reference_mask({3, 7}, step_random, 0.4, hash_name("here")); }});
   const auto heads = [](int64_t n) {
     return [n](T x) {
       const int64_t bs = x[0].size(0), ts = x[0].size(1), c = x[0].size(2) / 3;
@@ -453,14 +509,19 @@ std::vector<OpCase> make_op_table() {
         return x[0].slice(2, i * c, (i + 1) * c).reshape({bs, ts, n, c / n}).transpose(1, 2);
       };
       const at::Tensor mask = torch::ones({ts, ts}, at::kBool).triu(1);
-      const at::Tensor s = part(0).matmul(part(1).transpose(-2, -1)) / std::sqrt(static_cast<double>(c / n));
+      const at::Tensor s =
+          part(0).matmul(part(1).transpose(-2, -1)) / std::sqrt(static_cast<double>(c / n));
       const at::Tensor p = s.masked_fill(mask, -INFINITY).softmax(-1);
       return p.matmul(part(2)).transpose(1, 2).reshape({bs, ts, c});
     };
   };
-  OpCase two{"attention", "two heads", {{{2, 4, 12}}}, [](V v) { return attention(v[0], 2); }, heads(2)};
-  OpCase longer{
-      "attention", "longer than a kernel's block", {{{1, 131, 24}}}, [](V v) { return attention(v[0], 1); }, heads(1)};
+  OpCase two{
+      "attention", "two heads", {{{2, 4, 12}}}, [](V v) { return attention(v[0], 2); }, heads(2)};
+  OpCase longer{"attention",
+                "longer than a kernel's block",
+                {{{1, 131, 24}}},
+                [](V v) { return attention(v[0], 1); },
+                heads(1)};
   longer.differences = false;  // 3144 inputs, and the oracle covers them
   for (OpCase* row : {&two, &longer}) {
     row->low_scale = 8;  // two products and a softmax, each rounded
@@ -469,28 +530,28 @@ std::vector<OpCase> make_op_table() {
   add_row({"cross_entropy",
            "mean",
            {{{4, 5}}},
-           [](V v) {
-             return cross_entropy(v[0], longs({1, 0, 4, 4}, {4}).to(device_of(v)));
-           },
-           [](T x) {
-             return torch::cross_entropy_loss(x[0], longs({1, 0, 4, 4}, {4}));
-           }});
-  add_row({"cross_entropy",
-           "ignored rows, divisor",
-           {{{4, 5}}},
-           [](V v) {
-             return cross_entropy(v[0], longs({-100, 0, -100, 4}, {4}).to(device_of(v)), 7);
-           },
-           [](T x) {
-             return torch::cross_entropy_loss(x[0], longs({-100, 0, -100, 4}, {4}), {}, at::Reduction::Sum) / 7;
-           }});
-  const auto targets = [](V v) { return longs({3, 0, -100, 69, 3, 12, -100}, {7}).to(device_of(v)); };
+           [](V v) { return cross_entropy(v[0], longs({1, 0, 4, 4}, {4}).to(device_of(v))); },
+           [](T x) { return torch::cross_entropy_loss(x[0], longs({1, 0, 4, 4}, {4})); }});
+  add_row(
+      {"cross_entropy",
+       "ignored rows, divisor",
+       {{{4, 5}}},
+       [](V v) { return cross_entropy(v[0], longs({-100, 0, -100, 4}, {4}).to(device_of(v)), 7); },
+       [](T x) {
+         return torch::cross_entropy_loss(x[0], longs({-100, 0, -100, 4}, {4}), {},
+                                          at::Reduction::Sum) /
+                7;
+       }});
+  const auto targets = [](V v) {
+    return longs({3, 0, -100, 69, 3, 12, -100}, {7}).to(device_of(v));
+  };
   add_row({"linear_cross_entropy",
            "ignored rows, divisor",
            {{{7, 10}}, {{70, 10}}},
            [targets](V v) { return linear_cross_entropy(v[0], v[1], targets(v), 5); },
            [](T x) {
-             return torch::cross_entropy_loss(torch::linear(x[0], x[1]), longs({3, 0, -100, 69, 3, 12, -100}, {7}), {},
+             return torch::cross_entropy_loss(torch::linear(x[0], x[1]),
+                                              longs({3, 0, -100, 69, 3, 12, -100}, {7}), {},
                                               at::Reduction::Sum) /
                     5;
            }});
@@ -499,7 +560,8 @@ std::vector<OpCase> make_op_table() {
            {{{7, 10}}, {{70, 10}}},
            [targets](V v) { return linear_cross_entropy(v[0], v[1], targets(v)); },
            [](T x) {
-             return torch::cross_entropy_loss(torch::linear(x[0], x[1]), longs({3, 0, -100, 69, 3, 12, -100}, {7}));
+             return torch::cross_entropy_loss(torch::linear(x[0], x[1]),
+                                              longs({3, 0, -100, 69, 3, 12, -100}, {7}));
            }});
   for (const auto rows : {image_and_cell_rows, math_rows, shape_rows, layer_rows, loss_rows}) {
     for (OpCase& row : rows()) t.push_back(std::move(row));

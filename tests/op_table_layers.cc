@@ -1,4 +1,5 @@
-// The table's rows of layers beside those of op_table_images.cc: sequences and images in further forms, attention.
+// The table's rows of layers beside those of op_table_images.cc: sequences and images in further
+// forms, attention.
 #include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "autograd/ops/attention.h"
@@ -17,7 +18,10 @@ void add_convolution_forms(std::vector<OpCase>& t) {
   t.push_back({"conv1d",
                "",
                {{{2, 4, 7}}, {{6, 2, 3}}, {{6}}},
-               [](V v) { return conv1d(v[0], v[1], v[2], {.stride = 2, .padding = 1, .dilation = 2, .groups = 2}); },
+               [](V v) {
+                 return conv1d(v[0], v[1], v[2],
+                               {.stride = 2, .padding = 1, .dilation = 2, .groups = 2});
+               },
                [](T x) { return torch::conv1d(x[0], x[1], x[2], 2, at::IntArrayRef{1}, 2, 2); }});
   t.back().low_scale = 8;
   t.push_back({"conv1d",
@@ -29,12 +33,16 @@ void add_convolution_forms(std::vector<OpCase>& t) {
                "",
                {{{2, 4, 3, 2}}, {{4, 3, 2, 3}}, {{6}}},
                [](V v) {
-                 return conv_transpose2d(
-                     v[0], v[1], v[2],
-                     {.stride = {2, 3}, .padding = 1, .output_padding = {1, 0}, .groups = 2, .dilation = {1, 2}});
+                 return conv_transpose2d(v[0], v[1], v[2],
+                                         {.stride = {2, 3},
+                                          .padding = 1,
+                                          .output_padding = {1, 0},
+                                          .groups = 2,
+                                          .dilation = {1, 2}});
                },
                [](T x) {
-                 return torch::conv_transpose2d(x[0], x[1], x[2], {2, 3}, {1, 1}, {1, 0}, 2, {1, 2});
+                 return torch::conv_transpose2d(x[0], x[1], x[2], {2, 3}, {1, 1}, {1, 0}, 2,
+                                                {1, 2});
                }});
   t.back().low_scale = 8;
   t.push_back({"conv_transpose2d",
@@ -71,21 +79,13 @@ void add_convolution_forms(std::vector<OpCase>& t) {
   t.push_back({"im2col",
                "",
                {{{2, 2, 4, 5}}},
-               [](V v) {
-                 return im2col(v[0], {2, 3}, {1, 2}, {1, 0}, {2, 1});
-               },
-               [](T x) {
-                 return torch::im2col(x[0], {2, 3}, {1, 2}, {1, 0}, {2, 1});
-               }});
+               [](V v) { return im2col(v[0], {2, 3}, {1, 2}, {1, 0}, {2, 1}); },
+               [](T x) { return torch::im2col(x[0], {2, 3}, {1, 2}, {1, 0}, {2, 1}); }});
   t.push_back({"col2im",
                "",
                {{{2, 12, 3}}},
-               [](V v) {
-                 return col2im(v[0], {4, 5}, {2, 3}, {1, 2}, {1, 0}, {2, 1});
-               },
-               [](T x) {
-                 return torch::col2im(x[0], {4, 5}, {2, 3}, {1, 2}, {1, 0}, {2, 1});
-               }});
+               [](V v) { return col2im(v[0], {4, 5}, {2, 3}, {1, 2}, {1, 0}, {2, 1}); },
+               [](T x) { return torch::col2im(x[0], {4, 5}, {2, 3}, {1, 2}, {1, 0}, {2, 1}); }});
 }
 
 void add_sizes(std::vector<OpCase>& t) {
@@ -94,7 +94,8 @@ void add_sizes(std::vector<OpCase>& t) {
     Pair size;
     bool align;
   };
-  for (const Case& c : {Case{"larger", {5, 7}, false}, {"smaller", {2, 3}, false}, {"corners", {5, 2}, true}}) {
+  for (const Case& c :
+       {Case{"larger", {5, 7}, false}, {"smaller", {2, 3}, false}, {"corners", {5, 2}, true}}) {
     const Sizes x{2, 2, 3, 4};
     const auto sizes = [c] { return std::vector<int64_t>{c.size.h, c.size.w}; };
     t.push_back({"interpolate",
@@ -106,8 +107,8 @@ void add_sizes(std::vector<OpCase>& t) {
                  std::string(c.label) + ", bilinear",
                  {{{2, 2, c.size.h, c.size.w}}},
                  [c](V v) {
-                   const Variable zero = Variable::parameter(
-                       torch::zeros({2, 2, 3, 4}, at::TensorOptions(v[0].dtype()).device(device_of(v))));
+                   const Variable zero = Variable::parameter(torch::zeros(
+                       {2, 2, 3, 4}, at::TensorOptions(v[0].dtype()).device(device_of(v))));
                    const Variable y = interpolate(zero, c.size, Interpolation::bilinear, c.align);
                    return grad(y, {zero}, v[0], /*create_graph=*/true)[0];
                  },
@@ -125,9 +126,7 @@ void add_sizes(std::vector<OpCase>& t) {
                "by scales",
                {{{1, 2, 3, 4}}},
                [](V v) { return interpolate_by(v[0], 1.7, 0.6, Interpolation::bilinear); },
-               [](T x) {
-                 return at::upsample_bilinear2d(x[0], {5, 2}, false, 1.7, 0.6);
-               }});
+               [](T x) { return at::upsample_bilinear2d(x[0], {5, 2}, false, 1.7, 0.6); }});
   t.push_back({"interpolate",
                "a sequence",
                {{{1, 2, 5}}},
@@ -137,9 +136,7 @@ void add_sizes(std::vector<OpCase>& t) {
                "no batch",
                {{{0, 2, 3, 4}}},
                [](V v) { return interpolate(v[0], 6); },
-               [](T x) {
-                 return at::upsample_nearest2d(x[0], {6, 6});
-               }});
+               [](T x) { return at::upsample_nearest2d(x[0], {6, 6}); }});
   t.push_back({"group_norm",
                "of an image",
                {{{2, 6, 3, 2}}, {{6}}, {{6}}},
@@ -150,18 +147,24 @@ void add_sizes(std::vector<OpCase>& t) {
                {{{3, 6}}, {{6}}},
                [](V v) { return group_norm(v[0], 2, v[1], {}, 1e-3); },
                [](T x) { return torch::group_norm(x[0], 2, x[1], {}, 1e-3); }});
+  t.push_back({"group_norm",
+               "no batch",
+               {{{0, 4, 3}}},
+               [](V v) { return group_norm(v[0], 2); },
+               [](T x) { return x[0] * 1; }});
   t.push_back(
-      {"group_norm", "no batch", {{{0, 4, 3}}}, [](V v) { return group_norm(v[0], 2); }, [](T x) { return x[0] * 1; }});
-  t.push_back({"instance_norm",
-               "",
-               {{{2, 3, 4, 2}}, {{3}}, {{3}}},
-               [](V v) { return instance_norm(v[0], v[1], v[2]); },
-               [](T x) { return torch::instance_norm(x[0], x[1], x[2], {}, {}, true, 0.1, 1e-5, false); }});
+      {"instance_norm",
+       "",
+       {{{2, 3, 4, 2}}, {{3}}, {{3}}},
+       [](V v) { return instance_norm(v[0], v[1], v[2]); },
+       [](T x) { return torch::instance_norm(x[0], x[1], x[2], {}, {}, true, 0.1, 1e-5, false); }});
 }
 
 void add_attention(std::vector<OpCase>& t) {
   const auto some = [](at::Device device) {  // the second query may look at nothing
-    return torch::tensor({{true, false, true, true}, {false, false, false, false}, {false, true, false, false}})
+    return torch::tensor({{true, false, true, true},
+                          {false, false, false, false},
+                          {false, true, false, false}})
         .to(device);
   };
   struct Case {
@@ -188,8 +191,10 @@ void add_attention(std::vector<OpCase>& t) {
                    return scaled_dot_product_attention(v[0], v[1], v[2], o);
                  },
                  [c, some](T x) {
-                   at::Tensor s = x[0].matmul(x[1].transpose(-2, -1)) * c.options.scale.value_or(0.5);
-                   if (c.options.is_causal) s = s.masked_fill(torch::ones({3, 4}, at::kBool).triu(1), -INFINITY);
+                   at::Tensor s =
+                       x[0].matmul(x[1].transpose(-2, -1)) * c.options.scale.value_or(0.5);
+                   if (c.options.is_causal)
+                     s = s.masked_fill(torch::ones({3, 4}, at::kBool).triu(1), -INFINITY);
                    if (c.additive) s = s + x[3];
                    if (!c.boolean) return s.softmax(-1).matmul(x[2]);
                    const at::Tensor blind = torch::tensor({{false}, {true}, {false}});
@@ -202,11 +207,14 @@ void add_attention(std::vector<OpCase>& t) {
 
 at::Tensor grouped(T x, int64_t heads, int64_t kv_heads) {
   const auto split = [&](const at::Tensor& y, int64_t n) {
-    return y.view({y.size(0), y.size(1), n, y.size(2) / n}).transpose(1, 2).repeat_interleave(heads / n, 1);
+    return y.view({y.size(0), y.size(1), n, y.size(2) / n})
+        .transpose(1, 2)
+        .repeat_interleave(heads / n, 1);
   };
   const int64_t time = x[0].size(1);
   const at::Tensor q = split(x[0], heads), future = torch::ones({time, time}, at::kBool).triu(1);
-  const at::Tensor s = q.matmul(split(x[1], kv_heads).transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(3)));
+  const at::Tensor s =
+      q.matmul(split(x[1], kv_heads).transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(3)));
   const at::Tensor y = s.masked_fill(future, -INFINITY).softmax(-1).matmul(split(x[2], kv_heads));
   return y.transpose(1, 2).reshape(x[0].sizes());
 }
@@ -231,15 +239,21 @@ void add_grouped(std::vector<OpCase>& t) {
   }
   // Uneven, since attention sees differences of angles alone.
   const auto angles_of = [](int64_t batch, int64_t time, int64_t half) {
-    return torch::arange(batch * time * half, at::kDouble).square().remainder(6.1).view({batch, time, half});
+    return torch::arange(batch * time * half, at::kDouble)
+        .square()
+        .remainder(6.1)
+        .view({batch, time, half});
   };
-  const auto turns_of = [](const at::Tensor& angles) { return torch::cat({angles.cos(), angles.sin()}, -1); };
+  const auto turns_of = [](const at::Tensor& angles) {
+    return torch::cat({angles.cos(), angles.sin()}, -1);
+  };
   // A turn is a product of complex numbers.
   const auto turned = [](const at::Tensor& x, const at::Tensor& angles) {
     const int64_t half = angles.size(-1);
-    const at::Tensor y = x.view({x.size(0), x.size(1), x.size(2) / (2 * half), 2, half}).to(at::kDouble);
-    const at::Tensor z =
-        torch::complex(y.select(3, 0), y.select(3, 1)) * torch::complex(angles.cos(), angles.sin()).unsqueeze(-2);
+    const at::Tensor y =
+        x.view({x.size(0), x.size(1), x.size(2) / (2 * half), 2, half}).to(at::kDouble);
+    const at::Tensor z = torch::complex(y.select(3, 0), y.select(3, 1)) *
+                         torch::complex(angles.cos(), angles.sin()).unsqueeze(-2);
     return torch::cat({torch::real(z), torch::imag(z)}, -1).view(x.sizes());
   };
   for (const bool rows : {false, true}) {
@@ -250,19 +264,24 @@ void add_grouped(std::vector<OpCase>& t) {
                  [=](V v) { return rotate(v[0], turns_of(own).to(device_of(v))); },
                  [=](T x) { return turned(x[0], own); }});
   }
-  for (const Case& c : {Case{"turned", 4, 2, 2, 5, 4}, Case{"turned, places of each row", 2, 1, 2, 3, 6},
-                        Case{"turned, longer than a block", 3, 1, 1, 131, 34}}) {
-    const at::Tensor all = angles_of(c.batch, c.time, c.width / 2), own = c.width == 6 ? all : all[0];
-    t.push_back(
-        {"grouped_attention",
-         c.label,
-         {{{c.batch, c.time, c.heads * c.width}},
-          {{c.batch, c.time, c.kv_heads * c.width}},
-          {{c.batch, c.time, c.kv_heads * c.width}}},
-         [=](V v) { return attention(v[0], v[1], v[2], c.heads, c.kv_heads, {}, turns_of(own).to(device_of(v))); },
-         [=](T x) {
-           return grouped({turned(x[0], own), turned(x[1], own), x[2].to(at::kDouble)}, c.heads, c.kv_heads);
-         }});
+  for (const Case& c :
+       {Case{"turned", 4, 2, 2, 5, 4}, Case{"turned, places of each row", 2, 1, 2, 3, 6},
+        Case{"turned, longer than a block", 3, 1, 1, 131, 34}}) {
+    const at::Tensor all = angles_of(c.batch, c.time, c.width / 2),
+                     own = c.width == 6 ? all : all[0];
+    t.push_back({"grouped_attention",
+                 c.label,
+                 {{{c.batch, c.time, c.heads * c.width}},
+                  {{c.batch, c.time, c.kv_heads * c.width}},
+                  {{c.batch, c.time, c.kv_heads * c.width}}},
+                 [=](V v) {
+                   return attention(v[0], v[1], v[2], c.heads, c.kv_heads, {},
+                                    turns_of(own).to(device_of(v)));
+                 },
+                 [=](T x) {
+                   return grouped({turned(x[0], own), turned(x[1], own), x[2].to(at::kDouble)},
+                                  c.heads, c.kv_heads);
+                 }});
     t.back().low_scale = 8;
     t.back().differences = c.time < 10;
   }
@@ -273,8 +292,9 @@ void add_grouped(std::vector<OpCase>& t) {
     if (biased) inputs.insert(inputs.end(), {{{out}}, {{out / 3}}, {{out / 3}}});
     t.push_back({"linear_qkv", label, inputs,
                  [biased](V v) {
-                   const auto [q, k, y] = linear_qkv(v[0], {v[1], v[2], v[3]},
-                                                     biased ? std::array{v[4], v[5], v[6]} : std::array<Variable, 3>{});
+                   const auto [q, k, y] = linear_qkv(
+                       v[0], {v[1], v[2], v[3]},
+                       biased ? std::array{v[4], v[5], v[6]} : std::array<Variable, 3>{});
                    return cat({q, k, y}, -1);
                  },
                  [biased](T x) {
@@ -288,16 +308,16 @@ void add_grouped(std::vector<OpCase>& t) {
   t.push_back({"linear_qkv",
                "keys alone",
                {{{5, 4}}, {{6, 4}}, {{3, 4}}, {{3, 4}}},
-               [](V v) {
-                 return linear_qkv(v[0], {v[1], v[2], v[3]})[1];
-               },
+               [](V v) { return linear_qkv(v[0], {v[1], v[2], v[3]})[1]; },
                [](T x) { return torch::linear(x[0], x[2]); }});
-  for (const auto& [label, rows, hidden] : {std::tuple("", 5, 6), std::tuple("blocks that do not divide", 90, 67)}) {
-    t.push_back({"linear_swiglu",
-                 label,
-                 {{{rows, 4}}, {{hidden, 4}}, {{hidden, 4}}},
-                 [](V v) { return linear_swiglu(v[0], v[1], v[2]); },
-                 [](T x) { return torch::silu(torch::linear(x[0], x[1])) * torch::linear(x[0], x[2]); }});
+  for (const auto& [label, rows, hidden] :
+       {std::tuple("", 5, 6), std::tuple("blocks that do not divide", 90, 67)}) {
+    t.push_back(
+        {"linear_swiglu",
+         label,
+         {{{rows, 4}}, {{hidden, 4}}, {{hidden, 4}}},
+         [](V v) { return linear_swiglu(v[0], v[1], v[2]); },
+         [](T x) { return torch::silu(torch::linear(x[0], x[1])) * torch::linear(x[0], x[2]); }});
     t.back().differences = rows < 10;
     t.back().low_scale = 8;  // two products, each rounded
   }

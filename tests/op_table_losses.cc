@@ -13,18 +13,23 @@ using T = const std::vector<at::Tensor>&;
 using Sizes = std::vector<int64_t>;
 namespace F = torch::nn::functional;
 
-const char* name(Reduction r) { return r == Reduction::none ? "none" : r == Reduction::mean ? "mean" : "sum"; }
+const char* name(Reduction r) {
+  return r == Reduction::none ? "none" : r == Reduction::mean ? "mean" : "sum";
+}
 int64_t number(Reduction r) { return static_cast<int64_t>(r); }
 
 void add_distances(std::vector<OpCase>& t, Reduction r) {
-  for (const auto& [label, sizes] :
-       {std::pair{"", Sizes{2, 3}}, {"0-dim", Sizes{}}, {"size 1", Sizes{1}}, {"empty", Sizes{0, 3}}}) {
+  for (const auto& [label, sizes] : {std::pair{"", Sizes{2, 3}},
+                                     {"0-dim", Sizes{}},
+                                     {"size 1", Sizes{1}},
+                                     {"empty", Sizes{0, 3}}}) {
     if (sizes != Sizes{2, 3} && r != Reduction::none) continue;
     const std::string all = str(label, " ", name(r));
     const std::vector<Input> both{{sizes}, {sizes}};
     t.push_back({"l1_loss", all, both, [r](V v) { return l1_loss(v[0], v[1], r); },
                  [r](T x) { return torch::l1_loss(x[0], x[1], number(r)); }});
-    t.push_back({"smooth_l1_loss", all, both, [r](V v) { return smooth_l1_loss(v[0], v[1], r, 0.7); },
+    t.push_back({"smooth_l1_loss", all, both,
+                 [r](V v) { return smooth_l1_loss(v[0], v[1], r, 0.7); },
                  [r](T x) { return torch::smooth_l1_loss(x[0], x[1], number(r), 0.7); }});
     t.push_back({"mse_loss", all, both, [r](V v) { return mse_loss(v[0], v[1], r); },
                  [r](T x) { return torch::mse_loss(x[0], x[1], number(r)); }});
@@ -39,15 +44,21 @@ void add_distances(std::vector<OpCase>& t, Reduction r) {
                  all,
                  {{sizes}, {sizes, 0, 1}},
                  [r](V v) { return binary_cross_entropy_with_logits(v[0], v[1], {}, r); },
-                 [r](T x) { return torch::binary_cross_entropy_with_logits(x[0], x[1], {}, {}, number(r)); }});
+                 [r](T x) {
+                   return torch::binary_cross_entropy_with_logits(x[0], x[1], {}, {}, number(r));
+                 }});
   }
   const auto weights = [](double low) { return torch::linspace(low, low + 1, 3, at::kDouble); };
-  t.push_back(
-      {"binary_cross_entropy_with_logits",
-       str("weights ", name(r)),
-       {{{2, 3}, -40, 40}, {{2, 3}, 0, 1}},
-       [=](V v) { return binary_cross_entropy_with_logits(v[0], v[1], weights(0.5), r, weights(2)); },
-       [=](T x) { return torch::binary_cross_entropy_with_logits(x[0], x[1], weights(0.5), weights(2), number(r)); }});
+  t.push_back({"binary_cross_entropy_with_logits",
+               str("weights ", name(r)),
+               {{{2, 3}, -40, 40}, {{2, 3}, 0, 1}},
+               [=](V v) {
+                 return binary_cross_entropy_with_logits(v[0], v[1], weights(0.5), r, weights(2));
+               },
+               [=](T x) {
+                 return torch::binary_cross_entropy_with_logits(x[0], x[1], weights(0.5),
+                                                                weights(2), number(r));
+               }});
 }
 
 void add_classes(std::vector<OpCase>& t, Reduction r) {
@@ -70,8 +81,12 @@ void add_classes(std::vector<OpCase>& t, Reduction r) {
       t.push_back({"nll_loss",
                    label,
                    {{c.x}},
-                   [=](V v) { return nll_loss(v[0], longs(c.target, c.shape, device_of(v)), w(), -100, r); },
-                   [=](T x) { return torch::nll_loss_nd(x[0], longs(c.target, c.shape), w(), number(r)); }});
+                   [=](V v) {
+                     return nll_loss(v[0], longs(c.target, c.shape, device_of(v)), w(), -100, r);
+                   },
+                   [=](T x) {
+                     return torch::nll_loss_nd(x[0], longs(c.target, c.shape), w(), number(r));
+                   }});
       for (const double smoothing : {0.0, 0.2}) {
         t.push_back({"cross_entropy",
                      str(label, ", smoothing ", smoothing),
@@ -82,20 +97,21 @@ void add_classes(std::vector<OpCase>& t, Reduction r) {
                        return cross_entropy(v[0], longs(c.target, c.shape, device_of(v)), o);
                      },
                      [=](T x) {
-                       return torch::cross_entropy_loss(x[0], longs(c.target, c.shape), w(), number(r), -100,
-                                                        smoothing);
+                       return torch::cross_entropy_loss(x[0], longs(c.target, c.shape), w(),
+                                                        number(r), -100, smoothing);
                      }});
       }
       if (c.shape == Sizes{0}) continue;
-      t.push_back({"cross_entropy",
-                   label + ", probabilities",
-                   {{c.x}, {c.x, 0, 1}},
-                   [=](V v) {
-                     CrossEntropyOptions o;
-                     o.weight = w(), o.reduction = r, o.label_smoothing = 0.1;
-                     return cross_entropy(v[0], v[1], o);
-                   },
-                   [=](T x) { return torch::cross_entropy_loss(x[0], x[1], w(), number(r), -100, 0.1); }});
+      t.push_back(
+          {"cross_entropy",
+           label + ", probabilities",
+           {{c.x}, {c.x, 0, 1}},
+           [=](V v) {
+             CrossEntropyOptions o;
+             o.weight = w(), o.reduction = r, o.label_smoothing = 0.1;
+             return cross_entropy(v[0], v[1], o);
+           },
+           [=](T x) { return torch::cross_entropy_loss(x[0], x[1], w(), number(r), -100, 0.1); }});
     }
   }
 }
@@ -105,10 +121,12 @@ void add_similarities(std::vector<OpCase>& t, Reduction r) {
   for (const bool swap : {false, true}) {
     TripletOptions o;
     o.margin = 1.5, o.p = swap ? 3 : 2, o.swap = swap;
-    t.push_back(
-        {"triplet_margin_loss", str(swap ? "swap " : "", name(r)), three,
-         [=](V v) { return triplet_margin_loss(v[0], v[1], v[2], o, r); },
-         [=](T x) { return torch::triplet_margin_loss(x[0], x[1], x[2], o.margin, o.p, o.eps, o.swap, number(r)); }});
+    t.push_back({"triplet_margin_loss", str(swap ? "swap " : "", name(r)), three,
+                 [=](V v) { return triplet_margin_loss(v[0], v[1], v[2], o, r); },
+                 [=](T x) {
+                   return torch::triplet_margin_loss(x[0], x[1], x[2], o.margin, o.p, o.eps, o.swap,
+                                                     number(r));
+                 }});
     t.back().low_scale = 8;  // distances of distances
   }
 }
@@ -126,7 +144,9 @@ std::vector<OpCase> loss_rows() {
                "batchmean",
                {{{2, 3}}, {{2, 3}, 0.1, 1}},
                [](V v) { return kl_div_batchmean(v[0], v[1]); },
-               [](T x) { return F::kl_div(x[0], x[1], F::KLDivFuncOptions().reduction(torch::kBatchMean)); }});
+               [](T x) {
+                 return F::kl_div(x[0], x[1], F::KLDivFuncOptions().reduction(torch::kBatchMean));
+               }});
   for (const auto& [label, a, b, dim] : {std::tuple{"", Sizes{2, 3}, Sizes{2, 3}, int64_t{1}},
                                          {"broadcast", Sizes{2, 3, 2}, Sizes{3, 1}, int64_t{-2}},
                                          {"empty", Sizes{0, 3}, Sizes{0, 3}, int64_t{1}}}) {

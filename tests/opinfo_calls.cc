@@ -51,7 +51,8 @@ double real(const Json& j) {
   return j.get<double>();
 }
 int64_t integer(const Json& j) {
-  if (!j.is_number_integer()) throw Unsupported("an argument that is no whole number: " + j.dump().substr(0, 40));
+  if (!j.is_number_integer())
+    throw Unsupported("an argument that is no whole number: " + j.dump().substr(0, 40));
   return j.get<int64_t>();
 }
 
@@ -108,10 +109,12 @@ std::vector<int64_t> Call::rest(size_t place) {
 }
 void Call::all_used() const {
   for (size_t i = 0; i < args_.size(); ++i) {
-    if (!used_.contains(std::to_string(i)) && !args_.at(i).is_null()) throw Unsupported(str("argument ", i));
+    if (!used_.contains(std::to_string(i)) && !args_.at(i).is_null())
+      throw Unsupported(str("argument ", i));
   }
   for (const auto& [key, value] : kwargs_.items()) {
-    if (!used_.contains(key) && !value.is_null() && value != false) throw Unsupported("argument " + key);
+    if (!used_.contains(key) && !value.is_null() && value != false)
+      throw Unsupported("argument " + key);
   }
 }
 
@@ -128,7 +131,8 @@ std::vector<Variable> call_ours(const std::string& op, Call& call) {
   return it->second(call);
 }
 
-std::string known_difference(const std::string& op, const Json& record, const std::string& problem) {
+std::string known_difference(const std::string& op, const Json& record,
+                             const std::string& problem) {
   if (op == "batch_norm" && problem.find("x must be [B, C, ...]") != std::string::npos &&
       record.at("args").at(1).contains("t"))
     return "PyTorch takes an x of one dim";

@@ -18,8 +18,8 @@ struct Unsupported : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The arguments of a call. Each getter takes the place or the name of an argument; what no getter asked for is found
-/// by all_used().
+/// The arguments of a call. Each getter takes the place or the name of an argument; what no getter
+/// asked for is found by all_used().
 class Call {
  public:
   using Load = std::function<at::Tensor(const std::string&)>;

@@ -1,5 +1,6 @@
-// The third oracle: calls that PyTorch's own tests make of its ops, with its results, from tests/opinfo/opinfo.py,
-// which runs this; without its cases (LATHE_OPINFO) there is nothing to test.
+// The third oracle: calls that PyTorch's own tests make of its ops, with its results, from
+// tests/opinfo/opinfo.py, which runs this; without its cases (LATHE_OPINFO) there is nothing to
+// test.
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -30,7 +31,8 @@ using Tensors = std::vector<at::Tensor>;
 
 class Cases {
  public:
-  explicit Cases(const fs::path& folder) : file_(folder / "tensors.safetensors"), lines_(folder / "cases.jsonl") {}
+  explicit Cases(const fs::path& folder)
+      : file_(folder / "tensors.safetensors"), lines_(folder / "cases.jsonl") {}
 
   bool next(Json& record) {
     std::string line;
@@ -46,7 +48,8 @@ class Cases {
   Tensors list(const Json& record, const char* key) const {
     Tensors out;
     if (!record.contains(key) || record.at(key).is_null()) return out;
-    for (const Json& name : record.at(key)) out.push_back(name.is_null() ? at::Tensor() : tensor(name));
+    for (const Json& name : record.at(key))
+      out.push_back(name.is_null() ? at::Tensor() : tensor(name));
     return out;
   }
 
@@ -55,29 +58,35 @@ class Cases {
   std::ifstream lines_;
 };
 
-/// "" or how `ours` differs: NaN and infinities must stand in the same places, finite values differ by `allowed` at
-/// most.
+/// "" or how `ours` differs: NaN and infinities must stand in the same places, finite values differ
+/// by `allowed` at most.
 std::string differs(const at::Tensor& ours_, const at::Tensor& wanted_, double allowed) {
-  if (ours_.sizes() != wanted_.sizes()) return str("shape ", describe(ours_), " instead of ", describe(wanted_));
+  if (ours_.sizes() != wanted_.sizes())
+    return str("shape ", describe(ours_), " instead of ", describe(wanted_));
   if (ours_.numel() == 0) return "";
   const at::Tensor ours = ours_.to(at::kDouble), wanted = wanted_.to(at::kDouble);
   if (!ours.isnan().equal(wanted.isnan())) return "NaN in other places";
   const at::Tensor finite = wanted.isfinite();
   if (!ours.isfinite().equal(finite)) return "infinities in other places";
   const at::Tensor infinite = finite.logical_not().logical_and(wanted.isnan().logical_not());
-  if (!ours.masked_select(infinite).equal(wanted.masked_select(infinite))) return "infinities of another sign";
-  const double error = (ours - wanted).masked_fill(finite.logical_not(), 0).abs().max().item<double>();
+  if (!ours.masked_select(infinite).equal(wanted.masked_select(infinite)))
+    return "infinities of another sign";
+  const double error =
+      (ours - wanted).masked_fill(finite.logical_not(), 0).abs().max().item<double>();
   return error <= allowed ? "" : str("off by ", error, ", allowed ", allowed);
 }
 
 double largest(const at::Tensor& t) {
   const at::Tensor v = t.to(at::kDouble);
-  return t.numel() == 0 ? 0 : v.masked_fill(v.isfinite().logical_not(), 0).abs().max().item<double>();
+  return t.numel() == 0 ? 0
+                        : v.masked_fill(v.isfinite().logical_not(), 0).abs().max().item<double>();
 }
 
-/// How far a result may be from PyTorch's: in float64 the order of summation. In lower dtypes the exact result is what
-/// counts, with `scale` of the dtype's spacing and twice what PyTorch itself is off.
-std::string compare(const at::Tensor& ours, const at::Tensor& torch_, const at::Tensor& exact, double float64) {
+/// How far a result may be from PyTorch's: in float64 the order of summation. In lower dtypes the
+/// exact result is what counts, with `scale` of the dtype's spacing and twice what PyTorch itself
+/// is off.
+std::string compare(const at::Tensor& ours, const at::Tensor& torch_, const at::Tensor& exact,
+                    double float64) {
   if (!ours.defined() || !torch_.defined()) {  // none is as good as zeros
     const at::Tensor& other = ours.defined() ? ours : torch_;
     return other.defined() ? differs(other, torch::zeros_like(other), float64 * 1e-2) : "";
@@ -85,14 +94,16 @@ std::string compare(const at::Tensor& ours, const at::Tensor& torch_, const at::
   if (!exact.defined()) return differs(ours, torch_, float64 * (1e-2 + largest(torch_)));
   const double spacing = torch_.scalar_type() == at::kBFloat16 ? 0x1p-7 : 0x1p-22;
   const at::Tensor off = (torch_.to(at::kDouble) - exact).abs();
-  const std::string problem = differs(ours, exact, spacing * (0.05 + 8 * largest(exact)) + 2 * largest(off));
+  const std::string problem =
+      differs(ours, exact, spacing * (0.05 + 8 * largest(exact)) + 2 * largest(off));
   return problem.empty() || differs(ours, torch_, spacing * largest(torch_)).empty() ? "" : problem;
 }
 
 /// What is wrong with a case, sentences; throws Unsupported.
 std::vector<std::string> check_case(const Cases& cases, const Json& record) {
   std::vector<std::string> problems;
-  Call call(record.at("args"), record.at("kwargs"), [&](const std::string& name) { return cases.tensor(name); });
+  Call call(record.at("args"), record.at("kwargs"),
+            [&](const std::string& name) { return cases.tensor(name); });
   const std::vector<Variable> all = call_ours(record.at("op"), call);
   call.all_used();
   const Tensors outs = cases.list(record, "outs"), exact = cases.list(record, "exact_outs");
@@ -106,13 +117,15 @@ std::vector<std::string> check_case(const Cases& cases, const Json& record) {
   std::vector<at::Tensor> ways;
   for (size_t i = 0; i < all.size(); ++i) {
     note(str("result ", i),
-         compare(all[i].data(), outs[i], outs[i].is_floating_point() ? at(exact, i) : at::Tensor(), 1e-12));
+         compare(all[i].data(), outs[i], outs[i].is_floating_point() ? at(exact, i) : at::Tensor(),
+                 1e-12));
     if (!outs[i].is_floating_point()) continue;
     ends.push_back(all[i]);
     ways.push_back(dys.at(ends.size() - 1));
   }
   if (!problems.empty() || record.at("grads").is_null()) return problems;
-  const Tensors grads = cases.list(record, "grads"), exact_grads = cases.list(record, "exact_grads");
+  const Tensors grads = cases.list(record, "grads"),
+                exact_grads = cases.list(record, "exact_grads");
   const Tensors weights = cases.list(record, "weights"), second = cases.list(record, "second");
   Variable root;  // whose gradient is all outputs', each with its own cotangent
   for (size_t i = 0; i < ends.size(); ++i) {
@@ -180,9 +193,12 @@ TEST_CASE("ops agree with PyTorch's on PyTorch's own samples", "[.opinfo]") {
                      << record.at("kwargs").dump());
     FAIL_CHECK(problems[0]);
   }
-  std::cout << n << " cases of " << ops.size() << " ops agree, " << again << " of them to the second gradient\n";
-  for (const auto& [what, times] : explained) std::cout << "  otherwise by intent, " << times << ": " << what << "\n";
-  for (const auto& [what, times] : skipped) std::cout << "  not taken, " << times << ": " << what << "\n";
+  std::cout << n << " cases of " << ops.size() << " ops agree, " << again
+            << " of them to the second gradient\n";
+  for (const auto& [what, times] : explained)
+    std::cout << "  otherwise by intent, " << times << ": " << what << "\n";
+  for (const auto& [what, times] : skipped)
+    std::cout << "  not taken, " << times << ": " << what << "\n";
   CHECK(n > 3000);
   CHECK(ops.size() > 100);
 }

@@ -58,7 +58,8 @@ Results moments(Call& c, bool root, bool unbiased) {
     correction = c.flag(d.empty() ? 1 : 2, "unbiased", true) ? 1 : 0;
   } else {
     d = c.wholes(1, "dim");
-    correction = c.has(99, "unbiased") ? double(c.flag(99, "unbiased", true)) : c.number(99, "correction", 1);
+    correction = c.has(99, "unbiased") ? double(c.flag(99, "unbiased", true))
+                                       : c.number(99, "correction", 1);
   }
   const bool keep = c.flag(3, "keepdim", false);
   return {root ? std(x, dims(d), correction, keep) : var(x, dims(d), correction, keep)};
@@ -67,78 +68,85 @@ Results moments(Call& c, bool root, bool unbiased) {
 }  // namespace
 
 Functions elementwise_functions() {
-  return {{"abs", one(static_cast<Variable (*)(const Variable&)>(abs))},
-          {"contiguous", one(contiguous)},
-          {"cos", one(cos)},
-          {"erf", one(erf)},
-          {"exp", one(exp)},
-          {"expm1", one(expm1)},
-          {"log", one(log)},
-          {"log1p", one(log1p)},
-          {"neg", one(neg)},
-          {"reciprocal", one(reciprocal)},
-          {"rsqrt", one(rsqrt)},
-          {"sgn", one(sign)},
-          {"sigmoid", one(sigmoid)},
-          {"sign", one(sign)},
-          {"sin", one(sin)},
-          {"sqrt", one(sqrt)},
-          {"tanh", one(tanh)},
-          {"hardswish", one(hardswish)},
-          {"logsigmoid", one(logsigmoid)},
-          {"mish", one(mish)},
-          {"relu", one(relu)},
-          {"silu", one(silu)},
-          {"mul", two(mul)},
-          {"add", two(add)},
-          {"sub", two(sub)},
-          {"div.no_rounding_mode", two(div)},
-          {"maximum", two(maximum)},
-          {"minimum", two(minimum)},
-          {"max.binary", two(maximum)},
-          {"min.binary", two(minimum)},
-          {"xlogy", two(xlogy)},
-          {"eq", compared(eq)},
-          {"ne", compared(ne)},
-          {"lt", compared(lt)},
-          {"le", compared(le)},
-          {"gt", compared(gt)},
-          {"ge", compared(ge)},
-          {"gelu",
-           [](Call& c) -> Results {
-             return {gelu(c.v(0), c.text(1, "approximate", "none") == "tanh" ? Gelu::tanh : Gelu::exact)};
-           }},
-          {"elu", [](Call& c) -> Results { return {elu(c.v(0), c.number(1, "alpha", 1))}; }},
-          {"leaky_relu", [](Call& c) -> Results { return {leaky_relu(c.v(0), c.number(1, "negative_slope", 0.01))}; }},
-          {"softplus",
-           [](Call& c) -> Results { return {softplus(c.v(0), c.number(1, "beta", 1), c.number(2, "threshold", 20))}; }},
-          {"pow",
-           [](Call& c) -> Results {
-             if (!c.is_number(1, "exponent")) throw Unsupported("a tensor as exponent");
-             return {pow(c.v(0), c.number(1, "exponent", 1))};
-           }},
-          {"clamp",
-           [](Call& c) -> Results {
-             const Variable x = c.v(0);
-             if (c.is_number(1, "min") || c.is_number(2, "max")) {
-               const auto bound = [&](size_t i, const char* n) {
-                 return c.has(i, n) ? std::optional(c.number(i, n, 0)) : std::nullopt;
-               };
-               return {clamp(x, bound(1, "min"), bound(2, "max"))};
-             }
-             return {clamp(x, c.v(1, "min"), c.v(2, "max"))};
-           }},
-          {"clamp_min", [](Call& c) -> Results { return {clamp(c.v(0), c.v(1, "min"))}; }},
-          {"clamp_max", [](Call& c) -> Results { return {clamp(c.v(0), Variable(), c.v(1, "max"))}; }},
-          {"masked_fill",
-           [](Call& c) -> Results {
-             if (!c.is_number(2, "value")) throw Unsupported("a tensor as value");
-             return {masked_fill(c.v(0), c.t(1, "mask"), c.number(2, "value", 0))};
-           }},
-          {"where", [](Call& c) -> Results {  // OpInfo's first argument is where's second
-             const Variable x = c.v(0);
-             return {where(c.t(1), x, c.v(2))};
-           }}};
+  return {
+      {"abs", one(static_cast<Variable (*)(const Variable&)>(abs))},
+      {"contiguous", one(contiguous)},
+      {"cos", one(cos)},
+      {"erf", one(erf)},
+      {"exp", one(exp)},
+      {"expm1", one(expm1)},
+      {"log", one(log)},
+      {"log1p", one(log1p)},
+      {"neg", one(neg)},
+      {"reciprocal", one(reciprocal)},
+      {"rsqrt", one(rsqrt)},
+      {"sgn", one(sign)},
+      {"sigmoid", one(sigmoid)},
+      {"sign", one(sign)},
+      {"sin", one(sin)},
+      {"sqrt", one(sqrt)},
+      {"tanh", one(tanh)},
+      {"hardswish", one(hardswish)},
+      {"logsigmoid", one(logsigmoid)},
+      {"mish", one(mish)},
+      {"relu", one(relu)},
+      {"silu", one(silu)},
+      {"mul", two(mul)},
+      {"add", two(add)},
+      {"sub", two(sub)},
+      {"div.no_rounding_mode", two(div)},
+      {"maximum", two(maximum)},
+      {"minimum", two(minimum)},
+      {"max.binary", two(maximum)},
+      {"min.binary", two(minimum)},
+      {"xlogy", two(xlogy)},
+      {"eq", compared(eq)},
+      {"ne", compared(ne)},
+      {"lt", compared(lt)},
+      {"le", compared(le)},
+      {"gt", compared(gt)},
+      {"ge", compared(ge)},
+      {"gelu",
+       [](Call& c) -> Results {
+         return {
+             gelu(c.v(0), c.text(1, "approximate", "none") == "tanh" ? Gelu::tanh : Gelu::exact)};
+       }},
+      {"elu", [](Call& c) -> Results { return {elu(c.v(0), c.number(1, "alpha", 1))}; }},
+      {"leaky_relu",
+       [](Call& c) -> Results {
+         return {leaky_relu(c.v(0), c.number(1, "negative_slope", 0.01))};
+       }},
+      {"softplus",
+       [](Call& c) -> Results {
+         return {softplus(c.v(0), c.number(1, "beta", 1), c.number(2, "threshold", 20))};
+       }},
+      {"pow",
+       [](Call& c) -> Results {
+         if (!c.is_number(1, "exponent")) throw Unsupported("a tensor as exponent");
+         return {pow(c.v(0), c.number(1, "exponent", 1))};
+       }},
+      {"clamp",
+       [](Call& c) -> Results {
+         const Variable x = c.v(0);
+         if (c.is_number(1, "min") || c.is_number(2, "max")) {
+           const auto bound = [&](size_t i, const char* n) {
+             return c.has(i, n) ? std::optional(c.number(i, n, 0)) : std::nullopt;
+           };
+           return {clamp(x, bound(1, "min"), bound(2, "max"))};
+         }
+         return {clamp(x, c.v(1, "min"), c.v(2, "max"))};
+       }},
+      {"clamp_min", [](Call& c) -> Results { return {clamp(c.v(0), c.v(1, "min"))}; }},
+      {"clamp_max", [](Call& c) -> Results { return {clamp(c.v(0), Variable(), c.v(1, "max"))}; }},
+      {"masked_fill",
+       [](Call& c) -> Results {
+         if (!c.is_number(2, "value")) throw Unsupported("a tensor as value");
+         return {masked_fill(c.v(0), c.t(1, "mask"), c.number(2, "value", 0))};
+       }},
+      {"where", [](Call& c) -> Results {  // OpInfo's first argument is where's second
+         const Variable x = c.v(0);
+         return {where(c.t(1), x, c.v(2))};
+       }}};
 }
 
 Functions reduction_functions() {
@@ -152,7 +160,8 @@ Functions reduction_functions() {
   const auto found = [](bool largest) {
     return [largest](Call& c) -> Results {
       const Variable x = c.v(0);
-      const std::optional<int64_t> d = c.has(1, "dim") ? std::optional(c.whole(1, "dim", 0)) : std::nullopt;
+      const std::optional<int64_t> d =
+          c.has(1, "dim") ? std::optional(c.whole(1, "dim", 0)) : std::nullopt;
       const bool keep = c.flag(2, "keepdim", false);
       return {Variable(largest ? argmax(x, d, keep) : argmin(x, d, keep))};
     };
@@ -178,10 +187,12 @@ Functions reduction_functions() {
           {"argmin", found(false)},
           {"max.reduction_no_dim", one([](const Variable& x) { return max(x); })},
           {"min.reduction_no_dim", one([](const Variable& x) { return min(x); })},
-          {"max.reduction_with_dim",
-           in_order([](const Variable& x, int64_t d, Call& c) { return max(x, d, c.flag(2, "keepdim", false)); })},
-          {"min.reduction_with_dim",
-           in_order([](const Variable& x, int64_t d, Call& c) { return min(x, d, c.flag(2, "keepdim", false)); })},
+          {"max.reduction_with_dim", in_order([](const Variable& x, int64_t d, Call& c) {
+             return max(x, d, c.flag(2, "keepdim", false));
+           })},
+          {"min.reduction_with_dim", in_order([](const Variable& x, int64_t d, Call& c) {
+             return min(x, d, c.flag(2, "keepdim", false));
+           })},
           {"sort",
            [](Call& c) -> Results {
              const Variable x = c.v(0);

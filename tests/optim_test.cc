@@ -11,7 +11,9 @@ namespace {
 using namespace lathe;
 
 constexpr int steps = 25;
-at::Tensor gradient(int step, const at::Tensor& p) { return (p * 0.7 + 0.3 * std::sin(0.9 * step)).tanh(); }
+at::Tensor gradient(int step, const at::Tensor& p) {
+  return (p * 0.7 + 0.3 * std::sin(0.9 * step)).tanh();
+}
 
 /// The largest difference between our parameters and torch's after the steps.
 template <class Make>
@@ -58,17 +60,23 @@ TEST_CASE("every optimizer is torch's, option by option", "[optim]") {
                                              torch::optim::SGDOptions(1))) < tolerance);
 
     c.kind = "momentum";
-    for (const auto& [dampening, nesterov] : {std::pair{0.0, false}, std::pair{0.1, false}, std::pair{0.0, true}}) {
+    for (const auto& [dampening, nesterov] :
+         {std::pair{0.0, false}, std::pair{0.1, false}, std::pair{0.0, true}}) {
       c.momentum = 0.9, c.dampening = dampening, c.nesterov = nesterov;
-      const auto o = torch::optim::SGDOptions(1).momentum(0.9).dampening(dampening).nesterov(nesterov);
-      CHECK(apart(c, groups<torch::optim::SGD>(torch::optim::SGDOptions(o).weight_decay(wd), o)) < tolerance);
+      const auto o =
+          torch::optim::SGDOptions(1).momentum(0.9).dampening(dampening).nesterov(nesterov);
+      CHECK(apart(c, groups<torch::optim::SGD>(torch::optim::SGDOptions(o).weight_decay(wd), o)) <
+            tolerance);
     }
 
     c.kind = "adagrad";
     for (const auto& [decay, initial] : {std::pair{0.0, 0.0}, std::pair{0.1, 0.5}}) {
       c.lr_decay = decay, c.initial_accumulator = initial, c.eps = 1e-10;
-      const auto o = torch::optim::AdagradOptions(1).lr_decay(decay).initial_accumulator_value(initial).eps(1e-10);
-      CHECK(apart(c, groups<torch::optim::Adagrad>(torch::optim::AdagradOptions(o).weight_decay(wd), o)) < tolerance);
+      const auto o =
+          torch::optim::AdagradOptions(1).lr_decay(decay).initial_accumulator_value(initial).eps(
+              1e-10);
+      CHECK(apart(c, groups<torch::optim::Adagrad>(torch::optim::AdagradOptions(o).weight_decay(wd),
+                                                   o)) < tolerance);
     }
 
     c.kind = "rmsprop";
@@ -76,18 +84,23 @@ TEST_CASE("every optimizer is torch's, option by option", "[optim]") {
     for (const double momentum : {0.0, 0.9}) {
       for (const bool centered : {false, true}) {
         c.momentum = momentum, c.centered = centered, c.alpha = 0.95;
-        const auto o = torch::optim::RMSpropOptions(1).alpha(0.95).eps(1e-8).momentum(momentum).centered(centered);
-        CHECK(apart(c, groups<torch::optim::RMSprop>(torch::optim::RMSpropOptions(o).weight_decay(wd), o)) < tolerance);
+        const auto o =
+            torch::optim::RMSpropOptions(1).alpha(0.95).eps(1e-8).momentum(momentum).centered(
+                centered);
+        CHECK(apart(c, groups<torch::optim::RMSprop>(
+                           torch::optim::RMSpropOptions(o).weight_decay(wd), o)) < tolerance);
       }
     }
 
     c.beta1 = 0.85, c.beta2 = 0.97;
     c.kind = "adam";
     const auto adam = torch::optim::AdamOptions(1).betas({0.85, 0.97}).eps(1e-8);
-    CHECK(apart(c, groups<torch::optim::Adam>(torch::optim::AdamOptions(adam).weight_decay(wd), adam)) < tolerance);
+    CHECK(apart(c, groups<torch::optim::Adam>(torch::optim::AdamOptions(adam).weight_decay(wd),
+                                              adam)) < tolerance);
     c.kind = "adamw";
     const auto adamw = torch::optim::AdamWOptions(1).betas({0.85, 0.97}).eps(1e-8).weight_decay(0);
-    CHECK(apart(c, groups<torch::optim::AdamW>(torch::optim::AdamWOptions(adamw).weight_decay(wd), adamw)) < tolerance);
+    CHECK(apart(c, groups<torch::optim::AdamW>(torch::optim::AdamWOptions(adamw).weight_decay(wd),
+                                               adamw)) < tolerance);
   }
 }
 
@@ -101,7 +114,8 @@ TEST_CASE("the comparison with torch sees a wrong option", "[optim]") {
 TEST_CASE("dampening = momentum is the exponential average", "[optim]") {
   OptimConfig c;
   c.kind = "momentum", c.momentum = 0.9, c.dampening = 0.9, c.weight_decay = 0, c.grad_clip = 0;
-  std::vector<NamedParameter> p{{"w", Variable::parameter(torch::zeros({2}, at::kDouble)), Role::bias}};
+  std::vector<NamedParameter> p{
+      {"w", Variable::parameter(torch::zeros({2}, at::kDouble)), Role::bias}};
   Optimizer optimizer(c, p);
   double average = 0;
   for (int i = 1; i <= 5; ++i) {
@@ -116,12 +130,14 @@ TEST_CASE("clipping is torch's clip_grad_norm_", "[optim]") {
   for (const double clip : {1.5, 100.0, 0.0}) {
     OptimConfig c;
     c.kind = "sgd", c.weight_decay = 0, c.grad_clip = clip;
-    std::vector<NamedParameter> p{{"w", Variable::parameter(torch::zeros({3, 2}, at::kDouble)), Role::weight},
-                                  {"b", Variable::parameter(torch::zeros({2}, at::kDouble)), Role::bias}};
+    std::vector<NamedParameter> p{
+        {"w", Variable::parameter(torch::zeros({3, 2}, at::kDouble)), Role::weight},
+        {"b", Variable::parameter(torch::zeros({2}, at::kDouble)), Role::bias}};
     Optimizer optimizer(c, p);
     std::vector<at::Tensor> theirs;
     for (auto& q : p) {
-      q.parameter.leaf().grad = torch::arange(1, q.parameter.numel() + 1, at::kDouble).view(q.parameter.sizes());
+      q.parameter.leaf().grad =
+          torch::arange(1, q.parameter.numel() + 1, at::kDouble).view(q.parameter.sizes());
       theirs.push_back(torch::zeros(q.parameter.sizes(), at::kDouble).requires_grad_());
       theirs.back().mutable_grad() = q.parameter.grad().clone();
     }
@@ -163,7 +179,8 @@ TEST_CASE("a gradient or loss that is not finite changes nothing and ends the ru
   }
 }
 
-TEST_CASE("what is not laid out as the kernels read it is an error that names the parameter", "[optim]") {
+TEST_CASE("what is not laid out as the kernels read it is an error that names the parameter",
+          "[optim]") {
   const at::Tensor values = torch::arange(12.0).view({3, 4});
   const auto step = [](const at::Tensor& w, const at::Tensor& gradient) {
     const Variable p = Variable::parameter(w);
@@ -172,7 +189,8 @@ TEST_CASE("what is not laid out as the kernels read it is an error that names th
   };
   CHECK_THAT(step(values.clone(), values.t().contiguous().t()),
              ContainsSubstring("block.w or its gradient is not contiguous"));
-  CHECK_THAT(step(values.t().contiguous().t(), values), ContainsSubstring("block.w or its gradient is not contiguous"));
+  CHECK_THAT(step(values.t().contiguous().t(), values),
+             ContainsSubstring("block.w or its gradient is not contiguous"));
   CHECK(step(values.clone(), values) == "");
 }
 
@@ -184,7 +202,8 @@ TEST_CASE("low-precision gradients and the working copy", "[optim]") {
   Optimizer optimizer(c, p);
   p[0].parameter.leaf().grad = torch::ones({2, 2}, at::kBFloat16);
   optimizer.step(1e-3);
-  CHECK(p[0].parameter.data()[0][0].item<float>() == Approx(0.999));  // below bf16's spacing of 1/256 at 1
+  CHECK(p[0].parameter.data()[0][0].item<float>() ==
+        Approx(0.999));  // below bf16's spacing of 1/256 at 1
   CHECK(p[0].parameter.leaf().precision.low.equal(p[0].parameter.data().to(at::kBFloat16)));
 }
 
@@ -215,7 +234,8 @@ TEST_CASE("schedules of later are their formulas, at every step", "[optim]") {
   constexpr int64_t steps = 300, warmup = 20;
   constexpr double lr = 0.3, least = 0.02, pi = std::numbers::pi;
   ScheduleConfig c;
-  c.warmup_steps = warmup, c.min_lr = least, c.power = 1.7, c.cycle_steps = 40, c.rise_share = 0.25, c.start_div = 8;
+  c.warmup_steps = warmup, c.min_lr = least, c.power = 1.7, c.cycle_steps = 40, c.rise_share = 0.25,
+  c.start_div = 8;
   for (int64_t step = 0; step < steps; ++step) {
     INFO("step " << step);
     const auto s = static_cast<double>(step);
@@ -225,20 +245,23 @@ TEST_CASE("schedules of later are their formulas, at every step", "[optim]") {
     };
     // One cycle: torch's OneCycleLR, 75 steps up, 225 down.
     const double up = s / 75, down = (s - 75) / 225;
-    CHECK(rate("one_cycle") == Approx(s < 75 ? lr / 8 + (lr - lr / 8) * (1 - std::cos(pi * up)) / 2
-                                             : least + (lr - least) * (1 + std::cos(pi * down)) / 2));
+    CHECK(rate("one_cycle") == Approx(s < 75
+                                          ? lr / 8 + (lr - lr / 8) * (1 - std::cos(pi * up)) / 2
+                                          : least + (lr - least) * (1 + std::cos(pi * down)) / 2));
     if (step < warmup) {
       for (const char* kind : {"polynomial", "inverse_sqrt", "cosine_restarts"})
         CHECK(rate(kind) == Approx(lr * (s + 1) / (warmup + 1)));
       continue;
     }
     CHECK(rate("polynomial") == Approx(least + (lr - least) * std::pow((300 - s) / 280, 1.7)));
-    // Vaswani et al.: the lesser of the line and the root, which meet at the end of warm-up; never below min_lr.
+    // Vaswani et al.: the lesser of the line and the root, which meet at the end of warm-up; never
+    // below min_lr.
     const double a = (s + 1) / (warmup + 1);
     CHECK(rate("inverse_sqrt") == Approx(std::max(least, lr * std::min(a, 1 / std::sqrt(a)))));
     // Cycles of 40: by the remainder. Of 40, 60, 90, ...: by the sum of a geometric series.
     const double in_cycle = std::fmod(s - warmup, 40) / 40;
-    CHECK(rate("cosine_restarts") == Approx(least + (lr - least) * (1 + std::cos(pi * in_cycle)) / 2));
+    CHECK(rate("cosine_restarts") ==
+          Approx(least + (lr - least) * (1 + std::cos(pi * in_cycle)) / 2));
     const double cycle = std::floor(std::log((s - warmup) / 40 * 0.5 + 1 + 1e-12) / std::log(1.5));
     const double begin = 40 * (std::pow(1.5, cycle) - 1) / 0.5, length = 40 * std::pow(1.5, cycle);
     CHECK(rate("cosine_restarts", 1.5) ==
@@ -247,7 +270,8 @@ TEST_CASE("schedules of later are their formulas, at every step", "[optim]") {
   std::set<std::string> tested{"constant",   "linear",       "cosine",          "wsd",
                                "polynomial", "inverse_sqrt", "cosine_restarts", "one_cycle"};
   const auto names = schedule_names();
-  CHECK(std::set<std::string>(names.begin(), names.end()) == tested);  // every schedule has its formula here
+  CHECK(std::set<std::string>(names.begin(), names.end()) ==
+        tested);  // every schedule has its formula here
 }
 
 TEST_CASE("groups in a config", "[optim]") {
@@ -257,9 +281,12 @@ TEST_CASE("groups in a config", "[optim]") {
   OptimConfig c;
   c.kind = "sgd", c.weight_decay = 0.1, c.grad_clip = 0;
   c.groups = tables(
-      "[[optim.groups]]\nmatch = \"head.*\"\nlr_scale = 0.5\n[[optim.groups]]\nweight_decay = 0.3\nmatch = \"*.b\"\n");
-  CHECK(toml_text(c.groups) == "[{match = \"head.*\", lr_scale = 0.5}, {weight_decay = 0.3, match = \"*.b\"}]");
-  CHECK(toml_text(tables("groups = " + toml_text(c.groups))) == toml_text(c.groups));  // as a saved config has it
+      "[[optim.groups]]\nmatch = \"head.*\"\nlr_scale = 0.5\n[[optim.groups]]\nweight_decay = "
+      "0.3\nmatch = \"*.b\"\n");
+  CHECK(toml_text(c.groups) ==
+        "[{match = \"head.*\", lr_scale = 0.5}, {weight_decay = 0.3, match = \"*.b\"}]");
+  CHECK(toml_text(tables("groups = " + toml_text(c.groups))) ==
+        toml_text(c.groups));  // as a saved config has it
   std::vector<NamedParameter> p;
   for (const char* path : {"head.w", "head.b", "body.w", "body.b"}) {
     p.push_back({path, Variable::parameter(torch::ones({2, 2}, at::kDouble)), Role::weight});
@@ -275,23 +302,31 @@ TEST_CASE("groups in a config", "[optim]") {
     c.groups = tables("groups = " + text);
     return error_of([&] { Optimizer(c, p); });
   };
-  CHECK_THAT(said("[{match = \"*.bias\"}]"),
-             ContainsSubstring("match = \"*.bias\" matches no parameter; there are head.w, head.b, body.w, body.b"));
-  CHECK_THAT(said("[{match = \"*\"}, {match = \"*.b\"}]"), ContainsSubstring("groups before it took them all"));
+  CHECK_THAT(
+      said("[{match = \"*.bias\"}]"),
+      ContainsSubstring(
+          "match = \"*.bias\" matches no parameter; there are head.w, head.b, body.w, body.b"));
+  CHECK_THAT(said("[{match = \"*\"}, {match = \"*.b\"}]"),
+             ContainsSubstring("groups before it took them all"));
   CHECK_THAT(said("[{match = \"*\", lr = 1}]"), ContainsSubstring("group 1: there is no key lr"));
-  CHECK_THAT(said("[{match = \"*\"}, {lr_scale = 1}]"), ContainsSubstring("group 2: match is missing"));
-  CHECK_THAT(said("[{match = \"*\", lr_scale = -1}]"), ContainsSubstring("lr_scale must be a number >= 0, not -1"));
+  CHECK_THAT(said("[{match = \"*\"}, {lr_scale = 1}]"),
+             ContainsSubstring("group 2: match is missing"));
+  CHECK_THAT(said("[{match = \"*\", lr_scale = -1}]"),
+             ContainsSubstring("lr_scale must be a number >= 0, not -1"));
   CHECK_THAT(said("[{match = 3}]"), ContainsSubstring("match must be a pattern of paths"));
   CHECK(said("[{match = \"*\", lr_scale = 2}]").empty());
 }
 
-TEST_CASE("groups of one's own have a learning rate and a weight decay, and the first that chooses wins", "[optim]") {
+TEST_CASE(
+    "groups of one's own have a learning rate and a weight decay, and the first that chooses wins",
+    "[optim]") {
   const auto make = [] {
     std::vector<NamedParameter> p;
     for (const char* path : {"head.weight", "head.bias", "body.weight", "body.bias"}) {
       const bool matrix = std::string(path).ends_with("weight");
       p.push_back({path,
-                   Variable::parameter(torch::ones(matrix ? at::IntArrayRef{2, 2} : at::IntArrayRef{2}, at::kDouble)),
+                   Variable::parameter(torch::ones(
+                       matrix ? at::IntArrayRef{2, 2} : at::IntArrayRef{2}, at::kDouble)),
                    matrix ? Role::weight : Role::bias});
       p.back().parameter.leaf().grad = torch::full_like(p.back().parameter.data(), 0.5);
     }
@@ -300,10 +335,11 @@ TEST_CASE("groups of one's own have a learning rate and a weight decay, and the 
   OptimConfig c;
   c.kind = "sgd", c.weight_decay = 0.1, c.grad_clip = 0;
   const auto p = make();
-  Optimizer optimizer(c, p, std::nullopt,
-                      {{.pattern = "head.bias", .weight_decay = 0.2},
-                       {.pattern = "head.*", .lr_factor = 0.5},
-                       {.which = [](const NamedParameter& q) { return q.role == Role::bias; }, .lr_factor = 0}});
+  Optimizer optimizer(
+      c, p, std::nullopt,
+      {{.pattern = "head.bias", .weight_decay = 0.2},
+       {.pattern = "head.*", .lr_factor = 0.5},
+       {.which = [](const NamedParameter& q) { return q.role == Role::bias; }, .lr_factor = 0}});
   REQUIRE(optimizer.groups().size() == 8);
   CHECK(optimizer.groups()[0].slots[0].path == "body.weight");
   optimizer.step(1);

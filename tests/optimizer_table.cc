@@ -8,11 +8,14 @@ namespace {
 at::Tensor& kept(State& s, const char* name, const at::Tensor& like) {
   return s.try_emplace(name, torch::zeros_like(like)).first->second;
 }
-void mix(at::Tensor& average, double decay, const at::Tensor& x) { average = decay * average + (1 - decay) * x; }
+void mix(at::Tensor& average, double decay, const at::Tensor& x) {
+  average = decay * average + (1 - decay) * x;
+}
 
 at::Tensor adam_direction(const at::Tensor& g, State& s, const Step& k) {
   mix(kept(s, "m", g), k.c.beta1, g), mix(kept(s, "v", g), k.c.beta2, g * g);
-  const at::Tensor m = s["m"] / (1 - std::pow(k.c.beta1, k.t)), v = s["v"] / (1 - std::pow(k.c.beta2, k.t));
+  const at::Tensor m = s["m"] / (1 - std::pow(k.c.beta1, k.t)),
+                   v = s["v"] / (1 - std::pow(k.c.beta2, k.t));
   return m / (v.sqrt() + k.c.eps);
 }
 
@@ -26,10 +29,13 @@ at::Tensor lion(const at::Tensor& p, const at::Tensor& g, State& s, const Step& 
 at::Tensor nadam(const at::Tensor& p, const at::Tensor& gradient, State& s, const Step& k) {
   const at::Tensor g = gradient + k.wd * p;
   mix(kept(s, "m", g), k.c.beta1, g), mix(kept(s, "v", g), k.c.beta2, g * g);
-  const auto mu = [&](double t) { return k.c.beta1 * (1 - 0.5 * std::pow(0.96, t * k.c.momentum_decay)); };
+  const auto mu = [&](double t) {
+    return k.c.beta1 * (1 - 0.5 * std::pow(0.96, t * k.c.momentum_decay));
+  };
   double product = 1;
   for (int i = 1; i <= k.t; ++i) product *= mu(i);
-  const at::Tensor m_hat = mu(k.t + 1) * s["m"] / (1 - product * mu(k.t + 1)) + (1 - mu(k.t)) * g / (1 - product);
+  const at::Tensor m_hat =
+      mu(k.t + 1) * s["m"] / (1 - product * mu(k.t + 1)) + (1 - mu(k.t)) * g / (1 - product);
   return p - k.lr * m_hat / ((s["v"] / (1 - std::pow(k.c.beta2, k.t))).sqrt() + k.c.eps);
 }
 
@@ -70,18 +76,21 @@ at::Tensor muon(const at::Tensor& p, const at::Tensor& g, State& s, const Step& 
   const at::Tensor matrix = x.reshape({x.size(0), -1});
   const auto [u, values, vh] = torch::linalg_svd(matrix / matrix.norm(), /*full_matrices=*/false);
   at::Tensor y = values;
-  for (int64_t i = 0; i < k.c.muon_steps; ++i) y = 3.4445 * y - 4.7750 * y.pow(3) + 2.0315 * y.pow(5);
+  for (int64_t i = 0; i < k.c.muon_steps; ++i)
+    y = 3.4445 * y - 4.7750 * y.pow(3) + 2.0315 * y.pow(5);
   const at::Tensor o = u.matmul(torch::diag(y)).matmul(vh).reshape(p.sizes());
-  const auto rows = static_cast<double>(matrix.size(0)), columns = static_cast<double>(matrix.size(1));
-  const double length =
-      k.c.muon_scale == "rms" ? 0.2 * std::sqrt(std::max(rows, columns)) : std::sqrt(std::max(1.0, rows / columns));
+  const auto rows = static_cast<double>(matrix.size(0)),
+             columns = static_cast<double>(matrix.size(1));
+  const double length = k.c.muon_scale == "rms" ? 0.2 * std::sqrt(std::max(rows, columns))
+                                                : std::sqrt(std::max(1.0, rows / columns));
   return p - k.lr * k.wd * p - k.lr * length * o;
 }
 
 /// A moment in 8 bits: each block's largest value, and the nearer of the levels below and above.
 at::Tensor through_8_bits(const at::Tensor& moment, int64_t block, bool with_sign) {
   const auto& list = dynamic_levels(with_sign);
-  const at::Tensor levels = torch::tensor(at::ArrayRef<float>(list.data(), list.size())).to(at::kDouble);
+  const at::Tensor levels =
+      torch::tensor(at::ArrayRef<float>(list.data(), list.size())).to(at::kDouble);
   const at::Tensor flat = moment.reshape(-1);
   std::vector<at::Tensor> parts;
   for (const at::Tensor& part : flat.split(block)) {
@@ -90,8 +99,11 @@ at::Tensor through_8_bits(const at::Tensor& moment, int64_t block, bool with_sig
       parts.push_back(part);
       continue;
     }
-    const at::Tensor x = part / most, above = torch::searchsorted(levels, x).clamp(1, 255), below = above - 1;
-    const auto off = [&](const at::Tensor& which) { return (levels.index_select(0, which) - x).abs(); };
+    const at::Tensor x = part / most, above = torch::searchsorted(levels, x).clamp(1, 255),
+                     below = above - 1;
+    const auto off = [&](const at::Tensor& which) {
+      return (levels.index_select(0, which) - x).abs();
+    };
     const at::Tensor nearest = torch::where(off(below) <= off(above), below, above);
     parts.push_back(levels.index_select(0, nearest) * most);
   }
@@ -123,10 +135,16 @@ std::vector<Row> optimizer_rows() {
   namespace o = torch::optim;
   const auto beta = [](OptimConfig& c) { c.beta2 = 0.971; };
   const auto adams = [](const Step& k) {
-    return o::AdamOptions(k.lr).betas({k.c.beta1, k.c.beta2}).weight_decay(k.wd).amsgrad(k.c.amsgrad);
+    return o::AdamOptions(k.lr)
+        .betas({k.c.beta1, k.c.beta2})
+        .weight_decay(k.wd)
+        .amsgrad(k.c.amsgrad);
   };
   const auto adamws = [](const Step& k) {
-    return o::AdamWOptions(k.lr).betas({k.c.beta1, k.c.beta2}).weight_decay(k.wd).amsgrad(k.c.amsgrad);
+    return o::AdamWOptions(k.lr)
+        .betas({k.c.beta1, k.c.beta2})
+        .weight_decay(k.wd)
+        .amsgrad(k.c.amsgrad);
   };
   const auto sgds = [](const Step& k) {
     const bool has_momentum = k.c.kind == "momentum";
@@ -139,7 +157,12 @@ std::vector<Row> optimizer_rows() {
   const auto amsgrad = [](OptimConfig& c) { c.amsgrad = true; };
   const auto momentum = [](OptimConfig& c) { c.momentum = 0.91; };
   return {
-      {"sgd", "", nothing, {}, torchs<o::SGD, o::SGDOptions>(sgds), [](OptimConfig& c) { c.lr = 1.01; }},
+      {"sgd",
+       "",
+       nothing,
+       {},
+       torchs<o::SGD, o::SGDOptions>(sgds),
+       [](OptimConfig& c) { c.lr = 1.01; }},
       {"momentum",
        "Nesterov",
        [](OptimConfig& c) { c.nesterov = true; },
@@ -157,7 +180,11 @@ std::vector<Row> optimizer_rows() {
        [](OptimConfig& c) { c.lr_decay = 0.1, c.initial_accumulator = 0.5; },
        {},
        torchs<o::Adagrad, o::AdagradOptions>([](const Step& k) {
-         return o::AdagradOptions(k.lr).lr_decay(0.1).initial_accumulator_value(0.5).eps(k.c.eps).weight_decay(k.wd);
+         return o::AdagradOptions(k.lr)
+             .lr_decay(0.1)
+             .initial_accumulator_value(0.5)
+             .eps(k.c.eps)
+             .weight_decay(k.wd);
        }),
        [](OptimConfig& c) { c.lr_decay = 0.11; }},
       {"rmsprop",
@@ -165,7 +192,12 @@ std::vector<Row> optimizer_rows() {
        [](OptimConfig& c) { c.centered = true; },
        {},
        torchs<o::RMSprop, o::RMSpropOptions>([](const Step& k) {
-         return o::RMSpropOptions(k.lr).alpha(0.99).momentum(0.9).centered(true).eps(k.c.eps).weight_decay(k.wd);
+         return o::RMSpropOptions(k.lr)
+             .alpha(0.99)
+             .momentum(0.9)
+             .centered(true)
+             .eps(k.c.eps)
+             .weight_decay(k.wd);
        }),
        [](OptimConfig& c) { c.alpha = 0.991; }},
       {"adam", "", nothing, {}, torchs<o::Adam, o::AdamOptions>(adams), beta},
@@ -193,11 +225,18 @@ std::vector<Row> optimizer_rows() {
        {},
        [](OptimConfig& c) { c.factor_clip = 0.9; }},
       {"adam8bit", "", nothing, adam8bit, {}, beta},
-      {"adamw8bit", "blocks of 2048", [](OptimConfig& c) { c.state_block = 2048; }, adam8bit, {}, beta},
+      {"adamw8bit",
+       "blocks of 2048",
+       [](OptimConfig& c) { c.state_block = 2048; },
+       adam8bit,
+       {},
+       beta},
       {"muon", "", nothing, muon, {}, [](OptimConfig& c) { c.muon_momentum = 0.94; }},
       {"muon",
        "spectral, plain",
-       [](OptimConfig& c) { c.muon_scale = "spectral", c.muon_nesterov = false, c.muon_rest_lr = 0.5; },
+       [](OptimConfig& c) {
+         c.muon_scale = "spectral", c.muon_nesterov = false, c.muon_rest_lr = 0.5;
+       },
        muon,
        {},
        [](OptimConfig& c) { c.muon_steps = 4; }},

@@ -1,4 +1,5 @@
-// The table of optimizers under test: each kind with options, its oracle, and what makes it another.
+// The table of optimizers under test: each kind with options, its oracle, and what makes it
+// another.
 #pragma once
 
 #include "optim/optimizer.h"
@@ -16,7 +17,8 @@ struct Step {
   Role role;
 };
 /// The parameter after a step, by a formula; `s` is the parameter's own, empty at first.
-using Formula = std::function<at::Tensor(const at::Tensor& p, const at::Tensor& g, State& s, const Step& k)>;
+using Formula =
+    std::function<at::Tensor(const at::Tensor& p, const at::Tensor& g, State& s, const Step& k)>;
 
 struct Row {
   std::string kind, label;

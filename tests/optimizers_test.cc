@@ -1,5 +1,5 @@
-// Every optimizer against torch.optim's C++ half, or its paper's formula in float64 (tests/optimizer_table.cc), over
-// many steps, shapes and options; and what they have in common.
+// Every optimizer against torch.optim's C++ half, or its paper's formula in float64
+// (tests/optimizer_table.cc), over many steps, shapes and options; and what they have in common.
 #include <ATen/Parallel.h>
 
 #include "autograd/node.h"
@@ -17,10 +17,18 @@ struct Shape {
 };
 /// 0-dim, empty, odd and large; matrices both ways round, filters, and a matrix that is not hidden.
 std::vector<Shape> shapes() {
-  return {
-      {{}, Role::scale},         {{0}, Role::bias},         {{0, 3}, Role::weight},       {{1}, Role::bias},
-      {{517}, Role::bias},       {{3, 5}, Role::weight},    {{5, 3}, Role::weight},       {{4, 3, 3, 3}, Role::filter},
-      {{131, 67}, Role::weight}, {{40, 200}, Role::weight}, {{67, 131}, Role::embedding}, {{70, 9}, Role::head}};
+  return {{{}, Role::scale},
+          {{0}, Role::bias},
+          {{0, 3}, Role::weight},
+          {{1}, Role::bias},
+          {{517}, Role::bias},
+          {{3, 5}, Role::weight},
+          {{5, 3}, Role::weight},
+          {{4, 3, 3, 3}, Role::filter},
+          {{131, 67}, Role::weight},
+          {{40, 200}, Role::weight},
+          {{67, 131}, Role::embedding},
+          {{70, 9}, Role::head}};
 }
 
 constexpr int rule_steps = 20;
@@ -42,18 +50,22 @@ std::vector<NamedParameter> start(at::ScalarType dtype) {
   torch::manual_seed(7);
   for (const Shape& shape : shapes()) {
     all.push_back({"p" + std::to_string(all.size()),
-                   Variable::parameter(torch::randn(shape.sizes, at::kDouble).to(dtype)), shape.role});
+                   Variable::parameter(torch::randn(shape.sizes, at::kDouble).to(dtype)),
+                   shape.role});
   }
   return all;
 }
-double decay_of(const NamedParameter& p, const OptimConfig& c) { return p.parameter.dim() >= 2 ? c.weight_decay : 0; }
+double decay_of(const NamedParameter& p, const OptimConfig& c) {
+  return p.parameter.dim() >= 2 ? c.weight_decay : 0;
+}
 
 /// Ours after the steps.
 std::vector<at::Tensor> ours_after(const OptimConfig& c, at::ScalarType dtype) {
   const auto params = start(dtype);
   Optimizer optimizer(c, params);
   for (int step = 0; step < rule_steps; ++step) {
-    for (const auto& p : params) p.parameter.leaf().grad = gradient(step, p.parameter.sizes()).to(dtype);
+    for (const auto& p : params)
+      p.parameter.leaf().grad = gradient(step, p.parameter.sizes()).to(dtype);
     optimizer.step(rate_at(step) * c.lr / 1e-3);
   }
   std::vector<at::Tensor> all;
@@ -67,7 +79,9 @@ std::vector<at::Tensor> theirs(const Row& row, at::ScalarType gradients = at::kD
   for (const auto& named : start(at::kFloat)) {
     at::Tensor p = named.parameter.data().to(at::kDouble);
     if (gradients == at::kDouble) p = start(at::kDouble)[all.size()].parameter.data();
-    const auto draw = [&](int step) { return gradient(step, p.sizes()).to(gradients).to(at::kDouble); };
+    const auto draw = [&](int step) {
+      return gradient(step, p.sizes()).to(gradients).to(at::kDouble);
+    };
     Step k{c, rate_at(0), decay_of(named, c), 1, named.role};
     if (row.torch) {
       p = p.clone().requires_grad_();
@@ -90,11 +104,16 @@ std::vector<at::Tensor> theirs(const Row& row, at::ScalarType gradients = at::kD
 }
 
 /// The share of elements that are further apart than `tolerance`, relative to 1 and the element.
-double share_apart(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b, double tolerance) {
+double share_apart(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b,
+                   double tolerance) {
   double apart = 0, all = 0;
   for (size_t i = 0; i < a.size(); ++i) {
-    apart += static_cast<double>(
-        (a[i] - b[i]).abs().gt(tolerance * b[i].abs().clamp_min(1)).logical_or(a[i].isnan()).sum().item<int64_t>());
+    apart += static_cast<double>((a[i] - b[i])
+                                     .abs()
+                                     .gt(tolerance * b[i].abs().clamp_min(1))
+                                     .logical_or(a[i].isnan())
+                                     .sum()
+                                     .item<int64_t>());
     all += static_cast<double>(a[i].numel());
   }
   return apart / all;
@@ -111,11 +130,13 @@ TEST_CASE("every optimizer is its formula, in float64", "[optimizers]") {
   for (const Row& row : optimizer_rows()) {
     INFO(row.kind << " " << row.label);
     const auto wanted = theirs(row);
-    // Float64's rounding over 20 steps; singular values and 25 products lose a few digits more. In 8 bits a scale is
-    // float32, the reference's float64, and a moment that lies halfway between two levels may go to either.
+    // Float64's rounding over 20 steps; singular values and 25 products lose a few digits more. In
+    // 8 bits a scale is float32, the reference's float64, and a moment that lies halfway between
+    // two levels may go to either.
     const bool eight = row.kind.ends_with("8bit");
     const double tolerance = eight ? 1e-6 : row.kind == "muon" ? 1e-9 : 1e-12;
-    CHECK(share_apart(ours_after(config_of(row), at::kDouble), wanted, tolerance) <= (eight ? 1e-3 : 0));
+    CHECK(share_apart(ours_after(config_of(row), at::kDouble), wanted, tolerance) <=
+          (eight ? 1e-3 : 0));
     OptimConfig wrong = config_of(row);
     row.wrong(wrong);
     CHECK(share_apart(ours_after(wrong, at::kDouble), wanted, tolerance) > 0.1);  // the control
@@ -125,14 +146,17 @@ TEST_CASE("every optimizer is its formula, in float64", "[optimizers]") {
 TEST_CASE("every optimizer is its formula, in float32", "[optimizers]") {
   for (const Row& row : optimizer_rows()) {
     INFO(row.kind << " " << row.label);
-    const bool eight = row.kind.ends_with("8bit"), muon = row.kind == "muon", lion = row.kind == "lion";
-    // 20 steps of up to 0.05 that are each rounded some 8 times in float32: 20 * 8 * 2^-24 at a size of 1. RMSprop's
-    // deviation and Newton-Schulz (a small singular value grows by 3.4 a step, its error with it) lose more. Lion's
-    // sign, and a level in 8 bits, may go the other way where it is a close call.
+    const bool eight = row.kind.ends_with("8bit"), muon = row.kind == "muon",
+               lion = row.kind == "lion";
+    // 20 steps of up to 0.05 that are each rounded some 8 times in float32: 20 * 8 * 2^-24 at a
+    // size of 1. RMSprop's deviation and Newton-Schulz (a small singular value grows by 3.4 a step,
+    // its error with it) lose more. Lion's sign, and a level in 8 bits, may go the other way where
+    // it is a close call.
     const double tolerance = muon || row.kind == "rmsprop" ? 5e-3 : 3e-5;
-    CHECK(share_apart(ours_after(config_of(row), at::kFloat), theirs(row, at::kFloat), tolerance) <= (eight  ? 5e-3
-                                                                                                      : lion ? 1e-3
-                                                                                                             : 0));
+    CHECK(share_apart(ours_after(config_of(row), at::kFloat), theirs(row, at::kFloat), tolerance) <=
+          (eight  ? 5e-3
+           : lion ? 1e-3
+                  : 0));
   }
 }
 
@@ -166,16 +190,18 @@ TEST_CASE("every optimizer gives the same bits on any number of threads", "[opti
       std::vector<NamedParameter> params;
       torch::manual_seed(3);
       for (const Shape& shape :
-           {Shape{{300, 400}, Role::weight}, Shape{{130, 70}, Role::weight}, Shape{{70, 130}, Role::residual_weight},
-            Shape{{50, 60}, Role::weight}, Shape{{33, 20}, Role::weight}, Shape{{20, 33}, Role::weight},
+           {Shape{{300, 400}, Role::weight}, Shape{{130, 70}, Role::weight},
+            Shape{{70, 130}, Role::residual_weight}, Shape{{50, 60}, Role::weight},
+            Shape{{33, 20}, Role::weight}, Shape{{20, 33}, Role::weight},
             Shape{{40000}, Role::bias}, Shape{{500, 100}, Role::embedding}}) {
-        params.push_back(
-            {"p" + std::to_string(params.size()), Variable::parameter(torch::randn(shape.sizes)), shape.role});
+        params.push_back({"p" + std::to_string(params.size()),
+                          Variable::parameter(torch::randn(shape.sizes)), shape.role});
       }
       Optimizer optimizer(c, params);
       results.emplace_back();
       for (int step = 0; step < 3; ++step) {
-        for (const auto& p : params) p.parameter.leaf().grad = gradient(step, p.parameter.sizes()).to(at::kFloat);
+        for (const auto& p : params)
+          p.parameter.leaf().grad = gradient(step, p.parameter.sizes()).to(at::kFloat);
         optimizer.step(rate_at(step));
       }
       for (const auto& group : optimizer.groups()) {
@@ -192,8 +218,10 @@ TEST_CASE("every optimizer gives the same bits on any number of threads", "[opti
   }
 }
 
-TEST_CASE("bfloat16 parameters: rounded as the float32 update of what they were, counted, and their copies written",
-          "[optimizers]") {
+TEST_CASE(
+    "bfloat16 parameters: rounded as the float32 update of what they were, counted, and their "
+    "copies written",
+    "[optimizers]") {
   for (const Row& row : optimizer_rows()) {
     INFO(row.kind << " " << row.label);
     const OptimConfig c = config_of(row);
@@ -213,14 +241,17 @@ TEST_CASE("bfloat16 parameters: rounded as the float32 update of what they were,
     CHECK(nearest.data().equal(wide.data().to(at::kBFloat16)));
     CHECK(none.moved == 0);
     CHECK(counts.moved > 5000);
-    if (row.kind != "rmsprop") CHECK(counts.lost > 100);  // whose first step divides by the root of 1 - alpha
+    if (row.kind != "rmsprop")
+      CHECK(counts.lost > 100);  // whose first step divides by the root of 1 - alpha
     const auto [drawn, more] = step(at::kBFloat16, 9);
     CHECK(!drawn.data().equal(nearest.data()));
-    CHECK((drawn.data().to(at::kFloat) - wide.data()).abs().max().item<float>() < 0.04);  // within a spacing
+    CHECK((drawn.data().to(at::kFloat) - wide.data()).abs().max().item<float>() <
+          0.04);  // within a spacing
   }
 }
 
-TEST_CASE("a gradient that is not finite leaves every optimizer's parameters, state and average", "[optimizers]") {
+TEST_CASE("a gradient that is not finite leaves every optimizer's parameters, state and average",
+          "[optimizers]") {
   for (const Row& row : optimizer_rows()) {
     INFO(row.kind << " " << row.label);
     OptimConfig c = config_of(row);
@@ -239,7 +270,8 @@ TEST_CASE("a gradient that is not finite leaves every optimizer's parameters, st
       return tensors;
     };
     const auto step = [&](double last) {
-      for (const auto& p : params) p.parameter.leaf().grad = gradient(1, p.parameter.sizes()).to(at::kFloat);
+      for (const auto& p : params)
+        p.parameter.leaf().grad = gradient(1, p.parameter.sizes()).to(at::kFloat);
       params[4].parameter.leaf().grad[516] = last;
       optimizer.step(0.1);
     };
@@ -282,8 +314,8 @@ TEST_CASE("8-bit levels", "[optimizers]") {
     CHECK(std::set<float>(levels.begin(), levels.end()).size() == 256);
     CHECK(levels.back() == 1);
     CHECK(std::count(levels.begin(), levels.end(), 0.0f) == 1);
-    // The largest below 1 is the middle of the last of 64 (128) parts of [0.1, 1], the least the middle of [0.1, 1]
-    // (of its lower half) at 10^-6.
+    // The largest below 1 is the middle of the last of 64 (128) parts of [0.1, 1], the least the
+    // middle of [0.1, 1] (of its lower half) at 10^-6.
     CHECK(levels[254] == Approx(1 - 0.45 / (with_sign ? 64 : 128)));
     CHECK(levels[with_sign ? 128 : 1] == Approx(with_sign ? 0.55e-6 : 0.325e-6));
     CHECK(levels[0] == Approx(with_sign ? -levels[254] : 0));
@@ -300,8 +332,8 @@ TEST_CASE("an update by Muon is near orthogonal, and of AdamW's size", "[optimiz
     optimizer.step(1);
     const at::Tensor update = -p.data() / (0.2 * std::sqrt(std::max(sizes[0], sizes[1])));
     const at::Tensor values = std::get<1>(torch::linalg_svd(update.to(at::kDouble), false));
-    // Jordan et al.: five steps bring singular values into [0.7, 1.2]; those that begin below 0.01 of the norm lag
-    // behind, of which a square random matrix has one or two.
+    // Jordan et al.: five steps bring singular values into [0.7, 1.2]; those that begin below 0.01
+    // of the norm lag behind, of which a square random matrix has one or two.
     CHECK(values.max().item<double>() < 1.25);
     CHECK(values.gt(0.65).to(at::kDouble).mean().item<double>() > 0.95);
     CHECK(p.data().square().mean().sqrt().item<double>() == Approx(0.2).epsilon(0.2));
@@ -312,11 +344,13 @@ TEST_CASE("clipping by value and by parameter", "[optimizers]") {
   const auto step = [](const char* by, double clip, ScaleState* scale) {
     OptimConfig c;
     c.kind = "sgd", c.weight_decay = 0, c.grad_clip = clip, c.grad_clip_by = by;
-    std::vector<NamedParameter> p{{"a", Variable::parameter(torch::zeros({40000}, at::kDouble)), Role::bias},
-                                  {"b", Variable::parameter(torch::zeros({3}, at::kDouble)), Role::bias}};
+    std::vector<NamedParameter> p{
+        {"a", Variable::parameter(torch::zeros({40000}, at::kDouble)), Role::bias},
+        {"b", Variable::parameter(torch::zeros({3}, at::kDouble)), Role::bias}};
     Optimizer optimizer(c, p);
     const double factor = scale != nullptr ? static_cast<double>(scale->scale) : 1;
-    for (auto& q : p) q.parameter.leaf().grad = torch::linspace(-2, 3, q.parameter.numel(), at::kDouble) * factor;
+    for (auto& q : p)
+      q.parameter.leaf().grad = torch::linspace(-2, 3, q.parameter.numel(), at::kDouble) * factor;
     optimizer.step(1, {.scale = scale});
     return std::vector<at::Tensor>{-p[0].parameter.data(), -p[1].parameter.data()};
   };
@@ -327,7 +361,8 @@ TEST_CASE("clipping by value and by parameter", "[optimizers]") {
       const auto value = step("value", clip, scale), parameter = step("parameter", clip, scale);
       for (size_t i = 0; i < 2; ++i) {
         const at::Tensor g = torch::linspace(-2, 3, i == 0 ? 40000 : 3, at::kDouble);
-        CHECK((value[i] - (clip > 0 ? g.clamp(-clip, clip) : g)).abs().max().item<double>() < 1e-14);
+        CHECK((value[i] - (clip > 0 ? g.clamp(-clip, clip) : g)).abs().max().item<double>() <
+              1e-14);
         at::Tensor one = torch::zeros_like(g).requires_grad_();
         one.mutable_grad() = g.clone();
         if (clip > 0) torch::nn::utils::clip_grad_norm_(std::vector<at::Tensor>{one}, clip);
@@ -344,8 +379,9 @@ TEST_CASE("the average of weights is its formula, also of parameters that stay",
       INFO(kind << " " << c10::toString(dtype));
       OptimConfig c;
       c.kind = kind, c.ema_decay = 0.7;
-      std::vector<NamedParameter> p{{"w", Variable::parameter(torch::ones({70, 80}).to(dtype)), Role::weight},
-                                    {"b", Variable::parameter(torch::ones({3}).to(dtype)), Role::bias}};
+      std::vector<NamedParameter> p{
+          {"w", Variable::parameter(torch::ones({70, 80}).to(dtype)), Role::weight},
+          {"b", Variable::parameter(torch::ones({3}).to(dtype)), Role::bias}};
       Optimizer optimizer(c, p);
       std::vector<at::Tensor> wanted(2);
       for (int step = 0; step < 6; ++step) {
@@ -370,9 +406,7 @@ TEST_CASE("the average of weights is its formula, also of parameters that stay",
 }
 
 TEST_CASE("an optimizer's name is its own", "[optimizers]") {
-  CHECK_THAT(error_of([] {
-               add_optimizer_kind({"adamw", "", nullptr});
-             }),
+  CHECK_THAT(error_of([] { add_optimizer_kind({"adamw", "", nullptr}); }),
              ContainsSubstring("there is an optimizer adamw already"));
 }
 

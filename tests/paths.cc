@@ -1,4 +1,5 @@
-// The one file that knows where this build is, so that every other object is the same in every folder (ccache).
+// The one file that knows where this build is, so that every other object is the same in every
+// folder (ccache).
 #include "tests/process.h"
 
 namespace lathe::test {

@@ -1,4 +1,5 @@
-// The matmul ceiling that MFU is counted against: the best ever seen, and measured again where a run passes it.
+// The matmul ceiling that MFU is counted against: the best ever seen, and measured again where a
+// run passes it.
 #include <cstdlib>
 
 #include "core/io/json.h"
@@ -46,13 +47,16 @@ TEST_CASE("a ceiling that can't be written is told all the same", "[peak]") {
   const TempFolder f;
   make_tiny_run(f.path());
   write_file(f / "cache", "");  // LATHE_CACHE, where a folder should be.
-  for (const auto& args : {std::vector<std::string>{"bench", "peak", "--threads", "1"},
-                           {"profile", "tiny.toml", "--steps=0:1", "--train.threads=1", "--train.device=cpu"}}) {
+  for (const auto& args :
+       {std::vector<std::string>{"bench", "peak", "--threads", "1"},
+        {"profile", "tiny.toml", "--steps=0:1", "--train.threads=1", "--train.device=cpu"}}) {
     INFO(args[0]);
     const Finished r = run({"lathe", args, f.path(), {}});
     CHECK(r.code == 0);
-    CHECK_THAT(r.out, ContainsSubstring(args[0] == "bench" ? "flops" : "A step is limited most by"));
-    CHECK_THAT(r.err, ContainsSubstring("the matmul ceiling is not remembered: cannot create the folder"));
+    CHECK_THAT(r.out,
+               ContainsSubstring(args[0] == "bench" ? "flops" : "A step is limited most by"));
+    CHECK_THAT(r.err,
+               ContainsSubstring("the matmul ceiling is not remembered: cannot create the folder"));
   }
 }
 
@@ -61,11 +65,11 @@ TEST_CASE("a run above the ceiling measures it again, once, and says so", "[peak
   make_tiny_run(f.path());
   REQUIRE(run({"lathe", {"bench", "peak", "--threads", "1"}, f.path(), {}}).code == 0);
   const auto train = [&](const std::string& name) {
-    const Finished r =
-        run({"lathe",
-             {"train", "tiny.toml", "--train.threads=1", "--train.device=cpu", "--train.out_dir=" + name},
-             f.path(),
-             {}});
+    const Finished r = run({"lathe",
+                            {"train", "tiny.toml", "--train.threads=1", "--train.device=cpu",
+                             "--train.out_dir=" + name},
+                            f.path(),
+                            {}});
     REQUIRE(r.code == 0);
     return slurp(f / name / "log.txt");
   };

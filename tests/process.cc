@@ -25,7 +25,9 @@ extern char** environ;
 
 namespace lathe::test {
 
-fs::path fast_folder() { return access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm") : fs::temp_directory_path(); }
+fs::path fast_folder() {
+  return access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm") : fs::temp_directory_path();
+}
 
 TempFolder::TempFolder(const fs::path& in) {
   std::string pattern = (in / "lathe-test-XXXXXX").string();
@@ -57,8 +59,8 @@ class Child {
 
 class StartedChild : public Child {
  public:
-  StartedChild(std::vector<std::string> words, std::vector<std::string> environment, const fs::path& folder, int out,
-               int err) {
+  StartedChild(std::vector<std::string> words, std::vector<std::string> environment,
+               const fs::path& folder, int out, int err) {
     const auto argv = pointers(words), envp = pointers(environment);
     pid_ = fork();
     if (pid_ != 0) return;
@@ -79,11 +81,12 @@ class StartedChild : public Child {
   pid_t pid_ = 0;
 };
 
-/// A fork of a process that has loaded LibTorch (tests/faults/serve.h), which is started where there is none.
+/// A fork of a process that has loaded LibTorch (tests/faults/serve.h), which is started where
+/// there is none.
 class ServedChild : public Child {
  public:
-  ServedChild(std::vector<std::string> words, const std::vector<std::string>& environment, const fs::path& folder,
-              int out, int err) {
+  ServedChild(std::vector<std::string> words, const std::vector<std::string>& environment,
+              const fs::path& folder, int out, int err) {
     static const Server server;
     std::string text = folder.string() + '\0' + std::to_string(words.size()) + '\0';
     for (const auto& word : words) text += word + '\0';
@@ -97,7 +100,8 @@ class ServedChild : public Child {
     message.msg_iov = &part, message.msg_iovlen = 1;
     message.msg_control = control.data(), message.msg_controllen = control.size();
     cmsghdr* const rights = CMSG_FIRSTHDR(&message);
-    rights->cmsg_level = SOL_SOCKET, rights->cmsg_type = SCM_RIGHTS, rights->cmsg_len = CMSG_LEN(sizeof fds);
+    rights->cmsg_level = SOL_SOCKET, rights->cmsg_type = SCM_RIGHTS,
+    rights->cmsg_len = CMSG_LEN(sizeof fds);
     std::memcpy(CMSG_DATA(rights), fds.data(), sizeof fds);
     if (sendmsg(server.socket, &message, MSG_NOSIGNAL) < 0)
       fail(Exit::io, "the server of commands: ", std::strerror(errno));
@@ -116,8 +120,10 @@ class ServedChild : public Child {
 
     Server() {
       int ends[2];
-      if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) fail(Exit::io, "no socket");
-      const std::string binary = (binary_folder() / "lathe_faults").string(), end = std::to_string(ends[1]);
+      if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+        fail(Exit::io, "no socket");
+      const std::string binary = (binary_folder() / "lathe_faults").string(),
+                        end = std::to_string(ends[1]);
       pid = fork();
       if (pid == 0) {
         fcntl(ends[1], F_SETFD, 0);
@@ -136,7 +142,8 @@ class ServedChild : public Child {
   };
   int next() const {
     int value = 0;
-    if (read(answer_, &value, sizeof value) != sizeof value) fail(Exit::io, "the server of commands has ended");
+    if (read(answer_, &value, sizeof value) != sizeof value)
+      fail(Exit::io, "the server of commands has ended");
     return value;
   }
 
@@ -166,7 +173,8 @@ Finished run(const Command& c) {
   if (served) {
     child = std::make_unique<ServedChild>(std::move(words), environment, c.folder, out[1], err[1]);
   } else {
-    child = std::make_unique<StartedChild>(std::move(words), std::move(environment), c.folder, out[1], err[1]);
+    child = std::make_unique<StartedChild>(std::move(words), std::move(environment), c.folder,
+                                           out[1], err[1]);
   }
   const pid_t pid = child->pid();
   close(out[1]);
@@ -175,8 +183,9 @@ Finished run(const Command& c) {
   pollfd fds[2]{{out[0], POLLIN, 0}, {err[0], POLLIN, 0}};
   bool killed = false, signalled = false;
   for (int open = 2; open > 0;) {
-    int wait =
-        c.kill_after_s >= 0 && !killed ? std::max(1, static_cast<int>(1e3 * (c.kill_after_s - seconds()))) : 60000;
+    int wait = c.kill_after_s >= 0 && !killed
+                   ? std::max(1, static_cast<int>(1e3 * (c.kill_after_s - seconds())))
+                   : 60000;
     if (c.signal_after_s >= 0 && !signalled)
       wait = std::clamp(static_cast<int>(1e3 * (c.signal_after_s - seconds())), 0, wait);
     poll(fds, 2, wait);
@@ -190,16 +199,16 @@ Finished run(const Command& c) {
       char buffer[65536];
       const ssize_t n = read(fds[i].fd, buffer, sizeof buffer);
       if (n > 0) (i == 0 ? f.out : f.err).append(buffer, static_cast<size_t>(n));
-      const bool leave =
-          i == 0 && !c.close_output_after.empty() && f.out.find(c.close_output_after) != std::string::npos;
+      const bool leave = i == 0 && !c.close_output_after.empty() &&
+                         f.out.find(c.close_output_after) != std::string::npos;
       if (n <= 0 || leave) {
         close(fds[i].fd);
         fds[i].fd = -1;
         --open;
       }
     }
-    const bool is_time =
-        c.signal_after_s >= 0 ? seconds() >= c.signal_after_s : f.out.find(c.signal_after) != std::string::npos;
+    const bool is_time = c.signal_after_s >= 0 ? seconds() >= c.signal_after_s
+                                               : f.out.find(c.signal_after) != std::string::npos;
     if (c.signal != 0 && !signalled && is_time) {
       kill(pid, c.signal);
       signalled = true;
@@ -224,7 +233,9 @@ std::string sample_text(size_t bytes) {
   return text.substr(0, bytes);
 }
 
-void write_file(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+void write_file(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
 
 std::string slurp(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -233,13 +244,15 @@ std::string slurp(const fs::path& path) {
 
 void make_tiny_run(const fs::path& folder, const std::string& extra) {
   write_file(folder / "text.txt", sample_text(20000));
-  const Finished f = run({"lathe", {"prepare", "text.txt", "--out", "data", "--tokenizer", "char"}, folder, {}});
+  const Finished f =
+      run({"lathe", {"prepare", "text.txt", "--out", "data", "--tokenizer", "char"}, folder, {}});
   if (f.code != 0) fail(Exit::internal, "prepare: ", f.err);
   write_file(folder / "tiny.toml",
              "[model]\nn_layer = 2\nn_head = 2\nn_embd = 16\nblock_size = 16\ndropout = 0.1\n"
              "[data]\ndir = \"data\"\nworkers = 2\nprefetch = 3\n"
              "[schedule]\nwarmup_steps = 5\n"
-             "[train]\nsteps = 40\nbatch_size = 3\ngrad_accum = 2\neval_interval = 10\neval_batches = 3\nlog_interval "
+             "[train]\nsteps = 40\nbatch_size = 3\ngrad_accum = 2\neval_interval = "
+             "10\neval_batches = 3\nlog_interval "
              "= 1\nthreads = 1\n"
              "[checkpoint]\ninterval = 10\n" +
                  extra);
@@ -254,12 +267,17 @@ Finished lathe_in(const TempFolder& folder, std::vector<std::string> args, doubl
 }
 
 Finished lathe_apart(const TempFolder& folder, std::vector<std::string> args) {
-  return run({.binary = "lathe", .args = std::move(args), .folder = folder.path(), .environment = {}, .apart = true});
+  return run({.binary = "lathe",
+              .args = std::move(args),
+              .folder = folder.path(),
+              .environment = {},
+              .apart = true});
 }
 
 std::set<std::string> names(const fs::path& folder) {
   std::set<std::string> found;
-  for (const auto& entry : fs::directory_iterator(folder)) found.insert(entry.path().filename().string());
+  for (const auto& entry : fs::directory_iterator(folder))
+    found.insert(entry.path().filename().string());
   return found;
 }
 
@@ -272,8 +290,8 @@ std::string difference(const fs::path& a, const fs::path& b) {
       const Json j = parse_json(line, (run / "metrics.jsonl").string(), Exit::internal);
       if (j.contains("changed")) continue;  // a run in parts may be told of its length part by part
       std::string kept;
-      for (const char* key :
-           {"step", "loss", "lr", "grad_norm", "tokens", "samples", "loss_scale", "val_loss", "accuracy", "mse"}) {
+      for (const char* key : {"step", "loss", "lr", "grad_norm", "tokens", "samples", "loss_scale",
+                              "val_loss", "accuracy", "mse"}) {
         if (j.contains(key)) kept += str(key, "=", j[key].dump(), " ");
       }
       const std::string id = str(j["step"].dump(), j.contains("loss"));
@@ -285,11 +303,13 @@ std::string difference(const fs::path& a, const fs::path& b) {
   const auto la = lines(a), lb = lines(b);
   for (size_t i = 0; i < std::max(la.size(), lb.size()); ++i) {
     const std::string x = i < la.size() ? la[i] : "nothing", y = i < lb.size() ? lb[i] : "nothing";
-    if (x != y || x.find("second line") != std::string::npos) return str("metrics line ", i + 1, ": ", x, " | ", y);
+    if (x != y || x.find("second line") != std::string::npos)
+      return str("metrics line ", i + 1, ": ", x, " | ", y);
   }
   if (la.empty()) return "no metrics";
   const auto ca = list_checkpoints(a), cb = list_checkpoints(b);
-  if (ca.empty() || cb.empty() || ca[0].filename() != cb[0].filename()) return "newest checkpoints differ";
+  if (ca.empty() || cb.empty() || ca[0].filename() != cb[0].filename())
+    return "newest checkpoints differ";
   for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
     if (slurp(ca[0] / file) != slurp(cb[0] / file)) return str(file, " differs");
   }

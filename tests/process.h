@@ -33,7 +33,8 @@ std::string packed(std::vector<T> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-/// Where small files are made fastest: memory, where there is such a folder, else the place for temporary files.
+/// Where small files are made fastest: memory, where there is such a folder, else the place for
+/// temporary files.
 fs::path fast_folder();
 
 struct Finished {
@@ -44,7 +45,8 @@ struct Finished {
 };
 
 struct Command {
-  std::string binary;  ///< "lathe", "lathe_faults" with fault points, or the path of another program
+  std::string
+      binary;  ///< "lathe", "lathe_faults" with fault points, or the path of another program
   std::vector<std::string> args;
   fs::path folder;  ///< where it runs
   std::map<std::string, std::string> environment;
@@ -52,14 +54,17 @@ struct Command {
   int signal = 0;                                   ///< sent once standard output has said...
   std::string signal_after = "step 0  validation";  ///< ...this, or,
   double signal_after_s = -1;                       ///< where this is 0 or more, after so long
-  std::string close_output_after{};  ///< standard output loses its reader once it has said this; empty: never
-  /// In a process that loads LibTorch itself, as a user's does; else in a fork of one that has (tests/faults/serve.h):
-  /// the same program in a fifth of the time, but what is measured of its memory differs.
+  std::string close_output_after{};  ///< standard output loses its reader once it has said this;
+                                     ///< empty: never
+  /// In a process that loads LibTorch itself, as a user's does; else in a fork of one that has
+  /// (tests/faults/serve.h): the same program in a fifth of the time, but what is measured of its
+  /// memory differs.
   bool apart = false;
 };
 Finished run(const Command& command);
 /// `lathe` with `args`, in the folder.
-Finished lathe_in(const TempFolder& folder, std::vector<std::string> args, double kill_after_s = -1);
+Finished lathe_in(const TempFolder& folder, std::vector<std::string> args,
+                  double kill_after_s = -1);
 /// The same, apart.
 Finished lathe_apart(const TempFolder& folder, std::vector<std::string> args);
 
@@ -70,13 +75,13 @@ std::string slurp(const fs::path& path);
 /// Names of what a folder holds.
 std::set<std::string> names(const fs::path& folder);
 
-/// `folder`/data (char tokens of sample_text) and `folder`/tiny.toml: a model that takes a millisecond a step, with
-/// prefetching, dropout and accumulation.
+/// `folder`/data (char tokens of sample_text) and `folder`/tiny.toml: a model that takes a
+/// millisecond a step, with prefetching, dropout and accumulation.
 void make_tiny_run(const fs::path& folder, const std::string& extra = "");
 
-/// Whether two runs agree as docs/design.md defines it: step, loss, lr, grad_norm, tokens, loss_scale and val_loss (or
-/// other figures) of every metrics line, each step once, and the bytes of the newest model and optimizer. "" or what
-/// differs.
+/// Whether two runs agree as docs/design.md defines it: step, loss, lr, grad_norm, tokens,
+/// loss_scale and val_loss (or other figures) of every metrics line, each step once, and the bytes
+/// of the newest model and optimizer. "" or what differs.
 std::string difference(const fs::path& a, const fs::path& b);
 
 }  // namespace lathe::test

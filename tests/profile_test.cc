@@ -21,7 +21,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-LoadedConfig tiny_config(const TempFolder& f, std::vector<std::pair<std::string, std::string>> keys = {}) {
+LoadedConfig tiny_config(const TempFolder& f,
+                         std::vector<std::pair<std::string, std::string>> keys = {}) {
   keys.insert(keys.end(), {{"data.dir", (f / "data").string()},
                            {"train.threads", "1"},
                            {"train.grad_accum", "2"},
@@ -71,8 +72,8 @@ TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[prof
   // What forward leaves is gone after the step, but for what a parameter took over as its gradient.
   CHECK(left > 50000);
   CHECK(std::abs(kept) < left / 20);
-  for (const char* place : {"f attention blocks.0.attn", "b attention blocks.1.attn", "f layer_norm norm",
-                            "f embedding tokens", "b linear_cross_entropy "})
+  for (const char* place : {"f attention blocks.0.attn", "b attention blocks.1.attn",
+                            "f layer_norm norm", "f embedding tokens", "b linear_cross_entropy "})
     CHECK(places.contains(place));
 }
 
@@ -90,23 +91,31 @@ TEST_CASE("what is computed again is told apart", "[profile]") {
 
 TEST_CASE("a leak is told, a steady step is not one", "[profile]") {
   Profile p;
-  p.spans.push_back({.op = "linear", .module = "head", .seconds = 1e-3, .flops = {.matmul = 1e6}, .bytes = 1000});
+  p.spans.push_back(
+      {.op = "linear", .module = "head", .seconds = 1e-3, .flops = {.matmul = 1e6}, .bytes = 1000});
   p.step_seconds = {1e-3, 1e-3, 1e-3, 1e-3};
   p.memory_after_step = {1000, 2000, 3000, 4000};
-  CHECK_THAT(profile_text(p, {1e9, 1e9}, "tokens", 10), ContainsSubstring("LEAK: tensors grow by 1.0 kB a step"));
+  CHECK_THAT(profile_text(p, {1e9, 1e9}, "tokens", 10),
+             ContainsSubstring("LEAK: tensors grow by 1.0 kB a step"));
   p.memory_after_step = {3000, 3000, 3000, 3000};
   CHECK(profile_text(p, {1e9, 1e9}, "tokens", 10).find("LEAK") == std::string::npos);
-  CHECK_THAT(profile_text(p, {1e9, 1e9}, "tokens", 10), ContainsSubstring("data.workers = 0 is enough"));
+  CHECK_THAT(profile_text(p, {1e9, 1e9}, "tokens", 10),
+             ContainsSubstring("data.workers = 0 is enough"));
   Profile waits = p;
   waits.spans.push_back({.phase = Span::Phase::data, .op = "data", .seconds = 1e-3});
-  CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10), ContainsSubstring("more data.workers than 0 would help"));
+  CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10),
+             ContainsSubstring("more data.workers than 0 would help"));
   waits.disk_reads = 5;
-  CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10), ContainsSubstring("the disk is what limits"));
-  // 1e6 FLOPs at 1e9 a second are all of its millisecond; at a thousandth of the ceiling it is overhead.
-  CHECK_THAT(profile_text(p, {1e9, 1e12}, "tokens", 10), ContainsSubstring("limited most by products of matrices"));
+  CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10),
+             ContainsSubstring("the disk is what limits"));
+  // 1e6 FLOPs at 1e9 a second are all of its millisecond; at a thousandth of the ceiling it is
+  // overhead.
+  CHECK_THAT(profile_text(p, {1e9, 1e12}, "tokens", 10),
+             ContainsSubstring("limited most by products of matrices"));
   CHECK_THAT(profile_text(p, {1e12, 1e12}, "tokens", 10),
              ContainsSubstring("limited most by the work around small ops"));
-  CHECK_THAT(profile_text(p, {1e12, 1e6}, "tokens", 10), ContainsSubstring("limited most by reading and writing"));
+  CHECK_THAT(profile_text(p, {1e12, 1e6}, "tokens", 10),
+             ContainsSubstring("limited most by reading and writing"));
 }
 
 TEST_CASE("a thread that waits for another at a loop's end is seen", "[profile]") {
@@ -161,7 +170,8 @@ TEST_CASE("profile replaces a trace that it wrote, and another file only by forc
     write_file(f / "t.json", "mine");
     const Finished refused = profile({flag, "t.json"});
     CHECK(refused.code == 2);
-    CHECK_THAT(refused.err, ContainsSubstring("t.json is there already, and lathe profile did not write it"));
+    CHECK_THAT(refused.err,
+               ContainsSubstring("t.json is there already, and lathe profile did not write it"));
     CHECK(refused.out.empty());
     CHECK(slurp(f / "t.json") == "mine");
 
@@ -172,7 +182,8 @@ TEST_CASE("profile replaces a trace that it wrote, and another file only by forc
     CHECK(slurp(f / "t.json") != first);
 
     // A rename would put a file in the place of a pipe or a device.
-    CHECK_THAT(profile({flag, "pipe", "--force", "true"}).err, ContainsSubstring("is not a regular file"));
+    CHECK_THAT(profile({flag, "pipe", "--force", "true"}).err,
+               ContainsSubstring("is not a regular file"));
     CHECK(fs::is_fifo(f / "pipe"));
     CHECK_THAT(profile({flag, "data"}).err, ContainsSubstring("is not a regular file"));
   }
@@ -181,20 +192,23 @@ TEST_CASE("profile replaces a trace that it wrote, and another file only by forc
 TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
-  const Finished of_config = lathe_in(f, {"profile", "tiny.toml", "--steps", "2:4", "--trace", "trace.json", "--kineto",
-                                          "kineto.json", "--train.threads=2", "--data.workers=1"});
+  const Finished of_config =
+      lathe_in(f, {"profile", "tiny.toml", "--steps", "2:4", "--trace", "trace.json", "--kineto",
+                   "kineto.json", "--train.threads=2", "--data.workers=1"});
   INFO(of_config.err);
   REQUIRE(of_config.code == 0);
-  for (const char* word :
-       {"A step is limited most by", "The three largest costs", "Memory is highest in", "blocks.*.mlp"})
+  for (const char* word : {"A step is limited most by", "The three largest costs",
+                           "Memory is highest in", "blocks.*.mlp"})
     CHECK_THAT(of_config.out, ContainsSubstring(word));
-  const Json trace = parse_json(read_file(f / "trace.json", Exit::io), "trace.json", Exit::internal);
+  const Json trace =
+      parse_json(read_file(f / "trace.json", Exit::io), "trace.json", Exit::internal);
   double end = 0;
   int spans = 0;
   std::map<int, std::string> lanes;
   std::map<std::string, int> parts;
   for (const Json& event : trace["traceEvents"]) {
-    if (event["name"] == "thread_name") lanes[event["tid"].get<int>()] = event["args"]["name"].get<std::string>();
+    if (event["name"] == "thread_name")
+      lanes[event["tid"].get<int>()] = event["args"]["name"].get<std::string>();
     if (event["ph"] != "X") continue;
     const std::string& lane = lanes[event["tid"].get<int>()];
     if (event["cat"] == "threads") {
@@ -213,7 +227,8 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   CHECK(parts["data worker 0"] > 0);
 
   // LibTorch's profiler saw the steps behind those: by name, ours around what ATen did for them.
-  const Json kineto = parse_json(read_file(f / "kineto.json", Exit::io), "kineto.json", Exit::internal);
+  const Json kineto =
+      parse_json(read_file(f / "kineto.json", Exit::io), "kineto.json", Exit::internal);
   std::map<std::string, std::pair<double, double>> seen;
   for (const Json& event : kineto["traceEvents"]) {
     if (event.value("ph", "") == "X")
@@ -245,20 +260,24 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=2", "--log.level=error"}).code == 0);
   const std::string before = read_file(f / "runs/tiny/metrics.jsonl", Exit::io);
   CHECK(lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"}).code == 0);
-  const Json memory = parse_json(read_file(f / "runs/tiny/profile.json", Exit::io), "profile.json", Exit::internal);
+  const Json memory =
+      parse_json(read_file(f / "runs/tiny/profile.json", Exit::io), "profile.json", Exit::internal);
   int64_t most = 0;
   for (const Json& point : memory["timeline"]) most = std::max(most, point[1].get<int64_t>());
   CHECK(most == memory["bytes"].get<int64_t>());
-  CHECK_THAT(of_config.out, ContainsSubstring("Memory is highest in " + memory["at"].get<std::string>()));
+  CHECK_THAT(of_config.out,
+             ContainsSubstring("Memory is highest in " + memory["at"].get<std::string>()));
   CHECK_THAT(of_config.out, ContainsSubstring(memory["kept"][0][0].get<std::string>()));
   CHECK(read_file(f / "runs/tiny/metrics.jsonl", Exit::io) == before);
-  CHECK_THAT(lathe_in(f, {"profile", "tiny.toml", "--steps=4:2"}).err, ContainsSubstring("--steps must be"));
+  CHECK_THAT(lathe_in(f, {"profile", "tiny.toml", "--steps=4:2"}).err,
+             ContainsSubstring("--steps must be"));
 }
 
 TEST_CASE("a range test finds where the loss falls and where it rises", "[profile]") {
   RangeTest test;
   for (int i = 0; i < 60; ++i) {
-    const double x = -6 + 0.1 * i;  // the logarithm of the rate; falls fastest at 1e-3, rises from 1e-1 on
+    const double x =
+        -6 + 0.1 * i;  // the logarithm of the rate; falls fastest at 1e-3, rises from 1e-1 on
     test.lr.push_back(std::pow(10, x));
     test.loss.push_back(4 - 2 / (1 + std::exp(-4 * (x + 3))) + (x > -1.5 ? 8 * (x + 1.5) : 0));
   }
@@ -268,17 +287,20 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
 
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
-  const Finished r = lathe_in(f, {"find", "lr", "tiny.toml", "--from=1e-4", "--to=1000", "--steps=80"});
+  const Finished r =
+      lathe_in(f, {"find", "lr", "tiny.toml", "--from=1e-4", "--to=1000", "--steps=80"});
   INFO(r.err);
   REQUIRE(r.code == 0);
   const Json last = parse_json(r.out.substr(r.out.rfind("{")), "find", Exit::internal);
   CHECK(last["lr"].get<double>() > 1e-4);
   CHECK(last["lr"].get<double>() < 10);
   CHECK(last["diverges_at"].is_number());
-  CHECK_THAT(lathe_in(f, {"find", "lr", "tiny.toml", "--from=1", "--to=0.1"}).err, ContainsSubstring("must be above"));
+  CHECK_THAT(lathe_in(f, {"find", "lr", "tiny.toml", "--from=1", "--to=0.1"}).err,
+             ContainsSubstring("must be above"));
 }
 
-TEST_CASE("the gradient noise scale is that of gradients with known noise", "[profile][process_memory]") {
+TEST_CASE("the gradient noise scale is that of gradients with known noise",
+          "[profile][process_memory]") {
   // |G|^2 = 4 and tr(S) = 80: batches of 5 have 4 + 16, of 20 have 4 + 4.
   const NoiseScale n = noise_scale(20, 8, 5, 20);
   CHECK(n.gradient == Approx(4));
@@ -287,21 +309,32 @@ TEST_CASE("the gradient noise scale is that of gradients with known noise", "[pr
   CHECK(std::isnan(noise_scale(20, 5, 5, 20).batch()));  // all noise
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
-  const Finished r =
-      lathe_apart(f, {"find", "batch", "tiny.toml", "--memory=300MB", "--rounds=2", "--train.device=cpu"});
+  const Finished r = lathe_apart(
+      f, {"find", "batch", "tiny.toml", "--memory=300MB", "--rounds=2", "--train.device=cpu"});
   INFO(r.err);
   REQUIRE(r.code == 0);
   const Json last = parse_json(r.out.substr(r.out.rfind("{")), "find", Exit::internal);
   CHECK(last["batch_size"].get<int64_t>() > 100);
-  CHECK(last["measured_bytes"].get<double>() == Approx(last["predicted_bytes"].get<double>()).epsilon(0.1));
+  CHECK(last["measured_bytes"].get<double>() ==
+        Approx(last["predicted_bytes"].get<double>()).epsilon(0.1));
   CHECK(last["measured_bytes"].get<double>() < 330e6);
 }
 
 TEST_CASE("a figure measured beside other work is doubted, one alone is not", "[profile]") {
-  const MachineSample begin{
-      .seconds = 100, .own_cpu = 5, .all_cpu = 1000, .steal = 10, .mhz = 2500, .throttled = 3, .load = 0};
-  MachineSample end{
-      .seconds = 110, .own_cpu = 25, .all_cpu = 1020.2, .steal = 10, .mhz = 2490, .throttled = 3, .load = 2};
+  const MachineSample begin{.seconds = 100,
+                            .own_cpu = 5,
+                            .all_cpu = 1000,
+                            .steal = 10,
+                            .mhz = 2500,
+                            .throttled = 3,
+                            .load = 0};
+  MachineSample end{.seconds = 110,
+                    .own_cpu = 25,
+                    .all_cpu = 1020.2,
+                    .steal = 10,
+                    .mhz = 2490,
+                    .throttled = 3,
+                    .load = 2};
   CHECK(why_doubtful(begin, end, 2, "performance").empty());
   end.all_cpu = 1025;
   end.steal = 11;

@@ -1,5 +1,5 @@
-// README.md against what is there: every command's verb and options, every config key, file and exit code in it. What
-// is cheap is run.
+// README.md against what is there: every command's verb and options, every config key, file and
+// exit code in it. What is cheap is run.
 #include <algorithm>
 #include <regex>
 #include <set>
@@ -22,7 +22,8 @@ Strings words_of(const std::string& text) {
   return words;
 }
 
-/// What stands in code: indented blocks a line each, and what is between backticks, which may go over a line's end.
+/// What stands in code: indented blocks a line each, and what is between backticks, which may go
+/// over a line's end.
 Strings code_in(const std::string& text) {
   Strings found;
   std::string prose;
@@ -37,7 +38,8 @@ Strings code_in(const std::string& text) {
     const size_t end = prose.find('`', begin + 1);
     REQUIRE(end != std::string::npos);
     std::string code = prose.substr(begin + 1, end - begin - 1);
-    for (size_t at = 0; (at = code.find("\\|", at)) != std::string::npos;) code.erase(at, 1);  // in a table
+    for (size_t at = 0; (at = code.find("\\|", at)) != std::string::npos;)
+      code.erase(at, 1);  // in a table
     found.push_back(code);
     begin = end + 1;
   }
@@ -45,7 +47,8 @@ Strings code_in(const std::string& text) {
 }
 
 const Verb* verb_named(const std::string& name) {
-  const auto found = std::find_if(verbs().begin(), verbs().end(), [&](const Verb& v) { return v.name == name; });
+  const auto found =
+      std::find_if(verbs().begin(), verbs().end(), [&](const Verb& v) { return v.name == name; });
   return found == verbs().end() ? nullptr : &*found;
 }
 
@@ -59,17 +62,21 @@ std::string option_of(std::string word) {
 bool takes(const Verb& verb, const std::string& option) {
   if (option == "help" || option == "section.key") return true;
   if (verb.config_keys && RunConfig::schema("gpt").find(option) != nullptr) return true;
-  return std::any_of(verb.flags.begin(), verb.flags.end(), [&](const auto& flag) { return flag.first == option; });
+  return std::any_of(verb.flags.begin(), verb.flags.end(),
+                     [&](const auto& flag) { return flag.first == option; });
 }
 
 TEST_CASE("every command in the README is one that there is", "[readme]") {
   const std::string readme = slurp(source_folder() / "README.md");
-  const std::string dev_help = run({source_folder() / "dev", {"help"}, fs::temp_directory_path(), {}}).out;
+  const std::string dev_help =
+      run({source_folder() / "dev", {"help"}, fs::temp_directory_path(), {}}).out;
   int lathe_commands = 0, dev_commands = 0, keys = 0;
   for (const std::string& code : code_in(readme)) {
     INFO(code);
     Strings words = words_of(code);
-    std::erase_if(words, [](const std::string& w) { return w.find_first_of("=") < w.find_first_of("-/"); });  // X=y
+    std::erase_if(words, [](const std::string& w) {
+      return w.find_first_of("=") < w.find_first_of("-/");
+    });  // X=y
     if (words.empty()) continue;
     std::string program = words[0];
     if (program.ends_with("/lathe")) program = "lathe";
@@ -87,7 +94,8 @@ TEST_CASE("every command in the README is one that there is", "[readme]") {
         std::smatch lines;
         REQUIRE(std::regex_search(dev_help, lines, own));
         for (const auto& w : words) {
-          if (!option_of(w).empty()) CHECK_THAT(lines.str(), ContainsSubstring("--" + option_of(w)));
+          if (!option_of(w).empty())
+            CHECK_THAT(lines.str(), ContainsSubstring("--" + option_of(w)));
         }
       }
     }
@@ -102,7 +110,8 @@ TEST_CASE("every command in the README is one that there is", "[readme]") {
       for (const auto& w : words) {
         if (option_of(w).empty()) continue;
         const std::string option = option_of(w);
-        CHECK((std::any_of(verbs().begin(), verbs().end(), [&](const Verb& v) { return takes(v, option); }) ||
+        CHECK((std::any_of(verbs().begin(), verbs().end(),
+                           [&](const Verb& v) { return takes(v, option); }) ||
                dev_help.find("--" + option) != std::string::npos));
       }
     }
@@ -110,7 +119,9 @@ TEST_CASE("every command in the README is one that there is", "[readme]") {
     const std::regex key(R"((?:^|[^A-Za-z0-9_./-]|--)([a-z]+)\.([a-z_0-9]+)(?![A-Za-z0-9_./]))");
     for (std::sregex_iterator i(code.begin(), code.end(), key), end; i != end; ++i) {
       const auto& sections = RunConfig::schema("gpt").sections();
-      if (std::none_of(sections.begin(), sections.end(), [&](const Section& s) { return s.name == (*i)[1]; })) continue;
+      if (std::none_of(sections.begin(), sections.end(),
+                       [&](const Section& s) { return s.name == (*i)[1]; }))
+        continue;
       if (std::set<std::string>{"bin", "safetensors", "txt"}.contains((*i)[2])) continue;  // a file
       ++keys;
       CHECK((RunConfig::schema("gpt").find((*i)[1].str() + "." + (*i)[2].str()) != nullptr));
@@ -124,15 +135,18 @@ TEST_CASE("every command in the README is one that there is", "[readme]") {
 }
 
 TEST_CASE("the README's table has every verb, its list every exit code and package", "[readme]") {
-  const std::string readme = slurp(source_folder() / "README.md"), dev = slurp(source_folder() / "dev");
-  for (const Verb& verb : verbs()) CHECK_THAT(readme, ContainsSubstring(std::string("`lathe ") + verb.name + " "));
+  const std::string readme = slurp(source_folder() / "README.md"),
+                    dev = slurp(source_folder() / "dev");
+  for (const Verb& verb : verbs())
+    CHECK_THAT(readme, ContainsSubstring(std::string("`lathe ") + verb.name + " "));
   const auto numbers = [](const std::string& text) {
     std::set<std::string> found;
     const size_t begin = text.find("Exit codes:"), end = text.find("\n\n", begin);
     REQUIRE(begin != std::string::npos);
     const std::string part = text.substr(begin, end - begin);
     const std::regex number("[0-9]+");
-    for (std::sregex_iterator i(part.begin(), part.end(), number), stop; i != stop; ++i) found.insert(i->str());
+    for (std::sregex_iterator i(part.begin(), part.end(), number), stop; i != stop; ++i)
+      found.insert(i->str());
     return found;
   };
   const std::string help = run({"lathe", {"--help"}, fs::temp_directory_path(), {}}).out + "\n";
@@ -143,7 +157,8 @@ TEST_CASE("the README's table has every verb, its list every exit code and packa
   std::replace(flat.begin(), flat.end(), '\n', ' ');
   const size_t install = flat.find("`apt-get install ");
   REQUIRE(install != std::string::npos);
-  const Strings named = words_of(flat.substr(install + 17, flat.find('`', install + 1) - install - 17));
+  const Strings named =
+      words_of(flat.substr(install + 17, flat.find('`', install + 1) - install - 17));
   CHECK(named == words_of(dev.substr(open + 10, close - open - 10)));
 }
 

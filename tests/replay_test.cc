@@ -57,7 +57,8 @@ TEST_CASE("a run with spikes left out resumes to the bit, and keeps their tokens
   const TempFolder f;
   make_tiny_run(f.path());
   // At a rate that hardly learns, a third of the losses are half a deviation above the mean.
-  const std::vector<std::string> flags{"--train.steps=90", "--train.spike_sigma=0.5", "--optim.lr=1e-5"};
+  const std::vector<std::string> flags{"--train.steps=90", "--train.spike_sigma=0.5",
+                                       "--optim.lr=1e-5"};
   const auto train = [&](const std::string& out, const std::string& more) {
     std::vector<std::string> args{"train", "tiny.toml", "--train.out_dir=" + out, more};
     args.insert(args.end(), flags.begin(), flags.end());
@@ -80,7 +81,8 @@ TEST_CASE("a run with spikes left out resumes to the bit, and keeps their tokens
   const auto kept = fs::directory_iterator(f / "whole/spikes");
   CHECK(std::distance(kept, fs::directory_iterator()) == state.spikes->skipped);
   const SafetensorsFile windows(fs::directory_iterator(f / "whole/spikes")->path());
-  CHECK(windows.at("inputs").shape == std::vector<int64_t>{2, 3, 16});  // micro-batches, sequences, tokens
+  CHECK(windows.at("inputs").shape ==
+        std::vector<int64_t>{2, 3, 16});  // micro-batches, sequences, tokens
 }
 
 TEST_CASE("a step that diverged is run again, and the op named where it began", "[replay]") {
@@ -93,7 +95,8 @@ TEST_CASE("a step that diverged is run again, and the op named where it began", 
   const Finished again = run({"lathe", {"replay", "runs/tiny"}, f.path(), {}});
   INFO(again.out << again.err);
   CHECK(again.code == 0);
-  CHECK_THAT(again.out, ContainsSubstring("what is first not finite, in the forward: the result of"));
+  CHECK_THAT(again.out,
+             ContainsSubstring("what is first not finite, in the forward: the result of"));
   CHECK_THAT(again.out, ContainsSubstring("blocks.0."));
   CHECK(run({"lathe", {"replay", "data"}, f.path(), {}}).code == 2);
 
@@ -130,7 +133,8 @@ TEST_CASE("a step that diverged is run again, and the op named where it began", 
   std::map<std::string, at::Tensor> good;
   {
     const SafetensorsFile batches(file);
-    for (const TensorEntry& t : batches.tensors()) good[t.name] = entry_tensor(t, t.shape, file).clone();
+    for (const TensorEntry& t : batches.tensors())
+      good[t.name] = entry_tensor(t, t.shape, file).clone();
   }
   REQUIRE(good.at("inputs").dim() == 3);
   reseal(good);
@@ -159,7 +163,8 @@ TEST_CASE("a step that diverged is run again, and the op named where it began", 
     refused(str("has no tensor \"", name, "\""));
   }
   auto started = good;
-  started["starts"] = torch::full_like(good.at("inputs"), 1);  // Of the first position it can only be 0.
+  started["starts"] =
+      torch::full_like(good.at("inputs"), 1);  // Of the first position it can only be 0.
   reseal(started);
   refused("tensor \"starts\" has a value");
 }
@@ -171,8 +176,10 @@ TEST_CASE("a bundle of examples is held to its model's sizes", "[replay]") {
   write_file(f / "t.csv", csv);
   REQUIRE(lathe_in(f, {"prepare", "t.csv", "--out", "data", "--task", "classification"}).code == 0);
   write_file(f / "t.toml",
-             "[model]\nkind = \"mlp\"\n[data]\ndir = \"data\"\n[optim]\nkind = \"sgd\"\nlr = 1e38\ngrad_clip = 0\n"
-             "[schedule]\nwarmup_steps = 0\n[train]\nsteps = 50\nbatch_size = 4\nthreads = 1\neval_interval = 0\n");
+             "[model]\nkind = \"mlp\"\n[data]\ndir = \"data\"\n[optim]\nkind = \"sgd\"\nlr = "
+             "1e38\ngrad_clip = 0\n"
+             "[schedule]\nwarmup_steps = 0\n[train]\nsteps = 50\nbatch_size = 4\nthreads = "
+             "1\neval_interval = 0\n");
   REQUIRE(lathe_in(f, {"train", "t.toml"}).code == 5);
   CHECK(lathe_in(f, {"replay", "runs/t"}).code == 0);
 }

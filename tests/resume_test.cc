@@ -16,12 +16,15 @@ using namespace lathe::test;
 class Runs {
  public:
   Runs() { make_tiny_run(folder_.path()); }
-  Finished train(std::vector<std::string> more = {}, const std::string& config = "tiny.toml") const {
+  Finished train(std::vector<std::string> more = {},
+                 const std::string& config = "tiny.toml") const {
     std::vector<std::string> args{"train", config};
     args.insert(args.end(), more.begin(), more.end());
     return lathe(std::move(args));
   }
-  Finished lathe(std::vector<std::string> args) const { return run({"lathe", std::move(args), folder_.path(), {}}); }
+  Finished lathe(std::vector<std::string> args) const {
+    return run({"lathe", std::move(args), folder_.path(), {}});
+  }
   fs::path operator/(const std::string& name) const { return folder_ / name; }
   const fs::path& path() const { return folder_.path(); }
 
@@ -35,7 +38,9 @@ std::vector<int64_t> steps_of(const fs::path& run) {
   return out;
 }
 
-TEST_CASE("a branch goes on by its own command when its parent has passed the checkpoint, moved or gone", "[resume]") {
+TEST_CASE(
+    "a branch goes on by its own command when its parent has passed the checkpoint, moved or gone",
+    "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=20", "--checkpoint.keep=2"}).code == 0);
   const std::string from = "--checkpoint.resume=runs/tiny/checkpoints/step-00000010";
@@ -50,11 +55,13 @@ TEST_CASE("a branch goes on by its own command when its parent has passed the ch
   CHECK_THAT(pruned.out, ContainsSubstring("going on from branch/checkpoints/step-00000011"));
   CHECK(steps_of(r / "branch").at(0) == 12);
 
-  // The project moves: what is relative stays so, and the contents are the same under an absolute path as well.
+  // The project moves: what is relative stays so, and the contents are the same under an absolute
+  // path as well.
   const TempFolder other;
   const fs::path moved = other / "project";
   fs::copy(r.path(), moved, fs::copy_options::recursive);
-  const Finished elsewhere = run({"lathe", {"train", "tiny.toml", from, "--train.out_dir=branch"}, moved, {}});
+  const Finished elsewhere =
+      run({"lathe", {"train", "tiny.toml", from, "--train.out_dir=branch"}, moved, {}});
   INFO(elsewhere.err);
   CHECK(elsewhere.code == 0);
   CHECK(steps_of(moved / "branch").at(0) == 40);
@@ -67,7 +74,8 @@ TEST_CASE("a branch goes on by its own command when its parent has passed the ch
 
 TEST_CASE("a run stopped within its last evaluation has it once", "[resume]") {
   const Runs r;
-  const std::string end = "--train.steps=3", whole = "--train.out_dir=whole", cut = "--train.out_dir=cut";
+  const std::string end = "--train.steps=3", whole = "--train.out_dir=whole",
+                    cut = "--train.out_dir=cut";
   REQUIRE(r.train({end, whole}).code == 0);
   const std::string limit = "--train.max_time=0.001";
   for (int step = 1; step <= 3; ++step) REQUIRE(r.train({end, cut, limit}).code == 75);
@@ -91,7 +99,8 @@ TEST_CASE("what a branch came from is known by its contents under another name",
   const Runs r;
   REQUIRE(r.train({"--train.steps=20"}).code == 0);
   const std::string out = "--train.out_dir=branch", step = "/checkpoints/step-00000010";
-  REQUIRE(r.train({"--checkpoint.resume=runs/tiny" + step, out, "--train.max_time=0.001"}).code == 75);
+  REQUIRE(r.train({"--checkpoint.resume=runs/tiny" + step, out, "--train.max_time=0.001"}).code ==
+          75);
   const std::string whole = (r / "runs/tiny").string();
   CHECK(r.train({"--checkpoint.resume=" + whole + step, out, "--train.max_time=0.001"}).code == 75);
   CHECK(r.train({"--checkpoint.resume=" + whole + "/checkpoints/step-00000020", out}).code == 2);
@@ -100,10 +109,12 @@ TEST_CASE("what a branch came from is known by its contents under another name",
 TEST_CASE("a finished run keeps its record, and says what differs", "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=10"}).code == 0);
-  const std::string record = slurp(r / "runs/tiny/config.toml"), log = slurp(r / "runs/tiny/log.txt");
+  const std::string record = slurp(r / "runs/tiny/config.toml"),
+                    log = slurp(r / "runs/tiny/log.txt");
   const Finished again = r.train({"--train.steps=10", "--optim.lr=0.5"});
   CHECK(again.code == 0);
-  CHECK_THAT(again.out, ContainsSubstring("step-00000010; these keys differ from what was trained:"));
+  CHECK_THAT(again.out,
+             ContainsSubstring("step-00000010; these keys differ from what was trained:"));
   CHECK_THAT(again.out, ContainsSubstring("optim.lr 0.001 -> 0.5"));
   CHECK(slurp(r / "runs/tiny/config.toml") == record);
   CHECK(slurp(r / "runs/tiny/log.txt") == log);
@@ -128,7 +139,8 @@ TEST_CASE("two configs of one name do not share a run folder unless they are tol
   const Finished other = r.train({"--train.steps=4"}, "other/tiny.toml");
   CHECK(other.code == 2);
   CHECK_THAT(other.err, ContainsSubstring("is the run of tiny.toml, not of other/tiny.toml"));
-  CHECK(r.train({"--train.steps=4"}, (r / "tiny.toml").string()).code == 0);  // the same one, by another path
+  CHECK(r.train({"--train.steps=4"}, (r / "tiny.toml").string()).code ==
+        0);  // the same one, by another path
   CHECK(r.train({"--train.steps=6", "--train.out_dir=runs/tiny"}, "other/tiny.toml").code == 0);
 }
 
@@ -171,9 +183,12 @@ TEST_CASE("the step in a checkpoint counts, not the name of its folder", "[resum
 }
 
 TEST_CASE("the best checkpoint and every n-th are kept beside the newest", "[resume]") {
-  CHECK(steps_to_delete({50, 40, 30, 20, 10}, {.newest = 2}, -1) == std::vector<int64_t>{30, 20, 10});
-  CHECK(steps_to_delete({50, 40, 30, 20, 10}, {.newest = 1, .every = 20}, -1) == std::vector<int64_t>{30, 10});
-  CHECK(steps_to_delete({50, 40, 30, 20, 10}, {.newest = 1, .best = true}, 30) == std::vector<int64_t>{40, 20, 10});
+  CHECK(steps_to_delete({50, 40, 30, 20, 10}, {.newest = 2}, -1) ==
+        std::vector<int64_t>{30, 20, 10});
+  CHECK(steps_to_delete({50, 40, 30, 20, 10}, {.newest = 1, .every = 20}, -1) ==
+        std::vector<int64_t>{30, 10});
+  CHECK(steps_to_delete({50, 40, 30, 20, 10}, {.newest = 1, .best = true}, 30) ==
+        std::vector<int64_t>{40, 20, 10});
   CHECK(steps_to_delete({50, 40}, {.newest = 3}, -1).empty());
 
   const Runs r;
@@ -205,7 +220,8 @@ TEST_CASE("a validation loss that is not a number does not stay the best", "[res
   REQUIRE(state.best_step == 0);
   state.val_loss = state.best_val_loss = std::nan("");
   {
-    const SafetensorsFile model(checkpoint / "model.safetensors"), optimizer(checkpoint / "optimizer.safetensors");
+    const SafetensorsFile model(checkpoint / "model.safetensors"),
+        optimizer(checkpoint / "optimizer.safetensors");
     Snapshot snapshot;
     snapshot.model = model.tensors();
     snapshot.optimizer = optimizer.tensors();
@@ -219,7 +235,8 @@ TEST_CASE("a validation loss that is not a number does not stay the best", "[res
   CHECK(last.best_step >= 10);
 }
 
-TEST_CASE("the checkpoint that eval takes can be chosen, and data read whole before training", "[resume]") {
+TEST_CASE("the checkpoint that eval takes can be chosen, and data read whole before training",
+          "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=4", "--checkpoint.interval=2", "--verify-data=true"}).code == 0);
   const Finished named = r.lathe({"eval", "runs/tiny", "--checkpoint", "step-00000002"});
@@ -251,7 +268,8 @@ TEST_CASE("lost metrics do not stop a run, a folder taken away does", "[resume]"
   const Runs r;
   REQUIRE(r.train({"--train.steps=4", "--checkpoint.interval=2"}).code == 0);
   const std::string metrics = slurp(r / "runs/tiny/metrics.jsonl");
-  write_file(r / "runs/tiny/metrics.jsonl", metrics.substr(0, metrics.size() - 5));  // a line cut short
+  write_file(r / "runs/tiny/metrics.jsonl",
+             metrics.substr(0, metrics.size() - 5));  // a line cut short
   const Finished shorter = r.train({"--train.steps=6"});
   CHECK(shorter.code == 0);
   CHECK_THAT(shorter.err, ContainsSubstring("lines are lost; training is not touched by it"));

@@ -1,5 +1,5 @@
-// Saves in the background: what is written is the moment of the copy, one is under way at a time, errors come out at
-// the next look, and a run that ends, however it ends, leaves the save whole.
+// Saves in the background: what is written is the moment of the copy, one is under way at a time,
+// errors come out at the next look, and a run that ends, however it ends, leaves the save whole.
 #include "train/run/saver.h"
 
 #include <cerrno>
@@ -20,7 +20,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Calls `at` for each fault point while it lives, with whether that is on another thread than the test's.
+/// Calls `at` for each fault point while it lives, with whether that is on another thread than the
+/// test's.
 class Hook {
  public:
   explicit Hook(std::function<void(const std::string& point, bool in_background)> at) {
@@ -47,13 +48,13 @@ CheckpointConfig config(const std::string& dtype = "auto", int64_t keep = 2) {
 
 RunState at_step(int64_t step) {
   RunState state;
-  state.step = step, state.updates = step - 1, state.tokens = 9 * step, state.metrics_bytes = 5, state.config = "c";
+  state.step = step, state.updates = step - 1, state.tokens = 9 * step, state.metrics_bytes = 5,
+  state.config = "c";
   return state;
 }
 
 void save(CheckpointSaver& saver, const Small& s, int64_t step) {
-  saver.save(
-      at_step(step), s.params, s.optimizer, [] {}, /*at_once=*/false);
+  saver.save(at_step(step), s.params, s.optimizer, [] {}, /*at_once=*/false);
 }
 
 /// Every tensor that a checkpoint has becomes another.
@@ -68,7 +69,8 @@ void train_on(Small& s) {
 
 std::string files_of(const fs::path& checkpoint) {
   std::string all;
-  for (const char* name : {"model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"})
+  for (const char* name :
+       {"model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"})
     all += slurp(checkpoint / name);
   return all;
 }
@@ -85,8 +87,8 @@ TEST_CASE("a background save is of the moment at which it was asked for, to the 
     });
     CheckpointSaver saver(f / "run", config(dtype), -1);
     for (const int64_t step : {10, 20, 30}) {  // the second and third into the memory of the first
-      const fs::path wanted =
-          save_checkpoint(f / "at once", at_step(step), s.params, s.optimizer, Retention{.newest = 3}, as);
+      const fs::path wanted = save_checkpoint(f / "at once", at_step(step), s.params, s.optimizer,
+                                              Retention{.newest = 3}, as);
       const Snapshot view = view_state(s.params, s.optimizer, as);
       save(saver, s, step);
       train_on(s);
@@ -149,7 +151,8 @@ struct FailWrites {
   ~FailWrites() { file_calls = saver_calls; }
 };
 
-TEST_CASE("what goes wrong in the background comes out at the next look, as it would at once", "[saver]") {
+TEST_CASE("what goes wrong in the background comes out at the next look, as it would at once",
+          "[saver]") {
   for (const int number : {ENOSPC, EIO, EDQUOT}) {
     const TempFolder f(fast_folder());
     const Small s;
@@ -159,7 +162,9 @@ TEST_CASE("what goes wrong in the background comes out at the next look, as it w
       } catch (const FileError& e) {
         CHECK(e.code() == Exit::io);
         const std::string what = e.what();
-        return str(e.number(), what.substr(0, what.find(", and ")));  // the bytes that are free are not always the same
+        return str(e.number(),
+                   what.substr(
+                       0, what.find(", and ")));  // the bytes that are free are not always the same
       }
       return std::string("nothing");
     };
@@ -172,17 +177,16 @@ TEST_CASE("what goes wrong in the background comes out at the next look, as it w
       CheckpointSaver saver(f / "run", config(), -1);
       save_two(saver);
       const FailWrites fail(number);
-      at_once = problem([&] {
-        saver.save(
-            at_step(30), s.params, s.optimizer, [] {}, /*at_once=*/true);
-      });
+      at_once =
+          problem([&] { saver.save(at_step(30), s.params, s.optimizer, [] {}, /*at_once=*/true); });
       CHECK_THAT(at_once, ContainsSubstring("checkpoint step-00000030 is not saved"));
     }
-    const std::vector<std::function<void(CheckpointSaver&)>> looks{[](CheckpointSaver& saver) { saver.wait(); },
-                                                                   [](CheckpointSaver& saver) {
-                                                                     for (;;) saver.saved_step();
-                                                                   },
-                                                                   [&](CheckpointSaver& saver) { save(saver, s, 40); }};
+    const std::vector<std::function<void(CheckpointSaver&)>> looks{
+        [](CheckpointSaver& saver) { saver.wait(); },
+        [](CheckpointSaver& saver) {
+          for (;;) saver.saved_step();
+        },
+        [&](CheckpointSaver& saver) { save(saver, s, 40); }};
     for (const auto& look : looks) {
       CheckpointSaver saver(f / "run", config(), 20);
       const FailWrites fail(number);
@@ -200,7 +204,9 @@ TEST_CASE("what goes wrong in the background comes out at the next look, as it w
   }
 }
 
-TEST_CASE("what is asked before a save stops it; weights that are not finite are refused before any copy", "[saver]") {
+TEST_CASE(
+    "what is asked before a save stops it; weights that are not finite are refused before any copy",
+    "[saver]") {
   const TempFolder f(fast_folder());
   Small s;
   CheckpointSaver saver(f.path(), config(), -1);
@@ -210,7 +216,8 @@ TEST_CASE("what is asked before a save stops it; weights that are not finite are
   CHECK(list_folder(f / "checkpoints").empty());
   save(saver, s, 20);
   s.params[1].parameter.data()[1] = std::nan("");
-  CHECK_THAT(error_of([&] { save(saver, s, 30); }), ContainsSubstring("the parameter b has elements that are not"));
+  CHECK_THAT(error_of([&] { save(saver, s, 30); }),
+             ContainsSubstring("the parameter b has elements that are not"));
   saver.wait();
   REQUIRE(list_checkpoints(f.path()).size() == 1);
   CHECK(step_of(list_checkpoints(f.path())[0]) == 20);
@@ -238,7 +245,9 @@ TEST_CASE("an older checkpoint stays until the new one is whole", "[saver]") {
   REQUIRE(list_folder(f / "checkpoints").size() == 1);
 }
 
-TEST_CASE("the copy has the bytes of a checkpoint and takes nothing more from the system at the next", "[saver]") {
+TEST_CASE(
+    "the copy has the bytes of a checkpoint and takes nothing more from the system at the next",
+    "[saver]") {
   const auto held = [] { return memory_stats().used[static_cast<size_t>(Memory::checkpoints)]; };
   const int64_t before = held();
   {
@@ -263,9 +272,11 @@ TEST_CASE("the copy has the bytes of a checkpoint and takes nothing more from th
   CHECK(held() == before);
 }
 
-/// A tiny run with `lathe_faults`, in the background where `slow` is a fault point and milliseconds.
-Finished train(const TempFolder& f, const std::string& out, std::vector<std::string> args, const std::string& slow,
-               std::map<std::string, std::string> environment = {}, int signal = 0) {
+/// A tiny run with `lathe_faults`, in the background where `slow` is a fault point and
+/// milliseconds.
+Finished train(const TempFolder& f, const std::string& out, std::vector<std::string> args,
+               const std::string& slow, std::map<std::string, std::string> environment = {},
+               int signal = 0) {
   args.insert(args.begin(), {"train", "tiny.toml", "--train.device=cpu", "--train.out_dir=" + out});
   if (!slow.empty()) {
     args.emplace_back("--checkpoint.async_save=true");
@@ -276,7 +287,8 @@ Finished train(const TempFolder& f, const std::string& out, std::vector<std::str
   return run(command);
 }
 
-TEST_CASE("a run that saves in the background: the same bits, and each checkpoint that of its step", "[saver]") {
+TEST_CASE("a run that saves in the background: the same bits, and each checkpoint that of its step",
+          "[saver]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const std::vector<std::string> often{"--checkpoint.interval=3", "--checkpoint.keep=20"};
@@ -285,7 +297,8 @@ TEST_CASE("a run that saves in the background: the same bits, and each checkpoin
   INFO(r.out << r.err);
   REQUIRE(r.code == 0);
   CHECK_THAT(r.out, ContainsSubstring(" is still being written, and training waits for it"));
-  CHECK_THAT(r.out, ContainsSubstring("saved     14 checkpoints; training stood still for them for "));
+  CHECK_THAT(r.out,
+             ContainsSubstring("saved     14 checkpoints; training stood still for them for "));
   CHECK(difference(f / "at_once", f / "background") == "");
   const std::string metrics = slurp(f / "background/metrics.jsonl");
   const auto all = list_checkpoints(f / "background");
@@ -295,7 +308,8 @@ TEST_CASE("a run that saves in the background: the same bits, and each checkpoin
     for (const char* name : {"model.safetensors", "optimizer.safetensors"})
       CHECK(slurp(path / name) == slurp(other / name));
     const RunState a = read_state(path), b = read_state(other);
-    CHECK((a.step == b.step && a.updates == b.updates && a.tokens == b.tokens && a.val_loss == b.val_loss));
+    CHECK((a.step == b.step && a.updates == b.updates && a.tokens == b.tokens &&
+           a.val_loss == b.val_loss));
     // The lines of metrics end with those of this step.
     const std::string lines = metrics.substr(0, a.metrics_bytes);
     const size_t last = lines.rfind('\n', lines.size() - 2) + 1;
@@ -308,7 +322,8 @@ TEST_CASE("a signal, a loss that diverged and a full disk while a save is under 
   make_tiny_run(f.path());
   REQUIRE(train(f, "whole", {}, "").code == 0);
 
-  const Finished stopped = train(f, "stopped", {"--checkpoint.interval=1"}, "save: begun 30", {}, SIGTERM);
+  const Finished stopped =
+      train(f, "stopped", {"--checkpoint.interval=1"}, "save: begun 30", {}, SIGTERM);
   INFO(stopped.out << stopped.err);
   CHECK(stopped.code == 75);
   REQUIRE(!list_checkpoints(f / "stopped").empty());
@@ -319,7 +334,8 @@ TEST_CASE("a signal, a loss that diverged and a full disk while a save is under 
   CHECK(train(f, "stopped", {}, "save: begun 5").code == 0);
   CHECK(difference(f / "whole", f / "stopped") == "");
 
-  const Finished diverged = train(f, "diverged", {"--checkpoint.interval=1", "--optim.lr=1e30"}, "save: begun 100");
+  const Finished diverged =
+      train(f, "diverged", {"--checkpoint.interval=1", "--optim.lr=1e30"}, "save: begun 100");
   INFO(diverged.out << diverged.err);
   CHECK(diverged.code == 5);
   CHECK(list_folder(f / "diverged/checkpoints").size() == list_checkpoints(f / "diverged").size());
@@ -341,13 +357,18 @@ TEST_CASE("a signal, a loss that diverged and a full disk while a save is under 
   CHECK(fill("full_background", "save: begun 5") == fill("full_at_once", ""));
 }
 
-TEST_CASE("checkpoint.async_save is refused where it has no effect, and the plan shows its memory", "[saver]") {
+TEST_CASE("checkpoint.async_save is refused where it has no effect, and the plan shows its memory",
+          "[saver]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  const auto lathe = [&](std::vector<std::string> args) { return run({"lathe", std::move(args), f.path(), {}}); };
-  const Finished refused = lathe({"train", "tiny.toml", "--checkpoint.async_save=true", "--checkpoint.interval=0"});
+  const auto lathe = [&](std::vector<std::string> args) {
+    return run({"lathe", std::move(args), f.path(), {}});
+  };
+  const Finished refused =
+      lathe({"train", "tiny.toml", "--checkpoint.async_save=true", "--checkpoint.interval=0"});
   CHECK(refused.code == 2);
-  CHECK_THAT(refused.err, ContainsSubstring("checkpoint.async_save has no effect with checkpoint.interval = 0"));
+  CHECK_THAT(refused.err,
+             ContainsSubstring("checkpoint.async_save has no effect with checkpoint.interval = 0"));
   CHECK_THAT(lathe({"plan", "tiny.toml", "--checkpoint.async_save=true"}).out,
              ContainsSubstring("memory: checkpoints"));
   CHECK(lathe({"plan", "tiny.toml"}).out.find("memory: checkpoints") == std::string::npos);

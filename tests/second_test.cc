@@ -1,5 +1,5 @@
-// Second derivatives of what is fused, products with Jacobians and Hessians, and a training step with a gradient
-// penalty.
+// Second derivatives of what is fused, products with Jacobians and Hessians, and a training step
+// with a gradient penalty.
 #include "amp/amp.h"
 #include "autograd/create.h"
 #include "autograd/engine.h"
@@ -30,15 +30,18 @@ TEST_CASE("no op refuses a second derivative", "[second]") {
 }
 
 /// d/dx of a weighted sum of the gradients of a weighted sum of f.
-std::vector<at::Tensor> second_of(const std::function<Variable(V)>& f, const std::vector<at::Tensor>& x) {
+std::vector<at::Tensor> second_of(const std::function<Variable(V)>& f,
+                                  const std::vector<at::Tensor>& x) {
   std::vector<Variable> in;
   for (const auto& t : x) in.push_back(Variable::parameter(t));
   const Variable y = f(in);
-  const at::Tensor dy = torch::linspace(-1, 1, y.numel(), at::kDouble).view(y.sizes()).to(y.dtype());
+  const at::Tensor dy =
+      torch::linspace(-1, 1, y.numel(), at::kDouble).view(y.sizes()).to(y.dtype());
   const auto first = grad(y, in, Variable(dy), /*create_graph=*/true);
   Variable s;
   for (size_t i = 0; i < in.size(); ++i) {
-    const at::Tensor w = torch::linspace(1, -1, in[i].numel(), at::kDouble).view(in[i].sizes()).to(in[i].dtype());
+    const at::Tensor w =
+        torch::linspace(1, -1, in[i].numel(), at::kDouble).view(in[i].sizes()).to(in[i].dtype());
     const Variable term = sum(first[i] * Variable(w));
     s = s.defined() ? s + term : term;
   }
@@ -47,7 +50,8 @@ std::vector<at::Tensor> second_of(const std::function<Variable(V)>& f, const std
   return out;
 }
 
-TEST_CASE("kernels' plain forms give float64's second derivatives to float32's spacing", "[second]") {
+TEST_CASE("kernels' plain forms give float64's second derivatives to float32's spacing",
+          "[second]") {
   const at::Tensor targets = torch::randint(40, {12}), turns = Rotary(8).turns(torch::arange(8));
   struct Fused {
     std::string op;
@@ -55,8 +59,12 @@ TEST_CASE("kernels' plain forms give float64's second derivatives to float32's s
     std::function<Variable(V)> f;
   };
   const std::vector<Fused> all{
-      {"linear_gelu", {{12, 16}, {24, 16}, {24}}, [](V v) { return linear_gelu(v[0], v[1], v[2]); }},
-      {"linear_cross_entropy", {{12, 16}, {40, 16}}, [&](V v) { return linear_cross_entropy(v[0], v[1], targets); }},
+      {"linear_gelu",
+       {{12, 16}, {24, 16}, {24}},
+       [](V v) { return linear_gelu(v[0], v[1], v[2]); }},
+      {"linear_cross_entropy",
+       {{12, 16}, {40, 16}},
+       [&](V v) { return linear_cross_entropy(v[0], v[1], targets); }},
       {"layer_norm", {{3, 16}, {16}, {16}}, [](V v) { return layer_norm(v[0], v[1], v[2]); }},
       {"rms_norm", {{3, 16}, {16}}, [](V v) { return rms_norm(v[0], v[1]); }},
       {"swiglu", {{3, 32}}, [](V v) { return swiglu(v[0]); }},
@@ -64,7 +72,9 @@ TEST_CASE("kernels' plain forms give float64's second derivatives to float32's s
       {"grouped_attention",
        {{2, 8, 32}, {2, 8, 16}, {2, 8, 16}},
        [](V v) { return attention(v[0], v[1], v[2], 4, 2); }},
-      {"linear_swiglu", {{12, 16}, {24, 16}, {24, 16}}, [](V v) { return linear_swiglu(v[0], v[1], v[2]); }},
+      {"linear_swiglu",
+       {{12, 16}, {24, 16}, {24, 16}},
+       [](V v) { return linear_swiglu(v[0], v[1], v[2]); }},
       {"linear_qkv",
        {{12, 16}, {24, 16}, {8, 16}, {8, 16}},
        [](V v) {
@@ -90,18 +100,26 @@ TEST_CASE("kernels' plain forms give float64's second derivatives to float32's s
       if (!ours[i].defined()) continue;  // a shift counts for no first derivative
       const double error = (ours[i].to(at::kDouble) - wanted[i]).abs().max().item<double>();
       CHECK(ours[i].scalar_type() == at::kFloat);
-      CHECK(error <= 1e-4 * std::max(1.0, wanted[i].abs().max().item<double>()));  // sums of some hundred roundings
+      CHECK(error <=
+            1e-4 *
+                std::max(1.0,
+                         wanted[i].abs().max().item<double>()));  // sums of some hundred roundings
     }
   }
   // One Variable in two places of a fused op: each place has its own gradient.
   const auto twice = [](V v) { return gru_cell(v[0], v[0], slice(v[0], 1, 0, 8)); };
   const at::Tensor x = torch::randn({4, 24}, at::kDouble);
-  gradcheck([&](const std::vector<Variable>& v) { return grad(sum(twice(v) * twice(v)), v, {}, true)[0]; },
-            std::vector{Variable(x)});
+  gradcheck(
+      [&](const std::vector<Variable>& v) {
+        return grad(sum(twice(v) * twice(v)), v, {}, true)[0];
+      },
+      std::vector{Variable(x)});
 }
 
-TEST_CASE("fp8's and quantised layers' second derivatives are those of the product that they round", "[second]") {
-  const Variable x = Variable::parameter(torch::randn({16, 16})), w = Variable::parameter(torch::randn({16, 16}));
+TEST_CASE("fp8's and quantised layers' second derivatives are those of the product that they round",
+          "[second]") {
+  const Variable x = Variable::parameter(torch::randn({16, 16})),
+                 w = Variable::parameter(torch::randn({16, 16}));
   w.leaf().precision.fp8 = std::make_shared<Fp8Scaling>();
   const auto penalty = [&](at::ScalarType dtype) {
     w.leaf().grad.reset();
@@ -110,12 +128,14 @@ TEST_CASE("fp8's and quantised layers' second derivatives are those of the produ
       const Autocast autocast(dtype);
       y = linear(x, w);
     }
-    const Variable dx = grad(sum(cast(y, at::kFloat) * cast(y, at::kFloat)), {x}, {}, /*create_graph=*/true)[0];
+    const Variable dx =
+        grad(sum(cast(y, at::kFloat) * cast(y, at::kFloat)), {x}, {}, /*create_graph=*/true)[0];
     backward(sum(dx * dx));
     return w.grad().clone();
   };
   const at::Tensor exact = penalty(at::kFloat), rounded = penalty(at::kFloat8_e4m3fn);
-  // e4m3 keeps 4 bits: a relative error of 2^-4 in each of three factors, which partly cancel in sums of 16
+  // e4m3 keeps 4 bits: a relative error of 2^-4 in each of three factors, which partly cancel in
+  // sums of 16
   CHECK((exact - rounded).norm().item<double>() < 0.15 * exact.norm().item<double>());
 }
 
@@ -125,20 +145,23 @@ struct FusedAlone {
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {dy * 2}; }
 };
 
-TEST_CASE("a fused op of one's own without a form for Variables says so under create_graph", "[second]") {
+TEST_CASE("a fused op of one's own without a form for Variables says so under create_graph",
+          "[second]") {
   const Variable x = Variable::parameter(torch::ones({2}));
   CHECK_THAT(error_of([&] { grad(sum(apply(FusedAlone{}, x)), {x}, {}, true); }),
              ContainsSubstring("wrong_fused: a fused op without second derivatives"));
 }
 
-TEST_CASE("vjp, jvp and hvp are central differences, LibTorch's, and each other's transposes", "[second]") {
+TEST_CASE("vjp, jvp and hvp are central differences, LibTorch's, and each other's transposes",
+          "[second]") {
   const auto f = [](V v) { return cat({matmul(v[0], tanh(v[1])), v[0] * v[0]}, 1); };
   const std::vector<Variable> x{Variable(torch::randn({2, 3}, at::kDouble)),
                                 Variable(torch::randn({3, 4}, at::kDouble))};
   const std::vector<Variable> u{Variable(torch::randn({2, 3}, at::kDouble)),
                                 Variable(torch::randn({3, 4}, at::kDouble))};
   const auto shifted = [&](double eps) {
-    return std::vector{Variable(x[0].data() + eps * u[0].data()), Variable(x[1].data() + eps * u[1].data())};
+    return std::vector{Variable(x[0].data() + eps * u[0].data()),
+                       Variable(x[1].data() + eps * u[1].data())};
   };
   const double eps = 1e-6;
   const auto [y, product] = jvp(f, x, u);
@@ -160,19 +183,28 @@ TEST_CASE("vjp, jvp and hvp are central differences, LibTorch's, and each other'
   const auto their = [&](const std::vector<at::Tensor>& t) {
     return (torch::cat({t[0].matmul(t[1].tanh()), t[0] * t[0]}, 1) * 0.3).exp().sum();
   };
-  const std::vector<at::Tensor> tx{x[0].data().clone().requires_grad_(), x[1].data().clone().requires_grad_()};
+  const std::vector<at::Tensor> tx{x[0].data().clone().requires_grad_(),
+                                   x[1].data().clone().requires_grad_()};
   const auto first = torch::autograd::grad({their(tx)}, tx, {}, true, true);
-  const auto wanted = torch::autograd::grad({(first[0] * u[0].data()).sum() + (first[1] * u[1].data()).sum()}, tx);
+  const auto wanted =
+      torch::autograd::grad({(first[0] * u[0].data()).sum() + (first[1] * u[1].data()).sum()}, tx);
   for (size_t i = 0; i < 2; ++i) {
     CHECK(curved[i].data().allclose((above[i].data() - below[i].data()) / (2 * eps), 1e-5, 1e-7));
     CHECK(curved[i].data().allclose(wanted[i], 1e-11, 1e-12));
   }
   // What does not depend on an input, or linearly, has zeros.
   CHECK(vjp([](V in) { return sum(in[0]); }, x).second[1].data().eq(0).all().item<bool>());
-  CHECK(hvp([](V in) { return sum(in[0]) + sum(in[1]); }, x, u).second[0].data().eq(0).all().item<bool>());
+  CHECK(hvp([](V in) { return sum(in[0]) + sum(in[1]); }, x, u)
+            .second[0]
+            .data()
+            .eq(0)
+            .all()
+            .item<bool>());
   CHECK(jvp([](V) { return ones({2}, at::kDouble); }, x, u).second.data().eq(0).all().item<bool>());
-  CHECK_THAT(error_of([&] { jvp(f, x, {u[0]}); }), ContainsSubstring("jvp: 1 vectors for 2 inputs"));
-  CHECK_THAT(error_of([&] { jvp(f, x, {u[0], u[0]}); }), ContainsSubstring("vector 1 is float64[2,3] for an input of"));
+  CHECK_THAT(error_of([&] { jvp(f, x, {u[0]}); }),
+             ContainsSubstring("jvp: 1 vectors for 2 inputs"));
+  CHECK_THAT(error_of([&] { jvp(f, x, {u[0], u[0]}); }),
+             ContainsSubstring("vector 1 is float64[2,3] for an input of"));
   CHECK_THAT(error_of([&] { hvp(f, x, u); }), ContainsSubstring("it must give one element"));
 }
 
@@ -213,7 +245,8 @@ TEST_CASE("a Hessian-vector product through a whole GPT is its gradient's differ
 }
 
 TEST_CASE("a step with a gradient penalty has the gradient of its whole loss", "[second]") {
-  // Gulrajani et al. 2017: (|d critic / d x| - 1)^2 beside the critic's own loss, through fused layers.
+  // Gulrajani et al. 2017: (|d critic / d x| - 1)^2 beside the critic's own loss, through fused
+  // layers.
   struct Critic {
     Linear in{6, 16, true}, out{16, 1, true};
     LayerNorm norm{16, true};

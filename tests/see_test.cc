@@ -39,8 +39,10 @@ TEST_CASE("runs, their states, and what differs between two", "[see]") {
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, train_args("runs/a")).code == 0);
   REQUIRE(lathe_in(f, train_args("runs/deep/same")).code == 0);
-  REQUIRE(lathe_in(f, train_args("runs/other", {"--train.seed=2", "--train.pause_at=5"})).code == 75);
-  REQUIRE(lathe_in(f, train_args("runs/bad", {"--optim.lr=1e30", "--schedule.warmup_steps=0", "--optim.grad_clip=0"}))
+  REQUIRE(lathe_in(f, train_args("runs/other", {"--train.seed=2", "--train.pause_at=5"})).code ==
+          75);
+  REQUIRE(lathe_in(f, train_args("runs/bad", {"--optim.lr=1e30", "--schedule.warmup_steps=0",
+                                              "--optim.grad_clip=0"}))
               .code == 5);
   REQUIRE(lathe_in(f, {"runs", "nowhere"}).code == 2);
 
@@ -48,7 +50,8 @@ TEST_CASE("runs, their states, and what differs between two", "[see]") {
     const Finished r = lathe_in(f, {"runs", "runs", "--json=true"});
     REQUIRE(r.code == 0);
     std::map<std::string, Json> found;
-    for (const Json& j : parse_json(r.out, "runs", Exit::internal)) found[j["run"].get<std::string>()] = j;
+    for (const Json& j : parse_json(r.out, "runs", Exit::internal))
+      found[j["run"].get<std::string>()] = j;
     return found;
   };
   auto all = listed();
@@ -71,7 +74,8 @@ TEST_CASE("runs, their states, and what differs between two", "[see]") {
   CHECK(std::count(table.out.begin(), table.out.end(), '\n') == 5);
 
   CHECK_THAT(lathe_in(f, {"compare", "runs/a", "runs/deep/same"}).out,
-             ContainsSubstring("No key differs") && ContainsSubstring("The same bits at all 8 logged steps"));
+             ContainsSubstring("No key differs") &&
+                 ContainsSubstring("The same bits at all 8 logged steps"));
   const Finished apart = lathe_in(f, {"compare", "runs/a", "runs/other", "--json=true"});
   const Json j = parse_json(apart.out, "compare", Exit::internal);
   CHECK(j["keys"]["train.seed"] == Json({"1337", "2"}));
@@ -83,18 +87,22 @@ TEST_CASE("runs, their states, and what differs between two", "[see]") {
   const size_t at = lines.find("\"loss\":", lines.find("\"step\":6,"));
   lines.insert(lines.find('.', at) + 6, "7");
   write_file(f / "runs/deep/same/metrics.jsonl", lines);
-  CHECK_THAT(lathe_in(f, {"compare", "runs/a", "runs/deep/same"}).out, ContainsSubstring("Bits part at step 6"));
+  CHECK_THAT(lathe_in(f, {"compare", "runs/a", "runs/deep/same"}).out,
+             ContainsSubstring("Bits part at step 6"));
   CHECK(lathe_in(f, {"compare", "runs/a", "data"}).code == 2);
 
   const Finished watched = lathe_in(f, {"watch", "runs/a", "runs/other"});
   CHECK(watched.code == 0);
-  CHECK_THAT(watched.out, ContainsSubstring("runs/a  finished  step 8/8") && ContainsSubstring("\xe2\xa0"));
+  CHECK_THAT(watched.out,
+             ContainsSubstring("runs/a  finished  step 8/8") && ContainsSubstring("\xe2\xa0"));
   CHECK(watched.out.find('\033') == std::string::npos);  // no terminal
   CHECK(std::count(watched.out.begin(), watched.out.end(), '\n') <= 24);
 }
 
-/// `lathe` in `folder`, without root's right to read everything; nothing where a system has no way to give it up.
-std::optional<Finished> lathe_without_rights(const TempFolder& folder, std::vector<std::string> args) {
+/// `lathe` in `folder`, without root's right to read everything; nothing where a system has no way
+/// to give it up.
+std::optional<Finished> lathe_without_rights(const TempFolder& folder,
+                                             std::vector<std::string> args) {
   if (geteuid() != 0) return lathe_in(folder, std::move(args));
   if (!fs::exists("/usr/bin/setpriv")) return std::nullopt;
 
@@ -124,8 +132,10 @@ TEST_CASE("runs that can't be read are named, and the others listed", "[see]") {
   CHECK(json[0]["run"] == "runs/a");
   CHECK(json[0]["step"] == 3);
   CHECK(json[1]["run"] == "runs/deep/b");
-  for (const char* bad : {"runs/damaged/metrics.jsonl", "runs/no_config/config.toml", "runs/closed"})
-    CHECK_THAT(listed->err, ContainsSubstring(std::string("not listed: ")) && ContainsSubstring(bad));
+  for (const char* bad :
+       {"runs/damaged/metrics.jsonl", "runs/no_config/config.toml", "runs/closed"})
+    CHECK_THAT(listed->err,
+               ContainsSubstring(std::string("not listed: ")) && ContainsSubstring(bad));
   CHECK(std::count(listed->err.begin(), listed->err.end(), '\n') == 3);
 
   CHECK(table->code == 6);
@@ -145,7 +155,8 @@ TEST_CASE("report replaces a page that it wrote, and another file only by force"
   write_file(f / "page.html", "<title>mine</title>");
   const Finished refused = lathe_in(f, {"report", "run", "--out", "page.html"});
   CHECK(refused.code == 2);
-  CHECK_THAT(refused.err, ContainsSubstring("page.html is there already, and lathe report did not write it"));
+  CHECK_THAT(refused.err,
+             ContainsSubstring("page.html is there already, and lathe report did not write it"));
   CHECK(slurp(f / "page.html") == "<title>mine</title>");
 
   CHECK(lathe_in(f, {"report", "run", "--out", "page.html", "--force", "true"}).code == 0);
@@ -164,7 +175,8 @@ TEST_CASE("report replaces a page that it wrote, and another file only by force"
 TEST_CASE("metrics are followed as they grow and where they are cut back", "[see]") {
   const TempFolder f;
   const fs::path path = f / "metrics.jsonl";
-  write_file(path, "{\"step\":1,\"loss\":2.5,\"tokens\":4,\"mfu\":null,\"time\":1}\n{\"step\":2,\"lo");
+  write_file(path,
+             "{\"step\":1,\"loss\":2.5,\"tokens\":4,\"mfu\":null,\"time\":1}\n{\"step\":2,\"lo");
   Curves c(f.path());
   CHECK(c.read());
   CHECK(c.find("loss")->values == std::vector<double>{2.5});
@@ -230,15 +242,18 @@ TEST_CASE("braille curves", "[see]") {
   const auto spike = braille_plot({flat}, 60, 10, false);
   CHECK(spike[0].find("\xe2") != std::string::npos);
   CHECK(spike[0].substr(0, 9) == "       5 ");
-  CHECK_THAT(braille_plot({{{1}, {std::nan("")}}}, 40, 6, false)[0], ContainsSubstring("nothing yet"));
+  CHECK_THAT(braille_plot({{{1}, {std::nan("")}}}, 40, 6, false)[0],
+             ContainsSubstring("nothing yet"));
   CHECK_THAT(braille_plot({flat}, 60, 10, true)[0], ContainsSubstring(curve_colour(0)));
 }
 
 Axis axis(const std::string& key, const std::string& text) { return read_axis(key, text, "here"); }
 
 TEST_CASE("any numbers are drawn, at any size", "[see]") {
-  constexpr double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN(),
-                   most = std::numeric_limits<double>::max(), tiny = std::numeric_limits<double>::denorm_min();
+  constexpr double inf = std::numeric_limits<double>::infinity(),
+                   nan = std::numeric_limits<double>::quiet_NaN(),
+                   most = std::numeric_limits<double>::max(),
+                   tiny = std::numeric_limits<double>::denorm_min();
   const std::vector<std::vector<double>> curves{{1e308, -1e308},
                                                 {-most, most, 0, -most},
                                                 {nan, inf, -inf},
@@ -258,8 +273,9 @@ TEST_CASE("any numbers are drawn, at any size", "[see]") {
       for (const size_t height : {0, 1, 4, 24}) {
         const auto lines = braille_plot({{x, y}}, width, height, true);
         CHECK(lines.size() == std::max<size_t>(height, 4));
-        CHECK(std::any_of(lines.begin(), lines.end(),
-                          [](const std::string& line) { return line.find("\xe2") != std::string::npos; }) == drawn);
+        CHECK(std::any_of(lines.begin(), lines.end(), [](const std::string& line) {
+                return line.find("\xe2") != std::string::npos;
+              }) == drawn);
       }
     }
   }
@@ -268,7 +284,8 @@ TEST_CASE("any numbers are drawn, at any size", "[see]") {
   const auto lines = braille_plot({{{1, 2}, {-1e308, 1e308}}}, 20, 4, false);
   CHECK_THAT(lines[0], ContainsSubstring("1e+308"));
   CHECK_THAT(lines[2], ContainsSubstring("-1e+308"));
-  CHECK(lines[0].substr(0, 9 + 5).find("\xe2") == std::string::npos);  // a dot at the right, not over the whole line
+  CHECK(lines[0].substr(0, 9 + 5).find("\xe2") ==
+        std::string::npos);  // a dot at the right, not over the whole line
   CHECK(lines[2].substr(9, 1) == "\xe2");
 
   // Steps of many digits do not make the axis wider than asked for.
@@ -280,15 +297,17 @@ TEST_CASE("a run of any name, with any losses, is watched", "[see]") {
   const TempFolder f;
   const std::string name = "a\x1b]0;t\x1b";  // an escape without an end, and one at the end
   fs::create_directory(f / name);
-  write_file(f / (name + "/metrics.jsonl"),
-             "{\"step\":1,\"loss\":1e308,\"mfu\":null}\n{\"step\":2,\"loss\":-1e308,\"mfu\":null}\n");
+  write_file(
+      f / (name + "/metrics.jsonl"),
+      "{\"step\":1,\"loss\":1e308,\"mfu\":null}\n{\"step\":2,\"loss\":-1e308,\"mfu\":null}\n");
   const Finished watched = lathe_in(f, {"watch", name});
   CHECK(watched.code == 0);
   CHECK_THAT(watched.out, ContainsSubstring("  step 2") && ContainsSubstring("-1e+308"));
 }
 
 TEST_CASE("points of a sweep", "[see]") {
-  const auto grid = make_points({axis("optim.lr", "1e-3, 3e-3"), axis("train.seed", "1,2,3")}, 0, 0);
+  const auto grid =
+      make_points({axis("optim.lr", "1e-3, 3e-3"), axis("train.seed", "1,2,3")}, 0, 0);
   REQUIRE(grid.size() == 6);
   CHECK(grid[0] == Overrides{{"optim.lr", "1e-3"}, {"train.seed", "1"}});
   CHECK(grid[4] == Overrides{{"optim.lr", "3e-3"}, {"train.seed", "2"}});
@@ -298,17 +317,20 @@ TEST_CASE("points of a sweep", "[see]") {
   CHECK(some == make_points({axis("optim.lr", "1,2,3,4,5"), axis("train.seed", "1,2,3")}, 9, 7));
   CHECK(some != make_points({axis("optim.lr", "1,2,3,4,5"), axis("train.seed", "1,2,3")}, 9, 8));
   int low = 0;
-  for (const Overrides& p : make_points({axis("optim.lr", "1e-4..1e-2"), axis("model.n_layer", "2..4")}, 200, 1)) {
+  for (const Overrides& p :
+       make_points({axis("optim.lr", "1e-4..1e-2"), axis("model.n_layer", "2..4")}, 200, 1)) {
     const double lr = std::stod(p[0].second), layers = std::stod(p[1].second);
     CHECK((lr >= 0.99e-4 && lr <= 1.01e-2));
     CHECK((layers == 2 || layers == 3 || layers == 4));
     low += lr < 1e-3 ? 1 : 0;
   }
   CHECK((low > 70 && low < 130));  // half, on a logarithmic scale
-  CHECK_THAT(error_of([] { axis("optim.lr", "1e-2..1e-4"); }), ContainsSubstring("ends before it begins"));
+  CHECK_THAT(error_of([] { axis("optim.lr", "1e-2..1e-4"); }),
+             ContainsSubstring("ends before it begins"));
   CHECK_THAT(error_of([] { axis("optim.lr", "1,,2"); }), ContainsSubstring("empty value"));
   CHECK_THAT(error_of([] { axis("optim.lr", "1,1"); }), ContainsSubstring("twice"));
-  CHECK_THAT(error_of([] { make_points({axis("optim.lr", "0..1")}, 0, 0); }), ContainsSubstring("give --samples"));
+  CHECK_THAT(error_of([] { make_points({axis("optim.lr", "0..1")}, 0, 0); }),
+             ContainsSubstring("give --samples"));
   CHECK(make_rungs(900, 100, 3, 50) == std::vector<int64_t>{100, 300, 900});
   // Rungs are whole numbers of evaluations, rounded to nearest: 333.3 to 350, and 111.1 to 100.
   CHECK(make_rungs(1000, 100, 3, 50) == std::vector<int64_t>{100, 350, 1000});
@@ -316,7 +338,8 @@ TEST_CASE("points of a sweep", "[see]") {
 }
 
 TEST_CASE("successive halving promotes the best, and goes on with what was begun", "[see]") {
-  // Loss of point i is i: with eta 3, of 9 points three come to the second rung and one, the best, to the last.
+  // Loss of point i is i: with eta 3, of 9 points three come to the second rung and one, the best,
+  // to the last.
   std::vector<PointState> points(9);
   std::vector<bool> running(9, false);
   std::map<int, int> ran;  // by rung
@@ -358,21 +381,25 @@ TEST_CASE("a sweep that is killed loses and repeats no point", "[see]") {
     std::map<std::string, std::string> environment;
     if (!kill.empty()) environment["LATHE_TEST_KILL"] = kill;
     return run({"lathe_faults",
-                {"sweep", "tiny.toml", "--optim.lr=1e-3,3e-2", "--train.seed=1,2", "--train.steps=8",
-                 "--train.eval_interval=4", "--checkpoint.interval=2", "--out", out, "--jobs=2", "--train.threads=1"},
+                {"sweep", "tiny.toml", "--optim.lr=1e-3,3e-2", "--train.seed=1,2",
+                 "--train.steps=8", "--train.eval_interval=4", "--checkpoint.interval=2", "--out",
+                 out, "--jobs=2", "--train.threads=1"},
                 f.path(),
                 environment});
   };
   const Finished whole = sweep("whole", "");
   INFO(whole.out << whole.err);
   REQUIRE(whole.code == 0);
-  CHECK_THAT(whole.out, ContainsSubstring("sweep     4 runs of tiny.toml") && ContainsSubstring("steps     32 in all"));
+  CHECK_THAT(whole.out, ContainsSubstring("sweep     4 runs of tiny.toml") &&
+                            ContainsSubstring("steps     32 in all"));
   CHECK_THAT(whole.out, ContainsSubstring("best      "));
   REQUIRE(lathe_in(f, {"config", "check", "whole/best.toml"}).code == 0);
-  const std::vector<std::string> kills{"sweep: target kept 2", "sweep: point ended 1", "sweep: result kept 1"};
+  const std::vector<std::string> kills{"sweep: target kept 2", "sweep: point ended 1",
+                                       "sweep: result kept 1"};
   std::map<std::string, std::string> done;  // events of points whose result was kept
   const auto check_done = [&] {
-    for (const auto& [name, before] : done) CHECK(slurp(f / ("killed/points/" + name + "/events.jsonl")) == before);
+    for (const auto& [name, before] : done)
+      CHECK(slurp(f / ("killed/points/" + name + "/events.jsonl")) == before);
     for (const std::string name : {"0001", "0002", "0003", "0004"}) {
       const fs::path state = f / ("killed/points/" + name + ".json");
       if (fs::exists(state) && slurp(state).find("\"losses\":[]") == std::string::npos)
@@ -392,33 +419,39 @@ TEST_CASE("a sweep that is killed loses and repeats no point", "[see]") {
   CHECK(slurp(f / "killed/table.txt") == slurp(f / "whole/table.txt"));
   for (const std::string name : {"0001", "0002", "0003", "0004"})
     CHECK(difference(f / ("whole/points/" + name), f / ("killed/points/" + name)) == "");
-  CHECK(difference(f / "whole/points/0001", f / "whole/points/0002") != "");  // control: the points are not one
+  CHECK(difference(f / "whole/points/0001", f / "whole/points/0002") !=
+        "");  // control: the points are not one
   // Nothing is left to do, and nothing is done.
   CHECK(sweep("killed", "").code == 0);
   check_done();
-  const Finished other = lathe_in(f, {"sweep", "tiny.toml", "--optim.lr=1e-3,3e-3", "--out", "killed"});
+  const Finished other =
+      lathe_in(f, {"sweep", "tiny.toml", "--optim.lr=1e-3,3e-3", "--out", "killed"});
   CHECK(other.code == 2);
   CHECK_THAT(other.err, ContainsSubstring("holds another sweep"));
 }
 
-TEST_CASE("a sweep that is stopped while its points start ends with 75, and is resumed exactly", "[see]") {
+TEST_CASE("a sweep that is stopped while its points start ends with 75, and is resumed exactly",
+          "[see]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const auto sweep = [&](const std::string& out, std::map<std::string, std::string> environment) {
     return run({"lathe_faults",
-                {"sweep", "tiny.toml", "--train.seed=1,2", "--train.steps=1500", "--train.eval_interval=1500",
-                 "--checkpoint.interval=1500", "--out", out, "--jobs=2", "--train.threads=1"},
+                {"sweep", "tiny.toml", "--train.seed=1,2", "--train.steps=1500",
+                 "--train.eval_interval=1500", "--checkpoint.interval=1500", "--out", out,
+                 "--jobs=2", "--train.threads=1"},
                 f.path(),
                 std::move(environment)});
   };
   REQUIRE(sweep("reference", {}).code == 0);
 
-  // The stop is asked for when the first or the second process exists, and reaches the processes so many milliseconds
-  // later: while the program is loaded, parses its arguments, reads its config, or trains.
+  // The stop is asked for when the first or the second process exists, and reaches the processes so
+  // many milliseconds later: while the program is loaded, parses its arguments, reads its config,
+  // or trains.
   int stop = 0;
   for (const int after_ms : {0, 1, 5, 20, 50, 100, 150, 200, 300}) {
-    const Finished stopped = sweep("stopped", {{"LATHE_TEST_STOP", str("sweep: point started ", 1 + stop++ % 2)},
-                                               {"LATHE_TEST_SLOW", str("sweep: point started ", after_ms)}});
+    const Finished stopped =
+        sweep("stopped", {{"LATHE_TEST_STOP", str("sweep: point started ", 1 + stop++ % 2)},
+                          {"LATHE_TEST_SLOW", str("sweep: point started ", after_ms)}});
     INFO(after_ms << " ms: " << stopped.out << stopped.err);
     CHECK(stopped.code == 75);
     CHECK_THAT(stopped.out, ContainsSubstring("stopped; run the same command again to go on"));
@@ -461,15 +494,19 @@ TEST_CASE("a sweep by a file, with successive halving; bad ones", "[see]") {
   const TempFolder f;
   make_tiny_run(f.path());
   write_file(f / "search.toml",
-             "[sweep]\nconfig = \"tiny.toml\"\nmethod = \"asha\"\neta = 2\nsamples = 4\njobs = 2\nout = \"s\"\n"
-             "[optim]\nlr = \"1e-5..1e-1\"\n[train]\nsteps = 8\neval_interval = 2\n[checkpoint]\ninterval = 2\n");
+             "[sweep]\nconfig = \"tiny.toml\"\nmethod = \"asha\"\neta = 2\nsamples = 4\njobs = "
+             "2\nout = \"s\"\n"
+             "[optim]\nlr = \"1e-5..1e-1\"\n[train]\nsteps = 8\neval_interval = "
+             "2\n[checkpoint]\ninterval = 2\n");
   const Finished r = lathe_in(f, {"sweep", "search.toml"});
   INFO(r.out << r.err);
   REQUIRE(r.code == 0);
   CHECK_THAT(r.out,
-             ContainsSubstring("4 to step 2, then 2 to step 4, then 1 to step 8: about 16 in all of 32 without"));
+             ContainsSubstring(
+                 "4 to step 2, then 2 to step 4, then 1 to step 8: about 16 in all of 32 without"));
   int at_end = 0;
-  for (const fs::path& run : find_runs(f / "s")) at_end += summarise(run).state == "finished" ? 1 : 0;
+  for (const fs::path& run : find_runs(f / "s"))
+    at_end += summarise(run).state == "finished" ? 1 : 0;
   CHECK(find_runs(f / "s").size() == 4);
   CHECK(at_end >= 1);
   CHECK(at_end < 4);
@@ -477,7 +514,8 @@ TEST_CASE("a sweep by a file, with successive halving; bad ones", "[see]") {
            {{"tiny.toml"}, "a key with several values"},
            {{"tiny.toml", "--optim.lr=1e-3,x"}, "must be a number"},
            {{"tiny.toml", "--train.out_dir=a,b"}, "is set by the sweep itself"},
-           {{"tiny.toml", "--optim.lr=1e-3,2e-3", "--train.eval_interval=0"}, "compares validation losses"},
+           {{"tiny.toml", "--optim.lr=1e-3,2e-3", "--train.eval_interval=0"},
+            "compares validation losses"},
            {{"tiny.toml", "--optim.lr=1e-4..1e-3"}, "give --samples"},
            {{"tiny.toml", "--optim.lr=1e-3,2e-3", "--eta=2"}, "no effect without --method=asha"}}) {
     std::vector<std::string> words{"sweep"};
@@ -511,16 +549,19 @@ TEST_CASE("completion and the man page name every verb and key", "[see]") {
   };
   const std::string text = plain(man);
   for (const Verb& v : verbs()) CHECK_THAT(text, ContainsSubstring("\n.B lathe " + v.name));
-  for (const Field& field : all_fields()) CHECK_THAT(text, ContainsSubstring("\n.B --" + field.key + "="));
-  CHECK_THAT(error_of([] { completion_script("tcsh"); }), ContainsSubstring("there are bash, zsh and fish"));
+  for (const Field& field : all_fields())
+    CHECK_THAT(text, ContainsSubstring("\n.B --" + field.key + "="));
+  CHECK_THAT(error_of([] { completion_script("tcsh"); }),
+             ContainsSubstring("there are bash, zsh and fish"));
 
   // bash itself, where it is.
   const TempFolder f;
   write_file(f / "lathe.bash", completion_script("bash"));
   const auto complete = [&](const std::string& words, int at) {
     const std::string command = "cd " + f.path().string() +
-                                " && bash -c 'source lathe.bash; compopt() { :; }; COMP_WORDS=(" + words +
-                                "); COMP_CWORD=" + std::to_string(at) + "; _lathe; echo \"${COMPREPLY[@]}\"' > out";
+                                " && bash -c 'source lathe.bash; compopt() { :; }; COMP_WORDS=(" +
+                                words + "); COMP_CWORD=" + std::to_string(at) +
+                                "; _lathe; echo \"${COMPREPLY[@]}\"' > out";
     if (std::system(command.c_str()) != 0) return std::string("failed");
     return slurp(f / "out");
   };

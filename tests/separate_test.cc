@@ -1,5 +1,5 @@
-// Several documents in a window: attention, models, windows and runs that keep them apart, and targets that are not
-// learned. The oracle of all is each document by itself.
+// Several documents in a window: attention, models, windows and runs that keep them apart, and
+// targets that are not learned. The oracle of all is each document by itself.
 #include <ATen/Parallel.h>
 
 #include "autograd/engine.h"
@@ -22,7 +22,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Starts of rows of `t` places: documents of random lengths, some of one place, some longer than a block of 64.
+/// Starts of rows of `t` places: documents of random lengths, some of one place, some longer than a
+/// block of 64.
 at::Tensor random_starts(int64_t rows, int64_t t) {
   const at::Tensor starts = torch::zeros({rows, t}, at::kLong);
   for (int64_t row = 0; row < rows; ++row) {
@@ -38,7 +39,8 @@ at::Tensor random_starts(int64_t rows, int64_t t) {
 
 /// Gradients, and the result first, of f(inputs) under dy.
 template <class F>
-std::vector<at::Tensor> pass(const std::vector<at::Tensor>& inputs, const at::Tensor& dy, const F& f) {
+std::vector<at::Tensor> pass(const std::vector<at::Tensor>& inputs, const at::Tensor& dy,
+                             const F& f) {
   std::vector<Variable> leaves;
   for (const at::Tensor& t : inputs) leaves.push_back(Variable::parameter(t.clone()));
   const Variable y = f(leaves);
@@ -60,14 +62,17 @@ double worst(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b)
 }
 
 /// Attention of each document alone, one behind the other.
-Variable by_documents(const std::vector<Variable>& qkv, int64_t heads, int64_t kv_heads, const at::Tensor& starts) {
+Variable by_documents(const std::vector<Variable>& qkv, int64_t heads, int64_t kv_heads,
+                      const at::Tensor& starts) {
   std::vector<Variable> rows;
   for (int64_t row = 0; row < starts.size(0); ++row) {
     std::vector<Variable> documents;
     for (int64_t begin = 0; begin < starts.size(1);) {
       int64_t end = begin + 1;
       while (end < starts.size(1) && starts[row][end].item<int64_t>() == begin) ++end;
-      const auto part = [&](const Variable& x) { return slice(slice(x, 0, row, row + 1), 1, begin, end); };
+      const auto part = [&](const Variable& x) {
+        return slice(slice(x, 0, row, row + 1), 1, begin, end);
+      };
       documents.push_back(attention(part(qkv[0]), part(qkv[1]), part(qkv[2]), heads, kv_heads));
       begin = end;
     }
@@ -76,23 +81,33 @@ Variable by_documents(const std::vector<Variable>& qkv, int64_t heads, int64_t k
   return cat(rows, 0);
 }
 
-TEST_CASE("attention within documents is that of each by itself, on every path and any number of threads",
-          "[separate]") {
+TEST_CASE(
+    "attention within documents is that of each by itself, on every path and any number of threads",
+    "[separate]") {
   torch::manual_seed(11);
   const int threads = at::get_num_threads();
   for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx}) {
     if (isa > machine_isa()) continue;
     for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
-      for (const auto& [heads, kv_heads, width, time] : std::vector<std::array<int64_t, 4>>{
-               {2, 2, 8, 1}, {2, 1, 16, 3}, {4, 2, 16, 64}, {2, 2, 10, 65}, {3, 1, 8, 200}, {1, 1, 64, 330}}) {
-        INFO(isa_name(isa) << ", " << dtype << ", " << heads << " heads of " << width << ", " << time << " places");
+      for (const auto& [heads, kv_heads, width, time] :
+           std::vector<std::array<int64_t, 4>>{{2, 2, 8, 1},
+                                               {2, 1, 16, 3},
+                                               {4, 2, 16, 64},
+                                               {2, 2, 10, 65},
+                                               {3, 1, 8, 200},
+                                               {1, 1, 64, 330}}) {
+        INFO(isa_name(isa) << ", " << dtype << ", " << heads << " heads of " << width << ", "
+                           << time << " places");
         const at::Tensor starts = random_starts(3, time);
-        const auto make = [&](int64_t h) { return torch::randn({3, time, h * width}, at::kDouble); };
+        const auto make = [&](int64_t h) {
+          return torch::randn({3, time, h * width}, at::kDouble);
+        };
         const std::vector<at::Tensor> wide{make(heads), make(kv_heads), make(kv_heads)};
         const at::Tensor dy = make(heads);
-        const auto wanted = pass(wide, dy, [&, h = heads, k = kv_heads](const std::vector<Variable>& in) {
-          return by_documents(in, h, k, starts);
-        });
+        const auto wanted =
+            pass(wide, dy, [&, h = heads, k = kv_heads](const std::vector<Variable>& in) {
+              return by_documents(in, h, k, starts);
+            });
         std::vector<at::Tensor> inputs;
         for (const at::Tensor& t : wide) inputs.push_back(t.to(dtype));
         use_isa(isa);
@@ -100,14 +115,16 @@ TEST_CASE("attention within documents is that of each by itself, on every path a
           return attention(in[0], in[1], in[2], h, k, starts);
         };
         const auto got = pass(inputs, dy.to(dtype), own);
-        // float32 and bfloat16 round to 6e-8 and 4e-3 of a value; sums of a few hundred stay within some tens of that.
+        // float32 and bfloat16 round to 6e-8 and 4e-3 of a value; sums of a few hundred stay within
+        // some tens of that.
         const double most = dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 3e-6 : 2e-2;
         CHECK(worst(got, wanted) < most);
         if (heads == kv_heads) {  // packed projections
           const at::Tensor packed = torch::cat(inputs, 2);
-          const auto both = pass({packed}, dy.to(dtype), [&, h = heads](const std::vector<Variable>& in) {
-            return attention(in[0], h, starts);
-          });
+          const auto both =
+              pass({packed}, dy.to(dtype), [&, h = heads](const std::vector<Variable>& in) {
+                return attention(in[0], h, starts);
+              });
           CHECK(worst(both, {wanted[0], torch::cat({wanted[1], wanted[2], wanted[3]}, 2)}) < most);
         }
         for (const int n : {1, 3}) {
@@ -123,11 +140,16 @@ TEST_CASE("attention within documents is that of each by itself, on every path a
   }
 }
 
-TEST_CASE("one document is attention without starts, to the bit, and starts that can't be are refused", "[separate]") {
+TEST_CASE(
+    "one document is attention without starts, to the bit, and starts that can't be are refused",
+    "[separate]") {
   torch::manual_seed(12);
   const Variable qkv(torch::randn({2, 130, 3 * 32}));
-  CHECK(attention(qkv, 4, torch::zeros({2, 130}, at::kLong)).data().equal(attention(qkv, 4).data()));
-  const auto told = [&](const at::Tensor& starts) { return error_of([&] { attention(qkv, 4, starts); }); };
+  CHECK(
+      attention(qkv, 4, torch::zeros({2, 130}, at::kLong)).data().equal(attention(qkv, 4).data()));
+  const auto told = [&](const at::Tensor& starts) {
+    return error_of([&] { attention(qkv, 4, starts); });
+  };
   at::Tensor bad = torch::zeros({2, 130}, at::kLong);
   bad[1][7] = 8;
   CHECK_THAT(told(bad), ContainsSubstring("place 7 of row 1 sees from 8 on"));
@@ -135,7 +157,8 @@ TEST_CASE("one document is attention without starts, to the bit, and starts that
   CHECK_THAT(told(bad), ContainsSubstring("place 8 of row 1 sees from 0 on"));
   bad[1][7] = -1;
   CHECK_THAT(told(bad), ContainsSubstring("sees from -1 on"));
-  CHECK_THAT(told(torch::zeros({2, 129}, at::kLong)), ContainsSubstring("starts must be int64 [2, 130]"));
+  CHECK_THAT(told(torch::zeros({2, 129}, at::kLong)),
+             ContainsSubstring("starts must be int64 [2, 130]"));
   CHECK_THAT(told(torch::zeros({2, 130})), ContainsSubstring("starts must be int64"));
 }
 
@@ -181,7 +204,8 @@ void check_model(const Model& model) {
   }
 }
 
-TEST_CASE("models give each document of a row what they give it alone, recomputed too", "[separate]") {
+TEST_CASE("models give each document of a row what they give it alone, recomputed too",
+          "[separate]") {
   torch::manual_seed(13);
   GPTConfig g;
   g.n_layer = 3, g.n_head = 2, g.n_embd = 16, g.block_size = 40, g.vocab_size = 11;
@@ -208,7 +232,8 @@ TEST_CASE("windows say where documents begin: with the token before them", "[sep
   DataConfig c;
   c.dir = f.path().string();
   c.documents = "separate";
-  CHECK_THAT(error_of([&] { open_data(c); }), ContainsSubstring("has no manifest.json; set data.document_end"));
+  CHECK_THAT(error_of([&] { open_data(c); }),
+             ContainsSubstring("has no manifest.json; set data.document_end"));
   c.document_end = 9;
   const auto data = open_data(c);
   for (const Batch& b : draw_batches(*data, {4, 20, 10}, 3, 0, 5, at::kCPU)) {
@@ -229,7 +254,8 @@ TEST_CASE("windows say where documents begin: with the token before them", "[sep
   CHECK_THAT(error_of([&] { open_data(c); }), ContainsSubstring("data.document_end has no effect"));
 }
 
-TEST_CASE("a run on separate documents is the same stopped and resumed, recomputed and accumulated", "[separate]") {
+TEST_CASE("a run on separate documents is the same stopped and resumed, recomputed and accumulated",
+          "[separate]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   std::string text;
@@ -258,14 +284,16 @@ TEST_CASE("a run on separate documents is the same stopped and resumed, recomput
   CHECK(difference(f / "whole", f / "again").empty());
   train("joined", {}, 0, "joined", -1);
   CHECK(!difference(f / "whole", f / "joined").empty());
-  CHECK_THAT(train("unknown", {}, 2, "separate", -1), ContainsSubstring("a tokenizer without <|endoftext|>"));
+  CHECK_THAT(train("unknown", {}, 2, "separate", -1),
+             ContainsSubstring("a tokenizer without <|endoftext|>"));
   CHECK_THAT(train("whole", {}, 2, "joined", -1), ContainsSubstring("data.documents"));
   write_file(f / "rnn.toml",
              "[model]\nkind = \"rnn\"\n[data]\ndir = \"lines\"\ndocuments = \"separate\"\n"
              "document_end = 0\n");
   const Finished rnn = lathe_in(f, {"train", "rnn.toml"});
   CHECK(rnn.code == 2);
-  CHECK_THAT(rnn.err, ContainsSubstring("data.documents = \"separate\" is not for model.kind = \"rnn\""));
+  CHECK_THAT(rnn.err,
+             ContainsSubstring("data.documents = \"separate\" is not for model.kind = \"rnn\""));
 }
 
 }  // namespace

@@ -28,7 +28,8 @@ Finished child(void (*body)()) {
   close(pipe_[1]);
   Finished f;
   char buffer[4096];
-  for (ssize_t n; (n = read(pipe_[0], buffer, sizeof buffer)) > 0;) f.err.append(buffer, static_cast<size_t>(n));
+  for (ssize_t n; (n = read(pipe_[0], buffer, sizeof buffer)) > 0;)
+    f.err.append(buffer, static_cast<size_t>(n));
   close(pipe_[0]);
   int status = 0;
   waitpid(pid, &status, 0);
@@ -36,7 +37,8 @@ Finished child(void (*body)()) {
   return f;
 }
 
-TEST_CASE("the first signal is answered at once, a second SIGINT ends and says what is lost", "[signal]") {
+TEST_CASE("the first signal is answered at once, a second SIGINT ends and says what is lost",
+          "[signal]") {
   const Finished one = child([] {
     take_stop_signals("after this step");
     raise(SIGINT);
@@ -51,7 +53,8 @@ TEST_CASE("the first signal is answered at once, a second SIGINT ends and says w
     raise(SIGINT), raise(SIGINT);
   });
   CHECK(twice.code == 130);
-  CHECK_THAT(twice.err, ContainsSubstring("steps 121 to 124 are lost, the run goes on from step 120"));
+  CHECK_THAT(twice.err,
+             ContainsSubstring("steps 121 to 124 are lost, the run goes on from step 120"));
 
   const Finished early = child([] {
     take_stop_signals("after this step");
@@ -80,7 +83,8 @@ TEST_CASE("no other signal ends a run that was asked to stop", "[signal]") {
   CHECK_THAT(saving.err, ContainsSubstring("a checkpoint is being written"));
 }
 
-TEST_CASE("signals that a process was started with blocked are answered once it is ready", "[signal]") {
+TEST_CASE("signals that a process was started with blocked are answered once it is ready",
+          "[signal]") {
   const Finished waited = child([] {
     const BlockStopSignals blocked;
     raise(SIGTERM);
@@ -118,7 +122,8 @@ TEST_CASE("signals that a process was started with blocked are answered once it 
 TEST_CASE("a lost terminal stops a run with a checkpoint", "[signal]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  const Finished stopped = run({"lathe", {"train", "tiny.toml", "--train.steps=100000"}, f.path(), {}, -1, SIGHUP});
+  const Finished stopped =
+      run({"lathe", {"train", "tiny.toml", "--train.steps=100000"}, f.path(), {}, -1, SIGHUP});
   INFO(stopped.out << stopped.err);
   CHECK(stopped.code == 75);
   CHECK_THAT(stopped.err, ContainsSubstring("stopping after this step"));

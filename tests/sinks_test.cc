@@ -1,4 +1,5 @@
-// What runs write beside checkpoints: CSV, TensorBoard events, figures of layers; cut back like metrics.jsonl.
+// What runs write beside checkpoints: CSV, TensorBoard events, figures of layers; cut back like
+// metrics.jsonl.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -31,7 +32,8 @@ TEST_CASE("records of TensorBoard's files", "[sinks]") {
     damaged[at] = static_cast<char>(damaged[at] ^ 4);
     CHECK(whole_tf_records(damaged) == 0);
   }
-  // Event {wall_time 1.5, step 300, summary {value {tag "a", simple_value 0.5}}}, as protoc encodes it.
+  // Event {wall_time 1.5, step 300, summary {value {tag "a", simple_value 0.5}}}, as protoc encodes
+  // it.
   const std::string wanted{
       "\x09\0\0\0\0\0\0\xf8\x3f\x10\xac\x02\x2a\x0a\x0a\x08\x0a\x01"
       "a\x15\0\0\0\x3f",
@@ -80,11 +82,13 @@ TEST_CASE("every sink has each step once, after a kill too, and none touches tra
   make_tiny_run(f.path(), "keep = 50\n");
   const auto train = [&](const std::string& out, std::vector<std::string> more,
                          std::map<std::string, std::string> environment = {}) {
-    std::vector<std::string> args{"train", "tiny.toml", "--train.out_dir=" + out, "--train.steps=24"};
+    std::vector<std::string> args{"train", "tiny.toml", "--train.out_dir=" + out,
+                                  "--train.steps=24"};
     args.insert(args.end(), more.begin(), more.end());
     return run({"lathe_faults", args, f.path(), environment});
   };
-  const std::vector<std::string> all{"--log.csv=true", "--log.tensorboard=true", "--log.histograms=8", "--log.layers=3",
+  const std::vector<std::string> all{"--log.csv=true", "--log.tensorboard=true",
+                                     "--log.histograms=8", "--log.layers=3",
                                      "--train.sample_interval=6"};
   REQUIRE(train("plain", {}).code == 0);
   CHECK(!fs::exists(f / "plain/metrics.csv"));
@@ -96,7 +100,8 @@ TEST_CASE("every sink has each step once, after a kill too, and none touches tra
 
   REQUIRE(train("killed", all, {{"LATHE_TEST_KILL", "step 17"}}).code == 128 + 9);
   const std::string rows_then = slurp(f / "killed/metrics.csv");
-  REQUIRE(std::count(rows_then.begin(), rows_then.end(), '\n') > 15);  // rows that no checkpoint goes with
+  REQUIRE(std::count(rows_then.begin(), rows_then.end(), '\n') >
+          15);  // rows that no checkpoint goes with
   const Finished on = train("killed", all);
   INFO(on.err << on.out);
   REQUIRE(on.code == 0);
@@ -128,12 +133,13 @@ TEST_CASE("every sink has each step once, after a kill too, and none touches tra
   }
   const auto steps = event_steps(slurp(f / "whole" / events));
   CHECK(steps == event_steps(slurp(f / "killed" / events)));
-  for (const char* tag :
-       {"weights/blocks.0.attn.qkv.weight", "gradients/blocks.0.attn.qkv.weight", "activations/blocks.0.attn"}) {
+  for (const char* tag : {"weights/blocks.0.attn.qkv.weight", "gradients/blocks.0.attn.qkv.weight",
+                          "activations/blocks.0.attn"}) {
     CHECK_THAT(slurp(f / "whole" / events), ContainsSubstring(tag));
   }
   CHECK(std::count(steps.begin(), steps.end(), 12) == 2);  // a step and a sample
-  CHECK(std::count(steps.begin(), steps.end(), 24) == 4);  // a step, histograms, an evaluation, a sample
+  CHECK(std::count(steps.begin(), steps.end(), 24) ==
+        4);  // a step, histograms, an evaluation, a sample
 
   // What was begun is told, and samples are there once.
   const RunEvents told = read_events(f / "killed");
@@ -183,8 +189,8 @@ double norm_of(const TensorEntry& entry, const TensorEntry* minus = nullptr) {
 TEST_CASE("figures of layers are those of the checkpoints", "[sinks]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=run", "--train.steps=6", "--checkpoint.interval=1",
-                       "--log.layers=2"})
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=run", "--train.steps=6",
+                       "--checkpoint.interval=1", "--log.layers=2"})
               .code == 0);
   const SafetensorsFile now(f / "run/checkpoints/step-00000006/model.safetensors"),
       before(f / "run/checkpoints/step-00000005/model.safetensors");
@@ -203,9 +209,10 @@ TEST_CASE("figures of layers are those of the checkpoints", "[sinks]") {
   REQUIRE(layers.contains(layer));
   const std::string weight = layer + ".weight", bias = layer + ".bias";
   const double weights = std::hypot(norm_of(now.at(weight)), norm_of(now.at(bias)));
-  CHECK(layers[layer]["weight_norm"].get<double>() == Approx(weights).epsilon(1e-5));  // float32 sums
-  const double change =
-      std::hypot(norm_of(now.at(weight), before.find(weight)), norm_of(now.at(bias), before.find(bias)));
+  CHECK(layers[layer]["weight_norm"].get<double>() ==
+        Approx(weights).epsilon(1e-5));  // float32 sums
+  const double change = std::hypot(norm_of(now.at(weight), before.find(weight)),
+                                   norm_of(now.at(bias), before.find(bias)));
   const double was = std::hypot(norm_of(before.at(weight)), norm_of(before.at(bias)));
   CHECK(layers[layer]["update_ratio"].get<double>() == Approx(change / was).epsilon(1e-4));
   double squares = 0;
@@ -227,20 +234,22 @@ TEST_CASE("figures of layers are those of the checkpoints", "[sinks]") {
 }
 
 TEST_CASE("a progress bar fits into its line", "[sinks]") {
-  const std::vector<std::string> facts{"loss 2.3456", "1234 tokens/s", "mfu 43%", "0.21 GB", "data wait 1%"};
+  const std::vector<std::string> facts{"loss 2.3456", "1234 tokens/s", "mfu 43%", "0.21 GB",
+                                       "data wait 1%"};
   for (size_t width = 5; width < 140; ++width) {
     const std::string line = bar_line("step 120/2000", 0.5, facts, 83, width, false);
     INFO(width << ": " << line);
     CHECK(line.size() <= width);
     CHECK_THAT(line, Catch::StartsWith(std::string("step 120/2000").substr(0, width)));
   }
-  CHECK(
-      bar_line("step 120/2000", 0.5, facts, 83, 200, false) ==
-      "step 120/2000 [############............]  50%  loss 2.3456  1234 tokens/s  mfu 43%  0.21 GB  data wait 1%  eta "
-      "1:23");
+  CHECK(bar_line("step 120/2000", 0.5, facts, 83, 200, false) ==
+        "step 120/2000 [############............]  50%  loss 2.3456  1234 tokens/s  mfu 43%  0.21 "
+        "GB  data wait 1%  eta "
+        "1:23");
   CHECK(bar_line("a", 1, {}, -1, 20, false) == "a [###########] 100%");
   CHECK(bar_line("a", 0.999, {}, -1, 20, false) == "a [##########.]  99%");
-  CHECK_THAT(bar_line("a", 0.5, {}, -1, 20, true), ContainsSubstring("\033[32m#####\033[39m......"));
+  CHECK_THAT(bar_line("a", 0.5, {}, -1, 20, true),
+             ContainsSubstring("\033[32m#####\033[39m......"));
   CHECK(duration_text(3725) == "1:02:05");
 }
 

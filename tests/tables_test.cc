@@ -1,4 +1,5 @@
-// Preparing example sets: what CSV, IDX and arrays mean, what is refused and where, and that it is done whole or not.
+// Preparing example sets: what CSV, IDX and arrays mean, what is refused and where, and that it is
+// done whole or not.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,7 +21,8 @@ using namespace lathe::test;
 
 /// Every example of a split as numbers, its target last.
 std::vector<std::vector<double>> rows_of(const fs::path& dir, const std::string& split) {
-  const ExampleArray inputs(dir / (split + "_inputs.npy"), ""), targets(dir / (split + "_targets.npy"), "");
+  const ExampleArray inputs(dir / (split + "_inputs.npy"), ""),
+      targets(dir / (split + "_targets.npy"), "");
   REQUIRE(inputs.examples() == targets.examples());
   std::vector<std::vector<double>> rows;
   for (int64_t i = 0; i < inputs.examples(); ++i) {
@@ -50,7 +52,9 @@ struct Prepared {
     write("a.csv", text);
     return (*this)({"a.csv"});
   }
-  std::vector<std::vector<double>> rows(const std::string& split = "train") { return rows_of(options.out, split); }
+  std::vector<std::vector<double>> rows(const std::string& split = "train") {
+    return rows_of(options.out, split);
+  }
   /// The error's message, whose code must be this one, with nothing left behind.
   std::string problem(const std::vector<std::string>& files, Exit code = Exit::data) {
     try {
@@ -89,12 +93,15 @@ TEST_CASE("fields, quotes, line ends and marks of CSV", "[tables]") {
       }
     });
   };
-  CHECK_THAT(problem("1,2\n3,\"4\n5\n"), ContainsSubstring("t.csv:2: column 2 begins a quote that never ends"));
-  CHECK_THAT(problem("1,2\n\"3\"4,5\n"), ContainsSubstring("t.csv:2: column 1 has something behind its closing quote"));
+  CHECK_THAT(problem("1,2\n3,\"4\n5\n"),
+             ContainsSubstring("t.csv:2: column 2 begins a quote that never ends"));
+  CHECK_THAT(problem("1,2\n\"3\"4,5\n"),
+             ContainsSubstring("t.csv:2: column 1 has something behind its closing quote"));
   CHECK_THAT(problem("\xFF\xFE"
                      "1"),
              ContainsSubstring("UTF-16"));
-  CHECK_THAT(problem("1," + std::string(70000, 'x')), ContainsSubstring("t.csv:1: column 2 has more than 65536 bytes"));
+  CHECK_THAT(problem("1," + std::string(70000, 'x')),
+             ContainsSubstring("t.csv:1: column 2 has more than 65536 bytes"));
   CHECK_THAT(problem(std::string(1000000, ',')), ContainsSubstring("more than 1000000 columns"));
   CHECK(csv_number("+1.5e3") == 1500);
   CHECK(csv_number("-.5") == -0.5);
@@ -123,7 +130,8 @@ TEST_CASE("a table's header, target and task are as it looks, or as they are sai
   CHECK(m.outputs == 1);
   CHECK(p.rows() == Rows{{1, 0.25}, {2, 0.5}});
   std::string many, few;
-  for (int i = 0; i < 1250; ++i) many += str(i, ",", i % 26, "\n"), few += str(i, ",", i % 25, "\n");
+  for (int i = 0; i < 1250; ++i)
+    many += str(i, ",", i % 26, "\n"), few += str(i, ",", i % 25, "\n");
   CHECK(p.csv(many).task == "regression");
   CHECK(p.csv(few).task == "classification");
   p.options.task = "classification";
@@ -164,7 +172,8 @@ TEST_CASE("a table's header, target and task are as it looks, or as they are sai
   p.csv(table);
   CHECK(p({"a.csv", "b.csv"}).train.examples == 3);
   p.write("b.csv", "a,b,c\n7,8,3\n");
-  CHECK_THAT(p.problem({"a.csv", "b.csv"}), ContainsSubstring("b.csv:1: another header line than that of"));
+  CHECK_THAT(p.problem({"a.csv", "b.csv"}),
+             ContainsSubstring("b.csv:1: another header line than that of"));
 }
 
 TEST_CASE("what a table must not hold is refused with its line and column", "[tables]") {
@@ -195,7 +204,8 @@ TEST_CASE("what a table must not hold is refused with its line and column", "[ta
   CHECK_THAT(p.csv_problem("a,b\n"), ContainsSubstring("holds no examples"));
   CHECK_THAT(p.csv_problem("1,x\n2,x\n"), ContainsSubstring("there must be two classes or more"));
   p.options.task = "regression";
-  CHECK_THAT(p.csv_problem(good), ContainsSubstring("a.csv:2: column 3 (kind) is \"x\", which is no number"));
+  CHECK_THAT(p.csv_problem(good),
+             ContainsSubstring("a.csv:2: column 3 (kind) is \"x\", which is no number"));
   p.options.task = "classification";
   CHECK_THAT(p.csv_problem("1,2\n2,0.5\n"),
              ContainsSubstring("a.csv:2: column 2 is 0.5; a class is text or a whole number"));
@@ -222,7 +232,8 @@ std::string idx(int type, const std::vector<uint32_t>& sizes, const std::string&
 }
 std::string npy(const std::string& type, const std::string& shape, const std::string& elements) {
   std::string header = "{'descr': '" + type + "', 'fortran_order': False, 'shape': " + shape + "}";
-  return std::string("\x93NUMPY\x01\0", 8) + static_cast<char>(header.size()) + '\0' + header + elements;
+  return std::string("\x93NUMPY\x01\0", 8) + static_cast<char>(header.size()) + '\0' + header +
+         elements;
 }
 
 TEST_CASE("IDX files and arrays become the same examples", "[tables]") {
@@ -240,8 +251,8 @@ TEST_CASE("IDX files and arrays become the same examples", "[tables]") {
   CHECK(p({"x.npy", "y.npy"}).train.inputs.type == ArrayType::u8);
   CHECK(p.rows() == wanted);
   const auto bytes = [](const std::string& s) { return std::as_bytes(std::span(s)); };
-  write_safetensors(p.f / "both.safetensors",
-                    {{"inputs", "U8", {3, 1, 2, 2}, bytes(pixels)}, {"targets", "U8", {3}, bytes(labels)}});
+  write_safetensors(p.f / "both.safetensors", {{"inputs", "U8", {3, 1, 2, 2}, bytes(pixels)},
+                                               {"targets", "U8", {3}, bytes(labels)}});
   p({"both.safetensors"});
   CHECK(p.rows() == wanted);
   // Big-endian float32: 1.0 and -2.0; int16: 258 and -1.
@@ -265,24 +276,28 @@ TEST_CASE("IDX files and arrays become the same examples", "[tables]") {
   p.write("a.csv", "1,2\n");
   CHECK_THAT(p.problem({"x.npy", "a.csv"}), ContainsSubstring("are no pair"));
   p.write("short", idx(8, {4}, labels));
-  CHECK_THAT(p.problem({"images", "short"}), ContainsSubstring("claims 4 bytes of elements and the file has 3"));
+  CHECK_THAT(p.problem({"images", "short"}),
+             ContainsSubstring("claims 4 bytes of elements and the file has 3"));
   p.write("huge", idx(8, {0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF}, labels));
   CHECK_THAT(p.problem({"huge", "labels"}), ContainsSubstring("claims"));
   p.write("y3.npy", npy("|u1", "(2,)", "ab"));
   CHECK_THAT(p.problem({"x.npy", "y3.npy"}), ContainsSubstring("holds 3 examples and"));
   p.write("nan.npy", npy("<f4", "(3, 1)", std::string("\0\0\0\0\0\0\xC0\x7F\0\0\0\0", 12)));
-  CHECK_THAT(p.problem({"nan.npy", "y.npy"}), ContainsSubstring("nan.npy: example 1 (from 0) holds nan"));
+  CHECK_THAT(p.problem({"nan.npy", "y.npy"}),
+             ContainsSubstring("nan.npy: example 1 (from 0) holds nan"));
   p.write("big.npy", npy("<i8", "(1, 1)", std::string("\1\0\0\0\0\0\x20\0", 8)));
   p.write("y1.npy", npy("|u1", "(1,)", "a"));
   CHECK_THAT(p.problem({"big.npy", "y1.npy"}), ContainsSubstring("2^53 or beyond"));
   p.options.target = "first";
-  CHECK_THAT(p.problem({"x.npy", "y.npy"}, Exit::usage), ContainsSubstring("names a column of CSV"));
+  CHECK_THAT(p.problem({"x.npy", "y.npy"}, Exit::usage),
+             ContainsSubstring("names a column of CSV"));
 }
 
 TEST_CASE("the validation split is a share of each class, or files of its own", "[tables]") {
   Prepared p;
   std::string text;
-  for (int i = 0; i < 100; ++i) text += str(i, ".5,", i % 10 == 0 ? "rare" : i % 2 == 0 ? "even" : "odd", "\n");
+  for (int i = 0; i < 100; ++i)
+    text += str(i, ".5,", i % 10 == 0 ? "rare" : i % 2 == 0 ? "even" : "odd", "\n");
   p.options.val_share = 0.2;
   const auto m = p.csv(text);
   CHECK(m.train.examples == 80);
@@ -308,13 +323,15 @@ TEST_CASE("the validation split is a share of each class, or files of its own", 
   CHECK(p.csv(text).train.examples == 100);
   CHECK(p.rows("val") == Rows{{200, 1}, {201.25, 2}});
   p.write("val.csv", "200,odd\n201.25,new\n");
-  CHECK_THAT(p.csv_problem(text),
-             ContainsSubstring("val.csv:2: column 2 is \"new\", a class that no training example has"));
+  CHECK_THAT(
+      p.csv_problem(text),
+      ContainsSubstring("val.csv:2: column 2 is \"new\", a class that no training example has"));
   p.write("val.csv", "1,200,odd\n");
   CHECK_THAT(p.csv_problem(text), ContainsSubstring("val.csv:1 has 3 columns"));
 }
 
-/// Prepares in a process of its own that ends at the n-th time it comes to a fault point; its exit code.
+/// Prepares in a process of its own that ends at the n-th time it comes to a fault point; its exit
+/// code.
 int prepare_killed(const ExampleOptions& options, const std::string& point, int n) {
   const pid_t pid = fork();
   if (pid == 0) {
@@ -336,22 +353,24 @@ int prepare_killed(const ExampleOptions& options, const std::string& point, int 
   return WEXITSTATUS(status);
 }
 
-TEST_CASE("an interrupted preparation is repeated by the same call, and nobody's file is lost", "[tables]") {
+TEST_CASE("an interrupted preparation is repeated by the same call, and nobody's file is lost",
+          "[tables]") {
   const TempFolder f;
   std::string text;
   for (int i = 0; i < 50; ++i) text += str(i, ",", i % 3, "\n");
   write_file(f / "a.csv", text);
   ExampleOptions options{.inputs = {(f / "a.csv").string()}, .out = f / "whole"};
   prepare_examples(options);
-  const std::set<std::string> files{"manifest.json", "train_inputs.npy", "train_targets.npy", "val_inputs.npy",
-                                    "val_targets.npy"};
+  const std::set<std::string> files{"manifest.json", "train_inputs.npy", "train_targets.npy",
+                                    "val_inputs.npy", "val_targets.npy"};
   CHECK(names(f / "whole") == files);
   CHECK(prepare_killed(options, "none", 1) == static_cast<int>(Exit::usage));  // it holds data
   int n = 0;
-  for (const auto& [point, times] : std::vector<std::pair<std::string, int>>{{"prepare: shards written", 1},
-                                                                             {"prepare: manifest written", 1},
-                                                                             {"prepare: shard renamed", 1},
-                                                                             {"prepare: shard renamed", 4}}) {
+  for (const auto& [point, times] :
+       std::vector<std::pair<std::string, int>>{{"prepare: shards written", 1},
+                                                {"prepare: manifest written", 1},
+                                                {"prepare: shard renamed", 1},
+                                                {"prepare: shard renamed", 4}}) {
     INFO(point << " " << times);
     options.out = f / ("out" + std::to_string(n++));
     fs::create_directories(options.out);
@@ -369,7 +388,8 @@ TEST_CASE("an interrupted preparation is repeated by the same call, and nobody's
   options.out = f / "theirs";
   REQUIRE(prepare_killed(options, "prepare: shard renamed", 2) == 137);
   write_file(options.out / "train_inputs.npy", "mine");
-  CHECK_THAT(error_of([&] { prepare_examples(options); }), ContainsSubstring("is not what an interrupted"));
+  CHECK_THAT(error_of([&] { prepare_examples(options); }),
+             ContainsSubstring("is not what an interrupted"));
   CHECK(slurp(options.out / "train_inputs.npy") == "mine");
   fs::create_directories(f / "raw");
   write_file(f / "raw/val_inputs.npy", "mine");
@@ -384,15 +404,17 @@ TEST_CASE("a stop is heeded every few megabytes, and leaves nothing of a table",
   for (int i = 0; i < 600000; ++i) text += "0.125,1000000,7.5," + std::to_string(i % 3) + "\n";
   write_file(f / "a.csv", text);
   int64_t asked = 0, last = 0;
-  const ExampleOptions options{
-      .inputs = {(f / "a.csv").string()}, .out = f / "a/b/out", .stop = [&] { return ++asked == last; }};
+  const ExampleOptions options{.inputs = {(f / "a.csv").string()},
+                               .out = f / "a/b/out",
+                               .stop = [&] { return ++asked == last; }};
   prepare_examples(options);
   const int64_t all = asked;
   CHECK(all >= 2 * static_cast<int64_t>(text.size() / (size_t{4} << 20)));
   fs::remove_all(f / "a");
   for (const int64_t n : {int64_t{1}, all / 2 + 1, all}) {
     asked = 0, last = n;
-    CHECK_THAT(error_of([&] { prepare_examples(options); }), ContainsSubstring("stopped; nothing is left"));
+    CHECK_THAT(error_of([&] { prepare_examples(options); }),
+               ContainsSubstring("stopped; nothing is left"));
     CHECK(!fs::exists(f / "a"));
   }
 }

@@ -17,15 +17,17 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Sets a terminal's title, rings its bell, clears it by a control character of Latin-1, and deletes.
+/// Sets a terminal's title, rings its bell, clears it by a control character of Latin-1, and
+/// deletes.
 const std::string foreign =
     "a\x1b]0;t\x07\xc2\x9b"
     "2J\x7fz";
 const std::string foreign_shown = "a\\x1b]0;t\\x07\\xc2\\x9b2J\\x7fz";
 
-/// Runs lathe with a terminal as its standard input, output and error; returns what the terminal got, with the exit
-/// code. `keys` are typed before it starts.
-Finished on_terminal(const fs::path& folder, std::vector<std::string> words, const std::string& keys = "") {
+/// Runs lathe with a terminal as its standard input, output and error; returns what the terminal
+/// got, with the exit code. `keys` are typed before it starts.
+Finished on_terminal(const fs::path& folder, std::vector<std::string> words,
+                     const std::string& keys = "") {
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
   REQUIRE(terminal >= 0);
   REQUIRE(grantpt(terminal) == 0);
@@ -38,7 +40,8 @@ Finished on_terminal(const fs::path& folder, std::vector<std::string> words, con
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
-  std::string cache = "LATHE_CACHE=" + (folder / "cache").string(), term = "TERM=xterm", path = "PATH=/usr/bin";
+  std::string cache = "LATHE_CACHE=" + (folder / "cache").string(), term = "TERM=xterm",
+              path = "PATH=/usr/bin";
   char* environment[]{cache.data(), term.data(), path.data(), nullptr};
   const pid_t pid = fork();
   if (pid == 0) {
@@ -51,7 +54,8 @@ Finished on_terminal(const fs::path& folder, std::vector<std::string> words, con
 
   Finished f;
   char buffer[4096];
-  for (ssize_t n; (n = read(terminal, buffer, sizeof buffer)) > 0;) f.out.append(buffer, static_cast<size_t>(n));
+  for (ssize_t n; (n = read(terminal, buffer, sizeof buffer)) > 0;)
+    f.out.append(buffer, static_cast<size_t>(n));
   close(terminal);
   int status = 0;
   waitpid(pid, &status, 0);
@@ -59,8 +63,8 @@ Finished on_terminal(const fs::path& folder, std::vector<std::string> words, con
   return f;
 }
 
-/// Returns whether a terminal shows all of this text: it is UTF-8 without control characters, Lathe's own sequences
-/// (colors, and those that erase a line or switch the screen) aside.
+/// Returns whether a terminal shows all of this text: it is UTF-8 without control characters,
+/// Lathe's own sequences (colors, and those that erase a line or switch the screen) aside.
 bool is_harmless(const std::string& out) {
   const std::string text = std::regex_replace(out, std::regex("\x1b\\[[?0-9;]*[mKJHhl]"), "");
   return is_utf8(text) && printable(replace_all(text, "\r", "")) == replace_all(text, "\r", "");
@@ -88,20 +92,26 @@ TEST_CASE("no name of a file, and no text in one, reaches a terminal as it is", 
   const TempFolder f;
   make_tiny_run(f.path());
   const fs::path run = fs::path("runs") / foreign;
-  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=4", "--train.out_dir=runs/tiny"}).code == 0);
+  REQUIRE(
+      lathe_in(f, {"train", "tiny.toml", "--train.steps=4", "--train.out_dir=runs/tiny"}).code ==
+      0);
   fs::copy(f / "runs/tiny", f.path() / run, fs::copy_options::recursive);
-  REQUIRE(lathe_in(f, {"tokenizer", "train", "text.txt", "--out", "bpe", "--vocab-size", "300", "--special", foreign})
+  REQUIRE(lathe_in(f, {"tokenizer", "train", "text.txt", "--out", "bpe", "--vocab-size", "300",
+                       "--special", foreign})
               .code == 0);
-  const std::string header = json_text(Json{{"__metadata__", {{"key" + foreign, "value"}}},
-                                            {foreign, {{"dtype", "F32"}, {"shape", {1}}, {"data_offsets", {0, 4}}}}});
-  write_file(f / "names.safetensors", packed<uint64_t>({header.size()}) + header + std::string(4, '\0'));
+  const std::string header =
+      json_text(Json{{"__metadata__", {{"key" + foreign, "value"}}},
+                     {foreign, {{"dtype", "F32"}, {"shape", {1}}, {"data_offsets", {0, 4}}}}});
+  write_file(f / "names.safetensors",
+             packed<uint64_t>({header.size()}) + header + std::string(4, '\0'));
   write_file(f / "table.csv", "b," + foreign + "\n1,2\n3,4\n");
   for (const std::string folder : {"hf", "bad", "merges"}) fs::create_directory(f / folder);
   write_file(f / "hf/config.json", json_text(Json{{"model_type", foreign}}));
   write_file(f / "bad/tokenizer.json", json_text(Json{{"model", {{"type", foreign}}}}));
   write_file(f / "merges/vocab.json", "{\"a\":0}");
   write_file(f / "merges/merges.txt", "a " + foreign + "\n");
-  write_file(f / "keys.toml", "[train]\n\"" + std::string("a\\u001b]0;t\\u0007\\u009b2J\\u007fz") + "\" = 1\n");
+  write_file(f / "keys.toml",
+             "[train]\n\"" + std::string("a\\u001b]0;t\\u0007\\u009b2J\\u007fz") + "\" = 1\n");
 
   const std::string name = run.string();
   struct Case {
@@ -124,7 +134,8 @@ TEST_CASE("no name of a file, and no text in one, reaches a terminal as it is", 
            {{"inspect", "names.safetensors"}},
            {{"tokenizer", "inspect", "--tokenizer=bpe"}},
            {{"prepare", "text.txt", "--out", foreign + "-data", "--tokenizer", "char"}},
-           {{"sweep", "tiny.toml", "--train.seed=1,2", "--train.steps=1", "--out", foreign + "-sweep"}},
+           {{"sweep", "tiny.toml", "--train.seed=1,2", "--train.steps=1", "--out",
+             foreign + "-sweep"}},
            // Errors.
            {{foreign}, 2},
            {{"train", "tiny.toml", "--" + foreign + "=1"}, 2},
@@ -137,7 +148,8 @@ TEST_CASE("no name of a file, and no text in one, reaches a terminal as it is", 
            {{"prepare", "table.csv", "--out", "new", "--target", "no" + foreign}, 2},
        }) {
     const Finished got = on_terminal(f.path(), c.words, c.keys);
-    INFO(c.words[0] << (c.words.size() > 1 ? " " + printable(c.words[1]) : "") << ": " << printable(got.out));
+    INFO(c.words[0] << (c.words.size() > 1 ? " " + printable(c.words[1]) : "") << ": "
+                    << printable(got.out));
     CHECK(got.code == c.code);
     CHECK(is_harmless(got.out));
     CHECK(got.out.find(c.shown) != std::string::npos);
@@ -153,8 +165,8 @@ TEST_CASE("no name of a file, and no text in one, reaches a terminal as it is", 
 TEST_CASE("a model's text is shown on a terminal and goes to a pipe as it is", "[terminal]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  REQUIRE(lathe_in(f, {"tokenizer", "train", "text.txt", "--out", "bpe", "--vocab-size", "300", "--special",
-                       "<|im_start|>,<|im_end|>"})
+  REQUIRE(lathe_in(f, {"tokenizer", "train", "text.txt", "--out", "bpe", "--vocab-size", "300",
+                       "--special", "<|im_start|>,<|im_end|>"})
               .code == 0);
   REQUIRE(lathe_in(f, {"prepare", "text.txt", "--out", "bytes", "--tokenizer", "bpe"}).code == 0);
   const std::vector<std::string> train{"train", "tiny.toml", "--data.dir=bytes", "--train.steps=1",
@@ -168,10 +180,11 @@ TEST_CASE("a model's text is shown on a terminal and goes to a pipe as it is", "
     CHECK(got.out.find("\\x") != std::string::npos);
   };
   check(on_terminal(f.path(), train));
-  const std::vector<std::string> generate{"generate", "runs/tiny", "--tokens=400", "--temperature=1",
-                                          "--ignore-eos=true"};
+  const std::vector<std::string> generate{"generate", "runs/tiny", "--tokens=400",
+                                          "--temperature=1", "--ignore-eos=true"};
   check(on_terminal(f.path(), generate));
-  check(on_terminal(f.path(), {"chat", "runs/tiny", "--tokens=400", "--temperature=1"}, "hello\n\x04"));
+  check(on_terminal(f.path(), {"chat", "runs/tiny", "--tokens=400", "--temperature=1"},
+                    "hello\n\x04"));
   std::vector<std::string> several = generate;
   several.push_back("--samples=2");
   check(on_terminal(f.path(), several));

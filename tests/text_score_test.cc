@@ -19,19 +19,23 @@ constexpr int64_t context = 12;
 std::unique_ptr<Model> small_model(int64_t vocabulary) {
   const ModelKind& kind = *find_model_kind("gpt");
   AnyConfig config = kind.config;
-  const std::pair<const char*, int64_t> keys[]{
-      {"n_layer", 1}, {"n_head", 2}, {"n_embd", 16}, {"block_size", context}, {"vocab_size", vocabulary}};
+  const std::pair<const char*, int64_t> keys[]{{"n_layer", 1},
+                                               {"n_head", 2},
+                                               {"n_embd", 16},
+                                               {"block_size", context},
+                                               {"vocab_size", vocabulary}};
   for (const auto& [key, value] : keys) *config.find<int64_t>(key) = value;
   auto model = make_model(kind, config, {}, 3);
   torch::manual_seed(4);
-  for (const auto& p : parameters(*model)) p.parameter.data().copy_(torch::randn(p.parameter.sizes()) * 0.5);
+  for (const auto& p : parameters(*model))
+    p.parameter.data().copy_(torch::randn(p.parameter.sizes()) * 0.5);
   return model;
 }
 
 /// log P(ids[i] | ids[from .. i)) of the model.
 double log_probability(const Model& model, const std::vector<int64_t>& ids, size_t from, size_t i) {
-  const at::Tensor in = torch::tensor(
-      std::vector<int64_t>(ids.begin() + static_cast<int64_t>(from), ids.begin() + static_cast<int64_t>(i)));
+  const at::Tensor in = torch::tensor(std::vector<int64_t>(ids.begin() + static_cast<int64_t>(from),
+                                                           ids.begin() + static_cast<int64_t>(i)));
   const NoGrad no_grad;
   const at::Tensor logits = model(in.unsqueeze(0)).data()[0][-1];
   return logits.to(at::kDouble).log_softmax(0)[ids[i]].item<double>();
@@ -72,7 +76,8 @@ TEST_CASE("behind the token that ends documents, the first token is scored too",
   std::vector<int64_t> ids{256};
   for (const char c : text) ids.push_back(c);
   double wanted = 0;
-  for (size_t i = 1; i < ids.size(); ++i) wanted -= log_probability(*model, ids, i > context ? context : 0, i);
+  for (size_t i = 1; i < ids.size(); ++i)
+    wanted -= log_probability(*model, ids, i > context ? context : 0, i);
   CHECK(s.loss == Approx(wanted).epsilon(1e-5));
 }
 
@@ -82,7 +87,8 @@ TEST_CASE("of several endings the likeliest is taken, as a whole and by byte", "
   torch::manual_seed(5);
   const auto word = [](int64_t length) {
     std::string text;
-    for (int64_t i = 0; i < length; ++i) text += static_cast<char>('a' + torch::randint(26, {1}).item<int64_t>());
+    for (int64_t i = 0; i < length; ++i)
+      text += static_cast<char>('a' + torch::randint(26, {1}).item<int64_t>());
     return text;
   };
   int64_t differ = 0;
@@ -103,11 +109,14 @@ TEST_CASE("of several endings the likeliest is taken, as a whole and by byte", "
         first -= std::min(first, cut);
       }
       double sum = 0;
-      for (size_t i = std::max<size_t>(first, 1); i < ids.size(); ++i) sum += log_probability(*model, ids, 0, i);
+      for (size_t i = std::max<size_t>(first, 1); i < ids.size(); ++i)
+        sum += log_probability(*model, ids, 0, i);
       whole.push_back(sum);
       by_byte.push_back(sum / static_cast<double>(ending.size()));
     }
-    const auto best = [](const std::vector<double>& v) { return std::max_element(v.begin(), v.end()) - v.begin(); };
+    const auto best = [](const std::vector<double>& v) {
+      return std::max_element(v.begin(), v.end()) - v.begin();
+    };
     const Answer a = answer({*model, bytes, context}, c);
     CHECK(a.whole == best(whole));
     CHECK(a.by_byte == best(by_byte));
@@ -134,13 +143,15 @@ TEST_CASE("lathe eval over files and questions", "[text_score]") {
   CHECK(both["files"].size() == 2);
   CHECK(both["files"][0]["loss"] == a["loss"]);
   CHECK(both["tokens"] == 2999 + 499);
-  CHECK(a["bits_per_byte"].get<double>() == Approx(a["loss"].get<double>() / std::log(2.0)));  // a byte a token
+  CHECK(a["bits_per_byte"].get<double>() ==
+        Approx(a["loss"].get<double>() / std::log(2.0)));  // a byte a token
   CHECK(a["perplexity"].get<double>() == Approx(std::exp(a["loss"].get<double>())));
   CHECK(last({"a.txt", "--stride", "4"})["loss"] != a["loss"]);
   const std::string some = sample_text(200);
   const auto question = [&](size_t at, int label) {
-    return Json{
-        {"context", some.substr(at, 20)}, {"endings", {some.substr(50, 3), some.substr(60, 7)}}, {"label", label}}
+    return Json{{"context", some.substr(at, 20)},
+                {"endings", {some.substr(50, 3), some.substr(60, 7)}},
+                {"label", label}}
         .dump();
   };
   write_file(f / "q.jsonl", question(0, 1) + "\n\n" + question(70, 0) + "\n");
@@ -148,29 +159,38 @@ TEST_CASE("lathe eval over files and questions", "[text_score]") {
   CHECK(answers["questions"] == 2);
   CHECK((answers["accuracy"] == 0.0 || answers["accuracy"] == 0.5 || answers["accuracy"] == 1.0));
   const auto told = [&](const std::string& line) {
-    write_file(f / "bad.jsonl", "{\"context\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 1}\n" + line);
+    write_file(f / "bad.jsonl",
+               "{\"context\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 1}\n" + line);
     return last({"--choices", "bad.jsonl"}, 3).get<std::string>();
   };
   CHECK_THAT(told("{\"context\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 2}"),
              ContainsSubstring("bad.jsonl:2") && ContainsSubstring("label"));
-  CHECK_THAT(told("{\"context\": \"a\", \"endings\": [\"b\"], \"label\": 0}"), ContainsSubstring("needs at least two"));
+  CHECK_THAT(told("{\"context\": \"a\", \"endings\": [\"b\"], \"label\": 0}"),
+             ContainsSubstring("needs at least two"));
   CHECK_THAT(told("{\"context\": \"a\", \"endings\": [\"b\", \"\"], \"label\": 0}"),
              ContainsSubstring("none of them empty"));
-  CHECK_THAT(told("{\"endings\": [\"b\", \"c\"], \"label\": 0}"), ContainsSubstring("\"context\" is missing"));
+  CHECK_THAT(told("{\"endings\": [\"b\", \"c\"], \"label\": 0}"),
+             ContainsSubstring("\"context\" is missing"));
   CHECK_THAT(told("x"), ContainsSubstring("bad.jsonl:2"));
   CHECK_THAT(last({"--choices", "q.jsonl", "--stride", "4"}, 2).get<std::string>(),
              ContainsSubstring("--stride is for"));
-  write_file(f / "empty.jsonl", Json{{"context", ""}, {"endings", {"a", "e"}}, {"label", 1}}.dump());
-  CHECK_THAT(last({"--choices", "empty.jsonl"}, 3).get<std::string>(), ContainsSubstring("has no context"));
+  write_file(f / "empty.jsonl",
+             Json{{"context", ""}, {"endings", {"a", "e"}}, {"label", 1}}.dump());
+  CHECK_THAT(last({"--choices", "empty.jsonl"}, 3).get<std::string>(),
+             ContainsSubstring("has no context"));
   write_file(f / "none.jsonl", "\n");
-  CHECK_THAT(last({"--choices", "none.jsonl"}, 3).get<std::string>(), ContainsSubstring("has no questions"));
+  CHECK_THAT(last({"--choices", "none.jsonl"}, 3).get<std::string>(),
+             ContainsSubstring("has no questions"));
   write_file(f / "empty.txt", "");
   CHECK_THAT(last({"empty.txt"}, 3).get<std::string>(),
              ContainsSubstring("empty.txt is too short for a loss: 0 bytes"));
   CHECK_THAT(last({"nowhere.txt"}, 3).get<std::string>(), ContainsSubstring("nowhere.txt"));
-  CHECK_THAT(last({"a.txt", "--data", "data"}, 2).get<std::string>(), ContainsSubstring("--data is for"));
-  CHECK_THAT(last({"--stride", "4"}, 2).get<std::string>(), ContainsSubstring("--stride is for files"));
-  CHECK_THAT(last({"a.txt", "--stride", "17"}, 2).get<std::string>(), ContainsSubstring("--stride"));
+  CHECK_THAT(last({"a.txt", "--data", "data"}, 2).get<std::string>(),
+             ContainsSubstring("--data is for"));
+  CHECK_THAT(last({"--stride", "4"}, 2).get<std::string>(),
+             ContainsSubstring("--stride is for files"));
+  CHECK_THAT(last({"a.txt", "--stride", "17"}, 2).get<std::string>(),
+             ContainsSubstring("--stride"));
 }
 
 }  // namespace

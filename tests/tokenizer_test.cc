@@ -27,12 +27,14 @@ std::vector<std::string> pieces_of(const std::string& pattern, const std::string
   return out;
 }
 
-/// The textbook's form: of all neighbours merge the pair that comes first in the list, until none is in it.
+/// The textbook's form: of all neighbours merge the pair that comes first in the list, until none
+/// is in it.
 std::vector<int64_t> plain_encode(const BPEDefinition& d, const std::string& piece) {
   std::vector<int64_t> ids;
   for (const char c : piece) {
     for (size_t id = 0; id < d.tokens.size(); ++id) {
-      const bool special = std::any_of(d.special.begin(), d.special.end(), [&](auto& s) { return s.id == int(id); });
+      const bool special =
+          std::any_of(d.special.begin(), d.special.end(), [&](auto& s) { return s.id == int(id); });
       if (!special && d.tokens[id] == std::string(1, c)) ids.push_back(static_cast<int64_t>(id));
     }
   }
@@ -44,19 +46,22 @@ std::vector<int64_t> plain_encode(const BPEDefinition& d, const std::string& pie
       }
     }
     if (best == d.merges.size()) return ids;
-    const std::string joined = d.tokens[static_cast<size_t>(ids[at])] + d.tokens[static_cast<size_t>(ids[at + 1])];
+    const std::string joined =
+        d.tokens[static_cast<size_t>(ids[at])] + d.tokens[static_cast<size_t>(ids[at + 1])];
     ids[at] = std::find(d.tokens.begin(), d.tokens.end(), joined) - d.tokens.begin();
     ids.erase(ids.begin() + static_cast<int64_t>(at) + 1);
   }
 }
 
 /// Counts all pairs anew for each merge.
-std::vector<std::pair<int32_t, int32_t>> plain_training(const std::string& text, const BPEDefinition& trained,
+std::vector<std::pair<int32_t, int32_t>> plain_training(const std::string& text,
+                                                        const BPEDefinition& trained,
                                                         int64_t min_frequency) {
   std::map<std::string, int64_t> words;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size() - 1) + 1;
-    for (const auto& piece : pieces_of(gpt2_pattern, text.substr(begin, end - begin))) ++words[piece];
+    for (const auto& piece : pieces_of(gpt2_pattern, text.substr(begin, end - begin)))
+      ++words[piece];
     begin = end;
   }
   std::vector<std::pair<std::vector<int32_t>, int64_t>> all;
@@ -64,7 +69,8 @@ std::vector<std::pair<int32_t, int32_t>> plain_training(const std::string& text,
     std::vector<int32_t> ids;
     for (const char c : word)
       ids.push_back(static_cast<int32_t>(
-          std::find(trained.tokens.begin(), trained.tokens.begin() + 257, std::string(1, c)) - trained.tokens.begin()));
+          std::find(trained.tokens.begin(), trained.tokens.begin() + 257, std::string(1, c)) -
+          trained.tokens.begin()));
     all.emplace_back(ids, count);
   }
   std::vector<std::pair<int32_t, int32_t>> merges;
@@ -75,21 +81,24 @@ std::vector<std::pair<int32_t, int32_t>> plain_training(const std::string& text,
     }
     std::pair<int32_t, int32_t> best;
     int64_t most = 0;
-    for (const auto& [pair, count] : counts) {  // in the order of ids, so the first of equals is the smallest
+    for (const auto& [pair, count] :
+         counts) {  // in the order of ids, so the first of equals is the smallest
       if (count > most) best = pair, most = count;
     }
     if (most < min_frequency) break;
     merges.push_back(best);
     for (auto& [ids, count] : all) {
       for (size_t i = 0; i + 1 < ids.size(); ++i) {
-        if (std::pair(ids[i], ids[i + 1]) == best) ids[i] = next, ids.erase(ids.begin() + static_cast<int64_t>(i) + 1);
+        if (std::pair(ids[i], ids[i + 1]) == best)
+          ids[i] = next, ids.erase(ids.begin() + static_cast<int64_t>(i) + 1);
       }
     }
   }
   return merges;
 }
 
-BPEDefinition trained_on(const TempFolder& f, const std::string& text, int64_t size, int threads = 1) {
+BPEDefinition trained_on(const TempFolder& f, const std::string& text, int64_t size,
+                         int threads = 1) {
   write_file(f / "text.txt", text);
   return train_bpe({.files = {f / "text.txt"}}, {.vocab_size = size, .threads = threads});
 }
@@ -102,7 +111,8 @@ TEST_CASE("pieces of GPT-2's pattern, and of bytes that are not UTF-8", "[tokeni
   CHECK(pieces_of(gpt2_pattern, "a\xE1\xA0\x8E b") == Pieces{"a", "\xE1\xA0\x8E", " b"});
   CHECK(pieces_of(gpt2_pattern, "1\xF0\x9E\x97\xB1 a\xF0\xB1\x8D\x90") ==
         Pieces{"1\xF0\x9E\x97\xB1", " a\xF0\xB1\x8D\x90"});
-  CHECK(pieces_of(gpt2_pattern, "ab\xFF\xC3 c\xE2\x82") == Pieces{"ab", "\xFF\xC3", " c", "\xE2\x82"});
+  CHECK(pieces_of(gpt2_pattern, "ab\xFF\xC3 c\xE2\x82") ==
+        Pieces{"ab", "\xFF\xC3", " c", "\xE2\x82"});
   CHECK(pieces_of("b+", "abba") == Pieces{"a", "bb", "a"});
   CHECK_THAT(error_of([] { Pretokenizer("(", "x.json"); }),
              Catch::Matchers::StartsWith("x.json: the pattern ( can't be used"));
@@ -120,17 +130,26 @@ TEST_CASE("pieces of GPT-2's pattern, and of bytes that are not UTF-8", "[tokeni
 }
 
 TEST_CASE("words that are found without the pattern are the pattern's", "[tokenizer]") {
-  const std::vector<std::string> parts{
-      "a",        "Z",       "don't", "'s",       " ",    "  ", "\n",   "\t", "7",        ".",    "[",
-      "`",        "@",       "{",     "\xC3\xAF", "\xFF", "_",  "I'LL", "\r", "\xCC\x81", "word", "\xE4\xB8\xAD",
-      "\xC2\xA0", "\xE2\x82"};
+  const std::vector<std::string> parts{"a",        "Z",
+                                       "don't",    "'s",
+                                       " ",        "  ",
+                                       "\n",       "\t",
+                                       "7",        ".",
+                                       "[",        "`",
+                                       "@",        "{",
+                                       "\xC3\xAF", "\xFF",
+                                       "_",        "I'LL",
+                                       "\r",       "\xCC\x81",
+                                       "word",     "\xE4\xB8\xAD",
+                                       "\xC2\xA0", "\xE2\x82"};
   std::mt19937 random(11);
   for (const std::string pattern : {gpt2_pattern, llama3_pattern, qwen2_pattern}) {
     for (int i = 0; i < 3000; ++i) {
       std::string text;
       for (uint64_t n = random() % 12; n > 0; --n) text += parts[random() % parts.size()];
       INFO(text);
-      REQUIRE(pieces_of(pattern, text) == pieces_of("(?:" + pattern + ")", text));  // one that is not known
+      REQUIRE(pieces_of(pattern, text) ==
+              pieces_of("(?:" + pattern + ")", text));  // one that is not known
     }
   }
 }
@@ -187,14 +206,17 @@ TEST_CASE("a special token is taken, is text, or is refused", "[tokenizer]") {
   const auto as_text = ids_of(text, SpecialText::text);
   CHECK(as_text.size() > 5);
   CHECK(bpe.decode({as_text.begin(), as_text.end()}) == text);
-  CHECK_THAT(error_of([&] { ids_of(text, SpecialText::refuse); }), ContainsSubstring("byte 1 of the text begins"));
+  CHECK_THAT(error_of([&] { ids_of(text, SpecialText::refuse); }),
+             ContainsSubstring("byte 1 of the text begins"));
   CHECK(ids_of("<|endoftext", SpecialText::refuse).size() > 3);
 }
 
-TEST_CASE("training merges what the textbook's form merges, on any number of threads", "[tokenizer]") {
+TEST_CASE("training merges what the textbook's form merges, on any number of threads",
+          "[tokenizer]") {
   const TempFolder f;
-  for (const std::string& text : {sample_text(20000), std::string("aaaa aaa aa abab ab\nab\xC3\xA9 aaaaaaa\n\nb"),
-                                  std::string("low lower lowest newer newest wider")}) {
+  for (const std::string& text :
+       {sample_text(20000), std::string("aaaa aaa aa abab ab\nab\xC3\xA9 aaaaaaa\n\nb"),
+        std::string("low lower lowest newer newest wider")}) {
     const BPEDefinition d = trained_on(f, text, 700);
     CHECK(d.merges == plain_training(text, d, 2));
     CHECK(trained_on(f, text, 700, 3) == d);
@@ -207,7 +229,8 @@ TEST_CASE("training merges what the textbook's form merges, on any number of thr
   write_file(f / "a.jsonl.gz", gzipped(line));
   write_file(f / "a.txt.gz", gzipped(sample_text(20000)));
   for (const char* name : {"a.jsonl", "a.jsonl.gz", "a.txt.gz"})
-    CHECK(train_bpe({.files = {f / name}, .field = "body"}, {.vocab_size = 300, .threads = 2}) == d);
+    CHECK(train_bpe({.files = {f / name}, .field = "body"}, {.vocab_size = 300, .threads = 2}) ==
+          d);
   CHECK_THAT(error_of([&] { trained_on(f, "ab", 256); }), ContainsSubstring("make it 257 or more"));
 }
 
@@ -228,9 +251,11 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
   write_file(old / "merges.txt", merges);
   CHECK(read_bpe(old) == d);
   write_file(old / "merges.txt", merges + "a zz\n");
-  CHECK_THAT(error_of([&] { read_bpe(old); }), ContainsSubstring("names a token that the vocabulary lacks: \"zz\""));
+  CHECK_THAT(error_of([&] { read_bpe(old); }),
+             ContainsSubstring("names a token that the vocabulary lacks: \"zz\""));
   fs::remove(old / "merges.txt");
-  CHECK_THAT(error_of([&] { read_bpe(old); }), ContainsSubstring("has neither a tokenizer.json nor"));
+  CHECK_THAT(error_of([&] { read_bpe(old); }),
+             ContainsSubstring("has neither a tokenizer.json nor"));
   CHECK_THAT(error_of([&] { read_bpe(f / "none"); }), ContainsSubstring("there is no tokenizer"));
 
   const auto refused = [&](const std::function<void(Json&)>& change, const std::string& said) {
@@ -243,7 +268,8 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
   refused([](Json& j) { j["model"]["byte_fallback"] = true; }, "byte_fallback");
   refused([](Json& j) { j["model"]["dropout"] = 0.1; }, "dropout");
   refused([](Json& j) { j["normalizer"] = {{"type", "Lowercase"}}; }, "the normalizer Lowercase");
-  refused([](Json& j) { j["pre_tokenizer"] = {{"type", "Whitespace"}}; }, "the pre-tokenizer Whitespace");
+  refused([](Json& j) { j["pre_tokenizer"] = {{"type", "Whitespace"}}; },
+          "the pre-tokenizer Whitespace");
   refused([](Json& j) { j["pre_tokenizer"] = {{"type", "ByteLevel"}}; }, "add_prefix_space");
   refused([](Json& j) { j["added_tokens"][0]["lstrip"] = true; }, "with lstrip");
   refused([](Json& j) { j["added_tokens"][0]["id"] = -1; }, "\"id\"");
@@ -254,23 +280,27 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
 
   // What a text begins with, and added tokens that are text.
   Json begins = json;
-  begins["post_processor"] = {
-      {"type", "Sequence"},
-      {"processors",
-       {{{"type", "ByteLevel"}},
-        {{"type", "TemplateProcessing"},
-         {"single", {{{"SpecialToken", {{"id", "<|endoftext|>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}}}}}}}}}};
+  begins["post_processor"] = {{"type", "Sequence"},
+                              {"processors",
+                               {{{"type", "ByteLevel"}},
+                                {{"type", "TemplateProcessing"},
+                                 {"single",
+                                  {{{"SpecialToken", {{"id", "<|endoftext|>"}, {"type_id", 0}}}},
+                                   {{"Sequence", {{"id", "A"}}}}}}}}}};
   const size_t last = d.tokens.size() - 1;
   begins["added_tokens"].push_back({{"id", last + 1}, {"content", "<tool>"}, {"special", false}});
-  begins["added_tokens"].push_back({{"id", 259}, {"content", printed_token(d, 259)}});  // in the vocabulary as well
+  begins["added_tokens"].push_back(
+      {{"id", 259}, {"content", printed_token(d, 259)}});  // in the vocabulary as well
   const BPEDefinition marked = bpe_from_json(begins, "t.json");
   CHECK(marked.begin == 0);
   CHECK_FALSE(marked.special[1].special);
   CHECK(bpe_from_json(bpe_to_json(marked), "t.json") == marked);
-  // Other programs also encode pairs of texts, each of which begins with the token, the second with type 1.
+  // Other programs also encode pairs of texts, each of which begins with the token, the second with
+  // type 1.
   const Json written = bpe_to_json(marked)["post_processor"];
   CHECK(written["type"] == "TemplateProcessing");
-  CHECK(written["single"] == Json::parse(R"([{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
+  CHECK(written["single"] ==
+        Json::parse(R"([{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
                                              {"Sequence": {"id": "A", "type_id": 0}}])"));
   CHECK(written["pair"] == Json::parse(R"([{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
                                            {"Sequence": {"id": "A", "type_id": 0}},
@@ -286,7 +316,8 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
         j["post_processor"]["processors"][1]["single"][0]["SpecialToken"]["id"] = "<s>";
       },
       "texts begin with \"<s>\", which is no added token");
-  refused([](Json& j) { j["model"]["vocab"]["a"] = 2'000'000; }, "one has the id 2000000; ids may go up to");
+  refused([](Json& j) { j["model"]["vocab"]["a"] = 2'000'000; },
+          "one has the id 2000000; ids may go up to");
 
   Json pairs = json;  // merges as lists, as newer files have them
   for (auto& merge : pairs["model"]["merges"]) {
@@ -298,22 +329,28 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
   CHECK(Tokenizer::bpe(f.path()) != Tokenizer::byte());
 }
 
-TEST_CASE("SentencePiece's form: characters, bytes for those without a token, and a space before the text",
-          "[tokenizer]") {
+TEST_CASE(
+    "SentencePiece's form: characters, bytes for those without a token, and a space before the "
+    "text",
+    "[tokenizer]") {
   const auto encoded = [](const BPE& bpe, const std::string& text, bool begins = true) {
     std::vector<int32_t> ids;
     BPE::Encoder(bpe).encode(text, ids, SpecialText::token, begins);
     std::string shown;
     for (const int32_t id : ids)
-      shown += (shown.empty() ? "" : "|") + printed_token(bpe.definition(), static_cast<size_t>(id));
+      shown +=
+          (shown.empty() ? "" : "|") + printed_token(bpe.definition(), static_cast<size_t>(id));
     const std::vector<int64_t> wide(ids.begin(), ids.end());
     return std::pair(replace_all(shown, space_mark, "_"), bpe.decode(wide, begins));
   };
-  const BPE each(sentencepiece(SpaceBefore::each), "t"), without(sentencepiece(SpaceBefore::each_without), "t"),
-      first(sentencepiece(SpaceBefore::first_without), "t"), none(sentencepiece(SpaceBefore::none), "t");
+  const BPE each(sentencepiece(SpaceBefore::each), "t"),
+      without(sentencepiece(SpaceBefore::each_without), "t"),
+      first(sentencepiece(SpaceBefore::first_without), "t"),
+      none(sentencepiece(SpaceBefore::none), "t");
   // What stands before the text is taken away again, and bytes that are not UTF-8 come back.
   for (const std::string text : {"abc", "ab\xC3\xA9  x", "\xE2\x82\xAC", "a\xFF\xC3", "\n"}) {
-    for (const BPE* bpe : {&each, &without, &first, &none}) CHECK(encoded(*bpe, text).second == text);
+    for (const BPE* bpe : {&each, &without, &first, &none})
+      CHECK(encoded(*bpe, text).second == text);
   }
   CHECK(encoded(each, "abc").first == "_ab|c");
   CHECK(encoded(each, " ab").first == "__|ab");
@@ -339,8 +376,8 @@ TEST_CASE("SentencePiece's form: characters, bytes for those without a token, an
   past.merges.emplace_back(262 - 2, 259), past.tokens.emplace_back("a ");
   CHECK(encoded(BPE(past, "t"), "cab a b").first == "c|ab|_|a_|b");
 
-  for (const SpaceBefore rule :
-       {SpaceBefore::none, SpaceBefore::each, SpaceBefore::each_without, SpaceBefore::first_without}) {
+  for (const SpaceBefore rule : {SpaceBefore::none, SpaceBefore::each, SpaceBefore::each_without,
+                                 SpaceBefore::first_without}) {
     BPEDefinition d = sentencepiece(rule);
     CHECK(bpe_from_json(bpe_to_json(d), "t.json") == d);
     d.patterns.emplace_back(metaspace_pattern);
@@ -355,14 +392,20 @@ TEST_CASE("SentencePiece's form: characters, bytes for those without a token, an
     CHECK_THAT(error_of([&] { BPE(bpe_from_json(changed, "t.json"), "t.json"); }),
                Catch::Matchers::StartsWith("t.json: ") && ContainsSubstring(said));
   };
-  refused([](Json& j) { j["model"]["vocab"].erase("<0x0A>"); }, "byte_fallback without the token <0x0A>");
+  refused([](Json& j) { j["model"]["vocab"].erase("<0x0A>"); },
+          "byte_fallback without the token <0x0A>");
   refused([](Json& j) { j["model"]["vocab"]["a b"] = 900; }, "has a space");
-  refused([](Json& j) { j["model"]["ignore_merges"] = true; }, "ignore_merges beside byte_fallback");
+  refused([](Json& j) { j["model"]["ignore_merges"] = true; },
+          "ignore_merges beside byte_fallback");
   refused([](Json& j) { j["normalizer"] = nullptr; }, "without spaces that become U+2581");
   refused([](Json& j) { j["normalizer"] = {{"type", "NFKC"}}; }, "the normalizer NFKC");
-  refused([](Json& j) { j["normalizer"]["normalizers"][0]["prepend"] = "_"; }, "Prepend with another prepend");
-  refused([](Json& j) { j["pre_tokenizer"] = {{"type", "ByteLevel"}}; }, "the pre-tokenizer ByteLevel");
-  refused([](Json& j) { j["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", space_mark}}; }, "prepend_scheme");
+  refused([](Json& j) { j["normalizer"]["normalizers"][0]["prepend"] = "_"; },
+          "Prepend with another prepend");
+  refused([](Json& j) { j["pre_tokenizer"] = {{"type", "ByteLevel"}}; },
+          "the pre-tokenizer ByteLevel");
+  refused(
+      [](Json& j) { j["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", space_mark}}; },
+      "prepend_scheme");
   refused([](Json& j) { j["added_tokens"][0]["normalized"] = true; }, "in normalized text");
 }
 
@@ -370,9 +413,12 @@ TEST_CASE("data is made with a BPE as the text is encoded, and knows it", "[toke
   const TempFolder f;
   BPEDefinition d = trained_on(f, sample_text(30000), 500);
   write_bpe(d, f / "tokenizer.json");
-  const auto prepared = [&](const std::string& out, const fs::path& tokenizer, const std::vector<std::string>& files,
-                            double val_share) {
-    DocumentOptions o{.source = {}, .out = f / out, .tokenizer = Tokenizer::bpe(tokenizer), .val_share = val_share};
+  const auto prepared = [&](const std::string& out, const fs::path& tokenizer,
+                            const std::vector<std::string>& files, double val_share) {
+    DocumentOptions o{.source = {},
+                      .out = f / out,
+                      .tokenizer = Tokenizer::bpe(tokenizer),
+                      .val_share = val_share};
     for (const std::string& file : files) o.source.files.push_back((f / file).string());
     prepare_documents(o);
   };
@@ -385,7 +431,8 @@ TEST_CASE("data is made with a BPE as the text is encoded, and knows it", "[toke
     const std::string bytes = read_file(f / "data" / file, Exit::data);
     std::vector<int64_t> ids;
     for (size_t i = 0; i + 1 < bytes.size(); i += 2)
-      ids.push_back(static_cast<unsigned char>(bytes[i]) | static_cast<unsigned char>(bytes[i + 1]) << 8);
+      ids.push_back(static_cast<unsigned char>(bytes[i]) | static_cast<unsigned char>(bytes[i + 1])
+                                                               << 8);
     return ids;
   };
   std::vector<int64_t> all = ids_in("train.bin"), val = ids_in("val.bin");
@@ -426,7 +473,8 @@ TEST_CASE("data is made with a BPE as the text is encoded, and knows it", "[toke
   std::vector<int64_t> ids(static_cast<size_t>(made.size()) - 1);
   made.read(0, std::ssize(ids), 70000, ids.data());
   CHECK(ids == Tokenizer::bpe(f / "nfc.json").encode("caf\xC3\xA9 and more"));
-  CHECK(Tokenizer::bpe(f / "nfc.json").encode("cafe\xCC\x81") == Tokenizer::bpe(f / "nfc.json").encode("caf\xC3\xA9"));
+  CHECK(Tokenizer::bpe(f / "nfc.json").encode("cafe\xCC\x81") ==
+        Tokenizer::bpe(f / "nfc.json").encode("caf\xC3\xA9"));
 }
 
 TEST_CASE("a run on BPE data trains, goes on, writes text, and the verb speaks it", "[tokenizer]") {
@@ -440,14 +488,17 @@ TEST_CASE("a run on BPE data trains, goes on, writes text, and the verb speaks i
   };
   ok({"tokenizer", "train", "text.txt", "--out", "bpe", "--vocab-size", "400"});
   ok({"prepare", "text.txt", "--out", "bpe-data", "--tokenizer", "bpe"});
-  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--data.dir=bpe-data", "--train.max_time=0.001"}).code == 75);
+  REQUIRE(
+      lathe_in(f, {"train", "tiny.toml", "--data.dir=bpe-data", "--train.max_time=0.001"}).code ==
+      75);
   ok({"train", "tiny.toml", "--data.dir=bpe-data", "--train.steps=4"});
-  CHECK_THAT(ok({"generate", "runs/tiny", "--tokens", "5", "--prompt", "the"}), Catch::Matchers::StartsWith("the"));
+  CHECK_THAT(ok({"generate", "runs/tiny", "--tokens", "5", "--prompt", "the"}),
+             Catch::Matchers::StartsWith("the"));
 
   // It ends where a document does, unless it is told otherwise.
   const auto written = [&](const char* more) {
-    return ok(
-        {"generate", "runs/tiny", "--tokens", "3000", "--prompt", "the", "--temperature", "3", "--seed", "5", more});
+    return ok({"generate", "runs/tiny", "--tokens", "3000", "--prompt", "the", "--temperature", "3",
+               "--seed", "5", more});
   };
   const std::string ended = written("--cache=true"), whole = written("--ignore-eos=true");
   REQUIRE_THAT(whole, ContainsSubstring("<|endoftext|>"));
@@ -458,24 +509,28 @@ TEST_CASE("a run on BPE data trains, goes on, writes text, and the verb speaks i
   write_file(f / "scored.txt", scored);
   write_file(f / "scored.gz", gzipped(scored));
   write_file(f / "scored.jsonl", Json{{"text", scored}}.dump() + "\n");
-  write_file(f / "twice.jsonl", Json{{"text", scored}}.dump() + "\n" + Json{{"text", scored}}.dump() + "\n");
+  write_file(f / "twice.jsonl",
+             Json{{"text", scored}}.dump() + "\n" + Json{{"text", scored}}.dump() + "\n");
   const auto score = [&](const char* file) { return Json::parse(ok({"eval", "runs/tiny", file})); };
   const Json plain = score("scored.txt");
   for (const char* file : {"scored.gz", "scored.jsonl"}) {
     for (const char* key : {"loss", "tokens", "bytes"}) CHECK(score(file)[key] == plain[key]);
   }
   CHECK(score("twice.jsonl")["tokens"] == 2 * plain["tokens"].get<int64_t>());
-  CHECK(score("twice.jsonl")["loss"].get<double>() == Approx(plain["loss"].get<double>()).epsilon(1e-12));
+  CHECK(score("twice.jsonl")["loss"].get<double>() ==
+        Approx(plain["loss"].get<double>()).epsilon(1e-12));
 
   write_file(f / "in.txt", "the text\n and <|endoftext|>");
   const std::string ids = ok({"tokenizer", "encode", "--tokenizer", "bpe", "in.txt"});
   CHECK_THAT(ids, Catch::Matchers::EndsWith(" 0\n"));
   write_file(f / "ids.txt", ids);
-  CHECK(ok({"tokenizer", "decode", "--tokenizer", "bpe/tokenizer.json", "ids.txt"}) == "the text\n and <|endoftext|>");
+  CHECK(ok({"tokenizer", "decode", "--tokenizer", "bpe/tokenizer.json", "ids.txt"}) ==
+        "the text\n and <|endoftext|>");
   write_file(f / "lines.txt", "\"the\\n\"\n\"\"\n");
   CHECK_THAT(ok({"tokenizer", "encode", "--tokenizer", "bpe", "lines.txt", "--json=true"}),
              Catch::Matchers::EndsWith("\n\n"));
-  CHECK_THAT(ok({"tokenizer", "inspect", "--tokenizer", "bpe"}), Catch::Matchers::StartsWith("byte-level BPE, "));
+  CHECK_THAT(ok({"tokenizer", "inspect", "--tokenizer", "bpe"}),
+             Catch::Matchers::StartsWith("byte-level BPE, "));
 
   const auto refused = [&](std::vector<std::string> args, int code, const std::string& said) {
     const Finished done = lathe_in(f, std::move(args));
@@ -485,11 +540,13 @@ TEST_CASE("a run on BPE data trains, goes on, writes text, and the verb speaks i
   refused({"tokenizer", "encode", "in.txt"}, 2, "needs --tokenizer PATH");
   refused({"tokenizer", "encode", "in.txt", "--tokenizer", "bpe", "--out", "x"}, 2, "has no --out");
   refused({"tokenizer", "spell", "in.txt"}, 2, "has train, inspect, encode and decode");
-  refused({"tokenizer", "encode", "in.txt", "--tokenizer", "nothing"}, 3, "there is no tokenizer nothing");
+  refused({"tokenizer", "encode", "in.txt", "--tokenizer", "nothing"}, 3,
+          "there is no tokenizer nothing");
   refused({"tokenizer", "train", "in.txt", "--out", "bpe"}, 2, "is there already");
   {
     const ClaimedFolder other(f / "new", "");
-    refused({"tokenizer", "train", "in.txt", "--out", "new"}, 8, "new is in use: another `lathe tokenizer train`");
+    refused({"tokenizer", "train", "in.txt", "--out", "new"}, 8,
+            "new is in use: another `lathe tokenizer train`");
   }
   CHECK(!fs::exists(f / "new"));
   refused({"tokenizer", "train", "nothing.txt", "--out", "new/er"}, 3, "nothing.txt");

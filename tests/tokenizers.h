@@ -23,7 +23,8 @@ inline Tokenizer bytes_and(const std::vector<std::string>& special) {
   return Tokenizer::from_json(json, "kind", "test");
 }
 
-/// A tokenizer in SentencePiece's form: <unk>, <s>, </s>, 256 bytes, characters, and merges of words.
+/// A tokenizer in SentencePiece's form: <unk>, <s>, </s>, 256 bytes, characters, and merges of
+/// words.
 inline BPEDefinition sentencepiece(SpaceBefore rule) {
   BPEDefinition d;
   d.tokens = {"<unk>", "<s>", "</s>"};
@@ -35,7 +36,8 @@ inline BPEDefinition sentencepiece(SpaceBefore rule) {
   for (const char* c : {" ", "a", "b", "c", "\xC3\xA9"}) d.tokens.emplace_back(c);
   const auto merge = [&](const std::string& a, const std::string& b) {
     const auto id = [&](const std::string& token) {  // the last: of one byte the character
-      return static_cast<int32_t>(d.tokens.rend() - std::find(d.tokens.rbegin(), d.tokens.rend(), token) - 1);
+      return static_cast<int32_t>(d.tokens.rend() -
+                                  std::find(d.tokens.rbegin(), d.tokens.rend(), token) - 1);
     };
     d.merges.emplace_back(id(a), id(b));
     d.tokens.push_back(a + b);

@@ -25,12 +25,13 @@ TEST_CASE("a run leaves what it should, and running it again says so", "[train]"
   REQUIRE(first.code == 0);
   CHECK_THAT(first.out, ContainsSubstring("step 0  validation loss"));
   CHECK_THAT(first.out, ContainsSubstring("finished  40 steps"));
-  for (const char* name : {"config.toml", "metrics.jsonl", "log.txt", "checkpoints/step-00000040/manifest.json"})
+  for (const char* name :
+       {"config.toml", "metrics.jsonl", "log.txt", "checkpoints/step-00000040/manifest.json"})
     CHECK(fs::exists(f / "runs/tiny" / name));
   CHECK(list_checkpoints(f / "runs/tiny").size() == 2);
-  const Json line =
-      parse_json(slurp(f / "runs/tiny/metrics.jsonl").substr(0, slurp(f / "runs/tiny/metrics.jsonl").find('\n')), "",
-                 Exit::internal);
+  const Json line = parse_json(slurp(f / "runs/tiny/metrics.jsonl")
+                                   .substr(0, slurp(f / "runs/tiny/metrics.jsonl").find('\n')),
+                               "", Exit::internal);
   CHECK(line["step"] == 0);
   CHECK(line.contains("val_loss"));
 
@@ -50,15 +51,20 @@ TEST_CASE("a run leaves what it should, and running it again says so", "[train]"
   CHECK_THAT(lathe_in(f, {"inspect", "runs/tiny"}).out, ContainsSubstring("step 40"));
   CHECK_THAT(lathe_in(f, {"inspect", "runs/tiny/checkpoints/step-00000040"}).out,
              ContainsSubstring("blocks.1.mlp.down.weight  F32 [16,64]"));
-  const auto text = lathe_in(f, {"generate", "runs/tiny", "--prompt", "the ", "--tokens", "40", "--seed", "3"});
+  const auto text =
+      lathe_in(f, {"generate", "runs/tiny", "--prompt", "the ", "--tokens", "40", "--seed", "3"});
   CHECK(text.code == 0);
   CHECK(text.out.size() == 4 + 40 + 1);
-  CHECK(lathe_in(f, {"generate", "runs/tiny", "--prompt=the ", "--tokens=40", "--seed=3"}).out == text.out);
-  CHECK(lathe_in(f, {"generate", "runs/tiny", "--prompt=the ", "--tokens=40", "--seed=4"}).out != text.out);
+  CHECK(lathe_in(f, {"generate", "runs/tiny", "--prompt=the ", "--tokens=40", "--seed=3"}).out ==
+        text.out);
+  CHECK(lathe_in(f, {"generate", "runs/tiny", "--prompt=the ", "--tokens=40", "--seed=4"}).out !=
+        text.out);
 }
 
-TEST_CASE("signals and the time limit write a checkpoint and exit 75; the same command goes on to the same bits",
-          "[train]") {
+TEST_CASE(
+    "signals and the time limit write a checkpoint and exit 75; the same command goes on to the "
+    "same bits",
+    "[train]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const std::vector<std::string> more{"--train.steps=300", "--checkpoint.interval=0"};
@@ -90,7 +96,9 @@ TEST_CASE("a signal does not wait for an evaluation, which comes first on going 
   const TempFolder f;
   make_tiny_run(f.path());
   write_file(f / "long.txt", sample_text(4'000'000));
-  REQUIRE(lathe_in(f, {"prepare", "long.txt", "--out", "long", "--tokenizer", "char", "--val", "0.5"}).code == 0);
+  REQUIRE(
+      lathe_in(f, {"prepare", "long.txt", "--out", "long", "--tokenizer", "char", "--val", "0.5"})
+          .code == 0);
   const auto command = [](const std::string& out, const std::string& eval_batches) {
     return std::vector<std::string>{"train",
                                     "tiny.toml",
@@ -107,8 +115,9 @@ TEST_CASE("a signal does not wait for an evaluation, which comes first on going 
   CHECK(stopped.code == 75);
   CHECK(stopped.out.find("validation loss") == std::string::npos);
   CHECK(list_checkpoints(f / "cut").at(0).filename() == "step-00000000");
-  stopped =
-      run({"lathe", command("cut", "0"), f.path(), {}, -1, SIGTERM, "run       "});  // once more, at the same step
+  stopped = run(
+      {"lathe", command("cut", "0"), f.path(), {}, -1, SIGTERM, "run       "});  // once more, at
+                                                                                 // the same step
   CHECK(stopped.code == 75);
   CHECK(lathe_in(f, command("cut", "20")).code == 0);
   CHECK(difference(f / "whole", f / "cut") == "");
@@ -118,7 +127,9 @@ TEST_CASE("bf16 runs resume to the bit as well", "[train]") {
   const TempFolder f;
   make_tiny_run(f.path(), "[amp]\ndtype = \"bf16\"\n");
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=whole"}).code == 0);
-  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=parts", "--train.max_time=0.01"}).code == 75);
+  REQUIRE(
+      lathe_in(f, {"train", "tiny.toml", "--train.out_dir=parts", "--train.max_time=0.01"}).code ==
+      75);
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=parts"}).code == 0);
   CHECK(difference(f / "whole", f / "parts") == "");
 }
@@ -146,7 +157,8 @@ TEST_CASE("what may change on resume and what may not", "[train]") {
   const Finished free = lathe_in(f, {"train", "tiny.toml", "--train.steps=20", "--optim.lr=0.002"});
   CHECK(free.code == 0);
   CHECK_THAT(free.out, ContainsSubstring("changed since the checkpoint: optim.lr 0.001 -> 0.002"));
-  const Finished threads = lathe_in(f, {"train", "tiny.toml", "--train.steps=22", "--train.threads=2"});
+  const Finished threads =
+      lathe_in(f, {"train", "tiny.toml", "--train.steps=22", "--train.threads=2"});
   CHECK(threads.code == 0);
   CHECK_THAT(threads.err, ContainsSubstring("bits will differ"));
 }
@@ -182,17 +194,19 @@ TEST_CASE("going on from a checkpoint in a folder of its own", "[train]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
-  const Finished branch = lathe_in(
-      f, {"train", "tiny.toml", "--train.out_dir=branch", "--checkpoint.resume=runs/tiny/checkpoints/step-00000010"});
+  const Finished branch = lathe_in(f, {"train", "tiny.toml", "--train.out_dir=branch",
+                                       "--checkpoint.resume=runs/tiny/checkpoints/step-00000010"});
   INFO(branch.err);
   CHECK(branch.code == 0);
   CHECK_THAT(slurp(f / "branch/metrics.jsonl"), ContainsSubstring("\"step\":11"));
   CHECK(list_checkpoints(f / "runs/tiny").size() == 2);
-  const Finished branch_again = lathe_in(f, {"train", "tiny.toml", "--train.out_dir=branch", "--train.steps=45",
-                                             "--checkpoint.resume=runs/tiny/checkpoints/step-00000010/"});
+  const Finished branch_again =
+      lathe_in(f, {"train", "tiny.toml", "--train.out_dir=branch", "--train.steps=45",
+                   "--checkpoint.resume=runs/tiny/checkpoints/step-00000010/"});
   CHECK(branch_again.code == 0);
   CHECK_THAT(branch_again.out, ContainsSubstring("going on from branch/checkpoints/step-00000040"));
-  const Finished back = lathe_in(f, {"train", "tiny.toml", "--checkpoint.resume=runs/tiny/checkpoints/step-00000010"});
+  const Finished back = lathe_in(
+      f, {"train", "tiny.toml", "--checkpoint.resume=runs/tiny/checkpoints/step-00000010"});
   CHECK(back.code == 2);
   CHECK_THAT(back.err, ContainsSubstring("already holds step-00000020"));
 }
@@ -202,8 +216,10 @@ TEST_CASE("a damaged newer checkpoint costs no good one", "[train]") {
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
   fs::resize_file(f / "runs/tiny/checkpoints/step-00000020/model.safetensors", 100);
-  fs::copy(f / "runs/tiny/checkpoints/step-00000010", f / "runs/tiny/checkpoints/step-00000010-mine");
-  const Finished r = lathe_in(f, {"train", "tiny.toml", "--checkpoint.keep=1", "--train.max_time=0.001"});
+  fs::copy(f / "runs/tiny/checkpoints/step-00000010",
+           f / "runs/tiny/checkpoints/step-00000010-mine");
+  const Finished r =
+      lathe_in(f, {"train", "tiny.toml", "--checkpoint.keep=1", "--train.max_time=0.001"});
   INFO(r.err);
   CHECK(r.code == 75);
   CHECK(list_checkpoints(f / "runs/tiny").at(0).filename() == "step-00000011");
@@ -235,8 +251,8 @@ TEST_CASE("a run folder in use is refused", "[train]") {
 TEST_CASE("a run that diverges ends with exit 5 and keeps its checkpoints", "[train]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  const Finished r = lathe_in(f, {"train", "tiny.toml", "--optim.kind=sgd", "--optim.lr=1e30", "--optim.grad_clip=0",
-                                  "--train.log_interval=1"});
+  const Finished r = lathe_in(f, {"train", "tiny.toml", "--optim.kind=sgd", "--optim.lr=1e30",
+                                  "--optim.grad_clip=0", "--train.log_interval=1"});
   CHECK(r.code == 5);
   CHECK_THAT(r.err, ContainsSubstring("diverged: loss"));
 }
@@ -244,7 +260,8 @@ TEST_CASE("a run that diverges ends with exit 5 and keeps its checkpoints", "[tr
 TEST_CASE("a run that ends without a finite loss has diverged", "[train]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
-  const auto train = [&](const std::string& out, const std::string& lr, std::vector<std::string> more) {
+  const auto train = [&](const std::string& out, const std::string& lr,
+                         std::vector<std::string> more) {
     std::vector<std::string> args{"train",
                                   "tiny.toml",
                                   "--train.out_dir=" + out,
@@ -265,10 +282,11 @@ TEST_CASE("a run that ends without a finite loss has diverged", "[train]") {
     return parse_json(r.out, "runs", Exit::internal).at(0)["state"].get<std::string>();
   };
   // The only step's loss is that of the initial weights; what the step makes of them has none.
-  const std::vector<std::vector<std::string>> saves{{},
-                                                    {"--checkpoint.interval=1"},
-                                                    {"--checkpoint.interval=1", "--checkpoint.async_save=true"},
-                                                    {"--checkpoint.keep_best=true"}};
+  const std::vector<std::vector<std::string>> saves{
+      {},
+      {"--checkpoint.interval=1"},
+      {"--checkpoint.interval=1", "--checkpoint.async_save=true"},
+      {"--checkpoint.keep_best=true"}};
   for (size_t i = 0; i < saves.size(); ++i) {
     const std::string out = "only" + std::to_string(i);
     auto more = saves[i];
@@ -276,16 +294,18 @@ TEST_CASE("a run that ends without a finite loss has diverged", "[train]") {
     for (int again = 0; again < 2; ++again) {
       const Finished r = train(out, "1e30", more);
       CHECK(r.code == 5);
-      CHECK_THAT(r.err, ContainsSubstring("step 1, the last, diverged: validation loss nan; lower optim.lr"));
+      CHECK_THAT(r.err, ContainsSubstring(
+                            "step 1, the last, diverged: validation loss nan; lower optim.lr"));
       CHECK(list_checkpoints(f / out).empty());
     }
     CHECK(state(out) == "diverged");
   }
 
   // The last of several: earlier checkpoints stay, and a lower rate goes on from there.
-  const std::vector<std::string> five{"--train.steps=5", "--checkpoint.interval=1", "--train.eval_interval=5"};
-  const std::vector<std::string> six{"--train.steps=6", "--checkpoint.interval=1", "--train.eval_interval=5",
-                                     "--checkpoint.async_save=true"};
+  const std::vector<std::string> five{"--train.steps=5", "--checkpoint.interval=1",
+                                      "--train.eval_interval=5"};
+  const std::vector<std::string> six{"--train.steps=6", "--checkpoint.interval=1",
+                                     "--train.eval_interval=5", "--checkpoint.async_save=true"};
   REQUIRE(train("last", "1e-3", five).code == 0);
   CHECK(train("last", "1e30", six).code == 5);
   REQUIRE(!list_checkpoints(f / "last").empty());
@@ -295,7 +315,8 @@ TEST_CASE("a run that ends without a finite loss has diverged", "[train]") {
   CHECK(state("last") == "finished");
 
   // A scaler leaves the step out whose loss is not finite; a run still does not end with it.
-  const Finished scaled = train("scaled", "1e30", {"--train.steps=2", "--train.eval_interval=0", "--amp.dtype=fp16"});
+  const Finished scaled =
+      train("scaled", "1e30", {"--train.steps=2", "--train.eval_interval=0", "--amp.dtype=fp16"});
   CHECK(scaled.code == 5);
   CHECK_THAT(scaled.err, ContainsSubstring("step 2, the last, diverged: loss "));
 }
@@ -305,18 +326,21 @@ TEST_CASE("every optimizer, schedule and init trains from a config", "[train]") 
   make_tiny_run(f.path());
   for (const char* kind : {"sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw"}) {
     const std::string out = std::string("--train.out_dir=") + kind;
-    CHECK(lathe_in(f, {"train", "tiny.toml", out, "--train.steps=20", std::string("--optim.kind=") + kind}).code == 0);
-    CHECK(lathe_in(f, {"train", "tiny.toml", out, "--train.steps=25", std::string("--optim.kind=") + kind}).code ==
-          0);  // resumes
+    CHECK(lathe_in(f, {"train", "tiny.toml", out, "--train.steps=20",
+                       std::string("--optim.kind=") + kind})
+              .code == 0);
+    CHECK(lathe_in(f, {"train", "tiny.toml", out, "--train.steps=25",
+                       std::string("--optim.kind=") + kind})
+              .code == 0);  // resumes
   }
   for (const char* kind : {"constant", "linear", "wsd"}) {
-    CHECK(lathe_in(f, {"train", "tiny.toml", std::string("--train.out_dir=") + kind, "--train.steps=5",
-                       std::string("--schedule.kind=") + kind})
+    CHECK(lathe_in(f, {"train", "tiny.toml", std::string("--train.out_dir=") + kind,
+                       "--train.steps=5", std::string("--schedule.kind=") + kind})
               .code == 0);
   }
   for (const char* init : {"xavier_uniform", "xavier_normal", "kaiming", "fan_in"}) {
-    CHECK(lathe_in(f, {"train", "tiny.toml", std::string("--train.out_dir=") + init, "--train.steps=5",
-                       std::string("--model.init=") + init})
+    CHECK(lathe_in(f, {"train", "tiny.toml", std::string("--train.out_dir=") + init,
+                       "--train.steps=5", std::string("--model.init=") + init})
               .code == 0);
   }
 }
@@ -325,7 +349,8 @@ TEST_CASE("sampling: temperature 0, top-k, top-p", "[train]") {
   const at::Tensor logits = at::tensor(at::ArrayRef<double>{0, 3, 1, 2});
   CHECK(pick(logits, {.temperature = 0}, 0.99) == 1);
   CHECK(pick(logits, {.temperature = 1, .top_k = 2}, 0.999) == 3);
-  CHECK(pick(logits, {.temperature = 1, .top_p = 0.5}, 0.999) == 1);  // the likeliest alone has 0.64
+  CHECK(pick(logits, {.temperature = 1, .top_p = 0.5}, 0.999) ==
+        1);  // the likeliest alone has 0.64
   CHECK(pick(logits, {.temperature = 1}, 0.999) == 0);
   CHECK(pick(logits, {.temperature = 1}, 0.001) == 1);
 }

@@ -10,7 +10,8 @@
 namespace lathe::test {
 namespace {
 
-/// The step that a process said it goes on from, 0 for a new run; nullopt where it was killed before it said so.
+/// The step that a process said it goes on from, 0 for a new run; nullopt where it was killed
+/// before it said so.
 std::optional<int64_t> went_on_from(const Finished& f) {
   size_t line = f.out.find("\nrun       ");
   const bool finished = line == std::string::npos;
@@ -19,7 +20,8 @@ std::optional<int64_t> went_on_from(const Finished& f) {
   if (end == std::string::npos) return std::nullopt;
   const std::string said = f.out.substr(line, end - line);
   const size_t from = said.find(", going on from ");
-  return from == std::string::npos && !finished ? 0 : std::stoll(said.substr(said.rfind("step-") + 5));
+  return from == std::string::npos && !finished ? 0
+                                                : std::stoll(said.substr(said.rfind("step-") + 5));
 }
 
 }  // namespace
@@ -33,7 +35,8 @@ Trials::Trials(std::vector<std::string> args, std::map<std::string, std::string>
   environment_ = std::move(environment);
 }
 
-Finished Trials::start(const std::string& run, const std::map<std::string, std::string>& environment,
+Finished Trials::start(const std::string& run,
+                       const std::map<std::string, std::string>& environment,
                        double kill_after) const {
   std::vector<std::string> words{"train", "tiny.toml", "--train.out_dir=" + run};
   words.insert(words.end(), args_.begin(), args_.end());
@@ -53,9 +56,11 @@ bool Trials::trial(const std::vector<Kill>& kills) {
   bool struck = false;
   int64_t have = 0;
   for (const auto& [point, amount, expected] : kills) {
-    const Finished f = point.empty()
-                           ? start(name, {}, amount)
-                           : start(name, {{"LATHE_TEST_KILL", point + " " + std::to_string(static_cast<int>(amount))}});
+    const Finished f =
+        point.empty()
+            ? start(name, {}, amount)
+            : start(name,
+                    {{"LATHE_TEST_KILL", point + " " + std::to_string(static_cast<int>(amount))}});
     INFO(point << " " << amount << ": " << f.out << f.err);
     CHECK((f.code == killed || f.code == 0));
     struck = struck || f.code == killed;
@@ -69,11 +74,13 @@ bool Trials::trial(const std::vector<Kill>& kills) {
   }
   if (struck) {
     const Finished f = start(name, {});
-    INFO("killed at " << kills[0].point << " " << kills[0].amount << ", finished: " << f.err << f.out);
+    INFO("killed at " << kills[0].point << " " << kills[0].amount << ", finished: " << f.err
+                      << f.out);
     CHECK(f.code == 0);
     CHECK(went_on_from(f) == have);
     CHECK(difference(folder_ / "reference", folder_ / name) == "");
-    CHECK(list_folder(folder_ / name / "checkpoints").size() == list_checkpoints(folder_ / name).size());
+    CHECK(list_folder(folder_ / name / "checkpoints").size() ==
+          list_checkpoints(folder_ / name).size());
   }
   std::error_code error;
   fs::remove_all(folder_ / name, error);

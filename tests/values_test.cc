@@ -1,4 +1,5 @@
-// Values at the edges of ops: NaN, infinities, ties, zeros, none; what works in place; and which results are views.
+// Values at the edges of ops: NaN, infinities, ties, zeros, none; what works in place; and which
+// results are views.
 #include <cmath>
 #include <limits>
 
@@ -28,12 +29,14 @@ struct ValueCase {
 
 const double infinite = std::numeric_limits<double>::infinity(), nan_value = std::nan("");
 
-/// "" or how results differ: NaN and infinities in the same places, finite ones to the spacing of the dtype.
+/// "" or how results differ: NaN and infinities in the same places, finite ones to the spacing of
+/// the dtype.
 std::string differs(const at::Tensor& ours, const at::Tensor& wanted) {
   if (ours.sizes() != wanted.sizes()) return "the shape";
   const double spacing = wanted.scalar_type() == at::kDouble ? 1e-13 : 1e-5;
-  return at::allclose(ours, wanted, spacing, spacing * 1e-3, /*equal_nan=*/true) ? ""
-                                                                                 : str(ours, " instead of ", wanted);
+  return at::allclose(ours, wanted, spacing, spacing * 1e-3, /*equal_nan=*/true)
+             ? ""
+             : str(ours, " instead of ", wanted);
 }
 
 void check(const ValueCase& k, const std::vector<at::Tensor>& x) {
@@ -48,16 +51,19 @@ void check(const ValueCase& k, const std::vector<at::Tensor>& x) {
   const at::Tensor wanted = k.oracle(torch_in), dy = torch::full_like(wanted, 1.5);
   CHECK(differs(y.data(), wanted.detach()) == "");
   const auto ours = grad(y, in, Variable(dy.detach()));
-  const auto theirs = torch::autograd::grad({wanted}, torch_in, {dy}, false, false, /*allow_unused=*/true);
+  const auto theirs =
+      torch::autograd::grad({wanted}, torch_in, {dy}, false, false, /*allow_unused=*/true);
   for (size_t i = 0; i < in.size(); ++i) {
     INFO("gradient " << i);
     // PyTorch leaves a gradient of nothing but zeros undefined here and there (norm 0).
     REQUIRE(ours[i].defined());
-    CHECK(differs(ours[i].data(), theirs[i].defined() ? theirs[i] : torch::zeros_like(torch_in[i])) == "");
+    CHECK(differs(ours[i].data(),
+                  theirs[i].defined() ? theirs[i] : torch::zeros_like(torch_in[i])) == "");
   }
 }
 
-TEST_CASE("elementwise functions agree with LibTorch at NaN, infinities, zeros and kinks", "[values]") {
+TEST_CASE("elementwise functions agree with LibTorch at NaN, infinities, zeros and kinks",
+          "[values]") {
   const std::vector<ValueCase> cases{
       {"abs", [](V v) { return abs(v[0]); }, [](T x) { return x[0].abs(); }},
       {"sign", [](V v) { return sign(v[0]); }, [](T x) { return x[0].sign(); }},
@@ -68,17 +74,23 @@ TEST_CASE("elementwise functions agree with LibTorch at NaN, infinities, zeros a
       {"rsqrt", [](V v) { return rsqrt(v[0]); }, [](T x) { return x[0].rsqrt(); }},
       {"reciprocal", [](V v) { return reciprocal(v[0]); }, [](T x) { return x[0].reciprocal(); }},
       {"softplus", [](V v) { return softplus(v[0]); }, [](T x) { return torch::softplus(x[0]); }},
-      {"logsigmoid", [](V v) { return logsigmoid(v[0]); }, [](T x) { return torch::log_sigmoid(x[0]); }},
+      {"logsigmoid", [](V v) { return logsigmoid(v[0]); },
+       [](T x) { return torch::log_sigmoid(x[0]); }},
       {"elu", [](V v) { return elu(v[0]); }, [](T x) { return torch::elu(x[0]); }},
-      {"leaky_relu", [](V v) { return leaky_relu(v[0]); }, [](T x) { return torch::leaky_relu(x[0]); }},
-      {"hardswish", [](V v) { return hardswish(v[0]); }, [](T x) { return torch::hardswish(x[0]); }},
+      {"leaky_relu", [](V v) { return leaky_relu(v[0]); },
+       [](T x) { return torch::leaky_relu(x[0]); }},
+      {"hardswish", [](V v) { return hardswish(v[0]); },
+       [](T x) { return torch::hardswish(x[0]); }},
       {"mish", [](V v) { return mish(v[0]); }, [](T x) { return torch::mish(x[0]); }},
-      {"clamp", [](V v) { return clamp(v[0], -1.0, 3.0); }, [](T x) { return x[0].clamp(-1.0, 3.0); }},
+      {"clamp", [](V v) { return clamp(v[0], -1.0, 3.0); },
+       [](T x) { return x[0].clamp(-1.0, 3.0); }},
       {"max", [](V v) { return max(v[0]); }, [](T x) { return x[0].max(); }},
       {"min", [](V v) { return min(v[0]); }, [](T x) { return x[0].min(); }},
-      {"sort", [](V v) { return sort(v[0]).first; }, [](T x) { return std::get<0>(x[0].sort(true, -1, false)); }},
+      {"sort", [](V v) { return sort(v[0]).first; },
+       [](T x) { return std::get<0>(x[0].sort(true, -1, false)); }},
       {"cumsum", [](V v) { return cumsum(v[0], 0); }, [](T x) { return x[0].cumsum(0); }}};
-  const std::vector<double> at{nan_value, infinite, -infinite, 0.0, -0.0, 1, -1, 3, -3, 0.5, 20, 21, -40, 1e-30, 88};
+  const std::vector<double> at{nan_value, infinite, -infinite, 0.0, -0.0, 1,     -1, 3,
+                               -3,        0.5,      20,        21,  -40,  1e-30, 88};
   for (const auto dtype : {at::kDouble, at::kFloat}) {
     for (const ValueCase& k : cases) check(k, {torch::tensor(at, dtype)});
   }
@@ -86,10 +98,14 @@ TEST_CASE("elementwise functions agree with LibTorch at NaN, infinities, zeros a
 
 TEST_CASE("pairs agree with LibTorch at NaN, infinities and ties", "[values]") {
   const std::vector<ValueCase> cases{
-      {"maximum", [](V v) { return maximum(v[0], v[1]); }, [](T x) { return torch::maximum(x[0], x[1]); }},
-      {"minimum", [](V v) { return minimum(v[0], v[1]); }, [](T x) { return torch::minimum(x[0], x[1]); }},
-      {"xlogy", [](V v) { return xlogy(v[0], v[1]); }, [](T x) { return torch::xlogy(x[0], x[1]); }},
-      {"clamp", [](V v) { return clamp(v[0], v[1]); }, [](T x) { return torch::clamp(x[0], std::optional(x[1])); }},
+      {"maximum", [](V v) { return maximum(v[0], v[1]); },
+       [](T x) { return torch::maximum(x[0], x[1]); }},
+      {"minimum", [](V v) { return minimum(v[0], v[1]); },
+       [](T x) { return torch::minimum(x[0], x[1]); }},
+      {"xlogy", [](V v) { return xlogy(v[0], v[1]); },
+       [](T x) { return torch::xlogy(x[0], x[1]); }},
+      {"clamp", [](V v) { return clamp(v[0], v[1]); },
+       [](T x) { return torch::clamp(x[0], std::optional(x[1])); }},
       {"clamp, both", [](V v) { return clamp(v[0], v[1], v[1] * 0.5); },
        [](T x) { return torch::clamp(x[0], std::optional(x[1]), std::optional(x[1] * 0.5)); }},
       {"where", [](V v) { return where(v[0].data().gt(0), v[0], v[1]); },
@@ -100,11 +116,14 @@ TEST_CASE("pairs agree with LibTorch at NaN, infinities and ties", "[values]") {
        [](T x) { return torch::l1_loss(x[0], x[1], at::Reduction::None); }},
       {"binary_cross_entropy_with_logits",
        [](V v) { return binary_cross_entropy_with_logits(v[0], v[1], {}, Reduction::none); },
-       [](T x) { return torch::binary_cross_entropy_with_logits(x[0], x[1], {}, {}, at::Reduction::None); }}};
+       [](T x) {
+         return torch::binary_cross_entropy_with_logits(x[0], x[1], {}, {}, at::Reduction::None);
+       }}};
   const std::vector<double> at{nan_value, infinite, -infinite, 0, 1, -1, 2.5};
   const at::Tensor a = torch::tensor(at, at::kDouble);
   for (const ValueCase& k : cases)
-    check(k, {a.unsqueeze(1).expand({7, 7}).contiguous(), a.unsqueeze(0).expand({7, 7}).contiguous()});
+    check(k,
+          {a.unsqueeze(1).expand({7, 7}).contiguous(), a.unsqueeze(0).expand({7, 7}).contiguous()});
 }
 
 TEST_CASE("reductions agree with LibTorch at NaN, infinities, zeros, ties and none", "[values]") {
@@ -116,7 +135,8 @@ TEST_CASE("reductions agree with LibTorch at NaN, infinities, zeros, ties and no
       {"var", [](V v) { return var(v[0], 1); }, [](T x) { return x[0].var(1, true, false); }},
       {"var of too few", [](V v) { return var(v[0], 1, 4); },
        [](T x) { return x[0].var(at::IntArrayRef{1}, at::Scalar(4), false); }},
-      {"std", [](V v) { return lathe::std(v[0], 1); }, [](T x) { return x[0].std(1, true, false); }}};
+      {"std", [](V v) { return lathe::std(v[0], 1); },
+       [](T x) { return x[0].std(1, true, false); }}};
   for (const double p : {0.0, 0.5, 1.0, 2.0, 3.0, infinite, -infinite}) {
     cases.push_back({str("norm ", p), [p](V v) { return norm(v[0], p, 1); },
                      [p](T x) { return torch::linalg_vector_norm(x[0], p, 1); }});
@@ -156,16 +176,21 @@ TEST_CASE("losses at their edges", "[values]") {
   backward(cross_entropy(logits, ignored, smooth));
   CHECK(logits.grad().eq(0).all().item<bool>());
   // What is far from 0 or 1 costs its logit, not infinity.
-  const Variable far(torch::tensor({-800.0, 800.0}, at::kDouble)), wrong(torch::tensor({1.0, 0.0}, at::kDouble));
+  const Variable far(torch::tensor({-800.0, 800.0}, at::kDouble)),
+      wrong(torch::tensor({1.0, 0.0}, at::kDouble));
   CHECK(binary_cross_entropy_with_logits(far, wrong).item() == 800);
-  CHECK_THAT(error_of([&] { cross_entropy(logits, torch::zeros({2}, at::kLong), smooth); }),
-             ContainsSubstring("cross_entropy(float64[3,4], int64[2]): needs [N, C, ...] and int64 targets [N, ...]"));
+  CHECK_THAT(
+      error_of([&] { cross_entropy(logits, torch::zeros({2}, at::kLong), smooth); }),
+      ContainsSubstring(
+          "cross_entropy(float64[3,4], int64[2]): needs [N, C, ...] and int64 targets [N, ...]"));
   smooth.weight = torch::ones({3});
-  CHECK(error_of([&] { cross_entropy(logits, ignored, smooth); }) == "cross_entropy: weight must have shape [4]");
+  CHECK(error_of([&] { cross_entropy(logits, ignored, smooth); }) ==
+        "cross_entropy: weight must have shape [4]");
 }
 
 TEST_CASE("a form in place reuses memory, and never gives a wrong gradient", "[values]") {
-  const Variable w = randn({4, 3}, 1, at::kDouble).requires_grad_(), x = randn({5, 3}, 2, at::kDouble);
+  const Variable w = randn({4, 3}, 1, at::kDouble).requires_grad_(),
+                 x = randn({5, 3}, 2, at::kDouble);
   const auto reference = grad(sum(relu(linear(x, w))), {w})[0].data();
   Variable y = linear(x, w);
   const void* before = y.data().const_data_ptr();
@@ -175,14 +200,17 @@ TEST_CASE("a form in place reuses memory, and never gives a wrong gradient", "[v
 
   Variable held = linear(x, w);
   const Variable other = held;
-  CHECK_THAT(error_of([&] { relu_(held); }), ContainsSubstring("its memory is also held by another handle"));
+  CHECK_THAT(error_of([&] { relu_(held); }),
+             ContainsSubstring("its memory is also held by another handle"));
   Variable saved = exp(linear(x, w));  // exp's backward needs its result
-  CHECK_THAT(error_of([&] { mul_(saved, 2); }), ContainsSubstring("an op that saved it for backward"));
+  CHECK_THAT(error_of([&] { mul_(saved, 2); }),
+             ContainsSubstring("an op that saved it for backward"));
   Variable whole = linear(x, w), part = whole[0];
   CHECK_THAT(error_of([&] { tanh_(part); }), ContainsSubstring("a view"));
   CHECK_THAT(error_of([&] { tanh_(whole); }), ContainsSubstring("a view"));
   Variable parameter = w;
-  CHECK_THAT(error_of([&] { relu_(parameter); }), ContainsSubstring("change its values under NoGrad"));
+  CHECK_THAT(error_of([&] { relu_(parameter); }),
+             ContainsSubstring("change its values under NoGrad"));
 
   // Its result is saved, so what changes it later is noticed.
   Variable late = linear(x, w);
@@ -192,7 +220,8 @@ TEST_CASE("a form in place reuses memory, and never gives a wrong gradient", "[v
     Variable handle = late;
     mul_(handle, 2);
   }
-  CHECK_THAT(error_of([&] { backward(sum(late)); }), ContainsSubstring("sigmoid_: a tensor saved for backward"));
+  CHECK_THAT(error_of([&] { backward(sum(late)); }),
+             ContainsSubstring("sigmoid_: a tensor saved for backward"));
   // Where nothing is recorded every handle changes.
   Variable a = ones({2}), b = a;
   add_(a, ones({2}));
@@ -202,7 +231,9 @@ TEST_CASE("a form in place reuses memory, and never gives a wrong gradient", "[v
 
 TEST_CASE("views share x's storage", "[values]") {
   const Variable x = randn({2, 1, 6}, 1);
-  const auto shares = [&](const Variable& y) { return y.data().storage().data() == x.data().storage().data(); };
+  const auto shares = [&](const Variable& y) {
+    return y.data().storage().data() == x.data().storage().data();
+  };
   CHECK(shares(squeeze(x)));
   CHECK(shares(squeeze(transpose(x, 0, 2), 1)));
   for (const Variable& y : chunk(x, 4, 2)) CHECK(shares(y));

@@ -1,5 +1,5 @@
-// Variables as a PyTorch user expects them: operators, indexing, in-place arithmetic, comparisons, text, construction,
-// freezing, hooks that are removed.
+// Variables as a PyTorch user expects them: operators, indexing, in-place arithmetic, comparisons,
+// text, construction, freezing, hooks that are removed.
 
 #include <sstream>
 
@@ -16,18 +16,22 @@ namespace {
 
 using namespace lathe;
 
-Variable param(std::initializer_list<int64_t> sizes) { return randn(sizes, 3, at::kDouble).requires_grad_(); }
+Variable param(std::initializer_list<int64_t> sizes) {
+  return randn(sizes, 3, at::kDouble).requires_grad_();
+}
 std::string text_of(const Variable& v) {
   std::ostringstream out;
   out << v;
   return out.str();
 }
 
-/// Result and gradients of `ours` of a, b and a constant tensor, against those of `theirs` in LibTorch.
+/// Result and gradients of `ours` of a, b and a constant tensor, against those of `theirs` in
+/// LibTorch.
 template <class Ours, class Theirs>
 void agrees(Ours&& ours, Theirs&& theirs) {
   const at::Tensor a = torch::linspace(0.5, 2, 6, at::kDouble).view({2, 3}),
-                   b = torch::linspace(-2, -0.25, 6, at::kDouble).view({2, 3}), t = torch::full({3}, 1.5, at::kDouble);
+                   b = torch::linspace(-2, -0.25, 6, at::kDouble).view({2, 3}),
+                   t = torch::full({3}, 1.5, at::kDouble);
   const Variable va = Variable::parameter(a.clone()), vb = Variable::parameter(b.clone());
   const at::Tensor ta = a.clone().requires_grad_(), tb = b.clone().requires_grad_();
   const Variable y = ours(va, vb, t);
@@ -37,15 +41,18 @@ void agrees(Ours&& ours, Theirs&& theirs) {
   (z * z).sum().backward();
   const auto same = [](const Variable& v, const at::Tensor& w) {
     const at::Tensor g = w.grad().defined() ? w.grad() : torch::zeros_like(w);
-    CHECK(((v.grad().defined() ? v.grad() : torch::zeros_like(w)) - g).abs().max().item<double>() < 1e-12);
+    CHECK(((v.grad().defined() ? v.grad() : torch::zeros_like(w)) - g).abs().max().item<double>() <
+          1e-12);
   };
   same(va, ta);
   same(vb, tb);
 }
 
 TEST_CASE("arithmetic with numbers and tensors on either side", "[variable]") {
-  agrees([](auto& a, auto&, auto&) { return 1.0 / a; }, [](auto& a, auto&, auto&) { return 1.0 / a; });
-  agrees([](auto& a, auto&, auto&) { return 2 - a / 3; }, [](auto& a, auto&, auto&) { return 2 - a / 3; });
+  agrees([](auto& a, auto&, auto&) { return 1.0 / a; },
+         [](auto& a, auto&, auto&) { return 1.0 / a; });
+  agrees([](auto& a, auto&, auto&) { return 2 - a / 3; },
+         [](auto& a, auto&, auto&) { return 2 - a / 3; });
   agrees([](auto& a, auto& b, auto& t) { return (a + t) * (t + b); },
          [](auto& a, auto& b, auto& t) { return (a + t) * (t + b); });
   agrees([](auto& a, auto& b, auto& t) { return (t - a) - (b - t); },
@@ -81,7 +88,9 @@ TEST_CASE("+= in a graph is a new Variable, gradients and all", "[variable]") {
   CHECK(total.requires_grad());
 }
 
-TEST_CASE("in-place arithmetic outside a graph changes the values for every handle, and graphs notice", "[variable]") {
+TEST_CASE(
+    "in-place arithmetic outside a graph changes the values for every handle, and graphs notice",
+    "[variable]") {
   Variable c = arange(6);
   const Variable other = c, view = c[Slice{2, 4}];
   c *= 2;
@@ -101,7 +110,8 @@ TEST_CASE("in-place arithmetic outside a graph changes the values for every hand
   // What would lose a parameter, or write into nothing, is an error.
   CHECK_THAT(error_of([&] { w += 1; }), ContainsSubstring("in-place arithmetic on the parameter"));
   CHECK_THAT(error_of([&] { exp(w)[0] += 1; }), ContainsSubstring("on a part of float64[]"));
-  CHECK_THAT(error_of([&] { c += ones({7}); }), ContainsSubstring("in-place arithmetic(float32[6], float32[7])"));
+  CHECK_THAT(error_of([&] { c += ones({7}); }),
+             ContainsSubstring("in-place arithmetic(float32[6], float32[7])"));
 }
 
 static_assert(!std::is_assignable_v<Variable&&, Variable>, "x[0] = y must not compile");
@@ -109,57 +119,40 @@ static_assert(!std::is_assignable_v<Variable&&, Variable>, "x[0] = y must not co
 TEST_CASE("indexing is LibTorch's, with gradients", "[variable]") {
   using torch::indexing::None;
   using TorchSlice = torch::indexing::Slice;
-  agrees([](auto& a, auto&, auto&) { return a[1] * a[-2]; }, [](auto& a, auto&, auto&) { return a[1] * a[-2]; });
-  agrees(
-      [](auto& a, auto&, auto&) {
-        return a.index({Slice{}, Slice{1}});
-      },
-      [](auto& a, auto&, auto&) {
-        return a.index({TorchSlice(), TorchSlice(1, None)});
-      });
-  agrees(
-      [](auto& a, auto&, auto&) {
-        return a.index({1, Slice{0, -1}});
-      },
-      [](auto& a, auto&, auto&) {
-        return a.index({1, TorchSlice(0, -1)});
-      });
-  agrees(
-      [](auto& a, auto&, auto&) {
-        return a.index({Slice{.step = 2}, 0});
-      },
-      [](auto& a, auto&, auto&) {
-        return a.index({TorchSlice(None, None, 2), 0});
-      });
-  const at::Tensor ids = torch::tensor({1, 1, 0}, at::kLong), mask = torch::tensor({true, false, true});
+  agrees([](auto& a, auto&, auto&) { return a[1] * a[-2]; },
+         [](auto& a, auto&, auto&) { return a[1] * a[-2]; });
+  agrees([](auto& a, auto&, auto&) { return a.index({Slice{}, Slice{1}}); },
+         [](auto& a, auto&, auto&) { return a.index({TorchSlice(), TorchSlice(1, None)}); });
+  agrees([](auto& a, auto&, auto&) { return a.index({1, Slice{0, -1}}); },
+         [](auto& a, auto&, auto&) { return a.index({1, TorchSlice(0, -1)}); });
+  agrees([](auto& a, auto&, auto&) { return a.index({Slice{.step = 2}, 0}); },
+         [](auto& a, auto&, auto&) { return a.index({TorchSlice(None, None, 2), 0}); });
+  const at::Tensor ids = torch::tensor({1, 1, 0}, at::kLong),
+                   mask = torch::tensor({true, false, true});
   agrees([&](auto& a, auto& b, auto&) { return a[ids] * b[ids]; },
          [&](auto& a, auto& b, auto&) { return a.index({ids}) * b.index({ids}); });
-  agrees(
-      [&](auto& a, auto&, auto&) {
-        return a.index({0, mask});
-      },
-      [&](auto& a, auto&, auto&) {
-        return a.index({0, mask});
-      });
-  agrees(
-      [&](auto& a, auto&, auto&) {
-        return a.index({ids, ids});
-      },
-      [&](auto& a, auto&, auto&) {
-        return a.index({ids, ids});
-      });
-  agrees([&](auto& a, auto& b, auto&) { return b[a > 1]; }, [&](auto& a, auto& b, auto&) { return b.index({a > 1}); });
+  agrees([&](auto& a, auto&, auto&) { return a.index({0, mask}); },
+         [&](auto& a, auto&, auto&) { return a.index({0, mask}); });
+  agrees([&](auto& a, auto&, auto&) { return a.index({ids, ids}); },
+         [&](auto& a, auto&, auto&) { return a.index({ids, ids}); });
+  agrees([&](auto& a, auto& b, auto&) { return b[a > 1]; },
+         [&](auto& a, auto& b, auto&) { return b.index({a > 1}); });
   const Variable x = zeros({2, 3});
   CHECK(error_of([&] { x[2]; }) == "select(float32[2,3]): place 2 is outside dim 0 of size 2");
-  CHECK_THAT(error_of([&] { x[torch::tensor({5}, at::kLong)]; }), ContainsSubstring("index(float32[2,3]): "));
-  CHECK_THAT(error_of([&] { x[torch::tensor({0.5})]; }), ContainsSubstring("must be int64 places or bool masks"));
+  CHECK_THAT(error_of([&] { x[torch::tensor({5}, at::kLong)]; }),
+             ContainsSubstring("index(float32[2,3]): "));
+  CHECK_THAT(error_of([&] { x[torch::tensor({0.5})]; }),
+             ContainsSubstring("must be int64 places or bool masks"));
   CHECK_THAT(error_of([&] { x.index({0, 0, 0}); }), ContainsSubstring("select(float32[])"));
-  CHECK_THAT(error_of([&] { x.index({0, Slice{}, Slice{}}); }), ContainsSubstring("not the dims of 3 indices"));
+  CHECK_THAT(error_of([&] { x.index({0, Slice{}, Slice{}}); }),
+             ContainsSubstring("not the dims of 3 indices"));
 }
 
 TEST_CASE("comparisons give bool tensors", "[variable]") {
   const Variable x = tensor({1, 2, 3}).requires_grad_(), y = tensor({3, 2, 1});
-  const auto is = [](const at::Tensor& t, bool a, bool b, bool c) { return t.equal(torch::tensor({a, b, c})); };
+  const auto is = [](const at::Tensor& t, bool a, bool b, bool c) {
+    return t.equal(torch::tensor({a, b, c}));
+  };
   CHECK(is(x < y, true, false, false));
   CHECK(is(x <= 2, true, true, false));
   CHECK(is(2 < x, false, false, true));
@@ -168,11 +161,13 @@ TEST_CASE("comparisons give bool tensors", "[variable]") {
   CHECK(is(2 >= x, true, true, false));
   CHECK(is(x == y, false, true, false));
   CHECK(is(2 != x, true, false, true));
-  CHECK_THAT(error_of([&] { (void)(x == zeros({2})); }), ContainsSubstring("comparison(float32[3], float32[2])"));
+  CHECK_THAT(error_of([&] { (void)(x == zeros({2})); }),
+             ContainsSubstring("comparison(float32[3], float32[2])"));
 }
 
 TEST_CASE("a Variable prints its values, dtype, shape and where it is from", "[variable]") {
-  const Variable x = Variable::parameter(torch::tensor({{1.f, -2.5f}, {100.f, 1e-7f}}), "layer.weight");
+  const Variable x =
+      Variable::parameter(torch::tensor({{1.f, -2.5f}, {100.f, 1e-7f}}), "layer.weight");
   CHECK(text_of(x) == "[[    1,  -2.5],\n [  100, 1e-07]] float32[2,2], parameter layer.weight");
   CHECK(text_of(x * 2) == "[[    2,    -5],\n [  200, 2e-07]] float32[2,2] from mul_scalar");
   CHECK(text_of(tensor(3)) == "3 float32[]");
@@ -192,8 +187,11 @@ TEST_CASE("Variables are made of numbers, shapes, ranges and seeds", "[variable]
   CHECK(arange(4).data().equal(torch::arange(4, at::kFloat)));
   CHECK(arange(1, 0, -0.25).data().equal(torch::arange(1, 0, -0.25, at::kFloat)));
   CHECK(linspace(-1, 1, 5).data().equal(torch::linspace(-1, 1, 5)));
-  CHECK(tensor({{1, 2}, {3, 4}, {5, 6}}).data().equal(torch::tensor({{1.f, 2.f}, {3.f, 4.f}, {5.f, 6.f}})));
-  CHECK(tensor({{{1, 2}}}, at::kLong).data().equal(torch::tensor({1, 2}, at::kLong).view({1, 1, 2})));
+  CHECK(tensor({{1, 2}, {3, 4}, {5, 6}})
+            .data()
+            .equal(torch::tensor({{1.f, 2.f}, {3.f, 4.f}, {5.f, 6.f}})));
+  CHECK(
+      tensor({{{1, 2}}}, at::kLong).data().equal(torch::tensor({1, 2}, at::kLong).view({1, 1, 2})));
   CHECK(tensor({1}).sizes() == at::IntArrayRef{1});
   CHECK(tensor(2.5, at::kDouble).data().equal(torch::tensor(2.5, at::kDouble)));
   CHECK(tensor({}).sizes() == at::IntArrayRef{0});
@@ -205,12 +203,16 @@ TEST_CASE("Variables are made of numbers, shapes, ranges and seeds", "[variable]
   CHECK(std::abs(a.data().mean().item<double>()) < 0.04);  // four standard deviations
   CHECK(a.data().std().item<double>() == Approx(1).margin(0.03));
   CHECK_THAT(error_of([&] { lathe::one_hot(ids, 2); }), ContainsSubstring("outside [0, 2)"));
-  CHECK_THAT(error_of([&] { lathe::one_hot(torch::tensor({-1}, at::kLong), 2); }), ContainsSubstring("outside [0, 2)"));
-  CHECK_THAT(error_of([] { tensor({{1, 2}, {3}}); }), ContainsSubstring("rows of shapes [2] and [1]"));
-  CHECK_THAT(error_of([] { arange(0, 1, -1); }), ContainsSubstring("no steps of -1 lead from 0 to 1"));
+  CHECK_THAT(error_of([&] { lathe::one_hot(torch::tensor({-1}, at::kLong), 2); }),
+             ContainsSubstring("outside [0, 2)"));
+  CHECK_THAT(error_of([] { tensor({{1, 2}, {3}}); }),
+             ContainsSubstring("rows of shapes [2] and [1]"));
+  CHECK_THAT(error_of([] { arange(0, 1, -1); }),
+             ContainsSubstring("no steps of -1 lead from 0 to 1"));
 }
 
-TEST_CASE("a frozen parameter takes no gradient, keeps its values, and can be trained again", "[variable]") {
+TEST_CASE("a frozen parameter takes no gradient, keeps its values, and can be trained again",
+          "[variable]") {
   Variable w = param({2}), v = param({2});
   const Variable other = w, early = sum(w * v);
   w.requires_grad_(false);
@@ -238,7 +240,8 @@ TEST_CASE("a frozen parameter takes no gradient, keeps its values, and can be tr
   CHECK(constant.as_leaf() != nullptr);
 }
 
-TEST_CASE("a cast that autocast keeps does not lead to a parameter that was frozen since", "[variable]") {
+TEST_CASE("a cast that autocast keeps does not lead to a parameter that was frozen since",
+          "[variable]") {
   Variable w = Variable::parameter(torch::ones({2, 2}));
   const Variable x = Variable::parameter(torch::ones({1, 2}));
   const auto loss = [&] { return sum(linear(x, w)); };
@@ -274,7 +277,8 @@ TEST_CASE("parameters are frozen by pattern", "[variable]") {
   CHECK(trained_parameters(model).size() == 2);
   CHECK(freeze(model, "*.bias", false) == 2);
   CHECK(trained_parameters(model).size() == 3);
-  CHECK_THAT(error_of([&] { freeze(model, "c.*"); }), ContainsSubstring("no parameter is called c.*"));
+  CHECK_THAT(error_of([&] { freeze(model, "c.*"); }),
+             ContainsSubstring("no parameter is called c.*"));
   CHECK(matches("blocks.*.weight", "blocks.0.mlp.weight"));
   CHECK(matches("*", ""));
   CHECK(matches("a*b*c", "aXbbXc"));

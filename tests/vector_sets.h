@@ -1,4 +1,5 @@
-// Running something on each set of vector instructions that Highway was compiled for and this CPU has.
+// Running something on each set of vector instructions that Highway was compiled for and this CPU
+// has.
 #pragma once
 
 #include <hwy/targets.h>
@@ -16,7 +17,8 @@ void on_every_set(F&& f) {
   for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_NEON, HWY_SCALAR, HWY_EMU128}) {
     if ((all & target) == 0) continue;
     hwy::GetChosenTarget().Update(target);
-    if (std::string(vector_set()) == hwy::TargetName(target)) f(std::string(hwy::TargetName(target)));
+    if (std::string(vector_set()) == hwy::TargetName(target))
+      f(std::string(hwy::TargetName(target)));
   }
   hwy::GetChosenTarget().Update(all);
 }

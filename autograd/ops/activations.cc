@@ -1,4 +1,5 @@
-// Activations. ATen has one kernel for each backward; second derivatives take the formula that stands above it.
+// Activations. ATen has one kernel for each backward; second derivatives take the formula that
+// stands above it.
 #include <ATen/ops/elu.h>
 #include <ATen/ops/elu_backward.h>
 #include <ATen/ops/hardswish.h>
@@ -26,7 +27,8 @@ struct Softplus {
   // dx = dy * sigmoid(beta x), dy itself above the threshold
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    if constexpr (std::same_as<T, at::Tensor>) return {at::softplus_backward(dy, x.data(), beta, threshold)};
+    if constexpr (std::same_as<T, at::Tensor>)
+      return {at::softplus_backward(dy, x.data(), beta, threshold)};
     return {where((x.data() * beta).gt(threshold), dy, dy * sigmoid(x.as<T>() * beta))};
   }
 };
@@ -37,7 +39,8 @@ struct LogSigmoid {
   at::Tensor forward(const at::Tensor& x_) { return at::log_sigmoid(x = x_); }
   // dx = dy * sigmoid(-x)
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {dy * sigmoid(-x.data())}; }
-  // The same, as 1 - sigmoid(x) where that is near 1: the derivative of sigmoid, s (1 - s), is exact for small s alone.
+  // The same, as 1 - sigmoid(x) where that is near 1: the derivative of sigmoid, s (1 - s), is
+  // exact for small s alone.
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     const at::Tensor below = x.data().lt(0);
     const Variable small = sigmoid(where(below, x.as<Variable>(), -x.as<Variable>()));
@@ -81,7 +84,8 @@ struct Hardswish {
   at::Tensor forward(const at::Tensor& x_) {
     x = x_;
     // On a card ATen's divides a float64 by a six in float32.
-    if (x_.is_cuda() && x_.scalar_type() == at::kDouble) return (x_ + 3).clamp_(0, 6).mul_(x_).div_(6);
+    if (x_.is_cuda() && x_.scalar_type() == at::kDouble)
+      return (x_ + 3).clamp_(0, 6).mul_(x_).div_(6);
     return at::hardswish(x_);
   }
   // dx = 0 up to -3, dy * (x / 3 + 1/2) up to 3, dy above
@@ -113,7 +117,9 @@ Variable softplus(const Variable& x, double beta, double threshold) {
 }
 Variable logsigmoid(const Variable& x) { return apply(LogSigmoid{}, x); }
 Variable elu(const Variable& x, double alpha) { return apply(Elu{.alpha = alpha}, x); }
-Variable leaky_relu(const Variable& x, double negative_slope) { return apply(LeakyRelu{.slope = negative_slope}, x); }
+Variable leaky_relu(const Variable& x, double negative_slope) {
+  return apply(LeakyRelu{.slope = negative_slope}, x);
+}
 Variable hardswish(const Variable& x) { return apply(Hardswish{}, x); }
 Variable mish(const Variable& x) { return apply(Mish{}, x); }
 

@@ -1,5 +1,6 @@
-// Causal scaled dot-product attention on packed projections. q, k and v are views of the packed tensor, [B, H, T, D].
-// cuDNN's attention is left out: its backward is not deterministic, and the trainer runs deterministic algorithms only.
+// Causal scaled dot-product attention on packed projections. q, k and v are views of the packed
+// tensor, [B, H, T, D]. cuDNN's attention is left out: its backward is not deterministic, and the
+// trainer runs deterministic algorithms only.
 #include <ATen/ops/_scaled_dot_product_efficient_attention.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
@@ -26,24 +27,26 @@
 namespace lathe {
 namespace {
 
-/// Counted as full squares of `keys`, the field's convention, although the causal kernels skip what is masked.
+/// Counted as full squares of `keys`, the field's convention, although the causal kernels skip what
+/// is masked.
 OpFlops attention_flops(const at::Tensor& y, int64_t keys, int64_t heads) {
   const auto t = static_cast<double>(keys), n = static_cast<double>(y.numel());
   const double scores = t * n / (static_cast<double>(y.size(2)) / static_cast<double>(heads));
   return {.forward = {4 * t * n, 5 * scores}, .backward = {8 * t * n, 4 * scores}};
 }
 
-/// Which of `keys` places each of the last `time` ones may not see: bool [T, S], or [B, 1, T, S] where there are
-/// starts.
+/// Which of `keys` places each of the last `time` ones may not see: bool [T, S], or [B, 1, T, S]
+/// where there are starts.
 at::Tensor hidden_places(int64_t time, int64_t keys, const at::Tensor& starts, at::Device device) {
-  at::Tensor future = at::ones({time, keys}, at::TensorOptions(at::kBool).device(device)).triu(keys - time + 1);
+  at::Tensor future =
+      at::ones({time, keys}, at::TensorOptions(at::kBool).device(device)).triu(keys - time + 1);
   if (!starts.defined()) return future;
   const at::Tensor places = at::arange(keys, starts.options());
   return future.logical_or(places < starts.view({starts.size(0), 1, time, 1}));
 }
 
-/// Starts [B, T] as the kernel reads them: on the CPU, whole numbers that never decrease and are no later than their
-/// places. Anything else is an error.
+/// Starts [B, T] as the kernel reads them: on the CPU, whole numbers that never decrease and are no
+/// later than their places. Anything else is an error.
 at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time) {
   if (!starts.defined()) return starts;
   LATHE_CHECK(starts.scalar_type() == at::kLong && starts.sizes() == at::IntArrayRef({batch, time}),
@@ -53,7 +56,8 @@ at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time)
   const int64_t* at = there.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < batch; ++row) {
     for (int64_t t = 0, before = 0; t < time; before = *at, ++t, ++at) {
-      LATHE_CHECK(*at >= before && *at <= t, "attention: place ", t, " of row ", row, " sees from ", *at,
+      LATHE_CHECK(*at >= before && *at <= t, "attention: place ", t, " of row ", row, " sees from ",
+                  *at,
                   " on; starts must not decrease along a row, and be no later than their places");
     }
   }
@@ -64,8 +68,9 @@ at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time)
 struct Attention {
   static constexpr OpInfo info{.name = "attention", .amp = Amp::low};
   int64_t heads;
-  Saved starts{};                                               // [B, T] or undefined
-  Saved qkv = Saved::input(0), out{}, lse{}, seed{}, offset{};  // composed: lse holds the probabilities
+  Saved starts{};  // [B, T] or undefined
+  Saved qkv = Saved::input(0), out{}, lse{}, seed{},
+        offset{};  // composed: lse holds the probabilities
 
   enum class Kernel { own, cpu_flash, cuda_flash, cuda_efficient, composed };
 
@@ -76,7 +81,8 @@ struct Attention {
     const int64_t d = t.size(2) / 3 / heads;
     if (t.scalar_type() == at::kDouble) return Kernel::composed;
     if (t.is_cpu()) {
-      if (kernel_ready(t) && attention_ready(shape(), element_of(t.scalar_type()))) return Kernel::own;
+      if (kernel_ready(t) && attention_ready(shape(), element_of(t.scalar_type())))
+        return Kernel::own;
       if (starts.defined()) return Kernel::composed;
       // ATen's flash kernel can make zeros of a NaN in q or k, which would hide a diverged run.
       return t.isnan().any().item<bool>() ? Kernel::composed : Kernel::cpu_flash;
@@ -98,8 +104,8 @@ struct Attention {
   /// q, k or v where they lie in the packed tensor.
   static HeadRows rows_of(const at::Tensor& packed, int64_t i) {
     const int64_t c = packed.size(2) / 3;
-    return {static_cast<const char*>(packed.const_data_ptr()) + i * c * packed.element_size(), 3 * c,
-            packed.size(1) * 3 * c};
+    return {static_cast<const char*>(packed.const_data_ptr()) + i * c * packed.element_size(),
+            3 * c, packed.size(1) * 3 * c};
   }
   at::Tensor part(const at::Tensor& packed, int64_t i) const {
     const int64_t b = packed.size(0), t = packed.size(1), c = packed.size(2) / 3;
@@ -109,20 +115,24 @@ struct Attention {
   static at::Tensor joined(const at::Tensor& y) {
     return y.transpose(1, 2).reshape({y.size(0), y.size(2), y.size(1) * y.size(3)});
   }
-  /// How many of the samples a card's flash kernel takes first in its backward. Its deterministic form gives each head
-  /// of a sample to one multiprocessor, and where heads are fewer than those splits them up. So what is left over after
-  /// whole rounds costs a round as well, unless it comes by itself.
+  /// How many of the samples a card's flash kernel takes first in its backward. Its deterministic
+  /// form gives each head of a sample to one multiprocessor, and where heads are fewer than those
+  /// splits them up. So what is left over after whole rounds costs a round as well, unless it comes
+  /// by itself.
   static int64_t full_waves(int64_t batch, int64_t heads, int64_t processors) {
     const auto cost = [&](int64_t samples) {  // in rounds
       const int64_t blocks = samples * heads;
       if (blocks == 0) return 0.0;
       const int64_t parts = divide_up(processors, blocks);
-      return static_cast<double>(divide_up(blocks * parts, processors)) / static_cast<double>(parts);
+      return static_cast<double>(divide_up(blocks * parts, processors)) /
+             static_cast<double>(parts);
     };
     const int64_t whole = batch * heads / processors * processors / heads;
     return cost(whole) + cost(batch - whole) < 0.9 * cost(batch) ? whole : batch;
   }
-  static at::Tensor wide(const at::Tensor& t) { return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
+  static at::Tensor wide(const at::Tensor& t) {
+    return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat);
+  }
   double scale() const {
     const int64_t head_size = qkv.data().size(2) / 3 / heads;
     return 1 / std::sqrt(static_cast<double>(head_size));
@@ -137,10 +147,12 @@ struct Attention {
     if (packed.numel() == 0) return packed.slice(2, 0, packed.size(2) / 3).clone();
     kernel = choose();
     if (kernel == Kernel::own) {
-      at::Tensor y = at::empty({packed.size(0), packed.size(1), packed.size(2) / 3}, packed.options());
+      at::Tensor y =
+          at::empty({packed.size(0), packed.size(1), packed.size(2) / 3}, packed.options());
       lse = at::empty({packed.size(0), heads, packed.size(1)}, packed.options().dtype(at::kFloat));
-      attention_forward(shape(), element_of(y.scalar_type()), rows_of(qkv.data(), 0), rows_of(qkv.data(), 1),
-                        rows_of(qkv.data(), 2), y.mutable_data_ptr(), lse.data().mutable_data_ptr<float>());
+      attention_forward(shape(), element_of(y.scalar_type()), rows_of(qkv.data(), 0),
+                        rows_of(qkv.data(), 1), rows_of(qkv.data(), 2), y.mutable_data_ptr(),
+                        lse.data().mutable_data_ptr<float>());
       bump_version(y);
       out = y;
       return y;
@@ -149,7 +161,8 @@ struct Attention {
     switch (kernel) {
       case Kernel::own: break;
       case Kernel::cpu_flash: {
-        auto [y, l] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0, /*is_causal=*/true);
+        auto [y, l] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0,
+                                                                      /*is_causal=*/true);
         out = y, lse = l;
         break;
       }
@@ -159,7 +172,8 @@ struct Attention {
         break;
       }
       case Kernel::cuda_efficient: {
-        auto [y, l, s, o] = at::_scaled_dot_product_efficient_attention(q, k, v, std::nullopt, true, 0.0, true);
+        auto [y, l, s, o] =
+            at::_scaled_dot_product_efficient_attention(q, k, v, std::nullopt, true, 0.0, true);
         out = y, lse = l, seed = s, offset = o;
         break;
       }
@@ -179,16 +193,18 @@ struct Attention {
     if (packed.numel() == 0) return {d_packed};
     if (kernel == Kernel::own) {
       const at::Tensor d = dy.contiguous();
-      attention_backward(shape(), element_of(d.scalar_type()), rows_of(packed, 0), rows_of(packed, 1),
-                         rows_of(packed, 2), out.data().const_data_ptr(), d.const_data_ptr(),
-                         lse.data().const_data_ptr<float>(), rows_of(d_packed, 0), rows_of(d_packed, 1),
-                         rows_of(d_packed, 2));
+      attention_backward(shape(), element_of(d.scalar_type()), rows_of(packed, 0),
+                         rows_of(packed, 1), rows_of(packed, 2), out.data().const_data_ptr(),
+                         d.const_data_ptr(), lse.data().const_data_ptr<float>(),
+                         rows_of(d_packed, 0), rows_of(d_packed, 1), rows_of(d_packed, 2));
       bump_version(d_packed);
       return {d_packed};
     }
     const at::Tensor q = part(packed, 0), k = part(packed, 1), v = part(packed, 2);
     const at::Tensor d_out =
-        dy.contiguous().view({packed.size(0), packed.size(1), heads, packed.size(2) / 3 / heads}).transpose(1, 2);
+        dy.contiguous()
+            .view({packed.size(0), packed.size(1), heads, packed.size(2) / 3 / heads})
+            .transpose(1, 2);
     at::Tensor dq, dk, dv;
     switch (kernel) {
       case Kernel::own: break;
@@ -198,12 +214,14 @@ struct Attention {
         break;
       case Kernel::cuda_flash: {
         const int64_t first = full_waves(packed.size(0), heads, cuda_api().multiprocessors());
-        for (const auto& [begin, count] : {std::pair(int64_t{0}, first), std::pair(first, packed.size(0) - first)}) {
+        for (const auto& [begin, count] :
+             {std::pair(int64_t{0}, first), std::pair(first, packed.size(0) - first)}) {
           if (count == 0) continue;
           const auto of = [&](const at::Tensor& t) { return t.narrow(0, begin, count); };
           std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_backward(
-              of(d_out), of(q), of(k), of(v), of(out.data()), of(lse.data()), /*cum_seq_q=*/{}, /*cum_seq_k=*/{},
-              packed.size(1), packed.size(1), /*dropout_p=*/0.0, /*is_causal=*/true, seed.data(), offset.data());
+              of(d_out), of(q), of(k), of(v), of(out.data()), of(lse.data()), /*cum_seq_q=*/{},
+              /*cum_seq_k=*/{}, packed.size(1), packed.size(1), /*dropout_p=*/0.0,
+              /*is_causal=*/true, seed.data(), offset.data());
           const at::Tensor to = of(d_packed);
           part(to, 0).copy_(dq), part(to, 1).copy_(dk), part(to, 2).copy_(dv);
         }
@@ -212,8 +230,8 @@ struct Attention {
       case Kernel::cuda_efficient: {
         at::Tensor d_bias;
         std::tie(dq, dk, dv, d_bias) = at::_scaled_dot_product_efficient_attention_backward(
-            d_out, q, k, v, /*attn_bias=*/{}, out.data(), lse.data(), seed.data(), offset.data(), /*dropout_p=*/0.0,
-            {true, true, true, false}, /*is_causal=*/true);
+            d_out, q, k, v, /*attn_bias=*/{}, out.data(), lse.data(), seed.data(), offset.data(),
+            /*dropout_p=*/0.0, {true, true, true, false}, /*is_causal=*/true);
         break;
       }
       case Kernel::composed: {
@@ -237,7 +255,8 @@ struct Attention {
       const auto take = [&](int64_t i) { return transpose(select(split, 2, i), 1, 2); };
       const at::Tensor hidden = hidden_places(t, t, starts.data(), split.data().device());
       const Variable scores = matmul(take(0), transpose(take(1), -2, -1)) * scale();
-      const Variable p = softmax(masked_fill(scores, hidden, -std::numeric_limits<double>::infinity()), -1);
+      const Variable p =
+          softmax(masked_fill(scores, hidden, -std::numeric_limits<double>::infinity()), -1);
       return std::vector{reshape(transpose(matmul(p, take(2)), 1, 2), {b, t, c})};
     };
     return plain_gradients<1>({qkv.as<Variable>()}, needs, {dy}, plain);
@@ -251,23 +270,26 @@ struct Attention {
 Variable repeated(const Variable& x, int64_t heads, int64_t kv_heads) {
   const int64_t b = x.size(0), s = x.size(1), d = x.size(2) / kv_heads;
   const Variable split = reshape(x, {b, s, kv_heads, 1, d});
-  return transpose(reshape(expand(split, {b, s, kv_heads, heads / kv_heads, d}), {b, s, heads, d}), 1, 2);
+  return transpose(reshape(expand(split, {b, s, kv_heads, heads / kv_heads, d}), {b, s, heads, d}),
+                   1, 2);
 }
 /// [B, H, T, D] -> [B, T, H D].
 Variable joined(const Variable& y) {
   return reshape(transpose(y, 1, 2), {y.size(0), y.size(2), y.size(1) * y.size(3)});
 }
 /// What the grouped kernel computes, of other ops.
-Variable composed_attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads, int64_t kv_heads,
-                            const at::Tensor& starts) {
+Variable composed_attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads,
+                            int64_t kv_heads, const at::Tensor& starts) {
   const int64_t b = q.size(0), t = q.size(1), s = k.size(1);
   AttentionOptions o;
   o.mask = Variable(hidden_places(t, s, starts, q.data().device()).logical_not());
   const Variable q_BHTD = transpose(reshape(q, {b, t, heads, q.size(2) / heads}), 1, 2);
-  return joined(scaled_dot_product_attention(q_BHTD, repeated(k, heads, kv_heads), repeated(v, heads, kv_heads), o));
+  return joined(scaled_dot_product_attention(q_BHTD, repeated(k, heads, kv_heads),
+                                             repeated(v, heads, kv_heads), o));
 }
 
-// Lathe's kernel on separate projections, with fewer heads of keys and values than of queries, or more keys.
+// Lathe's kernel on separate projections, with fewer heads of keys and values than of queries, or
+// more keys.
 struct GroupedAttention {
   static constexpr OpInfo info{.name = "grouped_attention", .amp = Amp::low};
   int64_t heads, kv_heads;
@@ -275,7 +297,8 @@ struct GroupedAttention {
   Needs<3> needs{};
   Saved q = Saved::input(0), k = Saved::input(1), v = Saved::input(2), out = Saved::output(), lse{};
 
-  static AttentionShape shape(at::IntArrayRef query, at::IntArrayRef key, int64_t heads, int64_t kv_heads) {
+  static AttentionShape shape(at::IntArrayRef query, at::IntArrayRef key, int64_t heads,
+                              int64_t kv_heads) {
     const int64_t width = query[2] / heads;
     return {.batch = query[0],
             .time = query[1],
@@ -294,47 +317,55 @@ struct GroupedAttention {
     }
     return s;
   }
-  static HeadRows rows_of(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(1), t.stride(0)}; }
+  static HeadRows rows_of(const at::Tensor& t) {
+    return {t.const_data_ptr(), t.stride(1), t.stride(0)};
+  }
   static at::Tensor readable(const at::Tensor& t) { return t.stride(2) == 1 ? t : t.contiguous(); }
 
-  // P = softmax(mask(q k^T / sqrt(D))), y = P v, of each head and its group's keys and values; q and k turned
+  // P = softmax(mask(q k^T / sqrt(D))), y = P v, of each head and its group's keys and values; q
+  // and k turned
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
     q = readable(query), k = readable(key), v = readable(value);
     const bool records = needs[0] || needs[1] || needs[2];
     at::Tensor y = at::empty(query.sizes(), query.options());
     if (records) lse = at::empty({y.size(0), heads, y.size(1)}, y.options().dtype(at::kFloat));
-    attention_forward(shape(), element_of(y.scalar_type()), rows_of(q.data()), rows_of(k.data()), rows_of(v.data()),
-                      y.mutable_data_ptr(), records ? lse.data().mutable_data_ptr<float>() : nullptr);
+    attention_forward(shape(), element_of(y.scalar_type()), rows_of(q.data()), rows_of(k.data()),
+                      rows_of(v.data()), y.mutable_data_ptr(),
+                      records ? lse.data().mutable_data_ptr<float>() : nullptr);
     bump_version(y);
     if (records) out = y;
     return y;
   }
-  // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)), dq = dS k / sqrt(D), dk = dS^T q / sqrt(D); dk and dv summed
-  // over a group; dq and dk turned back
+  // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)), dq = dS k / sqrt(D), dk = dS^T q / sqrt(D);
+  // dk and dv summed over a group; dq and dk turned back
   Grads<3> backward(const at::Tensor& dy_, Needs<3>) const {
-    LATHE_CHECK(q.data().size(1) == k.data().size(1), "there are gradients for as many keys as queries");
+    LATHE_CHECK(q.data().size(1) == k.data().size(1),
+                "there are gradients for as many keys as queries");
     const at::Tensor dy = dy_.contiguous();
     const auto like_queries = [&] { return at::empty(q.data().sizes(), q.data().options()); };
     const at::Tensor dq = like_queries(), dk = like_queries(), dv = like_queries();
-    attention_backward(shape(), element_of(dy.scalar_type()), rows_of(q.data()), rows_of(k.data()), rows_of(v.data()),
-                       out.data().const_data_ptr(), dy.const_data_ptr(), lse.data().const_data_ptr<float>(),
-                       rows_of(dq), rows_of(dk), rows_of(dv));
+    attention_backward(shape(), element_of(dy.scalar_type()), rows_of(q.data()), rows_of(k.data()),
+                       rows_of(v.data()), out.data().const_data_ptr(), dy.const_data_ptr(),
+                       lse.data().const_data_ptr<float>(), rows_of(dq), rows_of(dk), rows_of(dv));
     for (const at::Tensor& t : {dq, dk, dv}) bump_version(t);
     return {dq, grouped(dk), grouped(dv)};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needed) const {
     return plain_gradients<3>(
-        {q.as<Variable>(), k.as<Variable>(), v.as<Variable>()}, needed, {dy}, [this](const std::vector<Variable>& in) {
+        {q.as<Variable>(), k.as<Variable>(), v.as<Variable>()}, needed, {dy},
+        [this](const std::vector<Variable>& in) {
           const auto wide = [&](const Variable& x) {
             return turns.defined() ? rotate(wide_of(x), turns.data()) : wide_of(x);
           };
-          return std::vector{
-              composed_attention(wide(in[0]), wide(in[1]), wide_of(in[2]), heads, kv_heads, starts.data())};
+          return std::vector{composed_attention(wide(in[0]), wide(in[1]), wide_of(in[2]), heads,
+                                                kv_heads, starts.data())};
         });
   }
-  OpFlops flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor&, const at::Tensor& y) const {
+  OpFlops flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor&,
+                const at::Tensor& y) const {
     OpFlops all = attention_flops(y, key.size(1), heads);
-    const double turned = turns.defined() ? 3.0 * static_cast<double>(query.numel() + key.numel()) : 0;
+    const double turned =
+        turns.defined() ? 3.0 * static_cast<double>(query.numel() + key.numel()) : 0;
     all.forward.other += turned, all.backward.other += turned;
     return all;
   }
@@ -351,37 +382,47 @@ struct GroupedAttention {
 }  // namespace
 
 Variable attention(const Variable& qkv, int64_t heads, const at::Tensor& starts) {
-  const at::Tensor checked = qkv.dim() == 3 ? checked_starts(starts, qkv.size(0), qkv.size(1)) : at::Tensor();
+  const at::Tensor checked =
+      qkv.dim() == 3 ? checked_starts(starts, qkv.size(0), qkv.size(1)) : at::Tensor();
   return apply(Attention{.heads = heads, .starts = checked}, qkv);
 }
 
-Variable attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads, int64_t kv_heads,
-                   const at::Tensor& starts, const at::Tensor& turns) {
+Variable attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads,
+                   int64_t kv_heads, const at::Tensor& starts, const at::Tensor& turns) {
   const auto sentence = [&](const char* what) {
-    return str("attention(", describe(q.data()), ", ", describe(k.data()), ", ", describe(v.data()), "): ", what);
+    return str("attention(", describe(q.data()), ", ", describe(k.data()), ", ", describe(v.data()),
+               "): ", what);
   };
   LATHE_CHECK(heads > 0 && kv_heads > 0 && heads % kv_heads == 0,
-              sentence("the heads of the keys must divide those of the queries, not "), kv_heads, " and ", heads);
-  LATHE_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) && q.size(2) > 0 &&
-                  q.size(2) % heads == 0 && k.size(2) == q.size(2) / heads * kv_heads && k.size(1) >= q.size(1),
-              sentence("needs [B, T, H D], [B, S, K D] and [B, S, K D], S at least T, for "), heads, " and ", kv_heads,
-              " heads");
+              sentence("the heads of the keys must divide those of the queries, not "), kv_heads,
+              " and ", heads);
+  LATHE_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) &&
+                  q.size(2) > 0 && q.size(2) % heads == 0 &&
+                  k.size(2) == q.size(2) / heads * kv_heads && k.size(1) >= q.size(1),
+              sentence("needs [B, T, H D], [B, S, K D] and [B, S, K D], S at least T, for "), heads,
+              " and ", kv_heads, " heads");
   LATHE_CHECK(!(starts.defined() || turns.defined()) || k.size(1) == q.size(1),
               sentence("starts and turns are for as many keys as queries"));
-  LATHE_CHECK(!turns.defined() || turns.size(-1) == q.size(2) / heads, sentence("turns must be as wide as a head"));
+  LATHE_CHECK(!turns.defined() || turns.size(-1) == q.size(2) / heads,
+              sentence("turns must be as wide as a head"));
   const at::Tensor checked = checked_starts(starts, q.size(0), q.size(1));
   const bool autocast = mode().compute != at::kFloat;
   const at::ScalarType dtype = autocast && q.dtype() != at::kDouble ? mode().compute : q.dtype();
   const bool alike = autocast || (k.dtype() == dtype && v.dtype() == dtype);
   if (q.data().is_cpu() && q.numel() > 0 && alike && dtype != at::kDouble && kernel_dtype(dtype) &&
-      attention_ready(GroupedAttention::shape(q.sizes(), k.sizes(), heads, kv_heads), element_of(dtype))) {
+      attention_ready(GroupedAttention::shape(q.sizes(), k.sizes(), heads, kv_heads),
+                      element_of(dtype))) {
     const at::Tensor angles = turns.defined() ? checked_turns(turns, q) : turns;
-    return apply(GroupedAttention{.heads = heads, .kv_heads = kv_heads, .starts = checked, .turns = angles}, q, k, v);
+    return apply(
+        GroupedAttention{.heads = heads, .kv_heads = kv_heads, .starts = checked, .turns = angles},
+        q, k, v);
   }
-  if (turns.defined()) return attention(rotate(q, turns), rotate(k, turns), v, heads, kv_heads, starts);
+  if (turns.defined())
+    return attention(rotate(q, turns), rotate(k, turns), v, heads, kv_heads, starts);
   if (k.size(1) != q.size(1)) return composed_attention(q, k, v, heads, kv_heads, {});
-  return attention(cat({q, joined(repeated(k, heads, kv_heads)), joined(repeated(v, heads, kv_heads))}, 2), heads,
-                   checked);
+  return attention(
+      cat({q, joined(repeated(k, heads, kv_heads)), joined(repeated(v, heads, kv_heads))}, 2),
+      heads, checked);
 }
 
 }  // namespace lathe

@@ -21,30 +21,34 @@ struct BatchNormOp {
   Saved mean{}, var{};  // of the batch: 1 / sqrt(var + eps) in place of var
 
   // y = (x - mean) / sqrt(var + eps) * weight + bias; and the batch's mean and unbiased variance
-  std::vector<at::Tensor> forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias_) {
+  std::vector<at::Tensor> forward(const at::Tensor& x_, const at::Tensor& weight_,
+                                  const at::Tensor& bias_) {
     LATHE_CHECK(x_.dim() >= 2, "x must be [B, C, ...]");
     const int64_t c = x_.size(1);
     for (const at::Tensor& p : {weight_, bias_, mean.data(), var.data()}) {
-      LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c), "weight, bias and statistics must have shape [", c,
-                  "]");
+      LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c),
+                  "weight, bias and statistics must have shape [", c, "]");
     }
     LATHE_CHECK(given || x_.numel() == 0 || x_.numel() > c,
-                "statistics need more than one value a channel; a batch of one can be evaluated, not trained on");
+                "statistics need more than one value a channel; a batch of one can be evaluated, "
+                "not trained on");
     x = x_.contiguous();
     weight = weight_;
     bias = bias_;
     if (x_.numel() == 0) return {x_.to(out)};
     const at::Tensor wide = at_least_float32(x.data());
     if (given) {
-      auto [y, unused_mean, unused_var] =
-          at::native_batch_norm(wide, optional(weight_), optional(bias_), optional(mean.data()), optional(var.data()),
-                                /*training=*/false, /*momentum=*/0, eps);
+      auto [y, unused_mean, unused_var] = at::native_batch_norm(
+          wide, optional(weight_), optional(bias_), optional(mean.data()), optional(var.data()),
+          /*training=*/false, /*momentum=*/0, eps);
       return {y.to(out)};
     }
     // Running statistics of momentum 1 are the batch's.
-    const at::Tensor batch_mean = at::zeros({c}, wide.options()), batch_var = at::zeros({c}, wide.options());
-    auto [y, m, r] = at::native_batch_norm(wide, optional(weight_), optional(bias_), batch_mean, batch_var,
-                                           /*training=*/true, /*momentum=*/1, eps);
+    const at::Tensor batch_mean = at::zeros({c}, wide.options()),
+                     batch_var = at::zeros({c}, wide.options());
+    auto [y, m, r] =
+        at::native_batch_norm(wide, optional(weight_), optional(bias_), batch_mean, batch_var,
+                              /*training=*/true, /*momentum=*/1, eps);
     mean = m;
     var = r;
     return {y.to(out), batch_mean, batch_var};
@@ -61,11 +65,12 @@ struct BatchNormOp {
     }
     const auto m = optional(mean.data()), v = optional(var.data()), none = optional({});
     auto saved_mean = given ? none : m, saved_rstd = given ? none : v;
-    // One of ATen's kernels for cards asks for what training saves, also where statistics are given.
+    // One of ATen's kernels for cards asks for what training saves, also where statistics are
+    // given.
     if (given && in.is_cuda()) saved_mean = m, saved_rstd = optional(var.data().add(eps).rsqrt_());
-    auto [dx, dw, db] = at::native_batch_norm_backward(at_least_float32(dy[0]).contiguous(), at_least_float32(in),
-                                                       optional(weight.data()), given ? m : none, given ? v : none,
-                                                       saved_mean, saved_rstd, !given, eps, needs);
+    auto [dx, dw, db] = at::native_batch_norm_backward(
+        at_least_float32(dy[0]).contiguous(), at_least_float32(in), optional(weight.data()),
+        given ? m : none, given ? v : none, saved_mean, saved_rstd, !given, eps, needs);
     return {dx, dw, db};
   }
   Grads<3, Variable> backward(const GradList<Variable>& dy, Needs<3> needs) const {
@@ -88,9 +93,11 @@ struct BatchNormOp {
       if (in[1].defined()) y = y * spread(in[1]);
       return std::vector{in[2].defined() ? y + spread(in[2]) : y};
     };
-    return plain_gradients<3>({x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, needs, {dy[0]}, plain);
+    return plain_gradients<3>({x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, needs,
+                              {dy[0]}, plain);
   }
-  OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) const {
+  OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&,
+                const at::Tensor&) const {
     return given ? flops_each(x, 2, 4) : flops_each(x, 8, 14);
   }
 
@@ -103,7 +110,8 @@ struct BatchNormOp {
 };
 
 at::ScalarType batch_norm_out(const Variable& x, std::optional<at::ScalarType> out) {
-  return out.value_or(mode().compute != at::kFloat && x.dtype() != at::kDouble ? at::kFloat : x.dtype());
+  return out.value_or(mode().compute != at::kFloat && x.dtype() != at::kDouble ? at::kFloat
+                                                                               : x.dtype());
 }
 
 }  // namespace
@@ -115,8 +123,9 @@ BatchNormed batch_norm(const Variable& x, const Variable& weight, const Variable
   return {made[0], made[1].data(), made[2].data()};
 }
 
-Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const at::Tensor& mean,
-                    const at::Tensor& var, double eps, std::optional<at::ScalarType> out) {
+Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias,
+                    const at::Tensor& mean, const at::Tensor& var, double eps,
+                    std::optional<at::ScalarType> out) {
   LATHE_CHECK(mean.defined() && var.defined(), "batch_norm: mean and variance are both needed");
   BatchNormOp op{.eps = eps, .out = batch_norm_out(x, out), .given = true};
   const at::ScalarType wide = x.dtype() == at::kDouble ? at::kDouble : at::kFloat;

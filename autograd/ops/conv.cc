@@ -1,6 +1,7 @@
-// Convolutions of images by ATen's kernels: oneDNN's on CPUs, cuDNN's on CUDA. Which of its kernels ATen takes hangs on
-// shapes, dtype and the number of threads. Checked on an AVX-512 CPU: forward and backward, repeated in one process,
-// give the same bits in float32 and bfloat16 on one thread and on two (tests/layers_test.cc).
+// Convolutions of images by ATen's kernels: oneDNN's on CPUs, cuDNN's on CUDA. Which of its kernels
+// ATen takes hangs on shapes, dtype and the number of threads. Checked on an AVX-512 CPU: forward
+// and backward, repeated in one process, give the same bits in float32 and bfloat16 on one thread
+// and on two (tests/layers_test.cc).
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
@@ -14,11 +15,12 @@
 namespace lathe {
 namespace {
 
-/// A factor as it is multiplied: on CPUs in float32 where that is in bfloat16 and the CPU lacks its instructions, as
-/// all products are, and in float16, of which ATen has no fast backward on any (AVX512_FP16: 140 times slower).
+/// A factor as it is multiplied: on CPUs in float32 where that is in bfloat16 and the CPU lacks its
+/// instructions, as all products are, and in float16, of which ATen has no fast backward on any
+/// (AVX512_FP16: 140 times slower).
 at::Tensor factor(const at::Tensor& t) {
-  const bool wide = t.scalar_type() == at::kHalf ||
-                    (t.scalar_type() == at::kBFloat16 && multiplied_as(Element::bf16) != Element::bf16);
+  const bool wide = t.scalar_type() == at::kHalf || (t.scalar_type() == at::kBFloat16 &&
+                                                     multiplied_as(Element::bf16) != Element::bf16);
   return wide && t.is_cpu() ? t.to(at::kFloat) : t;
 }
 
@@ -31,13 +33,17 @@ void check_options(const Conv2dOptions& o) {
 /// Whether [B, C, H, W] and a weight fit; the result's shape.
 ImageSizes result_sizes(at::IntArrayRef x, at::IntArrayRef weight, const Conv2dOptions& o) {
   check_options(o);
-  LATHE_CHECK(x.size() == 4 && weight.size() == 4, "x must be [B, C, H, W] and weight [O, C / groups, kh, kw]");
-  LATHE_CHECK(x[1] == weight[1] * o.groups, "x has ", x[1], " channels, the weight is for ", weight[1] * o.groups);
-  LATHE_CHECK(weight[0] % o.groups == 0, weight[0], " channels out do not divide into ", o.groups, " groups");
-  const auto out = [](int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
+  LATHE_CHECK(x.size() == 4 && weight.size() == 4,
+              "x must be [B, C, H, W] and weight [O, C / groups, kh, kw]");
+  LATHE_CHECK(x[1] == weight[1] * o.groups, "x has ", x[1], " channels, the weight is for ",
+              weight[1] * o.groups);
+  LATHE_CHECK(weight[0] % o.groups == 0, weight[0], " channels out do not divide into ", o.groups,
+              " groups");
+  const auto out = [](int64_t size, int64_t kernel, int64_t stride, int64_t padding,
+                      int64_t dilation) {
     const int64_t reach = dilation * (kernel - 1) + 1, room = size + 2 * padding;
-    LATHE_CHECK(kernel >= 1 && reach <= room, "a kernel of reach ", reach, " is larger than the padded image of ",
-                room);
+    LATHE_CHECK(kernel >= 1 && reach <= room, "a kernel of reach ", reach,
+                " is larger than the padded image of ", room);
     return (room - reach) / stride + 1;
   };
   return {x[0], weight[0], out(x[2], weight[2], o.stride.h, o.padding.h, o.dilation.h),
@@ -46,27 +52,31 @@ ImageSizes result_sizes(at::IntArrayRef x, at::IntArrayRef weight, const Conv2dO
 
 /// FLOPs of the products of one pass over y [B, O, H', W'] with a weight of `sizes`.
 double product_flops(const at::Tensor& y, at::IntArrayRef sizes) {
-  return 2.0 * static_cast<double>(y.numel()) * static_cast<double>(c10::multiply_integers(sizes.slice(1)));
+  return 2.0 * static_cast<double>(y.numel()) *
+         static_cast<double>(c10::multiply_integers(sizes.slice(1)));
 }
 
-at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Conv2dOptions& o) {
+at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                    const Conv2dOptions& o) {
   const at::Tensor in = factor(x).contiguous(), w = factor(weight).contiguous();
   const auto b = bias.defined() ? std::optional(bias.to(in.scalar_type())) : std::nullopt;
-  return at::convolution(in, w, b, both(o.stride), both(o.padding), both(o.dilation), /*transposed=*/false, {0, 0},
-                         o.groups);
+  return at::convolution(in, w, b, both(o.stride), both(o.padding), both(o.dilation),
+                         /*transposed=*/false, {0, 0}, o.groups);
 }
 
-/// One of the two gradients. ATen asks for both factors and reads one; the other is only a shape here.
+/// One of the two gradients. ATen asks for both factors and reads one; the other is only a shape
+/// here.
 at::Tensor convolve_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
                              const Conv2dOptions& o, bool of_x) {
-  const auto grads =
-      at::convolution_backward(dy, x, weight, std::nullopt, both(o.stride), both(o.padding), both(o.dilation),
-                               /*transposed=*/false, {0, 0}, o.groups, {of_x, !of_x, false});
+  const auto grads = at::convolution_backward(
+      dy, x, weight, std::nullopt, both(o.stride), both(o.padding), both(o.dilation),
+      /*transposed=*/false, {0, 0}, o.groups, {of_x, !of_x, false});
   return of_x ? std::get<0>(grads) : std::get<1>(grads);
 }
 
 void check_dy(const at::Tensor& dy, const ImageSizes& wanted) {
-  LATHE_CHECK(dy.sizes() == at::IntArrayRef(wanted), "dy must be ", describe(at::IntArrayRef(wanted)));
+  LATHE_CHECK(dy.sizes() == at::IntArrayRef(wanted), "dy must be ",
+              describe(at::IntArrayRef(wanted)));
 }
 
 // In the dtype that the products are taken in: a gradient is rounded once, by the engine.
@@ -74,13 +84,15 @@ at::Tensor conv2d_input_grad(const at::Tensor& dy_, const at::Tensor& weight, at
                              const Conv2dOptions& o) {
   check_dy(dy_, result_sizes(sizes, weight.sizes(), o));
   const at::Tensor dy = factor(dy_).contiguous();
-  return convolve_backward(dy, at::empty(sizes, dy.options()), factor(weight).contiguous(), o, /*of_x=*/true);
+  return convolve_backward(dy, at::empty(sizes, dy.options()), factor(weight).contiguous(), o,
+                           /*of_x=*/true);
 }
 at::Tensor conv2d_weight_grad(const at::Tensor& dy_, const at::Tensor& x, at::IntArrayRef sizes,
                               const Conv2dOptions& o) {
   check_dy(dy_, result_sizes(x.sizes(), sizes, o));
   const at::Tensor dy = factor(dy_).contiguous();
-  return convolve_backward(dy, factor(x).contiguous(), at::empty(sizes, dy.options()), o, /*of_x=*/false);
+  return convolve_backward(dy, factor(x).contiguous(), at::empty(sizes, dy.options()), o,
+                           /*of_x=*/false);
 }
 
 struct Conv2d {
@@ -89,12 +101,13 @@ struct Conv2d {
   Conv2dOptions options;
   Saved x = Saved::input(0), weight = Saved::input(1);
 
-  // y[b, o, i, j] = bias[o] + sum over c, p, q of weight[o, c, p, q] x[b, c, stride i + dilation p - padding, ...]
+  // y[b, o, i, j] = bias[o] + sum over c, p, q of weight[o, c, p, q] x[b, c, stride i + dilation p
+  // - padding, ...]
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias) {
     result_sizes(x_.sizes(), weight_.sizes(), options);
     LATHE_CHECK(x_.scalar_type() == weight_.scalar_type(), "x and weight must have one dtype");
-    LATHE_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight_.size(0)), "bias must have shape [",
-                weight_.size(0), "]");
+    LATHE_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight_.size(0)),
+                "bias must have shape [", weight_.size(0), "]");
     return convolve(x = x_, weight = weight_, bias, options).to(x_.scalar_type());
   }
   // dx, dweight: the adjoints; dbias = sum of dy over all dims but 1
@@ -106,8 +119,10 @@ struct Conv2d {
             needs[1] ? conv2d_weight_grad(dy, x.as<T>(), weight.data().sizes(), options) : T(),
             needs[2] ? sum(cast(dy_, wide), {0, 2, 3}) : T()};
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& y) {
-    const double products = product_flops(y, weight.sizes()), add = bias.defined() ? static_cast<double>(y.numel()) : 0;
+  static OpFlops flops(const at::Tensor&, const at::Tensor& weight, const at::Tensor& bias,
+                       const at::Tensor& y) {
+    const double products = product_flops(y, weight.sizes()),
+                 add = bias.defined() ? static_cast<double>(y.numel()) : 0;
     return {.forward = {products, add}, .backward = {2 * products, add}};
   }
   static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
@@ -166,7 +181,8 @@ struct Conv2dWeightGrad {
 
 }  // namespace
 
-Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias, const Conv2dOptions& options) {
+Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias,
+                const Conv2dOptions& options) {
   return apply(Conv2d{.options = options}, x, weight, bias);
 }
 Variable conv2d_input_grad(const Variable& dy, const Variable& weight, at::IntArrayRef sizes,

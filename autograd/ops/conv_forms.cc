@@ -1,5 +1,5 @@
-// Convolutions and pools that are others in another form: a sequence is an image of one row, a transposed convolution
-// is conv2d's adjoint.
+// Convolutions and pools that are others in another form: a sequence is an image of one row, a
+// transposed convolution is conv2d's adjoint.
 #include "autograd/ops/composed.h"
 #include "autograd/ops/image.h"
 #include "autograd/ops/images.h"
@@ -19,51 +19,62 @@ Variable as_sequence(const Variable& y) { return reshape(y, {y.size(0), y.size(1
 
 }  // namespace
 
-Variable conv1d(const Variable& x, const Variable& weight, const Variable& bias, const Conv1dOptions& o) {
-  LATHE_CHECK(weight.dim() == 3, "conv1d: weight must be [O, C / groups, k], not ", describe(weight.data()));
-  return as_sequence(
-      conv2d(as_image(x, "conv1d"), unsqueeze(weight, 2), bias,
-             {.stride = {1, o.stride}, .padding = {0, o.padding}, .dilation = {1, o.dilation}, .groups = o.groups}));
+Variable conv1d(const Variable& x, const Variable& weight, const Variable& bias,
+                const Conv1dOptions& o) {
+  LATHE_CHECK(weight.dim() == 3, "conv1d: weight must be [O, C / groups, k], not ",
+              describe(weight.data()));
+  return as_sequence(conv2d(as_image(x, "conv1d"), unsqueeze(weight, 2), bias,
+                            {.stride = {1, o.stride},
+                             .padding = {0, o.padding},
+                             .dilation = {1, o.dilation},
+                             .groups = o.groups}));
 }
 
 Variable conv_transpose2d(const Variable& x, const Variable& weight, const Variable& bias,
                           const ConvTranspose2dOptions& o) {
-  LATHE_CHECK(x.dim() == 4 && weight.dim() == 4, "conv_transpose2d(", describe(x.data()), ", ", describe(weight.data()),
+  LATHE_CHECK(x.dim() == 4 && weight.dim() == 4, "conv_transpose2d(", describe(x.data()), ", ",
+              describe(weight.data()),
               "): x must be [B, C, H, W] and weight [C, O / groups, kh, kw]");
   const auto above = [](Pair p, int64_t least) { return p.h >= least && p.w >= least; };
   LATHE_CHECK(above(o.stride, 1) && above(o.dilation, 1) && above(o.padding, 0) && o.groups >= 1,
               "conv_transpose2d: stride, dilation and groups must be 1 at least, padding 0");
   const int64_t out = weight.size(1) * o.groups;
-  LATHE_CHECK(x.size(1) == weight.size(0), "conv_transpose2d: x has ", x.size(1), " channels, the weight is for ",
-              weight.size(0));
-  LATHE_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == out), "conv_transpose2d: bias must have shape [",
-              out, "]");
-  const auto size = [](int64_t n, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation, int64_t more) {
-    LATHE_CHECK(more >= 0 && (more < stride || more < dilation), "conv_transpose2d: an output_padding of ", more,
+  LATHE_CHECK(x.size(1) == weight.size(0), "conv_transpose2d: x has ", x.size(1),
+              " channels, the weight is for ", weight.size(0));
+  LATHE_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == out),
+              "conv_transpose2d: bias must have shape [", out, "]");
+  const auto size = [](int64_t n, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
+                       int64_t more) {
+    LATHE_CHECK(more >= 0 && (more < stride || more < dilation),
+                "conv_transpose2d: an output_padding of ", more,
                 " must be below the stride or the dilation");
     return (n - 1) * stride - 2 * padding + dilation * (kernel - 1) + more + 1;
   };
-  const ImageSizes sizes{x.size(0), out,
-                         size(x.size(2), weight.size(2), o.stride.h, o.padding.h, o.dilation.h, o.output_padding.h),
-                         size(x.size(3), weight.size(3), o.stride.w, o.padding.w, o.dilation.w, o.output_padding.w)};
-  LATHE_CHECK(sizes[2] > 0 && sizes[3] > 0, "conv_transpose2d: nothing would be left of ", describe(x.data()));
+  const ImageSizes sizes{
+      x.size(0), out,
+      size(x.size(2), weight.size(2), o.stride.h, o.padding.h, o.dilation.h, o.output_padding.h),
+      size(x.size(3), weight.size(3), o.stride.w, o.padding.w, o.dilation.w, o.output_padding.w)};
+  LATHE_CHECK(sizes[2] > 0 && sizes[3] > 0, "conv_transpose2d: nothing would be left of ",
+              describe(x.data()));
   // Where the further places are a stride or more, conv2d would see more of them than x has.
   const int64_t more_h = o.output_padding.h / o.stride.h, more_w = o.output_padding.w / o.stride.w;
-  const Variable y =
-      conv2d_input_grad(more_h + more_w > 0 ? pad(x, {0, more_w, 0, more_h}) : x, weight, sizes,
-                        {.stride = o.stride, .padding = o.padding, .dilation = o.dilation, .groups = o.groups});
+  const Variable y = conv2d_input_grad(
+      more_h + more_w > 0 ? pad(x, {0, more_w, 0, more_h}) : x, weight, sizes,
+      {.stride = o.stride, .padding = o.padding, .dilation = o.dilation, .groups = o.groups});
   return bias.defined() ? add(y, reshape(cast(bias, y.dtype()), {out, 1, 1})) : y;
 }
 
-Variable max_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride, int64_t padding, int64_t dilation,
-                    bool ceil_mode) {
-  return as_sequence(max_pool2d(as_image(x, "max_pool1d"), {1, kernel}, Pair(1, stride.value_or(kernel)), {0, padding},
-                                {1, dilation}, ceil_mode));
+Variable max_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride,
+                    int64_t padding, int64_t dilation, bool ceil_mode) {
+  return as_sequence(max_pool2d(as_image(x, "max_pool1d"), {1, kernel},
+                                Pair(1, stride.value_or(kernel)), {0, padding}, {1, dilation},
+                                ceil_mode));
 }
-Variable avg_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride, int64_t padding, bool ceil_mode,
-                    bool count_include_pad) {
-  return as_sequence(avg_pool2d(as_image(x, "avg_pool1d"), {1, kernel}, Pair(1, stride.value_or(kernel)), {0, padding},
-                                ceil_mode, count_include_pad));
+Variable avg_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride,
+                    int64_t padding, bool ceil_mode, bool count_include_pad) {
+  return as_sequence(avg_pool2d(as_image(x, "avg_pool1d"), {1, kernel},
+                                Pair(1, stride.value_or(kernel)), {0, padding}, ceil_mode,
+                                count_include_pad));
 }
 Variable adaptive_avg_pool1d(const Variable& x, int64_t out) {
   return as_sequence(adaptive_avg_pool2d(as_image(x, "adaptive_avg_pool1d"), {1, out}));

@@ -15,7 +15,8 @@ inline Dims dims_of(at::IntArrayRef sizes) { return Dims(sizes.begin(), sizes.en
 /// Throws if a dim, wrapped, occurs twice.
 inline void check_distinct(const Dims& dims) {
   for (size_t i = 0; i < dims.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) LATHE_CHECK(dims[i] != dims[j], "dim ", dims[i], " is given twice");
+    for (size_t j = 0; j < i; ++j)
+      LATHE_CHECK(dims[i] != dims[j], "dim ", dims[i], " is given twice");
   }
 }
 /// Dims as given, or all of them (none given); wrapped and checked.
@@ -23,7 +24,8 @@ inline Dims wrapped(at::OptionalIntArrayRef dims, int64_t ndim) {
   if (dims && dims->empty()) dims.reset();
   Dims out;
   for (int64_t i = 0; !dims && i < ndim; ++i) out.push_back(i);
-  for (int64_t i = 0; dims && i < static_cast<int64_t>(dims->size()); ++i) out.push_back(wrap_dim((*dims)[i], ndim));
+  for (int64_t i = 0; dims && i < static_cast<int64_t>(dims->size()); ++i)
+    out.push_back(wrap_dim((*dims)[i], ndim));
   if (dims) check_distinct(out);
   return out;
 }
@@ -36,7 +38,8 @@ inline Dims kept_sizes(at::IntArrayRef sizes, const Dims& dims) {
 /// The number of elements that a reduction of `sizes` over the dims makes one of.
 inline double reduced_count(at::IntArrayRef sizes, const Dims& dims) {
   double n = 1;
-  for (const int64_t d : dims) n *= sizes.empty() ? 1.0 : static_cast<double>(sizes[static_cast<size_t>(d)]);
+  for (const int64_t d : dims)
+    n *= sizes.empty() ? 1.0 : static_cast<double>(sizes[static_cast<size_t>(d)]);
   return n;
 }
 

@@ -1,4 +1,5 @@
-// Elementwise ops. The engine sums a gradient to its input's shape, so broadcasting needs no care here.
+// Elementwise ops. The engine sums a gradient to its input's shape, so broadcasting needs no care
+// here.
 #include <cmath>
 #include <numbers>
 
@@ -170,7 +171,8 @@ struct Relu {
   static constexpr OpInfo info{.name = "relu"};
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) { return y = x.relu(); }
-  // dx = dy but where y <= 0: a NaN, or an infinite dy at a dead unit, does not spoil what it does not concern
+  // dx = dy but where y <= 0: a NaN, or an infinite dy at a dead unit, does not spoil what it does
+  // not concern
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>) return {at::threshold_backward(dy, y.data(), 0)};
@@ -210,13 +212,15 @@ struct GeluOp {
   const char* approximate() const { return form == Gelu::tanh ? "tanh" : "none"; }
 
   at::Tensor forward(const at::Tensor& x_) { return at::gelu(x = x_, approximate()); }
-  // tanh: y = x/2 (1 + t), t = tanh(k (x + c x^3));  dx = dy * (1/2 (1 + t) + x/2 (1 - t^2) k (1 + 3 c x^2))
-  // exact: y = x P(x), P the normal distribution function, p its density;  dx = dy * (P(x) + x p(x))
+  // tanh: y = x/2 (1 + t), t = tanh(k (x + c x^3));  dx = dy * (1/2 (1 + t) + x/2 (1 - t^2) k (1 +
+  // 3 c x^2)) exact: y = x P(x), P the normal distribution function, p its density;  dx = dy *
+  // (P(x) + x p(x))
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     // Beyond +-30 the slope is 0 or 1 in float64 too, and powers of x would overflow.
     if constexpr (std::same_as<T, at::Tensor>) {
-      if (form == Gelu::tanh && card_kernel_ready(x.data()) && dy.scalar_type() == x.data().scalar_type()) {
+      if (form == Gelu::tanh && card_kernel_ready(x.data()) &&
+          dy.scalar_type() == x.data().scalar_type()) {
         const at::Tensor in = for_kernels(x.data()), up = for_kernels(dy), dx = at::empty_like(in);
         cuda_api().gelu_backward(in.const_data_ptr(), up.const_data_ptr(), dx.mutable_data_ptr(),
                                  element_of(dx.scalar_type()), dx.numel());
@@ -229,7 +233,8 @@ struct GeluOp {
     const T dx = [&] {
       if (form == Gelu::exact) {
         const double density = 0.5 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi;
-        return dy * ((erf(v * (1 / std::numbers::sqrt2)) + 1.0) * 0.5 + v * exp(v * v * -0.5) * density);
+        return dy *
+               ((erf(v * (1 / std::numbers::sqrt2)) + 1.0) * 0.5 + v * exp(v * v * -0.5) * density);
       }
       const double k = std::numbers::sqrt2 * std::numbers::inv_sqrtpi, c = 0.044715;
       const T t = tanh((v + v * v * v * c) * k);
@@ -275,6 +280,8 @@ Variable masked_fill(const Variable& x, const at::Tensor& mask, double value) {
   return apply(MaskedFill{.mask = mask, .value = value}, x);
 }
 Variable gelu(const Variable& x, Gelu form) { return apply(GeluOp{.form = form}, x); }
-Variable cast(const Variable& x, at::ScalarType dtype) { return x.dtype() == dtype ? x : apply(Cast{.to = dtype}, x); }
+Variable cast(const Variable& x, at::ScalarType dtype) {
+  return x.dtype() == dtype ? x : apply(Cast{.to = dtype}, x);
+}
 
 }  // namespace lathe

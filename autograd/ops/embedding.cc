@@ -19,7 +19,8 @@ struct EmbeddingOp {
 
   at::Tensor forward(const at::Tensor& weight) {
     LATHE_CHECK(weight.dim() == 2, "weight must be [V, C]");
-    LATHE_CHECK(ids.data().scalar_type() == at::kLong, "ids must be int64, not ", describe(ids.data()));
+    LATHE_CHECK(ids.data().scalar_type() == at::kLong, "ids must be int64, not ",
+                describe(ids.data()));
     rows = weight.size(0);
     return at::embedding(weight, ids.data()).to(out);
   }
@@ -30,13 +31,14 @@ struct EmbeddingOp {
       at::Tensor table = slots.take(0, grad);
       if (!table.defined()) table = at::zeros({rows, dy.size(-1)}, dy.options().dtype(grad));
       const at::Tensor values = dy.contiguous(), places = ids.data().contiguous();
-      scatter_add_rows(matrix_of(values), places.const_data_ptr<int64_t>(), places.numel(), dy.size(-1),
-                       matrix_of(table));
+      scatter_add_rows(matrix_of(values), places.const_data_ptr<int64_t>(), places.numel(),
+                       dy.size(-1), matrix_of(table));
       bump_version(table);
       return {table};
     }
     const at::Tensor wide = dy.scalar_type() == at::kDouble ? dy : dy.to(at::kFloat);
-    return {at::embedding_dense_backward(wide, ids.data(), rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false)};
+    return {at::embedding_dense_backward(wide, ids.data(), rows, /*padding_idx=*/-1,
+                                         /*scale_grad_by_freq=*/false)};
   }
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     const Variable wide = dy.dtype() == at::kDouble ? dy : cast(dy, at::kFloat);

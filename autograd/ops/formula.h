@@ -1,7 +1,8 @@
-// What backward formulas are written in: functions with the same names and meaning for tensors and for Variables, so
-// that one formula serves the ordinary pass and, under create_graph, second derivatives. For Variables they are the ops
-// of ops.h; for tensors ATen's functions are found by argument-dependent lookup (include their headers here), and what
-// ATen has as methods alone stands below.
+// What backward formulas are written in: functions with the same names and meaning for tensors and
+// for Variables, so that one formula serves the ordinary pass and, under create_graph, second
+// derivatives. For Variables they are the ops of ops.h; for tensors ATen's functions are found by
+// argument-dependent lookup (include their headers here), and what ATen has as methods alone stands
+// below.
 #pragma once
 
 #include <ATen/ops/cat.h>
@@ -28,15 +29,16 @@ namespace lathe {
 
 inline at::Tensor expand(const at::Tensor& x, at::IntArrayRef sizes) { return x.expand(sizes); }
 inline at::Tensor cast(const at::Tensor& x, at::ScalarType dtype) { return x.to(dtype); }
-inline at::Tensor slice_backward(const at::Tensor& x, int64_t dim, int64_t start, int64_t end, int64_t step,
-                                 int64_t size) {
+inline at::Tensor slice_backward(const at::Tensor& x, int64_t dim, int64_t start, int64_t end,
+                                 int64_t step, int64_t size) {
   auto sizes = x.sizes().vec();
   sizes[static_cast<size_t>(dim)] = size;
   at::Tensor y = x.new_zeros(sizes);
   y.slice(dim, start, end, step).copy_(x);
   return y;
 }
-inline at::Tensor gather_backward(const at::Tensor& x, int64_t dim, const at::Tensor& index, int64_t size) {
+inline at::Tensor gather_backward(const at::Tensor& x, int64_t dim, const at::Tensor& index,
+                                  int64_t size) {
   auto sizes = x.sizes().vec();
   if (!sizes.empty()) sizes[static_cast<size_t>(dim)] = size;
   return x.new_zeros(sizes).scatter_add_(dim, index, x);

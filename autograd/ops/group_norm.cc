@@ -23,44 +23,52 @@ std::optional<at::Tensor> optional(const at::Tensor& t) {
 
 // Shapes: B samples, C channels, G groups, M = C / G times the places of a channel.
 struct GroupNorm {
-  static constexpr OpInfo info{.name = "group_norm", .each = {8, 14}, .optional = inputs_at({1, 2})};
+  static constexpr OpInfo info{
+      .name = "group_norm", .each = {8, 14}, .optional = inputs_at({1, 2})};
   int64_t groups;
   double eps;
   at::ScalarType out;
   Saved x = Saved::input(0), weight = Saved::input(1), mean_BG{}, rstd_BG{};
 
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias_) {
-    LATHE_CHECK(x_.dim() >= 2 && groups > 0 && x_.size(1) % groups == 0, "needs x [B, C, ...] with C a multiple of ",
-                groups, " groups");
+    LATHE_CHECK(x_.dim() >= 2 && groups > 0 && x_.size(1) % groups == 0,
+                "needs x [B, C, ...] with C a multiple of ", groups, " groups");
     const int64_t b = x_.size(0), c = x_.size(1), places = places_of(x_);
     for (const auto& p : {weight_, bias_}) {
-      LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c), "weight and bias must have shape [", c, "]");
+      LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c),
+                  "weight and bias must have shape [", c, "]");
     }
     LATHE_CHECK(x_.numel() == 0 || c / groups * places > 1,
                 "a group has one value, which is its own mean; a norm needs two values or more");
     x = x_;
     weight = weight_;
     if (x_.numel() == 0) return x_.to(out, /*non_blocking=*/false, /*copy=*/true);
-    auto [y, mean, rstd] = at::native_group_norm(at_least_float32(x_).contiguous(), optional(at_least_float32(weight_)),
-                                                 optional(at_least_float32(bias_)), b, c, places, groups, eps);
+    auto [y, mean, rstd] = at::native_group_norm(
+        at_least_float32(x_).contiguous(), optional(at_least_float32(weight_)),
+        optional(at_least_float32(bias_)), b, c, places, groups, eps);
     mean_BG = mean;
     rstd_BG = rstd;
     return y.to(out);
   }
-  static int64_t places_of(const at::Tensor& t) { return c10::multiply_integers(t.sizes().slice(2)); }
+  static int64_t places_of(const at::Tensor& t) {
+    return c10::multiply_integers(t.sizes().slice(2));
+  }
 
-  // Within a group, g = dy * weight and h = (x - mean) * rstd:  dx = rstd * (g - avg(g) - h * avg(g * h)),
-  // dweight = sum(dy * h) and dbias = sum(dy) over all dims but 1
+  // Within a group, g = dy * weight and h = (x - mean) * rstd:  dx = rstd * (g - avg(g) - h * avg(g
+  // * h)), dweight = sum(dy * h) and dbias = sum(dy) over all dims but 1
   Grads<3> backward(const at::Tensor& dy, Needs<3> needs) const {
     const at::Tensor &in = x.data(), &w = weight.data();
-    if (in.numel() == 0) return {in, w.defined() ? at::Tensor(w.new_zeros(w.sizes())) : w, at::Tensor()};
+    if (in.numel() == 0)
+      return {in, w.defined() ? at::Tensor(w.new_zeros(w.sizes())) : w, at::Tensor()};
     const at::Tensor up = at_least_float32(dy).contiguous();
     // ATen's kernel takes the bias gradient's options from the weight.
     const bool is_bias_alone = needs[2] && !w.defined();
     auto [dx, dw, db] = at::native_group_norm_backward(
-        up, at_least_float32(in).contiguous(), mean_BG.data(), rstd_BG.data(), optional(at_least_float32(w)),
-        in.size(0), in.size(1), places_of(in), groups, {needs[0], needs[1], needs[2] && !is_bias_alone});
-    if (is_bias_alone) db = up.reshape({in.size(0), in.size(1), places_of(in)}).sum(at::IntArrayRef{0, 2});
+        up, at_least_float32(in).contiguous(), mean_BG.data(), rstd_BG.data(),
+        optional(at_least_float32(w)), in.size(0), in.size(1), places_of(in), groups,
+        {needs[0], needs[1], needs[2] && !is_bias_alone});
+    if (is_bias_alone)
+      db = up.reshape({in.size(0), in.size(1), places_of(in)}).sum(at::IntArrayRef{0, 2});
     return {dx, dw, db};
   }
   Grads<3, Variable> backward(const Variable& dy_, Needs<3> needs) const {
@@ -68,8 +76,10 @@ struct GroupNorm {
     const at::ScalarType wide = in.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const int64_t b = in.size(0), c = in.size(1), places = places_of(in);
     const Dims as_BCP{b, c, places}, as_BGM{b, groups, c / groups * places};
-    const Variable dy = reshape(cast(dy_, wide), as_BCP), v = reshape(cast(x.as<Variable>(), wide), as_BGM);
-    const Variable away = v - mean(v, 2, true), rstd = rsqrt(mean(away * away, 2, true) + eps), h = away * rstd;
+    const Variable dy = reshape(cast(dy_, wide), as_BCP),
+                   v = reshape(cast(x.as<Variable>(), wide), as_BGM);
+    const Variable away = v - mean(v, 2, true), rstd = rsqrt(mean(away * away, 2, true) + eps),
+                   h = away * rstd;
     const Variable h_BCP = reshape(h, as_BCP);
     Grads<3, Variable> grads;
     if (needs[0]) {
@@ -81,18 +91,20 @@ struct GroupNorm {
     if (needs[2]) grads[2] = sum(dy, {0, 2});
     return grads;
   }
-  static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&,
+                       const at::Tensor&) {
     return flops_each(x, 8, 14);
   }
 };
 
 }  // namespace
 
-Variable group_norm(const Variable& x, int64_t groups, const Variable& weight, const Variable& bias, double eps,
-                    std::optional<at::ScalarType> out) {
+Variable group_norm(const Variable& x, int64_t groups, const Variable& weight, const Variable& bias,
+                    double eps, std::optional<at::ScalarType> out) {
   const bool raised = mode().compute != at::kFloat && x.dtype() != at::kDouble;
-  return apply(GroupNorm{.groups = groups, .eps = eps, .out = out.value_or(raised ? at::kFloat : x.dtype())}, x, weight,
-               bias);
+  return apply(
+      GroupNorm{.groups = groups, .eps = eps, .out = out.value_or(raised ? at::kFloat : x.dtype())},
+      x, weight, bias);
 }
 Variable instance_norm(const Variable& x, const Variable& weight, const Variable& bias, double eps,
                        std::optional<at::ScalarType> out) {

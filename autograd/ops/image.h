@@ -20,14 +20,17 @@ inline ImageSizes image_sizes(at::IntArrayRef sizes) {
   return {sizes[0], sizes[1], sizes[2], sizes[3]};
 }
 
-/// The adjoint of a linear map of images that works along each dim by itself, `map(image, {h, w})` for an image of
-/// `from`: dx = H^T dy W, where H and W are what the map makes of the unit vectors. For cards, whose own adjoints add
-/// in an order that differs between runs.
+/// The adjoint of a linear map of images that works along each dim by itself, `map(image, {h, w})`
+/// for an image of `from`: dx = H^T dy W, where H and W are what the map makes of the unit vectors.
+/// For cards, whose own adjoints add in an order that differs between runs.
 template <class Map>
 at::Tensor adjoint_by_products(const at::Tensor& dy, const ImageSizes& from, Map&& map) {
-  const auto options = dy.options().dtype(dy.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-  const at::Tensor h = map(at::eye(from[2], options).view({1, from[2], from[2], 1}), Pair(dy.size(2), 1));
-  const at::Tensor w = map(at::eye(from[3], options).view({1, from[3], 1, from[3]}), Pair(1, dy.size(3)));
+  const auto options =
+      dy.options().dtype(dy.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  const at::Tensor h =
+      map(at::eye(from[2], options).view({1, from[2], from[2], 1}), Pair(dy.size(2), 1));
+  const at::Tensor w =
+      map(at::eye(from[3], options).view({1, from[3], 1, from[3]}), Pair(1, dy.size(3)));
   const at::Tensor rows = at::matmul(h.view({from[2], dy.size(2)}), dy.to(options.dtype()));
   return at::matmul(rows, w.view({from[3], dy.size(3)}).t()).to(dy.scalar_type());
 }

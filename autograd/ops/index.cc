@@ -23,7 +23,9 @@ Tensors tensors_of(const SavedTensors& saved) {
 }
 SavedTensors saved_of(const Tensors& tensors) { return {tensors.begin(), tensors.end()}; }
 /// For formulas: the same names for tensors.
-at::Tensor index(const at::Tensor& x, const Tensors& indices) { return at::index(x, list_of(indices)); }
+at::Tensor index(const at::Tensor& x, const Tensors& indices) {
+  return at::index(x, list_of(indices));
+}
 at::Tensor index_backward(const at::Tensor& x, const Tensors& indices, at::IntArrayRef sizes) {
   return x.new_zeros(sizes).index_put_(list_of(indices), x, /*accumulate=*/true);
 }
@@ -35,7 +37,8 @@ struct Select {
   at::Tensor forward(const at::Tensor& x) {
     dim = wrap_dim(dim, x.dim());
     size = x.size(dim);
-    LATHE_CHECK(place >= -size && place < size, "place ", place, " is outside dim ", dim, " of size ", size);
+    LATHE_CHECK(place >= -size && place < size, "place ", place, " is outside dim ", dim,
+                " of size ", size);
     if (place < 0) place += size;
     return x.select(dim, place);
   }
@@ -80,10 +83,15 @@ struct IndexBackward {
 
 }  // namespace
 
-Variable select(const Variable& x, int64_t dim, int64_t place) { return apply(Select{.dim = dim, .place = place}, x); }
-Variable index(const Variable& x, const Tensors& indices) { return apply(IndexOp{.indices = saved_of(indices)}, x); }
+Variable select(const Variable& x, int64_t dim, int64_t place) {
+  return apply(Select{.dim = dim, .place = place}, x);
+}
+Variable index(const Variable& x, const Tensors& indices) {
+  return apply(IndexOp{.indices = saved_of(indices)}, x);
+}
 Variable index_backward(const Variable& x, const Tensors& indices, at::IntArrayRef sizes) {
-  return apply(IndexBackward{.indices = saved_of(indices), .sizes = {sizes.begin(), sizes.end()}}, x);
+  return apply(IndexBackward{.indices = saved_of(indices), .sizes = {sizes.begin(), sizes.end()}},
+               x);
 }
 
 }  // namespace lathe

@@ -33,7 +33,8 @@ struct LeakyReluInPlace {
   double slope;
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) {
-    LATHE_CHECK(slope >= 0, "a slope of ", slope, " below 0 can't be undone from the result; use leaky_relu");
+    LATHE_CHECK(slope >= 0, "a slope of ", slope,
+                " below 0 can't be undone from the result; use leaky_relu");
     at::Tensor t = x;
     return y = at::leaky_relu_(t, slope);
   }
@@ -112,9 +113,11 @@ Variable& in_place(Op op, Variable& x, const Others&... others) {
   if (mode().grad && (x.requires_grad() || (others.requires_grad() || ...))) {
     LATHE_CHECK(x.as_leaf() == nullptr, Op::info.name, "(", describe(t), "): the parameter ",
                 x.node() ? x.node()->name() : "",
-                " would lose what it was; change its values under NoGrad, or give the result a name of its own");
+                " would lose what it was; change its values under NoGrad, or give the result a "
+                "name of its own");
     LATHE_CHECK(t.use_count() == 1 && t.storage().use_count() == 1, Op::info.name, "(", describe(t),
-                "): its memory is also held by another handle, a view, or an op that saved it for backward; the form "
+                "): its memory is also held by another handle, a view, or an op that saved it for "
+                "backward; the form "
                 "that is not in place leaves those as they are");
   }
 

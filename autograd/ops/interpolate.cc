@@ -1,5 +1,5 @@
-// Images of another size, by ATen's kernels. Both modes are linear in x, so that each has an adjoint, and it has
-// theirs.
+// Images of another size, by ATen's kernels. Both modes are linear in x, so that each has an
+// adjoint, and it has theirs.
 #include <ATen/ops/upsample_bilinear2d.h>
 #include <ATen/ops/upsample_bilinear2d_backward.h>
 #include <ATen/ops/upsample_nearest2d.h>
@@ -22,9 +22,11 @@ struct Resampling {
   std::optional<double> scale_h, scale_w;
 
   at::Tensor operator()(const at::Tensor& x) const { return to(x, size, scale_h, scale_w); }
-  at::Tensor to(const at::Tensor& x, Pair out, std::optional<double> h, std::optional<double> w) const {
-    return mode == Interpolation::nearest ? at::upsample_nearest2d(x, both(out), h, w)
-                                          : at::upsample_bilinear2d(x, both(out), align_corners, h, w);
+  at::Tensor to(const at::Tensor& x, Pair out, std::optional<double> h,
+                std::optional<double> w) const {
+    return mode == Interpolation::nearest
+               ? at::upsample_nearest2d(x, both(out), h, w)
+               : at::upsample_bilinear2d(x, both(out), align_corners, h, w);
   }
   Variable operator()(const Variable& x) const;
   /// The gradient in an x of `from`.
@@ -37,7 +39,8 @@ struct Resampling {
     }
     return mode == Interpolation::nearest
                ? at::upsample_nearest2d_backward(dy, both(size), from, scale_h, scale_w)
-               : at::upsample_bilinear2d_backward(dy, both(size), from, align_corners, scale_h, scale_w);
+               : at::upsample_bilinear2d_backward(dy, both(size), from, align_corners, scale_h,
+                                                  scale_w);
   }
   Variable adjoint(const Variable& dy, const ImageSizes& from) const;
 };
@@ -48,8 +51,8 @@ struct Interpolate {
   ImageSizes from{};
   at::Tensor forward(const at::Tensor& x) {
     from = image_sizes(x.sizes());
-    LATHE_CHECK(by.size.h > 0 && by.size.w > 0 && x.size(2) > 0 && x.size(3) > 0, "neither x nor ", by.size.h, " x ",
-                by.size.w, " places may be empty");
+    LATHE_CHECK(by.size.h > 0 && by.size.w > 0 && x.size(2) > 0 && x.size(3) > 0, "neither x nor ",
+                by.size.h, " x ", by.size.w, " places may be empty");
     return by(x);
   }
   // dx = dy, each place's to where it came from
@@ -71,7 +74,9 @@ struct InterpolateBackward {
   }
 };
 
-Variable Resampling::operator()(const Variable& x) const { return apply(Interpolate{.by = *this}, x); }
+Variable Resampling::operator()(const Variable& x) const {
+  return apply(Interpolate{.by = *this}, x);
+}
 Variable Resampling::adjoint(const Variable& dy, const ImageSizes& from) const {
   return apply(InterpolateBackward{.by = *this, .from = from}, dy);
 }
@@ -89,25 +94,29 @@ Variable of_image(const Variable& x, F&& f) {
 }  // namespace
 
 Variable interpolate(const Variable& x, Pair size, Interpolation mode, bool align_corners) {
-  LATHE_CHECK(!align_corners || mode != Interpolation::nearest, "interpolate: align_corners is for bilinear alone");
+  LATHE_CHECK(!align_corners || mode != Interpolation::nearest,
+              "interpolate: align_corners is for bilinear alone");
   return of_image(x, [&](const Variable& v) {
     const Pair to = x.dim() == 3 ? Pair(1, size.w) : size;
     return Resampling{to, mode, align_corners, {}, {}}(v);
   });
 }
-Variable interpolate_by(const Variable& x, double scale_h, double scale_w, Interpolation mode, bool align_corners) {
-  LATHE_CHECK(!align_corners || mode != Interpolation::nearest, "interpolate_by: align_corners is for bilinear alone");
-  LATHE_CHECK(scale_h > 0 && scale_w > 0 && std::isfinite(scale_h) && std::isfinite(scale_w), "interpolate_by: scales ",
-              scale_h, " and ", scale_w, " must be finite and above 0");
+Variable interpolate_by(const Variable& x, double scale_h, double scale_w, Interpolation mode,
+                        bool align_corners) {
+  LATHE_CHECK(!align_corners || mode != Interpolation::nearest,
+              "interpolate_by: align_corners is for bilinear alone");
+  LATHE_CHECK(scale_h > 0 && scale_w > 0 && std::isfinite(scale_h) && std::isfinite(scale_w),
+              "interpolate_by: scales ", scale_h, " and ", scale_w, " must be finite and above 0");
   return of_image(x, [&](const Variable& v) {
     const double h = x.dim() == 3 ? 1.0 : scale_h;
     const auto times = [](int64_t n, double scale) {
       const double scaled = std::floor(static_cast<double>(n) * scale);
-      LATHE_CHECK(scaled <= std::numeric_limits<int32_t>::max(), "interpolate_by: ", n, " positions times ", scale,
-                  " are more than an image can have");
+      LATHE_CHECK(scaled <= std::numeric_limits<int32_t>::max(), "interpolate_by: ", n,
+                  " positions times ", scale, " are more than an image can have");
       return static_cast<int64_t>(scaled);
     };
-    return Resampling{{times(v.size(2), h), times(v.size(3), scale_w)}, mode, align_corners, h, scale_w}(v);
+    return Resampling{
+        {times(v.size(2), h), times(v.size(3), scale_w)}, mode, align_corners, h, scale_w}(v);
   });
 }
 

@@ -1,5 +1,6 @@
-// Linear layers: where the FLOPs are. On CPUs in float32 and bfloat16 a layer is one pass of blocked products
-// (core/kernels/gemm.h) whose blocks get bias, activation, residual and rounding while they are in cache.
+// Linear layers: where the FLOPs are. On CPUs in float32 and bfloat16 a layer is one pass of
+// blocked products (core/kernels/gemm.h) whose blocks get bias, activation, residual and rounding
+// while they are in cache.
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -27,19 +28,22 @@ std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
 }
 
 /// Rows of x's last dim; -1 for it in a shape would not do where that dim is empty.
-int64_t rows_of(const at::Tensor& x) { return c10::multiply_integers(x.sizes().slice(0, x.sizes().size() - 1)); }
+int64_t rows_of(const at::Tensor& x) {
+  return c10::multiply_integers(x.sizes().slice(0, x.sizes().size() - 1));
+}
 
 at::ScalarType type_of(const at::Tensor& t) { return t.scalar_type(); }
 at::ScalarType type_of(const Variable& v) { return v.dtype(); }
 
 void check_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  LATHE_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1), "the last dim of x must be ",
-              weight.size(weight.dim() - 1));
+  LATHE_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1),
+              "the last dim of x must be ", weight.size(weight.dim() - 1));
   LATHE_CHECK(x.scalar_type() == weight.scalar_type(), "x and weight must have one dtype");
-  LATHE_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)), "bias must have shape [",
-              weight.size(0), "]");
+  LATHE_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)),
+              "bias must have shape [", weight.size(0), "]");
   for (const at::Tensor& t : {weight, bias})
-    LATHE_CHECK(!t.defined() || t.device() == x.device(), "x is on ", x.device().str(), ", another input is not");
+    LATHE_CHECK(!t.defined() || t.device() == x.device(), "x is on ", x.device().str(),
+                ", another input is not");
 }
 
 bool fused(const at::Tensor& x, const at::Tensor& weight) {
@@ -51,7 +55,8 @@ at::Tensor fused_forward(const at::Tensor& x, const at::Tensor& weight, const at
                          const at::Tensor& residual, Activation activation, at::Tensor* before) {
   const at::Tensor in = x.contiguous(), w = weight.contiguous(), b = as_float(bias),
                    add = residual.defined() ? residual.contiguous() : residual;
-  at::Tensor y = at::empty(with_last(x.sizes(), w.size(0)), residual.defined() ? residual.options() : x.options());
+  at::Tensor y = at::empty(with_last(x.sizes(), w.size(0)),
+                           residual.defined() ? residual.options() : x.options());
   Epilogue e{.out = matrix_of(y), .bias = floats_of(b), .activation = activation};
   if (before != nullptr) e.before = matrix_of(*before = at::empty_like(y));
   if (add.defined()) e.residual = matrix_of(add);
@@ -70,9 +75,11 @@ struct Layer {
   at::Tensor dw{}, db{};
 };
 
-/// dx = the sum of the layers' dy W, where it is needed, and of each layer dW = dy^T x, added to the gradient that the
-/// weight has, if any, and db = sum of dy over the rows. Products that read one thing are one pass over it.
-at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool need_x, GradSlots& slots) {
+/// dx = the sum of the layers' dy W, where it is needed, and of each layer dW = dy^T x, added to
+/// the gradient that the weight has, if any, and db = sum of dy over the rows. Products that read
+/// one thing are one pass over it.
+at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool need_x,
+                          GradSlots& slots) {
   const at::Tensor x = x_.contiguous();
   const int64_t in = x.size(-1), rows = x.numel() / in;
   c10::SmallVector<Product, 3> to_x;
@@ -87,7 +94,8 @@ at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool ne
       to_x.push_back({matrix_of(layer.dy), matrix_of(read.back()), out});
     }
     if (!layer.need_weight) {
-      if (layer.need_bias) layer.db = layer.dy.reshape({rows, out}).sum(0, /*keepdim=*/false, at::kFloat);
+      if (layer.need_bias)
+        layer.db = layer.dy.reshape({rows, out}).sum(0, /*keepdim=*/false, at::kFloat);
       continue;
     }
     if (layer.need_bias) layer.db = at::empty({out}, x.options().dtype(at::kFloat));
@@ -96,7 +104,8 @@ at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool ne
     if (!add) layer.dw = at::empty({out, in}, x.options().dtype(layer.weight_grad));
     Epilogue e{.out = matrix_of(layer.dw)};
     if (add) e.residual = e.out;
-    to_weights.push_back({matrix_of(layer.dy), out, e, layer.need_bias ? layer.db.mutable_data_ptr<float>() : nullptr});
+    to_weights.push_back({matrix_of(layer.dy), out, e,
+                          layer.need_bias ? layer.db.mutable_data_ptr<float>() : nullptr});
   }
   at::Tensor dx;
   if (!to_x.empty()) {
@@ -124,15 +133,16 @@ struct LinearOp {
     x = x_;
     weight = weight_;
     const auto sizes = with_last(x_.sizes(), weight_.size(0));
-    LATHE_CHECK(!residual.defined() || residual.sizes() == at::IntArrayRef(sizes), "the residual must be ",
-                describe(at::IntArrayRef(sizes)));
+    LATHE_CHECK(!residual.defined() || residual.sizes() == at::IntArrayRef(sizes),
+                "the residual must be ", describe(at::IntArrayRef(sizes)));
     if (fused(x_, weight_) && (!residual.defined() || kernel_dtype(residual.scalar_type())))
       return fused_forward(x_, weight_, bias, residual, Activation::none, nullptr);
     const at::ScalarType dtype = widened(x_) ? at::kFloat : x_.scalar_type();
     const at::Tensor rows = x_.reshape({rows_of(x_), x_.size(-1)}).to(dtype), w = weight_.to(dtype);
     at::Tensor y = bias.defined() ? at::addmm(bias.to(dtype), rows, w.t()) : rows.matmul(w.t());
     y = y.to(x_.scalar_type());
-    if (y.sizes() != at::IntArrayRef(sizes)) y = y.view(sizes);  // a view would hold its base as well
+    if (y.sizes() != at::IntArrayRef(sizes))
+      y = y.view(sizes);  // a view would hold its base as well
     return residual.defined() ? (residual + y).to(residual.scalar_type()) : y;
   }
   // dx = dy W, dW = dy^T x, db = sum of dy over the rows, dresidual = dy
@@ -142,7 +152,9 @@ struct LinearOp {
     const at::Tensor dx = fused_backward(x.data(), {&layer, 1}, needs[0], slots);
     return {dx, layer.dw, layer.db, needs[3] ? dy : at::Tensor()};
   }
-  Grads<4, Variable> backward(const Variable& dy, Needs<4> needs) const { return composed(dy, needs); }
+  Grads<4, Variable> backward(const Variable& dy, Needs<4> needs) const {
+    return composed(dy, needs);
+  }
   template <class T>
   Grads<4, T> composed(const T& dy, Needs<4> needs) const {
     const T w = weight.as<T>(), in = x.as<T>();
@@ -152,8 +164,8 @@ struct LinearOp {
             needs[1] ? product(transpose(dy_rows, 0, 1), reshape(in, {n, w.size(1)})) : T(),
             needs[2] ? sum(dy_rows, 0) : T(), needs[3] ? dy : T()};
   }
-  static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor& bias, const at::Tensor& residual,
-                       const at::Tensor& y) {
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor& bias,
+                       const at::Tensor& residual, const at::Tensor& y) {
     const double forward = 2.0 * static_cast<double>(y.numel()) * static_cast<double>(x.size(-1));
     const double add = bias.defined() ? static_cast<double>(y.numel()) : 0;
     const double join = residual.defined() ? static_cast<double>(y.numel()) : 0;
@@ -177,8 +189,8 @@ struct LinearGelu {
     weight = weight_;
     bias = bias_;
     at::Tensor u;
-    at::Tensor y =
-        fused_forward(x_, weight_, bias_, {}, Activation::gelu, needs[0] || needs[1] || needs[2] ? &u : nullptr);
+    at::Tensor y = fused_forward(x_, weight_, bias_, {}, Activation::gelu,
+                                 needs[0] || needs[1] || needs[2] ? &u : nullptr);
     before = u;
     return y;
   }
@@ -186,18 +198,20 @@ struct LinearGelu {
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needs, GradSlots& slots) const {
     const at::Tensor dy = dy_.contiguous(), &u = before.data();
     const at::Tensor du = at::empty_like(u);
-    gelu_backward(u.const_data_ptr(), dy.const_data_ptr(), du.mutable_data_ptr(), element_of(u.scalar_type()),
-                  u.numel());
+    gelu_backward(u.const_data_ptr(), dy.const_data_ptr(), du.mutable_data_ptr(),
+                  element_of(u.scalar_type()), u.numel());
     Layer layer{du, weight.data(), weight_grad, 1, needs[1], needs[2]};
     const at::Tensor dx = fused_backward(x.data(), {&layer, 1}, needs[0], slots);
     return {dx, layer.dw, layer.db};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
-    return plain_gradients<3>(
-        {x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, needs, {dy},
-        [](const std::vector<Variable>& in) { return std::vector{gelu(linear(in[0], in[1], in[2]))}; });
+    return plain_gradients<3>({x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, needs,
+                              {dy}, [](const std::vector<Variable>& in) {
+                                return std::vector{gelu(linear(in[0], in[1], in[2]))};
+                              });
   }
-  static OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& y) {
+  static OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                       const at::Tensor& y) {
     OpFlops f = LinearOp::flops(x, weight, bias, {}, y);
     f.forward.other += 8 * static_cast<double>(y.numel());
     f.backward.other += 14 * static_cast<double>(y.numel());
@@ -228,25 +242,32 @@ struct LinearSwiglu {
     a = left, b = right;
     return y;
   }
-  // s = sigmoid(a): da = dy b (s + a s (1 - s)), db = dy a s; dx = da G + db U, dG = da^T x, dU = db^T x
+  // s = sigmoid(a): da = dy b (s + a s (1 - s)), db = dy a s; dx = da G + db U, dG = da^T x, dU =
+  // db^T x
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needed, GradSlots& slots) const {
     const at::Tensor dy = dy_.to(a.data().scalar_type()).contiguous();
     const at::Tensor da = at::empty_like(a.data()), db = at::empty_like(a.data());
     const int64_t h = dy.size(-1);
-    swiglu_backward(a.data().const_data_ptr(), b.data().const_data_ptr(), dy.const_data_ptr(), da.mutable_data_ptr(),
-                    db.mutable_data_ptr(), element_of(dy.scalar_type()), dy.numel() / h, h, h);
+    swiglu_backward(a.data().const_data_ptr(), b.data().const_data_ptr(), dy.const_data_ptr(),
+                    da.mutable_data_ptr(), db.mutable_data_ptr(), element_of(dy.scalar_type()),
+                    dy.numel() / h, h, h);
     bump_version(da), bump_version(db);
-    Layer layers[]{{da, gate.data(), gate_grad, 1, needed[1]}, {db, up.data(), up_grad, 2, needed[2]}};
+    Layer layers[]{{da, gate.data(), gate_grad, 1, needed[1]},
+                   {db, up.data(), up_grad, 2, needed[2]}};
     const at::Tensor dx = fused_backward(x.data(), layers, needed[0], slots);
     return {dx, layers[0].dw, layers[1].dw};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needed) const {
     return plain_gradients<3>(
         {x.as<Variable>(), gate.as<Variable>(), up.as<Variable>()}, needed, {dy},
-        [](const std::vector<Variable>& in) { return std::vector{silu(linear(in[0], in[1])) * linear(in[0], in[2])}; });
+        [](const std::vector<Variable>& in) {
+          return std::vector{silu(linear(in[0], in[1])) * linear(in[0], in[2])};
+        });
   }
-  static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor& y) {
-    const auto n = static_cast<double>(y.numel()), product = 4 * n * static_cast<double>(x.size(-1));
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&,
+                       const at::Tensor& y) {
+    const auto n = static_cast<double>(y.numel()),
+               product = 4 * n * static_cast<double>(x.size(-1));
     return {.forward = {product, 6 * n}, .backward = {2 * product, 10 * n}};
   }
   static Flops needed(Flops both, Needs<3> needs) {
@@ -258,7 +279,8 @@ struct LinearSwiglu {
 
 // The projections to queries, keys and values, only where the kernels are.
 struct LinearQkv {
-  static constexpr OpInfo info{.name = "linear_qkv", .amp = Amp::low, .optional = inputs_at({4, 5, 6})};
+  static constexpr OpInfo info{
+      .name = "linear_qkv", .amp = Amp::low, .optional = inputs_at({4, 5, 6})};
   static constexpr std::array policies{Amp::low,     Amp::low,     Amp::low,    Amp::low,
                                        Amp::promote, Amp::promote, Amp::promote};
   std::array<at::ScalarType, 3> weight_grad;
@@ -267,11 +289,13 @@ struct LinearQkv {
   std::array<Saved, 3> biases{Saved::input(4), Saved::input(5), Saved::input(6)};
 
   // y_i = x W_i^T + b_i
-  std::vector<at::Tensor> forward(const at::Tensor& x_, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const at::Tensor& q_bias, const at::Tensor& k_bias, const at::Tensor& v_bias) {
+  std::vector<at::Tensor> forward(const at::Tensor& x_, const at::Tensor& q, const at::Tensor& k,
+                                  const at::Tensor& v, const at::Tensor& q_bias,
+                                  const at::Tensor& k_bias, const at::Tensor& v_bias) {
     x = x_;
     std::vector<at::Tensor> y;
-    for (const auto& [weight, bias] : {std::pair(q, q_bias), std::pair(k, k_bias), std::pair(v, v_bias)}) {
+    for (const auto& [weight, bias] :
+         {std::pair(q, q_bias), std::pair(k, k_bias), std::pair(v, v_bias)}) {
       check_linear(x_, weight, bias);
       weights[y.size()] = weight, biases[y.size()] = bias;
       y.push_back(fused_forward(x_, weight, bias, {}, Activation::none, nullptr));
@@ -289,17 +313,20 @@ struct LinearQkv {
   }
   Grads<7, Variable> backward(const GradList<Variable>& dy, Needs<7> needs) const {
     const auto of = [](const std::array<Saved, 3>& all, size_t i) { return all[i].as<Variable>(); };
-    return plain_gradients<7>(
-        {x.as<Variable>(), of(weights, 0), of(weights, 1), of(weights, 2), of(biases, 0), of(biases, 1), of(biases, 2)},
-        needs, dy, [](const std::vector<Variable>& in) {
-          return std::vector{linear(in[0], in[1], in[4]), linear(in[0], in[2], in[5]), linear(in[0], in[3], in[6])};
-        });
+    return plain_gradients<7>({x.as<Variable>(), of(weights, 0), of(weights, 1), of(weights, 2),
+                               of(biases, 0), of(biases, 1), of(biases, 2)},
+                              needs, dy, [](const std::vector<Variable>& in) {
+                                return std::vector{linear(in[0], in[1], in[4]),
+                                                   linear(in[0], in[2], in[5]),
+                                                   linear(in[0], in[3], in[6])};
+                              });
   }
-  static OpFlops flops(const at::Tensor& x, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       const at::Tensor& q_bias, const at::Tensor& k_bias, const at::Tensor& v_bias,
-                       const at::Tensor&) {
+  static OpFlops flops(const at::Tensor& x, const at::Tensor& q, const at::Tensor& k,
+                       const at::Tensor& v, const at::Tensor& q_bias, const at::Tensor& k_bias,
+                       const at::Tensor& v_bias, const at::Tensor&) {
     OpFlops all;
-    for (const auto& [weight, bias] : {std::pair(q, q_bias), std::pair(k, k_bias), std::pair(v, v_bias)}) {
+    for (const auto& [weight, bias] :
+         {std::pair(q, q_bias), std::pair(k, k_bias), std::pair(v, v_bias)}) {
       const auto n = static_cast<double>(rows_of(x) * weight.size(0)), add = bias.defined() ? n : 0;
       const double product = 2 * n * static_cast<double>(x.size(-1));
       all.forward += {product, add}, all.backward += {2 * product, add};
@@ -313,23 +340,28 @@ struct LinearQkv {
 
 // Linear with a frozen weight in few bits, which is taken back to x's dtype for each product.
 struct LinearQuantised {
-  static constexpr OpInfo info{.name = "linear_quantised", .amp = Amp::low, .optional = inputs_at({1})};
+  static constexpr OpInfo info{
+      .name = "linear_quantised", .amp = Amp::low, .optional = inputs_at({1})};
   std::shared_ptr<const QuantisedTensor> weight;
 
   // y = x W^T + b
   at::Tensor forward(const at::Tensor& x, const at::Tensor& bias) {
-    LATHE_CHECK(x.dim() >= 1 && x.size(-1) == weight->sizes()[1], "the last dim of x must be ", weight->sizes()[1]);
-    if (kernel_ready(x) && gemv_ready(element_of(x.scalar_type()), Element::f32,
-                                      rows_of(x))) {  // read as it is, where that takes longer than the products
+    LATHE_CHECK(x.dim() >= 1 && x.size(-1) == weight->sizes()[1], "the last dim of x must be ",
+                weight->sizes()[1]);
+    if (kernel_ready(x) &&
+        gemv_ready(element_of(x.scalar_type()), Element::f32,
+                   rows_of(x))) {  // read as it is, where that takes longer than the products
       if (const auto bits = weight->few_bits()) return few_bits_product(x, *bits, bias);
     }
     return LinearOp{}.forward(x, weight->dequantise(x.scalar_type()), bias, {});
   }
-  at::Tensor few_bits_product(const at::Tensor& x, const FewBits& bits, const at::Tensor& bias) const {
+  at::Tensor few_bits_product(const at::Tensor& x, const FewBits& bits,
+                              const at::Tensor& bias) const {
     const int64_t out = weight->sizes()[0], in = weight->sizes()[1];
     const at::Tensor rows = x.contiguous(), b = as_float(bias);
     at::Tensor y = at::empty(with_last(x.sizes(), out), x.options());
-    gemv_few_bits(matrix_of(rows), bits, rows_of(x), out, in, {.out = matrix_of(y), .bias = floats_of(b)});
+    gemv_few_bits(matrix_of(rows), bits, rows_of(x), out, in,
+                  {.out = matrix_of(y), .bias = floats_of(b)});
     bump_version(y);
     return y;
   }
@@ -349,8 +381,8 @@ struct LinearQuantised {
   }
 };
 
-// Linear in fp8: q(t) is t scaled and rounded to fp8. For second derivatives rounding counts as the identity, and dy is
-// not rounded.
+// Linear in fp8: q(t) is t scaled and rounded to fp8. For second derivatives rounding counts as the
+// identity, and dy is not rounded.
 struct LinearFp8 {
   static constexpr OpInfo info{.name = "linear_fp8", .optional = inputs_at({2})};
   std::shared_ptr<const Fp8Scaling> scaling;
@@ -360,12 +392,15 @@ struct LinearFp8 {
 
   // y = q(x) q(W)^T + b
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias) {
-    LATHE_CHECK(weight_.dim() == 2 && x_.dim() >= 1 && x_.size(-1) == weight_.size(1), "the last dim of x must be ",
-                weight_.size(weight_.dim() - 1));
+    LATHE_CHECK(weight_.dim() == 2 && x_.dim() >= 1 && x_.size(-1) == weight_.size(1),
+                "the last dim of x must be ", weight_.size(weight_.dim() - 1));
     const at::Tensor rows = x_.reshape({-1, x_.size(-1)});
-    const Fp8Tensor qx = to_fp8(rows, scaling->largest(Fp8Scaling::input, rows), at::kFloat8_e4m3fn);
-    const Fp8Tensor qw = to_fp8(weight_, scaling->largest(Fp8Scaling::weight, weight_), at::kFloat8_e4m3fn);
-    const at::Tensor y = fp8_matmul_nt(qx, qw, bias, out).view(with_last(x_.sizes(), weight_.size(0)));
+    const Fp8Tensor qx =
+        to_fp8(rows, scaling->largest(Fp8Scaling::input, rows), at::kFloat8_e4m3fn);
+    const Fp8Tensor qw =
+        to_fp8(weight_, scaling->largest(Fp8Scaling::weight, weight_), at::kFloat8_e4m3fn);
+    const at::Tensor y =
+        fp8_matmul_nt(qx, qw, bias, out).view(with_last(x_.sizes(), weight_.size(0)));
     x = qx.data, x_factor = qx.factor;
     weight = qw.data, weight_factor = qw.factor;
     return y;
@@ -373,25 +408,32 @@ struct LinearFp8 {
   // dx = q(dy) q(W), dW = q(dy)^T q(x), db = sum of dy over the rows
   Grads<3> backward(const at::Tensor& dy, Needs<3> needs) const {
     const at::Tensor rows = dy.reshape({-1, dy.size(-1)});
-    const Fp8Tensor g = to_fp8(rows, scaling->largest(Fp8Scaling::gradient, rows), at::kFloat8_e5m2);
+    const Fp8Tensor g =
+        to_fp8(rows, scaling->largest(Fp8Scaling::gradient, rows), at::kFloat8_e5m2);
     const auto sizes = with_last(dy.sizes(), x.data().size(1));
-    return {needs[0] ? fp8_matmul_nt(g, {weight.data().t(), weight_factor.data()}, {}, out).view(sizes) : at::Tensor(),
-            needs[1] ? fp8_matmul_nt({g.data.t(), g.factor}, {x.data().t(), x_factor.data()}, {}, weight_grad)
+    return {needs[0]
+                ? fp8_matmul_nt(g, {weight.data().t(), weight_factor.data()}, {}, out).view(sizes)
+                : at::Tensor(),
+            needs[1] ? fp8_matmul_nt({g.data.t(), g.factor}, {x.data().t(), x_factor.data()}, {},
+                                     weight_grad)
                      : at::Tensor(),
             needs[2] ? rows.sum(0, /*keepdim=*/false, at::kFloat) : at::Tensor()};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
     const auto sizes = with_last(dy.sizes(), x.data().size(1));
     const auto back = [](const Saved& q, const Saved& factor, at::IntArrayRef shape, size_t input) {
-      return Variable((q.data().to(at::kFloat) * factor.data()).view(shape), running_node()->next[input]);
+      return Variable((q.data().to(at::kFloat) * factor.data()).view(shape),
+                      running_node()->next[input]);
     };
     const Variable rows = reshape(cast(dy, at::kFloat), {-1, dy.sizes().back()});
-    const Variable in = back(x, x_factor, sizes, 0), w = back(weight, weight_factor, weight.data().sizes(), 1);
+    const Variable in = back(x, x_factor, sizes, 0),
+                   w = back(weight, weight_factor, weight.data().sizes(), 1);
     return {needs[0] ? reshape(matmul(rows, w), sizes) : Variable(),
             needs[1] ? matmul(transpose(rows, 0, 1), reshape(in, x.data().sizes())) : Variable(),
             needs[2] ? sum(rows, 0) : Variable()};
   }
-  static OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& y) {
+  static OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                       const at::Tensor& y) {
     return LinearOp::flops(x, weight, bias, {}, y);
   }
   static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
@@ -399,14 +441,16 @@ struct LinearFp8 {
 
 }  // namespace
 
-Variable linear(const Variable& x, const Variable& weight, const Variable& bias, const Variable& residual) {
+Variable linear(const Variable& x, const Variable& weight, const Variable& bias,
+                const Variable& residual) {
   const Precision* kept = precision_of(weight);
   const bool fp8 = kept != nullptr && kept->fp8 && mode().fp8;
   if (kept != nullptr && (kept->quantised || fp8)) {
-    const Variable y =
-        kept->quantised ? apply(LinearQuantised{kept->quantised}, x, bias)
-                        : apply(LinearFp8{.scaling = kept->fp8, .out = mode().compute, .weight_grad = kept->grad_dtype},
-                                x, weight, bias);
+    const Variable y = kept->quantised ? apply(LinearQuantised{kept->quantised}, x, bias)
+                                       : apply(LinearFp8{.scaling = kept->fp8,
+                                                         .out = mode().compute,
+                                                         .weight_grad = kept->grad_dtype},
+                                               x, weight, bias);
     return residual.defined() ? cast(add(residual, y), residual.dtype()) : y;
   }
   return apply(LinearOp{.weight_grad = kernel_grad_dtype(weight)}, x, weight, bias, residual);
@@ -418,17 +462,22 @@ Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& 
 }
 
 Variable linear_swiglu(const Variable& x, const Variable& gate, const Variable& up) {
-  if (!kernel_linear(x, gate) || !kernel_linear(x, up)) return silu(linear(x, gate)) * linear(x, up);
-  return apply(LinearSwiglu{.gate_grad = kernel_grad_dtype(gate), .up_grad = kernel_grad_dtype(up)}, x, gate, up);
+  if (!kernel_linear(x, gate) || !kernel_linear(x, up))
+    return silu(linear(x, gate)) * linear(x, up);
+  return apply(LinearSwiglu{.gate_grad = kernel_grad_dtype(gate), .up_grad = kernel_grad_dtype(up)},
+               x, gate, up);
 }
 
 std::array<Variable, 3> linear_qkv(const Variable& x, const std::array<Variable, 3>& weights,
                                    const std::array<Variable, 3>& biases) {
   const auto& [q, k, v] = weights;
-  const auto fits = [&](const Variable& w) { return kernel_linear(x, w) && w.requires_grad() == q.requires_grad(); };
+  const auto fits = [&](const Variable& w) {
+    return kernel_linear(x, w) && w.requires_grad() == q.requires_grad();
+  };
   if (!std::ranges::all_of(weights, fits))
     return {linear(x, q, biases[0]), linear(x, k, biases[1]), linear(x, v, biases[2])};
-  const LinearQkv op{.weight_grad = {kernel_grad_dtype(q), kernel_grad_dtype(k), kernel_grad_dtype(v)}};
+  const LinearQkv op{
+      .weight_grad = {kernel_grad_dtype(q), kernel_grad_dtype(k), kernel_grad_dtype(v)}};
   const std::vector<Variable> y = apply(op, x, q, k, v, biases[0], biases[1], biases[2]);
   return {y[0], y[1], y[2]};
 }

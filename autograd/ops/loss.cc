@@ -21,8 +21,8 @@
 namespace lathe {
 namespace {
 
-/// 1 / the number by which a loss over `targets` is divided, [] on their device, so that a card need not be waited for;
-/// 0 where nothing counts.
+/// 1 / the number by which a loss over `targets` is divided, [] on their device, so that a card
+/// need not be waited for; 0 where nothing counts.
 at::Tensor scale_of(const at::Tensor& counted, double divisor, at::ScalarType dtype) {
   if (divisor > 0) return at::full({}, 1 / divisor, counted.options().dtype(dtype));
   const at::Tensor n = counted.sum().to(dtype);
@@ -35,20 +35,23 @@ struct CrossEntropy {
   Saved targets;
   double divisor;
   int64_t ignore_index;
-  Saved log_p = Saved::input(0), index_N1{}, ignored_N1{}, scale{};  // index: each row's class, 0 where ignored
+  Saved log_p = Saved::input(0), index_N1{}, ignored_N1{},
+        scale{};  // index: each row's class, 0 where ignored
 
   // loss = -sum over counted rows of log softmax(logits)[target] / divisor
   at::Tensor forward(const at::Tensor& logits_NV) {
     const at::Tensor& targets_N = targets.data();
-    LATHE_CHECK(logits_NV.dim() == 2 && targets_N.dim() == 1 && logits_NV.size(0) == targets_N.size(0),
-                "needs logits [N, V] and targets [N], not targets ", describe(targets_N));
+    LATHE_CHECK(
+        logits_NV.dim() == 2 && targets_N.dim() == 1 && logits_NV.size(0) == targets_N.size(0),
+        "needs logits [N, V] and targets [N], not targets ", describe(targets_N));
     const at::ScalarType wide = logits_NV.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     ignored_N1 = targets_N.eq(ignore_index).unsqueeze(1);
     index_N1 = targets_N.unsqueeze(1).masked_fill(ignored_N1.data(), 0);
     scale = scale_of(ignored_N1.data().logical_not(), divisor, wide);
     log_p = logits_NV.log_softmax(1, wide);
     // Masked, not multiplied by 0: an ignored row may hold infinities or NaN.
-    const at::Tensor picked = log_p.data().gather(1, index_N1.data()).masked_fill_(ignored_N1.data(), 0);
+    const at::Tensor picked =
+        log_p.data().gather(1, index_N1.data()).masked_fill_(ignored_N1.data(), 0);
     return picked.mul_(scale.data()).sum().neg_();
   }
   // dlogits = (softmax(logits) - onehot(target)) * dy / divisor, 0 in ignored rows
@@ -74,8 +77,8 @@ struct LinearCrossEntropy {
   int64_t ignore_index;
   at::ScalarType weight_grad;
   Needs<2> needs{};
-  Saved dx_saved{}, dweight_saved{};                           // for a gradient of 1, or on a card of 1 / scale
-  Saved scale{};                                               // on a card
+  Saved dx_saved{}, dweight_saved{};  // for a gradient of 1, or on a card of 1 / scale
+  Saved scale{};                      // on a card
   Saved x_saved = Saved::input(0), w_saved = Saved::input(1);  // for second derivatives
 
   // Bytes of logits that are there at once.
@@ -85,12 +88,14 @@ struct LinearCrossEntropy {
   // dlogits = (softmax(logits) - onehot(target)) / divisor;  dx = dlogits W, dW = dlogits^T x
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_) {
     const at::Tensor& targets_N = targets_given.data();
-    LATHE_CHECK(x_.dim() == 2 && weight_.dim() == 2 && x_.size(1) == weight_.size(1) && targets_N.dim() == 1 &&
-                    targets_N.size(0) == x_.size(0),
+    LATHE_CHECK(x_.dim() == 2 && weight_.dim() == 2 && x_.size(1) == weight_.size(1) &&
+                    targets_N.dim() == 1 && targets_N.size(0) == x_.size(0),
                 "needs x [N, C], weight [V, C] and targets [N], not targets ", describe(targets_N));
     for (const at::Tensor& t : {weight_, targets_N})
-      LATHE_CHECK(t.device() == x_.device(), "x is on ", x_.device().str(), ", another input is not");
-    const at::Tensor x = x_.contiguous(), w = weight_.contiguous(), targets = targets_N.to(at::kLong).contiguous();
+      LATHE_CHECK(t.device() == x_.device(), "x is on ", x_.device().str(),
+                  ", another input is not");
+    const at::Tensor x = x_.contiguous(), w = weight_.contiguous(),
+                     targets = targets_N.to(at::kLong).contiguous();
     x_saved = x_;
     w_saved = weight_;
     if (x.is_cuda()) return on_card(x, w, targets);
@@ -99,8 +104,8 @@ struct LinearCrossEntropy {
       const int64_t t = targets.const_data_ptr<int64_t>()[i];
       LATHE_CHECK(t == ignore_index || (t >= 0 && t < v), "target ", t, " is outside [0, ", v, ")");
     }
-    // Backward's loss scale is not known yet, and float16 would lose the gradients of a loss of 1: they stay in
-    // float32.
+    // Backward's loss scale is not known yet, and float16 would lose the gradients of a loss of 1:
+    // they stay in float32.
     const bool half = x.scalar_type() == at::kHalf;
     const at::ScalarType logits_type = half ? at::kFloat : x.scalar_type();
     const at::ScalarType weight_type = half ? at::kFloat : weight_grad;
@@ -109,18 +114,22 @@ struct LinearCrossEntropy {
     const auto scale = static_cast<float>(by > 0 ? 1 / by : 0.0);
     const int64_t most = std::max<int64_t>(piece_bytes / (stride * bytes_of(type)), 64);
     const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
-    const at::Tensor logits = at::empty({std::min(piece, n), stride}, x.options().dtype(logits_type));
+    const at::Tensor logits =
+        at::empty({std::min(piece, n), stride}, x.options().dtype(logits_type));
     const at::Tensor losses = at::empty({n}, x.options().dtype(at::kFloat));
     at::Tensor dx, dweight;
     if (needs[0]) dx = at::empty(x.sizes(), x.options().dtype(logits_type));
     // Sums over several pieces are kept in float32.
-    if (needs[1]) dweight = at::empty(w.sizes(), w.options().dtype(piece < n ? at::kFloat : weight_type));
+    if (needs[1])
+      dweight = at::empty(w.sizes(), w.options().dtype(piece < n ? at::kFloat : weight_type));
     for (int64_t row = 0; row < n; row += piece) {
       const int64_t rows = std::min(piece, n - row);
-      const Matrix in = {matrix_of(x).at(row, 0), c, element_of(x.scalar_type())}, block = matrix_of(logits);
+      const Matrix in = {matrix_of(x).at(row, 0), c, element_of(x.scalar_type())},
+                   block = matrix_of(logits);
       gemm_nt(in, matrix_of(w), rows, v, c, {.out = block});
-      cross_entropy_rows(block, rows, v, stride - v, targets.const_data_ptr<int64_t>() + row, ignore_index, scale,
-                         needs[0] || needs[1], losses.mutable_data_ptr<float>() + row);
+      cross_entropy_rows(block, rows, v, stride - v, targets.const_data_ptr<int64_t>() + row,
+                         ignore_index, scale, needs[0] || needs[1],
+                         losses.mutable_data_ptr<float>() + row);
       if (needs[0]) {
         const Matrix out = matrix_of(dx);
         gemm(block, matrix_of(w), rows, c, v, {.out = {out.at(row, 0), c, type}});
@@ -151,15 +160,18 @@ struct LinearCrossEntropy {
       const at::Tensor in = x.narrow(0, row, rows);
       at::Tensor block = logits.narrow(0, 0, rows).narrow(1, 0, v);
       at::mm_out(block, in, w.t());
-      cuda_api().cross_entropy_rows({logits.const_data_ptr(), stride, element_of(x.scalar_type())}, rows, v,
-                                    targets.const_data_ptr<int64_t>() + row, ignore_index, 1.0f, needs[0] || needs[1],
+      cuda_api().cross_entropy_rows({logits.const_data_ptr(), stride, element_of(x.scalar_type())},
+                                    rows, v, targets.const_data_ptr<int64_t>() + row, ignore_index,
+                                    1.0f, needs[0] || needs[1],
                                     losses.mutable_data_ptr<float>() + row);
       if (needs[0]) {
         at::Tensor out = dx.narrow(0, row, rows);
         at::mm_out(out, block, w);
       }
-      // In float32 where several pieces add up, and where sums over rows could be more than a float16 holds.
-      const bool wide = x.scalar_type() == at::kFloat || (x.scalar_type() == at::kBFloat16 && piece >= n);
+      // In float32 where several pieces add up, and where sums over rows could be more than a
+      // float16 holds.
+      const bool wide =
+          x.scalar_type() == at::kFloat || (x.scalar_type() == at::kBFloat16 && piece >= n);
       if (needs[1] && row == 0)
         dweight = wide ? at::mm(block.t(), in) : at::mm(block.t(), in, at::kFloat);
       else if (needs[1])
@@ -186,25 +198,27 @@ struct LinearCrossEntropy {
     return {dx.defined() ? dx * factor : dx, dweight.defined() ? dweight * factor : dweight};
   }
   Grads<2, Variable> backward(const Variable& dy, Needs<2> needs) const {
-    return plain_gradients<2>({x_saved.as<Variable>(), w_saved.as<Variable>()}, needs, {dy},
-                              [this](const std::vector<Variable>& in) {
-                                const Variable logits = wide_of(linear(in[0], in[1]));
-                                return std::vector{cross_entropy(logits, targets_given.data(), divisor, ignore_index)};
-                              });
+    return plain_gradients<2>(
+        {x_saved.as<Variable>(), w_saved.as<Variable>()}, needs, {dy},
+        [this](const std::vector<Variable>& in) {
+          const Variable logits = wide_of(linear(in[0], in[1]));
+          return std::vector{cross_entropy(logits, targets_given.data(), divisor, ignore_index)};
+        });
   }
   /// The gradients are made in forward.
   OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&) const {
     const double logits = static_cast<double>(x.size(0)) * static_cast<double>(weight.size(0));
     const double product = 2 * logits * static_cast<double>(x.size(1));
     const int gradients = (needs[0] ? 1 : 0) + (needs[1] ? 1 : 0);
-    return {.forward = {(1 + gradients) * product, (gradients > 0 ? 7 : 5) * logits}, .backward = {}};
+    return {.forward = {(1 + gradients) * product, (gradients > 0 ? 7 : 5) * logits},
+            .backward = {}};
   }
 };
 
 }  // namespace
 
-Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC, const at::Tensor& targets_N,
-                              double divisor, int64_t ignore_index) {
+Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC,
+                              const at::Tensor& targets_N, double divisor, int64_t ignore_index) {
   if (!kernel_linear(x_NC, weight_VC) && !card_linear(x_NC, weight_VC))
     return cross_entropy(linear(x_NC, weight_VC), targets_N, divisor, ignore_index);
   return apply(LinearCrossEntropy{.targets_given = targets_N,
@@ -214,8 +228,10 @@ Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC, c
                x_NC, weight_VC);
 }
 
-Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor, int64_t ignore_index) {
-  return apply(CrossEntropy{.targets = targets_N, .divisor = divisor, .ignore_index = ignore_index}, logits_NV);
+Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor,
+                       int64_t ignore_index) {
+  return apply(CrossEntropy{.targets = targets_N, .divisor = divisor, .ignore_index = ignore_index},
+               logits_NV);
 }
 
 Variable mse_loss(const Variable& a, const Variable& b) {

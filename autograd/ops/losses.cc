@@ -17,14 +17,16 @@ namespace lathe {
 namespace {
 
 [[maybe_unused]] const bool losses_registered =
-    composed({"l1_loss", "mse_loss", "binary_cross_entropy_with_logits", "nll_loss", "kl_div", "cosine_similarity",
-              "pairwise_distance", "triplet_margin_loss"});
+    composed({"l1_loss", "mse_loss", "binary_cross_entropy_with_logits", "nll_loss", "kl_div",
+              "cosine_similarity", "pairwise_distance", "triplet_margin_loss"});
 
 /// In float32, or float64 as it is.
 Variable wide(const Variable& x) {
   return x.dtype() == at::kHalf || x.dtype() == at::kBFloat16 ? cast(x, at::kFloat) : x;
 }
-Variable constant_like(const at::Tensor& t, const Variable& x) { return Variable(t.to(x.data().options())); }
+Variable constant_like(const at::Tensor& t, const Variable& x) {
+  return Variable(t.to(x.data().options()));
+}
 
 Variable reduced(const Variable& losses, Reduction reduction) {
   switch (reduction) {
@@ -57,31 +59,37 @@ struct SmoothL1 {
 /// The dim of the classes of log-probabilities or logits [N, C, ...] or [C].
 int64_t class_dim(const Variable& x) { return x.dim() == 1 ? 0 : 1; }
 
-/// What targets int64 [N, ...] choose of x [N, C, ...]: with the ignored ones, their weights, and their number.
+/// What targets int64 [N, ...] choose of x [N, C, ...]: with the ignored ones, their weights, and
+/// their number.
 struct Chosen {
   at::Tensor index, ignored;  // of the targets' shape with a dim of 1 for the classes
   Variable weight;            // of each target, 0 where ignored; undefined: 1
   Variable divisor;           // []: the sum of the weights that count, 1 where there is none
 
-  Chosen(const char* what, const Variable& x, const at::Tensor& target, const at::Tensor& class_weight,
-         int64_t ignore_index) {
+  Chosen(const char* what, const Variable& x, const at::Tensor& target,
+         const at::Tensor& class_weight, int64_t ignore_index) {
     const int64_t dim = class_dim(x);
     bool fits = x.dim() >= 1 && target.scalar_type() == at::kLong && target.dim() == x.dim() - 1;
-    for (int64_t d = 0; fits && d < x.dim(); ++d) fits = d == dim || target.size(d < dim ? d : d - 1) == x.size(d);
+    for (int64_t d = 0; fits && d < x.dim(); ++d)
+      fits = d == dim || target.size(d < dim ? d : d - 1) == x.size(d);
     LATHE_CHECK(fits, what, "(", describe(x.data()), ", ", describe(target),
                 "): needs [N, C, ...] and int64 targets [N, ...]");
-    LATHE_CHECK(!class_weight.defined() || (class_weight.dim() == 1 && class_weight.size(0) == x.size(dim)), what,
-                ": weight must have shape [", x.size(dim), "]");
+    LATHE_CHECK(
+        !class_weight.defined() || (class_weight.dim() == 1 && class_weight.size(0) == x.size(dim)),
+        what, ": weight must have shape [", x.size(dim), "]");
     const at::Tensor targets = target.unsqueeze(dim);
     ignored = targets.eq(ignore_index);
     index = targets.masked_fill(ignored, 0);
     if (class_weight.defined()) {
       const at::Tensor of_classes = class_weight.to(x.data().options());
-      weight =
-          Variable(of_classes.index_select(0, index.reshape({-1})).reshape(index.sizes()).masked_fill_(ignored, 0));
+      weight = Variable(of_classes.index_select(0, index.reshape({-1}))
+                            .reshape(index.sizes())
+                            .masked_fill_(ignored, 0));
     }
-    const at::Tensor all = weight.defined() ? weight.data().sum() : ignored.logical_not().sum().to(x.dtype());
-    divisor = Variable(weight.defined() ? all + all.eq(0).logical_and_(ignored.all()) : all.clamp_min(1));
+    const at::Tensor all =
+        weight.defined() ? weight.data().sum() : ignored.logical_not().sum().to(x.dtype());
+    divisor =
+        Variable(weight.defined() ? all + all.eq(0).logical_and_(ignored.all()) : all.clamp_min(1));
   }
   /// Losses of the targets, with the classes' dim, as the reduction wants them.
   Variable reduce(const Variable& losses, Reduction reduction, int64_t dim) const {
@@ -102,7 +110,8 @@ struct Chosen {
 Variable l1_loss(const Variable& input, const Variable& target, Reduction reduction) {
   return reduced(abs(wide(input) - wide(target)), reduction);
 }
-Variable smooth_l1_loss(const Variable& input, const Variable& target, Reduction reduction, double beta) {
+Variable smooth_l1_loss(const Variable& input, const Variable& target, Reduction reduction,
+                        double beta) {
   LATHE_CHECK(beta >= 0, "smooth_l1_loss: a beta of ", beta, " is below 0");
   if (beta == 0) return l1_loss(input, target, reduction);
   return reduced(apply(SmoothL1{.beta = beta}, wide(input), wide(target)), reduction);
@@ -111,10 +120,11 @@ Variable mse_loss(const Variable& input, const Variable& target, Reduction reduc
   const Variable d = wide(input) - wide(target);
   return reduced(d * d, reduction);
 }
-Variable binary_cross_entropy_with_logits(const Variable& input, const Variable& target, const at::Tensor& weight,
-                                          Reduction reduction, const at::Tensor& pos_weight) {
-  LATHE_CHECK(input.sizes() == target.sizes(), "binary_cross_entropy_with_logits: targets ", describe(target.data()),
-              " for ", describe(input.data()));
+Variable binary_cross_entropy_with_logits(const Variable& input, const Variable& target,
+                                          const at::Tensor& weight, Reduction reduction,
+                                          const at::Tensor& pos_weight) {
+  LATHE_CHECK(input.sizes() == target.sizes(), "binary_cross_entropy_with_logits: targets ",
+              describe(target.data()), " for ", describe(input.data()));
   const Variable x = wide(input), t = wide(target), rest = 1.0 - t;
   Variable log_p = logsigmoid(x);  // and log(1 - p) = log_p - x
   if (pos_weight.defined()) log_p = log_p * (rest + t * constant_like(pos_weight, x));
@@ -123,16 +133,17 @@ Variable binary_cross_entropy_with_logits(const Variable& input, const Variable&
   return reduced(losses, reduction);
 }
 
-Variable nll_loss(const Variable& input, const at::Tensor& target, const at::Tensor& weight, int64_t ignore_index,
-                  Reduction reduction) {
+Variable nll_loss(const Variable& input, const at::Tensor& target, const at::Tensor& weight,
+                  int64_t ignore_index, Reduction reduction) {
   const Variable log_p = wide(input);
   const int64_t dim = class_dim(log_p);
   const Chosen chosen("nll_loss", log_p, target, weight, ignore_index);
   return chosen.reduce(-gather(log_p, dim, chosen.index), reduction, dim);
 }
-Variable cross_entropy(const Variable& input, const at::Tensor& target, const CrossEntropyOptions& o) {
-  LATHE_CHECK(o.label_smoothing >= 0 && o.label_smoothing <= 1, "cross_entropy: label_smoothing ", o.label_smoothing,
-              " is outside [0, 1]");
+Variable cross_entropy(const Variable& input, const at::Tensor& target,
+                       const CrossEntropyOptions& o) {
+  LATHE_CHECK(o.label_smoothing >= 0 && o.label_smoothing <= 1, "cross_entropy: label_smoothing ",
+              o.label_smoothing, " is outside [0, 1]");
   const int64_t dim = class_dim(input);
   const Variable log_p = log_softmax(wide(input), dim);
   if (o.label_smoothing == 0) return nll_loss(log_p, target, o.weight, o.ignore_index, o.reduction);
@@ -145,19 +156,22 @@ Variable cross_entropy(const Variable& input, const at::Tensor& target, const Cr
   }
   const double share = o.label_smoothing / static_cast<double>(log_p.size(dim));
   const Variable own = chosen.reduce(-gather(log_p, dim, chosen.index), o.reduction, dim);
-  const Variable others =
-      chosen.finish(masked_fill(-sum(all, dim, /*keepdim=*/true), chosen.ignored, 0), o.reduction, dim);
+  const Variable others = chosen.finish(
+      masked_fill(-sum(all, dim, /*keepdim=*/true), chosen.ignored, 0), o.reduction, dim);
   return own * (1 - o.label_smoothing) + others * share;
 }
-Variable cross_entropy(const Variable& input, const Variable& target, const CrossEntropyOptions& o) {
-  LATHE_CHECK(input.sizes() == target.sizes() && target.data().is_floating_point(), "cross_entropy: probabilities ",
-              describe(target.data()), " for ", describe(input.data()));
-  LATHE_CHECK(o.label_smoothing >= 0 && o.label_smoothing <= 1, "cross_entropy: label_smoothing ", o.label_smoothing,
-              " is outside [0, 1]");
+Variable cross_entropy(const Variable& input, const Variable& target,
+                       const CrossEntropyOptions& o) {
+  LATHE_CHECK(input.sizes() == target.sizes() && target.data().is_floating_point(),
+              "cross_entropy: probabilities ", describe(target.data()), " for ",
+              describe(input.data()));
+  LATHE_CHECK(o.label_smoothing >= 0 && o.label_smoothing <= 1, "cross_entropy: label_smoothing ",
+              o.label_smoothing, " is outside [0, 1]");
   const int64_t dim = class_dim(input), classes = input.size(dim);
   const Variable log_p = log_softmax(wide(input), dim);
   Variable p = wide(target);
-  if (o.label_smoothing > 0) p = p * (1 - o.label_smoothing) + o.label_smoothing / static_cast<double>(classes);
+  if (o.label_smoothing > 0)
+    p = p * (1 - o.label_smoothing) + o.label_smoothing / static_cast<double>(classes);
   if (o.weight.defined()) {
     Dims sizes(static_cast<size_t>(log_p.dim()), 1);
     sizes[static_cast<size_t>(dim)] = classes;
@@ -167,7 +181,8 @@ Variable cross_entropy(const Variable& input, const Variable& target, const Cros
   return reduced(losses, o.reduction);
 }
 
-Variable kl_div(const Variable& input, const Variable& target, Reduction reduction, bool log_target) {
+Variable kl_div(const Variable& input, const Variable& target, Reduction reduction,
+                bool log_target) {
   const Variable x = wide(input), t = wide(target);
   return reduced(log_target ? exp(t) * (t - x) : xlogy(t, t) - t * x, reduction);
 }
@@ -177,7 +192,9 @@ Variable kl_div_batchmean(const Variable& input, const Variable& target, bool lo
 }
 Variable cosine_similarity(const Variable& x1, const Variable& x2, int64_t dim, double eps) {
   const Variable a = wide(x1), b = wide(x2);
-  const auto direction = [&](const Variable& v, int64_t d) { return v / clamp(norm(v, 2, d, /*keepdim=*/true), eps); };
+  const auto direction = [&](const Variable& v, int64_t d) {
+    return v / clamp(norm(v, 2, d, /*keepdim=*/true), eps);
+  };
   // A dim counts from the end of what both broadcast to.
   const int64_t dims = std::max(a.dim(), b.dim()), back = wrap_dim(dim, dims) - dims;
   const auto full = [&](const Variable& v) {
@@ -195,11 +212,13 @@ Variable cosine_similarity(const Variable& x1, const Variable& x2, int64_t dim, 
   };
   return sum(direction(wide_enough(a), back) * direction(wide_enough(b), back), back);
 }
-Variable pairwise_distance(const Variable& x1, const Variable& x2, double p, double eps, bool keepdim) {
+Variable pairwise_distance(const Variable& x1, const Variable& x2, double p, double eps,
+                           bool keepdim) {
   return norm(wide(x1) - wide(x2) + eps, p, -1, keepdim);
 }
-Variable triplet_margin_loss(const Variable& anchor, const Variable& positive, const Variable& negative,
-                             const TripletOptions& o, Reduction reduction) {
+Variable triplet_margin_loss(const Variable& anchor, const Variable& positive,
+                             const Variable& negative, const TripletOptions& o,
+                             Reduction reduction) {
   LATHE_CHECK(o.margin > 0, "triplet_margin_loss: a margin of ", o.margin, " must be above 0");
   const Variable near = pairwise_distance(anchor, positive, o.p, o.eps);
   Variable far = pairwise_distance(anchor, negative, o.p, o.eps);

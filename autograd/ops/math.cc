@@ -114,11 +114,15 @@ struct Reciprocal {
 struct Xlogy {
   static constexpr OpInfo info{.name = "xlogy", .amp = Amp::fp32, .each = {2, 4}};
   Saved x = Saved::input(0), y = Saved::input(1);
-  at::Tensor forward(const at::Tensor& x_, const at::Tensor& y_) { return at::xlogy(x = x_, y = y_); }
+  at::Tensor forward(const at::Tensor& x_, const at::Tensor& y_) {
+    return at::xlogy(x = x_, y = y_);
+  }
   // dx = dz * log(y), 0 where x = 0 and y <= 0;  dy = dz * x / y
   template <class T>
   Grads<2, T> backward(const T& dz, Needs<2> needs) const {
-    return {needs[0] ? masked_fill(xlogy(dz, y.as<T>()), x.data().eq(0).logical_and(y.data().le(0)), 0) : T(),
+    return {needs[0]
+                ? masked_fill(xlogy(dz, y.as<T>()), x.data().eq(0).logical_and(y.data().le(0)), 0)
+                : T(),
             needs[1] ? dz * x.as<T>() / y.as<T>() : T()};
   }
 };
@@ -151,16 +155,23 @@ struct ClampTo {
     LATHE_CHECK(min_.defined() || max_.defined(), "needs a lower or an upper bound");
     min = min_;
     max = max_;
-    const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
+    const auto optional = [](const at::Tensor& t) {
+      return t.defined() ? std::optional(t) : std::nullopt;
+    };
     return at::clamp(x = x_, optional(min_), optional(max_));
   }
-  // dx = dy where min <= x <= max, dmin = dy where x < min < max, dmax = dy where x > max or max < min
+  // dx = dy where min <= x <= max, dmin = dy where x < min < max, dmax = dy where x > max or max <
+  // min
   template <class T>
   Grads<3, T> backward(const T& dy, Needs<3> needs) const {
     const at::Tensor &v = x.data(), &low = min.data(), &high = max.data();
-    const auto only = [&](const at::Tensor& mask) { return masked_fill(dy, mask.logical_not(), 0); };
+    const auto only = [&](const at::Tensor& mask) {
+      return masked_fill(dy, mask.logical_not(), 0);
+    };
     const bool both = low.defined() && high.defined();
-    const at::Tensor within = both ? v.ge(low).logical_and(v.le(high)) : low.defined() ? v.ge(low) : v.le(high);
+    const at::Tensor within = both            ? v.ge(low).logical_and(v.le(high))
+                              : low.defined() ? v.ge(low)
+                                              : v.le(high);
     return {needs[0] ? only(within) : T(),
             needs[1] ? only(both ? v.lt(low).logical_and(low.lt(high)) : v.lt(low)) : T(),
             needs[2] ? only(both ? v.gt(high).logical_or(high.lt(low)) : v.gt(high)) : T()};
@@ -191,7 +202,8 @@ struct Where {
   Saved condition;
   at::Tensor forward(const at::Tensor& a, const at::Tensor& b) {
     const at::Tensor& c = condition.data();
-    LATHE_CHECK(c.defined() && c.scalar_type() == at::kBool, "the condition must be bool, not ", describe(c));
+    LATHE_CHECK(c.defined() && c.scalar_type() == at::kBool, "the condition must be bool, not ",
+                describe(c));
     return at::where(c, a, b);
   }
   // da = dy where the condition holds, db = dy elsewhere
@@ -221,14 +233,20 @@ Variable xlogy(const Variable& x, const Variable& y) { return apply(Xlogy{}, x, 
 Variable clamp(const Variable& x, std::optional<double> min, std::optional<double> max) {
   return apply(Clamp{.min = min, .max = max}, x);
 }
-Variable clamp(const Variable& x, const Variable& min, const Variable& max) { return apply(ClampTo{}, x, min, max); }
+Variable clamp(const Variable& x, const Variable& min, const Variable& max) {
+  return apply(ClampTo{}, x, min, max);
+}
 Variable maximum(const Variable& a, const Variable& b) { return apply(Pairwise<true>{}, a, b); }
 Variable minimum(const Variable& a, const Variable& b) { return apply(Pairwise<false>{}, a, b); }
 Variable where(const at::Tensor& condition, const Variable& a, const Variable& b) {
   return apply(Where{.condition = condition}, a, b);
 }
-Variable where(const at::Tensor& condition, const Variable& a, double b) { return where(condition, a, like(a, b)); }
-Variable where(const at::Tensor& condition, double a, const Variable& b) { return where(condition, like(b, a), b); }
+Variable where(const at::Tensor& condition, const Variable& a, double b) {
+  return where(condition, a, like(a, b));
+}
+Variable where(const at::Tensor& condition, double a, const Variable& b) {
+  return where(condition, like(b, a), b);
+}
 
 at::Tensor eq(const Variable& a, const Variable& b) { return a == b; }
 at::Tensor ne(const Variable& a, const Variable& b) { return a != b; }

@@ -1,5 +1,5 @@
-// Elementwise functions beside those of ops.h, with PyTorch's names, argument order and values: at ties, at zero, for
-// infinities and NaN too. Shapes broadcast.
+// Elementwise functions beside those of ops.h, with PyTorch's names, argument order and values: at
+// ties, at zero, for infinities and NaN too. Shapes broadcast.
 #pragma once
 
 #include <optional>
@@ -25,15 +25,17 @@ Variable rsqrt(const Variable& x);
 Variable reciprocal(const Variable& x);
 /// x log(y), and 0 where x is 0 whatever y is (but NaN where y is).
 Variable xlogy(const Variable& x, const Variable& y);
-/// x within [min, max]; a bound that is not given does not bind, and where they cross all is max. A slope of 1 at the
-/// bounds too.
-Variable clamp(const Variable& x, std::optional<double> min, std::optional<double> max = std::nullopt);
+/// x within [min, max]; a bound that is not given does not bind, and where they cross all is max. A
+/// slope of 1 at the bounds too.
+Variable clamp(const Variable& x, std::optional<double> min,
+               std::optional<double> max = std::nullopt);
 /// The same with bounds that are broadcast, and take the gradient where they bind; undefined: none.
 Variable clamp(const Variable& x, const Variable& min, const Variable& max = {});
 /// The larger of both, NaN where one is; ties share the gradient equally.
 Variable maximum(const Variable& a, const Variable& b);
 Variable minimum(const Variable& a, const Variable& b);
-/// a where the condition (bool) holds, b elsewhere; no gradient, also no NaN, comes from what was not taken.
+/// a where the condition (bool) holds, b elsewhere; no gradient, also no NaN, comes from what was
+/// not taken.
 Variable where(const at::Tensor& condition, const Variable& a, const Variable& b);
 Variable where(const at::Tensor& condition, const Variable& a, double b);
 Variable where(const at::Tensor& condition, double a, const Variable& b);
@@ -60,10 +62,11 @@ Variable hardswish(const Variable& x);
 /// x tanh(softplus(x)). Misra 2019.
 Variable mish(const Variable& x);
 
-// In place (ops/inplace.cc): the result is in x's memory, and x stands for it. Where no graph is recorded every handle
-// and view of x changes, as with x += b. Where one is recorded nobody else may hold x's memory, neither a handle, nor a
-// view, nor an op that saved it for backward, and x may be no parameter: an error otherwise, never a wrong gradient.
-// What the op itself saves is in x too, and a later change is noticed by its version. x keeps its dtype.
+// In place (ops/inplace.cc): the result is in x's memory, and x stands for it. Where no graph is
+// recorded every handle and view of x changes, as with x += b. Where one is recorded nobody else
+// may hold x's memory, neither a handle, nor a view, nor an op that saved it for backward, and x
+// may be no parameter: an error otherwise, never a wrong gradient. What the op itself saves is in x
+// too, and a later change is noticed by its version. x keeps its dtype.
 Variable& relu_(Variable& x);
 Variable& leaky_relu_(Variable& x, double negative_slope = 0.01);
 Variable& tanh_(Variable& x);

@@ -10,7 +10,8 @@ struct Matmul {
 
   at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
     LATHE_CHECK(a_.dim() >= 2 && b_.dim() >= 2, "both need at least 2 dims");
-    LATHE_CHECK(a_.size(-1) == b_.size(-2), "the inner sizes ", a_.size(-1), " and ", b_.size(-2), " differ");
+    LATHE_CHECK(a_.size(-1) == b_.size(-2), "the inner sizes ", a_.size(-1), " and ", b_.size(-2),
+                " differ");
     return product(a = a_, b = b_);
   }
   // da = dy b^T, db = a^T dy; the engine sums broadcast batch dims

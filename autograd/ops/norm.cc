@@ -14,8 +14,8 @@
 namespace lathe {
 namespace {
 
-/// What layer norm and RMS norm share. `out` is the result's dtype. The kernels of core/kernels/norm.h; float64,
-/// float16 on CPUs, and on cards rows of odd lengths take ATen's.
+/// What layer norm and RMS norm share. `out` is the result's dtype. The kernels of
+/// core/kernels/norm.h; float64, float16 on CPUs, and on cards rows of odd lengths take ATen's.
 struct Norm {
   double eps;
   at::ScalarType out;
@@ -23,7 +23,9 @@ struct Norm {
   Saved x = Saved::input(0), weight = Saved::input(1), bias = Saved::input(2), mean{}, rstd{};
 
   bool fused() const { return on_card() || (kernel_ready(x.data()) && kernel_dtype(out)); }
-  bool on_card() const { return card_kernel_ready(x.data()) && norm_on_card(x.data().size(-1)) && out != at::kDouble; }
+  bool on_card() const {
+    return card_kernel_ready(x.data()) && norm_on_card(x.data().size(-1)) && out != at::kDouble;
+  }
   NormRows rows(const at::Tensor& w, const at::Tensor& b) const {
     const int64_t c = x.data().size(-1);
     return {.rows = x.data().numel() / c,
@@ -38,8 +40,10 @@ struct Norm {
     LATHE_CHECK(x_.dim() >= 1 && x_.size(-1) > 0, "the last dim must not be empty");
     const int64_t c = x_.size(-1);
     for (const auto& p : {weight_, bias_}) {
-      LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c), "weight and bias must have shape [", c, "]");
-      LATHE_CHECK(!p.defined() || p.device() == x_.device(), "x is on ", x_.device().str(), ", another input is not");
+      LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c),
+                  "weight and bias must have shape [", c, "]");
+      LATHE_CHECK(!p.defined() || p.device() == x_.device(), "x is on ", x_.device().str(),
+                  ", another input is not");
     }
     x = for_kernels(x_);
     weight = weight_;
@@ -55,7 +59,8 @@ struct Norm {
       bump_version(y);
       return y;
     }
-    const at::Tensor wide = at_least_float32(x.data()), w = at_least_float32(weight_), b = at_least_float32(bias_);
+    const at::Tensor wide = at_least_float32(x.data()), w = at_least_float32(weight_),
+                     b = at_least_float32(bias_);
     if (rms) {
       rstd = (wide * wide).mean(-1, true).add(eps).rsqrt();
       const at::Tensor y = wide * rstd.data();
@@ -66,44 +71,52 @@ struct Norm {
     rstd = r;
     return y.to(out);
   }
-  // g = dy * weight, h = (x - mean) * rstd:  dx = rstd * (g - avg(g) - h * avg(g * h)), dweight = sum(dy * h),
-  // dbias = sum(dy); without mean and avg(g) for RMS norm
+  // g = dy * weight, h = (x - mean) * rstd:  dx = rstd * (g - avg(g) - h * avg(g * h)), dweight =
+  // sum(dy * h), dbias = sum(dy); without mean and avg(g) for RMS norm
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needs, GradSlots& slots) const {
     const at::Tensor dy = for_kernels(dy_), in = x.data(), w = weight.data(), b = bias.data();
     if (fused()) {
       at::Tensor dx, dw, db;
-      const auto like = [&](const at::Tensor& t) { return at::empty(t.sizes(), t.options().dtype(at::kFloat)); };
+      const auto like = [&](const at::Tensor& t) {
+        return at::empty(t.sizes(), t.options().dtype(at::kFloat));
+      };
       if (needs[1]) dw = like(w);
       if (needs[2]) db = like(b);
-      // The residual stream's gradient, which has come around the block already, takes this one in the same pass.
+      // The residual stream's gradient, which has come around the block already, takes this one in
+      // the same pass.
       if (needs[0]) dx = slots.take(0, in.scalar_type());
       const bool add = dx.defined();
       if (add) dx = for_kernels(dx);
       if (needs[0] && !add) dx = at::empty_like(in);
       const at::Tensor wf = as_float(w);
       const NormRows all = rows(wf, {});
-      const Matrix to = dx.defined() ? matrix_of(dx) : Matrix{nullptr, 0, element_of(in.scalar_type())};
+      const Matrix to =
+          dx.defined() ? matrix_of(dx) : Matrix{nullptr, 0, element_of(in.scalar_type())};
       float *dweight = dw.defined() ? dw.mutable_data_ptr<float>() : nullptr,
             *dbias = db.defined() ? db.mutable_data_ptr<float>() : nullptr;
       if (on_card()) {
         at::Tensor partials;
-        if (needs[1] || needs[2]) partials = at::empty({norm_partials(all)}, in.options().dtype(at::kFloat));
+        if (needs[1] || needs[2])
+          partials = at::empty({norm_partials(all)}, in.options().dtype(at::kFloat));
         cuda_api().norm_backward(all, matrix_of(in), matrix_of(dy), to, add,
-                                 partials.defined() ? partials.mutable_data_ptr<float>() : nullptr, dweight, dbias);
+                                 partials.defined() ? partials.mutable_data_ptr<float>() : nullptr,
+                                 dweight, dbias);
       } else {
         norm_backward(all, matrix_of(in), matrix_of(dy), to, add, dweight, dbias);
       }
       if (dx.defined()) bump_version(dx);
       return {dx, dw, db};
     }
-    const at::Tensor wide = at_least_float32(in), up = at_least_float32(dy), ww = at_least_float32(w);
+    const at::Tensor wide = at_least_float32(in), up = at_least_float32(dy),
+                     ww = at_least_float32(w);
     if (rms) {
       const at::Tensor h = wide * rstd.data(), g = ww.defined() ? up * ww : up;
       return {rstd.data() * (g - h * (g * h).mean(-1, true)),
               needs[1] ? (up * h).reshape({-1, in.size(-1)}).sum(0) : at::Tensor(), at::Tensor()};
     }
-    auto [dx, dw, db] = at::native_layer_norm_backward(up, wide, in.size(-1), mean.data(), rstd.data(), optional(ww),
-                                                       optional(at_least_float32(b)), {needs[0], needs[1], needs[2]});
+    auto [dx, dw, db] = at::native_layer_norm_backward(
+        up, wide, in.size(-1), mean.data(), rstd.data(), optional(ww),
+        optional(at_least_float32(b)), {needs[0], needs[1], needs[2]});
     return {dx, dw, db};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
@@ -114,7 +127,8 @@ struct Norm {
       if (in[1].defined()) y = y * wide_of(in[1]);
       return std::vector{in[2].defined() ? y + wide_of(in[2]) : y};
     };
-    return plain_gradients<3>({x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, needs, {dy}, plain);
+    return plain_gradients<3>({x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, needs,
+                              {dy}, plain);
   }
 
  private:
@@ -126,21 +140,24 @@ struct Norm {
 
 struct LayerNormOp : Norm {
   static constexpr OpInfo info{.name = "layer_norm", .optional = inputs_at({1, 2})};
-  static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&,
+                       const at::Tensor&) {
     return flops_each(x, 8, 14);
   }
 };
 
 struct RmsNormOp : Norm {
   static constexpr OpInfo info{.name = "rms_norm", .optional = inputs_at({1, 2})};
-  static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor&,
+                       const at::Tensor&) {
     return flops_each(x, 5, 11);
   }
 };
 
 /// The dtype of a norm's result.
 at::ScalarType norm_out(const Variable& x, std::optional<at::ScalarType> out) {
-  return out.value_or(mode().compute != at::kFloat && x.dtype() != at::kDouble ? at::kFloat : x.dtype());
+  return out.value_or(mode().compute != at::kFloat && x.dtype() != at::kDouble ? at::kFloat
+                                                                               : x.dtype());
 }
 
 }  // namespace
@@ -150,8 +167,10 @@ Variable layer_norm(const Variable& x, const Variable& weight, const Variable& b
   return apply(LayerNormOp{{.eps = eps, .out = norm_out(x, out)}}, x, weight, bias);
 }
 
-Variable rms_norm(const Variable& x, const Variable& weight, double eps, std::optional<at::ScalarType> out) {
-  return apply(RmsNormOp{{.eps = eps, .out = norm_out(x, out), .rms = true}}, x, weight, Variable());
+Variable rms_norm(const Variable& x, const Variable& weight, double eps,
+                  std::optional<at::ScalarType> out) {
+  return apply(RmsNormOp{{.eps = eps, .out = norm_out(x, out), .rms = true}}, x, weight,
+               Variable());
 }
 
 }  // namespace lathe

@@ -20,7 +20,8 @@ Variable columns_of(const Variable& x, const Windows& w) {
   return im2col(x, w.kernel, w.dilation, w.padding, w.stride);
 }
 at::Tensor image_of(const at::Tensor& x, Pair size, const Windows& w) {
-  return at::col2im(x, both(size), both(w.kernel), both(w.dilation), both(w.padding), both(w.stride));
+  return at::col2im(x, both(size), both(w.kernel), both(w.dilation), both(w.padding),
+                    both(w.stride));
 }
 Variable image_of(const Variable& x, Pair size, const Windows& w) {
   return col2im(x, size, w.kernel, w.dilation, w.padding, w.stride);
@@ -62,7 +63,8 @@ struct Col2im {
 Variable im2col(const Variable& x, Pair kernel, Pair dilation, Pair padding, Pair stride) {
   return apply(Im2col{.windows = {kernel, dilation, padding, stride}}, x);
 }
-Variable col2im(const Variable& x, Pair size, Pair kernel, Pair dilation, Pair padding, Pair stride) {
+Variable col2im(const Variable& x, Pair size, Pair kernel, Pair dilation, Pair padding,
+                Pair stride) {
   return apply(Col2im{.size = size, .windows = {kernel, dilation, padding, stride}}, x);
 }
 

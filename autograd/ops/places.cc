@@ -12,8 +12,8 @@ namespace lathe {
 namespace {
 
 void check_index(const at::Tensor& index) {
-  LATHE_CHECK(index.scalar_type() == at::kLong && index.dim() <= 1, "the index must be int64 of one dim, not ",
-              describe(index));
+  LATHE_CHECK(index.scalar_type() == at::kLong && index.dim() <= 1,
+              "the index must be int64 of one dim, not ", describe(index));
 }
 
 struct IndexSelect {
@@ -73,17 +73,20 @@ struct ScatterAdd {
 Variable index_select(const Variable& x, int64_t dim, const at::Tensor& index) {
   return apply(IndexSelect{.dim = dim, .index = index}, x);
 }
-Variable index_add(const Variable& x, int64_t dim, const at::Tensor& index, const Variable& source) {
+Variable index_add(const Variable& x, int64_t dim, const at::Tensor& index,
+                   const Variable& source) {
   return apply(IndexAdd{.dim = dim, .index = index}, x, source);
 }
 Variable scatter_add(const Variable& x, int64_t dim, const at::Tensor& index, const Variable& src) {
   const int64_t along = wrap_dim(dim, x.dim());
-  LATHE_CHECK(index.scalar_type() == at::kLong, "scatter_add: the index must be int64, not ", describe(index));
+  LATHE_CHECK(index.scalar_type() == at::kLong, "scatter_add: the index must be int64, not ",
+              describe(index));
   bool fits = index.dim() == x.dim() && src.dim() == x.dim();
   for (int64_t d = 0; fits && d < x.dim(); ++d)
     fits = index.size(d) <= src.size(d) && (d == along || index.size(d) <= x.size(d));
-  LATHE_CHECK(fits || index.numel() == 0, "scatter_add(", describe(x.data()), ", ", describe(src.data()), "): index ",
-              describe(index), " must be within src's shape, and within x's but for dim ", along);
+  LATHE_CHECK(fits || index.numel() == 0, "scatter_add(", describe(x.data()), ", ",
+              describe(src.data()), "): index ", describe(index),
+              " must be within src's shape, and within x's but for dim ", along);
   if (index.numel() == 0) return add_scalar(x, 0);
   Variable part = src;
   for (int64_t d = 0; d < x.dim(); ++d) {

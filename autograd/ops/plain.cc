@@ -6,12 +6,14 @@
 namespace lathe {
 
 Variable wide_of(const Variable& x) {
-  return !x.defined() || x.dtype() == at::kDouble || x.dtype() == at::kFloat ? x : cast(x, at::kFloat);
+  return !x.defined() || x.dtype() == at::kDouble || x.dtype() == at::kFloat ? x
+                                                                             : cast(x, at::kFloat);
 }
 
 GradList<Variable> plain_gradients(const std::vector<Variable>& inputs, const NeedsList& needs,
                                    const GradList<Variable>& dys, const PlainForm& f) {
-  // Each input gets a place of its own in the graph: two may be one Variable, whose gradients would come as their sum.
+  // Each input gets a place of its own in the graph: two may be one Variable, whose gradients would
+  // come as their sum.
   std::vector<Variable> own = inputs, asked;
   for (size_t i = 0; i < own.size(); ++i) {
     if (!needs[i]) continue;

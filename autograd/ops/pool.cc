@@ -27,8 +27,8 @@ struct MaxPool2d {
     check_image(x);
     sizes = image_sizes(x.sizes());
     check_kernel();
-    auto [y, index] = at::max_pool2d_with_indices(x.contiguous(), both(kernel), both(stride), both(padding),
-                                                  both(dilation), ceil_mode);
+    auto [y, index] = at::max_pool2d_with_indices(x.contiguous(), both(kernel), both(stride),
+                                                  both(padding), both(dilation), ceil_mode);
     check_windows(y.size(2), x.size(2), kernel.h, stride.h, padding.h, dilation.h);
     check_windows(y.size(3), x.size(3), kernel.w, stride.w, padding.w, dilation.w);
     places = index.flatten(2);
@@ -39,16 +39,18 @@ struct MaxPool2d {
     LATHE_CHECK(above(kernel, 1) && above(stride, 1) && above(dilation, 1) && above(padding, 0),
                 "kernel, stride and dilation must be 1 at least, padding 0");
   }
-  /// Throws if one of `out` windows along a dim lies in the padding alone: it would have no largest value.
-  static void check_windows(int64_t out, int64_t size, int64_t kernel, int64_t stride, int64_t padding,
-                            int64_t dilation) {
+  /// Throws if one of `out` windows along a dim lies in the padding alone: it would have no largest
+  /// value.
+  static void check_windows(int64_t out, int64_t size, int64_t kernel, int64_t stride,
+                            int64_t padding, int64_t dilation) {
     for (int64_t i = 0; i < out; ++i) {
       bool sees = false;
       for (int64_t k = 0; k < kernel && !sees; ++k) {
         const int64_t position = i * stride - padding + k * dilation;
         sees = position >= 0 && position < size;
       }
-      LATHE_CHECK(sees, "window ", i, " lies in the padding alone; make the dilation or the padding smaller");
+      LATHE_CHECK(sees, "window ", i,
+                  " lies in the padding alone; make the dilation or the padding smaller");
     }
   }
   // dx[place] += dy; windows that overlap are summed in float32 or wider
@@ -69,19 +71,21 @@ struct AvgWindows {
   bool ceil_mode, count_include_pad;
 
   at::Tensor means(const at::Tensor& x) const {
-    return at::avg_pool2d(x.contiguous(), both(kernel), both(stride), both(padding), ceil_mode, count_include_pad);
+    return at::avg_pool2d(x.contiguous(), both(kernel), both(stride), both(padding), ceil_mode,
+                          count_include_pad);
   }
   at::Tensor adjoint(const at::Tensor& dy, at::IntArrayRef sizes) const {
     const at::Tensor shape = at::empty(sizes, dy.options());  // ATen reads no more of x
-    return at::avg_pool2d_backward(dy.contiguous(), shape, both(kernel), both(stride), both(padding), ceil_mode,
-                                   count_include_pad, std::nullopt);
+    return at::avg_pool2d_backward(dy.contiguous(), shape, both(kernel), both(stride),
+                                   both(padding), ceil_mode, count_include_pad, std::nullopt);
   }
   double size() const { return static_cast<double>(kernel.h * kernel.w); }
 };
 at::Tensor adaptive_avg_pool2d_backward(const at::Tensor& dy, at::IntArrayRef sizes) {
   if (dy.is_cuda()) {
-    return adjoint_by_products(dy, image_sizes(sizes),
-                               [](const at::Tensor& x, Pair out) { return at::_adaptive_avg_pool2d(x, both(out)); });
+    return adjoint_by_products(dy, image_sizes(sizes), [](const at::Tensor& x, Pair out) {
+      return at::_adaptive_avg_pool2d(x, both(out));
+    });
   }
   return at::_adaptive_avg_pool2d_backward(dy.contiguous(), at::empty(sizes, dy.options()));
 }
@@ -102,10 +106,12 @@ struct AvgPool2d {
     if constexpr (std::same_as<T, at::Tensor>)
       return {windows.adjoint(dy, sizes)};
     else
-      return {avg_pool2d_backward(dy, sizes, windows.kernel, windows.stride, windows.padding, windows.ceil_mode,
-                                  windows.count_include_pad)};
+      return {avg_pool2d_backward(dy, sizes, windows.kernel, windows.stride, windows.padding,
+                                  windows.ceil_mode, windows.count_include_pad)};
   }
-  OpFlops flops(const at::Tensor&, const at::Tensor& y) const { return flops_each(y, windows.size(), windows.size()); }
+  OpFlops flops(const at::Tensor&, const at::Tensor& y) const {
+    return flops_each(y, windows.size(), windows.size());
+  }
 };
 
 struct AvgPool2dBackward {
@@ -120,8 +126,8 @@ struct AvgPool2dBackward {
     if constexpr (std::same_as<T, at::Tensor>)
       return {windows.means(g)};
     else
-      return {
-          avg_pool2d(g, windows.kernel, windows.stride, windows.padding, windows.ceil_mode, windows.count_include_pad)};
+      return {avg_pool2d(g, windows.kernel, windows.stride, windows.padding, windows.ceil_mode,
+                         windows.count_include_pad)};
   }
   OpFlops flops(const at::Tensor& dy, const at::Tensor&) const {
     return flops_each(dy, windows.size(), windows.size());
@@ -135,8 +141,8 @@ struct AdaptiveAvgPool2d {
 
   at::Tensor forward(const at::Tensor& x) {
     check_image(x);
-    LATHE_CHECK(out.h >= 1 && out.w >= 1 && x.size(2) >= 1 && x.size(3) >= 1, "neither x nor ", out.h, " x ", out.w,
-                " windows may be empty");
+    LATHE_CHECK(out.h >= 1 && out.w >= 1 && x.size(2) >= 1 && x.size(3) >= 1, "neither x nor ",
+                out.h, " x ", out.w, " windows may be empty");
     sizes = image_sizes(x.sizes());
     return at::_adaptive_avg_pool2d(x.contiguous(), both(out));
   }
@@ -170,8 +176,8 @@ struct AdaptiveAvgPool2dBackward {
 
 }  // namespace
 
-Variable max_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, Pair padding, Pair dilation,
-                    bool ceil_mode) {
+Variable max_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, Pair padding,
+                    Pair dilation, bool ceil_mode) {
   return apply(MaxPool2d{.kernel = kernel,
                          .stride = stride.value_or(kernel),
                          .padding = padding,
@@ -179,15 +185,20 @@ Variable max_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, 
                          .ceil_mode = ceil_mode},
                x);
 }
-Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, Pair padding, bool ceil_mode,
-                    bool count_include_pad) {
-  return apply(AvgPool2d{{kernel, stride.value_or(kernel), padding, ceil_mode, count_include_pad}}, x);
+Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, Pair padding,
+                    bool ceil_mode, bool count_include_pad) {
+  return apply(AvgPool2d{{kernel, stride.value_or(kernel), padding, ceil_mode, count_include_pad}},
+               x);
 }
-Variable avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes, Pair kernel, Pair stride, Pair padding,
-                             bool ceil_mode, bool count_include_pad) {
-  return apply(AvgPool2dBackward{image_sizes(sizes), {kernel, stride, padding, ceil_mode, count_include_pad}}, dy);
+Variable avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes, Pair kernel, Pair stride,
+                             Pair padding, bool ceil_mode, bool count_include_pad) {
+  return apply(AvgPool2dBackward{image_sizes(sizes),
+                                 {kernel, stride, padding, ceil_mode, count_include_pad}},
+               dy);
 }
-Variable adaptive_avg_pool2d(const Variable& x, Pair out) { return apply(AdaptiveAvgPool2d{.out = out}, x); }
+Variable adaptive_avg_pool2d(const Variable& x, Pair out) {
+  return apply(AdaptiveAvgPool2d{.out = out}, x);
+}
 Variable adaptive_avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes) {
   return apply(AdaptiveAvgPool2dBackward{.sizes = image_sizes(sizes)}, dy);
 }

@@ -7,8 +7,9 @@
 
 namespace lathe {
 
-/// Whether a float16 product is taken in float32 and rounded once: on CPUs without float16 arithmetic ATen's own is up
-/// to 90 times slower (2 cores of a Zen 4, [768, 512] x [512, 512]: 11 to 177 ms against 2).
+/// Whether a float16 product is taken in float32 and rounded once: on CPUs without float16
+/// arithmetic ATen's own is up to 90 times slower (2 cores of a Zen 4, [768, 512] x [512, 512]: 11
+/// to 177 ms against 2).
 inline bool widened(const at::Tensor& t) {
   return t.is_cpu() && t.scalar_type() == at::kHalf && cpu_product_dtype(at::kHalf) == at::kFloat;
 }

@@ -21,9 +21,9 @@ Variable part_of(const Variable& x, int64_t i, int64_t n) {
   return wide_of(slice(x, 1, i * h, (i + 1) * h));
 }
 void check_cell(const at::Tensor& gates, int64_t number, const at::Tensor& state) {
-  LATHE_CHECK(
-      gates.dim() == 2 && state.dim() == 2 && gates.size(0) == state.size(0) && gates.size(1) == number * state.size(1),
-      "needs gates [B, ", number, " H] and a state [B, H]");
+  LATHE_CHECK(gates.dim() == 2 && state.dim() == 2 && gates.size(0) == state.size(0) &&
+                  gates.size(1) == number * state.size(1),
+              "needs gates [B, ", number, " H] and a state [B, H]");
 }
 
 struct LstmCell {
@@ -37,9 +37,11 @@ struct LstmCell {
     c = c_.contiguous();
     if (kernel_ready(gates_)) {
       const at::Tensor state = as_float(c_);
-      at::Tensor h = at::empty(c_.sizes(), gates_.options()), next = at::empty(c_.sizes(), state.options());
-      lstm_cell_forward(gates.data().const_data_ptr(), element_of(gates_.scalar_type()), state.const_data_ptr<float>(),
-                        h.mutable_data_ptr(), next.mutable_data_ptr<float>(), c_.size(0), c_.size(1));
+      at::Tensor h = at::empty(c_.sizes(), gates_.options()),
+                 next = at::empty(c_.sizes(), state.options());
+      lstm_cell_forward(gates.data().const_data_ptr(), element_of(gates_.scalar_type()),
+                        state.const_data_ptr<float>(), h.mutable_data_ptr(),
+                        next.mutable_data_ptr<float>(), c_.size(0), c_.size(1));
       bump_version(h);
       bump_version(next);
       next = next.to(c_.scalar_type());
@@ -48,7 +50,8 @@ struct LstmCell {
     }
     const auto g = at_least_float32(gates.data()).chunk(4, 1);
     const at::Tensor next = g[1].sigmoid() * at_least_float32(c_) + g[0].sigmoid() * g[2].tanh();
-    const at::Tensor h = (g[3].sigmoid() * next.tanh()).to(gates_.scalar_type()), kept = next.to(c_.scalar_type());
+    const at::Tensor h = (g[3].sigmoid() * next.tanh()).to(gates_.scalar_type()),
+                     kept = next.to(c_.scalar_type());
     c_out = kept;
     return {h, kept};
   }
@@ -57,12 +60,15 @@ struct LstmCell {
   Grads<2> backward(const GradList<at::Tensor>& dy, Needs<2>) const {
     const at::Tensor &in = gates.data(), &state = c.data();
     if (kernel_ready(in)) {
-      const at::Tensor before = as_float(state), after = as_float(c_out.data()), later = as_float(dy[1]);
+      const at::Tensor before = as_float(state), after = as_float(c_out.data()),
+                       later = as_float(dy[1]);
       const at::Tensor up = dy[0].defined() ? dy[0].contiguous() : dy[0];
       at::Tensor dgates = at::empty_like(in), dc = at::empty_like(before);
-      lstm_cell_backward(in.const_data_ptr(), element_of(in.scalar_type()), before.const_data_ptr<float>(),
-                         after.const_data_ptr<float>(), up.defined() ? up.const_data_ptr() : nullptr, floats_of(later),
-                         dgates.mutable_data_ptr(), dc.mutable_data_ptr<float>(), state.size(0), state.size(1));
+      lstm_cell_backward(in.const_data_ptr(), element_of(in.scalar_type()),
+                         before.const_data_ptr<float>(), after.const_data_ptr<float>(),
+                         up.defined() ? up.const_data_ptr() : nullptr, floats_of(later),
+                         dgates.mutable_data_ptr(), dc.mutable_data_ptr<float>(), state.size(0),
+                         state.size(1));
       bump_version(dgates);
       bump_version(dc);
       return {dgates, dc};
@@ -73,27 +79,31 @@ struct LstmCell {
                      dh = dy[0].defined() ? at_least_float32(dy[0]) : at::zeros_like(t);
     at::Tensor grad = dh * o * (1 - t * t);
     if (dy[1].defined()) grad = grad + at_least_float32(dy[1]);
-    return {at::cat({grad * n * i * (1 - i), grad * at_least_float32(state) * f * (1 - f), grad * i * (1 - n * n),
-                     dh * t * o * (1 - o)},
+    return {at::cat({grad * n * i * (1 - i), grad * at_least_float32(state) * f * (1 - f),
+                     grad * i * (1 - n * n), dh * t * o * (1 - o)},
                     1),
             grad * f};
   }
   Grads<2, Variable> backward(const GradList<Variable>& dy, Needs<2> needs) const {
-    return plain_gradients<2>({gates.as<Variable>(), c.as<Variable>()}, needs, dy, [](const std::vector<Variable>& in) {
-      const auto gate = [&](int64_t i) { return part_of(in[0], i, 4); };
-      const Variable next = sigmoid(gate(1)) * wide_of(in[1]) + sigmoid(gate(0)) * tanh(gate(2));
-      return std::vector{sigmoid(gate(3)) * tanh(next), next};
-    });
+    return plain_gradients<2>(
+        {gates.as<Variable>(), c.as<Variable>()}, needs, dy, [](const std::vector<Variable>& in) {
+          const auto gate = [&](int64_t i) { return part_of(in[0], i, 4); };
+          const Variable next =
+              sigmoid(gate(1)) * wide_of(in[1]) + sigmoid(gate(0)) * tanh(gate(2));
+          return std::vector{sigmoid(gate(3)) * tanh(next), next};
+        });
   }
-  static OpFlops flops(const at::Tensor&, const at::Tensor&, const at::Tensor& h) { return flops_each(h, 20, 40); }
+  static OpFlops flops(const at::Tensor&, const at::Tensor&, const at::Tensor& h) {
+    return flops_each(h, 20, 40);
+  }
 };
 
 struct GruCell {
   static constexpr OpInfo info{.name = "gru_cell", .each = {16, 36}};
   Saved x = Saved::input(0), g = Saved::input(1), h = Saved::input(2);
 
-  // [xr xz xn] = x_gates, [hr hz hn] = h_gates:  r = sigmoid(xr + hr), z = sigmoid(xz + hz), n = tanh(xn + r hn),
-  // h' = (1 - z) n + z h
+  // [xr xz xn] = x_gates, [hr hz hn] = h_gates:  r = sigmoid(xr + hr), z = sigmoid(xz + hz), n =
+  // tanh(xn + r hn), h' = (1 - z) n + z h
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& g_, const at::Tensor& h_) {
     check_cell(x_, 3, h_);
     check_cell(g_, 3, h_);
@@ -102,8 +112,9 @@ struct GruCell {
     h = h_.contiguous();
     if (fused()) {
       at::Tensor out = at::empty(h_.sizes(), h_.options());
-      gru_cell_forward(x.data().const_data_ptr(), g.data().const_data_ptr(), h.data().const_data_ptr(),
-                       out.mutable_data_ptr(), element_of(h_.scalar_type()), h_.size(0), h_.size(1));
+      gru_cell_forward(x.data().const_data_ptr(), g.data().const_data_ptr(),
+                       h.data().const_data_ptr(), out.mutable_data_ptr(),
+                       element_of(h_.scalar_type()), h_.size(0), h_.size(1));
       bump_version(out);
       return out;
     }
@@ -116,8 +127,9 @@ struct GruCell {
     if (fused()) {
       const at::Tensor dy = dy_.contiguous(), &state = h.data();
       at::Tensor dx = at::empty_like(x.data()), dg = at::empty_like(dx), dh = at::empty_like(state);
-      gru_cell_backward(x.data().const_data_ptr(), g.data().const_data_ptr(), state.const_data_ptr(),
-                        dy.const_data_ptr(), dx.mutable_data_ptr(), dg.mutable_data_ptr(), dh.mutable_data_ptr(),
+      gru_cell_backward(x.data().const_data_ptr(), g.data().const_data_ptr(),
+                        state.const_data_ptr(), dy.const_data_ptr(), dx.mutable_data_ptr(),
+                        dg.mutable_data_ptr(), dh.mutable_data_ptr(),
                         element_of(state.scalar_type()), state.size(0), state.size(1));
       for (const at::Tensor& t : {dx, dg, dh}) bump_version(t);
       return {dx, dg, dh};
@@ -129,22 +141,25 @@ struct GruCell {
     return {at::cat({dr, dz, dn}, 1), at::cat({dr, dz, dn * r}, 1), dy * z};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
-    return plain_gradients<3>(
-        {x.as<Variable>(), g.as<Variable>(), h.as<Variable>()}, needs, {dy}, [](const std::vector<Variable>& in) {
-          const auto a = [&](int64_t i) { return part_of(in[0], i, 3); };
-          const auto b = [&](int64_t i) { return part_of(in[1], i, 3); };
-          const Variable r = sigmoid(a(0) + b(0)), z = sigmoid(a(1) + b(1)), n = tanh(a(2) + r * b(2));
-          return std::vector{n + z * (wide_of(in[2]) - n)};
-        });
+    return plain_gradients<3>({x.as<Variable>(), g.as<Variable>(), h.as<Variable>()}, needs, {dy},
+                              [](const std::vector<Variable>& in) {
+                                const auto a = [&](int64_t i) { return part_of(in[0], i, 3); };
+                                const auto b = [&](int64_t i) { return part_of(in[1], i, 3); };
+                                const Variable r = sigmoid(a(0) + b(0)), z = sigmoid(a(1) + b(1)),
+                                               n = tanh(a(2) + r * b(2));
+                                return std::vector{n + z * (wide_of(in[2]) - n)};
+                              });
   }
 
  private:
   bool fused() const {
     const at::ScalarType dtype = h.data().scalar_type();
-    return kernel_ready(h.data()) && x.data().scalar_type() == dtype && g.data().scalar_type() == dtype;
+    return kernel_ready(h.data()) && x.data().scalar_type() == dtype &&
+           g.data().scalar_type() == dtype;
   }
   std::array<at::Tensor, 3> gates() const {
-    const auto a = at_least_float32(x.data()).chunk(3, 1), b = at_least_float32(g.data()).chunk(3, 1);
+    const auto a = at_least_float32(x.data()).chunk(3, 1),
+               b = at_least_float32(g.data()).chunk(3, 1);
     const at::Tensor r = (a[0] + b[0]).sigmoid();
     return {r, (a[1] + b[1]).sigmoid(), (a[2] + r * b[2]).tanh()};
   }

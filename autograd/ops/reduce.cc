@@ -1,4 +1,5 @@
-// Reductions, and what is normalised by one. Sums of low-precision tensors accumulate in float32 inside ATen.
+// Reductions, and what is normalised by one. Sums of low-precision tensors accumulate in float32
+// inside ATen.
 #include <ATen/ExpandUtils.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/_log_softmax_backward_data.h>
@@ -60,7 +61,8 @@ struct SumTo {
 
   at::Tensor forward(const at::Tensor& x) {
     from = dims_of(x.sizes());
-    LATHE_CHECK(at::is_expandable_to(to, x.sizes()), describe(to), " does not broadcast to ", describe(x.sizes()));
+    LATHE_CHECK(at::is_expandable_to(to, x.sizes()), describe(to), " does not broadcast to ",
+                describe(x.sizes()));
     return at::sum_to(x, to, /*always_return_non_view=*/true);
   }
   // dx = dy, repeated along the summed dims
@@ -114,7 +116,9 @@ struct LogSoftmax {
   int64_t dim;
   Saved y = Saved::output();
 
-  at::Tensor forward(const at::Tensor& x) { return y = x.log_softmax(dim = wrap_dim(dim, x.dim())); }
+  at::Tensor forward(const at::Tensor& x) {
+    return y = x.log_softmax(dim = wrap_dim(dim, x.dim()));
+  }
   // dx = dy - exp(y) * sum(dy)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
@@ -133,9 +137,13 @@ Variable sum(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim) {
 Variable mean(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim) {
   return apply(Mean{.sum = {.dims = wrapped(dims, x.dim()), .keepdim = keepdim}}, x);
 }
-Variable amax(const Variable& x, int64_t dim, bool keepdim) { return apply(Amax{.dim = dim, .keepdim = keepdim}, x); }
+Variable amax(const Variable& x, int64_t dim, bool keepdim) {
+  return apply(Amax{.dim = dim, .keepdim = keepdim}, x);
+}
 Variable softmax(const Variable& x, int64_t dim) { return apply(Softmax{.dim = dim}, x); }
 Variable log_softmax(const Variable& x, int64_t dim) { return apply(LogSoftmax{.dim = dim}, x); }
-Variable sum_to(const Variable& x, at::IntArrayRef sizes) { return apply(SumTo{.to = dims_of(sizes)}, x); }
+Variable sum_to(const Variable& x, at::IntArrayRef sizes) {
+  return apply(SumTo{.to = dims_of(sizes)}, x);
+}
 
 }  // namespace lathe

@@ -1,5 +1,6 @@
-// Reductions, scans and orders beside those of ops.h, with PyTorch's names, argument order and values. No dims: all of
-// them; dims may be negative. Sums and products of float16 and bfloat16 are taken in float32 and rounded once.
+// Reductions, scans and orders beside those of ops.h, with PyTorch's names, argument order and
+// values. No dims: all of them; dims may be negative. Sums and products of float16 and bfloat16 are
+// taken in float32 and rounded once.
 #pragma once
 
 #include <optional>
@@ -17,8 +18,10 @@ Variable min(const Variable& x);
 std::pair<Variable, at::Tensor> max(const Variable& x, int64_t dim, bool keepdim = false);
 std::pair<Variable, at::Tensor> min(const Variable& x, int64_t dim, bool keepdim = false);
 /// The place (int64) of the largest along a dim, or among all elements in order.
-at::Tensor argmax(const Variable& x, std::optional<int64_t> dim = std::nullopt, bool keepdim = false);
-at::Tensor argmin(const Variable& x, std::optional<int64_t> dim = std::nullopt, bool keepdim = false);
+at::Tensor argmax(const Variable& x, std::optional<int64_t> dim = std::nullopt,
+                  bool keepdim = false);
+at::Tensor argmin(const Variable& x, std::optional<int64_t> dim = std::nullopt,
+                  bool keepdim = false);
 /// In order along a dim, equal ones in the order that they had, and their places before (int64).
 std::pair<Variable, at::Tensor> sort(const Variable& x, int64_t dim = -1, bool descending = false);
 
@@ -34,15 +37,17 @@ Variable prod(const Variable& x, int64_t dim, bool keepdim = false);
 // Statistics (ops/statistics.cc).
 /// log(sum of e^x), without overflow.
 Variable logsumexp(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim = false);
-/// The mean square distance from the mean, divided by n - correction in place of n: 1 is Bessel's, 0 none.
+/// The mean square distance from the mean, divided by n - correction in place of n: 1 is Bessel's,
+/// 0 none.
 Variable var(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, double correction = 1,
              bool keepdim = false);
-/// Its root; without slope where it is 0. Under `using namespace lathe` it is lathe::std, beside the standard library's
-/// namespace.
+/// Its root; without slope where it is 0. Under `using namespace lathe` it is lathe::std, beside
+/// the standard library's namespace.
 Variable std(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, double correction = 1,
              bool keepdim = false);
-/// (sum of |x|^p)^(1/p); infinity: the largest |x|, -infinity: the smallest, 0: how many are not 0. Where it is 0 the
-/// slope is 0.
-Variable norm(const Variable& x, double p = 2, at::OptionalIntArrayRef dims = std::nullopt, bool keepdim = false);
+/// (sum of |x|^p)^(1/p); infinity: the largest |x|, -infinity: the smallest, 0: how many are not 0.
+/// Where it is 0 the slope is 0.
+Variable norm(const Variable& x, double p = 2, at::OptionalIntArrayRef dims = std::nullopt,
+              bool keepdim = false);
 
 }  // namespace lathe

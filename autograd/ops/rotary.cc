@@ -23,8 +23,9 @@ struct Rotate {
     const at::Tensor x = given.contiguous();
     if (kernel_ready(x)) {
       at::Tensor y = at::empty_like(x);
-      rotate_heads(x.const_data_ptr(), y.mutable_data_ptr(), element_of(x.scalar_type()), x.numel() / x.size(-1), heads,
-                   width, turns.const_data_ptr<float>(), turns.numel() / width, back);
+      rotate_heads(x.const_data_ptr(), y.mutable_data_ptr(), element_of(x.scalar_type()),
+                   x.numel() / x.size(-1), heads, width, turns.const_data_ptr<float>(),
+                   turns.numel() / width, back);
       bump_version(y);
       return y;
     }
@@ -49,13 +50,15 @@ at::Tensor checked_turns(const at::Tensor& turns, const Variable& x) {
   const auto sentence = [&](const char* what) {
     return str("rotate(", describe(x.data()), ", ", describe(turns), "): ", what);
   };
-  LATHE_CHECK(turns.dim() >= 2 && turns.dim() <= 3 && x.dim() == 3 && turns.size(-1) > 0 && turns.size(-1) % 2 == 0 &&
-                  x.size(2) % turns.size(-1) == 0 && turns.size(-2) == x.size(1) &&
-                  (turns.dim() == 2 || turns.size(0) == x.size(0)),
+  LATHE_CHECK(turns.dim() >= 2 && turns.dim() <= 3 && x.dim() == 3 && turns.size(-1) > 0 &&
+                  turns.size(-1) % 2 == 0 && x.size(2) % turns.size(-1) == 0 &&
+                  turns.size(-2) == x.size(1) && (turns.dim() == 2 || turns.size(0) == x.size(0)),
               sentence("needs x [B, T, H D] and turns [T, D] or [B, T, D], D even"));
   return turns.to(x.dtype() == at::kDouble ? at::kDouble : at::kFloat).contiguous();
 }
 
-Variable rotate(const Variable& x, const at::Tensor& turns) { return apply(Rotate{checked_turns(turns, x), false}, x); }
+Variable rotate(const Variable& x, const at::Tensor& turns) {
+  return apply(Rotate{checked_turns(turns, x), false}, x);
+}
 
 }  // namespace lathe

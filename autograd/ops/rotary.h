@@ -7,8 +7,8 @@
 
 namespace lathe {
 
-/// `turns` as rotate() takes it for x, contiguous, in float32, or float64 for x of that; an error where it does not
-/// fit.
+/// `turns` as rotate() takes it for x, contiguous, in float32, or float64 for x of that; an error
+/// where it does not fit.
 at::Tensor checked_turns(const at::Tensor& turns, const Variable& x);
 
 }  // namespace lathe

@@ -14,7 +14,8 @@
 namespace lathe {
 namespace {
 
-[[maybe_unused]] const bool scaled_attention_registered = composed({"scaled_dot_product_attention"});
+[[maybe_unused]] const bool scaled_attention_registered =
+    composed({"scaled_dot_product_attention"});
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
@@ -22,7 +23,8 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 Variable repeated_heads(const Variable& x, int64_t n) {
   const int64_t h = x.size(-3);
   if (h == n) return x;
-  LATHE_CHECK(h > 0 && n % h == 0, "scaled_dot_product_attention: ", n, " heads of queries are no multiple of ", h);
+  LATHE_CHECK(h > 0 && n % h == 0, "scaled_dot_product_attention: ", n,
+              " heads of queries are no multiple of ", h);
   Dims sizes = dims_of(x.sizes()), joined = sizes;
   sizes.insert(sizes.end() - 2, n / h);
   joined[joined.size() - 3] = n;
@@ -31,30 +33,34 @@ Variable repeated_heads(const Variable& x, int64_t n) {
 
 }  // namespace
 
-Variable scaled_dot_product_attention(const Variable& query, const Variable& key, const Variable& value,
-                                      const AttentionOptions& o) {
+Variable scaled_dot_product_attention(const Variable& query, const Variable& key,
+                                      const Variable& value, const AttentionOptions& o) {
   const auto sentence = [&](const char* what) {
-    return str("scaled_dot_product_attention(", describe(query.data()), ", ", describe(key.data()), ", ",
-               describe(value.data()), "): ", what);
+    return str("scaled_dot_product_attention(", describe(query.data()), ", ", describe(key.data()),
+               ", ", describe(value.data()), "): ", what);
   };
-  LATHE_CHECK(query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2 && query.size(-1) == key.size(-1) &&
-                  key.size(-2) == value.size(-2),
+  LATHE_CHECK(query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2 &&
+                  query.size(-1) == key.size(-1) && key.size(-2) == value.size(-2),
               sentence("needs [..., L, E], [..., S, E] and [..., S, D]"));
   LATHE_CHECK(!o.enable_gqa || (query.dim() >= 3 && key.dim() >= 3 && value.dim() >= 3),
               sentence("enable_gqa needs heads in dim -3"));
-  // Low dtypes are multiplied as such under autocast alone; elsewhere scores are of float32 inputs, rounded nowhere.
+  // Low dtypes are multiplied as such under autocast alone; elsewhere scores are of float32 inputs,
+  // rounded nowhere.
   const auto wide = [](const Variable& x) {
     const bool low = x.dtype() == at::kHalf || x.dtype() == at::kBFloat16;
     return low && mode().compute == at::kFloat ? cast(x, at::kFloat) : x;
   };
-  const Variable q = wide(query), k = o.enable_gqa ? repeated_heads(wide(key), query.size(-3)) : wide(key);
+  const Variable q = wide(query),
+                 k = o.enable_gqa ? repeated_heads(wide(key), query.size(-3)) : wide(key);
   const Variable v = o.enable_gqa ? repeated_heads(wide(value), query.size(-3)) : wide(value);
   const double scale = o.scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
   Variable scores = matmul(q * scale, transpose(k, -2, -1));
-  if (scores.dtype() == at::kHalf || scores.dtype() == at::kBFloat16) scores = cast(scores, at::kFloat);
+  if (scores.dtype() == at::kHalf || scores.dtype() == at::kBFloat16)
+    scores = cast(scores, at::kFloat);
   at::Tensor hidden;  // bool: who may not look at whom
   if (o.is_causal)
-    hidden = at::ones({scores.size(-2), scores.size(-1)}, scores.data().options().dtype(at::kBool)).triu(1);
+    hidden = at::ones({scores.size(-2), scores.size(-1)}, scores.data().options().dtype(at::kBool))
+                 .triu(1);
   if (o.mask.defined()) {
     const at::Tensor& m = o.mask.data();
     if (m.scalar_type() != at::kBool) scores = scores + cast(o.mask, scores.dtype());

@@ -16,7 +16,9 @@
 namespace lathe {
 namespace {
 
-bool is_low(const at::Tensor& t) { return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16; }
+bool is_low(const at::Tensor& t) {
+  return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
+}
 /// Runs f on x, in float32 where x is of a lower dtype, and rounds its result once.
 template <class F>
 at::Tensor in_wide(const at::Tensor& x, F&& f) {
@@ -35,7 +37,8 @@ T shifted(const T& x, int64_t dim) {
   auto sizes = x.sizes().vec();
   const int64_t n = sizes[static_cast<size_t>(dim)];
   sizes[static_cast<size_t>(dim)] = 1;
-  return cat(std::vector<T>{constant<T>(at::ones(sizes, options)), slice(x, dim, 0, n - 1, 1)}, dim);
+  return cat(std::vector<T>{constant<T>(at::ones(sizes, options)), slice(x, dim, 0, n - 1, 1)},
+             dim);
 }
 
 struct Cumsum {
@@ -62,8 +65,8 @@ struct Cumprod {
     x = x_;
     return y = in_wide(x_, [&](const at::Tensor& v) { return v.cumprod(dim); });
   }
-  // Without zeros dx_k = sum over i >= k of dy_i y_i / x_k. Else dx_k = (x_0 ... x_(k-1)) s_k, where
-  // s_k = dy_k + x_(k+1) s_(k+1): a pass over the dim, without division.
+  // Without zeros dx_k = sum over i >= k of dy_i y_i / x_k. Else dx_k = (x_0 ... x_(k-1)) s_k,
+  // where s_k = dy_k + x_(k+1) s_(k+1): a pass over the dim, without division.
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     const T v = x.as<T>();
@@ -80,7 +83,8 @@ struct Cumprod {
       }
       T rest = select(v, dim, k + 1) * s[static_cast<size_t>(k + 1)];
       // What follows a zero does not count, also where it is infinite.
-      if constexpr (std::same_as<T, at::Tensor>) rest = rest.masked_fill(zero.select(dim, k + 1), 0);
+      if constexpr (std::same_as<T, at::Tensor>)
+        rest = rest.masked_fill(zero.select(dim, k + 1), 0);
       s[static_cast<size_t>(k)] = d + rest;
     }
 
@@ -96,7 +100,8 @@ struct Prod {
   static constexpr OpInfo info{.name = "prod", .amp = Amp::fp32};
   int64_t dim;
   bool keepdim;
-  bool of_all = false;  ///< x is a whole tensor as one dim: two zeros leave no gradient, whatever the others are
+  bool of_all = false;  ///< x is a whole tensor as one dim: two zeros leave no gradient, whatever
+                        ///< the others are
   Saved x = Saved::input(0), y = Saved::output();
   at::Tensor forward(const at::Tensor& x_) {
     dim = wrap_dim(dim, x_.dim());
@@ -109,11 +114,13 @@ struct Prod {
     const T v = x.as<T>(), d = keepdim ? dy : unsqueeze(dy, dim);
     if (x.data().numel() == 0) return {constant<T>(x.data())};
     const at::Tensor zero = x.data().eq(0);
-    if (!zero.any().item<bool>()) return {d * (keepdim ? y.as<T>() : unsqueeze(y.as<T>(), dim)) / v};
+    if (!zero.any().item<bool>())
+      return {d * (keepdim ? y.as<T>() : unsqueeze(y.as<T>(), dim)) / v};
     if constexpr (std::same_as<T, at::Tensor>) {
       if (of_all && zero.sum().item<int64_t>() > 1) return {at::zeros_like(v)};
     }
-    return {d * shifted(cumprod(v, dim), dim) * flip(shifted(cumprod(flip(v, dim), dim), dim), dim)};
+    return {d * shifted(cumprod(v, dim), dim) *
+            flip(shifted(cumprod(flip(v, dim), dim), dim), dim)};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 2); }
 };
@@ -128,7 +135,9 @@ Variable cumprod(const Variable& x, int64_t dim) {
   if (x.dim() == 0) return reshape(cumprod(reshape(x, {1}), dim), {});
   return apply(Cumprod{.dim = dim}, x);
 }
-Variable prod(const Variable& x) { return apply(Prod{.dim = 0, .keepdim = false, .of_all = true}, reshape(x, {-1})); }
+Variable prod(const Variable& x) {
+  return apply(Prod{.dim = 0, .keepdim = false, .of_all = true}, reshape(x, {-1}));
+}
 Variable prod(const Variable& x, int64_t dim, bool keepdim) {
   if (x.dim() == 0) return prod(reshape(x, {1}), dim);
   return apply(Prod{.dim = dim, .keepdim = keepdim}, x);

@@ -36,7 +36,9 @@ struct Expand {
 struct Transpose {
   static constexpr OpInfo info{.name = "transpose", .each = {0, 0}};
   int64_t a, b;
-  at::Tensor forward(const at::Tensor& x) { return x.transpose(a = wrap_dim(a, x.dim()), b = wrap_dim(b, x.dim())); }
+  at::Tensor forward(const at::Tensor& x) {
+    return x.transpose(a = wrap_dim(a, x.dim()), b = wrap_dim(b, x.dim()));
+  }
   // dx = dy, transposed back
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
@@ -55,7 +57,8 @@ struct Permute {
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     Dims inverse(dims.size());
-    for (size_t i = 0; i < dims.size(); ++i) inverse[static_cast<size_t>(dims[i])] = static_cast<int64_t>(i);
+    for (size_t i = 0; i < dims.size(); ++i)
+      inverse[static_cast<size_t>(dims[i])] = static_cast<int64_t>(i);
     return {permute(dy, inverse)};
   }
 };
@@ -134,7 +137,8 @@ struct Cat {
 
 /// dy's parts joined again, zeros for those that have no gradient; `sizes` are the parts' shapes.
 template <class T>
-T joined(const GradList<T>& dy, const std::vector<Dims>& sizes, int64_t dim, const at::TensorOptions& options) {
+T joined(const GradList<T>& dy, const std::vector<Dims>& sizes, int64_t dim,
+         const at::TensorOptions& options) {
   std::vector<T> parts;
   for (size_t i = 0; i < dy.size(); ++i)
     parts.push_back(dy[i].defined() ? dy[i] : constant<T>(at::zeros(sizes[i], options)));
@@ -191,7 +195,8 @@ struct Gather {
     dim = wrap_dim(dim, x.dim());
     size = x.dim() > 0 ? x.size(dim) : 1;
     const at::Tensor& i = index.data();
-    LATHE_CHECK(i.defined() && i.scalar_type() == at::kLong, "index must be int64, not ", describe(i));
+    LATHE_CHECK(i.defined() && i.scalar_type() == at::kLong, "index must be int64, not ",
+                describe(i));
     for (int64_t d = 0; d < x.dim(); ++d) {
       LATHE_CHECK(i.dim() == x.dim() && (d == dim || i.size(d) == x.size(d)), "index ", describe(i),
                   " must have the dims of x, and no size above x's but for dim ", dim);
@@ -263,26 +268,37 @@ struct Contiguous {
 
 }  // namespace
 
-Variable reshape(const Variable& x, at::IntArrayRef sizes) { return apply(Reshape{.to = dims_of(sizes)}, x); }
+Variable reshape(const Variable& x, at::IntArrayRef sizes) {
+  return apply(Reshape{.to = dims_of(sizes)}, x);
+}
 Variable flatten(const Variable& x, int64_t first, int64_t last) {
   first = wrap_dim(first, x.dim());
   last = wrap_dim(last, x.dim());
   if (x.dim() == 0) return reshape(x, {1});
-  LATHE_CHECK(first <= last, "flatten(", describe(x.data()), "): dim ", first, " comes after dim ", last);
+  LATHE_CHECK(first <= last, "flatten(", describe(x.data()), "): dim ", first, " comes after dim ",
+              last);
   Dims sizes = dims_of(x.sizes().slice(0, static_cast<size_t>(first)));
-  sizes.push_back(
-      c10::multiply_integers(x.sizes().slice(static_cast<size_t>(first), static_cast<size_t>(last - first + 1))));
+  sizes.push_back(c10::multiply_integers(
+      x.sizes().slice(static_cast<size_t>(first), static_cast<size_t>(last - first + 1))));
   for (int64_t d = last + 1; d < x.dim(); ++d) sizes.push_back(x.size(d));
   return reshape(x, sizes);
 }
-Variable expand(const Variable& x, at::IntArrayRef sizes) { return apply(Expand{.to = dims_of(sizes)}, x); }
-Variable transpose(const Variable& x, int64_t a, int64_t b) { return apply(Transpose{.a = a, .b = b}, x); }
-Variable permute(const Variable& x, at::IntArrayRef dims) { return apply(Permute{.dims = dims_of(dims)}, x); }
+Variable expand(const Variable& x, at::IntArrayRef sizes) {
+  return apply(Expand{.to = dims_of(sizes)}, x);
+}
+Variable transpose(const Variable& x, int64_t a, int64_t b) {
+  return apply(Transpose{.a = a, .b = b}, x);
+}
+Variable permute(const Variable& x, at::IntArrayRef dims) {
+  return apply(Permute{.dims = dims_of(dims)}, x);
+}
 Variable slice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step) {
   return apply(Sliced{.dim = dim, .start = start, .end = end, .step = step}, x);
 }
-Variable slice_backward(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step, int64_t size) {
-  return apply(SliceBackward{.dim = dim, .start = start, .end = end, .step = step, .size = size}, x);
+Variable slice_backward(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step,
+                        int64_t size) {
+  return apply(SliceBackward{.dim = dim, .start = start, .end = end, .step = step, .size = size},
+               x);
 }
 Variable cat(const std::vector<Variable>& xs, int64_t dim) {
   LATHE_CHECK(!xs.empty(), "cat: nothing to join");
@@ -292,11 +308,14 @@ Variable unsqueeze(const Variable& x, int64_t dim) { return apply(Unsqueeze{.dim
 std::vector<Variable> split(const Variable& x, at::IntArrayRef lengths, int64_t dim) {
   return apply(Split{.lengths = dims_of(lengths), .dim = dim}, x);
 }
-std::vector<Variable> unbind(const Variable& x, int64_t dim) { return apply(Unbind{.dim = dim}, x); }
+std::vector<Variable> unbind(const Variable& x, int64_t dim) {
+  return apply(Unbind{.dim = dim}, x);
+}
 Variable gather(const Variable& x, int64_t dim, const at::Tensor& index) {
   Variable part = x;
   for (int64_t d = 0; d < x.dim() && index.dim() == x.dim(); ++d) {
-    if (d != wrap_dim(dim, x.dim()) && index.size(d) < x.size(d)) part = slice(part, d, 0, index.size(d));
+    if (d != wrap_dim(dim, x.dim()) && index.size(d) < x.size(d))
+      part = slice(part, d, 0, index.size(d));
   }
   return apply(Gather{.dim = dim, .index = index}, part);
 }

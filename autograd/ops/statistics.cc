@@ -20,7 +20,9 @@
 namespace lathe {
 namespace {
 
-at::ScalarType wide(const Saved& x) { return x.data().scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+at::ScalarType wide(const Saved& x) {
+  return x.data().scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
 
 /// What these ops share: the dims, and which shape a result has with them kept.
 struct Reduced {
@@ -48,15 +50,18 @@ struct Logsumexp : Reduced {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 4, 4); }
 };
 
-/// The gradient of a variance, from g of its kept shape: 2 g (x - mean) / (n - correction). Where no degree of freedom
-/// is left it is what PyTorch has: of all elements (`of_all`) NaN, or infinite where x differs from the mean.
+/// The gradient of a variance, from g of its kept shape: 2 g (x - mean) / (n - correction). Where
+/// no degree of freedom is left it is what PyTorch has: of all elements (`of_all`) NaN, or infinite
+/// where x differs from the mean.
 template <class T>
 T variance_grad(const Reduced& r, const T& g, double correction, bool of_all) {
   const T v = cast(r.x.as<T>(), wide(r.x));
   if (of_all && r.count() <= correction) {
     const at::Tensor& x = r.x.data();
-    const at::Tensor away = at::full_like(x, std::numeric_limits<double>::infinity(), x.options().dtype(wide(r.x)));
-    return g * constant<T>(away.masked_fill(x.eq(x.mean()), std::numeric_limits<double>::quiet_NaN()));
+    const at::Tensor away =
+        at::full_like(x, std::numeric_limits<double>::infinity(), x.options().dtype(wide(r.x)));
+    return g *
+           constant<T>(away.masked_fill(x.eq(x.mean()), std::numeric_limits<double>::quiet_NaN()));
   }
   return g * (v - mean(v, at::IntArrayRef(r.dims), true)) * (2 / (r.count() - correction));
 }
@@ -65,7 +70,9 @@ struct Var : Reduced {
   static constexpr OpInfo info{.name = "var", .amp = Amp::fp32};
   double correction = 1;
   bool of_all = false;
-  at::Tensor forward(const at::Tensor& x_) { return at::var(take(x_), dims, at::Scalar(correction), keepdim); }
+  at::Tensor forward(const at::Tensor& x_) {
+    return at::var(take(x_), dims, at::Scalar(correction), keepdim);
+  }
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {variance_grad(*this, reshape(dy, kept), correction, of_all)};
@@ -78,7 +85,9 @@ struct Std : Reduced {
   double correction = 1;
   bool of_all = false;
   Saved y = Saved::output();
-  at::Tensor forward(const at::Tensor& x_) { return y = at::std(take(x_), dims, at::Scalar(correction), keepdim); }
+  at::Tensor forward(const at::Tensor& x_) {
+    return y = at::std(take(x_), dims, at::Scalar(correction), keepdim);
+  }
   // dvar = dy / (2 y), 0 where y is
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
@@ -92,8 +101,11 @@ struct PNorm : Reduced {
   static constexpr OpInfo info{.name = "norm", .amp = Amp::fp32};
   double p = 2;
   Saved y = Saved::output();
-  at::Tensor forward(const at::Tensor& x_) { return y = at::linalg_vector_norm(take(x_), p, dims, keepdim); }
-  // dx = dy * sign(x) * |x|^(p-1) * y^(1-p), 0 where y is; infinite p: dy * sign(x) where |x| = y, shared among ties
+  at::Tensor forward(const at::Tensor& x_) {
+    return y = at::linalg_vector_norm(take(x_), p, dims, keepdim);
+  }
+  // dx = dy * sign(x) * |x|^(p-1) * y^(1-p), 0 where y is; infinite p: dy * sign(x) where |x| = y,
+  // shared among ties
   template <class T>
   Grads<1, T> backward(const T& dy_, Needs<1>) const {
     const at::Tensor& v = x.data();
@@ -111,7 +123,8 @@ struct PNorm : Reduced {
     const T scale = masked_fill(dy * pow(top, 1 - p), none, 0);
     // A power below 0 is infinite at 0, and so may its slope be; the gradient is 0 there.
     const at::Tensor zero = v.eq(0);
-    return {masked_fill(pow(abs(masked_fill(x.as<T>(), zero, 1)), p - 1), zero, 0) * constant<T>(v.sign()) * scale};
+    return {masked_fill(pow(abs(masked_fill(x.as<T>(), zero, 1)), p - 1), zero, 0) *
+            constant<T>(v.sign()) * scale};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 2, 4); }
 };

@@ -28,7 +28,8 @@ struct SwigluOp {
     auto sizes = x_.sizes().vec();
     sizes.back() = h;
     at::Tensor y = at::empty(sizes, x_.options());
-    swiglu_forward(x.data().const_data_ptr(), y.mutable_data_ptr(), element_of(y.scalar_type()), y.numel() / h, h);
+    swiglu_forward(x.data().const_data_ptr(), y.mutable_data_ptr(), element_of(y.scalar_type()),
+                   y.numel() / h, h);
     bump_version(y);
     return y;
   }
@@ -44,9 +45,10 @@ struct SwigluOp {
     }
     at::Tensor dx = at::empty_like(in);
     const int64_t half = h * in.element_size();
-    swiglu_backward(in.const_data_ptr(), static_cast<const char*>(in.const_data_ptr()) + half, dy.const_data_ptr(),
-                    dx.mutable_data_ptr(), static_cast<char*>(dx.mutable_data_ptr()) + half,
-                    element_of(in.scalar_type()), dy.numel() / h, h, 2 * h);
+    swiglu_backward(in.const_data_ptr(), static_cast<const char*>(in.const_data_ptr()) + half,
+                    dy.const_data_ptr(), dx.mutable_data_ptr(),
+                    static_cast<char*>(dx.mutable_data_ptr()) + half, element_of(in.scalar_type()),
+                    dy.numel() / h, h, 2 * h);
     bump_version(dx);
     return {dx};
   }

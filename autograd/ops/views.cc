@@ -19,11 +19,16 @@
 namespace lathe {
 namespace {
 
-[[maybe_unused]] const bool views_registered = composed({"squeeze", "chunk", "stack", "outer", "bmm"});
+[[maybe_unused]] const bool views_registered =
+    composed({"squeeze", "chunk", "stack", "outer", "bmm"});
 
 // For formulas: the same names for tensors.
-at::Tensor unfold(const at::Tensor& x, int64_t dim, int64_t size, int64_t step) { return x.unfold(dim, size, step); }
-at::Tensor padded(const at::Tensor& x, const Dims& pads, double value) { return at::constant_pad_nd(x, pads, value); }
+at::Tensor unfold(const at::Tensor& x, int64_t dim, int64_t size, int64_t step) {
+  return x.unfold(dim, size, step);
+}
+at::Tensor padded(const at::Tensor& x, const Dims& pads, double value) {
+  return at::constant_pad_nd(x, pads, value);
+}
 Variable padded(const Variable& x, const Dims& pads, double value);
 
 struct Unfold {
@@ -78,7 +83,9 @@ struct DiagonalBackward {
   static constexpr OpInfo info{.name = "diagonal_backward", .each = {0, 0}};
   Dims sizes;
   int64_t offset, dim1, dim2;
-  at::Tensor forward(const at::Tensor& x) { return at::diagonal_backward(x, sizes, offset, dim1, dim2); }
+  at::Tensor forward(const at::Tensor& x) {
+    return at::diagonal_backward(x, sizes, offset, dim1, dim2);
+  }
   // dx = the diagonal of dy
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
@@ -139,10 +146,11 @@ Variable padded(const Variable& x, const Dims& pads, double value) {
   return apply(Pad{.pads = pads, .value = value}, x);
 }
 
-/// Where each place of a dim of `size`, widened by `before` and `behind`, takes its values from. What goes around is
-/// what a cut leaves.
+/// Where each place of a dim of `size`, widened by `before` and `behind`, takes its values from.
+/// What goes around is what a cut leaves.
 at::Tensor sources(const Variable& x, int64_t size, int64_t before, int64_t behind, PadMode mode) {
-  const int64_t first = std::max<int64_t>(0, -before), left = size - first - std::max<int64_t>(0, -behind);
+  const int64_t first = std::max<int64_t>(0, -before),
+                left = size - first - std::max<int64_t>(0, -behind);
   std::vector<int64_t> from;
   for (int64_t i = -before; i < size + behind; ++i) {
     switch (mode) {
@@ -181,7 +189,8 @@ std::vector<Variable> split(const Variable& x, int64_t size, int64_t dim) {
   LATHE_CHECK(x.dim() > 0, "split: a tensor of no dims");
   dim = wrap_dim(dim, x.dim());
   const int64_t n = x.size(dim);
-  LATHE_CHECK(size > 0 || (size == 0 && n == 0), "split(", describe(x.data()), "): parts of ", size);
+  LATHE_CHECK(size > 0 || (size == 0 && n == 0), "split(", describe(x.data()), "): parts of ",
+              size);
   Dims lengths;
   for (int64_t at = 0; at < n; at += size) lengths.push_back(std::min(size, n - at));
   if (n == 0) lengths.push_back(0);
@@ -198,48 +207,57 @@ std::vector<Variable> chunk(const Variable& x, int64_t chunks, int64_t dim) {
 Variable unfold(const Variable& x, int64_t dim, int64_t size, int64_t step) {
   return apply(Unfold{.dim = dim, .size = size, .step = step}, x);
 }
-Variable unfold_backward(const Variable& dy, at::IntArrayRef sizes, int64_t dim, int64_t size, int64_t step) {
+Variable unfold_backward(const Variable& dy, at::IntArrayRef sizes, int64_t dim, int64_t size,
+                         int64_t step) {
   return apply(UnfoldBackward{.sizes = dims_of(sizes), .dim = dim, .size = size, .step = step}, dy);
 }
 Variable diagonal(const Variable& x, int64_t offset, int64_t dim1, int64_t dim2) {
   return apply(Diagonal{.offset = offset, .dim1 = dim1, .dim2 = dim2}, x);
 }
-Variable diagonal_backward(const Variable& x, at::IntArrayRef sizes, int64_t offset, int64_t dim1, int64_t dim2) {
-  return apply(DiagonalBackward{.sizes = dims_of(sizes), .offset = offset, .dim1 = dim1, .dim2 = dim2}, x);
+Variable diagonal_backward(const Variable& x, at::IntArrayRef sizes, int64_t offset, int64_t dim1,
+                           int64_t dim2) {
+  return apply(
+      DiagonalBackward{.sizes = dims_of(sizes), .offset = offset, .dim1 = dim1, .dim2 = dim2}, x);
 }
 
 Variable stack(const std::vector<Variable>& xs, int64_t dim) {
   LATHE_CHECK(!xs.empty(), "stack: nothing to join");
   std::vector<Variable> slices;
   for (const Variable& x : xs) {
-    LATHE_CHECK(x.sizes() == xs[0].sizes(), "stack: ", describe(x.data()), " beside ", describe(xs[0].data()),
-                "; all must have one shape");
+    LATHE_CHECK(x.sizes() == xs[0].sizes(), "stack: ", describe(x.data()), " beside ",
+                describe(xs[0].data()), "; all must have one shape");
     slices.push_back(unsqueeze(x, dim));
   }
   return cat(slices, wrap_dim(dim, xs[0].dim() + 1));
 }
-Variable flip(const Variable& x, at::IntArrayRef dims) { return apply(Flip{.dims = dims_of(dims)}, x); }
+Variable flip(const Variable& x, at::IntArrayRef dims) {
+  return apply(Flip{.dims = dims_of(dims)}, x);
+}
 Variable roll(const Variable& x, at::IntArrayRef shifts, at::IntArrayRef dims) {
   return apply(Roll{.shifts = dims_of(shifts), .dims = dims_of(dims)}, x);
 }
 Variable tril(const Variable& x, int64_t diagonal) { return apply(Tril{.diagonal = diagonal}, x); }
 Variable pad(const Variable& x, at::IntArrayRef pads, PadMode mode, double value) {
-  LATHE_CHECK(pads.size() % 2 == 0 && static_cast<int64_t>(pads.size() / 2) <= x.dim(), "pad(", describe(x.data()),
-              "): pads ", describe(pads), " must be two for each of the last dims");
+  LATHE_CHECK(pads.size() % 2 == 0 && static_cast<int64_t>(pads.size() / 2) <= x.dim(), "pad(",
+              describe(x.data()), "): pads ", describe(pads),
+              " must be two for each of the last dims");
   if (mode == PadMode::constant) return padded(x, dims_of(pads), value);
   LATHE_CHECK(value == 0, "pad: a value is for PadMode::constant alone");
   Variable y = x;
   for (size_t i = 0; i < pads.size() / 2; ++i) {
     const int64_t dim = x.dim() - 1 - static_cast<int64_t>(i), size = x.size(dim);
     const int64_t before = pads[2 * i], behind = pads[2 * i + 1], most = std::max(before, behind);
-    LATHE_CHECK(most <= 0 || (mode == PadMode::reflect ? most < size
-                              : mode == PadMode::circular
-                                  ? most <= size + std::min<int64_t>(0, before) + std::min<int64_t>(0, behind)
-                                  : size > 0),
-                "pad(", describe(x.data()), "): dim ", dim, " of size ", size, " has no ", most, " places to give");
-    LATHE_CHECK(size + before + behind >= 0, "pad(", describe(x.data()), "): dim ", dim, " of size ", size,
-                " has not the places that ", before, " and ", behind, " cut");
-    if (before != 0 || behind != 0) y = index_select(y, dim, sources(x, size, before, behind, mode));
+    LATHE_CHECK(
+        most <= 0 || (mode == PadMode::reflect    ? most < size
+                      : mode == PadMode::circular ? most <= size + std::min<int64_t>(0, before) +
+                                                                std::min<int64_t>(0, behind)
+                                                  : size > 0),
+        "pad(", describe(x.data()), "): dim ", dim, " of size ", size, " has no ", most,
+        " places to give");
+    LATHE_CHECK(size + before + behind >= 0, "pad(", describe(x.data()), "): dim ", dim,
+                " of size ", size, " has not the places that ", before, " and ", behind, " cut");
+    if (before != 0 || behind != 0)
+      y = index_select(y, dim, sources(x, size, before, behind, mode));
   }
   return y;
 }
@@ -249,8 +267,8 @@ Variable outer(const Variable& a, const Variable& b) {
   return mul(unsqueeze(a, 1), b);
 }
 Variable bmm(const Variable& a, const Variable& b) {
-  LATHE_CHECK(a.dim() == 3 && b.dim() == 3 && a.size(0) == b.size(0), "bmm(", describe(a.data()), ", ",
-              describe(b.data()), "): needs [b, n, k] and [b, k, m]");
+  LATHE_CHECK(a.dim() == 3 && b.dim() == 3 && a.size(0) == b.size(0), "bmm(", describe(a.data()),
+              ", ", describe(b.data()), "): needs [b, n, k] and [b, k, m]");
   return matmul(a, b);
 }
 

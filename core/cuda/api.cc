@@ -38,15 +38,17 @@ int device_count() {
 
 std::string device_name() { return properties().name; }
 
-/// Dense bf16 FLOP/s with fp32 accumulation, from NVIDIA's data sheets of the SXM parts where there are several.
+/// Dense bf16 FLOP/s with fp32 accumulation, from NVIDIA's data sheets of the SXM parts where there
+/// are several.
 double peak_bf16_flops() {
   const std::string name = device_name();
   struct Card {
     const char* name;
     double tflops;
   };
-  for (const Card& card : {Card{"H200", 989.5}, Card{"H100 PCIe", 756.5}, Card{"H100", 989.5}, Card{"A100", 312},
-                           Card{"B200", 2250}, Card{"L40S", 362}, Card{"RTX 4090", 165.2}, Card{"RTX 3090", 71}}) {
+  for (const Card& card :
+       {Card{"H200", 989.5}, Card{"H100 PCIe", 756.5}, Card{"H100", 989.5}, Card{"A100", 312},
+        Card{"B200", 2250}, Card{"L40S", 362}, Card{"RTX 4090", 165.2}, Card{"RTX 3090", 71}}) {
     if (name.find(card.name) != std::string::npos) return 1e12 * card.tflops;
   }
   return 0;
@@ -63,7 +65,8 @@ int64_t memory_free() {
   size_t free = 0, total = 0;
   check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   const auto stats = allocator_stats();
-  return static_cast<int64_t>(free) + stats.reserved_bytes[0].current - stats.allocated_bytes[0].current;
+  return static_cast<int64_t>(free) + stats.reserved_bytes[0].current -
+         stats.allocated_bytes[0].current;
 }
 int64_t memory_now() { return allocator_stats().allocated_bytes[0].current; }
 int64_t memory_highest() { return allocator_stats().allocated_bytes[0].peak; }
@@ -84,14 +87,15 @@ void norm_forward_on_card(const NormRows& n, Matrix x, Matrix y, float eps) {
   check(norm_forward_cuda(n, x, y, eps, c10::cuda::getCurrentCUDAStream()), "norm_forward");
 }
 
-void norm_backward_on_card(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* partials, float* dweight,
-                           float* dbias) {
-  check(norm_backward_cuda(n, x, dy, dx, add, partials, dweight, dbias, c10::cuda::getCurrentCUDAStream()),
+void norm_backward_on_card(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add,
+                           float* partials, float* dweight, float* dbias) {
+  check(norm_backward_cuda(n, x, dy, dx, add, partials, dweight, dbias,
+                           c10::cuda::getCurrentCUDAStream()),
         "norm_backward");
 }
 
-void cross_entropy_on_card(Matrix logits, int64_t rows, int64_t classes, const int64_t* targets, int64_t ignore,
-                           float weight, bool gradient, float* losses) {
+void cross_entropy_on_card(Matrix logits, int64_t rows, int64_t classes, const int64_t* targets,
+                           int64_t ignore, float weight, bool gradient, float* losses) {
   check(cross_entropy_rows_cuda(logits, rows, classes, targets, ignore, weight, gradient, losses,
                                 c10::cuda::getCurrentCUDAStream()),
         "cross_entropy_rows");
@@ -105,9 +109,10 @@ void grad_sum(const GradArgs* grads, int64_t count, double* partials) {
   check(grad_sum_cuda(grads, count, partials, c10::cuda::getCurrentCUDAStream()), "grad_sum");
 }
 
-void decide(const StepRequest& request, const double* partials, int64_t n, const float* loss, StepControl* control,
-            ScaleState* scale) {
-  check(decide_cuda(request, partials, n, loss, control, scale, c10::cuda::getCurrentCUDAStream()), "decide");
+void decide(const StepRequest& request, const double* partials, int64_t n, const float* loss,
+            StepControl* control, ScaleState* scale) {
+  check(decide_cuda(request, partials, n, loss, control, scale, c10::cuda::getCurrentCUDAStream()),
+        "decide");
 }
 
 void update(const UpdateArgs* args, int64_t count, const UpdateRule& rule, StepControl* control) {

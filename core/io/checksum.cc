@@ -18,11 +18,14 @@ Checksum::Checksum() : state_(std::make_unique<State>()) { XXH3_64bits_reset(sta
 Checksum::~Checksum() = default;
 Checksum::Checksum(Checksum&&) noexcept = default;
 Checksum& Checksum::operator=(Checksum&&) noexcept = default;
-void Checksum::update(const void* data, size_t bytes) { XXH3_64bits_update(state_->xxh, data, bytes); }
+void Checksum::update(const void* data, size_t bytes) {
+  XXH3_64bits_update(state_->xxh, data, bytes);
+}
 
 std::string Checksum::hex() const {
   char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(state_->xxh)));
+  std::snprintf(text, sizeof text, "%016llx",
+                static_cast<unsigned long long>(XXH3_64bits_digest(state_->xxh)));
   return text;
 }
 
@@ -31,10 +34,12 @@ Digest digest(std::string_view text) {
   return {hash.high64, hash.low64};
 }
 
-std::string file_checksum(const std::filesystem::path& path, const std::function<void(uint64_t)>& show) {
+std::string file_checksum(const std::filesystem::path& path,
+                          const std::function<void(uint64_t)>& show) {
   const MappedFile file(path, Exit::io);
   Checksum sum;
-  constexpr size_t part = size_t{16} << 20;  // so that a large file does not count as memory of this process
+  constexpr size_t part = size_t{16}
+                          << 20;  // so that a large file does not count as memory of this process
   for (size_t at = 0; at < file.bytes().size(); at += part) {
     const auto bytes = file.bytes().subspan(at, std::min(part, file.bytes().size() - at));
     sum.update(bytes.data(), bytes.size());

@@ -5,7 +5,8 @@
 namespace lathe {
 
 ClaimedFolder::ClaimedFolder(const fs::path& folder, const std::string& busy) : folder_(folder) {
-  for (fs::path p = fs::absolute(folder).lexically_normal(); !fs::exists(p); p = p.parent_path()) created_.push_back(p);
+  for (fs::path p = fs::absolute(folder).lexically_normal(); !fs::exists(p); p = p.parent_path())
+    created_.push_back(p);
 
   try {
     lock(busy);
@@ -26,7 +27,8 @@ ClaimedFolder::~ClaimedFolder() {
 }
 
 void ClaimedFolder::lock(const std::string& busy) {
-  // The previous holder may remove the folder or the lock file between two of these calls, so they are repeated.
+  // The previous holder may remove the folder or the lock file between two of these calls, so they
+  // are repeated.
   constexpr int most_tries = 100;
   for (int tries = 1;; ++tries) {
     make_folders(folder_);

@@ -9,15 +9,15 @@
 
 namespace lathe {
 
-/// Holds a folder for a command that writes to it. Whatever it creates itself is gone again after it: the lock file,
-/// and the folder with its parents where they were missing and are still empty.
+/// Holds a folder for a command that writes to it. Whatever it creates itself is gone again after
+/// it: the lock file, and the folder with its parents where they were missing and are still empty.
 class ClaimedFolder {
  public:
   /// The lock file. A process that is killed leaves it behind, and the next command removes it.
   static constexpr const char* lock_name = ".unfinished-lock";
 
-  /// Creates the folder where it is missing, and locks it. Exit::busy with the sentence `busy` where another process
-  /// holds it.
+  /// Creates the folder where it is missing, and locks it. Exit::busy with the sentence `busy`
+  /// where another process holds it.
   ClaimedFolder(const fs::path& folder, const std::string& busy);
   ~ClaimedFolder();
   ClaimedFolder(const ClaimedFolder&) = delete;

@@ -37,7 +37,8 @@ namespace {
 
 [[noreturn]] void io_error(std::string_view doing, const fs::path& path, Exit code = Exit::io) {
   const int number = errno;
-  throw FileError(code, str("cannot ", doing, " ", path.string(), ": ", std::strerror(number)), number);
+  throw FileError(code, str("cannot ", doing, " ", path.string(), ": ", std::strerror(number)),
+                  number);
 }
 
 [[noreturn]] void not_regular(const fs::path& path, Exit code) {
@@ -57,17 +58,18 @@ auto uninterrupted(Call&& call) {
 /// Closes; the descriptor is gone also where a signal interrupted it, so there is no second try.
 bool closes(int fd) { return file_calls.close(fd) == 0 || errno == EINTR; }
 
-/// A descriptor of a regular file and its size. Nothing blocks: a pipe that nobody writes to is an error like any
-/// other.
+/// A descriptor of a regular file and its size. Nothing blocks: a pipe that nobody writes to is an
+/// error like any other.
 struct Readable {
   int fd = -1;
   size_t size = 0;
 
   Readable(const fs::path& path, Exit code) {
     fd = uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
-    if (fd < 0 && errno == ENXIO) not_regular(path, code);  // a socket, or a device that is not there
+    if (fd < 0 && errno == ENXIO)
+      not_regular(path, code);  // a socket, or a device that is not there
     if (fd < 0) io_error("read", path, code);
-    struct stat s {};
+    struct stat s{};
     if (::fstat(fd, &s) != 0 || !S_ISREG(s.st_mode)) {
       ::close(fd);
       not_regular(path, code);
@@ -81,15 +83,16 @@ struct Readable {
 
 /// Opens a regular file for writing without waiting for anything, or says why not.
 int open_to_write(const fs::path& path, int flags) {
-  const int fd =
-      uninterrupted([&] { return file_calls.open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode_t{0644}); });
+  const int fd = uninterrupted(
+      [&] { return file_calls.open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode_t{0644}); });
   const auto refuse = [&] {
-    throw FileError(Exit::io, str(path.string(), " is not a regular file; remove it and run the same command again"),
-                    0);
+    throw FileError(
+        Exit::io,
+        str(path.string(), " is not a regular file; remove it and run the same command again"), 0);
   };
   if (fd < 0 && errno == ENXIO) refuse();  // a pipe without a reader, or a socket
   if (fd < 0) io_error("write", path);
-  struct stat s {};
+  struct stat s{};
   if (::fstat(fd, &s) != 0 || !S_ISREG(s.st_mode)) {
     closes(fd);
     refuse();
@@ -103,7 +106,8 @@ std::string advice(int number) {
   if (number == EFBIG) {
     // A limit of the process, or the largest file of the file system.
     rlimit limit{};
-    if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "; use another file system";
+    if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+      return "; use another file system";
     return str("; files are limited to ", limit.rlim_cur,
                " bytes (ulimit -f), raise the limit and run the same command again");
   }
@@ -130,7 +134,8 @@ void on_bus_error(int, siginfo_t* info, void*) {
     if (begin != nullptr && at >= begin && at < begin + slot.size) {
       say("error: ");
       say(slot.path.data());
-      say(" was cut short while it was being read; restore the file and run the same command again\n");
+      say(" was cut short while it was being read; restore the file and run the same command "
+          "again\n");
       _exit(static_cast<int>(Exit::data));
     }
   }
@@ -141,7 +146,7 @@ void on_bus_error(int, siginfo_t* info, void*) {
 int claim_slot(const fs::path& path, const std::byte* data, size_t size) {
   std::lock_guard lock(map_mutex);
   static const bool installed = [] {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_sigaction = on_bus_error;
     action.sa_flags = SA_SIGINFO;
     return sigaction(SIGBUS, &action, nullptr) == 0;
@@ -165,8 +170,10 @@ FileError::FileError(Exit code, const std::string& cause, int number)
 bool FileError::is_full() const { return number_ == ENOSPC || number_ == EDQUOT; }
 
 OutputFile::OutputFile(const fs::path& path, Open how)
-    : path_(path), fd_(open_to_write(path, O_WRONLY | O_CREAT | (how == Open::create ? O_TRUNC : O_APPEND))) {}
-OutputFile::OutputFile(OutputFile&& o) noexcept : path_(std::move(o.path_)), fd_(std::exchange(o.fd_, -1)) {}
+    : path_(path),
+      fd_(open_to_write(path, O_WRONLY | O_CREAT | (how == Open::create ? O_TRUNC : O_APPEND))) {}
+OutputFile::OutputFile(OutputFile&& o) noexcept
+    : path_(std::move(o.path_)), fd_(std::exchange(o.fd_, -1)) {}
 OutputFile& OutputFile::operator=(OutputFile&& o) noexcept {
   std::swap(path_, o.path_);
   std::swap(fd_, o.fd_);
@@ -196,15 +203,15 @@ void OutputFile::close() {
 }
 
 uint64_t OutputFile::size() const {
-  struct stat s {};
+  struct stat s{};
   if (::fstat(fd_, &s) != 0) io_error("read the size of", path_);
   return static_cast<uint64_t>(s.st_size);
 }
 
 void sync_folder(const fs::path& folder) {
   const fs::path path = folder.empty() ? fs::path(".") : folder;
-  const int fd =
-      uninterrupted([&] { return file_calls.open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, mode_t{0}); });
+  const int fd = uninterrupted(
+      [&] { return file_calls.open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, mode_t{0}); });
   if (fd < 0) io_error("open", path);
   const bool synced = uninterrupted([&] { return file_calls.fsync(fd); }) == 0;
   const int number = errno;
@@ -230,11 +237,13 @@ void write_file_durably(const fs::path& path, std::string_view text) {
 
 std::string read_file(const fs::path& path, Exit code, uint64_t limit) {
   const Readable file(path, code);
-  if (file.size > limit) fail(code, path.string(), " has ", file.size, " bytes; at most ", limit, " are read");
+  if (file.size > limit)
+    fail(code, path.string(), " has ", file.size, " bytes; at most ", limit, " are read");
   std::string text(file.size, '\0');
   size_t got = 0;
   while (got < text.size()) {
-    const ssize_t n = uninterrupted([&] { return ::read(file.fd, text.data() + got, text.size() - got); });
+    const ssize_t n =
+        uninterrupted([&] { return ::read(file.fd, text.data() + got, text.size() - got); });
     if (n < 0) io_error("read", path, code);
     if (n == 0) break;
     got += static_cast<size_t>(n);
@@ -253,7 +262,8 @@ bool make_folders(const fs::path& folder_) {
     make_folders(folder.parent_path());
     status = uninterrupted(make);
   }
-  if (status != 0 && errno == EEXIST && fs::is_directory(folder, error)) return false;  // another process was faster
+  if (status != 0 && errno == EEXIST && fs::is_directory(folder, error))
+    return false;  // another process was faster
   if (status != 0) io_error("create the folder", folder);
   sync_folder(folder.parent_path());
   return true;
@@ -263,7 +273,8 @@ std::vector<fs::path> list_folder(const fs::path& folder) {
   std::vector<fs::path> found;
   std::error_code error;
   fs::directory_iterator entries(folder, error);
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) found.push_back(entries->path());
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error))
+    found.push_back(entries->path());
   if (error && error != std::errc::no_such_file_or_directory) {
     errno = error.value();
     io_error("read", folder);
@@ -278,8 +289,9 @@ void rename_file(const fs::path& from, const fs::path& to) {
 
 void cut_file(const fs::path& path, uint64_t length) {
   const int fd = open_to_write(path, O_WRONLY);
-  const bool cut = uninterrupted([&] { return file_calls.ftruncate(fd, static_cast<off_t>(length)); }) == 0 &&
-                   uninterrupted([&] { return file_calls.fsync(fd); }) == 0;
+  const bool cut =
+      uninterrupted([&] { return file_calls.ftruncate(fd, static_cast<off_t>(length)); }) == 0 &&
+      uninterrupted([&] { return file_calls.fsync(fd); }) == 0;
   const int number = errno;
   const bool closed = closes(fd);
   if (!cut) errno = number;
@@ -293,7 +305,8 @@ void remove_tree(const fs::path& path) {
     for (const auto& inside : list_folder(path)) remove_tree(inside);
   }
   const auto remove = folder ? file_calls.rmdir : file_calls.unlink;
-  if (uninterrupted([&] { return remove(path.c_str()); }) != 0 && errno != ENOENT) io_error("remove", path);
+  if (uninterrupted([&] { return remove(path.c_str()); }) != 0 && errno != ENOENT)
+    io_error("remove", path);
 }
 
 MappedFile::MappedFile(const fs::path& path, Exit code) : path_(path) {
@@ -321,11 +334,14 @@ MappedFile::~MappedFile() {
 void MappedFile::release(std::span<const std::byte> part) const {
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto address = reinterpret_cast<uintptr_t>(part.data());
-  const uintptr_t begin = (address + page - 1) / page * page, end = (address + part.size()) / page * page;
-  if (begin < end) ::madvise(const_cast<std::byte*>(part.data()) + (begin - address), end - begin, MADV_DONTNEED);
+  const uintptr_t begin = (address + page - 1) / page * page,
+                  end = (address + part.size()) / page * page;
+  if (begin < end)
+    ::madvise(const_cast<std::byte*>(part.data()) + (begin - address), end - begin, MADV_DONTNEED);
 }
 
-FolderLock::FolderLock(const fs::path& folder, const std::string& file) : folder_(folder), file_(folder / file) {
+FolderLock::FolderLock(const fs::path& folder, const std::string& file)
+    : folder_(folder), file_(folder / file) {
   fd_ = open_to_write(file_, O_RDWR | O_CREAT);
   if (uninterrupted([&] { return file_calls.flock(fd_, LOCK_EX | LOCK_NB); }) != 0) {
     const int error = errno;
@@ -335,14 +351,14 @@ FolderLock::FolderLock(const fs::path& folder, const std::string& file) : folder
       io_error("lock", file_);
     }
     fail(Exit::busy, "the run folder ", folder.string(),
-         " is in use by another lathe process; wait for it, stop it, or give another --train.out_dir");
+         " is in use by another lathe process; wait for it, stop it, or give another "
+         "--train.out_dir");
   }
 }
 void FolderLock::check_in_place() const {
-  struct stat held {
-  }, there{};
-  const bool same = ::fstat(fd_, &held) == 0 && ::stat(file_.c_str(), &there) == 0 && held.st_ino == there.st_ino &&
-                    held.st_dev == there.st_dev;
+  struct stat held{}, there{};
+  const bool same = ::fstat(fd_, &held) == 0 && ::stat(file_.c_str(), &there) == 0 &&
+                    held.st_ino == there.st_ino && held.st_dev == there.st_dev;
   if (!same) {
     fail(Exit::io, "the folder ", folder_.string(),
          " was removed or replaced while it was in use; what was written there since is lost");

@@ -1,5 +1,6 @@
-// Files that survive a crash: checked writes, fsync of file and folder, read-only maps whose truncation is an error
-// rather than a crash of unknown cause, and a lock on a run folder. Every error names the path.
+// Files that survive a crash: checked writes, fsync of file and folder, read-only maps whose
+// truncation is an error rather than a crash of unknown cause, and a lock on a run folder. Every
+// error names the path.
 #pragma once
 
 #include <sys/types.h>
@@ -18,8 +19,9 @@ namespace lathe {
 
 namespace fs = std::filesystem;
 
-/// The system calls through which Lathe changes files, each with the meaning of the C library's function of that name.
-/// A normal process never replaces them; tests do, to record calls and to let them fail.
+/// The system calls through which Lathe changes files, each with the meaning of the C library's
+/// function of that name. A normal process never replaces them; tests do, to record calls and to
+/// let them fail.
 struct FileCalls {
   int (*open)(const char* path, int flags, mode_t mode);
   ssize_t (*write)(int fd, const void* data, size_t bytes);
@@ -50,8 +52,8 @@ class FileError : public Error {
   int number_;
 };
 
-/// A regular file open for writing. Errors throw FileError with Exit::io. The destructor closes without checking, so
-/// call sync() and close() first.
+/// A regular file open for writing. Errors throw FileError with Exit::io. The destructor closes
+/// without checking, so call sync() and close() first.
 class OutputFile {
  public:
   /// `create` makes the file anew, `append` writes behind what it has.
@@ -82,12 +84,14 @@ class OutputFile {
 void sync_folder(const fs::path& folder);
 /// Writes a whole file and syncs it and its folder; readers see the old file or the new one.
 void write_file_durably(const fs::path& path, std::string_view text);
-/// A whole regular file; one larger than `limit` bytes, or unreadable, is an error with this exit code.
+/// A whole regular file; one larger than `limit` bytes, or unreadable, is an error with this exit
+/// code.
 std::string read_file(const fs::path& path, Exit code, uint64_t limit = uint64_t{1} << 30);
 
 // These throw FileError with Exit::io where they can't, and those that sync say so.
 
-/// Creates folders as mkdir -p does, and syncs the parent of each that it creates; false where all were there.
+/// Creates folders as mkdir -p does, and syncs the parent of each that it creates; false where all
+/// were there.
 bool make_folders(const fs::path& folder);
 /// What is in a folder, in no order; nothing where there is no folder.
 std::vector<fs::path> list_folder(const fs::path& folder);
@@ -95,11 +99,12 @@ std::vector<fs::path> list_folder(const fs::path& folder);
 void rename_file(const fs::path& from, const fs::path& to);
 /// Cuts a file back to `length` bytes and syncs it.
 void cut_file(const fs::path& path, uint64_t length);
-/// Removes a file, or a folder with all that is in it; links are not followed. Nothing to do where there is none.
+/// Removes a file, or a folder with all that is in it; links are not followed. Nothing to do where
+/// there is none.
 void remove_tree(const fs::path& path);
 
-/// A regular file mapped read-only. If it is cut short by another program while mapped, the process ends with
-/// Exit::data and a sentence that names it.
+/// A regular file mapped read-only. If it is cut short by another program while mapped, the process
+/// ends with Exit::data and a sentence that names it.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -120,13 +125,14 @@ class MappedFile {
   int slot_ = -1;
 };
 
-/// An exclusive lock on a folder for the life of the object (flock on a file in it), freed by the kernel however the
-/// process ends. Exit::busy where another process holds it.
+/// An exclusive lock on a folder for the life of the object (flock on a file in it), freed by the
+/// kernel however the process ends. Exit::busy where another process holds it.
 class FolderLock {
  public:
   explicit FolderLock(const fs::path& folder, const std::string& file = "lock");
   ~FolderLock();
-  /// Exit::io where the folder is not the one that was locked any more: removed, renamed or replaced.
+  /// Exit::io where the folder is not the one that was locked any more: removed, renamed or
+  /// replaced.
   void check_in_place() const;
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
@@ -136,7 +142,8 @@ class FolderLock {
   int fd_ = -1;
 };
 
-/// A named moment at which the tests may end the process (see tests/faults/main.cc); nothing in a normal process.
+/// A named moment at which the tests may end the process (see tests/faults/main.cc); nothing in a
+/// normal process.
 using FaultHook = void (*)(const char* point);
 extern FaultHook fault_hook;
 /// A place where the kill trials may end the process; nothing elsewhere.

@@ -9,7 +9,14 @@ constexpr uint64_t alignment = 32;
 uint64_t aligned(uint64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
 /// Numbers of the format's types, and of ggml's.
-enum ValueType : uint32_t { type_u32 = 4, type_i32 = 5, type_f32 = 6, type_bool = 7, type_text = 8, type_list = 9 };
+enum ValueType : uint32_t {
+  type_u32 = 4,
+  type_i32 = 5,
+  type_f32 = 6,
+  type_bool = 7,
+  type_text = 8,
+  type_list = 9
+};
 
 uint32_t tensor_type(const TensorEntry& tensor) {
   if (tensor.dtype == "F32") return 0;
@@ -57,7 +64,8 @@ class Writer {
 
 }  // namespace
 
-void write_gguf(const fs::path& path, const GGUFMetadata& metadata, const std::vector<TensorEntry>& tensors) {
+void write_gguf(const fs::path& path, const GGUFMetadata& metadata,
+                const std::vector<TensorEntry>& tensors) {
   Writer head;
   for (const char c : {'G', 'G', 'U', 'F'}) head.number(c);
   head.number(uint32_t{3});
@@ -71,7 +79,8 @@ void write_gguf(const fs::path& path, const GGUFMetadata& metadata, const std::v
   for (const TensorEntry& t : tensors) {
     head.text(t.name);
     head.number(static_cast<uint32_t>(t.shape.size()));
-    for (auto size = t.shape.rbegin(); size != t.shape.rend(); ++size) head.number(static_cast<uint64_t>(*size));
+    for (auto size = t.shape.rbegin(); size != t.shape.rend(); ++size)
+      head.number(static_cast<uint64_t>(*size));
     head.number(tensor_type(t));
     head.number(offset);
     offset += aligned(t.bytes.size());

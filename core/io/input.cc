@@ -25,7 +25,8 @@ struct InputStream::State {
   z_stream gzip{};
   ZSTD_DStream* zstd = nullptr;
   bool within = false;  // a member or frame that has begun and not ended
-  bool full = false;    // the last output took all its room, so that more may be waiting in the decoder
+  bool full =
+      false;  // the last output took all its room, so that more may be waiting in the decoder
 
   explicit State(const std::string& name) : path(name) {}
   ~State() {
@@ -117,12 +118,14 @@ InputStream::InputStream(const std::string& path) : state_(std::make_unique<Stat
     state_->path = "standard input";
     state_->fd = STDIN_FILENO;
   } else {
-    struct stat info {};
-    state_->fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would wait for a writer
+    struct stat info{};
+    state_->fd =
+        ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would wait for a writer
     state_->owned = state_->fd >= 0;
     if (state_->fd < 0 || fstat(state_->fd, &info) != 0)
       fail(Exit::data, path, " can't be read: ", std::strerror(errno));
-    if (!S_ISREG(info.st_mode)) fail(Exit::data, path, " is no regular file; give - to read standard input");
+    if (!S_ISREG(info.st_mode))
+      fail(Exit::data, path, " is no regular file; give - to read standard input");
   }
   state_->find_form();
 }

@@ -11,8 +11,9 @@ namespace {
 
 constexpr size_t max_depth = 8, max_values = 10'000'000;
 
-/// Builds the document from the parser's events. The library's own builder looks through all earlier keys of an object
-/// for each new one; here a key is appended, and a set tells whether it stands twice.
+/// Builds the document from the parser's events. The library's own builder looks through all
+/// earlier keys of an object for each new one; here a key is appended, and a set tells whether it
+/// stands twice.
 class Builder {
  public:
   Builder(const std::string& where, Exit code) : where_(where), code_(code) {}
@@ -30,12 +31,14 @@ class Builder {
   bool end_object() { return close(); }
   bool end_array() { return close(); }
   bool key(std::string& k) {
-    if (!open_.back().keys.insert(k).second) fail(code_, where_, ": the key \"", k, "\" stands twice");
+    if (!open_.back().keys.insert(k).second)
+      fail(code_, where_, ": the key \"", k, "\" stands twice");
     open_.back().node->get_ref<Json::object_t&>().emplace_back(std::move(k), Json());
     return true;
   }
   bool parse_error(size_t, const std::string&, const nlohmann::json::exception& e) {
-    std::string what = e.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+    std::string what =
+        e.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     if (const auto end = what.find("] "); end != std::string::npos) what = what.substr(end + 2);
     fail(code_, where_, ": ", what);
   }
@@ -91,17 +94,20 @@ Json parse_json(std::string_view text, const std::string& where, Exit code) {
   return builder.take();
 }
 
-int64_t json_whole(const Json& json, const char* key, int64_t min, int64_t max, const std::string& where, Exit code) {
+int64_t json_whole(const Json& json, const char* key, int64_t min, int64_t max,
+                   const std::string& where, Exit code) {
   const Json* value = member(json, key);
-  if (value == nullptr) fail(code, where, ": the field \"", key, "\" is missing or of the wrong type");
-  const bool fits = value->is_number_integer() &&
-                    !(value->is_number_unsigned() &&
-                      value->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) &&
-                    value->get<int64_t>() >= min && value->get<int64_t>() <= max;
+  if (value == nullptr)
+    fail(code, where, ": the field \"", key, "\" is missing or of the wrong type");
+  const bool fits =
+      value->is_number_integer() &&
+      !(value->is_number_unsigned() &&
+        value->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) &&
+      value->get<int64_t>() >= min && value->get<int64_t>() <= max;
   if (!fits) {
     const std::string text = value->is_structured() ? value->type_name() : json_text(*value);
-    fail(code, where, ": \"", key, "\" is ", text.substr(0, 100), "; it must be a whole number from ", min, " to ",
-         max);
+    fail(code, where, ": \"", key, "\" is ", text.substr(0, 100),
+         "; it must be a whole number from ", min, " to ", max);
   }
   return value->get<int64_t>();
 }
@@ -112,7 +118,8 @@ double json_real(const Json& json, const char* key, const std::string& where, Ex
   for (const double x : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
     if (value != nullptr && *value == json_number(x)) return x;
   }
-  fail(code, where, ": the field \"", key, "\" is missing or of the wrong type; it must be a number");
+  fail(code, where, ": the field \"", key,
+       "\" is missing or of the wrong type; it must be a number");
 }
 
 std::string json_text(const Json& json, int indent) {

@@ -35,8 +35,9 @@ class PrintableBuffer final : public std::streambuf {
  private:
   int_type overflow(int_type c) override {
     const char one = traits_type::to_char_type(c);
-    return traits_type::eq_int_type(c, traits_type::eof()) || xsputn(&one, 1) == 1 ? traits_type::not_eof(c)
-                                                                                   : traits_type::eof();
+    return traits_type::eq_int_type(c, traits_type::eof()) || xsputn(&one, 1) == 1
+               ? traits_type::not_eof(c)
+               : traits_type::eof();
   }
   std::streamsize xsputn(const char* text, std::streamsize size) override {
     waiting_.append(text, static_cast<size_t>(size));
@@ -61,7 +62,8 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   void show_progress(const std::string& line) {
     std::lock_guard lock(mutex_);
-    // At once, and what the last line had more is cleared afterwards: a line that is cleared first flickers.
+    // At once, and what the last line had more is cleared afterwards: a line that is cleared first
+    // flickers.
     std::fprintf(stdout, "\r%s\033[K", line.c_str());
     std::fflush(stdout);
     progress_shown = true;
@@ -109,7 +111,8 @@ struct Log {
     console->set_level(spdlog::level::info);
     logger.set_error_handler([this](const std::string& what) {
       if (std::exchange(has_failed, true)) return;
-      std::fprintf(stderr, "warning: %s; the log file lacks what follows\n", printable(what).c_str());
+      std::fprintf(stderr, "warning: %s; the log file lacks what follows\n",
+                   printable(what).c_str());
     });
   }
 };
@@ -136,9 +139,12 @@ void log(Level level, const std::string& message) {
   log.logger.log(level_of(level), spdlog::string_view_t(message));
 }
 
-PrintableStreams::PrintableStreams() : before_out_(std::cout.rdbuf()), before_err_(std::cerr.rdbuf()) {
-  if (isatty(STDOUT_FILENO) != 0) std::cout.rdbuf((out_ = std::make_unique<PrintableBuffer>(before_out_)).get());
-  if (isatty(STDERR_FILENO) != 0) std::cerr.rdbuf((err_ = std::make_unique<PrintableBuffer>(before_err_)).get());
+PrintableStreams::PrintableStreams()
+    : before_out_(std::cout.rdbuf()), before_err_(std::cerr.rdbuf()) {
+  if (isatty(STDOUT_FILENO) != 0)
+    std::cout.rdbuf((out_ = std::make_unique<PrintableBuffer>(before_out_)).get());
+  if (isatty(STDERR_FILENO) != 0)
+    std::cerr.rdbuf((err_ = std::make_unique<PrintableBuffer>(before_err_)).get());
 }
 
 PrintableStreams::~PrintableStreams() {
@@ -148,7 +154,8 @@ PrintableStreams::~PrintableStreams() {
 
 void open_standard_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) != fd)  // the lowest number that is free
+    if (::fcntl(fd, F_GETFD) < 0 &&
+        ::open("/dev/null", O_RDWR) != fd)  // the lowest number that is free
       fail(Exit::io, "cannot open /dev/null in place of a standard stream that is closed");
   }
 }

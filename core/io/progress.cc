@@ -21,8 +21,8 @@ bool wants_colour() {
   return no_colour == nullptr || *no_colour == 0;
 }
 
-std::string bar_line(const std::string& what, double share, const std::vector<std::string>& facts, double eta,
-                     size_t width, bool colour) {
+std::string bar_line(const std::string& what, double share, const std::vector<std::string>& facts,
+                     double eta, size_t width, bool colour) {
   constexpr size_t longest = 24, shortest = 5;
   share = std::isfinite(share) ? std::clamp(share, 0.0, 1.0) : 0;
   const std::string percent = format("%3.0f%%", std::floor(100 * share));
@@ -40,14 +40,16 @@ std::string bar_line(const std::string& what, double share, const std::vector<st
   for (const bool with_eta : {true, false}) {
     for (size_t n = facts.size() + 1; n-- > 0;) {
       const size_t without = line(0, n, with_eta, false).size();
-      if (without + shortest + 3 <= width) return line(std::min(longest, width - without - 3), n, with_eta, colour);
+      if (without + shortest + 3 <= width)
+        return line(std::min(longest, width - without - 3), n, with_eta, colour);
       if (without <= width && n == 0 && !with_eta) return line(0, n, with_eta, false);
     }
   }
   return line(0, 0, false, false).substr(0, width);
 }
 
-ProgressBar::ProgressBar(std::string what, double all, double done) : what_(std::move(what)), all_(all), begun_(done) {}
+ProgressBar::ProgressBar(std::string what, double all, double done)
+    : what_(std::move(what)), all_(all), begun_(done) {}
 
 ProgressBar::~ProgressBar() { clear_progress(); }
 
@@ -60,8 +62,8 @@ void ProgressBar::show(double done, const std::vector<std::string>& facts, doubl
   if (eta < 0 && done > begun_ && seconds > 0.5) eta = seconds * (all_ - done) / (done - begun_);
   std::vector<std::string> shown;
   for (const std::string& fact : facts) shown.push_back(printable_line(fact));
-  progress(
-      bar_line(printable_line(what_), all_ > 0 ? done / all_ : 1, shown, eta, terminal_width() - 1, wants_colour()));
+  progress(bar_line(printable_line(what_), all_ > 0 ? done / all_ : 1, shown, eta,
+                    terminal_width() - 1, wants_colour()));
 }
 
 }  // namespace lathe

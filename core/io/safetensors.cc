@@ -30,15 +30,18 @@ bool by_name(const TensorEntry& a, const TensorEntry& b) { return a.name < b.nam
 TensorEntry read_entry(const std::string& file, const std::string& name, const Json& json,
                        std::span<const std::byte> buffer) {
   const std::string where = str(file, ": tensor \"", name, "\"");
-  TensorEntry entry{
-      .name = name, .dtype = json_get<std::string>(json, "dtype", where, Exit::checkpoint), .shape = {}, .bytes = {}};
+  TensorEntry entry{.name = name,
+                    .dtype = json_get<std::string>(json, "dtype", where, Exit::checkpoint),
+                    .shape = {},
+                    .bytes = {}};
   const int64_t item = safetensors_dtype_size(entry.dtype);
   if (item == 0) fail(Exit::checkpoint, where, ": unknown dtype \"", entry.dtype, "\"");
   uint64_t bytes = static_cast<uint64_t>(item);
   const auto shape = json_get<Json>(json, "shape", where, Exit::checkpoint);
   if (!shape.is_array()) fail(Exit::checkpoint, where, ": its shape is no list");
   for (const auto& dim : shape) {
-    if (!dim.is_number_unsigned()) fail(Exit::checkpoint, where, ": a dimension that is no whole number");
+    if (!dim.is_number_unsigned())
+      fail(Exit::checkpoint, where, ": a dimension that is no whole number");
     const auto d = dim.get<uint64_t>();
     if (d > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ||
         (d != 0 && bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) / d)) {
@@ -54,7 +57,8 @@ TensorEntry read_entry(const std::string& file, const std::string& name, const J
   }
   const auto begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
   if (begin > end || end > buffer.size()) {
-    fail(Exit::checkpoint, where, ": bytes ", begin, " to ", end, " are outside the file's ", buffer.size());
+    fail(Exit::checkpoint, where, ": bytes ", begin, " to ", end, " are outside the file's ",
+         buffer.size());
   }
   if (end - begin != bytes) {
     fail(Exit::checkpoint, where, ": its shape needs ", bytes, " bytes and it has ", end - begin);
@@ -87,7 +91,9 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
   for (const auto& t : tensors) {
     // Appended: header[name] would look through all names before it.
     header.get_ref<Json::object_t&>().emplace_back(
-        t.name, Json{{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {offset, offset + t.bytes.size()}}});
+        t.name, Json{{"dtype", t.dtype},
+                     {"shape", t.shape},
+                     {"data_offsets", {offset, offset + t.bytes.size()}}});
     offset += t.bytes.size();
   }
   std::string text = json_text(header);
@@ -112,10 +118,12 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
   const std::string name = path.string();
   const auto bytes = file_.bytes();
   uint64_t length = 0;
-  if (bytes.size() < sizeof length) fail(Exit::checkpoint, name, " is too short to be a safetensors file");
+  if (bytes.size() < sizeof length)
+    fail(Exit::checkpoint, name, " is too short to be a safetensors file");
   std::memcpy(&length, bytes.data(), sizeof length);
   if (length > max_header || length > bytes.size() - sizeof length) {
-    fail(Exit::checkpoint, name, " is no safetensors file or cut short: its header claims ", length, " bytes");
+    fail(Exit::checkpoint, name, " is no safetensors file or cut short: its header claims ", length,
+         " bytes");
   }
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + sizeof length, length);
   const Json header = parse_json(text, name, Exit::checkpoint);
@@ -137,21 +145,25 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
   });
   const std::byte* expected = buffer.data();
   for (const auto& t : tensors_) {
-    if (t.bytes.data() != expected) fail(Exit::checkpoint, name, ": a gap or overlap before tensor \"", t.name, "\"");
+    if (t.bytes.data() != expected)
+      fail(Exit::checkpoint, name, ": a gap or overlap before tensor \"", t.name, "\"");
     expected += t.bytes.size();
   }
-  if (expected != buffer.data() + buffer.size()) fail(Exit::checkpoint, name, ": bytes behind the last tensor");
+  if (expected != buffer.data() + buffer.size())
+    fail(Exit::checkpoint, name, ": bytes behind the last tensor");
   std::sort(tensors_.begin(), tensors_.end(), by_name);
 }
 
 const TensorEntry* SafetensorsFile::find(const std::string& name) const {
-  const auto found = std::lower_bound(tensors_.begin(), tensors_.end(), TensorEntry{name, {}, {}, {}}, by_name);
+  const auto found =
+      std::lower_bound(tensors_.begin(), tensors_.end(), TensorEntry{name, {}, {}, {}}, by_name);
   return found != tensors_.end() && found->name == name ? &*found : nullptr;
 }
 
 const TensorEntry& SafetensorsFile::at(const std::string& name) const {
   const TensorEntry* found = find(name);
-  if (found == nullptr) fail(Exit::checkpoint, file_.path().string(), " has no tensor \"", name, "\"");
+  if (found == nullptr)
+    fail(Exit::checkpoint, file_.path().string(), " has no tensor \"", name, "\"");
   return *found;
 }
 

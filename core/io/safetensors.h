@@ -1,5 +1,6 @@
-// The safetensors format (Hugging Face, format description in the safetensors repository's README): an 8-byte length, a
-// JSON header, then the tensors' bytes without gaps. Written with sorted names, so that equal tensors give equal files.
+// The safetensors format (Hugging Face, format description in the safetensors repository's README):
+// an 8-byte length, a JSON header, then the tensors' bytes without gaps. Written with sorted names,
+// so that equal tensors give equal files.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,9 @@ int64_t safetensors_dtype_size(const std::string& dtype);
 std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> tensors,
                               const std::map<std::string, std::string>& metadata = {});
 
-/// A mapped safetensors file, validated whole: header within the file, known dtypes, shapes that fit their bytes, no
-/// gap, no overlap, nothing behind the last tensor. Errors are Exit::checkpoint and name the file and the tensor.
+/// A mapped safetensors file, validated whole: header within the file, known dtypes, shapes that
+/// fit their bytes, no gap, no overlap, nothing behind the last tensor. Errors are Exit::checkpoint
+/// and name the file and the tensor.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const fs::path& path);
@@ -40,7 +42,8 @@ class SafetensorsFile {
   const TensorEntry* find(const std::string& name) const;
   /// The entry of that name, or an error that names it.
   const TensorEntry& at(const std::string& name) const;
-  /// Says that an entry's bytes have been used: their memory is given back until they are wanted again.
+  /// Says that an entry's bytes have been used: their memory is given back until they are wanted
+  /// again.
   void release(const TensorEntry& entry) const { file_.release(entry.bytes); }
 
  private:

@@ -9,7 +9,9 @@
 namespace lathe {
 
 size_t code_point_length(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const auto byte = [&](size_t i) {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
+  };
   const unsigned first = byte(at);
   const size_t n = first < 0x80                    ? 1
                    : first >= 0xC2 && first < 0xE0 ? 2
@@ -20,8 +22,8 @@ size_t code_point_length(std::string_view text, size_t at) {
     if ((byte(at + i) & 0xC0) != 0x80) return 0;
   }
   const unsigned second = byte(at + 1);
-  if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F) || (first == 0xF0 && second < 0x90) ||
-      (first == 0xF4 && second > 0x8F)) {
+  if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F) ||
+      (first == 0xF0 && second < 0x90) || (first == 0xF4 && second > 0x8F)) {
     return 0;
   }
   return n;
@@ -63,13 +65,15 @@ std::string printable(std::string_view text) {
     const auto first = static_cast<unsigned char>(text[i]);
     const size_t length = code_point_length(text, i);
     n = std::max<size_t>(length, 1);
-    const bool is_latin1_control = first == 0xC2 && static_cast<unsigned char>(text[i + n - 1]) < 0xA0;
+    const bool is_latin1_control =
+        first == 0xC2 && static_cast<unsigned char>(text[i + n - 1]) < 0xA0;
     const bool is_control = first < 0x20 || first == 0x7F || is_latin1_control;
     if (length > 0 && (!is_control || first == '\n' || first == '\t')) {
       out.append(text.substr(i, n));
       continue;
     }
-    for (const char byte : text.substr(i, n)) out += format("\\x%02x", static_cast<unsigned char>(byte));
+    for (const char byte : text.substr(i, n))
+      out += format("\\x%02x", static_cast<unsigned char>(byte));
   }
   return out;
 }
@@ -81,7 +85,8 @@ std::string printable_line(std::string_view text) {
 std::string replace_all(std::string_view text, std::string_view what, std::string_view by) {
   std::string out;
   out.reserve(text.size());
-  for (size_t next = 0; (next = text.find(what)) != std::string_view::npos; text.remove_prefix(next + what.size()))
+  for (size_t next = 0; (next = text.find(what)) != std::string_view::npos;
+       text.remove_prefix(next + what.size()))
     out.append(text.substr(0, next)).append(by);
   return out.append(text);
 }

@@ -11,7 +11,8 @@ constexpr std::array<uint32_t, 256> crc_table = [] {
   std::array<uint32_t, 256> table{};
   for (uint32_t i = 0; i < 256; ++i) {
     uint32_t c = i;
-    for (int bit = 0; bit < 8; ++bit) c = (c >> 1) ^ ((c & 1) != 0 ? 0x82f63b78u : 0);  // the polynomial, reversed
+    for (int bit = 0; bit < 8; ++bit)
+      c = (c >> 1) ^ ((c & 1) != 0 ? 0x82f63b78u : 0);  // the polynomial, reversed
     table[i] = c;
   }
   return table;
@@ -41,14 +42,21 @@ std::string varint(uint64_t value) {
   for (; value >= 128; value >>= 7) out += static_cast<char>((value & 127) | 128);
   return out + static_cast<char>(value);
 }
-std::string whole(int field, uint64_t value) { return varint(static_cast<uint64_t>(field) << 3) + varint(value); }
-std::string real(int field, double value) { return varint(static_cast<uint64_t>(field) << 3 | 1) + bytes_of(value); }
-std::string real32(int field, float value) { return varint(static_cast<uint64_t>(field) << 3 | 5) + bytes_of(value); }
+std::string whole(int field, uint64_t value) {
+  return varint(static_cast<uint64_t>(field) << 3) + varint(value);
+}
+std::string real(int field, double value) {
+  return varint(static_cast<uint64_t>(field) << 3 | 1) + bytes_of(value);
+}
+std::string real32(int field, float value) {
+  return varint(static_cast<uint64_t>(field) << 3 | 5) + bytes_of(value);
+}
 std::string part(int field, std::string_view bytes) {
   return varint(static_cast<uint64_t>(field) << 3 | 2) + varint(bytes.size()) + std::string(bytes);
 }
 std::string reals(int field, const std::vector<double>& values) {
-  return part(field, {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)});
+  return part(field,
+              {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)});
 }
 
 constexpr size_t header = 12, footer = 4;  // bytes of a record around its data
@@ -73,7 +81,9 @@ uint64_t whole_tf_records(std::string_view file) {
     const auto length = number_at<uint64_t>(rest);
     if (number_at<uint32_t>(rest.substr(8)) != masked_crc(rest.substr(0, 8))) break;
     if (length > rest.size() - header - footer) break;
-    if (number_at<uint32_t>(rest.substr(header + length)) != masked_crc(rest.substr(header, length))) break;
+    if (number_at<uint32_t>(rest.substr(header + length)) !=
+        masked_crc(rest.substr(header, length)))
+      break;
     end += header + length + footer;
   }
   return end;
@@ -85,15 +95,18 @@ std::string tf_scalar(const std::string& tag, double value) {
 }
 
 std::string tf_text(const std::string& tag, const std::string& text) {
-  // A TensorProto (1 dtype, 2 shape, 8 string_val) of no dims; SummaryMetadata's 1 is the plugin, 4 the kind of data.
+  // A TensorProto (1 dtype, 2 shape, 8 string_val) of no dims; SummaryMetadata's 1 is the plugin, 4
+  // the kind of data.
   const std::string tensor = whole(1, /*DT_STRING*/ 7) + part(2, "") + part(8, text);
-  return part(1, tag) + part(8, tensor) + part(9, part(1, part(1, "text")) + whole(4, /*DATA_CLASS_TENSOR*/ 2));
+  return part(1, tag) + part(8, tensor) +
+         part(9, part(1, part(1, "text")) + whole(4, /*DATA_CLASS_TENSOR*/ 2));
 }
 
 std::string tf_histogram(const std::string& tag, const Histogram& h) {
   const double number = std::accumulate(h.counts.begin(), h.counts.end(), 0.0);
-  return part(1, tag) + part(5, real(1, h.min) + real(2, h.max) + real(3, number) + real(4, h.sum) +
-                                    real(5, h.sum_squares) + reals(6, h.limits) + reals(7, h.counts));
+  return part(1, tag) +
+         part(5, real(1, h.min) + real(2, h.max) + real(3, number) + real(4, h.sum) +
+                     real(5, h.sum_squares) + reals(6, h.limits) + reals(7, h.counts));
 }
 
 // Event: 1 wall_time, 2 step, 3 file_version, 5 summary.
@@ -103,6 +116,8 @@ std::string tf_event(double time, int64_t step, const std::vector<std::string>& 
   return tf_record(real(1, time) + whole(2, static_cast<uint64_t>(step)) + part(5, summary));
 }
 
-std::string tf_first_event(double time) { return tf_record(real(1, time) + part(3, "brain.Event:2")); }
+std::string tf_first_event(double time) {
+  return tf_record(real(1, time) + part(3, "brain.Event:2"));
+}
 
 }  // namespace lathe

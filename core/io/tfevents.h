@@ -1,5 +1,6 @@
-// TensorBoard's event files: TFRecords of Event protobufs, of which only the few fields that a training run writes are
-// encoded, by hand. tensorflow/core/util/event.proto, framework/summary.proto; lib/io/record_writer.h for the framing.
+// TensorBoard's event files: TFRecords of Event protobufs, of which only the few fields that a
+// training run writes are encoded, by hand. tensorflow/core/util/event.proto,
+// framework/summary.proto; lib/io/record_writer.h for the framing.
 #pragma once
 
 #include <cstdint>

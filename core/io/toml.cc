@@ -8,13 +8,14 @@
 
 #include "core/io/text.h"
 
-// toml++ 3.3 aborts on some malformed input ("[="); a failed assertion is a parse error like any other.
+// toml++ 3.3 aborts on some malformed input ("[="); a failed assertion is a parse error like any
+// other.
 #define TOML_ASSERT(expr)                                    \
   do {                                                       \
     if (!(expr)) throw std::runtime_error("malformed TOML"); \
   } while (false)
-// Its tables of characters come to places that it calls unreachable, with a letter that is not ASCII outside a string;
-// such a letter is then none of what was asked.
+// Its tables of characters come to places that it calls unreachable, with a letter that is not
+// ASCII outside a string; such a letter is then none of what was asked.
 #include <toml++/impl/forward_declarations.h>
 #undef TOML_UNREACHABLE
 #define TOML_UNREACHABLE return false
@@ -33,7 +34,8 @@ std::string place(const std::string& name, const toml::source_region& source) {
   return str(name, ":", source.begin.line, ":", source.begin.column);
 }
 
-/// Refuses what toml++ would follow down by recursion: keys of many parts, lists in lists. A config has two levels.
+/// Refuses what toml++ would follow down by recursion: keys of many parts, lists in lists. A config
+/// has two levels.
 void check_depth(std::string_view text, const std::string& name) {
   constexpr int max_depth = 8;
   const auto at = [&](size_t i) { return i < text.size() ? text[i] : '\0'; };
@@ -50,7 +52,8 @@ void check_depth(std::string_view text, const std::string& name) {
           open = text[i] != c && text[i] != '\n';
         else if (text[i] == c && at(i + 1) == c && at(i + 2) == c) {
           i += 2;
-          for (int own = 0; own < 2 && at(i + 1) == c; ++own) ++i;  // quotes that belong to the string
+          for (int own = 0; own < 2 && at(i + 1) == c; ++own)
+            ++i;  // quotes that belong to the string
           open = false;
         }
       }
@@ -65,8 +68,10 @@ void check_depth(std::string_view text, const std::string& name) {
     if (std::string_view("\n=,[]{}").find(c) != std::string_view::npos) dots = 0;
     if (c == '.') ++dots;
     if (nested > max_depth || dots > max_depth) {
-      const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(i), '\n');
-      fail(Exit::usage, name, ":", line, ":1: deeper than ", max_depth, " levels; a config has sections and keys");
+      const auto line =
+          1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(i), '\n');
+      fail(Exit::usage, name, ":", line, ":1: deeper than ", max_depth,
+           " levels; a config has sections and keys");
     }
     ++i;
   }
@@ -74,13 +79,15 @@ void check_depth(std::string_view text, const std::string& name) {
 
 toml::table parse(std::string_view text, const std::string& name) {
   const auto bad = std::find_if(text.begin(), text.end(), [](char c) {
-    return (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t') || c == 0x7f;
+    return (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t') ||
+           c == 0x7f;
   });
   if (bad != text.end()) {
     const auto line = 1 + std::count(text.begin(), bad, '\n');
     fail(Exit::usage, name, ":", line, ":1: a control byte; a config file is plain text");
   }
-  if (text.find("\xEF\xBB\xBF", 1) != std::string_view::npos) fail(Exit::usage, name, ": a stray byte-order mark");
+  if (text.find("\xEF\xBB\xBF", 1) != std::string_view::npos)
+    fail(Exit::usage, name, ": a stray byte-order mark");
   check_depth(text, name);
   try {
     return toml::parse(text);
@@ -120,7 +127,8 @@ bool value_of(const toml::node& node, ConfigValue& out) {
       if (!scalar(value, read)) return false;
       placed.push_back({key.source().begin, {std::string(key.str()), std::move(read)}});
     }
-    std::stable_sort(placed.begin(), placed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::stable_sort(placed.begin(), placed.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
     tables.emplace_back();
     for (auto& [at, entry] : placed) tables.back().push_back(std::move(entry));
   }
@@ -142,7 +150,8 @@ std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name
     for (const auto& [key, value] : *table) {
       TomlEntry entry{str(section.str(), ".", key.str()), {}, place(name, key.source())};
       if (!value_of(value, entry.value)) {
-        fail(Exit::usage, entry.where, ": ", entry.key, " must be a number, a string or true/false");
+        fail(Exit::usage, entry.where, ": ", entry.key,
+             " must be a number, a string or true/false");
       }
       entries.push_back(std::move(entry));
     }
@@ -184,7 +193,8 @@ std::string toml_text(const ConfigValue& value) {
       std::string out = "\"";
       for (size_t i = 0; i < s.size(); ++i) {
         const char c = s[i];
-        if (s.compare(i, 3, "\xEF\xBB\xBF") == 0) {  // a byte-order mark, which is refused as it stands
+        if (s.compare(i, 3, "\xEF\xBB\xBF") ==
+            0) {  // a byte-order mark, which is refused as it stands
           out += "\\uFEFF";
           i += 2;
           continue;
@@ -215,10 +225,12 @@ std::string toml_text(const ConfigValue& value) {
       for (const auto& table : tables) {
         out += out.size() > 1 ? ", {" : "{";
         for (const auto& [key, scalar] : table) {
-          const bool bare = !key.empty() && std::all_of(key.begin(), key.end(), [](unsigned char c) {
-            return std::isalnum(c) != 0 || c == '_' || c == '-';
-          });
-          out += (out.ends_with('{') ? "" : ", ") + (bare ? key : (*this)(key)) + " = " + std::visit(*this, scalar);
+          const bool bare =
+              !key.empty() && std::all_of(key.begin(), key.end(), [](unsigned char c) {
+                return std::isalnum(c) != 0 || c == '_' || c == '-';
+              });
+          out += (out.ends_with('{') ? "" : ", ") + (bare ? key : (*this)(key)) + " = " +
+                 std::visit(*this, scalar);
         }
         out += "}";
       }

@@ -1,5 +1,5 @@
-// TOML as Lathe's configs use it: sections of scalars, and lists of tables of scalars ([[section.key]]). Read with
-// toml++, with the file's own places kept for messages.
+// TOML as Lathe's configs use it: sections of scalars, and lists of tables of scalars
+// ([[section.key]]). Read with toml++, with the file's own places kept for messages.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +24,14 @@ struct TomlEntry {
   std::string where;  ///< "file:line:column"
 };
 
-/// Every value of a config file, in the file's order. Errors are Exit::usage with file:line:column: syntax, a key
-/// twice, a key outside a section, a value that is neither a scalar nor a list of tables of them, more than 8 levels, a
-/// file over 1 MiB or with control bytes.
+/// Every value of a config file, in the file's order. Errors are Exit::usage with file:line:column:
+/// syntax, a key twice, a key outside a section, a value that is neither a scalar nor a list of
+/// tables of them, more than 8 levels, a file over 1 MiB or with control bytes.
 std::vector<TomlEntry> read_toml(const std::string& path);
 /// The same for text; `name` stands in messages.
 std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name);
-/// A value as typed on a command line: TOML's rules, and what is no TOML value is a string as it stands.
+/// A value as typed on a command line: TOML's rules, and what is no TOML value is a string as it
+/// stands.
 ConfigValue parse_value(std::string_view text);
 /// A value as TOML text; reading it back gives the same value.
 std::string toml_text(const ConfigValue& value);

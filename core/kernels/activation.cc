@@ -17,10 +17,12 @@ void gelu_slope_as(const void* x_, const void* dy_, void* dx_, int64_t begin, in
   const T* x = static_cast<const T*>(x_) + begin;
   const T* dy = static_cast<const T*>(dy_) + begin;
   T* dx = static_cast<T*>(dx_) + begin;
-  for_vectors(end - begin,
-              [&](int64_t i, auto part) HWY_ATTR { part(hn::Mul(part(dy + i), gelu_slope(part(x + i))), dx + i); });
+  for_vectors(end - begin, [&](int64_t i, auto part) HWY_ATTR {
+    part(hn::Mul(part(dy + i), gelu_slope(part(x + i))), dx + i);
+  });
 }
-void gelu_slope_range(const void* x, const void* dy, void* dx, Element type, int64_t begin, int64_t end) {
+void gelu_slope_range(const void* x, const void* dy, void* dx, Element type, int64_t begin,
+                      int64_t end) {
   with_element(type, [&](auto t) HWY_ATTR { gelu_slope_as<decltype(t)>(x, dy, dx, begin, end); });
 }
 
@@ -29,8 +31,8 @@ void swiglu_as(const void* x, void* y, int64_t begin, int64_t end, int64_t h) {
   for (int64_t r = begin; r < end; ++r) {
     const T* a = static_cast<const T*>(x) + r * 2 * h;
     T* out = static_cast<T*>(y) + r * h;
-    for_vectors(h,
-                [&](int64_t i, auto part) HWY_ATTR { part(hn::Mul(silu_of(part(a + i)), part(a + h + i)), out + i); });
+    for_vectors(h, [&](int64_t i, auto part)
+                       HWY_ATTR { part(hn::Mul(silu_of(part(a + i)), part(a + h + i)), out + i); });
   }
 }
 void swiglu_rows(const void* x, void* y, Element type, int64_t begin, int64_t end, int64_t h) {
@@ -38,8 +40,8 @@ void swiglu_rows(const void* x, void* y, Element type, int64_t begin, int64_t en
 }
 
 template <class T>
-void swiglu_slope_as(const void* a_, const void* b_, const void* dy, void* da_, void* db_, int64_t begin, int64_t end,
-                     int64_t h, int64_t stride) {
+void swiglu_slope_as(const void* a_, const void* b_, const void* dy, void* da_, void* db_,
+                     int64_t begin, int64_t end, int64_t h, int64_t stride) {
   for (int64_t r = begin; r < end; ++r) {
     const T* a = static_cast<const T*>(a_) + r * stride;
     const T* b = static_cast<const T*>(b_) + r * stride;
@@ -53,9 +55,11 @@ void swiglu_slope_as(const void* a_, const void* b_, const void* dy, void* da_, 
     });
   }
 }
-void swiglu_slope_rows(const void* a, const void* b, const void* dy, void* da, void* db, Element type, int64_t begin,
-                       int64_t end, int64_t h, int64_t stride) {
-  with_element(type, [&](auto t) HWY_ATTR { swiglu_slope_as<decltype(t)>(a, b, dy, da, db, begin, end, h, stride); });
+void swiglu_slope_rows(const void* a, const void* b, const void* dy, void* da, void* db,
+                       Element type, int64_t begin, int64_t end, int64_t h, int64_t stride) {
+  with_element(type, [&](auto t) HWY_ATTR {
+    swiglu_slope_as<decltype(t)>(a, b, dy, da, db, begin, end, h, stride);
+  });
 }
 
 }  // namespace lathe::HWY_NAMESPACE
@@ -82,8 +86,8 @@ void swiglu_forward(const void* x, void* y, Element type, int64_t rows, int64_t 
     HWY_DYNAMIC_DISPATCH(swiglu_rows)(x, y, type, begin, end, h);
   });
 }
-void swiglu_backward(const void* a, const void* b, const void* dy, void* da, void* db, Element type, int64_t rows,
-                     int64_t h, int64_t stride) {
+void swiglu_backward(const void* a, const void* b, const void* dy, void* da, void* db, Element type,
+                     int64_t rows, int64_t h, int64_t stride) {
   parallel_for(0, rows, divide_up(grain, h), [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(swiglu_slope_rows)(a, b, dy, da, db, type, begin, end, h, stride);
   });

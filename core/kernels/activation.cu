@@ -8,7 +8,8 @@ namespace {
 
 constexpr int activation_threads = 256;
 
-/// As gelu_slope in core/kernels/activation-inl.h. Beyond +-10 it is 0 or 1 to 1e-36, and e would overflow.
+/// As gelu_slope in core/kernels/activation-inl.h. Beyond +-10 it is 0 or 1 to 1e-36, and e would
+/// overflow.
 __device__ float gelu_slope(float given) {
   const float x = given < -10 ? -10 : given > 10 ? 10 : given, square = x * x;
   const float twice_k = 1.5957691216057308f, c = 0.044715f;
@@ -35,14 +36,16 @@ __global__ void gelu_backward_kernel(const T* x, const T* dy, T* dx, int64_t n) 
 
 }  // namespace
 
-cudaError_t gelu_backward_cuda(const void* x, const void* dy, void* dx, Element type, int64_t n, cudaStream_t stream) {
+cudaError_t gelu_backward_cuda(const void* x, const void* dy, void* dx, Element type, int64_t n,
+                               cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
   const bool done = with_card_element(type, [&](auto element) {
     using T = decltype(element);
     constexpr int width = 16 / sizeof(T);
     const int64_t takers = n / width + n % width;
-    launch(gelu_backward_kernel<T>, (takers + activation_threads - 1) / activation_threads, activation_threads, stream,
-           static_cast<const T*>(x), static_cast<const T*>(dy), static_cast<T*>(dx), n);
+    launch(gelu_backward_kernel<T>, (takers + activation_threads - 1) / activation_threads,
+           activation_threads, stream, static_cast<const T*>(x), static_cast<const T*>(dy),
+           static_cast<T*>(dx), n);
   });
   return done ? cudaGetLastError() : cudaErrorInvalidValue;
 }

@@ -8,6 +8,7 @@
 namespace lathe {
 
 /// As gelu_backward, for float32, bfloat16 and float16; pointers at multiples of 16 bytes.
-cudaError_t gelu_backward_cuda(const void* x, const void* dy, void* dx, Element type, int64_t n, cudaStream_t stream);
+cudaError_t gelu_backward_cuda(const void* x, const void* dy, void* dx, Element type, int64_t n,
+                               cudaStream_t stream);
 
 }  // namespace lathe

@@ -24,8 +24,8 @@ void each_block(const AdafactorArgs& a, int64_t begin, int64_t end, F&& f) {
 }
 
 template <class T>
-double moments(const AdafactorArgs& f, const UpdateRule& rule, const StepControl& control, int64_t begin, int64_t end,
-               double* columns) {
+double moments(const AdafactorArgs& f, const UpdateRule& rule, const StepControl& control,
+               int64_t begin, int64_t end, double* columns) {
   const UpdateArgs& a = f.update;
   const double scale = grad_scale_of(rule, a, control), b = f.decay, rest = 1 - f.decay;
   T grads[update_block], params[update_block];
@@ -37,7 +37,8 @@ double moments(const AdafactorArgs& f, const UpdateRule& rule, const StepControl
       x[i] = scaled * scaled + least;
     }
     const T* p = load(a.param, a.param_type, at, n, params);
-    sum += lane_sum(n, [&](int64_t i) { return static_cast<double>(p[i]) * static_cast<double>(p[i]); });
+    sum += lane_sum(
+        n, [&](int64_t i) { return static_cast<double>(p[i]) * static_cast<double>(p[i]); });
   };
   T* moment = static_cast<T*>(a.state[0]);
   if (f.rows == 0) {
@@ -62,12 +63,14 @@ double moments(const AdafactorArgs& f, const UpdateRule& rule, const StepControl
 }
 
 template <class T>
-void factors(const AdafactorArgs& f, const double* columns, double* row_factors, double* column_factors) {
+void factors(const AdafactorArgs& f, const double* columns, double* row_factors,
+             double* column_factors) {
   const T* r = static_cast<const T*>(f.update.state[0]);
   T* c = static_cast<T*>(f.update.state[1]);
   const double rows = static_cast<double>(f.rows);
   const double mean = lane_sum(f.rows, [&](int64_t i) { return static_cast<double>(r[i]); }) / rows;
-  for (int64_t i = 0; i < f.rows; ++i) row_factors[i] = 1 / std::sqrt(static_cast<double>(r[i]) / mean);
+  for (int64_t i = 0; i < f.rows; ++i)
+    row_factors[i] = 1 / std::sqrt(static_cast<double>(r[i]) / mean);
   for (int64_t i = 0; i < f.columns; ++i) {
     c[i] = static_cast<T>(f.decay * static_cast<double>(c[i]) + (1 - f.decay) * columns[i] / rows);
     column_factors[i] = 1 / std::sqrt(static_cast<double>(c[i]));
@@ -76,23 +79,26 @@ void factors(const AdafactorArgs& f, const double* columns, double* row_factors,
 
 /// u of n elements of one row, or of a parameter that is not factored.
 template <class T>
-void direction(const AdafactorArgs& f, const UpdateRule& rule, const StepControl& control, int64_t at, int64_t n,
-               int64_t row, int64_t column, const double* row_factors, const double* column_factors, T* buffer,
-               double* u) {
+void direction(const AdafactorArgs& f, const UpdateRule& rule, const StepControl& control,
+               int64_t at, int64_t n, int64_t row, int64_t column, const double* row_factors,
+               const double* column_factors, T* buffer, double* u) {
   const double scale = grad_scale_of(rule, f.update, control);
   const T* g = load_gradient(f.update, rule, control, at, n, buffer);
   if (f.rows == 0) {
     const T* v = static_cast<const T*>(f.update.state[0]) + at;
-    for (int64_t i = 0; i < n; ++i) u[i] = static_cast<double>(g[i]) * scale / std::sqrt(static_cast<double>(v[i]));
+    for (int64_t i = 0; i < n; ++i)
+      u[i] = static_cast<double>(g[i]) * scale / std::sqrt(static_cast<double>(v[i]));
     return;
   }
   const double factor = scale * row_factors[row];
-  for (int64_t i = 0; i < n; ++i) u[i] = static_cast<double>(g[i]) * factor * column_factors[column + i];
+  for (int64_t i = 0; i < n; ++i)
+    u[i] = static_cast<double>(g[i]) * factor * column_factors[column + i];
 }
 
 template <class T>
-double direction_sum(const AdafactorArgs& f, const UpdateRule& rule, const StepControl& control, int64_t begin,
-                     int64_t end, const double* row_factors, const double* column_factors) {
+double direction_sum(const AdafactorArgs& f, const UpdateRule& rule, const StepControl& control,
+                     int64_t begin, int64_t end, const double* row_factors,
+                     const double* column_factors) {
   T buffer[update_block];
   double u[update_block], sum = 0;
   const auto add = [&](int64_t at, int64_t n, int64_t row, int64_t column) {
@@ -102,20 +108,24 @@ double direction_sum(const AdafactorArgs& f, const UpdateRule& rule, const StepC
   if (f.rows > 0)
     each_block(f, begin, end, add);
   else
-    for (int64_t at = begin; at < end; at += update_block) add(at, std::min(update_block, end - at), 0, 0);
+    for (int64_t at = begin; at < end; at += update_block)
+      add(at, std::min(update_block, end - at), 0, 0);
   return sum;
 }
 
 template <class T>
-void update(const AdafactorArgs& f, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end,
-            const double* row_factors, const double* column_factors, double scale) {
-  const double lr = rule.lr * f.update.lr_scale, decay = 1 - lr * f.update.weight_decay, step = lr * scale;
+void update(const AdafactorArgs& f, const UpdateRule& rule, StepControl* control, int64_t begin,
+            int64_t end, const double* row_factors, const double* column_factors, double scale) {
+  const double lr = rule.lr * f.update.lr_scale, decay = 1 - lr * f.update.weight_decay,
+               step = lr * scale;
   T buffer[update_block];
   double u[update_block];
   const auto move = [&](int64_t row) {
     return [&, row](int64_t at, int64_t n, const T* p, T* out) {
-      direction(f, rule, *control, at, n, row, at - row * f.columns, row_factors, column_factors, buffer, u);
-      for (int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(decay * static_cast<double>(p[i]) - step * u[i]);
+      direction(f, rule, *control, at, n, row, at - row * f.columns, row_factors, column_factors,
+                buffer, u);
+      for (int64_t i = 0; i < n; ++i)
+        out[i] = static_cast<T>(decay * static_cast<double>(p[i]) - step * u[i]);
     };
   };
   if (f.rows == 0) return update_blocks<T>(f.update, rule, control, begin, end, move(0));
@@ -125,26 +135,32 @@ void update(const AdafactorArgs& f, const UpdateRule& rule, StepControl* control
 
 }  // namespace
 
-double adafactor_moments(const AdafactorArgs& a, const UpdateRule& rule, const StepControl& control, int64_t begin,
-                         int64_t end, double* columns) {
-  return a.update.param_type == Element::f64 ? moments<double>(a, rule, control, begin, end, columns)
-                                             : moments<float>(a, rule, control, begin, end, columns);
+double adafactor_moments(const AdafactorArgs& a, const UpdateRule& rule, const StepControl& control,
+                         int64_t begin, int64_t end, double* columns) {
+  return a.update.param_type == Element::f64
+             ? moments<double>(a, rule, control, begin, end, columns)
+             : moments<float>(a, rule, control, begin, end, columns);
 }
 
-void adafactor_factors(const AdafactorArgs& a, const double* columns, double* row_factors, double* column_factors) {
-  (a.update.param_type == Element::f64 ? factors<double> : factors<float>)(a, columns, row_factors, column_factors);
+void adafactor_factors(const AdafactorArgs& a, const double* columns, double* row_factors,
+                       double* column_factors) {
+  (a.update.param_type == Element::f64 ? factors<double> : factors<float>)(a, columns, row_factors,
+                                                                           column_factors);
 }
 
-double adafactor_direction(const AdafactorArgs& a, const UpdateRule& rule, const StepControl& control, int64_t begin,
-                           int64_t end, const double* row_factors, const double* column_factors) {
-  return (a.update.param_type == Element::f64 ? direction_sum<double> : direction_sum<float>)(a, rule, control, begin,
-                                                                                              end, row_factors,
-                                                                                              column_factors);
+double adafactor_direction(const AdafactorArgs& a, const UpdateRule& rule,
+                           const StepControl& control, int64_t begin, int64_t end,
+                           const double* row_factors, const double* column_factors) {
+  return (a.update.param_type == Element::f64
+              ? direction_sum<double>
+              : direction_sum<float>)(a, rule, control, begin, end, row_factors, column_factors);
 }
 
-void adafactor_update(const AdafactorArgs& a, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end,
-                      const double* row_factors, const double* column_factors, double scale) {
-  (a.update.param_type == Element::f64 ? update<double> : update<float>)(a, rule, control, begin, end, row_factors,
+void adafactor_update(const AdafactorArgs& a, const UpdateRule& rule, StepControl* control,
+                      int64_t begin, int64_t end, const double* row_factors,
+                      const double* column_factors, double scale) {
+  (a.update.param_type == Element::f64 ? update<double> : update<float>)(a, rule, control, begin,
+                                                                         end, row_factors,
                                                                          column_factors, scale);
 }
 
@@ -159,8 +175,9 @@ HWY_EXPORT(adafactor_factors);
 HWY_EXPORT(adafactor_direction);
 HWY_EXPORT(adafactor_update);
 
-double adafactor_moments_cpu(const AdafactorArgs& args, const UpdateRule& rule, const StepControl& control,
-                             int64_t begin, int64_t end, double* columns) {
+double adafactor_moments_cpu(const AdafactorArgs& args, const UpdateRule& rule,
+                             const StepControl& control, int64_t begin, int64_t end,
+                             double* columns) {
   return HWY_DYNAMIC_DISPATCH(adafactor_moments)(args, rule, control, begin, end, columns);
 }
 
@@ -169,14 +186,18 @@ void adafactor_factors_cpu(const AdafactorArgs& args, const double* columns, dou
   HWY_DYNAMIC_DISPATCH(adafactor_factors)(args, columns, row_factors, column_factors);
 }
 
-double adafactor_direction_cpu(const AdafactorArgs& args, const UpdateRule& rule, const StepControl& control,
-                               int64_t begin, int64_t end, const double* row_factors, const double* column_factors) {
-  return HWY_DYNAMIC_DISPATCH(adafactor_direction)(args, rule, control, begin, end, row_factors, column_factors);
+double adafactor_direction_cpu(const AdafactorArgs& args, const UpdateRule& rule,
+                               const StepControl& control, int64_t begin, int64_t end,
+                               const double* row_factors, const double* column_factors) {
+  return HWY_DYNAMIC_DISPATCH(adafactor_direction)(args, rule, control, begin, end, row_factors,
+                                                   column_factors);
 }
 
-void adafactor_update_cpu(const AdafactorArgs& args, const UpdateRule& rule, StepControl* control, int64_t begin,
-                          int64_t end, const double* row_factors, const double* column_factors, double scale) {
-  HWY_DYNAMIC_DISPATCH(adafactor_update)(args, rule, control, begin, end, row_factors, column_factors, scale);
+void adafactor_update_cpu(const AdafactorArgs& args, const UpdateRule& rule, StepControl* control,
+                          int64_t begin, int64_t end, const double* row_factors,
+                          const double* column_factors, double scale) {
+  HWY_DYNAMIC_DISPATCH(adafactor_update)(args, rule, control, begin, end, row_factors,
+                                         column_factors, scale);
 }
 
 }  // namespace lathe

@@ -19,7 +19,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
-/// The level nearest to x in [-1, 1], the lower of two that are as near: `middles` [255] are halfway between levels.
+/// The level nearest to x in [-1, 1], the lower of two that are as near: `middles` [255] are
+/// halfway between levels.
 inline uint8_t nearest_level(float x, const float* middles) {
   int at = 0;
   for (int step = levels / 2; step > 0; step /= 2) at += middles[at + step - 1] < x ? step : 0;
@@ -58,21 +59,23 @@ void write_codes(const float* x, int64_t n, const float* middles, uint8_t* codes
   const bool divide = !std::isfinite(inverse);
   for (i = 0; i + lanes <= n; i += lanes) {
     const V v = hn::LoadU(D(), x + i);
-    store_nearest_levels(divide ? hn::Div(v, hn::Set(D(), most)) : hn::Mul(v, hn::Set(D(), inverse)), middles,
-                         codes + i);
+    store_nearest_levels(
+        divide ? hn::Div(v, hn::Set(D(), most)) : hn::Mul(v, hn::Set(D(), inverse)), middles,
+        codes + i);
   }
   for (; i < n; ++i) codes[i] = nearest_level(divide ? x[i] / most : x[i] * inverse, middles);
 }
 
 template <class Rule, class T>
-void run(const Adam8bitArgs& q, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end,
-         const float* const values[2], const float* const middles[2], T* moments) {
+void run(const Adam8bitArgs& q, const UpdateRule& rule, StepControl* control, int64_t begin,
+         int64_t end, const float* const values[2], const float* const middles[2], T* moments) {
   const UpdateArgs& a = q.update;
   const Coefficients<T> c = coefficients<Rule, T>(rule, a, *control);
   T grads[update_block];
   T *m = moments, *v = moments + q.block;
   std::vector<float> floats(std::is_same_v<T, float> ? 0 : static_cast<size_t>(q.block));
-  const auto write = [&](const T* x, int64_t n, const float* between, uint8_t* codes, float* scale) {
+  const auto write = [&](const T* x, int64_t n, const float* between, uint8_t* codes,
+                         float* scale) {
     if constexpr (std::is_same_v<T, float>) {
       write_codes(x, n, between, codes, scale);
     } else {
@@ -82,18 +85,21 @@ void run(const Adam8bitArgs& q, const UpdateRule& rule, StepControl* control, in
   };
   for (int64_t block = begin; block < end; ++block) {
     const int64_t first = block * q.block, n = std::min(q.block, a.n - first);
-    uint8_t* codes[2] = {static_cast<uint8_t*>(a.state[0]) + first, static_cast<uint8_t*>(a.state[1]) + first};
-    float* scales[2] = {static_cast<float*>(a.state[2]) + block, static_cast<float*>(a.state[3]) + block};
+    uint8_t* codes[2] = {static_cast<uint8_t*>(a.state[0]) + first,
+                         static_cast<uint8_t*>(a.state[1]) + first};
+    float* scales[2] = {static_cast<float*>(a.state[2]) + block,
+                        static_cast<float*>(a.state[3]) + block};
     read_codes(codes[0], *scales[0], values[0], n, m);
     read_codes(codes[1], *scales[1], values[1], n, v);
-    update_blocks<T>(a, rule, control, first, first + n, [&](int64_t at, int64_t count, const T* p, T* out) {
-      const T* g = load_gradient(a, rule, *control, at, count, grads);
-      T *own_m = m + (at - first), *own_v = v + (at - first);
-      for (int64_t i = 0; i < count; ++i) {
-        const T x = g[i] * c.grad_scale + c.wd * p[i];
-        out[i] = Rule::element(p[i], x, own_m + i, own_v + i, static_cast<T*>(nullptr), c);
-      }
-    });
+    update_blocks<T>(
+        a, rule, control, first, first + n, [&](int64_t at, int64_t count, const T* p, T* out) {
+          const T* g = load_gradient(a, rule, *control, at, count, grads);
+          T *own_m = m + (at - first), *own_v = v + (at - first);
+          for (int64_t i = 0; i < count; ++i) {
+            const T x = g[i] * c.grad_scale + c.wd * p[i];
+            out[i] = Rule::element(p[i], x, own_m + i, own_v + i, static_cast<T*>(nullptr), c);
+          }
+        });
     write(m, n, middles[0], codes[0], scales[0]);
     write(v, n, middles[1], codes[1], scales[1]);
   }
@@ -101,8 +107,9 @@ void run(const Adam8bitArgs& q, const UpdateRule& rule, StepControl* control, in
 
 }  // namespace
 
-void adam8bit(const Adam8bitArgs& q, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end,
-              const float* const values[2], const float* const middles[2], void* moments) {
+void adam8bit(const Adam8bitArgs& q, const UpdateRule& rule, StepControl* control, int64_t begin,
+              int64_t end, const float* const values[2], const float* const middles[2],
+              void* moments) {
   const auto as = [&](auto r, auto zero) {
     using T = decltype(zero);
     run<decltype(r), T>(q, rule, control, begin, end, values, middles, static_cast<T*>(moments));
@@ -153,7 +160,8 @@ const std::array<float, 256>& dynamic_levels(bool with_sign) {
 
 HWY_EXPORT(adam8bit);
 
-void adam8bit_cpu(const Adam8bitArgs& args, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end) {
+void adam8bit_cpu(const Adam8bitArgs& args, const UpdateRule& rule, StepControl* control,
+                  int64_t begin, int64_t end) {
   static const std::array<float, 255> signed_middles = make_middles(dynamic_levels(true)),
                                       positive_middles = make_middles(dynamic_levels(false));
   const float* const values[2] = {dynamic_levels(true).data(), dynamic_levels(false).data()};

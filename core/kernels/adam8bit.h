@@ -1,7 +1,8 @@
-// Adam and AdamW whose moments are kept in 8 bits. Dettmers et al. 2022, "8-bit optimizers via block-wise
-// quantization": a block of elements shares a scale, its largest absolute value, and codes stand for the levels of a
-// dynamic tree (Dettmers 2016, "8-bit approximations for parallelism in deep learning"). A step reads both moments,
-// moves them and the parameter in float32 as Adam does, and rounds the moments to the nearest levels.
+// Adam and AdamW whose moments are kept in 8 bits. Dettmers et al. 2022, "8-bit optimizers via
+// block-wise quantization": a block of elements shares a scale, its largest absolute value, and
+// codes stand for the levels of a dynamic tree (Dettmers 2016, "8-bit approximations for
+// parallelism in deep learning"). A step reads both moments, moves them and the parameter in
+// float32 as Adam does, and rounds the moments to the nearest levels.
 #pragma once
 
 #include <array>
@@ -10,18 +11,20 @@
 
 namespace lathe {
 
-/// The levels, ascending: 0, 1, and with e = 0, ..., 6 the values 10^-e f, where f are the middles of 2^(6 - e) equal
-/// parts of [0.1, 1] (2^(7 - e) where all are positive), each with both signs where `with_sign`.
+/// The levels, ascending: 0, 1, and with e = 0, ..., 6 the values 10^-e f, where f are the middles
+/// of 2^(6 - e) equal parts of [0.1, 1] (2^(7 - e) where all are positive), each with both signs
+/// where `with_sign`.
 const std::array<float, 256>& dynamic_levels(bool with_sign);
 
-/// State 0: codes of the mean, 1: of the mean of squares, uint8 [n]; 2 and 3: their scales, float32, one for each
-/// `block` elements.
+/// State 0: codes of the mean, 1: of the mean of squares, uint8 [n]; 2 and 3: their scales,
+/// float32, one for each `block` elements.
 struct Adam8bitArgs {
   UpdateArgs update;
   int64_t block = 0;
   bool decoupled = false;
 };
 /// Updates the elements of blocks [begin, end).
-void adam8bit_cpu(const Adam8bitArgs& args, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end);
+void adam8bit_cpu(const Adam8bitArgs& args, const UpdateRule& rule, StepControl* control,
+                  int64_t begin, int64_t end);
 
 }  // namespace lathe

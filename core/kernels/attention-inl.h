@@ -17,17 +17,19 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// One block of the online softmax. scores [rows, columns], `stride` apart, of queries from q0 and keys from k0; p
-/// takes exp(score scale - m) with zeros where the mask is and in the columns up to `width`; the running maximum m and
-/// denominator l [rows] go on from the blocks before (`is_first`: there are none), and so does the accumulated output
-/// [rows, wide]. `starts`, where it is not null: the first key that each row sees.
+/// One block of the online softmax. scores [rows, columns], `stride` apart, of queries from q0 and
+/// keys from k0; p takes exp(score scale - m) with zeros where the mask is and in the columns up to
+/// `width`; the running maximum m and denominator l [rows] go on from the blocks before
+/// (`is_first`: there are none), and so does the accumulated output [rows, wide]. `starts`, where
+/// it is not null: the first key that each row sees.
 template <class T>
-void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width, int64_t q0,
-                int64_t k0, const int64_t* starts, bool is_first, float scale, T* p, float* m, float* l, float* acc,
-                int64_t wide) {
+void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width,
+                int64_t q0, int64_t k0, const int64_t* starts, bool is_first, float scale, T* p,
+                float* m, float* l, float* acc, int64_t wide) {
   const V s = set(scale), low = set(-INFINITY);
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t end = std::clamp<int64_t>(q0 + r - k0 + 1, 0, columns);  // keys up to the query itself
+    const int64_t end =
+        std::clamp<int64_t>(q0 + r - k0 + 1, 0, columns);  // keys up to the query itself
     const int64_t begin = starts == nullptr ? 0 : std::clamp<int64_t>(starts[r] - k0, 0, end);
     std::fill_n(p + r * width, begin, T(0.0f));
     const float* in = scores + r * stride + begin;
@@ -38,7 +40,8 @@ void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t colum
       continue;
     }
     V top = low;
-    for_vectors(seen, [&](int64_t i, auto part) HWY_ATTR { top = hn::Max(top, part.keep_or(part(in + i), low)); });
+    for_vectors(seen, [&](int64_t i, auto part)
+                          HWY_ATTR { top = hn::Max(top, part.keep_or(part(in + i), low)); });
     const float before = m[r], now = std::max(before, max_of(top) * scale);
     const V shift = set(now);
     V total = set(0);
@@ -54,26 +57,30 @@ void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t colum
     if (kept == 1.0f || is_first) continue;
     const V factor = set(kept);
     float* a = acc + r * wide;
-    for_vectors(wide, [&](int64_t i, auto part) HWY_ATTR { part(hn::Mul(part(a + i), factor), a + i); });
+    for_vectors(wide,
+                [&](int64_t i, auto part) HWY_ATTR { part(hn::Mul(part(a + i), factor), a + i); });
   }
 }
-void softmax_block(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width, int64_t q0,
-                   int64_t k0, const int64_t* starts, bool is_first, float scale, void* p, Element type, float* m,
-                   float* l, float* acc, int64_t wide) {
+void softmax_block(const float* scores, int64_t stride, int64_t rows, int64_t columns,
+                   int64_t width, int64_t q0, int64_t k0, const int64_t* starts, bool is_first,
+                   float scale, void* p, Element type, float* m, float* l, float* acc,
+                   int64_t wide) {
   with_element(type, [&](auto t) HWY_ATTR {
-    softmax_as(scores, stride, rows, columns, width, q0, k0, starts, is_first, scale, static_cast<decltype(t)*>(p), m,
-               l, acc, wide);
+    softmax_as(scores, stride, rows, columns, width, q0, k0, starts, is_first, scale,
+               static_cast<decltype(t)*>(p), m, l, acc, wide);
   });
 }
 
 /// out[r] = acc[r] / sum[r] (sum null: acc), rows x columns.
-void write_rows_of(const float* acc, int64_t wide, int64_t rows, int64_t columns, const float* sum, Matrix out) {
+void write_rows_of(const float* acc, int64_t wide, int64_t rows, int64_t columns, const float* sum,
+                   Matrix out) {
   with_element(out.type, [&](auto t) HWY_ATTR {
     for (int64_t r = 0; r < rows; ++r) {
       auto* to = static_cast<decltype(t)*>(const_cast<void*>(out.at(r, 0)));
       const V factor = set(sum == nullptr ? 1.0f : 1.0f / sum[r]);
-      for_vectors(columns,
-                  [&](int64_t i, auto part) HWY_ATTR { part(hn::Mul(part(acc + r * wide + i), factor), to + i); });
+      for_vectors(columns, [&](int64_t i, auto part) HWY_ATTR {
+        part(hn::Mul(part(acc + r * wide + i), factor), to + i);
+      });
     }
   });
 }
@@ -85,25 +92,27 @@ void dot_rows(Matrix a, Matrix b, int64_t rows, int64_t columns, float* delta) {
     for (int64_t r = 0; r < rows; ++r) {
       V sum = set(0);
       for_vectors(columns, [&](int64_t i, auto part) HWY_ATTR {
-        sum = hn::MulAdd(part(static_cast<const T*>(a.at(r, 0)) + i), part(static_cast<const T*>(b.at(r, 0)) + i), sum);
+        sum = hn::MulAdd(part(static_cast<const T*>(a.at(r, 0)) + i),
+                         part(static_cast<const T*>(b.at(r, 0)) + i), sum);
       });
       delta[r] = sum_of(sum);
     }
   });
 }
 
-/// Transposed blocks [keys, queries], `stride` apart: from scores and dP to P and dS = P (dP - delta) scale. Rows of
-/// the results are `width` long, zero beyond the queries and where the mask is. `starts`, where it is not null: the
-/// first key that each query sees.
+/// Transposed blocks [keys, queries], `stride` apart: from scores and dP to P and dS = P (dP -
+/// delta) scale. Rows of the results are `width` long, zero beyond the queries and where the mask
+/// is. `starts`, where it is not null: the first key that each query sees.
 template <class T>
-void slopes_as(const float* scores, const float* dp, int64_t stride, int64_t keys, int64_t queries, int64_t width,
-               int64_t k0, int64_t q0, const int64_t* starts, float scale, const float* lse, const float* delta, T* p,
-               T* ds) {
+void slopes_as(const float* scores, const float* dp, int64_t stride, int64_t keys, int64_t queries,
+               int64_t width, int64_t k0, int64_t q0, const int64_t* starts, float scale,
+               const float* lse, const float* delta, T* p, T* ds) {
   const V s = set(scale);
   int64_t last = queries;  // those from here on begin behind the key
   for (int64_t r = keys - 1; r >= 0; --r) {
     while (starts != nullptr && last > 0 && starts[last - 1] > k0 + r) --last;
-    const int64_t first = std::min(queries, std::max<int64_t>(0, k0 + r - q0));  // queries before the key see nothing
+    const int64_t first =
+        std::min(queries, std::max<int64_t>(0, k0 + r - q0));  // queries before the key see nothing
     T* to_p = p + r * width;
     T* to_ds = ds + r * width;
     for_vectors(queries, [&](int64_t i, auto part) HWY_ATTR {
@@ -118,61 +127,69 @@ void slopes_as(const float* scores, const float* dp, int64_t stride, int64_t key
     }
   }
 }
-void slopes_block(const float* scores, const float* dp, int64_t stride, int64_t keys, int64_t queries, int64_t width,
-                  int64_t k0, int64_t q0, const int64_t* starts, float scale, const float* lse, const float* delta,
-                  void* p, void* ds, Element type) {
+void slopes_block(const float* scores, const float* dp, int64_t stride, int64_t keys,
+                  int64_t queries, int64_t width, int64_t k0, int64_t q0, const int64_t* starts,
+                  float scale, const float* lse, const float* delta, void* p, void* ds,
+                  Element type) {
   with_element(type, [&](auto t) HWY_ATTR {
     using T = decltype(t);
-    slopes_as(scores, dp, stride, keys, queries, width, k0, q0, starts, scale, lse, delta, static_cast<T*>(p),
-              static_cast<T*>(ds));
+    slopes_as(scores, dp, stride, keys, queries, width, k0, q0, starts, scale, lse, delta,
+              static_cast<T*>(p), static_cast<T*>(ds));
   });
 }
 
-/// One block of keys for one query of each of `heads` heads that share them, in the order of the blocks' products
-/// above: scores [heads][block of keys], the online softmax, and the accumulated output [heads][wide] in `acc`. q
-/// [heads rounded up to 1, 2, 4 or 8][width] in float32.
+/// One block of keys for one query of each of `heads` heads that share them, in the order of the
+/// blocks' products above: scores [heads][block of keys], the online softmax, and the accumulated
+/// output [heads][wide] in `acc`. q [heads rounded up to 1, 2, 4 or 8][width] in float32.
 template <class T>
-void one_query_as(const T* k, const T* v, int64_t stride, int64_t keys, int64_t k0, int64_t width, int64_t heads,
-                  const float* q, float scale, float* scores, float* p, float* m, float* l, float* acc, int64_t wide,
-                  T* space) {
+void one_query_as(const T* k, const T* v, int64_t stride, int64_t keys, int64_t k0, int64_t width,
+                  int64_t heads, const float* q, float scale, float* scores, float* p, float* m,
+                  float* l, float* acc, int64_t wide, T* space) {
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
   constexpr int64_t block = 64;
   with_few(heads, [&](auto count) HWY_ATTR {
-    few_rows_of<T, decltype(count)::value>(k, stride, keys, width, width, q, width, scores, block, space, 0);
+    few_rows_of<T, decltype(count)::value>(k, stride, keys, width, width, q, width, scores, block,
+                                           space, 0);
   });
   for (int64_t h = 0; h < heads; ++h) {
-    softmax_as(scores + h * block, block, 1, keys, keys, k0 + keys - 1, k0, nullptr, k0 == 0, scale, p + h * block,
-               m + h, l + h, acc + h * wide, wide);
+    softmax_as(scores + h * block, block, 1, keys, keys, k0 + keys - 1, k0, nullptr, k0 == 0, scale,
+               p + h * block, m + h, l + h, acc + h * wide, wide);
     for_vectors(width, [&](int64_t i, auto part) HWY_ATTR {
       V sum = set(0);
-      for (int64_t j = 0; j < keys; ++j) sum = hn::MulAdd(set(p[h * block + j]), part(v + j * stride + i), sum);
+      for (int64_t j = 0; j < keys; ++j)
+        sum = hn::MulAdd(set(p[h * block + j]), part(v + j * stride + i), sum);
       float* to = acc + h * wide + i;
       part(k0 == 0 ? sum : hn::Add(sum, part(to)), to);
     });
   }
 #else
-  (void)k, (void)v, (void)stride, (void)keys, (void)k0, (void)width, (void)heads, (void)q, (void)scale, (void)scores;
+  (void)k, (void)v, (void)stride, (void)keys, (void)k0, (void)width, (void)heads, (void)q,
+      (void)scale, (void)scores;
   (void)p, (void)m, (void)l, (void)acc, (void)wide, (void)space;
 #endif
 }
-void one_query(Matrix k, Matrix v, int64_t keys, int64_t k0, int64_t width, int64_t heads, const float* q, float scale,
-               float* scores, float* p, float* m, float* l, float* acc, int64_t wide, void* space) {
+void one_query(Matrix k, Matrix v, int64_t keys, int64_t k0, int64_t width, int64_t heads,
+               const float* q, float scale, float* scores, float* p, float* m, float* l, float* acc,
+               int64_t wide, void* space) {
   const auto run = [&](auto t) HWY_ATTR {
     using T = decltype(t);
-    one_query_as(static_cast<const T*>(k.data), static_cast<const T*>(v.data), k.stride, keys, k0, width, heads, q,
-                 scale, scores, p, m, l, acc, wide, static_cast<T*>(space));
+    one_query_as(static_cast<const T*>(k.data), static_cast<const T*>(v.data), k.stride, keys, k0,
+                 width, heads, q, scale, scores, p, m, l, acc, wide, static_cast<T*>(space));
   };
   if (k.type == Element::f32) return run(float{});
   run(c10::BFloat16{});
 }
 
-/// Rows of a head turned by their places' angles, or back (`sign` -1): turns [rows, width]. May be in place.
-void turn_rows(Matrix from, int64_t rows, int64_t width, const float* turns, float sign, Matrix to) {
+/// Rows of a head turned by their places' angles, or back (`sign` -1): turns [rows, width]. May be
+/// in place.
+void turn_rows(Matrix from, int64_t rows, int64_t width, const float* turns, float sign,
+               Matrix to) {
   with_element(from.type, [&](auto t) HWY_ATTR {
     using T = decltype(t);
     for (int64_t r = 0; r < rows; ++r) {
-      turn_head(static_cast<const T*>(from.at(r, 0)), static_cast<T*>(const_cast<void*>(to.at(r, 0))), width,
-                turns + r * width, set(sign));
+      turn_head(static_cast<const T*>(from.at(r, 0)),
+                static_cast<T*>(const_cast<void*>(to.at(r, 0))), width, turns + r * width,
+                set(sign));
     }
   });
 }

@@ -40,16 +40,19 @@ struct Head {
         joined{nullptr, s.heads * s.width, s.time * s.heads * s.width},
         element(type),
         starts(s.starts == nullptr ? nullptr : s.starts + sample * s.time),
-        turns(s.turns == nullptr || s.turn_rows == s.time ? s.turns : s.turns + sample * s.time * s.width) {}
+        turns(s.turns == nullptr || s.turn_rows == s.time ? s.turns
+                                                          : s.turns + sample * s.time * s.width) {}
   /// Its rows of something that has a head for each of q's.
   Matrix own(HeadRows r) const { return at(r, head); }
   /// Its rows of k or v.
   Matrix shared(HeadRows r) const { return at(r, key_head); }
   Matrix rows(const void* out) const { return at({out, joined.stride, joined.batch_stride}, head); }
-  /// The first keys that queries from i on see, or null; and of the first of them the block that it is in.
+  /// The first keys that queries from i on see, or null; and of the first of them the block that it
+  /// is in.
   const int64_t* starts_of(int64_t i) const { return starts == nullptr ? nullptr : starts + i; }
   int64_t first_block(int64_t i) const { return starts == nullptr ? 0 : starts[i] / block * block; }
-  /// q or k with rows [begin, end) turned, in `space` [time, width]; or as they lie, where nothing is turned.
+  /// q or k with rows [begin, end) turned, in `space` [time, width]; or as they lie, where nothing
+  /// is turned.
   Matrix turned(Matrix rows, int64_t begin, int64_t end, void* space) const {
     if (turns == nullptr) return rows;
     const Matrix to{space, width, element};
@@ -66,7 +69,8 @@ struct Head {
     HWY_DYNAMIC_DISPATCH(turn_rows)(from, count, width, turns + t * width, sign, to);
   }
   Matrix at(HeadRows r, int64_t h) const {
-    return {Matrix{r.data, 0, element}.at(0, sample * r.batch_stride + h * width), r.stride, element};
+    return {Matrix{r.data, 0, element}.at(0, sample * r.batch_stride + h * width), r.stride,
+            element};
   }
   int64_t sample, head, key_head, width;
   HeadRows joined;
@@ -87,7 +91,10 @@ class Packed {
  public:
   /// transposed: of [width, rows of the block], else of [rows of the block, width].
   Packed(const AttentionShape& s, Types types, bool transposed)
-      : shape_(s), types_(types), transposed_(transposed), wide_(round_up(transposed ? block : s.width, 16)) {}
+      : shape_(s),
+        types_(types),
+        transposed_(transposed),
+        wide_(round_up(transposed ? block : s.width, 16)) {}
   /// float32 that is not transposed is read where it is.
   bool copied() const { return transposed_ || types_.own != Element::f32; }
   int64_t bytes() const { return copied() ? divide_up(shape_.seen(), block) * block_bytes() : 0; }
@@ -112,7 +119,8 @@ class Packed {
 
  private:
   int64_t block_bytes() const {
-    return (transposed_ ? packed_depth(shape_.width, types_.as) : block) * wide_ * bytes_of(types_.as);
+    return (transposed_ ? packed_depth(shape_.width, types_.as) : block) * wide_ *
+           bytes_of(types_.as);
   }
   AttentionShape shape_;
   Types types_;
@@ -177,17 +185,20 @@ struct BackwardSpace {
   int64_t used;
 };
 
-/// A head's blocks of queries (or keys) in parts, so that every thread has work where there are few heads: one part
-/// where there are two heads a thread or more.
+/// A head's blocks of queries (or keys) in parts, so that every thread has work where there are few
+/// heads: one part where there are two heads a thread or more.
 struct HeadParts {
-  explicit HeadParts(const AttentionShape& s) : heads(s.batch * s.heads), blocks(divide_up(s.time, block)) {
+  explicit HeadParts(const AttentionShape& s)
+      : heads(s.batch * s.heads), blocks(divide_up(s.time, block)) {
     const int64_t threads = at::get_num_threads();
     const int64_t wanted = heads >= 2 * threads ? 1 : divide_up(4 * threads, heads);
     each = divide_up(blocks, std::min(wanted, blocks));
     count = divide_up(blocks, each);
   }
   int64_t begin(int64_t part) const { return part * each * block; }
-  int64_t end(int64_t part, int64_t time) const { return std::min(time, (part + 1) * each * block); }
+  int64_t end(int64_t part, int64_t time) const {
+    return std::min(time, (part + 1) * each * block);
+  }
   int64_t heads, blocks, each, count;
 };
 
@@ -199,10 +210,10 @@ bool attention_ready(const AttentionShape& s, Element type) {
 
 namespace {
 
-/// One query a head, as when a text is written a token at a time: keys and values are read where they lie, once for all
-/// heads that share them.
-void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows, HeadRows v_rows, void* out,
-                float* lse) {
+/// One query a head, as when a text is written a token at a time: keys and values are read where
+/// they lie, once for all heads that share them.
+void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows,
+                HeadRows v_rows, void* out, float* lse) {
   const int64_t wide = round_up(s.width, 16), kv_heads = s.heads / s.groups();
   constexpr int64_t most_lanes = 16;
   const auto carve = [&](char* base, auto&& use) {
@@ -221,23 +232,26 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
   const auto run = [&](int64_t task) {
     const int64_t pair = task / parts, sample = pair / kv_heads, key_head = pair % kv_heads;
     const int64_t first = key_head * s.groups() + task % parts * few_rows;
-    const int64_t heads = std::min(few_rows, (key_head + 1) * s.groups() - first), index = sample * s.heads + first;
+    const int64_t heads = std::min(few_rows, (key_head + 1) * s.groups() - first),
+                  index = sample * s.heads + first;
     const Head head(s, type, index);
     const Matrix k = head.shared(k_rows), v = head.shared(v_rows);
-    carve(scratch.mine(), [&](float* q, float* scores, float* p, float* m, float* l, float* acc, char* space) {
-      std::fill_n(q, few_rows * s.width, 0.0f);
-      widen({head.own(q_rows).data, s.width, type}, heads, s.width, q, s.width);
-      std::fill_n(m, heads, -INFINITY);
-      std::fill_n(l, heads, 0.0f);
-      for (int64_t j = 0; j < s.seen(); j += block) {
-        HWY_DYNAMIC_DISPATCH(one_query)
-        (below(k, j), below(v, j), std::min(block, s.seen() - j), j, s.width, heads, q, s.scale, scores, p, m, l, acc,
-         wide, space);
-      }
-      HWY_DYNAMIC_DISPATCH(write_rows_of)
-      (acc, wide, heads, s.width, l, {head.rows(out).data, s.width, type});
-      for (int64_t h = 0; h < heads && lse != nullptr; ++h) lse[index + h] = m[h] + std::log(l[h]);
-    });
+    carve(scratch.mine(),
+          [&](float* q, float* scores, float* p, float* m, float* l, float* acc, char* space) {
+            std::fill_n(q, few_rows * s.width, 0.0f);
+            widen({head.own(q_rows).data, s.width, type}, heads, s.width, q, s.width);
+            std::fill_n(m, heads, -INFINITY);
+            std::fill_n(l, heads, 0.0f);
+            for (int64_t j = 0; j < s.seen(); j += block) {
+              HWY_DYNAMIC_DISPATCH(one_query)
+              (below(k, j), below(v, j), std::min(block, s.seen() - j), j, s.width, heads, q,
+               s.scale, scores, p, m, l, acc, wide, space);
+            }
+            HWY_DYNAMIC_DISPATCH(write_rows_of)
+            (acc, wide, heads, s.width, l, {head.rows(out).data, s.width, type});
+            for (int64_t h = 0; h < heads && lse != nullptr; ++h)
+              lse[index + h] = m[h] + std::log(l[h]);
+          });
   };
   parallel_tasks(s.batch * kv_heads * parts, run, [] {});
 }
@@ -250,26 +264,32 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
 //   q i   +---+---+---+---+     scores = q_i k_j^T, softmax's m and l go on, P
 //    |    | x |   |   |   |     acc_i = acc_i (rescaled) + P v_j
 //    v    +---+---+---+---+
-//         | x | x |   |   |     x: computed; on the diagonal the mask cuts a block; right of it nothing is
+//         | x | x |   |   |     x: computed; on the diagonal the mask cuts a block; right of it
+//         nothing is
 //         +---+---+---+---+
-void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows, HeadRows v_rows,
-                       void* out, float* lse) {
-  if (s.time == 1 && s.turns == nullptr && k_rows.stride == v_rows.stride && gemv_ready(type, type, 1))
+void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows,
+                       HeadRows v_rows, void* out, float* lse) {
+  if (s.time == 1 && s.turns == nullptr && k_rows.stride == v_rows.stride &&
+      gemv_ready(type, type, 1))
     return attend_one(s, type, q_rows, k_rows, v_rows, out, lse);
   const Types types(type);
   const Packed shape_k(s, types, true), shape_v(s, types, false);
   const Scratch scratch(ForwardSpace(s, types, shape_k, shape_v, nullptr).used);
-  const int64_t wide = round_up(s.width, 16), before = s.seen() - s.time;  // places before the first query
+  const int64_t wide = round_up(s.width, 16),
+                before = s.seen() - s.time;  // places before the first query
   const HeadParts parts(s);
   const auto run = [&](int64_t task) {
-    const int64_t index = task % parts.heads, part = parts.count - 1 - task / parts.heads;  // the longest first
+    const int64_t index = task % parts.heads,
+                  part = parts.count - 1 - task / parts.heads;  // the longest first
     Packed keys = shape_k, values = shape_v;
     const ForwardSpace w(s, types, keys, values, scratch.mine());
     const Head head(s, type, index);
     const int64_t end = parts.end(part, s.time);
-    const Matrix q = head.turned(head.own(q_rows), parts.begin(part), end, w.turned_q), y = head.rows(out);
+    const Matrix q = head.turned(head.own(q_rows), parts.begin(part), end, w.turned_q),
+                 y = head.rows(out);
     const int64_t first_key = head.first_block(parts.begin(part));
-    keys.fill(head.turned(head.shared(k_rows), first_key, before + end, w.turned_k), w.keys, first_key, before + end);
+    keys.fill(head.turned(head.shared(k_rows), first_key, before + end, w.turned_k), w.keys,
+              first_key, before + end);
     values.fill(head.shared(v_rows), w.values, first_key, before + end);
     for (int64_t i = parts.begin(part); i < end; i += block) {
       const int64_t rows = std::min(block, s.time - i);
@@ -278,27 +298,33 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
       std::fill_n(w.l, rows, 0.0f);
       const int64_t first = head.first_block(i);
       for (int64_t j = first; j < before + i + rows; j += block) {
-        const int64_t columns = std::min(block, s.seen() - j), depth = packed_depth(columns, types.as);
-        block_gemm(queries, keys.block_at(j), rows, round_up(columns, 16), s.width, w.scores, block, false);
+        const int64_t columns = std::min(block, s.seen() - j),
+                      depth = packed_depth(columns, types.as);
+        block_gemm(queries, keys.block_at(j), rows, round_up(columns, 16), s.width, w.scores, block,
+                   false);
         HWY_DYNAMIC_DISPATCH(softmax_block)
-        (w.scores, block, rows, columns, depth, before + i, j, head.starts_of(i), j == first, s.scale, w.p, types.as,
-         w.m, w.l, w.acc, wide);
+        (w.scores, block, rows, columns, depth, before + i, j, head.starts_of(i), j == first,
+         s.scale, w.p, types.as, w.m, w.l, w.acc, wide);
         const int64_t n = values.copied() ? wide : s.width;
-        block_gemm({w.p, depth, types.as}, values.block_at(j), rows, n, depth, w.acc, wide, j > first);
+        block_gemm({w.p, depth, types.as}, values.block_at(j), rows, n, depth, w.acc, wide,
+                   j > first);
       }
       HWY_DYNAMIC_DISPATCH(write_rows_of)(w.acc, wide, rows, s.width, w.l, below(y, i));
-      for (int64_t r = 0; r < rows && lse != nullptr; ++r) lse[index * s.time + i + r] = w.m[r] + std::log(w.l[r]);
+      for (int64_t r = 0; r < rows && lse != nullptr; ++r)
+        lse[index * s.time + i + r] = w.m[r] + std::log(w.l[r]);
     }
   };
   parallel_tasks(parts.heads * parts.count, run, [&] { release_gemm(types.as); });
 }
 
-// The same blocks column by column: a block of keys goes past the blocks of queries from its own on, for dk and dv, and
-// adds to their dq. Where there are few heads, tasks are parts of a head, and since two tasks must not add to one dq,
-// dk and dv (of a part of the keys) and dq (of a part of the queries) are tasks of their own, which both make the
-// blocks' P and dS: 7 products where 5 would do, on cores that were idle. Each sum is in the same order either way.
-void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, HeadRows all_k, HeadRows all_v,
-                        const void* out, const void* dout, const float* lse, HeadRows dq, HeadRows dk, HeadRows dv) {
+// The same blocks column by column: a block of keys goes past the blocks of queries from its own
+// on, for dk and dv, and adds to their dq. Where there are few heads, tasks are parts of a head,
+// and since two tasks must not add to one dq, dk and dv (of a part of the keys) and dq (of a part
+// of the queries) are tasks of their own, which both make the blocks' P and dS: 7 products where 5
+// would do, on cores that were idle. Each sum is in the same order either way.
+void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, HeadRows all_k,
+                        HeadRows all_v, const void* out, const void* dout, const float* lse,
+                        HeadRows dq, HeadRows dk, HeadRows dv) {
   // q and dout both ways, and k for dq.
   const Types types(type);
   const Packed across(s, types, true), along(s, types, false);
@@ -310,8 +336,10 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
   const auto write_rows = HWY_DYNAMIC_DISPATCH(write_rows_of);
   const auto run = [&](int64_t task) {
     const int64_t index = task % parts.heads, kind = task / parts.heads;
-    // Of the keys, whose work shrinks along the context, the first part first; of the queries the last.
-    const bool makes_keys = together || kind < parts.count, makes_queries = together || kind >= parts.count;
+    // Of the keys, whose work shrinks along the context, the first part first; of the queries the
+    // last.
+    const bool makes_keys = together || kind < parts.count,
+               makes_queries = together || kind >= parts.count;
     const int64_t part = makes_keys ? kind : 2 * parts.count - 1 - kind;
     const int64_t begin = parts.begin(part), end = parts.end(part, s.time);
     Packed packs[5] = {across, across, along, along, along};
@@ -338,23 +366,27 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
       const Matrix k_rows = left_rows(k, j, keys, s.width, types, w.k);
       const Matrix v_rows = left_rows(v, j, keys, s.width, types, w.v);
       for (int64_t i = std::max(j, first_query); i < last_query; i += block) {
-        if (head.first_block(i) > j) break;  // these queries, and all behind them, begin after the keys
-        const int64_t queries = std::min(block, s.time - i), depth = packed_depth(queries, types.as);
+        if (head.first_block(i) > j)
+          break;  // these queries, and all behind them, begin after the keys
+        const int64_t queries = std::min(block, s.time - i),
+                      depth = packed_depth(queries, types.as);
         const int64_t columns = round_up(queries, 16);
         block_gemm(k_rows, q_across.block_at(i), keys, columns, s.width, w.scores, block, false);
         block_gemm(v_rows, dy_across.block_at(i), keys, columns, s.width, w.dp, block, false);
         HWY_DYNAMIC_DISPATCH(slopes_block)
-        (w.scores, w.dp, block, keys, queries, depth, j, i, head.starts_of(i), s.scale, row_lse + i, w.delta + i, w.p,
-         w.ds, types.as);
+        (w.scores, w.dp, block, keys, queries, depth, j, i, head.starts_of(i), s.scale, row_lse + i,
+         w.delta + i, w.p, w.ds, types.as);
         if (makes_keys) {
-          block_gemm({w.p, depth, types.as}, dy_along.block_at(i), keys, n, depth, w.dv, wide, i > j);
-          block_gemm({w.ds, depth, types.as}, q_along.block_at(i), keys, n, depth, w.dk, wide, i > j);
+          block_gemm({w.p, depth, types.as}, dy_along.block_at(i), keys, n, depth, w.dv, wide,
+                     i > j);
+          block_gemm({w.ds, depth, types.as}, q_along.block_at(i), keys, n, depth, w.dk, wide,
+                     i > j);
         }
         if (!makes_queries) continue;
         const int64_t key_depth = packed_depth(keys, types.as);
         pack_left_transposed({w.ds, depth, types.as}, keys, queries, w.ds_rows, types.as);
-        block_gemm({w.ds_rows, key_depth, types.as}, k_along.block_at(j), queries, n, key_depth, w.dq + i * wide, wide,
-                   j > head.first_block(i));
+        block_gemm({w.ds_rows, key_depth, types.as}, k_along.block_at(j), queries, n, key_depth,
+                   w.dq + i * wide, wide, j > head.first_block(i));
       }
       if (!makes_keys) continue;
       head.turn_back({w.dk, wide, Element::f32}, j, keys);
@@ -364,9 +396,11 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
     if (!makes_queries) return;
     float* made = w.dq + first_query * wide;
     head.turn_back({made, wide, Element::f32}, first_query, last_query - first_query);
-    write_rows(made, wide, last_query - first_query, s.width, nullptr, below(head.own(dq), first_query));
+    write_rows(made, wide, last_query - first_query, s.width, nullptr,
+               below(head.own(dq), first_query));
   };
-  parallel_tasks(parts.heads * parts.count * (together ? 1 : 2), run, [&] { release_gemm(types.as); });
+  parallel_tasks(parts.heads * parts.count * (together ? 1 : 2), run,
+                 [&] { release_gemm(types.as); });
 }
 
 }  // namespace lathe

@@ -27,16 +27,19 @@ void run(const void* x_, void* y_, int64_t begin, int64_t end, const DropoutMask
     const auto skip = static_cast<int64_t>(place % 4);  // a range may begin within a block
     const int64_t n = std::min(most - skip, end - at);
     philox_blocks(place / 4, mask.step, mask.key, words);
-    for (int64_t i = 0; i < n; ++i) kept[i] = static_cast<T>(static_cast<Compute>(x[at + i]) * scale);
+    for (int64_t i = 0; i < n; ++i)
+      kept[i] = static_cast<T>(static_cast<Compute>(x[at + i]) * scale);
     for (int64_t i = 0; i < philox_group; ++i) {
-      for (int64_t w = 0; w < 4; ++w) dropped[4 * i + w] = words[w][i] < mask.threshold ? T(0) : T(1);
+      for (int64_t w = 0; w < 4; ++w)
+        dropped[4 * i + w] = words[w][i] < mask.threshold ? T(0) : T(1);
     }
     for (int64_t i = 0; i < n; ++i) y[at + i] = dropped[skip + i] == T(0) ? T(0) : kept[i];
     at += n;
   }
 }
 
-void run_range(const void* x, void* y, int64_t begin, int64_t end, Element type, const DropoutMask& mask) {
+void run_range(const void* x, void* y, int64_t begin, int64_t end, Element type,
+               const DropoutMask& mask) {
   switch (type) {
     case Element::f32: return run<float, float>(x, y, begin, end, mask);
     case Element::f64: return run<double, double>(x, y, begin, end, mask);
@@ -53,7 +56,8 @@ namespace lathe {
 
 HWY_EXPORT(run_range);
 
-void dropout_cpu(const void* x, void* y, int64_t begin, int64_t end, Element type, const DropoutMask& mask) {
+void dropout_cpu(const void* x, void* y, int64_t begin, int64_t end, Element type,
+                 const DropoutMask& mask) {
   HWY_DYNAMIC_DISPATCH(run_range)(x, y, begin, end, type, mask);
 }
 

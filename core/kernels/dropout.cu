@@ -8,26 +8,29 @@
 namespace lathe {
 namespace {
 
-/// A thread takes one block of four numbers: the elements of the global batch 4 * block ... 4 * block + 3.
+/// A thread takes one block of four numbers: the elements of the global batch 4 * block ... 4 *
+/// block + 3.
 template <class T, class Compute>
 __global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask) {
   const uint64_t first_block = mask.first / 4;
   const uint64_t last_block = (mask.first + static_cast<uint64_t>(n) - 1) / 4;
   const auto scale = static_cast<Compute>(mask.scale);
-  for (uint64_t block = first_block + blockIdx.x * static_cast<uint64_t>(blockDim.x) + threadIdx.x; block <= last_block;
-       block += static_cast<uint64_t>(gridDim.x) * blockDim.x) {
+  for (uint64_t block = first_block + blockIdx.x * static_cast<uint64_t>(blockDim.x) + threadIdx.x;
+       block <= last_block; block += static_cast<uint64_t>(gridDim.x) * blockDim.x) {
     const DevicePhilox words(block, mask.step, mask.key);
 #pragma unroll
     for (uint64_t w = 0; w < 4; ++w) {
       const int64_t i = static_cast<int64_t>(4 * block + w) - static_cast<int64_t>(mask.first);
       if (i < 0 || i >= n) continue;
-      y[i] = words[w] < mask.threshold ? static_cast<T>(0.0f) : static_cast<T>(static_cast<Compute>(x[i]) * scale);
+      y[i] = words[w] < mask.threshold ? static_cast<T>(0.0f)
+                                       : static_cast<T>(static_cast<Compute>(x[i]) * scale);
     }
   }
 }
 
 template <class T, class Compute>
-cudaError_t launch_dropout(const void* x, void* y, int64_t n, const DropoutMask& mask, cudaStream_t stream) {
+cudaError_t launch_dropout(const void* x, void* y, int64_t n, const DropoutMask& mask,
+                           cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
   const int64_t blocks = n / 4 + 2, threads = 256;
   const int64_t grid = (blocks + threads - 1) / threads;
@@ -38,7 +41,8 @@ cudaError_t launch_dropout(const void* x, void* y, int64_t n, const DropoutMask&
 
 }  // namespace
 
-cudaError_t dropout_cuda(const void* x, void* y, int64_t n, Element type, DropoutMask mask, cudaStream_t stream) {
+cudaError_t dropout_cuda(const void* x, void* y, int64_t n, Element type, DropoutMask mask,
+                         cudaStream_t stream) {
   switch (type) {
     case Element::f32: return launch_dropout<float, float>(x, y, n, mask, stream);
     case Element::f64: return launch_dropout<double, double>(x, y, n, mask, stream);

@@ -8,6 +8,7 @@
 namespace lathe {
 
 /// y[i] = dropped(i) ? 0 : x[i] * scale for 0 <= i < n. Contiguous device pointers.
-cudaError_t dropout_cuda(const void* x, void* y, int64_t n, Element type, DropoutMask mask, cudaStream_t stream);
+cudaError_t dropout_cuda(const void* x, void* y, int64_t n, Element type, DropoutMask mask,
+                         cudaStream_t stream);
 
 }  // namespace lathe

@@ -1,5 +1,6 @@
-// Dropout's mask and product. Element i of the global batch is dropped when word i % 4 of Philox block i / 4 is below
-// the threshold: the same on every device and under every split of the batch. See core/rng.h.
+// Dropout's mask and product. Element i of the global batch is dropped when word i % 4 of Philox
+// block i / 4 is below the threshold: the same on every device and under every split of the batch.
+// See core/rng.h.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,7 @@ struct DropoutMask {
 };
 
 /// y[i] = dropped(i) ? 0 : x[i] * scale for begin <= i < end. Contiguous.
-void dropout_cpu(const void* x, void* y, int64_t begin, int64_t end, Element type, const DropoutMask& mask);
+void dropout_cpu(const void* x, void* y, int64_t begin, int64_t end, Element type,
+                 const DropoutMask& mask);
 
 }  // namespace lathe

@@ -18,15 +18,16 @@ T* place(const Matrix& m, int64_t row, int64_t column) {
 }
 
 template <class Out, class Residual>
-void finish_as(const float* block, int64_t stride, int64_t row, int64_t column, int64_t rows, int64_t columns,
-               const Epilogue& e) {
+void finish_as(const float* block, int64_t stride, int64_t row, int64_t column, int64_t rows,
+               int64_t columns, const Epilogue& e) {
   const float* bias = e.bias == nullptr ? nullptr : e.bias + column;
   for (int64_t r = 0; r < rows; ++r) {
     const float* in = block + r * stride;
     Out* out = place<Out>(e.out, row + r, column);
     Out* before = e.before.data == nullptr ? nullptr : place<Out>(e.before, row + r, column);
     const Out* gate = e.gate.data == nullptr ? nullptr : place<Out>(e.gate, row + r, column);
-    const Residual* residual = e.residual.data == nullptr ? nullptr : place<Residual>(e.residual, row + r, column);
+    const Residual* residual =
+        e.residual.data == nullptr ? nullptr : place<Residual>(e.residual, row + r, column);
     for_vectors(columns, [&](int64_t i, auto part) HWY_ATTR {
       V v = part(in + i);
       if (bias != nullptr) v = hn::Add(v, part(bias + i));
@@ -43,8 +44,8 @@ void finish_as(const float* block, int64_t stride, int64_t row, int64_t column, 
   }
 }
 
-void finish(const float* block, int64_t stride, int64_t row, int64_t column, int64_t rows, int64_t columns,
-            const Epilogue& e) {
+void finish(const float* block, int64_t stride, int64_t row, int64_t column, int64_t rows,
+            int64_t columns, const Epilogue& e) {
   with_elements(e.out.type, e.residual.type, [&](auto out, auto residual) HWY_ATTR {
     finish_as<decltype(out), decltype(residual)>(block, stride, row, column, rows, columns, e);
   });
@@ -55,7 +56,8 @@ void row_sums(Matrix a, int64_t rows, int64_t columns, float* sums) {
     for (int64_t r = 0; r < rows; ++r) {
       const auto* in = place<const decltype(type)>(a, r, 0);
       V sum = set(0);
-      for_vectors(columns, [&](int64_t i, auto part) HWY_ATTR { sum = hn::Add(sum, part(in + i)); });
+      for_vectors(columns,
+                  [&](int64_t i, auto part) HWY_ATTR { sum = hn::Add(sum, part(in + i)); });
       sums[r] += sum_of(sum);
     }
   });
@@ -75,8 +77,8 @@ HWY_EXPORT(set_name);
 
 const char* vector_set() { return HWY_DYNAMIC_DISPATCH(set_name)(); }
 
-void finish_block(const float* block, int64_t stride, int64_t row, int64_t column, int64_t rows, int64_t columns,
-                  const Epilogue& e) {
+void finish_block(const float* block, int64_t stride, int64_t row, int64_t column, int64_t rows,
+                  int64_t columns, const Epilogue& e) {
   HWY_DYNAMIC_DISPATCH(finish)(block, stride, row, column, rows, columns, e);
 }
 void add_row_sums(Matrix a, int64_t rows, int64_t columns, float* sums) {

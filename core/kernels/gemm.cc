@@ -24,13 +24,14 @@ constexpr int64_t wide_columns = 1024;  // of a^T b that one task holds: 256 KB
 
 bool kernels_on = true;
 
-/// Depth of a product between two visits to its block: a panel of that depth is 128 to 192 KB and stays in a core's own
-/// cache.
+/// Depth of a product between two visits to its block: a panel of that depth is 128 to 192 KB and
+/// stays in a core's own cache.
 int64_t depth_step(Element type) { return type == Element::f32 ? 768 : 1024; }
 
 /// [0, n) in parts of equal size, at most `most` each and multiples of 16.
 struct Parts {
-  Parts(int64_t n_, int64_t most) : n(n_), size(std::min(most, round_up(divide_up(n_, divide_up(n_, most)), 16))) {}
+  Parts(int64_t n_, int64_t most)
+      : n(n_), size(std::min(most, round_up(divide_up(n_, divide_up(n_, most)), 16))) {}
   int64_t count() const { return divide_up(n, size); }
   int64_t begin(int64_t i) const { return i * size; }
   int64_t length(int64_t i) const { return std::min(size, n - begin(i)); }
@@ -42,7 +43,8 @@ struct Parts {
   int64_t n, size;
 };
 
-/// What the busiest of `threads` does when each in turn takes the next of these tasks, all of them cut into `parts`.
+/// What the busiest of `threads` does when each in turn takes the next of these tasks, all of them
+/// cut into `parts`.
 double busiest(const std::vector<int64_t>& tasks, int64_t parts, int64_t threads) {
   std::vector<double> load(static_cast<size_t>(threads));  // a heap, the least on top
   for (const int64_t size : tasks) {
@@ -55,16 +57,20 @@ double busiest(const std::vector<int64_t>& tasks, int64_t parts, int64_t threads
   return std::ranges::max(load);
 }
 
-/// Into how many parts a dimension of `n` is cut, beside the other one's `tasks`, so that each thread has two or more,
-/// and up to four times as many where threads would wait at the end; a part is not shorter than `least`.
+/// Into how many parts a dimension of `n` is cut, beside the other one's `tasks`, so that each
+/// thread has two or more, and up to four times as many where threads would wait at the end; a part
+/// is not shorter than `least`.
 int64_t cuts(const std::vector<int64_t>& tasks, int64_t n, int64_t least) {
-  const int64_t threads = at::get_num_threads(), count = std::ssize(tasks), most = std::max<int64_t>(1, n / least);
+  const int64_t threads = at::get_num_threads(), count = std::ssize(tasks),
+                most = std::max<int64_t>(1, n / least);
   if (threads == 1) return 1;
   int64_t best = std::clamp<int64_t>(divide_up(2 * threads, count), 1, most);
   constexpr double worth = 0.95;  // a part more has its factor packed once more
   double longest = worth * busiest(tasks, best, threads);
-  for (int64_t more = best + 1; more <= std::min(most, 4 * best) && count * more <= 8 * threads; ++more) {
-    if (const double now = busiest(tasks, more, threads); now < longest) best = more, longest = worth * now;
+  for (int64_t more = best + 1; more <= std::min(most, 4 * best) && count * more <= 8 * threads;
+       ++more) {
+    if (const double now = busiest(tasks, more, threads); now < longest)
+      best = more, longest = worth * now;
   }
   return best;
 }
@@ -72,9 +78,10 @@ int64_t cuts(const std::vector<int64_t>& tasks, int64_t n, int64_t least) {
 /// What two factors are multiplied in.
 Element common(Element a, Element b) { return a == b ? multiplied_as(a) : Element::f32; }
 
-/// Rows of a left factor as a small product reads them: where they are, or copied to `space` [rows][stride] because
-/// they have to be wider, or `deep` where they are only `have` long.
-Matrix left_factor(Matrix a, Element as, int64_t rows, int64_t have, int64_t deep, char* space, int64_t stride) {
+/// Rows of a left factor as a small product reads them: where they are, or copied to `space`
+/// [rows][stride] because they have to be wider, or `deep` where they are only `have` long.
+Matrix left_factor(Matrix a, Element as, int64_t rows, int64_t have, int64_t deep, char* space,
+                   int64_t stride) {
   if (a.type != as) {
     widen(a, rows, have, reinterpret_cast<float*>(space), stride);
     return {space, stride, as};
@@ -111,29 +118,35 @@ std::vector<std::vector<Stretch>> by_panels(std::span<const Product> products, E
   return panels;
 }
 
-/// The sum of products a b, or a b^T: a thread packs a panel of b's columns, at most depth_step() deep, and takes a's
-/// rows past it. Where there is more depth, a part's blocks wait for the next panel side by side.
-void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, int64_t n, const Epilogue& e) {
+/// The sum of products a b, or a b^T: a thread packs a panel of b's columns, at most depth_step()
+/// deep, and takes a's rows past it. Where there is more depth, a part's blocks wait for the next
+/// panel side by side.
+void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, int64_t n,
+               const Epilogue& e) {
   if (m == 0 || n == 0) return;
   const Element as = common(products[0].a.type, products[0].b.type);
   const Parts panels(n, block_columns);
   const std::vector<std::vector<Stretch>> depths = by_panels(products, as);
   const bool at_once = depths.size() == 1;
-  const int64_t most = round_up(divide_up(m, cuts(panels.lengths(), m, 4 * block_rows)), block_rows);
+  const int64_t most =
+      round_up(divide_up(m, cuts(panels.lengths(), m, 4 * block_rows)), block_rows);
   const Parts rows(m, at_once ? most : std::min(most, waiting_rows));
   int64_t deepest = 0;
   bool copies = products[0].a.type != as;
-  for (const auto& depth : depths) deepest = std::max(deepest, depth.back().place + depth.back().deep);
+  for (const auto& depth : depths)
+    deepest = std::max(deepest, depth.back().place + depth.back().deep);
   for (const Product& p : products) copies = copies || packed_depth(p.k, as) != p.k;
   const int64_t packed = round_up(deepest * panels.size * bytes_of(as), 64);
   const int64_t copied = copies ? round_up(block_rows * deepest * bytes_of(as), 64) : 0;
   const Scratch scratch(packed + copied + (at_once ? block_rows : rows.size) * panels.size * 4);
-  std::vector<int64_t> packed_panel(static_cast<size_t>(at::get_num_threads()), -1);  // that each thread has
+  std::vector<int64_t> packed_panel(static_cast<size_t>(at::get_num_threads()),
+                                    -1);  // that each thread has
   const auto run = [&](int64_t task) {
     char* mine = scratch.mine();
     float* blocks = reinterpret_cast<float*>(mine + packed + copied);
     const int64_t panel = task / rows.count(), part = task % rows.count();
-    const int64_t column = panels.begin(panel), columns = panels.length(panel), width = round_up(columns, 16);
+    const int64_t column = panels.begin(panel), columns = panels.length(panel),
+                  width = round_up(columns, 16);
     const int64_t first = rows.begin(part), last = first + rows.length(part);
     const Matrix right{mine, width, as};
     for (const auto& depth : depths) {
@@ -144,7 +157,8 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
           const Matrix b = s.of->b;
           void* to = const_cast<void*>(right.at(s.place, 0));
           if (transposed)
-            pack_right_transposed({b.at(column, s.at), b.stride, b.type}, s.have, columns, width, to, as);
+            pack_right_transposed({b.at(column, s.at), b.stride, b.type}, s.have, columns, width,
+                                  to, as);
           else
             pack_right({b.at(s.at, column), b.stride, b.type}, s.have, columns, width, to, as);
         }
@@ -154,10 +168,11 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
         float* block = blocks + (at_once ? 0 : (row - first) * width);
         for (const Stretch& s : depth) {
           const Matrix a = s.of->a;
-          const Matrix left =
-              left_factor({a.at(row, s.at), a.stride, a.type}, as, count, s.have, s.deep, mine + packed, deepest);
+          const Matrix left = left_factor({a.at(row, s.at), a.stride, a.type}, as, count, s.have,
+                                          s.deep, mine + packed, deepest);
           const bool add = &s != &depths.front().front();
-          block_gemm(left, {right.at(s.place, 0), width, as}, count, width, s.deep, block, width, add);
+          block_gemm(left, {right.at(s.place, 0), width, as}, count, width, s.deep, block, width,
+                     add);
         }
         if (&depth == &depths.back()) finish_block(block, width, row, column, count, columns, e);
       }
@@ -166,7 +181,8 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
   parallel_tasks(panels.count() * rows.count(), run, [&] { release_gemm(as); });
 }
 
-/// Whether oneDNN has a small product for T's type, which ONEDNN_MAX_CPU_ISA in the environment may forbid.
+/// Whether oneDNN has a small product for T's type, which ONEDNN_MAX_CPU_ISA in the environment may
+/// forbid.
 template <class T>
 [[maybe_unused]] bool probe(T) {
   T a[2] = {}, b[32] = {};
@@ -190,7 +206,8 @@ bool gemm_ready(Element type) { return kernels_on && gemm_possible(type); }
 bool gemm_possible(Element type) {
 #ifdef __x86_64__
   static const bool atens_float16 = has_amx_fp16();
-  if (type == Element::f64 || (type == Element::f16 && atens_float16) || active_isa() < Isa::avx2) return false;
+  if (type == Element::f64 || (type == Element::f16 && atens_float16) || active_isa() < Isa::avx2)
+    return false;
   static const bool works = probe(0.0f);
   return works;
 #else
@@ -205,12 +222,15 @@ Element multiplied_as(Element type) {
   return works ? Element::bf16 : Element::f32;
 }
 
-void block_gemm(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, float* c, int64_t c_stride, bool add) {
+void block_gemm(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, float* c, int64_t c_stride,
+                bool add) {
   if (a.type == Element::f32) {
-    at::native::cpublas::brgemm(m, n, k, a.stride, b.stride, c_stride, add, static_cast<const float*>(a.data),
+    at::native::cpublas::brgemm(m, n, k, a.stride, b.stride, c_stride, add,
+                                static_cast<const float*>(a.data),
                                 static_cast<const float*>(b.data), c, false);
   } else {
-    at::native::cpublas::brgemm(m, n, k, a.stride, b.stride, c_stride, add, static_cast<const c10::BFloat16*>(a.data),
+    at::native::cpublas::brgemm(m, n, k, a.stride, b.stride, c_stride, add,
+                                static_cast<const c10::BFloat16*>(a.data),
                                 static_cast<const c10::BFloat16*>(b.data), c, true);
   }
 }
@@ -230,7 +250,8 @@ void gemm_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue
 }
 
 void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) {
-  // Tasks are blocks of rows of the results, one result's after another's, and spans of their columns.
+  // Tasks are blocks of rows of the results, one result's after another's, and spans of their
+  // columns.
   struct Rows {
     const LeftFactor* of;
     int64_t begin, count;
@@ -239,21 +260,24 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
   std::vector<int64_t> lengths;
   for (const LeftFactor& left : lefts) {
     const Parts parts(left.m, tall_rows);
-    for (int64_t i = 0; i < parts.count(); ++i) rows.push_back({&left, parts.begin(i), parts.length(i)});
+    for (int64_t i = 0; i < parts.count(); ++i)
+      rows.push_back({&left, parts.begin(i), parts.length(i)});
     for (const int64_t length : parts.lengths()) lengths.push_back(length);
   }
   if (rows.empty() || n == 0) return;
   const Element as = common(lefts[0].a.type, b.type);
   const int64_t depth = packed_depth(k, as), step = depth_step(as);
-  const Parts spans(n, std::min(wide_columns, round_up(divide_up(n, cuts(lengths, n, block_columns)), 16)));
-  // A right factor in bfloat16 is packed once, in panels; in float32 it is read where it is, and one that has to be
-  // wider is widened a panel at a time, so that it takes no memory.
+  const Parts spans(
+      n, std::min(wide_columns, round_up(divide_up(n, cuts(lengths, n, block_columns)), 16)));
+  // A right factor in bfloat16 is packed once, in panels; in float32 it is read where it is, and
+  // one that has to be wider is widened a panel at a time, so that it takes no memory.
   const bool packs = as != Element::f32, widens = b.type != as;
   const Parts panels(spans.size, block_columns);
   const int64_t panel_bytes = depth * panels.size * bytes_of(as);
   c10::DataPtr packed;
   if (packs) {
-    packed = c10::GetCPUAllocator()->allocate(static_cast<size_t>(spans.count() * panels.count() * panel_bytes));
+    packed = c10::GetCPUAllocator()->allocate(
+        static_cast<size_t>(spans.count() * panels.count() * panel_bytes));
     // A thread takes a few rows through all panels: it reads them in order.
     constexpr int64_t rows_each = 64;
     parallel_for(0, divide_up(k, rows_each), 1, [&](int64_t begin, int64_t end) {
@@ -263,7 +287,8 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
           const int64_t span = i / panels.count(), in_span = panels.begin(i % panels.count());
           const int64_t columns = std::min(panels.size, spans.length(span) - in_span);
           if (columns <= 0) continue;
-          pack_right({b.at(at, spans.begin(span) + in_span), b.stride, b.type}, have, columns, panels.size,
+          pack_right({b.at(at, spans.begin(span) + in_span), b.stride, b.type}, have, columns,
+                     panels.size,
                      static_cast<char*>(packed.get()) + i * panel_bytes + at * panels.size * 2, as);
         }
       }
@@ -284,7 +309,8 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
     /// The panel of b's rows from `at` whose first column is `in_span` of the span.
     const auto right = [&](int64_t p, int64_t at, int64_t have, int64_t columns) -> Matrix {
       if (packs) {
-        return {static_cast<char*>(packed.get()) + (span * panels.count() + p) * panel_bytes + at * panels.size * 2,
+        return {static_cast<char*>(packed.get()) + (span * panels.count() + p) * panel_bytes +
+                    at * panels.size * 2,
                 panels.size, as};
       }
       const Matrix there{b.at(at, column + panels.begin(p)), b.stride, b.type};
@@ -298,10 +324,11 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
       const Matrix piece{left, even, as};
       if (sums) add_row_sums(piece, count, even, of->column_sums + row);
       for (int64_t p = 0; p < panels.count(); ++p) {
-        const int64_t in_span = panels.begin(p), columns = std::min(panels.size, spans.length(span) - in_span);
+        const int64_t in_span = panels.begin(p),
+                      columns = std::min(panels.size, spans.length(span) - in_span);
         if (columns <= 0) break;
-        block_gemm(piece, right(p, at, have, columns), count, packs ? panels.size : columns, even, block + in_span,
-                   block_stride, at > 0);
+        block_gemm(piece, right(p, at, have, columns), count, packs ? panels.size : columns, even,
+                   block + in_span, block_stride, at > 0);
       }
     }
     finish_block(block, block_stride, row, column, count, spans.length(span), of->e);

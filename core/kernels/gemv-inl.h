@@ -1,5 +1,5 @@
-// Products of a few rows with a matrix that is read once, where it lies; included as simd-inl.h is. Sums are in the
-// order of the small products of gemm.h: along k, one product after the other.
+// Products of a few rows with a matrix that is read once, where it lies; included as simd-inl.h is.
+// Sums are in the order of the small products of gemm.h: along k, one product after the other.
 #if defined(LATHE_CORE_KERNELS_GEMV_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_GEMV_INL_H
 #undef LATHE_CORE_KERNELS_GEMV_INL_H
@@ -16,8 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-/// The next columns of a panel: columns of 4 bytes of each row, as many as there are float32 in 16 bytes of T, handed
-/// to f(column, values of each row) in order.
+/// The next columns of a panel: columns of 4 bytes of each row, as many as there are float32 in 16
+/// bytes of T, handed to f(column, values of each row) in order.
 template <class F>
 HWY_INLINE void panel_columns(const float* w, int64_t stride, F&& f) {
   const auto c = load_columns(reinterpret_cast<const char*>(w), stride * 4);
@@ -27,21 +27,23 @@ HWY_INLINE void panel_columns(const float* w, int64_t stride, F&& f) {
 template <class F>
 HWY_INLINE void panel_columns(const c10::BFloat16* w, int64_t stride, F&& f) {
   const auto c = load_columns(reinterpret_cast<const char*>(w), stride * 2);
-  const auto pair = [&](int64_t i, hn::Vec<DU> both) HWY_ATTR {  // little-endian: the first is the lower half
-    f(i, hn::BitCast(D(), hn::ShiftLeft<16>(both)));
-    f(i + 1, hn::BitCast(D(), hn::And(both, hn::Set(DU(), 0xffff0000u))));
-  };
+  const auto pair = [&](int64_t i, hn::Vec<DU> both)
+                        HWY_ATTR {  // little-endian: the first is the lower half
+                          f(i, hn::BitCast(D(), hn::ShiftLeft<16>(both)));
+                          f(i + 1, hn::BitCast(D(), hn::And(both, hn::Set(DU(), 0xffff0000u))));
+                        };
   pair(0, c.v0), pair(2, c.v1), pair(4, c.v2), pair(6, c.v3);
 }
 
-/// out[m][r] = sum over k of x[m][k] w[r][k] for panels * lanes() rows of w, `stride` elements apart, and M rows of x.
-/// Every `step` columns begin a sum of their own, which is then added. A panel is read a cache line of each row at a
-/// time: rows of a power of two lie in few of the cache's sets, so a line would not stay for a second visit. While
-/// these rows are read, as many behind them are asked for, if `more`: one after the other, so that they spread over all
-/// sets and the processor's own prefetcher goes on with them.
+/// out[m][r] = sum over k of x[m][k] w[r][k] for panels * lanes() rows of w, `stride` elements
+/// apart, and M rows of x. Every `step` columns begin a sum of their own, which is then added. A
+/// panel is read a cache line of each row at a time: rows of a power of two lie in few of the
+/// cache's sets, so a line would not stay for a second visit. While these rows are read, as many
+/// behind them are asked for, if `more`: one after the other, so that they spread over all sets and
+/// the processor's own prefetcher goes on with them.
 template <class T, int M, int panels>
-HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t step, const float* x, int64_t x_stride,
-                                float* out, int64_t out_stride, bool more) {
+HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t step, const float* x,
+                                int64_t x_stride, float* out, int64_t out_stride, bool more) {
   constexpr int64_t at_once = 16 / sizeof(T), line = 64 / sizeof(T);
   const int64_t rows = lanes();
   const T* next = w + panels * rows * stride;  // the row that is asked for, from next_at on
@@ -73,7 +75,8 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
     for (; i < end; ++i) {
       for (int p = 0; p < panels; ++p) {
         float column[HWY_MAX_BYTES / sizeof(float)];
-        for (int64_t r = 0; r < rows; ++r) column[r] = static_cast<float>(w[(p * rows + r) * stride + i]);
+        for (int64_t r = 0; r < rows; ++r)
+          column[r] = static_cast<float>(w[(p * rows + r) * stride + i]);
         add(p, i, load(column));
       }
     }
@@ -86,18 +89,21 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
   }
 }
 
-/// The same for any number of rows of w, of which the last panel's are copied to `space` [lanes()][k] where there are
-/// fewer: out is written in whole panels. `beyond`: rows of w that lie behind these.
+/// The same for any number of rows of w, of which the last panel's are copied to `space`
+/// [lanes()][k] where there are fewer: out is written in whole panels. `beyond`: rows of w that lie
+/// behind these.
 template <class T, int M>
-void few_rows_of(const T* w, int64_t stride, int64_t rows, int64_t k, int64_t step, const float* x, int64_t x_stride,
-                 float* out, int64_t out_stride, T* space, int64_t beyond) {
+void few_rows_of(const T* w, int64_t stride, int64_t rows, int64_t k, int64_t step, const float* x,
+                 int64_t x_stride, float* out, int64_t out_stride, T* space, int64_t beyond) {
   const int64_t panel = lanes();
   int64_t r = 0;
   const auto more = [&](int64_t n) { return r + 2 * n <= rows + beyond; };
   for (; r + 2 * panel <= rows; r += 2 * panel)
-    few_rows_panels<T, M, 2>(w + r * stride, stride, k, step, x, x_stride, out + r, out_stride, more(2 * panel));
+    few_rows_panels<T, M, 2>(w + r * stride, stride, k, step, x, x_stride, out + r, out_stride,
+                             more(2 * panel));
   for (; r + panel <= rows; r += panel)
-    few_rows_panels<T, M, 1>(w + r * stride, stride, k, step, x, x_stride, out + r, out_stride, false);
+    few_rows_panels<T, M, 1>(w + r * stride, stride, k, step, x, x_stride, out + r, out_stride,
+                             false);
   if (r == rows) return;
   for (int64_t i = 0; i < panel; ++i) {
     T* to = space + i * k;

@@ -19,33 +19,38 @@ namespace lathe::HWY_NAMESPACE {
 /// Whether the loops below are there for this set of instructions.
 bool few_rows_compiled() { return HWY_TARGET != HWY_SCALAR && HWY_HAVE_SCALABLE == 0; }
 
-/// Rows [0, rows) of w, and `beyond` that lie behind them, times x [m rounded up to 1, 2, 4 or 8][k] -> out.
-void few_rows_block(Matrix w, int64_t rows, int64_t k, int64_t step, const float* x, int64_t m, float* out,
-                    int64_t out_stride, void* space, int64_t beyond) {
+/// Rows [0, rows) of w, and `beyond` that lie behind them, times x [m rounded up to 1, 2, 4 or
+/// 8][k] -> out.
+void few_rows_block(Matrix w, int64_t rows, int64_t k, int64_t step, const float* x, int64_t m,
+                    float* out, int64_t out_stride, void* space, int64_t beyond) {
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
   with_few(m, [&](auto count) HWY_ATTR {
     constexpr int M = decltype(count)::value;
     if (w.type == Element::f32)
-      few_rows_of<float, M>(static_cast<const float*>(w.data), w.stride, rows, k, step, x, k, out, out_stride,
-                            static_cast<float*>(space), beyond);
+      few_rows_of<float, M>(static_cast<const float*>(w.data), w.stride, rows, k, step, x, k, out,
+                            out_stride, static_cast<float*>(space), beyond);
     else
-      few_rows_of<c10::BFloat16, M>(static_cast<const c10::BFloat16*>(w.data), w.stride, rows, k, step, x, k, out,
-                                    out_stride, static_cast<c10::BFloat16*>(space), beyond);
+      few_rows_of<c10::BFloat16, M>(static_cast<const c10::BFloat16*>(w.data), w.stride, rows, k,
+                                    step, x, k, out, out_stride, static_cast<c10::BFloat16*>(space),
+                                    beyond);
   });
 #else
-  (void)w, (void)rows, (void)k, (void)step, (void)x, (void)m, (void)out, (void)out_stride, (void)space, (void)beyond;
+  (void)w, (void)rows, (void)k, (void)step, (void)x, (void)m, (void)out, (void)out_stride,
+      (void)space, (void)beyond;
 #endif
 }
 
 /// The scale of a block.
 HWY_INLINE float scale_of(const FewBits& w, int64_t block) {
   if (w.scale_scales == nullptr) return static_cast<const float*>(w.scales)[block];
-  return static_cast<float>(static_cast<const int8_t*>(w.scales)[block]) * w.scale_scales[block / 256] + w.scale_mean;
+  return static_cast<float>(static_cast<const int8_t*>(w.scales)[block]) *
+             w.scale_scales[block / 256] +
+         w.scale_mean;
 }
 
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-/// f(i, 16 bytes' worth of levels) for the vectors of a block of 64 elements: of bytes in order; of 4 bits the vectors
-/// of even places and of odd ones, as x is then (split_pairs).
+/// f(i, 16 bytes' worth of levels) for the vectors of a block of 64 elements: of bytes in order; of
+/// 4 bits the vectors of even places and of odd ones, as x is then (split_pairs).
 template <class F>
 HWY_INLINE void block_levels(const FewBits& w, int64_t block, F&& f) {
   constexpr int64_t L = hn::MaxLanes(D());
@@ -53,7 +58,8 @@ HWY_INLINE void block_levels(const FewBits& w, int64_t block, F&& f) {
   if (w.levels == nullptr) {
     const auto* codes = static_cast<const int8_t*>(w.codes) + block * 64;
     const hn::Rebind<int8_t, D> narrow;
-    for (int64_t i = 0; i < 64; i += L) f(i, hn::ConvertTo(D(), hn::PromoteTo(wide, hn::LoadU(narrow, codes + i))));
+    for (int64_t i = 0; i < 64; i += L)
+      f(i, hn::ConvertTo(D(), hn::PromoteTo(wide, hn::LoadU(narrow, codes + i))));
     return;
   }
   const auto* codes = static_cast<const uint8_t*>(w.codes) + block * 32;
@@ -66,7 +72,9 @@ HWY_INLINE void block_levels(const FewBits& w, int64_t block, F&& f) {
       V y = hn::TableLookupLanes(load(w.levels), hn::IndicesFromVec(D(), inside));
       for (int64_t t = L; t < 16; t += L) {
         const V other = hn::TableLookupLanes(load(w.levels + t), hn::IndicesFromVec(D(), inside));
-        y = hn::IfThenElse(hn::RebindMask(D(), hn::Gt(code, hn::Set(wide, static_cast<int32_t>(t - 1)))), other, y);
+        y = hn::IfThenElse(
+            hn::RebindMask(D(), hn::Gt(code, hn::Set(wide, static_cast<int32_t>(t - 1)))), other,
+            y);
       }
       return y;
     }
@@ -79,19 +87,21 @@ HWY_INLINE void block_levels(const FewBits& w, int64_t block, F&& f) {
 }
 
 template <int M, int R>
-HWY_INLINE void few_bits_of(const FewBits& w, int64_t row, int64_t blocks, const float* x, float* out,
-                            int64_t out_stride) {
+HWY_INLINE void few_bits_of(const FewBits& w, int64_t row, int64_t blocks, const float* x,
+                            float* out, int64_t out_stride) {
   V sum[M * R];
   for (V& s : sum) s = set(0);
   for (int64_t b = 0; b < blocks; ++b) {
     for (int r = 0; r < R; ++r) {
       const int64_t block = (row + r) * blocks + b;
       const int64_t bytes = w.levels == nullptr ? 64 : 32;
-      if (bytes == 64 || b % 2 == 0) hwy::Prefetch(static_cast<const char*>(w.codes) + (block + R * blocks) * bytes);
+      if (bytes == 64 || b % 2 == 0)
+        hwy::Prefetch(static_cast<const char*>(w.codes) + (block + R * blocks) * bytes);
       V part[M];
       for (V& p : part) p = set(0);
       block_levels(w, block, [&](int64_t i, V level) HWY_ATTR {
-        for (int m = 0; m < M; ++m) part[m] = hn::MulAdd(level, load(x + (m * blocks + b) * 64 + i), part[m]);
+        for (int m = 0; m < M; ++m)
+          part[m] = hn::MulAdd(level, load(x + (m * blocks + b) * 64 + i), part[m]);
       });
       const V scale = set(scale_of(w, block));
       for (int m = 0; m < M; ++m) sum[m * R + r] = hn::MulAdd(part[m], scale, sum[m * R + r]);
@@ -103,8 +113,8 @@ HWY_INLINE void few_bits_of(const FewBits& w, int64_t row, int64_t blocks, const
 }
 #endif
 
-void few_bits_block(const FewBits& w, int64_t row, int64_t rows, int64_t blocks, const float* x, int64_t m, float* out,
-                    int64_t out_stride) {
+void few_bits_block(const FewBits& w, int64_t row, int64_t rows, int64_t blocks, const float* x,
+                    int64_t m, float* out, int64_t out_stride) {
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
   with_few(m, [&](auto count) HWY_ATTR {
     constexpr int M = decltype(count)::value, R = M == 1 ? 4 : 1;
@@ -165,7 +175,8 @@ void gemv_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, int64_t step, 
     auto* block = reinterpret_cast<float*>(mine + space);
     const int64_t row = task * task_rows, count = std::min(task_rows, n - row);
     HWY_DYNAMIC_DISPATCH(few_rows_block)
-    ({b.at(row, 0), b.stride, b.type}, count, k, step, x, rows, block, task_rows, mine, n - row - count);
+    ({b.at(row, 0), b.stride, b.type}, count, k, step, x, rows, block, task_rows, mine,
+     n - row - count);
     finish_block(block, task_rows, 0, row, m, count, e);
   };
   // A thread's rows lie together, so that what it asks for ahead is its own.
@@ -193,7 +204,8 @@ void gemv_few_bits(Matrix a, const FewBits& b, int64_t m, int64_t n, int64_t k, 
                  auto* block = reinterpret_cast<float*>(scratch.mine());
                  for (; begin < end; ++begin) {
                    const int64_t row = begin * task_rows, count = std::min(task_rows, n - row);
-                   HWY_DYNAMIC_DISPATCH(few_bits_block)(b, row, count, blocks, x, rows, block, task_rows);
+                   HWY_DYNAMIC_DISPATCH(few_bits_block)(b, row, count, blocks, x, rows, block,
+                                                        task_rows);
                    finish_block(block, task_rows, 0, row, m, count, e);
                  }
                });

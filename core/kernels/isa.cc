@@ -26,7 +26,8 @@ bool has_amx_bf16() {
 
 bool bf16_products_pay() {
 #ifdef __x86_64__
-  return machine_isa() == Isa::amx || (machine_isa() == Isa::avx512_bf16 && !__builtin_cpu_is("intel"));
+  return machine_isa() == Isa::amx ||
+         (machine_isa() == Isa::avx512_bf16 && !__builtin_cpu_is("intel"));
 #else
   return false;
 #endif
@@ -58,14 +59,16 @@ Isa machine_isa() {
 bool has_amx_fp16() {
 #ifdef __x86_64__
   unsigned a = 0, b = 0, c = 0, d = 0;
-  return machine_isa() == Isa::amx && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && ((a >> 21) & 1) != 0;
+  return machine_isa() == Isa::amx && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 &&
+         ((a >> 21) & 1) != 0;
 #else
   return false;
 #endif
 }
 
 void use_isa(Isa isa) {
-  LATHE_CHECK(isa <= machine_isa(), "this CPU has no ", isa_name(isa), ", it has up to ", isa_name(machine_isa()));
+  LATHE_CHECK(isa <= machine_isa(), "this CPU has no ", isa_name(isa), ", it has up to ",
+              isa_name(machine_isa()));
   detail::isa_in_use = isa;
   detail::multiplies_bf16 = isa >= Isa::avx512_bf16;
   int64_t targets = hwy::SupportedTargets();
@@ -83,13 +86,17 @@ void read_isa_from_environment() {
     if (names[i] != std::string(wanted)) continue;
     const Isa isa = static_cast<Isa>(i);
     if (isa > machine_isa())
-      fail(Exit::usage, "LATHE_ISA=", wanted, ": this CPU has up to ", isa_name(machine_isa()), "; name that or less");
-    constexpr std::array<const char*, 5> onednn{"SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16", "ALL"};
+      fail(Exit::usage, "LATHE_ISA=", wanted, ": this CPU has up to ", isa_name(machine_isa()),
+           "; name that or less");
+    constexpr std::array<const char*, 5> onednn{"SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16",
+                                                "ALL"};
     setenv("ONEDNN_MAX_CPU_ISA", onednn[i], /*overwrite=*/0);
-    if (isa < Isa::avx512) setenv("ATEN_CPU_CAPABILITY", isa == Isa::avx2 ? "avx2" : "default", /*overwrite=*/0);
+    if (isa < Isa::avx512)
+      setenv("ATEN_CPU_CAPABILITY", isa == Isa::avx2 ? "avx2" : "default", /*overwrite=*/0);
     return use_isa(isa);
   }
-  fail(Exit::usage, "LATHE_ISA=", wanted, ": it is one of baseline, avx2, avx512, avx512_bf16 and amx");
+  fail(Exit::usage, "LATHE_ISA=", wanted,
+       ": it is one of baseline, avx2, avx512, avx512_bf16 and amx");
 }
 
 }  // namespace lathe

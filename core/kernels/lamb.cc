@@ -13,7 +13,8 @@ namespace lathe::HWY_NAMESPACE {
 namespace {
 
 template <class T>
-LambSums run(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control, int64_t begin, int64_t end) {
+LambSums run(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control, int64_t begin,
+             int64_t end) {
   const Coefficients<T> c = coefficients<LambApply, T>(rule, a, control);
   T grads[update_block], params[update_block], direction[update_block];
   LambSums sums;
@@ -37,8 +38,8 @@ LambSums run(const UpdateArgs& a, const UpdateRule& rule, const StepControl& con
 
 }  // namespace
 
-LambSums lamb_moments(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control, int64_t begin,
-                      int64_t end) {
+LambSums lamb_moments(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control,
+                      int64_t begin, int64_t end) {
   return a.param_type == Element::f64 ? run<double>(a, rule, control, begin, end)
                                       : run<float>(a, rule, control, begin, end);
 }
@@ -51,8 +52,8 @@ namespace lathe {
 
 HWY_EXPORT(lamb_moments);
 
-LambSums lamb_moments_cpu(const UpdateArgs& args, const UpdateRule& rule, const StepControl& control, int64_t begin,
-                          int64_t end) {
+LambSums lamb_moments_cpu(const UpdateArgs& args, const UpdateRule& rule,
+                          const StepControl& control, int64_t begin, int64_t end) {
   return HWY_DYNAMIC_DISPATCH(lamb_moments)(args, rule, control, begin, end);
 }
 

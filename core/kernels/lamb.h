@@ -1,7 +1,9 @@
-// LAMB. You et al. 2020, "Large batch optimization for deep learning: training BERT in 76 minutes", algorithm 2:
+// LAMB. You et al. 2020, "Large batch optimization for deep learning: training BERT in 76 minutes",
+// algorithm 2:
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
 //   u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + wd p;  p -= lr |p| / |u| u
-// The second line's update is the rule LambApply (core/kernels/rules/lamb.h), once the norms are known.
+// The second line's update is the rule LambApply (core/kernels/rules/lamb.h), once the norms are
+// known.
 #pragma once
 
 #include "core/kernels/update.h"
@@ -13,7 +15,7 @@ struct LambSums {
   double param = 0, direction = 0;
 };
 /// Moves the moments of elements [begin, end), state 0 and 1, and returns the sums over p and u.
-LambSums lamb_moments_cpu(const UpdateArgs& args, const UpdateRule& rule, const StepControl& control, int64_t begin,
-                          int64_t end);
+LambSums lamb_moments_cpu(const UpdateArgs& args, const UpdateRule& rule,
+                          const StepControl& control, int64_t begin, int64_t end);
 
 }  // namespace lathe

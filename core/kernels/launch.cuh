@@ -1,5 +1,5 @@
-// Launching a kernel. Under nvcc this is CUDA's launch; the tests compile .cu files as C++ over a stand-in for CUDA's
-// headers (tests/cuda), which brings a launch of its own.
+// Launching a kernel. Under nvcc this is CUDA's launch; the tests compile .cu files as C++ over a
+// stand-in for CUDA's headers (tests/cuda), which brings a launch of its own.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,8 @@
 namespace lathe {
 
 template <class... Parameters, class... Args>
-void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream, const Args&... args) {
+void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream,
+            const Args&... args) {
   kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0, stream>>>(args...);
 }
 

@@ -8,18 +8,20 @@ namespace {
 
 constexpr int loss_threads = 512;
 
-/// A block takes a row, twice: the first time it goes over the row's largest and the sum of exponentials at once
-/// (Milakov and Gimelshein 2018), the second time it is in the card's cache.
+/// A block takes a row, twice: the first time it goes over the row's largest and the sum of
+/// exponentials at once (Milakov and Gimelshein 2018), the second time it is in the card's cache.
 template <class T>
-__global__ void cross_entropy_kernel(T* logits, int64_t stride, int64_t classes, const int64_t* targets, int64_t ignore,
-                                     float weight, bool gradient, float* losses) {
+__global__ void cross_entropy_kernel(T* logits, int64_t stride, int64_t classes,
+                                     const int64_t* targets, int64_t ignore, float weight,
+                                     bool gradient, float* losses) {
   constexpr int width = 16 / sizeof(T);
   T* row = logits + blockIdx.x * stride;
   const int64_t target = targets[blockIdx.x], packs = stride / width;
   if (target == ignore) {
     const float zeros[width] = {};
     if (threadIdx.x == 0) losses[blockIdx.x] = 0;
-    for (int64_t i = threadIdx.x; gradient && i < packs; i += loss_threads) store_pack<width>(row, i, zeros);
+    for (int64_t i = threadIdx.x; gradient && i < packs; i += loss_threads)
+      store_pack<width>(row, i, zeros);
     return;
   }
   float most = -INFINITY, sum = 0;
@@ -38,7 +40,8 @@ __global__ void cross_entropy_kernel(T* logits, int64_t stride, int64_t classes,
   const float highest = block_max(most);
   sum = block_sum(most == -INFINITY ? sum : sum * expf(most - highest));
   const bool known = target >= 0 && target < classes;
-  if (threadIdx.x == 0) losses[blockIdx.x] = known ? logf(sum) + highest - static_cast<float>(row[target]) : NAN;
+  if (threadIdx.x == 0)
+    losses[blockIdx.x] = known ? logf(sum) + highest - static_cast<float>(row[target]) : NAN;
   if (!gradient) return;
   __syncthreads();  // the target's logit has been read
   const float scale = known ? weight / sum : NAN;
@@ -55,13 +58,15 @@ __global__ void cross_entropy_kernel(T* logits, int64_t stride, int64_t classes,
 
 }  // namespace
 
-cudaError_t cross_entropy_rows_cuda(Matrix logits, int64_t rows, int64_t classes, const int64_t* targets,
-                                    int64_t ignore, float weight, bool gradient, float* losses, cudaStream_t stream) {
+cudaError_t cross_entropy_rows_cuda(Matrix logits, int64_t rows, int64_t classes,
+                                    const int64_t* targets, int64_t ignore, float weight,
+                                    bool gradient, float* losses, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
   const bool done = with_card_element(logits.type, [&](auto element) {
     using T = decltype(element);
-    launch(cross_entropy_kernel<T>, rows, loss_threads, stream, static_cast<T*>(const_cast<void*>(logits.data)),
-           logits.stride, classes, targets, ignore, weight, gradient, losses);
+    launch(cross_entropy_kernel<T>, rows, loss_threads, stream,
+           static_cast<T*>(const_cast<void*>(logits.data)), logits.stride, classes, targets, ignore,
+           weight, gradient, losses);
   });
   return done ? cudaGetLastError() : cudaErrorInvalidValue;
 }

@@ -13,8 +13,8 @@ namespace lathe::HWY_NAMESPACE {
 namespace {
 
 template <class T>
-double run(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control, int64_t begin, int64_t end,
-           T* out) {
+double run(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control, int64_t begin,
+           int64_t end, T* out) {
   const T grad_scale = static_cast<T>(grad_scale_of(rule, a, control));
   const T momentum = static_cast<T>(rule.momentum), rest = static_cast<T>(1 - rule.momentum);
   T grads[update_block];
@@ -28,15 +28,16 @@ double run(const UpdateArgs& a, const UpdateRule& rule, const StepControl& contr
       m[i] = momentum * m[i] + rest * scaled;
       x[i] = rule.nesterov ? rest * scaled + momentum * m[i] : m[i];
     }
-    sum += lane_sum(n, [&](int64_t i) { return static_cast<double>(x[i]) * static_cast<double>(x[i]); });
+    sum += lane_sum(
+        n, [&](int64_t i) { return static_cast<double>(x[i]) * static_cast<double>(x[i]); });
   }
   return sum;
 }
 
 }  // namespace
 
-double muon_direction(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control, int64_t begin,
-                      int64_t end, void* out) {
+double muon_direction(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control,
+                      int64_t begin, int64_t end, void* out) {
   return a.param_type == Element::f64 ? run(a, rule, control, begin, end, static_cast<double*>(out))
                                       : run(a, rule, control, begin, end, static_cast<float*>(out));
 }
@@ -49,8 +50,8 @@ namespace lathe {
 
 HWY_EXPORT(muon_direction);
 
-double muon_direction_cpu(const UpdateArgs& args, const UpdateRule& rule, const StepControl& control, int64_t begin,
-                          int64_t end, void* out) {
+double muon_direction_cpu(const UpdateArgs& args, const UpdateRule& rule,
+                          const StepControl& control, int64_t begin, int64_t end, void* out) {
   return HWY_DYNAMIC_DISPATCH(muon_direction)(args, rule, control, begin, end, out);
 }
 

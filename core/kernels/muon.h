@@ -1,14 +1,15 @@
-// What Muon does to each element before a matrix is orthogonalised. Jordan et al. 2024, "Muon: an optimizer for hidden
-// layers in neural networks"; torch.optim.Muon.
+// What Muon does to each element before a matrix is orthogonalised. Jordan et al. 2024, "Muon: an
+// optimizer for hidden layers in neural networks"; torch.optim.Muon.
 #pragma once
 
 #include "core/kernels/update.h"
 
 namespace lathe {
 
-/// m = momentum m + (1 - momentum) g;  x = m, Nesterov: (1 - momentum) g + momentum m. m is state 0. Writes x of
-/// elements [begin, end) to `out` (float64 where the parameter is, else float32), and returns the sum of its squares.
-double muon_direction_cpu(const UpdateArgs& args, const UpdateRule& rule, const StepControl& control, int64_t begin,
-                          int64_t end, void* out);
+/// m = momentum m + (1 - momentum) g;  x = m, Nesterov: (1 - momentum) g + momentum m. m is state
+/// 0. Writes x of elements [begin, end) to `out` (float64 where the parameter is, else float32),
+/// and returns the sum of its squares.
+double muon_direction_cpu(const UpdateArgs& args, const UpdateRule& rule,
+                          const StepControl& control, int64_t begin, int64_t end, void* out);
 
 }  // namespace lathe

@@ -20,7 +20,8 @@ void forward_rows(const NormRows& n, Matrix x, Matrix y, float eps, int64_t begi
     float mean = 0;
     if (n.mean != nullptr) {
       V sum = set(0);
-      for_vectors(n.columns, [&](int64_t i, auto part) HWY_ATTR { sum = hn::Add(sum, part(in + i)); });
+      for_vectors(n.columns,
+                  [&](int64_t i, auto part) HWY_ATTR { sum = hn::Add(sum, part(in + i)); });
       n.mean[r] = mean = sum_of(sum) * inverse;
     }
     V squares = set(0);
@@ -45,8 +46,8 @@ void forward_rows(const NormRows& n, Matrix x, Matrix y, float eps, int64_t begi
 
 /// sums: [2][columns], to which the rows' parts of dweight and dbias are added, or null.
 template <class In, class Grad>
-void backward_rows(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* sums, int64_t begin,
-                   int64_t end) {
+void backward_rows(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* sums,
+                   int64_t begin, int64_t end) {
   const float inverse = 1.0f / static_cast<float>(n.columns);
   for (int64_t r = begin; r < end; ++r) {
     const In* in = static_cast<const In*>(x.at(r, 0));
@@ -68,7 +69,8 @@ void backward_rows(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, 
       part(hn::Add(plain, part(sums + n.columns + i)), sums + n.columns + i);
     });
     if (out == nullptr) continue;
-    const V avg_g = set(n.mean == nullptr ? 0.0f : sum_of(sum_g) * inverse), avg_gh = set(sum_of(sum_gh) * inverse);
+    const V avg_g = set(n.mean == nullptr ? 0.0f : sum_of(sum_g) * inverse),
+            avg_gh = set(sum_of(sum_gh) * inverse);
     for_vectors(n.columns, [&](int64_t i, auto part) HWY_ATTR {
       const V g = scaled(i, part), h = hn::Mul(hn::Sub(part(in + i), m), s);
       const V d = hn::Mul(s, hn::NegMulAdd(h, avg_gh, hn::Sub(g, avg_g)));
@@ -83,8 +85,8 @@ void forward_block(const NormRows& n, Matrix x, Matrix y, float eps, int64_t beg
   });
 }
 
-void backward_block(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* sums, int64_t begin,
-                    int64_t end) {
+void backward_block(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* sums,
+                    int64_t begin, int64_t end) {
   with_elements(x.type, dy.type, [&](auto in, auto grad) HWY_ATTR {
     backward_rows<decltype(in), decltype(grad)>(n, x, dy, dx, add, sums, begin, end);
   });
@@ -109,7 +111,8 @@ void norm_forward(const NormRows& n, Matrix x, Matrix y, float eps) {
   });
 }
 
-void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* dweight, float* dbias) {
+void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* dweight,
+                   float* dbias) {
   const bool sums = dweight != nullptr || dbias != nullptr;
   const int64_t blocks = divide_up(n.rows, sum_rows), each = 2 * n.columns;
   c10::DataPtr memory;

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int norm_width = 4;  // elements in a pack
 
-/// The packs that thread t of a block holds of a row: t, t + blockDim.x, ... `held` of them at most.
+/// The packs that thread t of a block holds of a row: t, t + blockDim.x, ... `held` of them at
+/// most.
 template <int held, class F>
 __device__ void for_packs(int64_t columns, F&& f) {
 #pragma unroll
@@ -49,11 +50,14 @@ __global__ void norm_forward_kernel(NormRows n, const In* x, Out* y, float eps) 
   });
 }
 
-/// A block takes norm_chunk rows, and leaves the sums of dy h and dy over them in its part of `partials`.
+/// A block takes norm_chunk rows, and leaves the sums of dy h and dy over them in its part of
+/// `partials`.
 template <int held, class In, class Grad>
-__global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In* dx, bool add, float* partials) {
+__global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In* dx, bool add,
+                                     float* partials) {
   const float inverse = 1.0f / static_cast<float>(n.columns);
-  const int64_t begin = blockIdx.x * norm_chunk, end = begin + norm_chunk < n.rows ? begin + norm_chunk : n.rows;
+  const int64_t begin = blockIdx.x * norm_chunk,
+                end = begin + norm_chunk < n.rows ? begin + norm_chunk : n.rows;
   float dw[held][norm_width] = {}, db[held][norm_width] = {};
   for (int64_t row = begin; row < end; ++row) {
     const float mean = n.mean == nullptr ? 0 : n.mean[row], rstd = n.rstd[row];
@@ -90,8 +94,10 @@ __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In
   });
 }
 
-/// Sums of the partials' columns: a block takes 32 of them, and each of its 8 warps every eighth row.
-__global__ void norm_sums_kernel(const float* partials, int64_t rows, int64_t columns, float* dweight, float* dbias) {
+/// Sums of the partials' columns: a block takes 32 of them, and each of its 8 warps every eighth
+/// row.
+__global__ void norm_sums_kernel(const float* partials, int64_t rows, int64_t columns,
+                                 float* dweight, float* dbias) {
   __shared__ float sums[8][32];
   const int64_t column = blockIdx.x * 32 + threadIdx.x % 32;
   float sum = 0;
@@ -121,23 +127,25 @@ void with_held(int64_t columns, F&& f) {
 
 }  // namespace
 
-cudaError_t norm_forward_cuda(const NormRows& n, Matrix x, Matrix y, float eps, cudaStream_t stream) {
+cudaError_t norm_forward_cuda(const NormRows& n, Matrix x, Matrix y, float eps,
+                              cudaStream_t stream) {
   if (n.rows == 0) return cudaSuccess;
   if (!norm_on_card(n.columns)) return cudaErrorInvalidValue;
   bool done = false;
   with_card_element(x.type, [&](auto in) {
     done = with_card_element(y.type, [&](auto out) {
       with_held(n.columns, [&](auto held) {
-        launch(norm_forward_kernel<held, decltype(in), decltype(out)>, n.rows, threads_of(n.columns), stream, n,
-               static_cast<const decltype(in)*>(x.data), static_cast<decltype(out)*>(const_cast<void*>(y.data)), eps);
+        launch(norm_forward_kernel<held, decltype(in), decltype(out)>, n.rows,
+               threads_of(n.columns), stream, n, static_cast<const decltype(in)*>(x.data),
+               static_cast<decltype(out)*>(const_cast<void*>(y.data)), eps);
       });
     });
   });
   return done ? cudaGetLastError() : cudaErrorInvalidValue;
 }
 
-cudaError_t norm_backward_cuda(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* partials,
-                               float* dweight, float* dbias, cudaStream_t stream) {
+cudaError_t norm_backward_cuda(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add,
+                               float* partials, float* dweight, float* dbias, cudaStream_t stream) {
   if (!norm_on_card(n.columns)) return cudaErrorInvalidValue;
   const int64_t blocks = (n.rows + norm_chunk - 1) / norm_chunk;
   bool done = n.rows == 0;
@@ -145,8 +153,9 @@ cudaError_t norm_backward_cuda(const NormRows& n, Matrix x, Matrix dy, Matrix dx
     with_card_element(x.type, [&](auto in) {
       done = with_card_element(dy.type, [&](auto grad) {
         with_held(n.columns, [&](auto held) {
-          launch(norm_backward_kernel<held, decltype(in), decltype(grad)>, blocks, threads_of(n.columns), stream, n,
-                 static_cast<const decltype(in)*>(x.data), static_cast<const decltype(grad)*>(dy.data),
+          launch(norm_backward_kernel<held, decltype(in), decltype(grad)>, blocks,
+                 threads_of(n.columns), stream, n, static_cast<const decltype(in)*>(x.data),
+                 static_cast<const decltype(grad)*>(dy.data),
                  static_cast<decltype(in)*>(const_cast<void*>(dx.data)), add, partials);
         });
       });
@@ -154,8 +163,8 @@ cudaError_t norm_backward_cuda(const NormRows& n, Matrix x, Matrix dy, Matrix dx
   }
   if (!done) return cudaErrorInvalidValue;
   if (partials != nullptr)
-    launch(norm_sums_kernel, (2 * n.columns + 31) / 32, 256, stream, static_cast<const float*>(partials), blocks,
-           n.columns, dweight, dbias);
+    launch(norm_sums_kernel, (2 * n.columns + 31) / 32, 256, stream,
+           static_cast<const float*>(partials), blocks, n.columns, dweight, dbias);
   return cudaGetLastError();
 }
 

@@ -1,6 +1,6 @@
-// Layer norm (Ba, Kiros and Hinton 2016) and RMS norm (Zhang and Sennrich 2019) over rows of C elements, in float32
-// whatever the elements are. Threads share the rows; sums over rows go through partial sums of fixed size, so results
-// are the same bits on any number of threads.
+// Layer norm (Ba, Kiros and Hinton 2016) and RMS norm (Zhang and Sennrich 2019) over rows of C
+// elements, in float32 whatever the elements are. Threads share the rows; sums over rows go through
+// partial sums of fixed size, so results are the same bits on any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +19,22 @@ struct NormRows {
 };
 
 /// Whether norm.cuh takes rows of this length.
-inline bool norm_on_card(int64_t columns) { return columns > 0 && columns % 4 == 0 && columns <= 8192; }
+inline bool norm_on_card(int64_t columns) {
+  return columns > 0 && columns % 4 == 0 && columns <= 8192;
+}
 /// Rows whose parts of dweight and dbias a card sums up before others come to them.
 constexpr int64_t norm_chunk = 16;
 /// Floats that norm_backward_cuda needs for such sums.
-inline int64_t norm_partials(const NormRows& n) { return (n.rows + norm_chunk - 1) / norm_chunk * 2 * n.columns; }
+inline int64_t norm_partials(const NormRows& n) {
+  return (n.rows + norm_chunk - 1) / norm_chunk * 2 * n.columns;
+}
 
 /// y = (x - mean) rstd weight + bias; writes mean and rstd.
 void norm_forward(const NormRows& n, Matrix x, Matrix y, float eps);
 /// dx (+)= gradient of x; dweight and dbias [columns] where not null.
-/// g = dy weight, h = (x - mean) rstd:  dx = rstd (g - avg(g) - h avg(g h)), without avg(g) for RMS norm.
-void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* dweight, float* dbias);
+/// g = dy weight, h = (x - mean) rstd:  dx = rstd (g - avg(g) - h avg(g h)), without avg(g) for RMS
+/// norm.
+void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* dweight,
+                   float* dbias);
 
 }  // namespace lathe

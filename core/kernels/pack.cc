@@ -32,12 +32,15 @@ uint32_t read32(const char* p) {
   return x;
 }
 
-/// out[j * out_stride + i] = in[i * stride + j] for i < rows, j < columns, in units of 4 bytes; `stride` in bytes.
-void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, uint32_t* out, int64_t out_stride) {
+/// out[j * out_stride + i] = in[i * stride + j] for i < rows, j < columns, in units of 4 bytes;
+/// `stride` in bytes.
+void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, uint32_t* out,
+                 int64_t out_stride) {
   constexpr int64_t strip = 16;  // columns at a time: their output rows stay in the nearest cache
   for (int64_t j0 = 0; j0 < columns; j0 += strip) {
     const int64_t j1 = j0 + strip < columns ? j0 + strip : columns;
-    [[maybe_unused]] const int64_t ahead = j1 < columns ? j1 * 4 + 64 : 0;  // bytes; the strip after the next
+    [[maybe_unused]] const int64_t ahead =
+        j1 < columns ? j1 * 4 + 64 : 0;  // bytes; the strip after the next
     int64_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
     for (; i + 4 * blocks <= rows; i += 4 * blocks) {
@@ -45,9 +48,11 @@ void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, 
       if (ahead > 0) {
         for (int64_t r = i; r < i + 4 * blocks; ++r) hwy::Prefetch(in + r * stride + ahead);
       }
-      for (; j + 4 <= j1; j += 4) transpose_rows(in + i * stride + j * 4, stride, out + j * out_stride + i, out_stride);
+      for (; j + 4 <= j1; j += 4)
+        transpose_rows(in + i * stride + j * 4, stride, out + j * out_stride + i, out_stride);
       for (; j < j1; ++j) {
-        for (int64_t r = i; r < i + 4 * blocks; ++r) out[j * out_stride + r] = read32(in + r * stride + j * 4);
+        for (int64_t r = i; r < i + 4 * blocks; ++r)
+          out[j * out_stride + r] = read32(in + r * stride + j * 4);
       }
     }
 #endif
@@ -57,15 +62,19 @@ void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, 
   }
 }
 
-/// out[2 j] = first[j], out[2 j + 1] = second[j] for j < columns; a second row that is not there reads as zero.
+/// out[2 j] = first[j], out[2 j + 1] = second[j] for j < columns; a second row that is not there
+/// reads as zero.
 void interleave16(const uint16_t* first, const uint16_t* second, int64_t columns, uint16_t* out) {
   const DU whole;
   const hn::Rebind<uint16_t, DU> half;
   int64_t j = 0;
   for (; j + lanes() <= columns; j += lanes()) {
     auto both = hn::PromoteTo(whole, hn::LoadU(half, first + j));
-    if (second != nullptr) both = hn::Or(both, hn::ShiftLeft<16>(hn::PromoteTo(whole, hn::LoadU(half, second + j))));
-    hn::StoreU(both, whole, reinterpret_cast<uint32_t*>(out + 2 * j));  // little-endian: the first row's comes first
+    if (second != nullptr)
+      both = hn::Or(both, hn::ShiftLeft<16>(hn::PromoteTo(whole, hn::LoadU(half, second + j))));
+    hn::StoreU(
+        both, whole,
+        reinterpret_cast<uint32_t*>(out + 2 * j));  // little-endian: the first row's comes first
   }
   for (; j < columns; ++j) {
     out[2 * j] = first[j];
@@ -77,7 +86,8 @@ void widen_rows(Matrix a, int64_t rows, int64_t columns, float* out, int64_t str
   with_element(a.type, [&](auto t) HWY_ATTR {
     for (int64_t r = 0; r < rows; ++r) {
       const auto* in = static_cast<const decltype(t)*>(a.at(r, 0));
-      for_vectors(columns, [&](int64_t i, auto part) HWY_ATTR { part(part(in + i), out + r * stride + i); });
+      for_vectors(columns,
+                  [&](int64_t i, auto part) HWY_ATTR { part(part(in + i), out + r * stride + i); });
     }
   });
 }
@@ -88,7 +98,8 @@ void widen_transposed(Matrix a, int64_t rows, int64_t columns, float* out, int64
   float wide[tile * tile];
   for (int64_t i = 0; i < rows; i += tile) {
     for (int64_t j = 0; j < columns; j += tile) {
-      const int64_t high = rows - i < tile ? rows - i : tile, long_ = columns - j < tile ? columns - j : tile;
+      const int64_t high = rows - i < tile ? rows - i : tile,
+                    long_ = columns - j < tile ? columns - j : tile;
       widen_rows({a.at(i, j), a.stride, a.type}, high, long_, wide, tile);
       transpose32(reinterpret_cast<const char*>(wide), tile * 4, high, long_,
                   reinterpret_cast<uint32_t*>(out + j * out_stride + i), out_stride);
@@ -96,7 +107,8 @@ void widen_transposed(Matrix a, int64_t rows, int64_t columns, float* out, int64
   }
 }
 
-/// Zeroes columns n to width of a packed right factor of depth k: rows of 4 bytes an element, of float32 or of pairs.
+/// Zeroes columns n to width of a packed right factor of depth k: rows of 4 bytes an element, of
+/// float32 or of pairs.
 void clear_rest(void* out, int64_t k, int64_t n, int64_t width, Element as) {
   if (width == n) return;
   for (int64_t i = 0; i < (as == Element::f32 ? k : (k + 1) / 2); ++i)
@@ -124,14 +136,16 @@ void right_transposed(Matrix b, int64_t k, int64_t n, int64_t width, void* out, 
   auto* to = static_cast<uint32_t*>(out);
   transpose32(static_cast<const char*>(b.data), b.stride * (low ? 2 : 4), n, units, to, width);
   if (low && k % 2 != 0) {
-    for (int64_t j = 0; j < n; ++j) to[units * width + j] = *static_cast<const uint16_t*>(b.at(j, k - 1));
+    for (int64_t j = 0; j < n; ++j)
+      to[units * width + j] = *static_cast<const uint16_t*>(b.at(j, k - 1));
   }
 }
 
 void left_transposed(Matrix a, int64_t k, int64_t m, void* out, Element as) {
   if (as != a.type) return widen_transposed(a, k, m, static_cast<float*>(out), k);
   if (a.type == Element::f32) {
-    transpose32(static_cast<const char*>(a.data), a.stride * 4, k, m, static_cast<uint32_t*>(out), k);
+    transpose32(static_cast<const char*>(a.data), a.stride * 4, k, m, static_cast<uint32_t*>(out),
+                k);
     return;
   }
   // Pairs of rows are interleaved a few at a time, then moved as units of 4 bytes.
@@ -145,7 +159,8 @@ void left_transposed(Matrix a, int64_t k, int64_t m, void* out, Element as) {
       for (int64_t p = 0; p < have; ++p) {
         const int64_t row = 2 * (i + p);
         interleave16(static_cast<const uint16_t*>(a.at(row, j)),
-                     row + 1 < k ? static_cast<const uint16_t*>(a.at(row + 1, j)) : nullptr, n, pair + p * columns * 2);
+                     row + 1 < k ? static_cast<const uint16_t*>(a.at(row + 1, j)) : nullptr, n,
+                     pair + p * columns * 2);
       }
       transpose32(reinterpret_cast<const char*>(pair), columns * 4, have, n,
                   static_cast<uint32_t*>(out) + j * depth + i, depth);

@@ -10,8 +10,8 @@ struct DevicePhilox {
 
   /// Block `index` at `step`, as philox(counter(index, step), key).
   __device__ DevicePhilox(uint64_t index, uint64_t step, RngKey key)
-      : words{static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(step),
-              static_cast<uint32_t>(step >> 32)} {
+      : words{static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32),
+              static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32)} {
 #pragma unroll
     for (int round = 0; round < 10; ++round) {
       const uint32_t a_high = __umulhi(0xD2511F53u, words[0]), a_low = 0xD2511F53u * words[0];

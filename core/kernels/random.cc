@@ -48,7 +48,8 @@ void uniform_range(float* out, int64_t begin, int64_t end, double bound, RngKey 
   double u[group], v[group];
   for (int64_t at = begin; at < end; at += group) {
     uniforms(static_cast<uint64_t>(at), key, u, v);
-    for (int64_t i = 0; i < std::min(group, end - at); ++i) out[at + i] = static_cast<float>(bound * (2 * u[i] - 1));
+    for (int64_t i = 0; i < std::min(group, end - at); ++i)
+      out[at + i] = static_cast<float>(bound * (2 * u[i] - 1));
   }
 }
 

@@ -14,7 +14,8 @@ namespace lathe::HWY_NAMESPACE {
 
 HWY_INLINE V tanh_of(V v) { return hn::Tanh(D(), v); }
 
-/// A logistic gate and its slope s (1 - s), where 1 - s = e s with e = exp(-v): no difference of near numbers.
+/// A logistic gate and its slope s (1 - s), where 1 - s = e s with e = exp(-v): no difference of
+/// near numbers.
 struct Gate {
   V s, slope;
 };
@@ -26,7 +27,8 @@ HWY_INLINE Gate gate_of(V v) {
 HWY_INLINE V through_tanh(V g, V t) { return hn::NegMulAdd(hn::Mul(g, t), t, g); }
 
 template <class T>
-void lstm_as(const void* gates, const float* c, void* h_out, float* c_out, int64_t begin, int64_t end, int64_t h) {
+void lstm_as(const void* gates, const float* c, void* h_out, float* c_out, int64_t begin,
+             int64_t end, int64_t h) {
   for (int64_t r = begin; r < end; ++r) {
     const T* g = static_cast<const T*>(gates) + r * 4 * h;
     T* out = static_cast<T*>(h_out) + r * h;
@@ -38,20 +40,23 @@ void lstm_as(const void* gates, const float* c, void* h_out, float* c_out, int64
     });
   }
 }
-void lstm_rows(const void* gates, Element type, const float* c, void* h_out, float* c_out, int64_t begin, int64_t end,
-               int64_t h) {
-  with_element(type, [&](auto t) HWY_ATTR { lstm_as<decltype(t)>(gates, c, h_out, c_out, begin, end, h); });
+void lstm_rows(const void* gates, Element type, const float* c, void* h_out, float* c_out,
+               int64_t begin, int64_t end, int64_t h) {
+  with_element(
+      type, [&](auto t) HWY_ATTR { lstm_as<decltype(t)>(gates, c, h_out, c_out, begin, end, h); });
 }
 
 template <class T>
-void lstm_slope_as(const void* gates, const float* c, const float* c_out, const void* dh, const float* dc_out,
-                   void* dgates, float* dc, int64_t begin, int64_t end, int64_t h) {
+void lstm_slope_as(const void* gates, const float* c, const float* c_out, const void* dh,
+                   const float* dc_out, void* dgates, float* dc, int64_t begin, int64_t end,
+                   int64_t h) {
   for (int64_t r = begin; r < end; ++r) {
     const T* g = static_cast<const T*>(gates) + r * 4 * h;
     T* dg = static_cast<T*>(dgates) + r * 4 * h;
     for_vectors(h, [&](int64_t i, auto part) HWY_ATTR {
       const int64_t at = r * h + i;
-      const Gate in = gate_of(part(g + i)), forget = gate_of(part(g + h + i)), out = gate_of(part(g + 3 * h + i));
+      const Gate in = gate_of(part(g + i)), forget = gate_of(part(g + h + i)),
+                 out = gate_of(part(g + 3 * h + i));
       const V cell = tanh_of(part(g + 2 * h + i)), t = tanh_of(part(c_out + at));
       const V up = dh != nullptr ? part(static_cast<const T*>(dh) + at) : set(0);
       const V later = dc_out != nullptr ? part(dc_out + at) : set(0);
@@ -64,18 +69,20 @@ void lstm_slope_as(const void* gates, const float* c, const float* c_out, const 
     });
   }
 }
-void lstm_slope_rows(const void* gates, Element type, const float* c, const float* c_out, const void* dh,
-                     const float* dc_out, void* dgates, float* dc, int64_t begin, int64_t end, int64_t h) {
+void lstm_slope_rows(const void* gates, Element type, const float* c, const float* c_out,
+                     const void* dh, const float* dc_out, void* dgates, float* dc, int64_t begin,
+                     int64_t end, int64_t h) {
   with_element(type, [&](auto t) HWY_ATTR {
     lstm_slope_as<decltype(t)>(gates, c, c_out, dh, dc_out, dgates, dc, begin, end, h);
   });
 }
 
 template <class T>
-void gru_as(const void* x_gates, const void* h_gates, const void* state, void* out, int64_t begin, int64_t end,
-            int64_t h) {
+void gru_as(const void* x_gates, const void* h_gates, const void* state, void* out, int64_t begin,
+            int64_t end, int64_t h) {
   for (int64_t r = begin; r < end; ++r) {
-    const T *x = static_cast<const T*>(x_gates) + r * 3 * h, *g = static_cast<const T*>(h_gates) + r * 3 * h;
+    const T *x = static_cast<const T*>(x_gates) + r * 3 * h,
+            *g = static_cast<const T*>(h_gates) + r * 3 * h;
     const T* before = static_cast<const T*>(state) + r * h;
     T* after = static_cast<T*>(out) + r * h;
     for_vectors(h, [&](int64_t i, auto part) HWY_ATTR {
@@ -86,18 +93,23 @@ void gru_as(const void* x_gates, const void* h_gates, const void* state, void* o
     });
   }
 }
-void gru_rows(const void* x_gates, const void* h_gates, const void* state, void* out, Element type, int64_t begin,
-              int64_t end, int64_t h) {
-  with_element(type, [&](auto t) HWY_ATTR { gru_as<decltype(t)>(x_gates, h_gates, state, out, begin, end, h); });
+void gru_rows(const void* x_gates, const void* h_gates, const void* state, void* out, Element type,
+              int64_t begin, int64_t end, int64_t h) {
+  with_element(type, [&](auto t) HWY_ATTR {
+    gru_as<decltype(t)>(x_gates, h_gates, state, out, begin, end, h);
+  });
 }
 
 template <class T>
-void gru_slope_as(const void* x_gates, const void* h_gates, const void* state, const void* dout, void* dx_gates,
-                  void* dh_gates, void* dstate, int64_t begin, int64_t end, int64_t h) {
+void gru_slope_as(const void* x_gates, const void* h_gates, const void* state, const void* dout,
+                  void* dx_gates, void* dh_gates, void* dstate, int64_t begin, int64_t end,
+                  int64_t h) {
   for (int64_t r = begin; r < end; ++r) {
-    const T *x = static_cast<const T*>(x_gates) + r * 3 * h, *g = static_cast<const T*>(h_gates) + r * 3 * h;
+    const T *x = static_cast<const T*>(x_gates) + r * 3 * h,
+            *g = static_cast<const T*>(h_gates) + r * 3 * h;
     T *dx = static_cast<T*>(dx_gates) + r * 3 * h, *dg = static_cast<T*>(dh_gates) + r * 3 * h;
-    const T *before = static_cast<const T*>(state) + r * h, *dy = static_cast<const T*>(dout) + r * h;
+    const T *before = static_cast<const T*>(state) + r * h,
+            *dy = static_cast<const T*>(dout) + r * h;
     T* dbefore = static_cast<T*>(dstate) + r * h;
     for_vectors(h, [&](int64_t i, auto part) HWY_ATTR {
       const Gate reset = gate_of(hn::Add(part(x + i), part(g + i)));
@@ -117,10 +129,12 @@ void gru_slope_as(const void* x_gates, const void* h_gates, const void* state, c
     });
   }
 }
-void gru_slope_rows(const void* x_gates, const void* h_gates, const void* state, const void* dout, void* dx_gates,
-                    void* dh_gates, void* dstate, Element type, int64_t begin, int64_t end, int64_t h) {
+void gru_slope_rows(const void* x_gates, const void* h_gates, const void* state, const void* dout,
+                    void* dx_gates, void* dh_gates, void* dstate, Element type, int64_t begin,
+                    int64_t end, int64_t h) {
   with_element(type, [&](auto t) HWY_ATTR {
-    gru_slope_as<decltype(t)>(x_gates, h_gates, state, dout, dx_gates, dh_gates, dstate, begin, end, h);
+    gru_slope_as<decltype(t)>(x_gates, h_gates, state, dout, dx_gates, dh_gates, dstate, begin, end,
+                              h);
   });
 }
 
@@ -143,26 +157,29 @@ void each_rows(int64_t rows, int64_t h, F&& f) {
 }
 }  // namespace
 
-void lstm_cell_forward(const void* gates, Element type, const float* c, void* h_out, float* c_out, int64_t rows,
-                       int64_t h) {
+void lstm_cell_forward(const void* gates, Element type, const float* c, void* h_out, float* c_out,
+                       int64_t rows, int64_t h) {
   each_rows(rows, h, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(lstm_rows)(gates, type, c, h_out, c_out, begin, end, h);
   });
 }
-void lstm_cell_backward(const void* gates, Element type, const float* c, const float* c_out, const void* dh,
-                        const float* dc_out, void* dgates, float* dc, int64_t rows, int64_t h) {
+void lstm_cell_backward(const void* gates, Element type, const float* c, const float* c_out,
+                        const void* dh, const float* dc_out, void* dgates, float* dc, int64_t rows,
+                        int64_t h) {
   each_rows(rows, h, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(lstm_slope_rows)(gates, type, c, c_out, dh, dc_out, dgates, dc, begin, end, h);
+    HWY_DYNAMIC_DISPATCH(lstm_slope_rows)(gates, type, c, c_out, dh, dc_out, dgates, dc, begin, end,
+                                          h);
   });
 }
-void gru_cell_forward(const void* x_gates, const void* h_gates, const void* state, void* out, Element type,
-                      int64_t rows, int64_t h) {
+void gru_cell_forward(const void* x_gates, const void* h_gates, const void* state, void* out,
+                      Element type, int64_t rows, int64_t h) {
   each_rows(rows, h, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(gru_rows)(x_gates, h_gates, state, out, type, begin, end, h);
   });
 }
-void gru_cell_backward(const void* x_gates, const void* h_gates, const void* state, const void* dout, void* dx_gates,
-                       void* dh_gates, void* dstate, Element type, int64_t rows, int64_t h) {
+void gru_cell_backward(const void* x_gates, const void* h_gates, const void* state,
+                       const void* dout, void* dx_gates, void* dh_gates, void* dstate, Element type,
+                       int64_t rows, int64_t h) {
   each_rows(rows, h, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(gru_slope_rows)
     (x_gates, h_gates, state, dout, dx_gates, dh_gates, dstate, type, begin, end, h);

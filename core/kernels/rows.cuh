@@ -1,5 +1,5 @@
-// What kernels over rows of elements share: wide loads and stores, and sums over a block in an order that is always the
-// same.
+// What kernels over rows of elements share: wide loads and stores, and sums over a block in an
+// order that is always the same.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,7 +33,8 @@ __device__ void store_pack(T* row, int64_t i, const float* values) {
 
 namespace {
 
-/// Of two numbers of each thread: their sums over the block, in every thread. Blocks of whole warps.
+/// Of two numbers of each thread: their sums over the block, in every thread. Blocks of whole
+/// warps.
 __device__ void block_sums(float& a, float& b) {
   __shared__ float warps[2][32];
   for (int lane = 16; lane > 0; lane /= 2) {

@@ -24,8 +24,8 @@ struct RuleList {
   }
 };
 
-using Rules =
-    RuleList<Sgd, Momentum, Adagrad, RMSprop, Adam, AdamW, AdamAmsgrad, AdamWAmsgrad, NAdam, Lion, LambApply, Descend>;
+using Rules = RuleList<Sgd, Momentum, Adagrad, RMSprop, Adam, AdamW, AdamAmsgrad, AdamWAmsgrad,
+                       NAdam, Lion, LambApply, Descend>;
 
 /// UpdateRule::kind of a rule.
 template <class Rule>

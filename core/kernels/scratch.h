@@ -15,26 +15,32 @@ namespace lathe {
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
-/// f(i) for each i < tasks on ATen's threads, in turn to whichever is free: a thread that the machine holds up does not
-/// hold up the others. f must give the same result whoever runs it. done() ends each thread's part.
+/// f(i) for each i < tasks on ATen's threads, in turn to whichever is free: a thread that the
+/// machine holds up does not hold up the others. f must give the same result whoever runs it.
+/// done() ends each thread's part.
 template <class F, class Done>
 void parallel_tasks(int64_t tasks, F&& f, Done&& done) {
   std::atomic<int64_t> next{0};
-  parallel_for(0, std::min<int64_t>(tasks, at::get_num_threads()), 1, [&](int64_t begin, int64_t end) {
-    for (; begin < end; ++begin) {  // one round, or all on this thread where there are no others
-      for (int64_t i = 0; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) f(i);
-    }
-    done();
-  });
+  parallel_for(0, std::min<int64_t>(tasks, at::get_num_threads()), 1,
+               [&](int64_t begin, int64_t end) {
+                 for (; begin < end;
+                      ++begin) {  // one round, or all on this thread where there are no others
+                   for (int64_t i = 0; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
+                     f(i);
+                 }
+                 done();
+               });
 }
 
-/// `bytes` for each of ATen's threads, taken in one piece by the caller, so that what a step needs does not depend on
-/// which thread is quicker.
+/// `bytes` for each of ATen's threads, taken in one piece by the caller, so that what a step needs
+/// does not depend on which thread is quicker.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes)
       : bytes_(round_up(bytes, 64)),
-        data_(c10::GetCPUAllocator()->allocate(static_cast<size_t>(bytes_ * at::get_num_threads()))) {}
+        data_(
+            c10::GetCPUAllocator()->allocate(static_cast<size_t>(bytes_ * at::get_num_threads()))) {
+  }
   /// The calling thread's.
   char* mine() const { return static_cast<char*>(data_.get()) + bytes_ * at::get_thread_num(); }
 
@@ -43,7 +49,8 @@ class Scratch {
   c10::DataPtr data_;
 };
 
-/// Cuts a thread's piece into arrays that start on cache lines. First with a null base to learn the size.
+/// Cuts a thread's piece into arrays that start on cache lines. First with a null base to learn the
+/// size.
 class Carver {
  public:
   explicit Carver(char* base) : base_(base) {}

@@ -1,6 +1,6 @@
-// Vector helpers of the kernels, compiled once for each instruction set: include it below hwy/foreach_target.h and
-// hwy/highway.h. Elements are float, bfloat16 or float16; arithmetic is in float32. Highway chooses the set at run
-// time.
+// Vector helpers of the kernels, compiled once for each instruction set: include it below
+// hwy/foreach_target.h and hwy/highway.h. Elements are float, bfloat16 or float16; arithmetic is in
+// float32. Highway chooses the set at run time.
 #if defined(LATHE_CORE_KERNELS_SIMD_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_SIMD_INL_H
 #undef LATHE_CORE_KERNELS_SIMD_INL_H
@@ -36,8 +36,8 @@ HWY_INLINE V load(const c10::BFloat16* p) {
   return hn::BitCast(D(), hn::ShiftLeft<16>(bits));
 }
 HWY_INLINE void store(V v, float* p) { hn::StoreU(v, D(), p); }
-/// To the nearest, ties to even; NaN stays NaN. Where the CPU has an instruction for it, that takes numbers
-/// below 1.2e-38 as zero.
+/// To the nearest, ties to even; NaN stays NaN. Where the CPU has an instruction for it, that takes
+/// numbers below 1.2e-38 as zero.
 HWY_INLINE void store(V v, c10::BFloat16* p) {
 #if HWY_TARGET == HWY_AVX3
   if (HWY_LIKELY(active_isa() >= Isa::avx512_bf16)) {
@@ -53,7 +53,8 @@ HWY_INLINE void store(V v, c10::BFloat16* p) {
   const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu))));
   const auto kept = hn::IfThenElse(hn::RebindMask(du, hn::Eq(v, v)), rounded, hn::Set(du, 0x7fc0u));
   const hn::Rebind<uint16_t, D> half;
-  hn::StoreU(hn::DemoteTo(half, hn::BitCast(hn::RebindToSigned<D>(), kept)), half, reinterpret_cast<uint16_t*>(p));
+  hn::StoreU(hn::DemoteTo(half, hn::BitCast(hn::RebindToSigned<D>(), kept)), half,
+             reinterpret_cast<uint16_t*>(p));
 }
 
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
@@ -93,8 +94,9 @@ HWY_INLINE void store_first(V v, T* p, int64_t n) {
   std::memcpy(p, buffer, static_cast<size_t>(n) * sizeof(T));
 }
 
-/// f(i, loader, storer) for each vector of [0, n); the loader and the storer know whether it is the last, partial one.
-/// keep(v) zeroes the lanes that are beyond the end, keep_or(v, w) takes w's there.
+/// f(i, loader, storer) for each vector of [0, n); the loader and the storer know whether it is the
+/// last, partial one. keep(v) zeroes the lanes that are beyond the end, keep_or(v, w) takes w's
+/// there.
 struct Whole {
   HWY_INLINE V keep(V v) const { return v; }
   HWY_INLINE V keep_or(V v, V) const { return v; }
@@ -109,8 +111,12 @@ struct Whole {
 };
 struct Part {
   int64_t n;
-  HWY_INLINE V keep(V v) const { return hn::IfThenElseZero(hn::FirstN(D(), static_cast<size_t>(n)), v); }
-  HWY_INLINE V keep_or(V v, V w) const { return hn::IfThenElse(hn::FirstN(D(), static_cast<size_t>(n)), v, w); }
+  HWY_INLINE V keep(V v) const {
+    return hn::IfThenElseZero(hn::FirstN(D(), static_cast<size_t>(n)), v);
+  }
+  HWY_INLINE V keep_or(V v, V w) const {
+    return hn::IfThenElse(hn::FirstN(D(), static_cast<size_t>(n)), v, w);
+  }
   template <class T>
   HWY_INLINE V operator()(const T* p) const {
     return load_first(p, n);
@@ -143,19 +149,23 @@ void with_elements(Element a, Element b, F&& f) {
 HWY_INLINE float sum_of(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
 HWY_INLINE float max_of(V v) { return hn::GetLane(hn::MaxOfLanes(D(), v)); }
 HWY_INLINE V set(float x) { return hn::Set(D(), x); }
-/// e^v within 2 units in the last place for v in [-87, 88], 0 below, e^88 above; NaN stays NaN. 2^n e^r with n
-/// integer and |r| <= ln(2) / 2; the polynomial is the best of its degree by relative error (4e-9) that begins 1 + r.
+/// e^v within 2 units in the last place for v in [-87, 88], 0 below, e^88 above; NaN stays NaN. 2^n
+/// e^r with n integer and |r| <= ln(2) / 2; the polynomial is the best of its degree by relative
+/// error (4e-9) that begins 1 + r.
 HWY_INLINE V exp_of(V given) {
   const V v = hn::Min(set(88), hn::Max(set(-87), given));
-  constexpr float magic = 0x1.8p23f;  // a number added to it is rounded to an integer, in the lowest bits
-  const V shifted = hn::MulAdd(v, set(1.44269504089f), set(magic)), n = hn::Sub(shifted, set(magic));
+  constexpr float magic =
+      0x1.8p23f;  // a number added to it is rounded to an integer, in the lowest bits
+  const V shifted = hn::MulAdd(v, set(1.44269504089f), set(magic)),
+          n = hn::Sub(shifted, set(magic));
   const V r = hn::NegMulAdd(n, set(-2.12194440e-4f), hn::NegMulAdd(n, set(0.693359375f), v));
   V y = hn::MulAdd(set(0.00138145965f), r, set(0.00836870726f));
   y = hn::MulAdd(y, r, set(0.041668389f));
   y = hn::MulAdd(y, r, set(0.166665211f));
   y = hn::MulAdd(y, r, set(0.49999994f));
   y = hn::MulAdd(hn::MulAdd(y, r, set(1)), r, set(1));
-  const auto exponent = hn::Add(hn::ShiftLeft<23>(hn::BitCast(DU(), shifted)), hn::Set(DU(), 127u << 23));
+  const auto exponent =
+      hn::Add(hn::ShiftLeft<23>(hn::BitCast(DU(), shifted)), hn::Set(DU(), 127u << 23));
   const V e = hn::IfThenZeroElse(hn::Lt(given, set(-87)), hn::Mul(y, hn::BitCast(D(), exponent)));
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
   return e;  // the instructions for minimum and maximum, in this order, keep a NaN

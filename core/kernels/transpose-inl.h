@@ -16,7 +16,8 @@ namespace lathe::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET != HWY_SCALAR
-constexpr int64_t transposed_blocks = HWY_HAVE_SCALABLE ? 1 : HWY_MAX_BYTES / 16;  // of 4 units in a vector
+constexpr int64_t transposed_blocks =
+    HWY_HAVE_SCALABLE ? 1 : HWY_MAX_BYTES / 16;  // of 4 units in a vector
 using Units = hn::FixedTag<uint32_t, 4 * transposed_blocks>;
 
 /// Its block b, of 4 units, is at `in` + b * `step` bytes.
@@ -27,7 +28,8 @@ HWY_INLINE hn::Vec<D32> gather_blocks(D32 d, const char* in, int64_t step) {
   } else {
     constexpr auto upper = static_cast<int64_t>(hn::MaxLanes(D32())) / 8;
     const hn::Half<D32> half;
-    return hn::Combine(d, gather_blocks(half, in + upper * step, step), gather_blocks(half, in, step));
+    return hn::Combine(d, gather_blocks(half, in + upper * step, step),
+                       gather_blocks(half, in, step));
   }
 }
 
@@ -35,17 +37,22 @@ HWY_INLINE hn::Vec<D32> gather_blocks(D32 d, const char* in, int64_t step) {
 struct Columns {
   hn::Vec<Units> v0, v1, v2, v3;
 };
-/// Columns 0 to 3 of rows that are `stride` bytes apart: block b of the vector that is read for r holds row 4 b + r, so
-/// that a transpose inside the blocks makes each vector a column.
+/// Columns 0 to 3 of rows that are `stride` bytes apart: block b of the vector that is read for r
+/// holds row 4 b + r, so that a transpose inside the blocks makes each vector a column.
 HWY_INLINE Columns load_columns(const char* in, int64_t stride) {
   const Units d;
   const hn::RepartitionToWide<Units> d2;
-  const auto row = [&](int64_t r) HWY_ATTR { return gather_blocks(d, in + r * stride, 4 * stride); };
+  const auto row = [&](int64_t r)
+                       HWY_ATTR { return gather_blocks(d, in + r * stride, 4 * stride); };
   const auto a = row(0), b = row(1), c = row(2), e = row(3);
-  const auto ab0 = hn::BitCast(d2, hn::InterleaveLower(d, a, b)), ab1 = hn::BitCast(d2, hn::InterleaveUpper(d, a, b));
-  const auto ce0 = hn::BitCast(d2, hn::InterleaveLower(d, c, e)), ce1 = hn::BitCast(d2, hn::InterleaveUpper(d, c, e));
-  return {hn::BitCast(d, hn::InterleaveLower(d2, ab0, ce0)), hn::BitCast(d, hn::InterleaveUpper(d2, ab0, ce0)),
-          hn::BitCast(d, hn::InterleaveLower(d2, ab1, ce1)), hn::BitCast(d, hn::InterleaveUpper(d2, ab1, ce1))};
+  const auto ab0 = hn::BitCast(d2, hn::InterleaveLower(d, a, b)),
+             ab1 = hn::BitCast(d2, hn::InterleaveUpper(d, a, b));
+  const auto ce0 = hn::BitCast(d2, hn::InterleaveLower(d, c, e)),
+             ce1 = hn::BitCast(d2, hn::InterleaveUpper(d, c, e));
+  return {hn::BitCast(d, hn::InterleaveLower(d2, ab0, ce0)),
+          hn::BitCast(d, hn::InterleaveUpper(d2, ab0, ce0)),
+          hn::BitCast(d, hn::InterleaveLower(d2, ab1, ce1)),
+          hn::BitCast(d, hn::InterleaveUpper(d2, ab1, ce1))};
 }
 #endif
 

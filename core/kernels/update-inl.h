@@ -1,6 +1,6 @@
-// What every pass that updates parameters does beside its formula: reading, clipping by value, rounding, the working
-// copy, the average. Compiled once for each instruction set, as plain loops: include it below hwy/foreach_target.h and
-// hwy/highway.h.
+// What every pass that updates parameters does beside its formula: reading, clipping by value,
+// rounding, the working copy, the average. Compiled once for each instruction set, as plain loops:
+// include it below hwy/foreach_target.h and hwy/highway.h.
 #if defined(LATHE_CORE_KERNELS_UPDATE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_UPDATE_INL_H
 #undef LATHE_CORE_KERNELS_UPDATE_INL_H
@@ -31,7 +31,8 @@ inline uint16_t bf16_nearest(float x) {
   return static_cast<uint16_t>(x == x ? rounded : 0x7fc0u);
 }
 
-/// Elements as T, in place where they are of that type already, else converted into `buffer`; zeros of null.
+/// Elements as T, in place where they are of that type already, else converted into `buffer`; zeros
+/// of null.
 template <class T>
 HWY_NOINLINE const T* load(const void* data, Element type, int64_t begin, int64_t n, T* buffer) {
   if (data == nullptr) {
@@ -41,21 +42,24 @@ HWY_NOINLINE const T* load(const void* data, Element type, int64_t begin, int64_
   switch (type) {
     case Element::f64:
       if constexpr (std::is_same_v<T, double>) return static_cast<const double*>(data) + begin;
-      for (int64_t i = 0; i < n; ++i) buffer[i] = static_cast<T>(static_cast<const double*>(data)[begin + i]);
+      for (int64_t i = 0; i < n; ++i)
+        buffer[i] = static_cast<T>(static_cast<const double*>(data)[begin + i]);
       return buffer;
     case Element::f32:
       if constexpr (std::is_same_v<T, float>) return static_cast<const float*>(data) + begin;
-      for (int64_t i = 0; i < n; ++i) buffer[i] = static_cast<T>(static_cast<const float*>(data)[begin + i]);
+      for (int64_t i = 0; i < n; ++i)
+        buffer[i] = static_cast<T>(static_cast<const float*>(data)[begin + i]);
       return buffer;
     case Element::bf16:
       for (int64_t i = 0; i < n; ++i) {
-        buffer[i] = static_cast<T>(
-            std::bit_cast<float>(static_cast<uint32_t>(static_cast<const uint16_t*>(data)[begin + i]) << 16));
+        buffer[i] = static_cast<T>(std::bit_cast<float>(
+            static_cast<uint32_t>(static_cast<const uint16_t*>(data)[begin + i]) << 16));
       }
       return buffer;
     case Element::f16:
       for (int64_t i = 0; i < n; ++i) {
-        buffer[i] = static_cast<T>(static_cast<float>(static_cast<const c10::Half*>(data)[begin + i]));
+        buffer[i] =
+            static_cast<T>(static_cast<float>(static_cast<const c10::Half*>(data)[begin + i]));
       }
       return buffer;
   }
@@ -64,8 +68,9 @@ HWY_NOINLINE const T* load(const void* data, Element type, int64_t begin, int64_
 
 /// A gradient as it is stored, each element held to what clip_value allows.
 template <class T>
-HWY_NOINLINE const T* load_gradient(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control,
-                                    int64_t begin, int64_t n, T* buffer) {
+HWY_NOINLINE const T* load_gradient(const UpdateArgs& a, const UpdateRule& rule,
+                                    const StepControl& control, int64_t begin, int64_t n,
+                                    T* buffer) {
   const T* g = load(a.grad, a.grad_type, begin, n, buffer);
   if (!(rule.clip_value > 0)) return g;
   const T most = static_cast<T>(rule.clip_value * control.loss_scale);
@@ -76,7 +81,8 @@ HWY_NOINLINE const T* load_gradient(const UpdateArgs& a, const UpdateRule& rule,
 template <class T>
 void store_nearest(void* data, Element type, int64_t begin, int64_t n, const T* x) {
   if (type == Element::bf16) {
-    for (int64_t i = 0; i < n; ++i) static_cast<uint16_t*>(data)[begin + i] = bf16_nearest(static_cast<float>(x[i]));
+    for (int64_t i = 0; i < n; ++i)
+      static_cast<uint16_t*>(data)[begin + i] = bf16_nearest(static_cast<float>(x[i]));
   } else if (type == Element::f16) {
     for (int64_t i = 0; i < n; ++i) {
       static_cast<c10::Half*>(data)[begin + i] = c10::Half(static_cast<float>(x[i]));
@@ -84,26 +90,31 @@ void store_nearest(void* data, Element type, int64_t begin, int64_t n, const T* 
   }
 }
 
-inline void store_stochastic(void* data, int64_t begin, int64_t n, const float* x, RngKey key, uint64_t step) {
+inline void store_stochastic(void* data, int64_t begin, int64_t n, const float* x, RngKey key,
+                             uint64_t step) {
   Philox4 words{};
   for (int64_t i = 0; i < n; ++i) {
     const int64_t place = begin + i;
-    if (place % 8 == 0 || i == 0) words = philox(counter(static_cast<uint64_t>(place / 8), step), key);
-    static_cast<uint16_t*>(data)[place] = round_stochastic(std::bit_cast<uint32_t>(x[i]), random16(words, place));
+    if (place % 8 == 0 || i == 0)
+      words = philox(counter(static_cast<uint64_t>(place / 8), step), key);
+    static_cast<uint16_t*>(data)[place] =
+        round_stochastic(std::bit_cast<uint32_t>(x[i]), random16(words, place));
   }
 }
 
-/// Elements of a low-precision parameter whose update is not zero, and those of them that rounding left where they
-/// were.
+/// Elements of a low-precision parameter whose update is not zero, and those of them that rounding
+/// left where they were.
 struct Roundings {
   uint64_t moved = 0, lost = 0;
 };
 
-/// Rounds and stores the block `out` of a parameter's new elements, and what goes with it: the working copy, the
-/// average. `before` has the elements as they were, for a parameter in a low precision.
+/// Rounds and stores the block `out` of a parameter's new elements, and what goes with it: the
+/// working copy, the average. `before` has the elements as they were, for a parameter in a low
+/// precision.
 template <class T>
-HWY_NOINLINE void store_block(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control, int64_t at,
-                              int64_t n, const T* before, const T* out, Roundings* count) {
+HWY_NOINLINE void store_block(const UpdateArgs& a, const UpdateRule& rule,
+                              const StepControl& control, int64_t at, int64_t n, const T* before,
+                              const T* out, Roundings* count) {
   if (a.low != nullptr) store_nearest(a.low, a.low_type, at, n, out);
   const T* now = out;
   T stored[update_block];
@@ -129,11 +140,11 @@ HWY_NOINLINE void store_block(const UpdateArgs& a, const UpdateRule& rule, const
     for (int64_t i = 0; i < n; ++i) average[i] += weight * (now[i] - average[i]);
 }
 
-/// Calls f(at, n, p, out) for the blocks of elements [begin, end): p is the parameter, and f writes what it becomes to
-/// out, which is then stored.
+/// Calls f(at, n, p, out) for the blocks of elements [begin, end): p is the parameter, and f writes
+/// what it becomes to out, which is then stored.
 template <class T, class F>
-void update_blocks(const UpdateArgs& a, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end,
-                   F&& f) {
+void update_blocks(const UpdateArgs& a, const UpdateRule& rule, StepControl* control, int64_t begin,
+                   int64_t end, F&& f) {
   const bool whole = a.param_type == Element::f32 || a.param_type == Element::f64;
   T before[update_block], after[update_block];
   Roundings count;
@@ -157,28 +168,34 @@ inline T update_element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c)
 }
 
 template <class Rule, class T>
-void rule_block(const T* p, const T* g, T* out, T* s0, T* s1, T* s2, int64_t n, const Coefficients<T>& c) {
+void rule_block(const T* p, const T* g, T* out, T* s0, T* s1, T* s2, int64_t n,
+                const Coefficients<T>& c) {
 #ifndef __clang__
 #pragma GCC ivdep  // out may be p, but no element depends on another
 #endif
-  for (int64_t i = 0; i < n; ++i) out[i] = update_element<Rule>(p[i], g[i], s0 + i, s1 + i, s2 + i, c);
+  for (int64_t i = 0; i < n; ++i)
+    out[i] = update_element<Rule>(p[i], g[i], s0 + i, s1 + i, s2 + i, c);
 }
 
 /// update_blocks by a rule.
 template <class Rule, class T>
-void update_by_rule(const UpdateArgs& a, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end) {
+void update_by_rule(const UpdateArgs& a, const UpdateRule& rule, StepControl* control,
+                    int64_t begin, int64_t end) {
   const Coefficients<T> c = coefficients<Rule, T>(rule, a, *control);
-  T grads[update_block], absent[update_block] = {};  // in place of a state that the rule does not have
+  T grads[update_block],
+      absent[update_block] = {};  // in place of a state that the rule does not have
   const auto state = [&](int i, int64_t at) {
     return a.state[i] == nullptr ? absent : static_cast<T*>(a.state[i]) + at;
   };
   update_blocks<T>(a, rule, control, begin, end, [&](int64_t at, int64_t n, const T* p, T* out) {
-    const T* g = Rule::raw ? load(a.grad, a.grad_type, at, n, grads) : load_gradient(a, rule, *control, at, n, grads);
+    const T* g = Rule::raw ? load(a.grad, a.grad_type, at, n, grads)
+                           : load_gradient(a, rule, *control, at, n, grads);
     rule_block<Rule>(p, g, out, state(0, at), state(1, at), state(2, at), n, c);
   });
 }
 
-/// Adds f(i) for i in [0, n), in an order that is always the same, so that the compiler may use vectors.
+/// Adds f(i) for i in [0, n), in an order that is always the same, so that the compiler may use
+/// vectors.
 template <class F>
 double lane_sum(int64_t n, F&& f) {
   constexpr int64_t lanes = 16;

@@ -26,13 +26,17 @@ double grad_sum_range(const void* grad, Element type, int64_t begin, int64_t end
     for (; i < n; ++i) sum[i % lanes] += value(g[i]) * value(g[i]);
   };
   switch (type) {
-    case Element::f64: add(static_cast<const double*>(grad) + begin, end - begin, [](double x) { return x; }); break;
+    case Element::f64:
+      add(static_cast<const double*>(grad) + begin, end - begin, [](double x) { return x; });
+      break;
     case Element::f32:
-      add(static_cast<const float*>(grad) + begin, end - begin, [](float x) { return static_cast<double>(x); });
+      add(static_cast<const float*>(grad) + begin, end - begin,
+          [](float x) { return static_cast<double>(x); });
       break;
     case Element::bf16:
-      add(static_cast<const uint16_t*>(grad) + begin, end - begin,
-          [](uint16_t x) { return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(x) << 16)); });
+      add(static_cast<const uint16_t*>(grad) + begin, end - begin, [](uint16_t x) {
+        return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(x) << 16));
+      });
       break;
     case Element::f16:
       add(static_cast<const c10::Half*>(grad) + begin, end - begin,
@@ -44,7 +48,8 @@ double grad_sum_range(const void* grad, Element type, int64_t begin, int64_t end
   return total;
 }
 
-void update_range(const UpdateArgs& args, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end) {
+void update_range(const UpdateArgs& args, const UpdateRule& rule, StepControl* control,
+                  int64_t begin, int64_t end) {
   with_rule(rule.kind, [&](auto r) {
     using Rule = decltype(r);
     if (args.param_type == Element::f64)
@@ -67,14 +72,15 @@ double grad_sum_cpu(const void* grad, Element type, int64_t begin, int64_t end) 
   return HWY_DYNAMIC_DISPATCH(grad_sum_range)(grad, type, begin, end);
 }
 
-void decide_cpu(const StepRequest& request, const double* partials, int64_t n, const float* loss, StepControl* control,
-                ScaleState* scale) {
+void decide_cpu(const StepRequest& request, const double* partials, int64_t n, const float* loss,
+                StepControl* control, ScaleState* scale) {
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += partials[i];
   settle(request, sum, loss, *control, scale);
 }
 
-void update_cpu(const UpdateArgs& args, const UpdateRule& rule, StepControl* control, int64_t begin, int64_t end) {
+void update_cpu(const UpdateArgs& args, const UpdateRule& rule, StepControl* control, int64_t begin,
+                int64_t end) {
   if (control->skip == 0) HWY_DYNAMIC_DISPATCH(update_range)(args, rule, control, begin, end);
 }
 

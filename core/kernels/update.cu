@@ -12,7 +12,8 @@ namespace {
 constexpr int threads = 256;
 constexpr int64_t update_chunk = 1 << 12;  // elements that one block updates
 
-/// What one launch works on: kernels take it by value, and 4 KB is what they may take on every card.
+/// What one launch works on: kernels take it by value, and 4 KB is what they may take on every
+/// card.
 template <class Item, int most>
 struct Table {
   Item items[most];
@@ -43,7 +44,8 @@ __device__ T load(const void* data, Element type, int64_t i) {
   switch (type) {
     case Element::f64: return static_cast<T>(static_cast<const double*>(data)[i]);
     case Element::f32: return static_cast<T>(static_cast<const float*>(data)[i]);
-    case Element::bf16: return static_cast<T>(__bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]));
+    case Element::bf16:
+      return static_cast<T>(__bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]));
     case Element::f16: return static_cast<T>(__half2float(static_cast<const __half*>(data)[i]));
   }
   return T(0);
@@ -54,8 +56,12 @@ __device__ void store(void* data, Element type, int64_t i, T x) {
   switch (type) {
     case Element::f64: static_cast<double*>(data)[i] = static_cast<double>(x); return;
     case Element::f32: static_cast<float*>(data)[i] = static_cast<float>(x); return;
-    case Element::bf16: static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(static_cast<float>(x)); return;
-    case Element::f16: static_cast<__half*>(data)[i] = __float2half_rn(static_cast<float>(x)); return;
+    case Element::bf16:
+      static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(static_cast<float>(x));
+      return;
+    case Element::f16:
+      static_cast<__half*>(data)[i] = __float2half_rn(static_cast<float>(x));
+      return;
   }
 }
 
@@ -85,8 +91,8 @@ __global__ void grad_sum_kernel(GradTable table, double* partials) {
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-__global__ void decide_kernel(StepRequest request, const double* partials, int64_t n, const float* loss,
-                              StepControl* control, ScaleState* scale) {
+__global__ void decide_kernel(StepRequest request, const double* partials, int64_t n,
+                              const float* loss, StepControl* control, ScaleState* scale) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < n; i += threads) sum += partials[i];
   sum = block_sum(sum);
@@ -101,7 +107,8 @@ __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* c
   const int64_t begin = (static_cast<int>(blockIdx.x) - table.first_block[which]) * update_chunk;
   const int64_t end = begin + update_chunk < a.n ? begin + update_chunk : a.n;
   const Coefficients<T> c = coefficients<Rule, T>(rule, a, *control);
-  const T most = static_cast<T>(rule.clip_value * control->loss_scale), weight = static_cast<T>(1 - rule.average_decay);
+  const T most = static_cast<T>(rule.clip_value * control->loss_scale),
+          weight = static_cast<T>(1 - rule.average_decay);
   const bool whole = a.param_type == Element::f32 || a.param_type == Element::f64;
   T absent = 0;  // in place of a state that the rule does not have
   const auto state = [&](int s, int64_t i) {
@@ -117,7 +124,8 @@ __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* c
     }
     const T after = Rule::element(before, g, state(0, i), state(1, i), state(2, i), c);
     if (a.stochastic) {
-      const DevicePhilox words(static_cast<uint64_t>(i / 8), static_cast<uint64_t>(control->updates), a.key);
+      const DevicePhilox words(static_cast<uint64_t>(i / 8),
+                               static_cast<uint64_t>(control->updates), a.key);
       static_cast<uint16_t*>(a.param)[i] =
           round_stochastic(__float_as_uint(static_cast<float>(after)), random16(words, i));
     } else {
@@ -140,7 +148,8 @@ __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* c
 
 }  // namespace
 
-cudaError_t grad_sum_cuda(const GradArgs* grads, int64_t count, double* partials, cudaStream_t stream) {
+cudaError_t grad_sum_cuda(const GradArgs* grads, int64_t count, double* partials,
+                          cudaStream_t stream) {
   for (int64_t i = 0; i < count;) {
     GradTable table;
     for (; i < count && !table.full(); ++i) {
@@ -152,14 +161,15 @@ cudaError_t grad_sum_cuda(const GradArgs* grads, int64_t count, double* partials
   return cudaGetLastError();
 }
 
-cudaError_t decide_cuda(const StepRequest& request, const double* partials, int64_t n, const float* loss,
-                        StepControl* control, ScaleState* scale, cudaStream_t stream) {
+cudaError_t decide_cuda(const StepRequest& request, const double* partials, int64_t n,
+                        const float* loss, StepControl* control, ScaleState* scale,
+                        cudaStream_t stream) {
   launch(decide_kernel, 1, threads, stream, request, partials, n, loss, control, scale);
   return cudaGetLastError();
 }
 
-cudaError_t update_cuda(const UpdateArgs* args, int64_t count, const UpdateRule& rule, StepControl* control,
-                        cudaStream_t stream) {
+cudaError_t update_cuda(const UpdateArgs* args, int64_t count, const UpdateRule& rule,
+                        StepControl* control, cudaStream_t stream) {
   for (int64_t i = 0; i < count;) {
     UpdateTable table;
     const bool wide = args[i].param_type == Element::f64;  // one type of arithmetic for a launch
@@ -169,8 +179,8 @@ cudaError_t update_cuda(const UpdateArgs* args, int64_t count, const UpdateRule&
     if (table.blocks == 0) continue;
     with_rule(rule.kind, [&](auto r) {
       using Rule = decltype(r);
-      launch(wide ? update_kernel<Rule, double> : update_kernel<Rule, float>, table.blocks, threads, stream, table,
-             rule, control);
+      launch(wide ? update_kernel<Rule, double> : update_kernel<Rule, float>, table.blocks, threads,
+             stream, table, rule, control);
     });
   }
   return cudaGetLastError();

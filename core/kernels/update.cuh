@@ -1,4 +1,5 @@
-// Launches the parts of an optimizer step on a CUDA stream; see core/kernels/update.h. All pointers are of the device.
+// Launches the parts of an optimizer step on a CUDA stream; see core/kernels/update.h. All pointers
+// are of the device.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,13 +8,15 @@
 
 namespace lathe {
 
-/// Writes the partial sums of `count` gradients one after another, ceil(n / grad_sum_chunk) for each. A launch takes
-/// many gradients.
-cudaError_t grad_sum_cuda(const GradArgs* grads, int64_t count, double* partials, cudaStream_t stream);
-cudaError_t decide_cuda(const StepRequest& request, const double* partials, int64_t n, const float* loss,
-                        StepControl* control, ScaleState* scale, cudaStream_t stream);
-/// Updates `count` parameters. A launch takes many.
-cudaError_t update_cuda(const UpdateArgs* args, int64_t count, const UpdateRule& rule, StepControl* control,
+/// Writes the partial sums of `count` gradients one after another, ceil(n / grad_sum_chunk) for
+/// each. A launch takes many gradients.
+cudaError_t grad_sum_cuda(const GradArgs* grads, int64_t count, double* partials,
+                          cudaStream_t stream);
+cudaError_t decide_cuda(const StepRequest& request, const double* partials, int64_t n,
+                        const float* loss, StepControl* control, ScaleState* scale,
                         cudaStream_t stream);
+/// Updates `count` parameters. A launch takes many.
+cudaError_t update_cuda(const UpdateArgs* args, int64_t count, const UpdateRule& rule,
+                        StepControl* control, cudaStream_t stream);
 
 }  // namespace lathe

@@ -30,8 +30,10 @@ LATHE_BOTH inline bool move_scale(ScaleState& s, const ScalePolicy& policy, bool
   return false;
 }
 
-/// What a step does, from the sum of squares of its scaled gradients. Clipping: torch.nn.utils.clip_grad_norm_.
-LATHE_BOTH inline void settle(const StepRequest& r, double sum, const float* loss, StepControl& c, ScaleState* scale) {
+/// What a step does, from the sum of squares of its scaled gradients. Clipping:
+/// torch.nn.utils.clip_grad_norm_.
+LATHE_BOTH inline void settle(const StepRequest& r, double sum, const float* loss, StepControl& c,
+                              ScaleState* scale) {
   const double loss_scale = scale != nullptr ? static_cast<double>(scale->scale) : 1.0;
   const bool found_inf = !std::isfinite(sum) || (loss != nullptr && !std::isfinite(*loss));
   c.loss_scale = loss_scale;
@@ -41,7 +43,8 @@ LATHE_BOTH inline void settle(const StepRequest& r, double sum, const float* los
   c.moved = c.lost = 0;
   c.skip = found_inf || c.failed_step != 0;
   if (c.failed_step != 0) return;
-  if (scale != nullptr ? move_scale(*scale, r.policy, found_inf) : found_inf) c.failed_step = r.step + 1;
+  if (scale != nullptr ? move_scale(*scale, r.policy, found_inf) : found_inf)
+    c.failed_step = r.step + 1;
   if (c.skip) return;
   ++c.updates;
   const auto t = static_cast<double>(c.updates);
@@ -50,8 +53,10 @@ LATHE_BOTH inline void settle(const StepRequest& r, double sum, const float* los
   with_rule(r.rule.kind, [&](auto rule) { decltype(rule)::settle(r.rule, c); });
 }
 
-/// What a parameter's gradient is multiplied by: c.grad_scale, and clipping by the norm of this one.
-LATHE_BOTH inline double grad_scale_of(const UpdateRule& r, const UpdateArgs& a, const StepControl& c) {
+/// What a parameter's gradient is multiplied by: c.grad_scale, and clipping by the norm of this
+/// one.
+LATHE_BOTH inline double grad_scale_of(const UpdateRule& r, const UpdateArgs& a,
+                                       const StepControl& c) {
   if (!(r.clip_parameter > 0) || a.sums == nullptr) return c.grad_scale;
   double sum = 0;
   for (int64_t i = 0; i < (a.n + grad_sum_chunk - 1) / grad_sum_chunk; ++i) sum += a.sums[i];
@@ -61,13 +66,15 @@ LATHE_BOTH inline double grad_scale_of(const UpdateRule& r, const UpdateArgs& a,
 
 /// A rule's constants for one parameter.
 template <class Rule, class T>
-LATHE_BOTH Coefficients<T> coefficients(const UpdateRule& r, const UpdateArgs& a, const StepControl& c) {
+LATHE_BOTH Coefficients<T> coefficients(const UpdateRule& r, const UpdateArgs& a,
+                                        const StepControl& c) {
   Coefficients<T> k(r, a, c, Rule::decoupled, grad_scale_of(r, a, c));
   Rule::prepare(k, r, a, c);
   return k;
 }
 
-/// bits of a float32, kept to bfloat16's upper half after adding `random` below it: up with the odds of the distance.
+/// bits of a float32, kept to bfloat16's upper half after adding `random` below it: up with the
+/// odds of the distance.
 LATHE_BOTH inline uint16_t round_stochastic(uint32_t bits, uint32_t random16) {
   const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
   return static_cast<uint16_t>((bits + (finite ? random16 : 0)) >> 16);

@@ -41,7 +41,8 @@ Words count_words(const DocumentSource& source, const BPETraining& t) {
         const std::lock_guard lock(mutex);
         if (!reader.next(part)) break;
       }
-      each_document(part, source, [&](std::string_view text) { count_words(pretokenizer, text, words); });
+      each_document(part, source,
+                    [&](std::string_view text) { count_words(pretokenizer, text, words); });
       if (t.stop && t.stop()) stopped = true;
     }
     return words;
@@ -58,21 +59,26 @@ Words count_words(const DocumentSource& source, const BPETraining& t) {
 
 struct HashPair {
   size_t operator()(const Pair& p) const {
-    const uint64_t x = static_cast<uint64_t>(static_cast<uint32_t>(p.first)) << 32 | static_cast<uint32_t>(p.second);
+    const uint64_t x = static_cast<uint64_t>(static_cast<uint32_t>(p.first)) << 32 |
+                       static_cast<uint32_t>(p.second);
     return (x ^ x >> 29) * 0x9E3779B97F4A7C15ULL;
   }
 };
 
-/// A pair that waits to be merged, with the words that have it, some of which may have lost it since.
+/// A pair that waits to be merged, with the words that have it, some of which may have lost it
+/// since.
 struct Waiting {
   Pair pair;
   int64_t count;
   std::vector<int32_t> words;
-  bool operator<(const Waiting& o) const { return count != o.count ? count < o.count : o.pair < pair; }
+  bool operator<(const Waiting& o) const {
+    return count != o.count ? count < o.count : o.pair < pair;
+  }
 };
 
 /// Replaces a pair in a word, and notes by how much the count of each neighbouring pair changes.
-void replace(std::vector<int32_t>& word, Pair pair, int32_t id, std::vector<std::pair<Pair, int>>& changes) {
+void replace(std::vector<int32_t>& word, Pair pair, int32_t id,
+             std::vector<std::pair<Pair, int>>& changes) {
   size_t to = 0;
   for (size_t from = 0; from < word.size(); ++to) {
     if (word[from] != pair.first || from + 1 == word.size() || word[from + 1] != pair.second) {
@@ -98,8 +104,9 @@ std::vector<int> sorted_bytes() {
   std::vector<int> bytes(256);
   std::iota(bytes.begin(), bytes.end(), 0);
   const auto& letters = byte_alphabet();  // UTF-8 sorts as its code points do
-  std::sort(bytes.begin(), bytes.end(),
-            [&](int a, int b) { return letters[static_cast<size_t>(a)] < letters[static_cast<size_t>(b)]; });
+  std::sort(bytes.begin(), bytes.end(), [&](int a, int b) {
+    return letters[static_cast<size_t>(a)] < letters[static_cast<size_t>(b)];
+  });
   return bytes;
 }
 
@@ -114,8 +121,8 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
   }
   const auto first_byte = static_cast<int64_t>(d.tokens.size());
   if (t.vocab_size < first_byte + 256) {
-    fail(Exit::usage, "a vocabulary of ", t.vocab_size, " has no room for 256 bytes and ", first_byte,
-         " special tokens; make it ", first_byte + 256, " or more");
+    fail(Exit::usage, "a vocabulary of ", t.vocab_size, " has no room for 256 bytes and ",
+         first_byte, " special tokens; make it ", first_byte + 256, " or more");
   }
   std::array<int32_t, 256> of_byte{};
   for (const int byte : sorted_bytes()) {
@@ -150,7 +157,8 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
   std::priority_queue<Waiting> queue;
   const auto wait = [&] {
     for (auto& [pair, list] : where) {
-      if (const int64_t count = pair_counts[pair]; count > 0) queue.push({pair, count, std::move(list)});
+      if (const int64_t count = pair_counts[pair]; count > 0)
+        queue.push({pair, count, std::move(list)});
     }
     where.clear();
   };
@@ -158,7 +166,8 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
 
   std::vector<std::pair<Pair, int>> changes;
   while (static_cast<int64_t>(d.tokens.size()) < t.vocab_size && !queue.empty()) {
-    Waiting top = std::move(const_cast<Waiting&>(queue.top()));  // moved from what is taken off at once
+    Waiting top =
+        std::move(const_cast<Waiting&>(queue.top()));  // moved from what is taken off at once
     queue.pop();
     if (const int64_t now = pair_counts[top.pair]; now != top.count) {
       top.count = now;
@@ -166,8 +175,8 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
       continue;
     }
     if (top.count < std::max<int64_t>(1, t.min_frequency)) break;
-    const std::string joined =
-        d.tokens[static_cast<size_t>(top.pair.first)] + d.tokens[static_cast<size_t>(top.pair.second)];
+    const std::string joined = d.tokens[static_cast<size_t>(top.pair.first)] +
+                               d.tokens[static_cast<size_t>(top.pair.second)];
     const auto [place, is_new] = ids.emplace(joined, static_cast<int32_t>(d.tokens.size()));
     if (is_new) d.tokens.push_back(joined);
     d.merges.push_back(top.pair);
@@ -181,7 +190,8 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
     }
     wait();
     if (d.merges.size() % 256 == 0) {
-      if (t.stop && t.stop()) fail(Exit::stopped, "the training was stopped; nothing of it is kept");
+      if (t.stop && t.stop())
+        fail(Exit::stopped, "the training was stopped; nothing of it is kept");
       if (t.show) t.show(static_cast<double>(d.tokens.size()) / static_cast<double>(t.vocab_size));
     }
   }

@@ -1,5 +1,7 @@
-// Instruction data: conversations of JSON Lines, of which only the answers are learned. No LibTorch header.
-//   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}
+// Instruction data: conversations of JSON Lines, of which only the answers are learned. No LibTorch
+// header.
+//   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."},
+//   ...]}
 //   {"prompt": "...", "completion": "..."}
 #pragma once
 
@@ -14,11 +16,11 @@ namespace lathe {
 
 struct Conversation {
   std::vector<ChatMessage> messages;  ///< of a prompt and its completion two
-  bool is_chat = false;               ///< messages, which a template is for; else the texts as they are
+  bool is_chat = false;  ///< messages, which a template is for; else the texts as they are
 };
 
-/// Calls f with the conversation of each line of a part, in order. The messages are in the field `source.field`.
-/// Exit::data with file and line for a line that is none, or has no answer.
+/// Calls f with the conversation of each line of a part, in order. The messages are in the field
+/// `source.field`. Exit::data with file and line for a line that is none, or has no answer.
 void each_conversation(const Part& part, const DocumentSource& source,
                        const std::function<void(const Conversation&)>& f);
 

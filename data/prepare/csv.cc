@@ -13,13 +13,16 @@ constexpr size_t max_columns = 1'000'000, max_field = 1 << 16;
 
 }  // namespace
 
-CsvReader::CsvReader(std::string_view text, std::string file) : text_(text), file_(std::move(file)) {
+CsvReader::CsvReader(std::string_view text, std::string file)
+    : text_(text), file_(std::move(file)) {
   if (text_.starts_with("\xEF\xBB\xBF")) at_ = 3;
   if (text_.starts_with("\xFF\xFE") || text_.starts_with("\xFE\xFF"))
     fail(Exit::data, file_, " is UTF-16; save it as UTF-8");
 }
 
-std::string CsvReader::where(size_t column) const { return str(file_, ":", row_line_, ": column ", column); }
+std::string CsvReader::where(size_t column) const {
+  return str(file_, ":", row_line_, ": column ", column);
+}
 
 bool CsvReader::next(std::vector<std::string_view>& fields) {
   fields.clear();
@@ -34,7 +37,8 @@ bool CsvReader::next(std::vector<std::string_view>& fields) {
   if (at_ >= text_.size()) return false;
   row_line_ = line_;
   while (true) {
-    if (fields.size() == max_columns) fail(Exit::data, file_, ":", row_line_, ": more than ", max_columns, " columns");
+    if (fields.size() == max_columns)
+      fail(Exit::data, file_, ":", row_line_, ": more than ", max_columns, " columns");
     fields.push_back(field(fields.size() + 1));
     if (at_ == text_.size()) return true;
     if (text_[at_++] == ',') continue;
@@ -45,13 +49,17 @@ bool CsvReader::next(std::vector<std::string_view>& fields) {
 
 // Leaves at_ at the comma or line end behind the field, or at the text's end.
 std::string_view CsvReader::field(size_t column) {
-  const auto too_long = [&] { fail(Exit::data, where(column), " has more than ", max_field, " bytes"); };
+  const auto too_long = [&] {
+    fail(Exit::data, where(column), " has more than ", max_field, " bytes");
+  };
   size_t begin = at_;
   while (begin < text_.size() && (text_[begin] == ' ' || text_[begin] == '\t')) ++begin;
   if (begin == text_.size() || text_[begin] != '"') {
     at_ = std::min(text_.find_first_of(",\n", begin), text_.size());
     size_t end = at_;
-    while (end > begin && (text_[end - 1] == ' ' || text_[end - 1] == '\t' || text_[end - 1] == '\r')) --end;
+    while (end > begin &&
+           (text_[end - 1] == ' ' || text_[end - 1] == '\t' || text_[end - 1] == '\r'))
+      --end;
     if (end - begin > max_field) too_long();
     return text_.substr(begin, end - begin);
   }
@@ -60,7 +68,8 @@ std::string_view CsvReader::field(size_t column) {
   std::string_view value;
   while (true) {
     const size_t quote = text_.find('"', from);
-    if (quote == std::string_view::npos) fail(Exit::data, where(column), " begins a quote that never ends");
+    if (quote == std::string_view::npos)
+      fail(Exit::data, where(column), " begins a quote that never ends");
     if (quote - begin > max_field) too_long();
     const bool doubled = quote + 1 < text_.size() && text_[quote + 1] == '"';
     if (doubled && own == nullptr) own = &unquoted_.emplace_back();

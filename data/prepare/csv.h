@@ -10,9 +10,10 @@
 
 namespace lathe {
 
-/// Goes through a text's rows. Lines end in \n or \r\n; a field in quotes may hold commas, line ends and, doubled,
-/// quotes; blanks around a field that is not in quotes are no part of it; blank lines and a UTF-8 mark at the beginning
-/// are skipped. Errors are Exit::data and name file, line and column.
+/// Goes through a text's rows. Lines end in \n or \r\n; a field in quotes may hold commas, line
+/// ends and, doubled, quotes; blanks around a field that is not in quotes are no part of it; blank
+/// lines and a UTF-8 mark at the beginning are skipped. Errors are Exit::data and name file, line
+/// and column.
 class CsvReader {
  public:
   /// The text must outlive the reader; `file` stands in messages.
@@ -36,8 +37,8 @@ class CsvReader {
   std::deque<std::string> unquoted_;  // fields with doubled quotes
 };
 
-/// A decimal number, which may begin with a plus sign; nullopt where the text is none. What a double can't hold is
-/// infinite.
+/// A decimal number, which may begin with a plus sign; nullopt where the text is none. What a
+/// double can't hold is infinite.
 std::optional<double> csv_number(std::string_view text);
 
 }  // namespace lathe

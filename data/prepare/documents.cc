@@ -8,11 +8,15 @@
 namespace lathe {
 namespace {
 
-bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r') || static_cast<unsigned char>(c) >= 0x80; }
+bool is_space(char c) {
+  return c == ' ' || (c >= '\t' && c <= '\r') || static_cast<unsigned char>(c) >= 0x80;
+}
 
-/// Where to cut the text: behind a line break with no white space on either side, as late as can be; 0: nowhere.
+/// Where to cut the text: behind a line break with no white space on either side, as late as can
+/// be; 0: nowhere.
 size_t place_to_cut(std::string_view text) {
-  for (size_t at = text.empty() ? 0 : text.size() - 1; at > std::max<size_t>(1, text.size() / 2); --at) {
+  for (size_t at = text.empty() ? 0 : text.size() - 1; at > std::max<size_t>(1, text.size() / 2);
+       --at) {
     if (text[at - 1] == '\n' && !is_space(text[at]) && !is_space(text[at - 2])) return at;
   }
   return 0;
@@ -27,14 +31,16 @@ bool is_jsonl(const DocumentSource& source, const std::string& file) {
   return path.extension() == ".jsonl" || path.extension() == ".ndjson";
 }
 
-PartReader::PartReader(const DocumentSource& source, bool whole, size_t part_bytes, size_t most_whole)
+PartReader::PartReader(const DocumentSource& source, bool whole, size_t part_bytes,
+                       size_t most_whole)
     : source_(source), whole_(whole), part_bytes_(part_bytes), most_whole_(most_whole) {}
 
-/// Whether the buffer has grown; to exactly so many bytes, where the file has them, so that parts do not depend on how
-/// a pipe is filled.
+/// Whether the buffer has grown; to exactly so many bytes, where the file has them, so that parts
+/// do not depend on how a pipe is filled.
 bool PartReader::read_to(size_t bytes) {
   const size_t had = buffer_.size();
-  while (!ended_ && buffer_.size() < bytes) ended_ = !stream_->read(buffer_, bytes - buffer_.size());
+  while (!ended_ && buffer_.size() < bytes)
+    ended_ = !stream_->read(buffer_, bytes - buffer_.size());
   return buffer_.size() > had;
 }
 
@@ -66,7 +72,8 @@ bool PartReader::next_lines(Part& part) {
       break;
     }
     if (buffer_.size() > most_whole_)
-      fail(Exit::data, name_, ":", place_, ": a line of more than ", most_whole_ >> 20, " MiB; is this JSON Lines?");
+      fail(Exit::data, name_, ":", place_, ": a line of more than ", most_whole_ >> 20,
+           " MiB; is this JSON Lines?");
     if (end == std::string::npos) looked_ = buffer_.size();
     if (read_to(buffer_.size() + part_bytes_)) continue;
     part.text = buffer_;  // what is behind the last line break
@@ -98,13 +105,16 @@ bool PartReader::next_text(Part& part) {
           continue;
         }
         if (take == 0 && whole_) {
-          fail(Exit::data, name_, ": a document of more than ", most_whole_ >> 20, " MiB at byte ", place_,
-               " can't be looked at as a whole, which --dedup, --val-by hash, limits of length and a "
+          fail(Exit::data, name_, ": a document of more than ", most_whole_ >> 20, " MiB at byte ",
+               place_,
+               " can't be looked at as a whole, which --dedup, --val-by hash, limits of length and "
+               "a "
                "tokenizer with a pattern of its own ask for; give --separator");
         }
         if (take == 0) {
           take = part_bytes_;
-          while (take > 1 && take + 4 > part_bytes_ && (static_cast<unsigned char>(buffer_[take]) & 0xC0) == 0x80)
+          while (take > 1 && take + 4 > part_bytes_ &&
+                 (static_cast<unsigned char>(buffer_[take]) & 0xC0) == 0x80)
             --take;
         }
       }
@@ -125,13 +135,15 @@ namespace {
 std::string_view text_of(const Part& part) {
   std::string_view text = part.text;
   constexpr std::string_view mark = "\xEF\xBB\xBF";
-  if (part.place <= (part.jsonl ? 1U : 0U) && text.starts_with(mark)) text.remove_prefix(mark.size());
+  if (part.place <= (part.jsonl ? 1U : 0U) && text.starts_with(mark))
+    text.remove_prefix(mark.size());
   return text;
 }
 
 }  // namespace
 
-void each_line(const Part& part, const std::function<void(uint64_t line, std::string_view text)>& f) {
+void each_line(const Part& part,
+               const std::function<void(uint64_t line, std::string_view text)>& f) {
   std::string_view text = text_of(part);
   for (uint64_t line = part.place; !text.empty(); ++line) {
     const size_t end = std::min(text.find('\n'), text.size());
@@ -141,7 +153,8 @@ void each_line(const Part& part, const std::function<void(uint64_t line, std::st
   }
 }
 
-void each_document(const Part& part, const DocumentSource& source, const std::function<void(std::string_view)>& f) {
+void each_document(const Part& part, const DocumentSource& source,
+                   const std::function<void(std::string_view)>& f) {
   if (part.documents) {
     for (const std::string& document : *part.documents) f(document);
     return;
@@ -156,10 +169,12 @@ void each_document(const Part& part, const DocumentSource& source, const std::fu
     }
     return;
   }
-  const std::string what = str("has no text in the field \"", source.field, "\"; name it with --field");
+  const std::string what =
+      str("has no text in the field \"", source.field, "\"; name it with --field");
   each_object(part, what, [&](uint64_t line, const simdjson::dom::object& json) {
     std::string_view found;
-    if (json[source.field].get(found) != simdjson::SUCCESS) fail(Exit::data, part.file, ":", line, " ", what);
+    if (json[source.field].get(found) != simdjson::SUCCESS)
+      fail(Exit::data, part.file, ":", line, " ", what);
     f(found);
   });
 }

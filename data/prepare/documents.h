@@ -1,4 +1,5 @@
-// Documents of files: texts, or the lines of JSON Lines, as parts that workers take. No LibTorch header.
+// Documents of files: texts, or the lines of JSON Lines, as parts that workers take. No LibTorch
+// header.
 #pragma once
 
 #include <cstdint>
@@ -18,37 +19,40 @@ namespace lathe {
 /// What a corpus is read from.
 struct DocumentSource {
   std::vector<std::string> files;  ///< "-": standard input
-  /// "text": a file is a document, or several with `separator` between. "jsonl": a line is one. "auto": by the name,
-  /// .jsonl or .ndjson (and .gz or .zst behind it). "instructions": a line of JSON Lines is a conversation
-  /// (data/prepare/conversations.h).
+  /// "text": a file is a document, or several with `separator` between. "jsonl": a line is one.
+  /// "auto": by the name, .jsonl or .ndjson (and .gz or .zst behind it). "instructions": a line of
+  /// JSON Lines is a conversation (data/prepare/conversations.h).
   std::string format = "auto";
-  std::string field = "text";  ///< JSON Lines: where an object has the text, or of instructions the messages
-  std::string separator{};     ///< text: what stands between documents, as <|endoftext|>; empty: nothing does
+  std::string field =
+      "text";  ///< JSON Lines: where an object has the text, or of instructions the messages
+  std::string
+      separator{};  ///< text: what stands between documents, as <|endoftext|>; empty: nothing does
 };
 /// Whether a file is JSON Lines.
 bool is_jsonl(const DocumentSource& source, const std::string& file);
 
-/// A part of the input, about a mebibyte: whole lines of JSON Lines, whole documents of text, or a part of a longer
-/// one.
+/// A part of the input, about a mebibyte: whole lines of JSON Lines, whole documents of text, or a
+/// part of a longer one.
 struct Part {
   std::string file;  ///< for messages
   bool jsonl = false;
   std::string text;
-  uint64_t place = 0;               ///< its first line from 1 (JSON Lines), or its first byte (text)
+  uint64_t place = 0;  ///< its first line from 1 (JSON Lines), or its first byte (text)
   bool begins = true, ends = true;  ///< text: whether it has the begin, and the end, of a document
   /// In place of the text, where it was filtered: its documents.
   std::optional<std::vector<std::string>> documents{};
 };
-/// Calls f with each line of a part that is not white space alone, and its number in the file, from 1; without the byte
-/// order mark that a file may begin with.
-void each_line(const Part& part, const std::function<void(uint64_t line, std::string_view text)>& f);
+/// Calls f with each line of a part that is not white space alone, and its number in the file, from
+/// 1; without the byte order mark that a file may begin with.
+void each_line(const Part& part,
+               const std::function<void(uint64_t line, std::string_view text)>& f);
 
-/// Reads the parts of all files in order. A long document is cut behind a line break with no white space on
-/// either side, where a piece ends by the patterns of GPT-2, Llama 3 and Qwen 2.
+/// Reads the parts of all files in order. A long document is cut behind a line break with no white
+/// space on either side, where a piece ends by the patterns of GPT-2, Llama 3 and Qwen 2.
 class PartReader {
  public:
-  /// Longer documents are cut into parts, unless they must be `whole`: then Exit::data with the remedy where one has
-  /// more than 64 MiB.
+  /// Longer documents are cut into parts, unless they must be `whole`: then Exit::data with the
+  /// remedy where one has more than 64 MiB.
   PartReader(const DocumentSource& source, bool whole, size_t part_bytes = size_t{1} << 20,
              size_t most_whole = size_t{64} << 20);
   /// False at the end.
@@ -68,16 +72,18 @@ class PartReader {
   std::unique_ptr<InputStream> stream_;
   std::string name_, buffer_;
   uint64_t before_ = 0, place_ = 0;
-  bool jsonl_ = false, ended_ = true, within_ = false;  // within a document that a part has the begin of
-  size_t looked_ = 0;                                   // of buffer_, for a line's end
+  bool jsonl_ = false, ended_ = true,
+       within_ = false;  // within a document that a part has the begin of
+  size_t looked_ = 0;    // of buffer_, for a line's end
 };
 
-/// Calls f with each document of a part, in order. Exit::data with file and line for a line that is no JSON object with
-/// a text in `field`.
-void each_document(const Part& part, const DocumentSource& source, const std::function<void(std::string_view)>& f);
+/// Calls f with each document of a part, in order. Exit::data with file and line for a line that is
+/// no JSON object with a text in `field`.
+void each_document(const Part& part, const DocumentSource& source,
+                   const std::function<void(std::string_view)>& f);
 
-/// Drops lines that came before in any document, but for white space around them; lines of white space alone stay.
-/// Memory grows by some 40 bytes for each different line.
+/// Drops lines that came before in any document, but for white space around them; lines of white
+/// space alone stay. Memory grows by some 40 bytes for each different line.
 class LineFilter {
  public:
   /// Puts what is left in place of the part's documents. Errors as each_document.

@@ -52,10 +52,12 @@ class Writer {
   std::optional<ChatTemplate> chat_;
 };
 
-void encode_conversations(const Part& part, const DocumentOptions& o, Writer* writer, EncodedPart& made) {
+void encode_conversations(const Part& part, const DocumentOptions& o, Writer* writer,
+                          EncodedPart& made) {
   each_conversation(part, o.source, [&](const Conversation& c) {
     std::string text, told;  // of all messages, and with who said them
-    for (const ChatMessage& m : c.messages) text += m.text + "\n", told += m.role + '\0' + m.text + '\0';
+    for (const ChatMessage& m : c.messages)
+      text += m.text + "\n", told += m.role + '\0' + m.text + '\0';
     const EncodedDocument d{true, true, text.size(), 0, digest(told), fate_of(text, o), 0};
     if (d.fate == Fate::kept && writer != nullptr) writer->conversation(c, part.file);
     made.documents.push_back(d);
@@ -71,8 +73,10 @@ void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, En
     if (!is_utf8(text)) {
       if (!o.repair) {
         const size_t at = utf8_end(text, 0);
-        fail(Exit::data, part.file, ": a document in the mebibyte ", part.jsonl ? "from line " : "from byte ",
-             part.place, " has a byte that is not UTF-8 (its byte ", at, "); convert it, or give --invalid repair");
+        fail(Exit::data, part.file, ": a document in the mebibyte ",
+             part.jsonl ? "from line " : "from byte ", part.place,
+             " has a byte that is not UTF-8 (its byte ", at,
+             "); convert it, or give --invalid repair");
       }
       repaired = text;
       d.repaired = repair_utf8(repaired);

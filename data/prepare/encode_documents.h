@@ -44,7 +44,9 @@ class Encoders {
   std::vector<Encoder> free_;
 };
 
-/// Encodes a part. `with_ids`: false leaves the ids out. Exit::data for what can't be used, with its place.
-EncodedPart encode(const Part& part, const DocumentOptions& options, Encoders& encoders, bool with_ids);
+/// Encodes a part. `with_ids`: false leaves the ids out. Exit::data for what can't be used, with
+/// its place.
+EncodedPart encode(const Part& part, const DocumentOptions& options, Encoders& encoders,
+                   bool with_ids);
 
 }  // namespace lathe

@@ -14,10 +14,12 @@ std::string shown(std::string_view text) { return "\"" + std::string(text.substr
 
 class CsvSource final : public ExampleSource {
  public:
-  CsvSource(const std::vector<std::string>& files, const std::string& target, const CsvSource* like) {
+  CsvSource(const std::vector<std::string>& files, const std::string& target,
+            const CsvSource* like) {
     for (const auto& file : files) files_.emplace_back(file, Exit::data);
     if (like != nullptr) {
-      header_ = like->header_, columns_ = like->columns_, target_ = like->target_, names_file_ = like->names_file_;
+      header_ = like->header_, columns_ = like->columns_, target_ = like->target_,
+      names_file_ = like->names_file_;
     } else {
       find_layout(target);
     }
@@ -31,9 +33,10 @@ class CsvSource final : public ExampleSource {
   }
   std::string layout() const override {
     std::string names;
-    for (size_t i = 0; i < std::min<size_t>(header_.size(), 8); ++i) names += (i > 0 ? ", " : "") + header_[i];
-    return str(header_.empty() ? "no header line" : "header line " + names, header_.size() > 8 ? ", ..." : "",
-               "; the target is ", column(target_));
+    for (size_t i = 0; i < std::min<size_t>(header_.size(), 8); ++i)
+      names += (i > 0 ? ", " : "") + header_[i];
+    return str(header_.empty() ? "no header line" : "header line " + names,
+               header_.size() > 8 ? ", ..." : "", "; the target is ", column(target_));
   }
   std::string where() const override { return str(file_, ":", line_, ": ", column(target_)); }
 
@@ -45,18 +48,20 @@ class CsvSource final : public ExampleSource {
       CsvReader reader(text_of(file), file_);
       size_t told = 0;
       const auto tell = [&] {
-        const size_t behind = reader.at() / Meter::piece * Meter::piece;  // whole pages, of any size
+        const size_t behind =
+            reader.at() / Meter::piece * Meter::piece;  // whole pages, of any size
         if (behind > told / Meter::piece * Meter::piece)
-          file.release(
-              file.bytes().subspan(told / Meter::piece * Meter::piece, behind - told / Meter::piece * Meter::piece));
+          file.release(file.bytes().subspan(told / Meter::piece * Meter::piece,
+                                            behind - told / Meter::piece * Meter::piece));
         meter.advance(reader.at() - told);
         told = reader.at();
       };
       for (bool first = !header_.empty(); reader.next(fields); first = false) {
         line_ = reader.line();
         if (fields.size() != columns_) {
-          fail(Exit::data, file_, ":", line_, " has ", fields.size(), " columns and the first line of ", names_file_,
-               " has ", columns_, "; give every line as many");
+          fail(Exit::data, file_, ":", line_, " has ", fields.size(),
+               " columns and the first line of ", names_file_, " has ", columns_,
+               "; give every line as many");
         }
         if (first) {
           if (!std::equal(fields.begin(), fields.end(), header_.begin()))
@@ -78,7 +83,8 @@ class CsvSource final : public ExampleSource {
     return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
   }
   std::string column(size_t c) const {
-    return str("column ", c + 1, header_.empty() ? "" : " (" + std::string(header_[c].substr(0, 100)) + ")");
+    return str("column ", c + 1,
+               header_.empty() ? "" : " (" + std::string(header_[c].substr(0, 100)) + ")");
   }
   [[noreturn]] void refuse(size_t c, const std::string& what) const {
     fail(Exit::data, file_, ":", line_, ": ", column(c), " ", what);
@@ -86,8 +92,11 @@ class CsvSource final : public ExampleSource {
   double number(std::string_view field, size_t c) const {
     if (field.empty()) refuse(c, "is empty; fill it in, or leave the line out");
     const auto x = csv_number(field);
-    if (!x) refuse(c, "is " + shown(field) + ", which is no number; repair it, or make numbers of a text column first");
-    if (!std::isfinite(*x)) refuse(c, "is " + shown(field) + ", which is not finite; repair it, or leave the line out");
+    if (!x)
+      refuse(c, "is " + shown(field) +
+                    ", which is no number; repair it, or make numbers of a text column first");
+    if (!std::isfinite(*x))
+      refuse(c, "is " + shown(field) + ", which is not finite; repair it, or leave the line out");
     return *x;
   }
   void give(const std::vector<double>& inputs, std::string_view field,
@@ -100,8 +109,8 @@ class CsvSource final : public ExampleSource {
     }
   }
 
-  // The first line names the columns where `target` is in it, where one of its inputs is no number, where its target
-  // alone is none, or where it counts 0, 1, 2, ... as pandas names columns.
+  // The first line names the columns where `target` is in it, where one of its inputs is no number,
+  // where its target alone is none, or where it counts 0, 1, 2, ... as pandas names columns.
   void find_layout(const std::string& target) {
     names_file_ = files_[0].path().string();
     CsvReader reader(text_of(files_[0]), names_file_);
@@ -137,8 +146,8 @@ class CsvSource final : public ExampleSource {
       has_header = has_header || (c != target_ && !first[c].empty() && !csv_number(first[c]));
       counts = counts && csv_number(first[c]) == static_cast<double>(c);
     }
-    const bool named_target =
-        !csv_number(first[target_]) && reader.next(fields) && fields.size() == columns_ && csv_number(fields[target_]);
+    const bool named_target = !csv_number(first[target_]) && reader.next(fields) &&
+                              fields.size() == columns_ && csv_number(fields[target_]);
     if (!has_header && !counts && !named_target) return;
     header_ = first;
     for (size_t c = 0; c < columns_; ++c) {
@@ -149,7 +158,8 @@ class CsvSource final : public ExampleSource {
     }
   }
   static bool all_numbers(const std::vector<std::string>& fields) {
-    return std::all_of(fields.begin(), fields.end(), [](const auto& f) { return csv_number(f).has_value(); });
+    return std::all_of(fields.begin(), fields.end(),
+                       [](const auto& f) { return csv_number(f).has_value(); });
   }
 
   std::vector<MappedFile> files_;
@@ -160,8 +170,8 @@ class CsvSource final : public ExampleSource {
   int64_t line_ = 0;
 };
 
-/// The array of an IDX file (the MNIST database's format): two zero bytes, type, number of dimensions, sizes as
-/// big-endian int32, then the elements, big-endian too.
+/// The array of an IDX file (the MNIST database's format): two zero bytes, type, number of
+/// dimensions, sizes as big-endian int32, then the elements, big-endian too.
 class IdxFile {
  public:
   explicit IdxFile(const fs::path& path) : file_(path, Exit::data) {
@@ -175,18 +185,21 @@ class IdxFile {
     for (size_t d = 0; d < dims; ++d) {
       const size_t at = 4 + 4 * d;
       const uint64_t size = byte(at) << 24 | byte(at + 1) << 16 | byte(at + 2) << 8 | byte(at + 3);
-      needed = size == 0 || needed <= (uint64_t{1} << 62) / size ? needed * size : uint64_t{1} << 62;
+      needed =
+          size == 0 || needed <= (uint64_t{1} << 62) / size ? needed * size : uint64_t{1} << 62;
       if (d == 0) examples = static_cast<int64_t>(size);
       if (d > 0) sizes.push_back(static_cast<int64_t>(size));
     }
     elements_ = bytes.subspan(begin);
     if (elements_.size() != needed || needed == 0)
-      fail(Exit::data, name, ": its header claims ", needed, " bytes of elements and the file has ", elements_.size());
+      fail(Exit::data, name, ": its header claims ", needed, " bytes of elements and the file has ",
+           elements_.size());
     numel = static_cast<int64_t>(needed) / array_type_bytes(type) / examples;
   }
   /// Of a file that begins as an IDX file does.
   static std::optional<ArrayType> type_of(std::span<const std::byte> bytes) {
-    if (bytes.size() < 4 || bytes[0] != std::byte{0} || bytes[1] != std::byte{0}) return std::nullopt;
+    if (bytes.size() < 4 || bytes[0] != std::byte{0} || bytes[1] != std::byte{0})
+      return std::nullopt;
     if (bytes[3] < std::byte{1} || bytes[3] > std::byte{8}) return std::nullopt;
     switch (std::to_integer<int>(bytes[2])) {
       case 0x08: return ArrayType::u8;
@@ -217,7 +230,9 @@ class IdxFile {
   std::vector<std::byte> little_;
 };
 
-bool is_idx(const fs::path& path) { return IdxFile::type_of(MappedFile(path, Exit::data).bytes()).has_value(); }
+bool is_idx(const fs::path& path) {
+  return IdxFile::type_of(MappedFile(path, Exit::data).bytes()).has_value();
+}
 
 /// Inputs, or targets, of either format.
 class Numbers {
@@ -229,16 +244,20 @@ class Numbers {
       if (sizes.size() == 2) sizes.insert(sizes.begin(), 1);  // images of one channel
     } else {
       array_.emplace(path, tensor);
-      type = array_->type(), sizes = array_->sizes(), examples = array_->examples(), numel = array_->numel();
+      type = array_->type(), sizes = array_->sizes(), examples = array_->examples(),
+      numel = array_->numel();
     }
   }
   const std::string& name() const { return name_; }
-  uint64_t bytes() const { return static_cast<uint64_t>(examples * numel * array_type_bytes(type)); }
+  uint64_t bytes() const {
+    return static_cast<uint64_t>(examples * numel * array_type_bytes(type));
+  }
   void read(int64_t i, std::vector<double>& out) {
     out.resize(static_cast<size_t>(numel));
     array_ ? array_->read(i, out.data()) : idx_->read(i, out.data());
     for (const double x : out) {
-      if (!std::isfinite(x)) fail(Exit::data, name_, ": example ", i, " (from 0) holds ", x, ", which is not finite");
+      if (!std::isfinite(x))
+        fail(Exit::data, name_, ": example ", i, " (from 0) holds ", x, ", which is not finite");
       if (type == ArrayType::i64 && std::fabs(x) >= 0x1p53)
         fail(Exit::data, name_, ": example ", i, " (from 0) holds ", x,
              ", 2^53 or beyond; make smaller numbers of them");
@@ -260,10 +279,12 @@ class Numbers {
 
 class ArraySource final : public ExampleSource {
  public:
-  ArraySource(Numbers inputs, Numbers targets) : inputs_(std::move(inputs)), targets_(std::move(targets)) {
+  ArraySource(Numbers inputs, Numbers targets)
+      : inputs_(std::move(inputs)), targets_(std::move(targets)) {
     if (inputs_.examples == targets_.examples) return;
-    fail(Exit::data, inputs_.name(), " holds ", inputs_.examples, " examples and ", targets_.name(), " ",
-         targets_.examples, "; give the inputs and the targets of the same examples, in this order");
+    fail(Exit::data, inputs_.name(), " holds ", inputs_.examples, " examples and ", targets_.name(),
+         " ", targets_.examples,
+         "; give the inputs and the targets of the same examples, in this order");
   }
   std::vector<int64_t> sizes() const override {
     return inputs_.sizes.empty() ? std::vector<int64_t>{1} : inputs_.sizes;
@@ -272,10 +293,14 @@ class ArraySource final : public ExampleSource {
   std::optional<ArrayType> input_type() const override { return inputs_.type; }
   std::optional<ArrayType> target_type() const override { return targets_.type; }
   uint64_t bytes() const override { return inputs_.bytes() + targets_.bytes(); }
-  std::string where() const override { return str(targets_.name(), ": example ", at_, " (from 0)"); }
+  std::string where() const override {
+    return str(targets_.name(), ": example ", at_, " (from 0)");
+  }
   void each(Meter& meter, const std::function<void(const RawExample&)>& f) override {
-    const uint64_t bytes_each = inputs_.examples == 0 ? 0 : bytes() / static_cast<uint64_t>(inputs_.examples);
-    const auto a_piece = std::max<int64_t>(1, static_cast<int64_t>(Meter::piece / std::max<uint64_t>(1, bytes_each)));
+    const uint64_t bytes_each =
+        inputs_.examples == 0 ? 0 : bytes() / static_cast<uint64_t>(inputs_.examples);
+    const auto a_piece = std::max<int64_t>(
+        1, static_cast<int64_t>(Meter::piece / std::max<uint64_t>(1, bytes_each)));
     std::vector<double> x, y;
     for (int64_t begin = 0; begin < inputs_.examples; begin += a_piece) {
       const int64_t end = std::min(begin + a_piece, inputs_.examples);
@@ -298,14 +323,18 @@ class ArraySource final : public ExampleSource {
 enum class Kind { csv, array, safetensors };
 
 Kind kind_of(const std::string& path) {
-  if (fs::is_directory(path)) fail(Exit::data, path, " is a folder; name the files of examples in it");
+  if (fs::is_directory(path))
+    fail(Exit::data, path, " is a folder; name the files of examples in it");
   const MappedFile file(path, Exit::data);
   const std::string_view begin(reinterpret_cast<const char*>(file.bytes().data()),
                                std::min<size_t>(file.bytes().size(), 8));
-  if (begin.starts_with("\x1F\x8B")) fail(Exit::data, path, " is compressed by gzip; unpack it with gunzip first");
+  if (begin.starts_with("\x1F\x8B"))
+    fail(Exit::data, path, " is compressed by gzip; unpack it with gunzip first");
   if (begin.starts_with("PK\3\4"))
-    fail(Exit::data, path, " is a ZIP archive (.npz and .xlsx are too); unpack it, or save it as .npy or .csv");
-  if (begin.starts_with("PAR1")) fail(Exit::data, path, " is a Parquet file; save it as .csv or .npy");
+    fail(Exit::data, path,
+         " is a ZIP archive (.npz and .xlsx are too); unpack it, or save it as .npy or .csv");
+  if (begin.starts_with("PAR1"))
+    fail(Exit::data, path, " is a Parquet file; save it as .csv or .npy");
   if (begin.starts_with("\x89HDF")) fail(Exit::data, path, " is an HDF5 file; save it as .npy");
   if (fs::path(path).extension() == ".safetensors") return Kind::safetensors;
   return begin.starts_with("\x93NUMPY") || IdxFile::type_of(file.bytes()) ? Kind::array : Kind::csv;
@@ -313,8 +342,8 @@ Kind kind_of(const std::string& path) {
 
 }  // namespace
 
-std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files, const std::string& target,
-                                           const ExampleSource* like) {
+std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files,
+                                           const std::string& target, const ExampleSource* like) {
   std::vector<Kind> kinds;
   for (const auto& file : files) {
     if (!fs::exists(file)) fail(Exit::data, "there is no file ", file);
@@ -323,13 +352,15 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
   const auto is_csv = [](Kind k) { return k == Kind::csv; };
   if (std::all_of(kinds.begin(), kinds.end(), is_csv)) {
     const auto* csv = dynamic_cast<const CsvSource*>(like);
-    if (like != nullptr && csv == nullptr) fail(Exit::data, files[0], " is CSV and the training examples are not");
+    if (like != nullptr && csv == nullptr)
+      fail(Exit::data, files[0], " is CSV and the training examples are not");
     return std::make_unique<CsvSource>(files, target, csv);
   }
   if (std::any_of(kinds.begin(), kinds.end(), is_csv) || files.size() > 2 ||
       (files.size() == 1 && kinds[0] != Kind::safetensors)) {
     fail(Exit::data, files[0], files.size() == 1 ? " is one array" : " and other files are no pair",
-         "; give a file of inputs and a file of targets (IDX, .npy, .safetensors), or CSV files alone");
+         "; give a file of inputs and a file of targets (IDX, .npy, .safetensors), or CSV files "
+         "alone");
   }
   if (target != "last" && like == nullptr)
     fail(Exit::usage, "--target ", target,
@@ -338,7 +369,8 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
     return std::make_unique<ArraySource>(Numbers(files[0], "inputs"), Numbers(files[0], "targets"));
   Numbers inputs(files[0], ""), targets(files[1], "");
   if (inputs.sizes.empty() && !targets.sizes.empty())
-    fail(Exit::data, files[0], " has one number for each example and ", files[1], " more; give the inputs first");
+    fail(Exit::data, files[0], " has one number for each example and ", files[1],
+         " more; give the inputs first");
   return std::make_unique<ArraySource>(std::move(inputs), std::move(targets));
 }
 

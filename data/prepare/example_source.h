@@ -1,4 +1,5 @@
-// Files that example sets are made from: CSV, IDX, and pairs of .npy or .safetensors. No LibTorch header.
+// Files that example sets are made from: CSV, IDX, and pairs of .npy or .safetensors. No LibTorch
+// header.
 #pragma once
 
 #include <functional>
@@ -31,24 +32,28 @@ class ExampleSource {
   /// What the numbers are in the files; nullopt for text.
   virtual std::optional<ArrayType> input_type() const { return std::nullopt; }
   virtual std::optional<ArrayType> target_type() const { return std::nullopt; }
-  /// What a person may want to check, as "header line a, b, label; target column 3 (label)"; or empty.
+  /// What a person may want to check, as "header line a, b, label; target column 3 (label)"; or
+  /// empty.
   virtual std::string layout() const { return ""; }
   /// All that is to be read.
   virtual uint64_t bytes() const = 0;
-  /// Calls f with each. Exit::data with the place of what can't be read; tells the meter all its bytes.
+  /// Calls f with each. Exit::data with the place of what can't be read; tells the meter all its
+  /// bytes.
   virtual void each(Meter& meter, const std::function<void(const RawExample&)>& f) = 0;
   /// The place of the target that f was called with last.
   virtual std::string where() const = 0;
 };
 
-/// What the content of `files` says that they are: CSV files with the same columns (`target`: "last", "first", a
-/// column's name or its number from 1), or inputs and targets as two IDX, .npy or .safetensors files, or as the tensors
-/// "inputs" and "targets" of one .safetensors file. Where `like` is given, CSV files must have its columns, and its
-/// target is theirs. Exit::data for what can't be read, Exit::usage for a target that is not there.
-std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files, const std::string& target,
-                                           const ExampleSource* like);
+/// What the content of `files` says that they are: CSV files with the same columns (`target`:
+/// "last", "first", a column's name or its number from 1), or inputs and targets as two IDX, .npy
+/// or .safetensors files, or as the tensors "inputs" and "targets" of one .safetensors file. Where
+/// `like` is given, CSV files must have its columns, and its target is theirs. Exit::data for what
+/// can't be read, Exit::usage for a target that is not there.
+std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files,
+                                           const std::string& target, const ExampleSource* like);
 
-/// Whether a file is one that open_source reads: by its first bytes, or ends in .csv or .safetensors.
+/// Whether a file is one that open_source reads: by its first bytes, or ends in .csv or
+/// .safetensors.
 bool is_example_file(const fs::path& file);
 
 }  // namespace lathe

@@ -17,14 +17,17 @@ namespace {
 constexpr const char* unfinished_prefix = ".unfinished-";
 const std::string marker = str(unfinished_prefix, "manifest.json");
 
-/// Whether a file of that name belongs to a split: "train.bin", "val_000001.bin", "train_inputs.npy".
+/// Whether a file of that name belongs to a split: "train.bin", "val_000001.bin",
+/// "train_inputs.npy".
 bool is_data_name(std::string_view name) {
-  return (name.starts_with("train") || name.starts_with("val")) && (name.ends_with(".bin") || name.ends_with(".npy"));
+  return (name.starts_with("train") || name.starts_with("val")) &&
+         (name.ends_with(".bin") || name.ends_with(".npy"));
 }
 
 /// Shards of a named set: "fineweb_train_000001.bin".
 bool is_named_shard(const std::string& name) {
-  const std::string words = "_" + name.substr(0, name.size() - std::min<size_t>(4, name.size())) + "_";
+  const std::string words =
+      "_" + name.substr(0, name.size() - std::min<size_t>(4, name.size())) + "_";
   return name.ends_with(".bin") &&
          (words.find("_train_") != std::string::npos || words.find("_val_") != std::string::npos);
 }
@@ -32,7 +35,8 @@ bool is_named_shard(const std::string& name) {
 /// The files that a manifest lists, of whatever kind it is: wherever a "file" has an "xxh3".
 void collect_files(const Json& json, const std::string& where, std::vector<MadeFile>& found) {
   if (json.is_object() && json.contains("file") && json.contains("xxh3"))
-    found.push_back({manifest_file(json, "file", where), json_get<std::string>(json, "xxh3", where, Exit::data)});
+    found.push_back({manifest_file(json, "file", where),
+                     json_get<std::string>(json, "xxh3", where, Exit::data)});
   if (!json.is_structured()) return;
   for (const auto& value : json) collect_files(value, where, found);
 }
@@ -43,13 +47,15 @@ void Meter::advance(uint64_t bytes) {
   done_ += bytes;
   if (stop_ && stop_()) {
     if (resumable_)
-      fail(Exit::stopped, "stopped; run the same command again to go on, ", out_.string(), " has what is done");
+      fail(Exit::stopped, "stopped; run the same command again to go on, ", out_.string(),
+           " has what is done");
     fail(Exit::stopped, "stopped; nothing is left in ", out_.string(),
          " of it, run the same command again to begin anew");
   }
   const double seconds = seconds_since(began_);
   const auto done = static_cast<double>(done_);
-  bar_->show(done, {format("%.1f MB", done / 1e6), format("%.0f MB/s", seconds > 0 ? done / 1e6 / seconds : 0)});
+  bar_->show(done, {format("%.1f MB", done / 1e6),
+                    format("%.0f MB/s", seconds > 0 ? done / 1e6 / seconds : 0)});
 }
 
 Journal::Journal(const fs::path& out, const std::string& command) : out_(out) {
@@ -75,14 +81,15 @@ void Journal::write(const Progress& progress) const {
 void Journal::remove() const { remove_tree(OutFolder::unfinished(out_, name)); }
 
 void Journal::input_changed() const {
-  fail(Exit::data, "the input is not what it was when this command was cut short; remove ", out_.string(),
-       " to begin anew");
+  fail(Exit::data, "the input is not what it was when this command was cut short; remove ",
+       out_.string(), " to begin anew");
 }
 
 OutFolder::OutFolder(const fs::path& path)
     : path_(path),
       claim_(path, str(path.string(),
-                       " is in use: another `lathe prepare` writes there; wait for it, or give another --out")) {}
+                       " is in use: another `lathe prepare` writes there; wait for it, or give "
+                       "another --out")) {}
 
 OutFolder::~OutFolder() {
   if (keep_) return;
@@ -100,7 +107,8 @@ void OutFolder::check(const fs::path& path) {
       holds = holds || is_data_name(name) || is_named_shard(name);
     }
   }
-  if (holds) fail(Exit::usage, path.string(), " already holds data; remove it or give another --out");
+  if (holds)
+    fail(Exit::usage, path.string(), " already holds data; remove it or give another --out");
 }
 
 void OutFolder::clear(const std::vector<std::string>& but) {
@@ -115,7 +123,8 @@ void OutFolder::clear(const std::vector<std::string>& but) {
       if (!fs::exists(file)) continue;
       if (file_checksum(file) != xxh3) {
         fail(Exit::usage, file.string(),
-             " is not what an interrupted `lathe prepare` left there; move it away, or give another --out");
+             " is not what an interrupted `lathe prepare` left there; move it away, or give "
+             "another --out");
       }
       remove_tree(file);
     }
@@ -133,7 +142,8 @@ fs::path OutFolder::unfinished(const fs::path& folder, const std::string& file) 
   return folder / (unfinished_prefix + file);
 }
 
-void OutFolder::publish(const std::vector<MadeFile>& files, const std::function<void(const std::string& name)>& write) {
+void OutFolder::publish(const std::vector<MadeFile>& files,
+                        const std::function<void(const std::string& name)>& write) {
   fault_point("prepare: shards written");
   write(marker);
   keep_ = true;
@@ -156,7 +166,8 @@ std::vector<std::string> OutFolder::unfinished_files() const {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(unfinished_prefix)) continue;
     const std::string rest = name.substr(std::strlen(unfinished_prefix));
-    if ((is_data_name(rest) || rest.starts_with("manifest.json")) && entry.is_regular_file()) found.push_back(name);
+    if ((is_data_name(rest) || rest.starts_with("manifest.json")) && entry.is_regular_file())
+      found.push_back(name);
   }
   return found;
 }

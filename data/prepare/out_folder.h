@@ -1,4 +1,5 @@
-// How data folders are made: progress, stops, and files that are there whole or not at all. No LibTorch header.
+// How data folders are made: progress, stops, and files that are there whole or not at all. No
+// LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +47,8 @@ class Journal {
  public:
   /// `command`: what must be the same for a preparation to go on, of any length.
   Journal(const fs::path& out, const std::string& command);
-  /// What a preparation of the same command left. Nothing where there is no record; nor, with a warning, where it is
-  /// damaged.
+  /// What a preparation of the same command left. Nothing where there is no record; nor, with a
+  /// warning, where it is damaged.
   std::optional<Progress> read() const;
   /// Replaces the record, durably.
   void write(const Progress& progress) const;
@@ -70,9 +71,10 @@ struct MadeFile {
   std::string file, xxh3;
 };
 
-/// The folder that data goes to, locked. Its files are written under names that nothing reads and get their own when
-/// all are there, the manifest last; whenever that is cut short, the next OutFolder can tell what belongs to it. Unless
-/// all went well, what was made in it goes again, and the folder too where it was not there.
+/// The folder that data goes to, locked. Its files are written under names that nothing reads and
+/// get their own when all are there, the manifest last; whenever that is cut short, the next
+/// OutFolder can tell what belongs to it. Unless all went well, what was made in it goes again, and
+/// the folder too where it was not there.
 class OutFolder {
  public:
   /// Exit::busy where another process prepares data there.
@@ -83,25 +85,28 @@ class OutFolder {
 
   /// Exit::usage where the folder holds data that no interrupted preparation left there.
   static void check(const fs::path& path);
-  /// Removes what an interrupted preparation left: files that have their names but no manifest beside them are told by
-  /// the manifest that it was about to give them, and by their checksums. Exit::usage where there is anything else.
-  /// Unfinished files of the names in `but` stay.
+  /// Removes what an interrupted preparation left: files that have their names but no manifest
+  /// beside them are told by the manifest that it was about to give them, and by their checksums.
+  /// Exit::usage where there is anything else. Unfinished files of the names in `but` stay.
   void clear(const std::vector<std::string>& but = {});
-  /// From now on unfinished files stay, whatever happens: they tell the next preparation what is done.
+  /// From now on unfinished files stay, whatever happens: they tell the next preparation what is
+  /// done.
   void keep() { keep_ = true; }
   bool kept() const { return keep_; }
   /// Where a file is until it gets its name, "train..." or "val..." with .bin or .npy.
   static fs::path unfinished(const fs::path& folder, const std::string& file);
-  /// Gives the finished files their names, once `write` has written the manifest under the name it is called with, and
-  /// the manifest its own last.
-  void publish(const std::vector<MadeFile>& files, const std::function<void(const std::string& name)>& write);
+  /// Gives the finished files their names, once `write` has written the manifest under the name it
+  /// is called with, and the manifest its own last.
+  void publish(const std::vector<MadeFile>& files,
+               const std::function<void(const std::string& name)>& write);
 
  private:
   std::vector<std::string> unfinished_files() const;
 
   fs::path path_;
   ClaimedFolder claim_;
-  bool keep_ = true;  // what is unfinished tells what an interrupted preparation has done, and must stay
+  bool keep_ =
+      true;  // what is unfinished tells what an interrupted preparation has done, and must stay
 };
 
 }  // namespace lathe

@@ -43,8 +43,9 @@ struct Input {
   fail(Exit::data, path.string(), " changed while it was being read; run the same command again");
 }
 
-/// Goes through a file a piece at a time. `f(text, at, end)` takes what begins before `end` and returns where it is
-/// through; it sees the whole file, so nothing is cut at an edge. What lies behind is given back to the system.
+/// Goes through a file a piece at a time. `f(text, at, end)` takes what begins before `end` and
+/// returns where it is through; it sees the whole file, so nothing is cut at an edge. What lies
+/// behind is given back to the system.
 template <class F>
 void read_through(const MappedFile& file, Meter& meter, F&& f) {
   const auto bytes = file.bytes();
@@ -90,7 +91,8 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options, Met
   uint64_t bytes = 0;
   for (auto& input : inputs) {
     if (!fs::exists(input.path))
-      fail(Exit::data, "there is no file ", input.path.string(), "; give text files or folders of them");
+      fail(Exit::data, "there is no file ", input.path.string(),
+           "; give text files or folders of them");
     input.bytes = MappedFile(input.path, Exit::data).bytes().size();
     bytes += input.bytes;
   }
@@ -108,7 +110,8 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options, Met
       while (at < end) {
         const size_t n = code_point_length(text, at);
         if (n == 0) {
-          fail(Exit::data, input.path.string(), " is not UTF-8 (byte ", at, "); convert it or use --tokenizer byte");
+          fail(Exit::data, input.path.string(), " is not UTF-8 (byte ", at,
+               "); convert it or use --tokenizer byte");
         }
         s.seen[code_point(text, at, n)] = true;
         ++s.tokens;
@@ -130,7 +133,8 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options, Met
   return s;
 }
 
-/// The ids of a text's tokens that begin from `at` on and before `end`; returns where the next begins.
+/// The ids of a text's tokens that begin from `at` on and before `end`; returns where the next
+/// begins.
 size_t take(const TextSurvey& s, const fs::path& path, std::string_view text, size_t at, size_t end,
             std::vector<int32_t>& ids) {
   while (at < end) {
@@ -148,11 +152,17 @@ size_t take(const TextSurvey& s, const fs::path& path, std::string_view text, si
 }
 
 /// What must be the same for a preparation to go on.
-std::string identity(const std::vector<Input>& inputs, const TextSurvey& s, const PrepareOptions& o) {
-  Json json{{"format", 2}, {"text", true}, {"val", o.val_share}, {"shard", o.shard_tokens}, {"tokens", s.tokens}};
+std::string identity(const std::vector<Input>& inputs, const TextSurvey& s,
+                     const PrepareOptions& o) {
+  Json json{{"format", 2},
+            {"text", true},
+            {"val", o.val_share},
+            {"shard", o.shard_tokens},
+            {"tokens", s.tokens}};
   s.tokenizer.add_to_json(json, "tokenizer");
   std::string all = json_text(json);
-  for (const Input& input : inputs) all += str(input.path.string(), '\0', input.bytes, '\0');  // need not be UTF-8
+  for (const Input& input : inputs)
+    all += str(input.path.string(), '\0', input.bytes, '\0');  // need not be UTF-8
   return all;
 }
 
@@ -166,8 +176,8 @@ struct TextShards {
   Meter& meter;
   SplitWriter &first, &second;
 
-  /// Writes the tokens of both splits, of which the second begins with token `train`; what `before` has done is only
-  /// looked at again. The largest id.
+  /// Writes the tokens of both splits, of which the second begins with token `train`; what `before`
+  /// has done is only looked at again. The largest id.
   int64_t write(int64_t train, const std::optional<Progress>& before);
 };
 
@@ -212,22 +222,25 @@ int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) 
       return next;
     });
   }
-  if (taken != survey.tokens) fail(Exit::data, "the input changed while it was being read; run the same command again");
+  if (taken != survey.tokens)
+    fail(Exit::data, "the input changed while it was being read; run the same command again");
   return now.largest_id;
 }
 
 }  // namespace
 
 void prepare(const PrepareOptions& options) {
-  LATHE_CHECK(options.tokenizer == "byte" || options.tokenizer == "char", "prepare() has no tokenizer ",
-              options.tokenizer, "; prepare_documents() takes a BPE");
+  LATHE_CHECK(options.tokenizer == "byte" || options.tokenizer == "char",
+              "prepare() has no tokenizer ", options.tokenizer,
+              "; prepare_documents() takes a BPE");
   OutFolder::check(options.out);
   std::vector<Input> inputs;
   for (auto& path : expand_inputs(options.inputs)) inputs.push_back({std::move(path)});
   Meter meter(options.out, options.stop);
   if (fs::exists(OutFolder::unfinished(options.out, Journal::name))) meter.resumable();
   const TextSurvey found = survey(inputs, options, meter);
-  const int64_t n = found.tokens, split = n - static_cast<int64_t>(options.val_share * static_cast<double>(n));
+  const int64_t n = found.tokens,
+                split = n - static_cast<int64_t>(options.val_share * static_cast<double>(n));
   if (split < 2) fail(Exit::data, "the input has ", n, " tokens, too few to train on");
 
   OutFolder out(options.out);
@@ -237,18 +250,21 @@ void prepare(const PrepareOptions& options) {
   };
   SplitWriter train = writer("train", split), val = writer("val", n - split);
   std::optional<Progress> before = journal.read();
-  if (before && !(train.resume(before->train, before->train_sum) && val.resume(before->val, before->val_sum)))
+  if (before &&
+      !(train.resume(before->train, before->train_sum) && val.resume(before->val, before->val_sum)))
     before.reset(), train = writer("train", split), val = writer("val", n - split);
   std::vector<std::string> going_on;
   if (before) {
     going_on = names_to_go_on({&train, &val});
-    log_info(options.out.string(), ": going on behind the ", before->train + before->val, " tokens that are done");
+    log_info(options.out.string(), ": going on behind the ", before->train + before->val,
+             " tokens that are done");
   }
   out.clear(going_on);
   DataManifest manifest;
   manifest.tokenizer = found.tokenizer;
   manifest.vocab_size = found.tokenizer.size();
-  manifest.largest_id = TextShards{inputs, found, options, out, journal, meter, train, val}.write(split, before);
+  manifest.largest_id =
+      TextShards{inputs, found, options, out, journal, meter, train, val}.write(split, before);
   manifest.train = train.finish();
   manifest.val = val.finish();
   std::vector<MadeFile> files;
@@ -257,8 +273,9 @@ void prepare(const PrepareOptions& options) {
   }
   out.publish(files, [&](const std::string& name) { write_manifest(options.out, manifest, name); });
   journal.remove();
-  log_info(options.out.string(), ": ", split, " training and ", n - split, " validation tokens, vocabulary of ",
-           manifest.vocab_size, " (", manifest.tokenizer.kind(), ")");
+  log_info(options.out.string(), ": ", split, " training and ", n - split,
+           " validation tokens, vocabulary of ", manifest.vocab_size, " (",
+           manifest.tokenizer.kind(), ")");
 }
 
 }  // namespace lathe

@@ -1,4 +1,5 @@
-// Plain text to token shards of bytes or characters. A BPE, and all that is not plain text, goes by prepare_documents.
+// Plain text to token shards of bytes or characters. A BPE, and all that is not plain text, goes by
+// prepare_documents.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +20,18 @@ struct PrepareOptions {
   std::string tokenizer = "byte";               ///< byte or char
   double val_share = 0.1;                       ///< taken from the tail
   int64_t shard_tokens = int64_t{100'000'000};  ///< a split longer than this becomes several files
-  double progress_seconds = 5;                  ///< between records of how far it is, from which the same call goes on
-  std::function<bool()> stop = nullptr;         ///< asked every 4 MiB of input; true ends it with Exit::stopped
+  double progress_seconds =
+      5;  ///< between records of how far it is, from which the same call goes on
+  std::function<bool()> stop =
+      nullptr;  ///< asked every 4 MiB of input; true ends it with Exit::stopped
 };
 
-/// Writes train.bin, val.bin (or train_000000.bin ...) and, last, manifest.json. Input is read a piece at a time, by
-/// "char" twice, so memory does not grow with it. Whenever it is cut short, the same call can be made again: it goes on
-/// behind what was recorded as done (Exit::data where that input has changed), and removes what else an ended process
-/// left. Exit::data for input that can't be used, Exit::usage where `out` already holds data, Exit::busy where another
-/// process prepares data there; on an error before the first record nothing is left in `out`.
+/// Writes train.bin, val.bin (or train_000000.bin ...) and, last, manifest.json. Input is read a
+/// piece at a time, by "char" twice, so memory does not grow with it. Whenever it is cut short, the
+/// same call can be made again: it goes on behind what was recorded as done (Exit::data where that
+/// input has changed), and removes what else an ended process left. Exit::data for input that can't
+/// be used, Exit::usage where `out` already holds data, Exit::busy where another process prepares
+/// data there; on an error before the first record nothing is left in `out`.
 void prepare(const PrepareOptions& options);
 
 }  // namespace lathe

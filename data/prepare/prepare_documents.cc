@@ -52,10 +52,12 @@ class Sorter {
       if (d.begins) ++kept_;
       for (const int32_t id : ids) {
         learned_ += id >= 0;  // marked ones are negative
-        manifest_.largest_id = std::max<int64_t>(manifest_.largest_id, static_cast<uint32_t>(id) & ~token_mark);
+        manifest_.largest_id =
+            std::max<int64_t>(manifest_.largest_id, static_cast<uint32_t>(id) & ~token_mark);
       }
       // The digest's high half as a number from 0 to below 1.
-      const bool to_val = o_.val_by_hash && static_cast<double>(d.digest.high >> 11) * 0x1p-53 < o_.val_share;
+      const bool to_val =
+          o_.val_by_hash && static_cast<double>(d.digest.high >> 11) * 0x1p-53 < o_.val_share;
       if (to_val && d.begins) ++val_documents_;
       (to_val ? val_ : train_).write(ids);
     }
@@ -83,20 +85,21 @@ class Sorter {
   SplitWriter &train_, &val_;
   DataManifest& manifest_;
   std::unordered_set<Digest, DigestHash> seen_;
-  uint64_t read_ = 0, bytes_ = 0, kept_ = 0, duplicates_ = 0, short_ = 0, long_ = 0, empty_ = 0, repaired_ = 0,
-           replaced_ = 0, val_documents_ = 0, learned_ = 0;
+  uint64_t read_ = 0, bytes_ = 0, kept_ = 0, duplicates_ = 0, short_ = 0, long_ = 0, empty_ = 0,
+           repaired_ = 0, replaced_ = 0, val_documents_ = 0, learned_ = 0;
   bool in_repaired_ = false;
 };
 
-/// What must be the same for a preparation to go on: this form of the record, and all options but the number of
-/// workers.
+/// What must be the same for a preparation to go on: this form of the record, and all options but
+/// the number of workers.
 std::string identity(const DocumentOptions& o) {
   Json json{{"format", 2},        {"val", o.val_share},     {"by_hash", o.val_by_hash},
             {"dedup", o.dedup},   {"lines", o.dedup_lines}, {"repair", o.repair},
             {"min", o.min_bytes}, {"max", o.max_bytes},     {"shard", o.shard_tokens}};
   o.tokenizer.add_to_json(json, "tokenizer");
   std::string all = json_text(json);
-  for (const std::string& text : {o.source.format, o.source.field, o.source.separator}) all += text + '\0';
+  for (const std::string& text : {o.source.format, o.source.field, o.source.separator})
+    all += text + '\0';
   for (const std::string& file : o.source.files) all += file + '\0';  // which need not be UTF-8
   return all;
 }
@@ -115,8 +118,8 @@ struct Making {
     out.keep();
     meter.resumable();
   }
-  /// Reads, encodes on several threads and sorts, in the order of the input. What `before` has done is only looked at
-  /// again.
+  /// Reads, encodes on several threads and sorts, in the order of the input. What `before` has done
+  /// is only looked at again.
   void go_through(bool whole, const std::optional<Progress>& before);
 };
 
@@ -146,7 +149,8 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
     ++now.parts;
     if (before && now.parts == done) {
       if (input.hex() != before->input) journal.input_changed();
-      manifest.largest_id = before->largest_id, sorter.learned() = static_cast<uint64_t>(before->learned);
+      manifest.largest_id = before->largest_id,
+      sorter.learned() = static_cast<uint64_t>(before->learned);
     }
     if (now.parts > done && seconds_since(saved) >= o.progress_seconds) save();
   };
@@ -155,29 +159,32 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
   for (Part part; reader.next(part);) {
     if (o.dedup_lines) lines.filter(part, o.source);
     const bool with_ids = read++ >= done;
-    under_way.push_back(std::async(std::launch::async, [this, with_ids, &encoders, mine = std::move(part)] {
-      return encode(mine, o, encoders, with_ids);
-    }));
+    under_way.push_back(
+        std::async(std::launch::async, [this, with_ids, &encoders, mine = std::move(part)] {
+          return encode(mine, o, encoders, with_ids);
+        }));
     meter.advance(reader.consumed() - shown);
     shown = reader.consumed();
     if (under_way.size() > static_cast<size_t>(o.workers)) take_first();
   }
   while (!under_way.empty()) take_first();
   if (now.parts < done)
-    fail(Exit::data, "the input is shorter than when this command was cut short; remove ", o.out.string(),
-         " to begin anew");
+    fail(Exit::data, "the input is shorter than when this command was cut short; remove ",
+         o.out.string(), " to begin anew");
   if (out.kept()) save();
   manifest.documents = sorter.counts();
   if (o.dedup_lines) manifest.documents["dropped_lines"] = lines.dropped();
 }
 
 /// Distributes what was written for one split over both, the last tokens for validation.
-void split_tail(const fs::path& spool, bool wide, SplitWriter& train, SplitWriter& val, int64_t head, Meter& meter) {
+void split_tail(const fs::path& spool, bool wide, SplitWriter& train, SplitWriter& val,
+                int64_t head, Meter& meter) {
   const MappedFile file(spool, Exit::io);
   const size_t width = wide ? 4 : 2;
   std::vector<int32_t> ids;
   for (size_t at = 0; at < file.bytes().size();) {
-    const auto bytes = file.bytes().subspan(at, std::min(size_t{4} << 20, file.bytes().size() - at));
+    const auto bytes =
+        file.bytes().subspan(at, std::min(size_t{4} << 20, file.bytes().size() - at));
     ids.resize(bytes.size() / width);
     for (size_t i = 0; i < ids.size(); ++i) {
       uint32_t id = 0;
@@ -206,12 +213,13 @@ void prepare_documents(const DocumentOptions& o) {
   uint64_t bytes = 0;
   for (const std::string& file : o.source.files) {
     if (file != "-" && !fs::exists(file))
-      fail(Exit::data, "there is no file ", file, "; give files, folders of them, or - for standard input");
+      fail(Exit::data, "there is no file ", file,
+           "; give files, folders of them, or - for standard input");
     if (file != "-" && fs::is_regular_file(file)) bytes += fs::file_size(file);
     if (file == "-" && o.source.files.size() > 1) bytes = 0;
   }
-  const bool whole =
-      o.dedup || o.val_by_hash || o.min_bytes > 0 || o.max_bytes != ~uint64_t{0} || !pieces_end_at_lines(o.tokenizer);
+  const bool whole = o.dedup || o.val_by_hash || o.min_bytes > 0 || o.max_bytes != ~uint64_t{0} ||
+                     !pieces_end_at_lines(o.tokenizer);
   Meter meter(o.out, o.stop);
   meter.begin("read", bytes);
 
@@ -220,22 +228,24 @@ void prepare_documents(const DocumentOptions& o) {
   manifest.tokenizer = o.tokenizer;
   manifest.vocab_size = o.tokenizer.size();
   manifest.marked = o.source.format == "instructions";
-  const bool wide = o.tokenizer.size() > 65536 || manifest.marked, tail = !o.val_by_hash && o.val_share > 0;
+  const bool wide = o.tokenizer.size() > 65536 || manifest.marked,
+             tail = !o.val_by_hash && o.val_share > 0;
   manifest.dtype = wide ? "uint32" : "uint16";
   const auto writer = [&](const char* split) {
     return std::make_unique<SplitWriter>(o.out, o.shard_tokens, split, std::nullopt, wide);
   };
   const auto spooler = [&] {
-    return std::make_unique<SplitWriter>(o.out, std::numeric_limits<int64_t>::max(), "train_all", 0, wide);
+    return std::make_unique<SplitWriter>(o.out, std::numeric_limits<int64_t>::max(), "train_all", 0,
+                                         wide);
   };
   auto train = writer("train"), val = writer("val"), spool = spooler();
   const Journal journal(o.out, identity(o));
   std::optional<Progress> before = journal.read();
   std::vector<std::string> going_on;
   if (before) {
-    const bool all_there =
-        tail ? spool->resume(before->train, before->train_sum)
-             : train->resume(before->train, before->train_sum) && val->resume(before->val, before->val_sum);
+    const bool all_there = tail ? spool->resume(before->train, before->train_sum)
+                                : train->resume(before->train, before->train_sum) &&
+                                      val->resume(before->val, before->val_sum);
     if (!all_there) before.reset(), train = writer("train"), val = writer("val"), spool = spooler();
   }
   if (before) {
@@ -249,7 +259,8 @@ void prepare_documents(const DocumentOptions& o) {
     spool->finish();
     const fs::path path = OutFolder::unfinished(o.out, "train_all.bin");
     if (all > 0)
-      split_tail(path, wide, *train, *val, all - static_cast<int64_t>(o.val_share * static_cast<double>(all)), meter);
+      split_tail(path, wide, *train, *val,
+                 all - static_cast<int64_t>(o.val_share * static_cast<double>(all)), meter);
     remove_tree(path);
   } else {
     Making{o, out, journal, meter, *train, *val, manifest}.go_through(whole, before);
@@ -257,7 +268,8 @@ void prepare_documents(const DocumentOptions& o) {
   if (train->tokens() < 2 && val->tokens() > 1)
     fail(Exit::data, "all documents fall to validation; take --val-by tail, or a smaller --val");
   if (train->tokens() < 2)
-    fail(Exit::data, "the input has ", train->tokens() + val->tokens(), " tokens, too few to train on");
+    fail(Exit::data, "the input has ", train->tokens() + val->tokens(),
+         " tokens, too few to train on");
   manifest.train = train->finish();
   manifest.val = val->finish();
   std::vector<MadeFile> files;
@@ -268,10 +280,12 @@ void prepare_documents(const DocumentOptions& o) {
   journal.remove();
   std::string counted;
   for (const auto& [name, count] : manifest.documents.items()) {
-    if (count.get<uint64_t>() > 0 && name != "bytes") counted += str(", ", count.get<uint64_t>(), " ", name);
+    if (count.get<uint64_t>() > 0 && name != "bytes")
+      counted += str(", ", count.get<uint64_t>(), " ", name);
   }
-  log_info(o.out.string(), ": ", train->tokens(), " training and ", val->tokens(), " validation tokens, vocabulary of ",
-           manifest.vocab_size, " (", manifest.tokenizer.kind(), "); documents: ", counted.substr(2));
+  log_info(o.out.string(), ": ", train->tokens(), " training and ", val->tokens(),
+           " validation tokens, vocabulary of ", manifest.vocab_size, " (",
+           manifest.tokenizer.kind(), "); documents: ", counted.substr(2));
 }
 
 }  // namespace lathe

@@ -19,8 +19,8 @@ namespace {
 /// What one pass over the examples finds out.
 struct ExampleSurvey {
   int64_t examples = 0;
-  bool bytes = true;                      ///< all inputs are whole numbers from 0 to 255
-  bool whole = true;                      ///< so are all targets that are numbers, of any size and sign
+  bool bytes = true;  ///< all inputs are whole numbers from 0 to 255
+  bool whole = true;  ///< so are all targets that are numbers, of any size and sign
   std::map<int64_t, int64_t> numbers;     ///< whole targets, and how many examples have each
   std::map<std::string, int64_t> labels;  ///< the same of text
   bool many = false;                      ///< more of them than can be classes; not all are counted
@@ -45,15 +45,18 @@ ExampleSurvey survey(ExampleSource& source, const std::string& task, Meter& mete
     if (text) {
       const std::string label(e.label);
       const std::string shown = "\"" + label.substr(0, 100) + "\"";
-      if (task == "regression") fail(Exit::data, source.where(), " is ", shown, ", which is no number");
+      if (task == "regression")
+        fail(Exit::data, source.where(), " is ", shown, ", which is no number");
       if (label.size() > 1000)
-        fail(Exit::data, source.where(), " is text of ", label.size(), " bytes, too long for a class");
+        fail(Exit::data, source.where(), " is text of ", label.size(),
+             " bytes, too long for a class");
       if (!is_utf8(label)) fail(Exit::data, source.where(), " is not UTF-8; convert the file");
       if (!s.many) ++s.labels[label];
     } else if (e.targets.size() != 1 || !is_whole(e.targets[0])) {
       s.whole = false;
       if (task == "classification") {
-        fail(Exit::data, source.where(), " is ", e.targets.size() == 1 ? str(e.targets[0]) : "several numbers",
+        fail(Exit::data, source.where(), " is ",
+             e.targets.size() == 1 ? str(e.targets[0]) : "several numbers",
              "; a class is text or a whole number");
       }
     } else if (!s.many) {
@@ -61,13 +64,15 @@ ExampleSurvey survey(ExampleSource& source, const std::string& task, Meter& mete
     }
     const bool number_before = !s.numbers.empty() || !s.whole;
     if (task.empty() && (text ? first_text && number_before : !s.labels.empty())) {
-      fail(Exit::data, source.where(), text ? " is text and was a number before" : " is a number and was text before",
+      fail(Exit::data, source.where(),
+           text ? " is text and was a number before" : " is a number and was text before",
            "; repair it, or say --task classification to make each different target a class");
     }
     if (std::ssize(s.numbers) + std::ssize(s.labels) > max_classes) {
       s.many = true;
       if (!s.labels.empty() || task == "classification")
-        fail(Exit::data, source.where(), ": more than ", max_classes, " different targets can't be classes");
+        fail(Exit::data, source.where(), ": more than ", max_classes,
+             " different targets can't be classes");
     }
   });
   return s;
@@ -84,7 +89,9 @@ struct Targets {
   int64_t class_of(const RawExample& e, const ExampleSource& source) const {
     if (task == "regression") return 0;
     const bool text = e.targets.empty();
-    const auto number = text || !is_whole(e.targets[0]) ? of_number.end() : of_number.find(std::llround(e.targets[0]));
+    const auto number = text || !is_whole(e.targets[0])
+                            ? of_number.end()
+                            : of_number.find(std::llround(e.targets[0]));
     const auto label = text ? of_label.find(std::string(e.label)) : of_label.end();
     if (number == of_number.end() && label == of_label.end()) {
       fail(Exit::data, source.where(), " is ",
@@ -95,20 +102,22 @@ struct Targets {
   }
 };
 
-/// Chooses the task where it is not given, and numbers the classes. `chosen` tells a person how that came.
+/// Chooses the task where it is not given, and numbers the classes. `chosen` tells a person how
+/// that came.
 Targets choose(const ExampleSurvey& s, const ExampleSource& source, const ExampleOptions& options,
                std::string& chosen) {
   Targets t{options.task, {}, {}, {}};
   const auto different = std::ssize(s.numbers) + std::ssize(s.labels);
-  const bool few = s.whole && !s.many && (different <= 20 || (different <= 1000 && s.examples >= 50 * different));
+  const bool few = s.whole && !s.many &&
+                   (different <= 20 || (different <= 1000 && s.examples >= 50 * different));
   if (t.task.empty()) {
     const bool classes = source.target_numel() == 1 && (!s.labels.empty() || few);
     t.task = classes ? "classification" : "regression";
     const std::string kinds = s.labels.empty() ? "whole numbers" : "texts";
-    chosen = classes
-                 ? str(" (its target has ", different, " different ", kinds,
-                       s.labels.empty() ? "; --task regression makes numbers of them)" : ")")
-                 : str(" (its targets are many different numbers; --task classification makes classes of whole ones)");
+    chosen = classes ? str(" (its target has ", different, " different ", kinds,
+                           s.labels.empty() ? "; --task regression makes numbers of them)" : ")")
+                     : str(" (its targets are many different numbers; --task classification makes "
+                           "classes of whole ones)");
   }
   if (t.task != "classification") return t;
   for (const auto& [number, count] : s.numbers) {
@@ -120,12 +129,13 @@ Targets choose(const ExampleSurvey& s, const ExampleSource& source, const Exampl
     t.labels.push_back(label);
   }
   if (t.labels.size() < 2)
-    fail(Exit::data, options.inputs[0], ": every target is ", t.labels.at(0), "; there must be two classes or more");
+    fail(Exit::data, options.inputs[0], ": every target is ", t.labels.at(0),
+         "; there must be two classes or more");
   return t;
 }
 
-/// Which examples are for validation: of each class so many of a keyed order that does not depend on a run's seed, at
-/// least one being left for training.
+/// Which examples are for validation: of each class so many of a keyed order that does not depend
+/// on a run's seed, at least one being left for training.
 class Choice {
  public:
   Choice(const std::vector<int64_t>& class_sizes, double share) {
@@ -133,8 +143,8 @@ class Choice {
     int64_t given = 0;
     for (size_t c = 0; c < class_sizes.size(); ++c) {
       wanted += share * static_cast<double>(class_sizes[c]);
-      const int64_t here =
-          std::clamp<int64_t>(std::llround(wanted) - given, 0, std::max<int64_t>(0, class_sizes[c] - 1));
+      const int64_t here = std::clamp<int64_t>(std::llround(wanted) - given, 0,
+                                               std::max<int64_t>(0, class_sizes[c] - 1));
       given += here;
       orders_.emplace_back(static_cast<uint64_t>(std::max<int64_t>(1, class_sizes[c])),
                            make_key(c, hash_name("data/val")));
@@ -188,7 +198,8 @@ ArrayType kept_as(ArrayType type) {
 /// An array on its way into its file.
 class ArrayOut {
  public:
-  ArrayOut(const fs::path& out, const std::string& file, ArrayType type, std::vector<int64_t> sizes, int64_t examples)
+  ArrayOut(const fs::path& out, const std::string& file, ArrayType type, std::vector<int64_t> sizes,
+           int64_t examples)
       : info{file, "", type, ""},
         writer_(OutFolder::unfinished(out, file), type, with_first(std::move(sizes), examples)) {}
   void add(std::span<const double> numbers) {
@@ -233,8 +244,8 @@ void prepare_examples(const ExampleOptions& options) {
   for (const int64_t size : m.input_sizes)
     shaped = size > 0 && shaped <= numel ? shaped * std::min(size, numel + 1) : 0;
   if (shaped != numel) {
-    fail(Exit::usage, "--shape ", sizes_text(m.input_sizes), " does not fit: an input of ", options.inputs[0], " has ",
-         numel, " numbers");
+    fail(Exit::usage, "--shape ", sizes_text(m.input_sizes), " does not fit: an input of ",
+         options.inputs[0], " has ", numel, " numbers");
   }
   Meter meter(options.out, options.stop);
   ExampleSurvey found = survey(*source, options.task, meter);
@@ -247,10 +258,12 @@ void prepare_examples(const ExampleOptions& options) {
   int64_t val = 0;
   if (!options.val_inputs.empty()) {
     val_source = open_source(options.val_inputs, options.target, source.get());
-    if (val_source->sizes() != source->sizes() || val_source->target_numel() != source->target_numel() ||
-        val_source->input_type() != source->input_type() || val_source->target_type() != source->target_type()) {
-      fail(Exit::data, options.val_inputs[0], ": its inputs or targets have other sizes or types than those of ",
-           options.inputs[0]);
+    if (val_source->sizes() != source->sizes() ||
+        val_source->target_numel() != source->target_numel() ||
+        val_source->input_type() != source->input_type() ||
+        val_source->target_type() != source->target_type()) {
+      fail(Exit::data, options.val_inputs[0],
+           ": its inputs or targets have other sizes or types than those of ", options.inputs[0]);
     }
     const ExampleSurvey seen = survey(*val_source, targets.task, meter);
     found.bytes = found.bytes && seen.bytes;
@@ -308,7 +321,8 @@ void prepare_examples(const ExampleOptions& options) {
     write(e, c, for_val(static_cast<size_t>(c)) ? *val_out : train_out);
   });
   if (val_source) {
-    val_source->each(meter, [&](const RawExample& e) { write(e, targets.class_of(e, *val_source), *val_out); });
+    val_source->each(
+        meter, [&](const RawExample& e) { write(e, targets.class_of(e, *val_source), *val_out); });
   }
   if (train_out.left != 0 || (val_out && val_out->left != 0)) changed();
   m.inputs = inputs.result();
@@ -316,19 +330,22 @@ void prepare_examples(const ExampleOptions& options) {
 
   std::vector<MadeFile> files;
   const auto finish = [&](SplitOut& from, ExampleSplit& to) {
-    for (const auto& [array, info] : {std::pair(&from.inputs, &to.inputs), std::pair(&from.targets, &to.targets)}) {
+    for (const auto& [array, info] :
+         {std::pair(&from.inputs, &to.inputs), std::pair(&from.targets, &to.targets)}) {
       *info = array->finish();
       files.push_back({info->file, info->xxh3});
     }
   };
   finish(train_out, m.train);
   if (val_out) finish(*val_out, m.val);
-  out.publish(files, [&](const std::string& name) { write_example_manifest(options.out, m, name); });
+  out.publish(files,
+              [&](const std::string& name) { write_example_manifest(options.out, m, name); });
 
   const std::string layout = source->layout();
   if (!layout.empty()) log_info(options.inputs[0], ": ", layout);
-  log_info(options.out.string(), ": ", m.train.examples, " training and ", val, " validation examples, inputs of ",
-           sizes_text(m.input_sizes), ", ", m.task, " with ", m.outputs, classifies ? " classes" : " outputs", chosen);
+  log_info(options.out.string(), ": ", m.train.examples, " training and ", val,
+           " validation examples, inputs of ", sizes_text(m.input_sizes), ", ", m.task, " with ",
+           m.outputs, classifies ? " classes" : " outputs", chosen);
 }
 
 }  // namespace lathe

@@ -12,13 +12,16 @@ Json progress_record(const Progress& p, const std::string& command) {
           {"input", p.input},   {"train_sum", p.train_sum},   {"val_sum", p.val_sum}};
 }
 
-std::optional<Progress> read_progress(const Json& record, const std::string& command, const std::string& where) {
+std::optional<Progress> read_progress(const Json& record, const std::string& command,
+                                      const std::string& where) {
   if (json_get<std::string>(record, "command", where, Exit::data) != command) return std::nullopt;
   check_manifest_checksum(record, where);
   const auto whole = [&](const char* key) {
     return json_whole(record, key, 0, std::numeric_limits<int64_t>::max(), where, Exit::data);
   };
-  const auto text = [&](const char* key) { return json_get<std::string>(record, key, where, Exit::data); };
+  const auto text = [&](const char* key) {
+    return json_get<std::string>(record, key, where, Exit::data);
+  };
   return Progress{whole("parts"),   whole("train"), whole("val"),      whole("largest_id"),
                   whole("learned"), text("input"),  text("train_sum"), text("val_sum")};
 }

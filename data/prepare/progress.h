@@ -9,7 +9,8 @@
 
 namespace lathe {
 
-/// How far a preparation is: parts of the input that were taken, what they were, and what was made of them.
+/// How far a preparation is: parts of the input that were taken, what they were, and what was made
+/// of them.
 struct Progress {
   int64_t parts = 0;
   int64_t train = 0, val = 0;  ///< tokens
@@ -20,8 +21,9 @@ struct Progress {
 
 /// A record but for its checksum (data/folder.h). `command` identifies what prepares.
 Json progress_record(const Progress& progress, const std::string& command);
-/// What a record says; nullopt where it is another command's. Exit::data where it is damaged; `where` begins the
-/// sentence.
-std::optional<Progress> read_progress(const Json& record, const std::string& command, const std::string& where);
+/// What a record says; nullopt where it is another command's. Exit::data where it is damaged;
+/// `where` begins the sentence.
+std::optional<Progress> read_progress(const Json& record, const std::string& command,
+                                      const std::string& where);
 
 }  // namespace lathe

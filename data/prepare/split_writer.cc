@@ -11,7 +11,8 @@ namespace lathe {
 void SplitWriter::write(std::span<const int32_t> ids) {
   while (!ids.empty()) {
     if (!file_.is_open()) open();
-    const size_t here = std::min(ids.size(), static_cast<size_t>(shard_tokens_ - shards_.back().tokens));
+    const size_t here =
+        std::min(ids.size(), static_cast<size_t>(shard_tokens_ - shards_.back().tokens));
     narrow_.assign(ids.begin(), ids.begin() + static_cast<int64_t>(wide_ ? 0 : here));
     const void* data = wide_ ? static_cast<const void*>(ids.data()) : narrow_.data();
     const size_t bytes = (wide_ ? 4 : 2) * here;
@@ -41,7 +42,9 @@ bool SplitWriter::resume(int64_t tokens, const std::string& checksum) {
     const auto bytes = static_cast<uint64_t>(std::min(shard_tokens_, tokens - done)) * width;
     found.emplace_back(OutFolder::unfinished(out_, name_of(found.size())), bytes);
     std::error_code error;
-    if (!fs::is_regular_file(found.back().first, error) || fs::file_size(found.back().first) < bytes) return false;
+    if (!fs::is_regular_file(found.back().first, error) ||
+        fs::file_size(found.back().first) < bytes)
+      return false;
   }
 
   // Nothing is changed until all of it is known to be what was recorded.
@@ -77,7 +80,8 @@ void SplitWriter::sync() {
 std::string SplitWriter::checksum() const {
   Checksum all;
   for (const ShardInfo& shard : shards_) {
-    const std::string sum = shard.xxh3.empty() ? sum_.hex() : shard.xxh3;  // only the last file may still be open
+    const std::string sum =
+        shard.xxh3.empty() ? sum_.hex() : shard.xxh3;  // only the last file may still be open
     all.update(sum.data(), sum.size());
   }
   return all.hex();

@@ -15,18 +15,23 @@
 
 namespace lathe {
 
-/// Writes the shards of a split under names that nothing reads (OutFolder::unfinished), ids as uint16 or, `wide`, as
-/// uint32.
+/// Writes the shards of a split under names that nothing reads (OutFolder::unfinished), ids as
+/// uint16 or, `wide`, as uint32.
 class SplitWriter {
  public:
-  /// `most_tokens`: how many may come, which decides whether files are numbered; nullopt where that is not known.
-  SplitWriter(const fs::path& out, int64_t shard_tokens, const std::string& split, std::optional<int64_t> most_tokens,
-              bool wide)
-      : out_(out), shard_tokens_(shard_tokens), split_(split), most_tokens_(most_tokens), wide_(wide) {}
+  /// `most_tokens`: how many may come, which decides whether files are numbered; nullopt where that
+  /// is not known.
+  SplitWriter(const fs::path& out, int64_t shard_tokens, const std::string& split,
+              std::optional<int64_t> most_tokens, bool wide)
+      : out_(out),
+        shard_tokens_(shard_tokens),
+        split_(split),
+        most_tokens_(most_tokens),
+        wide_(wide) {}
 
-  /// Goes on behind the first `tokens` of what an ended process wrote under the same names; what it wrote beyond them
-  /// is cut off. False, and nothing is changed, where they are not there, or, with a warning, where their checksum()
-  /// is not `checksum`.
+  /// Goes on behind the first `tokens` of what an ended process wrote under the same names; what it
+  /// wrote beyond them is cut off. False, and nothing is changed, where they are not there, or,
+  /// with a warning, where their checksum() is not `checksum`.
   bool resume(int64_t tokens, const std::string& checksum);
   /// Appends ids.
   void write(std::span<const int32_t> ids);
@@ -58,9 +63,11 @@ class SplitWriter {
   std::vector<ShardInfo> shards_;
 };
 
-/// Records how far a preparation is, when the disk has what both splits were given; their tokens are filled in.
+/// Records how far a preparation is, when the disk has what both splits were given; their tokens
+/// are filled in.
 void record(const Journal& journal, Progress progress, SplitWriter& train, SplitWriter& val);
-/// What OutFolder::clear leaves there for one that goes on: the record, and the files of these splits.
+/// What OutFolder::clear leaves there for one that goes on: the record, and the files of these
+/// splits.
 std::vector<std::string> names_to_go_on(std::initializer_list<const SplitWriter*> splits);
 
 }  // namespace lathe

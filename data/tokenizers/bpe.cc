@@ -36,12 +36,14 @@ std::string normal_form_c(std::string_view text) {
 }
 
 bool is_ascii(std::string_view text) {
-  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<signed char>(c) >= 0; });
+  return std::all_of(text.begin(), text.end(),
+                     [](char c) { return static_cast<signed char>(c) >= 0; });
 }
 
 }  // namespace
 
-/// For each pair of ids that is merged: its place in the list, and the id it becomes. Open addressing.
+/// For each pair of ids that is merged: its place in the list, and the id it becomes. Open
+/// addressing.
 struct BPE::Merges {
   struct Entry {
     uint64_t pair = ~uint64_t{0};
@@ -102,7 +104,8 @@ struct BPE::Encoder::Cache {
 BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::move(definition)) {
   const BPEDefinition& d = definition_;
   const auto tokens = std::ssize(d.tokens);
-  if (tokens > 100'000'000) fail(Exit::data, where, ": a vocabulary of ", tokens, " tokens is too large");
+  if (tokens > 100'000'000)
+    fail(Exit::data, where, ": a vocabulary of ", tokens, " tokens is too large");
   of_characters_ = !d.byte_tokens.empty();
   if (d.begin >= 0 && std::ranges::find(d.special, d.begin, &SpecialToken::id) == d.special.end())
     fail(Exit::data, where, ": texts begin with the token ", d.begin, ", which is no special one");
@@ -113,41 +116,49 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
   of_byte_.fill(-1);
   std::vector<bool> is_special(d.tokens.size());
   for (const SpecialToken& s : d.special) {
-    if (s.id < 0 || s.id >= tokens || s.text.empty() || d.tokens[static_cast<size_t>(s.id)] != s.text)
-      fail(Exit::data, where, ": the special token \"", s.text, "\" is not the token of its id ", s.id);
+    if (s.id < 0 || s.id >= tokens || s.text.empty() ||
+        d.tokens[static_cast<size_t>(s.id)] != s.text)
+      fail(Exit::data, where, ": the special token \"", s.text, "\" is not the token of its id ",
+           s.id);
     is_special[static_cast<size_t>(s.id)] = true;
     starts_special_[static_cast<unsigned char>(s.text[0])] = true;
   }
   for (size_t byte = 0; byte < d.byte_tokens.size(); ++byte) {
     const int32_t id = of_byte_[byte] = d.byte_tokens[byte];
-    if (id < 0 || id >= tokens || d.tokens[static_cast<size_t>(id)] != std::string(1, static_cast<char>(byte)))
+    if (id < 0 || id >= tokens ||
+        d.tokens[static_cast<size_t>(id)] != std::string(1, static_cast<char>(byte)))
       fail(Exit::data, where, ": the token of the byte ", byte, " is not that of its id ", id);
     is_special[static_cast<size_t>(id)] = true;  // no text is looked up as such a one
   }
   ends_at_spaces_ = d.patterns.empty();
-  ends_at_lines_ =
-      of_characters_ || (d.patterns.size() == 1 && (d.patterns[0] == gpt2_pattern || d.patterns[0] == llama3_pattern ||
-                                                    d.patterns[0] == qwen2_pattern));
+  ends_at_lines_ = of_characters_ || (d.patterns.size() == 1 && (d.patterns[0] == gpt2_pattern ||
+                                                                 d.patterns[0] == llama3_pattern ||
+                                                                 d.patterns[0] == qwen2_pattern));
   for (int32_t id = 0; id < tokens; ++id) {
     const std::string& token = d.tokens[static_cast<size_t>(id)];
     if (token.empty()) continue;
     if (is_special[static_cast<size_t>(id)]) continue;
     if (!ids_.emplace(token, id).second)
-      fail(Exit::data, where, ": ids ", ids_.at(token), " and ", id, " are the same token \"", token, "\"");
+      fail(Exit::data, where, ": ids ", ids_.at(token), " and ", id, " are the same token \"",
+           token, "\"");
     if (token.size() == 1 && !of_characters_) of_byte_[static_cast<unsigned char>(token[0])] = id;
-    if (of_characters_ && token.size() > 1 && token.find('\n') != std::string::npos) ends_at_lines_ = false;
+    if (of_characters_ && token.size() > 1 && token.find('\n') != std::string::npos)
+      ends_at_lines_ = false;
     const size_t letter = token.find_first_not_of(' ');
-    if (letter != std::string::npos && token.find(' ', letter) != std::string::npos) ends_at_spaces_ = false;
+    if (letter != std::string::npos && token.find(' ', letter) != std::string::npos)
+      ends_at_spaces_ = false;
   }
   merges_ = std::make_unique<Merges>(d.merges.size());
   std::string joined;
   for (size_t i = 0; i < d.merges.size(); ++i) {
     const auto [a, b] = d.merges[i];
     if (a < 0 || b < 0 || a >= tokens || b >= tokens)
-      fail(Exit::data, where, ": merge ", i, " is of ids ", a, " and ", b, ", and there are ", tokens, " tokens");
+      fail(Exit::data, where, ": merge ", i, " is of ids ", a, " and ", b, ", and there are ",
+           tokens, " tokens");
     joined = d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)];
     const int32_t made = id_of(joined);  // of an added token too, that is in the vocabulary as well
-    if (made < 0) fail(Exit::data, where, ": merge ", i, " makes \"", joined, "\", which is no token");
+    if (made < 0)
+      fail(Exit::data, where, ": merge ", i, " makes \"", joined, "\", which is no token");
     const uint64_t pair = Merges::key(a, b);
     Merges::Entry& entry = merges_->entries[merges_->place(pair)];
     if (entry.pair == ~uint64_t{0}) entry = {pair, static_cast<int32_t>(i), made};
@@ -189,22 +200,27 @@ int32_t BPE::id_of(std::string_view token) const {
 const SpecialToken* BPE::special_at(std::string_view text, size_t at) const {
   const SpecialToken* best = nullptr;
   for (const SpecialToken& s : definition_.special) {
-    if (text.substr(at).starts_with(s.text) && (best == nullptr || s.text.size() > best->text.size())) best = &s;
+    if (text.substr(at).starts_with(s.text) &&
+        (best == nullptr || s.text.size() > best->text.size()))
+      best = &s;
   }
   return best;
 }
 
-void BPE::Encoder::encode(std::string_view text, std::vector<int32_t>& out, SpecialText special, bool begins) {
+void BPE::Encoder::encode(std::string_view text, std::vector<int32_t>& out, SpecialText special,
+                          bool begins) {
   size_t begin = 0;
   for (size_t at = 0; special != SpecialText::text && at < text.size();) {
-    const SpecialToken* s =
-        bpe_.starts_special_[static_cast<unsigned char>(text[at])] ? bpe_.special_at(text, at) : nullptr;
+    const SpecialToken* s = bpe_.starts_special_[static_cast<unsigned char>(text[at])]
+                                ? bpe_.special_at(text, at)
+                                : nullptr;
     if (s == nullptr) {
       ++at;
       continue;
     }
     if (special == SpecialText::refuse)
-      fail(Exit::data, "byte ", at, " of the text begins \"", s->text, "\", which is a special token");
+      fail(Exit::data, "byte ", at, " of the text begins \"", s->text,
+           "\", which is a special token");
     encode_part(text.substr(begin, at - begin), begins || begin > 0, begin == 0, out);
     out.push_back(s->id);
     begin = at += s->text.size();
@@ -213,20 +229,24 @@ void BPE::Encoder::encode(std::string_view text, std::vector<int32_t>& out, Spec
 }
 
 /// `begins`: a space may be put before it; `first`: it is the text's beginning.
-void BPE::Encoder::encode_part(std::string_view text, bool begins, bool first, std::vector<int32_t>& out) {
+void BPE::Encoder::encode_part(std::string_view text, bool begins, bool first,
+                               std::vector<int32_t>& out) {
   if (text.empty()) return;
   const BPEDefinition& d = bpe_.definition_;
   std::string normal = d.nfc && !is_ascii(text) ? normal_form_c(text) : "";
   if (!normal.empty()) text = normal;
   if (!bpe_.of_characters_) return encode_piece(text, 0, out);
   std::string spaced = replace_all(text, space_mark, " ");
-  const SpaceBefore rule = first || d.space_before != SpaceBefore::first_without ? d.space_before : SpaceBefore::none;
-  if (begins && rule != SpaceBefore::none && (rule == SpaceBefore::each || spaced[0] != ' ')) spaced.insert(0, 1, ' ');
+  const SpaceBefore rule =
+      first || d.space_before != SpaceBefore::first_without ? d.space_before : SpaceBefore::none;
+  if (begins && rule != SpaceBefore::none && (rule == SpaceBefore::each || spaced[0] != ' '))
+    spaced.insert(0, 1, ' ');
   if (bpe_.ends_at_spaces_) return encode_words(spaced, out);
   encode_piece(spaced, 0, out);
 }
 
-/// Where no token has a space behind something else, no merge reaches past the beginning of a run of spaces.
+/// Where no token has a space behind something else, no merge reaches past the beginning of a run
+/// of spaces.
 void BPE::Encoder::encode_words(std::string_view text, std::vector<int32_t>& out) {
   for (size_t at = 0; at < text.size();) {
     const size_t letter = std::min(text.find_first_not_of(' ', at), text.size());
@@ -259,8 +279,9 @@ void BPE::Encoder::encode_piece(std::string_view piece, size_t pattern, std::vec
   std::copy(out.begin() + static_cast<int64_t>(before), out.end(), slot.ids);
 }
 
-// The pair of the earliest merge is merged first, of several places the leftmost: a queue of pairs over a linked list,
-// in n log n steps however long the piece is. An entry whose symbols have changed since is passed over.
+// The pair of the earliest merge is merged first, of several places the leftmost: a queue of pairs
+// over a linked list, in n log n steps however long the piece is. An entry whose symbols have
+// changed since is passed over.
 void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
   if (bpe_.definition_.whole_pieces || piece.size() == 1) {
     const auto found = bpe_.ids_.find(piece);
@@ -274,15 +295,18 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
     int32_t rank, left, right_id, left_id, id;
     bool operator>(const Pair& o) const { return rank != o.rank ? rank > o.rank : left > o.left; }
   };
-  if (piece.size() > size_t{1} << 30) fail(Exit::data, "the text has a word of ", piece.size(), " bytes");
+  if (piece.size() > size_t{1} << 30)
+    fail(Exit::data, "the text has a word of ", piece.size(), " bytes");
   std::vector<Symbol> symbols;
   symbols.reserve(piece.size());
   std::priority_queue<Pair, std::vector<Pair>, std::greater<>> queue;
   const auto look = [&](int32_t left) {
     const int32_t right = symbols[static_cast<size_t>(left)].after;
     if (right < 0) return;
-    const int32_t a = symbols[static_cast<size_t>(left)].id, b = symbols[static_cast<size_t>(right)].id;
-    if (const auto* merge = bpe_.merges_->find(a, b)) queue.push({merge->rank, left, b, a, merge->id});
+    const int32_t a = symbols[static_cast<size_t>(left)].id,
+                  b = symbols[static_cast<size_t>(right)].id;
+    if (const auto* merge = bpe_.merges_->find(a, b))
+      queue.push({merge->rank, left, b, a, merge->id});
   };
   const auto add = [&](int32_t id) {
     const auto i = static_cast<int32_t>(symbols.size());
@@ -298,7 +322,8 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
     }
     const auto byte = static_cast<unsigned char>(piece[at++]);
     if (bpe_.of_byte_[byte] < 0)
-      fail(Exit::data, "the tokenizer has no token for the byte ", static_cast<int>(byte), " of the text");
+      fail(Exit::data, "the tokenizer has no token for the byte ", static_cast<int>(byte),
+           " of the text");
     add(bpe_.of_byte_[byte]);
   }
   symbols.back().after = -1;
@@ -324,10 +349,12 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
 std::string BPE::decode(const std::vector<int64_t>& ids, bool begins) const {
   std::string text;
   for (const int64_t id : ids) {
-    const bool known = id >= 0 && id < size() && !definition_.tokens[static_cast<size_t>(id)].empty();
+    const bool known =
+        id >= 0 && id < size() && !definition_.tokens[static_cast<size_t>(id)].empty();
     text += known ? definition_.tokens[static_cast<size_t>(id)] : "\xEF\xBF\xBD";
   }
-  if (begins && definition_.space_before != SpaceBefore::none && text.starts_with(' ')) text.erase(0, 1);
+  if (begins && definition_.space_before != SpaceBefore::none && text.starts_with(' '))
+    text.erase(0, 1);
   return text;
 }
 

@@ -16,7 +16,8 @@ constexpr uint64_t most_bytes = uint64_t{256} << 20;  // of a file that is read
 std::optional<std::string> bytes_of(std::string_view token) {
   static const std::map<std::string, char, std::less<>> of = [] {
     std::map<std::string, char, std::less<>> made;
-    for (int b = 0; b < 256; ++b) made[byte_alphabet()[static_cast<size_t>(b)]] = static_cast<char>(b);
+    for (int b = 0; b < 256; ++b)
+      made[byte_alphabet()[static_cast<size_t>(b)]] = static_cast<char>(b);
     return made;
   }();
   std::string out;
@@ -32,11 +33,14 @@ std::optional<std::string> bytes_of(std::string_view token) {
 
 [[noreturn]] void unknown(const std::string& where, const std::string& what) {
   fail(Exit::data, where, ": ", what,
-       " is nothing that this build can do; it reads BPE tokenizers of bytes, and SentencePiece's with byte_fallback");
+       " is nothing that this build can do; it reads BPE tokenizers of bytes, and SentencePiece's "
+       "with byte_fallback");
 }
 
 /// null, or a list of one of these, counts as absent.
-bool is_absent(const Json& json, const char* key) { return !json.contains(key) || json.at(key).is_null(); }
+bool is_absent(const Json& json, const char* key) {
+  return !json.contains(key) || json.at(key).is_null();
+}
 bool flag(const Json& json, const char* key, bool otherwise, const std::string& where) {
   return is_absent(json, key) ? otherwise : json_get<bool>(json, key, where, Exit::data);
 }
@@ -65,7 +69,8 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
     if (bytes) unknown(where, "a pre-tokenizer behind ByteLevel");
     if (type == "ByteLevel") {
       bytes = true;
-      if (flag(part, "add_prefix_space", true, where)) unknown(where, "the pre-tokenizer's add_prefix_space");
+      if (flag(part, "add_prefix_space", true, where))
+        unknown(where, "the pre-tokenizer's add_prefix_space");
       if (flag(part, "use_regex", true, where)) d.patterns.emplace_back(gpt2_pattern);
     } else if (type == "Digits") {
       d.patterns.emplace_back(flag(part, "individual_digits", false, where) ? "\\p{N}" : "\\p{N}+");
@@ -75,9 +80,10 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
       if (!(behavior == "Isolated" && !invert) && !(behavior == "Removed" && invert))
         unknown(where, "the pre-tokenizer's Split with " + behavior + (invert ? ", inverted" : ""));
       const auto pattern = json_get<Json>(part, "pattern", where, Exit::data);
-      d.patterns.push_back(pattern.contains("Regex")
-                               ? json_get<std::string>(pattern, "Regex", where, Exit::data)
-                               : "\\Q" + json_get<std::string>(pattern, "String", where, Exit::data) + "\\E");
+      d.patterns.push_back(
+          pattern.contains("Regex")
+              ? json_get<std::string>(pattern, "Regex", where, Exit::data)
+              : "\\Q" + json_get<std::string>(pattern, "String", where, Exit::data) + "\\E");
     } else {
       unknown(where, "the pre-tokenizer " + type);
     }
@@ -110,14 +116,17 @@ void read_marking(const Json& json, BPEDefinition& d, const std::string& where) 
   }
   if (!is_absent(json, "pre_tokenizer")) {
     const Json& part = json["pre_tokenizer"];
-    if (const std::string type = type_of(part, where); type != "Metaspace") unknown(where, "the pre-tokenizer " + type);
+    if (const std::string type = type_of(part, where); type != "Metaspace")
+      unknown(where, "the pre-tokenizer " + type);
     has_mark(part, "replacement");
     marked = true;
-    const std::string scheme = is_absent(part, "prepend_scheme")
-                                   ? flag(part, "add_prefix_space", true, where) ? "always" : "never"
-                                   : json_get<std::string>(part, "prepend_scheme", where, Exit::data);
-    const std::map<std::string, SpaceBefore> known{
-        {"never", SpaceBefore::none}, {"always", SpaceBefore::each_without}, {"first", SpaceBefore::first_without}};
+    const std::string scheme =
+        is_absent(part, "prepend_scheme")
+            ? flag(part, "add_prefix_space", true, where) ? "always" : "never"
+            : json_get<std::string>(part, "prepend_scheme", where, Exit::data);
+    const std::map<std::string, SpaceBefore> known{{"never", SpaceBefore::none},
+                                                   {"always", SpaceBefore::each_without},
+                                                   {"first", SpaceBefore::first_without}};
     if (!known.contains(scheme) || (scheme != "never" && d.space_before != SpaceBefore::none))
       unknown(where, "the pre-tokenizer's prepend_scheme " + scheme);
     if (scheme != "never") d.space_before = known.at(scheme);
@@ -127,7 +136,8 @@ void read_marking(const Json& json, BPEDefinition& d, const std::string& where) 
 }
 
 /// Takes a token of SentencePiece's vocabulary: the bytes that it stands for, of <0x0A> the byte.
-std::string read_text_token(const std::string& token, int32_t id, BPEDefinition& d, const std::string& where) {
+std::string read_text_token(const std::string& token, int32_t id, BPEDefinition& d,
+                            const std::string& where) {
   if (token.size() == 6 && token.starts_with("<0x")) {
     for (size_t byte = 0; byte < 256; ++byte) {
       if (token != printed_byte(byte)) continue;
@@ -136,28 +146,32 @@ std::string read_text_token(const std::string& token, int32_t id, BPEDefinition&
     }
   }
   if (token.find(' ') != std::string::npos)
-    fail(Exit::data, where, ": the token \"", token, "\" has a space, which is U+2581 in this form");
+    fail(Exit::data, where, ": the token \"", token,
+         "\" has a space, which is U+2581 in this form");
   return replace_all(token, space_mark, " ");
 }
 
-/// Fills d.tokens from {"token": id}, special ones as they are, and returns the ids by printed token. SentencePiece's
-/// form has room in d.byte_tokens.
-std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition& d, const std::string& where) {
-  if (!vocab.is_object()) fail(Exit::data, where, ": the vocabulary must be an object of tokens and their ids");
+/// Fills d.tokens from {"token": id}, special ones as they are, and returns the ids by printed
+/// token. SentencePiece's form has room in d.byte_tokens.
+std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition& d,
+                                               const std::string& where) {
+  if (!vocab.is_object())
+    fail(Exit::data, where, ": the vocabulary must be an object of tokens and their ids");
   std::map<std::string, int32_t> ids;
   int64_t largest = -1;
   for (const auto& s : d.special) largest = std::max<int64_t>(largest, s.id);
   for (const auto& [token, id] : vocab.items()) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > 99'999'999)
-      fail(Exit::data, where, ": the id of \"", token, "\" must be a whole number from 0 to 99999999");
+      fail(Exit::data, where, ": the id of \"", token,
+           "\" must be a whole number from 0 to 99999999");
     ids[token] = static_cast<int32_t>(id.get<int64_t>());
     largest = std::max(largest, id.get<int64_t>());
   }
   // Some vocabularies have holes; a few tokens of which one has a huge id would take gigabytes.
   const int64_t most = 4 * static_cast<int64_t>(ids.size() + d.special.size()) + 100'000;
   if (largest > most)
-    fail(Exit::data, where, ": there are ", ids.size() + d.special.size(), " tokens, and one has the id ", largest,
-         "; ids may go up to ", most);
+    fail(Exit::data, where, ": there are ", ids.size() + d.special.size(),
+         " tokens, and one has the id ", largest, "; ids may go up to ", most);
   d.tokens.assign(static_cast<size_t>(largest + 1), "");
   for (const auto& s : d.special) d.tokens[static_cast<size_t>(s.id)] = s.text;
   std::vector<bool> is_special(d.tokens.size());
@@ -165,36 +179,41 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
   for (const auto& [token, id] : ids) {
     std::string& place = d.tokens[static_cast<size_t>(id)];
     if (is_special[static_cast<size_t>(id)] && place == token) continue;
-    const auto bytes = d.byte_tokens.empty() ? bytes_of(token) : read_text_token(token, id, d, where);
+    const auto bytes =
+        d.byte_tokens.empty() ? bytes_of(token) : read_text_token(token, id, d, where);
     if (!bytes || bytes->empty())
-      fail(Exit::data, where, ": the token \"", token, "\" is no sequence of bytes in GPT-2's alphabet");
+      fail(Exit::data, where, ": the token \"", token,
+           "\" is no sequence of bytes in GPT-2's alphabet");
     if (!place.empty())
-      fail(Exit::data, where, ": the id ", id, " is given to two tokens, one of them \"", token, "\"");
+      fail(Exit::data, where, ": the id ", id, " is given to two tokens, one of them \"", token,
+           "\"");
     place = *bytes;
   }
   const auto absent = std::ranges::find(d.byte_tokens, -1);
   if (absent != d.byte_tokens.end())
-    unknown(where, "byte_fallback without the token " +
-                       printed_byte(static_cast<size_t>(std::distance(d.byte_tokens.begin(), absent))));
+    unknown(where,
+            "byte_fallback without the token " +
+                printed_byte(static_cast<size_t>(std::distance(d.byte_tokens.begin(), absent))));
   return ids;
 }
 
-void add_merge(const std::map<std::string, int32_t>& ids, const std::string& a, const std::string& b, BPEDefinition& d,
-               const std::string& where) {
+void add_merge(const std::map<std::string, int32_t>& ids, const std::string& a,
+               const std::string& b, BPEDefinition& d, const std::string& where) {
   const auto left = ids.find(a), right = ids.find(b);
   if (left == ids.end() || right == ids.end()) {
-    fail(Exit::data, where, ": the merge of \"", a, "\" and \"", b, "\" names a token that the vocabulary lacks: \"",
-         left == ids.end() ? a : b, "\"");
+    fail(Exit::data, where, ": the merge of \"", a, "\" and \"", b,
+         "\" names a token that the vocabulary lacks: \"", left == ids.end() ? a : b, "\"");
   }
   d.merges.emplace_back(left->second, right->second);
 }
 
 /// "a b".
-void add_merge_line(const std::map<std::string, int32_t>& ids, const std::string& line, BPEDefinition& d,
-                    const std::string& where) {
+void add_merge_line(const std::map<std::string, int32_t>& ids, const std::string& line,
+                    BPEDefinition& d, const std::string& where) {
   const size_t space = line.find(' ');
   if (space == std::string::npos || line.find(' ', space + 1) != std::string::npos)
-    fail(Exit::data, where, ": a merge must be two tokens with a space between, not \"", line, "\"");
+    fail(Exit::data, where, ": a merge must be two tokens with a space between, not \"", line,
+         "\"");
   add_merge(ids, line.substr(0, space), line.substr(space + 1), d, where);
 }
 
@@ -203,7 +222,8 @@ void add_merge_line(const std::map<std::string, int32_t>& ids, const std::string
 BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& merges,
                             const std::string& vocabulary_name, const std::string& merges_name) {
   BPEDefinition d;
-  const auto ids = read_vocabulary(parse_json(vocabulary, vocabulary_name, Exit::data), d, vocabulary_name);
+  const auto ids =
+      read_vocabulary(parse_json(vocabulary, vocabulary_name, Exit::data), d, vocabulary_name);
   std::istringstream lines(merges);
   bool first = true;
   for (std::string line; std::getline(lines, line); first = false) {
@@ -216,18 +236,21 @@ BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& me
   std::map<std::string_view, size_t> places;
   for (size_t id = 0; id < d.tokens.size(); ++id) places[d.tokens[id]] = id;
   for (const auto& [a, b] : d.merges) {
-    const auto found = places.find(d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)]);
+    const auto found =
+        places.find(d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)]);
     if (found != places.end()) made[found->second] = true;
   }
   for (size_t id = 0; id < d.tokens.size(); ++id) {
-    if (d.tokens[id].size() > 1 && !made[id]) d.special.push_back({static_cast<int32_t>(id), d.tokens[id]});
+    if (d.tokens[id].size() > 1 && !made[id])
+      d.special.push_back({static_cast<int32_t>(id), d.tokens[id]});
   }
   return d;
 }
 
 namespace {
 
-/// The token that a post-processor puts before a text. What else one does is for pairs, offsets, or behind the text.
+/// The token that a post-processor puts before a text. What else one does is for pairs, offsets, or
+/// behind the text.
 void read_post_processor(const Json& json, BPEDefinition& d, const std::string& where) {
   for (const Json& part : parts_of(json, "processors", where)) {
     if (type_of(part, where) != "TemplateProcessing") continue;
@@ -235,7 +258,8 @@ void read_post_processor(const Json& json, BPEDefinition& d, const std::string& 
     if (single.empty() || !single[0].contains("SpecialToken")) continue;
     const auto text = json_get<std::string>(single[0]["SpecialToken"], "id", where, Exit::data);
     const auto found = std::ranges::find(d.special, text, &SpecialToken::text);
-    if (found == d.special.end()) fail(Exit::data, where, ": texts begin with \"", text, "\", which is no added token");
+    if (found == d.special.end())
+      fail(Exit::data, where, ": texts begin with \"", text, "\", which is no added token");
     d.begin = found->id;
   }
 }
@@ -246,9 +270,11 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
   BPEDefinition d;
   if (!json.is_object()) fail(Exit::data, where, ": this is no tokenizer.json");
   const auto model = json_get<Json>(json, "model", where, Exit::data);
-  if (!is_absent(model, "type") && type_of(model, where) != "BPE") unknown(where, "the model " + type_of(model, where));
+  if (!is_absent(model, "type") && type_of(model, where) != "BPE")
+    unknown(where, "the model " + type_of(model, where));
   for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
-    if (!is_absent(model, key) && model[key] != Json("")) unknown(where, std::string("the model's ") + key);
+    if (!is_absent(model, key) && model[key] != Json(""))
+      unknown(where, std::string("the model's ") + key);
   }
   d.whole_pieces = flag(model, "ignore_merges", false, where);
   if (flag(model, "byte_fallback", false, where)) {
@@ -264,12 +290,14 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
     for (const Json& token : json_get<std::vector<Json>>(json, "added_tokens", where, Exit::data)) {
       const auto text = json_get<std::string>(token, "content", where, Exit::data);
       for (const char* key : {"single_word", "lstrip", "rstrip"}) {
-        if (flag(token, key, false, where)) unknown(where, "the added token \"" + text + "\" with " + key);
+        if (flag(token, key, false, where))
+          unknown(where, "the added token \"" + text + "\" with " + key);
       }
       if (!d.byte_tokens.empty() && flag(token, "normalized", false, where))
         unknown(where, "the added token \"" + text + "\", found in normalized text,");
-      d.special.push_back({static_cast<int32_t>(json_whole(token, "id", 0, 99'999'999, where, Exit::data)), text,
-                           flag(token, "special", true, where)});
+      d.special.push_back(
+          {static_cast<int32_t>(json_whole(token, "id", 0, 99'999'999, where, Exit::data)), text,
+           flag(token, "special", true, where)});
     }
   }
   if (!is_absent(json, "post_processor")) read_post_processor(json["post_processor"], d, where);
@@ -294,11 +322,14 @@ BPEDefinition read_bpe(const fs::path& path) {
   if (fs::is_directory(path) && !fs::exists(file)) {
     const fs::path vocab = path / "vocab.json", merges = path / "merges.txt";
     if (fs::exists(vocab) && fs::exists(merges))
-      return bpe_from_gpt2(read_file(vocab, Exit::data, most_bytes), read_file(merges, Exit::data, most_bytes),
-                           vocab.string(), merges.string());
+      return bpe_from_gpt2(read_file(vocab, Exit::data, most_bytes),
+                           read_file(merges, Exit::data, most_bytes), vocab.string(),
+                           merges.string());
     fail(Exit::data, path.string(), " has neither a tokenizer.json nor vocab.json and merges.txt");
   }
-  return bpe_from_json(parse_json(read_file(file, Exit::data, most_bytes), file.string(), Exit::data), file.string());
+  return bpe_from_json(
+      parse_json(read_file(file, Exit::data, most_bytes), file.string(), Exit::data),
+      file.string());
 }
 
 }  // namespace lathe

@@ -16,7 +16,8 @@ const std::array<std::string, 256>& byte_alphabet() {
       const bool printable = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
       const uint32_t c = printable ? b : next++;
       made[b] = c < 0x80 ? std::string{static_cast<char>(c)}
-                         : std::string{static_cast<char>(0xC0 | c >> 6), static_cast<char>(0x80 | (c & 0x3F))};
+                         : std::string{static_cast<char>(0xC0 | c >> 6),
+                                       static_cast<char>(0x80 | (c & 0x3F))};
     }
     return made;
   }();
@@ -27,7 +28,8 @@ std::string printed_token(const BPEDefinition& d, size_t id) {
   const std::string& token = d.tokens[id];
   if (!d.byte_tokens.empty()) {
     const auto byte = static_cast<unsigned char>(token[0]);
-    return std::cmp_equal(d.byte_tokens[byte], id) ? printed_byte(byte) : replace_all(token, " ", space_mark);
+    return std::cmp_equal(d.byte_tokens[byte], id) ? printed_byte(byte)
+                                                   : replace_all(token, " ", space_mark);
   }
   std::string out;
   for (const char c : token) out += byte_alphabet()[static_cast<unsigned char>(c)];
@@ -42,7 +44,9 @@ Json post_processor(const BPEDefinition& d) {
   if (d.begin < 0) return nullptr;
   const std::string& text = d.tokens[static_cast<size_t>(d.begin)];
   const auto token = [&](int n) { return Json{{"SpecialToken", {{"id", text}, {"type_id", n}}}}; };
-  const auto sequence = [](const char* id, int n) { return Json{{"Sequence", {{"id", id}, {"type_id", n}}}}; };
+  const auto sequence = [](const char* id, int n) {
+    return Json{{"Sequence", {{"id", id}, {"type_id", n}}}};
+  };
   Json of_text;
   of_text[text] = {{"id", text}, {"ids", {d.begin}}, {"tokens", {text}}};
   return {{"type", "TemplateProcessing"},
@@ -54,7 +58,8 @@ Json post_processor(const BPEDefinition& d) {
 }  // namespace
 
 Json bpe_to_json(const BPEDefinition& d) {
-  Json vocab = Json::object(), merges = Json::array(), added = Json::array(), splits = Json::array();
+  Json vocab = Json::object(), merges = Json::array(), added = Json::array(),
+       splits = Json::array();
   std::vector<bool> is_special(d.tokens.size());
   for (const auto& s : d.special) {
     is_special[static_cast<size_t>(s.id)] = true;
@@ -79,18 +84,26 @@ Json bpe_to_json(const BPEDefinition& d) {
       (entries.begin() + static_cast<std::ptrdiff_t>(place->second))->second = id;
   }
   for (const auto& [a, b] : d.merges)
-    merges.push_back(printed_token(d, static_cast<size_t>(a)) + " " + printed_token(d, static_cast<size_t>(b)));
-  const Json bytes{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
-  Json normalizer = d.nfc ? Json{{"type", "NFC"}} : Json(nullptr), pre_tokenizer = nullptr, decoder = bytes;
+    merges.push_back(printed_token(d, static_cast<size_t>(a)) + " " +
+                     printed_token(d, static_cast<size_t>(b)));
+  const Json bytes{{"type", "ByteLevel"},
+                   {"add_prefix_space", false},
+                   {"trim_offsets", true},
+                   {"use_regex", false}};
+  Json normalizer = d.nfc ? Json{{"type", "NFC"}} : Json(nullptr), pre_tokenizer = nullptr,
+       decoder = bytes;
   if (d.byte_tokens.empty()) {
     for (const std::string& pattern : d.patterns)
-      splits.push_back(
-          {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
+      splits.push_back({{"type", "Split"},
+                        {"pattern", {{"Regex", pattern}}},
+                        {"behavior", "Isolated"},
+                        {"invert", false}});
     splits.push_back(bytes);
     pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", splits}};
   } else {
     const SpaceBefore rule = d.space_before;
-    const bool in_normalizer = rule == SpaceBefore::each || (rule == SpaceBefore::none && d.patterns.empty());
+    const bool in_normalizer =
+        rule == SpaceBefore::each || (rule == SpaceBefore::none && d.patterns.empty());
     Json parts = Json::array();
     if (rule == SpaceBefore::each) parts.push_back({{"type", "Prepend"}, {"prepend", space_mark}});
     parts.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", space_mark}});
@@ -102,10 +115,12 @@ Json bpe_to_json(const BPEDefinition& d) {
                                           : rule == SpaceBefore::first_without ? "first"
                                                                                : "never"},
                        {"split", !d.patterns.empty()}};
-    Json steps = Json::array({{{"type", "Replace"}, {"pattern", {{"String", space_mark}}}, {"content", " "}},
-                              {{"type", "ByteFallback"}},
-                              {{"type", "Fuse"}}});
-    if (rule != SpaceBefore::none) steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+    Json steps =
+        Json::array({{{"type", "Replace"}, {"pattern", {{"String", space_mark}}}, {"content", " "}},
+                     {{"type", "ByteFallback"}},
+                     {{"type", "Fuse"}}});
+    if (rule != SpaceBefore::none)
+      steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
     decoder = {{"type", "Sequence"}, {"decoders", steps}};
   }
   return {{"version", "1.0"},

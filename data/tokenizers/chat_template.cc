@@ -7,11 +7,14 @@ namespace lathe {
 namespace {
 
 /// The id of a special token, or -1.
-int64_t special(const BPE* bpe, const char* text) { return bpe == nullptr ? -1 : special_id(bpe->definition(), text); }
+int64_t special(const BPE* bpe, const char* text) {
+  return bpe == nullptr ? -1 : special_id(bpe->definition(), text);
+}
 
 }  // namespace
 
-ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where, const std::string& what_to_do)
+ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
+                           const std::string& what_to_do)
     : bpe_(tokenizer.bpe()) {
   open_ = special(bpe_, "<|im_start|>"), close_ = special(bpe_, "<|im_end|>");
   if (open_ >= 0 && close_ >= 0) {
@@ -23,13 +26,15 @@ ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
   behind_role_ = "\n\n";
   if (open_ < 0 || opened_ < 0 || close_ < 0) {
     fail(Exit::usage, where,
-         " has no chat template: its tokenizer has neither the special tokens <|im_start|> and <|im_end|> nor "
+         " has no chat template: its tokenizer has neither the special tokens <|im_start|> and "
+         "<|im_end|> nor "
          "<|start_header_id|>, <|end_header_id|> and <|eot_id|>; ",
          what_to_do);
   }
 }
 
-void ChatTemplate::begin(BPE::Encoder& encoder, std::vector<int32_t>& ids, const ChatMessage& m) const {
+void ChatTemplate::begin(BPE::Encoder& encoder, std::vector<int32_t>& ids,
+                         const ChatMessage& m) const {
   ids.push_back(static_cast<int32_t>(open_));
   if (opened_ < 0) {
     encoder.encode(m.role + behind_role_ + m.text, ids, SpecialText::text);
@@ -62,7 +67,8 @@ void ChatTemplate::append_marked(const std::vector<ChatMessage>& messages, BPE::
     begin(encoder, ids, {m.role, learned ? "" : m.text});
     mark_tokens(ids, message);
     if (learned) encoder.encode(m.text, ids, SpecialText::text);
-    ids.push_back(learned ? static_cast<int32_t>(close_) : mark_token(static_cast<int32_t>(close_)));
+    ids.push_back(learned ? static_cast<int32_t>(close_)
+                          : mark_token(static_cast<int32_t>(close_)));
     const size_t end = ids.size();
     encoder.encode(behind_message_, ids, SpecialText::text);
     mark_tokens(ids, end);

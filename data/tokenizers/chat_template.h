@@ -1,5 +1,5 @@
-// Conversations as ids: the templates that models of chats are trained with, known by their tokenizer's special tokens.
-// No LibTorch header.
+// Conversations as ids: the templates that models of chats are trained with, known by their
+// tokenizer's special tokens. No LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,16 @@ struct ChatMessage {
 /// Texts are taken as text: what looks like a special token in them is none.
 class ChatTemplate {
  public:
-  /// Exit::usage where the tokenizer has the special tokens of neither; `where` begins the sentence, what to do ends
-  /// it.
+  /// Exit::usage where the tokenizer has the special tokens of neither; `where` begins the
+  /// sentence, what to do ends it.
   ChatTemplate(const Tokenizer& tokenizer, const std::string& where, const std::string& what_to_do);
 
   /// The messages, and the beginning of an answer by the assistant.
   std::vector<int64_t> ask(const std::vector<ChatMessage>& messages) const;
-  /// Appends a whole conversation, in which what the assistant says, and that it ends there, is to be learned: all
-  /// other ids have token_mark.
-  void append_marked(const std::vector<ChatMessage>& messages, BPE::Encoder& encoder, std::vector<int32_t>& ids) const;
+  /// Appends a whole conversation, in which what the assistant says, and that it ends there, is to
+  /// be learned: all other ids have token_mark.
+  void append_marked(const std::vector<ChatMessage>& messages, BPE::Encoder& encoder,
+                     std::vector<int32_t>& ids) const;
   /// The token that ends an answer.
   int64_t end() const { return close_; }
 

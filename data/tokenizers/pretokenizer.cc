@@ -10,7 +10,8 @@
 namespace lathe {
 namespace {
 
-// What Unicode 15 and 16 added to Unicode 14, which PCRE2 10.42 has (DerivedGeneralCategory.txt of those versions).
+// What Unicode 15 and 16 added to Unicode 14, which PCRE2 10.42 has (DerivedGeneralCategory.txt of
+// those versions).
 constexpr const char* later_letters =
     R"(\x{1C89}\x{1C8A}\x{A7CB}-\x{A7CD}\x{A7DA}-\x{A7DC}\x{105C0}-\x{105F3}\x{10D4A}-\x{10D65}\x{10D6F}-\x{10D85})"
     R"(\x{10EC2}-\x{10EC4}\x{1123F}\x{11240}\x{11380}-\x{11389}\x{1138B}\x{1138E}\x{11390}-\x{113B5}\x{113B7})"
@@ -25,7 +26,8 @@ constexpr const char* later_numbers =
 constexpr const char* white_space =
     R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
 
-/// The pattern with its classes written out. The ASCII members stand first: PCRE2 tests those by a table.
+/// The pattern with its classes written out. The ASCII members stand first: PCRE2 tests those by a
+/// table.
 std::string expand(const std::string& pattern) {
   std::string out;
   bool in_class = false;
@@ -63,20 +65,26 @@ std::string message_of(int code) {
 
 constexpr size_t window = size_t{1} << 20;  // bytes of a long text that are looked at together
 
-pcre2_code* code_of(const std::shared_ptr<void>& code) { return static_cast<pcre2_code*>(code.get()); }
+pcre2_code* code_of(const std::shared_ptr<void>& code) {
+  return static_cast<pcre2_code*>(code.get());
+}
 
 }  // namespace
 
 Pretokenizer::Pretokenizer(const std::string& pattern, const std::string& where)
-    : finds_words_(pattern == gpt2_pattern || pattern == llama3_pattern || pattern == qwen2_pattern) {
+    : finds_words_(pattern == gpt2_pattern || pattern == llama3_pattern ||
+                   pattern == qwen2_pattern) {
   const std::string expanded = expand(pattern);
   int code = 0;
   PCRE2_SIZE at = 0;
-  pcre2_code* compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expanded.data()), expanded.size(),
-                                       PCRE2_UTF | PCRE2_UCP, &code, &at, nullptr);
-  if (compiled == nullptr) fail(Exit::data, where, ": the pattern ", pattern, " can't be used: ", message_of(code));
-  code_ = std::shared_ptr<void>(compiled, [](void* p) { pcre2_code_free(static_cast<pcre2_code*>(p)); });
-  pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // where it fails, matching is slower and the same
+  pcre2_code* compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expanded.data()),
+                                       expanded.size(), PCRE2_UTF | PCRE2_UCP, &code, &at, nullptr);
+  if (compiled == nullptr)
+    fail(Exit::data, where, ": the pattern ", pattern, " can't be used: ", message_of(code));
+  code_ = std::shared_ptr<void>(compiled,
+                                [](void* p) { pcre2_code_free(static_cast<pcre2_code*>(p)); });
+  pcre2_jit_compile(compiled,
+                    PCRE2_JIT_COMPLETE);  // where it fails, matching is slower and the same
 }
 
 struct Pretokenizer::Cursor::MatchData {
@@ -113,7 +121,9 @@ void Pretokenizer::Cursor::find_valid(size_t begin, size_t most) {
 }
 
 size_t Pretokenizer::Cursor::end_of_word(size_t begin) const {
-  const auto is_letter = [this](size_t i) { return static_cast<unsigned char>((text_[i] | 32) - 'a') < 26; };
+  const auto is_letter = [this](size_t i) {
+    return static_cast<unsigned char>((text_[i] | 32) - 'a') < 26;
+  };
   size_t end = begin + (text_[begin] == ' ' ? 1 : 0);
   if (end == valid_end_ || !is_letter(end)) return 0;
   while (end < valid_end_ && is_letter(end)) ++end;
@@ -139,14 +149,17 @@ std::string_view Pretokenizer::Cursor::next() {
       return text_.substr(begin, at_ - begin);
     }
   }
-  // The subject is valid UTF-8 alone, so a lookahead ends where other bytes begin. Of a long text it is a window, which
-  // grows where a match comes so close to its end that more text might change it.
+  // The subject is valid UTF-8 alone, so a lookahead ends where other bytes begin. Of a long text
+  // it is a window, which grows where a match comes so close to its end that more text might change
+  // it.
   const PCRE2_SIZE* place = pcre2_get_ovector_pointer(data_->match);
   for (size_t more = 2 * window;; more *= 2) {
-    const int found = pcre2_match(code_of(pretokenizer_.code_), reinterpret_cast<PCRE2_SPTR>(text_.data()), valid_end_,
-                                  begin, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, data_->match, data_->context);
+    const int found = pcre2_match(
+        code_of(pretokenizer_.code_), reinterpret_cast<PCRE2_SPTR>(text_.data()), valid_end_, begin,
+        PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, data_->match, data_->context);
     if (found < 0 && found != PCRE2_ERROR_NOMATCH)
-      fail(Exit::data, "the pre-tokenizer's pattern fails at byte ", begin, " of the text: ", message_of(found));
+      fail(Exit::data, "the pre-tokenizer's pattern fails at byte ", begin,
+           " of the text: ", message_of(found));
     const bool matched = found >= 0;
     if (limited_ && (!matched || place[1] + 64 > valid_end_)) {
       find_valid(begin, more);

@@ -1,4 +1,5 @@
-// The pre-tokenizer of byte-level BPE: a regular expression whose matches are the pieces that merges stay within.
+// The pre-tokenizer of byte-level BPE: a regular expression whose matches are the pieces that
+// merges stay within.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +26,8 @@ inline constexpr const char* qwen2_pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+)"
     R"(|\s+(?!\S)|\s+)";
 
-/// A compiled pattern; immutable, shared between threads. Letters (\p{L}), numbers (\p{N}) and white space (\s, \S) are
-/// those of Unicode 16, whatever PCRE2 was built with.
+/// A compiled pattern; immutable, shared between threads. Letters (\p{L}), numbers (\p{N}) and
+/// white space (\s, \S) are those of Unicode 16, whatever PCRE2 was built with.
 class Pretokenizer {
  public:
   /// Exit::data, beginning with `where`, for a pattern that PCRE2 can't read.
@@ -38,8 +39,8 @@ class Pretokenizer {
     explicit Cursor(const Pretokenizer& pretokenizer, std::string_view text = {});
     /// Begins another text; what matching needs stays.
     void begin(std::string_view text);
-    /// The next piece; empty at the end. What the pattern does not match is a piece too, and so is each run of bytes
-    /// that is not UTF-8: together the pieces are the text.
+    /// The next piece; empty at the end. What the pattern does not match is a piece too, and so is
+    /// each run of bytes that is not UTF-8: together the pieces are the text.
     std::string_view next();
 
    private:
@@ -47,10 +48,11 @@ class Pretokenizer {
     struct Delete {
       void operator()(MatchData* data) const;
     };
-    /// Where a piece from `begin` ends that is a word of ASCII letters, after a space or not, with something else of
-    /// ASCII or nothing behind it; 0 where the pattern has to tell.
+    /// Where a piece from `begin` ends that is a word of ASCII letters, after a space or not, with
+    /// something else of ASCII or nothing behind it; 0 where the pattern has to tell.
     size_t end_of_word(size_t begin) const;
-    /// Sets valid_end_ behind the UTF-8 that begins at `begin`, of which `most` bytes and one character are looked at.
+    /// Sets valid_end_ behind the UTF-8 that begins at `begin`, of which `most` bytes and one
+    /// character are looked at.
     void find_valid(size_t begin, size_t most);
 
     const Pretokenizer& pretokenizer_;
@@ -63,7 +65,8 @@ class Pretokenizer {
 
  private:
   std::shared_ptr<void> code_;
-  bool finds_words_;  // whether the pattern is one that takes such words as Cursor::end_of_word does
+  bool
+      finds_words_;  // whether the pattern is one that takes such words as Cursor::end_of_word does
 };
 
 }  // namespace lathe

@@ -26,9 +26,10 @@ Tokenizer Tokenizer::byte() { return {}; }
 
 Tokenizer Tokenizer::characters(std::string_view text) {
   std::set<std::string, std::less<>> found;
-  each_character(text, Exit::data, "convert it to UTF-8 or use --tokenizer byte", [&](std::string_view c) {
-    if (!found.contains(c)) found.emplace(c);
-  });
+  each_character(text, Exit::data, "convert it to UTF-8 or use --tokenizer byte",
+                 [&](std::string_view c) {
+                   if (!found.contains(c)) found.emplace(c);
+                 });
   // Bytes of UTF-8 sort as code points do.
   return from("char", {found.begin(), found.end()});
 }
@@ -59,11 +60,13 @@ Tokenizer Tokenizer::from_json(const Json& json, const char* kind_key, const std
   if (kind == "bpe") {
     Tokenizer t;
     t.kind_ = kind;
-    t.bpe_ = std::make_shared<const BPE>(bpe_from_json(json_get<Json>(json, "bpe", where, Exit::data), where), where);
+    t.bpe_ = std::make_shared<const BPE>(
+        bpe_from_json(json_get<Json>(json, "bpe", where, Exit::data), where), where);
     return t;
   }
   std::vector<std::string> vocabulary;
-  if (kind == "char") vocabulary = json_get<std::vector<std::string>>(json, "vocabulary", where, Exit::data);
+  if (kind == "char")
+    vocabulary = json_get<std::vector<std::string>>(json, "vocabulary", where, Exit::data);
   try {
     return from(kind, vocabulary);
   } catch (const Error& e) {
@@ -93,7 +96,8 @@ bool Tokenizer::ends_text(int64_t id) const {
 
 bool Tokenizer::operator==(const Tokenizer& other) const {
   if (kind_ != other.kind_ || vocabulary_ != other.vocabulary_) return false;
-  return bpe_ == other.bpe_ || (bpe_ && other.bpe_ && bpe_->definition() == other.bpe_->definition());
+  return bpe_ == other.bpe_ ||
+         (bpe_ && other.bpe_ && bpe_->definition() == other.bpe_->definition());
 }
 
 int64_t Tokenizer::size() const {
@@ -120,13 +124,16 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, Exit code) const {
   each_character(text, code, "convert it to UTF-8", [&](std::string_view c) {
     key.assign(c);
     const auto found = ids_.find(key);
-    if (found == ids_.end()) fail(code, "the character \"", key, "\" is not in the vocabulary of the training text");
+    if (found == ids_.end())
+      fail(code, "the character \"", key, "\" is not in the vocabulary of the training text");
     out.push_back(found->second);
   });
   return out;
 }
 
-std::string Tokenizer::piece(int64_t id) const { return bpe_ ? bpe_->decode({id}, /*begins=*/false) : decode({id}); }
+std::string Tokenizer::piece(int64_t id) const {
+  return bpe_ ? bpe_->decode({id}, /*begins=*/false) : decode({id});
+}
 
 std::string Tokenizer::decode(const std::vector<int64_t>& ids) const {
   if (bpe_) return bpe_->decode(ids);

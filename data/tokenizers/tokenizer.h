@@ -14,8 +14,9 @@
 
 namespace lathe {
 
-/// "byte": ids are the 256 byte values. "char": ids index the sorted Unicode code points of a text. "bpe": byte-level
-/// byte-pair encoding, or SentencePiece's. What it is made of is saved with the data and with each checkpoint.
+/// "byte": ids are the 256 byte values. "char": ids index the sorted Unicode code points of a text.
+/// "bpe": byte-level byte-pair encoding, or SentencePiece's. What it is made of is saved with the
+/// data and with each checkpoint.
 class Tokenizer {
  public:
   /// The tokenizer of 256 byte values.
@@ -26,7 +27,8 @@ class Tokenizer {
   static Tokenizer from(const std::string& kind, const std::vector<std::string>& vocabulary);
   /// A BPE of files (read_bpe).
   static Tokenizer bpe(const fs::path& path);
-  /// What add_to_json wrote into an object, whose kind is its field `kind_key`. Exit::data, beginning with `where`.
+  /// What add_to_json wrote into an object, whose kind is its field `kind_key`. Exit::data,
+  /// beginning with `where`.
   static Tokenizer from_json(const Json& json, const char* kind_key, const std::string& where);
   /// Writes all that from_json needs into the object `json`, the kind as its field `kind_key`.
   void add_to_json(Json& json, const char* kind_key) const;
@@ -38,7 +40,8 @@ class Tokenizer {
   const std::vector<std::string>& vocabulary() const { return vocabulary_; }
   /// Null unless it is one.
   const BPE* bpe() const { return bpe_.get(); }
-  /// The token that ends a document, a BPE's <|endoftext|>, <|end_of_text|> or </s>; -1 where there is none.
+  /// The token that ends a document, a BPE's <|endoftext|>, <|end_of_text|> or </s>; -1 where there
+  /// is none.
   int32_t document_end() const;
   /// What a prompt begins with: a BPE's definition().begin, or -1.
   int32_t prompt_begin() const { return bpe_ ? bpe_->definition().begin : -1; }
@@ -47,8 +50,8 @@ class Tokenizer {
   /// Whether both give every text the same ids.
   bool operator==(const Tokenizer& other) const;
 
-  /// Ids of `text`; a BPE takes the texts of special tokens for those. A character that is not in the vocabulary is an
-  /// error of code `code` that shows it.
+  /// Ids of `text`; a BPE takes the texts of special tokens for those. A character that is not in
+  /// the vocabulary is an error of code `code` that shows it.
   std::vector<int64_t> encode(std::string_view text, Exit code = Exit::data) const;
   /// Text of ids; an id without a character becomes U+FFFD.
   std::string decode(const std::vector<int64_t>& ids) const;

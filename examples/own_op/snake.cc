@@ -24,14 +24,16 @@ void snake_cpu(const T* x, T* y, int64_t n, double a) {
 template <class T>
 void snake_backward_cpu(const T* x, const T* dy, T* dx, int64_t n, double a) {
   at::parallel_for(0, n, grain, [=](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) dx[i] = dy[i] * (1 + std::sin(static_cast<T>(2 * a) * x[i]));
+    for (int64_t i = begin; i < end; ++i)
+      dx[i] = dy[i] * (1 + std::sin(static_cast<T>(2 * a) * x[i]));
   });
 }
 
 /// Calls f with a zero of t's element type.
 template <class F>
 void with_type(const at::Tensor& t, F&& f) {
-  LATHE_CHECK(t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble, "takes float32 and float64 alone");
+  LATHE_CHECK(t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble,
+              "takes float32 and float64 alone");
 #ifndef OWN_OP_CUDA
   LATHE_CHECK(t.is_cpu(), "was built without CUDA");
 #endif
@@ -48,7 +50,8 @@ struct Snake {
     at::Tensor y = at::empty_like(in);
     with_type(in, [&]<class T>(T) {
 #ifdef OWN_OP_CUDA
-      if (in.is_cuda()) return snake_cuda(in.const_data_ptr<T>(), y.mutable_data_ptr<T>(), in.numel(), a);
+      if (in.is_cuda())
+        return snake_cuda(in.const_data_ptr<T>(), y.mutable_data_ptr<T>(), in.numel(), a);
 #endif
       snake_cpu(in.const_data_ptr<T>(), y.mutable_data_ptr<T>(), in.numel(), a);
     });
@@ -61,10 +64,11 @@ struct Snake {
     with_type(in, [&]<class T>(T) {
 #ifdef OWN_OP_CUDA
       if (in.is_cuda())
-        return snake_backward_cuda(in.const_data_ptr<T>(), dy.const_data_ptr<T>(), dx.mutable_data_ptr<T>(), in.numel(),
-                                   a);
+        return snake_backward_cuda(in.const_data_ptr<T>(), dy.const_data_ptr<T>(),
+                                   dx.mutable_data_ptr<T>(), in.numel(), a);
 #endif
-      snake_backward_cpu(in.const_data_ptr<T>(), dy.const_data_ptr<T>(), dx.mutable_data_ptr<T>(), in.numel(), a);
+      snake_backward_cpu(in.const_data_ptr<T>(), dy.const_data_ptr<T>(), dx.mutable_data_ptr<T>(),
+                         in.numel(), a);
     });
     return {dx};
   }

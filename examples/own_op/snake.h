@@ -3,8 +3,8 @@
 
 #include <lathe/autograd/variable.h>
 
-/// x + sin(a x)^2 / a, for each element; a is not 0. float32 and float64 (float32 under autocast). No second
-/// derivatives.
+/// x + sin(a x)^2 / a, for each element; a is not 0. float32 and float64 (float32 under autocast).
+/// No second derivatives.
 lathe::Variable snake(const lathe::Variable& x, double a);
 
 // Its CUDA kernels, on the default stream; x, y, dy and dx have n elements on the card.

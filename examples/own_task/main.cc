@@ -1,5 +1,5 @@
-// A data kind, a task and a transform of one's own in Lathe's trainer: this program has every verb of `lathe`, and
-// learns what comes next in a series of numbers, with how sure it is.
+// A data kind, a task and a transform of one's own in Lathe's trainer: this program has every verb
+// of `lathe`, and learns what comes next in a series of numbers, with how sure it is.
 //   ./own_task series load.txt --out data/load --window 24
 //   ./own_task train series.toml --data.dir=data/load
 #include "lathe/train/config/transform.h"
@@ -11,7 +11,8 @@ using namespace lathe;
 
 /// The transform's keys: the section [start] of a config.
 struct StartConfig {
-  LATHE_FIELD(std::string, zero, "", "parameters that start at zero, by a pattern such as head.*; empty: none",
+  LATHE_FIELD(std::string, zero, "",
+              "parameters that start at zero, by a pattern such as head.*; empty: none",
               anything().fixed())
 };
 
@@ -22,21 +23,25 @@ int main(int argc, char** argv) {
                  .doc = "how parameters start",
                  .config = AnyConfig::of<StartConfig>(),
                  .apply = [](Model& model, const TransformContext& context) {
-                   const std::string& zero = context.config.transforms.at("start").as<StartConfig>().zero;
+                   const std::string& zero =
+                       context.config.transforms.at("start").as<StartConfig>().zero;
                    const NoGrad no_grad;
                    for (const NamedParameter& p : parameters(model)) {
                      if (!zero.empty() && matches(zero, p.path)) p.parameter.data().zero_();
                    }
                  }});
-  add_verb({.name = "series",
-            .usage = "FILE --out FOLDER [--window N]",
-            .doc = "make data of a text file of numbers: windows of N (24), each with the number behind it",
-            .example = "series load.txt --out data/load",
-            .flags = {{"out", "folder that is made"}, {"window", "numbers in a window [24]"}},
-            .run = [](const Arguments& arguments) {
-              const auto window = arguments.number("window", 24, between(1, 100000), /*whole=*/true);
-              own::prepare_series(arguments.words.at(0), arguments.get("out", "data"), static_cast<int64_t>(window));
-              return Exit::done;
-            }});
+  add_verb(
+      {.name = "series",
+       .usage = "FILE --out FOLDER [--window N]",
+       .doc =
+           "make data of a text file of numbers: windows of N (24), each with the number behind it",
+       .example = "series load.txt --out data/load",
+       .flags = {{"out", "folder that is made"}, {"window", "numbers in a window [24]"}},
+       .run = [](const Arguments& arguments) {
+         const auto window = arguments.number("window", 24, between(1, 100000), /*whole=*/true);
+         own::prepare_series(arguments.words.at(0), arguments.get("out", "data"),
+                             static_cast<int64_t>(window));
+         return Exit::done;
+       }});
   return run_cli(argc, argv);
 }

@@ -10,9 +10,11 @@ namespace {
 
 using namespace lathe;
 
-/// What each row of said_BQ costs where y_B1 came true: q (y - s) where it lies above, (1 - q) (s - y) below. [B, Q]
+/// What each row of said_BQ costs where y_B1 came true: q (y - s) where it lies above, (1 - q) (s -
+/// y) below. [B, Q]
 Variable pinball(const Variable& said_BQ, const at::Tensor& y_B1) {
-  const at::Tensor q_Q = at::tensor({0.1, 0.5, 0.9}, at::TensorOptions(y_B1.device()).dtype(at::kFloat));
+  const at::Tensor q_Q =
+      at::tensor({0.1, 0.5, 0.9}, at::TensorOptions(y_B1.device()).dtype(at::kFloat));
   const Variable above_BQ = Variable(y_B1) - said_BQ;
   return above_BQ * q_Q + relu(-above_BQ);
 }
@@ -22,31 +24,36 @@ class Quantiles final : public Task {
   std::string name() const override { return "quantiles"; }
 
   ModelSizes sizes(const DataFacts& facts) const override { return {facts.input_sizes, 3}; }
-  ModelSizes fit(LoadedConfig& loaded, const Data& data) const override { return fit_examples(loaded, data, *this); }
+  ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
+    return fit_examples(loaded, data, *this);
+  }
   Variable loss(const Model& model, const Batch& batch, double divisor) const override {
     return sum(pinball(model(batch.inputs), batch.targets)) * (1 / divisor);
   }
-  void score(const Model& model, const Batch& batch, const DataFacts&, Scores& scores) const override {
+  void score(const Model& model, const Batch& batch, const DataFacts&,
+             Scores& scores) const override {
     const Variable said_BQ = model(batch.inputs);
     const at::Tensor below_BQ = batch.targets.le(said_BQ.data());
     scores.sums["pinball"] += sum(pinball(said_BQ, batch.targets)).item();
-    scores.sums["within"] += below_BQ.select(1, 2).sum().item<double>() - below_BQ.select(1, 0).sum().item<double>();
+    scores.sums["within"] +=
+        below_BQ.select(1, 2).sum().item<double>() - below_BQ.select(1, 0).sum().item<double>();
     scores.targets += batch.targets.size(0);
   }
   std::vector<Metric> metrics(const Scores& scores) const override {
     const auto n = static_cast<double>(scores.targets);
-    return {{"pinball", scores.sums.at("pinball") / n}, {"within_80", scores.sums.at("within") / n}};
+    return {{"pinball", scores.sums.at("pinball") / n},
+            {"within_80", scores.sums.at("within") / n}};
   }
-  std::string sample(const Model& model, const Data& data, const RunConfig&, Compute compute, at::Device device,
-                     const std::function<bool()>&) const override {
+  std::string sample(const Model& model, const Data& data, const RunConfig&, Compute compute,
+                     at::Device device, const std::function<bool()>&) const override {
     const auto batch = first_examples(data, device);
     if (!batch) return "";
     const NoGrad no_grad;
     const Autocast autocast(compute);
     const at::Tensor said_BQ = model(batch->inputs).data();
     const auto number = [](const at::Tensor& t) { return t.item<double>(); };
-    return format("%.3g, foreseen as %.3g to %.3g", number(batch->targets[0][0]), number(said_BQ[0][0]),
-                  number(said_BQ[0][2]));
+    return format("%.3g, foreseen as %.3g to %.3g", number(batch->targets[0][0]),
+                  number(said_BQ[0][0]), number(said_BQ[0][2]));
   }
 };
 

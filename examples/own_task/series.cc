@@ -1,4 +1,5 @@
-// The data kind: float32 numbers in series.f32, and manifest.json, which says how many belong to a window.
+// The data kind: float32 numbers in series.f32, and manifest.json, which says how many belong to a
+// window.
 #include <ATen/ops/empty.h>
 
 #include <fstream>
@@ -17,13 +18,16 @@ using namespace lathe;
 class Series final : public Data {
  public:
   explicit Series(const DataConfig& config)
-      : folder_(config.dir), manifest_(*read_manifest_json(folder_)), file_(folder_ / "series.f32", Exit::data) {
+      : folder_(config.dir),
+        manifest_(*read_manifest_json(folder_)),
+        file_(folder_ / "series.f32", Exit::data) {
     const std::string where = (folder_ / "manifest.json").string();
     check_manifest_checksum(manifest_, where);
     window_ = json_get<int64_t>(manifest_, "window", where, Exit::data);
     const auto size = static_cast<int64_t>(file_.bytes().size() / sizeof(float));
     windows_ = size - window_;
-    if (window_ < 1 || windows_ < 10) fail(Exit::data, where, ": ", size, " numbers for windows of ", window_);
+    if (window_ < 1 || windows_ < 10)
+      fail(Exit::data, where, ": ", size, " numbers for windows of ", window_);
     train_size_ = windows_ * 4 / 5;
     facts_.task = "quantiles";
     facts_.input_sizes = {window_};
@@ -39,13 +43,16 @@ class Series final : public Data {
   std::string hash() const override { return sampled_checksum(file_.bytes(), 8); }
   bool matches(const std::string& saved) const override { return saved == hash(); }
   void verify(const std::function<bool()>& stop) const override {
-    verify_file(file_, json_get<std::string>(manifest_, "xxh3", folder_.string(), Exit::data), stop);
+    verify_file(file_, json_get<std::string>(manifest_, "xxh3", folder_.string(), Exit::data),
+                stop);
   }
   std::string table() const override {
     return std::to_string(windows_) + " windows of " + std::to_string(window_) + " numbers\n";
   }
 
-  std::vector<at::Tensor> buffers(int64_t n) const { return {at::empty({n, window_}), at::empty({n, 1})}; }
+  std::vector<at::Tensor> buffers(int64_t n) const {
+    return {at::empty({n, window_}), at::empty({n, 1})};
+  }
   /// Writes a window into row `row` of buffers.
   void put(int64_t window, const std::vector<at::Tensor>& buffers, int64_t row) const {
     const auto* numbers = reinterpret_cast<const float*>(file_.bytes().data()) + window;
@@ -61,7 +68,8 @@ class Series final : public Data {
   DataFacts facts_;
 };
 
-/// What micro-batch n holds follows from the seed and n alone: a run that goes on sees what it would have seen.
+/// What micro-batch n holds follows from the seed and n alone: a run that goes on sees what it
+/// would have seen.
 class Training final : public TrainingBatches {
  public:
   Training(const Series& series, int64_t batch_size, uint64_t seed)
@@ -76,7 +84,9 @@ class Training final : public TrainingBatches {
       series_.put(static_cast<int64_t>(order(sample % size)), buffers, row);
     }
   }
-  Batch batch_of(const std::vector<at::Tensor>& on_device) const override { return {on_device[0], on_device[1]}; }
+  Batch batch_of(const std::vector<at::Tensor>& on_device) const override {
+    return {on_device[0], on_device[1]};
+  }
 
  private:
   const Series& series_;
@@ -116,17 +126,22 @@ std::unique_ptr<EvaluationBatches> Series::evaluation(const BatchSizes& sizes, i
 
 }  // namespace
 
-std::unique_ptr<Data> open_series(const DataConfig& config) { return std::make_unique<Series>(config); }
+std::unique_ptr<Data> open_series(const DataConfig& config) {
+  return std::make_unique<Series>(config);
+}
 
 void prepare_series(const std::string& file, const std::string& out, int64_t window) {
   std::ifstream text(file);
   std::vector<float> numbers;
   for (float x = 0; text >> x;) numbers.push_back(x);
-  if (!text.eof()) fail(Exit::data, file, ": what stands behind number ", numbers.size(), " is no number");
+  if (!text.eof())
+    fail(Exit::data, file, ": what stands behind number ", numbers.size(), " is no number");
   const fs::path folder = out, path = folder / "series.f32";
   fs::create_directories(folder);
-  write_file_durably(path, {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(float)});
-  write_manifest_json(folder, {{"kind", "series"}, {"window", window}, {"xxh3", file_checksum(path)}});
+  write_file_durably(
+      path, {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(float)});
+  write_manifest_json(folder,
+                      {{"kind", "series"}, {"window", window}, {"xxh3", file_checksum(path)}});
 }
 
 }  // namespace own

@@ -21,9 +21,11 @@
 namespace lathe {
 
 CausalSelfAttention::CausalSelfAttention(int64_t channels, int64_t heads_, bool bias)
-    : qkv(channels, 3 * channels, bias), proj(channels, channels, bias, Role::residual_weight), heads(heads_) {
-  LATHE_CHECK(heads >= 1 && channels % heads == 0, "CausalSelfAttention: ", channels, " channels do not divide into ",
-              heads, " heads");
+    : qkv(channels, 3 * channels, bias),
+      proj(channels, channels, bias, Role::residual_weight),
+      heads(heads_) {
+  LATHE_CHECK(heads >= 1 && channels % heads == 0, "CausalSelfAttention: ", channels,
+              " channels do not divide into ", heads, " heads");
 }
 
 Variable CausalSelfAttention::operator()(const Variable& x_BTC, const Variable& residual,
@@ -32,115 +34,134 @@ Variable CausalSelfAttention::operator()(const Variable& x_BTC, const Variable& 
   call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
   const Variable packed = qkv(x_BTC);
   KeyValueCache* cache = mode().cache;
-  if (cache == nullptr) return call.result(proj(attention(packed, heads, starts), residual), "B T C");
+  if (cache == nullptr)
+    return call.result(proj(attention(packed, heads, starts), residual), "B T C");
   const auto parts = packed.data().split(packed.size(2) / 3, 2);
-  const Variable y = cache->attend(this, Variable(parts[0]), Variable(parts[1]), Variable(parts[2]), heads, heads);
+  const Variable y =
+      cache->attend(this, Variable(parts[0]), Variable(parts[1]), Variable(parts[2]), heads, heads);
   return call.result(proj(y, residual), "B T C");
 }
 
 Rotary::Rotary(int64_t width_, double base_, const RotaryScaling& scaling_)
     : width(width_), base(base_), scaling(scaling_) {
-  LATHE_CHECK(width > 0 && width % 2 == 0, "Rotary: ", width, " channels of a head; they must be even");
+  LATHE_CHECK(width > 0 && width % 2 == 0, "Rotary: ", width,
+              " channels of a head; they must be even");
 }
 
 Variable Rotary::operator()(const Variable& x_BHTD, int64_t first) const {
   ModuleCall call(*this, {{'D', width}});
   call.input(x_BHTD, "B H T D");
   const int64_t t = call.size('T'), half = width / 2;
-  const at::Tensor turns_TD = turns(at::arange(first, first + t, at::kLong)).to(x_BHTD.data().device(), x_BHTD.dtype());
+  const at::Tensor turns_TD =
+      turns(at::arange(first, first + t, at::kLong)).to(x_BHTD.data().device(), x_BHTD.dtype());
   const Variable cos(turns_TD.slice(1, 0, half)), sin(turns_TD.slice(1, half));
   const Variable a = slice(x_BHTD, 3, 0, half), b = slice(x_BHTD, 3, half, width);
   return call.result(cat({a * cos - b * sin, b * cos + a * sin}, 3), "B H T D");
 }
 
 at::Tensor Rotary::frequencies() const {
-  at::Tensor plain = at::pow(base, at::arange(width / 2, at::kDouble) * (-2.0 / static_cast<double>(width)));
+  at::Tensor plain =
+      at::pow(base, at::arange(width / 2, at::kDouble) * (-2.0 / static_cast<double>(width)));
   switch (scaling.kind) {
     case RotaryScaling::Kind::none: return plain;
     case RotaryScaling::Kind::linear: return plain / scaling.factor;
     case RotaryScaling::Kind::llama3: break;
     case RotaryScaling::Kind::yarn: {
-      // The pair whose wave is in the original context so many times, as a fraction of pairs (Peng et al.,
-      // section 3.2).
+      // The pair whose wave is in the original context so many times, as a fraction of pairs (Peng
+      // et al., section 3.2).
       const auto pair_of = [&](double waves) {
-        return static_cast<double>(width) * std::log(scaling.original_context / (waves * 2 * M_PI)) /
-               (2 * std::log(base));
+        return static_cast<double>(width) *
+               std::log(scaling.original_context / (waves * 2 * M_PI)) / (2 * std::log(base));
       };
       const double first = std::max(std::floor(pair_of(scaling.high)), 0.0);
       const double last = std::min(std::ceil(pair_of(scaling.low)), static_cast<double>(width - 1));
       const at::Tensor slowed =
-          ((at::arange(width / 2, at::kDouble) - first) / (last == first ? 1e-3 : last - first)).clamp(0, 1);
+          ((at::arange(width / 2, at::kDouble) - first) / (last == first ? 1e-3 : last - first))
+              .clamp(0, 1);
       return plain * (1 - slowed + slowed / scaling.factor);
     }
   }
-  // How many waves the original context has, of which `low` is as far as it gets and `high` as it may stay.
+  // How many waves the original context has, of which `low` is as far as it gets and `high` as it
+  // may stay.
   const at::Tensor waves = plain * (scaling.original_context / (2 * M_PI));
   const at::Tensor kept = ((waves - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1);
   return plain * (kept + (1 - kept) / scaling.factor);
 }
 
 at::Tensor Rotary::turns(const at::Tensor& places) const {
-  const at::Tensor angles = places.to(at::kDouble).unsqueeze(-1) * frequencies().to(places.device());
+  const at::Tensor angles =
+      places.to(at::kDouble).unsqueeze(-1) * frequencies().to(places.device());
   at::Tensor made = at::cat({at::cos(angles), at::sin(angles)}, -1);
   if (scaling.kind != RotaryScaling::Kind::yarn) return made;
-  return made * (scaling.attention_factor > 0 ? scaling.attention_factor : 0.1 * std::log(scaling.factor) + 1);
+  return made * (scaling.attention_factor > 0 ? scaling.attention_factor
+                                              : 0.1 * std::log(scaling.factor) + 1);
 }
 
-GroupedQueryAttention::GroupedQueryAttention(int64_t channels, int64_t heads_, int64_t kv_heads_, int64_t width,
-                                             bool bias, std::optional<double> norm_eps)
+GroupedQueryAttention::GroupedQueryAttention(int64_t channels, int64_t heads_, int64_t kv_heads_,
+                                             int64_t width, bool bias,
+                                             std::optional<double> norm_eps)
     : q(channels, heads_ * width, bias),
       k(channels, kv_heads_ * width, bias),
       v(channels, kv_heads_ * width, bias),
       proj(heads_ * width, channels, false, Role::residual_weight),
       heads(heads_),
       kv_heads(kv_heads_) {
-  LATHE_CHECK(heads >= 1 && kv_heads >= 1 && heads % kv_heads == 0, "GroupedQueryAttention: ", heads,
-              " heads do not divide into groups for ", kv_heads, " heads of keys");
+  LATHE_CHECK(heads >= 1 && kv_heads >= 1 && heads % kv_heads == 0,
+              "GroupedQueryAttention: ", heads, " heads do not divide into groups for ", kv_heads,
+              " heads of keys");
   if (norm_eps) q_norm.emplace(width, *norm_eps), k_norm.emplace(width, *norm_eps);
 }
 
-Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tensor& turns, const Variable& residual,
+Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tensor& turns,
+                                           const Variable& residual,
                                            const at::Tensor& starts) const {
   const int64_t rows = q.weight.size(0), width = rows / heads;
   ModuleCall call(*this, {{'C', q.weight.size(1)}, {'D', width}});
   call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
   call.input("turns", turns, turns.dim() == 3 ? "B T D" : "T D");
   const bool adapted = q.has_adapter() || k.has_adapter() || v.has_adapter();
-  const auto [q_, k_, v_BTG] = adapted ? std::array{q(x_BTC), k(x_BTC), v(x_BTC)}
-                                       : linear_qkv(x_BTC, {q.weight, k.weight, v.weight}, {q.bias, k.bias, v.bias});
+  const auto [q_, k_, v_BTG] =
+      adapted ? std::array{q(x_BTC), k(x_BTC), v(x_BTC)}
+              : linear_qkv(x_BTC, {q.weight, k.weight, v.weight}, {q.bias, k.bias, v.bias});
   const auto normed = [&](const Variable& y, const std::optional<RMSNorm>& norm) {
     if (!norm) return y;
-    return reshape((*norm)(reshape(y, {y.size(0), y.size(1), y.size(2) / width, width})), y.sizes());
+    return reshape((*norm)(reshape(y, {y.size(0), y.size(1), y.size(2) / width, width})),
+                   y.sizes());
   };
   const Variable q_BTR = normed(q_, q_norm), k_BTG = normed(k_, k_norm);
   KeyValueCache* cache = mode().cache;
-  const Variable y = cache != nullptr
-                         ? cache->attend(this, rotate(q_BTR, turns), rotate(k_BTG, turns), v_BTG, heads, kv_heads)
-                         : attention(q_BTR, k_BTG, v_BTG, heads, kv_heads, starts, turns);
+  const Variable y =
+      cache != nullptr
+          ? cache->attend(this, rotate(q_BTR, turns), rotate(k_BTG, turns), v_BTG, heads, kv_heads)
+          : attention(q_BTR, k_BTG, v_BTG, heads, kv_heads, starts, turns);
   return call.result(proj(y, residual), "B T C");
 }
 
 MultiHeadAttention::MultiHeadAttention(int64_t channels, int64_t heads_, bool bias, double dropout,
-                                       std::optional<int64_t> key_channels, std::optional<int64_t> value_channels)
+                                       std::optional<int64_t> key_channels,
+                                       std::optional<int64_t> value_channels)
     : q(channels, channels, bias),
       k(key_channels.value_or(channels), channels, bias),
       v(value_channels.value_or(channels), channels, bias),
       out_proj(channels, channels, bias, Role::residual_weight),
       drop(dropout),
       heads(heads_) {
-  LATHE_CHECK(heads >= 1 && channels % heads == 0, "MultiHeadAttention: ", channels, " channels do not divide into ",
-              heads, " heads");
+  LATHE_CHECK(heads >= 1 && channels % heads == 0, "MultiHeadAttention: ", channels,
+              " channels do not divide into ", heads, " heads");
 }
 
-Variable MultiHeadAttention::operator()(const Variable& query, const Variable& key, const Variable& value,
-                                        const AttentionMask& mask) const {
-  ModuleCall call(*this, {{'C', q.weight.size(1)}, {'K', k.weight.size(1)}, {'V', v.weight.size(1)}});
-  call.input("query", query, "B T C"), call.input("key", key, "B S K"), call.input("value", value, "B S V");
+Variable MultiHeadAttention::operator()(const Variable& query, const Variable& key,
+                                        const Variable& value, const AttentionMask& mask) const {
+  ModuleCall call(*this,
+                  {{'C', q.weight.size(1)}, {'K', k.weight.size(1)}, {'V', v.weight.size(1)}});
+  call.input("query", query, "B T C"), call.input("key", key, "B S K"),
+      call.input("value", value, "B S V");
   call.input("padding", mask.padding, "B S");
-  if (mask.hidden.defined()) call.input("hidden", mask.hidden, mask.hidden.dim() == 2 ? "T S" : "B T S");
+  if (mask.hidden.defined())
+    call.input("hidden", mask.hidden, mask.hidden.dim() == 2 ? "T S" : "B T S");
   const int64_t b = call.size('B'), t = call.size('T'), s = call.size('S'), c = call.size('C');
-  LATHE_CHECK(!mask.causal || t == s, call.text(), ": a causal mask is for as many keys as queries, not ", s, " and ",
-              t);
+  LATHE_CHECK(!mask.causal || t == s, call.text(),
+              ": a causal mask is for as many keys as queries, not ", s, " and ", t);
   const bool masked = mask.hidden.defined() || mask.padding.defined();
   if (mask.causal && !masked && !drop.active() && !rotary)  // what the fused kernel takes
     return call.result(out_proj(attention(cat({q(query), k(key), v(value)}, -1), heads)), "B T C");
@@ -168,7 +189,8 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
     options.mask = Variable(added);
   else if (unseen.defined())
     options.mask = Variable(unseen.logical_not());
-  const Variable y_BHTD = scaled_dot_product_attention(q_BHTD, k_BHSD, split_heads(v(value), s), options);
+  const Variable y_BHTD =
+      scaled_dot_product_attention(q_BHTD, k_BHSD, split_heads(v(value), s), options);
   return call.result(out_proj(reshape(transpose(y_BHTD, 1, 2), {b, t, c})), "B T C");
 }
 

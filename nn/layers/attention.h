@@ -1,5 +1,5 @@
-// Attention of several heads. Shapes: B batch, T places that ask, S places that are asked, C channels, H heads,
-// D = C / H.
+// Attention of several heads. Shapes: B batch, T places that ask, S places that are asked, C
+// channels, H heads, D = C / H.
 #pragma once
 
 #include <cstdint>
@@ -13,35 +13,39 @@
 
 namespace lathe {
 
-/// Causal multi-head self-attention. x [B, T, C], and `residual` that is added -> [B, T, C]. `starts` [B, T], where it
-/// is defined: place t sees none before starts[t]; see attention() in autograd/ops.h.
+/// Causal multi-head self-attention. x [B, T, C], and `residual` that is added -> [B, T, C].
+/// `starts` [B, T], where it is defined: place t sees none before starts[t]; see attention() in
+/// autograd/ops.h.
 struct CausalSelfAttention {
   Linear qkv, proj;
   int64_t heads = 1;
 
   CausalSelfAttention() = default;
   CausalSelfAttention(int64_t channels, int64_t heads, bool bias);
-  Variable operator()(const Variable& x_BTC, const Variable& residual = {}, const at::Tensor& starts = {}) const;
+  Variable operator()(const Variable& x_BTC, const Variable& residual = {},
+                      const at::Tensor& starts = {}) const;
   void visit(Visit& v) {
     v("qkv", qkv);
     v("proj", proj);
   }
 };
 
-/// How the angles of rotary positions are changed for contexts longer than a model was trained with.
+/// How the angles of rotary positions are changed for contexts longer than a model was trained
+/// with.
 struct RotaryScaling {
-  /// none; linear: every angle over `factor` (Chen et al. 2023, "Extending context window ... via positional
-  /// interpolation"); llama3: angles whose waves are longer than original_context / low over `factor`, those shorter
-  /// than original_context / high as they are, between them a mixture (Llama 3.1). yarn: the same by the number of the
-  /// pair, from where original_context has `high` waves to where it has `low`, and cosines and sines times
-  /// `attention_factor` (Peng et al. 2023, "YaRN"; 0: 0.1 ln(factor) + 1).
+  /// none; linear: every angle over `factor` (Chen et al. 2023, "Extending context window ... via
+  /// positional interpolation"); llama3: angles whose waves are longer than original_context / low
+  /// over `factor`, those shorter than original_context / high as they are, between them a mixture
+  /// (Llama 3.1). yarn: the same by the number of the pair, from where original_context has `high`
+  /// waves to where it has `low`, and cosines and sines times `attention_factor` (Peng et al. 2023,
+  /// "YaRN"; 0: 0.1 ln(factor) + 1).
   enum class Kind : uint8_t { none, linear, llama3, yarn } kind = Kind::none;
   double factor = 1, low = 1, high = 4, original_context = 8192, attention_factor = 0;
 };
 
-/// Rotary positions: turns the pair of channels (i, i + D / 2) of place t by the angle t base^(-2 i / D), so that a
-/// product of two places depends on how far apart they are. Su et al. 2021, in the form of halves that GPT-NeoX and
-/// LLaMA have.
+/// Rotary positions: turns the pair of channels (i, i + D / 2) of place t by the angle t base^(-2 i
+/// / D), so that a product of two places depends on how far apart they are. Su et al. 2021, in the
+/// form of halves that GPT-NeoX and LLaMA have.
 struct Rotary {
   int64_t width = 0;  ///< D, even
   double base = 10000;
@@ -57,19 +61,22 @@ struct Rotary {
   at::Tensor frequencies() const;
 };
 
-/// Causal self-attention with rotary positions and fewer heads of keys and values than of queries (Ainslie et al. 2023,
-/// "GQA"). Shapes beside those above: K heads of keys and values, R = H D, G = K D.
+/// Causal self-attention with rotary positions and fewer heads of keys and values than of queries
+/// (Ainslie et al. 2023, "GQA"). Shapes beside those above: K heads of keys and values, R = H D, G
+/// = K D.
 struct GroupedQueryAttention {
   Linear q, k, v, proj;
-  std::optional<RMSNorm> q_norm, k_norm;  ///< of each head, before it is turned (Henry et al. 2020; Qwen 3)
+  std::optional<RMSNorm> q_norm,
+      k_norm;  ///< of each head, before it is turned (Henry et al. 2020; Qwen 3)
   int64_t heads = 1, kv_heads = 1;
 
   GroupedQueryAttention() = default;
-  /// Heads of `width` channels; kv_heads divides heads. `bias`: of q, k and v. `norm_eps`: with norms of that eps.
+  /// Heads of `width` channels; kv_heads divides heads. `bias`: of q, k and v. `norm_eps`: with
+  /// norms of that eps.
   GroupedQueryAttention(int64_t channels, int64_t heads, int64_t kv_heads, int64_t width, bool bias,
                         std::optional<double> norm_eps);
-  /// x [B, T, C], turns [T, D] or [B, T, D] as Rotary gives them, and `residual` that is added -> [B, T, C]. `starts`
-  /// as for CausalSelfAttention.
+  /// x [B, T, C], turns [T, D] or [B, T, D] as Rotary gives them, and `residual` that is added ->
+  /// [B, T, C]. `starts` as for CausalSelfAttention.
   Variable operator()(const Variable& x_BTC, const at::Tensor& turns, const Variable& residual = {},
                       const at::Tensor& starts = {}) const;
   void visit(Visit& v_) {
@@ -85,12 +92,14 @@ struct GroupedQueryAttention {
 /// What a place may not look at.
 struct AttentionMask {
   bool causal = false;   ///< at places after its own; for T = S
-  at::Tensor hidden{};   ///< bool [T, S] or [B, T, S], true where not; or floating point, which is added to the scores
+  at::Tensor hidden{};   ///< bool [T, S] or [B, T, S], true where not; or floating point, which is
+                         ///< added to the scores
   at::Tensor padding{};  ///< bool [B, S], true for places that nobody may look at
 };
 
-/// Scaled dot-product attention of projected queries, keys and values. Vaswani et al. 2017; torch.nn's
-/// MultiheadAttention, batch first. A place that may look at nothing gets zeros, where torch gives NaN.
+/// Scaled dot-product attention of projected queries, keys and values. Vaswani et al. 2017;
+/// torch.nn's MultiheadAttention, batch first. A place that may look at nothing gets zeros, where
+/// torch gives NaN.
 struct MultiHeadAttention {
   Linear q, k, v, out_proj;
   Dropout drop;                  ///< on the probabilities

@@ -23,11 +23,11 @@ at::Tensor KeyValueCache::places(int64_t t, at::Device device) const {
   return (at::tensor(first, at::kLong).unsqueeze(1) + at::arange(t, at::kLong)).to(device);
 }
 
-Variable KeyValueCache::attend(const void* layer, const Variable& q, const Variable& k, const Variable& v,
-                               int64_t heads, int64_t kv_heads) {
+Variable KeyValueCache::attend(const void* layer, const Variable& q, const Variable& k,
+                               const Variable& v, int64_t heads, int64_t kv_heads) {
   const int64_t t = q.size(1), width = k.size(2);
-  LATHE_CHECK(q.size(0) == static_cast<int64_t>(rows_.size()), "KeyValueCache: ", q.size(0), " rows of ", rows_.size(),
-              " texts");
+  LATHE_CHECK(q.size(0) == static_cast<int64_t>(rows_.size()), "KeyValueCache: ", q.size(0),
+              " rows of ", rows_.size(), " texts");
   Layer& kept = layers_[layer];
   if (!kept.keys.defined()) {
     const auto texts = static_cast<int64_t>(lengths_.size());
@@ -37,8 +37,10 @@ Variable KeyValueCache::attend(const void* layer, const Variable& q, const Varia
   std::vector<Variable> out;
   for (int64_t row = 0; row < q.size(0); ++row) {
     const int64_t text = rows_[static_cast<size_t>(row)], before = length(text), now = before + t;
-    LATHE_CHECK(now <= capacity_, "KeyValueCache: ", now, " tokens of a text, it has room for ", capacity_);
-    const at::Tensor keys = kept.keys.slice(0, text, text + 1), values = kept.values.slice(0, text, text + 1);
+    LATHE_CHECK(now <= capacity_, "KeyValueCache: ", now, " tokens of a text, it has room for ",
+                capacity_);
+    const at::Tensor keys = kept.keys.slice(0, text, text + 1),
+                     values = kept.values.slice(0, text, text + 1);
     keys.slice(1, before, now).copy_(k.data().slice(0, row, row + 1));
     values.slice(1, before, now).copy_(v.data().slice(0, row, row + 1));
     out.push_back(attention(slice(q, 0, row, row + 1), Variable(keys.slice(1, 0, now)),

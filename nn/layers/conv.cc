@@ -7,8 +7,9 @@ namespace lathe {
 
 Conv2d::Conv2d(int64_t in, int64_t out, Pair kernel, const Conv2dOptions& options_, bool with_bias)
     : options(options_) {
-  LATHE_CHECK(options.groups >= 1 && in % options.groups == 0 && out % options.groups == 0, "Conv2d: ", options.groups,
-              " groups do not divide ", in, " channels in and ", out, " out");
+  LATHE_CHECK(options.groups >= 1 && in % options.groups == 0 && out % options.groups == 0,
+              "Conv2d: ", options.groups, " groups do not divide ", in, " channels in and ", out,
+              " out");
   weight = new_parameter({out, in / options.groups, kernel.h, kernel.w});
   if (with_bias) bias = new_parameter({out});
 }
@@ -19,10 +20,12 @@ Variable Conv2d::operator()(const Variable& x_BCHW) const {
   return call.result(conv2d(x_BCHW, weight, bias, options), "B O Y X");
 }
 
-Conv1d::Conv1d(int64_t in, int64_t out, int64_t kernel, const Conv1dOptions& options_, bool with_bias)
+Conv1d::Conv1d(int64_t in, int64_t out, int64_t kernel, const Conv1dOptions& options_,
+               bool with_bias)
     : options(options_) {
-  LATHE_CHECK(options.groups >= 1 && in % options.groups == 0 && out % options.groups == 0, "Conv1d: ", options.groups,
-              " groups do not divide ", in, " channels in and ", out, " out");
+  LATHE_CHECK(options.groups >= 1 && in % options.groups == 0 && out % options.groups == 0,
+              "Conv1d: ", options.groups, " groups do not divide ", in, " channels in and ", out,
+              " out");
   weight = new_parameter({out, in / options.groups, kernel});
   if (with_bias) bias = new_parameter({out});
 }

@@ -15,7 +15,8 @@ struct Conv2d {
 
   Conv2d() = default;
   /// `options.groups` must divide both numbers of channels.
-  Conv2d(int64_t in, int64_t out, Pair kernel, const Conv2dOptions& options = {}, bool with_bias = true);
+  Conv2d(int64_t in, int64_t out, Pair kernel, const Conv2dOptions& options = {},
+         bool with_bias = true);
   Variable operator()(const Variable& x_BCHW) const;
   void visit(Visit& v) {
     v("weight", weight, Role::filter);
@@ -29,7 +30,8 @@ struct Conv1d {
   Conv1dOptions options;
 
   Conv1d() = default;
-  Conv1d(int64_t in, int64_t out, int64_t kernel, const Conv1dOptions& options = {}, bool with_bias = true);
+  Conv1d(int64_t in, int64_t out, int64_t kernel, const Conv1dOptions& options = {},
+         bool with_bias = true);
   Variable operator()(const Variable& x_BCL) const;
   void visit(Visit& v) {
     v("weight", weight, Role::filter);

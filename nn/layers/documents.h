@@ -1,5 +1,6 @@
-// Several documents in a row of tokens, each by itself: attention of one sees nothing of another, and positions begin
-// anew. A model that reads this says `static constexpr bool separates_documents = true`.
+// Several documents in a row of tokens, each by itself: attention of one sees nothing of another,
+// and positions begin anew. A model that reads this says `static constexpr bool separates_documents
+// = true`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +10,8 @@
 
 namespace lathe {
 
-/// While alive, the thread's forwards take rows of several documents. starts, int64 [B, T]: the place in its row where
-/// the document of each place begins; undefined: rows are of one document.
+/// While alive, the thread's forwards take rows of several documents. starts, int64 [B, T]: the
+/// place in its row where the document of each place begins; undefined: rows are of one document.
 struct SeparateDocuments : ModeGuard {
   explicit SeparateDocuments(const at::Tensor& starts) {
     mode().document_starts = starts.defined() ? &starts : nullptr;

@@ -23,13 +23,16 @@ Variable Embedding::operator()(const at::Tensor& ids) const {
   return call.result(embedding(ids, weight), "... C");
 }
 
-EmbeddingBag::EmbeddingBag(int64_t rows, int64_t channels, BagMode bag_, std::optional<int64_t> padding_)
+EmbeddingBag::EmbeddingBag(int64_t rows, int64_t channels, BagMode bag_,
+                           std::optional<int64_t> padding_)
     : weight(new_parameter({rows, channels})), bag(bag_), padding(padding_) {}
 
-// Each row goes to the sum of its bag; `max` takes bags as slices of the rows sorted by bag, which they are.
+// Each row goes to the sum of its bag; `max` takes bags as slices of the rows sorted by bag, which
+// they are.
 Variable EmbeddingBag::reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, int64_t bags,
                               const Variable& scales_N) const {
-  LATHE_CHECK(!scales_N.defined() || bag == BagMode::sum, "EmbeddingBag: scales are for BagMode::sum");
+  LATHE_CHECK(!scales_N.defined() || bag == BagMode::sum,
+              "EmbeddingBag: scales are for BagMode::sum");
   at::Tensor ids = ids_N, bag_of = bag_N;
   Variable scales = scales_N;
   if (padding) {
@@ -65,20 +68,24 @@ Variable EmbeddingBag::operator()(const at::Tensor& ids_BL, const Variable& scal
   call.input("ids", ids_BL, "B L"), call.input("scales", scales_BL, "B L");
   const int64_t b = ids_BL.size(0), l = ids_BL.size(1);
   const at::Tensor bag_N = at::arange(b, ids_BL.options()).repeat_interleave(l);
-  return call.result(reduce(ids_BL.reshape({-1}), bag_N, b, scales_BL.defined() ? reshape(scales_BL, {-1}) : scales_BL),
+  return call.result(reduce(ids_BL.reshape({-1}), bag_N, b,
+                            scales_BL.defined() ? reshape(scales_BL, {-1}) : scales_BL),
                      "B C");
 }
 
 Variable EmbeddingBag::operator()(const at::Tensor& ids_N, const at::Tensor& offsets_B,
                                   const Variable& scales_N) const {
   ModuleCall call(*this, {{'C', weight.size(1)}});
-  call.input("ids", ids_N, "N"), call.input("offsets", offsets_B, "B"), call.input("scales", scales_N, "N");
+  call.input("ids", ids_N, "N"), call.input("offsets", offsets_B, "B"),
+      call.input("scales", scales_N, "N");
   const int64_t bags = offsets_B.size(0), n = ids_N.size(0);
-  const at::Tensor ends =
-      at::cat({offsets_B.slice(0, 1), at::full({std::min<int64_t>(bags, 1)}, n, offsets_B.options())});
+  const at::Tensor ends = at::cat(
+      {offsets_B.slice(0, 1), at::full({std::min<int64_t>(bags, 1)}, n, offsets_B.options())});
   const at::Tensor lengths = ends - offsets_B;
-  LATHE_CHECK(bags == 0 ? n == 0 : offsets_B[0].item<int64_t>() == 0 && lengths.ge(0).all().item<bool>(), call.text(),
-              ": offsets must begin at 0 and rise, and end at no more than the number of ids, ", n);
+  LATHE_CHECK(
+      bags == 0 ? n == 0 : offsets_B[0].item<int64_t>() == 0 && lengths.ge(0).all().item<bool>(),
+      call.text(),
+      ": offsets must begin at 0 and rise, and end at no more than the number of ids, ", n);
   const at::Tensor bag_N = at::arange(bags, offsets_B.options()).repeat_interleave(lengths);
   return call.result(reduce(ids_N, bag_N, bags, scales_N), "B C");
 }

@@ -32,16 +32,18 @@ struct EmbeddingBag {
   EmbeddingBag() = default;
   EmbeddingBag(int64_t rows, int64_t channels, BagMode bag = BagMode::mean,
                std::optional<int64_t> padding = std::nullopt);
-  /// ids int64 [B, L] -> [B, C], zeros for a bag in which nothing counts. `scales` [B, L], for BagMode::sum alone:
-  /// each row is multiplied by its own.
+  /// ids int64 [B, L] -> [B, C], zeros for a bag in which nothing counts. `scales` [B, L], for
+  /// BagMode::sum alone: each row is multiplied by its own.
   Variable operator()(const at::Tensor& ids_BL, const Variable& scales_BL = {}) const;
-  /// Bags of different lengths, one after the other: ids int64 [N], bag i begins at offsets[i] (int64 [B], rising from
-  /// 0) and ends where the next begins.
-  Variable operator()(const at::Tensor& ids_N, const at::Tensor& offsets_B, const Variable& scales_N = {}) const;
+  /// Bags of different lengths, one after the other: ids int64 [N], bag i begins at offsets[i]
+  /// (int64 [B], rising from 0) and ends where the next begins.
+  Variable operator()(const at::Tensor& ids_N, const at::Tensor& offsets_B,
+                      const Variable& scales_N = {}) const;
   void visit(Visit& v) { v("weight", weight, Role::embedding); }
 
  private:
-  Variable reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, int64_t bags, const Variable& scales_N) const;
+  Variable reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, int64_t bags,
+                  const Variable& scales_N) const;
 };
 
 }  // namespace lathe

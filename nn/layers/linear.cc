@@ -5,13 +5,16 @@
 namespace lathe {
 
 Linear::Linear(int64_t in, int64_t out, bool with_bias, const Role& role_)
-    : weight(new_parameter({out, in})), bias(with_bias ? new_parameter({out}) : Variable()), role(role_) {}
+    : weight(new_parameter({out, in})),
+      bias(with_bias ? new_parameter({out}) : Variable()),
+      role(role_) {}
 
 Variable Linear::operator()(const Variable& x, const Variable& residual) const {
   ModuleCall call(*this, {{'I', weight.size(1)}, {'O', weight.size(0)}});
   call.input(x, "... I"), call.input("residual", residual, "... O");
   const Variable y = linear(x, weight, bias, residual);
-  return call.result(lora_a.defined() ? y + linear(linear(x, lora_a), lora_b) * lora_scale : y, "... O");
+  return call.result(lora_a.defined() ? y + linear(linear(x, lora_a), lora_b) * lora_scale : y,
+                     "... O");
 }
 
 void Linear::add_adapter(int64_t rank, double alpha, at::TensorOptions options) {

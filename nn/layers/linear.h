@@ -12,8 +12,9 @@ namespace lathe {
 struct Linear {
   Variable weight, bias;  ///< [out, in]; [out] or undefined
   Role role = Role::weight;
-  Variable lora_a, lora_b;  ///< [rank, in], [out, rank]; undefined: no adapter. Hu et al. 2021, "LoRA"
-  double lora_scale = 1;    ///< alpha / rank
+  Variable lora_a,
+      lora_b;  ///< [rank, in], [out, rank]; undefined: no adapter. Hu et al. 2021, "LoRA"
+  double lora_scale = 1;  ///< alpha / rank
 
   Linear() = default;
   Linear(int64_t in, int64_t out, bool with_bias, const Role& role = Role::weight);

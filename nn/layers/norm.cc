@@ -9,7 +9,8 @@
 namespace lathe {
 namespace {
 
-/// The dtype that products take x in under autocast, for what goes to a layer next; nullopt: x's own.
+/// The dtype that products take x in under autocast, for what goes to a layer next; nullopt: x's
+/// own.
 std::optional<at::ScalarType> product_dtype(const Variable& x) {
   const bool low = mode().compute != at::kFloat && !mode().fp8 && x.dtype() != at::kDouble;
   return low ? std::optional(mode().compute) : std::nullopt;
@@ -23,7 +24,8 @@ LayerNorm::LayerNorm(int64_t channels, bool with_bias)
 Variable LayerNorm::operator()(const Variable& x, bool wide) const {
   ModuleCall call(*this, {{'C', weight.size(0)}});
   call.input(x, "... C");
-  return call.result(layer_norm(x, weight, bias, eps, wide ? std::nullopt : product_dtype(x)), "... C");
+  return call.result(layer_norm(x, weight, bias, eps, wide ? std::nullopt : product_dtype(x)),
+                     "... C");
 }
 
 RMSNorm::RMSNorm(int64_t channels, double eps_) : weight(new_parameter({channels})), eps(eps_) {}
@@ -40,8 +42,8 @@ GroupNorm::GroupNorm(int64_t groups_, int64_t channels_, double eps_, bool affin
       groups(groups_),
       channels(channels_),
       eps(eps_) {
-  LATHE_CHECK(groups >= 1 && channels % groups == 0, "GroupNorm: ", groups, " groups do not divide ", channels,
-              " channels");
+  LATHE_CHECK(groups >= 1 && channels % groups == 0, "GroupNorm: ", groups,
+              " groups do not divide ", channels, " channels");
 }
 
 Variable GroupNorm::normalise(const Variable& x) const {
@@ -51,7 +53,8 @@ Variable GroupNorm::normalise(const Variable& x) const {
 Variable GroupNorm::operator()(const Variable& x) const {
   ModuleCall call(*this, {{'C', channels}});
   const char* const specs[]{"B C", "B C L", "B C H W", "B C D H W"};
-  LATHE_CHECK(x.dim() >= 2 && x.dim() <= 5, call.text(), ": expected an input of 2 to 5 dims, got one of ", x.dim());
+  LATHE_CHECK(x.dim() >= 2 && x.dim() <= 5, call.text(),
+              ": expected an input of 2 to 5 dims, got one of ", x.dim());
   const char* shape = specs[x.dim() - 2];
   call.input(x, shape);
   return call.result(normalise(x), shape);

@@ -21,8 +21,9 @@ Variable along_two(const Module& module, const Variable& x_BCHW, F&& f) {
 }  // namespace
 
 Variable MaxPool2d::operator()(const Variable& x_BCHW) const {
-  return along_two(*this, x_BCHW,
-                   [&](const Variable& x) { return max_pool2d(x, kernel, stride, padding, dilation, ceil_mode); });
+  return along_two(*this, x_BCHW, [&](const Variable& x) {
+    return max_pool2d(x, kernel, stride, padding, dilation, ceil_mode);
+  });
 }
 Variable AvgPool2d::operator()(const Variable& x_BCHW) const {
   return along_two(*this, x_BCHW, [&](const Variable& x) {
@@ -33,8 +34,9 @@ Variable AdaptiveAvgPool2d::operator()(const Variable& x_BCHW) const {
   return along_two(*this, x_BCHW, [&](const Variable& x) { return adaptive_avg_pool2d(x, out); });
 }
 Variable MaxPool1d::operator()(const Variable& x_BCL) const {
-  return along_one(*this, x_BCL,
-                   [&](const Variable& x) { return max_pool1d(x, kernel, stride, padding, dilation, ceil_mode); });
+  return along_one(*this, x_BCL, [&](const Variable& x) {
+    return max_pool1d(x, kernel, stride, padding, dilation, ceil_mode);
+  });
 }
 Variable AvgPool1d::operator()(const Variable& x_BCL) const {
   return along_one(*this, x_BCL, [&](const Variable& x) {

@@ -15,16 +15,22 @@ namespace {
 /// Steps [B, H] in order as [T, B, H].
 Variable stacked(const std::vector<Variable>& steps_BH) {
   const Variable& first = steps_BH[0];
-  return reshape(cat(steps_BH, 0), {static_cast<int64_t>(steps_BH.size()), first.size(0), first.size(1)});
+  return reshape(cat(steps_BH, 0),
+                 {static_cast<int64_t>(steps_BH.size()), first.size(0), first.size(1)});
 }
 Variable swapped(const Variable& x) { return contiguous(transpose(x, 0, 1)); }
-Variable in_dtype(const Variable& x, at::ScalarType dtype) { return x.dtype() == dtype ? x : cast(x, dtype); }
-at::ScalarType wide_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? dtype : at::kFloat; }
+Variable in_dtype(const Variable& x, at::ScalarType dtype) {
+  return x.dtype() == dtype ? x : cast(x, dtype);
+}
+at::ScalarType wide_dtype(at::ScalarType dtype) {
+  return dtype == at::kDouble ? dtype : at::kFloat;
+}
 
 /// A layer's state before its first step [B, H]: the one given, or zeros.
 Variable first_state(const Variable& given_LBH, size_t layer, const Variable& x_TBC, int64_t hidden,
                      at::ScalarType dtype) {
-  if (!given_LBH.defined()) return Variable(at::zeros({x_TBC.size(1), hidden}, x_TBC.data().options().dtype(dtype)));
+  if (!given_LBH.defined())
+    return Variable(at::zeros({x_TBC.size(1), hidden}, x_TBC.data().options().dtype(dtype)));
   return in_dtype(select(given_LBH, 0, static_cast<int64_t>(layer)), dtype);
 }
 
@@ -33,7 +39,8 @@ std::vector<at::Tensor> ended_at(const at::Tensor& lengths, int64_t steps, at::D
   std::vector<at::Tensor> out(static_cast<size_t>(steps));
   if (!lengths.defined()) return out;
   const int64_t first = lengths.numel() == 0 ? steps : lengths.min().item<int64_t>();
-  for (int64_t t = first; t < steps; ++t) out[static_cast<size_t>(t)] = lengths.le(t).unsqueeze(1).to(device);
+  for (int64_t t = first; t < steps; ++t)
+    out[static_cast<size_t>(t)] = lengths.le(t).unsqueeze(1).to(device);
   return out;
 }
 
@@ -51,17 +58,19 @@ Recurrent::Recurrent(int64_t gates, int64_t in, int64_t hidden_, const Recurrent
   LATHE_CHECK(o.n_layer >= 1, "a recurrent module needs 1 layer at least, not ", o.n_layer);
   const int64_t directions = bidirectional ? 2 : 1;
   for (int64_t l = 0; l < o.n_layer * directions; ++l) {
-    layers.push_back({.weight_ih = new_parameter({gates * hidden, l < directions ? in : directions * hidden}),
-                      .weight_hh = new_parameter({gates * hidden, hidden}),
-                      .bias_ih = o.bias ? new_parameter({gates * hidden}) : Variable(),
-                      .bias_hh = o.bias ? new_parameter({gates * hidden}) : Variable()});
+    layers.push_back(
+        {.weight_ih = new_parameter({gates * hidden, l < directions ? in : directions * hidden}),
+         .weight_hh = new_parameter({gates * hidden, hidden}),
+         .bias_ih = o.bias ? new_parameter({gates * hidden}) : Variable(),
+         .bias_hh = o.bias ? new_parameter({gates * hidden}) : Variable()});
   }
 }
 
 void Recurrent::visit(Visit& v) {
   const size_t directions = bidirectional ? 2 : 1;
   for (size_t l = 0; l < layers.size(); ++l) {
-    const std::string place = "_l" + std::to_string(l / directions) + (l % directions == 1 ? "_reverse" : "");
+    const std::string place =
+        "_l" + std::to_string(l / directions) + (l % directions == 1 ? "_reverse" : "");
     v("weight_ih" + place, layers[l].weight_ih, Role::weight);
     v("weight_hh" + place, layers[l].weight_hh, Role::weight);
     v("bias_ih" + place, layers[l].bias_ih, Role::bias);
@@ -71,21 +80,23 @@ void Recurrent::visit(Visit& v) {
 }
 
 template <class Module, class Project, class Cell>
-Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC, const Variable& h_LBH,
-                                   const Variable& c_LBH, const at::Tensor& lengths, bool with_c, Project project,
+Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
+                                   const Variable& h_LBH, const Variable& c_LBH,
+                                   const at::Tensor& lengths, bool with_c, Project project,
                                    Cell cell) const {
   const size_t directions = bidirectional ? 2 : 1, depth = layers.size() / directions;
   ModuleCall call(module, {{'C', layers[0].weight_ih.size(1)},
                            {'L', static_cast<int64_t>(layers.size())},
                            {'H', hidden},
                            {'O', hidden * static_cast<int64_t>(directions)}});
-  call.input(x_BTC, "B T C"), call.input("state h", h_LBH, "L B H"), call.input("state c", c_LBH, "L B H");
+  call.input(x_BTC, "B T C"), call.input("state h", h_LBH, "L B H"),
+      call.input("state c", c_LBH, "L B H");
   call.input("lengths", lengths, "B");
   const int64_t steps = call.size('T');
   LATHE_CHECK(steps >= 1, call.text(), ": a sequence of no steps");
   LATHE_CHECK(!lengths.defined() || lengths.numel() == 0 ||
-                  (lengths.scalar_type() == at::kLong && lengths.is_cpu() && lengths.ge(1).all().item<bool>() &&
-                   lengths.le(steps).all().item<bool>()),
+                  (lengths.scalar_type() == at::kLong && lengths.is_cpu() &&
+                   lengths.ge(1).all().item<bool>() && lengths.le(steps).all().item<bool>()),
               call.text(), ": lengths must be int64 on the CPU, from 1 to ", steps);
   const auto ended = ended_at(lengths, steps, x_BTC.data().device());
 
@@ -114,7 +125,8 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC, 
       sides.push_back(stacked(made));
     }
     s.x_TBC = directions == 1 ? sides[0] : cat(sides, 2);
-    if (layer + 1 < depth && drop.active()) s.x_TBC = swapped(drop(swapped(s.x_TBC)));  // dropout wants the batch first
+    if (layer + 1 < depth && drop.active())
+      s.x_TBC = swapped(drop(swapped(s.x_TBC)));  // dropout wants the batch first
     return s;
   };
   Sequence s = run_blocks(depth, Sequence{swapped(x_BTC), {}, {}}, run_layer);
@@ -126,7 +138,9 @@ std::pair<Variable, LSTMState> LSTM::operator()(const Variable& x_BTC, const LST
                                                 const at::Tensor& lengths) const {
   const Sequence s = run(
       *this, x_BTC, before.h, before.c, lengths, /*with_c=*/true,
-      [](const Layer& w, const Variable& x_TBC) { return linear(x_TBC, w.weight_ih, sum_of(w.bias_ih, w.bias_hh)); },
+      [](const Layer& w, const Variable& x_TBC) {
+        return linear(x_TBC, w.weight_ih, sum_of(w.bias_ih, w.bias_hh));
+      },
       [](const Layer& w, const Variable& step, const Variable& h, const Variable& c) {
         return lstm_cell(linear(h, w.weight_hh, {}, step), c);
       });
@@ -144,17 +158,20 @@ std::pair<Variable, Variable> GRU::operator()(const Variable& x_BTC, const Varia
   return {s.x_TBC, stacked(s.h)};
 }
 
-SimpleRNN::SimpleRNN(int64_t in, int64_t hidden_, const RecurrentOptions& options, const std::string& activation_)
+SimpleRNN::SimpleRNN(int64_t in, int64_t hidden_, const RecurrentOptions& options,
+                     const std::string& activation_)
     : Recurrent(1, in, hidden_, options), activation(activation_) {
-  LATHE_CHECK(activation == "tanh" || activation == "relu", "SimpleRNN: no activation is called ", activation,
-              "; there are tanh and relu");
+  LATHE_CHECK(activation == "tanh" || activation == "relu", "SimpleRNN: no activation is called ",
+              activation, "; there are tanh and relu");
 }
 
 std::pair<Variable, Variable> SimpleRNN::operator()(const Variable& x_BTC, const Variable& h_LBH,
                                                     const at::Tensor& lengths) const {
   const Sequence s = run(
       *this, x_BTC, h_LBH, {}, lengths, /*with_c=*/false,
-      [](const Layer& w, const Variable& x_TBC) { return linear(x_TBC, w.weight_ih, sum_of(w.bias_ih, w.bias_hh)); },
+      [](const Layer& w, const Variable& x_TBC) {
+        return linear(x_TBC, w.weight_ih, sum_of(w.bias_ih, w.bias_hh));
+      },
       [this](const Layer& w, const Variable& step, const Variable& h, const Variable&) {
         const Variable sum = linear(h, w.weight_hh, {}, step);
         return std::pair(activation == "tanh" ? tanh(sum) : relu(sum), Variable());

@@ -1,6 +1,6 @@
-// Recurrent layers, batch first. One product projects all time steps of a layer's input; then a step is a product with
-// the state and a cell. Weights have torch's names, shapes and order of gates. Shapes: B batch, T time, C channels of
-// the input, H units, L layers times directions.
+// Recurrent layers, batch first. One product projects all time steps of a layer's input; then a
+// step is a product with the state and a cell. Weights have torch's names, shapes and order of
+// gates. Shapes: B batch, T time, C channels of the input, H units, L layers times directions.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +18,19 @@ struct RecurrentOptions {
   int64_t n_layer = 1;
   bool bias = true;
   double dropout = 0;  ///< on what goes from a layer to the next
-  /// A second row of layers reads from a sequence's end to its start; each layer's results stand side by side.
+  /// A second row of layers reads from a sequence's end to its start; each layer's results stand
+  /// side by side.
   bool bidirectional = false;
 };
 
-/// What SimpleRNN, LSTM and GRU share. All take `lengths`, int64 [B] of 1 to T on the CPU, where sequences end before
-/// T: beyond its length a sequence's results are zeros, its last state is the one at its end, and the reverse direction
-/// begins there; the same as torch's packed sequences.
+/// What SimpleRNN, LSTM and GRU share. All take `lengths`, int64 [B] of 1 to T on the CPU, where
+/// sequences end before T: beyond its length a sequence's results are zeros, its last state is the
+/// one at its end, and the reverse direction begins there; the same as torch's packed sequences.
 struct Recurrent {
   /// The parameters of one layer in one direction.
   struct Layer {
-    Variable weight_ih, weight_hh, bias_ih, bias_hh;  ///< [G H, C or H], [G H, H], [G H] each or undefined; G gates
+    Variable weight_ih, weight_hh, bias_ih,
+        bias_hh;  ///< [G H, C or H], [G H, H], [G H] each or undefined; G gates
   };
   std::vector<Layer> layers;  ///< of a direction, then of the other, for each layer
   Dropout drop;
@@ -46,11 +48,12 @@ struct Recurrent {
     Variable x_TBC;
     std::vector<Variable> h, c;  ///< last states [B, H] so far, of each layer and direction
   };
-  /// Runs all layers: project(weights, x_TBC) -> [T, B, G H], then at each step cell(weights, its projection, h, c) ->
-  /// the next {h, c}, without c unless `with_c`.
+  /// Runs all layers: project(weights, x_TBC) -> [T, B, G H], then at each step cell(weights, its
+  /// projection, h, c) -> the next {h, c}, without c unless `with_c`.
   template <class Module, class Project, class Cell>
-  Sequence run(const Module& module, const Variable& x_BTC, const Variable& h_LBH, const Variable& c_LBH,
-               const at::Tensor& lengths, bool with_c, Project project, Cell cell) const;
+  Sequence run(const Module& module, const Variable& x_BTC, const Variable& h_LBH,
+               const Variable& c_LBH, const at::Tensor& lengths, bool with_c, Project project,
+               Cell cell) const;
 };
 
 /// What an LSTM goes on from: [L, B, H] each; undefined: zeros.
@@ -60,9 +63,10 @@ struct LSTMState {
 /// Hochreiter and Schmidhuber 1997; Gers et al. 2000.
 struct LSTM : Recurrent {
   LSTM() = default;
-  LSTM(int64_t in, int64_t hidden, const RecurrentOptions& options = {}) : Recurrent(4, in, hidden, options) {}
-  /// [B, T, C] -> the last layer's [B, T, H or 2 H], and each layer's state after the last step. T is above 0. Under
-  /// autocast c stays in float32.
+  LSTM(int64_t in, int64_t hidden, const RecurrentOptions& options = {})
+      : Recurrent(4, in, hidden, options) {}
+  /// [B, T, C] -> the last layer's [B, T, H or 2 H], and each layer's state after the last step. T
+  /// is above 0. Under autocast c stays in float32.
   std::pair<Variable, LSTMState> operator()(const Variable& x_BTC, const LSTMState& before = {},
                                             const at::Tensor& lengths = {}) const;
 };
@@ -70,7 +74,8 @@ struct LSTM : Recurrent {
 /// Cho et al. 2014, with the reset gate after the product, as cuDNN and torch have it.
 struct GRU : Recurrent {
   GRU() = default;
-  GRU(int64_t in, int64_t hidden, const RecurrentOptions& options = {}) : Recurrent(3, in, hidden, options) {}
+  GRU(int64_t in, int64_t hidden, const RecurrentOptions& options = {})
+      : Recurrent(3, in, hidden, options) {}
   /// The same with a state h [L, B, H] alone.
   std::pair<Variable, Variable> operator()(const Variable& x_BTC, const Variable& h_LBH = {},
                                            const at::Tensor& lengths = {}) const;
@@ -81,7 +86,8 @@ struct SimpleRNN : Recurrent {
   std::string activation = "tanh";  ///< or "relu"
 
   SimpleRNN() = default;
-  SimpleRNN(int64_t in, int64_t hidden, const RecurrentOptions& options = {}, const std::string& activation = "tanh");
+  SimpleRNN(int64_t in, int64_t hidden, const RecurrentOptions& options = {},
+            const std::string& activation = "tanh");
   /// As GRU's.
   std::pair<Variable, Variable> operator()(const Variable& x_BTC, const Variable& h_LBH = {},
                                            const at::Tensor& lengths = {}) const;

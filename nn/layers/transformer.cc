@@ -12,7 +12,8 @@ FeedForward::FeedForward(int64_t channels, bool bias)
 Variable FeedForward::operator()(const Variable& x, const Variable& residual) const {
   ModuleCall call(*this, {{'C', up.weight.size(1)}});
   call.input(x, "... C"), call.input("residual", residual, "... C");
-  return call.result(down(up.has_adapter() ? gelu(up(x)) : linear_gelu(x, up.weight, up.bias), residual), "... C");
+  return call.result(
+      down(up.has_adapter() ? gelu(up(x)) : linear_gelu(x, up.weight, up.bias), residual), "... C");
 }
 
 SwiGLU::SwiGLU(int64_t channels, int64_t hidden, bool bias)
@@ -33,8 +34,9 @@ Variable GatedFeedForward::operator()(const Variable& x, const Variable& residua
   ModuleCall call(*this, {{'C', up.weight.size(1)}});
   call.input(x, "... C"), call.input("residual", residual, "... C");
   const bool adapted = gate.has_adapter() || up.has_adapter();
-  return call.result(down(adapted ? silu(gate(x)) * up(x) : linear_swiglu(x, gate.weight, up.weight), residual),
-                     "... C");
+  return call.result(
+      down(adapted ? silu(gate(x)) * up(x) : linear_swiglu(x, gate.weight, up.weight), residual),
+      "... C");
 }
 
 namespace {
@@ -43,7 +45,8 @@ int64_t hidden_of(const TransformerOptions& o) { return o.hidden > 0 ? o.hidden 
 
 /// The residual stream after a branch f: norm(x + f(x)), or x + f(norm(x)).
 template <class F>
-Variable branch(const Variable& x, const LayerNorm& norm, bool norm_first, const Dropout& drop, F&& f) {
+Variable branch(const Variable& x, const LayerNorm& norm, bool norm_first, const Dropout& drop,
+                F&& f) {
   return norm_first ? x + drop(f(norm(x))) : norm(x + drop(f(x)), /*wide=*/true);
 }
 
@@ -55,7 +58,8 @@ TransformerFeedForward::TransformerFeedForward(const TransformerOptions& o)
       drop(o.dropout),
       activation(o.activation) {
   LATHE_CHECK(activation == "relu" || activation == "gelu" || activation == "swiglu",
-              "TransformerFeedForward: no activation is called ", activation, "; there are relu, gelu and swiglu");
+              "TransformerFeedForward: no activation is called ", activation,
+              "; there are relu, gelu and swiglu");
 }
 
 Variable TransformerFeedForward::operator()(const Variable& x) const {
@@ -84,10 +88,12 @@ void TransformerEncoderLayer::visit(Visit& v) {
   v("dropout1", drop1), v("dropout2", drop2);
 }
 
-Variable TransformerEncoderLayer::operator()(const Variable& x_BTC, const AttentionMask& mask) const {
+Variable TransformerEncoderLayer::operator()(const Variable& x_BTC,
+                                             const AttentionMask& mask) const {
   ModuleCall call(*this, {{'C', self_attn.q.weight.size(1)}});
   call.input(x_BTC, "B T C");
-  const Variable h = branch(x_BTC, norm1, norm_first, drop1, [&](const Variable& x) { return self_attn(x, mask); });
+  const Variable h = branch(x_BTC, norm1, norm_first, drop1,
+                            [&](const Variable& x) { return self_attn(x, mask); });
   return call.result(branch(h, norm2, norm_first, drop2, feed_forward), "B T C");
 }
 
@@ -111,12 +117,15 @@ void TransformerDecoderLayer::visit(Visit& v) {
 }
 
 Variable TransformerDecoderLayer::operator()(const Variable& x_BTC, const Variable& memory_BSC,
-                                             const AttentionMask& mask, const AttentionMask& memory_mask) const {
+                                             const AttentionMask& mask,
+                                             const AttentionMask& memory_mask) const {
   ModuleCall call(*this, {{'C', self_attn.q.weight.size(1)}});
   call.input(x_BTC, "B T C"), call.input("memory", memory_BSC, "B S C");
-  Variable h = branch(x_BTC, norm1, norm_first, drop1, [&](const Variable& x) { return self_attn(x, mask); });
-  h = branch(h, norm2, norm_first, drop2,
-             [&](const Variable& x) { return multihead_attn(x, memory_BSC, memory_BSC, memory_mask); });
+  Variable h = branch(x_BTC, norm1, norm_first, drop1,
+                      [&](const Variable& x) { return self_attn(x, mask); });
+  h = branch(h, norm2, norm_first, drop2, [&](const Variable& x) {
+    return multihead_attn(x, memory_BSC, memory_BSC, memory_mask);
+  });
   return call.result(branch(h, norm3, norm_first, drop3, feed_forward), "B T C");
 }
 
@@ -128,8 +137,9 @@ TransformerEncoder::TransformerEncoder(int64_t n_layer, const TransformerOptions
 Variable TransformerEncoder::operator()(const Variable& x_BTC, const AttentionMask& mask) const {
   ModuleCall call(*this);
   call.input(x_BTC, "B T C");
-  const Variable y =
-      run_blocks(layers.size(), x_BTC, [this, mask](size_t i, const Variable& x) { return layers[i](x, mask); });
+  const Variable y = run_blocks(layers.size(), x_BTC, [this, mask](size_t i, const Variable& x) {
+    return layers[i](x, mask);
+  });
   return call.result(norm ? (*norm)(y, /*wide=*/true) : y, "B T C");
 }
 
@@ -138,7 +148,8 @@ TransformerDecoder::TransformerDecoder(int64_t n_layer, const TransformerOptions
   if (o.norm_first) norm.emplace(o.channels, o.bias);
 }
 
-Variable TransformerDecoder::operator()(const Variable& x_BTC, const Variable& memory_BSC, const AttentionMask& mask,
+Variable TransformerDecoder::operator()(const Variable& x_BTC, const Variable& memory_BSC,
+                                        const AttentionMask& mask,
                                         const AttentionMask& memory_mask) const {
   ModuleCall call(*this);
   call.input(x_BTC, "B T C"), call.input("memory", memory_BSC, "B S C");

@@ -27,7 +27,8 @@ struct FeedForward {
   }
 };
 
-/// down(silu(a) * b), [a b] = up(x). Shazeer 2020, "GLU variants improve transformer". x [..., C] -> [..., C].
+/// down(silu(a) * b), [a b] = up(x). Shazeer 2020, "GLU variants improve transformer". x [..., C]
+/// -> [..., C].
 struct SwiGLU {
   Linear up, down;  ///< C -> 2 hidden, hidden -> C
 
@@ -40,7 +41,8 @@ struct SwiGLU {
   }
 };
 
-/// down(silu(gate(x)) * up(x)), SwiGLU with two matrices where the one above has one; and `residual` that is added.
+/// down(silu(gate(x)) * up(x)), SwiGLU with two matrices where the one above has one; and
+/// `residual` that is added.
 struct GatedFeedForward {
   Linear gate, up, down;  ///< C -> hidden twice, hidden -> C; no biases
 
@@ -57,10 +59,12 @@ struct GatedFeedForward {
 /// What encoder and decoder layers are made with. torch.nn.TransformerEncoderLayer has the same.
 struct TransformerOptions {
   int64_t channels = 0, heads = 1;
-  int64_t hidden = 0;               ///< of the feed-forward part; 0: 4 C
-  double dropout = 0;               ///< on branches, inside the feed-forward part and on attention's probabilities
-  std::string activation = "relu";  ///< "relu", "gelu" (exact), or "swiglu", whose linear1 has 2 hidden rows
-  bool norm_first = false;          ///< x + f(norm(x)) in place of norm(x + f(x))
+  int64_t hidden = 0;  ///< of the feed-forward part; 0: 4 C
+  double dropout =
+      0;  ///< on branches, inside the feed-forward part and on attention's probabilities
+  std::string activation =
+      "relu";  ///< "relu", "gelu" (exact), or "swiglu", whose linear1 has 2 hidden rows
+  bool norm_first = false;  ///< x + f(norm(x)) in place of norm(x + f(x))
   bool bias = true;
 };
 
@@ -80,8 +84,8 @@ struct TransformerFeedForward {
   }
 };
 
-/// Self-attention and a feed-forward part, each added to the residual stream. Vaswani et al. 2017; torch.nn's module of
-/// that name, batch first. x [B, T, C] -> [B, T, C].
+/// Self-attention and a feed-forward part, each added to the residual stream. Vaswani et al. 2017;
+/// torch.nn's module of that name, batch first. x [B, T, C] -> [B, T, C].
 struct TransformerEncoderLayer {
   MultiHeadAttention self_attn;
   TransformerFeedForward feed_forward;
@@ -106,13 +110,14 @@ struct TransformerDecoderLayer {
   TransformerDecoderLayer() = default;
   explicit TransformerDecoderLayer(const TransformerOptions& options);
   /// `mask` of the places themselves, usually causal; `memory_mask` of the memory.
-  Variable operator()(const Variable& x_BTC, const Variable& memory_BSC, const AttentionMask& mask = {.causal = true},
+  Variable operator()(const Variable& x_BTC, const Variable& memory_BSC,
+                      const AttentionMask& mask = {.causal = true},
                       const AttentionMask& memory_mask = {}) const;
   void visit(Visit& v);
 };
 
-/// Layers in turn, and where norm_first a norm of what comes out. They are repeated blocks: memory.recompute and fp8
-/// go by them.
+/// Layers in turn, and where norm_first a norm of what comes out. They are repeated blocks:
+/// memory.recompute and fp8 go by them.
 struct TransformerEncoder {
   std::vector<TransformerEncoderLayer> layers;
   std::optional<LayerNorm> norm;
@@ -132,7 +137,8 @@ struct TransformerDecoder {
 
   TransformerDecoder() = default;
   TransformerDecoder(int64_t n_layer, const TransformerOptions& options);
-  Variable operator()(const Variable& x_BTC, const Variable& memory_BSC, const AttentionMask& mask = {.causal = true},
+  Variable operator()(const Variable& x_BTC, const Variable& memory_BSC,
+                      const AttentionMask& mask = {.causal = true},
                       const AttentionMask& memory_mask = {}) const;
   void visit(Visit& v) {
     v.blocks("layers", layers);

@@ -1,5 +1,6 @@
-// A residual network of basic blocks for small images: He et al. 2015, "Deep residual learning", its networks for
-// CIFAR-10 (section 4.2), with projections where a block changes shape. Shapes: B batch, C channels, H height, W width.
+// A residual network of basic blocks for small images: He et al. 2015, "Deep residual learning",
+// its networks for CIFAR-10 (section 4.2), with projections where a block changes shape. Shapes: B
+// batch, C channels, H height, W width.
 #pragma once
 
 #include <array>
@@ -16,17 +17,20 @@
 namespace lathe {
 
 struct ConvNetConfig {
-  LATHE_FIELD(int64_t, n_stage, 3, "stages; each but the first halves height and width and doubles channels",
+  LATHE_FIELD(int64_t, n_stage, 3,
+              "stages; each but the first halves height and width and doubles channels",
               between(1, 12).fixed())
   LATHE_FIELD(int64_t, n_block, 2, "residual blocks of a stage, of two 3 x 3 convolutions each",
               between(1, 1000).fixed())
   LATHE_FIELD(int64_t, n_channel, 16, "channels of the first stage", between(1, 100000).fixed())
-  LATHE_FIELD(double, dropout, 0.0, "share of the pooled features zeroed in training", below(0, 1).fixed())
-  LATHE_FIELD(std::string, init, "kaiming", "how filters and the head's weight start", one_of(init_names()).fixed())
+  LATHE_FIELD(double, dropout, 0.0, "share of the pooled features zeroed in training",
+              below(0, 1).fixed())
+  LATHE_FIELD(std::string, init, "kaiming", "how filters and the head's weight start",
+              one_of(init_names()).fixed())
 };
 
-/// relu(shortcut(x) + norm2(conv2(relu(norm1(conv1(x)))))). x [B, in, H, W] -> [B, out, H / stride, W / stride],
-/// rounded up. The stream of blocks stays in float32 under autocast.
+/// relu(shortcut(x) + norm2(conv2(relu(norm1(conv1(x)))))). x [B, in, H, W] -> [B, out, H / stride,
+/// W / stride], rounded up. The stream of blocks stays in float32 under autocast.
 struct BasicBlock {
   Conv2d conv1;
   BatchNorm2d norm1;
@@ -70,7 +74,8 @@ struct ConvNet {
   static std::optional<ConvNetConfig> scale_down(const ConvNetConfig& config);
   /// x [B, C, H, W], or [B, H, W] -> [B, outputs].
   Variable operator()(const Variable& x) const;
-  /// Training FLOPs of a sample: 6 for each weight of a product and each place that it is at, forward and backward.
+  /// Training FLOPs of a sample: 6 for each weight of a product and each place that it is at,
+  /// forward and backward.
   double flops_per_unit() const;
   void visit(Visit& v) {
     v("stem", stem);

@@ -24,10 +24,13 @@ Block::Block(const GPTConfig& c)
 Variable Block::operator()(const Variable& x_BTC, const at::Tensor& starts) const {
   ModuleCall call(*this, {{'C', norm1.weight.size(0)}});
   call.input(x_BTC, "B T C");
-  const Variable h_BTC =
-      add_branch(x_BTC, attn_drop, [&](const Variable& residual) { return attn(norm1(x_BTC), residual, starts); });
-  return call.result(add_branch(h_BTC, mlp_drop, [&](const Variable& residual) { return mlp(norm2(h_BTC), residual); }),
-                     "B T C");
+  const Variable h_BTC = add_branch(x_BTC, attn_drop, [&](const Variable& residual) {
+    return attn(norm1(x_BTC), residual, starts);
+  });
+  return call.result(
+      add_branch(h_BTC, mlp_drop,
+                 [&](const Variable& residual) { return mlp(norm2(h_BTC), residual); }),
+      "B T C");
 }
 
 GPT::GPT(const GPTConfig& c)
@@ -45,17 +48,22 @@ Variable GPT::features(const at::Tensor& ids_BT) const {
   ModuleCall call(*this, {{'C', config.n_embd}});
   call.input("ids", ids_BT, "B T");
   const int64_t t = ids_BT.size(1);
-  LATHE_CHECK(t <= config.block_size, "GPT: ", t, " tokens are longer than the context of ", config.block_size);
+  LATHE_CHECK(t <= config.block_size, "GPT: ", t, " tokens are longer than the context of ",
+              config.block_size);
   const at::Tensor starts = document_starts();
-  const Variable places = mode().cache != nullptr ? positions(mode().cache->places(t, ids_BT.device()))
-                          : starts.defined()      ? positions(places_in_documents(starts))
-                                                  : slice(positions.weight, 0, 0, t);
-  const Variable x_BTC = run_blocks(blocks.size(), drop(tokens(ids_BT) + places),
-                                    [this, starts](size_t i, const Variable& x) { return blocks[i](x, starts); });
+  const Variable places = mode().cache != nullptr
+                              ? positions(mode().cache->places(t, ids_BT.device()))
+                          : starts.defined() ? positions(places_in_documents(starts))
+                                             : slice(positions.weight, 0, 0, t);
+  const Variable x_BTC =
+      run_blocks(blocks.size(), drop(tokens(ids_BT) + places),
+                 [this, starts](size_t i, const Variable& x) { return blocks[i](x, starts); });
   return call.result(norm(x_BTC), "B T C");
 }
 
-Variable GPT::operator()(const at::Tensor& ids_BT) const { return linear(features(ids_BT), head_weight()); }
+Variable GPT::operator()(const at::Tensor& ids_BT) const {
+  return linear(features(ids_BT), head_weight());
+}
 
 double GPT::flops_per_unit() const {
   return matmul_flops(parameters(*this)) + 12.0 * static_cast<double>(config.n_layer) *
@@ -65,9 +73,9 @@ double GPT::flops_per_unit() const {
 
 std::optional<ConfigFault> GPT::check(const GPTConfig& c) {
   if (c.n_embd % c.n_head == 0) return std::nullopt;
-  return ConfigFault{
-      {"n_embd", "n_head"},
-      str("model.n_embd = ", c.n_embd, " is not divisible by model.n_head = ", c.n_head, "; change one of them")};
+  return ConfigFault{{"n_embd", "n_head"},
+                     str("model.n_embd = ", c.n_embd,
+                         " is not divisible by model.n_head = ", c.n_head, "; change one of them")};
 }
 
 std::optional<GPTConfig> GPT::scale_down(const GPTConfig& config) {

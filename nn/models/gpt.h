@@ -1,5 +1,6 @@
-// GPT-2 (Radford et al. 2019): learned positions, pre-layer-norm blocks, GELU, an output head that may share the token
-// embedding's weight. Shapes: B batch, T time, C channels, V vocabulary, N = B T.
+// GPT-2 (Radford et al. 2019): learned positions, pre-layer-norm blocks, GELU, an output head that
+// may share the token embedding's weight. Shapes: B batch, T time, C channels, V vocabulary, N = B
+// T.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +22,12 @@ struct GPTConfig {
   LATHE_FIELD(int64_t, vocab_size, 0, "tokens the model knows; 0: as many as the data has",
               between(0, 10000000).fixed())
   LATHE_FIELD(double, dropout, 0.0,
-              "share of embeddings and residual branches zeroed in training; attention probabilities are not dropped",
+              "share of embeddings and residual branches zeroed in training; attention "
+              "probabilities are not dropped",
               below(0, 1).fixed())
   LATHE_FIELD(bool, bias, true, "biases in linear layers and layer norms", anything().fixed())
-  LATHE_FIELD(bool, tie_weights, true, "the output head shares the token embedding's weight", anything().fixed())
+  LATHE_FIELD(bool, tie_weights, true, "the output head shares the token embedding's weight",
+              anything().fixed())
   LATHE_FIELD(std::string, init, "gpt2", "how linear weights start", one_of(init_names()).fixed())
 };
 
@@ -67,14 +70,14 @@ struct GPT {
   Variable features(const at::Tensor& ids_BT) const;
   /// The head's weight [V, C]: the token embeddings where they are tied.
   const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
-  /// Training FLOPs of a token by the field's formula: 6 N + 12 L C T, N the parameters that take part in matmuls (all
-  /// but position embeddings and an untied token embedding), 4 for each frozen one. Kaplan et al. 2020; Chowdhery et
-  /// al. 2022.
+  /// Training FLOPs of a token by the field's formula: 6 N + 12 L C T, N the parameters that take
+  /// part in matmuls (all but position embeddings and an untied token embedding), 4 for each frozen
+  /// one. Kaplan et al. 2020; Chowdhery et al. 2022.
   double flops_per_unit() const;
   /// What is wrong between its keys, if anything.
   static std::optional<ConfigFault> check(const GPTConfig& config);
-  /// The next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then fewer heads of the same
-  /// width, and of one head half of it.
+  /// The next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then fewer
+  /// heads of the same width, and of one head half of it.
   static std::optional<GPTConfig> scale_down(const GPTConfig& config);
   static constexpr bool caches_keys = true, separates_documents = true;
 

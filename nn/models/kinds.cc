@@ -18,12 +18,15 @@ namespace {
 
 std::vector<ModelKind>& table() {
   static std::vector<ModelKind> kinds{
-      model_kind<GPT, GPTConfig>("gpt", "GPT-2: a decoder of tokens with learned positions (Radford et al. 2019)"),
-      model_kind<Llama, LlamaConfig>(
-          "llama", "LLaMA and relatives: rotary positions, RMS norm, SwiGLU, grouped queries (Touvron et al. 2023)"),
+      model_kind<GPT, GPTConfig>(
+          "gpt", "GPT-2: a decoder of tokens with learned positions (Radford et al. 2019)"),
+      model_kind<Llama, LlamaConfig>("llama",
+                                     "LLaMA and relatives: rotary positions, RMS norm, SwiGLU, "
+                                     "grouped queries (Touvron et al. 2023)"),
       model_kind<RNN, RNNConfig>("rnn", "a recurrent model of tokens, LSTM or GRU"),
       model_kind<MLP, MLPConfig>("mlp", "a multi-layer perceptron on examples of any shape"),
-      model_kind<ConvNet, ConvNetConfig>("convnet", "a residual network on images (He et al. 2015)"),
+      model_kind<ConvNet, ConvNetConfig>("convnet",
+                                         "a residual network on images (He et al. 2015)"),
   };
   return kinds;
 }
@@ -50,7 +53,8 @@ std::vector<int64_t> smaller_sizes(int64_t size) {
 const std::vector<ModelKind>& model_kinds() { return table(); }
 
 const ModelKind* find_model_kind(const std::string& name) {
-  const auto found = std::find_if(table().begin(), table().end(), [&](const ModelKind& k) { return k.name == name; });
+  const auto found = std::find_if(table().begin(), table().end(),
+                                  [&](const ModelKind& k) { return k.name == name; });
   return found == table().end() ? nullptr : &*found;
 }
 
@@ -73,7 +77,8 @@ int64_t half_width(int64_t size) {
   return std::max(unit, size / 2 / unit * unit);
 }
 
-std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind, const AnyConfig& config) {
+std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind,
+                                                    const AnyConfig& config) {
   std::vector<std::vector<AnyConfig>> ways;
   if (kind.scale_down) {
     if (auto scaled = kind.scale_down(config)) ways.push_back({std::move(*scaled)});
@@ -83,9 +88,11 @@ std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind, const
   // The largest number is most likely the one that time and memory follow.
   std::vector<std::pair<int64_t, const Field*>> sizes;
   for (const Field& field : config.schema().fields()) {
-    if (const int64_t* const size = config.find<int64_t>(field.key)) sizes.emplace_back(*size, &field);
+    if (const int64_t* const size = config.find<int64_t>(field.key))
+      sizes.emplace_back(*size, &field);
   }
-  std::stable_sort(sizes.begin(), sizes.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::stable_sort(sizes.begin(), sizes.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
 
   for (const auto& [size, field] : sizes) {
     const auto least = static_cast<int64_t>(std::max(1.0, std::ceil(field->rule.min)));
@@ -109,15 +116,16 @@ double matmul_flops(const std::vector<NamedParameter>& parameters) {
   return flops;
 }
 
-void initialize(const std::vector<NamedParameter>& parameters, const AnyConfig& config, uint64_t seed) {
+void initialize(const std::vector<NamedParameter>& parameters, const AnyConfig& config,
+                uint64_t seed) {
   const std::string* init = config.find<std::string>("init");
   const int64_t* depth = config.find<int64_t>("n_layer");
-  initialize(parameters, init != nullptr ? init_from_config(*init) : Init::kaiming, depth != nullptr ? *depth : 1,
-             seed);
+  initialize(parameters, init != nullptr ? init_from_config(*init) : Init::kaiming,
+             depth != nullptr ? *depth : 1, seed);
 }
 
-std::unique_ptr<Model> make_model(const ModelKind& kind, const AnyConfig& config, const ModelSizes& sizes,
-                                  uint64_t seed) {
+std::unique_ptr<Model> make_model(const ModelKind& kind, const AnyConfig& config,
+                                  const ModelSizes& sizes, uint64_t seed) {
   auto model = kind.make(config, sizes);
   initialize(parameters(*model), config, seed);
   return model;

@@ -38,13 +38,17 @@ LlamaBlock::LlamaBlock(const LlamaConfig& c)
       attn_drop(c.dropout),
       mlp_drop(c.dropout) {}
 
-Variable LlamaBlock::operator()(const Variable& x_BTC, const at::Tensor& turns, const at::Tensor& starts) const {
+Variable LlamaBlock::operator()(const Variable& x_BTC, const at::Tensor& turns,
+                                const at::Tensor& starts) const {
   ModuleCall call(*this, {{'C', norm1.weight.size(0)}});
   call.input(x_BTC, "B T C");
-  const Variable h_BTC = add_branch(
-      x_BTC, attn_drop, [&](const Variable& residual) { return attn(norm1(x_BTC), turns, residual, starts); });
-  return call.result(add_branch(h_BTC, mlp_drop, [&](const Variable& residual) { return mlp(norm2(h_BTC), residual); }),
-                     "B T C");
+  const Variable h_BTC = add_branch(x_BTC, attn_drop, [&](const Variable& residual) {
+    return attn(norm1(x_BTC), turns, residual, starts);
+  });
+  return call.result(
+      add_branch(h_BTC, mlp_drop,
+                 [&](const Variable& residual) { return mlp(norm2(h_BTC), residual); }),
+      "B T C");
 }
 
 Llama::Llama(const LlamaConfig& c)
@@ -62,32 +66,36 @@ Variable Llama::features(const at::Tensor& ids_BT) const {
   ModuleCall call(*this, {{'C', config.n_embd}});
   call.input("ids", ids_BT, "B T");
   const int64_t t = ids_BT.size(1);
-  LATHE_CHECK(t <= config.block_size, "Llama: ", t, " tokens are longer than the context of ", config.block_size);
+  LATHE_CHECK(t <= config.block_size, "Llama: ", t, " tokens are longer than the context of ",
+              config.block_size);
   const at::Tensor starts = document_starts();
   const at::Tensor places = mode().cache != nullptr ? mode().cache->places(t, at::kCPU)
                             : starts.defined()      ? places_in_documents(starts)
                                                     : at::arange(t, at::kLong);
   const at::ScalarType wide = tokens.weight.dtype() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor turns = rotary.turns(places).to(ids_BT.device(), wide);
-  const Variable x_BTC =
-      run_blocks(blocks.size(), drop(tokens(ids_BT)),
-                 [this, turns, starts](size_t i, const Variable& x) { return blocks[i](x, turns, starts); });
+  const Variable x_BTC = run_blocks(
+      blocks.size(), drop(tokens(ids_BT)),
+      [this, turns, starts](size_t i, const Variable& x) { return blocks[i](x, turns, starts); });
   return call.result(norm(x_BTC), "B T C");
 }
 
-Variable Llama::operator()(const at::Tensor& ids_BT) const { return linear(features(ids_BT), head_weight()); }
+Variable Llama::operator()(const at::Tensor& ids_BT) const {
+  return linear(features(ids_BT), head_weight());
+}
 
 double Llama::flops_per_unit() const {
-  return matmul_flops(parameters(*this)) + 12.0 * static_cast<double>(config.n_layer) *
-                                               static_cast<double>(config.n_head * config.head_width()) *
-                                               static_cast<double>(config.block_size);
+  return matmul_flops(parameters(*this)) +
+         12.0 * static_cast<double>(config.n_layer) *
+             static_cast<double>(config.n_head * config.head_width()) *
+             static_cast<double>(config.block_size);
 }
 
 std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
   if (c.head_dim == 0 && c.n_embd % c.n_head != 0) {
     return ConfigFault{{"n_embd", "n_head"},
-                       str("model.n_embd = ", c.n_embd, " is not divisible by model.n_head = ", c.n_head,
-                           "; change one of them, or set model.head_dim")};
+                       str("model.n_embd = ", c.n_embd, " is not divisible by model.n_head = ",
+                           c.n_head, "; change one of them, or set model.head_dim")};
   }
   if (c.head_width() % 2 != 0) {
     return ConfigFault{{"n_embd", "n_head", "head_dim"},
@@ -97,29 +105,31 @@ std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
   }
   if (c.n_head % c.kv_heads() != 0) {
     return ConfigFault{{"n_head", "n_kv_head"},
-                       str("model.n_head = ", c.n_head, " is not divisible by model.n_kv_head = ", c.n_kv_head,
-                           "; change one of them")};
+                       str("model.n_head = ", c.n_head, " is not divisible by model.n_kv_head = ",
+                           c.n_kv_head, "; change one of them")};
   }
   if (c.rope_scaling == "llama3" && c.rope_low_freq_factor >= c.rope_high_freq_factor) {
-    return ConfigFault{{"rope_low_freq_factor", "rope_high_freq_factor"},
-                       str("model.rope_low_freq_factor = ", c.rope_low_freq_factor,
-                           " must be below model.rope_high_freq_factor = ", c.rope_high_freq_factor)};
+    return ConfigFault{
+        {"rope_low_freq_factor", "rope_high_freq_factor"},
+        str("model.rope_low_freq_factor = ", c.rope_low_freq_factor,
+            " must be below model.rope_high_freq_factor = ", c.rope_high_freq_factor)};
   }
   if (c.rope_scaling == "yarn" && c.rope_theta <= 1) {
-    return ConfigFault{{"rope_theta", "rope_scaling"},
-                       "model.rope_scaling = \"yarn\" needs model.rope_theta above 1, so that angles differ"};
+    return ConfigFault{
+        {"rope_theta", "rope_scaling"},
+        "model.rope_scaling = \"yarn\" needs model.rope_theta above 1, so that angles differ"};
   }
   if (c.rope_scaling == "yarn" && c.rope_beta_slow >= c.rope_beta_fast) {
-    return ConfigFault{
-        {"rope_beta_slow", "rope_beta_fast"},
-        str("model.rope_beta_slow = ", c.rope_beta_slow, " must be below model.rope_beta_fast = ", c.rope_beta_fast)};
+    return ConfigFault{{"rope_beta_slow", "rope_beta_fast"},
+                       str("model.rope_beta_slow = ", c.rope_beta_slow,
+                           " must be below model.rope_beta_fast = ", c.rope_beta_fast)};
   }
   if (c.rope_scaling == "none" && c.rope_factor != 1) {
-    return ConfigFault{
-        {"rope_factor", "rope_scaling"},
-        str("model.rope_factor = ", c.rope_factor,
-            " has no effect with model.rope_scaling = \"none\"; set that to linear, llama3 or yarn, or leave "
-            "the factor out")};
+    return ConfigFault{{"rope_factor", "rope_scaling"},
+                       str("model.rope_factor = ", c.rope_factor,
+                           " has no effect with model.rope_scaling = \"none\"; set that to linear, "
+                           "llama3 or yarn, or leave "
+                           "the factor out")};
   }
   return std::nullopt;
 }
@@ -129,7 +139,8 @@ std::optional<LlamaConfig> Llama::scale_down(const LlamaConfig& config) {
   if (halve(c.n_layer, 2) || halve(c.block_size, 512) || halve(c.vocab_size, 8192)) return c;
   if (c.n_embd <= 64 && c.n_head * c.head_width() <= 64 && c.n_inner <= 256) return std::nullopt;
 
-  // Heads of keys and values go with those of the queries that they serve, so that each still serves as many.
+  // Heads of keys and values go with those of the queries that they serve, so that each still
+  // serves as many.
   int64_t kv_heads = c.kv_heads(), head_width = c.head_width();
   const int64_t group = c.n_head / kv_heads;
   if (halve(kv_heads, 1)) {

@@ -1,6 +1,7 @@
-// LLaMA and its relatives (Touvron et al. 2023; Llama 3, Mistral, Qwen 2 and 3 by their keys): RMS norm, rotary
-// positions, fewer heads of keys and values than of queries, SwiGLU, an output head that may share the token
-// embedding's weight. Shapes: B batch, T time, C channels, D channels of a head, V vocabulary.
+// LLaMA and its relatives (Touvron et al. 2023; Llama 3, Mistral, Qwen 2 and 3 by their keys): RMS
+// norm, rotary positions, fewer heads of keys and values than of queries, SwiGLU, an output head
+// that may share the token embedding's weight. Shapes: B batch, T time, C channels, D channels of a
+// head, V vocabulary.
 #pragma once
 
 #include <cstdint>
@@ -17,30 +18,37 @@ namespace lathe {
 struct LlamaConfig {
   LATHE_FIELD(int64_t, n_layer, 4, "transformer blocks", between(1, 1000).fixed())
   LATHE_FIELD(int64_t, n_head, 4, "attention heads of the queries", between(1, 1000).fixed())
-  LATHE_FIELD(int64_t, n_kv_head, 0, "heads of the keys and values; must divide n_head; 0: as many as n_head",
+  LATHE_FIELD(int64_t, n_kv_head, 0,
+              "heads of the keys and values; must divide n_head; 0: as many as n_head",
               between(0, 1000).fixed())
   LATHE_FIELD(int64_t, n_embd, 128, "channels of the residual stream", between(1, 100000).fixed())
-  LATHE_FIELD(int64_t, head_dim, 0, "channels of a head, even; 0: n_embd / n_head", between(0, 100000).fixed())
+  LATHE_FIELD(int64_t, head_dim, 0, "channels of a head, even; 0: n_embd / n_head",
+              between(0, 100000).fixed())
   LATHE_FIELD(int64_t, n_inner, 0,
-              "hidden units of the feed-forward part; 0: 8/3 n_embd, rounded up to a multiple of 32, which is as many "
+              "hidden units of the feed-forward part; 0: 8/3 n_embd, rounded up to a multiple of "
+              "32, which is as many "
               "parameters as gpt's has",
               between(0, 1000000).fixed())
   LATHE_FIELD(int64_t, block_size, 64, "context length in tokens", between(1, 1000000).fixed())
   LATHE_FIELD(int64_t, vocab_size, 0, "tokens the model knows; 0: as many as the data has",
               between(0, 10000000).fixed())
   LATHE_FIELD(double, dropout, 0.0,
-              "share of embeddings and residual branches zeroed in training; attention probabilities are not dropped",
+              "share of embeddings and residual branches zeroed in training; attention "
+              "probabilities are not dropped",
               below(0, 1).fixed())
-  LATHE_FIELD(double, rope_theta, 10000.0, "rotary positions: base of the angles", between(1, 1e12).fixed())
-  LATHE_FIELD(
-      std::string, rope_scaling, "none",
-      "how the angles are changed for longer contexts; linear: all over rope_factor; llama3, yarn: the slow ones alone",
-      one_of({"none", "linear", "llama3", "yarn"}).fixed())
-  LATHE_FIELD(double, rope_factor, 1.0, "rope_scaling: what angles are divided by", between(1, 1e6).fixed())
+  LATHE_FIELD(double, rope_theta, 10000.0, "rotary positions: base of the angles",
+              between(1, 1e12).fixed())
+  LATHE_FIELD(std::string, rope_scaling, "none",
+              "how the angles are changed for longer contexts; linear: all over rope_factor; "
+              "llama3, yarn: the slow ones alone",
+              one_of({"none", "linear", "llama3", "yarn"}).fixed())
+  LATHE_FIELD(double, rope_factor, 1.0, "rope_scaling: what angles are divided by",
+              between(1, 1e6).fixed())
   LATHE_FIELD(double, rope_low_freq_factor, 1.0,
-              "llama3: angles with fewer waves than this in rope_original_context are slow", between(1e-3, 1e6).fixed())
-  LATHE_FIELD(double, rope_high_freq_factor, 4.0, "llama3: those with more than this stay as they are",
+              "llama3: angles with fewer waves than this in rope_original_context are slow",
               between(1e-3, 1e6).fixed())
+  LATHE_FIELD(double, rope_high_freq_factor, 4.0,
+              "llama3: those with more than this stay as they are", between(1e-3, 1e6).fixed())
   LATHE_FIELD(int64_t, rope_original_context, 8192,
               "llama3, yarn: tokens of the context that the model was trained with first",
               between(1, 100000000).fixed())
@@ -50,11 +58,16 @@ struct LlamaConfig {
   LATHE_FIELD(double, rope_beta_slow, 1.0, "yarn: those with fewer than this are over rope_factor",
               between(1e-3, 1e6).fixed())
   LATHE_FIELD(double, rope_attention_factor, 0.0,
-              "yarn: what queries and keys are multiplied by; 0: 0.1 ln(rope_factor) + 1", between(0, 1e6).fixed())
-  LATHE_FIELD(double, norm_eps, 1e-5, "added to the mean square in norms", between(1e-12, 1).fixed())
-  LATHE_FIELD(bool, qkv_bias, false, "biases of the queries, keys and values (Qwen 2)", anything().fixed())
-  LATHE_FIELD(bool, qk_norm, false, "RMS norms of each head's queries and keys (Qwen 3)", anything().fixed())
-  LATHE_FIELD(bool, tie_weights, true, "the output head shares the token embedding's weight", anything().fixed())
+              "yarn: what queries and keys are multiplied by; 0: 0.1 ln(rope_factor) + 1",
+              between(0, 1e6).fixed())
+  LATHE_FIELD(double, norm_eps, 1e-5, "added to the mean square in norms",
+              between(1e-12, 1).fixed())
+  LATHE_FIELD(bool, qkv_bias, false, "biases of the queries, keys and values (Qwen 2)",
+              anything().fixed())
+  LATHE_FIELD(bool, qk_norm, false, "RMS norms of each head's queries and keys (Qwen 3)",
+              anything().fixed())
+  LATHE_FIELD(bool, tie_weights, true, "the output head shares the token embedding's weight",
+              anything().fixed())
   LATHE_FIELD(std::string, init, "gpt2", "how linear weights start", one_of(init_names()).fixed())
 
   int64_t kv_heads() const { return n_kv_head == 0 ? n_head : n_kv_head; }
@@ -72,7 +85,8 @@ struct LlamaBlock {
 
   explicit LlamaBlock(const LlamaConfig& config);
   /// `turns` and `starts` as GroupedQueryAttention takes them.
-  Variable operator()(const Variable& x_BTC, const at::Tensor& turns, const at::Tensor& starts = {}) const;
+  Variable operator()(const Variable& x_BTC, const at::Tensor& turns,
+                      const at::Tensor& starts = {}) const;
   void visit(Visit& v) {
     v("norm1", norm1);
     v("attn", attn);
@@ -106,8 +120,8 @@ struct Llama {
   double flops_per_unit() const;
   /// What is wrong between its keys, if anything.
   static std::optional<ConfigFault> check(const LlamaConfig& config);
-  /// The next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then fewer heads of the same
-  /// width, and of one head half of it.
+  /// The next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then fewer
+  /// heads of the same width, and of one head half of it.
   static std::optional<LlamaConfig> scale_down(const LlamaConfig& config);
   static constexpr bool caches_keys = true, separates_documents = true;
 

@@ -19,7 +19,9 @@ Variable (*activation_of(const std::string& name))(const Variable&) {
 }  // namespace
 
 MLPLayer::MLPLayer(const MLPConfig& c, int64_t in)
-    : linear(in, c.n_hidden, /*with_bias=*/true), activation(activation_of(c.activation)), drop(c.dropout) {
+    : linear(in, c.n_hidden, /*with_bias=*/true),
+      activation(activation_of(c.activation)),
+      drop(c.dropout) {
   if (c.norm == "layer") layer_norm.emplace(c.n_hidden, /*with_bias=*/true);
   if (c.norm == "batch") batch_norm.emplace(c.n_hidden);
 }
@@ -32,9 +34,10 @@ Variable MLPLayer::operator()(const Variable& x) const {
   return call.result(drop(activation(y)), "B H");
 }
 
-MLP::MLP(const MLPConfig& c, const ModelSizes& sizes) : config(c), features(c10::multiply_integers(sizes.input)) {
-  LATHE_CHECK(features >= 1 && sizes.outputs >= 1, "mlp: inputs of ", features, " numbers and ", sizes.outputs,
-              " outputs; both must be 1 at least");
+MLP::MLP(const MLPConfig& c, const ModelSizes& sizes)
+    : config(c), features(c10::multiply_integers(sizes.input)) {
+  LATHE_CHECK(features >= 1 && sizes.outputs >= 1, "mlp: inputs of ", features, " numbers and ",
+              sizes.outputs, " outputs; both must be 1 at least");
   int64_t in = features;
   for (int64_t i = 0; i < c.n_layer; ++i, in = c.n_hidden) layers.emplace_back(c, in);
   head = Linear(in, sizes.outputs, /*with_bias=*/true, Role::head);
@@ -56,10 +59,11 @@ double MLP::flops_per_unit() const {
 }
 
 int64_t parameter_count(const MLPConfig& c, const ModelSizes& sizes) {
-  const int64_t in = c10::multiply_integers(sizes.input), norm = c.norm == "none" ? 0 : 2 * c.n_hidden;
+  const int64_t in = c10::multiply_integers(sizes.input),
+                norm = c.norm == "none" ? 0 : 2 * c.n_hidden;
   if (c.n_layer == 0) return (in + 1) * sizes.outputs;
-  return (in + 1) * c.n_hidden + (c.n_layer - 1) * (c.n_hidden + 1) * c.n_hidden + c.n_layer * norm +
-         (c.n_hidden + 1) * sizes.outputs;
+  return (in + 1) * c.n_hidden + (c.n_layer - 1) * (c.n_hidden + 1) * c.n_hidden +
+         c.n_layer * norm + (c.n_hidden + 1) * sizes.outputs;
 }
 
 std::optional<MLPConfig> MLP::scale_down(const MLPConfig& config) {

@@ -21,7 +21,8 @@ struct MLPConfig {
   LATHE_FIELD(std::string, norm, "none", "before each activation: layer norm, batch norm or none",
               one_of({"none", "layer", "batch"}).fixed())
   LATHE_FIELD(double, dropout, 0.0, "share of hidden units zeroed in training", below(0, 1).fixed())
-  LATHE_FIELD(std::string, init, "kaiming", "how linear weights start", one_of(init_names()).fixed())
+  LATHE_FIELD(std::string, init, "kaiming", "how linear weights start",
+              one_of(init_names()).fixed())
 };
 
 /// Linear layer, norm, activation, dropout. [B, in] -> [B, n_hidden].

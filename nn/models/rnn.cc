@@ -12,9 +12,10 @@ int64_t gates_of(const RNNConfig& c) { return c.cell == "lstm" ? 4 : 3; }
 
 std::optional<ConfigFault> RNN::check(const RNNConfig& c) {
   if (!c.tie_weights || c.n_embd == c.n_hidden) return std::nullopt;
-  return ConfigFault{{"tie_weights", "n_embd", "n_hidden"},
-                     str("tied weights need n_embd and n_hidden to be equal, not ", c.n_embd, " and ", c.n_hidden,
-                         "; set tie_weights = false, or one of them to the other")};
+  return ConfigFault{
+      {"tie_weights", "n_embd", "n_hidden"},
+      str("tied weights need n_embd and n_hidden to be equal, not ", c.n_embd, " and ", c.n_hidden,
+          "; set tie_weights = false, or one of them to the other")};
 }
 
 RNN::RNN(const RNNConfig& c)
@@ -36,13 +37,15 @@ RNN::RNN(const RNNConfig& c)
 Variable RNN::features(const at::Tensor& ids_BT) const {
   ModuleCall call(*this, {{'H', config.n_hidden}});
   call.input("ids", ids_BT, "B T");
-  LATHE_CHECK(ids_BT.size(1) <= config.block_size, "RNN: ", ids_BT.size(1), " tokens are longer than the context of ",
-              config.block_size);
+  LATHE_CHECK(ids_BT.size(1) <= config.block_size, "RNN: ", ids_BT.size(1),
+              " tokens are longer than the context of ", config.block_size);
   const Variable x_BTC = embedded_drop(tokens(ids_BT));
   return call.result(features_drop(lstm ? (*lstm)(x_BTC).first : (*gru)(x_BTC).first), "B T H");
 }
 
-Variable RNN::operator()(const at::Tensor& ids_BT) const { return linear(features(ids_BT), head_weight()); }
+Variable RNN::operator()(const at::Tensor& ids_BT) const {
+  return linear(features(ids_BT), head_weight());
+}
 
 double RNN::flops_per_unit() const {
   const Recurrent& layers = lstm ? static_cast<const Recurrent&>(*lstm) : *gru;
@@ -54,8 +57,8 @@ double RNN::flops_per_unit() const {
 
 int64_t parameter_count(const RNNConfig& c) {
   const int64_t rows = gates_of(c) * c.n_hidden, later = c.n_layer - 1;
-  return c.vocab_size * (c.n_embd + (c.tie_weights ? 0 : c.n_hidden)) + rows * (c.n_embd + c.n_hidden + 2) +
-         later * rows * (2 * c.n_hidden + 2);
+  return c.vocab_size * (c.n_embd + (c.tie_weights ? 0 : c.n_hidden)) +
+         rows * (c.n_embd + c.n_hidden + 2) + later * rows * (2 * c.n_hidden + 2);
 }
 
 std::optional<RNNConfig> RNN::scale_down(const RNNConfig& config) {

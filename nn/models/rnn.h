@@ -1,5 +1,6 @@
-// A recurrent language model: token embedding, LSTM or GRU layers, an output head that may share the embedding's weight
-// (Zaremba et al. 2014; Press and Wolf 2016). Shapes: B batch, T time, C embedding, H units, V vocabulary.
+// A recurrent language model: token embedding, LSTM or GRU layers, an output head that may share
+// the embedding's weight (Zaremba et al. 2014; Press and Wolf 2016). Shapes: B batch, T time, C
+// embedding, H units, V vocabulary.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +23,14 @@ struct RNNConfig {
               between(1, 1000000).fixed())
   LATHE_FIELD(int64_t, vocab_size, 0, "tokens the model knows; 0: as many as the data has",
               between(0, 10000000).fixed())
-  LATHE_FIELD(double, dropout, 0.0, "share of embeddings and of each layer's outputs zeroed in training",
+  LATHE_FIELD(double, dropout, 0.0,
+              "share of embeddings and of each layer's outputs zeroed in training",
               below(0, 1).fixed())
-  LATHE_FIELD(bool, tie_weights, false, "the output head shares the token embedding's weight; n_embd must be n_hidden",
+  LATHE_FIELD(bool, tie_weights, false,
+              "the output head shares the token embedding's weight; n_embd must be n_hidden",
               anything().fixed())
-  LATHE_FIELD(std::string, init, "fan_in", "how linear and recurrent weights start", one_of(init_names()).fixed())
+  LATHE_FIELD(std::string, init, "fan_in", "how linear and recurrent weights start",
+              one_of(init_names()).fixed())
 };
 
 /// The model of kind "rnn".
@@ -43,7 +47,8 @@ struct RNN {
   explicit RNN(const RNNConfig& config);
   /// What is wrong between its keys, if anything.
   static std::optional<ConfigFault> check(const RNNConfig& config);
-  /// The next smaller version: fewer layers, a shorter window, a smaller vocabulary, then narrower layers.
+  /// The next smaller version: fewer layers, a shorter window, a smaller vocabulary, then narrower
+  /// layers.
   static std::optional<RNNConfig> scale_down(const RNNConfig& config);
 
   /// ids int64 [B, T] -> logits [B, T, V].
@@ -52,7 +57,8 @@ struct RNN {
   Variable features(const at::Tensor& ids_BT) const;
   /// The head's weight [V, H]: the token embeddings where they are tied.
   const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
-  /// Training FLOPs of a token: 6 for each weight of a product, forward and backward. Kaplan et al. 2020.
+  /// Training FLOPs of a token: 6 for each weight of a product, forward and backward. Kaplan et al.
+  /// 2020.
   double flops_per_unit() const;
   void visit(Visit& v) {
     v("tokens", tokens);

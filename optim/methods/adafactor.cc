@@ -9,7 +9,8 @@
 namespace lathe {
 namespace {
 
-/// core/kernels/adafactor.h. Parameters of 2 and more dimensions are factored, as matrices [first size, all others].
+/// core/kernels/adafactor.h. Parameters of 2 and more dimensions are factored, as matrices [first
+/// size, all others].
 class Adafactor final : public Method {
  public:
   explicit Adafactor(const OptimConfig& config)
@@ -26,10 +27,12 @@ class Adafactor final : public Method {
     const at::Tensor& t = p.parameter.data();
     const auto dtype = state_dtype(t);
     if (t.dim() < 2 || t.numel() == 0) return {{{"exp_avg_sq", t.sizes().vec(), dtype}}, true};
-    return {{{"row_var", {t.size(0)}, dtype, 0}, {"col_var", {t.numel() / t.size(0)}, dtype, 1}}, true};
+    return {{{"row_var", {t.size(0)}, dtype, 0}, {"col_var", {t.numel() / t.size(0)}, dtype, 1}},
+            true};
   }
 
-  void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control, bool) const override {
+  void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
+              bool) const override {
     for (const SlotUpdate& slot : slots) {
       if (slot.args.n > 0) update(slot, rule, control);
     }
@@ -38,20 +41,24 @@ class Adafactor final : public Method {
  private:
   void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control) const {
     const auto t = static_cast<double>(control->updates);
-    const int64_t n = slot.args.n, rows = slot.sizes.size() < 2 ? 0 : slot.sizes[0], columns = rows > 0 ? n / rows : 0;
+    const int64_t n = slot.args.n, rows = slot.sizes.size() < 2 ? 0 : slot.sizes[0],
+                  columns = rows > 0 ? n / rows : 0;
     const AdafactorArgs args{slot.args, rows, columns, 1 - std::pow(t, -decay_)};
     // Pieces are of rows, or of elements; at most 64, since each has sums for all columns.
     const int64_t all = rows > 0 ? rows : n;
-    const int64_t piece =
-        rows > 0 ? std::max({int64_t{1}, grad_sum_chunk / columns, (rows + 63) / 64}) : grad_sum_chunk;
+    const int64_t piece = rows > 0
+                              ? std::max({int64_t{1}, grad_sum_chunk / columns, (rows + 63) / 64})
+                              : grad_sum_chunk;
     const int64_t pieces = (all + piece - 1) / piece;
-    std::vector<double> sums(static_cast<size_t>(pieces * columns)), row_factors(static_cast<size_t>(rows)),
-        column_factors(static_cast<size_t>(columns));
+    std::vector<double> sums(static_cast<size_t>(pieces * columns)),
+        row_factors(static_cast<size_t>(rows)), column_factors(static_cast<size_t>(columns));
     const double squares = piece_sum(all, piece, [&](int64_t begin, int64_t end) {
-      return adafactor_moments_cpu(args, rule, *control, begin, end, sums.data() + begin / piece * columns);
+      return adafactor_moments_cpu(args, rule, *control, begin, end,
+                                   sums.data() + begin / piece * columns);
     });
     for (int64_t i = 1; i < pieces; ++i) {
-      for (int64_t j = 0; j < columns; ++j) sums[static_cast<size_t>(j)] += sums[static_cast<size_t>(i * columns + j)];
+      for (int64_t j = 0; j < columns; ++j)
+        sums[static_cast<size_t>(j)] += sums[static_cast<size_t>(i * columns + j)];
     }
     const double *r = nullptr, *c = nullptr;
     if (rows > 0) {
@@ -78,6 +85,8 @@ class Adafactor final : public Method {
 
 }  // namespace
 
-std::unique_ptr<Method> make_adafactor(const OptimConfig& config) { return std::make_unique<Adafactor>(config); }
+std::unique_ptr<Method> make_adafactor(const OptimConfig& config) {
+  return std::make_unique<Adafactor>(config);
+}
 
 }  // namespace lathe

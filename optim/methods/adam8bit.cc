@@ -8,7 +8,8 @@
 namespace lathe {
 namespace {
 
-/// core/kernels/adam8bit.h; tensors of less than 4096 elements keep their moments as adam and adamw do.
+/// core/kernels/adam8bit.h; tensors of less than 4096 elements keep their moments as adam and adamw
+/// do.
 class Adam8bit final : public Method {
  public:
   explicit Adam8bit(const OptimConfig& config)
@@ -29,7 +30,8 @@ class Adam8bit final : public Method {
             true};
   }
 
-  void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control, bool) const override {
+  void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
+              bool) const override {
     for (const SlotUpdate& slot : slots) {
       if (!slot.whole) {
         update_elements({slot}, rule, control, false);
@@ -37,8 +39,9 @@ class Adam8bit final : public Method {
       }
       const Adam8bitArgs args{slot.args, block_, decoupled_};
       const int64_t blocks = (slot.args.n + block_ - 1) / block_, grain = 1 + (1 << 14) / block_;
-      parallel_for(0, blocks, grain,
-                   [&](int64_t begin, int64_t end) { adam8bit_cpu(args, rule, control, begin, end); });
+      parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
+        adam8bit_cpu(args, rule, control, begin, end);
+      });
     }
   }
 
@@ -50,6 +53,8 @@ class Adam8bit final : public Method {
 
 }  // namespace
 
-std::unique_ptr<Method> make_adam8bit(const OptimConfig& config) { return std::make_unique<Adam8bit>(config); }
+std::unique_ptr<Method> make_adam8bit(const OptimConfig& config) {
+  return std::make_unique<Adam8bit>(config);
+}
 
 }  // namespace lathe

@@ -16,13 +16,16 @@
 namespace lathe {
 namespace {
 
-/// out = a b, a^T b or a b^T. float32 by Lathe's kernels, whose bits are the same on any number of threads.
+/// out = a b, a^T b or a b^T. float32 by Lathe's kernels, whose bits are the same on any number of
+/// threads.
 void product(const at::Tensor& a, bool a_t, const at::Tensor& b, bool b_t, at::Tensor& out) {
   if (a.scalar_type() != at::kFloat || !gemm_ready(Element::f32)) {
     at::mm_out(out, a_t ? a.t() : a, b_t ? b.t() : b);
     return;
   }
-  const auto matrix = [](const at::Tensor& t) { return Matrix{t.const_data_ptr(), t.size(1), Element::f32}; };
+  const auto matrix = [](const at::Tensor& t) {
+    return Matrix{t.const_data_ptr(), t.size(1), Element::f32};
+  };
   const int64_t m = out.size(0), n = out.size(1), k = a.size(a_t ? 0 : 1);
   const Epilogue e{.out = matrix(out)};
   a_t ? gemm_tn(matrix(a), matrix(b), m, n, k, e)
@@ -37,13 +40,15 @@ void quintic(const at::Tensor& g_, at::Tensor& s_) {
   T* s = s_.mutable_data_ptr<T>();
   const int64_t n = g_.size(0);
   parallel_for(0, n, divide_up(1 << 15, n), [&](int64_t first, int64_t last) {
-    for (int64_t i = first * n; i < last * n; ++i) s[i] = static_cast<T>(b) * g[i] + static_cast<T>(c) * s[i];
+    for (int64_t i = first * n; i < last * n; ++i)
+      s[i] = static_cast<T>(b) * g[i] + static_cast<T>(c) * s[i];
     for (int64_t i = first; i < last; ++i) s[i * n + i] += static_cast<T>(a);
   });
 }
 
-/// Brings the singular values of x [r, c], of norm 1 or less, near 1: x = (a I + b x x^T + c (x x^T)^2) x, `steps`
-/// times, or with x^T x from the right where that is the smaller. `other` is of x's shape; the result is in x.
+/// Brings the singular values of x [r, c], of norm 1 or less, near 1: x = (a I + b x x^T + c (x
+/// x^T)^2) x, `steps` times, or with x^T x from the right where that is the smaller. `other` is of
+/// x's shape; the result is in x.
 void newton_schulz(at::Tensor& x, at::Tensor& other, int64_t steps) {
   const bool wide = x.size(0) <= x.size(1);
   const int64_t n = wide ? x.size(0) : x.size(1);
@@ -62,13 +67,14 @@ void newton_schulz(at::Tensor& x, at::Tensor& other, int64_t steps) {
 
 /// FLOPs of newton_schulz on a matrix of that shape.
 double newton_schulz_flops(int64_t rows, int64_t columns, int64_t steps) {
-  const auto n = static_cast<double>(std::min(rows, columns)), m = static_cast<double>(std::max(rows, columns));
+  const auto n = static_cast<double>(std::min(rows, columns)),
+             m = static_cast<double>(std::max(rows, columns));
   return static_cast<double>(steps) * (4 * n * n * m + 2 * n * n * n);
 }
 
-/// core/kernels/muon.h, Newton-Schulz, and a step along what that gives; hidden matrices alone (Role), a filter as the
-/// matrix [out, all others]. The rest is AdamW's. muon_scale "rms" is Liu et al. 2025, "Muon is scalable for LLM
-/// training"; "spectral" Jordan's.
+/// core/kernels/muon.h, Newton-Schulz, and a step along what that gives; hidden matrices alone
+/// (Role), a filter as the matrix [out, all others]. The rest is AdamW's. muon_scale "rms" is Liu
+/// et al. 2025, "Muon is scalable for LLM training"; "spectral" Jordan's.
 class Muon final : public Method {
  public:
   explicit Muon(const OptimConfig& config)
@@ -88,10 +94,13 @@ class Muon final : public Method {
     const at::Tensor& t = p.parameter.data();
     if (!p.role.hidden || t.dim() < 2 || t.numel() == 0) return state_of_rule(rest_, t);
     const int64_t rows = t.size(0), columns = t.numel() / rows;
-    return {{{"momentum_buffer", t.sizes().vec(), state_dtype(t)}}, true, newton_schulz_flops(rows, columns, steps_)};
+    return {{{"momentum_buffer", t.sizes().vec(), state_dtype(t)}},
+            true,
+            newton_schulz_flops(rows, columns, steps_)};
   }
 
-  void update(std::vector<SlotUpdate>& slots, const UpdateRule& rest, StepControl* control, bool) const override {
+  void update(std::vector<SlotUpdate>& slots, const UpdateRule& rest, StepControl* control,
+              bool) const override {
     UpdateRule rule = rule_;
     rule.lr = rest.lr;
     std::vector<SlotUpdate> matrices, others;
@@ -100,7 +109,8 @@ class Muon final : public Method {
       (slot.whole ? matrices : others).push_back(slot);
     }
     update_elements(others, rest, control, false);
-    // The largest first, so that threads end together. A product gives the same bits on one thread as on all.
+    // The largest first, so that threads end together. A product gives the same bits on one thread
+    // as on all.
     std::stable_sort(matrices.begin(), matrices.end(),
                      [](const SlotUpdate& a, const SlotUpdate& b) { return a.args.n > b.args.n; });
     const auto count = static_cast<int64_t>(matrices.size());
@@ -117,7 +127,8 @@ class Muon final : public Method {
     UpdateArgs args = slot.args;
     const int64_t n = args.n, rows = slot.sizes[0], columns = n / rows;
     const bool wide = args.param_type == Element::f64;
-    at::Tensor x = at::empty({rows, columns}, wide ? at::kDouble : at::kFloat), other = at::empty_like(x);
+    at::Tensor x = at::empty({rows, columns}, wide ? at::kDouble : at::kFloat),
+               other = at::empty_like(x);
     void* const out = x.mutable_data_ptr();
     const double norm = std::sqrt(piece_sum(n, grad_sum_chunk, [&](int64_t begin, int64_t end) {
       return muon_direction_cpu(args, rule, *control, begin, end, out);
@@ -125,7 +136,8 @@ class Muon final : public Method {
     const double scale = 1 / std::max(norm, 1e-7);
     each_piece(n, grad_sum_chunk, [&](int64_t, int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
-        wide ? static_cast<double*>(out)[i] *= scale : static_cast<float*>(out)[i] *= static_cast<float>(scale);
+        wide ? static_cast<double*>(out)[i] *= scale
+             : static_cast<float*>(out)[i] *= static_cast<float>(scale);
     });
     newton_schulz(x, other, steps_);
     const auto r = static_cast<double>(rows), c = static_cast<double>(columns);
@@ -146,6 +158,8 @@ class Muon final : public Method {
 
 }  // namespace
 
-std::unique_ptr<Method> make_muon(const OptimConfig& config) { return std::make_unique<Muon>(config); }
+std::unique_ptr<Method> make_muon(const OptimConfig& config) {
+  return std::make_unique<Muon>(config);
+}
 
 }  // namespace lathe

@@ -9,8 +9,9 @@
 
 namespace lathe {
 
-/// f(which, piece, begin, end) for pieces of `size` elements each of tensors of sizes[0], sizes[1], ... elements, on
-/// all threads in one loop, so that none waits at the end of each tensor; pieces are counted through all tensors.
+/// f(which, piece, begin, end) for pieces of `size` elements each of tensors of sizes[0], sizes[1],
+/// ... elements, on all threads in one loop, so that none waits at the end of each tensor; pieces
+/// are counted through all tensors.
 template <class F>
 void each_piece_of(const std::vector<int64_t>& sizes, int64_t size, F&& f) {
   std::vector<int64_t> first{0};  // piece of each tensor
@@ -18,7 +19,9 @@ void each_piece_of(const std::vector<int64_t>& sizes, int64_t size, F&& f) {
   parallel_tasks(
       first.back(),
       [&](int64_t piece) {
-        const auto which = static_cast<size_t>(std::upper_bound(first.begin(), first.end(), piece) - first.begin()) - 1;
+        const auto which = static_cast<size_t>(std::upper_bound(first.begin(), first.end(), piece) -
+                                               first.begin()) -
+                           1;
         const int64_t begin = (piece - first[which]) * size;
         f(which, piece, begin, std::min(sizes[which], begin + size));
       },
@@ -28,14 +31,17 @@ void each_piece_of(const std::vector<int64_t>& sizes, int64_t size, F&& f) {
 /// The same of one tensor: f(piece, begin, end).
 template <class F>
 void each_piece(int64_t n, int64_t size, F&& f) {
-  each_piece_of({n}, size, [&](size_t, int64_t piece, int64_t begin, int64_t end) { f(piece, begin, end); });
+  each_piece_of({n}, size,
+                [&](size_t, int64_t piece, int64_t begin, int64_t end) { f(piece, begin, end); });
 }
 
 /// The sum of f(begin, end) over such pieces.
 template <class F>
 double piece_sum(int64_t n, int64_t size, F&& f) {
   std::vector<double> sums(static_cast<size_t>((n + size - 1) / size));
-  each_piece(n, size, [&](int64_t i, int64_t begin, int64_t end) { sums[static_cast<size_t>(i)] = f(begin, end); });
+  each_piece(n, size, [&](int64_t i, int64_t begin, int64_t end) {
+    sums[static_cast<size_t>(i)] = f(begin, end);
+  });
   double sum = 0;
   for (const double s : sums) sum += s;
   return sum;

@@ -1,4 +1,5 @@
-// A stand-in for CUDA's header of this name: what lathe's kernels use of it. See tests/cuda/cuda_runtime.h.
+// A stand-in for CUDA's header of this name: what lathe's kernels use of it. See
+// tests/cuda/cuda_runtime.h.
 #pragma once
 
 #include <bit>

@@ -1,5 +1,6 @@
-// A stand-in for CUDA's header of this name, so that tests run .cu files without a card: they are compiled as C++, the
-// blocks of a launch run one after another, and the threads of a block are fibers that take turns at barriers.
+// A stand-in for CUDA's header of this name, so that tests run .cu files without a card: they are
+// compiled as C++, the blocks of a launch run one after another, and the threads of a block are
+// fibers that take turns at barriers.
 #pragma once
 
 #include <bit>
@@ -28,8 +29,8 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 /// Waits for the other threads of the block.
 void __syncthreads(std::source_location where = std::source_location::current());
 
-/// The x of the thread whose place differs by `lane`. Here all threads of the block must come to it, not just the
-/// warp's.
+/// The x of the thread whose place differs by `lane`. Here all threads of the block must come to
+/// it, not just the warp's.
 inline float __shfl_xor_sync(unsigned, float x, unsigned lane,
                              std::source_location where = std::source_location::current()) {
   static float from[1024];
@@ -48,17 +49,21 @@ T atomicAdd(T* sum, T x) {
   return before;
 }
 
-inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(uint64_t{a} * b >> 32); }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>(uint64_t{a} * b >> 32);
+}
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 
 namespace lathe {
 namespace stand_in {
 
-/// In which order blocks run, and the threads of a block up to the next barrier. Without a barrier that a kernel needs,
-/// one of them gives a wrong result: forward, a thread reads what a later one has not written yet.
+/// In which order blocks run, and the threads of a block up to the next barrier. Without a barrier
+/// that a kernel needs, one of them gives a wrong result: forward, a thread reads what a later one
+/// has not written yet.
 enum class Order { forward, backward, shuffled };
 extern Order order;
-/// A launch gets no more blocks than this. A kernel that strides over its grid must be right with any number.
+/// A launch gets no more blocks than this. A kernel that strides over its grid must be right with
+/// any number.
 extern int64_t most_blocks;
 
 /// Exit::internal where some threads of a block stand at a barrier that others don't reach.
@@ -66,9 +71,11 @@ void run(int64_t blocks, int threads, const std::function<void()>& thread);
 
 }  // namespace stand_in
 
-/// core/kernels/launch.cuh's, with what a card asks of parameters: copied byte by byte, 4 KB in all.
+/// core/kernels/launch.cuh's, with what a card asks of parameters: copied byte by byte, 4 KB in
+/// all.
 template <class... Parameters, class... Args>
-void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t, const Args&... args) {
+void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t,
+            const Args&... args) {
   static_assert((... && std::is_trivially_copyable_v<Parameters>));
   static_assert((0 + ... + sizeof(Parameters)) <= 4096);
   stand_in::run(blocks, threads, [&] { kernel(args...); });

@@ -1,4 +1,5 @@
-// The library's .cu files as C++. One file, so that their includes of CUDA's headers find the stand-ins beside it.
+// The library's .cu files as C++. One file, so that their includes of CUDA's headers find the
+// stand-ins beside it.
 #include "core/kernels/activation.cu"
 #include "core/kernels/dropout.cu"
 #include "core/kernels/loss.cu"

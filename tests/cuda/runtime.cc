@@ -71,15 +71,19 @@ void run_block(size_t threads) {
       threadIdx = {t};
       swapcontext(&scheduler, &current->context);
     }
-    const auto done = std::count_if(fibers.begin(), fibers.end(), [](const Fiber& f) { return f.done; });
+    const auto done =
+        std::count_if(fibers.begin(), fibers.end(), [](const Fiber& f) { return f.done; });
     if (done == static_cast<int64_t>(threads)) return;
-    const Fiber& waiting = *std::find_if(fibers.begin(), fibers.end(), [](const Fiber& f) { return !f.done; });
+    const Fiber& waiting =
+        *std::find_if(fibers.begin(), fibers.end(), [](const Fiber& f) { return !f.done; });
     const auto here = std::count_if(fibers.begin(), fibers.end(), [&](const Fiber& f) {
-      return !f.done && f.barrier.line() == waiting.barrier.line() && f.barrier.column() == waiting.barrier.column();
+      return !f.done && f.barrier.line() == waiting.barrier.line() &&
+             f.barrier.column() == waiting.barrier.column();
     });
     if (here == static_cast<int64_t>(threads)) continue;
-    fail(Exit::internal, "block ", blockIdx.x, ": ", here, " of ", threads, " threads reach the barrier at ",
-         waiting.barrier.file_name(), ":", waiting.barrier.line());
+    fail(Exit::internal, "block ", blockIdx.x, ": ", here, " of ", threads,
+         " threads reach the barrier at ", waiting.barrier.file_name(), ":",
+         waiting.barrier.line());
   }
 }
 
@@ -97,7 +101,8 @@ void run(int64_t blocks, int threads, const std::function<void()>& thread) {
   for (const unsigned b : sequence(static_cast<size_t>(blocks))) {
     blockIdx = {b};
     // All ones is NaN in a float: what a block has not written itself is of no use to it.
-    std::memset(__start_cuda_shared, 0xff, static_cast<size_t>(__stop_cuda_shared - __start_cuda_shared));
+    std::memset(__start_cuda_shared, 0xff,
+                static_cast<size_t>(__stop_cuda_shared - __start_cuda_shared));
     run_block(static_cast<size_t>(threads));
   }
 }

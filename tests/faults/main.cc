@@ -1,12 +1,14 @@
-// lathe with faults, for the kill trials; `lathe_faults --serve FD` runs many commands (tests/faults/serve.h).
+// lathe with faults, for the kill trials; `lathe_faults --serve FD` runs many commands
+// (tests/faults/serve.h).
 //   LATHE_TEST_KILL="POINT N"  SIGKILL the N-th time the process comes to a fault point
 //   LATHE_TEST_STOP="POINT N"  SIGTERM the N-th time the process comes to a fault point
-//   LATHE_TEST_FAIL="CALL ERRNO N S"  the N-th such call (write, fsync, mkdir, rename) of the S-th save or claimed
+//   LATHE_TEST_FAIL="CALL ERRNO N S"  the N-th such call (write, fsync, mkdir, rename) of the S-th
+//   save or claimed
 //                              folder, and each after it, fails
-//   LATHE_TEST_SLOW="POINT MS"  each time the process comes to a fault point it sleeps so long: a slow disk
-//   LATHE_TEST_THREADS=N       the process may have N threads; it ends with 77 where it can't be limited
-//   LATHE_TEST_LIMIT="KIND N"  a limit of the process: "file N" bytes in a file, "files N" that are open, "memory N" MB
-//   of
+//   LATHE_TEST_SLOW="POINT MS"  each time the process comes to a fault point it sleeps so long: a
+//   slow disk LATHE_TEST_THREADS=N       the process may have N threads; it ends with 77 where it
+//   can't be limited LATHE_TEST_LIMIT="KIND N"  a limit of the process: "file N" bytes in a file,
+//   "files N" that are open, "memory N" MB of
 //                              addresses beyond those that it has
 //   LATHE_TEST_RNG_SHIFT=1     dropout draws from the next step: what a wrong resume would do
 #include <dlfcn.h>
@@ -68,18 +70,23 @@ void read_point(const std::string& text, std::string& point_, int& number) {
 void read_failing(const std::string& text) {
   std::string number;
   std::istringstream(text) >> failing.call >> number >> failing.left >> failing.saves_left;
-  failing.number = std::map<std::string, int>{{"ENOSPC", ENOSPC}, {"EIO", EIO}, {"EDQUOT", EDQUOT}}.at(number);
+  failing.number =
+      std::map<std::string, int>{{"ENOSPC", ENOSPC}, {"EIO", EIO}, {"EDQUOT", EDQUOT}}.at(number);
   auto& calls = lathe::file_calls;
   calls.write = [](int fd, const void* data, size_t n) {
     return fails("write") ? -1 : system_calls.write(fd, data, n);
   };
   calls.fsync = [](int fd) { return fails("fsync") ? -1 : system_calls.fsync(fd); };
-  calls.mkdir = [](const char* path, mode_t mode) { return fails("mkdir") ? -1 : system_calls.mkdir(path, mode); };
-  calls.rename = [](const char* a, const char* b) { return fails("rename") ? -1 : system_calls.rename(a, b); };
+  calls.mkdir = [](const char* path, mode_t mode) {
+    return fails("mkdir") ? -1 : system_calls.mkdir(path, mode);
+  };
+  calls.rename = [](const char* a, const char* b) {
+    return fails("rename") ? -1 : system_calls.rename(a, b);
+  };
 }
 
-/// Limits the threads of this process. The limit counts what a user runs, root excepted, so root becomes a user without
-/// other processes, who keeps the right to every file.
+/// Limits the threads of this process. The limit counts what a user runs, root excepted, so root
+/// becomes a user without other processes, who keeps the right to every file.
 void limit_threads(rlim_t most) {
   if (getuid() == 0) {
     constexpr unsigned system_admin = 21, system_resource = 24;  // linux/capability.h
@@ -91,7 +98,8 @@ void limit_threads(rlim_t most) {
       uint32_t effective, permitted, inheritable;
     } rights[2]{};
     const auto other = static_cast<uid_t>(60000 + getpid() % 5000);
-    if (setreuid(other, static_cast<uid_t>(-1)) != 0 || syscall(SYS_capget, &header, rights) != 0) std::_Exit(77);
+    if (setreuid(other, static_cast<uid_t>(-1)) != 0 || syscall(SYS_capget, &header, rights) != 0)
+      std::_Exit(77);
     rights[0].effective &= ~(1U << system_admin | 1U << system_resource);
     if (syscall(SYS_capset, &header, rights) != 0) std::_Exit(77);
   }
@@ -120,10 +128,12 @@ void limit_resource(const std::string& text) {
 
 }  // namespace
 
-// Stands in front of the library's own function (symbol interposition), so that the library needs no switch for this.
+// Stands in front of the library's own function (symbol interposition), so that the library needs
+// no switch for this.
 lathe::StepRandom lathe::random_of(const RunConfig& config, int64_t step, int64_t micro_batch) {
   using Function = StepRandom (*)(const RunConfig&, int64_t, int64_t);
-  static const auto original = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "_ZN5lathe9random_ofERKNS_9RunConfigEll"));
+  static const auto original =
+      reinterpret_cast<Function>(dlsym(RTLD_NEXT, "_ZN5lathe9random_ofERKNS_9RunConfigEll"));
   static const bool shifted = std::getenv("LATHE_TEST_RNG_SHIFT") != nullptr;
   StepRandom random = original(config, step, micro_batch);
   random.step += shifted ? 1 : 0;
@@ -150,7 +160,8 @@ int run_with_faults(int argc, char** argv) {
     lathe::fault_hook = on_point;
   }
   if (const char* limit = std::getenv("LATHE_TEST_LIMIT")) limit_resource(limit);
-  if (const char* threads = std::getenv("LATHE_TEST_THREADS")) limit_threads(static_cast<rlim_t>(std::atoi(threads)));
+  if (const char* threads = std::getenv("LATHE_TEST_THREADS"))
+    limit_threads(static_cast<rlim_t>(std::atoi(threads)));
   return lathe::run_cli(argc, argv);
 }
 

@@ -46,7 +46,8 @@ bool receive(int socket, Request& request) {
   ::dup2(request.fds[1], STDERR_FILENO);
   ::close_range(STDERR_FILENO + 1, ~0U, 0);
   const auto n = std::atoi(fields[1]);
-  std::vector<char*> words(fields.begin() + 2, fields.begin() + 2 + n), settings(fields.begin() + 2 + n, fields.end());
+  std::vector<char*> words(fields.begin() + 2, fields.begin() + 2 + n),
+      settings(fields.begin() + 2 + n, fields.end());
   words.push_back(nullptr);
   settings.push_back(nullptr);
   environ = settings.data();

@@ -19,7 +19,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::must(!all.empty(), "a file has questions");
     for (const Choice& c : all) {
       fuzz::must(c.endings.size() >= 2, "endings to choose from");
-      fuzz::must(c.label >= 0 && c.label < static_cast<int64_t>(c.endings.size()), "one of them is right");
+      fuzz::must(c.label >= 0 && c.label < static_cast<int64_t>(c.endings.size()),
+                 "one of them is right");
     }
   } catch (const Error& e) {
     fuzz::must(e.code() == Exit::data, "what is wrong is in the data");

@@ -7,7 +7,8 @@
 
 namespace lathe::fuzz {
 std::vector<std::string> seeds() {
-  const std::string text = "the lathe turns wood, and the tool cuts what turns. the lathe turns wood.";
+  const std::string text =
+      "the lathe turns wood, and the tool cuts what turns. the lathe turns wood.";
   std::string packed(ZSTD_compressBound(text.size()), ' ');
   packed.resize(ZSTD_compress(packed.data(), packed.size(), text.data(), text.size(), 3));
   z_stream z{};

@@ -5,9 +5,12 @@
 namespace lathe::fuzz {
 std::vector<std::string> seeds() {
   return {
-      "\x02{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}\n",
-      "\x03{\"prompt\": \"a\\u0041\", \"completion\": \"b\"}\n\n{\"prompt\": \"\", \"completion\": \"c\"}",
-      "\x01{\"chat\": [{\"role\": \"system\", \"content\": \"\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}"};
+      "\x02{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+      "\"content\": \"b\"}]}\n",
+      "\x03{\"prompt\": \"a\\u0041\", \"completion\": \"b\"}\n\n{\"prompt\": \"\", \"completion\": "
+      "\"c\"}",
+      "\x01{\"chat\": [{\"role\": \"system\", \"content\": \"\"}, {\"role\": \"assistant\", "
+      "\"content\": \"b\"}]}"};
 }
 }  // namespace lathe::fuzz
 
@@ -16,8 +19,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   static const fuzz::MemoryFile file;
   file.write(fuzz::text_of(data + 1, size - 1));
-  const DocumentSource source{
-      .files = {file.path()}, .format = "instructions", .field = (data[0] & 1) != 0 ? "chat" : "messages"};
+  const DocumentSource source{.files = {file.path()},
+                              .format = "instructions",
+                              .field = (data[0] & 1) != 0 ? "chat" : "messages"};
   try {
     PartReader reader(source, /*whole=*/(data[0] & 2) != 0, 1 + data[0] / 8, 512);
     size_t bytes = 0;

@@ -5,7 +5,8 @@
 
 namespace lathe::fuzz {
 std::vector<std::string> seeds() {
-  return {"a,b,label\n1,2.5,x\r\n-3e4, +4 ,y\n", "\xEF\xBB\xBF\"a \"\"b\"\"\",\"c\nd\"\n\n1,2", "1,,\n,\n\"\"\n"};
+  return {"a,b,label\n1,2.5,x\r\n-3e4, +4 ,y\n", "\xEF\xBB\xBF\"a \"\"b\"\"\",\"c\nd\"\n\n1,2",
+          "1,,\n,\n\"\"\n"};
 }
 }  // namespace lathe::fuzz
 
@@ -18,7 +19,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::vector<std::vector<std::string>> rows;
     int64_t line = 0;
     for (CsvReader reader(text, "text"); reader.next(fields); again += '\n') {
-      fuzz::must(reader.line() > line && reader.at() <= size && !fields.empty(), "rows are in order, none is empty");
+      fuzz::must(reader.line() > line && reader.at() <= size && !fields.empty(),
+                 "rows are in order, none is empty");
       line = reader.line();
       rows.emplace_back(fields.begin(), fields.end());
       for (size_t i = 0; i < fields.size(); ++i) {
@@ -30,8 +32,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     size_t n = 0;
     for (CsvReader reader(again, "again"); reader.next(fields); ++n) {
-      fuzz::must(n < rows.size() && std::vector<std::string>(fields.begin(), fields.end()) == rows[n],
-                 "what was read is what was written");
+      fuzz::must(
+          n < rows.size() && std::vector<std::string>(fields.begin(), fields.end()) == rows[n],
+          "what was read is what was written");
     }
     fuzz::must(n == rows.size(), "as many rows");
   } catch (const Error& e) {

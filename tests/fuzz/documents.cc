@@ -6,8 +6,8 @@ namespace lathe::fuzz {
 std::vector<std::string> seeds() {
   const auto read_as = [](char how, const std::string& text) { return how + text; };
   return {read_as(0, "one\ntwo\n\nthree--four--"), read_as(1, "one--two--\n--three"),
-          read_as(2, "{\"text\": \"a\\u0041\"}\n\n{\"text\": \"\"}"), read_as(40, "long\nlines\nof\ntext\n"),
-          read_as(5, "one--two--three")};
+          read_as(2, "{\"text\": \"a\\u0041\"}\n\n{\"text\": \"\"}"),
+          read_as(40, "long\nlines\nof\ntext\n"), read_as(5, "one--two--three")};
 }
 }  // namespace lathe::fuzz
 
@@ -18,8 +18,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text = fuzz::text_of(data + 1, size - 1);
   file.write(text);
   const bool jsonl = (data[0] & 2) != 0, separated = (data[0] & 1) != 0 && !jsonl;
-  const DocumentSource source{
-      .files = {file.path()}, .format = jsonl ? "jsonl" : "text", .field = "text", .separator = separated ? "--" : ""};
+  const DocumentSource source{.files = {file.path()},
+                              .format = jsonl ? "jsonl" : "text",
+                              .field = "text",
+                              .separator = separated ? "--" : ""};
   const bool packed = size >= 3 && (data[1] == 0x1f || data[1] == 0x28);
   try {
     PartReader reader(source, (data[0] & 4) != 0, 1 + data[0] / 8, 512);

@@ -1,7 +1,9 @@
-// What the fuzz targets share: a corpus that begins with the target's own seeds, and files in memory.
+// What the fuzz targets share: a corpus that begins with the target's own seeds, and files in
+// memory.
 //
-// A target is one file: seeds() and LLVMFuzzerTestOneInput. An input may end in a value or in a lathe::Error; anything
-// else (a crash, another exception, a report of a sanitizer, a second that is not enough) is a fault.
+// A target is one file: seeds() and LLVMFuzzerTestOneInput. An input may end in a value or in a
+// lathe::Error; anything else (a crash, another exception, a report of a sanitizer, a second that
+// is not enough) is a fault.
 #pragma once
 
 #include <sys/mman.h>
@@ -38,7 +40,8 @@ class MemoryFile {
   std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
   void write(std::string_view bytes) const {
     must(ftruncate(fd_, 0) == 0, "ftruncate");
-    must(pwrite(fd_, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()), "pwrite");
+    must(pwrite(fd_, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
+         "pwrite");
   }
 
  private:
@@ -51,8 +54,8 @@ inline std::string_view text_of(const uint8_t* data, size_t size) {
 
 }  // namespace lathe::fuzz
 
-/// Writes the seeds into the corpus, the first word of the command line that is no option. Defined here: a target is
-/// one file.
+/// Writes the seeds into the corpus, the first word of the command line that is no option. Defined
+/// here: a target is one file.
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
   for (int i = 1; i < *argc; ++i) {
     const std::string word = (*argv)[i];

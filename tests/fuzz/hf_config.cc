@@ -38,7 +38,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     pass_common_keys(keys);
     const ModelKeys model = family.read(keys, 0);
     keys.finish();
-    fuzz::must(model.contains("n_layer") && model.contains("vocab_size"), "a config says how large its model is");
+    fuzz::must(model.contains("n_layer") && model.contains("vocab_size"),
+               "a config says how large its model is");
   } catch (const Error& e) {
     fuzz::must(e.code() == Exit::checkpoint, "a bad config is no usable checkpoint");
   }

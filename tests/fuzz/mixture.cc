@@ -7,7 +7,8 @@
 namespace lathe::fuzz {
 std::vector<std::string> seeds() {
   return {"\x01web:0.7,code:0.3", "\x01one:1", "\x01a:1e-300,b:1e300",
-          "\x02{\"format\": \"lathe-mixture-1\", \"kind\": \"mixture\", \"sources\": [{\"name\": \"web\", \"weight\": "
+          "\x02{\"format\": \"lathe-mixture-1\", \"kind\": \"mixture\", \"sources\": [{\"name\": "
+          "\"web\", \"weight\": "
           "0.7}]}"};
 }
 }  // namespace lathe::fuzz

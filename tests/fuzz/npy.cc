@@ -8,7 +8,8 @@ std::vector<std::string> seeds() {
   const auto file = [](char version, const std::string& header, size_t bytes) {
     const uint32_t length = static_cast<uint32_t>(header.size());
     return std::string("\x93NUMPY") + version + '\0' +
-           std::string(reinterpret_cast<const char*>(&length), version == 1 ? 2 : 4) + header + std::string(bytes, 'x');
+           std::string(reinterpret_cast<const char*>(&length), version == 1 ? 2 : 4) + header +
+           std::string(bytes, 'x');
   };
   return {file(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }   \n", 24),
           file(2, "{'descr': '|u1', 'fortran_order': True, 'shape': (5,), }\n", 5),

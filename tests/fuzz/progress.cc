@@ -17,10 +17,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const Json record = parse_json(std::string(fuzz::text_of(data, size)), "record", Exit::data);
     const auto p = read_progress(record, "c", "record");
     if (!p) return 0;
-    fuzz::must(p->parts >= 0 && p->train >= 0 && p->val >= 0 && p->largest_id >= 0 && p->learned >= 0, "counts");
+    fuzz::must(
+        p->parts >= 0 && p->train >= 0 && p->val >= 0 && p->largest_id >= 0 && p->learned >= 0,
+        "counts");
     const auto again = read_progress(progress_record(*p, "c"), "c", "record");
-    fuzz::must(again && again->parts == p->parts && again->train == p->train && again->val == p->val &&
-                   again->largest_id == p->largest_id && again->learned == p->learned && again->input == p->input &&
+    fuzz::must(again && again->parts == p->parts && again->train == p->train &&
+                   again->val == p->val && again->largest_id == p->largest_id &&
+                   again->learned == p->learned && again->input == p->input &&
                    again->train_sum == p->train_sum && again->val_sum == p->val_sum,
                "what was read is written the same");
   } catch (const Error& e) {

@@ -8,7 +8,8 @@ namespace lathe::fuzz {
 std::vector<std::string> seeds() {
   const auto file = [](const std::string& header, size_t bytes) {
     const uint64_t length = header.size();
-    return std::string(reinterpret_cast<const char*>(&length), sizeof length) + header + std::string(bytes, 'x');
+    return std::string(reinterpret_cast<const char*>(&length), sizeof length) + header +
+           std::string(bytes, 'x');
   };
   return {file(R"({"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
                R"("w":{"dtype":"BF16","shape":[2,3],"data_offsets":[8,20]}})",
@@ -31,9 +32,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     size_t bytes = 0;
     unsigned sum = 0;
     for (const auto& t : read.tensors()) {
-      fuzz::must(
-          static_cast<uint64_t>(t.numel()) * static_cast<uint64_t>(safetensors_dtype_size(t.dtype)) == t.bytes.size(),
-          "a tensor's shape is its bytes");
+      fuzz::must(static_cast<uint64_t>(t.numel()) *
+                         static_cast<uint64_t>(safetensors_dtype_size(t.dtype)) ==
+                     t.bytes.size(),
+                 "a tensor's shape is its bytes");
       for (const std::byte b : t.bytes) sum += static_cast<unsigned>(b);
       bytes += t.bytes.size();
       fuzz::must(read.find(t.name) == &t, "a tensor is found by its name");

@@ -1,4 +1,5 @@
-// A data folder: the input's first half is manifest.json (none where it is empty), behind its first NUL is train.bin.
+// A data folder: the input's first half is manifest.json (none where it is empty), behind its first
+// NUL is train.bin.
 #include "data/tokens.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -48,9 +49,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     std::optional<DataManifest> manifest;
     if (cut > 0) {
-      manifest = read_manifest("/proc/self/fd", fs::path(folder.manifest.path()).filename().string());
-      fuzz::must(manifest->vocab_size >= 1 && manifest->vocab_size <= max_vocab_size, "the vocabulary is in its range");
-      fuzz::must(manifest->largest_id >= 0 && manifest->largest_id < manifest->vocab_size, "so is the largest id");
+      manifest =
+          read_manifest("/proc/self/fd", fs::path(folder.manifest.path()).filename().string());
+      fuzz::must(manifest->vocab_size >= 1 && manifest->vocab_size <= max_vocab_size,
+                 "the vocabulary is in its range");
+      fuzz::must(manifest->largest_id >= 0 && manifest->largest_id < manifest->vocab_size,
+                 "so is the largest id");
     }
     const TokenFile tokens(folder.path, "train", manifest);
     tokens.matches(tokens.fingerprint());

@@ -5,8 +5,12 @@
 
 namespace lathe::fuzz {
 std::vector<std::string> seeds() {
-  return {
-      "na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x98\x80\n", "a\xC0\x80", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xE2\x82", ""};
+  return {"na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x98\x80\n",
+          "a\xC0\x80",
+          "\xED\xA0\x80",
+          "\xF4\x90\x80\x80",
+          "\xE2\x82",
+          ""};
 }
 }  // namespace lathe::fuzz
 
@@ -23,7 +27,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::must(tokenizer.decode(tokenizer.encode(text)) == text, "text comes back");
     fuzz::must(is_utf8(tokenizer.decode(ids)), "what is decoded is UTF-8");
     const Tokenizer again = Tokenizer::from("char", tokenizer.vocabulary());
-    fuzz::must(again.encode(text) == tokenizer.encode(text), "a saved vocabulary gives the same ids");
+    fuzz::must(again.encode(text) == tokenizer.encode(text),
+               "a saved vocabulary gives the same ids");
   } catch (const Error& e) {
     fuzz::must(!is_utf8(text) && e.code() == Exit::data, "text that is UTF-8 has characters");
   }

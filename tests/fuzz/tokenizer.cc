@@ -1,4 +1,5 @@
-// tokenizer.json, or vocab.json and merges.txt with an empty line between, and what the tokenizer does with text.
+// tokenizer.json, or vocab.json and merges.txt with an empty line between, and what the tokenizer
+// does with text.
 #include "core/io/json.h"
 #include "data/tokenizers/bpe.h"
 #include "tests/fuzz/fuzz.h"
@@ -12,7 +13,8 @@ std::vector<std::string> seeds() {
   d.tokens.insert(d.tokens.end(), {"ab", "abab", " a"});
   d.merges = {{'a' + 1, 'b' + 1}, {257, 257}, {' ' + 1, 'a' + 1}};
   BPEDefinition small = d;
-  small.tokens = {"a", "b", "ab"}, small.special.clear(), small.merges = {{0, 1}}, small.patterns = {"\\p{L}+|\\s"};
+  small.tokens = {"a", "b", "ab"}, small.special.clear(), small.merges = {{0, 1}},
+  small.patterns = {"\\p{L}+|\\s"};
   BPEDefinition characters = d;  // SentencePiece's form
   characters.tokens.insert(characters.tokens.end(), {" ", "a", "b", "ab", " ab"});
   for (int32_t b = 0; b < 256; ++b) characters.byte_tokens.push_back(b + 1);
@@ -22,7 +24,8 @@ std::vector<std::string> seeds() {
                                bpe_to_json(small).dump() + "abab <|x|>",
                                R"({"a":0,"b":1,"ab":2,"<|x|>":3})"
                                "\n\n#version: 0.2\na b\n"};
-  for (const SpaceBefore rule : {SpaceBefore::none, SpaceBefore::each, SpaceBefore::first_without}) {
+  for (const SpaceBefore rule :
+       {SpaceBefore::none, SpaceBefore::each, SpaceBefore::first_without}) {
     characters.space_before = rule;
     all.push_back(bpe_to_json(characters).dump());
   }
@@ -35,10 +38,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(fuzz::text_of(data, size));
   try {
     const size_t two = text.find("\n\n");
-    const BPE bpe(two == std::string::npos ? bpe_from_json(parse_json(text, "here", Exit::data), "here")
-                                           : bpe_from_gpt2(text.substr(0, two), text.substr(two + 2), "here", "here"),
+    const BPE bpe(two == std::string::npos
+                      ? bpe_from_json(parse_json(text, "here", Exit::data), "here")
+                      : bpe_from_gpt2(text.substr(0, two), text.substr(two + 2), "here", "here"),
                   "here");
-    fuzz::must(bpe_from_json(bpe_to_json(bpe.definition()), "again") == bpe.definition(), "a definition comes back");
+    fuzz::must(bpe_from_json(bpe_to_json(bpe.definition()), "again") == bpe.definition(),
+               "a definition comes back");
     std::vector<int32_t> ids;
     BPE::Encoder(bpe).encode(text, ids);
     if (!bpe.definition().nfc && bpe.definition().byte_tokens.empty())

@@ -4,10 +4,12 @@
 
 namespace lathe::fuzz {
 std::vector<std::string> seeds() {
-  return {"[model]\nn_layer = 2\n[train]\nsteps = 5\nout_dir = \"a\\u0041\"\nmax_time = 1.5e3 # s\n",
-          "[a]\nb = 'x'\nc = \"\"\"\nlong \"\" \\\n  text\"\"\"\"\nd = '''a'b'''\ne = true\nf = -inf\ng = 0x1F\n",
-          "[a.b.c]\nd.e = {f = [1, [2.5, 'x']], g.h = 1979-05-27T07:32:00Z}\n[[i]]\n",
-          "\xEF\xBB\xBF[a]\r\n\"b c\" = 1_000\r\n"};
+  return {
+      "[model]\nn_layer = 2\n[train]\nsteps = 5\nout_dir = \"a\\u0041\"\nmax_time = 1.5e3 # s\n",
+      "[a]\nb = 'x'\nc = \"\"\"\nlong \"\" \\\n  text\"\"\"\"\nd = '''a'b'''\ne = true\nf = "
+      "-inf\ng = 0x1F\n",
+      "[a.b.c]\nd.e = {f = [1, [2.5, 'x']], g.h = 1979-05-27T07:32:00Z}\n[[i]]\n",
+      "\xEF\xBB\xBF[a]\r\n\"b c\" = 1_000\r\n"};
 }
 }  // namespace lathe::fuzz
 

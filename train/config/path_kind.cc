@@ -16,7 +16,8 @@ bool is_run(const fs::path& folder) { return fs::is_directory(folder / "checkpoi
 PathKind kind_of(const fs::path& path_) {
   const fs::path path = without_trailing_slash(path_);
   if (!fs::exists(path)) return PathKind::missing;
-  if (!fs::is_directory(path)) return path.extension() == ".safetensors" ? PathKind::safetensors : PathKind::file;
+  if (!fs::is_directory(path))
+    return path.extension() == ".safetensors" ? PathKind::safetensors : PathKind::file;
   if (is_hugging_face(path)) return PathKind::hugging_face;
   if (is_checkpoint(path)) return PathKind::checkpoint;
   if (is_run(path)) return PathKind::run;

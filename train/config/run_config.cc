@@ -18,16 +18,18 @@ namespace {
 
 std::string environment_name(const std::string& key) {
   std::string name = "LATHE_";
-  for (char c : key) name += c == '.' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (char c : key)
+    name += c == '.' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return name;
 }
 
 /// Keys that had another name in builds of before.
-constexpr std::pair<const char*, const char*> renamed[]{{"model.lora", "adapters.rank"},
-                                                        {"model.lora_alpha", "adapters.alpha"},
-                                                        {"model.lora_base", "adapters.base"},
-                                                        {"model.lora_dtype", "adapters.dtype"},
-                                                        {"model.lora_double_quant", "adapters.double_quant"}};
+constexpr std::pair<const char*, const char*> renamed[]{
+    {"model.lora", "adapters.rank"},
+    {"model.lora_alpha", "adapters.alpha"},
+    {"model.lora_base", "adapters.base"},
+    {"model.lora_dtype", "adapters.dtype"},
+    {"model.lora_double_quant", "adapters.double_quant"}};
 const char* new_name(const std::string& key) {
   for (const auto& [was, is] : renamed) {
     if (key == was) return is;
@@ -36,21 +38,24 @@ const char* new_name(const std::string& key) {
 }
 
 /// Sets a key of the config's kind. A key of another kind is refused by the names of both.
-void set(LoadedConfig& loaded, const std::string& key, const ConfigValue& value, const std::string& where) {
+void set(LoadedConfig& loaded, const std::string& key, const ConfigValue& value,
+         const std::string& where) {
   const std::string& kind = loaded.config.model.kind;
-  if (const char* name = new_name(key)) fail(Exit::usage, where, ": ", key, " is called ", name, " now; write that");
+  if (const char* name = new_name(key))
+    fail(Exit::usage, where, ": ", key, " is called ", name, " now; write that");
   if (loaded.config.schema().find(key) == nullptr) {
     for (const ModelKind& other : model_kinds()) {
       if (RunConfig::schema(other.name).find(key) == nullptr) continue;
-      fail(Exit::usage, where, ": ", key, " is a key of model.kind = \"", other.name, "\", and this model's is \"",
-           kind, "\"; leave it out or change the kind");
+      fail(Exit::usage, where, ": ", key, " is a key of model.kind = \"", other.name,
+           "\", and this model's is \"", kind, "\"; leave it out or change the kind");
     }
   }
   loaded.config.schema().set(&loaded.config, key, value, where);
 }
 
 /// As set(), from what was typed.
-void set_text(LoadedConfig& loaded, const std::string& key, const std::string& text, const std::string& where) {
+void set_text(LoadedConfig& loaded, const std::string& key, const std::string& text,
+              const std::string& where) {
   const Field* field = loaded.config.schema().find(key);
   set(loaded, key, field != nullptr ? read_value(text, field->initial) : ConfigValue(text), where);
 }
@@ -62,7 +67,8 @@ void set_kind(RunConfig& config, const ConfigValue& value, const std::string& wh
   if (kind == nullptr) {
     std::string names;
     for (const ModelKind& k : model_kinds()) names += (names.empty() ? "" : " | ") + k.name;
-    fail(Exit::usage, where, ": model.kind = ", toml_text(value), " is not allowed; it must be ", names);
+    fail(Exit::usage, where, ": model.kind = ", toml_text(value), " is not allowed; it must be ",
+         names);
   }
   config.model.own = kind->config;
 }
@@ -78,39 +84,49 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-/// Checkpoints hold paths as text, which has to be UTF-8: the run folder, which may derive from the config's name, and
-/// where a branch came from, which begins with the working folder.
+/// Checkpoints hold paths as text, which has to be UTF-8: the run folder, which may derive from the
+/// config's name, and where a branch came from, which begins with the working folder.
 void check_paths(const std::string& config) {
   if (!is_utf8(config))
     fail(Exit::usage, "the config's path ", escaped(config),
          " is not UTF-8; rename it, or call it from its own folder");
   std::error_code error;
   const std::string here = fs::current_path(error).string();
-  if (error) fail(Exit::io, "the working folder can't be found (", error.message(), "); run lathe in another");
-  if (!is_utf8(here)) fail(Exit::usage, "the working folder ", escaped(here), " is not UTF-8; run lathe in another");
+  if (error)
+    fail(Exit::io, "the working folder can't be found (", error.message(),
+         "); run lathe in another");
+  if (!is_utf8(here))
+    fail(Exit::usage, "the working folder ", escaped(here), " is not UTF-8; run lathe in another");
 }
 
 /// What `path` is instead of a config file, and what to do with that.
 void check_is_file(const std::string& path) {
   switch (kind_of(path)) {
     case PathKind::missing:
-      fail(Exit::usage, "there is no config file ", path, "; configs/quickstart.toml is one to begin with");
+      fail(Exit::usage, "there is no config file ", path,
+           "; configs/quickstart.toml is one to begin with");
     case PathKind::data:
-      fail(Exit::usage, path, " is a data folder, not a config file; name it with --data.dir=", path,
+      fail(Exit::usage, path,
+           " is a data folder, not a config file; name it with --data.dir=", path,
            " beside a config");
     case PathKind::run:
       fail(Exit::usage, path, " is a run, not a config file; to go on with it: lathe train ",
            (fs::path(path) / "config.toml").string());
     case PathKind::checkpoint:
       fail(Exit::usage, path,
-           " is a checkpoint, not a config file; to go on from it: lathe train CONFIG --checkpoint.resume=", path);
+           " is a checkpoint, not a config file; to go on from it: lathe train CONFIG "
+           "--checkpoint.resume=",
+           path);
     case PathKind::hugging_face:
-      fail(Exit::usage, path, " is a Hugging Face folder, not a config file; to begin with its weights: lathe train ",
+      fail(Exit::usage, path,
+           " is a Hugging Face folder, not a config file; to begin with its weights: lathe train ",
            "CONFIG --train.init_from=", path);
     case PathKind::folder:
-      fail(Exit::usage, path, " is a folder, not a config file; configs/quickstart.toml is one to begin with");
+      fail(Exit::usage, path,
+           " is a folder, not a config file; configs/quickstart.toml is one to begin with");
     case PathKind::safetensors:
-      fail(Exit::usage, path, " holds tensors and is no config file; configs/quickstart.toml is one to begin with");
+      fail(Exit::usage, path,
+           " holds tensors and is no config file; configs/quickstart.toml is one to begin with");
     case PathKind::file: break;
   }
 }
@@ -140,21 +156,27 @@ std::vector<EnvironmentKey> read_environment() {
       std::vector<std::string> names;
       for (const auto& f : all_fields()) names.push_back(environment_name(f.key));
       const std::string near = nearest(name, names);
-      fail(Exit::usage, "environment: ", name, " names no key", near.empty() ? "" : "; did you mean " + near + "?");
+      fail(Exit::usage, "environment: ", name, " names no key",
+           near.empty() ? "" : "; did you mean " + near + "?");
     }
     found.push_back({known, name, entry.substr(equals + 1)});
   }
   return found;
 }
 
-/// The place of the key that was given last: on the command line, then in the environment, then in the file.
+/// The place of the key that was given last: on the command line, then in the environment, then in
+/// the file.
 std::string last_origin(const LoadedConfig& loaded, const std::vector<std::string>& keys) {
   const auto rank = [](const std::string& origin) {
-    return origin == "command line" ? 3 : origin.starts_with("LATHE_") ? 2 : origin == "defaults" ? 0 : 1;
+    return origin == "command line"       ? 3
+           : origin.starts_with("LATHE_") ? 2
+           : origin == "defaults"         ? 0
+                                          : 1;
   };
   std::string last = origin_of(loaded, keys.at(0));
   for (const auto& key : keys) {
-    if (const std::string origin = origin_of(loaded, key); rank(origin) >= rank(last)) last = origin;
+    if (const std::string origin = origin_of(loaded, key); rank(origin) >= rank(last))
+      last = origin;
   }
   return last;
 }
@@ -166,7 +188,8 @@ void check_amp(const LoadedConfig& loaded) {
   const auto refuse = [&](const std::string& key, const auto&... why) {
     fail(Exit::usage, origin_of(loaded, key), ": ", why...);
   };
-  const auto given = [&](const std::string& key) {  // with another value than the default, which a saved config has
+  const auto given = [&](const std::string& key) {  // with another value than the default, which a
+                                                    // saved config has
     const Field& field = *c.schema().find(key);
     return c.schema().get(&c, field) != field.initial;
   };
@@ -174,18 +197,22 @@ void check_amp(const LoadedConfig& loaded) {
     refuse("amp.grad", "amp.grad = \"low\" needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
   if (a.dtype != "fp16" && (a.scaler == "dynamic" || a.scaler == "fixed")) {
     refuse("amp.scaler", "amp.scaler = \"", a.scaler, "\" is for amp.dtype = \"fp16\"; ", a.dtype,
-           a.dtype == "fp8" ? " scales each tensor" : " has float32's range", ", so leave amp.scaler out");
+           a.dtype == "fp8" ? " scales each tensor" : " has float32's range",
+           ", so leave amp.scaler out");
   }
-  const bool scaled = a.dtype == "fp16" && a.scaler != "none", dynamic = scaled && a.scaler != "fixed";
+  const bool scaled = a.dtype == "fp16" && a.scaler != "none",
+             dynamic = scaled && a.scaler != "fixed";
   for (const char* key : {"amp.loss_scale", "amp.max_skips"}) {
     if (given(key) && !scaled)
-      refuse(key, key, " has no effect: nothing is scaled with amp.dtype = \"", a.dtype, "\" and amp.scaler = \"",
-             a.scaler, "\"; leave it out");
+      refuse(key, key, " has no effect: nothing is scaled with amp.dtype = \"", a.dtype,
+             "\" and amp.scaler = \"", a.scaler, "\"; leave it out");
   }
-  for (const char* key : {"amp.growth_factor", "amp.backoff_factor", "amp.growth_interval", "amp.min_loss_scale"}) {
+  for (const char* key :
+       {"amp.growth_factor", "amp.backoff_factor", "amp.growth_interval", "amp.min_loss_scale"}) {
     if (given(key) && !dynamic)
       refuse(key, key,
-             " has no effect without a dynamic scaler (amp.dtype = \"fp16\", amp.scaler = \"dynamic\"); leave it out");
+             " has no effect without a dynamic scaler (amp.dtype = \"fp16\", amp.scaler = "
+             "\"dynamic\"); leave it out");
   }
   if (dynamic && a.min_loss_scale > a.loss_scale)
     refuse("amp.min_loss_scale", "amp.min_loss_scale = ", a.min_loss_scale,
@@ -194,22 +221,24 @@ void check_amp(const LoadedConfig& loaded) {
     refuse("amp.master", "amp.master = false needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
   const bool low = a.dtype != "fp32";
   if (given("amp.working_copies") && (!low || !a.master))
-    refuse("amp.working_copies", "amp.working_copies has no effect ", low ? "with amp.master = false" : "in fp32",
-           "; leave it out");
+    refuse("amp.working_copies", "amp.working_copies has no effect ",
+           low ? "with amp.master = false" : "in fp32", "; leave it out");
   if (given("amp.cache") && (!low || a.working_copies))
-    refuse("amp.cache", "amp.cache has no effect ", low ? "with amp.working_copies = true" : "in fp32",
-           "; leave it out");
+    refuse("amp.cache", "amp.cache has no effect ",
+           low ? "with amp.working_copies = true" : "in fp32", "; leave it out");
   if (given("amp.rounding") && a.rounding != "auto" && a.master)
     refuse("amp.rounding", "amp.rounding has no effect with amp.master = true; leave it out");
   if (a.rounding == "stochastic" && a.dtype == "fp16")
-    refuse(
-        "amp.rounding",
-        "amp.rounding = \"stochastic\" is for bf16 parameters; use amp.dtype = \"bf16\" or amp.rounding = \"nearest\"");
+    refuse("amp.rounding",
+           "amp.rounding = \"stochastic\" is for bf16 parameters; use amp.dtype = \"bf16\" or "
+           "amp.rounding = \"nearest\"");
   for (const char* key : {"amp.fp8_scaling", "amp.fp8_history", "amp.fp8_edge_blocks"}) {
-    if (given(key) && a.dtype != "fp8") refuse(key, key, " has no effect without amp.dtype = \"fp8\"; leave it out");
+    if (given(key) && a.dtype != "fp8")
+      refuse(key, key, " has no effect without amp.dtype = \"fp8\"; leave it out");
   }
   if (given("amp.fp8_history") && a.fp8_scaling != "delayed")
-    refuse("amp.fp8_history", "amp.fp8_history has no effect without amp.fp8_scaling = \"delayed\"; leave it out");
+    refuse("amp.fp8_history",
+           "amp.fp8_history has no effect without amp.fp8_scaling = \"delayed\"; leave it out");
 }
 
 /// What must hold between keys.
@@ -224,10 +253,12 @@ void check(const LoadedConfig& loaded) {
   }
   for (const Transform& t : transforms()) {
     if (!t.check) continue;
-    if (const auto fault = t.check(c)) fail(Exit::usage, last_origin(loaded, fault->keys), ": ", fault->what);
+    if (const auto fault = t.check(c))
+      fail(Exit::usage, last_origin(loaded, fault->keys), ": ", fault->what);
   }
   if (c.optim.nesterov && (c.optim.dampening != 0 || c.optim.momentum == 0)) {
-    fail(Exit::usage, at("optim.nesterov"), ": optim.nesterov needs optim.dampening = 0 and optim.momentum > 0");
+    fail(Exit::usage, at("optim.nesterov"),
+         ": optim.nesterov needs optim.dampening = 0 and optim.momentum > 0");
   }
   try {
     group_options(c.optim);
@@ -246,19 +277,23 @@ void check(const LoadedConfig& loaded) {
     const int64_t block_size = batch_sizes(c).block_size;
     fail(Exit::usage, at("train.steps"), ": train.steps = ", c.train.steps,
          " times train.grad_accum = ", c.train.grad_accum,
-         block_size > 0 ? str(", train.batch_size = ", c.train.batch_size, " and model.block_size = ", block_size)
+         block_size > 0 ? str(", train.batch_size = ", c.train.batch_size,
+                              " and model.block_size = ", block_size)
                         : str(" and train.batch_size = ", c.train.batch_size),
-         " are more ", block_size > 0 ? "tokens" : "samples", " than can be counted; lower train.steps");
+         " are more ", block_size > 0 ? "tokens" : "samples",
+         " than can be counted; lower train.steps");
   }
   if (c.data.fold > 0 && c.data.fold >= c.data.folds) {
-    fail(Exit::usage, at("data.fold"), ": data.fold = ", c.data.fold, " is not below data.folds = ", c.data.folds,
-         "; folds are counted from 0");
+    fail(Exit::usage, at("data.fold"), ": data.fold = ", c.data.fold,
+         " is not below data.folds = ", c.data.folds, "; folds are counted from 0");
   }
   if (c.data.folds == 1)
-    fail(Exit::usage, at("data.folds"), ": data.folds = 1 leaves nothing to train on; 0 takes the split as prepared");
+    fail(Exit::usage, at("data.folds"),
+         ": data.folds = 1 leaves nothing to train on; 0 takes the split as prepared");
   if (c.checkpoint.async_save && c.checkpoint.interval == 0 && !c.checkpoint.keep_best) {
     fail(Exit::usage, at("checkpoint.async_save"),
-         ": checkpoint.async_save has no effect with checkpoint.interval = 0; leave it out or give an interval");
+         ": checkpoint.async_save has no effect with checkpoint.interval = 0; leave it out or give "
+         "an interval");
   }
   if (c.log.histograms > 0 && !c.log.tensorboard) {
     fail(Exit::usage, at("log.histograms"),
@@ -296,8 +331,9 @@ const Schema& RunConfig::schema(const std::string& kind) {
   for (const Transform& t : lathe::transforms()) {
     if (t.config.schema().fields().empty()) continue;
     schema.add_section({t.name, t.doc});
-    schema.add(t.name, t.config.schema(),
-               [name = t.name](void* config) { return static_cast<RunConfig*>(config)->transforms.at(name).data(); });
+    schema.add(t.name, t.config.schema(), [name = t.name](void* config) {
+      return static_cast<RunConfig*>(config)->transforms.at(name).data();
+    });
   }
   return made.emplace(kind, std::move(schema)).first->second;
 }
@@ -360,9 +396,10 @@ std::string origin_of(const LoadedConfig& loaded, const std::string& key) {
 
 void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& named_by) {
   RunConfig& c = loaded.config;
-  const auto refuse = [&](const std::string& key, const ConfigValue& ours, const ConfigValue& theirs) {
-    fail(Exit::usage, origin_of(loaded, key), ": ", key, " = ", toml_text(ours), ", but ", named_by, " has ",
-         toml_text(theirs), "; leave it out");
+  const auto refuse = [&](const std::string& key, const ConfigValue& ours,
+                          const ConfigValue& theirs) {
+    fail(Exit::usage, origin_of(loaded, key), ": ", key, " = ", toml_text(ours), ", but ", named_by,
+         " has ", toml_text(theirs), "; leave it out");
   };
   if (c.model.kind != from.kind) {
     if (loaded.origins.contains("model.kind")) refuse("model.kind", c.model.kind, from.kind);
@@ -406,7 +443,8 @@ LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
   for (const auto& [key, name, text] : environment)
     take(key, name, [&] { set_text(loaded, key, text, str("environment: ", name, "=", text)); });
   for (const auto& [key, text] : overrides)
-    take(key, "command line", [&] { set_text(loaded, key, text, str("command line: --", key, "=", text)); });
+    take(key, "command line",
+         [&] { set_text(loaded, key, text, str("command line: --", key, "=", text)); });
   if (loaded.config.train.out_dir.empty())
     loaded.config.train.out_dir = (fs::path("runs") / fs::path(path).stem()).string();
   check(loaded);

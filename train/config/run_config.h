@@ -18,111 +18,135 @@ namespace lathe {
 
 /// Keys of [model]: the kind, and those of its own.
 struct ModelConfig {
-  LATHE_FIELD(std::string, kind, "gpt", "which model; each kind has keys of its own", anything().fixed())
+  LATHE_FIELD(std::string, kind, "gpt", "which model; each kind has keys of its own",
+              anything().fixed())
   AnyConfig own = find_model_kind(kind)->config;  ///< of the kind's config type
 };
 
 /// How long and on what a run trains, and what it shows meanwhile.
 struct TrainConfig {
-  LATHE_FIELD(std::string, task, "auto",
-              "what is learned; auto: what the data was made for (language, classification, regression)",
-              anything().fixed())
+  LATHE_FIELD(
+      std::string, task, "auto",
+      "what is learned; auto: what the data was made for (language, classification, regression)",
+      anything().fixed())
   LATHE_FIELD(int64_t, steps, 2000, "optimizer steps of the run", at_least(1))
-  LATHE_FIELD(int64_t, batch_size, 12, "sequences or examples in a micro-batch", between(1, 1000000).fixed())
+  LATHE_FIELD(int64_t, batch_size, 12, "sequences or examples in a micro-batch",
+              between(1, 1000000).fixed())
   LATHE_FIELD(int64_t, grad_accum, 1, "micro-batches in a step", between(1, 1000000).fixed())
   LATHE_FIELD(int64_t, eval_interval, 250,
-              "steps between evaluations; 0: none. With it, one also before the first step and after the last",
+              "steps between evaluations; 0: none. With it, one also before the first step and "
+              "after the last",
               at_least(0))
-  LATHE_FIELD(int64_t, eval_batches, 0, "batches of an evaluation; 0: the whole validation split", at_least(0))
+  LATHE_FIELD(int64_t, eval_batches, 0, "batches of an evaluation; 0: the whole validation split",
+              at_least(0))
   LATHE_FIELD(int64_t, log_interval, 10, "steps between lines of metrics.jsonl", at_least(1))
-  LATHE_FIELD(int64_t, sample_interval, 0, "steps between samples that a person can read; 0: none", at_least(0))
-  LATHE_FIELD(int64_t, seed, 1337, "of initial weights, order of data and dropout", at_least(0).fixed())
-  LATHE_FIELD(
-      double, spike_sigma, 0.0,
-      "a step whose loss is this many standard deviations above the mean of late changes nothing, is counted, and "
-      "leaves its tokens in the run folder's spikes/; 0: none",
-      at_least(0))
-  LATHE_FIELD(
-      bool, detect_anomaly, false,
-      "look at every op's results and gradients, and end the run (exit 5) at the first that makes a value which "
-      "is not finite, by the op's and its module's name; slow. Under a dynamic loss scale, which overflows on "
-      "purpose, gradients are not looked at",
-      anything())
-  LATHE_FIELD(
-      std::string, init_from, "",
-      "run, checkpoint or Hugging Face folder whose weights a new run starts from; gives the keys of [model], but "
-      "for dropout. A run that goes on does not need it any more. Empty: random weights",
-      anything().fixed())
+  LATHE_FIELD(int64_t, sample_interval, 0, "steps between samples that a person can read; 0: none",
+              at_least(0))
+  LATHE_FIELD(int64_t, seed, 1337, "of initial weights, order of data and dropout",
+              at_least(0).fixed())
+  LATHE_FIELD(double, spike_sigma, 0.0,
+              "a step whose loss is this many standard deviations above the mean of late changes "
+              "nothing, is counted, and "
+              "leaves its tokens in the run folder's spikes/; 0: none",
+              at_least(0))
+  LATHE_FIELD(bool, detect_anomaly, false,
+              "look at every op's results and gradients, and end the run (exit 5) at the first "
+              "that makes a value which "
+              "is not finite, by the op's and its module's name; slow. Under a dynamic loss scale, "
+              "which overflows on "
+              "purpose, gradients are not looked at",
+              anything())
+  LATHE_FIELD(std::string, init_from, "",
+              "run, checkpoint or Hugging Face folder whose weights a new run starts from; gives "
+              "the keys of [model], but "
+              "for dropout. A run that goes on does not need it any more. Empty: random weights",
+              anything().fixed())
   LATHE_FIELD(std::string, device, "auto", "where to compute; auto: cuda where a card can be used",
               one_of({"auto", "cpu", "cuda"}))
-  LATHE_FIELD(int64_t, threads, 0, "CPU threads; 0: OMP_NUM_THREADS, else all cores. A resumed run keeps its number",
+  LATHE_FIELD(int64_t, threads, 0,
+              "CPU threads; 0: OMP_NUM_THREADS, else all cores. A resumed run keeps its number",
               between(0, 4096))
   LATHE_FIELD(std::string, kernels, "auto",
-              "of CPU runs; auto: Lathe's own where the machine has the instructions (`lathe config kernels`), aten: "
+              "of CPU runs; auto: Lathe's own where the machine has the instructions (`lathe "
+              "config kernels`), aten: "
               "LibTorch's throughout",
               one_of({"auto", "aten"}).fixed())
-  LATHE_FIELD(std::string, out_dir, "", "run folder; empty: runs/ and the config's name", anything())
+  LATHE_FIELD(std::string, out_dir, "", "run folder; empty: runs/ and the config's name",
+              anything())
   LATHE_FIELD(int64_t, pause_at, 0,
-              "step after which this process writes a checkpoint and exits 75, as at max_time; 0: none. The run is the "
+              "step after which this process writes a checkpoint and exits 75, as at max_time; 0: "
+              "none. The run is the "
               "same as without, once it goes on",
               at_least(0))
-  LATHE_FIELD(double, max_time, 0.0, "seconds after which this process writes a checkpoint and exits 75; 0: no limit",
+  LATHE_FIELD(double, max_time, 0.0,
+              "seconds after which this process writes a checkpoint and exits 75; 0: no limit",
               at_least(0))
 };
 
 /// What a step keeps in memory.
 struct MemoryConfig {
-  LATHE_FIELD(
-      std::string, recompute, "none",
-      "what is kept of a model's blocks for backward: everything; blocks: the input of each; sqrt: the input of "
-      "each group of about the square root of their number. The rest is computed again, with the same bits",
-      one_of({"none", "blocks", "sqrt"}))
+  LATHE_FIELD(std::string, recompute, "none",
+              "what is kept of a model's blocks for backward: everything; blocks: the input of "
+              "each; sqrt: the input of "
+              "each group of about the square root of their number. The rest is computed again, "
+              "with the same bits",
+              one_of({"none", "blocks", "sqrt"}))
 };
 
 /// When checkpoints are written, and which are kept.
 struct CheckpointConfig {
-  LATHE_FIELD(int64_t, interval, 500, "steps between checkpoints; 0: only at the end or when stopped", at_least(0))
+  LATHE_FIELD(int64_t, interval, 500,
+              "steps between checkpoints; 0: only at the end or when stopped", at_least(0))
   LATHE_FIELD(int64_t, keep, 2, "newest checkpoints that are kept", at_least(1))
-  LATHE_FIELD(int64_t, keep_every, 0, "also keep checkpoints of steps that this divides; 0: none", at_least(0))
-  LATHE_FIELD(
-      bool, keep_best, false,
-      "also keep the checkpoint with the lowest validation loss, and write one at each evaluation that is lower",
-      anything())
-  LATHE_FIELD(
-      std::string, resume, "auto",
-      "auto: go on from the run folder's newest checkpoint; never: refuse one that has any; or a checkpoint's path",
-      anything())
+  LATHE_FIELD(int64_t, keep_every, 0, "also keep checkpoints of steps that this divides; 0: none",
+              at_least(0))
+  LATHE_FIELD(bool, keep_best, false,
+              "also keep the checkpoint with the lowest validation loss, and write one at each "
+              "evaluation that is lower",
+              anything())
+  LATHE_FIELD(std::string, resume, "auto",
+              "auto: go on from the run folder's newest checkpoint; never: refuse one that has "
+              "any; or a checkpoint's path",
+              anything())
   LATHE_FIELD(std::string, dtype, "auto",
-              "dtype of the matrices in model.safetensors; auto: as they are in memory. Where it is another, "
+              "dtype of the matrices in model.safetensors; auto: as they are in memory. Where it "
+              "is another, "
               "optimizer.safetensors holds them exactly as well",
               one_of({"auto", "fp32", "bf16", "fp16"}))
-  LATHE_FIELD(bool, async_save, false,
-              "write checkpoints in the background: training stands still while they are copied, into as many bytes of "
-              "memory, and goes on while they are written. The last one of a run is written at once",
-              anything())
+  LATHE_FIELD(
+      bool, async_save, false,
+      "write checkpoints in the background: training stands still while they are copied, into as "
+      "many bytes of "
+      "memory, and goes on while they are written. The last one of a run is written at once",
+      anything())
 };
 
 /// What is logged, and where.
 struct LogConfig {
   LATHE_FIELD(std::string, level, "info", "least level shown on the console",
               one_of({"debug", "info", "warn", "error"}))
-  LATHE_FIELD(bool, csv, false, "also write metrics.csv and evaluations.csv into the run folder", anything())
+  LATHE_FIELD(bool, csv, false, "also write metrics.csv and evaluations.csv into the run folder",
+              anything())
   LATHE_FIELD(bool, tensorboard, false,
-              "also write the run folder's tensorboard/, for `tensorboard --logdir RUN`: figures, samples, histograms",
+              "also write the run folder's tensorboard/, for `tensorboard --logdir RUN`: figures, "
+              "samples, histograms",
               anything())
   LATHE_FIELD(int64_t, histograms, 0,
-              "steps between histograms of weights, gradients and what layers return, in tensorboard/; 0: none",
+              "steps between histograms of weights, gradients and what layers return, in "
+              "tensorboard/; 0: none",
               at_least(0))
-  LATHE_FIELD(
-      int64_t, layers, 0,
-      "lines of metrics.jsonl between those that have figures of each layer: norms of weights and gradients, the "
-      "update's size over the weights', the largest activation, the share of units that never fired; 0: none",
-      at_least(0))
+  LATHE_FIELD(int64_t, layers, 0,
+              "lines of metrics.jsonl between those that have figures of each layer: norms of "
+              "weights and gradients, the "
+              "update's size over the weights', the largest activation, the share of units that "
+              "never fired; 0: none",
+              at_least(0))
 };
 
 /// All of a run.
 struct RunConfig {
-  // In run_config.cc: of so many keys these are long, and inline each part of the build would compile them anew.
+  // In run_config.cc: of so many keys these are long, and inline each part of the build would
+  // compile them anew.
   RunConfig();
   RunConfig(const RunConfig&);
   RunConfig(RunConfig&&) noexcept;
@@ -139,7 +163,8 @@ struct RunConfig {
   LATHE_SECTION(MemoryConfig, memory, "memory of a step")
   LATHE_SECTION(CheckpointConfig, checkpoint, "checkpoints and resuming")
   LATHE_SECTION(LogConfig, log, "console and what a run writes beside metrics.jsonl")
-  std::map<std::string, AnyConfig> transforms = transform_configs();  ///< by name; each is a section of the config
+  std::map<std::string, AnyConfig> transforms =
+      transform_configs();  ///< by name; each is a section of the config
 
   /// The keys of a model of that kind, transforms' included.
   static const Schema& schema(const std::string& kind);
@@ -160,17 +185,18 @@ std::string config_reference();
 struct LoadedConfig {
   RunConfig config;
   Origins origins;
-  std::string path{};            ///< of the config file, as given
-  std::filesystem::path base{};  ///< the checkpoint that adapters.base stands for, once adopt_base has found it
-  /// The checkpoint or Hugging Face folder that train.init_from stands for, once adopt_source has found it: where the
-  /// run begins with it.
+  std::string path{};  ///< of the config file, as given
+  std::filesystem::path
+      base{};  ///< the checkpoint that adapters.base stands for, once adopt_base has found it
+  /// The checkpoint or Hugging Face folder that train.init_from stands for, once adopt_source has
+  /// found it: where the run begins with it.
   std::filesystem::path source{};
 };
 
 /// How large a micro-batch is; sizes that the model's kind does not have are 0.
 BatchSizes batch_sizes(const RunConfig& config);
-/// Tokens, or samples of a model that has none, of a micro-batch and of an optimizer step: its targets, which the sum
-/// of its losses is divided by.
+/// Tokens, or samples of a model that has none, of a micro-batch and of an optimizer step: its
+/// targets, which the sum of its losses is divided by.
 int64_t units_of_micro_batch(const RunConfig& config);
 /// Tokens or samples of a step: batch x accumulation (x block size).
 int64_t units_of_step(const RunConfig& config);
@@ -178,14 +204,16 @@ int64_t units_of_step(const RunConfig& config);
 /// Where a key's value came from; "defaults" where nothing set it.
 std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 
-/// Takes [model], but for dropout, from what `key` names. Exit::usage where a key was given otherwise.
+/// Takes [model], but for dropout, from what `key` names. Exit::usage where a key was given
+/// otherwise.
 void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& key);
 
 /// Keys of a config and their texts, as on a command line.
 using Overrides = std::vector<std::pair<std::string, std::string>>;
 
-/// Defaults, which may follow other keys (train.out_dir, schedule.min_lr) < file < environment (LATHE_TRAIN_STEPS=100)
-/// < command line (key, text). Checked key by key and against each other. Errors are Exit::usage and say where.
+/// Defaults, which may follow other keys (train.out_dir, schedule.min_lr) < file < environment
+/// (LATHE_TRAIN_STEPS=100) < command line (key, text). Checked key by key and against each other.
+/// Errors are Exit::usage and say where.
 LoadedConfig load_config(const std::string& path, const Overrides& overrides);
 
 /// A saved run's config, as written in its checkpoint; what is wrong with it is Exit::checkpoint.

@@ -1,6 +1,7 @@
-// Transforms: what is done to a finished model before its optimizer is made, so that any kind of model can have it.
-// One is a config struct, whose keys are a section of the config named as the transform, a function, and a line in the
-// table of train/transforms/table.cc (or, in a program of your own, a call of add_transform).
+// Transforms: what is done to a finished model before its optimizer is made, so that any kind of
+// model can have it. One is a config struct, whose keys are a section of the config named as the
+// transform, a function, and a line in the table of train/transforms/table.cc (or, in a program of
+// your own, a call of add_transform).
 #pragma once
 
 #include <functional>
@@ -25,7 +26,8 @@ struct TransformContext {
 struct Transform {
   std::string name, doc;
   AnyConfig config;  ///< with its defaults; without keys where it has no section
-  /// Does its work, or nothing where the config does not ask for it. New parameters get their initial values here.
+  /// Does its work, or nothing where the config does not ask for it. New parameters get their
+  /// initial values here.
   std::function<void(Model&, const TransformContext&)> apply;
   /// What is wrong between the keys of a config, with whole keys ("section.name"); may be empty.
   std::function<std::optional<ConfigFault>(const RunConfig&)> check{};

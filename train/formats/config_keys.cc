@@ -4,13 +4,18 @@
 
 namespace lathe {
 
-ConfigKeys::ConfigKeys(Json json, std::string where) : json_(std::move(json)), where_(std::move(where)) {
+ConfigKeys::ConfigKeys(Json json, std::string where)
+    : json_(std::move(json)), where_(std::move(where)) {
   if (!json_.is_object()) fail(Exit::checkpoint, where_, " is no JSON object");
 }
 
-bool ConfigKeys::has(const std::string& key) const { return json_.contains(key) && !json_.at(key).is_null(); }
+bool ConfigKeys::has(const std::string& key) const {
+  return json_.contains(key) && !json_.at(key).is_null();
+}
 
-bool ConfigKeys::is_null(const std::string& key) const { return json_.contains(key) && json_.at(key).is_null(); }
+bool ConfigKeys::is_null(const std::string& key) const {
+  return json_.contains(key) && json_.at(key).is_null();
+}
 
 Json* ConfigKeys::take(const std::string& key) {
   taken_.insert(key);
@@ -19,10 +24,12 @@ Json* ConfigKeys::take(const std::string& key) {
 
 void ConfigKeys::refuse(const std::string& key, const std::string& what) const {
   const std::string value = json_.contains(key) ? json_text(json_.at(key)) : "";
-  fail(Exit::checkpoint, where_, ": ", key, value.empty() ? "" : " = " + value.substr(0, 100), ", and ", what);
+  fail(Exit::checkpoint, where_, ": ", key, value.empty() ? "" : " = " + value.substr(0, 100),
+       ", and ", what);
 }
 
-int64_t ConfigKeys::whole(const std::string& key, int64_t min, int64_t max, std::optional<int64_t> otherwise) {
+int64_t ConfigKeys::whole(const std::string& key, int64_t min, int64_t max,
+                          std::optional<int64_t> otherwise) {
   if (take(key) == nullptr && otherwise) return *otherwise;
   return json_whole(json_, key.c_str(), min, max, where_, Exit::checkpoint);
 }
@@ -31,16 +38,19 @@ double ConfigKeys::real(const std::string& key, std::optional<double> otherwise)
   const Json* value = take(key);
   if (value == nullptr && otherwise) return *otherwise;
   if (value == nullptr || !value->is_number())
-    fail(Exit::checkpoint, where_, ": the field \"", key, "\" is missing or of the wrong type; it must be a number");
+    fail(Exit::checkpoint, where_, ": the field \"", key,
+         "\" is missing or of the wrong type; it must be a number");
   return value->get<double>();
 }
 
 bool ConfigKeys::flag(const std::string& key, bool otherwise) {
-  return take(key) == nullptr ? otherwise : json_get<bool>(json_, key.c_str(), where_, Exit::checkpoint);
+  return take(key) == nullptr ? otherwise
+                              : json_get<bool>(json_, key.c_str(), where_, Exit::checkpoint);
 }
 
 std::string ConfigKeys::text(const std::string& key, const std::string& otherwise) {
-  return take(key) == nullptr ? otherwise : json_get<std::string>(json_, key.c_str(), where_, Exit::checkpoint);
+  return take(key) == nullptr ? otherwise
+                              : json_get<std::string>(json_, key.c_str(), where_, Exit::checkpoint);
 }
 
 std::vector<std::string> ConfigKeys::texts(const std::string& key) {
@@ -64,14 +74,18 @@ void ConfigKeys::only(const std::string& key, const std::vector<Json>& allowed) 
   refuse(key, "this build computes " + list + " alone");
 }
 
-void ConfigKeys::pass(std::initializer_list<const char*> keys) { taken_.insert(keys.begin(), keys.end()); }
+void ConfigKeys::pass(std::initializer_list<const char*> keys) {
+  taken_.insert(keys.begin(), keys.end());
+}
 
 void ConfigKeys::finish() const {
   for (const auto& [key, value] : json_.items()) {
-    const bool nothing =
-        value.is_null() || value == false || ((value.is_structured() || value.is_string()) && value.empty());
+    const bool nothing = value.is_null() || value == false ||
+                         ((value.is_structured() || value.is_string()) && value.empty());
     if (!nothing && !taken_.contains(key))
-      refuse(key, "this build does not know whether that changes what the model computes; take the key out if not");
+      refuse(key,
+             "this build does not know whether that changes what the model computes; take the key "
+             "out if not");
   }
 }
 

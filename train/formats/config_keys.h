@@ -12,9 +12,9 @@
 
 namespace lathe {
 
-/// The keys of a JSON object, of which each is taken or passed over by name; finish() refuses what is left, since a key
-/// that nobody knows may change what the model computes. Errors are Exit::checkpoint and name the key. A key with null
-/// counts as absent.
+/// The keys of a JSON object, of which each is taken or passed over by name; finish() refuses what
+/// is left, since a key that nobody knows may change what the model computes. Errors are
+/// Exit::checkpoint and name the key. A key with null counts as absent.
 class ConfigKeys {
  public:
   ConfigKeys(Json json, std::string where);
@@ -23,7 +23,8 @@ class ConfigKeys {
   /// Whether it stands there as null.
   bool is_null(const std::string& key) const;
   /// Numbers within bounds. Without `otherwise` the key must be there.
-  int64_t whole(const std::string& key, int64_t min, int64_t max, std::optional<int64_t> otherwise = std::nullopt);
+  int64_t whole(const std::string& key, int64_t min, int64_t max,
+                std::optional<int64_t> otherwise = std::nullopt);
   double real(const std::string& key, std::optional<double> otherwise = std::nullopt);
   bool flag(const std::string& key, bool otherwise);
   std::string text(const std::string& key, const std::string& otherwise);

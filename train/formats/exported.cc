@@ -22,7 +22,8 @@ std::string config_name(at::ScalarType dtype) {
 
 std::string saved_dtype(const SafetensorsFile& file) {
   for (const TensorEntry& t : file.tensors()) {
-    if (const auto dtype = dtype_from_safetensors(t.dtype); dtype && t.shape.size() == 2) return config_name(*dtype);
+    if (const auto dtype = dtype_from_safetensors(t.dtype); dtype && t.shape.size() == 2)
+      return config_name(*dtype);
   }
   return "fp32";
 }
@@ -38,7 +39,8 @@ std::pair<const Family*, Json> family_for(const RunConfig& config) {
     }
     if (kinds.find(name) == std::string::npos) kinds += (kinds.empty() ? "" : ", ") + name;
   }
-  fail(Exit::usage, "no program that this build writes for has this ", config.model.kind, "; they have ", kinds);
+  fail(Exit::usage, "no program that this build writes for has this ", config.model.kind,
+       "; they have ", kinds);
 }
 
 }  // namespace
@@ -48,15 +50,18 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
   state = read_state(checkpoint);
   config = saved_config(state, checkpoint);
   if (adapters_of(config).rank > 0)
-    fail(Exit::usage, o.run.string(), " holds adapters; merge them into their model first (`lathe merge`)");
+    fail(Exit::usage, o.run.string(),
+         " holds adapters; merge them into their model first (`lathe merge`)");
   if (average_ && config.optim.ema_decay == 0) {
     fail(Exit::usage,
-         "command line: --weights ema: the run keeps no average of its weights (its optim.ema_decay is 0); "
+         "command line: --weights ema: the run keeps no average of its weights (its "
+         "optim.ema_decay is 0); "
          "leave --weights out");
   }
   path_ = checkpoint / "model.safetensors";
   model_ = std::make_unique<SafetensorsFile>(path_);
-  if (average_) optimizer_ = std::make_unique<SafetensorsFile>(checkpoint / "optimizer.safetensors");
+  if (average_)
+    optimizer_ = std::make_unique<SafetensorsFile>(checkpoint / "optimizer.safetensors");
   dtype = o.dtype.empty() ? saved_dtype(*model_) : o.dtype;
   const ShapesAlone guard;
   shapes = find_model_kind(config.model.kind)->make(config.model.own, state.sizes);
@@ -71,18 +76,21 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
 }
 
 at::Tensor ExportedModel::tensor(const NamedParameter& p) const {
-  const TensorEntry* average = average_ ? optimizer_->find(p.path + "." + average_name) : nullptr;  // none: frozen
-  at::Tensor t = entry_tensor(average != nullptr ? *average : model_->at(p.path), p.parameter.sizes(), path_);
+  const TensorEntry* average =
+      average_ ? optimizer_->find(p.path + "." + average_name) : nullptr;  // none: frozen
+  at::Tensor t =
+      entry_tensor(average != nullptr ? *average : model_->at(p.path), p.parameter.sizes(), path_);
   const at::ScalarType wanted = p.parameter.dim() >= 2 ? dtype_from_config(dtype) : at::kFloat;
   if (t.scalar_type() == wanted) return t;
   const at::Tensor cast = t.to(wanted);
   if (wanted == at::kHalf && !at::isfinite(cast).all().item<bool>())
-    fail(Exit::usage, path_.string(), ": tensor \"", p.path, "\" has values beyond float16's range; give --dtype bf16");
+    fail(Exit::usage, path_.string(), ": tensor \"", p.path,
+         "\" has values beyond float16's range; give --dtype bf16");
   return cast;
 }
 
-void ExportedModel::each(
-    const std::function<void(const TensorRule& rule, int64_t block, const at::Tensor& t)>& f) const {
+void ExportedModel::each(const std::function<void(const TensorRule& rule, int64_t block,
+                                                  const at::Tensor& t)>& f) const {
   std::set<std::string> paths;
   for (const NamedParameter& p : parameters) paths.insert(p.path);
   for (const NamedParameter& p : parameters) {

@@ -22,12 +22,13 @@ struct ExportedModel {
   std::vector<NamedParameter> parameters;  ///< shapes alone
 
   explicit ExportedModel(const ExportOptions& options);
-  /// A parameter's values on the CPU: matrices in `dtype`, the rest in float32. Exit::usage where float16 has no such
-  /// value.
+  /// A parameter's values on the CPU: matrices in `dtype`, the rest in float32. Exit::usage where
+  /// float16 has no such value.
   at::Tensor tensor(const NamedParameter& parameter) const;
-  /// Calls f(rule, block, tensor) for each tensor that the family has: the parameters, and zeros for biases that ours
-  /// lacks.
-  void each(const std::function<void(const TensorRule& rule, int64_t block, const at::Tensor& t)>& f) const;
+  /// Calls f(rule, block, tensor) for each tensor that the family has: the parameters, and zeros
+  /// for biases that ours lacks.
+  void each(const std::function<void(const TensorRule& rule, int64_t block, const at::Tensor& t)>&
+                f) const;
 
  private:
   fs::path path_;

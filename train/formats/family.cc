@@ -12,7 +12,8 @@ Family qwen2_family();
 Family qwen3_family();
 
 const std::vector<Family>& families() {
-  static const std::vector<Family> all{gpt2_family(), llama_family(), mistral_family(), qwen2_family(), qwen3_family()};
+  static const std::vector<Family> all{gpt2_family(), llama_family(), mistral_family(),
+                                       qwen2_family(), qwen3_family()};
   return all;
 }
 
@@ -23,22 +24,26 @@ const Family& family_of(const Json& config, const std::string& where) {
     if (family.model_type == type) return family;
     names += (names.empty() ? "" : ", ") + family.model_type;
   }
-  fail(Exit::checkpoint, where, ": model_type = \"", type, "\", and this build reads ", names, " alone");
+  fail(Exit::checkpoint, where, ": model_type = \"", type, "\", and this build reads ", names,
+       " alone");
 }
 
 std::string with_block(const std::string& name, int64_t block) {
   const auto at = name.find('#');
-  return at == std::string::npos ? name : name.substr(0, at) + std::to_string(block) + name.substr(at + 1);
+  return at == std::string::npos ? name
+                                 : name.substr(0, at) + std::to_string(block) + name.substr(at + 1);
 }
 
 bool is_named(const std::string& name, const std::string& pattern, int64_t* block) {
   const auto at = pattern.find('#');
   if (at == std::string::npos) return name == pattern;
   const size_t rest = pattern.size() - at - 1;
-  if (name.size() <= at + rest || !name.starts_with(pattern.substr(0, at)) || !name.ends_with(pattern.substr(at + 1)))
+  if (name.size() <= at + rest || !name.starts_with(pattern.substr(0, at)) ||
+      !name.ends_with(pattern.substr(at + 1)))
     return false;
   const std::string number = name.substr(at, name.size() - at - rest);
-  if (number.size() > 6 || number.find_first_not_of("0123456789") != std::string::npos) return false;
+  if (number.size() > 6 || number.find_first_not_of("0123456789") != std::string::npos)
+    return false;
   if (block != nullptr) *block = std::stoll(number);
   return true;
 }
@@ -90,7 +95,8 @@ void pass_common_keys(ConfigKeys& keys) {
 
 int64_t context_of(int64_t positions, int64_t most) {
   if (most > positions)
-    fail(Exit::usage, "command line: --block-size = ", most, ", and the model was made for ", positions, " tokens");
+    fail(Exit::usage, "command line: --block-size = ", most, ", and the model was made for ",
+         positions, " tokens");
   return most > 0 ? most : positions;
 }
 

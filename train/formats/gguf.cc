@@ -22,18 +22,21 @@ std::string name_of_splits(const BPEDefinition& d) {
        "); it has one for those of GPT-2, Llama 3, Qwen 2 and SmolLM");
 }
 
-/// SentencePiece's scores: llama.cpp merges the two whose token has the highest, so the earliest merge's.
+/// SentencePiece's scores: llama.cpp merges the two whose token has the highest, so the earliest
+/// merge's.
 std::vector<float> scores_of(const BPEDefinition& d, size_t tokens) {
   std::vector<float> scores(tokens, 0);
   std::map<std::string_view, size_t> places;
   for (size_t id = 0; id < d.tokens.size(); ++id) places[d.tokens[id]] = id;
   for (const SpecialToken& s : d.special) {
-    if (const auto found = places.find(s.text); found != places.end() && std::cmp_equal(found->second, s.id))
+    if (const auto found = places.find(s.text);
+        found != places.end() && std::cmp_equal(found->second, s.id))
       places.erase(found);
   }
   for (size_t i = d.merges.size(); i-- > 0;) {
     const auto& [a, b] = d.merges[i];
-    const auto made = places.find(d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)]);
+    const auto made =
+        places.find(d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)]);
     if (made != places.end()) scores[made->second] = -static_cast<float>(i + 1);
   }
   return scores;
@@ -43,7 +46,8 @@ void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& met
   enum : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
   const bool of_characters = !d.byte_tokens.empty();
   if (of_characters && !d.patterns.empty())
-    fail(Exit::usage, "GGUF has no name for the tokenizer's way to split text: SentencePiece's, at each space");
+    fail(Exit::usage,
+         "GGUF has no name for the tokenizer's way to split text: SentencePiece's, at each space");
   std::vector<std::string> tokens, merges;
   std::vector<int32_t> types;
   for (int64_t id = 0; id < vocab_size; ++id) {
@@ -57,7 +61,8 @@ void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& met
     types[static_cast<size_t>(s.id)] = of_characters && s.text == "<unk>" ? unknown
                                        : s.special                        ? control
                                                                           : user_defined;
-    if (s.text == "<unk>") metadata.emplace_back("tokenizer.ggml.unknown_token_id", static_cast<uint32_t>(s.id));
+    if (s.text == "<unk>")
+      metadata.emplace_back("tokenizer.ggml.unknown_token_id", static_cast<uint32_t>(s.id));
   }
   metadata.emplace_back("tokenizer.ggml.model", std::string(of_characters ? "llama" : "gpt2"));
   metadata.emplace_back("tokenizer.ggml.pre", of_characters ? "default" : name_of_splits(d));
@@ -72,12 +77,15 @@ void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& met
     metadata.emplace_back("tokenizer.ggml.merges", merges);
   }
   const TextMarks marks = text_marks(d);
-  for (const auto& [key, id] : {std::pair("bos", marks.begin), {"eos", marks.end}, {"eot", marks.turn_end}})
-    if (id >= 0) metadata.emplace_back(str("tokenizer.ggml.", key, "_token_id"), static_cast<uint32_t>(id));
+  for (const auto& [key, id] :
+       {std::pair("bos", marks.begin), {"eos", marks.end}, {"eot", marks.turn_end}})
+    if (id >= 0)
+      metadata.emplace_back(str("tokenizer.ggml.", key, "_token_id"), static_cast<uint32_t>(id));
   metadata.emplace_back("tokenizer.ggml.add_bos_token", d.begin >= 0);
 }
 
-/// Rows of heads from halves to pairs: of each head, row i of the one half and row i of the other beside each other.
+/// Rows of heads from halves to pairs: of each head, row i of the one half and row i of the other
+/// beside each other.
 at::Tensor in_pairs(const at::Tensor& t, int64_t heads) {
   const int64_t width = t.size(0) / heads;
   const at::Tensor halves = t.reshape({heads, 2, width / 2, -1});
@@ -97,12 +105,15 @@ void export_gguf(const ExportOptions& o) {
                                                        : m.dtype == "fp16" ? 1U
                                                                            : 32U}},
                         {"general.quantization_version", uint32_t{2}}};
-  for (auto& [key, value] : m.family->gguf(own)) metadata.emplace_back(arch + "." + key, std::move(value));
+  for (auto& [key, value] : m.family->gguf(own))
+    metadata.emplace_back(arch + "." + key, std::move(value));
   if (m.state.tokenizer && m.state.tokenizer->bpe() != nullptr) {
-    add_tokenizer(m.state.tokenizer->bpe()->definition(), value_of<int64_t>(own, "vocab_size"), metadata);
+    add_tokenizer(m.state.tokenizer->bpe()->definition(), value_of<int64_t>(own, "vocab_size"),
+                  metadata);
   } else {
     metadata.emplace_back("tokenizer.ggml.model", std::string("none"));
-    log_warn("no tokenizer is written: the run's is ", m.state.tokenizer ? m.state.tokenizer->kind() : "not known",
+    log_warn("no tokenizer is written: the run's is ",
+             m.state.tokenizer ? m.state.tokenizer->kind() : "not known",
              ", and what others read is a BPE");
   }
   NewFolder out(o.out, o.stop);
@@ -116,13 +127,16 @@ void export_gguf(const ExportOptions& o) {
     using Rows = TensorRule::Rows;
     at::Tensor written = rule.gguf_wide ? t.to(at::kFloat) : t;
     if (rule.gguf_rows != Rows::as_they_are) {
-      const int64_t heads = value_of<int64_t>(own, "n_head"), groups = value_of<int64_t>(own, "n_kv_head");
-      written = in_pairs(written, rule.gguf_rows == Rows::pairs_of_groups && groups > 0 ? groups : heads);
+      const int64_t heads = value_of<int64_t>(own, "n_head"),
+                    groups = value_of<int64_t>(own, "n_kv_head");
+      written =
+          in_pairs(written, rule.gguf_rows == Rows::pairs_of_groups && groups > 0 ? groups : heads);
     }
     add(with_block(rule.gguf, block), written);
   });
   if (m.family->gguf_tensors) {
-    for (const auto& [name, values] : m.family->gguf_tensors(own)) add(name, at::tensor(values, at::kFloat));
+    for (const auto& [name, values] : m.family->gguf_tensors(own))
+      add(name, at::tensor(values, at::kFloat));
   }
   write_gguf(out.path() / "model.gguf", metadata, snapshot.model);
   out.publish();

@@ -5,9 +5,9 @@
 
 namespace lathe {
 
-/// Writes a run as `out`/model.gguf: weights, what the architecture needs to know, and the tokenizer, a BPE. The folder
-/// is there whole or not at all. Exit::usage as export_hugging_face, and where the tokenizer splits text in a way that
-/// GGUF has no name for.
+/// Writes a run as `out`/model.gguf: weights, what the architecture needs to know, and the
+/// tokenizer, a BPE. The folder is there whole or not at all. Exit::usage as export_hugging_face,
+/// and where the tokenizer splits text in a way that GGUF has no name for.
 void export_gguf(const ExportOptions& options);
 
 }  // namespace lathe

@@ -7,12 +7,13 @@ namespace {
 ModelKeys read(ConfigKeys& c, int64_t most) {
   const int64_t channels = c.whole("n_embd", 1, 100000);
   c.only("n_inner", {4 * channels});
-  c.only("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"});  // names of one formula
+  c.only("activation_function",
+         {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"});  // names of one formula
   c.only("layer_norm_epsilon", {1e-5});
   c.only("scale_attn_weights", {true});
   c.only("scale_attn_by_inverse_layer_idx", {false});
-  c.pass({"reorder_and_upcast_attn", "n_ctx", "embd_pdrop", "attn_pdrop", "summary_activation", "summary_first_dropout",
-          "summary_proj_to_labels", "summary_type", "summary_use_proj"});
+  c.pass({"reorder_and_upcast_attn", "n_ctx", "embd_pdrop", "attn_pdrop", "summary_activation",
+          "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"});
   const double dropout = c.real("resid_pdrop", 0.1);
   if (!(dropout >= 0 && dropout < 1)) c.refuse("resid_pdrop", "it must be from 0 to below 1");
   return {{"n_layer", c.whole("n_layer", 1, 1000)},
@@ -46,7 +47,9 @@ std::optional<Json> write(const AnyConfig& own) {
 }
 
 GGUFMetadata gpt2_gguf(const AnyConfig& own) {
-  const auto size = [&](const char* key) { return static_cast<uint32_t>(value_of<int64_t>(own, key)); };
+  const auto size = [&](const char* key) {
+    return static_cast<uint32_t>(value_of<int64_t>(own, key));
+  };
   return {{"block_count", size("n_layer")},         {"context_length", size("block_size")},
           {"embedding_length", size("n_embd")},     {"feed_forward_length", 4 * size("n_embd")},
           {"attention.head_count", size("n_head")}, {"attention.layer_norm_epsilon", 1e-5F}};
@@ -55,20 +58,27 @@ GGUFMetadata gpt2_gguf(const AnyConfig& own) {
 }  // namespace
 
 Family gpt2_family() {
-  Family f{.model_type = "gpt2", .architecture = "GPT2LMHeadModel", .kind = "gpt", .prefix = "transformer."};
-  f.tensors = {{.ours = "tokens.weight", .theirs = "transformer.wte.weight", .gguf = "token_embd.weight"},
-               {.ours = "positions.weight",
-                .theirs = "transformer.wpe.weight",
-                .gguf = "position_embd.weight",
-                .gguf_wide = true},
-               {.ours = "head.weight", .theirs = "lm_head.weight", .gguf = "output.weight"}};
-  const auto add = [&](const std::string& ours, const std::string& theirs, const std::string& gguf, bool product) {
+  Family f{.model_type = "gpt2",
+           .architecture = "GPT2LMHeadModel",
+           .kind = "gpt",
+           .prefix = "transformer."};
+  f.tensors = {
+      {.ours = "tokens.weight", .theirs = "transformer.wte.weight", .gguf = "token_embd.weight"},
+      {.ours = "positions.weight",
+       .theirs = "transformer.wpe.weight",
+       .gguf = "position_embd.weight",
+       .gguf_wide = true},
+      {.ours = "head.weight", .theirs = "lm_head.weight", .gguf = "output.weight"}};
+  const auto add = [&](const std::string& ours, const std::string& theirs, const std::string& gguf,
+                       bool product) {
     f.tensors.push_back({.ours = ours + ".weight",
                          .theirs = "transformer." + theirs + ".weight",
                          .gguf = gguf + ".weight",
                          .transposed = product});
-    f.tensors.push_back(
-        {.ours = ours + ".bias", .theirs = "transformer." + theirs + ".bias", .gguf = gguf + ".bias", .always = true});
+    f.tensors.push_back({.ours = ours + ".bias",
+                         .theirs = "transformer." + theirs + ".bias",
+                         .gguf = gguf + ".bias",
+                         .always = true});
   };
   add("norm", "ln_f", "output_norm", false);
   add("blocks.#.norm1", "h.#.ln_1", "blk.#.attn_norm", false);

@@ -24,7 +24,8 @@ constexpr uint64_t most_config = uint64_t{16} << 20;
 /// [model] of a config.json.
 std::pair<const Family*, ModelConfig> read_config(const fs::path& folder, int64_t block_size) {
   const std::string where = (folder / "config.json").string();
-  if (!fs::is_directory(folder)) fail(Exit::usage, folder.string(), " is no folder; give one with a config.json");
+  if (!fs::is_directory(folder))
+    fail(Exit::usage, folder.string(), " is no folder; give one with a config.json");
   if (!fs::exists(folder / "config.json"))
     fail(Exit::checkpoint, folder.string(), " has no config.json, so it is no Hugging Face folder");
   Json json = parse_json(read_file(where, Exit::checkpoint, most_config), where, Exit::checkpoint);
@@ -36,16 +37,18 @@ std::pair<const Family*, ModelConfig> read_config(const fs::path& folder, int64_
   RunConfig config;
   const ModelKind* kind = find_model_kind(family.kind);
   if (kind == nullptr)
-    fail(Exit::checkpoint, where, ": this build has no model kind \"", family.kind, "\", which ", family.model_type,
-         " needs");
+    fail(Exit::checkpoint, where, ": this build has no model kind \"", family.kind, "\", which ",
+         family.model_type, " needs");
   config.model.kind = family.kind;
   config.model.own = kind->config;
   try {
-    for (const auto& [key, value] : values) config.schema().set(&config, "model." + key, value, where);
+    for (const auto& [key, value] : values)
+      config.schema().set(&config, "model." + key, value, where);
   } catch (const Error& e) {
     fail(Exit::checkpoint, e.what());
   }
-  if (const auto fault = kind->check(config.model.own)) fail(Exit::checkpoint, where, ": ", fault->what);
+  if (const auto fault = kind->check(config.model.own))
+    fail(Exit::checkpoint, where, ": ", fault->what);
   return {&family, config.model};
 }
 
@@ -53,20 +56,23 @@ std::pair<const Family*, ModelConfig> read_config(const fs::path& folder, int64_
 at::Tensor tensor_of(const TensorEntry& entry) {
   const at::ScalarType dtype = *dtype_from_safetensors(entry.dtype);
   const auto address = reinterpret_cast<uintptr_t>(entry.bytes.data());
-  if (address % static_cast<uintptr_t>(c10::elementSize(dtype)) == 0) return entry_tensor(entry, entry.shape, {});
+  if (address % static_cast<uintptr_t>(c10::elementSize(dtype)) == 0)
+    return entry_tensor(entry, entry.shape, {});
   const at::Tensor copy = at::empty(entry.shape, dtype);
   std::memcpy(copy.mutable_data_ptr(), entry.bytes.data(), entry.bytes.size());
   return copy;
 }
 
-bool is_weight(const std::string& dtype) { return dtype == "F32" || dtype == "F16" || dtype == "BF16"; }
+bool is_weight(const std::string& dtype) {
+  return dtype == "F32" || dtype == "F16" || dtype == "BF16";
+}
 
 /// Exit::data where a tokenizer, read at `path`, has more tokens than the model.
 void check_vocabulary(const Tokenizer& tokenizer, const fs::path& path, const ModelConfig& model) {
   const int64_t vocab_size = *model.own.find<int64_t>("vocab_size");
   if (tokenizer.size() > vocab_size) {
-    fail(Exit::data, path.string(), ": the tokenizer has ", tokenizer.size(), " tokens, and the model a vocabulary of ",
-         vocab_size);
+    fail(Exit::data, path.string(), ": the tokenizer has ", tokenizer.size(),
+         " tokens, and the model a vocabulary of ", vocab_size);
   }
 }
 
@@ -91,7 +97,8 @@ HuggingFaceFolder::Source HuggingFaceFolder::source_of(const NamedParameter& p) 
   const auto [rule, block] = rule_of(*family_, p.path);
   LATHE_CHECK(rule != nullptr, "the family ", family_->model_type, " has no rule for ", p.path);
   const std::string name = with_block(rule->theirs, block), bare = without(name, family_->prefix);
-  return {files_.find(name) == nullptr && files_.find(bare) != nullptr ? bare : name, rule->transposed};
+  return {files_.find(name) == nullptr && files_.find(bare) != nullptr ? bare : name,
+          rule->transposed};
 }
 
 void HuggingFaceFolder::check_tensors() const {
@@ -103,17 +110,19 @@ void HuggingFaceFolder::check_tensors() const {
       fail(Exit::checkpoint, folder_.string(), " lacks the tensor \"", source.name,
            "\" that its config.json calls for");
     used.insert(source.name);
-    const std::string where = str(files_.file_of(source.name).string(), ": tensor \"", source.name, "\"");
+    const std::string where =
+        str(files_.file_of(source.name).string(), ": tensor \"", source.name, "\"");
     if (!is_weight(entry->dtype))
       fail(Exit::checkpoint, where, " is ", entry->dtype, "; this build reads F32, F16 and BF16");
     std::vector<int64_t> wanted = p.parameter.sizes().vec();
     if (source.transposed) std::reverse(wanted.begin(), wanted.end());
     // A shorter context takes the first positions of a table.
-    const bool cut = p.path == "positions.weight" && entry->shape.size() == 2 && entry->shape[0] > wanted[0];
+    const bool cut =
+        p.path == "positions.weight" && entry->shape.size() == 2 && entry->shape[0] > wanted[0];
     if (cut) wanted[0] = entry->shape[0];
     if (entry->shape != wanted) {
-      fail(Exit::checkpoint, where, " is ", describe(at::IntArrayRef(entry->shape)), ", and by config.json it must be ",
-           describe(at::IntArrayRef(wanted)));
+      fail(Exit::checkpoint, where, " is ", describe(at::IntArrayRef(entry->shape)),
+           ", and by config.json it must be ", describe(at::IntArrayRef(wanted)));
     }
   }
   const bool tied = *model_.own.find<bool>("tie_weights");
@@ -126,7 +135,8 @@ void HuggingFaceFolder::check_tensors() const {
     const std::string where = str(files_.file_of(name).string(), ": tensor \"", name, "\"");
     if (!tied || name != "lm_head.weight")
       fail(Exit::checkpoint, where, " is nothing that the model of config.json has");
-    const TensorEntry &head = *files_.find(name), &tokens = *files_.find(source_of(parameters_[0]).name);
+    const TensorEntry &head = *files_.find(name),
+                      &tokens = *files_.find(source_of(parameters_[0]).name);
     if (head.shape != tokens.shape || head.dtype != tokens.dtype ||
         std::memcmp(head.bytes.data(), tokens.bytes.data(), head.bytes.size()) != 0)
       fail(Exit::checkpoint, where, " differs from \"", tokens.name,
@@ -164,7 +174,8 @@ fs::path import_hugging_face(const ImportOptions& o) {
     try {
       state.tokenizer = folder.tokenizer();
     } catch (const Error& e) {
-      fail(e.code(), e.what(), "; give another one as --tokenizer PATH, or --tokenizer none for the weights alone");
+      fail(e.code(), e.what(),
+           "; give another one as --tokenizer PATH, or --tokenizer none for the weights alone");
     }
   } else if (o.tokenizer != "none") {
     state.tokenizer = Tokenizer::bpe(o.tokenizer);
@@ -206,16 +217,20 @@ void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& confi
   Json settings{
       {"tokenizer_class", "PreTrainedTokenizerFast"},
       {"clean_up_tokenization_spaces", false},
-      {"model_max_length", config.contains("n_positions") ? config["n_positions"] : config["max_position_embeddings"]}};
+      {"model_max_length",
+       config.contains("n_positions") ? config["n_positions"] : config["max_position_embeddings"]}};
   const TextMarks marks = text_marks(d);
   for (const auto& [key, id] : {std::pair("bos_token", marks.begin), {"eos_token", marks.end}}) {
     if (id < 0) continue;
     settings[key] = d.tokens[static_cast<size_t>(id)];
     config[str(key, "_id")] = id;
   }
-  if (std::ranges::find(d.special, "<unk>", &SpecialToken::text) != d.special.end()) settings["unk_token"] = "<unk>";
+  if (std::ranges::find(d.special, "<unk>", &SpecialToken::text) != d.special.end())
+    settings["unk_token"] = "<unk>";
   write_file_durably(folder / "tokenizer_config.json", json_text(settings, 1) + "\n");
-  if (d.patterns != std::vector<std::string>{gpt2_pattern} || d.nfc || d.whole_pieces || !d.byte_tokens.empty()) return;
+  if (d.patterns != std::vector<std::string>{gpt2_pattern} || d.nfc || d.whole_pieces ||
+      !d.byte_tokens.empty())
+    return;
   write_file_durably(folder / "vocab.json", json_text(whole["model"]["vocab"]) + "\n");
   std::string merges = "#version: 0.2\n";
   for (const Json& merge : whole["model"]["merges"]) merges += merge.get<std::string>() + "\n";
@@ -247,14 +262,17 @@ void export_hugging_face(const ExportOptions& o) {
   if (m.state.tokenizer && m.state.tokenizer->bpe() != nullptr) {
     const BPEDefinition& tokenizer = m.state.tokenizer->bpe()->definition();
     write_tokenizer(tokenizer, out.path(), head);
-    if (m.family->model_type == "qwen2" && tokenizer.patterns != std::vector<std::string>{qwen2_pattern}) {
+    if (m.family->model_type == "qwen2" &&
+        tokenizer.patterns != std::vector<std::string>{qwen2_pattern}) {
       log_warn(
-          "transformers 5 splits the text for a model of type qwen2 as Qwen 2 does, whatever tokenizer.json says; "
+          "transformers 5 splits the text for a model of type qwen2 as Qwen 2 does, whatever "
+          "tokenizer.json says; "
           "load ",
           "this one by PreTrainedTokenizerFast, not by AutoTokenizer");
     }
   } else {
-    log_warn("no tokenizer is written: the run's is ", m.state.tokenizer ? m.state.tokenizer->kind() : "not known",
+    log_warn("no tokenizer is written: the run's is ",
+             m.state.tokenizer ? m.state.tokenizer->kind() : "not known",
              ", and what others read is a BPE");
   }
   write_file_durably(out.path() / "config.json", json_text(head, 1) + "\n");

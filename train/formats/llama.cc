@@ -1,5 +1,5 @@
-// Llama (Touvron et al. 2023) and the families that compute as it does: Mistral without a sliding window, Qwen 2 with
-// biases of queries, keys and values, Qwen 3 with norms of queries and keys.
+// Llama (Touvron et al. 2023) and the families that compute as it does: Mistral without a sliding
+// window, Qwen 2 with biases of queries, keys and values, Qwen 3 with norms of queries and keys.
 #include <cmath>
 #include <numbers>
 
@@ -14,20 +14,23 @@ struct Variant {
   const char* architecture;
   const char* gguf_name;
   bool qkv_bias, qk_norm;
-  bool slides;           ///< sliding_window counts unless it is null; where it is absent, it is 4096
-  bool exported;         ///< whether models are written as this family
-  bool groups_may_lack;  ///< num_key_value_heads may be absent: as many as heads; else transformers takes some number
+  bool slides;    ///< sliding_window counts unless it is null; where it is absent, it is 4096
+  bool exported;  ///< whether models are written as this family
+  bool groups_may_lack;  ///< num_key_value_heads may be absent: as many as heads; else transformers
+                         ///< takes some number
   bool width_may_lack;   ///< the same of head_dim
 };
 
-/// Positions: rope_parameters, or rope_theta and rope_scaling as transformers wrote them before version 5.
+/// Positions: rope_parameters, or rope_theta and rope_scaling as transformers wrote them before
+/// version 5.
 void read_rope(ConfigKeys& c, ModelKeys& model) {
   const bool together = c.has("rope_parameters");
   ConfigKeys rope = c.part(together ? "rope_parameters" : "rope_scaling");
   const double theta = c.real("rope_theta", 10000.0);
   model["rope_theta"] = rope.real("rope_theta", theta);
   const std::string old = rope.text("type", "default"), type = rope.text("rope_type", old);
-  if (rope.has("type") && old != type) rope.refuse("type", "rope_type = \"" + type + "\" says otherwise");
+  if (rope.has("type") && old != type)
+    rope.refuse("type", "rope_type = \"" + type + "\" says otherwise");
   if (type == "linear") {
     model["rope_scaling"] = type;
     model["rope_factor"] = rope.real("factor");
@@ -67,20 +70,26 @@ void read_window(ConfigKeys& c, bool slides, int64_t context) {
   if (c.is_null("sliding_window")) return;
   const int64_t window = c.whole("sliding_window", 1, int64_t{1} << 40, 4096);
   if (slides && window < context)
-    c.refuse("sliding_window", str("this build attends to the whole context of ", context,
-                                   " tokens; give --block-size ", window, " to take no more than the window"));
+    c.refuse("sliding_window",
+             str("this build attends to the whole context of ", context,
+                 " tokens; give --block-size ", window, " to take no more than the window"));
 }
 
-std::optional<int64_t> optional(bool may_lack, int64_t value) { return may_lack ? std::optional(value) : std::nullopt; }
+std::optional<int64_t> optional(bool may_lack, int64_t value) {
+  return may_lack ? std::optional(value) : std::nullopt;
+}
 
 ModelKeys read(const Variant& variant, ConfigKeys& c, int64_t most) {
-  const int64_t heads = c.whole("num_attention_heads", 1, 1000), channels = c.whole("hidden_size", 1, 100000);
+  const int64_t heads = c.whole("num_attention_heads", 1, 1000),
+                channels = c.whole("hidden_size", 1, 100000);
   const int64_t context = context_of(c.whole("max_position_embeddings", 1, 1000000), most);
   ModelKeys model{{"n_layer", c.whole("num_hidden_layers", 1, 1000)},
                   {"n_head", heads},
-                  {"n_kv_head", c.whole("num_key_value_heads", 1, 1000, optional(variant.groups_may_lack, heads))},
+                  {"n_kv_head", c.whole("num_key_value_heads", 1, 1000,
+                                        optional(variant.groups_may_lack, heads))},
                   {"n_embd", channels},
-                  {"head_dim", c.whole("head_dim", 1, 100000, optional(variant.width_may_lack, channels / heads))},
+                  {"head_dim", c.whole("head_dim", 1, 100000,
+                                       optional(variant.width_may_lack, channels / heads))},
                   {"n_inner", c.whole("intermediate_size", 1, 1000000)},
                   {"block_size", context},
                   {"vocab_size", c.whole("vocab_size", 1, 10000000)},
@@ -101,7 +110,8 @@ struct Shape {
   int64_t heads, groups, width;
   explicit Shape(const AnyConfig& own)
       : heads(value_of<int64_t>(own, "n_head")),
-        groups(value_of<int64_t>(own, "n_kv_head") > 0 ? value_of<int64_t>(own, "n_kv_head") : heads),
+        groups(value_of<int64_t>(own, "n_kv_head") > 0 ? value_of<int64_t>(own, "n_kv_head")
+                                                       : heads),
         width(value_of<int64_t>(own, "head_dim") > 0 ? value_of<int64_t>(own, "head_dim")
                                                      : value_of<int64_t>(own, "n_embd") / heads) {}
 };
@@ -125,7 +135,8 @@ std::optional<Json> write(const Variant& variant, const AnyConfig& own) {
     scaling["beta_fast"] = real("rope_beta_fast");
     scaling["beta_slow"] = real("rope_beta_slow");
     scaling["original_max_position_embeddings"] = size("rope_original_context");
-    if (real("rope_attention_factor") > 0) scaling["attention_factor"] = real("rope_attention_factor");
+    if (real("rope_attention_factor") > 0)
+      scaling["attention_factor"] = real("rope_attention_factor");
   }
   return Json{{"vocab_size", size("vocab_size")},
               {"max_position_embeddings", size("block_size")},
@@ -145,7 +156,9 @@ std::optional<Json> write(const Variant& variant, const AnyConfig& own) {
 }
 
 GGUFMetadata llama_gguf(const AnyConfig& own) {
-  const auto size = [&](const char* key) { return static_cast<uint32_t>(value_of<int64_t>(own, key)); };
+  const auto size = [&](const char* key) {
+    return static_cast<uint32_t>(value_of<int64_t>(own, key));
+  };
   const auto real = [&](const char* key) { return static_cast<float>(value_of<double>(own, key)); };
   const Shape shape(own);
   const auto width = static_cast<uint32_t>(shape.width);
@@ -172,37 +185,48 @@ GGUFMetadata llama_gguf(const AnyConfig& own) {
     made.emplace_back("rope.scaling.yarn_beta_slow", real("rope_beta_slow"));
     // llama.cpp multiplies what this says by 0.1 ln(factor) + 1 itself.
     const float factor = real("rope_attention_factor");
-    if (factor > 0) made.emplace_back("rope.scaling.attn_factor", factor / (0.1f * std::log(real("rope_factor")) + 1));
+    if (factor > 0)
+      made.emplace_back("rope.scaling.attn_factor",
+                        factor / (0.1f * std::log(real("rope_factor")) + 1));
   }
   return made;
 }
 
-/// llama3's scaling as a divisor of each pair's angle, in a tensor of its own (the formula of Llama 3.1's model card:
-/// short waves stay, long ones are slowed by the factor, those between go from one to the other).
+/// llama3's scaling as a divisor of each pair's angle, in a tensor of its own (the formula of
+/// Llama 3.1's model card: short waves stay, long ones are slowed by the factor, those between go
+/// from one to the other).
 std::vector<std::pair<std::string, std::vector<float>>> gguf_tensors(const AnyConfig& own) {
   if (value_of<std::string>(own, "rope_scaling") != "llama3") return {};
   const auto real = [&](const char* key) { return value_of<double>(own, key); };
-  const double factor = real("rope_factor"), low = real("rope_low_freq_factor"), high = real("rope_high_freq_factor");
+  const double factor = real("rope_factor"), low = real("rope_low_freq_factor"),
+               high = real("rope_high_freq_factor");
   const auto context = static_cast<double>(value_of<int64_t>(own, "rope_original_context"));
   const auto width = static_cast<double>(Shape(own).width);
   std::vector<float> divisors;
   for (double i = 0; i < width; i += 2) {
-    const double wave = 2 * std::numbers::pi * std::pow(real("rope_theta"), i / width), turns = context / wave;
+    const double wave = 2 * std::numbers::pi * std::pow(real("rope_theta"), i / width),
+                 turns = context / wave;
     const double smooth = (turns - low) / (high - low);
-    const double divisor = turns > high ? 1 : turns < low ? factor : 1 / ((1 - smooth) / factor + smooth);
+    const double divisor = turns > high  ? 1
+                           : turns < low ? factor
+                                         : 1 / ((1 - smooth) / factor + smooth);
     divisors.push_back(static_cast<float>(divisor));
   }
   return {{"rope_freqs.weight", divisors}};
 }
 
 Family family(const Variant& variant) {
-  Family f{.model_type = variant.model_type, .architecture = variant.architecture, .kind = "llama", .prefix = "model."};
+  Family f{.model_type = variant.model_type,
+           .architecture = variant.architecture,
+           .kind = "llama",
+           .prefix = "model."};
   f.tensors = {
       {.ours = "tokens.weight", .theirs = "model.embed_tokens.weight", .gguf = "token_embd.weight"},
       {.ours = "norm.weight", .theirs = "model.norm.weight", .gguf = "output_norm.weight"},
       {.ours = "head.weight", .theirs = "lm_head.weight", .gguf = "output.weight"},
   };
-  const auto add = [&](const std::string& ours, const std::string& theirs, const std::string& gguf_name,
+  const auto add = [&](const std::string& ours, const std::string& theirs,
+                       const std::string& gguf_name,
                        TensorRule::Rows rows = TensorRule::Rows::as_they_are) {
     for (const char* part : {".weight", ".bias"}) {
       f.tensors.push_back({.ours = "blocks.#." + ours + part,
@@ -235,11 +259,17 @@ Family family(const Variant& variant) {
 
 }  // namespace
 
-Family llama_family() { return family({"llama", "LlamaForCausalLM", "llama", false, false, false, true, true, true}); }
+Family llama_family() {
+  return family({"llama", "LlamaForCausalLM", "llama", false, false, false, true, true, true});
+}
 Family mistral_family() {
   return family({"mistral", "MistralForCausalLM", "llama", false, false, true, false, false, true});
 }
-Family qwen2_family() { return family({"qwen2", "Qwen2ForCausalLM", "qwen2", true, false, false, true, false, true}); }
-Family qwen3_family() { return family({"qwen3", "Qwen3ForCausalLM", "qwen3", false, true, false, true, false, false}); }
+Family qwen2_family() {
+  return family({"qwen2", "Qwen2ForCausalLM", "qwen2", true, false, false, true, false, true});
+}
+Family qwen3_family() {
+  return family({"qwen3", "Qwen3ForCausalLM", "qwen3", false, true, false, true, false, false});
+}
 
 }  // namespace lathe

@@ -11,7 +11,8 @@ int64_t wanted_context(const LoadedConfig& loaded) {
   return loaded.origins.contains("model.block_size") ? batch_sizes(loaded.config).block_size : 0;
 }
 
-/// The checkpoint that a run goes on or branches from, whose weights take the source's place, or nothing.
+/// The checkpoint that a run goes on or branches from, whose weights take the source's place, or
+/// nothing.
 fs::path own_checkpoint(const RunConfig& config) {
   const auto there = list_checkpoints(config.train.out_dir);
   if (!there.empty()) return there.front();
@@ -47,7 +48,8 @@ void adopt_source(LoadedConfig& loaded) {
   }
   try {
     if (is_hugging_face(name)) {
-      adopt_model(loaded, HuggingFaceFolder(name, wanted_context(loaded)).model(), "train.init_from");
+      adopt_model(loaded, HuggingFaceFolder(name, wanted_context(loaded)).model(),
+                  "train.init_from");
       loaded.source = name;
       return;
     }
@@ -57,7 +59,8 @@ void adopt_source(LoadedConfig& loaded) {
   }
   const RunConfig from = saved_config(read_state(loaded.source), loaded.source);
   if (adapters_of(from).rank > 0)
-    fail(Exit::usage, at(), name, " holds adapters; merge them into their model first (`lathe merge`)");
+    fail(Exit::usage, at(), name,
+         " holds adapters; merge them into their model first (`lathe merge`)");
   adopt_model(loaded, from.model, "train.init_from");
 }
 
@@ -67,12 +70,15 @@ void check_source_tokenizer(const LoadedConfig& loaded, const DataFacts& facts) 
   std::optional<Tokenizer> tokenizer;
   if (!is_hugging_face(loaded.source)) {
     tokenizer = read_state(loaded.source).tokenizer;
-  } else if (fs::exists(loaded.source / "tokenizer.json") || fs::exists(loaded.source / "vocab.json")) {
+  } else if (fs::exists(loaded.source / "tokenizer.json") ||
+             fs::exists(loaded.source / "vocab.json")) {
     tokenizer = HuggingFaceFolder(loaded.source, wanted_context(loaded)).tokenizer();
   }
-  const std::string remedy = str("; prepare it with theirs: lathe prepare TEXT --tokenizer ", c.train.init_from);
+  const std::string remedy =
+      str("; prepare it with theirs: lathe prepare TEXT --tokenizer ", c.train.init_from);
   if (tokenizer && facts.tokenizer && *tokenizer != *facts.tokenizer)
-    fail(Exit::data, c.data.dir, " was made with another tokenizer than the weights of train.init_from", remedy);
+    fail(Exit::data, c.data.dir,
+         " was made with another tokenizer than the weights of train.init_from", remedy);
   const int64_t vocab_size = batch_sizes(c).vocab_size;
   if (facts.vocab_size > vocab_size && vocab_size > 0) {
     fail(Exit::data, c.data.dir, " has a vocabulary of ", facts.vocab_size,

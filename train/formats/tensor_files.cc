@@ -13,25 +13,28 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
     fail(Exit::checkpoint, where, ": \"weight_map\" must name the file of each tensor");
   std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : map.items()) {
-    const bool plain = file.is_string() &&
-                       file.get_ref<const std::string&>().find_first_of(std::string("/\\\0", 3)) == std::string::npos;
+    const bool plain = file.is_string() && file.get_ref<const std::string&>().find_first_of(
+                                               std::string("/\\\0", 3)) == std::string::npos;
     if (!plain || !file.get_ref<const std::string&>().ends_with(".safetensors"))
-      fail(Exit::checkpoint, where, ": the file of \"", tensor, "\" must be the name of a .safetensors file beside it");
+      fail(Exit::checkpoint, where, ": the file of \"", tensor,
+           "\" must be the name of a .safetensors file beside it");
     files[tensor] = file.get<std::string>();
   }
   return files;
 }
 
 TensorFiles::TensorFiles(const fs::path& folder) {
-  const fs::path whole = folder / "model.safetensors", index = folder / "model.safetensors.index.json";
+  const fs::path whole = folder / "model.safetensors",
+                 index = folder / "model.safetensors.index.json";
   if (fs::exists(whole)) {
     add(whole);
     return;
   }
   if (!fs::exists(index)) {
-    const bool pickled =
-        fs::exists(folder / "pytorch_model.bin") || fs::exists(folder / "pytorch_model.bin.index.json");
-    fail(Exit::checkpoint, folder.string(), " has neither model.safetensors nor model.safetensors.index.json",
+    const bool pickled = fs::exists(folder / "pytorch_model.bin") ||
+                         fs::exists(folder / "pytorch_model.bin.index.json");
+    fail(Exit::checkpoint, folder.string(),
+         " has neither model.safetensors nor model.safetensors.index.json",
          pickled ? "; save its pytorch_model.bin as safetensors first" : "");
   }
   const std::string where = index.string();
@@ -39,7 +42,8 @@ TensorFiles::TensorFiles(const fs::path& folder) {
   std::set<std::string> files;
   for (const auto& [tensor, file] : wanted) files.insert(file);
   for (const std::string& file : files) {
-    if (!fs::exists(folder / file)) fail(Exit::checkpoint, where, " names ", file, ", which is not there");
+    if (!fs::exists(folder / file))
+      fail(Exit::checkpoint, where, " names ", file, ", which is not there");
     add(folder / file);
   }
   for (const auto& [tensor, file] : wanted) {
@@ -49,17 +53,19 @@ TensorFiles::TensorFiles(const fs::path& folder) {
   }
   for (const auto& [tensor, place] : places_) {
     if (!wanted.contains(tensor))
-      fail(Exit::checkpoint, where, " does not name \"", tensor, "\", which ", place.path->string(), " has");
+      fail(Exit::checkpoint, where, " does not name \"", tensor, "\", which ", place.path->string(),
+           " has");
   }
 }
 
 void TensorFiles::add(const fs::path& path) {
-  auto& [kept, file] = files_.emplace_back(std::make_unique<fs::path>(path), std::make_unique<SafetensorsFile>(path));
+  auto& [kept, file] = files_.emplace_back(std::make_unique<fs::path>(path),
+                                           std::make_unique<SafetensorsFile>(path));
   for (const TensorEntry& entry : file->tensors()) {
     const auto [there, is_new] = places_.emplace(entry.name, Place{file.get(), kept.get(), &entry});
     if (!is_new)
-      fail(Exit::checkpoint, path.string(), ": tensor \"", entry.name, "\" is in ", there->second.path->string(),
-           " too");
+      fail(Exit::checkpoint, path.string(), ": tensor \"", entry.name, "\" is in ",
+           there->second.path->string(), " too");
   }
 }
 
@@ -74,8 +80,12 @@ std::vector<std::string> TensorFiles::names() const {
   return all;
 }
 
-void TensorFiles::release(const TensorEntry& entry) const { places_.at(entry.name).file->release(entry); }
+void TensorFiles::release(const TensorEntry& entry) const {
+  places_.at(entry.name).file->release(entry);
+}
 
-const fs::path& TensorFiles::file_of(const std::string& name) const { return *places_.at(name).path; }
+const fs::path& TensorFiles::file_of(const std::string& name) const {
+  return *places_.at(name).path;
+}
 
 }  // namespace lathe

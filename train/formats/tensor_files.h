@@ -1,5 +1,5 @@
-// The weights of a Hugging Face folder: model.safetensors, or the files that model.safetensors.index.json lists. No
-// LibTorch header.
+// The weights of a Hugging Face folder: model.safetensors, or the files that
+// model.safetensors.index.json lists. No LibTorch header.
 #pragma once
 
 #include <map>
@@ -20,7 +20,8 @@ class TensorFiles {
   const TensorEntry* find(const std::string& name) const;
   /// Names of all, sorted.
   std::vector<std::string> names() const;
-  /// Says that an entry's bytes have been used: their memory is given back until they are wanted again.
+  /// Says that an entry's bytes have been used: their memory is given back until they are wanted
+  /// again.
   void release(const TensorEntry& entry) const;
   /// The file that holds a tensor, for messages.
   const fs::path& file_of(const std::string& name) const;

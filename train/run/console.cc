@@ -8,15 +8,16 @@
 
 namespace lathe {
 
-void log_header(const Session& session, const Data& data, const RunCeiling& ceiling, const std::string& run,
-                const std::string& from, const std::string& source) {
+void log_header(const Session& session, const Data& data, const RunCeiling& ceiling,
+                const std::string& run, const std::string& from, const std::string& source) {
   const RunConfig& c = session.config;
   const std::string unit = session.task.unit();
   const auto all = static_cast<double>(count(parameters(*session.model)));
   const auto trained = static_cast<double>(count(session.params));
   std::string sizes;
   for (const Field& f : c.model.own.schema().fields()) {
-    if (const int64_t* size = c.model.own.find<int64_t>(f.key)) sizes += str(", ", f.key, " ", *size);
+    if (const int64_t* size = c.model.own.find<int64_t>(f.key))
+      sizes += str(", ", f.key, " ", *size);
   }
   log_info("model     ", c.model.kind, ", ", format("%.2f", all / 1e6), "M parameters",
            trained < all ? format(" (%.2fM trained)", trained / 1e6) : "", sizes);
@@ -27,7 +28,8 @@ void log_header(const Session& session, const Data& data, const RunCeiling& ceil
   log_info("precision ", precision_text(session));
   if (const auto& peak = ceiling.known(); peak && peak->young()) {
     log_info("mfu       against a matmul ceiling of ", format("%.0f", peak->rate / 1e9),
-             " GFLOP/s that was measured less than three times and may be too low; `lathe bench peak` measures it");
+             " GFLOP/s that was measured less than three times and may be too low; `lathe bench "
+             "peak` measures it");
   }
   if (!source.empty()) log_info("weights   ", source);
   log_info("run       ", run, from.empty() ? "" : str(", going on from ", from));
@@ -38,7 +40,8 @@ void verify_shown(const Data& data, const fs::path& folder, const std::function<
   double bytes = 0, done = 0;
   for (const fs::path& file : list_folder(folder)) {
     std::error_code error;
-    if (const uintmax_t size = fs::file_size(file, error); !error) bytes += static_cast<double>(size);
+    if (const uintmax_t size = fs::file_size(file, error); !error)
+      bytes += static_cast<double>(size);
   }
   ProgressBar bar("checking " + folder.string(), bytes);
   data.verify([&] {  // asked every 16 MiB
@@ -51,7 +54,8 @@ void verify_shown(const Data& data, const fs::path& folder, const std::function<
 std::string metrics_text(const std::vector<Metric>& metrics) {
   std::string text;
   for (const auto& [name, value] : metrics)
-    text += (text.empty() ? "" : ", ") + (name == "val_loss" ? "validation loss" : name) + format(" %.4f", value);
+    text += (text.empty() ? "" : ", ") + (name == "val_loss" ? "validation loss" : name) +
+            format(" %.4f", value);
   return text;
 }
 
@@ -65,7 +69,8 @@ void StepLine::show(const StepMetrics& m, double seconds, bool keep) {
   smooth_s_ = smooth_s_ == 0 ? seconds : 0.9 * smooth_s_ + 0.1 * seconds;
   const bool print = !is_terminal() && Clock::now() - printed_ >= std::chrono::seconds(10);
   if (!keep && !print && !is_terminal()) return;
-  const std::string step = format("step %lld/%lld", static_cast<long long>(m.step), static_cast<long long>(steps_));
+  const std::string step =
+      format("step %lld/%lld", static_cast<long long>(m.step), static_cast<long long>(steps_));
   std::vector<std::string> facts{format("loss %.4f", m.loss), format("lr %.2e", m.lr),
                                  format("%.0f %s/s", units_ / smooth_s_, unit_.c_str())};
   if (m.mfu) facts.push_back(format("mfu %.0f%%", 100 * *m.mfu));

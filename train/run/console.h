@@ -14,13 +14,14 @@
 
 namespace lathe {
 
-/// Model, data, device, precision and folder; `from`: the checkpoint that it goes on from, or ""; `source`: of
-/// the weights that it began with, or "".
-void log_header(const Session& session, const Data& data, const RunCeiling& ceiling, const std::string& run,
-                const std::string& from, const std::string& source);
+/// Model, data, device, precision and folder; `from`: the checkpoint that it goes on from, or "";
+/// `source`: of the weights that it began with, or "".
+void log_header(const Session& session, const Data& data, const RunCeiling& ceiling,
+                const std::string& run, const std::string& from, const std::string& source);
 
 /// data.verify(stop) with a progress bar. `folder`: where the data is.
-void verify_shown(const Data& data, const fs::path& folder, const std::function<bool()>& stop = nullptr);
+void verify_shown(const Data& data, const fs::path& folder,
+                  const std::function<bool()>& stop = nullptr);
 
 /// "validation loss 1.2345, accuracy 0.9000".
 std::string metrics_text(const std::vector<Metric>& metrics);
@@ -28,9 +29,11 @@ std::string metrics_text(const std::vector<Metric>& metrics);
 /// A bar on a terminal; elsewhere a line every ten seconds.
 class StepLine {
  public:
-  /// Of a run of `steps` steps that begins after step `done`, with `units` tokens or samples, called `unit`, in each.
+  /// Of a run of `steps` steps that begins after step `done`, with `units` tokens or samples,
+  /// called `unit`, in each.
   StepLine(int64_t steps, int64_t done, double units, std::string unit);
-  /// `seconds`: what the step took; what is shown is smoothed. `keep`: a line for the log file as well.
+  /// `seconds`: what the step took; what is shown is smoothed. `keep`: a line for the log file as
+  /// well.
   void show(const StepMetrics& m, double seconds, bool keep);
 
  private:

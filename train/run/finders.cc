@@ -78,10 +78,12 @@ NoiseScale measure_noise(Session& s, const Data& data, int64_t parts, int64_t ro
         const at::Tensor& g = s.params[i].parameter.grad();
         if (!g.defined()) continue;
         small += squared_norm(g) / static_cast<double>(parts * rounds);
-        sums[i] = sums[i].defined() ? sums[i].add_(g) : g.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+        sums[i] = sums[i].defined() ? sums[i].add_(g)
+                                    : g.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
       }
     }
-    for (const at::Tensor& sum : sums) large += squared_norm(sum) / static_cast<double>(parts * parts * rounds);
+    for (const at::Tensor& sum : sums)
+      large += squared_norm(sum) / static_cast<double>(parts * parts * rounds);
   }
   zero_grad(*s.model);
   const auto batch = static_cast<double>(s.config.train.batch_size);

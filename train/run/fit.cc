@@ -11,7 +11,8 @@
 namespace lathe {
 namespace {
 
-/// A whole number that is all of a file's first word; nullopt for "max" and where there is no such file.
+/// A whole number that is all of a file's first word; nullopt for "max" and where there is no such
+/// file.
 std::optional<int64_t> number_in(const char* path) {
   std::ifstream file(path);
   int64_t n = 0;
@@ -19,11 +20,12 @@ std::optional<int64_t> number_in(const char* path) {
 }
 
 /// What a run of these keys has resident; nullopt where they contradict each other.
-std::optional<int64_t> resident(const std::string& path, const Overrides& given, const Overrides& more,
-                                int64_t program_bytes) {
+std::optional<int64_t> resident(const std::string& path, const Overrides& given,
+                                const Overrides& more, int64_t program_bytes) {
   Overrides all;
   for (const auto& key : given) {
-    const bool replaced = std::any_of(more.begin(), more.end(), [&](const auto& m) { return m.first == key.first; });
+    const bool replaced =
+        std::any_of(more.begin(), more.end(), [&](const auto& m) { return m.first == key.first; });
     if (!replaced) all.push_back(key);
   }
   all.insert(all.end(), more.begin(), more.end());
@@ -43,7 +45,8 @@ int64_t free_memory() {
   for (std::string line; std::getline(info, line);) {
     if (line.starts_with("MemAvailable:")) free = 1024 * std::stoll(line.substr(13));
   }
-  const auto limit = number_in("/sys/fs/cgroup/memory.max"), used = number_in("/sys/fs/cgroup/memory.current");
+  const auto limit = number_in("/sys/fs/cgroup/memory.max"),
+             used = number_in("/sys/fs/cgroup/memory.current");
   if (limit && used) free = std::min(free, std::max<int64_t>(0, *limit - *used));
   return free;
 }
@@ -57,11 +60,12 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   fs::path place = fs::absolute(fs::path(c.train.out_dir));
   while (!fs::exists(place) && place.has_relative_path()) place = place.parent_path();
   std::error_code error;
-  const auto free = static_cast<double>(free_memory()), room = static_cast<double>(fs::space(place, error).available);
+  const auto free = static_cast<double>(free_memory()),
+             room = static_cast<double>(fs::space(place, error).available);
   ResourceNeeds needs;
   needs.enough = memory <= free && (error || disk <= room);
-  needs.text = format("about %.2f GB of memory (%.2f GB free), %.2f GB of disk for checkpoints", memory / 1e9,
-                      free / 1e9, disk / 1e9);
+  needs.text = format("about %.2f GB of memory (%.2f GB free), %.2f GB of disk for checkpoints",
+                      memory / 1e9, free / 1e9, disk / 1e9);
   if (!error) needs.text += format(" (%.1f GB free)", room / 1e9);
   return needs;
 }
@@ -77,17 +81,19 @@ int64_t parse_bytes(const std::string& text) {
   std::string unit = text.substr(std::min(end, text.size()));
   unit.erase(std::remove(unit.begin(), unit.end(), ' '), unit.end());
   for (char& c : unit) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  constexpr std::pair<const char*, double> units[]{{"", 1},         {"b", 1},        {"kb", 1e3},     {"mb", 1e6},
-                                                   {"gb", 1e9},     {"tb", 1e12},    {"kib", 0x1p10}, {"mib", 0x1p20},
-                                                   {"gib", 0x1p30}, {"tib", 0x1p40}, {"g", 1e9},      {"m", 1e6}};
+  constexpr std::pair<const char*, double> units[]{
+      {"", 1},         {"b", 1},        {"kb", 1e3},     {"mb", 1e6},     {"gb", 1e9}, {"tb", 1e12},
+      {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30}, {"tib", 0x1p40}, {"g", 1e9},  {"m", 1e6}};
   for (const auto& [name, factor] : units) {
     if (end > 0 && unit == name && std::isfinite(number) && number > 0 && number * factor < 0x1p62)
       return static_cast<int64_t>(number * factor);
   }
-  fail(Exit::usage, "command line: ", text, " is no amount of memory; write it as 8GB, 500MB or 16GiB");
+  fail(Exit::usage, "command line: ", text,
+       " is no amount of memory; write it as 8GB, 500MB or 16GiB");
 }
 
-std::optional<Overrides> find_fit(const std::string& path, const Overrides& given, const Forecast& now, int64_t bytes) {
+std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
+                                  const Forecast& now, int64_t bytes) {
   if (now.peak_rss() <= bytes) return Overrides{};
   const RunConfig c = load_config(path, given).config;
   const int64_t global = c.train.batch_size * c.train.grad_accum;
@@ -105,8 +111,8 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
   Overrides change;
   const auto largest = [&]() -> std::optional<Overrides> {
     if (!fits(change, 1)) return std::nullopt;
-    const auto first =
-        std::partition_point(batches.begin(), batches.end() - 1, [&](int64_t b) { return !fits(change, b); });
+    const auto first = std::partition_point(batches.begin(), batches.end() - 1,
+                                            [&](int64_t b) { return !fits(change, b); });
     return fits(change, *first);
   };
   const auto set = [&](const std::string& key, const std::string& value) {
@@ -126,7 +132,8 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
     }
   }
   const std::string& kind = c.optim.kind;
-  if ((kind == "adam" || kind == "adamw") && set("optim.kind", kind == "adam" ? "adam8bit" : "adamw8bit"))
+  if ((kind == "adam" || kind == "adamw") &&
+      set("optim.kind", kind == "adam" ? "adam8bit" : "adamw8bit"))
     return largest();
   return std::nullopt;
 }
@@ -141,8 +148,9 @@ std::pair<Card, int64_t> parse_cards(const std::string& text) {
       {"RTX4090", 165e12, 82e12, 24e9, 1008e9},    {"RTX3090", 71e12, 35e12, 24e9, 936e9}};
   const size_t x = text.find('x');
   const bool counted = x != std::string::npos && x > 0 && x < 7 &&
-                       std::all_of(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(x),
-                                   [](unsigned char c) { return std::isdigit(c); });
+                       std::all_of(
+                           text.begin(), text.begin() + static_cast<std::ptrdiff_t>(x),
+                           [](unsigned char c) { return std::isdigit(c); });
   const int64_t n = counted ? std::stoll(text.substr(0, x)) : 1;
   std::string name = counted ? text.substr(x + 1) : text, names;
   for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));

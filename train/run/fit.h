@@ -11,7 +11,8 @@
 
 namespace lathe {
 
-/// Bytes of memory that this process may still take: the machine's, or its control group's where that is less.
+/// Bytes of memory that this process may still take: the machine's, or its control group's where
+/// that is less.
 int64_t free_memory();
 /// "8GB", "500 MiB", "6.5e9": bytes. Exit::usage otherwise.
 int64_t parse_bytes(const std::string& text);
@@ -24,10 +25,12 @@ struct ResourceNeeds {
 /// From a dry run; call it before the run takes its memory.
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 
-/// What to change so that a run stays within `bytes` resident: the largest micro-batch, with as many of them as make
-/// the same global batch; where one sequence is too much, also bfloat16, then recomputation, then an optimizer with
-/// less state. `path` and `given` are the config's. nullopt where nothing does it. Empty where it fits as it is.
-std::optional<Overrides> find_fit(const std::string& path, const Overrides& given, const Forecast& now, int64_t bytes);
+/// What to change so that a run stays within `bytes` resident: the largest micro-batch, with as
+/// many of them as make the same global batch; where one sequence is too much, also bfloat16, then
+/// recomputation, then an optimizer with less state. `path` and `given` are the config's. nullopt
+/// where nothing does it. Empty where it fits as it is.
+std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
+                                  const Forecast& now, int64_t bytes);
 
 /// What a maker publishes of a card.
 struct Card {

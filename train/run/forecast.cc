@@ -50,7 +50,8 @@ class EmptyBatches {
       if (source_) {
         for (const at::Tensor& t : source_->make_buffers()) buffers.push_back(t.zero_().to(device));
       } else {
-        buffers.push_back(at::zeros({sizes.batch_size, sizes.block_size + 1}, at::kLong).to(device));
+        buffers.push_back(
+            at::zeros({sizes.batch_size, sizes.block_size + 1}, at::kLong).to(device));
       }
       ring_.push_back(std::move(buffers));
     }
@@ -79,7 +80,8 @@ LoadedConfig one_step(LoadedConfig loaded) {
   return loaded;
 }
 
-/// Resident memory of this process at its highest since it was set back, or in all where that is not allowed.
+/// Resident memory of this process at its highest since it was set back, or in all where that is
+/// not allowed.
 int64_t resident_peak() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -101,7 +103,8 @@ double seconds_of(const std::function<void()>& action) {
   return seconds_since(begin);
 }
 
-/// The value that a quarter lies below: what other work on the machine adds to some steps is never negative.
+/// The value that a quarter lies below: what other work on the machine adds to some steps is never
+/// negative.
 double lower_quartile(std::vector<double> seconds) {
   const auto quarter = seconds.begin() + std::ssize(seconds) / 4;
   std::nth_element(seconds.begin(), quarter, seconds.end());
@@ -129,7 +132,8 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
     if (in_forward) last = Clock::now();
   };
   const std::function<void(const BackwardResult&)> on_backward = [&](const BackwardResult&) {
-    if (std::exchange(in_forward, false)) forward.push_back(std::chrono::duration<double>(last - begin).count());
+    if (std::exchange(in_forward, false))
+      forward.push_back(std::chrono::duration<double>(last - begin).count());
   };
   const ModeGuard guard;
   mode().observe_result = &on_result;
@@ -141,7 +145,8 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
     const double gradients = seconds_of([&] {
       zero_grad(*s.model);
       const Batch batch = loader ? loader->next() : empty->next();
-      run_micro_batch(s, batch, static_cast<double>(units_of_micro_batch(s.config)), random_of(s.config, step, 0));
+      run_micro_batch(s, batch, static_cast<double>(units_of_micro_batch(s.config)),
+                      random_of(s.config, step, 0));
     });
     const double update = seconds_of([&] { s.optimizer.step(0, {.step = step}); });
     spent += gradients + update;
@@ -164,7 +169,9 @@ struct ScaledConfig {
 
 /// About what a step takes, at a rate that any machine of today has.
 double rough_seconds(const DryStep& d) { return (d.micro_batch.matmul() + d.update_flops) / 50e9; }
-bool is_small(const DryStep& d) { return d.peaks.touched_peak <= measure_bytes && rough_seconds(d) <= measure_seconds; }
+bool is_small(const DryStep& d) {
+  return d.peaks.touched_peak <= measure_bytes && rough_seconds(d) <= measure_seconds;
+}
 
 /// The next smaller version by what the model's kind says of its sizes; nullopt: there is none.
 std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
@@ -181,14 +188,16 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
         return next;
       }
 
-      // A guess may break what the model's code alone knows. One that runs says whether this number is a size.
+      // A guess may break what the model's code alone knows. One that runs says whether this number
+      // is a size.
       try {
         next.dry = dry_step(next.loaded);
       } catch (const std::exception&) {
         continue;
       }
       const int64_t bytes = next.dry.peaks.touched_peak, bytes_before = from.dry.peaks.touched_peak;
-      const double flops = next.dry.micro_batch.total(), flops_before = from.dry.micro_batch.total();
+      const double flops = next.dry.micro_batch.total(),
+                   flops_before = from.dry.micro_batch.total();
       const bool is_no_larger = bytes <= bytes_before && flops <= flops_before;
       if (is_no_larger && (bytes < bytes_before || flops < flops_before)) return next;
       if (is_no_larger && !no_larger) no_larger = std::move(next);
@@ -198,7 +207,8 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
   return no_larger;
 }
 
-/// The config in steps of one micro-batch, scaled down until it can be run here: fewer sequences, then a smaller model.
+/// The config in steps of one micro-batch, scaled down until it can be run here: fewer sequences,
+/// then a smaller model.
 ScaledConfig scale_down(const LoadedConfig& given) {
   ScaledConfig s{one_step(given), {}};
   s.loaded.config.train.grad_accum = 1;
@@ -215,17 +225,21 @@ ScaledConfig scale_down(const LoadedConfig& given) {
     s = std::move(*next);
     if (is_small(s.dry)) return s;
   }
-  fail(Exit::usage, "plan: no version of this config is small enough to be measured here; a micro-batch of one takes ",
+  fail(Exit::usage,
+       "plan: no version of this config is small enough to be measured here; a micro-batch of one "
+       "takes ",
        s.dry.peaks.touched_peak >> 20, " MiB");
 }
 
 }  // namespace
 
-StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured, const DryStep& small) {
+StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured,
+                        const DryStep& small) {
   const double flops = dry.micro_batch.total() / small.micro_batch.total();
   const double work = flops * static_cast<double>(config.train.grad_accum);
-  const double update = small.update_flops > 0 ? dry.update_flops / small.update_flops
-                                               : static_cast<double>(dry.trained) / static_cast<double>(small.trained);
+  const double update = small.update_flops > 0
+                            ? dry.update_flops / small.update_flops
+                            : static_cast<double>(dry.trained) / static_cast<double>(small.trained);
   return {measured.forward * work, measured.backward * work, measured.optimizer * update};
 }
 
@@ -233,7 +247,8 @@ int64_t kept_checkpoints(const RunConfig& c) {
   const CheckpointConfig& k = c.checkpoint;
   std::vector<int64_t> steps;
   if (k.interval > 0) {
-    for (int64_t step = k.interval; step < c.train.steps && steps.size() < 100000; step += k.interval)
+    for (int64_t step = k.interval; step < c.train.steps && steps.size() < 100000;
+         step += k.interval)
       steps.push_back(step);
   }
   steps.push_back(c.train.steps);
@@ -254,17 +269,18 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data) {
   const LoadedConfig loaded = one_step(given);
   const DryRun dry;
   Session s = Session::make(loaded, *data.task, data.sizes);
-  EmptyBatches batches(s.config, data.data.get(), static_cast<uint64_t>(s.config.train.seed), s.device);
+  EmptyBatches batches(s.config, data.data.get(), static_cast<uint64_t>(s.config.train.seed),
+                       s.device);
   DryStep result;
   result.made = memory_stats();
   result.unit = data.task->unit();
-  s.config.train.grad_accum = std::min<int64_t>(s.config.train.grad_accum, 2);  // the rest are as the second
+  s.config.train.grad_accum =
+      std::min<int64_t>(s.config.train.grad_accum, 2);  // the rest are as the second
   FlopCount flops;
   for (int64_t step = 0; step < 2; ++step) {
     flops = {};
     const CountFlops counting(flops);
-    run_step(
-        s, [&] { return batches.next(); }, step);
+    run_step(s, [&] { return batches.next(); }, step);
   }
   const auto n = static_cast<double>(s.config.train.grad_accum);
   for (Flops* f : {&flops.forward, &flops.backward}) f->matmul /= n, f->other /= n;
@@ -273,11 +289,14 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data) {
   result.parameters = count(parameters(*s.model));
   result.trained = count(s.params);
   result.update_flops = s.optimizer.update_flops();
-  result.formula_flops = s.model->flops_per_unit() * static_cast<double>(units_of_micro_batch(s.config));
-  result.checkpoint_bytes = checkpoint_bytes(s.params, s.optimizer, save_dtype(loaded.config.checkpoint));
+  result.formula_flops =
+      s.model->flops_per_unit() * static_cast<double>(units_of_micro_batch(s.config));
+  result.checkpoint_bytes =
+      checkpoint_bytes(s.params, s.optimizer, save_dtype(loaded.config.checkpoint));
   result.held_bytes = loaded.config.checkpoint.async_save ? result.checkpoint_bytes : 0;
-  result.has_copies = std::any_of(s.params.begin(), s.params.end(),
-                                  [](const auto& p) { return p.parameter.leaf().precision.low.defined(); });
+  result.has_copies = std::any_of(s.params.begin(), s.params.end(), [](const auto& p) {
+    return p.parameter.leaf().precision.low.defined();
+  });
   return result;
 }
 

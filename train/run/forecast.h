@@ -1,5 +1,5 @@
-// What a run will need, before it is started: memory from a dry run of its own code, time from a version of it that is
-// small enough to run here.
+// What a run will need, before it is started: memory from a dry run of its own code, time from a
+// version of it that is small enough to run here.
 #pragma once
 
 #include <array>
@@ -31,8 +31,8 @@ struct DryStep {
   int64_t resident() const { return peaks.touched_peak + held_bytes; }
 };
 
-/// Runs two steps of the config without their memory and their arithmetic; the data's folder need not be there for a
-/// model of tokens whose vocab_size is given. Exit codes as the run's.
+/// Runs two steps of the config without their memory and their arithmetic; the data's folder need
+/// not be there for a model of tokens whose vocab_size is given. Exit codes as the run's.
 DryStep dry_step(const LoadedConfig& loaded);
 /// The same with the data opened before, for what RunData::open made of the config.
 DryStep dry_step(const LoadedConfig& loaded, const RunData& data);
@@ -45,17 +45,20 @@ struct StepTimes {
   double total() const { return forward + backward + optimizer; }
 };
 
-/// Scales the times of a step of one micro-batch, `measured` with a version whose dry run is `small`, to a step of
-/// `config`, whose dry run is `dry`: each micro-batch takes time in proportion to its FLOPs, an update in proportion to
-/// its matrix products, or to the parameters that it trains where it has none.
-StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured, const DryStep& small);
+/// Scales the times of a step of one micro-batch, `measured` with a version whose dry run is
+/// `small`, to a step of `config`, whose dry run is `dry`: each micro-batch takes time in
+/// proportion to its FLOPs, an update in proportion to its matrix products, or to the parameters
+/// that it trains where it has none.
+StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured,
+                        const DryStep& small);
 
 /// What a run will need.
 struct Forecast {
   DryStep dry{};
   StepTimes times{};
-  bool is_measured = false;      ///< times are the config's own; else those of a smaller version, by FLOPs
-  int64_t program_bytes = 0;     ///< resident beside tensors: libraries, threads, what libraries keep
+  bool is_measured =
+      false;  ///< times are the config's own; else those of a smaller version, by FLOPs
+  int64_t program_bytes = 0;  ///< resident beside tensors: libraries, threads, what libraries keep
   int64_t kept_checkpoints = 0;  ///< in the run's folder at its end
   /// Resident memory of the process at its highest.
   int64_t peak_rss() const { return program_bytes + dry.resident(); }

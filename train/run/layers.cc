@@ -27,7 +27,9 @@ at::Tensor some_of(const at::Tensor& t) {
   return flat.slice(0, 0, flat.numel(), ((flat.numel() + sampled - 1) / sampled) | 1).clone();
 }
 
-double size_of(const at::Tensor& t) { return at::linalg_vector_norm(t.to(at::kFloat), 2).item<double>(); }
+double size_of(const at::Tensor& t) {
+  return at::linalg_vector_norm(t.to(at::kFloat), 2).item<double>();
+}
 
 /// "blocks.0.attn" of "blocks.0.attn.weight".
 std::string layer_of(const std::string& path) {
@@ -36,9 +38,12 @@ std::string layer_of(const std::string& path) {
 }
 
 /// Whether it is of the first micro-batch, and not computed again for backward.
-bool is_looked_at() { return mode().training && !mode().again && mode().random && mode().random->first_sample == 0; }
+bool is_looked_at() {
+  return mode().training && !mode().again && mode().random && mode().random->first_sample == 0;
+}
 
-/// The op that ends in an activation whose sign is that of what it is given: not positive means that the unit is off.
+/// The op that ends in an activation whose sign is that of what it is given: not positive means
+/// that the unit is off.
 bool is_activation(std::string_view op) {
   static const std::set<std::string_view> names{"relu",       "gelu", "silu",      "linear_gelu",
                                                 "leaky_relu", "elu",  "hardswish", "mish"};
@@ -56,10 +61,12 @@ at::Tensor dead_share(const at::Tensor& y) {
   return most.le(0).to(at::kFloat).mean();
 }
 
-std::optional<Histogram> histogram_of(const std::string& name, const at::Tensor& tensor, double scale) {
+std::optional<Histogram> histogram_of(const std::string& name, const at::Tensor& tensor,
+                                      double scale) {
   at::Tensor t = tensor.detach().to(at::kCPU, at::kFloat).reshape({-1});
   if (t.numel() == 0) return std::nullopt;
-  if (const at::Tensor finite = at::isfinite(t); !finite.all().item<bool>()) t = at::masked_select(t, finite);
+  if (const at::Tensor finite = at::isfinite(t); !finite.all().item<bool>())
+    t = at::masked_select(t, finite);
   if (t.numel() == 0) return std::nullopt;
   if (scale != 1) t = t / scale;
   const auto [least, largest] = at::aminmax(t);
@@ -73,7 +80,8 @@ std::optional<Histogram> histogram_of(const std::string& name, const at::Tensor&
   }
   const at::Tensor counts = at::histc(t, bins, h.min, h.max).contiguous();
   for (int64_t i = 0; i < bins; ++i) {
-    h.limits.push_back(i + 1 == bins ? h.max : h.min + (h.max - h.min) * static_cast<double>(i + 1) / bins);
+    h.limits.push_back(i + 1 == bins ? h.max
+                                     : h.min + (h.max - h.min) * static_cast<double>(i + 1) / bins);
     h.counts.push_back(static_cast<double>(counts.const_data_ptr<float>()[i]));
   }
   return h;
@@ -96,7 +104,8 @@ LayerWatch::LayerWatch(Session& session, bool histograms) : session_(session) {
   }
   on_result_ = [this](const OpResult& r) {
     const ModuleCall* call = ModuleCall::innermost();
-    if (!is_looked_at() || !is_activation(r.name) || call == nullptr || r.outputs[0].dim() < 2) return;
+    if (!is_looked_at() || !is_activation(r.name) || call == nullptr || r.outputs[0].dim() < 2)
+      return;
     const auto layer = layers_.find(call->path());
     if (layer != layers_.end()) layer->second.dead = dead_share(r.outputs[0]);
   };
@@ -104,10 +113,13 @@ LayerWatch::LayerWatch(Session& session, bool histograms) : session_(session) {
   if (!has_modules) return;
   hook_ = std::make_unique<ForwardHook>(
       *session.model, "*", [this, histograms](const std::string& path, const Variable& y) {
-        if (!is_looked_at() || !y.data().is_floating_point() || y.data().numel() == 0) return Variable();
-        std::tie(layers_.at(path).least, layers_.at(path).largest) = at::aminmax(y.data());  // faster than a norm
+        if (!is_looked_at() || !y.data().is_floating_point() || y.data().numel() == 0)
+          return Variable();
+        std::tie(layers_.at(path).least, layers_.at(path).largest) =
+            at::aminmax(y.data());  // faster than a norm
         if (!histograms) return Variable();
-        if (auto h = histogram_of("activations/" + path, y.data(), 1)) activations_.push_back(std::move(*h));
+        if (auto h = histogram_of("activations/" + path, y.data(), 1))
+          activations_.push_back(std::move(*h));
         return Variable();
       });
 }
@@ -124,7 +136,8 @@ std::vector<LayerFigures> LayerWatch::figures() const {
       const Variable& p = session_.params[i].parameter;
       weights += std::pow(size_of(p.data()), 2);
       if (p.grad().defined()) has_grad = true, grads += std::pow(size_of(p.grad()) / scale, 2);
-      const double share = static_cast<double>(p.data().numel()) / static_cast<double>(before_[i].numel());
+      const double share =
+          static_cast<double>(p.data().numel()) / static_cast<double>(before_[i].numel());
       const at::Tensor before = before_[i].to(at::kFloat);
       change += share * std::pow(size_of(some_of(p.data()).to(at::kFloat) - before), 2);
       was += share * std::pow(size_of(before), 2);
@@ -133,7 +146,8 @@ std::vector<LayerFigures> LayerWatch::figures() const {
     if (has_grad) f.grad_norm = std::sqrt(grads);
     if (was > 0) f.update_ratio = std::sqrt(change / was);
     if (seen.least.defined())
-      f.act_max = std::max(std::fabs(seen.least.item<double>()), std::fabs(seen.largest.item<double>()));
+      f.act_max =
+          std::max(std::fabs(seen.least.item<double>()), std::fabs(seen.largest.item<double>()));
     if (seen.dead.defined()) f.dead = seen.dead.item<double>();
     if (!named_figures(f).empty()) all.push_back(std::move(f));
   }
@@ -148,7 +162,8 @@ std::vector<Histogram> LayerWatch::histograms() const {
   };
   for (const NamedParameter& p : session_.params) {
     add(histogram_of("weights/" + p.path, p.parameter.data(), 1));
-    if (p.parameter.grad().defined()) add(histogram_of("gradients/" + p.path, p.parameter.grad(), scale));
+    if (p.parameter.grad().defined())
+      add(histogram_of("gradients/" + p.path, p.parameter.grad(), scale));
   }
   return all;
 }

@@ -1,4 +1,5 @@
-// A closer look at the layers of a model in one step: norms, the size of the update, activations; and histograms.
+// A closer look at the layers of a model in one step: norms, the size of the update, activations;
+// and histograms.
 #pragma once
 
 #include <functional>
@@ -15,19 +16,20 @@
 
 namespace lathe {
 
-/// Made before a step and asked after it; it changes no bit of the step. A layer is a module that has parameters of its
-/// own that are trained, or whose result or activation is seen; results are those of modules that make a ModuleCall.
-/// Activations are the first micro-batch's. An update's size is exact for tensors of up to 16384 elements, and of a
-/// larger one taken from so many, evenly spaced, which costs neither a copy of the model nor a pass over it.
+/// Made before a step and asked after it; it changes no bit of the step. A layer is a module that
+/// has parameters of its own that are trained, or whose result or activation is seen; results are
+/// those of modules that make a ModuleCall. Activations are the first micro-batch's. An update's
+/// size is exact for tensors of up to 16384 elements, and of a larger one taken from so many,
+/// evenly spaced, which costs neither a copy of the model nor a pass over it.
 class LayerWatch {
  public:
   /// `histograms`: of what layers return too.
   LayerWatch(Session& session, bool histograms);
   /// After the step, in the order of the model.
   std::vector<LayerFigures> figures() const;
-  /// After the step, of every trained weight ("weights/PATH"), its gradient, unscaled ("gradients/PATH"), and what each
-  /// layer returned ("activations/LAYER"): 64 bins between the least and the largest value that is finite. One without
-  /// any is left out.
+  /// After the step, of every trained weight ("weights/PATH"), its gradient, unscaled
+  /// ("gradients/PATH"), and what each layer returned ("activations/LAYER"): 64 bins between the
+  /// least and the largest value that is finite. One without any is left out.
   std::vector<Histogram> histograms() const;
 
  private:

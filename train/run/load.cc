@@ -41,8 +41,9 @@ int64_t bytes_of(Model& model) {
 
 }  // namespace
 
-static LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string& device_name, int threads,
-                                   const std::string& dtype, bool double_quant, bool average) {
+static LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string& device_name,
+                                   int threads, const std::string& dtype, bool double_quant,
+                                   bool average) {
   RunState state = read_state(checkpoint);
   RunConfig config = saved_config(state, checkpoint);
   install_allocator();
@@ -58,23 +59,29 @@ static LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string
   Compute compute{compute_dtype(config.amp), config.amp.cache};
   if (adapters && kept == "fp32") compute.dtype = at::kFloat;
   if (kept == "bf16" || kept == "fp16") compute.dtype = dtype_from_config(kept);
-  if ((kept == "int8" || kept == "nf4") && compute.dtype != at::kHalf) compute.dtype = at::kBFloat16;
+  if ((kept == "int8" || kept == "nf4") && compute.dtype != at::kHalf)
+    compute.dtype = at::kBFloat16;
 
   const bool frozen = adapters || kept != "fp32";
   if (average && config.optim.ema_decay == 0) {
     fail(Exit::usage,
-         "command line: --weights ema: the run keeps no average of its weights (its optim.ema_decay is 0); "
+         "command line: --weights ema: the run keeps no average of its weights (its "
+         "optim.ema_decay is 0); "
          "leave --weights out");
   }
   if (average && frozen && !adapters)
     fail(Exit::usage, "command line: --weights ema is in float32; leave --load-dtype out");
-  const Keep keep{kept, double_quant || (dtype.empty() && adapted.double_quant), matmul_dtype(compute.dtype)};
+  const Keep keep{kept, double_quant || (dtype.empty() && adapted.double_quant),
+                  matmul_dtype(compute.dtype)};
   const ModelKind& kind = *find_model_kind(config.model.kind);
-  LoadedModel m{
-      state,   config,
-      device,  frozen ? load_frozen(base, config, state.sizes, keep, device) : kind.make(config.model.own, state.sizes),
-      compute, dtype_of_file(checkpoint),
-      kept};
+  LoadedModel m{state,
+                config,
+                device,
+                frozen ? load_frozen(base, config, state.sizes, keep, device)
+                       : kind.make(config.model.own, state.sizes),
+                compute,
+                dtype_of_file(checkpoint),
+                kept};
   if (!frozen && device.is_cuda()) move_to(*m.model, device, at::kFloat);
   apply_transforms(*m.model, {m.config, device, at::kFloat});
   if (adapters || !frozen) load_parameters(checkpoint, saved_tensors(*m.model));
@@ -90,11 +97,13 @@ static LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string
 }
 
 LoadedModel LoadedModel::open(const fs::path& run, const std::string& device_name, int threads,
-                              const std::string& dtype, bool double_quant, const std::string& which, bool average) {
+                              const std::string& dtype, bool double_quant, const std::string& which,
+                              bool average) {
   for (int attempt = 1;; ++attempt) {
     const auto there = list_checkpoints(run);
     try {
-      return open_checkpoint(find_checkpoint(run, which), device_name, threads, dtype, double_quant, average);
+      return open_checkpoint(find_checkpoint(run, which), device_name, threads, dtype, double_quant,
+                             average);
     } catch (const Error&) {
       if (attempt == 3 || list_checkpoints(run) == there) throw;
     }

@@ -22,11 +22,12 @@ struct LoadedModel {
   int64_t weight_bytes = 0;             ///< of what holds the weights
   int64_t loading_peak_bytes = 0;       ///< the most that tensors took while they were loaded
 
-  /// `dtype` as in Keep, or "" for the run's own; `which` as in find_checkpoint; `average`: the moving average of the
-  /// weights (optim.ema_decay) in their place. Opens the device and sets threads. A run under way may delete the
-  /// checkpoint meanwhile: then its next one is taken.
-  static LoadedModel open(const fs::path& run, const std::string& device, int threads, const std::string& dtype,
-                          bool double_quant, const std::string& which = "newest", bool average = false);
+  /// `dtype` as in Keep, or "" for the run's own; `which` as in find_checkpoint; `average`: the
+  /// moving average of the weights (optim.ema_decay) in their place. Opens the device and sets
+  /// threads. A run under way may delete the checkpoint meanwhile: then its next one is taken.
+  static LoadedModel open(const fs::path& run, const std::string& device, int threads,
+                          const std::string& dtype, bool double_quant,
+                          const std::string& which = "newest", bool average = false);
 };
 
 }  // namespace lathe

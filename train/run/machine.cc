@@ -53,7 +53,8 @@ double process_cpu_seconds() {
 
 MachineSample MachineSample::now() {
   MachineSample s;
-  s.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  s.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   s.own_cpu = process_cpu_seconds();
   // user nice system idle iowait irq softirq steal, in clock ticks
   std::ifstream stat("/proc/stat");
@@ -83,17 +84,18 @@ MachineSample MachineSample::now() {
   return s;
 }
 
-std::vector<std::string> why_doubtful(const MachineSample& begin, const MachineSample& end, int cores,
-                                      const std::string& governor) {
+std::vector<std::string> why_doubtful(const MachineSample& begin, const MachineSample& end,
+                                      int cores, const std::string& governor) {
   std::vector<std::string> why;
   const double core_seconds = std::max(1e-9, (end.seconds - begin.seconds) * cores);
-  const double others = ((end.all_cpu - begin.all_cpu) - (end.own_cpu - begin.own_cpu)) / core_seconds;
+  const double others =
+      ((end.all_cpu - begin.all_cpu) - (end.own_cpu - begin.own_cpu)) / core_seconds;
   // A clock tick on either side is no other process.
   if (begin.all_cpu >= 0 && others > 0.05 && others * core_seconds > 0.05)
     why.push_back(format("other processes took %.0f%% of the cores", 100 * others));
   if (begin.steal >= 0 && (end.steal - begin.steal) / core_seconds > 0.02)
-    why.push_back(
-        format("the machine's host took %.0f%% of the cores", 100 * (end.steal - begin.steal) / core_seconds));
+    why.push_back(format("the machine's host took %.0f%% of the cores",
+                         100 * (end.steal - begin.steal) / core_seconds));
   if (begin.mhz > 0 && std::abs(end.mhz / begin.mhz - 1) > 0.1)
     why.push_back(format("the clock moved from %.0f to %.0f MHz", begin.mhz, end.mhz));
   if (end.throttled > begin.throttled) why.push_back("cores were slowed down for their heat");
@@ -107,18 +109,19 @@ Json MachineWatch::facts() const {
   const std::string governor = first_word(core_folder(0) / "cpufreq/scaling_governor");
   const std::vector<std::string> why = why_doubtful(begin_, end, cores(), governor);
   const double core_seconds = std::max(1e-9, (end.seconds - begin_.seconds) * cores());
-  return {{"cpu", device_model("cpu")},
-          {"isa", isa_name(active_isa())},
-          {"cores", cores()},
-          {"numa_nodes", numa_nodes()},
-          {"governor", governor.empty() ? Json() : Json(governor)},
-          {"mhz", {json_or_null(begin_.mhz), json_or_null(end.mhz)}},
-          {"load", {json_or_null(begin_.load), json_or_null(end.load)}},
-          {"steal", json_or_null(begin_.steal < 0 ? -1 : (end.steal - begin_.steal) / core_seconds)},
-          {"throttled", end.throttled < 0 ? Json() : Json(end.throttled - begin_.throttled)},
-          {"versions", {{"libtorch", TORCH_VERSION}, {"compiler", __VERSION__}}},
-          {"trusted", why.empty()},
-          {"why", why}};
+  return {
+      {"cpu", device_model("cpu")},
+      {"isa", isa_name(active_isa())},
+      {"cores", cores()},
+      {"numa_nodes", numa_nodes()},
+      {"governor", governor.empty() ? Json() : Json(governor)},
+      {"mhz", {json_or_null(begin_.mhz), json_or_null(end.mhz)}},
+      {"load", {json_or_null(begin_.load), json_or_null(end.load)}},
+      {"steal", json_or_null(begin_.steal < 0 ? -1 : (end.steal - begin_.steal) / core_seconds)},
+      {"throttled", end.throttled < 0 ? Json() : Json(end.throttled - begin_.throttled)},
+      {"versions", {{"libtorch", TORCH_VERSION}, {"compiler", __VERSION__}}},
+      {"trusted", why.empty()},
+      {"why", why}};
 }
 
 }  // namespace lathe

@@ -27,16 +27,18 @@ struct MachineSample {
   static MachineSample now();
 };
 
-/// Why figures measured between two moments on `cores` cores are not to be trusted; empty where they are.
-std::vector<std::string> why_doubtful(const MachineSample& begin, const MachineSample& end, int cores,
-                                      const std::string& governor);
+/// Why figures measured between two moments on `cores` cores are not to be trusted; empty where
+/// they are.
+std::vector<std::string> why_doubtful(const MachineSample& begin, const MachineSample& end,
+                                      int cores, const std::string& governor);
 
 /// From its making on.
 class MachineWatch {
  public:
   MachineWatch() : begin_(MachineSample::now()) {}
-  /// {"cpu", "cores", "numa_nodes", "governor", "mhz": [before, after], "load": [...], "steal": share, "others": share
-  /// of the cores that other processes took, "throttled", "versions": {...}, "trusted", "why": [...]}.
+  /// {"cpu", "cores", "numa_nodes", "governor", "mhz": [before, after], "load": [...], "steal":
+  /// share, "others": share of the cores that other processes took, "throttled", "versions": {...},
+  /// "trusted", "why": [...]}.
   Json facts() const;
 
  private:

@@ -52,16 +52,19 @@ Json read_peaks() {
 std::optional<MatmulCeiling> kept(const Json& peaks, const std::string& key) {
   const auto found = peaks.find(key);
   if (found == peaks.end()) return std::nullopt;
-  if (found->is_number()) return MatmulCeiling{found->get<double>(), 1};  // as earlier versions wrote it
-  const bool usable = found->is_object() && found->contains("flops") && (*found)["flops"].is_number() &&
-                      found->contains("measurements") && (*found)["measurements"].is_number_integer();
+  if (found->is_number())
+    return MatmulCeiling{found->get<double>(), 1};  // as earlier versions wrote it
+  const bool usable = found->is_object() && found->contains("flops") &&
+                      (*found)["flops"].is_number() && found->contains("measurements") &&
+                      (*found)["measurements"].is_number_integer();
   if (!usable) return std::nullopt;
   return MatmulCeiling{(*found)["flops"].get<double>(), (*found)["measurements"].get<int>()};
 }
 
 }  // namespace
 
-std::optional<MatmulCeiling> known_peak(const std::string& device, int threads, at::ScalarType dtype) {
+std::optional<MatmulCeiling> known_peak(const std::string& device, int threads,
+                                        at::ScalarType dtype) {
   if (device == "cuda") {
     const double peak = cuda_api().peak_bf16_flops();
     return peak > 0 ? std::optional(MatmulCeiling{peak, 0}) : std::nullopt;
@@ -72,9 +75,12 @@ std::optional<MatmulCeiling> known_peak(const std::string& device, int threads, 
 MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
   const at::ScalarType dtype = cpu_product_dtype(compute);
   constexpr int64_t n = 2048;
-  const at::Tensor a = at::full({n, n}, 0.5, dtype), b = at::full({n, n}, 0.25, dtype), c = at::empty_like(a);
+  const at::Tensor a = at::full({n, n}, 0.5, dtype), b = at::full({n, n}, 0.25, dtype),
+                   c = at::empty_like(a);
   const bool own = gemm_possible(element_of(dtype));
-  const auto matrix = [&](const at::Tensor& t) { return Matrix{t.const_data_ptr(), n, element_of(dtype)}; };
+  const auto matrix = [&](const at::Tensor& t) {
+    return Matrix{t.const_data_ptr(), n, element_of(dtype)};
+  };
   const auto begin = Clock::now();
   double best = 0;
   for (int i = 0; i < 6 || Clock::now() - begin < std::chrono::seconds(1); ++i) {
@@ -100,14 +106,18 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
       make_folders(path.parent_path());
       write_file_durably(path, json_text(peaks, 1) + "\n");
     } catch (const FileError& e) {
-      log_warn("the matmul ceiling is not remembered: ", e.cause(), "; LATHE_CACHE may name another folder for it");
+      log_warn("the matmul ceiling is not remembered: ", e.cause(),
+               "; LATHE_CACHE may name another folder for it");
     }
   }
   return ceiling;
 }
 
 RunCeiling::RunCeiling(std::string device, int threads, at::ScalarType dtype)
-    : device_(std::move(device)), threads_(threads), dtype_(dtype), known_(known_peak(device_, threads, dtype)) {}
+    : device_(std::move(device)),
+      threads_(threads),
+      dtype_(dtype),
+      known_(known_peak(device_, threads, dtype)) {}
 
 std::optional<double> RunCeiling::share(double rate) {
   if (!known_) return std::nullopt;
@@ -115,8 +125,9 @@ std::optional<double> RunCeiling::share(double rate) {
     measured_again_ = true;
     if (device_ != "cuda") {
       const MatmulCeiling now = measure_peak(threads_, dtype_);
-      log_info("the matmul ceiling was ", format("%.0f", known_->rate / 1e9), " GFLOP/s, and this run is above it; ",
-               "measured again, it is ", format("%.0f", now.rate / 1e9));
+      log_info("the matmul ceiling was ", format("%.0f", known_->rate / 1e9),
+               " GFLOP/s, and this run is above it; ", "measured again, it is ",
+               format("%.0f", now.rate / 1e9));
       known_ = now;
     }
   }
@@ -124,7 +135,8 @@ std::optional<double> RunCeiling::share(double rate) {
 }
 
 void RunCeiling::remember(double run_seconds) const {
-  if ((!known_ || known_->young()) && device_ != "cuda" && run_seconds > 60) measure_peak(threads_, dtype_);
+  if ((!known_ || known_->young()) && device_ != "cuda" && run_seconds > 60)
+    measure_peak(threads_, dtype_);
 }
 
 }  // namespace lathe

@@ -40,8 +40,9 @@ int64_t major_faults() {
 
 int64_t bytes_of(const at::Tensor& t) { return t.defined() ? static_cast<int64_t>(t.nbytes()) : 0; }
 
-/// Cuts a step into spans at what its ops say of themselves. What a span costs to note down is in none. A card is
-/// waited for at the end of each, so that its work is in the span that asked for it.
+/// Cuts a step into spans at what its ops say of themselves. What a span costs to note down is in
+/// none. A card is waited for at the end of each, so that its work is in the span that asked for
+/// it.
 class Recorder : public ModeGuard {
  public:
   Recorder(Profile& profile, const Session& s, ThreadLog& log)
@@ -79,14 +80,16 @@ class Recorder : public ModeGuard {
 
   static double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-  /// Keeps what threads did since the last call; the seconds that those of loops were without work from last_ until
-  /// `now`, if there was a loop.
+  /// Keeps what threads did since the last call; the seconds that those of loops were without work
+  /// from last_ until `now`, if there was a loop.
   double take_work(Clock::time_point now = {}) {
     const auto [works, loops] = log_.take();
-    double idle = (profile_.threads - 1) * seconds(now - last_);  // what is in no loop is one thread's
+    double idle =
+        (profile_.threads - 1) * seconds(now - last_);  // what is in no loop is one thread's
     for (const ThreadLog::Loop& loop : loops) idle += seconds(loop.end - loop.begin);
     for (const ThreadLog::Work& w : works) {
-      profile_.work.push_back({std::string(w.what), w.thread, seconds(w.begin - start_), seconds(w.end - w.begin)});
+      profile_.work.push_back(
+          {std::string(w.what), w.thread, seconds(w.begin - start_), seconds(w.end - w.begin)});
       if (w.what == loop_work) idle -= seconds(w.end - w.begin);
     }
     return loops.empty() ? -1 : std::max(idle, 0.0);
@@ -102,7 +105,8 @@ class Recorder : public ModeGuard {
     span.memory_peak = memory.total_peak;
     span.memory_after = memory.total;
     span.kept = activations(memory) - kept_;
-    if (profile_.spans.empty() || memory.total_peak > profile_.spans[profile_.peak_span].memory_peak) {
+    if (profile_.spans.empty() ||
+        memory.total_peak > profile_.spans[profile_.peak_span].memory_peak) {
       profile_.peak_span = profile_.spans.size();
       profile_.at_peak = memory;
     }
@@ -118,19 +122,23 @@ class Recorder : public ModeGuard {
   int64_t kept_ = 0;
   std::unordered_map<const Node*, std::string> modules_;
   const std::function<void(const OpResult&)> on_result_ = [this](const OpResult& r) {
-    Span span{.phase = mode().again ? Phase::recompute : Phase::forward, .op = r.name, .flops = flops_.forward};
+    Span span{.phase = mode().again ? Phase::recompute : Phase::forward,
+              .op = r.name,
+              .flops = flops_.forward};
     if (const ModuleCall* call = ModuleCall::innermost()) span.module = call->path();
     for (const Variable& v : r.inputs) {
       span.bytes += bytes_of(v.data());
       span.inputs += (span.inputs.empty() ? "" : ", ") + describe(v.data());
     }
     for (const at::Tensor& t : r.outputs) span.bytes += bytes_of(t);
-    if (r.node != nullptr && !(mode().again && modules_.contains(r.node))) modules_[r.node] = span.module;
+    if (r.node != nullptr && !(mode().again && modules_.contains(r.node)))
+      modules_[r.node] = span.module;
     add(std::move(span));
   };
   const std::function<void(const BackwardResult&)> on_backward_ = [this](const BackwardResult& r) {
     Span span{.phase = Phase::backward, .op = r.node.name()};
-    if (const auto found = modules_.find(&r.node); found != modules_.end()) span.module = found->second;
+    if (const auto found = modules_.find(&r.node); found != modules_.end())
+      span.module = found->second;
     span.flops = r.node.backward_flops;
     for (const at::Tensor& t : r.dy) span.bytes += bytes_of(t);
     for (const at::Tensor& t : r.grads) span.bytes += bytes_of(t);
@@ -164,13 +172,15 @@ std::vector<Row> rows_of(const Profile& p) {
   std::map<std::tuple<Phase, std::string, std::string>, Row> rows;
   for (const Span& span : p.spans) {
     const std::string module = any_block(span.module);
-    Row& row = rows.try_emplace({span.phase, span.op, module}, Row{span.phase, span.op, module}).first->second;
+    Row& row = rows.try_emplace({span.phase, span.op, module}, Row{span.phase, span.op, module})
+                   .first->second;
     row.seconds += span.seconds, row.flops += span.flops, row.bytes += span.bytes, ++row.count;
     if (span.idle >= 0) row.idle += span.idle, row.seconds_of_loops += span.seconds;
   }
   std::vector<Row> sorted;
   for (auto& [key, row] : rows) sorted.push_back(std::move(row));
-  std::stable_sort(sorted.begin(), sorted.end(), [](const Row& a, const Row& b) { return a.seconds > b.seconds; });
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const Row& a, const Row& b) { return a.seconds > b.seconds; });
   return sorted;
 }
 
@@ -181,7 +191,8 @@ std::vector<std::pair<std::string, int64_t>> kept_by_module(const Profile& p) {
     if (span.phase == Phase::forward && span.kept > 0) kept[any_block(span.module)] += span.kept;
   }
   std::vector<std::pair<std::string, int64_t>> sorted(kept.begin(), kept.end());
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
   return sorted;
 }
 
@@ -207,7 +218,8 @@ Limits limits_of(const Profile& p, const Ceilings& ceilings) {
     const double by_flops = span.flops.matmul / ceilings.flops,
                  by_bytes = static_cast<double>(span.bytes) / ceilings.bytes_per_second;
     const double least = std::min(span.seconds, std::max(by_flops, by_bytes));
-    // Within a factor of three of its ceiling a span is limited by it; farther off, by the work of starting it.
+    // Within a factor of three of its ceiling a span is limited by it; farther off, by the work of
+    // starting it.
     const double own = 3 * least >= span.seconds ? span.seconds : least;
     (by_flops >= by_bytes ? limits.compute : limits.memory) += own;
     limits.overhead += span.seconds - own;
@@ -250,7 +262,8 @@ Profile profile_steps(Session& s, const Data& data, int64_t first, int64_t count
     run_step(s, next, step);
     recorder.end_span(Phase::optimizer, "optimizer");
     p.step_seconds.push_back(seconds_since(begin));
-    p.memory_after_step.push_back(s.device.is_cuda() ? cuda_api().memory_used() : memory_stats().total);
+    p.memory_after_step.push_back(s.device.is_cuda() ? cuda_api().memory_used()
+                                                     : memory_stats().total);
   }
   p.disk_reads = major_faults() - faults;
   return p;
@@ -271,22 +284,26 @@ Ceilings machine_ceilings(const Session& s) {
     const auto dtype = s.compute.dtype == at::kFloat8_e4m3fn ? at::kBFloat16 : s.compute.dtype;
     const at::Tensor a = at::rand({n, n}, at::TensorOptions(s.device)).to(dtype);
     at::Tensor b = at::empty_like(a);
-    for (int i = 0; i < 5; ++i) c.flops = std::max(c.flops, 2.0 * n * n * n / seconds_of([&] { at::mm_out(b, a, a); }));
+    for (int i = 0; i < 5; ++i)
+      c.flops = std::max(c.flops, 2.0 * n * n * n / seconds_of([&] { at::mm_out(b, a, a); }));
   } else {
     const int threads = static_cast<int>(s.config.train.threads);
     const auto known = known_peak(s.device_name, threads, s.compute.dtype);
     c.flops = known ? known->rate : measure_peak(threads, s.compute.dtype).rate;
   }
   // Far more than caches hold.
-  const at::Tensor from = at::ones({card ? 256 << 20 : 16 << 20}, s.device), to = at::empty_like(from);
+  const at::Tensor from = at::ones({card ? 256 << 20 : 16 << 20}, s.device),
+                   to = at::empty_like(from);
   for (int i = 0; i < 5; ++i) {
     const double seconds = seconds_of([&] { to.copy_(from); });
-    c.bytes_per_second = std::max(c.bytes_per_second, 2 * static_cast<double>(from.nbytes()) / seconds);
+    c.bytes_per_second =
+        std::max(c.bytes_per_second, 2 * static_cast<double>(from.nbytes()) / seconds);
   }
   return c;
 }
 
-std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::string& unit, double units_of_step) {
+std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::string& unit,
+                         double units_of_step) {
   double total = 0, phases[5] = {}, matmul = 0;
   for (const Span& span : p.spans) {
     total += span.seconds;
@@ -296,12 +313,14 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
   const auto steps = static_cast<double>(p.step_seconds.size());
   const double middle = median(p.step_seconds);
   std::ostringstream out;
-  out << format("%.0f steps, %.2f ms each (median), %.0f %s/s; ", steps, 1e3 * middle, units_of_step / middle,
-                unit.c_str())
+  out << format("%.0f steps, %.2f ms each (median), %.0f %s/s; ", steps, 1e3 * middle,
+                units_of_step / middle, unit.c_str())
       << format("%.0f%% of the matmul ceiling (%.0f GFLOP/s), copies reach %.1f GB/s\n",
-                100 * matmul / total / ceilings.flops, ceilings.flops / 1e9, ceilings.bytes_per_second / 1e9);
+                100 * matmul / total / ceilings.flops, ceilings.flops / 1e9,
+                ceilings.bytes_per_second / 1e9);
   for (size_t i = 0; i < 5; ++i) {
-    if (phases[i] > 0) out << format("  %s %.1f%%", phase_name(static_cast<Phase>(i)), 100 * phases[i] / total);
+    if (phases[i] > 0)
+      out << format("  %s %.1f%%", phase_name(static_cast<Phase>(i)), 100 * phases[i] / total);
   }
   const std::vector<Row> costly = rows_of(p);
   Row all{};
@@ -311,28 +330,32 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
         << format(" of the %.0f%% that our loops take", 100 * all.seconds_of_loops / total);
   out << "\n\n";
 
-  out << format("%-10s%-24s%-28s%8s%9s%7s%12s%10s%9s%7s\n", "", "op", "module", "calls", "ms", "share", "GFLOP/s",
-                "of peak", "GB/s", "idle");
+  out << format("%-10s%-24s%-28s%8s%9s%7s%12s%10s%9s%7s\n", "", "op", "module", "calls", "ms",
+                "share", "GFLOP/s", "of peak", "GB/s", "idle");
   for (size_t i = 0; i < std::min<size_t>(costly.size(), 25); ++i) {
     const Row& row = costly[i];
     const double flops = row.flops.matmul + row.flops.other;
-    out << format("%-10s%-24s%-28s%8.0f%9.3f%6.1f%%%12.3g%9.0f%%%9.2f%7s\n", phase_name(row.phase), row.op.c_str(),
-                  row.module.c_str(), static_cast<double>(row.count) / steps, 1e3 * row.seconds / steps,
-                  100 * row.seconds / total, flops / row.seconds / 1e9,
+    out << format("%-10s%-24s%-28s%8.0f%9.3f%6.1f%%%12.3g%9.0f%%%9.2f%7s\n", phase_name(row.phase),
+                  row.op.c_str(), row.module.c_str(), static_cast<double>(row.count) / steps,
+                  1e3 * row.seconds / steps, 100 * row.seconds / total, flops / row.seconds / 1e9,
                   100 * row.flops.matmul / row.seconds / ceilings.flops,
-                  static_cast<double>(row.bytes) / row.seconds / 1e9, row.idle_text(p.threads).c_str());
+                  static_cast<double>(row.bytes) / row.seconds / 1e9,
+                  row.idle_text(p.threads).c_str());
   }
 
   const Limits limits = limits_of(p, ceilings);
-  const std::pair<const char*, double> named[]{{"products of matrices (compute)", limits.compute},
-                                               {"reading and writing tensors (memory)", limits.memory},
-                                               {"waiting for data", limits.data},
-                                               {"the work around small ops (overhead)", limits.overhead}};
-  const auto& most =
-      *std::max_element(std::begin(named), std::end(named), [](auto& a, auto& b) { return a.second < b.second; });
-  out << "\nA step is limited most by " << most.first << format(", %.0f%% of its time (", 100 * most.second / total)
-      << format("compute %.0f%%, memory %.0f%%, data %.0f%%, overhead %.0f%%", 100 * limits.compute / total,
-                100 * limits.memory / total, 100 * limits.data / total, 100 * limits.overhead / total)
+  const std::pair<const char*, double> named[]{
+      {"products of matrices (compute)", limits.compute},
+      {"reading and writing tensors (memory)", limits.memory},
+      {"waiting for data", limits.data},
+      {"the work around small ops (overhead)", limits.overhead}};
+  const auto& most = *std::max_element(std::begin(named), std::end(named),
+                                       [](auto& a, auto& b) { return a.second < b.second; });
+  out << "\nA step is limited most by " << most.first
+      << format(", %.0f%% of its time (", 100 * most.second / total)
+      << format("compute %.0f%%, memory %.0f%%, data %.0f%%, overhead %.0f%%",
+                100 * limits.compute / total, 100 * limits.memory / total,
+                100 * limits.data / total, 100 * limits.overhead / total)
       << "). The three largest costs:";
   for (size_t i = 0; i < std::min<size_t>(costly.size(), 3); ++i) {
     const Row& row = costly[i];
@@ -342,8 +365,10 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
   out << ".\n\n";
 
   const double waits = phases[0] / total;
-  out << format("Data: %.3g MB/s of batches, %.1f%% of the time waited for, %lld pages read from disk; ",
-                static_cast<double>(p.data_bytes) / total / 1e6, 100 * waits, static_cast<long long>(p.disk_reads));
+  out << format(
+      "Data: %.3g MB/s of batches, %.1f%% of the time waited for, %lld pages read from disk; ",
+      static_cast<double>(p.data_bytes) / total / 1e6, 100 * waits,
+      static_cast<long long>(p.disk_reads));
   if (waits < 0.05)
     out << "data.workers = " << p.workers << " is enough.\n";
   else if (p.disk_reads > 0)
@@ -352,21 +377,25 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
     out << "more data.workers than " << p.workers << " would help.\n";
 
   out << "Memory is highest in " << peak_place(p) << ": "
-      << format("%.1f MB of tensors\n ", static_cast<double>(p.spans[p.peak_span].memory_peak) / 1e6);
+      << format("%.1f MB of tensors\n ",
+                static_cast<double>(p.spans[p.peak_span].memory_peak) / 1e6);
   for (size_t i = 0; i < memory_names.size(); ++i) {
     if (p.at_peak.used[i] > 0)
-      out << "  " << memory_names[i] << format(" %.1f MB", static_cast<double>(p.at_peak.used[i]) / 1e6);
+      out << "  " << memory_names[i]
+          << format(" %.1f MB", static_cast<double>(p.at_peak.used[i]) / 1e6);
   }
   out << "\nKept for backward, of one step:\n";
   const auto owners = kept_by_module(p);
   for (size_t i = 0; i < std::min<size_t>(owners.size(), 10); ++i) {
-    out << format("  %-36s%10.2f MB\n", owners[i].first.empty() ? "(outside of modules)" : owners[i].first.c_str(),
+    out << format("  %-36s%10.2f MB\n",
+                  owners[i].first.empty() ? "(outside of modules)" : owners[i].first.c_str(),
                   static_cast<double>(owners[i].second) / steps / 1e6);
   }
   const auto& after = p.memory_after_step;
   if (after.size() > 2 && after.back() > after[1] && after[after.size() - 2] > after[0])
     out << format("LEAK: tensors grow by %.1f kB a step\n",
-                  static_cast<double>(after.back() - after.front()) / static_cast<double>(after.size() - 1) / 1e3);
+                  static_cast<double>(after.back() - after.front()) /
+                      static_cast<double>(after.size() - 1) / 1e3);
   return out.str();
 }
 

@@ -25,8 +25,8 @@ struct Span {
   int64_t memory_peak = 0;   ///< of all tensors, at the highest within it
   int64_t memory_after = 0;  ///< of all tensors
   int64_t kept = 0;          ///< activations that it left for backward, or freed where negative
-  /// Seconds that threads were without work, summed over them. -1 where it ran no loop of core/parallel.h: what ATen's
-  /// own loops do is not seen.
+  /// Seconds that threads were without work, summed over them. -1 where it ran no loop of
+  /// core/parallel.h: what ATen's own loops do is not seen.
   double idle = -1;
 };
 
@@ -49,13 +49,14 @@ struct Profile {
   MemoryStats at_peak{};                   ///< right after the span with the highest memory
   size_t peak_span = 0;
   int64_t data_bytes = 0;  ///< of batches
-  int64_t disk_reads = 0;  ///< pages that were not in memory when they were read (major faults of the process)
-  int64_t workers = 0;     ///< data.workers
-  int threads = 1;         ///< 0 on a card, where they have little to do
+  int64_t disk_reads =
+      0;  ///< pages that were not in memory when they were read (major faults of the process)
+  int64_t workers = 0;  ///< data.workers
+  int threads = 1;      ///< 0 on a card, where they have little to do
 };
 
-/// Runs steps from 0 up to `first` unobserved, then `count` of them, and says what each op took. The session changes as
-/// in training.
+/// Runs steps from 0 up to `first` unobserved, then `count` of them, and says what each op took.
+/// The session changes as in training.
 Profile profile_steps(Session& session, const Data& data, int64_t first, int64_t count);
 
 /// Ceilings of the machine that spans are held against.
@@ -66,12 +67,13 @@ struct Ceilings {
 /// Measures a copy; takes the matmul ceiling that is known, or measures it.
 Ceilings machine_ceilings(const Session& session);
 
-/// A table of the costliest, a sentence on what limits, and the memory at the peak by category and module.
+/// A table of the costliest, a sentence on what limits, and the memory at the peak by category and
+/// module.
 std::string profile_text(const Profile& profile, const Ceilings& ceilings, const std::string& unit,
                          double units_of_step);
-/// The memory of a step for `lathe report`, as JSON: "at", in which op it is highest, "bytes" there; "categories" there
-/// and "kept" for backward by module, lists of [name, bytes], the largest first; "timeline" of the first step, a list
-/// of [ms, bytes].
+/// The memory of a step for `lathe report`, as JSON: "at", in which op it is highest, "bytes"
+/// there; "categories" there and "kept" for backward by module, lists of [name, bytes], the largest
+/// first; "timeline" of the first step, a list of [ms, bytes].
 std::string profile_memory(const Profile& profile);
 
 }  // namespace lathe

@@ -27,7 +27,8 @@ int64_t bad_elements(const at::Tensor& t) {
 std::string range_text(const at::Tensor& t) {
   std::string text = describe(t);
   if (!t.is_floating_point() || t.numel() == 0) return text;
-  if (const int64_t bad = bad_elements(t); bad > 0) return str(text, " with ", bad, " elements not finite");
+  if (const int64_t bad = bad_elements(t); bad > 0)
+    return str(text, " with ", bad, " elements not finite");
   return text + format(" from %.4g to %.4g", t.min().item<double>(), t.max().item<double>());
 }
 
@@ -45,7 +46,9 @@ class Watch {
     for (const Variable& v : r.inputs) {
       if (path.empty()) path = parameter_of(v);
     }
-    const std::string what = str(r.name, !path.empty() ? " at " + path : after_.empty() ? "" : " after " + after_);
+    const std::string what = str(r.name, !path.empty()    ? " at " + path
+                                         : after_.empty() ? ""
+                                                          : " after " + after_);
     if (!path.empty()) after_ = path;
     if (r.node != nullptr) results_[r.node] = what;
     // A mask writes infinities on purpose.
@@ -57,17 +60,17 @@ class Watch {
       return;
     }
   };
-  const std::function<void(const Node&, const at::Tensor&)> on_gradient = [this](const Node& node,
-                                                                                 const at::Tensor& dy) {
-    if (!first.empty() || bad_elements(dy) == 0) return;
-    const auto parameter = paths_.find(&node);
-    const auto result = results_.find(&node);
-    first = str("backward: the gradient of ",
-                parameter != paths_.end()  ? "the parameter " + parameter->second
-                : result != results_.end() ? "the result of " + result->second
-                                           : node.name(),
-                ", ", range_text(dy));
-  };
+  const std::function<void(const Node&, const at::Tensor&)> on_gradient =
+      [this](const Node& node, const at::Tensor& dy) {
+        if (!first.empty() || bad_elements(dy) == 0) return;
+        const auto parameter = paths_.find(&node);
+        const auto result = results_.find(&node);
+        first = str("backward: the gradient of ",
+                    parameter != paths_.end()  ? "the parameter " + parameter->second
+                    : result != results_.end() ? "the result of " + result->second
+                                               : node.name(),
+                    ", ", range_text(dy));
+      };
 
  private:
   /// The path of the parameter that a Variable is, or is a cast of; "" for others.
@@ -86,10 +89,12 @@ class Watch {
 fs::path find_bundle(const fs::path& path) {
   if (fs::exists(path / "batches.safetensors")) return path;
   for (const fs::path& found : list_folder(path / "diverged")) {
-    const bool is_bundle = found.filename().string().starts_with("step-") && fs::exists(found / "batches.safetensors");
+    const bool is_bundle =
+        found.filename().string().starts_with("step-") && fs::exists(found / "batches.safetensors");
     if (is_bundle) return found;
   }
-  fail(Exit::usage, path.string(), " holds no step to replay; a run that diverges leaves one in its folder diverged/");
+  fail(Exit::usage, path.string(),
+       " holds no step to replay; a run that diverges leaves one in its folder diverged/");
 }
 
 /// The tensors of a file of micro-batches.
@@ -114,8 +119,8 @@ struct StackedBatches {
   }
 };
 
-/// Reads a bundle's micro-batches. Exit::checkpoint where they have other sizes, dtypes or ids than the run's task asks
-/// for; of a task that Lathe does not have, only their number is checked.
+/// Reads a bundle's micro-batches. Exit::checkpoint where they have other sizes, dtypes or ids than
+/// the run's task asks for; of a task that Lathe does not have, only their number is checked.
 class BundleBatches {
  public:
   BundleBatches(const fs::path& path, const Session& s)
@@ -140,8 +145,8 @@ class BundleBatches {
   at::Tensor read(const char* name, at::ScalarType dtype, const std::vector<int64_t>& sizes) const {
     const TensorEntry& entry = file_.at(name);
     if (dtype_from_safetensors(entry.dtype) != dtype) {
-      fail(Exit::checkpoint, path_.string(), ": tensor \"", name, "\" is ", entry.dtype, "; it must be ",
-           safetensors_dtype(dtype));
+      fail(Exit::checkpoint, path_.string(), ": tensor \"", name, "\" is ", entry.dtype,
+           "; it must be ", safetensors_dtype(dtype));
     }
     return entry_tensor(entry, sizes, path_).clone();
   }
@@ -149,7 +154,8 @@ class BundleBatches {
   /// `is_allowed`: a tensor of flags.
   void check_values(const char* name, const at::Tensor& is_allowed) const {
     if (!is_allowed.all().item<bool>())
-      fail(Exit::checkpoint, path_.string(), ": tensor \"", name, "\" has a value that the run can't have");
+      fail(Exit::checkpoint, path_.string(), ": tensor \"", name,
+           "\" has a value that the run can't have");
   }
 
   void read_tokens() {
@@ -178,15 +184,16 @@ class BundleBatches {
   /// Ids below `end`, or -100 for one that is not learned.
   void read_targets(const std::vector<int64_t>& sizes, int64_t end) {
     targets_ = read("targets", at::kLong, sizes);
-    check_values("targets", targets_.ge(0).logical_and(targets_.lt(end)).logical_or(targets_.eq(-100)));
+    check_values("targets",
+                 targets_.ge(0).logical_and(targets_.lt(end)).logical_or(targets_.eq(-100)));
   }
 
   void read_any() {
     const auto read_as_it_is = [&](const char* name) {
       const TensorEntry& entry = file_.at(name);
       if (entry.shape.empty() || entry.shape[0] != count_) {
-        fail(Exit::checkpoint, path_.string(), ": tensor \"", name, "\" does not hold the run's ", count_,
-             " micro-batches");
+        fail(Exit::checkpoint, path_.string(), ": tensor \"", name, "\" does not hold the run's ",
+             count_, " micro-batches");
       }
       return entry_tensor(entry, entry.shape, path_).clone();
     };
@@ -206,8 +213,8 @@ class BundleBatches {
 
 std::vector<Batch> batches_of_step(const Session& session, const Data& data, int64_t step) {
   const TrainConfig& c = session.config.train;
-  return draw_batches(data, batch_sizes(session.config), static_cast<uint64_t>(c.seed), step * c.grad_accum,
-                      c.grad_accum, at::kCPU);
+  return draw_batches(data, batch_sizes(session.config), static_cast<uint64_t>(c.seed),
+                      step * c.grad_accum, c.grad_accum, at::kCPU);
 }
 
 void write_batches(const fs::path& file, const std::vector<Batch>& batches) {
@@ -216,15 +223,16 @@ void write_batches(const fs::path& file, const std::vector<Batch>& batches) {
   write_safetensors(file, stacked.entries);
 }
 
-fs::path write_replay_bundle(const fs::path& run, RunState state, const Session& session, const Data& data,
-                             int64_t step) {
+fs::path write_replay_bundle(const fs::path& run, RunState state, const Session& session,
+                             const Data& data, int64_t step) {
   const fs::path parent = run / "diverged";
   state.step = step;
   if (session.scaler) state.scaler = session.scaler->state();
   remove_tree(parent);
   const fs::path folder = parent / checkpoint_name(step);
   const StackedBatches batches(batches_of_step(session, data, step));
-  write_checkpoint(folder, state, view_state(session.saved, session.optimizer, std::nullopt), batches.entries);
+  write_checkpoint(folder, state, view_state(session.saved, session.optimizer, std::nullopt),
+                   batches.entries);
   return folder;
 }
 
@@ -245,7 +253,8 @@ std::string replay(const fs::path& path) {
   std::string text = str("step ", state.step + 1, " of ", bundle.string(), "\n");
   for (const auto& p : session.params) {
     if (bad_elements(p.parameter.data()) > 0)
-      return text + str("before the step: the parameter ", p.path, ", ", range_text(p.parameter.data()), "\n");
+      return text + str("before the step: the parameter ", p.path, ", ",
+                        range_text(p.parameter.data()), "\n");
   }
   const TrainConfig& c = session.config.train;
   zero_grad(*session.model);
@@ -256,11 +265,15 @@ std::string replay(const fs::path& path) {
     mode().observe_gradient = &watch.on_gradient;
     const at::Tensor loss = run_micro_batch(session, batches[static_cast<size_t>(micro)], divisor,
                                             random_of(session.config, state.step, micro));
-    text += format("micro-batch %lld of %lld: its share of the loss is %.6g\n", static_cast<long long>(micro + 1),
-                   static_cast<long long>(c.grad_accum), loss.item<double>());
-    if (!watch.first.empty()) return text + "what is first not finite, in the " + watch.first + "\n";
+    text += format("micro-batch %lld of %lld: its share of the loss is %.6g\n",
+                   static_cast<long long>(micro + 1), static_cast<long long>(c.grad_accum),
+                   loss.item<double>());
+    if (!watch.first.empty())
+      return text + "what is first not finite, in the " + watch.first + "\n";
   }
-  return text + "everything was finite this time: the step can't be told to have gone wrong from its state and data\n";
+  return text +
+         "everything was finite this time: the step can't be told to have gone wrong from its "
+         "state and data\n";
 }
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// What a step that went wrong leaves for a second look: the run's state before it and the data it saw; and the second
-// look, which names the op where it began.
+// What a step that went wrong leaves for a second look: the run's state before it and the data it
+// saw; and the second look, which names the op where it began.
 #pragma once
 
 #include <string>
@@ -16,14 +16,16 @@ std::vector<Batch> batches_of_step(const Session& session, const Data& data, int
 /// Writes micro-batches as "inputs" and "targets", [micro-batches, B, ...].
 void write_batches(const fs::path& file, const std::vector<Batch>& batches);
 
-/// Writes RUN/diverged/step-N, in place of an older one: the files of a checkpoint, of the state before step `step`
-/// (from 0), and batches.safetensors. The session's parameters and optimizer must be what they were before that step.
-fs::path write_replay_bundle(const fs::path& run, RunState state, const Session& session, const Data& data,
-                             int64_t step);
+/// Writes RUN/diverged/step-N, in place of an older one: the files of a checkpoint, of the state
+/// before step `step` (from 0), and batches.safetensors. The session's parameters and optimizer
+/// must be what they were before that step.
+fs::path write_replay_bundle(const fs::path& run, RunState state, const Session& session,
+                             const Data& data, int64_t step);
 
-/// Runs the step of a bundle (or of a run's bundle) again and tells what is first not finite: a parameter, the result
-/// of an op by the path of the parameter at or before it, or a gradient. Exit::usage where there is no bundle,
-/// Exit::checkpoint where its files are damaged or its batches are none that its run can have.
+/// Runs the step of a bundle (or of a run's bundle) again and tells what is first not finite: a
+/// parameter, the result of an op by the path of the parameter at or before it, or a gradient.
+/// Exit::usage where there is no bundle, Exit::checkpoint where its files are damaged or its
+/// batches are none that its run can have.
 std::string replay(const fs::path& path);
 
 }  // namespace lathe

@@ -11,13 +11,17 @@ namespace {
 /// Two configs with one name in different folders have one default run folder.
 void check_same_config(const LoadedConfig& loaded, const RunState& state) {
   const std::string now = project_path(loaded.path);
-  if (loaded.origins.contains("train.out_dir") || state.config_path.empty() || state.config_path == now) return;
+  if (loaded.origins.contains("train.out_dir") || state.config_path.empty() ||
+      state.config_path == now)
+    return;
   const std::string& run = loaded.config.train.out_dir;
   fail(Exit::usage, run, " is the run of ", state.config_path, ", not of ", now,
-       "; give this one another --train.out_dir, or --train.out_dir=", run, " to go on with that run");
+       "; give this one another --train.out_dir, or --train.out_dir=", run,
+       " to go on with that run");
 }
 
-/// The checkpoint that checkpoint.resume names, for a run folder whose own checkpoints (newest first) are `there`.
+/// The checkpoint that checkpoint.resume names, for a run folder whose own checkpoints (newest
+/// first) are `there`.
 ResumePoint branch_point(const RunConfig& c, const std::vector<fs::path>& there) {
   const fs::path run = c.train.out_dir;
   const std::string typed = without_trailing_slash(c.checkpoint.resume).string();
@@ -29,13 +33,16 @@ ResumePoint branch_point(const RunConfig& c, const std::vector<fs::path>& there)
     RunState state = read_state(newest);
     const bool same_words = state.branched_from == typed;
     const auto same_contents = [&] {
-      return !state.branched_id.empty() && is_checkpoint(typed) && content_id(typed) == state.branched_id;
+      return !state.branched_id.empty() && is_checkpoint(typed) &&
+             content_id(typed) == state.branched_id;
     };
     // Runs of before kept the absolute path.
-    const auto same_place = [&] { return state.branched_from == fs::weakly_canonical(typed, error).string(); };
+    const auto same_place = [&] {
+      return state.branched_from == fs::weakly_canonical(typed, error).string();
+    };
     if (same_words || same_contents() || same_place()) return {newest, std::move(state)};
-    fail(Exit::usage, run.string(), " already holds ", there.front().filename().string(), ", which going on from ",
-         typed, " would replace; give another --train.out_dir");
+    fail(Exit::usage, run.string(), " already holds ", there.front().filename().string(),
+         ", which going on from ", typed, " would replace; give another --train.out_dir");
   }
   const fs::path from = find_checkpoint(typed);
   ResumePoint point{from, read_state(from), same_run};
@@ -56,7 +63,8 @@ std::optional<ResumePoint> find_resume_point(const LoadedConfig& loaded) {
   if (c.checkpoint.resume == "never") {
     if (!there.empty()) {
       fail(Exit::usage, "checkpoint.resume = \"never\", but ", run.string(), " holds ",
-           there.front().filename().string(), "; give another --train.out_dir or leave checkpoint.resume out to go on");
+           there.front().filename().string(),
+           "; give another --train.out_dir or leave checkpoint.resume out to go on");
     }
     return std::nullopt;
   }
@@ -68,17 +76,19 @@ std::optional<ResumePoint> find_resume_point(const LoadedConfig& loaded) {
   return point;
 }
 
-std::vector<ConfigChange> config_changes(const RunConfig& saved, const LoadedConfig& now, int64_t step) {
+std::vector<ConfigChange> config_changes(const RunConfig& saved, const LoadedConfig& now,
+                                         int64_t step) {
   std::vector<ConfigChange> changes;
   const auto keep = [&](const std::string& key, const std::string& was, const std::string& is) {
-    fail(Exit::usage, origin_of(now, key), ": ", key, " = ", is, " but the run was started with ", was,
-         "; a resumed run keeps it (or start anew in another --train.out_dir)");
+    fail(Exit::usage, origin_of(now, key), ": ", key, " = ", is, " but the run was started with ",
+         was, "; a resumed run keeps it (or start anew in another --train.out_dir)");
   };
   if (saved.model.kind != now.config.model.kind)
     keep("model.kind", toml_text(saved.model.kind), toml_text(now.config.model.kind));
   const Schema& keys = saved.schema();
   for (const auto& f : keys.fields()) {
-    const std::string was = toml_text(keys.get(&saved, f)), is = toml_text(keys.get(&now.config, f));
+    const std::string was = toml_text(keys.get(&saved, f)),
+                      is = toml_text(keys.get(&now.config, f));
     if (was == is) continue;
     if (f.rule.is_fixed) keep(f.key, was, is);
     if (f.key != "checkpoint.resume" && f.key != "train.threads" && f.key != "train.pause_at")

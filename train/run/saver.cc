@@ -45,7 +45,8 @@ void CheckpointSaver::save(const RunState& state, const std::vector<NamedParamet
                            const Optimizer& optimizer, std::function<void()> before, bool at_once) {
   if (is_writing() && !at_once && ++times_.waits == 1) {
     log_info("step ", state.step, ": the checkpoint of step ", next_step_,
-             " is still being written, and training waits for it; checkpoint.interval is shorter than a save takes");
+             " is still being written, and training waits for it; checkpoint.interval is shorter "
+             "than a save takes");
   }
   wait();
   ++times_.saves;
@@ -53,7 +54,8 @@ void CheckpointSaver::save(const RunState& state, const std::vector<NamedParamet
     const Timer timer(times_.write_s);
     const Uninterrupted whole;
     before();
-    log(Level::debug, "saved " + save_checkpoint(run_, state, parameters, optimizer, keep_, dtype_).string());
+    log(Level::debug,
+        "saved " + save_checkpoint(run_, state, parameters, optimizer, keep_, dtype_).string());
     saved_step_ = state.step;
     note_saved(state.step);
     return;
@@ -71,13 +73,15 @@ void CheckpointSaver::save(const RunState& state, const std::vector<NamedParamet
     });
   } catch (const std::system_error& e) {
     fail(Exit::memory, "cannot start the thread that saves checkpoints: ", e.code().message(),
-         "; raise the limit of processes and threads (ulimit -u), or set checkpoint.async_save = false");
+         "; raise the limit of processes and threads (ulimit -u), or set checkpoint.async_save = "
+         "false");
   }
   next_step_ = state.step;
 }
 
 bool CheckpointSaver::is_writing() const {
-  return under_way_.valid() && under_way_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+  return under_way_.valid() &&
+         under_way_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
 }
 
 int64_t CheckpointSaver::saved_step() {
@@ -99,11 +103,15 @@ void CheckpointSaver::finish() {
   if (times_.saves == 0) return;
   const double run = seconds_since(begin_);
   const double all = times_.copy_s + times_.wait_s + times_.write_s;
-  log_info(format("saved     %lld checkpoints; training stood still for them for %.2f s, %.2f%% of the time",
-                  static_cast<long long>(times_.saves), all, 100 * all / run),
-           async_ ? format(" (copies %.2f s, %lld waits for the save before %.2f s, the last save %.2f s)",
-                           times_.copy_s, static_cast<long long>(times_.waits), times_.wait_s, times_.write_s)
-                  : "");
+  log_info(
+      format("saved     %lld checkpoints; training stood still for them for %.2f s, %.2f%% of the "
+             "time",
+             static_cast<long long>(times_.saves), all, 100 * all / run),
+      async_
+          ? format(" (copies %.2f s, %lld waits for the save before %.2f s, the last save %.2f s)",
+                   times_.copy_s, static_cast<long long>(times_.waits), times_.wait_s,
+                   times_.write_s)
+          : "");
 }
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// Saves a run's checkpoints, at once or in the background: a copy is taken, and a thread writes it while training goes
-// on. What PyTorch's torch.distributed.checkpoint.async_save does.
+// Saves a run's checkpoints, at once or in the background: a copy is taken, and a thread writes it
+// while training goes on. What PyTorch's torch.distributed.checkpoint.async_save does.
 #pragma once
 
 #include <functional>
@@ -15,17 +15,19 @@ class CheckpointSaver {
  public:
   /// `saved_step`: of the run's newest checkpoint; -1 where there is none.
   CheckpointSaver(fs::path run, const CheckpointConfig& config, int64_t saved_step);
-  /// Waits for the save under way; that it failed is a warning, for another error is on its way then.
+  /// Waits for the save under way; that it failed is a warning, for another error is on its way
+  /// then.
   ~CheckpointSaver();
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-  /// Saves the run as it is now. With checkpoint.async_save, and unless `at_once`, it returns when everything is
-  /// copied; a thread calls `before` (checks of the run folder, the sync of metrics.jsonl) and writes the copy. At most
-  /// one save is under way: the next one waits for it. Errors are those of save_checkpoint; those of the thread are
-  /// thrown by the next of save, saved_step and wait.
-  void save(const RunState& state, const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
-            std::function<void()> before, bool at_once);
+  /// Saves the run as it is now. With checkpoint.async_save, and unless `at_once`, it returns when
+  /// everything is copied; a thread calls `before` (checks of the run folder, the sync of
+  /// metrics.jsonl) and writes the copy. At most one save is under way: the next one waits for it.
+  /// Errors are those of save_checkpoint; those of the thread are thrown by the next of save,
+  /// saved_step and wait.
+  void save(const RunState& state, const std::vector<NamedParameter>& parameters,
+            const Optimizer& optimizer, std::function<void()> before, bool at_once);
   /// The step of the newest checkpoint that is whole.
   int64_t saved_step();
   /// Returns once no save is under way.

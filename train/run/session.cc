@@ -37,12 +37,14 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
   const AmpConfig& amp = loaded.config.amp;
   const int capability = device == "cuda" ? cuda_api().compute_capability() : 0;
   if (device == "cuda" && capability < 80) {
-    fail(Exit::usage, origin_of(loaded, "train.device"), ": ", device_model(device), " has compute capability ",
-         capability / 10, ".", capability % 10, " and 8.0 is needed; set train.device = \"cpu\"");
+    fail(Exit::usage, origin_of(loaded, "train.device"), ": ", device_model(device),
+         " has compute capability ", capability / 10, ".", capability % 10,
+         " and 8.0 is needed; set train.device = \"cpu\"");
   }
   if (amp.tf32 && device == "cpu") {
-    fail(Exit::usage, origin_of(loaded, "amp.tf32"), ": amp.tf32 needs an NVIDIA card, and this run is on ",
-         device_model(device), "; leave amp.tf32 out");
+    fail(Exit::usage, origin_of(loaded, "amp.tf32"),
+         ": amp.tf32 needs an NVIDIA card, and this run is on ", device_model(device),
+         "; leave amp.tf32 out");
   }
 }
 
@@ -54,7 +56,9 @@ Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedPara
   } catch (const Error& e) {
     if (e.code() != Exit::usage) throw;
     const std::string what = e.what();
-    fail(Exit::usage, origin_of(loaded, what.starts_with("optim.kind") ? "optim.kind" : "optim.groups"), ": ", what);
+    fail(Exit::usage,
+         origin_of(loaded, what.starts_with("optim.kind") ? "optim.kind" : "optim.groups"), ": ",
+         what);
   }
 }
 
@@ -65,27 +69,32 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   install_allocator();
   const std::string device_name = open_device(config.train.device);
   check_device(loaded, device_name);
-  const int threads = config.train.threads > 0 ? static_cast<int>(config.train.threads) : default_threads();
+  const int threads =
+      config.train.threads > 0 ? static_cast<int>(config.train.threads) : default_threads();
   set_up_compute(device_name, threads, config.amp.tf32);
   use_kernels(config.train.kernels == "auto");
   const at::Device device(device_name == "cuda" ? at::kCUDA : at::kCPU);
   const auto seed = static_cast<uint64_t>(config.train.seed);
   const at::ScalarType compute = compute_dtype(config.amp);
   const at::ScalarType matrices = config.amp.master ? at::kFloat : matmul_dtype(compute);
-  auto model = loaded.base.empty() ? make_model(*find_model_kind(config.model.kind), config.model.own, sizes, seed)
-                                   : load_base(loaded.base, config, sizes, device);
+  auto model = loaded.base.empty()
+                   ? make_model(*find_model_kind(config.model.kind), config.model.own, sizes, seed)
+                   : load_base(loaded.base, config, sizes, device);
   load_source(loaded, *model);
   if (device.is_cuda() || matrices != at::kFloat) {
     const MemoryScope scope(Memory::parameters);
     replace_parameters(*model, [&](const NamedParameter& p) {
       if (!is_trained(p.parameter)) return p.parameter;
-      return Variable::parameter(p.parameter.data().to(device, p.parameter.dim() >= 2 ? matrices : at::kFloat), p.path);
+      return Variable::parameter(
+          p.parameter.data().to(device, p.parameter.dim() >= 2 ? matrices : at::kFloat), p.path);
     });
   }
-  if (device.is_cuda()) replace_buffers(*model, [&](const NamedBuffer& b) { return b.tensor.to(device); });
+  if (device.is_cuda())
+    replace_buffers(*model, [&](const NamedBuffer& b) { return b.tensor.to(device); });
   apply_transforms(*model, {config, device, matrices});
   const auto params = parameters_to_train(*model, config), saved = saved_tensors(*model);
-  const bool low_grad = config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
+  const bool low_grad =
+      config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
   make_working_copies(params, compute, config.amp.working_copies, low_grad);
   const bool stochastic = config.amp.rounding != "nearest";
   Session s{config,
@@ -99,7 +108,8 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
             saved,
             make_optimizer(loaded, params, stochastic ? std::optional(seed) : std::nullopt),
             GradScaler::make(config.amp, device),
-            config.train.spike_sigma > 0 ? std::optional<SpikeGuard>(config.train.spike_sigma) : std::nullopt,
+            config.train.spike_sigma > 0 ? std::optional<SpikeGuard>(config.train.spike_sigma)
+                                         : std::nullopt,
             low_grad};
   s.config.train.threads = threads;
   return s;
@@ -114,8 +124,8 @@ void Session::load(const fs::path& checkpoint, const RunState& state) {
   refresh_working_copies(params);
 }
 
-at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute compute, StepRandom random,
-                           const at::Tensor& loss_scale) {
+at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute compute,
+                           StepRandom random, const at::Tensor& loss_scale) {
   const MemoryScope memory(Memory::activations);
   const TrainingStep step(random);
   Variable loss;
@@ -131,20 +141,22 @@ at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute com
 
 namespace {
 
-at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, StepRandom random, Compute compute,
-                       const at::Tensor& loss_scale) {
+at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, StepRandom random,
+                       Compute compute, const at::Tensor& loss_scale) {
   const std::string& policy = s.config.memory.recompute;
   int64_t blocks = 0;
   const RecomputeBlocks recompute(recompute_policy(policy), &blocks);
   std::optional<DetectAnomaly> anomalies;
   if (s.config.train.detect_anomaly)
-    anomalies.emplace(DetectAnomaly::Options{.backward = !s.scaler || s.config.amp.scaler == "fixed"});
+    anomalies.emplace(
+        DetectAnomaly::Options{.backward = !s.scaler || s.config.amp.scaler == "fixed"});
   return run_micro_batch(
       [&] {
         Variable loss = s.task.loss(*s.model, batch, divisor);
         if (policy != "none" && blocks == 0) {
-          fail(Exit::usage, "memory.recompute = \"", policy, "\" has nothing to act on: model.kind = \"",
-               s.config.model.kind, "\" ran no blocks by run_blocks() (autograd/recompute.h); set it to \"none\"");
+          fail(Exit::usage, "memory.recompute = \"", policy,
+               "\" has nothing to act on: model.kind = \"", s.config.model.kind,
+               "\" ran no blocks by run_blocks() (autograd/recompute.h); set it to \"none\"");
         }
         return loss;
       },
@@ -153,17 +165,21 @@ at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, Ste
 
 }  // namespace
 
-at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor, StepRandom random) {
-  return run_watched(s, batch, divisor, random, s.compute, s.scaler ? s.scaler->scale() : at::Tensor());
+at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor,
+                           StepRandom random) {
+  return run_watched(s, batch, divisor, random, s.compute,
+                     s.scaler ? s.scaler->scale() : at::Tensor());
 }
 
-at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor, StepRandom random, Compute compute) {
+at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor, StepRandom random,
+                           Compute compute) {
   return run_watched(s, batch, divisor, random, compute, {});
 }
 
 std::string precision_text(const Session& s) {
   const AmpConfig& a = s.config.amp;
-  std::string text = "matmuls in " + a.dtype + (a.tf32 ? " (fp32 ones in tf32)" : "") + ", parameters ";
+  std::string text =
+      "matmuls in " + a.dtype + (a.tf32 ? " (fp32 ones in tf32)" : "") + ", parameters ";
   bool copies = false;
   at::ScalarType param = at::kFloat, grad = at::kFloat;
   for (const auto& p : s.params) {
@@ -173,11 +189,12 @@ std::string precision_text(const Session& s) {
     param = p.parameter.dtype();
     grad = kept.grad_dtype;
   }
-  text += dtype_name(param) + (copies ? str(" with ", dtype_name(matmul_dtype(s.compute.dtype)), " copies") : "") +
+  text += dtype_name(param) +
+          (copies ? str(" with ", dtype_name(matmul_dtype(s.compute.dtype)), " copies") : "") +
           ", gradients " + dtype_name(grad);
   if (s.scaler)
-    text +=
-        str(", ", a.scaler == "fixed" ? "fixed" : "dynamic", " loss scale ", format("%.10g", s.scaler->state().scale));
+    text += str(", ", a.scaler == "fixed" ? "fixed" : "dynamic", " loss scale ",
+                format("%.10g", s.scaler->state().scale));
   if (const AdaptersConfig& adapted = adapters_of(s.config); adapted.rank > 0)
     text += ", frozen model in " + adapted.dtype;
   return text + ", saved as " + dtype_name(save_dtype(s.config.checkpoint).value_or(param));

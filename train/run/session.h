@@ -1,4 +1,5 @@
-// What every verb that runs a model needs, checked before anything is created: data opened, device ready, model made.
+// What every verb that runs a model needs, checked before anything is created: data opened, device
+// ready, model made.
 #pragma once
 
 #include <functional>
@@ -22,13 +23,13 @@ struct RunData {
   const Task* task = nullptr;
   ModelSizes sizes;  ///< what the model is made for
 
-  /// Opens data.dir and checks that config and model fit it; sets keys that follow the data. Exit::data or Exit::usage
-  /// with the place of the key.
+  /// Opens data.dir and checks that config and model fit it; sets keys that follow the data.
+  /// Exit::data or Exit::usage with the place of the key.
   static RunData open(LoadedConfig& loaded);
 };
 
-/// For steps without a run folder (bench, profile, find): takes on what train.init_from and adapters.base stand for,
-/// and opens the data. Nothing is evaluated.
+/// For steps without a run folder (bench, profile, find): takes on what train.init_from and
+/// adapters.base stand for, and opens the data. Nothing is evaluated.
 RunData open_for_steps(LoadedConfig& loaded);
 
 /// A model with its optimizer on a device, ready to step.
@@ -41,7 +42,8 @@ struct Session {
   Compute compute;
   std::unique_ptr<Model> model;
   std::vector<NamedParameter> params;  ///< those that are trained
-  std::vector<NamedParameter> saved;   ///< what a checkpoint holds of the model: they, and its buffers
+  std::vector<NamedParameter>
+      saved;  ///< what a checkpoint holds of the model: they, and its buffers
   Optimizer optimizer;
   std::optional<GradScaler> scaler;
   std::optional<SpikeGuard> spikes;  ///< where train.spike_sigma asks for it
@@ -53,16 +55,19 @@ struct Session {
   void load(const fs::path& checkpoint, const RunState& state);
 };
 
-/// Forward and backward of one micro-batch, whose share of the step's loss `loss` computes: adds its share of the
-/// step's gradients. Backward begins with `loss_scale` where it is defined. Returns the loss, [] on the device.
-at::Tensor run_micro_batch(const std::function<Variable()>& loss, Compute compute, StepRandom random,
-                           const at::Tensor& loss_scale = {});
-/// The same of a session's model under its memory.recompute and train.detect_anomaly; `divisor`: the number of targets
-/// in the whole step. Exit::usage where memory.recompute is about blocks and the model has none.
-at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor, StepRandom random);
+/// Forward and backward of one micro-batch, whose share of the step's loss `loss` computes: adds
+/// its share of the step's gradients. Backward begins with `loss_scale` where it is defined.
+/// Returns the loss, [] on the device.
+at::Tensor run_micro_batch(const std::function<Variable()>& loss, Compute compute,
+                           StepRandom random, const at::Tensor& loss_scale = {});
+/// The same of a session's model under its memory.recompute and train.detect_anomaly; `divisor`:
+/// the number of targets in the whole step. Exit::usage where memory.recompute is about blocks and
+/// the model has none.
+at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor,
+                           StepRandom random);
 /// In another precision, and without a loss scale.
-at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor, StepRandom random,
-                           Compute compute);
+at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor,
+                           StepRandom random, Compute compute);
 
 /// What a run computes in, keeps and saves, in one line for the log.
 std::string precision_text(const Session& session);

@@ -16,7 +16,8 @@
 namespace lathe {
 
 StepRandom random_of(const RunConfig& c, int64_t step, int64_t micro_batch) {
-  return {static_cast<uint64_t>(c.train.seed), static_cast<uint64_t>(step), micro_batch * c.train.batch_size};
+  return {static_cast<uint64_t>(c.train.seed), static_cast<uint64_t>(step),
+          micro_batch * c.train.batch_size};
 }
 
 StepResult run_step(Session& s, Loader& loader, int64_t step) {
@@ -40,7 +41,8 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   const NamedRange range([step] { return str("step ", step); });
   StepResult r;
   r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
-  const auto divisor = static_cast<double>(std::max<int64_t>(targets, 1));  // with none learned every sum is 0
+  const auto divisor =
+      static_cast<double>(std::max<int64_t>(targets, 1));  // with none learned every sum is 0
   zero_grad(*s.model);
   for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
     const Batch batch = [&] {
@@ -72,12 +74,13 @@ StepFigures read_figures(const Session& s, const StepResult& result) {
   if (s.scaler) f.scaler = s.scaler->state();
   if (c.failed_step != 0 && f.scaler) {
     fail(Exit::diverged, "step ", c.failed_step, ": ", f.scaler->skipped_in_row,
-         " steps in a row had gradients that are not finite, at a loss scale of ", format("%.10g", f.scaler->scale),
+         " steps in a row had gradients that are not finite, at a loss scale of ",
+         format("%.10g", f.scaler->scale),
          "; lower optim.lr, raise schedule.warmup_steps, or use amp.dtype = \"bf16\"");
   }
   if (c.failed_step != 0) {
-    fail(Exit::diverged, "step ", c.failed_step, " diverged: loss ", f.loss, ", gradient norm ", f.grad_norm,
-         "; lower optim.lr or optim.grad_clip, or raise schedule.warmup_steps");
+    fail(Exit::diverged, "step ", c.failed_step, " diverged: loss ", f.loss, ", gradient norm ",
+         f.grad_norm, "; lower optim.lr or optim.grad_clip, or raise schedule.warmup_steps");
   }
   if (c.moved > 0) f.updates_lost = static_cast<double>(c.lost) / static_cast<double>(c.moved);
   return f;
@@ -88,7 +91,8 @@ double process_age() {
   std::string text((std::istreambuf_iterator<char>(stat)), {});
   std::istringstream fields(text.substr(text.rfind(')') + 2));
   std::string field;
-  for (int i = 0; i < 20; ++i) fields >> field;  // field 22 of the line: start time in clock ticks since boot
+  for (int i = 0; i < 20; ++i)
+    fields >> field;  // field 22 of the line: start time in clock ticks since boot
   timespec now{};
   clock_gettime(CLOCK_BOOTTIME, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec) -

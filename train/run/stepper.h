@@ -30,12 +30,13 @@ struct StepResult {
 /// Where the random numbers of a micro-batch of a step come from.
 StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch);
 
-/// Runs step `step` (from 0) of the session's config. Does not wait for a card. A step with a gradient that is not
-/// finite changes no parameter: with a scaler it is skipped, without one (or at the scaler's end) no later step changes
-/// any either.
+/// Runs step `step` (from 0) of the session's config. Does not wait for a card. A step with a
+/// gradient that is not finite changes no parameter: with a scaler it is skipped, without one (or
+/// at the scaler's end) no later step changes any either.
 StepResult run_step(Session& session, Loader& loader, int64_t step);
 /// The same on the micro-batches that `next` gives, with `targets` learned in all of them together.
-StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step, int64_t targets);
+StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step,
+                    int64_t targets);
 /// With a target at each place.
 inline StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step) {
   return run_step(session, next, step, units_of_step(session.config));
@@ -44,13 +45,16 @@ inline StepResult run_step(Session& session, const std::function<Batch()>& next,
 /// What a step leaves for the log and metrics.jsonl.
 struct StepFigures {
   double loss = 0;
-  double grad_norm = 0;   ///< of the unscaled gradients, before clipping; NaN where the update was left out
+  double grad_norm =
+      0;  ///< of the unscaled gradients, before clipping; NaN where the update was left out
   double loss_scale = 1;  ///< that the step used
   int64_t updates = 0;
-  std::optional<ScaleState> scaler{};    ///< after the step
-  std::optional<double> updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
+  std::optional<ScaleState> scaler{};  ///< after the step
+  std::optional<double>
+      updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
 };
-/// What the last step did; waits for a card. Exit::diverged where that step, or one since the last look, ended the run.
+/// What the last step did; waits for a card. Exit::diverged where that step, or one since the last
+/// look, ended the run.
 StepFigures read_figures(const Session& session, const StepResult& result);
 
 /// Seconds since this process was started.

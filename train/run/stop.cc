@@ -18,7 +18,8 @@ std::atomic<int> asked{0}, interrupts{0}, uninterrupted{0};
 std::atomic<int64_t> step_done{0}, step_saved{-1};
 std::atomic<const char*> stops_when{""};
 std::atomic<bool> clears_line{false}, counts_steps{false};
-static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<const char*>::is_always_lock_free);
+static_assert(std::atomic<int64_t>::is_always_lock_free &&
+              std::atomic<const char*>::is_always_lock_free);
 
 /// One line for standard error, put together without allocating.
 class Sentence {
@@ -53,7 +54,12 @@ void say_what_is_lost() {
   if (saved < 0)
     s.add(": there is no checkpoint yet, so ").add(done).add(" steps are lost");
   else if (done > saved)
-    s.add(": steps ").add(saved + 1).add(" to ").add(done).add(" are lost, the run goes on from step ").add(saved);
+    s.add(": steps ")
+        .add(saved + 1)
+        .add(" to ")
+        .add(done)
+        .add(" are lost, the run goes on from step ")
+        .add(saved);
   else
     s.add(": nothing but the step under way is lost, the run goes on from step ").add(saved);
   s.say();
@@ -69,7 +75,11 @@ void on_signal(int which) {
     say_what_is_lost();
     _exit(128 + SIGINT);
   } else if (first) {
-    Sentence().add("stopping ").add(stops_when).add(which == SIGINT ? " (again to stop at once)" : "").say();
+    Sentence()
+        .add("stopping ")
+        .add(stops_when)
+        .add(which == SIGINT ? " (again to stop at once)" : "")
+        .say();
   }
   errno = error;
 }
@@ -88,7 +98,7 @@ sigset_t stop_signal_set() {
 void take_stop_signals(const char* when) {
   stops_when = when;
   clears_line = is_terminal();
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   for (const int s : stop_signals) sigaction(s, &action, nullptr);

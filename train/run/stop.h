@@ -7,14 +7,14 @@
 
 namespace lathe {
 
-/// From now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the process to stop; a sentence on standard error says so at
-/// once ("stopping `when` ..."), also of one that was blocked until now. A second SIGINT ends the process (exit 130)
-/// and says which steps are lost. SIGPIPE is ignored: what a reader that went away would have got is dropped. `when`
-/// must outlive the process.
+/// From now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the process to stop; a sentence on standard
+/// error says so at once ("stopping `when` ..."), also of one that was blocked until now. A second
+/// SIGINT ends the process (exit 130) and says which steps are lost. SIGPIPE is ignored: what a
+/// reader that went away would have got is dropped. `when` must outlive the process.
 void take_stop_signals(const char* when);
-/// While one lives, this thread and the processes that it starts block the signals that ask for a stop. A process that
-/// it starts keeps them blocked, also over exec, until take_stop_signals or unblock_stop_signals: none is lost, and
-/// none ends it, before it is ready to answer.
+/// While one lives, this thread and the processes that it starts block the signals that ask for a
+/// stop. A process that it starts keeps them blocked, also over exec, until take_stop_signals or
+/// unblock_stop_signals: none is lost, and none ends it, before it is ready to answer.
 class BlockStopSignals {
  public:
   BlockStopSignals();
@@ -29,12 +29,14 @@ class BlockStopSignals {
 void unblock_stop_signals();
 /// The signal that asked, or 0.
 int stop_signal();
-/// For the second SIGINT's sentence: the step that is done, and the last one in a checkpoint (-1: there is none).
+/// For the second SIGINT's sentence: the step that is done, and the last one in a checkpoint (-1:
+/// there is none).
 void note_progress(int64_t step, int64_t saved_step);
 /// The same of the checkpoint alone. Any thread.
 void note_saved(int64_t step);
 
-/// While one lives, a second SIGINT is answered but does not end the process: what was asked for is nearly done.
+/// While one lives, a second SIGINT is answered but does not end the process: what was asked for is
+/// nearly done.
 class Uninterrupted {
  public:
   Uninterrupted();

@@ -24,7 +24,8 @@ using torch::profiler::impl::ActivityType;
 using torch::profiler::impl::ProfilerState;
 
 /// Runs steps between the start and the end of LibTorch's profiler.
-std::unique_ptr<torch_profiler::ProfilerResult> run_observed(Session& s, const Data& data, int64_t first, int64_t count,
+std::unique_ptr<torch_profiler::ProfilerResult> run_observed(Session& s, const Data& data,
+                                                             int64_t first, int64_t count,
                                                              ProfilerState state) {
   Loader loader = training_loader(s, data, first);
   const torch::profiler::impl::ProfilerConfig config(state);
@@ -35,14 +36,16 @@ std::unique_ptr<torch_profiler::ProfilerResult> run_observed(Session& s, const D
     setenv("KINETO_LOG_LEVEL", "5", 0);  // it calls a machine without a card an error
   synchronize(s.device_name);
   if (state == ProfilerState::KINETO) torch_profiler::prepareProfiler(config, activities);
-  torch_profiler::enableProfiler(config, activities, {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE});
+  torch_profiler::enableProfiler(config, activities,
+                                 {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE});
   {
     const ModeGuard guard;
     mode().ranges = true;
     for (int64_t step = first; step < first + count; ++step) run_step(s, loader, step);
   }
   synchronize(s.device_name);
-  if (state == ProfilerState::KINETO) torch_profiler::addMetadataJson("program", "\"lathe\"");  // kineto_mark
+  if (state == ProfilerState::KINETO)
+    torch_profiler::addMetadataJson("program", "\"lathe\"");  // kineto_mark
   return torch_profiler::disableProfiler();
 }
 
@@ -51,14 +54,17 @@ std::unique_ptr<torch_profiler::ProfilerResult> run_observed(Session& s, const D
 std::string profile_trace(const Profile& p) {
   Json events = Json::array();
   const auto name = [&](const char* of, int thread, const std::string& text) {
-    events.push_back({{"name", of}, {"ph", "M"}, {"pid", 1}, {"tid", thread}, {"args", {{"name", text}}}});
+    events.push_back(
+        {{"name", of}, {"ph", "M"}, {"pid", 1}, {"tid", thread}, {"args", {{"name", text}}}});
   };
   name("process_name", 0, "lathe");
   constexpr int steps = 1;
   name("thread_name", steps, "steps");
   for (const Span& s : p.spans) {
-    Json arguments{
-        {"module", s.module}, {"bytes", s.bytes}, {"matmul_flops", s.flops.matmul}, {"other_flops", s.flops.other}};
+    Json arguments{{"module", s.module},
+                   {"bytes", s.bytes},
+                   {"matmul_flops", s.flops.matmul},
+                   {"other_flops", s.flops.other}};
     if (!s.inputs.empty()) arguments["inputs"] = s.inputs;
     if (s.idle >= 0) arguments["idle_us"] = 1e6 * s.idle;
     events.push_back({{"name", s.op},
@@ -92,10 +98,12 @@ std::string profile_trace(const Profile& p) {
   return json_text(Json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}) + "\n";
 }
 
-void write_kineto_trace(Session& s, const Data& data, int64_t first, int64_t count, const std::filesystem::path& file) {
+void write_kineto_trace(Session& s, const Data& data, int64_t first, int64_t count,
+                        const std::filesystem::path& file) {
   run_observed(s, data, first, count, ProfilerState::KINETO)->save(file.string());
   if (std::error_code error; std::filesystem::file_size(file, error) == 0 || error)
-    fail(Exit::io, file.string(), ": the trace could not be written; is there such a folder, and room in it?");
+    fail(Exit::io, file.string(),
+         ": the trace could not be written; is there such a folder, and room in it?");
 }
 
 void run_with_nvtx(Session& s, const Data& data, int64_t first, int64_t count) {

@@ -49,9 +49,12 @@ class Trainer {
   }
 
   /// Whether there is anything left to train or to evaluate.
-  bool is_finished() const { return state_.step >= session_.config.train.steps && !state_.eval_due; }
+  bool is_finished() const {
+    return state_.step >= session_.config.train.steps && !state_.eval_due;
+  }
 
-  /// What a run says that has nothing left to do; its record stays as it is. A last save may have been cut short.
+  /// What a run says that has nothing left to do; its record stays as it is. A last save may have
+  /// been cut short.
   Exit say_finished() const {
     clean_checkpoints(run_);
     check_last_validation();
@@ -85,7 +88,8 @@ class Trainer {
     log_header(session_, *data_, ceiling_, run_.string(), resumed_from_.string(), source_.string());
     if (needs) {
       log(needs->enough ? Level::info : Level::warn,
-          "needs     " + needs->text + (needs->enough ? "" : "; `lathe plan CONFIG --fit` says how to make it fit"));
+          "needs     " + needs->text +
+              (needs->enough ? "" : "; `lathe plan CONFIG --fit` says how to make it fit"));
     }
     note_progress(state_.step, saved_step_);
     CheckpointSaver saver(run_, session_.config.checkpoint, saved_step_);
@@ -105,7 +109,9 @@ class Trainer {
     Loader loader = training_loader(session_, *data_, state_.step);
     looked_ = begin;
     while (state_.step < c.steps) {
-      const auto is_due = [&](int64_t every) { return every > 0 && (state_.step + 1) % every == 0; };
+      const auto is_due = [&](int64_t every) {
+        return every > 0 && (state_.step + 1) % every == 0;
+      };
       const bool figures_due = is_due(c.log_interval * session_.config.log.layers),
                  histograms_due = is_due(session_.config.log.histograms);
       std::optional<LayerWatch> watch;
@@ -124,13 +130,14 @@ class Trainer {
       bool save_due = last || (interval > 0 && state_.step % interval == 0);
       state_.eval_due = c.eval_interval > 0 && (last || state_.step % c.eval_interval == 0);
       // Looking at a step waits for a card, so there it is done only where something hangs on it.
-      if (!session_.device.is_cuda() || log_due || sample_due || save_due || state_.eval_due || r.is_spike ||
-          stop_asked())
+      if (!session_.device.is_cuda() || log_due || sample_due || save_due || state_.eval_due ||
+          r.is_spike || stop_asked())
         report(metrics, r, log_due);
       if (histograms_due) metrics.add_histograms(state_.step, histograms);
       fault_point("step");
       if (state_.eval_due && validate(metrics))
-        save_due = save_due || (session_.config.checkpoint.keep_best && state_.best_step == state_.step);
+        save_due =
+            save_due || (session_.config.checkpoint.keep_best && state_.best_step == state_.step);
       if (last) check_last_validation();
       if (sample_due && !stop_asked()) sample(metrics);
       if (save_due && (last || !stop_asked())) save(metrics);
@@ -138,7 +145,8 @@ class Trainer {
         if (looked_step_ != state_.step) report(metrics, r, false);
         return stop(metrics);
       }
-      if (looked_step_ == state_.step) looked_ = Clock::now();  // what stands between steps is no part of the next
+      if (looked_step_ == state_.step)
+        looked_ = Clock::now();  // what stands between steps is no part of the next
     }
     ceiling_.remember(seconds_since(begin));
     return finish();
@@ -150,21 +158,24 @@ class Trainer {
     const RunConfig was = saved_config(saved, from.checkpoint);
     changes_ = config_changes(was, loaded, saved.step);
     if (!data_->matches(saved.data_hash)) {
-      fail(Exit::usage, session_.config.data.dir, " is not the data that the run was started with (hash ",
-           state_.data_hash, " instead of ", saved.data_hash,
+      fail(Exit::usage, session_.config.data.dir,
+           " is not the data that the run was started with (hash ", state_.data_hash,
+           " instead of ", saved.data_hash,
            "); set data.dir to that, or start anew in another --train.out_dir");
     }
     if (origin_of(loaded, "train.threads") != "command line") {
-      if (const int64_t wanted = loaded.config.train.threads; wanted > 0 && wanted != saved.threads) {
+      if (const int64_t wanted = loaded.config.train.threads;
+          wanted > 0 && wanted != saved.threads) {
         log_info("threads   ", origin_of(loaded, "train.threads"), " asks for ", wanted,
                  ", and a resumed run keeps its ", saved.threads, " (--train.threads=", wanted,
                  " changes them, and the bits)");
       }
       session_.config.train.threads = saved.threads;
-      set_up_compute(session_.device_name, static_cast<int>(saved.threads), session_.config.amp.tf32);
+      set_up_compute(session_.device_name, static_cast<int>(saved.threads),
+                     session_.config.amp.tf32);
     } else if (session_.config.train.threads != saved.threads) {
-      log_warn("the run used ", saved.threads, " threads and goes on with ", session_.config.train.threads,
-               ": bits will differ");
+      log_warn("the run used ", saved.threads, " threads and goes on with ",
+               session_.config.train.threads, ": bits will differ");
     }
     if (saved.isa != cpu_isa() || saved.device_model != device_model(session_.device_name)) {
       log_warn("the run was on ", saved.device_model, " (", saved.isa, ") and goes on on ",
@@ -207,15 +218,16 @@ class Trainer {
     write_batches(kept, batches_of_step(session_, *data_, state_.step - 1));
     log_warn("step ", state_.step, ": a loss of ", format("%.4f", f.loss), " is a spike above ",
              format("%.4f", session_.spikes->state().mean), " (standard deviation ",
-             format("%.4f", std::sqrt(session_.spikes->state().variance)), "); its update is left out, its data is in ",
-             kept.string());
+             format("%.4f", std::sqrt(session_.spikes->state().variance)),
+             "); its update is left out, its data is in ", kept.string());
   }
 
   /// Takes the last step's figures, shows them, and writes their line of metrics where `write`.
   void report(MetricsSinks& metrics, const StepResult& r, bool write) {
     const StepFigures f = figures_of(r);
     // A loss scaler leaves out steps that are not finite, but no run ends with one.
-    if (state_.step == session_.config.train.steps && !std::isfinite(f.loss)) end_diverged("loss", f.loss);
+    if (state_.step == session_.config.train.steps && !std::isfinite(f.loss))
+      end_diverged("loss", f.loss);
 
     const double seconds = seconds_since(looked_) / static_cast<double>(state_.step - looked_step_);
     looked_ = Clock::now();
@@ -252,7 +264,8 @@ class Trainer {
   void log_skipped_updates(const StepFigures& f) const {
     if (!f.scaler || !state_.scaler || f.scaler->skipped == state_.scaler->skipped) return;
     log_info("step ", state_.step, ": ", f.scaler->skipped - state_.scaler->skipped,
-             " skipped for gradients that are not finite, loss scale now ", format("%.10g", f.scaler->scale));
+             " skipped for gradients that are not finite, loss scale now ",
+             format("%.10g", f.scaler->scale));
   }
 
   int64_t memory_bytes() const {
@@ -277,26 +290,30 @@ class Trainer {
 
   /// False where a request to stop cut it short: the step's evaluation is still due.
   bool validate(MetricsSinks& metrics) {
-    const auto r = evaluate(session_.task, *session_.model, *data_, batch_sizes(session_.config),
-                            session_.config.train.eval_batches, session_.compute, session_.device,
-                            [this] { return stop_signal() != 0 || (did_something_ && stop_asked()); });
+    const auto r =
+        evaluate(session_.task, *session_.model, *data_, batch_sizes(session_.config),
+                 session_.config.train.eval_batches, session_.compute, session_.device,
+                 [this] { return stop_signal() != 0 || (did_something_ && stop_asked()); });
     if (!r) return false;
     did_something_ = true;
     state_.eval_due = false;
     state_.val_loss = r->loss();
     state_.val_step = state_.step;
     // A loss that is not finite is no better than any other, and worse than a finite one.
-    if (!state_.best_val_loss || (std::isfinite(r->loss()) && !(r->loss() >= *state_.best_val_loss))) {
+    if (!state_.best_val_loss ||
+        (std::isfinite(r->loss()) && !(r->loss() >= *state_.best_val_loss))) {
       state_.best_val_loss = r->loss();
       state_.best_step = state_.step;
     }
     metrics.add_validation(state_.step, r->metrics);
-    log_info("step ", state_.step, "  ", metrics_text(r->metrics), " over ", r->targets, " ", unit_);
+    log_info("step ", state_.step, "  ", metrics_text(r->metrics), " over ", r->targets, " ",
+             unit_);
     return true;
   }
 
-  /// Exit::diverged where the evaluation after the run's last step gave a loss that is not finite. It comes before
-  /// that step is saved, so that no earlier checkpoint gives way to weights that are of no use.
+  /// Exit::diverged where the evaluation after the run's last step gave a loss that is not finite.
+  /// It comes before that step is saved, so that no earlier checkpoint gives way to weights that
+  /// are of no use.
   void check_last_validation() const {
     if (state_.val_step == state_.step && !std::isfinite(*state_.val_loss))
       end_diverged("validation loss", *state_.val_loss);
@@ -308,7 +325,8 @@ class Trainer {
   }
 
   Exit stop(MetricsSinks& metrics) {
-    // Stopped again before anything was done: the checkpoint that this process began with says it all.
+    // Stopped again before anything was done: the checkpoint that this process began with says it
+    // all.
     if (saved_step_ != state_.step) save(metrics);
     saver_->finish();
     const TrainConfig& c = session_.config.train;
@@ -317,13 +335,15 @@ class Trainer {
              : paused           ? "paused by train.pause_at"
                                 : "stopped by train.max_time",
              " after step ", state_.step,
-             paused ? "; run it again with another train.pause_at to go on" : "; run the same command again to go on");
+             paused ? "; run it again with another train.pause_at to go on"
+                    : "; run the same command again to go on");
     return Exit::stopped;
   }
 
   void sample(MetricsSinks& metrics) const {
-    const std::string text = session_.task.sample(*session_.model, *data_, session_.config, session_.compute,
-                                                  session_.device, [this] { return stop_asked(); });
+    const std::string text =
+        session_.task.sample(*session_.model, *data_, session_.config, session_.compute,
+                             session_.device, [this] { return stop_asked(); });
     if (text.empty()) return;
     log_info("sample    ", text);
     metrics.add_sample(state_.step, text);
@@ -333,7 +353,8 @@ class Trainer {
     FileLengths lengths;
     metrics.add_lengths(lengths);
     state_.metrics_bytes = lengths.extract("metrics.jsonl").mapped();
-    for (const auto& [file, bytes] : lengths) state_.sink_bytes[file] = bytes;  // of sinks that are off: as it was
+    for (const auto& [file, bytes] : lengths)
+      state_.sink_bytes[file] = bytes;  // of sinks that are off: as it was
     const auto before = [this, &metrics] {
       lock_->check_in_place();
       metrics.sync();
@@ -344,7 +365,8 @@ class Trainer {
   }
 
   RunCeiling run_ceiling() const {
-    return {session_.device_name, static_cast<int>(session_.config.train.threads), session_.compute.dtype};
+    return {session_.device_name, static_cast<int>(session_.config.train.threads),
+            session_.compute.dtype};
   }
 
   Exit finish() const {
@@ -356,10 +378,12 @@ class Trainer {
 
   void log_summary() const {
     if (lines_dropped() > 0)
-      log_info(lines_dropped(), " lines could not be shown; ", (run_ / "log.txt").string(), " has them");
-    log_info(
-        "finished  ", state_.step, " steps, ", state_.tokens, " ", unit_,
-        state_.val_loss ? format(", validation loss %.4f (best %.4f)", *state_.val_loss, *state_.best_val_loss) : "");
+      log_info(lines_dropped(), " lines could not be shown; ", (run_ / "log.txt").string(),
+               " has them");
+    log_info("finished  ", state_.step, " steps, ", state_.tokens, " ", unit_,
+             state_.val_loss ? format(", validation loss %.4f (best %.4f)", *state_.val_loss,
+                                      *state_.best_val_loss)
+                             : "");
     log_info("run folder ", run_.string());
   }
 
@@ -374,7 +398,8 @@ class Trainer {
   bool resumed_same_run_ = true;
   std::vector<ConfigChange> changes_;  // that this process brings
   int64_t saved_step_ = -1;            // of the run's newest checkpoint, whole or being written
-  bool did_something_ = false;         // a step or an evaluation: less than that train.max_time leaves to no process
+  bool did_something_ =
+      false;  // a step or an evaluation: less than that train.max_time leaves to no process
   const FolderLock* lock_ = nullptr;
   CheckpointSaver* saver_ = nullptr;
   RunCeiling ceiling_ = run_ceiling();
@@ -397,16 +422,18 @@ Exit train(LoadedConfig loaded, bool verify_data) {
     verify_shown(*data.data, loaded.config.data.dir, [] { return stop_signal() != 0; });
     log_info("data      ", loaded.config.data.dir, " is what was written");
   }
-  // A run that has checkpoints is locked before one is chosen; a new one's folder is made once all else is ready.
+  // A run that has checkpoints is locked before one is chosen; a new one's folder is made once all
+  // else is ready.
   const fs::path run = loaded.config.train.out_dir;
   std::optional<FolderLock> lock;
   if (fs::exists(run / "checkpoints")) lock.emplace(run);
   auto resume = find_resume_point(loaded);
   const bool goes_on = resume.has_value();
-  // What stands on another run would have to be loaded twice. The device comes first: what a dry run asks of ATen must
-  // not be its first look for a card.
+  // What stands on another run would have to be loaded twice. The device comes first: what a dry
+  // run asks of ATen must not be its first look for a card.
   const bool can_tell = open_device(loaded.config.train.device) == "cpu" && loaded.base.empty();
-  const std::optional<ResourceNeeds> needs = can_tell ? std::optional(resource_needs(loaded, data)) : std::nullopt;
+  const std::optional<ResourceNeeds> needs =
+      can_tell ? std::optional(resource_needs(loaded, data)) : std::nullopt;
   Trainer trainer(std::move(loaded), std::move(data), std::move(resume));
   if (goes_on && trainer.is_finished()) return trainer.say_finished();
   if (!lock) {

@@ -21,13 +21,19 @@ namespace {
 
 constexpr const char* format_name = "lathe-checkpoint-1";
 constexpr const char* temporary_prefix = ".unfinished-";
-constexpr uint64_t max_json = uint64_t{64} << 20;  // bytes of state.json and of manifest.json that are read
+constexpr uint64_t max_json = uint64_t{64}
+                              << 20;  // bytes of state.json and of manifest.json that are read
 
 Json state_json(const RunState& s) {
-  Json json{
-      {"step", s.step},    {"updates", s.updates},     {"tokens", s.tokens},       {"threads", s.threads},
-      {"isa", s.isa},      {"device", s.device_model}, {"data_hash", s.data_hash}, {"metrics_bytes", s.metrics_bytes},
-      {"config", s.config}};
+  Json json{{"step", s.step},
+            {"updates", s.updates},
+            {"tokens", s.tokens},
+            {"threads", s.threads},
+            {"isa", s.isa},
+            {"device", s.device_model},
+            {"data_hash", s.data_hash},
+            {"metrics_bytes", s.metrics_bytes},
+            {"config", s.config}};
   for (const auto& [file, bytes] : s.sink_bytes) json["sink_bytes"][file] = bytes;
   if (s.eval_due) json["eval_due"] = true;
   if (!s.config_path.empty()) json["config_path"] = s.config_path;
@@ -59,7 +65,8 @@ Json state_json(const RunState& s) {
   return json;
 }
 
-void copy_into(const SafetensorsFile& file, const std::string& name, const at::Tensor& to, const fs::path& path) {
+void copy_into(const SafetensorsFile& file, const std::string& name, const at::Tensor& to,
+               const fs::path& path) {
   to.copy_(entry_tensor(file.at(name), to.sizes(), path));
 }
 
@@ -71,10 +78,13 @@ at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const f
     fail(Exit::checkpoint, path.string(), ": tensor \"", entry.name, "\" is ", entry.dtype,
          describe(at::IntArrayRef(entry.shape)), ", the model needs ", describe(sizes));
   }
-  return at::from_blob(const_cast<std::byte*>(entry.bytes.data()), entry.shape, at::TensorOptions().dtype(*dtype));
+  return at::from_blob(const_cast<std::byte*>(entry.bytes.data()), entry.shape,
+                       at::TensorOptions().dtype(*dtype));
 }
 
-std::string checkpoint_name(int64_t step) { return format("step-%08lld", static_cast<long long>(step)); }
+std::string checkpoint_name(int64_t step) {
+  return format("step-%08lld", static_cast<long long>(step));
+}
 
 int64_t step_of(const fs::path& checkpoint) {
   try {
@@ -92,8 +102,8 @@ std::vector<std::pair<int64_t, fs::path>> numbered_checkpoints(const fs::path& r
   std::vector<std::pair<int64_t, fs::path>> found;
   for (const auto& path : list_folder(run / "checkpoints")) {
     const std::string name = path.filename().string();
-    const bool numbered =
-        name.size() >= 13 && name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == std::string::npos;
+    const bool numbered = name.size() >= 13 && name.starts_with("step-") &&
+                          name.find_first_not_of("0123456789", 5) == std::string::npos;
     if (numbered) found.emplace_back(step_of(path), path);
   }
   std::sort(found.begin(), found.end(), std::greater<>());
@@ -142,17 +152,19 @@ bool is_whole(const fs::path& checkpoint) {
   }
 }
 
-/// For a step that is saved anew: a whole checkpoint is replaced (clean_checkpoints deletes it), another is set aside.
+/// For a step that is saved anew: a whole checkpoint is replaced (clean_checkpoints deletes it),
+/// another is set aside.
 void make_way(const fs::path& target) {
   if (!is_whole(target)) return set_aside_unusable(target);
-  const fs::path replaced = target.parent_path() / (temporary_prefix + ("replaced-" + target.filename().string()));
+  const fs::path replaced =
+      target.parent_path() / (temporary_prefix + ("replaced-" + target.filename().string()));
   remove_tree(replaced);
   rename_file(target, replaced);
 }
 
 /// Writes the files of a checkpoint into `temporary`, syncs all, and gives it the name `target`.
-void write_files(const fs::path& temporary, const fs::path& target, const RunState& state, const Snapshot& snapshot,
-                 const std::vector<TensorEntry>& batches) {
+void write_files(const fs::path& temporary, const fs::path& target, const RunState& state,
+                 const Snapshot& snapshot, const std::vector<TensorEntry>& batches) {
   fault_point("save: begun");
   make_folders(target.parent_path());
   remove_tree(temporary);
@@ -165,13 +177,16 @@ void write_files(const fs::path& temporary, const fs::path& target, const RunSta
   };
   note("model.safetensors", write_safetensors(temporary / "model.safetensors", snapshot.model));
   fault_point("save: model written");
-  note("optimizer.safetensors", write_safetensors(temporary / "optimizer.safetensors", snapshot.optimizer));
+  note("optimizer.safetensors",
+       write_safetensors(temporary / "optimizer.safetensors", snapshot.optimizer));
   fault_point("save: optimizer written");
-  if (!batches.empty()) note("batches.safetensors", write_safetensors(temporary / "batches.safetensors", batches));
+  if (!batches.empty())
+    note("batches.safetensors", write_safetensors(temporary / "batches.safetensors", batches));
   write_file_durably(temporary / "state.json", json_text(state_json(state), 1) + "\n");
   note("state.json", file_checksum(temporary / "state.json"));
   fault_point("save: state written");
-  write_file_durably(temporary / "manifest.json", json_text(Json{{"format", format_name}, {"files", files}}, 1) + "\n");
+  write_file_durably(temporary / "manifest.json",
+                     json_text(Json{{"format", format_name}, {"files", files}}, 1) + "\n");
   fault_point("save: manifest written");
   sync_folder(temporary);
   fault_point("save: folder synced");
@@ -193,30 +208,36 @@ void write_checkpoint(const fs::path& target, const RunState& state, const Snaps
   } catch (const FileError& e) {
     try {
       remove_tree(temporary);
-    } catch (const FileError&) {  // the next start removes it; what went wrong first is what to tell
+    } catch (
+        const FileError&) {  // the next start removes it; what went wrong first is what to tell
     }
     std::error_code unknown;
     const auto space = fs::space(target.parent_path().parent_path(), unknown);
     std::string room;
     if (e.is_full()) room = str("; it takes a little over ", snapshot.bytes(), " bytes");
-    // More may be free: a quota can be used up, and a file system's blocks and its own records take space too.
+    // More may be free: a quota can be used up, and a file system's blocks and its own records take
+    // space too.
     const bool is_short = !unknown && space.available <= static_cast<uintmax_t>(snapshot.bytes());
     if (e.is_full() && is_short) room += str(", and ", space.available, " are free");
-    throw FileError(e.code(), str("checkpoint ", name, " is not saved: ", e.cause(), room), e.number());
+    throw FileError(e.code(), str("checkpoint ", name, " is not saved: ", e.cause(), room),
+                    e.number());
   }
 }
 
-fs::path save_checkpoint(const fs::path& run, const RunState& state, const std::vector<NamedParameter>& parameters,
-                         const Optimizer& optimizer, const Retention& keep, std::optional<at::ScalarType> dtype) {
+fs::path save_checkpoint(const fs::path& run, const RunState& state,
+                         const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
+                         const Retention& keep, std::optional<at::ScalarType> dtype) {
   check_finite(parameters, state.step);
   return store_checkpoint(run, state, view_state(parameters, optimizer, dtype), keep);
 }
 
-fs::path store_checkpoint(const fs::path& run, const RunState& state, const Snapshot& snapshot, const Retention& keep) {
+fs::path store_checkpoint(const fs::path& run, const RunState& state, const Snapshot& snapshot,
+                          const Retention& keep) {
   const fs::path parent = run / "checkpoints", target = parent / checkpoint_name(state.step);
   write_checkpoint(target, state, snapshot);
 
-  // Old ones lose their names, durably, before they lose their files: what is named step-N is whole at any moment.
+  // Old ones lose their names, durably, before they lose their files: what is named step-N is whole
+  // at any moment.
   const auto all = numbered_checkpoints(run);
   std::vector<int64_t> steps;
   for (const auto& [step, path] : all) steps.push_back(step);
@@ -235,10 +256,12 @@ fs::path store_checkpoint(const fs::path& run, const RunState& state, const Snap
   return target;
 }
 
-std::vector<int64_t> steps_to_delete(const std::vector<int64_t>& steps, const Retention& keep, int64_t best_step) {
+std::vector<int64_t> steps_to_delete(const std::vector<int64_t>& steps, const Retention& keep,
+                                     int64_t best_step) {
   std::vector<int64_t> doomed;
   for (size_t i = static_cast<size_t>(keep.newest); i < steps.size(); ++i) {
-    const bool kept = (keep.every > 0 && steps[i] % keep.every == 0) || (keep.best && steps[i] == best_step);
+    const bool kept =
+        (keep.every > 0 && steps[i] % keep.every == 0) || (keep.best && steps[i] == best_step);
     if (!kept) doomed.push_back(steps[i]);
   }
   return doomed;
@@ -251,7 +274,8 @@ std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config) {
 void verify_checkpoint(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "manifest.json";
   const std::string where = path.string();
-  const Json manifest = parse_json(read_file(path, Exit::checkpoint, max_json), where, Exit::checkpoint);
+  const Json manifest =
+      parse_json(read_file(path, Exit::checkpoint, max_json), where, Exit::checkpoint);
   if (json_get<std::string>(manifest, "format", where, Exit::checkpoint) != format_name) {
     fail(Exit::checkpoint, where, ": a format that this build does not know");
   }
@@ -270,10 +294,12 @@ void verify_checkpoint(const fs::path& checkpoint) {
     std::error_code error;
     const auto bytes = fs::file_size(file, error);
     if (error) fail(Exit::checkpoint, file.string(), " is missing");
-    const int64_t wanted = json_whole(entry, "bytes", 0, std::numeric_limits<int64_t>::max(), where, Exit::checkpoint);
+    const int64_t wanted =
+        json_whole(entry, "bytes", 0, std::numeric_limits<int64_t>::max(), where, Exit::checkpoint);
     if (bytes != static_cast<uint64_t>(wanted))
       fail(Exit::checkpoint, file.string(), " has ", bytes, " bytes instead of ", wanted);
-    const std::string sum = file_checksum(file, [&](uint64_t n) { bar.show(static_cast<double>(done + n)); });
+    const std::string sum =
+        file_checksum(file, [&](uint64_t n) { bar.show(static_cast<double>(done + n)); });
     if (sum != json_get<std::string>(entry, "xxh3", where, Exit::checkpoint))
       fail(Exit::checkpoint, file.string(), " is not what was written: its checksum differs");
     done += bytes;
@@ -288,7 +314,9 @@ RunState read_state(const fs::path& checkpoint) {
   const auto number = [&](const char* key, int64_t max, int64_t min = 0) {
     return json_whole(j, key, min, max, where, Exit::checkpoint);
   };
-  const auto text = [&](const char* key) { return json_get<std::string>(j, key, where, Exit::checkpoint); };
+  const auto text = [&](const char* key) {
+    return json_get<std::string>(j, key, where, Exit::checkpoint);
+  };
   RunState s;
   s.step = number("step", 1'000'000'000'000'000);
   s.updates = number("updates", s.step);
@@ -302,7 +330,8 @@ RunState read_state(const fs::path& checkpoint) {
     const Json& files = j["sink_bytes"];
     if (!files.is_object()) fail(Exit::checkpoint, where, ": \"sink_bytes\" is no object");
     for (const auto& [file, bytes] : files.items())
-      s.sink_bytes[file] = static_cast<uint64_t>(json_whole(files, file.c_str(), 0, most, where, Exit::checkpoint));
+      s.sink_bytes[file] =
+          static_cast<uint64_t>(json_whole(files, file.c_str(), 0, most, where, Exit::checkpoint));
   }
   s.config = text("config");
   s.eval_due = j.contains("eval_due") && json_get<bool>(j, "eval_due", where, Exit::checkpoint);
@@ -311,12 +340,17 @@ RunState read_state(const fs::path& checkpoint) {
   if (j.contains("config_path")) s.config_path = text("config_path");
   if (j.contains("changes")) {
     for (const Json& c : j["changes"]) {
-      const auto of = [&](const char* key) { return json_get<std::string>(c, key, where, Exit::checkpoint); };
-      s.changes.push_back({json_whole(c, "step", 0, s.step, where, Exit::checkpoint), of("key"), of("was"), of("is")});
+      const auto of = [&](const char* key) {
+        return json_get<std::string>(c, key, where, Exit::checkpoint);
+      };
+      s.changes.push_back({json_whole(c, "step", 0, s.step, where, Exit::checkpoint), of("key"),
+                           of("was"), of("is")});
     }
   }
-  if (j.contains("val_step")) s.val_step = json_whole(j, "val_step", -1, s.step, where, Exit::checkpoint);
-  if (j.contains("best_step")) s.best_step = json_whole(j, "best_step", -1, s.step, where, Exit::checkpoint);
+  if (j.contains("val_step"))
+    s.val_step = json_whole(j, "val_step", -1, s.step, where, Exit::checkpoint);
+  if (j.contains("best_step"))
+    s.best_step = json_whole(j, "best_step", -1, s.step, where, Exit::checkpoint);
   if (j.contains("val_loss") || j.contains("best_val_loss")) {  // both or neither
     s.val_loss = json_real(j, "val_loss", where, Exit::checkpoint);
     s.best_val_loss = json_real(j, "best_val_loss", where, Exit::checkpoint);
@@ -329,7 +363,8 @@ RunState read_state(const fs::path& checkpoint) {
     s.sizes.outputs = json_whole(sizes, "outputs", 1, largest, where, Exit::checkpoint);
     int64_t product = 1;
     for (const int64_t size : s.sizes.input) {
-      if (size < 1 || size > largest / product) fail(Exit::checkpoint, where, ": \"input\" has a size of ", size);
+      if (size < 1 || size > largest / product)
+        fail(Exit::checkpoint, where, ": \"input\" has a size of ", size);
       product *= size;
     }
   }
@@ -341,7 +376,8 @@ RunState read_state(const fs::path& checkpoint) {
     };
     ScaleState scale;
     scale.scale = static_cast<float>(json_real(scaler, "loss_scale", where, Exit::checkpoint));
-    scale.growth_tracker = static_cast<int32_t>(count("growth_tracker", std::numeric_limits<int32_t>::max()));
+    scale.growth_tracker =
+        static_cast<int32_t>(count("growth_tracker", std::numeric_limits<int32_t>::max()));
     scale.skipped = count("skipped", s.step);
     scale.skipped_in_row = count("skipped_in_row", scale.skipped);
     if (!(scale.scale > 0) || !std::isfinite(scale.scale)) {
@@ -352,9 +388,14 @@ RunState read_state(const fs::path& checkpoint) {
   }
   if (j.contains("spikes")) {
     const Json& spikes = j["spikes"];
-    const auto count = [&](const char* key) { return json_whole(spikes, key, 0, s.step, where, Exit::checkpoint); };
-    const auto real = [&](const char* key) { return json_real(spikes, key, where, Exit::checkpoint); };
-    s.spikes = SpikeState{count("seen"), real("mean"), real("variance"), count("skipped"), count("skipped_in_row")};
+    const auto count = [&](const char* key) {
+      return json_whole(spikes, key, 0, s.step, where, Exit::checkpoint);
+    };
+    const auto real = [&](const char* key) {
+      return json_real(spikes, key, where, Exit::checkpoint);
+    };
+    s.spikes = SpikeState{count("seen"), real("mean"), real("variance"), count("skipped"),
+                          count("skipped_in_row")};
   }
   if (j.contains("tokenizer")) {
     try {
@@ -369,7 +410,8 @@ RunState read_state(const fs::path& checkpoint) {
 void check_tokenizer(const fs::path& data, const DataFacts& facts, const RunState& state) {
   if (facts.tokenizer && state.tokenizer && *facts.tokenizer != *state.tokenizer) {
     fail(Exit::data, data.string(),
-         " was made with another tokenizer or vocabulary than the run's data; its loss would mean nothing");
+         " was made with another tokenizer or vocabulary than the run's data; its loss would mean "
+         "nothing");
   }
 }
 
@@ -385,13 +427,16 @@ RunConfig saved_config(const RunState& state, const fs::path& checkpoint) {
   return config;
 }
 
-std::string content_id(const fs::path& checkpoint) { return file_checksum(checkpoint / "manifest.json"); }
+std::string content_id(const fs::path& checkpoint) {
+  return file_checksum(checkpoint / "manifest.json");
+}
 
 void load_parameters(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters) {
   const fs::path path = checkpoint / "model.safetensors";
   const SafetensorsFile file(path);
   if (file.tensors().size() != parameters.size()) {
-    fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(), " tensors, the model ", parameters.size());
+    fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(), " tensors, the model ",
+         parameters.size());
   }
   for (const auto& p : parameters) copy_into(file, p.path, p.parameter.data(), path);
 }
@@ -408,10 +453,12 @@ void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParamet
 void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
   const fs::path path = checkpoint / "optimizer.safetensors";
   const SafetensorsFile file(path);
-  each_state(optimizer, [&](const std::string& name, const at::Tensor& t) { copy_into(file, name, t, path); });
+  each_state(optimizer,
+             [&](const std::string& name, const at::Tensor& t) { copy_into(file, name, t, path); });
   for (const auto& group : optimizer.groups()) {
     for (const auto& slot : group.slots) {
-      if (file.find(slot.path + ".master") != nullptr) copy_into(file, slot.path + ".master", slot.param.data(), path);
+      if (file.find(slot.path + ".master") != nullptr)
+        copy_into(file, slot.path + ".master", slot.param.data(), path);
     }
   }
 }
@@ -419,7 +466,8 @@ void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
 void load_averages(const fs::path& checkpoint, const std::vector<NamedParameter>& trained) {
   const fs::path path = checkpoint / "optimizer.safetensors";
   const SafetensorsFile file(path);
-  for (const auto& p : trained) copy_into(file, str(p.path, ".", average_name), p.parameter.data(), path);
+  for (const auto& p : trained)
+    copy_into(file, str(p.path, ".", average_name), p.parameter.data(), path);
 }
 
 std::optional<fs::path> newest_checkpoint(const fs::path& run) {
@@ -441,9 +489,11 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run) {
 
 fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
   fs::path path = without_trailing_slash(path_);
-  if (!fs::is_directory(path)) fail(Exit::checkpoint, path.string(), " is no run and no checkpoint folder");
+  if (!fs::is_directory(path))
+    fail(Exit::checkpoint, path.string(), " is no run and no checkpoint folder");
   if (is_hugging_face(path))
-    fail(Exit::checkpoint, path.string(), " is a Hugging Face folder; make a run of it with `lathe import`");
+    fail(Exit::checkpoint, path.string(),
+         " is a Hugging Face folder; make a run of it with `lathe import`");
   if (is_checkpoint(path)) {
     if (which != "newest") {
       fail(Exit::usage, path.string(), " is a checkpoint itself, so there is no choosing \"", which,
@@ -462,7 +512,8 @@ fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
     return named;
   }
   const RunState state = read_state(*newest);
-  if (state.best_step < 0) fail(Exit::usage, path.string(), " has no best checkpoint: it was never evaluated");
+  if (state.best_step < 0)
+    fail(Exit::usage, path.string(), " has no best checkpoint: it was never evaluated");
   for (const auto& [step, one] : numbered_checkpoints(path)) {
     if (step != state.best_step) continue;
     verify_checkpoint(one);

@@ -32,8 +32,9 @@ bool has_metrics(const fs::path& run) { return fs::is_regular_file(run / "metric
 }  // namespace
 
 std::pair<int64_t, double> lowest(const Series& s) {
-  const auto best = std::min_element(s.values.begin(), s.values.end(),
-                                     [](double a, double b) { return !std::isnan(a) && (std::isnan(b) || a < b); });
+  const auto best = std::min_element(s.values.begin(), s.values.end(), [](double a, double b) {
+    return !std::isnan(a) && (std::isnan(b) || a < b);
+  });
   return {s.steps[static_cast<size_t>(best - s.values.begin())], *best};
 }
 
@@ -90,7 +91,8 @@ bool Curves::read() {
   std::ifstream file(path, std::ios::binary);
   file.seekg(static_cast<std::streamoff>(offset_));
   bool any = cut;
-  for (std::string line; std::getline(file, line) && !file.eof();) {  // at its end, a line is not whole yet
+  for (std::string line;
+       std::getline(file, line) && !file.eof();) {  // at its end, a line is not whole yet
     const std::string where = str(path.string(), ":", ++lines_);
     offset_ += line.size() + 1;
     add(parse_json(line, where, Exit::io), where);
@@ -107,7 +109,8 @@ std::map<std::string, std::string> config_keys(const fs::path& run) {
   return keys;
 }
 
-std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(const std::vector<fs::path>& runs) {
+std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(
+    const std::vector<fs::path>& runs) {
   std::vector<std::map<std::string, std::string>> all;
   std::set<std::string> names;
   for (const fs::path& run : runs) {
@@ -118,7 +121,8 @@ std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(con
   for (const std::string& key : names) {
     std::vector<std::string> values;
     for (auto& keys : all) values.push_back(keys[key]);
-    const bool same = std::all_of(values.begin(), values.end(), [&](const auto& v) { return v == values[0]; });
+    const bool same =
+        std::all_of(values.begin(), values.end(), [&](const auto& v) { return v == values[0]; });
     if (!same && key != "train.out_dir") differing.emplace_back(key, values);
   }
   return differing;
@@ -126,9 +130,10 @@ std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(con
 
 namespace {
 
-/// Whether a process of this machine holds the run's lock. Taking it to see would be in the way of one that starts.
+/// Whether a process of this machine holds the run's lock. Taking it to see would be in the way of
+/// one that starts.
 bool is_locked(const fs::path& run) {
-  struct stat s {};
+  struct stat s{};
   if (::stat((run / "lock").c_str(), &s) != 0) return false;
   std::ifstream locks("/proc/locks");  // "1: FLOCK  ADVISORY  WRITE 1234 fe:01:5678 0 EOF"
   for (std::string line; std::getline(locks, line);) {
@@ -175,19 +180,24 @@ RunSummary summarise(const fs::path& run) {
   bool has_step = false;
   for (auto line = lines.rbegin(); line != lines.rend() && !(has_step && s.val_loss); ++line) {
     const Json j = parse_json(*line, path.string(), Exit::io);
-    const auto number = [&](const char* key) { return j.contains(key) ? number_of(j[key]) : std::nullopt; };
+    const auto number = [&](const char* key) {
+      return j.contains(key) ? number_of(j[key]) : std::nullopt;
+    };
     s.step = std::max(s.step, json_whole(j, "step", 0, int64_t{1} << 53, path.string(), Exit::io));
     if (!s.val_loss) s.val_loss = number("val_loss");
     if (has_step || !j.contains("loss")) continue;
     has_step = true;
     if (j.contains("samples")) s.unit = "samples";
-    s.loss = number("loss"), s.units_per_sec = number((s.unit + "_per_sec").c_str()), s.mfu = number("mfu");
+    s.loss = number("loss"), s.units_per_sec = number((s.unit + "_per_sec").c_str()),
+    s.mfu = number("mfu");
   }
-  struct stat file {};
+  struct stat file{};
   s.age_s = std::nan("");
-  if (::stat(path.c_str(), &file) == 0) s.age_s = std::max(0.0, difftime(::time(nullptr), file.st_mtime));
+  if (::stat(path.c_str(), &file) == 0)
+    s.age_s = std::max(0.0, difftime(::time(nullptr), file.st_mtime));
   const auto keys = config_keys(run);
-  if (const auto found = keys.find("train.steps"); found != keys.end()) s.steps = std::atoll(found->second.c_str());
+  if (const auto found = keys.find("train.steps"); found != keys.end())
+    s.steps = std::atoll(found->second.c_str());
   int64_t saved = 0;
   bool eval_due = false;
   if (const auto all = list_checkpoints(run); !all.empty()) {
@@ -199,7 +209,8 @@ RunSummary summarise(const fs::path& run) {
     }
   }
   s.step = std::max(s.step, saved);
-  const bool no_number = s.val_loss && !std::isfinite(*s.val_loss) && s.steps > 0 && s.step >= s.steps;
+  const bool no_number =
+      s.val_loss && !std::isfinite(*s.val_loss) && s.steps > 0 && s.step >= s.steps;
   const bool finished = s.steps > 0 && saved >= s.steps && !eval_due && !no_number;
   const bool diverged = no_number || (diverged_step(run) >= s.step && s.step > 0);
   const bool moving = s.age_s < 60 && s.step > saved && (s.steps == 0 || s.step < s.steps);
@@ -215,7 +226,8 @@ RunSummary summarise(const fs::path& run) {
 namespace {
 
 /// Calls f(); where that fails because `path` or a file in it can't be read, reports why.
-void report_unreadable(const fs::path& path, const ReportUnreadable& report, const std::function<void()>& f) {
+void report_unreadable(const fs::path& path, const ReportUnreadable& report,
+                       const std::function<void()>& f) {
   try {
     f();
   } catch (const Error& e) {
@@ -227,7 +239,8 @@ void report_unreadable(const fs::path& path, const ReportUnreadable& report, con
   }
 }
 
-void add_runs(const fs::path& folder, const ReportUnreadable& report, std::vector<fs::path>& found) {
+void add_runs(const fs::path& folder, const ReportUnreadable& report,
+              std::vector<fs::path>& found) {
   report_unreadable(folder, report, [&] {
     if (has_metrics(folder) || is_run(folder)) {
       found.push_back(folder);
@@ -252,9 +265,11 @@ std::vector<fs::path> find_runs(const fs::path& folder, const ReportUnreadable& 
   return found;
 }
 
-std::vector<RunSummary> summarise(const std::vector<fs::path>& runs, const ReportUnreadable& report) {
+std::vector<RunSummary> summarise(const std::vector<fs::path>& runs,
+                                  const ReportUnreadable& report) {
   std::vector<RunSummary> all;
-  for (const fs::path& run : runs) report_unreadable(run, report, [&] { all.push_back(summarise(run)); });
+  for (const fs::path& run : runs)
+    report_unreadable(run, report, [&] { all.push_back(summarise(run)); });
   return all;
 }
 

@@ -1,4 +1,5 @@
-// What run folders tell of runs, read without touching them, also while they train or by an earlier build.
+// What run folders tell of runs, read without touching them, also while they train or by an earlier
+// build.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,8 @@ struct Series {
   std::vector<double> values;
 };
 
-/// The step of the lowest value that is a number, and the value; of NaNs alone the first. Not of an empty series.
+/// The step of the lowest value that is a number, and the value; of NaNs alone the first. Not of an
+/// empty series.
 std::pair<int64_t, double> lowest(const Series& series);
 /// As json_number; null for nothing.
 Json number_or_null(const std::optional<double>& x);
@@ -30,11 +32,12 @@ class Curves {
  public:
   /// Nothing is read yet. Exit::usage where the folder holds no metrics.jsonl and no config.toml.
   explicit Curves(const fs::path& run);
-  /// Reads the whole lines that were added since; of a file that was cut back everything anew. Whether anything
-  /// changed. Exit::io with the line where one is none of ours.
+  /// Reads the whole lines that were added since; of a file that was cut back everything anew.
+  /// Whether anything changed. Exit::io with the line where one is none of ours.
   bool read();
 
-  /// By the keys of metrics.jsonl; figures of layers as "layers/FIGURE/LAYER", categories of memory as "memory/NAME".
+  /// By the keys of metrics.jsonl; figures of layers as "layers/FIGURE/LAYER", categories of memory
+  /// as "memory/NAME".
   std::map<std::string, Series> series;
   /// Where the config was changed on the way: key, was, is.
   struct Change {
@@ -60,9 +63,10 @@ class Curves {
 
 /// The keys of a run folder's config.toml, as TOML text; nothing where there is none.
 std::map<std::string, std::string> config_keys(const fs::path& run);
-/// Keys that differ between runs, each with the values of all; "" where a run does not have the key. What only says
-/// where a run lies (train.out_dir) is left out.
-std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(const std::vector<fs::path>& runs);
+/// Keys that differ between runs, each with the values of all; "" where a run does not have the
+/// key. What only says where a run lies (train.out_dir) is left out.
+std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(
+    const std::vector<fs::path>& runs);
 
 /// A run at a glance.
 struct RunSummary {
@@ -73,16 +77,17 @@ struct RunSummary {
   std::string unit = "tokens";
   double age_s = 0;  ///< since the last line of metrics.jsonl
 };
-/// Reads the end of metrics.jsonl and the newest checkpoint's state. A run is running while its lock is held, as this
-/// machine's kernel tells, or where the last line is younger than a minute and neither end is known: a run on another
-/// machine, over a file share.
+/// Reads the end of metrics.jsonl and the newest checkpoint's state. A run is running while its
+/// lock is held, as this machine's kernel tells, or where the last line is younger than a minute
+/// and neither end is known: a run on another machine, over a file share.
 RunSummary summarise(const fs::path& run);
 /// Takes a sentence about a folder or run that can't be read.
 using ReportUnreadable = std::function<void(const std::string& why)>;
-/// Returns the runs in `folder` and below, in the order of their paths; links are not followed. What can't be read is
-/// reported and left out; without `report` it is an error.
+/// Returns the runs in `folder` and below, in the order of their paths; links are not followed.
+/// What can't be read is reported and left out; without `report` it is an error.
 std::vector<fs::path> find_runs(const fs::path& folder, const ReportUnreadable& report = nullptr);
 /// Returns summarise() of these runs. What can't be read is reported and left out.
-std::vector<RunSummary> summarise(const std::vector<fs::path>& runs, const ReportUnreadable& report);
+std::vector<RunSummary> summarise(const std::vector<fs::path>& runs,
+                                  const ReportUnreadable& report);
 
 }  // namespace lathe

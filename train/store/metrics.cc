@@ -12,11 +12,13 @@ namespace {
 uint64_t bytes_of(const fs::path& path) {
   if (!fs::exists(path)) return 0;
   if (!fs::is_regular_file(path))
-    fail(Exit::io, path.string(), " is not a regular file; remove it and run the same command again");
+    fail(Exit::io, path.string(),
+         " is not a regular file; remove it and run the same command again");
   return fs::file_size(path);
 }
 
-fs::path cut_back(const fs::path& path, uint64_t length, const fs::path& aside, uint64_t (*whole)(std::string_view)) {
+fs::path cut_back(const fs::path& path, uint64_t length, const fs::path& aside,
+                  uint64_t (*whole)(std::string_view)) {
   const uint64_t has = bytes_of(path);
   if (has < length) {
     log_warn(path.string(), has == 0 ? str(" is gone") : str(" has ", has, " bytes"),
@@ -44,7 +46,8 @@ uint64_t whole_lines(std::string_view text) {
   return text.rfind('\n') + 1;  // npos + 1 is 0
 }
 
-CutFile::CutFile(const fs::path& path, uint64_t length, const fs::path& aside, uint64_t (*whole)(std::string_view))
+CutFile::CutFile(const fs::path& path, uint64_t length, const fs::path& aside,
+                 uint64_t (*whole)(std::string_view))
     : file_(cut_back(path, length, aside, whole), OutputFile::Open::append) {}
 
 uint64_t CutFile::sync() {
@@ -93,7 +96,8 @@ void Metrics::add(const StepMetrics& m) {
   file_.write(json_text(json) + "\n");
 }
 
-void Metrics::add_validation(int64_t step, const std::vector<std::pair<std::string, double>>& figures) {
+void Metrics::add_validation(int64_t step,
+                             const std::vector<std::pair<std::string, double>>& figures) {
   Json json{{"step", step}};
   for (const auto& [name, value] : figures) json[name] = json_number(value);
   json["time"] = unix_seconds();
@@ -103,7 +107,8 @@ void Metrics::add_validation(int64_t step, const std::vector<std::pair<std::stri
 void Metrics::add_changes(int64_t step, const std::vector<ConfigChange>& changes) {
   Json changed = Json::object();
   for (const auto& c : changes) changed[c.key] = {{"was", c.was}, {"is", c.is}};
-  file_.write(json_text(Json{{"step", step}, {"changed", changed}, {"time", unix_seconds()}}) + "\n");
+  file_.write(json_text(Json{{"step", step}, {"changed", changed}, {"time", unix_seconds()}}) +
+              "\n");
 }
 
 }  // namespace lathe

@@ -1,6 +1,6 @@
-// What a run writes as it goes: the interface of its sinks, and the first of them, metrics.jsonl: one JSON object a
-// logged step, {step, val_loss, ...} objects at evaluations, and {step, changed} objects where a run went on with
-// another config. The table of sinks is in train/store/sinks.cc.
+// What a run writes as it goes: the interface of its sinks, and the first of them, metrics.jsonl:
+// one JSON object a logged step, {step, val_loss, ...} objects at evaluations, and {step, changed}
+// objects where a run went on with another config. The table of sinks is in train/store/sinks.cc.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,14 @@ namespace lathe {
 
 /// Figures of one layer after a step (log.layers); what a layer does not have is absent.
 struct LayerFigures {
-  std::string layer;                     ///< its path in the model
-  std::optional<double> weight_norm{};   ///< of its parameters together, after the update
-  std::optional<double> grad_norm{};     ///< of their gradients, unscaled and before clipping
-  std::optional<double> update_ratio{};  ///< norm of the step's update over that of the weights before it
-  std::optional<double> act_max{};       ///< largest magnitude of what it returned for the first micro-batch
-  std::optional<double> dead{};          ///< share of its activation's units that fired for none of it
+  std::string layer;                    ///< its path in the model
+  std::optional<double> weight_norm{};  ///< of its parameters together, after the update
+  std::optional<double> grad_norm{};    ///< of their gradients, unscaled and before clipping
+  std::optional<double>
+      update_ratio{};  ///< norm of the step's update over that of the weights before it
+  std::optional<double>
+      act_max{};  ///< largest magnitude of what it returned for the first micro-batch
+  std::optional<double> dead{};  ///< share of its activation's units that fired for none of it
 };
 
 struct StepMetrics {
@@ -34,12 +36,14 @@ struct StepMetrics {
   std::optional<double> mfu;  ///< null where the device's ceiling is not known
   double data_wait_ms = 0;
   int64_t memory_bytes = 0;
-  double loss_scale = 1;                 ///< that the step used
-  int64_t skipped = 0;                   ///< steps so far whose update was skipped for gradients that are not finite
-  int64_t spikes = 0;                    ///< steps so far whose update was left out for their loss
-  std::optional<double> updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
-  std::vector<LayerFigures> layers{};    ///< where this step looked at them
-  /// On a CPU, the most that each category of memory (core/memory.h) held at once; empty where it is as last told.
+  double loss_scale = 1;  ///< that the step used
+  int64_t skipped = 0;  ///< steps so far whose update was skipped for gradients that are not finite
+  int64_t spikes = 0;   ///< steps so far whose update was left out for their loss
+  std::optional<double>
+      updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
+  std::vector<LayerFigures> layers{};  ///< where this step looked at them
+  /// On a CPU, the most that each category of memory (core/memory.h) held at once; empty where it
+  /// is as last told.
   std::vector<std::pair<std::string, int64_t>> memory{};
 };
 
@@ -49,9 +53,9 @@ std::vector<std::pair<std::string, double>> named_figures(const LayerFigures& la
 /// Lengths of files that are cut back, by their path in the run folder.
 using FileLengths = std::map<std::string, uint64_t>;
 
-/// Something that a run writes to as it goes. One is a file in this folder and a line in the table of sinks.cc; what it
-/// has no use for it passes over. A file that tells of steps is a CutFile, so that a run that was killed and goes on
-/// leaves each step once.
+/// Something that a run writes to as it goes. One is a file in this folder and a line in the table
+/// of sinks.cc; what it has no use for it passes over. A file that tells of steps is a CutFile, so
+/// that a run that was killed and goes on leaves each step once.
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
@@ -72,13 +76,15 @@ class MetricsSink {
   virtual uint64_t sync() { return 0; }
 };
 
-/// A file that grows while a run trains, and is cut back to its length in the checkpoint that the run goes on from.
+/// A file that grows while a run trains, and is cut back to its length in the checkpoint that the
+/// run goes on from.
 class CutFile {
  public:
-  /// Opens the file cut back to `length` bytes, and says so. At 0, what no checkpoint goes with is set aside as
-  /// `aside`. A file that is shorter, or gone, is a warning: the run goes on with what is whole of it, up to
-  /// `whole(bytes)`.
-  CutFile(const fs::path& path, uint64_t length, const fs::path& aside, uint64_t (*whole)(std::string_view bytes));
+  /// Opens the file cut back to `length` bytes, and says so. At 0, what no checkpoint goes with is
+  /// set aside as `aside`. A file that is shorter, or gone, is a warning: the run goes on with what
+  /// is whole of it, up to `whole(bytes)`.
+  CutFile(const fs::path& path, uint64_t length, const fs::path& aside,
+          uint64_t (*whole)(std::string_view bytes));
   void write(std::string_view text) { file_.write(text); }
   uint64_t length() const { return file_.size(); }
   /// Syncs, and returns the length.
@@ -98,7 +104,8 @@ class Metrics final : public MetricsSink {
   /// Cut back to `length` bytes, as CutFile. `unit`: what throughput counts, "tokens" or "samples".
   Metrics(const fs::path& run, uint64_t length, const std::string& unit = "tokens");
   void add(const StepMetrics& m) override;
-  void add_validation(int64_t step, const std::vector<std::pair<std::string, double>>& figures) override;
+  void add_validation(int64_t step,
+                      const std::vector<std::pair<std::string, double>>& figures) override;
   void add_changes(int64_t step, const std::vector<ConfigChange>& changes) override;
   void add_lengths(FileLengths& lengths) const override { lengths["metrics.jsonl"] = length(); }
   /// Bytes so far.

@@ -11,12 +11,15 @@ namespace {
 
 constexpr const char* contents_name = "unfinished";
 
-/// Reports whether a command left this: an empty folder, or one with the lock file and at most the contents beside it.
+/// Reports whether a command left this: an empty folder, or one with the lock file and at most the
+/// contents beside it.
 bool is_left_by_a_command(const fs::path& unfinished) {
   if (!fs::is_directory(fs::symlink_status(unfinished))) return false;
 
   const std::vector<fs::path> inside = list_folder(unfinished);
-  const auto holds = [&](const char* name) { return std::ranges::find(inside, unfinished / name) != inside.end(); };
+  const auto holds = [&](const char* name) {
+    return std::ranges::find(inside, unfinished / name) != inside.end();
+  };
   const size_t known = (holds(ClaimedFolder::lock_name) ? 1 : 0) + (holds(contents_name) ? 1 : 0);
   return inside.empty() || (holds(ClaimedFolder::lock_name) && inside.size() == known);
 }
@@ -29,8 +32,10 @@ NewFolder::NewFolder(const fs::path& path, StopAsked stop)
       contents_(unfinished_ / contents_name),
       stop_(std::move(stop)) {
   check_free();
-  claim_.emplace(unfinished_, str(path_.string(), " is in use: another lathe command writes there; wait for it, or ",
-                                  "give another --out"));
+  claim_.emplace(
+      unfinished_,
+      str(path_.string(), " is in use: another lathe command writes there; wait for it, or ",
+          "give another --out"));
 
   check_free();  // Another command may have been faster.
   remove_tree(contents_);
@@ -61,7 +66,8 @@ void NewFolder::check_free() const {
 
 void NewFolder::check_stop() const {
   if (stop_ && stop_())
-    fail(Exit::stopped, "stopped; nothing is left in ", path_.string(), ", run the same command again to write it");
+    fail(Exit::stopped, "stopped; nothing is left in ", path_.string(),
+         ", run the same command again to write it");
 }
 
 void NewFolder::publish() {

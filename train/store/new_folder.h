@@ -11,12 +11,13 @@ namespace lathe {
 /// Reports whether the user asked the command to stop.
 using StopAsked = std::function<bool()>;
 
-/// A folder that is written under another name, beside it, and gets its own in publish(). Without publish() nothing
-/// stays; what a killed process leaves is removed when the next command names the same folder.
+/// A folder that is written under another name, beside it, and gets its own in publish(). Without
+/// publish() nothing stays; what a killed process leaves is removed when the next command names the
+/// same folder.
 class NewFolder {
  public:
-  /// Exit::usage where `path` holds anything, or where a folder that Lathe did not write has the name that is needed;
-  /// Exit::busy where another process writes `path`. `stop` may be empty.
+  /// Exit::usage where `path` holds anything, or where a folder that Lathe did not write has the
+  /// name that is needed; Exit::busy where another process writes `path`. `stop` may be empty.
   explicit NewFolder(const fs::path& path, StopAsked stop = nullptr);
   ~NewFolder();
   NewFolder(const NewFolder&) = delete;

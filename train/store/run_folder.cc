@@ -5,7 +5,8 @@
 namespace lathe {
 namespace {
 
-constexpr const char* written_by_lathe = "# Written by lathe: what this run is trained with. Edits are lost.\n";
+constexpr const char* written_by_lathe =
+    "# Written by lathe: what this run is trained with. Edits are lost.\n";
 
 bool is_ours(const fs::path& config) {
   return read_file(config, Exit::io, uint64_t{16} << 20).starts_with(written_by_lathe);
@@ -24,22 +25,26 @@ fs::path set_aside(const fs::path& path, const fs::path& to) {
 void check_config_record(const fs::path& run) {
   const fs::path path = run / "config.toml";
   if (fs::exists(path) && !is_ours(path)) {
-    fail(Exit::usage, path.string(), " is not a file that lathe wrote, and the run's own config.toml would take its ",
+    fail(Exit::usage, path.string(),
+         " is not a file that lathe wrote, and the run's own config.toml would take its ",
          "place; give another --train.out_dir, or rename it");
   }
 }
 
-void write_config_record(const fs::path& run, const RunConfig& config, const std::vector<ConfigChange>& changes) {
+void write_config_record(const fs::path& run, const RunConfig& config,
+                         const std::vector<ConfigChange>& changes) {
   const fs::path path = run / "config.toml";
   if (fs::exists(path) && !is_ours(path)) set_aside(path, run / "config.toml.old");
   std::string text = written_by_lathe + config.schema().to_toml(&config, /*comments=*/true);
   if (!changes.empty()) text += "\n# Changed on the way:\n";
-  for (const auto& c : changes) text += str("#   after step ", c.step, ": ", c.key, " ", c.was, " -> ", c.is, "\n");
+  for (const auto& c : changes)
+    text += str("#   after step ", c.step, ": ", c.key, " ", c.was, " -> ", c.is, "\n");
   write_file_durably(path, text);
 }
 
 std::string project_path(const fs::path& path) {
-  const fs::path whole = fs::weakly_canonical(path), relative = whole.lexically_relative(fs::current_path());
+  const fs::path whole = fs::weakly_canonical(path),
+                 relative = whole.lexically_relative(fs::current_path());
   const bool inside = !relative.empty() && *relative.begin() != "..";
   return (inside ? relative : whole).string();
 }

@@ -1,5 +1,5 @@
-// What a run folder holds beside checkpoints and metrics, and the rule for all of it: nothing that Lathe did not write
-// is replaced, and what stands in the way is set aside under a name of its own.
+// What a run folder holds beside checkpoints and metrics, and the rule for all of it: nothing that
+// Lathe did not write is replaced, and what stands in the way is set aside under a name of its own.
 #pragma once
 
 #include <string>
@@ -9,17 +9,19 @@
 
 namespace lathe {
 
-/// Renames a file or folder to the first free one of `to`, `to`.2, `to`.3, ..., and says so. Exit::io where it can't.
+/// Renames a file or folder to the first free one of `to`, `to`.2, `to`.3, ..., and says so.
+/// Exit::io where it can't.
 fs::path set_aside(const fs::path& path, const fs::path& to);
 
 /// Exit::usage where config.toml of a folder without checkpoints is a person's own.
 void check_config_record(const fs::path& run);
-/// Writes the run folder's config.toml: what the run is trained with from now on, and what was changed on the way.
-/// One that Lathe did not write is set aside.
-void write_config_record(const fs::path& run, const RunConfig& config, const std::vector<ConfigChange>& changes);
+/// Writes the run folder's config.toml: what the run is trained with from now on, and what was
+/// changed on the way. One that Lathe did not write is set aside.
+void write_config_record(const fs::path& run, const RunConfig& config,
+                         const std::vector<ConfigChange>& changes);
 
-/// A path for telling two config files apart that stays the same when the project moves: relative to the working
-/// folder where it lies in it, absolute otherwise.
+/// A path for telling two config files apart that stays the same when the project moves: relative
+/// to the working folder where it lies in it, absolute otherwise.
 std::string project_path(const fs::path& path);
 
 }  // namespace lathe

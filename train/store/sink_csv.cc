@@ -1,4 +1,5 @@
-// metrics.csv, a row a logged step, and evaluations.csv, a row an evaluation, for spreadsheets and data frames.
+// metrics.csv, a row a logged step, and evaluations.csv, a row an evaluation, for spreadsheets and
+// data frames.
 #include <cstdlib>
 
 #include "core/io/text.h"
@@ -10,7 +11,8 @@ namespace {
 /// The shortest decimal that reads back as the same number, or nan, inf, -inf.
 std::string number_text(double x) {
   std::string text;
-  for (int digits = 15; digits <= 17 && (text.empty() || std::strtod(text.c_str(), nullptr) != x); ++digits)
+  for (int digits = 15; digits <= 17 && (text.empty() || std::strtod(text.c_str(), nullptr) != x);
+       ++digits)
     text = format("%.*g", digits, x);
   return text;
 }
@@ -23,18 +25,23 @@ class Csv final : public MetricsSink {
   void add(const StepMetrics& m) override {
     if (steps_.length() == 0) {
       steps_.write("step,updates,loss,lr,grad_norm," + unit_ + "," + unit_ +
-                   "_per_sec,step_ms,mfu,data_wait_ms,memory_bytes,loss_scale,skipped,spikes,updates_lost,time\n");
+                   "_per_sec,step_ms,mfu,data_wait_ms,memory_bytes,loss_scale,skipped,spikes,"
+                   "updates_lost,time\n");
     }
     std::string row;
     const auto whole = [&](int64_t x) { row += std::to_string(x) + ","; };
-    const auto real = [&](const std::optional<double>& x) { row += (x ? number_text(*x) : "") + ","; };
+    const auto real = [&](const std::optional<double>& x) {
+      row += (x ? number_text(*x) : "") + ",";
+    };
     whole(m.step), whole(m.updates), real(m.loss), real(m.lr), real(m.grad_norm), whole(m.units);
-    real(m.units_per_sec), real(m.step_ms), real(m.mfu), real(m.data_wait_ms), whole(m.memory_bytes);
+    real(m.units_per_sec), real(m.step_ms), real(m.mfu), real(m.data_wait_ms),
+        whole(m.memory_bytes);
     real(m.loss_scale), whole(m.skipped), whole(m.spikes), real(m.updates_lost);
     steps_.write(row + number_text(unix_seconds()) + "\n");
   }
 
-  void add_validation(int64_t step, const std::vector<std::pair<std::string, double>>& figures) override {
+  void add_validation(int64_t step,
+                      const std::vector<std::pair<std::string, double>>& figures) override {
     std::string head = "step,", row = std::to_string(step) + ",";
     for (const auto& [name, value] : figures) head += name + ",", row += number_text(value) + ",";
     if (evaluations_.length() == 0) evaluations_.write(head + "time\n");
@@ -58,6 +65,8 @@ class Csv final : public MetricsSink {
 
 }  // namespace
 
-std::unique_ptr<MetricsSink> open_csv(const SinkOptions& options) { return std::make_unique<Csv>(options); }
+std::unique_ptr<MetricsSink> open_csv(const SinkOptions& options) {
+  return std::make_unique<Csv>(options);
+}
 
 }  // namespace lathe

@@ -1,5 +1,6 @@
-// events.jsonl: where processes began to train, and samples. It is never cut back: that a run was killed and went on is
-// what it tells. Its reader takes back the samples of steps that were trained again.
+// events.jsonl: where processes began to train, and samples. It is never cut back: that a run was
+// killed and went on is what it tells. Its reader takes back the samples of steps that were trained
+// again.
 #include "core/io/json.h"
 #include "train/store/run_folder.h"
 #include "train/store/sinks.h"
@@ -32,23 +33,27 @@ class Events final : public MetricsSink {
 
 }  // namespace
 
-std::unique_ptr<MetricsSink> open_events(const SinkOptions& options) { return std::make_unique<Events>(options); }
+std::unique_ptr<MetricsSink> open_events(const SinkOptions& options) {
+  return std::make_unique<Events>(options);
+}
 
 RunEvents read_events(const fs::path& run) {
   RunEvents events;
   const fs::path path = run / name;
   if (!fs::exists(path)) return events;
   const std::string text = read_file(path, Exit::io), where = path.string();
-  for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
-    const Json line = parse_json(std::string_view(text).substr(begin, end - begin), where, Exit::io);
+  for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos;
+       begin = end + 1) {
+    const Json line =
+        parse_json(std::string_view(text).substr(begin, end - begin), where, Exit::io);
     const int64_t step = json_whole(line, "step", 0, int64_t{1} << 53, where, Exit::io);
     if (json_get<std::string>(line, "event", where, Exit::io) == "sample") {
       std::erase_if(events.samples, [&](const RunEvents::Sample& s) { return s.step == step; });
       events.samples.push_back({step, json_get<std::string>(line, "text", where, Exit::io)});
     } else {
       std::erase_if(events.samples, [&](const RunEvents::Sample& s) { return s.step > step; });
-      events.starts.push_back(
-          {step, json_get<std::string>(line, "from", where, Exit::io), json_real(line, "time", where, Exit::io)});
+      events.starts.push_back({step, json_get<std::string>(line, "from", where, Exit::io),
+                               json_real(line, "time", where, Exit::io)});
     }
   }
   return events;

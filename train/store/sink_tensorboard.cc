@@ -1,5 +1,6 @@
-// tensorboard/events.out.tfevents.lathe: scalars, samples as text, histograms. `tensorboard --logdir RUN` shows it. One
-// file for the whole run, cut back like metrics.jsonl; a TensorBoard that was looking on has to be started again then.
+// tensorboard/events.out.tfevents.lathe: scalars, samples as text, histograms. `tensorboard
+// --logdir RUN` shows it. One file for the whole run, cut back like metrics.jsonl; a TensorBoard
+// that was looking on has to be started again then.
 #include <algorithm>
 
 #include "core/io/text.h"
@@ -18,15 +19,16 @@ class TensorBoard final : public MetricsSink {
   }
 
   void add(const StepMetrics& m) override {
-    std::vector<std::string> values{tf_scalar("train/loss", m.loss),
-                                    tf_scalar("train/lr", m.lr),
-                                    tf_scalar("train/grad_norm", m.grad_norm),
-                                    tf_scalar("train/" + unit_, static_cast<double>(m.units)),
-                                    tf_scalar("train/loss_scale", m.loss_scale),
-                                    tf_scalar("speed/" + unit_ + "_per_sec", m.units_per_sec),
-                                    tf_scalar("speed/step_ms", m.step_ms),
-                                    tf_scalar("speed/data_wait_ms", m.data_wait_ms),
-                                    tf_scalar("speed/memory_bytes", static_cast<double>(m.memory_bytes))};
+    std::vector<std::string> values{
+        tf_scalar("train/loss", m.loss),
+        tf_scalar("train/lr", m.lr),
+        tf_scalar("train/grad_norm", m.grad_norm),
+        tf_scalar("train/" + unit_, static_cast<double>(m.units)),
+        tf_scalar("train/loss_scale", m.loss_scale),
+        tf_scalar("speed/" + unit_ + "_per_sec", m.units_per_sec),
+        tf_scalar("speed/step_ms", m.step_ms),
+        tf_scalar("speed/data_wait_ms", m.data_wait_ms),
+        tf_scalar("speed/memory_bytes", static_cast<double>(m.memory_bytes))};
     if (m.mfu) values.push_back(tf_scalar("speed/mfu", *m.mfu));
     if (m.skipped > 0) values.push_back(tf_scalar("train/skipped", static_cast<double>(m.skipped)));
     if (m.spikes > 0) values.push_back(tf_scalar("train/spikes", static_cast<double>(m.spikes)));
@@ -40,15 +42,18 @@ class TensorBoard final : public MetricsSink {
     write(m.step, values);
   }
 
-  void add_validation(int64_t step, const std::vector<std::pair<std::string, double>>& figures) override {
+  void add_validation(int64_t step,
+                      const std::vector<std::pair<std::string, double>>& figures) override {
     std::vector<std::string> values;
-    for (const auto& [figure, value] : figures) values.push_back(tf_scalar("evaluation/" + figure, value));
+    for (const auto& [figure, value] : figures)
+      values.push_back(tf_scalar("evaluation/" + figure, value));
     write(step, values);
   }
 
   void add_changes(int64_t step, const std::vector<ConfigChange>& changes) override {
     std::string text;
-    for (const ConfigChange& c : changes) text += str("    ", c.key, " ", c.was, " -> ", c.is, "\n");
+    for (const ConfigChange& c : changes)
+      text += str("    ", c.key, " ", c.was, " -> ", c.is, "\n");
     write(step, {tf_text("changed", text)});
   }
 
@@ -76,7 +81,8 @@ class TensorBoard final : public MetricsSink {
   /// What is set aside must not have "tfevents" in its name, or TensorBoard reads it too.
   static CutFile open(const SinkOptions& o) {
     make_folders(o.run / "tensorboard");
-    return {o.run / events_name, o.length(events_name), o.run / "tensorboard/events.old", whole_tf_records};
+    return {o.run / events_name, o.length(events_name), o.run / "tensorboard/events.old",
+            whole_tf_records};
   }
   void write(int64_t step, const std::vector<std::string>& values) {
     file_.write(tf_event(unix_seconds(), step, values));

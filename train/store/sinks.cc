@@ -35,7 +35,8 @@ MetricsSinks::MetricsSinks(const LogConfig& config, const SinkOptions& options) 
 void MetricsSinks::add(const StepMetrics& m) {
   for (const auto& sink : sinks_) sink->add(m);
 }
-void MetricsSinks::add_validation(int64_t step, const std::vector<std::pair<std::string, double>>& figures) {
+void MetricsSinks::add_validation(int64_t step,
+                                  const std::vector<std::pair<std::string, double>>& figures) {
   for (const auto& sink : sinks_) sink->add_validation(step, figures);
 }
 void MetricsSinks::add_changes(int64_t step, const std::vector<ConfigChange>& changes) {

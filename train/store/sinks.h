@@ -26,7 +26,8 @@ class MetricsSinks final : public MetricsSink {
  public:
   MetricsSinks(const LogConfig& config, const SinkOptions& options);
   void add(const StepMetrics& m) override;
-  void add_validation(int64_t step, const std::vector<std::pair<std::string, double>>& figures) override;
+  void add_validation(int64_t step,
+                      const std::vector<std::pair<std::string, double>>& figures) override;
   void add_changes(int64_t step, const std::vector<ConfigChange>& changes) override;
   void add_sample(int64_t step, const std::string& text) override;
   void add_histograms(int64_t step, const std::vector<Histogram>& histograms) override;
@@ -38,8 +39,8 @@ class MetricsSinks final : public MetricsSink {
   std::vector<std::unique_ptr<MetricsSink>> sinks_;
 };
 
-/// What a run's events.jsonl is read for: where processes began to train, and samples. Lines that a kill cut short, and
-/// samples of steps that were taken back, are left out.
+/// What a run's events.jsonl is read for: where processes began to train, and samples. Lines that a
+/// kill cut short, and samples of steps that were taken back, are left out.
 struct RunEvents {
   struct Start {
     int64_t step = 0;

@@ -24,7 +24,8 @@ struct SavedTensor {
 };
 
 /// All of them, in the order of the parameters.
-std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
+std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameters,
+                                    const Optimizer& optimizer,
                                     std::optional<at::ScalarType> dtype) {
   std::vector<SavedTensor> all;
   for (const auto& p : parameters) {
@@ -52,9 +53,11 @@ std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model) {
   auto all = parameters(model);
   std::erase_if(all, [](const NamedParameter& p) {
     const Leaf* leaf = p.parameter.as_leaf();
-    return leaf == nullptr || leaf->precision.quantised != nullptr;  // they stay in the checkpoint they came from
+    return leaf == nullptr ||
+           leaf->precision.quantised != nullptr;  // they stay in the checkpoint they came from
   });
-  for (const NamedBuffer& b : buffers(model)) all.push_back({b.path, Variable(b.tensor), Role{.name = "buffer"}});
+  for (const NamedBuffer& b : buffers(model))
+    all.push_back({b.path, Variable(b.tensor), Role{.name = "buffer"}});
   return all;
 }
 
@@ -65,7 +68,8 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step) {
     const auto [least, largest] = at::aminmax(t);  // both are NaN where an element is
     if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>())) {
       fail(Exit::diverged, "after step ", step, " the parameter ", p.path,
-           " has elements that are not finite, so no checkpoint of it is written; lower optim.lr or optim.grad_clip, "
+           " has elements that are not finite, so no checkpoint of it is written; lower optim.lr "
+           "or optim.grad_clip, "
            "and run the same command again to go on from the checkpoint before");
     }
   }
@@ -90,9 +94,12 @@ Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimiz
   const MemoryScope memory(Memory::checkpoints);
   Snapshot snapshot;
   for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype)) {
-    at::Tensor copy = snapshot.held.size() < reused.held.size() ? reused.held[snapshot.held.size()] : at::Tensor();
-    if (!copy.defined() || copy.scalar_type() != saved.dtype || copy.sizes() != saved.tensor.sizes()) {
-      const auto on_host = at::TensorOptions().dtype(saved.dtype).pinned_memory(saved.tensor.is_cuda());
+    at::Tensor copy = snapshot.held.size() < reused.held.size() ? reused.held[snapshot.held.size()]
+                                                                : at::Tensor();
+    if (!copy.defined() || copy.scalar_type() != saved.dtype ||
+        copy.sizes() != saved.tensor.sizes()) {
+      const auto on_host =
+          at::TensorOptions().dtype(saved.dtype).pinned_memory(saved.tensor.is_cuda());
       copy = at::empty(saved.tensor.sizes(), on_host);
     }
     copy.copy_(saved.tensor);

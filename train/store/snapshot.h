@@ -1,5 +1,5 @@
-// What a checkpoint holds of tensors, on the host: as a view of them, to be written at once, or as a copy, which
-// training that goes on does not change.
+// What a checkpoint holds of tensors, on the host: as a view of them, to be written at once, or as
+// a copy, which training that goes on does not change.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,8 +17,9 @@
 
 namespace lathe {
 
-/// What a checkpoint's model.safetensors holds of a model: its parameters, frozen ones included, but for those that
-/// were loaded as constants or quantised (the model under adapters), and its buffers as constants.
+/// What a checkpoint's model.safetensors holds of a model: its parameters, frozen ones included,
+/// but for those that were loaded as constants or quantised (the model under adapters), and its
+/// buffers as constants.
 std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model);
 
 struct Snapshot {
@@ -26,21 +27,22 @@ struct Snapshot {
   std::vector<at::Tensor> held;
   int64_t bytes() const;
 };
-/// `dtype`: of model.safetensors, nullopt for the parameters' own; where it is another, optimizer.safetensors holds the
-/// parameters as they are, so that a run goes on exactly. Shares the memory of tensors on the CPU: it is to be written
-/// before anything changes them.
+/// `dtype`: of model.safetensors, nullopt for the parameters' own; where it is another,
+/// optimizer.safetensors holds the parameters as they are, so that a run goes on exactly. Shares
+/// the memory of tensors on the CPU: it is to be written before anything changes them.
 Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype);
-/// The same as a copy, in the memory of `reused`, the copy before it, where its tensors have the same sizes. Of
-/// Memory::checkpoints; pinned where the tensors are a card's. Returns once all is copied.
+/// The same as a copy, in the memory of `reused`, the copy before it, where its tensors have the
+/// same sizes. Of Memory::checkpoints; pinned where the tensors are a card's. Returns once all is
+/// copied.
 Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype, Snapshot reused = {});
 /// Bytes of the tensors of either.
 int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                          std::optional<at::ScalarType> dtype);
 
-/// One pass over each parameter: Exit::diverged where one has an element that is not finite, for weights that are not
-/// finite never reach a disk.
+/// One pass over each parameter: Exit::diverged where one has an element that is not finite, for
+/// weights that are not finite never reach a disk.
 void check_finite(const std::vector<NamedParameter>& parameters, int64_t step);
 
 /// Calls f(name, tensor) for each tensor of the optimizer's state, and of fp8 layers' histories.
@@ -48,7 +50,8 @@ template <class F>
 void each_state(const Optimizer& optimizer, F&& f) {
   for (const auto& group : optimizer.groups()) {
     for (const auto& slot : group.slots) {
-      for (size_t i = 0; i < slot.state.size(); ++i) f(slot.path + "." + slot.names[i], slot.state[i]);
+      for (size_t i = 0; i < slot.state.size(); ++i)
+        f(slot.path + "." + slot.names[i], slot.state[i]);
       if (const auto& fp8 = slot.param.leaf().precision.fp8; fp8 && fp8->history.defined())
         f(slot.path + ".fp8_history", fp8->history);
     }

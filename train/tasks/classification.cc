@@ -21,7 +21,8 @@ class Classification final : public Task {
 
   ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
     if (data.facts().task == "regression")
-      fail(Exit::data, loaded.config.data.dir, " has numbers for targets, not classes; it is made for regression");
+      fail(Exit::data, loaded.config.data.dir,
+           " has numbers for targets, not classes; it is made for regression");
     return fit_examples(loaded, data, *this);
   }
 
@@ -29,7 +30,8 @@ class Classification final : public Task {
     return cross_entropy(model(batch.inputs), batch.targets, divisor);
   }
 
-  void score(const Model& model, const Batch& batch, const DataFacts&, Scores& scores) const override {
+  void score(const Model& model, const Batch& batch, const DataFacts&,
+             Scores& scores) const override {
     const Variable logits_BC = model(batch.inputs);
     scores.sums["loss"] += cross_entropy(logits_BC, batch.targets, 1).item();
     const int64_t k = std::min<int64_t>(5, logits_BC.sizes().back());
@@ -40,8 +42,8 @@ class Classification final : public Task {
     scores.targets += batch.targets.numel();
   }
 
-  /// The negative log-likelihood, the share of samples whose likeliest class is right, and of those whose class is
-  /// among the five likeliest.
+  /// The negative log-likelihood, the share of samples whose likeliest class is right, and of those
+  /// whose class is among the five likeliest.
   std::vector<Metric> metrics(const Scores& scores) const override {
     const auto n = static_cast<double>(scores.targets);
     return {{"val_loss", scores.sums.at("loss") / n},
@@ -49,17 +51,18 @@ class Classification final : public Task {
             {"top5", scores.sums.at("right_of_5") / n}};
   }
 
-  std::string sample(const Model& model, const Data& data, const RunConfig&, Compute compute, at::Device device,
-                     const std::function<bool()>&) const override {
+  std::string sample(const Model& model, const Data& data, const RunConfig&, Compute compute,
+                     at::Device device, const std::function<bool()>&) const override {
     const auto batch = first_examples(data, device);
     if (!batch) return "";
     const NoGrad no_grad;
     const Autocast autocast(compute);
-    const auto [p_B1, id_B1] = at::topk(at::softmax(model(batch->inputs).data().to(at::kFloat), -1), 1, -1);
+    const auto [p_B1, id_B1] =
+        at::topk(at::softmax(model(batch->inputs).data().to(at::kFloat), -1), 1, -1);
     std::string text;
     for (int64_t i = 0; i < batch->targets.size(0); ++i) {
-      text += (i > 0 ? ", " : "") + label_of(data.facts(), batch->targets[i].item<int64_t>()) + " read as " +
-              label_of(data.facts(), id_B1[i][0].item<int64_t>()) +
+      text += (i > 0 ? ", " : "") + label_of(data.facts(), batch->targets[i].item<int64_t>()) +
+              " read as " + label_of(data.facts(), id_B1[i][0].item<int64_t>()) +
               format(" (%.0f%%)", 100 * p_B1[i][0].item<double>());
     }
     return text;

@@ -49,7 +49,9 @@ void penalise(const at::Tensor& logits, const std::vector<int64_t>& ids, double 
 at::Tensor next_logits(const Model& model, const at::Tensor& ids_BT) {
   const int64_t last = ids_BT.size(1) - 1;
   if (!model.has_head()) return model(ids_BT).data().select(1, last);
-  return linear(slice(model.features(ids_BT), 1, last, last + 1), model.head_weight()).data().select(1, 0);
+  return linear(slice(model.features(ids_BT), 1, last, last + 1), model.head_weight())
+      .data()
+      .select(1, 0);
 }
 
 /// A text under way.
@@ -62,10 +64,12 @@ struct Text {
 /// The logits of the texts that have not ended, in their order.
 class Forwards {
  public:
-  Forwards(const Model& model, const Writing& w, const std::vector<Text>& texts) : model_(model), w_(w) {
+  Forwards(const Model& model, const Writing& w, const std::vector<Text>& texts)
+      : model_(model), w_(w) {
     if (!w.cache || !model.caches_keys()) return;
     int64_t longest = 0;
-    for (const Text& t : texts) longest = std::max(longest, static_cast<int64_t>(t.ids.size()) + w.tokens);
+    for (const Text& t : texts)
+      longest = std::max(longest, static_cast<int64_t>(t.ids.size()) + w.tokens);
     cache_.emplace(static_cast<int64_t>(texts.size()), std::min(w.context, longest));
   }
 
@@ -76,7 +80,8 @@ class Forwards {
       if (texts[i].ended) continue;
       const auto length = static_cast<int64_t>(texts[i].ids.size()), text = static_cast<int64_t>(i);
       if (!cache_ || length > w_.context)
-        logits[i] = next_logits(model_, ids_of(texts[i], std::max<int64_t>(0, length - w_.context)))[0];
+        logits[i] =
+            next_logits(model_, ids_of(texts[i], std::max<int64_t>(0, length - w_.context)))[0];
       else if (length - cache_->length(text) == 1)
         together.push_back(text);
       else
@@ -85,7 +90,8 @@ class Forwards {
     if (together.empty()) return logits;
     std::vector<int64_t> last;
     for (const int64_t text : together) last.push_back(texts[static_cast<size_t>(text)].ids.back());
-    const at::Tensor rows = cached(together, at::tensor(last, at::kLong).unsqueeze(1).to(w_.device));
+    const at::Tensor rows =
+        cached(together, at::tensor(last, at::kLong).unsqueeze(1).to(w_.device));
     for (size_t i = 0; i < together.size(); ++i)
       logits[static_cast<size_t>(together[i])] = rows[static_cast<int64_t>(i)];
     return logits;
@@ -116,7 +122,8 @@ int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
   const double* x = logits.const_data_ptr<double>();
   const int64_t n = logits.numel();
   if (s.temperature == 0) return std::max_element(x, x + n) - x;
-  // Likeliest first; equal ones by id, so that the choice is the same everywhere. As many as are asked for are sorted.
+  // Likeliest first; equal ones by id, so that the choice is the same everywhere. As many as are
+  // asked for are sorted.
   const auto after = [x](int64_t a, int64_t b) { return x[a] < x[b] || (x[a] == x[b] && a > b); };
   std::vector<int64_t> heap(static_cast<size_t>(n)), order;
   std::iota(heap.begin(), heap.end(), 0);
@@ -166,8 +173,9 @@ int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
   return order[kept - 1];
 }
 
-std::vector<std::vector<int64_t>> generate(const Model& model, std::vector<std::vector<int64_t>> given,
-                                           const Writing& w, const std::function<bool(const WrittenToken&)>& on_token) {
+std::vector<std::vector<int64_t>> generate(
+    const Model& model, std::vector<std::vector<int64_t>> given, const Writing& w,
+    const std::function<bool(const WrittenToken&)>& on_token) {
   std::vector<Text> texts;
   for (auto& ids : given) {
     LATHE_CHECK(!ids.empty(), "generate: nothing to continue");
@@ -179,7 +187,8 @@ std::vector<std::vector<int64_t>> generate(const Model& model, std::vector<std::
   const RngKey key = make_key(w.sampling.seed, hash_name("generate"));
   Forwards forwards(model, w, texts);
   const auto under_way = [](const Text& t) { return !t.ended; };
-  for (int64_t step = 0; step < w.tokens && std::any_of(texts.begin(), texts.end(), under_way); ++step) {
+  for (int64_t step = 0; step < w.tokens && std::any_of(texts.begin(), texts.end(), under_way);
+       ++step) {
     const std::vector<at::Tensor> logits = forwards(texts);
     for (size_t i = 0; i < texts.size(); ++i) {
       if (texts[i].ended) continue;
@@ -190,13 +199,15 @@ std::vector<std::vector<int64_t>> generate(const Model& model, std::vector<std::
       const double draw = unit(philox(counter(static_cast<uint64_t>(step), i), key)[0]);
       const int64_t id = pick(penalised, w.sampling, draw);
       texts[i].ids.push_back(id);
-      const double log_probability =
-          w.log_probabilities ? log_probability_of(own, id) : std::numeric_limits<double>::quiet_NaN();
-      if (on_token && !on_token({static_cast<int64_t>(i), id, log_probability})) texts[i].ended = true;
+      const double log_probability = w.log_probabilities ? log_probability_of(own, id)
+                                                         : std::numeric_limits<double>::quiet_NaN();
+      if (on_token && !on_token({static_cast<int64_t>(i), id, log_probability}))
+        texts[i].ended = true;
     }
   }
   std::vector<std::vector<int64_t>> out;
-  for (const Text& t : texts) out.emplace_back(t.ids.begin() + static_cast<std::ptrdiff_t>(t.given), t.ids.end());
+  for (const Text& t : texts)
+    out.emplace_back(t.ids.begin() + static_cast<std::ptrdiff_t>(t.given), t.ids.end());
   return out;
 }
 

@@ -15,10 +15,12 @@ namespace lathe {
 struct Sampling {
   double temperature = 0.8;  ///< 0: always the likeliest token
   int64_t top_k = 0;         ///< only the k likeliest; 0: all. Fan et al. 2018
-  double top_p = 1;          ///< only the likeliest that reach this probability together. Holtzman et al. 2020
-  double min_p = 0;          ///< only those at least this times as likely as the likeliest. Nguyen et al. 2024
-  /// Above 1 tokens that are in the text already get less likely: their logits are divided by it, or multiplied where
-  /// they are negative. Keskar et al. 2019
+  double top_p =
+      1;  ///< only the likeliest that reach this probability together. Holtzman et al. 2020
+  double min_p =
+      0;  ///< only those at least this times as likely as the likeliest. Nguyen et al. 2024
+  /// Above 1 tokens that are in the text already get less likely: their logits are divided by it,
+  /// or multiplied where they are negative. Keskar et al. 2019
   double repetition_penalty = 1;
   uint64_t seed = 1;
 };
@@ -30,8 +32,9 @@ struct Writing {
   Sampling sampling = {};
   Compute compute = {};
   at::Device device{at::kCPU};
-  /// Keep the keys and values of models that can (Model::caches_keys), and give them new tokens alone, until a text is
-  /// longer than the context; false: give them the whole window for each token.
+  /// Keep the keys and values of models that can (Model::caches_keys), and give them new tokens
+  /// alone, until a text is longer than the context; false: give them the whole window for each
+  /// token.
   bool cache = true;
   bool log_probabilities = false;  ///< tell those of the tokens
 };
@@ -42,15 +45,17 @@ struct WrittenToken {
   double log_probability;  ///< as the model has it, before any sampling; NaN unless asked for
 };
 
-/// Continues each of `texts` (none empty); on_token, where given, sees each token as it comes, and ends that text by
-/// returning false. Token i of text j depends on the seed, i, j and what is before it in that text alone: on other
-/// texts and the cache not, to the bit where Lathe's kernels run in float32 (docs/design.md).
-std::vector<std::vector<int64_t>> generate(const Model& model, std::vector<std::vector<int64_t>> texts,
-                                           const Writing& writing,
-                                           const std::function<bool(const WrittenToken&)>& on_token = nullptr);
+/// Continues each of `texts` (none empty); on_token, where given, sees each token as it comes, and
+/// ends that text by returning false. Token i of text j depends on the seed, i, j and what is
+/// before it in that text alone: on other texts and the cache not, to the bit where Lathe's kernels
+/// run in float32 (docs/design.md).
+std::vector<std::vector<int64_t>> generate(
+    const Model& model, std::vector<std::vector<int64_t>> texts, const Writing& writing,
+    const std::function<bool(const WrittenToken&)>& on_token = nullptr);
 
-/// Picks from logits [V], V > 0; `draw` is uniform in (0, 1). At least the likeliest token is kept, whatever top_k,
-/// top_p and min_p say. The repetition penalty is not applied here. Exit::diverged where a logit is not finite.
+/// Picks from logits [V], V > 0; `draw` is uniform in (0, 1). At least the likeliest token is kept,
+/// whatever top_k, top_p and min_p say. The repetition penalty is not applied here. Exit::diverged
+/// where a logit is not finite.
 int64_t pick(const at::Tensor& logits_V, const Sampling& sampling, double draw);
 
 /// Watches a text that is written for the first of some strings.
@@ -58,7 +63,8 @@ class StopText {
  public:
   /// None of `stops` is empty.
   explicit StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {}
-  /// The text goes on with `piece`: what of it may be shown, without what might be the beginning of a stop.
+  /// The text goes on with `piece`: what of it may be shown, without what might be the beginning of
+  /// a stop.
   std::string feed(std::string_view piece);
   /// Whether a stop was met; the text ends before it.
   bool stopped() const { return stopped_; }

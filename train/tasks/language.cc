@@ -11,7 +11,8 @@ Variable token_loss(const Model& model, const Batch& batch, double divisor) {
   const SeparateDocuments documents(batch.starts);
   if (model.has_head()) return head_loss(model, batch.inputs, batch.targets, divisor);
   const Variable logits = model(batch.inputs);
-  return cross_entropy(reshape(logits, {-1, logits.sizes().back()}), batch.targets.reshape({-1}), divisor);
+  return cross_entropy(reshape(logits, {-1, logits.sizes().back()}), batch.targets.reshape({-1}),
+                       divisor);
 }
 
 namespace {
@@ -24,7 +25,8 @@ class Language final : public Task {
   ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
     const RunConfig& c = loaded.config;
     if (data.facts().outputs > 0)
-      fail(Exit::data, c.data.dir, " holds examples, not tokens; prepare text (`lathe prepare TEXT --out FOLDER`)");
+      fail(Exit::data, c.data.dir,
+           " holds examples, not tokens; prepare text (`lathe prepare TEXT --out FOLDER`)");
     if (!find_model_kind(c.model.kind)->models_tokens()) {
       fail(Exit::usage, origin_of(loaded, "model.kind"), ": model.kind = \"", c.model.kind,
            "\" does not model tokens, which ", c.data.dir, " holds; take a kind such as gpt");
@@ -38,16 +40,19 @@ class Language final : public Task {
     }
     if (vocab_size < known) {
       fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": model.vocab_size = ", vocab_size,
-           " is smaller than the ", known, " tokens of ", c.data.dir, "; leave it out or make it larger");
+           " is smaller than the ", known, " tokens of ", c.data.dir,
+           "; leave it out or make it larger");
     }
     if (c.train.eval_interval > 0 && data.val_size() < 2) {
       fail(Exit::data, c.data.dir,
-           " has no validation tokens; prepare the data with --val 0.1 or set train.eval_interval = 0");
+           " has no validation tokens; prepare the data with --val 0.1 or set train.eval_interval "
+           "= 0");
     }
     if (c.data.documents == "separate" && !find_model_kind(c.model.kind)->separates_documents) {
       fail(Exit::usage, origin_of(loaded, "data.documents"),
            ": data.documents = \"separate\" is not for model.kind = \"", c.model.kind,
-           "\", which can't keep documents of a window apart; take gpt or llama, or set it to joined");
+           "\", which can't keep documents of a window apart; take gpt or llama, or set it to "
+           "joined");
     }
     data.check_windows(batch_sizes(c));
     return {};
@@ -57,7 +62,8 @@ class Language final : public Task {
     return token_loss(model, batch, divisor);
   }
 
-  void score(const Model& model, const Batch& batch, const DataFacts&, Scores& scores) const override {
+  void score(const Model& model, const Batch& batch, const DataFacts&,
+             Scores& scores) const override {
     const double loss = token_loss(model, batch, 1).item();
     const int64_t targets = count_targets(batch);
     scores.sums["loss"] += loss;
@@ -68,7 +74,8 @@ class Language final : public Task {
   }
 
   std::vector<Metric> metrics(const Scores& scores) const override {
-    std::vector<Metric> all{{"val_loss", scores.sums.at("loss") / static_cast<double>(scores.targets)}};
+    std::vector<Metric> all{
+        {"val_loss", scores.sums.at("loss") / static_cast<double>(scores.targets)}};
     const std::string losses = "loss of ";
     for (const auto& [name, loss] : scores.sums) {
       if (!name.starts_with(losses)) continue;
@@ -78,13 +85,16 @@ class Language final : public Task {
     return all;
   }
 
-  std::string sample(const Model& model, const Data& data, const RunConfig& config, Compute compute, at::Device device,
-                     const std::function<bool()>& stop) const override {
+  std::string sample(const Model& model, const Data& data, const RunConfig& config, Compute compute,
+                     at::Device device, const std::function<bool()>& stop) const override {
     const auto& tokenizer = data.facts().tokenizer;
     if (!tokenizer) return "";
-    const Writing writing{
-        .context = batch_sizes(config).block_size, .tokens = 200, .compute = compute, .device = device};
-    const auto texts = generate(model, {{0}}, writing, [&](const WrittenToken&) { return !stop(); });
+    const Writing writing{.context = batch_sizes(config).block_size,
+                          .tokens = 200,
+                          .compute = compute,
+                          .device = device};
+    const auto texts =
+        generate(model, {{0}}, writing, [&](const WrittenToken&) { return !stop(); });
     return tokenizer->decode(texts[0]);
   }
 };

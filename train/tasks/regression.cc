@@ -1,5 +1,5 @@
-// Regression: one or several numbers for each sample, by squared error. Targets come normalised; errors are told in the
-// data's own units.
+// Regression: one or several numbers for each sample, by squared error. Targets come normalised;
+// errors are told in the data's own units.
 #include <ATen/ops/tensor.h>
 
 #include "core/io/text.h"
@@ -18,7 +18,8 @@ class Regression final : public Task {
 
   ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
     if (data.facts().task == "classification")
-      fail(Exit::data, loaded.config.data.dir, " has classes for targets, not numbers; it is made for classification");
+      fail(Exit::data, loaded.config.data.dir,
+           " has classes for targets, not numbers; it is made for classification");
     return fit_examples(loaded, data, *this);
   }
 
@@ -28,7 +29,8 @@ class Regression final : public Task {
     return sum(error_BO * error_BO) * (1 / (divisor * static_cast<double>(batch.targets.size(1))));
   }
 
-  void score(const Model& model, const Batch& batch, const DataFacts& facts, Scores& scores) const override {
+  void score(const Model& model, const Batch& batch, const DataFacts& facts,
+             Scores& scores) const override {
     at::Tensor error_BO = (model(batch.inputs).data() - batch.targets).to(at::kDouble);
     if (!facts.target_scale.empty()) error_BO = error_BO * row(facts.target_scale, error_BO);
     const auto outputs = static_cast<double>(batch.targets.size(1));
@@ -42,8 +44,8 @@ class Regression final : public Task {
     return {{"mse", scores.sums.at("squares") / n}, {"mae", scores.sums.at("absolutes") / n}};
   }
 
-  std::string sample(const Model& model, const Data& data, const RunConfig&, Compute compute, at::Device device,
-                     const std::function<bool()>&) const override {
+  std::string sample(const Model& model, const Data& data, const RunConfig&, Compute compute,
+                     at::Device device, const std::function<bool()>&) const override {
     const auto batch = first_examples(data, device);
     if (!batch) return "";
     const NoGrad no_grad;
@@ -51,13 +53,15 @@ class Regression final : public Task {
     const DataFacts& facts = data.facts();
     const auto raw = [&](const at::Tensor& normalised_BO) {
       const at::Tensor y = normalised_BO.to(at::kDouble);
-      return facts.target_scale.empty() ? y : y * row(facts.target_scale, y) + row(facts.target_mean, y);
+      return facts.target_scale.empty()
+                 ? y
+                 : y * row(facts.target_scale, y) + row(facts.target_mean, y);
     };
     const at::Tensor is_BO = raw(batch->targets), said_BO = raw(model(batch->inputs).data());
     std::string text;
     for (int64_t i = 0; i < is_BO.size(0); ++i)
-      text +=
-          format("%s%.4g read as %.4g", i > 0 ? ", " : "", is_BO[i][0].item<double>(), said_BO[i][0].item<double>());
+      text += format("%s%.4g read as %.4g", i > 0 ? ", " : "", is_BO[i][0].item<double>(),
+                     said_BO[i][0].item<double>());
     return text;
   }
 };

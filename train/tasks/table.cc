@@ -31,8 +31,8 @@ const Task* find_task(const std::string& name) {
 }
 
 void add_task(std::unique_ptr<Task> task) {
-  LATHE_CHECK(find_task(task->name()) == nullptr && task->name() != "auto", "there is a task ", task->name(),
-              " already; give yours another name");
+  LATHE_CHECK(find_task(task->name()) == nullptr && task->name() != "auto", "there is a task ",
+              task->name(), " already; give yours another name");
   task_table().push_back(std::move(task));
 }
 
@@ -43,10 +43,10 @@ const Task& task_of(const LoadedConfig& loaded, const DataFacts& facts) {
   std::string names = "auto";
   for (const auto& known : task_table()) names += " | " + known->name();
   if (asked == "auto")
-    fail(Exit::data, loaded.config.data.dir, " is made for the task \"", facts.task, "\"; set train.task to one of ",
-         names);
-  fail(Exit::usage, origin_of(loaded, "train.task"), ": train.task = \"", asked, "\" is not allowed; it must be ",
-       names);
+    fail(Exit::data, loaded.config.data.dir, " is made for the task \"", facts.task,
+         "\"; set train.task to one of ", names);
+  fail(Exit::usage, origin_of(loaded, "train.task"), ": train.task = \"", asked,
+       "\" is not allowed; it must be ", names);
 }
 
 ModelSizes fit_examples(const LoadedConfig& loaded, const Data& data, const Task& task) {
@@ -57,27 +57,28 @@ ModelSizes fit_examples(const LoadedConfig& loaded, const Data& data, const Task
          " can't learn from; prepare examples (`lathe prepare FILE.csv --out FOLDER`)");
   }
   if (find_model_kind(c.model.kind)->models_tokens()) {
-    fail(Exit::usage, origin_of(loaded, "model.kind"), ": model.kind = \"", c.model.kind, "\" models tokens, and ",
-         c.data.dir, " holds examples; take a kind such as mlp");
+    fail(Exit::usage, origin_of(loaded, "model.kind"), ": model.kind = \"", c.model.kind,
+         "\" models tokens, and ", c.data.dir, " holds examples; take a kind such as mlp");
   }
   if (data.train_size() == 0) fail(Exit::data, c.data.dir, " has no training examples");
   if (c.train.eval_interval > 0 && data.val_size() == 0) {
-    fail(
-        Exit::data, c.data.dir,
-        " has no validation examples; prepare the data with --val 0.1, set data.folds, or set train.eval_interval = 0");
+    fail(Exit::data, c.data.dir,
+         " has no validation examples; prepare the data with --val 0.1, set data.folds, or set "
+         "train.eval_interval = 0");
   }
   return task.sizes(facts);
 }
 
 std::optional<Batch> first_examples(const Data& data, at::Device device) {
   Batch batch;
-  if (data.val_size() == 0 || !data.evaluation({.batch_size = 5}, 1, device)->next(batch)) return std::nullopt;
+  if (data.val_size() == 0 || !data.evaluation({.batch_size = 5}, 1, device)->next(batch))
+    return std::nullopt;
   return batch;
 }
 
-std::optional<EvalResult> evaluate(const Task& task, const Model& model, const Data& data, const BatchSizes& sizes,
-                                   int64_t batches, Compute compute, at::Device device,
-                                   const std::function<bool()>& stop) {
+std::optional<EvalResult> evaluate(const Task& task, const Model& model, const Data& data,
+                                   const BatchSizes& sizes, int64_t batches, Compute compute,
+                                   at::Device device, const std::function<bool()>& stop) {
   const NoGrad no_grad;
   const Autocast autocast(compute);
   const MemoryScope memory(Memory::activations);
@@ -88,7 +89,9 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
     task.score(model, batch, data.facts(), scores);
   }
   if (scores.targets == 0)
-    fail(Exit::data, "the validation batches have no target; take more of them (train.eval_batches), or other data");
+    fail(Exit::data,
+         "the validation batches have no target; take more of them (train.eval_batches), or other "
+         "data");
   return EvalResult{task.metrics(scores), scores.targets};
 }
 

@@ -13,7 +13,8 @@ namespace lathe {
 namespace {
 
 /// Ids of a text in which nothing stands for a special token.
-std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text, bool begins = true) {
+std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text,
+                               bool begins = true) {
   if (tokenizer.bpe() == nullptr) return tokenizer.encode(text);
   std::vector<int32_t> ids;
   BPE::Encoder(*tokenizer.bpe()).encode(text, ids, SpecialText::text, begins);
@@ -27,7 +28,8 @@ int64_t begin_token(const Tokenizer& tokenizer) {
   return begin >= 0 ? begin : tokenizer.document_end();
 }
 
-/// Summed loss of rows of `t` tokens and their successors, of which the targets before `from` are not scored.
+/// Summed loss of rows of `t` tokens and their successors, of which the targets before `from` are
+/// not scored.
 double loss_of(const Scoring& s, const std::vector<const int64_t*>& rows, int64_t t, int64_t from) {
   const auto n = static_cast<int64_t>(rows.size());
   const at::Tensor ids = at::empty({n, t + 1}, at::kLong);
@@ -38,8 +40,10 @@ double loss_of(const Scoring& s, const std::vector<const int64_t*>& rows, int64_
   const NoGrad no_grad;
   const Autocast autocast(s.compute);
   const MemoryScope memory(Memory::activations);
-  const double loss = token_loss(s.model, {ids.slice(1, 0, t).to(s.device), targets.to(s.device)}, 1).item();
-  if (!std::isfinite(loss)) fail(Exit::diverged, "the model's loss is ", loss, "; its weights have diverged");
+  const double loss =
+      token_loss(s.model, {ids.slice(1, 0, t).to(s.device), targets.to(s.device)}, 1).item();
+  if (!std::isfinite(loss))
+    fail(Exit::diverged, "the model's loss is ", loss, "; its weights have diverged");
   return loss;
 }
 
@@ -55,8 +59,8 @@ TextScore score_text(const Scoring& s, std::string_view text) {
     score.bytes -= std::ssize(s.tokenizer.decode({ids[0]}));
   score.tokens = std::ssize(ids) - 1;
   const int64_t stride = s.stride == 0 ? s.context : s.stride;
-  // Windows of one length that score from one place on are a batch: the first one alone where they overlap, the last,
-  // shorter one, and all between.
+  // Windows of one length that score from one place on are a batch: the first one alone where they
+  // overlap, the last, shorter one, and all between.
   std::vector<const int64_t*> rows;
   int64_t length = 0, from = 0;
   const auto run = [&] {
@@ -82,14 +86,18 @@ Answer answer(const Scoring& s, const Choice& c) {
   for (int64_t i = 0; i < std::ssize(c.endings); ++i) {
     std::string ending = c.endings[static_cast<size_t>(i)];
     const auto bytes = static_cast<double>(ending.size());
-    if (!c.context.empty() && !is_space(c.context.back()) && !is_space(ending.front())) ending = " " + ending;
+    if (!c.context.empty() && !is_space(c.context.back()) && !is_space(ending.front()))
+      ending = " " + ending;
     std::vector<int64_t> ids = plain_ids(s.tokenizer, c.context);
     const int64_t begin = begin_token(s.tokenizer);
-    if (begin >= 0 && (ids.empty() || begin != s.tokenizer.document_end())) ids.insert(ids.begin(), begin);
+    if (begin >= 0 && (ids.empty() || begin != s.tokenizer.document_end()))
+      ids.insert(ids.begin(), begin);
     const std::vector<int64_t> of_ending = plain_ids(s.tokenizer, ending, c.context.empty());
     ids.insert(ids.end(), of_ending.begin(), of_ending.end());
     if (ids.size() == of_ending.size())
-      fail(Exit::data, "a question has no context, and the tokenizer no token that a text begins with; give it a word");
+      fail(Exit::data,
+           "a question has no context, and the tokenizer no token that a text begins with; give it "
+           "a word");
     const int64_t t = std::min(s.context, std::ssize(ids) - 1);
     const int64_t from = std::max<int64_t>(0, t - std::ssize(of_ending));
     const double loss = loss_of(s, {ids.data() + (std::ssize(ids) - 1 - t)}, t, from);

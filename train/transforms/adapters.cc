@@ -18,8 +18,8 @@ const AdaptersConfig& adapters_of(const RunConfig& config) {
 
 namespace {
 
-/// The layers that adapters stand on. A head whose weight the loss takes by itself is none of them: what stands on it
-/// would never run.
+/// The layers that adapters stand on. A head whose weight the loss takes by itself is none of them:
+/// what stands on it would never run.
 std::vector<Linear*> adapted_layers(Model& model) {
   const at::Tensor head = model.has_head() ? model.head_weight().data() : at::Tensor();
   std::vector<Linear*> all, in_blocks;
@@ -33,19 +33,22 @@ std::vector<Linear*> adapted_layers(Model& model) {
 
 std::string no_layer_text(const RunConfig& config) {
   return str("adapters.rank = ", adapters_of(config).rank,
-             " has nothing to act on: adapters stand on linear layers, and model.kind = \"", config.model.kind,
+             " has nothing to act on: adapters stand on linear layers, and model.kind = \"",
+             config.model.kind,
              "\" has none beside its head; leave [adapters] out to train the whole model");
 }
 
-/// Whether a model of the config has no layer for adapters. Sizes that the data gives do not decide that; false where a
-/// kind can't be made without the right ones.
+/// Whether a model of the config has no layer for adapters. Sizes that the data gives do not decide
+/// that; false where a kind can't be made without the right ones.
 bool has_no_layer(const ModelConfig& config) {
   AnyConfig own = config.own;
-  if (int64_t* const vocabulary = own.find<int64_t>("vocab_size")) *vocabulary = std::max<int64_t>(1, *vocabulary);
+  if (int64_t* const vocabulary = own.find<int64_t>("vocab_size"))
+    *vocabulary = std::max<int64_t>(1, *vocabulary);
 
   try {
     const ShapesAlone guard;
-    const auto model = find_model_kind(config.kind)->make(own, {.input = {3, 32, 32}, .outputs = 2});
+    const auto model =
+        find_model_kind(config.kind)->make(own, {.input = {3, 32, 32}, .outputs = 2});
     return adapted_layers(*model).empty();
   } catch (const std::exception&) {
     return false;
@@ -69,7 +72,9 @@ void add_adapters(Model& model, const TransformContext& context) {
 
 std::optional<ConfigFault> check_adapters(const RunConfig& config) {
   const AdaptersConfig& c = adapters_of(config);
-  const auto fault = [](const std::string& key, const auto&... what) { return ConfigFault{{key}, str(what...)}; };
+  const auto fault = [](const std::string& key, const auto&... what) {
+    return ConfigFault{{key}, str(what...)};
+  };
   if (c.rank == 0) {
     const AnyConfig& own = config.transforms.at("adapters");
     for (const Field& f : own.schema().fields()) {
@@ -83,8 +88,9 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
   if (c.base.empty() && source.empty())
     return fault("adapters.rank", "adapters.rank needs adapters.base, the run to put adapters on");
   if (!c.base.empty() && !source.empty() && c.base != source) {
-    return fault("train.init_from", "train.init_from = \"", source, "\" has no effect beside adapters.base = \"",
-                 c.base, "\", whose weights are under the adapters; leave it out");
+    return fault("train.init_from", "train.init_from = \"", source,
+                 "\" has no effect beside adapters.base = \"", c.base,
+                 "\", whose weights are under the adapters; leave it out");
   }
   if (c.double_quant && c.dtype != "nf4")
     return fault("adapters.double_quant", "adapters.double_quant is for adapters.dtype = \"nf4\"");
@@ -93,9 +99,11 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
   const bool quantised = c.dtype == "int8" || c.dtype == "nf4";
   if (quantised ? config.amp.dtype == "fp32" : c.dtype != config.amp.dtype) {
     return fault("adapters.dtype", "adapters.dtype = \"", c.dtype, "\" needs amp.dtype = \"",
-                 quantised ? "bf16\" or \"fp16" : c.dtype, "\", and it is \"", config.amp.dtype, "\"");
+                 quantised ? "bf16\" or \"fp16" : c.dtype, "\", and it is \"", config.amp.dtype,
+                 "\"");
   }
-  if (has_no_layer(config.model)) return ConfigFault{{"adapters.rank", "model.kind"}, no_layer_text(config)};
+  if (has_no_layer(config.model))
+    return ConfigFault{{"adapters.rank", "model.kind"}, no_layer_text(config)};
   return std::nullopt;
 }
 
@@ -120,16 +128,18 @@ void adopt_base(LoadedConfig& loaded) {
   adopt_model(loaded, from.model, "adapters.base");
 }
 
-std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config, const ModelSizes& sizes,
-                                 at::Device device) {
+std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config,
+                                 const ModelSizes& sizes, at::Device device) {
   const AdaptersConfig& c = adapters_of(config);
-  return load_frozen(base, config, sizes, {c.dtype, c.double_quant, matmul_dtype(compute_dtype(config.amp))}, device);
+  return load_frozen(base, config, sizes,
+                     {c.dtype, c.double_quant, matmul_dtype(compute_dtype(config.amp))}, device);
 }
 
 std::string base_hash(const fs::path& base) {
   if (base.empty()) return "";
   const fs::path path = base / "manifest.json";
-  const Json manifest = parse_json(read_file(path, Exit::checkpoint), path.string(), Exit::checkpoint);
+  const Json manifest =
+      parse_json(read_file(path, Exit::checkpoint), path.string(), Exit::checkpoint);
   const Json files = json_get<Json>(manifest, "files", path.string(), Exit::checkpoint);
   const Json model = json_get<Json>(files, "model.safetensors", path.string(), Exit::checkpoint);
   return json_get<std::string>(model, "xxh3", path.string(), Exit::checkpoint);
@@ -144,7 +154,8 @@ void check_base(const fs::path& base, const RunConfig& config, const std::string
 }
 
 void check_base_tokenizer(const LoadedConfig& loaded, const Data& data) {
-  if (!loaded.base.empty()) check_tokenizer(loaded.config.data.dir, data.facts(), read_state(loaded.base));
+  if (!loaded.base.empty())
+    check_tokenizer(loaded.config.data.dir, data.facts(), read_state(loaded.base));
 }
 
 fs::path merge(const fs::path& run, const fs::path& out, const StopAsked& stop) {
@@ -164,7 +175,9 @@ fs::path merge(const fs::path& run, const fs::path& out, const StopAsked& stop) 
     merged.check_stop();
     layer->merge_adapter();
   }
-  replace_parameters(*model, [](const NamedParameter& p) { return Variable::parameter(p.parameter.data(), p.path); });
+  replace_parameters(*model, [](const NamedParameter& p) {
+    return Variable::parameter(p.parameter.data(), p.path);
+  });
   config.transforms["adapters"] = AnyConfig::of<AdaptersConfig>();
   config.optim.ema_decay = 0;  // the average was of the adapters
   OptimConfig stateless;

@@ -1,4 +1,5 @@
-// The fp8 recipe of a config (amp.dtype = "fp8") as a transform: linear layers of the model's blocks become fp8 layers.
+// The fp8 recipe of a config (amp.dtype = "fp8") as a transform: linear layers of the model's
+// blocks become fp8 layers.
 #pragma once
 
 #include <optional>

@@ -8,20 +8,24 @@
 
 namespace lathe {
 
-Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const Keep& keep, at::Device device) {
+Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const Keep& keep,
+                     at::Device device) {
   const Variable& shape = found.parameter;
   const bool quantise = keep.dtype == "int8" || keep.dtype == "nf4";
   if (quantise && found.block >= 0 && is_linear_weight(found.role)) {
-    const auto format = keep.dtype == "int8" ? QuantisedTensor::Format::int8 : QuantisedTensor::Format::nf4;
-    shape.leaf().precision.quantised = std::make_shared<const QuantisedTensor>(t, format, keep.double_quant, device);
+    const auto format =
+        keep.dtype == "int8" ? QuantisedTensor::Format::int8 : QuantisedTensor::Format::nf4;
+    shape.leaf().precision.quantised =
+        std::make_shared<const QuantisedTensor>(t, format, keep.double_quant, device);
     return shape;
   }
   const at::ScalarType matrices = quantise ? keep.rest : dtype_from_config(keep.dtype);
-  return Variable(t.to(device, shape.dim() >= 2 ? matrices : at::kFloat, /*non_blocking=*/false, /*copy=*/true));
+  return Variable(t.to(device, shape.dim() >= 2 ? matrices : at::kFloat, /*non_blocking=*/false,
+                       /*copy=*/true));
 }
 
-std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& config, const ModelSizes& sizes,
-                                   const Keep& keep, at::Device device) {
+std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& config,
+                                   const ModelSizes& sizes, const Keep& keep, at::Device device) {
   const MemoryScope memory(Memory::parameters);
   const fs::path path = checkpoint / "model.safetensors";
   const SafetensorsFile file(path);
@@ -34,7 +38,8 @@ std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& 
   replace_parameters(*model, [&](const NamedParameter& found) {
     const TensorEntry& entry = file.at(found.path);
     ++used;
-    const Variable loaded = keep_frozen(found, entry_tensor(entry, found.parameter.sizes(), path), keep, device);
+    const Variable loaded =
+        keep_frozen(found, entry_tensor(entry, found.parameter.sizes(), path), keep, device);
     file.release(entry);
     return loaded;
   });
@@ -44,7 +49,8 @@ std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& 
         .to(device, /*non_blocking=*/false, /*copy=*/true);
   });
   if (used != file.tensors().size()) {
-    fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(), " tensors, the model ", used);
+    fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(), " tensors, the model ",
+         used);
   }
   return model;
 }

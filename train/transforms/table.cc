@@ -13,8 +13,8 @@ struct NoKeys {};
 
 std::vector<Transform>& transform_table() {
   static std::vector<Transform> all{
-      {"adapters", "low-rank adapters on a frozen model (Hu et al. 2021, \"LoRA\")", AnyConfig::of<AdaptersConfig>(),
-       add_adapters, check_adapters},
+      {"adapters", "low-rank adapters on a frozen model (Hu et al. 2021, \"LoRA\")",
+       AnyConfig::of<AdaptersConfig>(), add_adapters, check_adapters},
       {"fp8", "", AnyConfig::of<NoKeys>(), add_fp8_layers, check_fp8},
   };
   return all;
@@ -27,8 +27,9 @@ const std::vector<Transform>& transforms() { return transform_table(); }
 void add_transform(Transform transform) {
   const bool taken = std::any_of(transform_table().begin(), transform_table().end(),
                                  [&](const Transform& t) { return t.name == transform.name; });
-  LATHE_CHECK(!taken && schema_of<RunConfig>().find(transform.name) == nullptr, "there is a transform or section ",
-              transform.name, " already; give yours another name");
+  LATHE_CHECK(!taken && schema_of<RunConfig>().find(transform.name) == nullptr,
+              "there is a transform or section ", transform.name,
+              " already; give yours another name");
   transform_table().push_back(std::move(transform));
 }
 
@@ -39,7 +40,8 @@ void apply_transforms(Model& model, const TransformContext& context) {
 std::vector<NamedParameter> parameters_to_train(const Model& model, const RunConfig& config) {
   auto trained = trained_parameters(model);
   if (trained.empty()) {
-    fail(Exit::usage, "there is nothing to train: all parameters of this model of model.kind = \"", config.model.kind,
+    fail(Exit::usage, "there is nothing to train: all parameters of this model of model.kind = \"",
+         config.model.kind,
          "\" are frozen, or it has none; leave out the transform that freezes them");
   }
   return trained;

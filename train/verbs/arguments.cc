@@ -12,22 +12,27 @@
 
 namespace lathe {
 
-double Arguments::number(const std::string& name, double otherwise, const Rule& rule, bool whole) const {
+double Arguments::number(const std::string& name, double otherwise, const Rule& rule,
+                         bool whole) const {
   const auto found = flags.find(name);
   if (found == flags.end()) return otherwise;
-  const ConfigValue v = read_value(found->second, whole ? ConfigValue(int64_t{0}) : ConfigValue(0.0));
+  const ConfigValue v =
+      read_value(found->second, whole ? ConfigValue(int64_t{0}) : ConfigValue(0.0));
   double x = 0;
   if (const auto* i = std::get_if<int64_t>(&v))
     x = static_cast<double>(*i);
   else if (const auto* d = std::get_if<double>(&v); d && !whole)
     x = *d;
   else
-    fail(Exit::usage, "command line: --", name, " must be a ", whole ? "whole " : "", "number, not ", found->second);
+    fail(Exit::usage, "command line: --", name, " must be a ", whole ? "whole " : "",
+         "number, not ", found->second);
   Rule allowed = rule;
-  if (whole) allowed.max = std::min(allowed.max, 0x1p53);  // beyond, not every whole number is a double
-  if (!std::isfinite(x) || !(x >= rule.min && x <= allowed.max) || (rule.open_min && x == rule.min)) {
-    fail(Exit::usage, "command line: --", name, " = ", found->second, " is not allowed; it must be ",
-         rule_text(allowed));
+  if (whole)
+    allowed.max = std::min(allowed.max, 0x1p53);  // beyond, not every whole number is a double
+  if (!std::isfinite(x) || !(x >= rule.min && x <= allowed.max) ||
+      (rule.open_min && x == rule.min)) {
+    fail(Exit::usage, "command line: --", name, " = ", found->second,
+         " is not allowed; it must be ", rule_text(allowed));
   }
   return x;
 }
@@ -43,7 +48,8 @@ void check_flags(const Arguments& arguments, const std::set<std::string>& known,
                  const std::string& hint) {
   for (const auto& [flag, value] : arguments.flags) {
     if (!known.contains(flag) && !(config_keys && flag.find('.') != std::string::npos))
-      fail(Exit::usage, "command line: `lathe ", arguments.verb, " ", arguments.words[0], "` has no --", flag, hint);
+      fail(Exit::usage, "command line: `lathe ", arguments.verb, " ", arguments.words[0],
+           "` has no --", flag, hint);
   }
 }
 
@@ -77,11 +83,12 @@ fs::path run_argument(const Arguments& arguments) {
   const bool eval = arguments.verb == "eval";
   switch (kind_of(path)) {
     case PathKind::data:
-      fail(Exit::checkpoint, path, " is a data folder; lathe ", arguments.verb, " wants a run or a checkpoint",
-           eval ? ", and data as --data " + path : "");
+      fail(Exit::checkpoint, path, " is a data folder; lathe ", arguments.verb,
+           " wants a run or a checkpoint", eval ? ", and data as --data " + path : "");
     case PathKind::file:
     case PathKind::safetensors:
-      fail(Exit::checkpoint, path, " is a file; lathe ", arguments.verb, " wants a run or a checkpoint folder");
+      fail(Exit::checkpoint, path, " is a file; lathe ", arguments.verb,
+           " wants a run or a checkpoint folder");
     default: return path;
   }
 }
@@ -90,7 +97,8 @@ void check_output(const Arguments& arguments, const fs::path& file, std::string_
   const bool force = arguments.is_true("force");
   const fs::file_status status = fs::status(file);
   if (!fs::exists(status)) return;
-  if (!fs::is_regular_file(status)) fail(Exit::usage, file.string(), " is not a regular file; name another");
+  if (!fs::is_regular_file(status))
+    fail(Exit::usage, file.string(), " is not a regular file; name another");
 
   std::string head(4096, '\0');
   std::ifstream in(file, std::ios::binary);
@@ -108,36 +116,42 @@ std::string load_dtype_argument(const Arguments& arguments, const std::string& o
   static const std::set<std::string> dtypes{"fp32", "bf16", "fp16", "int8", "nf4"};
   const std::string dtype = arguments.get("load-dtype", otherwise);
   if (!dtype.empty() && !dtypes.contains(dtype))
-    fail(Exit::usage, "command line: --load-dtype must be fp32, bf16, fp16, int8 or nf4, not ", dtype);
+    fail(Exit::usage, "command line: --load-dtype must be fp32, bf16, fp16, int8 or nf4, not ",
+         dtype);
   return dtype;
 }
 
 LoadedModel load_model_argument(const Arguments& arguments) {
-  const std::string device = arguments.get("device", "auto"), dtype = load_dtype_argument(arguments, "");
+  const std::string device = arguments.get("device", "auto"),
+                    dtype = load_dtype_argument(arguments, "");
   if (device != "auto" && device != "cpu" && device != "cuda")
     fail(Exit::usage, "command line: --device must be auto, cpu or cuda, not ", device);
   const bool twice = arguments.is_true("double-quant");
-  if (twice && dtype != "nf4") fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
+  if (twice && dtype != "nf4")
+    fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
   const std::string weights = arguments.get("weights", "model");
   if (weights != "model" && weights != "ema")
     fail(Exit::usage, "command line: --weights must be model or ema, not ", weights);
-  const int threads = static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
+  const int threads =
+      static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
   LoadedModel m = LoadedModel::open(run_argument(arguments), device, threads, dtype, twice,
                                     arguments.get("checkpoint", "newest"), weights == "ema");
   // To standard error: what goes to standard output is the result.
-  std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute.dtype)) << ", matrices kept as " << m.load_dtype
-            << ", saved as " << m.saved_dtype << "\n";
+  std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute.dtype)) << ", matrices kept as "
+            << m.load_dtype << ", saved as " << m.saved_dtype << "\n";
   return m;
 }
 
 Flags and_loading(Flags flags) {
-  flags.insert(flags.end(),
-               {{"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},
-                {"weights", "model, or ema: the moving average that optim.ema_decay keeps (model)"},
-                {"load-dtype", "how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32; adapters: adapters.dtype)"},
-                {"double-quant", "true: nf4's scales in 8 bits too (false)"},
-                {"device", "auto, cpu or cuda"},
-                {"threads", "CPU threads"}});
+  flags.insert(
+      flags.end(),
+      {{"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},
+       {"weights", "model, or ema: the moving average that optim.ema_decay keeps (model)"},
+       {"load-dtype",
+        "how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32; adapters: adapters.dtype)"},
+       {"double-quant", "true: nf4's scales in 8 bits too (false)"},
+       {"device", "auto, cpu or cuda"},
+       {"threads", "CPU threads"}});
   return flags;
 }
 

@@ -1,4 +1,5 @@
-// How fast text is written: the prompt at once, then a token at a time, beside how fast memory is read.
+// How fast text is written: the prompt at once, then a token at a time, beside how fast memory is
+// read.
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
 
@@ -67,12 +68,14 @@ struct Writer {
 };
 
 /// A config's model with its initial values, kept as `dtype`.
-Writer of_config(const Arguments& arguments, int threads, const std::string& dtype, bool double_quant) {
+Writer of_config(const Arguments& arguments, int threads, const std::string& dtype,
+                 bool double_quant) {
   const LoadedConfig loaded = load_config_argument(arguments, 1);
   const RunConfig& c = loaded.config;
   const BatchSizes sizes = batch_sizes(c);
   if (sizes.block_size == 0)
-    fail(Exit::usage, "model.kind = \"", c.model.kind, "\" does not model text, so it can't write any");
+    fail(Exit::usage, "model.kind = \"", c.model.kind,
+         "\" does not model text, so it can't write any");
   if (sizes.vocab_size == 0)
     fail(Exit::usage,
          "model.vocab_size is 0, and without data there is nothing to take it from; set it, as in "
@@ -80,7 +83,11 @@ Writer of_config(const Arguments& arguments, int threads, const std::string& dty
   install_allocator();
   set_up_compute("cpu", threads, /*tf32=*/false);
   const ModelKind& kind = *find_model_kind(c.model.kind);
-  Writer w{make_model(kind, c.model.own, {}, static_cast<uint64_t>(c.train.seed)), c, {}, at::kCPU, dtype};
+  Writer w{make_model(kind, c.model.own, {}, static_cast<uint64_t>(c.train.seed)),
+           c,
+           {},
+           at::kCPU,
+           dtype};
   if (dtype == "fp32") return w;
   w.compute.dtype = dtype == "fp16" ? at::kHalf : at::kBFloat16;
   const Keep keep{dtype, double_quant, w.compute.dtype};
@@ -94,7 +101,8 @@ Writer of_run(const Arguments& arguments) {
   Arguments own = arguments;
   own.words.erase(own.words.begin());
   if (const Overrides keys = key_arguments(own); !keys.empty())
-    fail(Exit::usage, "command line: --", keys[0].first, " is a key of a config; ", own.words[0], " is a run");
+    fail(Exit::usage, "command line: --", keys[0].first, " is a key of a config; ", own.words[0],
+         " is a run");
   LoadedModel m = load_model_argument(own);
   text_tokenizer(own, m);
   return {std::move(m.model), m.config, m.compute, m.device, m.load_dtype};
@@ -104,19 +112,23 @@ Writer of_run(const Arguments& arguments) {
 
 Exit bench_generate(const Arguments& arguments) {
   const std::string dtype = load_dtype_argument(arguments, "fp32");
-  const int threads = static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
+  const int threads =
+      static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
   const auto batch = static_cast<int64_t>(arguments.number("batch", 1, between(1, 10000), true));
   const auto tokens = static_cast<int64_t>(arguments.number("tokens", 64, between(2, 1e6), true));
   const PathKind kind = kind_of(arguments.words[1]);
   const bool run = kind == PathKind::run || kind == PathKind::checkpoint;
-  const Writer w = run ? of_run(arguments) : of_config(arguments, threads, dtype, arguments.is_true("double-quant"));
+  const Writer w = run ? of_run(arguments)
+                       : of_config(arguments, threads, dtype, arguments.is_true("double-quant"));
   const BatchSizes sizes = batch_sizes(w.config);
   const auto prompt = static_cast<int64_t>(arguments.number(
-      "context", static_cast<double>(std::max<int64_t>(1, std::min<int64_t>(512, sizes.block_size / 2))),
+      "context",
+      static_cast<double>(std::max<int64_t>(1, std::min<int64_t>(512, sizes.block_size / 2))),
       between(1, static_cast<double>(sizes.block_size)), true));
   if (prompt + tokens > sizes.block_size) {
-    fail(Exit::usage, "command line: --context ", prompt, " and --tokens ", tokens, " are more than the context of ",
-         sizes.block_size, ", beyond which the whole window is computed for each token; make them fewer");
+    fail(Exit::usage, "command line: --context ", prompt, " and --tokens ", tokens,
+         " are more than the context of ", sizes.block_size,
+         ", beyond which the whole window is computed for each token; make them fewer");
   }
   std::vector<std::vector<int64_t>> texts(static_cast<size_t>(batch));
   const RngKey key = make_key(1, hash_name("bench generate"));
@@ -125,7 +137,8 @@ Exit bench_generate(const Arguments& arguments) {
       texts[i].push_back(philox(counter(static_cast<uint64_t>(j), i), key)[0] %
                          static_cast<uint64_t>(sizes.vocab_size));
   }
-  // Greedily: initial values make all tokens about as likely, and half of a vocabulary would be sorted to draw one.
+  // Greedily: initial values make all tokens about as likely, and half of a vocabulary would be
+  // sorted to draw one.
   Writing writing{.context = sizes.block_size,
                   .tokens = 4,
                   .sampling = {.temperature = 0},
@@ -147,22 +160,23 @@ Exit bench_generate(const Arguments& arguments) {
   const double decode = steps[1 + (steps.size() - 1) / 2];
   const double fastest = steps[1];  // what the machine does when nobody else holds it up
   const auto bytes = static_cast<double>(bytes_read(*w.model)), read = read_rate();
-  std::cout << json_text(Json{{"params", count(parameters(*w.model))},
-                              {"load_dtype", w.dtype},
-                              {"threads", at::get_num_threads()},
-                              {"batch", batch},
-                              {"prompt", prompt},
-                              {"tokens", tokens},
-                              {"prefill_tokens_per_s", static_cast<double>(batch * prompt) / prefill},
-                              {"decode_ms", 1e3 * decode},
-                              {"decode_ms_min", 1e3 * fastest},
-                              {"decode_tokens_per_s", static_cast<double>(batch) / decode},
-                              {"weight_bytes", bytes},
-                              {"weight_bytes_per_s", bytes / decode},
-                              {"read_bytes_per_s", read},
-                              {"share_of_read", bytes / decode / read},
-                              {"share_of_read_max", bytes / fastest / read},
-                              {"peak_rss_mb", static_cast<double>(peak_rss_bytes()) / (1 << 20)}})
+  std::cout << json_text(
+                   Json{{"params", count(parameters(*w.model))},
+                        {"load_dtype", w.dtype},
+                        {"threads", at::get_num_threads()},
+                        {"batch", batch},
+                        {"prompt", prompt},
+                        {"tokens", tokens},
+                        {"prefill_tokens_per_s", static_cast<double>(batch * prompt) / prefill},
+                        {"decode_ms", 1e3 * decode},
+                        {"decode_ms_min", 1e3 * fastest},
+                        {"decode_tokens_per_s", static_cast<double>(batch) / decode},
+                        {"weight_bytes", bytes},
+                        {"weight_bytes_per_s", bytes / decode},
+                        {"read_bytes_per_s", read},
+                        {"share_of_read", bytes / decode / read},
+                        {"share_of_read_max", bytes / fastest / read},
+                        {"peak_rss_mb", static_cast<double>(peak_rss_bytes()) / (1 << 20)}})
             << std::endl;
   return Exit::done;
 }

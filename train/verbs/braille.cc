@@ -21,7 +21,8 @@ class Canvas {
   size_t width() const { return 2 * columns_; }
   size_t height() const { return 4 * rows_; }
   void set(size_t x, size_t y, size_t curve) {
-    // Unicode numbers the dots of a character 1 2 3 7 down the left column, and 4 5 6 8 down the right one.
+    // Unicode numbers the dots of a character 1 2 3 7 down the left column, and 4 5 6 8 down the
+    // right one.
     constexpr uint8_t bit[2][4] = {{0x01, 0x02, 0x04, 0x40}, {0x08, 0x10, 0x20, 0x80}};
     const size_t down = height() - 1 - y, cell = down / 4 * columns_ + x / 2;
     dots_[cell] = static_cast<uint8_t>(dots_[cell] | bit[x % 2][down % 4]);
@@ -36,7 +37,8 @@ class Canvas {
       if (dots_[i] == 0)
         text += ' ';
       else
-        text += {'\xe2', static_cast<char>(0xa0 | dots_[i] >> 6), static_cast<char>(0x80 | (dots_[i] & 0x3f))};
+        text += {'\xe2', static_cast<char>(0xa0 | dots_[i] >> 6),
+                 static_cast<char>(0x80 | (dots_[i] & 0x3f))};
     }
     return text + (last != SIZE_MAX ? plain : "");
   }
@@ -56,11 +58,13 @@ struct Range {
     // Of halves: the difference of two finite numbers may be infinite.
     const double span = high / 2 - low / 2;
     const double share = span > 0 ? (v / 2 - low / 2) / span : 0.5;
-    return static_cast<size_t>(std::clamp(share * static_cast<double>(dots), 0.0, static_cast<double>(dots - 1)));
+    return static_cast<size_t>(
+        std::clamp(share * static_cast<double>(dots), 0.0, static_cast<double>(dots - 1)));
   }
 };
 
-void draw(Canvas& canvas, const BrailleCurve& curve, const Range& xs, const Range& ys, size_t index) {
+void draw(Canvas& canvas, const BrailleCurve& curve, const Range& xs, const Range& ys,
+          size_t index) {
   size_t last_x = SIZE_MAX, last_y = 0;
   for (size_t i = 0; i < curve.y.size(); ++i) {
     if (!std::isfinite(curve.y[i])) continue;
@@ -70,12 +74,17 @@ void draw(Canvas& canvas, const BrailleCurve& curve, const Range& xs, const Rang
     for (size_t column = last_x; column <= x; ++column) {
       const auto at = [&](double c) {
         const double share =
-            x == last_x ? 1 : std::clamp((c - static_cast<double>(last_x)) / static_cast<double>(x - last_x), 0.0, 1.0);
-        return static_cast<double>(last_y) + share * (static_cast<double>(y) - static_cast<double>(last_y));
+            x == last_x
+                ? 1
+                : std::clamp((c - static_cast<double>(last_x)) / static_cast<double>(x - last_x),
+                             0.0, 1.0);
+        return static_cast<double>(last_y) +
+               share * (static_cast<double>(y) - static_cast<double>(last_y));
       };
       double a = at(static_cast<double>(column) - 0.5), b = at(static_cast<double>(column) + 0.5);
       if (x == last_x) a = static_cast<double>(last_y), b = static_cast<double>(y);
-      for (auto row = static_cast<size_t>(std::min(a, b)); row <= static_cast<size_t>(std::max(a, b)); ++row)
+      for (auto row = static_cast<size_t>(std::min(a, b));
+           row <= static_cast<size_t>(std::max(a, b)); ++row)
         canvas.set(column, row, index);
     }
     last_x = x, last_y = y;
@@ -84,19 +93,21 @@ void draw(Canvas& canvas, const BrailleCurve& curve, const Range& xs, const Rang
 
 std::string label(double v) {
   std::string text;
-  for (int digits = 4; text.empty() || text.size() >= label_width; --digits) text = format("%.*g", digits, v);
+  for (int digits = 4; text.empty() || text.size() >= label_width; --digits)
+    text = format("%.*g", digits, v);
   return std::string(label_width - 1 - text.size(), ' ') + text + " ";
 }
 
 }  // namespace
 
 std::string curve_colour(size_t i) {
-  constexpr const char* codes[]{"\033[34m", "\033[33m", "\033[32m", "\033[35m", "\033[36m", "\033[31m"};
+  constexpr const char* codes[]{"\033[34m", "\033[33m", "\033[32m",
+                                "\033[35m", "\033[36m", "\033[31m"};
   return codes[i % std::size(codes)];
 }
 
-std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, size_t width, size_t height,
-                                      bool colour) {
+std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, size_t width,
+                                      size_t height, bool colour) {
   width = std::max<size_t>(width, 20), height = std::max<size_t>(height, 4);
   Range xs, ys;
   for (const BrailleCurve& c : curves) {
@@ -121,8 +132,10 @@ std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, s
     lines.push_back(side + canvas.line(row, colour));
   }
   const std::string first = format("%.10g", xs.low), last = format("%.10g", xs.high);
-  const size_t gap = columns > first.size() + last.size() ? columns - first.size() - last.size() : 1;
-  lines.push_back((std::string(label_width, ' ') + first + std::string(gap, ' ') + last).substr(0, width));
+  const size_t gap =
+      columns > first.size() + last.size() ? columns - first.size() - last.size() : 1;
+  lines.push_back(
+      (std::string(label_width, ' ') + first + std::string(gap, ' ') + last).substr(0, width));
   return lines;
 }
 

@@ -10,14 +10,15 @@
 namespace lathe {
 namespace {
 
-/// What is asked: the whole history, without its oldest questions and answers where that would leave no room for an
-/// answer of `room` tokens in the context.
-std::vector<int64_t> question(const ChatTemplate& chat, std::vector<ChatMessage>& history, int64_t context,
-                              int64_t room) {
+/// What is asked: the whole history, without its oldest questions and answers where that would
+/// leave no room for an answer of `room` tokens in the context.
+std::vector<int64_t> question(const ChatTemplate& chat, std::vector<ChatMessage>& history,
+                              int64_t context, int64_t room) {
   for (;;) {
     auto ids = chat.ask(history);
     const size_t first = history[0].role == "system" ? 1 : 0;
-    if (static_cast<int64_t>(ids.size()) + room <= context || history.size() < first + 3) return ids;
+    if (static_cast<int64_t>(ids.size()) + room <= context || history.size() < first + 3)
+      return ids;
     history.erase(history.begin() + static_cast<std::ptrdiff_t>(first),
                   history.begin() + static_cast<std::ptrdiff_t>(first + 2));
   }
@@ -28,7 +29,8 @@ Exit run_chat(const Arguments& arguments) {
   w.tokens = static_cast<int64_t>(arguments.number("tokens", 512, between(1, 1e9), true));
   const LoadedModel m = load_model_argument(arguments);
   const Tokenizer& tokenizer = text_tokenizer(arguments, m);
-  const ChatTemplate chat(tokenizer, arguments.words[0], "`lathe generate` continues a text of your own");
+  const ChatTemplate chat(tokenizer, arguments.words[0],
+                          "`lathe generate` continues a text of your own");
   w.context = batch_sizes(m.config).block_size, w.compute = m.compute, w.device = m.device;
   const std::string system = arguments.get("system", "");
   std::vector<ChatMessage> history;
@@ -50,7 +52,8 @@ Exit run_chat(const Arguments& arguments) {
     history.push_back({"user", line});
     const auto ids = question(chat, history, w.context, std::min(w.tokens, w.context / 2));
     if (std::ssize(ids) > w.context) {
-      log_warn("the message is ", ids.size(), " tokens with all that stands around it, and the model sees ", w.context,
+      log_warn("the message is ", ids.size(),
+               " tokens with all that stands around it, and the model sees ", w.context,
                "; its beginning is cut off");
     }
     std::string answer;
@@ -69,16 +72,18 @@ Exit run_chat(const Arguments& arguments) {
 }  // namespace
 
 Verb chat_verb() {
-  return {.name = "chat",
-          .usage = "RUN|CHECKPOINT",
-          .doc =
-              "talk with a model whose tokenizer has the special tokens of ChatML or Llama 3: a line of standard "
-              "input is a message, and earlier ones are remembered as far as the context goes",
-          .example = "chat runs/assistant --temperature 0.7",
-          .flags = and_loading(and_sampling(
-              {{"system", "what the conversation begins with (nothing)"}, {"tokens", "of an answer at most (512)"}})),
-          .run = run_chat,
-          .switches = {"double-quant"}};
+  return {
+      .name = "chat",
+      .usage = "RUN|CHECKPOINT",
+      .doc =
+          "talk with a model whose tokenizer has the special tokens of ChatML or Llama 3: a line "
+          "of standard "
+          "input is a message, and earlier ones are remembered as far as the context goes",
+      .example = "chat runs/assistant --temperature 0.7",
+      .flags = and_loading(and_sampling({{"system", "what the conversation begins with (nothing)"},
+                                         {"tokens", "of an answer at most (512)"}})),
+      .run = run_chat,
+      .switches = {"double-quant"}};
 }
 
 }  // namespace lathe

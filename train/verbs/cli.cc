@@ -44,14 +44,16 @@ std::string row(const std::string& left, const std::string& right, size_t indent
   return text + line + "\n";
 }
 
-/// A key, its default, and what it does: what of that fits into a line, since the reference page has it all.
+/// A key, its default, and what it does: what of that fits into a line, since the reference page
+/// has it all.
 std::string key_row(const Field& field) {
   const std::string key = "  --" + field.key + "=" + toml_text(field.initial);
   const std::string choices = field.rule.choices.empty() ? "" : " (" + rule_text(field.rule) + ")";
   constexpr size_t column = 36;
   const size_t room = width - std::max(column, key.size() + 1);
   std::string doc = field.doc;
-  if (doc.size() + choices.size() > room) doc = doc.substr(0, std::min(doc.find("; "), doc.find(". ")));
+  if (doc.size() + choices.size() > room)
+    doc = doc.substr(0, std::min(doc.find("; "), doc.find(". ")));
   return row(key, doc + choices, column);
 }
 
@@ -59,16 +61,19 @@ void print_help(const Verb* verb) {
   if (verb == nullptr) {
     std::cout << version << ": trains models from config files\n\nusage: lathe VERB ...\n\n";
     for (const auto& v : verbs()) std::cout << row(std::string("  ") + v.name, v.doc, 13);
-    std::cout << "\nA first run, on a text of your own:\n"
-                 "  lathe prepare my.txt --out data/my --tokenizer char\n"
-                 "  lathe train configs/quickstart.toml --data.dir=data/my --train.out_dir=runs/my\n"
-                 "  lathe generate runs/my --tokens 500\n\n"
-                 "`lathe help VERB` says more.\n"
-              << row("Exit codes:",
-                     "0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable checkpoint, 5 diverged, "
-                     "6 input/output, 8 folder in use, 9 out of memory or threads, 75 stopped with a checkpoint "
-                     "(run it again to go on)",
-                     12);
+    std::cout
+        << "\nA first run, on a text of your own:\n"
+           "  lathe prepare my.txt --out data/my --tokenizer char\n"
+           "  lathe train configs/quickstart.toml --data.dir=data/my --train.out_dir=runs/my\n"
+           "  lathe generate runs/my --tokens 500\n\n"
+           "`lathe help VERB` says more.\n"
+        << row("Exit codes:",
+               "0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable checkpoint, 5 "
+               "diverged, "
+               "6 input/output, 8 folder in use, 9 out of memory or threads, 75 stopped with a "
+               "checkpoint "
+               "(run it again to go on)",
+               12);
     return;
   }
   std::cout << row("usage: lathe " + verb->name, verb->usage, 4) << "\n"
@@ -80,9 +85,11 @@ void print_help(const Verb* verb) {
     std::cout << "\nIt takes the keys of the config as well: `lathe train --help` lists them.\n";
     return;
   }
-  std::cout << "\nKeys of the config with their defaults, also in its file (steps = 500 under [train]) and in the\n"
+  std::cout << "\nKeys of the config with their defaults, also in its file (steps = 500 under "
+               "[train]) and in the\n"
                "environment (LATHE_TRAIN_STEPS=500). `lathe config docs` says all of each.\n";
-  const auto show = [](const std::string& title, const std::vector<Field>& fields, const std::string& prefix) {
+  const auto show = [](const std::string& title, const std::vector<Field>& fields,
+                       const std::string& prefix) {
     std::cout << "\n" << row("", title, 0);
     for (const auto& field : fields) {
       if (field.key.starts_with(prefix)) std::cout << key_row(field);
@@ -91,7 +98,8 @@ void print_help(const Verb* verb) {
   const Schema& common = schema_of<RunConfig>();
   for (const auto& section : RunConfig::schema("gpt").sections()) {
     if (section.name != "model") {
-      show("[" + section.name + "] " + section.doc, RunConfig::schema("gpt").fields(), section.name + ".");
+      show("[" + section.name + "] " + section.doc, RunConfig::schema("gpt").fields(),
+           section.name + ".");
       continue;
     }
     show("[model] " + section.doc, common.fields(), "model.");
@@ -103,7 +111,8 @@ void print_help(const Verb* verb) {
   }
 }
 
-/// Parses what stands behind the verb. Flags are strings for cxxopts; their values are checked where they are used.
+/// Parses what stands behind the verb. Flags are strings for cxxopts; their values are checked
+/// where they are used.
 Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
   std::vector<std::string> known;
   for (const auto& [name, doc] : verb.flags) known.emplace_back(name);
@@ -111,7 +120,8 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
     for (const auto& f : all_fields()) known.push_back(f.key);
     for (const auto& key : renamed_keys()) known.push_back(key);
   }
-  // --name=value becomes two words: cxxopts matches words with std::regex, which breaks on long values and line breaks.
+  // --name=value becomes two words: cxxopts matches words with std::regex, which breaks on long
+  // values and line breaks.
   std::vector<std::string> split{argv[0]};
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
@@ -120,8 +130,9 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
       continue;
     }
     const auto equals = word.find('=');
-    const std::string name =
-        word.starts_with("--") ? word.substr(2, equals == std::string::npos ? equals : equals - 2) : word;
+    const std::string name = word.starts_with("--")
+                                 ? word.substr(2, equals == std::string::npos ? equals : equals - 2)
+                                 : word;
     if (std::find(known.begin(), known.end(), name) == known.end()) {
       const std::string near = nearest(name, known);
       fail(Exit::usage, "command line: lathe ", verb.name, " has no option ", word,
@@ -129,8 +140,8 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
     }
     split.push_back("--" + name);
     const auto is_value = [&](const std::string& next) {
-      const bool says =
-          next == "true" || next == "false" || (!next.empty() && std::isdigit(static_cast<unsigned char>(next[0])));
+      const bool says = next == "true" || next == "false" ||
+                        (!next.empty() && std::isdigit(static_cast<unsigned char>(next[0])));
       return !verb.switches.contains(name) || says;
     };
     if (equals != std::string::npos)
@@ -153,12 +164,14 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
   try {
     const auto result = options.parse(static_cast<int>(pointers.size()), pointers.data());
     for (const auto& given : result.arguments()) {
-      if (verb.repeatable.contains(given.key())) arguments.lists[given.key()].push_back(given.value());
+      if (verb.repeatable.contains(given.key()))
+        arguments.lists[given.key()].push_back(given.value());
     }
     for (const auto& name : known) {
       if (verb.repeatable.contains(name)) continue;
       if (result.count(name) > 1) {
-        fail(Exit::usage, "command line: --", name, " stands ", result.count(name), " times; give it once");
+        fail(Exit::usage, "command line: --", name, " stands ", result.count(name),
+             " times; give it once");
       }
       if (result.count(name) == 1) arguments.flags[name] = result[name].as<std::string>();
     }
@@ -173,7 +186,8 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
 }
 
 const Verb& find_verb(const std::string& name) {
-  const auto verb = std::find_if(verbs().begin(), verbs().end(), [&](const Verb& v) { return v.name == name; });
+  const auto verb =
+      std::find_if(verbs().begin(), verbs().end(), [&](const Verb& v) { return v.name == name; });
   if (verb != verbs().end()) return *verb;
   std::vector<std::string> names;
   for (const auto& v : verbs()) names.emplace_back(v.name);
@@ -185,7 +199,8 @@ const Verb& find_verb(const std::string& name) {
 Exit dispatch(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
 
-  // A point of a sweep starts with the stop signals blocked. Only `train` waits until it has its handlers.
+  // A point of a sweep starts with the stop signals blocked. Only `train` waits until it has its
+  // handlers.
   if (args.empty() || args[0] != "train") unblock_stop_signals();
 
   const auto asks_help = [](const std::string& a) { return a == "--help" || a == "-h"; };
@@ -216,8 +231,9 @@ Exit dispatch(int argc, char** argv) {
 /// What the standard library says of a path that can't be reached, as a sentence with a remedy.
 std::string sentence(const fs::filesystem_error& e) {
   const std::string what = e.path1().empty() ? "a file or folder" : e.path1().string();
-  return str("cannot reach ", what, ": ", e.code().message(),
-             e.code() == std::errc::permission_denied ? "; change the permissions, or name another" : "");
+  return str(
+      "cannot reach ", what, ": ", e.code().message(),
+      e.code() == std::errc::permission_denied ? "; change the permissions, or name another" : "");
 }
 
 /// What an error quotes from a file or a command line may hold anything.
@@ -229,7 +245,8 @@ int run_cli(int argc, char** argv) {
   try {
     open_standard_streams();
 
-    // A file that would grow beyond `ulimit -f` is then an error of the call (EFBIG), with a sentence and an exit code.
+    // A file that would grow beyond `ulimit -f` is then an error of the call (EFBIG), with a
+    // sentence and an exit code.
     std::signal(SIGXFSZ, SIG_IGN);
 
     const PrintableStreams streams;
@@ -251,8 +268,9 @@ int run_cli(int argc, char** argv) {
     return static_cast<int>(Exit::io);
   } catch (const std::system_error& e) {
     if (e.code() == std::errc::resource_unavailable_try_again) {
-      log(Level::error, str("cannot start another thread: ", e.code().message(),
-                            "; raise the limit of processes and threads (ulimit -u, or the container's)"));
+      log(Level::error,
+          str("cannot start another thread: ", e.code().message(),
+              "; raise the limit of processes and threads (ulimit -u, or the container's)"));
       return static_cast<int>(Exit::memory);
     }
     log_error(std::string("internal: ") + e.what());

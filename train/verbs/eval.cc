@@ -17,13 +17,16 @@ namespace lathe {
 namespace {
 
 /// Exit::data where the data is not of the kind that the model was trained on.
-void check_same_kind(const LoadedModel& m, const Task& task, const Data& data, const std::string& folder) {
+void check_same_kind(const LoadedModel& m, const Task& task, const Data& data,
+                     const std::string& folder) {
   const DataFacts& facts = data.facts();
   const ModelSizes sizes = task.sizes(facts);
-  if (task.name() != m.state.task || sizes.outputs != m.state.sizes.outputs || sizes.input != m.state.sizes.input) {
-    fail(Exit::data, folder, " is not made as the data that the run was trained on: ", facts.task, ", inputs of ",
-         describe(at::IntArrayRef(sizes.input)), " and ", sizes.outputs, " outputs, and the run's are ", m.state.task,
-         ", ", describe(at::IntArrayRef(m.state.sizes.input)), " and ", m.state.sizes.outputs);
+  if (task.name() != m.state.task || sizes.outputs != m.state.sizes.outputs ||
+      sizes.input != m.state.sizes.input) {
+    fail(Exit::data, folder, " is not made as the data that the run was trained on: ", facts.task,
+         ", inputs of ", describe(at::IntArrayRef(sizes.input)), " and ", sizes.outputs,
+         " outputs, and the run's are ", m.state.task, ", ",
+         describe(at::IntArrayRef(m.state.sizes.input)), " and ", m.state.sizes.outputs);
   }
   check_tokenizer(folder, facts, m.state);
   const bool tokens = facts.outputs == 0;
@@ -56,7 +59,8 @@ Json text_json(const TextScore& s) {
           {"bytes", s.bytes}};
 }
 
-/// The texts of a file, compressed or not: one, or of JSON Lines (by its name) each line's field "text".
+/// The texts of a file, compressed or not: one, or of JSON Lines (by its name) each line's field
+/// "text".
 std::vector<std::string> texts_of(const std::string& file) {
   std::vector<std::string> texts;
   const DocumentSource source{.files = {file}};
@@ -73,7 +77,8 @@ std::vector<std::string> texts_of(const std::string& file) {
 }
 
 Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& files) {
-  std::vector<std::pair<std::string, std::vector<std::string>>> all_texts;  // read before the first is scored
+  std::vector<std::pair<std::string, std::vector<std::string>>>
+      all_texts;  // read before the first is scored
   for (const std::string& file : files) all_texts.emplace_back(file, texts_of(file));
   TextScore all;
   Json each = Json::array();
@@ -114,49 +119,57 @@ Json evaluate_choices(const Scoring& scoring, const std::string& file) {
 
 Exit run_eval_text(const Arguments& arguments) {
   if (arguments.flags.contains("data"))
-    fail(Exit::usage, "command line: --data is for the loss over a data folder; leave it out, or the files");
+    fail(Exit::usage,
+         "command line: --data is for the loss over a data folder; leave it out, or the files");
   const std::vector<std::string> files(arguments.words.begin() + 1, arguments.words.end());
   for (const char* flag : {"stride", "batch-size"}) {
     if (files.empty() && arguments.flags.contains(flag))
-      fail(Exit::usage, "command line: --", flag, " is for files, and questions are taken one by one; leave it out");
+      fail(Exit::usage, "command line: --", flag,
+           " is for files, and questions are taken one by one; leave it out");
   }
   const LoadedModel m = load_model_argument(arguments);
   Scoring scoring{*m.model, text_tokenizer(arguments, m)};
   scoring.context = batch_sizes(m.config).block_size;
   scoring.compute = m.compute, scoring.device = m.device;
-  scoring.batch_size = static_cast<int64_t>(
-      arguments.number("batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
-  scoring.stride = static_cast<int64_t>(arguments.number("stride", static_cast<double>(scoring.context),
-                                                         between(1, static_cast<double>(scoring.context)), true));
+  scoring.batch_size = static_cast<int64_t>(arguments.number(
+      "batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
+  scoring.stride = static_cast<int64_t>(
+      arguments.number("stride", static_cast<double>(scoring.context),
+                       between(1, static_cast<double>(scoring.context)), true));
   Json json = Json::object();
   if (!files.empty()) json.update(evaluate_files(scoring, files));
-  if (arguments.flags.contains("choices")) json.update(evaluate_choices(scoring, arguments.get("choices", "")));
+  if (arguments.flags.contains("choices"))
+    json.update(evaluate_choices(scoring, arguments.get("choices", "")));
   add_model(json, m);
   std::cout << json_text(json) << std::endl;
   return Exit::done;
 }
 
 Exit run_eval(const Arguments& arguments) {
-  if (arguments.words.size() > 1 || arguments.flags.contains("choices")) return run_eval_text(arguments);
+  if (arguments.words.size() > 1 || arguments.flags.contains("choices"))
+    return run_eval_text(arguments);
   if (arguments.flags.contains("stride"))
     fail(Exit::usage, "command line: --stride is for files; name some behind the run");
   const LoadedModel m = load_model_argument(arguments);
   DataConfig data_config = m.config.data;
   data_config.dir = arguments.get("data", m.config.data.dir);
   if (data_config.dir.empty())
-    fail(Exit::usage, arguments.words[0], " was imported and has no data of its own; give some as --data FOLDER");
-  if (arguments.flags.contains("data")) data_config.mix.clear();  // which names the sources of the run's own
+    fail(Exit::usage, arguments.words[0],
+         " was imported and has no data of its own; give some as --data FOLDER");
+  if (arguments.flags.contains("data"))
+    data_config.mix.clear();  // which names the sources of the run's own
   if (data_config.documents == "separate" && data_config.document_end < 0 && m.state.tokenizer)
     data_config.document_end = m.state.tokenizer->document_end();
   const auto data = open_data(data_config);
   const Task& task = task_of({.config = m.config, .origins = {}}, data->facts());
   check_same_kind(m, task, *data, data_config.dir);
-  const auto batch = static_cast<int64_t>(
-      arguments.number("batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
+  const auto batch = static_cast<int64_t>(arguments.number(
+      "batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
   BatchSizes sizes = batch_sizes(m.config);
   sizes.batch_size = batch;
   const int64_t units = batch * std::max<int64_t>(1, sizes.block_size);
-  ProgressBar bar("evaluating", std::ceil(static_cast<double>(data->val_size()) / static_cast<double>(units)));
+  ProgressBar bar("evaluating",
+                  std::ceil(static_cast<double>(data->val_size()) / static_cast<double>(units)));
   double done = 0;
   const EvalResult r = *evaluate(task, *m.model, *data, sizes, 0, m.compute, m.device, [&] {
     bar.show(done++);
@@ -177,17 +190,21 @@ Verb eval_verb() {
   return {
       "eval",
       "RUN|CHECKPOINT [FILE...]",
-      "loss over the validation split, or over texts (with perplexity and bits per byte), or the share of questions "
+      "loss over the validation split, or over texts (with perplexity and bits per byte), or the "
+      "share of questions "
       "with several endings that are answered right; the last line is JSON",
       "eval runs/quickstart --load-dtype bf16",
-      and_loading({{"data", "data folder (default: the run's)"},
-                   {"batch-size", "sequences at once (default: the run's)"},
-                   {"choices",
-                    "JSON Lines of questions: {\"context\": TEXT, \"endings\": [TEXT, ...], \"label\": N}; the "
-                    "likeliest ending is the answer, as a whole (accuracy) and by byte (accuracy_by_byte)"},
-                   {"stride",
-                    "files: tokens between windows of the context; fewer give each token more before it (the "
-                    "context)"}}),
+      and_loading(
+          {{"data", "data folder (default: the run's)"},
+           {"batch-size", "sequences at once (default: the run's)"},
+           {"choices",
+            "JSON Lines of questions: {\"context\": TEXT, \"endings\": [TEXT, ...], \"label\": N}; "
+            "the "
+            "likeliest ending is the answer, as a whole (accuracy) and by byte (accuracy_by_byte)"},
+           {"stride",
+            "files: tokens between windows of the context; fewer give each token more before it "
+            "(the "
+            "context)"}}),
       false,
       1,
       100000,

@@ -15,7 +15,9 @@ Exit run_import(const Arguments& arguments) {
   o.block_size = static_cast<int64_t>(arguments.number("block-size", 0, between(0, 1000000), true));
   o.tokenizer = arguments.get("tokenizer", o.tokenizer);
   if (o.tokenizer != "auto" && o.tokenizer != "none" && !fs::exists(o.tokenizer))
-    fail(Exit::usage, "command line: --tokenizer must be auto, none, or the path of a tokenizer, and there is no file ",
+    fail(Exit::usage,
+         "command line: --tokenizer must be auto, none, or the path of a tokenizer, and there is "
+         "no file ",
          o.tokenizer);
 
   take_stop_signals("the import");
@@ -27,10 +29,12 @@ Exit run_import(const Arguments& arguments) {
 Exit run_export(const Arguments& arguments) {
   ExportOptions o{.run = run_argument(arguments), .out = arguments.get("out", "")};
   if (o.out.empty()) fail(Exit::usage, "lathe export needs --out FOLDER");
-  const auto choice = [&](const char* name, const char* otherwise, const std::vector<std::string>& allowed) {
+  const auto choice = [&](const char* name, const char* otherwise,
+                          const std::vector<std::string>& allowed) {
     const std::string value = arguments.get(name, otherwise);
     if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
-      fail(Exit::usage, "command line: --", name, " must be ", rule_text(one_of(allowed)), ", not ", value);
+      fail(Exit::usage, "command line: --", name, " must be ", rule_text(one_of(allowed)), ", not ",
+           value);
     return value;
   };
   const std::string format = choice("format", "hf", {"hf", "gguf"});
@@ -50,12 +54,14 @@ Exit run_export(const Arguments& arguments) {
 Verb import_verb() {
   return {"import",
           "FOLDER --out RUN",
-          "make a run of a Hugging Face folder (config.json, safetensors, tokenizer.json), for eval, generate, export "
+          "make a run of a Hugging Face folder (config.json, safetensors, tokenizer.json), for "
+          "eval, generate, export "
           "and train.init_from",
           "import downloads/gpt2 --out runs/gpt2",
           {{"out", "folder for the run"},
            {"block-size", "context in tokens, where the model's whole one is not wanted (all)"},
-           {"tokenizer", "auto: the folder's; the path of another; or none, for the weights alone (auto)"}},
+           {"tokenizer",
+            "auto: the folder's; the path of another; or none, for the weights alone (auto)"}},
           false,
           1,
           1,
@@ -63,19 +69,21 @@ Verb import_verb() {
 }
 
 Verb export_verb() {
-  return {"export",
-          "RUN|CHECKPOINT --out FOLDER",
-          "write a model for other programs: as a Hugging Face folder, or a GGUF file",
-          "export runs/gpt2 --format hf --out exported/gpt2",
-          {{"out", "folder to make"},
-           {"format", "hf: config.json, model.safetensors and, of a BPE, tokenizer.json; gguf: model.gguf (hf)"},
-           {"dtype", "of matrices: fp32, bf16 or fp16 (as they are saved)"},
-           {"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},
-           {"weights", "model, or ema: the moving average that optim.ema_decay keeps (model)"}},
-          false,
-          1,
-          1,
-          run_export};
+  return {
+      "export",
+      "RUN|CHECKPOINT --out FOLDER",
+      "write a model for other programs: as a Hugging Face folder, or a GGUF file",
+      "export runs/gpt2 --format hf --out exported/gpt2",
+      {{"out", "folder to make"},
+       {"format",
+        "hf: config.json, model.safetensors and, of a BPE, tokenizer.json; gguf: model.gguf (hf)"},
+       {"dtype", "of matrices: fp32, bf16 or fp16 (as they are saved)"},
+       {"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},
+       {"weights", "model, or ema: the moving average that optim.ema_decay keeps (model)"}},
+      false,
+      1,
+      1,
+      run_export};
 }
 
 }  // namespace lathe

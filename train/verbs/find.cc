@@ -19,9 +19,11 @@ namespace lathe {
 namespace {
 
 Exit find_lr(const Arguments& a) {
-  const double from = a.number("from", 1e-6, above(0, 1e6), false), to = a.number("to", 1, above(0, 1e6), false);
+  const double from = a.number("from", 1e-6, above(0, 1e6), false),
+               to = a.number("to", 1, above(0, 1e6), false);
   const auto steps = static_cast<int64_t>(a.number("steps", 100, between(10, 1e6), true));
-  if (to <= from) fail(Exit::usage, "command line: --to must be above --from, which is ", format("%g", from));
+  if (to <= from)
+    fail(Exit::usage, "command line: --to must be above --from, which is ", format("%g", from));
   LoadedConfig loaded = load_config_argument(a, 1);
   const RunData data = open_for_steps(loaded);
   Session session = Session::make(loaded, *data.task, data.sizes);
@@ -32,13 +34,15 @@ Exit find_lr(const Arguments& a) {
     curve.y.push_back(test.loss[i]);
   }
   std::cout << "loss, smoothed, over the learning rate's logarithm\n";
-  for (const std::string& line : braille_plot({curve}, 72, 16, /*colour=*/false)) std::cout << line << "\n";
+  for (const std::string& line : braille_plot({curve}, 72, 16, /*colour=*/false))
+    std::cout << line << "\n";
   if (test.steepest > 0)
     std::cout << "the loss falls fastest at " << format("%.3g", test.steepest)
               << ": --optim.lr=" << format("%.2g", test.steepest);
   else
     std::cout << "the loss falls nowhere between these rates";
-  std::cout << (test.diverged > 0 ? format("; from %.3g on it rises\n", test.diverged) : "; it never rises\n");
+  std::cout << (test.diverged > 0 ? format("; from %.3g on it rises\n", test.diverged)
+                                  : "; it never rises\n");
   std::cout << json_text(Json{{"lr", test.steepest},
                               {"diverges_at", test.diverged > 0 ? Json(test.diverged) : Json()},
                               {"steps", test.lr.size()}})
@@ -46,8 +50,8 @@ Exit find_lr(const Arguments& a) {
   return Exit::done;
 }
 
-/// The most bytes that tensors of a card take in two steps of the config's micro-batch: in the first there is no
-/// gradient to add to yet.
+/// The most bytes that tensors of a card take in two steps of the config's micro-batch: in the
+/// first there is no gradient to add to yet.
 int64_t measure_on_card(const LoadedConfig& loaded, const RunData& data) {
   cuda_api().reset_memory_peak();
   Session session = Session::make(loaded, *data.task, data.sizes);
@@ -57,9 +61,10 @@ int64_t measure_on_card(const LoadedConfig& loaded, const RunData& data) {
   return cuda_api().memory_peak();
 }
 
-/// What a step takes with a micro-batch of some size: by a dry run; on a card by the line through two sizes that are
-/// run, the largest powers of two that fit into `bytes`.
-std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunData& data, bool card, int64_t bytes) {
+/// What a step takes with a micro-batch of some size: by a dry run; on a card by the line through
+/// two sizes that are run, the largest powers of two that fit into `bytes`.
+std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunData& data, bool card,
+                                                int64_t bytes) {
   loaded.config.train.grad_accum = 1;
   const auto with = [loaded](int64_t batch) {
     LoadedConfig l = loaded;
@@ -68,11 +73,14 @@ std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunDa
   };
   if (!card) {
     const int64_t program = program_bytes_in_training();
-    return [=, &data](int64_t batch) { return dry_step(with(batch), data).peaks.touched_peak + program; };
+    return [=, &data](int64_t batch) {
+      return dry_step(with(batch), data).peaks.touched_peak + program;
+    };
   }
   int64_t size = 2, small = measure_on_card(with(1), data), large = measure_on_card(with(2), data);
   const auto line = [&] {
-    return [=](int64_t batch) { return large + (large - small) * (batch - size) / (size - size / 2); };
+    return
+        [=](int64_t batch) { return large + (large - small) * (batch - size) / (size - size / 2); };
   };
   while (size < 65536 && line()(2 * size) <= bytes) {
     size *= 2;
@@ -107,7 +115,8 @@ Exit find_batch(const Arguments& a) {
   const auto memory = memory_of_batch(loaded, data, card, bytes);
   const int64_t largest = largest_batch(memory, bytes);
   if (largest == 0)
-    fail(Exit::usage, "not even a micro-batch of 1 fits in ", format("%.2f GB", static_cast<double>(bytes) / 1e9),
+    fail(Exit::usage, "not even a micro-batch of 1 fits in ",
+         format("%.2f GB", static_cast<double>(bytes) / 1e9),
          "; `lathe plan CONFIG --fit` says what else to change");
   double noise = 0;
   {
@@ -122,16 +131,18 @@ Exit find_batch(const Arguments& a) {
     measured = measure_on_card(loaded, data);
   } else {
     Session session = Session::make(loaded, *data.task, data.sizes);
-    Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data, session.device);
+    Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data,
+                  session.device);
     run_step(session, loader, 0);
     measured = peak_rss_bytes();
   }
-  std::cout << "the largest micro-batch within " << format("%.2f GB", static_cast<double>(bytes) / 1e9) << " is "
-            << largest
-            << format(": %.2f GB predicted, %.2f GB in a step that was run\n", static_cast<double>(predicted) / 1e9,
-                      static_cast<double>(measured) / 1e9);
+  std::cout << "the largest micro-batch within "
+            << format("%.2f GB", static_cast<double>(bytes) / 1e9) << " is " << largest
+            << format(": %.2f GB predicted, %.2f GB in a step that was run\n",
+                      static_cast<double>(predicted) / 1e9, static_cast<double>(measured) / 1e9);
   std::cout << "gradient noise scale at the initial weights: "
-            << (std::isfinite(noise) ? format("about %.0f", noise) : std::string("not to be told from so few batches"))
+            << (std::isfinite(noise) ? format("about %.0f", noise)
+                                     : std::string("not to be told from so few batches"))
             << " samples; a global batch (now " << global
             << ") far above it saves few steps, and it grows in training\n";
   std::cout << json_text(Json{{"batch_size", largest},
@@ -160,7 +171,8 @@ Exit run_find(const Arguments& a) {
 Verb finder_verb() {
   return {"find",
           "lr|batch CONFIG [--section.key=value ...]",
-          "a learning rate by a range test; the largest micro-batch, and how much a larger one says (the last line is "
+          "a learning rate by a range test; the largest micro-batch, and how much a larger one "
+          "says (the last line is "
           "JSON)",
           "find lr configs/shakespeare_char_cpu.toml --from 1e-5 --to 0.3",
           {{"from", "lr: the first rate (1e-6)"},

@@ -10,32 +10,35 @@
 namespace lathe {
 
 Flags and_sampling(Flags flags) {
-  flags.insert(flags.end(), {{"temperature", "0 takes the likeliest (0.8)"},
-                             {"top-k", "only the k likeliest; 0: all (0)"},
-                             {"top-p", "only the likeliest of this probability together (1)"},
-                             {"min-p", "only those at least this times as likely as the likeliest (0)"},
-                             {"repetition-penalty", "above 1: what is in the text already gets less likely (1)"},
-                             {"seed", "of the draw (1)"}});
+  flags.insert(flags.end(),
+               {{"temperature", "0 takes the likeliest (0.8)"},
+                {"top-k", "only the k likeliest; 0: all (0)"},
+                {"top-p", "only the likeliest of this probability together (1)"},
+                {"min-p", "only those at least this times as likely as the likeliest (0)"},
+                {"repetition-penalty", "above 1: what is in the text already gets less likely (1)"},
+                {"seed", "of the draw (1)"}});
   return flags;
 }
 
 Sampling sampling_argument(const Arguments& arguments) {
-  return {.temperature = arguments.number("temperature", 0.8, at_least(0), false),
-          .top_k = static_cast<int64_t>(arguments.number("top-k", 0, at_least(0), true)),
-          .top_p = arguments.number("top-p", 1, {.min = 0, .max = 1, .open_min = true}, false),
-          .min_p = arguments.number("min-p", 0, between(0, 1), false),
-          .repetition_penalty = arguments.number("repetition-penalty", 1, between(0.01, 100), false),
-          .seed = static_cast<uint64_t>(arguments.number("seed", 1, at_least(0), true))};
+  return {
+      .temperature = arguments.number("temperature", 0.8, at_least(0), false),
+      .top_k = static_cast<int64_t>(arguments.number("top-k", 0, at_least(0), true)),
+      .top_p = arguments.number("top-p", 1, {.min = 0, .max = 1, .open_min = true}, false),
+      .min_p = arguments.number("min-p", 0, between(0, 1), false),
+      .repetition_penalty = arguments.number("repetition-penalty", 1, between(0.01, 100), false),
+      .seed = static_cast<uint64_t>(arguments.number("seed", 1, at_least(0), true))};
 }
 
 const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m) {
   if (batch_sizes(m.config).vocab_size == 0) {
-    fail(Exit::usage, arguments.words[0], " does not model text: it is a ", m.config.model.kind, " for ", m.state.task,
-         "; `lathe eval` tells how well it does");
+    fail(Exit::usage, arguments.words[0], " does not model text: it is a ", m.config.model.kind,
+         " for ", m.state.task, "; `lathe eval` tells how well it does");
   }
   if (!m.state.tokenizer) {
     fail(Exit::data, arguments.words[0],
-         " has no tokenizer to read or write text with: it was imported without one, or trained on data without a "
+         " has no tokenizer to read or write text with: it was imported without one, or trained on "
+         "data without a "
          "manifest.json");
   }
   return *m.state.tokenizer;
@@ -46,8 +49,8 @@ namespace {
 /// A line break where the vocabulary has one, else its first character.
 std::string default_prompt(const Tokenizer& tokenizer) {
   const auto& characters = tokenizer.vocabulary();
-  const bool has_break =
-      characters.empty() || std::find(characters.begin(), characters.end(), "\n") != characters.end();
+  const bool has_break = characters.empty() ||
+                         std::find(characters.begin(), characters.end(), "\n") != characters.end();
   return has_break ? "\n" : characters.front();
 }
 
@@ -59,12 +62,15 @@ std::vector<std::string> prompts_of(const fs::path& file) {
     if (line.ends_with('\r')) line.pop_back();
     if (!line.empty()) lines.push_back(line);
   }
-  if (lines.empty()) fail(Exit::data, file.string(), " has no prompts: one a line, and lines that are empty count not");
+  if (lines.empty())
+    fail(Exit::data, file.string(),
+         " has no prompts: one a line, and lines that are empty count not");
   return lines;
 }
 
 /// A token as a line of JSON; bytes that are no UTF-8 by themselves are shown as U+FFFD.
-std::string token_line(int64_t prompt, int64_t sample, const WrittenToken& token, const std::string& text) {
+std::string token_line(int64_t prompt, int64_t sample, const WrittenToken& token,
+                       const std::string& text) {
   return json_text(Json{{"prompt", prompt},
                         {"sample", sample},
                         {"id", token.id},
@@ -77,8 +83,10 @@ Exit run_generate(const Arguments& arguments) {
   w.tokens = static_cast<int64_t>(arguments.number("tokens", 300, between(1, 1e9), true));
   w.log_probabilities = arguments.is_true("logprobs");
   w.cache = !arguments.flags.contains("cache") || arguments.is_true("cache");
-  const auto samples = static_cast<int64_t>(arguments.number("samples", 1, between(1, 10000), true));
-  const bool from_file = arguments.flags.contains("prompt-file"), ignore_eos = arguments.is_true("ignore-eos");
+  const auto samples =
+      static_cast<int64_t>(arguments.number("samples", 1, between(1, 10000), true));
+  const bool from_file = arguments.flags.contains("prompt-file"),
+             ignore_eos = arguments.is_true("ignore-eos");
   if (from_file && arguments.flags.contains("prompt"))
     fail(Exit::usage, "command line: --prompt and --prompt-file are two ways to say it; give one");
   const auto found = arguments.lists.find("stop");
@@ -94,11 +102,14 @@ Exit run_generate(const Arguments& arguments) {
   std::vector<std::vector<int64_t>> ids;
   for (const std::string& prompt : prompts) {
     auto own = tokenizer.encode(prompt, Exit::usage);
-    if (own.empty()) fail(Exit::usage, "command line: --prompt is empty; give at least one character");
-    if (const int32_t begin = tokenizer.prompt_begin(); begin >= 0 && own[0] != begin) own.insert(own.begin(), begin);
+    if (own.empty())
+      fail(Exit::usage, "command line: --prompt is empty; give at least one character");
+    if (const int32_t begin = tokenizer.prompt_begin(); begin >= 0 && own[0] != begin)
+      own.insert(own.begin(), begin);
     ids.insert(ids.end(), static_cast<size_t>(samples), own);
   }
-  // One text is shown as it is written; of several each when all are, unless they are lines of JSON.
+  // One text is shown as it is written; of several each when all are, unless they are lines of
+  // JSON.
   const bool streams = ids.size() == 1 && !w.log_probabilities;
   std::vector<StopText> ends(ids.size(), StopText(stops));
   std::vector<std::string> written(ids.size());
@@ -108,7 +119,8 @@ Exit run_generate(const Arguments& arguments) {
     if (!ignore_eos && tokenizer.ends_text(token.id)) return false;
     const std::string piece = tokenizer.piece(token.id), shown = ends[i].feed(piece);
     if (w.log_probabilities)
-      std::cout << token_line(token.text / samples, token.text % samples, token, piece) << std::endl;
+      std::cout << token_line(token.text / samples, token.text % samples, token, piece)
+                << std::endl;
     else if (streams)
       std::cout << shown << std::flush;
     else
@@ -122,7 +134,8 @@ Exit run_generate(const Arguments& arguments) {
   }
   for (size_t i = 0; i < ids.size(); ++i) {
     if (i > 0) std::cout << "----\n";
-    std::cout << prompts[i / static_cast<size_t>(samples)] << written[i] << ends[i].rest() << std::endl;
+    std::cout << prompts[i / static_cast<size_t>(samples)] << written[i] << ends[i].rest()
+              << std::endl;
   }
   return Exit::done;
 }
@@ -135,12 +148,15 @@ Verb generate_verb() {
           .doc = "write text",
           .example = "generate runs/quickstart --prompt \"int \" --tokens 200",
           .flags = and_loading(and_sampling(
-              {{"prompt", "text to continue (a line break; where there is none, the vocabulary's first character)"},
+              {{"prompt",
+                "text to continue (a line break; where there is none, the vocabulary's first "
+                "character)"},
                {"prompt-file", "prompts, one a line, that are continued together"},
                {"samples", "texts for each prompt (1)"},
                {"tokens", "how many to write at most (300)"},
                {"stop", "text to stop before; may be given several times"},
-               {"ignore-eos", "true: go on behind the token that ends a document or a chat's turn (false)"},
+               {"ignore-eos",
+                "true: go on behind the token that ends a document or a chat's turn (false)"},
                {"logprobs", "a line of JSON for each token, with its log probability (false)"},
                {"cache", "false: compute the window again for each token (true)"}})),
           .run = run_generate,

@@ -10,13 +10,15 @@ namespace {
 
 Exit run_gradients(const Arguments& arguments) {
   if (arguments.flags.contains("svg")) check_output(arguments, arguments.get("svg", ""), svg_mark);
-  const auto batches = static_cast<int64_t>(arguments.number("batches", 8, between(1, 100000), true));
+  const auto batches =
+      static_cast<int64_t>(arguments.number("batches", 8, between(1, 100000), true));
   const LoadedModel m = load_model_argument(arguments);
   if (adapters_of(m.config).rank > 0)
     fail(Exit::usage, arguments.words[0], " has adapters; merge them first (`lathe merge`)");
   const GradientExponents e = gradient_exponents(m, batches);
   std::cout << exponents_text(e) << std::flush;
-  if (arguments.flags.contains("svg")) write_file_durably(arguments.get("svg", ""), exponents_svg(e));
+  if (arguments.flags.contains("svg"))
+    write_file_durably(arguments.get("svg", ""), exponents_svg(e));
   return Exit::done;
 }
 

@@ -20,7 +20,8 @@ namespace {
   constexpr const char* wanted = "a run, checkpoint, data folder or .safetensors file";
   if (!fs::exists(path)) fail(Exit::usage, path.string(), " does not exist; give ", wanted);
   if (is_hugging_face(path))
-    fail(Exit::usage, path.string(), " is a Hugging Face folder; make a run of it with `lathe import`");
+    fail(Exit::usage, path.string(),
+         " is a Hugging Face folder; make a run of it with `lathe import`");
   fail(Exit::usage, path.string(), " is no ", wanted + 2);
 }
 
@@ -45,9 +46,10 @@ void list_state(std::ostringstream& out, const fs::path& checkpoint) {
     if (s.best_step >= 0) out << " after step " << s.best_step;
     out << ")";
   }
-  if (s.scaler) out << ", loss scale " << s.scaler->scale << " (" << s.scaler->skipped << " steps skipped)";
-  out << "\n  made on " << s.device_model << ", " << s.isa << ", " << s.threads << " threads; data " << s.data_hash
-      << "\n";
+  if (s.scaler)
+    out << ", loss scale " << s.scaler->scale << " (" << s.scaler->skipped << " steps skipped)";
+  out << "\n  made on " << s.device_model << ", " << s.isa << ", " << s.threads << " threads; data "
+      << s.data_hash << "\n";
 }
 
 /// The splits of a data folder without a manifest.json.
@@ -121,9 +123,10 @@ std::string verify(const fs::path& path_) {
     case PathKind::data: {
       if (!fs::exists(path / "manifest.json")) {
         uint32_t largest = 0;
-        for (const TokenFile& split : open_splits(path)) largest = std::max(largest, split.largest_id());
-        out << path.string() << ": sizes and headers are right, and the largest token id is " << largest
-            << "; without a manifest.json there are no checksums to compare with\n";
+        for (const TokenFile& split : open_splits(path))
+          largest = std::max(largest, split.largest_id());
+        out << path.string() << ": sizes and headers are right, and the largest token id is "
+            << largest << "; without a manifest.json there are no checksums to compare with\n";
         break;
       }
       DataConfig data;

@@ -9,8 +9,8 @@ namespace lathe {
 
 /// A run, checkpoint, data folder or .safetensors file as text. Exit::usage for anything else.
 std::string inspect(const fs::path& path);
-/// Checks every byte against the recorded checksums, of token shards without a manifest.json sizes and headers; returns
-/// what was checked. Exit::checkpoint or Exit::data with what is wrong.
+/// Checks every byte against the recorded checksums, of token shards without a manifest.json sizes
+/// and headers; returns what was checked. Exit::checkpoint or Exit::data with what is wrong.
 std::string verify(const fs::path& path);
 
 }  // namespace lathe

@@ -41,8 +41,9 @@ std::string weight_line(LoadedConfig loaded, const char* what, bool copies, bool
   amp.cache = cache;
   const DryStep d = dry_step(loaded);
   return str(what, human(used(d.made, Memory::parameters)), " of parameters kept, ",
-             human(peak(d.peaks, Memory::casts)), " of casts, ", human(static_cast<double>(d.peaks.total_peak)),
-             " in all at the highest", is_own ? " (this config)" : "", "\n");
+             human(peak(d.peaks, Memory::casts)), " of casts, ",
+             human(static_cast<double>(d.peaks.total_peak)), " in all at the highest",
+             is_own ? " (this config)" : "", "\n");
 }
 
 std::string weight_lines(const LoadedConfig& loaded) {
@@ -58,7 +59,8 @@ std::string weight_lines(const LoadedConfig& loaded) {
 std::string human_time(double seconds) {
   if (seconds < 10) return format("%.1f ms", 1e3 * seconds);
   if (seconds < 600) return format("%.1f s", seconds);
-  return seconds < 36000 ? format("%.1f minutes", seconds / 60) : format("%.1f hours", seconds / 3600);
+  return seconds < 36000 ? format("%.1f minutes", seconds / 60)
+                         : format("%.1f hours", seconds / 3600);
 }
 
 double units_of(const RunConfig& c) { return static_cast<double>(units_of_step(c)); }
@@ -84,7 +86,8 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
   const auto all = static_cast<double>(d.parameters), trained = static_cast<double>(d.trained);
   line("parameters", format("%.0f (%.2f million)", all, all / 1e6) +
                          (trained < all ? format(", %.0f of them trained", trained) : ""));
-  line("memory: parameters", human(used(d.made, Memory::parameters)) + (d.has_copies ? " (with working copies)" : ""));
+  line("memory: parameters",
+       human(used(d.made, Memory::parameters)) + (d.has_copies ? " (with working copies)" : ""));
   if (const double casts = peak(d.peaks, Memory::casts); casts > 0)
     line("memory: weight casts", human(casts) + " at the highest");
   line("memory: optimizer", human(used(d.made, Memory::optimizer)));
@@ -96,25 +99,31 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
          human(static_cast<double>(d.held_bytes)) + ", the copy that is written in the background");
   line("memory: program", human(static_cast<double>(f.program_bytes)));
   line("memory: at the highest", human(static_cast<double>(f.peak_rss())) + " resident, " +
-                                     human(static_cast<double>(d.peaks.total_peak)) + " of it tensors");
+                                     human(static_cast<double>(d.peaks.total_peak)) +
+                                     " of it tensors");
   out << weights;
   line("FLOPs a step",
-       format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all", d.micro_batch.matmul() * micro_batches(c),
-              d.formula_flops * micro_batches(c), d.micro_batch.total() * micro_batches(c)));
+       format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all",
+              d.micro_batch.matmul() * micro_batches(c), d.formula_flops * micro_batches(c),
+              d.micro_batch.total() * micro_batches(c)));
   const double step_s = f.times.total();
-  line("time of a step", human_time(step_s) + format(" (%.0f %s/s), ", units_of(c) / step_s, d.unit.c_str()) +
-                             (f.is_measured ? "measured" : "from a smaller version that was measured"));
-  line("", format("forward %.0f%%, backward %.0f%%, optimizer %.0f%%", 100 * f.times.forward / step_s,
-                  100 * f.times.backward / step_s, 100 * f.times.optimizer / step_s));
+  line("time of a step",
+       human_time(step_s) + format(" (%.0f %s/s), ", units_of(c) / step_s, d.unit.c_str()) +
+           (f.is_measured ? "measured" : "from a smaller version that was measured"));
+  line("",
+       format("forward %.0f%%, backward %.0f%%, optimizer %.0f%%", 100 * f.times.forward / step_s,
+              100 * f.times.backward / step_s, 100 * f.times.optimizer / step_s));
   bool young = false;
   if (const auto mfu = mfu_of(c, f, young)) {
-    line("mfu", format("%.0f%%", 100 * *mfu) + (young ? " (of a ceiling measured less than three times)" : ""));
+    line("mfu", format("%.0f%%", 100 * *mfu) +
+                    (young ? " (of a ceiling measured less than three times)" : ""));
   }
-  line("time of the run", str(human_time(step_s * static_cast<double>(c.train.steps)), " for ", c.train.steps,
-                              " steps, evaluation not counted"));
+  line("time of the run", str(human_time(step_s * static_cast<double>(c.train.steps)), " for ",
+                              c.train.steps, " steps, evaluation not counted"));
   const auto checkpoint = static_cast<double>(d.checkpoint_bytes);
-  line("disk", human(checkpoint) + " a checkpoint, " + human(checkpoint * static_cast<double>(most_checkpoints(f))) +
-                   " at the most (" + std::to_string(f.kept_checkpoints) + " kept and one being written)");
+  line("disk", human(checkpoint) + " a checkpoint, " +
+                   human(checkpoint * static_cast<double>(most_checkpoints(f))) + " at the most (" +
+                   std::to_string(f.kept_checkpoints) + " kept and one being written)");
   return out.str();
 }
 
@@ -151,21 +160,24 @@ Json json_of(const RunConfig& c, const Forecast& f) {
           {"disk_bytes", d.checkpoint_bytes * most_checkpoints(f)}};
 }
 
-/// What cards of a data sheet would take, every one with a copy of the model and its share of the batch.
+/// What cards of a data sheet would take, every one with a copy of the model and its share of the
+/// batch.
 std::string text_for(const RunConfig& c, const Forecast& f, const std::string& cards) {
   constexpr double reached = 0.4;        // of the paper's rate, as well-tuned training does
   constexpr double context_bytes = 1e9;  // of CUDA and its libraries
   const auto [card, n] = parse_cards(cards);
-  const double rate = reached * (compute_dtype(c.amp) == at::kFloat ? card.tf32_flops : card.bf16_flops);
+  const double rate =
+      reached * (compute_dtype(c.amp) == at::kFloat ? card.tf32_flops : card.bf16_flops);
   const auto count = static_cast<double>(n), trained = static_cast<double>(f.dry.trained);
   // The update reads and writes parameters, gradients and two states.
-  const double step_s =
-      f.dry.micro_batch.matmul() * micro_batches(c) / rate / count + 28 * trained / card.bytes_per_second;
+  const double step_s = f.dry.micro_batch.matmul() * micro_batches(c) / rate / count +
+                        28 * trained / card.bytes_per_second;
   const double needs = static_cast<double>(f.dry.peaks.total_peak) + context_bytes;
   return str(
-      "on ", n, " x ", card.name, ", by paper figures (nothing was measured; ", format("%.0f%%", 100 * reached),
-      " of the published rate, communication not counted):\n",
-      format("  time of a step          %.1f ms (%.0f %s/s), ", 1e3 * step_s, units_of(c) / step_s, f.dry.unit.c_str()),
+      "on ", n, " x ", card.name, ", by paper figures (nothing was measured; ",
+      format("%.0f%%", 100 * reached), " of the published rate, communication not counted):\n",
+      format("  time of a step          %.1f ms (%.0f %s/s), ", 1e3 * step_s, units_of(c) / step_s,
+             f.dry.unit.c_str()),
       format("%.1f hours for %lld steps\n", step_s * static_cast<double>(c.train.steps) / 3600,
              static_cast<long long>(c.train.steps)),
       "  memory of each card     ", human(needs), " of ", human(card.memory_bytes),
@@ -177,8 +189,11 @@ std::string text_of_fit(const LoadedConfig& loaded, const Overrides& given, cons
                         const std::string& limit) {
   const int64_t bytes = limit == "true" ? free_memory() : parse_bytes(limit);
   const auto fit = find_fit(loaded.path, given, f, bytes);
-  const std::string within = str(human(static_cast<double>(bytes)), limit == "true" ? " (free on this machine)" : "");
-  if (!fit) return "fit                       nothing brings it within " + within + "; take a smaller model\n";
+  const std::string within =
+      str(human(static_cast<double>(bytes)), limit == "true" ? " (free on this machine)" : "");
+  if (!fit)
+    return "fit                       nothing brings it within " + within +
+           "; take a smaller model\n";
   if (fit->empty()) return "fit                       it stays within " + within + " as it is\n";
   std::string keys;
   for (const auto& [key, value] : *fit) keys += " --" + key + "=" + value;
@@ -210,18 +225,20 @@ Exit run_plan(const Arguments& a) {
 }  // namespace
 
 Verb plan_verb() {
-  return {"plan",
-          "CONFIG [--section.key=value ...]",
-          "what a run will need: memory, FLOPs, time, disk",
-          "plan configs/gpt2_124m.toml --train.batch_size=4",
-          {{"json", "one JSON object instead (false)"},
-           {"fit", "say what to change so that it stays within so much memory, as 8GB (what is free here)"},
-           {"for", "also for cards that are not here, as 8xH100, by their makers' figures"}},
-          true,
-          1,
-          1,
-          run_plan,
-          {"json", "fit"}};
+  return {
+      "plan",
+      "CONFIG [--section.key=value ...]",
+      "what a run will need: memory, FLOPs, time, disk",
+      "plan configs/gpt2_124m.toml --train.batch_size=4",
+      {{"json", "one JSON object instead (false)"},
+       {"fit",
+        "say what to change so that it stays within so much memory, as 8GB (what is free here)"},
+       {"for", "also for cards that are not here, as 8xH100, by their makers' figures"}},
+      true,
+      1,
+      1,
+      run_plan,
+      {"json", "fit"}};
 }
 
 }  // namespace lathe

@@ -27,7 +27,8 @@ namespace {
 /// Sum of a_i b_i, rounded to T after each product and each addition.
 template <class T>
 double running_dot(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor x = a.to(c10::CppTypeToScalarType<T>::value), y = b.to(c10::CppTypeToScalarType<T>::value);
+  const at::Tensor x = a.to(c10::CppTypeToScalarType<T>::value),
+                   y = b.to(c10::CppTypeToScalarType<T>::value);
   const T *p = x.const_data_ptr<T>(), *q = y.const_data_ptr<T>();
   T sum(0);
   for (int64_t i = 0; i < a.numel(); ++i) sum = static_cast<T>(sum + static_cast<T>(p[i] * q[i]));
@@ -45,7 +46,8 @@ AccumulationError errors_of(const at::Tensor& a64, const at::Tensor& b64, int64_
   e.dot_op = off(linear(Variable(a.view({1, n})), Variable(b.view({1, n}))).item(), dot);
   e.norm_low = off(std::sqrt(running_dot<T>(a, a)), std::sqrt(square));
   e.norm_fp32 = off(std::sqrt(running_dot<float>(a, a)), std::sqrt(square));
-  e.norm_op = off(std::sqrt(grad_sum_cpu(a.const_data_ptr(), element_of(e.dtype), 0, n)), std::sqrt(square));
+  e.norm_op = off(std::sqrt(grad_sum_cpu(a.const_data_ptr(), element_of(e.dtype), 0, n)),
+                  std::sqrt(square));
   return e;
 }
 
@@ -65,7 +67,8 @@ int64_t count_exponents(const at::Tensor& t, std::vector<double>& bins) {
       ++zeros;
       continue;
     }
-    const int exponent = std::clamp(std::ilogb(p[i]), GradientExponents::lowest, GradientExponents::highest);
+    const int exponent =
+        std::clamp(std::ilogb(p[i]), GradientExponents::lowest, GradientExponents::highest);
     bins[static_cast<size_t>(exponent - GradientExponents::lowest)] += 1;
   }
   return zeros;
@@ -81,14 +84,17 @@ struct Seen {
 };
 
 /// One pass over the batches at a scale, handing each low gradient to `look`.
-Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& batches, at::ScalarType compute,
-              float scale, const std::function<void(const at::Tensor&)>& look_at) {
+Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& batches,
+              at::ScalarType compute, float scale,
+              const std::function<void(const at::Tensor&)>& look_at) {
   Seen seen;
-  const std::function<void(const Node&, const at::Tensor&)> observe = [&](const Node& node, const at::Tensor& g) {
+  const std::function<void(const Node&, const at::Tensor&)> observe = [&](const Node& node,
+                                                                          const at::Tensor& g) {
     if (!g.defined()) return;
     seen.overflow = seen.overflow || !std::isfinite(g.abs().amax().item<double>());
     if (!is_low(node)) return;
-    const at::Tensor low = g.to(compute);  // a product that adds the residual rounds its gradient when it begins
+    const at::Tensor low =
+        g.to(compute);  // a product that adds the residual rounds its gradient when it begins
     seen.overflow = seen.overflow || !std::isfinite(low.abs().amax().item<double>());
     seen.elements += low.numel();
     seen.zeros += low.numel() - low.count_nonzero().item<int64_t>();
@@ -125,11 +131,13 @@ std::vector<AccumulationError> accumulation_errors(int max_power) {
 
 std::string accumulation_table(const std::vector<AccumulationError>& errors) {
   std::string out =
-      "| terms | dtype | dot, summed in dtype | in fp32 | linear op | norm, summed in dtype | in fp32 | optimizer |\n"
+      "| terms | dtype | dot, summed in dtype | in fp32 | linear op | norm, summed in dtype | in "
+      "fp32 | optimizer |\n"
       "|---|---|---|---|---|---|---|---|\n";
   for (const auto& e : errors) {
-    out += format("| %lld | %s | %.2g | %.2g | %.2g | %.2g | %.2g | %.2g |\n", static_cast<long long>(e.n),
-                  dtype_name(e.dtype).c_str(), e.dot_low, e.dot_fp32, e.dot_op, e.norm_low, e.norm_fp32, e.norm_op);
+    out += format("| %lld | %s | %.2g | %.2g | %.2g | %.2g | %.2g | %.2g |\n",
+                  static_cast<long long>(e.n), dtype_name(e.dtype).c_str(), e.dot_low, e.dot_fp32,
+                  e.dot_op, e.norm_low, e.norm_fp32, e.norm_op);
   }
   return out;
 }
@@ -149,8 +157,8 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
   const RunConfig& c = loaded.config;
   const auto data = open_data(c.data);
   const Task& task = task_of({.config = c, .origins = {}}, data->facts());
-  const auto drawn =
-      draw_batches(*data, batch_sizes(c), static_cast<uint64_t>(c.train.seed), 0, batches, loaded.device);
+  const auto drawn = draw_batches(*data, batch_sizes(c), static_cast<uint64_t>(c.train.seed), 0,
+                                  batches, loaded.device);
 
   const auto clone = loaded.model->clone();
   Model& model = *clone;
@@ -158,8 +166,8 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
   GradientExponents e;
   constexpr size_t bins = GradientExponents::highest - GradientExponents::lowest + 1;
   e.activations.assign(bins, 0), e.weights.assign(bins, 0);
-  const Seen wide =
-      run_pass(model, task, drawn, at::kFloat, 1, [&](const at::Tensor& g) { count_exponents(g, e.activations); });
+  const Seen wide = run_pass(model, task, drawn, at::kFloat, 1,
+                             [&](const at::Tensor& g) { count_exponents(g, e.activations); });
   double weights = 0;
   for (const auto& p : trained_parameters(model)) {
     if (p.parameter.dim() < 2) continue;
@@ -176,10 +184,12 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
     const double zeros = static_cast<double>(low.zeros) / static_cast<double>(low.elements);
     return GradientExponents::Pass{name, scale, zeros - e.zeros, low.overflow};
   };
-  for (const float scale : {1.0f, 8.0f, 1024.0f}) e.passes.push_back(at_scale(format("%g", scale), scale));
+  for (const float scale : {1.0f, 8.0f, 1024.0f})
+    e.passes.push_back(at_scale(format("%g", scale), scale));
   // Dynamic scaling grows until a step overflows and takes half of that.
   GradientExponents::Pass settled = at_scale("dynamic", 65536);
-  while (settled.overflow && settled.scale > 1) settled = at_scale("dynamic", static_cast<float>(settled.scale / 2));
+  while (settled.overflow && settled.scale > 1)
+    settled = at_scale("dynamic", static_cast<float>(settled.scale / 2));
   for (auto next = settled; !next.overflow && next.scale < 0x1p120;) {
     settled = next;
     next = at_scale("dynamic", static_cast<float>(next.scale * 2));
@@ -190,7 +200,9 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
 
 std::string exponents_text(const GradientExponents& e) {
   std::ostringstream out;
-  const auto used = [&](size_t i) { return e.activations[i] >= 5e-5 || e.weights[i] >= 5e-5; };  // shown as 0.01%
+  const auto used = [&](size_t i) {
+    return e.activations[i] >= 5e-5 || e.weights[i] >= 5e-5;
+  };  // shown as 0.01%
   size_t first = 0, last = e.activations.size() - 1;
   while (first < last && !used(first)) ++first;
   while (last > first && !used(last)) --last;
@@ -201,20 +213,23 @@ std::string exponents_text(const GradientExponents& e) {
     const int exponent = GradientExponents::lowest + static_cast<int>(i);
     const auto bar = [&](double share) {
       const auto stars = static_cast<size_t>(std::lround(20 * share / most));
-      return format("%6.2f%% ", 100 * share) + std::string(stars, '#') + std::string(23 - stars, ' ');
+      return format("%6.2f%% ", 100 * share) + std::string(stars, '#') +
+             std::string(23 - stars, ' ');
     };
     const char* note = exponent == -15   ? "  < here float16 is subnormal"
                        : exponent == -25 ? "  < here and below float16 is zero (or its least value)"
                                          : "";
-    std::string line = format("2^%-4d  ", exponent) + bar(e.activations[i]) + bar(e.weights[i]) + note;
+    std::string line =
+        format("2^%-4d  ", exponent) + bar(e.activations[i]) + bar(e.weights[i]) + note;
     line.erase(line.find_last_not_of(' ') + 1);
     out << line << "\n";
   }
   out << format("zero in float32 already: %.3f%% of activation gradients\n", 100 * e.zeros);
   for (const auto& p : e.passes) {
-    out << format("float16 at loss scale %-8s %s: %.3f%% more are zero%s\n", p.name.c_str(),
-                  p.name == "dynamic" ? format("(settles at 2^%d)", std::ilogb(p.scale)).c_str() : "", 100 * p.zeros,
-                  p.overflow ? ", some overflow" : "");
+    out << format(
+        "float16 at loss scale %-8s %s: %.3f%% more are zero%s\n", p.name.c_str(),
+        p.name == "dynamic" ? format("(settles at 2^%d)", std::ilogb(p.scale)).c_str() : "",
+        100 * p.zeros, p.overflow ? ", some overflow" : "");
   }
   return out.str();
 }
@@ -233,8 +248,8 @@ std::string exponents_svg(const GradientExponents& e) {
       "font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
       width, height);
   const auto zone = [&](double from, double to, const char* colour, const char* text) {
-    out << format("<rect x=\"%.1f\" y=\"%g\" width=\"%.1f\" height=\"%g\" fill=\"%s\"/>", x_of(from), top,
-                  x_of(to) - x_of(from), bottom - top, colour)
+    out << format("<rect x=\"%.1f\" y=\"%g\" width=\"%.1f\" height=\"%g\" fill=\"%s\"/>",
+                  x_of(from), top, x_of(to) - x_of(from), bottom - top, colour)
         << format("<text x=\"%.1f\" y=\"%g\">%s</text>\n", x_of(from) + 4, top + 14, text);
   };
   zone(GradientExponents::lowest, -24, "#fde4e4", "zero in float16");
@@ -247,21 +262,24 @@ std::string exponents_svg(const GradientExponents& e) {
       if (shares[i] == 0) continue;
       const double h = (bottom - top - 30) * shares[i] / most;
       out << format("<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\"/>\n",
-                    x_of(GradientExponents::lowest + static_cast<double>(i)) + shift * step, bottom - h, 0.45 * step, h,
-                    colour);
+                    x_of(GradientExponents::lowest + static_cast<double>(i)) + shift * step,
+                    bottom - h, 0.45 * step, h, colour);
     }
   };
   bars(e.activations, 0.05, "#2b6cb0");
   bars(e.weights, 0.5, "#c05621");
-  for (int exponent = GradientExponents::lowest; exponent <= GradientExponents::highest; exponent += 10) {
-    out << format("<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">2^%d</text>\n", x_of(exponent), bottom + 18,
-                  exponent);
+  for (int exponent = GradientExponents::lowest; exponent <= GradientExponents::highest;
+       exponent += 10) {
+    out << format("<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">2^%d</text>\n", x_of(exponent),
+                  bottom + 18, exponent);
   }
   out << format(
-             "<text x=\"%g\" y=\"24\" font-size=\"14\">Exponents of gradients: <tspan fill=\"#2b6cb0\">activations"
+             "<text x=\"%g\" y=\"24\" font-size=\"14\">Exponents of gradients: <tspan "
+             "fill=\"#2b6cb0\">activations"
              "</tspan> and <tspan fill=\"#c05621\">weights</tspan>, share of elements</text>\n",
              left)
-      << format("<text x=\"%g\" y=\"%g\" text-anchor=\"end\">%.0f%%</text>\n</svg>\n", left - 6, top + 34, 100 * most);
+      << format("<text x=\"%g\" y=\"%g\" text-anchor=\"end\">%.0f%%</text>\n</svg>\n", left - 6,
+                top + 34, 100 * most);
   return out.str();
 }
 

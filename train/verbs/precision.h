@@ -9,11 +9,12 @@
 
 namespace lathe {
 
-/// Relative errors of sums over n positive terms against float64, where terms are of a low precision.
+/// Relative errors of sums over n positive terms against float64, where terms are of a low
+/// precision.
 struct AccumulationError {
   int64_t n = 0;
   at::ScalarType dtype = at::kHalf;
-  double dot_low = 0, dot_fp32 = 0, dot_op = 0;     ///< summed in dtype, in float32, by the linear op
+  double dot_low = 0, dot_fp32 = 0, dot_op = 0;  ///< summed in dtype, in float32, by the linear op
   double norm_low = 0, norm_fp32 = 0, norm_op = 0;  ///< the same; by the optimizer's gradient norm
 };
 /// For fp16 and bf16 and n = 10^3 ... 10^max_power, terms
@@ -21,8 +22,8 @@ struct AccumulationError {
 std::vector<AccumulationError> accumulation_errors(int max_power);
 std::string accumulation_table(const std::vector<AccumulationError>& errors);
 
-/// Exponents of the gradients of a model's matmul, attention and GELU outputs, as in figure 3 of Micikevicius et al.
-/// 2018, and what float16 keeps of them.
+/// Exponents of the gradients of a model's matmul, attention and GELU outputs, as in figure 3 of
+/// Micikevicius et al. 2018, and what float16 keeps of them.
 struct GradientExponents {
   static constexpr int lowest = -60, highest = 20;
   std::vector<double> activations,
@@ -31,12 +32,14 @@ struct GradientExponents {
   struct Pass {
     std::string name;
     double scale = 1;
-    double zeros = 0;  ///< share of elements that are zero in a float16 pass at that scale, beyond those above
+    double zeros =
+        0;  ///< share of elements that are zero in a float16 pass at that scale, beyond those above
     bool overflow = false;
   };
   std::vector<Pass> passes;  ///< scale 1, 8, 1024, and where dynamic scaling settles
 };
-/// Runs `batches` training batches of the model's data forward and backward, in float32 and in float16.
+/// Runs `batches` training batches of the model's data forward and backward, in float32 and in
+/// float16.
 GradientExponents gradient_exponents(const LoadedModel& model, int64_t batches);
 std::string exponents_text(const GradientExponents& e);
 /// The same as an SVG picture.

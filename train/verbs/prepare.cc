@@ -23,16 +23,19 @@ namespace lathe {
 namespace {
 
 /// Refuses flags of the other sort of input.
-void refuse_flags(const Arguments& arguments, const std::vector<const char*>& names, const char* what) {
+void refuse_flags(const Arguments& arguments, const std::vector<const char*>& names,
+                  const char* what) {
   for (const char* name : names) {
     if (arguments.flags.contains(name))
-      fail(Exit::usage, "command line: --", name, " is for ", what, "; leave it out, or name other files");
+      fail(Exit::usage, "command line: --", name, " is for ", what,
+           "; leave it out, or name other files");
   }
 }
 
 /// Flags of documents, and of all text.
-const std::vector<const char*> document_flags{"format",  "field",     "separator", "dedup", "dedup-lines",
-                                              "invalid", "min-bytes", "max-bytes", "val-by"};
+const std::vector<const char*> document_flags{"format",    "field",       "separator",
+                                              "dedup",     "dedup-lines", "invalid",
+                                              "min-bytes", "max-bytes",   "val-by"};
 std::vector<const char*> text_flags() {
   std::vector<const char*> all = document_flags;
   all.insert(all.end(), {"tokenizer", "shard-tokens", "workers"});
@@ -63,7 +66,8 @@ Exit prepare_tables(const Arguments& arguments) {
     fail(Exit::usage, "command line: --task must be classification or regression, not ", o.task);
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
   if (arguments.flags.contains("val-file")) {
-    if (arguments.flags.contains("val")) fail(Exit::usage, "command line: give --val or --val-file, not both");
+    if (arguments.flags.contains("val"))
+      fail(Exit::usage, "command line: give --val or --val-file, not both");
     o.val_inputs = comma_list(arguments.get("val-file", ""));
   }
   if (arguments.flags.contains("shape")) o.shape = read_shape(arguments.get("shape", ""));
@@ -83,7 +87,8 @@ Tokenizer tokenizer_at(const fs::path& path) {
   return *tokenizer;
 }
 
-/// Whether the words ask for documents: a flag of theirs, a JSON Lines or compressed file, or standard input.
+/// Whether the words ask for documents: a flag of theirs, a JSON Lines or compressed file, or
+/// standard input.
 bool is_documents(const Arguments& arguments) {
   for (const char* flag : document_flags) {
     if (arguments.flags.contains(flag)) return true;
@@ -97,11 +102,14 @@ bool is_documents(const Arguments& arguments) {
 
 Exit prepare_as_documents(const Arguments& arguments, const std::string& tokenizer) {
   DocumentOptions o;
-  for (const fs::path& file : expand_inputs(arguments.words)) o.source.files.push_back(file.string());
-  const auto choice = [&](const char* name, const char* otherwise, const std::vector<std::string>& allowed) {
+  for (const fs::path& file : expand_inputs(arguments.words))
+    o.source.files.push_back(file.string());
+  const auto choice = [&](const char* name, const char* otherwise,
+                          const std::vector<std::string>& allowed) {
     const std::string value = arguments.get(name, otherwise);
     if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
-      fail(Exit::usage, "command line: --", name, " must be ", rule_text(one_of(allowed)), ", not ", value);
+      fail(Exit::usage, "command line: --", name, " must be ", rule_text(one_of(allowed)), ", not ",
+           value);
     return value;
   };
   o.source.format = choice("format", "auto", {"auto", "text", "jsonl", "instructions"});
@@ -111,12 +119,17 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   bool lines = false, texts = false;
   for (const std::string& file : o.source.files) (is_jsonl(o.source, file) ? lines : texts) = true;
   if (arguments.flags.contains("field") && !lines)
-    fail(Exit::usage, "command line: --field is for JSON Lines, and there is none; give --format jsonl if it is some");
+    fail(Exit::usage,
+         "command line: --field is for JSON Lines, and there is none; give --format jsonl if it is "
+         "some");
   if (arguments.flags.contains("separator") && !texts)
     fail(Exit::usage,
-         "command line: --separator is for text, and JSON Lines have a document on each line; leave it out");
+         "command line: --separator is for text, and JSON Lines have a document on each line; "
+         "leave it out");
   if (tokenizer == "char")
-    fail(Exit::usage, "command line: --tokenizer char reads its text twice, and takes plain files alone, without --",
+    fail(Exit::usage,
+         "command line: --tokenizer char reads its text twice, and takes plain files alone, "
+         "without --",
          "dedup and the like; use byte or a BPE");
   if (tokenizer != "byte") o.tokenizer = tokenizer_at(tokenizer);
   o.out = arguments.get("out", "");
@@ -125,15 +138,19 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   o.dedup = arguments.is_true("dedup");
   o.dedup_lines = arguments.is_true("dedup-lines");
   if (o.dedup_lines && instructions)
-    fail(Exit::usage, "command line: --dedup-lines is for texts, not for conversations; take --dedup");
+    fail(Exit::usage,
+         "command line: --dedup-lines is for texts, not for conversations; take --dedup");
   o.repair = choice("invalid", "refuse", {"refuse", "repair"}) == "repair";
   if (o.repair && !texts)
-    fail(Exit::usage, "command line: --invalid repair is for texts; JSON is UTF-8, and lines that are not are refused");
+    fail(Exit::usage,
+         "command line: --invalid repair is for texts; JSON is UTF-8, and lines that are not are "
+         "refused");
   o.min_bytes = static_cast<uint64_t>(arguments.number("min-bytes", 0, at_least(0), true));
   if (arguments.flags.contains("max-bytes"))
     o.max_bytes = static_cast<uint64_t>(arguments.number("max-bytes", 0, at_least(1), true));
   o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
-  o.workers = static_cast<int>(arguments.number("workers", default_threads(), between(1, 1024), true));
+  o.workers =
+      static_cast<int>(arguments.number("workers", default_threads(), between(1, 1024), true));
   check_threads(o.workers);
   o.stop = [] { return stop_signal() != 0; };
   prepare_documents(o);
@@ -148,8 +165,9 @@ Exit prepare_words(const Arguments& arguments) {
   const bool is_bpe = o.tokenizer != "byte" && o.tokenizer != "char";
   if (is_bpe && !fs::exists(o.tokenizer))
     fail(Exit::usage,
-         "command line: --tokenizer must be byte, char, or the path of a tokenizer or a run, and there is no ", "file ",
-         o.tokenizer);
+         "command line: --tokenizer must be byte, char, or the path of a tokenizer or a run, and "
+         "there is no ",
+         "file ", o.tokenizer);
   if (is_bpe || is_documents(arguments)) return prepare_as_documents(arguments, o.tokenizer);
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
   o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
@@ -162,7 +180,8 @@ Exit prepare_words(const Arguments& arguments) {
 std::pair<MixturePart, std::string> read_source(const std::string& text) {
   const size_t equals = text.find('='), colon = text.rfind(':');
   if (equals == std::string::npos || equals + 1 == text.size())
-    fail(Exit::usage, "command line: --source ", text, " is not NAME=PATH:SHARE, as web=corpus/web:0.7");
+    fail(Exit::usage, "command line: --source ", text,
+         " is not NAME=PATH:SHARE, as web=corpus/web:0.7");
   MixturePart part{text.substr(0, equals), 1};
   std::string path = text.substr(equals + 1);
   if (colon != std::string::npos && colon > equals) {
@@ -175,15 +194,16 @@ std::pair<MixturePart, std::string> read_source(const std::string& text) {
   return {part, path};
 }
 
-/// What must be the same for sources that are there already to stay: all words but the number of workers, and the
-/// tokenizer.
+/// What must be the same for sources that are there already to stay: all words but the number of
+/// workers, and the tokenizer.
 std::string identity(const Arguments& arguments) {
   std::string all;
   for (const auto& [flag, value] : arguments.flags) {
     if (flag != "workers") all += flag + '\0' + value + '\0';
   }
   for (const std::string& source : arguments.lists.at("source")) all += source + '\0';
-  if (const std::string path = arguments.get("tokenizer", "byte"); path != "byte" && fs::exists(path)) {
+  if (const std::string path = arguments.get("tokenizer", "byte");
+      path != "byte" && fs::exists(path)) {
     Json json;
     tokenizer_at(path).add_to_json(json, "tokenizer");
     all += json_text(json);
@@ -192,7 +212,8 @@ std::string identity(const Arguments& arguments) {
   return str(d.high, "-", d.low);
 }
 
-/// Checksum of the files of a source, with their paths. `meter` shows it, and ends it where a stop is asked for.
+/// Checksum of the files of a source, with their paths. `meter` shows it, and ends it where a stop
+/// is asked for.
 std::string input_checksum(const std::string& path, Meter& meter) {
   const std::vector<fs::path> files = expand_inputs({path});
   uint64_t bytes = 0;
@@ -202,22 +223,24 @@ std::string input_checksum(const std::string& path, Meter& meter) {
   Checksum all;
   for (const fs::path& file : files) {
     uint64_t shown = 0;
-    const std::string sum =
-        file_checksum(file, [&](uint64_t done) { meter.advance(done - std::exchange(shown, done)); });
+    const std::string sum = file_checksum(
+        file, [&](uint64_t done) { meter.advance(done - std::exchange(shown, done)); });
     const std::string text = str(file.string(), '\0', sum, '\0');
     all.update(text.data(), text.size());
   }
   return all.hex();
 }
 
-/// The record of a mixture in progress: its command, and the checksum of the input of each source that was begun.
+/// The record of a mixture in progress: its command, and the checksum of the input of each source
+/// that was begun.
 constexpr const char* mixture_record = ".unfinished-mixture";
 
 /// The checksums in the record of the same command; nullopt where there is none.
 std::optional<Json> read_mixture_record(const fs::path& out, const std::string& command) try {
   const std::string where = (out / mixture_record).string();
   const auto record = read_manifest_json(out, mixture_record);
-  if (!record || json_get<std::string>(*record, "command", where, Exit::data) != command) return std::nullopt;
+  if (!record || json_get<std::string>(*record, "command", where, Exit::data) != command)
+    return std::nullopt;
   check_manifest_checksum(*record, where);
   auto inputs = json_get<Json>(*record, "inputs", where, Exit::data);
   if (!inputs.is_object()) fail(Exit::data, where, ": no object of inputs");
@@ -235,13 +258,15 @@ void prepare_source(const Arguments& all, const std::string& path, const fs::pat
   prepare_words(one);
 }
 
-/// Prepares each source into a folder of its own in `out`. One that the same command finished before it was cut short
-/// stays, if its input is what it was.
-void prepare_sources(const Arguments& arguments, const fs::path& out, const std::vector<MixturePart>& parts,
-                     const std::vector<std::string>& paths) {
+/// Prepares each source into a folder of its own in `out`. One that the same command finished
+/// before it was cut short stays, if its input is what it was.
+void prepare_sources(const Arguments& arguments, const fs::path& out,
+                     const std::vector<MixturePart>& parts, const std::vector<std::string>& paths) {
   const std::string command = identity(arguments);
   const std::optional<Json> recorded = read_mixture_record(out, command);
-  const auto is_made = [&](const MixturePart& part) { return fs::exists(out / part.name / "manifest.json"); };
+  const auto is_made = [&](const MixturePart& part) {
+    return fs::exists(out / part.name / "manifest.json");
+  };
   for (const MixturePart& part : parts) {
     if (!recorded && is_made(part))
       fail(Exit::usage, (out / part.name).string(), " already holds data; remove ", out.string(),
@@ -261,7 +286,8 @@ void prepare_sources(const Arguments& arguments, const fs::path& out, const std:
       if (is_made(parts[i])) {
         if (!inputs.contains(name) || inputs[name] != input)
           fail(Exit::data, "the input of the source ", name,
-               " is not what it was when this command was cut short; remove ", folder.string(), " to begin it anew");
+               " is not what it was when this command was cut short; remove ", folder.string(),
+               " to begin it anew");
         log_info(folder.string(), " is there already, and stays as it is");
         continue;
       }
@@ -281,9 +307,12 @@ void prepare_sources(const Arguments& arguments, const fs::path& out, const std:
 
 Exit prepare_mixture(const Arguments& arguments) {
   if (!arguments.words.empty())
-    fail(Exit::usage, "command line: ", arguments.words[0], " is beside --source; name it as a source too");
+    fail(Exit::usage, "command line: ", arguments.words[0],
+         " is beside --source; name it as a source too");
   if (arguments.get("tokenizer", "byte") == "char")
-    fail(Exit::usage, "command line: --tokenizer char gives each source a vocabulary of its own; take byte or a BPE");
+    fail(Exit::usage,
+         "command line: --tokenizer char gives each source a vocabulary of its own; take byte or a "
+         "BPE");
   const fs::path out = arguments.get("out", "");
   OutFolder::check(out);
   std::vector<MixturePart> parts;
@@ -291,15 +320,19 @@ Exit prepare_mixture(const Arguments& arguments) {
   for (const std::string& text : arguments.lists.at("source")) {
     const auto [part, path] = read_source(text);
     parts.push_back(part), paths.push_back(path);
-    if (!fs::exists(path)) fail(Exit::data, "there is no file ", path, ", which --source ", part.name, " names");
+    if (!fs::exists(path))
+      fail(Exit::data, "there is no file ", path, ", which --source ", part.name, " names");
     if (is_example_file(path)) {
-      fail(Exit::usage, "command line: --source ", part.name, ": mixtures are of text, and ", path, " holds examples");
+      fail(Exit::usage, "command line: --source ", part.name, ": mixtures are of text, and ", path,
+           " holds examples");
     }
   }
   check_mixture(parts, "command line: --source", Exit::usage);
 
   const ClaimedFolder claim(
-      out, str(out.string(), " is in use: another `lathe prepare` writes there; wait for it, or give another --out"));
+      out,
+      str(out.string(),
+          " is in use: another `lathe prepare` writes there; wait for it, or give another --out"));
   prepare_sources(arguments, out, parts, paths);
   const int64_t tokens = write_mixture(out, parts);
   remove_tree(out / mixture_record);
@@ -311,47 +344,56 @@ Exit run_prepare(const Arguments& arguments) {
   if (arguments.get("out", "").empty()) fail(Exit::usage, "lathe prepare needs --out FOLDER");
   take_stop_signals("the preparation");
   if (arguments.lists.contains("source")) return prepare_mixture(arguments);
-  if (arguments.words.empty()) fail(Exit::usage, "lathe prepare needs files, folders, - or --source NAME=PATH:SHARE");
+  if (arguments.words.empty())
+    fail(Exit::usage, "lathe prepare needs files, folders, - or --source NAME=PATH:SHARE");
   return prepare_words(arguments);
 }
 
 }  // namespace
 
 Verb prepare_verb() {
-  return {"prepare",
-          "IN... --out FOLDER",
-          "turn text or JSON Lines, plain or compressed (.gz, .zst), files, folders of them or standard input (-), "
-          "into token shards, or tables (CSV) and arrays (IDX, .npy, .safetensors) into examples",
-          "prepare my.txt --out data/my --tokenizer char",
-          {{"out", "folder for the data"},
-           {"val", "share for validation: of a text its tail, of examples a random choice (0.1)"},
-           {"tokenizer", "text: byte (default), char, or the path of a BPE tokenizer or of a run that has one"},
-           {"workers", "text: threads that encode by a BPE (all cores); what is written does not depend on it"},
-           {"source",
-            "NAME=PATH:SHARE, in place of IN, for each source of a mixture: SHARE of the training windows are "
-            "from PATH (1); data.mix sets other shares"},
-           {"format",
-            "documents: text, jsonl, instructions (lines with \"messages\", or \"prompt\" and \"completion\"; the "
-            "answers alone are learned), or auto: text or jsonl by the name (auto)"},
-           {"field", "documents: where a line of JSON Lines has its text (text), or its messages (messages)"},
-           {"separator", "documents: what stands between those of one text, as <|endoftext|> (none: a file is one)"},
-           {"dedup", "documents: drop those that came before, byte for byte"},
-           {"dedup-lines", "documents: drop lines that came before in any of them"},
-           {"invalid", "documents: refuse or repair bytes that are not UTF-8 (refuse)"},
-           {"min-bytes", "documents: shorter ones are dropped (0)"},
-           {"max-bytes", "documents: longer ones are dropped (no limit)"},
-           {"val-by", "documents: tail, or hash: each one's content decides (tail)"},
-           {"shard-tokens", "text: most tokens in one file (100000000)"},
-           {"target", "CSV: the column that is learned: last (default), first, its name or its number"},
-           {"task", "examples: classification or regression (as the targets look)"},
-           {"val-file", "examples: files for validation instead of a share, with commas between"},
-           {"shape", "examples: sizes of one input, as 1,8,8 for an image (as the files have it)"}},
-          false,
-          0,
-          1000000,
-          run_prepare,
-          {"dedup", "dedup-lines"},
-          {"source"}};
+  return {
+      "prepare",
+      "IN... --out FOLDER",
+      "turn text or JSON Lines, plain or compressed (.gz, .zst), files, folders of them or "
+      "standard input (-), "
+      "into token shards, or tables (CSV) and arrays (IDX, .npy, .safetensors) into examples",
+      "prepare my.txt --out data/my --tokenizer char",
+      {{"out", "folder for the data"},
+       {"val", "share for validation: of a text its tail, of examples a random choice (0.1)"},
+       {"tokenizer",
+        "text: byte (default), char, or the path of a BPE tokenizer or of a run that has one"},
+       {"workers",
+        "text: threads that encode by a BPE (all cores); what is written does not depend on it"},
+       {"source",
+        "NAME=PATH:SHARE, in place of IN, for each source of a mixture: SHARE of the training "
+        "windows are "
+        "from PATH (1); data.mix sets other shares"},
+       {"format",
+        "documents: text, jsonl, instructions (lines with \"messages\", or \"prompt\" and "
+        "\"completion\"; the "
+        "answers alone are learned), or auto: text or jsonl by the name (auto)"},
+       {"field",
+        "documents: where a line of JSON Lines has its text (text), or its messages (messages)"},
+       {"separator",
+        "documents: what stands between those of one text, as <|endoftext|> (none: a file is one)"},
+       {"dedup", "documents: drop those that came before, byte for byte"},
+       {"dedup-lines", "documents: drop lines that came before in any of them"},
+       {"invalid", "documents: refuse or repair bytes that are not UTF-8 (refuse)"},
+       {"min-bytes", "documents: shorter ones are dropped (0)"},
+       {"max-bytes", "documents: longer ones are dropped (no limit)"},
+       {"val-by", "documents: tail, or hash: each one's content decides (tail)"},
+       {"shard-tokens", "text: most tokens in one file (100000000)"},
+       {"target", "CSV: the column that is learned: last (default), first, its name or its number"},
+       {"task", "examples: classification or regression (as the targets look)"},
+       {"val-file", "examples: files for validation instead of a share, with commas between"},
+       {"shape", "examples: sizes of one input, as 1,8,8 for an image (as the files have it)"}},
+      false,
+      0,
+      1000000,
+      run_prepare,
+      {"dedup", "dedup-lines"},
+      {"source"}};
 }
 
 }  // namespace lathe

@@ -14,7 +14,8 @@ namespace {
 std::pair<int64_t, int64_t> parse_steps(const std::string& text) {
   const size_t colon = text.find(':');
   const auto number = [&](const std::string& part) -> int64_t {
-    const bool digits = !part.empty() && part.size() < 10 && part.find_first_not_of("0123456789") == std::string::npos;
+    const bool digits = !part.empty() && part.size() < 10 &&
+                        part.find_first_not_of("0123456789") == std::string::npos;
     return digits ? std::stoll(part) : -1;
   };
   const int64_t first = number(text.substr(0, colon)),
@@ -35,7 +36,8 @@ Exit run_profile(const Arguments& a) {
   fs::path checkpoint;
   if (of_run) {
     checkpoint = find_checkpoint(path);
-    const fs::path run = kind == PathKind::run ? fs::path(path) : checkpoint.parent_path().parent_path();
+    const fs::path run =
+        kind == PathKind::run ? fs::path(path) : checkpoint.parent_path().parent_path();
     named.words[0] = (run / "config.toml").string();
   }
   LoadedConfig loaded = load_config_argument(named);
@@ -44,10 +46,12 @@ Exit run_profile(const Arguments& a) {
   if (of_run) session.load(checkpoint, read_state(checkpoint));
   const bool nvtx = a.is_true("nvtx");
   if (nvtx && !session.device.is_cuda())
-    fail(Exit::usage, "command line: --nvtx marks the work of a card, and this run is on a CPU; leave it out");
+    fail(Exit::usage,
+         "command line: --nvtx marks the work of a card, and this run is on a CPU; leave it out");
   const Ceilings ceilings = machine_ceilings(session);
   const Profile profile = profile_steps(session, *data.data, first, count);
-  std::cout << profile_text(profile, ceilings, session.task.unit(), static_cast<double>(units_of_step(session.config)))
+  std::cout << profile_text(profile, ceilings, session.task.unit(),
+                            static_cast<double>(units_of_step(session.config)))
             << std::flush;
   if (kind == PathKind::run) {
     const fs::path file = fs::path(path) / "profile.json";
@@ -78,7 +82,8 @@ Verb profile_verb() {
           "profile configs/shakespeare_char_cpu.toml --steps 10:13 --trace trace.json",
           {{"steps", "which to look at; those before run unobserved (3:8)"},
            {"trace", "file for all spans and each thread's work in Chrome's trace event format"},
-           {"kineto", "file for Kineto's trace of as many steps more: ATen's ops too, and a card's kernels"},
+           {"kineto",
+            "file for Kineto's trace of as many steps more: ATen's ops too, and a card's kernels"},
            {"nvtx", "true: as many steps more with NVTX ranges, for Nsight Systems (a card)"},
            force_flag},
           true,

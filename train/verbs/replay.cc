@@ -8,7 +8,8 @@ namespace lathe {
 Verb replay_verb() {
   return {"replay",
           "RUN|BUNDLE",
-          "run the step again in which a run diverged, and name the first op whose result or gradient is not finite",
+          "run the step again in which a run diverged, and name the first op whose result or "
+          "gradient is not finite",
           "replay runs/quickstart",
           {},
           false,

@@ -24,15 +24,18 @@ extern const char* const report_template;  // train/verbs/report.html, by CMake
 namespace {
 
 constexpr size_t layer_buckets = 150;
-constexpr const char* page_mark = "<title>Lathe: training report</title>";  // As report.html has it.
+constexpr const char* page_mark =
+    "<title>Lathe: training report</title>";  // As report.html has it.
 
 /// Where Debian's libjs-dygraphs puts its files, and what other installations have.
 fs::path library_file(const std::string& name) {
-  for (const char* folder :
-       {"/usr/share/javascript/dygraphs", "/usr/share/nodejs/dygraphs/dist", "/usr/local/share/javascript/dygraphs"}) {
+  for (const char* folder : {"/usr/share/javascript/dygraphs", "/usr/share/nodejs/dygraphs/dist",
+                             "/usr/local/share/javascript/dygraphs"}) {
     if (fs::path path = fs::path(folder) / name; fs::exists(path)) return path;
   }
-  fail(Exit::usage, "the report's chart library dygraphs is not installed; on Debian: apt install libjs-dygraphs");
+  fail(Exit::usage,
+       "the report's chart library dygraphs is not installed; on Debian: apt install "
+       "libjs-dygraphs");
 }
 
 /// Without the line that names a file for debuggers, which they would ask for.
@@ -49,7 +52,8 @@ std::string library(const std::string& name) {
 Json rounded(const std::vector<double>& values) {
   Json list = Json::array();
   for (const double v : values)
-    list.push_back(std::isfinite(v) ? Json(std::strtod(format("%.6g", v).c_str(), nullptr)) : Json());
+    list.push_back(std::isfinite(v) ? Json(std::strtod(format("%.6g", v).c_str(), nullptr))
+                                    : Json());
   return list;
 }
 
@@ -95,7 +99,8 @@ Json profile_json(const fs::path& path) {
                        std::all_of(json[list].begin(), json[list].end(), [](const Json& row) {
                          return row.is_array() && row.size() == 2 && row[1].is_number();
                        });
-    if (!pairs) fail(Exit::io, path.string(), " is none that `lathe profile` wrote (", list, "); remove it");
+    if (!pairs)
+      fail(Exit::io, path.string(), " is none that `lathe profile` wrote (", list, "); remove it");
   }
   return json;
 }
@@ -135,7 +140,8 @@ Json run_json(const fs::path& run, const std::string& name, std::string& unit) {
     all[key] = curve_json(series, is_layer ? layer_buckets : report_buckets);
     most = std::max(most, series.steps.size());
     const std::string layer = is_layer ? key.substr(key.find('/', 7) + 1) : "";
-    if (is_layer && std::find(layers.begin(), layers.end(), Json(layer)) == layers.end()) layers.push_back(layer);
+    if (is_layer && std::find(layers.begin(), layers.end(), Json(layer)) == layers.end())
+      layers.push_back(layer);
   }
   const Series* clock = curves.find("time");
   Reduced times;
@@ -144,7 +150,8 @@ Json run_json(const fs::path& run, const std::string& name, std::string& unit) {
     times.mean = times.high;  // the step of a part is its last, and so its time
   const Series* units = curves.find(unit);
   const bool has_units = units != nullptr && units->steps.back() > 0;
-  json["units_per_step"] = has_units ? units->values.back() / static_cast<double>(units->steps.back()) : 1;
+  json["units_per_step"] =
+      has_units ? units->values.back() / static_cast<double>(units->steps.back()) : 1;
   json["clock"] = {{"s", times.steps}, {"v", times.mean}};
   json["lines"] = most;
   json["reduced"] = most > report_buckets;
@@ -154,7 +161,8 @@ Json run_json(const fs::path& run, const std::string& name, std::string& unit) {
   json["starts"] = Json::array(), json["samples"] = Json::array(), json["changes"] = Json::array();
   for (const auto& s : events.starts)
     json["starts"].push_back({{"step", s.step}, {"from", s.from}, {"time", time_text(s.time)}});
-  for (const auto& s : events.samples) json["samples"].push_back({{"step", s.step}, {"text", s.text}});
+  for (const auto& s : events.samples)
+    json["samples"].push_back({{"step", s.step}, {"text", s.text}});
   for (const auto& c : curves.changes)
     json["changes"].push_back({{"step", c.step}, {"key", c.key}, {"was", c.was}, {"is", c.is}});
   json["config"] = config_json(curves.run());
@@ -177,8 +185,10 @@ std::vector<std::string> names_of(const std::vector<fs::path>& runs) {
   if (names.size() < 2) return names;
   size_t common = names[0].size();
   for (const std::string& name : names) {
-    const auto apart = std::mismatch(
-        names[0].begin(), names[0].begin() + static_cast<std::ptrdiff_t>(std::min(common, name.size())), name.begin());
+    const auto apart =
+        std::mismatch(names[0].begin(),
+                      names[0].begin() + static_cast<std::ptrdiff_t>(std::min(common, name.size())),
+                      name.begin());
     common = static_cast<size_t>(apart.first - names[0].begin());
   }
   const size_t slash = names[0].substr(0, common).rfind('/');
@@ -188,7 +198,8 @@ std::vector<std::string> names_of(const std::vector<fs::path>& runs) {
 
 }  // namespace
 
-Reduced reduce(const std::vector<int64_t>& steps, const std::vector<double>& values, size_t buckets) {
+Reduced reduce(const std::vector<int64_t>& steps, const std::vector<double>& values,
+               size_t buckets) {
   if (values.size() <= buckets) return {steps, values, {}, {}};
   Reduced r;
   for (size_t i = 0; i < buckets; ++i) {
@@ -213,9 +224,12 @@ std::string report_page(const std::vector<fs::path>& runs, int refresh_s) {
   const std::string css = library("dygraph.min.css"), js = library("dygraph.min.js");
   const auto names = names_of(runs);
   std::string unit = "tokens";
-  Json data{
-      {"version", "lathe"}, {"made", time_text(unix_seconds())}, {"buckets", report_buckets}, {"runs", Json::array()}};
-  for (size_t i = 0; i < runs.size(); ++i) data["runs"].push_back(run_json(runs[i], names[i], unit));
+  Json data{{"version", "lathe"},
+            {"made", time_text(unix_seconds())},
+            {"buckets", report_buckets},
+            {"runs", Json::array()}};
+  for (size_t i = 0; i < runs.size(); ++i)
+    data["runs"].push_back(run_json(runs[i], names[i], unit));
   data["unit"] = unit;
   data["keys"] = Json::array();
   if (runs.size() > 1) {
@@ -224,7 +238,8 @@ std::string report_page(const std::vector<fs::path>& runs, int refresh_s) {
   const std::string ends = replace_all(json_text(data), "</", "<\\/");  // no end of a script
   const std::string json = replace_all(ends, "<!--", "\\u003c!--");
   std::string page = report_template;
-  fill(page, "<!--REFRESH-->", refresh_s > 0 ? str("<meta http-equiv=\"refresh\" content=\"", refresh_s, "\">") : "");
+  fill(page, "<!--REFRESH-->",
+       refresh_s > 0 ? str("<meta http-equiv=\"refresh\" content=\"", refresh_s, "\">") : "");
   fill(page, "/*LIBRARY_CSS*/", css);
   fill(page, "/*LIBRARY_JS*/", js);
   fill(page, "/*DATA*/", json);
@@ -237,7 +252,9 @@ Exit run_report(const Arguments& arguments) {
   const std::vector<fs::path> runs(arguments.words.begin(), arguments.words.end());
   const auto every = static_cast<int>(arguments.number("serve", 0, between(0, 86400), true));
   fs::path out = arguments.get("out", "");
-  if (out.empty()) out = runs.size() == 1 ? without_trailing_slash(runs[0]) / "report.html" : fs::path("report.html");
+  if (out.empty())
+    out = runs.size() == 1 ? without_trailing_slash(runs[0]) / "report.html"
+                           : fs::path("report.html");
   check_chart_library();
   check_output(arguments, out, page_mark);
   if (every > 0) take_stop_signals("serving");
@@ -256,10 +273,13 @@ Exit run_report(const Arguments& arguments) {
 Verb report_verb() {
   return {"report",
           "RUN... [--out report.html]",
-          "one offline HTML page of curves, samples and configs, of one run or of several over each other",
+          "one offline HTML page of curves, samples and configs, of one run or of several over "
+          "each other",
           "report runs/a runs/b --out both.html",
           {{"out", "the file (report.html in the run's folder; of several runs, here)"},
-           {"serve", "seconds after which the page is written anew, and loads itself anew, until Ctrl-C (0: once)"},
+           {"serve",
+            "seconds after which the page is written anew, and loads itself anew, until Ctrl-C (0: "
+            "once)"},
            force_flag},
           false,
           1,

@@ -28,7 +28,8 @@ Exit run_runs(const Arguments& arguments) {
     log_warn("not listed: ", why);
     exit = Exit::io;
   };
-  const std::vector<RunSummary> all = summarise(find_runs(without_trailing_slash(folder), report), report);
+  const std::vector<RunSummary> all =
+      summarise(find_runs(without_trailing_slash(folder), report), report);
 
   if (arguments.is_true("json")) {
     Json json = Json::array();
@@ -48,16 +49,20 @@ Exit run_runs(const Arguments& arguments) {
     return exit;
   }
   if (all.empty()) {
-    std::cout << "no run in " << folder.string() << (exit == Exit::done ? "" : " can be read") << "\n";
+    std::cout << "no run in " << folder.string() << (exit == Exit::done ? "" : " can be read")
+              << "\n";
     return exit;
   }
-  const auto number = [](const char* form, const std::optional<double>& x) { return x ? format(form, *x) : "-"; };
+  const auto number = [](const char* form, const std::optional<double>& x) {
+    return x ? format(form, *x) : "-";
+  };
   TextTable table({"run", "state", "step", "loss", "val loss", "best", "speed", "mfu", "age"});
   for (const RunSummary& r : all) {
-    table.add({r.run.string(), r.state, str(r.step, r.steps > 0 ? str("/", r.steps) : ""), number("%.4f", r.loss),
-               number("%.4f", r.val_loss), number("%.4f", r.best_val_loss),
+    table.add({r.run.string(), r.state, str(r.step, r.steps > 0 ? str("/", r.steps) : ""),
+               number("%.4f", r.loss), number("%.4f", r.val_loss), number("%.4f", r.best_val_loss),
                r.units_per_sec ? format("%.0f %s/s", *r.units_per_sec, r.unit.c_str()) : "-",
-               r.mfu ? format("%.0f%%", 100 * *r.mfu) : "-", std::isnan(r.age_s) ? "-" : duration_text(r.age_s)});
+               r.mfu ? format("%.0f%%", 100 * *r.mfu) : "-",
+               std::isnan(r.age_s) ? "-" : duration_text(r.age_s)});
   }
   std::cout << table.text() << std::flush;
   return exit;
@@ -72,7 +77,8 @@ struct Distance {
 
 /// The same bits: a NaN is equal to a NaN.
 bool same_bits(double a, double b) {
-  return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b) || (std::isnan(a) && std::isnan(b));
+  return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b) ||
+         (std::isnan(a) && std::isnan(b));
 }
 
 Distance distance(const Series& a, const Series& b) {
@@ -94,7 +100,8 @@ Distance distance(const Series& a, const Series& b) {
 }
 
 /// What two runs that computed the same agree in, but for time and place.
-const std::vector<std::string> exact{"loss", "lr", "grad_norm", "tokens", "samples", "loss_scale", "val_loss"};
+const std::vector<std::string> exact{"loss",    "lr",         "grad_norm", "tokens",
+                                     "samples", "loss_scale", "val_loss"};
 
 Exit run_compare(const Arguments& arguments) {
   Curves a(arguments.words[0]), b(arguments.words[1]);
@@ -110,7 +117,9 @@ Exit run_compare(const Arguments& arguments) {
   for (const auto& [name, series] : a.series) {
     const Series* other = b.find(name);
     const bool is_exact = std::find(exact.begin(), exact.end(), name) != exact.end();
-    if (other == nullptr || !(is_exact || name.starts_with("val_") || name == "accuracy" || name == "mse")) continue;
+    if (other == nullptr ||
+        !(is_exact || name.starts_with("val_") || name == "accuracy" || name == "mse"))
+      continue;
     const Distance d = distance(series, *other);
     if (name == "loss") common = d.steps;
     if (is_exact && d.first_difference >= 0 && (parted < 0 || d.first_difference < parted))
@@ -118,15 +127,18 @@ Exit run_compare(const Arguments& arguments) {
     if (name != "tokens" && name != "samples") distances.emplace_back(name, d);
   }
   if (arguments.is_true("json")) {
-    Json json{{"runs", {a.run().string(), b.run().string()}}, {"keys", Json::object()}, {"curves", Json::object()}};
+    Json json{{"runs", {a.run().string(), b.run().string()}},
+              {"keys", Json::object()},
+              {"curves", Json::object()}};
     for (const auto& [key, values] : keys) json["keys"][key] = values;
     for (const auto& [name, d] : distances) {
-      json["curves"][name] = {{"common_steps", d.steps},
-                              {"mean_distance", json_number(d.steps > 0 ? d.sum / static_cast<double>(d.steps) : 0)},
-                              {"largest_distance", json_number(d.largest)},
-                              {"largest_at", d.at},
-                              {"last_common_step", d.last},
-                              {"last", {json_number(d.last_a), json_number(d.last_b)}}};
+      json["curves"][name] = {
+          {"common_steps", d.steps},
+          {"mean_distance", json_number(d.steps > 0 ? d.sum / static_cast<double>(d.steps) : 0)},
+          {"largest_distance", json_number(d.largest)},
+          {"largest_at", d.at},
+          {"last_common_step", d.last},
+          {"last", {json_number(d.last_a), json_number(d.last_b)}}};
     }
     json["best_val_loss"] = {number_or_null(best(a)), number_or_null(best(b))};
     json["common_logged_steps"] = common;
@@ -144,20 +156,23 @@ Exit run_compare(const Arguments& arguments) {
       table.add({key, values[0].empty() ? "-" : values[0], values[1].empty() ? "-" : values[1]});
     std::cout << table.text();
   }
-  TextTable table({"curve", "common steps", "mean distance", "largest", "at step", "last a", "last b"});
+  TextTable table(
+      {"curve", "common steps", "mean distance", "largest", "at step", "last a", "last b"});
   for (const auto& [name, d] : distances) {
     if (d.steps == 0) continue;
     table.add({name, std::to_string(d.steps), format("%.3g", d.sum / static_cast<double>(d.steps)),
-               format("%.3g", d.largest), d.largest > 0 ? std::to_string(d.at) : "-", format("%.6g", d.last_a),
-               format("%.6g", d.last_b)});
+               format("%.3g", d.largest), d.largest > 0 ? std::to_string(d.at) : "-",
+               format("%.6g", d.last_a), format("%.6g", d.last_b)});
   }
   std::cout << "\n" << table.text() << "\n";
   if (const auto x = best(a), y = best(b); x && y)
-    std::cout << "Best validation loss: a " << format("%.4f", *x) << ", b " << format("%.4f", *y) << ".\n";
+    std::cout << "Best validation loss: a " << format("%.4f", *x) << ", b " << format("%.4f", *y)
+              << ".\n";
   if (common == 0)
     std::cout << "They have no logged step in common.\n";
   else if (parted >= 0)
-    std::cout << "Bits part at step " << parted << " of those that are logged, in " << parted_in << ".\n";
+    std::cout << "Bits part at step " << parted << " of those that are logged, in " << parted_in
+              << ".\n";
   else
     std::cout << "The same bits at all " << common << " logged steps that they have in common.\n";
   return Exit::done;
@@ -168,7 +183,8 @@ Exit run_compare(const Arguments& arguments) {
 Verb runs_verb() {
   return {"runs",
           "[DIR]",
-          "the runs in a folder and below: state, step, losses, speed, age (runs/); one that can't be read is named on "
+          "the runs in a folder and below: state, step, losses, speed, age (runs/); one that can't "
+          "be read is named on "
           "standard error, and the exit code is then 6",
           "runs runs",
           {{"json", "as a JSON list (false)"}},

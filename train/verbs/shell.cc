@@ -9,7 +9,8 @@ namespace lathe {
 namespace {
 
 /// `text` with each of `characters` replaced by `with`, in which & stands for the character.
-std::string escaped(const std::string& text, const std::string& characters, const std::string& with) {
+std::string escaped(const std::string& text, const std::string& characters,
+                    const std::string& with) {
   std::string out;
   for (const char c : text) {
     if (characters.find(c) == std::string::npos) {
@@ -23,7 +24,8 @@ std::string escaped(const std::string& text, const std::string& characters, cons
 
 /// The first clause of a doc, which a menu has room for.
 std::string brief(const std::string& doc) {
-  const std::string text = doc.substr(0, std::min({doc.find("; "), doc.find(". "), doc.find(" (")}));
+  const std::string text =
+      doc.substr(0, std::min({doc.find("; "), doc.find(". "), doc.find(" (")}));
   return text.substr(0, utf8_end(text, 0, 70));
 }
 
@@ -53,11 +55,13 @@ std::string bash() {
   std::string verbs_text, cases, choices;
   for (const Verb& v : verbs()) {
     verbs_text += v.name + " ";
-    cases += "    " + v.name + ") flags=\"" + flags_of(v, "=") + (v.config_keys ? " $keys" : "") + "\" ;;\n";
+    cases += "    " + v.name + ") flags=\"" + flags_of(v, "=") + (v.config_keys ? " $keys" : "") +
+             "\" ;;\n";
   }
   for (const Field& f : all_fields()) {
     if (const std::string words = choices_of(f); !words.empty())
-      choices += "    --" + f.key + ") COMPREPLY=($(compgen -W \"" + words + "\" -- \"$value\")); return ;;\n";
+      choices += "    --" + f.key + ") COMPREPLY=($(compgen -W \"" + words +
+                 "\" -- \"$value\")); return ;;\n";
   }
   return "# lathe's completion for bash: source <(lathe config completion bash)\n"
          "_lathe() {\n"
@@ -68,14 +72,16 @@ std::string bash() {
          "  local verb=${COMP_WORDS[1]}\n"
          "  # bash splits words at =\n"
          "  if [[ $word == = ]]; then key=${COMP_WORDS[COMP_CWORD-1]} value=\n"
-         "  elif [[ ${COMP_WORDS[COMP_CWORD-1]} == = ]]; then key=${COMP_WORDS[COMP_CWORD-2]} value=$word; fi\n"
+         "  elif [[ ${COMP_WORDS[COMP_CWORD-1]} == = ]]; then key=${COMP_WORDS[COMP_CWORD-2]} "
+         "value=$word; fi\n"
          "  case $key in\n" +
          choices +
          "  esac\n"
          "  if ((COMP_CWORD == 1)); then COMPREPLY=($(compgen -W \"" +
          verbs_text +
          "help --help --version\" -- \"$word\")); return; fi\n"
-         "  [[ -z $key && $word == -* ]] || { COMPREPLY=($(compgen -f -- \"${value-$word}\")); compopt -o filenames; "
+         "  [[ -z $key && $word == -* ]] || { COMPREPLY=($(compgen -f -- \"${value-$word}\")); "
+         "compopt -o filenames; "
          "return; }\n"
          "  case $verb in\n" +
          cases +
@@ -103,7 +109,8 @@ std::string zsh() {
       choices += "    --" + f.key + ") compadd -P \"$key=\" -- " + words + "; return ;;\n";
   }
   return "#compdef lathe\n"
-         "# lathe's completion for zsh: lathe config completion zsh > ~/.zfunc/_lathe, with that folder in fpath\n"
+         "# lathe's completion for zsh: lathe config completion zsh > ~/.zfunc/_lathe, with that "
+         "folder in fpath\n"
          "_lathe() {\n"
          "  local -a verbs keys flags\n"
          "  verbs=(\n" +
@@ -131,21 +138,26 @@ std::string zsh() {
 }
 
 std::string fish() {
-  const auto quoted = [](const std::string& doc) { return "'" + escaped(brief(doc), "'\\", "\\&") + "'"; };
+  const auto quoted = [](const std::string& doc) {
+    return "'" + escaped(brief(doc), "'\\", "\\&") + "'";
+  };
   std::string text =
-      "# lathe's completion for fish: lathe config completion fish > ~/.config/fish/completions/lathe.fish\n";
+      "# lathe's completion for fish: lathe config completion fish > "
+      "~/.config/fish/completions/lathe.fish\n";
   std::string with_keys;
   for (const Verb& v : verbs()) {
-    text += "complete -c lathe -n __fish_use_subcommand -f -a " + v.name + " -d " + quoted(v.doc) + "\n";
+    text += "complete -c lathe -n __fish_use_subcommand -f -a " + v.name + " -d " + quoted(v.doc) +
+            "\n";
     for (const auto& [name, doc] : v.flags)
-      text += "complete -c lathe -n '__fish_seen_subcommand_from " + v.name + "' -l " + name + " -r -d " + quoted(doc) +
-              "\n";
+      text += "complete -c lathe -n '__fish_seen_subcommand_from " + v.name + "' -l " + name +
+              " -r -d " + quoted(doc) + "\n";
     if (v.config_keys) with_keys += " " + v.name;
   }
   for (const Field& f : all_fields()) {
     const std::string choices = choices_of(f);
-    text += "complete -c lathe -n '__fish_seen_subcommand_from" + with_keys + "' -l " + f.key + " -r" +
-            (choices.empty() ? "" : " -f -a '" + choices + "'") + " -d " + quoted(f.doc) + "\n";
+    text += "complete -c lathe -n '__fish_seen_subcommand_from" + with_keys + "' -l " + f.key +
+            " -r" + (choices.empty() ? "" : " -f -a '" + choices + "'") + " -d " + quoted(f.doc) +
+            "\n";
   }
   return text;
 }
@@ -171,9 +183,11 @@ std::string man_page() {
       ".TH LATHE 1 \"\" \"lathe 0.1.0\" \"User Commands\"\n"
       ".SH NAME\nlathe \\- trains models from config files\n"
       ".SH SYNOPSIS\n.B lathe\n.I VERB ...\n"
-      ".SH DESCRIPTION\nA run is started, stopped, resumed, measured and compared from the command line. Its config is "
+      ".SH DESCRIPTION\nA run is started, stopped, resumed, measured and compared from the command "
+      "line. Its config is "
       "a "
-      "TOML file; keys of the config are flags too, which come before the environment (LATHE_TRAIN_STEPS=100), which "
+      "TOML file; keys of the config are flags too, which come before the environment "
+      "(LATHE_TRAIN_STEPS=100), which "
       "comes "
       "before the file.\n"
       ".SH VERBS\n";
@@ -192,12 +206,16 @@ std::string man_page() {
             troff(f.doc + (allowed.empty() ? "" : " (" + allowed + ")")) + "\n";
   }
   return text +
-         ".SH EXIT STATUS\n0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable checkpoint, 5 diverged, 6 "
-         "input or output, 8 folder in use, 9 out of memory or threads, 75 stopped with a checkpoint: run it again to "
+         ".SH EXIT STATUS\n0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable "
+         "checkpoint, 5 diverged, 6 "
+         "input or output, 8 folder in use, 9 out of memory or threads, 75 stopped with a "
+         "checkpoint: run it again to "
          "go on.\n"
-         ".SH ENVIRONMENT\nLATHE_SECTION_KEY sets a key of the config; LATHE_CACHE names the folder for what is "
+         ".SH ENVIRONMENT\nLATHE_SECTION_KEY sets a key of the config; LATHE_CACHE names the "
+         "folder for what is "
          "measured "
-         "of the machine; OMP_NUM_THREADS is the default of train.threads; NO_COLOR turns colours off.\n";
+         "of the machine; OMP_NUM_THREADS is the default of train.threads; NO_COLOR turns colours "
+         "off.\n";
 }
 
 }  // namespace lathe

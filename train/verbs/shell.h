@@ -5,8 +5,8 @@
 
 namespace lathe {
 
-/// What a shell reads to complete verbs, flags, keys and their choices; bash: `source <(lathe config completion bash)`.
-/// Exit::usage for a shell that is not bash, zsh or fish.
+/// What a shell reads to complete verbs, flags, keys and their choices; bash: `source <(lathe
+/// config completion bash)`. Exit::usage for a shell that is not bash, zsh or fish.
 std::string completion_script(const std::string& shell);
 /// lathe(1), as man reads it.
 std::string man_page();

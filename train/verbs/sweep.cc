@@ -27,13 +27,16 @@ std::string typed(const ConfigValue& value) {
 
 Description describe(const Arguments& arguments, const std::set<std::string>& known) {
   Description d{.config = arguments.words[0], .options = {}, .keys = {}};
-  const auto add_key = [&](const std::string& key, const std::string& text, const std::string& where) {
-    if (own_keys.contains(key)) fail(Exit::usage, where, ": ", key, " is set by the sweep itself; leave it out");
+  const auto add_key = [&](const std::string& key, const std::string& text,
+                           const std::string& where) {
+    if (own_keys.contains(key))
+      fail(Exit::usage, where, ": ", key, " is set by the sweep itself; leave it out");
     d.keys.emplace_back(where, read_axis(key, text, where));
   };
   const bool is_file = fs::is_regular_file(d.config);
   const auto entries = is_file ? read_toml(d.config) : std::vector<TomlEntry>();
-  if (std::any_of(entries.begin(), entries.end(), [](const TomlEntry& e) { return e.key == "sweep.config"; })) {
+  if (std::any_of(entries.begin(), entries.end(),
+                  [](const TomlEntry& e) { return e.key == "sweep.config"; })) {
     for (const TomlEntry& entry : entries) {
       if (!entry.key.starts_with("sweep.")) {
         add_key(entry.key, typed(entry.value), entry.where);
@@ -47,7 +50,8 @@ Description describe(const Arguments& arguments, const std::set<std::string>& kn
       else
         fail(Exit::usage, entry.where, ": [sweep] has no key ", option);
     }
-    d.options.try_emplace("out", (fs::path("sweeps") / fs::path(arguments.words[0]).stem()).string());
+    d.options.try_emplace("out",
+                          (fs::path("sweeps") / fs::path(arguments.words[0]).stem()).string());
   }
   for (const auto& [flag, text] : arguments.flags) {
     if (flag.find('.') == std::string::npos) {
@@ -68,16 +72,21 @@ Exit run_sweep_verb(const Arguments& given) {
   const auto whole = [&](const char* name, double otherwise, double least) {
     return static_cast<int64_t>(arguments.number(name, otherwise, between(least, 1e9), true));
   };
-  const std::string method = arguments.get("method", d.options.contains("samples") ? "random" : "grid");
-  const int64_t jobs = whole("jobs", 1, 1), samples = whole("samples", 0, 1), eta = whole("eta", 3, 2);
+  const std::string method =
+      arguments.get("method", d.options.contains("samples") ? "random" : "grid");
+  const int64_t jobs = whole("jobs", 1, 1), samples = whole("samples", 0, 1),
+                eta = whole("eta", 3, 2);
   if (method != "grid" && method != "random" && method != "asha")
     fail(Exit::usage, "command line: --method must be grid, random or asha, not ", method);
-  if (method == "random" && samples == 0) fail(Exit::usage, "command line: --method=random needs --samples");
+  if (method == "random" && samples == 0)
+    fail(Exit::usage, "command line: --method=random needs --samples");
   if (method == "grid" && samples > 0)
-    fail(Exit::usage, "command line: --samples has no effect with --method=grid; leave it out, or take random");
+    fail(Exit::usage,
+         "command line: --samples has no effect with --method=grid; leave it out, or take random");
   for (const char* name : {"eta", "min-steps"}) {
     if (d.options.contains(name) && method != "asha")
-      fail(Exit::usage, "command line: --", name, " has no effect without --method=asha; leave it out");
+      fail(Exit::usage, "command line: --", name,
+           " has no effect without --method=asha; leave it out");
   }
 
   SweepPlan plan{.config = d.config, .fixed = {}, .points = {}, .rungs = {}, .eta = eta};
@@ -89,7 +98,9 @@ Exit run_sweep_verb(const Arguments& given) {
       axes.push_back(axis);
   }
   if (axes.empty())
-    fail(Exit::usage, "a sweep needs a key with several values, as --optim.lr=1e-3,3e-3 or --optim.lr=1e-4..1e-2");
+    fail(Exit::usage,
+         "a sweep needs a key with several values, as --optim.lr=1e-3,3e-3 or "
+         "--optim.lr=1e-4..1e-2");
   plan.points = make_points(axes, samples, static_cast<uint64_t>(whole("seed", 0, 0)));
 
   // Every point's config, before anything is made.
@@ -108,17 +119,21 @@ Exit run_sweep_verb(const Arguments& given) {
     steps = c.steps, interval = c.eval_interval, threads = c.threads;
   }
   if (method == "asha") {
-    const double powers =
-        std::floor(std::log(static_cast<double>(plan.points.size())) / std::log(static_cast<double>(eta)) + 1e-9);
-    const double least = std::max(1.0, static_cast<double>(steps) / std::pow(static_cast<double>(eta), powers));
+    const double powers = std::floor(std::log(static_cast<double>(plan.points.size())) /
+                                         std::log(static_cast<double>(eta)) +
+                                     1e-9);
+    const double least =
+        std::max(1.0, static_cast<double>(steps) / std::pow(static_cast<double>(eta), powers));
     plan.rungs = make_rungs(steps, whole("min-steps", std::floor(least), 1), eta, interval);
   } else {
     plan.rungs = {steps};
   }
   const bool threads_swept =
       std::any_of(axes.begin(), axes.end(), [](const Axis& a) { return a.key == "train.threads"; });
-  const int each = threads_swept || threads > 0 ? 0 : std::max(1, default_threads() / static_cast<int>(jobs));
-  return run_sweep(std::move(plan), arguments.get("out", (fs::path("sweeps") / fs::path(d.config).stem()).string()),
+  const int each =
+      threads_swept || threads > 0 ? 0 : std::max(1, default_threads() / static_cast<int>(jobs));
+  return run_sweep(std::move(plan),
+                   arguments.get("out", (fs::path("sweeps") / fs::path(d.config).stem()).string()),
                    static_cast<size_t>(jobs), each);
 }
 
@@ -128,11 +143,14 @@ Verb sweep_verb() {
   return {
       "sweep",
       "CONFIG|SWEEP.toml --section.key=a,b,... [--jobs N]",
-      "many runs of one config, over all combinations of the values that keys are given, over samples of them, or by "
+      "many runs of one config, over all combinations of the values that keys are given, over "
+      "samples of them, or by "
       "successive halving; the same command goes on with a sweep that was stopped or killed",
       "sweep configs/quickstart.toml --optim.lr=1e-3,3e-3 --train.seed=1,2,3 --jobs 2",
       {{"jobs", "runs at once (1); the machine's threads are shared among them"},
-       {"method", "grid: every combination; random: --samples of them; asha: successive halving of those (grid)"},
+       {"method",
+        "grid: every combination; random: --samples of them; asha: successive halving of those "
+        "(grid)"},
        {"samples", "points to draw; a key may then have a range, as --optim.lr=1e-4..1e-2"},
        {"seed", "of the draw (0)"},
        {"eta", "asha: one of so many goes on (3)"},

@@ -18,10 +18,14 @@ double uniform(std::mt19937_64& random) { return static_cast<double>(random() >>
 
 std::string drawn(const Axis& axis, std::mt19937_64& random) {
   const double u = uniform(random);
-  if (!axis.values.empty()) return axis.values[static_cast<size_t>(u * static_cast<double>(axis.values.size()))];
-  if (axis.whole) return std::to_string(static_cast<int64_t>(axis.low + std::floor(u * (axis.high - axis.low + 1))));
+  if (!axis.values.empty())
+    return axis.values[static_cast<size_t>(u * static_cast<double>(axis.values.size()))];
+  if (axis.whole)
+    return std::to_string(
+        static_cast<int64_t>(axis.low + std::floor(u * (axis.high - axis.low + 1))));
   const bool log = axis.low > 0 && axis.high >= 10 * axis.low;
-  return format("%.4g", log ? axis.low * std::pow(axis.high / axis.low, u) : axis.low + u * (axis.high - axis.low));
+  return format("%.4g", log ? axis.low * std::pow(axis.high / axis.low, u)
+                            : axis.low + u * (axis.high - axis.low));
 }
 
 /// Combination `index` of lists, the last axis fastest.
@@ -39,10 +43,11 @@ Overrides combination(const std::vector<Axis>& axes, int64_t index) {
 
 Axis read_axis(const std::string& key, const std::string& text, const std::string& where) {
   Axis axis{.key = key, .values = {}};
-  const auto found =
-      std::find_if(all_fields().begin(), all_fields().end(), [&](const Field& f) { return f.key == key; });
-  const bool number = found != all_fields().end() && (std::holds_alternative<int64_t>(found->initial) ||
-                                                      std::holds_alternative<double>(found->initial));
+  const auto found = std::find_if(all_fields().begin(), all_fields().end(),
+                                  [&](const Field& f) { return f.key == key; });
+  const bool number =
+      found != all_fields().end() && (std::holds_alternative<int64_t>(found->initial) ||
+                                      std::holds_alternative<double>(found->initial));
   if (const size_t dots = text.find(".."); number && dots != std::string::npos) {
     const auto end = [&](const std::string& part) {
       const ConfigValue v = read_value(part, found->initial);
@@ -52,7 +57,8 @@ Axis read_axis(const std::string& key, const std::string& text, const std::strin
     };
     axis.whole = std::holds_alternative<int64_t>(found->initial);
     axis.low = end(text.substr(0, dots)), axis.high = end(text.substr(dots + 2));
-    if (!(axis.low < axis.high)) fail(Exit::usage, where, ": ", key, " = ", text, ": the range ends before it begins");
+    if (!(axis.low < axis.high))
+      fail(Exit::usage, where, ": ", key, " = ", text, ": the range ends before it begins");
     return axis;
   }
   for (size_t begin = 0; begin <= text.size();) {
@@ -60,7 +66,8 @@ Axis read_axis(const std::string& key, const std::string& text, const std::strin
     std::string value = text.substr(begin, comma - begin);
     value.erase(0, value.find_first_not_of(' '));
     value.erase(value.find_last_not_of(' ') + 1);
-    if (value.empty()) fail(Exit::usage, where, ": ", key, " = ", text, " has an empty value between its commas");
+    if (value.empty())
+      fail(Exit::usage, where, ": ", key, " = ", text, " has an empty value between its commas");
     axis.values.push_back(value);
     begin = comma + 1;
   }
@@ -78,11 +85,13 @@ std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t sample
       fail(Exit::usage, "command line: ", axis.key,
            " has a range, of which a number of points is drawn: give --samples");
     }
-    if (!axis.values.empty()) all = std::min(all * static_cast<int64_t>(axis.values.size()), int64_t{1} << 40);
+    if (!axis.values.empty())
+      all = std::min(all * static_cast<int64_t>(axis.values.size()), int64_t{1} << 40);
   }
   const int64_t wanted = ranges ? samples : samples > 0 ? std::min(samples, all) : all;
   if (wanted > most_points)
-    fail(Exit::usage, "the sweep would have ", wanted, " points; at most ", most_points, " are taken, see --samples");
+    fail(Exit::usage, "the sweep would have ", wanted, " points; at most ", most_points,
+         " are taken, see --samples");
   std::vector<Overrides> points;
   std::mt19937_64 random(seed);
   if (ranges) {
@@ -106,9 +115,10 @@ std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t sample
 
 std::vector<int64_t> make_rungs(int64_t steps, int64_t least, int64_t eta, int64_t interval) {
   std::vector<int64_t> rungs{steps};
-  for (double at = static_cast<double>(steps) / static_cast<double>(eta); at >= static_cast<double>(least);
-       at /= static_cast<double>(eta)) {
-    const int64_t rung = std::max<int64_t>(1, std::llround(at / static_cast<double>(interval))) * interval;
+  for (double at = static_cast<double>(steps) / static_cast<double>(eta);
+       at >= static_cast<double>(least); at /= static_cast<double>(eta)) {
+    const int64_t rung =
+        std::max<int64_t>(1, std::llround(at / static_cast<double>(interval))) * interval;
     if (rung >= rungs.front()) {
       fail(Exit::usage, "the sweep's runs are evaluated every ", interval,
            " steps, too seldom for successive halving down to ", least,
@@ -136,7 +146,8 @@ PointState point_state(const Json& json, const std::string& where) {
 
 namespace {
 
-/// A point's loss at a rung to sort by: one that has none there, or one that is not a number, comes behind all others.
+/// A point's loss at a rung to sort by: one that has none there, or one that is not a number, comes
+/// behind all others.
 double sort_key(const PointState& point, size_t rung) {
   const double loss = rung < point.losses.size() ? point.losses[rung] : HUGE_VAL;
   return std::isnan(loss) ? HUGE_VAL : loss;
@@ -144,20 +155,24 @@ double sort_key(const PointState& point, size_t rung) {
 
 }  // namespace
 
-std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& points, const std::vector<bool>& running,
-                                               size_t rungs, int64_t eta) {
+std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& points,
+                                               const std::vector<bool>& running, size_t rungs,
+                                               int64_t eta) {
   const auto waits = [&](size_t i) { return !running[i] && points[i].end.empty(); };
   for (size_t i = 0; i < points.size(); ++i) {
-    if (waits(i) && points[i].target >= static_cast<int>(points[i].losses.size())) return {{i, points[i].target}};
+    if (waits(i) && points[i].target >= static_cast<int>(points[i].losses.size()))
+      return {{i, points[i].target}};
   }
   for (size_t rung = rungs - 1; rung-- > 0;) {
     std::vector<size_t> there;  // that came to the rung, the best first
     for (size_t i = 0; i < points.size(); ++i) {
-      if (points[i].losses.size() > rung || (!points[i].end.empty() && points[i].target >= static_cast<int>(rung)))
+      if (points[i].losses.size() > rung ||
+          (!points[i].end.empty() && points[i].target >= static_cast<int>(rung)))
         there.push_back(i);
     }
-    std::stable_sort(there.begin(), there.end(),
-                     [&](size_t a, size_t b) { return sort_key(points[a], rung) < sort_key(points[b], rung); });
+    std::stable_sort(there.begin(), there.end(), [&](size_t a, size_t b) {
+      return sort_key(points[a], rung) < sort_key(points[b], rung);
+    });
     there.resize(there.size() / static_cast<size_t>(eta));
     for (const size_t i : there) {
       if (waits(i) && points[i].losses.size() == rung + 1) return {{i, static_cast<int>(rung) + 1}};

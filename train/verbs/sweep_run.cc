@@ -26,8 +26,8 @@
 namespace lathe {
 namespace {
 
-/// The process `lathe WORDS...` of this binary, with what it says in `out`, a file descriptor. It is asked to stop
-/// where this one dies. -1 where it can't be started.
+/// The process `lathe WORDS...` of this binary, with what it says in `out`, a file descriptor. It
+/// is asked to stop where this one dies. -1 where it can't be started.
 pid_t start_lathe(std::vector<std::string> words, int out) {
   words.insert(words.begin(), "lathe");
   std::vector<char*> arguments;
@@ -38,11 +38,13 @@ pid_t start_lathe(std::vector<std::string> words, int out) {
   const BlockStopSignals blocked;
   const pid_t parent = ::getpid(), pid = ::fork();
   if (pid != 0) return pid;
-  // What is safe after a fork, alone. A group of its own, so that Ctrl-C comes by way of the sweep, once.
+  // What is safe after a fork, alone. A group of its own, so that Ctrl-C comes by way of the sweep,
+  // once.
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   const int in = ::open("/dev/null", O_RDONLY);
-  if (::getppid() != parent || ::dup2(out, 1) < 0 || ::dup2(out, 2) < 0 || ::dup2(in, 0) < 0) ::_exit(127);
+  if (::getppid() != parent || ::dup2(out, 1) < 0 || ::dup2(out, 2) < 0 || ::dup2(in, 0) < 0)
+    ::_exit(127);
   ::execv("/proc/self/exe", arguments.data());
   ::_exit(127);
 }
@@ -64,7 +66,8 @@ std::optional<double> planned_ms(std::vector<std::string> words) {
   if (pid < 0 || ::waitpid(pid, &status, 0) != pid || status != 0) return std::nullopt;
   const size_t begin = text.rfind("\n{") == std::string::npos ? 0 : text.rfind("\n{") + 1;
   try {
-    return json_real(parse_json(text.substr(begin), "plan", Exit::io), "ms_per_step", "plan", Exit::io);
+    return json_real(parse_json(text.substr(begin), "plan", Exit::io), "ms_per_step", "plan",
+                     Exit::io);
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -81,8 +84,8 @@ class Sweep {
   Sweep(SweepPlan plan, fs::path folder, size_t jobs, int threads)
       : plan_(std::move(plan)), folder_(std::move(folder)), jobs_(jobs), threads_(threads) {}
 
-  /// Begins the sweep's folder, or goes on with it. Exit::usage where it holds another sweep, Exit::busy where another
-  /// process runs it.
+  /// Begins the sweep's folder, or goes on with it. Exit::usage where it holds another sweep,
+  /// Exit::busy where another process runs it.
   void open() {
     make_folders(folder_ / "points");
     lock_.emplace(folder_);
@@ -112,10 +115,10 @@ class Sweep {
     }
     for (size_t i = 0; i < plan_.points.size(); ++i) {
       const fs::path state = state_file(i);
-      states_.push_back(
-          fs::exists(state)
-              ? point_state(parse_json(read_file(state, Exit::io), state.string(), Exit::io), state.string())
-              : PointState());
+      states_.push_back(fs::exists(state) ? point_state(parse_json(read_file(state, Exit::io),
+                                                                   state.string(), Exit::io),
+                                                        state.string())
+                                          : PointState());
     }
     children_.resize(plan_.points.size(), 0);
   }
@@ -148,7 +151,8 @@ class Sweep {
   fs::path point(size_t i) const { return folder_ / "points" / name(i); }
   fs::path state_file(size_t i) const { return point(i).string() + ".json"; }
   size_t n_running() const {
-    return static_cast<size_t>(std::count_if(children_.begin(), children_.end(), [](pid_t p) { return p != 0; }));
+    return static_cast<size_t>(
+        std::count_if(children_.begin(), children_.end(), [](pid_t p) { return p != 0; }));
   }
   std::vector<bool> running() const {
     std::vector<bool> is(children_.size());
@@ -157,9 +161,11 @@ class Sweep {
   }
   /// Points that are as far as they have been asked to go.
   size_t n_done() const {
-    return static_cast<size_t>(std::count_if(states_.begin(), states_.end(), [](const PointState& s) {
-      return !s.end.empty() || (s.target >= 0 && s.losses.size() > static_cast<size_t>(s.target));
-    }));
+    return static_cast<size_t>(
+        std::count_if(states_.begin(), states_.end(), [](const PointState& s) {
+          return !s.end.empty() ||
+                 (s.target >= 0 && s.losses.size() > static_cast<size_t>(s.target));
+        }));
   }
   std::string best_text() const {
     const size_t best = ranking(states_).at(0);
@@ -169,9 +175,10 @@ class Sweep {
 
   void say_plan() const {
     const size_t n = plan_.points.size();
-    log_info("sweep     ", n, n == 1 ? " run" : " runs", " of ", plan_.config, ", ", jobs_, " at a time",
-             threads_ == 0 ? "" : str(", ", threads_, threads_ == 1 ? " thread" : " threads", " each"), ", in ",
-             folder_.string());
+    log_info(
+        "sweep     ", n, n == 1 ? " run" : " runs", " of ", plan_.config, ", ", jobs_, " at a time",
+        threads_ == 0 ? "" : str(", ", threads_, threads_ == 1 ? " thread" : " threads", " each"),
+        ", in ", folder_.string());
     size_t there = n;
     int64_t steps = 0, before = 0;
     std::string text;
@@ -181,18 +188,22 @@ class Sweep {
       before = rung;
       there /= static_cast<size_t>(plan_.eta);
     }
-    log_info(
-        "steps     ", plan_.rungs.size() > 1 ? text + ": about " : "", steps, " in all",
-        plan_.rungs.size() > 1 ? str(" of ", static_cast<int64_t>(n) * plan_.rungs.back(), " without halving") : "");
+    log_info("steps     ", plan_.rungs.size() > 1 ? text + ": about " : "", steps, " in all",
+             plan_.rungs.size() > 1
+                 ? str(" of ", static_cast<int64_t>(n) * plan_.rungs.back(), " without halving")
+                 : "");
     if (n_done() > 0) {
       log_info("done      ", n_done(), " points so far; going on");
     } else if (const auto ms = planned_ms(run_words(0))) {
-      log_info("time      about ", duration_text(1e-3 * *ms * static_cast<double>(steps) / static_cast<double>(jobs_)),
+      log_info("time      about ",
+               duration_text(1e-3 * *ms * static_cast<double>(steps) / static_cast<double>(jobs_)),
                ", as `lathe plan` forecasts a step of the first point");
     }
   }
 
-  void keep(size_t i) const { write_file_durably(state_file(i), json_text(to_json(states_[i])) + "\n"); }
+  void keep(size_t i) const {
+    write_file_durably(state_file(i), json_text(to_json(states_[i])) + "\n");
+  }
 
   /// Starts a point's process, on its way to a rung. It is asked to stop where this process dies.
   void begin(size_t i, int rung) {
@@ -213,7 +224,8 @@ class Sweep {
     ::close(out);
     if (children_[i] < 0) {
       children_[i] = 0;
-      fail(Exit::memory, "cannot start a process for point ", name(i), "; raise the limit of processes (ulimit -u)");
+      fail(Exit::memory, "cannot start a process for point ", name(i),
+           "; raise the limit of processes (ulimit -u)");
     }
     fault_point("sweep: point started");
   }
@@ -251,7 +263,8 @@ class Sweep {
       const fs::path checkpoint = find_checkpoint(point(i));
       const RunState run = read_state(checkpoint);
       const bool at_end = static_cast<size_t>(s.target) + 1 == plan_.rungs.size();
-      const bool there = at_end ? exit == Exit::done : run.step >= plan_.rungs[static_cast<size_t>(s.target)];
+      const bool there =
+          at_end ? exit == Exit::done : run.step >= plan_.rungs[static_cast<size_t>(s.target)];
       if (!there || run.eval_due) return;  // stopped on its way
       if (run.val_loss && !std::isfinite(*run.val_loss)) return end(i, "diverged");
       s.losses.resize(static_cast<size_t>(s.target) + 1, run.best_val_loss.value_or(std::nan("")));
@@ -259,13 +272,15 @@ class Sweep {
                format("  validation loss %.4f", s.losses.back()));
     } else if (exit == Exit::diverged || exit == Exit::memory) {
       return end(i, exit == Exit::diverged ? "diverged" : "out of memory");
-    } else if (exit == Exit::busy && busy_++ < 600) {  // a process of a sweep that was killed is still saving
+    } else if (exit == Exit::busy &&
+               busy_++ < 600) {  // a process of a sweep that was killed is still saving
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
       return;
     } else {
       if (failure_.empty()) {
-        failure_ = str("point ", name(i), " (", overrides_text(plan_.points[i]), ") ended with exit code ", code, "; ",
-                       point(i).string(), ".log says why; the same command goes on from there");
+        failure_ = str("point ", name(i), " (", overrides_text(plan_.points[i]),
+                       ") ended with exit code ", code, "; ", point(i).string(),
+                       ".log says why; the same command goes on from there");
         failure_code_ = code > 0 && code < 10 ? exit : Exit::internal;
       }
       ::raise(SIGTERM);  // the others stop with a checkpoint each
@@ -305,7 +320,9 @@ class Sweep {
       if (plan_.rungs.size() > 1)
         row.push_back(s.losses.empty() ? "-" : std::to_string(plan_.rungs[s.losses.size() - 1]));
       row.push_back(s.losses.empty() ? "-" : format("%.4f", s.losses.back()));
-      row.push_back(!s.end.empty() ? s.end : s.losses.size() == plan_.rungs.size() ? "finished" : "left at its rung");
+      row.push_back(!s.end.empty()                          ? s.end
+                    : s.losses.size() == plan_.rungs.size() ? "finished"
+                                                            : "left at its rung");
       table.add(row);
       if (fs::exists(point(i) / "metrics.jsonl") && runs.size() < 16) runs.push_back(point(i));
     }
@@ -316,9 +333,10 @@ class Sweep {
       const fs::path checkpoint = find_checkpoint(point(best));
       RunConfig config = saved_config(read_state(checkpoint), checkpoint);
       config.train.out_dir.clear(), config.train.pause_at = 0;
-      write_file_durably(folder_ / "best.toml",
-                         str("# Point ", name(best), " of a sweep of ", plan_.config, ": ",
-                             overrides_text(plan_.points[best]), "\n", config.schema().to_toml(&config, true)));
+      write_file_durably(
+          folder_ / "best.toml",
+          str("# Point ", name(best), " of a sweep of ", plan_.config, ": ",
+              overrides_text(plan_.points[best]), "\n", config.schema().to_toml(&config, true)));
       log_info("best      ", name(best), "  ", overrides_text(plan_.points[best]),
                format("  validation loss %.4f", states_[best].losses.back()), "; its config is ",
                (folder_ / "best.toml").string());

@@ -22,7 +22,8 @@ namespace {
 
 /// The second word, a file, or standard input where it is absent.
 std::string input_text(const Arguments& arguments) {
-  if (arguments.words.size() > 1) return read_file(arguments.words[1], Exit::data, uint64_t{1} << 40);
+  if (arguments.words.size() > 1)
+    return read_file(arguments.words[1], Exit::data, uint64_t{1} << 40);
   return {std::istreambuf_iterator<char>(std::cin), {}};
 }
 
@@ -30,7 +31,8 @@ BPE tokenizer_of(const Arguments& arguments) {
   const std::string path = arguments.get("tokenizer", "");
   if (path.empty())
     fail(Exit::usage, "lathe tokenizer ", arguments.words[0],
-         " needs --tokenizer PATH: a tokenizer.json, or a folder with one or with vocab.json and merges.txt");
+         " needs --tokenizer PATH: a tokenizer.json, or a folder with one or with vocab.json and "
+         "merges.txt");
   return {read_bpe(path), path};
 }
 
@@ -90,14 +92,15 @@ Exit inspect_tokenizer(const Arguments& arguments) {
   const std::string json = json_text(bpe_to_json(d));
   Checksum sum;
   sum.update(json.data(), json.size());
-  std::cout << (d.byte_tokens.empty() ? "byte-level BPE, " : "SentencePiece's BPE with bytes, ") << bpe.size()
-            << " ids, " << d.merges.size() << " merges, xxh3 " << sum.hex() << "\n";
+  std::cout << (d.byte_tokens.empty() ? "byte-level BPE, " : "SentencePiece's BPE with bytes, ")
+            << bpe.size() << " ids, " << d.merges.size() << " merges, xxh3 " << sum.hex() << "\n";
   for (const std::string& pattern : d.patterns) std::cout << "pieces    " << pattern << "\n";
   if (d.nfc) std::cout << "text      in Unicode's normal form C\n";
   if (d.whole_pieces) std::cout << "merges    not of pieces that are tokens\n";
   for (const SpecialToken& s : d.special)
     std::cout << (s.special ? "special   " : "added     ") << s.id << " " << s.text << "\n";
-  if (d.begin >= 0) std::cout << "texts     begin with " << d.tokens[static_cast<size_t>(d.begin)] << "\n";
+  if (d.begin >= 0)
+    std::cout << "texts     begin with " << d.tokens[static_cast<size_t>(d.begin)] << "\n";
   return Exit::done;
 }
 
@@ -106,20 +109,25 @@ Exit train_tokenizer(const Arguments& arguments) {
   if (out.empty()) fail(Exit::usage, "lathe tokenizer train needs --out FOLDER");
   const fs::path file = out / "tokenizer.json";
   const auto check_free = [&] {
-    if (fs::exists(file)) fail(Exit::usage, file.string(), " is there already; name another --out or remove it");
+    if (fs::exists(file))
+      fail(Exit::usage, file.string(), " is there already; name another --out or remove it");
   };
   check_free();
-  DocumentSource source{
-      .files = {}, .format = arguments.get("format", "auto"), .field = arguments.get("field", "text")};
+  DocumentSource source{.files = {},
+                        .format = arguments.get("format", "auto"),
+                        .field = arguments.get("field", "text")};
   for (const fs::path& path : expand_inputs({arguments.words.begin() + 1, arguments.words.end()}))
     source.files.push_back(path.string());
-  if (source.files.empty()) fail(Exit::usage, "lathe tokenizer train needs text files, or folders of them");
+  if (source.files.empty())
+    fail(Exit::usage, "lathe tokenizer train needs text files, or folders of them");
   if (source.format != "auto" && source.format != "text" && source.format != "jsonl")
     fail(Exit::usage, "command line: --format must be auto, text or jsonl, not ", source.format);
   BPETraining t;
-  t.vocab_size = static_cast<int64_t>(arguments.number("vocab-size", 4096, between(257, 10'000'000), true));
+  t.vocab_size =
+      static_cast<int64_t>(arguments.number("vocab-size", 4096, between(257, 10'000'000), true));
   t.min_frequency = static_cast<int64_t>(arguments.number("min-frequency", 2, at_least(1), true));
-  t.threads = static_cast<int>(arguments.number("threads", default_threads(), between(1, 1024), true));
+  t.threads =
+      static_cast<int>(arguments.number("threads", default_threads(), between(1, 1024), true));
   check_threads(t.threads);
   if (const std::string text = arguments.get("special", "<|endoftext|>"); text != "none")
     t.special = comma_list(text);
@@ -127,13 +135,15 @@ Exit train_tokenizer(const Arguments& arguments) {
     t.special.clear();
   const std::set<std::string> different(t.special.begin(), t.special.end());
   if (different.size() < t.special.size() || different.contains(""))
-    fail(Exit::usage, "command line: --special ", arguments.get("special", ""), " has an empty token, or one twice");
+    fail(Exit::usage, "command line: --special ", arguments.get("special", ""),
+         " has an empty token, or one twice");
   const std::string pattern = arguments.get("pattern", "gpt2");
   t.pattern = pattern == "gpt2" ? gpt2_pattern : pattern == "llama3" ? llama3_pattern : pattern;
 
-  const ClaimedFolder claim(out, str(out.string(),
-                                     " is in use: another `lathe tokenizer train` writes there; wait for "
-                                     "it, or give another --out"));
+  const ClaimedFolder claim(
+      out, str(out.string(),
+               " is in use: another `lathe tokenizer train` writes there; wait for "
+               "it, or give another --out"));
   check_free();  // Another process may have been faster.
   take_stop_signals("the training; nothing of it is kept");
   t.stop = [] { return stop_signal() != 0; };
@@ -151,17 +161,21 @@ Exit train_tokenizer(const Arguments& arguments) {
 Exit run_tokenizer(const Arguments& arguments) {
   const std::string& what = arguments.words[0];
   static const std::map<std::string, std::set<std::string>> known{
-      {"train", {"out", "vocab-size", "min-frequency", "pattern", "special", "threads", "format", "field"}},
+      {"train",
+       {"out", "vocab-size", "min-frequency", "pattern", "special", "threads", "format", "field"}},
       {"inspect", {"tokenizer"}},
       {"encode", {"tokenizer", "json", "special"}},
       {"decode", {"tokenizer"}}};
   const auto found = known.find(what);
-  if (found == known.end()) fail(Exit::usage, "lathe tokenizer has train, inspect, encode and decode, not ", what);
+  if (found == known.end())
+    fail(Exit::usage, "lathe tokenizer has train, inspect, encode and decode, not ", what);
   check_flags(arguments, found->second);
   if (what == "inspect" && arguments.words.size() > 1)
-    fail(Exit::usage, "lathe tokenizer inspect takes no file; name the tokenizer as --tokenizer ", arguments.words[1]);
+    fail(Exit::usage, "lathe tokenizer inspect takes no file; name the tokenizer as --tokenizer ",
+         arguments.words[1]);
   if (what != "train" && arguments.words.size() > 2)
-    fail(Exit::usage, "lathe tokenizer ", what, " takes one file, not ", arguments.words.size() - 1);
+    fail(Exit::usage, "lathe tokenizer ", what, " takes one file, not ",
+         arguments.words.size() - 1);
   if (what == "encode") return encode(arguments);
   if (what == "decode") return decode(arguments);
   if (what == "inspect") return inspect_tokenizer(arguments);
@@ -171,29 +185,34 @@ Exit run_tokenizer(const Arguments& arguments) {
 }  // namespace
 
 Verb tokenizer_verb() {
-  return {"tokenizer",
-          "train|inspect|encode|decode [FILE...]",
-          "train a byte-level BPE on text or JSON Lines and folders of them, tell what one is, or turn text (a file or "
-          "standard input) into ids and "
-          "back",
-          "tokenizer train my.txt --out data/bpe --vocab-size 4096",
-          {{"tokenizer", "what to use: a tokenizer.json, or a folder with one or with vocab.json and merges.txt"},
-           {"json", "encode: each line of the input is a JSON text of its own"},
-           {"special",
-            "encode: the text of a special token is a token (default), text, or refused; train: special tokens, "
-            "with commas between, or none (<|endoftext|>)"},
-           {"out", "train: folder for tokenizer.json"},
-           {"vocab-size", "train: tokens, with 256 bytes and the special ones (4096)"},
-           {"min-frequency", "train: a rarer pair is not merged (2)"},
-           {"pattern", "train: what a piece is: gpt2 (default), llama3, or a regular expression"},
-           {"format", "train: text, jsonl, or auto: by the name, .jsonl or .ndjson; .gz and .zst of both (auto)"},
-           {"field", "train: JSON Lines: where an object has the text (text)"},
-           {"threads", "train: that count words; the result is the same (all cores)"}},
-          false,
-          1,
-          1000000,
-          run_tokenizer,
-          {"json"}};
+  return {
+      "tokenizer",
+      "train|inspect|encode|decode [FILE...]",
+      "train a byte-level BPE on text or JSON Lines and folders of them, tell what one is, or turn "
+      "text (a file or "
+      "standard input) into ids and "
+      "back",
+      "tokenizer train my.txt --out data/bpe --vocab-size 4096",
+      {{"tokenizer",
+        "what to use: a tokenizer.json, or a folder with one or with vocab.json and merges.txt"},
+       {"json", "encode: each line of the input is a JSON text of its own"},
+       {"special",
+        "encode: the text of a special token is a token (default), text, or refused; train: "
+        "special tokens, "
+        "with commas between, or none (<|endoftext|>)"},
+       {"out", "train: folder for tokenizer.json"},
+       {"vocab-size", "train: tokens, with 256 bytes and the special ones (4096)"},
+       {"min-frequency", "train: a rarer pair is not merged (2)"},
+       {"pattern", "train: what a piece is: gpt2 (default), llama3, or a regular expression"},
+       {"format",
+        "train: text, jsonl, or auto: by the name, .jsonl or .ndjson; .gz and .zst of both (auto)"},
+       {"field", "train: JSON Lines: where an object has the text (text)"},
+       {"threads", "train: that count words; the result is the same (all cores)"}},
+      false,
+      1,
+      1000000,
+      run_tokenizer,
+      {"json"}};
 }
 
 }  // namespace lathe

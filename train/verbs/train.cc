@@ -15,16 +15,18 @@ Exit run_train(const Arguments& arguments) {
 }  // namespace
 
 Verb train_verb() {
-  return {"train",
-          "CONFIG [--section.key=value ...]",
-          "train, or go on with, the run that a config describes",
-          "train configs/quickstart.toml --train.steps=500 --train.out_dir=runs/short",
-          {{"verify-data", "read all training and validation data and compare it with its checksums first (false)"}},
-          true,
-          1,
-          1,
-          run_train,
-          {"verify-data"}};
+  return {
+      "train",
+      "CONFIG [--section.key=value ...]",
+      "train, or go on with, the run that a config describes",
+      "train configs/quickstart.toml --train.steps=500 --train.out_dir=runs/short",
+      {{"verify-data",
+        "read all training and validation data and compare it with its checksums first (false)"}},
+      true,
+      1,
+      1,
+      run_train,
+      {"verify-data"}};
 }
 
 }  // namespace lathe

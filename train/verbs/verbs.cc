@@ -32,11 +32,12 @@ Verb config_verb();
 namespace {
 
 std::vector<Verb>& verb_table() {
-  static std::vector<Verb> all{train_verb(),    plan_verb(),   prepare_verb(),   tokenizer_verb(), eval_verb(),
-                               generate_verb(), chat_verb(),   gradients_verb(), replay_verb(),    merge_verb(),
-                               import_verb(),   export_verb(), inspect_verb(),   verify_verb(),    runs_verb(),
-                               compare_verb(),  report_verb(), watch_verb(),     sweep_verb(),     bench_verb(),
-                               profile_verb(),  finder_verb(), config_verb()};
+  static std::vector<Verb> all{train_verb(),   plan_verb(),     prepare_verb(), tokenizer_verb(),
+                               eval_verb(),    generate_verb(), chat_verb(),    gradients_verb(),
+                               replay_verb(),  merge_verb(),    import_verb(),  export_verb(),
+                               inspect_verb(), verify_verb(),   runs_verb(),    compare_verb(),
+                               report_verb(),  watch_verb(),    sweep_verb(),   bench_verb(),
+                               profile_verb(), finder_verb(),   config_verb()};
   return all;
 }
 
@@ -45,8 +46,8 @@ std::vector<Verb>& verb_table() {
 const std::vector<Verb>& verbs() { return verb_table(); }
 
 void add_verb(Verb verb) {
-  const bool taken =
-      std::any_of(verb_table().begin(), verb_table().end(), [&](const Verb& v) { return v.name == verb.name; });
+  const bool taken = std::any_of(verb_table().begin(), verb_table().end(),
+                                 [&](const Verb& v) { return v.name == verb.name; });
   LATHE_CHECK(!taken, "there is a verb ", verb.name, " already; give yours another name");
   verb_table().push_back(std::move(verb));
 }

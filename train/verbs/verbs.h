@@ -1,5 +1,5 @@
-// Verbs of the command line. One is a file in this folder and a line in the table of verbs.cc (or, in a program of your
-// own, a call of add_verb). Parsing and help are in cli.cc.
+// Verbs of the command line. One is a file in this folder and a line in the table of verbs.cc (or,
+// in a program of your own, a call of add_verb). Parsing and help are in cli.cc.
 #pragma once
 
 #include <functional>
@@ -18,12 +18,13 @@
 
 namespace lathe {
 
-/// What stands behind a verb: flags by name, at most once each unless the verb says otherwise, and the words that stand
-/// alone.
+/// What stands behind a verb: flags by name, at most once each unless the verb says otherwise, and
+/// the words that stand alone.
 struct Arguments {
   std::string verb;
   std::map<std::string, std::string> flags;
-  std::map<std::string, std::vector<std::string>> lists{};  ///< of the verb's repeatable flags, in order
+  std::map<std::string, std::vector<std::string>>
+      lists{};  ///< of the verb's repeatable flags, in order
   std::vector<std::string> words;
 
   /// A flag's text, or `otherwise` where it is not given.
@@ -48,9 +49,10 @@ struct Verb {
   bool config_keys = false;  ///< takes those as flags too
   size_t min_words = 1, max_words = 1;
   std::function<Exit(const Arguments&)> run;
+  std::set<std::string> switches{};  ///< of the flags, those that are true where neither true,
+                                     ///< false nor a number follows
   std::set<std::string>
-      switches{};  ///< of the flags, those that are true where neither true, false nor a number follows
-  std::set<std::string> repeatable{};  ///< flags that may stand several times, and are in Arguments::lists
+      repeatable{};  ///< flags that may stand several times, and are in Arguments::lists
 };
 
 /// All of them, in the order that help shows.
@@ -58,10 +60,10 @@ const std::vector<Verb>& verbs();
 /// Adds a verb, before the command line is run. Exit::internal where its name is taken.
 void add_verb(Verb verb);
 
-/// Exit::usage for a flag that the verb with its first word has not: neither one of `known` nor, where those are taken,
-/// a key of the config. `hint` ends the sentence.
-void check_flags(const Arguments& arguments, const std::set<std::string>& known, bool config_keys = false,
-                 const std::string& hint = "");
+/// Exit::usage for a flag that the verb with its first word has not: neither one of `known` nor,
+/// where those are taken, a key of the config. `hint` ends the sentence.
+void check_flags(const Arguments& arguments, const std::set<std::string>& known,
+                 bool config_keys = false, const std::string& hint = "");
 /// The parts of a flag's text between commas.
 std::vector<std::string> comma_list(const std::string& text);
 /// The flags that are keys of the config.
@@ -70,12 +72,13 @@ Overrides key_arguments(const Arguments& arguments);
 LoadedConfig load_config_argument(const Arguments& arguments, size_t at = 0);
 /// The run or checkpoint that the first word names; Exit::checkpoint with what it is instead.
 fs::path run_argument(const Arguments& arguments);
-/// Checks that a result may be written to `file`: there is no such file, it is empty, or an earlier command wrote it,
-/// so that `mark` is among its first 4096 bytes. Exit::usage for any other file, unless --force is true, and for what
-/// is not a regular file.
+/// Checks that a result may be written to `file`: there is no such file, it is empty, or an earlier
+/// command wrote it, so that `mark` is among its first 4096 bytes. Exit::usage for any other file,
+/// unless --force is true, and for what is not a regular file.
 void check_output(const Arguments& arguments, const fs::path& file, std::string_view mark);
 /// The flag --force, which check_output reads.
-inline const Flags::value_type force_flag{"force", "replace a file that lathe did not write (false)"};
+inline const Flags::value_type force_flag{"force",
+                                          "replace a file that lathe did not write (false)"};
 /// --load-dtype: how weights are kept; Exit::usage for what is none.
 std::string load_dtype_argument(const Arguments& arguments, const std::string& otherwise);
 /// Its model, loaded as the flags of and_loading() ask.

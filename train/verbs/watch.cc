@@ -1,5 +1,5 @@
-// lathe watch: runs in the terminal, live. Only files are read, so the runs may be another machine's, over a file
-// share.
+// lathe watch: runs in the terminal, live. Only files are read, so the runs may be another
+// machine's, over a file share.
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -23,8 +23,8 @@ namespace {
 
 volatile sig_atomic_t ended = 0;
 
-/// The terminal while it is watched: keys come at once and unseen, on a screen of its own. What was there before is
-/// there again afterwards.
+/// The terminal while it is watched: keys come at once and unseen, on a screen of its own. What was
+/// there before is there again afterwards.
 class Screen {
  public:
   Screen() {
@@ -34,7 +34,7 @@ class Screen {
       raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO | ISIG);  // Ctrl-C is a key
       ::tcsetattr(STDIN_FILENO, TCSANOW, &raw);
     }
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = [](int) { ended = 1; };
     for (const int s : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(s, &action, nullptr);
     show("\033[?1049h\033[?25l");
@@ -57,7 +57,8 @@ class Screen {
     pollfd keys{has_keys_ ? STDIN_FILENO : -1, POLLIN, 0};
     if (::poll(&keys, 1, ms) <= 0) return ended != 0;
     char key = 0;
-    return ended != 0 || ::read(STDIN_FILENO, &key, 1) <= 0 || key == 'q' || key == 'Q' || key == 3 || key == 4;
+    return ended != 0 || ::read(STDIN_FILENO, &key, 1) <= 0 || key == 'q' || key == 'Q' ||
+           key == 3 || key == 4;
   }
 
  private:
@@ -95,19 +96,22 @@ std::string fitted(const std::string& text, size_t width) {
 }
 
 /// What is shown: a line a run, then curves of what the runs have, as many as there is room for.
-std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, size_t height, bool colour) {
+std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, size_t height,
+                               bool colour) {
   std::vector<std::string> lines;
   for (size_t i = 0; i < runs.size(); ++i) {
     const RunSummary s = summarise(runs[i].run());
-    std::string line = (colour ? curve_colour(i) : "") + printable_line(s.run.string()) + (colour ? "\033[39m" : "") +
-                       "  " + s.state + "  step " + str(s.step, s.steps > 0 ? str("/", s.steps) : "");
+    std::string line = (colour ? curve_colour(i) : "") + printable_line(s.run.string()) +
+                       (colour ? "\033[39m" : "") + "  " + s.state + "  step " +
+                       str(s.step, s.steps > 0 ? str("/", s.steps) : "");
     if (s.loss) line += format("  loss %.4f", *s.loss);
     if (s.val_loss) line += format("  val loss %.4f", *s.val_loss);
     if (s.units_per_sec) line += format("  %.0f %s/s", *s.units_per_sec, s.unit.c_str());
     if (s.mfu) line += format("  mfu %.0f%%", 100 * *s.mfu);
     const Series* ms = runs[i].find("step_ms");
     if (s.state == "running" && ms != nullptr && s.steps > s.step)
-      line += "  eta " + duration_text(1e-3 * ms->values.back() * static_cast<double>(s.steps - s.step));
+      line += "  eta " +
+              duration_text(1e-3 * ms->values.back() * static_cast<double>(s.steps - s.step));
     else if (!std::isnan(s.age_s))
       line += "  " + duration_text(s.age_s) + " ago";
     lines.push_back(fitted(line, width));
@@ -115,8 +119,10 @@ std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, si
   constexpr size_t least = 6;  // lines that a plot and its title take
   std::vector<std::string> shown;
   for (const char* name : {"loss", "val_loss", "accuracy", "lr", "grad_norm"}) {
-    const bool there = std::any_of(runs.begin(), runs.end(), [&](const Curves& r) { return r.find(name) != nullptr; });
-    if (there && lines.size() + least * (shown.size() + 1) <= height && shown.size() < 3) shown.emplace_back(name);
+    const bool there = std::any_of(runs.begin(), runs.end(),
+                                   [&](const Curves& r) { return r.find(name) != nullptr; });
+    if (there && lines.size() + least * (shown.size() + 1) <= height && shown.size() < 3)
+      shown.emplace_back(name);
   }
   const size_t room = shown.empty() ? 0 : (height - std::min(height, lines.size())) / shown.size();
   for (const std::string& name : shown) {
@@ -127,7 +133,8 @@ std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, si
       curves.push_back(std::move(curve));
     }
     lines.push_back(name);
-    for (const std::string& line : braille_plot(curves, width, room - 1, colour)) lines.push_back(line);
+    for (const std::string& line : braille_plot(curves, width, room - 1, colour))
+      lines.push_back(line);
   }
   return lines;
 }
@@ -158,7 +165,8 @@ Exit run_watch(const Arguments& arguments) {
 Verb watch_verb() {
   return {"watch",
           "RUN...",
-          "runs in the terminal with their curves, live; q or Ctrl-C ends it. Printed once where standard output is no "
+          "runs in the terminal with their curves, live; q or Ctrl-C ends it. Printed once where "
+          "standard output is no "
           "terminal",
           "watch runs/quickstart",
           {{"every", "seconds between looks (2)"}},

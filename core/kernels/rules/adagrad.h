@@ -9,10 +9,14 @@ struct Adagrad : RuleDefaults {
   static constexpr const char* name = "adagrad";
   static constexpr const char* doc = "learning rates that fall with the sum of squares";
   static constexpr bool decoupled = false;
-  static std::vector<RuleState> state(const UpdateRule& r) { return {{"sum", 0, r.initial_accumulator}}; }
+  static std::vector<RuleState> state(const UpdateRule& r) {
+    return {{"sum", 0, r.initial_accumulator}};
+  }
   template <class T>
-  LATHE_BOTH static void prepare(Coefficients<T>& c, const UpdateRule& r, const UpdateArgs& a, const StepControl& s) {
-    c.lr = static_cast<T>(r.lr * a.lr_scale / (1 + static_cast<double>(s.updates - 1) * r.lr_decay));
+  LATHE_BOTH static void prepare(Coefficients<T>& c, const UpdateRule& r, const UpdateArgs& a,
+                                 const StepControl& s) {
+    c.lr =
+        static_cast<T>(r.lr * a.lr_scale / (1 + static_cast<double>(s.updates - 1) * r.lr_decay));
   }
   // sum += g^2;  p -= lr / (1 + (t - 1) lr_decay) g / (sqrt(sum) + eps)
   template <class T>

@@ -4,8 +4,8 @@
 
 namespace lathe {
 
-/// torch.optim.Adam, AdamW where `Decoupled`, either with amsgrad. Kingma and Ba 2015; Loshchilov and Hutter 2019;
-/// Reddi, Kale and Kumar 2018.
+/// torch.optim.Adam, AdamW where `Decoupled`, either with amsgrad. Kingma and Ba 2015; Loshchilov
+/// and Hutter 2019; Reddi, Kale and Kumar 2018.
 template <bool Decoupled, bool Amsgrad>
 struct AdamRule : RuleDefaults {
   static constexpr const char* name = Decoupled ? "adamw" : "adam";
@@ -19,13 +19,16 @@ struct AdamRule : RuleDefaults {
     return all;
   }
   template <class T>
-  LATHE_BOTH static void prepare(Coefficients<T>& c, const UpdateRule& r, const UpdateArgs& a, const StepControl& s) {
+  LATHE_BOTH static void prepare(Coefficients<T>& c, const UpdateRule& r, const UpdateArgs& a,
+                                 const StepControl& s) {
     c.lr = static_cast<T>(r.lr * a.lr_scale / s.correction1);
   }
-  // m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;  amsgrad: x = max(x, v), and x for v from here on
-  // p -= lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps);  AdamW: p -= lr wd p first
+  // m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;  amsgrad: x = max(x, v), and x for
+  // v from here on p -= lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps);  AdamW: p -= lr wd
+  // p first
   template <class T>
-  LATHE_BOTH static T element(T p, T g, T* s0, T* s1, [[maybe_unused]] T* s2, const Coefficients<T>& c) {
+  LATHE_BOTH static T element(T p, T g, T* s0, T* s1, [[maybe_unused]] T* s2,
+                              const Coefficients<T>& c) {
     if constexpr (Decoupled) p *= c.decay;
     const T m = c.beta1 * *s0 + c.one_beta1 * g, v = c.beta2 * *s1 + c.one_beta2 * g * g;
     T most = v;

@@ -4,14 +4,18 @@
 
 namespace lathe {
 
-/// The second half of LAMB (core/kernels/lamb.h), which has moved the moments: lr_scale holds the ratio of norms.
+/// The second half of LAMB (core/kernels/lamb.h), which has moved the moments: lr_scale holds the
+/// ratio of norms.
 struct LambApply : RuleDefaults {
   static constexpr const char* name = "lamb_apply";
   static constexpr const char* doc = "";
   static constexpr bool decoupled = true, hidden = true, raw = true;
-  static std::vector<RuleState> state(const UpdateRule&) { return {{"exp_avg", 0}, {"exp_avg_sq", 1}}; }
+  static std::vector<RuleState> state(const UpdateRule&) {
+    return {{"exp_avg", 0}, {"exp_avg_sq", 1}};
+  }
   template <class T>
-  LATHE_BOTH static void prepare(Coefficients<T>& c, const UpdateRule&, const UpdateArgs& a, const StepControl& s) {
+  LATHE_BOTH static void prepare(Coefficients<T>& c, const UpdateRule&, const UpdateArgs& a,
+                                 const StepControl& s) {
     c.wd = static_cast<T>(a.weight_decay);
     c.factor1 = static_cast<T>(1 / s.correction1);
   }

@@ -7,7 +7,8 @@ namespace lathe {
 /// Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2.
 struct Lion : RuleDefaults {
   static constexpr const char* name = "lion";
-  static constexpr const char* doc = "the sign of an interpolated momentum, with weight decay of its own";
+  static constexpr const char* doc =
+      "the sign of an interpolated momentum, with weight decay of its own";
   static constexpr bool decoupled = true;
   static std::vector<RuleState> state(const UpdateRule&) { return {{"exp_avg"}}; }
   // u = sign(beta1 m + (1 - beta1) g);  p -= lr (u + wd p);  m = beta2 m + (1 - beta2) g

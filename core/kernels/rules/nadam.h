@@ -9,16 +9,21 @@ struct NAdam : RuleDefaults {
   static constexpr const char* name = "nadam";
   static constexpr const char* doc = "Adam with Nesterov's momentum";
   static constexpr bool decoupled = false;
-  static std::vector<RuleState> state(const UpdateRule&) { return {{"exp_avg", 0}, {"exp_avg_sq", 1}}; }
+  static std::vector<RuleState> state(const UpdateRule&) {
+    return {{"exp_avg", 0}, {"exp_avg_sq", 1}};
+  }
   // mu_t = beta1 (1 - 0.96^(t momentum_decay) / 2)
   LATHE_BOTH static void settle(const UpdateRule& r, StepControl& c) {
-    const auto mu = [&](double t) { return r.beta1 * (1 - 0.5 * std::pow(0.96, t * r.momentum_decay)); };
+    const auto mu = [&](double t) {
+      return r.beta1 * (1 - 0.5 * std::pow(0.96, t * r.momentum_decay));
+    };
     c.mu = mu(static_cast<double>(c.updates));
     c.next_mu = mu(static_cast<double>(c.updates) + 1);
     c.mu_product *= c.mu;
   }
   template <class T>
-  LATHE_BOTH static void prepare(Coefficients<T>& c, const UpdateRule& r, const UpdateArgs& a, const StepControl& s) {
+  LATHE_BOTH static void prepare(Coefficients<T>& c, const UpdateRule& r, const UpdateArgs& a,
+                                 const StepControl& s) {
     const double lr = r.lr * a.lr_scale;
     c.factor1 = static_cast<T>(lr * (1 - s.mu) / (1 - s.mu_product));
     c.factor2 = static_cast<T>(lr * s.next_mu / (1 - s.mu_product * s.next_mu));

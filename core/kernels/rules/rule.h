@@ -1,19 +1,23 @@
-// What a rule is: an optimizer whose update of an element needs that element's parameter, gradient and state alone.
+// What a rule is: an optimizer whose update of an element needs that element's parameter, gradient
+// and state alone.
 //
 //   struct Mine : RuleDefaults {
 //     static constexpr const char* name = "mine";       // what optim.kind says
 //     static constexpr const char* doc = "...";
-//     static constexpr bool decoupled = false;          // weight decay is the formula's own business, by c.decay;
-//                                                       // otherwise it has been added to the gradient
+//     static constexpr bool decoupled = false;          // weight decay is the formula's own
+//     business, by c.decay;
+//                                                       // otherwise it has been added to the
+//                                                       gradient
 //     static std::vector<RuleState> state(const UpdateRule& r);
-//     // The parameter after the step. g: gradient, unscaled and clipped; s0 s1 s2: the element's state by its place,
-//     // some number that nothing else reads where state() has none. Without branches, so that it becomes vectors.
-//     template <class T>
-//     LATHE_BOTH static T element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c);
+//     // The parameter after the step. g: gradient, unscaled and clipped; s0 s1 s2: the element's
+//     state by its place,
+//     // some number that nothing else reads where state() has none. Without branches, so that it
+//     becomes vectors. template <class T> LATHE_BOTH static T element(T p, T g, T* s0, T* s1, T*
+//     s2, const Coefficients<T>& c);
 //   };
 //
-// Its file is in core/kernels/rules/ and its line in core/kernels/rules.h; CPUs, cards, checkpoints, plans and the
-// config know it then.
+// Its file is in core/kernels/rules/ and its line in core/kernels/rules.h; CPUs, cards,
+// checkpoints, plans and the config know it then.
 #pragma once
 
 #include <cmath>
@@ -40,12 +44,12 @@ struct RuleState {
 /// A rule's constants in the type that a parameter is computed in.
 template <class T>
 struct Coefficients {
-  T lr, decay, grad_scale, wd, beta1, one_beta1, beta2, one_beta2, eps, momentum, one_dampening, alpha, one_alpha,
-      correction2, factor1 = 0, factor2 = 0;  ///< factors: a rule's own
+  T lr, decay, grad_scale, wd, beta1, one_beta1, beta2, one_beta2, eps, momentum, one_dampening,
+      alpha, one_alpha, correction2, factor1 = 0, factor2 = 0;  ///< factors: a rule's own
   bool first, nesterov, centered;
 
-  LATHE_BOTH Coefficients(const UpdateRule& r, const UpdateArgs& a, const StepControl& c, bool decoupled,
-                          double grad_scale_)
+  LATHE_BOTH Coefficients(const UpdateRule& r, const UpdateArgs& a, const StepControl& c,
+                          bool decoupled, double grad_scale_)
       : lr(static_cast<T>(r.lr * a.lr_scale)),
         decay(static_cast<T>(1 - r.lr * a.lr_scale * a.weight_decay)),
         grad_scale(static_cast<T>(grad_scale_)),
@@ -68,10 +72,12 @@ struct Coefficients {
 /// What a rule has unless it says otherwise.
 struct RuleDefaults {
   static constexpr bool hidden = false;  ///< no kind of its own: a part of others
-  static constexpr bool raw = false;     ///< its gradient is taken as it stands, neither unscaled nor clipped
+  static constexpr bool raw =
+      false;  ///< its gradient is taken as it stands, neither unscaled nor clipped
   /// Constants of its own.
   template <class T>
-  LATHE_BOTH static void prepare(Coefficients<T>&, const UpdateRule&, const UpdateArgs&, const StepControl&) {}
+  LATHE_BOTH static void prepare(Coefficients<T>&, const UpdateRule&, const UpdateArgs&,
+                                 const StepControl&) {}
   /// Once an update, for all parameters.
   LATHE_BOTH static void settle(const UpdateRule&, StepControl&) {}
 };

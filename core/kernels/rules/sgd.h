@@ -24,7 +24,8 @@ struct Momentum : RuleDefaults {
   static constexpr const char* doc = "gradient descent with momentum, Nesterov's too";
   static constexpr bool decoupled = false;
   static std::vector<RuleState> state(const UpdateRule&) { return {{"momentum_buffer"}}; }
-  // v = momentum v + (1 - dampening) g (v = g at first);  p -= lr v, Nesterov: p -= lr (g + momentum v)
+  // v = momentum v + (1 - dampening) g (v = g at first);  p -= lr v, Nesterov: p -= lr (g +
+  // momentum v)
   template <class T>
   LATHE_BOTH static T element(T p, T g, T* s0, T*, T*, const Coefficients<T>& c) {
     *s0 = c.first ? g : c.momentum * *s0 + c.one_dampening * g;
@@ -32,8 +33,9 @@ struct Momentum : RuleDefaults {
   }
 };
 
-/// p = (1 - lr wd) p - lr g, with g as it stands: a direction that was made of a gradient. Without one (null) and with
-/// lr 0, what follows an update (the working copy, the average) of a parameter that stays.
+/// p = (1 - lr wd) p - lr g, with g as it stands: a direction that was made of a gradient. Without
+/// one (null) and with lr 0, what follows an update (the working copy, the average) of a parameter
+/// that stays.
 struct Descend : RuleDefaults {
   static constexpr const char* name = "descend";
   static constexpr const char* doc = "";
