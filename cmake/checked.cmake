@@ -1,6 +1,6 @@
 # lathe_tests_checked: the tests over a library under the address and undefined-behaviour sanitizers. train/, the tests
 # themselves and the commands that they run are the ordinary build's, which more than halves the time that this takes
-# (docs/design.md, "Building and testing"). Built when asked for: ./dev asan --part.
+# (docs/internals/testing.md). Built when asked for: ./dev asan --part.
 set(checks -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all)
 add_library(lathe_lib_checked SHARED EXCLUDE_FROM_ALL)
 foreach(part io kernels core autograd nn optim amp prepare data)

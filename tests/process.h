@@ -79,9 +79,10 @@ std::set<std::string> names(const fs::path& folder);
 /// millisecond a step, with prefetching, dropout and accumulation.
 void make_tiny_run(const fs::path& folder, const std::string& extra = "");
 
-/// Whether two runs agree as docs/design.md defines it: step, loss, lr, grad_norm, tokens,
-/// loss_scale and val_loss (or other figures) of every metrics line, each step once, and the bytes
-/// of the newest model and optimizer. "" or what differs.
+/// Whether two runs agree as docs/internals/randomness.md defines it: step, loss, lr, grad_norm,
+/// tokens, loss_scale and val_loss (or other figures) of every metrics line, each step once, and
+/// the bytes of the newest model and optimizer.
+/// "" or what differs.
 std::string difference(const fs::path& a, const fs::path& b);
 
 }  // namespace lathe::test

@@ -109,7 +109,7 @@ def unfinished(run):
 
 
 def difference(a, b):
-    """"" or how two runs differ, as docs/design.md defines it."""
+    """"" or how two runs differ, as docs/internals/randomness.md defines it."""
     keys = ("step", "loss", "lr", "grad_norm", "tokens", "loss_scale", "val_loss")
 
     def lines(run):

@@ -48,7 +48,7 @@ struct WrittenToken {
 /// Continues each of `texts` (none empty); on_token, where given, sees each token as it comes, and
 /// ends that text by returning false. Token i of text j depends on the seed, i, j and what is
 /// before it in that text alone: on other texts and the cache not, to the bit where Lathe's kernels
-/// run in float32 (docs/design.md).
+/// run in float32 (docs/internals/kernels.md).
 std::vector<std::vector<int64_t>> generate(
     const Model& model, std::vector<std::vector<int64_t>> texts, const Writing& writing,
     const std::function<bool(const WrittenToken&)>& on_token = nullptr);
