@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Runs the commands of docs/language-models.md in order, in a folder of their own, with fewer steps of training, and
-looks at what they leave: the same text by the run, by what was exported and imported again, and by transformers where
-that is (LATHE_HF_PYTHON names a Python that has it).
+"""Runs the commands of two pages of the guide in order, in a temporary folder and with fewer training steps, and
+checks the results: the run, its export imported again, and transformers must generate the same text. transformers is
+optional; LATHE_HF_PYTHON names a Python that has it.
 
   tests/walk/walk.py LATHE LIBTORCH [STEPS]
 
@@ -16,10 +16,12 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# The second page continues with the run that the first one trains.
+PAGES = ("docs/guide/language-models.md", "docs/guide/fine-tuning.md")
 
 
 def blocks(page):
-    """(language, text) of the page's code, in order."""
+    """Return (language, text) of each code block of the page that is to be run, in order."""
     return re.findall(r"^```(sh|python)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
@@ -35,7 +37,7 @@ def main():
     if not text.is_dir():
         print(f"skipped: {text} is not there")
         return 77
-    page = (ROOT / "docs/language-models.md").read_text()
+    code_blocks = [block for page in PAGES for block in blocks((ROOT / page).read_text())]
     python = next((p for p in (sys.executable, os.environ.get("LATHE_HF_PYTHON")) if has_transformers(p)), None)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -46,7 +48,7 @@ def main():
         if steps:
             environment.update(LATHE_TRAIN_STEPS=str(steps), LATHE_TRAIN_EVAL_BATCHES="4", LATHE_SCHEDULE_WARMUP_STEPS="10")
         written, shown = [], []
-        for language, code in blocks(page):
+        for language, code in code_blocks:
             if language == "python":
                 if python is None:
                     print("not compared with transformers: neither this Python nor LATHE_HF_PYTHON's has it")
