@@ -139,8 +139,8 @@ Strings broken_links(const fs::path& path, const std::string& page) {
   return broken;
 }
 
-/// README.md, CHANGELOG.md, CONTRIBUTING.md where there is one, and every page below docs/.
-std::vector<fs::path> pages() {
+/// README.md, CONTRIBUTING.md, CHANGELOG.md and every page below docs/.
+std::vector<fs::path> linked_pages() {
   std::vector<fs::path> found;
   for (const char* name : {"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}) {
     if (fs::exists(source_folder() / name)) found.push_back(source_folder() / name);
@@ -154,7 +154,7 @@ std::vector<fs::path> pages() {
 
 TEST_CASE("every relative link in the documentation has a target", "[docs]") {
   size_t links = 0;
-  for (const fs::path& path : pages()) {
+  for (const fs::path& path : linked_pages()) {
     INFO(fs::relative(path, source_folder()).string());
     const std::string page = slurp(path);
     links += links_in(page).size();
@@ -173,6 +173,23 @@ TEST_CASE("docs/README.md links to every page of the documentation", "[docs]") {
     INFO(fs::relative(entry.path(), source_folder()).string());
     CHECK(linked.contains(entry.path()));
   }
+}
+
+TEST_CASE("the quickstart lists the packages that ./dev installs", "[docs]") {
+  const auto words_between = [](const std::string& text, const std::string& begin, const std::string& end) {
+    const size_t at = text.find(begin);
+    REQUIRE(at != std::string::npos);
+    const size_t first = at + begin.size();
+    std::istringstream in(text.substr(first, text.find(end, first) - first));
+    Strings words;
+    for (std::string word; in >> word;) {
+      if (word != "\\") words.push_back(word);
+    }
+    return words;
+  };
+  const Strings installed = words_between(slurp(source_folder() / "dev"), "packages=(", ")");
+  CHECK(installed.size() > 10);
+  CHECK(words_between(slurp(source_folder() / "docs/guide/quickstart.md"), "apt-get install ", "\n\n") == installed);
 }
 
 TEST_CASE("the link check finds broken links", "[docs]") {
