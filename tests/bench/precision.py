@@ -4,7 +4,7 @@
 usage: tests/bench/precision.py [--lathe build/lathe] [--runs runs/precision] [accuracy masters gradients accumulation memory loading]
 
 Training runs take two minutes each on one core; finished ones in --runs are not run again. They need
-data/shakespeare_char (see README.md).
+data/shakespeare_char (see docs/guide/data.md).
 """
 import argparse
 import json
