@@ -1,5 +1,5 @@
 // Mixed precision: autocast, loss scaling, fp8, parameters without masters, and the small versions
-// of the experiments of docs/precision.md.
+// of the experiments of docs/reference/precision.md.
 
 #include <thread>
 

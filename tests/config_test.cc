@@ -249,7 +249,7 @@ TEST_CASE("the configs that ship are fine, and the reference page is the declara
     CHECK(error_of([&] { load_config(entry.path().string(), {}); }) == "");
   }
   const Finished f = run({"lathe", {"config", "docs"}, fs::temp_directory_path(), {}});
-  CHECK(f.out == slurp(test::source_folder() / "docs/config.md"));
+  CHECK(f.out == slurp(test::source_folder() / "docs/reference/config.md"));
 }
 
 TEST_CASE("malformed TOML never ends in anything but an error", "[config]") {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds `lathe plan` against what `lathe bench step` then measures, on configs of every kind; writes the table of docs/performance.md.
+"""Holds `lathe plan` against what `lathe bench step` then measures, on configs of every kind; writes the table of docs/benchmarks/README.md.
 
 usage: forecast.py [--lathe build/lathe] [--text FILE] [--csv FILE] [--only N ...] [--write]
 
@@ -17,7 +17,7 @@ import tempfile
 
 from page import write_table
 
-PAGE = pathlib.Path("docs/performance.md")
+PAGE = pathlib.Path("docs/benchmarks/README.md")
 CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
 
 
@@ -101,7 +101,7 @@ def main():
     parser.add_argument("--text")
     parser.add_argument("--csv")
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks/README.md")
     args = parser.parse_args()
     bench = Bench(args)
     table = ["| config | memory: forecast | measured | off by | a step: forecast | measured | off by |",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures Lathe on this machine and writes the tables of docs/performance.md.
+"""Measures Lathe on this machine and writes the tables of docs/benchmarks/README.md.
 
 usage: performance.py [--lathe build/lathe] [--data data/bench] [--peer PYTHON] [--rounds 3] [ops|steps|growth|recompute ...]
 
@@ -20,7 +20,7 @@ import subprocess
 from interleave import measure, tuned_environment
 from page import write_table
 
-PAGE = pathlib.Path("docs/performance.md")
+PAGE = pathlib.Path("docs/benchmarks/README.md")
 CONFIG = "configs/shakespeare_char_cpu.toml"
 MODELS = {  # layers, heads, width, context, batch, vocabulary (0: the data's), biases, steps, first steps left out
     "a": (4, 4, 128, 64, 12, 0, False, 160, 20),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the experiments of docs/precision.md and writes their tables into it.
+"""Runs the experiments of docs/reference/precision.md and writes their tables into it.
 
 usage: tests/bench/precision.py [--lathe build/lathe] [--runs runs/precision] [accuracy masters gradients accumulation memory loading]
 
@@ -14,7 +14,7 @@ import subprocess
 from page import write_table
 
 CONFIG = "configs/shakespeare_char_cpu.toml"
-PAGE = pathlib.Path("docs/precision.md")
+PAGE = pathlib.Path("docs/reference/precision.md")
 ONE = ["--train.threads=1", "--checkpoint.interval=0"]
 FP8_ALL = ["--amp.dtype=fp8", "--amp.fp8_edge_blocks=0"]
 NO_MASTER = "--amp.master=false"
@@ -83,8 +83,8 @@ class Experiments:
 
     def gradients(self):
         self.train("fp32-1", 1)
-        text = self.call("gradients", str(self.runs / "fp32-1"), "--threads=1", "--svg", "docs/gradients.svg")
-        return ["```", *text.rstrip().split("\n"), "```", "", "![the same as a picture](gradients.svg)"]
+        text = self.call("gradients", str(self.runs / "fp32-1"), "--threads=1", "--svg", "docs/assets/gradients.svg")
+        return ["```", *text.rstrip().split("\n"), "```", "", "![the same as a picture](../assets/gradients.svg)"]
 
     def accumulation(self):
         return self.call("bench", "accumulation").rstrip().split("\n")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains the recipes of configs/ on data with known answers and prints the tables of docs/recipes.md.
+"""Trains the recipes of configs/ on data with known answers and prints the tables of docs/benchmarks/recipes.md.
 
   tests/recipes/recipes.py LATHE DATA [--only NAME ...] [--seeds 3] [--folds 5]
   tests/recipes/recipes.py LATHE DATA --quick

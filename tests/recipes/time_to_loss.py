@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """How long configs take to the loss that configs/shakespeare_char_cpu.toml has after its 2000 steps: the table of
-docs/recipes.md, "Time to a loss".
+docs/benchmarks/recipes.md, "Time to a loss".
 
   tests/recipes/time_to_loss.py LATHE DATA [--seeds 1 2 3] [--ends-only] [--keep FOLDER]
 
