@@ -242,7 +242,7 @@ TEST_CASE("the resolved config reads back as itself", "[config]") {
   CHECK(back.optim.lr == c.optim.lr);
 }
 
-TEST_CASE("the configs that ship are fine, and the reference page is the declaration's",
+TEST_CASE("the configs that ship are fine, and the reference pages are the declarations'",
           "[config]") {
   for (const auto& entry : fs::directory_iterator(test::source_folder() / "configs")) {
     INFO(entry.path());
@@ -250,6 +250,9 @@ TEST_CASE("the configs that ship are fine, and the reference page is the declara
   }
   const Finished f = run({"lathe", {"config", "docs"}, fs::temp_directory_path(), {}});
   CHECK(f.out == slurp(test::source_folder() / "docs/reference/config.md"));
+  const Finished cli = run({"lathe", {"config", "docs", "cli"}, fs::temp_directory_path(), {}});
+  CHECK(cli.out == slurp(test::source_folder() / "docs/reference/cli.md"));
+  CHECK(run({"lathe", {"config", "docs", "elsewhere"}, fs::temp_directory_path(), {}}).code == 2);
 }
 
 TEST_CASE("malformed TOML never ends in anything but an error", "[config]") {

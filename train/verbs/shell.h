@@ -1,4 +1,4 @@
-// The command line for shells and man, from the tables of verbs and of keys.
+// The command line for shells, man and the documentation, from the tables of verbs and of keys.
 #pragma once
 
 #include <string>
@@ -10,5 +10,7 @@ namespace lathe {
 std::string completion_script(const std::string& shell);
 /// lathe(1), as man reads it.
 std::string man_page();
+/// Returns the page docs/reference/cli.md: each command with its usage, an example and its options.
+std::string cli_reference();
 
 }  // namespace lathe
