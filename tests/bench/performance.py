@@ -5,7 +5,7 @@ usage: performance.py [--lathe build/lathe] [--data data/bench] [--peer PYTHON] 
 
 ops: each op beside the same work in ATen. steps: whole training steps of four models, with Lathe's kernels and with
 ATen's (train.kernels = "aten"), and with --peer beside PyTorch (tests/bench/torch_gpt.py): tuned (fused AdamW, a C
-allocator that keeps its memory) in the same rounds as Lathe, as it comes in one round. growth: longer contexts, larger
+allocator that keeps its memory) in the same rounds as Lathe, with default settings in one round. growth: longer contexts, larger
 batches, wider models, more threads, with --peer beside tuned PyTorch, one round each. recompute: memory of activations
 and time under each memory.recompute, by depth, and the exponents fitted to the memory. Runs that other load disturbed are
 taken again (tests/bench/interleave.py).
@@ -17,6 +17,7 @@ import os
 import pathlib
 import subprocess
 
+import chart
 from interleave import measure, tuned_environment
 from page import write_table
 
@@ -89,8 +90,8 @@ class Bench:
 
     def steps(self):
         plain, tuned = dict(os.environ), tuned_environment()
-        rows = ["| | Lathe, ms | with ATen's kernels | PyTorch tuned | PyTorch as it comes | tuned / Lathe | of the ceiling | "
-                "peak MB | PyTorch's | start to first step, s | PyTorch's |", "|---" * 11 + "|"]
+        rows = ["| | Lathe, ms | with ATen's kernels | PyTorch tuned | PyTorch default | tuned / Lathe | of the ceiling | "
+                "peak MB | PyTorch, MB | start to first step, s | PyTorch, s |", "|---" * 11 + "|"]
         for name, model in MODELS.items():
             best = {}
             for dtype in ("fp32", "bf16"):
@@ -115,13 +116,13 @@ class Bench:
                 print(rows[-1], flush=True)
             if self.args.peer:
                 fastest = min(best[d]["tuned"]["ms_median"] for d in best)
-                rows.append(f"| {name}, Lathe bf16 against the faster of PyTorch's | | | | | "
+                rows.append(f"| {name}, Lathe bf16 and the faster PyTorch | | | | | "
                             f"{fastest / best['bf16']['lathe']['ms_median']:.2f} | | | | | |")
         return rows
 
     def growth(self):
         rows = ["| 4 layers, bf16 | ms a step | tokens/s | of the ceiling | PyTorch tuned, ms | tuned / Lathe | peak MB | "
-                "PyTorch's |", "|---" * 8 + "|"]
+                "PyTorch, MB |", "|---" * 8 + "|"]
 
         def point(text, context, batch, width, threads=0):
             model = (4, width // 64, width, context, batch, 0, False, 5, 1)
@@ -187,6 +188,8 @@ def main():
     bench = Bench(args)
     for name in args.which or names:
         write_table(PAGE, name, getattr(bench, name)())
+        if name == "steps" and args.peer:
+            chart.CHART.write_text(chart.draw(chart.ratios()))
 
 
 main()

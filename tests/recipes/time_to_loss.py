@@ -74,7 +74,7 @@ def main():
             loss = json.loads(call("eval", run)[0].splitlines()[-1])["val_loss"]
             results[i].append((loss, seconds, lines[-1]["step"], ms))
             print(f"seed {seed}, {name}: {loss:.4f} in {seconds:.1f} s", file=sys.stderr, flush=True)
-    print("| | validation loss, mean (seeds) | steps | ms a step | seconds | of the first |\n|---|---|---|---|---|---|")
+    print("| | validation loss, mean (seeds) | steps | ms per step | seconds | relative time |\n|---|---|---|---|---|---|")
     mean = [[statistics.fmean(run[k] for run in row) for k in range(4)] for row in results]
     for (name, _, _), row, (loss, seconds, steps, ms) in zip(rows, results, mean):
         print(f"| {name} | {loss:.4f} ({' '.join('%.4f' % run[0] for run in row)}) | {steps:.0f} | {ms:.1f} | "
