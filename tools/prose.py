@@ -24,7 +24,7 @@ RETIRED = [
     (r"of before", "previous"),
     (r"at once", "immediately, synchronously, or at the same time"),
     (r"(?:is|are|be|was|were|stays?) whole", "intact or complete"),
-    (r"(?<!there )(?:is|was) no (?!longer|more\b)\w+", "is not a ..."),
+    (r"(?<!there )(?:is|was) no (?!longer|more\b|\w+er\b)\w+", "is not a ..."),
     (r"without work", "idle"),
     (r"the most that", "the peak or the largest"),
     (r"few bits", "quantized"),

@@ -1,4 +1,4 @@
-// The command line for shells, man and the documentation, from the tables of verbs and of keys.
+// The command line for shells, man and the documentation, from the tables of commands and of keys.
 #pragma once
 
 #include <string>
