@@ -84,7 +84,7 @@ class Experiments:
     def gradients(self):
         self.train("fp32-1", 1)
         text = self.call("gradients", str(self.runs / "fp32-1"), "--threads=1", "--svg", "docs/assets/gradients.svg")
-        return ["```", *text.rstrip().split("\n"), "```", "", "![the same as a picture](../assets/gradients.svg)"]
+        return ["```", *text.rstrip().split("\n"), "```", "", "![Histogram of the exponents of gradients](../assets/gradients.svg)"]
 
     def accumulation(self):
         return self.call("bench", "accumulation").rstrip().split("\n")
