@@ -1,7 +1,10 @@
 // The declaration, and bad values of every key: in the file, on the command line and in the
 // environment.
 #include <cstdlib>
+#include <regex>
+#include <sstream>
 
+#include "core/io/json.h"
 #include "tests/catch.h"
 #include "tests/process.h"
 #include "train/config/run_config.h"
@@ -253,6 +256,49 @@ TEST_CASE("the configs that ship are fine, and the reference pages are the decla
   const Finished cli = run({"lathe", {"config", "docs", "cli"}, fs::temp_directory_path(), {}});
   CHECK(cli.out == slurp(test::source_folder() / "docs/reference/cli.md"));
   CHECK(run({"lathe", {"config", "docs", "elsewhere"}, fs::temp_directory_path(), {}}).code == 2);
+}
+
+TEST_CASE("the page of exit codes has every code of the help", "[config]") {
+  const std::string page = slurp(test::source_folder() / "docs/reference/exit-codes.md");
+  const std::string help = run({"lathe", {"--help"}, fs::temp_directory_path(), {}}).out;
+  const size_t begin = help.find("Exit codes:");
+  REQUIRE(begin != std::string::npos);
+
+  int codes = 0;
+  const std::string list = help.substr(begin);
+  const std::regex number("[0-9]+");
+  for (std::sregex_iterator i(list.begin(), list.end(), number), end; i != end; ++i, ++codes)
+    CHECK_THAT(page, ContainsSubstring("\n| " + i->str() + " | `"));
+  CHECK(codes == 10);
+}
+
+TEST_CASE("the pages of files name every field that a run writes", "[config]") {
+  const TempFolder f;
+  write_file(f / "text.txt", std::string(4000, 'a') + std::string(4000, 'b'));
+  REQUIRE(run({"lathe", {"prepare", "text.txt", "--out", "text", "--tokenizer", "char"}, f.path(), {}}).code == 0);
+  write_file(f / "c.toml", "[train]\nsteps = 2\nlog_interval = 1\nbatch_size = 1\nsample_interval = 1\n");
+  REQUIRE(run({"lathe",
+               {"train", "c.toml", "--data.dir=text", "--train.out_dir=run", "--model.n_layer=1", "--model.n_embd=8",
+                "--amp.dtype=fp16", "--train.spike_sigma=9", "--log.layers=1", "--log.csv=true"},
+               f.path(),
+               {}})
+              .code == 0);
+
+  const auto check_names = [&](const std::string& page, const Json& object) {
+    for (const auto& [name, value] : object.items()) CHECK_THAT(page, ContainsSubstring("`" + name + "`"));
+  };
+  const fs::path checkpoint = f / "run/checkpoints/step-00000002";
+  const std::string format = slurp(test::source_folder() / "docs/reference/checkpoint-format.md");
+  check_names(format, Json::parse(slurp(checkpoint / "state.json")));
+  check_names(format, Json::parse(slurp(checkpoint / "manifest.json"))["files"]);
+
+  const std::string page = slurp(test::source_folder() / "docs/reference/run-folder.md");
+  for (const auto& entry : fs::directory_iterator(f / "run"))
+    CHECK_THAT(page, ContainsSubstring("`" + entry.path().filename().string()));
+  for (const char* name : {"metrics.jsonl", "events.jsonl"}) {
+    std::istringstream lines(slurp(f / "run" / name));
+    for (std::string line; std::getline(lines, line);) check_names(page, Json::parse(line));
+  }
 }
 
 TEST_CASE("malformed TOML never ends in anything but an error", "[config]") {
