@@ -9,7 +9,7 @@
 
 namespace lathe {
 
-/// Exit codes of the binary, documented in README.md.
+/// Exit codes of the binary, documented in docs/reference/exit-codes.md.
 enum class Exit : int {
   done = 0,
   internal = 1,
