@@ -394,6 +394,43 @@ TEST_CASE("the C++ program in README.md is the one of examples/own_loop", "[read
   CHECK(lines > 15);
 }
 
+TEST_CASE("docs/ lists every exit code and every Debian package", "[readme]") {
+  // The codes of the help, and two that it leaves out: one is reserved, and a second SIGINT has the
+  // other.
+  const std::string help = run({"lathe", {"--help"}, fs::temp_directory_path(), {}}).out;
+  std::set<std::string> expected{"7", "130"};
+  static const std::regex number("[0-9]+");
+  const std::string codes = help.substr(std::min(help.find("Exit codes:"), help.size()));
+  for (std::sregex_iterator i(codes.begin(), codes.end(), number), end; i != end; ++i)
+    expected.insert(i->str());
+  CHECK(expected.size() == 12);
+
+  std::set<std::string> listed;
+  std::istringstream lines(slurp(source_folder() / "docs/reference/exit-codes.md"));
+  static const std::regex row("\\| ([0-9]+) \\|.*");
+  std::smatch found;
+  for (std::string line; std::getline(lines, line);) {
+    if (std::regex_match(line, found, row)) listed.insert(found[1]);
+  }
+  CHECK(listed == expected);
+
+  const std::string dev = slurp(source_folder() / "dev");
+  const size_t open = dev.find("packages=("), close = dev.find(')', open);
+  REQUIRE(close != std::string::npos);
+  const Strings packages = words_of(dev.substr(open + 10, close - open - 10));
+  CHECK(packages.size() > 15);
+  std::string page = slurp(source_folder() / "docs/guide/quickstart.md");
+  std::replace_if(page.begin(), page.end(), [](char c) { return c == ',' || c == '`'; }, ' ');
+  Strings words = words_of(page);
+  for (auto& word : words) {
+    if (word.ends_with(".")) word.pop_back();
+  }
+  for (const auto& package : packages) {
+    INFO(package);
+    CHECK(std::find(words.begin(), words.end(), package) != words.end());
+  }
+}
+
 TEST_CASE("commands of the pages for a text and a table of one's own run", "[readme]") {
   const TempFolder f;
   write_file(f / "my.txt", sample_text(20000));
