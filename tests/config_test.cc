@@ -275,17 +275,22 @@ TEST_CASE("the page of exit codes has every code of the help", "[config]") {
 TEST_CASE("the pages of files name every field that a run writes", "[config]") {
   const TempFolder f;
   write_file(f / "text.txt", std::string(4000, 'a') + std::string(4000, 'b'));
-  REQUIRE(run({"lathe", {"prepare", "text.txt", "--out", "text", "--tokenizer", "char"}, f.path(), {}}).code == 0);
-  write_file(f / "c.toml", "[train]\nsteps = 2\nlog_interval = 1\nbatch_size = 1\nsample_interval = 1\n");
+  REQUIRE(
+      run({"lathe", {"prepare", "text.txt", "--out", "text", "--tokenizer", "char"}, f.path(), {}})
+          .code == 0);
+  write_file(f / "c.toml",
+             "[train]\nsteps = 2\nlog_interval = 1\nbatch_size = 1\nsample_interval = 1\n");
   REQUIRE(run({"lathe",
-               {"train", "c.toml", "--data.dir=text", "--train.out_dir=run", "--model.n_layer=1", "--model.n_embd=8",
-                "--amp.dtype=fp16", "--train.spike_sigma=9", "--log.layers=1", "--log.csv=true"},
+               {"train", "c.toml", "--data.dir=text", "--train.out_dir=run", "--model.n_layer=1",
+                "--model.n_embd=8", "--amp.dtype=fp16", "--train.spike_sigma=9", "--log.layers=1",
+                "--log.csv=true"},
                f.path(),
                {}})
               .code == 0);
 
   const auto check_names = [&](const std::string& page, const Json& object) {
-    for (const auto& [name, value] : object.items()) CHECK_THAT(page, ContainsSubstring("`" + name + "`"));
+    for (const auto& [name, value] : object.items())
+      CHECK_THAT(page, ContainsSubstring("`" + name + "`"));
   };
   const fs::path checkpoint = f / "run/checkpoints/step-00000002";
   const std::string format = slurp(test::source_folder() / "docs/reference/checkpoint-format.md");

@@ -1,5 +1,5 @@
-// The links of the documentation: each relative link names a file or folder that exists, and each #anchor a heading of
-// its target.
+// The links of the documentation: each relative link names a file or folder that exists, and each
+// #anchor a heading of its target.
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -15,7 +15,8 @@ using namespace lathe;
 using namespace lathe::test;
 using Strings = std::vector<std::string>;
 
-/// The lines of a page that are text: fenced blocks and blocks that are indented by four columns are left out.
+/// The lines of a page that are text: fenced blocks and blocks that are indented by four columns
+/// are left out.
 Strings text_lines(const std::string& page) {
   Strings lines;
   std::string fence;
@@ -33,7 +34,8 @@ Strings text_lines(const std::string& page) {
       continue;
     }
 
-    // Only a blank line begins an indented block; an indented line of a paragraph or a list continues it.
+    // Only a blank line begins an indented block; an indented line of a paragraph or a list
+    // continues it.
     indented = line.starts_with("    ") && (after_blank || indented);
     after_blank = line.find_first_not_of(" \t") == std::string::npos;
     if (!indented) lines.push_back(line);
@@ -87,8 +89,8 @@ std::set<std::string> anchors_in(const std::string& page) {
   return anchors;
 }
 
-/// The targets of a page's links and images, in order: [text](target), ![text](target), [label]: target, and the href
-/// and src of HTML tags.
+/// The targets of a page's links and images, in order: [text](target), ![text](target), [label]:
+/// target, and the href and src of HTML tags.
 Strings links_in(const std::string& page) {
   // A link's text may go over the end of a line, so that paragraphs are read as one line.
   std::string text;
@@ -103,7 +105,8 @@ Strings links_in(const std::string& page) {
   }
   text = without_code(text);
 
-  for (const std::string& opening : {std::string("]("), std::string("href=\""), std::string("src=\"")}) {
+  for (const std::string& opening :
+       {std::string("]("), std::string("href=\""), std::string("src=\"")}) {
     const char closing = opening == "](" ? ')' : '"';
     for (size_t at = text.find(opening); at != std::string::npos; at = text.find(opening, at + 1)) {
       const size_t begin = at + opening.size(), end = text.find(closing, begin);
@@ -176,7 +179,8 @@ TEST_CASE("docs/README.md links to every page of the documentation", "[docs]") {
 }
 
 TEST_CASE("the quickstart lists the packages that ./dev installs", "[docs]") {
-  const auto words_between = [](const std::string& text, const std::string& begin, const std::string& end) {
+  const auto words_between = [](const std::string& text, const std::string& begin,
+                                const std::string& end) {
     const size_t at = text.find(begin);
     REQUIRE(at != std::string::npos);
     const size_t first = at + begin.size();
@@ -189,17 +193,20 @@ TEST_CASE("the quickstart lists the packages that ./dev installs", "[docs]") {
   };
   const Strings installed = words_between(slurp(source_folder() / "dev"), "packages=(", ")");
   CHECK(installed.size() > 10);
-  CHECK(words_between(slurp(source_folder() / "docs/guide/quickstart.md"), "apt-get install ", "\n\n") == installed);
+  CHECK(words_between(slurp(source_folder() / "docs/guide/quickstart.md"), "apt-get install ",
+                      "\n\n") == installed);
 }
 
 TEST_CASE("the link check finds broken links", "[docs]") {
   const TempFolder f;
   fs::create_directory(f / "guide");
-  write_file(f / "guide/other.md", "# Other page\n\n## Same\n\n## Same\n\n## `--fit` and [more](x.md): 8 GB\n");
+  write_file(f / "guide/other.md",
+             "# Other page\n\n## Same\n\n## Same\n\n## `--fit` and [more](x.md): 8 GB\n");
   const auto broken = [&](const std::string& page) { return broken_links(f / "README.md", page); };
 
   // Links that are right.
-  CHECK(broken("# Top\n[a](guide/other.md) [b](guide/other.md#same-1) [c](#top) [d](guide) ![e](guide/other.md \"t\")")
+  CHECK(broken("# Top\n[a](guide/other.md) [b](guide/other.md#same-1) [c](#top) [d](guide) "
+               "![e](guide/other.md \"t\")")
             .empty());
   CHECK(broken("[a](guide/other.md#--fit-and-more-8-gb)").empty());
   CHECK(broken("[site](https://example.org/absent.md) [mail](mailto:a@example.org)").empty());
@@ -207,7 +214,8 @@ TEST_CASE("the link check finds broken links", "[docs]") {
   // Text that is not a link.
   CHECK(broken("`[a](absent.md)`\n\n```sh\n[a](absent.md)\n```\n\n    [a](absent.md)\n").empty());
   CHECK(broken("1. Item\n\n   ```sh\n   [a](absent.md)\n   ```\n").empty());
-  CHECK(broken("# Top\n\n```sh\n# comment\n```\n[a](#comment)") == Strings{"#comment: no such heading"});
+  CHECK(broken("# Top\n\n```sh\n# comment\n```\n[a](#comment)") ==
+        Strings{"#comment: no such heading"});
 
   // Links that are broken, in each form.
   CHECK(broken("[a](absent.md)") == Strings{"absent.md: no such file"});

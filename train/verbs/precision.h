@@ -1,4 +1,5 @@
-// Experiments that show why mixed precision is done as it is; docs/reference/precision.md has their tables.
+// Experiments that show why mixed precision is done as it is; docs/reference/precision.md has their
+// tables.
 #pragma once
 
 #include <cstdint>
