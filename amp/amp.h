@@ -20,7 +20,7 @@ struct AmpConfig {
               "layers of the blocks in e4m3 forward and e5m2 backward, the rest in bf16",
               one_of({"fp32", "bf16", "fp16", "fp8"}).fixed())
   LATHE_FIELD(bool, tf32, false,
-              "float32 matmuls on a card may round their inputs to TF32 (10 mantissa bits)",
+              "float32 matmuls on a GPU may round their inputs to TF32 (10 mantissa bits)",
               anything().fixed())
   LATHE_FIELD(std::string, grad, "auto",
               "dtype of the gradients of matmul weights; auto: low without gradient accumulation, "

@@ -23,7 +23,7 @@ class GradScaler {
   const at::Tensor& scale() const { return scale_; }
   /// What Optimizer::step needs in order to unscale, skip, and move the scale.
   void prepare(StepOptions& options) const;
-  /// Waits for a card.
+  /// Waits for a GPU.
   ScaleState state() const { return state_.get(); }
   /// Goes on from a saved state.
   void load(const ScaleState& state) { state_.set(state); }

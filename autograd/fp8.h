@@ -1,5 +1,5 @@
 // fp8 linear layers: e4m3 for inputs and weights, e5m2 for gradients, one scale a tensor, sums in
-// float32. On cards that multiply fp8 (compute capability 8.9 and up) through cuBLASLt, elsewhere
+// float32. On GPUs that multiply fp8 (compute capability 8.9 and up) through cuBLASLt, elsewhere
 // by the same rounding and a float32 matmul. Micikevicius et al. 2022, "FP8 formats for deep
 // learning".
 #pragma once

@@ -3,6 +3,10 @@
 // touches three places: the struct and its function in ops/<family>.cc, a declaration in ops.h, a
 // row in tests/op_table.cc. Backward formulas are written in the ops of ops.h by their plain names,
 // which mean the same for tensors: see ops/formula.h.
+//
+// An op with any number of inputs takes an `at::TensorList`. An op with several outputs returns
+// a vector of tensors; its backward takes a list of gradients, which are undefined if none
+// arrived.
 #pragma once
 
 #include <ATen/TensorOperators.h>

@@ -26,7 +26,7 @@ struct Role {
   std::string_view name;    ///< must outlive the role: a literal
   bool multiplied = false;  ///< a matrix that inputs are multiplied by: the parameters that low
                             ///< precision is about
-  bool linear = false;      ///< the weight of a linear layer: what fp8 and quantised loading take
+  bool linear = false;      ///< the weight of a linear layer: what fp8 and quantized loading take
   bool residual = false;    ///< writes into a residual stream: Init::gpt2 starts it smaller
   bool adapter = false;     ///< of a low-rank adapter
   bool hidden = false;      ///< a matrix or filters between features of the model: what Muon is for

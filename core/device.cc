@@ -1,3 +1,5 @@
+// The first query to ATen for a GPU must come after open_device(), also from a dry run: ATen
+// caches the answer.
 #include "core/device.h"
 
 #include <ATen/Context.h>
@@ -40,7 +42,7 @@ std::string load_cuda() {
   using Entry = const CudaApi* (*)();
   const auto entry = reinterpret_cast<Entry>(dlsym(handle, "lathe_cuda_api"));
   if (entry == nullptr) return "liblathe_cuda.so is of another version; build again";
-  if (entry()->device_count() == 0) return "the driver shows no card";
+  if (entry()->device_count() == 0) return "the driver shows no GPU";
   api = entry();
   return "";
 }

@@ -16,10 +16,10 @@ namespace lathe {
 struct CudaApi {
   int (*device_count)();
   std::string (*device_name)();
-  double (*peak_bf16_flops)();  ///< dense bf16 FLOP/s of the card, 0 where unknown
+  double (*peak_bf16_flops)();  ///< dense bf16 FLOP/s of the GPU, 0 where unknown
   void (*synchronize)();
   int64_t (*memory_free)();  ///< bytes that this process could still take
-  int64_t (*memory_used)();  ///< bytes of tensors on the card now
+  int64_t (*memory_used)();  ///< bytes of tensors on the GPU now
   int64_t (*memory_peak)();  ///< the most there were since the start or the last reset
   void (*reset_memory_peak)();
   int (*compute_capability)();  ///< 90 for sm_90
@@ -39,7 +39,7 @@ struct CudaApi {
 };
 
 /// Readies "auto", "cpu" or "cuda" and returns which of "cpu" and "cuda" it is. auto takes CUDA
-/// where the library, the driver and a card are there. Exit::usage with the reason where "cuda" is
+/// where the library, the driver and a GPU are there. Exit::usage with the reason where "cuda" is
 /// asked for and can't be had. Call before any other CUDA query of ATen's.
 std::string open_device(const std::string& name);
 /// The loaded CUDA library; an error before open_device returned "cuda".
@@ -47,7 +47,7 @@ const CudaApi& cuda_api();
 
 /// Instruction set that ATen's CPU kernels use: "AVX512", "AVX2", "DEFAULT", ...
 std::string cpu_isa();
-/// The CPU's or the card's model name.
+/// The CPU's or the GPU's model name.
 std::string device_model(const std::string& device);
 /// Waits for the device to finish; nothing on a CPU.
 void synchronize(const std::string& device);
@@ -61,7 +61,7 @@ void check_threads(int threads);
 /// before anything is computed; set_up_compute decides for commands that choose a number.
 void set_up_default_threads();
 /// Sets ATen's threads, Exit::memory where that many can't be started, what makes a device
-/// deterministic, and whether float32 products and convolutions on a card may use TF32.
+/// deterministic, and whether float32 products and convolutions on a GPU may use TF32.
 void set_up_compute(const std::string& device, int threads, bool tf32);
 
 }  // namespace lathe

@@ -20,14 +20,14 @@ class DeviceValue {
   }
   /// On its device, for kernels.
   T* pointer() const { return static_cast<T*>(bytes_.data_ptr()); }
-  /// Waits for a card.
+  /// Waits for a GPU.
   T get() const {
     T value;
     const at::Tensor host = bytes_.to(at::kCPU);
     std::memcpy(&value, host.const_data_ptr(), sizeof value);
     return value;
   }
-  /// Writes from the host; on a card in the order of its stream.
+  /// Writes from the host; on a GPU in the order of its stream.
   void set(const T& value) {
     const at::Tensor host = at::empty({sizeof value}, at::kByte);
     std::memcpy(host.mutable_data_ptr(), &value, sizeof value);

@@ -48,7 +48,7 @@ c10::IValue shape_of(const c10::IValue& value) {
   return value;
 }
 
-/// A tensor on the CPU of a shape, uninitialised.
+/// A tensor on the CPU of a shape, uninitialized.
 at::Tensor tensor_of(const at::Tensor& shape) {
   if (!shape.defined()) return shape;
   return at::empty_strided(shape.sizes(), shape.strides(), shape.options().device(at::kCPU));

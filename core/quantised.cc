@@ -17,7 +17,7 @@ namespace lathe {
 namespace {
 
 constexpr int64_t block = 64, scale_block = 256;
-// Elements worked on at a time, whole blocks of blocks: few launches on a card, little memory
+// Elements worked on at a time, whole blocks of blocks: few launches on a GPU, little memory
 // elsewhere.
 constexpr int64_t small_part = 1 << 18, large_part = 1 << 24;
 

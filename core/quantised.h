@@ -1,7 +1,7 @@
 // Weights kept in 8 or 4 bits: blocks of 64 elements share a scale, their largest absolute value.
 //   int8: 127 levels to either side of zero. Dettmers et al. 2022, "8-bit optimizers via block-wise
 //   quantization" nf4:  16 levels at the quantiles of a normal distribution. Dettmers et al. 2023,
-//   "QLoRA"; with double quantisation
+//   "QLoRA"; with double quantization
 //         the scales are kept in 8 bits too, in blocks of 256 about their mean.
 #pragma once
 
@@ -29,7 +29,7 @@ class QuantisedTensor {
   /// The whole tensor in a floating-point dtype.
   at::Tensor dequantise(at::ScalarType dtype) const;
   /// Codes and scales where they lie, for the kernels' product; nothing where the rows are not
-  /// whole blocks, or the codes on a card.
+  /// whole blocks, or the codes on a GPU.
   std::optional<FewBits> few_bits() const;
   at::IntArrayRef sizes() const { return sizes_; }
   /// Bytes of codes and scales.
@@ -43,8 +43,8 @@ class QuantisedTensor {
   int64_t numel_ = 0;
   at::Tensor codes_;   // int8: int8 [n]; nf4: uint8 [n / 2], the first of two in the upper half; n:
                        // whole blocks
-  at::Tensor scales_;  // a scale for each block: float32, or int8 with double quantisation
-  at::Tensor scale_scales_;  // double quantisation: float32 for each 256 blocks
+  at::Tensor scales_;  // a scale for each block: float32, or int8 with double quantization
+  at::Tensor scale_scales_;  // double quantization: float32 for each 256 blocks
   at::Tensor scale_mean_;    // [] float32
   at::Tensor table_;         // nf4: [256, 2] float32, the two levels of a byte
 };

@@ -31,7 +31,7 @@ struct DataConfig {
   LATHE_FIELD(std::string, documents, "joined",
               "tokens: windows over documents that follow each other; joined: as one text; "
               "separate: none sees "
-              "another, and positions begin anew with each (gpt, llama; on a card memory then "
+              "another, and positions begin anew with each (gpt, llama; on a GPU memory then "
               "grows with the context's "
               "square)",
               one_of({"joined", "separate"}).fixed())
@@ -76,7 +76,7 @@ struct BatchSizes {
 class TrainingBatches {
  public:
   virtual ~TrainingBatches() = default;
-  /// The host tensors that one micro-batch is written into, uninitialised.
+  /// The host tensors that one micro-batch is written into, uninitialized.
   virtual std::vector<at::Tensor> make_buffers() const = 0;
   /// Writes micro-batch n (from 0). Threads call it at once, each with buffers of its own.
   virtual void fill(const std::vector<at::Tensor>& buffers, int64_t micro_batch) const = 0;

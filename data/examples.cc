@@ -103,7 +103,7 @@ class ExampleData final : public Data {
         };
     return {flip_ && r[0] >> 31 != 0, shift(r[1]), shift(r[2])};
   }
-  /// Uninitialised host tensors for n examples.
+  /// Uninitialized host tensors for n examples.
   std::vector<at::Tensor> buffers(int64_t n) const {
     std::vector<int64_t> sizes{n};
     sizes.insert(sizes.end(), manifest_.input_sizes.begin(), manifest_.input_sizes.end());

@@ -13,8 +13,8 @@ namespace lathe {
 /// to do; Exit::usage for data.* keys that do not fit it.
 ///
 /// Training: a keyed permutation orders the examples of an epoch, epochs are concatenated, so a
-/// batch may cross an edge. Inputs are normalised with the training split's mean and scale; images
-/// (three sizes, [C, H, W]) are shifted (data.crop: what moves in is 0 before normalisation) and
+/// batch may cross an edge. Inputs are normalized with the training split's mean and scale; images
+/// (three sizes, [C, H, W]) are shifted (data.crop: what moves in is 0 before normalization) and
 /// mirrored (data.flip) by numbers keyed by the seed and the number of the sample since the start
 /// of training. Evaluation goes through the validation split in order, unchanged.
 ///

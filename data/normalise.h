@@ -1,4 +1,4 @@
-// Normalisation: (x - mean) / scale with the mean and the standard deviation of the training
+// Normalization: (x - mean) / scale with the mean and the standard deviation of the training
 // examples.
 #pragma once
 

@@ -1,4 +1,7 @@
 // Token shards, memory-mapped: a split of a data folder read as one long sequence.
+//
+// A run identifies its data by a fingerprint of sampled shard bytes (128 MiB per split) and the
+// manifest's checksum.
 #pragma once
 
 #include <cstdint>

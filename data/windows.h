@@ -1,4 +1,9 @@
 // Windows of token shards as batches: of one split, or of several in turn.
+//
+// Instruction data marks ids that are read but not learned with the bit token_mark: one file,
+// one checksum, one fingerprint. Batches have targets of -100 there. Micro-batches then have
+// different numbers of targets, so the divisor of a step is counted in advance
+// (TrainingBatches::targets).
 #pragma once
 
 #include <memory>

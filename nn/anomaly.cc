@@ -1,3 +1,5 @@
+// Uses the same two observers as `lathe replay`, and a third that sees the result of each
+// node's backward. Without an observer each costs one pointer test per op.
 #include "nn/anomaly.h"
 
 #include <ATen/TensorOperators.h>

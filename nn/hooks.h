@@ -1,4 +1,6 @@
 // Hooks on modules: looking at what they return, or replacing it.
+//
+// A forward hook is a guard that walks its model once, for the addresses of its modules.
 #pragma once
 
 #include <functional>

@@ -53,7 +53,7 @@ class Visit {
     path_.resize(length);
   }
   /// The blocks that a model repeats, its bulk: their parameters know which block they are in,
-  /// which fp8 layers and quantised loading go by.
+  /// which fp8 layers and quantized loading go by.
   template <class Children>
   void blocks(std::string_view name, Children& children) {
     const std::string prefix = std::string(name) + ".";
@@ -165,7 +165,7 @@ void replace_parameters(const ModuleRef& model,
 void replace_buffers(const ModuleRef& model,
                      const std::function<at::Tensor(const NamedBuffer& found)>& make);
 /// Replaces every parameter and buffer by a copy on `device`, those of floating point in `dtype`;
-/// frozen ones stay frozen, quantised ones as they are.
+/// frozen ones stay frozen, quantized ones as they are.
 void move_to(const ModuleRef& model, at::Device device, at::ScalarType dtype);
 /// Drops the gradients; frozen parameters have none.
 void zero_grad(const ConstModuleRef& model);
@@ -181,7 +181,7 @@ void place(const ModuleRef& model);
 /// Parameters and buffers by path.
 using StateDict = std::map<std::string, at::Tensor>;
 /// The tensors are the model's own: clone them to keep their values. An error where a parameter is
-/// quantised, or two tensors have one path.
+/// quantized, or two tensors have one path.
 StateDict state_dict(const ConstModuleRef& model);
 /// What load_state_dict met and could not place.
 struct LoadedState {
@@ -194,7 +194,7 @@ struct LoadedState {
 LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
                             bool strict = true);
 
-/// A parameter in float32 on the CPU, zero until it is initialised; a shape alone under
+/// A parameter in float32 on the CPU, zero until it is initialized; a shape alone under
 /// ShapesAlone.
 Variable new_parameter(at::IntArrayRef sizes);
 /// A buffer filled with `value`, otherwise the same.

@@ -1,3 +1,6 @@
+// The calls of a thread form a chain on the stack. No path is stored: when one is needed (a
+// shape error, an anomaly) the outermost module is walked for the address and type of the
+// innermost. Dims are bound in a few words on the stack.
 #include "nn/module_call.h"
 
 #include <cxxabi.h>

@@ -47,11 +47,11 @@ class Method {
   virtual StateOf state(const NamedParameter& parameter) const = 0;
   /// The rule of the step's decision and of elements; its lr is the step's.
   virtual UpdateRule rule() const = 0;
-  /// Updates all parameters of a step that is not skipped; on a card, of one that may be: `control`
+  /// Updates all parameters of a step that is not skipped; on a GPU, of one that may be: `control`
   /// tells there. It may change the slots.
   virtual void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
                       bool cuda) const = 0;
-  /// Whether it has code for cards.
+  /// Whether it has code for GPUs.
   virtual bool runs_on_card() const { return false; }
 
  protected:

@@ -85,7 +85,7 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
   const MemoryScope scope(Memory::optimizer);
   if (control_.bytes().is_cuda() && !method_->runs_on_card())
     fail(Exit::usage, "optim.kind = \"", config.kind,
-         "\" has no code for cards yet; take adamw there, or train.device = \"cpu\"");
+         "\" has no code for GPUs yet; take adamw there, or train.device = \"cpu\"");
   std::vector<GroupOptions> own = own_;
   for (GroupOptions& group : group_options(config)) own.push_back(std::move(group));
   groups_ = {{.weight_decay = config.weight_decay}, {}};

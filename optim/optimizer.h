@@ -62,7 +62,7 @@ class Optimizer {
   /// One update of every parameter that has a gradient, with that gradient unscaled and clipped;
   /// writes the low-precision working copy of a parameter that has one, and its average where
   /// config.ema_decay keeps one. Gradients stay as they are. A gradient that is not finite anywhere
-  /// leaves all parameters and states untouched. Does not wait for a card.
+  /// leaves all parameters and states untouched. Does not wait for a GPU.
   void step(double lr, const StepOptions& options = {});
 
   /// Those with weight decay, those without, and the same two for each of `own` and of
@@ -76,7 +76,7 @@ class Optimizer {
   /// FLOPs of the matrix products of an update, as Newton-Schulz iterations; 0 where there are
   /// none.
   double update_flops() const { return update_flops_; }
-  /// What the last step did, and the number of updates so far. Waits for a card.
+  /// What the last step did, and the number of updates so far. Waits for a GPU.
   StepControl control() const { return control_.get(); }
   /// Goes on after n updates, as one that was loaded; a step that ended the run is forgotten.
   void set_updates(int64_t n);

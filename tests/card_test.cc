@@ -1,5 +1,5 @@
-// What only a card shows: its results beside the CPU's, and the same bits each time. Skipped
-// without one; the op table and the runs of the other tests take a card where there is one.
+// What only a GPU shows: its results beside the CPU's, and the same bits each time. Skipped
+// without one; the op table and the runs of the other tests take a GPU where there is one.
 #include <torch/cuda.h>
 
 #include "autograd/engine.h"
@@ -17,11 +17,11 @@ using namespace lathe::test;
 
 bool skip_without_card() {
   if (torch::cuda::is_available()) return false;
-  WARN("skipped: no card");
+  WARN("skipped: no GPU");
   return true;
 }
 
-TEST_CASE("a run on a card has the CPU's losses, kind by kind, and goes on with a CPU's checkpoint",
+TEST_CASE("a run on a GPU has the CPU's losses, kind by kind, and goes on with a CPU's checkpoint",
           "[card]") {
   if (skip_without_card()) return;
   const TempFolder f(fast_folder());
@@ -68,7 +68,7 @@ TEST_CASE("a run on a card has the CPU's losses, kind by kind, and goes on with 
   }
 }
 
-TEST_CASE("every optimizer on a card is the CPU's", "[card]") {
+TEST_CASE("every optimizer on a GPU is the CPU's", "[card]") {
   if (skip_without_card()) return;
   for (const Row& row : optimizer_rows()) {
     INFO(row.kind << " " << row.label);
@@ -96,7 +96,7 @@ TEST_CASE("every optimizer on a card is the CPU's", "[card]") {
       return at::cat(flat);
     };
     if (!make_method(config)->runs_on_card()) {
-      CHECK_THROWS_WITH(trained(at::kCUDA), Catch::Matchers::Contains("has no code for cards"));
+      CHECK_THROWS_WITH(trained(at::kCUDA), Catch::Matchers::Contains("has no code for GPUs"));
       continue;
     }
     // Lion's sign may go the other way where it is a close call.
@@ -108,7 +108,7 @@ TEST_CASE("every optimizer on a card is the CPU's", "[card]") {
   }
 }
 
-TEST_CASE("the last layer and its loss on a card, in several pieces, are ATen's", "[card]") {
+TEST_CASE("the last layer and its loss on a GPU, in several pieces, are ATen's", "[card]") {
   if (skip_without_card()) return;
   torch::manual_seed(3);
   constexpr int64_t n = 6000, c = 16, v = 50257;  // 600 MB of logits in 16 bits
@@ -138,7 +138,7 @@ TEST_CASE("the last layer and its loss on a card, in several pieces, are ATen's"
   }
 }
 
-TEST_CASE("kernels for cards take views that begin anywhere, and refuse tensors of the CPU",
+TEST_CASE("kernels for GPUs take views that begin anywhere, and refuse tensors of the CPU",
           "[card]") {
   if (skip_without_card()) return;
   torch::manual_seed(5);
@@ -158,7 +158,7 @@ TEST_CASE("kernels for cards take views that begin anywhere, and refuse tensors 
 }
 
 TEST_CASE(
-    "attention's backward on a card, with heads that fill no whole round, is that of the samples "
+    "attention's backward on a GPU, with heads that fill no whole round, is that of the samples "
     "alone",
     "[card]") {
   if (skip_without_card()) return;

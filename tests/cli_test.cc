@@ -35,7 +35,7 @@ void refuse(const TempFolder& f, const std::vector<Bad>& cases) {
     std::string line;
     for (const auto& a : bad.args) line += a + " ";
     const Finished r =
-        run({"lathe", bad.args, f.path(), {{"CUDA_VISIBLE_DEVICES", ""}}});  // as if without a card
+        run({"lathe", bad.args, f.path(), {{"CUDA_VISIBLE_DEVICES", ""}}});  // as if without a GPU
     INFO(line << "\n" << r.err);
     CHECK(r.code == bad.code);
     CHECK_THAT(r.err, ContainsSubstring(bad.text));
@@ -118,7 +118,7 @@ TEST_CASE("bad command lines", "[cli]") {
        {{"help", "train", "eval"}, 2, "lathe help takes one verb"},
        {{"train", "tiny.toml", "--amp.tf32=true", "--train.device=cpu"},
         2,
-        "command line: amp.tf32 needs an NVIDIA card"},
+        "command line: amp.tf32 needs an NVIDIA GPU"},
        {{"train", "tiny.toml", "--adapters.rank=4", "--adapters.base=nowhere"},
         4,
         "adapters.base: nowhere is no run"},
@@ -331,11 +331,11 @@ TEST_CASE("what stands where a config or a run should is named", "[cli]") {
   output_of(f.path(), {"train", "tiny.toml", "--train.steps=1", "--train.eval_interval=0"});
   refuse(f, {{{"train", "runs/tiny"},
               2,
-              "runs/tiny is a run, not a config file; to go on with it: lathe train "
+              "runs/tiny is a run, not a config file; to resume it: lathe train "
               "runs/tiny/config.toml"},
              {{"train", "runs/tiny/checkpoints/step-00000001"},
               2,
-              "is a checkpoint, not a config file; to go on from it: lathe train CONFIG "
+              "is a checkpoint, not a config file; to resume from it: lathe train CONFIG "
               "--checkpoint.resume=runs/tiny"},
              {{"config", "check", "data"}, 2, "data is a data folder, not a config file"},
              {{"eval", "tiny.toml"},

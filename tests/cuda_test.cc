@@ -1,4 +1,4 @@
-// The functions of core/kernels/*.cu, against the CPU's. No card is needed: tests/cuda/ stands in
+// The functions of core/kernels/*.cu, against the CPU's. No GPU is needed: tests/cuda/ stands in
 // for CUDA, and its own controls come first.
 #include <hwy/targets.h>
 
@@ -114,7 +114,7 @@ __global__ void leave_kernel(int* found) {
 }
 
 TEST_CASE(
-    "the stand-in leaves a block nothing of the one before it, and refuses a grid that a card "
+    "the stand-in leaves a block nothing of the one before it, and refuses a grid that a GPU "
     "can't have",
     "[cuda]") {
   int found[3] = {};
@@ -154,7 +154,7 @@ TEST_CASE("the stand-in's conversions are c10's", "[cuda]") {
   CHECK(conversions_apart<__nv_bfloat16, c10::BFloat16>() == 0);
 }
 
-TEST_CASE("dropout on a card is the CPU's", "[cuda]") {
+TEST_CASE("dropout on a GPU is the CPU's", "[cuda]") {
   torch::manual_seed(1);
   for (const Order order : orders) {
     const ThreadOrder setting(order);
@@ -186,7 +186,7 @@ TEST_CASE("dropout on a card is the CPU's", "[cuda]") {
   }
 }
 
-TEST_CASE("sums of squares of many gradients on a card are the CPU's", "[cuda]") {
+TEST_CASE("sums of squares of many gradients on a GPU are the CPU's", "[cuda]") {
   torch::manual_seed(2);
   const int64_t sizes[] = {1, 0, 255, 256, 300, 7}, long_sizes[] = {32768, 32769, 100000, 0};
   std::vector<at::Tensor> grads;
@@ -230,7 +230,7 @@ double rounding(at::ScalarType dtype) {
   return dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
 }
 
-TEST_CASE("norms on a card are those of their formula", "[cuda]") {
+TEST_CASE("norms on a GPU are those of their formula", "[cuda]") {
   torch::manual_seed(8);
   for (const auto& [rows, c] :
        std::vector<std::pair<int64_t, int64_t>>{{1, 4}, {37, 68}, {3, 4100}, {2, 8192}}) {
@@ -294,7 +294,7 @@ TEST_CASE("norms on a card are those of their formula", "[cuda]") {
         cudaErrorInvalidValue);
 }
 
-TEST_CASE("the slope of GELU on a card is the CPU's", "[cuda]") {
+TEST_CASE("the slope of GELU on a GPU is the CPU's", "[cuda]") {
   torch::manual_seed(10);
   for (const auto dtype : narrow_dtypes) {
     for (const int64_t n : {1, 7, 16, 2053}) {
@@ -315,7 +315,7 @@ TEST_CASE("the slope of GELU on a card is the CPU's", "[cuda]") {
   }
 }
 
-TEST_CASE("cross-entropy on a card is that of its formula", "[cuda]") {
+TEST_CASE("cross-entropy on a GPU is that of its formula", "[cuda]") {
   torch::manual_seed(9);
   for (const auto& [classes, stride] :
        std::vector<std::pair<int64_t, int64_t>>{{1, 32}, {65, 96}, {5000, 5024}}) {
@@ -379,7 +379,7 @@ bool same(const StepControl& a, const StepControl& b) {
          a.lost == b.lost;
 }
 
-TEST_CASE("the decision on a card is the CPU's", "[cuda]") {
+TEST_CASE("the decision on a GPU is the CPU's", "[cuda]") {
   std::mt19937 random(3);
   StepRequest request{.rule = {.kind = rule_kind<NAdam>,
                                .lr = 0.1,
@@ -480,7 +480,7 @@ struct Parameters {
   }
 };
 
-TEST_CASE("updates on a card are the CPU's", "[cuda]") {
+TEST_CASE("updates on a GPU are the CPU's", "[cuda]") {
   const std::vector<UpdateRule> rules{
       {.kind = rule_kind<Sgd>, .lr = 1e-3},
       {.kind = rule_kind<Momentum>, .lr = 1e-3, .momentum = 0.9, .dampening = 0.2},

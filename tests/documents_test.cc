@@ -327,7 +327,7 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
       o.stop = [&] { return ++asked > after; };
       const std::string what = error_of([&] { prepare_documents(o); });
       if (what.empty()) break;
-      CHECK_THAT(what, ContainsSubstring("to go on"));
+      CHECK_THAT(what, ContainsSubstring("to resume"));
       CHECK(fs::exists(f / "parts/.unfinished-manifest.json-progress"));
       ++times;
       if (times != 2) {  // what was written behind the record is not believed
@@ -339,7 +339,7 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
       if (times == 2) {  // another command begins anew, and so does this one behind it
         DocumentOptions other = o;
         other.tokenizer = Tokenizer::byte(), asked = -3;
-        CHECK_THAT(error_of([&] { prepare_documents(other); }), ContainsSubstring("to go on"));
+        CHECK_THAT(error_of([&] { prepare_documents(other); }), ContainsSubstring("to resume"));
       }
     }
     CHECK(times >= 2);
@@ -358,7 +358,7 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
   const auto cut_short = [&] {
     int64_t asked = 0;
     o.stop = [&] { return ++asked > 4; };
-    CHECK_THAT(error_of([&] { prepare_documents(o); }), ContainsSubstring("to go on"));
+    CHECK_THAT(error_of([&] { prepare_documents(o); }), ContainsSubstring("to resume"));
     o.stop = nullptr;
   };
   cut_short();

@@ -1,4 +1,4 @@
-// Example sets: exact epochs, normalisation, augmentation, folds, what a changed folder says.
+// Example sets: exact epochs, normalization, augmentation, folds, what a changed folder says.
 #include <algorithm>
 #include <cmath>
 #include <map>

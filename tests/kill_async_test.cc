@@ -1,6 +1,6 @@
 // Kill trials of runs that save in the background, against one that never stopped and saved at
 // once: at each point of a save, at points of the steps that go on meanwhile, and by the clock.
-// Each start says what it goes on from.
+// Each start says what it resumes from.
 #include <random>
 
 #include "tests/catch.h"

@@ -1,4 +1,4 @@
-// Kill trials by the clock: a run killed by SIGKILL at any moment and started again goes on from
+// Kill trials by the clock: a run killed by SIGKILL at any moment and started again resumes from
 // its newest checkpoint and ends with the bits of one that never stopped. LATHE_TEST_KILLS=500
 // makes that many (6 minutes), LATHE_TEST_KILL_SEED repeats the times of a run.
 #include <algorithm>

@@ -11,7 +11,7 @@ namespace {
 struct Listener : EventListenerBase {
   using EventListenerBase::EventListenerBase;
 
-  /// A card, where there is one, takes part in the op table. The fixed thread count keeps figures
+  /// A GPU, where there is one, takes part in the op table. The fixed thread count keeps figures
   /// comparable between machines.
   void testRunStarting(const Catch::TestRunInfo&) override {
     lathe::read_isa_from_environment();

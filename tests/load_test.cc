@@ -1,4 +1,4 @@
-// Quantised weights, loading with them, adapters on them, and merging.
+// Quantized weights, loading with them, adapters on them, and merging.
 
 #include <algorithm>
 

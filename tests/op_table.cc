@@ -218,7 +218,7 @@ std::vector<OpCase> make_op_table() {
            {a, row_still},
            [](V v) { return div(v[0], v[1]); },
            [](T x) { return x[0] / x[1]; }});
-  // The same quantised weight on both sides: what is checked is the op.
+  // The same quantized weight on both sides: what is checked is the op.
   static const auto few_bits =
       std::make_shared<const QuantisedTensor>(torch::linspace(-1, 1, 12, at::kDouble).view({3, 4}),
                                               QuantisedTensor::Format::int8, false, at::kCPU);
@@ -228,7 +228,7 @@ std::vector<OpCase> make_op_table() {
       {{{2, 5, 4}}, {{3}}},
       [](V v) {
         const Variable weight = Variable::parameter(torch::empty({3, 4}));
-        // Quantised again, on x's device, it has the same codes.
+        // Quantized again, on x's device, it has the same codes.
         weight.leaf().precision.quantised = std::make_shared<const QuantisedTensor>(
             few_bits->dequantise(at::kDouble), QuantisedTensor::Format::int8, false, device_of(v));
         return linear(v[0], weight, v[1]);

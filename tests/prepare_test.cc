@@ -210,7 +210,7 @@ TEST_CASE("a preparation of plain text that was cut short goes on where it was, 
         int64_t asked = 0;
         o.stop = [&] { return ++asked > survey + after; };
         CHECK_THAT(error_of([&] { prepare(o); }),
-                   ContainsSubstring("run the same command again to go on"));
+                   ContainsSubstring("run the same command again to resume"));
         for (const auto& entry :
              fs::directory_iterator(f / "parts")) {  // what is behind the record is not believed
           if (entry.path().extension() == ".bin")
@@ -236,7 +236,7 @@ TEST_CASE("a preparation of plain text that was cut short goes on where it was, 
       int64_t asked = 0;
       o.progress_seconds = 0, o.stop = [&] { return ++asked > survey + 2; };
       CHECK_THAT(error_of([&] { prepare(o); }),
-                 ContainsSubstring("run the same command again to go on"));
+                 ContainsSubstring("run the same command again to resume"));
       const fs::path written = f / (shard == 2'000'000 ? "parts/.unfinished-train_000000.bin"
                                                        : "parts/.unfinished-train.bin");
       std::string changed = slurp(written);
@@ -258,10 +258,10 @@ TEST_CASE("a preparation of plain text that was cut short goes on where it was, 
   o.progress_seconds = 0, o.stop = [&] { return ++asked > 2; };
   const std::string stopped = error_of([&] { prepare(o); });
   fs::current_path(here);
-  CHECK_THAT(stopped, ContainsSubstring("to go on"));
+  CHECK_THAT(stopped, ContainsSubstring("to resume"));
   const Finished r = run({"lathe", command, f.path(), {}});
   CHECK(r.code == 0);
-  CHECK_THAT(r.out + r.err, ContainsSubstring("going on behind the "));
+  CHECK_THAT(r.out + r.err, ContainsSubstring("continuing after the "));
   CHECK((contents("out") == contents("whole")));
 }
 

@@ -253,7 +253,7 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   CHECK(seen.contains("step 5"));
   const Finished no_card = lathe_in(f, {"profile", "tiny.toml", "--nvtx=true"});
   CHECK(no_card.code == 2);
-  CHECK_THAT(no_card.err, ContainsSubstring("--nvtx marks the work of a card"));
+  CHECK_THAT(no_card.err, ContainsSubstring("--nvtx marks the work of a GPU"));
   CHECK(lathe_in(f, {"profile", "tiny.toml", "--steps=0:1", "--kineto=none/kineto.json"}).code ==
         static_cast<int>(Exit::io));
   CHECK_FALSE(fs::exists(f / "runs"));

@@ -1,4 +1,4 @@
-// Run folders: what a run goes on from, what it keeps, and what it never replaces.
+// Run folders: what a run resumes from, what it keeps, and what it never replaces.
 #include <algorithm>
 #include <cmath>
 
@@ -52,7 +52,7 @@ TEST_CASE(
   const Finished pruned = r.train({from, "--train.out_dir=branch", "--train.max_time=0.001"});
   INFO(pruned.err);
   CHECK(pruned.code == 75);
-  CHECK_THAT(pruned.out, ContainsSubstring("going on from branch/checkpoints/step-00000011"));
+  CHECK_THAT(pruned.out, ContainsSubstring("resuming from branch/checkpoints/step-00000011"));
   CHECK(steps_of(r / "branch").at(0) == 12);
 
   // The project moves: what is relative stays so, and the contents are the same under an absolute
@@ -175,7 +175,7 @@ TEST_CASE("the step in a checkpoint counts, not the name of its folder", "[resum
   fs::rename(r / "runs/tiny/checkpoints/step-00000010", r / "runs/tiny/checkpoints/step-00000030");
   CHECK(steps_of(r / "runs/tiny") == std::vector<int64_t>{20, 10});
   const Finished on = r.train({constant});
-  CHECK_THAT(on.out, ContainsSubstring("going on from runs/tiny/checkpoints/step-00000020"));
+  CHECK_THAT(on.out, ContainsSubstring("resuming from runs/tiny/checkpoints/step-00000020"));
   CHECK(on.code == 0);
   CHECK(difference(r / "whole", r / "runs/tiny") == "");
   fs::rename(r / "runs/tiny", r / "step-by-step");

@@ -454,7 +454,7 @@ TEST_CASE("a sweep that is stopped while its points start ends with 75, and is r
                           {"LATHE_TEST_SLOW", str("sweep: point started ", after_ms)}});
     INFO(after_ms << " ms: " << stopped.out << stopped.err);
     CHECK(stopped.code == 75);
-    CHECK_THAT(stopped.out, ContainsSubstring("stopped; run the same command again to go on"));
+    CHECK_THAT(stopped.out, ContainsSubstring("stopped; run the same command again to resume"));
   }
   REQUIRE(sweep("stopped", {}).code == 0);
   for (const std::string name : {"0001", "0002"})

@@ -54,7 +54,7 @@ TEST_CASE("the first signal is answered at once, a second SIGINT ends and says w
   });
   CHECK(twice.code == 130);
   CHECK_THAT(twice.err,
-             ContainsSubstring("steps 121 to 124 are lost, the run goes on from step 120"));
+             ContainsSubstring("steps 121 to 124 are lost, the run resumes from step 120"));
 
   const Finished early = child([] {
     take_stop_signals("after this step");

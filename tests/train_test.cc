@@ -174,7 +174,7 @@ TEST_CASE("damaged checkpoints: the newest that verifies is taken, and said", "[
   INFO(r.err);
   CHECK(r.code == 0);
   CHECK_THAT(r.err, ContainsSubstring("checkpoint step-00000020 can't be used"));
-  CHECK_THAT(r.out, ContainsSubstring("going on from runs/tiny/checkpoints/step-00000010"));
+  CHECK_THAT(r.out, ContainsSubstring("resuming from runs/tiny/checkpoints/step-00000010"));
   CHECK(difference(f / "whole", f / "runs/tiny") == "");
 
   for (const auto& checkpoint : list_checkpoints(f / "runs/tiny")) {
@@ -190,7 +190,7 @@ TEST_CASE("damaged checkpoints: the newest that verifies is taken, and said", "[
   CHECK(lathe_in(f, {"eval", "runs/tiny"}).code == 4);
 }
 
-TEST_CASE("going on from a checkpoint in a folder of its own", "[train]") {
+TEST_CASE("resuming from a checkpoint in a folder of its own", "[train]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
@@ -204,7 +204,7 @@ TEST_CASE("going on from a checkpoint in a folder of its own", "[train]") {
       lathe_in(f, {"train", "tiny.toml", "--train.out_dir=branch", "--train.steps=45",
                    "--checkpoint.resume=runs/tiny/checkpoints/step-00000010/"});
   CHECK(branch_again.code == 0);
-  CHECK_THAT(branch_again.out, ContainsSubstring("going on from branch/checkpoints/step-00000040"));
+  CHECK_THAT(branch_again.out, ContainsSubstring("resuming from branch/checkpoints/step-00000040"));
   const Finished back = lathe_in(
       f, {"train", "tiny.toml", "--checkpoint.resume=runs/tiny/checkpoints/step-00000010"});
   CHECK(back.code == 2);
@@ -301,7 +301,7 @@ TEST_CASE("a run that ends without a finite loss has diverged", "[train]") {
     CHECK(state(out) == "diverged");
   }
 
-  // The last of several: earlier checkpoints stay, and a lower rate goes on from there.
+  // The last of several: earlier checkpoints stay, and a lower rate resumes from there.
   const std::vector<std::string> five{"--train.steps=5", "--checkpoint.interval=1",
                                       "--train.eval_interval=5"};
   const std::vector<std::string> six{"--train.steps=6", "--checkpoint.interval=1",

@@ -10,7 +10,7 @@
 namespace lathe::test {
 namespace {
 
-/// The step that a process said it goes on from, 0 for a new run; nullopt where it was killed
+/// The step that a process said it resumes from, 0 for a new run; nullopt where it was killed
 /// before it said so.
 std::optional<int64_t> went_on_from(const Finished& f) {
   size_t line = f.out.find("\nrun       ");
@@ -19,7 +19,7 @@ std::optional<int64_t> went_on_from(const Finished& f) {
   const size_t end = line == std::string::npos ? line : f.out.find('\n', line + 1);
   if (end == std::string::npos) return std::nullopt;
   const std::string said = f.out.substr(line, end - line);
-  const size_t from = said.find(", going on from ");
+  const size_t from = said.find(", resuming from ");
   return from == std::string::npos && !finished ? 0
                                                 : std::stoll(said.substr(said.rfind("step-") + 5));
 }

@@ -83,7 +83,7 @@ struct Hardswish {
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) {
     x = x_;
-    // On a card ATen's divides a float64 by a six in float32.
+    // On a GPU ATen's divides a float64 by a six in float32.
     if (x_.is_cuda() && x_.scalar_type() == at::kDouble)
       return (x_ + 3).clamp_(0, 6).mul_(x_).div_(6);
     return at::hardswish(x_);

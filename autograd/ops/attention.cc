@@ -1,6 +1,12 @@
 // Causal scaled dot-product attention on packed projections. q, k and v are views of the packed
 // tensor, [B, H, T, D]. cuDNN's attention is left out: its backward is not deterministic, and the
 // trainer runs deterministic algorithms only.
+//
+// On CUDA: flash attention for float16 and bfloat16, memory-efficient attention for float32,
+// the composed form for float64 and for head sizes that the kernels do not support. On CPUs:
+// Lathe's kernel, then ATen's flash kernel, and the composed form for float64. cuDNN's
+// attention is not used: PyTorch refuses it under deterministic algorithms, which the trainer
+// enables on a GPU.
 #include <ATen/ops/_scaled_dot_product_efficient_attention.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
@@ -115,7 +121,7 @@ struct Attention {
   static at::Tensor joined(const at::Tensor& y) {
     return y.transpose(1, 2).reshape({y.size(0), y.size(2), y.size(1) * y.size(3)});
   }
-  /// How many of the samples a card's flash kernel takes first in its backward. Its deterministic
+  /// How many of the samples a GPU's flash kernel takes first in its backward. Its deterministic
   /// form gives each head of a sample to one multiprocessor, and where heads are fewer than those
   /// splits them up. So what is left over after whole rounds costs a round as well, unless it comes
   /// by itself.

@@ -65,7 +65,7 @@ struct BatchNormOp {
     }
     const auto m = optional(mean.data()), v = optional(var.data()), none = optional({});
     auto saved_mean = given ? none : m, saved_rstd = given ? none : v;
-    // One of ATen's kernels for cards asks for what training saves, also where statistics are
+    // One of ATen's kernels for GPUs asks for what training saves, also where statistics are
     // given.
     if (given && in.is_cuda()) saved_mean = m, saved_rstd = optional(var.data().add(eps).rsqrt_());
     auto [dx, dw, db] = at::native_batch_norm_backward(

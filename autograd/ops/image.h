@@ -22,7 +22,7 @@ inline ImageSizes image_sizes(at::IntArrayRef sizes) {
 
 /// The adjoint of a linear map of images that works along each dim by itself, `map(image, {h, w})`
 /// for an image of `from`: dx = H^T dy W, where H and W are what the map makes of the unit vectors.
-/// For cards, whose own adjoints add in an order that differs between runs.
+/// For GPUs, whose own adjoints add in an order that differs between runs.
 template <class Map>
 at::Tensor adjoint_by_products(const at::Tensor& dy, const ImageSizes& from, Map&& map) {
   const auto options =

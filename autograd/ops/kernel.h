@@ -24,14 +24,14 @@ inline bool kernel_ready(const at::Tensor& t) {
   return t.is_cpu() && kernel_dtype(t.scalar_type()) && t.numel() > 0;
 }
 
-/// The same for the kernels of core/kernels/*.cu: on a card.
+/// The same for the kernels of core/kernels/*.cu: on a GPU.
 inline bool card_kernel_ready(const at::Tensor& t) {
   const at::ScalarType d = t.scalar_type();
   return t.is_cuda() && kernels_wanted() && t.numel() > 0 &&
          (d == at::kFloat || d == at::kBFloat16 || d == at::kHalf);
 }
 
-/// Contiguous, and on a card at a multiple of 16 bytes, as its kernels load: a view may begin
+/// Contiguous, and on a GPU at a multiple of 16 bytes, as its kernels load: a view may begin
 /// anywhere.
 inline at::Tensor for_kernels(const at::Tensor& t) {
   const at::Tensor c = t.contiguous();
@@ -55,7 +55,7 @@ inline at::ScalarType kernel_grad_dtype(const Variable& weight) {
   return weight.data().is_cuda() || kernel_dtype(dtype) ? dtype : at::kFloat;
 }
 /// The dtype in which autocast will hand x and the weight of a linear layer to an op, where a fused
-/// op could take them: not empty, no float64, and a weight that is neither quantised nor in fp8.
+/// op could take them: not empty, no float64, and a weight that is neither quantized nor in fp8.
 inline std::optional<at::ScalarType> fused_linear_dtype(const Variable& x, const Variable& weight) {
   const Precision* kept = precision_of(weight);
   if (kept != nullptr && (kept->quantised || (kept->fp8 && mode().fp8))) return std::nullopt;
@@ -65,7 +65,7 @@ inline std::optional<at::ScalarType> fused_linear_dtype(const Variable& x, const
   if (mode().compute != at::kFloat) return mode().compute;
   return weight.dtype() == x.dtype() ? std::optional(x.dtype()) : std::nullopt;
 }
-/// Whether a fused op takes them with the CPU's kernels, or with those for cards.
+/// Whether a fused op takes them with the CPU's kernels, or with those for GPUs.
 inline bool kernel_linear(const Variable& x, const Variable& weight) {
   const auto dtype = fused_linear_dtype(x, weight);
   return dtype && x.data().is_cpu() && kernel_dtype(*dtype);

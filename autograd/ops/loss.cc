@@ -21,7 +21,7 @@
 namespace lathe {
 namespace {
 
-/// 1 / the number by which a loss over `targets` is divided, [] on their device, so that a card
+/// 1 / the number by which a loss over `targets` is divided, [] on their device, so that a GPU
 /// need not be waited for; 0 where nothing counts.
 at::Tensor scale_of(const at::Tensor& counted, double divisor, at::ScalarType dtype) {
   if (divisor > 0) return at::full({}, 1 / divisor, counted.options().dtype(dtype));
@@ -77,8 +77,8 @@ struct LinearCrossEntropy {
   int64_t ignore_index;
   at::ScalarType weight_grad;
   Needs<2> needs{};
-  Saved dx_saved{}, dweight_saved{};  // for a gradient of 1, or on a card of 1 / scale
-  Saved scale{};                      // on a card
+  Saved dx_saved{}, dweight_saved{};  // for a gradient of 1, or on a GPU of 1 / scale
+  Saved scale{};                      // on a GPU
   Saved x_saved = Saved::input(0), w_saved = Saved::input(1);  // for second derivatives
 
   // Bytes of logits that are there at once.

@@ -15,7 +15,7 @@ namespace lathe {
 namespace {
 
 /// What layer norm and RMS norm share. `out` is the result's dtype. The kernels of
-/// core/kernels/norm.h; float64, float16 on CPUs, and on cards rows of odd lengths take ATen's.
+/// core/kernels/norm.h; float64, float16 on CPUs, and on GPUs rows of odd lengths take ATen's.
 struct Norm {
   double eps;
   at::ScalarType out;

@@ -30,7 +30,7 @@ struct IndexSelect {
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>) {
-      // On a card ATen's own refuses a single number without dims.
+      // On a GPU ATen's own refuses a single number without dims.
       if (from.empty() && dy.is_cuda()) return {dy.sum()};
       return {dy.new_zeros(from).index_add_(dim, index.data(), dy)};
     } else

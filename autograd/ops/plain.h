@@ -1,5 +1,8 @@
 // Second derivatives of fused ops: under create_graph an op's gradients go through a plain form of
 // it.
+//
+// Each input gets its own position in the graph. The plain form is computed from these, and its
+// gradients are taken with create_graph.
 #pragma once
 
 #include <functional>

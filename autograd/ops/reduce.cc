@@ -1,4 +1,4 @@
-// Reductions, and what is normalised by one. Sums of low-precision tensors accumulate in float32
+// Reductions, and what is normalized by one. Sums of low-precision tensors accumulate in float32
 // inside ATen.
 #include <ATen/ExpandUtils.h>
 #include <ATen/WrapDimUtils.h>

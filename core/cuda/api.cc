@@ -56,7 +56,7 @@ double peak_bf16_flops() {
 
 void synchronize_device() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
-/// The allocator has no figures before the first use of a card.
+/// The allocator has no figures before the first use of a GPU.
 c10::CachingDeviceAllocator::DeviceStats allocator_stats() {
   at::globalContext().lazyInitDevice(at::kCUDA);
   return c10::cuda::CUDACachingAllocator::getDeviceStats(0);

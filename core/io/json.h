@@ -19,7 +19,7 @@ Json parse_json(std::string_view text, const std::string& where, Exit code);
 
 /// Returns `json` as text: on one line, or with an indent of `indent` spaces a level. Bytes of a
 /// string that are not UTF-8, as a path may have, become U+FFFD. In a function, since the library's
-/// serialiser is a template of which each part of the build would have its own.
+/// serializer is a template of which each part of the build would have its own.
 std::string json_text(const Json& json, int indent = -1);
 
 /// json[key] as a T (text, a flag, a list; numbers: json_whole, json_real), or an error that names

@@ -11,7 +11,7 @@ namespace lathe {
 /// "1:02:03", "4:05".
 std::string duration_text(double seconds);
 
-/// Whether text on a terminal may have colours: NO_COLOR is not set.
+/// Whether text on a terminal may have colors: NO_COLOR is not set.
 bool wants_colour();
 
 /// "WHAT [#####.....]  50%  fact  fact  eta 1:23" in at most `width` columns: the bar shrinks

@@ -3,6 +3,8 @@
 // codes stand for the levels of a dynamic tree (Dettmers 2016, "8-bit approximations for
 // parallelism in deep learning"). A step reads both moments, moves them and the parameter in
 // float32 as Adam does, and rounds the moments to the nearest levels.
+//
+// The update uses the moments before they are rounded to 8 bits.
 #pragma once
 
 #include <array>

@@ -1,3 +1,8 @@
+// Backward works on transposed blocks (keys by queries), so P and dS are left factors as
+// computed, and one transpose (for dq) is enough. Rotary positions are applied to queries and
+// keys in cache, once per key for all heads of its group; gradients are rotated back in
+// float32. Gradients of keys and values are computed for each head of a group and summed
+// afterwards.
 #include "core/kernels/attention.h"
 
 #include <algorithm>

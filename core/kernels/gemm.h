@@ -20,6 +20,9 @@
 //            part  |       |       |       |          a block: brgemm over k, then the epilogue
 //            while it is in cache
 //                  +-------+-------+-------+
+//
+// The path of a narrow dtype without instructions packs left factors one block of rows at a
+// time, again for each panel: 5% of the product's time.
 #pragma once
 
 #include <cstdint>

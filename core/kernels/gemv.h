@@ -1,5 +1,8 @@
 // Products of few rows: what a model computes to write one token. They are bound by reading the
 // weight, so it is read once, in order, and transposed in registers; nothing is packed.
+//
+// 8-bit and 4-bit weights are decoded in registers, along a row. Their sums have another order
+// than gemm's, and codes are not rounded to bfloat16 in between.
 #pragma once
 
 #include <cstdint>

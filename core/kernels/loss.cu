@@ -9,7 +9,7 @@ namespace {
 constexpr int loss_threads = 512;
 
 /// A block takes a row, twice: the first time it goes over the row's largest and the sum of
-/// exponentials at once (Milakov and Gimelshein 2018), the second time it is in the card's cache.
+/// exponentials at once (Milakov and Gimelshein 2018), the second time it is in the GPU's cache.
 template <class T>
 __global__ void cross_entropy_kernel(T* logits, int64_t stride, int64_t classes,
                                      const int64_t* targets, int64_t ignore, float weight,

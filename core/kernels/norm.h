@@ -22,7 +22,7 @@ struct NormRows {
 inline bool norm_on_card(int64_t columns) {
   return columns > 0 && columns % 4 == 0 && columns <= 8192;
 }
-/// Rows whose parts of dweight and dbias a card sums up before others come to them.
+/// Rows whose parts of dweight and dbias a GPU sums up before others come to them.
 constexpr int64_t norm_chunk = 16;
 /// Floats that norm_backward_cuda needs for such sums.
 inline int64_t norm_partials(const NormRows& n) {

@@ -1,3 +1,6 @@
+// Packing is bound by memory bandwidth (2 cores of a Zen 4, weights larger than the last-level
+// cache): a thread reads a weight's panel, 128 bytes of each row, at 6 to 8 GB/s; adjacent rows
+// with prefetching (for x W^T) at 9; complete rows in order at 25 to 29.
 #include "core/kernels/pack.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -13,7 +13,7 @@ constexpr int threads = 256;
 constexpr int64_t update_chunk = 1 << 12;  // elements that one block updates
 
 /// What one launch works on: kernels take it by value, and 4 KB is what they may take on every
-/// card.
+/// GPU.
 template <class Item, int most>
 struct Table {
   Item items[most];

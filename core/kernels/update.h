@@ -3,6 +3,9 @@
 // decision (skip or not, clipping, loss scale, bias corrections); a pass that unscales, clips,
 // updates and writes the low-precision copy. What they share lives in StepControl and ScaleState,
 // on the parameters' device.
+//
+// The moving average (optim.ema_decay) is the last tensor of each slot's state, so checkpoints,
+// resuming and plans include it.
 #pragma once
 
 #include <cstdint>

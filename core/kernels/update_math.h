@@ -1,4 +1,4 @@
-// What an optimizer step does beside the formulas of its rules, once for CPUs and cards.
+// What an optimizer step does beside the formulas of its rules, once for CPUs and GPUs.
 #pragma once
 
 #include <cmath>

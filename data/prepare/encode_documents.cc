@@ -23,7 +23,7 @@ class Writer {
   Writer(const DocumentOptions& o, BPE::Encoder* encoder, std::vector<int32_t>& ids)
       : tokenizer_(o.tokenizer), encoder_(encoder), ids_(ids) {}
 
-  /// `begins`: it goes on from nothing.
+  /// `begins`: it starts from nothing.
   void text(std::string_view text, bool begins = true) {
     if (encoder_ != nullptr) return encoder_->encode(text, ids_, SpecialText::text, begins);
     for (const char c : text) ids_.push_back(static_cast<unsigned char>(c));

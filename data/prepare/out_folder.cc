@@ -47,7 +47,7 @@ void Meter::advance(uint64_t bytes) {
   done_ += bytes;
   if (stop_ && stop_()) {
     if (resumable_)
-      fail(Exit::stopped, "stopped; run the same command again to go on, ", out_.string(),
+      fail(Exit::stopped, "stopped; run the same command again to resume, ", out_.string(),
            " has what is done");
     fail(Exit::stopped, "stopped; nothing is left in ", out_.string(),
          " of it, run the same command again to begin anew");

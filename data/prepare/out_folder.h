@@ -1,5 +1,10 @@
 // How data folders are made: progress, stops, and files that are there whole or not at all. No
 // LibTorch header.
+//
+// Shards get their names when all are written and the manifest is on disk as
+// .unfinished-manifest.json, which is renamed last. A repeated command recognizes an
+// interrupted preparation by that file and removes the files that it lists with matching
+// checksums.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +50,7 @@ class Meter {
 /// Keeps how far the making of a data folder is, in that folder.
 class Journal {
  public:
-  /// `command`: what must be the same for a preparation to go on, of any length.
+  /// `command`: what must be the same for a preparation to resume, of any length.
   Journal(const fs::path& out, const std::string& command);
   /// What a preparation of the same command left. Nothing where there is no record; nor, with a
   /// warning, where it is damaged.

@@ -151,7 +151,7 @@ size_t take(const TextSurvey& s, const fs::path& path, std::string_view text, si
   return at;
 }
 
-/// What must be the same for a preparation to go on.
+/// What must be the same for a preparation to resume.
 std::string identity(const std::vector<Input>& inputs, const TextSurvey& s,
                      const PrepareOptions& o) {
   Json json{{"format", 2},
@@ -256,7 +256,7 @@ void prepare(const PrepareOptions& options) {
   std::vector<std::string> going_on;
   if (before) {
     going_on = names_to_go_on({&train, &val});
-    log_info(options.out.string(), ": going on behind the ", before->train + before->val,
+    log_info(options.out.string(), ": continuing after the ", before->train + before->val,
              " tokens that are done");
   }
   out.clear(going_on);

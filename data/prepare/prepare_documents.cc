@@ -1,3 +1,5 @@
+// A text is cut at a line break between two characters that are not white space: every known
+// pattern ends a piece there. With another pattern a text is encoded in one piece.
 #include "data/prepare/prepare_documents.h"
 
 #include <algorithm>
@@ -90,7 +92,7 @@ class Sorter {
   bool in_repaired_ = false;
 };
 
-/// What must be the same for a preparation to go on: this form of the record, and all options but
+/// What must be the same for a preparation to resume: this form of the record, and all options but
 /// the number of workers.
 std::string identity(const DocumentOptions& o) {
   Json json{{"format", 2},        {"val", o.val_share},     {"by_hash", o.val_by_hash},
@@ -250,7 +252,7 @@ void prepare_documents(const DocumentOptions& o) {
   }
   if (before) {
     going_on = names_to_go_on({train.get(), val.get(), spool.get()});
-    log_info(o.out.string(), ": going on behind the ", before->parts, " parts that are done");
+    log_info(o.out.string(), ": continuing after the ", before->parts, " parts that are done");
   }
   out.clear(going_on);
   if (tail) {

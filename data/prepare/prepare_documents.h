@@ -1,5 +1,10 @@
 // Documents to token shards: JSON Lines, compressed files, standard input, and texts that are
 // looked through on the way.
+//
+// The reader splits the input into parts of 1 MiB, whose boundaries depend only on the bytes;
+// workers parse, repair, hash and encode; one thread takes the results in input order and
+// decides what is kept. The shards therefore do not depend on the number of workers. A tail for
+// validation is written to one file first, because its size is known only at the end.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,8 @@
 // The record of a preparation under way, from which the same command goes on. No LibTorch header.
+//
+// On resume the finished part of the input is read, parsed and hashed again, but not encoded.
+// That restores all counts and digests, keeps the record small and detects changed input.
+// Shards are truncated to the recorded length, since the bytes after it may be torn.
 #pragma once
 
 #include <cstdint>

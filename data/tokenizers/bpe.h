@@ -1,5 +1,10 @@
 // Byte-pair encoding (Sennrich et al. 2016): of bytes (Radford et al. 2019), and in SentencePiece's
 // form of characters (Kudo and Richardson 2018), which Llama 2 and Mistral have.
+//
+// In SentencePiece's form a character without a token becomes its bytes (byte_fallback). There
+// is no pre-tokenizer; if no token has a space after another character, a text is still encoded
+// word by word. The token that a post-processor adds before a prompt (`BPEDefinition::begin`)
+// is kept. Chat templates of folders are not read; chat_template.h has two.
 #pragma once
 
 #include <array>
@@ -92,7 +97,7 @@ class BPE {
    public:
     explicit Encoder(const BPE& bpe);
     ~Encoder();
-    /// Appends the ids of `text`; `begins`: it goes on from nothing, so that a space may be put
+    /// Appends the ids of `text`; `begins`: it starts from nothing, so that a space may be put
     /// before it. Exit::data where the vocabulary lacks a byte, or a special token is refused.
     void encode(std::string_view text, std::vector<int32_t>& out,
                 SpecialText special = SpecialText::token, bool begins = true);

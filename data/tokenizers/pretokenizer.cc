@@ -1,3 +1,5 @@
+// Words of ASCII letters between ASCII, which the three known patterns all match completely,
+// are found without PCRE2.
 #include "data/tokenizers/pretokenizer.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8

@@ -7,7 +7,7 @@
 /// No second derivatives.
 lathe::Variable snake(const lathe::Variable& x, double a);
 
-// Its CUDA kernels, on the default stream; x, y, dy and dx have n elements on the card.
+// Its CUDA kernels, on the default stream; x, y, dy and dx have n elements on the GPU.
 void snake_cuda(const float* x, float* y, int64_t n, double a);
 void snake_cuda(const double* x, double* y, int64_t n, double a);
 void snake_backward_cuda(const float* x, const float* dy, float* dx, int64_t n, double a);

@@ -2,6 +2,9 @@
 // section 3.3), so that a forward takes the new tokens of a text alone. Attention modules write
 // into it and read from it; a model whose attention does so says `static constexpr bool caches_keys
 // = true`.
+//
+// There is no second forward. Models without `caches_keys` recompute the window for each token.
+// Beyond the context every model does: the window's first token changes, so every key changes.
 #pragma once
 
 #include <ATen/core/Tensor.h>

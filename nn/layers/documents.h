@@ -1,6 +1,12 @@
 // Several documents in a row of tokens, each by itself: attention of one sees nothing of another,
 // and positions begin anew. A model that reads this says `static constexpr bool separates_documents
 // = true`.
+//
+// Attention starts each query's keys at its document and skips blocks of keys that no query of
+// a block may see, so the work falls with the document length. Blocks receive the starts as a
+// value, so recomputation has them too. A document begins with the token that ended the
+// previous one: the model learns to end a document with all of it in context and to begin one
+// from that token alone, which is what `generate` gives it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -21,7 +21,7 @@ struct Linear {
   /// `residual` [..., out], where given, is added, and the result has its dtype.
   Variable operator()(const Variable& x, const Variable& residual = {}) const;
   bool has_adapter() const { return lora_a.defined(); }
-  /// `options`: where its parameters are, and their dtype. All zero until they are initialised.
+  /// `options`: where its parameters are, and their dtype. All zero until they are initialized.
   void add_adapter(int64_t rank, double alpha, at::TensorOptions options = {});
   /// Adds the adapter, which must be there, into the float32 weight, and drops it.
   void merge_adapter();

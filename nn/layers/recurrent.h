@@ -56,7 +56,7 @@ struct Recurrent {
                Cell cell) const;
 };
 
-/// What an LSTM goes on from: [L, B, H] each; undefined: zeros.
+/// What an LSTM resumes from: [L, B, H] each; undefined: zeros.
 struct LSTMState {
   Variable h, c;
 };

@@ -68,7 +68,7 @@ struct ConvNet {
   Dropout drop;
   Linear head;
 
-  /// Of images [C, H, W], or [H, W] of one channel. Parameters all zero until they are initialised.
+  /// Of images [C, H, W], or [H, W] of one channel. Parameters all zero until they are initialized.
   ConvNet(const ConvNetConfig& config, const ModelSizes& sizes);
   /// The next smaller version: fewer blocks of a stage, fewer channels, then fewer stages.
   static std::optional<ConvNetConfig> scale_down(const ConvNetConfig& config);

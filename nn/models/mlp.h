@@ -50,7 +50,7 @@ struct MLP {
   std::vector<MLPLayer> layers;
   Linear head;
 
-  /// Of inputs of any shape. Parameters all zero until they are initialised.
+  /// Of inputs of any shape. Parameters all zero until they are initialized.
   MLP(const MLPConfig& config, const ModelSizes& sizes);
   /// The next smaller version: fewer layers, then narrower ones.
   static std::optional<MLPConfig> scale_down(const MLPConfig& config);

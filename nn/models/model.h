@@ -105,7 +105,7 @@ double matmul_flops(const std::vector<NamedParameter>& parameters);
 struct ModelKind {
   std::string name, doc;
   AnyConfig config;  ///< with its defaults
-  /// On the CPU in float32, parameters all zero until they are initialised; shapes alone under
+  /// On the CPU in float32, parameters all zero until they are initialized; shapes alone under
   /// ShapesAlone.
   std::function<std::unique_ptr<Model>(const AnyConfig&, const ModelSizes&)> make;
   /// What is wrong between the keys of a config.

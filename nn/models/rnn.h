@@ -43,7 +43,7 @@ struct RNN {
   Dropout features_drop;
   Linear head;  ///< no weight of its own where weights are tied
 
-  /// Parameters all zero until they are initialised.
+  /// Parameters all zero until they are initialized.
   explicit RNN(const RNNConfig& config);
   /// What is wrong between its keys, if anything.
   static std::optional<ConfigFault> check(const RNNConfig& config);

@@ -1,3 +1,5 @@
+// Sums go over pieces of fixed size in a fixed order, then a last pass; clipping by parameter
+// does the same.
 #include "core/kernels/adafactor.h"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// A stand-in for CUDA's header of this name, so that tests run .cu files without a card: they are
+// A stand-in for CUDA's header of this name, so that tests run .cu files without a GPU: they are
 // compiled as C++, the blocks of a launch run one after another, and the threads of a block are
 // fibers that take turns at barriers.
 #pragma once
@@ -71,7 +71,7 @@ void run(int64_t blocks, int threads, const std::function<void()>& thread);
 
 }  // namespace stand_in
 
-/// core/kernels/launch.cuh's, with what a card asks of parameters: copied byte by byte, 4 KB in
+/// core/kernels/launch.cuh's, with what a GPU asks of parameters: copied byte by byte, 4 KB in
 /// all.
 template <class... Parameters, class... Args>
 void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kills a run at each system call of a save (strace sends SIGKILL as the call begins), and sees that it goes on from
+"""Kills a run at each system call of a save (strace sends SIGKILL as the call begins), and sees that it resumes from
 the newest whole checkpoint and ends with the bits of a run that never stopped.
 
 usage: kill_calls.py LATHE

@@ -145,9 +145,9 @@ def main():
         for i, (name, interrupt) in enumerate(interruptions.items()):
             wait_for(f"step {i}", lambda: reached(said, 1500 * i + 500))
             interrupt()
-            wait_for(f"{name}: going on", lambda: said().count(", going on from ") == i + 1)
+            wait_for(f"{name}: going on", lambda: said().count(", resuming from ") == i + 1)
             at = int(re.findall(r"^stopped by a signal after step (\d+);", said(), re.M)[i])
-            went = int(re.findall(r", going on from \S*step-(\d+)$", said(), re.M)[i])
+            went = int(re.findall(r", resuming from \S*step-(\d+)$", said(), re.M)[i])
             check(at == went < STEPS, f"{name}: stopped after step {at} and went on from {went}")
             steps.append(f"{name} after step {at}")
         wait_for("the end", lambda: cluster.field(job, "JobState") == "COMPLETED")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Stops runs by signals, one or two at a time, at random moments of each phase: start, training, evaluation, sampling,
 saving. Every run ends as documented (75; 130 after a second SIGINT; by the signal itself where it comes before the
-program has begun to run), goes on from where it stopped, and ends with the bits of a run that never stopped.
+program has begun to run), resumes from where it stopped, and ends with the bits of a run that never stopped.
 
 As controls, a byte of a checkpoint is changed between a stop and what follows, and a run is compared with one of
 another seed; both must be noticed.
@@ -79,7 +79,7 @@ class Stops:
         if began:
             check(went_on_from(out) == max(have, 0), f"went on from another step than {have}: {what}")
         if code == 75:
-            said = re.search(r"^stopped by a signal after step (\d+); run the same command again to go on$", out, re.M)
+            said = re.search(r"^stopped by a signal after step (\d+); run the same command again to resume$", out, re.M)
             check(said and int(said[1]) == newest, f"{newest} is the newest checkpoint: {what}")
             check("stopping after this step" in err, what)
             state = json.loads((run / f"checkpoints/step-{newest:08}/state.json").read_text())

@@ -92,11 +92,11 @@ class Tiny:
 
 
 def went_on_from(output):
-    """The step that a process said it goes on from, or that the run had ended with; 0 for a new run."""
+    """The step that a process said it resumes from, or that the run had ended with; 0 for a new run."""
     line = next((line for line in output.splitlines()
                  if line.startswith(("run       ", "nothing to do: the run ended with "))), None)
-    check(line is not None, f"no line says what the run goes on from: {output}")
-    return int(re.search(r"step-(\d+)(;|$)", line)[1]) if ", going on from " in line or line[0] == "n" else 0
+    check(line is not None, f"no line says what the run resumes from: {output}")
+    return int(re.search(r"step-(\d+)(;|$)", line)[1]) if ", resuming from " in line or line[0] == "n" else 0
 
 
 def checkpoints(run):

@@ -31,7 +31,7 @@ def judge(tiny, run, ended):
     if code == 8:
         check(re.fullmatch(r"error: (the run folder \S+ is in use by another lathe process; wait for it, stop it, or give "
                            r"another --train.out_dir|another process has trained in \S+ meanwhile; run the same command "
-                           r"again to go on from there)\n", err), what)
+                           r"again to resume from there)\n", err), what)
     else:
         check("nothing to do: the run ended with " in out, what)
     check(checkpoints(run)[-1] == STEPS and unfinished(run) == [], f"{checkpoints(run)} {unfinished(run)}")

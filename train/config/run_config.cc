@@ -110,11 +110,11 @@ void check_is_file(const std::string& path) {
            " is a data folder, not a config file; name it with --data.dir=", path,
            " beside a config");
     case PathKind::run:
-      fail(Exit::usage, path, " is a run, not a config file; to go on with it: lathe train ",
+      fail(Exit::usage, path, " is a run, not a config file; to resume it: lathe train ",
            (fs::path(path) / "config.toml").string());
     case PathKind::checkpoint:
       fail(Exit::usage, path,
-           " is a checkpoint, not a config file; to go on from it: lathe train CONFIG "
+           " is a checkpoint, not a config file; to resume from it: lathe train CONFIG "
            "--checkpoint.resume=",
            path);
     case PathKind::hugging_face:

@@ -1,4 +1,8 @@
 // The whole configuration of a run, where it comes from, and what must hold between its keys.
+//
+// amp.scaler and amp.loss_scale are two keys, so that each has one type and a contradiction is
+// reported. A key without effect is an error if it differs from its default; a saved config,
+// which holds every key, therefore reads back.
 #pragma once
 
 #include <filesystem>
@@ -59,9 +63,9 @@ struct TrainConfig {
   LATHE_FIELD(std::string, init_from, "",
               "run, checkpoint or Hugging Face folder whose weights a new run starts from; gives "
               "the keys of [model], but "
-              "for dropout. A run that goes on does not need it any more. Empty: random weights",
+              "for dropout. A resumed run does not need it. Empty: random weights",
               anything().fixed())
-  LATHE_FIELD(std::string, device, "auto", "where to compute; auto: cuda where a card can be used",
+  LATHE_FIELD(std::string, device, "auto", "where to compute; auto: cuda where a GPU can be used",
               one_of({"auto", "cpu", "cuda"}))
   LATHE_FIELD(int64_t, threads, 0,
               "CPU threads; 0: OMP_NUM_THREADS, else all cores. A resumed run keeps its number",
@@ -75,8 +79,7 @@ struct TrainConfig {
               anything())
   LATHE_FIELD(int64_t, pause_at, 0,
               "step after which this process writes a checkpoint and exits 75, as at max_time; 0: "
-              "none. The run is the "
-              "same as without, once it goes on",
+              "none. A run that is resumed after it has the bits of one without it",
               at_least(0))
   LATHE_FIELD(double, max_time, 0.0,
               "seconds after which this process writes a checkpoint and exits 75; 0: no limit",
@@ -105,7 +108,7 @@ struct CheckpointConfig {
               "evaluation that is lower",
               anything())
   LATHE_FIELD(std::string, resume, "auto",
-              "auto: go on from the run folder's newest checkpoint; never: refuse one that has "
+              "auto: resume from the run folder's newest checkpoint; never: refuse one that has "
               "any; or a checkpoint's path",
               anything())
   LATHE_FIELD(std::string, dtype, "auto",
@@ -117,7 +120,7 @@ struct CheckpointConfig {
       bool, async_save, false,
       "write checkpoints in the background: training stands still while they are copied, into as "
       "many bytes of "
-      "memory, and goes on while they are written. The last one of a run is written at once",
+      "memory, and continues while they are written. The last one of a run is written at once",
       anything())
 };
 

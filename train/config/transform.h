@@ -2,6 +2,9 @@
 // model can have it. One is a config struct, whose keys are a section of the config named as the
 // transform, a function, and a line in the table of train/transforms/table.cc (or, in a program of
 // your own, a call of add_transform).
+//
+// Keys that moved (`model.lora...` to `[adapters]`) are rejected with their new name; those of
+// a saved run are translated.
 #pragma once
 
 #include <functional>

@@ -193,7 +193,7 @@ GGUFMetadata llama_gguf(const AnyConfig& own) {
 }
 
 /// llama3's scaling as a divisor of each pair's angle, in a tensor of its own (the formula of
-/// Llama 3.1's model card: short waves stay, long ones are slowed by the factor, those between go
+/// Llama 3.1's model GPU: short waves stay, long ones are slowed by the factor, those between go
 /// from one to the other).
 std::vector<std::pair<std::string, std::vector<float>>> gguf_tensors(const AnyConfig& own) {
   if (value_of<std::string>(own, "rope_scaling") != "llama3") return {};

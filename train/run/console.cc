@@ -32,7 +32,7 @@ void log_header(const Session& session, const Data& data, const RunCeiling& ceil
              "peak` measures it");
   }
   if (!source.empty()) log_info("weights   ", source);
-  log_info("run       ", run, from.empty() ? "" : str(", going on from ", from));
+  log_info("run       ", run, from.empty() ? "" : str(", resuming from ", from));
   log(Level::debug, "parameters\n" + parameter_table(session.params));
 }
 

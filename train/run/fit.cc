@@ -1,3 +1,5 @@
+// Changes the micro-batch first, with as many micro-batches as keep the global batch; then
+// precision, recomputation and optimizer. Each candidate is a dry run.
 #include "train/run/fit.h"
 
 #include <algorithm>
@@ -160,7 +162,7 @@ std::pair<Card, int64_t> parse_cards(const std::string& text) {
     if (known == name && n > 0) return {card, n};
     names += (names.empty() ? "" : ", ") + card.name;
   }
-  fail(Exit::usage, "command line: --for ", text, " is no card that is known; there are ", names,
+  fail(Exit::usage, "command line: --for ", text, " is no GPU that is known; there are ", names,
        ", and a number of them as in 8xH100");
 }
 

@@ -1,4 +1,4 @@
-// Making a run fit: into a machine's memory, or onto cards that are not here.
+// Making a run fit: into a machine's memory, or onto GPUs that are not here.
 #pragma once
 
 #include <cstdint>
@@ -32,13 +32,13 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
                                   const Forecast& now, int64_t bytes);
 
-/// What a maker publishes of a card.
+/// What a maker publishes of a GPU.
 struct Card {
   std::string name;
   double bf16_flops, tf32_flops;  ///< dense, a second
   double memory_bytes, bytes_per_second;
 };
-/// "H100" or "8xH100": a card and how many. Exit::usage with the names there are.
+/// "H100" or "8xH100": a GPU and how many. Exit::usage with the names there are.
 std::pair<Card, int64_t> parse_cards(const std::string& text);
 
 }  // namespace lathe

@@ -1,6 +1,6 @@
 // The matmul ceiling that MFU is measured against. On a CPU it is the best rate ever measured for a
 // (CPU model, instructions, threads, dtype), kept in the cache folder ($LATHE_CACHE, default
-// ~/.cache/lathe), since a busy machine measures too low and never too high; on a card it is the
+// ~/.cache/lathe), since a busy machine measures too low and never too high; on a GPU it is the
 // dense bf16 figure of its kind.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace lathe {
 
 struct MatmulCeiling {
   double rate = 0;       ///< FLOP/s
-  int measurements = 0;  ///< that it is the best of; 0: a card's published figure
+  int measurements = 0;  ///< that it is the best of; 0: a GPU's published figure
 
   /// Measured so seldom that it may be too low, and MFU too high.
   bool young() const { return measurements == 1 || measurements == 2; }

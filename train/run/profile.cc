@@ -1,3 +1,6 @@
+// Waiting for each op hides overlap on a GPU, so --kineto and --nvtx run further steps without
+// waiting; names reach ATen's RecordFunction through core/named_range.h. CPU clocks cannot show
+// idle threads, because OpenMP's threads spin while they wait.
 #include "train/run/profile.h"
 
 #include <ATen/Parallel.h>
@@ -41,7 +44,7 @@ int64_t major_faults() {
 int64_t bytes_of(const at::Tensor& t) { return t.defined() ? static_cast<int64_t>(t.nbytes()) : 0; }
 
 /// Cuts a step into spans at what its ops say of themselves. What a span costs to note down is in
-/// none. A card is waited for at the end of each, so that its work is in the span that asked for
+/// none. A GPU is waited for at the end of each, so that its work is in the span that asked for
 /// it.
 class Recorder : public ModeGuard {
  public:
@@ -66,7 +69,7 @@ class Recorder : public ModeGuard {
 
  private:
   bool on_card() const { return device_ == "cuda"; }
-  /// On a card without categories.
+  /// On a GPU without categories.
   MemoryStats memory() const {
     if (!on_card()) return memory_stats();
     MemoryStats m;

@@ -43,7 +43,7 @@ struct ThreadWork {
 /// What steps of a session did.
 struct Profile {
   std::vector<Span> spans;
-  std::vector<ThreadWork> work;  ///< none on a card
+  std::vector<ThreadWork> work;  ///< none on a GPU
   std::vector<double> step_seconds;
   std::vector<int64_t> memory_after_step;  ///< of all tensors: more from step to step is a leak
   MemoryStats at_peak{};                   ///< right after the span with the highest memory
@@ -52,7 +52,7 @@ struct Profile {
   int64_t disk_reads =
       0;  ///< pages that were not in memory when they were read (major faults of the process)
   int64_t workers = 0;  ///< data.workers
-  int threads = 1;      ///< 0 on a card, where they have little to do
+  int threads = 1;      ///< 0 on a GPU, where they have little to do
 };
 
 /// Runs steps from 0 up to `first` unobserved, then `count` of them, and says what each op took.

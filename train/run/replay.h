@@ -1,5 +1,8 @@
 // What a step that went wrong leaves for a second look: the run's state before it and the data it
 // saw; and the second look, which names the op where it began.
+//
+// A step that diverged changes nothing, so the run folder can keep the state before it and its
+// tokens.
 #pragma once
 
 #include <string>

@@ -1,3 +1,6 @@
+// A branch is recognized by the path of its origin or by the checksum of its manifest; either
+// is enough. Two configs with the same name in different folders share a default run folder, so
+// state.json stores the config's path relative to the working folder.
 #include "train/run/resume.h"
 
 #include <algorithm>
@@ -16,8 +19,7 @@ void check_same_config(const LoadedConfig& loaded, const RunState& state) {
     return;
   const std::string& run = loaded.config.train.out_dir;
   fail(Exit::usage, run, " is the run of ", state.config_path, ", not of ", now,
-       "; give this one another --train.out_dir, or --train.out_dir=", run,
-       " to go on with that run");
+       "; give this one another --train.out_dir, or --train.out_dir=", run, " to resume that run");
 }
 
 /// The checkpoint that checkpoint.resume names, for a run folder whose own checkpoints (newest
@@ -42,7 +44,7 @@ ResumePoint branch_point(const RunConfig& c, const std::vector<fs::path>& there)
     };
     if (same_words || same_contents() || same_place()) return {newest, std::move(state)};
     fail(Exit::usage, run.string(), " already holds ", there.front().filename().string(),
-         ", which going on from ", typed, " would replace; give another --train.out_dir");
+         ", which resuming from ", typed, " would replace; give another --train.out_dir");
   }
   const fs::path from = find_checkpoint(typed);
   ResumePoint point{from, read_state(from), same_run};
@@ -64,7 +66,7 @@ std::optional<ResumePoint> find_resume_point(const LoadedConfig& loaded) {
     if (!there.empty()) {
       fail(Exit::usage, "checkpoint.resume = \"never\", but ", run.string(), " holds ",
            there.front().filename().string(),
-           "; give another --train.out_dir or leave checkpoint.resume out to go on");
+           "; give another --train.out_dir or leave checkpoint.resume out to resume");
     }
     return std::nullopt;
   }

@@ -1,4 +1,4 @@
-// Where a run goes on from, and what may have changed since.
+// Where a run resumes from, and what may have changed since.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ struct ResumePoint {
       true;  ///< false: the checkpoint is another run's, and this run begins as a branch of it
 };
 
-/// The checkpoint that a run goes on from, by checkpoint.resume, or nullopt for a new run. A
+/// The checkpoint that a run resumes from, by checkpoint.resume, or nullopt for a new run. A
 /// branch's own checkpoints come before what it branched from, which need not be there any more.
 /// Nothing is created or changed. Exit::usage where the run folder is another run's,
 /// Exit::checkpoint where no checkpoint can be used.

@@ -43,7 +43,7 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
   }
   if (amp.tf32 && device == "cpu") {
     fail(Exit::usage, origin_of(loaded, "amp.tf32"),
-         ": amp.tf32 needs an NVIDIA card, and this run is on ", device_model(device),
+         ": amp.tf32 needs an NVIDIA GPU, and this run is on ", device_model(device),
          "; leave amp.tf32 out");
   }
 }

@@ -52,7 +52,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
     const at::Tensor part = run_micro_batch(s, batch, divisor, random_of(s.config, step, micro));
     r.loss = r.loss.defined() ? r.loss.add(part) : part;
   }
-  if (s.spikes) {  // this waits for a card
+  if (s.spikes) {  // this waits for a GPU
     const double loss = r.loss.item<double>();
     r.is_spike = std::isfinite(loss) && s.spikes->is_spike(loss);
     if (r.is_spike) return r;

@@ -30,7 +30,7 @@ struct StepResult {
 /// Where the random numbers of a micro-batch of a step come from.
 StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch);
 
-/// Runs step `step` (from 0) of the session's config. Does not wait for a card. A step with a
+/// Runs step `step` (from 0) of the session's config. Does not wait for a GPU. A step with a
 /// gradient that is not finite changes no parameter: with a scaler it is skipped, without one (or
 /// at the scaler's end) no later step changes any either.
 StepResult run_step(Session& session, Loader& loader, int64_t step);
@@ -53,7 +53,7 @@ struct StepFigures {
   std::optional<double>
       updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
 };
-/// What the last step did; waits for a card. Exit::diverged where that step, or one since the last
+/// What the last step did; waits for a GPU. Exit::diverged where that step, or one since the last
 /// look, ended the run.
 StepFigures read_figures(const Session& session, const StepResult& result);
 

@@ -58,10 +58,10 @@ void say_what_is_lost() {
         .add(saved + 1)
         .add(" to ")
         .add(done)
-        .add(" are lost, the run goes on from step ")
+        .add(" are lost, the run resumes from step ")
         .add(saved);
   else
-    s.add(": nothing but the step under way is lost, the run goes on from step ").add(saved);
+    s.add(": nothing but the step under way is lost, the run resumes from step ").add(saved);
   s.say();
 }
 

@@ -1,4 +1,9 @@
 // What asks a run to stop before its end: signals, and train.max_time.
+//
+// Handlers stay until the process ends. SIGHUP acts as SIGTERM. While a checkpoint is written,
+// no signal ends the process. Evaluation and sampling check for a stop between batches and
+// tokens. `train.max_time` leaves at least one step or evaluation per process, so a run always
+// makes progress.
 #pragma once
 
 #include <signal.h>

@@ -33,7 +33,7 @@ std::unique_ptr<torch_profiler::ProfilerResult> run_observed(Session& s, const D
   if (s.device.is_cuda())
     activities.insert(ActivityType::CUDA);
   else
-    setenv("KINETO_LOG_LEVEL", "5", 0);  // it calls a machine without a card an error
+    setenv("KINETO_LOG_LEVEL", "5", 0);  // it calls a machine without a GPU an error
   synchronize(s.device_name);
   if (state == ProfilerState::KINETO) torch_profiler::prepareProfiler(config, activities);
   torch_profiler::enableProfiler(config, activities,

@@ -17,14 +17,14 @@ constexpr const char *trace_mark = R"("args":{"name":"lathe"})",
 std::string profile_trace(const Profile& profile);
 
 /// Runs steps from `first`, `count` of them, under LibTorch's profiler and writes Kineto's trace of
-/// them to `file`: our steps, modules and ops, ATen's ops, and a card's kernels and copies. Nothing
+/// them to `file`: our steps, modules and ops, ATen's ops, and a GPU's kernels and copies. Nothing
 /// is waited for between ops. The session changes as in training. Exit::io where the file can't be
 /// written.
 void write_kineto_trace(Session& session, const Data& data, int64_t first, int64_t count,
                         const std::filesystem::path& file);
 
 /// Runs such steps with NVTX ranges around what has a name, for Nsight Systems. The session is on a
-/// card.
+/// GPU.
 void run_with_nvtx(Session& session, const Data& data, int64_t first, int64_t count);
 
 }  // namespace lathe

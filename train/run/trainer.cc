@@ -1,3 +1,5 @@
+// An interrupted evaluation is recorded as due and runs first on resume, so metrics.jsonl is
+// unchanged.
 #include "train/run/trainer.h"
 
 #include <algorithm>
@@ -129,7 +131,7 @@ class Trainer {
       const bool sample_due = c.sample_interval > 0 && state_.step % c.sample_interval == 0;
       bool save_due = last || (interval > 0 && state_.step % interval == 0);
       state_.eval_due = c.eval_interval > 0 && (last || state_.step % c.eval_interval == 0);
-      // Looking at a step waits for a card, so there it is done only where something hangs on it.
+      // Looking at a step waits for a GPU, so there it is done only where something hangs on it.
       if (!session_.device.is_cuda() || log_due || sample_due || save_due || state_.eval_due ||
           r.is_spike || stop_asked())
         report(metrics, r, log_due);
@@ -174,11 +176,11 @@ class Trainer {
       set_up_compute(session_.device_name, static_cast<int>(saved.threads),
                      session_.config.amp.tf32);
     } else if (session_.config.train.threads != saved.threads) {
-      log_warn("the run used ", saved.threads, " threads and goes on with ",
+      log_warn("the run used ", saved.threads, " threads and resumes with ",
                session_.config.train.threads, ": bits will differ");
     }
     if (saved.isa != cpu_isa() || saved.device_model != device_model(session_.device_name)) {
-      log_warn("the run was on ", saved.device_model, " (", saved.isa, ") and goes on on ",
+      log_warn("the run was on ", saved.device_model, " (", saved.isa, ") and resumes on ",
                device_model(session_.device_name), " (", cpu_isa(), "): bits may differ");
     }
     if (adapters_of(was).rank > 0) check_base(loaded.base, was, saved.base_hash);
@@ -335,8 +337,8 @@ class Trainer {
              : paused           ? "paused by train.pause_at"
                                 : "stopped by train.max_time",
              " after step ", state_.step,
-             paused ? "; run it again with another train.pause_at to go on"
-                    : "; run the same command again to go on");
+             paused ? "; run it again with another train.pause_at to resume"
+                    : "; run the same command again to resume");
     return Exit::stopped;
   }
 
@@ -430,7 +432,7 @@ Exit train(LoadedConfig loaded, bool verify_data) {
   auto resume = find_resume_point(loaded);
   const bool goes_on = resume.has_value();
   // What stands on another run would have to be loaded twice. The device comes first: what a dry
-  // run asks of ATen must not be its first look for a card.
+  // run asks of ATen must not be its first look for a GPU.
   const bool can_tell = open_device(loaded.config.train.device) == "cpu" && loaded.base.empty();
   const std::optional<ResourceNeeds> needs =
       can_tell ? std::optional(resource_needs(loaded, data)) : std::nullopt;
@@ -441,7 +443,7 @@ Exit train(LoadedConfig loaded, bool verify_data) {
     lock.emplace(run);
     if (!list_checkpoints(run).empty()) {
       fail(Exit::busy, "another process has trained in ", run.string(),
-           " meanwhile; run the same command again to go on from there");
+           " meanwhile; run the same command again to resume from there");
     }
   }
   return trainer.run(*lock, needs);

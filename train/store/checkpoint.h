@@ -95,7 +95,7 @@ std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config);
 std::vector<fs::path> list_checkpoints(const fs::path& run);
 /// The step in a checkpoint's state; where that can't be read, the one in its name.
 int64_t step_of(const fs::path& checkpoint);
-/// Renames checkpoints of the same run newer than this one, which a run that goes on from it can't
+/// Renames checkpoints of the same run newer than this one, which a run that resumes from it can't
 /// use.
 void set_aside_newer(const fs::path& checkpoint);
 /// Removes what interrupted saves left behind; what can't be removed is a warning.

@@ -1,3 +1,4 @@
+// Reads /proc/locks: taking the lock to test it could block a trainer that starts.
 #include "train/store/curves.h"
 
 #include <sys/stat.h>

@@ -1,6 +1,10 @@
 // What a run writes as it goes: the interface of its sinks, and the first of them, metrics.jsonl:
 // one JSON object a logged step, {step, val_loss, ...} objects at evaluations, and {step, changed}
 // objects where a run went on with another config. The table of sinks is in train/store/sinks.cc.
+//
+// A sink with per-step data uses a CutFile, whose length each checkpoint stores (metrics_bytes,
+// sink_bytes), so after a kill each step occurs once. A disabled sink keeps its length for when
+// it is enabled again. `memory` is written when a peak changed since the last line.
 #pragma once
 
 #include <cstdint>
@@ -68,7 +72,7 @@ class MetricsSink {
   virtual void add_sample(int64_t, const std::string&) {}
   /// Of weights and gradients.
   virtual void add_histograms(int64_t, const std::vector<Histogram>&) {}
-  /// A process begins to train after this step, with the checkpoint that it goes on from, or "".
+  /// A process begins to train after this step, with the checkpoint that it resumes from, or "".
   virtual void add_start(int64_t, const std::string&) {}
   /// Adds the lengths so far of the files that a checkpoint keeps the length of.
   virtual void add_lengths(FileLengths&) const {}
@@ -77,7 +81,7 @@ class MetricsSink {
 };
 
 /// A file that grows while a run trains, and is cut back to its length in the checkpoint that the
-/// run goes on from.
+/// run resumes from.
 class CutFile {
  public:
   /// Opens the file cut back to `length` bytes, and says so. At 0, what no checkpoint goes with is

@@ -1,5 +1,9 @@
 // What a run folder holds beside checkpoints and metrics, and the rule for all of it: nothing that
 // Lathe did not write is replaced, and what stands in the way is set aside under a name of its own.
+//
+// config.toml is written when training continues, never by a run that has nothing left to do.
+// Changed keys are listed at its end and in metrics.jsonl. Lost lines of metrics.jsonl are a
+// warning. A run folder that is removed or replaced during a run is an error at the next save.
 #pragma once
 
 #include <string>

@@ -18,7 +18,7 @@
 namespace lathe {
 
 /// What a checkpoint's model.safetensors holds of a model: its parameters, frozen ones included,
-/// but for those that were loaded as constants or quantised (the model under adapters), and its
+/// but for those that were loaded as constants or quantized (the model under adapters), and its
 /// buffers as constants.
 std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model);
 
@@ -33,7 +33,7 @@ struct Snapshot {
 Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype);
 /// The same as a copy, in the memory of `reused`, the copy before it, where its tensors have the
-/// same sizes. Of Memory::checkpoints; pinned where the tensors are a card's. Returns once all is
+/// same sizes. Of Memory::checkpoints; pinned where the tensors are a GPU's. Returns once all is
 /// copied.
 Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype, Snapshot reused = {});

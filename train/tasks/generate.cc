@@ -1,3 +1,9 @@
+// With Lathe's kernels in float32 the tokens and the bits of their probabilities are those
+// without the cache: each row of a product is summed alone in one order, attention passes the
+// same blocks of keys, and a row never sees another. The same holds for bfloat16 where it is
+// multiplied in float32. With ATen's kernels, native bfloat16 or quantized weights, sums of one
+// row and of many differ in order: logits agree to rounding, and a token differs only where two
+// are equally likely to that rounding.
 #include "train/tasks/generate.h"
 
 #include <ATen/ops/tensor.h>

@@ -1,4 +1,4 @@
-// Regression: one or several numbers for each sample, by squared error. Targets come normalised;
+// Regression: one or several numbers for each sample, by squared error. Targets come normalized;
 // errors are told in the data's own units.
 #include <ATen/ops/tensor.h>
 

@@ -1,3 +1,4 @@
+// Checked on every device, so a config that runs on a CPU also runs on a GPU.
 #include "train/transforms/fp8.h"
 
 #include <algorithm>

@@ -11,7 +11,7 @@ namespace lathe {
 
 /// Exit::usage where the model has no repeated blocks.
 void add_fp8_layers(Model& model, const TransformContext& context);
-/// What an fp8 card's products ask of sizes, and whether blocks are left to fp8.
+/// What an fp8 GPU's products ask of sizes, and whether blocks are left to fp8.
 std::optional<ConfigFault> check_fp8(const RunConfig& config);
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
 // Where the weights of a model that is not trained come from: a checkpoint, kept in memory as a
-// dtype or quantised.
+// dtype or quantized.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ struct Keep {
 };
 
 /// `t`, whose parameter is `found`, kept as frozen: a constant on the device, or the parameter's
-/// shape with its values quantised.
+/// shape with its values quantized.
 Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const Keep& keep,
                      at::Device device);
 

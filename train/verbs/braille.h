@@ -13,11 +13,11 @@ struct BrailleCurve {
 
 /// `height` lines of at most `width` columns, 20 x 4 at least: the curves with the least and
 /// largest y at the left and x below. Where many values fall on one column of dots, all from the
-/// least to the largest are set. `colour`: each curve in a colour of its own (curve_colour).
+/// least to the largest are set. `colour`: each curve in a color of its own (curve_colour).
 std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, size_t width,
                                       size_t height, bool colour);
 
-/// The control sequence of curve i's colour.
+/// The control sequence of curve i's color.
 std::string curve_colour(size_t i);
 
 }  // namespace lathe

@@ -72,7 +72,7 @@ void print_help(const Verb* verb) {
                "diverged, "
                "6 input/output, 8 folder in use, 9 out of memory or threads, 75 stopped with a "
                "checkpoint "
-               "(run it again to go on)",
+               "(run it again to resume)",
                12);
     return;
   }

@@ -50,7 +50,7 @@ Exit find_lr(const Arguments& a) {
   return Exit::done;
 }
 
-/// The most bytes that tensors of a card take in two steps of the config's micro-batch: in the
+/// The most bytes that tensors of a GPU take in two steps of the config's micro-batch: in the
 /// first there is no gradient to add to yet.
 int64_t measure_on_card(const LoadedConfig& loaded, const RunData& data) {
   cuda_api().reset_memory_peak();
@@ -61,7 +61,7 @@ int64_t measure_on_card(const LoadedConfig& loaded, const RunData& data) {
   return cuda_api().memory_peak();
 }
 
-/// What a step takes with a micro-batch of some size: by a dry run; on a card by the line through
+/// What a step takes with a micro-batch of some size: by a dry run; on a GPU by the line through
 /// two sizes that are run, the largest powers of two that fit into `bytes`.
 std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunData& data, bool card,
                                                 int64_t bytes) {
@@ -109,7 +109,7 @@ Exit find_batch(const Arguments& a) {
   const int64_t global = loaded.config.train.batch_size * loaded.config.train.grad_accum;
   const RunData data = open_for_steps(loaded);
   const bool card = open_device(loaded.config.train.device) == "cuda";
-  // A card's allocator can't use the last bits between its blocks.
+  // A GPU's allocator can't use the last bits between its blocks.
   const auto free = [&] { return card ? cuda_api().memory_free() / 20 * 19 : free_memory(); };
   const int64_t bytes = limit.empty() ? free() : parse_bytes(limit);
   const auto memory = memory_of_batch(loaded, data, card, bytes);
@@ -178,7 +178,7 @@ Verb finder_verb() {
           {{"from", "lr: the first rate (1e-6)"},
            {"to", "lr: the last rate (1)"},
            {"steps", "lr: training steps on the way (100)"},
-           {"memory", "batch: that it may take, as 8GB (what is free here, or on the card)"},
+           {"memory", "batch: that it may take, as 8GB (what is free here, or on the GPU)"},
            {"rounds", "batch: of four micro-batches each, for the gradient's noise (8)"}},
           true,
           2,

@@ -156,7 +156,7 @@ Verb generate_verb() {
                {"tokens", "how many to write at most (300)"},
                {"stop", "text to stop before; may be given several times"},
                {"ignore-eos",
-                "true: go on behind the token that ends a document or a chat's turn (false)"},
+                "true: continue after the token that ends a document or a chat's turn (false)"},
                {"logprobs", "a line of JSON for each token, with its log probability (false)"},
                {"cache", "false: compute the window again for each token (true)"}})),
           .run = run_generate,

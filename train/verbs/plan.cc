@@ -160,7 +160,7 @@ Json json_of(const RunConfig& c, const Forecast& f) {
           {"disk_bytes", d.checkpoint_bytes * most_checkpoints(f)}};
 }
 
-/// What cards of a data sheet would take, every one with a copy of the model and its share of the
+/// What GPUs of a data sheet would take, every one with a copy of the model and its share of the
 /// batch.
 std::string text_for(const RunConfig& c, const Forecast& f, const std::string& cards) {
   constexpr double reached = 0.4;        // of the paper's rate, as well-tuned training does
@@ -180,7 +180,7 @@ std::string text_for(const RunConfig& c, const Forecast& f, const std::string& c
              f.dry.unit.c_str()),
       format("%.1f hours for %lld steps\n", step_s * static_cast<double>(c.train.steps) / 3600,
              static_cast<long long>(c.train.steps)),
-      "  memory of each card     ", human(needs), " of ", human(card.memory_bytes),
+      "  memory of each GPU      ", human(needs), " of ", human(card.memory_bytes),
       needs <= card.memory_bytes ? ", fits\n" : ", does not fit\n");
 }
 
@@ -233,7 +233,7 @@ Verb plan_verb() {
       {{"json", "one JSON object instead (false)"},
        {"fit",
         "say what to change so that it stays within so much memory, as 8GB (what is free here)"},
-       {"for", "also for cards that are not here, as 8xH100, by their makers' figures"}},
+       {"for", "also for GPUs that are not here, as 8xH100, by their makers' figures"}},
       true,
       1,
       1,

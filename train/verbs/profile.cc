@@ -47,7 +47,7 @@ Exit run_profile(const Arguments& a) {
   const bool nvtx = a.is_true("nvtx");
   if (nvtx && !session.device.is_cuda())
     fail(Exit::usage,
-         "command line: --nvtx marks the work of a card, and this run is on a CPU; leave it out");
+         "command line: --nvtx marks the work of a GPU, and this run is on a CPU; leave it out");
   const Ceilings ceilings = machine_ceilings(session);
   const Profile profile = profile_steps(session, *data.data, first, count);
   std::cout << profile_text(profile, ceilings, session.task.unit(),
@@ -83,8 +83,8 @@ Verb profile_verb() {
           {{"steps", "which to look at; those before run unobserved (3:8)"},
            {"trace", "file for all spans and each thread's work in Chrome's trace event format"},
            {"kineto",
-            "file for Kineto's trace of as many steps more: ATen's ops too, and a card's kernels"},
-           {"nvtx", "true: as many steps more with NVTX ranges, for Nsight Systems (a card)"},
+            "file for Kineto's trace of as many steps more: ATen's ops too, and a GPU's kernels"},
+           {"nvtx", "true: as many steps more with NVTX ranges, for Nsight Systems (a GPU)"},
            force_flag},
           true,
           1,

@@ -1,3 +1,6 @@
+// The page is a string of the binary, into which dygraphs and the data are inserted; its
+// content policy forbids every request. A curve of more than 1500 values is drawn as means with
+// a band from minimum to maximum.
 #include "train/verbs/report.h"
 
 #include <algorithm>

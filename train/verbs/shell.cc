@@ -211,7 +211,7 @@ std::string man_page() {
          "checkpoint, 5 diverged, 6 "
          "input or output, 8 folder in use, 9 out of memory or threads, 75 stopped with a "
          "checkpoint: run it again to "
-         "go on.\n"
+         "resume.\n"
          ".SH ENVIRONMENT\nLATHE_SECTION_KEY sets a key of the config; LATHE_CACHE names the "
          "folder for what is "
          "measured "

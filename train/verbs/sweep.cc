@@ -145,7 +145,7 @@ Verb sweep_verb() {
       "CONFIG|SWEEP.toml --section.key=a,b,... [--jobs N]",
       "many runs of one config, over all combinations of the values that keys are given, over "
       "samples of them, or by "
-      "successive halving; the same command goes on with a sweep that was stopped or killed",
+      "successive halving; the same command resumes a sweep that was stopped or killed",
       "sweep configs/quickstart.toml --optim.lr=1e-3,3e-3 --train.seed=1,2,3 --jobs 2",
       {{"jobs", "runs at once (1); the machine's threads are shared among them"},
        {"method",
@@ -153,7 +153,7 @@ Verb sweep_verb() {
         "(grid)"},
        {"samples", "points to draw; a key may then have a range, as --optim.lr=1e-4..1e-2"},
        {"seed", "of the draw (0)"},
-       {"eta", "asha: one of so many goes on (3)"},
+       {"eta", "asha: one in so many continues (3)"},
        {"min-steps", "asha: where points are compared first (so that one of all comes to the end)"},
        {"out", "the sweep's folder (sweeps/ and the config's name)"}},
       true,

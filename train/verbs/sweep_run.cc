@@ -142,7 +142,7 @@ class Sweep {
     }
     if (!failure_.empty()) fail(failure_code_, failure_);
     if (stop_signal() == 0) return finish();
-    log_info("stopped; run the same command again to go on");
+    log_info("stopped; run the same command again to resume");
     return Exit::stopped;
   }
 
@@ -193,7 +193,7 @@ class Sweep {
                  ? str(" of ", static_cast<int64_t>(n) * plan_.rungs.back(), " without halving")
                  : "");
     if (n_done() > 0) {
-      log_info("done      ", n_done(), " points so far; going on");
+      log_info("done      ", n_done(), " points so far; continuing");
     } else if (const auto ms = planned_ms(run_words(0))) {
       log_info("time      about ",
                duration_text(1e-3 * *ms * static_cast<double>(steps) / static_cast<double>(jobs_)),
@@ -280,7 +280,7 @@ class Sweep {
       if (failure_.empty()) {
         failure_ = str("point ", name(i), " (", overrides_text(plan_.points[i]),
                        ") ended with exit code ", code, "; ", point(i).string(),
-                       ".log says why; the same command goes on from there");
+                       ".log says why; the same command resumes from there");
         failure_code_ = code > 0 && code < 10 ? exit : Exit::internal;
       }
       ::raise(SIGTERM);  // the others stop with a checkpoint each

@@ -1,6 +1,11 @@
 // The runs of a sweep, each a process and a folder of its own. sweep.json says what is tried and
 // never changes; points/0001.json how far a point is, points/0001 is its run, points/0001.log what
 // it said.
+//
+// points/0001.json receives the next target before its process starts and the loss after it
+// ended, each durably. After a kill at any moment a point is either done or resumes from its
+// own checkpoints. Successive halving pauses runs (`train.pause_at`), so schedules are those of
+// the complete run, and a promoted run has the bits of one that never paused.
 #pragma once
 
 #include "core/error.h"

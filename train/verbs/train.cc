@@ -18,7 +18,7 @@ Verb train_verb() {
   return {
       "train",
       "CONFIG [--section.key=value ...]",
-      "train, or go on with, the run that a config describes",
+      "start or resume the run that a config describes",
       "train configs/quickstart.toml --train.steps=500 --train.out_dir=runs/short",
       {{"verify-data",
         "read all training and validation data and compare it with its checksums first (false)"}},

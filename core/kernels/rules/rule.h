@@ -16,7 +16,7 @@
 //     s2, const Coefficients<T>& c);
 //   };
 //
-// Its file is in core/kernels/rules/ and its line in core/kernels/rules.h; CPUs, cards,
+// Its file is in core/kernels/rules/ and its line in core/kernels/rules.h; CPUs, GPUs,
 // checkpoints, plans and the config know it then.
 #pragma once
 
