@@ -33,7 +33,7 @@ const at::Tensor& tensor_of(const at::Tensor& t) { return t; }
 const at::Tensor& tensor_of(const Variable& v) { return v.data(); }
 
 /// Whether nothing else holds t or its memory, and it has the layout of a new tensor.
-bool sole(const at::Tensor& t) {
+bool uniquely_owned(const at::Tensor& t) {
   return t.defined() && t.use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous();
 }
 
@@ -283,7 +283,7 @@ at::Tensor seed_of(const Variable& root, const at::Tensor& dy) {
 
 }  // namespace
 
-bool GradSlot::owned() const { return !seen && sole(grad); }
+bool GradSlot::owned() const { return !seen && uniquely_owned(grad); }
 
 Node::Node(std::span<const at::Tensor> outputs_)
     : sequence(next_sequence.fetch_add(1, std::memory_order_relaxed)) {
@@ -305,19 +305,19 @@ bool Node::fits(std::span<const at::Tensor> tensors) const {
 namespace {
 
 /// What a node held: other nodes, hooks and recomputations, which may hold nodes too.
-using Held = std::shared_ptr<void>;
+using OwnedRef = std::shared_ptr<void>;
 
 /// Destroys what it is given. The first call on a thread's stack drains; those that its
 /// destructions set off only hand over what they hold, so a chain of any length takes no depth.
-void destroy_later(std::vector<Held>& held) {
-  static thread_local std::vector<Held>* drain = nullptr;
+void destroy_later(std::vector<OwnedRef>& held) {
+  static thread_local std::vector<OwnedRef>* drain = nullptr;
   if (drain != nullptr) {
     std::move(held.begin(), held.end(), std::back_inserter(*drain));
     return;
   }
   drain = &held;
   while (!held.empty()) {
-    const Held last = std::move(held.back());
+    const OwnedRef last = std::move(held.back());
     held.pop_back();
   }
   drain = nullptr;
@@ -326,7 +326,7 @@ void destroy_later(std::vector<Held>& held) {
 }  // namespace
 
 Node::~Node() {
-  std::vector<Held> held;
+  std::vector<OwnedRef> held;
   for (Edge& edge : next) {
     if (edge) held.emplace_back(std::move(edge.node));
   }
@@ -338,8 +338,8 @@ Node::~Node() {
 
 Leaf::~Leaf() {
   if (after_accumulate.empty()) return;
-  std::vector<Held> held(std::make_move_iterator(after_accumulate.begin()),
-                         std::make_move_iterator(after_accumulate.end()));
+  std::vector<OwnedRef> held(std::make_move_iterator(after_accumulate.begin()),
+                             std::make_move_iterator(after_accumulate.end()));
   destroy_later(held);
 }
 
@@ -362,7 +362,7 @@ void Leaf::accumulate(GradSlot slot) {
 
 at::Tensor Leaf::take_grad() {
   const std::lock_guard lock(mutex_);
-  return sole(grad) ? std::exchange(grad, {}) : at::Tensor();
+  return uniquely_owned(grad) ? std::exchange(grad, {}) : at::Tensor();
 }
 
 void backward(const Variable& root, const at::Tensor& dy, bool retain) {

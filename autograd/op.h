@@ -154,11 +154,11 @@ struct Registered {
 Variable autocast(Amp policy, const Variable& v);
 /// Where a Recomputation runs again: the node that was made when this op ran first; null where that
 /// is gone.
-std::shared_ptr<Node> node_again(const char* name, std::span<const Variable> inputs);
+std::shared_ptr<Node> replayed_node(const char* name, std::span<const Variable> inputs);
 /// Where a Recomputation records: the node keeps nothing, and is brought back by it.
 void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs);
 /// An error: the op that ran again is not the node's.
-[[noreturn]] void other_node(const char* name, const Node& node);
+[[noreturn]] void replay_mismatch(const char* name, const Node& node);
 /// Brings back what the node forgot.
 void recompute_node(Node& node);
 
@@ -367,10 +367,10 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
   if (record) {
     using Made = OpNode<Op, N, many_outputs>;
     if (mode().replaying != nullptr) [[unlikely]]
-      node = node_again(Op::info.name, inputs);
+      node = replayed_node(Op::info.name, inputs);
     if (node) {
       auto* made = dynamic_cast<Made*>(node.get());
-      if (made == nullptr || !made->fits(outputs)) other_node(Op::info.name, *node);
+      if (made == nullptr || !made->fits(outputs)) replay_mismatch(Op::info.name, *node);
       made->bring_back(std::move(op));
     } else {
       node = std::make_shared<Made>(std::move(op), outputs, saves);

@@ -69,7 +69,7 @@ HookHandle Recomputation::next_hook() {
 void Recomputation::run() {
   const auto again = std::exchange(again_, nullptr);
   if (!again) return;  // it failed before
-  const DrawAgain draws(std::move(draws_));
+  const RestoreRngState draws(std::move(draws_));
   Mode& m = mode();
   m.grad = true;
   m.compute = compute_;
@@ -88,7 +88,7 @@ void Recomputation::run() {
   hooks_.clear();
 }
 
-std::shared_ptr<Node> detail::node_again(const char* name, std::span<const Variable> inputs) {
+std::shared_ptr<Node> detail::replayed_node(const char* name, std::span<const Variable> inputs) {
   return mode().replaying->next(name, inputs);
 }
 
@@ -99,7 +99,7 @@ void detail::record_node(const std::shared_ptr<Node>& node, std::span<const Vari
   node->recomputed = recomputation->shared_from_this();
 }
 
-void detail::other_node(const char* name, const Node& node) {
+void detail::replay_mismatch(const char* name, const Node& node) {
   fail(Exit::internal, "recompute: ", name,
        " made results of other shapes or dtypes the second time than ", node.name(),
        " did the first; the function must compute the same each time");

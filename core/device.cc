@@ -154,7 +154,7 @@ void set_up_default_threads() {
     at::set_num_threads(1);
 }
 
-void set_up_compute(const std::string& device, int threads, bool tf32) {
+void configure_backend(const std::string& device, int threads, bool tf32) {
   check_threads(threads);
 
   static int started = 1;

@@ -58,10 +58,10 @@ int default_threads();
 /// and LATHE_MAX_THREADS.
 void check_threads(int threads);
 /// Makes ATen compute on one thread where those that it takes by itself can't be started. Call it
-/// before anything is computed; set_up_compute decides for commands that choose a number.
+/// before anything is computed; configure_backend decides for commands that choose a number.
 void set_up_default_threads();
 /// Sets ATen's threads, Exit::memory where that many can't be started, what makes a device
 /// deterministic, and whether float32 products and convolutions on a GPU may use TF32.
-void set_up_compute(const std::string& device, int threads, bool tf32);
+void configure_backend(const std::string& device, int threads, bool tf32);
 
 }  // namespace lathe

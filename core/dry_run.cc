@@ -186,7 +186,7 @@ void register_once() {
 bool is_dry_run() { return dry; }
 
 struct DryRun::Guards {
-  PhantomMemory memory;
+  DryRunMemory memory;
   c10::impl::IncludeDispatchKeyGuard mode{key};
 };
 

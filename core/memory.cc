@@ -334,12 +334,12 @@ int64_t peak_rss_bytes() {
 }
 void reset_memory_peaks() { CachingAllocator::instance().reset_peaks(); }
 
-PhantomMemory::PhantomMemory() {
+DryRunMemory::DryRunMemory() {
   CachingAllocator::in_use =
       new CachingAllocator(/*phantom=*/true);  // blocks may go back to it later
   c10::SetAllocator(c10::DeviceType::CPU, CachingAllocator::in_use, /*priority=*/1);
 }
-PhantomMemory::~PhantomMemory() {
+DryRunMemory::~DryRunMemory() {
   std::exchange(CachingAllocator::in_use, nullptr)->trim();
   c10::SetAllocator(c10::DeviceType::CPU, &CachingAllocator::real(), /*priority=*/1);
 }

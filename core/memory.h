@@ -51,12 +51,12 @@ void recategorize(const c10::DataPtr& data, Memory category);
 /// While alive, CPU tensors get addresses that nothing is behind until somebody writes there, from
 /// an allocator of their own that takes and gives as the other would in a new process;
 /// memory_stats() are its. One at a time.
-class PhantomMemory {
+class DryRunMemory {
  public:
-  PhantomMemory();
-  ~PhantomMemory();
-  PhantomMemory(const PhantomMemory&) = delete;
-  PhantomMemory& operator=(const PhantomMemory&) = delete;
+  DryRunMemory();
+  ~DryRunMemory();
+  DryRunMemory(const DryRunMemory&) = delete;
+  DryRunMemory& operator=(const DryRunMemory&) = delete;
 };
 
 /// While alive, what the calling thread allocates belongs to `category`.

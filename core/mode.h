@@ -55,8 +55,8 @@ struct Mode {
       true;               ///< false: parameters are made as shapes alone, to be filled by a loader
   bool training = false;  ///< layers behave as in training: dropout drops, batch norm takes the
                           ///< batch's statistics
-  bool again =
-      false;  ///< what runs has run before (DrawAgain): running statistics are not moved twice
+  bool again = false;  ///< what runs has run before (RestoreRngState): running statistics are not
+                       ///< moved twice
   std::optional<StepRandom> random;  ///< what `training` draws from
   StreamUses* uses = nullptr;        ///< where `random` is set
   FlopCount* flops = nullptr;        ///< where ops add their FLOPs, or null
@@ -109,8 +109,8 @@ struct NoGrad : ModeGuard {
 };
 
 /// While alive, parameters are made without storage: on the meta device.
-struct ShapesAlone : ModeGuard {
-  ShapesAlone() { mode().make_storage = false; }
+struct MetaInit : ModeGuard {
+  MetaInit() { mode().make_storage = false; }
 };
 
 /// Whether layers behave as in training.
@@ -160,9 +160,9 @@ struct DrawState {
 
 /// While alive, layers draw what they drew after `state` was taken: for computing a forward again.
 /// What was drawn around it counts on as if nothing happened.
-class DrawAgain : public ModeGuard {
+class RestoreRngState : public ModeGuard {
  public:
-  explicit DrawAgain(DrawState state) : uses_(std::move(state.uses)) {
+  explicit RestoreRngState(DrawState state) : uses_(std::move(state.uses)) {
     mode().training = state.training;
     mode().random = state.random;
     mode().uses = state.random ? &uses_ : nullptr;

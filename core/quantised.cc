@@ -137,9 +137,9 @@ at::Tensor QuantisedTensor::dequantise(at::ScalarType dtype) const {
   return out.view(sizes_);
 }
 
-std::optional<FewBits> QuantisedTensor::few_bits() const {
+std::optional<QuantizedView> QuantisedTensor::few_bits() const {
   if (!codes_.is_cpu() || sizes_.size() != 2 || sizes_[1] % block != 0) return std::nullopt;
-  FewBits b{.codes = codes_.const_data_ptr(), .scales = scales_.const_data_ptr()};
+  QuantizedView b{.codes = codes_.const_data_ptr(), .scales = scales_.const_data_ptr()};
   if (format_ == Format::nf4) b.levels = nf4_levels().data();
   if (scale_scales_.defined()) {
     b.scale_scales = scale_scales_.const_data_ptr<float>();

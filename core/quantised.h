@@ -30,7 +30,7 @@ class QuantisedTensor {
   at::Tensor dequantise(at::ScalarType dtype) const;
   /// Codes and scales where they lie, for the kernels' product; nothing where the rows are not
   /// whole blocks, or the codes on a GPU.
-  std::optional<FewBits> few_bits() const;
+  std::optional<QuantizedView> few_bits() const;
   at::IntArrayRef sizes() const { return sizes_; }
   /// Bytes of codes and scales.
   int64_t nbytes() const;

@@ -95,7 +95,7 @@ class EvaluationBatches {
 };
 
 /// What tasks and models need to know of a data folder.
-struct DataFacts {
+struct DatasetInfo {
   std::string task{};  ///< "language", "classification", "regression": what the data is made for
   std::optional<Tokenizer> tokenizer{};  ///< token data with a manifest
   int64_t vocab_size = 0;                ///< token data with a manifest: ids are below it
@@ -112,7 +112,7 @@ class Data {
  public:
   virtual ~Data() = default;
   /// What the config, the model and the task need to know of it; valid for the object's life.
-  virtual const DataFacts& facts() const = 0;
+  virtual const DatasetInfo& facts() const = 0;
   /// Tokens or examples of a split; 0 where there is none.
   virtual int64_t train_size() const = 0;
   /// Units of the validation part: tokens or examples; 0 where there is none.

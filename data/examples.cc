@@ -78,7 +78,7 @@ class ExampleData final : public Data {
               .target_scale = targets_.scale};
   }
 
-  const DataFacts& facts() const override { return facts_; }
+  const DatasetInfo& facts() const override { return facts_; }
   int64_t train_size() const override { return train_size_; }
   int64_t val_size() const override { return val_size_; }
   std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes, uint64_t seed) const override;
@@ -143,7 +143,7 @@ class ExampleData final : public Data {
   int64_t train_size_ = 0, val_size_ = 0;
   std::vector<int64_t> train_, val_;  // with folds: the examples of each, in order
   Normalisation inputs_, targets_;
-  DataFacts facts_;
+  DatasetInfo facts_;
 };
 
 void ExampleData::check_keys(const DataConfig& config) const {

@@ -18,8 +18,8 @@ Loader::Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t
       device_(device),
       slots_(static_cast<size_t>(config.prefetch +
                                  1)),  // one more: the batch in use keeps its buffers
-      to_claim_(first),
-      to_give_(first) {
+      next_fill_(first),
+      next_batch_(first) {
   const MemoryScope scope(Memory::data);
   for (auto& slot : slots_) {
     slot.buffers = batches_->make_buffers();
@@ -53,10 +53,10 @@ void Loader::work(int worker) {
   const auto ring = static_cast<int64_t>(slots_.size());
   std::unique_lock lock(mutex_);
   while (true) {
-    // The slot of to_give_ - 1 is still being read by the training thread.
-    freed_.wait(lock, [&] { return stop_ || to_claim_ < to_give_ - 1 + ring; });
+    // The slot of next_batch_ - 1 is still being read by the training thread.
+    freed_.wait(lock, [&] { return stop_ || next_fill_ < next_batch_ - 1 + ring; });
     if (stop_) return;
-    const int64_t n = to_claim_++;
+    const int64_t n = next_fill_++;
     Slot& slot = slot_of(n);
     lock.unlock();
     std::exception_ptr error;
@@ -75,17 +75,17 @@ void Loader::work(int worker) {
 
 Batch Loader::next() {
   const auto begin = Clock::now();
-  const int64_t n = to_give_;
+  const int64_t n = next_batch_;
   Slot& slot = slot_of(n);
   if (n > 0 && slot_of(n - 1).copied) slot_of(n - 1).copied->synchronize();
   if (workers_.empty()) {
     batches_->fill(slot.buffers, n);
-    to_give_ = n + 1;
+    next_batch_ = n + 1;
   } else {
     std::unique_lock lock(mutex_);
     filled_.wait(lock, [&] { return slot.holds == n; });
     if (slot.error) std::rethrow_exception(slot.error);
-    to_give_ = n + 1;
+    next_batch_ = n + 1;
     lock.unlock();
     freed_.notify_all();
   }

@@ -55,7 +55,7 @@ class Loader {
   std::unique_ptr<TrainingBatches> batches_;
   at::Device device_;
   std::vector<Slot> slots_;  // micro-batch n lives in slot n % size
-  int64_t to_claim_, to_give_;
+  int64_t next_fill_, next_batch_;
   bool stop_ = false;
   double waited_ = 0;
   std::mutex mutex_;

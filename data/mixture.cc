@@ -26,10 +26,10 @@ class Mixture final : public Data {
       }
       data_.push_back(std::make_unique<TokenData>(fs::path(config.dir) / part.name, config));
     }
-    const DataFacts& first = data_[0]->facts();
+    const DatasetInfo& first = data_[0]->facts();
     facts_.task = first.task, facts_.tokenizer = first.tokenizer;
     for (size_t i = 0; i < data_.size(); ++i) {
-      const DataFacts& facts = data_[i]->facts();
+      const DatasetInfo& facts = data_[i]->facts();
       if (facts.tokenizer.has_value() != first.tokenizer.has_value() ||
           (facts.tokenizer && !(*facts.tokenizer == *first.tokenizer))) {
         fail(Exit::data, config.dir, ": the sources ", parts_[0].name, " and ", parts_[i].name,
@@ -39,7 +39,7 @@ class Mixture final : public Data {
     }
   }
 
-  const DataFacts& facts() const override { return facts_; }
+  const DatasetInfo& facts() const override { return facts_; }
   int64_t train_size() const override {
     return sum([](const TokenData& d) { return d.train_size(); });
   }
@@ -100,7 +100,7 @@ class Mixture final : public Data {
 
   std::vector<MixturePart> parts_;
   std::vector<std::unique_ptr<TokenData>> data_;
-  DataFacts facts_;
+  DatasetInfo facts_;
 };
 
 }  // namespace

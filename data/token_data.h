@@ -14,7 +14,7 @@ class TokenData final : public Data {
   /// of `config` do not fit it.
   explicit TokenData(const fs::path& folder, const DataConfig& config = {});
 
-  const DataFacts& facts() const override { return facts_; }
+  const DatasetInfo& facts() const override { return facts_; }
   int64_t train_size() const override { return train_ ? train_->size() : 0; }
   int64_t val_size() const override { return val_ ? val_->size() : 0; }
   std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes, uint64_t seed) const override;
@@ -36,7 +36,7 @@ class TokenData final : public Data {
   fs::path folder_;
   std::optional<DataManifest> manifest_;
   std::optional<TokenFile> train_, val_;
-  DataFacts facts_;
+  DatasetInfo facts_;
   WindowKind windows_;
 };
 /// The table's line for them.

@@ -195,7 +195,7 @@ LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
                             bool strict = true);
 
 /// A parameter in float32 on the CPU, zero until it is initialized; a shape alone under
-/// ShapesAlone.
+/// MetaInit.
 Variable new_parameter(at::IntArrayRef sizes);
 /// A buffer filled with `value`, otherwise the same.
 at::Tensor new_buffer(at::IntArrayRef sizes, double value, at::ScalarType dtype = at::kFloat);

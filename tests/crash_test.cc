@@ -116,7 +116,7 @@ struct Saves {
                  " of the checkpoint");
     // What a start does.
     clean_checkpoints(in);
-    set_aside_newer(all[0]);
+    quarantine_newer(all[0]);
     const Metrics cut(in, state.metrics_bytes);
     if (newest_checkpoint(in) != all[0] || list_checkpoints(in) != all)
       return "the start changed the checkpoints";
@@ -217,7 +217,7 @@ void cut_a_run(bool async_save, size_t states) {
   start();
   record.stop();
   fault_hook = nullptr;
-  set_up_compute("cpu", 2, false);
+  configure_backend("cpu", 2, false);
   saves.steps = {2, 4, 6, 8};
   saves.metrics = slurp(saves.run / "metrics.jsonl");
   REQUIRE(record.points_before(record.calls().size(), "save: parent synced") == 4);

@@ -257,7 +257,7 @@ double sum_of_sizes(const AnyConfig& config) {
 
 /// Parameters of a model of that config on small images.
 int64_t parameters_of(const ModelKind& kind, const AnyConfig& config) {
-  const ShapesAlone guard;
+  const MetaInit guard;
   const auto model = kind.make(config, {.input = {3, 8, 8}, .outputs = 10});
   return count(parameters(*model));
 }

@@ -130,7 +130,7 @@ std::pair<Texts, std::vector<std::vector<double>>> write(const Model& model, con
                                                          Writing w) {
   std::vector<std::vector<double>> p(texts.size());
   w.log_probabilities = true;
-  auto ids = generate(model, texts, w, [&](const WrittenToken& t) {
+  auto ids = generate(model, texts, w, [&](const GeneratedToken& t) {
     p[static_cast<size_t>(t.text)].push_back(t.log_probability);
     return true;
   });
@@ -240,7 +240,7 @@ TEST_CASE("a text ends when it is told to, and others go on", "[generate]") {
   const auto all = tested();
   std::vector<int> count(3, 0);
   const auto ids = generate(*all[0].model, {prompts[0], prompts[1], prompts[2]},
-                            {.context = 72, .tokens = 9}, [&](const WrittenToken& t) {
+                            {.context = 72, .tokens = 9}, [&](const GeneratedToken& t) {
                               CHECK(std::isnan(t.log_probability));
                               return ++count[static_cast<size_t>(t.text)] != 2 + t.text;
                             });
@@ -251,7 +251,7 @@ TEST_CASE("a text ends when it is told to, and others go on", "[generate]") {
 
 TEST_CASE("a stop is found across tokens, and nothing of it is shown", "[generate]") {
   const auto shown = [](const std::vector<std::string>& pieces, std::vector<std::string> stops) {
-    StopText s(std::move(stops));
+    StopMatcher s(std::move(stops));
     std::string out;
     for (const auto& piece : pieces) {
       if (s.stopped()) break;
@@ -267,7 +267,7 @@ TEST_CASE("a stop is found across tokens, and nothing of it is shown", "[generat
   CHECK(shown({"one two"}, {"two", "ne"}) == "o|");
   CHECK(shown({"one two"}, {"ne", "two"}) == "o|");
   CHECK(shown({"x"}, {"xyz"}) == "x");
-  StopText held({"stop"});
+  StopMatcher held({"stop"});
   CHECK(held.feed("go st") == "go ");
   CHECK(held.feed("ay") == "stay");
 }

@@ -121,7 +121,7 @@ TEST_CASE("statistics are moved by each micro-batch, once, in training alone", "
           norm(Variable(x.data().slice(0, 4, 8)));
         }) == 2);
   CHECK(moved([&] {
-          const DrawAgain again(std::move(state));
+          const RestoreRngState again(std::move(state));
           const at::Tensor once = norm(x).data();
           CHECK(once.mean().item<double>() ==
                 Approx(0).margin(1e-5));  // the batch's own statistics all the same

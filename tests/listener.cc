@@ -16,7 +16,7 @@ struct Listener : EventListenerBase {
   void testRunStarting(const Catch::TestRunInfo&) override {
     lathe::read_isa_from_environment();
     lathe::install_allocator();
-    lathe::set_up_compute(lathe::open_device("auto"), 2, /*tf32=*/false);
+    lathe::configure_backend(lathe::open_device("auto"), 2, /*tf32=*/false);
   }
 
   /// Each test case draws the same random numbers in every run, alone or among others. LibTorch's

@@ -129,7 +129,7 @@ TEST_CASE("buffers are listed by path, move with their model, and are no paramet
   CHECK(model.seen.scalar_type() == at::kLong);
   before.fill_(9);
   CHECK(model.mean.eq(2).all().item<bool>());
-  const ShapesAlone shapes;
+  const MetaInit shapes;
   CHECK(Counting().mean.is_meta());
 }
 
@@ -191,7 +191,7 @@ TEST_CASE(
   state["out.weight"] = torch::zeros({5, 3});
   CHECK_THAT(error_of([&] { load_state_dict(model, state); }),
              ContainsSubstring("out.weight is not in.weight, to which the model ties it"));
-  const ShapesAlone shapes;
+  const MetaInit shapes;
   CHECK_THAT(error_of([] { state_dict(Counting()); }),
              ContainsSubstring("in.weight has no values here"));
 }
@@ -310,7 +310,7 @@ TEST_CASE("a forward that is computed again draws what it drew", "[module]") {
   const DrawState before = DrawState::now();
   const at::Tensor first = mask_of(model.a), second = mask_of(model.a);
   {
-    const DrawAgain again(before);
+    const RestoreRngState again(before);
     CHECK(mask_of(model.a).equal(first));
     CHECK(mask_of(model.a).equal(second));
   }
@@ -320,7 +320,7 @@ TEST_CASE("a forward that is computed again draws what it drew", "[module]") {
   // Outside training as well.
   const Evaluation evaluation;
   const DrawState none = DrawState::now();
-  const DrawAgain again(none);
+  const RestoreRngState again(none);
   CHECK(!is_training());
 }
 

@@ -335,12 +335,12 @@ TEST_CASE("a figure measured beside other work is doubted, one alone is not", "[
                     .mhz = 2490,
                     .throttled = 3,
                     .load = 2};
-  CHECK(why_doubtful(begin, end, 2, "performance").empty());
+  CHECK(measurement_warnings(begin, end, 2, "performance").empty());
   end.all_cpu = 1025;
   end.steal = 11;
   end.mhz = 1800;
   end.throttled = 4;
-  const auto why = why_doubtful(begin, end, 2, "powersave");
+  const auto why = measurement_warnings(begin, end, 2, "powersave");
   REQUIRE(why.size() == 5);
   CHECK(why[0] == "other processes took 25% of the cores");
   CHECK(why[1] == "the machine's host took 5% of the cores");

@@ -40,7 +40,7 @@ Finished child(void (*body)()) {
 TEST_CASE("the first signal is answered at once, a second SIGINT ends and says what is lost",
           "[signal]") {
   const Finished one = child([] {
-    take_stop_signals("after this step");
+    install_stop_handlers("after this step");
     raise(SIGINT);
     _exit(stop_signal());
   });
@@ -48,7 +48,7 @@ TEST_CASE("the first signal is answered at once, a second SIGINT ends and says w
   CHECK(one.err == "stopping after this step (again to stop at once)\n");
 
   const Finished twice = child([] {
-    take_stop_signals("after this step");
+    install_stop_handlers("after this step");
     note_progress(124, 120);
     raise(SIGINT), raise(SIGINT);
   });
@@ -57,7 +57,7 @@ TEST_CASE("the first signal is answered at once, a second SIGINT ends and says w
              ContainsSubstring("steps 121 to 124 are lost, the run resumes from step 120"));
 
   const Finished early = child([] {
-    take_stop_signals("after this step");
+    install_stop_handlers("after this step");
     note_progress(7, -1);
     raise(SIGINT), raise(SIGINT);
   });
@@ -66,7 +66,7 @@ TEST_CASE("the first signal is answered at once, a second SIGINT ends and says w
 
 TEST_CASE("no other signal ends a run that was asked to stop", "[signal]") {
   const Finished many = child([] {
-    take_stop_signals("after this step");
+    install_stop_handlers("after this step");
     for (int s : {SIGTERM, SIGTERM, SIGHUP, SIGUSR1, SIGINT, SIGPIPE}) raise(s);
     _exit(stop_signal() != 0 ? 75 : 1);
   });
@@ -74,8 +74,8 @@ TEST_CASE("no other signal ends a run that was asked to stop", "[signal]") {
   CHECK(many.err == "stopping after this step\n");
 
   const Finished saving = child([] {
-    take_stop_signals("after this step");
-    const Uninterrupted whole;
+    install_stop_handlers("after this step");
+    const DeferSignals whole;
     for (int i = 0; i < 3; ++i) raise(SIGINT);
     _exit(75);
   });
@@ -89,7 +89,7 @@ TEST_CASE("signals that a process was started with blocked are answered once it 
     const BlockStopSignals blocked;
     raise(SIGTERM);
     if (stop_signal() != 0) _exit(1);
-    take_stop_signals("after this step");
+    install_stop_handlers("after this step");
     _exit(stop_signal());
   });
   CHECK(waited.code == SIGTERM);

@@ -25,7 +25,7 @@ struct Echo : Model {
 };
 
 std::map<std::string, double> figures(const char* task, const Batch& batch,
-                                      const DataFacts& facts = {}) {
+                                      const DatasetInfo& facts = {}) {
   Scores scores;
   find_task(task)->score(Echo(), batch, facts, scores);
   std::map<std::string, double> all;
@@ -50,7 +50,7 @@ TEST_CASE("an evaluation's figures are their definitions", "[tasks]") {
   const double mean_square = torch::mse_loss(said, is).item<double>();
   CHECK(find_task("regression")->loss(Echo(), {said, is}, 4).item() == Approx(mean_square));
   CHECK(find_task("regression")->loss(Echo(), {said, is}, 8).item() == Approx(mean_square / 2));
-  DataFacts facts;
+  DatasetInfo facts;
   CHECK(figures("regression", {said, is}).at("mse") == Approx(mean_square));
   CHECK(figures("regression", {said, is}).at("mae") ==
         Approx(torch::l1_loss(said, is).item<double>()));

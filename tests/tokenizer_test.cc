@@ -307,9 +307,9 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
                                            {"SpecialToken": {"id": "<|endoftext|>", "type_id": 1}},
                                            {"Sequence": {"id": "B", "type_id": 1}}])"));
   CHECK(BPE(marked, "t").id_of("<tool>") == static_cast<int32_t>(last + 1));
-  CHECK(text_marks(marked).begin == 0);
-  CHECK(text_marks(marked).end == 0);
-  CHECK(text_marks(marked).turn_end == -1);
+  CHECK(boundary_tokens(marked).begin == 0);
+  CHECK(boundary_tokens(marked).end == 0);
+  CHECK(boundary_tokens(marked).turn_end == -1);
   refused(
       [&](Json& j) {
         j["post_processor"] = begins["post_processor"];

@@ -43,7 +43,7 @@ OpFlops attention_flops(const at::Tensor& y, int64_t keys, int64_t heads) {
 
 /// Which of `keys` places each of the last `time` ones may not see: bool [T, S], or [B, 1, T, S]
 /// where there are starts.
-at::Tensor hidden_places(int64_t time, int64_t keys, const at::Tensor& starts, at::Device device) {
+at::Tensor attention_mask(int64_t time, int64_t keys, const at::Tensor& starts, at::Device device) {
   at::Tensor future =
       at::ones({time, keys}, at::TensorOptions(at::kBool).device(device)).triu(keys - time + 1);
   if (!starts.defined()) return future;
@@ -184,7 +184,7 @@ struct Attention {
         break;
       }
       case Kernel::composed: {
-        const at::Tensor hidden = hidden_places(q.size(2), q.size(2), starts.data(), q.device());
+        const at::Tensor hidden = attention_mask(q.size(2), q.size(2), starts.data(), q.device());
         const at::Tensor scores = wide(q).matmul(wide(k).transpose(-2, -1)) * scale();
         lse = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1);
         return joined(lse.data().matmul(wide(v)).to(packed.scalar_type()));
@@ -259,7 +259,7 @@ struct Attention {
       const int64_t b = in[0].size(0), t = in[0].size(1), c = in[0].size(2) / 3;
       const Variable split = reshape(wide_of(in[0]), {b, t, 3, heads, c / heads});
       const auto take = [&](int64_t i) { return transpose(select(split, 2, i), 1, 2); };
-      const at::Tensor hidden = hidden_places(t, t, starts.data(), split.data().device());
+      const at::Tensor hidden = attention_mask(t, t, starts.data(), split.data().device());
       const Variable scores = matmul(take(0), transpose(take(1), -2, -1)) * scale();
       const Variable p =
           softmax(masked_fill(scores, hidden, -std::numeric_limits<double>::infinity()), -1);
@@ -288,7 +288,7 @@ Variable composed_attention(const Variable& q, const Variable& k, const Variable
                             int64_t kv_heads, const at::Tensor& starts) {
   const int64_t b = q.size(0), t = q.size(1), s = k.size(1);
   AttentionOptions o;
-  o.mask = Variable(hidden_places(t, s, starts, q.data().device()).logical_not());
+  o.mask = Variable(attention_mask(t, s, starts, q.data().device()).logical_not());
   const Variable q_BHTD = transpose(reshape(q, {b, t, heads, q.size(2) / heads}), 1, 2);
   return joined(scaled_dot_product_attention(q_BHTD, repeated(k, heads, kv_heads),
                                              repeated(v, heads, kv_heads), o));

@@ -355,7 +355,7 @@ struct LinearQuantised {
     }
     return LinearOp{}.forward(x, weight->dequantise(x.scalar_type()), bias, {});
   }
-  at::Tensor few_bits_product(const at::Tensor& x, const FewBits& bits,
+  at::Tensor few_bits_product(const at::Tensor& x, const QuantizedView& bits,
                               const at::Tensor& bias) const {
     const int64_t out = weight->sizes()[0], in = weight->sizes()[1];
     const at::Tensor rows = x.contiguous(), b = as_float(bias);

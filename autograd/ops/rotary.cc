@@ -36,11 +36,11 @@ struct Rotate {
     return at::cat({a * cos - b * s, b * cos + a * s}, -1).view(x.sizes()).to(x.scalar_type());
   }
   // dx: dy turned by the opposite angles
-  at::Tensor turned_back(const at::Tensor& dy) const { return Rotate{angles, !back}.forward(dy); }
-  Variable turned_back(const Variable& dy) const { return apply(Rotate{angles, !back}, dy); }
+  at::Tensor unrotated(const at::Tensor& dy) const { return Rotate{angles, !back}.forward(dy); }
+  Variable unrotated(const Variable& dy) const { return apply(Rotate{angles, !back}, dy); }
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {turned_back(dy)};
+    return {unrotated(dy)};
   }
 };
 

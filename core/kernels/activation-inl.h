@@ -23,7 +23,7 @@ HWY_INLINE V gelu_of(V given) {
 }
 /// d gelu / dx = s + x s (1 - s) 2 k (1 + 3 c x^2), where 1 - s = e s with e = exp(-2 z): no
 /// difference of near numbers.
-HWY_INLINE V gelu_slope(V given) {
+HWY_INLINE V gelu_grad(V given) {
   const V x = at_most(30, at_least(-30, given)), square = hn::Mul(x, x);
   const V z = hn::Mul(hn::Mul(x, set(gelu_2k)), hn::MulAdd(square, set(gelu_c), set(1)));
   const V e = exp_of(hn::Neg(z)), s = inverse_of(hn::Add(set(1), e));
@@ -36,7 +36,7 @@ HWY_INLINE V gelu_slope(V given) {
 HWY_INLINE V zero_far_below(V x, V v) { return hn::IfThenZeroElse(hn::Lt(x, set(-100)), v); }
 /// silu: x s(x); its derivative s + x s (1 - s).
 HWY_INLINE V silu_of(V x) { return hn::Mul(x, zero_far_below(x, sigmoid_of(x))); }
-HWY_INLINE V silu_slope(V given) {
+HWY_INLINE V silu_grad(V given) {
   const V x = at_most(100, at_least(-100, given));
   const V e = exp_of(hn::Neg(x)), s = inverse_of(hn::Add(set(1), e));
   const V slope = zero_far_below(given, hn::MulAdd(hn::Mul(x, s), hn::Mul(e, s), s));

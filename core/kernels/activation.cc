@@ -18,7 +18,7 @@ void gelu_slope_as(const void* x_, const void* dy_, void* dx_, int64_t begin, in
   const T* dy = static_cast<const T*>(dy_) + begin;
   T* dx = static_cast<T*>(dx_) + begin;
   for_vectors(end - begin, [&](int64_t i, auto part) HWY_ATTR {
-    part(hn::Mul(part(dy + i), gelu_slope(part(x + i))), dx + i);
+    part(hn::Mul(part(dy + i), gelu_grad(part(x + i))), dx + i);
   });
 }
 void gelu_slope_range(const void* x, const void* dy, void* dx, Element type, int64_t begin,
@@ -50,7 +50,7 @@ void swiglu_slope_as(const void* a_, const void* b_, const void* dy, void* da_, 
     T* db = static_cast<T*>(db_) + r * stride;
     for_vectors(h, [&](int64_t i, auto part) HWY_ATTR {
       const V v = part(a + i), g = part(up + i);
-      part(hn::Mul(hn::Mul(g, part(b + i)), silu_slope(v)), da + i);
+      part(hn::Mul(hn::Mul(g, part(b + i)), silu_grad(v)), da + i);
       part(hn::Mul(g, silu_of(v)), db + i);
     });
   }

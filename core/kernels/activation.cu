@@ -8,9 +8,9 @@ namespace {
 
 constexpr int activation_threads = 256;
 
-/// As gelu_slope in core/kernels/activation-inl.h. Beyond +-10 it is 0 or 1 to 1e-36, and e would
+/// As gelu_grad in core/kernels/activation-inl.h. Beyond +-10 it is 0 or 1 to 1e-36, and e would
 /// overflow.
-__device__ float gelu_slope(float given) {
+__device__ float gelu_grad(float given) {
   const float x = given < -10 ? -10 : given > 10 ? 10 : given, square = x * x;
   const float twice_k = 1.5957691216057308f, c = 0.044715f;
   const float e = expf(-x * twice_k * (1 + c * square)), s = 1 / (1 + e);
@@ -26,11 +26,11 @@ __global__ void gelu_backward_kernel(const T* x, const T* dy, T* dx, int64_t n) 
     float a[width], b[width];
     load_pack<width>(x, i, a);
     load_pack<width>(dy, i, b);
-    for (int e = 0; e < width; ++e) b[e] *= gelu_slope(a[e]);
+    for (int e = 0; e < width; ++e) b[e] *= gelu_grad(a[e]);
     store_pack<width>(dx, i, b);
   } else if (packs * width + (i - packs) < n) {
     const int64_t at = packs * width + (i - packs);
-    dx[at] = static_cast<T>(static_cast<float>(dy[at]) * gelu_slope(static_cast<float>(x[at])));
+    dx[at] = static_cast<T>(static_cast<float>(dy[at]) * gelu_grad(static_cast<float>(x[at])));
   }
 }
 

@@ -104,9 +104,9 @@ void dot_rows(Matrix a, Matrix b, int64_t rows, int64_t columns, float* delta) {
 /// delta) scale. Rows of the results are `width` long, zero beyond the queries and where the mask
 /// is. `starts`, where it is not null: the first key that each query sees.
 template <class T>
-void slopes_as(const float* scores, const float* dp, int64_t stride, int64_t keys, int64_t queries,
-               int64_t width, int64_t k0, int64_t q0, const int64_t* starts, float scale,
-               const float* lse, const float* delta, T* p, T* ds) {
+void softmax_backward(const float* scores, const float* dp, int64_t stride, int64_t keys,
+                      int64_t queries, int64_t width, int64_t k0, int64_t q0, const int64_t* starts,
+                      float scale, const float* lse, const float* delta, T* p, T* ds) {
   const V s = set(scale);
   int64_t last = queries;  // those from here on begin behind the key
   for (int64_t r = keys - 1; r >= 0; --r) {
@@ -133,8 +133,8 @@ void slopes_block(const float* scores, const float* dp, int64_t stride, int64_t 
                   Element type) {
   with_element(type, [&](auto t) HWY_ATTR {
     using T = decltype(t);
-    slopes_as(scores, dp, stride, keys, queries, width, k0, q0, starts, scale, lse, delta,
-              static_cast<T*>(p), static_cast<T*>(ds));
+    softmax_backward(scores, dp, stride, keys, queries, width, k0, q0, starts, scale, lse, delta,
+                     static_cast<T*>(p), static_cast<T*>(ds));
   });
 }
 

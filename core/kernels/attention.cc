@@ -65,7 +65,7 @@ struct Head {
     return to;
   }
   /// Turns rows of dq or dk, of places from t on, back in place.
-  void turn_back(Matrix rows, int64_t t, int64_t count) const {
+  void unrotate(Matrix rows, int64_t t, int64_t count) const {
     if (turns != nullptr) turn(rows, t, count, -1, rows);
   }
 
@@ -394,13 +394,13 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
                    w.dq + i * wide, wide, j > head.first_block(i));
       }
       if (!makes_keys) continue;
-      head.turn_back({w.dk, wide, Element::f32}, j, keys);
+      head.unrotate({w.dk, wide, Element::f32}, j, keys);
       write_rows(w.dk, wide, keys, s.width, nullptr, below(head.own(dk), j));
       write_rows(w.dv, wide, keys, s.width, nullptr, below(head.own(dv), j));
     }
     if (!makes_queries) return;
     float* made = w.dq + first_query * wide;
-    head.turn_back({made, wide, Element::f32}, first_query, last_query - first_query);
+    head.unrotate({made, wide, Element::f32}, first_query, last_query - first_query);
     write_rows(made, wide, last_query - first_query, s.width, nullptr,
                below(head.own(dq), first_query));
   };

@@ -41,7 +41,7 @@ void few_rows_block(Matrix w, int64_t rows, int64_t k, int64_t step, const float
 }
 
 /// The scale of a block.
-HWY_INLINE float scale_of(const FewBits& w, int64_t block) {
+HWY_INLINE float scale_of(const QuantizedView& w, int64_t block) {
   if (w.scale_scales == nullptr) return static_cast<const float*>(w.scales)[block];
   return static_cast<float>(static_cast<const int8_t*>(w.scales)[block]) *
              w.scale_scales[block / 256] +
@@ -52,7 +52,7 @@ HWY_INLINE float scale_of(const FewBits& w, int64_t block) {
 /// f(i, 16 bytes' worth of levels) for the vectors of a block of 64 elements: of bytes in order; of
 /// 4 bits the vectors of even places and of odd ones, as x is then (split_pairs).
 template <class F>
-HWY_INLINE void block_levels(const FewBits& w, int64_t block, F&& f) {
+HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {
   constexpr int64_t L = hn::MaxLanes(D());
   const hn::Rebind<int32_t, D> wide;
   if (w.levels == nullptr) {
@@ -87,7 +87,7 @@ HWY_INLINE void block_levels(const FewBits& w, int64_t block, F&& f) {
 }
 
 template <int M, int R>
-HWY_INLINE void few_bits_of(const FewBits& w, int64_t row, int64_t blocks, const float* x,
+HWY_INLINE void few_bits_of(const QuantizedView& w, int64_t row, int64_t blocks, const float* x,
                             float* out, int64_t out_stride) {
   V sum[M * R];
   for (V& s : sum) s = set(0);
@@ -113,8 +113,8 @@ HWY_INLINE void few_bits_of(const FewBits& w, int64_t row, int64_t blocks, const
 }
 #endif
 
-void few_bits_block(const FewBits& w, int64_t row, int64_t rows, int64_t blocks, const float* x,
-                    int64_t m, float* out, int64_t out_stride) {
+void few_bits_block(const QuantizedView& w, int64_t row, int64_t rows, int64_t blocks,
+                    const float* x, int64_t m, float* out, int64_t out_stride) {
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
   with_few(m, [&](auto count) HWY_ATTR {
     constexpr int M = decltype(count)::value, R = M == 1 ? 4 : 1;
@@ -186,7 +186,8 @@ void gemv_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, int64_t step, 
                });
 }
 
-void gemv_few_bits(Matrix a, const FewBits& b, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
+void gemv_few_bits(Matrix a, const QuantizedView& b, int64_t m, int64_t n, int64_t k,
+                   const Epilogue& e) {
   const int64_t rows = padded(m), blocks = k / 64;
   const c10::DataPtr wide = c10::GetCPUAllocator()->allocate(static_cast<size_t>(rows * k) * 4);
   auto* x = static_cast<float*>(wide.get());

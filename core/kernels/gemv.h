@@ -23,7 +23,7 @@ bool gemv_ready(Element a, Element b, int64_t m);
 void gemv_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, int64_t step, const Epilogue& e);
 
 /// A matrix [n, k] in few bits, k a multiple of 64: each 64 elements of a row have a scale.
-struct FewBits {
+struct QuantizedView {
   const void* codes =
       nullptr;  ///< a byte each, signed; or 4 bits each, the first of two in the upper half
   const float* levels =
@@ -35,6 +35,7 @@ struct FewBits {
 };
 /// a [m, k] times the transpose of the matrix [n, k], then `e`. Sums are along a row's blocks, in
 /// float32. m <= few_rows.
-void gemv_few_bits(Matrix a, const FewBits& b, int64_t m, int64_t n, int64_t k, const Epilogue& e);
+void gemv_few_bits(Matrix a, const QuantizedView& b, int64_t m, int64_t n, int64_t k,
+                   const Epilogue& e);
 
 }  // namespace lathe

@@ -9,12 +9,12 @@
 namespace lathe {
 namespace {
 
-using Fate = EncodedDocument::Fate;
+using FilterResult = EncodedDocument::FilterResult;
 
-Fate fate_of(std::string_view text, const DocumentOptions& o) {
-  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return Fate::empty;
-  if (text.size() < o.min_bytes) return Fate::too_short;
-  return text.size() > o.max_bytes ? Fate::too_long : Fate::kept;
+FilterResult fate_of(std::string_view text, const DocumentOptions& o) {
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return FilterResult::empty;
+  if (text.size() < o.min_bytes) return FilterResult::too_short;
+  return text.size() > o.max_bytes ? FilterResult::too_long : FilterResult::kept;
 }
 
 /// Ids of texts by a tokenizer, and its end of a document.
@@ -59,7 +59,7 @@ void encode_conversations(const Part& part, const DocumentOptions& o, Writer* wr
     for (const ChatMessage& m : c.messages)
       text += m.text + "\n", told += m.role + '\0' + m.text + '\0';
     const EncodedDocument d{true, true, text.size(), 0, digest(told), fate_of(text, o), 0};
-    if (d.fate == Fate::kept && writer != nullptr) writer->conversation(c, part.file);
+    if (d.fate == FilterResult::kept && writer != nullptr) writer->conversation(c, part.file);
     made.documents.push_back(d);
     made.documents.back().ids_end = made.ids.size();
   });
@@ -68,7 +68,8 @@ void encode_conversations(const Part& part, const DocumentOptions& o, Writer* wr
 void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, EncodedPart& made) {
   std::string repaired;
   each_document(part, o.source, [&](std::string_view text) {
-    EncodedDocument d{made.documents.empty() ? part.begins : true, true, 0, 0, {}, Fate::kept, 0};
+    EncodedDocument d{
+        made.documents.empty() ? part.begins : true, true, 0, 0, {}, FilterResult::kept, 0};
     d.ends = part.ends;  // of a part that ends no document it is the only one
     if (!is_utf8(text)) {
       if (!o.repair) {
@@ -84,7 +85,7 @@ void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, En
     }
     d.bytes = text.size();
     if (d.begins && d.ends) d.fate = fate_of(text, o), d.digest = digest(text);
-    if (d.fate == Fate::kept && writer != nullptr) {
+    if (d.fate == FilterResult::kept && writer != nullptr) {
       writer->text(text, d.begins);
       if (d.ends) writer->end(/*learned=*/true);
     }

@@ -17,7 +17,7 @@ struct EncodedDocument {
   uint64_t bytes, repaired;
   Digest digest;  ///< of a whole document's text
   /// Whether it is among the ids, and if not why.
-  enum class Fate { kept, empty, too_short, too_long } fate;
+  enum class FilterResult { kept, empty, too_short, too_long } fate;
   size_t ids_end;  ///< in the ids of its part
 };
 /// A part's documents and their ids, one after another.

@@ -40,7 +40,7 @@ class CsvSource final : public ExampleSource {
   }
   std::string where() const override { return str(file_, ":", line_, ": ", column(target_)); }
 
-  void each(Meter& meter, const std::function<void(const RawExample&)>& f) override {
+  void each(ProgressReporter& meter, const std::function<void(const RawExample&)>& f) override {
     std::vector<std::string_view> fields;
     std::vector<double> inputs(columns_ - 1);
     for (const auto& file : files_) {
@@ -48,11 +48,12 @@ class CsvSource final : public ExampleSource {
       CsvReader reader(text_of(file), file_);
       size_t told = 0;
       const auto tell = [&] {
-        const size_t behind =
-            reader.at() / Meter::piece * Meter::piece;  // whole pages, of any size
-        if (behind > told / Meter::piece * Meter::piece)
-          file.release(file.bytes().subspan(told / Meter::piece * Meter::piece,
-                                            behind - told / Meter::piece * Meter::piece));
+        const size_t behind = reader.at() / ProgressReporter::piece *
+                              ProgressReporter::piece;  // whole pages, of any size
+        if (behind > told / ProgressReporter::piece * ProgressReporter::piece)
+          file.release(file.bytes().subspan(
+              told / ProgressReporter::piece * ProgressReporter::piece,
+              behind - told / ProgressReporter::piece * ProgressReporter::piece));
         meter.advance(reader.at() - told);
         told = reader.at();
       };
@@ -72,7 +73,7 @@ class CsvSource final : public ExampleSource {
           if (c != target_) inputs[i++] = number(fields[c], c);
         }
         give(inputs, fields[target_], f);
-        if (reader.at() - told >= Meter::piece) tell();
+        if (reader.at() - told >= ProgressReporter::piece) tell();
       }
       tell();
     }
@@ -296,11 +297,11 @@ class ArraySource final : public ExampleSource {
   std::string where() const override {
     return str(targets_.name(), ": example ", at_, " (from 0)");
   }
-  void each(Meter& meter, const std::function<void(const RawExample&)>& f) override {
+  void each(ProgressReporter& meter, const std::function<void(const RawExample&)>& f) override {
     const uint64_t bytes_each =
         inputs_.examples == 0 ? 0 : bytes() / static_cast<uint64_t>(inputs_.examples);
     const auto a_piece = std::max<int64_t>(
-        1, static_cast<int64_t>(Meter::piece / std::max<uint64_t>(1, bytes_each)));
+        1, static_cast<int64_t>(ProgressReporter::piece / std::max<uint64_t>(1, bytes_each)));
     std::vector<double> x, y;
     for (int64_t begin = 0; begin < inputs_.examples; begin += a_piece) {
       const int64_t end = std::min(begin + a_piece, inputs_.examples);

@@ -39,7 +39,7 @@ class ExampleSource {
   virtual uint64_t bytes() const = 0;
   /// Calls f with each. Exit::data with the place of what can't be read; tells the meter all its
   /// bytes.
-  virtual void each(Meter& meter, const std::function<void(const RawExample&)>& f) = 0;
+  virtual void each(ProgressReporter& meter, const std::function<void(const RawExample&)>& f) = 0;
   /// The place of the target that f was called with last.
   virtual std::string where() const = 0;
 };

@@ -43,7 +43,7 @@ void collect_files(const Json& json, const std::string& where, std::vector<MadeF
 
 }  // namespace
 
-void Meter::advance(uint64_t bytes) {
+void ProgressReporter::advance(uint64_t bytes) {
   done_ += bytes;
   if (stop_ && stop_()) {
     if (resumable_)

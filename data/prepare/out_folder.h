@@ -22,10 +22,11 @@
 namespace lathe {
 
 /// Shows how far the making of a data folder is, and ends it where the caller says so.
-class Meter {
+class ProgressReporter {
  public:
   /// Both must outlive the meter; `stop` may be empty.
-  Meter(const fs::path& out, const std::function<bool()>& stop) : out_(out), stop_(stop) {}
+  ProgressReporter(const fs::path& out, const std::function<bool()>& stop)
+      : out_(out), stop_(stop) {}
   /// Names the stage and its bytes (0: not known), for the progress that is shown.
   void begin(const char* doing, uint64_t bytes) {
     done_ = 0;

@@ -47,13 +47,14 @@ struct Input {
 /// returns where it is through; it sees the whole file, so nothing is cut at an edge. What lies
 /// behind is given back to the system.
 template <class F>
-void read_through(const MappedFile& file, Meter& meter, F&& f) {
+void read_through(const MappedFile& file, ProgressReporter& meter, F&& f) {
   const auto bytes = file.bytes();
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   for (size_t at = 0, released = 0; at < text.size();) {
     const size_t begin = at;
-    at = f(text, at, std::min(begin + Meter::piece, text.size()));
-    const size_t behind = at / Meter::piece * Meter::piece;  // whole pages, of any size
+    at = f(text, at, std::min(begin + ProgressReporter::piece, text.size()));
+    const size_t behind =
+        at / ProgressReporter::piece * ProgressReporter::piece;  // whole pages, of any size
     file.release(bytes.subspan(released, behind - released));
     released = behind;
     meter.advance(at - begin);
@@ -86,7 +87,8 @@ struct TextSurvey {
   std::vector<bool> seen;
 };
 
-TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options, Meter& meter) {
+TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
+                  ProgressReporter& meter) {
   TextSurvey s;
   uint64_t bytes = 0;
   for (auto& input : inputs) {
@@ -173,7 +175,7 @@ struct TextShards {
   const PrepareOptions& options;
   OutFolder& out;
   const Journal& journal;
-  Meter& meter;
+  ProgressReporter& meter;
   SplitWriter &first, &second;
 
   /// Writes the tokens of both splits, of which the second begins with token `train`; what `before`
@@ -183,7 +185,7 @@ struct TextShards {
 
 int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) {
   std::vector<int32_t> ids;
-  ids.reserve(Meter::piece);
+  ids.reserve(ProgressReporter::piece);
   Checksum read;
   Progress now;
   int64_t taken = 0;
@@ -236,7 +238,7 @@ void prepare(const PrepareOptions& options) {
   OutFolder::check(options.out);
   std::vector<Input> inputs;
   for (auto& path : expand_inputs(options.inputs)) inputs.push_back({std::move(path)});
-  Meter meter(options.out, options.stop);
+  ProgressReporter meter(options.out, options.stop);
   if (fs::exists(OutFolder::unfinished(options.out, Journal::name))) meter.resumable();
   const TextSurvey found = survey(inputs, options, meter);
   const int64_t n = found.tokens,
@@ -255,7 +257,7 @@ void prepare(const PrepareOptions& options) {
     before.reset(), train = writer("train", split), val = writer("val", n - split);
   std::vector<std::string> going_on;
   if (before) {
-    going_on = names_to_go_on({&train, &val});
+    going_on = unfinished_shards({&train, &val});
     log_info(options.out.string(), ": continuing after the ", before->train + before->val,
              " tokens that are done");
   }

@@ -27,9 +27,10 @@ namespace lathe {
 namespace {
 
 /// Takes documents in order: which are kept, and where they go.
-class Sorter {
+class DocumentFilter {
  public:
-  Sorter(const DocumentOptions& o, SplitWriter& train, SplitWriter& val, DataManifest& manifest)
+  DocumentFilter(const DocumentOptions& o, SplitWriter& train, SplitWriter& val,
+                 DataManifest& manifest)
       : o_(o), train_(train), val_(val), manifest_(manifest) {}
 
   void take(const EncodedPart& part) {
@@ -41,10 +42,10 @@ class Sorter {
       replaced_ += d.repaired;
       if (d.begins) ++read_, in_repaired_ = false;
       if (d.repaired > 0 && !in_repaired_) ++repaired_, in_repaired_ = true;
-      if (d.fate != EncodedDocument::Fate::kept) {
-        ++(d.fate == EncodedDocument::Fate::empty       ? empty_
-           : d.fate == EncodedDocument::Fate::too_short ? short_
-                                                        : long_);
+      if (d.fate != EncodedDocument::FilterResult::kept) {
+        ++(d.fate == EncodedDocument::FilterResult::empty       ? empty_
+           : d.fate == EncodedDocument::FilterResult::too_short ? short_
+                                                                : long_);
         continue;
       }
       if (o_.dedup && !seen_.insert(d.digest).second) {
@@ -111,7 +112,7 @@ struct Making {
   const DocumentOptions& o;
   OutFolder& out;
   const Journal& journal;
-  Meter& meter;
+  ProgressReporter& meter;
   SplitWriter &train, &val;  ///< one and the same where the input is split behind
   DataManifest& manifest;
 
@@ -128,7 +129,7 @@ struct Making {
 void Making::go_through(bool whole, const std::optional<Progress>& before) {
   PartReader reader(o.source, whole);
   Encoders encoders(o.tokenizer.bpe());
-  Sorter sorter(o, train, val, manifest);
+  DocumentFilter sorter(o, train, val, manifest);
   LineFilter lines;
   std::deque<std::future<EncodedPart>> under_way;
   Checksum input;
@@ -180,7 +181,7 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
 
 /// Distributes what was written for one split over both, the last tokens for validation.
 void split_tail(const fs::path& spool, bool wide, SplitWriter& train, SplitWriter& val,
-                int64_t head, Meter& meter) {
+                int64_t head, ProgressReporter& meter) {
   const MappedFile file(spool, Exit::io);
   const size_t width = wide ? 4 : 2;
   std::vector<int32_t> ids;
@@ -222,7 +223,7 @@ void prepare_documents(const DocumentOptions& o) {
   }
   const bool whole = o.dedup || o.val_by_hash || o.min_bytes > 0 || o.max_bytes != ~uint64_t{0} ||
                      !pieces_end_at_lines(o.tokenizer);
-  Meter meter(o.out, o.stop);
+  ProgressReporter meter(o.out, o.stop);
   meter.begin("read", bytes);
 
   OutFolder out(o.out);
@@ -251,7 +252,7 @@ void prepare_documents(const DocumentOptions& o) {
     if (!all_there) before.reset(), train = writer("train"), val = writer("val"), spool = spooler();
   }
   if (before) {
-    going_on = names_to_go_on({train.get(), val.get(), spool.get()});
+    going_on = unfinished_shards({train.get(), val.get(), spool.get()});
     log_info(o.out.string(), ": continuing after the ", before->parts, " parts that are done");
   }
   out.clear(going_on);

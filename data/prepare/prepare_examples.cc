@@ -32,7 +32,7 @@ struct ExampleSurvey {
 
 bool is_whole(double x) { return std::fabs(x) <= 0x1p53 && std::trunc(x) == x; }
 
-ExampleSurvey survey(ExampleSource& source, const std::string& task, Meter& meter) {
+ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressReporter& meter) {
   ExampleSurvey s;
   meter.begin("read", source.bytes());
   source.each(meter, [&](const RawExample& e) {
@@ -247,7 +247,7 @@ void prepare_examples(const ExampleOptions& options) {
     fail(Exit::usage, "--shape ", sizes_text(m.input_sizes), " does not fit: an input of ",
          options.inputs[0], " has ", numel, " numbers");
   }
-  Meter meter(options.out, options.stop);
+  ProgressReporter meter(options.out, options.stop);
   ExampleSurvey found = survey(*source, options.task, meter);
   if (found.examples == 0) fail(Exit::data, options.inputs[0], " holds no examples");
   std::string chosen;

@@ -123,7 +123,7 @@ void record(const Journal& journal, Progress progress, SplitWriter& train, Split
   journal.write(progress);
 }
 
-std::vector<std::string> names_to_go_on(std::initializer_list<const SplitWriter*> splits) {
+std::vector<std::string> unfinished_shards(std::initializer_list<const SplitWriter*> splits) {
   std::vector<std::string> names{Journal::name};
   for (const SplitWriter* split : splits) {
     for (const std::string& file : split->files()) names.push_back(file);

@@ -68,6 +68,6 @@ class SplitWriter {
 void record(const Journal& journal, Progress progress, SplitWriter& train, SplitWriter& val);
 /// What OutFolder::clear leaves there for one that goes on: the record, and the files of these
 /// splits.
-std::vector<std::string> names_to_go_on(std::initializer_list<const SplitWriter*> splits);
+std::vector<std::string> unfinished_shards(std::initializer_list<const SplitWriter*> splits);
 
 }  // namespace lathe

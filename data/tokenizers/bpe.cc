@@ -171,7 +171,7 @@ int32_t special_id(const BPEDefinition& d, std::string_view text) {
   return found == d.special.end() ? -1 : found->id;
 }
 
-TextMarks text_marks(const BPEDefinition& d) {
+TextMarks boundary_tokens(const BPEDefinition& d) {
   const auto first_of = [&](std::initializer_list<const char*> names) {
     for (const char* name : names) {
       if (const int32_t id = special_id(d, name); id >= 0) return id;

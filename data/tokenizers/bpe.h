@@ -74,7 +74,7 @@ struct TextMarks {
 };
 /// Those of a tokenizer: what its post-processor begins with, and by their usual names. GPT-2's
 /// <|endoftext|> is both.
-TextMarks text_marks(const BPEDefinition& definition);
+TextMarks boundary_tokens(const BPEDefinition& definition);
 
 /// A BPE tokenizer: immutable, one object for any number of threads.
 ///

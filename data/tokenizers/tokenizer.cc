@@ -90,7 +90,7 @@ int32_t Tokenizer::document_end() const {
 
 bool Tokenizer::ends_text(int64_t id) const {
   if (!bpe_ || id < 0) return false;
-  const TextMarks marks = text_marks(bpe_->definition());
+  const TextMarks marks = boundary_tokens(bpe_->definition());
   return id == marks.end || id == marks.turn_end;
 }
 

@@ -23,14 +23,14 @@ class Quantiles final : public Task {
  public:
   std::string name() const override { return "quantiles"; }
 
-  ModelSizes sizes(const DataFacts& facts) const override { return {facts.input_sizes, 3}; }
+  ModelSizes sizes(const DatasetInfo& facts) const override { return {facts.input_sizes, 3}; }
   ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
     return fit_examples(loaded, data, *this);
   }
   Variable loss(const Model& model, const Batch& batch, double divisor) const override {
     return sum(pinball(model(batch.inputs), batch.targets)) * (1 / divisor);
   }
-  void score(const Model& model, const Batch& batch, const DataFacts&,
+  void score(const Model& model, const Batch& batch, const DatasetInfo&,
              Scores& scores) const override {
     const Variable said_BQ = model(batch.inputs);
     const at::Tensor below_BQ = batch.targets.le(said_BQ.data());

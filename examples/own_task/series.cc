@@ -34,7 +34,7 @@ class Series final : public Data {
     facts_.outputs = 1;
   }
 
-  const DataFacts& facts() const override { return facts_; }
+  const DatasetInfo& facts() const override { return facts_; }
   int64_t train_size() const override { return train_size_; }
   int64_t val_size() const override { return windows_ - train_size_; }
   std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes, uint64_t seed) const override;
@@ -65,7 +65,7 @@ class Series final : public Data {
   Json manifest_;
   MappedFile file_;
   int64_t window_ = 0, windows_ = 0, train_size_ = 0;
-  DataFacts facts_;
+  DatasetInfo facts_;
 };
 
 /// What micro-batch n holds follows from the seed and n alone: a run that goes on sees what it

@@ -29,7 +29,7 @@ inline at::Tensor document_starts() {
   return mode().document_starts != nullptr ? *mode().document_starts : at::Tensor();
 }
 /// Place of each token in its document, [B, T].
-inline at::Tensor places_in_documents(const at::Tensor& starts) {
+inline at::Tensor position_ids(const at::Tensor& starts) {
   return at::arange(starts.size(1), starts.options()) - starts;
 }
 

@@ -77,7 +77,7 @@ struct InstanceNorm2d : GroupNorm {
 /// What BatchNorm1d and BatchNorm2d share. In training it takes the batch's statistics, which need
 /// two values a channel, and moves the running ones `momentum` of the way to them, the variance
 /// unbiased, as torch does; each micro-batch of a step does. A forward that is computed again
-/// (DrawAgain) moves nothing. Outside training it takes the running ones.
+/// (RestoreRngState) moves nothing. Outside training it takes the running ones.
 struct BatchNorm {
   Variable weight, bias;                 ///< [C]
   at::Tensor running_mean, running_var;  ///< [C], buffers

@@ -53,7 +53,7 @@ Variable GPT::features(const at::Tensor& ids_BT) const {
   const at::Tensor starts = document_starts();
   const Variable places = mode().cache != nullptr
                               ? positions(mode().cache->places(t, ids_BT.device()))
-                          : starts.defined() ? positions(places_in_documents(starts))
+                          : starts.defined() ? positions(position_ids(starts))
                                              : slice(positions.weight, 0, 0, t);
   const Variable x_BTC =
       run_blocks(blocks.size(), drop(tokens(ids_BT) + places),

@@ -61,7 +61,7 @@ struct GPT {
   LayerNorm norm;
   Linear head;  ///< no weight of its own where weights are tied
 
-  /// On the CPU in float32, parameters all zero until initialize(); shapes alone under ShapesAlone.
+  /// On the CPU in float32, parameters all zero until initialize(); shapes alone under MetaInit.
   explicit GPT(const GPTConfig& config);
 
   /// ids int64 [B, T], T <= block_size -> logits [B, T, V].

@@ -70,7 +70,7 @@ Variable Llama::features(const at::Tensor& ids_BT) const {
               config.block_size);
   const at::Tensor starts = document_starts();
   const at::Tensor places = mode().cache != nullptr ? mode().cache->places(t, at::kCPU)
-                            : starts.defined()      ? places_in_documents(starts)
+                            : starts.defined()      ? position_ids(starts)
                                                     : at::arange(t, at::kLong);
   const at::ScalarType wide = tokens.weight.dtype() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor turns = rotary.turns(places).to(ids_BT.device(), wide);

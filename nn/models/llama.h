@@ -107,7 +107,7 @@ struct Llama {
   RMSNorm norm;
   Linear head;  ///< no weight of its own where weights are tied
 
-  /// On the CPU in float32, parameters all zero until initialize(); shapes alone under ShapesAlone.
+  /// On the CPU in float32, parameters all zero until initialize(); shapes alone under MetaInit.
   explicit Llama(const LlamaConfig& config);
 
   /// ids int64 [B, T], T <= block_size -> logits [B, T, V].

@@ -106,7 +106,7 @@ struct ModelKind {
   std::string name, doc;
   AnyConfig config;  ///< with its defaults
   /// On the CPU in float32, parameters all zero until they are initialized; shapes alone under
-  /// ShapesAlone.
+  /// MetaInit.
   std::function<std::unique_ptr<Model>(const AnyConfig&, const ModelSizes&)> make;
   /// What is wrong between the keys of a config.
   std::function<std::optional<ConfigFault>(const AnyConfig&)> check;

@@ -188,11 +188,11 @@ std::string config_reference();
 struct LoadedConfig {
   RunConfig config;
   Origins origins;
-  std::string path{};  ///< of the config file, as given
-  std::filesystem::path
-      base{};  ///< the checkpoint that adapters.base stands for, once adopt_base has found it
-  /// The checkpoint or Hugging Face folder that train.init_from stands for, once adopt_source has
-  /// found it: where the run begins with it.
+  std::string path{};            ///< of the config file, as given
+  std::filesystem::path base{};  ///< the checkpoint that adapters.base stands for, once
+                                 ///< resolve_adapter_base has found it
+  /// The checkpoint or Hugging Face folder that train.init_from stands for, once resolve_init_from
+  /// has found it: where the run begins with it.
   std::filesystem::path source{};
 };
 

@@ -63,7 +63,7 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
   if (average_)
     optimizer_ = std::make_unique<SafetensorsFile>(checkpoint / "optimizer.safetensors");
   dtype = o.dtype.empty() ? saved_dtype(*model_) : o.dtype;
-  const ShapesAlone guard;
+  const MetaInit guard;
   shapes = find_model_kind(config.model.kind)->make(config.model.own, state.sizes);
   parameters = lathe::parameters(*shapes);
   // A width that the config leaves to the model.

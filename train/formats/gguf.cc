@@ -76,7 +76,7 @@ void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& met
       merges.push_back(tokens[static_cast<size_t>(a)] + " " + tokens[static_cast<size_t>(b)]);
     metadata.emplace_back("tokenizer.ggml.merges", merges);
   }
-  const TextMarks marks = text_marks(d);
+  const TextMarks marks = boundary_tokens(d);
   for (const auto& [key, id] :
        {std::pair("bos", marks.begin), {"eos", marks.end}, {"eot", marks.turn_end}})
     if (id >= 0)

@@ -87,7 +87,7 @@ HuggingFaceFolder::HuggingFaceFolder(const fs::path& folder, int64_t block_size)
         std::tie(family_, model_) = read_config(folder, block_size);
         return TensorFiles(folder);
       }()) {
-  const ShapesAlone guard;
+  const MetaInit guard;
   shapes_ = find_model_kind(model_.kind)->make(model_.own, {});
   parameters_ = lathe::parameters(*shapes_);
   check_tensors();
@@ -219,7 +219,7 @@ void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& confi
       {"clean_up_tokenization_spaces", false},
       {"model_max_length",
        config.contains("n_positions") ? config["n_positions"] : config["max_position_embeddings"]}};
-  const TextMarks marks = text_marks(d);
+  const TextMarks marks = boundary_tokens(d);
   for (const auto& [key, id] : {std::pair("bos_token", marks.begin), {"eos_token", marks.end}}) {
     if (id < 0) continue;
     settings[key] = d.tokens[static_cast<size_t>(id)];

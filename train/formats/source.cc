@@ -22,7 +22,7 @@ fs::path own_checkpoint(const RunConfig& config) {
 
 }  // namespace
 
-void adopt_source(LoadedConfig& loaded) {
+void resolve_init_from(LoadedConfig& loaded) {
   RunConfig& c = loaded.config;
   const std::string name = c.train.init_from;
   if (name.empty()) return;
@@ -64,7 +64,7 @@ void adopt_source(LoadedConfig& loaded) {
   adopt_model(loaded, from.model, "train.init_from");
 }
 
-void check_source_tokenizer(const LoadedConfig& loaded, const DataFacts& facts) {
+void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts) {
   if (loaded.source.empty()) return;
   const RunConfig& c = loaded.config;
   std::optional<Tokenizer> tokenizer;

@@ -8,7 +8,7 @@
 
 namespace lathe {
 
-void log_header(const Session& session, const Data& data, const RunCeiling& ceiling,
+void log_header(const Session& session, const Data& data, const MfuBaseline& ceiling,
                 const std::string& run, const std::string& from, const std::string& source) {
   const RunConfig& c = session.config;
   const std::string unit = session.task.unit();

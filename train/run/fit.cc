@@ -54,7 +54,7 @@ int64_t free_memory() {
 }
 
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
-  const int64_t program = program_bytes_in_training();
+  const int64_t program = process_overhead_bytes();
   const DryStep d = dry_step(loaded, data);
   const RunConfig& c = loaded.config;
   const auto memory = static_cast<double>(d.resident() + program);

@@ -40,9 +40,9 @@ RunData open_for_plan(LoadedConfig& loaded) {
 }
 
 /// Batches as the loader gives them, whatever they hold: a ring of buffers, made once.
-class EmptyBatches {
+class DummyLoader {
  public:
-  EmptyBatches(const RunConfig& c, const Data* data, uint64_t seed, at::Device device) {
+  DummyLoader(const RunConfig& c, const Data* data, uint64_t seed, at::Device device) {
     const MemoryScope scope(Memory::data);
     const BatchSizes sizes = batch_sizes(c);
     const int64_t slots = c.data.prefetch + c.data.workers;
@@ -120,7 +120,7 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   const RunData data = open_for_plan(loaded);
   Session s = Session::make(loaded, *data.task, data.sizes);
   std::optional<Loader> loader;
-  std::optional<EmptyBatches> empty;
+  std::optional<DummyLoader> empty;
   const auto seed = static_cast<uint64_t>(s.config.train.seed);
   if (data.data)
     loader.emplace(*data.data, batch_sizes(s.config), seed, 0, s.config.data, s.device);
@@ -259,7 +259,7 @@ int64_t kept_checkpoints(const RunConfig& c) {
   return static_cast<int64_t>(steps.size() - gone) + (k.keep_best && gone > 0 ? 1 : 0);
 }
 
-int64_t program_bytes_in_training() { return peak_rss_bytes() + (20 << 20); }
+int64_t process_overhead_bytes() { return peak_rss_bytes() + (20 << 20); }
 
 DryStep dry_step(const LoadedConfig& given) {
   LoadedConfig loaded = one_step(given);
@@ -271,8 +271,8 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data) {
   const LoadedConfig loaded = one_step(given);
   const DryRun dry;
   Session s = Session::make(loaded, *data.task, data.sizes);
-  EmptyBatches batches(s.config, data.data.get(), static_cast<uint64_t>(s.config.train.seed),
-                       s.device);
+  DummyLoader batches(s.config, data.data.get(), static_cast<uint64_t>(s.config.train.seed),
+                      s.device);
   DryStep result;
   result.made = memory_stats();
   result.unit = data.task->unit();

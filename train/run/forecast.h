@@ -37,7 +37,7 @@ DryStep dry_step(const LoadedConfig& loaded);
 /// The same with the data opened before, for what RunData::open made of the config.
 DryStep dry_step(const LoadedConfig& loaded, const RunData& data);
 /// About what this process will have resident beside its tensors once it trains.
-int64_t program_bytes_in_training();
+int64_t process_overhead_bytes();
 
 /// Seconds of the parts of an optimizer step, all its micro-batches together.
 struct StepTimes {

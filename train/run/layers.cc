@@ -89,7 +89,7 @@ std::optional<Histogram> histogram_of(const std::string& name, const at::Tensor&
 
 }  // namespace
 
-LayerWatch::LayerWatch(Session& session, bool histograms) : session_(session) {
+LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : session_(session) {
   const auto& params = session.params;
   Visit visit({.module = [&](const std::string& path, int64_t, std::type_index, void*) {
     if (layers_.try_emplace(path).second) order_.push_back(path);
@@ -124,7 +124,7 @@ LayerWatch::LayerWatch(Session& session, bool histograms) : session_(session) {
       });
 }
 
-std::vector<LayerFigures> LayerWatch::figures() const {
+std::vector<LayerFigures> LayerStatsCollector::figures() const {
   const double scale = session_.optimizer.control().loss_scale;
   std::vector<LayerFigures> all;
   for (const std::string& name : order_) {
@@ -149,12 +149,12 @@ std::vector<LayerFigures> LayerWatch::figures() const {
       f.act_max =
           std::max(std::fabs(seen.least.item<double>()), std::fabs(seen.largest.item<double>()));
     if (seen.dead.defined()) f.dead = seen.dead.item<double>();
-    if (!named_figures(f).empty()) all.push_back(std::move(f));
+    if (!named_stats(f).empty()) all.push_back(std::move(f));
   }
   return all;
 }
 
-std::vector<Histogram> LayerWatch::histograms() const {
+std::vector<Histogram> LayerStatsCollector::histograms() const {
   const double scale = session_.optimizer.control().loss_scale;
   std::vector<Histogram> all = activations_;
   const auto add = [&](std::optional<Histogram> h) {

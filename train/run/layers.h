@@ -21,10 +21,10 @@ namespace lathe {
 /// those of modules that make a ModuleCall. Activations are the first micro-batch's. An update's
 /// size is exact for tensors of up to 16384 elements, and of a larger one taken from so many,
 /// evenly spaced, which costs neither a copy of the model nor a pass over it.
-class LayerWatch {
+class LayerStatsCollector {
  public:
   /// `histograms`: of what layers return too.
-  LayerWatch(Session& session, bool histograms);
+  LayerStatsCollector(Session& session, bool histograms);
   /// After the step, in the order of the model.
   std::vector<LayerFigures> figures() const;
   /// After the step, of every trained weight ("weights/PATH"), its gradient, unscaled

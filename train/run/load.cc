@@ -48,7 +48,7 @@ static LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string
   RunConfig config = saved_config(state, checkpoint);
   install_allocator();
   const std::string opened = open_device(device_name);
-  set_up_compute(opened, threads, config.amp.tf32);
+  configure_backend(opened, threads, config.amp.tf32);
   use_kernels(config.train.kernels == "auto");
   const at::Device device(opened == "cuda" ? at::kCUDA : at::kCPU);
   const AdaptersConfig& adapted = adapters_of(config);

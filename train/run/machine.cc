@@ -84,8 +84,8 @@ MachineSample MachineSample::now() {
   return s;
 }
 
-std::vector<std::string> why_doubtful(const MachineSample& begin, const MachineSample& end,
-                                      int cores, const std::string& governor) {
+std::vector<std::string> measurement_warnings(const MachineSample& begin, const MachineSample& end,
+                                              int cores, const std::string& governor) {
   std::vector<std::string> why;
   const double core_seconds = std::max(1e-9, (end.seconds - begin.seconds) * cores);
   const double others =
@@ -107,7 +107,7 @@ std::vector<std::string> why_doubtful(const MachineSample& begin, const MachineS
 Json MachineWatch::facts() const {
   const MachineSample end = MachineSample::now();
   const std::string governor = first_word(core_folder(0) / "cpufreq/scaling_governor");
-  const std::vector<std::string> why = why_doubtful(begin_, end, cores(), governor);
+  const std::vector<std::string> why = measurement_warnings(begin_, end, cores(), governor);
   const double core_seconds = std::max(1e-9, (end.seconds - begin_.seconds) * cores());
   return {
       {"cpu", device_model("cpu")},

@@ -29,8 +29,8 @@ struct MachineSample {
 
 /// Why figures measured between two moments on `cores` cores are not to be trusted; empty where
 /// they are.
-std::vector<std::string> why_doubtful(const MachineSample& begin, const MachineSample& end,
-                                      int cores, const std::string& governor);
+std::vector<std::string> measurement_warnings(const MachineSample& begin, const MachineSample& end,
+                                              int cores, const std::string& governor);
 
 /// From its making on.
 class MachineWatch {

@@ -113,13 +113,13 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
   return ceiling;
 }
 
-RunCeiling::RunCeiling(std::string device, int threads, at::ScalarType dtype)
+MfuBaseline::MfuBaseline(std::string device, int threads, at::ScalarType dtype)
     : device_(std::move(device)),
       threads_(threads),
       dtype_(dtype),
       known_(known_peak(device_, threads, dtype)) {}
 
-std::optional<double> RunCeiling::share(double rate) {
+std::optional<double> MfuBaseline::share(double rate) {
   if (!known_) return std::nullopt;
   if (rate > known_->rate && !measured_again_) {
     measured_again_ = true;
@@ -134,7 +134,7 @@ std::optional<double> RunCeiling::share(double rate) {
   return rate / known_->rate;
 }
 
-void RunCeiling::remember(double run_seconds) const {
+void MfuBaseline::remember(double run_seconds) const {
   if ((!known_ || known_->young()) && device_ != "cuda" && run_seconds > 60)
     measure_peak(threads_, dtype_);
 }

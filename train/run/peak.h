@@ -29,9 +29,9 @@ MatmulCeiling measure_peak(int threads, at::ScalarType dtype);
 
 /// The ceiling of one run, which is measured again where the run passes it. What goes wrong with
 /// that is a warning.
-class RunCeiling {
+class MfuBaseline {
  public:
-  RunCeiling(std::string device, int threads, at::ScalarType dtype);
+  MfuBaseline(std::string device, int threads, at::ScalarType dtype);
   const std::optional<MatmulCeiling>& known() const { return known_; }
   /// MFU of a step at `rate` FLOP/s; nullopt where no ceiling is known. The first rate above it
   /// says that it was measured on a busy machine: then it is measured again, which takes a second

@@ -243,7 +243,7 @@ std::string replay(const fs::path& path) {
   LoadedConfig loaded;
   loaded.config = saved_config(state, bundle);
   loaded.config.train.threads = state.threads;
-  adopt_base(loaded);
+  resolve_adapter_base(loaded);
   Session session = Session::make(loaded, task_of(loaded, {.task = state.task}), state.sizes);
   session.load(bundle, state);
   const std::vector<Batch> batches = BundleBatches(bundle / "batches.safetensors", session).batches;

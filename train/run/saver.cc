@@ -52,7 +52,7 @@ void CheckpointSaver::save(const RunState& state, const std::vector<NamedParamet
   ++times_.saves;
   if (!async_ || at_once) {
     const Timer timer(times_.write_s);
-    const Uninterrupted whole;
+    const DeferSignals whole;
     before();
     log(Level::debug,
         "saved " + save_checkpoint(run_, state, parameters, optimizer, keep_, dtype_).string());
@@ -66,7 +66,7 @@ void CheckpointSaver::save(const RunState& state, const std::vector<NamedParamet
   fault_point("save: copied");
   try {
     under_way_ = std::async(std::launch::async, [this, state, before = std::move(before)] {
-      const Uninterrupted whole;
+      const DeferSignals whole;
       before();
       log(Level::debug, "saved " + store_checkpoint(run_, state, copy_, keep_).string());
       note_saved(state.step);

@@ -24,10 +24,10 @@ RunData RunData::open(LoadedConfig& loaded) {
   return opened;
 }
 
-RunData open_for_steps(LoadedConfig& loaded) {
+RunData open_for_benchmark(LoadedConfig& loaded) {
   loaded.config.train.eval_interval = 0;
-  adopt_source(loaded);
-  adopt_base(loaded);
+  resolve_init_from(loaded);
+  resolve_adapter_base(loaded);
   return RunData::open(loaded);
 }
 
@@ -71,7 +71,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   check_device(loaded, device_name);
   const int threads =
       config.train.threads > 0 ? static_cast<int>(config.train.threads) : default_threads();
-  set_up_compute(device_name, threads, config.amp.tf32);
+  configure_backend(device_name, threads, config.amp.tf32);
   use_kernels(config.train.kernels == "auto");
   const at::Device device(device_name == "cuda" ? at::kCUDA : at::kCPU);
   const auto seed = static_cast<uint64_t>(config.train.seed);

@@ -30,7 +30,7 @@ struct RunData {
 
 /// For steps without a run folder (bench, profile, find): takes on what train.init_from and
 /// adapters.base stand for, and opens the data. Nothing is evaluated.
-RunData open_for_steps(LoadedConfig& loaded);
+RunData open_for_benchmark(LoadedConfig& loaded);
 
 /// A model with its optimizer on a device, ready to step.
 struct Session {

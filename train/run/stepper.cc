@@ -65,12 +65,12 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   return r;
 }
 
-StepFigures read_figures(const Session& s, const StepResult& result) {
+StepStats read_figures(const Session& s, const StepResult& result) {
   const StepControl c = s.optimizer.control();
-  StepFigures f{.loss = result.loss.item().toDouble(),
-                .grad_norm = result.is_spike ? std::nan("") : c.grad_norm,
-                .loss_scale = c.loss_scale,
-                .updates = c.updates};
+  StepStats f{.loss = result.loss.item().toDouble(),
+              .grad_norm = result.is_spike ? std::nan("") : c.grad_norm,
+              .loss_scale = c.loss_scale,
+              .updates = c.updates};
   if (s.scaler) f.scaler = s.scaler->state();
   if (c.failed_step != 0 && f.scaler) {
     fail(Exit::diverged, "step ", c.failed_step, ": ", f.scaler->skipped_in_row,

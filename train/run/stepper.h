@@ -43,7 +43,7 @@ inline StepResult run_step(Session& session, const std::function<Batch()>& next,
 }
 
 /// What a step leaves for the log and metrics.jsonl.
-struct StepFigures {
+struct StepStats {
   double loss = 0;
   double grad_norm =
       0;  ///< of the unscaled gradients, before clipping; NaN where the update was left out
@@ -55,7 +55,7 @@ struct StepFigures {
 };
 /// What the last step did; waits for a GPU. Exit::diverged where that step, or one since the last
 /// look, ended the run.
-StepFigures read_figures(const Session& session, const StepResult& result);
+StepStats read_figures(const Session& session, const StepResult& result);
 
 /// Seconds since this process was started.
 double process_age();

@@ -46,7 +46,7 @@ class Sentence {
   size_t size_ = 0;
 };
 
-void say_what_is_lost() {
+void report_unsaved_steps() {
   const int64_t done = step_done, saved = step_saved;
   Sentence s;
   s.add("stopped at once");
@@ -72,7 +72,7 @@ void on_signal(int which) {
   if (uninterrupted > 0 && !first) {
     Sentence().add("a checkpoint is being written; the process ends when it is whole").say();
   } else if (interrupt > 1) {
-    say_what_is_lost();
+    report_unsaved_steps();
     _exit(128 + SIGINT);
   } else if (first) {
     Sentence()
@@ -95,7 +95,7 @@ sigset_t stop_signal_set() {
 
 }  // namespace
 
-void take_stop_signals(const char* when) {
+void install_stop_handlers(const char* when) {
   stops_when = when;
   clears_line = is_terminal();
   struct sigaction action{};
@@ -127,7 +127,7 @@ void note_progress(int64_t step, int64_t saved_step) {
 
 void note_saved(int64_t step) { step_saved = step; }
 
-Uninterrupted::Uninterrupted() { ++uninterrupted; }
-Uninterrupted::~Uninterrupted() { --uninterrupted; }
+DeferSignals::DeferSignals() { ++uninterrupted; }
+DeferSignals::~DeferSignals() { --uninterrupted; }
 
 }  // namespace lathe

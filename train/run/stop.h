@@ -16,10 +16,10 @@ namespace lathe {
 /// error says so at once ("stopping `when` ..."), also of one that was blocked until now. A second
 /// SIGINT ends the process (exit 130) and says which steps are lost. SIGPIPE is ignored: what a
 /// reader that went away would have got is dropped. `when` must outlive the process.
-void take_stop_signals(const char* when);
+void install_stop_handlers(const char* when);
 /// While one lives, this thread and the processes that it starts block the signals that ask for a
-/// stop. A process that it starts keeps them blocked, also over exec, until take_stop_signals or
-/// unblock_stop_signals: none is lost, and none ends it, before it is ready to answer.
+/// stop. A process that it starts keeps them blocked, also over exec, until install_stop_handlers
+/// or unblock_stop_signals: none is lost, and none ends it, before it is ready to answer.
 class BlockStopSignals {
  public:
   BlockStopSignals();
@@ -42,12 +42,12 @@ void note_saved(int64_t step);
 
 /// While one lives, a second SIGINT is answered but does not end the process: what was asked for is
 /// nearly done.
-class Uninterrupted {
+class DeferSignals {
  public:
-  Uninterrupted();
-  ~Uninterrupted();
-  Uninterrupted(const Uninterrupted&) = delete;
-  Uninterrupted& operator=(const Uninterrupted&) = delete;
+  DeferSignals();
+  ~DeferSignals();
+  DeferSignals(const DeferSignals&) = delete;
+  DeferSignals& operator=(const DeferSignals&) = delete;
 };
 
 }  // namespace lathe

@@ -57,7 +57,7 @@ class Trainer {
 
   /// What a run says that has nothing left to do; its record stays as it is. A last save may have
   /// been cut short.
-  Exit say_finished() const {
+  Exit report_already_finished() const {
     clean_checkpoints(run_);
     check_last_validation();
     log_summary();
@@ -73,7 +73,7 @@ class Trainer {
     const TrainConfig& c = session_.config.train;
     fault_point("start: locked");
     clean_checkpoints(run_);
-    if (!resumed_from_.empty() && resumed_same_run_) set_aside_newer(resumed_from_);
+    if (!resumed_from_.empty() && resumed_same_run_) quarantine_newer(resumed_from_);
     for (const ConfigChange& change : changes_) {
       log_info("changed since the checkpoint: ", change.key, " ", change.was, " -> ", change.is);
       state_.changes.push_back(change);
@@ -109,21 +109,21 @@ class Trainer {
     StepLine line(c.steps, state_.step, static_cast<double>(units_of_step(session_.config)), unit_);
     line_ = &line;
     Loader loader = training_loader(session_, *data_, state_.step);
-    looked_ = begin;
+    last_report_time_ = begin;
     while (state_.step < c.steps) {
       const auto is_due = [&](int64_t every) {
         return every > 0 && (state_.step + 1) % every == 0;
       };
       const bool figures_due = is_due(c.log_interval * session_.config.log.layers),
                  histograms_due = is_due(session_.config.log.histograms);
-      std::optional<LayerWatch> watch;
+      std::optional<LayerStatsCollector> watch;
       if (figures_due || histograms_due) watch.emplace(session_, histograms_due);
       const StepResult r = run_step(session_, loader, state_.step);
       layers_ = figures_due ? watch->figures() : std::vector<LayerFigures>();
       const auto histograms = histograms_due ? watch->histograms() : std::vector<Histogram>();
       watch.reset();
       ++state_.step;
-      did_something_ = true;
+      made_progress_ = true;
       note_progress(state_.step, saver.saved_step());
       state_.tokens += units_of_step(session_.config);
       const int64_t interval = session_.config.checkpoint.interval;
@@ -144,11 +144,11 @@ class Trainer {
       if (sample_due && !stop_asked()) sample(metrics);
       if (save_due && (last || !stop_asked())) save(metrics);
       if ((stop_asked() || state_.step == c.pause_at) && (!last || state_.eval_due)) {
-        if (looked_step_ != state_.step) report(metrics, r, false);
+        if (last_report_step_ != state_.step) report(metrics, r, false);
         return stop(metrics);
       }
-      if (looked_step_ == state_.step)
-        looked_ = Clock::now();  // what stands between steps is no part of the next
+      if (last_report_step_ == state_.step)
+        last_report_time_ = Clock::now();  // what stands between steps is no part of the next
     }
     ceiling_.remember(seconds_since(begin));
     return finish();
@@ -173,8 +173,8 @@ class Trainer {
                  " changes them, and the bits)");
       }
       session_.config.train.threads = saved.threads;
-      set_up_compute(session_.device_name, static_cast<int>(saved.threads),
-                     session_.config.amp.tf32);
+      configure_backend(session_.device_name, static_cast<int>(saved.threads),
+                        session_.config.amp.tf32);
     } else if (session_.config.train.threads != saved.threads) {
       log_warn("the run used ", saved.threads, " threads and resumes with ",
                session_.config.train.threads, ": bits will differ");
@@ -191,13 +191,13 @@ class Trainer {
     if (!from.same_run) state_.metrics_bytes = 0, state_.sink_bytes.clear();
     resumed_from_ = from.checkpoint;
     resumed_same_run_ = from.same_run;
-    looked_step_ = saved.step;
+    last_report_step_ = saved.step;
     if (from.same_run) saved_step_ = saved.step;
     ceiling_ = run_ceiling();
   }
 
   /// The last step's figures. A run that diverged leaves its step for a second look.
-  StepFigures figures_of(const StepResult& r) {
+  StepStats read_stats(const StepResult& r) {
     try {
       return read_figures(session_, r);
     } catch (const Error& e) {
@@ -215,7 +215,7 @@ class Trainer {
   }
 
   /// A step that was left out for its loss: said, counted, and its tokens kept.
-  void keep_spike(const StepFigures& f) {
+  void save_spike_batch(const StepStats& f) {
     const fs::path kept = run_ / "spikes" / (checkpoint_name(state_.step) + ".safetensors");
     write_batches(kept, batches_of_step(session_, *data_, state_.step - 1));
     log_warn("step ", state_.step, ": a loss of ", format("%.4f", f.loss), " is a spike above ",
@@ -226,18 +226,19 @@ class Trainer {
 
   /// Takes the last step's figures, shows them, and writes their line of metrics where `write`.
   void report(MetricsSinks& metrics, const StepResult& r, bool write) {
-    const StepFigures f = figures_of(r);
+    const StepStats f = read_stats(r);
     // A loss scaler leaves out steps that are not finite, but no run ends with one.
     if (state_.step == session_.config.train.steps && !std::isfinite(f.loss))
       end_diverged("loss", f.loss);
 
-    const double seconds = seconds_since(looked_) / static_cast<double>(state_.step - looked_step_);
-    looked_ = Clock::now();
-    looked_step_ = state_.step;
+    const double seconds =
+        seconds_since(last_report_time_) / static_cast<double>(state_.step - last_report_step_);
+    last_report_time_ = Clock::now();
+    last_report_step_ = state_.step;
     state_.updates = f.updates;
     log_skipped_updates(f);
     if (session_.spikes) state_.spikes = session_.spikes->state();
-    if (r.is_spike) keep_spike(f);
+    if (r.is_spike) save_spike_batch(f);
     state_.scaler = f.scaler;
     const auto units = static_cast<double>(units_of_step(session_.config));
     StepMetrics m{.step = state_.step,
@@ -257,13 +258,13 @@ class Trainer {
                   .updates_lost = f.updates_lost,
                   .layers = std::move(layers_)};
     if (write) {
-      tell_memory(m);
+      add_memory_peaks(m);
       metrics.add(m);
     }
     line_->show(m, seconds, write);
   }
 
-  void log_skipped_updates(const StepFigures& f) const {
+  void log_skipped_updates(const StepStats& f) const {
     if (!f.scaler || !state_.scaler || f.scaler->skipped == state_.scaler->skipped) return;
     log_info("step ", state_.step, ": ", f.scaler->skipped - state_.scaler->skipped,
              " skipped for gradients that are not finite, loss scale now ",
@@ -275,11 +276,11 @@ class Trainer {
   }
 
   /// What each category held at the most, where that has changed.
-  void tell_memory(StepMetrics& m) {
+  void add_memory_peaks(StepMetrics& m) {
     if (session_.device.is_cuda()) return;
     const auto peak = memory_stats().peak;
-    if (peak == told_memory_) return;
-    told_memory_ = peak;
+    if (peak == last_reported_peaks_) return;
+    last_reported_peaks_ = peak;
     for (size_t i = 0; i < peak.size(); ++i) {
       if (peak[i] > 0) m.memory.emplace_back(memory_names[i], peak[i]);
     }
@@ -295,9 +296,9 @@ class Trainer {
     const auto r =
         evaluate(session_.task, *session_.model, *data_, batch_sizes(session_.config),
                  session_.config.train.eval_batches, session_.compute, session_.device,
-                 [this] { return stop_signal() != 0 || (did_something_ && stop_asked()); });
+                 [this] { return stop_signal() != 0 || (made_progress_ && stop_asked()); });
     if (!r) return false;
-    did_something_ = true;
+    made_progress_ = true;
     state_.eval_due = false;
     state_.val_loss = r->loss();
     state_.val_step = state_.step;
@@ -366,7 +367,7 @@ class Trainer {
     saved_step_ = state_.step;
   }
 
-  RunCeiling run_ceiling() const {
+  MfuBaseline run_ceiling() const {
     return {session_.device_name, static_cast<int>(session_.config.train.threads),
             session_.compute.dtype};
   }
@@ -400,24 +401,24 @@ class Trainer {
   bool resumed_same_run_ = true;
   std::vector<ConfigChange> changes_;  // that this process brings
   int64_t saved_step_ = -1;            // of the run's newest checkpoint, whole or being written
-  bool did_something_ =
+  bool made_progress_ =
       false;  // a step or an evaluation: less than that train.max_time leaves to no process
   const FolderLock* lock_ = nullptr;
   CheckpointSaver* saver_ = nullptr;
-  RunCeiling ceiling_ = run_ceiling();
+  MfuBaseline ceiling_ = run_ceiling();
   StepLine* line_ = nullptr;
-  std::vector<LayerFigures> layers_;           // of the last step, where it was looked at closely
-  decltype(MemoryStats::peak) told_memory_{};  // what metrics.jsonl has
-  int64_t looked_step_ = 0;                    // the last step that was looked at, and when
-  Clock::time_point looked_{};
+  std::vector<LayerFigures> layers_;  // of the last step, where it was looked at closely
+  decltype(MemoryStats::peak) last_reported_peaks_{};  // what metrics.jsonl has
+  int64_t last_report_step_ = 0;                       // the last step that was looked at, and when
+  Clock::time_point last_report_time_{};
 };
 
 }  // namespace
 
 Exit train(LoadedConfig loaded, bool verify_data) {
-  take_stop_signals("after this step");
-  adopt_source(loaded);
-  adopt_base(loaded);
+  install_stop_handlers("after this step");
+  resolve_init_from(loaded);
+  resolve_adapter_base(loaded);
   RunData data = RunData::open(loaded);
   check_base_tokenizer(loaded, *data.data);
   if (verify_data) {
@@ -437,7 +438,7 @@ Exit train(LoadedConfig loaded, bool verify_data) {
   const std::optional<ResourceNeeds> needs =
       can_tell ? std::optional(resource_needs(loaded, data)) : std::nullopt;
   Trainer trainer(std::move(loaded), std::move(data), std::move(resume));
-  if (goes_on && trainer.is_finished()) return trainer.say_finished();
+  if (goes_on && trainer.is_finished()) return trainer.report_already_finished();
   if (!lock) {
     make_folders(run);
     lock.emplace(run);

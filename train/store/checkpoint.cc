@@ -111,7 +111,8 @@ std::vector<std::pair<int64_t, fs::path>> numbered_checkpoints(const fs::path& r
 }
 
 void set_aside_unusable(const fs::path& checkpoint) {
-  set_aside(checkpoint, checkpoint.parent_path() / ("unusable-" + checkpoint.filename().string()));
+  move_to_backup(checkpoint,
+                 checkpoint.parent_path() / ("unusable-" + checkpoint.filename().string()));
 }
 
 }  // namespace
@@ -122,7 +123,7 @@ std::vector<fs::path> list_checkpoints(const fs::path& run) {
   return paths;
 }
 
-void set_aside_newer(const fs::path& checkpoint) {
+void quarantine_newer(const fs::path& checkpoint) {
   const int64_t own = step_of(checkpoint);
   for (const auto& [step, other] : numbered_checkpoints(checkpoint.parent_path().parent_path())) {
     if (step > own) set_aside_unusable(other);
@@ -154,7 +155,7 @@ bool is_whole(const fs::path& checkpoint) {
 
 /// For a step that is saved anew: a whole checkpoint is replaced (clean_checkpoints deletes it),
 /// another is set aside.
-void make_way(const fs::path& target) {
+void vacate_target(const fs::path& target) {
   if (!is_whole(target)) return set_aside_unusable(target);
   const fs::path replaced =
       target.parent_path() / (temporary_prefix + ("replaced-" + target.filename().string()));
@@ -190,7 +191,7 @@ void write_files(const fs::path& temporary, const fs::path& target, const RunSta
   fault_point("save: manifest written");
   sync_folder(temporary);
   fault_point("save: folder synced");
-  if (fs::exists(target)) make_way(target);
+  if (fs::exists(target)) vacate_target(target);
   rename_file(temporary, target);
   fault_point("save: renamed");
   sync_folder(target.parent_path());
@@ -407,7 +408,7 @@ RunState read_state(const fs::path& checkpoint) {
   return s;
 }
 
-void check_tokenizer(const fs::path& data, const DataFacts& facts, const RunState& state) {
+void check_tokenizer(const fs::path& data, const DatasetInfo& facts, const RunState& state) {
   if (facts.tokenizer && state.tokenizer && *facts.tokenizer != *state.tokenizer) {
     fail(Exit::data, data.string(),
          " was made with another tokenizer or vocabulary than the run's data; its loss would mean "

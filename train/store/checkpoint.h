@@ -97,7 +97,7 @@ std::vector<fs::path> list_checkpoints(const fs::path& run);
 int64_t step_of(const fs::path& checkpoint);
 /// Renames checkpoints of the same run newer than this one, which a run that resumes from it can't
 /// use.
-void set_aside_newer(const fs::path& checkpoint);
+void quarantine_newer(const fs::path& checkpoint);
 /// Removes what interrupted saves left behind; what can't be removed is a warning.
 void clean_checkpoints(const fs::path& run);
 
@@ -109,7 +109,7 @@ void verify_checkpoint(const fs::path& checkpoint);
 RunState read_state(const fs::path& checkpoint);
 /// Exit::data where a data folder was made with another tokenizer or vocabulary than what a
 /// checkpoint was trained on.
-void check_tokenizer(const fs::path& data, const DataFacts& facts, const RunState& state);
+void check_tokenizer(const fs::path& data, const DatasetInfo& facts, const RunState& state);
 /// The config in a checkpoint's state. Exit::checkpoint where it is none that a run can have, or
 /// where the tokenizer has more tokens than the model.
 RunConfig saved_config(const RunState& state, const fs::path& checkpoint);

@@ -28,7 +28,7 @@ fs::path cut_back(const fs::path& path, uint64_t length, const fs::path& aside,
   }
   if (has == length) return path;
   if (length == 0) {
-    set_aside(path, aside);
+    move_to_backup(path, aside);
     return path;
   }
   cut_file(path, length);
@@ -46,16 +46,16 @@ uint64_t whole_lines(std::string_view text) {
   return text.rfind('\n') + 1;  // npos + 1 is 0
 }
 
-CutFile::CutFile(const fs::path& path, uint64_t length, const fs::path& aside,
-                 uint64_t (*whole)(std::string_view))
+ResumableFile::ResumableFile(const fs::path& path, uint64_t length, const fs::path& aside,
+                             uint64_t (*whole)(std::string_view))
     : file_(cut_back(path, length, aside, whole), OutputFile::Open::append) {}
 
-uint64_t CutFile::sync() {
+uint64_t ResumableFile::sync() {
   file_.sync();
   return file_.size();
 }
 
-std::vector<std::pair<std::string, double>> named_figures(const LayerFigures& layer) {
+std::vector<std::pair<std::string, double>> named_stats(const LayerFigures& layer) {
   std::vector<std::pair<std::string, double>> figures;
   const auto add = [&](const char* name, const std::optional<double>& value) {
     if (value) figures.emplace_back(name, *value);
@@ -91,7 +91,7 @@ void Metrics::add(const StepMetrics& m) {
   for (const auto& [category, bytes] : m.memory) json["memory"][category] = bytes;
   for (const LayerFigures& layer : m.layers) {
     Json& figures = json["layers"][layer.layer] = Json::object();
-    for (const auto& [name, value] : named_figures(layer)) figures[name] = json_number(value);
+    for (const auto& [name, value] : named_stats(layer)) figures[name] = json_number(value);
   }
   file_.write(json_text(json) + "\n");
 }

@@ -2,9 +2,9 @@
 // one JSON object a logged step, {step, val_loss, ...} objects at evaluations, and {step, changed}
 // objects where a run went on with another config. The table of sinks is in train/store/sinks.cc.
 //
-// A sink with per-step data uses a CutFile, whose length each checkpoint stores (metrics_bytes,
-// sink_bytes), so after a kill each step occurs once. A disabled sink keeps its length for when
-// it is enabled again. `memory` is written when a peak changed since the last line.
+// A sink with per-step data uses a ResumableFile, whose length each checkpoint stores
+// (metrics_bytes, sink_bytes), so after a kill each step occurs once. A disabled sink keeps its
+// length for when it is enabled again. `memory` is written when a peak changed since the last line.
 #pragma once
 
 #include <cstdint>
@@ -52,14 +52,14 @@ struct StepMetrics {
 };
 
 /// The figures of a layer that are there, by their names.
-std::vector<std::pair<std::string, double>> named_figures(const LayerFigures& layer);
+std::vector<std::pair<std::string, double>> named_stats(const LayerFigures& layer);
 
 /// Lengths of files that are cut back, by their path in the run folder.
 using FileLengths = std::map<std::string, uint64_t>;
 
 /// Something that a run writes to as it goes. One is a file in this folder and a line in the table
-/// of sinks.cc; what it has no use for it passes over. A file that tells of steps is a CutFile, so
-/// that a run that was killed and goes on leaves each step once.
+/// of sinks.cc; what it has no use for it passes over. A file that tells of steps is a
+/// ResumableFile, so that a run that was killed and goes on leaves each step once.
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
@@ -82,13 +82,13 @@ class MetricsSink {
 
 /// A file that grows while a run trains, and is cut back to its length in the checkpoint that the
 /// run resumes from.
-class CutFile {
+class ResumableFile {
  public:
   /// Opens the file cut back to `length` bytes, and says so. At 0, what no checkpoint goes with is
   /// set aside as `aside`. A file that is shorter, or gone, is a warning: the run goes on with what
   /// is whole of it, up to `whole(bytes)`.
-  CutFile(const fs::path& path, uint64_t length, const fs::path& aside,
-          uint64_t (*whole)(std::string_view bytes));
+  ResumableFile(const fs::path& path, uint64_t length, const fs::path& aside,
+                uint64_t (*whole)(std::string_view bytes));
   void write(std::string_view text) { file_.write(text); }
   uint64_t length() const { return file_.size(); }
   /// Syncs, and returns the length.
@@ -105,7 +105,8 @@ double unix_seconds();
 /// metrics.jsonl.
 class Metrics final : public MetricsSink {
  public:
-  /// Cut back to `length` bytes, as CutFile. `unit`: what throughput counts, "tokens" or "samples".
+  /// Cut back to `length` bytes, as ResumableFile. `unit`: what throughput counts, "tokens" or
+  /// "samples".
   Metrics(const fs::path& run, uint64_t length, const std::string& unit = "tokens");
   void add(const StepMetrics& m) override;
   void add_validation(int64_t step,
@@ -118,7 +119,7 @@ class Metrics final : public MetricsSink {
   uint64_t sync() override { return file_.sync(); }
 
  private:
-  CutFile file_;
+  ResumableFile file_;
   std::string unit_;
 };
 

@@ -14,7 +14,7 @@ bool is_ours(const fs::path& config) {
 
 }  // namespace
 
-fs::path set_aside(const fs::path& path, const fs::path& to) {
+fs::path move_to_backup(const fs::path& path, const fs::path& to) {
   fs::path free = to;
   for (int n = 2; fs::exists(free); ++n) free = to.string() + "." + std::to_string(n);
   rename_file(path, free);
@@ -34,7 +34,7 @@ void check_config_record(const fs::path& run) {
 void write_config_record(const fs::path& run, const RunConfig& config,
                          const std::vector<ConfigChange>& changes) {
   const fs::path path = run / "config.toml";
-  if (fs::exists(path) && !is_ours(path)) set_aside(path, run / "config.toml.old");
+  if (fs::exists(path) && !is_ours(path)) move_to_backup(path, run / "config.toml.old");
   std::string text = written_by_lathe + config.schema().to_toml(&config, /*comments=*/true);
   if (!changes.empty()) text += "\n# Changed on the way:\n";
   for (const auto& c : changes)

@@ -15,7 +15,7 @@ namespace lathe {
 
 /// Renames a file or folder to the first free one of `to`, `to`.2, `to`.3, ..., and says so.
 /// Exit::io where it can't.
-fs::path set_aside(const fs::path& path, const fs::path& to);
+fs::path move_to_backup(const fs::path& path, const fs::path& to);
 
 /// Exit::usage where config.toml of a folder without checkpoints is a person's own.
 void check_config_record(const fs::path& run);

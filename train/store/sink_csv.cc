@@ -55,12 +55,12 @@ class Csv final : public MetricsSink {
   uint64_t sync() override { return steps_.sync() + evaluations_.sync(); }
 
  private:
-  static CutFile open(const SinkOptions& o, const std::string& name) {
+  static ResumableFile open(const SinkOptions& o, const std::string& name) {
     return {o.run / name, o.length(name), o.run / (name + ".old"), whole_lines};
   }
 
   std::string unit_;
-  CutFile steps_, evaluations_;
+  ResumableFile steps_, evaluations_;
 };
 
 }  // namespace

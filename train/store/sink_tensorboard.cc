@@ -36,7 +36,7 @@ class TensorBoard final : public MetricsSink {
     for (const auto& [category, bytes] : m.memory)
       values.push_back(tf_scalar("memory/" + category, static_cast<double>(bytes)));
     for (const LayerFigures& layer : m.layers) {
-      for (const auto& [figure, value] : named_figures(layer))
+      for (const auto& [figure, value] : named_stats(layer))
         values.push_back(tf_scalar("layers/" + figure + "/" + layer.layer, value));
     }
     write(m.step, values);
@@ -79,7 +79,7 @@ class TensorBoard final : public MetricsSink {
 
  private:
   /// What is set aside must not have "tfevents" in its name, or TensorBoard reads it too.
-  static CutFile open(const SinkOptions& o) {
+  static ResumableFile open(const SinkOptions& o) {
     make_folders(o.run / "tensorboard");
     return {o.run / events_name, o.length(events_name), o.run / "tensorboard/events.old",
             whole_tf_records};
@@ -89,7 +89,7 @@ class TensorBoard final : public MetricsSink {
   }
 
   std::string unit_;
-  CutFile file_;
+  ResumableFile file_;
 };
 
 }  // namespace

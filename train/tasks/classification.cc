@@ -10,7 +10,7 @@
 namespace lathe {
 namespace {
 
-std::string label_of(const DataFacts& facts, int64_t id) {
+std::string label_of(const DatasetInfo& facts, int64_t id) {
   const auto at = static_cast<size_t>(id);
   return at < facts.labels.size() ? facts.labels[at] : std::to_string(id);
 }
@@ -30,7 +30,7 @@ class Classification final : public Task {
     return cross_entropy(model(batch.inputs), batch.targets, divisor);
   }
 
-  void score(const Model& model, const Batch& batch, const DataFacts&,
+  void score(const Model& model, const Batch& batch, const DatasetInfo&,
              Scores& scores) const override {
     const Variable logits_BC = model(batch.inputs);
     scores.sums["loss"] += cross_entropy(logits_BC, batch.targets, 1).item();

@@ -181,7 +181,7 @@ int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
 
 std::vector<std::vector<int64_t>> generate(
     const Model& model, std::vector<std::vector<int64_t>> given, const Writing& w,
-    const std::function<bool(const WrittenToken&)>& on_token) {
+    const std::function<bool(const GeneratedToken&)>& on_token) {
   std::vector<Text> texts;
   for (auto& ids : given) {
     LATHE_CHECK(!ids.empty(), "generate: nothing to continue");
@@ -217,7 +217,7 @@ std::vector<std::vector<int64_t>> generate(
   return out;
 }
 
-std::string StopText::feed(std::string_view piece) {
+std::string StopMatcher::feed(std::string_view piece) {
   if (stopped_) return {};
   held_ += piece;
   size_t end = std::string::npos;

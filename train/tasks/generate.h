@@ -40,7 +40,7 @@ struct Writing {
 };
 
 /// A token that generation wrote, and the text (by its place in the list) that it continues.
-struct WrittenToken {
+struct GeneratedToken {
   int64_t text, id;
   double log_probability;  ///< as the model has it, before any sampling; NaN unless asked for
 };
@@ -51,7 +51,7 @@ struct WrittenToken {
 /// run in float32 (docs/internals/kernels.md).
 std::vector<std::vector<int64_t>> generate(
     const Model& model, std::vector<std::vector<int64_t>> texts, const Writing& writing,
-    const std::function<bool(const WrittenToken&)>& on_token = nullptr);
+    const std::function<bool(const GeneratedToken&)>& on_token = nullptr);
 
 /// Picks from logits [V], V > 0; `draw` is uniform in (0, 1). At least the likeliest token is kept,
 /// whatever top_k, top_p and min_p say. The repetition penalty is not applied here. Exit::diverged
@@ -59,10 +59,10 @@ std::vector<std::vector<int64_t>> generate(
 int64_t pick(const at::Tensor& logits_V, const Sampling& sampling, double draw);
 
 /// Watches a text that is written for the first of some strings.
-class StopText {
+class StopMatcher {
  public:
   /// None of `stops` is empty.
-  explicit StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+  explicit StopMatcher(std::vector<std::string> stops) : stops_(std::move(stops)) {}
   /// The text goes on with `piece`: what of it may be shown, without what might be the beginning of
   /// a stop.
   std::string feed(std::string_view piece);

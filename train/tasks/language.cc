@@ -62,7 +62,7 @@ class Language final : public Task {
     return token_loss(model, batch, divisor);
   }
 
-  void score(const Model& model, const Batch& batch, const DataFacts&,
+  void score(const Model& model, const Batch& batch, const DatasetInfo&,
              Scores& scores) const override {
     const double loss = token_loss(model, batch, 1).item();
     const int64_t targets = count_targets(batch);
@@ -94,7 +94,7 @@ class Language final : public Task {
                           .compute = compute,
                           .device = device};
     const auto texts =
-        generate(model, {{0}}, writing, [&](const WrittenToken&) { return !stop(); });
+        generate(model, {{0}}, writing, [&](const GeneratedToken&) { return !stop(); });
     return tokenizer->decode(texts[0]);
   }
 };

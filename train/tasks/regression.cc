@@ -29,7 +29,7 @@ class Regression final : public Task {
     return sum(error_BO * error_BO) * (1 / (divisor * static_cast<double>(batch.targets.size(1))));
   }
 
-  void score(const Model& model, const Batch& batch, const DataFacts& facts,
+  void score(const Model& model, const Batch& batch, const DatasetInfo& facts,
              Scores& scores) const override {
     at::Tensor error_BO = (model(batch.inputs).data() - batch.targets).to(at::kDouble);
     if (!facts.target_scale.empty()) error_BO = error_BO * row(facts.target_scale, error_BO);
@@ -50,7 +50,7 @@ class Regression final : public Task {
     if (!batch) return "";
     const NoGrad no_grad;
     const Autocast autocast(compute);
-    const DataFacts& facts = data.facts();
+    const DatasetInfo& facts = data.facts();
     const auto raw = [&](const at::Tensor& normalised_BO) {
       const at::Tensor y = normalised_BO.to(at::kDouble);
       return facts.target_scale.empty()

@@ -36,7 +36,7 @@ void add_task(std::unique_ptr<Task> task) {
   task_table().push_back(std::move(task));
 }
 
-const Task& task_of(const LoadedConfig& loaded, const DataFacts& facts) {
+const Task& task_of(const LoadedConfig& loaded, const DatasetInfo& facts) {
   const std::string& asked = loaded.config.train.task;
   const Task* task = find_task(asked == "auto" ? facts.task : asked);
   if (task != nullptr) return *task;
@@ -51,7 +51,7 @@ const Task& task_of(const LoadedConfig& loaded, const DataFacts& facts) {
 
 ModelSizes fit_examples(const LoadedConfig& loaded, const Data& data, const Task& task) {
   const RunConfig& c = loaded.config;
-  const DataFacts& facts = data.facts();
+  const DatasetInfo& facts = data.facts();
   if (facts.outputs == 0) {
     fail(Exit::data, c.data.dir, " holds tokens, which the task ", task.name(),
          " can't learn from; prepare examples (`lathe prepare FILE.csv --out FOLDER`)");

@@ -37,7 +37,7 @@ class Task {
   /// What throughput counts: "tokens" or "samples".
   virtual std::string unit() const { return "samples"; }
   /// What a model of such data is made for.
-  virtual ModelSizes sizes(const DataFacts& facts) const {
+  virtual ModelSizes sizes(const DatasetInfo& facts) const {
     return {facts.input_sizes, facts.outputs};
   }
   /// Checks that config, model kind and data go together, fills the keys that follow the data, and
@@ -47,7 +47,7 @@ class Task {
   /// targets in the whole step, so that micro-batches add up exactly. []
   virtual Variable loss(const Model& model, const Batch& batch, double divisor) const = 0;
   /// Adds a batch's figures.
-  virtual void score(const Model& model, const Batch& batch, const DataFacts& facts,
+  virtual void score(const Model& model, const Batch& batch, const DatasetInfo& facts,
                      Scores& scores) const = 0;
   /// The figures of an evaluation. The first one, lower for a better model, decides which
   /// checkpoint is the best.
@@ -60,7 +60,7 @@ class Task {
 };
 
 /// The task of a config on that data. Exit::usage where there is none of that name.
-const Task& task_of(const LoadedConfig& loaded, const DataFacts& facts);
+const Task& task_of(const LoadedConfig& loaded, const DatasetInfo& facts);
 /// The task of that name, or null.
 const Task* find_task(const std::string& name);
 /// Adds a task, before the command line is run. Exit::internal where its name is taken.

@@ -24,7 +24,7 @@ std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text
 /// The token that texts begin with, or -1.
 int64_t begin_token(const Tokenizer& tokenizer) {
   const BPE* bpe = tokenizer.bpe();
-  const int64_t begin = bpe != nullptr ? text_marks(bpe->definition()).begin : -1;
+  const int64_t begin = bpe != nullptr ? boundary_tokens(bpe->definition()).begin : -1;
   return begin >= 0 ? begin : tokenizer.document_end();
 }
 

@@ -46,7 +46,7 @@ bool has_no_layer(const ModelConfig& config) {
     *vocabulary = std::max<int64_t>(1, *vocabulary);
 
   try {
-    const ShapesAlone guard;
+    const MetaInit guard;
     const auto model =
         find_model_kind(config.kind)->make(own, {.input = {3, 32, 32}, .outputs = 2});
     return adapted_layers(*model).empty();
@@ -115,7 +115,7 @@ fs::path find_base(const RunConfig& config) {
   }
 }
 
-void adopt_base(LoadedConfig& loaded) {
+void resolve_adapter_base(LoadedConfig& loaded) {
   RunConfig& c = loaded.config;
   if (adapters_of(c).rank == 0) return;
   const std::string name = adapters_of(c).base;

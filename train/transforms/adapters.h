@@ -39,7 +39,7 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config);
 fs::path find_base(const RunConfig& config);
 /// Finds a config's adapters.base, where it has adapters, and takes [model] from it. Exit::usage
 /// where a key was given otherwise.
-void adopt_base(LoadedConfig& loaded);
+void resolve_adapter_base(LoadedConfig& loaded);
 /// As check_tokenizer, against the base under a config's adapters.
 void check_base_tokenizer(const LoadedConfig& loaded, const Data& data);
 /// The frozen base under a config's adapters, as it is kept.

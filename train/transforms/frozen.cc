@@ -32,7 +32,7 @@ std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& 
   size_t used = 0;
   std::unique_ptr<Model> model;
   {
-    const ShapesAlone guard;
+    const MetaInit guard;
     model = find_model_kind(config.model.kind)->make(config.model.own, sizes);
   }
   replace_parameters(*model, [&](const NamedParameter& found) {

@@ -142,7 +142,7 @@ LoadedModel load_model_argument(const Arguments& arguments) {
   return m;
 }
 
-Flags and_loading(Flags flags) {
+Flags with_load_flags(Flags flags) {
   flags.insert(
       flags.end(),
       {{"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},

@@ -36,7 +36,7 @@ struct BenchResult {
 /// Trains train.steps steps without evaluation, checkpoints or a run folder; times are of the steps
 /// after `skip`.
 BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
-  const RunData data = open_for_steps(loaded);
+  const RunData data = open_for_benchmark(loaded);
   Session session = Session::make(loaded, *data.task, data.sizes);
   const TrainConfig& c = session.config.train;
   Loader loader = training_loader(session, *data.data, 0);
@@ -102,7 +102,7 @@ static Exit run_bench(const Arguments& arguments) {
     const int threads =
         static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
     install_allocator();
-    set_up_compute("cpu", threads, /*tf32=*/false);
+    configure_backend("cpu", threads, /*tf32=*/false);
     if (what == "ops") {
       const auto size = [&](const char* flag, double otherwise) {
         return static_cast<int64_t>(arguments.number(flag, otherwise, between(1, 1e6), true));

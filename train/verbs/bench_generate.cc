@@ -81,7 +81,7 @@ Writer of_config(const Arguments& arguments, int threads, const std::string& dty
          "model.vocab_size is 0, and without data there is nothing to take it from; set it, as in "
          "--model.vocab_size=50304");
   install_allocator();
-  set_up_compute("cpu", threads, /*tf32=*/false);
+  configure_backend("cpu", threads, /*tf32=*/false);
   const ModelKind& kind = *find_model_kind(c.model.kind);
   Writer w{make_model(kind, c.model.own, {}, static_cast<uint64_t>(c.train.seed)),
            c,
@@ -148,7 +148,7 @@ Exit bench_generate(const Arguments& arguments) {
   writing.tokens = tokens;
   std::vector<double> steps;  // seconds: the prompt and its token, then each further one
   auto begin = Clock::now();
-  generate(*w.model, texts, writing, [&](const WrittenToken& t) {
+  generate(*w.model, texts, writing, [&](const GeneratedToken& t) {
     if (t.text + 1 == batch) {
       steps.push_back(seconds_since(begin));
       begin = Clock::now();

@@ -57,7 +57,7 @@ Exit run_chat(const Arguments& arguments) {
                "; its beginning is cut off");
     }
     std::string answer;
-    generate(*m.model, {ids}, w, [&](const WrittenToken& token) {
+    generate(*m.model, {ids}, w, [&](const GeneratedToken& token) {
       if (token.id == chat.end()) return false;
       const std::string piece = tokenizer.piece(token.id);
       answer += piece;
@@ -80,8 +80,9 @@ Verb chat_verb() {
           "of standard "
           "input is a message, and earlier ones are remembered as far as the context goes",
       .example = "chat runs/assistant --temperature 0.7",
-      .flags = and_loading(and_sampling({{"system", "what the conversation begins with (nothing)"},
-                                         {"tokens", "of an answer at most (512)"}})),
+      .flags = with_load_flags(
+          with_sampling_flags({{"system", "what the conversation begins with (nothing)"},
+                               {"tokens", "of an answer at most (512)"}})),
       .run = run_chat,
       .switches = {"double-quant"}};
 }

@@ -19,7 +19,7 @@ namespace {
 /// Exit::data where the data is not of the kind that the model was trained on.
 void check_same_kind(const LoadedModel& m, const Task& task, const Data& data,
                      const std::string& folder) {
-  const DataFacts& facts = data.facts();
+  const DatasetInfo& facts = data.facts();
   const ModelSizes sizes = task.sizes(facts);
   if (task.name() != m.state.task || sizes.outputs != m.state.sizes.outputs ||
       sizes.input != m.state.sizes.input) {
@@ -194,7 +194,7 @@ Verb eval_verb() {
       "share of questions "
       "with several endings that are answered right; the last line is JSON",
       "eval runs/quickstart --load-dtype bf16",
-      and_loading(
+      with_load_flags(
           {{"data", "data folder (default: the run's)"},
            {"batch-size", "sequences at once (default: the run's)"},
            {"choices",

@@ -20,7 +20,7 @@ Exit run_import(const Arguments& arguments) {
          "no file ",
          o.tokenizer);
 
-  take_stop_signals("the import");
+  install_stop_handlers("the import");
   o.stop = [] { return stop_signal() != 0; };
   log_info("imported as ", import_hugging_face(o).string());
   return Exit::done;
@@ -42,7 +42,7 @@ Exit run_export(const Arguments& arguments) {
   o.average = choice("weights", "model", {"model", "ema"}) == "ema";
   if (arguments.flags.contains("dtype")) o.dtype = choice("dtype", "", {"fp32", "bf16", "fp16"});
 
-  take_stop_signals("the export");
+  install_stop_handlers("the export");
   o.stop = [] { return stop_signal() != 0; };
   format == "hf" ? export_hugging_face(o) : export_gguf(o);
   log_info("exported to ", o.out.string());

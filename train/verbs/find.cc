@@ -25,7 +25,7 @@ Exit find_lr(const Arguments& a) {
   if (to <= from)
     fail(Exit::usage, "command line: --to must be above --from, which is ", format("%g", from));
   LoadedConfig loaded = load_config_argument(a, 1);
-  const RunData data = open_for_steps(loaded);
+  const RunData data = open_for_benchmark(loaded);
   Session session = Session::make(loaded, *data.task, data.sizes);
   const RangeTest test = lr_range_test(session, *data.data, from, to, steps);
   BrailleCurve curve;
@@ -72,7 +72,7 @@ std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunDa
     return l;
   };
   if (!card) {
-    const int64_t program = program_bytes_in_training();
+    const int64_t program = process_overhead_bytes();
     return [=, &data](int64_t batch) {
       return dry_step(with(batch), data).peaks.touched_peak + program;
     };
@@ -107,7 +107,7 @@ Exit find_batch(const Arguments& a) {
   const auto rounds = static_cast<int64_t>(a.number("rounds", 8, between(1, 1e5), true));
   LoadedConfig loaded = load_config_argument(a, 1);
   const int64_t global = loaded.config.train.batch_size * loaded.config.train.grad_accum;
-  const RunData data = open_for_steps(loaded);
+  const RunData data = open_for_benchmark(loaded);
   const bool card = open_device(loaded.config.train.device) == "cuda";
   // A GPU's allocator can't use the last bits between its blocks.
   const auto free = [&] { return card ? cuda_api().memory_free() / 20 * 19 : free_memory(); };

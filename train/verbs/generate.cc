@@ -9,7 +9,7 @@
 
 namespace lathe {
 
-Flags and_sampling(Flags flags) {
+Flags with_sampling_flags(Flags flags) {
   flags.insert(flags.end(),
                {{"temperature", "0 takes the likeliest (0.8)"},
                 {"top-k", "only the k likeliest; 0: all (0)"},
@@ -69,7 +69,7 @@ std::vector<std::string> prompts_of(const fs::path& file) {
 }
 
 /// A token as a line of JSON; bytes that are no UTF-8 by themselves are shown as U+FFFD.
-std::string token_line(int64_t prompt, int64_t sample, const WrittenToken& token,
+std::string token_line(int64_t prompt, int64_t sample, const GeneratedToken& token,
                        const std::string& text) {
   return json_text(Json{{"prompt", prompt},
                         {"sample", sample},
@@ -111,10 +111,10 @@ Exit run_generate(const Arguments& arguments) {
   // One text is shown as it is written; of several each when all are, unless they are lines of
   // JSON.
   const bool streams = ids.size() == 1 && !w.log_probabilities;
-  std::vector<StopText> ends(ids.size(), StopText(stops));
+  std::vector<StopMatcher> ends(ids.size(), StopMatcher(stops));
   std::vector<std::string> written(ids.size());
   if (streams) std::cout << prompts[0] << std::flush;
-  generate(*m.model, ids, w, [&](const WrittenToken& token) {
+  generate(*m.model, ids, w, [&](const GeneratedToken& token) {
     const auto i = static_cast<size_t>(token.text);
     if (!ignore_eos && tokenizer.ends_text(token.id)) return false;
     const std::string piece = tokenizer.piece(token.id), shown = ends[i].feed(piece);
@@ -147,7 +147,7 @@ Verb generate_verb() {
           .usage = "RUN|CHECKPOINT",
           .doc = "write text",
           .example = "generate runs/quickstart --prompt \"int \" --tokens 200",
-          .flags = and_loading(and_sampling(
+          .flags = with_load_flags(with_sampling_flags(
               {{"prompt",
                 "text to continue (a line break; where there is none, the vocabulary's first "
                 "character)"},

@@ -10,7 +10,7 @@ Exit run_merge(const Arguments& arguments) {
   const fs::path out = arguments.get("out", "");
   if (out.empty()) fail(Exit::usage, "lathe merge needs --out FOLDER");
 
-  take_stop_signals("the merge");
+  install_stop_handlers("the merge");
   const auto stop = [] { return stop_signal() != 0; };
   log_info("merged into ", merge(run_argument(arguments), out, stop).string());
   return Exit::done;

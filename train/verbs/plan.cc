@@ -202,8 +202,8 @@ std::string text_of_fit(const LoadedConfig& loaded, const Overrides& given, cons
 
 Exit run_plan(const Arguments& a) {
   LoadedConfig loaded = load_config_argument(a);
-  adopt_source(loaded);
-  adopt_base(loaded);
+  resolve_init_from(loaded);
+  resolve_adapter_base(loaded);
   const bool json = a.is_true("json");
   const std::string fit = a.get("fit", ""), cards = a.get("for", "");
   if (!fit.empty() && fit != "true") parse_bytes(fit);

@@ -214,7 +214,7 @@ std::string identity(const Arguments& arguments) {
 
 /// Checksum of the files of a source, with their paths. `meter` shows it, and ends it where a stop
 /// is asked for.
-std::string input_checksum(const std::string& path, Meter& meter) {
+std::string input_checksum(const std::string& path, ProgressReporter& meter) {
   const std::vector<fs::path> files = expand_inputs({path});
   uint64_t bytes = 0;
   for (const fs::path& file : files) bytes += fs::is_regular_file(file) ? fs::file_size(file) : 0;
@@ -274,7 +274,7 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
   }
 
   const std::function<bool()> stop = [] { return stop_signal() != 0; };
-  Meter meter(out, stop);
+  ProgressReporter meter(out, stop);
   if (std::any_of(parts.begin(), parts.end(), is_made)) meter.resumable();
 
   Json inputs = recorded.value_or(Json::object());
@@ -342,7 +342,7 @@ Exit prepare_mixture(const Arguments& arguments) {
 
 Exit run_prepare(const Arguments& arguments) {
   if (arguments.get("out", "").empty()) fail(Exit::usage, "lathe prepare needs --out FOLDER");
-  take_stop_signals("the preparation");
+  install_stop_handlers("the preparation");
   if (arguments.lists.contains("source")) return prepare_mixture(arguments);
   if (arguments.words.empty())
     fail(Exit::usage, "lathe prepare needs files, folders, - or --source NAME=PATH:SHARE");

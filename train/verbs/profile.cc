@@ -41,7 +41,7 @@ Exit run_profile(const Arguments& a) {
     named.words[0] = (run / "config.toml").string();
   }
   LoadedConfig loaded = load_config_argument(named);
-  const RunData data = open_for_steps(loaded);
+  const RunData data = open_for_benchmark(loaded);
   Session session = Session::make(loaded, *data.task, data.sizes);
   if (of_run) session.load(checkpoint, read_state(checkpoint));
   const bool nvtx = a.is_true("nvtx");

@@ -260,7 +260,7 @@ Exit run_report(const Arguments& arguments) {
                            : fs::path("report.html");
   check_chart_library();
   check_output(arguments, out, page_mark);
-  if (every > 0) take_stop_signals("serving");
+  if (every > 0) install_stop_handlers("serving");
   do {
     write_file_durably(out, report_page(runs, every));
     if (every == 0 || stop_signal() != 0) break;

@@ -125,7 +125,7 @@ class Sweep {
 
   /// Until nothing is left to do, or a stop is asked for. Exit::stopped then.
   Exit run() {
-    take_stop_signals("the points that run, each with a checkpoint");
+    install_stop_handlers("the points that run, each with a checkpoint");
     say_plan();
     ProgressBar bar("points", static_cast<double>(states_.size()), static_cast<double>(n_done()));
     while (true) {

@@ -145,7 +145,7 @@ Exit train_tokenizer(const Arguments& arguments) {
                " is in use: another `lathe tokenizer train` writes there; wait for "
                "it, or give another --out"));
   check_free();  // Another process may have been faster.
-  take_stop_signals("the training; nothing of it is kept");
+  install_stop_handlers("the training; nothing of it is kept");
   t.stop = [] { return stop_signal() != 0; };
   ProgressBar bar("training the tokenizer", 1);
   t.show = [&bar](double share) { bar.show(share); };

@@ -7,7 +7,7 @@ namespace lathe {
 namespace {
 
 Exit run_train(const Arguments& arguments) {
-  take_stop_signals("after this step");
+  install_stop_handlers("after this step");
   const bool verify_data = arguments.is_true("verify-data");
   return train(load_config_argument(arguments), verify_data);
 }

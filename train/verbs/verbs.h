@@ -81,13 +81,13 @@ inline const Flags::value_type force_flag{"force",
                                           "replace a file that lathe did not write (false)"};
 /// --load-dtype: how weights are kept; Exit::usage for what is none.
 std::string load_dtype_argument(const Arguments& arguments, const std::string& otherwise);
-/// Its model, loaded as the flags of and_loading() ask.
+/// Its model, loaded as the flags of with_load_flags() ask.
 LoadedModel load_model_argument(const Arguments& arguments);
 /// A verb's own flags and those that load_model_argument reads.
-Flags and_loading(Flags flags);
+Flags with_load_flags(Flags flags);
 /// The flags of verbs that write text, and what they say of a model that was loaded.
-Flags and_sampling(Flags flags);
-/// What the flags of and_sampling say. Exit::usage for values out of range.
+Flags with_sampling_flags(Flags flags);
+/// What the flags of with_sampling_flags say. Exit::usage for values out of range.
 Sampling sampling_argument(const Arguments& arguments);
 /// Its tokenizer; Exit::usage or Exit::data where there is none or the model does not model text.
 const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m);
