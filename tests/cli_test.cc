@@ -219,9 +219,11 @@ TEST_CASE("help and version", "[cli]") {
     return output_of(f.path(), std::move(args));
   };
   const std::string all = out({"--help"});
-  CHECK_THAT(all, ContainsSubstring("usage: lathe VERB"));
+  CHECK_THAT(all, ContainsSubstring("usage: lathe COMMAND"));
   CHECK_THAT(all, ContainsSubstring("\n  lathe train configs/quickstart.toml"));  // an example
   CHECK(out({"help"}) == all);
+  std::istringstream all_lines(all);
+  for (std::string line; std::getline(all_lines, line);) CHECK(line.size() <= 80);
   CHECK(run({"lathe", {}, f.path(), {}}).code == 2);
   CHECK_THAT(out({"--version"}), ContainsSubstring("lathe 0."));
   CHECK_THAT(out({"generate", "-h"}), ContainsSubstring("--top-p"));

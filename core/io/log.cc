@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/io/file.h"
+#include "core/io/progress.h"
 #include "core/io/text.h"
 
 namespace lathe {
@@ -84,9 +85,16 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
     const bool problem = message.level >= spdlog::level::warn;
     FILE* out = problem ? stderr : stdout;
     std::fflush(problem ? stdout : stderr);
-    if (problem) std::fputs(message.level == spdlog::level::warn ? "warning: " : "error: ", out);
+    const bool is_terminal = isatty(fileno(out)) != 0,
+               is_error = message.level > spdlog::level::warn;
+    const bool is_colored = is_terminal && wants_colour();
+    if (problem) {
+      if (is_colored) std::fputs(is_error ? "\033[31m" : "\033[33m", out);
+      std::fputs(is_error ? "error: " : "warning: ", out);
+      if (is_colored) std::fputs("\033[39m", out);
+    }
     const std::string_view line(message.payload.data(), message.payload.size());
-    const std::string shown = isatty(fileno(out)) != 0 ? printable(line) : std::string(line);
+    const std::string shown = is_terminal ? printable(line) : std::string(line);
     std::fwrite(shown.data(), 1, shown.size(), out);
     std::fputc('\n', out);
     if (std::fflush(out) != 0 || std::ferror(out) != 0) {

@@ -59,21 +59,23 @@ std::string key_row(const Field& field) {
 
 void print_help(const Verb* verb) {
   if (verb == nullptr) {
-    std::cout << version << ": trains models from config files\n\nusage: lathe VERB ...\n\n";
-    for (const auto& v : verbs()) std::cout << row(std::string("  ") + v.name, v.doc, 13);
+    std::cout << version << ": trains models from config files\n\nusage: lathe COMMAND ...\n";
+    std::string group;
+    for (const auto& v : verbs()) {
+      if (v.group != group) std::cout << "\n" << v.group << "\n";
+      group = v.group;
+      std::cout << row("  " + v.name, v.brief, 13);
+    }
     std::cout
         << "\nA first run, on a text of your own:\n"
            "  lathe prepare my.txt --out data/my --tokenizer char\n"
            "  lathe train configs/quickstart.toml --data.dir=data/my --train.out_dir=runs/my\n"
            "  lathe generate runs/my --tokens 500\n\n"
-           "`lathe help VERB` says more.\n"
-        << row("Exit codes:",
-               "0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable checkpoint, 5 "
-               "diverged, "
-               "6 input/output, 8 folder in use, 9 out of memory or threads, 75 stopped with a "
-               "checkpoint "
-               "(run it again to resume)",
-               12);
+           "`lathe help COMMAND` shows its options.\n"
+           "Exit codes: 0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable\n"
+           "            checkpoint, 5 diverged, 6 input/output, 8 folder in use, 9 out of\n"
+           "            memory or threads, 75 stopped with a checkpoint (run it again to\n"
+           "            resume)\n";
     return;
   }
   std::cout << row("usage: lathe " + verb->name, verb->usage, 4) << "\n"

@@ -99,7 +99,7 @@ std::string zsh() {
   };
   std::string verbs_text, cases, keys, choices;
   for (const Verb& v : verbs()) {
-    verbs_text += "    " + quoted(v.name, v.doc) + "\n";
+    verbs_text += "    " + quoted(v.name, v.brief) + "\n";
     cases += "    " + v.name + ") flags=(";
     for (const auto& [name, doc] : v.flags) cases += quoted("--" + name, doc) + " ";
     cases += std::string(v.config_keys ? "$keys" : "") + ") ;;\n";
@@ -147,8 +147,8 @@ std::string fish() {
       "~/.config/fish/completions/lathe.fish\n";
   std::string with_keys;
   for (const Verb& v : verbs()) {
-    text += "complete -c lathe -n __fish_use_subcommand -f -a " + v.name + " -d " + quoted(v.doc) +
-            "\n";
+    text += "complete -c lathe -n __fish_use_subcommand -f -a " + v.name + " -d " +
+            quoted(v.brief) + "\n";
     for (const auto& [name, doc] : v.flags)
       text += "complete -c lathe -n '__fish_seen_subcommand_from " + v.name + "' -l " + name +
               " -r -d " + quoted(doc) + "\n";
@@ -239,7 +239,7 @@ std::string cli_reference() {
       "exit codes.\n\n| "
       "command | purpose |\n|---|---|\n";
   for (const Verb& v : verbs())
-    text += "| [`" + v.name + "`](#lathe-" + v.name + ") | " + sentence(v.doc) + " |\n";
+    text += "| [`" + v.name + "`](#lathe-" + v.name + ") | " + sentence(v.brief) + " |\n";
 
   for (const Verb& v : verbs()) {
     text += "\n## lathe " + v.name + "\n\n    lathe " + v.name + " " + v.usage + "\n\n" +

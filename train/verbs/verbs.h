@@ -49,10 +49,12 @@ struct Verb {
   bool config_keys = false;  ///< takes those as flags too
   size_t min_words = 1, max_words = 1;
   std::function<Exit(const Arguments&)> run;
-  std::set<std::string> switches{};  ///< of the flags, those that are true where neither true,
-                                     ///< false nor a number follows
-  std::set<std::string>
-      repeatable{};  ///< flags that may stand several times, and are in Arguments::lists
+  /// Flags that are true where neither true, false nor a number follows.
+  std::set<std::string> switches{};
+  /// Flags that may stand several times, and are in Arguments::lists.
+  std::set<std::string> repeatable{};
+  /// The heading and the line of `lathe --help`, which the table of verbs sets.
+  std::string group{}, brief{};
 };
 
 /// All of them, in the order that help shows.
