@@ -11,6 +11,7 @@
 #include "core/io/text.h"
 #include "tests/catch.h"
 #include "tests/process.h"
+#include "train/verbs/verbs.h"
 
 namespace {
 
@@ -160,6 +161,26 @@ TEST_CASE("no name of a file, and no text in one, reaches a terminal as it is", 
   CHECK_THAT(error.err, ContainsSubstring(foreign_shown));
   const Finished piped = lathe_in(f, {"tokenizer", "inspect", "--tokenizer=bpe"});
   CHECK_THAT(piped.out, ContainsSubstring(foreign));
+}
+
+TEST_CASE("every verb shows foreign names of files, runs and options without acting on them",
+          "[terminal]") {
+  const TempFolder f;
+  write_file(f / foreign, foreign);
+  for (const Verb& verb : verbs()) {
+    for (const std::vector<std::string>& words : {std::vector<std::string>{foreign},
+                                                  {foreign, foreign},
+                                                  {"no" + foreign, "--out", foreign},
+                                                  {"--" + foreign + "=1"}}) {
+      std::vector<std::string> command{verb.name};
+      command.insert(command.end(), words.begin(), words.end());
+      const Finished got = on_terminal(f.path(), command, "q");
+      INFO(verb.name << " with " << words.size() << " words: " << printable(got.out));
+      CHECK(is_harmless(got.out));
+      CHECK(got.code != 1);
+      CHECK(got.code < 128);
+    }
+  }
 }
 
 TEST_CASE("a model's text is shown on a terminal and goes to a pipe as it is", "[terminal]") {
