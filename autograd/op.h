@@ -425,7 +425,8 @@ auto apply(Op op, const V&... given) {
                 "its N inputs, or the "
                 "same as a template on the type of dy");
   (void)detail::Registered<Op>::done;
-  detail::check_defined(Op::info, std::array<const Variable*, N>{&given...});
+  if (!(given.defined() && ...)) [[unlikely]]
+    detail::check_defined(Op::info, std::array<const Variable*, N>{&given...});
   size_t next_input = 0;
   const std::array<Variable, N> inputs{detail::autocast(policy_of<Op>(next_input++), given)...};
   const at::AutoDispatchBelowAutograd
