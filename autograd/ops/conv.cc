@@ -25,9 +25,9 @@ at::Tensor factor(const at::Tensor& t) {
 }
 
 void check_options(const Conv2dOptions& o) {
-  const auto above = [](Pair p, int64_t least) { return p.h >= least && p.w >= least; };
-  LATHE_CHECK(above(o.stride, 1) && above(o.dilation, 1) && above(o.padding, 0) && o.groups >= 1,
-              "stride, dilation and groups must be 1 at least, padding 0");
+  LATHE_CHECK(
+      at_least(o.stride, 1) && at_least(o.dilation, 1) && at_least(o.padding, 0) && o.groups >= 1,
+      "stride, dilation and groups must be 1 at least, padding 0");
 }
 
 /// Whether [B, C, H, W] and a weight fit; the result's shape.

@@ -35,9 +35,9 @@ Variable conv_transpose2d(const Variable& x, const Variable& weight, const Varia
   LATHE_CHECK(x.dim() == 4 && weight.dim() == 4, "conv_transpose2d(", describe(x.data()), ", ",
               describe(weight.data()),
               "): x must be [B, C, H, W] and weight [C, O / groups, kh, kw]");
-  const auto above = [](Pair p, int64_t least) { return p.h >= least && p.w >= least; };
-  LATHE_CHECK(above(o.stride, 1) && above(o.dilation, 1) && above(o.padding, 0) && o.groups >= 1,
-              "conv_transpose2d: stride, dilation and groups must be 1 at least, padding 0");
+  LATHE_CHECK(
+      at_least(o.stride, 1) && at_least(o.dilation, 1) && at_least(o.padding, 0) && o.groups >= 1,
+      "conv_transpose2d: stride, dilation and groups must be 1 at least, padding 0");
   const int64_t out = weight.size(1) * o.groups;
   LATHE_CHECK(x.size(1) == weight.size(0), "conv_transpose2d: x has ", x.size(1),
               " channels, the weight is for ", weight.size(0));

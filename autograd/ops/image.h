@@ -15,6 +15,7 @@ namespace lathe {
 using ImageSizes = std::array<int64_t, 4>;
 
 inline std::array<int64_t, 2> both(Pair p) { return {p.h, p.w}; }
+inline bool at_least(Pair p, int64_t least) { return p.h >= least && p.w >= least; }
 inline ImageSizes image_sizes(at::IntArrayRef sizes) {
   LATHE_CHECK(sizes.size() == 4, "needs 4 dims, not ", describe(sizes));
   return {sizes[0], sizes[1], sizes[2], sizes[3]};

@@ -35,9 +35,9 @@ struct MaxPool2d {
     return y;
   }
   void check_kernel() const {
-    const auto above = [](Pair p, int64_t least) { return p.h >= least && p.w >= least; };
-    LATHE_CHECK(above(kernel, 1) && above(stride, 1) && above(dilation, 1) && above(padding, 0),
-                "kernel, stride and dilation must be 1 at least, padding 0");
+    LATHE_CHECK(
+        at_least(kernel, 1) && at_least(stride, 1) && at_least(dilation, 1) && at_least(padding, 0),
+        "kernel, stride and dilation must be 1 at least, padding 0");
   }
   /// Throws if one of `out` windows along a dim lies in the padding alone: it would have no largest
   /// value.

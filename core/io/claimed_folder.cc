@@ -4,12 +4,14 @@
 
 namespace lathe {
 
-ClaimedFolder::ClaimedFolder(const fs::path& folder, const std::string& busy) : folder_(folder) {
+ClaimedFolder::ClaimedFolder(const fs::path& folder, const std::string& command,
+                             const fs::path& out)
+    : folder_(folder) {
   for (fs::path p = fs::absolute(folder).lexically_normal(); !fs::exists(p); p = p.parent_path())
     created_.push_back(p);
 
   try {
-    lock(busy);
+    lock(command, out);
   } catch (...) {
     remove_created();
     throw;
@@ -26,7 +28,7 @@ ClaimedFolder::~ClaimedFolder() {
   remove_created();
 }
 
-void ClaimedFolder::lock(const std::string& busy) {
+void ClaimedFolder::lock(const std::string& command, const fs::path& out) {
   // The previous holder may remove the folder or the lock file between two of these calls, so they
   // are repeated.
   constexpr int most_tries = 100;
@@ -40,7 +42,9 @@ void ClaimedFolder::lock(const std::string& busy) {
     } catch (const FileError& e) {
       if (e.number() != ENOENT || tries == most_tries) throw;
     } catch (const Error& e) {
-      if (e.code() == Exit::busy) fail(Exit::busy, busy);
+      if (e.code() == Exit::busy)
+        fail(Exit::busy, out.string(), " is in use: another ", command,
+             " writes there; wait for it, or give another --out");
       if (tries == most_tries) throw;
     }
     lock_.reset();

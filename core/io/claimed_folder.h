@@ -16,15 +16,18 @@ class ClaimedFolder {
   /// The lock file. A process that is killed leaves it behind, and the next command removes it.
   static constexpr const char* lock_name = ".unfinished-lock";
 
-  /// Creates the folder where it is missing, and locks it. Exit::busy with the sentence `busy`
-  /// where another process holds it.
-  ClaimedFolder(const fs::path& folder, const std::string& busy);
+  /// Creates the folder where it is missing, and locks it. Exit::busy where another process holds
+  /// it: the sentence names `command`, which writes there, and the folder as `out`, the user's
+  /// --out.
+  ClaimedFolder(const fs::path& folder, const std::string& command, const fs::path& out);
+  ClaimedFolder(const fs::path& out, const std::string& command)
+      : ClaimedFolder(out, command, out) {}
   ~ClaimedFolder();
   ClaimedFolder(const ClaimedFolder&) = delete;
   ClaimedFolder& operator=(const ClaimedFolder&) = delete;
 
  private:
-  void lock(const std::string& busy);
+  void lock(const std::string& command, const fs::path& out);
   void remove_created() const;
 
   fs::path folder_;

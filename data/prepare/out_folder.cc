@@ -85,11 +85,7 @@ void Journal::input_changed() const {
        out_.string(), " to begin anew");
 }
 
-OutFolder::OutFolder(const fs::path& path)
-    : path_(path),
-      claim_(path, str(path.string(),
-                       " is in use: another `lathe prepare` writes there; wait for it, or give "
-                       "another --out")) {}
+OutFolder::OutFolder(const fs::path& path) : path_(path), claim_(path, "`lathe prepare`") {}
 
 OutFolder::~OutFolder() {
   if (keep_) return;

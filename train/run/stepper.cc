@@ -80,7 +80,7 @@ StepStats read_figures(const Session& s, const StepResult& result) {
   }
   if (c.failed_step != 0) {
     fail(Exit::diverged, "step ", c.failed_step, " diverged: loss ", f.loss, ", gradient norm ",
-         f.grad_norm, "; lower optim.lr or optim.grad_clip, or raise schedule.warmup_steps");
+         f.grad_norm, diverged_remedy);
   }
   if (c.moved > 0) f.updates_lost = static_cast<double>(c.lost) / static_cast<double>(c.moved);
   return f;

@@ -53,6 +53,10 @@ struct StepStats {
   std::optional<double>
       updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
 };
+/// What the errors of a diverged run end with.
+constexpr const char* diverged_remedy =
+    "; lower optim.lr or optim.grad_clip, or raise schedule.warmup_steps";
+
 /// What the last step did; waits for a GPU. Exit::diverged where that step, or one since the last
 /// look, ended the run.
 StepStats read_figures(const Session& session, const StepResult& result);

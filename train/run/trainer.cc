@@ -324,7 +324,7 @@ class Trainer {
 
   [[noreturn]] void end_diverged(const char* what, double value) const {
     fail(Exit::diverged, "step ", state_.step, ", the last, diverged: ", what, " ", value,
-         "; lower optim.lr or optim.grad_clip, or raise schedule.warmup_steps");
+         diverged_remedy);
   }
 
   Exit stop(MetricsSinks& metrics) {

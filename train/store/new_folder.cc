@@ -32,10 +32,7 @@ NewFolder::NewFolder(const fs::path& path, StopAsked stop)
       contents_(unfinished_ / contents_name),
       stop_(std::move(stop)) {
   check_free();
-  claim_.emplace(
-      unfinished_,
-      str(path_.string(), " is in use: another lathe command writes there; wait for it, or ",
-          "give another --out"));
+  claim_.emplace(unfinished_, "lathe command", path_);
 
   check_free();  // Another command may have been faster.
   remove_tree(contents_);

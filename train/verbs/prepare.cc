@@ -329,10 +329,7 @@ Exit prepare_mixture(const Arguments& arguments) {
   }
   check_mixture(parts, "command line: --source", Exit::usage);
 
-  const ClaimedFolder claim(
-      out,
-      str(out.string(),
-          " is in use: another `lathe prepare` writes there; wait for it, or give another --out"));
+  const ClaimedFolder claim(out, "`lathe prepare`");
   prepare_sources(arguments, out, parts, paths);
   const int64_t tokens = write_mixture(out, parts);
   remove_tree(out / mixture_record);

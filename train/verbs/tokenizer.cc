@@ -140,10 +140,7 @@ Exit train_tokenizer(const Arguments& arguments) {
   const std::string pattern = arguments.get("pattern", "gpt2");
   t.pattern = pattern == "gpt2" ? gpt2_pattern : pattern == "llama3" ? llama3_pattern : pattern;
 
-  const ClaimedFolder claim(
-      out, str(out.string(),
-               " is in use: another `lathe tokenizer train` writes there; wait for "
-               "it, or give another --out"));
+  const ClaimedFolder claim(out, "`lathe tokenizer train`");
   check_free();  // Another process may have been faster.
   install_stop_handlers("the training; nothing of it is kept");
   t.stop = [] { return stop_signal() != 0; };
