@@ -1,0 +1,32 @@
+// What the tests ask of an error's message.
+#pragma once
+
+#include <exception>
+#include <regex>
+#include <string>
+
+#include "core/error.h"
+
+namespace lathe::test {
+
+/// The message of what f throws; empty if it throws nothing.
+template <class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  } catch (const std::exception& e) {
+    return std::string("not an Error of ours: ") + e.what();
+  }
+  return "";
+}
+
+/// Whether a message is a sentence of ours, and not LibTorch's internal text.
+inline bool is_sentence(const std::string& message) {
+  static const std::regex raw(
+      "not an Error of ours|INTERNAL ASSERT|report a bug|c10::|Exception raised|at::");
+  return !message.empty() && !std::regex_search(message, raw);
+}
+
+}  // namespace lathe::test
