@@ -1,5 +1,3 @@
-// The cast of a weight under autocast is not recorded, because the cast cache may hold it in
-// one run and not in the other.
 #include "autograd/recompute.h"
 
 #include <cmath>

@@ -1,8 +1,8 @@
 // Weights kept in 8 or 4 bits: blocks of 64 elements share a scale, their largest absolute value.
-//   int8: 127 levels to either side of zero. Dettmers et al. 2022, "8-bit optimizers via block-wise
-//   quantization" nf4:  16 levels at the quantiles of a normal distribution. Dettmers et al. 2023,
-//   "QLoRA"; with double quantization
-//         the scales are kept in 8 bits too, in blocks of 256 about their mean.
+//   int8: 127 levels to either side of zero. Dettmers et al. 2022, "8-bit optimizers via
+//         block-wise quantization"
+//   nf4:  16 levels at the quantiles of a normal distribution. Dettmers et al. 2023, "QLoRA"; with
+//         double quantization the scales are kept in 8 bits too, in blocks of 256 about their mean.
 #pragma once
 
 #include <ATen/core/Tensor.h>

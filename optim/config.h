@@ -1,9 +1,10 @@
 // The keys of [optim], and settings of some parameters' own.
 //
-// As in torch: the velocity takes (1 - dampening) of a gradient, so dampening equal to momentum
-// gives the exponential average.
+// `dampening` is torch's: the velocity takes (1 - dampening) of a gradient, so dampening equal to
+// momentum gives the exponential average.
 //
-// The first group that matches a parameter applies; a group without parameters is an error.
+// `groups`: the first group that matches a parameter applies; a group without parameters is an
+// error.
 #pragma once
 
 #include <functional>

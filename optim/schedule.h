@@ -45,13 +45,14 @@ double end_of_schedule(const ScheduleConfig& config, double lr);
 ///   linear           lr + (min_lr - lr) x,  x = (step - warmup) / (steps - warmup)
 ///   cosine           min_lr + (lr - min_lr) (1 + cos(pi x)) / 2. Loshchilov and Hutter 2017
 ///   wsd              lr until the last decay_share of the steps, then linearly to min_lr. Hu et
-///   al. 2024 polynomial       min_lr + (lr - min_lr) (1 - x)^power inverse_sqrt     lr
-///   sqrt((warmup + 1) / (step + 1)), at least min_lr. Vaswani et al. 2017 cosine_restarts  cosine
-///   within each cycle; cycle i has cycle_steps cycle_factor^i steps. Loshchilov and Hutter 2017
+///                    al. 2024
+///   polynomial       min_lr + (lr - min_lr) (1 - x)^power
+///   inverse_sqrt     lr sqrt((warmup + 1) / (step + 1)), at least min_lr. Vaswani et al. 2017
+///   cosine_restarts  cosine within each cycle; cycle i has cycle_steps cycle_factor^i steps.
+///                    Loshchilov and Hutter 2017
 ///   one_cycle        from lr / start_div to lr by half a cosine over the first rise_share of the
-///   steps, then to min_lr
-///                    by another. Smith and Topin 2019; torch's OneCycleLR, whose steps end one
-///                    earlier
+///                    steps, then to min_lr by another. Smith and Topin 2019; torch's OneCycleLR,
+///                    whose steps end one earlier
 double learning_rate(const ScheduleConfig& config, double lr, int64_t step, int64_t steps);
 
 }  // namespace lathe

@@ -1,7 +1,7 @@
 // Steps whose loss stands out from those before it: their update is left out (train.spike_sigma).
 //
-// The running mean and variance are part of the run's state. On a GPU this waits for the loss
-// of each step.
+// The running mean and variance are part of the run's state. On a GPU the decision waits for the
+// loss of each step.
 #pragma once
 
 #include <cstdint>

@@ -1,12 +1,11 @@
 // Causal scaled dot-product attention on packed projections. q, k and v are views of the packed
-// tensor, [B, H, T, D]. cuDNN's attention is left out: its backward is not deterministic, and the
-// trainer runs deterministic algorithms only.
+// tensor, [B, H, T, D].
 //
 // On CUDA: flash attention for float16 and bfloat16, memory-efficient attention for float32,
 // the composed form for float64 and for head sizes that the kernels do not support. On CPUs:
 // Lathe's kernel, then ATen's flash kernel, and the composed form for float64. cuDNN's
-// attention is not used: PyTorch refuses it under deterministic algorithms, which the trainer
-// enables on a GPU.
+// attention is not used: its backward is not deterministic, so PyTorch refuses it under
+// deterministic algorithms, which the trainer enables on a GPU.
 #include <ATen/ops/_scaled_dot_product_efficient_attention.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>

@@ -1,9 +1,10 @@
 // Adafactor. Shazeer and Stern 2018, algorithms 4 and 5, without momentum. Of a matrix [rows,
 // columns], with x = g^2 + 1e-30:
-//   r = b r + (1 - b) mean of x over columns;  c = b c + (1 - b) mean of x over rows;  v = r c /
-//   mean(r) u = g / sqrt(v);  p = (1 - lr wd) p - lr scale u,  scale = 1 / max(1, RMS(u) / d), and
-//   what else the caller puts in
-// Anything else has v = b v + (1 - b) x. Weight decay is of its own, as in torch.optim.Adafactor.
+//   r = b r + (1 - b) mean of x over columns;  c = b c + (1 - b) mean of x over rows
+//   v = r c / mean(r);  u = g / sqrt(v);  scale = 1 / max(1, RMS(u) / d), and what the caller adds
+//   p = (1 - lr wd) p - lr scale u
+// Any other parameter has v = b v + (1 - b) x. Weight decay is decoupled, as in
+// torch.optim.Adafactor.
 #pragma once
 
 #include "core/kernels/update.h"

@@ -269,8 +269,7 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
 //   q i   +---+---+---+---+     scores = q_i k_j^T, softmax's m and l go on, P
 //    |    | x |   |   |   |     acc_i = acc_i (rescaled) + P v_j
 //    v    +---+---+---+---+
-//         | x | x |   |   |     x: computed; on the diagonal the mask cuts a block; right of it
-//         nothing is
+//         | x | x |   |   |     x: computed; on the diagonal the mask cuts a block
 //         +---+---+---+---+
 void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows,
                        HeadRows v_rows, void* out, float* lse) {

@@ -1,5 +1,5 @@
-// With 344 hidden units there are 5 panels and a fraction; without smaller parts a Llama step
-// waited 0.4 of 24.7 ms for the thread that had the sixth panel.
+// cuts(): with 344 hidden units there are 5 panels and a fraction; without smaller parts a Llama
+// step waited 0.4 of 24.7 ms for the thread that had the sixth panel.
 #include "core/kernels/gemm.h"
 
 #include <ATen/native/CPUBlas.h>

@@ -11,14 +11,14 @@
 //
 //   result   a task is a panel of 64 columns x a part of the rows; a block is 32 rows of it:
 //
-//                    panel   panel   panel            (b: packed once a task, k x 64, up to 768 or
-//                    1024 deep)
+//                    panel   panel   panel            (b: packed once a task, k x 64, at most 768
+//                                                      or 1024 deep)
 //                  +-------+-------+-------+
 //            part  | block |       |       |          (a: 32 rows x k, read where they are)
 //                  | block |       |       |
 //                  +-------+-------+-------+
-//            part  |       |       |       |          a block: brgemm over k, then the epilogue
-//            while it is in cache
+//            part  |       |       |       |          (a block: brgemm over k, then the epilogue
+//                                                      while it is in cache)
 //                  +-------+-------+-------+
 //
 // The path of a narrow dtype without instructions packs left factors one block of rows at a

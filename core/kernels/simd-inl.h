@@ -2,8 +2,8 @@
 // hwy/foreach_target.h and hwy/highway.h. Elements are float, bfloat16 or float16; arithmetic is in
 // float32. Highway chooses the set at run time.
 //
-// Written here because Highway's exp does not return NaN for NaN, which would hide a diverged
-// run.
+// exp_of() is written here because Highway's exp does not return NaN for NaN, which would hide a
+// diverged run.
 #if defined(LATHE_CORE_KERNELS_SIMD_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_SIMD_INL_H
 #undef LATHE_CORE_KERNELS_SIMD_INL_H

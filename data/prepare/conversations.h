@@ -1,7 +1,6 @@
 // Instruction data: conversations of JSON Lines, of which only the answers are learned. No LibTorch
 // header.
-//   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."},
-//   ...]}
+//   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}, ...]}
 //   {"prompt": "...", "completion": "..."}
 #pragma once
 

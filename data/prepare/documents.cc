@@ -54,7 +54,7 @@ bool PartReader::next(Part& part) {
       jsonl_ = is_jsonl(source_, file);
       ended_ = within_ = false;
       place_ = jsonl_ ? 1 : 0;
-      last_report_time_ = 0;
+      searched_ = 0;
       buffer_.clear();
     }
     part = {.file = name_, .jsonl = jsonl_, .text = {}, .place = place_};
@@ -67,21 +67,20 @@ bool PartReader::next(Part& part) {
 bool PartReader::next_lines(Part& part) {
   for (;;) {
     const size_t end = buffer_.rfind('\n');
-    if (end != std::string::npos && end >= last_report_time_ &&
-        (buffer_.size() >= part_bytes_ || ended_)) {
+    if (end != std::string::npos && end >= searched_ && (buffer_.size() >= part_bytes_ || ended_)) {
       part.text.assign(buffer_, 0, end + 1);
       break;
     }
     if (buffer_.size() > most_whole_)
       fail(Exit::data, name_, ":", place_, ": a line of more than ", most_whole_ >> 20,
            " MiB; is this JSON Lines?");
-    if (end == std::string::npos) last_report_time_ = buffer_.size();
+    if (end == std::string::npos) searched_ = buffer_.size();
     if (read_to(buffer_.size() + part_bytes_)) continue;
     part.text = buffer_;  // what is behind the last line break
     break;
   }
   buffer_.erase(0, part.text.size());
-  last_report_time_ = 0;
+  searched_ = 0;
   place_ += static_cast<uint64_t>(std::count(part.text.begin(), part.text.end(), '\n'));
   return !part.text.empty();
 }

@@ -73,8 +73,8 @@ class PartReader {
   std::string name_, buffer_;
   uint64_t before_ = 0, place_ = 0;
   bool jsonl_ = false, ended_ = true,
-       within_ = false;          // within a document that a part has the begin of
-  size_t last_report_time_ = 0;  // of buffer_, for a line's end
+       within_ = false;  // within a document that a part has the begin of
+  size_t searched_ = 0;  // bytes of buffer_ without a line's end
 };
 
 /// Calls f with each document of a part, in order. Exit::data with file and line for a line that is

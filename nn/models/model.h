@@ -2,32 +2,37 @@
 // nn/models/kinds.cc (or, in a program of your own, a call of add_model_kind). The trainer knows a
 // model by the interface here alone.
 //
-//   struct MineConfig { LATHE_FIELD(int64_t, n_hidden, 128, "units of the hidden layer", between(1,
-//   100000).fixed()) }; struct Mine {
+//   struct MineConfig {
+//     LATHE_FIELD(int64_t, n_hidden, 128, "units of the hidden layer", between(1, 100000).fixed())
+//   };
+//   struct Mine {
 //     Mine(const MineConfig& config, const ModelSizes& sizes);   // or of the config alone
 //     Variable operator()(const at::Tensor& inputs) const;       // or of a Variable
 //     void visit(Visit& v);
 //   };
 //   add_model_kind(model_kind<Mine, MineConfig>("mine", "what it is"));
 //
-// What a module may have beside that, and what goes by it:
-//   features(inputs), head_weight()   its output is features W^T: a loss then takes both at once,
-//   without logits double flops_per_unit() const     training FLOPs of a token (language) or
-//   sample, for MFU; else 6 N (4 N for frozen
-//                                     parameters), N without embeddings
-//   config.block_size, .vocab_size    it models sequences of tokens, of at most so many
-//   config.init                       how its weights start (nn/init.h); else kaiming
-//   static std::optional<ConfigFault> check(const Config&)   what must hold between keys
-//   static std::optional<Config> scale_down(const Config&)   the next smaller version, which `lathe
-//   plan` measures in
-//                                     place of one that is too large for that, as halve() helps to
-//                                     make; nullopt: there is none. Else any whole number is tried
-//                                     at half of it and at its divisors
-//   static constexpr bool caches_keys = true   its attention goes by a KeyValueCache
-//   (nn/layers/cache.h), so that text
-//                                     is written without computing what is there again
-//   static constexpr bool separates_documents = true   it goes by SeparateDocuments
-//   (nn/layers/documents.h)
+// A module may have these members beside that:
+//   features(inputs), head_weight()
+//       its output is features W^T: a loss then takes both together, without logits
+//   double flops_per_unit() const
+//       training FLOPs of a token (language) or sample, for MFU; else 6 N (4 N for frozen
+//       parameters), N without embeddings
+//   config.block_size, config.vocab_size
+//       it models sequences of tokens, of at most so many
+//   config.init
+//       how its weights start (nn/init.h); else kaiming
+//   static std::optional<ConfigFault> check(const Config&)
+//       what must hold between keys
+//   static std::optional<Config> scale_down(const Config&)
+//       the next smaller version, which `lathe plan` measures in place of one that is too large
+//       for that, as halve() helps to make; nullopt: there is none. Else any whole number is tried
+//       at half of it and at its divisors
+//   static constexpr bool caches_keys = true
+//       its attention uses a KeyValueCache (nn/layers/cache.h), so that text is generated without
+//       computing known positions again
+//   static constexpr bool separates_documents = true
+//       it reads SeparateDocuments (nn/layers/documents.h)
 #pragma once
 
 #include <concepts>

@@ -1,16 +1,17 @@
 // lathe with faults, for the kill trials; `lathe_faults --serve FD` runs many commands
 // (tests/faults/serve.h).
-//   LATHE_TEST_KILL="POINT N"  SIGKILL the N-th time the process comes to a fault point
-//   LATHE_TEST_STOP="POINT N"  SIGTERM the N-th time the process comes to a fault point
-//   LATHE_TEST_FAIL="CALL ERRNO N S"  the N-th such call (write, fsync, mkdir, rename) of the S-th
-//   save or claimed
-//                              folder, and each after it, fails
+//   LATHE_TEST_KILL="POINT N"   SIGKILL the N-th time the process comes to a fault point
+//   LATHE_TEST_STOP="POINT N"   SIGTERM the N-th time the process comes to a fault point
+//   LATHE_TEST_FAIL="CALL ERRNO N S"
+//                               the N-th such call (write, fsync, mkdir, rename) of the S-th save
+//                               or claimed folder, and each after it, fails
 //   LATHE_TEST_SLOW="POINT MS"  each time the process comes to a fault point it sleeps so long: a
-//   slow disk LATHE_TEST_THREADS=N       the process may have N threads; it ends with 77 where it
-//   can't be limited LATHE_TEST_LIMIT="KIND N"  a limit of the process: "file N" bytes in a file,
-//   "files N" that are open, "memory N" MB of
-//                              addresses beyond those that it has
-//   LATHE_TEST_RNG_SHIFT=1     dropout draws from the next step: what a wrong resume would do
+//                               slow disk
+//   LATHE_TEST_THREADS=N        the process may have N threads; it ends with 77 where it can't be
+//                               limited
+//   LATHE_TEST_LIMIT="KIND N"   a limit of the process: "file N" bytes in a file, "files N" open
+//                               files, "memory N" MB of addresses beyond those that it has
+//   LATHE_TEST_RNG_SHIFT=1      dropout draws from the next step: what a wrong resume would do
 #include <dlfcn.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>

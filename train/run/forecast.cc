@@ -1,5 +1,6 @@
-// Forward and backward times scale with FLOPs, the optimizer's with parameters. The measured
-// run also shows the process's memory beside its tensors.
+// Forward and backward times scale with FLOPs, the optimizer's with the FLOPs of its matrix
+// products, or with parameters where it has none. The measured run also shows the process's memory
+// beside its tensors.
 #include "train/run/forecast.h"
 
 #include <ATen/ops/zeros.h>

@@ -1,6 +1,6 @@
 // Checkpoints: folders checkpoints/step-00001000 of a run with
-//   model.safetensors  optimizer.safetensors  state.json  manifest.json (last: sizes and XXH3 of
-//   the others)
+//   model.safetensors  optimizer.safetensors  state.json
+//   manifest.json (last: sizes and XXH3 of the others)
 // A folder of that name is always whole: it is written under another name, synced, renamed, and the
 // parent synced.
 #pragma once

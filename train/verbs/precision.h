@@ -44,8 +44,8 @@ struct GradientExponents {
 GradientExponents gradient_exponents(const LoadedModel& model, int64_t batches);
 std::string exponents_text(const GradientExponents& e);
 /// The same as an SVG picture.
+std::string exponents_svg(const GradientExponents& e);
 /// What the first bytes of exponents_svg() have.
 constexpr const char* svg_mark = ">zero in float16</text>";
-std::string exponents_svg(const GradientExponents& e);
 
 }  // namespace lathe

@@ -2,18 +2,17 @@
 // and state alone.
 //
 //   struct Mine : RuleDefaults {
-//     static constexpr const char* name = "mine";       // what optim.kind says
+//     static constexpr const char* name = "mine";  // what optim.kind says
 //     static constexpr const char* doc = "...";
-//     static constexpr bool decoupled = false;          // weight decay is the formula's own
-//     business, by c.decay;
-//                                                       // otherwise it has been added to the
-//                                                       gradient
+//     // Weight decay is the formula's own business, by c.decay; otherwise it has been added to
+//     // the gradient.
+//     static constexpr bool decoupled = false;
 //     static std::vector<RuleState> state(const UpdateRule& r);
 //     // The parameter after the step. g: gradient, unscaled and clipped; s0 s1 s2: the element's
-//     state by its place,
-//     // some number that nothing else reads where state() has none. Without branches, so that it
-//     becomes vectors. template <class T> LATHE_BOTH static T element(T p, T g, T* s0, T* s1, T*
-//     s2, const Coefficients<T>& c);
+//     // state in the order of state(), some number that nothing else reads where state() has none.
+//     // Without branches, so that the compiler makes vectors of it.
+//     template <class T>
+//     LATHE_BOTH static T element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c);
 //   };
 //
 // Its file is in core/kernels/rules/ and its line in core/kernels/rules.h; CPUs, GPUs,
