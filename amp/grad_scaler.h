@@ -25,7 +25,7 @@ class GradScaler {
   void prepare(StepOptions& options) const;
   /// Waits for a GPU.
   ScaleState state() const { return state_.get(); }
-  /// Goes on from a saved state.
+  /// Resumes from a saved state.
   void load(const ScaleState& state) { state_.set(state); }
 
  private:

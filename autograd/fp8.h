@@ -8,8 +8,8 @@
 
 namespace lathe {
 
-/// Where a linear layer's fp8 scales come from. Hangs on its weight's Leaf, which is what makes it
-/// an fp8 layer.
+/// Where a linear layer's fp8 scales come from. Belongs to its weight's Leaf, which is what makes
+/// it an fp8 layer.
 struct Fp8Scaling {
   /// What a tensor is to the layer: a row of `history`.
   enum Role { input, weight, gradient };

@@ -116,7 +116,7 @@ Variable detail::autocast(Amp policy, const Variable& v) {
   const MemoryScope memory(Memory::casts);
   if (!mode().cache_casts) return cast_weight();
   // Made with or without a graph, of this version of the parameter: a cast that does not fit is
-  // made anew.
+  // made again.
   CachedCast& cached = cast_cache[{leaf, wanted, mode().grad && v.requires_grad()}];
   if (!cached.cast.defined() || cached.version != v.data()._version())
     cached = {cast_weight(), v.node(), v.data()._version()};

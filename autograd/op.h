@@ -287,7 +287,7 @@ struct OpNode final : Node {
   GradList<T> run(const GradList<T>& dys, const NeedsList& list,
                   [[maybe_unused]] GradSlots* slots) {
     // Once more where the part that ran again had a recomputed part of its own, which dropped the
-    // op anew.
+    // op again.
     for (std::shared_ptr<Recomputation> last; !op_ && recomputed && recomputed != last;) {
       last = recomputed;
       recompute_node(*this);

@@ -173,8 +173,8 @@ void configure_backend(const std::string& device, int threads, bool tf32) {
 
   if (device != "cuda") return;
   // CUBLAS_WORKSPACE_CONFIG, which cuBLAS asks for where it has a workspace of its own, stays
-  // unset: ATen gives it one for each stream, and with the variable set ATen parses it anew in each
-  // product, which takes 0.2 ms.
+  // unset: ATen gives it one for each stream, and with the variable set ATen parses it again in
+  // each product, which takes 0.2 ms.
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   at::globalContext().setDeterministicCuDNN(true);

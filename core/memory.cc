@@ -36,8 +36,8 @@ constexpr size_t small =
 constexpr size_t least_rest = 1024;  // a rest is worth a block of its own from here on
 
 // The address sanitizer knows nothing of blocks that are cut from a segment or kept for the next
-// tensor, so it is told: of a block a tensor has exactly its bytes, and each block ends with bytes
-// that nothing may touch.
+// tensor, so they are marked for it: of a block a tensor has exactly its bytes, and each block ends
+// with bytes that nothing may touch.
 #ifdef LATHE_ASAN
 constexpr size_t guard_bytes = 64;
 void close_memory(const void* p, size_t n) { ASAN_POISON_MEMORY_REGION(p, n); }
@@ -111,7 +111,7 @@ class CachingAllocator final : public c10::Allocator {
     header->category = current;
     add(header->category, static_cast<int64_t>(n));
     void* data = reinterpret_cast<char*>(header) + header_bytes;
-    if (is_told(*header)) {
+    if (is_marked(*header)) {
       close_memory(data, header->block - header_bytes);
       open_memory(data, n);
     }
@@ -162,9 +162,9 @@ class CachingAllocator final : public c10::Allocator {
   static inline CachingAllocator* in_use = nullptr;
 
  private:
-  /// Whether the address sanitizer is told of a block: its own notes of a phantom's would take real
-  /// memory.
-  bool is_told(const Header& block) const { return block.small || !phantom_; }
+  /// Whether a block is marked for the address sanitizer: its own notes of a phantom's would take
+  /// real memory.
+  bool is_marked(const Header& block) const { return block.small || !phantom_; }
 
   static void release(void* data) {
     if (data == nullptr) return;
@@ -172,7 +172,7 @@ class CachingAllocator final : public c10::Allocator {
     CachingAllocator& self = *header->allocator;
     std::lock_guard lock(self.mutex_);
     self.add(header->category, -static_cast<int64_t>(header->used));
-    if (self.is_told(*header)) close_memory(data, header->block - header_bytes);
+    if (self.is_marked(*header)) close_memory(data, header->block - header_bytes);
     if (header->small) {
       self.free_small_[header->block].push_back(header);
     } else {
@@ -284,7 +284,7 @@ class CachingAllocator final : public c10::Allocator {
       at = segments_.erase(at);
       free_.erase(segment);
       count(-static_cast<int64_t>(segment->block), -1);
-      if (is_told(*segment)) open_memory(segment, segment->block);
+      if (is_marked(*segment)) open_memory(segment, segment->block);
       munmap(static_cast<void*>(segment), segment->block);
     }
   }

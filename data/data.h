@@ -31,7 +31,7 @@ struct DataConfig {
   LATHE_FIELD(std::string, documents, "joined",
               "tokens: windows over documents that follow each other; joined: as one text; "
               "separate: none sees "
-              "another, and positions begin anew with each (gpt, llama; on a GPU memory then "
+              "another, and positions start again at 0 with each (gpt, llama; on a GPU memory then "
               "grows with the context's "
               "square)",
               one_of({"joined", "separate"}).fixed())

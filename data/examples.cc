@@ -132,7 +132,7 @@ class ExampleData final : public Data {
   }
   int64_t class_of(const OpenSplit& part, int64_t i) const;
   void put_image(const std::byte* bytes, ArrayType type, const Change& change, float* out) const;
-  /// Each file once, mapped anew, with what the manifest says of it.
+  /// Each file once, mapped again, with its entry in the manifest.
   std::vector<std::pair<MappedFile, const ArrayInfo*>> files() const;
 
   fs::path folder_;

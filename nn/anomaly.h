@@ -14,7 +14,7 @@ namespace lathe {
 /// how much is NaN or infinite, least and largest. So is the first op that is given a parameter
 /// with such values, or data with NaN. masked_fill may write infinities, and constants may hold
 /// them. In backward the op named is the one whose gradient formula made them; what its inputs were
-/// in the forward pass is told too. Costs a few passes over every tensor; where no such guard
+/// in the forward pass is reported too. Costs a few passes over every tensor; where no such guard
 /// lives, one test of a pointer an op. torch.autograd.detect_anomaly looks at gradients for NaN
 /// alone.
 class DetectAnomaly : public ModeGuard {

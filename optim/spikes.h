@@ -28,7 +28,7 @@ class SpikeGuard {
   bool is_spike(double loss);
   /// What a checkpoint keeps.
   const SpikeState& state() const { return state_; }
-  /// Goes on from it.
+  /// Resumes from it.
   void load(const SpikeState& state) { state_ = state; }
 
  private:

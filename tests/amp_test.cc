@@ -169,7 +169,7 @@ TEST_CASE("the cast cache: one cast a guard, right gradients, nothing left behin
       backward(sum(y));
       const at::Tensor before = linear(x, w).data();
       w.data().mul_(2);
-      CHECK(!linear(x, w).data().equal(before));  // a changed weight is cast anew
+      CHECK(!linear(x, w).data().equal(before));  // a changed weight is cast again
     }
     CHECK(cast_bytes() == 0);
     grads[cache ? 0 : 1] = w.grad();
@@ -291,7 +291,7 @@ std::vector<Json> metrics_of(const fs::path& run) {
   return out;
 }
 
-TEST_CASE("every precision trains to the loss of fp32, and goes on with the same bits", "[amp]") {
+TEST_CASE("every precision trains to the loss of fp32, and resumes with the same bits", "[amp]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const std::vector<std::pair<std::string, std::vector<std::string>>> runs{

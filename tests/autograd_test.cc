@@ -96,7 +96,7 @@ TEST_CASE("backward says what it can't do", "[autograd]") {
              ContainsSubstring("float64[3] for float64[2]"));
 }
 
-/// Throws where it is told to: in forward or in backward, ATen's error or ours.
+/// Throws what the test sets: in forward or in backward, ATen's error or ours.
 struct WrongThrower {
   static constexpr OpInfo info{.name = "wrong_thrower"};
   std::function<void()> forward_throws = [] {}, backward_throws = [] {};

@@ -21,7 +21,7 @@ bool skip_without_card() {
   return true;
 }
 
-TEST_CASE("a run on a GPU has the CPU's losses, kind by kind, and goes on with a CPU's checkpoint",
+TEST_CASE("a run on a GPU has the CPU's losses, kind by kind, and resumes a CPU's checkpoint",
           "[card]") {
   if (skip_without_card()) return;
   const TempFolder f(fast_folder());

@@ -290,7 +290,7 @@ TEST_CASE("JSON of paths that are not UTF-8 has U+FFFD for their bytes", "[cli]"
   CHECK(parse_json(compared.out, "compare", Exit::internal)["runs"][1] == runs[1]["run"]);
 }
 
-TEST_CASE("what may not be read or written is told with a remedy", "[cli]") {
+TEST_CASE("what may not be read or written is reported with a remedy", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   // Root may read everything, unless it gives that right up.

@@ -294,7 +294,7 @@ TEST_CASE("norms on a GPU are those of their formula", "[cuda]") {
         cudaErrorInvalidValue);
 }
 
-TEST_CASE("the slope of GELU on a GPU is the CPU's", "[cuda]") {
+TEST_CASE("the derivative of GELU on a GPU is the CPU's", "[cuda]") {
   torch::manual_seed(10);
   for (const auto dtype : narrow_dtypes) {
     for (const int64_t n : {1, 7, 16, 2053}) {

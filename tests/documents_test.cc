@@ -336,7 +336,7 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
             std::ofstream(entry.path(), std::ios::app) << "torn";
         }
       }
-      if (times == 2) {  // another command begins anew, and so does this one behind it
+      if (times == 2) {  // another command starts over, and so does this one behind it
         DocumentOptions other = o;
         other.tokenizer = Tokenizer::byte(), asked = -3;
         CHECK_THAT(error_of([&] { prepare_documents(other); }), ContainsSubstring("to resume"));
@@ -349,7 +349,7 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
     for (const char* folder : {"whole", "parts"}) fs::remove_all(f / folder);
   }
 
-  // An input that is another one now is refused; a shard that is gone means to begin anew.
+  // An input that is another one now is refused; a shard that is gone means to start over.
   DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}}, .out = f / "whole"};
   o.val_by_hash = true;
   prepare_documents(o);

@@ -135,8 +135,8 @@ TEST_CASE("an epoch has every example once, wherever loading begins and whoever 
     REQUIRE(whole[static_cast<size_t>(i / batch)].targets[i % batch].item<int64_t>() ==
             order[static_cast<size_t>(i)] % 3);
 
-  // Resumed at 20 places by a process that opens the folder anew, and filled by four threads out of
-  // order.
+  // Resumed at 20 places by a process that opens the folder again, and filled by four threads out
+  // of order.
   for (int64_t resume = 0; resume < 20; ++resume) {
     const auto again = open_examples(config_of(dir));
     const int64_t first = resume * 5 + resume % 3;
@@ -449,7 +449,7 @@ TEST_CASE("evaluation goes through the validation split in order, its last batch
   CHECK(torch::equal(all_val(*data, 7, 2).inputs, all_val(*data, 4).inputs.slice(0, 0, 14)));
 }
 
-TEST_CASE("keys that do not fit the data are told", "[examples]") {
+TEST_CASE("keys that do not fit the data are reported", "[examples]") {
   const TempFolder f;
   const fs::path dir = prepared(f, numbered(30, 3), {});
   const auto problem = [&](const std::function<void(DataConfig&)>& change) {

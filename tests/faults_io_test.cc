@@ -25,7 +25,7 @@ using namespace lathe::test;
 
 const FileCalls real_calls = file_calls;
 
-/// Replaces every call of the table while it lives. `errno_of` is asked before each: 0 lets it
+/// Replaces every call of the table while it lives. `errno_of` is called before each: 0 lets it
 /// through.
 class Interposed {
  public:

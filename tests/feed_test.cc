@@ -1,4 +1,4 @@
-// What feeds a run: every window once an epoch, batches that stay, and data that is told apart.
+// What feeds a run: every window once an epoch, batches that stay, and data that is distinguished.
 #include <chrono>
 #include <fstream>
 #include <set>
@@ -39,7 +39,7 @@ TEST_CASE("an epoch's batches hold every window once", "[feed]") {
   CHECK(first.size() == static_cast<size_t>(sampler.windows_per_epoch() / 3 * 3));
 }
 
-TEST_CASE("a batch stays as it is until the next is asked for, and a graph of an older one notices",
+TEST_CASE("a batch stays as it is until the next is requested, and a graph of an older one notices",
           "[feed]") {
   const TempFolder f;
   write_file(f / "train.bin", counting_bytes(1000));
@@ -84,7 +84,7 @@ TEST_CASE("an evaluation's limit counts batches, not rows", "[feed]") {
 }
 
 TEST_CASE(
-    "shards of one length and other contents are told apart; the vocabulary's own size is no id",
+    "shards of one length and other contents are distinguished; the vocabulary's size is not an id",
     "[feed]") {
   const TempFolder f;
   const auto print = [&](const std::string& bytes) {

@@ -114,7 +114,7 @@ TEST_CASE("a GPT without biases goes out with zeros", "[formats]") {
   }
 }
 
-TEST_CASE("matrices go out in the dtype that is asked for and keep it", "[formats]") {
+TEST_CASE("matrices are written in the requested dtype and keep it", "[formats]") {
   const TempFolder f;
   const fs::path run = make_run(f, "run", "gpt", gpt);
   for (const char* dtype : {"bf16", "fp16"}) {
@@ -266,7 +266,7 @@ std::function<void(const fs::path&)> config_with(const std::string& key, const J
   };
 }
 
-/// Writes model.safetensors anew with its tensors changed.
+/// Writes model.safetensors again with its tensors changed.
 std::function<void(const fs::path&)> tensors_with(
     const std::function<void(std::map<std::string, at::Tensor>&)>& edit) {
   return [=](const fs::path& folder) {

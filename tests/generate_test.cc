@@ -236,7 +236,7 @@ TEST_CASE("without Lathe's kernels, and in bfloat16, the cache gives the same to
   }
 }
 
-TEST_CASE("a text ends when it is told to, and others go on", "[generate]") {
+TEST_CASE("a text ends at its stop, and others continue", "[generate]") {
   const auto all = tested();
   std::vector<int> count(3, 0);
   const auto ids = generate(*all[0].model, {prompts[0], prompts[1], prompts[2]},

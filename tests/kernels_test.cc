@@ -215,7 +215,7 @@ TEST_CASE(
         CHECK(ours.loss == Approx(aten.loss).epsilon(allowed));
         for (size_t i = 0; i < ours.grads.size(); ++i) {
           INFO(model << ", " << ours.grads[i].first << (hook ? ", hooks" : ""));
-          // Attention sees differences of keys alone, so the slopes of a bias of theirs nearly
+          // Attention sees differences of keys alone, so the gradients of a bias of theirs nearly
           // cancel.
           const double more = ours.grads[i].first.ends_with("k.bias") ? 4 : 1;
           CHECK(error(ours.grads[i].second, aten.grads[i].second.to(at::kDouble)) < more * allowed);

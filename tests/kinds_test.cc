@@ -7,7 +7,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("every kind learns, stops and goes on with the same bits, in each precision", "[kinds]") {
+TEST_CASE("every kind learns, stops and resumes with the same bits, in each precision", "[kinds]") {
   const TempFolder f(fast_folder());
   make_data(f);
   for (const Kind& kind : kinds) {

@@ -224,7 +224,7 @@ TEST_CASE("a killed preparation of sources notices a source that has changed sin
   const std::vector<Change> changes{
       {"as long", [&] { write_file(f / "aa/1.txt", std::string(3999, 'a') + "A"); }, 3,
        "the input of the source aa is not what it was when this command was cut short; remove "
-       "out/aa to begin it anew"},
+       "out/aa to prepare it again"},
       {"longer", [&] { write_file(f / "aa/1.txt", std::string(5000, 'a')); }, 3,
        "the input of the source aa is not"},
       {"another file", [&] { write_file(f / "aa/2.txt", "more"); }, 3,
@@ -251,7 +251,7 @@ TEST_CASE("a killed preparation of sources notices a source that has changed sin
     CHECK_THAT(done.out + done.err, ContainsSubstring("out/aa is there already"));
     CHECK(slurp(f / "out/aa/train.bin") == slurp(f / "whole/aa/train.bin"));
   }
-  // A source that was removed is begun anew, with what its input is now.
+  // A source that was removed is prepared again, with what its input is now.
   fs::remove_all(f / "out");
   REQUIRE(prepare("out", true).code == 128 + 9);
   write_file(f / "aa/1.txt", std::string(8000, 'a'));

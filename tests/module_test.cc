@@ -220,7 +220,7 @@ struct Gated {
   }
 };
 
-TEST_CASE("a role of one's own says how a parameter starts and whether it decays and is multiplied",
+TEST_CASE("a custom role decides how a parameter starts and whether it decays and is multiplied",
           "[module]") {
   Gated model;
   initialize(model, Init::xavier_normal, 3);
@@ -325,7 +325,8 @@ TEST_CASE("a forward that is computed again draws what it drew", "[module]") {
 }
 
 TEST_CASE(
-    "training and evaluation are guards, and a loop that counts no steps draws anew each time",
+    "training and evaluation are guards, and a loop that counts no steps draws other numbers each "
+    "time",
     "[module]") {
   TwoDrops model;
   CHECK(!is_training());

@@ -141,7 +141,7 @@ class ModuleChecker {
     }
     if (told.find(row_.module) == std::string::npos || told.find("expected") == std::string::npos)
       failures_.push_back(
-          str(row_.module, " (", row_.label, "): an input of another size is told as: ", told));
+          str(row_.module, " (", row_.label, "): an input of another size is reported as: ", told));
   }
 
   const ModuleCase& row_;
@@ -212,7 +212,7 @@ TEST_CASE("a wrong module fails the harness", "[modules]") {
     return slice(v[0], 1, 0, 3) * m.weight;
   };
   CHECK_THAT(check_module(module_row("Scaled", "no shape", Scaled{}, {x}, unchecked, right)).at(0),
-             ContainsSubstring("an input of another size is told as: "));
+             ContainsSubstring("an input of another size is reported as: "));
 }
 
 TEST_CASE("modules of pooling take their options, and bags that are empty give zeros",

@@ -234,7 +234,7 @@ TEST_CASE("x^0 has gradient zero whatever comes back", "[nan]") {
   CHECK(dx.eq(0).all().item<bool>());
 }
 
-TEST_CASE("gelu far from zero is 0 or the identity, and so is its slope", "[nan]") {
+TEST_CASE("gelu far from zero is 0 or the identity, and so is its derivative", "[nan]") {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor u = torch::tensor({-1e13, 1e13, -1e14, 1e14, -1e30, 1e30}, dtype).view({6, 1});
     const at::Tensor dy = torch::full({6, 1}, 0.75).to(dtype), one = torch::ones({1, 1}, dtype),

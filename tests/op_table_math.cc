@@ -245,7 +245,7 @@ void add_statistics(std::vector<OpCase>& t) {
     t.push_back(
         {"var", s.label, in, [one](V v) { return var(v[0], -1, one ? 0 : 1); },
          [one](T x) { return x[0].var(at::IntArrayRef{-1}, at::Scalar(one ? 0 : 1), false); }});
-    if (one) continue;  // the root has no slope there
+    if (one) continue;  // the root has no derivative there
     t.push_back({"std", s.label, in, [](V v) { return std(v[0], 1, 0.5, true); },
                  [](T x) { return x[0].std(at::IntArrayRef{1}, at::Scalar(0.5), true); }});
   }

@@ -318,7 +318,7 @@ TEST_CASE("groups in a config", "[optim]") {
 }
 
 TEST_CASE(
-    "groups of one's own have a learning rate and a weight decay, and the first that chooses wins",
+    "parameter groups have a learning rate and a weight decay, and the first that chooses wins",
     "[optim]") {
   const auto make = [] {
     std::vector<NamedParameter> p;

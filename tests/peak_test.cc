@@ -43,7 +43,7 @@ TEST_CASE("the ceiling is the best ever seen, and young until the third measurem
   CHECK(!known_peak("cpu", 2, at::kFloat));
 }
 
-TEST_CASE("a ceiling that can't be written is told all the same", "[peak]") {
+TEST_CASE("a ceiling that can't be written is reported all the same", "[peak]") {
   const TempFolder f;
   make_tiny_run(f.path());
   write_file(f / "cache", "");  // LATHE_CACHE, where a folder should be.

@@ -77,7 +77,7 @@ TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[prof
     CHECK(places.contains(place));
 }
 
-TEST_CASE("what is computed again is told apart", "[profile]") {
+TEST_CASE("what is computed again is counted by itself", "[profile]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const auto count = [&](const char* policy) {
@@ -89,7 +89,7 @@ TEST_CASE("what is computed again is told apart", "[profile]") {
   CHECK(count("blocks") > 10);
 }
 
-TEST_CASE("a leak is told, a steady step is not one", "[profile]") {
+TEST_CASE("a leak is reported, a steady step is not one", "[profile]") {
   Profile p;
   p.spans.push_back(
       {.op = "linear", .module = "head", .seconds = 1e-3, .flops = {.matmul = 1e6}, .bytes = 1000});

@@ -431,7 +431,7 @@ TEST_CASE("docs/ lists every exit code and every Debian package", "[readme]") {
   }
 }
 
-TEST_CASE("commands of the pages for a text and a table of one's own run", "[readme]") {
+TEST_CASE("commands of the pages for the reader's own text and table run", "[readme]") {
   const TempFolder f;
   write_file(f / "my.txt", sample_text(20000));
   std::string table = "width,height,kind\n";

@@ -111,7 +111,7 @@ TEST_CASE("a step that diverged is run again, and the op named where it began", 
     CHECK(std::count(done.err.begin(), done.err.end(), '\n') == 1);
   };
 
-  // Damage is told by the size or the checksum, by `verify` too.
+  // Damage is detected by the size or the checksum, by `verify` too.
   write_file(file, sealed.substr(0, sealed.size() - 8));
   refused("bytes instead of");
   std::string flipped = sealed;

@@ -131,7 +131,8 @@ TEST_CASE("a finished run keeps its record, and says what differs", "[resume]") 
   CHECK_THAT(metrics, ContainsSubstring(R"("optim.lr":{"was":"0.002","is":"0.003"})"));
 }
 
-TEST_CASE("two configs of one name do not share a run folder unless they are told to", "[resume]") {
+TEST_CASE("two configs of one name do not share a run folder unless the user asks for it",
+          "[resume]") {
   const Runs r;
   make_folders(r / "other");
   fs::copy(r / "tiny.toml", r / "other/tiny.toml");

@@ -205,7 +205,7 @@ TEST_CASE("what goes wrong in the background comes out at the next look, as it w
 }
 
 TEST_CASE(
-    "what is asked before a save stops it; weights that are not finite are refused before any copy",
+    "the stop check before a save ends it; weights that are not finite are refused before any copy",
     "[saver]") {
   const TempFolder f(fast_folder());
   Small s;

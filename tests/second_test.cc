@@ -145,7 +145,7 @@ struct FusedAlone {
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {dy * 2}; }
 };
 
-TEST_CASE("a fused op of one's own without a form for Variables says so under create_graph",
+TEST_CASE("a custom fused op without a form for Variables is an error under create_graph",
           "[second]") {
   const Variable x = Variable::parameter(torch::ones({2}));
   CHECK_THAT(error_of([&] { grad(sum(apply(FusedAlone{}, x)), {x}, {}, true); }),
@@ -279,7 +279,7 @@ TEST_CASE("a step with a gradient penalty has the gradient of its whole loss", "
       CHECK(g[i].item<double>() == Approx((above - below) / (2 * eps)).epsilon(1e-4).margin(1e-6));
     }
   }
-  // And it trains: the critic's slope goes to 1.
+  // And it trains: the critic's gradient goes to norm 1.
   Optimizer optimizer({.kind = "adam", .weight_decay = 0}, parameters(critic));
   const auto penalty = [&] {
     const Variable x = Variable::parameter(data);

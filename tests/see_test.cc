@@ -337,7 +337,7 @@ TEST_CASE("points of a sweep", "[see]") {
   CHECK_THAT(error_of([] { make_rungs(900, 10, 3, 300); }), ContainsSubstring("too seldom"));
 }
 
-TEST_CASE("successive halving promotes the best, and goes on with what was begun", "[see]") {
+TEST_CASE("successive halving promotes the best, and resumes what was begun", "[see]") {
   // Loss of point i is i: with eta 3, of 9 points three come to the second rung and one, the best,
   // to the last.
   std::vector<PointState> points(9);
@@ -444,7 +444,7 @@ TEST_CASE("a sweep that is stopped while its points start ends with 75, and is r
   };
   REQUIRE(sweep("reference", {}).code == 0);
 
-  // The stop is asked for when the first or the second process exists, and reaches the processes so
+  // The stop is requested when the first or the second process exists, and reaches the processes so
   // many milliseconds later: while the program is loaded, parses its arguments, reads its config,
   // or trains.
   int stop = 0;

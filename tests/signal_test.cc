@@ -1,4 +1,4 @@
-// Signals: what each does to a run, and what a person is told.
+// Signals: what each does to a run, and what the user reads.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -111,7 +111,7 @@ TEST_CASE("every sink has each step once, after a kill too, and none touches tra
   CHECK(cells(f / "whole/metrics.csv", 6) == cells(f / "killed/metrics.csv", 6));
   CHECK(cells(f / "whole/evaluations.csv", 2) == cells(f / "killed/evaluations.csv", 2));
   CHECK(cells(f / "whole/metrics.csv", 1).size() == 25);
-  // Memory by category is told where it changes, and a curve has it at every step.
+  // Memory by category is written where it changes, and a curve has it at every step.
   Curves curves(f / "whole");
   curves.read();
   const Series* parameters = curves.find("memory/parameters");
@@ -141,7 +141,7 @@ TEST_CASE("every sink has each step once, after a kill too, and none touches tra
   CHECK(std::count(steps.begin(), steps.end(), 24) ==
         4);  // a step, histograms, an evaluation, a sample
 
-  // What was begun is told, and samples are there once.
+  // What was begun is written, and samples are there once.
   const RunEvents told = read_events(f / "killed");
   REQUIRE(told.starts.size() == 2);
   CHECK(told.starts[0].step == 0);

@@ -53,7 +53,7 @@ std::vector<int64_t> plain_encode(const BPEDefinition& d, const std::string& pie
   }
 }
 
-/// Counts all pairs anew for each merge.
+/// Counts all pairs again for each merge.
 std::vector<std::pair<int32_t, int32_t>> plain_training(const std::string& text,
                                                         const BPEDefinition& trained,
                                                         int64_t min_frequency) {
@@ -495,7 +495,7 @@ TEST_CASE("a run on BPE data trains, goes on, writes text, and the verb speaks i
   CHECK_THAT(ok({"generate", "runs/tiny", "--tokens", "5", "--prompt", "the"}),
              Catch::Matchers::StartsWith("the"));
 
-  // It ends where a document does, unless it is told otherwise.
+  // It ends where a document does, unless an option asks for more.
   const auto written = [&](const char* more) {
     return ok({"generate", "runs/tiny", "--tokens", "3000", "--prompt", "the", "--temperature", "3",
                "--seed", "5", more});

@@ -28,7 +28,7 @@ class Trials {
   Finished start(const std::string& run, const std::map<std::string, std::string>& environment,
                  double kill_after = -1) const;
   /// One run, killed as each of `kills` says, then finished. True where at least one kill struck
-  /// before the end. Each start must go on from the newest checkpoint that was there before (the
+  /// before the end. Each start must resume from the newest checkpoint that was there before (the
   /// same bits would come out without), and a checkpoint that was there may go only for a later
   /// one.
   bool trial(const std::vector<Kill>& kills);

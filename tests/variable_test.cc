@@ -228,7 +228,7 @@ TEST_CASE("a frozen parameter takes no gradient, keeps its values, and can be tr
   w.requires_grad_(true);
   sum(w * v).backward();
   CHECK(w.grad().equal(v.data()));
-  w.requires_grad_(false);  // what it had is dropped, so no optimizer goes on with it
+  w.requires_grad_(false);  // what it had is dropped, so no optimizer uses it
   CHECK(!w.grad().defined());
   CHECK_THAT(error_of([&] {
                Variable z = v * 2;

@@ -17,7 +17,7 @@ namespace {
 
 using namespace lathe;
 
-/// A module of modules, two deep, with a fault where it is told to have one.
+/// A module of modules, two deep, with a fault where the test puts one.
 struct Inner {
   Linear up{4, 4, true};
   double forward_fault = 0, backward_fault = 0;

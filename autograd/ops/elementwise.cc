@@ -217,7 +217,7 @@ struct GeluOp {
   // (P(x) + x p(x))
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    // Beyond +-30 the slope is 0 or 1 in float64 too, and powers of x would overflow.
+    // Beyond +-30 the derivative is 0 or 1 in float64 too, and powers of x would overflow.
     if constexpr (std::same_as<T, at::Tensor>) {
       if (form == Gelu::tanh && card_kernel_ready(x.data()) &&
           dy.scalar_type() == x.data().scalar_type()) {

@@ -9,9 +9,9 @@
 namespace lathe {
 
 // Functions (ops/math.cc).
-/// At 0 the slope is 0.
+/// At 0 the derivative is 0.
 Variable abs(const Variable& x);
-/// -1, 0 or 1; without slope everywhere.
+/// -1, 0 or 1; its derivative is 0 everywhere.
 Variable sign(const Variable& x);
 Variable sin(const Variable& x);
 Variable cos(const Variable& x);
@@ -25,8 +25,8 @@ Variable rsqrt(const Variable& x);
 Variable reciprocal(const Variable& x);
 /// x log(y), and 0 where x is 0 whatever y is (but NaN where y is).
 Variable xlogy(const Variable& x, const Variable& y);
-/// x within [min, max]; a bound that is not given does not bind, and where they cross all is max. A
-/// slope of 1 at the bounds too.
+/// x within [min, max]; a bound that is not given does not bind, and where they cross all is max.
+/// The derivative is 1 at the bounds too.
 Variable clamp(const Variable& x, std::optional<double> min,
                std::optional<double> max = std::nullopt);
 /// The same with bounds that are broadcast, and take the gradient where they bind; undefined: none.

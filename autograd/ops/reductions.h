@@ -41,12 +41,12 @@ Variable logsumexp(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim
 /// 0 none.
 Variable var(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, double correction = 1,
              bool keepdim = false);
-/// Its root; without slope where it is 0. Under `using namespace lathe` it is lathe::std, beside
-/// the standard library's namespace.
+/// Its root; the gradient is 0 where the variance is 0. Under `using namespace lathe` it is
+/// lathe::std, beside the standard library's namespace.
 Variable std(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, double correction = 1,
              bool keepdim = false);
 /// (sum of |x|^p)^(1/p); infinity: the largest |x|, -infinity: the smallest, 0: how many are not 0.
-/// Where it is 0 the slope is 0.
+/// Where it is 0 the gradient is 0.
 Variable norm(const Variable& x, double p = 2, at::OptionalIntArrayRef dims = std::nullopt,
               bool keepdim = false);
 

@@ -121,7 +121,7 @@ struct PNorm : Reduced {
     const T top = reshape(y.as<T>(), kept);
     if (p == 2) return {x.as<T>() * masked_fill(dy / top, none, 0)};
     const T scale = masked_fill(dy * pow(top, 1 - p), none, 0);
-    // A power below 0 is infinite at 0, and so may its slope be; the gradient is 0 there.
+    // A power below 0 is infinite at 0, and so may its derivative be; the gradient is 0 there.
     const at::Tensor zero = v.eq(0);
     return {masked_fill(pow(abs(masked_fill(x.as<T>(), zero, 1)), p - 1), zero, 0) *
             constant<T>(v.sign()) * scale};

@@ -39,8 +39,8 @@ struct DigestHash {
 /// Of a text.
 Digest digest(std::string_view text);
 
-/// Checksum of a file; `show` is told how many bytes are through, now and then. Exit::io where it
-/// can't be read.
+/// Checksum of a file; `show` is called now and then with the number of bytes read. Exit::io where
+/// it can't be read.
 std::string file_checksum(const std::filesystem::path& path,
                           const std::function<void(uint64_t bytes)>& show = nullptr);
 

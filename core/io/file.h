@@ -56,7 +56,7 @@ class FileError : public Error {
 /// without checking, so call sync() and close() first.
 class OutputFile {
  public:
-  /// `create` makes the file anew, `append` writes behind what it has.
+  /// `create` truncates the file, `append` writes behind what it has.
   enum class Open { create, append };
   OutputFile() = default;
   OutputFile(const fs::path& path, Open how);

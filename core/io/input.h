@@ -10,9 +10,10 @@
 namespace lathe {
 
 /// A regular file, or standard input ("-"), as bytes in order. gzip (RFC 1952) and Zstandard (RFC
-/// 8878) are told by their first bytes, whatever the name, and unpacked; members and frames one
-/// behind the other are one text. Memory does not grow with the file. Errors are Exit::data and
-/// name the file: one that is damaged, cut short, or followed by what is no compressed data.
+/// 8878) are recognized by their first bytes, whatever the name, and decompressed; members and
+/// frames one behind the other are one text. Memory does not grow with the file. Errors are
+/// Exit::data and name the file: one that is damaged, cut short, or followed by what is no
+/// compressed data.
 class InputStream {
  public:
   explicit InputStream(const std::string& path);

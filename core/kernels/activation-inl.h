@@ -14,8 +14,8 @@ namespace lathe::HWY_NAMESPACE {
 // GELU, tanh form: x s(2 k (x + c x^3)), s the logistic function, since (1 + tanh z) / 2 = s(2 z).
 inline constexpr float gelu_2k = 1.5957691216057308f, gelu_c = 0.044715f;
 
-// Beyond +-30 it is 0 or x, and its slope 0 or 1, in float32; powers of x would overflow further
-// on.
+// Beyond +-30 it is 0 or x, and its derivative 0 or 1, in float32; powers of x would overflow
+// further on.
 HWY_INLINE V gelu_of(V given) {
   const V x = at_least(-30, given), square = hn::Mul(x, x);
   const V z = hn::Mul(hn::Mul(x, set(gelu_2k)), hn::MulAdd(square, set(gelu_c), set(1)));

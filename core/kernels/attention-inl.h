@@ -19,9 +19,9 @@ namespace lathe::HWY_NAMESPACE {
 
 /// One block of the online softmax. scores [rows, columns], `stride` apart, of queries from q0 and
 /// keys from k0; p takes exp(score scale - m) with zeros where the mask is and in the columns up to
-/// `width`; the running maximum m and denominator l [rows] go on from the blocks before
-/// (`is_first`: there are none), and so does the accumulated output [rows, wide]. `starts`, where
-/// it is not null: the first key that each row sees.
+/// `width`; the running maximum m and denominator l [rows] continue those of the previous
+/// blocks (`is_first`: there are none), and so does the accumulated output [rows, wide]. `starts`,
+/// where it is not null: the first key that each row sees.
 template <class T>
 void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width,
                 int64_t q0, int64_t k0, const int64_t* starts, bool is_first, float scale, T* p,

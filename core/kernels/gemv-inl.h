@@ -39,14 +39,14 @@ HWY_INLINE void panel_columns(const c10::BFloat16* w, int64_t stride, F&& f) {
 /// apart, and M rows of x. Every `step` columns begin a sum of their own, which is then added. A
 /// panel is read a cache line of each row at a time: rows of a power of two lie in few of the
 /// cache's sets, so a line would not stay for a second visit. While these rows are read, as many
-/// behind them are asked for, if `more`: one after the other, so that they spread over all sets and
-/// the processor's own prefetcher goes on with them.
+/// behind them are prefetched, if `more`: one after the other, so that they spread over all sets
+/// and the processor's own prefetcher continues with them.
 template <class T, int M, int panels>
 HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t step, const float* x,
                                 int64_t x_stride, float* out, int64_t out_stride, bool more) {
   constexpr int64_t at_once = 16 / sizeof(T), line = 64 / sizeof(T);
   const int64_t rows = lanes();
-  const T* next = w + panels * rows * stride;  // the row that is asked for, from next_at on
+  const T* next = w + panels * rows * stride;  // the row that is prefetched, from next_at on
   int64_t next_at = 0;
   for (int64_t begin = 0; begin < k; begin += step) {
     const int64_t end = begin + step < k ? begin + step : k;

@@ -14,8 +14,8 @@ namespace lathe::HWY_NAMESPACE {
 
 HWY_INLINE V tanh_of(V v) { return hn::Tanh(D(), v); }
 
-/// A logistic gate and its slope s (1 - s), where 1 - s = e s with e = exp(-v): no difference of
-/// near numbers.
+/// A logistic gate and its derivative s (1 - s), where 1 - s = e s with e = exp(-v): no difference
+/// of near numbers.
 struct Gate {
   V s, slope;
 };

@@ -50,7 +50,7 @@ void ProgressReporter::advance(uint64_t bytes) {
       fail(Exit::stopped, "stopped; run the same command again to resume, ", out_.string(),
            " has what is done");
     fail(Exit::stopped, "stopped; nothing is left in ", out_.string(),
-         " of it, run the same command again to begin anew");
+         " of it, run the same command again to start over");
   }
   const double seconds = seconds_since(began_);
   const auto done = static_cast<double>(done_);
@@ -69,7 +69,7 @@ std::optional<Progress> Journal::read() const try {
   const auto record = read_manifest_json(out_, file());
   return record ? read_progress(*record, command_, (out_ / file()).string()) : std::nullopt;
 } catch (const Error& e) {
-  log_warn(e.what(), "; beginning anew");
+  log_warn(e.what(), "; starting over");
   return std::nullopt;
 }
 
@@ -82,7 +82,7 @@ void Journal::remove() const { remove_tree(OutFolder::unfinished(out_, name)); }
 
 void Journal::input_changed() const {
   fail(Exit::data, "the input is not what it was when this command was cut short; remove ",
-       out_.string(), " to begin anew");
+       out_.string(), " to start over");
 }
 
 OutFolder::OutFolder(const fs::path& path) : path_(path), claim_(path, "`lathe prepare`") {}

@@ -92,8 +92,9 @@ class OutFolder {
   /// Exit::usage where the folder holds data that no interrupted preparation left there.
   static void check(const fs::path& path);
   /// Removes what an interrupted preparation left: files that have their names but no manifest
-  /// beside them are told by the manifest that it was about to give them, and by their checksums.
-  /// Exit::usage where there is anything else. Unfinished files of the names in `but` stay.
+  /// beside them are recognized by the manifest that was about to be written, and by their
+  /// checksums. Exit::usage where there is anything else. Unfinished files of the names in `but`
+  /// stay.
   void clear(const std::vector<std::string>& but = {});
   /// From now on unfinished files stay, whatever happens: they tell the next preparation what is
   /// done.

@@ -173,7 +173,7 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
   while (!under_way.empty()) take_first();
   if (now.parts < done)
     fail(Exit::data, "the input is shorter than when this command was cut short; remove ",
-         o.out.string(), " to begin anew");
+         o.out.string(), " to start over");
   if (out.kept()) save();
   manifest.documents = sorter.counts();
   if (o.dedup_lines) manifest.documents["dropped_lines"] = lines.dropped();

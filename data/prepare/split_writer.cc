@@ -58,7 +58,7 @@ bool SplitWriter::resume(int64_t tokens, const std::string& checksum) {
   }
   if (all.hex() != checksum) {
     log_warn(out_.string(), ": what was written of ", split_,
-             " before this command was cut short has changed since; beginning anew");
+             " before this command was cut short has changed since; starting over");
     return false;
   }
 

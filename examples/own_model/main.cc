@@ -1,5 +1,5 @@
-// A model of one's own in Lathe's trainer: this program has every verb of `lathe`, and one more
-// kind of model.
+// A custom model in Lathe's trainer: this program has every command of `lathe`, and one more kind
+// of model.
 #include "lathe/nn/layers.h"
 #include "lathe/nn/models/model.h"
 #include "lathe/train/verbs/cli.h"

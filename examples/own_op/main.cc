@@ -1,4 +1,4 @@
-// Checks an op of one's own, and counts what it costs.
+// Checks a custom op, and counts what it costs.
 #include <lathe/autograd/create.h>
 #include <lathe/autograd/gradcheck.h>
 #include <lathe/autograd/ops.h>

@@ -1,5 +1,5 @@
-// A data kind, a task and a transform of one's own in Lathe's trainer: this program has every verb
-// of `lathe`, and learns what comes next in a series of numbers, with how sure it is.
+// A custom data kind, task and transform in Lathe's trainer: this program has every command of
+// `lathe`, and learns what comes next in a series of numbers, with how sure it is.
 //   ./own_task series load.txt --out data/load --window 24
 //   ./own_task train series.toml --data.dir=data/load
 #include "lathe/train/config/transform.h"

@@ -1,4 +1,4 @@
-// Attention of several heads. Shapes: B batch, T places that ask, S places that are asked, C
+// Attention of several heads. Shapes: B batch, T query positions, S key positions, C
 // channels, H heads, D = C / H.
 #pragma once
 

@@ -1,6 +1,6 @@
 // Several documents in a row of tokens, each by itself: attention of one sees nothing of another,
-// and positions begin anew. A model that reads this says `static constexpr bool separates_documents
-// = true`.
+// and positions start again at 0. A model that supports this declares `static constexpr bool
+// separates_documents = true`.
 //
 // Attention starts each query's keys at its document and skips blocks of keys that no query of
 // a block may see, so the work falls with the document length. Blocks receive the starts as a

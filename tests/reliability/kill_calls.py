@@ -65,7 +65,7 @@ def main():
         check(unfinished(run) == [], f"{unfinished(run)} is left after a kill at {what}")
         trials += 1
     check(trials > 40, f"only {trials} calls were seen in a save")
-    print(f"{trials} kills, one at each system call of a save; all went on with the same bits")
+    print(f"{trials} kills, one at each system call of a save; all resumed with the same bits")
 
 
 main()

@@ -82,7 +82,7 @@ def main():
     read_until(process, "step 10/")
     seconds = time.monotonic() - begin
     process.send_signal(signal.SIGTERM)
-    check(finish(process)[0] == 75, "the run to go on from was not stopped")
+    check(finish(process)[0] == 75, "the run to resume was not stopped")
     run.rename(stopped)
 
     met, trials = collections.Counter(), 0

@@ -149,7 +149,7 @@ struct LogConfig {
 /// All of a run.
 struct RunConfig {
   // In run_config.cc: of so many keys these are long, and inline each part of the build would
-  // compile them anew.
+  // compile them again.
   RunConfig();
   RunConfig(const RunConfig&);
   RunConfig(RunConfig&&) noexcept;

@@ -35,7 +35,7 @@ void resolve_init_from(LoadedConfig& loaded) {
     return;
   }
   if (const fs::path own = own_checkpoint(c); !own.empty()) {
-    // What is wrong with it is told where it is gone on from.
+    // What is wrong with it is reported where the run resumes from it.
     std::optional<RunConfig> saved;
     try {
       saved = saved_config(read_state(own), own);

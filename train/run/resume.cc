@@ -30,7 +30,7 @@ ResumePoint branch_point(const RunConfig& c, const std::vector<fs::path>& there)
   std::error_code error;
   const bool same_run = fs::equivalent(fs::path(typed).parent_path().parent_path(), run, error);
   if (!there.empty() && !(same_run && there.front().filename() == fs::path(typed).filename())) {
-    // The same command again, after the branch got under way, goes on with the branch.
+    // The same command again, once the branch has a checkpoint, resumes the branch.
     const fs::path newest = *newest_checkpoint(run);
     RunState state = read_state(newest);
     const bool same_words = state.branched_from == typed;
@@ -83,7 +83,7 @@ std::vector<ConfigChange> config_changes(const RunConfig& saved, const LoadedCon
   std::vector<ConfigChange> changes;
   const auto keep = [&](const std::string& key, const std::string& was, const std::string& is) {
     fail(Exit::usage, origin_of(now, key), ": ", key, " = ", is, " but the run was started with ",
-         was, "; a resumed run keeps it (or start anew in another --train.out_dir)");
+         was, "; a resumed run keeps it (or start a new run in another --train.out_dir)");
   };
   if (saved.model.kind != now.config.model.kind)
     keep("model.kind", toml_text(saved.model.kind), toml_text(now.config.model.kind));

@@ -131,7 +131,7 @@ class Trainer {
       const bool sample_due = c.sample_interval > 0 && state_.step % c.sample_interval == 0;
       bool save_due = last || (interval > 0 && state_.step % interval == 0);
       state_.eval_due = c.eval_interval > 0 && (last || state_.step % c.eval_interval == 0);
-      // Looking at a step waits for a GPU, so there it is done only where something hangs on it.
+      // Reading a step's numbers waits for a GPU, so there it is done only where they are needed.
       if (!session_.device.is_cuda() || log_due || sample_due || save_due || state_.eval_due ||
           r.is_spike || stop_asked())
         report(metrics, r, log_due);
@@ -163,7 +163,7 @@ class Trainer {
       fail(Exit::usage, session_.config.data.dir,
            " is not the data that the run was started with (hash ", state_.data_hash,
            " instead of ", saved.data_hash,
-           "); set data.dir to that, or start anew in another --train.out_dir");
+           "); set data.dir to that, or start a new run in another --train.out_dir");
     }
     if (origin_of(loaded, "train.threads") != "command line") {
       if (const int64_t wanted = loaded.config.train.threads;

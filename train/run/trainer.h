@@ -5,7 +5,7 @@
 
 namespace lathe {
 
-/// Trains, or goes on with, the run that the config describes. Returns Exit::done, or Exit::stopped
+/// Starts or resumes the run that the config describes. Returns Exit::done, or Exit::stopped
 /// where a signal or the time limit ended it with a checkpoint written; everything else is thrown.
 /// `verify_data`: all data is read and compared with its manifest's checksums before anything else.
 Exit train(LoadedConfig loaded, bool verify_data = false);

@@ -153,7 +153,7 @@ bool is_whole(const fs::path& checkpoint) {
   }
 }
 
-/// For a step that is saved anew: a whole checkpoint is replaced (clean_checkpoints deletes it),
+/// For a step that is saved again: a whole checkpoint is replaced (clean_checkpoints deletes it),
 /// another is set aside.
 void vacate_target(const fs::path& target) {
   if (!is_whole(target)) return set_aside_unusable(target);
@@ -485,7 +485,7 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run) {
     }
   }
   fail(Exit::checkpoint, "no checkpoint of ", run.string(), " can be used (", reasons,
-       "); restore one, or start anew in another --train.out_dir");
+       "); restore one, or start a new run in another --train.out_dir");
 }
 
 fs::path find_checkpoint(const fs::path& path_, const std::string& which) {

@@ -32,8 +32,8 @@ class Curves {
  public:
   /// Nothing is read yet. Exit::usage where the folder holds no metrics.jsonl and no config.toml.
   explicit Curves(const fs::path& run);
-  /// Reads the whole lines that were added since; of a file that was cut back everything anew.
-  /// Whether anything changed. Exit::io with the line where one is none of ours.
+  /// Reads the complete lines that were added since; a file that was cut back is read again from
+  /// its start. Returns whether anything changed. Exit::io with the line where one is none of ours.
   bool read();
 
   /// By the keys of metrics.jsonl; figures of layers as "layers/FIGURE/LAYER", categories of memory

@@ -1,6 +1,6 @@
 // What a run writes as it goes: the interface of its sinks, and the first of them, metrics.jsonl:
 // one JSON object a logged step, {step, val_loss, ...} objects at evaluations, and {step, changed}
-// objects where a run went on with another config. The table of sinks is in train/store/sinks.cc.
+// objects where a run resumed with another config. The table of sinks is in train/store/sinks.cc.
 //
 // A sink with per-step data uses a ResumableFile, whose length each checkpoint stores
 // (metrics_bytes, sink_bytes), so after a kill each step occurs once. A disabled sink keeps its
@@ -85,8 +85,8 @@ class MetricsSink {
 class ResumableFile {
  public:
   /// Opens the file cut back to `length` bytes, and says so. At 0, what no checkpoint goes with is
-  /// set aside as `aside`. A file that is shorter, or gone, is a warning: the run goes on with what
-  /// is whole of it, up to `whole(bytes)`.
+  /// set aside as `aside`. A file that is shorter, or gone, is a warning: the run continues with
+  /// what is intact of it, up to `whole(bytes)`.
   ResumableFile(const fs::path& path, uint64_t length, const fs::path& aside,
                 uint64_t (*whole)(std::string_view bytes));
   void write(std::string_view text) { file_.write(text); }

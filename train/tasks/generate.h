@@ -63,8 +63,8 @@ class StopMatcher {
  public:
   /// None of `stops` is empty.
   explicit StopMatcher(std::vector<std::string> stops) : stops_(std::move(stops)) {}
-  /// The text goes on with `piece`: what of it may be shown, without what might be the beginning of
-  /// a stop.
+  /// Appends `piece` to the text. Returns what of it may be shown, without what might be the
+  /// beginning of a stop.
   std::string feed(std::string_view piece);
   /// Whether a stop was met; the text ends before it.
   bool stopped() const { return stopped_; }

@@ -1,5 +1,5 @@
 // Regression: one or several numbers for each sample, by squared error. Targets come normalized;
-// errors are told in the data's own units.
+// errors are reported in the data's own units.
 #include <ATen/ops/tensor.h>
 
 #include "core/io/text.h"

@@ -53,7 +53,7 @@ void check_base(const fs::path& base, const RunConfig& config, const std::string
 /// Writes the model of a run with adapters, adapters merged into it, as a run of its own in `out`:
 /// for eval, generate, and as a base; without optimizer state. Returns the checkpoint. `out` is
 /// made, whole or not at all; Exit::usage where it holds anything, Exit::busy where another process
-/// writes it. `stop` is asked after each layer; true ends it with Exit::stopped.
+/// writes it. `stop` is called after each layer; true ends the merge with Exit::stopped.
 fs::path merge(const fs::path& run, const fs::path& out, const StopAsked& stop = nullptr);
 
 }  // namespace lathe

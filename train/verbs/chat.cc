@@ -10,7 +10,7 @@
 namespace lathe {
 namespace {
 
-/// What is asked: the whole history, without its oldest questions and answers where that would
+/// The prompt: the whole history, without its oldest questions and answers where that would
 /// leave no room for an answer of `room` tokens in the context.
 std::vector<int64_t> question(const ChatTemplate& chat, std::vector<ChatMessage>& history,
                               int64_t context, int64_t room) {
@@ -34,19 +34,19 @@ Exit run_chat(const Arguments& arguments) {
   w.context = batch_sizes(m.config).block_size, w.compute = m.compute, w.device = m.device;
   const std::string system = arguments.get("system", "");
   std::vector<ChatMessage> history;
-  const auto begin_anew = [&] {
+  const auto new_conversation = [&] {
     history.clear();
     if (!system.empty()) history.push_back({"system", system});
   };
-  begin_anew();
+  new_conversation();
   const bool person = isatty(STDIN_FILENO) == 1;
-  if (person) std::cerr << "/new begins anew; end of file (Ctrl-D) ends\n";
+  if (person) std::cerr << "/new starts a new conversation; end of file (Ctrl-D) ends\n";
   for (std::string line; std::cout; ++w.sampling.seed) {
     if (person) std::cerr << "> " << std::flush;
     if (!std::getline(std::cin, line)) break;
     if (line.empty()) continue;
     if (line == "/new") {
-      begin_anew();
+      new_conversation();
       continue;
     }
     history.push_back({"user", line});

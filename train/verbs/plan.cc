@@ -33,7 +33,7 @@ double peak(const MemoryStats& m, Memory category) {
   return static_cast<double>(m.peak[static_cast<size_t>(category)]);
 }
 
-/// One line: what weights in the matmul dtype cost when they are kept, cached, or cast anew.
+/// One line: what weights in the matmul dtype cost when they are kept, cached, or cast each time.
 std::string weight_line(LoadedConfig loaded, const char* what, bool copies, bool cache) {
   AmpConfig& amp = loaded.config.amp;
   const bool is_own = amp.working_copies == copies && (copies || amp.cache == cache);

@@ -213,7 +213,7 @@ std::string identity(const Arguments& arguments) {
 }
 
 /// Checksum of the files of a source, with their paths. `meter` shows it, and ends it where a stop
-/// is asked for.
+/// is requested.
 std::string input_checksum(const std::string& path, ProgressReporter& meter) {
   const std::vector<fs::path> files = expand_inputs({path});
   uint64_t bytes = 0;
@@ -287,7 +287,7 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
         if (!inputs.contains(name) || inputs[name] != input)
           fail(Exit::data, "the input of the source ", name,
                " is not what it was when this command was cut short; remove ", folder.string(),
-               " to begin it anew");
+               " to prepare it again");
         log_info(folder.string(), " is there already, and stays as it is");
         continue;
       }

@@ -281,7 +281,7 @@ Verb report_verb() {
           "report runs/a runs/b --out both.html",
           {{"out", "the file (report.html in the run's folder; of several runs, here)"},
            {"serve",
-            "seconds after which the page is written anew, and loads itself anew, until Ctrl-C (0: "
+            "write the page again, and reload it, every so many seconds until Ctrl-C (0: "
             "once)"},
            force_flag},
           false,

@@ -10,7 +10,7 @@ namespace lathe {
 
 /// Exit::usage, with what to install, where the chart library is not there.
 void check_chart_library();
-/// The page, of which nothing is loaded from elsewhere. `refresh_s`: the page loads itself anew
+/// The page, of which nothing is loaded from elsewhere. `refresh_s`: the page reloads itself
 /// after so many seconds; 0: never. Long curves are reduced to the mean, least and largest value of
 /// `report_buckets` parts, which the page says.
 std::string report_page(const std::vector<fs::path>& runs, int refresh_s = 0);

@@ -27,7 +27,7 @@ namespace lathe {
 namespace {
 
 /// The process `lathe WORDS...` of this binary, with what it says in `out`, a file descriptor. It
-/// is asked to stop where this one dies. -1 where it can't be started.
+/// gets a stop signal where this one dies. -1 where it can't be started.
 pid_t start_lathe(std::vector<std::string> words, int out) {
   words.insert(words.begin(), "lathe");
   std::vector<char*> arguments;
@@ -84,8 +84,8 @@ class Sweep {
   Sweep(SweepPlan plan, fs::path folder, size_t jobs, int threads)
       : plan_(std::move(plan)), folder_(std::move(folder)), jobs_(jobs), threads_(threads) {}
 
-  /// Begins the sweep's folder, or goes on with it. Exit::usage where it holds another sweep,
-  /// Exit::busy where another process runs it.
+  /// Creates the sweep's folder, or resumes the sweep in it. Exit::usage where it holds another
+  /// sweep, Exit::busy where another process runs it.
   void open() {
     make_folders(folder_ / "points");
     lock_.emplace(folder_);
@@ -123,7 +123,7 @@ class Sweep {
     children_.resize(plan_.points.size(), 0);
   }
 
-  /// Until nothing is left to do, or a stop is asked for. Exit::stopped then.
+  /// Until nothing is left to do, or a stop is requested. Exit::stopped then.
   Exit run() {
     install_stop_handlers("the points that run, each with a checkpoint");
     say_plan();
@@ -205,7 +205,7 @@ class Sweep {
     write_file_durably(state_file(i), json_text(to_json(states_[i])) + "\n");
   }
 
-  /// Starts a point's process, on its way to a rung. It is asked to stop where this process dies.
+  /// Starts a point's process, on its way to a rung. It gets a stop signal where this process dies.
   void begin(size_t i, int rung) {
     if (states_[i].target != rung) {
       states_[i].target = rung;

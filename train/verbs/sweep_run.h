@@ -14,8 +14,8 @@
 
 namespace lathe {
 
-/// Begins a sweep in `folder`, or goes on with it: `jobs` runs at once, of `threads` threads each
-/// (0: as the config says), until nothing is left to do (Exit::done) or a stop is asked for
+/// Starts a sweep in `folder`, or resumes it: `jobs` runs at a time, of `threads` threads each
+/// (0: as the config sets), until nothing is left to do (Exit::done) or a stop is requested
 /// (Exit::stopped). Ends with a table, a report and the best point's config. Exit::usage where the
 /// folder holds another sweep, Exit::busy where another process runs it, else the exit code of the
 /// first point that failed.

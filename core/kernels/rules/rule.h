@@ -2,7 +2,7 @@
 // and state alone.
 //
 //   struct Mine : RuleDefaults {
-//     static constexpr const char* name = "mine";  // what optim.kind says
+//     static constexpr const char* name = "mine";  // the value of optim.kind
 //     static constexpr const char* doc = "...";
 //     // Weight decay is the formula's own business, by c.decay; otherwise it has been added to
 //     // the gradient.
