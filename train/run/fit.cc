@@ -1,5 +1,5 @@
-// Changes the micro-batch first, with as many micro-batches as keep the global batch; then
-// precision, recomputation and optimizer. Each candidate is a dry run.
+// The search changes the micro-batch first, with as many micro-batches as keep the global batch;
+// then precision, recomputation and optimizer. Each candidate is a dry run.
 #include "train/run/fit.h"
 
 #include <algorithm>
@@ -13,15 +13,14 @@
 namespace lathe {
 namespace {
 
-/// A whole number that is all of a file's first word; nullopt for "max" and where there is no such
-/// file.
+/// Reads the integer that a file begins with; nullopt for "max" and for a missing file.
 std::optional<int64_t> number_in(const char* path) {
   std::ifstream file(path);
   int64_t n = 0;
   return file >> n ? std::optional(n) : std::nullopt;
 }
 
-/// What a run of these keys has resident; nullopt where they contradict each other.
+/// Returns the resident bytes of a run of these keys; nullopt where the keys contradict each other.
 std::optional<int64_t> resident(const std::string& path, const Overrides& given,
                                 const Overrides& more, int64_t program_bytes) {
   Overrides all;
@@ -31,6 +30,7 @@ std::optional<int64_t> resident(const std::string& path, const Overrides& given,
     if (!replaced) all.push_back(key);
   }
   all.insert(all.end(), more.begin(), more.end());
+
   try {
     return dry_step(load_config(path, all)).resident() + program_bytes;
   } catch (const Error& e) {
@@ -58,12 +58,18 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   const DryStep d = dry_step(loaded, data);
   const RunConfig& c = loaded.config;
   const auto memory = static_cast<double>(d.resident() + program);
+
+  // One checkpoint more than is kept: an old one is deleted after the new one is complete.
   const auto disk = static_cast<double>(d.checkpoint_bytes * (kept_checkpoints(c) + 1));
+
+  // The run's folder may not exist yet; its nearest existing parent is on the same disk.
   fs::path place = fs::absolute(fs::path(c.train.out_dir));
   while (!fs::exists(place) && place.has_relative_path()) place = place.parent_path();
+
   std::error_code error;
   const auto free = static_cast<double>(free_memory()),
              room = static_cast<double>(fs::space(place, error).available);
+
   ResourceNeeds needs;
   needs.enough = memory <= free && (error || disk <= room);
   needs.text = format("about %.2f GB of memory (%.2f GB free), %.2f GB of disk for checkpoints",
@@ -80,9 +86,11 @@ int64_t parse_bytes(const std::string& text) {
   } catch (const std::exception&) {
     end = 0;
   }
+
   std::string unit = text.substr(std::min(end, text.size()));
   unit.erase(std::remove(unit.begin(), unit.end(), ' '), unit.end());
   for (char& c : unit) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+
   constexpr std::pair<const char*, double> units[]{
       {"", 1},         {"b", 1},        {"kb", 1e3},     {"mb", 1e6},     {"gb", 1e9}, {"tb", 1e12},
       {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30}, {"tib", 0x1p40}, {"g", 1e9},  {"m", 1e6}};
@@ -97,12 +105,15 @@ int64_t parse_bytes(const std::string& text) {
 std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
                                   const Forecast& now, int64_t bytes) {
   if (now.peak_rss() <= bytes) return Overrides{};
+
   const RunConfig c = load_config(path, given).config;
   const int64_t global = c.train.batch_size * c.train.grad_accum;
-  std::vector<int64_t> batches;  // that divide it, no larger than now, the largest first
+  std::vector<int64_t> batches;  // divisors of the global batch, from the current micro-batch down
   for (int64_t b = c.train.batch_size; b >= 1; --b) {
     if (global % b == 0) batches.push_back(b);
   }
+
+  // Keeps the global batch, so that the run trains the same way.
   const auto fits = [&](const Overrides& change, int64_t batch) {
     Overrides all = change;
     all.emplace_back("train.batch_size", std::to_string(batch));
@@ -110,29 +121,37 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
     const auto needs = resident(path, given, all, now.program_bytes);
     return needs && *needs <= bytes ? std::optional(all) : std::nullopt;
   };
+
   Overrides change;
+  // Needs grow with the micro-batch, so a bisection finds the largest with few dry runs.
   const auto largest = [&]() -> std::optional<Overrides> {
     if (!fits(change, 1)) return std::nullopt;
     const auto first = std::partition_point(batches.begin(), batches.end() - 1,
                                             [&](int64_t b) { return !fits(change, b); });
     return fits(change, *first);
   };
+
+  // A key that this config can't have is dropped again.
   const auto set = [&](const std::string& key, const std::string& value) {
     std::erase_if(change, [&](const auto& k) { return k.first == key; });
     change.emplace_back(key, value);
     if (resident(path, given, change, 0)) return true;
-    change.pop_back();  // not for this model
+    change.pop_back();  // invalid for this model
     return false;
   };
+
+  // Changes add up: each is tried together with those before it.
   if (auto found = largest()) return found;
   if (c.amp.dtype == "fp32" && set("amp.dtype", "bf16")) {
     if (auto found = largest()) return found;
   }
+
   for (const char* policy : {"blocks", "sqrt"}) {
     if (c.memory.recompute == "none" && set("memory.recompute", policy)) {
       if (auto found = largest()) return found;
     }
   }
+
   const std::string& kind = c.optim.kind;
   if ((kind == "adam" || kind == "adamw") &&
       set("optim.kind", kind == "adam" ? "adam8bit" : "adamw8bit"))
@@ -141,19 +160,23 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
 }
 
 std::pair<Card, int64_t> parse_cards(const std::string& text) {
-  // Dense rates with sums in float32, and memory, as in the makers' data sheets.
+  // Dense rates with accumulation in float32, and memory, from the makers' data sheets.
   static const std::vector<Card> cards{
       {"A100-40GB", 312e12, 156e12, 40e9, 1555e9}, {"A100", 312e12, 156e12, 80e9, 2039e9},
       {"H100", 989e12, 494e12, 80e9, 3350e9},      {"H200", 989e12, 494e12, 141e9, 4800e9},
       {"B200", 2250e12, 1125e12, 180e9, 8000e9},   {"L4", 121e12, 60e12, 24e9, 300e9},
       {"L40S", 362e12, 183e12, 48e9, 864e9},       {"A10", 125e12, 62e12, 24e9, 600e9},
       {"RTX4090", 165e12, 82e12, 24e9, 1008e9},    {"RTX3090", 71e12, 35e12, 24e9, 936e9}};
+
+  // A count is at most six digits, which std::stoll always holds.
   const size_t x = text.find('x');
   const bool counted = x != std::string::npos && x > 0 && x < 7 &&
                        std::all_of(
                            text.begin(), text.begin() + static_cast<std::ptrdiff_t>(x),
                            [](unsigned char c) { return std::isdigit(c); });
   const int64_t n = counted ? std::stoll(text.substr(0, x)) : 1;
+
+  // Compare the names without regard to case.
   std::string name = counted ? text.substr(x + 1) : text, names;
   for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   for (const Card& card : cards) {

@@ -1,4 +1,4 @@
-// Making a run fit: into a machine's memory, or onto GPUs that are not here.
+// Fits a run into the memory of a machine, and describes GPUs that this machine does not have.
 #pragma once
 
 #include <cstdint>
@@ -11,34 +11,37 @@
 
 namespace lathe {
 
-/// Bytes of memory that this process may still take: the machine's, or its control group's where
-/// that is less.
+/// Returns the bytes of memory that this process may still take: those of the machine, or of its
+/// control group where that has less.
 int64_t free_memory();
-/// "8GB", "500 MiB", "6.5e9": bytes. Exit::usage otherwise.
+/// Parses "8GB", "500 MiB" or "6.5e9" into bytes. Throws Exit::usage for any other text.
 int64_t parse_bytes(const std::string& text);
 
-/// What a run on the CPU will need and what there is, in one line; `enough` says whether it is.
+/// What a run on the CPU needs beside what the machine has, in one line; `enough` is false where
+/// the machine has less.
 struct ResourceNeeds {
   std::string text;
   bool enough = true;
 };
-/// From a dry run; call it before the run takes its memory.
+/// Returns the needs from a dry run. Call it before the run takes its memory.
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 
-/// What to change so that a run stays within `bytes` resident: the largest micro-batch, with as
-/// many of them as make the same global batch; where one sequence is too much, also bfloat16, then
-/// recomputation, then an optimizer with less state. `path` and `given` are the config's. nullopt
-/// where nothing does it. Empty where it fits as it is.
+/// Returns what to change so that a run stays within `bytes` of resident memory: the largest
+/// micro-batch, with as many micro-batches as keep the global batch; where one sequence is too
+/// much, also bfloat16, then recomputation, then an optimizer with less state. `path` and `given`
+/// are those of the config. Returns no overrides where the run fits as it is, and nullopt where no
+/// change is enough.
 std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
                                   const Forecast& now, int64_t bytes);
 
-/// What a maker publishes of a GPU.
+/// A GPU as its maker's data sheet describes it.
 struct Card {
   std::string name;
-  double bf16_flops, tf32_flops;  ///< dense, a second
+  double bf16_flops, tf32_flops;  ///< dense, per second
   double memory_bytes, bytes_per_second;
 };
-/// "H100" or "8xH100": a GPU and how many. Exit::usage with the names there are.
+/// Parses "H100" or "8xH100" into a GPU and a count. Throws Exit::usage, with the known names, for
+/// any other text.
 std::pair<Card, int64_t> parse_cards(const std::string& text);
 
 }  // namespace lathe

@@ -1,6 +1,6 @@
-// Forward and backward times scale with FLOPs, the optimizer's with the FLOPs of its matrix
-// products, or with parameters where it has none. The measured run also shows the process's memory
-// beside its tensors.
+// Forward and backward times scale with FLOPs. The optimizer's time scales with the FLOPs of its
+// matrix products, or with parameters where it has none. The measured run also shows the memory of
+// the process beside its tensors.
 #include "train/run/forecast.h"
 
 #include <ATen/ops/zeros.h>
@@ -25,10 +25,10 @@
 namespace lathe {
 namespace {
 
-constexpr int64_t measure_bytes = int64_t{1} << 30;  // tensors that the measured version may need
-constexpr double measure_seconds = 2;                // that a step of it may take
+constexpr int64_t measure_bytes = int64_t{1} << 30;  // for the tensors of the measured version
+constexpr double measure_seconds = 2;                // for one of its steps
 
-/// What a plan is made for; token data need not be there where model.vocab_size says what it would.
+/// Opens the data of a config. Token data may be missing where model.vocab_size is given.
 RunData open_for_plan(LoadedConfig& loaded) {
   RunConfig& c = loaded.config;
   const bool tokens = find_model_kind(c.model.kind)->models_tokens();
@@ -40,7 +40,8 @@ RunData open_for_plan(LoadedConfig& loaded) {
   return {nullptr, &task_of(loaded, {.task = "language"}), {}};
 }
 
-/// Batches as the loader gives them, whatever they hold: a ring of buffers, made once.
+/// A loader whose batches have the right shapes and arbitrary values; their ring of buffers is made
+/// once.
 class DummyLoader {
  public:
   DummyLoader(const RunConfig& c, const Data* data, uint64_t seed, at::Device device) {
@@ -73,18 +74,18 @@ class DummyLoader {
   size_t at_ = 0;
 };
 
-/// The run's config as far as one step goes: what a forecast looks at.
+/// Returns the config reduced to what the memory and the time of one step depend on.
 LoadedConfig one_step(LoadedConfig loaded) {
   loaded.config.train.eval_interval = 0;
-  loaded.config.train.detect_anomaly = false;  // which looks at values
-  loaded.source.clear();                       // shapes and times are the same with any weights
+  loaded.config.train.detect_anomaly = false;  // a dry run has no values to inspect
+  loaded.source.clear();                       // memory and time do not depend on the weights
   loaded.config.train.device = "cpu";
   loaded.config.amp.tf32 = false;
   return loaded;
 }
 
-/// Resident memory of this process at its highest since it was set back, or in all where that is
-/// not allowed.
+/// Returns the peak resident memory of this process since reset_resident_peak(), or since its start
+/// where the kernel does not allow the reset.
 int64_t resident_peak() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -94,10 +95,10 @@ int64_t resident_peak() {
 }
 void reset_resident_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
-/// What steps of a config took that were run.
+/// What the steps of a measured config took.
 struct Measurement {
   StepTimes times{};          ///< of a step of one micro-batch
-  int64_t program_bytes = 0;  ///< resident at the highest, beside tensors
+  int64_t program_bytes = 0;  ///< peak resident memory beside tensors
 };
 
 double seconds_of(const std::function<void()>& action) {
@@ -106,20 +107,23 @@ double seconds_of(const std::function<void()>& action) {
   return seconds_since(begin);
 }
 
-/// The value that a quarter lies below: what other work on the machine adds to some steps is never
-/// negative.
+/// Returns the lower quartile: other work on the machine only ever adds to the time of a step.
 double lower_quartile(std::vector<double> seconds) {
   const auto quarter = seconds.begin() + std::ssize(seconds) / 4;
   std::nth_element(seconds.begin(), quarter, seconds.end());
   return *quarter;
 }
 
-/// Runs a config that fits: a step to warm up, then as many as about a second allows, two at least.
+/// Runs a small config: a step to warm up, then at least two, for about a second.
 Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   loaded = one_step(loaded);
+
+  // What the process had resident before must not count.
   reset_resident_peak();
   const RunData data = open_for_plan(loaded);
   Session s = Session::make(loaded, *data.task, data.sizes);
+
+  // Without data, batches of zeros have the right shapes.
   std::optional<Loader> loader;
   std::optional<DummyLoader> empty;
   const auto seed = static_cast<uint64_t>(s.config.train.seed);
@@ -127,10 +131,13 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
     loader.emplace(*data.data, batch_sizes(s.config), seed, 0, s.config.data, s.device);
   else
     empty.emplace(s.config, nullptr, seed, s.device);
+
+  // A micro-batch runs forward and backward in one call. Its forward ends at the last result of an
+  // op before the first result of backward.
   Clock::time_point begin;
   std::vector<double> forward, rest, optimizer;
   bool in_forward = false;
-  Clock::time_point last;  // result of an op
+  Clock::time_point last;  // time of the last result of an op
   const std::function<void(const OpResult&)> on_result = [&](const OpResult&) {
     if (in_forward) last = Clock::now();
   };
@@ -138,6 +145,7 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
     if (std::exchange(in_forward, false))
       forward.push_back(std::chrono::duration<double>(last - begin).count());
   };
+
   const ModeGuard guard;
   mode().observe_result = &on_result;
   mode().observe_backward = &on_backward;
@@ -151,32 +159,40 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
       run_micro_batch(s, batch, static_cast<double>(units_of_micro_batch(s.config)),
                       random_of(s.config, step, 0));
     });
+
     const double update = seconds_of([&] { s.optimizer.step(0, {.step = step}); });
     spent += gradients + update;
+
+    // The first step warms up and is not counted.
     if (step == 0) forward.clear();
     if (step > 0) {
       rest.push_back(gradients - forward.back());
       optimizer.push_back(update);
     }
+
+    // A machine that is much slower than assumed gets by with fewer steps.
     if (spent > 4 * measure_seconds && step > 0) break;
   }
+
+  // The dry run knows the tensors exactly; the remainder of the peak belongs to the program.
   return {{lower_quartile(forward), std::max(0.0, lower_quartile(rest)), lower_quartile(optimizer)},
           resident_peak() - dry.peaks.touched_peak};
 }
 
-/// A version of a config that takes less, and what a dry run says of it.
+/// A scaled-down config with its dry run.
 struct ScaledConfig {
   LoadedConfig loaded;
   DryStep dry;
 };
 
-/// About what a step takes, at a rate that any machine of today has.
+/// Returns about how long a step takes at 50 GFLOP/s, which any current machine reaches.
 double rough_seconds(const DryStep& d) { return (d.micro_batch.matmul() + d.update_flops) / 50e9; }
 bool is_small(const DryStep& d) {
   return d.peaks.touched_peak <= measure_bytes && rough_seconds(d) <= measure_seconds;
 }
 
-/// The next smaller version by what the model's kind says of its sizes; nullopt: there is none.
+/// Returns the next smaller version that the sizes of the model's kind give; nullopt where there is
+/// none.
 std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
   const ModelKind& kind = *find_model_kind(from.loaded.config.model.kind);
   std::optional<ScaledConfig> no_larger;
@@ -185,24 +201,29 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
       ScaledConfig next{from.loaded, {}};
       next.loaded.config.model.own = std::move(own);
       if (batch_sizes(next.loaded.config).vocab_size < batch_sizes(from.loaded.config).vocab_size)
-        next.loaded.config.data.dir.clear();  // its tokens would be beyond the vocabulary
+        next.loaded.config.data.dir.clear();  // its token ids would exceed the vocabulary
+
+      // A scale_down of the kind itself gives valid sizes; without one the versions are guesses.
       if (kind.scale_down) {
         next.dry = dry_step(next.loaded);
         return next;
       }
 
-      // A guess may break what the model's code alone knows. One that runs says whether this number
-      // is a size.
+      // A guess may break a rule that only the model's code knows, and then the dry run throws. One
+      // that runs shows whether this number is a size.
       try {
         next.dry = dry_step(next.loaded);
       } catch (const std::exception&) {
         continue;
       }
+
       const int64_t bytes = next.dry.peaks.touched_peak, bytes_before = from.dry.peaks.touched_peak;
       const double flops = next.dry.micro_batch.total(),
                    flops_before = from.dry.micro_batch.total();
       const bool is_no_larger = bytes <= bytes_before && flops <= flops_before;
       if (is_no_larger && (bytes < bytes_before || flops < flops_before)) return next;
+
+      // Where no version is smaller, one that is no larger keeps the search going.
       if (is_no_larger && !no_larger) no_larger = std::move(next);
       break;
     }
@@ -210,7 +231,7 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
   return no_larger;
 }
 
-/// The config in steps of one micro-batch, scaled down until it can be run here: fewer sequences,
+/// Scales the config down until it can run here: steps of one micro-batch, then fewer sequences,
 /// then a smaller model.
 ScaledConfig scale_down(const LoadedConfig& given) {
   ScaledConfig s{one_step(given), {}};
@@ -218,7 +239,7 @@ ScaledConfig scale_down(const LoadedConfig& given) {
   const auto small = [&] { return is_small(s.dry = dry_step(s.loaded)); };
   if (small()) return s;
 
-  s.loaded.base.clear();  // what adapters stand on may be as large as the model
+  s.loaded.base.clear();  // the base of adapters may be as large as the model
   auto& batch = s.loaded.config.train.batch_size;
   while (halve(batch, 1)) {
     if (small()) return s;
@@ -249,14 +270,19 @@ StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepT
 int64_t kept_checkpoints(const RunConfig& c) {
   const CheckpointConfig& k = c.checkpoint;
   std::vector<int64_t> steps;
+
+  // The cap bounds the time for very long runs.
   if (k.interval > 0) {
     for (int64_t step = k.interval; step < c.train.steps && steps.size() < 100000;
          step += k.interval)
       steps.push_back(step);
   }
   steps.push_back(c.train.steps);
+
+  // steps_to_delete takes them newest first.
   std::reverse(steps.begin(), steps.end());
   const size_t gone = steps_to_delete(steps, {k.keep, k.keep_every, k.keep_best}, 0).size();
+  // Which step will be the best is unknown. It is most likely one that would be deleted.
   return static_cast<int64_t>(steps.size() - gone) + (k.keep_best && gone > 0 ? 1 : 0);
 }
 
@@ -270,33 +296,43 @@ DryStep dry_step(const LoadedConfig& given) {
 
 DryStep dry_step(const LoadedConfig& given, const RunData& data) {
   const LoadedConfig loaded = one_step(given);
+
   const DryRun dry;
   Session s = Session::make(loaded, *data.task, data.sizes);
   DummyLoader batches(s.config, data.data.get(), static_cast<uint64_t>(s.config.train.seed),
                       s.device);
+
   DryStep result;
   result.made = memory_stats();
   result.unit = data.task->unit();
+
   s.config.train.grad_accum =
-      std::min<int64_t>(s.config.train.grad_accum, 2);  // the rest are as the second
+      std::min<int64_t>(s.config.train.grad_accum, 2);  // all later ones are like the second
+
+  // FLOPs are those of one step, and the peaks those of both.
   FlopCount flops;
   for (int64_t step = 0; step < 2; ++step) {
     flops = {};
     const CountFlops counting(flops);
     run_step(s, [&] { return batches.next(); }, step);
   }
+
   const auto n = static_cast<double>(s.config.train.grad_accum);
   for (Flops* f : {&flops.forward, &flops.backward}) f->matmul /= n, f->other /= n;
+
   result.micro_batch = flops;
   result.peaks = memory_stats();
   result.parameters = count(parameters(*s.model));
   result.trained = count(s.params);
+
   result.update_flops = s.optimizer.update_flops();
   result.formula_flops =
       s.model->flops_per_unit() * static_cast<double>(units_of_micro_batch(s.config));
+
   result.checkpoint_bytes =
       checkpoint_bytes(s.params, s.optimizer, save_dtype(loaded.config.checkpoint));
   result.held_bytes = loaded.config.checkpoint.async_save ? result.checkpoint_bytes : 0;
+
   result.has_copies = std::any_of(s.params.begin(), s.params.end(), [](const auto& p) {
     return p.parameter.leaf().precision.low.defined();
   });
@@ -305,9 +341,11 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data) {
 
 Forecast forecast(const LoadedConfig& loaded) {
   Forecast f;
+
   const RunConfig& c = loaded.config;
   const ScaledConfig small = scale_down(loaded);
   const Measurement m = measure(small.loaded, small.dry);
+
   f.dry = dry_step(loaded);
   f.times = times_of_step(c, f.dry, m.times, small.dry);
   f.program_bytes = m.program_bytes;

@@ -20,7 +20,8 @@ namespace {
 
 constexpr int64_t sampled = 16384;
 
-/// Up to `sampled` elements, evenly spaced; an odd stride falls together with few rows' length.
+/// Returns up to `sampled` evenly spaced elements. The stride is odd, so that it is rarely a
+/// multiple of the length of a row, which would sample a single column.
 at::Tensor some_of(const at::Tensor& t) {
   const at::Tensor flat = t.reshape({-1});
   if (flat.numel() <= sampled) return flat.clone();
@@ -31,26 +32,27 @@ double size_of(const at::Tensor& t) {
   return at::linalg_vector_norm(t.to(at::kFloat), 2).item<double>();
 }
 
-/// "blocks.0.attn" of "blocks.0.attn.weight".
+/// Returns "blocks.0.attn" for "blocks.0.attn.weight".
 std::string layer_of(const std::string& path) {
   const size_t dot = path.rfind('.');
   return dot == std::string::npos ? path : path.substr(0, dot);
 }
 
-/// Whether it is of the first micro-batch, and not computed again for backward.
+/// Returns true in the first micro-batch, except where backward computes it again.
 bool is_looked_at() {
   return mode().training && !mode().again && mode().random && mode().random->first_sample == 0;
 }
 
-/// The op that ends in an activation whose sign is that of what it is given: not positive means
-/// that the unit is off.
+/// Returns true for an op that ends in an activation whose sign is that of its input: a unit whose
+/// result is not positive is off.
 bool is_activation(std::string_view op) {
   static const std::set<std::string_view> names{"relu",       "gelu", "silu",      "linear_gelu",
                                                 "leaky_relu", "elu",  "hardswish", "mish"};
   return names.contains(op);
 }
 
-/// The share of units, the channels of images and the last dim otherwise, that are above 0 nowhere.
+/// Returns the share of units that are nowhere above 0. Units are the channels of images, and the
+/// last dim otherwise.
 at::Tensor dead_share(const at::Tensor& y) {
   const int64_t units = y.dim() == 4 ? 1 : y.dim() - 1;
   std::vector<int64_t> others;
@@ -65,19 +67,24 @@ std::optional<Histogram> histogram_of(const std::string& name, const at::Tensor&
                                       double scale) {
   at::Tensor t = tensor.detach().to(at::kCPU, at::kFloat).reshape({-1});
   if (t.numel() == 0) return std::nullopt;
+
   if (const at::Tensor finite = at::isfinite(t); !finite.all().item<bool>())
     t = at::masked_select(t, finite);
   if (t.numel() == 0) return std::nullopt;
   if (scale != 1) t = t / scale;
+
   const auto [least, largest] = at::aminmax(t);
   Histogram h{.name = name, .min = least.item<double>(), .max = largest.item<double>()};
   h.sum = t.sum(at::kDouble).item<double>();
   h.sum_squares = t.to(at::kDouble).square().sum().item<double>();
+
+  // Equal values span no range to divide into bins.
   constexpr int64_t bins = 64;
   if (h.min == h.max) {
     h.limits = {h.max}, h.counts = {static_cast<double>(t.numel())};
     return h;
   }
+
   const at::Tensor counts = at::histc(t, bins, h.min, h.max).contiguous();
   for (int64_t i = 0; i < bins; ++i) {
     h.limits.push_back(i + 1 == bins ? h.max
@@ -91,17 +98,23 @@ std::optional<Histogram> histogram_of(const std::string& name, const at::Tensor&
 
 LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : session_(session) {
   const auto& params = session.params;
+  // Visit the modules first, so that layers are in the order of the model.
   Visit visit({.module = [&](const std::string& path, int64_t, std::type_index, void*) {
     if (layers_.try_emplace(path).second) order_.push_back(path);
   }});
   session.model->visit(visit);
   const bool has_modules = !order_.empty();
+
+  // A model that does not visit its modules still has layers, which the paths of its parameters
+  // name.
   for (size_t i = 0; i < params.size(); ++i) {
     const auto [layer, is_new] = layers_.try_emplace(layer_of(params[i].path));
     if (is_new) order_.push_back(layer->first);
     layer->second.params.push_back(i);
     before_.push_back(some_of(params[i].parameter.data()));
   }
+
+  // An op does not know its layer; the innermost module call around it does.
   on_result_ = [this](const OpResult& r) {
     const ModuleCall* call = ModuleCall::innermost();
     if (!is_looked_at() || !is_activation(r.name) || call == nullptr || r.outputs[0].dim() < 2)
@@ -110,6 +123,7 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
     if (layer != layers_.end()) layer->second.dead = dead_share(r.outputs[0]);
   };
   mode().observe_result = &on_result_;
+
   if (!has_modules) return;
   hook_ = std::make_unique<ForwardHook>(
       *session.model, "*", [this, histograms](const std::string& path, const Variable& y) {
@@ -126,29 +140,36 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
 
 std::vector<LayerFigures> LayerStatsCollector::figures() const {
   const double scale = session_.optimizer.control().loss_scale;
+
   std::vector<LayerFigures> all;
   for (const std::string& name : order_) {
     const Seen& seen = layers_.at(name);
     LayerFigures f{.layer = name};
     double weights = 0, grads = 0, change = 0, was = 0;
     bool has_grad = false;
+
     for (const size_t i : seen.params) {
       const Variable& p = session_.params[i].parameter;
       weights += std::pow(size_of(p.data()), 2);
       if (p.grad().defined()) has_grad = true, grads += std::pow(size_of(p.grad()) / scale, 2);
+
+      // The sampled elements stand for the complete tensor, so their squares are scaled up.
       const double share =
           static_cast<double>(p.data().numel()) / static_cast<double>(before_[i].numel());
       const at::Tensor before = before_[i].to(at::kFloat);
       change += share * std::pow(size_of(some_of(p.data()).to(at::kFloat) - before), 2);
       was += share * std::pow(size_of(before), 2);
     }
+
     if (!seen.params.empty()) f.weight_norm = std::sqrt(weights);
     if (has_grad) f.grad_norm = std::sqrt(grads);
     if (was > 0) f.update_ratio = std::sqrt(change / was);
+
     if (seen.least.defined())
       f.act_max =
           std::max(std::fabs(seen.least.item<double>()), std::fabs(seen.largest.item<double>()));
     if (seen.dead.defined()) f.dead = seen.dead.item<double>();
+
     if (!named_stats(f).empty()) all.push_back(std::move(f));
   }
   return all;

@@ -56,17 +56,21 @@ MachineSample MachineSample::now() {
   s.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   s.own_cpu = process_cpu_seconds();
-  // user nice system idle iowait irq softirq steal, in clock ticks
+
+  // The first line has user nice system idle iowait irq softirq steal, in clock ticks.
   std::ifstream stat("/proc/stat");
   std::string cpu;
   std::array<double, 8> ticks{};
   stat >> cpu;
   for (double& t : ticks) stat >> t;
+
   if (stat) {
     const auto per_second = static_cast<double>(sysconf(_SC_CLK_TCK));
     s.all_cpu = (ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6]) / per_second;
     s.steal = ticks[7] / per_second;
   }
+
+  // Cores may run at different clocks; their mean changes where any of them does.
   double mhz = 0;
   int told = 0;
   std::ifstream info("/proc/cpuinfo");
@@ -76,10 +80,13 @@ MachineSample MachineSample::now() {
     ++told;
   }
   if (told > 0) s.mhz = mhz / told;
+
+  // The counter stays at -1 where no core reports it.
   for (int core = 0; core < cores(); ++core) {
     const std::string n = first_word(core_folder(core) / "thermal_throttle/core_throttle_count");
     if (!n.empty()) s.throttled = std::max<int64_t>(s.throttled, 0) + std::stoll(n);
   }
+
   if (const std::string load = first_word("/proc/loadavg"); !load.empty()) s.load = std::stod(load);
   return s;
 }
@@ -90,14 +97,18 @@ std::vector<std::string> measurement_warnings(const MachineSample& begin, const 
   const double core_seconds = std::max(1e-9, (end.seconds - begin.seconds) * cores);
   const double others =
       ((end.all_cpu - begin.all_cpu) - (end.own_cpu - begin.own_cpu)) / core_seconds;
-  // A clock tick on either side is no other process.
+
+  // A difference of one clock tick does not mean that another process ran.
   if (begin.all_cpu >= 0 && others > 0.05 && others * core_seconds > 0.05)
     why.push_back(format("other processes took %.0f%% of the cores", 100 * others));
+
   if (begin.steal >= 0 && (end.steal - begin.steal) / core_seconds > 0.02)
     why.push_back(format("the machine's host took %.0f%% of the cores",
                          100 * (end.steal - begin.steal) / core_seconds));
+
   if (begin.mhz > 0 && std::abs(end.mhz / begin.mhz - 1) > 0.1)
     why.push_back(format("the clock moved from %.0f to %.0f MHz", begin.mhz, end.mhz));
+
   if (end.throttled > begin.throttled) why.push_back("cores were slowed down for their heat");
   if (governor == "powersave" || governor == "conservative")
     why.push_back("the frequency governor is \"" + governor + "\"");

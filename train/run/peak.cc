@@ -35,7 +35,7 @@ std::string key_of(int threads, at::ScalarType dtype) {
              ", best of ATen's and our own");
 }
 
-/// A damaged or absent file is an empty one: it is only a cache.
+/// Reads the file of ceilings. A damaged or absent file counts as empty: it is only a cache.
 Json read_peaks() {
   try {
     const fs::path path = peaks_file();
@@ -48,12 +48,12 @@ Json read_peaks() {
   return Json::object();
 }
 
-/// What is kept of a measurement; nullopt where there is none.
+/// Returns the kept measurement; nullopt where there is none.
 std::optional<MatmulCeiling> kept(const Json& peaks, const std::string& key) {
   const auto found = peaks.find(key);
   if (found == peaks.end()) return std::nullopt;
   if (found->is_number())
-    return MatmulCeiling{found->get<double>(), 1};  // as earlier versions wrote it
+    return MatmulCeiling{found->get<double>(), 1};  // the format of earlier versions
   const bool usable = found->is_object() && found->contains("flops") &&
                       (*found)["flops"].is_number() && found->contains("measurements") &&
                       (*found)["measurements"].is_number_integer();
@@ -77,10 +77,13 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
   constexpr int64_t n = 2048;
   const at::Tensor a = at::full({n, n}, 0.5, dtype), b = at::full({n, n}, 0.25, dtype),
                    c = at::empty_like(a);
+
   const bool own = gemm_possible(element_of(dtype));
   const auto matrix = [&](const at::Tensor& t) {
     return Matrix{t.const_data_ptr(), n, element_of(dtype)};
   };
+
+  // Lathe's kernel and ATen's take turns; the faster one sets the ceiling.
   const auto begin = Clock::now();
   double best = 0;
   for (int i = 0; i < 6 || Clock::now() - begin < std::chrono::seconds(1); ++i) {
@@ -89,9 +92,13 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
       gemm(matrix(a), matrix(b), n, n, n, {.out = matrix(c)});
     else
       at::mm(a, b);
+
     const double seconds = seconds_since(start);
+    // The first round of each warms up.
     if (i > 1) best = std::max(best, 2.0 * n * n * n / seconds);
   }
+
+  // A busy machine measures too low, so an earlier and higher rate stays.
   MatmulCeiling ceiling{best, 1};
   if (const fs::path path = peaks_file(); !path.empty()) {
     Json peaks = read_peaks();
@@ -101,7 +108,7 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
     }
     peaks[key] = {{"flops", ceiling.rate}, {"measurements", ceiling.measurements}};
 
-    // The measurement counts, whether it can be kept or not.
+    // A ceiling that can't be stored still holds for this run.
     try {
       make_folders(path.parent_path());
       write_file_durably(path, json_text(peaks, 1) + "\n");

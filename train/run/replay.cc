@@ -18,7 +18,7 @@
 namespace lathe {
 namespace {
 
-/// Of a floating-point tensor: how many elements are not finite.
+/// Returns how many elements of a floating-point tensor are not finite; 0 for other tensors.
 int64_t bad_elements(const at::Tensor& t) {
   if (!t.defined() || !t.is_floating_point() || t.numel() == 0) return 0;
   return t.numel() - at::isfinite(t).sum().item<int64_t>();
@@ -32,7 +32,7 @@ std::string range_text(const at::Tensor& t) {
   return text + format(" from %.4g to %.4g", t.min().item<double>(), t.max().item<double>());
 }
 
-/// Watches one forward and backward pass, and keeps the first thing that is not finite.
+/// Observes one forward and backward pass, and keeps the first value that is not finite.
 class Watch {
  public:
   explicit Watch(const std::vector<NamedParameter>& parameters) {
@@ -73,7 +73,7 @@ class Watch {
       };
 
  private:
-  /// The path of the parameter that a Variable is, or is a cast of; "" for others.
+  /// Returns the path of the parameter that a Variable is, or is a cast of; "" for others.
   std::string parameter_of(const Variable& v) const {
     const Edge& edge = v.edge();
     if (!edge) return "";
@@ -82,7 +82,7 @@ class Watch {
     return found == paths_.end() ? "" : found->second;
   }
 
-  std::string after_;  // the last parameter that an op had
+  std::string after_;  // path of the last parameter that an op read
   std::unordered_map<const Node*, std::string> paths_, results_;
 };
 
@@ -97,7 +97,7 @@ fs::path find_bundle(const fs::path& path) {
        " holds no step to replay; a run that diverges leaves one in its folder diverged/");
 }
 
-/// The tensors of a file of micro-batches.
+/// The stacked tensors of a file of micro-batches.
 struct StackedBatches {
   std::vector<at::Tensor> held;
   std::vector<TensorEntry> entries;  ///< their bytes are those of `held`
@@ -119,8 +119,8 @@ struct StackedBatches {
   }
 };
 
-/// Reads a bundle's micro-batches. Exit::checkpoint where they have other sizes, dtypes or ids than
-/// the run's task asks for; of a task that Lathe does not have, only their number is checked.
+/// Reads a bundle's micro-batches. Throws Exit::checkpoint where their sizes, dtypes or ids are not
+/// those that the run's task needs. Only checks their number for a task that Lathe does not have.
 class BundleBatches {
  public:
   BundleBatches(const fs::path& path, const Session& s)
@@ -151,7 +151,7 @@ class BundleBatches {
     return entry_tensor(entry, sizes, path_).clone();
   }
 
-  /// `is_allowed`: a tensor of flags.
+  /// Throws unless every flag of `is_allowed` is true.
   void check_values(const char* name, const at::Tensor& is_allowed) const {
     if (!is_allowed.all().item<bool>())
       fail(Exit::checkpoint, path_.string(), ": tensor \"", name,
@@ -181,7 +181,7 @@ class BundleBatches {
       targets_ = read("targets", at::kFloat, {count_, sizes_.batch_size, model.outputs});
   }
 
-  /// Ids below `end`, or -100 for one that is not learned.
+  /// Reads ids below `end`, or -100 for a target that is not learned.
   void read_targets(const std::vector<int64_t>& sizes, int64_t end) {
     targets_ = read("targets", at::kLong, sizes);
     check_values("targets",
@@ -228,6 +228,7 @@ fs::path write_replay_bundle(const fs::path& run, RunState state, const Session&
   const fs::path parent = run / "diverged";
   state.step = step;
   if (session.scaler) state.scaler = session.scaler->state();
+
   remove_tree(parent);
   const fs::path folder = parent / checkpoint_name(step);
   const StackedBatches batches(batches_of_step(session, data, step));
@@ -240,22 +241,29 @@ std::string replay(const fs::path& path) {
   const fs::path bundle = find_bundle(path);
   verify_checkpoint(bundle);
   const RunState state = read_state(bundle);
+
   LoadedConfig loaded;
   loaded.config = saved_config(state, bundle);
+  // Bits may differ with another number of threads.
   loaded.config.train.threads = state.threads;
   resolve_adapter_base(loaded);
   Session session = Session::make(loaded, task_of(loaded, {.task = state.task}), state.sizes);
   session.load(bundle, state);
+
+  // Targets of all micro-batches, as in training, so that their losses add up to that of the step.
   const std::vector<Batch> batches = BundleBatches(bundle / "batches.safetensors", session).batches;
   int64_t learned = 0;
   for (const Batch& batch : batches) learned += count_targets(batch);
   const auto divisor = static_cast<double>(std::max<int64_t>(learned, 1));
+
   std::string text = str("step ", state.step + 1, " of ", bundle.string(), "\n");
+  // A parameter that is not finite explains all that follows.
   for (const auto& p : session.params) {
     if (bad_elements(p.parameter.data()) > 0)
       return text + str("before the step: the parameter ", p.path, ", ",
                         range_text(p.parameter.data()), "\n");
   }
+
   const TrainConfig& c = session.config.train;
   zero_grad(*session.model);
   for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
@@ -263,14 +271,17 @@ std::string replay(const fs::path& path) {
     const ModeGuard guard;
     mode().observe_result = &watch.on_result;
     mode().observe_gradient = &watch.on_gradient;
+
     const at::Tensor loss = run_micro_batch(session, batches[static_cast<size_t>(micro)], divisor,
                                             random_of(session.config, state.step, micro));
     text += format("micro-batch %lld of %lld: its share of the loss is %.6g\n",
                    static_cast<long long>(micro + 1), static_cast<long long>(c.grad_accum),
                    loss.item<double>());
+
     if (!watch.first.empty())
       return text + "what is first not finite, in the " + watch.first + "\n";
   }
+
   return text +
          "everything was finite this time: the step can't be told to have gone wrong from its "
          "state and data\n";
