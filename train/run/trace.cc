@@ -29,20 +29,25 @@ std::unique_ptr<torch_profiler::ProfilerResult> run_observed(Session& s, const D
                                                              ProfilerState state) {
   Loader loader = training_loader(s, data, first);
   const torch::profiler::impl::ProfilerConfig config(state);
+
   std::set<ActivityType> activities{ActivityType::CPU};
   if (s.device.is_cuda())
     activities.insert(ActivityType::CUDA);
   else
-    setenv("KINETO_LOG_LEVEL", "5", 0);  // it calls a machine without a GPU an error
+    setenv("KINETO_LOG_LEVEL", "5", 0);  // Kineto reports a missing GPU as an error
+
   synchronize(s.device_name);
   if (state == ProfilerState::KINETO) torch_profiler::prepareProfiler(config, activities);
   torch_profiler::enableProfiler(config, activities,
                                  {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE});
+
   {
     const ModeGuard guard;
+    // Names of modules and ops reach the profiler as ranges.
     mode().ranges = true;
     for (int64_t step = first; step < first + count; ++step) run_step(s, loader, step);
   }
+
   synchronize(s.device_name);
   if (state == ProfilerState::KINETO)
     torch_profiler::addMetadataJson("program", "\"lathe\"");  // kineto_mark
@@ -57,9 +62,12 @@ std::string profile_trace(const Profile& p) {
     events.push_back(
         {{"name", of}, {"ph", "M"}, {"pid", 1}, {"tid", thread}, {"args", {{"name", text}}}});
   };
+
   name("process_name", 0, "lathe");
+  // Thread ids of the trace: the lane of steps is 1, and the others follow below.
   constexpr int steps = 1;
   name("thread_name", steps, "steps");
+
   for (const Span& s : p.spans) {
     Json arguments{{"module", s.module},
                    {"bytes", s.bytes},
@@ -67,6 +75,8 @@ std::string profile_trace(const Profile& p) {
                    {"other_flops", s.flops.other}};
     if (!s.inputs.empty()) arguments["inputs"] = s.inputs;
     if (s.idle >= 0) arguments["idle_us"] = 1e6 * s.idle;
+
+    // Times are in microseconds. An event of phase X is a span; one of phase C sets a counter.
     events.push_back({{"name", s.op},
                       {"cat", phase_name(s.phase)},
                       {"ph", "X"},
@@ -81,11 +91,14 @@ std::string profile_trace(const Profile& p) {
                       {"pid", 1},
                       {"args", {{"bytes", s.memory_after}}}});
   }
+
+  // Every (lane, thread) pair is a thread of the viewer, in the order of their names.
   std::map<std::pair<std::string, int>, int> lanes;
   for (const ThreadWork& w : p.work) lanes.try_emplace({w.lane, w.thread});
   int next = steps;
   for (auto& [lane, thread] : lanes)
     name("thread_name", thread = ++next, lane.first + " " + std::to_string(lane.second));
+
   for (const ThreadWork& w : p.work) {
     events.push_back({{"name", w.lane},
                       {"cat", "threads"},
@@ -95,6 +108,7 @@ std::string profile_trace(const Profile& p) {
                       {"pid", 1},
                       {"tid", lanes.at({w.lane, w.thread})}});
   }
+
   return json_text(Json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}) + "\n";
 }
 

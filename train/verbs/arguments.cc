@@ -16,6 +16,7 @@ double Arguments::number(const std::string& name, double otherwise, const Rule& 
                          bool whole) const {
   const auto found = flags.find(name);
   if (found == flags.end()) return otherwise;
+
   const ConfigValue v =
       read_value(found->second, whole ? ConfigValue(int64_t{0}) : ConfigValue(0.0));
   double x = 0;
@@ -26,9 +27,10 @@ double Arguments::number(const std::string& name, double otherwise, const Rule& 
   else
     fail(Exit::usage, "command line: --", name, " must be a ", whole ? "whole " : "",
          "number, not ", found->second);
+
   Rule allowed = rule;
   if (whole)
-    allowed.max = std::min(allowed.max, 0x1p53);  // beyond, not every whole number is a double
+    allowed.max = std::min(allowed.max, 0x1p53);  // beyond, a double does not hold every integer
   if (!std::isfinite(x) || !(x >= rule.min && x <= allowed.max) ||
       (rule.open_min && x == rule.min)) {
     fail(Exit::usage, "command line: --", name, " = ", found->second,
@@ -126,17 +128,21 @@ LoadedModel load_model_argument(const Arguments& arguments) {
                     dtype = load_dtype_argument(arguments, "");
   if (device != "auto" && device != "cpu" && device != "cuda")
     fail(Exit::usage, "command line: --device must be auto, cpu or cuda, not ", device);
+
   const bool twice = arguments.is_true("double-quant");
   if (twice && dtype != "nf4")
     fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
+
   const std::string weights = arguments.get("weights", "model");
   if (weights != "model" && weights != "ema")
     fail(Exit::usage, "command line: --weights must be model or ema, not ", weights);
+
   const int threads =
       static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
   LoadedModel m = LoadedModel::open(run_argument(arguments), device, threads, dtype, twice,
                                     arguments.get("checkpoint", "newest"), weights == "ema");
-  // To standard error: what goes to standard output is the result.
+
+  // Standard output is for the result.
   std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute.dtype)) << ", matrices kept as "
             << m.load_dtype << ", saved as " << m.saved_dtype << "\n";
   return m;

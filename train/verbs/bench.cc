@@ -28,13 +28,13 @@ struct BenchResult {
   std::string unit;  ///< "tokens" or "samples"
   double ms_median = 0, ms_min = 0, units_per_s = 0, first_step_s = 0, peak_rss_mb = 0,
          final_loss = 0;
-  double activations_mb = 0;  ///< on the CPU: the most that forward and backward held at once
-  std::string card;           ///< its name, where steps ran on one
-  double card_mb = 0;         ///< the most that tensors took of it
+  double activations_mb = 0;  ///< on the CPU: peak of forward and backward
+  std::string card;           ///< name of the GPU where steps ran on one
+  double card_mb = 0;         ///< peak of tensors on the GPU
   int64_t parameters = 0;
 };
-/// Trains train.steps steps without evaluation, checkpoints or a run folder; times are of the steps
-/// after `skip`.
+/// Trains train.steps steps without evaluation, checkpoints or a run folder. Times are those of the
+/// steps after `skip`.
 BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   const RunData data = open_for_benchmark(loaded);
   Session session = Session::make(loaded, *data.task, data.sizes);
@@ -42,28 +42,35 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   Loader loader = training_loader(session, *data.data, 0);
   BenchResult result;
   result.parameters = count(session.params);
+
   std::vector<double> ms;
   for (int64_t step = 0; step < c.steps; ++step) {
     const auto begin = Clock::now();
     const StepResult last = run_step(session, loader, step);
+    // A GPU works after the call returns; its work belongs to the time of this step.
     synchronize(session.device_name);
     if (step >= std::min(skip, c.steps - 1)) ms.push_back(1e3 * seconds_since(begin));
+    // From the start of the process, so that loading libraries and data counts too.
     if (step == 0) result.first_step_s = process_age();
     result.final_loss = read_figures(session, last).loss;
   }
+
   std::sort(ms.begin(), ms.end());
   const size_t half = ms.size() / 2;
   result.ms_min = ms.front();
   result.ms_median = ms.size() % 2 == 1 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
+
   result.unit = data.task->unit();
   result.units_per_s = 1e3 * static_cast<double>(units_of_step(session.config)) / result.ms_median;
   result.activations_mb =
       static_cast<double>(memory_stats().peak[static_cast<size_t>(Memory::activations)]) /
       (1 << 20);
+
   if (session.device.is_cuda()) {
     result.card = device_model("cuda");
     result.card_mb = static_cast<double>(cuda_api().memory_peak()) / (1 << 20);
   }
+
   result.peak_rss_mb = static_cast<double>(peak_rss_bytes()) / (1 << 20);
   return result;
 }
@@ -83,6 +90,7 @@ static Exit run_bench(const Arguments& arguments) {
            "generate CONFIG|RUN "
            "[--load-dtype fp32] [--batch 1] [--context 512] [--tokens 64] [--threads N]");
   };
+
   static const std::map<std::string, std::set<std::string>> known{
       {"step", {"skip"}},
       {"ops", {"dtype", "threads", "batch", "context", "width", "vocab", "only"}},
@@ -90,19 +98,23 @@ static Exit run_bench(const Arguments& arguments) {
       {"accumulation", {"powers"}},
       {"generate", {"load-dtype", "double-quant", "batch", "context", "tokens", "threads"}}};
   if (const auto found = known.find(what); found != known.end()) {
+    // Only these two read a config, so only they take its keys.
     const bool step = what == "step" || what == "generate";
     check_flags(arguments, found->second, step,
                 step ? "; sizes, dtype and threads are config keys" : "");
   }
+
   if (what == "peak" || what == "ops") {
     expect_words(1);
     const std::string name = arguments.get("dtype", "fp32");
     if (name != "fp32" && name != "bf16")
       fail(Exit::usage, "command line: --dtype must be fp32 or bf16, not ", name);
+
     const int threads =
         static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
     install_allocator();
     configure_backend("cpu", threads, /*tf32=*/false);
+
     if (what == "ops") {
       const auto size = [&](const char* flag, double otherwise) {
         return static_cast<int64_t>(arguments.number(flag, otherwise, between(1, 1e6), true));
@@ -114,6 +126,7 @@ static Exit run_bench(const Arguments& arguments) {
       std::cout << time_ops(sizes, threads, name) << std::endl;
       return Exit::done;
     }
+
     const double rate = measure_peak(threads, dtype_from_config(name)).rate;
     std::cout << json_text(Json{{"device", device_model("cpu")},
                                 {"isa", cpu_isa()},
@@ -123,38 +136,47 @@ static Exit run_bench(const Arguments& arguments) {
               << std::endl;
     return Exit::done;
   }
+
   if (what == "accumulation") {
     expect_words(1);
     const int powers = static_cast<int>(arguments.number("powers", 7, between(3, 8), true));
     std::cout << accumulation_table(accumulation_errors(powers)) << std::flush;
     return Exit::done;
   }
+
   if (what == "generate") {
     expect_words(2);
     return bench_generate(arguments);
   }
+
+  // The other known words are handled above, so an unknown one ends here.
   if (what != "step")
     fail(Exit::usage, "lathe bench ", what,
          ": there are `bench step`, `bench generate`, `bench ops`, `bench peak` and `bench "
          "accumulation`");
+
   expect_words(2);
   const auto skip = static_cast<int64_t>(arguments.number("skip", 2, at_least(0), true));
+  // Observe the machine meanwhile: its load decides whether the result can be trusted.
   const MachineWatch machine;
   const BenchResult r = bench_steps(load_config_argument(arguments, 1), skip);
   const Json facts = machine.facts();
   for (const Json& why : facts["why"]) log_warn("not to be trusted: ", why.get<std::string>());
+
   Json line{{"params", r.parameters},
             {"ms_median", r.ms_median},
             {"ms_min", r.ms_min},
             {r.unit + "_per_s", r.units_per_s},
             {"first_step_s", r.first_step_s},
             {"peak_rss_mb", r.peak_rss_mb}};
+
   if (r.card.empty()) {
     line["activations_mb"] = r.activations_mb;
   } else {
     line["peak_card_mb"] = r.card_mb;
     line["card"] = r.card;
   }
+
   line["final_loss"] = json_number(r.final_loss);
   line["machine"] = facts;
   std::cout << json_text(line) << std::endl;

@@ -1,5 +1,5 @@
-// How fast text is written: the prompt at once, then a token at a time, beside how fast memory is
-// read.
+// Measures how fast text is generated, the prompt in one pass and then a token at a time, beside
+// how fast memory is read.
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
 
@@ -21,7 +21,8 @@
 namespace lathe {
 namespace {
 
-/// Bytes a second that all threads read together from 512 MiB, the best of five times.
+/// Returns the bytes per second that all threads together read from 512 MiB, the best of five
+/// times.
 double read_rate() {
   const at::Tensor t = at::ones({int64_t{1} << 26}, at::kLong);
   const auto* p = reinterpret_cast<const uint64_t*>(t.const_data_ptr<int64_t>());
@@ -42,7 +43,8 @@ double read_rate() {
   return best;
 }
 
-/// Bytes of weights that a token's forward reads: all but embeddings that are looked up.
+/// Returns the bytes of weights that the forward of a token reads: all but embeddings, of which it
+/// reads single rows.
 int64_t bytes_read(const Model& model) {
   int64_t bytes = 0;
   for (const auto& p : parameters(model)) {
@@ -58,7 +60,7 @@ int64_t bytes_read(const Model& model) {
   return bytes;
 }
 
-/// What is measured.
+/// The model that is measured.
 struct Writer {
   std::unique_ptr<Model> model;
   RunConfig config;
@@ -67,12 +69,13 @@ struct Writer {
   std::string dtype;
 };
 
-/// A config's model with its initial values, kept as `dtype`.
+/// Returns a config's model with its initial values; its weights are kept as `dtype`.
 Writer of_config(const Arguments& arguments, int threads, const std::string& dtype,
                  bool double_quant) {
   const LoadedConfig loaded = load_config_argument(arguments, 1);
   const RunConfig& c = loaded.config;
   const BatchSizes sizes = batch_sizes(c);
+
   if (sizes.block_size == 0)
     fail(Exit::usage, "model.kind = \"", c.model.kind,
          "\" does not model text, so it can't write any");
@@ -80,6 +83,7 @@ Writer of_config(const Arguments& arguments, int threads, const std::string& dty
     fail(Exit::usage,
          "model.vocab_size is 0, and without data there is nothing to take it from; set it, as in "
          "--model.vocab_size=50304");
+
   install_allocator();
   configure_backend("cpu", threads, /*tf32=*/false);
   const ModelKind& kind = *find_model_kind(c.model.kind);
@@ -88,12 +92,15 @@ Writer of_config(const Arguments& arguments, int threads, const std::string& dty
            {},
            at::kCPU,
            dtype};
+
   if (dtype == "fp32") return w;
+  // int8 and nf4 are multiplied in bfloat16.
   w.compute.dtype = dtype == "fp16" ? at::kHalf : at::kBFloat16;
   const Keep keep{dtype, double_quant, w.compute.dtype};
   replace_parameters(*w.model, [&](const NamedParameter& found) {
     return keep_frozen(found, found.parameter.data(), keep, w.device);
   });
+
   return w;
 }
 
@@ -116,20 +123,26 @@ Exit bench_generate(const Arguments& arguments) {
       static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
   const auto batch = static_cast<int64_t>(arguments.number("batch", 1, between(1, 10000), true));
   const auto tokens = static_cast<int64_t>(arguments.number("tokens", 64, between(2, 1e6), true));
+
   const PathKind kind = kind_of(arguments.words[1]);
   const bool run = kind == PathKind::run || kind == PathKind::checkpoint;
   const Writer w = run ? of_run(arguments)
                        : of_config(arguments, threads, dtype, arguments.is_true("double-quant"));
+
+  // By default at least half of the context is left for the tokens that are generated.
   const BatchSizes sizes = batch_sizes(w.config);
   const auto prompt = static_cast<int64_t>(arguments.number(
       "context",
       static_cast<double>(std::max<int64_t>(1, std::min<int64_t>(512, sizes.block_size / 2))),
       between(1, static_cast<double>(sizes.block_size)), true));
+
   if (prompt + tokens > sizes.block_size) {
     fail(Exit::usage, "command line: --context ", prompt, " and --tokens ", tokens,
          " are more than the context of ", sizes.block_size,
          ", beyond which the whole window is computed for each token; make them fewer");
   }
+
+  // Random tokens of a fixed seed: every run of the benchmark has the same prompts.
   std::vector<std::vector<int64_t>> texts(static_cast<size_t>(batch));
   const RngKey key = make_key(1, hash_name("bench generate"));
   for (size_t i = 0; i < texts.size(); ++i) {
@@ -137,28 +150,34 @@ Exit bench_generate(const Arguments& arguments) {
       texts[i].push_back(philox(counter(static_cast<uint64_t>(j), i), key)[0] %
                          static_cast<uint64_t>(sizes.vocab_size));
   }
-  // Greedily: initial values make all tokens about as likely, and half of a vocabulary would be
-  // sorted to draw one.
+
+  // Greedily, because initial values make all tokens about equally likely, and a draw would sort
+  // half of the vocabulary.
   Writing writing{.context = sizes.block_size,
                   .tokens = 4,
                   .sampling = {.temperature = 0},
                   .compute = w.compute,
                   .device = w.device};
-  generate(*w.model, texts, writing);  // first touch
+  generate(*w.model, texts, writing);  // touches the memory, so that page faults are not timed
+
   writing.tokens = tokens;
-  std::vector<double> steps;  // seconds: the prompt and its token, then each further one
+  std::vector<double> steps;  // seconds: the prompt with its first token, then each further token
   auto begin = Clock::now();
   generate(*w.model, texts, writing, [&](const GeneratedToken& t) {
+    // A step ends with the token of the last text.
     if (t.text + 1 == batch) {
       steps.push_back(seconds_since(begin));
       begin = Clock::now();
     }
     return true;
   });
+
   const double prefill = steps[0];
+  // The first time is that of the prompt; the others are sorted for the median and the minimum.
   std::sort(steps.begin() + 1, steps.end());
   const double decode = steps[1 + (steps.size() - 1) / 2];
-  const double fastest = steps[1];  // what the machine does when nobody else holds it up
+  const double fastest = steps[1];  // the speed when no other process slows it down
+
   const auto bytes = static_cast<double>(bytes_read(*w.model)), read = read_rate();
   std::cout << json_text(
                    Json{{"params", count(parameters(*w.model))},

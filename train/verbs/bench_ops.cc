@@ -1,5 +1,5 @@
-// `lathe bench ops`: each op beside the same work in ATen's kernels, as PyTorch's autograd would
-// call them.
+// `lathe bench ops`: times each op beside the same work in ATen's kernels, as PyTorch's autograd
+// would call them.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_log_softmax_backward_data.h>
@@ -49,7 +49,7 @@ namespace {
 
 struct OpBench {
   std::string name;
-  double flops = 0;  ///< of its products, forward and backward
+  double flops = 0;  ///< of its matrix products, forward and backward
   std::function<void()> ours, aten;
 };
 
@@ -59,7 +59,8 @@ double seconds_of(const std::function<void()>& f, int repeats) {
   return seconds_since(begin) / repeats;
 }
 
-/// Runs an op forward and backward; gradients of its parameters are dropped first.
+/// Returns a function that runs an op forward and backward; it drops the gradients of the
+/// parameters first.
 std::function<void()> pass(std::vector<Variable> parameters, at::Tensor dy,
                            std::function<Variable()> op) {
   return [parameters = std::move(parameters), dy = std::move(dy), op = std::move(op)] {
@@ -68,14 +69,18 @@ std::function<void()> pass(std::vector<Variable> parameters, at::Tensor dy,
   };
 }
 
-/// Shapes: N = batch x context rows, C channels, V tokens; T is the dtype of products.
+/// Returns the ops. Shapes: N = batch x context rows, C channels, V tokens; `dtype` is that of
+/// matrix products.
 std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
   const int64_t n = s.batch * s.context, c = s.width, v = s.vocab, heads = c / 64;
   const auto low = at::TensorOptions(dtype), wide = at::TensorOptions(at::kFloat);
   const auto parameter = [](const at::Tensor& t) { return Variable::parameter(t); };
+
+  // 2 FLOPs for each multiply-add, in one matrix product forward and two backward.
   const auto product = [](int64_t a, int64_t b, int64_t k) {
     return 6.0 * static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(k);
   };
+
   std::vector<OpBench> ops;
 
   {
@@ -88,6 +93,7 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
                      const at::Tensor dx = at::mm(dy, w), dw = at::mm(dy.t(), x), db = dy.sum(0);
                    }});
   }
+
   {
     const at::Tensor x = at::randn({n, c}, low), w = at::randn({4 * c, c}, low),
                      b = at::randn({4 * c}, low), dy = at::randn({n, 4 * c}, low);
@@ -99,6 +105,8 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
                      const at::Tensor dx = at::mm(du, w), dw = at::mm(du.t(), x), db = du.sum(0);
                    }});
   }
+
+  // The residual stream is float32, so the gradient arrives in float32 and ATen has to cast it.
   {
     const at::Tensor x = at::randn({n, 4 * c}, low), w = at::randn({c, 4 * c}, low),
                      b = at::randn({c}, low), r = at::randn({n, c}, wide),
@@ -110,6 +118,8 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
                      const at::Tensor dx = at::mm(d, w), dw = at::mm(d.t(), x), db = d.sum(0);
                    }});
   }
+
+  // Lathe's norms read float32 and write the dtype of matrix products; ATen needs a cast for that.
   {
     const at::Tensor x = at::randn({n, c}, wide), w = at::randn({c}, wide),
                      b = at::randn({c}, wide), dy = at::randn({n, c}, low),
@@ -130,6 +140,8 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
            const at::Tensor dx = r * (g - h * (g * h).mean(-1, true)), dw = (up * h).sum(0);
          }});
   }
+
+  // x holds the gate and the value side by side, 2 C channels each.
   {
     const at::Tensor x = at::randn({n, 4 * c}, low), dy = at::randn({n, 2 * c}, low);
     const Variable px = parameter(x);
@@ -140,6 +152,8 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
                          at::cat({at::silu_backward(dy * parts[1], parts[0]), dy * s}, 1);
                    }});
   }
+
+  // Two matrix products forward and four backward, of which causality needs half.
   {
     const at::Tensor qkv = at::randn({s.batch, s.context, 3 * c}, low),
                      dy = at::randn({s.batch, s.context, c}, low);
@@ -160,6 +174,7 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
            const at::Tensor d = at::cat({dq, dk, dv}, 1);
          }});
   }
+
   {
     const at::Tensor x = at::randn({n, c}, low), w = at::randn({v, c}, low) * 0.02,
                      targets = at::randint(v, {n}, at::kLong);
@@ -176,6 +191,7 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
                      const at::Tensor dx = at::mm(d, w), dw = at::mm(d.t(), x);
                    }});
   }
+
   {
     const at::Tensor w = at::randn({v, c}, wide), ids = at::randint(v, {n}, at::kLong),
                      dy = at::randn({n, c}, wide);
@@ -185,11 +201,13 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
                                       d = at::embedding_dense_backward(dy, ids, v, -1, false);
                    }});
   }
+
   {
     const at::Tensor x = at::randn({n, c}, low), dy = at::randn({n, c}, low);
     const Variable p = parameter(x);
     ops.push_back({"dropout", 0,
                    [=, run = pass({p}, dy, [=] { return dropout(p, 0.1, 1); })] {
+                     // Dropout is active only inside a training step.
                      const TrainingStep step({.seed = 1, .step = 1, .first_sample = 0});
                      run();
                    },
@@ -198,6 +216,8 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
                                       y = x * mask, dx = dy * mask;
                    }});
   }
+
+  // As many elements as the matrices of a transformer block: 12 C^2.
   {
     OptimConfig config;
     config.grad_clip = 1;
@@ -216,12 +236,15 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
                                        1e-8, false, false);
                    }});
   }
+
+  // The arithmetic of 16 elements is negligible, so this is the cost of an op and its node.
   {
     const at::Tensor x = at::randn({16}, wide), y = at::randn({16}, wide);
     const Variable px = parameter(x), py = parameter(y);
     ops.push_back({"add of 16, forward with its node", 0, [=] { const Variable z = add(px, py); },
                    [=] { const at::Tensor z = at::add(x, y); }});
   }
+
   return ops;
 }
 
@@ -231,6 +254,7 @@ std::string time_ops(const OpSizes& sizes, int threads, const std::string& dtype
   const at::ScalarType dtype = dtype_from_config(dtype_text);
   const at::AutoDispatchBelowAutograd plain;
   const auto peak = known_peak("cpu", threads, dtype);
+
   Json out = Json::array();
   std::cout << kernels_text()
             << format("%s, %d threads, batch %lld, context %lld, width %lld, vocabulary %lld\n\n",
@@ -239,18 +263,26 @@ std::string time_ops(const OpSizes& sizes, int threads, const std::string& dtype
                       static_cast<long long>(sizes.vocab))
             << format("%-28s %10s %10s %6s %8s %8s\n", "forward and backward", "lathe ms",
                       "aten ms", "ratio", "TFLOP/s", "of peak");
+
   for (const auto& op : make_ops(sizes, dtype)) {
     if (op.name.find(sizes.only) == std::string::npos) continue;
+    // Warm up.
     op.ours();
     op.aten();
+
+    // A round takes about 20 ms and all rounds about a second, so slow and fast ops are measured
+    // alike.
     const double once = std::max(seconds_of(op.ours, 1), seconds_of(op.aten, 1));
     const int repeats = std::clamp(static_cast<int>(0.02 / once), 1, 20000);
     const int rounds = std::clamp(static_cast<int>(1.0 / (once * repeats)), 5, 25);
+
     std::vector<double> ours, aten;
+    // Alternate, so that a disturbance meets both sides.
     for (int i = 0; i < rounds; ++i) {
       ours.push_back(seconds_of(op.ours, repeats));
       aten.push_back(seconds_of(op.aten, repeats));
     }
+
     const double t = median(ours), u = median(aten), rate = op.flops / t;
     const std::string of_peak =
         peak && op.flops > 0 ? format("%.0f%%", 100 * rate / peak->rate) : "";
@@ -258,10 +290,12 @@ std::string time_ops(const OpSizes& sizes, int threads, const std::string& dtype
                         t / u, op.flops > 0 ? format("%.3f", rate / 1e12).c_str() : "",
                         of_peak.c_str())
               << std::flush;
+
     Json line{{"op", op.name}, {"lathe_ms", 1e3 * t}, {"aten_ms", 1e3 * u}};
     if (op.flops > 0) line["tflops"] = rate / 1e12;
     out.push_back(line);
   }
+
   if (out.empty()) fail(Exit::usage, "command line: no op has \"", sizes.only, "\" in its name");
   return json_text(Json{{"dtype", dtype_text}, {"threads", threads}, {"ops", out}});
 }

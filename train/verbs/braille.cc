@@ -33,7 +33,8 @@ class Canvas {
     size_t last = SIZE_MAX;
     for (size_t i = row * columns_; i < (row + 1) * columns_; ++i) {
       if (colour && dots_[i] != 0 && owner_[i] != last) text += curve_colour(last = owner_[i]);
-      // U+2800 and on, in UTF-8; an empty one is a space, which every font has.
+      // Braille patterns begin at U+2800, here in UTF-8; an empty one is a space, which every font
+      // has.
       if (dots_[i] == 0)
         text += ' ';
       else
@@ -46,16 +47,16 @@ class Canvas {
  private:
   size_t columns_, rows_;
   std::vector<uint8_t> dots_;
-  std::vector<size_t> owner_;  // the curve that set a cell last
+  std::vector<size_t> owner_;  // the curve that last set a dot in a cell
 };
 
 struct Range {
   double low = std::numeric_limits<double>::infinity(), high = -low;
   void add(double v) { low = std::min(low, v), high = std::max(high, v); }
   bool empty() const { return !(low <= high); }
-  /// Where v is, in `dots` dots.
+  /// Returns the position of v among `dots` dots.
   size_t dot(double v, size_t dots) const {
-    // Of halves: the difference of two finite numbers may be infinite.
+    // Halves, because the difference of two finite numbers may be infinite.
     const double span = high / 2 - low / 2;
     const double share = span > 0 ? (v / 2 - low / 2) / span : 0.5;
     return static_cast<size_t>(
@@ -70,7 +71,9 @@ void draw(Canvas& canvas, const BrailleCurve& curve, const Range& xs, const Rang
     if (!std::isfinite(curve.y[i])) continue;
     const size_t x = xs.dot(curve.x[i], canvas.width()), y = ys.dot(curve.y[i], canvas.height());
     if (last_x == SIZE_MAX) last_x = x, last_y = y;
-    // From the last dot to this one: column by column, each with the dots between its two ends.
+
+    // Draw from the last dot to this one: in each column, the dots between the two ends of the
+    // line.
     for (size_t column = last_x; column <= x; ++column) {
       const auto at = [&](double c) {
         const double share =
@@ -81,12 +84,15 @@ void draw(Canvas& canvas, const BrailleCurve& curve, const Range& xs, const Rang
         return static_cast<double>(last_y) +
                share * (static_cast<double>(y) - static_cast<double>(last_y));
       };
+
       double a = at(static_cast<double>(column) - 0.5), b = at(static_cast<double>(column) + 0.5);
       if (x == last_x) a = static_cast<double>(last_y), b = static_cast<double>(y);
+
       for (auto row = static_cast<size_t>(std::min(a, b));
            row <= static_cast<size_t>(std::max(a, b)); ++row)
         canvas.set(column, row, index);
     }
+
     last_x = x, last_y = y;
   }
 }
@@ -109,21 +115,26 @@ std::string curve_colour(size_t i) {
 std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, size_t width,
                                       size_t height, bool colour) {
   width = std::max<size_t>(width, 20), height = std::max<size_t>(height, 4);
+
   Range xs, ys;
   for (const BrailleCurve& c : curves) {
     for (size_t i = 0; i < c.y.size(); ++i) {
       if (std::isfinite(c.y[i])) xs.add(c.x[i]), ys.add(c.y[i]);
     }
   }
+
   const size_t columns = width - label_width, rows = height - 1;
   if (xs.empty()) {
+    // A plot without values keeps its height, so that the lines below it stay in position.
     std::vector<std::string> lines(height);
     lines[0].assign(label_width, ' ');
     lines[0] += "nothing yet";
     return lines;
   }
+
   Canvas canvas(columns, rows);
   for (size_t i = 0; i < curves.size(); ++i) draw(canvas, curves[i], xs, ys, i);
+
   std::vector<std::string> lines;
   for (size_t row = 0; row < rows; ++row) {
     const std::string side = row == 0          ? label(ys.high)
@@ -131,9 +142,11 @@ std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, s
                                                : std::string(label_width, ' ');
     lines.push_back(side + canvas.line(row, colour));
   }
+
   const std::string first = format("%.10g", xs.low), last = format("%.10g", xs.high);
   const size_t gap =
       columns > first.size() + last.size() ? columns - first.size() - last.size() : 1;
+
   lines.push_back(
       (std::string(label_width, ' ') + first + std::string(gap, ' ') + last).substr(0, width));
   return lines;

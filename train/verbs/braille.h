@@ -6,18 +6,19 @@
 
 namespace lathe {
 
-/// One curve; x ascending. What is not finite is passed over.
+/// A curve with ascending x. Values that are not finite are skipped.
 struct BrailleCurve {
   std::vector<double> x, y;
 };
 
-/// `height` lines of at most `width` columns, 20 x 4 at least: the curves with the least and
-/// largest y at the left and x below. Where many values fall on one column of dots, all from the
-/// least to the largest are set. `colour`: each curve in a color of its own (curve_colour).
+/// Returns `height` lines of at most `width` columns, 20 x 4 at least: the curves, with the least
+/// and the largest y at the left and x below. Where many values fall into one column of dots, all
+/// dots from the least to the largest are set. `colour` draws each curve in a color of its own
+/// (curve_colour).
 std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, size_t width,
                                       size_t height, bool colour);
 
-/// The control sequence of curve i's color.
+/// Returns the control sequence of curve i's color.
 std::string curve_colour(size_t i);
 
 }  // namespace lathe

@@ -10,8 +10,8 @@
 namespace lathe {
 namespace {
 
-/// The prompt: the whole history, without its oldest questions and answers where that would
-/// leave no room for an answer of `room` tokens in the context.
+/// Returns the prompt: the complete history, or without its oldest questions and answers where
+/// those would leave no room for an answer of `room` tokens in the context.
 std::vector<int64_t> question(const ChatTemplate& chat, std::vector<ChatMessage>& history,
                               int64_t context, int64_t room) {
   for (;;) {
@@ -32,6 +32,7 @@ Exit run_chat(const Arguments& arguments) {
   const ChatTemplate chat(tokenizer, arguments.words[0],
                           "`lathe generate` continues a text of your own");
   w.context = batch_sizes(m.config).block_size, w.compute = m.compute, w.device = m.device;
+
   const std::string system = arguments.get("system", "");
   std::vector<ChatMessage> history;
   const auto new_conversation = [&] {
@@ -39,8 +40,11 @@ Exit run_chat(const Arguments& arguments) {
     if (!system.empty()) history.push_back({"system", system});
   };
   new_conversation();
+
   const bool person = isatty(STDIN_FILENO) == 1;
   if (person) std::cerr << "/new starts a new conversation; end of file (Ctrl-D) ends\n";
+
+  // Every message has its own seed; with one seed all answers would share their draws.
   for (std::string line; std::cout; ++w.sampling.seed) {
     if (person) std::cerr << "> " << std::flush;
     if (!std::getline(std::cin, line)) break;
@@ -49,20 +53,25 @@ Exit run_chat(const Arguments& arguments) {
       new_conversation();
       continue;
     }
+
     history.push_back({"user", line});
+    // Reserve at most half of the context for the answer, so that history has room too.
     const auto ids = question(chat, history, w.context, std::min(w.tokens, w.context / 2));
     if (std::ssize(ids) > w.context) {
       log_warn("the message is ", ids.size(),
                " tokens with all that stands around it, and the model sees ", w.context,
                "; its beginning is cut off");
     }
+
     std::string answer;
     generate(*m.model, {ids}, w, [&](const GeneratedToken& token) {
       if (token.id == chat.end()) return false;
       const std::string piece = tokenizer.piece(token.id);
       answer += piece;
+      // A closed output ends the answer.
       return bool(std::cout << piece << std::flush);
     });
+
     std::cout << std::endl;
     history.push_back({"assistant", answer});
   }

@@ -25,9 +25,9 @@ namespace {
 
 constexpr const char* version = "lathe 0.1.0";
 
-constexpr size_t width = 100;  // of help
+constexpr size_t width = 100;  // columns of help
 
-/// `left`, and behind `indent` columns `right`, broken between words.
+/// Returns `left` and, from column `indent` on, `right`, broken between words.
 std::string row(const std::string& left, const std::string& right, size_t indent) {
   std::string text, line = left;
   line.resize(std::max(left.empty() ? 0 : left.size() + 1, indent), ' ');
@@ -44,8 +44,8 @@ std::string row(const std::string& left, const std::string& right, size_t indent
   return text + line + "\n";
 }
 
-/// A key, its default, and what it does: what of that fits into a line, since the reference page
-/// has it all.
+/// Returns a key, its default and its purpose, as much of that as fits into a line: the reference
+/// page has the complete text.
 std::string key_row(const Field& field) {
   const std::string key = "  --" + field.key + "=" + toml_text(field.initial);
   const std::string choices = field.rule.choices.empty() ? "" : " (" + rule_text(field.rule) + ")";
@@ -62,6 +62,8 @@ void print_help(const Verb* verb) {
     std::cout << version << ": trains models from config files\n\nusage: lathe COMMAND ...\n";
     std::string group;
     for (const auto& v : verbs()) {
+      // The table keeps the commands of a group together, so a heading comes where the group
+      // changes.
       if (v.group != group) std::cout << "\n" << v.group << "\n";
       group = v.group;
       std::cout << row("  " + v.name, v.brief, 13);
@@ -78,18 +80,23 @@ void print_help(const Verb* verb) {
            "            resume)\n";
     return;
   }
+
   std::cout << row("usage: lathe " + verb->name, verb->usage, 4) << "\n"
             << row("", verb->doc, 0) << "\nExample:\n  lathe " << verb->example << "\n";
   if (!verb->flags.empty()) std::cout << "\nOptions, with their defaults in brackets:\n";
   for (const auto& [name, doc] : verb->flags) std::cout << row(std::string("  --") + name, doc, 21);
+
   if (!verb->config_keys) return;
   if (std::string(verb->name) != "train") {
     std::cout << "\nIt takes the keys of the config as well: `lathe train --help` lists them.\n";
     return;
   }
+
+  // The list is long, so only `train` prints it.
   std::cout << "\nKeys of the config with their defaults, also in its file (steps = 500 under "
                "[train]) and in the\n"
                "environment (LATHE_TRAIN_STEPS=500). `lathe config docs` says all of each.\n";
+
   const auto show = [](const std::string& title, const std::vector<Field>& fields,
                        const std::string& prefix) {
     std::cout << "\n" << row("", title, 0);
@@ -97,6 +104,8 @@ void print_help(const Verb* verb) {
       if (field.key.starts_with(prefix)) std::cout << key_row(field);
     }
   };
+
+  // The keys of [model] depend on its kind, so each kind has its own list.
   const Schema& common = schema_of<RunConfig>();
   for (const auto& section : RunConfig::schema("gpt").sections()) {
     if (section.name != "model") {
@@ -113,8 +122,8 @@ void print_help(const Verb* verb) {
   }
 }
 
-/// Parses what stands behind the verb. Flags are strings for cxxopts; their values are checked
-/// where they are used.
+/// Parses what follows the command. Flags are strings for cxxopts; their values are checked where
+/// they are used.
 Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
   std::vector<std::string> known;
   for (const auto& [name, doc] : verb.flags) known.emplace_back(name);
@@ -122,7 +131,8 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
     for (const auto& f : all_fields()) known.push_back(f.key);
     for (const auto& key : renamed_keys()) known.push_back(key);
   }
-  // --name=value becomes two words: cxxopts matches words with std::regex, which breaks on long
+
+  // --name=value becomes two words: cxxopts matches words with std::regex, which fails on long
   // values and line breaks.
   std::vector<std::string> split{argv[0]};
   for (int i = 1; i < argc; ++i) {
@@ -131,6 +141,7 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
       split.push_back(word);
       continue;
     }
+
     const auto equals = word.find('=');
     const std::string name = word.starts_with("--")
                                  ? word.substr(2, equals == std::string::npos ? equals : equals - 2)
@@ -140,12 +151,15 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
       fail(Exit::usage, "command line: lathe ", verb.name, " has no option ", word,
            near.empty() ? "" : "; did you mean --" + near + "?");
     }
+
     split.push_back("--" + name);
+    // A switch takes the next word as its value only where that is true, false or a number.
     const auto is_value = [&](const std::string& next) {
       const bool says = next == "true" || next == "false" ||
                         (!next.empty() && std::isdigit(static_cast<unsigned char>(next[0])));
       return !verb.switches.contains(name) || says;
     };
+
     if (equals != std::string::npos)
       split.push_back(word.substr(equals + 1));
     else if (i + 1 < argc ? !is_value(argv[i + 1]) : verb.switches.contains(name))
@@ -155,6 +169,7 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
     else
       fail(Exit::usage, "command line: ", word, " needs a value: ", word, "=...");
   }
+
   std::vector<char*> pointers;
   for (auto& word : split) pointers.push_back(word.data());
 
@@ -162,6 +177,7 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
   options.allow_unrecognised_options();
   auto add = options.add_options();
   for (const auto& name : known) add(name, "", cxxopts::value<std::string>());
+
   Arguments arguments{.verb = verb.name, .flags = {}, .lists = {}, .words = {}};
   try {
     const auto result = options.parse(static_cast<int>(pointers.size()), pointers.data());
@@ -171,6 +187,7 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
     }
     for (const auto& name : known) {
       if (verb.repeatable.contains(name)) continue;
+      // A repeated flag is an error, since which of its values was meant is unknown.
       if (result.count(name) > 1) {
         fail(Exit::usage, "command line: --", name, " stands ", result.count(name),
              " times; give it once");
@@ -181,6 +198,7 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
   } catch (const cxxopts::exceptions::exception& e) {
     fail(Exit::usage, "command line: ", e.what());
   }
+
   if (arguments.words.size() < verb.min_words || arguments.words.size() > verb.max_words) {
     fail(Exit::usage, "usage: lathe ", verb.name, " ", verb.usage);
   }
@@ -201,8 +219,8 @@ const Verb& find_verb(const std::string& name) {
 Exit dispatch(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
 
-  // A point of a sweep starts with the stop signals blocked. Only `train` waits until it has its
-  // handlers.
+  // A point of a sweep starts with the stop signals blocked. Only `train` leaves them blocked until
+  // it has its handlers.
   if (args.empty() || args[0] != "train") unblock_stop_signals();
 
   const auto asks_help = [](const std::string& a) { return a == "--help" || a == "-h"; };
@@ -210,27 +228,31 @@ Exit dispatch(int argc, char** argv) {
     print_help(nullptr);
     return args.empty() ? Exit::usage : Exit::done;
   }
+
   if (args[0] == "help") {
     if (args.size() > 2) fail(Exit::usage, "lathe help takes one verb, as in `lathe help train`");
     print_help(args.size() == 2 ? &find_verb(args[1]) : nullptr);
     return Exit::done;
   }
+
   if (args[0] == "--version") {
     std::cout << version << "\n";
     return Exit::done;
   }
+
   const Verb& verb = find_verb(args[0]);
   if (std::any_of(args.begin() + 1, args.end(), asks_help)) {
     print_help(&verb);
     return Exit::done;
   }
+
   const Arguments arguments = parse_arguments(verb, argc - 1, argv + 1);
   read_isa_from_environment();
   set_up_default_threads();
   return verb.run(arguments);
 }
 
-/// What the standard library says of a path that can't be reached, as a sentence with a remedy.
+/// Returns a sentence with a remedy for a path that can't be reached.
 std::string sentence(const fs::filesystem_error& e) {
   const std::string what = e.path1().empty() ? "a file or folder" : e.path1().string();
   return str(
@@ -238,7 +260,7 @@ std::string sentence(const fs::filesystem_error& e) {
       e.code() == std::errc::permission_denied ? "; change the permissions, or name another" : "");
 }
 
-/// What an error quotes from a file or a command line may hold anything.
+/// Logs an error. It may quote anything from a file or a command line, so it is made printable.
 void log_error(const std::string& what) { log(Level::error, printable(what)); }
 
 }  // namespace
@@ -247,14 +269,14 @@ int run_cli(int argc, char** argv) {
   try {
     open_standard_streams();
 
-    // A file that would grow beyond `ulimit -f` is then an error of the call (EFBIG), with a
-    // sentence and an exit code.
+    // With the signal ignored, a file that would grow beyond `ulimit -f` is an error of the call
+    // (EFBIG), with a sentence and an exit code.
     std::signal(SIGXFSZ, SIG_IGN);
 
     const PrintableStreams streams;
     const Exit code = dispatch(argc, argv);
     std::cout.flush();
-    if (lines_dropped() > 0) return static_cast<int>(code);  // counted, and in the log
+    if (lines_dropped() > 0) return static_cast<int>(code);  // the log already counts them
     if (!std::cout || std::fflush(stdout) != 0) fail(Exit::io, "standard output can't be written");
     return static_cast<int>(code);
   } catch (const Error& e) {

@@ -3,8 +3,7 @@
 
 namespace lathe {
 
-/// Runs `lathe ARGS...`; returns the exit code. Everything that goes wrong is one sentence on
-/// standard error.
+/// Runs `lathe ARGS...` and returns the exit code. Every error is one sentence on standard error.
 int run_cli(int argc, char** argv);
 
 }  // namespace lathe

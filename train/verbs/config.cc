@@ -16,6 +16,7 @@ Exit run_config(const Arguments& arguments) {
     std::cout << kernels_text();
     return Exit::done;
   }
+
   if (what == "formats") {
     if (arguments.words.size() != 1 || !arguments.flags.empty())
       fail(Exit::usage,
@@ -23,11 +24,14 @@ Exit run_config(const Arguments& arguments) {
     std::cout << float_format_table();
     return Exit::done;
   }
+
   if (what == "docs") {
+    // docs/reference/cli.md and docs/reference/config.md are the output of these commands.
     if (arguments.words.size() == 2 && arguments.words[1] == "cli") {
       std::cout << cli_reference();
       return Exit::done;
     }
+
     if (arguments.words.size() != 1) fail(Exit::usage, "usage: lathe config docs [cli]");
     std::cout
         << "# Configuration\n\nThis page lists every key of a config with its default and what it "
@@ -43,6 +47,7 @@ Exit run_config(const Arguments& arguments) {
         << config_reference();
     return Exit::done;
   }
+
   if (what == "completion" || what == "man") {
     const bool man = what == "man";
     if (arguments.words.size() != (man ? 1 : 2) || !arguments.flags.empty())
@@ -50,14 +55,18 @@ Exit run_config(const Arguments& arguments) {
     std::cout << (man ? man_page() : completion_script(arguments.words[1]));
     return Exit::done;
   }
+
   if (what != "show" && what != "check")
     fail(Exit::usage, "lathe config ", what,
          ": there are `config show CONFIG`, `config check CONFIG`, `config docs [cli]`, `config "
          "man`, `config "
          "completion "
          "SHELL`, `config kernels` and `config formats`");
+
   if (arguments.words.size() != 2) fail(Exit::usage, "lathe config ", what, " needs a config file");
+  // Loading the config checks it, so `check` has nothing left to do.
   const LoadedConfig loaded = load_config_argument(arguments, 1);
+
   if (what == "show")
     std::cout << loaded.config.schema().to_toml(&loaded.config, /*comments=*/true);
   else

@@ -16,7 +16,7 @@
 namespace lathe {
 namespace {
 
-/// Exit::data where the data is not of the kind that the model was trained on.
+/// Throws Exit::data where the data is not of the kind that the model was trained on.
 void check_same_kind(const LoadedModel& m, const Task& task, const Data& data,
                      const std::string& folder) {
   const DatasetInfo& facts = data.facts();
@@ -37,7 +37,7 @@ void check_same_kind(const LoadedModel& m, const Task& task, const Data& data,
   }
 }
 
-/// What an evaluation says of the model beside its figures.
+/// Adds to the result of an evaluation how the model was loaded and what memory it took.
 void add_model(Json& json, const LoadedModel& m) {
   const int64_t peak = m.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
   json.update({{"save_dtype", m.saved_dtype},
@@ -49,7 +49,7 @@ void add_model(Json& json, const LoadedModel& m) {
                {"peak_rss_bytes", peak_rss_bytes()}});
 }
 
-/// The loss of texts as JSON: by token, and what that comes to by byte.
+/// Returns the loss of texts as JSON: per token, and converted to bits per byte.
 Json text_json(const TextScore& s) {
   const double loss = s.loss / static_cast<double>(s.tokens);
   return {{"loss", json_number(loss)},
@@ -59,8 +59,8 @@ Json text_json(const TextScore& s) {
           {"bytes", s.bytes}};
 }
 
-/// The texts of a file, compressed or not: one, or of JSON Lines (by its name) each line's field
-/// "text".
+/// Reads the texts of a file, compressed or not. JSON Lines (by the file's name) have a text in the
+/// field "text" of each line; any other file is one text.
 std::vector<std::string> texts_of(const std::string& file) {
   std::vector<std::string> texts;
   const DocumentSource source{.files = {file}};
@@ -77,9 +77,10 @@ std::vector<std::string> texts_of(const std::string& file) {
 }
 
 Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& files) {
-  std::vector<std::pair<std::string, std::vector<std::string>>>
-      all_texts;  // read before the first is scored
+  // Read all files before the first is scored, so that a missing one is noticed early.
+  std::vector<std::pair<std::string, std::vector<std::string>>> all_texts;
   for (const std::string& file : files) all_texts.emplace_back(file, texts_of(file));
+
   TextScore all;
   Json each = Json::array();
   for (const auto& [file, texts] : all_texts) {
@@ -90,12 +91,14 @@ Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& file
       bytes += text.size();
       s.loss += one.loss, s.tokens += one.tokens, s.bytes += one.bytes;
     }
+
     if (s.tokens == 0) fail(Exit::data, file, " is too short for a loss: ", bytes, " bytes");
     all.loss += s.loss, all.tokens += s.tokens, all.bytes += s.bytes;
     Json json{{"file", file}};
     json.update(text_json(s));
     each.push_back(json);
   }
+
   Json json = text_json(all);
   if (files.size() > 1) json["files"] = each;
   return json;
@@ -127,15 +130,19 @@ Exit run_eval_text(const Arguments& arguments) {
       fail(Exit::usage, "command line: --", flag,
            " is for files, and questions are taken one by one; leave it out");
   }
+
   const LoadedModel m = load_model_argument(arguments);
   Scoring scoring{*m.model, text_tokenizer(arguments, m)};
   scoring.context = batch_sizes(m.config).block_size;
   scoring.compute = m.compute, scoring.device = m.device;
+
   scoring.batch_size = static_cast<int64_t>(arguments.number(
       "batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
+  // With a stride below the context, windows overlap and each token has more before it.
   scoring.stride = static_cast<int64_t>(
       arguments.number("stride", static_cast<double>(scoring.context),
                        between(1, static_cast<double>(scoring.context)), true));
+
   Json json = Json::object();
   if (!files.empty()) json.update(evaluate_files(scoring, files));
   if (arguments.flags.contains("choices"))
@@ -148,26 +155,33 @@ Exit run_eval_text(const Arguments& arguments) {
 Exit run_eval(const Arguments& arguments) {
   if (arguments.words.size() > 1 || arguments.flags.contains("choices"))
     return run_eval_text(arguments);
+
   if (arguments.flags.contains("stride"))
     fail(Exit::usage, "command line: --stride is for files; name some behind the run");
+
   const LoadedModel m = load_model_argument(arguments);
+
   DataConfig data_config = m.config.data;
   data_config.dir = arguments.get("data", m.config.data.dir);
   if (data_config.dir.empty())
     fail(Exit::usage, arguments.words[0],
          " was imported and has no data of its own; give some as --data FOLDER");
   if (arguments.flags.contains("data"))
-    data_config.mix.clear();  // which names the sources of the run's own
+    data_config.mix.clear();  // it names sources of the run's own data
+  // The token that ends a document is needed to separate documents; the run's tokenizer knows it.
   if (data_config.documents == "separate" && data_config.document_end < 0 && m.state.tokenizer)
     data_config.document_end = m.state.tokenizer->document_end();
+
   const auto data = open_data(data_config);
   const Task& task = task_of({.config = m.config, .origins = {}}, data->facts());
   check_same_kind(m, task, *data, data_config.dir);
+
   const auto batch = static_cast<int64_t>(arguments.number(
       "batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
   BatchSizes sizes = batch_sizes(m.config);
   sizes.batch_size = batch;
   const int64_t units = batch * std::max<int64_t>(1, sizes.block_size);
+
   ProgressBar bar("evaluating",
                   std::ceil(static_cast<double>(data->val_size()) / static_cast<double>(units)));
   double done = 0;
@@ -176,6 +190,7 @@ Exit run_eval(const Arguments& arguments) {
     return false;
   });
   clear_progress();
+
   Json json = Json::object();
   for (const auto& [name, value] : r.metrics) json[name] = json_number(value);
   json[task.unit()] = r.targets;

@@ -1,4 +1,4 @@
-// lathe import and lathe export: models of other programs.
+// `lathe import` and `lathe export` exchange models with other programs.
 #include <algorithm>
 
 #include "core/io/log.h"
