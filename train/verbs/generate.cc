@@ -46,7 +46,7 @@ const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m
 
 namespace {
 
-/// A line break where the vocabulary has one, else its first character.
+/// Returns a line break where the vocabulary has one, else its first character.
 std::string default_prompt(const Tokenizer& tokenizer) {
   const auto& characters = tokenizer.vocabulary();
   const bool has_break = characters.empty() ||
@@ -54,7 +54,7 @@ std::string default_prompt(const Tokenizer& tokenizer) {
   return has_break ? "\n" : characters.front();
 }
 
-/// The lines of a file that are not empty.
+/// Reads the lines of a file that are not empty.
 std::vector<std::string> prompts_of(const fs::path& file) {
   std::istringstream text(read_file(file, Exit::data));
   std::vector<std::string> lines;
@@ -68,7 +68,7 @@ std::vector<std::string> prompts_of(const fs::path& file) {
   return lines;
 }
 
-/// A token as a line of JSON; bytes that are no UTF-8 by themselves are shown as U+FFFD.
+/// Returns a token as a line of JSON. Bytes that are not UTF-8 by themselves are shown as U+FFFD.
 std::string token_line(int64_t prompt, int64_t sample, const GeneratedToken& token,
                        const std::string& text) {
   return json_text(Json{{"prompt", prompt},
@@ -85,38 +85,50 @@ Exit run_generate(const Arguments& arguments) {
   w.cache = !arguments.flags.contains("cache") || arguments.is_true("cache");
   const auto samples =
       static_cast<int64_t>(arguments.number("samples", 1, between(1, 10000), true));
+
   const bool from_file = arguments.flags.contains("prompt-file"),
              ignore_eos = arguments.is_true("ignore-eos");
   if (from_file && arguments.flags.contains("prompt"))
     fail(Exit::usage, "command line: --prompt and --prompt-file are two ways to say it; give one");
+
   const auto found = arguments.lists.find("stop");
   const auto stops = found == arguments.lists.end() ? std::vector<std::string>{} : found->second;
   if (std::find(stops.begin(), stops.end(), "") != stops.end())
     fail(Exit::usage, "command line: --stop is empty; give the text to stop at");
+
   std::vector<std::string> prompts;
+  // Read the prompts before the model, so that an unreadable file is noticed early.
   if (from_file) prompts = prompts_of(arguments.get("prompt-file", ""));
   const LoadedModel m = load_model_argument(arguments);
   const Tokenizer& tokenizer = text_tokenizer(arguments, m);
   w.context = batch_sizes(m.config).block_size, w.compute = m.compute, w.device = m.device;
+
   if (!from_file) prompts = {arguments.get("prompt", default_prompt(tokenizer))};
+
+  // The samples of a prompt follow each other, so text i belongs to prompt i / samples.
   std::vector<std::vector<int64_t>> ids;
   for (const std::string& prompt : prompts) {
     auto own = tokenizer.encode(prompt, Exit::usage);
     if (own.empty())
       fail(Exit::usage, "command line: --prompt is empty; give at least one character");
+
+    // A tokenizer may require a token at the beginning, which the prompt may hold already.
     if (const int32_t begin = tokenizer.prompt_begin(); begin >= 0 && own[0] != begin)
       own.insert(own.begin(), begin);
     ids.insert(ids.end(), static_cast<size_t>(samples), own);
   }
-  // One text is shown as it is written; of several each when all are, unless they are lines of
+
+  // A single text is streamed. Several are printed once all are complete, unless they are lines of
   // JSON.
   const bool streams = ids.size() == 1 && !w.log_probabilities;
   std::vector<StopMatcher> ends(ids.size(), StopMatcher(stops));
   std::vector<std::string> written(ids.size());
   if (streams) std::cout << prompts[0] << std::flush;
+
   generate(*m.model, ids, w, [&](const GeneratedToken& token) {
     const auto i = static_cast<size_t>(token.text);
     if (!ignore_eos && tokenizer.ends_text(token.id)) return false;
+    // feed() holds back what may be the beginning of a stop text; rest() returns it at the end.
     const std::string piece = tokenizer.piece(token.id), shown = ends[i].feed(piece);
     if (w.log_probabilities)
       std::cout << token_line(token.text / samples, token.text % samples, token, piece)
@@ -125,13 +137,16 @@ Exit run_generate(const Arguments& arguments) {
       std::cout << shown << std::flush;
     else
       written[i] += shown;
+    // A closed output ends the generation.
     return !ends[i].stopped() && std::cout;
   });
+
   if (w.log_probabilities) return Exit::done;
   if (streams) {
     std::cout << ends[0].rest() << std::endl;
     return Exit::done;
   }
+
   for (size_t i = 0; i < ids.size(); ++i) {
     if (i > 0) std::cout << "----\n";
     std::cout << prompts[i / static_cast<size_t>(samples)] << written[i] << ends[i].rest()

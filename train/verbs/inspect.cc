@@ -25,7 +25,7 @@ namespace {
   fail(Exit::usage, path.string(), " is no ", wanted + 2);
 }
 
-/// Reads a file's header, which is an error where it does not hold.
+/// Reads a file's header, and throws where it is not valid.
 void check_safetensors(const fs::path& path) { const SafetensorsFile file(path); }
 
 void list_tensors(std::ostringstream& out, const SafetensorsFile& file) {
@@ -52,7 +52,7 @@ void list_state(std::ostringstream& out, const fs::path& checkpoint) {
       << s.data_hash << "\n";
 }
 
-/// The splits of a data folder without a manifest.json.
+/// Opens the splits of a data folder without a manifest.json.
 std::vector<TokenFile> open_splits(const fs::path& folder) {
   std::vector<TokenFile> splits;
   for (const char* split : {"train", "val"}) {
@@ -66,6 +66,7 @@ std::vector<TokenFile> open_splits(const fs::path& folder) {
 std::string inspect(const fs::path& path_) {
   const fs::path path = without_trailing_slash(path_);
   std::ostringstream out;
+
   switch (kind_of(path)) {
     case PathKind::safetensors: {
       const SafetensorsFile file(path);
@@ -82,6 +83,7 @@ std::string inspect(const fs::path& path_) {
     }
     case PathKind::run: {
       const auto all = list_checkpoints(path);
+      // A run that was just started is not an error here, unlike in verify().
       if (all.empty()) out << path.string() << " holds no checkpoint yet\n";
       for (const auto& checkpoint : all) list_state(out, checkpoint);
       break;
@@ -97,12 +99,14 @@ std::string inspect(const fs::path& path_) {
     case PathKind::hugging_face:
     case PathKind::folder: refuse(path);
   }
+
   return out.str();
 }
 
 std::string verify(const fs::path& path_) {
   const fs::path path = without_trailing_slash(path_);
   std::ostringstream out;
+
   switch (kind_of(path)) {
     case PathKind::safetensors:
       check_safetensors(path);
@@ -110,6 +114,7 @@ std::string verify(const fs::path& path_) {
       break;
     case PathKind::checkpoint:
       verify_checkpoint(path);
+      // Checksums show that the bytes are those that were written; a header must also be valid.
       check_safetensors(path / "model.safetensors");
       check_safetensors(path / "optimizer.safetensors");
       out << path.string() << ": all files are what was written\n";
@@ -122,6 +127,7 @@ std::string verify(const fs::path& path_) {
     }
     case PathKind::data: {
       if (!fs::exists(path / "manifest.json")) {
+        // Without checksums, damage shows only in sizes, headers and ids.
         uint32_t largest = 0;
         for (const TokenFile& split : open_splits(path))
           largest = std::max(largest, split.largest_id());
@@ -129,6 +135,7 @@ std::string verify(const fs::path& path_) {
             << largest << "; without a manifest.json there are no checksums to compare with\n";
         break;
       }
+
       DataConfig data;
       data.dir = path.string();
       verify_shown(*open_data(data), path);
@@ -140,6 +147,7 @@ std::string verify(const fs::path& path_) {
     case PathKind::hugging_face:
     case PathKind::folder: refuse(path);
   }
+
   return out.str();
 }
 

@@ -1,4 +1,4 @@
-// Looking into files and checking them.
+// Shows files and folders, and checks them.
 #pragma once
 
 #include <string>
@@ -7,10 +7,12 @@
 
 namespace lathe {
 
-/// A run, checkpoint, data folder or .safetensors file as text. Exit::usage for anything else.
+/// Returns a run, checkpoint, data folder or .safetensors file as text. Throws Exit::usage for
+/// anything else.
 std::string inspect(const fs::path& path);
-/// Checks every byte against the recorded checksums, of token shards without a manifest.json sizes
-/// and headers; returns what was checked. Exit::checkpoint or Exit::data with what is wrong.
+/// Checks every byte against the recorded checksums; of token shards without a manifest.json,
+/// checks sizes and headers. Returns what was checked. Throws Exit::checkpoint or Exit::data with
+/// what is wrong.
 std::string verify(const fs::path& path);
 
 }  // namespace lathe

@@ -1,4 +1,4 @@
-// `lathe plan`: what a run will need, and how to make it fit.
+// `lathe plan` forecasts what a run will need, and finds how to make it fit.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -33,7 +33,8 @@ double peak(const MemoryStats& m, Memory category) {
   return static_cast<double>(m.peak[static_cast<size_t>(category)]);
 }
 
-/// One line: what weights in the matmul dtype cost when they are kept, cached, or cast each time.
+/// Returns one line: the memory of weights in the matmul dtype that are kept, cached, or cast at
+/// each use.
 std::string weight_line(LoadedConfig loaded, const char* what, bool copies, bool cache) {
   AmpConfig& amp = loaded.config.amp;
   const bool is_own = amp.working_copies == copies && (copies || amp.cache == cache);
@@ -55,7 +56,7 @@ std::string weight_lines(const LoadedConfig& loaded) {
              weight_line(loaded, "  cast at each use        ", false, false));
 }
 
-/// "31.4 ms", "12.3 s", "5.2 hours".
+/// Returns a time such as "31.4 ms", "12.3 s" or "5.2 hours".
 std::string human_time(double seconds) {
   if (seconds < 10) return format("%.1f ms", 1e3 * seconds);
   if (seconds < 600) return format("%.1f s", seconds);
@@ -66,7 +67,7 @@ std::string human_time(double seconds) {
 double units_of(const RunConfig& c) { return static_cast<double>(units_of_step(c)); }
 double micro_batches(const RunConfig& c) { return static_cast<double>(c.train.grad_accum); }
 
-/// Share of the machine's matmul ceiling; nullopt where that was never measured.
+/// Returns the share of the machine's matmul ceiling; nullopt where the ceiling was never measured.
 std::optional<double> mfu_of(const RunConfig& c, const Forecast& f, bool& young) {
   const int threads = c.train.threads > 0 ? static_cast<int>(c.train.threads) : default_threads();
   const auto ceiling = known_peak("cpu", threads, compute_dtype(c.amp));
@@ -83,9 +84,12 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
   const auto line = [&](const std::string& name, const std::string& value) {
     out << name << std::string(name.size() < 26 ? 26 - name.size() : 1, ' ') << value << "\n";
   };
+
   const auto all = static_cast<double>(d.parameters), trained = static_cast<double>(d.trained);
   line("parameters", format("%.0f (%.2f million)", all, all / 1e6) +
                          (trained < all ? format(", %.0f of them trained", trained) : ""));
+
+  // Parameters and the optimizer's state stay as they are made; the others are peaks of the steps.
   line("memory: parameters",
        human(used(d.made, Memory::parameters)) + (d.has_copies ? " (with working copies)" : ""));
   if (const double casts = peak(d.peaks, Memory::casts); casts > 0)
@@ -94,18 +98,23 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
   line("memory: gradients", human(peak(d.peaks, Memory::gradients)));
   line("memory: activations", human(peak(d.peaks, Memory::activations)) + " at the highest");
   line("memory: data", human(peak(d.peaks, Memory::data)));
+
   if (d.held_bytes > 0)
     line("memory: checkpoints",
          human(static_cast<double>(d.held_bytes)) + ", the copy that is written in the background");
+
   line("memory: program", human(static_cast<double>(f.program_bytes)));
   line("memory: at the highest", human(static_cast<double>(f.peak_rss())) + " resident, " +
                                      human(static_cast<double>(d.peaks.total_peak)) +
                                      " of it tensors");
+
   out << weights;
+  // The dry run counts one micro-batch; a step has several.
   line("FLOPs a step",
        format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all",
               d.micro_batch.matmul() * micro_batches(c), d.formula_flops * micro_batches(c),
               d.micro_batch.total() * micro_batches(c)));
+
   const double step_s = f.times.total();
   line("time of a step",
        human_time(step_s) + format(" (%.0f %s/s), ", units_of(c) / step_s, d.unit.c_str()) +
@@ -113,13 +122,17 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
   line("",
        format("forward %.0f%%, backward %.0f%%, optimizer %.0f%%", 100 * f.times.forward / step_s,
               100 * f.times.backward / step_s, 100 * f.times.optimizer / step_s));
+
+  // A ceiling of few measurements may be too low, and then MFU is too high.
   bool young = false;
   if (const auto mfu = mfu_of(c, f, young)) {
     line("mfu", format("%.0f%%", 100 * *mfu) +
                     (young ? " (of a ceiling measured less than three times)" : ""));
   }
+
   line("time of the run", str(human_time(step_s * static_cast<double>(c.train.steps)), " for ",
                               c.train.steps, " steps, evaluation not counted"));
+
   const auto checkpoint = static_cast<double>(d.checkpoint_bytes);
   line("disk", human(checkpoint) + " a checkpoint, " +
                    human(checkpoint * static_cast<double>(most_checkpoints(f))) + " at the most (" +
@@ -128,11 +141,13 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
 }
 
 Json json_of(const RunConfig& c, const Forecast& f) {
+  // Keys that end in _mb are in MiB.
   const auto mb = [](double bytes) { return bytes / (1 << 20); };
   const DryStep& d = f.dry;
   bool young = false;
   const auto mfu = mfu_of(c, f, young);
   const double step_s = f.times.total();
+
   return {{"params", d.parameters},
           {"trained_params", d.trained},
           {"peak_rss_mb", mb(static_cast<double>(f.peak_rss()))},
@@ -160,18 +175,20 @@ Json json_of(const RunConfig& c, const Forecast& f) {
           {"disk_bytes", d.checkpoint_bytes * most_checkpoints(f)}};
 }
 
-/// What GPUs of a data sheet would take, every one with a copy of the model and its share of the
-/// batch.
+/// Returns what GPUs would take by their data sheets. Each has a copy of the model and its share of
+/// the batch.
 std::string text_for(const RunConfig& c, const Forecast& f, const std::string& cards) {
-  constexpr double reached = 0.4;        // of the paper's rate, as well-tuned training does
-  constexpr double context_bytes = 1e9;  // of CUDA and its libraries
+  constexpr double reached = 0.4;        // of the published rate, as well-tuned training reaches
+  constexpr double context_bytes = 1e9;  // taken by CUDA and its libraries
   const auto [card, n] = parse_cards(cards);
   const double rate =
       reached * (compute_dtype(c.amp) == at::kFloat ? card.tf32_flops : card.bf16_flops);
   const auto count = static_cast<double>(n), trained = static_cast<double>(f.dry.trained);
-  // The update reads and writes parameters, gradients and two states.
+
+  // 28 bytes per parameter: the update reads and writes it and two states, and reads its gradient.
   const double step_s = f.dry.micro_batch.matmul() * micro_batches(c) / rate / count +
                         28 * trained / card.bytes_per_second;
+
   const double needs = static_cast<double>(f.dry.peaks.total_peak) + context_bytes;
   return str(
       "on ", n, " x ", card.name, ", by paper figures (nothing was measured; ",
@@ -184,7 +201,7 @@ std::string text_for(const RunConfig& c, const Forecast& f, const std::string& c
       needs <= card.memory_bytes ? ", fits\n" : ", does not fit\n");
 }
 
-/// What to change so that the run fits, as it is written behind the verb.
+/// Returns what to change so that the run fits, as options of a command line.
 std::string text_of_fit(const LoadedConfig& loaded, const Overrides& given, const Forecast& f,
                         const std::string& limit) {
   const int64_t bytes = limit == "true" ? free_memory() : parse_bytes(limit);
@@ -204,17 +221,21 @@ Exit run_plan(const Arguments& a) {
   LoadedConfig loaded = load_config_argument(a);
   resolve_init_from(loaded);
   resolve_adapter_base(loaded);
+
   const bool json = a.is_true("json");
   const std::string fit = a.get("fit", ""), cards = a.get("for", "");
+  // Refuse wrong options before the forecast, which takes seconds.
   if (!fit.empty() && fit != "true") parse_bytes(fit);
   if (!cards.empty()) parse_cards(cards);
   if (json && (!fit.empty() || !cards.empty()))
     fail(Exit::usage, "command line: --json goes with neither --fit nor --for");
+
   const Forecast f = forecast(loaded);
   if (json) {
     std::cout << json_text(json_of(loaded.config, f)) << std::endl;
     return Exit::done;
   }
+
   std::cout << text_of(loaded.config, f, weight_lines(loaded));
   if (!fit.empty()) std::cout << text_of_fit(loaded, key_arguments(a), f, fit);
   if (!cards.empty()) std::cout << text_for(loaded.config, f, cards);

@@ -24,7 +24,7 @@
 namespace lathe {
 namespace {
 
-/// Sum of a_i b_i, rounded to T after each product and each addition.
+/// Returns the sum of a_i b_i, rounded to T after each product and each addition.
 template <class T>
 double running_dot(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.to(c10::CppTypeToScalarType<T>::value),
@@ -51,7 +51,8 @@ AccumulationError errors_of(const at::Tensor& a64, const at::Tensor& b64, int64_
   return e;
 }
 
-/// Ops whose outputs' gradients are float16, or become it, under autocast in a GPT.
+/// Returns true for ops whose outputs' gradients are float16, or become it, under autocast in a
+/// GPT.
 bool is_low(const Node& node) {
   const std::string name = node.name();
   return name == "linear" || name == "attention" || name == "gelu";
@@ -83,7 +84,8 @@ struct Seen {
   bool overflow = false;
 };
 
-/// One pass over the batches at a scale, handing each low gradient to `look`.
+/// Runs one pass over the batches at a loss scale, and hands each gradient of a low dtype to
+/// `look_at`.
 Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& batches,
               at::ScalarType compute, float scale,
               const std::function<void(const at::Tensor&)>& look_at) {
@@ -93,8 +95,8 @@ Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& ba
     if (!g.defined()) return;
     seen.overflow = seen.overflow || !std::isfinite(g.abs().amax().item<double>());
     if (!is_low(node)) return;
-    const at::Tensor low =
-        g.to(compute);  // a product that adds the residual rounds its gradient when it begins
+    // A matmul that adds a residual receives a float32 gradient and rounds it first.
+    const at::Tensor low = g.to(compute);
     seen.overflow = seen.overflow || !std::isfinite(low.abs().amax().item<double>());
     seen.elements += low.numel();
     seen.zeros += low.numel() - low.count_nonzero().item<int64_t>();
@@ -162,31 +164,39 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
 
   const auto clone = loaded.model->clone();
   Model& model = *clone;
-  move_to(model, loaded.device, at::kFloat);  // handles of its own, without working copies
+  move_to(model, loaded.device, at::kFloat);  // parameters of its own, without working copies
+
   GradientExponents e;
   constexpr size_t bins = GradientExponents::highest - GradientExponents::lowest + 1;
   e.activations.assign(bins, 0), e.weights.assign(bins, 0);
+
   const Seen wide = run_pass(model, task, drawn, at::kFloat, 1,
                              [&](const at::Tensor& g) { count_exponents(g, e.activations); });
+
+  // The gradients of weights are summed over the batches.
   double weights = 0;
   for (const auto& p : trained_parameters(model)) {
     if (p.parameter.dim() < 2) continue;
     count_exponents(p.parameter.grad() / static_cast<double>(batches), e.weights);
     weights += static_cast<double>(p.parameter.numel());
   }
+
   to_shares(e.activations, static_cast<double>(wide.elements));
   to_shares(e.weights, weights);
   e.zeros = static_cast<double>(wide.zeros) / static_cast<double>(wide.elements);
 
+  // Zeros that float32 has too do not count against float16.
   const auto at_scale = [&](const std::string& name, float scale) {
     zero_grad(model);
     const Seen low = run_pass(model, task, drawn, at::kHalf, scale, nullptr);
     const double zeros = static_cast<double>(low.zeros) / static_cast<double>(low.elements);
     return GradientExponents::Pass{name, scale, zeros - e.zeros, low.overflow};
   };
+
   for (const float scale : {1.0f, 8.0f, 1024.0f})
     e.passes.push_back(at_scale(format("%g", scale), scale));
-  // Dynamic scaling grows until a step overflows and takes half of that.
+
+  // Dynamic scaling doubles the scale until a step overflows, and then halves it.
   GradientExponents::Pass settled = at_scale("dynamic", 65536);
   while (settled.overflow && settled.scale > 1)
     settled = at_scale("dynamic", static_cast<float>(settled.scale / 2));
@@ -194,20 +204,23 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
     settled = next;
     next = at_scale("dynamic", static_cast<float>(next.scale * 2));
   }
+
   e.passes.push_back(settled);
   return e;
 }
 
 std::string exponents_text(const GradientExponents& e) {
   std::ostringstream out;
-  const auto used = [&](size_t i) {
-    return e.activations[i] >= 5e-5 || e.weights[i] >= 5e-5;
-  };  // shown as 0.01%
+  // Shares that print as at least 0.01%.
+  const auto used = [&](size_t i) { return e.activations[i] >= 5e-5 || e.weights[i] >= 5e-5; };
+
   size_t first = 0, last = e.activations.size() - 1;
   while (first < last && !used(first)) ++first;
   while (last > first && !used(last)) --last;
+
   const double most = std::max(*std::max_element(e.activations.begin(), e.activations.end()),
                                *std::max_element(e.weights.begin(), e.weights.end()));
+
   out << "exponent   activation gradients            weight gradients\n";
   for (size_t i = first; i <= last; ++i) {
     const int exponent = GradientExponents::lowest + static_cast<int>(i);
@@ -216,14 +229,18 @@ std::string exponents_text(const GradientExponents& e) {
       return format("%6.2f%% ", 100 * share) + std::string(stars, '#') +
              std::string(23 - stars, ' ');
     };
+
+    // The least normal number of float16 is 2^-14, and its least subnormal one 2^-24.
     const char* note = exponent == -15   ? "  < here float16 is subnormal"
                        : exponent == -25 ? "  < here and below float16 is zero (or its least value)"
                                          : "";
+
     std::string line =
         format("2^%-4d  ", exponent) + bar(e.activations[i]) + bar(e.weights[i]) + note;
     line.erase(line.find_last_not_of(' ') + 1);
     out << line << "\n";
   }
+
   out << format("zero in float32 already: %.3f%% of activation gradients\n", 100 * e.zeros);
   for (const auto& p : e.passes) {
     out << format(
@@ -240,39 +257,50 @@ std::string exponents_svg(const GradientExponents& e) {
     return left + (width - left - 20) * (exponent - GradientExponents::lowest) /
                       (GradientExponents::highest - GradientExponents::lowest + 1);
   };
+
   const double most = std::max(*std::max_element(e.activations.begin(), e.activations.end()),
                                *std::max_element(e.weights.begin(), e.weights.end()));
+
   std::ostringstream out;
   out << format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" font-family=\"sans-serif\" "
       "font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
       width, height);
+
   const auto zone = [&](double from, double to, const char* colour, const char* text) {
     out << format("<rect x=\"%.1f\" y=\"%g\" width=\"%.1f\" height=\"%g\" fill=\"%s\"/>",
                   x_of(from), top, x_of(to) - x_of(from), bottom - top, colour)
         << format("<text x=\"%.1f\" y=\"%g\">%s</text>\n", x_of(from) + 4, top + 14, text);
   };
+
+  // Float16 has subnormal numbers from 2^-24 to 2^-14 and normal ones up to 65504, just below 2^16.
   zone(GradientExponents::lowest, -24, "#fde4e4", "zero in float16");
   zone(-24, -14, "#fdf3dc", "subnormal");
   zone(-14, 16, "#e9f5e9", "normal in float16");
   zone(16, GradientExponents::highest + 1, "#fde4e4", "");
+
   const double step = x_of(1) - x_of(0);
+  // The two bars of an exponent stand side by side, each a little narrower than half a step.
   const auto bars = [&](const std::vector<double>& shares, double shift, const char* colour) {
     for (size_t i = 0; i < shares.size(); ++i) {
       if (shares[i] == 0) continue;
+      // The 30 units below the top are left for the labels of the zones.
       const double h = (bottom - top - 30) * shares[i] / most;
       out << format("<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\"/>\n",
                     x_of(GradientExponents::lowest + static_cast<double>(i)) + shift * step,
                     bottom - h, 0.45 * step, h, colour);
     }
   };
+
   bars(e.activations, 0.05, "#2b6cb0");
   bars(e.weights, 0.5, "#c05621");
+
   for (int exponent = GradientExponents::lowest; exponent <= GradientExponents::highest;
        exponent += 10) {
     out << format("<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">2^%d</text>\n", x_of(exponent),
                   bottom + 18, exponent);
   }
+
   out << format(
              "<text x=\"%g\" y=\"24\" font-size=\"14\">Exponents of gradients: <tspan "
              "fill=\"#2b6cb0\">activations"

@@ -10,16 +10,15 @@
 
 namespace lathe {
 
-/// Relative errors of sums over n positive terms against float64, where terms are of a low
-/// precision.
+/// Relative errors, against float64, of sums over n positive terms of a low precision.
 struct AccumulationError {
   int64_t n = 0;
   at::ScalarType dtype = at::kHalf;
   double dot_low = 0, dot_fp32 = 0, dot_op = 0;  ///< summed in dtype, in float32, by the linear op
-  double norm_low = 0, norm_fp32 = 0, norm_op = 0;  ///< the same; by the optimizer's gradient norm
+  double norm_low = 0, norm_fp32 = 0, norm_op = 0;  ///< of norms: the same, and by the optimizer
 };
-/// For fp16 and bf16 and n = 10^3 ... 10^max_power, terms
-/// products of numbers uniform in (0, 1/32), so that no sum leaves fp16.
+/// Returns the errors for fp16 and bf16 and n = 10^3 ... 10^max_power. Terms are products of
+/// numbers that are uniform in (0, 1/32), so that no sum exceeds float16's range.
 std::vector<AccumulationError> accumulation_errors(int max_power);
 std::string accumulation_table(const std::vector<AccumulationError>& errors);
 
@@ -28,13 +27,13 @@ std::string accumulation_table(const std::vector<AccumulationError>& errors);
 struct GradientExponents {
   static constexpr int lowest = -60, highest = 20;
   std::vector<double> activations,
-      weights;       ///< share of elements with floor(log2|g|) = lowest + i, at the ends: beyond
+      weights;       ///< share of elements with floor(log2|g|) = lowest + i; ends: and beyond
   double zeros = 0;  ///< share of activation gradients that are zero in float32 already
   struct Pass {
     std::string name;
     double scale = 1;
     double zeros =
-        0;  ///< share of elements that are zero in a float16 pass at that scale, beyond those above
+        0;  ///< share of elements that are zero in a float16 pass at that scale but not in float32
     bool overflow = false;
   };
   std::vector<Pass> passes;  ///< scale 1, 8, 1024, and where dynamic scaling settles
@@ -43,9 +42,9 @@ struct GradientExponents {
 /// float16.
 GradientExponents gradient_exponents(const LoadedModel& model, int64_t batches);
 std::string exponents_text(const GradientExponents& e);
-/// The same as an SVG picture.
+/// Returns the same as an SVG picture.
 std::string exponents_svg(const GradientExponents& e);
-/// What the first bytes of exponents_svg() have.
+/// A mark that is among the first bytes of exponents_svg().
 constexpr const char* svg_mark = ">zero in float16</text>";
 
 }  // namespace lathe

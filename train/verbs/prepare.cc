@@ -22,7 +22,7 @@
 namespace lathe {
 namespace {
 
-/// Refuses flags of the other sort of input.
+/// Refuses flags that are for another sort of input.
 void refuse_flags(const Arguments& arguments, const std::vector<const char*>& names,
                   const char* what) {
   for (const char* name : names) {
@@ -32,7 +32,7 @@ void refuse_flags(const Arguments& arguments, const std::vector<const char*>& na
   }
 }
 
-/// Flags of documents, and of all text.
+/// Flags of documents; text_flags() are those of all text.
 const std::vector<const char*> document_flags{"format",    "field",       "separator",
                                               "dedup",     "dedup-lines", "invalid",
                                               "min-bytes", "max-bytes",   "val-by"};
@@ -42,7 +42,7 @@ std::vector<const char*> text_flags() {
   return all;
 }
 
-/// "1,8,8".
+/// Parses sizes such as "1,8,8".
 std::vector<int64_t> read_shape(const std::string& text) {
   std::vector<int64_t> shape;
   for (const std::string& part : comma_list(text)) {
@@ -62,21 +62,24 @@ Exit prepare_tables(const Arguments& arguments) {
   o.out = arguments.get("out", "");
   o.target = arguments.get("target", o.target);
   o.task = arguments.get("task", "");
+
   if (!o.task.empty() && o.task != "classification" && o.task != "regression")
     fail(Exit::usage, "command line: --task must be classification or regression, not ", o.task);
+
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
   if (arguments.flags.contains("val-file")) {
     if (arguments.flags.contains("val"))
       fail(Exit::usage, "command line: give --val or --val-file, not both");
     o.val_inputs = comma_list(arguments.get("val-file", ""));
   }
+
   if (arguments.flags.contains("shape")) o.shape = read_shape(arguments.get("shape", ""));
   o.stop = [] { return stop_signal() != 0; };
   prepare_examples(o);
   return Exit::done;
 }
 
-/// The tokenizer of a run or checkpoint, or of files.
+/// Returns the tokenizer of a run or checkpoint, or of files.
 Tokenizer tokenizer_at(const fs::path& path) {
   const PathKind kind = kind_of(path);
   if (kind != PathKind::run && kind != PathKind::checkpoint) return Tokenizer::bpe(path);
@@ -87,8 +90,8 @@ Tokenizer tokenizer_at(const fs::path& path) {
   return *tokenizer;
 }
 
-/// Whether the words ask for documents: a flag of theirs, a JSON Lines or compressed file, or
-/// standard input.
+/// Returns true if the words ask for documents: by a flag of theirs, a JSON Lines or compressed
+/// file, or standard input.
 bool is_documents(const Arguments& arguments) {
   for (const char* flag : document_flags) {
     if (arguments.flags.contains(flag)) return true;
@@ -104,6 +107,7 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   DocumentOptions o;
   for (const fs::path& file : expand_inputs(arguments.words))
     o.source.files.push_back(file.string());
+
   const auto choice = [&](const char* name, const char* otherwise,
                           const std::vector<std::string>& allowed) {
     const std::string value = arguments.get(name, otherwise);
@@ -112,10 +116,14 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
            value);
     return value;
   };
+
   o.source.format = choice("format", "auto", {"auto", "text", "jsonl", "instructions"});
   const bool instructions = o.source.format == "instructions";
+  // A line of instructions has messages in place of a text.
   o.source.field = arguments.get("field", instructions ? "messages" : o.source.field);
   o.source.separator = arguments.get("separator", "");
+
+  // A flag that applies to none of the files is an error, since it would have no effect.
   bool lines = false, texts = false;
   for (const std::string& file : o.source.files) (is_jsonl(o.source, file) ? lines : texts) = true;
   if (arguments.flags.contains("field") && !lines)
@@ -126,25 +134,30 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
     fail(Exit::usage,
          "command line: --separator is for text, and JSON Lines have a document on each line; "
          "leave it out");
+
   if (tokenizer == "char")
     fail(Exit::usage,
          "command line: --tokenizer char reads its text twice, and takes plain files alone, "
          "without --",
          "dedup and the like; use byte or a BPE");
   if (tokenizer != "byte") o.tokenizer = tokenizer_at(tokenizer);
+
   o.out = arguments.get("out", "");
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
   o.val_by_hash = choice("val-by", "tail", {"tail", "hash"}) == "hash";
+
   o.dedup = arguments.is_true("dedup");
   o.dedup_lines = arguments.is_true("dedup-lines");
   if (o.dedup_lines && instructions)
     fail(Exit::usage,
          "command line: --dedup-lines is for texts, not for conversations; take --dedup");
+
   o.repair = choice("invalid", "refuse", {"refuse", "repair"}) == "repair";
   if (o.repair && !texts)
     fail(Exit::usage,
          "command line: --invalid repair is for texts; JSON is UTF-8, and lines that are not are "
          "refused");
+
   o.min_bytes = static_cast<uint64_t>(arguments.number("min-bytes", 0, at_least(0), true));
   if (arguments.flags.contains("max-bytes"))
     o.max_bytes = static_cast<uint64_t>(arguments.number("max-bytes", 0, at_least(1), true));
@@ -152,6 +165,7 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   o.workers =
       static_cast<int>(arguments.number("workers", default_threads(), between(1, 1024), true));
   check_threads(o.workers);
+
   o.stop = [] { return stop_signal() != 0; };
   prepare_documents(o);
   return Exit::done;
@@ -176,7 +190,7 @@ Exit prepare_words(const Arguments& arguments) {
   return Exit::done;
 }
 
-/// NAME=PATH or NAME=PATH:SHARE.
+/// Parses NAME=PATH or NAME=PATH:SHARE.
 std::pair<MixturePart, std::string> read_source(const std::string& text) {
   const size_t equals = text.find('='), colon = text.rfind(':');
   if (equals == std::string::npos || equals + 1 == text.size())
@@ -184,6 +198,7 @@ std::pair<MixturePart, std::string> read_source(const std::string& text) {
          " is not NAME=PATH:SHARE, as web=corpus/web:0.7");
   MixturePart part{text.substr(0, equals), 1};
   std::string path = text.substr(equals + 1);
+  // A path may contain colons: what follows the last one is a share only if it is a number.
   if (colon != std::string::npos && colon > equals) {
     const ConfigValue share = read_value(text.substr(colon + 1), 0.0);
     if (const auto* number = std::get_if<double>(&share)) {
@@ -194,8 +209,8 @@ std::pair<MixturePart, std::string> read_source(const std::string& text) {
   return {part, path};
 }
 
-/// What must be the same for sources that are there already to stay: all words but the number of
-/// workers, and the tokenizer.
+/// Returns what must be the same for sources that are already prepared to stay: all options but the
+/// number of workers, the sources, and the content of the tokenizer.
 std::string identity(const Arguments& arguments) {
   std::string all;
   for (const auto& [flag, value] : arguments.flags) {
@@ -212,8 +227,8 @@ std::string identity(const Arguments& arguments) {
   return str(d.high, "-", d.low);
 }
 
-/// Checksum of the files of a source, with their paths. `meter` shows it, and ends it where a stop
-/// is requested.
+/// Returns the checksum of the files of a source, with their paths. `meter` shows the progress, and
+/// ends it where a stop is requested.
 std::string input_checksum(const std::string& path, ProgressReporter& meter) {
   const std::vector<fs::path> files = expand_inputs({path});
   uint64_t bytes = 0;
@@ -232,10 +247,10 @@ std::string input_checksum(const std::string& path, ProgressReporter& meter) {
 }
 
 /// The record of a mixture in progress: its command, and the checksum of the input of each source
-/// that was begun.
+/// that was started.
 constexpr const char* mixture_record = ".unfinished-mixture";
 
-/// The checksums in the record of the same command; nullopt where there is none.
+/// Returns the checksums in the record of the same command; nullopt where there is none.
 std::optional<Json> read_mixture_record(const fs::path& out, const std::string& command) try {
   const std::string where = (out / mixture_record).string();
   const auto record = read_manifest_json(out, mixture_record);
@@ -258,8 +273,8 @@ void prepare_source(const Arguments& all, const std::string& path, const fs::pat
   prepare_words(one);
 }
 
-/// Prepares each source into a folder of its own in `out`. One that the same command finished
-/// before it was cut short stays, if its input is what it was.
+/// Prepares each source into its own folder in `out`. A source that the same command finished
+/// before it was interrupted stays, if its input has not changed.
 void prepare_sources(const Arguments& arguments, const fs::path& out,
                      const std::vector<MixturePart>& parts, const std::vector<std::string>& paths) {
   const std::string command = identity(arguments);
@@ -267,6 +282,9 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
   const auto is_made = [&](const MixturePart& part) {
     return fs::exists(out / part.name / "manifest.json");
   };
+
+  // Without a record of this command, folders in `out` are not its own, and they are never
+  // replaced.
   for (const MixturePart& part : parts) {
     if (!recorded && is_made(part))
       fail(Exit::usage, (out / part.name).string(), " already holds data; remove ", out.string(),
@@ -292,7 +310,7 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
         continue;
       }
 
-      // Recorded before the input is read, so that a change while it is read is noticed too.
+      // Recorded before the input is read, so that a change while it is being read is noticed too.
       inputs[name] = input;
       write_manifest_json(out, {{"command", command}, {"inputs", inputs}}, mixture_record);
       prepare_source(arguments, paths[i], folder);
@@ -300,6 +318,7 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
     }
   } catch (...) {
     std::error_code error;
+    // Without a finished source there is nothing to resume.
     if (std::none_of(parts.begin(), parts.end(), is_made)) fs::remove(out / mixture_record, error);
     throw;
   }
@@ -309,12 +328,17 @@ Exit prepare_mixture(const Arguments& arguments) {
   if (!arguments.words.empty())
     fail(Exit::usage, "command line: ", arguments.words[0],
          " is beside --source; name it as a source too");
+
+  // Sources of a mixture must share their ids.
   if (arguments.get("tokenizer", "byte") == "char")
     fail(Exit::usage,
          "command line: --tokenizer char gives each source a vocabulary of its own; take byte or a "
          "BPE");
+
   const fs::path out = arguments.get("out", "");
   OutFolder::check(out);
+
+  // Check every source before the first is prepared, which may take hours.
   std::vector<MixturePart> parts;
   std::vector<std::string> paths;
   for (const std::string& text : arguments.lists.at("source")) {
@@ -322,6 +346,7 @@ Exit prepare_mixture(const Arguments& arguments) {
     parts.push_back(part), paths.push_back(path);
     if (!fs::exists(path))
       fail(Exit::data, "there is no file ", path, ", which --source ", part.name, " names");
+
     if (is_example_file(path)) {
       fail(Exit::usage, "command line: --source ", part.name, ": mixtures are of text, and ", path,
            " holds examples");
@@ -332,6 +357,7 @@ Exit prepare_mixture(const Arguments& arguments) {
   const ClaimedFolder claim(out, "`lathe prepare`");
   prepare_sources(arguments, out, parts, paths);
   const int64_t tokens = write_mixture(out, parts);
+  // The record goes last: until the mixture is written, the same command can resume.
   remove_tree(out / mixture_record);
   log_info(out.string(), ": a mixture of ", parts.size(), " sources, ", tokens, " training tokens");
   return Exit::done;

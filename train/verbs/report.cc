@@ -27,10 +27,10 @@ extern const char* const report_template;  // train/verbs/report.html, by CMake
 namespace {
 
 constexpr size_t layer_buckets = 150;
-constexpr const char* page_mark =
-    "<title>Lathe: training report</title>";  // As report.html has it.
+constexpr const char* page_mark = "<title>Lathe: training report</title>";  // as in report.html
 
-/// Where Debian's libjs-dygraphs puts its files, and what other installations have.
+/// Returns the path of a file of dygraphs, as Debian's libjs-dygraphs or another installation puts
+/// it.
 fs::path library_file(const std::string& name) {
   for (const char* folder : {"/usr/share/javascript/dygraphs", "/usr/share/nodejs/dygraphs/dist",
                              "/usr/local/share/javascript/dygraphs"}) {
@@ -41,7 +41,7 @@ fs::path library_file(const std::string& name) {
        "libjs-dygraphs");
 }
 
-/// Without the line that names a file for debuggers, which they would ask for.
+/// Returns a file without the line that names a source map, which debuggers would request.
 std::string library(const std::string& name) {
   std::string text = read_file(library_file(name), Exit::io);
   if (const size_t map = text.rfind("sourceMappingURL="); map != std::string::npos) {
@@ -51,7 +51,7 @@ std::string library(const std::string& name) {
   return text;
 }
 
-/// Six digits, which a screen has not; null for what is not finite.
+/// Rounds to six digits, more than a screen can show; null where a value is not finite.
 Json rounded(const std::vector<double>& values) {
   Json list = Json::array();
   for (const double v : values)
@@ -75,7 +75,7 @@ std::string time_text(double seconds) {
   return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local));
 }
 
-/// Keys of config.toml, those that are not at their defaults first.
+/// Returns the keys of config.toml, those that are not at their defaults first.
 Json config_json(const fs::path& run) {
   std::map<std::string, std::string> defaults;
   for (const Field& f : all_fields()) defaults.emplace(f.key, toml_text(f.initial));
@@ -93,7 +93,7 @@ Json config_json(const fs::path& run) {
   return set;
 }
 
-/// What `lathe profile` left of a step's memory.
+/// Reads what `lathe profile` wrote about a step's memory.
 Json profile_json(const fs::path& path) {
   Json json = parse_json(read_file(path, Exit::io), path.string(), Exit::io);
   for (const char* list : {"categories", "kept", "timeline"}) {
@@ -113,6 +113,7 @@ Json run_json(const fs::path& run, const std::string& name, std::string& unit) {
   curves.read();
   unit = curves.unit;
   const RunSummary summary = summarise(curves.run());
+
   Json json{{"name", name},
             {"state", summary.state},
             {"step", summary.step},
@@ -122,22 +123,28 @@ Json run_json(const fs::path& run, const std::string& name, std::string& unit) {
             {"best_val_loss", Json()},
             {"best_step", Json()},
             {"machine", ""}};
+
   if (const Series* s = curves.find("val_loss")) {
     const auto [step, value] = lowest(*s);
     json["best_val_loss"] = json_number(value);
     json["best_step"] = step;
   }
+
+  // The newest checkpoint that can be read names the machine.
   for (const fs::path& checkpoint : list_checkpoints(curves.run())) {
     try {
       const RunState state = read_state(checkpoint);
       json["machine"] = str(state.device_model, ", ", state.isa, ", ", state.threads, " threads");
       break;
-    } catch (const Error&) {  // an older one may tell
+    } catch (const Error&) {  // an older one may be readable
     }
   }
+
+  // There are many curves of layers, so each keeps fewer points than the others.
   size_t most = 0;
   Json all = Json::object(), layers = Json::array();
   for (const auto& [key, series] : curves.series) {
+    // Time is an axis of the page, not a curve.
     if (key == "time") continue;
     const bool is_layer = key.starts_with("layers/");
     all[key] = curve_json(series, is_layer ? layer_buckets : report_buckets);
@@ -146,20 +153,25 @@ Json run_json(const fs::path& run, const std::string& name, std::string& unit) {
     if (is_layer && std::find(layers.begin(), layers.end(), Json(layer)) == layers.end())
       layers.push_back(layer);
   }
+
   const Series* clock = curves.find("time");
   Reduced times;
   if (clock != nullptr) times = reduce(clock->steps, clock->values, report_buckets);
   if (clock != nullptr && !times.low.empty())
     times.mean = times.high;  // the step of a part is its last, and so its time
+
+  // Another axis counts tokens or samples; a step's count is the mean over the run.
   const Series* units = curves.find(unit);
   const bool has_units = units != nullptr && units->steps.back() > 0;
   json["units_per_step"] =
       has_units ? units->values.back() / static_cast<double>(units->steps.back()) : 1;
+
   json["clock"] = {{"s", times.steps}, {"v", times.mean}};
   json["lines"] = most;
   json["reduced"] = most > report_buckets;
   json["curves"] = std::move(all);
   json["layers"] = std::move(layers);
+
   const RunEvents events = read_events(curves.run());
   json["starts"] = Json::array(), json["samples"] = Json::array(), json["changes"] = Json::array();
   for (const auto& s : events.starts)
@@ -168,20 +180,21 @@ Json run_json(const fs::path& run, const std::string& name, std::string& unit) {
     json["samples"].push_back({{"step", s.step}, {"text", s.text}});
   for (const auto& c : curves.changes)
     json["changes"].push_back({{"step", c.step}, {"key", c.key}, {"was", c.was}, {"is", c.is}});
+
   json["config"] = config_json(curves.run());
   if (const fs::path profile = curves.run() / "profile.json"; fs::exists(profile))
     json["profile"] = profile_json(profile);
   return json;
 }
 
-/// `text` with the one `mark` in it replaced.
+/// Replaces the one `mark` in `text`.
 void fill(std::string& text, const std::string& mark, const std::string& with) {
   const size_t at = text.find(mark);
   LATHE_CHECK(at != std::string::npos, "the report's page has no ", mark);
   text.replace(at, mark.size(), with);
 }
 
-/// What all paths begin with is left out of runs' names, a folder at a time.
+/// Returns the names of runs: their paths without the folders that all of them begin with.
 std::vector<std::string> names_of(const std::vector<fs::path>& runs) {
   std::vector<std::string> names;
   for (const fs::path& run : runs) names.push_back(without_trailing_slash(run).string());
@@ -205,6 +218,7 @@ Reduced reduce(const std::vector<int64_t>& steps, const std::vector<double>& val
                size_t buckets) {
   if (values.size() <= buckets) return {steps, values, {}, {}};
   Reduced r;
+
   for (size_t i = 0; i < buckets; ++i) {
     const size_t begin = values.size() * i / buckets, end = values.size() * (i + 1) / buckets;
     double sum = 0, low = std::nan(""), high = low;
@@ -214,6 +228,7 @@ Reduced reduce(const std::vector<int64_t>& steps, const std::vector<double>& val
       sum += values[k], ++finite;
       low = std::fmin(low, values[k]), high = std::fmax(high, values[k]);
     }
+
     r.steps.push_back(steps[end - 1]);
     r.mean.push_back(finite > 0 ? sum / static_cast<double>(finite) : std::nan(""));
     r.low.push_back(low), r.high.push_back(high);
@@ -226,6 +241,7 @@ void check_chart_library() { library_file("dygraph.min.js"), library_file("dygra
 std::string report_page(const std::vector<fs::path>& runs, int refresh_s) {
   const std::string css = library("dygraph.min.css"), js = library("dygraph.min.js");
   const auto names = names_of(runs);
+
   std::string unit = "tokens";
   Json data{{"version", "lathe"},
             {"made", time_text(unix_seconds())},
@@ -234,12 +250,16 @@ std::string report_page(const std::vector<fs::path>& runs, int refresh_s) {
   for (size_t i = 0; i < runs.size(); ++i)
     data["runs"].push_back(run_json(runs[i], names[i], unit));
   data["unit"] = unit;
+
   data["keys"] = Json::array();
   if (runs.size() > 1) {
     for (const auto& [key, values] : differing_keys(runs)) data["keys"].push_back({key, values});
   }
-  const std::string ends = replace_all(json_text(data), "</", "<\\/");  // no end of a script
+
+  // The data stands in a script element: `</` could end it, and `<!--` could hide its end.
+  const std::string ends = replace_all(json_text(data), "</", "<\\/");
   const std::string json = replace_all(ends, "<!--", "\\u003c!--");
+
   std::string page = report_template;
   fill(page, "<!--REFRESH-->",
        refresh_s > 0 ? str("<meta http-equiv=\"refresh\" content=\"", refresh_s, "\">") : "");
@@ -258,8 +278,10 @@ Exit run_report(const Arguments& arguments) {
   if (out.empty())
     out = runs.size() == 1 ? without_trailing_slash(runs[0]) / "report.html"
                            : fs::path("report.html");
+
   check_chart_library();
   check_output(arguments, out, page_mark);
+
   if (every > 0) install_stop_handlers("serving");
   do {
     write_file_durably(out, report_page(runs, every));
@@ -267,6 +289,7 @@ Exit run_report(const Arguments& arguments) {
     for (int tenth = 0; tenth < 10 * every && stop_signal() == 0; ++tenth)
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
   } while (stop_signal() == 0);
+
   log_info("report    ", out.string());
   return Exit::done;
 }
