@@ -1,4 +1,4 @@
-// lathe runs and lathe compare.
+// `lathe runs` lists runs, and `lathe compare` compares two.
 #include "train/store/curves.h"
 
 #include <algorithm>
@@ -23,6 +23,7 @@ Exit run_runs(const Arguments& arguments) {
          arguments.words.empty() ? "; name the one that holds runs" : "");
   }
 
+  // A run that can't be read does not hide the others; the exit code shows that it is missing.
   Exit exit = Exit::done;
   const auto report = [&](const std::string& why) {
     log_warn("not listed: ", why);
@@ -48,14 +49,17 @@ Exit run_runs(const Arguments& arguments) {
     std::cout << json_text(json) << std::endl;
     return exit;
   }
+
   if (all.empty()) {
     std::cout << "no run in " << folder.string() << (exit == Exit::done ? "" : " can be read")
               << "\n";
     return exit;
   }
+
   const auto number = [](const char* form, const std::optional<double>& x) {
     return x ? format(form, *x) : "-";
   };
+
   TextTable table({"run", "state", "step", "loss", "val loss", "best", "speed", "mfu", "age"});
   for (const RunSummary& r : all) {
     table.add({r.run.string(), r.state, str(r.step, r.steps > 0 ? str("/", r.steps) : ""),
@@ -64,18 +68,19 @@ Exit run_runs(const Arguments& arguments) {
                r.mfu ? format("%.0f%%", 100 * *r.mfu) : "-",
                std::isnan(r.age_s) ? "-" : duration_text(r.age_s)});
   }
+
   std::cout << table.text() << std::flush;
   return exit;
 }
 
-/// How far one curve is from another, at the steps that both have.
+/// The distance between two curves at the steps that both have.
 struct Distance {
   int64_t steps = 0, first_difference = -1;
   double largest = 0, sum = 0, last_a = 0, last_b = 0;
-  int64_t at = 0, last = 0;  ///< of the largest; of the last common step
+  int64_t at = 0, last = 0;  ///< step of the largest distance; last common step
 };
 
-/// The same bits: a NaN is equal to a NaN.
+/// Returns true for the same bits; a NaN equals any NaN.
 bool same_bits(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b) ||
          (std::isnan(a) && std::isnan(b));
@@ -99,7 +104,7 @@ Distance distance(const Series& a, const Series& b) {
   return d;
 }
 
-/// What two runs that computed the same agree in, but for time and place.
+/// Curves that two runs share exactly if they computed the same; others depend on time or machine.
 const std::vector<std::string> exact{"loss",    "lr",         "grad_norm", "tokens",
                                      "samples", "loss_scale", "val_loss"};
 
@@ -107,25 +112,33 @@ Exit run_compare(const Arguments& arguments) {
   Curves a(arguments.words[0]), b(arguments.words[1]);
   a.read(), b.read();
   const auto keys = differing_keys({a.run(), b.run()});
+
   const auto best = [](const Curves& c) -> std::optional<double> {
     const Series* s = c.find("val_loss");
     return s != nullptr ? std::optional(lowest(*s).second) : std::nullopt;
   };
+
   std::vector<std::pair<std::string, Distance>> distances;
   int64_t parted = -1, common = 0;
   std::string parted_in;
+
   for (const auto& [name, series] : a.series) {
     const Series* other = b.find(name);
     const bool is_exact = std::find(exact.begin(), exact.end(), name) != exact.end();
     if (other == nullptr ||
         !(is_exact || name.starts_with("val_") || name == "accuracy" || name == "mse"))
       continue;
+
     const Distance d = distance(series, *other);
     if (name == "loss") common = d.steps;
+
+    // The first difference in any exact curve is where the runs part.
     if (is_exact && d.first_difference >= 0 && (parted < 0 || d.first_difference < parted))
       parted = d.first_difference, parted_in = name;
+    // The distance between counts of tokens or samples is not informative.
     if (name != "tokens" && name != "samples") distances.emplace_back(name, d);
   }
+
   if (arguments.is_true("json")) {
     Json json{{"runs", {a.run().string(), b.run().string()}},
               {"keys", Json::object()},
@@ -140,6 +153,7 @@ Exit run_compare(const Arguments& arguments) {
           {"last_common_step", d.last},
           {"last", {json_number(d.last_a), json_number(d.last_b)}}};
     }
+
     json["best_val_loss"] = {number_or_null(best(a)), number_or_null(best(b))};
     json["common_logged_steps"] = common;
     json["bits_part_at"] = parted >= 0 ? Json(parted) : Json();
@@ -147,6 +161,7 @@ Exit run_compare(const Arguments& arguments) {
     std::cout << json_text(json) << std::endl;
     return Exit::done;
   }
+
   std::cout << "a  " << a.run().string() << "\nb  " << b.run().string() << "\n\n";
   if (keys.empty()) {
     std::cout << "No key differs.\n";
@@ -156,6 +171,7 @@ Exit run_compare(const Arguments& arguments) {
       table.add({key, values[0].empty() ? "-" : values[0], values[1].empty() ? "-" : values[1]});
     std::cout << table.text();
   }
+
   TextTable table(
       {"curve", "common steps", "mean distance", "largest", "at step", "last a", "last b"});
   for (const auto& [name, d] : distances) {
@@ -165,9 +181,12 @@ Exit run_compare(const Arguments& arguments) {
                format("%.6g", d.last_a), format("%.6g", d.last_b)});
   }
   std::cout << "\n" << table.text() << "\n";
+
   if (const auto x = best(a), y = best(b); x && y)
     std::cout << "Best validation loss: a " << format("%.4f", *x) << ", b " << format("%.4f", *y)
               << ".\n";
+
+  // Bits may have parted before, at steps that are not logged.
   if (common == 0)
     std::cout << "They have no logged step in common.\n";
   else if (parted >= 0)

@@ -9,7 +9,8 @@
 namespace lathe {
 namespace {
 
-/// `text` with each of `characters` replaced by `with`, in which & stands for the character.
+/// Returns `text` with each of `characters` replaced by `with`, in which & stands for the
+/// character.
 std::string escaped(const std::string& text, const std::string& characters,
                     const std::string& with) {
   std::string out;
@@ -23,14 +24,14 @@ std::string escaped(const std::string& text, const std::string& characters,
   return out;
 }
 
-/// The first clause of a doc, which a menu has room for.
+/// Returns the first clause of a doc, which fits into a menu.
 std::string brief(const std::string& doc) {
   const std::string text =
       doc.substr(0, std::min({doc.find("; "), doc.find(". "), doc.find(" (")}));
   return text.substr(0, utf8_end(text, 0, 70));
 }
 
-/// The flags of a verb, without the keys of the config.
+/// Returns the flags of a command, without the keys of the config.
 std::string flags_of(const Verb& verb, const std::string& end) {
   std::string words;
   for (const auto& [name, doc] : verb.flags) words += (words.empty() ? "--" : " --") + name + end;
@@ -43,7 +44,7 @@ std::string all_keys(const std::string& end) {
   return words;
 }
 
-/// What a key of choices may be set to: "--key=a --key=b".
+/// Returns the values that a key of choices may have, separated by spaces.
 std::string choices_of(const Field& field) {
   std::vector<std::string> values = field.rule.choices;
   if (std::holds_alternative<bool>(field.initial)) values = {"true", "false"};
@@ -56,14 +57,19 @@ std::string bash() {
   std::string verbs_text, cases, choices;
   for (const Verb& v : verbs()) {
     verbs_text += v.name + " ";
+    // The = at the end of a flag invites its value; the script then adds no space.
     cases += "    " + v.name + ") flags=\"" + flags_of(v, "=") + (v.config_keys ? " $keys" : "") +
              "\" ;;\n";
   }
+
   for (const Field& f : all_fields()) {
     if (const std::string words = choices_of(f); !words.empty())
       choices += "    --" + f.key + ") COMPREPLY=($(compgen -W \"" + words +
                  "\" -- \"$value\")); return ;;\n";
   }
+
+  // In the script, `key` is set while a value is completed. Bash splits words at =, so the key and
+  // its value are words of their own.
   return "# lathe's completion for bash: source <(lathe config completion bash)\n"
          "_lathe() {\n"
          "  local word=${COMP_WORDS[COMP_CWORD]} flags key value i\n"
@@ -94,9 +100,11 @@ std::string bash() {
 }
 
 std::string zsh() {
+  // A colon separates a name from its description, so those in the text are escaped.
   const auto quoted = [](const std::string& name, const std::string& doc) {
     return "'" + name + ":" + escaped(escaped(brief(doc), "'", ""), ":", "\\&") + "'";
   };
+
   std::string verbs_text, cases, keys, choices;
   for (const Verb& v : verbs()) {
     verbs_text += "    " + quoted(v.name, v.brief) + "\n";
@@ -104,11 +112,14 @@ std::string zsh() {
     for (const auto& [name, doc] : v.flags) cases += quoted("--" + name, doc) + " ";
     cases += std::string(v.config_keys ? "$keys" : "") + ") ;;\n";
   }
+
   for (const Field& f : all_fields()) {
     keys += "    " + quoted("--" + f.key, f.doc) + "\n";
     if (const std::string words = choices_of(f); !words.empty())
       choices += "    --" + f.key + ") compadd -P \"$key=\" -- " + words + "; return ;;\n";
   }
+
+  // In the script, a word that contains = completes the choices of its key, or files.
   return "#compdef lathe\n"
          "# lathe's completion for zsh: lathe config completion zsh > ~/.zfunc/_lathe, with that "
          "folder in fpath\n"
@@ -142,6 +153,7 @@ std::string fish() {
   const auto quoted = [](const std::string& doc) {
     return "'" + escaped(brief(doc), "'\\", "\\&") + "'";
   };
+
   std::string text =
       "# lathe's completion for fish: lathe config completion fish > "
       "~/.config/fish/completions/lathe.fish\n";
@@ -154,16 +166,19 @@ std::string fish() {
               " -r -d " + quoted(doc) + "\n";
     if (v.config_keys) with_keys += " " + v.name;
   }
+
+  // All keys are flags of the same commands, so each has a single line for all of them.
   for (const Field& f : all_fields()) {
     const std::string choices = choices_of(f);
     text += "complete -c lathe -n '__fish_seen_subcommand_from" + with_keys + "' -l " + f.key +
             " -r" + (choices.empty() ? "" : " -f -a '" + choices + "'") + " -d " + quoted(f.doc) +
             "\n";
   }
+
   return text;
 }
 
-/// Text for troff: its own characters written out, and no line that begins a request.
+/// Escapes text for troff: backslashes, hyphens, and a first character that would begin a request.
 std::string troff(const std::string& text) {
   std::string out = escaped(escaped(text, "\\", "\\e"), "-", "\\&");
   if (out.starts_with('.') || out.starts_with('\'')) out.insert(0, "\\&");
@@ -192,20 +207,25 @@ std::string man_page() {
       "comes "
       "before the file.\n"
       ".SH VERBS\n";
+
   for (const Verb& v : verbs()) {
     text += ".TP\n.B lathe " + troff(v.name + " " + v.usage) + "\n" + troff(v.doc) + ".";
     if (v.config_keys) text += " It takes the keys of the config as flags.";
     text += "\n";
+    // .RS and .RE indent the options below their command.
     for (const auto& [name, doc] : v.flags)
       text += ".RS\n.TP\n.B " + troff("--" + name) + "\n" + troff(doc) + "\n.RE\n";
     text += ".RS\n.PP\nExample:\n.B " + troff("lathe " + v.example) + "\n.RE\n";
   }
+
   text += ".SH KEYS OF THE CONFIG\n";
+  // Keys are listed once, not for each command that takes them.
   for (const Field& f : all_fields()) {
     const std::string allowed = rule_text(f.rule);
     text += ".TP\n.B " + troff("--" + f.key + "=" + toml_text(f.initial)) + "\n" +
             troff(f.doc + (allowed.empty() ? "" : " (" + allowed + ")")) + "\n";
   }
+
   return text +
          ".SH EXIT STATUS\n0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable "
          "checkpoint, 5 diverged, 6 "
@@ -220,8 +240,8 @@ std::string man_page() {
 }
 
 std::string cli_reference() {
-  // Of Markdown's own characters, texts of options hold the bar of a table's column and brackets of
-  // placeholders.
+  // Escape the characters of Markdown that texts of options contain: the bar of a table's column,
+  // the brackets of placeholders, and asterisks.
   const auto sentence = [](std::string doc) {
     doc[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(doc[0])));
     return escaped(doc, "|<*", "\\&") + (doc.ends_with('.') ? "" : ".");

@@ -1,14 +1,16 @@
-// The command line for shells, man and the documentation, from the tables of commands and of keys.
+// Describes the command line for shells, man and the documentation, from the tables of commands and
+// of keys.
 #pragma once
 
 #include <string>
 
 namespace lathe {
 
-/// What a shell reads to complete verbs, flags, keys and their choices; bash: `source <(lathe
-/// config completion bash)`. Exit::usage for a shell that is not bash, zsh or fish.
+/// Returns the script with which a shell completes commands, flags, keys and their choices; for
+/// bash: `source <(lathe config completion bash)`. Throws Exit::usage for a shell that is not bash,
+/// zsh or fish.
 std::string completion_script(const std::string& shell);
-/// lathe(1), as man reads it.
+/// Returns the page lathe(1), as man reads it.
 std::string man_page();
 /// Returns the page docs/reference/cli.md: each command with its usage, an example and its options.
 std::string cli_reference();

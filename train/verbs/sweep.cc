@@ -1,4 +1,4 @@
-// lathe sweep: what the command line, or a sweep file, asks for.
+// `lathe sweep` reads what the command line, or a sweep file, asks for.
 #include <algorithm>
 #include <cmath>
 
@@ -9,17 +9,18 @@
 namespace lathe {
 namespace {
 
-/// What a sweep sets itself.
+/// Keys that the sweep sets itself.
 const std::set<std::string> own_keys{"train.out_dir", "train.pause_at", "checkpoint.resume"};
 
-/// What a command line or a sweep file says: the options of the verb by name, the texts of keys.
+/// A command line or a sweep file: the options of the command by name, and the keys with their
+/// values.
 struct Description {
   std::string config;
   std::map<std::string, std::string> options;
-  std::vector<std::pair<std::string, Axis>> keys;  // by their place
+  std::vector<std::pair<std::string, Axis>> keys;  // each with where it was given
 };
 
-/// A scalar as it would be typed.
+/// Returns a scalar as it would be typed.
 std::string typed(const ConfigValue& value) {
   const auto* text = std::get_if<std::string>(&value);
   return text != nullptr ? *text : toml_text(value);
@@ -27,12 +28,15 @@ std::string typed(const ConfigValue& value) {
 
 Description describe(const Arguments& arguments, const std::set<std::string>& known) {
   Description d{.config = arguments.words[0], .options = {}, .keys = {}};
+
   const auto add_key = [&](const std::string& key, const std::string& text,
                            const std::string& where) {
     if (own_keys.contains(key))
       fail(Exit::usage, where, ": ", key, " is set by the sweep itself; leave it out");
     d.keys.emplace_back(where, read_axis(key, text, where));
   };
+
+  // A file with sweep.config is a sweep file; any other is the config itself.
   const bool is_file = fs::is_regular_file(d.config);
   const auto entries = is_file ? read_toml(d.config) : std::vector<TomlEntry>();
   if (std::any_of(entries.begin(), entries.end(),
@@ -42,6 +46,7 @@ Description describe(const Arguments& arguments, const std::set<std::string>& kn
         add_key(entry.key, typed(entry.value), entry.where);
         continue;
       }
+
       const std::string option = entry.key.substr(6);
       if (option == "config")
         d.config = typed(entry.value);
@@ -50,14 +55,18 @@ Description describe(const Arguments& arguments, const std::set<std::string>& kn
       else
         fail(Exit::usage, entry.where, ": [sweep] has no key ", option);
     }
+    // The folder is named after the sweep file, not after its config.
     d.options.try_emplace("out",
                           (fs::path("sweeps") / fs::path(arguments.words[0]).stem()).string());
   }
+
+  // The command line takes precedence over the file.
   for (const auto& [flag, text] : arguments.flags) {
     if (flag.find('.') == std::string::npos) {
       d.options[flag] = text;
       continue;
     }
+
     std::erase_if(d.keys, [&](const auto& k) { return k.second.key == flag; });
     add_key(flag, text, "command line");
   }
@@ -68,14 +77,18 @@ Exit run_sweep_verb(const Arguments& given) {
   const std::set<std::string> known{"jobs", "samples", "seed", "out", "method", "eta", "min-steps"};
   const Description d = describe(given, known);
   Arguments arguments = given;
+  // From here on, options of the file count like those of the command line.
   arguments.flags = d.options;
+
   const auto whole = [&](const char* name, double otherwise, double least) {
     return static_cast<int64_t>(arguments.number(name, otherwise, between(least, 1e9), true));
   };
+
   const std::string method =
       arguments.get("method", d.options.contains("samples") ? "random" : "grid");
   const int64_t jobs = whole("jobs", 1, 1), samples = whole("samples", 0, 1),
                 eta = whole("eta", 3, 2);
+
   if (method != "grid" && method != "random" && method != "asha")
     fail(Exit::usage, "command line: --method must be grid, random or asha, not ", method);
   if (method == "random" && samples == 0)
@@ -83,6 +96,8 @@ Exit run_sweep_verb(const Arguments& given) {
   if (method == "grid" && samples > 0)
     fail(Exit::usage,
          "command line: --samples has no effect with --method=grid; leave it out, or take random");
+
+  // An option that the method does not use is an error, since it would have no effect.
   for (const char* name : {"eta", "min-steps"}) {
     if (d.options.contains(name) && method != "asha")
       fail(Exit::usage, "command line: --", name,
@@ -91,19 +106,22 @@ Exit run_sweep_verb(const Arguments& given) {
 
   SweepPlan plan{.config = d.config, .fixed = {}, .points = {}, .rungs = {}, .eta = eta};
   std::vector<Axis> axes;
+  // A key with one value is the same in every point, so it is not an axis.
   for (const auto& [where, axis] : d.keys) {
     if (axis.values.size() == 1)
       plan.fixed.emplace_back(axis.key, axis.values[0]);
     else
       axes.push_back(axis);
   }
+
   if (axes.empty())
     fail(Exit::usage,
          "a sweep needs a key with several values, as --optim.lr=1e-3,3e-3 or "
          "--optim.lr=1e-4..1e-2");
+
   plan.points = make_points(axes, samples, static_cast<uint64_t>(whole("seed", 0, 0)));
 
-  // Every point's config, before anything is made.
+  // Check the config of every point before anything is created.
   int64_t steps = 0, interval = 0, threads = 0;
   for (size_t i = 0; i < plan.points.size(); ++i) {
     Overrides all = plan.fixed;
@@ -111,14 +129,19 @@ Exit run_sweep_verb(const Arguments& given) {
     const TrainConfig c = load_config(plan.config, all).config.train;
     if (c.eval_interval == 0)
       fail(Exit::usage, "a sweep compares validation losses, and train.eval_interval is 0; set it");
+
     if (i > 0 && method == "asha" && (c.steps != steps || c.eval_interval != interval)) {
       fail(Exit::usage,
            "command line: --method=asha compares runs at the same steps; leave train.steps and "
            "train.eval_interval as one value");
     }
+
     steps = c.steps, interval = c.eval_interval, threads = c.threads;
   }
+
   if (method == "asha") {
+    // By default, as many rungs as leave at least one point at the end. The 1e-9 keeps a rounded
+    // logarithm of an exact power from losing one.
     const double powers = std::floor(std::log(static_cast<double>(plan.points.size())) /
                                          std::log(static_cast<double>(eta)) +
                                      1e-9);
@@ -128,10 +151,13 @@ Exit run_sweep_verb(const Arguments& given) {
   } else {
     plan.rungs = {steps};
   }
+
+  // Share the machine's threads among the jobs, unless the config or an axis sets them.
   const bool threads_swept =
       std::any_of(axes.begin(), axes.end(), [](const Axis& a) { return a.key == "train.threads"; });
   const int each =
       threads_swept || threads > 0 ? 0 : std::max(1, default_threads() / static_cast<int>(jobs));
+
   return run_sweep(std::move(plan),
                    arguments.get("out", (fs::path("sweeps") / fs::path(d.config).stem()).string()),
                    static_cast<size_t>(jobs), each);

@@ -13,7 +13,8 @@ namespace {
 
 constexpr int64_t most_points = 100000;
 
-/// In [0, 1), of a generator whose numbers are the same everywhere.
+/// Returns a number in [0, 1) that is the same on every platform, unlike those of std's
+/// distributions.
 double uniform(std::mt19937_64& random) { return static_cast<double>(random() >> 11) * 0x1p-53; }
 
 std::string drawn(const Axis& axis, std::mt19937_64& random) {
@@ -28,7 +29,7 @@ std::string drawn(const Axis& axis, std::mt19937_64& random) {
                             : axis.low + u * (axis.high - axis.low));
 }
 
-/// Combination `index` of lists, the last axis fastest.
+/// Returns combination `index` of lists, the last axis fastest.
 Overrides combination(const std::vector<Axis>& axes, int64_t index) {
   Overrides point(axes.size());
   for (size_t i = axes.size(); i-- > 0;) {
@@ -43,11 +44,13 @@ Overrides combination(const std::vector<Axis>& axes, int64_t index) {
 
 Axis read_axis(const std::string& key, const std::string& text, const std::string& where) {
   Axis axis{.key = key, .values = {}};
+
   const auto found = std::find_if(all_fields().begin(), all_fields().end(),
                                   [&](const Field& f) { return f.key == key; });
   const bool number =
       found != all_fields().end() && (std::holds_alternative<int64_t>(found->initial) ||
                                       std::holds_alternative<double>(found->initial));
+  // Only numbers have ranges: in a text, such as a path, two dots mean nothing.
   if (const size_t dots = text.find(".."); number && dots != std::string::npos) {
     const auto end = [&](const std::string& part) {
       const ConfigValue v = read_value(part, found->initial);
@@ -55,12 +58,15 @@ Axis read_axis(const std::string& key, const std::string& text, const std::strin
       if (const auto* d = std::get_if<double>(&v); d && std::isfinite(*d)) return *d;
       fail(Exit::usage, where, ": ", key, " = ", text, " is no range; write it as 1e-4..1e-2");
     };
+
     axis.whole = std::holds_alternative<int64_t>(found->initial);
     axis.low = end(text.substr(0, dots)), axis.high = end(text.substr(dots + 2));
+
     if (!(axis.low < axis.high))
       fail(Exit::usage, where, ": ", key, " = ", text, ": the range ends before it begins");
     return axis;
   }
+
   for (size_t begin = 0; begin <= text.size();) {
     const size_t comma = std::min(text.find(',', begin), text.size());
     std::string value = text.substr(begin, comma - begin);
@@ -71,6 +77,7 @@ Axis read_axis(const std::string& key, const std::string& text, const std::strin
     axis.values.push_back(value);
     begin = comma + 1;
   }
+
   if (std::set<std::string>(axis.values.begin(), axis.values.end()).size() != axis.values.size())
     fail(Exit::usage, where, ": ", key, " = ", text, " names a value twice");
   return axis;
@@ -79,19 +86,23 @@ Axis read_axis(const std::string& key, const std::string& text, const std::strin
 std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t samples, uint64_t seed) {
   int64_t all = 1;
   bool ranges = false;
+
   for (const Axis& axis : axes) {
     ranges = ranges || axis.values.empty();
     if (axis.values.empty() && samples == 0) {
       fail(Exit::usage, "command line: ", axis.key,
            " has a range, of which a number of points is drawn: give --samples");
     }
+    // The bound keeps the product of many lists from overflowing.
     if (!axis.values.empty())
       all = std::min(all * static_cast<int64_t>(axis.values.size()), int64_t{1} << 40);
   }
+
   const int64_t wanted = ranges ? samples : samples > 0 ? std::min(samples, all) : all;
   if (wanted > most_points)
     fail(Exit::usage, "the sweep would have ", wanted, " points; at most ", most_points,
          " are taken, see --samples");
+
   std::vector<Overrides> points;
   std::mt19937_64 random(seed);
   if (ranges) {
@@ -103,13 +114,16 @@ std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t sample
   } else if (samples == 0) {
     for (int64_t i = 0; i < wanted; ++i) points.push_back(combination(axes, i));
   } else {
-    std::set<int64_t> taken;  // different ones, in the order in which they are drawn
+    std::set<int64_t> taken;  // combinations that are drawn already
     while (static_cast<int64_t>(taken.size()) < wanted) {
       int64_t index = static_cast<int64_t>(uniform(random) * static_cast<double>(all));
+      // A repeated draw takes the next free combination, so that the loop also ends where all are
+      // wanted.
       while (!taken.insert(index).second) index = (index + 1) % all;
       points.push_back(combination(axes, index));
     }
   }
+
   return points;
 }
 
@@ -146,7 +160,7 @@ PointState point_state(const Json& json, const std::string& where) {
 
 namespace {
 
-/// A point's loss at a rung to sort by: one that has none there, or one that is not a number, comes
+/// Returns a point's loss at a rung to sort by. A missing loss, or one that is not a number, sorts
 /// behind all others.
 double sort_key(const PointState& point, size_t rung) {
   const double loss = rung < point.losses.size() ? point.losses[rung] : HUGE_VAL;
@@ -159,25 +173,35 @@ std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& po
                                                const std::vector<bool>& running, size_t rungs,
                                                int64_t eta) {
   const auto waits = [&](size_t i) { return !running[i] && points[i].end.empty(); };
+
+  // Points that were started but have not reached their target.
   for (size_t i = 0; i < points.size(); ++i) {
     if (waits(i) && points[i].target >= static_cast<int>(points[i].losses.size()))
       return {{i, points[i].target}};
   }
+
+  // From the top down, without the last rung: points there are complete.
   for (size_t rung = rungs - 1; rung-- > 0;) {
-    std::vector<size_t> there;  // that came to the rung, the best first
+    std::vector<size_t> there;  // points that came to the rung, the best first
     for (size_t i = 0; i < points.size(); ++i) {
+      // A point that ended on its way here counts as the worst, so that failures do not stop
+      // promotions.
       if (points[i].losses.size() > rung ||
           (!points[i].end.empty() && points[i].target >= static_cast<int>(rung)))
         there.push_back(i);
     }
+
     std::stable_sort(there.begin(), there.end(), [&](size_t a, size_t b) {
       return sort_key(points[a], rung) < sort_key(points[b], rung);
     });
     there.resize(there.size() / static_cast<size_t>(eta));
+
+    // Only one in eta of them may continue.
     for (const size_t i : there) {
       if (waits(i) && points[i].losses.size() == rung + 1) return {{i, static_cast<int>(rung) + 1}};
     }
   }
+
   for (size_t i = 0; i < points.size(); ++i) {
     if (waits(i) && points[i].target < 0) return {{i, 0}};
   }

@@ -26,44 +26,51 @@
 namespace lathe {
 namespace {
 
-/// The process `lathe WORDS...` of this binary, with what it says in `out`, a file descriptor. It
-/// gets a stop signal where this one dies. -1 where it can't be started.
+/// Starts the process `lathe WORDS...` of this binary, with its output in the file descriptor
+/// `out`. The process gets a stop signal if this one dies. Returns -1 where it can't be started.
 pid_t start_lathe(std::vector<std::string> words, int out) {
   words.insert(words.begin(), "lathe");
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
 
-  // A stop that comes before the new process has its handlers waits for them.
+  // A stop signal that comes before the new process has its handlers waits until it has them.
   const BlockStopSignals blocked;
   const pid_t parent = ::getpid(), pid = ::fork();
   if (pid != 0) return pid;
-  // What is safe after a fork, alone. A group of its own, so that Ctrl-C comes by way of the sweep,
-  // once.
+
+  // Only calls that are safe after a fork. A process group of its own, so that Ctrl-C reaches it
+  // once, by way of the sweep.
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   const int in = ::open("/dev/null", O_RDONLY);
+
+  // Where the parent died before prctl, no signal will come.
   if (::getppid() != parent || ::dup2(out, 1) < 0 || ::dup2(out, 2) < 0 || ::dup2(in, 0) < 0)
     ::_exit(127);
   ::execv("/proc/self/exe", arguments.data());
   ::_exit(127);
 }
 
-/// What `lathe plan` forecasts for a step; nullopt where it can't tell.
+/// Returns the ms that `lathe plan` forecasts for a step; nullopt where it fails.
 std::optional<double> planned_ms(std::vector<std::string> words) {
   words.insert(words.begin(), "plan");
   words.emplace_back("--json=true");
   int ends[2];
+
   if (::pipe2(ends, O_CLOEXEC) != 0) return std::nullopt;
   const pid_t pid = start_lathe(words, ends[1]);
   ::close(ends[1]);
+
   std::string text;
   char buffer[4096];
   for (ssize_t n = 0; pid > 0 && (n = ::read(ends[0], buffer, sizeof buffer)) > 0;)
     text.append(buffer, static_cast<size_t>(n));
   ::close(ends[0]);
+
   int status = -1;
   if (pid < 0 || ::waitpid(pid, &status, 0) != pid || status != 0) return std::nullopt;
+  // Log lines may precede the JSON.
   const size_t begin = text.rfind("\n{") == std::string::npos ? 0 : text.rfind("\n{") + 1;
   try {
     return json_real(parse_json(text.substr(begin), "plan", Exit::io), "ms_per_step", "plan",
@@ -84,25 +91,30 @@ class Sweep {
   Sweep(SweepPlan plan, fs::path folder, size_t jobs, int threads)
       : plan_(std::move(plan)), folder_(std::move(folder)), jobs_(jobs), threads_(threads) {}
 
-  /// Creates the sweep's folder, or resumes the sweep in it. Exit::usage where it holds another
-  /// sweep, Exit::busy where another process runs it.
+  /// Creates the sweep's folder, or resumes the sweep in it. Throws Exit::usage where it holds
+  /// another sweep, and Exit::busy where another process runs it.
   void open() {
     make_folders(folder_ / "points");
     lock_.emplace(folder_);
+
     Json points = Json::array();
     for (const Overrides& point : plan_.points) {
       points.push_back(Json::object());
       for (const auto& [key, value] : point) points.back()[key] = value;
     }
+
+    // An edited config makes it another sweep, so the checksum is part of the record.
     Json record{{"config", plan_.config},
                 {"config_xxh3", file_checksum(plan_.config)},
                 {"fixed", overrides_text(plan_.fixed)},
                 {"rungs", plan_.rungs},
                 {"eta", plan_.eta},
                 {"points", points}};
+
     const fs::path path = folder_ / "sweep.json";
     if (fs::exists(path)) {
       Json there = parse_json(read_file(path, Exit::io), path.string(), Exit::io);
+      // A resumed sweep keeps the threads that it began with, even on another machine.
       threads_ = static_cast<int>(json_whole(there, "threads", 0, 4096, path.string(), Exit::io));
       there.erase("threads");
       if (there != record) {
@@ -113,6 +125,7 @@ class Sweep {
       record["threads"] = threads_;
       write_file_durably(path, json_text(record, 1) + "\n");
     }
+
     for (size_t i = 0; i < plan_.points.size(); ++i) {
       const fs::path state = state_file(i);
       states_.push_back(fs::exists(state) ? point_state(parse_json(read_file(state, Exit::io),
@@ -120,13 +133,15 @@ class Sweep {
                                                         state.string())
                                           : PointState());
     }
+
     children_.resize(plan_.points.size(), 0);
   }
 
-  /// Until nothing is left to do, or a stop is requested. Exit::stopped then.
+  /// Runs until nothing is left to do, or until a stop is requested; returns Exit::stopped then.
   Exit run() {
     install_stop_handlers("the points that run, each with a checkpoint");
     say_plan();
+
     ProgressBar bar("points", static_cast<double>(states_.size()), static_cast<double>(n_done()));
     while (true) {
       while (stop_signal() == 0 && n_running() < jobs_) {
@@ -134,12 +149,14 @@ class Sweep {
         if (!job) break;
         begin(job->first, job->second);
       }
+
       if (n_running() == 0) break;
       if (stop_signal() != 0) stop_children();
       collect();
       bar.show(static_cast<double>(n_done()), {str(n_running(), " running"), best_text()});
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
+
     if (!failure_.empty()) fail(failure_code_, failure_);
     if (stop_signal() == 0) return finish();
     log_info("stopped; run the same command again to resume");
@@ -159,7 +176,7 @@ class Sweep {
     for (size_t i = 0; i < children_.size(); ++i) is[i] = children_[i] != 0;
     return is;
   }
-  /// Points that are as far as they have been asked to go.
+  /// Counts the points that have come as far as they should so far.
   size_t n_done() const {
     return static_cast<size_t>(
         std::count_if(states_.begin(), states_.end(), [](const PointState& s) {
@@ -179,6 +196,8 @@ class Sweep {
         "sweep     ", n, n == 1 ? " run" : " runs", " of ", plan_.config, ", ", jobs_, " at a time",
         threads_ == 0 ? "" : str(", ", threads_, threads_ == 1 ? " thread" : " threads", " each"),
         ", in ", folder_.string());
+
+    // One in eta of the points at a rung continues to the next.
     size_t there = n;
     int64_t steps = 0, before = 0;
     std::string text;
@@ -188,10 +207,12 @@ class Sweep {
       before = rung;
       there /= static_cast<size_t>(plan_.eta);
     }
+
     log_info("steps     ", plan_.rungs.size() > 1 ? text + ": about " : "", steps, " in all",
              plan_.rungs.size() > 1
                  ? str(" of ", static_cast<int64_t>(n) * plan_.rungs.back(), " without halving")
                  : "");
+
     if (n_done() > 0) {
       log_info("done      ", n_done(), " points so far; continuing");
     } else if (const auto ms = planned_ms(run_words(0))) {
@@ -205,23 +226,29 @@ class Sweep {
     write_file_durably(state_file(i), json_text(to_json(states_[i])) + "\n");
   }
 
-  /// Starts a point's process, on its way to a rung. It gets a stop signal where this process dies.
+  /// Starts a point's process, with a rung as its target. It gets a stop signal if this process
+  /// dies.
   void begin(size_t i, int rung) {
+    // The target is written before the process starts, so that a killed sweep resumes toward it.
     if (states_[i].target != rung) {
       states_[i].target = rung;
       keep(i);
     }
     fault_point("sweep: target kept");
+
     std::vector<std::string> words = run_words(i);
     words.insert(words.begin(), "train");
     words.push_back("--train.out_dir=" + point(i).string());
+    // The last rung is the end of the run, where it needs no pause.
     if (static_cast<size_t>(rung) + 1 < plan_.rungs.size())
       words.push_back("--train.pause_at=" + std::to_string(plan_.rungs[static_cast<size_t>(rung)]));
+
     const std::string log = point(i).string() + ".log";
     const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (out < 0) fail(Exit::io, "cannot write ", log, ": ", std::strerror(errno));
     children_[i] = start_lathe(words, out);
     ::close(out);
+
     if (children_[i] < 0) {
       children_[i] = 0;
       fail(Exit::memory, "cannot start a process for point ", name(i),
@@ -230,7 +257,7 @@ class Sweep {
     fault_point("sweep: point started");
   }
 
-  /// The config of a point and its keys, as words of a command line.
+  /// Returns the config of a point and its keys, as words of a command line.
   std::vector<std::string> run_words(size_t i) const {
     std::vector<std::string> words{plan_.config};
     for (const Overrides* set : {&plan_.fixed, &plan_.points[i]}) {
@@ -259,21 +286,25 @@ class Sweep {
   void take(size_t i, int code) {
     PointState& s = states_[i];
     const auto exit = static_cast<Exit>(code);
+
     if (exit == Exit::done || exit == Exit::stopped) {
       const fs::path checkpoint = find_checkpoint(point(i));
       const RunState run = read_state(checkpoint);
+      // At the last rung the run finishes; at others it pauses, with the exit code of a stop.
       const bool at_end = static_cast<size_t>(s.target) + 1 == plan_.rungs.size();
       const bool there =
           at_end ? exit == Exit::done : run.step >= plan_.rungs[static_cast<size_t>(s.target)];
-      if (!there || run.eval_due) return;  // stopped on its way
+      if (!there || run.eval_due) return;  // it was stopped before its target
+
       if (run.val_loss && !std::isfinite(*run.val_loss)) return end(i, "diverged");
+
       s.losses.resize(static_cast<size_t>(s.target) + 1, run.best_val_loss.value_or(std::nan("")));
       log_info("point     ", name(i), "  ", overrides_text(plan_.points[i]), "  step ", run.step,
                format("  validation loss %.4f", s.losses.back()));
     } else if (exit == Exit::diverged || exit == Exit::memory) {
       return end(i, exit == Exit::diverged ? "diverged" : "out of memory");
     } else if (exit == Exit::busy &&
-               busy_++ < 600) {  // a process of a sweep that was killed is still saving
+               busy_++ < 600) {  // a process of a killed sweep may still be saving
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
       return;
     } else {
@@ -283,13 +314,14 @@ class Sweep {
                        ".log says why; the same command resumes from there");
         failure_code_ = code > 0 && code < 10 ? exit : Exit::internal;
       }
-      ::raise(SIGTERM);  // the others stop with a checkpoint each
+      ::raise(SIGTERM);  // stops the others, each with a checkpoint
       return;
     }
+
     keep_result(i);
   }
 
-  /// Notes that a point goes no further.
+  /// Records that a point can't continue.
   void end(size_t i, const char* why) {
     states_[i].end = why;
     log_info("point     ", name(i), "  ", overrides_text(plan_.points[i]), "  ", why);
@@ -302,7 +334,7 @@ class Sweep {
     fault_point("sweep: result kept");
   }
 
-  /// The table, the report and the best point's config.
+  /// Writes the table, the report and the best point's config.
   Exit finish() const {
     TextTable table([&] {
       std::vector<std::string> head{"point"};
@@ -311,6 +343,7 @@ class Sweep {
       head.insert(head.end(), {"val loss", "state"});
       return head;
     }());
+
     const auto order = ranking(states_);
     std::vector<fs::path> runs;
     for (const size_t i : order) {
@@ -324,14 +357,18 @@ class Sweep {
                     : s.losses.size() == plan_.rungs.size() ? "finished"
                                                             : "left at its rung");
       table.add(row);
+      // More runs would make the report hard to read.
       if (fs::exists(point(i) / "metrics.jsonl") && runs.size() < 16) runs.push_back(point(i));
     }
+
     write_file_durably(folder_ / "table.txt", table.text());
     std::cout << "\n" << table.text() << "\n" << std::flush;
+
     const size_t best = order.at(0);
     if (states_[best].end.empty() && !states_[best].losses.empty()) {
       const fs::path checkpoint = find_checkpoint(point(best));
       RunConfig config = saved_config(read_state(checkpoint), checkpoint);
+      // The config is one to start from, so it does not name the folder of the point.
       config.train.out_dir.clear(), config.train.pause_at = 0;
       write_file_durably(
           folder_ / "best.toml",
@@ -343,6 +380,8 @@ class Sweep {
     } else {
       log_info("best      none: no point came to its end");
     }
+
+    // A missing chart library must not fail a sweep that is complete.
     try {
       write_file_durably(folder_ / "report.html", report_page(runs));
       log_info("report    ", (folder_ / "report.html").string(),

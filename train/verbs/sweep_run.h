@@ -1,11 +1,11 @@
-// The runs of a sweep, each a process and a folder of its own. sweep.json says what is tried and
-// never changes; points/0001.json how far a point is, points/0001 is its run, points/0001.log what
-// it said.
+// The runs of a sweep. Each is a process and has a folder of its own. sweep.json describes what is
+// tried and never changes. points/0001.json holds the progress of a point, points/0001 is its run,
+// and points/0001.log holds its output.
 //
-// points/0001.json receives the next target before its process starts and the loss after it
-// ended, each durably. After a kill at any moment a point is either done or resumes from its
-// own checkpoints. Successive halving pauses runs (`train.pause_at`), so schedules are those of
-// the complete run, and a promoted run has the bits of one that never paused.
+// points/0001.json receives the next target before its process starts and the loss after it ended,
+// each durably. After a kill at any moment, a point is either done or resumes from its own
+// checkpoints. Successive halving pauses runs (`train.pause_at`), so schedules are those of the
+// complete run, and a promoted run has the bits of one that never paused.
 #pragma once
 
 #include "core/error.h"
@@ -14,11 +14,11 @@
 
 namespace lathe {
 
-/// Starts a sweep in `folder`, or resumes it: `jobs` runs at a time, of `threads` threads each
-/// (0: as the config sets), until nothing is left to do (Exit::done) or a stop is requested
-/// (Exit::stopped). Ends with a table, a report and the best point's config. Exit::usage where the
-/// folder holds another sweep, Exit::busy where another process runs it, else the exit code of the
-/// first point that failed.
+/// Starts a sweep in `folder`, or resumes it, with `jobs` runs at a time of `threads` threads each
+/// (0: as the config sets). Returns Exit::done when nothing is left to do, and Exit::stopped where
+/// a stop is requested. Ends with a table, a report and the best point's config. Throws Exit::usage
+/// where the folder holds another sweep, Exit::busy where another process runs it, and else the
+/// exit code of the first point that failed.
 Exit run_sweep(SweepPlan plan, const fs::path& folder, size_t jobs, int threads);
 
 }  // namespace lathe

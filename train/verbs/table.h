@@ -9,7 +9,7 @@
 
 namespace lathe {
 
-/// Columns as wide as their widest cell, two spaces between them.
+/// A table of text. Columns are as wide as their widest cell, with two spaces between them.
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> head) : rows_{std::move(head)} {}

@@ -1,4 +1,4 @@
-// lathe tokenizer train|inspect|encode|decode.
+// `lathe tokenizer` trains, inspects and applies tokenizers.
 #include <algorithm>
 #include <iostream>
 #include <iterator>
@@ -20,7 +20,7 @@
 namespace lathe {
 namespace {
 
-/// The second word, a file, or standard input where it is absent.
+/// Reads the file that the second word names, or standard input without one.
 std::string input_text(const Arguments& arguments) {
   if (arguments.words.size() > 1)
     return read_file(arguments.words[1], Exit::data, uint64_t{1} << 40);
@@ -48,6 +48,7 @@ Exit encode(const Arguments& arguments) {
   const BPE bpe = tokenizer_of(arguments);
   BPE::Encoder encoder(bpe);
   const SpecialText special = special_of(arguments);
+
   const auto print = [&](std::string_view text) {
     std::vector<int32_t> ids;
     encoder.encode(text, ids, special);
@@ -55,11 +56,14 @@ Exit encode(const Arguments& arguments) {
     for (const int32_t id : ids) (line += line.empty() ? "" : " ") += std::to_string(id);
     std::cout << line << "\n";
   };
+
   const std::string text = input_text(arguments);
   if (!arguments.is_true("json")) {
     print(text);
     return Exit::done;
   }
+
+  // Each line is a JSON text, so that a text may contain line breaks.
   std::istringstream lines(text);
   int64_t n = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -88,12 +92,15 @@ Exit decode(const Arguments& arguments) {
 
 Exit inspect_tokenizer(const Arguments& arguments) {
   const BPE bpe = tokenizer_of(arguments);
+
   const BPEDefinition& d = bpe.definition();
   const std::string json = json_text(bpe_to_json(d));
   Checksum sum;
   sum.update(json.data(), json.size());
+
   std::cout << (d.byte_tokens.empty() ? "byte-level BPE, " : "SentencePiece's BPE with bytes, ")
             << bpe.size() << " ids, " << d.merges.size() << " merges, xxh3 " << sum.hex() << "\n";
+
   for (const std::string& pattern : d.patterns) std::cout << "pieces    " << pattern << "\n";
   if (d.nfc) std::cout << "text      in Unicode's normal form C\n";
   if (d.whole_pieces) std::cout << "merges    not of pieces that are tokens\n";
@@ -108,20 +115,25 @@ Exit train_tokenizer(const Arguments& arguments) {
   const fs::path out = arguments.get("out", "");
   if (out.empty()) fail(Exit::usage, "lathe tokenizer train needs --out FOLDER");
   const fs::path file = out / "tokenizer.json";
+
+  // Checked before the work, and again once no other process can write there.
   const auto check_free = [&] {
     if (fs::exists(file))
       fail(Exit::usage, file.string(), " is there already; name another --out or remove it");
   };
   check_free();
+
   DocumentSource source{.files = {},
                         .format = arguments.get("format", "auto"),
                         .field = arguments.get("field", "text")};
   for (const fs::path& path : expand_inputs({arguments.words.begin() + 1, arguments.words.end()}))
     source.files.push_back(path.string());
+
   if (source.files.empty())
     fail(Exit::usage, "lathe tokenizer train needs text files, or folders of them");
   if (source.format != "auto" && source.format != "text" && source.format != "jsonl")
     fail(Exit::usage, "command line: --format must be auto, text or jsonl, not ", source.format);
+
   BPETraining t;
   t.vocab_size =
       static_cast<int64_t>(arguments.number("vocab-size", 4096, between(257, 10'000'000), true));
@@ -129,23 +141,28 @@ Exit train_tokenizer(const Arguments& arguments) {
   t.threads =
       static_cast<int>(arguments.number("threads", default_threads(), between(1, 1024), true));
   check_threads(t.threads);
+
   if (const std::string text = arguments.get("special", "<|endoftext|>"); text != "none")
     t.special = comma_list(text);
   else
     t.special.clear();
+
   const std::set<std::string> different(t.special.begin(), t.special.end());
   if (different.size() < t.special.size() || different.contains(""))
     fail(Exit::usage, "command line: --special ", arguments.get("special", ""),
          " has an empty token, or one twice");
+
   const std::string pattern = arguments.get("pattern", "gpt2");
   t.pattern = pattern == "gpt2" ? gpt2_pattern : pattern == "llama3" ? llama3_pattern : pattern;
 
   const ClaimedFolder claim(out, "`lathe tokenizer train`");
-  check_free();  // Another process may have been faster.
+  check_free();  // another process may have been faster
+
   install_stop_handlers("the training; nothing of it is kept");
   t.stop = [] { return stop_signal() != 0; };
   ProgressBar bar("training the tokenizer", 1);
   t.show = [&bar](double share) { bar.show(share); };
+
   const BPEDefinition made = train_bpe(source, t);
   write_bpe(made, file);
   log_info(file.string(), ": ", made.tokens.size(), " tokens, ", made.merges.size(), " merges",
@@ -163,9 +180,11 @@ Exit run_tokenizer(const Arguments& arguments) {
       {"inspect", {"tokenizer"}},
       {"encode", {"tokenizer", "json", "special"}},
       {"decode", {"tokenizer"}}};
+
   const auto found = known.find(what);
   if (found == known.end())
     fail(Exit::usage, "lathe tokenizer has train, inspect, encode and decode, not ", what);
+
   check_flags(arguments, found->second);
   if (what == "inspect" && arguments.words.size() > 1)
     fail(Exit::usage, "lathe tokenizer inspect takes no file; name the tokenizer as --tokenizer ",
@@ -173,6 +192,7 @@ Exit run_tokenizer(const Arguments& arguments) {
   if (what != "train" && arguments.words.size() > 2)
     fail(Exit::usage, "lathe tokenizer ", what, " takes one file, not ",
          arguments.words.size() - 1);
+
   if (what == "encode") return encode(arguments);
   if (what == "decode") return decode(arguments);
   if (what == "inspect") return inspect_tokenizer(arguments);

@@ -1,4 +1,4 @@
-// The table of verbs.
+// The table of commands.
 #include "train/verbs/verbs.h"
 
 #include <algorithm>
@@ -31,8 +31,8 @@ Verb config_verb();
 
 namespace {
 
-/// Places a verb under a heading of `lathe --help`, with its line there: one sentence of at most 66
-/// characters.
+/// Returns a command with its heading in `lathe --help` and its line there: one sentence of at most
+/// 66 characters.
 Verb listed(const char* group, const char* brief, Verb verb) {
   verb.group = group;
   verb.brief = brief;
@@ -67,6 +67,7 @@ std::vector<Verb>& verb_table() {
       listed("Tools", "Show or check a config; print reference pages and completion.",
              config_verb()),
   };
+
   return all;
 }
 

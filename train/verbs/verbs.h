@@ -1,4 +1,4 @@
-// Verbs of the command line. One is a file in this folder and a line in the table of verbs.cc (or,
+// The commands of `lathe`. Each is a file in this folder and a line in the table of `verbs.cc` (or,
 // in a program of your own, a call of add_verb). Parsing and help are in cli.cc.
 #pragma once
 
@@ -18,80 +18,82 @@
 
 namespace lathe {
 
-/// What stands behind a verb: flags by name, at most once each unless the verb says otherwise, and
-/// the words that stand alone.
+/// What follows a command: flags by name, each at most once unless the command allows more, and the
+/// words that are not flags.
 struct Arguments {
   std::string verb;
   std::map<std::string, std::string> flags;
   std::map<std::string, std::vector<std::string>>
-      lists{};  ///< of the verb's repeatable flags, in order
+      lists{};  ///< of the command's repeatable flags, in order
   std::vector<std::string> words;
 
-  /// A flag's text, or `otherwise` where it is not given.
+  /// Returns a flag's text, or `otherwise` where it is not given.
   std::string get(const std::string& name, const std::string& otherwise) const {
     const auto found = flags.find(name);
     return found == flags.end() ? otherwise : found->second;
   }
-  /// A flag that is true or false; false where it is not given.
+  /// Returns a flag that is true or false; false where it is not given.
   bool is_true(const std::string& name) const;
-  /// A flag as a number within bounds, written as read_value takes it.
+  /// Returns a flag as a number within bounds, written as read_value takes it.
   double number(const std::string& name, double otherwise, const Rule& rule, bool whole) const;
 };
 
-/// Flags of a verb: name and text of the help.
-using Flags = std::vector<std::pair<std::string, std::string>>;  // name, doc
+/// Flags of a command: name and text of the help.
+using Flags = std::vector<std::pair<std::string, std::string>>;
 
-/// A word of the command line, with what its help says and what it does.
+/// A command of the command line, with its help and what it does.
 struct Verb {
   std::string name, usage, doc;
-  std::string example;  ///< behind "lathe "
+  std::string example;  ///< without "lathe "
   Flags flags;
-  bool config_keys = false;  ///< takes those as flags too
+  bool config_keys = false;  ///< takes the keys of the config as flags too
   size_t min_words = 1, max_words = 1;
   std::function<Exit(const Arguments&)> run;
   /// Flags that are true where neither true, false nor a number follows.
   std::set<std::string> switches{};
-  /// Flags that may stand several times, and are in Arguments::lists.
+  /// Flags that may be given several times; their values are in Arguments::lists.
   std::set<std::string> repeatable{};
-  /// The heading and the line of `lathe --help`, which the table of verbs sets.
+  /// The heading and the line of `lathe --help`, which the table of commands sets.
   std::string group{}, brief{};
 };
 
-/// All of them, in the order that help shows.
+/// Returns all commands, in the order of the help.
 const std::vector<Verb>& verbs();
-/// Adds a verb, before the command line is run. Exit::internal where its name is taken.
+/// Adds a command; call it before run_cli. Throws Exit::internal where its name is taken.
 void add_verb(Verb verb);
 
-/// Exit::usage for a flag that the verb with its first word has not: neither one of `known` nor,
-/// where those are taken, a key of the config. `hint` ends the sentence.
+/// Throws Exit::usage for a flag that the command with its first word does not have: neither one of
+/// `known` nor, with `config_keys`, a key of the config. `hint` ends the sentence.
 void check_flags(const Arguments& arguments, const std::set<std::string>& known,
                  bool config_keys = false, const std::string& hint = "");
-/// The parts of a flag's text between commas.
+/// Returns the parts of a flag's text between commas.
 std::vector<std::string> comma_list(const std::string& text);
-/// The flags that are keys of the config.
+/// Returns the flags that are keys of the config.
 Overrides key_arguments(const Arguments& arguments);
-/// The config that word `at` names, with the flags that are keys; sets the console's level.
+/// Loads the config that word `at` names, with the flags that are keys; sets the console's level.
 LoadedConfig load_config_argument(const Arguments& arguments, size_t at = 0);
-/// The run or checkpoint that the first word names; Exit::checkpoint with what it is instead.
+/// Returns the run or checkpoint that the first word names. Throws Exit::checkpoint, with what it
+/// is instead, for data and for a file.
 fs::path run_argument(const Arguments& arguments);
 /// Checks that a result may be written to `file`: there is no such file, it is empty, or an earlier
-/// command wrote it, so that `mark` is among its first 4096 bytes. Exit::usage for any other file,
-/// unless --force is true, and for what is not a regular file.
+/// command wrote it, so that `mark` is among its first 4096 bytes. Throws Exit::usage for any other
+/// file, unless --force is true, and for what is not a regular file.
 void check_output(const Arguments& arguments, const fs::path& file, std::string_view mark);
 /// The flag --force, which check_output reads.
 inline const Flags::value_type force_flag{"force",
                                           "replace a file that lathe did not write (false)"};
-/// --load-dtype: how weights are kept; Exit::usage for what is none.
+/// Returns --load-dtype, how weights are kept. Throws Exit::usage for an unknown dtype.
 std::string load_dtype_argument(const Arguments& arguments, const std::string& otherwise);
-/// Its model, loaded as the flags of with_load_flags() ask.
+/// Loads the model of the first word, as the flags of with_load_flags() ask.
 LoadedModel load_model_argument(const Arguments& arguments);
-/// A verb's own flags and those that load_model_argument reads.
+/// Returns a command's own flags with those that load_model_argument reads.
 Flags with_load_flags(Flags flags);
-/// The flags of verbs that write text, and what they say of a model that was loaded.
+/// Returns a command's own flags with those that sampling_argument reads.
 Flags with_sampling_flags(Flags flags);
-/// What the flags of with_sampling_flags say. Exit::usage for values out of range.
+/// Reads the flags of with_sampling_flags. Throws Exit::usage for values out of range.
 Sampling sampling_argument(const Arguments& arguments);
-/// Its tokenizer; Exit::usage or Exit::data where there is none or the model does not model text.
+/// Returns the model's tokenizer. Throws Exit::usage where it does not model text, and Exit::data
+/// where it has no tokenizer.
 const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m);
 
 }  // namespace lathe

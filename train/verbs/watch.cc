@@ -1,4 +1,4 @@
-// lathe watch: runs in the terminal, live. Only files are read, so the runs may be another
+// `lathe watch` shows runs in the terminal, live. It only reads files, so the runs may be another
 // machine's, over a file share.
 #include <poll.h>
 #include <signal.h>
@@ -23,8 +23,8 @@ namespace {
 
 volatile sig_atomic_t ended = 0;
 
-/// The terminal while it is watched: keys come at once and unseen, on a screen of its own. What was
-/// there before is there again afterwards.
+/// The terminal while runs are shown: keys arrive immediately and without echo, on a screen of its
+/// own. The destructor restores what was there before.
 class Screen {
  public:
   Screen() {
@@ -46,23 +46,24 @@ class Screen {
   Screen(const Screen&) = delete;
   Screen& operator=(const Screen&) = delete;
 
-  /// In place of what stands there, without clearing it first.
+  /// Replaces the previous frame without clearing it first.
   static void draw(const std::vector<std::string>& lines) {
     std::string frame = "\033[H";
     for (size_t i = 0; i < lines.size(); ++i) frame += (i > 0 ? "\r\n" : "") + lines[i] + "\033[K";
     show(frame + "\033[J");
   }
-  /// Whether to end: a key that says so came within that time, or a signal.
+  /// Returns true if the command must end: by a key that arrives within `ms`, or by a signal.
   bool ends_within(int ms) const {
     pollfd keys{has_keys_ ? STDIN_FILENO : -1, POLLIN, 0};
     if (::poll(&keys, 1, ms) <= 0) return ended != 0;
     char key = 0;
+    // 3 and 4 are Ctrl-C and Ctrl-D.
     return ended != 0 || ::read(STDIN_FILENO, &key, 1) <= 0 || key == 'q' || key == 'Q' ||
            key == 3 || key == 4;
   }
 
  private:
-  /// Not by std::cout, which shows control sequences instead of sending them.
+  /// Writes past std::cout, which shows control sequences instead of sending them.
   static void show(const std::string& text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
@@ -77,7 +78,7 @@ size_t screen_height() {
   return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_row > 0 ? size.ws_row : 24;
 }
 
-/// At most `width` columns of UTF-8, control sequences aside.
+/// Returns at most `width` columns of UTF-8; control sequences do not count.
 std::string fitted(const std::string& text, size_t width) {
   std::string out;
   size_t columns = 0;
@@ -95,7 +96,8 @@ std::string fitted(const std::string& text, size_t width) {
   return out;
 }
 
-/// What is shown: a line a run, then curves of what the runs have, as many as there is room for.
+/// Returns what is shown: a line for each run, then as many curves of the runs as there is room
+/// for.
 std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, size_t height,
                                bool colour) {
   std::vector<std::string> lines;
@@ -104,19 +106,24 @@ std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, si
     std::string line = (colour ? curve_colour(i) : "") + printable_line(s.run.string()) +
                        (colour ? "\033[39m" : "") + "  " + s.state + "  step " +
                        str(s.step, s.steps > 0 ? str("/", s.steps) : "");
+
     if (s.loss) line += format("  loss %.4f", *s.loss);
     if (s.val_loss) line += format("  val loss %.4f", *s.val_loss);
     if (s.units_per_sec) line += format("  %.0f %s/s", *s.units_per_sec, s.unit.c_str());
     if (s.mfu) line += format("  mfu %.0f%%", 100 * *s.mfu);
+
+    // Only a running run has an estimated end; the others show their age.
     const Series* ms = runs[i].find("step_ms");
     if (s.state == "running" && ms != nullptr && s.steps > s.step)
       line += "  eta " +
               duration_text(1e-3 * ms->values.back() * static_cast<double>(s.steps - s.step));
     else if (!std::isnan(s.age_s))
       line += "  " + duration_text(s.age_s) + " ago";
+
     lines.push_back(fitted(line, width));
   }
-  constexpr size_t least = 6;  // lines that a plot and its title take
+
+  constexpr size_t least = 6;  // lines that a plot with its title takes at least
   std::vector<std::string> shown;
   for (const char* name : {"loss", "val_loss", "accuracy", "lr", "grad_norm"}) {
     const bool there = std::any_of(runs.begin(), runs.end(),
@@ -124,14 +131,18 @@ std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, si
     if (there && lines.size() + least * (shown.size() + 1) <= height && shown.size() < 3)
       shown.emplace_back(name);
   }
+
+  // The plots share the lines that the runs leave.
   const size_t room = shown.empty() ? 0 : (height - std::min(height, lines.size())) / shown.size();
   for (const std::string& name : shown) {
     std::vector<BrailleCurve> curves;
     for (const Curves& run : runs) {
+      // A run without the curve keeps its position, so that colors match the lines above.
       BrailleCurve curve;
       if (const Series* s = run.find(name)) curve = {{s->steps.begin(), s->steps.end()}, s->values};
       curves.push_back(std::move(curve));
     }
+
     lines.push_back(name);
     for (const std::string& line : braille_plot(curves, width, room - 1, colour))
       lines.push_back(line);
