@@ -318,6 +318,7 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data) {
   }
 
   const auto n = static_cast<double>(s.config.train.grad_accum);
+  // The counts are those of all micro-batches of the step.
   for (Flops* f : {&flops.forward, &flops.backward}) f->matmul /= n, f->other /= n;
 
   result.micro_batch = flops;
@@ -331,6 +332,7 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data) {
 
   result.checkpoint_bytes =
       checkpoint_bytes(s.params, s.optimizer, save_dtype(loaded.config.checkpoint));
+  // A background save writes a copy, since training continues meanwhile.
   result.held_bytes = loaded.config.checkpoint.async_save ? result.checkpoint_bytes : 0;
 
   result.has_copies = std::any_of(s.params.begin(), s.params.end(), [](const auto& p) {

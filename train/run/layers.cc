@@ -68,6 +68,7 @@ std::optional<Histogram> histogram_of(const std::string& name, const at::Tensor&
   at::Tensor t = tensor.detach().to(at::kCPU, at::kFloat).reshape({-1});
   if (t.numel() == 0) return std::nullopt;
 
+  // Finite values alone have a range that can be divided.
   if (const at::Tensor finite = at::isfinite(t); !finite.all().item<bool>())
     t = at::masked_select(t, finite);
   if (t.numel() == 0) return std::nullopt;
@@ -139,6 +140,7 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
 }
 
 std::vector<LayerFigures> LayerStatsCollector::figures() const {
+  // Gradients are those of the scaled loss.
   const double scale = session_.optimizer.control().loss_scale;
 
   std::vector<LayerFigures> all;

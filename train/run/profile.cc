@@ -365,6 +365,7 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
                 "share", "GFLOP/s", "of peak", "GB/s", "idle");
   for (size_t i = 0; i < std::min<size_t>(costly.size(), 25); ++i) {
     const Row& row = costly[i];
+    // The rate is that of all FLOPs; only those of matmuls count against the matmul ceiling.
     const double flops = row.flops.matmul + row.flops.other;
     out << format("%-10s%-24s%-28s%8.0f%9.3f%6.1f%%%12.3g%9.0f%%%9.2f%7s\n", phase_name(row.phase),
                   row.op.c_str(), row.module.c_str(), static_cast<double>(row.count) / steps,

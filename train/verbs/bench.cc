@@ -91,6 +91,7 @@ static Exit run_bench(const Arguments& arguments) {
            "[--load-dtype fp32] [--batch 1] [--context 512] [--tokens 64] [--threads N]");
   };
 
+  // The parser accepts the flags of all benchmarks; each refuses those of the others.
   static const std::map<std::string, std::set<std::string>> known{
       {"step", {"skip"}},
       {"ops", {"dtype", "threads", "batch", "context", "width", "vocab", "only"}},

@@ -176,6 +176,7 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
   }
 
   {
+    // The loss is a scalar, so backward starts without a gradient.
     const at::Tensor x = at::randn({n, c}, low), w = at::randn({v, c}, low) * 0.02,
                      targets = at::randint(v, {n}, at::kLong);
     const Variable px = parameter(x), pw = parameter(w);
@@ -252,6 +253,7 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
 
 std::string time_ops(const OpSizes& sizes, int threads, const std::string& dtype_text) {
   const at::ScalarType dtype = dtype_from_config(dtype_text);
+  // Without PyTorch's autograd, which would count against ATen.
   const at::AutoDispatchBelowAutograd plain;
   const auto peak = known_peak("cpu", threads, dtype);
 

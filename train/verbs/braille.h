@@ -1,4 +1,4 @@
-// Curves as text: each character has 2 x 4 dots (Unicode's braille patterns).
+// Draws curves as text: each character has 2 x 4 dots (Unicode's braille patterns).
 #pragma once
 
 #include <string>

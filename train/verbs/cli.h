@@ -1,4 +1,4 @@
-// The command line.
+// The entry point of the command line.
 #pragma once
 
 namespace lathe {

@@ -89,6 +89,7 @@ Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& file
     for (const std::string& text : texts) {
       const TextScore one = score_text(scoring, text);
       bytes += text.size();
+      // Losses are sums over tokens, so each token counts the same, whatever text it is in.
       s.loss += one.loss, s.tokens += one.tokens, s.bytes += one.bytes;
     }
 
@@ -180,6 +181,7 @@ Exit run_eval(const Arguments& arguments) {
       "batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
   BatchSizes sizes = batch_sizes(m.config);
   sizes.batch_size = batch;
+  // A sequence counts by its tokens; an example counts as one.
   const int64_t units = batch * std::max<int64_t>(1, sizes.block_size);
 
   ProgressBar bar("evaluating",

@@ -149,6 +149,7 @@ Exit find_batch(const Arguments& a) {
   loaded.config.train.grad_accum = 1;
   const int64_t predicted = memory(largest);
 
+  // On a GPU this is the peak of tensors, on the CPU that of the process.
   int64_t measured = 0;
   if (card) {
     measured = measure_on_card(loaded, data);

@@ -104,6 +104,7 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
          human(static_cast<double>(d.held_bytes)) + ", the copy that is written in the background");
 
   line("memory: program", human(static_cast<double>(f.program_bytes)));
+  // Less than the sum of the peaks, which are reached at different times.
   line("memory: at the highest", human(static_cast<double>(f.peak_rss())) + " resident, " +
                                      human(static_cast<double>(d.peaks.total_peak)) +
                                      " of it tensors");

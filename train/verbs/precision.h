@@ -1,4 +1,4 @@
-// Experiments that show why mixed precision is done as it is; docs/reference/precision.md has their
+// Experiments that show why mixed precision works as it does; docs/reference/precision.md has their
 // tables.
 #pragma once
 

@@ -135,6 +135,7 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
          "command line: --separator is for text, and JSON Lines have a document on each line; "
          "leave it out");
 
+  // A vocabulary of characters takes a first pass, and standard input can be read only once.
   if (tokenizer == "char")
     fail(Exit::usage,
          "command line: --tokenizer char reads its text twice, and takes plain files alone, "

@@ -39,7 +39,8 @@ Exit run_profile(const Arguments& a) {
   Arguments named = a;
   fs::path checkpoint;
   if (of_run) {
-    // A run is profiled with the config that it recorded and its newest weights.
+    // A run is profiled with its recorded config and the weights of a checkpoint, the newest by
+    // default.
     checkpoint = find_checkpoint(path);
     const fs::path run =
         kind == PathKind::run ? fs::path(path) : checkpoint.parent_path().parent_path();

@@ -158,7 +158,7 @@ Json run_json(const fs::path& run, const std::string& name, std::string& unit) {
   Reduced times;
   if (clock != nullptr) times = reduce(clock->steps, clock->values, report_buckets);
   if (clock != nullptr && !times.low.empty())
-    times.mean = times.high;  // the step of a part is its last, and so its time
+    times.mean = times.high;  // a part is drawn at its last step
 
   // Another axis counts tokens or samples; a step's count is the mean over the run.
   const Series* units = curves.find(unit);

@@ -125,6 +125,7 @@ Exit run_compare(const Arguments& arguments) {
   for (const auto& [name, series] : a.series) {
     const Series* other = b.find(name);
     const bool is_exact = std::find(exact.begin(), exact.end(), name) != exact.end();
+    // Curves of time and speed differ between any two runs, so they are not compared.
     if (other == nullptr ||
         !(is_exact || name.starts_with("val_") || name == "accuracy" || name == "mse"))
       continue;

@@ -100,7 +100,8 @@ std::string bash() {
 }
 
 std::string zsh() {
-  // A colon separates a name from its description, so those in the text are escaped.
+  // A colon separates a name from its description, so those in the text are escaped. Single quotes
+  // can't be, and are dropped.
   const auto quoted = [](const std::string& name, const std::string& doc) {
     return "'" + name + ":" + escaped(escaped(brief(doc), "'", ""), ":", "\\&") + "'";
   };

@@ -203,6 +203,7 @@ std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& po
   }
 
   for (size_t i = 0; i < points.size(); ++i) {
+    // The order of new points is that of the plan.
     if (waits(i) && points[i].target < 0) return {{i, 0}};
   }
   return std::nullopt;

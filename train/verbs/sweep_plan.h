@@ -29,8 +29,9 @@ struct SweepPlan {
   std::string config;  ///< the config file
   Overrides fixed;     ///< the same in every point
   std::vector<Overrides> points;
-  std::vector<int64_t> rungs;  ///< steps at which points are compared; the last is the whole run
-  int64_t eta = 3;             ///< one of so many continues to the next rung
+  std::vector<int64_t>
+      rungs;        ///< steps at which points are compared; the last is the end of the run
+  int64_t eta = 3;  ///< one of so many continues to the next rung
 };
 
 /// Returns every combination, the last axis fastest. With `samples` > 0, draws that many points by

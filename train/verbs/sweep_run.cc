@@ -60,6 +60,7 @@ std::optional<double> planned_ms(std::vector<std::string> words) {
 
   if (::pipe2(ends, O_CLOEXEC) != 0) return std::nullopt;
   const pid_t pid = start_lathe(words, ends[1]);
+  // Only the new process may hold this end, or reading would not stop when it ends.
   ::close(ends[1]);
 
   std::string text;

@@ -1,4 +1,4 @@
-// Tables for a terminal.
+// Prints tables on a terminal.
 #pragma once
 
 #include <string>

@@ -159,6 +159,7 @@ Exit train_tokenizer(const Arguments& arguments) {
   check_free();  // another process may have been faster
 
   install_stop_handlers("the training; nothing of it is kept");
+  // Only a complete tokenizer is written, so a stop loses the work.
   t.stop = [] { return stop_signal() != 0; };
   ProgressBar bar("training the tokenizer", 1);
   t.show = [&bar](double share) { bar.show(share); };
@@ -174,6 +175,7 @@ Exit train_tokenizer(const Arguments& arguments) {
 
 Exit run_tokenizer(const Arguments& arguments) {
   const std::string& what = arguments.words[0];
+  // The parser accepts the flags of all four; each refuses those of the others.
   static const std::map<std::string, std::set<std::string>> known{
       {"train",
        {"out", "vocab-size", "min-frequency", "pattern", "special", "threads", "format", "field"}},
