@@ -1,0 +1,31 @@
+#include "train/run/checkpointer.h"
+
+namespace lathe {
+
+void Checkpointer::save(bool now) {
+  FileLengths lengths;
+  metrics_.add_lengths(lengths);
+  state_.metrics_bytes = lengths.extract("metrics.jsonl").mapped();
+  // A sink that is off keeps its length.
+  for (const auto& [file, bytes] : lengths) state_.sink_bytes[file] = bytes;
+
+  const auto before = [this] {
+    lock_.check_in_place();
+    metrics_.sync();
+  };
+  saver_.save(state_, session_.saved, session_.optimizer, before, now);
+  newest_ = state_.step;
+}
+
+void Checkpointer::save_last(bool now) {
+  // Without progress since the process started, its checkpoint is current.
+  if (newest_ != state_.step) save(now);
+  saver_.finish();
+}
+
+void Checkpointer::finish() {
+  saver_.finish();
+  lock_.check_in_place();
+}
+
+}  // namespace lathe

@@ -1,0 +1,37 @@
+// What is due after a step: a pure function of the step and the config.
+#pragma once
+
+#include <cstdint>
+
+#include "train/config/run_config.h"
+
+namespace lathe {
+
+struct DueActions {
+  bool last = false;        ///< the run's last step
+  bool log = false;         ///< write a line of metrics.jsonl
+  bool layers = false;      ///< with statistics of each layer
+  bool histograms = false;  ///< write histograms
+  bool evaluate = false, sample = false, save = false;
+  bool pause = false;  ///< train.pause_at
+
+  /// Whether the host needs the step's numbers. Reading them synchronizes a GPU.
+  bool needs_results() const { return log || sample || save || evaluate; }
+};
+
+/// Returns what is due once `step` steps are done.
+inline DueActions due_after(int64_t step, const RunConfig& c) {
+  const auto is_due = [&](int64_t every) { return every > 0 && step % every == 0; };
+  const bool last = step == c.train.steps;
+
+  return {.last = last,
+          .log = last || is_due(c.train.log_interval),
+          .layers = is_due(c.train.log_interval * c.log.layers),
+          .histograms = is_due(c.log.histograms),
+          .evaluate = c.train.eval_interval > 0 && (last || is_due(c.train.eval_interval)),
+          .sample = is_due(c.train.sample_interval),
+          .save = last || is_due(c.checkpoint.interval),
+          .pause = step == c.train.pause_at};
+}
+
+}  // namespace lathe

@@ -1,0 +1,29 @@
+// Decides, once a step, whether a run stops: a signal or train.max_time.
+#pragma once
+
+#include "train/run/stepper.h"
+#include "train/run/stop.h"
+
+namespace lathe {
+
+class StopController {
+ public:
+  /// `max_time`: seconds since the process started; 0 for no limit.
+  explicit StopController(double max_time) : max_time_(max_time) {}
+
+  /// Records that a step or an evaluation was completed. Before that train.max_time does not stop
+  /// the process, so every process makes progress.
+  void note_progress() { made_progress_ = true; }
+  /// Returns whether this process was asked to stop.
+  bool asked() const {
+    return stop_signal() != 0 || (made_progress_ && max_time_ > 0 && process_age() >= max_time_);
+  }
+  /// Returns the decision that the run acts on.
+  bool agreed() const { return asked(); }
+
+ private:
+  double max_time_;
+  bool made_progress_ = false;
+};
+
+}  // namespace lathe
