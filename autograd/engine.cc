@@ -82,7 +82,7 @@ class Pass final : public GradSlots {
     }
   }
 
-  at::Tensor take(size_t i, at::ScalarType dtype) override {
+  at::Tensor take(size_t i, at::ScalarType dtype, bool adds_once) override {
     if constexpr (std::is_same_v<T, at::Tensor>) {
       const Edge& edge = running_->next[i];
       if (!edge || captured_ != nullptr || mode().observe_gradient != nullptr) return {};
@@ -92,10 +92,10 @@ class Pass final : public GradSlots {
       GradSlot& slot = p.slot(edge.output);
       if (slot.owned()) return std::exchange(slot.grad, {});
       // The last of this pass's shares of a parameter's gradient may go straight into what earlier
-      // passes left.
+      // passes left. A gradient in bfloat16 would be rounded once where an addition rounds twice.
       Leaf* leaf = to.as_leaf();
-      if (leaf != nullptr && !slot.grad.defined() && p.awaited == 1 &&
-          leaf->after_accumulate.empty())
+      if (leaf != nullptr && adds_once && dtype == at::kFloat && !slot.grad.defined() &&
+          p.awaited == 1 && leaf->after_accumulate.empty())
         return leaf->take_grad();
     }
     return {};

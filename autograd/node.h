@@ -57,7 +57,10 @@ class GradSlots {
   /// tensor as input i's gradient. Undefined where there is none of that dtype yet, where it is not
   /// owned, or where the pass's own share is asked for (hooks, observers, grad()). If the op
   /// throws, the gradient is lost: gradients are not to be used after a backward that failed.
-  virtual at::Tensor take(size_t i, at::ScalarType dtype) = 0;
+  /// `adds_once`: the op adds one number to each element and rounds once. Only then may it get what
+  /// earlier passes left in a parameter: its bits are those of an addition afterwards, so a step's
+  /// bits do not depend on which micro-batches a process computes (core/tree_sum.h).
+  virtual at::Tensor take(size_t i, at::ScalarType dtype, bool adds_once) = 0;
 };
 
 /// A step of a recorded forward pass: what made the outputs, and where gradients of its inputs go.

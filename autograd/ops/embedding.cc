@@ -28,7 +28,7 @@ struct EmbeddingOp {
   Grads<1> backward(const at::Tensor& dy, Needs<1>, GradSlots& slots) const {
     if (kernel_ready(dy) && kernel_dtype(grad)) {
       // In the gradient that the table has already, such as a tied head's, else in zeros.
-      at::Tensor table = slots.take(0, grad);
+      at::Tensor table = slots.take(0, grad, /*adds_once=*/false);
       if (!table.defined()) table = at::zeros({rows, dy.size(-1)}, dy.options().dtype(grad));
       const at::Tensor values = dy.contiguous(), places = ids.data().contiguous();
       scatter_add_rows(matrix_of(values), places.const_data_ptr<int64_t>(), places.numel(),

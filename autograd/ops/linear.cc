@@ -99,7 +99,7 @@ at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool ne
       continue;
     }
     if (layer.need_bias) layer.db = at::empty({out}, x.options().dtype(at::kFloat));
-    layer.dw = slots.take(layer.slot, layer.weight_grad);
+    layer.dw = slots.take(layer.slot, layer.weight_grad, /*adds_once=*/true);
     const bool add = layer.dw.defined();
     if (!add) layer.dw = at::empty({out, in}, x.options().dtype(layer.weight_grad));
     Epilogue e{.out = matrix_of(layer.dw)};

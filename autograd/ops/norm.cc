@@ -84,7 +84,7 @@ struct Norm {
       if (needs[2]) db = like(b);
       // The residual stream's gradient, which has come around the block already, takes this one in
       // the same pass.
-      if (needs[0]) dx = slots.take(0, in.scalar_type());
+      if (needs[0]) dx = slots.take(0, in.scalar_type(), /*adds_once=*/true);
       const bool add = dx.defined();
       if (add) dx = for_kernels(dx);
       if (needs[0] && !add) dx = at::empty_like(in);

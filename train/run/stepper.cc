@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/io/text.h"
 #include "core/named_range.h"
+#include "train/run/gradient_sum.h"
 
 namespace lathe {
 
@@ -44,14 +45,20 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   const auto divisor =
       static_cast<double>(std::max<int64_t>(targets, 1));  // with none learned every sum is 0
   zero_grad(*s.model);
+  GradientSum gradients(s.params);
+  TreeSum<at::Tensor> losses;
+  const auto plus = [](const at::Tensor& a, const at::Tensor& b) { return a.add(b); };
   for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
+    gradients.begin(micro);
     const Batch batch = [&] {
       const NamedRange data([] { return std::string("data"); });
       return next();
     }();
-    const at::Tensor part = run_micro_batch(s, batch, divisor, random_of(s.config, step, micro));
-    r.loss = r.loss.defined() ? r.loss.add(part) : part;
+    losses.add(run_micro_batch(s, batch, divisor, random_of(s.config, step, micro)), plus);
   }
+  gradients.finish();
+  r.loss = losses.finish(plus);
+
   if (s.spikes) {  // this waits for a GPU
     const double loss = r.loss.item<double>();
     r.is_spike = std::isfinite(loss) && s.spikes->is_spike(loss);

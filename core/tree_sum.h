@@ -1,0 +1,55 @@
+// The order of sums that makes a step's bits independent of the number of processes.
+//
+// Values numbered 0, 1, 2, ... are the leaves of one binary tree: 0 + 1, 2 + 3, ..., then pairs of
+// those sums, and so on. A block of 2^k values that begins at a multiple of 2^k is a subtree, so
+// whoever adds it up gets the same bits:
+//
+//            (0 1 2 3) + (4 5)
+//           /         \        \              with one process: all of it
+//      (0 1)   +   (2 3)        (4 5)         with three: a pair each, then the top
+//      0 + 1       2 + 3        4 + 5
+//
+// A running sum keeps one partial sum for each bit that is set in the count, as a binary counter
+// does, so n values need at most log2(n) + 1 of them.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace lathe {
+
+template <class T>
+class TreeSum {
+ public:
+  /// Adds the next value, the sum of `leaves` leaves (a power of two, the same in each call).
+  /// `plus(earlier, later)` returns their sum and may reuse the memory of either.
+  template <class Plus>
+  void add(T value, Plus&& plus, int64_t leaves = 1) {
+    Part part{std::move(value), leaves};
+    while (!parts_.empty() && parts_.back().leaves == part.leaves) {
+      part = {plus(std::move(parts_.back().sum), std::move(part.sum)), 2 * part.leaves};
+      parts_.pop_back();
+    }
+    parts_.push_back(std::move(part));
+  }
+  /// Returns the sum of all values, the incomplete blocks at the end from the smallest up, and
+  /// empties itself. There must be a value.
+  template <class Plus>
+  T finish(Plus&& plus) {
+    T sum = std::move(parts_.back().sum);
+    for (parts_.pop_back(); !parts_.empty(); parts_.pop_back())
+      sum = plus(std::move(parts_.back().sum), std::move(sum));
+    return sum;
+  }
+  bool empty() const { return parts_.empty(); }
+
+ private:
+  struct Part {
+    T sum;
+    int64_t leaves;
+  };
+  std::vector<Part> parts_;
+};
+
+}  // namespace lathe
