@@ -76,8 +76,8 @@ class Adafactor final : public Method {
       r = row_factors.data(), c = column_factors.data();
     }
 
-    // Second pass: the update's direction is stored and its squares are summed, for clipping by its
-    // root mean square.
+    // Second pass: the sum of the squares of the update's direction, for clipping by its root mean
+    // square.
     const double direction = piece_sum(all, piece, [&](int64_t begin, int64_t end) {
       return adafactor_direction_cpu(args, rule, *control, begin, end, r, c);
     });
