@@ -86,7 +86,7 @@ const c10::IValue& aliased(const c10::FunctionSchema& schema, const c10::Argumen
 /// Returns the result of aten::convolution for its arguments.
 at::Tensor convolved(const Values& arguments) {
   const at::Tensor in = arguments[0].toTensor(), weight = arguments[1].toTensor();
-  const auto list = [&](size_t i) {  // one number stands for all dims
+  const auto list = [&](size_t i) {  // a single number applies to all dims
     auto values = arguments[i].toIntVector();
     if (values.size() == 1) values.resize(static_cast<size_t>(in.dim() - 2), values[0]);
     return values;

@@ -29,7 +29,7 @@
 namespace lathe {
 namespace {
 
-constexpr size_t header_bytes = 64;  // keeps the data 64-byte aligned behind it
+constexpr size_t header_bytes = 64;  // keeps the data after it 64-byte aligned
 constexpr size_t huge = size_t{2} << 20;
 // Blocks up to this size, header included, come from the C library, by size.
 constexpr size_t small = 4096;

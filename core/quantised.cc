@@ -127,7 +127,7 @@ QuantisedTensor::QuantisedTensor(const at::Tensor& t, Format format, bool double
 at::Tensor QuantisedTensor::scales(int64_t first_block, int64_t blocks) const {
   at::Tensor s = scales_.slice(0, first_block, first_block + blocks);
   if (!scale_scales_.defined()) return s;
-  // Parts begin at whole groups of scales.
+  // Parts begin at the start of a group of scales.
   const int64_t first = first_block / scale_block, groups = up(blocks, scale_block) / scale_block;
   const at::Tensor by = scale_scales_.slice(0, first, first + groups).unsqueeze(1);
   return (in_rows(s.to(at::kFloat), scale_block) * by).view(-1).slice(0, 0, blocks) + scale_mean_;

@@ -273,7 +273,7 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
 
 }  // namespace
 
-// A block of queries goes past the blocks of keys up to its own:
+// A block of queries is multiplied with the blocks of keys up to its own:
 //
 //          keys j ->
 //   q i   +---+---+---+---+     scores = q_i k_j^T, softmax's m and l move, P
@@ -344,7 +344,7 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
   parallel_tasks(parts.heads * parts.count, run, [&] { release_gemm(types.as); });
 }
 
-// The same blocks column by column: a block of keys goes past the blocks of queries from its own
+// The same blocks column by column: a block of keys meets the blocks of queries from its own
 // on, for dk and dv, and adds to their dq. If there are few heads, tasks are parts of a head. Two
 // tasks must not add to one dq, so dk and dv (for a part of the keys) and dq (for a part of the
 // queries) are then separate tasks, which both compute the blocks' P and dS: 7 matmuls instead of

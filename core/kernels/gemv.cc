@@ -199,6 +199,7 @@ void gemv_few_bits(Matrix a, const QuantizedView& b, int64_t m, int64_t n, int64
   const c10::DataPtr wide = c10::GetCPUAllocator()->allocate(static_cast<size_t>(rows * k) * 4);
   auto* x = static_cast<float*>(wide.get());
   widen_few(a, m, k, x);
+
   // The order of block_levels(): the even positions of each block, then the odd ones.
   if (b.levels != nullptr) {
     for (int64_t at = 0; at < rows * k; at += 64) {
@@ -207,6 +208,7 @@ void gemv_few_bits(Matrix a, const QuantizedView& b, int64_t m, int64_t n, int64
       std::copy_n(pairs, 64, x + at);
     }
   }
+
   const Scratch scratch(rows * task_rows * 4);
   parallel_for(0, divide_up(n, task_rows), std::max<int64_t>(1, (1 << 15) / (task_rows * k)),
                [&](int64_t begin, int64_t end) {
