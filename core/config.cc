@@ -210,7 +210,7 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
     std::vector<std::string> keys;
     for (const auto& f : fields_) keys.push_back(f.key);
     std::string near = nearest(key, keys);
-    // Prefer the same name in another section to a similar spelling.
+    // The same name in another section is a better suggestion than a similar spelling.
     for (const auto& k : keys) {
       if (k.substr(k.find('.')) == key.substr(std::min(key.find('.'), key.size()))) near = k;
     }

@@ -245,9 +245,9 @@ class CachingAllocator final : public c10::Allocator {
       first->block += second->block;
       first->after = second->after;
       if (first->after != nullptr) first->after->before = first;
-      if (phantom_)
-        std::memset(static_cast<void*>(second), 0, header_bytes);  // what nobody wrote reads as 0
-    };  // memory that nobody wrote reads as 0
+      // Memory of a phantom that nobody wrote reads as 0, so the header must not stay in it.
+      if (phantom_) std::memset(static_cast<void*>(second), 0, header_bytes);
+    };
     if (Header* after = header->after; after != nullptr && after->free) {
       free_.erase(after);
       join(header, after);

@@ -17,7 +17,7 @@ namespace lathe {
 namespace {
 
 constexpr int64_t block = 64, scale_block = 256;
-// Elements converted at a time, a multiple of both block sizes: few launches on a GPU, little
+// Elements converted at a time, whole groups of scale_block blocks: few launches on a GPU, little
 // memory on a CPU.
 constexpr int64_t small_part = 1 << 18, large_part = 1 << 24;
 

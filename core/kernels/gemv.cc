@@ -51,7 +51,7 @@ HWY_INLINE float scale_of(const QuantizedView& w, int64_t block) {
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
 /// Calls f(i, 16 bytes' worth of levels) for the vectors of a block of 64 elements. Bytes come in
 /// order; of 4-bit codes the vectors of even positions come before those of odd ones, and x must
-/// have that order (split_pairs).
+/// have that order (see gemv_few_bits).
 template <class F>
 HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {
   constexpr int64_t L = hn::MaxLanes(D());

@@ -77,8 +77,8 @@ void backward_rows(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, 
       part(hn::Add(plain, part(sums + n.columns + i)), sums + n.columns + i);
     });
 
-    // RMS norm subtracts no mean, so its gradient has no avg(g).
     if (out == nullptr) continue;
+    // RMS norm subtracts no mean, so its gradient has no avg(g).
     const V avg_g = set(n.mean == nullptr ? 0.0f : sum_of(sum_g) * inverse),
             avg_gh = set(sum_of(sum_gh) * inverse);
 

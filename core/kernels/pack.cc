@@ -48,7 +48,6 @@ void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, 
 
     int64_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
-
     for (; i + 4 * blocks <= rows; i += 4 * blocks) {
       int64_t j = j0;
       // Reading goes down the rows, so each row's coming strip must be prefetched.

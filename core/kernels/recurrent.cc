@@ -109,7 +109,6 @@ void gru_slope_as(const void* x_gates, const void* h_gates, const void* state, c
     const T *x = static_cast<const T*>(x_gates) + r * 3 * h,
             *g = static_cast<const T*>(h_gates) + r * 3 * h;
     T *dx = static_cast<T*>(dx_gates) + r * 3 * h, *dg = static_cast<T*>(dh_gates) + r * 3 * h;
-
     const T *before = static_cast<const T*>(state) + r * h,
             *dy = static_cast<const T*>(dout) + r * h;
     T* dbefore = static_cast<T*>(dstate) + r * h;
