@@ -36,7 +36,9 @@ void make_working_copies(const std::vector<NamedParameter>& parameters, at::Scal
   const MemoryScope scope(Memory::parameters);
   for (const auto& p : parameters) {
     const bool wide = p.parameter.dtype() == at::kFloat;
+    // The other float32 parameters compute in float32 and keep float32 gradients.
     if (!is_multiplied(p.role) && wide) continue;
+
     Precision& kept = p.parameter.leaf().precision;
     if (copies && is_multiplied(p.role) && !kept.fp8 && wide)
       kept.copy_low(p.parameter.data(), dtype);
@@ -53,6 +55,7 @@ void make_fp8_layers(const std::vector<NamedParameter>& parameters, const AmpCon
   int64_t blocks = 0;
   for (const auto& p : parameters) blocks = std::max(blocks, p.block + 1);
   const MemoryScope scope(Memory::parameters);
+
   for (const auto& p : parameters) {
     if (!is_linear_weight(p.role) || p.block < config.fp8_edge_blocks ||
         p.block >= blocks - config.fp8_edge_blocks)

@@ -74,12 +74,12 @@ struct AmpConfig {
               between(0, 1000).fixed())
 };
 
-/// The dtype that Autocast takes: float32, bfloat16, float16, or float8_e4m3fn for the fp8 recipe.
+/// Returns the dtype for Autocast: float32, bfloat16, float16, or float8_e4m3fn for the fp8 recipe.
 at::ScalarType compute_dtype(const AmpConfig& config);
-/// The dtype that matmuls outside fp8 layers have: bfloat16 under fp8.
+/// Returns the dtype of matmuls outside fp8 layers: bfloat16 under fp8.
 at::ScalarType matmul_dtype(at::ScalarType compute);
 
-/// What Autocast takes: a dtype, and whether casts of weights are kept.
+/// An argument of Autocast: a dtype, and whether casts of weights are kept.
 struct Compute {
   at::ScalarType dtype = at::kFloat;
   bool cache = true;
@@ -88,27 +88,27 @@ struct Compute {
   Compute(at::ScalarType dtype_, bool cache_ = true) : dtype(dtype_), cache(cache_) {}
 };
 
-/// While alive, ops of this thread whose policy is Amp::low compute in its dtype (float32: autocast
-/// is off, also inside another Autocast). float8_e4m3fn: linear layers that have an Fp8Scaling in
-/// fp8, others in bfloat16. Other threads are not touched. With cache, the cast of a weight without
-/// a working copy is kept until the outermost one ends.
+/// While alive, ops of this thread whose policy is Amp::low compute in the given dtype. float32
+/// turns autocast off, also inside another Autocast. float8_e4m3fn: linear layers that have an
+/// Fp8Scaling compute in fp8, others in bfloat16. Other threads are not affected. With `cache`, the
+/// cast of a weight without a working copy is kept until the outermost Autocast ends.
 class Autocast : public ModeGuard {
  public:
   explicit Autocast(Compute compute);
   ~Autocast();
 };
 
-/// Gives matmul weights (is_multiplied) a working copy in the matmul dtype unless they are fp8
-/// layers' or `copies` is false, and their gradients that dtype where `low_grad`. Nothing for
-/// float32.
+/// Gives matmul weights (is_multiplied) a working copy in the matmul dtype, unless they belong to
+/// fp8 layers or `copies` is false. With `low_grad` their gradients have that dtype too. Does
+/// nothing for float32.
 void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType compute,
                          bool copies, bool low_grad);
-/// Rewrites every working copy from its parameter, after parameters were loaded.
+/// Rewrites every working copy from its parameter. Call it after parameters were loaded.
 void refresh_working_copies(const std::vector<NamedParameter>& parameters);
-/// Makes the linear layers of a model's repeated blocks fp8 layers, but for those of the first and
-/// last blocks that the config leaves out. Nothing unless the config's dtype is fp8.
+/// Turns the linear layers of a model's repeated blocks into fp8 layers, except those of the first
+/// and last blocks that the config excludes. Does nothing unless the config's dtype is fp8.
 void make_fp8_layers(const std::vector<NamedParameter>& parameters, const AmpConfig& config);
-/// Ends a step of delayed scaling: what it saw becomes history.
+/// Ends a step of delayed scaling: the step's largest values become history.
 void advance_fp8(const std::vector<NamedParameter>& parameters);
 
 }  // namespace lathe

@@ -15,15 +15,15 @@ namespace lathe {
 class GradScaler {
  public:
   GradScaler(const ScalePolicy& policy, float scale, at::Device device);
-  /// The scaler that a config asks for, if any.
+  /// Returns the scaler of a config, if it asks for one.
   static std::optional<GradScaler> make(const AmpConfig& config, at::Device device);
 
-  /// The gradient of the loss that backward begins with: [] float32 on the device, which follows
-  /// the scale.
+  /// Returns the gradient of the loss that backward begins with: [] float32 on the device. It
+  /// follows the scale.
   const at::Tensor& scale() const { return scale_; }
-  /// What Optimizer::step needs in order to unscale, skip, and move the scale.
+  /// Sets the options that Optimizer::step needs to unscale, skip, and move the scale.
   void prepare(StepOptions& options) const;
-  /// Waits for a GPU.
+  /// Returns the current state. Waits for a GPU.
   ScaleState state() const { return state_.get(); }
   /// Resumes from a saved state.
   void load(const ScaleState& state) { state_.set(state); }

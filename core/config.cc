@@ -19,8 +19,8 @@ const char* type_name(const ConfigValue& v) {
   return names[v.index()];
 }
 
-/// A decimal number as std::from_chars takes it, without '+' and without '_' between digits; ""
-/// where it is none.
+/// Returns a decimal number in the form that std::from_chars accepts, without '+' and without '_'
+/// between digits; "" if `text` is not one.
 std::string plain_decimal(std::string_view text) {
   std::string out;
   size_t at = 0;
@@ -32,6 +32,7 @@ std::string plain_decimal(std::string_view text) {
     if (next_is('-')) out += '-';
     if (next_is('-') || next_is('+')) ++at;
   };
+  // An underscore is allowed only between digits, as in TOML.
   const auto digits = [&] {
     const size_t begin = out.size();
     for (; is_digit(at) || (next_is('_') && out.size() > begin && is_digit(at + 1)); ++at) {
@@ -39,6 +40,8 @@ std::string plain_decimal(std::string_view text) {
     }
     return out.size() > begin;
   };
+
+  // Digits may be missing before or after the point, but not on both sides.
   sign();
   bool some = digits();
   if (next_is('.')) {
@@ -46,21 +49,24 @@ std::string plain_decimal(std::string_view text) {
     out += '.';
     some = digits() || some;
   }
+
   if (some && (next_is('e') || next_is('E'))) {
     ++at;
     out += 'e';
     sign();
     some = digits();
   }
+
   return some && at == text.size() ? out : "";
 }
 
-/// The whole number that a plain decimal is exactly, if it is one and has room.
+/// Returns the whole number that a plain decimal is exactly; nullopt if it is not one or does not
+/// fit.
 std::optional<int64_t> whole_number(const std::string& plain) {
   const size_t e = plain.find('e');
   std::string digits = plain.substr(0, e);
   if (digits.find_first_not_of("-.0") == std::string::npos) return 0;
-  int64_t zeros = 0, whole = 0;  // zeros: to be written behind the digits, or taken away
+  int64_t zeros = 0, whole = 0;  // zeros: to append to the digits, or to remove if negative
   if (e != std::string::npos &&
       std::from_chars(plain.data() + e + 1, plain.data() + plain.size(), zeros).ec != std::errc())
     return std::nullopt;
@@ -140,7 +146,7 @@ void Schema::add(const std::string& section, const Schema& own,
   }
 }
 
-/// Where a field's value is.
+/// Returns where a field's value is stored.
 static std::byte* place_of(void* config, const Field& field) {
   return static_cast<std::byte*>(field.part ? field.part(config) : config) + field.offset;
 }
@@ -156,7 +162,9 @@ ConfigValue Schema::get(const void* config, const Field& field) const {
 
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates) {
   std::string best;
-  if (word.size() > 200) return best;  // none is near, and the distance costs its length
+  // Nothing is near so long a word, and computing the distances takes time in proportion to it.
+  if (word.size() > 200) return best;
+
   size_t best_distance = std::max<size_t>(3, word.size() / 3) + 1;
   for (const auto& c : candidates) {
     std::vector<size_t> row(c.size() + 1);  // Levenshtein, one row at a time
@@ -170,6 +178,7 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
         row[j] = std::min({row[j] + 1, row[j - 1] + 1, changed});
       }
     }
+
     if (row[c.size()] < best_distance) {
       best_distance = row[c.size()];
       best = c;
@@ -201,13 +210,16 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
     std::vector<std::string> keys;
     for (const auto& f : fields_) keys.push_back(f.key);
     std::string near = nearest(key, keys);
-    // a key in the wrong section
+    // The same name in another section is a better suggestion than a similar spelling.
     for (const auto& k : keys) {
       if (k.substr(k.find('.')) == key.substr(std::min(key.find('.'), key.size()))) near = k;
     }
     fail(Exit::usage, where, ": there is no key ", key,
          near.empty() ? "; `lathe config docs` lists them all" : "; did you mean " + near + "?");
   }
+
+  // Whole numbers are accepted for real keys. A large real number gets an error of its own, since
+  // the type error would call 1e30 "not a whole number".
   ConfigValue v = value;
   if (std::holds_alternative<double>(field->initial) && std::holds_alternative<int64_t>(v)) {
     v = static_cast<double>(std::get<int64_t>(v));
@@ -222,6 +234,7 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
     fail(Exit::usage, where, ": ", key, " must be ", type_name(field->initial), ", not ",
          toml_text(value));
   }
+
   const Rule& r = field->rule;
   const auto refuse = [&] {
     fail(Exit::usage, where, ": ", key, " = ", toml_text(value), " is not allowed; it must be ",
@@ -238,6 +251,7 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
                high = r.open_max ? x < r.max : x <= r.max;
     if (!std::isfinite(x) || !low || !high) refuse();
   }
+
   std::byte* at = place_of(config, *field);
   std::visit([at](const auto& x) { *reinterpret_cast<std::decay_t<decltype(x)>*>(at) = x; }, v);
 }

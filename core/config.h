@@ -1,4 +1,4 @@
-// Configuration, declared once. LATHE_FIELD makes the member and feeds parsing, --help, the
+// Configuration, declared once. LATHE_FIELD makes the member and provides for parsing, --help, the
 // reference page, validation and the resolved copy in the run folder:
 //
 //   struct TrainConfig {
@@ -25,7 +25,7 @@
 
 namespace lathe {
 
-/// What a value must be, and whether it may change when a run is resumed.
+/// The allowed values of a key, and whether it may change when a run is resumed.
 struct Rule {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
@@ -33,14 +33,14 @@ struct Rule {
   std::vector<std::string> choices{};       ///< strings only; empty: any
   bool is_fixed = false;
 
-  /// The same rule, for a key that a run cannot change once it has begun.
+  /// Returns the same rule, for a key that a run cannot change once it has begun.
   Rule fixed() const {
     Rule r = *this;
     r.is_fixed = true;
     return r;
   }
 };
-// Rules of one value: nothing is refused; or x >= min; or min <= x <= max.
+// Rules of one value: everything is allowed; or x >= min; or min <= x <= max.
 inline Rule anything() { return {}; }
 inline Rule at_least(double min) { return {.min = min}; }
 inline Rule between(double min, double max) { return {.min = min, .max = max}; }
@@ -52,10 +52,10 @@ inline Rule above(double min, double max) { return {.min = min, .max = max, .ope
 inline Rule inside(double min, double max) {
   return {.min = min, .max = max, .open_min = true, .open_max = true};
 }
-/// A text that is one of these.
+/// Allows only these strings.
 inline Rule one_of(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
 
-/// A key of the config and where its value is.
+/// A key of the config and where its value is stored.
 struct Field {
   std::string key;  ///< "section.name"
   ConfigValue initial;
@@ -70,7 +70,7 @@ struct Section {
   std::string name, doc;
 };
 
-/// Where each key's value came from: "configs/a.toml:3:1", "command line", "LATHE_TRAIN_STEPS";
+/// The source of each key's value: "configs/a.toml:3:1", "command line", "LATHE_TRAIN_STEPS";
 /// absent for defaults.
 using Origins = std::map<std::string, std::string>;
 
@@ -79,26 +79,26 @@ class Schema {
  public:
   const std::vector<Field>& fields() const { return fields_; }
   const std::vector<Section>& sections() const { return sections_; }
-  /// The field of that key, or null.
+  /// Returns the field of that key, or null.
   const Field* find(const std::string& key) const;
 
-  /// The field's value in `config`, which is of the schema's type.
+  /// Returns the field's value in `config`, which must be of the schema's type.
   ConfigValue get(const void* config, const Field& field) const;
-  /// Sets a key after checking type and rule. Errors are Exit::usage and begin with `where`; an
-  /// unknown key's names the nearest one.
+  /// Sets a key after checking type and rule. Errors are Exit::usage and begin with `where`; the
+  /// error for an unknown key names the nearest one.
   void set(void* config, const std::string& key, const ConfigValue& value,
            const std::string& where) const;
 
-  /// Adds the fields of a config type without sections to the end of this one's section; `part`
-  /// finds the struct that holds their values within the whole config.
+  /// Appends the fields of a config type without sections to a section of this schema. `part` finds
+  /// the struct that holds their values within the whole config.
   void add(const std::string& section, const Schema& own,
            const std::function<void*(void* config)>& part);
   /// Adds a section without fields.
   void add_section(Section section) { sections_.push_back(std::move(section)); }
 
-  /// The whole config as TOML, each key with its doc as a comment where `comments`.
+  /// Returns the config as TOML, with each key's doc as a comment if `comments` is set.
   std::string to_toml(const void* config, bool comments) const;
-  /// The reference page, Markdown; of one section's fields where it is named.
+  /// Returns the reference page in Markdown, of one section if it is named.
   std::string to_markdown(const std::string& section = "") const;
 
  private:
@@ -107,16 +107,16 @@ class Schema {
   std::vector<Section> sections_;
 };
 
-/// What was typed on a command line or in the environment, as a value for a field whose default is
-/// `like`. Numbers may be written as 1000, 1e3, 1_000, +3, .5 and 5. (a whole one where that is
-/// exact) and in TOML's ways; a string field takes its text as it stands, without quotes where it
-/// has them. What is no value of that type comes back as it reads otherwise, for Schema::set to
+/// Reads text from a command line or the environment as a value for a field whose default is
+/// `like`. Numbers may be written as 1000, 1e3, 1_000, +3, .5 and 5. (a whole number if it is
+/// exact) and in TOML's ways. A string field takes the text unchanged, or without its quotes. Text
+/// that is not a value of that type is returned as it would be read otherwise, for Schema::set to
 /// refuse.
 ConfigValue read_value(const std::string& text, const ConfigValue& like);
 
-/// "fp32 | bf16", ">= 1", ...
+/// Returns a rule as text: "fp32 | bf16", ">= 1", ...
 std::string rule_text(const Rule& rule);
-/// The candidate nearest to `word` by edit distance; "" where none is near.
+/// Returns the candidate nearest to `word` by edit distance; "" if none is near.
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates);
 
 /// Collects fields while a config is default-constructed on this thread.
@@ -126,7 +126,7 @@ class SchemaRecorder {
   ~SchemaRecorder();
   SchemaRecorder(const SchemaRecorder&) = delete;
   SchemaRecorder& operator=(const SchemaRecorder&) = delete;
-  /// While alive, configs that are made within another are not recorded as part of it.
+  /// While alive, configs made within another are not recorded as part of it.
   class Pause {
    public:
     Pause();
@@ -135,8 +135,8 @@ class SchemaRecorder {
    private:
     SchemaRecorder* paused_;
   };
-  // Called by LATHE_SECTION and LATHE_FIELD when a config is made: what they declare becomes part
-  // of the schema that is being recorded on this thread, if any.
+  // Called by LATHE_SECTION and LATHE_FIELD when a config is made: adds the declaration to the
+  // schema that this thread is recording, if any.
   static void section(const char* name, const char* doc);
   static void field(const void* member, const char* name, ConfigValue initial, const char* doc,
                     Rule rule);
@@ -147,7 +147,7 @@ class SchemaRecorder {
   SchemaRecorder* outer_;
 };
 
-/// Says that the fields recorded next belong to a section.
+/// Starts a section: the fields recorded next belong to it.
 struct SectionMark {
   SectionMark(const char* name, const char* doc) { SchemaRecorder::section(name, doc); }
 };
@@ -165,7 +165,7 @@ T record_field(const void* member, const char* name, D initial, const char* doc,
 }
 }  // namespace detail
 
-/// The schema of a config type.
+/// Returns the schema of a config type.
 template <class Config>
 const Schema& schema_of() {
   static const Schema schema = [] {
@@ -179,12 +179,12 @@ const Schema& schema_of() {
   return schema;
 }
 
-/// A config whose type is known at run time alone, as that of a model's kind: a value that is
-/// copied with what it holds.
+/// A config whose type is known only at run time, such as that of a model kind. Copying copies the
+/// config.
 class AnyConfig {
  public:
   AnyConfig() = default;
-  /// One of type Config with its defaults.
+  /// Returns a config of type Config with its defaults.
   template <class Config>
   static AnyConfig of() {
     const SchemaRecorder::Pause apart;
@@ -206,17 +206,17 @@ class AnyConfig {
   AnyConfig(AnyConfig&&) = default;
   AnyConfig& operator=(AnyConfig&&) = default;
 
-  /// Its keys, without a section.
+  /// Returns the schema of its keys, which have no section.
   const Schema& schema() const { return *schema_; }
-  /// The config itself, for what its fields point into.
+  /// Returns the config itself, to which its fields' offsets apply.
   void* data() { return value_.get(); }
-  /// Throws unless it holds that type.
+  /// Returns the config as a Config. Throws if it is of another type.
   template <class Config>
   const Config& as() const {
     check_type(typeid(Config));
     return *static_cast<const Config*>(value_.get());
   }
-  /// The value of a key, or null where there is none of that name and type.
+  /// Returns the value of a key, or null if there is none of that name and type.
   template <class T>
   T* find(const std::string& key) const {
     const Field* field = value_ ? schema_->find(key) : nullptr;

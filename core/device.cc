@@ -1,4 +1,4 @@
-// The first query to ATen for a GPU must come after open_device(), also from a dry run: ATen
+// The first query to ATen for a GPU must come after open_device(), also from a dry run, since ATen
 // caches the answer.
 #include "core/device.h"
 
@@ -29,7 +29,7 @@ namespace {
 
 const CudaApi* api = nullptr;
 
-/// Loads the library; returns why it can't be used, or an empty string.
+/// Loads the library. Returns why it can't be used, or an empty string.
 std::string load_cuda() {
   if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) == nullptr)
     return "there is no NVIDIA driver on this machine";
@@ -82,7 +82,7 @@ void synchronize(const std::string& device) {
 
 namespace {
 
-/// A whole number above 0 in the environment; nullopt where there is none.
+/// Returns an environment variable's whole number above 0; nullopt if there is none.
 std::optional<int> number_in_environment(const char* name) {
   const char* text = std::getenv(name);
   int n = 0;
@@ -98,13 +98,13 @@ int usable_cores() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-/// Returns the largest number of threads that is taken without a word.
+/// Returns the largest number of threads that is accepted without LATHE_MAX_THREADS.
 int most_threads() {
   return std::max({64, 2 * usable_cores(), number_in_environment("LATHE_MAX_THREADS").value_or(0)});
 }
 
-/// Returns how many of `wanted` threads can be started beside those that run. ATen's pools hang
-/// where they can't start one of theirs, so it is tried before they do.
+/// Returns how many of `wanted` threads can be started in addition to the running ones. ATen's
+/// pools hang if they can't start a thread, so this is tested first.
 int startable_threads(int wanted) {
   const auto running = [] {
     std::error_code error;
@@ -116,7 +116,8 @@ int startable_threads(int wanted) {
   std::vector<std::thread> started;
   try {
     for (int i = 0; i < wanted; ++i) started.emplace_back([&] { all_started.wait(); });
-  } catch (const std::system_error&) {  // as many as there are
+  } catch (const std::system_error&) {  // the limit is reached; `started` has the threads that
+                                        // could be started
   }
   all_started.count_down();
   for (std::thread& thread : started) thread.join();
@@ -127,7 +128,7 @@ int startable_threads(int wanted) {
   return static_cast<int>(started.size());
 }
 
-/// Returns how many threads ATen starts to compute on `threads`: pools for OpenMP and for
+/// Returns how many threads ATen starts to compute on `threads`: one pool for OpenMP and one for
 /// pthreadpool, and the calling thread is part of both.
 int pool_threads(int threads) { return 2 * (threads - 1); }
 
@@ -157,6 +158,7 @@ void set_up_default_threads() {
 void configure_backend(const std::string& device, int threads, bool tf32) {
   check_threads(threads);
 
+  // Threads that ATen has started stay, so only a larger number has to be tried.
   static int started = 1;
   if (threads > started) {
     const int wanted = pool_threads(threads), startable = startable_threads(wanted);
@@ -172,13 +174,13 @@ void configure_backend(const std::string& device, int threads, bool tf32) {
   at::set_num_threads(threads);
 
   if (device != "cuda") return;
-  // CUBLAS_WORKSPACE_CONFIG, which cuBLAS asks for where it has a workspace of its own, stays
-  // unset: ATen gives it one for each stream, and with the variable set ATen parses it again in
-  // each product, which takes 0.2 ms.
+  // CUBLAS_WORKSPACE_CONFIG stays unset, though cuBLAS requires it when it has its own workspace:
+  // ATen provides one for each stream, and if the variable is set, ATen parses it again in each
+  // matrix product, which takes 0.2 ms.
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   at::globalContext().setDeterministicCuDNN(true);
-  // Sums in float32 throughout, also where a product is split.
+  // Sum in float32 throughout, also where a matrix product is split.
   at::globalContext().setAllowFP16ReductionCuBLAS(false);
   at::globalContext().setAllowBF16ReductionCuBLAS(false);
   at::globalContext().setFloat32MatmulPrecision(tf32 ? "high" : "highest");

@@ -11,16 +11,16 @@
 
 namespace lathe {
 
-/// What liblathe_cuda.so gives. The current device is device 0 of those that CUDA_VISIBLE_DEVICES
-/// leaves.
+/// The functions of liblathe_cuda.so. The current device is device 0 of those visible through
+/// CUDA_VISIBLE_DEVICES.
 struct CudaApi {
   int (*device_count)();
   std::string (*device_name)();
   double (*peak_bf16_flops)();  ///< dense bf16 FLOP/s of the GPU, 0 where unknown
   void (*synchronize)();
-  int64_t (*memory_free)();  ///< bytes that this process could still take
+  int64_t (*memory_free)();  ///< bytes that this process could still allocate
   int64_t (*memory_used)();  ///< bytes of tensors on the GPU now
-  int64_t (*memory_peak)();  ///< the most there were since the start or the last reset
+  int64_t (*memory_peak)();  ///< peak of memory_used since the start or the last reset
   void (*reset_memory_peak)();
   int (*compute_capability)();  ///< 90 for sm_90
   int (*multiprocessors)();
@@ -38,30 +38,30 @@ struct CudaApi {
                  StepControl* control);
 };
 
-/// Readies "auto", "cpu" or "cuda" and returns which of "cpu" and "cuda" it is. auto takes CUDA
-/// where the library, the driver and a GPU are there. Exit::usage with the reason where "cuda" is
-/// asked for and can't be had. Call before any other CUDA query of ATen's.
+/// Prepares "auto", "cpu" or "cuda" and returns which of "cpu" and "cuda" it is. "auto" means CUDA
+/// if the library, the driver and a GPU are present. Throws Exit::usage with the reason if "cuda"
+/// is requested and not available. Call it before any other CUDA query of ATen.
 std::string open_device(const std::string& name);
-/// The loaded CUDA library; an error before open_device returned "cuda".
+/// Returns the loaded CUDA library. Throws before open_device returned "cuda".
 const CudaApi& cuda_api();
 
-/// Instruction set that ATen's CPU kernels use: "AVX512", "AVX2", "DEFAULT", ...
+/// Returns the instruction set that ATen's CPU kernels use: "AVX512", "AVX2", "DEFAULT", ...
 std::string cpu_isa();
-/// The CPU's or the GPU's model name.
+/// Returns the model name of the CPU or the GPU.
 std::string device_model(const std::string& device);
-/// Waits for the device to finish; nothing on a CPU.
+/// Waits until the device has finished; does nothing on a CPU.
 void synchronize(const std::string& device);
-/// Threads for train.threads = 0: OMP_NUM_THREADS where it is set to a number, else the cores this
-/// process may use.
+/// Returns the number of threads for train.threads = 0: OMP_NUM_THREADS if it is set to a number,
+/// otherwise the number of cores that this process may use.
 int default_threads();
-/// Exit::usage where that many threads are more than 64, twice the cores that this process may use,
-/// and LATHE_MAX_THREADS.
+/// Throws Exit::usage if that many threads are more than 64, more than twice the cores that this
+/// process may use, and more than LATHE_MAX_THREADS.
 void check_threads(int threads);
-/// Makes ATen compute on one thread where those that it takes by itself can't be started. Call it
+/// Makes ATen compute on one thread if its default number of threads can't be started. Call it
 /// before anything is computed; configure_backend decides for commands that choose a number.
 void set_up_default_threads();
-/// Sets ATen's threads, Exit::memory where that many can't be started, what makes a device
-/// deterministic, and whether float32 products and convolutions on a GPU may use TF32.
+/// Sets ATen's threads, makes a GPU deterministic, and sets whether its float32 matmuls and
+/// convolutions may use TF32. Throws Exit::memory if that many threads can't be started.
 void configure_backend(const std::string& device, int threads, bool tf32);
 
 }  // namespace lathe

@@ -18,22 +18,22 @@ class DeviceValue {
       : bytes_(at::empty({sizeof(T)}, at::TensorOptions().dtype(at::kByte).device(device))) {
     set(value);
   }
-  /// On its device, for kernels.
+  /// Returns the address on its device, for kernels.
   T* pointer() const { return static_cast<T*>(bytes_.data_ptr()); }
-  /// Waits for a GPU.
+  /// Returns the value. Waits for a GPU.
   T get() const {
     T value;
     const at::Tensor host = bytes_.to(at::kCPU);
     std::memcpy(&value, host.const_data_ptr(), sizeof value);
     return value;
   }
-  /// Writes from the host; on a GPU in the order of its stream.
+  /// Writes the value from the host; on a GPU in the order of its stream.
   void set(const T& value) {
     const at::Tensor host = at::empty({sizeof value}, at::kByte);
     std::memcpy(host.mutable_data_ptr(), &value, sizeof value);
     bytes_.copy_(host);
   }
-  /// uint8 [sizeof(T)], sharing the memory.
+  /// Returns the value's memory as uint8 [sizeof(T)]; shares it.
   const at::Tensor& bytes() const { return bytes_; }
 
  private:

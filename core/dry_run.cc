@@ -13,8 +13,8 @@
 #include "core/error.h"
 #include "core/memory.h"
 
-// The dispatcher calls what is registered for `key` before all else where a thread has included it.
-// LibTorch keeps this key for modes of others' making, and registers nothing for it.
+// Once a thread has included `key`, the dispatcher calls what is registered for it before all else.
+// LibTorch reserves this key for modes made by others and registers nothing for it.
 namespace lathe {
 namespace {
 
@@ -23,7 +23,7 @@ using Values = std::vector<c10::IValue>;
 
 thread_local bool dry = false;
 
-/// A tensor of the same shape that has no memory.
+/// Returns a tensor of the same shape without memory, on the meta device.
 at::Tensor shape_of(const at::Tensor& t) {
   if (!t.defined() || !t.is_cpu()) return t;
   at::Tensor shape = at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta));
@@ -48,7 +48,7 @@ c10::IValue shape_of(const c10::IValue& value) {
   return value;
 }
 
-/// A tensor on the CPU of a shape, uninitialized.
+/// Returns an uninitialized CPU tensor of a shape.
 at::Tensor tensor_of(const at::Tensor& shape) {
   if (!shape.defined()) return shape;
   return at::empty_strided(shape.sizes(), shape.strides(), shape.options().device(at::kCPU));
@@ -60,8 +60,8 @@ bool has_tensor(const Values& arguments) {
   });
 }
 
-/// Whether the op's results are new tensors or those that it writes to, and ATen can tell their
-/// shapes.
+/// Returns whether ATen can infer the results' shapes, and each result is a new tensor or one that
+/// the op writes to.
 bool can_be_inferred(const c10::OperatorHandle& op, const Values& arguments) {
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta) || !has_tensor(arguments)) return false;
   const auto& name = op.schema().name();
@@ -73,7 +73,7 @@ bool can_be_inferred(const c10::OperatorHandle& op, const Values& arguments) {
                      });
 }
 
-/// The argument that a result is: the one with its alias.
+/// Returns the argument that a result aliases.
 const c10::IValue& aliased(const c10::FunctionSchema& schema, const c10::Argument& result,
                            const Values& arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -83,10 +83,10 @@ const c10::IValue& aliased(const c10::FunctionSchema& schema, const c10::Argumen
   fail(Exit::internal, "dry run: ", schema.name(), " returns what it was not given");
 }
 
-/// aten::convolution's result, by its arguments.
+/// Returns the result of aten::convolution for its arguments.
 at::Tensor convolved(const Values& arguments) {
   const at::Tensor in = arguments[0].toTensor(), weight = arguments[1].toTensor();
-  const auto list = [&](size_t i) {  // one number stands for all dims
+  const auto list = [&](size_t i) {  // a single number applies to all dims
     auto values = arguments[i].toIntVector();
     if (values.size() == 1) values.resize(static_cast<size_t>(in.dim() - 2), values[0]);
     return values;
@@ -100,8 +100,8 @@ at::Tensor convolved(const Values& arguments) {
   return at::empty(sizes, in.options());
 }
 
-/// aten::convolution_backward's results, which have the shapes of input, weight and bias where they
-/// are asked for.
+/// Returns the results of aten::convolution_backward, which have the shapes of input, weight and
+/// bias; undefined where not requested.
 std::vector<at::Tensor> convolution_gradients(const Values& arguments) {
   const at::Tensor dy = arguments[0].toTensor();
   const auto asked = arguments[10].toBoolList();
@@ -118,18 +118,22 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
   const size_t count = op.schema().arguments().size();
   const auto first = stack->end() - static_cast<std::ptrdiff_t>(count);
   const Values arguments(first, stack->end());
+
   const std::string& name = op.schema().name();
-  if (name == "aten::copy_") {  // its shapes are given
+  if (name == "aten::copy_") {  // the destination already has its shape
     stack->erase(first + 1, stack->end());
     return;
   }
-  // The gradient that a backward pass begins with: ops ask whether it is 1.
+
+  // The gradient that a backward pass begins with is really filled: ops read whether it is 1.
   if (name == "aten::fill_" && arguments[0].toTensor().is_cpu() &&
       arguments[0].toTensor().numel() == 1) {
     const c10::impl::ExcludeDispatchKeyGuard outside(key);
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     return;
   }
+
+  // The shapes of these results follow from the arguments directly.
   if (name == "aten::embedding") {
     const at::Tensor weight = arguments[0].toTensor();
     std::vector<int64_t> sizes = arguments[1].toTensor().sizes().vec();
@@ -149,14 +153,18 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
       stack->emplace_back(std::move(gradient));
     return;
   }
+
   if (!can_be_inferred(op, arguments)) {
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU),
-                       stack);  // what it calls comes here again
+    // The op runs for real; the ops that it calls are dispatched to this function again.
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     return;
   }
+
+  // Infer on the meta device, then replace each result by a CPU tensor of its shape.
   const c10::impl::ExcludeDispatchKeyGuard outside(key);
   std::transform(first, stack->end(), first, [](const c10::IValue& v) { return shape_of(v); });
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
+
   const auto& returns = op.schema().returns();
   const auto result = stack->end() - static_cast<std::ptrdiff_t>(returns.size());
   for (size_t i = 0; i < returns.size(); ++i) {
@@ -166,6 +174,7 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
       value = tensor_of(shape);
       continue;
     }
+    // An in-place or out= op returns its argument, which an out= op may have to resize.
     value = aliased(op.schema(), returns[i], arguments);
     const at::Tensor given = value.toTensor();
     if (given.sizes() != shape.sizes()) given.resize_(shape.sizes());

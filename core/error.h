@@ -35,8 +35,8 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-/// An argument of str(), whose type only its printing function knows: str() is called with some
-/// thousand lists of types, and a stream of its own for each would be a tenth of all code.
+/// An argument of str(). Only its printing function knows its type: str() is called with thousands
+/// of type lists, and a separate stream for each would be a tenth of all code.
 class Printable {
  public:
   Printable(const char* text) : value_(text), print_(&print_text) {}
@@ -59,13 +59,13 @@ std::string joined(std::initializer_list<Printable> parts);
 
 }  // namespace detail
 
-/// Concatenates its arguments as operator<< prints them.
+/// Concatenates its arguments, each printed by operator<<.
 template <class... Args>
 std::string str(const Args&... args) {
   return detail::joined({detail::Printable(args)...});
 }
 
-/// Throws Error with that exit code and its arguments put together as a sentence.
+/// Throws Error with that exit code; the arguments are concatenated to its sentence.
 template <class... Args>
 [[noreturn]] void fail(Exit code, const Args&... args) {
   detail::fail_joined(code, {detail::Printable(args)...});

@@ -1,5 +1,5 @@
-// Floating-point formats, by the layout of their bits. IEEE 754-2019; Kalamkar et al. 2019
-// (bfloat16); Micikevicius et al. 2022 (e4m3, e5m2).
+// Floating-point formats, described by the layout of their bits. IEEE 754-2019; Kalamkar et al.
+// 2019 (bfloat16); Micikevicius et al. 2022 (e4m3, e5m2).
 #pragma once
 
 #include <string>
@@ -12,20 +12,20 @@ namespace lathe {
 struct FloatFormat {
   const char* name;
   int exponent, mantissa;
-  bool infinities = true;  ///< the largest exponent is infinities and NaN; else numbers, and NaN
-                           ///< its last pattern alone
-  int stored = 0;          ///< bits in memory, where that is more
+  bool infinities = true;  ///< the largest exponent has infinities and NaN; false: it has numbers,
+                           ///< and NaN only in its last pattern
+  int stored = 0;          ///< bits in memory, if that is more
 
   int bits() const { return stored > 0 ? stored : 1 + exponent + mantissa; }
-  double largest() const;             ///< finite number
-  double smallest_normal() const;     ///< positive number with the leading 1
-  double smallest_subnormal() const;  ///< positive number
-  double epsilon() const;             ///< from 1 to the next number
+  double largest() const;             ///< largest finite number
+  double smallest_normal() const;     ///< smallest positive number with the leading 1
+  double smallest_subnormal() const;  ///< smallest positive number
+  double epsilon() const;             ///< distance from 1 to the next number
 };
 
-/// fp32 tf32 fp16 bf16 e4m3 e5m2.
+/// Returns fp32, tf32, fp16, bf16, e4m3 and e5m2.
 const std::vector<FloatFormat>& float_formats();
-/// As a table, a line each.
+/// Returns a table with a line for each format.
 std::string float_format_table();
 
 }  // namespace lathe

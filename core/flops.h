@@ -1,5 +1,5 @@
-// Floating-point operations, counted from shapes. A multiply-add is two. Matmul FLOPs are kept
-// apart: they are what MFU is made of, and what the 6N formula predicts.
+// Floating-point operations, counted from shapes. A multiply-add counts as two. Matmul FLOPs are
+// separate: MFU is computed from them, and the 6N formula predicts them.
 #pragma once
 
 namespace lathe {
@@ -15,16 +15,16 @@ struct Flops {
   }
 };
 
-/// What one op costs: a forward pass, and the backward of one forward.
+/// The FLOPs of one op: a forward pass, and the backward of one forward.
 struct OpFlops {
   Flops forward, backward;
 };
 
-/// Totals of a stretch of work.
+/// Totals over several ops.
 struct FlopCount {
   Flops forward, backward;
   double matmul() const { return forward.matmul + backward.matmul; }
-  /// Products of matrices and attention, forward and backward.
+  /// Returns the FLOPs of matmuls, attention and all else, forward and backward.
   double total() const { return matmul() + forward.other + backward.other; }
 };
 

@@ -1,7 +1,7 @@
-// Blocks up to 4 KB come from the C library. A steady step takes nothing from the system
-// (tested over steps 3 to 103). When no block fits, completely free segments are returned
-// before another is allocated, so reserved memory stays within 1.3 times the peak of live
-// memory, also with changing shapes (tests/allocator_test.cc).
+// Blocks up to 4 KB come from the C library, larger ones from segments. A steady step requests no
+// memory from the system (tested over steps 3 to 103). When no block fits, completely free segments
+// are returned before another is allocated, so reserved memory stays within 1.3 times the peak of
+// live memory, also with changing shapes (tests/allocator_test.cc).
 #include "core/memory.h"
 
 #include <c10/core/Allocator.h>
@@ -29,15 +29,15 @@
 namespace lathe {
 namespace {
 
-constexpr size_t header_bytes = 64;  // keeps the data 64-byte aligned behind it
+constexpr size_t header_bytes = 64;  // keeps the data after it 64-byte aligned
 constexpr size_t huge = size_t{2} << 20;
-constexpr size_t small =
-    4096;  // blocks up to here, header included, come from the C library, by size
-constexpr size_t least_rest = 1024;  // a rest is worth a block of its own from here on
+// Blocks up to this size, header included, come from the C library, by size.
+constexpr size_t small = 4096;
+constexpr size_t least_rest = 1024;  // smallest remainder that is split off as a block
 
-// The address sanitizer knows nothing of blocks that are cut from a segment or kept for the next
-// tensor, so they are marked for it: of a block a tensor has exactly its bytes, and each block ends
-// with bytes that nothing may touch.
+// The address sanitizer does not know of blocks that are cut from a segment or kept for the next
+// tensor, so they are marked for it: a tensor may access exactly its own bytes, and each block ends
+// with bytes that nothing may access.
 #ifdef LATHE_ASAN
 constexpr size_t guard_bytes = 64;
 void close_memory(const void* p, size_t n) { ASAN_POISON_MEMORY_REGION(p, n); }
@@ -48,15 +48,15 @@ void close_memory(const void*, size_t) {}
 void open_memory(const void*, size_t) {}
 #endif
 
-/// In front of each block's data. Larger blocks are cut from segments, memory from the system that
-/// starts on a huge page; those of a segment are a list in the order of their addresses.
+/// In front of each block's data. Larger blocks are cut from segments: memory from the system that
+/// starts on a huge page. The blocks of a segment form a list in the order of their addresses.
 class CachingAllocator;
 struct Header {
   size_t block = 0;  // bytes of the block, header included
   size_t used = 0;   // bytes counted to the category
   Header *before = nullptr, *after = nullptr;
   Header* segment = nullptr;              // the first block of its segment
-  CachingAllocator* allocator = nullptr;  // which it goes back to
+  CachingAllocator* allocator = nullptr;  // the allocator that the block returns to
   Memory category = Memory::other;
   bool small = false;
   bool free = false;
@@ -67,16 +67,16 @@ thread_local Memory current = Memory::other;
 
 size_t round_to(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
-/// Sizes of small blocks, header included: multiples of 64 up to 512, then eight steps to each
-/// power of two.
+/// Returns the size class of a small block, header included: multiples of 64 up to 512, then eight
+/// classes for each power of two.
 size_t small_size(size_t bytes) {
   return round_to(bytes, bytes <= 512 ? 64 : std::bit_floor(bytes - 1) / 8);
 }
 
-/// Whole huge pages, or null. A phantom's are addresses alone: the system sets nothing aside for
-/// them, and what is written takes a small page.
+/// Returns whole huge pages, or null. A phantom's are reserved addresses: the system commits no
+/// memory for them, and a write takes a small page.
 void* from_system(size_t bytes, bool phantom) {
-  // Over-map by a huge page, then give the ends back, so that the segment starts on a huge page.
+  // Map one huge page more, then unmap both ends, so that the segment starts on a huge page.
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (phantom ? MAP_NORESERVE : 0);
   void* map = mmap(nullptr, bytes + huge, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (map == MAP_FAILED) return nullptr;
@@ -88,7 +88,7 @@ void* from_system(size_t bytes, bool phantom) {
   return aligned;
 }
 
-/// Free blocks by size, then address: the first that is large enough is the best fit.
+/// Orders free blocks by size, then address: the first that is large enough is the best fit.
 struct BySize {
   bool operator()(const Header* a, const Header* b) const {
     return a->block != b->block ? a->block < b->block : std::less<>()(a, b);
@@ -129,7 +129,7 @@ class CachingAllocator final : public c10::Allocator {
     return stats_;
   }
 
-  /// Gives back what nothing is in.
+  /// Returns completely free segments to the system.
   void trim() {
     std::lock_guard lock(mutex_);
     give_back();
@@ -157,13 +157,13 @@ class CachingAllocator final : public c10::Allocator {
     static auto* allocator = new CachingAllocator(/*phantom=*/false);
     return *allocator;
   }
-  /// The one in use.
+  /// Returns the allocator in use.
   static CachingAllocator& instance() { return *(in_use != nullptr ? in_use : &real()); }
   static inline CachingAllocator* in_use = nullptr;
 
  private:
-  /// Whether a block is marked for the address sanitizer: its own notes of a phantom's would take
-  /// real memory.
+  /// Returns whether a block is marked for the address sanitizer. A phantom's segments are not:
+  /// their shadow bytes would take real memory.
   bool is_marked(const Header& block) const { return block.small || !phantom_; }
 
   static void release(void* data) {
@@ -198,15 +198,18 @@ class CachingAllocator final : public c10::Allocator {
     Header key{.block = bytes};
     auto found = free_.lower_bound(&key);
     if (found == free_.end()) {
-      // What is free is too small. It goes back before more is taken, so that what is held follows
-      // what is needed.
+      // All free blocks are too small. Return unused segments before requesting another, so that
+      // reserved memory follows what is needed.
       give_back();
       if (!grow(bytes)) return nullptr;
       found = free_.lower_bound(&key);
     }
+
     Header* header = *found;
     free_.erase(found);
     header->free = false;
+
+    // Split off what is not needed, unless it is too small to be useful.
     if (header->block >= bytes + least_rest) {
       char* const behind = reinterpret_cast<char*>(header) + bytes;
       open_memory(behind, header_bytes);
@@ -221,6 +224,9 @@ class CachingAllocator final : public c10::Allocator {
       rest->free = true;
       free_.insert(rest);
     }
+
+    // `touched` follows the highest address handed out in the segment, in huge pages: what the
+    // system has made resident.
     size_t& touched = segments_.at(header->segment);
     const auto end = static_cast<size_t>(reinterpret_cast<char*>(header) -
                                          reinterpret_cast<char*>(header->segment)) +
@@ -229,17 +235,18 @@ class CachingAllocator final : public c10::Allocator {
       touch(static_cast<int64_t>(round_to(end, huge) - touched));
       touched = round_to(end, huge);
     }
+
     return header;
   }
 
-  /// Makes it free, as one block with its neighbours that are.
+  /// Frees a block and merges it with free neighbors.
   void put_back(Header* header) {
     const auto join = [this](Header* first, Header* second) {
       first->block += second->block;
       first->after = second->after;
       if (first->after != nullptr) first->after->before = first;
-      if (phantom_)
-        std::memset(static_cast<void*>(second), 0, header_bytes);  // what nobody wrote reads as 0
+      // Memory of a phantom that nobody wrote reads as 0, so the header must not stay in it.
+      if (phantom_) std::memset(static_cast<void*>(second), 0, header_bytes);
     };
     if (Header* after = header->after; after != nullptr && after->free) {
       free_.erase(after);
@@ -254,8 +261,8 @@ class CachingAllocator final : public c10::Allocator {
     free_.insert(header);
   }
 
-  /// One more segment, for a block of `bytes`: larger than that while the segments are small
-  /// against all that was needed at once, so that they do not become many.
+  /// Adds a segment for a block of `bytes`. It is larger than that, up to an eighth of the peak and
+  /// at most 16 huge pages, so that segments do not become many.
   bool grow(size_t bytes) {
     const size_t share = std::min(static_cast<size_t>(stats_.total_peak) / 8, 16 * huge);
     void* memory = nullptr;
@@ -272,7 +279,7 @@ class CachingAllocator final : public c10::Allocator {
     return true;
   }
 
-  /// Gives segments that nothing is in back to the system.
+  /// Returns segments that hold no used block to the system.
   void give_back() {
     for (auto at = segments_.begin(); at != segments_.end();) {
       Header* segment = at->first;
@@ -312,8 +319,8 @@ class CachingAllocator final : public c10::Allocator {
   std::mutex mutex_;
   std::unordered_map<size_t, std::vector<Header*>> free_small_;
   std::set<Header*, BySize> free_;
-  // The first block of each, and how far it was handed out; a segment that nothing is in is that
-  // block alone.
+  // The first block of each segment, and the bytes of it that were ever handed out. A free segment
+  // consists of that block alone.
   std::map<Header*, size_t> segments_;
   MemoryStats stats_;
 };
@@ -336,7 +343,7 @@ void reset_memory_peaks() { CachingAllocator::instance().reset_peaks(); }
 
 DryRunMemory::DryRunMemory() {
   CachingAllocator::in_use =
-      new CachingAllocator(/*phantom=*/true);  // blocks may go back to it later
+      new CachingAllocator(/*phantom=*/true);  // never deleted: blocks may return to it later
   c10::SetAllocator(c10::DeviceType::CPU, CachingAllocator::in_use, /*priority=*/1);
 }
 DryRunMemory::~DryRunMemory() {

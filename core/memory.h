@@ -1,6 +1,6 @@
-// The caching, counting allocator under ATen's CPU tensors. Memory is held in segments that blocks
-// are cut from, best fit first, and merged in again, so a steady training step takes nothing from
-// the system, and what is held follows what is needed at once; every byte in use belongs to a
+// The caching, counting allocator under ATen's CPU tensors. Blocks are cut from segments, best fit
+// first, and merged again when freed. A steady training step therefore requests nothing from the
+// system, and reserved memory follows the peak of what is in use. Every byte in use belongs to a
 // category.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace lathe {
 
-/// What a block of memory is for.
+/// The purpose of a block of memory.
 enum class Memory : uint8_t {
   other,
   parameters,
@@ -28,7 +28,7 @@ constexpr std::array<std::string_view, 8> memory_names{
 
 struct MemoryStats {
   std::array<int64_t, memory_names.size()> used{};  ///< bytes in use now, by category
-  std::array<int64_t, memory_names.size()> peak{};  ///< the most each category held at once
+  std::array<int64_t, memory_names.size()> peak{};  ///< peak of each category
   int64_t total = 0, total_peak = 0;                ///< bytes in use, over all categories
   int64_t reserved = 0;  ///< bytes held from the system, in use or cached
   int64_t touched = 0,
@@ -36,21 +36,21 @@ struct MemoryStats {
   int64_t blocks = 0;        ///< segments and small blocks held from the system
 };
 
-/// Puts the allocator under ATen (idempotent). Call before the first tensor.
+/// Installs the allocator under ATen (idempotent). Call it before the first tensor is made.
 void install_allocator();
-/// Counts of this process. Thread-safe.
+/// Returns the counts of this process. Thread-safe.
 MemoryStats memory_stats();
-/// The most memory that this process ever had resident.
+/// Returns the largest resident memory that this process ever had.
 int64_t peak_rss_bytes();
-/// Sets every peak to what is in use now.
+/// Resets every peak to what is in use now.
 void reset_memory_peaks();
 
-/// Moves a tensor's storage to another category; nothing where it is not from this allocator.
+/// Moves a tensor's storage to another category. Does nothing if it is not from this allocator.
 void recategorize(const c10::DataPtr& data, Memory category);
 
-/// While alive, CPU tensors get addresses that nothing is behind until somebody writes there, from
-/// an allocator of their own that takes and gives as the other would in a new process;
-/// memory_stats() are its. One at a time.
+/// While alive, CPU tensors get reserved addresses without memory behind them until somebody writes
+/// there. They come from a separate allocator, which behaves as the normal one would in a new
+/// process; memory_stats() are that allocator's. One at a time.
 class DryRunMemory {
  public:
   DryRunMemory();
@@ -59,7 +59,7 @@ class DryRunMemory {
   DryRunMemory& operator=(const DryRunMemory&) = delete;
 };
 
-/// While alive, what the calling thread allocates belongs to `category`.
+/// While alive, allocations of the calling thread belong to `category`.
 class MemoryScope {
  public:
   explicit MemoryScope(Memory category);

@@ -1,6 +1,6 @@
-// What the current thread is doing: recording a graph or not, the active compute dtype, the step's
-// randomness. Each is set by a guard that restores what was there before; a new thread starts with
-// the defaults.
+// What the current thread is doing: whether it records a graph, the compute dtype, the step's
+// randomness. Guards set the fields and restore the previous values; a new thread starts with the
+// defaults.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -26,72 +26,72 @@ class Recomputation;
 class ForwardHook;
 class KeyValueCache;
 
-/// Where the random numbers of a training step come from: see core/rng.h.
+/// The source of a training step's random numbers: see core/rng.h.
 struct StepRandom {
   uint64_t seed = 0;
   uint64_t step = 0;
-  int64_t first_sample =
-      0;  ///< index, in the global batch, of the first row of what is being computed
+  /// Index in the global batch of the first row that is being computed.
+  int64_t first_sample = 0;
 };
 
-/// How often each stream of random numbers was drawn from since a training step began, by the
-/// stream: a layer that runs again draws other numbers, and two layers with one stream differ too.
+/// How often each stream of random numbers was drawn from since a training step began. A layer that
+/// runs again draws other numbers, and so do two layers with the same stream.
 using StreamUses = std::unordered_map<uint64_t, uint64_t>;
 
 /// Which activations of a model's repeated blocks are kept for backward: all, the blocks' inputs,
-/// or the inputs of groups of about sqrt(n) blocks. What is not kept is computed again. Chen et al.
+/// or the inputs of groups of about sqrt(n) blocks. Other activations are recomputed. Chen et al.
 /// 2016, "Training deep nets with sublinear memory cost".
 enum class RecomputePolicy : uint8_t { none, blocks, sqrt };
 
-/// What guards set, on each thread its own.
+/// The state that guards set, separate for each thread.
 struct Mode {
   bool grad = true;  ///< record a graph
-  c10::ScalarType compute =
-      c10::kFloat;           ///< dtype of ops whose policy is Amp::low; kFloat: no autocast
+  /// Dtype of ops whose policy is Amp::low; kFloat: no autocast.
+  c10::ScalarType compute = c10::kFloat;
   bool fp8 = false;          ///< linear layers that have an Fp8Scaling compute in fp8
   bool cache_casts = false;  ///< keep casts of weights until the outermost autocast ends
-  int autocast_depth = 0;    ///< guards around this point
-  bool make_storage =
-      true;               ///< false: parameters are made as shapes alone, to be filled by a loader
+  int autocast_depth = 0;    ///< how many autocast guards are alive
+  /// False: parameters are made as shapes alone, to be filled by a loader.
+  bool make_storage = true;
   bool training = false;  ///< layers behave as in training: dropout drops, batch norm takes the
                           ///< batch's statistics
-  bool again = false;  ///< what runs has run before (RestoreRngState): running statistics are not
-                       ///< moved twice
-  std::optional<StepRandom> random;  ///< what `training` draws from
-  StreamUses* uses = nullptr;        ///< where `random` is set
+  /// Recomputing a forward (RestoreRngState): running statistics must not move twice.
+  bool again = false;
+  std::optional<StepRandom> random;  ///< source of the numbers that training draws
+  StreamUses* uses = nullptr;        ///< set together with `random`
   FlopCount* flops = nullptr;        ///< where ops add their FLOPs, or null
-  /// Called with each node's complete gradient in a backward pass (undefined where none came), or
-  /// null.
+  /// Called with each node's complete gradient in a backward pass, which is undefined if none
+  /// reached the node; may be null.
   const std::function<void(const Node&, const at::Tensor&)>* observe_gradient = nullptr;
-  /// Called with what each op made, or null.
+  /// Called with the result of each op; may be null.
   const std::function<void(const OpResult&)>* observe_result = nullptr;
-  /// Called with each tensor that an op is made with and keeps for backward, such as an index or a
-  /// mask, or null.
+  /// Called with each tensor, such as an index or a mask, that an op is given and keeps for
+  /// backward; may be null.
   const std::function<void(const at::Tensor&)>* observe_attribute = nullptr;
-  /// Called with what each node's backward made of what it got, or null.
+  /// Called with the gradients that each node's backward received and computed; may be null.
   const std::function<void(const BackwardResult&)>* observe_backward = nullptr;
-  bool ranges = false;  ///< steps, modules and ops say their names to ATen's observers: see
+  bool ranges = false;  ///< steps, modules and ops report their names to ATen's observers: see
                         ///< core/named_range.h
-  const ForwardHook* forward_hooks = nullptr;  ///< the innermost that lives: see nn/hooks.h
-  Recomputation* recording =
-      nullptr;  ///< ops that run are its, and keep nothing: see autograd/recompute.h
+  const ForwardHook* forward_hooks = nullptr;  ///< the innermost that is alive: see nn/hooks.h
+  /// Ops that run belong to it and keep nothing: see autograd/recompute.h.
+  Recomputation* recording = nullptr;
   Recomputation* replaying = nullptr;  ///< ops that run are run again for it
   RecomputePolicy recompute = RecomputePolicy::none;
-  int64_t* blocks_run =
-      nullptr;  ///< where run_blocks() counts blocks that `recompute` is about, or null
-  KeyValueCache* cache =
-      nullptr;  ///< where attention keeps keys and values, or null: see nn/layers/cache.h
-  const at::Tensor* document_starts =
-      nullptr;  ///< of the rows of tokens, or null: see nn/layers/documents.h
+  /// Where run_blocks() counts the blocks that `recompute` concerns, or null.
+  int64_t* blocks_run = nullptr;
+  /// Where attention keeps keys and values, or null: see nn/layers/cache.h.
+  KeyValueCache* cache = nullptr;
+  /// Document starts of the rows of tokens, or null: see nn/layers/documents.h.
+  const at::Tensor* document_starts = nullptr;
 };
 
-/// The calling thread's mode.
+/// Returns the calling thread's mode.
 inline Mode& mode() {
   static thread_local Mode instance;
   return instance;
 }
 
-/// Restores the thread's mode on leaving; set fields of mode() after making one.
+/// Restores the thread's mode when destroyed. Set fields of mode() after making one.
 class ModeGuard {
  public:
   ModeGuard() : saved_(mode()) {}
@@ -113,11 +113,11 @@ struct MetaInit : ModeGuard {
   MetaInit() { mode().make_storage = false; }
 };
 
-/// Whether layers behave as in training.
+/// Returns whether layers behave as in training.
 inline bool is_training() { return mode().training; }
 
-/// While alive, layers behave as in a training step whose random numbers are `random`'s. The same
-/// one again draws the same numbers; forwards under one guard draw others each time.
+/// While alive, layers behave as in a training step that draws its random numbers from `random`. An
+/// equal `random` draws the same numbers again; each forward under one guard draws others.
 class TrainingStep : public ModeGuard {
  public:
   explicit TrainingStep(const StepRandom& random) {
@@ -130,14 +130,14 @@ class TrainingStep : public ModeGuard {
   StreamUses uses_;
 };
 
-/// The same for a loop that counts no steps: held around all of it, each forward draws other
-/// numbers of `seed`.
+/// The same for a loop that counts no steps: keep it alive around the loop, and each forward draws
+/// other numbers of `seed`.
 struct Training : TrainingStep {
   explicit Training(uint64_t seed = 0) : TrainingStep({.seed = seed}) {}
 };
 
-/// While alive, layers behave as outside training. A graph is recorded unless a NoGrad is alive
-/// too.
+/// While alive, layers behave as outside training. A graph is still recorded unless a NoGrad is
+/// alive too.
 struct Evaluation : ModeGuard {
   Evaluation() {
     mode().training = false;
@@ -146,20 +146,21 @@ struct Evaluation : ModeGuard {
   }
 };
 
-/// Training or not, and what was drawn so far: taken before a forward that is to be computed again.
+/// Whether the thread is training, and its draws so far. Take it before a forward that is to be
+/// recomputed.
 struct DrawState {
   bool training = false;
   std::optional<StepRandom> random;
   StreamUses uses;
 
-  /// As the draws of this thread stand.
+  /// Returns the state of this thread.
   static DrawState now() {
     return {mode().training, mode().random, mode().uses != nullptr ? *mode().uses : StreamUses()};
   }
 };
 
-/// While alive, layers draw what they drew after `state` was taken: for computing a forward again.
-/// What was drawn around it counts on as if nothing happened.
+/// While alive, layers draw the numbers that they drew after `state` was taken, so that a forward
+/// can be recomputed. The draws outside are not affected.
 class RestoreRngState : public ModeGuard {
  public:
   explicit RestoreRngState(DrawState state) : uses_(std::move(state.uses)) {

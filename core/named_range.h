@@ -1,4 +1,4 @@
-// Named stretches of a thread's time for LibTorch's profilers: Kineto's traces, NVTX's ranges.
+// Named ranges of a thread's time for LibTorch's profilers: Kineto's traces, NVTX's ranges.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace lathe {
 
-/// From its construction to its destruction, where Mode::ranges is set: a user scope of ATen's
-/// RecordFunction, by the name that `name()` returns. Nothing else otherwise. On the stack.
+/// A user scope of ATen's RecordFunction, from construction to destruction, with the name that
+/// `name()` returns. Does nothing unless Mode::ranges is set. Make it on the stack.
 class NamedRange {
  public:
   template <class Name>

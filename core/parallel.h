@@ -10,8 +10,8 @@
 
 namespace lathe {
 
-/// f(first, last) for parts of [begin, end) of `grain` or more, on ATen's threads; nothing in a dry
-/// run. What kernels do goes through here.
+/// Calls f(first, last) for parts of [begin, end) of at least `grain`, on ATen's threads. Does
+/// nothing in a dry run. All loops of kernels use it.
 template <class F>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
   if (is_dry_run()) return;

@@ -1,7 +1,7 @@
 // Weights kept in 8 or 4 bits: blocks of 64 elements share a scale, their largest absolute value.
 //   int8: 127 levels to either side of zero. Dettmers et al. 2022, "8-bit optimizers via
 //         block-wise quantization"
-//   nf4:  16 levels at the quantiles of a normal distribution. Dettmers et al. 2023, "QLoRA"; with
+//   nf4:  16 levels at the quantiles of a normal distribution. Dettmers et al. 2023, "QLoRA". With
 //         double quantization the scales are kept in 8 bits too, in blocks of 256 about their mean.
 #pragma once
 
@@ -18,21 +18,21 @@ namespace lathe {
 
 class QuantisedTensor {
  public:
-  /// int8: a scale for each row; nf4: 4 bits of 16 levels, a scale for each block (Dettmers et al.
-  /// 2023).
+  /// int8: 8 bits of 255 levels; nf4: 4 bits of 16 levels (Dettmers et al. 2023). Both have a scale
+  /// for each block.
   enum class Format { int8, nf4 };
 
-  /// From a floating-point tensor, a part at a time: beside the result it takes a few megabytes.
-  /// `device` keeps it.
+  /// Quantizes a floating-point tensor in parts, which takes a few megabytes beside the result. The
+  /// result is stored on `device`.
   QuantisedTensor(const at::Tensor& t, Format format, bool double_quant, at::Device device);
 
-  /// The whole tensor in a floating-point dtype.
+  /// Returns the whole tensor in a floating-point dtype.
   at::Tensor dequantise(at::ScalarType dtype) const;
-  /// Codes and scales where they lie, for the kernels' product; nothing where the rows are not
-  /// whole blocks, or the codes on a GPU.
+  /// Returns pointers to codes and scales, for the kernels' quantized matmul; nullopt if the rows
+  /// are not whole blocks or the codes are on a GPU.
   std::optional<QuantizedView> few_bits() const;
   at::IntArrayRef sizes() const { return sizes_; }
-  /// Bytes of codes and scales.
+  /// Returns the bytes of codes and scales.
   int64_t nbytes() const;
 
  private:
@@ -41,15 +41,15 @@ class QuantisedTensor {
   Format format_;
   std::vector<int64_t> sizes_;
   int64_t numel_ = 0;
-  at::Tensor codes_;   // int8: int8 [n]; nf4: uint8 [n / 2], the first of two in the upper half; n:
-                       // whole blocks
+  at::Tensor codes_;   // int8: int8 [n]; nf4: uint8 [n / 2], the first of two in the upper half. n
+                       // counts whole blocks
   at::Tensor scales_;  // a scale for each block: float32, or int8 with double quantization
   at::Tensor scale_scales_;  // double quantization: float32 for each 256 blocks
   at::Tensor scale_mean_;    // [] float32
   at::Tensor table_;         // nf4: [256, 2] float32, the two levels of a byte
 };
 
-/// The levels of nf4, ascending.
+/// Returns the levels of nf4 in ascending order.
 const std::vector<float>& nf4_levels();
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// Counter-based randomness: every number is a pure function of (seed, purpose, place, counter), so
-// there is no hidden generator state, resuming needs only the step, and a mask is the same under
+// Counter-based randomness: every number is a pure function of (seed, purpose, position, counter).
+// There is no hidden generator state, resuming needs only the step, and a mask is the same under
 // every split of the batch. Generator: Philox4x32-10, Salmon, Moraes, Dror and Shaw, "Parallel
 // random numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
@@ -10,14 +10,15 @@
 
 namespace lathe {
 
-/// What one round of Philox4x32 gives (Salmon et al. 2011).
+/// The four numbers of a Philox4x32 block (Salmon et al. 2011).
 using Philox4 = std::array<uint32_t, 4>;
 
 struct RngKey {
   uint32_t k0 = 0, k1 = 0;
 };
 
-/// Ten rounds of Philox4x32: four independent uniform 32-bit numbers for a counter under a key.
+/// Returns ten rounds of Philox4x32: four independent uniform 32-bit numbers for a counter under a
+/// key.
 inline Philox4 philox(Philox4 c, RngKey key) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53u} * c[0], b = uint64_t{0xCD9E8D57u} * c[2];
@@ -29,21 +30,21 @@ inline Philox4 philox(Philox4 c, RngKey key) {
   return c;
 }
 
-/// The counter of block `index` (four numbers each) at a step.
+/// Returns the counter of block `index` (four numbers each) at a step.
 inline Philox4 counter(uint64_t index, uint64_t step) {
   return {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32),
           static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32)};
 }
 
-/// 64-bit FNV-1a: names a purpose or a module path.
+/// Returns the 64-bit FNV-1a hash of the name of a purpose or a module path.
 constexpr uint64_t hash_name(std::string_view text) {
   uint64_t h = 0xcbf29ce484222325u;
   for (char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   return h;
 }
 
-/// The key of a stream: the run's seed mixed with what the numbers are for. Finaliser: splitmix64
-/// (Steele et al. 2014).
+/// Returns the key of a stream: the run's seed mixed with the purpose of the numbers. Finalizer:
+/// splitmix64 (Steele et al. 2014).
 constexpr RngKey make_key(uint64_t seed, uint64_t purpose) {
   uint64_t z = (seed + 0x9e3779b97f4a7c15u) ^ (purpose * 0xbf58476d1ce4e5b9u);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -52,17 +53,17 @@ constexpr RngKey make_key(uint64_t seed, uint64_t purpose) {
   return {static_cast<uint32_t>(z), static_cast<uint32_t>(z >> 32)};
 }
 
-/// Uniform in (0, 1), never 0 or 1.
+/// Returns a uniform number in (0, 1), never 0 or 1.
 inline double unit(uint32_t x) { return (x + 0.5) * 0x1p-32; }
 
 /// A keyed permutation of [0, n) in O(1) memory: a balanced Feistel network of four Philox rounds
-/// over the next even power of two, walking cycles until the value falls inside (Black and Rogaway
-/// 2002).
+/// over the next even power of two. It is applied repeatedly until the value is below n (cycle
+/// walking, Black and Rogaway 2002).
 class Permutation {
  public:
   /// n >= 1.
   Permutation(uint64_t n, RngKey key);
-  /// Where i goes; i < n.
+  /// Returns the position that i moves to; i < n.
   uint64_t operator()(uint64_t i) const;
 
  private:

@@ -1,4 +1,4 @@
-// What each thread of a process did when, while `lathe profile` looks.
+// Records what each thread of a process did and when, for `lathe profile`.
 #pragma once
 
 #include <atomic>
@@ -11,41 +11,41 @@
 
 namespace lathe {
 
-/// Of the threads of core/parallel.h.
+/// Work of the threads of core/parallel.h.
 inline constexpr std::string_view loop_work = "loop";
 
-/// While one is set, loops (core/parallel.h) and data workers note their work in it. From any
-/// thread.
+/// While one is active, loops (core/parallel.h) and data workers record their work in it.
+/// Thread-safe.
 class ThreadLog {
  public:
-  /// A stretch in which a thread had work.
+  /// An interval in which a thread was working.
   struct Work {
     std::string_view what;  ///< loop_work, "data worker"; a literal
-    int thread;             ///< of those that do it: 0, 1, ...
+    int thread;             ///< index among the threads that do this work: 0, 1, ...
     Clock::time_point begin, end;
   };
-  /// A loop from its start until its last thread was ready.
+  /// An interval from a loop's start until its last thread was done.
   struct Loop {
     Clock::time_point begin, end;
   };
 
-  /// Where work is noted now, or null.
+  /// The log that work is recorded in now, or null.
   static std::atomic<ThreadLog*>& active() {
     static std::atomic<ThreadLog*> log{nullptr};
     return log;
   }
 
-  /// Notes it.
+  /// Records an interval of work.
   void add(const Work& work) {
     const std::lock_guard lock(mutex_);
     works_.push_back(work);
   }
-  /// Notes it.
+  /// Records a loop.
   void add(const Loop& loop) {
     const std::lock_guard lock(mutex_);
     loops_.push_back(loop);
   }
-  /// What was noted since the last call.
+  /// Returns and clears what was recorded.
   std::pair<std::vector<Work>, std::vector<Loop>> take() {
     const std::lock_guard lock(mutex_);
     return {std::exchange(works_, {}), std::exchange(loops_, {})};
@@ -57,7 +57,8 @@ class ThreadLog {
   std::vector<Loop> loops_;
 };
 
-/// Notes what the calling thread does while this lives; nothing where `log` is null.
+/// While alive, measures the calling thread's work, and records it when destroyed. Does nothing if
+/// `log` is null.
 class NoteWork {
  public:
   NoteWork(ThreadLog* log, std::string_view what, int thread)

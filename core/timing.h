@@ -7,15 +7,16 @@
 
 namespace lathe {
 
-/// Monotonic.
+/// A monotonic clock.
 using Clock = std::chrono::steady_clock;
 
-/// From `begin` to now.
+/// Returns the seconds from `begin` to now.
 inline double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// The upper one of the two in the middle where their number is even; `values` is not empty.
+/// Returns the median; of an even number of values the upper one of the two in the middle. `values`
+/// must not be empty.
 inline double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());

@@ -8,9 +8,14 @@ std::vector<GroupOptions> group_options(const OptimConfig& config) {
   std::vector<GroupOptions> groups;
   for (const auto& table : config.groups) {
     const std::string where = str("optim.groups, group ", groups.size() + 1, ": ");
+    // Messages count groups from 1, in the order of the file.
     GroupOptions group;
+
     for (const auto& [key, value] : table) {
+      // The tables of optim.groups hold plain values; toml_text prints ConfigValues.
       const ConfigValue as_value = std::visit([](const auto& x) { return ConfigValue(x); }, value);
+      // Returns `value` as a number. The -1 stands for a text or a boolean, which the check then
+      // refuses; `!(x >= 0)` also refuses NaN.
       const auto number = [&] {
         const auto* whole = std::get_if<int64_t>(&value);
         const auto* real = std::get_if<double>(&value);
@@ -21,6 +26,7 @@ std::vector<GroupOptions> group_options(const OptimConfig& config) {
           fail(Exit::usage, where, key, " must be a number >= 0, not ", toml_text(as_value));
         return x;
       };
+
       if (key == "match") {
         const auto* pattern = std::get_if<std::string>(&value);
         if (pattern == nullptr || pattern->empty())
@@ -38,11 +44,14 @@ std::vector<GroupOptions> group_options(const OptimConfig& config) {
                           : "did you mean " + near + "?");
       }
     }
+
     if (group.pattern.empty())
       fail(Exit::usage, where,
            "match is missing; give the paths that it is for, such as match = \"*.bias\"");
+
     groups.push_back(std::move(group));
   }
+
   return groups;
 }
 

@@ -1,4 +1,4 @@
-// The keys of [optim], and settings of some parameters' own.
+// The keys of [optim], and settings for some of the parameters.
 //
 // `dampening` is torch's: the velocity takes (1 - dampening) of a gradient, so dampening equal to
 // momentum gives the exponential average.
@@ -18,7 +18,7 @@
 
 namespace lathe {
 
-/// What optim.kind may be (optim/method.h).
+/// Returns the allowed values of optim.kind (optim/method.h).
 std::vector<std::string> optimizer_names();
 
 struct OptimConfig {
@@ -107,19 +107,19 @@ struct OptimConfig {
               anything())
 };
 
-/// Settings of some parameters' own: `{.pattern = "head.*", .lr_factor = 0.1}`.
+/// Settings for some of the parameters: `{.pattern = "head.*", .lr_factor = 0.1}`.
 struct GroupOptions {
-  std::string pattern{};  ///< of paths, see matches()
+  std::string pattern{};  ///< of paths; see matches()
   std::function<bool(const NamedParameter& parameter)>
-      which{};                           ///< where set, chooses instead of the pattern
+      which{};                           ///< if set, chooses instead of the pattern
   double lr_factor = 1;                  ///< times the step's learning rate
-  std::optional<double> weight_decay{};  ///< nullopt: as for other parameters
+  std::optional<double> weight_decay{};  ///< nullopt: the same as for other parameters
 };
 
-/// optim.groups, read. Exit::usage where a group lacks match, has another key, or a value that is
-/// none.
+/// Reads optim.groups. Throws Exit::usage if a group lacks match or has an unknown key or a bad
+/// value.
 std::vector<GroupOptions> group_options(const OptimConfig& config);
-/// The constants of a step, but for kind and lr.
+/// Returns the constants of a step, except kind and lr.
 UpdateRule rule_of(const OptimConfig& config);
 
 }  // namespace lathe

@@ -1,7 +1,7 @@
-// Kinds of optimizers. One that updates each element by itself is a rule
-// (core/kernels/rules/rule.h): a file and a line there, and nothing here. One that looks at whole
-// tensors is a Method: a file in optim/methods/ and a line in the table of optim/methods.cc, or, in
-// a program of your own, a call of add_optimizer_kind.
+// Kinds of optimizers. An optimizer that updates each element by itself is a rule
+// (core/kernels/rules/rule.h): it needs a file and a line there, and nothing here. An optimizer
+// that needs whole tensors is a Method: it needs a file in optim/methods/ and a line in the table
+// of optim/methods.cc or, in your own program, a call of add_optimizer_kind.
 #pragma once
 
 #include <memory>
@@ -19,64 +19,65 @@ struct StateTensor {
   std::string name;
   std::vector<int64_t> sizes;
   at::ScalarType dtype = at::kFloat;
-  int place = 0;  ///< in UpdateArgs::state
+  int place = 0;  ///< index in UpdateArgs::state
   double start = 0;
 };
-/// What a method keeps of one parameter.
+/// The state that a method keeps for one parameter.
 struct StateOf {
   std::vector<StateTensor> tensors;
-  bool whole = false;  ///< updated as a whole; otherwise its elements by the method's rule
-  double flops = 0;    ///< of an update's matrix products
+  bool whole =
+      false;  ///< updated as a whole tensor; otherwise element by element, by the method's rule
+  double flops = 0;  ///< of an update's matrix products
 };
 
-/// One parameter of a step: what kernels are given, and the shape that it has.
+/// One parameter of a step: the kernels' arguments and the parameter's shape.
 struct SlotUpdate {
   UpdateArgs args;
   at::IntArrayRef sizes;
   bool whole = false;
 };
 
-/// How a kind of optimizer updates parameters; it has no state but the slots'.
+/// Updates parameters. A method's only state is that of the slots.
 class Method {
  public:
   virtual ~Method() = default;
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;
 
-  /// What it keeps of a parameter; nothing is made yet.
+  /// Returns which state it keeps for a parameter; allocates nothing.
   virtual StateOf state(const NamedParameter& parameter) const = 0;
-  /// The rule of the step's decision and of elements; its lr is the step's.
+  /// Returns the rule for the step's decision and for single elements. The step sets its lr.
   virtual UpdateRule rule() const = 0;
-  /// Updates all parameters of a step that is not skipped; on a GPU, of one that may be: `control`
-  /// tells there. It may change the slots.
+  /// Updates all parameters. On a CPU it is not called for a skipped step; on a GPU only `control`
+  /// shows whether the step is skipped. It may change the slots.
   virtual void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
                       bool cuda) const = 0;
-  /// Whether it has code for GPUs.
+  /// Returns whether it has code for GPUs.
   virtual bool runs_on_card() const { return false; }
 
  protected:
   Method() = default;
 };
 
-/// A line of the table: what optim.kind says, and the method that it stands for.
+/// A line of the table: a value of optim.kind, and how to make its method.
 struct OptimizerKind {
   std::string name, doc;
   std::unique_ptr<Method> (*make)(const OptimConfig& config);
 };
-/// All kinds: those of the rules, Lathe's others, and those that were added.
+/// Returns all kinds: those of the rules, Lathe's other ones, and those that were added.
 const std::vector<OptimizerKind>& optimizer_kinds();
-/// Adds a kind, before the command line is run or an OptimConfig is made. Exit::internal where its
-/// name is taken.
+/// Adds a kind. Call it before the command line is run and before an OptimConfig is made. Throws
+/// Exit::internal if the name is taken.
 void add_optimizer_kind(OptimizerKind kind);
-/// The method that a config asks for.
+/// Returns the method of a config's kind.
 std::unique_ptr<Method> make_method(const OptimConfig& config);
 
-/// float64 for float64 parameters, else float32: what state and arithmetic are in.
+/// Returns the dtype of state and arithmetic: float64 for float64 parameters, otherwise float32.
 at::ScalarType state_dtype(const at::Tensor& parameter);
 /// Updates elements by the rule's formula, on the device of `slots`, on all threads.
 void update_elements(const std::vector<SlotUpdate>& slots, const UpdateRule& rule,
                      StepControl* control, bool cuda);
-/// The state of a rule's parameter.
+/// Returns the state that a rule keeps for a parameter.
 StateOf state_of_rule(const UpdateRule& rule, const at::Tensor& parameter);
 
 }  // namespace lathe

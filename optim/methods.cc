@@ -8,7 +8,7 @@
 namespace lathe {
 namespace {
 
-/// Any rule: each element by itself.
+/// Updates each element by itself, by any rule.
 class ByRule final : public Method {
  public:
   explicit ByRule(const UpdateRule& rule) : rule_(rule) {}
@@ -35,6 +35,8 @@ std::unique_ptr<Method> make_by_rule(const OptimConfig& config) {
 
 std::vector<OptimizerKind>& all() {
   static std::vector<OptimizerKind> kinds = [] {
+    // Rules first, in the order of their table. The amsgrad variants are hidden there: one kind
+    // serves both, and the config's amsgrad picks the variant.
     std::vector<OptimizerKind> made;
     for_each_rule(
         [&](auto rule) {
@@ -47,6 +49,8 @@ std::vector<OptimizerKind>& all() {
           }
         },
         Rules{});
+
+    // Methods that need whole tensors have no rule of their own.
     made.insert(
         made.end(),
         {
@@ -101,9 +105,10 @@ StateOf state_of_rule(const UpdateRule& rule, const at::Tensor& parameter) {
 
 void update_elements(const std::vector<SlotUpdate>& slots, const UpdateRule& rule,
                      StepControl* control, bool cuda) {
-  // Pieces that do not depend on how many threads there are: a loop's last elements may be rounded
-  // another way than those that fill its vectors.
+  // The size of a piece does not depend on the number of threads: the last elements of a loop may
+  // be rounded differently from those that fill its vectors.
   constexpr int64_t piece = 1 << 14;
+
   if (!cuda) {
     std::vector<int64_t> sizes;
     for (const SlotUpdate& slot : slots) sizes.push_back(slot.args.n);
@@ -112,6 +117,7 @@ void update_elements(const std::vector<SlotUpdate>& slots, const UpdateRule& rul
     });
     return;
   }
+
   std::vector<UpdateArgs> args;
   for (const SlotUpdate& slot : slots) args.push_back(slot.args);
   if (!args.empty())

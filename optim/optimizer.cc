@@ -20,7 +20,7 @@ namespace {
 
 int64_t chunks_of(const at::Tensor& t) { return (t.numel() + grad_sum_chunk - 1) / grad_sum_chunk; }
 
-/// The kernels read and write by pointer, so what they are given must be what they take it for.
+/// Throws unless a slot's gradient matches its parameter: the kernels access both by pointer alone.
 void check_slot(const Slot& slot) {
   const at::Tensor &p = slot.param.data(), &g = slot.param.grad();
   LATHE_CHECK(g.sizes() == p.sizes() && g.device() == p.device() && g.is_floating_point(),
@@ -30,7 +30,7 @@ void check_slot(const Slot& slot) {
               " or its gradient is not contiguous");
 }
 
-/// Says that the kernels wrote what a slot holds.
+/// Records that the kernels wrote to a slot's parameter, state and working copy.
 void bump_versions(const Slot& slot) {
   bump_version(slot.param.data());
   for (const auto& s : slot.state) bump_version(s);
@@ -40,24 +40,30 @@ void bump_versions(const Slot& slot) {
   kept.low_is_current(slot.param.data());
 }
 
-/// The kernel's view of a slot, without what a step's gradient gives it.
+/// Returns the kernel's view of a slot, without the fields that depend on a step's gradient.
 UpdateArgs args_of(const Slot& slot, const ParameterGroup& group,
                    const std::optional<uint64_t>& rounding_seed) {
   const Leaf& leaf = slot.param.leaf();
   const at::Tensor &p = slot.param.data(), &low = leaf.precision.low;
+
   UpdateArgs a;
   a.param = p.data_ptr();
+  // State lies at the positions that the rule asked for. The moving average, if any, comes last and
+  // has no position.
   for (size_t i = 0; i < slot.places.size(); ++i)
     a.state[slot.places[i]] = slot.state[i].data_ptr();
   if (slot.state.size() > slot.places.size()) a.average = slot.state.back().data_ptr();
+
   if (low.defined()) {
     a.low = low.data_ptr();
     a.low_type = element_of(low.scalar_type());
   }
+
   a.param_type = element_of(p.scalar_type());
   a.n = p.numel();
   a.weight_decay = group.weight_decay;
   a.lr_scale = group.lr_factor;
+  // The path is part of the key, so that two parameters never share random numbers.
   if (rounding_seed && a.param_type == Element::bf16) {
     a.stochastic = true;
     a.key = make_key(*rounding_seed, hash_name("stochastic rounding/" + slot.path));
@@ -65,7 +71,7 @@ UpdateArgs args_of(const Slot& slot, const ParameterGroup& group,
   return a;
 }
 
-/// "a, b, c, ... (41 in all)".
+/// Returns the first eight paths and the number of all: "a, b, c, ... (41 in all)".
 std::string some_paths(const std::vector<NamedParameter>& parameters) {
   std::string text;
   for (size_t i = 0; i < std::min<size_t>(parameters.size(), 8); ++i)
@@ -86,6 +92,9 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
   if (control_.bytes().is_cuda() && !method_->runs_on_card())
     fail(Exit::usage, "optim.kind = \"", config.kind,
          "\" has no code for GPUs yet; take adamw there, or train.device = \"cpu\"");
+
+  // Groups come in pairs, with and without weight decay. Pair 0 is for parameters that no group
+  // chooses; groups given in code come before those of the config.
   std::vector<GroupOptions> own = own_;
   for (GroupOptions& group : group_options(config)) own.push_back(std::move(group));
   groups_ = {{.weight_decay = config.weight_decay}, {}};
@@ -94,34 +103,44 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
         {.weight_decay = o.weight_decay.value_or(config.weight_decay), .lr_factor = o.lr_factor});
     groups_.push_back({.weight_decay = o.weight_decay.value_or(0), .lr_factor = o.lr_factor});
   }
+
   const auto chooses = [](const GroupOptions& o, const NamedParameter& p) {
     return o.which ? o.which(p) : matches(o.pattern, p.path);
   };
+  // The first group that chooses a parameter wins. Without a role that decides, parameters of 2 and
+  // more dimensions decay.
   const auto group_of = [&](const NamedParameter& p) {
     const auto at =
         std::find_if(own.begin(), own.end(), [&](const GroupOptions& o) { return chooses(o, p); });
     const size_t pair = at == own.end() ? 0 : static_cast<size_t>(at - own.begin()) + 1;
     return 2 * pair + (p.role.decayed.value_or(p.parameter.dim() >= 2) ? 0 : 1);
   };
+
   int64_t chunks = 0;
   for (const auto& p : parameters) {
     const at::Tensor& data = p.parameter.data();
     chunks += chunks_of(data);
     Slot slot{p.path, p.parameter, {}, {}, {}};
+
     StateOf state = method_->state(p);
     slot.whole = state.whole;
     update_flops_ += state.flops;
+    // Made now, so that a checkpoint can be loaded before the first step.
     for (const StateTensor& t : state.tensors) {
       slot.names.push_back(t.name);
       slot.places.push_back(t.place);
       slot.state.push_back(at::full(t.sizes, t.start, data.options().dtype(t.dtype)));
     }
+
     if (config.ema_decay > 0) {
       slot.names.emplace_back(average_name);
       slot.state.push_back(data.to(state_dtype(data), /*non_blocking=*/false, /*copy=*/true));
     }
+
     groups_[group_of(p)].slots.push_back(std::move(slot));
   }
+
+  // Refuse a group that has no effect, and report which of the two reasons applies.
   for (size_t i = 0; i < own.size(); ++i) {
     if (!groups_[2 * i + 2].slots.empty() || !groups_[2 * i + 3].slots.empty()) continue;
     const bool taken = std::any_of(parameters.begin(), parameters.end(),
@@ -132,8 +151,12 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
                  "them"
                : " matches no parameter; there are " + some_paths(parameters));
   }
+
   partials_ =
       at::empty({std::max<int64_t>(chunks, 1)}, control_.bytes().options().dtype(at::kDouble));
+
+  // NAdam's product of momenta lives in the step control on the device; a view of it is saved with
+  // the checkpoint.
   if (method_->rule().kind == rule_kind<NAdam>) {
     const at::Tensor product =
         control_.bytes().narrow(0, offsetof(StepControl, mu_product), sizeof(double));
@@ -151,6 +174,7 @@ void Optimizer::sum_gradients() {
   chunks_ = 0;
   double* const sums = partials_.mutable_data_ptr<double>();
   std::vector<GradArgs> grads;
+
   std::vector<int64_t> sizes;
   for (const auto& group : groups_) {
     for (const auto& slot : group.slots) {
@@ -163,10 +187,14 @@ void Optimizer::sum_gradients() {
       chunks_ += chunks_of(g);
     }
   }
+
+  // Gradients are counted in the order of groups and slots; step() finds each one's sums by the
+  // same order.
   if (partials_.is_cuda()) {
     if (!grads.empty()) cuda_api().grad_sum(grads.data(), static_cast<int64_t>(grads.size()), sums);
     return;
   }
+
   each_piece_of(sizes, grad_sum_chunk,
                 [&](size_t which, int64_t chunk, int64_t begin, int64_t end) {
                   sums[chunk] = grad_sum_cpu(grads[which].grad, grads[which].type, begin, end);
@@ -175,12 +203,16 @@ void Optimizer::sum_gradients() {
 
 void Optimizer::step(double lr, const StepOptions& options) {
   const NoGrad no_grad;
+
   const bool cuda = partials_.is_cuda();
   const at::Tensor& given = options.loss;
   LATHE_CHECK(!given.defined() || (given.scalar_type() == at::kFloat && given.numel() == 1 &&
                                    given.device() == partials_.device()),
               "Optimizer::step: the loss must be one float32 number on ", partials_.device().str(),
               ", not ", describe(given), given.defined() ? " on " + given.device().str() : "");
+
+  // Both passes over the gradients and the decision run on the device, so the host never waits for
+  // a GPU.
   sum_gradients();
   StepControl* control = control_.pointer();
   UpdateRule rule = method_->rule();
@@ -192,7 +224,10 @@ void Optimizer::step(double lr, const StepOptions& options) {
   const float* loss = given.defined() ? given.const_data_ptr<float>() : nullptr;
   (cuda ? cuda_api().decide : decide_cpu)(request, partials_.const_data_ptr<double>(), chunks_,
                                           loss, control, options.scale);
+
+  // On a GPU only the device knows the decision: the kernels below check `skip` there.
   if (!cuda && control->skip != 0) return;
+
   std::vector<SlotUpdate> updates, stay;
   int64_t chunk = 0;
   for (auto& group : groups_) {
@@ -200,6 +235,7 @@ void Optimizer::step(double lr, const StepOptions& options) {
       const at::Tensor& grad = slot.param.grad();
       SlotUpdate one{args_of(slot, group, rounding_seed_), slot.param.data().sizes(), slot.whole};
       if (!grad.defined()) {
+        // Without a gradient the parameter stays, but its average still approaches it.
         if (one.args.average != nullptr) stay.push_back(one);
         continue;
       }
@@ -208,11 +244,13 @@ void Optimizer::step(double lr, const StepOptions& options) {
       one.args.sums = partials_.const_data_ptr<double>() + chunk;
       chunk += chunks_of(grad);
       updates.push_back(one);
+      // On a GPU also where the step is skipped: an unneeded version bump is harmless.
       bump_versions(slot);
     }
   }
+
   method_->update(updates, rule, control, cuda);
-  // The average goes on towards a parameter that stays.
+  // Move the averages of the parameters that stay: a descent with a learning rate of 0.
   rule.kind = rule_kind<Descend>, rule.lr = 0;
   update_elements(stay, rule, control, cuda);
 }

@@ -7,12 +7,12 @@
 namespace lathe {
 namespace {
 
-/// What a schedule is made of, at one step.
+/// The inputs of a schedule at one step.
 struct Place {
   const ScheduleConfig& config;
   double lr, min_lr, step, steps, warmup;
 
-  /// Share of the way from step `from` to step `to`.
+  /// Returns how much of the way from step `from` to step `to` is done, in [0, 1].
   double progress(double from, double to) const {
     return std::clamp((step - from) / std::max(1.0, to - from), 0.0, 1.0);
   }

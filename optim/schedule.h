@@ -9,7 +9,7 @@
 
 namespace lathe {
 
-/// What schedule.kind may be.
+/// Returns the allowed values of schedule.kind.
 std::vector<std::string> schedule_names();
 
 struct ScheduleConfig {
@@ -37,10 +37,10 @@ struct ScheduleConfig {
               between(1, 100))
 };
 
-/// Where the schedule ends: min_lr, or a tenth of lr where that is -1.
+/// Returns the schedule's last learning rate: min_lr, or a tenth of lr if that is -1.
 double end_of_schedule(const ScheduleConfig& config, double lr);
 
-/// The learning rate of step 0 <= step < steps, with min_lr = end_of_schedule().
+/// Returns the learning rate of step 0 <= step < steps, with min_lr = end_of_schedule().
 ///   warm-up          lr (step + 1) / (warmup + 1)
 ///   linear           lr + (min_lr - lr) x,  x = (step - warmup) / (steps - warmup)
 ///   cosine           min_lr + (lr - min_lr) (1 + cos(pi x)) / 2. Loshchilov and Hutter 2017

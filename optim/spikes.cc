@@ -15,6 +15,7 @@ bool SpikeGuard::is_spike(double loss) {
       ++s.skipped_in_row;
       return true;
     }
+    // The loss has settled at a new level.
     s.seen = 0, s.mean = 0, s.variance = 0;
   }
   s.skipped_in_row = 0;

@@ -1,4 +1,4 @@
-// What liblathe_cuda.so gives to core/device.cc.
+// The functions that liblathe_cuda.so gives to core/device.cc.
 #include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -38,8 +38,8 @@ int device_count() {
 
 std::string device_name() { return properties().name; }
 
-/// Dense bf16 FLOP/s with fp32 accumulation, from NVIDIA's data sheets of the SXM parts where there
-/// are several.
+/// Returns dense bf16 FLOP/s with fp32 accumulation, from NVIDIA's data sheets; of the SXM part if
+/// there are several.
 double peak_bf16_flops() {
   const std::string name = device_name();
   struct Card {
@@ -56,7 +56,7 @@ double peak_bf16_flops() {
 
 void synchronize_device() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
-/// The allocator has no figures before the first use of a GPU.
+/// The allocator has no statistics before the first use of a GPU.
 c10::CachingDeviceAllocator::DeviceStats allocator_stats() {
   at::globalContext().lazyInitDevice(at::kCUDA);
   return c10::cuda::CUDACachingAllocator::getDeviceStats(0);

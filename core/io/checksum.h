@@ -1,4 +1,5 @@
-// XXH3, 64 bits (xxHash): whether bytes are the ones that were written. No defence against intent.
+// XXH3, 64 bits (xxHash): detects bytes that differ from those written. It does not protect against
+// an attacker.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +18,9 @@ class Checksum {
   ~Checksum();
   Checksum(Checksum&&) noexcept;
   Checksum& operator=(Checksum&&) noexcept;
-  /// Takes further bytes in.
+  /// Adds further bytes.
   void update(const void* data, size_t bytes);
-  /// 16 hexadecimal digits.
+  /// Returns 16 hexadecimal digits.
   std::string hex() const;
 
  private:
@@ -27,20 +28,20 @@ class Checksum {
   std::unique_ptr<State> state_;
 };
 
-/// XXH3 of 128 bits, by which equal texts can be told without keeping them.
+/// XXH3 of 128 bits: identifies equal texts without keeping them.
 struct Digest {
   uint64_t high = 0, low = 0;
   bool operator==(const Digest&) const = default;
 };
-/// For hash tables keyed by a Digest.
+/// A hash for tables keyed by a Digest.
 struct DigestHash {
   size_t operator()(const Digest& d) const { return d.low; }
 };
-/// Of a text.
+/// Returns the digest of a text.
 Digest digest(std::string_view text);
 
-/// Checksum of a file; `show` is called now and then with the number of bytes read. Exit::io where
-/// it can't be read.
+/// Returns the checksum of a file. Calls `show` from time to time with the number of bytes read.
+/// Throws Exit::io if the file can't be read.
 std::string file_checksum(const std::filesystem::path& path,
                           const std::function<void(uint64_t bytes)>& show = nullptr);
 

@@ -20,7 +20,7 @@ ClaimedFolder::ClaimedFolder(const fs::path& folder, const std::string& command,
 }
 
 ClaimedFolder::~ClaimedFolder() {
-  // Removed while it is locked: what another process then creates is a file of its own.
+  // Removed while locked: a file that another process creates afterwards is a different one.
   std::error_code error;
   fs::remove(folder_ / lock_name, error);
   lock_.reset();
@@ -53,7 +53,7 @@ void ClaimedFolder::lock(const std::string& command, const fs::path& out) {
 
 void ClaimedFolder::remove_created() const {
   std::error_code error;
-  for (const fs::path& folder : created_) fs::remove(folder, error);  // Where it is empty.
+  for (const fs::path& folder : created_) fs::remove(folder, error);  // only if empty
 }
 
 }  // namespace lathe

@@ -9,15 +9,15 @@
 
 namespace lathe {
 
-/// Holds a folder for a command that writes to it. Whatever it creates itself is gone again after
-/// it: the lock file, and the folder with its parents where they were missing and are still empty.
+/// Holds a folder for a command that writes to it. The destructor removes what it created: the lock
+/// file, and the folder with its parents if they were missing and are still empty.
 class ClaimedFolder {
  public:
   /// The lock file. A process that is killed leaves it behind, and the next command removes it.
   static constexpr const char* lock_name = ".unfinished-lock";
 
-  /// Creates the folder where it is missing, and locks it. Exit::busy where another process holds
-  /// it: the sentence names `command`, which writes there, and the folder as `out`, the user's
+  /// Creates the folder if it is missing, and locks it. Throws Exit::busy if another process holds
+  /// it; the message names `command`, which writes there, and the folder as `out`, the user's
   /// --out.
   ClaimedFolder(const fs::path& folder, const std::string& command, const fs::path& out);
   ClaimedFolder(const fs::path& out, const std::string& command)
@@ -31,7 +31,7 @@ class ClaimedFolder {
   void remove_created() const;
 
   fs::path folder_;
-  std::vector<fs::path> created_;  // that were missing, the deepest first
+  std::vector<fs::path> created_;  // those that were missing, the deepest first
   std::optional<FolderLock> lock_;
 };
 

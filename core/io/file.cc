@@ -45,7 +45,7 @@ namespace {
   throw FileError(code, str(path.string(), " is not a regular file"), 0);
 }
 
-/// Calls again what a signal interrupted.
+/// Repeats a call that a signal interrupted.
 template <class Call>
 auto uninterrupted(Call&& call) {
   decltype(call()) result;
@@ -55,11 +55,12 @@ auto uninterrupted(Call&& call) {
   return result;
 }
 
-/// Closes; the descriptor is gone also where a signal interrupted it, so there is no second try.
+/// Closes a descriptor. It is closed even if a signal interrupts the call, so there is no second
+/// try.
 bool closes(int fd) { return file_calls.close(fd) == 0 || errno == EINTR; }
 
-/// A descriptor of a regular file and its size. Nothing blocks: a pipe that nobody writes to is an
-/// error like any other.
+/// A descriptor of a regular file and its size. Opening never blocks: a pipe that nobody writes to
+/// is an error like any other.
 struct Readable {
   int fd = -1;
   size_t size = 0;
@@ -81,7 +82,7 @@ struct Readable {
   Readable& operator=(const Readable&) = delete;
 };
 
-/// Opens a regular file for writing without waiting for anything, or says why not.
+/// Opens a regular file for writing without blocking, or throws the reason.
 int open_to_write(const fs::path& path, int flags) {
   const int fd = uninterrupted(
       [&] { return file_calls.open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode_t{0644}); });
@@ -104,7 +105,7 @@ std::string advice(int number) {
   if (number == ENOSPC || number == EDQUOT) return "; free space and run the same command again";
   if (number == EACCES || number == EPERM) return "; change the permissions, or name another";
   if (number == EFBIG) {
-    // A limit of the process, or the largest file of the file system.
+    // Either the process's file size limit or the largest file of the file system.
     rlimit limit{};
     if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
       return "; use another file system";
@@ -160,7 +161,7 @@ int claim_slot(const fs::path& path, const std::byte* data, size_t size) {
     slot.begin = data;
     return static_cast<int>(i);
   }
-  return -1;  // more maps than slots: a cut file then ends the process with the plain signal
+  return -1;  // more maps than slots: a truncated file then ends the process with the plain signal
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Files that survive a crash: checked writes, fsync of file and folder, read-only maps whose
-// truncation is an error rather than a crash of unknown cause, and a lock on a run folder. Every
-// error names the path.
+// truncation is reported with the file's name instead of a bare SIGBUS, and a lock on a run folder.
+// Every error names the path.
 #pragma once
 
 #include <sys/types.h>
@@ -36,15 +36,15 @@ struct FileCalls {
 };
 extern FileCalls file_calls;
 
-/// What the system said of a file, and what to do about it.
+/// An error that the system reported for a file, and what to do about it.
 class FileError : public Error {
  public:
   FileError(Exit code, const std::string& cause, int number);
-  /// The sentence without what to do.
+  /// Returns the sentence without what to do.
   const std::string& cause() const { return cause_; }
-  /// errno.
+  /// Returns errno.
   int number() const { return number_; }
-  /// Whether space, or the user's share of it, ran out.
+  /// Returns whether space, or the user's quota, ran out.
   bool is_full() const;
 
  private:
@@ -56,7 +56,7 @@ class FileError : public Error {
 /// without checking, so call sync() and close() first.
 class OutputFile {
  public:
-  /// `create` truncates the file, `append` writes behind what it has.
+  /// `create` truncates the file, `append` writes after its end.
   enum class Open { create, append };
   OutputFile() = default;
   OutputFile(const fs::path& path, Open how);
@@ -64,14 +64,14 @@ class OutputFile {
   OutputFile& operator=(OutputFile&& o) noexcept;
   ~OutputFile();
 
-  // All of the bytes, or an error; interrupted and short writes go on.
+  // Writes all bytes or throws; interrupted and short writes are continued.
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
-  /// Waits until the disk has what was written (fsync).
+  /// Waits until the disk has all that was written (fsync).
   void sync();
-  /// Closes; what the system says of it is an error like any other.
+  /// Closes the file; an error that the system reports then is thrown like any other.
   void close();
-  /// Bytes in the file now.
+  /// Returns the bytes in the file now.
   uint64_t size() const;
   bool is_open() const { return fd_ >= 0; }
 
@@ -82,29 +82,30 @@ class OutputFile {
 
 /// Makes what was created or renamed in `folder` survive a crash.
 void sync_folder(const fs::path& folder);
-/// Writes a whole file and syncs it and its folder; readers see the old file or the new one.
+/// Writes an entire file and syncs it and its folder; readers see either the old file or the new
+/// one.
 void write_file_durably(const fs::path& path, std::string_view text);
-/// A whole regular file; one larger than `limit` bytes, or unreadable, is an error with this exit
-/// code.
+/// Reads an entire regular file. Throws with this exit code if it is larger than `limit` bytes or
+/// unreadable.
 std::string read_file(const fs::path& path, Exit code, uint64_t limit = uint64_t{1} << 30);
 
-// These throw FileError with Exit::io where they can't, and those that sync say so.
+// Each throws FileError with Exit::io if it fails; those that sync mention it.
 
-/// Creates folders as mkdir -p does, and syncs the parent of each that it creates; false where all
-/// were there.
+/// Creates folders as mkdir -p does, and syncs the parent of each that it creates. Returns false if
+/// all existed.
 bool make_folders(const fs::path& folder);
-/// What is in a folder, in no order; nothing where there is no folder.
+/// Returns the entries of a folder in no order; none if there is no folder.
 std::vector<fs::path> list_folder(const fs::path& folder);
-/// Replaces `to` at once, as rename(2) does. Errors throw FileError with Exit::io.
+/// Replaces `to` atomically, as rename(2) does. Throws FileError with Exit::io.
 void rename_file(const fs::path& from, const fs::path& to);
-/// Cuts a file back to `length` bytes and syncs it.
+/// Truncates a file to `length` bytes and syncs it.
 void cut_file(const fs::path& path, uint64_t length);
-/// Removes a file, or a folder with all that is in it; links are not followed. Nothing to do where
+/// Removes a file, or a folder with everything in it, without following links. Does nothing if
 /// there is none.
 void remove_tree(const fs::path& path);
 
-/// A regular file mapped read-only. If it is cut short by another program while mapped, the process
-/// ends with Exit::data and a sentence that names it.
+/// A regular file mapped read-only. If another program truncates it while it is mapped, the process
+/// ends with Exit::data and a sentence that names the file.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -113,9 +114,9 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& o) noexcept;
   ~MappedFile();
   std::span<const std::byte> bytes() const { return {data_, size_}; }
-  /// As it was opened.
+  /// Returns the path with which it was opened.
   const fs::path& path() const { return path_; }
-  /// Gives the memory of whole pages in `part` back; they are read again when they are wanted.
+  /// Releases the memory of whole pages in `part`; they are read again when they are needed.
   void release(std::span<const std::byte> part) const;
 
  private:
@@ -125,13 +126,13 @@ class MappedFile {
   int slot_ = -1;
 };
 
-/// An exclusive lock on a folder for the life of the object (flock on a file in it), freed by the
-/// kernel however the process ends. Exit::busy where another process holds it.
+/// An exclusive lock on a folder for the life of the object (flock on a file in it). The kernel
+/// frees it however the process ends. Throws Exit::busy if another process holds it.
 class FolderLock {
  public:
   explicit FolderLock(const fs::path& folder, const std::string& file = "lock");
   ~FolderLock();
-  /// Exit::io where the folder is not the one that was locked any more: removed, renamed or
+  /// Throws Exit::io if the folder is no longer the one that was locked: removed, renamed or
   /// replaced.
   void check_in_place() const;
   FolderLock(const FolderLock&) = delete;
@@ -142,11 +143,11 @@ class FolderLock {
   int fd_ = -1;
 };
 
-/// A named moment at which the tests may end the process (see tests/faults/main.cc); nothing in a
+/// Called at named points where the tests may end the process (see tests/faults/main.cc); null in a
 /// normal process.
 using FaultHook = void (*)(const char* point);
 extern FaultHook fault_hook;
-/// A place where the kill trials may end the process; nothing elsewhere.
+/// Marks a point where the kill trials may end the process; does nothing elsewhere.
 inline void fault_point(const char* point) {
   if (fault_hook != nullptr) [[unlikely]]
     fault_hook(point);

@@ -8,7 +8,7 @@ namespace {
 constexpr uint64_t alignment = 32;
 uint64_t aligned(uint64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
-/// Numbers of the format's types, and of ggml's.
+/// The numbers of the format's value types.
 enum ValueType : uint32_t {
   type_u32 = 4,
   type_i32 = 5,
@@ -68,17 +68,20 @@ void write_gguf(const fs::path& path, const GGUFMetadata& metadata,
                 const std::vector<TensorEntry>& tensors) {
   Writer head;
   for (const char c : {'G', 'G', 'U', 'F'}) head.number(c);
-  head.number(uint32_t{3});
+  head.number(uint32_t{3});  // the format's version
   head.number(uint64_t{tensors.size()});
   head.number(uint64_t{metadata.size()});
   for (const auto& [key, value] : metadata) {
     head.text(key);
     std::visit([&](const auto& x) { head.put(x); }, value);
   }
+
+  // The offsets of tensors count from the start of the data, and each tensor starts aligned.
   uint64_t offset = 0;
   for (const TensorEntry& t : tensors) {
     head.text(t.name);
     head.number(static_cast<uint32_t>(t.shape.size()));
+    // GGUF lists sizes innermost first.
     for (auto size = t.shape.rbegin(); size != t.shape.rend(); ++size)
       head.number(static_cast<uint64_t>(*size));
     head.number(tensor_type(t));
@@ -86,13 +89,16 @@ void write_gguf(const fs::path& path, const GGUFMetadata& metadata,
     offset += aligned(t.bytes.size());
   }
   head.pad();
+
   OutputFile file(path, OutputFile::Open::create);
   file.write(head.bytes());
+  // The last tensor is padded too, as the format asks.
   const std::string zeros(alignment, '\0');
   for (const TensorEntry& t : tensors) {
     file.write(t.bytes.data(), t.bytes.size());
     file.write(zeros.data(), aligned(t.bytes.size()) - t.bytes.size());
   }
+
   file.sync();
   file.close();
 }

@@ -1,5 +1,5 @@
-// GGUF, the files of llama.cpp (format description in ggml's docs/gguf.md), version 3: metadata,
-// tensors' names and shapes, then their bytes, each at a multiple of 32.
+// GGUF, the file format of llama.cpp (described in ggml's docs/gguf.md), version 3: metadata, the
+// names and shapes of tensors, then their bytes, each at a multiple of 32.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ using GGUFValue = std::variant<uint32_t, float, bool, std::string, std::vector<s
 /// Metadata in the order of the file.
 using GGUFMetadata = std::vector<std::pair<std::string, GGUFValue>>;
 
-/// Writes and syncs the file. Tensors are F32, F16 or BF16, and stand in the order given; the
+/// Writes and syncs the file. Tensors are F32, F16 or BF16, and are written in the given order. The
 /// format lists their sizes innermost first.
 void write_gguf(const fs::path& path, const GGUFMetadata& metadata,
                 const std::vector<TensorEntry>& tensors);

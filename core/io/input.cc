@@ -19,14 +19,14 @@ struct InputStream::State {
   int fd = -1;
   bool owned = false, at_end = false;
   uint64_t consumed = 0;
-  std::string packed;  // what was read and not yet used: from `at` on
+  std::string packed;  // compressed bytes; those from `at` on are not used yet
   size_t at = 0;
   Form form = Form::plain;
   z_stream gzip{};
   ZSTD_DStream* zstd = nullptr;
-  bool within = false;  // a member or frame that has begun and not ended
-  bool full =
-      false;  // the last output took all its room, so that more may be waiting in the decoder
+  bool within = false;  // inside a member or frame that has not ended
+  // The last output filled its buffer, so more may be waiting in the decoder.
+  bool full = false;
 
   explicit State(const std::string& name) : path(name) {}
   ~State() {
@@ -36,7 +36,7 @@ struct InputStream::State {
   }
   State(const State&) = delete;
 
-  /// Reads more of the file; false where there is none.
+  /// Reads more of the file; returns false at its end.
   bool fill() {
     if (at_end) return false;
     packed.erase(0, at);
@@ -74,26 +74,30 @@ struct InputStream::State {
     fail(Exit::data, path, " is damaged: ", what, "; pack it again");
   }
 
-  /// Unpacks into `to`; how many bytes came.
+  /// Decompresses into `to` and returns the number of bytes.
   size_t unpack(char* to, size_t most) {
     for (;;) {
+      // At the end of the file the decoder may still hold output.
       const bool more = left() > 0 || fill();
       if (!more && !full) {
         if (within) damaged("it ends within its compressed data");
         return 0;
       }
       if (more) within = true;
+
       size_t made = 0;
       if (form == Form::gzip) {
         gzip.next_in = reinterpret_cast<Bytef*>(packed.data() + at);
         gzip.avail_in = static_cast<uInt>(left());
         gzip.next_out = reinterpret_cast<Bytef*>(to);
         gzip.avail_out = static_cast<uInt>(most);
+        // Z_BUF_ERROR only means that it needs more input or room.
         const int code = inflate(&gzip, Z_NO_FLUSH);
         if (code != Z_OK && code != Z_STREAM_END && code != Z_BUF_ERROR)
           damaged(gzip.msg != nullptr ? gzip.msg : "no gzip data");
         at = packed.size() - gzip.avail_in;
         made = most - gzip.avail_out;
+        // Another member may follow, whose text belongs to the same stream.
         if (code == Z_STREAM_END) {
           within = false;
           inflateReset(&gzip);
@@ -107,6 +111,8 @@ struct InputStream::State {
         made = out.pos;
         if (code == 0) within = false;
       }
+
+      // Input without output, such as a header, is not the end of the stream: read on.
       full = made == most;
       if (made > 0) return made;
     }
@@ -119,8 +125,8 @@ InputStream::InputStream(const std::string& path) : state_(std::make_unique<Stat
     state_->fd = STDIN_FILENO;
   } else {
     struct stat info{};
-    state_->fd =
-        ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would wait for a writer
+    // Without O_NONBLOCK, opening a pipe would wait for a writer.
+    state_->fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     state_->owned = state_->fd >= 0;
     if (state_->fd < 0 || fstat(state_->fd, &info) != 0)
       fail(Exit::data, path, " can't be read: ", std::strerror(errno));

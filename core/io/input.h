@@ -1,4 +1,4 @@
-// Files that are read from begin to end, compressed or not, and standard input.
+// Files that are read from beginning to end, compressed or not, and standard input.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,9 @@
 namespace lathe {
 
 /// A regular file, or standard input ("-"), as bytes in order. gzip (RFC 1952) and Zstandard (RFC
-/// 8878) are recognized by their first bytes, whatever the name, and decompressed; members and
-/// frames one behind the other are one text. Memory does not grow with the file. Errors are
-/// Exit::data and name the file: one that is damaged, cut short, or followed by what is no
-/// compressed data.
+/// 8878) are recognized by their first bytes, whatever the name, and decompressed; consecutive
+/// members or frames are one text. Memory does not grow with the file. Throws Exit::data with the
+/// file's name if the file is damaged, cut short, or followed by anything but compressed data.
 class InputStream {
  public:
   explicit InputStream(const std::string& path);
@@ -21,9 +20,9 @@ class InputStream {
   InputStream(const InputStream&) = delete;
   InputStream& operator=(const InputStream&) = delete;
 
-  /// Appends up to `most` bytes to `out`; false at the end, where nothing was appended.
+  /// Appends up to `most` bytes to `out`. Returns false at the end, where it appends nothing.
   bool read(std::string& out, size_t most);
-  /// Bytes of the file itself that were read so far.
+  /// Returns how many bytes of the file itself were read so far.
   uint64_t consumed() const;
 
  private:

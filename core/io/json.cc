@@ -11,9 +11,9 @@ namespace {
 
 constexpr size_t max_depth = 8, max_values = 10'000'000;
 
-/// Builds the document from the parser's events. The library's own builder looks through all
-/// earlier keys of an object for each new one; here a key is appended, and a set tells whether it
-/// stands twice.
+/// Builds the document from the parser's events. The library's own builder searches all earlier
+/// keys of an object for each new one. This one appends the key, and a set detects one that occurs
+/// twice.
 class Builder {
  public:
   Builder(const std::string& where, Exit code) : where_(where), code_(code) {}
@@ -45,7 +45,7 @@ class Builder {
 
  private:
   struct Level {
-    Json* node;  // stays where it is: nothing is added beside it while it is open
+    Json* node;  // a stable address: nothing is added beside it while it is open
     std::unordered_set<std::string> keys;
   };
 
@@ -86,7 +86,7 @@ const Json* member(const Json& json, const char* key) {
 }  // namespace
 
 Json parse_json(std::string_view text, const std::string& where, Exit code) {
-  // The library takes a NUL for the end, and what follows it for nothing.
+  // The library would treat a NUL as the end and ignore what follows it.
   if (const auto at = text.find('\0'); at != std::string_view::npos)
     fail(code, where, ": byte ", at, " is NUL, which JSON has nowhere");
   Builder builder(where, code);

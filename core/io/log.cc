@@ -27,7 +27,7 @@ namespace {
 
 bool progress_shown = false;
 
-/// Passes text on as printable(). A character that is not complete yet waits for the rest of it.
+/// Forwards text as printable(). An incomplete character waits for its remaining bytes.
 class PrintableBuffer final : public std::streambuf {
  public:
   explicit PrintableBuffer(std::streambuf* to) : to_(to) {}
@@ -46,7 +46,7 @@ class PrintableBuffer final : public std::streambuf {
   }
   int sync() override { return to_->pubsync(); }
 
-  /// Passes on the first bytes of what waits.
+  /// Forwards the first bytes of the waiting text.
   bool pass_on(size_t bytes) {
     const std::string shown = printable(std::string_view(waiting_).substr(0, bytes));
     waiting_.erase(0, bytes);
@@ -58,13 +58,12 @@ class PrintableBuffer final : public std::streambuf {
   std::string waiting_;
 };
 
-/// Plain lines; a progress line on the terminal is cleared first.
+/// Writes plain lines. A progress line on the terminal is cleared first.
 class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   void show_progress(const std::string& line) {
     std::lock_guard lock(mutex_);
-    // At once, and what the last line had more is cleared afterwards: a line that is cleared first
-    // flickers.
+    // Overwrite the last line, then clear what remains of it: clearing first would flicker.
     std::fprintf(stdout, "\r%s\033[K", line.c_str());
     std::fflush(stdout);
     progress_shown = true;
@@ -82,21 +81,29 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
       std::fputs("\r\033[K", stdout);
       progress_shown = false;
     }
+
+    // Flush the other stream first, so that lines keep their order where both go to one terminal.
     const bool problem = message.level >= spdlog::level::warn;
     FILE* out = problem ? stderr : stdout;
     std::fflush(problem ? stdout : stderr);
+
     const bool is_terminal = isatty(fileno(out)) != 0,
                is_error = message.level > spdlog::level::warn;
     const bool is_colored = is_terminal && wants_colour();
+
     if (problem) {
       if (is_colored) std::fputs(is_error ? "\033[31m" : "\033[33m", out);
       std::fputs(is_error ? "error: " : "warning: ", out);
       if (is_colored) std::fputs("\033[39m", out);
     }
+
+    // Only a terminal acts on control characters; a file or pipe gets every byte.
     const std::string_view line(message.payload.data(), message.payload.size());
     const std::string shown = is_terminal ? printable(line) : std::string(line);
     std::fwrite(shown.data(), 1, shown.size(), out);
     std::fputc('\n', out);
+
+    // A closed or full stream must not end the run: count the line, and try again with the next.
     if (std::fflush(out) != 0 || std::ferror(out) != 0) {
       ++dropped;
       std::clearerr(out);
@@ -111,7 +118,7 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
 struct Log {
   std::shared_ptr<ConsoleSink> console = std::make_shared<ConsoleSink>();
   spdlog::logger logger{"lathe", console};
-  std::vector<std::pair<Level, std::string>> before_file;  // said before log.txt was open
+  std::vector<std::pair<Level, std::string>> before_file;  // logged before log.txt was open
   bool has_file = false;
   bool has_failed = false;
   Log() {
@@ -162,8 +169,8 @@ PrintableStreams::~PrintableStreams() {
 
 void open_standard_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    if (::fcntl(fd, F_GETFD) < 0 &&
-        ::open("/dev/null", O_RDWR) != fd)  // the lowest number that is free
+    // open() returns the lowest free number, which must be this one.
+    if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) != fd)
       fail(Exit::io, "cannot open /dev/null in place of a standard stream that is closed");
   }
 }
@@ -171,12 +178,13 @@ void open_standard_streams() {
 void set_console_level(Level level) { instance().console->set_level(level_of(level)); }
 
 void open_log_file(const std::string& path) {
-  OutputFile(path, OutputFile::Open::append).close();  // spdlog would wait for a pipe's reader
+  // This refuses a pipe without a reader, on which spdlog would block.
+  OutputFile(path, OutputFile::Open::append).close();
   try {
     auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
     file->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %v");
     auto& log = instance();
-    log.logger.sinks().resize(1);  // a second run in one process takes its own file
+    log.logger.sinks().resize(1);  // a second run in one process gets its own file
     log.logger.sinks().push_back(file);
     log.logger.flush_on(spdlog::level::info);
     for (const auto& [level, message] : log.before_file) {

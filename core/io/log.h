@@ -1,6 +1,6 @@
 // Console and log file (spdlog behind plain strings). Information goes to standard output, warnings
-// and errors to standard error; all of it also to the run's log.txt once that is open. A progress
-// line is rewritten in place on a terminal and absent otherwise.
+// and errors to standard error, and all of it to the run's log.txt once that is open. A progress
+// line is rewritten in place on a terminal and omitted otherwise.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@
 
 namespace lathe {
 
-/// How much a line matters; the log shows those at or above its own.
+/// The importance of a line; the console shows lines at or above its own level.
 enum class Level { debug, info, warn, error };
 
-/// While one lives, what std::cout and std::cerr write to a terminal is printable()
-/// (core/io/text.h): the texts and names of a file can't give it commands. A file or a pipe gets
-/// every byte as it is.
+/// While alive, std::cout and std::cerr write to a terminal through printable() (core/io/text.h),
+/// so that texts and names from a file can't control it. A file or a pipe gets every byte
+/// unchanged.
 class PrintableStreams {
  public:
   PrintableStreams();
@@ -31,41 +31,41 @@ class PrintableStreams {
   std::streambuf *before_out_, *before_err_;
 };
 
-/// Writes a line with its time to standard error and to the log file, if there is one.
+/// Writes a line to the console and to the log file, if there is one.
 void log(Level level, const std::string& message);
-/// The arguments put together as a line.
+/// Logs the concatenated arguments as a line.
 template <class... Args>
 void log_info(const Args&... args) {
   log(Level::info, str(args...));
 }
-/// The arguments put together as a line that a person should see.
+/// Logs the concatenated arguments as a warning.
 template <class... Args>
 void log_warn(const Args&... args) {
   log(Level::warn, str(args...));
 }
 
-/// Opens /dev/null on each of standard input, output and error that is closed: the first file
-/// opened would otherwise take its number, and what is said to the console would be written into
-/// it. Call it before anything else. Exit::io where it can't.
+/// Opens /dev/null on each of standard input, output and error that is closed. Otherwise the first
+/// file opened would get its number, and console output would be written into that file. Call it
+/// before anything else. Throws Exit::io if it can't.
 void open_standard_streams();
 
-/// The least level that the console shows (log.level).
+/// Sets the lowest level that the console shows (log.level).
 void set_console_level(Level level);
-/// Also write everything to this file, appended, with time and level. Exit::io where it can't be
+/// Also appends everything to this file, with time and level. Throws Exit::io if the file can't be
 /// opened.
 void open_log_file(const std::string& path);
-/// Lines so far that nobody could be shown, since standard output or standard error is closed or
+/// Returns how many lines were lost so far because standard output or standard error is closed or
 /// full.
 int64_t lines_dropped();
-/// Whether standard output is a terminal that takes control sequences.
+/// Returns whether standard output is a terminal that accepts control sequences.
 bool is_terminal();
-/// Columns of the terminal that standard output is, 80 where it is none or does not say; 20 at
-/// least.
+/// Returns the terminal width of standard output, at least 20; 80 if it is unknown or not a
+/// terminal.
 size_t terminal_width();
-/// Shows `line`, which must fit into the terminal, in place of the last progress line; nothing when
-/// standard output is no terminal.
+/// Shows `line`, which must fit into the terminal, in place of the last progress line. Does nothing
+/// if standard output is not a terminal.
 void progress(const std::string& line);
-/// Takes the progress line away, before something else is written to standard output.
+/// Removes the progress line, before something else is written to standard output.
 void clear_progress();
 
 }  // namespace lathe

@@ -26,6 +26,8 @@ std::string bar_line(const std::string& what, double share, const std::vector<st
   constexpr size_t longest = 24, shortest = 5;
   share = std::isfinite(share) ? std::clamp(share, 0.0, 1.0) : 0;
   const std::string percent = format("%3.0f%%", std::floor(100 * share));
+
+  // Colors take no columns, so widths are measured on a line without them.
   const auto line = [&](size_t bar, size_t n_facts, bool with_eta, bool painted) {
     const auto filled = static_cast<size_t>(share * static_cast<double>(bar));
     std::string text = what + (what.empty() ? "" : " ");
@@ -37,6 +39,9 @@ std::string bar_line(const std::string& what, double share, const std::vector<st
     for (size_t i = 0; i < n_facts; ++i) text += "  " + facts[i];
     return text + (with_eta && eta >= 0 ? "  eta " + duration_text(eta) : "");
   };
+
+  // Drop facts from the end, then the time left, until at least a short bar fits. 3 columns: the
+  // brackets and a space.
   for (const bool with_eta : {true, false}) {
     for (size_t n = facts.size() + 1; n-- > 0;) {
       const size_t without = line(0, n, with_eta, false).size();
@@ -55,7 +60,8 @@ ProgressBar::~ProgressBar() { clear_progress(); }
 
 void ProgressBar::show(double done, const std::vector<std::string>& facts, double eta) {
   const auto now = Clock::now();
-  const bool at_end = done >= all_ && shown_ != begin_;  // what is done at once has no bar
+  const bool at_end =
+      done >= all_ && shown_ != begin_;  // a task that ends immediately shows no bar
   if (!is_terminal() || (now - shown_ < std::chrono::milliseconds(100) && !at_end)) return;
   shown_ = now;
   const double seconds = std::chrono::duration<double>(now - begin_).count();

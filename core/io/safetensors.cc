@@ -26,7 +26,7 @@ constexpr uint64_t max_header = 100'000'000;  // the format's own limit
 
 bool by_name(const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; }
 
-/// One header entry, its shape and offsets checked against each other and the buffer.
+/// Reads a header entry, and checks its shape and offsets against each other and the buffer.
 TensorEntry read_entry(const std::string& file, const std::string& name, const Json& json,
                        std::span<const std::byte> buffer) {
   const std::string where = str(file, ": tensor \"", name, "\"");
@@ -37,6 +37,8 @@ TensorEntry read_entry(const std::string& file, const std::string& name, const J
   const int64_t item = safetensors_dtype_size(entry.dtype);
   if (item == 0) fail(Exit::checkpoint, where, ": unknown dtype \"", entry.dtype, "\"");
   uint64_t bytes = static_cast<uint64_t>(item);
+
+  // A header from a stranger can claim any shape: refuse one whose bytes overflow.
   const auto shape = json_get<Json>(json, "shape", where, Exit::checkpoint);
   if (!shape.is_array()) fail(Exit::checkpoint, where, ": its shape is no list");
   for (const auto& dim : shape) {
@@ -50,11 +52,13 @@ TensorEntry read_entry(const std::string& file, const std::string& name, const J
     bytes *= d;
     entry.shape.push_back(static_cast<int64_t>(d));
   }
+
   const auto offsets = json_get<Json>(json, "data_offsets", where, Exit::checkpoint);
   if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
       !offsets[1].is_number_unsigned()) {
     fail(Exit::checkpoint, where, ": data_offsets must be two whole numbers");
   }
+
   const auto begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
   if (begin > end || end > buffer.size()) {
     fail(Exit::checkpoint, where, ": bytes ", begin, " to ", end, " are outside the file's ",
@@ -89,7 +93,7 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
   if (!metadata.empty()) header["__metadata__"] = metadata;
   uint64_t offset = 0;
   for (const auto& t : tensors) {
-    // Appended: header[name] would look through all names before it.
+    // Appended, since header[name] would search all names before it.
     header.get_ref<Json::object_t&>().emplace_back(
         t.name, Json{{"dtype", t.dtype},
                      {"shape", t.shape},
@@ -125,9 +129,12 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
     fail(Exit::checkpoint, name, " is no safetensors file or cut short: its header claims ", length,
          " bytes");
   }
+
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + sizeof length, length);
   const Json header = parse_json(text, name, Exit::checkpoint);
   if (!header.is_object()) fail(Exit::checkpoint, name, ": the header is no JSON object");
+
+  // Offsets count from the end of the header.
   const auto buffer = bytes.subspan(sizeof length + length);
   for (const auto& [key, value] : header.items()) {
     if (key == "__metadata__") {
@@ -140,6 +147,9 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
       tensors_.push_back(read_entry(name, key, value, buffer));
     }
   }
+
+  // In the order of their bytes, tensors must follow each other exactly, so that no byte of the
+  // file is unchecked. Empty tensors come before the one at the same address.
   std::sort(tensors_.begin(), tensors_.end(), [](const auto& a, const auto& b) {
     return std::pair(a.bytes.data(), a.bytes.size()) < std::pair(b.bytes.data(), b.bytes.size());
   });
@@ -149,6 +159,8 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
       fail(Exit::checkpoint, name, ": a gap or overlap before tensor \"", t.name, "\"");
     expected += t.bytes.size();
   }
+
+  // find() searches by name.
   if (expected != buffer.data() + buffer.size())
     fail(Exit::checkpoint, name, ": bytes behind the last tensor");
   std::sort(tensors_.begin(), tensors_.end(), by_name);

@@ -1,6 +1,6 @@
-// The safetensors format (Hugging Face, format description in the safetensors repository's README):
-// an 8-byte length, a JSON header, then the tensors' bytes without gaps. Written with sorted names,
-// so that equal tensors give equal files.
+// The safetensors format (Hugging Face, described in the safetensors repository's README): an
+// 8-byte length, a JSON header, then the tensors' bytes without gaps. Names are written in sorted
+// order, so that equal tensors give equal files.
 #pragma once
 
 #include <cstdint>
@@ -19,31 +19,30 @@ struct TensorEntry {
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;  ///< contiguous, row-major, little-endian; not owned
 
-  /// The product of the sizes.
+  /// Returns the product of the sizes.
   int64_t numel() const;
 };
 
-/// Bytes of one element of a safetensors dtype; 0 for an unknown one.
+/// Returns the bytes of one element of a safetensors dtype; 0 for an unknown dtype.
 int64_t safetensors_dtype_size(const std::string& dtype);
 
-/// Writes and syncs the file; returns its checksum. `metadata` becomes "__metadata__".
+/// Writes and syncs the file, and returns its checksum. `metadata` becomes "__metadata__".
 std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> tensors,
                               const std::map<std::string, std::string>& metadata = {});
 
-/// A mapped safetensors file, validated whole: header within the file, known dtypes, shapes that
-/// fit their bytes, no gap, no overlap, nothing behind the last tensor. Errors are Exit::checkpoint
+/// A mapped safetensors file, fully validated: header within the file, known dtypes, shapes that
+/// fit their bytes, no gap, no overlap, nothing after the last tensor. Errors are Exit::checkpoint
 /// and name the file and the tensor.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const fs::path& path);
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  /// The entry of that name, or null.
+  /// Returns the entry of that name, or null.
   const TensorEntry* find(const std::string& name) const;
-  /// The entry of that name, or an error that names it.
+  /// Returns the entry of that name. Throws an error with the name if there is none.
   const TensorEntry& at(const std::string& name) const;
-  /// Says that an entry's bytes have been used: their memory is given back until they are wanted
-  /// again.
+  /// Releases the memory of an entry's bytes; they are read again when they are needed.
   void release(const TensorEntry& entry) const { file_.release(entry.bytes); }
 
  private:

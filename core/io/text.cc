@@ -32,7 +32,7 @@ size_t code_point_length(std::string_view text, size_t at) {
 size_t utf8_end(std::string_view text, size_t begin, size_t most) {
   size_t end = begin;
   while (end < text.size() && end - begin < most) {
-    uint64_t eight = 0;  // of ASCII at once
+    uint64_t eight = 0;  // eight bytes, to skip ASCII in one step
     if (text.size() - end >= sizeof eight && most - (end - begin) >= sizeof eight) {
       std::memcpy(&eight, text.data() + end, sizeof eight);
       if ((eight & 0x8080808080808080) == 0) {
@@ -50,7 +50,7 @@ size_t utf8_end(std::string_view text, size_t begin, size_t most) {
 size_t incomplete_bytes(std::string_view text) {
   for (size_t n = 1; n <= std::min<size_t>(3, text.size()); ++n) {
     const auto byte = static_cast<unsigned char>(text[text.size() - n]);
-    if ((byte & 0xC0) == 0x80) continue;  // of a code point that begins before
+    if ((byte & 0xC0) == 0x80) continue;  // a continuation byte: the code point begins before
     const size_t length = byte < 0xC2 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : byte < 0xF5 ? 4 : 1;
     return n < length ? n : 0;
   }

@@ -1,6 +1,6 @@
-// TensorBoard's event files: TFRecords of Event protobufs, of which only the few fields that a
-// training run writes are encoded, by hand. tensorflow/core/util/event.proto,
-// framework/summary.proto; lib/io/record_writer.h for the framing.
+// TensorBoard's event files: TFRecords of Event protobufs. The few fields that a training run
+// writes are encoded by hand. tensorflow/core/util/event.proto, framework/summary.proto;
+// lib/io/record_writer.h for the framing.
 #pragma once
 
 #include <cstdint>
@@ -10,30 +10,32 @@
 
 namespace lathe {
 
-/// CRC-32C (Castagnoli, RFC 3720), as TFRecords have it before masking.
+/// Returns the CRC-32C (Castagnoli, RFC 3720) that TFRecords mask.
 uint32_t crc32c(std::string_view bytes);
 
-/// A record: length, masked checksum of the length, data, masked checksum of the data.
+/// Returns a record: length, masked checksum of the length, data, masked checksum of the data.
 std::string tf_record(std::string_view data);
-/// Where the last whole record of a file's bytes ends; what follows is cut short or no record.
+/// Returns where the last complete record of a file's bytes ends; what follows is cut short or not
+/// a record.
 uint64_t whole_tf_records(std::string_view file);
 
-/// Counts of values between limits: counts[i] of those from limits[i - 1] (or min) up to limits[i].
+/// Counts of values between limits: counts[i] counts those from limits[i - 1] (or min) up to
+/// limits[i].
 struct Histogram {
   std::string name;
   double min = 0, max = 0, sum = 0, sum_squares = 0;
   std::vector<double> limits{}, counts{};
 };
 
-// Values of one event, encoded.
+// These return a value of an event, encoded.
 std::string tf_scalar(const std::string& tag, double value);
 /// Shown as Markdown; UTF-8.
 std::string tf_text(const std::string& tag, const std::string& text);
 std::string tf_histogram(const std::string& tag, const Histogram& histogram);
 
-/// An event of those values, as a record. `time`: seconds since 1970.
+/// Returns an event of those values, as a record. `time`: seconds since 1970.
 std::string tf_event(double time, int64_t step, const std::vector<std::string>& values);
-/// The record that a file begins with.
+/// Returns the record that a file begins with.
 std::string tf_first_event(double time);
 
 }  // namespace lathe

@@ -8,14 +8,14 @@
 
 #include "core/io/text.h"
 
-// toml++ 3.3 aborts on some malformed input ("[="); a failed assertion is a parse error like any
-// other.
+// toml++ 3.3 aborts on some malformed input ("[="). Here a failed assertion is a parse error like
+// any other.
 #define TOML_ASSERT(expr)                                    \
   do {                                                       \
     if (!(expr)) throw std::runtime_error("malformed TOML"); \
   } while (false)
-// Its tables of characters come to places that it calls unreachable, with a letter that is not
-// ASCII outside a string; such a letter is then none of what was asked.
+// A letter outside a string that is not ASCII takes toml++'s character tables to code that they
+// call unreachable. Such a letter belongs to none of their classes, so the answer is false.
 #include <toml++/impl/forward_declarations.h>
 #undef TOML_UNREACHABLE
 #define TOML_UNREACHABLE return false
@@ -34,15 +34,16 @@ std::string place(const std::string& name, const toml::source_region& source) {
   return str(name, ":", source.begin.line, ":", source.begin.column);
 }
 
-/// Refuses what toml++ would follow down by recursion: keys of many parts, lists in lists. A config
-/// has two levels.
+/// Refuses text that toml++ would follow by deep recursion: keys of many parts, lists in lists. A
+/// config has two levels.
 void check_depth(std::string_view text, const std::string& name) {
   constexpr int max_depth = 8;
   const auto at = [&](size_t i) { return i < text.size() ? text[i] : '\0'; };
   int nested = 0, dots = 0;
   for (size_t i = 0; i < text.size();) {
+    // Brackets and dots inside strings and comments do not count.
     const char c = text[i];
-    if (c == '"' || c == '\'') {  // to the end of the string
+    if (c == '"' || c == '\'') {  // skip to the end of the string
       const bool several_lines = at(i + 1) == c && at(i + 2) == c;
       i += several_lines ? 3 : 1;
       for (bool open = true; open && i < text.size(); ++i) {
@@ -59,14 +60,18 @@ void check_depth(std::string_view text, const std::string& name) {
       }
       continue;
     }
+
     if (c == '#') {
       i = std::min(text.find('\n', i), text.size());
       continue;
     }
+
+    // A dotted key nests one level for each dot; it ends at any of these characters.
     if (c == '[' || c == '{') ++nested;
     if ((c == ']' || c == '}') && nested > 0) --nested;
     if (std::string_view("\n=,[]{}").find(c) != std::string_view::npos) dots = 0;
     if (c == '.') ++dots;
+
     if (nested > max_depth || dots > max_depth) {
       const auto line =
           1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(i), '\n');
@@ -113,7 +118,7 @@ bool scalar(const Node& node, Value& out) {
   return true;
 }
 
-/// The same, and a list of tables of scalars.
+/// Converts a scalar, or a list of tables of scalars. Returns false for any other value.
 bool value_of(const toml::node& node, ConfigValue& out) {
   const toml::array* list = node.as_array();
   if (list == nullptr) return scalar(node, out);
@@ -127,6 +132,7 @@ bool value_of(const toml::node& node, ConfigValue& out) {
       if (!scalar(value, read)) return false;
       placed.push_back({key.source().begin, {std::string(key.str()), std::move(read)}});
     }
+    // toml++ sorts keys by name; restore the order of the file.
     std::stable_sort(placed.begin(), placed.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     tables.emplace_back();
@@ -176,6 +182,7 @@ ConfigValue parse_value(std::string_view text) {
 }
 
 std::string toml_text(const ConfigValue& value) {
+  // Numbers and strings must read back as the same value.
   struct Visitor {
     std::string operator()(bool b) const { return b ? "true" : "false"; }
     std::string operator()(int64_t i) const { return std::to_string(i); }
@@ -189,26 +196,30 @@ std::string toml_text(const ConfigValue& value) {
       std::string out = text;
       return out.find_first_of(".e") == std::string::npos ? out + ".0" : out;
     }
+
     std::string operator()(const std::string& s) const {
       std::string out = "\"";
       for (size_t i = 0; i < s.size(); ++i) {
         const char c = s[i];
-        if (s.compare(i, 3, "\xEF\xBB\xBF") ==
-            0) {  // a byte-order mark, which is refused as it stands
+        // A byte-order mark, which the parser refuses unless it is escaped.
+        if (s.compare(i, 3, "\xEF\xBB\xBF") == 0) {
           out += "\\uFEFF";
           i += 2;
           continue;
         }
+
         const size_t n = code_point_length(s, i);
-        if (n == 0) {  // a byte that is not UTF-8, as a path may have
+        if (n == 0) {  // not UTF-8, which is possible in a path
           out += "\\uFFFD";
           continue;
         }
+
         if (n > 1) {
           out.append(s, i, n);
           i += n - 1;
           continue;
         }
+
         if (c == '"' || c == '\\') out += '\\';
         if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
           char escape[8];
@@ -220,6 +231,7 @@ std::string toml_text(const ConfigValue& value) {
       }
       return out + "\"";
     }
+
     std::string operator()(const ConfigTables& tables) const {
       std::string out = "[";
       for (const auto& table : tables) {

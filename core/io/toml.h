@@ -1,5 +1,5 @@
 // TOML as Lathe's configs use it: sections of scalars, and lists of tables of scalars
-// ([[section.key]]). Read with toml++, with the file's own places kept for messages.
+// ([[section.key]]). Read with toml++; positions in the file are kept for messages.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace lathe {
 
-/// A value of TOML's four kinds.
+/// A value of one of TOML's four scalar kinds.
 using ConfigScalar = std::variant<bool, int64_t, double, std::string>;
-/// A list of tables, each its keys in the file's order.
+/// A list of tables, each with its keys in the order of the file.
 using ConfigTables = std::vector<std::vector<std::pair<std::string, ConfigScalar>>>;
-/// A value that a key of the config has.
+/// The value of a config key.
 using ConfigValue = std::variant<bool, int64_t, double, std::string, ConfigTables>;
 
 struct TomlEntry {
@@ -24,16 +24,16 @@ struct TomlEntry {
   std::string where;  ///< "file:line:column"
 };
 
-/// Every value of a config file, in the file's order. Errors are Exit::usage with file:line:column:
-/// syntax, a key twice, a key outside a section, a value that is neither a scalar nor a list of
-/// tables of them, more than 8 levels, a file over 1 MiB or with control bytes.
+/// Reads every value of a config file. Throws Exit::usage with file:line:column for a syntax error,
+/// a repeated key, a key outside a section, a value that is neither a scalar nor a list of tables
+/// of scalars, more than 8 levels, or a file over 1 MiB or with control bytes.
 std::vector<TomlEntry> read_toml(const std::string& path);
-/// The same for text; `name` stands in messages.
+/// Does the same for text; messages call it `name`.
 std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name);
-/// A value as typed on a command line: TOML's rules, and what is no TOML value is a string as it
-/// stands.
+/// Reads a value typed on a command line by TOML's rules. Text that is not a TOML value is returned
+/// unchanged, as a string.
 ConfigValue parse_value(std::string_view text);
-/// A value as TOML text; reading it back gives the same value.
+/// Returns a value as TOML text; reading it back gives the same value.
 std::string toml_text(const ConfigValue& value);
 
 }  // namespace lathe

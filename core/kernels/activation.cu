@@ -8,8 +8,8 @@ namespace {
 
 constexpr int activation_threads = 256;
 
-/// As gelu_grad in core/kernels/activation-inl.h. Beyond +-10 it is 0 or 1 to 1e-36, and e would
-/// overflow.
+/// Returns the same as gelu_grad in core/kernels/activation-inl.h. Beyond +-10 it is 0 or 1 to
+/// 1e-36, and e would overflow.
 __device__ float gelu_grad(float given) {
   const float x = given < -10 ? -10 : given > 10 ? 10 : given, square = x * x;
   const float twice_k = 1.5957691216057308f, c = 0.044715f;
@@ -17,7 +17,8 @@ __device__ float gelu_grad(float given) {
   return s + x * twice_k * (1 + 3 * c * square) * s * (e * s);
 }
 
-/// A thread takes a pack of elements; those after the last whole pack have a thread each.
+/// Each thread processes a pack of elements; the elements after the last complete pack have a
+/// thread each.
 template <class T>
 __global__ void gelu_backward_kernel(const T* x, const T* dy, T* dx, int64_t n) {
   constexpr int width = 16 / sizeof(T);

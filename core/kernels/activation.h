@@ -1,5 +1,5 @@
-// Activations, element by element, in float32 whatever the elements are (float32 or bfloat16, all
-// alike).
+// Activations, element by element, computed in float32. All elements of a call are either float32
+// or bfloat16.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,13 @@
 
 namespace lathe {
 
-/// dx = dy gelu'(x), the tanh form (Hendrycks and Gimpel 2016); dx may be dy.
+/// Computes dx = dy gelu'(x), the tanh form (Hendrycks and Gimpel 2016); dx may be dy.
 void gelu_backward(const void* x, const void* dy, void* dx, Element type, int64_t n);
-/// SwiGLU (Shazeer 2020): y [rows, h] = silu(a) b of x [rows, 2 h], a the first half of a row and b
-/// the second.
+/// Computes SwiGLU (Shazeer 2020): y [rows, h] = silu(a) b, where x [rows, 2 h] has a in the first
+/// half of each row and b in the second.
 void swiglu_forward(const void* x, void* y, Element type, int64_t rows, int64_t h);
-/// da = dy b silu'(a), db = dy silu(a). Rows of a, b, da and db are `stride` apart, those of dy h.
+/// Computes da = dy b silu'(a), db = dy silu(a). Rows of a, b, da and db are `stride` apart, those
+/// of dy h.
 void swiglu_backward(const void* a, const void* b, const void* dy, void* da, void* db, Element type,
                      int64_t rows, int64_t h, int64_t stride);
 

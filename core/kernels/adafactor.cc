@@ -14,7 +14,7 @@ namespace {
 
 constexpr double least = 1e-30;  // the paper's epsilon_1
 
-/// Calls f(at, n, row, column) for blocks of elements of one row each, of rows [begin, end).
+/// Calls f(at, n, row, column) for blocks of elements, each within one row, of rows [begin, end).
 template <class F>
 void each_block(const AdafactorArgs& a, int64_t begin, int64_t end, F&& f) {
   for (int64_t row = begin; row < end; ++row) {
@@ -30,6 +30,7 @@ double moments(const AdafactorArgs& f, const UpdateRule& rule, const StepControl
   const double scale = grad_scale_of(rule, a, control), b = f.decay, rest = 1 - f.decay;
   T grads[update_block], params[update_block];
   double x[update_block], sum = 0;
+
   const auto squares = [&](int64_t at, int64_t n) {
     const T* g = load_gradient(a, rule, control, at, n, grads);
     for (int64_t i = 0; i < n; ++i) {
@@ -40,6 +41,8 @@ double moments(const AdafactorArgs& f, const UpdateRule& rule, const StepControl
     sum += lane_sum(
         n, [&](int64_t i) { return static_cast<double>(p[i]) * static_cast<double>(p[i]); });
   };
+
+  // Not factored: one moment for each element.
   T* moment = static_cast<T*>(a.state[0]);
   if (f.rows == 0) {
     for (int64_t at = begin; at < end; at += update_block) {
@@ -50,6 +53,9 @@ double moments(const AdafactorArgs& f, const UpdateRule& rule, const StepControl
     }
     return sum;
   }
+
+  // Factored: a row's mean is complete with its last block. The columns' sums go to the caller,
+  // since other pieces add to them.
   double row_sum = 0;
   each_block(f, begin, end, [&](int64_t at, int64_t n, int64_t row, int64_t column) {
     squares(at, n);
@@ -77,7 +83,7 @@ void factors(const AdafactorArgs& f, const double* columns, double* row_factors,
   }
 }
 
-/// u of n elements of one row, or of a parameter that is not factored.
+/// Computes u for n elements of one row, or of a parameter that is not factored.
 template <class T>
 void direction(const AdafactorArgs& f, const UpdateRule& rule, const StepControl& control,
                int64_t at, int64_t n, int64_t row, int64_t column, const double* row_factors,

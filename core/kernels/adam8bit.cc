@@ -19,14 +19,14 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
-/// The level nearest to x in [-1, 1], the lower of two that are as near: `middles` [255] are
-/// halfway between levels.
+/// Returns the level nearest to x in [-1, 1], the lower one of two at the same distance. `middles`
+/// [255] are halfway between levels.
 inline uint8_t nearest_level(float x, const float* middles) {
   int at = 0;
   for (int step = levels / 2; step > 0; step /= 2) at += middles[at + step - 1] < x ? step : 0;
   return static_cast<uint8_t>(at);
 }
-/// Stores the level nearest to each lane of x, as nearest_level finds it.
+/// Stores the level nearest to each lane of x, the same as nearest_level's.
 HWY_INLINE void store_nearest_levels(V x, const float* middles, uint8_t* codes) {
   const hn::RebindToSigned<D> di;
   auto at = hn::Zero(di);
@@ -38,7 +38,7 @@ HWY_INLINE void store_nearest_levels(V x, const float* middles, uint8_t* codes) 
   hn::StoreU(hn::DemoteTo(d8, at), d8, codes);
 }
 
-/// Moments of one block: codes and scale to values, and back.
+/// Converts one block's codes and scale to values; write_codes() does the reverse.
 template <class T>
 void read_codes(const uint8_t* codes, float scale, const float* values, int64_t n, T* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(values[codes[i]] * scale);
@@ -54,7 +54,7 @@ void write_codes(const float* x, int64_t n, const float* middles, uint8_t* codes
   float most = hn::GetLane(hn::MaxOfLanes(D(), all));
   for (; i < n; ++i) most = std::max(most, std::fabs(x[i]));
   *scale = most;
-  // The inverse of a very small number is infinite: then by division.
+  // The inverse of a very small number is infinite; division gives the right result then.
   const float inverse = most > 0 ? 1 / most : 0;
   const bool divide = !std::isfinite(inverse);
   for (i = 0; i + lanes <= n; i += lanes) {
@@ -144,7 +144,7 @@ std::array<float, 256> make_levels(bool with_sign) {
   return levels;
 }
 
-/// Halfway between neighbours.
+/// Returns the values halfway between neighbors.
 std::array<float, 255> make_middles(const std::array<float, 256>& levels) {
   std::array<float, 255> middles{};
   for (size_t i = 0; i < middles.size(); ++i) middles[i] = (levels[i] + levels[i + 1]) / 2;

@@ -1,4 +1,4 @@
-// The vector loops of attention's blocks; included as simd-inl.h is.
+// The vector loops of attention's blocks; included in the same way as simd-inl.h.
 #if defined(LATHE_CORE_KERNELS_ATTENTION_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_ATTENTION_INL_H
 #undef LATHE_CORE_KERNELS_ATTENTION_INL_H
@@ -17,33 +17,39 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// One block of the online softmax. scores [rows, columns], `stride` apart, of queries from q0 and
-/// keys from k0; p takes exp(score scale - m) with zeros where the mask is and in the columns up to
-/// `width`; the running maximum m and denominator l [rows] continue those of the previous
-/// blocks (`is_first`: there are none), and so does the accumulated output [rows, wide]. `starts`,
-/// where it is not null: the first key that each row sees.
+/// One block of the online softmax. scores [rows, columns], `stride` apart, belong to queries from
+/// q0 and keys from k0. Writes exp(score scale - m) to p, with zeros where the mask applies and in
+/// the columns up to `width`. Updates the running maximum m and denominator l [rows] of the
+/// previous blocks (`is_first`: there are none), and rescales the accumulated output [rows, wide].
+/// `starts`, if not null: the first key that each row sees.
 template <class T>
 void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width,
                 int64_t q0, int64_t k0, const int64_t* starts, bool is_first, float scale, T* p,
                 float* m, float* l, float* acc, int64_t wide) {
   const V s = set(scale), low = set(-INFINITY);
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t end =
-        std::clamp<int64_t>(q0 + r - k0 + 1, 0, columns);  // keys up to the query itself
+    // A query sees the keys up to its own position, from its document's start on.
+    const int64_t end = std::clamp<int64_t>(q0 + r - k0 + 1, 0, columns);
     const int64_t begin = starts == nullptr ? 0 : std::clamp<int64_t>(starts[r] - k0, 0, end);
     std::fill_n(p + r * width, begin, T(0.0f));
     const float* in = scores + r * stride + begin;
     T* out = p + r * width + begin;
     const int64_t seen = end - begin;
+
+    // A row that sees no key of this block keeps its m and l.
     if (seen == 0) {
       std::fill(out, p + (r + 1) * width, T(0.0f));
       continue;
     }
+
     V top = low;
     for_vectors(seen, [&](int64_t i, auto part)
                           HWY_ATTR { top = hn::Max(top, part.keep_or(part(in + i), low)); });
     const float before = m[r], now = std::max(before, max_of(top) * scale);
     const V shift = set(now);
+
+    // exp(score scale - m) and its sum. Subtracting the new maximum keeps the exponentials at 1 or
+    // below.
     V total = set(0);
     for_vectors(seen, [&](int64_t i, auto part) HWY_ATTR {
       const V e = part.keep(exp_of(hn::MulSub(part(in + i), s, shift)));
@@ -51,6 +57,8 @@ void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t colum
       part(e, out + i);
     });
     std::fill(out + seen, p + (r + 1) * width, T(0.0f));
+
+    // Earlier blocks used a smaller maximum: rescale their denominator and output to the new one.
     const float kept = before == -INFINITY ? 0.0f : std::exp(before - now);
     m[r] = now;
     l[r] = l[r] * kept + sum_of(total);
@@ -71,7 +79,7 @@ void softmax_block(const float* scores, int64_t stride, int64_t rows, int64_t co
   });
 }
 
-/// out[r] = acc[r] / sum[r] (sum null: acc), rows x columns.
+/// Sets out[r] = acc[r] / sum[r] (acc[r] if sum is null) for rows x columns.
 void write_rows_of(const float* acc, int64_t wide, int64_t rows, int64_t columns, const float* sum,
                    Matrix out) {
   with_element(out.type, [&](auto t) HWY_ATTR {
@@ -85,7 +93,7 @@ void write_rows_of(const float* acc, int64_t wide, int64_t rows, int64_t columns
   });
 }
 
-/// delta[r] = sum over the columns of a b.
+/// Sets delta[r] to the sum over the columns of a b.
 void dot_rows(Matrix a, Matrix b, int64_t rows, int64_t columns, float* delta) {
   with_element(a.type, [&](auto t) HWY_ATTR {
     using T = decltype(t);
@@ -100,19 +108,19 @@ void dot_rows(Matrix a, Matrix b, int64_t rows, int64_t columns, float* delta) {
   });
 }
 
-/// Transposed blocks [keys, queries], `stride` apart: from scores and dP to P and dS = P (dP -
-/// delta) scale. Rows of the results are `width` long, zero beyond the queries and where the mask
-/// is. `starts`, where it is not null: the first key that each query sees.
+/// Computes P and dS = P (dP - delta) scale from scores and dP, all transposed blocks [keys,
+/// queries] with rows `stride` apart. Rows of the results are `width` long, with zeros beyond the
+/// queries and where the mask applies. `starts`, if not null: the first key that each query sees.
 template <class T>
 void softmax_backward(const float* scores, const float* dp, int64_t stride, int64_t keys,
                       int64_t queries, int64_t width, int64_t k0, int64_t q0, const int64_t* starts,
                       float scale, const float* lse, const float* delta, T* p, T* ds) {
   const V s = set(scale);
-  int64_t last = queries;  // those from here on begin behind the key
+  int64_t last = queries;  // queries from here on start after the key
   for (int64_t r = keys - 1; r >= 0; --r) {
     while (starts != nullptr && last > 0 && starts[last - 1] > k0 + r) --last;
-    const int64_t first =
-        std::min(queries, std::max<int64_t>(0, k0 + r - q0));  // queries before the key see nothing
+    // Queries before the key don't see it.
+    const int64_t first = std::min(queries, std::max<int64_t>(0, k0 + r - q0));
     T* to_p = p + r * width;
     T* to_ds = ds + r * width;
     for_vectors(queries, [&](int64_t i, auto part) HWY_ATTR {
@@ -138,9 +146,10 @@ void slopes_block(const float* scores, const float* dp, int64_t stride, int64_t 
   });
 }
 
-/// One block of keys for one query of each of `heads` heads that share them, in the order of the
-/// blocks' products above: scores [heads][block of keys], the online softmax, and the accumulated
-/// output [heads][wide] in `acc`. q [heads rounded up to 1, 2, 4 or 8][width] in float32.
+/// Processes one block of keys for one query of each of `heads` heads that share them, in the order
+/// of the blocks' matmuls above: scores [heads][block of keys], the online softmax, and the
+/// accumulated output [heads][wide] in `acc`. q [heads rounded up to 1, 2, 4 or 8][width] in
+/// float32.
 template <class T>
 void one_query_as(const T* k, const T* v, int64_t stride, int64_t keys, int64_t k0, int64_t width,
                   int64_t heads, const float* q, float scale, float* scores, float* p, float* m,
@@ -180,8 +189,8 @@ void one_query(Matrix k, Matrix v, int64_t keys, int64_t k0, int64_t width, int6
   run(c10::BFloat16{});
 }
 
-/// Rows of a head turned by their places' angles, or back (`sign` -1): turns [rows, width]. May be
-/// in place.
+/// Rotates rows of a head by the angles of their positions, or back (`sign` -1): turns [rows,
+/// width]. May be in place.
 void turn_rows(Matrix from, int64_t rows, int64_t width, const float* turns, float sign,
                Matrix to) {
   with_element(from.type, [&](auto t) HWY_ATTR {

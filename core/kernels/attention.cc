@@ -1,8 +1,7 @@
-// Backward works on transposed blocks (keys by queries), so P and dS are left factors as
-// computed, and one transpose (for dq) is enough. Rotary positions are applied to queries and
-// keys in cache, once per key for all heads of its group; gradients are rotated back in
-// float32. Gradients of keys and values are computed for each head of a group and summed
-// afterwards.
+// Backward works on transposed blocks (keys by queries), so P and dS are left factors as computed,
+// and one transpose (for dq) is enough. Rotary positions are applied to queries and keys in cache,
+// once per key for all heads of its group; gradients are rotated back in float32. Gradients of keys
+// and values are computed for each head of a group and summed afterwards.
 #include "core/kernels/attention.h"
 
 #include <algorithm>
@@ -47,24 +46,24 @@ struct Head {
         starts(s.starts == nullptr ? nullptr : s.starts + sample * s.time),
         turns(s.turns == nullptr || s.turn_rows == s.time ? s.turns
                                                           : s.turns + sample * s.time * s.width) {}
-  /// Its rows of something that has a head for each of q's.
+  /// Returns this head's rows of a tensor with as many heads as q.
   Matrix own(HeadRows r) const { return at(r, head); }
-  /// Its rows of k or v.
+  /// Returns this head's rows of k or v.
   Matrix shared(HeadRows r) const { return at(r, key_head); }
   Matrix rows(const void* out) const { return at({out, joined.stride, joined.batch_stride}, head); }
-  /// The first keys that queries from i on see, or null; and of the first of them the block that it
-  /// is in.
+  /// Returns the first keys that queries from i on see, or null; first_block() returns the block of
+  /// the first of these keys.
   const int64_t* starts_of(int64_t i) const { return starts == nullptr ? nullptr : starts + i; }
   int64_t first_block(int64_t i) const { return starts == nullptr ? 0 : starts[i] / block * block; }
-  /// q or k with rows [begin, end) turned, in `space` [time, width]; or as they lie, where nothing
-  /// is turned.
+  /// Returns q or k with rows [begin, end) rotated into `space` [time, width]; or unchanged if
+  /// nothing is rotated.
   Matrix turned(Matrix rows, int64_t begin, int64_t end, void* space) const {
     if (turns == nullptr) return rows;
     const Matrix to{space, width, element};
     turn(below(rows, begin), begin, end - begin, 1, below(to, begin));
     return to;
   }
-  /// Turns rows of dq or dk, of places from t on, back in place.
+  /// Rotates rows of dq or dk back in place; they belong to positions from t on.
   void unrotate(Matrix rows, int64_t t, int64_t count) const {
     if (turns != nullptr) turn(rows, t, count, -1, rows);
   }
@@ -81,10 +80,10 @@ struct Head {
   HeadRows joined;
   Element element;
   const int64_t* starts;
-  const float* turns;  // of the sample's first place
+  const float* turns;  // from the sample's first position on
 };
 
-/// What a head is computed in: its elements' type, and the one that they are multiplied in.
+/// The type of a head's elements, and the type in which they are multiplied.
 struct Types {
   explicit Types(Element own_) : own(own_), as(multiplied_as(own_)) {}
   Element own, as;
@@ -94,13 +93,13 @@ struct Types {
 /// Some of a head's rows [time, width], packed block by block as right factors.
 class Packed {
  public:
-  /// transposed: of [width, rows of the block], else of [rows of the block, width].
+  /// transposed: packs [width, rows of the block], otherwise [rows of the block, width].
   Packed(const AttentionShape& s, Types types, bool transposed)
       : shape_(s),
         types_(types),
         transposed_(transposed),
         wide_(round_up(transposed ? block : s.width, 16)) {}
-  /// float32 that is not transposed is read where it is.
+  /// Returns whether rows are packed; float32 that is not transposed is read in place.
   bool copied() const { return transposed_ || types_.own != Element::f32; }
   int64_t bytes() const { return copied() ? divide_up(shape_.seen(), block) * block_bytes() : 0; }
   /// Packs rows [begin, end); begin starts a block.
@@ -116,7 +115,7 @@ class Packed {
         pack_right(below(from, t), n, shape_.width, wide_, place, types_.as);
     }
   }
-  /// The block that begins at row t.
+  /// Returns the block that begins at row t.
   Matrix block_at(int64_t t) const {
     if (!copied()) return below(from_, t);
     return {at_ + t / block * block_bytes(), wide_, types_.as};
@@ -135,7 +134,7 @@ class Packed {
   char* at_ = nullptr;
 };
 
-/// Up to a block of rows as a left factor: where they are, or widened in `space`.
+/// Returns up to a block of rows as a left factor: in place, or widened into `space`.
 Matrix left_rows(Matrix from, int64_t row, int64_t rows, int64_t width, Types types, float* space) {
   const Matrix there = below(from, row);
   if (!types.widens()) return there;
@@ -190,8 +189,8 @@ struct BackwardSpace {
   int64_t used;
 };
 
-/// A head's blocks of queries (or keys) in parts, so that every thread has work where there are few
-/// heads: one part where there are two heads a thread or more.
+/// Splits a head's blocks of queries (or keys) into parts, so that no thread idles if there are few
+/// heads. With two or more heads a thread there is one part.
 struct HeadParts {
   explicit HeadParts(const AttentionShape& s)
       : heads(s.batch * s.heads), blocks(divide_up(s.time, block)) {
@@ -215,12 +214,14 @@ bool attention_ready(const AttentionShape& s, Element type) {
 
 namespace {
 
-/// One query a head, as when a text is written a token at a time: keys and values are read where
-/// they lie, once for all heads that share them.
+/// Attends with one query a head, as when text is generated a token at a time. Keys and values are
+/// read in place, once for all heads that share them.
 void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows,
                 HeadRows v_rows, void* out, float* lse) {
   const int64_t wide = round_up(s.width, 16), kv_heads = s.heads / s.groups();
   constexpr int64_t most_lanes = 16;
+  // The sizes are computed first with a null base, then each task carves its thread's memory in the
+  // same way.
   const auto carve = [&](char* base, auto&& use) {
     Carver c(base);
     auto* q = c.take<float>(few_rows * s.width);
@@ -232,8 +233,10 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
     use(q, scores, p, m, l, acc, c.take(most_lanes * s.width * bytes_of(type)));
     return c.used();
   };
+
   const Scratch scratch(carve(nullptr, [](auto...) {}));
-  const int64_t parts = divide_up(s.groups(), few_rows);  // of a group
+  const int64_t parts = divide_up(s.groups(), few_rows);  // of a group of heads
+
   const auto run = [&](int64_t task) {
     const int64_t pair = task / parts, sample = pair / kv_heads, key_head = pair % kv_heads;
     const int64_t first = key_head * s.groups() + task % parts * few_rows;
@@ -241,53 +244,66 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
                   index = sample * s.heads + first;
     const Head head(s, type, index);
     const Matrix k = head.shared(k_rows), v = head.shared(v_rows);
+
     carve(scratch.mine(),
           [&](float* q, float* scores, float* p, float* m, float* l, float* acc, char* space) {
             std::fill_n(q, few_rows * s.width, 0.0f);
             widen({head.own(q_rows).data, s.width, type}, heads, s.width, q, s.width);
             std::fill_n(m, heads, -INFINITY);
             std::fill_n(l, heads, 0.0f);
+
+            // m, l and acc carry the online softmax from one block of keys to the next.
             for (int64_t j = 0; j < s.seen(); j += block) {
               HWY_DYNAMIC_DISPATCH(one_query)
               (below(k, j), below(v, j), std::min(block, s.seen() - j), j, s.width, heads, q,
                s.scale, scores, p, m, l, acc, wide, space);
             }
+
             HWY_DYNAMIC_DISPATCH(write_rows_of)
             (acc, wide, heads, s.width, l, {head.rows(out).data, s.width, type});
+
+            // Backward needs the log of each row's sum of exponentials; null without backward.
             for (int64_t h = 0; h < heads && lse != nullptr; ++h)
               lse[index + h] = m[h] + std::log(l[h]);
           });
   };
+
   parallel_tasks(s.batch * kv_heads * parts, run, [] {});
 }
 
 }  // namespace
 
-// A block of queries goes past the blocks of keys up to its own:
+// A block of queries is multiplied with the blocks of keys up to its own:
 //
 //          keys j ->
-//   q i   +---+---+---+---+     scores = q_i k_j^T, softmax's m and l go on, P
+//   q i   +---+---+---+---+     scores = q_i k_j^T, softmax's m and l move, P
 //    |    | x |   |   |   |     acc_i = acc_i (rescaled) + P v_j
 //    v    +---+---+---+---+
 //         | x | x |   |   |     x: computed; on the diagonal the mask cuts a block
 //         +---+---+---+---+
 void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows,
                        HeadRows v_rows, void* out, float* lse) {
+  // A single query is bound by reading keys and values, which attend_one reads in place.
   if (s.time == 1 && s.turns == nullptr && k_rows.stride == v_rows.stride &&
       gemv_ready(type, type, 1))
     return attend_one(s, type, q_rows, k_rows, v_rows, out, lse);
+
   const Types types(type);
   const Packed shape_k(s, types, true), shape_v(s, types, false);
   const Scratch scratch(ForwardSpace(s, types, shape_k, shape_v, nullptr).used);
   const int64_t wide = round_up(s.width, 16),
-                before = s.seen() - s.time;  // places before the first query
+                before = s.seen() - s.time;  // positions before the first query
+
   const HeadParts parts(s);
   const auto run = [&](int64_t task) {
     const int64_t index = task % parts.heads,
                   part = parts.count - 1 - task / parts.heads;  // the longest first
+
     Packed keys = shape_k, values = shape_v;
     const ForwardSpace w(s, types, keys, values, scratch.mine());
     const Head head(s, type, index);
+
+    // Queries and the keys that they see are rotated and packed once for the whole part.
     const int64_t end = parts.end(part, s.time);
     const Matrix q = head.turned(head.own(q_rows), parts.begin(part), end, w.turned_q),
                  y = head.rows(out);
@@ -295,17 +311,21 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
     keys.fill(head.turned(head.shared(k_rows), first_key, before + end, w.turned_k), w.keys,
               first_key, before + end);
     values.fill(head.shared(v_rows), w.values, first_key, before + end);
+
     for (int64_t i = parts.begin(part); i < end; i += block) {
       const int64_t rows = std::min(block, s.time - i);
       const Matrix queries = left_rows(q, i, rows, s.width, types, w.q);
       std::fill_n(w.m, rows, -INFINITY);
       std::fill_n(w.l, rows, 0.0f);
+
+      // Documents before the first query's own are masked, so their blocks are skipped.
       const int64_t first = head.first_block(i);
       for (int64_t j = first; j < before + i + rows; j += block) {
         const int64_t columns = std::min(block, s.seen() - j),
                       depth = packed_depth(columns, types.as);
         block_gemm(queries, keys.block_at(j), rows, round_up(columns, 16), s.width, w.scores, block,
                    false);
+
         HWY_DYNAMIC_DISPATCH(softmax_block)
         (w.scores, block, rows, columns, depth, before + i, j, head.starts_of(i), j == first,
          s.scale, w.p, types.as, w.m, w.l, w.acc, wide);
@@ -313,19 +333,22 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
         block_gemm({w.p, depth, types.as}, values.block_at(j), rows, n, depth, w.acc, wide,
                    j > first);
       }
+
+      // Divide by the denominator, and keep its log for backward.
       HWY_DYNAMIC_DISPATCH(write_rows_of)(w.acc, wide, rows, s.width, w.l, below(y, i));
       for (int64_t r = 0; r < rows && lse != nullptr; ++r)
         lse[index * s.time + i + r] = w.m[r] + std::log(w.l[r]);
     }
   };
+
   parallel_tasks(parts.heads * parts.count, run, [&] { release_gemm(types.as); });
 }
 
-// The same blocks column by column: a block of keys goes past the blocks of queries from its own
-// on, for dk and dv, and adds to their dq. Where there are few heads, tasks are parts of a head,
-// and since two tasks must not add to one dq, dk and dv (of a part of the keys) and dq (of a part
-// of the queries) are tasks of their own, which both make the blocks' P and dS: 7 products where 5
-// would do, on cores that were idle. Each sum is in the same order either way.
+// The same blocks column by column: a block of keys meets the blocks of queries from its own
+// on, for dk and dv, and adds to their dq. If there are few heads, tasks are parts of a head. Two
+// tasks must not add to one dq, so dk and dv (for a part of the keys) and dq (for a part of the
+// queries) are then separate tasks, which both compute the blocks' P and dS: 7 matmuls instead of
+// 5, on cores that were idle. Each sum has the same order either way.
 void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, HeadRows all_k,
                         HeadRows all_v, const void* out, const void* dout, const float* lse,
                         HeadRows dq, HeadRows dk, HeadRows dv) {
@@ -334,20 +357,24 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
   const Packed across(s, types, true), along(s, types, false);
   const Packed shapes[5] = {across, across, along, along, along};
   const Scratch scratch(BackwardSpace(s, types, shapes, nullptr).used);
+
   const int64_t wide = round_up(s.width, 16);
   const HeadParts parts(s);
   const bool together = parts.count == 1;
   const auto write_rows = HWY_DYNAMIC_DISPATCH(write_rows_of);
+
   const auto run = [&](int64_t task) {
     const int64_t index = task % parts.heads, kind = task / parts.heads;
-    // Of the keys, whose work shrinks along the context, the first part first; of the queries the
-    // last.
+    // Keys have less work later in the context, so their first part runs first; of the queries the
+    // last part does.
     const bool makes_keys = together || kind < parts.count,
                makes_queries = together || kind >= parts.count;
     const int64_t part = makes_keys ? kind : 2 * parts.count - 1 - kind;
+
     const int64_t begin = parts.begin(part), end = parts.end(part, s.time);
     Packed packs[5] = {across, across, along, along, along};
     auto& [q_across, dy_across, q_along, dy_along, k_along] = packs;
+
     const BackwardSpace w(s, types, packs, scratch.mine());
     const Head head(s, type, index);
     const int64_t first_query = begin, last_query = makes_keys ? s.time : end;
@@ -355,54 +382,70 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
     const Matrix k = head.turned(head.shared(all_k), makes_keys ? begin : 0, end, w.turned_k);
     const Matrix v = head.shared(all_v), dy = head.rows(dout);
     const float* row_lse = lse + index * s.time;
+
+    // Each task packs only what its matmuls read.
     q_across.fill(q, w.packed[0], first_query, last_query);
     dy_across.fill(dy, w.packed[1], first_query, last_query);
     if (makes_keys) q_along.fill(q, w.packed[2], first_query, last_query);
     if (makes_keys) dy_along.fill(dy, w.packed[3], first_query, last_query);
     if (makes_queries) k_along.fill(k, w.packed[4], 0, end);
+
+    // delta = sum(dout out) of each query, which the softmax's derivative subtracts.
     HWY_DYNAMIC_DISPATCH(dot_rows)
     (below(dy, first_query), below(head.rows(out), first_query), last_query - first_query, s.width,
      w.delta + first_query);
+
     const int64_t n = q_along.copied() ? wide : s.width;
     const int64_t first_key = makes_keys ? begin : 0;
     for (int64_t j = first_key; j < end; j += block) {
       const int64_t keys = std::min(block, s.time - j);
       const Matrix k_rows = left_rows(k, j, keys, s.width, types, w.k);
       const Matrix v_rows = left_rows(v, j, keys, s.width, types, w.v);
+
       for (int64_t i = std::max(j, first_query); i < last_query; i += block) {
-        if (head.first_block(i) > j)
-          break;  // these queries, and all behind them, begin after the keys
+        // These queries, and all after them, start after the keys.
+        if (head.first_block(i) > j) break;
+
         const int64_t queries = std::min(block, s.time - i),
                       depth = packed_depth(queries, types.as);
         const int64_t columns = round_up(queries, 16);
         block_gemm(k_rows, q_across.block_at(i), keys, columns, s.width, w.scores, block, false);
         block_gemm(v_rows, dy_across.block_at(i), keys, columns, s.width, w.dp, block, false);
+
+        // One pass gives both P and dS.
         HWY_DYNAMIC_DISPATCH(slopes_block)
         (w.scores, w.dp, block, keys, queries, depth, j, i, head.starts_of(i), s.scale, row_lse + i,
          w.delta + i, w.p, w.ds, types.as);
+
+        // dv += P^T dout and dk += dS^T q: the blocks are transposed already.
         if (makes_keys) {
           block_gemm({w.p, depth, types.as}, dy_along.block_at(i), keys, n, depth, w.dv, wide,
                      i > j);
           block_gemm({w.ds, depth, types.as}, q_along.block_at(i), keys, n, depth, w.dk, wide,
                      i > j);
         }
+
+        // dq += dS k needs dS with queries as rows: the one transpose.
         if (!makes_queries) continue;
         const int64_t key_depth = packed_depth(keys, types.as);
         pack_left_transposed({w.ds, depth, types.as}, keys, queries, w.ds_rows, types.as);
         block_gemm({w.ds_rows, key_depth, types.as}, k_along.block_at(j), queries, n, key_depth,
                    w.dq + i * wide, wide, j > head.first_block(i));
       }
+
       if (!makes_keys) continue;
       head.unrotate({w.dk, wide, Element::f32}, j, keys);
       write_rows(w.dk, wide, keys, s.width, nullptr, below(head.own(dk), j));
       write_rows(w.dv, wide, keys, s.width, nullptr, below(head.own(dv), j));
     }
+
     if (!makes_queries) return;
     float* made = w.dq + first_query * wide;
     head.unrotate({made, wide, Element::f32}, first_query, last_query - first_query);
     write_rows(made, wide, last_query - first_query, s.width, nullptr,
                below(head.own(dq), first_query));
   };
+
   parallel_tasks(parts.heads * parts.count * (together ? 1 : 2), run,
                  [&] { release_gemm(types.as); });
 }

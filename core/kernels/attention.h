@@ -1,8 +1,8 @@
 // Causal attention in blocks that stay in a core's cache (Dao et al. 2022, FlashAttention; Milakov
-// and Gimelshein 2018, online softmax): memory grows linearly with the context, and blocks that the
+// and Gimelshein 2018, online softmax). Memory grows linearly with the context, and blocks that the
 // mask empties are skipped. float32, bfloat16 or float16, sums in float32. A task is a head of a
-// sample, or a part of its queries where there are few heads; sums are in the same order either
-// way, so results are the same bits on any number of threads.
+// sample, or a part of its queries if there are few heads. Sums have the same order either way, so
+// results are the same bits on any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -11,46 +11,44 @@
 
 namespace lathe {
 
-/// Sizes: q [batch, time, heads width]; k and v [batch, keys, kv_heads width], each of their heads
-/// for heads / kv_heads queries' in turn (Ainslie et al. 2023, "GQA"); out [batch, time, heads
-/// width], contiguous. Query t stands at place keys - time + t and sees the keys up to it.
+/// Sizes: q [batch, time, heads width]; k and v [batch, keys, kv_heads width], where each key head
+/// serves heads / kv_heads query heads in turn (Ainslie et al. 2023, "GQA"); out [batch, time,
+/// heads width], contiguous. Query t has position keys - time + t and sees the keys up to it.
 struct AttentionShape {
   int64_t batch = 0, time = 0, heads = 0, width = 0;
   float scale = 1;       ///< of the scores
   int64_t kv_heads = 0;  ///< 0: heads
   int64_t keys = 0;      ///< 0: time
-  /// Where it is not null: [batch, time], not decreasing along a row; query t sees no key before
-  /// starts[t] <= t. For as many keys as queries.
+  /// If not null: [batch, time], not decreasing along a row; query t sees no key before starts[t]
+  /// <= t. Requires as many keys as queries.
   const int64_t* starts = nullptr;
-  /// Where it is not null: [turn_rows, width], turn_rows `time` or `batch time`; q and k are turned
-  /// by them on their way in, and dq and dk back (core/kernels/rotary.h). For as many keys as
-  /// queries.
+  /// If not null: [turn_rows, width], where turn_rows is `time` or `batch time`. q and k are
+  /// rotated by it on their way in, and dq and dk back (core/kernels/rotary.h). Requires as many
+  /// keys as queries.
   const float* turns = nullptr;
   int64_t turn_rows = 0;
 
-  int64_t groups() const {
-    return kv_heads == 0 ? 1 : heads / kv_heads;
-  }  ///< queries' heads for each of the keys'
+  /// Returns the number of query heads for each key head.
+  int64_t groups() const { return kv_heads == 0 ? 1 : heads / kv_heads; }
   int64_t seen() const { return keys == 0 ? time : keys; }
 };
 
-/// Where q, k or v are: heads side by side in rows, `stride` elements apart, of samples
+/// The layout of q, k or v: heads side by side in rows `stride` elements apart, samples
 /// `batch_stride` apart.
 struct HeadRows {
   const void* data = nullptr;
   int64_t stride = 0, batch_stride = 0;
 };
 
-/// Whether the kernel takes this shape in this type: what is multiplied in bfloat16 needs an even
-/// width.
+/// Returns whether the kernel takes this shape in this type: a bfloat16 matmul needs an even width.
 bool attention_ready(const AttentionShape& s, Element type);
-/// out = softmax(mask(q k^T scale)) v; lse [batch, heads, time], where it is not null: log of each
-/// row's sum of exponentials.
+/// Computes out = softmax(mask(q k^T scale)) v and, if lse [batch, heads, time] is not null, the
+/// log of each row's sum of exponentials.
 void attention_forward(const AttentionShape& s, Element type, HeadRows q, HeadRows k, HeadRows v,
                        void* out, float* lse);
-/// P = exp(q k^T scale - lse):  dv = P^T dout, dS = P (dout v^T - sum(dout out)) scale, dq = dS k,
-/// dk = dS^T q, for as many keys as queries. dq, dk and dv are written, and have `heads` heads all
-/// three: what those of a group come to is the caller's sum.
+/// Computes P = exp(q k^T scale - lse):  dv = P^T dout, dS = P (dout v^T - sum(dout out)) scale, dq
+/// = dS k, dk = dS^T q, for as many keys as queries. Overwrites dq, dk and dv, all three with
+/// `heads` heads: the caller sums those of a group.
 void attention_backward(const AttentionShape& s, Element type, HeadRows q, HeadRows k, HeadRows v,
                         const void* out, const void* dout, const float* lse, HeadRows dq,
                         HeadRows dk, HeadRows dv);

@@ -8,8 +8,8 @@
 namespace lathe {
 namespace {
 
-/// A thread takes one block of four numbers: the elements of the global batch 4 * block ... 4 *
-/// block + 3.
+/// Each thread processes one block of four numbers: the elements 4 * block ... 4 * block + 3 of the
+/// global batch.
 template <class T, class Compute>
 __global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask) {
   const uint64_t first_block = mask.first / 4;

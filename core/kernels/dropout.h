@@ -1,6 +1,6 @@
-// Dropout's mask and product. Element i of the global batch is dropped when word i % 4 of Philox
-// block i / 4 is below the threshold: the same on every device and under every split of the batch.
-// See core/rng.h.
+// Dropout's mask and product. Element i of the global batch is dropped if word i % 4 of Philox
+// block i / 4 is below the threshold, which is the same on every device and under every split of
+// the batch. See core/rng.h.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@ namespace lathe {
 struct DropoutMask {
   RngKey key;
   uint64_t step = 0;
-  uint64_t first = 0;      ///< index, in the global batch, of element 0
+  uint64_t first = 0;      ///< index in the global batch of element 0
   uint32_t threshold = 0;  ///< p * 2^32
   float scale = 1;         ///< 1 / (1 - p)
 };
 
-/// y[i] = dropped(i) ? 0 : x[i] * scale for begin <= i < end. Contiguous.
+/// Sets y[i] = dropped(i) ? 0 : x[i] * scale for begin <= i < end. Contiguous.
 void dropout_cpu(const void* x, void* y, int64_t begin, int64_t end, Element type,
                  const DropoutMask& mask);
 

@@ -1,4 +1,4 @@
-// Element types that kernels take; no LibTorch header, so that .cu files see it too.
+// Element types of kernels. There is no LibTorch header here, so that .cu files can include it.
 #pragma once
 
 #include <cstdint>

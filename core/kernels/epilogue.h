@@ -1,4 +1,4 @@
-// What is done to a block of a product while it is still in the nearest cache.
+// Operations on a block of a matmul's result while it is still in the nearest cache.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace lathe {
 /// gelu: the tanh form; swiglu: silu of `gate` times its argument.
 enum class Activation : int32_t { none, gelu, swiglu };
 
-/// out = activation(product + bias) + residual; `before` takes activation's argument. All [m, n]
-/// row-major; null where there is none. float32 or bfloat16.
+/// out = activation(product + bias) + residual; `before` receives the activation's argument. All
+/// are [m, n], row-major, float32 or bfloat16, and null if absent.
 struct Epilogue {
-  Matrix out;                   ///< written, as its type says
+  Matrix out;                   ///< written, in its type
   const float* bias = nullptr;  ///< [n]
   Activation activation = Activation::none;
   Matrix before = {};    ///< written, of out's type
@@ -22,12 +22,12 @@ struct Epilogue {
   Matrix residual = {};  ///< may be `out` itself: adds to it
 };
 
-/// Does it to `rows` x `columns` elements of float32, rows `stride` apart, whose place in the
+/// Applies it to `rows` x `columns` elements of float32, rows `stride` apart, whose position in the
 /// result is (row, column).
 void finish_block(const float* block, int64_t stride, int64_t row, int64_t column, int64_t rows,
                   int64_t columns, const Epilogue& e);
 
-/// Sums of each row of a [rows, columns], added to `sums` [rows].
+/// Adds the sum of each row of a [rows, columns] to `sums` [rows].
 void add_row_sums(Matrix a, int64_t rows, int64_t columns, float* sums);
 
 }  // namespace lathe

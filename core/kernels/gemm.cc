@@ -1,5 +1,5 @@
-// cuts(): with 344 hidden units there are 5 panels and a fraction; without smaller parts a Llama
-// step waited 0.4 of 24.7 ms for the thread that had the sixth panel.
+// cuts(): 344 hidden units make 5 panels and a fraction. Without smaller parts a Llama step waited
+// 0.4 of 24.7 ms for the thread with the sixth panel.
 #include "core/kernels/gemm.h"
 
 #include <ATen/native/CPUBlas.h>
@@ -18,19 +18,19 @@
 namespace lathe {
 namespace {
 
-constexpr int64_t block_rows = 32;      // of a result block: 8 KB of float32 with
-constexpr int64_t block_columns = 64;   // these columns
-constexpr int64_t waiting_rows = 1024;  // whose blocks wait between two steps in depth: 256 KB
+constexpr int64_t block_rows = 32;      // of a result block, which has 8 KB of float32
+constexpr int64_t block_columns = 64;   // of a result block
+constexpr int64_t waiting_rows = 1024;  // their blocks wait between two steps in depth: 256 KB
 constexpr int64_t tall_rows = 64;       // of a block of a^T b
-constexpr int64_t wide_columns = 1024;  // of a^T b that one task holds: 256 KB
+constexpr int64_t wide_columns = 1024;  // of a^T b in one task: 256 KB
 
 bool kernels_on = true;
 
-/// Depth of a product between two visits to its block: a panel of that depth is 128 to 192 KB and
-/// stays in a core's own cache.
+/// Returns the depth of a matmul between two visits to its block: a panel of that depth takes 128
+/// to 192 KB and stays in a core's own cache.
 int64_t depth_step(Element type) { return type == Element::f32 ? 768 : 1024; }
 
-/// [0, n) in parts of equal size, at most `most` each and multiples of 16.
+/// [0, n) in parts of equal size, each at most `most` and a multiple of 16.
 struct Parts {
   Parts(int64_t n_, int64_t most)
       : n(n_), size(std::min(most, round_up(divide_up(n_, divide_up(n_, most)), 16))) {}
@@ -45,10 +45,10 @@ struct Parts {
   int64_t n, size;
 };
 
-/// What the busiest of `threads` does when each in turn takes the next of these tasks, all of them
-/// cut into `parts`.
+/// Returns the load of the busiest of `threads`, if each in turn takes the next of these tasks, all
+/// of them cut into `parts`.
 double busiest(const std::vector<int64_t>& tasks, int64_t parts, int64_t threads) {
-  std::vector<double> load(static_cast<size_t>(threads));  // a heap, the least on top
+  std::vector<double> load(static_cast<size_t>(threads));  // a heap with the smallest load on top
   for (const int64_t size : tasks) {
     for (int64_t i = 0; i < parts; ++i) {
       std::ranges::pop_heap(load, std::greater());
@@ -59,15 +59,15 @@ double busiest(const std::vector<int64_t>& tasks, int64_t parts, int64_t threads
   return std::ranges::max(load);
 }
 
-/// Into how many parts a dimension of `n` is cut, beside the other one's `tasks`, so that each
-/// thread has two or more, and up to four times as many where threads would wait at the end; a part
-/// is not shorter than `least`.
+/// Returns into how many parts a dimension of `n` is cut, beside the other dimension's `tasks`.
+/// Each thread gets two or more, and up to four times as many if threads would wait at the end; a
+/// part is not shorter than `least`.
 int64_t cuts(const std::vector<int64_t>& tasks, int64_t n, int64_t least) {
   const int64_t threads = at::get_num_threads(), count = std::ssize(tasks),
                 most = std::max<int64_t>(1, n / least);
   if (threads == 1) return 1;
   int64_t best = std::clamp<int64_t>(divide_up(2 * threads, count), 1, most);
-  constexpr double worth = 0.95;  // a part more has its factor packed once more
+  constexpr double worth = 0.95;  // each further part packs its factor once more
   double longest = worth * busiest(tasks, best, threads);
   for (int64_t more = best + 1; more <= std::min(most, 4 * best) && count * more <= 8 * threads;
        ++more) {
@@ -77,11 +77,11 @@ int64_t cuts(const std::vector<int64_t>& tasks, int64_t n, int64_t least) {
   return best;
 }
 
-/// What two factors are multiplied in.
+/// Returns the type in which two factors are multiplied.
 Element common(Element a, Element b) { return a == b ? multiplied_as(a) : Element::f32; }
 
-/// Rows of a left factor as a small product reads them: where they are, or copied to `space`
-/// [rows][stride] because they have to be wider, or `deep` where they are only `have` long.
+/// Returns rows of a left factor in the form that brgemm reads: in place, or copied to `space`
+/// [rows][stride] because they must be widened, or padded from `have` to `deep`.
 Matrix left_factor(Matrix a, Element as, int64_t rows, int64_t have, int64_t deep, char* space,
                    int64_t stride) {
   if (a.type != as) {
@@ -97,13 +97,13 @@ Matrix left_factor(Matrix a, Element as, int64_t rows, int64_t have, int64_t dee
   return {space, stride, as};
 }
 
-/// A stretch of a product's depth, in a packed panel from row `place` on.
+/// A section of a matmul's depth, which a packed panel holds from row `place` on.
 struct Stretch {
   const Product* of;
   int64_t at, have, deep, place;
 };
 
-/// The products' depths in stretches, and these by panels: at most depth_step() each.
+/// Returns the products' depths in sections, grouped by panels: at most depth_step() each.
 std::vector<std::vector<Stretch>> by_panels(std::span<const Product> products, Element as) {
   std::vector<std::vector<Stretch>> panels(1);
   const int64_t step = depth_step(as);
@@ -120,19 +120,24 @@ std::vector<std::vector<Stretch>> by_panels(std::span<const Product> products, E
   return panels;
 }
 
-/// The sum of products a b, or a b^T: a thread packs a panel of b's columns, at most depth_step()
-/// deep, and takes a's rows past it. Where there is more depth, a part's blocks wait for the next
-/// panel side by side.
+/// Computes the sum of products a b, or a b^T. A thread packs a panel of b's columns, at most
+/// depth_step() deep, and multiplies a's rows with it. If there is more depth, a part's blocks wait
+/// side by side for the next panel.
 void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, int64_t n,
                const Epilogue& e) {
   if (m == 0 || n == 0) return;
+
   const Element as = common(products[0].a.type, products[0].b.type);
   const Parts panels(n, block_columns);
   const std::vector<std::vector<Stretch>> depths = by_panels(products, as);
   const bool at_once = depths.size() == 1;
+
+  // With several panels in depth the blocks of a part all wait in memory, which limits its rows.
   const int64_t most =
       round_up(divide_up(m, cuts(panels.lengths(), m, 4 * block_rows)), block_rows);
   const Parts rows(m, at_once ? most : std::min(most, waiting_rows));
+
+  // A thread's memory: the packed panel, copied rows of a, result blocks.
   int64_t deepest = 0;
   bool copies = products[0].a.type != as;
   for (const auto& depth : depths)
@@ -141,8 +146,11 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
   const int64_t packed = round_up(deepest * panels.size * bytes_of(as), 64);
   const int64_t copied = copies ? round_up(block_rows * deepest * bytes_of(as), 64) : 0;
   const Scratch scratch(packed + copied + (at_once ? block_rows : rows.size) * panels.size * 4);
+
+  // Consecutive tasks of a thread often share a panel, which is then packed once.
   std::vector<int64_t> packed_panel(static_cast<size_t>(at::get_num_threads()),
-                                    -1);  // that each thread has
+                                    -1);  // of each thread
+
   const auto run = [&](int64_t task) {
     char* mine = scratch.mine();
     float* blocks = reinterpret_cast<float*>(mine + packed + copied);
@@ -150,8 +158,10 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
     const int64_t column = panels.begin(panel), columns = panels.length(panel),
                   width = round_up(columns, 16);
     const int64_t first = rows.begin(part), last = first + rows.length(part);
+
     const Matrix right{mine, width, as};
     for (const auto& depth : depths) {
+      // The panel in memory can be reused only if it is the only one in depth.
       int64_t& ready = packed_panel[static_cast<size_t>(at::get_thread_num())];
       if (!at_once || ready != panel) {
         ready = panel;
@@ -165,25 +175,30 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
             pack_right({b.at(s.at, column), b.stride, b.type}, s.have, columns, width, to, as);
         }
       }
+
       for (int64_t row = first; row < last; row += block_rows) {
         const int64_t count = std::min(block_rows, last - row);
+        // Blocks that wait for the next panel lie side by side.
         float* block = blocks + (at_once ? 0 : (row - first) * width);
         for (const Stretch& s : depth) {
           const Matrix a = s.of->a;
           const Matrix left = left_factor({a.at(row, s.at), a.stride, a.type}, as, count, s.have,
                                           s.deep, mine + packed, deepest);
-          const bool add = &s != &depths.front().front();
+          const bool add = &s != &depths.front().front();  // the first section overwrites the block
           block_gemm(left, {right.at(s.place, 0), width, as}, count, width, s.deep, block, width,
                      add);
         }
+
+        // The epilogue runs while the block is in cache.
         if (&depth == &depths.back()) finish_block(block, width, row, column, count, columns, e);
       }
     }
   };
+
   parallel_tasks(panels.count() * rows.count(), run, [&] { release_gemm(as); });
 }
 
-/// Whether oneDNN has a small product for T's type, which ONEDNN_MAX_CPU_ISA in the environment may
+/// Returns whether oneDNN has a brgemm for T, which ONEDNN_MAX_CPU_ISA in the environment may
 /// forbid.
 template <class T>
 [[maybe_unused]] bool probe(T) {
@@ -252,8 +267,8 @@ void gemm_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue
 }
 
 void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) {
-  // Tasks are blocks of rows of the results, one result's after another's, and spans of their
-  // columns.
+  // Tasks are pairs of a block of rows of a result and a span of its columns; the results follow
+  // each other.
   struct Rows {
     const LeftFactor* of;
     int64_t begin, count;
@@ -267,20 +282,23 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
     for (const int64_t length : parts.lengths()) lengths.push_back(length);
   }
   if (rows.empty() || n == 0) return;
+
   const Element as = common(lefts[0].a.type, b.type);
   const int64_t depth = packed_depth(k, as), step = depth_step(as);
   const Parts spans(
       n, std::min(wide_columns, round_up(divide_up(n, cuts(lengths, n, block_columns)), 16)));
-  // A right factor in bfloat16 is packed once, in panels; in float32 it is read where it is, and
-  // one that has to be wider is widened a panel at a time, so that it takes no memory.
+
+  // A right factor in bfloat16 is packed once, in panels. In float32 it is read in place, and one
+  // that must be widened is widened a panel at a time, which needs no memory for all of it.
   const bool packs = as != Element::f32, widens = b.type != as;
   const Parts panels(spans.size, block_columns);
   const int64_t panel_bytes = depth * panels.size * bytes_of(as);
+
   c10::DataPtr packed;
   if (packs) {
     packed = c10::GetCPUAllocator()->allocate(
         static_cast<size_t>(spans.count() * panels.count() * panel_bytes));
-    // A thread takes a few rows through all panels: it reads them in order.
+    // A thread takes a few rows through all panels, so that it reads them in order.
     constexpr int64_t rows_each = 64;
     parallel_for(0, divide_up(k, rows_each), 1, [&](int64_t begin, int64_t end) {
       for (int64_t at = begin * rows_each; at < std::min(k, end * rows_each); at += rows_each) {
@@ -296,19 +314,24 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
       }
     });
   }
+
+  // A thread's memory: packed rows of a^T, a widened panel, and the task's result block.
   const int64_t left_bytes = round_up(tall_rows * step * bytes_of(as), 64);
   const int64_t wide_bytes = widens ? std::min(step, k) * panels.size * 4 : 0;
   const int64_t block_stride = panels.count() * panels.size;
   const Scratch scratch(left_bytes + wide_bytes + tall_rows * block_stride * 4);
+
   const auto run = [&](int64_t task) {
     char* left = scratch.mine();
     float* wide = reinterpret_cast<float*>(left + left_bytes);
     float* block = reinterpret_cast<float*>(left + left_bytes + wide_bytes);
     const int64_t span = task % spans.count(), column = spans.begin(span);
     const auto& [of, row, count] = rows[static_cast<size_t>(task / spans.count())];
+
+    // The first span's task sums the columns of its rows; other spans must not add them again.
     const bool sums = of->column_sums != nullptr && span == 0;
     if (sums) std::memset(of->column_sums + row, 0, static_cast<size_t>(count) * 4);
-    /// The panel of b's rows from `at` whose first column is `in_span` of the span.
+    // Returns the panel of b's rows from `at` whose first column is panels.begin(p) of the span.
     const auto right = [&](int64_t p, int64_t at, int64_t have, int64_t columns) -> Matrix {
       if (packs) {
         return {static_cast<char*>(packed.get()) + (span * panels.count() + p) * panel_bytes +
@@ -320,10 +343,13 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
       widen(there, have, columns, wide, panels.size);
       return {wide, panels.size, as};
     };
+
+    // Each block sums along the depth in one order, so the number of threads does not matter.
     for (int64_t at = 0; at < k; at += step) {
       const int64_t have = std::min(step, k - at), even = packed_depth(have, as);
       pack_left_transposed({of->a.at(at, row), of->a.stride, of->a.type}, have, count, left, as);
       const Matrix piece{left, even, as};
+
       if (sums) add_row_sums(piece, count, even, of->column_sums + row);
       for (int64_t p = 0; p < panels.count(); ++p) {
         const int64_t in_span = panels.begin(p),
@@ -333,8 +359,10 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
                    block + in_span, block_stride, at > 0);
       }
     }
+
     finish_block(block, block_stride, row, column, count, spans.length(span), of->e);
   };
+
   parallel_tasks(std::ssize(rows) * spans.count(), run, [&] { release_gemm(as); });
 }
 

@@ -1,13 +1,13 @@
-// Matrix products in blocks that stay in a core's cache, on the small-product kernels of LibTorch's
-// oneDNN (at::native::cpublas::brgemm, a GEMM over a batch of blocks). Factors are packed a panel
-// at a time where they are used; sums are in float32, each in one fixed order, so that results are
-// the same bits on any number of threads. Both factors float32, bfloat16 or float16; m, n and k are
+// Matrix products in blocks that stay in a core's cache, on the brgemm kernels of LibTorch's oneDNN
+// (at::native::cpublas::brgemm, a GEMM over a batch of blocks). Factors are packed a panel at a
+// time when they are used. Sums are in float32, each in one fixed order, so that results are the
+// same bits on any number of threads. Both factors are float32, bfloat16 or float16; m, n and k are
 // above 0.
 //
-// bfloat16 is multiplied as it is where that is quicker than float32 (AMX; AVX512_BF16 but for
-// Intel's, see isa.h). Elsewhere, and in float16, factors are widened to float32 on their way into
-// the cache, multiplied there, and results rounded once as they leave: what lies in memory stays
-// small, and a product takes hardly longer than float32's.
+// bfloat16 is multiplied directly if that is faster than float32 (AMX; AVX512_BF16 except on Intel,
+// see isa.h). Otherwise, and in float16, factors are widened to float32 on their way into the
+// cache, multiplied there, and results are rounded once when they are stored: memory stays small,
+// and a matmul takes hardly longer than in float32.
 //
 //   result   a task is a panel of 64 columns x a part of the rows; a block is 32 rows of it:
 //
@@ -21,8 +21,8 @@
 //                                                      while it is in cache)
 //                  +-------+-------+-------+
 //
-// The path of a narrow dtype without instructions packs left factors one block of rows at a
-// time, again for each panel: 5% of the product's time.
+// The path of a narrow dtype without instructions packs left factors one block of rows at a time,
+// again for each panel: 5% of the matmul's time.
 #pragma once
 
 #include <cstdint>
@@ -33,56 +33,57 @@
 
 namespace lathe {
 
-/// Whether products of this type are taken here: from AVX2 on (core/kernels/isa.h, and oneDNN's
-/// ONEDNN_MAX_CPU_ISA); float16 not on CPUs whose AMX multiplies it.
+/// Returns whether matmuls of this type are possible here: from AVX2 on (core/kernels/isa.h, and
+/// oneDNN's ONEDNN_MAX_CPU_ISA); float16 not on CPUs whose AMX multiplies it.
 bool gemm_possible(Element type);
-/// The same, and false after use_kernels(false): what ops go by.
+/// Returns whether ops use these kernels: gemm_possible() unless use_kernels(false) was called.
 bool gemm_ready(Element type);
-/// The type that products of `type` are multiplied in: bfloat16 as it is where multiplies_bf16()
-/// says so, else float32.
+/// Returns the type in which `type` is multiplied: bfloat16 directly if multiplies_bf16(),
+/// otherwise float32.
 Element multiplied_as(Element type);
-/// Whether ops take these kernels where gemm_ready() allows (the default), or ATen's throughout.
-/// Not thread-safe.
+/// Sets whether ops use these kernels where gemm_ready() allows (the default), or ATen's
+/// throughout. Not thread-safe.
 void use_kernels(bool on);
 bool kernels_wanted();
-/// The instruction set that Highway chose for the vector loops: "AVX3" (AVX-512), "AVX2", "NEON",
-/// ...
+/// Returns the instruction set that Highway chose for the vector loops: "AVX3" (AVX-512), "AVX2",
+/// "NEON", ...
 const char* vector_set();
 
-// Factors of two types, one of them float32, are multiplied in float32.
+// Factors of two types, one of which must be float32, are multiplied in float32.
 
 /// a [m, k] times b [k, n].
 struct Product {
   Matrix a, b;
   int64_t k;
 };
-/// The sum of products [m, n], of one pair of types, then `e`.
+/// Computes the sum of products [m, n], all of one pair of types, then `e`.
 void gemm(std::span<const Product> products, int64_t m, int64_t n, const Epilogue& e);
 inline void gemm(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e) {
   gemm({{{a, b, k}}}, m, n, e);
 }
-/// a [m, k] times the transpose of b [n, k], then `e`.
+/// Computes a [m, k] times the transpose of b [n, k], then `e`.
 void gemm_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e);
-/// One of the left factors of a product, [k, m], and what is done to its result [m, n]; column_sums
-/// [m], where given, takes the sums of a's columns.
+/// A left factor [k, m] of a matmul, and the epilogue of its result [m, n]. column_sums [m], if not
+/// null, receives the sums of a's columns.
 struct LeftFactor {
   Matrix a;
   int64_t m;
   Epilogue e;
   float* column_sums = nullptr;
 };
-/// The transpose of each left factor, of one type, times b [k, n].
+/// Computes the transpose of each left factor, all of one type, times b [k, n].
 void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k);
 inline void gemm_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const Epilogue& e,
                     float* column_sums = nullptr) {
   gemm_tn({{{a, m, e, column_sums}}}, b, n, k);
 }
 
-/// c [m, n] (+)= a b, one block on this thread: a [m, k] row-major, b packed as a right factor or,
-/// in float32, row-major. Both of a type that is multiplied as it is; k is even in bfloat16.
+/// Computes c [m, n] (+)= a b, one block on this thread: a [m, k] row-major, b packed as a right
+/// factor or, in float32, row-major. Both have a type that is multiplied directly; k is even in
+/// bfloat16.
 void block_gemm(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, float* c, int64_t c_stride,
                 bool add);
-/// To be called by a thread when it is done with small products of a type.
+/// Releases a thread's state. A thread must call it when it is done with block_gemm of a type.
 void release_gemm(Element type);
 
 }  // namespace lathe

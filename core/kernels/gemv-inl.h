@@ -1,5 +1,5 @@
-// Products of a few rows with a matrix that is read once, where it lies; included as simd-inl.h is.
-// Sums are in the order of the small products of gemm.h: along k, one product after the other.
+// Matrix products of a few rows with a matrix that is read once, in place; included in the same way
+// as simd-inl.h. Sums have the order of gemm.h's brgemm: along k, one product after the other.
 #if defined(LATHE_CORE_KERNELS_GEMV_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_GEMV_INL_H
 #undef LATHE_CORE_KERNELS_GEMV_INL_H
@@ -16,8 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-/// The next columns of a panel: columns of 4 bytes of each row, as many as there are float32 in 16
-/// bytes of T, handed to f(column, values of each row) in order.
+/// Hands the next columns of a panel to f(column, values of each row) in order: columns of 4 bytes
+/// of each row, as many as there are float32 in 16 bytes of T.
 template <class F>
 HWY_INLINE void panel_columns(const float* w, int64_t stride, F&& f) {
   const auto c = load_columns(reinterpret_cast<const char*>(w), stride * 4);
@@ -35,12 +35,13 @@ HWY_INLINE void panel_columns(const c10::BFloat16* w, int64_t stride, F&& f) {
   pair(0, c.v0), pair(2, c.v1), pair(4, c.v2), pair(6, c.v3);
 }
 
-/// out[m][r] = sum over k of x[m][k] w[r][k] for panels * lanes() rows of w, `stride` elements
-/// apart, and M rows of x. Every `step` columns begin a sum of their own, which is then added. A
-/// panel is read a cache line of each row at a time: rows of a power of two lie in few of the
-/// cache's sets, so a line would not stay for a second visit. While these rows are read, as many
-/// behind them are prefetched, if `more`: one after the other, so that they spread over all sets
-/// and the processor's own prefetcher continues with them.
+/// Computes out[m][r] = sum over k of x[m][k] w[r][k] for panels * lanes() rows of w, `stride`
+/// elements apart, and M rows of x. Every `step` columns start a separate sum, which is then added.
+///
+/// A panel is read one cache line of each row at a time: rows whose stride is a power of two map to
+/// few of the cache's sets, so a line would not stay for a second visit. While these rows are read,
+/// as many rows after them are prefetched, if `more`. The prefetches go along one row after the
+/// other, so that they spread over all sets and the processor's own prefetcher continues with them.
 template <class T, int M, int panels>
 HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t step, const float* x,
                                 int64_t x_stride, float* out, int64_t out_stride, bool more) {
@@ -50,12 +51,15 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
   int64_t next_at = 0;
   for (int64_t begin = 0; begin < k; begin += step) {
     const int64_t end = begin + step < k ? begin + step : k;
+
     V sum[M * panels];
     for (V& s : sum) s = set(0);
     const auto add = [&](int p, int64_t i, V column) HWY_ATTR {
       for (int m = 0; m < M; ++m)
         sum[m * panels + p] = hn::MulAdd(set(x[m * x_stride + i]), column, sum[m * panels + p]);
     };
+
+    // Whole cache lines of each row, then whole 16 bytes of them.
     int64_t i = begin;
     while (i + at_once <= end) {
       const int64_t stop = i + line <= end ? i + line : i + (end - i) / at_once * at_once;
@@ -72,6 +76,8 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
       }
       i = stop;
     }
+
+    // The last columns, which don't fill 16 bytes, are gathered one at a time.
     for (; i < end; ++i) {
       for (int p = 0; p < panels; ++p) {
         float column[HWY_MAX_BYTES / sizeof(float)];
@@ -80,6 +86,7 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
         add(p, i, load(column));
       }
     }
+
     for (int m = 0; m < M; ++m) {
       for (int p = 0; p < panels; ++p) {
         float* to = out + m * out_stride + p * rows;
@@ -89,9 +96,8 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
   }
 }
 
-/// The same for any number of rows of w, of which the last panel's are copied to `space`
-/// [lanes()][k] where there are fewer: out is written in whole panels. `beyond`: rows of w that lie
-/// behind these.
+/// Does the same for any number of rows of w. Since out is written in whole panels, the rows of an
+/// incomplete last panel are copied to `space` [lanes()][k]. `beyond`: rows of w after these.
 template <class T, int M>
 void few_rows_of(const T* w, int64_t stride, int64_t rows, int64_t k, int64_t step, const float* x,
                  int64_t x_stride, float* out, int64_t out_stride, T* space, int64_t beyond) {
@@ -115,7 +121,7 @@ void few_rows_of(const T* w, int64_t stride, int64_t rows, int64_t k, int64_t st
   few_rows_panels<T, M, 1>(space, k, k, step, x, x_stride, out + r, out_stride, false);
 }
 
-/// f(a constant at least m): 1, 2, 4 or 8.
+/// Calls f with a constant of at least m: 1, 2, 4 or 8.
 template <class F>
 HWY_INLINE void with_few(int64_t m, F&& f) {
   if (m <= 1) return f(std::integral_constant<int, 1>());

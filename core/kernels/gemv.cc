@@ -16,10 +16,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// Whether the loops below are there for this set of instructions.
+/// Returns whether the loops below are compiled for this instruction set.
 bool few_rows_compiled() { return HWY_TARGET != HWY_SCALAR && HWY_HAVE_SCALABLE == 0; }
 
-/// Rows [0, rows) of w, and `beyond` that lie behind them, times x [m rounded up to 1, 2, 4 or
+/// Multiplies rows [0, rows) of w, with `beyond` rows after them, by x [m rounded up to 1, 2, 4 or
 /// 8][k] -> out.
 void few_rows_block(Matrix w, int64_t rows, int64_t k, int64_t step, const float* x, int64_t m,
                     float* out, int64_t out_stride, void* space, int64_t beyond) {
@@ -40,7 +40,7 @@ void few_rows_block(Matrix w, int64_t rows, int64_t k, int64_t step, const float
 #endif
 }
 
-/// The scale of a block.
+/// Returns the scale of a block.
 HWY_INLINE float scale_of(const QuantizedView& w, int64_t block) {
   if (w.scale_scales == nullptr) return static_cast<const float*>(w.scales)[block];
   return static_cast<float>(static_cast<const int8_t*>(w.scales)[block]) *
@@ -49,12 +49,14 @@ HWY_INLINE float scale_of(const QuantizedView& w, int64_t block) {
 }
 
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-/// f(i, 16 bytes' worth of levels) for the vectors of a block of 64 elements: of bytes in order; of
-/// 4 bits the vectors of even places and of odd ones, as x is then (split_pairs).
+/// Calls f(i, 16 bytes' worth of levels) for the vectors of a block of 64 elements. Bytes come in
+/// order; of 4-bit codes the vectors of even positions come before those of odd ones, and x must
+/// have that order (see gemv_few_bits).
 template <class F>
 HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {
   constexpr int64_t L = hn::MaxLanes(D());
   const hn::Rebind<int32_t, D> wide;
+  // 8 bits: the codes are the levels.
   if (w.levels == nullptr) {
     const auto* codes = static_cast<const int8_t*>(w.codes) + block * 64;
     const hn::Rebind<int8_t, D> narrow;
@@ -62,6 +64,9 @@ HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {
       f(i, hn::ConvertTo(D(), hn::PromoteTo(wide, hn::LoadU(narrow, codes + i))));
     return;
   }
+
+  // 4 bits: look up 16 levels, which take one vector, or several with a choice by the code's upper
+  // bits.
   const auto* codes = static_cast<const uint8_t*>(w.codes) + block * 32;
   const hn::Rebind<uint8_t, D> narrow;
   const auto level = [&](auto code) HWY_ATTR {  // of 0 to 15
@@ -79,6 +84,8 @@ HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {
       return y;
     }
   };
+
+  // The first of two codes is in the upper half of a byte.
   for (int64_t i = 0; i < 32; i += L) {
     const auto both = hn::PromoteTo(wide, hn::LoadU(narrow, codes + i));
     f(i, level(hn::ShiftRight<4>(both)));
@@ -139,12 +146,12 @@ HWY_EXPORT(few_bits_block);
 
 namespace {
 
-constexpr int64_t task_rows = 64;  // of the matrix, one panel of results
+constexpr int64_t task_rows = 64;  // rows of the matrix that a task takes: one panel of results
 
-/// m rounded up to what kernels are made for.
+/// Returns m rounded up to a number for which kernels are compiled.
 int64_t padded(int64_t m) { return m <= 2 ? m : m <= 4 ? 4 : few_rows; }
 
-/// x [m, k] in float32 and zeros below it.
+/// Writes x [m, k] in float32, and zeros in the rows below it up to padded(m).
 void widen_few(Matrix a, int64_t m, int64_t k, float* x) {
   widen(a, m, k, x, k);
   std::fill_n(x + m * k, (padded(m) - m) * k, 0.0f);
@@ -179,7 +186,7 @@ void gemv_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, int64_t step, 
      n - row - count);
     finish_block(block, task_rows, 0, row, m, count, e);
   };
-  // A thread's rows lie together, so that what it asks for ahead is its own.
+  // A thread's rows are consecutive, so that it prefetches its own.
   parallel_for(0, divide_up(n, task_rows), std::max<int64_t>(1, (1 << 15) / (task_rows * k)),
                [&](int64_t begin, int64_t end) {
                  for (; begin < end; ++begin) run(begin);
@@ -192,13 +199,16 @@ void gemv_few_bits(Matrix a, const QuantizedView& b, int64_t m, int64_t n, int64
   const c10::DataPtr wide = c10::GetCPUAllocator()->allocate(static_cast<size_t>(rows * k) * 4);
   auto* x = static_cast<float*>(wide.get());
   widen_few(a, m, k, x);
-  if (b.levels != nullptr) {  // of each block the even places, then the odd ones
+
+  // The order of block_levels(): the even positions of each block, then the odd ones.
+  if (b.levels != nullptr) {
     for (int64_t at = 0; at < rows * k; at += 64) {
       float pairs[64];
       for (int64_t i = 0; i < 32; ++i) pairs[i] = x[at + 2 * i], pairs[32 + i] = x[at + 2 * i + 1];
       std::copy_n(pairs, 64, x + at);
     }
   }
+
   const Scratch scratch(rows * task_rows * 4);
   parallel_for(0, divide_up(n, task_rows), std::max<int64_t>(1, (1 << 15) / (task_rows * k)),
                [&](int64_t begin, int64_t end) {

@@ -10,11 +10,11 @@
 
 namespace lathe {
 
-/// Sums of squares.
+/// Sums of squares of p and u.
 struct LambSums {
   double param = 0, direction = 0;
 };
-/// Moves the moments of elements [begin, end), state 0 and 1, and returns the sums over p and u.
+/// Updates the moments of elements [begin, end), state 0 and 1, and returns the sums over p and u.
 LambSums lamb_moments_cpu(const UpdateArgs& args, const UpdateRule& rule,
                           const StepControl& control, int64_t begin, int64_t end);
 

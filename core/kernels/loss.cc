@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// The loss of one row, which becomes its gradient where `gradient` says so.
+/// Returns the loss of one row, and replaces the row by its gradient if `gradient` is set.
 template <class T>
 float loss_of_row(T* x, int64_t classes, int64_t target, float weight, bool gradient) {
   V top = set(-INFINITY);
@@ -54,7 +54,8 @@ void loss_rows(Matrix logits, int64_t begin, int64_t end, int64_t classes, int64
   });
 }
 
-/// table[ids[order[i]]] += values[order[i]] for begin <= i < end, where ids[order[]] is sorted.
+/// Adds values[order[i]] to table[ids[order[i]]] for begin <= i < end, where ids[order[]] is
+/// sorted.
 void add_rows(Matrix values, const int64_t* ids, const int64_t* order, int64_t begin, int64_t end,
               int64_t columns, Matrix table, float* sum) {
   with_elements(values.type, table.type, [&](auto value, auto entry) HWY_ATTR {
@@ -95,8 +96,8 @@ void cross_entropy_rows(Matrix logits, int64_t rows, int64_t classes, int64_t pa
 }
 
 void scatter_add_rows(Matrix values, const int64_t* ids, int64_t n, int64_t columns, Matrix table) {
-  // A task takes the ids that leave its remainder, so that frequent ids, which are often
-  // neighbours, spread. An id's rows are summed by one thread in their order, whatever the tasks.
+  // A task takes the ids with its remainder, so that frequent ids, which are often neighbors,
+  // spread over tasks. An id's rows are summed by one thread in their order, whatever the tasks.
   const int64_t threads = at::get_num_threads();
   const int64_t tasks =
       threads == 1 ? 1 : std::min<int64_t>(4 * threads, divide_up(n * columns, 1 << 13));

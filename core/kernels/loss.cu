@@ -8,8 +8,9 @@ namespace {
 
 constexpr int loss_threads = 512;
 
-/// A block takes a row, twice: the first time it goes over the row's largest and the sum of
-/// exponentials at once (Milakov and Gimelshein 2018), the second time it is in the GPU's cache.
+/// Each block processes one row in two passes. The first computes the row's maximum and the sum of
+/// exponentials together (Milakov and Gimelshein 2018); in the second the row is in the GPU's
+/// cache.
 template <class T>
 __global__ void cross_entropy_kernel(T* logits, int64_t stride, int64_t classes,
                                      const int64_t* targets, int64_t ignore, float weight,
@@ -17,6 +18,7 @@ __global__ void cross_entropy_kernel(T* logits, int64_t stride, int64_t classes,
   constexpr int width = 16 / sizeof(T);
   T* row = logits + blockIdx.x * stride;
   const int64_t target = targets[blockIdx.x], packs = stride / width;
+  // An ignored row has no loss, and its gradient is zero.
   if (target == ignore) {
     const float zeros[width] = {};
     if (threadIdx.x == 0) losses[blockIdx.x] = 0;
@@ -24,6 +26,9 @@ __global__ void cross_entropy_kernel(T* logits, int64_t stride, int64_t classes,
       store_pack<width>(row, i, zeros);
     return;
   }
+
+  // Each thread keeps a maximum and the sum relative to it. Elements beyond the classes are
+  // padding.
   float most = -INFINITY, sum = 0;
   for (int64_t i = threadIdx.x; i < packs; i += loss_threads) {
     float v[width], next = most;
@@ -37,13 +42,20 @@ __global__ void cross_entropy_kernel(T* logits, int64_t stride, int64_t classes,
       if (v[e] != -INFINITY) sum += expf(v[e] - most);
     }
   }
+
+  // Bring the threads' sums to the common maximum. A maximum of -infinity has a sum of 0, and its
+  // difference to `highest` could be NaN.
   const float highest = block_max(most);
   sum = block_sum(most == -INFINITY ? sum : sum * expf(most - highest));
+
+  // A kernel can't throw, so a target that is not a class makes the loss NaN.
   const bool known = target >= 0 && target < classes;
   if (threadIdx.x == 0)
     losses[blockIdx.x] = known ? logf(sum) + highest - static_cast<float>(row[target]) : NAN;
+
   if (!gradient) return;
   __syncthreads();  // the target's logit has been read
+
   const float scale = known ? weight / sum : NAN;
   for (int64_t i = threadIdx.x; i < packs; i += loss_threads) {
     float v[width];

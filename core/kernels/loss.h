@@ -8,16 +8,16 @@
 
 namespace lathe {
 
-/// losses[r] = -log softmax(logits[r])[target[r]] for a row whose target is not `ignore`, else 0.
-/// With `gradient`, logits become weight (softmax(logits) - onehot(target)), 0 in ignored rows; so
-/// do the `padding` elements behind each row.
+/// Sets losses[r] = -log softmax(logits[r])[target[r]] for a row whose target is not `ignore`,
+/// otherwise 0. With `gradient`, logits become weight (softmax(logits) - onehot(target)), with 0 in
+/// ignored rows and in the `padding` elements after each row.
 void cross_entropy_rows(Matrix logits, int64_t rows, int64_t classes, int64_t padding,
                         const int64_t* targets, int64_t ignore, float weight, bool gradient,
                         float* losses);
 
-/// table[ids[i]] += values[i] for i < n, rows of `columns`. Rows with the same id are summed in
-/// float32, in order, and added once. values float32 or bfloat16, contiguous; table float32 or
-/// bfloat16.
+/// Adds values[i] to table[ids[i]] for i < n, in rows of `columns`. Rows with the same id are
+/// summed in float32, in order, and added once. values: float32 or bfloat16, contiguous; table:
+/// float32 or bfloat16.
 void scatter_add_rows(Matrix values, const int64_t* ids, int64_t n, int64_t columns, Matrix table);
 
 }  // namespace lathe

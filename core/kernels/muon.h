@@ -1,4 +1,4 @@
-// What Muon does to each element before a matrix is orthogonalised. Jordan et al. 2024, "Muon: an
+// Muon's part for each element, before a matrix is orthogonalized. Jordan et al. 2024, "Muon: an
 // optimizer for hidden layers in neural networks"; torch.optim.Muon.
 #pragma once
 
@@ -6,9 +6,9 @@
 
 namespace lathe {
 
-/// m = momentum m + (1 - momentum) g;  x = m, Nesterov: (1 - momentum) g + momentum m. m is state
-/// 0. Writes x of elements [begin, end) to `out` (float64 where the parameter is, else float32),
-/// and returns the sum of its squares.
+/// Computes m = momentum m + (1 - momentum) g and x = m, with Nesterov x = (1 - momentum) g +
+/// momentum m. m is state 0. Writes x of elements [begin, end) to `out` (float64 if the parameter
+/// is, otherwise float32), and returns the sum of its squares.
 double muon_direction_cpu(const UpdateArgs& args, const UpdateRule& rule,
                           const StepControl& control, int64_t begin, int64_t end, void* out);
 

@@ -17,6 +17,7 @@ void forward_rows(const NormRows& n, Matrix x, Matrix y, float eps, int64_t begi
   for (int64_t r = begin; r < end; ++r) {
     const In* in = static_cast<const In*>(x.at(r, 0));
     Out* out = static_cast<Out*>(const_cast<void*>(y.at(r, 0)));
+
     float mean = 0;
     if (n.mean != nullptr) {
       V sum = set(0);
@@ -24,16 +25,20 @@ void forward_rows(const NormRows& n, Matrix x, Matrix y, float eps, int64_t begi
                   [&](int64_t i, auto part) HWY_ATTR { sum = hn::Add(sum, part(in + i)); });
       n.mean[r] = mean = sum_of(sum) * inverse;
     }
+
+    // Two passes: subtracting the mean first avoids the cancellation of E[x^2] - E[x]^2.
     V squares = set(0);
     const V m = set(mean);
     for_vectors(n.columns, [&](int64_t i, auto part) HWY_ATTR {
       const V centred = part.keep(hn::Sub(part(in + i), m));
       squares = hn::MulAdd(centred, centred, squares);
     });
-    // Where squares overflow, 1 / infinity would make zeros of a run that has diverged.
+
+    // If squares overflow, 1 / infinity would turn a diverged run's values into zeros.
     const float variance = sum_of(squares) * inverse,
                 rstd = variance < INFINITY ? 1.0f / std::sqrt(variance + eps) : NAN;
     n.rstd[r] = rstd;
+
     const V s = set(rstd);
     for_vectors(n.columns, [&](int64_t i, auto part) HWY_ATTR {
       V v = hn::Mul(hn::Sub(part(in + i), m), s);
@@ -44,7 +49,7 @@ void forward_rows(const NormRows& n, Matrix x, Matrix y, float eps, int64_t begi
   }
 }
 
-/// sums: [2][columns], to which the rows' parts of dweight and dbias are added, or null.
+/// sums: [2][columns], to which the rows' parts of dweight and dbias are added; may be null.
 template <class In, class Grad>
 void backward_rows(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* sums,
                    int64_t begin, int64_t end) {
@@ -54,10 +59,13 @@ void backward_rows(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, 
     const Grad* up = static_cast<const Grad*>(dy.at(r, 0));
     In* out = static_cast<In*>(const_cast<void*>(dx.at(r, 0)));
     const V m = set(n.mean == nullptr ? 0.0f : n.mean[r]), s = set(n.rstd[r]);
+    // The gradient of h = (x - mean) rstd.
     const auto scaled = [&](int64_t i, auto part) HWY_ATTR {
       const V g = part(up + i);
       return n.weight == nullptr ? g : hn::Mul(g, part(n.weight + i));
     };
+
+    // The averages of g and g h over the row, and this row's part of dweight and dbias.
     V sum_g = set(0), sum_gh = set(0);
     for_vectors(n.columns, [&](int64_t i, auto part) HWY_ATTR {
       const V g = scaled(i, part), h = hn::Mul(hn::Sub(part(in + i), m), s);
@@ -68,9 +76,12 @@ void backward_rows(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, 
       part(hn::MulAdd(plain, h, part(sums + i)), sums + i);
       part(hn::Add(plain, part(sums + n.columns + i)), sums + n.columns + i);
     });
+
     if (out == nullptr) continue;
+    // RMS norm subtracts no mean, so its gradient has no avg(g).
     const V avg_g = set(n.mean == nullptr ? 0.0f : sum_of(sum_g) * inverse),
             avg_gh = set(sum_of(sum_gh) * inverse);
+
     for_vectors(n.columns, [&](int64_t i, auto part) HWY_ATTR {
       const V g = scaled(i, part), h = hn::Mul(hn::Sub(part(in + i), m), s);
       const V d = hn::Mul(s, hn::NegMulAdd(h, avg_gh, hn::Sub(g, avg_g)));
@@ -102,7 +113,7 @@ HWY_EXPORT(forward_block);
 HWY_EXPORT(backward_block);
 
 namespace {
-constexpr int64_t sum_rows = 64;  // that one partial sum covers
+constexpr int64_t sum_rows = 64;  // rows that one partial sum covers
 }
 
 void norm_forward(const NormRows& n, Matrix x, Matrix y, float eps) {
@@ -114,13 +125,16 @@ void norm_forward(const NormRows& n, Matrix x, Matrix y, float eps) {
 void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* dweight,
                    float* dbias) {
   const bool sums = dweight != nullptr || dbias != nullptr;
+  // Partial sums cover a fixed number of rows, so that results don't depend on the threads.
   const int64_t blocks = divide_up(n.rows, sum_rows), each = 2 * n.columns;
+
   c10::DataPtr memory;
   float* partial = nullptr;
   if (sums) {
     memory = c10::GetCPUAllocator()->allocate(static_cast<size_t>(blocks * each * 4));
     partial = static_cast<float*>(memory.get());
   }
+
   parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       float* mine = sums ? partial + i * each : nullptr;
@@ -129,10 +143,11 @@ void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, 
       (n, x, dy, dx, add, mine, i * sum_rows, std::min(n.rows, (i + 1) * sum_rows));
     }
   });
+
   for (float* total : {dweight, dbias}) {
     if (total == nullptr) continue;
     const int64_t offset = total == dweight ? 0 : n.columns;
-    // Threads share the columns; each column's sum is in one order.
+    // Threads share the columns; each column is summed in one order.
     parallel_for(0, n.columns, divide_up(1 << 13, blocks), [&](int64_t begin, int64_t end) {
       std::fill(total + begin, total + end, 0.0f);
       for (int64_t i = 0; i < blocks; ++i) {

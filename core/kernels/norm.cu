@@ -10,8 +10,8 @@ namespace {
 
 constexpr int norm_width = 4;  // elements in a pack
 
-/// The packs that thread t of a block holds of a row: t, t + blockDim.x, ... `held` of them at
-/// most.
+/// Calls f(k, i) for the packs of a row that a thread holds: i = t, t + blockDim.x, ..., at most
+/// `held` of them.
 template <int held, class F>
 __device__ void for_packs(int64_t columns, F&& f) {
 #pragma unroll
@@ -25,22 +25,28 @@ template <int held, class In, class Out>
 __global__ void norm_forward_kernel(NormRows n, const In* x, Out* y, float eps) {
   const auto row = static_cast<int64_t>(blockIdx.x);
   const float inverse = 1.0f / static_cast<float>(n.columns);
+  // The row stays in registers: x is read once.
   float v[held][norm_width], sum = 0, squares = 0, mean = 0;
   for_packs<held>(n.columns, [&](int k, int64_t i) {
     load_pack<norm_width>(x + row * n.columns, i, v[k]);
     for (const float e : v[k]) sum += e;
   });
+
+  // The branches on n.mean are the same for a whole block, so its sums may synchronize.
   if (n.mean != nullptr) mean = block_sum(sum) * inverse;
   for_packs<held>(n.columns, [&](int k, int64_t) {
     for (float& e : v[k]) e -= mean, squares += e * e;
   });
   const float variance = block_sum(squares) * inverse;
-  // Where squares overflow, 1 / infinity would make zeros of a run that has diverged.
+
+  // If squares overflow, 1 / infinity would turn a diverged run's values into zeros.
   const float rstd = variance < INFINITY ? 1.0f / sqrtf(variance + eps) : NAN;
+
   if (threadIdx.x == 0) {
     if (n.mean != nullptr) n.mean[row] = mean;
     n.rstd[row] = rstd;
   }
+
   for_packs<held>(n.columns, [&](int k, int64_t i) {
     float w[norm_width] = {1, 1, 1, 1}, b[norm_width] = {};
     if (n.weight != nullptr) load_pack<norm_width>(n.weight, i, w);
@@ -50,18 +56,22 @@ __global__ void norm_forward_kernel(NormRows n, const In* x, Out* y, float eps) 
   });
 }
 
-/// A block takes norm_chunk rows, and leaves the sums of dy h and dy over them in its part of
-/// `partials`.
+/// Each block processes norm_chunk rows, and leaves the sums of dy h and dy over them in its part
+/// of `partials`.
 template <int held, class In, class Grad>
 __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In* dx, bool add,
                                      float* partials) {
   const float inverse = 1.0f / static_cast<float>(n.columns);
   const int64_t begin = blockIdx.x * norm_chunk,
                 end = begin + norm_chunk < n.rows ? begin + norm_chunk : n.rows;
+  // A thread keeps its columns' sums of dweight and dbias in registers through all rows.
   float dw[held][norm_width] = {}, db[held][norm_width] = {};
+
   for (int64_t row = begin; row < end; ++row) {
     const float mean = n.mean == nullptr ? 0 : n.mean[row], rstd = n.rstd[row];
     float h[held][norm_width], g[held][norm_width], sum_g = 0, sum_gh = 0;
+
+    // h = (x - mean) rstd and g = dy weight, as in norm.h.
     for_packs<held>(n.columns, [&](int k, int64_t i) {
       float w[norm_width] = {1, 1, 1, 1};
       if (n.weight != nullptr) load_pack<norm_width>(n.weight, i, w);
@@ -76,9 +86,11 @@ __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In
         sum_gh += g[k][e] * h[k][e];
       }
     });
+
     if (dx == nullptr) continue;
     block_sums(sum_g, sum_gh);
     const float avg_g = n.mean == nullptr ? 0 : sum_g * inverse, avg_gh = sum_gh * inverse;
+
     for_packs<held>(n.columns, [&](int k, int64_t i) {
       float before[norm_width] = {};
       if (add) load_pack<norm_width>(dx + row * n.columns, i, before);
@@ -86,6 +98,8 @@ __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In
       store_pack<norm_width>(dx + row * n.columns, i, before);
     });
   }
+
+  // The blocks' parts are summed by norm_sums_kernel, in one order.
   if (partials == nullptr) return;
   float* mine = partials + int64_t{2} * blockIdx.x * n.columns;
   for_packs<held>(n.columns, [&](int k, int64_t i) {
@@ -94,7 +108,7 @@ __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In
   });
 }
 
-/// Sums of the partials' columns: a block takes 32 of them, and each of its 8 warps every eighth
+/// Sums the partials' columns: each block takes 32 columns, and each of its 8 warps every eighth
 /// row.
 __global__ void norm_sums_kernel(const float* partials, int64_t rows, int64_t columns,
                                  float* dweight, float* dbias) {
@@ -117,7 +131,7 @@ int threads_of(int64_t columns) {
   return static_cast<int>(packs >= 1024 ? 1024 : (packs + 31) / 32 * 32);
 }
 
-/// Calls f with how many packs a thread holds, as a constant.
+/// Calls f with the number of packs that a thread holds, as a constant.
 template <class F>
 void with_held(int64_t columns, F&& f) {
   const int64_t held = (columns / norm_width + 1023) / 1024;

@@ -1,6 +1,6 @@
 // Layer norm (Ba, Kiros and Hinton 2016) and RMS norm (Zhang and Sennrich 2019) over rows of C
-// elements, in float32 whatever the elements are. Threads share the rows; sums over rows go through
-// partial sums of fixed size, so results are the same bits on any number of threads.
+// elements, computed in float32 for every element type. Threads share the rows. Sums over rows go
+// through partial sums of fixed size, so results are the same bits on any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -18,21 +18,21 @@ struct NormRows {
   float* rstd = nullptr;          ///< [rows]: 1 / sqrt(variance + eps)
 };
 
-/// Whether norm.cuh takes rows of this length.
+/// Returns whether norm.cuh takes rows of this length.
 inline bool norm_on_card(int64_t columns) {
   return columns > 0 && columns % 4 == 0 && columns <= 8192;
 }
-/// Rows whose parts of dweight and dbias a GPU sums up before others come to them.
+/// Rows over which one block of a GPU sums dweight and dbias before the blocks are summed.
 constexpr int64_t norm_chunk = 16;
-/// Floats that norm_backward_cuda needs for such sums.
+/// Returns how many floats norm_backward_cuda needs for such sums.
 inline int64_t norm_partials(const NormRows& n) {
   return (n.rows + norm_chunk - 1) / norm_chunk * 2 * n.columns;
 }
 
-/// y = (x - mean) rstd weight + bias; writes mean and rstd.
+/// Computes y = (x - mean) rstd weight + bias; writes mean and rstd.
 void norm_forward(const NormRows& n, Matrix x, Matrix y, float eps);
-/// dx (+)= gradient of x; dweight and dbias [columns] where not null.
-/// g = dy weight, h = (x - mean) rstd:  dx = rstd (g - avg(g) - h avg(g h)), without avg(g) for RMS
+/// Computes dx (+)= the gradient of x, and dweight and dbias [columns] if not null. With g = dy
+/// weight and h = (x - mean) rstd:  dx = rstd (g - avg(g) - h avg(g h)), without avg(g) for RMS
 /// norm.
 void norm_backward(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add, float* dweight,
                    float* dbias);

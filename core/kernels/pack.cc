@@ -1,5 +1,5 @@
 // Packing is bound by memory bandwidth (2 cores of a Zen 4, weights larger than the last-level
-// cache): a thread reads a weight's panel, 128 bytes of each row, at 6 to 8 GB/s; adjacent rows
+// cache). A thread reads a weight's panel, 128 bytes of each row, at 6 to 8 GB/s; adjacent rows
 // with prefetching (for x W^T) at 9; complete rows in order at 25 to 29.
 #include "core/kernels/pack.h"
 
@@ -18,7 +18,7 @@ namespace {
 #if HWY_TARGET != HWY_SCALAR
 constexpr int64_t blocks = transposed_blocks;
 
-/// Columns 0 to 3 of 4 blocks rows become rows.
+/// Writes columns 0 to 3 of 4 blocks rows as rows.
 HWY_INLINE void transpose_rows(const char* in, int64_t stride, uint32_t* out, int64_t out_stride) {
   const Units d;
   const Columns c = load_columns(in, stride);
@@ -35,19 +35,22 @@ uint32_t read32(const char* p) {
   return x;
 }
 
-/// out[j * out_stride + i] = in[i * stride + j] for i < rows, j < columns, in units of 4 bytes;
-/// `stride` in bytes.
+/// Sets out[j * out_stride + i] = in[i * stride + j] for i < rows, j < columns, in units of 4
+/// bytes; `stride` is in bytes.
 void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, uint32_t* out,
                  int64_t out_stride) {
   constexpr int64_t strip = 16;  // columns at a time: their output rows stay in the nearest cache
+
   for (int64_t j0 = 0; j0 < columns; j0 += strip) {
     const int64_t j1 = j0 + strip < columns ? j0 + strip : columns;
     [[maybe_unused]] const int64_t ahead =
-        j1 < columns ? j1 * 4 + 64 : 0;  // bytes; the strip after the next
+        j1 < columns ? j1 * 4 + 64 : 0;  // offset in bytes of the strip after the next
+
     int64_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
     for (; i + 4 * blocks <= rows; i += 4 * blocks) {
       int64_t j = j0;
+      // Reading goes down the rows, so each row's coming strip must be prefetched.
       if (ahead > 0) {
         for (int64_t r = i; r < i + 4 * blocks; ++r) hwy::Prefetch(in + r * stride + ahead);
       }
@@ -59,14 +62,15 @@ void transpose32(const char* in, int64_t stride, int64_t rows, int64_t columns, 
       }
     }
 #endif
+
     for (; i < rows; ++i) {
       for (int64_t j = j0; j < j1; ++j) out[j * out_stride + i] = read32(in + i * stride + j * 4);
     }
   }
 }
 
-/// out[2 j] = first[j], out[2 j + 1] = second[j] for j < columns; a second row that is not there
-/// reads as zero.
+/// Sets out[2 j] = first[j], out[2 j + 1] = second[j] for j < columns; zeros in place of a null
+/// second row.
 void interleave16(const uint16_t* first, const uint16_t* second, int64_t columns, uint16_t* out) {
   const DU whole;
   const hn::Rebind<uint16_t, DU> half;
@@ -75,9 +79,8 @@ void interleave16(const uint16_t* first, const uint16_t* second, int64_t columns
     auto both = hn::PromoteTo(whole, hn::LoadU(half, first + j));
     if (second != nullptr)
       both = hn::Or(both, hn::ShiftLeft<16>(hn::PromoteTo(whole, hn::LoadU(half, second + j))));
-    hn::StoreU(
-        both, whole,
-        reinterpret_cast<uint32_t*>(out + 2 * j));  // little-endian: the first row's comes first
+    // Little-endian: the first row's element comes first.
+    hn::StoreU(both, whole, reinterpret_cast<uint32_t*>(out + 2 * j));
   }
   for (; j < columns; ++j) {
     out[2 * j] = first[j];
@@ -95,7 +98,7 @@ void widen_rows(Matrix a, int64_t rows, int64_t columns, float* out, int64_t str
   });
 }
 
-/// The transpose of a [rows, columns] in float32: out[j * out_stride + i] = a[i][j].
+/// Writes the transpose of a [rows, columns] in float32: out[j * out_stride + i] = a[i][j].
 void widen_transposed(Matrix a, int64_t rows, int64_t columns, float* out, int64_t out_stride) {
   constexpr int64_t tile = 64;
   float wide[tile * tile];
@@ -110,8 +113,8 @@ void widen_transposed(Matrix a, int64_t rows, int64_t columns, float* out, int64
   }
 }
 
-/// Zeroes columns n to width of a packed right factor of depth k: rows of 4 bytes an element, of
-/// float32 or of pairs.
+/// Sets columns n to width of a packed right factor of depth k to zero: rows with 4 bytes an
+/// element, either float32 or pairs.
 void clear_rest(void* out, int64_t k, int64_t n, int64_t width, Element as) {
   if (width == n) return;
   for (int64_t i = 0; i < (as == Element::f32 ? k : (k + 1) / 2); ++i)
@@ -146,19 +149,23 @@ void right_transposed(Matrix b, int64_t k, int64_t n, int64_t width, void* out, 
 
 void left_transposed(Matrix a, int64_t k, int64_t m, void* out, Element as) {
   if (as != a.type) return widen_transposed(a, k, m, static_cast<float*>(out), k);
+
   if (a.type == Element::f32) {
     transpose32(static_cast<const char*>(a.data), a.stride * 4, k, m, static_cast<uint32_t*>(out),
                 k);
     return;
   }
-  // Pairs of rows are interleaved a few at a time, then moved as units of 4 bytes.
+
+  // Interleave pairs of rows a few at a time, then transpose them as units of 4 bytes.
   constexpr int64_t pairs = 16, columns = 64;
   uint16_t pair[pairs * columns * 2];
+
   const int64_t depth = (k + 1) / 2;
   for (int64_t i = 0; i < depth; i += pairs) {
     const int64_t have = depth - i < pairs ? depth - i : pairs;
     for (int64_t j = 0; j < m; j += columns) {
       const int64_t n = m - j < columns ? m - j : columns;
+      // An odd depth has no second row in the last pair: zeros.
       for (int64_t p = 0; p < have; ++p) {
         const int64_t row = 2 * (i + p);
         interleave16(static_cast<const uint16_t*>(a.at(row, j)),

@@ -1,5 +1,5 @@
-// Philox blocks by the group, in plain loops that the compiler turns into vectors; included as
-// simd-inl.h is.
+// Computes Philox blocks by the group, in plain loops that the compiler turns into vectors;
+// included in the same way as simd-inl.h.
 #if defined(LATHE_CORE_KERNELS_PHILOX_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_PHILOX_INL_H
 #undef LATHE_CORE_KERNELS_PHILOX_INL_H
@@ -15,7 +15,7 @@ namespace lathe::HWY_NAMESPACE {
 
 inline constexpr int64_t philox_group = 64;
 
-/// words[w][i] = word w of the block with counter(first + i, step), as philox() gives it.
+/// Sets words[w][i] = word w of the block with counter(first + i, step), the same as philox().
 inline void philox_blocks(uint64_t first, uint64_t step, RngKey key,
                           uint32_t (&words)[4][philox_group]) {
   auto& [c0, c1, c2, c3] = words;

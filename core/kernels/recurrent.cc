@@ -14,8 +14,8 @@ namespace lathe::HWY_NAMESPACE {
 
 HWY_INLINE V tanh_of(V v) { return hn::Tanh(D(), v); }
 
-/// A logistic gate and its derivative s (1 - s), where 1 - s = e s with e = exp(-v): no difference
-/// of near numbers.
+/// A logistic gate and its derivative s (1 - s), computed as s e s with e = exp(-v), since 1 - s
+/// would cancel.
 struct Gate {
   V s, slope;
 };
@@ -23,7 +23,7 @@ HWY_INLINE Gate gate_of(V v) {
   const V e = exp_of(hn::Neg(v)), s = inverse_of(hn::Add(set(1), e));
   return {s, hn::Mul(s, hn::Mul(e, s))};
 }
-/// Its argument's share of a gradient that reaches t = tanh(v).
+/// Returns the gradient of v from that of t = tanh(v).
 HWY_INLINE V through_tanh(V g, V t) { return hn::NegMulAdd(hn::Mul(g, t), t, g); }
 
 template <class T>
@@ -100,6 +100,7 @@ void gru_rows(const void* x_gates, const void* h_gates, const void* state, void*
   });
 }
 
+// out = (1 - update) fresh + update before, fresh = tanh(x_new + reset h_new).
 template <class T>
 void gru_slope_as(const void* x_gates, const void* h_gates, const void* state, const void* dout,
                   void* dx_gates, void* dh_gates, void* dstate, int64_t begin, int64_t end,
@@ -111,14 +112,19 @@ void gru_slope_as(const void* x_gates, const void* h_gates, const void* state, c
     const T *before = static_cast<const T*>(state) + r * h,
             *dy = static_cast<const T*>(dout) + r * h;
     T* dbefore = static_cast<T*>(dstate) + r * h;
+    // The gates are recomputed from their inputs, in the order of the forward pass.
     for_vectors(h, [&](int64_t i, auto part) HWY_ATTR {
       const Gate reset = gate_of(hn::Add(part(x + i), part(g + i)));
       const Gate update = gate_of(hn::Add(part(x + h + i), part(g + h + i)));
       const V inner = part(g + 2 * h + i), up = part(dy + i);
       const V fresh = tanh_of(hn::MulAdd(reset.s, inner, part(x + 2 * h + i)));
+
       const V dn = through_tanh(hn::NegMulAdd(up, update.s, up), fresh);
       const V dr = hn::Mul(hn::Mul(dn, inner), reset.slope);
       const V dz = hn::Mul(hn::Mul(up, hn::Sub(part(before + i), fresh)), update.slope);
+
+      // x and h enter reset and update as a sum, so both get the same gradient. The reset gate
+      // scales only h's part of the new state.
       part(dr, dx + i);
       part(dr, dg + i);
       part(dz, dx + h + i);

@@ -1,4 +1,4 @@
-// Rotary positions of one head; included as simd-inl.h is.
+// Rotary positions of one head; included in the same way as simd-inl.h.
 #if defined(LATHE_CORE_KERNELS_ROTARY_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_ROTARY_INL_H
 #undef LATHE_CORE_KERNELS_ROTARY_INL_H
@@ -11,8 +11,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// y = x turned, of `width` channels; turns [width]: cosines, then sines, which are taken times
-/// `sign`. y may be x.
+/// Computes y = x rotated, of `width` channels. turns [width]: cosines, then sines, which are
+/// multiplied by `sign`. y may be x.
 template <class T>
 HWY_INLINE void turn_head(const T* x, T* y, int64_t width, const float* turns, V sign) {
   const int64_t half = width / 2;

@@ -1,5 +1,5 @@
-// Rotary positions (Su et al. 2021), in the form of halves that GPT-NeoX and LLaMA have: channel i
-// of a head and channel i + width / 2 are a pair that its place turns.
+// Rotary positions (Su et al. 2021), in the form of GPT-NeoX and LLaMA: channels i and i + width /
+// 2 of a head are a pair, which is rotated by an angle that depends on the position.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace lathe {
 
-/// y = x turned, by the opposite angles where `back`. x and y [rows, heads width], contiguous,
-/// float32, bfloat16 or float16; may be one. turns [turn_rows, width]: cosines, then sines, of half
-/// a head's pairs; row r of x takes turns' row r % turn_rows. `width` is even.
+/// Computes y = x rotated, by the opposite angles if `back`. x and y [rows, heads width] are
+/// contiguous, in float32, bfloat16 or float16, and may be the same. turns [turn_rows, width]:
+/// cosines, then sines, of half a head's pairs; row r of x uses row r % turn_rows. `width` is even.
 void rotate_heads(const void* x, void* y, Element type, int64_t rows, int64_t heads, int64_t width,
                   const float* turns, int64_t turn_rows, bool back);
 

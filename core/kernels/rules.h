@@ -1,4 +1,4 @@
-// The table of rules: core/kernels/rules/rule.h says what one is.
+// The table of rules: core/kernels/rules/rule.h describes a rule.
 #pragma once
 
 #include <type_traits>
@@ -15,7 +15,7 @@ namespace lathe {
 
 template <class... R>
 struct RuleList {
-  /// The place of a rule in the table.
+  /// Returns the index of a rule in the table.
   template <class Rule>
   static constexpr int32_t place() {
     int32_t at = -1, i = 0;
@@ -27,7 +27,7 @@ struct RuleList {
 using Rules = RuleList<Sgd, Momentum, Adagrad, RMSprop, Adam, AdamW, AdamAmsgrad, AdamWAmsgrad,
                        NAdam, Lion, LambApply, Descend>;
 
-/// UpdateRule::kind of a rule.
+/// The UpdateRule::kind of a rule.
 template <class Rule>
 constexpr int32_t rule_kind = Rules::place<Rule>();
 

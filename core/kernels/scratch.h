@@ -1,4 +1,4 @@
-// Working memory of a kernel that runs on several threads.
+// Working memory of kernels that run on several threads.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -15,16 +15,16 @@ namespace lathe {
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
-/// f(i) for each i < tasks on ATen's threads, in turn to whichever is free: a thread that the
-/// machine holds up does not hold up the others. f must give the same result whoever runs it.
-/// done() ends each thread's part.
+/// Calls f(i) for each i < tasks on ATen's threads; each takes the next i when it is free, so a
+/// thread that the machine delays does not delay the others. f must give the same result on any
+/// thread. done() ends each thread's part.
 template <class F, class Done>
 void parallel_tasks(int64_t tasks, F&& f, Done&& done) {
   std::atomic<int64_t> next{0};
   parallel_for(0, std::min<int64_t>(tasks, at::get_num_threads()), 1,
                [&](int64_t begin, int64_t end) {
-                 for (; begin < end;
-                      ++begin) {  // one round, or all on this thread where there are no others
+                 // One round for each thread, or all rounds on this thread if there are no others.
+                 for (; begin < end; ++begin) {
                    for (int64_t i = 0; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
                      f(i);
                  }
@@ -32,8 +32,8 @@ void parallel_tasks(int64_t tasks, F&& f, Done&& done) {
                });
 }
 
-/// `bytes` for each of ATen's threads, taken in one piece by the caller, so that what a step needs
-/// does not depend on which thread is quicker.
+/// `bytes` for each of ATen's threads, allocated in one piece by the caller, so that a step's
+/// memory does not depend on which thread is faster.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes)
@@ -41,7 +41,7 @@ class Scratch {
         data_(
             c10::GetCPUAllocator()->allocate(static_cast<size_t>(bytes_ * at::get_num_threads()))) {
   }
-  /// The calling thread's.
+  /// Returns the calling thread's part.
   char* mine() const { return static_cast<char*>(data_.get()) + bytes_ * at::get_thread_num(); }
 
  private:
@@ -49,8 +49,8 @@ class Scratch {
   c10::DataPtr data_;
 };
 
-/// Cuts a thread's piece into arrays that start on cache lines. First with a null base to learn the
-/// size.
+/// Cuts a thread's part into arrays that start on cache lines. Use it first with a null base to
+/// compute the size.
 class Carver {
  public:
   explicit Carver(char* base) : base_(base) {}

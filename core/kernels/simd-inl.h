@@ -1,6 +1,6 @@
 // Vector helpers of the kernels, compiled once for each instruction set: include it below
 // hwy/foreach_target.h and hwy/highway.h. Elements are float, bfloat16 or float16; arithmetic is in
-// float32. Highway chooses the set at run time.
+// float32. Highway chooses the instruction set at run time.
 //
 // exp_of() is written here because Highway's exp does not return NaN for NaN, which would hide a
 // diverged run.
@@ -39,7 +39,7 @@ HWY_INLINE V load(const c10::BFloat16* p) {
   return hn::BitCast(D(), hn::ShiftLeft<16>(bits));
 }
 HWY_INLINE void store(V v, float* p) { hn::StoreU(v, D(), p); }
-/// To the nearest, ties to even; NaN stays NaN. Where the CPU has an instruction for it, that takes
+/// Stores the nearest bfloat16, ties to even; NaN stays NaN. CPUs with an instruction for it treat
 /// numbers below 1.2e-38 as zero.
 HWY_INLINE void store(V v, c10::BFloat16* p) {
 #if HWY_TARGET == HWY_AVX3
@@ -65,7 +65,7 @@ HWY_INLINE V load(const c10::Half* p) {
   const hn::Rebind<hwy::float16_t, D> half;
   return hn::PromoteTo(D(), hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(p)));
 }
-/// To the nearest, ties to even; beyond the largest infinity.
+/// Stores the nearest float16, ties to even; numbers beyond the largest become infinity.
 HWY_INLINE void store(V v, c10::Half* p) {
   const hn::Rebind<hwy::float16_t, D> half;
   hn::StoreU(hn::DemoteTo(half, v), half, reinterpret_cast<hwy::float16_t*>(p));
@@ -83,7 +83,7 @@ HWY_INLINE void store(V v, c10::Half* p) {
 }
 #endif
 
-/// The first n lanes (n < lanes()); the others are zero.
+/// Loads the first n lanes (n < lanes()); the others are zero.
 template <class T>
 HWY_INLINE V load_first(const T* p, int64_t n) {
   T buffer[HWY_MAX_BYTES / sizeof(float)] = {};
@@ -97,9 +97,9 @@ HWY_INLINE void store_first(V v, T* p, int64_t n) {
   std::memcpy(p, buffer, static_cast<size_t>(n) * sizeof(T));
 }
 
-/// f(i, loader, storer) for each vector of [0, n); the loader and the storer know whether it is the
-/// last, partial one. keep(v) zeroes the lanes that are beyond the end, keep_or(v, w) takes w's
-/// there.
+/// for_vectors() calls f(i, part) for each vector of [0, n), where `part` loads and stores
+/// elements. Whole is for complete vectors; Part, for the last one, skips lanes beyond the end.
+/// keep(v) zeroes these lanes, keep_or(v, w) replaces them by w's.
 struct Whole {
   HWY_INLINE V keep(V v) const { return v; }
   HWY_INLINE V keep_or(V v, V) const { return v; }
@@ -137,13 +137,13 @@ HWY_INLINE void for_vectors(int64_t n, F&& f) {
   if (i < n) f(i, Part{n - i});
 }
 
-/// f(a) with a zero of an element's C++ type.
+/// Calls f(a) with a zero of an element's C++ type.
 template <class F>
 void with_element(Element a, F&& f) {
   if (a == Element::f32) return f(float{});
   return a == Element::bf16 ? f(c10::BFloat16{}) : f(c10::Half{});
 }
-/// f(a, b) for two elements.
+/// Calls f(a, b) for two elements.
 template <class F>
 void with_elements(Element a, Element b, F&& f) {
   with_element(a, [&](auto x) HWY_ATTR { with_element(b, [&](auto y) HWY_ATTR { f(x, y); }); });
@@ -152,13 +152,13 @@ void with_elements(Element a, Element b, F&& f) {
 HWY_INLINE float sum_of(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
 HWY_INLINE float max_of(V v) { return hn::GetLane(hn::MaxOfLanes(D(), v)); }
 HWY_INLINE V set(float x) { return hn::Set(D(), x); }
-/// e^v within 2 units in the last place for v in [-87, 88], 0 below, e^88 above; NaN stays NaN. 2^n
-/// e^r with n integer and |r| <= ln(2) / 2; the polynomial is the best of its degree by relative
-/// error (4e-9) that begins 1 + r.
+/// Returns e^v within 2 units in the last place for v in [-87, 88], 0 below, e^88 above; NaN stays
+/// NaN. Computed as 2^n e^r with n integer and |r| <= ln(2) / 2; the polynomial has the smallest
+/// relative error (4e-9) among those of its degree that begin with 1 + r.
 HWY_INLINE V exp_of(V given) {
   const V v = hn::Min(set(88), hn::Max(set(-87), given));
-  constexpr float magic =
-      0x1.8p23f;  // a number added to it is rounded to an integer, in the lowest bits
+  // Adding this number rounds to an integer, in the lowest bits.
+  constexpr float magic = 0x1.8p23f;
   const V shifted = hn::MulAdd(v, set(1.44269504089f), set(magic)),
           n = hn::Sub(shifted, set(magic));
   const V r = hn::NegMulAdd(n, set(-2.12194440e-4f), hn::NegMulAdd(n, set(0.693359375f), v));
@@ -176,19 +176,19 @@ HWY_INLINE V exp_of(V given) {
   return hn::IfThenElse(hn::Eq(given, given), e, given);
 #endif
 }
-/// The larger of v and a number; NaN stays NaN.
+/// Returns the larger of v and a number; NaN stays NaN.
 HWY_INLINE V at_least(float low, V v) { return hn::IfThenElse(hn::Lt(v, set(low)), set(low), v); }
 HWY_INLINE V at_most(float high, V v) { return hn::IfThenElse(hn::Gt(v, set(high)), set(high), v); }
-/// 1 / v for v >= 1, within 4 units in the last place; 0 for v above 2^126 on AVX2.
+/// Returns 1 / v for v >= 1, within 4 units in the last place; 0 for v above 2^126 on AVX2.
 HWY_INLINE V inverse_of(V v) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
-  const V near = hn::ApproximateReciprocal(v);  // 12 bits or more, and one step of Newton's
+  const V near = hn::ApproximateReciprocal(v);  // 12 bits or more, improved by one Newton step
   return hn::Mul(near, hn::NegMulAdd(v, near, set(2)));
 #else
   return hn::Div(set(1), v);
 #endif
 }
-/// 1 / (1 + e^-v).
+/// Returns 1 / (1 + e^-v).
 HWY_INLINE V sigmoid_of(V v) { return inverse_of(hn::Add(set(1), exp_of(hn::Neg(v)))); }
 
 }  // namespace lathe::HWY_NAMESPACE

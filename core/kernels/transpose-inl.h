@@ -1,4 +1,4 @@
-// Transposing a few columns of many rows in registers; included as simd-inl.h is.
+// Transposes a few columns of many rows in registers; included in the same way as simd-inl.h.
 #if defined(LATHE_CORE_KERNELS_TRANSPOSE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_TRANSPOSE_INL_H
 #undef LATHE_CORE_KERNELS_TRANSPOSE_INL_H
@@ -16,11 +16,11 @@ namespace lathe::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET != HWY_SCALAR
-constexpr int64_t transposed_blocks =
-    HWY_HAVE_SCALABLE ? 1 : HWY_MAX_BYTES / 16;  // of 4 units in a vector
+// Blocks of 4 units in a vector.
+constexpr int64_t transposed_blocks = HWY_HAVE_SCALABLE ? 1 : HWY_MAX_BYTES / 16;
 using Units = hn::FixedTag<uint32_t, 4 * transposed_blocks>;
 
-/// Its block b, of 4 units, is at `in` + b * `step` bytes.
+/// Returns a vector whose block b of 4 units is loaded from `in` + b * `step` bytes.
 template <class D32>
 HWY_INLINE hn::Vec<D32> gather_blocks(D32 d, const char* in, int64_t step) {
   if constexpr (hn::MaxLanes(D32()) <= 4) {
@@ -33,12 +33,12 @@ HWY_INLINE hn::Vec<D32> gather_blocks(D32 d, const char* in, int64_t step) {
   }
 }
 
-/// Four columns of as many rows as a vector has units of 4 bytes.
+/// Four columns; each has as many rows as a vector has units of 4 bytes.
 struct Columns {
   hn::Vec<Units> v0, v1, v2, v3;
 };
-/// Columns 0 to 3 of rows that are `stride` bytes apart: block b of the vector that is read for r
-/// holds row 4 b + r, so that a transpose inside the blocks makes each vector a column.
+/// Loads columns 0 to 3 of rows that are `stride` bytes apart. Block b of the vector read for r
+/// holds row 4 b + r, so that a transpose within the blocks makes each vector a column.
 HWY_INLINE Columns load_columns(const char* in, int64_t stride) {
   const Units d;
   const hn::RepartitionToWide<Units> d2;

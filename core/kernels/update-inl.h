@@ -1,6 +1,6 @@
-// What every pass that updates parameters does beside its formula: reading, clipping by value,
-// rounding, the working copy, the average. Compiled once for each instruction set, as plain loops:
-// include it below hwy/foreach_target.h and hwy/highway.h.
+// The parts of a parameter update other than its formula: reading, clipping by value, rounding, the
+// working copy, the average. Compiled once for each instruction set, as plain loops: include it
+// below hwy/foreach_target.h and hwy/highway.h.
 #if defined(LATHE_CORE_KERNELS_UPDATE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_UPDATE_INL_H
 #undef LATHE_CORE_KERNELS_UPDATE_INL_H
@@ -22,8 +22,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 namespace {
 
-constexpr int64_t update_block =
-    512;  // elements converted at a time: a few kilobytes, so they stay in the nearest cache
+// Elements converted at a time: a few kilobytes, so they stay in the nearest cache.
+constexpr int64_t update_block = 512;
 
 inline uint16_t bf16_nearest(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
@@ -31,14 +31,16 @@ inline uint16_t bf16_nearest(float x) {
   return static_cast<uint16_t>(x == x ? rounded : 0x7fc0u);
 }
 
-/// Elements as T, in place where they are of that type already, else converted into `buffer`; zeros
-/// of null.
+/// Returns elements as T: in place if they have that type, otherwise converted into `buffer`; zeros
+/// for null.
 template <class T>
 HWY_NOINLINE const T* load(const void* data, Element type, int64_t begin, int64_t n, T* buffer) {
   if (data == nullptr) {
     std::fill_n(buffer, n, T(0));
     return buffer;
   }
+
+  // Only a type that differs from T is converted.
   switch (type) {
     case Element::f64:
       if constexpr (std::is_same_v<T, double>) return static_cast<const double*>(data) + begin;
@@ -50,12 +52,15 @@ HWY_NOINLINE const T* load(const void* data, Element type, int64_t begin, int64_
       for (int64_t i = 0; i < n; ++i)
         buffer[i] = static_cast<T>(static_cast<const float*>(data)[begin + i]);
       return buffer;
+
+    // A bfloat16 is the upper half of a float32.
     case Element::bf16:
       for (int64_t i = 0; i < n; ++i) {
         buffer[i] = static_cast<T>(std::bit_cast<float>(
             static_cast<uint32_t>(static_cast<const uint16_t*>(data)[begin + i]) << 16));
       }
       return buffer;
+
     case Element::f16:
       for (int64_t i = 0; i < n; ++i) {
         buffer[i] =
@@ -66,7 +71,7 @@ HWY_NOINLINE const T* load(const void* data, Element type, int64_t begin, int64_
   return buffer;
 }
 
-/// A gradient as it is stored, each element held to what clip_value allows.
+/// Returns a gradient as it is stored, with each element clamped by clip_value.
 template <class T>
 HWY_NOINLINE const T* load_gradient(const UpdateArgs& a, const UpdateRule& rule,
                                     const StepControl& control, int64_t begin, int64_t n,
@@ -103,19 +108,20 @@ inline void store_stochastic(void* data, int64_t begin, int64_t n, const float* 
 }
 
 /// Elements of a low-precision parameter whose update is not zero, and those of them that rounding
-/// left where they were.
+/// left unchanged.
 struct Roundings {
   uint64_t moved = 0, lost = 0;
 };
 
-/// Rounds and stores the block `out` of a parameter's new elements, and what goes with it: the
-/// working copy, the average. `before` has the elements as they were, for a parameter in a low
-/// precision.
+/// Rounds and stores the block `out` of a parameter's new elements, its working copy and its
+/// average. `before` has the previous elements of a low-precision parameter.
 template <class T>
 HWY_NOINLINE void store_block(const UpdateArgs& a, const UpdateRule& rule,
                               const StepControl& control, int64_t at, int64_t n, const T* before,
                               const T* out, Roundings* count) {
   if (a.low != nullptr) store_nearest(a.low, a.low_type, at, n, out);
+
+  // A low-precision parameter's average follows the rounded values.
   const T* now = out;
   T stored[update_block];
   if constexpr (std::is_same_v<T, float>) {
@@ -131,6 +137,7 @@ HWY_NOINLINE void store_block(const UpdateArgs& a, const UpdateRule& rule,
       }
     }
   }
+
   if (a.average == nullptr) return;
   T* average = static_cast<T*>(a.average) + at;
   const T weight = static_cast<T>(1 - rule.average_decay);
@@ -140,8 +147,8 @@ HWY_NOINLINE void store_block(const UpdateArgs& a, const UpdateRule& rule,
     for (int64_t i = 0; i < n; ++i) average[i] += weight * (now[i] - average[i]);
 }
 
-/// Calls f(at, n, p, out) for the blocks of elements [begin, end): p is the parameter, and f writes
-/// what it becomes to out, which is then stored.
+/// Calls f(at, n, p, out) for the blocks of elements [begin, end). p is the parameter; f writes its
+/// new elements to out, which are then stored.
 template <class T, class F>
 void update_blocks(const UpdateArgs& a, const UpdateRule& rule, StepControl* control, int64_t begin,
                    int64_t end, F&& f) {
@@ -160,7 +167,7 @@ void update_blocks(const UpdateArgs& a, const UpdateRule& rule, StepControl* con
   std::atomic_ref(control->lost).fetch_add(count.lost, std::memory_order_relaxed);
 }
 
-/// One element by a rule. Weight decay that is not decoupled is added to the gradient.
+/// Updates one element by a rule. Weight decay that is not decoupled is added to the gradient.
 template <class Rule, class T>
 inline T update_element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c) {
   if constexpr (!Rule::raw) g = g * c.grad_scale + c.wd * p;
@@ -177,13 +184,12 @@ void rule_block(const T* p, const T* g, T* out, T* s0, T* s1, T* s2, int64_t n,
     out[i] = update_element<Rule>(p[i], g[i], s0 + i, s1 + i, s2 + i, c);
 }
 
-/// update_blocks by a rule.
+/// Runs update_blocks by a rule.
 template <class Rule, class T>
 void update_by_rule(const UpdateArgs& a, const UpdateRule& rule, StepControl* control,
                     int64_t begin, int64_t end) {
   const Coefficients<T> c = coefficients<Rule, T>(rule, a, *control);
-  T grads[update_block],
-      absent[update_block] = {};  // in place of a state that the rule does not have
+  T grads[update_block], absent[update_block] = {};  // for states that the rule does not have
   const auto state = [&](int i, int64_t at) {
     return a.state[i] == nullptr ? absent : static_cast<T*>(a.state[i]) + at;
   };
@@ -194,8 +200,8 @@ void update_by_rule(const UpdateArgs& a, const UpdateRule& rule, StepControl* co
   });
 }
 
-/// Adds f(i) for i in [0, n), in an order that is always the same, so that the compiler may use
-/// vectors.
+/// Returns the sum of f(i) for i in [0, n). The order is always the same, and allows the compiler
+/// to use vectors.
 template <class F>
 double lane_sum(int64_t n, F&& f) {
   constexpr int64_t lanes = 16;

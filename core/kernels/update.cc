@@ -15,6 +15,8 @@ namespace lathe::HWY_NAMESPACE {
 double grad_sum_range(const void* grad, Element type, int64_t begin, int64_t end) {
   constexpr int64_t lanes = 16;  // sums side by side, so that the compiler may use vectors
   double sum[lanes] = {};
+
+  // Also the remaining elements go to a fixed lane, so the sum depends on the range alone.
   const auto add = [&](const auto* g, int64_t n, auto value) {
     int64_t i = 0;
     for (; i + lanes <= n; i += lanes) {
@@ -25,6 +27,7 @@ double grad_sum_range(const void* grad, Element type, int64_t begin, int64_t end
     }
     for (; i < n; ++i) sum[i % lanes] += value(g[i]) * value(g[i]);
   };
+
   switch (type) {
     case Element::f64:
       add(static_cast<const double*>(grad) + begin, end - begin, [](double x) { return x; });
@@ -43,6 +46,8 @@ double grad_sum_range(const void* grad, Element type, int64_t begin, int64_t end
           [](c10::Half x) { return static_cast<double>(static_cast<float>(x)); });
       break;
   }
+
+  // Lanes are added in order.
   double total = 0;
   for (double s : sum) total += s;
   return total;

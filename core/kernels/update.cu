@@ -12,7 +12,7 @@ namespace {
 constexpr int threads = 256;
 constexpr int64_t update_chunk = 1 << 12;  // elements that one block updates
 
-/// What one launch works on: kernels take it by value, and 4 KB is what they may take on every
+/// The work of one launch. Kernels take it by value, and 4 KB is the limit for arguments on every
 /// GPU.
 template <class Item, int most>
 struct Table {
@@ -27,7 +27,7 @@ struct Table {
     first_block[count++] = blocks;
     blocks += static_cast<int>((item.n + chunk - 1) / chunk);
   }
-  /// Which item a block works on.
+  /// Returns the item that a block works on.
   __device__ int item_of(int block) const {
     int i = count - 1;
     while (first_block[i] > block) --i;
@@ -65,7 +65,7 @@ __device__ void store(void* data, Element type, int64_t i, T x) {
   }
 }
 
-/// The sum over a block, in an order that is always the same; right in thread 0.
+/// Returns the sum over a block, in an order that is always the same; valid in thread 0.
 __device__ double block_sum(double x) {
   __shared__ double sums[threads];
   sums[threadIdx.x] = x;
@@ -101,19 +101,24 @@ __global__ void decide_kernel(StepRequest request, const double* partials, int64
 
 template <class Rule, class T>
 __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* control) {
+  // The host can't know whether the step is skipped, so the kernel checks.
   if (control->skip != 0) return;
+
   const int which = table.item_of(static_cast<int>(blockIdx.x));
   const UpdateArgs& a = table.items[which];
   const int64_t begin = (static_cast<int>(blockIdx.x) - table.first_block[which]) * update_chunk;
   const int64_t end = begin + update_chunk < a.n ? begin + update_chunk : a.n;
+
+  // As in update-inl.h, whose comments give the reasons.
   const Coefficients<T> c = coefficients<Rule, T>(rule, a, *control);
   const T most = static_cast<T>(rule.clip_value * control->loss_scale),
           weight = static_cast<T>(1 - rule.average_decay);
   const bool whole = a.param_type == Element::f32 || a.param_type == Element::f64;
-  T absent = 0;  // in place of a state that the rule does not have
+  T absent = 0;  // for a state that the rule does not have
   const auto state = [&](int s, int64_t i) {
     return a.state[s] == nullptr ? &absent : static_cast<T*>(a.state[s]) + i;
   };
+
   unsigned long long moved = 0, lost = 0;
   for (int64_t i = begin + threadIdx.x; i < end; i += threads) {
     const T before = load<T>(a.param, a.param_type, i);
@@ -122,7 +127,9 @@ __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* c
       if (rule.clip_value > 0) g = g < -most ? -most : g > most ? most : g;
       g = g * c.grad_scale + c.wd * before;
     }
+
     const T after = Rule::element(before, g, state(0, i), state(1, i), state(2, i), c);
+    // Both devices draw the same random bits for an element.
     if (a.stochastic) {
       const DevicePhilox words(static_cast<uint64_t>(i / 8),
                                static_cast<uint64_t>(control->updates), a.key);
@@ -131,16 +138,21 @@ __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* c
     } else {
       store(a.param, a.param_type, i, after);
     }
+
     if (a.low != nullptr) store(a.low, a.low_type, i, after);
+    // The average follows the rounded parameter.
     const T now = whole ? after : load<T>(a.param, a.param_type, i);
     if (a.average != nullptr) {
       T& average = static_cast<T*>(a.average)[i];
       average = control->updates == 1 ? now : average + weight * (now - average);
     }
+
     if (whole || after == before) continue;
     ++moved;
     lost += now == before;
   }
+
+  // Only low-precision parameters count roundings; others skip the atomics.
   if (moved == 0) return;
   atomicAdd(reinterpret_cast<unsigned long long*>(&control->moved), moved);
   atomicAdd(reinterpret_cast<unsigned long long*>(&control->lost), lost);

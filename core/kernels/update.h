@@ -1,8 +1,8 @@
-// One optimizer step, in three parts that never wait for each other's host side: a pass over the
-// gradients for the sum of their squares, which is finite exactly when every gradient is; one
-// decision (skip or not, clipping, loss scale, bias corrections); a pass that unscales, clips,
-// updates and writes the low-precision copy. What they share lives in StepControl and ScaleState,
-// on the parameters' device.
+// One optimizer step, in three parts that never wait for each other on the host. The first sums the
+// squares of the gradients, which is finite exactly if every gradient is. The second is one
+// decision (skip or not, clipping, loss scale, bias corrections). The third unscales, clips,
+// updates and writes the low-precision copy. Shared state is in StepControl and ScaleState, on the
+// parameters' device.
 //
 // The moving average (optim.ema_decay) is the last tensor of each slot's state, so checkpoints,
 // resuming and plans include it.
@@ -15,78 +15,79 @@
 
 namespace lathe {
 
-/// An optimizer's constants for one step. `kind` is a place in the table of rules
+/// An optimizer's constants for one step. `kind` is a position in the table of rules
 /// (core/kernels/rules.h), whose files have the formulas.
 struct UpdateRule {
   int32_t kind = 0;
   bool nesterov = false, centered = false, amsgrad = false;
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, momentum = 0, dampening = 0, alpha = 0,
          lr_decay = 0, initial_accumulator = 0, momentum_decay = 0;
-  double clip_value = 0;      ///< each element of the unscaled gradient is held to +- this; 0: not
-  double clip_parameter = 0;  ///< longest norm of one parameter's unscaled gradient; 0: any
+  double clip_value = 0;  ///< each element of the unscaled gradient is clamped to +- this; 0: not
+  double clip_parameter = 0;  ///< largest norm of one parameter's unscaled gradient; 0: any
   double average_decay = 0;   ///< of UpdateArgs::average
 };
 
-/// How a loss scale moves: torch.amp.GradScaler's rule, with an end. Micikevicius et al. 2018,
-/// section 3.2.
+/// How a loss scale changes: torch.amp.GradScaler's rule, with conditions that end the run.
+/// Micikevicius et al. 2018, section 3.2.
 struct ScalePolicy {
-  bool dynamic = true;          ///< false: the scale stays as it is
+  bool dynamic = true;          ///< false: the scale never changes
   double growth_factor = 2;     ///< after growth_interval clean steps
   double backoff_factor = 0.5;  ///< after a step with a non-finite gradient
   int64_t growth_interval = 2000;
   double min_scale = 1;    ///< a skip that would go below it ends the run
-  int64_t max_skips = 50;  ///< so many skips in a row end the run
+  int64_t max_skips = 50;  ///< as many skips in a row end the run
 };
 
 struct ScaleState {
   float scale = 65536;
-  int32_t growth_tracker = 0;  ///< clean steps since the scale last moved
-  int64_t skipped = 0;         ///< steps in all
-  int64_t skipped_in_row = 0;  ///< steps up to now
+  int32_t growth_tracker = 0;  ///< clean steps since the scale last changed
+  int64_t skipped = 0;         ///< skipped steps in total
+  int64_t skipped_in_row = 0;  ///< skipped steps up to now
 };
 
 struct StepControl {
-  int64_t updates = 0;  ///< applied; a skipped step is none
-  int64_t failed_step =
-      0;  ///< the step that ended the run, counted from 1, 0: none. Nothing is updated from then on
+  int64_t updates = 0;  ///< applied updates; a skipped step does not count
+  /// The step that ended the run, counted from 1; 0: none. Nothing is updated after it.
+  int64_t failed_step = 0;
   // Of the last step:
-  int64_t skip = 0;        ///< its update is not applied
-  double grad_norm = 0;    ///< of the unscaled gradients, before clipping
-  double grad_scale = 1;   ///< what gradients are multiplied by: unscaling and clipping together
-  double loss_scale = 1;   ///< that its gradients carry
-  double correction1 = 1;  ///< Adam: 1 - beta1^updates
-  double correction2 = 1;  ///< Adam: sqrt(1 - beta2^updates)
-  uint64_t moved = 0, lost = 0;  ///< elements of low-precision parameters with an update that is
-                                 ///< not zero, and those of them that rounding left where they were
-  // NAdam: the momenta of the last update and of the next, and the product of those up to now,
+  int64_t skip = 0;              ///< its update is not applied
+  double grad_norm = 0;          ///< of the unscaled gradients, before clipping
+  double grad_scale = 1;         ///< factor of the gradients: unscaling and clipping together
+  double loss_scale = 1;         ///< of its gradients
+  double correction1 = 1;        ///< Adam: 1 - beta1^updates
+  double correction2 = 1;        ///< Adam: sqrt(1 - beta2^updates)
+  uint64_t moved = 0, lost = 0;  ///< elements of low-precision parameters whose update is not zero,
+                                 ///< and those of them that rounding left unchanged
+  // NAdam: the momenta of the last update and of the next, and the product of all momenta so far,
   // which is saved.
   double mu = 0, next_mu = 0, mu_product = 1;
 };
 
 struct StepRequest {
   UpdateRule rule;
-  double clip = 0;   ///< longest norm of all gradients together; 0: no clipping
+  double clip = 0;   ///< largest norm of all gradients together; 0: no clipping
   int64_t step = 0;  ///< from 0
   ScalePolicy policy;
 };
 
-/// One parameter. Contiguous; null where there is none. State is in float64 where the parameter is,
-/// else in float32, and in the places that its rule gives it.
+/// One parameter. Pointers are contiguous, or null if absent. State is in float64 if the parameter
+/// is, otherwise in float32, at the indices that its rule gives it.
 struct UpdateArgs {
   void* param = nullptr;
-  const void* grad = nullptr;  ///< null: as if all were zero
+  const void* grad = nullptr;  ///< null: zeros
   void* state[4] = {nullptr, nullptr, nullptr, nullptr};
   void* low = nullptr;  ///< working copy, written as the parameter rounded to nearest
-  void* average =
-      nullptr;  ///< moving average of the parameter, of state's type: the parameter itself after
-                ///< the first update, then average_decay average + (1 - average_decay) parameter
+  /// Moving average of the parameter, of state's type: the parameter itself after the first update,
+  /// then average_decay average + (1 - average_decay) parameter.
+  void* average = nullptr;
   const double* sums = nullptr;  ///< partial sums of squares of the gradient, for clip_parameter
   int64_t n = 0;
   double weight_decay = 0;
   double lr_scale = 1;  ///< times the rule's learning rate
-  RngKey key;           ///< of the rounding
+  RngKey key;           ///< for stochastic rounding
   Element param_type = Element::f32, grad_type = Element::f32, low_type = Element::bf16;
-  bool stochastic = false;  ///< bf16 parameters: round up or down with the odds of the distances
+  bool stochastic =
+      false;  ///< bf16 parameters: round up or down with a probability given by the distances
 };
 
 /// One gradient. Contiguous.
@@ -98,13 +99,13 @@ struct GradArgs {
 
 /// Elements that one partial sum covers.
 constexpr int64_t grad_sum_chunk = 1 << 15;
-/// Sum of squares, in float64, of elements [begin, end).
+/// Returns the sum of squares, in float64, of elements [begin, end).
 double grad_sum_cpu(const void* grad, Element type, int64_t begin, int64_t end);
-/// Sums the partial sums and settles the step. `scale` and `loss` (one float) may be null; without
+/// Sums the partial sums and decides the step. `scale` and `loss` (one float) may be null. Without
 /// a scale a non-finite gradient or loss ends the run.
 void decide_cpu(const StepRequest& request, const double* partials, int64_t n, const float* loss,
                 StepControl* control, ScaleState* scale);
-/// Updates elements [begin, end); threads may share a parameter.
+/// Updates elements [begin, end). Several threads may update parts of one parameter.
 void update_cpu(const UpdateArgs& args, const UpdateRule& rule, StepControl* control, int64_t begin,
                 int64_t end);
 

@@ -1,4 +1,4 @@
-// What an optimizer step does beside the formulas of its rules, once for CPUs and GPUs.
+// The parts of an optimizer step other than the rules' formulas, shared by CPUs and GPUs.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace lathe {
 
-/// Moves a loss scale after a step; true where that ends the run.
+/// Changes a loss scale after a step. Returns whether that ends the run.
 LATHE_BOTH inline bool move_scale(ScaleState& s, const ScalePolicy& policy, bool found_inf) {
   if (!found_inf) {
     s.skipped_in_row = 0;
@@ -30,7 +30,7 @@ LATHE_BOTH inline bool move_scale(ScaleState& s, const ScalePolicy& policy, bool
   return false;
 }
 
-/// What a step does, from the sum of squares of its scaled gradients. Clipping:
+/// Decides a step from the sum of squares of its scaled gradients. Clipping:
 /// torch.nn.utils.clip_grad_norm_.
 LATHE_BOTH inline void settle(const StepRequest& r, double sum, const float* loss, StepControl& c,
                               ScaleState* scale) {
@@ -53,7 +53,7 @@ LATHE_BOTH inline void settle(const StepRequest& r, double sum, const float* los
   with_rule(r.rule.kind, [&](auto rule) { decltype(rule)::settle(r.rule, c); });
 }
 
-/// What a parameter's gradient is multiplied by: c.grad_scale, and clipping by the norm of this
+/// Returns the factor of a parameter's gradient: c.grad_scale, times clipping by the norm of this
 /// one.
 LATHE_BOTH inline double grad_scale_of(const UpdateRule& r, const UpdateArgs& a,
                                        const StepControl& c) {
@@ -64,7 +64,7 @@ LATHE_BOTH inline double grad_scale_of(const UpdateRule& r, const UpdateArgs& a,
   return (clip < 1 ? clip : 1.0) * c.grad_scale;
 }
 
-/// A rule's constants for one parameter.
+/// Returns a rule's constants for one parameter.
 template <class Rule, class T>
 LATHE_BOTH Coefficients<T> coefficients(const UpdateRule& r, const UpdateArgs& a,
                                         const StepControl& c) {
@@ -73,14 +73,14 @@ LATHE_BOTH Coefficients<T> coefficients(const UpdateRule& r, const UpdateArgs& a
   return k;
 }
 
-/// bits of a float32, kept to bfloat16's upper half after adding `random` below it: up with the
-/// odds of the distance.
+/// Returns bfloat16's half of a float32's bits after adding `random16` below it, which rounds up
+/// with a probability equal to the distance. Infinity and NaN are not changed.
 LATHE_BOTH inline uint16_t round_stochastic(uint32_t bits, uint32_t random16) {
   const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
   return static_cast<uint16_t>((bits + (finite ? random16 : 0)) >> 16);
 }
 
-/// The 16 random bits of element i out of its Philox block i / 8.
+/// Returns the 16 random bits of element i from its Philox block i / 8.
 template <class Words>
 LATHE_BOTH inline uint32_t random16(const Words& words, int64_t i) {
   return (words[(i % 8) / 2] >> (16 * (i % 2))) & 0xffffu;

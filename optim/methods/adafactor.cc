@@ -1,5 +1,5 @@
-// Sums go over pieces of fixed size in a fixed order, then a last pass; clipping by parameter
-// does the same.
+// Sums run over pieces of fixed size in a fixed order, and then over the pieces. Clipping by
+// parameter does the same.
 #include "core/kernels/adafactor.h"
 
 #include <cmath>
@@ -11,8 +11,8 @@
 namespace lathe {
 namespace {
 
-/// core/kernels/adafactor.h. Parameters of 2 and more dimensions are factored, as matrices [first
-/// size, all others].
+/// Adafactor, see core/kernels/adafactor.h. Parameters of 2 and more dimensions are factored, as
+/// matrices [first size, all others].
 class Adafactor final : public Method {
  public:
   explicit Adafactor(const OptimConfig& config)
@@ -42,11 +42,14 @@ class Adafactor final : public Method {
 
  private:
   void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control) const {
+    // A vector has no rows: its squares are kept per element.
     const auto t = static_cast<double>(control->updates);
     const int64_t n = slot.args.n, rows = slot.sizes.size() < 2 ? 0 : slot.sizes[0],
                   columns = rows > 0 ? n / rows : 0;
     const AdafactorArgs args{slot.args, rows, columns, 1 - std::pow(t, -decay_)};
-    // Pieces are of rows, or of elements; at most 64, since each has sums for all columns.
+
+    // A piece is a number of rows, or of elements for a vector. There are at most 64 pieces of
+    // rows, since each has sums for all columns.
     const int64_t all = rows > 0 ? rows : n;
     const int64_t piece = rows > 0
                               ? std::max({int64_t{1}, grad_sum_chunk / columns, (rows + 63) / 64})
@@ -54,27 +57,37 @@ class Adafactor final : public Method {
     const int64_t pieces = (all + piece - 1) / piece;
     std::vector<double> sums(static_cast<size_t>(pieces * columns)),
         row_factors(static_cast<size_t>(rows)), column_factors(static_cast<size_t>(columns));
+
+    // First pass: the moments of rows, and each piece's sums over columns. Returns the sum of the
+    // parameter's squares.
     const double squares = piece_sum(all, piece, [&](int64_t begin, int64_t end) {
       return adafactor_moments_cpu(args, rule, *control, begin, end,
                                    sums.data() + begin / piece * columns);
     });
+
     for (int64_t i = 1; i < pieces; ++i) {
       for (int64_t j = 0; j < columns; ++j)
         sums[static_cast<size_t>(j)] += sums[static_cast<size_t>(i * columns + j)];
     }
+
     const double *r = nullptr, *c = nullptr;
     if (rows > 0) {
       adafactor_factors_cpu(args, sums.data(), row_factors.data(), column_factors.data());
       r = row_factors.data(), c = column_factors.data();
     }
+
+    // Second pass: the sum of the squares of the update's direction, for clipping by its root mean
+    // square.
     const double direction = piece_sum(all, piece, [&](int64_t begin, int64_t end) {
       return adafactor_direction_cpu(args, rule, *control, begin, end, r, c);
     });
     double scale = 1 / std::max(1.0, std::sqrt(direction / static_cast<double>(n)) / clip_);
     const double lr = rule.lr * slot.args.lr_scale;
-    // The factors of the paper's step size alpha; they scale weight decay as little as torch's do.
+
+    // Factors of the paper's step size alpha. As in torch, they do not scale weight decay.
     if (relative_step_ && lr > 0) scale *= std::min(lr, 1 / std::sqrt(t)) / lr;
     if (scale_parameter_) scale *= std::max(1e-3, std::sqrt(squares / static_cast<double>(n)));
+
     each_piece(all, piece, [&](int64_t, int64_t begin, int64_t end) {
       adafactor_update_cpu(args, rule, control, begin, end, r, c, scale);
     });

@@ -8,8 +8,8 @@
 namespace lathe {
 namespace {
 
-/// core/kernels/adam8bit.h; tensors of less than 4096 elements keep their moments as adam and adamw
-/// do.
+/// Adam and AdamW with moments in 8 bits, see core/kernels/adam8bit.h. Tensors of less than 4096
+/// elements keep their moments in the dtype of adam and adamw.
 class Adam8bit final : public Method {
  public:
   explicit Adam8bit(const OptimConfig& config)

@@ -9,7 +9,7 @@
 namespace lathe {
 namespace {
 
-/// core/kernels/lamb.h. The ratio is 1 where either norm is 0.
+/// LAMB, see core/kernels/lamb.h. The trust ratio is 1 if either norm is 0.
 class Lamb final : public Method {
  public:
   explicit Lamb(const OptimConfig& config) : rule_(rule_of(config)) {

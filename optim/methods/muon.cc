@@ -16,8 +16,8 @@
 namespace lathe {
 namespace {
 
-/// out = a b, a^T b or a b^T. float32 by Lathe's kernels, whose bits are the same on any number of
-/// threads.
+/// Computes out = a b, a^T b or a b^T. float32 uses Lathe's kernels, whose bits are the same on any
+/// number of threads.
 void product(const at::Tensor& a, bool a_t, const at::Tensor& b, bool b_t, at::Tensor& out) {
   if (a.scalar_type() != at::kFloat || !gemm_ready(Element::f32)) {
     at::mm_out(out, a_t ? a.t() : a, b_t ? b.t() : b);
@@ -32,7 +32,7 @@ void product(const at::Tensor& a, bool a_t, const at::Tensor& b, bool b_t, at::T
       : (b_t ? gemm_nt(matrix(a), matrix(b), m, n, k, e) : gemm(matrix(a), matrix(b), m, n, k, e));
 }
 
-/// s = a I + b g + c s for symmetric g, s = g^2 [n, n].
+/// Computes s = a I + b g + c s for a symmetric g, given s = g^2 [n, n].
 template <class T>
 void quintic(const at::Tensor& g_, at::Tensor& s_) {
   constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
@@ -46,9 +46,9 @@ void quintic(const at::Tensor& g_, at::Tensor& s_) {
   });
 }
 
-/// Brings the singular values of x [r, c], of norm 1 or less, near 1: x = (a I + b x x^T + c (x
-/// x^T)^2) x, `steps` times, or with x^T x from the right where that is the smaller. `other` is of
-/// x's shape; the result is in x.
+/// Brings the singular values of x [r, c], whose norm is at most 1, near 1: x = (a I + b x x^T + c
+/// (x x^T)^2) x, `steps` times, or with x^T x from the right where that is smaller. `other` has x's
+/// shape; the result is in x.
 void newton_schulz(at::Tensor& x, at::Tensor& other, int64_t steps) {
   const bool wide = x.size(0) <= x.size(1);
   const int64_t n = wide ? x.size(0) : x.size(1);
@@ -65,16 +65,17 @@ void newton_schulz(at::Tensor& x, at::Tensor& other, int64_t steps) {
   }
 }
 
-/// FLOPs of newton_schulz on a matrix of that shape.
+/// Returns the FLOPs of newton_schulz on a matrix of that shape.
 double newton_schulz_flops(int64_t rows, int64_t columns, int64_t steps) {
   const auto n = static_cast<double>(std::min(rows, columns)),
              m = static_cast<double>(std::max(rows, columns));
   return static_cast<double>(steps) * (4 * n * n * m + 2 * n * n * n);
 }
 
-/// core/kernels/muon.h, Newton-Schulz, and a step along what that gives; hidden matrices alone
-/// (Role), a filter as the matrix [out, all others]. The rest is AdamW's. muon_scale "rms" is Liu
-/// et al. 2025, "Muon is scalable for LLM training"; "spectral" Jordan's.
+/// Muon: the direction of core/kernels/muon.h, made orthogonal by Newton-Schulz iterations. It
+/// updates only hidden matrices (Role), and treats a filter as the matrix [out, all others]. AdamW
+/// updates the other parameters. muon_scale "rms" is Liu et al. 2025, "Muon is scalable for LLM
+/// training"; "spectral" is Jordan's.
 class Muon final : public Method {
  public:
   explicit Muon(const OptimConfig& config)
@@ -103,21 +104,26 @@ class Muon final : public Method {
               bool) const override {
     UpdateRule rule = rule_;
     rule.lr = rest.lr;
+
     std::vector<SlotUpdate> matrices, others;
     for (SlotUpdate& slot : slots) {
       if (!slot.whole) slot.args.lr_scale *= rest_lr_;
       (slot.whole ? matrices : others).push_back(slot);
     }
+
     update_elements(others, rest, control, false);
-    // The largest first, so that threads end together. A product gives the same bits on one thread
-    // as on all.
+
+    // The largest come first, so that threads end together. With many matrices each is updated on
+    // one thread; a matrix product gives the same bits on one thread as on all.
     std::stable_sort(matrices.begin(), matrices.end(),
                      [](const SlotUpdate& a, const SlotUpdate& b) { return a.args.n > b.args.n; });
+
     const auto count = static_cast<int64_t>(matrices.size());
     if (count < int64_t{2} * at::get_num_threads()) {
       for (const SlotUpdate& slot : matrices) update(slot, rule, control);
       return;
     }
+
     parallel_tasks(
         count, [&](int64_t i) { update(matrices[static_cast<size_t>(i)], rule, control); }, [] {});
   }
@@ -125,11 +131,15 @@ class Muon final : public Method {
  private:
   void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control) const {
     UpdateArgs args = slot.args;
+
     const int64_t n = args.n, rows = slot.sizes[0], columns = n / rows;
     const bool wide = args.param_type == Element::f64;
     at::Tensor x = at::empty({rows, columns}, wide ? at::kDouble : at::kFloat),
                other = at::empty_like(x);
     void* const out = x.mutable_data_ptr();
+
+    // Divide by the Frobenius norm, which bounds the singular values by 1, as Newton-Schulz needs.
+    // The lower bound guards against an update of zeros.
     const double norm = std::sqrt(piece_sum(n, grad_sum_chunk, [&](int64_t begin, int64_t end) {
       return muon_direction_cpu(args, rule, *control, begin, end, out);
     }));
@@ -139,12 +149,15 @@ class Muon final : public Method {
         wide ? static_cast<double*>(out)[i] *= scale
              : static_cast<float*>(out)[i] *= static_cast<float>(scale);
     });
+
     newton_schulz(x, other, steps_);
     const auto r = static_cast<double>(rows), c = static_cast<double>(columns);
     const double length = rms_ ? 0.2 * std::sqrt(std::max(r, c)) : std::sqrt(std::max(1.0, r / c));
     args.grad = x.const_data_ptr();
     args.grad_type = wide ? Element::f64 : Element::f32;
-    // The update's length is no part of weight decay's rate.
+
+    // Weight decay is multiplied by lr_scale as well; the division keeps its rate independent of
+    // the update's length.
     args.weight_decay /= length;
     args.lr_scale *= length;
     update_elements({{args, slot.sizes, true}}, rule, control, false);

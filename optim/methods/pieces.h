@@ -1,4 +1,4 @@
-// Sums over a tensor on all threads, whose order does not depend on how many there are.
+// Sums over a tensor on all threads, in an order that does not depend on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -9,12 +9,12 @@
 
 namespace lathe {
 
-/// f(which, piece, begin, end) for pieces of `size` elements each of tensors of sizes[0], sizes[1],
-/// ... elements, on all threads in one loop, so that none waits at the end of each tensor; pieces
-/// are counted through all tensors.
+/// Calls f(which, piece, begin, end) for pieces of `size` elements of tensors of sizes[0],
+/// sizes[1], ... elements. All tensors share one parallel loop, so that no thread waits at the end
+/// of each. Pieces are numbered through all tensors.
 template <class F>
 void each_piece_of(const std::vector<int64_t>& sizes, int64_t size, F&& f) {
-  std::vector<int64_t> first{0};  // piece of each tensor
+  std::vector<int64_t> first{0};  // the first piece of each tensor
   for (const int64_t n : sizes) first.push_back(first.back() + divide_up(n, size));
   parallel_tasks(
       first.back(),
@@ -28,14 +28,14 @@ void each_piece_of(const std::vector<int64_t>& sizes, int64_t size, F&& f) {
       [] {});
 }
 
-/// The same of one tensor: f(piece, begin, end).
+/// Calls f(piece, begin, end) for the pieces of one tensor.
 template <class F>
 void each_piece(int64_t n, int64_t size, F&& f) {
   each_piece_of({n}, size,
                 [&](size_t, int64_t piece, int64_t begin, int64_t end) { f(piece, begin, end); });
 }
 
-/// The sum of f(begin, end) over such pieces.
+/// Returns the sum of f(begin, end) over such pieces.
 template <class F>
 double piece_sum(int64_t n, int64_t size, F&& f) {
   std::vector<double> sums(static_cast<size_t>((n + size - 1) / size));

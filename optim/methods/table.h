@@ -1,4 +1,4 @@
-// What optim/methods.cc has lines for: an optimizer of whole tensors each, by config.
+// The optimizers of whole tensors that optim/methods.cc lists.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@ namespace lathe {
 
 /// core/kernels/adafactor.h
 std::unique_ptr<Method> make_adafactor(const OptimConfig& config);
-/// core/kernels/adam8bit.h; adamw8bit where the config's kind says so.
+/// core/kernels/adam8bit.h; adamw8bit if that is the config's kind
 std::unique_ptr<Method> make_adam8bit(const OptimConfig& config);
 /// core/kernels/lamb.h
 std::unique_ptr<Method> make_lamb(const OptimConfig& config);

@@ -4,8 +4,8 @@
 
 namespace lathe {
 
-/// torch.optim.Adam, AdamW where `Decoupled`, either with amsgrad. Kingma and Ba 2015; Loshchilov
-/// and Hutter 2019; Reddi, Kale and Kumar 2018.
+/// Adam, or AdamW if `Decoupled`, either with amsgrad, as in torch.optim. Kingma and Ba 2015;
+/// Loshchilov and Hutter 2019; Reddi, Kale and Kumar 2018.
 template <bool Decoupled, bool Amsgrad>
 struct AdamRule : RuleDefaults {
   static constexpr const char* name = Decoupled ? "adamw" : "adam";
@@ -23,9 +23,10 @@ struct AdamRule : RuleDefaults {
                                  const StepControl& s) {
     c.lr = static_cast<T>(r.lr * a.lr_scale / s.correction1);
   }
-  // m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;  amsgrad: x = max(x, v), and x for
-  // v from here on p -= lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps);  AdamW: p -= lr wd
-  // p first
+  // m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+  // amsgrad: x = max(x, v), and x replaces v from here on
+  // AdamW: p -= lr wd p first
+  // p -= lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps)
   template <class T>
   LATHE_BOTH static T element(T p, T g, T* s0, T* s1, [[maybe_unused]] T* s2,
                               const Coefficients<T>& c) {

@@ -1,4 +1,4 @@
-// The product of momenta is kept in the step's block and saved as mu_product.
+// The product of momenta is kept in StepControl and saved as mu_product.
 #pragma once
 
 #include "core/kernels/rules/rule.h"

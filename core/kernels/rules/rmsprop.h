@@ -4,7 +4,7 @@
 
 namespace lathe {
 
-/// torch.optim.RMSprop. Tieleman and Hinton 2012; Graves 2013.
+/// RMSprop, as torch.optim.RMSprop. Tieleman and Hinton 2012; Graves 2013.
 struct RMSprop : RuleDefaults {
   static constexpr const char* name = "rmsprop";
   static constexpr const char* doc = "steps divided by a running root mean square";
@@ -15,13 +15,13 @@ struct RMSprop : RuleDefaults {
     if (r.centered) all.push_back({"grad_avg", 2});
     return all;
   }
-  // q = alpha q + (1 - alpha) g^2;  d = sqrt(q) + eps, centered: sqrt(q - avg(g)^2) + eps;  p -= lr
-  // g / d, with momentum: v = momentum v + g / d, p -= lr v
+  // q = alpha q + (1 - alpha) g^2;  d = sqrt(q) + eps, centered: d = sqrt(q - avg(g)^2) + eps
+  // p -= lr g / d; with momentum: v = momentum v + g / d, p -= lr v
   template <class T>
   LATHE_BOTH static T element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c) {
     const T square = c.alpha * *s0 + c.one_alpha * g * g,
             mean = c.centered ? *s2 + c.one_alpha * (g - *s2) : T(0);
-    // Rounding of a difference of near numbers; torch takes the root as it is.
+    // Rounding can make this difference of near numbers negative; torch takes its root unchecked.
     T variance = square - mean * mean;
     variance = variance < 0 ? T(0) : variance;
     const T step = g / (std::sqrt(variance) + c.eps),

@@ -1,22 +1,21 @@
-// What a rule is: an optimizer whose update of an element needs that element's parameter, gradient
-// and state alone.
+// A rule is an optimizer whose update of an element needs only that element's parameter, gradient
+// and state.
 //
 //   struct Mine : RuleDefaults {
 //     static constexpr const char* name = "mine";  // the value of optim.kind
 //     static constexpr const char* doc = "...";
-//     // Weight decay is the formula's own business, by c.decay; otherwise it has been added to
-//     // the gradient.
+//     // True: the formula applies weight decay by c.decay. False: the gradient includes it.
 //     static constexpr bool decoupled = false;
 //     static std::vector<RuleState> state(const UpdateRule& r);
 //     // The parameter after the step. g: gradient, unscaled and clipped; s0 s1 s2: the element's
-//     // state in the order of state(), some number that nothing else reads where state() has none.
-//     // Without branches, so that the compiler makes vectors of it.
+//     // state in the order of state(); one that state() lacks is a number that nothing else reads.
+//     // Avoid branches, so that the compiler can use vectors.
 //     template <class T>
 //     LATHE_BOTH static T element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c);
 //   };
 //
-// Its file is in core/kernels/rules/ and its line in core/kernels/rules.h; CPUs, GPUs,
-// checkpoints, plans and the config know it then.
+// Put it in a file in core/kernels/rules/ and add a line to core/kernels/rules.h. CPUs, GPUs,
+// checkpoints, plans and the config then support it.
 #pragma once
 
 #include <cmath>
@@ -35,16 +34,17 @@ namespace lathe {
 
 /// A tensor of a rule's state, of the parameter's shape.
 struct RuleState {
-  const char* name;  ///< torch.optim's
-  int place = 0;     ///< in UpdateArgs::state
+  const char* name;  ///< torch.optim's name
+  int place = 0;     ///< index in UpdateArgs::state
   double start = 0;
 };
 
-/// A rule's constants in the type that a parameter is computed in.
+/// A rule's constants in the type in which a parameter is computed.
 template <class T>
 struct Coefficients {
   T lr, decay, grad_scale, wd, beta1, one_beta1, beta2, one_beta2, eps, momentum, one_dampening,
-      alpha, one_alpha, correction2, factor1 = 0, factor2 = 0;  ///< factors: a rule's own
+      alpha, one_alpha, correction2, factor1 = 0,
+                                     factor2 = 0;  ///< factor1, factor2: for the rule's own use
   bool first, nesterov, centered;
 
   LATHE_BOTH Coefficients(const UpdateRule& r, const UpdateArgs& a, const StepControl& c,
@@ -68,16 +68,16 @@ struct Coefficients {
         centered(r.centered) {}
 };
 
-/// What a rule has unless it says otherwise.
+/// Defaults of a rule's members.
 struct RuleDefaults {
-  static constexpr bool hidden = false;  ///< no kind of its own: a part of others
-  static constexpr bool raw =
-      false;  ///< its gradient is taken as it stands, neither unscaled nor clipped
-  /// Constants of its own.
+  static constexpr bool hidden = false;  ///< not a value of optim.kind: part of another kind
+  /// The gradient is used unchanged, neither unscaled nor clipped.
+  static constexpr bool raw = false;
+  /// Sets the rule's own constants.
   template <class T>
   LATHE_BOTH static void prepare(Coefficients<T>&, const UpdateRule&, const UpdateArgs&,
                                  const StepControl&) {}
-  /// Once an update, for all parameters.
+  /// Called once an update, for all parameters.
   LATHE_BOTH static void settle(const UpdateRule&, StepControl&) {}
 };
 

@@ -1,11 +1,12 @@
-// Gradient descent, with momentum, and the bare step that whole-tensor optimizers end with.
+// Gradient descent, with and without momentum, and the bare step with which whole-tensor optimizers
+// end.
 #pragma once
 
 #include "core/kernels/rules/rule.h"
 
 namespace lathe {
 
-/// torch.optim.SGD.
+/// Gradient descent, as torch.optim.SGD.
 struct Sgd : RuleDefaults {
   static constexpr const char* name = "sgd";
   static constexpr const char* doc = "gradient descent";
@@ -18,14 +19,14 @@ struct Sgd : RuleDefaults {
   }
 };
 
-/// torch.optim.SGD with momentum. Polyak 1964; Sutskever et al. 2013.
+/// Gradient descent with momentum, as torch.optim.SGD. Polyak 1964; Sutskever et al. 2013.
 struct Momentum : RuleDefaults {
   static constexpr const char* name = "momentum";
   static constexpr const char* doc = "gradient descent with momentum, Nesterov's too";
   static constexpr bool decoupled = false;
   static std::vector<RuleState> state(const UpdateRule&) { return {{"momentum_buffer"}}; }
-  // v = momentum v + (1 - dampening) g (v = g at first);  p -= lr v, Nesterov: p -= lr (g +
-  // momentum v)
+  // v = momentum v + (1 - dampening) g (v = g at first)
+  // p -= lr v, Nesterov: p -= lr (g + momentum v)
   template <class T>
   LATHE_BOTH static T element(T p, T g, T* s0, T*, T*, const Coefficients<T>& c) {
     *s0 = c.first ? g : c.momentum * *s0 + c.one_dampening * g;
@@ -33,9 +34,8 @@ struct Momentum : RuleDefaults {
   }
 };
 
-/// p = (1 - lr wd) p - lr g, with g as it stands: a direction that was made of a gradient. Without
-/// one (null) and with lr 0, what follows an update (the working copy, the average) of a parameter
-/// that stays.
+/// p = (1 - lr wd) p - lr g, with an unchanged g: a direction computed from a gradient. With a null
+/// g and lr 0, the parameter stays and only its working copy and average are updated.
 struct Descend : RuleDefaults {
   static constexpr const char* name = "descend";
   static constexpr const char* doc = "";
