@@ -39,6 +39,9 @@ class Planner {
   EinsumPlan best() const {
     const auto n = in_.size();
     const uint32_t all = (1u << n) - 1;
+
+    // Bit i of a set is operand i. Parts of a set are smaller numbers than the set, so their costs
+    // are known when it comes.
     std::vector<Labels> labels(all + 1);
     std::vector<double> least(all + 1, 0);
     std::vector<uint32_t> first(all + 1, 0);
@@ -46,6 +49,7 @@ class Planner {
     for (uint32_t set = 1; set <= all; ++set) {
       if (std::has_single_bit(set)) continue;
       least[set] = std::numeric_limits<double>::infinity();
+      // The non-empty proper subsets, from the largest number down.
       for (uint32_t part = (set - 1) & set; part > 0; part = (part - 1) & set) {
         const uint32_t rest = set ^ part;
         if (part < rest) break;  // each pair of parts once
@@ -53,6 +57,7 @@ class Planner {
         if (c < least[set]) least[set] = c, first[set] = part;
       }
     }
+
     EinsumPlan plan{{}, n > 1 ? least[all] : 0};
     std::vector<uint32_t> list;  // of what is left
     for (size_t i = 0; i < n; ++i) list.push_back(1u << i);
@@ -80,11 +85,14 @@ class Planner {
     while (list.size() > 1) {
       std::pair<size_t, size_t> next;
       double least = std::numeric_limits<double>::infinity();
+
+      // The cheapest pair of those that are left now; this is not always the cheapest order.
       for (size_t a = 0; a < list.size(); ++a) {
         for (size_t b = a + 1; b < list.size(); ++b) {
           if (const double c = cost(list[a], list[b]); c < least) least = c, next = {a, b};
         }
       }
+
       Labels made;
       std::vector<Labels> rest;
       for (size_t i = 0; i < list.size(); ++i) {
@@ -96,6 +104,7 @@ class Planner {
           if (has(wanted, l) && !has(made, l)) made.push_back(l);
         }
       }
+
       plan.steps.push_back(next);
       plan.multiplications += least;
       rest.push_back(std::move(made));

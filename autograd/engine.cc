@@ -110,16 +110,20 @@ class Pass final : public GradSlots {
       Node* node = stack.back();
       stack.pop_back();
       for (const Edge& edge : node->next) {
+        // Only the first edge to a node pushes it; the count goes up for every edge.
         if (edge && pending_[edge.node.get()].awaited++ == 0) {
           stack.push_back(edge.node.get());
           reached.push_back(edge.node.get());
         }
       }
     }
+
     if (captured_ == nullptr) return;
+
     // Producers are older than consumers, so in order of age a node's inputs are settled before it.
     std::sort(reached.begin(), reached.end(),
               [](Node* a, Node* b) { return a->sequence < b->sequence; });
+
     std::unordered_set<Node*> asked;
     for (const auto& [place, gradient] : *captured_) asked.insert(place.first);
     for (Node* node : reached) {
@@ -133,9 +137,12 @@ class Pass final : public GradSlots {
   void visit(Node& node) {
     Pending<T>& p = pending_[&node];
     GradList<T> dy;
+
     bool any = false;
     for (uint32_t i = 0; i < node.outputs.size(); ++i) {
       Slot<T>& slot = p.slot(i);
+      // Hooks come first: what they put in place of a gradient is what grad() returns and observers
+      // see.
       run_hooks(node, i, slot);
       if (captured_ != nullptr) {
         if (const auto found = captured_->find({&node, i}); found != captured_->end()) {
@@ -143,40 +150,52 @@ class Pass final : public GradSlots {
           slot.seen = true;
         }
       }
+
       if (mode().observe_gradient != nullptr) {
         (*mode().observe_gradient)(node, tensor_of(slot.grad));
         slot.seen = true;
       }
+
       any = any || tensor_of(slot.grad).defined();
     }
+
+    // A parameter is the end of the path. grad() leaves its .grad alone.
     if (Leaf* leaf = node.as_leaf()) {
       if constexpr (std::is_same_v<T, at::Tensor>) {
         if (captured_ == nullptr) leaf->accumulate(std::move(p.slot(0)));
       }
       return;
     }
+
+    // The nodes that made its inputs still await a gradient from this node.
     if (!p.runs) {
       pass_on(node, {});
       return;
     }
+
     for (auto& slot : p.slots) dy.push_back(std::move(slot.grad));
     p.slots.clear();
+
+    // Without any gradient of its outputs the op does not run, and its inputs get none either.
     GradList<T> grads;
     if (any) {
       NeedsList needs;
       for (const Edge& edge : node.next) needs.push_back(needs_gradient(edge));
+
       running_ = &node;
       const NamedRange range([&] { return std::string(node.name()) + " backward"; });
       if constexpr (std::is_same_v<T, at::Tensor>)
         grads = node.backward(dy, needs, *this);
       else
         grads = node.backward(dy, needs);
+
       if (mode().flops != nullptr) mode().flops->backward += node.backward_flops;
       if constexpr (std::is_same_v<T, at::Tensor>) {
         if (mode().observe_backward != nullptr) [[unlikely]]
           (*mode().observe_backward)({node, dy, grads});
       }
     }
+
     if (!keep_) node.release();
     dy.clear();  // so that a gradient that the op handed through may be owned further on
     pass_on(node, std::move(grads));

@@ -94,10 +94,13 @@ Variable detail::autocast(Amp policy, const Variable& v) {
       !v.data().is_floating_point() || v.dtype() == at::kDouble) {
     return v;
   }
+
   const at::ScalarType wanted = policy == Amp::low ? compute : at::kFloat;
   if (v.dtype() == wanted) return v;
+  // Only parameters have a working copy or a cached cast.
   Leaf* leaf = v.as_leaf();
   if (leaf == nullptr) return cast(v, wanted);
+
   // A weight's cast is no part of a recomputation: a cache may have it in one run and not in the
   // other.
   const auto cast_weight = [&] {
@@ -108,13 +111,16 @@ Variable detail::autocast(Amp policy, const Variable& v) {
     mode().replaying = replaying;
     return low;
   };
+
   if (const at::Tensor& low = leaf->precision.low; low.defined() && low.scalar_type() == wanted) {
     leaf->precision.refresh_low(
         v.data());  // the parameter may have been written to beside the optimizer
     return Variable(low, v.edge());
   }
+
   const MemoryScope memory(Memory::casts);
   if (!mode().cache_casts) return cast_weight();
+
   // Made with or without a graph, of this version of the parameter: a cast that does not fit is
   // made again.
   CachedCast& cached = cast_cache[{leaf, wanted, mode().grad && v.requires_grad()}];

@@ -292,8 +292,10 @@ struct OpNode final : Node {
       last = recomputed;
       recompute_node(*this);
     }
+
     if (!op_) [[unlikely]]
       saved_is_freed(Op::info.name);
+
     const Running running(this);
     const auto& dy = [&]() -> const Dy<T>& {
       if constexpr (many_outputs)
@@ -301,12 +303,14 @@ struct OpNode final : Node {
       else
         return dys[0];
     }();
+
     NeedsOf<N> needs{};
     if constexpr (N == any_number) {
       needs = list;
     } else {
       std::copy(list.begin(), list.end(), needs.begin());
     }
+
     try {
       const auto grads = [&] {
         if constexpr (requires(GradSlots& s) { op_->backward(dy, needs, s); })
@@ -342,9 +346,13 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
               Forward&& forward, CountFlops&& count_flops) {
   using Result = decltype(forward(op));
   constexpr bool many_outputs = !std::is_same_v<Result, at::Tensor>;
+
   const bool record = recorded(inputs);
   const NamedRange range([] { return Op::info.name; });
   Result y;
+
+  // Every Saved that forward assigns sets this flag. A node of an op that saved nothing survives
+  // release(), so that several graphs can share it.
   saved_something() = false;
   try {
     y = forward(op);
@@ -352,20 +360,25 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
     rethrow(Op::info.name, data);
   }
   const bool saves = saved_something();
+
   const auto outputs = [&]() -> std::span<const at::Tensor> {
     if constexpr (many_outputs)
       return y;
     else
       return {&y, 1};
   }();
+
   OpFlops flops;
   if (mode().flops != nullptr && !outputs.empty()) {
     flops = count_flops(op, outputs[0]);
     mode().flops->forward += flops.forward;
   }
+
   std::shared_ptr<Node> node;
   if (record) {
     using Made = OpNode<Op, N, many_outputs>;
+    // The second run of a recomputed part fills the nodes of the first, to which the rest of the
+    // graph points. A node that is gone is not needed, but its op must have a graph all the same.
     if (mode().replaying != nullptr) [[unlikely]]
       node = replayed_node(Op::info.name, inputs);
     if (node) {
@@ -376,17 +389,21 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
       node = std::make_shared<Made>(std::move(op), outputs, saves);
       link(*node, inputs);
       node->backward_flops = flops.backward;
+      // flops() counts the gradients of all inputs; needed() leaves out those that nobody asks for.
       if constexpr (requires { Op::needed(flops.backward, NeedsOf<N>{}); }) {
         NeedsOf<N> needs{};
         for (size_t i = 0; i < inputs.size(); ++i) needs[i] = inputs[i].requires_grad();
         node->backward_flops = Op::needed(flops.backward, needs);
       }
     }
+
     if (mode().recording != nullptr) [[unlikely]]
       record_node(node, inputs);
   }
+
   if (mode().observe_result != nullptr) [[unlikely]]
     (*mode().observe_result)({Op::info.name, inputs, outputs, node.get()});
+
   if constexpr (many_outputs) {
     std::vector<Variable> out;
     for (uint32_t i = 0; i < y.size(); ++i) {
@@ -415,24 +432,31 @@ auto apply(Op op, const V&... given) {
   static_assert(
       detail::has_forward<Op, N>(),
       "an op's forward must take a `const at::Tensor&` for each input that apply() is given");
+
   using Y = decltype(detail::forward_result(op, std::declval<const at::Tensor&>(),
                                             std::make_index_sequence<N>()));
   static_assert(std::is_same_v<Y, at::Tensor> || std::is_same_v<Y, std::vector<at::Tensor>>,
                 "an op's forward must return an at::Tensor or a std::vector<at::Tensor>");
   using Dy = std::conditional_t<std::is_same_v<Y, at::Tensor>, at::Tensor, GradList<at::Tensor>>;
+
   static_assert(detail::has_backward<Op, N, Dy>(),
                 "an op needs `Grads<N> backward(const at::Tensor& dy, Needs<N> needs) const` for "
                 "its N inputs, or the "
                 "same as a template on the type of dy");
+
   (void)detail::Registered<Op>::done;
   if (!(given.defined() && ...)) [[unlikely]]
     detail::check_defined(Op::info, std::array<const Variable*, N>{&given...});
+
   size_t next_input = 0;
   const std::array<Variable, N> inputs{detail::autocast(policy_of<Op>(next_input++), given)...};
   const at::AutoDispatchBelowAutograd
       plain;  // ATen's own autograd is not used; version counters stay alive
+
   return [&]<size_t... I>(std::index_sequence<I...>) {
     const std::array<const at::Tensor*, N> data{&inputs[I].data()...};
+    // An op with a member `needs` learns before forward which gradients will be asked for, so that
+    // it can save less.
     if constexpr (requires { op.needs = Needs<N>{}; })
       op.needs = {mode().grad && inputs[I].requires_grad()...};
     return detail::apply_to<N>(

@@ -148,8 +148,10 @@ struct Attention {
     LATHE_CHECK(heads > 0, heads, " heads; at least one is needed");
     LATHE_CHECK(packed.dim() == 3 && packed.size(2) > 0 && packed.size(2) % (3 * heads) == 0,
                 "needs [B, T, 3C] with C a multiple of ", heads, " heads");
+
     qkv = packed.contiguous();
     if (packed.numel() == 0) return packed.slice(2, 0, packed.size(2) / 3).clone();
+
     kernel = choose();
     if (kernel == Kernel::own) {
       at::Tensor y =
@@ -158,11 +160,14 @@ struct Attention {
       attention_forward(shape(), element_of(y.scalar_type()), rows_of(qkv.data(), 0),
                         rows_of(qkv.data(), 1), rows_of(qkv.data(), 2), y.mutable_data_ptr(),
                         lse.data().mutable_data_ptr<float>());
+      // The kernel writes by pointer, which ATen does not notice.
       bump_version(y);
       out = y;
       return y;
     }
+
     const at::Tensor q = part(qkv.data(), 0), k = part(qkv.data(), 1), v = part(qkv.data(), 2);
+
     switch (kernel) {
       case Kernel::own: break;
       case Kernel::cpu_flash: {
@@ -183,12 +188,15 @@ struct Attention {
         break;
       }
       case Kernel::composed: {
+        // Low-precision inputs are widened first, so that scores and probabilities are float32 here
+        // as in the flash kernels.
         const at::Tensor hidden = attention_mask(q.size(2), q.size(2), starts.data(), q.device());
         const at::Tensor scores = wide(q).matmul(wide(k).transpose(-2, -1)) * scale();
         lse = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1);
         return joined(lse.data().matmul(wide(v)).to(packed.scalar_type()));
       }
     }
+
     return joined(out.data());
   }
   // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)), dq = dS k / sqrt(D), dk = dS^T q / sqrt(D)
@@ -196,6 +204,7 @@ struct Attention {
     const at::Tensor& packed = qkv.data();
     at::Tensor d_packed = at::empty_like(packed);
     if (packed.numel() == 0) return {d_packed};
+
     if (kernel == Kernel::own) {
       const at::Tensor d = dy.contiguous();
       attention_backward(shape(), element_of(d.scalar_type()), rows_of(packed, 0),
@@ -205,11 +214,13 @@ struct Attention {
       bump_version(d_packed);
       return {d_packed};
     }
+
     const at::Tensor q = part(packed, 0), k = part(packed, 1), v = part(packed, 2);
     const at::Tensor d_out =
         dy.contiguous()
             .view({packed.size(0), packed.size(1), heads, packed.size(2) / 3 / heads})
             .transpose(1, 2);
+
     at::Tensor dq, dk, dv;
     switch (kernel) {
       case Kernel::own: break;
@@ -218,6 +229,8 @@ struct Attention {
             d_out, q, k, v, out.data(), lse.data(), /*dropout_p=*/0.0, /*is_causal=*/true);
         break;
       case Kernel::cuda_flash: {
+        // Two calls, whole rounds first, where that is faster (see full_waves); samples do not
+        // depend on each other.
         const int64_t first = full_waves(packed.size(0), heads, cuda_api().multiprocessors());
         for (const auto& [begin, count] :
              {std::pair(int64_t{0}, first), std::pair(first, packed.size(0) - first)}) {
@@ -248,6 +261,7 @@ struct Attention {
         dk = ds.transpose(-2, -1).matmul(wide(q));
       }
     }
+
     part(d_packed, 0).copy_(dq);
     part(d_packed, 1).copy_(dk);
     part(d_packed, 2).copy_(dv);
@@ -398,6 +412,7 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
     return str("attention(", describe(q.data()), ", ", describe(k.data()), ", ", describe(v.data()),
                "): ", what);
   };
+
   LATHE_CHECK(heads > 0 && kv_heads > 0 && heads % kv_heads == 0,
               sentence("the heads of the keys must divide those of the queries, not "), kv_heads,
               " and ", heads);
@@ -410,10 +425,14 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
               sentence("starts and turns are for as many keys as queries"));
   LATHE_CHECK(!turns.defined() || turns.size(-1) == q.size(2) / heads,
               sentence("turns must be as wide as a head"));
+
   const at::Tensor checked = checked_starts(starts, q.size(0), q.size(1));
+
+  // The kernel is chosen before apply(), so find the dtype that the op will get under autocast.
   const bool autocast = mode().compute != at::kFloat;
   const at::ScalarType dtype = autocast && q.dtype() != at::kDouble ? mode().compute : q.dtype();
   const bool alike = autocast || (k.dtype() == dtype && v.dtype() == dtype);
+
   if (q.data().is_cpu() && q.numel() > 0 && alike && dtype != at::kDouble && kernel_dtype(dtype) &&
       attention_ready(GroupedAttention::shape(q.sizes(), k.sizes(), heads, kv_heads),
                       element_of(dtype))) {
@@ -422,6 +441,8 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
         GroupedAttention{.heads = heads, .kv_heads = kv_heads, .starts = checked, .turns = angles},
         q, k, v);
   }
+
+  // Without the grouped kernel rotate first, then repeat keys and values for their queries.
   if (turns.defined())
     return attention(rotate(q, turns), rotate(k, turns), v, heads, kv_heads, starts);
   if (k.size(1) != q.size(1)) return composed_attention(q, k, v, heads, kv_heads, {});

@@ -32,23 +32,28 @@ struct BatchNormOp {
     LATHE_CHECK(given || x_.numel() == 0 || x_.numel() > c,
                 "statistics need more than one value a channel; a batch of one can be evaluated, "
                 "not trained on");
+
     x = x_.contiguous();
     weight = weight_;
     bias = bias_;
     if (x_.numel() == 0) return {x_.to(out)};
+
     const at::Tensor wide = at_least_float32(x.data());
+
     if (given) {
       auto [y, unused_mean, unused_var] = at::native_batch_norm(
           wide, optional(weight_), optional(bias_), optional(mean.data()), optional(var.data()),
           /*training=*/false, /*momentum=*/0, eps);
       return {y.to(out)};
     }
-    // Running statistics of momentum 1 are the batch's.
+
+    // With a momentum of 1, ATen's running statistics become the batch's own.
     const at::Tensor batch_mean = at::zeros({c}, wide.options()),
                      batch_var = at::zeros({c}, wide.options());
     auto [y, m, r] =
         at::native_batch_norm(wide, optional(weight_), optional(bias_), batch_mean, batch_var,
                               /*training=*/true, /*momentum=*/1, eps);
+
     mean = m;
     var = r;
     return {y.to(out), batch_mean, batch_var};

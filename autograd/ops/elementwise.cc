@@ -228,8 +228,10 @@ struct GeluOp {
       }
       return {at::gelu_backward(dy, x.data().clamp(-30, 30), approximate())};
     }
+
     const at::Tensor far = x.data().abs().gt(30);
     const T v = masked_fill(x.as<T>(), far, 0);
+
     const T dx = [&] {
       if (form == Gelu::exact) {
         const double density = 0.5 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi;

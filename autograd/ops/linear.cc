@@ -82,23 +82,34 @@ at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool ne
                           GradSlots& slots) {
   const at::Tensor x = x_.contiguous();
   const int64_t in = x.size(-1), rows = x.numel() / in;
+
   c10::SmallVector<Product, 3> to_x;
   c10::SmallVector<LeftFactor, 3> to_weights;
+  // Keeps contiguous copies of weights alive until the products have run.
   c10::SmallVector<at::Tensor, 3> read;
+
   for (Layer& layer : layers) {
     if (!layer.dy.defined()) continue;
+
     const int64_t out = layer.weight.size(0);
     layer.dy = layer.dy.to(x.scalar_type()).contiguous();
+
     if (need_x) {
       read.push_back(layer.weight.contiguous());
       to_x.push_back({matrix_of(layer.dy), matrix_of(read.back()), out});
     }
+
+    // A bias alone: there is no pass over dy to sum it in.
     if (!layer.need_weight) {
       if (layer.need_bias)
         layer.db = layer.dy.reshape({rows, out}).sum(0, /*keepdim=*/false, at::kFloat);
       continue;
     }
+
     if (layer.need_bias) layer.db = at::empty({out}, x.options().dtype(at::kFloat));
+
+    // Add to the weight's gradient in the product itself, where this pass owns one in the right
+    // dtype.
     layer.dw = slots.take(layer.slot, layer.weight_grad);
     const bool add = layer.dw.defined();
     if (!add) layer.dw = at::empty({out, in}, x.options().dtype(layer.weight_grad));
@@ -107,12 +118,14 @@ at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool ne
     to_weights.push_back({matrix_of(layer.dy), out, e,
                           layer.need_bias ? layer.db.mutable_data_ptr<float>() : nullptr});
   }
+
   at::Tensor dx;
   if (!to_x.empty()) {
     dx = at::empty_like(x);
     gemm(to_x, rows, in, {.out = matrix_of(dx)});
     bump_version(dx);
   }
+
   if (!to_weights.empty()) gemm_tn(to_weights, matrix_of(x), in, rows);
   for (const Layer& layer : layers) {
     if (layer.dw.defined()) bump_version(layer.dw);

@@ -91,42 +91,56 @@ struct LinearCrossEntropy {
     LATHE_CHECK(x_.dim() == 2 && weight_.dim() == 2 && x_.size(1) == weight_.size(1) &&
                     targets_N.dim() == 1 && targets_N.size(0) == x_.size(0),
                 "needs x [N, C], weight [V, C] and targets [N], not targets ", describe(targets_N));
+
     for (const at::Tensor& t : {weight_, targets_N})
       LATHE_CHECK(t.device() == x_.device(), "x is on ", x_.device().str(),
                   ", another input is not");
+
     const at::Tensor x = x_.contiguous(), w = weight_.contiguous(),
                      targets = targets_N.to(at::kLong).contiguous();
     x_saved = x_;
     w_saved = weight_;
+
     if (x.is_cuda()) return on_card(x, w, targets);
+
     const int64_t n = x.size(0), c = x.size(1), v = w.size(0), stride = round_up(v, 32);
+    // The kernel reads a row of logits at the target without a check.
     for (int64_t i = 0; i < n; ++i) {
       const int64_t t = targets.const_data_ptr<int64_t>()[i];
       LATHE_CHECK(t == ignore_index || (t >= 0 && t < v), "target ", t, " is outside [0, ", v, ")");
     }
+
     // Backward's loss scale is not known yet, and float16 would lose the gradients of a loss of 1:
     // they stay in float32.
     const bool half = x.scalar_type() == at::kHalf;
     const at::ScalarType logits_type = half ? at::kFloat : x.scalar_type();
     const at::ScalarType weight_type = half ? at::kFloat : weight_grad;
     const Element type = element_of(logits_type);
+
     const double by = divisor > 0 ? divisor : targets.ne(ignore_index).sum().item<double>();
     const auto scale = static_cast<float>(by > 0 ? 1 / by : 0.0);
+
+    // Pieces of nearly equal length in multiples of 64 rows, whose logits take about piece_bytes at
+    // most.
     const int64_t most = std::max<int64_t>(piece_bytes / (stride * bytes_of(type)), 64);
     const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
+
     const at::Tensor logits =
         at::empty({std::min(piece, n), stride}, x.options().dtype(logits_type));
     const at::Tensor losses = at::empty({n}, x.options().dtype(at::kFloat));
+
     at::Tensor dx, dweight;
     if (needs[0]) dx = at::empty(x.sizes(), x.options().dtype(logits_type));
     // Sums over several pieces are kept in float32.
     if (needs[1])
       dweight = at::empty(w.sizes(), w.options().dtype(piece < n ? at::kFloat : weight_type));
+
     for (int64_t row = 0; row < n; row += piece) {
       const int64_t rows = std::min(piece, n - row);
       const Matrix in = {matrix_of(x).at(row, 0), c, element_of(x.scalar_type())},
                    block = matrix_of(logits);
       gemm_nt(in, matrix_of(w), rows, v, c, {.out = block});
+      // The logits become their own gradient in place, which is why they need not be kept.
       cross_entropy_rows(block, rows, v, stride - v, targets.const_data_ptr<int64_t>() + row,
                          ignore_index, scale, needs[0] || needs[1],
                          losses.mutable_data_ptr<float>() + row);
@@ -140,6 +154,7 @@ struct LinearCrossEntropy {
         gemm_tn(block, in, v, c, rows, e);
       }
     }
+
     if (needs[1] && dweight.scalar_type() != weight_type) dweight = dweight.to(weight_type);
     dx_saved = dx;
     dweight_saved = dweight;
@@ -149,10 +164,15 @@ struct LinearCrossEntropy {
   at::Tensor on_card(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets) {
     const int64_t n = x.size(0), v = w.size(0), stride = round_up(v, 32);
     scale = scale_of(targets.ne(ignore_index), divisor, at::kFloat);
+
+    // The divisor is a tensor, so the kernel makes gradients of the plain sum (a weight of 1), and
+    // backward multiplies by `scale`.
     const int64_t most = std::max<int64_t>(card_piece_bytes / (stride * x.element_size()), 64);
     const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
+
     const at::Tensor logits = at::empty({std::min(piece, n), stride}, x.options());
     const at::Tensor losses = at::empty({n}, x.options().dtype(at::kFloat));
+
     at::Tensor dx, dweight;
     if (needs[0]) dx = at::empty_like(x);
     for (int64_t row = 0; row < n; row += piece) {
@@ -160,14 +180,17 @@ struct LinearCrossEntropy {
       const at::Tensor in = x.narrow(0, row, rows);
       at::Tensor block = logits.narrow(0, 0, rows).narrow(1, 0, v);
       at::mm_out(block, in, w.t());
+
       cuda_api().cross_entropy_rows({logits.const_data_ptr(), stride, element_of(x.scalar_type())},
                                     rows, v, targets.const_data_ptr<int64_t>() + row, ignore_index,
                                     1.0f, needs[0] || needs[1],
                                     losses.mutable_data_ptr<float>() + row);
+
       if (needs[0]) {
         at::Tensor out = dx.narrow(0, row, rows);
         at::mm_out(out, block, w);
       }
+
       // In float32 where several pieces add up, and where sums over rows could be more than a
       // float16 holds.
       const bool wide =
@@ -178,6 +201,7 @@ struct LinearCrossEntropy {
         wide ? at::addmm_out(dweight, dweight, block.t(), in)
              : at::addmm_out(dweight, dweight, block.t(), in, at::kFloat);
     }
+
     dx_saved = dx;
     dweight_saved = dweight;
     return losses.sum().mul_(scale.data());

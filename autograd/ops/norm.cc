@@ -45,27 +45,34 @@ struct Norm {
       LATHE_CHECK(!p.defined() || p.device() == x_.device(), "x is on ", x_.device().str(),
                   ", another input is not");
     }
+
     x = for_kernels(x_);
     weight = weight_;
     bias = bias_;
+
     if (fused()) {
       at::Tensor y = at::empty(x_.sizes(), x_.options().dtype(out));
       const auto floats = x_.options().dtype(at::kFloat);
       if (!rms) mean = at::empty({x_.numel() / c}, floats);
       rstd = at::empty({x_.numel() / c}, floats);
+
       const at::Tensor w = as_float(weight_), b = as_float(bias_);
       const auto run = on_card() ? cuda_api().norm_forward : norm_forward;
       run(rows(w, b), matrix_of(x.data()), matrix_of(y), static_cast<float>(eps));
+      // The kernel writes by pointer, which ATen does not notice.
       bump_version(y);
       return y;
     }
+
     const at::Tensor wide = at_least_float32(x.data()), w = at_least_float32(weight_),
                      b = at_least_float32(bias_);
+
     if (rms) {
       rstd = (wide * wide).mean(-1, true).add(eps).rsqrt();
       const at::Tensor y = wide * rstd.data();
       return (w.defined() ? y * w : y).to(out);
     }
+
     auto [y, m, r] = at::native_layer_norm(wide, c, optional(w), optional(b), eps);
     mean = m;
     rstd = r;
@@ -75,6 +82,7 @@ struct Norm {
   // sum(dy * h), dbias = sum(dy); without mean and avg(g) for RMS norm
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needs, GradSlots& slots) const {
     const at::Tensor dy = for_kernels(dy_), in = x.data(), w = weight.data(), b = bias.data();
+
     if (fused()) {
       at::Tensor dx, dw, db;
       const auto like = [&](const at::Tensor& t) {
@@ -82,19 +90,24 @@ struct Norm {
       };
       if (needs[1]) dw = like(w);
       if (needs[2]) db = like(b);
+
       // The residual stream's gradient, which has come around the block already, takes this one in
       // the same pass.
       if (needs[0]) dx = slots.take(0, in.scalar_type());
       const bool add = dx.defined();
       if (add) dx = for_kernels(dx);
       if (needs[0] && !add) dx = at::empty_like(in);
+
       const at::Tensor wf = as_float(w);
       const NormRows all = rows(wf, {});
       const Matrix to =
           dx.defined() ? matrix_of(dx) : Matrix{nullptr, 0, element_of(in.scalar_type())};
       float *dweight = dw.defined() ? dw.mutable_data_ptr<float>() : nullptr,
             *dbias = db.defined() ? db.mutable_data_ptr<float>() : nullptr;
+
       if (on_card()) {
+        // Blocks of rows sum for themselves, and a second pass adds their sums: the order is fixed,
+        // so the result is deterministic.
         at::Tensor partials;
         if (needs[1] || needs[2])
           partials = at::empty({norm_partials(all)}, in.options().dtype(at::kFloat));
@@ -104,16 +117,20 @@ struct Norm {
       } else {
         norm_backward(all, matrix_of(in), matrix_of(dy), to, add, dweight, dbias);
       }
+
       if (dx.defined()) bump_version(dx);
       return {dx, dw, db};
     }
+
     const at::Tensor wide = at_least_float32(in), up = at_least_float32(dy),
                      ww = at_least_float32(w);
+
     if (rms) {
       const at::Tensor h = wide * rstd.data(), g = ww.defined() ? up * ww : up;
       return {rstd.data() * (g - h * (g * h).mean(-1, true)),
               needs[1] ? (up * h).reshape({-1, in.size(-1)}).sum(0) : at::Tensor(), at::Tensor()};
     }
+
     auto [dx, dw, db] = at::native_layer_norm_backward(
         up, wide, in.size(-1), mean.data(), rstd.data(), optional(ww),
         optional(at_least_float32(b)), {needs[0], needs[1], needs[2]});

@@ -72,8 +72,10 @@ struct Cumprod {
     const T v = x.as<T>();
     const int64_t n = x.data().size(dim);
     if (n == 0) return {dy};
+
     const at::Tensor zero = x.data().eq(0);
     if (!zero.any().item<bool>()) return {flip(cumsum(flip(dy * y.as<T>(), dim), dim), dim) / v};
+
     std::vector<T> s(static_cast<size_t>(n));
     for (int64_t k = n - 1; k >= 0; --k) {
       const T d = select(dy, dim, k);
