@@ -68,22 +68,27 @@ int64_t ModuleCall::size(char dim) const {
 void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view spec,
                        bool is_result) {
   if (!x.defined()) return;
+
   // Letter by letter from the last dim, so that "..." may stand for any number before. Nothing is
   // allocated here.
   int64_t letters = 0;
   for (const char c : spec) letters += c != ' ' && c != '.' ? 1 : 0;
   if (spec.starts_with('.') ? letters > x.dim() : letters != x.dim())
     misfit(name, x, spec, is_result, str("it has ", x.dim(), x.dim() == 1 ? " dim" : " dims"));
+
   int64_t dim = x.dim();
   const int tensor = static_cast<int>(seen_.size());
   for (size_t at = spec.size(); at-- > 0;) {
     const char c = spec[at];
     if (c == ' ') continue;
     if (c == '.') break;
+
     const int64_t size = x.size(--dim);
     auto found =
         std::find_if(dims_.begin(), dims_.end(), [c](const Dim& d) { return d.name == c; });
     if (found == dims_.end()) {
+      // The first tensor that has a letter binds it, and is remembered for the message about a
+      // later misfit.
       dims_.push_back({c, size, tensor});
     } else if (found->size != size) {
       std::string why = str(c, " is ", size, " here and ", found->size);
@@ -98,6 +103,7 @@ void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view s
       misfit(name, x, spec, is_result, why);
     }
   }
+
   seen_.push_back({name, x});
 }
 

@@ -101,6 +101,7 @@ std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind,
       if (value < least) continue;
       AnyConfig scaled = config;
       *scaled.find<int64_t>(field->key) = value;
+      // A guess must pass the kind's own check, as for heads that divide the width.
       if (!kind.check || !kind.check(scaled)) ways.back().push_back(std::move(scaled));
     }
   }

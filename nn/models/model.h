@@ -185,6 +185,7 @@ class ModelOf final : public Model {
 template <class Module, class Config>
 ModelKind model_kind(const char* name, const char* doc) {
   constexpr bool sized = std::constructible_from<Module, const Config&, const ModelSizes&>;
+
   static_assert(sized || std::constructible_from<Module, const Config&>,
                 "a model is made from its config, or from its config and the data's sizes");
   static_assert(std::invocable<const Module&, const at::Tensor&> ||
@@ -193,18 +194,25 @@ ModelKind model_kind(const char* name, const char* doc) {
   static_assert(
       requires(Module& m, Visit& v) { m.visit(v); },
       "a model names its parameters in visit(Visit&)");
+
   ModelKind kind{name, doc, AnyConfig::of<Config>(), {}, {}};
+
+  // Optional members of the module become functions on AnyConfig here, so that the rest of Lathe
+  // never sees its types.
   if constexpr (requires(const Config& c) { Module::scale_down(c); }) {
     kind.scale_down = [](const AnyConfig& any) -> std::optional<AnyConfig> {
       const std::optional<Config> smaller = Module::scale_down(any.as<Config>());
       if (!smaller) return std::nullopt;
+      // Copied first: AnyConfig holds more than the struct, such as which schema it has.
       AnyConfig scaled = any;
       *static_cast<Config*>(scaled.data()) = *smaller;
       return scaled;
     };
   }
+
   if constexpr (requires { Module::separates_documents; })
     kind.separates_documents = Module::separates_documents;
+
   kind.make = [](const AnyConfig& any, const ModelSizes& sizes) -> std::unique_ptr<Model> {
     const Config& config = any.as<Config>();
     if constexpr (sized) {
@@ -213,6 +221,7 @@ ModelKind model_kind(const char* name, const char* doc) {
       return std::make_unique<detail::ModelOf<Module>>(Module(config));
     }
   };
+
   kind.check = [](const AnyConfig& any) -> std::optional<ConfigFault> {
     if constexpr (requires(const Config& c) { Module::check(c); }) {
       return Module::check(any.as<Config>());
@@ -220,6 +229,7 @@ ModelKind model_kind(const char* name, const char* doc) {
       return std::nullopt;
     }
   };
+
   return kind;
 }
 
