@@ -17,8 +17,10 @@ struct StartConfig {
 };
 
 int main(int argc, char** argv) {
+  // All is registered before run_cli() reads the config, which may name any of it.
   add_data_kind({"series", own::open_series});
   add_task(own::make_quantiles());
+
   add_transform({.name = "start",
                  .doc = "how parameters start",
                  .config = AnyConfig::of<StartConfig>(),
@@ -30,6 +32,7 @@ int main(int argc, char** argv) {
                      if (!zero.empty() && matches(zero, p.path)) p.parameter.data().zero_();
                    }
                  }});
+
   add_verb(
       {.name = "series",
        .usage = "FILE --out FOLDER [--window N]",
@@ -43,5 +46,6 @@ int main(int argc, char** argv) {
                              static_cast<int64_t>(window));
          return Exit::done;
        }});
+
   return run_cli(argc, argv);
 }
