@@ -24,9 +24,9 @@ const char* name_of(Kind kind) {
   return kind == Kind::rearrange ? "rearrange" : kind == Kind::reduce ? "reduce" : "repeat";
 }
 
-constexpr size_t ellipsis = SIZE_MAX;  // as an axis: all that "..." stands for
-/// Axes that are one dim; none: a dim of 1. Or, alone and without parentheses, "...": a dim for
-/// each.
+constexpr size_t ellipsis = SIZE_MAX;  // as an axis: all dims of "..."
+/// Axes that share one dim; without axes it is a dim of size 1. With `spread` ("..." outside of
+/// parentheses) each axis has its own dim.
 struct Group {
   std::vector<size_t> axes{};
   bool spread = false;
@@ -35,7 +35,7 @@ using Side = std::vector<Group>;
 
 struct Axis {
   std::string name;
-  int64_t size = -1;  // of an axis that is a number
+  int64_t size = -1;  // set if the axis is a number
 };
 
 /// A parsed pattern.
@@ -43,7 +43,7 @@ struct Recipe {
   std::string text;  // rearrange "...": for messages
   std::vector<Axis> axes;
   Side left, right;
-  std::vector<size_t> reduced, added;  // axes on the left alone, and on the right alone
+  std::vector<size_t> reduced, added;  // axes on the left only, and on the right only
   bool with_ellipsis = false;
 };
 
@@ -116,7 +116,7 @@ class Parser {
     check(!open, "a \"(\" without its \")\"");
     return groups;
   }
-  /// An axis; none for 1.
+  /// Parses one axis; nullopt for 1.
   std::optional<size_t> token(const std::string& text, size_t& i, bool is_left,
                               std::vector<size_t>& seen) {
     if (text.compare(i, 3, "...") == 0) {
@@ -168,10 +168,10 @@ class Parser {
   Recipe recipe_;
 };
 
-/// The pattern's recipe, parsed at its first use on this thread.
+/// Returns the recipe of a pattern, which is parsed at its first use on this thread.
 const Recipe& recipe_of(Kind kind, const std::string& pattern) {
   thread_local std::unordered_map<std::string, std::unique_ptr<const Recipe>> kept;
-  if (kept.size() > 10000) kept.clear();  // patterns that a program makes as it runs
+  if (kept.size() > 10000) kept.clear();  // bounds the memory of a program that generates patterns
   auto& place = kept[std::string(name_of(kind)) + pattern];
   if (!place) place = std::make_unique<const Recipe>(Parser(kind, pattern).run());
   return *place;
@@ -183,7 +183,7 @@ std::string text_of(const Recipe& r, const Group& group) {
   return out + ")";
 }
 
-/// A recipe for an x of this shape: "..." becomes axes, and every axis has its size.
+/// A recipe fitted to the shape of an x: "..." has become axes, and every axis has its size.
 struct FittedRecipe {
   std::vector<int64_t> sizes;
   Side left, right;
@@ -281,7 +281,7 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
 }
 
 Variable reduced(const Variable& x, size_t kept, const std::string& reduction) {
-  // The reduced axes are the last; all of them are one dim.
+  // The reduced axes come last. Join them into one dim.
   Dims sizes;
   for (size_t d = 0; d < kept; ++d) sizes.push_back(x.sizes()[d]);
   sizes.push_back(c10::multiply_integers(x.sizes().slice(kept)));
@@ -310,7 +310,7 @@ Variable apply_recipe(Kind kind, const Variable& x, const std::string& pattern,
     return std::find(in.begin(), in.end(), a) != in.end();
   };
 
-  // The result's order, with the reduced axes behind.
+  // The order of the result, followed by the reduced axes.
   std::vector<size_t> order, result;
   for (const Group& group : b.right) {
     for (const size_t a : group.axes) {

@@ -1,4 +1,4 @@
-// Sums of products: two operands at a time, each pair one matrix product.
+// Einstein summation. Two operands are multiplied at a time, each pair by one matrix product.
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -21,7 +21,7 @@ namespace {
 [[maybe_unused]] const bool einsum_registered = composed({"einsum"});
 
 constexpr int open_ellipsis =
-    std::numeric_limits<int>::min();  // in an equation that is not fitted to shapes yet
+    std::numeric_limits<int>::min();  // "..." in an equation that is not fitted to shapes yet
 
 struct Equation {
   std::string text;                // einsum "...": for messages
@@ -35,7 +35,7 @@ void check(const std::string& text, bool right, const A&... what) {
   LATHE_CHECK(right, text, ": ", what...);
 }
 
-/// Parses "ij,jk->ik", where an index is a letter, or, `named`, names between spaces.
+/// Parses "ij,jk->ik". An index is a letter or, if `named`, a name between spaces.
 Equation parse(const std::string& text, bool named) {
   Equation e{str("einsum \"", text, "\""), {}, {}, {}};
   const size_t arrow = text.find("->");
@@ -81,7 +81,7 @@ Equation parse(const std::string& text, bool named) {
     at = comma + 1;
   }
 
-  std::map<std::string, int> count;  // in the alphabet's order
+  std::map<std::string, int> count;  // in alphabetical order
   bool spread = false;
   for (const Labels& in : e.in) {
     for (const int l : in) {
@@ -117,7 +117,7 @@ Equation parse(const std::string& text, bool named) {
   return e;
 }
 
-/// Parsed at its first use on this thread.
+/// Returns the equation of a text, which is parsed at its first use on this thread.
 const Equation& equation_of(const std::string& text, bool named) {
   thread_local std::unordered_map<std::string, std::unique_ptr<const Equation>> kept;
   if (kept.size() > 10000) kept.clear();
@@ -126,7 +126,7 @@ const Equation& equation_of(const std::string& text, bool named) {
   return *place;
 }
 
-/// An equation for operands of given shapes.
+/// An equation fitted to operands of given shapes.
 struct FittedEquation {
   std::vector<Labels> in;
   Labels out;
@@ -184,13 +184,14 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
   return b;
 }
 
-/// An operand with its indices, each once; one of size 1 that is larger elsewhere is left out.
+/// An operand and its indices, each of which appears once. An index of size 1 that is larger in
+/// another operand is left out.
 struct Labelled {
   Variable x;
   Labels labels;
 };
 
-/// Takes diagonals of repeated indices, and drops what broadcasts.
+/// Takes diagonals of repeated indices, and drops dims that broadcast.
 Labelled operand(const Variable& x, const Labels& labels, const FittedEquation& b) {
   Labelled o{x, labels};
 
@@ -217,12 +218,12 @@ Labelled operand(const Variable& x, const Labels& labels, const FittedEquation& 
     o.labels.erase(again);
     o.labels.erase(o.labels.begin() + static_cast<int64_t>(d));
     o.labels.push_back(l);
-    d = static_cast<size_t>(-1);  // from the front again
+    d = static_cast<size_t>(-1);  // restarts the scan at dim 0
   }
   return o;
 }
 
-/// Sums over the indices that nobody wants.
+/// Sums over the indices that are not in `wanted`.
 void sum_out(Labelled& o, const Labels& wanted) {
   Dims dims;
   Labels left;
@@ -236,8 +237,8 @@ void sum_out(Labelled& o, const Labels& wanted) {
   o.labels = std::move(left);
 }
 
-/// The sum over what is in both and not wanted: as matrices [both, a alone, summed] x [both,
-/// summed, b alone].
+/// Multiplies a and b and sums over indices that both have and nobody wants, as a batched matrix
+/// product [both, a only, summed] x [both, summed, b only].
 Labelled pair_product(const Labelled& a, const Labelled& b, const Labels& wanted) {
   Labels both, summed, of_a, of_b;
   for (const int l : a.labels)
@@ -311,8 +312,7 @@ Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
     list.push_back(std::move(made));
   }
 
-  // The result's order; an index that all operands had with size 1 is there, "..." of none may lack
-  // dims.
+  // Bring the dims into the order of the result. A dim that no operand has kept is expanded.
   Labelled& last = list[0];
   sum_out(last, b.out);
 
@@ -349,7 +349,8 @@ EinsumPlan einsum_plan(const std::string& equation,
         labels.back().push_back(l);
     }
   }
-  for (size_t i = 0; i < labels.size(); ++i) {  // what one operand alone has is summed before
+  for (size_t i = 0; i < labels.size();
+       ++i) {  // indices of one operand only are summed before any product
     std::vector<Labels> others;
     for (size_t j = 0; j < labels.size(); ++j) {
       if (j != i) others.push_back(labels[j]);

@@ -13,7 +13,7 @@
 namespace lathe {
 namespace {
 
-/// "[0,2]": where element i of a tensor of `sizes` is.
+/// Returns the indices of element i of a tensor of `sizes`, such as "[0,2]".
 std::string place_of(int64_t i, at::IntArrayRef sizes) {
   std::vector<int64_t> place(sizes.size());
   for (size_t d = sizes.size(); d-- > 0;) {
@@ -44,8 +44,8 @@ void gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
               dtype_name(y.dtype()), " of float64 inputs; differences need float64");
   LATHE_CHECK(y.requires_grad(), "gradcheck: the function's result depends on none of its inputs");
 
-  // A random cotangent makes one number of the result, so that one pair of evaluations an element
-  // is enough; a fixed seed makes failures repeatable.
+  // A random cotangent reduces the result to one number, so that two evaluations per element are
+  // enough. The fixed seed makes failures repeatable.
   const at::Tensor dy = randn(y.sizes(), 1, y.data().options()).data();
   const auto value = [&] { return (fn(x).data() * dy).sum().item<double>(); };
   const double once = value(), again = value();
@@ -53,8 +53,8 @@ void gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
               "gradcheck: the function gave ", once, " and then ", again,
               " for the same inputs; make its random numbers the same in each call");
 
-  // A sum's rounding is some 1e-16 of its terms, which a difference divides by its step; 100 times
-  // that for sums within.
+  // The rounding error of a sum is about 1e-16 of its terms, and a difference divides it by the
+  // step. Allow 100 times that for sums inside fn.
   const double lost = 1e-14 / options.step * (y.data() * dy).abs().sum().item<double>();
   const auto grads = grad(y, asked, Variable(dy));
 
@@ -68,7 +68,7 @@ void gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
 
     const at::Tensor ours = (g.defined() ? g.to(at::kCPU) : at::zeros_like(t, at::kCPU))
                                 .reshape({-1})
-                                .contiguous();  // not expanded
+                                .contiguous();  // expanded gradients have stride 0
 
     at::Tensor differences = at::zeros_like(ours);
     for (int64_t k = 0; k < t.numel(); ++k) {

@@ -63,7 +63,7 @@ void Variable::backward(const at::Tensor& dy, bool retain) const {
 
 namespace {
 
-/// Adds a hook to those of a node, unless a recomputed function registers it for the second time.
+/// Adds a hook to a node, unless a recomputed function registers it for the second time.
 template <class Hook>
 HookHandle add_hook(const std::shared_ptr<Node>& node, std::vector<std::shared_ptr<Hook>>& hooks,
                     Hook hook) {
@@ -104,7 +104,7 @@ void HookHandle::remove() {
 
 Variable Variable::index(const std::vector<Index>& indices) const {
   Variable x = *this;
-  std::vector<at::Tensor> taken;  // for each dim that stays; undefined: all of it
+  std::vector<at::Tensor> taken;  // for each remaining dim; undefined: the full dim
   bool takes = false;
   int64_t dim = 0;
   for (const Index& index : indices) {
@@ -199,7 +199,7 @@ Comparison mirrored(Comparison op) {
   }
 }
 
-/// ATen's complaint as an Error that names what was done and to what.
+/// Runs f and turns an error of ATen into an Error that names the operation and its operands.
 template <class F>
 auto told(const char* what, const Operand& a, const Operand& b, F&& f) {
   try {

@@ -1,5 +1,5 @@
-// Convolutions and pools that are others in another form: a sequence is an image of one row, a
-// transposed convolution is conv2d's adjoint.
+// Convolutions and pools that are special forms of others: a sequence is an image of one row, and a
+// transposed convolution is the adjoint of conv2d.
 #include "autograd/ops/composed.h"
 #include "autograd/ops/image.h"
 #include "autograd/ops/images.h"
@@ -60,7 +60,8 @@ Variable conv_transpose2d(const Variable& x, const Variable& weight, const Varia
   LATHE_CHECK(sizes[2] > 0 && sizes[3] > 0, "conv_transpose2d: nothing would be left of ",
               describe(x.data()));
 
-  // Where the further places are a stride or more, conv2d would see more of them than x has.
+  // With an output_padding of a stride or more, conv2d would map the result to a larger image than
+  // x. Pad x to that size.
   const int64_t more_h = o.output_padding.h / o.stride.h, more_w = o.output_padding.w / o.stride.w;
   const Variable y = conv2d_input_grad(
       more_h + more_w > 0 ? pad(x, {0, more_w, 0, more_h}) : x, weight, sizes,

@@ -1,4 +1,4 @@
-// Losses. In float32 or wider whatever the logits are.
+// Losses, in float32 or wider for any dtype of the logits.
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -21,8 +21,8 @@
 namespace lathe {
 namespace {
 
-/// 1 / the number by which a loss over `targets` is divided, [] on their device, so that a GPU
-/// need not be waited for; 0 where nothing counts.
+/// Returns the factor of a loss: 1 / `divisor`, or 1 / the number of `counted` targets, or 0 if
+/// there are none. It is a [] tensor on their device, so that the host does not wait for a GPU.
 at::Tensor scale_of(const at::Tensor& counted, double divisor, at::ScalarType dtype) {
   if (divisor > 0) return at::full({}, 1 / divisor, counted.options().dtype(dtype));
   const at::Tensor n = counted.sum().to(dtype);
@@ -36,7 +36,7 @@ struct CrossEntropy {
   double divisor;
   int64_t ignore_index;
   Saved log_p = Saved::input(0), index_N1{}, ignored_N1{},
-        scale{};  // index: each row's class, 0 where ignored
+        scale{};  // index: the class of each row, 0 if ignored
 
   // loss = -sum over counted rows of log softmax(logits)[target] / divisor
   at::Tensor forward(const at::Tensor& logits_NV) {
@@ -60,7 +60,8 @@ struct CrossEntropy {
     dx.scatter_add_(1, index_N1.data(), dx.new_full(index_N1.data().sizes(), -1.0));
     return {dx.mul_(scale.data() * dy).masked_fill_(ignored_N1.data(), 0)};
   }
-  // The same; softmax is as well a function of log softmax, with the same derivatives.
+  // The same, with softmax computed from the saved log softmax: softmax(log_softmax(x)) =
+  // softmax(x), with the same derivatives.
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     const at::Tensor onehot = at::zeros_like(log_p.data()).scatter_(1, index_N1.data(), 1.0);
     const Variable p = softmax(masked_fill(log_p.as<Variable>(), ignored_N1.data(), 0), 1);
@@ -69,7 +70,7 @@ struct CrossEntropy {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 5, 2); }
 };
 
-// The last layer and its loss, rows in pieces.
+// The last layer and its loss. Rows are processed in pieces.
 struct LinearCrossEntropy {
   static constexpr OpInfo info{.name = "linear_cross_entropy", .amp = Amp::low};
   Saved targets_given;
@@ -77,11 +78,11 @@ struct LinearCrossEntropy {
   int64_t ignore_index;
   at::ScalarType weight_grad;
   Needs<2> needs{};
-  Saved dx_saved{}, dweight_saved{};  // for a gradient of 1, or on a GPU of 1 / scale
-  Saved scale{};                      // on a GPU
+  Saved dx_saved{}, dweight_saved{};  // for dy = 1; on a GPU without the factor `scale`
+  Saved scale{};                      // defined on a GPU only
   Saved x_saved = Saved::input(0), w_saved = Saved::input(1);  // for second derivatives
 
-  // Bytes of logits that are there at once.
+  // Bytes of logits that exist at the same time.
   static constexpr int64_t piece_bytes = int64_t{128} << 20, card_piece_bytes = int64_t{512} << 20;
 
   // logits = x W^T;  loss = -sum over counted rows of log softmax(logits)[target] / divisor
@@ -110,8 +111,8 @@ struct LinearCrossEntropy {
       LATHE_CHECK(t == ignore_index || (t >= 0 && t < v), "target ", t, " is outside [0, ", v, ")");
     }
 
-    // Backward's loss scale is not known yet, and float16 would lose the gradients of a loss of 1:
-    // they stay in float32.
+    // The loss scale is not known before backward, and in float16 the gradients of an unscaled loss
+    // would underflow. Keep them in float32.
     const bool half = x.scalar_type() == at::kHalf;
     const at::ScalarType logits_type = half ? at::kFloat : x.scalar_type();
     const at::ScalarType weight_type = half ? at::kFloat : weight_grad;
@@ -131,7 +132,7 @@ struct LinearCrossEntropy {
 
     at::Tensor dx, dweight;
     if (needs[0]) dx = at::empty(x.sizes(), x.options().dtype(logits_type));
-    // Sums over several pieces are kept in float32.
+    // Accumulate several pieces in float32.
     if (needs[1])
       dweight = at::empty(w.sizes(), w.options().dtype(piece < n ? at::kFloat : weight_type));
 
@@ -160,7 +161,8 @@ struct LinearCrossEntropy {
     dweight_saved = dweight;
     return (losses.sum(at::kDouble) / (by > 0 ? by : 1.0)).to(at::kFloat);
   }
-  /// The host waits for nothing, so the divisor stays a tensor and comes in by backward.
+  /// Computes the loss on a GPU. The host does not wait: the divisor stays a tensor, and backward
+  /// applies it.
   at::Tensor on_card(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets) {
     const int64_t n = x.size(0), v = w.size(0), stride = round_up(v, 32);
     scale = scale_of(targets.ne(ignore_index), divisor, at::kFloat);
@@ -191,8 +193,7 @@ struct LinearCrossEntropy {
         at::mm_out(out, block, w);
       }
 
-      // In float32 where several pieces add up, and where sums over rows could be more than a
-      // float16 holds.
+      // Use float32 if several pieces add up, and for float16, where sums over rows could overflow.
       const bool wide =
           x.scalar_type() == at::kFloat || (x.scalar_type() == at::kBFloat16 && piece >= n);
       if (needs[1] && row == 0)
@@ -229,7 +230,7 @@ struct LinearCrossEntropy {
           return std::vector{cross_entropy(logits, targets_given.data(), divisor, ignore_index)};
         });
   }
-  /// The gradients are made in forward.
+  /// Counts the gradients in forward, where they are computed.
   OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&) const {
     const double logits = static_cast<double>(x.size(0)) * static_cast<double>(weight.size(0));
     const double product = 2 * logits * static_cast<double>(x.size(1));

@@ -1,4 +1,4 @@
-// Norms: layer norm and RMS norm, fused.
+// Fused layer norm and RMS norm.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/native_layer_norm.h>
@@ -14,8 +14,9 @@
 namespace lathe {
 namespace {
 
-/// What layer norm and RMS norm share. `out` is the result's dtype. The kernels of
-/// core/kernels/norm.h; float64, float16 on CPUs, and on GPUs rows of odd lengths take ATen's.
+/// The common part of layer norm and RMS norm. `out` is the result's dtype. It uses the kernels of
+/// core/kernels/norm.h where they apply, otherwise ATen's: for float64, and on GPUs for row lengths
+/// that norm_on_card() rejects.
 struct Norm {
   double eps;
   at::ScalarType out;
@@ -91,8 +92,7 @@ struct Norm {
       if (needs[1]) dw = like(w);
       if (needs[2]) db = like(b);
 
-      // The residual stream's gradient, which has come around the block already, takes this one in
-      // the same pass.
+      // The residual stream's gradient has already arrived around the block: add to it directly.
       if (needs[0]) dx = slots.take(0, in.scalar_type());
       const bool add = dx.defined();
       if (add) dx = for_kernels(dx);
@@ -106,8 +106,8 @@ struct Norm {
             *dbias = db.defined() ? db.mutable_data_ptr<float>() : nullptr;
 
       if (on_card()) {
-        // Blocks of rows sum for themselves, and a second pass adds their sums: the order is fixed,
-        // so the result is deterministic.
+        // Blocks of rows write partial sums, and a second pass adds these in a fixed order, so the
+        // result is deterministic.
         at::Tensor partials;
         if (needs[1] || needs[2])
           partials = at::empty({norm_partials(all)}, in.options().dtype(at::kFloat));
@@ -152,7 +152,6 @@ struct Norm {
   static std::optional<at::Tensor> optional(const at::Tensor& t) {
     return t.defined() ? std::optional(t) : std::nullopt;
   }
-  /// In float32, or float64 as it is.
 };
 
 struct LayerNormOp : Norm {
@@ -171,7 +170,7 @@ struct RmsNormOp : Norm {
   }
 };
 
-/// The dtype of a norm's result.
+/// Returns the dtype of a norm's result.
 at::ScalarType norm_out(const Variable& x, std::optional<at::ScalarType> out) {
   return out.value_or(mode().compute != at::kFloat && x.dtype() != at::kDouble ? at::kFloat
                                                                                : x.dtype());

@@ -1,5 +1,5 @@
-// Cells of recurrent layers, fused. On CPUs the kernels of core/kernels/recurrent.h;
-// float64 and CUDA take ATen's elementwise ops. Shapes: B batch, H units.
+// Fused cells of recurrent layers. CPUs use the kernels of core/kernels/recurrent.h; float64 and
+// CUDA use ATen's elementwise ops. Shapes: B batch, H units.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -14,8 +14,7 @@
 namespace lathe {
 namespace {
 
-/// In float32, or float64 as it is.
-/// Part i of n of the last dim.
+/// Returns part i of n of the last dim, in float32 or wider.
 Variable part_of(const Variable& x, int64_t i, int64_t n) {
   const int64_t h = x.size(1) / n;
   return wide_of(slice(x, 1, i * h, (i + 1) * h));

@@ -1,4 +1,4 @@
-// Attention as its formula says, of other ops.
+// Attention composed of other ops.
 #include <ATen/ops/ones.h>
 
 #include <cmath>
@@ -46,8 +46,8 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
   LATHE_CHECK(!o.enable_gqa || (query.dim() >= 3 && key.dim() >= 3 && value.dim() >= 3),
               sentence("enable_gqa needs heads in dim -3"));
 
-  // Low dtypes are multiplied as such under autocast alone; elsewhere scores are of float32 inputs,
-  // rounded nowhere.
+  // Low-precision dtypes are multiplied as they are only under autocast. Otherwise inputs become
+  // float32, so that nothing is rounded on the way.
   const auto wide = [](const Variable& x) {
     const bool low = x.dtype() == at::kHalf || x.dtype() == at::kBFloat16;
     return low && mode().compute == at::kFloat ? cast(x, at::kFloat) : x;
@@ -62,7 +62,7 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
   if (scores.dtype() == at::kHalf || scores.dtype() == at::kBFloat16)
     scores = cast(scores, at::kFloat);
 
-  at::Tensor hidden;  // bool: who may not look at whom
+  at::Tensor hidden;  // bool: true where a query must not see a key
   if (o.is_causal)
     hidden = at::ones({scores.size(-2), scores.size(-1)}, scores.data().options().dtype(at::kBool))
                  .triu(1);
@@ -73,7 +73,7 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
     hidden = hidden.defined() ? hidden.logical_or(none) : none;
   }
 
-  at::Tensor blind;  // queries that may look at nothing
+  at::Tensor blind;  // bool: queries that see no key
   if (o.mask.defined()) blind = hidden.expand(scores.sizes()).all(-1, /*keepdim=*/true);
   // A row of -inf alone would make softmax, and its gradient, NaN. Such rows get finite scores
   // first, and probabilities of 0 after.
