@@ -1,6 +1,6 @@
-// The calls of a thread form a chain on the stack. No path is stored: when one is needed (a
-// shape error, an anomaly) the outermost module is walked for the address and type of the
-// innermost. Dims are bound in a few words on the stack.
+// The calls of a thread form a chain on the stack. No path is stored: when one is needed (for a
+// shape error or an anomaly), the outermost module is walked to find the address and type of this
+// one. Bound dims are on the stack.
 #include "nn/module_call.h"
 
 #include <cxxabi.h>
@@ -34,7 +34,7 @@ std::string last_part(const std::string& name) {
   return colon == std::string::npos ? name : name.substr(colon + 2);
 }
 
-/// The letters of a spec's dims; `any_before` where it begins with "...".
+/// Returns the letters of a spec's dims; sets `any_before` if it begins with "...".
 std::string letters_of(std::string_view spec, bool& any_before) {
   any_before = spec.starts_with("...");
   std::string letters;
@@ -69,8 +69,8 @@ void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view s
                        bool is_result) {
   if (!x.defined()) return;
 
-  // Letter by letter from the last dim, so that "..." may stand for any number before. Nothing is
-  // allocated here.
+  // Compare letter by letter from the last dim, so that "..." can stand for any number of dims
+  // before. This allocates nothing, since it runs in every call.
   int64_t letters = 0;
   for (const char c : spec) letters += c != ' ' && c != '.' ? 1 : 0;
   if (spec.starts_with('.') ? letters > x.dim() : letters != x.dim())

@@ -10,7 +10,7 @@
 namespace lathe {
 namespace {
 
-/// A tensor of a model under each of its paths.
+/// A tensor of a model with all of its paths.
 struct Place {
   std::vector<std::string> paths;
   at::Tensor tensor;
@@ -35,7 +35,7 @@ std::vector<Place> places_of(const ConstModuleRef& model) {
   return out;
 }
 
-/// "a, b and 3 more".
+/// Returns a list of the first names, such as "a, b and 3 more".
 std::string listed(const std::vector<std::string>& names) {
   constexpr size_t most = 8;
   std::string text;
@@ -113,7 +113,7 @@ LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
 
   LATHE_CHECK(problems.empty(), "load_state_dict: ", problems);
 
-  // Only now: a state that does not fit leaves the model as it was.
+  // Write only after all checks, so that a state that does not fit leaves the model unchanged.
   for (const auto& [place, values] : found) place->tensor.copy_(values);
   return result;
 }

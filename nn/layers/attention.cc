@@ -68,8 +68,8 @@ at::Tensor Rotary::frequencies() const {
     case RotaryScaling::Kind::linear: return plain / scaling.factor;
     case RotaryScaling::Kind::llama3: break;
     case RotaryScaling::Kind::yarn: {
-      // The pair whose wave is in the original context so many times, as a fraction of pairs (Peng
-      // et al., section 3.2).
+      // Returns the index of the pair with `waves` waves in the original context, as a real number
+      // (Peng et al., section 3.2).
       const auto pair_of = [&](double waves) {
         return static_cast<double>(width) *
                std::log(scaling.original_context / (waves * 2 * M_PI)) / (2 * std::log(base));
@@ -85,8 +85,8 @@ at::Tensor Rotary::frequencies() const {
       return plain * (1 - slowed + slowed / scaling.factor);
     }
   }
-  // How many waves the original context has, of which `low` is as far as it gets and `high` as it
-  // may stay.
+  // llama3: blend by the number of waves in the original context. Angles with `low` or fewer are
+  // slowed by the full factor, those with `high` or more stay.
   const at::Tensor waves = plain * (scaling.original_context / (2 * M_PI));
   const at::Tensor kept = ((waves - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1);
   return plain * (kept + (1 - kept) / scaling.factor);
@@ -171,7 +171,7 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
               ": a causal mask is for as many keys as queries, not ", s, " and ", t);
 
   const bool masked = mask.hidden.defined() || mask.padding.defined();
-  if (mask.causal && !masked && !drop.active() && !rotary)  // what the fused kernel takes
+  if (mask.causal && !masked && !drop.active() && !rotary)  // the cases of the fused kernel
     return call.result(out_proj(attention(cat({q(query), k(key), v(value)}, -1), heads)), "B T C");
 
   const auto split_heads = [&](const Variable& x, int64_t places) {

@@ -12,7 +12,7 @@
 namespace lathe {
 namespace {
 
-/// Steps [B, H] in order as [T, B, H].
+/// Stacks steps [B, H] to [T, B, H].
 Variable stacked(const std::vector<Variable>& steps_BH) {
   const Variable& first = steps_BH[0];
   return reshape(cat(steps_BH, 0),
@@ -26,7 +26,7 @@ at::ScalarType wide_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? dtype : at::kFloat;
 }
 
-/// A layer's state before its first step [B, H]: the one given, or zeros.
+/// Returns a layer's state before its first step [B, H]: the given one, or zeros.
 Variable first_state(const Variable& given_LBH, size_t layer, const Variable& x_TBC, int64_t hidden,
                      at::ScalarType dtype) {
   if (!given_LBH.defined())
@@ -34,7 +34,7 @@ Variable first_state(const Variable& given_LBH, size_t layer, const Variable& x_
   return in_dtype(select(given_LBH, 0, static_cast<int64_t>(layer)), dtype);
 }
 
-/// At each step which sequences have ended, bool [B, 1]; undefined where none has.
+/// Returns for each step which sequences have ended, bool [B, 1]; undefined if none has.
 std::vector<at::Tensor> ended_at(const at::Tensor& lengths, int64_t steps, at::Device device) {
   std::vector<at::Tensor> out(static_cast<size_t>(steps));
   if (!lengths.defined()) return out;
@@ -44,7 +44,7 @@ std::vector<at::Tensor> ended_at(const at::Tensor& lengths, int64_t steps, at::D
   return out;
 }
 
-/// Where `ended`, what was before.
+/// Returns `before` where a sequence has ended, `now` elsewhere.
 Variable kept(const Variable& now, const Variable& before, const at::Tensor& ended) {
   return masked_fill(now, ended, 0) + masked_fill(before, ended.logical_not(), 0);
 }
@@ -137,7 +137,7 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
 
     s.x_TBC = directions == 1 ? sides[0] : cat(sides, 2);
     if (layer + 1 < depth && drop.active())
-      s.x_TBC = swapped(drop(swapped(s.x_TBC)));  // dropout wants the batch first
+      s.x_TBC = swapped(drop(swapped(s.x_TBC)));  // dropout takes dim 0 as the batch
     return s;
   };
 

@@ -147,8 +147,8 @@ std::optional<LlamaConfig> Llama::scale_down(const LlamaConfig& config) {
   if (halve(c.n_layer, 2) || halve(c.block_size, 512) || halve(c.vocab_size, 8192)) return c;
   if (c.n_embd <= 64 && c.n_head * c.head_width() <= 64 && c.n_inner <= 256) return std::nullopt;
 
-  // Heads of keys and values go with those of the queries that they serve, so that each still
-  // serves as many.
+  // Reduce heads of keys and values together with the heads of queries, so that each still serves
+  // as many.
   int64_t kv_heads = c.kv_heads(), head_width = c.head_width();
   const int64_t group = c.n_head / kv_heads;
   if (halve(kv_heads, 1)) {
