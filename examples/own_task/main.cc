@@ -1,5 +1,5 @@
-// A custom data kind, task and transform in Lathe's trainer: this program has every command of
-// `lathe`, and learns what comes next in a series of numbers, with how sure it is.
+// A custom data kind, task and transform in Lathe's trainer. This program has every command of
+// `lathe`, and learns to predict the next number of a series with its uncertainty.
 //   ./own_task series load.txt --out data/load --window 24
 //   ./own_task train series.toml --data.dir=data/load
 #include "lathe/train/config/transform.h"
