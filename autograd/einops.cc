@@ -152,7 +152,7 @@ class Parser {
 
     check(word.front() != '_' && word.back() != '_', "axis ", word, " begins or ends with \"_\"");
 
-    // The sides share their axes by name; `seen` is of one side alone.
+    // Both sides share the axes of the same name; `seen` has only those of this side.
     auto it = std::find_if(recipe_.axes.begin(), recipe_.axes.end(),
                            [&](const Axis& a) { return a.name == word; });
     const auto axis = static_cast<size_t>(it - recipe_.axes.begin());
@@ -195,7 +195,8 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
     fail(Exit::internal, r.text, " of ", describe(x.data()), ": ", what...);
   };
 
-  // Sizes that come from the pattern or from the caller. -1 stands for a size that x must give.
+  // Sizes come from numbers in the pattern and from the caller. -1 marks a size that follows from
+  // x.
   FittedRecipe b{std::vector<int64_t>(r.axes.size(), -1), {}, {}, {}, {}};
   for (size_t a = 0; a < r.axes.size(); ++a) b.sizes[a] = r.axes[a].size;
   for (const auto& [name, size] : given) {
@@ -207,13 +208,13 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
     b.sizes[static_cast<size_t>(it - r.axes.begin())] = size;
   }
 
-  // "..." takes the dims that the other groups leave over.
+  // "..." stands for the dims of x that no other group takes.
   const int64_t dims = static_cast<int64_t>(r.left.size()) - (r.with_ellipsis ? 1 : 0),
                 more = x.dim() - dims;
   if (more < 0 || (more > 0 && !r.with_ellipsis))
     wrong("the pattern has ", r.with_ellipsis ? "at least " : "", dims, " dims");
 
-  // Each of these dims becomes a new axis, numbered after the named ones.
+  // Each dim of "..." becomes a new axis, numbered after the named ones.
   std::vector<size_t> others;
   for (int64_t i = 0; i < more; ++i) {
     others.push_back(b.sizes.size());
@@ -228,7 +229,7 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
   const auto bound = [&](const Side& side) {
     Side out;
     for (Group group : side) {
-      // Outside of parentheses "..." is one group for each dim, inside them a part of its group.
+      // Outside of parentheses each dim of "..." is a group; inside them all are axes of one group.
       if (group.spread) {
         for (const size_t axis : others) out.push_back({{axis}});
       } else {
@@ -243,8 +244,8 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
   b.reduced = r.reduced, b.added = r.added;
   put(b.reduced);
 
-  // Match each group with its dim of x: one axis at most may be unknown, and its size is what the
-  // known ones leave of the dim.
+  // Match each group with its dim of x. At most one of its axes may have an unknown size, which
+  // follows from the dim and the other sizes.
   for (size_t d = 0; d < b.left.size(); ++d) {
     const int64_t size = x.size(static_cast<int64_t>(d));
     int64_t known = 1;
@@ -326,14 +327,14 @@ Variable apply_recipe(Kind kind, const Variable& x, const std::string& pattern,
   for (const size_t a : order)
     places.push_back(std::find(axes.begin(), axes.end(), a) - axes.begin());
 
-  // Each step is skipped where it would change nothing, so that a plain permute, for example, is
-  // one op and one node of the graph.
+  // Skip steps that would change nothing, so that a plain permutation, for example, is one op with
+  // one node.
   Variable y = x;
   if (const Dims sizes = shape(axes); x.sizes() != at::IntArrayRef(sizes)) y = reshape(y, sizes);
   if (!std::is_sorted(places.begin(), places.end())) y = permute(y, places);
   if (kept < order.size()) y = reduced(y, kept, reduction);
 
-  // New axes are first dims of size 1, and expand() repeats them without a copy.
+  // Insert new axes with size 1; expand() then repeats them without a copy.
   if (!b.added.empty()) {
     Dims with_ones;
     for (const size_t a : result) with_ones.push_back(is(b.added, a) ? 1 : b.sizes[a]);

@@ -43,7 +43,7 @@ Equation parse(const std::string& text, bool named) {
         "more than one \"->\"");
   check(e.text, !named || arrow != std::string::npos, "needs one \"->\"");
 
-  // An index is the number of its name in order of appearance, over all operands.
+  // Indices are numbered by name in order of first appearance.
   const auto labels = [&](const std::string& part) {
     Labels out;
     for (size_t i = 0; i < part.size();) {
@@ -103,7 +103,7 @@ Equation parse(const std::string& text, bool named) {
     return e;
   }
 
-  // Parsing the result may add names, which is how an index that is in no operand is noticed.
+  // Parsing the result may add names: these are indices that are in no operand.
   const size_t known = e.names.size();
   e.out = labels(text.substr(arrow + 2));
   for (size_t i = 0; i < e.out.size(); ++i) {
@@ -152,7 +152,7 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
           " dims, and ", e.in[i].size() - (with_ellipsis ? 1 : 0), " indices");
 
     if (with_ellipsis) spread = std::max(spread, more);
-    // Broadcast dims are aligned at their last dim as in NumPy, so they are counted from the right:
+    // Broadcast dims are aligned at the last one as in NumPy, so they are numbered from the right:
     // -more, ..., -1.
     Labels labels;
     for (const int l : e.in[i]) {
@@ -195,8 +195,8 @@ struct Labelled {
 Labelled operand(const Variable& x, const Labels& labels, const FittedEquation& b) {
   Labelled o{x, labels};
 
-  // Drop dims of size 1 that are larger elsewhere: a matrix product needs one size on both sides,
-  // and the other operand brings the index in.
+  // Drop dims of size 1 that are larger in another operand. A matrix product needs equal sizes, and
+  // the other operand supplies the index.
   for (size_t d = 0; d < o.labels.size();) {
     const int64_t size = o.x.size(static_cast<int64_t>(d));
     if (size == 1 && b.sizes.at(o.labels[d]) != 1) {
@@ -237,8 +237,8 @@ void sum_out(Labelled& o, const Labels& wanted) {
   o.labels = std::move(left);
 }
 
-/// Multiplies a and b and sums over indices that both have and nobody wants, as a batched matrix
-/// product [both, a only, summed] x [both, summed, b only].
+/// Multiplies a and b and sums over the indices that are in both but not in `wanted`, as a batched
+/// matrix product [both, a only, summed] x [both, summed, b only].
 Labelled pair_product(const Labelled& a, const Labelled& b, const Labels& wanted) {
   Labels both, summed, of_a, of_b;
   for (const int l : a.labels)
@@ -299,8 +299,7 @@ Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
     return wanted_by(b.out, others);
   };
 
-  // Sum over indices that only one operand has before anything is multiplied: the products are
-  // smaller then.
+  // Sum over indices of one operand only before multiplying, which makes the products smaller.
   for (size_t i = 0; i < list.size(); ++i) sum_out(list[i], wanted_beside(i, i));
 
   std::vector<Labels> labels;

@@ -42,8 +42,8 @@ class Planner {
     const auto n = in_.size();
     const uint32_t all = (1u << n) - 1;
 
-    // Bit i of a set is operand i. Parts of a set are smaller numbers than the set, so their costs
-    // are known when it comes.
+    // Bit i of a set stands for operand i. The parts of a set are smaller numbers, so their costs
+    // are computed before that of the set.
     std::vector<Labels> labels(all + 1);
     std::vector<double> least(all + 1, 0);
     std::vector<uint32_t> first(all + 1, 0);
@@ -88,7 +88,7 @@ class Planner {
       std::pair<size_t, size_t> next;
       double least = std::numeric_limits<double>::infinity();
 
-      // The cheapest pair of those that are left now; this is not always the cheapest order.
+      // Take the cheapest remaining pair. The resulting order is not always the cheapest.
       for (size_t a = 0; a < list.size(); ++a) {
         for (size_t b = a + 1; b < list.size(); ++b) {
           if (const double c = cost(list[a], list[b]); c < least) least = c, next = {a, b};

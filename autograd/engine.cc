@@ -111,7 +111,7 @@ class Pass final : public GradSlots {
       Node* node = stack.back();
       stack.pop_back();
       for (const Edge& edge : node->next) {
-        // Only the first edge to a node pushes it; the count goes up for every edge.
+        // Push a node at its first edge only, but count every edge.
         if (edge && pending_[edge.node.get()].awaited++ == 0) {
           stack.push_back(edge.node.get());
           reached.push_back(edge.node.get());
@@ -143,8 +143,7 @@ class Pass final : public GradSlots {
     bool any = false;
     for (uint32_t i = 0; i < node.outputs.size(); ++i) {
       Slot<T>& slot = p.slot(i);
-      // Hooks come first: what they put in place of a gradient is what grad() returns and observers
-      // see.
+      // Hooks run first, so that grad() and observers receive a gradient that a hook replaced.
       run_hooks(node, i, slot);
       if (captured_ != nullptr) {
         if (const auto found = captured_->find({&node, i}); found != captured_->end()) {
@@ -161,7 +160,7 @@ class Pass final : public GradSlots {
       any = any || tensor_of(slot.grad).defined();
     }
 
-    // A parameter is the end of the path. grad() leaves its .grad alone.
+    // A parameter ends the path. A pass for grad() does not change its .grad.
     if (Leaf* leaf = node.as_leaf()) {
       if constexpr (std::is_same_v<T, at::Tensor>) {
         if (captured_ == nullptr) leaf->accumulate(std::move(p.slot(0)));
@@ -178,7 +177,7 @@ class Pass final : public GradSlots {
     for (auto& slot : p.slots) dy.push_back(std::move(slot.grad));
     p.slots.clear();
 
-    // Without any gradient of its outputs the op does not run, and its inputs get none either.
+    // If none of its outputs has a gradient, the op does not run and its inputs get none.
     GradList<T> grads;
     if (any) {
       NeedsList needs;

@@ -356,8 +356,8 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
   const NamedRange range([] { return Op::info.name; });
   Result y;
 
-  // Every Saved that forward assigns sets this flag. A node of an op that saved nothing survives
-  // release(), so that several graphs can share it.
+  // Every Saved that forward assigns sets this flag. The node of an op that saved nothing stays
+  // usable after release(), so that several graphs can share it.
   saved_something() = false;
   try {
     y = forward(op);
@@ -382,8 +382,8 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
   std::shared_ptr<Node> node;
   if (record) {
     using Made = OpNode<Op, N, many_outputs>;
-    // The second run of a recomputed part fills the nodes of the first, to which the rest of the
-    // graph points. A node that is gone is not needed, but its op must have a graph all the same.
+    // A recomputed op restores its node of the first run, which the remaining graph refers to. If
+    // that node is gone, the op gets a new one.
     if (mode().replaying != nullptr) [[unlikely]]
       node = replayed_node(Op::info.name, inputs);
     if (node) {
@@ -460,8 +460,8 @@ auto apply(Op op, const V&... given) {
 
   return [&]<size_t... I>(std::index_sequence<I...>) {
     const std::array<const at::Tensor*, N> data{&inputs[I].data()...};
-    // An op with a member `needs` learns before forward which gradients will be asked for, so that
-    // it can save less.
+    // An op with a member `needs` knows in forward which inputs need a gradient, so that it can
+    // skip work and save less.
     if constexpr (requires { op.needs = Needs<N>{}; })
       op.needs = {mode().grad && inputs[I].requires_grad()...};
     return detail::apply_to<N>(

@@ -108,19 +108,19 @@ Variable Variable::index(const std::vector<Index>& indices) const {
   bool takes = false;
   int64_t dim = 0;
   for (const Index& index : indices) {
-    // A position removes its dim from x, so `dim` stays: it is the dim of what is left.
+    // select() removes the dim from x, so `dim` now is the next one.
     if (const auto* place = std::get_if<int64_t>(&index)) {
       x = select(x, dim, *place);
     } else if (const auto* range = std::get_if<Slice>(&index)) {
       LATHE_CHECK(dim < x.dim(), "index: ", describe(data_), " has not the dims of ",
                   indices.size(), " indices");
-      // A full range makes no node.
+      // Skip a full range, which would add a node without effect.
       if (range->start || range->end || range->step != 1)
         x = slice(x, dim, range->start.value_or(0), range->end.value_or(x.size(dim)), range->step);
       taken.emplace_back();
       ++dim;
     } else {
-      // Taking by tensors comes last and together, since several are broadcast with each other.
+      // Index by tensors at the end in one op, because they are broadcast with each other.
       const auto& t = std::get<at::Tensor>(index);
       LATHE_CHECK(t.defined(), "index: an undefined tensor for dim ", dim, " of ", describe(data_));
       takes = true;

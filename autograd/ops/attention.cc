@@ -429,7 +429,8 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
 
   const at::Tensor checked = checked_starts(starts, q.size(0), q.size(1));
 
-  // The kernel is chosen before apply(), so find the dtype that the op will get under autocast.
+  // The kernel is chosen before apply() casts, so determine the dtype that autocast will give the
+  // op.
   const bool autocast = mode().compute != at::kFloat;
   const at::ScalarType dtype = autocast && q.dtype() != at::kDouble ? mode().compute : q.dtype();
   const bool alike = autocast || (k.dtype() == dtype && v.dtype() == dtype);
@@ -443,7 +444,7 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
         q, k, v);
   }
 
-  // Without the grouped kernel rotate first, then repeat keys and values for their queries.
+  // Without the grouped kernel, rotate first, and then repeat keys and values for their queries.
   if (turns.defined())
     return attention(rotate(q, turns), rotate(k, turns), v, heads, kv_heads, starts);
   if (k.size(1) != q.size(1)) return composed_attention(q, k, v, heads, kv_heads, {});

@@ -105,7 +105,7 @@ struct LinearCrossEntropy {
     if (x.is_cuda()) return on_card(x, w, targets);
 
     const int64_t n = x.size(0), c = x.size(1), v = w.size(0), stride = round_up(v, 32);
-    // The kernel reads a row of logits at the target without a check.
+    // Check the targets here: the kernel uses them as indices.
     for (int64_t i = 0; i < n; ++i) {
       const int64_t t = targets.const_data_ptr<int64_t>()[i];
       LATHE_CHECK(t == ignore_index || (t >= 0 && t < v), "target ", t, " is outside [0, ", v, ")");
@@ -141,7 +141,8 @@ struct LinearCrossEntropy {
       const Matrix in = {matrix_of(x).at(row, 0), c, element_of(x.scalar_type())},
                    block = matrix_of(logits);
       gemm_nt(in, matrix_of(w), rows, v, c, {.out = block});
-      // The logits become their own gradient in place, which is why they need not be kept.
+      // With a gradient, the kernel overwrites the logits by theirs, so that no second buffer is
+      // needed.
       cross_entropy_rows(block, rows, v, stride - v, targets.const_data_ptr<int64_t>() + row,
                          ignore_index, scale, needs[0] || needs[1],
                          losses.mutable_data_ptr<float>() + row);
@@ -167,8 +168,8 @@ struct LinearCrossEntropy {
     const int64_t n = x.size(0), v = w.size(0), stride = round_up(v, 32);
     scale = scale_of(targets.ne(ignore_index), divisor, at::kFloat);
 
-    // The divisor is a tensor, so the kernel makes gradients of the plain sum (a weight of 1), and
-    // backward multiplies by `scale`.
+    // The kernel computes gradients of the undivided sum (a weight of 1), because the divisor is a
+    // tensor; backward multiplies by `scale`.
     const int64_t most = std::max<int64_t>(card_piece_bytes / (stride * x.element_size()), 64);
     const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
 

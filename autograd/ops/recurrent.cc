@@ -45,8 +45,8 @@ struct LstmCell {
       // The kernel writes by pointer, which ATen does not notice.
       bump_version(h);
       bump_version(next);
-      // The state is kept as it is handed on, rounded to c's dtype, so that backward reads the
-      // values that the next step saw.
+      // Save the state as it is returned, rounded to c's dtype, so that backward reads the values
+      // that the next step used.
       next = next.to(c_.scalar_type());
       c_out = next;
       return {h, next};
@@ -85,7 +85,7 @@ struct LstmCell {
     const at::Tensor t = at_least_float32(c_out.data()).tanh(),
                      dh = dy[0].defined() ? at_least_float32(dy[0]) : at::zeros_like(t);
 
-    // The gradient that reaches c' through h, and then the one from the next step.
+    // The gradient of c': through h, plus that from the next step.
     at::Tensor grad = dh * o * (1 - t * t);
     if (dy[1].defined()) grad = grad + at_least_float32(dy[1]);
     return {at::cat({grad * n * i * (1 - i), grad * at_least_float32(state) * f * (1 - f),

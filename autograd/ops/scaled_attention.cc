@@ -56,7 +56,7 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
   const Variable q = wide(query),
                  k = o.enable_gqa ? repeated_heads(wide(key), query.size(-3)) : wide(key);
   const Variable v = o.enable_gqa ? repeated_heads(wide(value), query.size(-3)) : wide(value);
-  // The smaller factor is scaled: q has [L, E] elements, the scores have [L, S].
+  // Scale q [..., L, E], which is usually smaller than the scores [..., L, S].
   const double scale = o.scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
   Variable scores = matmul(q * scale, transpose(k, -2, -1));
   if (scores.dtype() == at::kHalf || scores.dtype() == at::kBFloat16)
@@ -75,8 +75,8 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
 
   at::Tensor blind;  // bool: queries that see no key
   if (o.mask.defined()) blind = hidden.expand(scores.sizes()).all(-1, /*keepdim=*/true);
-  // A row of -inf alone would make softmax, and its gradient, NaN. Such rows get finite scores
-  // first, and probabilities of 0 after.
+  // In a row of only -inf, softmax and its gradient would be NaN. Set its scores to 0 before
+  // softmax, and its probabilities to 0 afterwards.
   if (hidden.defined()) scores = masked_fill(scores, hidden, -infinity);
   if (blind.defined()) scores = masked_fill(scores, blind, 0);
   Variable p = softmax(scores, -1);

@@ -56,7 +56,7 @@ Variable index_add(const Variable& x, int64_t dim, const at::Tensor& index, cons
 /// index exceeds that of src, nor that of x except along `dim`.
 Variable scatter_add(const Variable& x, int64_t dim, const at::Tensor& index, const Variable& src);
 
-// Products of whole tensors (ops/views.cc).
+// Products of tensors (ops/views.cc).
 /// Returns the outer product: a [n], b [m] -> [n, m].
 Variable outer(const Variable& a, const Variable& b);
 /// Multiplies batches of matrices: [b, n, k] x [b, k, m] -> [b, n, m].

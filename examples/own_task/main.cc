@@ -17,7 +17,7 @@ struct StartConfig {
 };
 
 int main(int argc, char** argv) {
-  // All is registered before run_cli() reads the config, which may name any of it.
+  // Register everything before run_cli(), which resolves these names when it reads the config.
   add_data_kind({"series", own::open_series});
   add_task(own::make_quantiles());
 

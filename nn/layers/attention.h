@@ -61,8 +61,8 @@ struct Rotary {
 };
 
 /// Causal self-attention with rotary positions and fewer heads of keys and values than of queries
-/// (Ainslie et al. 2023, "GQA"). Shapes beside those above: K heads of keys and values, R = H D, G
-/// = K D.
+/// (Ainslie et al. 2023, "GQA"). Shapes in addition to those above: K heads of keys and values, R =
+/// H D, G = K D.
 struct GroupedQueryAttention {
   Linear q, k, v, proj;
   std::optional<RMSNorm> q_norm,

@@ -37,7 +37,7 @@ Variable EmbeddingBag::reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, 
   at::Tensor ids = ids_N, bag_of = bag_N;
   Variable scales = scales_N;
   if (padding) {
-    // Padding rows leave before the lookup, so they get no gradient and do not count in a mean.
+    // Drop padding ids before the lookup, so that they get no gradient and do not count in a mean.
     const at::Tensor counted = ids.ne(*padding).nonzero().squeeze(1);
     ids = ids.index_select(0, counted), bag_of = bag_of.index_select(0, counted);
     if (scales.defined()) scales = index(scales, {counted});
@@ -56,7 +56,7 @@ Variable EmbeddingBag::reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, 
     int64_t begin = 0;
     for (int64_t b = 0; b < bags; ++b) {
       const int64_t n = counts[b].item<int64_t>();
-      // An empty bag gives zeros, as torch's does.
+      // An empty bag gives zeros, as in torch.
       out.push_back(n == 0 ? Variable(at::zeros({1, sizes[1]}, rows.data().options()))
                            : amax(slice(rows, 0, begin, begin + n), 0, /*keepdim=*/true));
       begin += n;
@@ -65,7 +65,7 @@ Variable EmbeddingBag::reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, 
   }
 
   if (scales.defined()) rows = rows * unsqueeze(scales, 1);
-  // The adjoint of indexing adds rows at their bag's index: a sum by bag with second derivatives.
+  // index_backward adds each row to its bag, and has second derivatives.
   Variable sums = index_backward(rows, {bag_of}, sizes);
   if (bag == BagMode::sum) return sums;
 

@@ -201,7 +201,7 @@ ModelKind model_kind(const char* name, const char* doc) {
     kind.scale_down = [](const AnyConfig& any) -> std::optional<AnyConfig> {
       const std::optional<Config> smaller = Module::scale_down(any.as<Config>());
       if (!smaller) return std::nullopt;
-      // Copied first: AnyConfig holds more than the struct, such as which schema it has.
+      // Copy first: an AnyConfig also has the schema and type of its struct.
       AnyConfig scaled = any;
       *static_cast<Config*>(scaled.data()) = *smaller;
       return scaled;
