@@ -16,7 +16,7 @@ namespace {
 at::TensorOptions chosen(at::TensorOptions options) {
   return options.has_dtype() ? options : options.dtype(at::kFloat);
 }
-/// Values that were made on the CPU, as `options` say.
+/// Converts values that were made on the CPU to the dtype and device of `options`.
 Variable moved(const at::Tensor& t, const at::TensorOptions& options) {
   return Variable(
       t.to(chosen(options).device(options.device()), /*non_blocking=*/false, /*copy=*/false));

@@ -1,5 +1,5 @@
-// Constants to begin with. `options` is a dtype, a device, or both: `zeros({2, 3}, at::kDouble)`;
-// float32 on the CPU unless it says otherwise. For a parameter: `randn({2, 3},
+// Functions that create constants. `options` is a dtype, a device, or both: `zeros({2, 3},
+// at::kDouble)`. The default is float32 on the CPU. To create a parameter: `randn({2, 3},
 // seed).requires_grad_()`.
 #pragma once
 
@@ -11,23 +11,24 @@
 
 namespace lathe {
 
-/// `sizes` zeros. An error for a negative size.
+/// Returns zeros of shape `sizes`. Throws if a size is negative.
 Variable zeros(at::IntArrayRef sizes, at::TensorOptions options = {});
-/// The same of ones.
+/// Returns ones of shape `sizes`.
 Variable ones(at::IntArrayRef sizes, at::TensorOptions options = {});
-/// The same of `value`.
+/// Returns a tensor of shape `sizes` filled with `value`.
 Variable full(at::IntArrayRef sizes, double value, at::TensorOptions options = {});
-/// start, start + step, ... below end (above it for a negative step).
+/// Returns start, start + step, ... below end (above it for a negative step).
 Variable arange(double start, double end, double step = 1, at::TensorOptions options = {});
-/// 0, 1, ... below end.
+/// Returns 0, 1, ... below end.
 Variable arange(double end, at::TensorOptions options = {});
-/// n >= 1 values from start to end, both among them.
+/// Returns n >= 1 evenly spaced values from start to end, including both.
 Variable linspace(double start, double end, int64_t n, at::TensorOptions options = {});
-/// Normal numbers of mean 0 and deviation 1: the same for the same seed, on every machine. Drawn in
-/// float32.
+/// Returns normal random numbers of mean 0 and standard deviation 1. The same seed gives the same
+/// numbers on every machine. They are drawn in float32.
 Variable randn(at::IntArrayRef sizes, uint64_t seed, at::TensorOptions options = {});
-/// ids int64 [...], each in [0, classes) -> [..., classes], 1 at the id and 0 elsewhere. Say
-/// lathe::one_hot where ATen's own, which gives an int64 tensor, is included too.
+/// Returns [..., classes] with 1 at the id and 0 elsewhere, for ids int64 [...], each in [0,
+/// classes). Write lathe::one_hot where ATen's own function, which gives an int64 tensor, is
+/// included too.
 Variable one_hot(const at::Tensor& ids, int64_t classes, at::TensorOptions options = {});
 
 /// Numbers in nested braces.
@@ -45,7 +46,8 @@ class Nested {
   std::vector<double> values_;
   std::vector<int64_t> sizes_;
 };
-/// tensor({{1, 2}, {3, 4}}): [2, 2]; tensor(3): []. An error where rows differ in shape.
+/// Returns a tensor of the given numbers: tensor({{1, 2}, {3, 4}}) is [2, 2], tensor(3) is [].
+/// Throws if rows differ in shape.
 Variable tensor(const Nested& values, at::TensorOptions options = {});
 
 }  // namespace lathe

@@ -24,9 +24,9 @@ const char* name_of(Kind kind) {
   return kind == Kind::rearrange ? "rearrange" : kind == Kind::reduce ? "reduce" : "repeat";
 }
 
-constexpr size_t ellipsis = SIZE_MAX;  // as an axis: all that "..." stands for
-/// Axes that are one dim; none: a dim of 1. Or, alone and without parentheses, "...": a dim for
-/// each.
+constexpr size_t ellipsis = SIZE_MAX;  // as an axis: all dims of "..."
+/// Axes that share one dim; without axes it is a dim of size 1. With `spread` ("..." outside of
+/// parentheses) each axis has its own dim.
 struct Group {
   std::vector<size_t> axes{};
   bool spread = false;
@@ -35,7 +35,7 @@ using Side = std::vector<Group>;
 
 struct Axis {
   std::string name;
-  int64_t size = -1;  // of an axis that is a number
+  int64_t size = -1;  // set if the axis is a number
 };
 
 /// A parsed pattern.
@@ -43,7 +43,7 @@ struct Recipe {
   std::string text;  // rearrange "...": for messages
   std::vector<Axis> axes;
   Side left, right;
-  std::vector<size_t> reduced, added;  // axes on the left alone, and on the right alone
+  std::vector<size_t> reduced, added;  // axes on the left only, and on the right only
   bool with_ellipsis = false;
 };
 
@@ -87,7 +87,9 @@ class Parser {
 
   Side side(const std::string& text, bool is_left, std::vector<size_t>& seen) {
     Side groups;
+
     bool open = false;
+
     for (size_t i = 0; i < text.size();) {
       const char c = text[i];
       if (c == ' ') {
@@ -103,15 +105,18 @@ class Parser {
         ++i;
       } else {
         const std::optional<size_t> axis = token(text, i, is_left, seen);
+        // On the left "..." stands for dims of x as they are; on the right, in parentheses, it
+        // joins them.
         check(!(axis == ellipsis && open && is_left), "\"...\" in parentheses on the left");
         if (!open) groups.push_back({.spread = axis == ellipsis});
         if (axis) groups.back().axes.push_back(*axis);
       }
     }
+
     check(!open, "a \"(\" without its \")\"");
     return groups;
   }
-  /// An axis; none for 1.
+  /// Parses one axis; nullopt for 1.
   std::optional<size_t> token(const std::string& text, size_t& i, bool is_left,
                               std::vector<size_t>& seen) {
     if (text.compare(i, 3, "...") == 0) {
@@ -121,6 +126,7 @@ class Parser {
       seen.push_back(ellipsis);
       return ellipsis;
     }
+
     size_t end = i;
     while (end < text.size() &&
            (std::isalnum(static_cast<unsigned char>(text[end])) || text[end] == '_'))
@@ -128,10 +134,14 @@ class Parser {
     check(end > i, "\"", text[i], "\" is no part of a pattern");
     const std::string word = text.substr(i, end - i);
     i = end;
+
+    // A number is an axis without a name. Each one becomes a new axis, so two equal numbers are not
+    // the same axis.
     if (std::isdigit(static_cast<unsigned char>(word[0]))) {
       check(word.size() < 10 && word.find_first_not_of("0123456789") == std::string::npos &&
                 std::stoll(word) > 0,
             "\"", word, "\" is neither a name nor a size");
+      // A 1 adds no axis: its group stays empty, which is a dim of size 1.
       if (word == "1") return std::nullopt;
       check(kind_ == Kind::reduce ? is_left : kind_ == Kind::repeat && !is_left, "axis ", word,
             " has no name, which reduce takes on the left and repeat on the right");
@@ -139,7 +149,10 @@ class Parser {
       seen.push_back(recipe_.axes.size() - 1);
       return seen.back();
     }
+
     check(word.front() != '_' && word.back() != '_', "axis ", word, " begins or ends with \"_\"");
+
+    // Both sides share the axes of the same name; `seen` has only those of this side.
     auto it = std::find_if(recipe_.axes.begin(), recipe_.axes.end(),
                            [&](const Axis& a) { return a.name == word; });
     const auto axis = static_cast<size_t>(it - recipe_.axes.begin());
@@ -155,10 +168,10 @@ class Parser {
   Recipe recipe_;
 };
 
-/// The pattern's recipe, parsed at its first use on this thread.
+/// Returns the recipe of a pattern, which is parsed at its first use on this thread.
 const Recipe& recipe_of(Kind kind, const std::string& pattern) {
   thread_local std::unordered_map<std::string, std::unique_ptr<const Recipe>> kept;
-  if (kept.size() > 10000) kept.clear();  // patterns that a program makes as it runs
+  if (kept.size() > 10000) kept.clear();  // bounds the memory of a program that generates patterns
   auto& place = kept[std::string(name_of(kind)) + pattern];
   if (!place) place = std::make_unique<const Recipe>(Parser(kind, pattern).run());
   return *place;
@@ -170,7 +183,7 @@ std::string text_of(const Recipe& r, const Group& group) {
   return out + ")";
 }
 
-/// A recipe for an x of this shape: "..." becomes axes, and every axis has its size.
+/// A recipe fitted to the shape of an x: "..." has become axes, and every axis has its size.
 struct FittedRecipe {
   std::vector<int64_t> sizes;
   Side left, right;
@@ -181,6 +194,9 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
   const auto wrong = [&](const auto&... what) {
     fail(Exit::internal, r.text, " of ", describe(x.data()), ": ", what...);
   };
+
+  // Sizes come from numbers in the pattern and from the caller. -1 marks a size that follows from
+  // x.
   FittedRecipe b{std::vector<int64_t>(r.axes.size(), -1), {}, {}, {}, {}};
   for (size_t a = 0; a < r.axes.size(); ++a) b.sizes[a] = r.axes[a].size;
   for (const auto& [name, size] : given) {
@@ -191,22 +207,29 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
     if (size < 0) wrong("axis ", name, " has a size of ", size);
     b.sizes[static_cast<size_t>(it - r.axes.begin())] = size;
   }
+
+  // "..." stands for the dims of x that no other group takes.
   const int64_t dims = static_cast<int64_t>(r.left.size()) - (r.with_ellipsis ? 1 : 0),
                 more = x.dim() - dims;
   if (more < 0 || (more > 0 && !r.with_ellipsis))
     wrong("the pattern has ", r.with_ellipsis ? "at least " : "", dims, " dims");
+
+  // Each dim of "..." becomes a new axis, numbered after the named ones.
   std::vector<size_t> others;
   for (int64_t i = 0; i < more; ++i) {
     others.push_back(b.sizes.size());
     b.sizes.push_back(-1);
   }
+
   const auto put = [&](std::vector<size_t>& axes) {
     const auto it = std::find(axes.begin(), axes.end(), ellipsis);
     if (it != axes.end()) axes.insert(axes.erase(it), others.begin(), others.end());
   };
+
   const auto bound = [&](const Side& side) {
     Side out;
     for (Group group : side) {
+      // Outside of parentheses each dim of "..." is a group; inside them all are axes of one group.
       if (group.spread) {
         for (const size_t axis : others) out.push_back({{axis}});
       } else {
@@ -216,9 +239,13 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
     }
     return out;
   };
+
   b.left = bound(r.left), b.right = bound(r.right);
   b.reduced = r.reduced, b.added = r.added;
   put(b.reduced);
+
+  // Match each group with its dim of x. At most one of its axes may have an unknown size, which
+  // follows from the dim and the other sizes.
   for (size_t d = 0; d < b.left.size(); ++d) {
     const int64_t size = x.size(static_cast<int64_t>(d));
     int64_t known = 1;
@@ -233,6 +260,7 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
         unknown = a;
       }
     }
+
     const bool one = b.left[d].axes.size() == 1;
     if (unknown) {
       if (known == 0 || size % known != 0)
@@ -246,6 +274,7 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
             " by the sizes given and ", size, " in x");
     }
   }
+
   for (const size_t a : b.added) {
     if (b.sizes[a] < 0) wrong("axis ", r.axes[a].name, " is new, and its size is not given");
   }
@@ -253,7 +282,7 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
 }
 
 Variable reduced(const Variable& x, size_t kept, const std::string& reduction) {
-  // The reduced axes are the last; all of them are one dim.
+  // The reduced axes come last. Join them into one dim.
   Dims sizes;
   for (size_t d = 0; d < kept; ++d) sizes.push_back(x.sizes()[d]);
   sizes.push_back(c10::multiply_integers(x.sizes().slice(kept)));
@@ -268,9 +297,11 @@ Variable apply_recipe(Kind kind, const Variable& x, const std::string& pattern,
                       const std::string& reduction, const AxisSizes& given) {
   const Recipe& r = recipe_of(kind, pattern);
   const FittedRecipe b = fitted(r, x, given);
+
   // Elementary axes, in x's order.
   std::vector<size_t> axes;
   for (const Group& group : b.left) axes.insert(axes.end(), group.axes.begin(), group.axes.end());
+
   const auto shape = [&](const std::vector<size_t>& of) {
     Dims sizes;
     for (const size_t a : of) sizes.push_back(b.sizes[a]);
@@ -279,7 +310,8 @@ Variable apply_recipe(Kind kind, const Variable& x, const std::string& pattern,
   const auto is = [](const std::vector<size_t>& in, size_t a) {
     return std::find(in.begin(), in.end(), a) != in.end();
   };
-  // The result's order, with the reduced axes behind.
+
+  // The order of the result, followed by the reduced axes.
   std::vector<size_t> order, result;
   for (const Group& group : b.right) {
     for (const size_t a : group.axes) {
@@ -287,20 +319,29 @@ Variable apply_recipe(Kind kind, const Variable& x, const std::string& pattern,
       if (!is(b.added, a)) order.push_back(a);
     }
   }
+
   const size_t kept = order.size();
   order.insert(order.end(), b.reduced.begin(), b.reduced.end());
+
   Dims places;
   for (const size_t a : order)
     places.push_back(std::find(axes.begin(), axes.end(), a) - axes.begin());
+
+  // Skip steps that would change nothing, so that a plain permutation, for example, is one op with
+  // one node.
   Variable y = x;
   if (const Dims sizes = shape(axes); x.sizes() != at::IntArrayRef(sizes)) y = reshape(y, sizes);
   if (!std::is_sorted(places.begin(), places.end())) y = permute(y, places);
   if (kept < order.size()) y = reduced(y, kept, reduction);
+
+  // Insert new axes with size 1; expand() then repeats them without a copy.
   if (!b.added.empty()) {
     Dims with_ones;
     for (const size_t a : result) with_ones.push_back(is(b.added, a) ? 1 : b.sizes[a]);
     y = expand(reshape(y, with_ones), shape(result));
   }
+
+  // Join the axes of each group into one dim.
   Dims sizes;
   for (const Group& group : b.right) {
     sizes.push_back(1);

@@ -1,4 +1,4 @@
-// Sums of products: two operands at a time, each pair one matrix product.
+// Einstein summation. Two operands are multiplied at a time, each pair by one matrix product.
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -21,7 +21,7 @@ namespace {
 [[maybe_unused]] const bool einsum_registered = composed({"einsum"});
 
 constexpr int open_ellipsis =
-    std::numeric_limits<int>::min();  // in an equation that is not fitted to shapes yet
+    std::numeric_limits<int>::min();  // "..." in an equation that is not fitted to shapes yet
 
 struct Equation {
   std::string text;                // einsum "...": for messages
@@ -35,13 +35,15 @@ void check(const std::string& text, bool right, const A&... what) {
   LATHE_CHECK(right, text, ": ", what...);
 }
 
-/// Parses "ij,jk->ik", where an index is a letter, or, `named`, names between spaces.
+/// Parses "ij,jk->ik". An index is a letter or, if `named`, a name between spaces.
 Equation parse(const std::string& text, bool named) {
   Equation e{str("einsum \"", text, "\""), {}, {}, {}};
   const size_t arrow = text.find("->");
   check(e.text, arrow == std::string::npos || text.find("->", arrow + 2) == std::string::npos,
         "more than one \"->\"");
   check(e.text, !named || arrow != std::string::npos, "needs one \"->\"");
+
+  // Indices are numbered by name in order of first appearance.
   const auto labels = [&](const std::string& part) {
     Labels out;
     for (size_t i = 0; i < part.size();) {
@@ -71,13 +73,15 @@ Equation parse(const std::string& text, bool named) {
     }
     return out;
   };
+
   const std::string left = text.substr(0, arrow);
   for (size_t at = 0; at <= left.size();) {
     const size_t comma = std::min(left.find(',', at), left.size());
     e.in.push_back(labels(left.substr(at, comma - at)));
     at = comma + 1;
   }
-  std::map<std::string, int> count;  // in the alphabet's order
+
+  std::map<std::string, int> count;  // in alphabetical order
   bool spread = false;
   for (const Labels& in : e.in) {
     for (const int l : in) {
@@ -87,6 +91,8 @@ Equation parse(const std::string& text, bool named) {
         ++count[e.names[static_cast<size_t>(l)]];
     }
   }
+
+  // Without "->" the result has the broadcast dims and then every index that appears once.
   if (arrow == std::string::npos) {
     if (spread) e.out.push_back(open_ellipsis);
     for (const auto& [name, n] : count) {
@@ -96,6 +102,8 @@ Equation parse(const std::string& text, bool named) {
     }
     return e;
   }
+
+  // Parsing the result may add names: these are indices that are in no operand.
   const size_t known = e.names.size();
   e.out = labels(text.substr(arrow + 2));
   for (size_t i = 0; i < e.out.size(); ++i) {
@@ -109,7 +117,7 @@ Equation parse(const std::string& text, bool named) {
   return e;
 }
 
-/// Parsed at its first use on this thread.
+/// Returns the equation of a text, which is parsed at its first use on this thread.
 const Equation& equation_of(const std::string& text, bool named) {
   thread_local std::unordered_map<std::string, std::unique_ptr<const Equation>> kept;
   if (kept.size() > 10000) kept.clear();
@@ -118,7 +126,7 @@ const Equation& equation_of(const std::string& text, bool named) {
   return *place;
 }
 
-/// An equation for operands of given shapes.
+/// An equation fitted to operands of given shapes.
 struct FittedEquation {
   std::vector<Labels> in;
   Labels out;
@@ -131,32 +139,43 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
   const std::string text = e.text + " of " + all;
   check(text, shapes.size() == e.in.size(), e.in.size(), " operands are named and ", shapes.size(),
         " given");
+
   FittedEquation b;
+
   int64_t spread = 0;  // dims of "..." in the result
+
   for (size_t i = 0; i < shapes.size(); ++i) {
     const bool with_ellipsis = has(e.in[i], open_ellipsis);
     const int64_t more = static_cast<int64_t>(shapes[i].size()) -
                          static_cast<int64_t>(e.in[i].size()) + (with_ellipsis ? 1 : 0);
     check(text, more >= 0 && (more == 0 || with_ellipsis), "operand ", i, " has ", shapes[i].size(),
           " dims, and ", e.in[i].size() - (with_ellipsis ? 1 : 0), " indices");
+
     if (with_ellipsis) spread = std::max(spread, more);
+    // Broadcast dims are aligned at the last one as in NumPy, so they are numbered from the right:
+    // -more, ..., -1.
     Labels labels;
     for (const int l : e.in[i]) {
       if (l != open_ellipsis) labels.push_back(l);
       for (int64_t d = more; l == open_ellipsis && d > 0; --d)
         labels.push_back(static_cast<int>(-d));
     }
+
     for (size_t d = 0; d < labels.size(); ++d) {
       const int64_t size = shapes[i][d];
       const auto [it, added] = b.sizes.try_emplace(labels[d], size);
       const int l = labels[d];
+      // A size of 1 broadcasts: between operands, and between two dims of one operand that have the
+      // same index.
       check(text, size == it->second || size == 1 || it->second == 1, "index ",
             l < 0 ? std::string("\"...\"") : e.names[static_cast<size_t>(l)], " is ", it->second,
             " and ", size, " in operand ", i);
       if (it->second == 1) it->second = size;
     }
+
     b.in.push_back(std::move(labels));
   }
+
   for (const int l : e.out) {
     if (l != open_ellipsis) b.out.push_back(l);
     for (int64_t d = spread; l == open_ellipsis && d > 0; --d)
@@ -165,15 +184,19 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
   return b;
 }
 
-/// An operand with its indices, each once; one of size 1 that is larger elsewhere is left out.
+/// An operand and its indices, each of which appears once. An index of size 1 that is larger in
+/// another operand is left out.
 struct Labelled {
   Variable x;
   Labels labels;
 };
 
-/// Takes diagonals of repeated indices, and drops what broadcasts.
+/// Takes diagonals of repeated indices, and drops dims that broadcast.
 Labelled operand(const Variable& x, const Labels& labels, const FittedEquation& b) {
   Labelled o{x, labels};
+
+  // Drop dims of size 1 that are larger in another operand. A matrix product needs equal sizes, and
+  // the other operand supplies the index.
   for (size_t d = 0; d < o.labels.size();) {
     const int64_t size = o.x.size(static_cast<int64_t>(d));
     if (size == 1 && b.sizes.at(o.labels[d]) != 1) {
@@ -183,22 +206,24 @@ Labelled operand(const Variable& x, const Labels& labels, const FittedEquation& 
       ++d;
     }
   }
+
   for (size_t d = 0; d < o.labels.size(); ++d) {
     const auto again =
         std::find(o.labels.begin() + static_cast<int64_t>(d) + 1, o.labels.end(), o.labels[d]);
     if (again == o.labels.end()) continue;
     const int l = o.labels[d];
+    // diagonal() puts the new dim last.
     const auto second = again - o.labels.begin();
     o.x = diagonal(o.x, 0, static_cast<int64_t>(d), second);
     o.labels.erase(again);
     o.labels.erase(o.labels.begin() + static_cast<int64_t>(d));
     o.labels.push_back(l);
-    d = static_cast<size_t>(-1);  // from the front again
+    d = static_cast<size_t>(-1);  // restarts the scan at dim 0
   }
   return o;
 }
 
-/// Sums over the indices that nobody wants.
+/// Sums over the indices that are not in `wanted`.
 void sum_out(Labelled& o, const Labels& wanted) {
   Dims dims;
   Labels left;
@@ -212,19 +237,22 @@ void sum_out(Labelled& o, const Labels& wanted) {
   o.labels = std::move(left);
 }
 
-/// The sum over what is in both and not wanted: as matrices [both, a alone, summed] x [both,
-/// summed, b alone].
+/// Multiplies a and b and sums over the indices that are in both but not in `wanted`, as a batched
+/// matrix product [both, a only, summed] x [both, summed, b only].
 Labelled pair_product(const Labelled& a, const Labelled& b, const Labels& wanted) {
   Labels both, summed, of_a, of_b;
   for (const int l : a.labels)
     (!has(b.labels, l) ? of_a : has(wanted, l) ? both : summed).push_back(l);
+
   for (const int l : b.labels) {
     if (!has(a.labels, l)) of_b.push_back(l);
   }
+
   std::map<int, int64_t> sizes;
   for (const Labelled* o : {&a, &b}) {
     for (size_t d = 0; d < o->labels.size(); ++d) sizes[o->labels[d]] = o->x.sizes()[d];
   }
+
   const auto matrices = [&](const Labelled& o, const std::array<const Labels*, 3>& parts) {
     Dims order, shape;
     for (const Labels* part : parts) {
@@ -236,8 +264,11 @@ Labelled pair_product(const Labelled& a, const Labelled& b, const Labels& wanted
     }
     return reshape(std::is_sorted(order.begin(), order.end()) ? o.x : permute(o.x, order), shape);
   };
+
   const Variable y =
       matmul(matrices(a, {&both, &of_a, &summed}), matrices(b, {&both, &summed, &of_b}));
+
+  // Split the three dims of the product into indices again.
   Labelled out;
   Dims shape;
   for (const Labels* part : {&both, &of_a, &of_b}) {
@@ -254,9 +285,12 @@ Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
   LATHE_CHECK(!xs.empty(), e.text, ": no operands");
   std::vector<at::IntArrayRef> shapes;
   for (const Variable& x : xs) shapes.push_back(x.sizes());
+
   const FittedEquation b = fitted(e, shapes);
+
   std::vector<Labelled> list;
   for (size_t i = 0; i < xs.size(); ++i) list.push_back(operand(xs[i], b.in[i], b));
+
   const auto wanted_beside = [&](size_t first, size_t second) {
     std::vector<Labels> others;
     for (size_t i = 0; i < list.size(); ++i) {
@@ -264,7 +298,10 @@ Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
     }
     return wanted_by(b.out, others);
   };
+
+  // Sum over indices of one operand only before multiplying, which makes the products smaller.
   for (size_t i = 0; i < list.size(); ++i) sum_out(list[i], wanted_beside(i, i));
+
   std::vector<Labels> labels;
   for (const Labelled& o : list) labels.push_back(o.labels);
   for (const auto& [first, second] : plan_products(labels, b.out, b.sizes).steps) {
@@ -273,16 +310,18 @@ Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
     list.erase(list.begin() + static_cast<int64_t>(first));
     list.push_back(std::move(made));
   }
-  // The result's order; an index that all operands had with size 1 is there, "..." of none may lack
-  // dims.
+
+  // Bring the dims into the order of the result. A dim that no operand has kept is expanded.
   Labelled& last = list[0];
   sum_out(last, b.out);
+
   Dims order, sizes;
   for (const int l : b.out) {
     if (has(last.labels, l))
       order.push_back(std::find(last.labels.begin(), last.labels.end(), l) - last.labels.begin());
     sizes.push_back(b.sizes.at(l));
   }
+
   const Variable y = std::is_sorted(order.begin(), order.end()) ? last.x : permute(last.x, order);
   return y.sizes() == at::IntArrayRef(sizes) ? y : expand(reshape(y, sizes), sizes);
 }
@@ -309,7 +348,8 @@ EinsumPlan einsum_plan(const std::string& equation,
         labels.back().push_back(l);
     }
   }
-  for (size_t i = 0; i < labels.size(); ++i) {  // what one operand alone has is summed before
+  for (size_t i = 0; i < labels.size();
+       ++i) {  // indices of one operand only are summed before any product
     std::vector<Labels> others;
     for (size_t j = 0; j < labels.size(); ++j) {
       if (j != i) others.push_back(labels[j]);

@@ -6,7 +6,7 @@
 namespace lathe {
 namespace {
 
-/// Finds orders of pairs, on sets of labels.
+/// Finds the order of the pairs from the labels of the operands.
 class Planner {
  public:
   Planner(const std::vector<Labels>& in, const Labels& out, const std::map<int, int64_t>& sizes)
@@ -16,7 +16,8 @@ class Planner {
   EinsumPlan run() { return in_.size() <= 10 ? best() : greedy(); }
 
  private:
-  /// The labels of a product of the operands in `set` that are wanted outside of it.
+  /// Returns the labels that a product of the operands in `set` has: those that are needed outside
+  /// of the set.
   Labels labels_of(uint32_t set) const {
     Labels inside, outside = out_, kept;
     for (size_t i = 0; i < in_.size(); ++i) {
@@ -35,10 +36,14 @@ class Planner {
     return n;
   }
 
-  /// The least of all orders: that of a set is the least over its two parts.
+  /// Finds the cheapest of all orders by dynamic programming: the cost of a set is the minimum over
+  /// all ways to split it in two.
   EinsumPlan best() const {
     const auto n = in_.size();
     const uint32_t all = (1u << n) - 1;
+
+    // Bit i of a set stands for operand i. The parts of a set are smaller numbers, so their costs
+    // are computed before that of the set.
     std::vector<Labels> labels(all + 1);
     std::vector<double> least(all + 1, 0);
     std::vector<uint32_t> first(all + 1, 0);
@@ -46,15 +51,17 @@ class Planner {
     for (uint32_t set = 1; set <= all; ++set) {
       if (std::has_single_bit(set)) continue;
       least[set] = std::numeric_limits<double>::infinity();
+      // The non-empty proper subsets, from the largest number down.
       for (uint32_t part = (set - 1) & set; part > 0; part = (part - 1) & set) {
         const uint32_t rest = set ^ part;
-        if (part < rest) break;  // each pair of parts once
+        if (part < rest) break;  // each split once
         const double c = least[part] + least[rest] + cost(labels[part], labels[rest]);
         if (c < least[set]) least[set] = c, first[set] = part;
       }
     }
+
     EinsumPlan plan{{}, n > 1 ? least[all] : 0};
-    std::vector<uint32_t> list;  // of what is left
+    std::vector<uint32_t> list;  // the remaining operands, as in EinsumPlan::steps
     for (size_t i = 0; i < n; ++i) list.push_back(1u << i);
     steps(all, first, list, plan);
     return plan;
@@ -80,11 +87,14 @@ class Planner {
     while (list.size() > 1) {
       std::pair<size_t, size_t> next;
       double least = std::numeric_limits<double>::infinity();
+
+      // Take the cheapest remaining pair. The resulting order is not always the cheapest.
       for (size_t a = 0; a < list.size(); ++a) {
         for (size_t b = a + 1; b < list.size(); ++b) {
           if (const double c = cost(list[a], list[b]); c < least) least = c, next = {a, b};
         }
       }
+
       Labels made;
       std::vector<Labels> rest;
       for (size_t i = 0; i < list.size(); ++i) {
@@ -96,6 +106,7 @@ class Planner {
           if (has(wanted, l) && !has(made, l)) made.push_back(l);
         }
       }
+
       plan.steps.push_back(next);
       plan.multiplications += least;
       rest.push_back(std::move(made));

@@ -1,4 +1,4 @@
-// Which operands of an einsum are multiplied first.
+// The order in which the operands of an einsum are multiplied.
 #pragma once
 
 #include <algorithm>
@@ -10,15 +10,15 @@
 
 namespace lathe {
 
-/// Indices of an operand are numbers; the dims of "..." are -1, -2, ... from the last.
+/// The indices of an operand, as numbers. The dims of "..." are -1, -2, ..., counted from the last.
 using Labels = std::vector<int>;
 
-/// Whether `l` is among them.
+/// Returns whether `l` is among `labels`.
 inline bool has(const Labels& labels, int l) {
   return std::find(labels.begin(), labels.end(), l) != labels.end();
 }
 
-/// Indices of which somebody else needs a value: of the result, or of an operand that is left.
+/// Returns the indices that must not be summed yet: those of the result and of the other operands.
 template <class Lists>
 Labels wanted_by(const Labels& out, const Lists& others) {
   Labels wanted = out;
@@ -26,8 +26,8 @@ Labels wanted_by(const Labels& out, const Lists& others) {
   return wanted;
 }
 
-/// The plan for operands whose indices stand once in each and are each wanted by another operand or
-/// the result.
+/// Returns the plan for operands in each of which an index appears once. Every index must be in
+/// another operand or in the result.
 EinsumPlan plan_products(const std::vector<Labels>& in, const Labels& out,
                          const std::map<int, int64_t>& sizes);
 

@@ -32,12 +32,12 @@ Variable reduce_to(const Variable& g, at::IntArrayRef sizes) { return sum_to(g, 
 const at::Tensor& tensor_of(const at::Tensor& t) { return t; }
 const at::Tensor& tensor_of(const Variable& v) { return v.data(); }
 
-/// Whether nothing else holds t or its memory, and it has the layout of a new tensor.
+/// Returns whether nothing else holds t or its memory, and t is contiguous.
 bool uniquely_owned(const at::Tensor& t) {
   return t.defined() && t.use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous();
 }
 
-/// A gradient on its way; GradSlot is the form for tensors.
+/// GradSlot for gradients that have a graph.
 struct GraphSlot {
   Variable grad;
   bool seen = false;
@@ -45,13 +45,13 @@ struct GraphSlot {
 template <class T>
 using Slot = std::conditional_t<std::is_same_v<T, at::Tensor>, GradSlot, GraphSlot>;
 
-/// What the engine knows of a node while it runs: the gradients of its outputs so far, and how many
-/// are still to come.
+/// The state of a node during a pass: the gradients of its outputs so far, and how many are still
+/// to come.
 template <class T>
 struct Pending {
   c10::SmallVector<Slot<T>, 1> slots;
   int awaited = 0;
-  bool runs = true;  ///< false: no gradient that was asked for lies beyond it
+  bool runs = true;  ///< false: none of the requested gradients lies beyond it
 
   Slot<T>& slot(uint32_t output) {
     if (slots.size() <= output) slots.resize(output + 1);
@@ -59,16 +59,16 @@ struct Pending {
   }
 };
 
-/// Gradients asked for, by the place in the graph that they are the gradient of.
+/// The requested gradients, by node and output.
 template <class T>
 using Captured = std::map<std::pair<Node*, uint32_t>, T>;
 
-/// One run through a graph. T is at::Tensor in the ordinary pass, Variable under create_graph.
+/// One backward pass. T is at::Tensor in the ordinary pass, Variable under create_graph.
 template <class T>
 class Pass final : public GradSlots {
  public:
-  /// With `captured`, the gradients of the places in it are kept there, parameters get none, and
-  /// only what lies between runs; without, parameters accumulate theirs.
+  /// With `captured`, the pass stores the gradients of its keys there, gives parameters none, and
+  /// runs only the nodes in between. Without it, parameters accumulate their gradients.
   Pass(bool keep, Captured<T>* captured) : keep_(keep), captured_(captured) {}
 
   void run(const Edge& root, T dy) {
@@ -91,8 +91,8 @@ class Pass final : public GradSlots {
       Pending<T>& p = pending_[&to];
       GradSlot& slot = p.slot(edge.output);
       if (slot.owned()) return std::exchange(slot.grad, {});
-      // The last of this pass's shares of a parameter's gradient may go straight into what earlier
-      // passes left. A gradient in bfloat16 would be rounded once where an addition rounds twice.
+      // A parameter's last contribution of this pass may be added directly to the gradient that
+      // earlier passes left. In bfloat16 it would be rounded once where an addition rounds twice.
       Leaf* leaf = to.as_leaf();
       if (leaf != nullptr && adds_once && dtype == at::kFloat && !slot.grad.defined() &&
           p.awaited == 1 && leaf->after_accumulate.empty())
@@ -102,7 +102,8 @@ class Pass final : public GradSlots {
   }
 
  private:
-  /// How many gradients each reachable node will get, and with `captured` which nodes have to run.
+  /// Counts the gradients that each reachable node will get and, with `captured`, finds the nodes
+  /// that have to run.
   void count(Node& root) {
     std::vector<Node*> stack{&root}, reached{&root};
     pending_[&root];
@@ -110,16 +111,21 @@ class Pass final : public GradSlots {
       Node* node = stack.back();
       stack.pop_back();
       for (const Edge& edge : node->next) {
+        // Push a node at its first edge only, but count every edge.
         if (edge && pending_[edge.node.get()].awaited++ == 0) {
           stack.push_back(edge.node.get());
           reached.push_back(edge.node.get());
         }
       }
     }
+
     if (captured_ == nullptr) return;
-    // Producers are older than consumers, so in order of age a node's inputs are settled before it.
+
+    // Producers are older than consumers, so in order of age `runs` of a node's inputs is known
+    // before its own.
     std::sort(reached.begin(), reached.end(),
               [](Node* a, Node* b) { return a->sequence < b->sequence; });
+
     std::unordered_set<Node*> asked;
     for (const auto& [place, gradient] : *captured_) asked.insert(place.first);
     for (Node* node : reached) {
@@ -133,9 +139,11 @@ class Pass final : public GradSlots {
   void visit(Node& node) {
     Pending<T>& p = pending_[&node];
     GradList<T> dy;
+
     bool any = false;
     for (uint32_t i = 0; i < node.outputs.size(); ++i) {
       Slot<T>& slot = p.slot(i);
+      // Hooks run first, so that grad() and observers receive a gradient that a hook replaced.
       run_hooks(node, i, slot);
       if (captured_ != nullptr) {
         if (const auto found = captured_->find({&node, i}); found != captured_->end()) {
@@ -143,42 +151,54 @@ class Pass final : public GradSlots {
           slot.seen = true;
         }
       }
+
       if (mode().observe_gradient != nullptr) {
         (*mode().observe_gradient)(node, tensor_of(slot.grad));
         slot.seen = true;
       }
+
       any = any || tensor_of(slot.grad).defined();
     }
+
+    // A parameter ends the path. A pass for grad() does not change its .grad.
     if (Leaf* leaf = node.as_leaf()) {
       if constexpr (std::is_same_v<T, at::Tensor>) {
         if (captured_ == nullptr) leaf->accumulate(std::move(p.slot(0)));
       }
       return;
     }
+
+    // The nodes that made its inputs still await a gradient from this node.
     if (!p.runs) {
       pass_on(node, {});
       return;
     }
+
     for (auto& slot : p.slots) dy.push_back(std::move(slot.grad));
     p.slots.clear();
+
+    // If none of its outputs has a gradient, the op does not run and its inputs get none.
     GradList<T> grads;
     if (any) {
       NeedsList needs;
       for (const Edge& edge : node.next) needs.push_back(needs_gradient(edge));
+
       running_ = &node;
       const NamedRange range([&] { return std::string(node.name()) + " backward"; });
       if constexpr (std::is_same_v<T, at::Tensor>)
         grads = node.backward(dy, needs, *this);
       else
         grads = node.backward(dy, needs);
+
       if (mode().flops != nullptr) mode().flops->backward += node.backward_flops;
       if constexpr (std::is_same_v<T, at::Tensor>) {
         if (mode().observe_backward != nullptr) [[unlikely]]
           (*mode().observe_backward)({node, dy, grads});
       }
     }
+
     if (!keep_) node.release();
-    dy.clear();  // so that a gradient that the op handed through may be owned further on
+    dy.clear();  // so that a gradient that the op returned unchanged has one holder less
     pass_on(node, std::move(grads));
   }
 
@@ -215,8 +235,8 @@ class Pass final : public GradSlots {
   }
 
   void ready(Node& node) {
-    // Newest first; a parameter before anything else, so that its hooks can overlap with the rest
-    // of the pass.
+    // Newest first, but a parameter before anything else, so that its hooks can overlap with the
+    // remaining pass.
     ready_.emplace(node.sequence | (node.as_leaf() != nullptr ? uint64_t{1} << 63 : 0), &node);
   }
 
@@ -225,8 +245,8 @@ class Pass final : public GradSlots {
     return leaf != nullptr ? leaf->precision.grad_dtype : to.node->outputs[to.output].dtype;
   }
 
-  /// Sums over broadcast dimensions and casts, so that the gradient looks like what it is the
-  /// gradient of.
+  /// Sums over broadcast dimensions and casts, so that the gradient has the shape and dtype of its
+  /// output.
   void fit(const Edge& edge, T& grad, const Node& from) {
     const Node::Output& to = edge.node->outputs[edge.output];
     const at::Tensor& t = tensor_of(grad);
@@ -304,11 +324,12 @@ bool Node::fits(std::span<const at::Tensor> tensors) const {
 
 namespace {
 
-/// What a node held: other nodes, hooks and recomputations, which may hold nodes too.
+/// Something that a node held: another node, a hook or a recomputation, which may hold nodes too.
 using OwnedRef = std::shared_ptr<void>;
 
-/// Destroys what it is given. The first call on a thread's stack drains; those that its
-/// destructions set off only hand over what they hold, so a chain of any length takes no depth.
+/// Destroys the objects without recursion. The outermost call on a thread destroys them one by one;
+/// nested calls, which these destructors make, only append to its list. So the stack depth does not
+/// grow with the length of a chain.
 void destroy_later(std::vector<OwnedRef>& held) {
   static thread_local std::vector<OwnedRef>* drain = nullptr;
   if (drain != nullptr) {

@@ -9,7 +9,7 @@ namespace {
 
 bool has_storage(const at::Tensor& t) { return t.defined() && t.has_storage() && !t.is_meta(); }
 
-/// First and last element of its storage that it reaches.
+/// Returns the first and the last element of its storage that the tensor covers.
 std::pair<int64_t, int64_t> range_of(const at::Tensor& t) {
   int64_t last = t.storage_offset();
   for (int64_t d = 0; d < t.dim(); ++d)
@@ -17,7 +17,7 @@ std::pair<int64_t, int64_t> range_of(const at::Tensor& t) {
   return {t.storage_offset(), last};
 }
 
-/// The op behind an edge, or the parameter: "the parameter w", "mul".
+/// Returns the source behind an edge: "a constant", "the parameter w", "what mul made".
 std::string maker(const Edge& edge) {
   if (!edge) return "a constant";
   if (const Leaf* leaf = edge.node->as_leaf())

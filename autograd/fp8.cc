@@ -27,14 +27,14 @@ at::Tensor Fp8Scaling::largest(Role role, const at::Tensor& t) const {
   at::Tensor own = t.abs().amax().to(at::kFloat);
   if (!history.defined()) return own;
   const at::Tensor row = history.select(0, role);
-  // A backward pass, which runs with recording off, or a forward one with it on that does not run
-  // again.
+  // Record in a forward pass of training that is not a recomputation, and in a backward pass, where
+  // mode().grad is false.
   if ((mode().grad && !mode().again) || role == gradient) {
     const at::Tensor now = row.select(0, 0);
     now.copy_(now.maximum(at::where(own.isfinite(), own, 0.0)));
   }
   const at::Tensor before = row.slice(0, 1).amax();
-  // What is not finite now must stay visible, whatever history says.
+  // Values that are not finite must stay visible, whatever the history has.
   return at::where(before.gt(0).logical_and(own.isfinite()), before, own);
 }
 
@@ -46,7 +46,7 @@ void Fp8Scaling::advance() const {
 Fp8Tensor to_fp8(const at::Tensor& t, const at::Tensor& largest, at::ScalarType format) {
   const double limit = format == at::kFloat8_e4m3fn ? e4m3_largest : e5m2_largest;
   const at::Tensor usable =
-      largest.isfinite().logical_and(largest.gt(1e-30));  // so that limit / largest is
+      largest.isfinite().logical_and(largest.gt(1e-30));  // so that limit / largest is finite
   const at::Tensor scale = at::where(usable, limit / largest, 1.0);
   const at::Tensor nan = at::full_like(largest, std::numeric_limits<double>::quiet_NaN());
   const at::Tensor factor =

@@ -12,7 +12,7 @@
 namespace lathe {
 namespace {
 
-/// Parameters of the same values, and f of them.
+/// Returns new parameters with the values of xs, and f of them.
 std::pair<std::vector<Variable>, Variable> evaluate(const char* name, const Function& f,
                                                     const std::vector<Variable>& xs) {
   const ModeGuard guard;
@@ -43,7 +43,7 @@ std::vector<Variable> or_zeros(std::vector<Variable> grads, const std::vector<Va
   return grads;
 }
 
-/// Sum of the products that are defined.
+/// Returns the sum of a[i] b[i] over the defined a[i]; undefined if there is none.
 Variable dot(const std::vector<Variable>& a, const std::vector<Variable>& b) {
   Variable total;
   for (size_t i = 0; i < a.size(); ++i) {

@@ -1,5 +1,5 @@
-// Derivatives of functions: products with Jacobians and Hessians. The inputs' values count, not
-// their graphs; f is called with parameters of the same values.
+// Derivatives of functions: products with Jacobians and Hessians. Only the values of the inputs are
+// used, not their graphs: f is called with new parameters of the same values.
 #pragma once
 
 #include <functional>
@@ -10,20 +10,21 @@
 
 namespace lathe {
 
-/// Made of Lathe's ops; called once by each function below.
+/// A function composed of Lathe's ops. Each function below calls it once.
 using Function = std::function<Variable(const std::vector<Variable>&)>;
 
-/// f(xs), and v^T J for each x; zeros for an x that f does not depend on. v has f's shape;
-/// undefined: 1, for a result of one element. torch.autograd.functional.vjp.
+/// Returns f(xs), and v^T J for each x; zeros for an x that f does not depend on. v has the shape
+/// of the result; undefined means 1, for a result of one element. See
+/// torch.autograd.functional.vjp.
 std::pair<Variable, std::vector<Variable>> vjp(const Function& f, const std::vector<Variable>& xs,
                                                const Variable& v = {});
-/// f(xs), and J v, of f's shape; a v for each x. By two backward passes: v^T J is linear in v, and
-/// its derivative in v is J. torch.autograd.functional.jvp.
+/// Returns f(xs), and J v in the shape of the result, with a v for each x. It takes two backward
+/// passes: v^T J is linear in v, and its derivative in v is J. See torch.autograd.functional.jvp.
 std::pair<Variable, Variable> jvp(const Function& f, const std::vector<Variable>& xs,
                                   const std::vector<Variable>& vs);
-/// f(xs), of one element, and H v for each x, H the Hessian in all xs. Pearlmutter 1994, "Fast
-/// exact multiplication by the Hessian". torch.autograd.functional.vhp, whose product is the same
-/// since H is symmetric.
+/// Returns f(xs), of one element, and H v for each x, where H is the Hessian in all xs. Pearlmutter
+/// 1994, "Fast exact multiplication by the Hessian". See torch.autograd.functional.vhp, which gives
+/// the same because H is symmetric.
 std::pair<Variable, std::vector<Variable>> hvp(const Function& f, const std::vector<Variable>& xs,
                                                const std::vector<Variable>& vs);
 

@@ -13,7 +13,7 @@
 namespace lathe {
 namespace {
 
-/// "[0,2]": where element i of a tensor of `sizes` is.
+/// Returns the indices of element i of a tensor of `sizes`, such as "[0,2]".
 std::string place_of(int64_t i, at::IntArrayRef sizes) {
   std::vector<int64_t> place(sizes.size());
   for (size_t d = sizes.size(); d-- > 0;) {
@@ -36,34 +36,45 @@ void gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
              : v);
     if (real) asked.push_back(x.back());
   }
+
   LATHE_CHECK(!asked.empty(), "gradcheck: no input is of floating point");
+
   const Variable y = fn(x);
   LATHE_CHECK(y.dtype() == at::kDouble, "gradcheck: the function computes in ",
               dtype_name(y.dtype()), " of float64 inputs; differences need float64");
   LATHE_CHECK(y.requires_grad(), "gradcheck: the function's result depends on none of its inputs");
+
+  // A random cotangent reduces the result to one number, so that two evaluations per element are
+  // enough. The fixed seed makes failures repeatable.
   const at::Tensor dy = randn(y.sizes(), 1, y.data().options()).data();
   const auto value = [&] { return (fn(x).data() * dy).sum().item<double>(); };
   const double once = value(), again = value();
   LATHE_CHECK(once == again || (std::isnan(once) && std::isnan(again)),
               "gradcheck: the function gave ", once, " and then ", again,
               " for the same inputs; make its random numbers the same in each call");
-  // A sum's rounding is some 1e-16 of its terms, which a difference divides by its step; 100 times
-  // that for sums within.
+
+  // The rounding error of a sum is about 1e-16 of its terms, and a difference divides it by the
+  // step. Allow 100 times that for sums inside fn.
   const double lost = 1e-14 / options.step * (y.data() * dy).abs().sum().item<double>();
   const auto grads = grad(y, asked, Variable(dy));
+
   size_t next = 0;
   for (size_t i = 0; i < x.size(); ++i) {
+    // The same condition as above: `grads` has one member for each of `asked`.
     if (!inputs[i].defined() || !inputs[i].data().is_floating_point()) continue;
     const at::Tensor &t = x[i].data(), &g = grads[next++].data();
     LATHE_CHECK(!g.defined() || g.sizes() == t.sizes(), "gradcheck: input ", i,
                 ": the gradient of ", describe(t), " is ", describe(g));
+
     const at::Tensor ours = (g.defined() ? g.to(at::kCPU) : at::zeros_like(t, at::kCPU))
                                 .reshape({-1})
-                                .contiguous();  // not expanded
+                                .contiguous();  // expanded gradients have stride 0
+
     at::Tensor differences = at::zeros_like(ours);
     for (int64_t k = 0; k < t.numel(); ++k) {
       const at::Tensor element = t.view({-1}).select(0, k);
       const double at = element.item<double>(), step = options.step * std::max(1.0, std::abs(at));
+      // `element` is a view of the input, so fn sees the step.
       element.fill_(at + step);
       const double above = value();
       element.fill_(at - step);
@@ -71,6 +82,7 @@ void gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
       element.fill_(at);
       differences.mutable_data_ptr<double>()[k] = (above - below) / (2 * step);
     }
+
     const auto *a = ours.const_data_ptr<double>(), *d = differences.const_data_ptr<double>();
     const double largest = t.numel() > 0 ? differences.abs().max().item<double>() : 0;
     const double allowed = options.tolerance * largest + lost;

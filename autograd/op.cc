@@ -14,13 +14,13 @@ namespace {
 
 struct CachedCast {
   Variable cast;
-  std::shared_ptr<Node> parameter;  // kept alive, so that its address stays its own
+  std::shared_ptr<Node> parameter;  // kept alive, so that no other node can get its address
   int64_t version = 0;
 };
 using CastKey = std::tuple<const Node*, at::ScalarType, bool>;
 thread_local std::map<CastKey, CachedCast> cast_cache;
 
-/// ATen's messages end in a backtrace and hints; the first line is the fact.
+/// Returns the first line: ATen's messages continue with a backtrace and hints.
 std::string first_line(std::string text) {
   text = text.substr(0, text.find('\n'));
   while (!text.empty() && (text.back() == ' ' || text.back() == '.')) text.pop_back();
@@ -94,12 +94,15 @@ Variable detail::autocast(Amp policy, const Variable& v) {
       !v.data().is_floating_point() || v.dtype() == at::kDouble) {
     return v;
   }
+
   const at::ScalarType wanted = policy == Amp::low ? compute : at::kFloat;
   if (v.dtype() == wanted) return v;
+  // Only parameters have a working copy or a cached cast.
   Leaf* leaf = v.as_leaf();
   if (leaf == nullptr) return cast(v, wanted);
-  // A weight's cast is no part of a recomputation: a cache may have it in one run and not in the
-  // other.
+
+  // Do not record the cast of a weight for recomputation: the cache may have it in one run and not
+  // in the other.
   const auto cast_weight = [&] {
     Recomputation* const recording = std::exchange(mode().recording, nullptr);
     Recomputation* const replaying = std::exchange(mode().replaying, nullptr);
@@ -108,15 +111,18 @@ Variable detail::autocast(Amp policy, const Variable& v) {
     mode().replaying = replaying;
     return low;
   };
+
   if (const at::Tensor& low = leaf->precision.low; low.defined() && low.scalar_type() == wanted) {
     leaf->precision.refresh_low(
-        v.data());  // the parameter may have been written to beside the optimizer
+        v.data());  // something other than the optimizer may have written to the parameter
     return Variable(low, v.edge());
   }
+
   const MemoryScope memory(Memory::casts);
   if (!mode().cache_casts) return cast_weight();
-  // Made with or without a graph, of this version of the parameter: a cast that does not fit is
-  // made again.
+
+  // A cached cast must belong to this version of the parameter and have been made with a graph if
+  // one is recorded now; otherwise cast again.
   CachedCast& cached = cast_cache[{leaf, wanted, mode().grad && v.requires_grad()}];
   if (!cached.cast.defined() || cached.version != v.data()._version())
     cached = {cast_weight(), v.node(), v.data()._version()};
@@ -125,7 +131,7 @@ Variable detail::autocast(Amp policy, const Variable& v) {
 
 void detail::rethrow(const char* name, std::span<const at::Tensor* const> inputs) {
   std::string call = name;
-  size_t given = inputs.size();  // up to the last that is there
+  size_t given = inputs.size();  // up to the last defined one
   while (given > 0 && !inputs[given - 1]->defined()) --given;
   if (given > 0) {
     call += "(";

@@ -1,12 +1,11 @@
-// How an op is written. An op is one struct, which is also its node's payload: its facts (OpInfo),
-// attributes, saved tensors, forward, and backward right under it. apply() runs it. Adding one
-// touches three places: the struct and its function in ops/<family>.cc, a declaration in ops.h, a
-// row in tests/op_table.cc. Backward formulas are written in the ops of ops.h by their plain names,
-// which mean the same for tensors: see ops/formula.h.
+// How an op is written. An op is one struct with its properties (OpInfo), attributes, saved
+// tensors, forward, and backward right below. The struct is also stored in the node, and apply()
+// runs it. A new op needs three things: the struct and its function in ops/<family>.cc, a
+// declaration in ops.h, and a row in a table tests/op_table_*.cc. Backward formulas call the ops of
+// ops.h by their plain names, which exist for tensors too: see ops/formula.h.
 //
-// An op with any number of inputs takes an `at::TensorList`. An op with several outputs returns
-// a vector of tensors; its backward takes a list of gradients, which are undefined if none
-// arrived.
+// An op with any number of inputs takes an `at::TensorList`. An op with several outputs returns a
+// vector of tensors; its backward takes a list of gradients, which are undefined if none arrived.
 #pragma once
 
 #include <ATen/TensorOperators.h>
@@ -40,35 +39,36 @@ enum class Amp {
   promote,  ///< left alone; ATen promotes mixed inputs to the wider one
 };
 
-/// Floating-point operations for each element of an op's result that are no matmul's.
+/// Floating-point operations per element of an op's result, without matrix products.
 struct PerElement {
   double forward = 1, backward = 1;
 };
 
-/// A set of an op's inputs, as bits.
+/// Returns a set of an op's inputs as bits.
 constexpr uint32_t inputs_at(std::initializer_list<uint32_t> places) {
   uint32_t bits = 0;
   for (const uint32_t i : places) bits |= 1u << i;
   return bits;
 }
 
-/// What an op says of itself, as its static member `info`.
+/// The properties of an op; its static member `info`.
 struct OpInfo {
   const char* name;
   Amp amp = Amp::promote;
-  PerElement each = {};   ///< the op's cost, unless it has flops() of its own
+  PerElement each = {};   ///< the cost of an op that does not define flops()
   uint32_t optional = 0;  ///< inputs that may be undefined: inputs_at({...})
 };
 
-/// What an op made, for who watches (Mode::observe_result).
+/// The result of an op, for Mode::observe_result.
 struct OpResult {
   const char* name;
-  std::span<const Variable> inputs;  ///< as the op got them, after autocast
+  std::span<const Variable> inputs;  ///< as the op received them, after autocast
   std::span<const at::Tensor> outputs;
   const Node* node;  ///< null where nothing is recorded
 };
 
-/// What autocast does to input i of an op: its `policies[i]`, where it has them, else its info.amp.
+/// Returns what autocast does to input i of an op: `policies[i]` if the op has that member, else
+/// info.amp.
 template <class Op>
 constexpr Amp policy_of(size_t i) {
   if constexpr (requires { Op::policies; }) {
@@ -88,24 +88,24 @@ template <size_t N>
 using Needs = std::array<bool, N>;
 
 /// A tensor that an op keeps for backward: saved by forward, or an attribute such as an index or a
-/// mask. Reading it fails if the tensor was changed in place since, or is already freed. For second
-/// derivatives it states what the tensor is to the op: input i, output i, or (the default) an
-/// intermediate, through which nothing is differentiated.
+/// mask. Reading it throws if the tensor was changed in place since. For second derivatives it
+/// records the role of the tensor: input i, output i, or (the default) an intermediate, through
+/// which nothing is differentiated.
 class Saved {
  public:
   Saved() = default;
-  /// Keeps an attribute of the op, which the op is made with.
+  /// Keeps an attribute that the op is constructed with.
   Saved(at::Tensor attribute);
-  /// A slot for input or output i of the op, through which second derivatives go.
+  /// Returns a slot for input i of the op, through which second derivatives flow.
   static Saved input(int i) { return Saved(Place::input, i); }
-  /// The same of output i.
+  /// Returns a slot for output i.
   static Saved output(int i = 0) { return Saved(Place::output, i); }
 
   const at::Tensor& operator=(const at::Tensor& t);
-  /// at::Tensor: the tensor. Variable: the tensor at its place in the graph.
+  /// Returns the tensor; for T = Variable, connected to its position in the graph.
   template <class T = at::Tensor>
   T as() const;
-  /// The tensor, checked as as() does.
+  /// Returns the tensor, with the checks of as().
   const at::Tensor& data() const;
   bool defined() const { return tensor_.defined(); }
 
@@ -119,22 +119,24 @@ class Saved {
   int index_ = 0;
 };
 
-/// A tensor as a T that nothing is differentiated through.
+/// Returns a tensor as a T that nothing is differentiated through.
 template <class T>
 T constant(const at::Tensor& t) {
   return T(t);
 }
 
-/// Drops this thread's casts of weights; see Mode::cache_casts.
+/// Drops this thread's cached casts of weights; see Mode::cache_casts.
 void clear_cast_cache();
 
-/// Names of the ops in this process, for the test that every one has a row in the op table.
+/// Returns the names of the ops in this process, for the test that each one has a row in the op
+/// table.
 std::set<std::string>& op_registry();
 
-/// The node whose backward runs on this thread, or null.
+/// Returns the node whose backward runs on this thread, or null.
 Node*& running_node();
 
-/// FLOPs of an op that does `forward` and `backward` operations for each element of `t`.
+/// Returns the FLOPs of an op that does `forward` and `backward` operations for each element of
+/// `t`.
 inline OpFlops flops_each(const at::Tensor& t, double forward, double backward) {
   const auto n = static_cast<double>(t.numel());
   return {.forward = {.other = forward * n}, .backward = {.other = backward * n}};
@@ -142,7 +144,7 @@ inline OpFlops flops_each(const at::Tensor& t, double forward, double backward) 
 
 namespace detail {
 
-/// Whether a Saved of this thread took a tensor since it was last set to false.
+/// A flag that is true if a Saved of this thread took a tensor since it was last set to false.
 bool& saved_something();
 
 template <class Op>
@@ -150,33 +152,35 @@ struct Registered {
   static inline const bool done = op_registry().insert(Op::info.name).second;
 };
 
-/// v as the op gets it under the thread's autocast: itself, its working copy, or a cast.
+/// Returns v as the op receives it under the thread's autocast: itself, its working copy, or a
+/// cast.
 Variable autocast(Amp policy, const Variable& v);
-/// Where a Recomputation runs again: the node that was made when this op ran first; null where that
-/// is gone.
+/// During a recomputation, returns the node that was created when this op ran first, or null if
+/// that is gone.
 std::shared_ptr<Node> replayed_node(const char* name, std::span<const Variable> inputs);
-/// Where a Recomputation records: the node keeps nothing, and is brought back by it.
+/// While a Recomputation records, hands it the node, which then keeps no tensors until it is
+/// recomputed.
 void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs);
-/// An error: the op that ran again is not the node's.
+/// Throws: the op of the recomputation is not that of the node.
 [[noreturn]] void replay_mismatch(const char* name, const Node& node);
-/// Brings back what the node forgot.
+/// Restores the op of a node by recomputation.
 void recompute_node(Node& node);
 
-// What is the same for all ops is in functions: in a template each op has its own, which takes time
-// to compile.
+// Code that is the same for all ops is in these functions: a template would be compiled once for
+// each op.
 
-/// Rethrows the exception in flight: ATen's and internal ones as `name(float32[2,3], ...):
-/// message`, others as they are.
+/// Rethrows the current exception: those of ATen and internal ones as `name(float32[2,3], ...):
+/// message`, others unchanged.
 [[noreturn]] void rethrow(const char* name, std::span<const at::Tensor* const> inputs);
-/// The same in backward, for ATen's alone.
+/// Does the same in backward, for exceptions of ATen only.
 [[noreturn]] void rethrow_backward(const char* name);
-/// An error: what the op's node saved is freed.
+/// Throws: the tensors that the op's node saved are freed.
 [[noreturn]] void saved_is_freed(const char* name);
-/// Throws unless every input is defined that the op needs.
+/// Throws unless every input that the op needs is defined.
 void check_defined(const OpInfo& info, std::span<const Variable* const> inputs);
-/// Whether an op of these inputs gets a node.
+/// Returns whether an op of these inputs gets a node.
 bool recorded(std::span<const Variable> inputs);
-/// Points a new node to those of its inputs.
+/// Connects a new node to the nodes of its inputs.
 void link(Node& node, std::span<const Variable> inputs);
 
 /// Sets running_node() for its lifetime.
@@ -191,9 +195,9 @@ class Running {
   Node* outer_;
 };
 
-constexpr size_t any_number = SIZE_MAX;  // of inputs: known at run time
+constexpr size_t any_number = SIZE_MAX;  // of inputs, which is known at run time
 
-/// What an op of N inputs looks like. These name what is missing in an op that does not compile.
+/// Requirements on an op of N inputs. Compiler errors name the one that an op lacks.
 template <class Op>
 concept HasInfo = requires {
   { Op::info } -> std::convertible_to<const OpInfo&>;
@@ -218,12 +222,12 @@ constexpr bool has_backward() {
     op.backward(dy, needs, slots);
   };
 }
-/// Converts to T alone.
+/// Converts to T only.
 template <class T>
 struct Only {
   operator T() const;
 };
-/// Whether one of an op's first twelve members is initialized by a T.
+/// Returns whether one of an op's first twelve members can be initialized by a T.
 template <class Op, class T>
 constexpr bool has_member() {
   using O = Only<T>;
@@ -237,13 +241,13 @@ constexpr bool has_member() {
          requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, O()}; } ||
          requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, O()}; };
 }
-/// Whether an op keeps a tensor whose changes nobody would notice.
+/// An op that keeps a tensor outside of a Saved, where changes in place would go unnoticed.
 template <class Op>
 concept KeepsRawTensor =
     has_member<Op, at::Tensor>() || has_member<Op, std::vector<at::Tensor>>() ||
     has_member<Op, Variable>() || has_member<Op, std::vector<Variable>>();
 
-/// What forward returns.
+/// Returns the result of forward; used for its type.
 template <class Op, size_t... I>
 auto forward_result(Op& op, const at::Tensor& x, std::index_sequence<I...>) {
   return op.forward(((void)I, x)...);
@@ -276,7 +280,7 @@ struct OpNode final : Node {
     recomputed.reset();
   }
   void forget() override { op_.reset(); }
-  /// The op of the same inputs, run again.
+  /// Restores the op from a recomputation with the same inputs.
   void bring_back(Op op) {
     op_.emplace(std::move(op));
     recomputed.reset();
@@ -286,14 +290,16 @@ struct OpNode final : Node {
   template <class T>
   GradList<T> run(const GradList<T>& dys, const NeedsList& list,
                   [[maybe_unused]] GradSlots* slots) {
-    // Once more where the part that ran again had a recomputed part of its own, which dropped the
-    // op again.
+    // Recompute again if the recomputed part contained a nested recomputation, which dropped the op
+    // once more.
     for (std::shared_ptr<Recomputation> last; !op_ && recomputed && recomputed != last;) {
       last = recomputed;
       recompute_node(*this);
     }
+
     if (!op_) [[unlikely]]
       saved_is_freed(Op::info.name);
+
     const Running running(this);
     const auto& dy = [&]() -> const Dy<T>& {
       if constexpr (many_outputs)
@@ -301,12 +307,14 @@ struct OpNode final : Node {
       else
         return dys[0];
     }();
+
     NeedsOf<N> needs{};
     if constexpr (N == any_number) {
       needs = list;
     } else {
       std::copy(list.begin(), list.end(), needs.begin());
     }
+
     try {
       const auto grads = [&] {
         if constexpr (requires(GradSlots& s) { op_->backward(dy, needs, s); })
@@ -325,7 +333,7 @@ struct OpNode final : Node {
   bool saves_;
 };
 
-/// What an op of these inputs and this result costs.
+/// Returns the cost of an op with these inputs and this result.
 template <class Op, class... In>
 OpFlops flops_of(const Op& op, const at::Tensor& y, const In&... in) {
   if constexpr (requires { op.flops(in..., y); }) {
@@ -336,15 +344,20 @@ OpFlops flops_of(const Op& op, const at::Tensor& y, const In&... in) {
   }
 }
 
-/// apply() for any number of inputs; `forward` calls the op's with them, `flops` counts.
+/// Implements apply() for any number of inputs. `forward` calls the op's forward with them, and
+/// `count_flops` its flops().
 template <size_t N, class Op, class Forward, class CountFlops>
 auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tensor* const> data,
               Forward&& forward, CountFlops&& count_flops) {
   using Result = decltype(forward(op));
   constexpr bool many_outputs = !std::is_same_v<Result, at::Tensor>;
+
   const bool record = recorded(inputs);
   const NamedRange range([] { return Op::info.name; });
   Result y;
+
+  // Every Saved that forward assigns sets this flag. The node of an op that saved nothing stays
+  // usable after release(), so that several graphs can share it.
   saved_something() = false;
   try {
     y = forward(op);
@@ -352,20 +365,25 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
     rethrow(Op::info.name, data);
   }
   const bool saves = saved_something();
+
   const auto outputs = [&]() -> std::span<const at::Tensor> {
     if constexpr (many_outputs)
       return y;
     else
       return {&y, 1};
   }();
+
   OpFlops flops;
   if (mode().flops != nullptr && !outputs.empty()) {
     flops = count_flops(op, outputs[0]);
     mode().flops->forward += flops.forward;
   }
+
   std::shared_ptr<Node> node;
   if (record) {
     using Made = OpNode<Op, N, many_outputs>;
+    // A recomputed op restores its node of the first run, which the remaining graph refers to. If
+    // that node is gone, the op gets a new one.
     if (mode().replaying != nullptr) [[unlikely]]
       node = replayed_node(Op::info.name, inputs);
     if (node) {
@@ -376,21 +394,25 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
       node = std::make_shared<Made>(std::move(op), outputs, saves);
       link(*node, inputs);
       node->backward_flops = flops.backward;
+      // flops() counts the gradients of all inputs; needed() leaves out those that nobody asks for.
       if constexpr (requires { Op::needed(flops.backward, NeedsOf<N>{}); }) {
         NeedsOf<N> needs{};
         for (size_t i = 0; i < inputs.size(); ++i) needs[i] = inputs[i].requires_grad();
         node->backward_flops = Op::needed(flops.backward, needs);
       }
     }
+
     if (mode().recording != nullptr) [[unlikely]]
       record_node(node, inputs);
   }
+
   if (mode().observe_result != nullptr) [[unlikely]]
     (*mode().observe_result)({Op::info.name, inputs, outputs, node.get()});
+
   if constexpr (many_outputs) {
     std::vector<Variable> out;
     for (uint32_t i = 0; i < y.size(); ++i) {
-      const bool differentiable = node && y[i].is_floating_point();  // not indices
+      const bool differentiable = node && y[i].is_floating_point();  // integer outputs are indices
       out.push_back(differentiable ? Variable(y[i], Edge(node, i)) : Variable(y[i]));
     }
     return out;
@@ -401,10 +423,10 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
 
 }  // namespace detail
 
-/// Runs an op on its inputs: casts under autocast, turns ATen's errors into sentences that name the
-/// op, counts FLOPs, and records a node when a gradient may be asked for. A Variable, or a vector
-/// of them where forward gives a vector of tensors; then backward takes a GradList, whose members
-/// are undefined where no gradient came.
+/// Runs an op on its inputs: casts under autocast, turns ATen's errors into messages that name the
+/// op, counts FLOPs, and records a node if a gradient may be requested. Returns a Variable, or a
+/// vector of them if forward returns a vector of tensors. Then backward takes a GradList, whose
+/// members are undefined where no gradient arrived.
 template <class Op, std::same_as<Variable>... V>
 auto apply(Op op, const V&... given) {
   constexpr size_t N = sizeof...(V);
@@ -415,24 +437,31 @@ auto apply(Op op, const V&... given) {
   static_assert(
       detail::has_forward<Op, N>(),
       "an op's forward must take a `const at::Tensor&` for each input that apply() is given");
+
   using Y = decltype(detail::forward_result(op, std::declval<const at::Tensor&>(),
                                             std::make_index_sequence<N>()));
   static_assert(std::is_same_v<Y, at::Tensor> || std::is_same_v<Y, std::vector<at::Tensor>>,
                 "an op's forward must return an at::Tensor or a std::vector<at::Tensor>");
   using Dy = std::conditional_t<std::is_same_v<Y, at::Tensor>, at::Tensor, GradList<at::Tensor>>;
+
   static_assert(detail::has_backward<Op, N, Dy>(),
                 "an op needs `Grads<N> backward(const at::Tensor& dy, Needs<N> needs) const` for "
                 "its N inputs, or the "
                 "same as a template on the type of dy");
+
   (void)detail::Registered<Op>::done;
   if (!(given.defined() && ...)) [[unlikely]]
     detail::check_defined(Op::info, std::array<const Variable*, N>{&given...});
+
   size_t next_input = 0;
   const std::array<Variable, N> inputs{detail::autocast(policy_of<Op>(next_input++), given)...};
   const at::AutoDispatchBelowAutograd
       plain;  // ATen's own autograd is not used; version counters stay alive
+
   return [&]<size_t... I>(std::index_sequence<I...>) {
     const std::array<const at::Tensor*, N> data{&inputs[I].data()...};
+    // An op with a member `needs` knows in forward which inputs need a gradient, so that it can
+    // skip work and save less.
     if constexpr (requires { op.needs = Needs<N>{}; })
       op.needs = {mode().grad && inputs[I].requires_grad()...};
     return detail::apply_to<N>(
@@ -441,8 +470,8 @@ auto apply(Op op, const V&... given) {
   }(std::make_index_sequence<N>());
 }
 
-/// The same for an op of any number of inputs: forward(at::TensorList), and a GradList<T> from
-/// backward(dy, const NeedsList&).
+/// Runs an op with any number of inputs: it has forward(at::TensorList), and backward(dy, const
+/// NeedsList&) returns a GradList<T>.
 template <class Op>
 auto apply(Op op, const std::vector<Variable>& given) {
   static_assert(detail::HasInfo<Op>, "an op needs `static constexpr OpInfo info{.name = \"...\"}`");

@@ -11,7 +11,7 @@ bool matches(std::string_view pattern, std::string_view path) {
     } else if (p < pattern.size() && pattern[p] == path[s]) {
       ++p, ++s;
     } else if (star != std::string_view::npos) {
-      p = star + 1;  // the last star takes one character more
+      p = star + 1;  // backtrack: let the last star match one more character
       s = ++resume;
     } else {
       return false;

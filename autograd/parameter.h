@@ -1,4 +1,4 @@
-// What init, optimizers and precision know of a parameter beside its values.
+// Properties of a parameter for initialization, optimizers and precision.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace lathe {
 
-/// What a parameter is to its model. The constants below are those of Lathe's layers; a layer of
-/// one's own may make others: `constexpr Role gate{.name = "gate", .start = Role::Start::one}`.
+/// The role of a parameter in its model. The constants below are those of Lathe's layers. Your own
+/// layers can define others: `constexpr Role gate{.name = "gate", .start = Role::Start::one}`.
 struct Role {
-  /// Where the values start (nn/init.h).
+  /// The initial values (nn/init.h).
   enum class Start : uint8_t {
-    scheme,  ///< as `model.init` says; needs 2 dimensions or more
+    scheme,  ///< by `model.init`; needs 2 dimensions or more
     normal,  ///< N(0, 0.02)
     fan_in,  ///< N(0, 1 / sqrt(fan_in))
     one,
@@ -24,32 +24,31 @@ struct Role {
   };
 
   std::string_view name;    ///< must outlive the role: a literal
-  bool multiplied = false;  ///< a matrix that inputs are multiplied by: the parameters that low
-                            ///< precision is about
-  bool linear = false;      ///< the weight of a linear layer: what fp8 and quantized loading take
-  bool residual = false;    ///< writes into a residual stream: Init::gpt2 starts it smaller
-  bool adapter = false;     ///< of a low-rank adapter
-  bool hidden = false;      ///< a matrix or filters between features of the model: what Muon is for
+  bool multiplied = false;  ///< inputs are multiplied by this matrix: low precision applies to it
+  bool linear = false;      ///< the weight of a linear layer: fp8 and quantized loading apply to it
+  bool residual = false;    ///< its layer writes into a residual stream: Init::gpt2 scales it down
+  bool adapter = false;     ///< part of a low-rank adapter
+  bool hidden = false;  ///< a matrix or filters between features of the model: Muon applies to it
   std::optional<bool>
-      decayed{};  ///< whether weight decay acts on it; nullopt: where it has 2 dimensions or more
+      decayed{};  ///< whether weight decay acts on it; nullopt: if it has 2 dimensions or more
   Start start = Start::zero;
-  /// Where set, draws the values instead: `values` is the parameter, `key` its own stream of random
-  /// numbers.
+  /// If set, draws the initial values instead: `values` is the parameter, `key` the parameter's
+  /// stream of random numbers.
   void (*fill)(const at::Tensor& values, RngKey key) = nullptr;
 
   friend bool operator==(const Role&, const Role&) = default;
 
   static const Role weight;           ///< [out, in] of a linear layer
-  static const Role residual_weight;  ///< the same, writing into the residual stream
-  static const Role head;       ///< [out, in] of the linear layer that makes the model's outputs
+  static const Role residual_weight;  ///< the same, of a layer that writes into the residual stream
+  static const Role head;       ///< [out, in] of the linear layer that computes the model's outputs
   static const Role filter;     ///< [out, in, ...] of a convolution
   static const Role embedding;  ///< [rows, C]
-  static const Role tied_embedding;  ///< the same, and the weight of the output head too
+  static const Role tied_embedding;  ///< [rows, C], used as the weight of the output head too
   static const Role scale;           ///< starts at one
   static const Role bias;            ///< starts at zero
   static const Role lora_a;          ///< [rank, in] of a low-rank adapter
-  static const Role
-      lora_b;  ///< [out, rank] of a low-rank adapter: at zero, so that the adapter is nothing
+  static const Role lora_b;  ///< [out, rank] of a low-rank adapter; starts at zero, so that the
+                             ///< adapter has no effect at first
 };
 
 inline constexpr Role Role::weight{.name = "weight",
@@ -85,23 +84,22 @@ inline constexpr Role Role::lora_b{.name = "lora_b",
                                    .hidden = true,
                                    .start = Role::Start::zero};
 
-/// A parameter of a model, as `parameters` (nn/module.h) finds it. Shares the Variable with the
-/// model.
+/// A parameter of a model, as returned by parameters() (nn/module.h). It shares the Variable with
+/// the model.
 struct NamedParameter {
   std::string path;
   Variable parameter;
   Role role;
-  int64_t block = -1;  ///< which of the model's repeated blocks it is in, from 0; -1: in none
+  int64_t block = -1;  ///< the index of the repeated block that contains it; -1: none
 };
 
-/// Whether a path fits a pattern, in which * stands for any characters, none too:
+/// Returns whether a path fits a pattern, in which * stands for any number of characters:
 /// "blocks.*.weight".
 bool matches(std::string_view pattern, std::string_view path);
 
-/// Whether it is a matrix that inputs are multiplied by: the parameters that low precision is
-/// about.
+/// Returns whether inputs are multiplied by this matrix, so that low precision applies to it.
 inline bool is_multiplied(const Role& role) { return role.multiplied; }
-/// Whether it is the weight of a linear layer.
+/// Returns whether it is the weight of a linear layer.
 inline bool is_linear_weight(const Role& role) { return role.linear; }
 
 }  // namespace lathe

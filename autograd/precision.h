@@ -1,5 +1,4 @@
-// What mixed precision keeps of a parameter beside its values. Made by amp/ and by loaders, read by
-// ops.
+// The state of a parameter for mixed precision. amp/ and loaders set it, ops read it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,20 +12,20 @@ struct Fp8Scaling;
 class QuantisedTensor;
 
 struct Precision {
-  at::ScalarType grad_dtype;  ///< of the parameter's gradient
-  at::Tensor low;      ///< the low-precision working copy that ops read under autocast; undefined:
-                       ///< there is none
-  int64_t low_of = 0;  ///< the version of the parameter that `low` was written from
-  std::shared_ptr<const QuantisedTensor> quantised;  ///< frozen values of a linear layer's weight,
-                                                     ///< whose tensor is a shape alone; else null
-  std::shared_ptr<const Fp8Scaling> fp8;  ///< of a linear layer that computes in fp8, else null
+  at::ScalarType grad_dtype;  ///< dtype of the parameter's gradient
+  at::Tensor low;  ///< the low-precision working copy that ops read under autocast, or undefined
+  int64_t low_of = 0;  ///< the version of the parameter that was copied into `low`
+  std::shared_ptr<const QuantisedTensor>
+      quantised;  ///< the frozen values of a linear layer's weight, whose tensor then has a shape
+                  ///< but no storage; else null
+  std::shared_ptr<const Fp8Scaling> fp8;  ///< set if the linear layer computes in fp8, else null
 
   explicit Precision(at::ScalarType grad_dtype_) : grad_dtype(grad_dtype_) {}
-  /// Makes `low` the copy of `parameter`, as it is now, in `dtype`.
+  /// Sets `low` to a copy of `parameter` in `dtype`.
   void copy_low(const at::Tensor& parameter, at::ScalarType dtype);
-  /// Writes the parameter into `low` where it was changed since `low` was written.
+  /// Copies the parameter into `low` if it was changed since `low` was written.
   void refresh_low(const at::Tensor& parameter);
-  /// Says that `low` holds what the parameter holds now.
+  /// Marks `low` as equal to the current parameter.
   void low_is_current(const at::Tensor& parameter) { low_of = parameter._version(); }
 };
 

@@ -1,4 +1,4 @@
-// What a Variable looks like in text.
+// Printing of Variables.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -11,10 +11,10 @@
 namespace lathe {
 namespace {
 
-constexpr int64_t most = 1000;  // elements that are printed in full
-constexpr int64_t edge = 3;     // elements at either end that are printed of more
+constexpr int64_t most = 1000;  // tensors of up to this many elements are printed in full
+constexpr int64_t edge = 3;     // of larger ones, so many elements at each end of a dim
 
-/// Prints a tensor of any shape; `shown` is false for what lies between the ends.
+/// Prints a tensor of any shape; is_shown() is false between the ends of a dim.
 class Printer {
  public:
   Printer(std::ostream& out, const at::Tensor& t)

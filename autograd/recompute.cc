@@ -9,7 +9,7 @@
 namespace lathe {
 namespace {
 
-/// -1 for an undefined tensor.
+/// Returns the tensor's version, or -1 for an undefined tensor.
 int64_t version_of(const Variable& v) { return v.defined() ? v.data()._version() : -1; }
 
 [[noreturn]] void fail_other(const std::string& first, const std::string& second) {
@@ -66,13 +66,14 @@ HookHandle Recomputation::next_hook() {
 
 void Recomputation::run() {
   const auto again = std::exchange(again_, nullptr);
-  if (!again) return;  // it failed before
+  if (!again) return;  // it ran before and failed
   const RestoreRngState draws(std::move(draws_));
   Mode& m = mode();
   m.grad = true;
   m.compute = compute_;
   m.fp8 = fp8_;
-  m.cache_casts = cache_casts_ && m.autocast_depth > 0;  // else nobody would drop them
+  m.cache_casts =
+      cache_casts_ && m.autocast_depth > 0;  // outside of autocast nothing would drop them
   m.flops = nullptr;
   m.recording = nullptr;
   m.replaying = this;

@@ -1,10 +1,10 @@
-// Recomputation (activation checkpointing): a part of a graph keeps its inputs alone, and is
-// computed again when backward comes to it. Chen et al. 2016, "Training deep nets with sublinear
+// Recomputation (activation checkpointing): a part of a graph keeps only its inputs, and is
+// computed again when backward reaches it. Chen et al. 2016, "Training deep nets with sublinear
 // memory cost".
 //
-// The graph is the one that is made without: only what ops saved is dropped, and brought back into
-// the same nodes by running the part again. So the order of the pass, hooks, grad(), second
-// derivatives and every bit are the same.
+// The graph has the same nodes as without recomputation. Only the tensors that ops saved are
+// dropped, and running the part again restores them into these nodes. So the order of the pass,
+// hooks, grad(), second derivatives and all results are bitwise the same.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,37 +25,39 @@
 
 namespace lathe {
 
-/// Nodes of one part of a graph, and how to run it again as it ran first: with the same random
-/// numbers, autocast and mode of training. Statistics (batch norm's, fp8's) are not moved a second
-/// time, and FLOPs not counted: MFU's convention (Chowdhery et al. 2022).
+/// The nodes of one part of a graph, and how to run it again under the same conditions: random
+/// numbers, autocast and training mode. Running statistics (of batch norm and fp8) are not updated
+/// a second time, and FLOPs are not counted, which is the convention of MFU (Chowdhery et al.
+/// 2022).
 class Recomputation : public std::enable_shared_from_this<Recomputation> {
  public:
-  /// In the thread's mode; `again` runs the part.
+  /// Remembers the thread's mode; `again` runs the part.
   explicit Recomputation(std::function<void()> again);
-  /// Appends a node that was made of `inputs`.
+  /// Appends a node that was created from `inputs`.
   void append(std::weak_ptr<Node> node, std::span<const Variable> inputs);
-  /// The next node in order, or null where it is gone. An error where op `name` or its inputs are
-  /// not what they were.
+  /// Returns the next node in order, or null if it is gone. Throws if op `name` or its inputs
+  /// differ from the first run.
   std::shared_ptr<Node> next(const char* name, std::span<const Variable> inputs);
-  /// Appends an attribute of an op, such as an index, that the op is made with.
+  /// Appends an attribute that an op is constructed with, such as an index.
   void append_attribute(const at::Tensor& attribute);
   /// Checks that the next attribute has not been changed in place since it was appended.
   void check_attribute(const at::Tensor& attribute);
   /// Appends a hook that the part registers on a Variable.
   void append_hook(HookHandle hook);
-  /// The next hook in order. The part must not register it once more when it runs again.
+  /// Returns the next hook in order, which the part must not register a second time.
   HookHandle next_hook();
-  /// Runs the part again, which brings back what its nodes saved. Once.
+  /// Runs the part again, which restores the saved tensors of its nodes. Does nothing after the
+  /// first call.
   void run();
 
  private:
   struct Entry {
     std::weak_ptr<Node> node;
-    c10::SmallVector<int64_t, 4> versions;  // of the inputs
+    c10::SmallVector<int64_t, 4> versions;  // versions of the inputs
   };
   std::function<void()> again_;
   std::vector<Entry> entries_;
-  std::vector<int64_t> attributes_;  // their versions
+  std::vector<int64_t> attributes_;  // versions of the attributes
   std::vector<HookHandle> hooks_;
   size_t next_ = 0, next_attribute_ = 0, next_hook_ = 0;
   DrawState draws_;
@@ -65,7 +67,7 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
 
 namespace detail {
 
-/// While alive, the ops of this thread are a Recomputation's.
+/// While alive, the ops of this thread belong to one Recomputation.
 class Recording : public ModeGuard {
  public:
   explicit Recording(std::function<void()> again);
@@ -77,24 +79,24 @@ class Recording : public ModeGuard {
 
 }  // namespace detail
 
-/// fn(inputs...), of which only the inputs and the result are kept; what its ops saved is made
-/// again by a second call of (a copy of) fn in the backward pass, and then freed as usual. `fn`
-/// takes and returns what it likes, usually Variables; it must compute the same each time, from its
-/// inputs, what it captured and parameters, none of which may change in place in between (an error
-/// that names the op). What it captured by reference, a module say, must live until then. Hooks of
-/// modules are called again; hooks that fn registers on Variables stay those of the first call.
-/// Nests. Where no graph is recorded: fn(inputs...).
+/// Returns fn(inputs...) and keeps only the inputs and the result. In the backward pass a copy of
+/// fn is called again to restore the tensors that its ops save, which are then freed as usual. `fn`
+/// may take and return any types, usually Variables. It must compute the same each time from its
+/// inputs, its captures and parameters. None of these may change in place in between; an error
+/// names the op if one did. What fn captured by reference, such as a module, must live until the
+/// backward pass. Hooks of modules are called again; hooks that fn registers on Variables are
+/// registered once. Calls can be nested. Without a graph this is a plain call.
 template <class F, class... In>
 auto recompute(const F& fn, const In&... inputs) {
-  // Within another one that keeps nothing there is nothing to drop.
+  // Inside another recompute() that keeps nothing there is nothing to drop.
   if (!mode().grad || mode().recording != nullptr) return fn(inputs...);
   const detail::Recording recording(
       [fn, kept = std::tuple<In...>(inputs...)]() mutable { std::apply(fn, kept); });
   return fn(inputs...);
 }
 
-/// While alive, run_blocks() goes by a policy. `blocks_run`, where given, takes the number of
-/// blocks that ran so.
+/// While alive, run_blocks() follows a policy. `blocks_run`, if given, counts the blocks that ran
+/// under it.
 struct RecomputeBlocks : ModeGuard {
   explicit RecomputeBlocks(RecomputePolicy policy, int64_t* blocks_run = nullptr) {
     mode().recompute = policy;
@@ -102,16 +104,16 @@ struct RecomputeBlocks : ModeGuard {
   }
 };
 
-/// "none", "blocks" or "sqrt"; an error for another name.
+/// Returns the policy called "none", "blocks" or "sqrt". Throws for another name.
 RecomputePolicy recompute_policy(std::string_view name);
 
-/// How many blocks one recomputation takes: 1, or for sqrt ceil(sqrt(n)), the last group being what
-/// is left.
+/// Returns the number of blocks in one recomputation: 1, or ceil(sqrt(n)) for `sqrt`. The last
+/// group may be smaller.
 size_t blocks_of_group(RecomputePolicy policy, size_t n);
 
-/// What the n repeated blocks of a model make of x in turn, by the thread's policy: f(i, x) runs
-/// block i, and returns what f(i + 1, x) takes. f is copied, and what holds for recompute()'s fn
-/// holds for it.
+/// Runs the n repeated blocks of a model on x in turn, under the thread's policy. f(i, x) runs
+/// block i and returns the argument of the next block. f is copied and must meet the conditions for
+/// the fn of recompute().
 template <class X, class F>
 X run_blocks(size_t n, X x, const F& f) {
   const RecomputePolicy policy = mode().recompute;
@@ -133,7 +135,7 @@ X run_blocks(size_t n, X x, const F& f) {
   return x;
 }
 
-/// The same of modules that are called with a Variable; they must live until backward.
+/// Does the same with modules that are called with a Variable. They must live until backward.
 template <class Blocks>
 Variable run_blocks(const Blocks& blocks, Variable x) {
   return run_blocks(blocks.size(), std::move(x),

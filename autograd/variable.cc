@@ -63,7 +63,7 @@ void Variable::backward(const at::Tensor& dy, bool retain) const {
 
 namespace {
 
-/// Adds a hook to those of a node, unless a recomputed function registers it for the second time.
+/// Adds a hook to a node, unless a recomputed function registers it for the second time.
 template <class Hook>
 HookHandle add_hook(const std::shared_ptr<Node>& node, std::vector<std::shared_ptr<Hook>>& hooks,
                     Hook hook) {
@@ -104,20 +104,23 @@ void HookHandle::remove() {
 
 Variable Variable::index(const std::vector<Index>& indices) const {
   Variable x = *this;
-  std::vector<at::Tensor> taken;  // for each dim that stays; undefined: all of it
+  std::vector<at::Tensor> taken;  // for each remaining dim; undefined: the full dim
   bool takes = false;
   int64_t dim = 0;
   for (const Index& index : indices) {
+    // select() removes the dim from x, so `dim` now is the next one.
     if (const auto* place = std::get_if<int64_t>(&index)) {
       x = select(x, dim, *place);
     } else if (const auto* range = std::get_if<Slice>(&index)) {
       LATHE_CHECK(dim < x.dim(), "index: ", describe(data_), " has not the dims of ",
                   indices.size(), " indices");
+      // Skip a full range, which would add a node without effect.
       if (range->start || range->end || range->step != 1)
         x = slice(x, dim, range->start.value_or(0), range->end.value_or(x.size(dim)), range->step);
       taken.emplace_back();
       ++dim;
     } else {
+      // Index by tensors at the end in one op, because they are broadcast with each other.
       const auto& t = std::get<at::Tensor>(index);
       LATHE_CHECK(t.defined(), "index: an undefined tensor for dim ", dim, " of ", describe(data_));
       takes = true;
@@ -125,6 +128,7 @@ Variable Variable::index(const std::vector<Index>& indices) const {
       dim += t.scalar_type() == at::kBool ? t.dim() : 1;
     }
   }
+
   return takes ? lathe::index(x, taken) : x;
 }
 
@@ -195,7 +199,7 @@ Comparison mirrored(Comparison op) {
   }
 }
 
-/// ATen's complaint as an Error that names what was done and to what.
+/// Runs f and turns an error of ATen into an Error that names the operation and its operands.
 template <class F>
 auto told(const char* what, const Operand& a, const Operand& b, F&& f) {
   try {

@@ -1,4 +1,4 @@
-// Variable: a tensor and its place in the graph. A handle: copies share both.
+// Variable: a tensor and its position in the graph. It is a handle: copies share both.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@ namespace lathe {
 struct Node;
 struct Leaf;
 
-/// Where a gradient goes: to output `output` of `node`, or nowhere.
+/// Where a gradient goes: to output `output` of `node`, or nowhere if `node` is null.
 struct Edge {
   std::shared_ptr<Node> node;
   uint32_t output = 0;
@@ -29,14 +29,14 @@ struct Edge {
   explicit operator bool() const { return node != nullptr; }
 };
 
-/// A hook that was registered.
+/// A handle of a registered hook.
 class HookHandle {
  public:
   HookHandle() = default;
   HookHandle(std::weak_ptr<Node> node, std::weak_ptr<void> hook)
       : node_(std::move(node)), hook_(std::move(hook)) {}
-  /// It is called no more, from the next gradient on. Nothing where it is gone already. Not while a
-  /// backward pass over its graph runs on another thread.
+  /// Removes the hook; the next gradient does not reach it. Does nothing if the hook is gone
+  /// already. Must not be called while a backward pass over its graph runs on another thread.
   void remove();
 
  private:
@@ -44,78 +44,80 @@ class HookHandle {
   std::weak_ptr<void> hook_;
 };
 
-/// Places of a dimension, Python's start:end:step; negative ones count from the end.
+/// A range of positions in a dimension, like Python's start:end:step. Negative positions count from
+/// the end.
 struct Slice {
   std::optional<int64_t> start{}, end{};
   int64_t step = 1;
 };
-/// What a dimension is indexed by: a place, a range, a mask (bool, over as many dims as it has) or
-/// places (int64).
+/// An index of a dimension: a position, a range, a mask (bool, over as many dims as it has) or
+/// several positions (int64).
 using Index = std::variant<int64_t, Slice, at::Tensor>;
 
-/// A tensor, and its place in the graph of what it was made of, if any. A handle: copies share
+/// A tensor, and its position in the graph that computed it, if any. It is a handle: copies share
 /// both.
 class Variable {
  public:
   Variable() = default;
-  /// A constant: no gradient flows to it.
+  /// Creates a constant, to which no gradient flows.
   explicit Variable(at::Tensor data) : data_(std::move(data)) {}
-  /// What has the gradient that `edge` says.
+  /// Creates a Variable whose gradient goes to `edge`.
   Variable(at::Tensor data, Edge edge) : data_(std::move(data)), edge_(std::move(edge)) {}
   Variable(const Variable&) = default;
   Variable(Variable&&) = default;
-  // Not to temporaries: x[0] = y would say what it does not do.
+  // Temporaries cannot be assigned to: x[0] = y would not change x.
   Variable& operator=(const Variable&) & = default;
   Variable& operator=(Variable&&) & = default;
-  /// A leaf whose gradient is kept: a parameter.
+  /// Creates a parameter: a leaf whose gradient is kept.
   static Variable parameter(at::Tensor data, std::string name = "");
 
   bool defined() const { return data_.defined(); }
   const at::Tensor& data() const { return data_; }
-  // Each of these throws where the Variable is undefined, but for numel(), which is then 0.
+  // Each of these throws if the Variable is undefined, except numel(), which is then 0.
   at::IntArrayRef sizes() const { return checked().sizes(); }
   int64_t size(int64_t dim) const { return checked().size(dim); }
   int64_t dim() const { return checked().dim(); }
   int64_t numel() const { return data_.numel(); }
   at::ScalarType dtype() const { return checked().scalar_type(); }
   double item() const { return checked().item().toDouble(); }
-  /// The same data, cut off from the graph.
+  /// Returns the same data, detached from the graph.
   Variable detach() const { return Variable(data_); }
 
-  /// Whether a gradient flows to it: it is a parameter that is not frozen, or was made of one.
+  /// Returns whether a gradient flows to it: it is a parameter that is not frozen, or was computed
+  /// from one.
   bool requires_grad() const;
-  /// Freezes a parameter (false), which drops its gradient, or lets it be trained again; for all
-  /// its handles. True makes this handle of a constant a parameter. An error for what an op made:
-  /// detach() it.
+  /// Freezes a parameter (false), which drops its gradient, or makes it trainable again, for all
+  /// its handles. With true, this handle of a constant becomes a parameter. Throws for the result
+  /// of an op: detach() it first.
   Variable& requires_grad_(bool on = true) &;
-  /// The same of a temporary: `randn({2, 3}, seed).requires_grad_()`.
+  /// Does the same for a temporary: `randn({2, 3}, seed).requires_grad_()`.
   Variable requires_grad_(bool on = true) && { return std::move(requires_grad_(on)); }
-  /// Where its gradient goes; nowhere unless it requires_grad().
+  /// Returns where its gradient goes; nowhere unless it requires_grad().
   const Edge& edge() const;
-  /// What made it; null for a constant.
+  /// Returns the node that made it; null for a constant.
   const std::shared_ptr<Node>& node() const { return edge_.node; }
-  /// The leaf behind a parameter, frozen or not; null for anything else.
+  /// Returns the leaf of a parameter, frozen or not; null for anything else.
   Leaf* as_leaf() const;
-  /// The same; an error for anything else.
+  /// Returns the leaf of a parameter. Throws for anything else.
   Leaf& leaf() const;
-  /// A parameter's accumulated gradient; undefined before the first backward.
+  /// Returns a parameter's accumulated gradient; undefined before the first backward.
   const at::Tensor& grad() const;
-  /// As the function of that name (autograd/engine.h).
+  /// Calls the function of that name (autograd/engine.h).
   void backward(const at::Tensor& dy = {}, bool retain = false) const;
 
-  /// Called with the gradient that reaches this Variable, before it goes further; a defined result
-  /// replaces it.
+  /// Registers a hook that is called with the gradient that reaches this Variable, before it flows
+  /// further. A defined result replaces the gradient.
   HookHandle register_hook(std::function<at::Tensor(const at::Tensor&)> hook) const;
-  /// Called each time a backward pass has added to a parameter's grad.
+  /// Registers a hook that is called each time a backward pass has added to a parameter's grad.
   HookHandle register_post_accumulate_grad_hook(std::function<void(Leaf&)> hook) const;
 
-  /// Indexes dim 0. Places and ranges give views, masks and tensors copies. Gradients flow back to
-  /// where values came from.
+  /// Indexes dim 0. Positions and ranges return views; masks and tensors return copies. Gradients
+  /// flow back to the elements that were taken.
   Variable operator[](int64_t place) const { return index({place}); }
   Variable operator[](const Slice& range) const { return index({range}); }
   Variable operator[](const at::Tensor& mask_or_places) const { return index({mask_or_places}); }
-  /// The same of the first dims, one for each; several tensors are broadcast and taken together, as
-  /// in NumPy.
+  /// Indexes the first dims, one index for each. Several tensors are broadcast with each other and
+  /// taken together, as in NumPy.
   Variable index(const std::vector<Index>& indices) const;
 
  private:
@@ -144,7 +146,7 @@ inline Variable operator*(double a, const Variable& b) { return b * a; }
 inline Variable operator-(double a, const Variable& b) { return -b + a; }
 Variable operator/(double a, const Variable& b);
 
-/// A tensor beside a Variable is a constant.
+/// In arithmetic with a Variable a tensor is a constant.
 inline Variable operator+(const Variable& a, const at::Tensor& b) { return a + Variable(b); }
 inline Variable operator-(const Variable& a, const at::Tensor& b) { return a - Variable(b); }
 inline Variable operator*(const Variable& a, const at::Tensor& b) { return a * Variable(b); }
@@ -159,17 +161,17 @@ namespace detail {
 enum class Arithmetic : uint8_t { add, sub, mul, div };
 enum class Comparison : uint8_t { less, less_equal, greater, greater_equal, equal, not_equal };
 
-/// What stands beside a Variable.
+/// The other operand of an operator on a Variable.
 class Operand {
  public:
-  // An undefined one throws here.
+  // Throws if it is undefined.
   Operand(const Variable& v) : variable(v) { (void)v.sizes(); }
   Operand(const at::Tensor& t) : Operand(Variable(t)) {}
   template <class N>
     requires std::is_arithmetic_v<N>
   Operand(N n) : number(static_cast<double>(n)) {}
 
-  Variable variable;  // undefined: the number
+  Variable variable;  // undefined if the operand is the number
   double number = 0;
 };
 template <class A, class B>
@@ -181,10 +183,10 @@ at::Tensor compare(Comparison op, const Operand& a, const Operand& b);
 
 }  // namespace detail
 
-/// a += b. Where a graph is recorded of it, a becomes a new Variable, a + b, and other handles stay
-/// what they were; an error for a parameter, and for a part such as x[0]. Elsewhere (constants;
-/// anything under NoGrad) a's values change in place, for every handle and view of them, as ATen's
-/// in-place functions do; a graph that has saved them notices, and its backward is an error.
+/// Adds b to a. If a graph is recorded, a becomes a new Variable a + b and other handles stay
+/// unchanged; this throws for a parameter, and for a part such as x[0]. Otherwise (constants;
+/// anything under NoGrad) the values of a change in place, for every handle and view of them, as
+/// with ATen's in-place functions. If a graph has saved these values, its backward throws.
 template <class A>
 Variable& operator+=(Variable& a, const A& b) {
   detail::assign(detail::Arithmetic::add, a, b, false);
@@ -222,7 +224,7 @@ void operator/=(Variable&& a, const A& b) {
   detail::assign(detail::Arithmetic::div, a, b, true);
 }
 
-/// Comparisons of values give a bool tensor; no gradient flows through them.
+/// Comparisons of values return a bool tensor; no gradient flows through them.
 template <class A, class B>
   requires detail::Beside<A, B>
 at::Tensor operator<(const A& a, const B& b) {
@@ -254,9 +256,9 @@ at::Tensor operator!=(const A& a, const B& b) {
   return detail::compare(detail::Comparison::not_equal, a, b);
 }
 
-/// The values, nested in brackets (of more than 1000 the first and last three along each dim), then
-/// dtype, shape, and the op that made it or the parameter's name: `[[1, 2],\n [3, 4]] float32[2,2]
-/// from add`.
+/// Prints the values in nested brackets, then dtype, shape, and the op that made it or the
+/// parameter's name: `[[1, 2],\n [3, 4]] float32[2,2] from add`. Of more than 1000 values only the
+/// first and last three along each dim are printed.
 std::ostream& operator<<(std::ostream& out, const Variable& x);
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// Uses the same two observers as `lathe replay`, and a third that sees the result of each
-// node's backward. Without an observer each costs one pointer test per op.
+// Uses the observers of op results and of the gradients of each node's backward. Without an
+// observer each costs one pointer test per op.
 #include "nn/anomaly.h"
 
 #include <ATen/TensorOperators.h>
@@ -32,7 +32,8 @@ Counts count(const at::Tensor& t) {
   return {nan, bad - nan};
 }
 
-/// "float32[2,3], 1 NaN and 2 infinite, the others from -1 to 2".
+/// Returns a description such as "float32[2,3], 1 NaN and 2 infinite of 6, the others from -1 to
+/// 2".
 std::string facts(const at::Tensor& t) {
   std::string text = describe(t);
   if (!t.defined() || !t.is_floating_point() || t.numel() == 0 || t.is_meta()) return text;
@@ -49,13 +50,13 @@ std::string facts(const at::Tensor& t) {
 }  // namespace
 
 struct DetectAnomaly::Watch {
-  /// Of an op that made a node: where it ran and what it was given.
+  /// For an op that made a node: its module and its inputs.
   struct Made {
     std::string where, inputs;
   };
   std::unordered_map<const Node*, Made> made;
   const std::function<void(const OpResult&)>* outer =
-      mode().observe_result;  // who watches already goes on
+      mode().observe_result;  // an outer observer stays active
 
   static std::string where() {
     const ModuleCall* call = ModuleCall::innermost();
@@ -81,7 +82,8 @@ struct DetectAnomaly::Watch {
       const Counts n = count(v.data());
       given_finite = given_finite && n.finite();
       if (n.finite() || masks) continue;
-      // A cast of a parameter stands for it. A constant may hold infinities on purpose.
+      // A parameter's working copy counts as the parameter. A constant may contain infinities on
+      // purpose.
       const bool parameter = v.as_leaf() != nullptr;
       if (!parameter && (v.node() != nullptr || n.nan == 0)) continue;
       fail(Exit::diverged, "anomaly: ", r.name, where(), " was given ",
@@ -93,7 +95,7 @@ struct DetectAnomaly::Watch {
       fail(Exit::diverged, "anomaly: ", r.name, where(), " made values that are not finite (",
            results, ") of finite ones: ", inputs_text(r.inputs));
     }
-    // What runs again for a recomputation is known already, by its place in the whole model.
+    // In a recomputation keep the first entry: it has the path in the complete model.
     if (r.node != nullptr && !(mode().again && made.contains(r.node)))
       made[r.node] = {where(), inputs_text(r.inputs)};
   };
@@ -109,8 +111,8 @@ struct DetectAnomaly::Watch {
       arrived_finite = arrived_finite && count(t).finite();
       arrived += (arrived.empty() ? "" : "; ") + facts(t);
     }
-    if (!arrived_finite)  // nothing before made it: the loss scale did, or the sum of finite
-                          // gradients
+    if (!arrived_finite)  // no earlier backward made it: it comes from the loss scale, or from a
+                          // sum of finite gradients
       fail(Exit::diverged, "anomaly: the gradient that reached the result of ", r.node.name(),
            place,
            " is not finite, as the sum of finite ones or as what backward began with: ", arrived,

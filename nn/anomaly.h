@@ -1,4 +1,4 @@
-// Finding where a number that is not finite comes from.
+// Finds the op that produced the first number that is not finite.
 #pragma once
 
 #include <functional>
@@ -8,20 +8,20 @@
 
 namespace lathe {
 
-/// While alive, every op of this thread, forward and backward, is looked at. The first that makes a
-/// NaN or an infinity out of finite values is an Error (Exit::diverged) that names it, the module
-/// it ran in (by path, where modules make a ModuleCall), and tells of its inputs: dtypes, shapes,
-/// how much is NaN or infinite, least and largest. So is the first op that is given a parameter
-/// with such values, or data with NaN. masked_fill may write infinities, and constants may hold
-/// them. In backward the op named is the one whose gradient formula made them; what its inputs were
-/// in the forward pass is reported too. Costs a few passes over every tensor; where no such guard
-/// lives, one test of a pointer an op. torch.autograd.detect_anomaly looks at gradients for NaN
-/// alone.
+/// While alive, checks the results of every op of this thread, forward and backward. The first op
+/// that computes a NaN or an infinity from finite values throws an Error (Exit::diverged). The
+/// message has the op, its module (the path, if modules make a ModuleCall), and its inputs: dtypes,
+/// shapes, numbers of NaN and infinities, minimum and maximum. The first op that receives a
+/// parameter with such values, or data with NaN, throws too. masked_fill may write infinities, and
+/// constants may contain them. In backward the message names the op whose gradient formula computed
+/// them, and describes its inputs of the forward pass. The guard costs a few passes over every
+/// tensor; without a guard the cost is one pointer test per op. In contrast,
+/// torch.autograd.detect_anomaly checks only gradients, for NaN.
 class DetectAnomaly : public ModeGuard {
  public:
-  /// What is looked at besides results of the forward pass.
+  /// What is checked besides results of the forward pass.
   struct Options {
-    bool backward = true;  ///< gradients are looked at too
+    bool backward = true;  ///< check gradients too
   };
   DetectAnomaly() : DetectAnomaly(Options{}) {}
   explicit DetectAnomaly(Options options);

@@ -1,4 +1,4 @@
-// Hooks on modules: looking at what they return, or replacing it.
+// Hooks on modules, which read or replace their results.
 //
 // A forward hook is a guard that walks its model once, for the addresses of its modules.
 #pragma once
@@ -18,11 +18,11 @@ namespace lathe {
 
 class ModuleCall;
 
-/// While alive, f is called on this thread with what each module of `model` whose path `pattern`
-/// matches returns (matches() of autograd/parameter.h; a recurrent module's sequence, without its
-/// state). A defined result takes its place. Of several, the innermost is called first. Modules
-/// that make no ModuleCall are not seen, and modules must not move in memory meanwhile. An error
-/// where no module has such a path.
+/// While alive, f is called on this thread with the result of each module of `model` whose path
+/// `pattern` matches (matches() of autograd/parameter.h). For a recurrent module this is the
+/// sequence, without the state. If f returns a defined Variable, that replaces the result. Of
+/// several hooks, the innermost is called first. Modules without a ModuleCall are not seen, and
+/// modules must not move in memory meanwhile. Throws if no module has such a path.
 class ForwardHook : public ModeGuard {
  public:
   /// Takes the module's path and result; a defined Variable that it returns replaces the result.

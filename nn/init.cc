@@ -14,7 +14,7 @@
 namespace lathe {
 namespace {
 
-/// fill(values, n) makes them on the CPU, so that they are the same on every device.
+/// Fills t by fill_values(values, n) on the CPU, so that the values are the same on every device.
 template <class F>
 void fill(const at::Tensor& t, F&& fill_values) {
   const bool direct = t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous();
@@ -36,7 +36,7 @@ void fill_weight(const NamedParameter& p, Init init, int64_t depth, RngKey key) 
   LATHE_CHECK(t.dim() >= 2, p.path, " is a ", p.role.name, " of shape ", describe(t.sizes()),
               "; only 2 dimensions and more have a fan to start by: give it another Role::Start");
   const auto out = static_cast<double>(t.size(0)), in = static_cast<double>(t.size(1));
-  const double field = static_cast<double>(t.numel()) / (out * in);  // of a filter
+  const double field = static_cast<double>(t.numel()) / (out * in);  // positions of a filter
   const double fan_out = out * field, fan_in = in * field;
   const double residual = p.role.residual ? 1 / std::sqrt(2.0 * static_cast<double>(depth)) : 1;
   switch (init) {

@@ -1,5 +1,5 @@
-// Initial values. Drawn on the CPU from the counter-based generator: a parameter's values depend on
-// the seed and its path alone, so neither the order of construction nor the device changes them.
+// Initial values. They are drawn on the CPU from the counter-based generator. A parameter's values
+// depend only on the seed and its path, not on the order of construction or the device.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace lathe {
 
-/// How the weights of linear layers and the filters of convolutions start (`model.init`). fan_in
-/// and fan_out are a weight's columns and rows, times the places of a filter. Other parameters
-/// start as their roles say, in every scheme (autograd/parameter.h).
+/// The initial values of the weights of linear layers and the filters of convolutions
+/// (`model.init`). fan_in and fan_out are a weight's columns and rows, times the positions of a
+/// filter. Other parameters are initialized by their role in every scheme (autograd/parameter.h).
 enum class Init {
   gpt2,  ///< N(0, 0.02); residual projections N(0, 0.02 / sqrt(2 n_layer)). Radford et al. 2019
   xavier_uniform,  ///< U(-a, a), a = gain sqrt(6 / (fan_in + fan_out)), gain 1. Glorot and Bengio
@@ -21,15 +21,17 @@ enum class Init {
   kaiming,  ///< N(0, gain / sqrt(fan_in)), gain sqrt(2) for ReLU-like activations. He et al. 2015
   fan_in,   ///< N(0, 1 / sqrt(fan_in)). LeCun et al. 1998
 };
-/// By its name in a config. An error that lists the names, for another.
+/// Returns the scheme with this name in a config. Throws an error that lists the names if there is
+/// none.
 Init init_from_config(const std::string& name);
-/// The names that it knows.
+/// Returns the names of all schemes.
 std::vector<std::string> init_names();
 
 /// Fills every parameter. `depth`: n_layer, for Init::gpt2.
 void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_t depth,
                 uint64_t seed);
-/// The same for all of a model, whose layers get their streams of random numbers too (place()).
+/// Fills every parameter of a model, and gives its layers their streams of random numbers
+/// (place()).
 void initialize(const ModuleRef& model, Init init, uint64_t seed, int64_t depth = 1);
 
 }  // namespace lathe

@@ -1,5 +1,6 @@
-// All layers: plain structs of parameters and sizes, called like functions. Made with their sizes;
-// their values come from nn/init.h. Under autocast they compute as their ops do (autograd/ops.h).
+// All layers: plain structs of parameters and sizes that are called like functions. They are
+// constructed with their sizes; nn/init.h sets their values. Under autocast they compute as their
+// ops do (autograd/ops.h).
 #pragma once
 
 #include "nn/layers/attention.h"

@@ -17,7 +17,7 @@
 namespace lathe {
 namespace {
 
-/// What a tensor's handles share: the same for all places of a tied parameter.
+/// Returns an address that all handles of a tensor share, so that tied parameters are recognized.
 const void* identity(const at::Tensor& t) { return t.unsafeGetTensorImpl(); }
 
 }  // namespace
@@ -68,7 +68,7 @@ std::vector<NamedBuffer> buffers(const ConstModuleRef& model) {
 void replace_parameters(const ModuleRef& model,
                         const std::function<Variable(const NamedParameter&)>& make) {
   std::map<const void*, std::pair<Variable, Variable>>
-      made;  // old, kept so that its address stays its own, and new
+      made;  // old and new; the old one is kept alive, so that no other tensor can get its address
   Visit visit({.parameter = [&](const NamedParameter& found, Variable& place) {
     const void* key = identity(found.parameter.data());
     auto at = made.find(key);

@@ -1,5 +1,5 @@
-// Modules are plain structs. A module's `visit` names its children; everything that walks a model
-// (parameters, buffers, state, init, device moves, tables) is a free function over visit().
+// Modules are plain structs. A module's `visit` names its children. Everything that walks a model
+// (parameters, buffers, state, init, device moves, tables) is a free function that calls visit().
 #pragma once
 
 #include <cstdint>
@@ -19,30 +19,31 @@
 
 namespace lathe {
 
-/// What a walk does with what it meets; an empty function passes over it. `place` is the module's
-/// own member.
+/// The functions that a walk calls; empty ones are skipped. `place` is the member of the module
+/// itself.
 struct Visitor {
   std::function<void(const NamedParameter& found, Variable& place)> parameter{};
   std::function<void(const std::string& path, at::Tensor& place)> buffer{};
   std::function<void(const std::string& path, uint64_t& place)> stream{};
-  /// A module of type `type` within the model, before what is in it; `block` as in NamedParameter.
+  /// Called with a module of type `type` within the model, before its members; `block` as in
+  /// NamedParameter.
   std::function<void(const std::string& path, int64_t block, std::type_index type, void* module)>
       module{};
 };
 
-/// Walks a module: v("name", child) goes into a child. A child is a module; an optional,
-/// unique_ptr, shared_ptr or pointer to one, passed over where it is empty; or a vector, array or
-/// other range of children, whose names are their places.
+/// Walks a module: v("name", child) visits a child. A child is a module; an optional, unique_ptr,
+/// shared_ptr or pointer to one, skipped if it is empty; or a vector, array or other range of
+/// children, which are named by their indices.
 class Visit {
  public:
   explicit Visit(Visitor visitor) : visitor_(std::move(visitor)) {}
 
-  /// A parameter. An undefined one (a bias that is off) is passed over.
+  /// Visits a parameter. An undefined one (a bias that is off) is skipped.
   void operator()(std::string_view name, Variable& parameter, const Role& role);
-  /// What a module keeps and saves that is no parameter, such as batch norm's statistics.
-  /// Undefined: passed over.
+  /// Visits a tensor that a module keeps and saves and that is not a parameter, such as batch
+  /// norm's statistics. An undefined one is skipped.
   void buffer(std::string_view name, at::Tensor& tensor);
-  /// The stream of random numbers of the module that is visited; see place().
+  /// Visits the stream of random numbers of the current module; see place().
   void stream(uint64_t& stream);
 
   template <class Child>
@@ -52,8 +53,8 @@ class Visit {
     into(child);
     path_.resize(length);
   }
-  /// The blocks that a model repeats, its bulk: their parameters know which block they are in,
-  /// which fp8 layers and quantized loading go by.
+  /// Visits the repeated blocks of a model. Their parameters carry the index of their block, which
+  /// fp8 layers and quantized loading use.
   template <class Children>
   void blocks(std::string_view name, Children& children) {
     const std::string prefix = std::string(name) + ".";
@@ -64,7 +65,7 @@ class Visit {
     }
     block_ = -1;
   }
-  /// A child that adds nothing to the path.
+  /// Visits a child that adds nothing to the path.
   template <class Child>
   void into(Child& child) {
     if constexpr (requires { child.visit(*this); }) {
@@ -91,7 +92,7 @@ class Visit {
 
 namespace detail {
 
-/// What v.into() can walk.
+/// Types that v.into() can walk.
 template <class M>
 concept Walkable = std::is_class_v<M> &&(
     requires(M& m, Visit& v) { m.visit(v); } || requires(M & m) { static_cast<bool>(m), *m; } ||
@@ -104,8 +105,7 @@ void walk(const void* module, Visit& v) {
 
 }  // namespace detail
 
-/// Any module, for functions that change it; what they take as `model`. Valid as long as the
-/// module.
+/// A reference to any module, for functions that change it. It must not outlive the module.
 class ModuleRef {
  public:
   template <detail::Walkable M>
@@ -118,8 +118,8 @@ class ModuleRef {
   void (*walk_)(const void*, Visit&);
 };
 
-/// Any module, const or not, for functions that look at it, or write into the memory that it
-/// shares.
+/// A reference to any module, const or not, for functions that read it or write into the memory of
+/// its tensors.
 class ConstModuleRef {
  public:
   template <detail::Walkable M>
@@ -137,12 +137,12 @@ struct NamedBuffer {
   at::Tensor tensor;  ///< shares its memory with the module's
 };
 
-/// Every parameter in visiting order. One that stands in several places (tied by assignment) is
-/// there once, under its first path. An error where two have one path.
+/// Returns every parameter in visiting order. One that is in several places (tied by assignment) is
+/// listed once, under its first path. Throws if two have the same path.
 std::vector<NamedParameter> parameters(const ConstModuleRef& model);
-/// Those that an optimizer has something to do with.
+/// Returns the parameters that an optimizer updates.
 std::vector<NamedParameter> trained_parameters(const ConstModuleRef& model);
-/// Every buffer in visiting order.
+/// Returns every buffer in visiting order.
 std::vector<NamedBuffer> buffers(const ConstModuleRef& model);
 
 /// Calls f(path, block, layer) for each module of type Layer within a model.
@@ -157,52 +157,52 @@ void for_each_module(
   model.visit(visit);
 }
 
-/// Replaces every parameter by what `make(found)` returns; what was tied stays tied. Handles taken
-/// before stay with the old ones.
+/// Replaces every parameter by the result of `make(found)`; tied parameters stay tied. Earlier
+/// handles keep the old ones.
 void replace_parameters(const ModuleRef& model,
                         const std::function<Variable(const NamedParameter& found)>& make);
-/// Replaces every buffer by what `make(found)` returns.
+/// Replaces every buffer by the result of `make(found)`.
 void replace_buffers(const ModuleRef& model,
                      const std::function<at::Tensor(const NamedBuffer& found)>& make);
-/// Replaces every parameter and buffer by a copy on `device`, those of floating point in `dtype`;
-/// frozen ones stay frozen, quantized ones as they are.
+/// Replaces every parameter and buffer by a copy on `device`, those of floating point in `dtype`.
+/// Frozen ones stay frozen, and quantized ones stay unchanged.
 void move_to(const ModuleRef& model, at::Device device, at::ScalarType dtype);
 /// Drops the gradients; frozen parameters have none.
 void zero_grad(const ConstModuleRef& model);
 /// Freezes every parameter whose path `pattern` matches (see matches() in autograd/parameter.h), or
-/// with false lets it be trained again; how many. An error where there is none. Gradients and
-/// optimizers pass over what is frozen.
+/// makes it trainable again with false. Returns their number, and throws if it is 0. Frozen
+/// parameters get no gradients and no updates.
 int64_t freeze(const ConstModuleRef& model, std::string_view pattern, bool frozen = true);
-/// Gives each layer that draws random numbers the stream of its path, so that what it draws does
-/// not hang on which other layers ran. Without it such layers draw from one stream, in the order in
+/// Gives each layer that draws random numbers the stream of its path, so that its numbers do not
+/// depend on which other layers ran. Without it such layers draw from one stream, in the order in
 /// which they run.
 void place(const ModuleRef& model);
 
 /// Parameters and buffers by path.
 using StateDict = std::map<std::string, at::Tensor>;
-/// The tensors are the model's own: clone them to keep their values. An error where a parameter is
-/// quantized, or two tensors have one path.
+/// Returns the tensors of the model, not copies: clone them to keep their values. Throws if a
+/// parameter is quantized, or two tensors have the same path.
 StateDict state_dict(const ConstModuleRef& model);
-/// What load_state_dict met and could not place.
+/// The paths that load_state_dict could not match.
 struct LoadedState {
   std::vector<std::string> missing, unexpected;  ///< paths, sorted
 };
-/// Copies the values of `state` into the model's tensors, cast to their dtype and device; what was
-/// tied stays tied. A tied parameter may come under any of its paths, or under several with equal
-/// values. One error names all that does not fit: shapes, kinds of dtype, and where `strict` what
-/// is missing and what the model does not have; then nothing was written.
+/// Copies the values of `state` into the model's tensors, cast to their dtype and device. Tied
+/// parameters stay tied: `state` may have one under any of its paths, or under several with equal
+/// values. Throws one error that names all mismatches and writes nothing: of shapes and kinds of
+/// dtype, and with `strict` missing and unexpected paths.
 LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
                             bool strict = true);
 
-/// A parameter in float32 on the CPU, zero until it is initialized; a shape alone under
-/// MetaInit.
+/// Returns a parameter in float32 on the CPU, zero until it is initialized; under MetaInit without
+/// storage.
 Variable new_parameter(at::IntArrayRef sizes);
-/// A buffer filled with `value`, otherwise the same.
+/// Returns a buffer filled with `value`; under MetaInit without storage.
 at::Tensor new_buffer(at::IntArrayRef sizes, double value, at::ScalarType dtype = at::kFloat);
 
-/// Elements of all of them.
+/// Returns the number of elements of all parameters.
 int64_t count(const std::vector<NamedParameter>& parameters);
-/// Name, shape and number of elements of each, and the total.
+/// Returns a table of the path, shape and number of elements of each parameter, with the total.
 std::string parameter_table(const std::vector<NamedParameter>& parameters);
 
 }  // namespace lathe

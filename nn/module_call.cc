@@ -1,6 +1,6 @@
-// The calls of a thread form a chain on the stack. No path is stored: when one is needed (a
-// shape error, an anomaly) the outermost module is walked for the address and type of the
-// innermost. Dims are bound in a few words on the stack.
+// The calls of a thread form a chain on the stack. No path is stored: when one is needed (for a
+// shape error or an anomaly), the outermost module is walked to find the address and type of this
+// one. Bound dims are on the stack.
 #include "nn/module_call.h"
 
 #include <cxxabi.h>
@@ -34,7 +34,7 @@ std::string last_part(const std::string& name) {
   return colon == std::string::npos ? name : name.substr(colon + 2);
 }
 
-/// The letters of a spec's dims; `any_before` where it begins with "...".
+/// Returns the letters of a spec's dims; sets `any_before` if it begins with "...".
 std::string letters_of(std::string_view spec, bool& any_before) {
   any_before = spec.starts_with("...");
   std::string letters;
@@ -68,22 +68,27 @@ int64_t ModuleCall::size(char dim) const {
 void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view spec,
                        bool is_result) {
   if (!x.defined()) return;
-  // Letter by letter from the last dim, so that "..." may stand for any number before. Nothing is
-  // allocated here.
+
+  // Compare letter by letter from the last dim, so that "..." can stand for any number of dims
+  // before. This allocates nothing, since it runs in every call.
   int64_t letters = 0;
   for (const char c : spec) letters += c != ' ' && c != '.' ? 1 : 0;
   if (spec.starts_with('.') ? letters > x.dim() : letters != x.dim())
     misfit(name, x, spec, is_result, str("it has ", x.dim(), x.dim() == 1 ? " dim" : " dims"));
+
   int64_t dim = x.dim();
   const int tensor = static_cast<int>(seen_.size());
   for (size_t at = spec.size(); at-- > 0;) {
     const char c = spec[at];
     if (c == ' ') continue;
     if (c == '.') break;
+
     const int64_t size = x.size(--dim);
     auto found =
         std::find_if(dims_.begin(), dims_.end(), [c](const Dim& d) { return d.name == c; });
     if (found == dims_.end()) {
+      // The first tensor that has a letter binds it, and is remembered for the message about a
+      // later misfit.
       dims_.push_back({c, size, tensor});
     } else if (found->size != size) {
       std::string why = str(c, " is ", size, " here and ", found->size);
@@ -98,6 +103,7 @@ void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view s
       misfit(name, x, spec, is_result, why);
     }
   }
+
   seen_.push_back({name, x});
 }
 

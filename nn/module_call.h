@@ -1,5 +1,5 @@
-// A module that is being called: where it is in its model, the sizes of its named dims, and who
-// watches its results.
+// A call of a module in progress: its path in the model, the sizes of its named dims, and hooks on
+// its result.
 //
 //   Variable MyLayer::operator()(const Variable& x, const Variable& memory) const {
 //     ModuleCall call(*this, {{'C', weight.size(1)}});
@@ -26,18 +26,18 @@
 
 namespace lathe {
 
-/// A dim's size that a module knows beforehand.
+/// The size of a dim that a module knows in advance.
 struct Bound {
   char name;
   int64_t size;
 };
 
-/// Types of the modules of namespace lathe that make a ModuleCall, for the test that every one has
-/// a row of its own.
+/// Returns the types of the modules of namespace lathe that make a ModuleCall, for the test that
+/// each one has a row in its table.
 std::set<std::string>& module_registry();
 
 namespace detail {
-/// "Linear": a type's name without namespaces.
+/// Returns a type's name without namespaces, such as "Linear".
 std::string type_text(const std::type_info& type);
 bool register_module(const std::type_info& type);
 template <class M>
@@ -46,8 +46,8 @@ struct RegisteredModule {
 };
 }  // namespace detail
 
-/// One call of a module, on its stack. The calls of a thread that are under way form a chain, from
-/// the outermost.
+/// One call of a module; an object on the stack of the call. The calls in progress of a thread form
+/// a chain from the outermost.
 class ModuleCall {
  public:
   template <class M>
@@ -66,29 +66,29 @@ class ModuleCall {
   ModuleCall& operator=(const ModuleCall&) = delete;
 
   /// Checks a tensor against a named shape such as "B T C", or "... C" for any number of dims
-  /// before: each letter has one size in all tensors of the call, that of the first it was met in
-  /// or what the call was made with. An undefined tensor is passed over. The error names the module
-  /// by path and type, the tensor, both shapes, and the dim.
+  /// before C. Each letter has one size in all tensors of the call: the one given to the
+  /// constructor, or that of the first tensor with the letter. An undefined tensor is skipped. The
+  /// error names the module by path and type, the tensor, both shapes, and the dim.
   void input(const char* name, const at::Tensor& x, std::string_view spec) {
     check(name, x, spec, false);
   }
-  /// Of a Variable.
+  /// Checks a Variable.
   void input(const char* name, const Variable& x, std::string_view spec) {
     check(name, x.data(), spec, false);
   }
-  /// A module's only input.
+  /// Checks a module's only input.
   void input(const at::Tensor& x, std::string_view spec) { check("input", x, spec, false); }
-  /// A module's only input.
+  /// Checks a module's only input.
   void input(const Variable& x, std::string_view spec) { check("input", x.data(), spec, false); }
-  /// The same of what the module returns, which forward hooks (nn/hooks.h) may replace.
+  /// Checks the module's result, and returns it or what forward hooks (nn/hooks.h) replace it with.
   Variable result(Variable y, std::string_view spec) {
     check("result", y.data(), spec, true);
     return mode().forward_hooks == nullptr ? y : run_hooks(std::move(y));
   }
-  /// The size of a dim that is bound.
+  /// Returns the size of a dim that is bound. Throws if there is none of that name.
   int64_t size(char dim) const;
 
-  /// The thread's innermost call, or null.
+  /// Returns the thread's innermost call, or null.
   static ModuleCall*& innermost() {
     static thread_local ModuleCall* call = nullptr;
     return call;
@@ -96,16 +96,17 @@ class ModuleCall {
   const ModuleCall* outer() const { return outer_; }
   const void* module() const { return module_; }
   std::type_index type() const { return type_; }
-  /// "blocks.1.attn", as the outermost module under way names it; "" for that one.
+  /// Returns the path as seen from the outermost module in progress, such as "blocks.1.attn"; ""
+  /// for that module.
   std::string path() const;
-  /// "blocks.1.attn (CausalSelfAttention)", or the type alone.
+  /// Returns "blocks.1.attn (CausalSelfAttention)", or only the type if the path is empty.
   std::string text() const;
 
  private:
   struct Dim {
     char name;
     int64_t size;
-    int tensor;  ///< that bound it, of seen_; -1: the module
+    int tensor;  ///< index in seen_ of the tensor that bound it; -1: the constructor
   };
   struct Seen {
     const char* name;

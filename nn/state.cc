@@ -10,7 +10,7 @@
 namespace lathe {
 namespace {
 
-/// A tensor of a model under each of its paths.
+/// A tensor of a model with all of its paths.
 struct Place {
   std::vector<std::string> paths;
   at::Tensor tensor;
@@ -35,7 +35,7 @@ std::vector<Place> places_of(const ConstModuleRef& model) {
   return out;
 }
 
-/// "a, b and 3 more".
+/// Returns a list of the first names, such as "a, b and 3 more".
 std::string listed(const std::vector<std::string>& names) {
   constexpr size_t most = 8;
   std::string text;
@@ -56,10 +56,12 @@ LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
   const NoGrad no_grad;
   const auto places = places_of(model);
   LoadedState result;
+
   std::vector<std::string> unfit;
   std::vector<std::pair<const Place*, at::Tensor>> found;
   size_t used = 0;
   std::set<std::string> known;
+
   for (const Place& place : places) {
     at::Tensor values;
     for (const auto& path : place.paths) {
@@ -68,6 +70,8 @@ LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
       if (at == state.end()) continue;
       ++used;
       const at::Tensor& t = at->second;
+      // Values are cast to the model's dtype when they are copied, but integers and floating point
+      // do not mix.
       if (!t.defined() || t.sizes() != place.tensor.sizes() ||
           t.is_floating_point() != place.tensor.is_floating_point()) {
         unfit.push_back(path + " is " + (t.defined() ? describe(t) : "undefined") + " for " +
@@ -78,6 +82,7 @@ LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
         values = t;
       }
     }
+    // A tensor that the model ties is missing only if it is missing under all of its paths.
     if (values.defined()) {
       found.emplace_back(&place, values);
     } else if (std::none_of(place.paths.begin(), place.paths.end(),
@@ -85,23 +90,30 @@ LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
       result.missing.push_back(place.paths[0]);
     }
   }
+
   if (used != state.size()) {
     for (const auto& [path, t] : state) {
       if (!known.contains(path)) result.unexpected.push_back(path);
     }
   }
+
   std::sort(result.missing.begin(), result.missing.end());
+
   std::string problems;
   const auto add = [&](const char* what, const std::vector<std::string>& names) {
     if (!names.empty())
       problems += (problems.empty() ? "" : "; ") + std::string(what) + listed(names);
   };
+
   add("", unfit);
   if (strict) {
     add("missing: ", result.missing);
     add("not in the model: ", result.unexpected);
   }
+
   LATHE_CHECK(problems.empty(), "load_state_dict: ", problems);
+
+  // Write only after all checks, so that a state that does not fit leaves the model unchanged.
   for (const auto& [place, values] : found) place->tensor.copy_(values);
   return result;
 }

@@ -1,5 +1,5 @@
-// Activations. ATen has one kernel for each backward; second derivatives take the formula that
-// stands above it.
+// Activations. For most of them ATen has a kernel for backward; second derivatives use the formula
+// in the comment.
 #include <ATen/ops/elu.h>
 #include <ATen/ops/elu_backward.h>
 #include <ATen/ops/hardswish.h>
@@ -39,8 +39,8 @@ struct LogSigmoid {
   at::Tensor forward(const at::Tensor& x_) { return at::log_sigmoid(x = x_); }
   // dx = dy * sigmoid(-x)
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {dy * sigmoid(-x.data())}; }
-  // The same, as 1 - sigmoid(x) where that is near 1: the derivative of sigmoid, s (1 - s), is
-  // exact for small s alone.
+  // The same, but computed as 1 - sigmoid(x) where sigmoid(-x) is near 1: the derivative of
+  // sigmoid, s (1 - s), is exact only for small s.
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     const at::Tensor below = x.data().lt(0);
     const Variable small = sigmoid(where(below, x.as<Variable>(), -x.as<Variable>()));
@@ -58,7 +58,7 @@ struct Elu {
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
       return {at::elu_backward(dy, alpha, 1, 1, /*is_result=*/false, x.data())};
-    // At 0 the derivative is alpha and, as in PyTorch, the second one 0.
+    // At 0 the derivative is alpha and, as in PyTorch, the second derivative is 0.
     const at::Tensor above = x.data().gt(0), outside = x.data().ge(0);
     return {where(above, dy, dy * exp(masked_fill(x.as<T>(), outside, 0)) * alpha)};
   }
@@ -83,12 +83,12 @@ struct Hardswish {
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) {
     x = x_;
-    // On a GPU ATen's divides a float64 by a six in float32.
+    // On a GPU ATen's kernel divides a float64 by 6 in float32.
     if (x_.is_cuda() && x_.scalar_type() == at::kDouble)
       return (x_ + 3).clamp_(0, 6).mul_(x_).div_(6);
     return at::hardswish(x_);
   }
-  // dx = 0 up to -3, dy * (x / 3 + 1/2) up to 3, dy above
+  // dx = 0 for x <= -3, dy * (x / 3 + 1/2) up to 3, dy above
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>) return {at::hardswish_backward(dy, x.data())};

@@ -32,16 +32,16 @@
 namespace lathe {
 namespace {
 
-/// Counted as full squares of `keys`, the field's convention, although the causal kernels skip what
-/// is masked.
+/// Counts complete [T, S] scores, which is the convention in publications, although the causal
+/// kernels skip masked blocks.
 OpFlops attention_flops(const at::Tensor& y, int64_t keys, int64_t heads) {
   const auto t = static_cast<double>(keys), n = static_cast<double>(y.numel());
   const double scores = t * n / (static_cast<double>(y.size(2)) / static_cast<double>(heads));
   return {.forward = {4 * t * n, 5 * scores}, .backward = {8 * t * n, 4 * scores}};
 }
 
-/// Which of `keys` places each of the last `time` ones may not see: bool [T, S], or [B, 1, T, S]
-/// where there are starts.
+/// Returns which of the `keys` positions each of the last `time` positions must not see: bool [T,
+/// S], or [B, 1, T, S] with starts.
 at::Tensor attention_mask(int64_t time, int64_t keys, const at::Tensor& starts, at::Device device) {
   at::Tensor future =
       at::ones({time, keys}, at::TensorOptions(at::kBool).device(device)).triu(keys - time + 1);
@@ -50,8 +50,8 @@ at::Tensor attention_mask(int64_t time, int64_t keys, const at::Tensor& starts, 
   return future.logical_or(places < starts.view({starts.size(0), 1, time, 1}));
 }
 
-/// Starts [B, T] as the kernel reads them: on the CPU, whole numbers that never decrease and are no
-/// later than their places. Anything else is an error.
+/// Returns starts [B, T] as the kernel reads them. Throws unless they are int64 and, on the CPU,
+/// never decrease along a row and are not after their positions.
 at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time) {
   if (!starts.defined()) return starts;
   LATHE_CHECK(starts.scalar_type() == at::kLong && starts.sizes() == at::IntArrayRef({batch, time}),
@@ -75,7 +75,7 @@ struct Attention {
   int64_t heads;
   Saved starts{};  // [B, T] or undefined
   Saved qkv = Saved::input(0), out{}, lse{}, seed{},
-        offset{};  // composed: lse holds the probabilities
+        offset{};  // in the composed form lse holds the probabilities
 
   enum class Kernel { own, cpu_flash, cuda_flash, cuda_efficient, composed };
 
@@ -89,7 +89,7 @@ struct Attention {
       if (kernel_ready(t) && attention_ready(shape(), element_of(t.scalar_type())))
         return Kernel::own;
       if (starts.defined()) return Kernel::composed;
-      // ATen's flash kernel can make zeros of a NaN in q or k, which would hide a diverged run.
+      // ATen's flash kernel can turn a NaN in q or k into zeros, which would hide a diverged run.
       return t.isnan().any().item<bool>() ? Kernel::composed : Kernel::cpu_flash;
     }
     if (starts.defined() || d % 8 != 0 || d > 256) return Kernel::composed;
@@ -106,7 +106,7 @@ struct Attention {
             .starts = starts.defined() ? starts.data().const_data_ptr<int64_t>() : nullptr};
   }
 
-  /// q, k or v where they lie in the packed tensor.
+  /// Returns q, k or v (i = 0, 1, 2) in the packed tensor, without a copy.
   static HeadRows rows_of(const at::Tensor& packed, int64_t i) {
     const int64_t c = packed.size(2) / 3;
     return {static_cast<const char*>(packed.const_data_ptr()) + i * c * packed.element_size(),
@@ -120,12 +120,12 @@ struct Attention {
   static at::Tensor joined(const at::Tensor& y) {
     return y.transpose(1, 2).reshape({y.size(0), y.size(2), y.size(1) * y.size(3)});
   }
-  /// How many of the samples a GPU's flash kernel takes first in its backward. Its deterministic
-  /// form gives each head of a sample to one multiprocessor, and where heads are fewer than those
-  /// splits them up. So what is left over after whole rounds costs a round as well, unless it comes
-  /// by itself.
+  /// Returns how many samples the backward of a GPU's flash kernel should process first. Its
+  /// deterministic form gives each head of a sample to one multiprocessor, and splits heads up if
+  /// there are fewer heads than multiprocessors. So the remainder after full rounds costs a full
+  /// round, unless a separate call lets it be split up.
   static int64_t full_waves(int64_t batch, int64_t heads, int64_t processors) {
-    const auto cost = [&](int64_t samples) {  // in rounds
+    const auto cost = [&](int64_t samples) {  // in rounds of all multiprocessors
       const int64_t blocks = samples * heads;
       if (blocks == 0) return 0.0;
       const int64_t parts = divide_up(processors, blocks);
@@ -148,8 +148,10 @@ struct Attention {
     LATHE_CHECK(heads > 0, heads, " heads; at least one is needed");
     LATHE_CHECK(packed.dim() == 3 && packed.size(2) > 0 && packed.size(2) % (3 * heads) == 0,
                 "needs [B, T, 3C] with C a multiple of ", heads, " heads");
+
     qkv = packed.contiguous();
     if (packed.numel() == 0) return packed.slice(2, 0, packed.size(2) / 3).clone();
+
     kernel = choose();
     if (kernel == Kernel::own) {
       at::Tensor y =
@@ -158,11 +160,14 @@ struct Attention {
       attention_forward(shape(), element_of(y.scalar_type()), rows_of(qkv.data(), 0),
                         rows_of(qkv.data(), 1), rows_of(qkv.data(), 2), y.mutable_data_ptr(),
                         lse.data().mutable_data_ptr<float>());
+      // The kernel writes by pointer, which ATen does not notice.
       bump_version(y);
       out = y;
       return y;
     }
+
     const at::Tensor q = part(qkv.data(), 0), k = part(qkv.data(), 1), v = part(qkv.data(), 2);
+
     switch (kernel) {
       case Kernel::own: break;
       case Kernel::cpu_flash: {
@@ -183,12 +188,15 @@ struct Attention {
         break;
       }
       case Kernel::composed: {
+        // Low-precision inputs are widened first, so that scores and probabilities are float32 here
+        // as in the flash kernels.
         const at::Tensor hidden = attention_mask(q.size(2), q.size(2), starts.data(), q.device());
         const at::Tensor scores = wide(q).matmul(wide(k).transpose(-2, -1)) * scale();
         lse = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1);
         return joined(lse.data().matmul(wide(v)).to(packed.scalar_type()));
       }
     }
+
     return joined(out.data());
   }
   // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)), dq = dS k / sqrt(D), dk = dS^T q / sqrt(D)
@@ -196,6 +204,7 @@ struct Attention {
     const at::Tensor& packed = qkv.data();
     at::Tensor d_packed = at::empty_like(packed);
     if (packed.numel() == 0) return {d_packed};
+
     if (kernel == Kernel::own) {
       const at::Tensor d = dy.contiguous();
       attention_backward(shape(), element_of(d.scalar_type()), rows_of(packed, 0),
@@ -205,11 +214,13 @@ struct Attention {
       bump_version(d_packed);
       return {d_packed};
     }
+
     const at::Tensor q = part(packed, 0), k = part(packed, 1), v = part(packed, 2);
     const at::Tensor d_out =
         dy.contiguous()
             .view({packed.size(0), packed.size(1), heads, packed.size(2) / 3 / heads})
             .transpose(1, 2);
+
     at::Tensor dq, dk, dv;
     switch (kernel) {
       case Kernel::own: break;
@@ -218,6 +229,8 @@ struct Attention {
             d_out, q, k, v, out.data(), lse.data(), /*dropout_p=*/0.0, /*is_causal=*/true);
         break;
       case Kernel::cuda_flash: {
+        // Two calls, whole rounds first, where that is faster (see full_waves); samples do not
+        // depend on each other.
         const int64_t first = full_waves(packed.size(0), heads, cuda_api().multiprocessors());
         for (const auto& [begin, count] :
              {std::pair(int64_t{0}, first), std::pair(first, packed.size(0) - first)}) {
@@ -248,6 +261,7 @@ struct Attention {
         dk = ds.transpose(-2, -1).matmul(wide(q));
       }
     }
+
     part(d_packed, 0).copy_(dq);
     part(d_packed, 1).copy_(dk);
     part(d_packed, 2).copy_(dv);
@@ -271,7 +285,8 @@ struct Attention {
   }
 };
 
-/// Keys or values [B, S, K D] as [B, H, S, D], each head for H / K of the queries'.
+/// Returns keys or values [B, S, K D] as [B, H, S, D]: each head is repeated for H / K heads of
+/// queries.
 Variable repeated(const Variable& x, int64_t heads, int64_t kv_heads) {
   const int64_t b = x.size(0), s = x.size(1), d = x.size(2) / kv_heads;
   const Variable split = reshape(x, {b, s, kv_heads, 1, d});
@@ -282,7 +297,7 @@ Variable repeated(const Variable& x, int64_t heads, int64_t kv_heads) {
 Variable joined(const Variable& y) {
   return reshape(transpose(y, 1, 2), {y.size(0), y.size(2), y.size(1) * y.size(3)});
 }
-/// What the grouped kernel computes, of other ops.
+/// Computes the same as the grouped kernel, composed of other ops.
 Variable composed_attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads,
                             int64_t kv_heads, const at::Tensor& starts) {
   const int64_t b = q.size(0), t = q.size(1), s = k.size(1);
@@ -293,8 +308,8 @@ Variable composed_attention(const Variable& q, const Variable& k, const Variable
                                              repeated(v, heads, kv_heads), o));
 }
 
-// Lathe's kernel on separate projections, with fewer heads of keys and values than of queries, or
-// more keys.
+// Lathe's kernel on separate projections. There may be fewer heads of keys and values than of
+// queries, and more keys than queries.
 struct GroupedAttention {
   static constexpr OpInfo info{.name = "grouped_attention", .amp = Amp::low};
   int64_t heads, kv_heads;
@@ -327,8 +342,8 @@ struct GroupedAttention {
   }
   static at::Tensor readable(const at::Tensor& t) { return t.stride(2) == 1 ? t : t.contiguous(); }
 
-  // P = softmax(mask(q k^T / sqrt(D))), y = P v, of each head and its group's keys and values; q
-  // and k turned
+  // P = softmax(mask(q k^T / sqrt(D))), y = P v, for each head and the keys and values of its
+  // group, with q and k rotated
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
     q = readable(query), k = readable(key), v = readable(value);
     const bool records = needs[0] || needs[1] || needs[2];
@@ -342,7 +357,7 @@ struct GroupedAttention {
     return y;
   }
   // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)), dq = dS k / sqrt(D), dk = dS^T q / sqrt(D);
-  // dk and dv summed over a group; dq and dk turned back
+  // dk and dv are summed over a group; dq and dk are rotated back
   Grads<3> backward(const at::Tensor& dy_, Needs<3>) const {
     LATHE_CHECK(q.data().size(1) == k.data().size(1),
                 "there are gradients for as many keys as queries");
@@ -398,6 +413,7 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
     return str("attention(", describe(q.data()), ", ", describe(k.data()), ", ", describe(v.data()),
                "): ", what);
   };
+
   LATHE_CHECK(heads > 0 && kv_heads > 0 && heads % kv_heads == 0,
               sentence("the heads of the keys must divide those of the queries, not "), kv_heads,
               " and ", heads);
@@ -410,10 +426,15 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
               sentence("starts and turns are for as many keys as queries"));
   LATHE_CHECK(!turns.defined() || turns.size(-1) == q.size(2) / heads,
               sentence("turns must be as wide as a head"));
+
   const at::Tensor checked = checked_starts(starts, q.size(0), q.size(1));
+
+  // The kernel is chosen before apply() casts, so determine the dtype that autocast will give the
+  // op.
   const bool autocast = mode().compute != at::kFloat;
   const at::ScalarType dtype = autocast && q.dtype() != at::kDouble ? mode().compute : q.dtype();
   const bool alike = autocast || (k.dtype() == dtype && v.dtype() == dtype);
+
   if (q.data().is_cpu() && q.numel() > 0 && alike && dtype != at::kDouble && kernel_dtype(dtype) &&
       attention_ready(GroupedAttention::shape(q.sizes(), k.sizes(), heads, kv_heads),
                       element_of(dtype))) {
@@ -422,6 +443,8 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
         GroupedAttention{.heads = heads, .kv_heads = kv_heads, .starts = checked, .turns = angles},
         q, k, v);
   }
+
+  // Without the grouped kernel, rotate first, and then repeat keys and values for their queries.
   if (turns.defined())
     return attention(rotate(q, turns), rotate(k, turns), v, heads, kv_heads, starts);
   if (k.size(1) != q.size(1)) return composed_attention(q, k, v, heads, kv_heads, {});

@@ -1,4 +1,4 @@
-// Batch norm, fused.
+// Fused batch norm.
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <ATen/ops/zeros.h>
@@ -16,9 +16,9 @@ struct BatchNormOp {
   static constexpr OpInfo info{.name = "batch_norm", .optional = inputs_at({1, 2})};
   double eps;
   at::ScalarType out;
-  bool given = false;  // statistics; else the batch's are taken
+  bool given = false;  // statistics are given; else those of the batch are computed
   Saved x = Saved::input(0), weight = Saved::input(1), bias = Saved::input(2);
-  Saved mean{}, var{};  // of the batch: 1 / sqrt(var + eps) in place of var
+  Saved mean{}, var{};  // if of the batch, `var` is 1 / sqrt(var + eps)
 
   // y = (x - mean) / sqrt(var + eps) * weight + bias; and the batch's mean and unbiased variance
   std::vector<at::Tensor> forward(const at::Tensor& x_, const at::Tensor& weight_,
@@ -32,23 +32,28 @@ struct BatchNormOp {
     LATHE_CHECK(given || x_.numel() == 0 || x_.numel() > c,
                 "statistics need more than one value a channel; a batch of one can be evaluated, "
                 "not trained on");
+
     x = x_.contiguous();
     weight = weight_;
     bias = bias_;
     if (x_.numel() == 0) return {x_.to(out)};
+
     const at::Tensor wide = at_least_float32(x.data());
+
     if (given) {
       auto [y, unused_mean, unused_var] = at::native_batch_norm(
           wide, optional(weight_), optional(bias_), optional(mean.data()), optional(var.data()),
           /*training=*/false, /*momentum=*/0, eps);
       return {y.to(out)};
     }
-    // Running statistics of momentum 1 are the batch's.
+
+    // With a momentum of 1, ATen's running statistics become the batch's own.
     const at::Tensor batch_mean = at::zeros({c}, wide.options()),
                      batch_var = at::zeros({c}, wide.options());
     auto [y, m, r] =
         at::native_batch_norm(wide, optional(weight_), optional(bias_), batch_mean, batch_var,
                               /*training=*/true, /*momentum=*/1, eps);
+
     mean = m;
     var = r;
     return {y.to(out), batch_mean, batch_var};
@@ -65,7 +70,7 @@ struct BatchNormOp {
     }
     const auto m = optional(mean.data()), v = optional(var.data()), none = optional({});
     auto saved_mean = given ? none : m, saved_rstd = given ? none : v;
-    // One of ATen's kernels for GPUs asks for what training saves, also where statistics are
+    // One of ATen's GPU kernels needs the tensors that training saves, even if statistics are
     // given.
     if (given && in.is_cuda()) saved_mean = m, saved_rstd = optional(var.data().add(eps).rsqrt_());
     auto [dx, dw, db] = at::native_batch_norm_backward(
@@ -102,11 +107,11 @@ struct BatchNormOp {
   }
 
  private:
-  /// Contiguous: ATen's backward reads a weight [C] of other strides wrongly where x is [B, C].
+  /// Returns t contiguous in float32 or wider: ATen's backward reads a weight [C] with other
+  /// strides incorrectly if x is [B, C].
   static std::optional<at::Tensor> optional(const at::Tensor& t) {
     return t.defined() ? std::optional(at_least_float32(t).contiguous()) : std::nullopt;
   }
-  /// In float32, or float64 as it is.
 };
 
 at::ScalarType batch_norm_out(const Variable& x, std::optional<at::ScalarType> out) {

@@ -1,4 +1,4 @@
-// Functions that are composed of ops.
+// Registration of functions that are composed of ops.
 #pragma once
 
 #include <initializer_list>
@@ -7,7 +7,7 @@
 
 namespace lathe {
 
-/// Puts their names into op_registry(), so that each needs its rows in the op table as an op does.
+/// Adds the names to op_registry(), so that each function needs rows in the op table as an op does.
 inline bool composed(std::initializer_list<const char*> names) {
   op_registry().insert(names.begin(), names.end());
   return true;

@@ -15,9 +15,9 @@
 namespace lathe {
 namespace {
 
-/// A factor as it is multiplied: on CPUs in float32 where that is in bfloat16 and the CPU lacks its
-/// instructions, as all products are, and in float16, of which ATen has no fast backward on any
-/// (AVX512_FP16: 140 times slower).
+/// Returns a factor in the dtype that is multiplied. CPUs use float32 for bfloat16 if they lack its
+/// instructions, as for all matrix products, and always for float16: ATen has no fast backward for
+/// it on any CPU (140 times slower with AVX512_FP16).
 at::Tensor factor(const at::Tensor& t) {
   const bool wide = t.scalar_type() == at::kHalf || (t.scalar_type() == at::kBFloat16 &&
                                                      multiplied_as(Element::bf16) != Element::bf16);
@@ -30,7 +30,7 @@ void check_options(const Conv2dOptions& o) {
       "stride, dilation and groups must be 1 at least, padding 0");
 }
 
-/// Whether [B, C, H, W] and a weight fit; the result's shape.
+/// Checks that x [B, C, H, W] and a weight fit, and returns the shape of the result.
 ImageSizes result_sizes(at::IntArrayRef x, at::IntArrayRef weight, const Conv2dOptions& o) {
   check_options(o);
   LATHE_CHECK(x.size() == 4 && weight.size() == 4,
@@ -50,7 +50,7 @@ ImageSizes result_sizes(at::IntArrayRef x, at::IntArrayRef weight, const Conv2dO
           out(x[3], weight[3], o.stride.w, o.padding.w, o.dilation.w)};
 }
 
-/// FLOPs of the products of one pass over y [B, O, H', W'] with a weight of `sizes`.
+/// Returns the FLOPs of one pass over y [B, O, H', W'] with a weight of `sizes`.
 double product_flops(const at::Tensor& y, at::IntArrayRef sizes) {
   return 2.0 * static_cast<double>(y.numel()) *
          static_cast<double>(c10::multiply_integers(sizes.slice(1)));
@@ -64,8 +64,8 @@ at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const at::Ten
                          /*transposed=*/false, {0, 0}, o.groups);
 }
 
-/// One of the two gradients. ATen asks for both factors and reads one; the other is only a shape
-/// here.
+/// Returns one of the two gradients. ATen takes both factors but reads one; the other only gives a
+/// shape here.
 at::Tensor convolve_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
                              const Conv2dOptions& o, bool of_x) {
   const auto grads = at::convolution_backward(
@@ -79,7 +79,7 @@ void check_dy(const at::Tensor& dy, const ImageSizes& wanted) {
               describe(at::IntArrayRef(wanted)));
 }
 
-// In the dtype that the products are taken in: a gradient is rounded once, by the engine.
+// Returns the gradient in the dtype of the computation, so that it is rounded once, by the engine.
 at::Tensor conv2d_input_grad(const at::Tensor& dy_, const at::Tensor& weight, at::IntArrayRef sizes,
                              const Conv2dOptions& o) {
   check_dy(dy_, result_sizes(sizes, weight.sizes(), o));
@@ -128,7 +128,7 @@ struct Conv2d {
   static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
 };
 
-// Linear in each factor, so that the gradients are the two other passes.
+// The map is linear in each factor, so its gradients are the two other passes.
 struct Conv2dInputGrad {
   static constexpr OpInfo info{.name = "conv2d_input_grad", .amp = Amp::low};
   ImageSizes sizes;

@@ -1,5 +1,5 @@
-// Convolutions and pools that are others in another form: a sequence is an image of one row, a
-// transposed convolution is conv2d's adjoint.
+// Convolutions and pools that are special forms of others: a sequence is an image of one row, and a
+// transposed convolution is the adjoint of conv2d.
 #include "autograd/ops/composed.h"
 #include "autograd/ops/image.h"
 #include "autograd/ops/images.h"
@@ -38,11 +38,13 @@ Variable conv_transpose2d(const Variable& x, const Variable& weight, const Varia
   LATHE_CHECK(
       at_least(o.stride, 1) && at_least(o.dilation, 1) && at_least(o.padding, 0) && o.groups >= 1,
       "conv_transpose2d: stride, dilation and groups must be 1 at least, padding 0");
+
   const int64_t out = weight.size(1) * o.groups;
   LATHE_CHECK(x.size(1) == weight.size(0), "conv_transpose2d: x has ", x.size(1),
               " channels, the weight is for ", weight.size(0));
   LATHE_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == out),
               "conv_transpose2d: bias must have shape [", out, "]");
+
   const auto size = [](int64_t n, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
                        int64_t more) {
     LATHE_CHECK(more >= 0 && (more < stride || more < dilation),
@@ -54,13 +56,17 @@ Variable conv_transpose2d(const Variable& x, const Variable& weight, const Varia
       x.size(0), out,
       size(x.size(2), weight.size(2), o.stride.h, o.padding.h, o.dilation.h, o.output_padding.h),
       size(x.size(3), weight.size(3), o.stride.w, o.padding.w, o.dilation.w, o.output_padding.w)};
+
   LATHE_CHECK(sizes[2] > 0 && sizes[3] > 0, "conv_transpose2d: nothing would be left of ",
               describe(x.data()));
-  // Where the further places are a stride or more, conv2d would see more of them than x has.
+
+  // With an output_padding of a stride or more, conv2d would map the result to a larger image than
+  // x. Pad x to that size.
   const int64_t more_h = o.output_padding.h / o.stride.h, more_w = o.output_padding.w / o.stride.w;
   const Variable y = conv2d_input_grad(
       more_h + more_w > 0 ? pad(x, {0, more_w, 0, more_h}) : x, weight, sizes,
       {.stride = o.stride, .padding = o.padding, .dilation = o.dilation, .groups = o.groups});
+
   return bias.defined() ? add(y, reshape(cast(bias, y.dtype()), {out, 1, 1})) : y;
 }
 

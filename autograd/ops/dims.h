@@ -1,4 +1,4 @@
-// Lists of dims and sizes, and what reductions share.
+// Lists of dims and sizes, and helpers of reductions.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -19,7 +19,7 @@ inline void check_distinct(const Dims& dims) {
       LATHE_CHECK(dims[i] != dims[j], "dim ", dims[i], " is given twice");
   }
 }
-/// Dims as given, or all of them (none given); wrapped and checked.
+/// Returns the given dims, wrapped and checked; all dims if none are given.
 inline Dims wrapped(at::OptionalIntArrayRef dims, int64_t ndim) {
   if (dims && dims->empty()) dims.reset();
   Dims out;
@@ -29,13 +29,13 @@ inline Dims wrapped(at::OptionalIntArrayRef dims, int64_t ndim) {
   if (dims) check_distinct(out);
   return out;
 }
-/// `sizes` with 1 at the dims.
+/// Returns `sizes` with 1 at the dims.
 inline Dims kept_sizes(at::IntArrayRef sizes, const Dims& dims) {
   Dims kept = dims_of(sizes);
   for (size_t i = 0; i < dims.size() && !kept.empty(); ++i) kept[static_cast<size_t>(dims[i])] = 1;
   return kept;
 }
-/// The number of elements that a reduction of `sizes` over the dims makes one of.
+/// Returns the number of elements that a reduction of `sizes` over the dims combines into one.
 inline double reduced_count(at::IntArrayRef sizes, const Dims& dims) {
   double n = 1;
   for (const int64_t d : dims)

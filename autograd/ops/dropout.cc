@@ -1,4 +1,4 @@
-// Dropout, keyed by place and step.
+// Dropout, keyed by position and step.
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>

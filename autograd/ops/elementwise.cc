@@ -1,5 +1,5 @@
-// Elementwise ops. The engine sums a gradient to its input's shape, so broadcasting needs no care
-// here.
+// Elementwise ops. Broadcasting needs no code here: the engine sums a gradient to its input's
+// shape.
 #include <cmath>
 #include <numbers>
 
@@ -171,8 +171,8 @@ struct Relu {
   static constexpr OpInfo info{.name = "relu"};
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) { return y = x.relu(); }
-  // dx = dy but where y <= 0: a NaN, or an infinite dy at a dead unit, does not spoil what it does
-  // not concern
+  // dx = dy, 0 where y <= 0. It is masked and not multiplied by 0, which would turn an infinite dy
+  // into NaN.
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>) return {at::threshold_backward(dy, y.data(), 0)};
@@ -212,9 +212,10 @@ struct GeluOp {
   const char* approximate() const { return form == Gelu::tanh ? "tanh" : "none"; }
 
   at::Tensor forward(const at::Tensor& x_) { return at::gelu(x = x_, approximate()); }
-  // tanh: y = x/2 (1 + t), t = tanh(k (x + c x^3));  dx = dy * (1/2 (1 + t) + x/2 (1 - t^2) k (1 +
-  // 3 c x^2)) exact: y = x P(x), P the normal distribution function, p its density;  dx = dy *
-  // (P(x) + x p(x))
+  // tanh:  y = x/2 (1 + t), t = tanh(k (x + c x^3))
+  //   dx = dy * (1/2 (1 + t) + x/2 (1 - t^2) k (1 + 3 c x^2))
+  // exact:  y = x P(x), where P is the normal distribution function and p its density
+  //   dx = dy * (P(x) + x p(x))
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     // Beyond +-30 the derivative is 0 or 1 in float64 too, and powers of x would overflow.
@@ -228,8 +229,10 @@ struct GeluOp {
       }
       return {at::gelu_backward(dy, x.data().clamp(-30, 30), approximate())};
     }
+
     const at::Tensor far = x.data().abs().gt(30);
     const T v = masked_fill(x.as<T>(), far, 0);
+
     const T dx = [&] {
       if (form == Gelu::exact) {
         const double density = 0.5 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi;

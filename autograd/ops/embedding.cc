@@ -1,4 +1,4 @@
-// Embedding.
+// Lookup of embeddings.
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/zeros.h>
@@ -14,7 +14,8 @@ namespace {
 struct EmbeddingOp {
   static constexpr OpInfo info{.name = "embedding", .each = {0, 1}};
   Saved ids{};
-  at::ScalarType out = at::kFloat, grad = at::kFloat;  // of the result, and of the table's gradient
+  at::ScalarType out = at::kFloat,
+                 grad = at::kFloat;  // dtypes of the result and of the table's gradient
   int64_t rows = 0;
 
   at::Tensor forward(const at::Tensor& weight) {
@@ -24,10 +25,10 @@ struct EmbeddingOp {
     rows = weight.size(0);
     return at::embedding(weight, ids.data()).to(out);
   }
-  // dweight[id] += dy at each place of the id, in float32 or wider
+  // dweight[id] += dy at each position that has the id, in float32 or wider
   Grads<1> backward(const at::Tensor& dy, Needs<1>, GradSlots& slots) const {
     if (kernel_ready(dy) && kernel_dtype(grad)) {
-      // In the gradient that the table has already, such as a tied head's, else in zeros.
+      // Add to the gradient that the table has already, such as that of a tied head, or to zeros.
       at::Tensor table = slots.take(0, grad, /*adds_once=*/false);
       if (!table.defined()) table = at::zeros({rows, dy.size(-1)}, dy.options().dtype(grad));
       const at::Tensor values = dy.contiguous(), places = ids.data().contiguous();
@@ -51,7 +52,8 @@ struct EmbeddingOp {
 Variable embedding(const at::Tensor& ids, const Variable& weight) {
   EmbeddingOp op;
   op.ids = ids;
-  // Under autocast rows of a low-precision weight begin a float32 residual stream.
+  // Under autocast the result is the start of a float32 residual stream, even if the weight has low
+  // precision.
   const bool widen = mode().compute != at::kFloat && weight.dtype() != at::kDouble;
   op.out = widen ? at::kFloat : weight.dtype();
   const Precision* kept = precision_of(weight);

@@ -1,4 +1,4 @@
-// The largest and the smallest, and orders.
+// Maxima, minima and sorting.
 #include "autograd/ops/dims.h"
 #include "autograd/ops/formula.h"
 #include "autograd/ops/reductions.h"
@@ -7,7 +7,7 @@
 namespace lathe {
 namespace {
 
-/// Where x is y, NaN being itself.
+/// Returns where x equals y. NaN counts as equal to NaN.
 at::Tensor same(const at::Tensor& x, const at::Tensor& y) {
   return x.eq(y).logical_or_(x.isnan().logical_and_(y.isnan()));
 }
@@ -30,7 +30,7 @@ struct Extreme {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 3); }
 };
 
-/// Gives values and places; x has one dim at least.
+/// Returns values and positions; x has at least one dim.
 template <bool largest>
 struct ExtremeAlong {
   static constexpr OpInfo info{.name = largest ? "max" : "min"};
@@ -54,7 +54,7 @@ struct ExtremeAlong {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 0); }
 };
 
-/// Gives values and places; x has one dim at least.
+/// Returns values and positions; x has at least one dim.
 struct Sort {
   static constexpr OpInfo info{.name = "sort", .each = {1, 0}};
   int64_t dim;
@@ -73,7 +73,7 @@ struct Sort {
 };
 
 using Found = std::pair<Variable, at::Tensor>;
-/// Runs `along` on x; one of no dims has one for as long.
+/// Runs `along` on x; an x without dims temporarily gets one.
 template <class F>
 Found with_dim(const Variable& x, int64_t dim, bool keepdim, F&& along) {
   if (x.dim() > 0) return along(x, dim);

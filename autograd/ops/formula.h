@@ -1,8 +1,8 @@
-// What backward formulas are written in: functions with the same names and meaning for tensors and
-// for Variables, so that one formula serves the ordinary pass and, under create_graph, second
-// derivatives. For Variables they are the ops of ops.h; for tensors ATen's functions are found by
-// argument-dependent lookup (include their headers here), and what ATen has as methods alone stands
-// below.
+// The functions that backward formulas use. They have the same names and meaning for tensors and
+// Variables, so that one formula serves the ordinary pass and, under create_graph, second
+// derivatives. For Variables they are the ops of ops.h. For tensors they are ATen's functions,
+// found by argument-dependent lookup (include their headers here); functions that ATen has only as
+// methods are below.
 #pragma once
 
 #include <ATen/ops/cat.h>

@@ -21,7 +21,7 @@ std::optional<at::Tensor> optional(const at::Tensor& t) {
   return t.defined() ? std::optional(t.contiguous()) : std::nullopt;
 }
 
-// Shapes: B samples, C channels, G groups, M = C / G times the places of a channel.
+// Shapes: B samples, C channels, G groups, M = C / G times the positions of a channel.
 struct GroupNorm {
   static constexpr OpInfo info{
       .name = "group_norm", .each = {8, 14}, .optional = inputs_at({1, 2})};

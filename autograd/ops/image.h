@@ -1,4 +1,4 @@
-// What ops on images [B, C, H, W] share.
+// Helpers of ops on images [B, C, H, W].
 #pragma once
 
 #include <ATen/ops/eye.h>
@@ -21,9 +21,9 @@ inline ImageSizes image_sizes(at::IntArrayRef sizes) {
   return {sizes[0], sizes[1], sizes[2], sizes[3]};
 }
 
-/// The adjoint of a linear map of images that works along each dim by itself, `map(image, {h, w})`
-/// for an image of `from`: dx = H^T dy W, where H and W are what the map makes of the unit vectors.
-/// For GPUs, whose own adjoints add in an order that differs between runs.
+/// Computes the adjoint of a linear map of images that is separable, `map(image, {h, w})` for an
+/// image of `from`, as dx = H^T dy W. H and W are the map's results for unit vectors along each
+/// dim. It is for GPUs, where ATen's adjoints add in an order that differs between runs.
 template <class Map>
 at::Tensor adjoint_by_products(const at::Tensor& dy, const ImageSizes& from, Map&& map) {
   const auto options =

@@ -1,4 +1,4 @@
-// Indexing by places and tensors.
+// Indexing by positions and tensors.
 #include <ATen/core/List.h>
 #include <ATen/ops/index.h>
 
@@ -22,7 +22,7 @@ Tensors tensors_of(const SavedTensors& saved) {
   return tensors;
 }
 SavedTensors saved_of(const Tensors& tensors) { return {tensors.begin(), tensors.end()}; }
-/// For formulas: the same names for tensors.
+/// For backward formulas: the same names for tensors.
 at::Tensor index(const at::Tensor& x, const Tensors& indices) {
   return at::index(x, list_of(indices));
 }
@@ -42,7 +42,7 @@ struct Select {
     if (place < 0) place += size;
     return x.select(dim, place);
   }
-  // dx = dy in its place, zeros elsewhere
+  // dx = dy at the position, zeros elsewhere
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {slice_backward(unsqueeze(dy, dim), dim, place, place + 1, 1, size)};

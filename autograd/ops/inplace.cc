@@ -1,4 +1,4 @@
-// Ops whose result takes the place of their input. What they save is their result, or nothing.
+// Ops that write their result into their input. They save their result, or nothing.
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/leaky_relu_backward.h>
 #include <ATen/ops/sigmoid_backward.h>
@@ -13,14 +13,14 @@
 namespace lathe {
 namespace {
 
-/// A handle through which a tensor may be written.
+/// Returns a handle through which a const tensor can be written.
 at::Tensor written(const at::Tensor& x) { return x; }
 
 struct ReluInPlace {
   static constexpr OpInfo info{.name = "relu_"};
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) { return y = written(x).relu_(); }
-  // dx = dy but where y <= 0
+  // dx = dy, 0 where y <= 0
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>) return {at::threshold_backward(dy, y.data(), 0)};
@@ -105,7 +105,7 @@ struct MulInPlace {
   }
 };
 
-/// Applies an op to x and puts its result in x's place.
+/// Applies an op to x and replaces x by the result.
 template <class Op, class... Others>
 Variable& in_place(Op op, Variable& x, const Others&... others) {
   const at::Tensor& t = x.data();
@@ -121,7 +121,8 @@ Variable& in_place(Op op, Variable& x, const Others&... others) {
                 "that is not in place leaves those as they are");
   }
 
-  // Where no graph is recorded, only the values change: the handle stays what it is in its graph.
+  // If no graph is recorded, only the values change, and the handle keeps its position in its
+  // graph.
   Variable y = apply(std::move(op), x, others...);
   if (y.requires_grad()) x = std::move(y);
   return x;

@@ -1,5 +1,5 @@
-// Images of another size, by ATen's kernels. Both modes are linear in x, so that each has an
-// adjoint, and it has theirs.
+// Resizing of images, by ATen's kernels. Both modes are linear in x, so the gradient is the adjoint
+// map, and the gradient of that is the mode itself.
 #include <ATen/ops/upsample_bilinear2d.h>
 #include <ATen/ops/upsample_bilinear2d_backward.h>
 #include <ATen/ops/upsample_nearest2d.h>
@@ -29,11 +29,11 @@ struct Resampling {
                : at::upsample_bilinear2d(x, both(out), align_corners, h, w);
   }
   Variable operator()(const Variable& x) const;
-  /// The gradient in an x of `from`.
+  /// Returns the gradient for an x of `from`.
   at::Tensor adjoint(const at::Tensor& dy, const ImageSizes& from) const {
     if (dy.is_cuda() && mode == Interpolation::bilinear) {
       return adjoint_by_products(dy, from, [this](const at::Tensor& x, Pair out) {
-        const bool by_height = x.size(3) == 1;  // along the other dim nothing is scaled
+        const bool by_height = x.size(3) == 1;  // the other dim has size 1 and is not scaled
         return to(x, out, by_height ? scale_h : std::nullopt, by_height ? std::nullopt : scale_w);
       });
     }
@@ -55,7 +55,7 @@ struct Interpolate {
                 by.size.h, " x ", by.size.w, " places may be empty");
     return by(x);
   }
-  // dx = dy, each place's to where it came from
+  // dx: each position of dy goes to the pixels that it was computed from
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {by.adjoint(dy, from)};
@@ -81,7 +81,7 @@ Variable Resampling::adjoint(const Variable& dy, const ImageSizes& from) const {
   return apply(InterpolateBackward{.by = *this, .from = from}, dy);
 }
 
-/// x as an image, and its result as x is.
+/// Calls f on x as an image, and returns its result with the dims of x.
 template <class F>
 Variable of_image(const Variable& x, F&& f) {
   LATHE_CHECK(x.dim() == 3 || x.dim() == 4, "interpolate(", describe(x.data()),

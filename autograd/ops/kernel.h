@@ -1,4 +1,4 @@
-// Between ops and the CPU kernels.
+// Helpers of ops that call kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,37 +13,37 @@
 
 namespace lathe {
 
-/// Whether the CPU kernels take tensors of this dtype: float32, bfloat16 and float16 where the
-/// machine has the instructions for float32's at least.
+/// Returns whether the CPU kernels take tensors of this dtype: float32, bfloat16 and float16, if
+/// the CPU has at least the instructions of the float32 kernels.
 inline bool kernel_dtype(at::ScalarType dtype) {
   return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) &&
          gemm_ready(element_of(dtype));
 }
-/// The same for a tensor, which must be on the CPU and not empty.
+/// Returns whether the CPU kernels take this tensor, which must be on the CPU and not empty.
 inline bool kernel_ready(const at::Tensor& t) {
   return t.is_cpu() && kernel_dtype(t.scalar_type()) && t.numel() > 0;
 }
 
-/// The same for the kernels of core/kernels/*.cu: on a GPU.
+/// Returns whether the GPU kernels of core/kernels/*.cu take this tensor.
 inline bool card_kernel_ready(const at::Tensor& t) {
   const at::ScalarType d = t.scalar_type();
   return t.is_cuda() && kernels_wanted() && t.numel() > 0 &&
          (d == at::kFloat || d == at::kBFloat16 || d == at::kHalf);
 }
 
-/// Contiguous, and on a GPU at a multiple of 16 bytes, as its kernels load: a view may begin
-/// anywhere.
+/// Returns t contiguous and, on a GPU, aligned to 16 bytes, which its kernels need: a view may
+/// begin anywhere.
 inline at::Tensor for_kernels(const at::Tensor& t) {
   const at::Tensor c = t.contiguous();
   return c.is_cuda() && reinterpret_cast<uintptr_t>(c.const_data_ptr()) % 16 != 0 ? c.clone() : c;
 }
 
-/// A contiguous tensor as rows of its last dim.
+/// Returns a contiguous tensor as rows of its last dim.
 inline Matrix matrix_of(const at::Tensor& t) {
   return {t.const_data_ptr(), t.size(-1), element_of(t.scalar_type())};
 }
-/// The dtype in which a kernel makes a weight's gradient: what its leaf keeps, or the dtype of the
-/// cast that autocast puts between, where kernels write that; else float32.
+/// Returns the dtype in which a kernel writes a weight's gradient: that of the leaf's gradient, or
+/// the compute dtype if autocast inserts a cast. It is float32 if kernels do not write that dtype.
 inline at::ScalarType kernel_grad_dtype(const Variable& weight) {
   const Precision* kept = precision_of(weight);
   const at::ScalarType compute = mode().compute;
@@ -54,8 +54,9 @@ inline at::ScalarType kernel_grad_dtype(const Variable& weight) {
                                                  : weight.dtype();
   return weight.data().is_cuda() || kernel_dtype(dtype) ? dtype : at::kFloat;
 }
-/// The dtype in which autocast will hand x and the weight of a linear layer to an op, where a fused
-/// op could take them: not empty, no float64, and a weight that is neither quantized nor in fp8.
+/// Returns the dtype in which autocast will pass x and the weight of a linear layer to an op, or
+/// nullopt if no fused op can take them: if one is empty or float64, or the weight is quantized or
+/// in fp8.
 inline std::optional<at::ScalarType> fused_linear_dtype(const Variable& x, const Variable& weight) {
   const Precision* kept = precision_of(weight);
   if (kept != nullptr && (kept->quantised || (kept->fp8 && mode().fp8))) return std::nullopt;
@@ -65,7 +66,7 @@ inline std::optional<at::ScalarType> fused_linear_dtype(const Variable& x, const
   if (mode().compute != at::kFloat) return mode().compute;
   return weight.dtype() == x.dtype() ? std::optional(x.dtype()) : std::nullopt;
 }
-/// Whether a fused op takes them with the CPU's kernels, or with those for GPUs.
+/// Return whether a fused op can take them with the kernels for CPUs, or with those for GPUs.
 inline bool kernel_linear(const Variable& x, const Variable& weight) {
   const auto dtype = fused_linear_dtype(x, weight);
   return dtype && x.data().is_cpu() && kernel_dtype(*dtype);
@@ -73,7 +74,7 @@ inline bool kernel_linear(const Variable& x, const Variable& weight) {
 inline bool card_linear(const Variable& x, const Variable& weight) {
   return fused_linear_dtype(x, weight).has_value() && x.data().is_cuda() && kernels_wanted();
 }
-/// A tensor, or an undefined one, in contiguous float32.
+/// Returns t in contiguous float32; an undefined tensor stays undefined.
 inline at::Tensor as_float(const at::Tensor& t) {
   return t.defined() ? for_kernels(t.to(at::kFloat)) : t;
 }

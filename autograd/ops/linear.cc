@@ -1,6 +1,6 @@
-// Linear layers: where the FLOPs are. On CPUs in float32 and bfloat16 a layer is one pass of
-// blocked products (core/kernels/gemm.h) whose blocks get bias, activation, residual and rounding
-// while they are in cache.
+// Linear layers, which take most of the FLOPs. On CPUs in float32 and bfloat16 a layer is one pass
+// of a blocked matrix product (core/kernels/gemm.h); bias, activation, residual and rounding are
+// applied to each block while it is in cache.
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -27,7 +27,7 @@ std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
   return out;
 }
 
-/// Rows of x's last dim; -1 for it in a shape would not do where that dim is empty.
+/// Returns the number of rows of x's last dim. A -1 in a shape would fail if that dim is empty.
 int64_t rows_of(const at::Tensor& x) {
   return c10::multiply_integers(x.sizes().slice(0, x.sizes().size() - 1));
 }
@@ -50,7 +50,8 @@ bool fused(const at::Tensor& x, const at::Tensor& weight) {
   return kernel_ready(x) && kernel_ready(weight) && x.scalar_type() == weight.scalar_type();
 }
 
-/// y = activation(x W^T + bias) + residual; `before`, where given, takes the activation's argument.
+/// Returns activation(x W^T + bias) + residual. Stores the activation's argument in `before` if it
+/// is given.
 at::Tensor fused_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                          const at::Tensor& residual, Activation activation, at::Tensor* before) {
   const at::Tensor in = x.contiguous(), w = weight.contiguous(), b = as_float(bias),
@@ -65,40 +66,52 @@ at::Tensor fused_forward(const at::Tensor& x, const at::Tensor& weight, const at
   return y;
 }
 
-/// One of the layers y = x W^T + b of an x, and its gradients.
+/// One of several layers y = x W^T + b with a common x, and its gradients.
 struct Layer {
-  at::Tensor dy;  ///< undefined: none flows
+  at::Tensor dy;  ///< undefined if no gradient flows
   const at::Tensor& weight;
   at::ScalarType weight_grad;  ///< dtype of dW
-  size_t slot;                 ///< the weight's number among the op's inputs
+  size_t slot;                 ///< the index of the weight among the op's inputs
   bool need_weight = false, need_bias = false;
   at::Tensor dw{}, db{};
 };
 
-/// dx = the sum of the layers' dy W, where it is needed, and of each layer dW = dy^T x, added to
-/// the gradient that the weight has, if any, and db = sum of dy over the rows. Products that read
-/// one thing are one pass over it.
+/// Computes dx = the sum of dy W over the layers, if it is needed, and for each layer dW = dy^T x,
+/// added to the gradient that the weight has already, and db = sum of dy over the rows. Products
+/// with a common factor read it once.
 at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool need_x,
                           GradSlots& slots) {
   const at::Tensor x = x_.contiguous();
   const int64_t in = x.size(-1), rows = x.numel() / in;
+
   c10::SmallVector<Product, 3> to_x;
   c10::SmallVector<LeftFactor, 3> to_weights;
+  // These keep contiguous copies of weights alive until the products have run.
   c10::SmallVector<at::Tensor, 3> read;
+
   for (Layer& layer : layers) {
     if (!layer.dy.defined()) continue;
+
     const int64_t out = layer.weight.size(0);
     layer.dy = layer.dy.to(x.scalar_type()).contiguous();
+
     if (need_x) {
       read.push_back(layer.weight.contiguous());
       to_x.push_back({matrix_of(layer.dy), matrix_of(read.back()), out});
     }
+
+    // If only the bias needs a gradient, there is no matrix product that could sum dy along the
+    // way.
     if (!layer.need_weight) {
       if (layer.need_bias)
         layer.db = layer.dy.reshape({rows, out}).sum(0, /*keepdim=*/false, at::kFloat);
       continue;
     }
+
     if (layer.need_bias) layer.db = at::empty({out}, x.options().dtype(at::kFloat));
+
+    // Add to the weight's gradient in the product itself, where this pass owns one in the right
+    // dtype.
     layer.dw = slots.take(layer.slot, layer.weight_grad, /*adds_once=*/true);
     const bool add = layer.dw.defined();
     if (!add) layer.dw = at::empty({out, in}, x.options().dtype(layer.weight_grad));
@@ -107,12 +120,14 @@ at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool ne
     to_weights.push_back({matrix_of(layer.dy), out, e,
                           layer.need_bias ? layer.db.mutable_data_ptr<float>() : nullptr});
   }
+
   at::Tensor dx;
   if (!to_x.empty()) {
     dx = at::empty_like(x);
     gemm(to_x, rows, in, {.out = matrix_of(dx)});
     bump_version(dx);
   }
+
   if (!to_weights.empty()) gemm_tn(to_weights, matrix_of(x), in, rows);
   for (const Layer& layer : layers) {
     if (layer.dw.defined()) bump_version(layer.dw);
@@ -123,10 +138,10 @@ at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool ne
 struct LinearOp {
   static constexpr OpInfo info{.name = "linear", .amp = Amp::low, .optional = inputs_at({2, 3})};
   static constexpr std::array policies{Amp::low, Amp::low, Amp::promote, Amp::promote};
-  at::ScalarType weight_grad = at::kFloat;  // dtype of dW where a kernel makes it
+  at::ScalarType weight_grad = at::kFloat;  // dtype of dW if a kernel writes it
   Saved x = Saved::input(0), weight = Saved::input(1);
 
-  // y = x W^T + b + residual, in the residual's dtype where there is one
+  // y = x W^T + b + residual, in the residual's dtype if there is one
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias,
                      const at::Tensor& residual) {
     check_linear(x_, weight_, bias);
@@ -142,7 +157,7 @@ struct LinearOp {
     at::Tensor y = bias.defined() ? at::addmm(bias.to(dtype), rows, w.t()) : rows.matmul(w.t());
     y = y.to(x_.scalar_type());
     if (y.sizes() != at::IntArrayRef(sizes))
-      y = y.view(sizes);  // a view would hold its base as well
+      y = y.view(sizes);  // only if needed: a view also keeps its base alive
     return residual.defined() ? (residual + y).to(residual.scalar_type()) : y;
   }
   // dx = dy W, dW = dy^T x, db = sum of dy over the rows, dresidual = dy
@@ -174,7 +189,7 @@ struct LinearOp {
   static Flops needed(Flops both, Needs<4> needs) { return for_needed(both, needs); }
 };
 
-// A linear layer and its GELU (tanh form), only where the kernels are.
+// A linear layer and its GELU (tanh form), only where there are kernels for it.
 struct LinearGelu {
   static constexpr OpInfo info{.name = "linear_gelu", .amp = Amp::low, .optional = inputs_at({2})};
   static constexpr std::array policies{Amp::low, Amp::low, Amp::promote};
@@ -220,7 +235,7 @@ struct LinearGelu {
   static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
 };
 
-// The two linear layers of a SwiGLU and their product, only where the kernels are.
+// The two linear layers of a SwiGLU and their product, only where there are kernels for it.
 struct LinearSwiglu {
   static constexpr OpInfo info{.name = "linear_swiglu", .amp = Amp::low};
   at::ScalarType gate_grad = at::kFloat, up_grad = at::kFloat;
@@ -271,13 +286,13 @@ struct LinearSwiglu {
     return {.forward = {product, 6 * n}, .backward = {2 * product, 10 * n}};
   }
   static Flops needed(Flops both, Needs<3> needs) {
-    // Of four products two make dx, and one each weight's gradient.
+    // Of the four matrix products, two compute dx, and one each weight's gradient.
     both.matmul *= ((needs[0] ? 2 : 0) + (needs[1] ? 1 : 0) + (needs[2] ? 1 : 0)) / 4.0;
     return both;
   }
 };
 
-// The projections to queries, keys and values, only where the kernels are.
+// The projections to queries, keys and values, only where there are kernels for it.
 struct LinearQkv {
   static constexpr OpInfo info{
       .name = "linear_qkv", .amp = Amp::low, .optional = inputs_at({4, 5, 6})};
@@ -333,12 +348,13 @@ struct LinearQkv {
     }
     return all;
   }
-  static Flops needed(Flops both, Needs<7> needs) {  // of the weights all or none
+  static Flops needed(Flops both, Needs<7> needs) {  // either all weights need a gradient or none
     return for_needed(both, Needs<2>{needs[0], needs[1]});
   }
 };
 
-// Linear with a frozen weight in few bits, which is taken back to x's dtype for each product.
+// A linear layer with a frozen quantized weight, which is dequantized to x's dtype for each matrix
+// product.
 struct LinearQuantised {
   static constexpr OpInfo info{
       .name = "linear_quantised", .amp = Amp::low, .optional = inputs_at({1})};
@@ -349,8 +365,10 @@ struct LinearQuantised {
     LATHE_CHECK(x.dim() >= 1 && x.size(-1) == weight->sizes()[1], "the last dim of x must be ",
                 weight->sizes()[1]);
     if (kernel_ready(x) &&
-        gemv_ready(element_of(x.scalar_type()), Element::f32,
-                   rows_of(x))) {  // read as it is, where that takes longer than the products
+        gemv_ready(
+            element_of(x.scalar_type()), Element::f32,
+            rows_of(
+                x))) {  // multiply without dequantizing if reading the weight dominates the time
       if (const auto bits = weight->few_bits()) return few_bits_product(x, *bits, bias);
     }
     return LinearOp{}.forward(x, weight->dequantise(x.scalar_type()), bias, {});
@@ -376,13 +394,13 @@ struct LinearQuantised {
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& y) {
     OpFlops f = LinearOp::flops(x, {}, bias, {}, y);
-    f.backward.matmul /= 2;  // none for the weight
+    f.backward.matmul /= 2;  // the weight gets no gradient
     return f;
   }
 };
 
-// Linear in fp8: q(t) is t scaled and rounded to fp8. For second derivatives rounding counts as the
-// identity, and dy is not rounded.
+// A linear layer in fp8: q(t) is t scaled and rounded to fp8. Second derivatives treat rounding as
+// the identity, and dy is not rounded.
 struct LinearFp8 {
   static constexpr OpInfo info{.name = "linear_fp8", .optional = inputs_at({2})};
   std::shared_ptr<const Fp8Scaling> scaling;

@@ -1,4 +1,4 @@
-// Losses. In float32 or wider whatever the logits are.
+// Losses, in float32 or wider for any dtype of the logits.
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -21,8 +21,8 @@
 namespace lathe {
 namespace {
 
-/// 1 / the number by which a loss over `targets` is divided, [] on their device, so that a GPU
-/// need not be waited for; 0 where nothing counts.
+/// Returns the factor of a loss: 1 / `divisor`, or 1 / the number of `counted` targets, or 0 if
+/// there are none. It is a [] tensor on their device, so that the host does not wait for a GPU.
 at::Tensor scale_of(const at::Tensor& counted, double divisor, at::ScalarType dtype) {
   if (divisor > 0) return at::full({}, 1 / divisor, counted.options().dtype(dtype));
   const at::Tensor n = counted.sum().to(dtype);
@@ -36,7 +36,7 @@ struct CrossEntropy {
   double divisor;
   int64_t ignore_index;
   Saved log_p = Saved::input(0), index_N1{}, ignored_N1{},
-        scale{};  // index: each row's class, 0 where ignored
+        scale{};  // index: the class of each row, 0 if ignored
 
   // loss = -sum over counted rows of log softmax(logits)[target] / divisor
   at::Tensor forward(const at::Tensor& logits_NV) {
@@ -60,7 +60,8 @@ struct CrossEntropy {
     dx.scatter_add_(1, index_N1.data(), dx.new_full(index_N1.data().sizes(), -1.0));
     return {dx.mul_(scale.data() * dy).masked_fill_(ignored_N1.data(), 0)};
   }
-  // The same; softmax is as well a function of log softmax, with the same derivatives.
+  // The same, with softmax computed from the saved log softmax: softmax(log_softmax(x)) =
+  // softmax(x), with the same derivatives.
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     const at::Tensor onehot = at::zeros_like(log_p.data()).scatter_(1, index_N1.data(), 1.0);
     const Variable p = softmax(masked_fill(log_p.as<Variable>(), ignored_N1.data(), 0), 1);
@@ -69,7 +70,7 @@ struct CrossEntropy {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 5, 2); }
 };
 
-// The last layer and its loss, rows in pieces.
+// The last layer and its loss. Rows are processed in pieces.
 struct LinearCrossEntropy {
   static constexpr OpInfo info{.name = "linear_cross_entropy", .amp = Amp::low};
   Saved targets_given;
@@ -77,11 +78,11 @@ struct LinearCrossEntropy {
   int64_t ignore_index;
   at::ScalarType weight_grad;
   Needs<2> needs{};
-  Saved dx_saved{}, dweight_saved{};  // for a gradient of 1, or on a GPU of 1 / scale
-  Saved scale{};                      // on a GPU
+  Saved dx_saved{}, dweight_saved{};  // for dy = 1; on a GPU without the factor `scale`
+  Saved scale{};                      // defined on a GPU only
   Saved x_saved = Saved::input(0), w_saved = Saved::input(1);  // for second derivatives
 
-  // Bytes of logits that are there at once.
+  // Bytes of logits that exist at the same time.
   static constexpr int64_t piece_bytes = int64_t{128} << 20, card_piece_bytes = int64_t{512} << 20;
 
   // logits = x W^T;  loss = -sum over counted rows of log softmax(logits)[target] / divisor
@@ -91,42 +92,57 @@ struct LinearCrossEntropy {
     LATHE_CHECK(x_.dim() == 2 && weight_.dim() == 2 && x_.size(1) == weight_.size(1) &&
                     targets_N.dim() == 1 && targets_N.size(0) == x_.size(0),
                 "needs x [N, C], weight [V, C] and targets [N], not targets ", describe(targets_N));
+
     for (const at::Tensor& t : {weight_, targets_N})
       LATHE_CHECK(t.device() == x_.device(), "x is on ", x_.device().str(),
                   ", another input is not");
+
     const at::Tensor x = x_.contiguous(), w = weight_.contiguous(),
                      targets = targets_N.to(at::kLong).contiguous();
     x_saved = x_;
     w_saved = weight_;
+
     if (x.is_cuda()) return on_card(x, w, targets);
+
     const int64_t n = x.size(0), c = x.size(1), v = w.size(0), stride = round_up(v, 32);
+    // Check the targets here: the kernel uses them as indices.
     for (int64_t i = 0; i < n; ++i) {
       const int64_t t = targets.const_data_ptr<int64_t>()[i];
       LATHE_CHECK(t == ignore_index || (t >= 0 && t < v), "target ", t, " is outside [0, ", v, ")");
     }
-    // Backward's loss scale is not known yet, and float16 would lose the gradients of a loss of 1:
-    // they stay in float32.
+
+    // The loss scale is not known before backward, and in float16 the gradients of an unscaled loss
+    // would underflow. Keep them in float32.
     const bool half = x.scalar_type() == at::kHalf;
     const at::ScalarType logits_type = half ? at::kFloat : x.scalar_type();
     const at::ScalarType weight_type = half ? at::kFloat : weight_grad;
     const Element type = element_of(logits_type);
+
     const double by = divisor > 0 ? divisor : targets.ne(ignore_index).sum().item<double>();
     const auto scale = static_cast<float>(by > 0 ? 1 / by : 0.0);
+
+    // Pieces of nearly equal length in multiples of 64 rows, whose logits take about piece_bytes at
+    // most.
     const int64_t most = std::max<int64_t>(piece_bytes / (stride * bytes_of(type)), 64);
     const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
+
     const at::Tensor logits =
         at::empty({std::min(piece, n), stride}, x.options().dtype(logits_type));
     const at::Tensor losses = at::empty({n}, x.options().dtype(at::kFloat));
+
     at::Tensor dx, dweight;
     if (needs[0]) dx = at::empty(x.sizes(), x.options().dtype(logits_type));
-    // Sums over several pieces are kept in float32.
+    // Accumulate several pieces in float32.
     if (needs[1])
       dweight = at::empty(w.sizes(), w.options().dtype(piece < n ? at::kFloat : weight_type));
+
     for (int64_t row = 0; row < n; row += piece) {
       const int64_t rows = std::min(piece, n - row);
       const Matrix in = {matrix_of(x).at(row, 0), c, element_of(x.scalar_type())},
                    block = matrix_of(logits);
       gemm_nt(in, matrix_of(w), rows, v, c, {.out = block});
+      // With a gradient, the kernel overwrites the logits by theirs, so that no second buffer is
+      // needed.
       cross_entropy_rows(block, rows, v, stride - v, targets.const_data_ptr<int64_t>() + row,
                          ignore_index, scale, needs[0] || needs[1],
                          losses.mutable_data_ptr<float>() + row);
@@ -140,19 +156,26 @@ struct LinearCrossEntropy {
         gemm_tn(block, in, v, c, rows, e);
       }
     }
+
     if (needs[1] && dweight.scalar_type() != weight_type) dweight = dweight.to(weight_type);
     dx_saved = dx;
     dweight_saved = dweight;
     return (losses.sum(at::kDouble) / (by > 0 ? by : 1.0)).to(at::kFloat);
   }
-  /// The host waits for nothing, so the divisor stays a tensor and comes in by backward.
+  /// Computes the loss on a GPU. The host does not wait: the divisor stays a tensor, and backward
+  /// applies it.
   at::Tensor on_card(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets) {
     const int64_t n = x.size(0), v = w.size(0), stride = round_up(v, 32);
     scale = scale_of(targets.ne(ignore_index), divisor, at::kFloat);
+
+    // The kernel computes gradients of the undivided sum (a weight of 1), because the divisor is a
+    // tensor; backward multiplies by `scale`.
     const int64_t most = std::max<int64_t>(card_piece_bytes / (stride * x.element_size()), 64);
     const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
+
     const at::Tensor logits = at::empty({std::min(piece, n), stride}, x.options());
     const at::Tensor losses = at::empty({n}, x.options().dtype(at::kFloat));
+
     at::Tensor dx, dweight;
     if (needs[0]) dx = at::empty_like(x);
     for (int64_t row = 0; row < n; row += piece) {
@@ -160,16 +183,18 @@ struct LinearCrossEntropy {
       const at::Tensor in = x.narrow(0, row, rows);
       at::Tensor block = logits.narrow(0, 0, rows).narrow(1, 0, v);
       at::mm_out(block, in, w.t());
+
       cuda_api().cross_entropy_rows({logits.const_data_ptr(), stride, element_of(x.scalar_type())},
                                     rows, v, targets.const_data_ptr<int64_t>() + row, ignore_index,
                                     1.0f, needs[0] || needs[1],
                                     losses.mutable_data_ptr<float>() + row);
+
       if (needs[0]) {
         at::Tensor out = dx.narrow(0, row, rows);
         at::mm_out(out, block, w);
       }
-      // In float32 where several pieces add up, and where sums over rows could be more than a
-      // float16 holds.
+
+      // Use float32 if several pieces add up, and for float16, where sums over rows could overflow.
       const bool wide =
           x.scalar_type() == at::kFloat || (x.scalar_type() == at::kBFloat16 && piece >= n);
       if (needs[1] && row == 0)
@@ -178,6 +203,7 @@ struct LinearCrossEntropy {
         wide ? at::addmm_out(dweight, dweight, block.t(), in)
              : at::addmm_out(dweight, dweight, block.t(), in, at::kFloat);
     }
+
     dx_saved = dx;
     dweight_saved = dweight;
     return losses.sum().mul_(scale.data());
@@ -205,7 +231,7 @@ struct LinearCrossEntropy {
           return std::vector{cross_entropy(logits, targets_given.data(), divisor, ignore_index)};
         });
   }
-  /// The gradients are made in forward.
+  /// Counts the gradients in forward, where they are computed.
   OpFlops flops(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&) const {
     const double logits = static_cast<double>(x.size(0)) * static_cast<double>(weight.size(0));
     const double product = 2 * logits * static_cast<double>(x.size(1));

@@ -1,4 +1,4 @@
-// Losses of other ops, but for what would save more than its inputs.
+// Losses composed of other ops. One that would save more than its inputs that way is an op.
 #include "autograd/ops/losses.h"
 
 #include <ATen/ops/smooth_l1_loss.h>
@@ -20,7 +20,7 @@ namespace {
     composed({"l1_loss", "mse_loss", "binary_cross_entropy_with_logits", "nll_loss", "kl_div",
               "cosine_similarity", "pairwise_distance", "triplet_margin_loss"});
 
-/// In float32, or float64 as it is.
+/// Returns x in float32 or wider.
 Variable wide(const Variable& x) {
   return x.dtype() == at::kHalf || x.dtype() == at::kBFloat16 ? cast(x, at::kFloat) : x;
 }
@@ -56,15 +56,15 @@ struct SmoothL1 {
   }
 };
 
-/// The dim of the classes of log-probabilities or logits [N, C, ...] or [C].
+/// Returns the dim of the classes of log-probabilities or logits [N, C, ...] or [C].
 int64_t class_dim(const Variable& x) { return x.dim() == 1 ? 0 : 1; }
 
-/// What targets int64 [N, ...] choose of x [N, C, ...]: with the ignored ones, their weights, and
-/// their number.
+/// The classes that targets int64 [N, ...] select from x [N, C, ...], which of them are ignored,
+/// their weights, and the divisor of the mean.
 struct Chosen {
-  at::Tensor index, ignored;  // of the targets' shape with a dim of 1 for the classes
-  Variable weight;            // of each target, 0 where ignored; undefined: 1
-  Variable divisor;           // []: the sum of the weights that count, 1 where there is none
+  at::Tensor index, ignored;  // shape of the targets, with a dim of 1 for the classes
+  Variable weight;            // weight of each target, 0 where ignored; undefined: 1
+  Variable divisor;  // []: the sum of the weights that are not ignored; 1 if there are none
 
   Chosen(const char* what, const Variable& x, const at::Tensor& target,
          const at::Tensor& class_weight, int64_t ignore_index) {
@@ -91,7 +91,7 @@ struct Chosen {
     divisor =
         Variable(weight.defined() ? all + all.eq(0).logical_and_(ignored.all()) : all.clamp_min(1));
   }
-  /// Losses of the targets, with the classes' dim, as the reduction wants them.
+  /// Applies the reduction to the losses of the targets, which still have the classes' dim.
   Variable reduce(const Variable& losses, Reduction reduction, int64_t dim) const {
     const Variable counted = masked_fill(weight.defined() ? losses * weight : losses, ignored, 0);
     return finish(counted, reduction, dim);
@@ -148,7 +148,7 @@ Variable cross_entropy(const Variable& input, const at::Tensor& target,
   const Variable log_p = log_softmax(wide(input), dim);
   if (o.label_smoothing == 0) return nll_loss(log_p, target, o.weight, o.ignore_index, o.reduction);
   const Chosen chosen("cross_entropy", log_p, target, o.weight, o.ignore_index);
-  Variable all = log_p;  // what the share that all classes have is taken from
+  Variable all = log_p;  // label smoothing takes the share of all classes from it
   if (o.weight.defined()) {
     Dims sizes(static_cast<size_t>(log_p.dim()), 1);
     sizes[static_cast<size_t>(dim)] = log_p.size(dim);
@@ -195,7 +195,7 @@ Variable cosine_similarity(const Variable& x1, const Variable& x2, int64_t dim, 
   const auto direction = [&](const Variable& v, int64_t d) {
     return v / clamp(norm(v, 2, d, /*keepdim=*/true), eps);
   };
-  // A dim counts from the end of what both broadcast to.
+  // `dim` is one of the broadcast shape: count it from the end.
   const int64_t dims = std::max(a.dim(), b.dim()), back = wrap_dim(dim, dims) - dims;
   const auto full = [&](const Variable& v) {
     Dims sizes(static_cast<size_t>(dims - v.dim()), 1);

@@ -1,4 +1,4 @@
-// Norms: layer norm and RMS norm, fused.
+// Fused layer norm and RMS norm.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/native_layer_norm.h>
@@ -14,8 +14,9 @@
 namespace lathe {
 namespace {
 
-/// What layer norm and RMS norm share. `out` is the result's dtype. The kernels of
-/// core/kernels/norm.h; float64, float16 on CPUs, and on GPUs rows of odd lengths take ATen's.
+/// The common part of layer norm and RMS norm. `out` is the result's dtype. It uses the kernels of
+/// core/kernels/norm.h where they apply, otherwise ATen's: for float64, and on GPUs for row lengths
+/// that norm_on_card() rejects.
 struct Norm {
   double eps;
   at::ScalarType out;
@@ -45,27 +46,34 @@ struct Norm {
       LATHE_CHECK(!p.defined() || p.device() == x_.device(), "x is on ", x_.device().str(),
                   ", another input is not");
     }
+
     x = for_kernels(x_);
     weight = weight_;
     bias = bias_;
+
     if (fused()) {
       at::Tensor y = at::empty(x_.sizes(), x_.options().dtype(out));
       const auto floats = x_.options().dtype(at::kFloat);
       if (!rms) mean = at::empty({x_.numel() / c}, floats);
       rstd = at::empty({x_.numel() / c}, floats);
+
       const at::Tensor w = as_float(weight_), b = as_float(bias_);
       const auto run = on_card() ? cuda_api().norm_forward : norm_forward;
       run(rows(w, b), matrix_of(x.data()), matrix_of(y), static_cast<float>(eps));
+      // The kernel writes by pointer, which ATen does not notice.
       bump_version(y);
       return y;
     }
+
     const at::Tensor wide = at_least_float32(x.data()), w = at_least_float32(weight_),
                      b = at_least_float32(bias_);
+
     if (rms) {
       rstd = (wide * wide).mean(-1, true).add(eps).rsqrt();
       const at::Tensor y = wide * rstd.data();
       return (w.defined() ? y * w : y).to(out);
     }
+
     auto [y, m, r] = at::native_layer_norm(wide, c, optional(w), optional(b), eps);
     mean = m;
     rstd = r;
@@ -75,6 +83,7 @@ struct Norm {
   // sum(dy * h), dbias = sum(dy); without mean and avg(g) for RMS norm
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needs, GradSlots& slots) const {
     const at::Tensor dy = for_kernels(dy_), in = x.data(), w = weight.data(), b = bias.data();
+
     if (fused()) {
       at::Tensor dx, dw, db;
       const auto like = [&](const at::Tensor& t) {
@@ -82,19 +91,23 @@ struct Norm {
       };
       if (needs[1]) dw = like(w);
       if (needs[2]) db = like(b);
-      // The residual stream's gradient, which has come around the block already, takes this one in
-      // the same pass.
+
+      // The residual stream's gradient has already arrived around the block: add to it directly.
       if (needs[0]) dx = slots.take(0, in.scalar_type(), /*adds_once=*/true);
       const bool add = dx.defined();
       if (add) dx = for_kernels(dx);
       if (needs[0] && !add) dx = at::empty_like(in);
+
       const at::Tensor wf = as_float(w);
       const NormRows all = rows(wf, {});
       const Matrix to =
           dx.defined() ? matrix_of(dx) : Matrix{nullptr, 0, element_of(in.scalar_type())};
       float *dweight = dw.defined() ? dw.mutable_data_ptr<float>() : nullptr,
             *dbias = db.defined() ? db.mutable_data_ptr<float>() : nullptr;
+
       if (on_card()) {
+        // Blocks of rows write partial sums, and a second pass adds these in a fixed order, so the
+        // result is deterministic.
         at::Tensor partials;
         if (needs[1] || needs[2])
           partials = at::empty({norm_partials(all)}, in.options().dtype(at::kFloat));
@@ -104,16 +117,20 @@ struct Norm {
       } else {
         norm_backward(all, matrix_of(in), matrix_of(dy), to, add, dweight, dbias);
       }
+
       if (dx.defined()) bump_version(dx);
       return {dx, dw, db};
     }
+
     const at::Tensor wide = at_least_float32(in), up = at_least_float32(dy),
                      ww = at_least_float32(w);
+
     if (rms) {
       const at::Tensor h = wide * rstd.data(), g = ww.defined() ? up * ww : up;
       return {rstd.data() * (g - h * (g * h).mean(-1, true)),
               needs[1] ? (up * h).reshape({-1, in.size(-1)}).sum(0) : at::Tensor(), at::Tensor()};
     }
+
     auto [dx, dw, db] = at::native_layer_norm_backward(
         up, wide, in.size(-1), mean.data(), rstd.data(), optional(ww),
         optional(at_least_float32(b)), {needs[0], needs[1], needs[2]});
@@ -135,7 +152,6 @@ struct Norm {
   static std::optional<at::Tensor> optional(const at::Tensor& t) {
     return t.defined() ? std::optional(t) : std::nullopt;
   }
-  /// In float32, or float64 as it is.
 };
 
 struct LayerNormOp : Norm {
@@ -154,7 +170,7 @@ struct RmsNormOp : Norm {
   }
 };
 
-/// The dtype of a norm's result.
+/// Returns the dtype of a norm's result.
 at::ScalarType norm_out(const Variable& x, std::optional<at::ScalarType> out) {
   return out.value_or(mode().compute != at::kFloat && x.dtype() != at::kDouble ? at::kFloat
                                                                                : x.dtype());

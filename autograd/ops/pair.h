@@ -5,7 +5,7 @@
 
 namespace lathe {
 
-/// A height and a width; one number is both.
+/// A height and a width; a single number stands for both.
 struct Pair {
   int64_t h, w;
   constexpr Pair(int64_t both) : h(both), w(both) {}

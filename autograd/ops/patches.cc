@@ -12,7 +12,7 @@ namespace {
 struct Windows {
   Pair kernel, dilation, padding, stride;
 };
-// For formulas: the same names for tensors.
+// For backward formulas: the same names for tensors.
 at::Tensor columns_of(const at::Tensor& x, const Windows& w) {
   return at::im2col(x, both(w.kernel), both(w.dilation), both(w.padding), both(w.stride));
 }
@@ -36,7 +36,7 @@ struct Im2col {
     size = {x.size(2), x.size(3)};
     return columns_of(x, windows);
   }
-  // dx = the columns' gradients in their places, added up
+  // dx = the columns' gradients at their positions, added up
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {image_of(dy, size, windows)};

@@ -1,4 +1,4 @@
-// Slices and elements at places that tensors name.
+// Slices and elements at positions that a tensor gives.
 #include <ATen/ops/index_add.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/zeros.h>
@@ -26,11 +26,11 @@ struct IndexSelect {
     from = dims_of(x.sizes());
     return x.index_select(dim = wrap_dim(dim, x.dim()), index.data());
   }
-  // dx[places] += dy
+  // dx[index] += dy
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>) {
-      // On a GPU ATen's own refuses a single number without dims.
+      // On a GPU ATen's index_add_ rejects a tensor without dims.
       if (from.empty() && dy.is_cuda()) return {dy.sum()};
       return {dy.new_zeros(from).index_add_(dim, index.data(), dy)};
     } else
@@ -46,7 +46,7 @@ struct IndexAdd {
     check_index(index.data());
     return x.index_add(dim = wrap_dim(dim, x.dim()), index.data(), source);
   }
-  // dx = dy, dsource = dy's slices at the places
+  // dx = dy, dsource = the slices of dy at the positions
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {
     return {dy, needs[1] ? index_select(dy, dim, index.data()) : T()};
@@ -61,7 +61,7 @@ struct ScatterAdd {
   at::Tensor forward(const at::Tensor& x, const at::Tensor& src) {
     return x.scatter_add(dim = wrap_dim(dim, x.dim()), index.data(), src);
   }
-  // dx = dy, dsrc = dy's elements at the places
+  // dx = dy, dsrc = the elements of dy at the positions
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {
     return {dy, needs[1] ? gather(dy, dim, index.data()) : T()};

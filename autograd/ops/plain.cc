@@ -12,8 +12,8 @@ Variable wide_of(const Variable& x) {
 
 GradList<Variable> plain_gradients(const std::vector<Variable>& inputs, const NeedsList& needs,
                                    const GradList<Variable>& dys, const PlainForm& f) {
-  // Each input gets a place of its own in the graph: two may be one Variable, whose gradients would
-  // come as their sum.
+  // Give each input its own position in the graph: if two inputs are the same Variable, their
+  // gradients would otherwise arrive as a sum.
   std::vector<Variable> own = inputs, asked;
   for (size_t i = 0; i < own.size(); ++i) {
     if (!needs[i]) continue;

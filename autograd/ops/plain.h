@@ -1,5 +1,5 @@
-// Second derivatives of fused ops: under create_graph an op's gradients go through a plain form of
-// it.
+// Second derivatives of fused ops: under create_graph the gradients of an op are computed through a
+// plain form of it.
 //
 // Each input gets its own position in the graph. The plain form is computed from these, and its
 // gradients are taken with create_graph.
@@ -15,14 +15,14 @@ namespace lathe {
 
 using PlainForm = std::function<std::vector<Variable>(const std::vector<Variable>& inputs)>;
 
-/// Gradients of `inputs` (an op's, at their places in the graph: Saved::as<Variable>) that `needs`
-/// marks, for those of the op's outputs, where `f` computes the outputs by ops that have second
-/// derivatives; the gradients can be differentiated again. Undefined dys are passed over; outputs
-/// may be in a wider dtype than the op's.
+/// Returns the gradients of an op's `inputs` that `needs` marks, given those of its outputs; they
+/// can be differentiated again. `inputs` are connected to the graph (Saved::as<Variable>). `f`
+/// computes the outputs by ops that have second derivatives, possibly in a wider dtype. Undefined
+/// dys are skipped.
 GradList<Variable> plain_gradients(const std::vector<Variable>& inputs, const NeedsList& needs,
                                    const GradList<Variable>& dys, const PlainForm& f);
 
-/// The same for an op of N inputs and one output.
+/// Does the same for an op of N inputs.
 template <size_t N>
 std::array<Variable, N> plain_gradients(const std::array<Variable, N>& inputs,
                                         const std::array<bool, N>& needs,
@@ -34,7 +34,7 @@ std::array<Variable, N> plain_gradients(const std::array<Variable, N>& inputs,
   return out;
 }
 
-/// In float32, or float64 as it is.
+/// Returns x in float32; float64 stays as it is.
 Variable wide_of(const Variable& x);
 
 }  // namespace lathe

@@ -21,7 +21,7 @@ struct MaxPool2d {
   Pair kernel, stride, padding, dilation;
   bool ceil_mode;
   ImageSizes sizes{};
-  Saved places{};  // in H W, of each window's largest
+  Saved places{};  // of each window's maximum, as an index into H W
 
   at::Tensor forward(const at::Tensor& x) {
     check_image(x);
@@ -39,8 +39,8 @@ struct MaxPool2d {
         at_least(kernel, 1) && at_least(stride, 1) && at_least(dilation, 1) && at_least(padding, 0),
         "kernel, stride and dilation must be 1 at least, padding 0");
   }
-  /// Throws if one of `out` windows along a dim lies in the padding alone: it would have no largest
-  /// value.
+  /// Throws if one of the `out` windows along a dim lies completely in the padding: it would have
+  /// no maximum.
   static void check_windows(int64_t out, int64_t size, int64_t kernel, int64_t stride,
                             int64_t padding, int64_t dilation) {
     for (int64_t i = 0; i < out; ++i) {
@@ -53,7 +53,7 @@ struct MaxPool2d {
                   " lies in the padding alone; make the dilation or the padding smaller");
     }
   }
-  // dx[place] += dy; windows that overlap are summed in float32 or wider
+  // dx[place] += dy; overlapping windows are summed in float32 or wider
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     const at::Tensor& index = places.data();
@@ -65,7 +65,7 @@ struct MaxPool2d {
   }
 };
 
-/// Which windows averages are of, and what counts in them.
+/// The windows of an average pool, and which positions count in them.
 struct AvgWindows {
   Pair kernel, stride, padding;
   bool ceil_mode, count_include_pad;
@@ -75,7 +75,7 @@ struct AvgWindows {
                           count_include_pad);
   }
   at::Tensor adjoint(const at::Tensor& dy, at::IntArrayRef sizes) const {
-    const at::Tensor shape = at::empty(sizes, dy.options());  // ATen reads no more of x
+    const at::Tensor shape = at::empty(sizes, dy.options());  // ATen reads only the shape of x
     return at::avg_pool2d_backward(dy.contiguous(), shape, both(kernel), both(stride),
                                    both(padding), ceil_mode, count_include_pad, std::nullopt);
   }
@@ -100,7 +100,7 @@ struct AvgPool2d {
     sizes = image_sizes(x.sizes());
     return windows.means(x);
   }
-  // dx += dy / (what counts in the window) over each window
+  // dx += dy / (number of positions that count) over each window
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)

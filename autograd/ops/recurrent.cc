@@ -1,5 +1,5 @@
-// Cells of recurrent layers, fused. On CPUs the kernels of core/kernels/recurrent.h;
-// float64 and CUDA take ATen's elementwise ops. Shapes: B batch, H units.
+// Fused cells of recurrent layers. CPUs use the kernels of core/kernels/recurrent.h; float64 and
+// CUDA use ATen's elementwise ops. Shapes: B batch, H units.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -14,8 +14,7 @@
 namespace lathe {
 namespace {
 
-/// In float32, or float64 as it is.
-/// Part i of n of the last dim.
+/// Returns part i of n of the last dim, in float32 or wider.
 Variable part_of(const Variable& x, int64_t i, int64_t n) {
   const int64_t h = x.size(1) / n;
   return wide_of(slice(x, 1, i * h, (i + 1) * h));
@@ -35,6 +34,7 @@ struct LstmCell {
     check_cell(gates_, 4, c_);
     gates = gates_.contiguous();
     c = c_.contiguous();
+
     if (kernel_ready(gates_)) {
       const at::Tensor state = as_float(c_);
       at::Tensor h = at::empty(c_.sizes(), gates_.options()),
@@ -42,12 +42,16 @@ struct LstmCell {
       lstm_cell_forward(gates.data().const_data_ptr(), element_of(gates_.scalar_type()),
                         state.const_data_ptr<float>(), h.mutable_data_ptr(),
                         next.mutable_data_ptr<float>(), c_.size(0), c_.size(1));
+      // The kernel writes by pointer, which ATen does not notice.
       bump_version(h);
       bump_version(next);
+      // Save the state as it is returned, rounded to c's dtype, so that backward reads the values
+      // that the next step used.
       next = next.to(c_.scalar_type());
       c_out = next;
       return {h, next};
     }
+
     const auto g = at_least_float32(gates.data()).chunk(4, 1);
     const at::Tensor next = g[1].sigmoid() * at_least_float32(c_) + g[0].sigmoid() * g[2].tanh();
     const at::Tensor h = (g[3].sigmoid() * next.tanh()).to(gates_.scalar_type()),
@@ -59,9 +63,11 @@ struct LstmCell {
   // di = G tanh(g) s'(i), df = G c s'(f), dg = G s(i) (1 - tanh(g)^2), do = dh t s'(o), dc = G s(f)
   Grads<2> backward(const GradList<at::Tensor>& dy, Needs<2>) const {
     const at::Tensor &in = gates.data(), &state = c.data();
+
     if (kernel_ready(in)) {
       const at::Tensor before = as_float(state), after = as_float(c_out.data()),
                        later = as_float(dy[1]);
+
       const at::Tensor up = dy[0].defined() ? dy[0].contiguous() : dy[0];
       at::Tensor dgates = at::empty_like(in), dc = at::empty_like(before);
       lstm_cell_backward(in.const_data_ptr(), element_of(in.scalar_type()),
@@ -73,10 +79,13 @@ struct LstmCell {
       bump_version(dc);
       return {dgates, dc};
     }
+
     const auto g = at_least_float32(in).chunk(4, 1);
     const at::Tensor i = g[0].sigmoid(), f = g[1].sigmoid(), n = g[2].tanh(), o = g[3].sigmoid();
     const at::Tensor t = at_least_float32(c_out.data()).tanh(),
                      dh = dy[0].defined() ? at_least_float32(dy[0]) : at::zeros_like(t);
+
+    // The gradient of c': through h, plus that from the next step.
     at::Tensor grad = dh * o * (1 - t * t);
     if (dy[1].defined()) grad = grad + at_least_float32(dy[1]);
     return {at::cat({grad * n * i * (1 - i), grad * at_least_float32(state) * f * (1 - f),

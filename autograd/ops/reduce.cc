@@ -1,5 +1,4 @@
-// Reductions, and what is normalized by one. Sums of low-precision tensors accumulate in float32
-// inside ATen.
+// Reductions, and softmax. Sums of low-precision tensors accumulate in float32 inside ATen.
 #include <ATen/ExpandUtils.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/_log_softmax_backward_data.h>
@@ -22,7 +21,7 @@ struct Sum {
     dims = wrapped(at::OptionalIntArrayRef(dims), x.dim());
     return x.dim() == 0 ? x.clone() : x.sum(dims, keepdim);
   }
-  /// dy, repeated along the dims that were reduced.
+  /// Returns dy repeated along the dims that were reduced.
   template <class T>
   T repeated(const T& dy) const {
     return expand(reshape(dy, kept_sizes(sizes, dims)), sizes);
@@ -38,7 +37,7 @@ struct Sum {
 struct Mean {
   static constexpr OpInfo info{.name = "mean", .amp = Amp::fp32};
   Sum sum;
-  double count = 1;  // of the elements that are averaged
+  double count = 1;  // number of elements that are averaged
 
   // float16 and bfloat16 are summed in float32, and the mean is rounded once.
   at::Tensor forward(const at::Tensor& x) {

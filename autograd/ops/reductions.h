@@ -1,6 +1,6 @@
-// Reductions, scans and orders beside those of ops.h, with PyTorch's names, argument order and
-// values. No dims: all of them; dims may be negative. Sums and products of float16 and bfloat16 are
-// taken in float32 and rounded once.
+// Reductions, scans and sorting beyond those of ops.h, with PyTorch's names, argument order and
+// values. Without dims they reduce all of them; dims may be negative. Sums and products of float16
+// and bfloat16 are computed in float32 and rounded once.
 #pragma once
 
 #include <optional>
@@ -10,43 +10,45 @@
 
 namespace lathe {
 
-// Extremes and orders (ops/extremes.cc). NaN is larger than all.
-/// The largest of all elements; a tie shares its gradient equally. An error for none.
+// Extremes and sorting (ops/extremes.cc). NaN is larger than all numbers.
+/// Return the maximum or minimum over all elements. Tied elements share the gradient equally. They
+/// throw if `x` is empty.
 Variable max(const Variable& x);
 Variable min(const Variable& x);
-/// The largest along a dim, and its place (int64), to which the gradient goes.
+/// Return the maximum or minimum along a dim, and its position (int64), which receives the
+/// gradient.
 std::pair<Variable, at::Tensor> max(const Variable& x, int64_t dim, bool keepdim = false);
 std::pair<Variable, at::Tensor> min(const Variable& x, int64_t dim, bool keepdim = false);
-/// The place (int64) of the largest along a dim, or among all elements in order.
+/// Return the position (int64) of the maximum or minimum along a dim, or in the flattened tensor.
 at::Tensor argmax(const Variable& x, std::optional<int64_t> dim = std::nullopt,
                   bool keepdim = false);
 at::Tensor argmin(const Variable& x, std::optional<int64_t> dim = std::nullopt,
                   bool keepdim = false);
-/// In order along a dim, equal ones in the order that they had, and their places before (int64).
+/// Returns x sorted along a dim, and the previous positions (int64). Equal elements keep their
+/// order.
 std::pair<Variable, at::Tensor> sort(const Variable& x, int64_t dim = -1, bool descending = false);
 
 // Sums and products (ops/scans.cc).
-/// y_i = x_0 + ... + x_i along a dim.
+/// Returns y_i = x_0 + ... + x_i along a dim.
 Variable cumsum(const Variable& x, int64_t dim);
-/// y_i = x_0 ... x_i along a dim; exact gradients where there are zeros too.
+/// Returns y_i = x_0 ... x_i along a dim. Gradients are exact even if there are zeros.
 Variable cumprod(const Variable& x, int64_t dim);
-/// The product of all elements, or along a dim; exact gradients where there are zeros too.
+/// Return the product of all elements, or along a dim. Gradients are exact even if there are zeros.
 Variable prod(const Variable& x);
 Variable prod(const Variable& x, int64_t dim, bool keepdim = false);
 
 // Statistics (ops/statistics.cc).
-/// log(sum of e^x), without overflow.
+/// Returns log(sum of e^x), without overflow.
 Variable logsumexp(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim = false);
-/// The mean square distance from the mean, divided by n - correction in place of n: 1 is Bessel's,
-/// 0 none.
+/// Returns the variance, with a divisor of n - correction: a correction of 1 is Bessel's.
 Variable var(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, double correction = 1,
              bool keepdim = false);
-/// Its root; the gradient is 0 where the variance is 0. Under `using namespace lathe` it is
-/// lathe::std, beside the standard library's namespace.
+/// Returns the standard deviation. The gradient is 0 where the variance is 0. Under `using
+/// namespace lathe` write lathe::std, since std is the namespace of the standard library.
 Variable std(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, double correction = 1,
              bool keepdim = false);
-/// (sum of |x|^p)^(1/p); infinity: the largest |x|, -infinity: the smallest, 0: how many are not 0.
-/// Where it is 0 the gradient is 0.
+/// Returns (sum of |x|^p)^(1/p). For p = infinity this is the largest |x|, for -infinity the
+/// smallest, and for 0 the number of nonzero elements. The gradient is 0 where the norm is 0.
 Variable norm(const Variable& x, double p = 2, at::OptionalIntArrayRef dims = std::nullopt,
               bool keepdim = false);
 

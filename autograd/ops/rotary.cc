@@ -1,4 +1,4 @@
-// Rotary positions, one op.
+// Rotary positions as one op.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 
@@ -16,7 +16,7 @@ struct Rotate {
   Saved angles;
   bool back;
 
-  // (a cos - b sin, b cos + a sin) of the pairs (a, b) of each head
+  // (a cos - b sin, b cos + a sin) for each pair (a, b) of a head
   at::Tensor forward(const at::Tensor& given) const {
     const at::Tensor& turns = angles.data();
     const int64_t width = turns.size(-1), half = width / 2, heads = given.size(-1) / width;
@@ -35,7 +35,7 @@ struct Rotate {
     const at::Tensor s = back ? sin.neg() : sin;
     return at::cat({a * cos - b * s, b * cos + a * s}, -1).view(x.sizes()).to(x.scalar_type());
   }
-  // dx: dy turned by the opposite angles
+  // dx = dy rotated by the opposite angles
   at::Tensor unrotated(const at::Tensor& dy) const { return Rotate{angles, !back}.forward(dy); }
   Variable unrotated(const Variable& dy) const { return apply(Rotate{angles, !back}, dy); }
   template <class T>

@@ -1,4 +1,4 @@
-// What the ops that turn queries and keys share.
+// Helpers of the ops that rotate queries and keys.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,8 +7,8 @@
 
 namespace lathe {
 
-/// `turns` as rotate() takes it for x, contiguous, in float32, or float64 for x of that; an error
-/// where it does not fit.
+/// Returns `turns` contiguous in the dtype that rotate() needs for x: float64 if x is float64, else
+/// float32. Throws if its shape does not fit.
 at::Tensor checked_turns(const at::Tensor& turns, const Variable& x);
 
 }  // namespace lathe

@@ -1,4 +1,4 @@
-// Attention as its formula says, of other ops.
+// Attention composed of other ops.
 #include <ATen/ops/ones.h>
 
 #include <cmath>
@@ -39,25 +39,30 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
     return str("scaled_dot_product_attention(", describe(query.data()), ", ", describe(key.data()),
                ", ", describe(value.data()), "): ", what);
   };
+
   LATHE_CHECK(query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2 &&
                   query.size(-1) == key.size(-1) && key.size(-2) == value.size(-2),
               sentence("needs [..., L, E], [..., S, E] and [..., S, D]"));
   LATHE_CHECK(!o.enable_gqa || (query.dim() >= 3 && key.dim() >= 3 && value.dim() >= 3),
               sentence("enable_gqa needs heads in dim -3"));
-  // Low dtypes are multiplied as such under autocast alone; elsewhere scores are of float32 inputs,
-  // rounded nowhere.
+
+  // Low-precision dtypes are multiplied as they are only under autocast. Otherwise inputs become
+  // float32, so that nothing is rounded on the way.
   const auto wide = [](const Variable& x) {
     const bool low = x.dtype() == at::kHalf || x.dtype() == at::kBFloat16;
     return low && mode().compute == at::kFloat ? cast(x, at::kFloat) : x;
   };
+
   const Variable q = wide(query),
                  k = o.enable_gqa ? repeated_heads(wide(key), query.size(-3)) : wide(key);
   const Variable v = o.enable_gqa ? repeated_heads(wide(value), query.size(-3)) : wide(value);
+  // Scale q [..., L, E], which is usually smaller than the scores [..., L, S].
   const double scale = o.scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
   Variable scores = matmul(q * scale, transpose(k, -2, -1));
   if (scores.dtype() == at::kHalf || scores.dtype() == at::kBFloat16)
     scores = cast(scores, at::kFloat);
-  at::Tensor hidden;  // bool: who may not look at whom
+
+  at::Tensor hidden;  // bool: true where a query must not see a key
   if (o.is_causal)
     hidden = at::ones({scores.size(-2), scores.size(-1)}, scores.data().options().dtype(at::kBool))
                  .triu(1);
@@ -67,13 +72,18 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
     const at::Tensor none = m.scalar_type() == at::kBool ? m.logical_not() : m.eq(-infinity);
     hidden = hidden.defined() ? hidden.logical_or(none) : none;
   }
-  at::Tensor blind;  // queries that may look at nothing
+
+  at::Tensor blind;  // bool: queries that see no key
   if (o.mask.defined()) blind = hidden.expand(scores.sizes()).all(-1, /*keepdim=*/true);
+  // In a row of only -inf, softmax and its gradient would be NaN. Set its scores to 0 before
+  // softmax, and its probabilities to 0 afterwards.
   if (hidden.defined()) scores = masked_fill(scores, hidden, -infinity);
   if (blind.defined()) scores = masked_fill(scores, blind, 0);
   Variable p = softmax(scores, -1);
   if (blind.defined()) p = masked_fill(p, blind, 0);
+
   p = dropout(p, o.dropout, o.stream);
+
   const at::ScalarType product = mode().compute == at::kFloat ? p.dtype() : v.dtype();
   return cast(matmul(cast(p, product), v), query.dtype());
 }

@@ -1,4 +1,4 @@
-// Sums and products along a dim.
+// Cumulative sums and products along a dim.
 #include <ATen/ops/cumprod.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/flip.h>
@@ -19,13 +19,13 @@ namespace {
 bool is_low(const at::Tensor& t) {
   return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
 }
-/// Runs f on x, in float32 where x is of a lower dtype, and rounds its result once.
+/// Runs f on x, in float32 if x has a lower dtype, and rounds the result once.
 template <class F>
 at::Tensor in_wide(const at::Tensor& x, F&& f) {
   return is_low(x) ? f(x.to(at::kFloat)).to(x.scalar_type()) : f(x);
 }
 
-/// x with 1 in front along a dim and without its last.
+/// Returns x shifted by one position along a dim: 1 comes first, and the last element is dropped.
 template <class T>
 T shifted(const T& x, int64_t dim) {
   const auto options = [&] {
@@ -72,8 +72,10 @@ struct Cumprod {
     const T v = x.as<T>();
     const int64_t n = x.data().size(dim);
     if (n == 0) return {dy};
+
     const at::Tensor zero = x.data().eq(0);
     if (!zero.any().item<bool>()) return {flip(cumsum(flip(dy * y.as<T>(), dim), dim), dim) / v};
+
     std::vector<T> s(static_cast<size_t>(n));
     for (int64_t k = n - 1; k >= 0; --k) {
       const T d = select(dy, dim, k);
@@ -82,7 +84,7 @@ struct Cumprod {
         continue;
       }
       T rest = select(v, dim, k + 1) * s[static_cast<size_t>(k + 1)];
-      // What follows a zero does not count, also where it is infinite.
+      // Terms beyond a zero do not count, even if they are infinite.
       if constexpr (std::same_as<T, at::Tensor>)
         rest = rest.masked_fill(zero.select(dim, k + 1), 0);
       s[static_cast<size_t>(k)] = d + rest;
@@ -100,15 +102,16 @@ struct Prod {
   static constexpr OpInfo info{.name = "prod", .amp = Amp::fp32};
   int64_t dim;
   bool keepdim;
-  bool of_all = false;  ///< x is a whole tensor as one dim: two zeros leave no gradient, whatever
-                        ///< the others are
+  bool of_all = false;  ///< x is a flattened tensor: with two zeros the gradient is 0, even if
+                        ///< other elements are not finite
   Saved x = Saved::input(0), y = Saved::output();
   at::Tensor forward(const at::Tensor& x_) {
     dim = wrap_dim(dim, x_.dim());
     x = x_;
     return y = in_wide(x_, [&](const at::Tensor& v) { return v.prod(dim, keepdim); });
   }
-  // Without zeros dx = dy y / x; else dx = dy (product of those before) (product of those behind).
+  // Without zeros dx = dy y / x; else dx = dy (product of the elements before) (product of those
+  // after).
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     const T v = x.as<T>(), d = keepdim ? dy : unsqueeze(dy, dim);

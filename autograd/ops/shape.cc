@@ -1,4 +1,4 @@
-// Views and shapes. No arithmetic, so no FLOPs, but for what adjoints add.
+// Views and shapes. Only adjoints that add have FLOPs.
 #include <ATen/ops/zeros.h>
 
 #include "autograd/ops/dims.h"
@@ -73,7 +73,7 @@ struct Sliced {
     LATHE_CHECK(step > 0, "step ", step, " must be positive");
     return x.slice(dim, start, end, step);
   }
-  // dx = dy in its place, zeros elsewhere
+  // dx = dy at [start, end), zeros elsewhere
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {slice_backward(dy, dim, start, end, step, size)};
@@ -119,7 +119,8 @@ struct Cat {
     for (const at::Tensor& t : x) from.push_back(dims_of(t.sizes()));
     return y;
   }
-  // dx_i = its part of dy. An empty vector joins anything, as in ATen, and has a part of no length
+  // dx_i = its part of dy. An empty vector can be joined with anything, as in ATen; its part has
+  // length 0.
   template <class T>
   GradList<T> backward(const T& dy, const NeedsList& needs) const {
     GradList<T> out(from.size());
@@ -135,7 +136,8 @@ struct Cat {
   }
 };
 
-/// dy's parts joined again, zeros for those that have no gradient; `sizes` are the parts' shapes.
+/// Joins the parts of dy again, with zeros for parts without a gradient. `sizes` are the shapes of
+/// the parts.
 template <class T>
 T joined(const GradList<T>& dy, const std::vector<Dims>& sizes, int64_t dim,
          const at::TensorOptions& options) {

@@ -1,4 +1,4 @@
-// Statistics of a tensor or along dims. In float32 or wider.
+// Statistics of a tensor or along dims, in float32 or wider.
 #include <cmath>
 #include <limits>
 
@@ -24,7 +24,7 @@ at::ScalarType wide(const Saved& x) {
   return x.data().scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-/// What these ops share: the dims, and which shape a result has with them kept.
+/// The dims that an op reduces, and the shape of its result with these dims kept.
 struct Reduced {
   Dims dims;
   bool keepdim;
@@ -50,9 +50,9 @@ struct Logsumexp : Reduced {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 4, 4); }
 };
 
-/// The gradient of a variance, from g of its kept shape: 2 g (x - mean) / (n - correction). Where
-/// no degree of freedom is left it is what PyTorch has: of all elements (`of_all`) NaN, or infinite
-/// where x differs from the mean.
+/// Returns the gradient of a variance from g in the kept shape: 2 g (x - mean) / (n - correction).
+/// If no degree of freedom is left, it is that of PyTorch: for a variance of all elements
+/// (`of_all`) NaN, or infinite where x differs from the mean.
 template <class T>
 T variance_grad(const Reduced& r, const T& g, double correction, bool of_all) {
   const T v = cast(r.x.as<T>(), wide(r.x));
@@ -88,7 +88,7 @@ struct Std : Reduced {
   at::Tensor forward(const at::Tensor& x_) {
     return y = at::std(take(x_), dims, at::Scalar(correction), keepdim);
   }
-  // dvar = dy / (2 y), 0 where y is
+  // dvar = dy / (2 y), 0 where y is 0
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     const T g = masked_fill(dy / (y.as<T>() * 2.0), y.data().eq(0), 0);
@@ -104,8 +104,8 @@ struct PNorm : Reduced {
   at::Tensor forward(const at::Tensor& x_) {
     return y = at::linalg_vector_norm(take(x_), p, dims, keepdim);
   }
-  // dx = dy * sign(x) * |x|^(p-1) * y^(1-p), 0 where y is; infinite p: dy * sign(x) where |x| = y,
-  // shared among ties
+  // dx = dy * sign(x) * |x|^(p-1) * y^(1-p), 0 where y is 0. Infinite p: dy * sign(x) where |x| =
+  // y, shared among ties.
   template <class T>
   Grads<1, T> backward(const T& dy_, Needs<1>) const {
     const at::Tensor& v = x.data();
@@ -121,7 +121,8 @@ struct PNorm : Reduced {
     const T top = reshape(y.as<T>(), kept);
     if (p == 2) return {x.as<T>() * masked_fill(dy / top, none, 0)};
     const T scale = masked_fill(dy * pow(top, 1 - p), none, 0);
-    // A power below 0 is infinite at 0, and so may its derivative be; the gradient is 0 there.
+    // A negative power is infinite at 0, and so may be its derivative. The gradient is defined as 0
+    // there.
     const at::Tensor zero = v.eq(0);
     return {masked_fill(pow(abs(masked_fill(x.as<T>(), zero, 1)), p - 1), zero, 0) *
             constant<T>(v.sign()) * scale};

@@ -1,4 +1,4 @@
-// Views beside those of shape.cc, and what moves elements without arithmetic.
+// Views beyond those of shape.cc, and ops that move elements without arithmetic.
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/diagonal.h>
 #include <ATen/ops/diagonal_backward.h>
@@ -22,7 +22,7 @@ namespace {
 [[maybe_unused]] const bool views_registered =
     composed({"squeeze", "chunk", "stack", "outer", "bmm"});
 
-// For formulas: the same names for tensors.
+// For backward formulas: the same names for tensors.
 at::Tensor unfold(const at::Tensor& x, int64_t dim, int64_t size, int64_t step) {
   return x.unfold(dim, size, step);
 }
@@ -97,7 +97,7 @@ struct Flip {
   static constexpr OpInfo info{.name = "flip", .each = {0, 0}};
   Dims dims;
   at::Tensor forward(const at::Tensor& x) { return x.flip(dims); }
-  // dx = dy, turned back
+  // dx = dy, flipped back
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {flip(dy, dims)};
@@ -133,7 +133,7 @@ struct Pad {
   Dims pads;
   double value;
   at::Tensor forward(const at::Tensor& x) { return padded(x, pads, value); }
-  // dx = dy without what was added, zeros where x was cut
+  // dx = dy without the padding, zeros where x was cropped
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     Dims back = pads;
@@ -146,8 +146,8 @@ Variable padded(const Variable& x, const Dims& pads, double value) {
   return apply(Pad{.pads = pads, .value = value}, x);
 }
 
-/// Where each place of a dim of `size`, widened by `before` and `behind`, takes its values from.
-/// What goes around is what a cut leaves.
+/// Returns the source position of each position of a dim of `size` after padding by `before` and
+/// `behind`. With PadMode::circular the elements that a negative padding leaves are repeated.
 at::Tensor sources(const Variable& x, int64_t size, int64_t before, int64_t behind, PadMode mode) {
   const int64_t first = std::max<int64_t>(0, -before),
                 left = size - first - std::max<int64_t>(0, -behind);

@@ -1,4 +1,4 @@
-// Fits a sine: Variables, a module, an optimizer, and a hand-written loop.
+// Fits a sine with Variables, a module, an optimizer, and a hand-written loop.
 #include <lathe/autograd/create.h>
 #include <lathe/nn/init.h>
 #include <lathe/nn/layers.h>

@@ -1,4 +1,4 @@
-// A custom model in Lathe's trainer: this program has every command of `lathe`, and one more kind
+// A custom model in Lathe's trainer. This program has every command of `lathe`, and one more kind
 // of model.
 #include "lathe/nn/layers.h"
 #include "lathe/nn/models/model.h"
@@ -12,8 +12,8 @@ struct MaxoutConfig {
   LATHE_FIELD(double, dropout, 0.0, "share of hidden units zeroed in training", below(0, 1).fixed())
 };
 
-/// Goodfellow et al. 2013, "Maxout networks": each hidden unit is the largest of several linear
-/// functions.
+/// A network in which each hidden unit is the maximum of several linear functions. Goodfellow et
+/// al. 2013, "Maxout networks".
 struct Maxout {
   std::vector<Linear> pieces;
   Dropout drop;

@@ -1,4 +1,4 @@
-// Checks a custom op, and counts what it costs.
+// Checks the gradient of a custom op, and counts its FLOPs.
 #include <lathe/autograd/create.h>
 #include <lathe/autograd/gradcheck.h>
 #include <lathe/autograd/ops.h>

@@ -10,7 +10,7 @@ namespace {
 
 using namespace lathe;
 
-constexpr int64_t grain = 1 << 12;  // elements that are worth a thread
+constexpr int64_t grain = 1 << 12;  // fewer elements are not worth another thread
 
 template <class T>
 void snake_cpu(const T* x, T* y, int64_t n, double a) {
@@ -29,7 +29,7 @@ void snake_backward_cpu(const T* x, const T* dy, T* dx, int64_t n, double a) {
   });
 }
 
-/// Calls f with a zero of t's element type.
+/// Calls f with a value of t's element type.
 template <class F>
 void with_type(const at::Tensor& t, F&& f) {
   LATHE_CHECK(t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble,

@@ -1,13 +1,13 @@
-// Snake, an activation that is periodic without end: Ziyin, Hartwig and Ueda 2020.
+// Snake, an activation with a periodic part: Ziyin, Hartwig and Ueda 2020.
 #pragma once
 
 #include <lathe/autograd/variable.h>
 
-/// x + sin(a x)^2 / a, for each element; a is not 0. float32 and float64 (float32 under autocast).
-/// No second derivatives.
+/// Returns x + sin(a x)^2 / a for each element; a must not be 0. It takes float32 and float64
+/// (float32 under autocast), and has no second derivatives.
 lathe::Variable snake(const lathe::Variable& x, double a);
 
-// Its CUDA kernels, on the default stream; x, y, dy and dx have n elements on the GPU.
+// The CUDA kernels of snake, on the default stream; x, y, dy and dx have n elements on the GPU.
 void snake_cuda(const float* x, float* y, int64_t n, double a);
 void snake_cuda(const double* x, double* y, int64_t n, double a);
 void snake_backward_cuda(const float* x, const float* dy, float* dx, int64_t n, double a);

@@ -1,5 +1,5 @@
-// A custom data kind, task and transform in Lathe's trainer: this program has every command of
-// `lathe`, and learns what comes next in a series of numbers, with how sure it is.
+// A custom data kind, task and transform in Lathe's trainer. This program has every command of
+// `lathe`, and learns to predict the next number of a series with its uncertainty.
 //   ./own_task series load.txt --out data/load --window 24
 //   ./own_task train series.toml --data.dir=data/load
 #include "lathe/train/config/transform.h"
@@ -17,8 +17,10 @@ struct StartConfig {
 };
 
 int main(int argc, char** argv) {
+  // Register everything before run_cli(), which resolves these names when it reads the config.
   add_data_kind({"series", own::open_series});
   add_task(own::make_quantiles());
+
   add_transform({.name = "start",
                  .doc = "how parameters start",
                  .config = AnyConfig::of<StartConfig>(),
@@ -30,6 +32,7 @@ int main(int argc, char** argv) {
                      if (!zero.empty() && matches(zero, p.path)) p.parameter.data().zero_();
                    }
                  }});
+
   add_verb(
       {.name = "series",
        .usage = "FILE --out FOLDER [--window N]",
@@ -43,5 +46,6 @@ int main(int argc, char** argv) {
                              static_cast<int64_t>(window));
          return Exit::done;
        }});
+
   return run_cli(argc, argv);
 }

@@ -10,8 +10,8 @@ namespace {
 
 using namespace lathe;
 
-/// What each row of said_BQ costs where y_B1 came true: q (y - s) where it lies above, (1 - q) (s -
-/// y) below. [B, Q]
+/// Returns the loss [B, Q] of predictions s = said_BQ for targets y = y_B1: q (y - s) where y is
+/// above s, (1 - q) (s - y) below.
 Variable pinball(const Variable& said_BQ, const at::Tensor& y_B1) {
   const at::Tensor q_Q =
       at::tensor({0.1, 0.5, 0.9}, at::TensorOptions(y_B1.device()).dtype(at::kFloat));

@@ -1,5 +1,5 @@
-// The data kind: float32 numbers in series.f32, and manifest.json, which says how many belong to a
-// window.
+// The data kind: float32 numbers in series.f32, and manifest.json, which has the number of values
+// in a window.
 #include <ATen/ops/empty.h>
 
 #include <fstream>
@@ -53,7 +53,7 @@ class Series final : public Data {
   std::vector<at::Tensor> buffers(int64_t n) const {
     return {at::empty({n, window_}), at::empty({n, 1})};
   }
-  /// Writes a window into row `row` of buffers.
+  /// Writes the window that begins at number `window` into row `row` of buffers.
   void put(int64_t window, const std::vector<at::Tensor>& buffers, int64_t row) const {
     const auto* numbers = reinterpret_cast<const float*>(file_.bytes().data()) + window;
     std::copy_n(numbers, window_, buffers[0].mutable_data_ptr<float>() + row * window_);
@@ -68,8 +68,8 @@ class Series final : public Data {
   DatasetInfo facts_;
 };
 
-/// What micro-batch n holds follows from the seed and n alone: a run that goes on sees what it
-/// would have seen.
+/// The content of micro-batch n depends only on the seed and n, so that a resumed run sees the same
+/// data as an uninterrupted one.
 class Training final : public TrainingBatches {
  public:
   Training(const Series& series, int64_t batch_size, uint64_t seed)

@@ -62,17 +62,21 @@ Variable Rotary::operator()(const Variable& x_BHTD, int64_t first) const {
 at::Tensor Rotary::frequencies() const {
   at::Tensor plain =
       at::pow(base, at::arange(width / 2, at::kDouble) * (-2.0 / static_cast<double>(width)));
+
   switch (scaling.kind) {
     case RotaryScaling::Kind::none: return plain;
     case RotaryScaling::Kind::linear: return plain / scaling.factor;
     case RotaryScaling::Kind::llama3: break;
     case RotaryScaling::Kind::yarn: {
-      // The pair whose wave is in the original context so many times, as a fraction of pairs (Peng
-      // et al., section 3.2).
+      // Returns the index of the pair with `waves` waves in the original context, as a real number
+      // (Peng et al., section 3.2).
       const auto pair_of = [&](double waves) {
         return static_cast<double>(width) *
                std::log(scaling.original_context / (waves * 2 * M_PI)) / (2 * std::log(base));
       };
+
+      // Pairs below `first` rotate fast enough to stay as they are, those above `last` are slowed
+      // by the factor, and those between are blended.
       const double first = std::max(std::floor(pair_of(scaling.high)), 0.0);
       const double last = std::min(std::ceil(pair_of(scaling.low)), static_cast<double>(width - 1));
       const at::Tensor slowed =
@@ -81,8 +85,8 @@ at::Tensor Rotary::frequencies() const {
       return plain * (1 - slowed + slowed / scaling.factor);
     }
   }
-  // How many waves the original context has, of which `low` is as far as it gets and `high` as it
-  // may stay.
+  // llama3: blend by the number of waves in the original context. Angles with `low` or fewer are
+  // slowed by the full factor, those with `high` or more stay.
   const at::Tensor waves = plain * (scaling.original_context / (2 * M_PI));
   const at::Tensor kept = ((waves - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1);
   return plain * (kept + (1 - kept) / scaling.factor);
@@ -154,16 +158,20 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
                                         const Variable& value, const AttentionMask& mask) const {
   ModuleCall call(*this,
                   {{'C', q.weight.size(1)}, {'K', k.weight.size(1)}, {'V', v.weight.size(1)}});
+
   call.input("query", query, "B T C"), call.input("key", key, "B S K"),
       call.input("value", value, "B S V");
   call.input("padding", mask.padding, "B S");
   if (mask.hidden.defined())
     call.input("hidden", mask.hidden, mask.hidden.dim() == 2 ? "T S" : "B T S");
+
   const int64_t b = call.size('B'), t = call.size('T'), s = call.size('S'), c = call.size('C');
+
   LATHE_CHECK(!mask.causal || t == s, call.text(),
               ": a causal mask is for as many keys as queries, not ", s, " and ", t);
+
   const bool masked = mask.hidden.defined() || mask.padding.defined();
-  if (mask.causal && !masked && !drop.active() && !rotary)  // what the fused kernel takes
+  if (mask.causal && !masked && !drop.active() && !rotary)  // the cases of the fused kernel
     return call.result(out_proj(attention(cat({q(query), k(key), v(value)}, -1), heads)), "B T C");
 
   const auto split_heads = [&](const Variable& x, int64_t places) {
@@ -181,14 +189,17 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
     else
       unseen = unseen.defined() ? unseen.logical_or(hidden) : hidden;
   }
+
   AttentionOptions options;
   options.is_causal = mask.causal, options.dropout = drop.p, options.stream = drop.stream;
+  // There is one mask option for all of this. It takes true, or a finite addend, as "may be seen".
   if (added.defined() && unseen.defined())
     options.mask = Variable(added.masked_fill(unseen, -std::numeric_limits<double>::infinity()));
   else if (added.defined())
     options.mask = Variable(added);
   else if (unseen.defined())
     options.mask = Variable(unseen.logical_not());
+
   const Variable y_BHTD =
       scaled_dot_product_attention(q_BHTD, k_BHSD, split_heads(v(value), s), options);
   return call.result(out_proj(reshape(transpose(y_BHTD, 1, 2), {b, t, c})), "B T C");

@@ -1,5 +1,5 @@
-// Attention of several heads. Shapes: B batch, T query positions, S key positions, C
-// channels, H heads, D = C / H.
+// Multi-head attention. Shapes: B batch, T query positions, S key positions, C channels, H heads, D
+// = C / H.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace lathe {
 
-/// Causal multi-head self-attention. x [B, T, C], and `residual` that is added -> [B, T, C].
-/// `starts` [B, T], where it is defined: place t sees none before starts[t]; see attention() in
+/// Causal multi-head self-attention. x [B, T, C], and `residual`, which is added -> [B, T, C]. With
+/// `starts` [B, T], position t sees no positions before starts[t]; see attention() in
 /// autograd/ops.h.
 struct CausalSelfAttention {
   Linear qkv, proj;
@@ -30,22 +30,21 @@ struct CausalSelfAttention {
   }
 };
 
-/// How the angles of rotary positions are changed for contexts longer than a model was trained
-/// with.
+/// How the angles of rotary positions are changed for contexts longer than those of training.
 struct RotaryScaling {
-  /// none; linear: every angle over `factor` (Chen et al. 2023, "Extending context window ... via
-  /// positional interpolation"); llama3: angles whose waves are longer than original_context / low
-  /// over `factor`, those shorter than original_context / high as they are, between them a mixture
-  /// (Llama 3.1). yarn: the same by the number of the pair, from where original_context has `high`
-  /// waves to where it has `low`, and cosines and sines times `attention_factor` (Peng et al. 2023,
-  /// "YaRN"; 0: 0.1 ln(factor) + 1).
+  /// linear: every angle is divided by `factor` (Chen et al. 2023, "Extending context window ...
+  /// via positional interpolation"). llama3: angles with wavelengths above original_context / low
+  /// are divided by `factor`, those below original_context / high stay, and those between are
+  /// blended (Llama 3.1). yarn: the blend is linear in the index of the pair, from the pair with
+  /// `high` waves in original_context to that with `low`, and cosines and sines are multiplied by
+  /// `attention_factor`; 0 stands for 0.1 ln(factor) + 1 (Peng et al. 2023, "YaRN").
   enum class Kind : uint8_t { none, linear, llama3, yarn } kind = Kind::none;
   double factor = 1, low = 1, high = 4, original_context = 8192, attention_factor = 0;
 };
 
-/// Rotary positions: turns the pair of channels (i, i + D / 2) of place t by the angle t base^(-2 i
-/// / D), so that a product of two places depends on how far apart they are. Su et al. 2021, in the
-/// form of halves that GPT-NeoX and LLaMA have.
+/// Rotary positions: rotates the pair of channels (i, i + D / 2) at position t by the angle t
+/// base^(-2 i / D), so that the product of a query and a key depends on their distance. Su et al.
+/// 2021, with pairs taken from two halves as in GPT-NeoX and LLaMA.
 struct Rotary {
   int64_t width = 0;  ///< D, even
   double base = 10000;
@@ -53,29 +52,29 @@ struct Rotary {
 
   Rotary() = default;
   explicit Rotary(int64_t width, double base = 10000, const RotaryScaling& scaling = {});
-  /// x [B, H, T, D], whose first place is number `first` -> the same shape.
+  /// Rotates x [B, H, T, D], whose first position is number `first`.
   Variable operator()(const Variable& x_BHTD, int64_t first = 0) const;
-  /// What rotate() takes, for places of any shape: float64 [..., D].
+  /// Returns the table that rotate() takes, for positions of any shape [...]: float64 [..., D].
   at::Tensor turns(const at::Tensor& places) const;
-  /// Angle of each pair at place 1: float64 [D / 2].
+  /// Returns the angle of each pair at position 1: float64 [D / 2].
   at::Tensor frequencies() const;
 };
 
 /// Causal self-attention with rotary positions and fewer heads of keys and values than of queries
-/// (Ainslie et al. 2023, "GQA"). Shapes beside those above: K heads of keys and values, R = H D, G
-/// = K D.
+/// (Ainslie et al. 2023, "GQA"). Shapes in addition to those above: K heads of keys and values, R =
+/// H D, G = K D.
 struct GroupedQueryAttention {
   Linear q, k, v, proj;
   std::optional<RMSNorm> q_norm,
-      k_norm;  ///< of each head, before it is turned (Henry et al. 2020; Qwen 3)
+      k_norm;  ///< for each head, before rotation (Henry et al. 2020; Qwen 3)
   int64_t heads = 1, kv_heads = 1;
 
   GroupedQueryAttention() = default;
-  /// Heads of `width` channels; kv_heads divides heads. `bias`: of q, k and v. `norm_eps`: with
-  /// norms of that eps.
+  /// Heads have `width` channels, and kv_heads must divide heads. `bias` is for q, k and v. With
+  /// `norm_eps` queries and keys are normalized with that eps.
   GroupedQueryAttention(int64_t channels, int64_t heads, int64_t kv_heads, int64_t width, bool bias,
                         std::optional<double> norm_eps);
-  /// x [B, T, C], turns [T, D] or [B, T, D] as Rotary gives them, and `residual` that is added ->
+  /// x [B, T, C], turns [T, D] or [B, T, D] from Rotary::turns, and `residual`, which is added ->
   /// [B, T, C]. `starts` as for CausalSelfAttention.
   Variable operator()(const Variable& x_BTC, const at::Tensor& turns, const Variable& residual = {},
                       const at::Tensor& starts = {}) const;
@@ -89,25 +88,26 @@ struct GroupedQueryAttention {
   }
 };
 
-/// What a place may not look at.
+/// Which positions attention must not see.
 struct AttentionMask {
-  bool causal = false;   ///< at places after its own; for T = S
-  at::Tensor hidden{};   ///< bool [T, S] or [B, T, S], true where not; or floating point, which is
-                         ///< added to the scores
-  at::Tensor padding{};  ///< bool [B, S], true for places that nobody may look at
+  bool causal = false;   ///< hides later positions; needs T = S
+  at::Tensor hidden{};   ///< bool [T, S] or [B, T, S], true where hidden; or floating point, which
+                         ///< is added to the scores
+  at::Tensor padding{};  ///< bool [B, S], true for positions that are hidden from all
 };
 
 /// Scaled dot-product attention of projected queries, keys and values. Vaswani et al. 2017;
-/// torch.nn's MultiheadAttention, batch first. A place that may look at nothing gets zeros, where
-/// torch gives NaN.
+/// torch.nn's MultiheadAttention, batch first. A position that sees nothing gets zeros, where torch
+/// returns NaN.
 struct MultiHeadAttention {
   Linear q, k, v, out_proj;
   Dropout drop;                  ///< on the probabilities
-  std::optional<Rotary> rotary;  ///< turns queries and keys; set it after making
+  std::optional<Rotary> rotary;  ///< rotates queries and keys; set it after construction
   int64_t heads = 1;
 
   MultiHeadAttention() = default;
-  /// `heads` must divide `channels`. Keys and values have as many channels unless said otherwise.
+  /// `heads` must divide `channels`. Keys and values have `channels` channels unless stated
+  /// otherwise.
   MultiHeadAttention(int64_t channels, int64_t heads, bool bias = true, double dropout = 0,
                      std::optional<int64_t> key_channels = std::nullopt,
                      std::optional<int64_t> value_channels = std::nullopt);

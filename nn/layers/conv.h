@@ -24,7 +24,7 @@ struct Conv2d {
   }
 };
 
-/// The same along one dim. x [B, in, L] -> [B, out, L'].
+/// conv1d() with its filters. x [B, in, L] -> [B, out, L'].
 struct Conv1d {
   Variable weight, bias;  ///< [out, in / groups, kernel]; [out] or undefined
   Conv1dOptions options;

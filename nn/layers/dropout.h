@@ -9,7 +9,7 @@
 
 namespace lathe {
 
-/// dropout() of a place in the model, which place() sets.
+/// dropout() with a stream of random numbers, which place() derives from its path.
 struct Dropout {
   double p = 0;
   uint64_t stream = 0;

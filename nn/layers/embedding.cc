@@ -27,39 +27,49 @@ EmbeddingBag::EmbeddingBag(int64_t rows, int64_t channels, BagMode bag_,
                            std::optional<int64_t> padding_)
     : weight(new_parameter({rows, channels})), bag(bag_), padding(padding_) {}
 
-// Each row goes to the sum of its bag; `max` takes bags as slices of the rows sorted by bag, which
-// they are.
+// Each row is added to its bag. `max` takes bags as slices: callers pass rows in the order of their
+// bags.
 Variable EmbeddingBag::reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, int64_t bags,
                               const Variable& scales_N) const {
   LATHE_CHECK(!scales_N.defined() || bag == BagMode::sum,
               "EmbeddingBag: scales are for BagMode::sum");
+
   at::Tensor ids = ids_N, bag_of = bag_N;
   Variable scales = scales_N;
   if (padding) {
+    // Drop padding ids before the lookup, so that they get no gradient and do not count in a mean.
     const at::Tensor counted = ids.ne(*padding).nonzero().squeeze(1);
     ids = ids.index_select(0, counted), bag_of = bag_of.index_select(0, counted);
     if (scales.defined()) scales = index(scales, {counted});
   }
+
   Variable rows = embedding(ids, weight);
   const std::vector<int64_t> sizes{bags, weight.size(1)};
+
   const auto rows_of_bags = [&] {
     return at::zeros({bags}, bag_of.options()).scatter_add_(0, bag_of, at::ones_like(bag_of));
   };
+
   if (bag == BagMode::max) {
     const at::Tensor counts = rows_of_bags();
     std::vector<Variable> out;
     int64_t begin = 0;
     for (int64_t b = 0; b < bags; ++b) {
       const int64_t n = counts[b].item<int64_t>();
+      // An empty bag gives zeros, as in torch.
       out.push_back(n == 0 ? Variable(at::zeros({1, sizes[1]}, rows.data().options()))
                            : amax(slice(rows, 0, begin, begin + n), 0, /*keepdim=*/true));
       begin += n;
     }
     return out.empty() ? Variable(at::zeros(sizes, rows.data().options())) : cat(out, 0);
   }
+
   if (scales.defined()) rows = rows * unsqueeze(scales, 1);
+  // index_backward adds each row to its bag, and has second derivatives.
   Variable sums = index_backward(rows, {bag_of}, sizes);
   if (bag == BagMode::sum) return sums;
+
+  // clamp_min keeps empty bags at 0 / 1.
   return sums / Variable(rows_of_bags().clamp_min(1).unsqueeze(1).to(sums.dtype()));
 }
 

@@ -1,4 +1,4 @@
-// Tables of vectors. Shapes: B bags, L places of a bag, C channels.
+// Tables of vectors. Shapes: B bags, L ids of a bag, C channels.
 #pragma once
 
 #include <cstdint>
@@ -20,23 +20,23 @@ struct Embedding {
   void visit(Visit& v) { v("weight", weight, role); }
 };
 
-/// How the rows of a bag become one.
+/// How the rows of a bag are combined.
 enum class BagMode : uint8_t { sum, mean, max };
 
-/// What the rows of each bag of ids come to. torch.nn.EmbeddingBag.
+/// The combined rows of each bag of ids; torch.nn.EmbeddingBag.
 struct EmbeddingBag {
   Variable weight;  ///< [rows, C]
   BagMode bag = BagMode::mean;
-  std::optional<int64_t> padding;  ///< an id that counts for nothing, nor in a mean
+  std::optional<int64_t> padding;  ///< an id that is ignored, also in a mean
 
   EmbeddingBag() = default;
   EmbeddingBag(int64_t rows, int64_t channels, BagMode bag = BagMode::mean,
                std::optional<int64_t> padding = std::nullopt);
-  /// ids int64 [B, L] -> [B, C], zeros for a bag in which nothing counts. `scales` [B, L], for
-  /// BagMode::sum alone: each row is multiplied by its own.
+  /// ids int64 [B, L] -> [B, C], zeros for a bag without ids that count. `scales` [B, L] are
+  /// factors of the rows, for BagMode::sum only.
   Variable operator()(const at::Tensor& ids_BL, const Variable& scales_BL = {}) const;
-  /// Bags of different lengths, one after the other: ids int64 [N], bag i begins at offsets[i]
-  /// (int64 [B], rising from 0) and ends where the next begins.
+  /// Bags of different lengths, one after the other: ids int64 [N]; bag i begins at offsets[i]
+  /// (int64 [B], increasing from 0) and ends where the next begins.
   Variable operator()(const at::Tensor& ids_N, const at::Tensor& offsets_B,
                       const Variable& scales_N = {}) const;
   void visit(Visit& v) { v("weight", weight, Role::embedding); }

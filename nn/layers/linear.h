@@ -8,22 +8,24 @@
 
 namespace lathe {
 
-/// y = x W^T + b, with an adapter + scale (x A^T) B^T. x [..., in] -> [..., out].
+/// y = x W^T + b, plus lora_scale (x A^T) B^T with an adapter. x [..., in] -> [..., out].
 struct Linear {
   Variable weight, bias;  ///< [out, in]; [out] or undefined
   Role role = Role::weight;
   Variable lora_a,
-      lora_b;  ///< [rank, in], [out, rank]; undefined: no adapter. Hu et al. 2021, "LoRA"
+      lora_b;  ///< A [rank, in] and B [out, rank]; undefined without an adapter. Hu et al. 2021,
+               ///< "LoRA"
   double lora_scale = 1;  ///< alpha / rank
 
   Linear() = default;
   Linear(int64_t in, int64_t out, bool with_bias, const Role& role = Role::weight);
-  /// `residual` [..., out], where given, is added, and the result has its dtype.
+  /// Computes y. `residual` [..., out] is added if it is given, and the result has its dtype.
   Variable operator()(const Variable& x, const Variable& residual = {}) const;
   bool has_adapter() const { return lora_a.defined(); }
-  /// `options`: where its parameters are, and their dtype. All zero until they are initialized.
+  /// Adds an adapter whose parameters have the device and dtype of `options`, and are zero until
+  /// they are initialized.
   void add_adapter(int64_t rank, double alpha, at::TensorOptions options = {});
-  /// Adds the adapter, which must be there, into the float32 weight, and drops it.
+  /// Adds the adapter, which must exist, to the float32 weight, and drops it.
   void merge_adapter();
   void visit(Visit& v) {
     v("weight", weight, role);

@@ -9,8 +9,8 @@
 namespace lathe {
 namespace {
 
-/// The dtype that products take x in under autocast, for what goes to a layer next; nullopt: x's
-/// own.
+/// Returns the dtype of matrix products under autocast, for a result that goes to a layer; nullopt
+/// for the default of the norm.
 std::optional<at::ScalarType> product_dtype(const Variable& x) {
   const bool low = mode().compute != at::kFloat && !mode().fp8 && x.dtype() != at::kDouble;
   return low ? std::optional(mode().compute) : std::nullopt;

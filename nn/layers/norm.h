@@ -1,4 +1,4 @@
-// Norms. Shapes: B batch, C channels, G groups of channels, L places, H height, W width.
+// Norms. Shapes: B batch, C channels, G groups of channels, L length, H height, W width.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ struct LayerNorm {
 
   LayerNorm() = default;
   LayerNorm(int64_t channels, bool with_bias);
-  /// In the dtype that products take it in, for what goes to a linear layer; `wide`: float32 under
-  /// autocast too, for what goes on to a residual stream.
+  /// Returns the norm in the dtype of matrix products, for a linear layer that follows; with `wide`
+  /// in float32 even under autocast, for a residual stream.
   Variable operator()(const Variable& x, bool wide = false) const;
   void visit(Visit& v) {
     v("weight", weight, Role::scale);
@@ -31,14 +31,14 @@ struct RMSNorm {
 
   RMSNorm() = default;
   explicit RMSNorm(int64_t channels, double eps = 1e-5);
-  /// As LayerNorm's.
+  /// Returns the norm in the dtype of matrix products, like LayerNorm.
   Variable operator()(const Variable& x) const;
   void visit(Visit& v) { v("weight", weight, Role::scale); }
 };
 
-/// Each group of channels of a sample, with all its places, by its own mean and variance; then a
-/// scale and a shift a channel. Wu and He 2018. x [B, C, ...]. In float32 or wider, the result in
-/// the dtype that products take.
+/// Normalizes each group of channels of a sample by its mean and variance over all positions, and
+/// then scales and shifts each channel. Wu and He 2018. x [B, C, ...]. It computes in float32 or
+/// wider; the result has the dtype of matrix products.
 struct GroupNorm {
   Variable weight, bias;  ///< [C]; undefined: no scale and shift
   int64_t groups = 1, channels = 0;
@@ -54,19 +54,19 @@ struct GroupNorm {
   }
 
  protected:
-  /// The norm of x [B, C, ...], whatever its dims.
+  /// Returns the norm of x [B, C, ...] with any number of dims.
   Variable normalise(const Variable& x) const;
 };
 
-/// GroupNorm of groups of one channel, by default without scale and shift, as torch's. Ulyanov et
-/// al. 2016. Without running statistics.
+/// GroupNorm with one channel per group; like torch, by default without scale and shift, and
+/// without running statistics. Ulyanov et al. 2016.
 struct InstanceNorm1d : GroupNorm {
   InstanceNorm1d() = default;
   explicit InstanceNorm1d(int64_t channels, double eps = 1e-5, bool affine = false)
       : GroupNorm(channels, channels, eps, affine) {}
   Variable operator()(const Variable& x_BCL) const;
 };
-/// The same of images.
+/// InstanceNorm of images.
 struct InstanceNorm2d : GroupNorm {
   InstanceNorm2d() = default;
   explicit InstanceNorm2d(int64_t channels, double eps = 1e-5, bool affine = false)
@@ -74,14 +74,15 @@ struct InstanceNorm2d : GroupNorm {
   Variable operator()(const Variable& x_BCHW) const;
 };
 
-/// What BatchNorm1d and BatchNorm2d share. In training it takes the batch's statistics, which need
-/// two values a channel, and moves the running ones `momentum` of the way to them, the variance
-/// unbiased, as torch does; each micro-batch of a step does. A forward that is computed again
-/// (RestoreRngState) moves nothing. Outside training it takes the running ones.
+/// The common part of BatchNorm1d and BatchNorm2d. In training it uses the statistics of the batch,
+/// which need two values per channel, and moves the running ones by `momentum` towards them, with
+/// the unbiased variance as in torch. Each micro-batch of a step does this, but not a recomputed
+/// forward (RestoreRngState). Outside training it uses the running statistics.
 struct BatchNorm {
   Variable weight, bias;                 ///< [C]
   at::Tensor running_mean, running_var;  ///< [C], buffers
-  at::Tensor num_batches_tracked;  ///< int64 [], a buffer: how often the running ones were moved
+  at::Tensor
+      num_batches_tracked;  ///< int64 [], a buffer: the number of updates of the running statistics
   double momentum = 0.1, eps = 1e-5;
 
   BatchNorm() = default;
@@ -89,15 +90,15 @@ struct BatchNorm {
   void visit(Visit& v);
 
  protected:
-  /// Under autocast the result has the dtype that products take, for what goes to a layer next;
-  /// float32 where `wide`.
+  /// Returns the norm; under autocast in the dtype of matrix products, for a layer that follows, or
+  /// in float32 if `wide`.
   Variable normalise(const Variable& x, bool wide) const;
 };
 
 /// BatchNorm of features or sequences. torch.nn.BatchNorm1d.
 struct BatchNorm1d : BatchNorm {
   using BatchNorm::BatchNorm;
-  /// x [B, C] or [B, C, L]. `wide`: float32 under autocast too, where it goes on to a residual
+  /// x [B, C] or [B, C, L]. With `wide` the result is float32 even under autocast, for a residual
   /// stream.
   Variable operator()(const Variable& x, bool wide = false) const;
 };

@@ -12,9 +12,9 @@ namespace lathe {
 /// max_pool2d(). x [B, C, H, W] -> [B, C, H', W'].
 struct MaxPool2d {
   Pair kernel;
-  std::optional<Pair> stride = std::nullopt;  ///< by default windows stand side by side
+  std::optional<Pair> stride = std::nullopt;  ///< by default windows are adjacent
   Pair padding = 0, dilation = 1;
-  bool ceil_mode = false;  ///< a last window that reaches beyond the padding counts too
+  bool ceil_mode = false;  ///< allow a last window that extends beyond the padding
   Variable operator()(const Variable& x_BCHW) const;
 };
 /// avg_pool2d().
@@ -23,16 +23,16 @@ struct AvgPool2d {
   std::optional<Pair> stride = std::nullopt;
   Pair padding = 0;
   bool ceil_mode = false;
-  bool count_include_pad = true;  ///< the zeros of padding count
+  bool count_include_pad = true;  ///< padding zeros count in the mean
   Variable operator()(const Variable& x_BCHW) const;
 };
-/// adaptive_avg_pool2d(): to a size `out`, whatever the input's.
+/// adaptive_avg_pool2d(): the result has size `out` for any size of the input.
 struct AdaptiveAvgPool2d {
   Pair out;
   Variable operator()(const Variable& x_BCHW) const;
 };
 
-/// The same along one dim. x [B, C, L] -> [B, C, L'].
+/// max_pool1d(). x [B, C, L] -> [B, C, L'].
 struct MaxPool1d {
   int64_t kernel;
   std::optional<int64_t> stride = std::nullopt;
@@ -48,7 +48,7 @@ struct AvgPool1d {
   bool ceil_mode = false, count_include_pad = true;
   Variable operator()(const Variable& x_BCL) const;
 };
-/// Means of so many windows that the result has a given length. torch.nn.AdaptiveAvgPool1d.
+/// Means of windows such that the result has a given length. torch.nn.AdaptiveAvgPool1d.
 struct AdaptiveAvgPool1d {
   int64_t out;
   Variable operator()(const Variable& x_BCL) const;

@@ -12,7 +12,7 @@
 namespace lathe {
 namespace {
 
-/// Steps [B, H] in order as [T, B, H].
+/// Stacks steps [B, H] to [T, B, H].
 Variable stacked(const std::vector<Variable>& steps_BH) {
   const Variable& first = steps_BH[0];
   return reshape(cat(steps_BH, 0),
@@ -26,7 +26,7 @@ at::ScalarType wide_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? dtype : at::kFloat;
 }
 
-/// A layer's state before its first step [B, H]: the one given, or zeros.
+/// Returns a layer's state before its first step [B, H]: the given one, or zeros.
 Variable first_state(const Variable& given_LBH, size_t layer, const Variable& x_TBC, int64_t hidden,
                      at::ScalarType dtype) {
   if (!given_LBH.defined())
@@ -34,7 +34,7 @@ Variable first_state(const Variable& given_LBH, size_t layer, const Variable& x_
   return in_dtype(select(given_LBH, 0, static_cast<int64_t>(layer)), dtype);
 }
 
-/// At each step which sequences have ended, bool [B, 1]; undefined where none has.
+/// Returns for each step which sequences have ended, bool [B, 1]; undefined if none has.
 std::vector<at::Tensor> ended_at(const at::Tensor& lengths, int64_t steps, at::Device device) {
   std::vector<at::Tensor> out(static_cast<size_t>(steps));
   if (!lengths.defined()) return out;
@@ -44,7 +44,7 @@ std::vector<at::Tensor> ended_at(const at::Tensor& lengths, int64_t steps, at::D
   return out;
 }
 
-/// Where `ended`, what was before.
+/// Returns `before` where a sequence has ended, `now` elsewhere.
 Variable kept(const Variable& now, const Variable& before, const at::Tensor& ended) {
   return masked_fill(now, ended, 0) + masked_fill(before, ended.logical_not(), 0);
 }
@@ -85,6 +85,7 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
                                    const at::Tensor& lengths, bool with_c, Project project,
                                    Cell cell) const {
   const size_t directions = bidirectional ? 2 : 1, depth = layers.size() / directions;
+
   ModuleCall call(module, {{'C', layers[0].weight_ih.size(1)},
                            {'L', static_cast<int64_t>(layers.size())},
                            {'H', hidden},
@@ -92,6 +93,7 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
   call.input(x_BTC, "B T C"), call.input("state h", h_LBH, "L B H"),
       call.input("state c", c_LBH, "L B H");
   call.input("lengths", lengths, "B");
+
   const int64_t steps = call.size('T');
   LATHE_CHECK(steps >= 1, call.text(), ": a sequence of no steps");
   LATHE_CHECK(!lengths.defined() || lengths.numel() == 0 ||
@@ -106,29 +108,40 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
     for (size_t d = 0; d < directions; ++d) {
       const size_t at = layer * directions + d;
       const Layer& w = layers[at];
+
+      // The projection of the inputs does not depend on the state, so one matrix product does all
+      // steps.
       const auto projected = unbind(project(w, s.x_TBC));
+
       Variable h = first_state(h_LBH, at, s.x_TBC, hidden, projected[0].dtype());
       Variable c = with_c ? first_state(c_LBH, at, s.x_TBC, hidden, wide) : Variable();
+
       std::vector<Variable> made(projected.size());
       for (size_t i = 0; i < made.size(); ++i) {
         const size_t t = d == 0 ? i : made.size() - 1 - i;
         auto [next_h, next_c] = cell(w, projected[t], h, c);
         made[t] = next_h;
+        // A sequence that has ended gives zeros and keeps its state. In the reverse direction the
+        // sequence thus starts at its own last step.
         if (ended[t].defined()) {
           made[t] = masked_fill(next_h, ended[t], 0);
           next_h = kept(next_h, h, ended[t]);
           if (next_c.defined()) next_c = kept(next_c, c, ended[t]);
         }
+
         h = next_h, c = next_c;
       }
       s.h.push_back(h), s.c.push_back(c);
       sides.push_back(stacked(made));
     }
+
     s.x_TBC = directions == 1 ? sides[0] : cat(sides, 2);
     if (layer + 1 < depth && drop.active())
-      s.x_TBC = swapped(drop(swapped(s.x_TBC)));  // dropout wants the batch first
+      s.x_TBC = swapped(drop(swapped(s.x_TBC)));  // dropout takes dim 0 as the batch
     return s;
   };
+
+  // Each layer is a block for recomputation, which may drop its activations.
   Sequence s = run_blocks(depth, Sequence{swapped(x_BTC), {}, {}}, run_layer);
   s.x_TBC = call.result(swapped(s.x_TBC), "B T O");
   return s;

@@ -1,6 +1,7 @@
-// Recurrent layers, batch first. One product projects all time steps of a layer's input; then a
-// step is a product with the state and a cell. Weights have torch's names, shapes and order of
-// gates. Shapes: B batch, T time, C channels of the input, H units, L layers times directions.
+// Recurrent layers, batch first. One matrix product projects all time steps of a layer's input;
+// then each step is a matrix product with the state and a cell. Weights have torch's names, shapes
+// and order of gates. Shapes: B batch, T time, C channels of the input, H units, L layers times
+// directions.
 #pragma once
 
 #include <cstdint>
@@ -17,33 +18,33 @@ namespace lathe {
 struct RecurrentOptions {
   int64_t n_layer = 1;
   bool bias = true;
-  double dropout = 0;  ///< on what goes from a layer to the next
-  /// A second row of layers reads from a sequence's end to its start; each layer's results stand
-  /// side by side.
+  double dropout = 0;  ///< applied between layers
+  /// A second set of layers reads sequences from end to start. The results of both directions of a
+  /// layer are concatenated.
   bool bidirectional = false;
 };
 
-/// What SimpleRNN, LSTM and GRU share. All take `lengths`, int64 [B] of 1 to T on the CPU, where
-/// sequences end before T: beyond its length a sequence's results are zeros, its last state is the
-/// one at its end, and the reverse direction begins there; the same as torch's packed sequences.
+/// The common part of SimpleRNN, LSTM and GRU. All take `lengths`, int64 [B] of 1 to T on the CPU,
+/// if sequences end before T. Beyond its length the results of a sequence are zeros, its last state
+/// is the one at its end, and the reverse direction begins there, as with torch's packed sequences.
 struct Recurrent {
   /// The parameters of one layer in one direction.
   struct Layer {
     Variable weight_ih, weight_hh, bias_ih,
-        bias_hh;  ///< [G H, C or H], [G H, H], [G H] each or undefined; G gates
+        bias_hh;  ///< weights [G H, C or H] and [G H, H]; biases [G H] or undefined; G gates
   };
-  std::vector<Layer> layers;  ///< of a direction, then of the other, for each layer
+  std::vector<Layer> layers;  ///< for each layer, one direction and then the other
   Dropout drop;
   int64_t hidden = 0;
   bool bidirectional = false;
 
   Recurrent() = default;
   Recurrent(int64_t gates, int64_t in, int64_t hidden, const RecurrentOptions& options);
-  /// "weight_ih_l0", "weight_ih_l0_reverse", ...
+  /// Visits the parameters by torch's names: "weight_ih_l0", "weight_ih_l0_reverse", ...
   void visit(Visit& v);
 
  protected:
-  /// What goes from a layer to the next.
+  /// The data that a layer passes to the next.
   struct Sequence {
     Variable x_TBC;
     std::vector<Variable> h, c;  ///< last states [B, H] so far, of each layer and direction
@@ -56,7 +57,7 @@ struct Recurrent {
                Cell cell) const;
 };
 
-/// What an LSTM resumes from: [L, B, H] each; undefined: zeros.
+/// The state of an LSTM: [L, B, H] each; undefined stands for zeros.
 struct LSTMState {
   Variable h, c;
 };
@@ -65,18 +66,18 @@ struct LSTM : Recurrent {
   LSTM() = default;
   LSTM(int64_t in, int64_t hidden, const RecurrentOptions& options = {})
       : Recurrent(4, in, hidden, options) {}
-  /// [B, T, C] -> the last layer's [B, T, H or 2 H], and each layer's state after the last step. T
-  /// is above 0. Under autocast c stays in float32.
+  /// Maps x [B, T, C] to the last layer's [B, T, H or 2 H], and each layer's state after the last
+  /// step. T is at least 1. Under autocast c stays in float32.
   std::pair<Variable, LSTMState> operator()(const Variable& x_BTC, const LSTMState& before = {},
                                             const at::Tensor& lengths = {}) const;
 };
 
-/// Cho et al. 2014, with the reset gate after the product, as cuDNN and torch have it.
+/// Cho et al. 2014, with the reset gate applied after the matrix product, as in cuDNN and torch.
 struct GRU : Recurrent {
   GRU() = default;
   GRU(int64_t in, int64_t hidden, const RecurrentOptions& options = {})
       : Recurrent(3, in, hidden, options) {}
-  /// The same with a state h [L, B, H] alone.
+  /// Maps x [B, T, C] like LSTM, with only a state h [L, B, H].
   std::pair<Variable, Variable> operator()(const Variable& x_BTC, const Variable& h_LBH = {},
                                            const at::Tensor& lengths = {}) const;
 };
@@ -88,7 +89,7 @@ struct SimpleRNN : Recurrent {
   SimpleRNN() = default;
   SimpleRNN(int64_t in, int64_t hidden, const RecurrentOptions& options = {},
             const std::string& activation = "tanh");
-  /// As GRU's.
+  /// Maps x [B, T, C] like GRU.
   std::pair<Variable, Variable> operator()(const Variable& x_BTC, const Variable& h_LBH = {},
                                            const at::Tensor& lengths = {}) const;
 };

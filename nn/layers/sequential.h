@@ -1,4 +1,4 @@
-// Modules in turn.
+// Modules that run one after another.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace lathe {
 
-/// Runs its steps in turn. Steps that hold parameters are named by their place: "0.weight".
+/// Runs its steps one after another. Steps with parameters are named by their index: "0.weight".
 class Sequential {
  public:
-  /// Appends a module, which it owns from now on, of one Variable to one; with or without visit().
+  /// Appends a module and owns it. The module maps one Variable to one, and may have no visit().
   template <class Module>
   Sequential& add(Module module) {
     auto held = std::make_shared<Module>(std::move(module));

@@ -43,7 +43,7 @@ namespace {
 
 int64_t hidden_of(const TransformerOptions& o) { return o.hidden > 0 ? o.hidden : 4 * o.channels; }
 
-/// The residual stream after a branch f: norm(x + f(x)), or x + f(norm(x)).
+/// Returns the residual stream after a branch f: norm(x + f(x)), or x + f(norm(x)).
 template <class F>
 Variable branch(const Variable& x, const LayerNorm& norm, bool norm_first, const Dropout& drop,
                 F&& f) {

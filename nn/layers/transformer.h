@@ -1,4 +1,4 @@
-// Transformer blocks. Shapes: B batch, T places, S places of the memory, C channels.
+// Transformer blocks. Shapes: B batch, T positions, S positions of the memory, C channels.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace lathe {
 
-/// The transformer's feed-forward block: C -> 4C, GELU, 4C -> C; and `residual` that is added.
+/// The transformer's feed-forward block: C -> 4C, GELU, 4C -> C; `residual` is added.
 struct FeedForward {
   Linear up, down;
 
@@ -41,8 +41,7 @@ struct SwiGLU {
   }
 };
 
-/// down(silu(gate(x)) * up(x)), SwiGLU with two matrices where the one above has one; and
-/// `residual` that is added.
+/// down(silu(gate(x)) * up(x)): SwiGLU with two separate matrices; `residual` is added.
 struct GatedFeedForward {
   Linear gate, up, down;  ///< C -> hidden twice, hidden -> C; no biases
 
@@ -56,14 +55,14 @@ struct GatedFeedForward {
   }
 };
 
-/// What encoder and decoder layers are made with. torch.nn.TransformerEncoderLayer has the same.
+/// Options of encoder and decoder layers, as for torch.nn.TransformerEncoderLayer.
 struct TransformerOptions {
   int64_t channels = 0, heads = 1;
-  int64_t hidden = 0;  ///< of the feed-forward part; 0: 4 C
+  int64_t hidden = 0;  ///< width of the feed-forward part; 0: 4 C
   double dropout =
       0;  ///< on branches, inside the feed-forward part and on attention's probabilities
   std::string activation =
-      "relu";  ///< "relu", "gelu" (exact), or "swiglu", whose linear1 has 2 hidden rows
+      "relu";  ///< "relu", "gelu" (exact), or "swiglu", where linear1 has 2 hidden rows
   bool norm_first = false;  ///< x + f(norm(x)) in place of norm(x + f(x))
   bool bias = true;
 };
@@ -99,7 +98,7 @@ struct TransformerEncoderLayer {
   void visit(Visit& v);
 };
 
-/// The same with attention to a memory [B, S, C] between them.
+/// An encoder layer with attention to a memory [B, S, C] between its two parts.
 struct TransformerDecoderLayer {
   MultiHeadAttention self_attn, multihead_attn;
   TransformerFeedForward feed_forward;
@@ -109,15 +108,15 @@ struct TransformerDecoderLayer {
 
   TransformerDecoderLayer() = default;
   explicit TransformerDecoderLayer(const TransformerOptions& options);
-  /// `mask` of the places themselves, usually causal; `memory_mask` of the memory.
+  /// `mask` is for self-attention, usually causal; `memory_mask` is for the memory.
   Variable operator()(const Variable& x_BTC, const Variable& memory_BSC,
                       const AttentionMask& mask = {.causal = true},
                       const AttentionMask& memory_mask = {}) const;
   void visit(Visit& v);
 };
 
-/// Layers in turn, and where norm_first a norm of what comes out. They are repeated blocks:
-/// memory.recompute and fp8 go by them.
+/// Encoder layers one after another, and with norm_first a norm at the end. The layers are the
+/// repeated blocks to which memory.recompute and fp8 apply.
 struct TransformerEncoder {
   std::vector<TransformerEncoderLayer> layers;
   std::optional<LayerNorm> norm;
@@ -130,7 +129,7 @@ struct TransformerEncoder {
     v("norm", norm);
   }
 };
-/// `n_layer` decoder layers, and a norm at the end where norm_first. torch.nn.TransformerDecoder.
+/// `n_layer` decoder layers, and with norm_first a norm at the end. torch.nn.TransformerDecoder.
 struct TransformerDecoder {
   std::vector<TransformerDecoderLayer> layers;
   std::optional<LayerNorm> norm;

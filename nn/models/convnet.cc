@@ -20,7 +20,7 @@ Conv2d conv3x3(int64_t in, int64_t out, int64_t stride) {
   return Conv2d(in, out, 3, {.stride = stride, .padding = 1}, /*with_bias=*/false);
 }
 
-/// f(block's input channels, output channels, stride) for each block.
+/// Calls f(input channels, output channels, stride) for each block.
 template <class F>
 void each_block(const ConvNetConfig& c, F&& f) {
   int64_t in = c.n_channel;

@@ -1,6 +1,6 @@
-// A residual network of basic blocks for small images: He et al. 2015, "Deep residual learning",
-// its networks for CIFAR-10 (section 4.2), with projections where a block changes shape. Shapes: B
-// batch, C channels, H height, W width.
+// A residual network of basic blocks for small images, as for CIFAR-10 in He et al. 2015, "Deep
+// residual learning" (section 4.2), with projections where a block changes shape. Shapes: B batch,
+// C channels, H height, W width.
 #pragma once
 
 #include <array>
@@ -36,7 +36,7 @@ struct BasicBlock {
   BatchNorm2d norm1;
   Conv2d conv2;
   BatchNorm2d norm2;
-  /// 1 x 1, where shape or number of channels change.
+  /// A 1 x 1 convolution and its norm.
   struct Projection {
     Conv2d conv;
     BatchNorm2d norm;
@@ -45,7 +45,7 @@ struct BasicBlock {
       v("norm", norm);
     }
   };
-  std::optional<Projection> shortcut;  ///< a 1 x 1 convolution where shapes differ; else x itself
+  std::optional<Projection> shortcut;  ///< if the block changes the shape; else the shortcut is x
 
   BasicBlock(int64_t in, int64_t out, int64_t stride);
   Variable operator()(const Variable& x_BCHW) const;
@@ -68,14 +68,15 @@ struct ConvNet {
   Dropout drop;
   Linear head;
 
-  /// Of images [C, H, W], or [H, W] of one channel. Parameters all zero until they are initialized.
+  /// Creates it for images [C, H, W], or [H, W] of one channel. Parameters are zero until they are
+  /// initialized.
   ConvNet(const ConvNetConfig& config, const ModelSizes& sizes);
-  /// The next smaller version: fewer blocks of a stage, fewer channels, then fewer stages.
+  /// Returns the next smaller version: fewer blocks per stage, fewer channels, then fewer stages.
   static std::optional<ConvNetConfig> scale_down(const ConvNetConfig& config);
-  /// x [B, C, H, W], or [B, H, W] -> [B, outputs].
+  /// Maps x [B, C, H, W] or [B, H, W] to [B, outputs].
   Variable operator()(const Variable& x) const;
-  /// Training FLOPs of a sample: 6 for each weight of a product and each place that it is at,
-  /// forward and backward.
+  /// Returns the training FLOPs of a sample: 6 for each weight and each position that it is applied
+  /// at, forward and backward.
   double flops_per_unit() const;
   void visit(Visit& v) {
     v("stem", stem);
@@ -86,7 +87,7 @@ struct ConvNet {
   }
 };
 
-/// Number of parameters, from the config and sizes alone.
+/// Returns the number of parameters that a model of this config and these sizes has.
 int64_t parameter_count(const ConvNetConfig& config, const ModelSizes& sizes);
 
 }  // namespace lathe

@@ -40,7 +40,7 @@ struct Block {
   Dropout attn_drop, mlp_drop;
 
   explicit Block(const GPTConfig& config);
-  /// `starts` as CausalSelfAttention takes them.
+  /// `starts` is that of CausalSelfAttention.
   Variable operator()(const Variable& x_BTC, const at::Tensor& starts = {}) const;
   void visit(Visit& v) {
     v("norm1", norm1);
@@ -59,25 +59,26 @@ struct GPT {
   Dropout drop;
   std::vector<Block> blocks;
   LayerNorm norm;
-  Linear head;  ///< no weight of its own where weights are tied
+  Linear head;  ///< has no weight if weights are tied
 
-  /// On the CPU in float32, parameters all zero until initialize(); shapes alone under MetaInit.
+  /// Creates it on the CPU in float32, with parameters of zero until initialize(); under MetaInit
+  /// without storage.
   explicit GPT(const GPTConfig& config);
 
-  /// ids int64 [B, T], T <= block_size -> logits [B, T, V].
+  /// Maps ids int64 [B, T], T <= block_size, to logits [B, T, V].
   Variable operator()(const at::Tensor& ids_BT) const;
-  /// What the head is applied to: [B, T, C].
+  /// Returns the input of the head: [B, T, C].
   Variable features(const at::Tensor& ids_BT) const;
-  /// The head's weight [V, C]: the token embeddings where they are tied.
+  /// Returns the head's weight [V, C]; the token embeddings if they are tied.
   const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
-  /// Training FLOPs of a token by the field's formula: 6 N + 12 L C T, N the parameters that take
-  /// part in matmuls (all but position embeddings and an untied token embedding), 4 for each frozen
-  /// one. Kaplan et al. 2020; Chowdhery et al. 2022.
+  /// Returns the training FLOPs of a token by the usual formula 6 N + 12 L C T, with 4 in place of
+  /// 6 for frozen parameters. N is the number of parameters in matmuls: all but position embeddings
+  /// and an untied token embedding. Kaplan et al. 2020; Chowdhery et al. 2022.
   double flops_per_unit() const;
-  /// What is wrong between its keys, if anything.
+  /// Returns the first fault between its keys, if any.
   static std::optional<ConfigFault> check(const GPTConfig& config);
-  /// The next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then fewer
-  /// heads of the same width, and of one head half of it.
+  /// Returns the next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then
+  /// fewer heads of the same width; a single head is halved in width.
   static std::optional<GPTConfig> scale_down(const GPTConfig& config);
   static constexpr bool caches_keys = true, separates_documents = true;
 

@@ -31,7 +31,7 @@ std::vector<ModelKind>& table() {
   return kinds;
 }
 
-/// Half of a size, then its divisors, the largest first.
+/// Returns half of a size, and then its other divisors, the largest first.
 std::vector<int64_t> smaller_sizes(int64_t size) {
   std::vector<int64_t> large, small;
   for (int64_t divisor = 1; divisor <= size / divisor && divisor <= 1'000'000; ++divisor) {
@@ -85,7 +85,7 @@ std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind,
     return ways;
   }
 
-  // The largest number is most likely the one that time and memory follow.
+  // Try the largest number first: it most likely dominates time and memory.
   std::vector<std::pair<int64_t, const Field*>> sizes;
   for (const Field& field : config.schema().fields()) {
     if (const int64_t* const size = config.find<int64_t>(field.key))
@@ -101,6 +101,7 @@ std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind,
       if (value < least) continue;
       AnyConfig scaled = config;
       *scaled.find<int64_t>(field->key) = value;
+      // A guess must pass the kind's own check, as for heads that divide the width.
       if (!kind.check || !kind.check(scaled)) ways.back().push_back(std::move(scaled));
     }
   }

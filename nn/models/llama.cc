@@ -97,33 +97,40 @@ std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
                        str("model.n_embd = ", c.n_embd, " is not divisible by model.n_head = ",
                            c.n_head, "; change one of them, or set model.head_dim")};
   }
+
   if (c.head_width() % 2 != 0) {
     return ConfigFault{{"n_embd", "n_head", "head_dim"},
                        str("a head has ", c.head_width(),
                            " channels (model.head_dim, or model.n_embd / model.n_head), "
                            "but rotary positions turn pairs of them; it must be even")};
   }
+
   if (c.n_head % c.kv_heads() != 0) {
     return ConfigFault{{"n_head", "n_kv_head"},
                        str("model.n_head = ", c.n_head, " is not divisible by model.n_kv_head = ",
                            c.n_kv_head, "; change one of them")};
   }
+
+  // Rotary::frequencies() divides by the difference of the two factors.
   if (c.rope_scaling == "llama3" && c.rope_low_freq_factor >= c.rope_high_freq_factor) {
     return ConfigFault{
         {"rope_low_freq_factor", "rope_high_freq_factor"},
         str("model.rope_low_freq_factor = ", c.rope_low_freq_factor,
             " must be below model.rope_high_freq_factor = ", c.rope_high_freq_factor)};
   }
+
   if (c.rope_scaling == "yarn" && c.rope_theta <= 1) {
     return ConfigFault{
         {"rope_theta", "rope_scaling"},
         "model.rope_scaling = \"yarn\" needs model.rope_theta above 1, so that angles differ"};
   }
+
   if (c.rope_scaling == "yarn" && c.rope_beta_slow >= c.rope_beta_fast) {
     return ConfigFault{{"rope_beta_slow", "rope_beta_fast"},
                        str("model.rope_beta_slow = ", c.rope_beta_slow,
                            " must be below model.rope_beta_fast = ", c.rope_beta_fast)};
   }
+
   if (c.rope_scaling == "none" && c.rope_factor != 1) {
     return ConfigFault{{"rope_factor", "rope_scaling"},
                        str("model.rope_factor = ", c.rope_factor,
@@ -131,6 +138,7 @@ std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
                            "llama3 or yarn, or leave "
                            "the factor out")};
   }
+
   return std::nullopt;
 }
 
@@ -139,8 +147,8 @@ std::optional<LlamaConfig> Llama::scale_down(const LlamaConfig& config) {
   if (halve(c.n_layer, 2) || halve(c.block_size, 512) || halve(c.vocab_size, 8192)) return c;
   if (c.n_embd <= 64 && c.n_head * c.head_width() <= 64 && c.n_inner <= 256) return std::nullopt;
 
-  // Heads of keys and values go with those of the queries that they serve, so that each still
-  // serves as many.
+  // Reduce heads of keys and values together with the heads of queries, so that each still serves
+  // as many.
   int64_t kv_heads = c.kv_heads(), head_width = c.head_width();
   const int64_t group = c.n_head / kv_heads;
   if (halve(kv_heads, 1)) {

@@ -84,7 +84,7 @@ struct LlamaBlock {
   Dropout attn_drop, mlp_drop;
 
   explicit LlamaBlock(const LlamaConfig& config);
-  /// `turns` and `starts` as GroupedQueryAttention takes them.
+  /// `turns` and `starts` are those of GroupedQueryAttention.
   Variable operator()(const Variable& x_BTC, const at::Tensor& turns,
                       const at::Tensor& starts = {}) const;
   void visit(Visit& v) {
@@ -105,23 +105,25 @@ struct Llama {
   Dropout drop;
   std::vector<LlamaBlock> blocks;
   RMSNorm norm;
-  Linear head;  ///< no weight of its own where weights are tied
+  Linear head;  ///< has no weight if weights are tied
 
-  /// On the CPU in float32, parameters all zero until initialize(); shapes alone under MetaInit.
+  /// Creates it on the CPU in float32, with parameters of zero until initialize(); under MetaInit
+  /// without storage.
   explicit Llama(const LlamaConfig& config);
 
-  /// ids int64 [B, T], T <= block_size -> logits [B, T, V].
+  /// Maps ids int64 [B, T], T <= block_size, to logits [B, T, V].
   Variable operator()(const at::Tensor& ids_BT) const;
-  /// What the head is applied to: [B, T, C].
+  /// Returns the input of the head: [B, T, C].
   Variable features(const at::Tensor& ids_BT) const;
-  /// The head's weight [V, C]: the token embeddings where they are tied.
+  /// Returns the head's weight [V, C]; the token embeddings if they are tied.
   const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
-  /// Training FLOPs of a token by the field's formula, as GPT::flops_per_unit: 6 N + 12 L (H D) T.
+  /// Returns the training FLOPs of a token by the formula of GPT::flops_per_unit: 6 N + 12 L (H D)
+  /// T.
   double flops_per_unit() const;
-  /// What is wrong between its keys, if anything.
+  /// Returns the first fault between its keys, if any.
   static std::optional<ConfigFault> check(const LlamaConfig& config);
-  /// The next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then fewer
-  /// heads of the same width, and of one head half of it.
+  /// Returns the next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then
+  /// fewer heads of the same width; a single head is halved in width.
   static std::optional<LlamaConfig> scale_down(const LlamaConfig& config);
   static constexpr bool caches_keys = true, separates_documents = true;
 

@@ -1,4 +1,4 @@
-// Multi-layer perceptron. Shapes: B batch, F features of an input, flattened.
+// Multi-layer perceptron. Shapes: B batch, F features of a flattened input.
 #pragma once
 
 #include <cstdint>
@@ -46,17 +46,18 @@ struct MLPLayer {
 /// The model of kind "mlp".
 struct MLP {
   MLPConfig config;
-  int64_t features;  ///< of an input
+  int64_t features;  ///< number of elements of an input
   std::vector<MLPLayer> layers;
   Linear head;
 
-  /// Of inputs of any shape. Parameters all zero until they are initialized.
+  /// Creates it for inputs of any shape. Parameters are zero until they are initialized.
   MLP(const MLPConfig& config, const ModelSizes& sizes);
-  /// The next smaller version: fewer layers, then narrower ones.
+  /// Returns the next smaller version: fewer layers, then narrower ones.
   static std::optional<MLPConfig> scale_down(const MLPConfig& config);
-  /// x [B, ...] -> [B, outputs].
+  /// Maps x [B, ...] to [B, outputs].
   Variable operator()(const Variable& x) const;
-  /// Training FLOPs of a sample: 6 for each weight of a product, forward and backward.
+  /// Returns the training FLOPs of a sample: 6 for each weight of a matrix product, forward and
+  /// backward.
   double flops_per_unit() const;
   void visit(Visit& v) {
     v.blocks("layers", layers);
@@ -64,7 +65,7 @@ struct MLP {
   }
 };
 
-/// Number of parameters, from the config and sizes alone.
+/// Returns the number of parameters that a model of this config and these sizes has.
 int64_t parameter_count(const MLPConfig& config, const ModelSizes& sizes);
 
 }  // namespace lathe

@@ -1,6 +1,6 @@
 // Model kinds. A kind is a config struct, a module struct and a line in the table of
-// nn/models/kinds.cc (or, in a program of your own, a call of add_model_kind). The trainer knows a
-// model by the interface here alone.
+// nn/models/kinds.cc (or, in your own program, a call of add_model_kind). The trainer uses a model
+// only through the interface in this file.
 //
 //   struct MineConfig {
 //     LATHE_FIELD(int64_t, n_hidden, 128, "units of the hidden layer", between(1, 100000).fixed())
@@ -11,23 +11,22 @@
 //     void visit(Visit& v);
 //   };
 //   add_model_kind(model_kind<Mine, MineConfig>("mine", "what it is"));
-//
-// A module may have these members beside that:
+// A module may also have these members:
 //   features(inputs), head_weight()
-//       its output is features W^T: a loss then takes both together, without logits
+//       its output is features W^T, so that a loss can take both without complete logits
 //   double flops_per_unit() const
-//       training FLOPs of a token (language) or sample, for MFU; else 6 N (4 N for frozen
-//       parameters), N without embeddings
+//       training FLOPs of a token (language) or sample, for MFU; default: 6 N, 4 N for frozen
+//       parameters, where N excludes embeddings
 //   config.block_size, config.vocab_size
-//       it models sequences of tokens, of at most so many
+//       the model takes sequences of at most block_size tokens
 //   config.init
-//       how its weights start (nn/init.h); else kaiming
+//       the initial values of its weights (nn/init.h); default: kaiming
 //   static std::optional<ConfigFault> check(const Config&)
-//       what must hold between keys
+//       checks conditions between keys
 //   static std::optional<Config> scale_down(const Config&)
-//       the next smaller version, which `lathe plan` measures in place of one that is too large
-//       for that, as halve() helps to make; nullopt: there is none. Else any whole number is tried
-//       at half of it and at its divisors
+//       returns the next smaller version, for example by halve(), or nullopt; `lathe plan` measures
+//       it in place of a model that is too large to measure. Default: each integer key is tried at
+//       half its value and at its divisors
 //   static constexpr bool caches_keys = true
 //       its attention uses a KeyValueCache (nn/layers/cache.h), so that text is generated without
 //       computing known positions again
@@ -51,14 +50,14 @@
 
 namespace lathe {
 
-/// What a model's shape takes from the data: of one input, and how many numbers or classes it
-/// predicts. Nothing for token data, whose vocabulary is a key of the config.
+/// The sizes that a model takes from the data: the shape of one input, and the number of classes or
+/// values to predict. Both are unset for token data, where the vocabulary is a key of the config.
 struct ModelSizes {
   std::vector<int64_t> input;
   int64_t outputs = 0;
 };
 
-/// Keys that don't go together, and the sentence that says so.
+/// Keys with values that do not fit together, and the error message.
 struct ConfigFault {
   std::vector<std::string> keys;  ///< without their section
   std::string what;
@@ -71,29 +70,28 @@ class Model {
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  /// inputs as the data gives them -> logits [B, T, V] or [B, classes], or predictions [B,
-  /// outputs].
+  /// Maps a batch's inputs to logits [B, T, V] or [B, classes], or predictions [B, outputs].
   virtual Variable operator()(const at::Tensor& inputs) const = 0;
-  /// Whether the output is features W^T.
+  /// Returns whether the output is features W^T.
   virtual bool has_head() const = 0;
-  /// What the head is applied to, [..., C]. An error where has_head() is false.
+  /// Returns the input of the head, [..., C]. Throws if has_head() is false.
   virtual Variable features(const at::Tensor& inputs) const = 0;
-  /// The head's weight [V, C]. An error where has_head() is false.
+  /// Returns the head's weight [V, C]. Throws if has_head() is false.
   virtual const Variable& head_weight() const = 0;
-  /// Whether a forward under a KeyValueCache::Use takes new tokens alone.
+  /// Returns whether a forward under a KeyValueCache::Use takes only new tokens.
   virtual bool caches_keys() const = 0;
   virtual void visit(Visit& v) = 0;
-  /// Training FLOPs of a token or sample by a formula of the field.
+  /// Returns the training FLOPs of a token or sample by the usual formula.
   virtual double flops_per_unit() const = 0;
-  /// A model with the same shapes, whose parameters are handles to the same tensors.
+  /// Returns a model whose parameters are handles to the same tensors.
   virtual std::unique_ptr<Model> clone() const = 0;
 
  protected:
   Model() = default;
 };
 
-/// Summed cross-entropy of features W^T over targets that are not -100, divided by `divisor` (0:
-/// their number), without keeping logits.
+/// Returns the summed cross-entropy of features W^T over targets that are not -100, divided by
+/// `divisor` (0 stands for their number), without keeping complete logits.
 template <class Headed>
 Variable head_loss(const Headed& model, const at::Tensor& inputs, const at::Tensor& targets,
                    double divisor = 0) {
@@ -102,21 +100,21 @@ Variable head_loss(const Headed& model, const at::Tensor& inputs, const at::Tens
                               targets.reshape({-1}), divisor);
 }
 
-/// 6 FLOPs a token or sample for each trained parameter, 4 for each frozen one; embeddings that are
-/// looked up and not multiplied count for nothing. Kaplan et al. 2020.
+/// Returns 6 FLOPs per token or sample for each trained parameter, and 4 for each frozen one.
+/// Embeddings that are only looked up do not count. Kaplan et al. 2020.
 double matmul_flops(const std::vector<NamedParameter>& parameters);
 
 /// A row of the table of model kinds.
 struct ModelKind {
   std::string name, doc;
   AnyConfig config;  ///< with its defaults
-  /// On the CPU in float32, parameters all zero until they are initialized; shapes alone under
-  /// MetaInit.
+  /// Creates the model on the CPU in float32, with parameters of zero until they are initialized;
+  /// under MetaInit without storage.
   std::function<std::unique_ptr<Model>(const AnyConfig&, const ModelSizes&)> make;
-  /// What is wrong between the keys of a config.
+  /// Returns the first fault between the keys of a config, if any.
   std::function<std::optional<ConfigFault>(const AnyConfig&)> check;
-  bool separates_documents = false;  ///< whether its forwards go by SeparateDocuments
-  /// The next smaller version of a config; empty where the module does not say.
+  bool separates_documents = false;  ///< whether its forwards follow SeparateDocuments
+  /// Returns the next smaller version of a config; empty if the module has no scale_down().
   std::function<std::optional<AnyConfig>(const AnyConfig&)> scale_down{};
 
   bool models_tokens() const {
@@ -181,10 +179,11 @@ class ModelOf final : public Model {
 
 }  // namespace detail
 
-/// The line of a kind.
+/// Returns a kind for the table.
 template <class Module, class Config>
 ModelKind model_kind(const char* name, const char* doc) {
   constexpr bool sized = std::constructible_from<Module, const Config&, const ModelSizes&>;
+
   static_assert(sized || std::constructible_from<Module, const Config&>,
                 "a model is made from its config, or from its config and the data's sizes");
   static_assert(std::invocable<const Module&, const at::Tensor&> ||
@@ -193,18 +192,25 @@ ModelKind model_kind(const char* name, const char* doc) {
   static_assert(
       requires(Module& m, Visit& v) { m.visit(v); },
       "a model names its parameters in visit(Visit&)");
+
   ModelKind kind{name, doc, AnyConfig::of<Config>(), {}, {}};
+
+  // Optional members of the module become functions on AnyConfig here, so that the rest of Lathe
+  // never sees its types.
   if constexpr (requires(const Config& c) { Module::scale_down(c); }) {
     kind.scale_down = [](const AnyConfig& any) -> std::optional<AnyConfig> {
       const std::optional<Config> smaller = Module::scale_down(any.as<Config>());
       if (!smaller) return std::nullopt;
+      // Copy first: an AnyConfig also has the schema and type of its struct.
       AnyConfig scaled = any;
       *static_cast<Config*>(scaled.data()) = *smaller;
       return scaled;
     };
   }
+
   if constexpr (requires { Module::separates_documents; })
     kind.separates_documents = Module::separates_documents;
+
   kind.make = [](const AnyConfig& any, const ModelSizes& sizes) -> std::unique_ptr<Model> {
     const Config& config = any.as<Config>();
     if constexpr (sized) {
@@ -213,6 +219,7 @@ ModelKind model_kind(const char* name, const char* doc) {
       return std::make_unique<detail::ModelOf<Module>>(Module(config));
     }
   };
+
   kind.check = [](const AnyConfig& any) -> std::optional<ConfigFault> {
     if constexpr (requires(const Config& c) { Module::check(c); }) {
       return Module::check(any.as<Config>());
@@ -220,31 +227,33 @@ ModelKind model_kind(const char* name, const char* doc) {
       return std::nullopt;
     }
   };
+
   return kind;
 }
 
-/// All kinds: Lathe's, then those that were added.
+/// Returns all kinds: Lathe's, then those that were added.
 const std::vector<ModelKind>& model_kinds();
-/// Adds a kind, before the command line is run. Exit::internal where its name is taken.
+/// Adds a kind; call it before run_cli(). Throws Exit::internal if the name is taken.
 void add_model_kind(ModelKind kind);
-/// The kind of that name, or null.
+/// Returns the kind of that name, or null.
 const ModelKind* find_model_kind(const std::string& name);
 
-/// Smaller versions of a kind's config, for each way to make it smaller those to try one after
-/// another; all pass the kind's check. The one of scale_down where the kind has that; else guesses,
-/// of which some may be no model or not smaller: for each whole number, the largest first, versions
-/// with half of it and with its divisors.
+/// Returns smaller versions of a kind's config: a list for each way to scale it down, in the order
+/// in which to try them. Guessed ones pass the kind's check. A kind with scale_down has one way
+/// with one version. For others the versions are guesses, which may not be valid or smaller models:
+/// for each integer key, the largest value first, half the value and its divisors.
 std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind, const AnyConfig& config);
-/// Halves a size, but not below `least`; false, and it stays, where it is no larger than that.
+/// Halves a size, but not below `least`. Returns false and leaves it unchanged if it is at most
+/// `least`.
 bool halve(int64_t& size, int64_t least);
-/// Half of a size, 1 at least, as a multiple of 16 or as much of that as the size is a multiple of.
+/// Returns half of a size as a multiple of gcd(size, 16), and at least that.
 int64_t half_width(int64_t size);
 
-/// A model of a kind with its initial values, which depend on the seed and each parameter's path
-/// alone.
+/// Returns a model of a kind with its initial values, which depend only on the seed and each
+/// parameter's path.
 std::unique_ptr<Model> make_model(const ModelKind& kind, const AnyConfig& config,
                                   const ModelSizes& sizes, uint64_t seed);
-/// Fills `parameters` with their initial values as the model's config says.
+/// Fills `parameters` with the initial values that the model's config selects.
 void initialize(const std::vector<NamedParameter>& parameters, const AnyConfig& config,
                 uint64_t seed);
 

@@ -5,8 +5,8 @@
 
 namespace lathe {
 
-/// x + drop(branch). `branch` is called with what its last product is to add where it is written: x
-/// itself without dropout, nothing (an undefined Variable) with it.
+/// Returns x + drop(branch). `branch` is called with the residual that its last matrix product adds
+/// to its output: x without dropout, an undefined Variable with dropout.
 template <class Branch>
 Variable add_branch(const Variable& x, const Dropout& drop, Branch&& branch) {
   return drop.active() ? x + drop(branch(Variable())) : branch(x);

@@ -41,24 +41,24 @@ struct RNN {
   std::optional<LSTM> lstm;
   std::optional<GRU> gru;
   Dropout features_drop;
-  Linear head;  ///< no weight of its own where weights are tied
+  Linear head;  ///< has no weight if weights are tied
 
-  /// Parameters all zero until they are initialized.
+  /// Parameters are zero until they are initialized.
   explicit RNN(const RNNConfig& config);
-  /// What is wrong between its keys, if anything.
+  /// Returns the first fault between its keys, if any.
   static std::optional<ConfigFault> check(const RNNConfig& config);
-  /// The next smaller version: fewer layers, a shorter window, a smaller vocabulary, then narrower
-  /// layers.
+  /// Returns the next smaller version: fewer layers, a shorter window, a smaller vocabulary, then
+  /// narrower layers.
   static std::optional<RNNConfig> scale_down(const RNNConfig& config);
 
-  /// ids int64 [B, T] -> logits [B, T, V].
+  /// Maps ids int64 [B, T] to logits [B, T, V].
   Variable operator()(const at::Tensor& ids_BT) const;
-  /// What the head is applied to: [B, T, H].
+  /// Returns the input of the head: [B, T, H].
   Variable features(const at::Tensor& ids_BT) const;
-  /// The head's weight [V, H]: the token embeddings where they are tied.
+  /// Returns the head's weight [V, H]; the token embeddings if they are tied.
   const Variable& head_weight() const { return config.tie_weights ? tokens.weight : head.weight; }
-  /// Training FLOPs of a token: 6 for each weight of a product, forward and backward. Kaplan et al.
-  /// 2020.
+  /// Returns the training FLOPs of a token: 6 for each weight of a matrix product, forward and
+  /// backward. Kaplan et al. 2020.
   double flops_per_unit() const;
   void visit(Visit& v) {
     v("tokens", tokens);
@@ -70,7 +70,7 @@ struct RNN {
   }
 };
 
-/// Number of parameters, from the config alone.
+/// Returns the number of parameters that a model of this config has.
 int64_t parameter_count(const RNNConfig& config);
 
 }  // namespace lathe
