@@ -10,6 +10,7 @@
 #include <optional>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "core/flops.h"
 
@@ -25,6 +26,7 @@ struct BackwardResult;
 class Recomputation;
 class ForwardHook;
 class KeyValueCache;
+struct RunningStatistic;
 
 /// The source of a training step's random numbers: see core/rng.h.
 struct StepRandom {
@@ -82,6 +84,9 @@ struct Mode {
   /// Where attention keeps keys and values, or null: see nn/layers/cache.h.
   KeyValueCache* cache = nullptr;
   /// Document starts of the rows of tokens, or null: see nn/layers/documents.h.
+  /// Where running statistics are recorded instead of moved, or null: see
+  /// core/running_statistic.h.
+  std::vector<RunningStatistic>* running_statistics = nullptr;
   const at::Tensor* document_starts = nullptr;
 };
 

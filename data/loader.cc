@@ -13,9 +13,10 @@
 namespace lathe {
 
 Loader::Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first,
-               const DataConfig& config, at::Device device)
+               const DataConfig& config, at::Device device, const BatchPlan& plan)
     : batches_(data.training(sizes, seed)),
       device_(device),
+      plan_(plan),
       slots_(static_cast<size_t>(config.prefetch +
                                  1)),  // one more: the batch in use keeps its buffers
       next_fill_(first),
@@ -62,7 +63,7 @@ void Loader::work(int worker) {
     std::exception_ptr error;
     try {
       const NoteWork note(ThreadLog::active(), "data worker", worker);
-      batches_->fill(slot.buffers, n);
+      batches_->fill(slot.buffers, plan_.global_index(n));
     } catch (...) {
       error = std::current_exception();
     }
@@ -79,7 +80,7 @@ Batch Loader::next() {
   Slot& slot = slot_of(n);
   if (n > 0 && slot_of(n - 1).copied) slot_of(n - 1).copied->synchronize();
   if (workers_.empty()) {
-    batches_->fill(slot.buffers, n);
+    batches_->fill(slot.buffers, plan_.global_index(n));
     next_batch_ = n + 1;
   } else {
     std::unique_lock lock(mutex_);

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "data/batch_plan.h"
 #include "data/data.h"
 
 namespace lathe {
@@ -22,16 +23,18 @@ namespace lathe {
 /// asynchronously for CUDA.
 class Loader {
  public:
-  /// Exit::io where a worker can't be started. The data must outlive it.
-  Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first_micro_batch,
-         const DataConfig& config, at::Device device);
+  /// Begins with the micro-batch that `plan` numbers `first`. Throws Exit::memory where a worker
+  /// can't be started. The data must outlive it.
+  Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first,
+         const DataConfig& config, at::Device device, const BatchPlan& plan = {});
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
   /// The next micro-batch; valid until the next call. An error of a worker is thrown here.
   Batch next();
-  /// How many targets of a micro-batch are learned, where that is not as many as it has units.
+  /// How many targets of a micro-batch are learned, where that is not as many as it has units. Any
+  /// micro-batch of any process, by its number in all steps.
   std::optional<int64_t> targets(int64_t micro_batch) const {
     return batches_->targets(micro_batch);
   }
@@ -54,6 +57,7 @@ class Loader {
 
   std::unique_ptr<TrainingBatches> batches_;
   at::Device device_;
+  BatchPlan plan_;
   std::vector<Slot> slots_;  // micro-batch n lives in slot n % size
   int64_t next_fill_, next_batch_;
   bool stop_ = false;

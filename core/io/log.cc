@@ -119,6 +119,7 @@ struct Log {
   std::shared_ptr<ConsoleSink> console = std::make_shared<ConsoleSink>();
   spdlog::logger logger{"lathe", console};
   std::vector<std::pair<Level, std::string>> before_file;  // logged before log.txt was open
+  std::string prefix;
   bool has_file = false;
   bool has_failed = false;
   Log() {
@@ -148,8 +149,11 @@ spdlog::level::level_enum level_of(Level level) {
 
 }  // namespace
 
-void log(Level level, const std::string& message) {
+void set_log_prefix(const std::string& prefix) { instance().prefix = prefix; }
+
+void log(Level level, const std::string& text) {
   auto& log = instance();
+  const std::string message = log.prefix + text;
   if (!log.has_file && log.before_file.size() < 1000) log.before_file.emplace_back(level, message);
   log.logger.log(level_of(level), spdlog::string_view_t(message));
 }

@@ -51,6 +51,8 @@ void open_standard_streams();
 
 /// Sets the lowest level that the console shows (log.level).
 void set_console_level(Level level);
+/// Begins each later line with `prefix`, as "rank 3: " does. Call it before other threads log.
+void set_log_prefix(const std::string& prefix);
 /// Also appends everything to this file, with time and level. Throws Exit::io if the file can't be
 /// opened.
 void open_log_file(const std::string& path);

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/mode.h"
+#include "core/running_statistic.h"
 #include "nn/module_call.h"
 
 namespace lathe {
@@ -92,9 +93,8 @@ Variable BatchNorm::normalise(const Variable& x, bool wide) const {
   if (!is_training()) return batch_norm(x, weight, bias, running_mean, running_var, eps, out);
   const BatchNormed made = batch_norm(x, weight, bias, eps, out);
   if (made.mean.defined() && !mode().again) {
-    running_mean.mul_(1 - momentum).add_(made.mean, momentum);
-    running_var.mul_(1 - momentum).add_(made.var, momentum);
-    num_batches_tracked.add_(1);
+    record_running({running_mean, made.mean, momentum, num_batches_tracked});
+    record_running({running_var, made.var, momentum, {}});
   }
   return made.y;
 }

@@ -14,6 +14,7 @@
 #include "amp/amp.h"
 #include "core/config.h"
 #include "data/data.h"
+#include "dist/config.h"
 #include "nn/models/model.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
@@ -165,6 +166,7 @@ struct RunConfig {
   LATHE_SECTION(AmpConfig, amp, "mixed precision")
   LATHE_SECTION(MemoryConfig, memory, "memory of a step")
   LATHE_SECTION(CheckpointConfig, checkpoint, "checkpoints and resuming")
+  LATHE_SECTION(DistConfig, dist, "several processes")
   LATHE_SECTION(LogConfig, log, "console and what a run writes beside metrics.jsonl")
   std::map<std::string, AnyConfig> transforms =
       transform_configs();  ///< by name; each is a section of the config

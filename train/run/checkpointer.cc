@@ -1,8 +1,14 @@
 #include "train/run/checkpointer.h"
 
+#include "dist/world.h"
+
 namespace lathe {
 
 void Checkpointer::save(bool now) {
+  newest_ = state_.step;
+  if (lock_ == nullptr) return;
+  world().note(state_.step, "saving");
+
   FileLengths lengths;
   metrics_.add_lengths(lengths);
   state_.metrics_bytes = lengths.extract("metrics.jsonl").mapped();
@@ -10,11 +16,10 @@ void Checkpointer::save(bool now) {
   for (const auto& [file, bytes] : lengths) state_.sink_bytes[file] = bytes;
 
   const auto before = [this] {
-    lock_.check_in_place();
+    lock_->check_in_place();
     metrics_.sync();
   };
   saver_.save(state_, session_.saved, session_.optimizer, before, now);
-  newest_ = state_.step;
 }
 
 void Checkpointer::save_last(bool now) {
@@ -24,8 +29,9 @@ void Checkpointer::save_last(bool now) {
 }
 
 void Checkpointer::finish() {
+  if (lock_ == nullptr) return;
   saver_.finish();
-  lock_.check_in_place();
+  lock_->check_in_place();
 }
 
 }  // namespace lathe

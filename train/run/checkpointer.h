@@ -10,8 +10,9 @@ namespace lathe {
 
 class Checkpointer {
  public:
-  /// Everything given must outlive it. `saved_step`: of the run's newest checkpoint, -1 for none.
-  Checkpointer(const fs::path& run, const FolderLock& lock, const Session& session, RunState& state,
+  /// Everything given must outlive it. `lock`: null on a rank that does not write the run folder,
+  /// where nothing is saved. `saved_step`: of the run's newest checkpoint, -1 for none.
+  Checkpointer(const fs::path& run, const FolderLock* lock, const Session& session, RunState& state,
                MetricsSinks& metrics, int64_t saved_step)
       : lock_(lock),
         session_(session),
@@ -30,7 +31,7 @@ class Checkpointer {
   int64_t saved_step() { return saver_.saved_step(); }
 
  private:
-  const FolderLock& lock_;
+  const FolderLock* lock_;
   const Session& session_;
   RunState& state_;
   MetricsSinks& metrics_;

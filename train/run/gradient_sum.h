@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "autograd/parameter.h"
 #include "core/tree_sum.h"
-#include "nn/module.h"
 
 namespace lathe {
 
@@ -16,19 +16,21 @@ namespace lathe {
 class GradientSum {
  public:
   /// `parameters` must outlive it.
-  explicit GradientSum(std::span<const NamedParameter> parameters) : parameters_(parameters) {}
+  explicit GradientSum(std::span<const NamedParameter> parameters)
+      : parameters_(parameters), pairs_(parameters.size()) {}
 
-  /// Prepares for the backward of micro-batch `n` of this process, from 0.
+  /// Prepares for the backward pass of micro-batch `n` of this process, from 0.
   void begin(int64_t n);
-  /// Leaves the sum of all micro-batches as the parameters' gradients.
-  void finish();
+  /// Leaves the sum of all micro-batches as the gradient of parameter i. Call it once for each
+  /// parameter, when the last backward pass has added to it.
+  void finish(size_t i);
 
  private:
-  using Gradients = std::vector<at::Tensor>;
-  Gradients take();
+  /// Moves the gradient of parameter i into the sum of its pairs.
+  void set_aside(size_t i);
 
   std::span<const NamedParameter> parameters_;
-  TreeSum<Gradients> pairs_;
+  std::vector<TreeSum<at::Tensor>> pairs_;  // of each parameter; its tensors may be undefined
 };
 
 }  // namespace lathe

@@ -5,6 +5,7 @@
 #include "core/device.h"
 #include "core/io/log.h"
 #include "core/io/text.h"
+#include "dist/world.h"
 #include "train/run/replay.h"
 
 namespace lathe {
@@ -29,6 +30,7 @@ void StepReporter::report(const StepResult& result, bool write, std::vector<Laye
   // A loss scaler skips steps that are not finite, but no run may end with one.
   if (state_.step == session_.config.train.steps && !std::isfinite(stats.loss))
     end_diverged(state_.step, "loss", stats.loss);
+  if (!world().is_writer()) return;
 
   const double seconds =
       seconds_since(last_report_time_) / static_cast<double>(state_.step - last_report_step_);
@@ -42,23 +44,24 @@ void StepReporter::report(const StepResult& result, bool write, std::vector<Laye
   if (session_.spikes) state_.spikes = session_.spikes->state();
   if (result.is_spike) save_spike_batch(stats);
 
-  StepMetrics m{.step = state_.step,
-                .updates = state_.updates,
-                .loss = stats.loss,
-                .lr = result.lr,
-                .grad_norm = stats.grad_norm,
-                .units = state_.tokens,
-                .units_per_sec = units_per_step_ / seconds,
-                .step_ms = 1e3 * seconds,
-                .mfu = ceiling_.share(flops_per_unit_ * units_per_step_ / seconds),
-                .data_wait_ms = 1e3 * result.data_wait_s,
-                .memory_bytes = session_.device.is_cuda() ? cuda_api().memory_peak()
-                                                          : memory_stats().total_peak,
-                .loss_scale = stats.loss_scale,
-                .skipped = stats.scaler ? stats.scaler->skipped : 0,
-                .spikes = state_.spikes ? state_.spikes->skipped : 0,
-                .updates_lost = stats.updates_lost,
-                .layers = std::move(layers)};
+  StepMetrics m{
+      .step = state_.step,
+      .updates = state_.updates,
+      .loss = stats.loss,
+      .lr = result.lr,
+      .grad_norm = stats.grad_norm,
+      .units = state_.tokens,
+      .units_per_sec = units_per_step_ / seconds,
+      .step_ms = 1e3 * seconds,
+      .mfu = ceiling_.share(flops_per_unit_ * units_per_step_ / (seconds * world().size())),
+      .data_wait_ms = 1e3 * result.data_wait_s,
+      .memory_bytes =
+          session_.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak,
+      .loss_scale = stats.loss_scale,
+      .skipped = stats.scaler ? stats.scaler->skipped : 0,
+      .spikes = state_.spikes ? state_.spikes->skipped : 0,
+      .updates_lost = stats.updates_lost,
+      .layers = std::move(layers)};
   if (write) {
     add_memory_peaks(m);
     metrics_.add(m);
@@ -76,7 +79,7 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
   try {
     return read_figures(session_, result);
   } catch (const Error& e) {
-    if (e.code() != Exit::diverged) throw;
+    if (e.code() != Exit::diverged || !world().is_writer()) throw;
 
     // Keep the state before the step and its data for `lathe replay`.
     try {

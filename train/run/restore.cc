@@ -2,6 +2,7 @@
 
 #include "core/device.h"
 #include "core/io/log.h"
+#include "dist/world.h"
 #include "train/formats/source.h"
 #include "train/transforms/adapters.h"
 
@@ -43,7 +44,8 @@ RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const D
          saved.data_hash, "); set data.dir to that, or start a new run in another --train.out_dir");
   }
 
-  restore_threads(saved, loaded, session);
+  // Each of several processes has its own number of threads, which changes no bit.
+  if (world().size() == 1) restore_threads(saved, loaded, session);
   const std::string model = device_model(session.device_name);
   if (saved.isa != cpu_isa() || saved.device_model != model) {
     log_warn("the run was on ", saved.device_model, " (", saved.isa, ") and resumes on ", model,

@@ -12,13 +12,21 @@
 #include "core/error.h"
 #include "core/io/text.h"
 #include "core/named_range.h"
+#include "dist/exchange.h"
 #include "train/run/gradient_sum.h"
+#include "train/run/shared_step.h"
 
 namespace lathe {
 
 StepRandom random_of(const RunConfig& c, int64_t step, int64_t micro_batch) {
   return {static_cast<uint64_t>(c.train.seed), static_cast<uint64_t>(step),
           micro_batch * c.train.batch_size};
+}
+
+BatchPlan batch_plan(const RunConfig& config) {
+  const int64_t all = config.train.grad_accum;
+  const Share share = world().share(all);
+  return {.per_step = all, .first = share.first, .count = share.count};
 }
 
 StepResult run_step(Session& s, Loader& loader, int64_t step) {
@@ -37,37 +45,64 @@ StepResult run_step(Session& s, Loader& loader, int64_t step) {
   return r;
 }
 
+namespace {
+
+/// Runs the forward and backward passes of this process's micro-batches, and exchanges what they
+/// made, so that gradients and running statistics are those of the whole step. Returns its loss.
+at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int64_t step,
+                             double divisor) {
+  const Share share = world().share(s.config.train.grad_accum);
+  GradientSum gradients(s.params);
+  GradientExchange exchange(world(), s.params, static_cast<int64_t>(1e6 * s.config.dist.bucket_mb),
+                            [&](size_t i) { gradients.finish(i); });
+  DeferRunningStatistics statistics;
+  std::vector<at::Tensor> losses;
+
+  zero_grad(*s.model);
+  for (int64_t n = 0; n < share.count; ++n) {
+    const Batch batch = [&] {
+      const NamedRange data([] { return std::string("data"); });
+      return next();
+    }();
+
+    gradients.begin(n);
+    if (n + 1 == share.count) exchange.start_with_next_backward();
+    world().note(step, "forward and backward");
+    losses.push_back(
+        run_micro_batch(s, batch, divisor, random_of(s.config, step, share.first + n)));
+  }
+
+  world().note(step, "exchange of gradients");
+  exchange.finish();
+  statistics.apply();
+  return sum_of_losses(losses);
+}
+
+}  // namespace
+
 StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step, int64_t targets) {
   const TrainConfig& c = s.config.train;
   const NamedRange range([step] { return str("step ", step); });
   StepResult r;
   r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
-  const auto divisor =
-      static_cast<double>(std::max<int64_t>(targets, 1));  // with none learned every sum is 0
-  zero_grad(*s.model);
-  GradientSum gradients(s.params);
-  TreeSum<at::Tensor> losses;
-  const auto plus = [](const at::Tensor& a, const at::Tensor& b) { return a.add(b); };
-  for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
-    gradients.begin(micro);
-    const Batch batch = [&] {
-      const NamedRange data([] { return std::string("data"); });
-      return next();
-    }();
-    losses.add(run_micro_batch(s, batch, divisor, random_of(s.config, step, micro)), plus);
-  }
-  gradients.finish();
-  r.loss = losses.finish(plus);
 
-  if (s.spikes) {  // this waits for a GPU
+  // With no target at all, every sum is 0.
+  const auto divisor = static_cast<double>(std::max<int64_t>(targets, 1));
+  r.loss = run_micro_batches(s, next, step, divisor);
+
+  // Deciding on a spike synchronizes a GPU.
+  if (s.spikes) {
     const double loss = r.loss.item<double>();
     r.is_spike = std::isfinite(loss) && s.spikes->is_spike(loss);
     if (r.is_spike) return r;
   }
+
   const NamedRange update([] { return std::string("optimizer"); });
+  world().note(step, "update");
   StepOptions options{.step = step, .loss = r.loss};
   if (s.scaler) s.scaler->prepare(options);
   s.optimizer.step(r.lr, options);
+  share_fp8_history(s.params);
   advance_fp8(s.params);
   return r;
 }

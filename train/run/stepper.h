@@ -10,21 +10,26 @@
 
 namespace lathe {
 
-/// What a session trains on from step `step` on.
+/// Returns the micro-batches that this process computes.
+BatchPlan batch_plan(const RunConfig& config);
+
+/// Opens the micro-batches that this process trains on from step `step` on.
 inline Loader training_loader(const Session& s, const Data& data, int64_t step) {
+  const BatchPlan plan = batch_plan(s.config);
   return {data,
           batch_sizes(s.config),
           static_cast<uint64_t>(s.config.train.seed),
-          step * s.config.train.grad_accum,
+          step * plan.count,
           s.config.data,
-          s.device};
+          s.device,
+          plan};
 }
 
 struct StepResult {
   at::Tensor loss;  ///< mean over the step's targets, [] on the device
   double lr = 0;
   double data_wait_s = 0;
-  bool is_spike = false;  ///< its update was left out: see train/spikes.h
+  bool is_spike = false;  ///< its update was left out: see optim/spikes.h
 };
 
 /// Where the random numbers of a micro-batch of a step come from.

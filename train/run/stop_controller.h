@@ -1,6 +1,7 @@
 // Decides, once a step, whether a run stops: a signal or train.max_time.
 #pragma once
 
+#include "dist/world.h"
 #include "train/run/stepper.h"
 #include "train/run/stop.h"
 
@@ -18,8 +19,9 @@ class StopController {
   bool asked() const {
     return stop_signal() != 0 || (made_progress_ && max_time_ > 0 && process_age() >= max_time_);
   }
-  /// Returns the decision that the run acts on.
-  bool agreed() const { return asked(); }
+  /// Returns whether any process of the run was asked to stop: the decision that all act on. A
+  /// collective.
+  bool agreed() const { return world().any(asked()); }
 
  private:
   double max_time_;

@@ -5,6 +5,7 @@
 #include "core/device.h"
 #include "core/io/log.h"
 #include "core/io/text.h"
+#include "dist/world.h"
 #include "train/formats/source.h"
 #include "train/run/checkpointer.h"
 #include "train/run/console.h"
@@ -13,6 +14,7 @@
 #include "train/run/progress.h"
 #include "train/run/reporter.h"
 #include "train/run/restore.h"
+#include "train/run/shares.h"
 #include "train/run/stop_controller.h"
 #include "train/store/run_folder.h"
 #include "train/transforms/adapters.h"
@@ -33,13 +35,13 @@ class Run {
   /// left behind.
   Exit report_already_finished() const;
 
-  /// Trains to the end, or until the run is asked to stop. `needs`: logged at the start, on a CPU.
-  Exit train(const FolderLock& lock, const std::optional<ResourceNeeds>& needs);
+  /// Trains to the end, or until the run is asked to stop. `lock`: of the run folder, null on a
+  /// rank that does not write it. `needs`: logged at the start, on a CPU.
+  Exit train(const FolderLock* lock, const std::optional<ResourceNeeds>& needs);
 
  private:
   void log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline& ceiling) const;
-  void record_changes();
-  MetricsSinks open_metrics() const;
+  MetricsSinks open_run_folder();
   bool evaluate(MetricsSinks& metrics, StopController& stop);
   void sample(MetricsSinks& metrics, const StopController& stop) const;
   void check_last_validation() const;
@@ -78,7 +80,7 @@ Run::Run(LoadedConfig loaded, RunData data, const std::optional<ResumePoint>& re
 }
 
 Exit Run::report_already_finished() const {
-  clean_checkpoints(run_);
+  if (world().is_writer()) clean_checkpoints(run_);
   check_last_validation();
   log_summary();
   log_info("nothing to do: the run ended with ", restored_.checkpoint.string(),
@@ -87,18 +89,10 @@ Exit Run::report_already_finished() const {
   return Exit::done;
 }
 
-Exit Run::train(const FolderLock& lock, const std::optional<ResourceNeeds>& needs) {
+Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& needs) {
   const RunConfig& c = session_.config;
 
-  // The run folder is changed from here on: what a killed process left is cleaned up first.
-  fault_point("start: locked");
-  clean_checkpoints(run_);
-  if (!restored_.checkpoint.empty() && restored_.same_run) quarantine_newer(restored_.checkpoint);
-  record_changes();
-  open_log_file((run_ / "log.txt").string());
-  MetricsSinks metrics = open_metrics();
-  sync_folder(run_);
-  fault_point("start: metrics cut");
+  MetricsSinks metrics = lock != nullptr ? open_run_folder() : MetricsSinks();
 
   StepReporter reporter(session_, *data_, run_, state_, metrics);
   Checkpointer checkpoints(run_, lock, session_, state_, metrics, restored_.saved_step);
@@ -149,7 +143,7 @@ Exit Run::train(const FolderLock& lock, const std::optional<ResourceNeeds>& need
 
     // The one decision of this step.
     const bool stopping = stop.agreed();
-    if (due.sample && !stopping) sample(metrics, stop);
+    if (due.sample && !stopping && world().is_writer()) sample(metrics, stop);
     if ((due.save || improved) && (due.last || !stopping)) checkpoints.save(due.last);
     if ((stopping || due.pause) && (!due.last || state_.eval_due)) {
       reporter.report_once(result);
@@ -162,21 +156,27 @@ Exit Run::train(const FolderLock& lock, const std::optional<ResourceNeeds>& need
   return finish(checkpoints);
 }
 
-void Run::record_changes() {
+/// Prepares the run folder to go on from the checkpoint: removes what a killed process left,
+/// records the config, and opens the log and the metrics, cut back to the checkpoint's step.
+MetricsSinks Run::open_run_folder() {
+  fault_point("start: locked");
+  clean_checkpoints(run_);
+  if (!restored_.checkpoint.empty() && restored_.same_run) quarantine_newer(restored_.checkpoint);
+
   for (const ConfigChange& change : restored_.changes) {
     log_info("changed since the checkpoint: ", change.key, " ", change.was, " -> ", change.is);
     state_.changes.push_back(change);
   }
   write_config_record(run_, session_.config, state_.changes);
-}
+  open_log_file((run_ / "log.txt").string());
 
-/// Opens the metrics cut back to their lengths in the checkpoint.
-MetricsSinks Run::open_metrics() const {
   FileLengths lengths = state_.sink_bytes;
   lengths["metrics.jsonl"] = state_.metrics_bytes;
   MetricsSinks metrics(session_.config.log, {run_, lengths, unit_});
   metrics.add_start(state_.step, restored_.checkpoint.string());
   if (!restored_.changes.empty()) metrics.add_changes(state_.step, restored_.changes);
+  sync_folder(run_);
+  fault_point("start: metrics cut");
   return metrics;
 }
 
@@ -262,17 +262,37 @@ void Run::log_summary() const {
   log_info("run folder ", run_.string());
 }
 
-}  // namespace
+/// Checks that all processes train the same run in the same way, before anything is changed: their
+/// bits would differ otherwise.
+void check_processes_agree(const LoadedConfig& loaded, const Data& data,
+                           const std::optional<ResumePoint>& resume) {
+  if (world().size() == 1) return;
+  if (open_device(loaded.config.train.device) != "cpu") {
+    fail(Exit::usage, origin_of(loaded, "train.device"),
+         ": several processes train on CPUs so far; set train.device = \"cpu\", or start one "
+         "process");
+  }
 
-Exit train(LoadedConfig loaded, bool verify_data) {
-  install_stop_handlers("after this step");
+  // Threads may differ between machines, and change no bit of Lathe's kernels.
+  RunConfig config = loaded.config;
+  config.train.threads = 0;
+  world().check_same("the config", config.schema().to_toml(&config, /*comments=*/false));
+  world().check_same("the build of lathe", library_checksum());
+  world().check_same("the instruction set", cpu_isa());
+  world().check_same("the data", data.hash());
+  world().check_same("the checkpoint", resume
+                                           ? str(resume->checkpoint.filename().string(),
+                                                 " with checksum ", content_id(resume->checkpoint))
+                                           : std::string("no checkpoint"));
+}
 
+Exit train_here(LoadedConfig loaded, bool verify_data) {
   // Open everything that the config names before anything is created.
   resolve_init_from(loaded);
   resolve_adapter_base(loaded);
   RunData data = RunData::open(loaded);
   check_base_tokenizer(loaded, *data.data);
-  if (verify_data) {
+  if (verify_data && world().is_writer()) {
     verify_shown(*data.data, loaded.config.data.dir, [] { return stop_signal() != 0; });
     log_info("data      ", loaded.config.data.dir, " is what was written");
   }
@@ -281,17 +301,19 @@ Exit train(LoadedConfig loaded, bool verify_data) {
   // everything else is ready.
   const fs::path run = loaded.config.train.out_dir;
   std::optional<FolderLock> lock;
-  if (fs::exists(run / "checkpoints")) lock.emplace(run);
+  if (world().is_writer() && fs::exists(run / "checkpoints")) lock.emplace(run);
   const auto resume = find_resume_point(loaded);
+  check_processes_agree(loaded, *data.data, resume);
 
   // Skip the dry run for adapters: it would load the base twice. The device is opened first, since
   // ATen must not look for a GPU for the first time during a dry run.
-  const bool can_forecast = open_device(loaded.config.train.device) == "cpu" && loaded.base.empty();
+  const bool can_forecast = open_device(loaded.config.train.device) == "cpu" &&
+                            loaded.base.empty() && world().size() == 1;
   const auto needs = can_forecast ? std::optional(resource_needs(loaded, data)) : std::nullopt;
 
   Run trained(std::move(loaded), std::move(data), resume);
   if (resume && trained.is_finished()) return trained.report_already_finished();
-  if (!lock) {
+  if (world().is_writer() && !lock) {
     make_folders(run);
     lock.emplace(run);
     if (!list_checkpoints(run).empty()) {
@@ -299,7 +321,28 @@ Exit train(LoadedConfig loaded, bool verify_data) {
            " meanwhile; run the same command again to resume from there");
     }
   }
-  return trained.train(*lock, needs);
+  return trained.train(lock ? &*lock : nullptr, needs);
+}
+
+}  // namespace
+
+Exit train(LoadedConfig loaded, bool verify_data) {
+  install_stop_handlers("after this step");
+  if (const auto placement = placement_from_environment()) {
+    check_shares(loaded, placement->size);
+    join_world(*placement, loaded.config.dist);
+    if (!world().is_writer()) {
+      set_console_level(Level::warn);
+      set_log_prefix(str("rank ", world().rank(), ": "));
+    }
+  }
+
+  try {
+    return train_here(std::move(loaded), verify_data);
+  } catch (const Error& e) {
+    if (e.code() != Exit::peer_lost) world().report_failure(e.what());
+    throw;
+  }
 }
 
 }  // namespace lathe

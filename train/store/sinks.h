@@ -24,6 +24,8 @@ struct SinkOptions {
 /// Hands everything on to each sink that the config asks for.
 class MetricsSinks final : public MetricsSink {
  public:
+  /// Without any sink: a rank that does not write the run folder.
+  MetricsSinks() = default;
   MetricsSinks(const LogConfig& config, const SinkOptions& options);
   void add(const StepMetrics& m) override;
   void add_validation(int64_t step,

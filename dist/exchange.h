@@ -1,0 +1,73 @@
+// Adds up the gradients of all ranks, with the same bits on any number of them.
+//
+// Each rank has the sum of its own block of micro-batches, a subtree of the step's sum
+// (core/tree_sum.h). The ranks continue that tree: gradients are laid into buckets; an all-to-all
+// gives every rank its share of the bucket from all others; it adds these in the order of the tree;
+// and a gather returns the sums to all. That moves the (N - 1) / N of the bytes twice that a ring
+// moves, and no library's order of sums is part of the result: neither the size of a bucket nor the
+// time at which it is sent changes a bit.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <queue>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "autograd/parameter.h"
+#include "autograd/variable.h"
+#include "dist/world.h"
+
+namespace lathe {
+
+/// The exchange of one step. Does nothing in a single process.
+class GradientExchange {
+ public:
+  /// `complete(i)` makes the gradient of parameter i the sum of this rank's micro-batches; it is
+  /// called once for each parameter. `bucket_bytes`: of gradients that are sent together.
+  /// `parameters` must outlive it.
+  GradientExchange(World& world, std::span<const NamedParameter> parameters, int64_t bucket_bytes,
+                   std::function<void(size_t i)> complete);
+  ~GradientExchange();
+  GradientExchange(const GradientExchange&) = delete;
+  GradientExchange& operator=(const GradientExchange&) = delete;
+
+  /// Sends each bucket as soon as the backward pass that begins now has made its gradients.
+  void start_with_next_backward();
+  /// Waits until the gradient of each parameter is the sum over all ranks. A parameter without a
+  /// gradient on some ranks counts as zero there; without one on all of them it stays without.
+  /// Throws Exit::peer_lost where a rank was lost.
+  void finish();
+
+ private:
+  struct Bucket {
+    std::vector<size_t> parameters;
+    at::ScalarType dtype;
+    int64_t elements = 0;
+    size_t missing;  // parameters whose gradient is not complete
+  };
+  void make_buckets(int64_t bucket_bytes);
+  void note_complete(size_t i);
+  void work();
+  void exchange(const Bucket& bucket);
+
+  World& world_;
+  std::span<const NamedParameter> parameters_;
+  std::function<void(size_t)> complete_;
+  std::vector<Bucket> buckets_;
+  std::vector<size_t> bucket_of_;
+  std::vector<char> is_complete_, had_gradient_;
+  std::vector<HookHandle> hooks_;
+
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  size_t sendable_ = 0;  // buckets before this one may be sent, in their order
+  bool ended_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;
+};
+
+}  // namespace lathe

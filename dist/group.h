@@ -1,0 +1,52 @@
+// A group of processes that exchange tensors: a thin owner of PyTorch's c10d, which runs Gloo.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dist/placement.h"
+
+namespace lathe {
+
+/// The key-value store where processes meet, and through which they report on themselves.
+class Rendezvous {
+ public:
+  virtual ~Rendezvous() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  /// Returns the value, or "" where the key is missing.
+  virtual std::string get(const std::string& key) = 0;
+  /// Adds 1 to a counter and returns it.
+  virtual int64_t count(const std::string& key) = 0;
+  /// Opens another connection, for another thread, that gives up after `timeout` seconds.
+  virtual std::unique_ptr<Rendezvous> connect(double timeout) = 0;
+
+  /// Connects to the store, which rank 0 serves unless an agent does. Throws Exit::peer_lost where
+  /// it does not answer within `timeout` seconds, and Exit::usage where its port is taken.
+  static std::unique_ptr<Rendezvous> open(const Placement& placement, double timeout);
+};
+
+/// Collectives of all ranks. Every rank calls the same functions in the same order, from one thread
+/// at a time; tensors are contiguous, on the CPU, and of the same size and dtype on every rank. Any
+/// error, such as a lost process, is a std::exception.
+class Group {
+ public:
+  virtual ~Group() = default;
+  /// Sends share r of `in` to rank r. in, out: [ranks * n]; share r of `out` comes from rank r.
+  virtual void all_to_all(at::Tensor& out, at::Tensor& in) = 0;
+  /// Fills `flat` [ranks * n], of which each rank has its own share.
+  virtual void all_gather(at::Tensor& flat) = 0;
+  /// Returns [ranks, ...]: `mine` of each rank.
+  virtual at::Tensor gather(const at::Tensor& mine) = 0;
+
+  /// Makes a group named `name`. Waits for all ranks, at most `timeout` seconds.
+  static std::unique_ptr<Group> make(Rendezvous& store, const std::string& name,
+                                     const Placement& placement, double timeout);
+};
+
+/// Returns what an exception of c10d says, without its stack trace.
+std::string plain_message(const std::exception& e);
+
+}  // namespace lathe

@@ -1,0 +1,116 @@
+#include "dist/placement.h"
+
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+const char* variable(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr || *text == '\0' ? nullptr : text;
+}
+
+/// Reads a variable that must be set to an integer from `least` to `most`.
+int number(const char* name, int least, int most, const char* launcher) {
+  const char* text = variable(name);
+  if (text == nullptr) {
+    fail(Exit::usage, name, " is not set, but other variables of ", launcher,
+         " are; set all of them, or none to train in one process");
+  }
+  int value = 0;
+  const char* end = text + std::strlen(text);
+  const auto [rest, error] = std::from_chars(text, end, value);
+  if (error != std::errc() || rest != end || value < least || value > most) {
+    fail(Exit::usage, name, " = ", text, " in the environment must be a whole number from ", least,
+         " to ", most);
+  }
+  return value;
+}
+
+constexpr int most_ranks = 65536;
+
+/// Reads the ranks; `local_rank` and `local_size` may be missing.
+Placement ranks(const char* launcher, const char* rank, const char* size, const char* local_rank,
+                const char* local_size) {
+  Placement p;
+  p.launcher = launcher;
+  p.size = number(size, 1, most_ranks, launcher);
+  p.rank = number(rank, 0, p.size - 1, launcher);
+  if (variable(local_rank) != nullptr) p.local_rank = number(local_rank, 0, most_ranks, launcher);
+  if (variable(local_size) != nullptr) p.local_size = number(local_size, 1, most_ranks, launcher);
+  return p;
+}
+
+/// Sets where the processes meet: MASTER_ADDR and MASTER_PORT where they are set.
+void set_meeting_point(Placement& p, const std::string& host, int port) {
+  p.host = host;
+  if (const char* given = variable("MASTER_ADDR")) p.host = given;
+  if (p.host.empty()) {
+    fail(Exit::usage, "MASTER_ADDR is not set; set it to the host of rank 0, which ", p.launcher,
+         " does not tell");
+  }
+  const bool has_port = port > 0 && variable("MASTER_PORT") == nullptr;
+  p.port = has_port ? port : number("MASTER_PORT", 1, 65535, p.launcher.c_str());
+}
+
+/// Returns a port that the tasks of one job agree on and other jobs are unlikely to have.
+int port_of(const char* job) {
+  return job == nullptr ? 29500 : 20000 + static_cast<int>(std::strtoull(job, nullptr, 10) % 20000);
+}
+
+}  // namespace
+
+std::string first_host(const std::string& list) {
+  const size_t bracket = list.find('['), comma = list.find(',');
+  if (bracket == std::string::npos || comma < bracket) return list.substr(0, comma);
+  // "node[03-07,9]-ib": the first number, then what follows the bracket up to a comma.
+  const size_t number_end = list.find_first_of(",-]", bracket), closing = list.find(']', bracket);
+  if (closing == std::string::npos) return list.substr(0, bracket);
+  const size_t end = list.find(',', closing);
+  return list.substr(0, bracket) + list.substr(bracket + 1, number_end - bracket - 1) +
+         list.substr(closing + 1, end == std::string::npos ? end : end - closing - 1);
+}
+
+std::optional<Placement> placement_from_environment() {
+  Placement p;
+  if (variable("RANK") != nullptr || variable("WORLD_SIZE") != nullptr) {
+    p = ranks("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
+    if (p.size == 1) return std::nullopt;
+    set_meeting_point(p, "", 0);
+    if (const char* fd = variable("LATHE_STORE_FD"); fd != nullptr && p.rank == 0)
+      p.listen_fd = number("LATHE_STORE_FD", 3, 1 << 20, "lathe launch");
+    const char* hosted = variable("TORCHELASTIC_USE_AGENT_STORE");
+    p.agent_hosts_store = hosted != nullptr && std::string(hosted) == "True";
+    // The agent's store outlives a restart, and with it the keys of the processes before.
+    for (const char* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
+      p.attempt += std::string(variable(name) != nullptr ? variable(name) : "") + "/";
+    return p;
+  }
+
+  // SLURM_STEP_NUM_TASKS is set by srun alone, not in a batch script that calls lathe directly.
+  if (variable("SLURM_STEP_NUM_TASKS") != nullptr) {
+    p = ranks("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
+              "SLURM_NTASKS_PER_NODE");
+    if (p.size == 1) return std::nullopt;
+    const char* nodes = variable("SLURM_STEP_NODELIST");
+    set_meeting_point(p, nodes != nullptr ? first_host(nodes) : "",
+                      port_of(variable("SLURM_JOB_ID")));
+    return p;
+  }
+
+  if (variable("OMPI_COMM_WORLD_SIZE") != nullptr) {
+    p = ranks("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+              "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
+    if (p.size == 1) return std::nullopt;
+    set_meeting_point(p, p.local_size == p.size ? "127.0.0.1" : "", port_of(variable("PPID")));
+    return p;
+  }
+  return std::nullopt;
+}
+
+}  // namespace lathe

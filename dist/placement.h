@@ -1,0 +1,28 @@
+// Where a process stands among the processes of its run: read from the environment of torchrun,
+// `lathe launch`, Slurm or Open MPI.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace lathe {
+
+struct Placement {
+  int rank = 0, size = 1;
+  int local_rank = 0, local_size = 1;  ///< among the processes of this host
+  std::string launcher;                ///< whose variables were read, as "torchrun"
+  std::string host;                    ///< of the store where the processes meet
+  int port = 0;
+  bool agent_hosts_store = false;  ///< torchrun's agent serves the store, not rank 0
+  int listen_fd = -1;              ///< a bound socket that rank 0 serves the store on, or -1
+  std::string attempt;             ///< differs between restarts that share a store
+};
+
+/// Returns the placement that the environment describes, or nullopt where it describes none or a
+/// single process. Throws Exit::usage with the variable that is missing or out of range.
+std::optional<Placement> placement_from_environment();
+
+/// Returns the first host of a Slurm node list, as "node03" of "node[03-07,9],other".
+std::string first_host(const std::string& node_list);
+
+}  // namespace lathe

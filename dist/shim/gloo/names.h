@@ -1,0 +1,36 @@
+// Declares the names of Gloo that PyTorch's c10d/ProcessGroupGloo.hpp mentions. Gloo itself is
+// inside libtorch_cpu, whose headers are not shipped with it. Lathe never creates, derives from or
+// calls anything declared here: the layouts are not Gloo's. dist_test checks that no object of
+// Lathe refers to a symbol of Gloo.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace gloo {
+
+namespace transport {
+class Device;
+class UnboundBuffer;
+}  // namespace transport
+
+class Context {
+ public:
+  void setTimeout(std::chrono::milliseconds);
+};
+
+namespace rendezvous {
+
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(const std::string&, const std::vector<char>&) = 0;
+  virtual std::vector<char> get(const std::string&) = 0;
+  virtual void wait(const std::vector<std::string>&) = 0;
+  virtual void wait(const std::vector<std::string>&, const std::chrono::milliseconds&) = 0;
+};
+
+}  // namespace rendezvous
+}  // namespace gloo

@@ -1,0 +1,201 @@
+#include "dist/world.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <vector>
+
+#include "core/error.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "core/timing.h"
+#include "dist/group.h"
+
+namespace lathe {
+namespace {
+
+constexpr auto pulse_interval = std::chrono::milliseconds(500);
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : "unknown";
+}
+
+/// What a rank last said of itself: "COUNT HOST STEP PHASE...".
+struct Pulse {
+  std::string count, host, step, phase;
+
+  explicit Pulse(const std::string& text) {
+    std::istringstream words(text);
+    words >> count >> host >> step >> std::ws;
+    std::getline(words, phase);
+  }
+};
+
+std::string key(const char* what, int rank) { return str(what, "/", rank); }
+
+}  // namespace
+
+World& world() {
+  static auto* const instance = new World;
+  return *instance;
+}
+
+void join_world(const Placement& placement, const DistConfig& config) {
+  world().join(placement, config);
+}
+
+void World::join(const Placement& p, const DistConfig& config) {
+  // c10d would print warnings with stack traces to the terminal.
+  setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
+
+  placement_ = p;
+  timeout_ = config.timeout;
+  store_ = Rendezvous::open(p, timeout_);
+  if (store_->count(key("rank", p.rank)) != 1) {
+    fail(Exit::usage, "rank ", p.rank, " of ", p.size,
+         " was started twice; give each process a RANK of its own");
+  }
+  store_->set(key("size", p.rank), std::to_string(p.size));
+  store_->set(key("pulse", p.rank), pulse());
+  std::thread([this] { send_pulses(); }).detach();
+
+  // Wait for the others here: c10d's own error would name an internal key.
+  const auto begin = Clock::now();
+  for (int rank = 0; rank < p.size; ++rank) {
+    std::string size;
+    while ((size = store_->get(key("size", rank))).empty()) {
+      if (seconds_since(begin) > timeout_) {
+        fail(Exit::peer_lost, "rank ", rank, " of ", p.size, " did not come within ", timeout_,
+             " s (dist.timeout); see what its process printed");
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    if (size != std::to_string(p.size)) {
+      fail(Exit::usage, "rank ", rank, " was started with WORLD_SIZE = ", size, " and rank ",
+           p.rank, " with ", p.size, "; start all of them with one number");
+    }
+  }
+
+  guarded([&] {
+    control_ = Group::make(*store_, "control", p, timeout_);
+    gradients_ = Group::make(*store_, "gradients", p, timeout_);
+  });
+}
+
+std::string World::pulse() const {
+  static const std::string host = host_name();
+  return str(pulses_.load(), " ", host, " ", step_.load(), " ", phase_.load());
+}
+
+/// Reports every half second what this process is doing, until the store is gone.
+void World::send_pulses() {
+  try {
+    const auto store = store_->connect(timeout_);
+    while (true) {
+      ++pulses_;
+      store->set(key("pulse", rank()), pulse());
+      std::this_thread::sleep_for(pulse_interval);
+    }
+  } catch (const std::exception&) {
+    // Without a store, nobody can read it: the next exchange fails and is reported.
+  }
+}
+
+void World::guarded(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& e) {
+    fail_for_lost_rank(plain_message(e));
+  }
+}
+
+void World::fail_for_lost_rank(const std::string& why) {
+  const std::string remedy = "; run the same command again to resume from its newest checkpoint";
+  const auto lost = [&](int rank, const Pulse& last, const std::string& what) {
+    fail(Exit::peer_lost, "rank ", rank, " of ", size(), " on ", printable_line(last.host), " ",
+         what, ", last seen in step ", printable_line(last.step), ": ", printable_line(last.phase),
+         remedy);
+  };
+
+  try {
+    const auto store = store_->connect(/*timeout=*/1);
+    const auto read = [&] {
+      std::vector<Pulse> all;
+      for (int r = 0; r < size(); ++r) all.emplace_back(store->get(key("pulse", r)));
+      return all;
+    };
+    const auto failure_of = [&](int r) { return store->get(key("failed", r)); };
+
+    // A rank that ends with an error says so; one that was killed or stopped sends no more pulses.
+    const std::vector<Pulse> before = read();
+    std::this_thread::sleep_for(2 * pulse_interval + pulse_interval / 2);
+    const std::vector<Pulse> now = read();
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank()) continue;
+      if (const std::string said = failure_of(r); !said.empty())
+        lost(r, now[r], "ended with an error (" + printable_line(said) + ")");
+    }
+    for (int r = 0; r < size(); ++r) {
+      if (r != rank() && before[r].count == now[r].count) lost(r, now[r], "no longer answers");
+    }
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception&) {
+    fail(Exit::peer_lost, "rank 0 of ", size(), " on ", placement_.host,
+         " no longer answers, and with it the store at port ", placement_.port, remedy);
+  }
+  fail(Exit::peer_lost, "rank ", rank(), " of ", size(), ": an exchange failed (", why,
+       "), though every rank answers", remedy);
+}
+
+void World::report_failure(const std::string& why) {
+  if (size() == 1 || !store_) return;
+  try {
+    store_->connect(/*timeout=*/1)->set(key("failed", rank()), why);
+  } catch (const std::exception&) {
+    // The others notice by themselves, after dist.timeout at the latest.
+  }
+}
+
+at::Tensor World::gather(const at::Tensor& mine) {
+  if (size() == 1) return mine;
+  at::Tensor all;
+  guarded([&] { all = control_->gather(mine); });
+  return all.flatten(0, 1);
+}
+
+bool World::any(bool mine) {
+  if (size() == 1) return mine;
+  const at::Tensor all = gather(at::full({1}, mine ? 1 : 0, at::kByte));
+  const uint8_t* flags = all.const_data_ptr<uint8_t>();
+  return std::any_of(flags, flags + size(), [](uint8_t f) { return f != 0; });
+}
+
+void World::check_same(const std::string& what, const std::string& mine) {
+  if (size() == 1) return;
+  store_->set(key(what.c_str(), rank()), mine);
+  any(false);  // all have set it
+  const std::string first = store_->get(key(what.c_str(), 0));
+  for (int r = 1; r < size(); ++r) {
+    const std::string theirs = store_->get(key(what.c_str(), r));
+    if (theirs == first) continue;
+    // Long texts differ in a line; show that one.
+    std::istringstream a(first), b(theirs);
+    std::string of_first, of_other;
+    while (std::getline(a, of_first) && std::getline(b, of_other) && of_first == of_other) {
+    }
+    fail(Exit::usage, what, " of rank ", r, " is not rank 0's: ", printable_line(of_other),
+         " instead of ", printable_line(of_first), "; start all ranks with the same");
+  }
+}
+
+}  // namespace lathe

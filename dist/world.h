@@ -1,0 +1,86 @@
+// The processes of this run. A process that trains alone is rank 0 of 1, and every function here
+// returns at once with its argument.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "dist/config.h"
+#include "dist/placement.h"
+
+namespace lathe {
+
+class Group;
+class Rendezvous;
+
+/// A contiguous block [first, first + count) of what all ranks share out.
+struct Share {
+  int64_t first = 0, count = 0;
+};
+
+class World {
+ public:
+  int rank() const { return placement_.rank; }
+  int size() const { return placement_.size; }
+  /// Returns whether this process writes the run folder and talks to the user.
+  bool is_writer() const { return rank() == 0; }
+  /// Returns this rank's block of `n`, which the size divides.
+  Share share(int64_t n) const { return {rank() * (n / size()), n / size()}; }
+
+  /// Returns whether it is true on any rank. A collective: every rank calls it at the same point.
+  bool any(bool mine);
+  /// Returns `mine` [n, ...] of all ranks, in the order of ranks: [size * n, ...]. A collective.
+  at::Tensor gather(const at::Tensor& mine);
+  /// Throws Exit::usage unless `mine` is the same on all ranks, with the rank that differs from
+  /// rank 0 and what the two have. `what`: as in "the config". A collective.
+  void check_same(const std::string& what, const std::string& mine);
+  /// The group for gradients, which a thread of its own may use.
+  Group& gradients() { return *gradients_; }
+
+  /// Records what this process is doing, for the others' error where it is lost. `phase` must be a
+  /// string literal.
+  void note(int64_t step, const char* phase) {
+    step_ = step;
+    phase_ = phase;
+  }
+  /// Runs `f`. Where it throws what c10d throws, finds out which rank was lost and throws
+  /// Exit::peer_lost with that rank, its host and what it was last doing.
+  void guarded(const std::function<void()>& f);
+  /// Tells the others why this process ends. Does nothing in a single process.
+  void report_failure(const std::string& why);
+
+ private:
+  friend World& world();
+  friend void join_world(const Placement& placement, const DistConfig& config);
+  World() = default;
+  void join(const Placement& placement, const DistConfig& config);
+  void send_pulses();
+  [[noreturn]] void fail_for_lost_rank(const std::string& why);
+  std::string pulse() const;
+
+  Placement placement_;
+  double timeout_ = 0;
+  std::unique_ptr<Rendezvous> store_;
+  std::unique_ptr<Group> control_, gradients_;
+  std::atomic<int64_t> step_{0};
+  std::atomic<const char*> phase_{"starting"};
+  std::atomic<int64_t> pulses_{0};
+};
+
+/// Returns the processes of this run. Never destroyed: a group with a pending exchange would block
+/// the end of a process that another one has left.
+World& world();
+
+/// Joins the other processes. Call it once, before anything else of this folder. Throws
+/// Exit::peer_lost with the ranks that did not come within dist.timeout, and Exit::usage where two
+/// processes have one rank.
+void join_world(const Placement& placement, const DistConfig& config);
+
+}  // namespace lathe

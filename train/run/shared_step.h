@@ -1,0 +1,32 @@
+// What the processes of a run share in a step beside gradients. In one process each function does
+// what the step did without it.
+#pragma once
+
+#include <vector>
+
+#include "core/running_statistic.h"
+#include "nn/module.h"
+
+namespace lathe {
+
+/// While alive, layers with running statistics, such as batch norm, record the statistics of their
+/// batches. apply() then moves the running ones in the order of the step's micro-batches, those of
+/// other processes included. In one process they are moved at once.
+class DeferRunningStatistics : public ModeGuard {
+ public:
+  DeferRunningStatistics();
+  /// A collective, to be called once all micro-batches of this process are done.
+  void apply();
+
+ private:
+  std::vector<RunningStatistic> recorded_;
+};
+
+/// Returns the sum of the losses of all micro-batches, in the order of core/tree_sum.h. `losses`:
+/// this process's, each float32 []. A collective.
+at::Tensor sum_of_losses(const std::vector<at::Tensor>& losses);
+
+/// Makes this step's largest values of fp8 layers those of all processes. A collective.
+void share_fp8_history(const std::vector<NamedParameter>& parameters);
+
+}  // namespace lathe

@@ -1,0 +1,17 @@
+// How a step is shared out among the processes of a run, and what they must have in common.
+#pragma once
+
+#include <string>
+
+#include "train/config/run_config.h"
+
+namespace lathe {
+
+/// Throws Exit::usage unless `processes` divides train.grad_accum: with the counts that do, and
+/// with other keys of the same global batch that it divides.
+void check_shares(const LoadedConfig& loaded, int64_t processes);
+
+/// Returns a checksum of the code that runs, to tell builds apart.
+std::string library_checksum();
+
+}  // namespace lathe
