@@ -5,6 +5,7 @@
 
 #include <ATen/ops/empty.h>
 #include <arpa/inet.h>
+#include <c10/util/Logging.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -141,6 +142,10 @@ std::string plain_message(const std::exception& e) {
 }
 
 std::unique_ptr<Rendezvous> Rendezvous::open(const Placement& p, double timeout) {
+  // c10d would print warnings with stack traces.
+  setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
+  c10::initLogging();
+
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(p.port);
   options.isServer = p.rank == 0 && !p.agent_hosts_store;

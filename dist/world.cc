@@ -52,9 +52,6 @@ void join_world(const Placement& placement, const DistConfig& config) {
 }
 
 void World::join(const Placement& p, const DistConfig& config) {
-  // c10d would print warnings with stack traces to the terminal.
-  setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
-
   placement_ = p;
   timeout_ = config.timeout;
   store_ = Rendezvous::open(p, timeout_);
@@ -64,7 +61,10 @@ void World::join(const Placement& p, const DistConfig& config) {
   }
   store_->set(key("size", p.rank), std::to_string(p.size));
   store_->set(key("pulse", p.rank), pulse());
-  std::thread([this] { send_pulses(); }).detach();
+  monitor_ = store_->connect(/*timeout=*/1);
+  std::thread([this, store = std::shared_ptr(store_->connect(timeout_))] {
+    send_pulses(*store);
+  }).detach();
 
   // Wait for the others here: c10d's own error would name an internal key.
   const auto begin = Clock::now();
@@ -95,12 +95,11 @@ std::string World::pulse() const {
 }
 
 /// Reports every half second what this process is doing, until the store is gone.
-void World::send_pulses() {
+void World::send_pulses(Rendezvous& store) {
   try {
-    const auto store = store_->connect(timeout_);
     while (true) {
       ++pulses_;
-      store->set(key("pulse", rank()), pulse());
+      store.set(key("pulse", rank()), pulse());
       std::this_thread::sleep_for(pulse_interval);
     }
   } catch (const std::exception&) {
@@ -127,13 +126,12 @@ void World::fail_for_lost_rank(const std::string& why) {
   };
 
   try {
-    const auto store = store_->connect(/*timeout=*/1);
     const auto read = [&] {
       std::vector<Pulse> all;
-      for (int r = 0; r < size(); ++r) all.emplace_back(store->get(key("pulse", r)));
+      for (int r = 0; r < size(); ++r) all.emplace_back(monitor_->get(key("pulse", r)));
       return all;
     };
-    const auto failure_of = [&](int r) { return store->get(key("failed", r)); };
+    const auto failure_of = [&](int r) { return monitor_->get(key("failed", r)); };
 
     // A rank that ends with an error says so; one that was killed or stopped sends no more pulses.
     const std::vector<Pulse> before = read();
@@ -158,9 +156,9 @@ void World::fail_for_lost_rank(const std::string& why) {
 }
 
 void World::report_failure(const std::string& why) {
-  if (size() == 1 || !store_) return;
+  if (!monitor_) return;
   try {
-    store_->connect(/*timeout=*/1)->set(key("failed", rank()), why);
+    monitor_->set(key("failed", rank()), why);
   } catch (const std::exception&) {
     // The others notice by themselves, after dist.timeout at the latest.
   }

@@ -61,13 +61,14 @@ class World {
   friend void join_world(const Placement& placement, const DistConfig& config);
   World() = default;
   void join(const Placement& placement, const DistConfig& config);
-  void send_pulses();
+  void send_pulses(Rendezvous& store);
   [[noreturn]] void fail_for_lost_rank(const std::string& why);
   std::string pulse() const;
 
   Placement placement_;
   double timeout_ = 0;
   std::unique_ptr<Rendezvous> store_;
+  std::unique_ptr<Rendezvous> monitor_;  // gives up quickly: for finding out who was lost
   std::unique_ptr<Group> control_, gradients_;
   std::atomic<int64_t> step_{0};
   std::atomic<const char*> phase_{"starting"};

@@ -17,7 +17,7 @@ namespace {
 std::atomic<int> asked{0}, interrupts{0}, uninterrupted{0};
 std::atomic<int64_t> step_done{0}, step_saved{-1};
 std::atomic<const char*> stops_when{""};
-std::atomic<bool> clears_line{false}, counts_steps{false};
+std::atomic<bool> clears_line{false}, counts_steps{false}, is_silent{false};
 static_assert(std::atomic<int64_t>::is_always_lock_free &&
               std::atomic<const char*>::is_always_lock_free);
 
@@ -37,6 +37,7 @@ class Sentence {
     return add(digits.data());
   }
   void say() {
+    if (is_silent) return;
     add("\n");
     if (::write(STDERR_FILENO, text_.data(), size_) < 0) return;  // nobody reads it
   }
@@ -118,6 +119,8 @@ void unblock_stop_signals() {
 }
 
 int stop_signal() { return asked; }
+
+void silence_stop_messages() { is_silent = true; }
 
 void note_progress(int64_t step, int64_t saved_step) {
   counts_steps = true;

@@ -32,6 +32,8 @@ class BlockStopSignals {
 };
 /// Lets the signals through that the process was started with blocked.
 void unblock_stop_signals();
+/// Leaves the sentences about signals to another process of the run.
+void silence_stop_messages();
 /// The signal that asked, or 0.
 int stop_signal();
 /// For the second SIGINT's sentence: the step that is done, and the last one in a checkpoint (-1:

@@ -332,6 +332,7 @@ Exit train(LoadedConfig loaded, bool verify_data) {
     check_shares(loaded, placement->size);
     join_world(*placement, loaded.config.dist);
     if (!world().is_writer()) {
+      silence_stop_messages();
       set_console_level(Level::warn);
       set_log_prefix(str("rank ", world().rank(), ": "));
     }

@@ -122,9 +122,9 @@ void print_help(const Verb* verb) {
   }
 }
 
-/// Parses what follows the command. Flags are strings for cxxopts; their values are checked where
-/// they are used.
-Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
+}  // namespace
+
+Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& words) {
   std::vector<std::string> known;
   for (const auto& [name, doc] : verb.flags) known.emplace_back(name);
   if (verb.config_keys) {
@@ -134,9 +134,9 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
 
   // --name=value becomes two words: cxxopts matches words with std::regex, which fails on long
   // values and line breaks.
-  std::vector<std::string> split{argv[0]};
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
+  std::vector<std::string> split{"lathe"};
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
     if (!word.starts_with("-") || word == "-") {
       split.push_back(word);
       continue;
@@ -162,10 +162,10 @@ Arguments parse_arguments(const Verb& verb, int argc, char** argv) {
 
     if (equals != std::string::npos)
       split.push_back(word.substr(equals + 1));
-    else if (i + 1 < argc ? !is_value(argv[i + 1]) : verb.switches.contains(name))
+    else if (i + 1 < words.size() ? !is_value(words[i + 1]) : verb.switches.contains(name))
       split.emplace_back("true");
-    else if (i + 1 < argc)
-      split.emplace_back(argv[++i]);
+    else if (i + 1 < words.size())
+      split.emplace_back(words[++i]);
     else
       fail(Exit::usage, "command line: ", word, " needs a value: ", word, "=...");
   }
@@ -216,6 +216,8 @@ const Verb& find_verb(const std::string& name) {
        near.empty() ? "; `lathe --help` lists them" : "; did you mean " + near + "?");
 }
 
+namespace {
+
 Exit dispatch(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
 
@@ -241,12 +243,15 @@ Exit dispatch(int argc, char** argv) {
   }
 
   const Verb& verb = find_verb(args[0]);
-  if (std::any_of(args.begin() + 1, args.end(), asks_help)) {
+  if (std::any_of(args.begin() + 1, std::find(args.begin() + 1, args.end(), "--"), asks_help)) {
     print_help(&verb);
     return Exit::done;
   }
 
-  const Arguments arguments = parse_arguments(verb, argc - 1, argv + 1);
+  const std::vector<std::string> words(args.begin() + 1, args.end());
+  const Arguments arguments =
+      verb.is_raw ? Arguments{.verb = verb.name, .flags = {}, .lists = {}, .words = words}
+                  : parse_arguments(verb, words);
   read_isa_from_environment();
   set_up_default_threads();
   return verb.run(arguments);

@@ -6,6 +6,7 @@
 namespace lathe {
 
 Verb train_verb();
+Verb launch_verb();
 Verb plan_verb();
 Verb prepare_verb();
 Verb profile_verb();
@@ -42,6 +43,7 @@ Verb listed(const char* group, const char* brief, Verb verb) {
 std::vector<Verb>& verb_table() {
   static std::vector<Verb> all{
       listed("Train", "Train a model from a config, or resume its run.", train_verb()),
+      listed("Train", "Train with several processes on this machine.", launch_verb()),
       listed("Train", "Train many runs: grids, random samples, successive halving.", sweep_verb()),
       listed("Train", "Forecast the memory, time and disk space of a run.", plan_verb()),
       listed("Train", "Find a learning rate, or the largest micro-batch that fits.", finder_verb()),

@@ -53,12 +53,18 @@ struct Verb {
   std::set<std::string> switches{};
   /// Flags that may be given several times; their values are in Arguments::lists.
   std::set<std::string> repeatable{};
+  /// Its words are not parsed: all that follows the command is in Arguments::words.
+  bool is_raw = false;
   /// The heading and the line of `lathe --help`, which the table of commands sets.
   std::string group{}, brief{};
 };
 
 /// Returns all commands, in the order of the help.
 const std::vector<Verb>& verbs();
+/// Returns the command of that name. Throws Exit::usage where there is none.
+const Verb& find_verb(const std::string& name);
+/// Parses what follows a command. The values of flags are checked where they are used.
+Arguments parse_arguments(const Verb& verb, const std::vector<std::string>& words);
 /// Adds a command; call it before run_cli. Throws Exit::internal where its name is taken.
 void add_verb(Verb verb);
 

@@ -1,0 +1,251 @@
+#include "dist/launch.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <thread>
+
+#include "core/io/log.h"
+#include "core/timing.h"
+
+namespace lathe {
+namespace {
+
+constexpr double grace_s = 10;  // for the others, once a process has failed
+
+constexpr std::array stop_signals{SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+
+/// While alive, this process reads signals from a file descriptor.
+class SignalReader {
+ public:
+  SignalReader() {
+    sigemptyset(&set_);
+    for (const int s : stop_signals) sigaddset(&set_, s);
+    sigaddset(&set_, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &set_, &before_);
+    fd_ = signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (fd_ < 0) fail(Exit::io, "cannot watch the processes: ", std::strerror(errno));
+  }
+  ~SignalReader() {
+    close(fd_);
+    sigprocmask(SIG_SETMASK, &before_, nullptr);
+  }
+  SignalReader(const SignalReader&) = delete;
+  SignalReader& operator=(const SignalReader&) = delete;
+
+  /// Waits at most 0.2 s and returns the stop signals that came.
+  std::vector<int> wait() const {
+    pollfd poll{.fd = fd_, .events = POLLIN, .revents = 0};
+    ::poll(&poll, 1, 200);
+    std::vector<int> came;
+    for (signalfd_siginfo info{}; read(fd_, &info, sizeof info) == sizeof info;) {
+      if (info.ssi_signo != SIGCHLD) came.push_back(static_cast<int>(info.ssi_signo));
+    }
+    return came;
+  }
+  /// Gives a child the signals of a normal process.
+  void restore_in_child() const { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t set_{}, before_{};
+  int fd_;
+};
+
+/// A socket on the loopback that the store is served on: rank 0 inherits it, so that no other
+/// process can take the port and no other machine can reach it.
+class StoreSocket {
+ public:
+  StoreSocket() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    auto* const generic = reinterpret_cast<sockaddr*>(&address);
+    if (fd_ < 0 || bind(fd_, generic, size) != 0 || listen(fd_, 128) != 0 ||
+        getsockname(fd_, generic, &size) != 0)
+      fail(Exit::io, "cannot open a port on 127.0.0.1: ", std::strerror(errno));
+    port_ = ntohs(address.sin_port);
+  }
+  ~StoreSocket() { close(fd_); }
+  StoreSocket(const StoreSocket&) = delete;
+  StoreSocket& operator=(const StoreSocket&) = delete;
+
+  int fd() const { return fd_; }
+  int port() const { return port_; }
+
+ private:
+  int fd_, port_ = 0;
+};
+
+struct Process {
+  pid_t pid = 0;
+  std::optional<int> status{};  // of waitpid, once it ended
+};
+
+void set_variable(const char* name, const std::string& value) {
+  setenv(name, value.c_str(), /*overwrite=*/1);
+}
+
+/// Becomes a rank. Does not return.
+[[noreturn]] void run_child(const LaunchOptions& options, int rank, int ranks,
+                            const StoreSocket& store, const SignalReader& signals, pid_t parent) {
+  // A terminal's Ctrl-C then reaches the launcher alone, which passes it on once. A rank whose
+  // launcher was killed stops with a checkpoint.
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != parent) _exit(static_cast<int>(Exit::peer_lost));
+  signals.restore_in_child();
+
+  set_variable("RANK", std::to_string(rank));
+  set_variable("WORLD_SIZE", std::to_string(ranks));
+  set_variable("LOCAL_RANK", std::to_string(rank));
+  set_variable("LOCAL_WORLD_SIZE", std::to_string(ranks));
+  set_variable("MASTER_ADDR", "127.0.0.1");
+  set_variable("MASTER_PORT", std::to_string(store.port()));
+  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  setenv("OMP_NUM_THREADS", std::to_string(std::max(1, cores / ranks)).c_str(), /*overwrite=*/0);
+
+  if (rank == 0) {
+    set_variable("LATHE_STORE_FD", std::to_string(store.fd()));
+  } else {
+    close(store.fd());
+    const int nowhere = open("/dev/null", O_WRONLY);
+    if (nowhere >= 0) dup2(nowhere, STDOUT_FILENO);
+  }
+
+  std::vector<char*> words;
+  std::string program = "lathe";
+  words.push_back(program.data());
+  std::vector<std::string> command = options.command;
+  for (std::string& word : command) words.push_back(word.data());
+  words.push_back(nullptr);
+  execv("/proc/self/exe", words.data());
+  _exit(static_cast<int>(Exit::io));
+}
+
+bool is_alive(const Process& p) { return !p.status; }
+
+bool was_killed(const Process& p) { return p.status && WIFSIGNALED(*p.status); }
+
+int code_of(const Process& p) {
+  return was_killed(p) ? static_cast<int>(Exit::peer_lost) : WEXITSTATUS(*p.status);
+}
+
+/// The processes of one attempt.
+class Attempt {
+ public:
+  Attempt(const LaunchOptions& options, int ranks, const SignalReader& signals)
+      : signals_(signals), processes_(static_cast<size_t>(ranks)) {
+    const StoreSocket store;
+    const pid_t self = getpid();
+    for (int rank = 0; rank < ranks; ++rank) {
+      const pid_t pid = fork();
+      if (pid == 0) run_child(options, rank, ranks, store, signals, self);
+      if (pid < 0) {
+        const int why = errno;
+        send_all(SIGKILL);
+        fail(Exit::memory, "cannot start process ", rank + 1, " of ", ranks, ": ",
+             std::strerror(why), "; raise the limit of processes (ulimit -u)");
+      }
+      processes_[static_cast<size_t>(rank)].pid = pid;
+    }
+  }
+
+  /// Waits until all have ended, and returns the exit code of the run.
+  Exit wait() {
+    std::optional<Clock::time_point> failed;
+    while (std::any_of(processes_.begin(), processes_.end(), is_alive)) {
+      for (const int signal : signals_.wait()) {
+        was_stopped_ = true;
+        send_all(signal);
+      }
+      if (collect() && !failed) failed = Clock::now();
+      if (failed && seconds_since(*failed) > grace_s) send_all(SIGKILL);
+    }
+    return result_;
+  }
+
+  /// Returns how many were killed by a signal that did not come from here.
+  int lost() const { return lost_; }
+  /// Returns whether a stop signal was passed on.
+  bool was_stopped() const { return was_stopped_; }
+
+ private:
+  void send_all(int signal) {
+    was_cut_ = was_cut_ || signal == SIGKILL;
+    for (const Process& p : processes_) {
+      if (p.pid > 0 && is_alive(p)) kill(p.pid, signal);
+    }
+  }
+
+  /// Collects those that ended. Returns whether one of them failed.
+  bool collect() {
+    bool failed = false;
+    for (size_t rank = 0; rank < processes_.size(); ++rank) {
+      Process& p = processes_[rank];
+      int status = 0;
+      if (!is_alive(p) || waitpid(p.pid, &status, WNOHANG) != p.pid) continue;
+      p.status = status;
+      if (was_killed(p) && !was_cut_) {
+        ++lost_;
+        log_warn("rank ", rank, " was killed by signal ", WTERMSIG(status), " (",
+                 strsignal(WTERMSIG(status)), ")");
+      }
+      add_result(static_cast<Exit>(code_of(p)));
+      failed = failed || (code_of(p) != 0 && code_of(p) != static_cast<int>(Exit::stopped));
+    }
+    return failed;
+  }
+
+  /// An error of a process's own comes before the loss of another process, and both come before a
+  /// stop.
+  void add_result(Exit code) {
+    const auto weight = [](Exit e) {
+      if (e == Exit::done) return 0;
+      if (e == Exit::stopped) return 1;
+      return e == Exit::peer_lost ? 2 : 3;
+    };
+    if (weight(code) > weight(result_)) result_ = code;
+  }
+
+  const SignalReader& signals_;
+  std::vector<Process> processes_;
+  Exit result_ = Exit::done;
+  int lost_ = 0;
+  bool was_stopped_ = false, was_cut_ = false;
+};
+
+}  // namespace
+
+Exit launch(const LaunchOptions& options) {
+  const SignalReader signals;
+  int ranks = options.ranks;
+  for (int restarts = 0;; ++restarts) {
+    Attempt attempt(options, ranks, signals);
+    const Exit result = attempt.wait();
+
+    // Only the loss of a process is worth another attempt: an error would come again.
+    if (result != Exit::peer_lost || attempt.was_stopped() || restarts == options.max_restarts)
+      return result;
+    const int left = options.ranks_after_loss(ranks - attempt.lost());
+    if (left == 0) return result;
+    ranks = left;
+    log_info("restart ", restarts + 1, " of ", options.max_restarts, " with ", ranks,
+             " processes, from the newest checkpoint");
+  }
+}
+
+}  // namespace lathe

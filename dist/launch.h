@@ -1,0 +1,28 @@
+// Starts the processes of a run on this machine, as torchrun does, and ends them together.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+
+namespace lathe {
+
+struct LaunchOptions {
+  int ranks = 1;
+  int max_restarts = 0;  ///< how often the run is started again after a process was lost
+  /// The words after `lathe` that each process gets.
+  std::vector<std::string> command;
+  /// Returns how many processes to start again with when `left` are left; 0 for not at all.
+  std::function<int(int left)> ranks_after_loss;
+};
+
+/// Runs the command in all processes until they end. Rank 0 has the terminal; of the others only
+/// warnings and errors are shown. Stop signals are passed on to all. Where a process ends with an
+/// error or is killed, the others end too: by themselves within ten seconds, or by SIGKILL. Returns
+/// the exit code that they share, or that of the process which failed first; Exit::peer_lost for a
+/// process that was killed.
+Exit launch(const LaunchOptions& options);
+
+}  // namespace lathe
