@@ -1,9 +1,10 @@
 #include "dist/world.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdlib>
@@ -169,6 +170,23 @@ at::Tensor World::gather(const at::Tensor& mine) {
   at::Tensor all;
   guarded([&] { all = control_->gather(mine); });
   return all.flatten(0, 1);
+}
+
+std::vector<std::string> World::gather_texts(const std::string& mine) {
+  if (size() == 1) return {mine};
+  const at::Tensor sizes = gather(at::full({1}, static_cast<int64_t>(mine.size()), at::kLong));
+  const int64_t* size_of = sizes.const_data_ptr<int64_t>();
+  const int64_t longest = std::max<int64_t>(*std::max_element(size_of, size_of + size()), 1);
+
+  at::Tensor padded = at::zeros({1, longest}, at::kByte);
+  std::memcpy(padded.mutable_data_ptr<uint8_t>(), mine.data(), mine.size());
+  const at::Tensor all = gather(padded);
+  std::vector<std::string> texts;
+  for (int r = 0; r < size(); ++r) {
+    const auto* bytes = reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>());
+    texts.emplace_back(bytes + r * longest, static_cast<size_t>(size_of[r]));
+  }
+  return texts;
 }
 
 bool World::any(bool mine) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "dist/config.h"
 #include "dist/placement.h"
@@ -38,6 +39,8 @@ class World {
   bool any(bool mine);
   /// Returns `mine` [n, ...] of all ranks, in the order of ranks: [size * n, ...]. A collective.
   at::Tensor gather(const at::Tensor& mine);
+  /// Returns the texts of all ranks, in the order of ranks. A collective.
+  std::vector<std::string> gather_texts(const std::string& mine);
   /// Throws Exit::usage unless `mine` is the same on all ranks, with the rank that differs from
   /// rank 0 and what the two have. `what`: as in "the config". A collective.
   void check_same(const std::string& what, const std::string& mine);

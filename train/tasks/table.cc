@@ -1,5 +1,9 @@
 // The table of tasks, and what they share.
+#include <bit>
+
+#include "core/io/json.h"
 #include "core/memory.h"
+#include "dist/world.h"
 #include "train/tasks/task.h"
 
 namespace lathe {
@@ -76,6 +80,38 @@ std::optional<Batch> first_examples(const Data& data, at::Device device) {
   return batch;
 }
 
+namespace {
+
+/// Returns the scores of each batch as text, with the bits of the sums.
+std::string text_of(const std::vector<Scores>& scores) {
+  Json all = Json::array();
+  for (const Scores& one : scores) {
+    Json sums = Json::object();
+    for (const auto& [name, sum] : one.sums) sums[name] = std::bit_cast<int64_t>(sum);
+    all.push_back({one.targets, sums});
+  }
+  return json_text(all, -1);
+}
+
+/// Returns the sum of the scores of `batches` batches, of which this process has every size()-th.
+/// A collective.
+Scores sum_of_scores(const std::vector<Scores>& mine, int64_t batches) {
+  std::vector<Json> of_ranks;
+  for (const std::string& text : world().gather_texts(text_of(mine)))
+    of_ranks.push_back(Json::parse(text));
+
+  Scores total;
+  for (int64_t n = 0; n < batches; ++n) {
+    const Json& one = of_ranks[n % world().size()][n / world().size()];
+    total.targets += one[0].get<int64_t>();
+    for (const auto& [name, bits] : one[1].items())
+      total.sums[name] += std::bit_cast<double>(bits.get<int64_t>());
+  }
+  return total;
+}
+
+}  // namespace
+
 std::optional<EvalResult> evaluate(const Task& task, const Model& model, const Data& data,
                                    const BatchSizes& sizes, int64_t batches, Compute compute,
                                    at::Device device, const std::function<bool()>& stop) {
@@ -83,11 +119,16 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
   const Autocast autocast(compute);
   const MemoryScope memory(Memory::activations);
   const auto windows = data.evaluation(sizes, batches, device);
-  Scores scores;
-  for (Batch batch; windows->next(batch);) {
+  // Processes take turns at the batches. Sums are added batch by batch, so they have the same bits
+  // on any number of processes.
+  std::vector<Scores> mine;
+  int64_t n = 0;
+  for (Batch batch; windows->next(batch); ++n) {
     if (stop && stop()) return std::nullopt;
-    task.score(model, batch, data.facts(), scores);
+    if (n % world().size() != world().rank()) continue;
+    task.score(model, batch, data.facts(), mine.emplace_back());
   }
+  const Scores scores = sum_of_scores(mine, n);
   if (scores.targets == 0)
     fail(Exit::data,
          "the validation batches have no target; take more of them (train.eval_batches), or other "
