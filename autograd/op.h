@@ -1,8 +1,8 @@
 // How an op is written. An op is one struct, which is also its node's payload: its facts (OpInfo),
 // attributes, saved tensors, forward, and backward right under it. apply() runs it. Adding one
 // touches three places: the struct and its function in ops/<family>.cc, a declaration in ops.h, a
-// row in tests/op_table.cc. Backward formulas are written in the ops of ops.h by their plain names,
-// which mean the same for tensors: see ops/formula.h.
+// row in tests/autograd/ops/op_table.cc. Backward formulas are written in the ops of ops.h by their
+// plain names, which mean the same for tensors: see ops/formula.h.
 //
 // An op with any number of inputs takes an `at::TensorList`. An op with several outputs returns
 // a vector of tensors; its backward takes a list of gradients, which are undefined if none

@@ -142,8 +142,8 @@ class FolderLock {
   int fd_ = -1;
 };
 
-/// A named moment at which the tests may end the process (see tests/faults/main.cc); nothing in a
-/// normal process.
+/// A named moment at which the tests may end the process (see tests/support/faults/main.cc);
+/// nothing in a normal process.
 using FaultHook = void (*)(const char* point);
 extern FaultHook fault_hook;
 /// A place where the kill trials may end the process; nothing elsewhere.
