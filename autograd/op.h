@@ -1,8 +1,8 @@
 // How an op is written. An op is one struct with its properties (OpInfo), attributes, saved
 // tensors, forward, and backward right below. The struct is also stored in the node, and apply()
 // runs it. A new op needs three things: the struct and its function in ops/<family>.cc, a
-// declaration in ops.h, and a row in a table tests/op_table_*.cc. Backward formulas call the ops of
-// ops.h by their plain names, which exist for tensors too: see ops/formula.h.
+// declaration in ops.h, and a row in a table tests/autograd/ops/op_table_*.cc. Backward formulas
+// call the ops of ops.h by their plain names, which exist for tensors too: see ops/formula.h.
 //
 // An op with any number of inputs takes an `at::TensorList`. An op with several outputs returns a
 // vector of tensors; its backward takes a list of gradients, which are undefined if none arrived.

@@ -1,7 +1,7 @@
 // Blocks up to 4 KB come from the C library, larger ones from segments. A steady step requests no
 // memory from the system (tested over steps 3 to 103). When no block fits, completely free segments
 // are returned before another is allocated, so reserved memory stays within 1.3 times the peak of
-// live memory, also with changing shapes (tests/allocator_test.cc).
+// live memory, also with changing shapes (tests/core/allocator_test.cc).
 #include "core/memory.h"
 
 #include <c10/core/Allocator.h>

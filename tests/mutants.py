@@ -99,7 +99,7 @@ class Runner:
         return "failed", f"{tag}: {name}" + (" (a crash)" if done.returncode > 128 else "")
 
     def known(self, tag):
-        return (self.copy / f"tests/{tag}_test.cc").exists()
+        return any((self.copy / "tests").rglob(f"{tag}_test.cc"))
 
     def verdict(self, mutant):
         """One of the words killed, survived, stale, broken, and what to say of it."""

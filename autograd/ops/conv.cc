@@ -1,7 +1,7 @@
 // Convolutions of images by ATen's kernels: oneDNN's on CPUs, cuDNN's on CUDA. Which of its kernels
 // ATen takes depends on shapes, dtype and the number of threads. Checked on an AVX-512 CPU: forward
 // and backward, repeated in one process, give the same bits in float32 and bfloat16 on one thread
-// and on two (tests/layers_test.cc).
+// and on two (tests/nn/conv_and_recurrent_test.cc).
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>

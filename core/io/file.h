@@ -143,8 +143,8 @@ class FolderLock {
   int fd_ = -1;
 };
 
-/// Called at named points where the tests may end the process (see tests/faults/main.cc); null in a
-/// normal process.
+/// Called at named points where the tests may end the process (see tests/support/faults/main.cc);
+/// null in a normal process.
 using FaultHook = void (*)(const char* point);
 extern FaultHook fault_hook;
 /// Marks a point where the kill trials may end the process; does nothing elsewhere.

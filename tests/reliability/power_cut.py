@@ -4,7 +4,7 @@ mounted and the run goes on there.
 
 A clone is one instant of the block device: every write that the file system had given to it, and none after, as if
 power went and the disk had kept its own cache. What a disk that loses or reorders its cache does to unsynced data is
-simulated by tests/crash_test.cc. The image lies in an XFS of its own, whose clones (reflinks) are atomic; a copy would
+simulated by tests/train/store/crash_test.cc. The image lies in an XFS of its own, whose clones (reflinks) are atomic; a copy would
 not be. As a control, the same is done once with every fsync turned into nothing by strace, which must be noticed.
 
 usage: power_cut.py LATHE ext4|xfs [CUTS [SEED]]

@@ -1,0 +1,425 @@
+// Mixed precision: autocast, loss scaling, fp8, parameters without masters, and the small versions
+// of the experiments of docs/reference/precision.md.
+
+#include <thread>
+
+#include <ATen/Parallel.h>
+
+#include "amp/amp.h"
+#include "amp/grad_scaler.h"
+#include "autograd/engine.h"
+#include "autograd/fp8.h"
+#include "autograd/node.h"
+#include "autograd/ops.h"
+#include "core/io/json.h"
+#include "core/memory.h"
+#include "tests/support/catch.h"
+#include "tests/support/gpt.h"
+#include "tests/support/process.h"
+#include "train/run/session.h"
+#include "train/store/checkpoint.h"
+#include "train/verbs/precision.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+double number(const Json& j) {
+  return j.is_string() ? std::stod(j.get<std::string>()) : j.get<double>();
+}
+
+/// How many steps of a recording of torch.amp.GradScaler (tests/oracles/grad_scaler/record.py) come
+/// out differently.
+int differing_steps(const Json& recording, double backoff) {
+  OptimConfig c;
+  c.kind = "sgd", c.weight_decay = 0, c.grad_clip = 0;
+  const std::vector<NamedParameter> p{
+      {"p", Variable::parameter(torch::tensor(at::ArrayRef<float>{1, -2})), Role::bias}};
+  Optimizer optimizer(c, p);
+  GradScaler scaler({.dynamic = true,
+                     .growth_factor = recording["growth"],
+                     .backoff_factor = backoff,
+                     .growth_interval = recording["interval"],
+                     .min_scale = 1e-30,
+                     .max_skips = 1000},
+                    recording["init"], at::kCPU);
+  int different = 0;
+  for (const Json& step : recording["steps"]) {
+    const auto g = static_cast<float>(number(step["gradient"]));
+    p[0].parameter.leaf().grad = torch::tensor(at::ArrayRef<float>{g, 0.5f}) * scaler.scale();
+    StepOptions options;
+    scaler.prepare(options);
+    optimizer.step(0.125, options);
+    const ScaleState s = scaler.state();
+    const at::Tensor& now = p[0].parameter.data();
+    const bool same = s.scale == step["scale"].get<float>() &&
+                      s.growth_tracker == step["tracker"].get<int>() &&
+                      now[0].item<float>() == step["p"][0].get<float>() &&
+                      now[1].item<float>() == step["p"][1].get<float>() &&
+                      scaler.scale().item<float>() == s.scale;
+    different += same ? 0 : 1;
+  }
+  return different;
+}
+
+TEST_CASE("GradScaler is torch's, step by step", "[amp]") {
+  const std::string path =
+      (test::source_folder() / "tests/oracles/grad_scaler/steps.json").string();
+  const Json file = parse_json(slurp(path), path, Exit::internal);
+  CHECK(file["recordings"].size() == 5);
+  for (const Json& r : file["recordings"]) CHECK(differing_steps(r, r["backoff"]) == 0);
+  CHECK(differing_steps(file["recordings"][0], 0.25) > 50);  // the control
+}
+
+TEST_CASE("a scaler at its minimum, and too many skips in a row, end the run", "[amp]") {
+  OptimConfig c;
+  const std::vector<NamedParameter> p{{"p", Variable::parameter(torch::ones({2})), Role::bias}};
+  const auto steps_to_end = [&](const ScalePolicy& policy, float scale) {
+    Optimizer optimizer(c, p);
+    const GradScaler scaler(policy, scale, at::kCPU);
+    StepOptions options;
+    scaler.prepare(options);
+    for (int64_t step = 0; step < 100; ++step) {
+      p[0].parameter.leaf().grad = torch::full({2}, step % 10 == 3 ? 1.0 : INFINITY);
+      options.step = step;
+      optimizer.step(0.1, options);
+      if (const auto failed = optimizer.control().failed_step; failed != 0) return failed;
+    }
+    return int64_t{0};
+  };
+  CHECK(steps_to_end({.min_scale = 1, .max_skips = 100}, 8) ==
+        5);  // 8 4 2 | clean | 1 and no further
+  CHECK(steps_to_end({.min_scale = 1e-30, .max_skips = 7}, 8) == 11);  // after the clean step 4
+  CHECK(steps_to_end({.dynamic = false, .max_skips = 4}, 8) == 8);
+  CHECK(steps_to_end({.dynamic = false, .max_skips = 10}, 8) == 0);
+}
+
+TEST_CASE("one bad micro-batch skips the whole accumulated gradient", "[amp]") {
+  GPTConfig m;
+  m.n_layer = 1, m.n_head = 1, m.n_embd = 8, m.block_size = 4, m.vocab_size = 7;
+  GPT model = make_gpt(m, 1);
+  const auto params = parameters(model);
+  const Batch batch{torch::arange(8, at::kLong).remainder(7).view({2, 4}),
+                    torch::zeros({2, 4}, at::kLong)};
+  for (const bool bad : {false, true}) {
+    Optimizer optimizer({}, params);
+    const GradScaler scaler({}, 1024, at::kCPU);
+    StepOptions options;
+    scaler.prepare(options);
+    zero_grad(model);
+    const at::Tensor before = params[0].parameter.data().clone();
+    run_micro_batch(model, batch, 16, at::kHalf, {}, scaler.scale());
+    run_micro_batch(model, batch, 16, at::kHalf, {},
+                    bad ? torch::tensor(std::numeric_limits<float>::infinity()) : scaler.scale());
+    optimizer.step(0.1, options);
+    CHECK(optimizer.control().updates == (bad ? 0 : 1));
+    CHECK(params[0].parameter.data().equal(before) == bad);
+    CHECK(scaler.state().scale == (bad ? 512 : 1024));
+    CHECK(scaler.state().skipped == (bad ? 1 : 0));
+  }
+}
+
+TEST_CASE("autocast nests, can be switched off inside, and ends", "[amp]") {
+  const Variable x(torch::ones({2, 2})), w = Variable::parameter(torch::ones({2, 2}));
+  const auto dtype = [&] { return linear(x, w).dtype(); };
+  CHECK(dtype() == at::kFloat);
+  {
+    const Autocast outer(at::kBFloat16);
+    CHECK(dtype() == at::kBFloat16);
+    {
+      const Autocast inner(at::kHalf);
+      CHECK(dtype() == at::kHalf);
+      const Autocast off(at::kFloat);
+      CHECK(dtype() == at::kFloat);
+    }
+    CHECK(dtype() == at::kBFloat16);
+    CHECK(softmax(linear(x, w), -1).dtype() == at::kFloat);
+    at::ScalarType elsewhere = at::kByte;
+    std::thread([&] { elsewhere = dtype(); }).join();
+    CHECK(elsewhere == at::kFloat);
+    const Autocast fp8(at::kFloat8_e4m3fn);
+    CHECK(dtype() == at::kBFloat16);  // no fp8 layer
+  }
+  CHECK(dtype() == at::kFloat);
+}
+
+int64_t cast_bytes() { return memory_stats().used[static_cast<size_t>(Memory::casts)]; }
+
+TEST_CASE("the cast cache: one cast a guard, right gradients, nothing left behind", "[amp]") {
+  install_allocator();
+  const at::Tensor data = torch::linspace(-1, 1, 4096).view({64, 64});
+  const Variable x(torch::linspace(0, 1, 128).view({2, 64}));
+  at::Tensor grads[2];
+  for (const bool cache : {true, false}) {
+    const Variable w = Variable::parameter(data.clone());
+    {
+      const Autocast autocast({at::kBFloat16, cache});
+      {
+        const NoGrad no_grad;
+        linear(x, w);  // a cast made without a graph must not cut the gradient below
+      }
+      const int64_t one = cast_bytes();
+      CHECK(one == (cache ? 8192 : 0));
+      Variable y;
+      {
+        const Autocast inner({at::kBFloat16, cache});
+        y = linear(linear(x, w), w);
+      }
+      CHECK(cast_bytes() == 2 * 8192);  // cached: with and without graph; not: two that y holds
+      backward(sum(y));
+      const at::Tensor before = linear(x, w).data();
+      w.data().mul_(2);
+      CHECK(!linear(x, w).data().equal(before));  // a changed weight is cast again
+    }
+    CHECK(cast_bytes() == 0);
+    grads[cache ? 0 : 1] = w.grad();
+  }
+  {
+    // Two backwards inside one guard, as accumulation has them.
+    const Variable w = Variable::parameter(data.clone());
+    const Autocast autocast(at::kBFloat16);
+    backward(sum(linear(linear(x, w), w)));
+    backward(sum(linear(linear(x, w), w)));
+    CHECK((w.grad() - 2 * grads[0]).abs().max().item<double>() == 0);
+  }
+  // Cached casts collect their gradient in bf16: one rounding more.
+  CHECK((grads[0] - grads[1]).abs().max().item<double>() <=
+        0x1p-7 * grads[1].abs().max().item<double>());
+  const Variable w = Variable::parameter(data.clone());
+  backward(sum(linear(linear(x, w), w)));
+  CHECK((grads[1] - w.grad()).abs().max().item<double>() <=
+        4 * 0x1p-7 * w.grad().abs().max().item<double>());
+}
+
+TEST_CASE("fp8: rounding, saturation, and what is not finite stays visible", "[amp]") {
+  const auto through = [](std::vector<float> values, double largest, at::ScalarType format) {
+    const Fp8Tensor q =
+        to_fp8(torch::tensor(values), torch::tensor(static_cast<float>(largest)), format);
+    return q.data.to(at::kFloat) * q.factor;
+  };
+  // At its own scale every e4m3 value is kept; ties go to even (17 -> 16, 19 -> 20 with 3 bits),
+  // 500 saturates.
+  CHECK(through({448, 17, 19, 500, 0.001953125f, -0.0009765625f, 0}, 448, at::kFloat8_e4m3fn)
+            .equal(torch::tensor({448.f, 16.f, 20.f, 448.f, 0.001953125f, -0.f, 0.f})));
+  CHECK(through({57344, 9, 11, -60000}, 57344, at::kFloat8_e5m2)
+            .equal(torch::tensor({57344.f, 8.f, 12.f, -57344.f})));
+  CHECK(through({0, 0}, 0, at::kFloat8_e4m3fn).equal(torch::zeros({2})));
+  CHECK(through({1, INFINITY}, INFINITY, at::kFloat8_e5m2).isnan().all().item<bool>());
+}
+
+TEST_CASE("fp8: delayed scaling remembers the steps before", "[amp]") {
+  const Fp8Scaling s{torch::zeros({3, 1 + 2})};
+  const auto largest = [&](float x) {
+    return s.largest(Fp8Scaling::input, torch::tensor({x, -x / 2})).item<float>();
+  };
+  CHECK(largest(3) == 3);  // no history yet: its own
+  CHECK(largest(2) == 2);
+  s.advance();
+  CHECK(largest(100) == 3);  // the step before had at most 3
+  {
+    const NoGrad evaluation;
+    CHECK(largest(1000) == 3);
+  }
+  s.advance();
+  CHECK(largest(1) == 100);
+  s.advance();
+  CHECK(largest(1) == 100);  // two steps are remembered: 100 and 1
+  s.advance();
+  CHECK(largest(1) == 1);
+  CHECK(std::isinf(largest(INFINITY)));  // visible now, and not remembered
+  s.advance();
+  CHECK(largest(5) == 1);
+}
+
+TEST_CASE("stochastic rounding is right on average; rounding to nearest loses small updates",
+          "[amp]") {
+  constexpr int64_t n = 200000;
+  const auto after = [](at::ScalarType dtype, std::optional<uint64_t> seed, int threads,
+                        StepControl* control) {
+    at::set_num_threads(threads);
+    OptimConfig c;
+    c.kind = "sgd", c.weight_decay = 0, c.grad_clip = 0;
+    const std::vector<NamedParameter> p{
+        {"w", Variable::parameter(torch::full({n, 1}, -1.5, dtype)), Role::weight}};
+    Optimizer optimizer(c, p, seed);
+    p[0].parameter.leaf().grad = torch::ones({n, 1}, dtype);
+    for (int i = 0; i < 4; ++i)
+      optimizer.step(0x1p-12);  // an eighth of bf16's spacing at 1.5 divided by four
+    *control = optimizer.control();
+    return p[0].parameter.data().to(at::kDouble);
+  };
+  StepControl c;
+  const at::Tensor w = after(at::kBFloat16, 1, 1, &c);
+  // 4 steps of 2^-12; one is a share 2^-5 of the spacing 2^-7, so the mean's deviation is 2^-7
+  // sqrt(4/32/n) = 6e-6.
+  CHECK(w.mean().item<double>() == Approx(-1.5 - 4 * 0x1p-12).margin(5 * 6e-6));
+  CHECK(static_cast<double>(c.lost) / static_cast<double>(c.moved) ==
+        Approx(1 - 1.0 / 32).margin(0.01));
+  CHECK(after(at::kBFloat16, 1, 2, &c).equal(w));   // whatever the threads
+  CHECK(!after(at::kBFloat16, 2, 1, &c).equal(w));  // another seed
+  CHECK(after(at::kBFloat16, std::nullopt, 1, &c).eq(-1.5).all().item<bool>());
+  CHECK(c.moved == n);
+  CHECK(c.lost == n);
+  // fp16's spacing at 1.5 is 2^-10: 2^-12 is lost there too, and 2^-10 in fp32 is not lost at all.
+  CHECK(after(at::kHalf, 1, 1, &c).eq(-1.5).all().item<bool>());
+  CHECK(c.lost == n);
+  CHECK(after(at::kFloat, 1, 1, &c).eq(-1.5 - 4 * 0x1p-12).all().item<bool>());
+  CHECK(c.moved == 0);
+}
+
+TEST_CASE("long sums: in the dtype they stall, in float32 they do not", "[amp]") {
+  for (const auto& e : accumulation_errors(5)) {
+    INFO(e.n << " terms of " << toString(e.dtype));
+    const double spacing =
+        e.dtype == at::kHalf ? 0x1p-11 : 0x1p-8;  // half of it, relative: one rounding
+    CHECK(e.dot_fp32 < 1e-4);
+    CHECK(e.norm_fp32 < 1e-4);
+    CHECK(e.dot_op < spacing + 1e-5);  // the result is rounded once
+    CHECK(e.norm_op < 1e-12);          // summed in float64
+    if (e.n == 100000) {
+      CHECK(e.dot_low > 0.5);
+      CHECK(e.norm_low > 0.5);
+    }
+  }
+}
+
+std::vector<Json> metrics_of(const fs::path& run) {
+  std::vector<Json> out;
+  std::istringstream text(slurp(run / "metrics.jsonl"));
+  for (std::string line; std::getline(text, line);)
+    out.push_back(parse_json(line, "metrics", Exit::internal));
+  return out;
+}
+
+TEST_CASE("every precision trains to the loss of fp32, and resumes with the same bits", "[amp]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const std::vector<std::pair<std::string, std::vector<std::string>>> runs{
+      {"fp32", {}},
+      {"bf16", {"--amp.dtype=bf16"}},
+      {"uncached", {"--amp.dtype=bf16", "--amp.working_copies=false", "--amp.cache=false"}},
+      {"fp16", {"--amp.dtype=fp16"}},
+      // Overflows at first, then grows every third step until it overflows again.
+      {"moving", {"--amp.dtype=fp16", "--amp.loss_scale=16777216", "--amp.growth_interval=3"}},
+      {"fp8", {"--amp.dtype=fp8", "--amp.fp8_edge_blocks=0"}},
+      {"delayed", {"--amp.dtype=fp8", "--amp.fp8_edge_blocks=0", "--amp.fp8_scaling=delayed"}},
+      {"small", {"--amp.dtype=bf16", "--amp.master=false"}},
+      {"lowsave", {"--amp.dtype=bf16", "--checkpoint.dtype=bf16"}}};
+  double wide = 0;
+  for (const auto& [name, flags] : runs) {
+    INFO(name);
+    const auto command = [&, &flags = flags](const std::string& out, const std::string& limit) {
+      std::vector<std::string> args{"train", "tiny.toml", "--train.out_dir=" + out, limit};
+      args.insert(args.end(), flags.begin(), flags.end());
+      return args;
+    };
+    const Finished whole = lathe_in(f, command(name, "--train.max_time=0"));
+    INFO(whole.err);
+    REQUIRE(whole.code == 0);
+    const std::string parts = name + "-parts";
+    REQUIRE(lathe_in(f, command(parts, "--train.max_time=0.01")).code == 75);
+    REQUIRE(lathe_in(f, command(parts, "--train.max_time=0.4")).code % 75 == 0);
+    REQUIRE(lathe_in(f, command(parts, "--train.max_time=0")).code == 0);
+    CHECK(difference(f / name, f / parts) == "");
+    const auto lines = metrics_of(f / name);
+    const double loss = lines.back()["val_loss"];
+    if (name == "fp32") wide = loss;
+    // The moving scale skips updates and so trains less; the others differ by rounding.
+    CHECK(loss == Approx(wide).epsilon(name == "moving"                     ? 0.3
+                                       : name == "fp8" || name == "delayed" ? 0.01
+                                                                            : 0.005));
+    const Json last = lines[lines.size() - 2];
+    CHECK(last["step"] == 40);
+    CHECK(last["updates"].get<int>() + last.value("skipped", 0) == 40);
+    CHECK((last.value("skipped", 0) > 0) == (name == "moving"));
+    CHECK(last.contains("updates_lost") == (name == "small"));
+    CHECK(lathe_in(f, {"eval", name}).code == 0);
+    CHECK_THAT(slurp(f / name / "log.txt"),
+               ContainsSubstring("saved as " + std::string(name == "small" || name == "lowsave"
+                                                               ? "bfloat16"
+                                                               : "float32")));
+  }
+  CHECK_THAT(lathe_in(f, {"inspect", "lowsave/checkpoints/step-00000040/model.safetensors"}).out,
+             ContainsSubstring("blocks.0.attn.qkv.weight  BF16"));
+  CHECK_THAT(lathe_in(f, {"inspect", "moving/checkpoints/step-00000040"}).out,
+             ContainsSubstring("loss scale"));
+}
+
+TEST_CASE("a loss that no scale can save ends with exit 5 and the checkpoint from before",
+          "[amp]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--amp.dtype=fp16", "--train.steps=10"}).code == 0);
+  const std::string before = slurp(f / "runs/tiny/checkpoints/step-00000010/model.safetensors");
+  // Learning so fast that activations overflow float16 whatever the scale.
+  const Finished r = lathe_in(
+      f, {"train", "tiny.toml", "--amp.dtype=fp16", "--optim.lr=1e6", "--schedule.min_lr=1e6"});
+  INFO(r.out << r.err);
+  CHECK(r.code == 5);
+  CHECK_THAT(r.err, ContainsSubstring("steps in a row had gradients that are not finite"));
+  CHECK_THAT(r.err, ContainsSubstring("lower optim.lr"));
+  CHECK(slurp(f / "runs/tiny/checkpoints/step-00000010/model.safetensors") == before);
+  const Finished fixed =
+      lathe_in(f, {"train", "tiny.toml", "--amp.dtype=fp16", "--amp.scaler=fixed",
+                   "--amp.loss_scale=16777216", "--amp.max_skips=3", "--train.out_dir=fixed"});
+  CHECK(fixed.code == 5);
+  CHECK_THAT(fixed.err, ContainsSubstring("step 3: 3 steps in a row"));
+  CHECK(list_checkpoints(f / "fixed").empty());
+}
+
+TEST_CASE("fp16 weights without a master stall where updates are small; with one they do not",
+          "[amp]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto loss_of = [&](const std::string& name, std::vector<std::string> flags) {
+    std::vector<std::string> args{"train",
+                                  "tiny.toml",
+                                  "--train.out_dir=" + name,
+                                  "--optim.lr=2e-6",
+                                  "--schedule.kind=constant",
+                                  "--train.steps=300",
+                                  "--checkpoint.interval=0",
+                                  "--train.eval_interval=300"};
+    args.insert(args.end(), flags.begin(), flags.end());
+    REQUIRE(lathe_in(f, args).code == 0);
+    return metrics_of(f / name);
+  };
+  const auto wide = loss_of("wide", {}), master = loss_of("master", {"--amp.dtype=fp16"}),
+             none = loss_of("none", {"--amp.dtype=fp16", "--amp.master=false"});
+  const auto gain = [](const std::vector<Json>& lines) {
+    return lines.front()["val_loss"].get<double>() - lines.back()["val_loss"].get<double>();
+  };
+  CHECK(gain(wide) > 0);
+  CHECK(gain(master) == Approx(gain(wide)).epsilon(0.05));
+  CHECK(gain(none) < 0.7 * gain(wide));
+  CHECK(none[none.size() - 2]["updates_lost"].get<double>() > 0.5);
+}
+
+TEST_CASE("gradients: float16 loses small ones, less with a loss scale", "[amp]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
+  write_file(f / "g.svg", "mine");
+  CHECK(lathe_in(f, {"gradients", "runs/tiny", "--svg", "g.svg"}).code == 2);
+  CHECK(slurp(f / "g.svg") == "mine");
+  const Finished text = lathe_in(
+      f, {"gradients", "runs/tiny", "--svg", "g.svg", "--batches=2", "--threads=1", "--force"});
+  REQUIRE(text.code == 0);
+  CHECK_THAT(text.out, ContainsSubstring("float16 at loss scale 1024"));
+  CHECK_THAT(slurp(f / "g.svg"), ContainsSubstring("</svg>"));
+
+  LoadedModel m = LoadedModel::open(f / "runs/tiny", "cpu", 1, "", false);
+  m.config.data.dir = (f / "data").string();
+  const GradientExponents e = gradient_exponents(m, 2);
+  double total = e.zeros;
+  for (const double share : e.activations) total += share;
+  CHECK(total == Approx(1).epsilon(1e-9));
+  REQUIRE(e.passes.size() == 4);
+  CHECK(e.passes[0].zeros > e.passes[2].zeros);
+  CHECK(e.passes[2].zeros >= e.passes[3].zeros);
+  CHECK(!e.passes[3].overflow);
+  CHECK(e.passes[3].scale > 1024);
+}
+
+}  // namespace

@@ -1,0 +1,294 @@
+// einops: recorded results of Python's einops and torch.einsum, gradients, the order of products,
+// and what wrong patterns say.
+#include "autograd/einops.h"
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "autograd/create.h"
+#include "autograd/engine.h"
+#include "autograd/gradcheck.h"
+#include "autograd/ops.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using namespace lathe;
+
+std::vector<std::string> parts(const std::string& text, char at) {
+  std::vector<std::string> out(1);
+  for (const char c : text) {
+    if (c == at)
+      out.emplace_back();
+    else
+      out.back() += c;
+  }
+  return out;
+}
+std::vector<int64_t> numbers(const std::string& text) {
+  std::vector<int64_t> out;
+  for (const auto& n : parts(text, ',')) {
+    if (!n.empty()) out.push_back(std::stoll(n));
+  }
+  return out;
+}
+
+/// A line of tests/oracles/einops/cases.txt, which record.py describes.
+struct Recorded {
+  std::string function, pattern, reduction;
+  std::vector<std::vector<int64_t>> shapes;
+  AxisSizes sizes;
+  std::vector<int64_t> result;
+  double sums[2] = {};
+
+  explicit Recorded(const std::string& line) {
+    const auto f = parts(line, '|');
+    REQUIRE(f.size() == 8);
+    function = f[0], pattern = f[1], reduction = f[4], result = numbers(f[5]);
+    for (const auto& s : parts(f[2], ';')) shapes.push_back(numbers(s));
+    for (const auto& s : parts(f[3], ',')) {
+      const auto pair = parts(s, '=');
+      if (pair.size() == 2) sizes.emplace_back(pair[0], std::stoll(pair[1]));
+    }
+    sums[0] = std::stod(f[6]), sums[1] = std::stod(f[7]);
+  }
+  std::vector<Variable> operands() const {
+    std::vector<Variable> out;
+    for (size_t k = 0; k < shapes.size(); ++k) {
+      const int64_t n = c10::multiply_integers(shapes[k]);
+      const at::Tensor i = torch::arange(n) * 37 + 11 * static_cast<int64_t>(k);
+      out.emplace_back((i.remainder(101).to(at::kDouble) / 50 - 1).reshape(shapes[k]));
+    }
+    return out;
+  }
+  Variable operator()(const std::vector<Variable>& x) const {
+    if (function == "rearrange") return rearrange(x[0], pattern, sizes);
+    if (function == "reduce") return reduce(x[0], pattern, reduction, sizes);
+    if (function == "repeat") return repeat(x[0], pattern, sizes);
+    return function == "einsum" ? einsum(pattern, x) : einsum(x, pattern);
+  }
+  /// "" or how a result differs from the recorded one; sums of up to 3000 products in float64, 12
+  /// digits recorded.
+  std::string differs(const at::Tensor& y) const {
+    if (y.sizes() != at::IntArrayRef(result)) return "its shape";
+    const at::Tensor flat = y.reshape({-1}), i = torch::arange(flat.numel(), at::kDouble);
+    const double got[2] = {(flat * (i + 1).cos()).sum().item<double>(),
+                           (flat * ((i * 7).remainder(13) - 6)).sum().item<double>()};
+    for (const int k : {0, 1}) {
+      if (!(std::abs(got[k] - sums[k]) <= 1e-9 * (1 + std::abs(sums[k])))) return "its values";
+    }
+    return "";
+  }
+};
+
+std::vector<Recorded> recorded() {
+  std::ifstream file(test::source_folder() / "tests/oracles/einops/cases.txt");
+  std::vector<Recorded> out;
+  for (std::string line; std::getline(file, line);) out.emplace_back(line);
+  return out;
+}
+
+TEST_CASE("recorded patterns give what Python's einops and torch.einsum give", "[einops]") {
+  const auto all = recorded();
+  REQUIRE(all.size() >= 400);
+  int64_t noticed = 0;
+  for (const Recorded& r : all) {
+    INFO(r.function << " \"" << r.pattern << "\"");
+    const at::Tensor y = r(r.operands()).data();
+    CHECK(r.differs(y) == "");
+    // The control: two elements exchanged.
+    if (y.numel() < 2) continue;
+    at::Tensor wrong = y.contiguous().clone();
+    wrong.view(-1)[0] = y.reshape({-1})[1], wrong.view(-1)[1] = y.reshape({-1})[0];
+    noticed += wrong.equal(y) || !r.differs(wrong).empty();
+    if (!wrong.equal(y) && r.differs(wrong).empty())
+      FAIL_CHECK("two exchanged elements are not noticed");
+  }
+  CHECK(noticed > 300);
+}
+
+TEST_CASE("gradients flow through patterns, twice", "[einops]") {
+  const auto all = recorded();
+  int checked = 0;
+  for (size_t i = 0; i < all.size(); i += 8) {
+    const Recorded& r = all[i];
+    const auto x = r.operands();
+    int64_t elements = 0;
+    for (const Variable& v : x) elements += v.numel();
+    const bool smooth =
+        r.reduction != "max" && r.reduction != "min";  // values repeat after 101 places
+    if (elements > 60 || !smooth) continue;
+    INFO(r.function << " \"" << r.pattern << "\"");
+    ++checked;
+    gradcheck([&](const std::vector<Variable>& v) { return r(v); }, x);
+    const bool linear =
+        r.function != "einsum" && r.function != "einsum_named" && r.reduction != "prod";
+    if (linear || x.size() == 1) continue;  // then the gradient is constant
+    gradcheck(
+        [&](const std::vector<Variable>& v) {
+          const Variable y = r(v);
+          Variable s;
+          for (const Variable& g : grad(sum(y * y), v, {}, /*create_graph=*/true))
+            s = s.defined() ? s + sum(g * g) : sum(g * g);
+          return s;
+        },
+        x);
+  }
+  CHECK(checked >= 30);
+}
+
+/// The least number of multiplications over all orders of pairs, by trying them all.
+double least(std::vector<std::string> in, const std::string& out,
+             const std::map<char, double>& sizes) {
+  if (in.size() == 1) return 0;
+  double best = std::numeric_limits<double>::infinity();
+  for (size_t a = 0; a < in.size(); ++a) {
+    for (size_t b = a + 1; b < in.size(); ++b) {
+      std::string rest = out, all, kept;
+      std::vector<std::string> left;
+      for (size_t i = 0; i < in.size(); ++i) {
+        if (i == a || i == b) continue;
+        left.push_back(in[i]);
+        rest += in[i];
+      }
+      double cost = 1;
+      for (const char c : in[a] + in[b]) {
+        if (all.find(c) != std::string::npos) continue;
+        all += c, cost *= sizes.at(c);
+        if (rest.find(c) != std::string::npos) kept += c;
+      }
+      left.push_back(kept);
+      best = std::min(best, cost + least(left, out, sizes));
+    }
+  }
+  return best;
+}
+
+TEST_CASE("einsum takes the cheapest order of products", "[einops]") {
+  // A chain of matrices: from the right 10 x less than from the left.
+  const auto plan = einsum_plan("ij,jk,kl->il", {{50, 60}, {60, 70}, {70, 1}});
+  CHECK(plan.multiplications == 50 * 60 + 60 * 70);
+  CHECK(plan.steps == std::vector<std::pair<size_t, size_t>>{{1, 2}, {0, 1}});
+  const std::map<char, double> sizes{{'a', 2}, {'b', 7}, {'c', 3}, {'d', 5}, {'e', 11}, {'f', 4}};
+  uint64_t state = 5;
+  const auto next = [&](uint64_t n) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (state >> 33) % n;
+  };
+  for (int trial = 0; trial < 60; ++trial) {
+    std::vector<std::string> in(2 + next(4));
+    for (auto& labels : in) {
+      for (const auto& [c, size] : sizes) {
+        if (next(2) == 0) labels += c;
+      }
+      if (labels.empty()) labels = "a";
+    }
+    std::string equation, out;
+    for (const auto& [c, size] : sizes) {
+      int operands = 0;
+      for (const auto& labels : in) operands += labels.find(c) != std::string::npos;
+      if (operands > 0 && next(3) == 0) out += c;
+      // An index that one operand alone has is summed before any product.
+      if (operands != 1 || out.find(c) != std::string::npos) continue;
+      for (auto& labels : in) std::erase(labels, c);
+    }
+    std::vector<std::vector<int64_t>> shapes;
+    for (const auto& labels : in) {
+      equation += (equation.empty() ? "" : ",") + labels;
+      shapes.emplace_back();
+      for (const char c : labels) shapes.back().push_back(static_cast<int64_t>(sizes.at(c)));
+    }
+    if (std::any_of(in.begin(), in.end(), [](const std::string& labels) { return labels.empty(); }))
+      continue;
+    INFO(equation << " -> " << out);
+    CHECK(einsum_plan(equation + "->" + out, shapes).multiplications == least(in, out, sizes));
+  }
+  // Beyond 10 operands, pair by pair.
+  std::vector<std::vector<int64_t>> chain(12, {2, 2});
+  const auto many = einsum_plan("ab,bc,cd,de,ef,fg,gh,hi,ij,jk,kl,lm->am", chain);
+  CHECK(many.steps.size() == 11);
+  CHECK(many.multiplications == 11 * 8);
+  std::vector<Variable> xs;
+  at::Tensor wanted = torch::eye(2, at::kDouble);
+  for (int k = 0; k < 12; ++k) {
+    xs.push_back(randn({2, 2}, static_cast<uint64_t>(k), at::kDouble));
+    wanted = wanted.matmul(xs.back().data());
+  }
+  CHECK(einsum("ab,bc,cd,de,ef,fg,gh,hi,ij,jk,kl,lm->am", xs).data().allclose(wanted, 1e-12));
+}
+
+TEST_CASE("a pattern that moves nothing shares x's storage", "[einops]") {
+  const Variable x = randn({2, 6, 4}, 1);
+  const auto shares = [&](const Variable& y) {
+    return y.data().storage().data() == x.data().storage().data();
+  };
+  CHECK(shares(rearrange(x, "b (h w) c -> b h w c", {{"h", 2}})));
+  CHECK(shares(rearrange(x, "b t c -> c t b")));
+  CHECK(shares(repeat(x, "b t c -> b t r c", {{"r", 5}})));
+  CHECK_FALSE(shares(rearrange(x, "b t c -> (c t) b")));
+  const std::vector<Variable> two{x, x * 2.0};
+  CHECK(
+      rearrange(two, "n b t c -> b t (n c)").data().equal(torch::cat({x.data(), x.data() * 2}, 2)));
+}
+
+TEST_CASE("a wrong pattern is one sentence with the pattern, the axis and the sizes", "[einops]") {
+  const Variable x(torch::zeros({2, 6, 3}));
+  const auto said = [&](const std::string& pattern, const AxisSizes& sizes = {}) {
+    return error_of([&] { rearrange(x, pattern, sizes); });
+  };
+  const auto begins = [](const std::string& pattern) { return "rearrange \"" + pattern + "\""; };
+  const auto of_x = [&](const std::string& pattern) {
+    return begins(pattern) + " of float32[2,6,3]: ";
+  };
+  CHECK(said("b t c") == begins("b t c") + ": needs one \"->\"");
+  CHECK(said("b (t c -> b t c") == begins("b (t c -> b t c") + ": a \"(\" without its \")\"");
+  CHECK(said("b t) c -> b t c") == begins("b t) c -> b t c") + ": a \")\" without its \"(\"");
+  CHECK(said("b ((t c)) -> b t c") ==
+        begins("b ((t c)) -> b t c") + ": parentheses within parentheses");
+  CHECK(said("b t b -> b t") == begins("b t b -> b t") + ": axis b is twice on one side");
+  CHECK(said("b t c -> b t") == begins("b t c -> b t") + ": axis c is on the left alone");
+  CHECK(said("b t -> b t c") == begins("b t -> b t c") + ": axis c is on the right alone");
+  CHECK(said("b t ? -> b t") == begins("b t ? -> b t") + ": \"?\" is no part of a pattern");
+  CHECK(said("b ... ... -> b") == begins("b ... ... -> b") + ": \"...\" twice on one side");
+  CHECK(said("b (... c) -> b ... c") ==
+        begins("b (... c) -> b ... c") + ": \"...\" in parentheses on the left");
+  CHECK(said("b t 3 -> b t") ==
+        begins("b t 3 -> b t") +
+            ": axis 3 has no name, which reduce takes on the left and repeat on the right");
+  CHECK(said("b t -> t b") == of_x("b t -> t b") + "the pattern has 2 dims");
+  CHECK(said("a b c d ... -> a b c d ...") ==
+        of_x("a b c d ... -> a b c d ...") + "the pattern has at least 4 dims");
+  CHECK(said("b (h w) c -> b h w c") ==
+        of_x("b (h w) c -> b h w c") +
+            "the sizes of axes h and w in (h w), a dim of 6, are both unknown; give one");
+  CHECK(said("b (h w) c -> b h w c", {{"h", 4}}) ==
+        of_x("b (h w) c -> b h w c") + "axis w of (h w) has no size: 6 does not divide by 4");
+  CHECK(said("b (h w) c -> b h w c", {{"h", 4}, {"w", 2}}) ==
+        of_x("b (h w) c -> b h w c") + "the axes (h w) is 8 by the sizes given and 6 in x");
+  CHECK(said("b t c -> b t c", {{"t", 5}}) ==
+        of_x("b t c -> b t c") + "axis t is 5 by the sizes given and 6 in x");
+  CHECK(said("b t c -> b t c", {{"d", 5}}) ==
+        of_x("b t c -> b t c") + "axis d of the sizes given is not in the pattern");
+  CHECK(said("b 1 c -> b c") == of_x("b 1 c -> b c") + "dim 1 is 1 in the pattern and 6 in x");
+  CHECK(error_of([&] { repeat(x, "b t c -> b t c r"); }) ==
+        "repeat \"b t c -> b t c r\" of float32[2,6,3]: axis r is new, and its size is not given");
+  CHECK(error_of([&] { reduce(x, "b t c -> b", "median"); }) ==
+        "reduce \"b t c -> b\": \"median\" is none of sum, mean, max, min, prod");
+  const auto summed = [&](const std::string& equation) {
+    return error_of([&] { einsum(equation, {x, x}); });
+  };
+  CHECK(summed("ijk,jkl->il") ==
+        "einsum \"ijk,jkl->il\" of [2,6,3], [2,6,3]: index j is 6 and 2 in operand 1");
+  CHECK(summed("ijk->i") ==
+        "einsum \"ijk->i\" of [2,6,3], [2,6,3]: 1 operands are named and 2 given");
+  CHECK(summed("ij,ijk->i") ==
+        "einsum \"ij,ijk->i\" of [2,6,3], [2,6,3]: operand 0 has 3 dims, and 2 indices");
+  CHECK(summed("ijk,ijk->iz") == "einsum \"ijk,ijk->iz\": index z of the result is in no operand");
+  CHECK(summed("ijk,ijk->ii") == "einsum \"ijk,ijk->ii\": index i is twice in the result");
+  CHECK(summed("ij3,ijk->i") == "einsum \"ij3,ijk->i\": \"3\" is no part of an equation");
+}
+
+}  // namespace

@@ -1,0 +1,86 @@
+// The op table: every op against LibTorch and central differences, and proof that the harness can
+// fail.
+#include <ATen/ops/randn.h>
+
+#include "autograd/op.h"
+#include "autograd/ops.h"
+#include "tests/autograd/ops/op_rows.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+TEST_CASE("every op agrees with both oracles", "[op_table]") {
+  check_rows(0, 2);  // op_table_rest_test.cc takes the other half
+}
+
+TEST_CASE("EveryOpHasACase", "[op_table]") {
+  std::set<std::string> rows;
+  for (const auto& row : op_table()) rows.insert(row.op);
+  std::set<std::string> ops = op_registry();
+  std::erase_if(ops, [](const std::string& name) { return name.starts_with("wrong"); });
+  CHECK(rows == ops);
+  CHECK(ops.size() > 25);
+}
+
+// x^3 with a backward of 2x^2: right in shape and dtype, wrong in value.
+struct WrongCube {
+  static constexpr OpInfo info{.name = "wrong_cube"};
+  Saved x{};
+  at::Tensor forward(const at::Tensor& x_) { return (x = x_).pow(3); }
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {dy * x.as<T>() * x.as<T>() * 2.0};
+  }
+  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 1); }
+};
+
+// A right first derivative with a wrong second: the factor is a constant where it should be the
+// input.
+struct WrongSecond {
+  static constexpr OpInfo info{.name = "wrong_second"};
+  Saved x{};
+  at::Tensor forward(const at::Tensor& x_) { return (x = x_).pow(3); }
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {dy * constant<T>(x.data()) * x.as<T>() * 3.0};
+  }
+  static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 1); }
+};
+
+TEST_CASE("a wrong op fails the harness", "[op_table]") {
+  const auto cube = [](const std::vector<at::Tensor>& x) { return x[0].pow(3); };
+  OpCase row{"wrong_cube",
+             "",
+             {{{2, 3}}},
+             [](const std::vector<Variable>& v) { return apply(WrongCube{}, v[0]); },
+             cube};
+  const auto failures = check_op(row);
+  REQUIRE(!failures.empty());
+  CHECK_THAT(failures[0], ContainsSubstring("gradient 0"));
+
+  row.ours = [](const std::vector<Variable>& v) { return apply(WrongSecond{}, v[0]); };
+  for (const auto& failure : check_op(row))
+    CHECK_THAT(failure, ContainsSubstring("second derivative"));
+  CHECK(!check_op(row).empty());
+
+  row.ours = [](const std::vector<Variable>& v) { return pow(v[0], 3); };
+  CHECK(check_op(row).empty());
+}
+
+TEST_CASE("an op's error names the op, what came and what was expected", "[op_table]") {
+  const Variable x(at::randn({2, 3})), w(at::randn({4, 5}));
+  CHECK(error_of([&] { softmax(x, 5); }) == "softmax(float32[2,3]): dim 5 is outside [-2, 2)");
+  CHECK(error_of([&] { linear(x, w); }) ==
+        "linear(float32[2,3], float32[4,5]): the last dim of x must be 5");
+  CHECK(error_of([&] { matmul(x, x); }) ==
+        "matmul(float32[2,3], float32[2,3]): the inner sizes 3 and 2 differ");
+  CHECK_THAT(error_of([&] { add(x, w); }),
+             ContainsSubstring("add(float32[2,3], float32[4,5]): The size of tensor a (3)"));
+  CHECK_THAT(error_of([&] { reshape(x, {4, 4}); }),
+             ContainsSubstring("reshape(float32[2,3]): shape '[4, 4]' is invalid"));
+}
+
+}  // namespace

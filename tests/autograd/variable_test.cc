@@ -1,0 +1,324 @@
+// Variables as a PyTorch user expects them: operators, indexing, in-place arithmetic, comparisons,
+// text, construction, freezing, hooks that are removed.
+
+#include <sstream>
+
+#include "autograd/create.h"
+#include "autograd/engine.h"
+#include "autograd/node.h"
+#include "autograd/op.h"
+#include "autograd/ops.h"
+#include "core/mode.h"
+#include "nn/layers.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using namespace lathe;
+
+Variable param(std::initializer_list<int64_t> sizes) {
+  return randn(sizes, 3, at::kDouble).requires_grad_();
+}
+std::string text_of(const Variable& v) {
+  std::ostringstream out;
+  out << v;
+  return out.str();
+}
+
+/// Result and gradients of `ours` of a, b and a constant tensor, against those of `theirs` in
+/// LibTorch.
+template <class Ours, class Theirs>
+void agrees(Ours&& ours, Theirs&& theirs) {
+  const at::Tensor a = torch::linspace(0.5, 2, 6, at::kDouble).view({2, 3}),
+                   b = torch::linspace(-2, -0.25, 6, at::kDouble).view({2, 3}),
+                   t = torch::full({3}, 1.5, at::kDouble);
+  const Variable va = Variable::parameter(a.clone()), vb = Variable::parameter(b.clone());
+  const at::Tensor ta = a.clone().requires_grad_(), tb = b.clone().requires_grad_();
+  const Variable y = ours(va, vb, t);
+  const at::Tensor z = theirs(ta, tb, t);
+  CHECK((y.data() - z).abs().max().item<double>() < 1e-14);
+  sum(y * y).backward();
+  (z * z).sum().backward();
+  const auto same = [](const Variable& v, const at::Tensor& w) {
+    const at::Tensor g = w.grad().defined() ? w.grad() : torch::zeros_like(w);
+    CHECK(((v.grad().defined() ? v.grad() : torch::zeros_like(w)) - g).abs().max().item<double>() <
+          1e-12);
+  };
+  same(va, ta);
+  same(vb, tb);
+}
+
+TEST_CASE("arithmetic with numbers and tensors on either side", "[variable]") {
+  agrees([](auto& a, auto&, auto&) { return 1.0 / a; },
+         [](auto& a, auto&, auto&) { return 1.0 / a; });
+  agrees([](auto& a, auto&, auto&) { return 2 - a / 3; },
+         [](auto& a, auto&, auto&) { return 2 - a / 3; });
+  agrees([](auto& a, auto& b, auto& t) { return (a + t) * (t + b); },
+         [](auto& a, auto& b, auto& t) { return (a + t) * (t + b); });
+  agrees([](auto& a, auto& b, auto& t) { return (t - a) - (b - t); },
+         [](auto& a, auto& b, auto& t) { return (t - a) - (b - t); });
+  agrees([](auto& a, auto& b, auto& t) { return t * a + b * t + t / a + b / t; },
+         [](auto& a, auto& b, auto& t) { return t * a + b * t + t / a + b / t; });
+}
+
+TEST_CASE("+= in a graph is a new Variable, gradients and all", "[variable]") {
+  agrees(
+      [](auto& a, auto& b, auto& t) {
+        Variable y = a * 2;
+        y += b;
+        y -= t;
+        y *= a;
+        y /= 3;
+        y += 1;
+        return y;
+      },
+      [](auto& a, auto& b, auto& t) { return ((a * 2 + b - t) * a) / 3 + 1; });
+  // What was there before stays: other handles, and what a graph has saved.
+  const Variable x = param({3});
+  Variable y = exp(x);
+  const Variable before = y;
+  const at::Tensor values = y.data().clone();
+  y += 1;
+  CHECK(before.data().equal(values));
+  sum(before * y).backward();
+  CHECK((x.grad() - (values * (2 * values + 1))).abs().max().item<double>() < 1e-12);
+  // A constant that meets a graph joins it.
+  Variable total = zeros({}, at::kDouble);
+  total += sum(x);
+  CHECK(total.requires_grad());
+}
+
+TEST_CASE(
+    "in-place arithmetic outside a graph changes the values for every handle, and graphs notice",
+    "[variable]") {
+  Variable c = arange(6);
+  const Variable other = c, view = c[Slice{2, 4}];
+  c *= 2;
+  c[0] += 10;
+  CHECK(other.data().equal(torch::tensor({10.f, 2.f, 4.f, 6.f, 8.f, 10.f})));
+  CHECK(view.data().equal(torch::tensor({4.f, 6.f})));
+  Variable w = param({3});
+  const Variable y = sum(w * w);
+  {
+    const NoGrad guard;
+    w -= ones({3}, at::kDouble);
+    w /= 2;
+  }
+  CHECK(w.as_leaf() != nullptr);
+  CHECK_THAT(error_of([&] { y.backward(); }), ContainsSubstring("changed in place"));
+  sum(w).backward();  // the control: a new graph takes the new values
+  // What would lose a parameter, or write into nothing, is an error.
+  CHECK_THAT(error_of([&] { w += 1; }), ContainsSubstring("in-place arithmetic on the parameter"));
+  CHECK_THAT(error_of([&] { exp(w)[0] += 1; }), ContainsSubstring("on a part of float64[]"));
+  CHECK_THAT(error_of([&] { c += ones({7}); }),
+             ContainsSubstring("in-place arithmetic(float32[6], float32[7])"));
+}
+
+static_assert(!std::is_assignable_v<Variable&&, Variable>, "x[0] = y must not compile");
+
+TEST_CASE("indexing is LibTorch's, with gradients", "[variable]") {
+  using torch::indexing::None;
+  using TorchSlice = torch::indexing::Slice;
+  agrees([](auto& a, auto&, auto&) { return a[1] * a[-2]; },
+         [](auto& a, auto&, auto&) { return a[1] * a[-2]; });
+  agrees([](auto& a, auto&, auto&) { return a.index({Slice{}, Slice{1}}); },
+         [](auto& a, auto&, auto&) { return a.index({TorchSlice(), TorchSlice(1, None)}); });
+  agrees([](auto& a, auto&, auto&) { return a.index({1, Slice{0, -1}}); },
+         [](auto& a, auto&, auto&) { return a.index({1, TorchSlice(0, -1)}); });
+  agrees([](auto& a, auto&, auto&) { return a.index({Slice{.step = 2}, 0}); },
+         [](auto& a, auto&, auto&) { return a.index({TorchSlice(None, None, 2), 0}); });
+  const at::Tensor ids = torch::tensor({1, 1, 0}, at::kLong),
+                   mask = torch::tensor({true, false, true});
+  agrees([&](auto& a, auto& b, auto&) { return a[ids] * b[ids]; },
+         [&](auto& a, auto& b, auto&) { return a.index({ids}) * b.index({ids}); });
+  agrees([&](auto& a, auto&, auto&) { return a.index({0, mask}); },
+         [&](auto& a, auto&, auto&) { return a.index({0, mask}); });
+  agrees([&](auto& a, auto&, auto&) { return a.index({ids, ids}); },
+         [&](auto& a, auto&, auto&) { return a.index({ids, ids}); });
+  agrees([&](auto& a, auto& b, auto&) { return b[a > 1]; },
+         [&](auto& a, auto& b, auto&) { return b.index({a > 1}); });
+  const Variable x = zeros({2, 3});
+  CHECK(error_of([&] { x[2]; }) == "select(float32[2,3]): place 2 is outside dim 0 of size 2");
+  CHECK_THAT(error_of([&] { x[torch::tensor({5}, at::kLong)]; }),
+             ContainsSubstring("index(float32[2,3]): "));
+  CHECK_THAT(error_of([&] { x[torch::tensor({0.5})]; }),
+             ContainsSubstring("must be int64 places or bool masks"));
+  CHECK_THAT(error_of([&] { x.index({0, 0, 0}); }), ContainsSubstring("select(float32[])"));
+  CHECK_THAT(error_of([&] { x.index({0, Slice{}, Slice{}}); }),
+             ContainsSubstring("not the dims of 3 indices"));
+}
+
+TEST_CASE("comparisons give bool tensors", "[variable]") {
+  const Variable x = tensor({1, 2, 3}).requires_grad_(), y = tensor({3, 2, 1});
+  const auto is = [](const at::Tensor& t, bool a, bool b, bool c) {
+    return t.equal(torch::tensor({a, b, c}));
+  };
+  CHECK(is(x < y, true, false, false));
+  CHECK(is(x <= 2, true, true, false));
+  CHECK(is(2 < x, false, false, true));
+  CHECK(is(x >= y.data(), false, true, true));
+  CHECK(is(y.data() > x, true, false, false));
+  CHECK(is(2 >= x, true, true, false));
+  CHECK(is(x == y, false, true, false));
+  CHECK(is(2 != x, true, false, true));
+  CHECK_THAT(error_of([&] { (void)(x == zeros({2})); }),
+             ContainsSubstring("comparison(float32[3], float32[2])"));
+}
+
+TEST_CASE("a Variable prints its values, dtype, shape and where it is from", "[variable]") {
+  const Variable x =
+      Variable::parameter(torch::tensor({{1.f, -2.5f}, {100.f, 1e-7f}}), "layer.weight");
+  CHECK(text_of(x) == "[[    1,  -2.5],\n [  100, 1e-07]] float32[2,2], parameter layer.weight");
+  CHECK(text_of(x * 2) == "[[    2,    -5],\n [  200, 2e-07]] float32[2,2] from mul_scalar");
+  CHECK(text_of(tensor(3)) == "3 float32[]");
+  CHECK(text_of(Variable(torch::tensor({3, 14}, at::kLong))) == "[ 3, 14] int64[2]");
+  CHECK(text_of(Variable(torch::tensor({true, false}))) == "[ true, false] bool[2]");
+  CHECK(text_of(Variable()) == "undefined");
+  CHECK(text_of(zeros({0, 2})) == "[] float32[0,2]");
+  CHECK(text_of(tensor({INFINITY, NAN}, at::kDouble)) == "[inf, nan] float64[2]");
+  CHECK(text_of(arange(2000)) == "[   0,    1,    2, ..., 1997, 1998, 1999] float32[2000]");
+  CHECK(text_of(Variable(torch::empty({2}, at::kMeta))) == "without values, float32[2]");
+}
+
+TEST_CASE("Variables are made of numbers, shapes, ranges and seeds", "[variable]") {
+  CHECK(zeros({2, 3}).data().equal(torch::zeros({2, 3})));
+  CHECK(ones({2}, at::kDouble).data().equal(torch::ones({2}, at::kDouble)));
+  CHECK(full({2}, 7, at::kLong).data().equal(torch::full({2}, 7, at::kLong)));
+  CHECK(arange(4).data().equal(torch::arange(4, at::kFloat)));
+  CHECK(arange(1, 0, -0.25).data().equal(torch::arange(1, 0, -0.25, at::kFloat)));
+  CHECK(linspace(-1, 1, 5).data().equal(torch::linspace(-1, 1, 5)));
+  CHECK(tensor({{1, 2}, {3, 4}, {5, 6}})
+            .data()
+            .equal(torch::tensor({{1.f, 2.f}, {3.f, 4.f}, {5.f, 6.f}})));
+  CHECK(
+      tensor({{{1, 2}}}, at::kLong).data().equal(torch::tensor({1, 2}, at::kLong).view({1, 1, 2})));
+  CHECK(tensor({1}).sizes() == at::IntArrayRef{1});
+  CHECK(tensor(2.5, at::kDouble).data().equal(torch::tensor(2.5, at::kDouble)));
+  CHECK(tensor({}).sizes() == at::IntArrayRef{0});
+  const at::Tensor ids = torch::tensor({{1, 0}, {2, 1}}, at::kLong);
+  CHECK(lathe::one_hot(ids, 3).data().equal(torch::one_hot(ids, 3).to(at::kFloat)));
+  const Variable a = randn({100, 100}, 1), b = randn({100, 100}, 1), c = randn({100, 100}, 2);
+  CHECK(a.data().equal(b.data()));
+  CHECK(!a.data().equal(c.data()));
+  CHECK(std::abs(a.data().mean().item<double>()) < 0.04);  // four standard deviations
+  CHECK(a.data().std().item<double>() == Approx(1).margin(0.03));
+  CHECK_THAT(error_of([&] { lathe::one_hot(ids, 2); }), ContainsSubstring("outside [0, 2)"));
+  CHECK_THAT(error_of([&] { lathe::one_hot(torch::tensor({-1}, at::kLong), 2); }),
+             ContainsSubstring("outside [0, 2)"));
+  CHECK_THAT(error_of([] { tensor({{1, 2}, {3}}); }),
+             ContainsSubstring("rows of shapes [2] and [1]"));
+  CHECK_THAT(error_of([] { arange(0, 1, -1); }),
+             ContainsSubstring("no steps of -1 lead from 0 to 1"));
+}
+
+TEST_CASE("a frozen parameter takes no gradient, keeps its values, and can be trained again",
+          "[variable]") {
+  Variable w = param({2}), v = param({2});
+  const Variable other = w, early = sum(w * v);
+  w.requires_grad_(false);
+  CHECK(!other.requires_grad());
+  CHECK(!is_trained(other));
+  early.backward();  // recorded before
+  CHECK(!w.grad().defined());
+  CHECK(v.grad().defined());
+  const Variable y = sum(w * v);
+  y.backward();
+  CHECK(!w.grad().defined());
+  CHECK(!(w * w).requires_grad());
+  w.requires_grad_(true);
+  sum(w * v).backward();
+  CHECK(w.grad().equal(v.data()));
+  w.requires_grad_(false);  // what it had is dropped, so no optimizer uses it
+  CHECK(!w.grad().defined());
+  CHECK_THAT(error_of([&] {
+               Variable z = v * 2;
+               z.requires_grad_(false);
+             }),
+             ContainsSubstring("was made by mul_scalar"));
+  Variable constant = ones({2});
+  constant.requires_grad_();
+  CHECK(constant.as_leaf() != nullptr);
+}
+
+TEST_CASE("a cast that autocast keeps does not lead to a parameter that was frozen since",
+          "[variable]") {
+  Variable w = Variable::parameter(torch::ones({2, 2}));
+  const Variable x = Variable::parameter(torch::ones({1, 2}));
+  const auto loss = [&] { return sum(linear(x, w)); };
+  ModeGuard guard;
+  mode().compute = at::kBFloat16;
+  mode().cache_casts = true;
+  CHECK(loss().requires_grad());
+  w.requires_grad_(false);
+  CHECK(!linear(ones({1, 2}), w).requires_grad());
+  loss().backward();
+  CHECK(!w.grad().defined());
+  CHECK(x.grad().defined());
+  clear_cast_cache();
+}
+
+struct Pair {
+  Linear a{2, 2, true}, b{2, 2, true};
+  void visit(Visit& v) {
+    v("a", a);
+    v("b", b);
+  }
+};
+
+TEST_CASE("parameters are frozen by pattern", "[variable]") {
+  Pair model;
+  CHECK(freeze(model, "a.*") == 2);
+  CHECK(trained_parameters(model).size() == 2);
+  CHECK(parameters(model).size() == 4);
+  sum(model.b(model.a(ones({1, 2})))).backward();
+  CHECK(!model.a.weight.grad().defined());
+  CHECK(model.b.weight.grad().defined());
+  move_to(model, at::kCPU, at::kDouble);
+  CHECK(trained_parameters(model).size() == 2);
+  CHECK(freeze(model, "*.bias", false) == 2);
+  CHECK(trained_parameters(model).size() == 3);
+  CHECK_THAT(error_of([&] { freeze(model, "c.*"); }),
+             ContainsSubstring("no parameter is called c.*"));
+  CHECK(matches("blocks.*.weight", "blocks.0.mlp.weight"));
+  CHECK(matches("*", ""));
+  CHECK(matches("a*b*c", "aXbbXc"));
+  CHECK(!matches("a*b", "ab."));
+  CHECK(!matches("", "a"));
+}
+
+TEST_CASE("hooks can be removed, also by themselves and after their graph is gone", "[variable]") {
+  const Variable x = param({2});
+  int seen = 0, finished = 0;
+  HookHandle gone, own;
+  HookHandle first = x.register_hook([&](const at::Tensor&) {
+    seen += 1;
+    return at::Tensor();
+  });
+  own = x.register_hook([&](const at::Tensor& g) {
+    seen += 10;
+    own.remove();
+    return g * 2;
+  });
+  HookHandle last = x.register_post_accumulate_grad_hook([&](Leaf&) { ++finished; });
+  {
+    const Variable y = exp(x);
+    gone = y.register_hook([](const at::Tensor&) { return at::Tensor(); });
+    sum(y * 0 + x).backward();
+  }
+  CHECK(seen == 11);
+  CHECK(finished == 1);
+  CHECK(x.grad().eq(2).all().item<bool>());
+  sum(x * 1.0).backward();
+  CHECK(seen == 12);
+  CHECK(finished == 2);
+  first.remove();
+  first.remove();
+  last.remove();
+  gone.remove();
+  HookHandle().remove();
+  sum(x * 1.0).backward();
+  CHECK(seen == 12);
+  CHECK(finished == 2);
+}
+
+}  // namespace

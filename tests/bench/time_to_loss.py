@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""How long configs take to the loss that configs/shakespeare_char_cpu.toml has after its 2000 steps: the table of
+docs/benchmarks/recipes.md, "Time to a loss".
+
+  tests/bench/time_to_loss.py LATHE DATA [--seeds 1 2 3] [--ends-only] [--keep FOLDER]
+
+DATA holds tinyshakespeare.txt. Rows are trained in turns, seed by seed, so that a machine that slows down slows all of
+them. Time is that of `lathe train` from start to end, without evaluation; the loss is `lathe eval`'s, over the whole
+validation split. --ends-only: the first row and the last. Ends with 1 where the last row's mean loss is above the
+first's, or its time above half of the first's; with 77 where DATA is missing.
+"""
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+BASE, RECIPE = "shakespeare_char_cpu", "shakespeare_char_muon"
+
+# What leads from the one config to the other, a change at a time, and what did not help: name, config, keys.
+ROWS = [
+    ("adamw, lr 1e-3, cosine, 2000 steps: shakespeare_char_cpu.toml", BASE, {}),
+    ("500 steps of it", BASE, {"train.steps": 500}),
+    ("and lr 4e-3, linear to 0", BASE,
+     {"train.steps": 500, "optim.lr": 4e-3, "schedule.kind": "linear", "schedule.min_lr": 0}),
+    ("500 steps of muon, lr 1.5e-2, cosine to a tenth, warm-up of 100", RECIPE,
+     {"schedule.kind": "cosine", "schedule.min_lr": 1.5e-3, "schedule.warmup_steps": 100}),
+    ("with a head of its own", RECIPE, {"model.tie_weights": "false"}),
+    ("with batches of 24, 250 steps", RECIPE, {"train.batch_size": 24, "train.steps": 250}),
+    ("muon, lr 1.5e-2, linear to 0, 500 steps: shakespeare_char_muon.toml", RECIPE, {}),
+]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("lathe", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
+    parser.add_argument("--ends-only", action="store_true")
+    parser.add_argument("--keep", type=Path, help="where runs go and stay (a temporary folder)")
+    a = parser.parse_args()
+    text = (a.data / "tinyshakespeare.txt").resolve()
+    if not text.exists():
+        print(f"skipped: {a.data} does not hold tinyshakespeare.txt")
+        sys.exit(77)
+    lathe = a.lathe.resolve()
+    folder = a.keep.resolve() if a.keep else Path(tempfile.mkdtemp(prefix="lathe-time-"))
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def call(*words):
+        begin = time.monotonic()
+        done = subprocess.run([lathe, *map(str, words)], cwd=folder, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"FAILED: lathe {' '.join(map(str, words))} ended with {done.returncode}: {done.stderr}")
+        return done.stdout, time.monotonic() - begin
+
+    call("prepare", text, "--out", "data/shakespeare_char", "--tokenizer", "char")
+    rows = [ROWS[0], ROWS[-1]] if a.ends_only else ROWS
+    results = [[] for _ in rows]
+    for seed in a.seeds:
+        for i, (name, config, keys) in enumerate(rows):
+            run = folder / f"row{i}_{seed}"
+            shutil.rmtree(run, ignore_errors=True)
+            _, seconds = call("train", CONFIGS / f"{config}.toml", f"--train.out_dir={run}", f"--train.seed={seed}",
+                              "--train.eval_interval=0", "--checkpoint.interval=0", "--train.log_interval=1",
+                              *(f"--{key}={value}" for key, value in keys.items()))
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            ms = statistics.median(line["step_ms"] for line in lines if "step_ms" in line)
+            loss = json.loads(call("eval", run)[0].splitlines()[-1])["val_loss"]
+            results[i].append((loss, seconds, lines[-1]["step"], ms))
+            print(f"seed {seed}, {name}: {loss:.4f} in {seconds:.1f} s", file=sys.stderr, flush=True)
+    print("| | validation loss, mean (seeds) | steps | ms per step | seconds | relative time |\n|---|---|---|---|---|---|")
+    mean = [[statistics.fmean(run[k] for run in row) for k in range(4)] for row in results]
+    for (name, _, _), row, (loss, seconds, steps, ms) in zip(rows, results, mean):
+        print(f"| {name} | {loss:.4f} ({' '.join('%.4f' % run[0] for run in row)}) | {steps:.0f} | {ms:.1f} | "
+              f"{seconds:.1f} | {seconds / mean[0][1]:.2f} |")
+    if not a.keep:
+        shutil.rmtree(folder)
+    if mean[-1][0] > mean[0][0] or mean[-1][1] > mean[0][1] / 2:
+        sys.exit("FAILED: the last row does not reach the first one's loss in half its time")
+
+
+main()

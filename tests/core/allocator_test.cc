@@ -1,0 +1,135 @@
+// The allocator under CPU tensors: what it holds follows what is needed, blocks never overlap,
+// bytes are counted.
+#include <ATen/core/Tensor.h>
+
+#include <thread>
+
+#include "core/memory.h"
+#include "core/rng.h"
+#include "tests/support/catch.h"
+
+extern "C" int __asan_address_is_poisoned(const void*)
+    __attribute__((weak));  // there under the address sanitizer
+
+namespace {
+
+using namespace lathe;
+
+constexpr int64_t megabyte = 1 << 20;
+
+at::Tensor bytes(int64_t n) { return at::empty({n}, at::kByte); }
+
+/// A number below n, the same on every machine.
+int64_t draw(uint64_t i, int64_t n) {
+  return static_cast<int64_t>(philox(counter(i, 0), make_key(1, hash_name("allocator")))[0] %
+                              static_cast<uint64_t>(n));
+}
+
+double held_against_peak() {
+  const MemoryStats s = memory_stats();
+  return static_cast<double>(s.reserved) / static_cast<double>(s.total_peak);
+}
+
+TEST_CASE("tensors of growing size, one alive at a time, hold no more than the largest",
+          "[allocator]") {
+  reset_memory_peaks();
+  for (int64_t i = 1; i <= 51; ++i) bytes(i * megabyte);
+  CHECK(memory_stats().total_peak >= 51 * megabyte);
+  CHECK(held_against_peak() < 1.3);
+  for (int64_t i = 51; i >= 1; --i) bytes(i * megabyte - 12345);
+  CHECK(held_against_peak() < 1.3);
+}
+
+TEST_CASE("shapes that change from step to step hold less than 1.3 times the most that is live",
+          "[allocator]") {
+  reset_memory_peaks();
+  uint64_t n = 0;
+  std::vector<at::Tensor> kept;  // weights, and what lies between activations
+  for (int i = 0; i < 20; ++i) kept.push_back(bytes(megabyte + draw(n++, megabyte)));
+  for (int step = 0; step < 60; ++step) {
+    const int64_t rows = 200 + draw(n++, 800);  // the length of this step's batch
+    std::vector<at::Tensor> activations;
+    for (int layer = 0; layer < 12; ++layer) {
+      for (const int64_t width : {768, 3072, 256, 64})
+        activations.push_back(bytes(rows * width * 4));
+      bytes(rows * 1024);
+    }
+    while (!activations.empty()) {
+      const at::Tensor gradient = bytes(activations.back().numel());
+      activations.pop_back();
+    }
+  }
+  CHECK(held_against_peak() < 1.3);
+}
+
+TEST_CASE("a step that is like the one before takes nothing from the system", "[allocator]") {
+  const auto step = [] {
+    std::vector<at::Tensor> live;
+    for (uint64_t i = 0; i < 400; ++i) {
+      live.push_back(bytes(1 + draw(i, i % 3 == 0 ? 3 * megabyte : 20000)));
+      if (i % 5 == 4) live.erase(live.begin() + draw(1000 + i, static_cast<int64_t>(live.size())));
+    }
+  };
+  for (int i = 0; i < 3; ++i) step();
+  const MemoryStats before = memory_stats();
+  for (int i = 0; i < 20; ++i) step();
+  CHECK(memory_stats().reserved == before.reserved);
+  CHECK(memory_stats().blocks == before.blocks);
+}
+
+TEST_CASE("blocks are aligned, do not overlap, and are counted to their category, from any thread",
+          "[allocator]") {
+  const MemoryStats before = memory_stats();
+  const auto work = [](uint64_t thread) {
+    const MemoryScope scope(Memory::data);
+    std::vector<at::Tensor> live;
+    bool intact = true;
+    for (uint64_t i = 0; i < 3000; ++i) {
+      const int64_t size = 1 + draw(thread * 10000 + i, i % 2 == 0 ? 300 : 200000);
+      live.push_back(bytes(size));
+      intact = intact && reinterpret_cast<uintptr_t>(live.back().const_data_ptr()) % 64 == 0;
+      live.back().fill_(static_cast<int64_t>(i % 251));
+      if (live.size() < 40) continue;
+      const auto victim = live.begin() + draw(thread * 10000 + i, 40);
+      intact = intact && victim->eq((*victim)[0]).all().item<bool>();
+      live.erase(victim);
+    }
+    return intact;
+  };
+  bool other = false;
+  std::thread thread([&] { other = work(2); });
+  CHECK(work(1));
+  thread.join();
+  CHECK(other);
+  const MemoryStats after = memory_stats();
+  CHECK(after.total == before.total);
+  CHECK(after.used[static_cast<size_t>(Memory::data)] ==
+        before.used[static_cast<size_t>(Memory::data)]);
+  const at::Tensor t = bytes(5 * megabyte);
+  CHECK(memory_stats().total == before.total + 5 * megabyte);
+  recategorize(t.storage().data_ptr(), Memory::gradients);
+  CHECK(memory_stats().used[static_cast<size_t>(Memory::gradients)] ==
+        before.used[static_cast<size_t>(Memory::gradients)] + 5 * megabyte);
+}
+
+TEST_CASE("the address sanitizer knows a tensor's bytes, and those of freed ones", "[allocator]") {
+  if (__asan_address_is_poisoned == nullptr) {
+    SUCCEED("built without it");
+    return;
+  }
+  const auto closed = [](const char* p) { return __asan_address_is_poisoned(p) == 1; };
+  for (const int64_t size :
+       {int64_t{1}, int64_t{100}, int64_t{3000}, int64_t{100001}, 3 * megabyte}) {
+    at::Tensor t = bytes(size);
+    const at::Tensor next = bytes(size);  // so that the first one's memory stays within a segment
+    const char* const p = static_cast<const char*>(t.const_data_ptr());
+    CHECK_FALSE(closed(p));
+    CHECK_FALSE(closed(p + size - 1));
+    for (const int64_t behind : {0, 1, 63}) CHECK(closed(p + size + behind));
+    t.reset();
+    CHECK(closed(p));
+    CHECK(closed(p + size - 1));
+  }
+}
+
+}  // namespace

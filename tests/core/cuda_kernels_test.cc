@@ -1,0 +1,556 @@
+// The functions of core/kernels/*.cu, against the CPU's. No GPU is needed: tests/support/cuda/
+// stands in for CUDA, and its own controls come first.
+#include <hwy/targets.h>
+
+#include <bit>
+#include <cstring>
+#include <random>
+
+#include "autograd/ops/kernel.h"
+#include "core/dtype.h"
+#include "core/kernels/activation.cuh"
+#include "core/kernels/dropout.cuh"
+#include "core/kernels/launch.cuh"
+#include "core/kernels/loss.cuh"
+#include "core/kernels/norm.cuh"
+#include "core/kernels/rules.h"
+#include "core/kernels/update.cuh"
+#include "tests/support/catch.h"
+#include "tests/support/cuda/cuda_bf16.h"
+#include "tests/support/cuda/cuda_fp16.h"
+
+namespace {
+
+using namespace lathe;
+using stand_in::Order;
+
+constexpr Order orders[] = {Order::forward, Order::backward, Order::shuffled};
+constexpr at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
+
+/// Sets the order of threads until the end of a scope, and the CPU's kernels to the compiler's
+/// baseline: on x86-64 that has no fused multiply-add, so both sides, whose formulas are one text,
+/// round the same. Others may differ in a bit.
+struct ThreadOrder {
+  int64_t targets = hwy::SupportedTargets();
+
+  explicit ThreadOrder(Order order) {
+    stand_in::order = order;
+    hwy::GetChosenTarget().Update(HWY_STATIC_TARGET);
+  }
+  ~ThreadOrder() {
+    stand_in::order = Order::forward;
+    stand_in::most_blocks = INT32_MAX;
+    hwy::GetChosenTarget().Update(targets);
+  }
+};
+
+/// A NaN's payload and sign are each device's own.
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  const auto bits = a.element_size() == 8   ? at::kLong
+                    : a.element_size() == 4 ? at::kInt
+                                            : at::kShort;
+  return (a.view(bits).eq(b.view(bits)) | (a.isnan() & b.isnan())).all().item<bool>();
+}
+
+__global__ void sum_kernel(const int* x, int* sum, bool first, bool inner) {
+  __shared__ int sums[64];
+  sums[threadIdx.x] = x[threadIdx.x];
+  if (first) __syncthreads();
+  for (unsigned half = 32; half > 0; half /= 2) {
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    if (inner) __syncthreads();
+  }
+  if (threadIdx.x == 0) *sum = sums[0];
+}
+
+TEST_CASE("the stand-in gives a wrong sum where a barrier is missing", "[cuda_kernels]") {
+  int x[64], wanted = 0;
+  for (int i = 0; i < 64; ++i) wanted += x[i] = i * i + 1;
+  const auto right = [&](bool first, bool inner) {
+    int n = 0;
+    for (const Order order : orders) {
+      const ThreadOrder setting(order);
+      int sum = 0;
+      launch(sum_kernel, 1, 64, nullptr, static_cast<const int*>(x), &sum, first, inner);
+      n += sum == wanted;
+    }
+    return n;
+  };
+  CHECK(right(true, true) == 3);
+  CHECK(right(false, true) < 3);
+  CHECK(right(true, false) < 3);
+}
+
+__global__ void some_wait_kernel(unsigned waiting) {
+  if (threadIdx.x < waiting) __syncthreads();
+}
+
+__global__ void wait_apart_kernel(unsigned here) {
+  if (threadIdx.x < here) {
+    __syncthreads();
+  } else {
+    __syncthreads();
+  }
+}
+
+TEST_CASE("the stand-in tells of a barrier that some threads don't reach", "[cuda_kernels]") {
+  for (const Order order : orders) {
+    const ThreadOrder setting(order);
+    for (const unsigned n : {0u, 10u}) {  // the controls
+      launch(some_wait_kernel, 3, 10, nullptr, n);
+      launch(wait_apart_kernel, 3, 10, nullptr, n);
+    }
+    CHECK_THAT(error_of([] { launch(some_wait_kernel, 3, 10, nullptr, 9u); }),
+               ContainsSubstring("9 of 10 threads"));
+    CHECK_THAT(error_of([] { launch(wait_apart_kernel, 3, 10, nullptr, 4u); }),
+               ContainsSubstring(" of 10 threads"));
+  }
+}
+
+__global__ void leave_kernel(int* found) {
+  __shared__ int left;
+  found[blockIdx.x] = left;
+  left = 5;
+}
+
+TEST_CASE(
+    "the stand-in leaves a block nothing of the one before it, and refuses a grid that a GPU "
+    "can't have",
+    "[cuda_kernels]") {
+  int found[3] = {};
+  launch(leave_kernel, 3, 1, nullptr, &found[0]);
+  for (const int f : found) CHECK(f == -1);
+  for (const auto& [blocks, threads] :
+       std::vector<std::pair<int64_t, int>>{{0, 1}, {1, 0}, {1, 1025}, {1l << 31, 1}}) {
+    CHECK(cudaGetLastError() == cudaSuccess);
+    launch(leave_kernel, blocks, threads, nullptr, &found[0]);
+    CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
+  }
+}
+
+template <class Ours, class Theirs>
+int conversions_apart() {
+  int apart = 0;
+  const auto check = [&](float x) {
+    const auto ours = Ours(x).bits;
+    apart += x == x ? ours != Theirs(x).x : !std::isnan(float(Ours(x)));
+  };
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    const auto b = static_cast<uint16_t>(bits);
+    const float x = std::bit_cast<Ours>(b), y = std::bit_cast<Theirs>(b);
+    apart += std::bit_cast<uint32_t>(x) != std::bit_cast<uint32_t>(y) &&
+             !(std::isnan(x) && std::isnan(y));
+    const float next = std::bit_cast<Theirs>(static_cast<uint16_t>(b + 1));
+    const float middle = x / 2 + next / 2;  // a tie, where it is one
+    for (const float z :
+         {x, middle, std::nextafter(middle, x), std::nextafter(middle, next), x / 3})
+      check(z);
+  }
+  return apart;
+}
+
+TEST_CASE("the stand-in's conversions are c10's", "[cuda_kernels]") {
+  CHECK(conversions_apart<__half, c10::Half>() == 0);
+  CHECK(conversions_apart<__nv_bfloat16, c10::BFloat16>() == 0);
+}
+
+TEST_CASE("dropout on a GPU is the CPU's", "[cuda_kernels]") {
+  torch::manual_seed(1);
+  for (const Order order : orders) {
+    const ThreadOrder setting(order);
+    for (const auto dtype : dtypes) {
+      for (const int64_t n : {0, 1, 3, 4, 5, 1021, 1024, 2051}) {
+        for (const uint64_t first : {0ul, 1ul, 6ul, 7ul, (1ul << 34) + 5}) {
+          INFO(dtype_name(dtype) << " " << n << " from " << first);
+          // Of one more element on either side, which stays as it is.
+          at::Tensor x = torch::randn({n + 2}).to(dtype), wanted = torch::full({n + 2}, 7, dtype);
+          const double special[] = {INFINITY, NAN, -0.0, 1e-7, 65504, -3e38};
+          for (int64_t i = 0; i < std::min<int64_t>(n, 6); ++i) x[i + 1] = special[i];
+          // Three of four go; the scale is one that no narrow type has.
+          const DropoutMask mask{make_key(3, 4), 11, first, uint32_t{3} << 30, 10.0f / 3};
+          const auto at = [](const at::Tensor& t) {
+            return static_cast<char*>(t.mutable_data_ptr()) + t.element_size();
+          };
+          dropout_cpu(at(x), at(wanted), 0, n, element_of(dtype), mask);
+          for (const int64_t most :
+               {INT32_MAX, 2}) {  // with 2 blocks each thread takes several of mask's blocks
+            stand_in::most_blocks = most;
+            const at::Tensor ours = torch::full({n + 2}, 7, dtype);
+            CHECK(dropout_cuda(at(x), at(ours), n, element_of(dtype), mask, nullptr) ==
+                  cudaSuccess);
+            CHECK(same_bits(ours, wanted));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("sums of squares of many gradients on a GPU are the CPU's", "[cuda_kernels]") {
+  torch::manual_seed(2);
+  const int64_t sizes[] = {1, 0, 255, 256, 300, 7}, long_sizes[] = {32768, 32769, 100000, 0};
+  std::vector<at::Tensor> grads;
+  for (int64_t i = 0; i < 330; ++i) {  // 128 to a launch, without the empty ones: three launches
+    const int64_t n = i % 37 == 36 ? long_sizes[i / 37 % 4] : sizes[i % 6];
+    // Eighths below 16 have exact squares and sums, so the order of the sum, which is each device's
+    // own, is no matter.
+    grads.push_back((torch::randint(-127, 128, {n}, at::kFloat) / 8).to(dtypes[i / 6 % 4]));
+  }
+  grads[0][0] = NAN;
+  grads[5 + 36][6] = INFINITY;
+  grads[36 + 37 * 2].view(-1)[99999] = -INFINITY;
+  std::vector<GradArgs> args;
+  std::vector<double> wanted;
+  for (const auto& g : grads) {
+    const Element type = element_of(g.scalar_type());
+    args.push_back({g.const_data_ptr(), type, g.numel()});
+    for (int64_t at = 0; at < g.numel(); at += grad_sum_chunk) {
+      wanted.push_back(
+          grad_sum_cpu(g.const_data_ptr(), type, at, std::min(at + grad_sum_chunk, g.numel())));
+    }
+  }
+  CHECK(std::count_if(wanted.begin(), wanted.end(), [](double x) { return !std::isfinite(x); }) ==
+        3);
+  wanted.push_back(-1);  // one more, which stays as it is
+  for (const Order order : orders) {
+    const ThreadOrder setting(order);
+    std::vector<double> ours(wanted.size(), -1);
+    CHECK(grad_sum_cuda(args.data(), static_cast<int64_t>(args.size()), ours.data(), nullptr) ==
+          cudaSuccess);
+    CHECK(same_bits(torch::tensor(ours, at::kDouble), torch::tensor(wanted, at::kDouble)));
+  }
+  const GradArgs none[2];
+  CHECK(grad_sum_cuda(none, 0, nullptr, nullptr) == cudaSuccess);
+  CHECK(grad_sum_cuda(none, 2, nullptr, nullptr) == cudaSuccess);
+}
+
+constexpr at::ScalarType narrow_dtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+/// Half a unit in the last place of a number of size 1, and for float32 the sums before it.
+double rounding(at::ScalarType dtype) {
+  return dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
+}
+
+TEST_CASE("norms on a GPU are those of their formula", "[cuda_kernels]") {
+  torch::manual_seed(8);
+  for (const auto& [rows, c] :
+       std::vector<std::pair<int64_t, int64_t>>{{1, 4}, {37, 68}, {3, 4100}, {2, 8192}}) {
+    const bool small = rows == 37;
+    for (const bool rms : {false, true}) {
+      for (const auto in : narrow_dtypes) {
+        for (const auto other : narrow_dtypes) {
+          if (!small && other != at::kFloat) continue;
+          INFO(rows << " x " << c << (rms ? " rms " : " ") << dtype_name(in) << " "
+                    << dtype_name(other));
+          const ThreadOrder setting(orders[(rows + rms) % 3]);
+          const at::Tensor x = (torch::randn({rows, c}) * 2 + 1).to(in),
+                           dy = torch::randn({rows, c}).to(other);
+          const at::Tensor w = torch::randn({c}), b = torch::randn({c});
+          const at::Tensor mean = torch::empty({rows}), rstd = torch::empty({rows}),
+                           dw = torch::empty({c}), db = torch::empty({c}),
+                           y = torch::empty({rows, c}, other);
+          at::Tensor before = torch::randn({rows, c}).to(in), dx = before.clone();
+          const NormRows n{.rows = rows,
+                           .columns = c,
+                           .weight = w.const_data_ptr<float>(),
+                           .bias = rms ? nullptr : b.const_data_ptr<float>(),
+                           .mean = rms ? nullptr : mean.mutable_data_ptr<float>(),
+                           .rstd = rstd.mutable_data_ptr<float>()};
+          const at::Tensor partials = torch::full({norm_partials(n)}, NAN);
+          REQUIRE(norm_forward_cuda(n, matrix_of(x), matrix_of(y), 1e-5f, nullptr) == cudaSuccess);
+          REQUIRE(norm_backward_cuda(n, matrix_of(x), matrix_of(dy), matrix_of(dx), true,
+                                     partials.mutable_data_ptr<float>(),
+                                     dw.mutable_data_ptr<float>(), db.mutable_data_ptr<float>(),
+                                     nullptr) == cudaSuccess);
+          // By LibTorch's autograd, in float64.
+          const at::Tensor xd = x.to(at::kDouble).requires_grad_(),
+                           wd = w.to(at::kDouble).requires_grad_(),
+                           bd = b.to(at::kDouble).requires_grad_();
+          const at::Tensor centred = rms ? xd : xd - xd.mean(-1, true);
+          at::Tensor wanted = centred * ((centred * centred).mean(-1, true) + 1e-5).rsqrt() * wd;
+          if (!rms) wanted = wanted + bd;
+          wanted.backward(dy.to(at::kDouble));
+          CHECK(distance(y, wanted.detach()) < rounding(other));
+          CHECK(distance(dx, xd.grad() + before.to(at::kDouble)) < 2 * rounding(in));
+          CHECK(distance(dw, wd.grad()) < 1e-5);
+          if (!rms) CHECK(distance(db, bd.grad()) < 1e-5);
+          CHECK(distance(dw * 1.001, wd.grad()) > 1e-5);  // the control
+          // Without sums, into what is not to be read.
+          const at::Tensor fresh = torch::full({rows, c}, NAN, in);
+          REQUIRE(norm_backward_cuda(n, matrix_of(x), matrix_of(dy), matrix_of(fresh), false,
+                                     nullptr, nullptr, nullptr, nullptr) == cudaSuccess);
+          CHECK(distance(fresh, xd.grad()) < 2 * rounding(in));
+        }
+      }
+    }
+  }
+  // Numbers whose squares overflow make NaN, not zeros.
+  const at::Tensor far = torch::full({1, 8}, 3e30f), y = torch::zeros({1, 8}),
+                   rstd = torch::zeros({1});
+  REQUIRE(norm_forward_cuda({.rows = 1, .columns = 8, .rstd = rstd.mutable_data_ptr<float>()},
+                            matrix_of(far), matrix_of(y), 1e-5f, nullptr) == cudaSuccess);
+  CHECK(y.isnan().all().item<bool>());
+  const at::Tensor x = torch::ones({1, 6});
+  CHECK(norm_forward_cuda({.rows = 1, .columns = 6}, matrix_of(x), matrix_of(x), 0, nullptr) ==
+        cudaErrorInvalidValue);
+}
+
+TEST_CASE("the derivative of GELU on a GPU is the CPU's", "[cuda_kernels]") {
+  torch::manual_seed(10);
+  for (const auto dtype : narrow_dtypes) {
+    for (const int64_t n : {1, 7, 16, 2053}) {
+      const ThreadOrder setting(orders[n % 3]);
+      at::Tensor x = (torch::randn({n}) * 4).to(dtype);
+      const at::Tensor dy = torch::randn({n}).to(dtype), ours = torch::full({n}, NAN, dtype);
+      if (n > 16) x[3] = 6e4, x[4] = -6e4, x[5] = 0, x[n - 1] = -2;
+      CHECK(gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(),
+                               element_of(dtype), n, nullptr) == cudaSuccess);
+      const at::Tensor wanted = at::gelu_backward(dy.to(at::kDouble), x.to(at::kDouble), "tanh");
+      CHECK(distance(ours, wanted) < rounding(dtype));
+      if (n > 16) CHECK(distance(ours * 1.02, wanted) > rounding(dtype));  // the control
+      x[n - 1] = NAN;
+      gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(),
+                         element_of(dtype), n, nullptr);
+      CHECK(ours[n - 1].isnan().item<bool>());
+    }
+  }
+}
+
+TEST_CASE("cross-entropy on a GPU is that of its formula", "[cuda_kernels]") {
+  torch::manual_seed(9);
+  for (const auto& [classes, stride] :
+       std::vector<std::pair<int64_t, int64_t>>{{1, 32}, {65, 96}, {5000, 5024}}) {
+    for (const auto dtype : narrow_dtypes) {
+      INFO(classes << " " << dtype_name(dtype));
+      const ThreadOrder setting(orders[classes % 3]);
+      constexpr int64_t rows = 9;
+      at::Tensor logits = torch::full({rows, stride}, NAN).to(dtype);
+      logits.narrow(1, 0, classes).copy_(torch::randn({rows, classes}) * 3);
+      logits[2]
+          .narrow(0, 0, classes)
+          .add_(classes > 1 ? 200 : 0);  // what exponentials alone would not hold
+      if (classes > 1) logits[3][0] = -INFINITY;
+      logits[4].fill_(NAN);  // ignored
+      const at::Tensor targets =
+          torch::randint(1, std::max<int64_t>(classes, 2), {rows}, at::kLong) % classes;
+      targets[4] = -100;
+      const at::Tensor x = logits.narrow(1, 0, classes).to(at::kDouble);
+      const at::Tensor log_p = x.log_softmax(1);
+      const at::Tensor wanted = -log_p.gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1);
+      at::Tensor d = 0.5 * log_p.exp();
+      d.scatter_add_(1, targets.clamp_min(0).unsqueeze(1),
+                     torch::full({rows, 1}, -0.5, at::kDouble));
+      wanted[4] = 0, d[4].zero_();
+      const at::Tensor losses = torch::full({rows}, NAN), same = logits.clone();
+      const auto run = [&](bool gradient) {
+        return cross_entropy_rows_cuda(matrix_of(logits), rows, classes,
+                                       targets.const_data_ptr<int64_t>(), -100, 0.5f, gradient,
+                                       losses.mutable_data_ptr<float>(), nullptr);
+      };
+      REQUIRE(run(false) == cudaSuccess);
+      CHECK(distance(losses, wanted) < 1e-5);
+      CHECK(same_bits(logits, same));
+      REQUIRE(run(true) == cudaSuccess);
+      CHECK(distance(losses, wanted) < 1e-5);
+      CHECK(distance(logits.narrow(1, 0, classes), d) < rounding(dtype));
+      CHECK(logits.narrow(1, classes, stride - classes).eq(0).all().item<bool>());
+      if (classes > 1)
+        CHECK(distance(logits.narrow(1, 0, classes) * 1.05, d) > rounding(dtype));  // the control
+    }
+  }
+  // A target that is no class, and logits that are not finite.
+  const at::Tensor logits = torch::zeros({3, 32}), losses = torch::zeros({3}),
+                   targets = torch::tensor({32, 1, 1});
+  logits[1][0] = NAN, logits[2][0] = INFINITY;
+  REQUIRE(cross_entropy_rows_cuda(matrix_of(logits), 3, 32, targets.const_data_ptr<int64_t>(), -100,
+                                  1, true, losses.mutable_data_ptr<float>(),
+                                  nullptr) == cudaSuccess);
+  CHECK(losses.isnan().all().item<bool>());
+  CHECK(logits.isnan().any(1).all().item<bool>());
+}
+
+bool same(const StepControl& a, const StepControl& b) {
+  const auto numbers = [](const StepControl& c) {
+    return torch::tensor({c.grad_norm, c.grad_scale, c.loss_scale, c.correction1, c.correction2,
+                          c.mu, c.next_mu, c.mu_product},
+                         at::kDouble);
+  };
+  return same_bits(numbers(a), numbers(b)) && a.updates == b.updates &&
+         a.failed_step == b.failed_step && a.skip == b.skip && a.moved == b.moved &&
+         a.lost == b.lost;
+}
+
+TEST_CASE("the decision on a GPU is the CPU's", "[cuda_kernels]") {
+  std::mt19937 random(3);
+  StepRequest request{.rule = {.kind = rule_kind<NAdam>,
+                               .lr = 0.1,
+                               .beta1 = 0.9,
+                               .beta2 = 0.95,
+                               .momentum_decay = 0.004},
+                      .policy = {.growth_interval = 3, .min_scale = 16, .max_skips = 4}};
+  int64_t skips = 0, failures = 0, clipped = 0, grown = 0;
+  for (const Order order : orders) {
+    const ThreadOrder setting(order);
+    for (int run = 0; run < 16; ++run) {
+      StepControl ours, wanted;
+      ScaleState our_scale{.scale = 64}, wanted_scale = our_scale;
+      const bool scaled = run % 2 == 1;
+      request.clip = run % 4 < 2 ? 0 : 20;
+      for (request.step = 0; request.step < 20; ++request.step) {
+        const int64_t counts[] = {0, 1, 255, 256, 257, 3000};
+        std::vector<double> partials(static_cast<size_t>(counts[random() % 6]));
+        for (double& p : partials) p = random() % 1024 / 64.0;  // exact sums, in any order
+        const double bad[] = {NAN, INFINITY};
+        if (random() % 6 == 0 && !partials.empty())
+          partials[random() % partials.size()] = bad[random() % 2];
+        const float losses[] = {1, 1, 1, 1, 1, -2, INFINITY, NAN};
+        const float loss = losses[random() % 8];
+        const float* seen = random() % 3 == 0 ? nullptr : &loss;
+        ours.moved = wanted.moved = 9, ours.lost = wanted.lost = 8;  // of the step before
+        const auto n = static_cast<int64_t>(partials.size());
+        const float before = wanted_scale.scale;
+        decide_cpu(request, partials.data(), n, seen, &wanted, scaled ? &wanted_scale : nullptr);
+        CHECK(decide_cuda(request, partials.data(), n, seen, &ours, scaled ? &our_scale : nullptr,
+                          nullptr) == cudaSuccess);
+        REQUIRE(same(ours, wanted));
+        REQUIRE(std::memcmp(&our_scale, &wanted_scale, sizeof(ScaleState)) == 0);
+        skips += wanted.skip,
+            clipped += wanted.grad_scale * wanted.loss_scale<1, grown += wanted_scale.scale> before;
+      }
+      failures += wanted.failed_step != 0;
+    }
+  }
+  for (const int64_t count : {skips, failures, clipped, grown})
+    CHECK(count > 3);  // the rows reach each case
+}
+
+/// Parameters of every type with their gradients and state, all drawn from one seed, so that two
+/// are the same.
+struct Parameters {
+  std::vector<at::Tensor>
+      tensors;  // all that UpdateArgs point to, with one more element on either side
+  std::vector<at::Tensor> sums;  // of squares of the gradients
+  std::vector<UpdateArgs> args;
+
+  explicit Parameters(const UpdateRule& rule) {
+    torch::manual_seed(4);
+    std::mt19937 random(5);
+    const auto pick = [&](const auto& of) { return of[random() % std::size(of)]; };
+    const int64_t sizes[] = {0, 1, 5, 255, 256, 257, 700, 4095, 4096, 4097, 9001};
+    // More than one launch's 24 that compute in float32, then as many in float64, then by turns.
+    for (int i = 0; i < 110; ++i) {
+      const bool wide = i < 45 ? false : i < 90 ? true : random() % 2 == 0;
+      UpdateArgs a;
+      a.n = i % 40 == 39 ? 0 : pick(sizes);
+      const auto add = [&](at::ScalarType dtype, const at::Tensor& values) {
+        tensors.push_back(values.to(dtype));
+        return static_cast<char*>(tensors.back().mutable_data_ptr()) +
+               tensors.back().element_size();
+      };
+      const at::ScalarType narrow[] = {at::kFloat, at::kBFloat16, at::kBFloat16, at::kHalf};
+      const auto dtype = wide ? at::kDouble : pick(narrow), grad_dtype = pick(dtypes);
+      const auto state_dtype = wide ? at::kDouble : at::kFloat;
+      a.param_type = element_of(dtype), a.grad_type = element_of(grad_dtype);
+      a.param = add(dtype, torch::randn({a.n + 2}, at::kDouble));
+      at::Tensor grad = torch::randn({a.n + 2}, at::kDouble);
+      if (a.n > 300) grad[300] = INFINITY, grad[301] = NAN, grad[302] = 0;
+      a.grad = add(grad_dtype, grad);
+      with_rule(rule.kind, [&](auto r) {
+        for (const RuleState& s : decltype(r)::state(rule))
+          a.state[s.place] = add(state_dtype, torch::rand({a.n + 2}, at::kDouble));
+      });
+      if (random() % 2 == 0) a.average = add(state_dtype, torch::rand({a.n + 2}, at::kDouble));
+      a.lr_scale = random() % 2 == 0 ? 1 : 0.7;
+      sums.push_back(torch::rand({3}, at::kDouble));
+      a.sums = sums.back().const_data_ptr<double>();
+      if (random() % 2 == 0) {
+        const auto low = random() % 2 == 0 ? at::kBFloat16 : at::kHalf;
+        a.low = add(low, torch::zeros({a.n + 2}));
+        a.low_type = element_of(low);
+      }
+      a.weight_decay = random() % 2 == 0 ? 0 : 0.1;
+      a.stochastic = dtype == at::kBFloat16 && random() % 2 == 0;
+      a.key = make_key(random(), 6);
+      args.push_back(a);
+    }
+  }
+  int64_t count() const { return static_cast<int64_t>(args.size()); }
+  bool same(const Parameters& other) const {
+    return std::equal(tensors.begin(), tensors.end(), other.tensors.begin(), other.tensors.end(),
+                      same_bits);
+  }
+};
+
+TEST_CASE("updates on a GPU are the CPU's", "[cuda_kernels]") {
+  const std::vector<UpdateRule> rules{
+      {.kind = rule_kind<Sgd>, .lr = 1e-3},
+      {.kind = rule_kind<Momentum>, .lr = 1e-3, .momentum = 0.9, .dampening = 0.2},
+      {.kind = rule_kind<Momentum>, .nesterov = true, .lr = 1e-3, .momentum = 0.9},
+      {.kind = rule_kind<Adagrad>, .lr = 2e-3, .eps = 1e-8, .lr_decay = 0.1},
+      {.kind = rule_kind<RMSprop>, .lr = 1e-3, .eps = 1e-8, .alpha = 0.95},
+      {.kind = rule_kind<RMSprop>, .lr = 1e-3, .eps = 1e-8, .momentum = 0.9, .alpha = 0.95},
+      {.kind = rule_kind<RMSprop>, .centered = true, .lr = 1e-3, .eps = 1e-8, .alpha = 0.95},
+      {.kind = rule_kind<RMSprop>,
+       .centered = true,
+       .lr = 1e-3,
+       .eps = 1e-8,
+       .momentum = 0.9,
+       .alpha = 0.95},
+      {.kind = rule_kind<Adam>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8},
+      {.kind = rule_kind<AdamW>,
+       .lr = 2e-3,
+       .beta1 = 0.85,
+       .beta2 = 0.97,
+       .eps = 1e-8,
+       .clip_value = 0.5},
+      {.kind = rule_kind<AdamAmsgrad>,
+       .lr = 2e-3,
+       .beta1 = 0.85,
+       .beta2 = 0.97,
+       .eps = 1e-8,
+       .clip_parameter = 0.5},
+      {.kind = rule_kind<AdamWAmsgrad>,
+       .lr = 2e-3,
+       .beta1 = 0.85,
+       .beta2 = 0.97,
+       .eps = 1e-8,
+       .average_decay = 0.9},
+      {.kind = rule_kind<NAdam>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97, .eps = 1e-8},
+      {.kind = rule_kind<Lion>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97},
+      {.kind = rule_kind<Descend>, .lr = 2e-3},
+  };
+  int turn = 0;
+  for (const UpdateRule& rule : rules) {
+    for (const int64_t updates : {1, 5}) {
+      INFO("rule " << turn / 2 << ", update " << updates);
+      const ThreadOrder setting(orders[turn++ % 3]);
+      Parameters ours(rule), wanted(rule);
+      StepControl control{
+          .updates = updates, .grad_scale = 0.37, .correction1 = 0.4, .correction2 = 0.3};
+      control.mu = 0.5, control.next_mu = 0.6, control.mu_product = 0.3;
+      control.moved = 10, control.lost = 4;
+      StepControl our_control = control;
+      for (const UpdateArgs& a : wanted.args) update_cpu(a, rule, &control, 0, a.n);
+      CHECK(update_cuda(ours.args.data(), ours.count(), rule, &our_control, nullptr) ==
+            cudaSuccess);
+      CHECK(ours.same(wanted));
+      CHECK(same(our_control, control));
+      CHECK(control.lost > 100);
+      CHECK(control.moved > control.lost + 100);
+    }
+  }
+  // A step that is skipped writes nothing; the one that is not is the control.
+  for (const bool skip : {true, false}) {
+    Parameters ours(rules.back());
+    const StepControl asked{.updates = 1, .skip = skip, .moved = 10, .lost = 4};
+    StepControl control = asked;
+    CHECK(update_cuda(ours.args.data(), ours.count(), rules.back(), &control, nullptr) ==
+          cudaSuccess);
+    CHECK(ours.same(Parameters(rules.back())) == skip);
+    CHECK(same(control, asked) == skip);
+  }
+  const UpdateArgs none[2];
+  CHECK(update_cuda(none, 0, rules[0], nullptr, nullptr) == cudaSuccess);
+  CHECK(update_cuda(none, 2, rules[0], nullptr, nullptr) == cudaSuccess);
+}
+
+}  // namespace

@@ -1,0 +1,147 @@
+// Random numbers, files, safetensors, JSON, TOML, the allocator.
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <set>
+
+#include "core/io/checksum.h"
+#include "core/io/json.h"
+#include "core/io/safetensors.h"
+#include "core/io/toml.h"
+#include "core/memory.h"
+#include "core/rng.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+TEST_CASE("Philox4x32-10 gives Random123's vectors", "[random_and_files]") {
+  // The known-answer file kat_vectors of the Random123 distribution.
+  CHECK(philox({0, 0, 0, 0}, {0, 0}) == Philox4{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+  CHECK(philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}) ==
+        Philox4{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+  CHECK(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
+        Philox4{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+}
+
+TEST_CASE("a keyed permutation visits every place once", "[random_and_files]") {
+  for (uint64_t n : {1, 2, 3, 17, 64, 1000}) {
+    const Permutation p(n, make_key(n, 5));
+    std::set<uint64_t> seen;
+    for (uint64_t i = 0; i < n; ++i) {
+      REQUIRE(p(i) < n);
+      seen.insert(p(i));
+    }
+    CHECK(seen.size() == n);
+  }
+  const Permutation a(1000, make_key(1, 1)), b(1000, make_key(2, 1));
+  int same = 0;
+  for (uint64_t i = 0; i < 1000; ++i) same += a(i) == b(i);
+  CHECK(same < 20);  // two random permutations agree in about one place
+}
+
+TEST_CASE("safetensors come back as they were written", "[random_and_files]") {
+  const TempFolder folder;
+  const std::vector<float> a{1, 2, 3, 4, 5, 6};
+  const std::vector<uint8_t> b{7, 8, 9};
+  write_safetensors(folder / "x.safetensors",
+                    {{"b", "U8", {3}, std::as_bytes(std::span(b))},
+                     {"a", "F32", {2, 3}, std::as_bytes(std::span(a))},
+                     {"none", "F32", {0, 4}, {}}},
+                    {{"key", "value"}});
+  const SafetensorsFile file(folder / "x.safetensors");
+  REQUIRE(file.tensors().size() == 3);
+  CHECK(file.at("a").shape == std::vector<int64_t>{2, 3});
+  CHECK(std::ranges::equal(file.at("a").bytes, std::as_bytes(std::span(a))));
+  CHECK(std::ranges::equal(file.at("b").bytes, std::as_bytes(std::span(b))));
+  CHECK(file.metadata().at("key") == "value");
+  CHECK_THAT(error_of([&] { file.at("c"); }), ContainsSubstring("has no tensor \"c\""));
+}
+
+std::string framed(const std::string& header, size_t data_bytes) {
+  uint64_t n = header.size();
+  return std::string(reinterpret_cast<const char*>(&n), 8) + header + std::string(data_bytes, 'x');
+}
+
+TEST_CASE("malformed safetensors are refused, each for its reason", "[random_and_files]") {
+  const TempFolder folder;
+  const auto problem = [&](const std::string& bytes) {
+    write_file(folder / "bad.safetensors", bytes);
+    return error_of([&] { SafetensorsFile{folder / "bad.safetensors"}; });
+  };
+  const std::string good = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+  CHECK(problem(framed(good, 8)) == "");
+  CHECK_THAT(problem("1234"), ContainsSubstring("too short"));
+  CHECK_THAT(problem(framed(good, 8).substr(0, 40)), ContainsSubstring("cut short"));
+  CHECK_THAT(problem(framed(good, 7)), ContainsSubstring("outside the file"));
+  CHECK_THAT(problem(framed(good, 9)), ContainsSubstring("behind the last tensor"));
+  CHECK_THAT(problem(framed("{", 0)), ContainsSubstring("parse error"));
+  CHECK_THAT(problem(framed("[]", 0)), ContainsSubstring("no JSON object"));
+  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", 8)),
+             ContainsSubstring("unknown dtype"));
+  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8)),
+             ContainsSubstring("needs 12 bytes"));
+  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8)),
+             ContainsSubstring("no whole number"));
+  CHECK_THAT(
+      problem(framed(
+          R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 8)),
+      ContainsSubstring("too large"));
+  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8)),
+             ContainsSubstring("outside the file"));
+  CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12)),
+             ContainsSubstring("gap or overlap"));
+  CHECK_THAT(
+      problem(framed(
+          R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+          4)),
+      ContainsSubstring("gap or overlap"));
+  CHECK_THAT(
+      problem(framed(
+          R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+          8)),
+      ContainsSubstring("stands twice"));
+  CHECK_THAT(problem(framed(std::string(60, '['), 0)), ContainsSubstring("deeper than"));
+}
+
+TEST_CASE("bytes that are not UTF-8 become U+FFFD in JSON and in TOML", "[random_and_files]") {
+  const std::string path = "fold\xE9r/\xE2\x82\xAC\xC3";
+  CHECK(json_text(Json{{path, path}}) ==
+        "{\"fold\xEF\xBF\xBDr/\xE2\x82\xAC\xEF\xBF\xBD\":\"fold\xEF\xBF\xBDr/"
+        "\xE2\x82\xAC\xEF\xBF\xBD\"}");
+  CHECK(json_text(Json{{"a", "\xE9"}}, 1) == "{\n \"a\": \"\xEF\xBF\xBD\"\n}");
+  CHECK(toml_text(path) == "\"fold\\uFFFDr/\xE2\x82\xAC\\uFFFD\"");
+}
+
+TEST_CASE("JSON numbers that are not finite are strings", "[random_and_files]") {
+  CHECK(json_number(1.5).dump() == "1.5");
+  CHECK(json_number(NAN).dump() == "\"nan\"");
+  CHECK(json_number(-INFINITY).dump() == "\"-inf\"");
+}
+
+TEST_CASE("the allocator hands blocks out again and counts by category", "[random_and_files]") {
+  {
+    const at::Tensor warm = at::empty({1 << 20});
+  }
+  const MemoryStats before = memory_stats();
+  {
+    const MemoryScope scope(Memory::optimizer);
+    const at::Tensor t = at::empty({1 << 20});
+    CHECK(reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 64 == 0);
+    const MemoryStats during = memory_stats();
+    CHECK(during.used[static_cast<size_t>(Memory::optimizer)] -
+              before.used[static_cast<size_t>(Memory::optimizer)] ==
+          4 << 20);
+    CHECK(during.blocks == before.blocks);
+    recategorize(t.storage().data_ptr(), Memory::gradients);
+    CHECK(memory_stats().used[static_cast<size_t>(Memory::gradients)] ==
+          before.used[static_cast<size_t>(Memory::gradients)] + (4 << 20));
+  }
+  CHECK(memory_stats().total == before.total);
+  CHECK_THAT(error_of([] { at::empty({int64_t{1} << 50}); }), ContainsSubstring("out of memory"));
+}
+
+}  // namespace

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Installs Lathe into a temporary folder, builds each folder of examples/ against it, outside of the tree, and runs what
+was built: package.py BUILD_FOLDER LIBTORCH [EXAMPLE ...]. A control: without the installed package they can't be configured."""
+import csv
+import json
+import math
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[2]
+
+
+def run(*words, cwd=None, fails=False):
+    done = subprocess.run(list(map(str, words)), cwd=cwd, capture_output=True, text=True)
+    if (done.returncode != 0) != fails:
+        sys.exit(f"FAILED: {' '.join(map(str, words))} ended with {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def blobs(path):
+    """Examples of three classes, each around a point of its own."""
+    draw = random.Random(1)
+    with open(path, "w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["width", "height", "weight", "kind"])
+        for i in range(300):
+            kind = i % 3
+            out.writerow([f"{draw.gauss(3 * (kind == j), 0.7):.3f}" for j in range(3)] + [["red", "green", "blue"][kind]])
+
+
+def try_own_model(binary, folder):
+    blobs(folder / "blobs.csv")
+    run(binary, "prepare", "blobs.csv", "--out", "blobs", "--val", "0.2", cwd=folder)
+    config = SOURCE / "examples/own_model/digits.toml"
+    keys = ["--data.dir=blobs", "--train.eval_interval=0", "--train.threads=1"]
+    assert "kind = \"maxout\"" in run(binary, "config", "show", config, *keys, cwd=folder)
+    assert "million" in run(binary, "plan", config, *keys, cwd=folder)
+    # Too large to be measured here, and the kind says nothing of how it gets smaller.
+    large = ["--model.n_hidden=99991", "--model.n_piece=97", "--train.batch_size=4096"]
+    assert "from a smaller version that was measured" in run(binary, "plan", config, *keys, *large, cwd=folder)
+    train = [binary, "train", config, *keys, "--schedule.kind=constant"]
+    run(*train, "--train.out_dir=whole", "--train.steps=200", cwd=folder)
+    last = json.loads(run(binary, "eval", "whole", cwd=folder).splitlines()[-1])
+    assert last["accuracy"] > 0.9, last
+    for steps in [90, 200]:  # in two parts: the same bits
+        run(*train, "--train.out_dir=parts", f"--train.steps={steps}", cwd=folder)
+    model = "checkpoints/step-00000200/model.safetensors"
+    assert (folder / "whole" / model).read_bytes() == (folder / "parts" / model).read_bytes()
+    run(*train, "--train.out_dir=other", "--train.steps=200", "--train.seed=2", cwd=folder)
+    assert (folder / "whole" / model).read_bytes() != (folder / "other" / model).read_bytes()  # the control
+    run(binary, "train", config, *keys, "--train.out_dir=low", "--train.steps=20", "--amp.dtype=bf16", cwd=folder)
+
+
+def try_own_task(binary, folder):
+    draw = random.Random(1)
+    (folder / "load.txt").write_text("\n".join(
+        f"{math.sin(i / 4) + draw.gauss(0, 0.1):.4f}" for i in range(2000)))
+    run(binary, "series", "load.txt", "--out", "load", "--window", "16", cwd=folder)
+    run(binary, "verify", "load", cwd=folder)
+    config = SOURCE / "examples/own_task/series.toml"
+    train = [binary, "train", config, "--data.dir=load", "--train.eval_interval=0", "--train.threads=1"]
+    run(*train, "--train.out_dir=series", cwd=folder)
+    last = json.loads(run(binary, "eval", "series", cwd=folder).splitlines()[-1])
+    # The 10% and 90% quantiles of the noise are 0.128 either way, and their pinball losses and the median's add up to
+    # 0.1 (0.1755 + 0.3989 + 0.1755) = 0.075.
+    assert 0.07 < last["pinball"] < 0.1 and 0.65 < last["within_80"] < 0.92, last
+    for steps in [150, 400]:  # in two parts: the same bits
+        run(*train, "--train.out_dir=series-parts", f"--train.steps={steps}", "--schedule.kind=constant", cwd=folder)
+    model = "checkpoints/step-00000400/model.safetensors"
+    run(*train, "--train.out_dir=series-whole", "--schedule.kind=constant", cwd=folder)
+    assert (folder / "series-parts" / model).read_bytes() == (folder / "series-whole" / model).read_bytes()
+    # The transform: a head at zero says zero, which costs what the series' size costs; the control starts elsewhere.
+    for name, zero in [("zero", "head.*"), ("random", "")]:
+        run(*train, f"--train.out_dir={name}", "--train.steps=1", "--optim.lr=1e-9", f"--start.zero={zero}", cwd=folder)
+    losses = [json.loads(run(binary, "eval", name, cwd=folder).splitlines()[-1])["pinball"] for name in ["zero", "random"]]
+    assert abs(losses[0] - 0.96) < 0.1 and abs(losses[0] - losses[1]) > 0.01, losses
+
+
+def main():
+    build, libtorch = map(Path, sys.argv[1:3])
+    with tempfile.TemporaryDirectory(prefix="lathe-examples-") as temporary:
+        folder = Path(temporary)
+        prefix = folder / "prefix"
+        run("cmake", "--install", build, "--prefix", prefix)
+        assert run(prefix / "bin/lathe", "--version").startswith("lathe ")
+        named = [SOURCE / "examples" / name for name in sys.argv[3:]]
+        for example in named or sorted(p for p in (SOURCE / "examples").iterdir() if p.is_dir()):
+            binary_folder = folder / "build" / example.name
+            configure = ["cmake", "-S", example, "-B", binary_folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
+            run(*configure, fails=True)
+            run(*configure, f"-DCMAKE_PREFIX_PATH={prefix}", f"-DLIBTORCH={libtorch}")
+            run("cmake", "--build", binary_folder)
+            binary = binary_folder / example.name
+            if example.name == "own_model":
+                try_own_model(binary, folder)
+            elif example.name == "own_task":
+                try_own_task(binary, folder)
+            else:
+                run(binary, cwd=folder)
+            print(f"{example.name}: built from the installed package, and runs", flush=True)
+
+
+main()

@@ -1,0 +1,255 @@
+// Looking at modules while they run: named shapes, forward hooks, where a number that is not finite
+// comes from.
+#include <chrono>
+
+#include "autograd/create.h"
+#include "autograd/engine.h"
+#include "autograd/recompute.h"
+#include "nn/anomaly.h"
+#include "nn/hooks.h"
+#include "nn/init.h"
+#include "nn/layers.h"
+#include "nn/models/gpt.h"
+#include "nn/module_call.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using namespace lathe;
+
+/// A module of modules, two deep, with a fault where the test puts one.
+struct Inner {
+  Linear up{4, 4, true};
+  double forward_fault = 0, backward_fault = 0;
+  Variable operator()(const Variable& x) const {
+    ModuleCall call(*this);
+    call.input(x, "B C");
+    Variable y = up(x);
+    if (forward_fault > 0) y = log(y * 0.0) * forward_fault;  // log(0)
+    if (backward_fault > 0)
+      y = y + sqrt(relu(y) * 0.0) * backward_fault;  // 0 forward; 1 / sqrt(0) backward
+    return call.result(y, "B C");
+  }
+  void visit(Visit& v) { v("up", up); }
+};
+struct Outer {
+  std::vector<Inner> parts = std::vector<Inner>(3);
+  Linear head{4, 2, true};
+  Variable operator()(const Variable& x) const {
+    ModuleCall call(*this);
+    return call.result(head(run_blocks(parts, x)), "B O");
+  }
+  void visit(Visit& v) {
+    v.blocks("parts", parts);
+    v("head", head);
+  }
+};
+Outer make_outer() {
+  Outer model;
+  initialize(model, Init::xavier_normal, 1);
+  return model;
+}
+
+TEST_CASE("dims of one call are bound by name, and a misfit names path, both shapes and the dim",
+          "[module_hooks]") {
+  const auto ones = [](std::vector<int64_t> sizes) { return Variable(torch::ones(sizes)); };
+  TransformerOptions o;
+  o.channels = 8, o.heads = 2;
+  const TransformerDecoder model(2, o);
+  const auto told = [&](const Variable& x, const Variable& memory) {
+    return error_of([&] { model(x, memory); });
+  };
+  CHECK(told(ones({2, 3, 8}), ones({2, 5, 8})) == "");
+  CHECK(told(ones({2, 3, 8}), ones({3, 5, 8})) ==
+        "TransformerDecoder: expected memory of shape [B=2,S,C=8], got float32[3,5,8]; B is 3 here "
+        "and 2 in input "
+        "float32[2,3,8]");
+  CHECK(told(ones({2, 3, 9}), ones({2, 5, 9})) ==
+        "layers.0 (TransformerDecoderLayer): expected an input of shape [B,T,C=8], got "
+        "float32[2,3,9]; C is 9 here and "
+        "8 in the module");
+  CHECK_THAT(error_of([&] {
+               model(ones({2, 3, 8}), ones({2, 5, 8}), {.hidden = torch::zeros({3, 4}, at::kBool)});
+             }),
+             ContainsSubstring(
+                 "layers.0.self_attn (MultiHeadAttention): expected hidden of shape [T=3,S=3], got "
+                 "bool[3,4]; S is 4 here and 3 in key float32[2,3,8]"));
+  CHECK_THAT(
+      error_of([&] {
+        model(ones({2, 3, 8}), ones({2, 5, 8}), {.causal = true},
+              {.padding = torch::zeros({2, 3})});
+      }),
+      ContainsSubstring(
+          "layers.0.multihead_attn (MultiHeadAttention): expected padding of shape [B=2,S=5]"));
+  CHECK_THAT(
+      error_of([&] { LSTM(3, 4)(ones({2, 5, 3}), {ones({1, 3, 4}), {}}); }),
+      ContainsSubstring(
+          "LSTM: expected state h of shape [L=1,B=2,H=4], got float32[1,3,4]; B is 3 here and 2 in "
+          "input float32[2,5,3]"));
+  CHECK(error_of([&] { Linear(3, 4, true)(ones({5})); }) ==
+        "Linear: expected an input of shape [...,I=3], got float32[5]; I is 5 here and 3 in the "
+        "module");
+  CHECK_THAT(error_of([&] { Conv1d(3, 4, 2)(ones({5, 3})); }),
+             ContainsSubstring(
+                 "Conv1d: expected an input of shape [B,C=3,L], got float32[5,3]; it has 2 dims"));
+
+  struct Square {  // a letter twice
+    Variable operator()(const Variable& x) const {
+      ModuleCall call(*this);
+      call.input(x, "N N");
+      return call.result(slice(x, 0, 0, 1), "N N");
+    }
+    void visit(Visit&) {}
+  };
+  CHECK_THAT(error_of([&] { Square()(ones({2, 3})); }),
+             ContainsSubstring("N is 2 here and 3 in another of its dims"));
+  CHECK_THAT(
+      error_of([&] { Square()(ones({2, 2})); }),
+      ContainsSubstring(
+          "Square: expected a result of shape [N=2,N=2], got float32[1,2]; N is 1 here and 2 in "
+          "input float32[2,2]"));
+
+  // A name of a path goes by the outermost module, also where a child's address is its parent's.
+  GPTConfig c;
+  c.n_layer = 2, c.n_head = 2, c.n_embd = 8, c.block_size = 4, c.vocab_size = 7;
+  GPT gpt(c);
+  gpt.blocks[1].mlp.down = Linear(32, 9, true);
+  CHECK_THAT(
+      error_of([&] { gpt(torch::zeros({1, 4}, at::kLong)); }),
+      ContainsSubstring(
+          "blocks.1.mlp.down (Linear): expected residual of shape [...,O=9], got float32[1,4,8]"));
+}
+
+TEST_CASE("forward hooks see and replace what modules return, by path, innermost first",
+          "[module_hooks]") {
+  Outer model = make_outer();
+  const Variable x(torch::ones({2, 4}));
+  const at::Tensor plain = model(x).data();
+  std::vector<std::string> seen;
+  {
+    const ForwardHook all(model, "parts.*", [&](const std::string& path, const Variable& y) {
+      seen.push_back(path);
+      CHECK(y.sizes() == at::IntArrayRef({2, 4}));
+      return Variable();
+    });
+    CHECK(model(x).data().equal(plain));
+    CHECK(seen == std::vector<std::string>{"parts.0.up", "parts.0", "parts.1.up", "parts.1",
+                                           "parts.2.up", "parts.2"});
+    const ForwardHook ablate(model, "parts.1",
+                             [](const std::string&, const Variable& y) { return y * 0.0; });
+    const at::Tensor ablated = model(x).data();
+    CHECK(!ablated.equal(plain));
+    model.parts[1].up.weight.data().zero_();
+    model.parts[1].up.bias.data().zero_();
+  }
+  const at::Tensor zeroed = model(x).data();
+  model = make_outer();
+  {
+    const ForwardHook ablate(model, "parts.1",
+                             [](const std::string&, const Variable& y) { return y * 0.0; });
+    CHECK(model(x).data().equal(zeroed));
+    backward(sum(model(x)));
+    CHECK(model.parts[1].up.weight.grad().eq(0).all().item<bool>());
+  }
+  CHECK(seen.size() == 12);
+  CHECK(model(x).data().equal(plain));
+  CHECK_THAT(error_of([&] { ForwardHook(model, "part.*", {}); }),
+             ContainsSubstring("no module is called part.*"));
+}
+
+TEST_CASE("an anomaly is named by its first op, forward or backward, with path, shapes and figures",
+          "[module_hooks]") {
+  const Variable x(torch::ones({2, 4}));
+  for (const auto policy : {RecomputePolicy::none, RecomputePolicy::blocks}) {
+    const RecomputeBlocks recompute(policy);
+    const auto told = [&](auto&& fault, const Variable& in) {
+      Outer model = make_outer();
+      fault(model);
+      return error_of([&] {
+        const DetectAnomaly watch;
+        backward(sum(model(in)));
+      });
+    };
+    CHECK(told([](Outer&) {}, x) == "");
+    CHECK_THAT(
+        told([](Outer& m) { m.parts[1].forward_fault = 1; }, x),
+        ContainsSubstring(
+            "anomaly: log in parts.1 (Inner) made values that are not finite (float32[2,4], 0 NaN "
+            "and 8 infinite of 8) of finite ones: float32[2,4] from "));
+    CHECK_THAT(
+        told([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
+        ContainsSubstring(
+            "anomaly: the backward of sqrt in parts.2 (Inner) made a gradient that is not finite, "
+            "of its input 0 (float32[2,4], "));
+    CHECK_THAT(told([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
+               ContainsSubstring("out of finite gradients: float32[2,4] from "));
+    CHECK_THAT(told([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
+               ContainsSubstring("; in the forward pass it was given float32[2,4] from 0 to 0"));
+    CHECK_THAT(told([](Outer& m) { m.head.weight.data()[1][2] = NAN; }, x),
+               ContainsSubstring(
+                   "anomaly: linear in head (Linear) was given a parameter that is not finite: "));
+    CHECK_THAT(told([](Outer&) {}, Variable(torch::full({2, 4}, NAN))),
+               ContainsSubstring("anomaly: linear in parts.0.up (Linear) was given data that is "
+                                 "not finite: float32[2,4], "
+                                 "8 NaN and 0 infinite of 8"));
+  }
+  {  // Infinities that stand in constants and masks are meant so.
+    const DetectAnomaly watch;
+    const Variable w = Variable::parameter(torch::ones({3}));
+    const Variable mask(torch::tensor({0.0F, -INFINITY, 0.0F}));
+    backward(sum(softmax(w + mask, 0) *
+                 softmax(masked_fill(w, torch::tensor({true, false, false}), -INFINITY), 0)));
+  }
+  const Variable w = Variable::parameter(torch::ones({3}));
+  CHECK_THAT(error_of([&] {
+               const DetectAnomaly watch;
+               backward(sum(w * 2.0), torch::full({}, INFINITY));
+             }),
+             ContainsSubstring("the gradient that reached the result of sum is not finite"));
+  const DetectAnomaly forward_alone(DetectAnomaly::Options{.backward = false});
+  CHECK(error_of([&] { backward(sum(w * 2.0), torch::full({}, INFINITY)); }) == "");
+}
+
+TEST_CASE("under an anomaly guard results and gradients keep their bits", "[module_hooks]") {
+  GPTConfig c;
+  c.n_layer = 2, c.n_head = 2, c.n_embd = 16, c.block_size = 8, c.vocab_size = 11, c.dropout = 0.1;
+  const at::Tensor ids = torch::randint(11, {2, 8}), targets = torch::randint(11, {2, 8});
+  const auto run = [&](bool watched) {
+    GPT model(c);
+    initialize(model, Init::gpt2, 1, 2);
+    std::optional<DetectAnomaly> watch;
+    if (watched) watch.emplace();
+    const TrainingStep step({.seed = 1});
+    std::vector<at::Tensor> out;
+    for (int micro = 0; micro < 2; ++micro) {
+      const Variable loss = head_loss(model, ids, targets, 32);
+      backward(loss);
+      out.push_back(loss.data());
+    }
+    for (const auto& p : parameters(model)) out.push_back(p.parameter.grad());
+    return out;
+  };
+  const auto plain = run(false), watched = run(true);
+  for (size_t i = 0; i < plain.size(); ++i) CHECK(plain[i].equal(watched[i]));
+}
+
+TEST_CASE("a module's call costs less than a thousandth of a small model's step",
+          "[module_hooks]") {
+  // Not a matter of speed but of kind: nanoseconds beside a step of milliseconds. A step of GPT has
+  // 10 calls a block.
+  const Linear layer(64, 64, true);
+  const Variable x(torch::ones({2, 32, 64}));
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < 20000; ++i) {
+    ModuleCall call(layer, {{'I', 64}, {'O', 64}});
+    call.input(x, "B T I");
+    call.result(x, "B T O");
+  }
+  const double ns =
+      std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count() /
+      20000;
+  WARN("a call of a module with two tensors checked: " << ns << " ns");
+  CHECK(ns < 1e5);
+}
+
+}  // namespace

@@ -1,0 +1,369 @@
+// What walks modules: paths, children of every kind, buffers, state dicts; roles, modes, and
+// streams of random numbers.
+
+#include <array>
+
+#include "amp/amp.h"
+#include "autograd/engine.h"
+#include "nn/init.h"
+#include "nn/models/gpt.h"
+#include "optim/optimizer.h"
+#include "tests/support/catch.h"
+#include "tests/support/gpt.h"
+
+namespace {
+
+using namespace lathe;
+
+std::vector<std::string> paths_of(const ConstModuleRef& model) {
+  std::vector<std::string> out;
+  for (const auto& p : parameters(model)) out.push_back(p.path);
+  return out;
+}
+
+struct Base {
+  virtual ~Base() = default;
+  virtual void visit(Visit& v) = 0;
+};
+struct Derived final : Base {
+  Linear layer{2, 2, false};
+  void visit(Visit& v) override { v("layer", layer); }
+};
+
+struct Children {
+  std::optional<Linear> on = Linear(2, 2, false), off;
+  std::unique_ptr<Linear> own = std::make_unique<Linear>(2, 2, false), none;
+  std::shared_ptr<Linear> shared = std::make_shared<Linear>(2, 2, false);
+  std::vector<std::unique_ptr<Base>> several;
+  std::array<Linear, 2> two{Linear(2, 2, false), Linear(2, 2, true)};
+  std::vector<std::vector<Linear>> nested{{Linear(2, 2, false)},
+                                          {Linear(2, 2, false), Linear(2, 2, false)}};
+  Children() {
+    several.push_back(std::make_unique<Derived>());
+    several.push_back(nullptr);
+    several.push_back(std::make_unique<Derived>());
+  }
+  void visit(Visit& v) {
+    v("on", on);
+    v("off", off);
+    v("own", own);
+    v("none", none);
+    v("shared", shared);
+    v.blocks("several", several);
+    v("two", two);
+    v("nested", nested);
+  }
+};
+
+TEST_CASE(
+    "children may be optional, owned, shared, of several kinds, and in ranges; models may be const",
+    "[module]") {
+  const Children model;
+  const std::vector<std::string> wanted{"on.weight",
+                                        "own.weight",
+                                        "shared.weight",
+                                        "several.0.layer.weight",
+                                        "several.2.layer.weight",
+                                        "two.0.weight",
+                                        "two.1.weight",
+                                        "two.1.bias",
+                                        "nested.0.0.weight",
+                                        "nested.1.0.weight",
+                                        "nested.1.1.weight"};
+  CHECK(paths_of(model) == wanted);
+  for (const auto& p : parameters(model)) {
+    INFO(p.path);
+    CHECK(p.block == (p.path == "several.0.layer.weight"   ? 0
+                      : p.path == "several.2.layer.weight" ? 2
+                                                           : -1));
+  }
+  zero_grad(model);
+  CHECK(trained_parameters(model).size() == wanted.size());
+  std::vector<std::unique_ptr<Base>> models;  // a range is a model too
+  models.push_back(std::make_unique<Derived>());
+  CHECK(paths_of(models) == std::vector<std::string>{"0.layer.weight"});
+}
+
+struct SameNames {
+  Linear a{2, 2, false}, b{2, 2, false};
+  void visit(Visit& v) {
+    v("x", a);
+    v("x", b);
+  }
+};
+
+TEST_CASE("two parameters of one path are an error", "[module]") {
+  CHECK_THAT(error_of([] { parameters(SameNames()); }),
+             ContainsSubstring("two parameters of a model are called x.weight"));
+  CHECK_THAT(error_of([] { state_dict(SameNames()); }),
+             ContainsSubstring("two tensors of a model are called x.weight"));
+}
+
+/// With statistics, a counter, and a tied head.
+struct Counting {
+  Embedding in{5, 3};
+  Linear out{3, 5, /*with_bias=*/false};
+  at::Tensor mean = new_buffer({3}, 0), seen = new_buffer({}, 0, at::kLong), off;
+  Counting() { out.weight = in.weight; }
+  void visit(Visit& v) {
+    v("in", in);
+    v.buffer("mean", mean);
+    v.buffer("seen", seen);
+    v.buffer("off", off);
+    v("out", out);
+  }
+};
+
+TEST_CASE("buffers are listed by path, move with their model, and are no parameters", "[module]") {
+  Counting model;
+  const at::Tensor before = model.mean;
+  const auto list = buffers(model);
+  REQUIRE(list.size() == 2);
+  CHECK(list[0].path == "mean");
+  CHECK(list[1].path == "seen");
+  list[0].tensor.fill_(2);  // they share their memory
+  CHECK(model.mean.eq(2).all().item<bool>());
+  CHECK(paths_of(model) == std::vector<std::string>{"in.weight"});
+  move_to(model, at::kCPU, at::kDouble);
+  CHECK(model.mean.scalar_type() == at::kDouble);
+  CHECK(model.seen.scalar_type() == at::kLong);
+  before.fill_(9);
+  CHECK(model.mean.eq(2).all().item<bool>());
+  const MetaInit shapes;
+  CHECK(Counting().mean.is_meta());
+}
+
+TEST_CASE("a state dict holds parameters and buffers, ties once, and goes back in", "[module]") {
+  Counting from, to;
+  initialize(from, Init::gpt2, 3);
+  from.mean.fill_(0.5);
+  from.seen.fill_(7);
+  StateDict state = state_dict(from);
+  CHECK(state.size() == 3);
+  CHECK(state.at("in.weight").is_same(from.in.weight.data()));
+  CHECK(!state.contains("out.weight"));
+  const auto loaded = load_state_dict(to, state);
+  CHECK((loaded.missing.empty() && loaded.unexpected.empty()));
+  CHECK(to.out.weight.data().equal(from.in.weight.data()));
+  CHECK(to.out.weight.node() == to.in.weight.node());
+  CHECK(to.mean.equal(from.mean));
+  CHECK(to.seen.item<int64_t>() == 7);
+  from.mean.fill_(1);  // the copy is a copy
+  CHECK(to.mean.eq(0.5).all().item<bool>());
+  // Into another dtype, and under the other path of what is tied.
+  move_to(to, at::kCPU, at::kDouble);
+  state["out.weight"] = state.at("in.weight").mul(2);
+  state.erase("in.weight");
+  load_state_dict(to, state);
+  CHECK(to.in.weight.data().equal(state.at("out.weight").to(at::kDouble)));
+}
+
+TEST_CASE(
+    "a state dict that does not fit is one error that names everything, and nothing is written",
+    "[module]") {
+  Counting model;
+  initialize(model, Init::gpt2, 3);
+  const at::Tensor before = model.in.weight.data().clone();
+  const StateDict whole{
+      {"in.weight", torch::ones({5, 3})}, {"mean", torch::ones({3})}, {"seen", torch::tensor(4L)}};
+  StateDict state = whole;
+  state.erase("seen");
+  state["more"] = torch::ones({1});
+  CHECK(error_of([&] { load_state_dict(model, state); }) ==
+        "load_state_dict: missing: seen; not in the model: more");
+  CHECK(model.in.weight.data().equal(before));
+  state["mean"] = torch::ones({4});
+  CHECK(error_of([&] { load_state_dict(model, state, /*strict=*/false); }) ==
+        "load_state_dict: mean is float32[4] for float32[3]");
+  CHECK(model.in.weight.data().equal(before));
+  state["mean"] = torch::ones({3});
+  const auto loaded = load_state_dict(model, state, /*strict=*/false);
+  CHECK(loaded.missing == std::vector<std::string>{"seen"});
+  CHECK(loaded.unexpected == std::vector<std::string>{"more"});
+  CHECK(model.in.weight.data().eq(1).all().item<bool>());
+  state = whole;
+  state["seen"] = torch::tensor(4.5);
+  CHECK_THAT(error_of([&] { load_state_dict(model, state); }),
+             ContainsSubstring("seen is float32[] for int64[]"));
+  state = whole;
+  state["out.weight"] = torch::ones({5, 3});  // equal values under both paths are no contradiction
+  load_state_dict(model, state);
+  state["out.weight"] = torch::zeros({5, 3});
+  CHECK_THAT(error_of([&] { load_state_dict(model, state); }),
+             ContainsSubstring("out.weight is not in.weight, to which the model ties it"));
+  const MetaInit shapes;
+  CHECK_THAT(error_of([] { state_dict(Counting()); }),
+             ContainsSubstring("in.weight has no values here"));
+}
+
+TEST_CASE("loading is noticed by an old graph and by working copies", "[module]") {
+  Linear layer(4, 4, false);
+  initialize(layer, Init::gpt2, 3);
+  const Variable x = Variable::parameter(torch::ones({2, 4}));
+  const Variable old = sum(layer(x));
+  make_working_copies(parameters(layer), at::kBFloat16, true, false);
+  load_state_dict(layer, {{"weight", torch::full({4, 4}, 2.0)}});
+  CHECK_THAT(error_of([&] { backward(old); }), ContainsSubstring("changed in place"));
+  const Autocast autocast(at::kBFloat16);
+  CHECK(layer(x).data().eq(8).all().item<bool>());
+}
+
+struct Gated {
+  Variable weight = new_parameter({3, 3}), gate = new_parameter({3, 3});
+  static void fill(const at::Tensor& values, RngKey key) {
+    values.fill_(static_cast<double>(key.k0 % 7) + 1);
+  }
+  void visit(Visit& v) {
+    v("weight", weight, Role::filter);
+    constexpr Role own{.name = "gate", .decayed = false, .fill = fill};
+    v("gate", gate, own);
+  }
+};
+
+TEST_CASE("a custom role decides how a parameter starts and whether it decays and is multiplied",
+          "[module]") {
+  Gated model;
+  initialize(model, Init::xavier_normal, 3);
+  CHECK(model.gate.data()[0][0].item<double>() >= 1);
+  CHECK(model.gate.data().eq(model.gate.data()[0][0]).all().item<bool>());
+  const auto params = parameters(model);
+  CHECK(params[1].role.name == "gate");
+  make_working_copies(params, at::kBFloat16, true, true);
+  CHECK(model.weight.leaf().precision.low.defined());
+  CHECK(!model.gate.leaf().precision.low.defined());
+  model.gate.leaf().grad = torch::zeros({3, 3});
+  model.weight.leaf().grad = torch::zeros({3, 3});
+  model.weight.data().fill_(1);
+  const at::Tensor gate = model.gate.data().clone();
+  OptimConfig c;
+  c.kind = "sgd", c.weight_decay = 0.5, c.grad_clip = 0;
+  Optimizer(c, params).step(1);
+  CHECK(model.gate.data().equal(gate));
+  CHECK(model.weight.data().eq(0.5).all().item<bool>());
+  // A role that starts by a fan needs one.
+  const std::vector<NamedParameter> flat{{"v", new_parameter({3}), Role::weight}};
+  CHECK_THAT(error_of([&] { initialize(flat, Init::gpt2, 1, 3); }),
+             ContainsSubstring("v is a weight of shape [3]"));
+}
+
+TEST_CASE("a filter's fan counts its places", "[module]") {
+  const std::vector<NamedParameter> p{{"f", new_parameter({64, 32, 3, 3}), Role::filter}};
+  initialize(p, Init::kaiming, 1, 3);
+  // 18432 values: the deviation of their standard deviation is 0.5%.
+  CHECK(p[0].parameter.data().std().item<double>() ==
+        Approx(std::sqrt(2.0 / (32 * 9))).epsilon(0.02));
+}
+
+at::Tensor mask_of(const std::function<Variable(const Variable&)>& layer) {
+  return layer(Variable(torch::ones({8, 50}))).data().ne(0);
+}
+
+struct TwoDrops {
+  Dropout a{0.5}, b{0.5};
+  void visit(Visit& v) {
+    v("a", a);
+    v("b", b);
+  }
+};
+
+TEST_CASE("no two draws of a step share a mask, and the same step draws the same again",
+          "[module]") {
+  TwoDrops model;
+  const auto draws = [&](bool b_first) {
+    const TrainingStep step({.seed = 1, .step = 2});
+    std::vector<at::Tensor> masks;
+    if (b_first) masks.push_back(mask_of(model.b));
+    masks.push_back(mask_of(model.a));
+    if (!b_first) masks.push_back(mask_of(model.b));
+    masks.push_back(mask_of(model.a));
+    masks.push_back(mask_of([](const Variable& x) { return dropout(x, 0.5); }));
+    return masks;
+  };
+  for (const bool placed : {false, true}) {
+    if (placed) place(model);
+    const auto masks = draws(false), again = draws(false), other = draws(true);
+    for (size_t i = 0; i < masks.size(); ++i) {
+      CHECK(masks[i].equal(again[i]));
+      for (size_t j = 0; j < i; ++j) CHECK(!masks[i].equal(masks[j]));
+    }
+    // A layer that knows its place does not care for who ran before it; one that does not, does.
+    CHECK(masks[0].equal(other[1]) == placed);
+    CHECK(masks[1].equal(other[0]) == placed);
+  }
+  // A guard inside a forward does not set the draws back.
+  const TrainingStep step({.seed = 1, .step = 2});
+  const at::Tensor first = mask_of(model.a);
+  at::Tensor second;
+  {
+    const NoGrad guard;
+    second = mask_of(model.a);
+  }
+  CHECK(!first.equal(second));
+  CHECK(!mask_of(model.a).equal(second));
+}
+
+TEST_CASE("a forward that is computed again draws what it drew", "[module]") {
+  TwoDrops model;
+  place(model);
+  const TrainingStep step({.seed = 1, .step = 2});
+  mask_of(model.a);
+  const DrawState before = DrawState::now();
+  const at::Tensor first = mask_of(model.a), second = mask_of(model.a);
+  {
+    const RestoreRngState again(before);
+    CHECK(mask_of(model.a).equal(first));
+    CHECK(mask_of(model.a).equal(second));
+  }
+  const at::Tensor third = mask_of(model.a);
+  CHECK(!third.equal(first));
+  CHECK(!third.equal(second));
+  // Outside training as well.
+  const Evaluation evaluation;
+  const DrawState none = DrawState::now();
+  const RestoreRngState again(none);
+  CHECK(!is_training());
+}
+
+TEST_CASE(
+    "training and evaluation are guards, and a loop that counts no steps draws other numbers each "
+    "time",
+    "[module]") {
+  TwoDrops model;
+  CHECK(!is_training());
+  CHECK(mask_of(model.a).all().item<bool>());
+  const auto run = [&](uint64_t seed) {
+    const Training training(seed);
+    CHECK(is_training());
+    std::vector<at::Tensor> masks{mask_of(model.a), mask_of(model.a)};
+    {
+      const Evaluation evaluation;
+      CHECK(!is_training());
+      CHECK(mask_of(model.a).all().item<bool>());
+    }
+    masks.push_back(mask_of(model.a));
+    return masks;
+  };
+  const auto one = run(1), again = run(1), other = run(2);
+  for (size_t i = 0; i < one.size(); ++i) {
+    CHECK(one[i].equal(again[i]));
+    CHECK(!one[i].equal(other[i]));
+    CHECK(!one[i].equal(one[(i + 1) % one.size()]));
+  }
+  CHECK(!is_training());
+}
+
+TEST_CASE("the GPT's dropout streams are those of its first version", "[module]") {
+  GPTConfig c;
+  c.n_layer = 2, c.n_head = 2, c.n_embd = 8, c.block_size = 6, c.vocab_size = 11, c.dropout = 0.1;
+  GPT model(c);
+  const auto holds = [&] {
+    CHECK(model.drop.stream == hash_name("dropout/embeddings"));
+    CHECK(model.blocks[0].attn_drop.stream == hash_name("dropout/blocks.0.attn"));
+    CHECK(model.blocks[1].mlp_drop.stream == hash_name("dropout/blocks.1.mlp"));
+  };
+  holds();
+  initialize(model, Init::gpt2, 1, c.n_layer);
+  holds();
+}
+
+}  // namespace

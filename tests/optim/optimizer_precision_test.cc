@@ -1,0 +1,249 @@
+// Optimizers in the precisions that runs use: float32 against torch.optim in float32, bfloat16
+// parameters against a float64 reference that is rounded after each step; and what a step must
+// refuse.
+#include "autograd/node.h"
+#include "core/dtype.h"
+#include "optim/optimizer.h"
+#include "tests/support/catch.h"
+#include "tests/support/torch_oracle.h"
+
+namespace {
+
+using namespace lathe;
+
+constexpr int lowp_steps = 25;
+constexpr int64_t elements = 1024;
+
+/// One way to set an optimizer up, here and in torch.
+struct LowPrecisionKind {
+  std::string label;
+  OptimConfig config;
+  std::function<std::unique_ptr<torch::optim::Optimizer>(at::Tensor&)> torch;
+};
+
+template <class Optim, class Options>
+std::function<std::unique_ptr<torch::optim::Optimizer>(at::Tensor&)> like(Options options) {
+  return [options](at::Tensor& p) {
+    return std::make_unique<Optim>(std::vector<at::Tensor>{p}, options);
+  };
+}
+
+/// Every kind with its options, weight decay on and off.
+std::vector<LowPrecisionKind> low_precision_kinds() {
+  std::vector<LowPrecisionKind> all;
+  for (const double wd : {0.0, 0.1}) {
+    OptimConfig base;
+    base.weight_decay = wd, base.grad_clip = 0;
+    const std::string decay = wd > 0 ? ", weight decay" : "";
+    const auto add = [&](const std::string& label, OptimConfig c, auto torch) {
+      all.push_back({c.kind + label + decay, c, std::move(torch)});
+    };
+    OptimConfig c = base;
+    c.kind = "sgd";
+    add("", c, like<torch::optim::SGD>(torch::optim::SGDOptions(1).weight_decay(wd)));
+    c.kind = "momentum";
+    for (const auto& [dampening, nesterov] :
+         {std::pair{0.0, false}, std::pair{0.1, false}, std::pair{0.0, true}}) {
+      c.momentum = 0.9, c.dampening = dampening, c.nesterov = nesterov;
+      add(nesterov        ? ", Nesterov"
+          : dampening > 0 ? ", dampening"
+                          : "",
+          c,
+          like<torch::optim::SGD>(torch::optim::SGDOptions(1)
+                                      .momentum(0.9)
+                                      .dampening(dampening)
+                                      .nesterov(nesterov)
+                                      .weight_decay(wd)));
+    }
+    c = base;
+    c.kind = "adagrad";
+    c.lr_decay = 0.1, c.initial_accumulator = 0.5, c.eps = 1e-10;
+    add("", c,
+        like<torch::optim::Adagrad>(torch::optim::AdagradOptions(1)
+                                        .lr_decay(0.1)
+                                        .initial_accumulator_value(0.5)
+                                        .eps(1e-10)
+                                        .weight_decay(wd)));
+    c = base;
+    c.kind = "rmsprop";
+    for (const double momentum : {0.0, 0.9}) {
+      for (const bool centered : {false, true}) {
+        c.momentum = momentum, c.centered = centered, c.alpha = 0.95, c.eps = 1e-8;
+        add(str(momentum > 0 ? ", momentum" : "", centered ? ", centred" : ""), c,
+            like<torch::optim::RMSprop>(torch::optim::RMSpropOptions(1)
+                                            .alpha(0.95)
+                                            .eps(1e-8)
+                                            .momentum(momentum)
+                                            .centered(centered)
+                                            .weight_decay(wd)));
+      }
+    }
+    c = base;
+    c.beta1 = 0.85, c.beta2 = 0.97, c.eps = 1e-8;
+    c.kind = "adam";
+    add("", c,
+        like<torch::optim::Adam>(
+            torch::optim::AdamOptions(1).betas({0.85, 0.97}).eps(1e-8).weight_decay(wd)));
+    c.kind = "adamw";
+    add("", c,
+        like<torch::optim::AdamW>(
+            torch::optim::AdamWOptions(1).betas({0.85, 0.97}).eps(1e-8).weight_decay(wd)));
+  }
+  return all;
+}
+
+double lowp_rate(int step) { return 0.05 / (1 + 0.1 * step); }
+
+/// The same gradients for both sides, between 1/4 and 2 in size, with a sign of their own at each
+/// step.
+at::Tensor gradient(int step) {
+  torch::manual_seed(static_cast<uint64_t>(step) + 100);
+  const at::Tensor size = torch::rand({2, elements / 2}) * 1.75 + 0.25;
+  return torch::where(torch::rand({2, elements / 2}).gt(0.5), size, -size);
+}
+at::Tensor start() {
+  torch::manual_seed(99);
+  return torch::randn({2, elements / 2});
+}
+
+/// Ours after the steps, in `dtype`; gradients have that dtype too.
+at::Tensor lowp_ours(const OptimConfig& config, at::ScalarType dtype,
+                     std::optional<uint64_t> rounding_seed = std::nullopt) {
+  const Variable p = Variable::parameter(start().to(dtype, false, /*copy=*/true));
+  Optimizer optimizer(config, {{"w", p, Role::weight}}, rounding_seed);
+  for (int step = 0; step < lowp_steps; ++step) {
+    p.leaf().grad = gradient(step).to(dtype);
+    optimizer.step(lowp_rate(step));
+  }
+  return p.data();
+}
+
+/// torch's after the steps, computed in `dtype`; the parameter, and each gradient, is rounded to
+/// `kept`.
+at::Tensor torchs(const LowPrecisionKind& kind, at::ScalarType dtype, at::ScalarType kept) {
+  at::Tensor p = start().to(kept).to(dtype, false, /*copy=*/true).requires_grad_();
+  const auto optimizer = kind.torch(p);
+  for (int step = 0; step < lowp_steps; ++step) {
+    p.mutable_grad() = gradient(step).to(kept).to(dtype);
+    for (auto& group : optimizer->param_groups()) group.options().set_lr(lowp_rate(step));
+    optimizer->step();
+    const torch::NoGradGuard no_grad;
+    p.copy_(p.to(kept));
+  }
+  return p.detach();
+}
+
+TEST_CASE("every optimizer in float32 is torch's in float32", "[optimizer_precision]") {
+  for (const auto& kind : low_precision_kinds()) {
+    const at::Tensor a = lowp_ours(kind.config, at::kFloat),
+                     b = torchs(kind, at::kFloat, at::kFloat);
+    const at::Tensor moved = (b - start()).abs();
+    // A step rounds the parameter once on each side, and its update some 8 times more (the decayed
+    // gradient, two averages, root, quotient, product); an update is at most as large as the way
+    // that the parameter went, or 1.
+    const at::Tensor spacing = torch::maximum(b.abs(), moved).clamp_min(1) * 0x1p-23;
+    const double off = ((a - b).abs() / spacing).max().item<double>();
+    INFO(kind.label << ": off by " << off << " units of the last place after " << lowp_steps
+                    << " steps");
+    CHECK(off <= 4 * lowp_steps);
+    CHECK(moved.max().item<double>() > 0.01);  // there was something to get wrong
+  }
+}
+
+TEST_CASE(
+    "bfloat16 parameters, rounded to nearest, are a float64 run's that is rounded after each step",
+    "[optimizer_precision]") {
+  for (const auto& kind : low_precision_kinds()) {
+    const at::Tensor wanted = torchs(kind, at::kDouble, at::kBFloat16);
+    const auto compare = [&](std::optional<uint64_t> rounding_seed) {
+      const at::Tensor a = lowp_ours(kind.config, at::kBFloat16, rounding_seed).to(at::kDouble);
+      const at::Tensor off = (a - wanted).abs() / (wanted.abs().clamp_min(0x1p-6) * 0x1p-7);
+      return std::pair(off.gt(0).to(at::kDouble).mean().item<double>(), off.max().item<double>());
+    };
+    // Updates in float32 are right to some 1e-6 of bfloat16's spacing of 2^-8, so one rounding in
+    // 10^4 goes the other way: of 25 * 1024 a handful, each by one spacing, which a later step may
+    // undo or (at another exponent, or under feedback by weight decay) double.
+    const auto [share, most] = compare(std::nullopt);
+    INFO(kind.label << ": " << 100 * share << "% of elements differ, by up to " << most
+                    << " spacings");
+    CHECK(share < 0.01);
+    CHECK(most <= 2);
+    CHECK(compare(7).first > 0.1);  // control: stochastic rounding goes elsewhere
+  }
+}
+
+TEST_CASE("centred RMSprop stays finite where its variance estimate is rounding alone",
+          "[optimizer_precision]") {
+  for (const double momentum : {0.0, 0.9}) {
+    OptimConfig c;
+    c.kind = "rmsprop", c.centered = true, c.momentum = momentum, c.weight_decay = 0,
+    c.grad_clip = 0;
+    const Variable p = Variable::parameter(torch::zeros({elements}));
+    Optimizer optimizer(c, {{"w", p, Role::weight}});
+    torch::manual_seed(1);
+    // Where a gradient falls and then stays, both means come down to its square and to itself and
+    // stop some spacings above, the square of the mean further above than the mean of squares:
+    // their difference is below zero.
+    const at::Tensor constant = torch::randn({elements}), other = torch::randn({elements});
+    for (int step = 0; step < 3000; ++step) {
+      p.leaf().grad = step < 200    ? constant * 4
+                      : step < 2900 ? constant.clone()
+                                    : other * (1 + step % 3);
+      optimizer.step(1e-3);
+    }
+    INFO((momentum > 0 ? "momentum: " : "")
+         << p.data().isfinite().logical_not().sum().item<int64_t>() << " of " << elements
+         << " elements are not finite");
+    CHECK(p.data().isfinite().all().item<bool>());
+    for (const auto& state : optimizer.groups()[1].slots[0].state)
+      CHECK(state.isfinite().all().item<bool>());
+  }
+}
+
+/// What a step says to a gradient of parameter "blocks.0.up.weight" [2, 3]; its data and the other
+/// one's stay.
+std::string refusal(const at::Tensor& gradient) {
+  OptimConfig c;
+  std::vector<NamedParameter> p{
+      {"tokens.weight", Variable::parameter(torch::ones({4})), Role::bias},
+      {"blocks.0.up.weight", Variable::parameter(torch::ones({2, 3})), Role::weight}};
+  Optimizer optimizer(c, p);
+  p[0].parameter.leaf().grad = torch::ones({4});
+  p[1].parameter.leaf().grad = gradient;
+  std::string said;
+  try {
+    said = error_of([&] { optimizer.step(0.1); });
+  } catch (const std::exception& e) {
+    said = str("not Lathe's own error: ", e.what());
+  }
+  if (!said.empty()) {
+    for (const auto& q : p) CHECK(q.parameter.data().eq(1).all().item<bool>());
+  }
+  return said;
+}
+
+TEST_CASE("a gradient of another shape names its parameter", "[optimizer_precision]") {
+  CHECK(refusal(torch::ones({2, 3})).empty());  // the control
+  for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{6}, {3, 2}, {2, 2}, {2, 4}, {1}}) {
+    INFO(describe(at::IntArrayRef(sizes)));
+    CHECK_THAT(refusal(torch::ones(sizes)), ContainsSubstring("blocks.0.up.weight"));
+  }
+}
+
+TEST_CASE("a gradient of whole numbers names its parameter", "[optimizer_precision]") {
+  for (const auto dtype : {at::kHalf, at::kBFloat16})
+    CHECK(refusal(torch::ones({2, 3}, dtype)).empty());
+  for (const auto dtype : {at::kLong, at::kInt, at::kByte, at::kBool}) {
+    INFO(dtype_name(dtype));
+    CHECK_THAT(refusal(torch::ones({2, 3}, dtype)), ContainsSubstring("blocks.0.up.weight"));
+  }
+}
+
+TEST_CASE("a gradient without elements, or on another device, names its parameter",
+          "[optimizer_precision]") {
+  CHECK_THAT(refusal(torch::ones({0})), ContainsSubstring("blocks.0.up.weight"));
+  CHECK_THAT(refusal(torch::ones({2, 3}, at::TensorOptions(at::kMeta).dtype(at::kFloat))),
+             ContainsSubstring("blocks.0.up.weight"));
+}
+
+}  // namespace

@@ -1,0 +1,415 @@
+// Every optimizer against torch.optim's C++ half, or its paper's formula in float64
+// (tests/optim/optimizer_table.cc), over many steps, shapes and options; and what they have in
+// common.
+#include <ATen/Parallel.h>
+
+#include "autograd/node.h"
+#include "core/kernels/adam8bit.h"
+#include "tests/optim/optimizer_table.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+struct Shape {
+  std::vector<int64_t> sizes;
+  Role role;
+};
+/// 0-dim, empty, odd and large; matrices both ways round, filters, and a matrix that is not hidden.
+std::vector<Shape> shapes() {
+  return {{{}, Role::scale},
+          {{0}, Role::bias},
+          {{0, 3}, Role::weight},
+          {{1}, Role::bias},
+          {{517}, Role::bias},
+          {{3, 5}, Role::weight},
+          {{5, 3}, Role::weight},
+          {{4, 3, 3, 3}, Role::filter},
+          {{131, 67}, Role::weight},
+          {{40, 200}, Role::weight},
+          {{67, 131}, Role::embedding},
+          {{70, 9}, Role::head}};
+}
+
+constexpr int rule_steps = 20;
+double rate_at(int step) { return 0.05 / (1 + 0.1 * step); }
+at::Tensor gradient(int step, at::IntArrayRef sizes) {
+  torch::manual_seed(static_cast<uint64_t>(step) + 100);
+  const at::Tensor draw = torch::randn(sizes, at::kDouble);
+  return draw * (1 + 0.5 * std::sin(0.9 * step));
+}
+
+OptimConfig config_of(const Row& row) {
+  OptimConfig c;
+  c.kind = row.kind, c.beta1 = 0.85, c.beta2 = 0.97, c.grad_clip = 0, c.weight_decay = 0.1;
+  row.set(c);
+  return c;
+}
+std::vector<NamedParameter> start(at::ScalarType dtype) {
+  std::vector<NamedParameter> all;
+  torch::manual_seed(7);
+  for (const Shape& shape : shapes()) {
+    all.push_back({"p" + std::to_string(all.size()),
+                   Variable::parameter(torch::randn(shape.sizes, at::kDouble).to(dtype)),
+                   shape.role});
+  }
+  return all;
+}
+double decay_of(const NamedParameter& p, const OptimConfig& c) {
+  return p.parameter.dim() >= 2 ? c.weight_decay : 0;
+}
+
+/// Ours after the steps.
+std::vector<at::Tensor> ours_after(const OptimConfig& c, at::ScalarType dtype) {
+  const auto params = start(dtype);
+  Optimizer optimizer(c, params);
+  for (int step = 0; step < rule_steps; ++step) {
+    for (const auto& p : params)
+      p.parameter.leaf().grad = gradient(step, p.parameter.sizes()).to(dtype);
+    optimizer.step(rate_at(step) * c.lr / 1e-3);
+  }
+  std::vector<at::Tensor> all;
+  for (const auto& p : params) all.push_back(p.parameter.data().to(at::kDouble));
+  return all;
+}
+/// The reference's, in float64.
+std::vector<at::Tensor> theirs(const Row& row, at::ScalarType gradients = at::kDouble) {
+  const OptimConfig c = config_of(row);
+  std::vector<at::Tensor> all;
+  for (const auto& named : start(at::kFloat)) {
+    at::Tensor p = named.parameter.data().to(at::kDouble);
+    if (gradients == at::kDouble) p = start(at::kDouble)[all.size()].parameter.data();
+    const auto draw = [&](int step) {
+      return gradient(step, p.sizes()).to(gradients).to(at::kDouble);
+    };
+    Step k{c, rate_at(0), decay_of(named, c), 1, named.role};
+    if (row.torch) {
+      p = p.clone().requires_grad_();
+      const auto optimizer = row.torch(p, k);
+      for (int step = 0; step < rule_steps; ++step) {
+        p.mutable_grad() = draw(step);
+        for (auto& group : optimizer->param_groups()) group.options().set_lr(rate_at(step));
+        optimizer->step();
+      }
+    } else {
+      State state;
+      for (int step = 0; step < rule_steps; ++step) {
+        k.lr = rate_at(step), k.t = step + 1;
+        p = row.formula(p, draw(step), state, k);
+      }
+    }
+    all.push_back(p.detach());
+  }
+  return all;
+}
+
+/// The share of elements that are further apart than `tolerance`, relative to 1 and the element.
+double share_apart(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b,
+                   double tolerance) {
+  double apart = 0, all = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    apart += static_cast<double>((a[i] - b[i])
+                                     .abs()
+                                     .gt(tolerance * b[i].abs().clamp_min(1))
+                                     .logical_or(a[i].isnan())
+                                     .sum()
+                                     .item<int64_t>());
+    all += static_cast<double>(a[i].numel());
+  }
+  return apart / all;
+}
+
+TEST_CASE("every optimizer has its row, and every row an optimizer", "[optimizer_table]") {
+  std::set<std::string> in_table, in_registry;
+  for (const Row& row : optimizer_rows()) in_table.insert(row.kind);
+  for (const std::string& name : optimizer_names()) in_registry.insert(name);
+  CHECK(in_table == in_registry);
+}
+
+TEST_CASE("every optimizer is its formula, in float64", "[optimizer_table]") {
+  for (const Row& row : optimizer_rows()) {
+    INFO(row.kind << " " << row.label);
+    const auto wanted = theirs(row);
+    // Float64's rounding over 20 steps; singular values and 25 products lose a few digits more. In
+    // 8 bits a scale is float32, the reference's float64, and a moment that lies halfway between
+    // two levels may go to either.
+    const bool eight = row.kind.ends_with("8bit");
+    const double tolerance = eight ? 1e-6 : row.kind == "muon" ? 1e-9 : 1e-12;
+    CHECK(share_apart(ours_after(config_of(row), at::kDouble), wanted, tolerance) <=
+          (eight ? 1e-3 : 0));
+    OptimConfig wrong = config_of(row);
+    row.wrong(wrong);
+    CHECK(share_apart(ours_after(wrong, at::kDouble), wanted, tolerance) > 0.1);  // the control
+  }
+}
+
+TEST_CASE("every optimizer is its formula, in float32", "[optimizer_table]") {
+  for (const Row& row : optimizer_rows()) {
+    INFO(row.kind << " " << row.label);
+    const bool eight = row.kind.ends_with("8bit"), muon = row.kind == "muon",
+               lion = row.kind == "lion";
+    // 20 steps of up to 0.05 that are each rounded some 8 times in float32: 20 * 8 * 2^-24 at a
+    // size of 1. RMSprop's deviation and Newton-Schulz (a small singular value grows by 3.4 a step,
+    // its error with it) lose more. Lion's sign, and a level in 8 bits, may go the other way where
+    // it is a close call.
+    const double tolerance = muon || row.kind == "rmsprop" ? 5e-3 : 3e-5;
+    CHECK(share_apart(ours_after(config_of(row), at::kFloat), theirs(row, at::kFloat), tolerance) <=
+          (eight  ? 5e-3
+           : lion ? 1e-3
+                  : 0));
+  }
+}
+
+TEST_CASE("8-bit Adam keeps moments in 8 bits from 4096 elements on", "[optimizer_table]") {
+  for (const char* kind : {"adam8bit", "adamw8bit"}) {
+    for (const int64_t n : {4095, 4096}) {
+      INFO(kind << " " << n);
+      OptimConfig c;
+      c.kind = kind;
+      std::vector<NamedParameter> p{{"w", Variable::parameter(torch::ones({1, n})), Role::weight}};
+      Optimizer optimizer(c, p);
+      p[0].parameter.leaf().grad = torch::ones({1, n});
+      optimizer.step(0.05);
+      const Slot& slot = optimizer.groups()[0].slots[0];
+      CHECK(slot.state.at(0).scalar_type() == (n < 4096 ? at::kFloat : at::kByte));
+      CHECK(slot.state.at(1).scalar_type() == (n < 4096 ? at::kFloat : at::kByte));
+      CHECK(slot.state.size() == (n < 4096 ? 2 : 4));  // scales of blocks
+    }
+  }
+}
+
+TEST_CASE("every optimizer gives the same bits on any number of threads", "[optimizer_table]") {
+  const int before = at::get_num_threads();
+  for (const Row& row : optimizer_rows()) {
+    INFO(row.kind << " " << row.label);
+    std::vector<std::vector<at::Tensor>> results;
+    for (const int threads : {1, 3}) {
+      at::set_num_threads(threads);
+      OptimConfig c = config_of(row);
+      c.grad_clip = 0.5, c.ema_decay = 0.9;
+      std::vector<NamedParameter> params;
+      torch::manual_seed(3);
+      for (const Shape& shape :
+           {Shape{{300, 400}, Role::weight}, Shape{{130, 70}, Role::weight},
+            Shape{{70, 130}, Role::residual_weight}, Shape{{50, 60}, Role::weight},
+            Shape{{33, 20}, Role::weight}, Shape{{20, 33}, Role::weight},
+            Shape{{40000}, Role::bias}, Shape{{500, 100}, Role::embedding}}) {
+        params.push_back({"p" + std::to_string(params.size()),
+                          Variable::parameter(torch::randn(shape.sizes)), shape.role});
+      }
+      Optimizer optimizer(c, params);
+      results.emplace_back();
+      for (int step = 0; step < 3; ++step) {
+        for (const auto& p : params)
+          p.parameter.leaf().grad = gradient(step, p.parameter.sizes()).to(at::kFloat);
+        optimizer.step(rate_at(step));
+      }
+      for (const auto& group : optimizer.groups()) {
+        for (const auto& slot : group.slots) {
+          results.back().push_back(slot.param.data().clone());
+          for (const auto& s : slot.state) results.back().push_back(s);
+        }
+      }
+    }
+    at::set_num_threads(before);
+    for (size_t i = 0; i < results[0].size(); ++i) {
+      CHECK(results[1][i].equal(results[0][i]));
+    }
+  }
+}
+
+TEST_CASE(
+    "bfloat16 parameters: rounded as the float32 update of what they were, counted, and their "
+    "copies written",
+    "[optimizer_table]") {
+  for (const Row& row : optimizer_rows()) {
+    INFO(row.kind << " " << row.label);
+    const OptimConfig c = config_of(row);
+    torch::manual_seed(5);
+    const at::Tensor values = torch::randn({70, 90}).to(at::kBFloat16);
+    const auto step = [&](at::ScalarType dtype, std::optional<uint64_t> seed) {
+      const Variable p = Variable::parameter(values.to(dtype, false, true));
+      if (dtype == at::kFloat) p.leaf().precision.low = values.clone();
+      Optimizer optimizer(c, {{"w", p, Role::weight}}, seed);
+      p.leaf().grad = gradient(1, {70, 90}).to(at::kFloat);
+      optimizer.step(1e-3);
+      return std::pair(p, optimizer.control());
+    };
+    const auto [wide, none] = step(at::kFloat, std::nullopt);
+    const auto [nearest, counts] = step(at::kBFloat16, std::nullopt);
+    CHECK(wide.leaf().precision.low.equal(wide.data().to(at::kBFloat16)));
+    CHECK(nearest.data().equal(wide.data().to(at::kBFloat16)));
+    CHECK(none.moved == 0);
+    CHECK(counts.moved > 5000);
+    if (row.kind != "rmsprop")
+      CHECK(counts.lost > 100);  // whose first step divides by the root of 1 - alpha
+    const auto [drawn, more] = step(at::kBFloat16, 9);
+    CHECK(!drawn.data().equal(nearest.data()));
+    CHECK((drawn.data().to(at::kFloat) - wide.data()).abs().max().item<float>() <
+          0.04);  // within a spacing
+  }
+}
+
+TEST_CASE("a gradient that is not finite leaves every optimizer's parameters, state and average",
+          "[optimizer_table]") {
+  for (const Row& row : optimizer_rows()) {
+    INFO(row.kind << " " << row.label);
+    OptimConfig c = config_of(row);
+    c.ema_decay = 0.9;
+    const auto params = start(at::kFloat);
+    Optimizer optimizer(c, params);
+    const auto all = [&] {
+      std::vector<at::Tensor> tensors;
+      for (const auto& group : optimizer.groups()) {
+        for (const auto& slot : group.slots) {
+          tensors.push_back(slot.param.data().clone());
+          for (const auto& s : slot.state) tensors.push_back(s.clone());
+        }
+      }
+      for (const auto& [name, t] : optimizer.shared_state()) tensors.push_back(t.clone());
+      return tensors;
+    };
+    const auto step = [&](double last) {
+      for (const auto& p : params)
+        p.parameter.leaf().grad = gradient(1, p.parameter.sizes()).to(at::kFloat);
+      params[4].parameter.leaf().grad[516] = last;
+      optimizer.step(0.1);
+    };
+    step(1);
+    const auto before = all();
+    step(NAN);
+    const auto after = all();
+    for (size_t i = 0; i < before.size(); ++i) CHECK(after[i].equal(before[i]));
+    optimizer.set_updates(1);
+    step(1);
+    const auto later = all();
+    int moved = 0;
+    for (size_t i = 0; i < before.size(); ++i) moved += later[i].equal(before[i]) ? 0 : 1;
+    CHECK(moved > 10);
+  }
+}
+
+TEST_CASE("NAdam's product of momenta stays when updates are set", "[optimizer_table]") {
+  OptimConfig c;
+  c.kind = "nadam";
+  const Variable p = Variable::parameter(torch::ones({3}));
+  Optimizer optimizer(c, {{"w", p, Role::bias}});
+  for (int i = 0; i < 3; ++i) {
+    p.leaf().grad = torch::ones({3});
+    optimizer.step(0.1);
+  }
+  REQUIRE(optimizer.shared_state().size() == 1);
+  const double product = optimizer.shared_state()[0].second.item<double>();
+  CHECK(product == optimizer.control().mu_product);
+  CHECK(product < 0.2);
+  optimizer.set_updates(3);
+  CHECK(optimizer.control().mu_product == product);
+  CHECK(optimizer.control().updates == 3);
+}
+
+TEST_CASE("8-bit levels", "[optimizer_table]") {
+  for (const bool with_sign : {true, false}) {
+    const auto& levels = dynamic_levels(with_sign);
+    CHECK(std::is_sorted(levels.begin(), levels.end()));
+    CHECK(std::set<float>(levels.begin(), levels.end()).size() == 256);
+    CHECK(levels.back() == 1);
+    CHECK(std::count(levels.begin(), levels.end(), 0.0f) == 1);
+    // The largest below 1 is the middle of the last of 64 (128) parts of [0.1, 1], the least the
+    // middle of [0.1, 1] (of its lower half) at 10^-6.
+    CHECK(levels[254] == Approx(1 - 0.45 / (with_sign ? 64 : 128)));
+    CHECK(levels[with_sign ? 128 : 1] == Approx(with_sign ? 0.55e-6 : 0.325e-6));
+    CHECK(levels[0] == Approx(with_sign ? -levels[254] : 0));
+  }
+}
+
+TEST_CASE("an update by Muon is near orthogonal, and of AdamW's size", "[optimizer_table]") {
+  OptimConfig c;
+  c.kind = "muon", c.weight_decay = 0, c.grad_clip = 0;
+  for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{64, 64}, {200, 50}, {50, 200}}) {
+    const Variable p = Variable::parameter(torch::zeros(sizes));
+    Optimizer optimizer(c, {{"w", p, Role::weight}});
+    p.leaf().grad = gradient(2, sizes).to(at::kFloat);
+    optimizer.step(1);
+    const at::Tensor update = -p.data() / (0.2 * std::sqrt(std::max(sizes[0], sizes[1])));
+    const at::Tensor values = std::get<1>(torch::linalg_svd(update.to(at::kDouble), false));
+    // Jordan et al.: five steps bring singular values into [0.7, 1.2]; those that begin below 0.01
+    // of the norm lag behind, of which a square random matrix has one or two.
+    CHECK(values.max().item<double>() < 1.25);
+    CHECK(values.gt(0.65).to(at::kDouble).mean().item<double>() > 0.95);
+    CHECK(p.data().square().mean().sqrt().item<double>() == Approx(0.2).epsilon(0.2));
+  }
+}
+
+TEST_CASE("clipping by value and by parameter", "[optimizer_table]") {
+  const auto step = [](const char* by, double clip, ScaleState* scale) {
+    OptimConfig c;
+    c.kind = "sgd", c.weight_decay = 0, c.grad_clip = clip, c.grad_clip_by = by;
+    std::vector<NamedParameter> p{
+        {"a", Variable::parameter(torch::zeros({40000}, at::kDouble)), Role::bias},
+        {"b", Variable::parameter(torch::zeros({3}, at::kDouble)), Role::bias}};
+    Optimizer optimizer(c, p);
+    const double factor = scale != nullptr ? static_cast<double>(scale->scale) : 1;
+    for (auto& q : p)
+      q.parameter.leaf().grad = torch::linspace(-2, 3, q.parameter.numel(), at::kDouble) * factor;
+    optimizer.step(1, {.scale = scale});
+    return std::vector<at::Tensor>{-p[0].parameter.data(), -p[1].parameter.data()};
+  };
+  for (const float loss_scale : {0.0f, 512.0f}) {
+    ScaleState state{.scale = loss_scale};
+    ScaleState* const scale = loss_scale > 0 ? &state : nullptr;
+    for (const double clip : {0.0, 0.5, 2.5, 1000.0}) {
+      const auto value = step("value", clip, scale), parameter = step("parameter", clip, scale);
+      for (size_t i = 0; i < 2; ++i) {
+        const at::Tensor g = torch::linspace(-2, 3, i == 0 ? 40000 : 3, at::kDouble);
+        CHECK((value[i] - (clip > 0 ? g.clamp(-clip, clip) : g)).abs().max().item<double>() <
+              1e-14);
+        at::Tensor one = torch::zeros_like(g).requires_grad_();
+        one.mutable_grad() = g.clone();
+        if (clip > 0) torch::nn::utils::clip_grad_norm_(std::vector<at::Tensor>{one}, clip);
+        CHECK((parameter[i] - one.grad()).abs().max().item<double>() < 1e-14);
+      }
+    }
+    CHECK(!step("parameter", 1, scale)[1].allclose(step("norm", 1, scale)[1]));  // the control
+  }
+}
+
+TEST_CASE("the average of weights is its formula, also of parameters that stay",
+          "[optimizer_table]") {
+  for (const char* kind : {"adamw", "lamb", "muon", "adafactor", "adamw8bit"}) {
+    for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      INFO(kind << " " << c10::toString(dtype));
+      OptimConfig c;
+      c.kind = kind, c.ema_decay = 0.7;
+      std::vector<NamedParameter> p{
+          {"w", Variable::parameter(torch::ones({70, 80}).to(dtype)), Role::weight},
+          {"b", Variable::parameter(torch::ones({3}).to(dtype)), Role::bias}};
+      Optimizer optimizer(c, p);
+      std::vector<at::Tensor> wanted(2);
+      for (int step = 0; step < 6; ++step) {
+        p[0].parameter.leaf().grad = gradient(step, {70, 80}).to(dtype);
+        p[1].parameter.leaf().grad = step == 2 ? gradient(step, {3}).to(dtype) : at::Tensor();
+        optimizer.step(0.05);
+        for (size_t i = 0; i < 2; ++i) {
+          const at::Tensor now = p[i].parameter.data().to(at::kDouble);
+          wanted[i] = step == 0 ? now.clone() : 0.7 * wanted[i] + 0.3 * now;
+        }
+      }
+      for (size_t i = 0; i < 2; ++i) {
+        const Slot& slot = optimizer.groups()[i].slots[0];
+        CHECK(slot.names.back() == "ema");
+        CHECK(slot.state.back().scalar_type() == (dtype == at::kDouble ? at::kDouble : at::kFloat));
+        // Rounded a few times a step.
+        CHECK((slot.state.back().to(at::kDouble) - wanted[i]).abs().max().item<double>() <
+              (dtype == at::kDouble ? 1e-14 : 2e-6));
+      }
+    }
+  }
+}
+
+TEST_CASE("an optimizer's name is its own", "[optimizer_table]") {
+  CHECK_THAT(error_of([] { add_optimizer_kind({"adamw", "", nullptr}); }),
+             ContainsSubstring("there is an optimizer adamw already"));
+}
+
+}  // namespace

@@ -1,0 +1,20 @@
+// A stand-in for CUDA's header of this name: what lathe's kernels use of it. See
+// tests/support/cuda/cuda_runtime.h.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+struct __nv_bfloat16 {
+  uint16_t bits;
+
+  __nv_bfloat16() = default;
+  __nv_bfloat16(float x) {  // to nearest, ties to even; CUDA's one NaN
+    const auto wide = std::bit_cast<uint32_t>(x);
+    bits = static_cast<uint16_t>(x != x ? 0x7fff : (wide + 0x7fff + ((wide >> 16) & 1)) >> 16);
+  }
+  operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+};
+
+inline float __bfloat162float(__nv_bfloat16 x) { return x; }
+inline __nv_bfloat16 __float2bfloat16_rn(float x) { return x; }

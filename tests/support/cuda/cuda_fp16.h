@@ -1,0 +1,39 @@
+// A stand-in for CUDA's header of this name: what lathe's kernels use of it. See
+// tests/support/cuda/cuda_runtime.h.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+struct __half {
+  uint16_t bits;
+
+  __half() = default;
+  __half(float x) {  // to nearest, ties to even; CUDA's one NaN
+    const float size = std::fabs(x);
+    const int sign = std::signbit(x) ? 0x8000 : 0;
+    if (x != x) {
+      bits = 0x7fff;
+    } else if (size >= 65520) {  // the largest number is 65504, and the next would be even
+      bits = static_cast<uint16_t>(sign | 0x7c00);
+    } else {
+      const int exponent =
+          std::max(size > 0 ? std::ilogb(size) : -14, -14);  // of the smallest normal number: -14
+      // 1024 ... 2048 of normal numbers, whose leading bit counts as one more exponent; 0 ... 1024
+      // of smaller ones.
+      const auto digits = static_cast<int>(std::nearbyint(std::ldexp(size, 10 - exponent)));
+      bits = static_cast<uint16_t>(sign | (((exponent + 14) << 10) + digits));
+    }
+  }
+  operator float() const {
+    const int exponent = (bits >> 10) & 31, digits = bits & 1023;
+    float size = std::ldexp(static_cast<float>(exponent > 0 ? 1024 + digits : digits),
+                            std::max(exponent, 1) - 25);
+    if (exponent == 31) size = digits != 0 ? NAN : INFINITY;
+    return (bits & 0x8000) != 0 ? -size : size;
+  }
+};
+
+inline float __half2float(__half x) { return x; }
+inline __half __float2half_rn(float x) { return x; }

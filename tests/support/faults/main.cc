@@ -1,0 +1,175 @@
+// lathe with faults, for the kill trials; `lathe_faults --serve FD` runs many commands
+// (tests/support/faults/serve.h).
+//   LATHE_TEST_KILL="POINT N"   SIGKILL the N-th time the process comes to a fault point
+//   LATHE_TEST_STOP="POINT N"   SIGTERM the N-th time the process comes to a fault point
+//   LATHE_TEST_FAIL="CALL ERRNO N S"
+//                               the N-th such call (write, fsync, mkdir, rename) of the S-th save
+//                               or claimed folder, and each after it, fails
+//   LATHE_TEST_SLOW="POINT MS"  each time the process comes to a fault point it sleeps so long: a
+//                               slow disk
+//   LATHE_TEST_THREADS=N        the process may have N threads; it ends with 77 where it can't be
+//                               limited
+//   LATHE_TEST_LIMIT="KIND N"   a limit of the process: "file N" bytes in a file, "files N" open
+//                               files, "memory N" MB of addresses beyond those that it has
+//   LATHE_TEST_RNG_SHIFT=1      dropout draws from the next step: what a wrong resume would do
+#include <dlfcn.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "core/io/file.h"
+#include "tests/support/faults/serve.h"
+#include "train/run/stepper.h"
+#include "train/verbs/cli.h"
+
+namespace {
+
+std::string point, stop_point;
+int left = 0, stop_left = 0;
+
+struct {
+  std::string call;
+  int number = 0, left = 0, saves_left = -1;
+} failing;
+const lathe::FileCalls system_calls = lathe::file_calls;
+thread_local bool saves = false;  // a save has begun on this thread
+std::string slow_point;
+int slow_ms = 0;
+
+bool fails(const char* call) {
+  if (!saves || failing.saves_left != 0 || failing.call != call || --failing.left > 0) return false;
+  errno = failing.number;
+  return true;
+}
+
+void on_point(const char* name) {
+  if (point == name && --left == 0) raise(SIGKILL);
+  if (stop_point == name && --stop_left == 0) raise(SIGTERM);
+  if (slow_point == name) std::this_thread::sleep_for(std::chrono::milliseconds(slow_ms));
+  if (std::string(name) != "save: begun" && std::string(name) != "folder claimed") return;
+  saves = true;
+  if (failing.saves_left > 0) --failing.saves_left;
+}
+
+/// "POINT NUMBER".
+void read_point(const std::string& text, std::string& point_, int& number) {
+  point_ = text.substr(0, text.rfind(' '));
+  number = std::atoi(text.c_str() + text.rfind(' '));
+}
+
+void read_failing(const std::string& text) {
+  std::string number;
+  std::istringstream(text) >> failing.call >> number >> failing.left >> failing.saves_left;
+  failing.number =
+      std::map<std::string, int>{{"ENOSPC", ENOSPC}, {"EIO", EIO}, {"EDQUOT", EDQUOT}}.at(number);
+  auto& calls = lathe::file_calls;
+  calls.write = [](int fd, const void* data, size_t n) {
+    return fails("write") ? -1 : system_calls.write(fd, data, n);
+  };
+  calls.fsync = [](int fd) { return fails("fsync") ? -1 : system_calls.fsync(fd); };
+  calls.mkdir = [](const char* path, mode_t mode) {
+    return fails("mkdir") ? -1 : system_calls.mkdir(path, mode);
+  };
+  calls.rename = [](const char* a, const char* b) {
+    return fails("rename") ? -1 : system_calls.rename(a, b);
+  };
+}
+
+/// Limits the threads of this process. The limit counts what a user runs, root excepted, so root
+/// becomes a user without other processes, who keeps the right to every file.
+void limit_threads(rlim_t most) {
+  if (getuid() == 0) {
+    constexpr unsigned system_admin = 21, system_resource = 24;  // linux/capability.h
+    struct {
+      uint32_t version;
+      int pid;
+    } header{0x20080522, 0};
+    struct {
+      uint32_t effective, permitted, inheritable;
+    } rights[2]{};
+    const auto other = static_cast<uid_t>(60000 + getpid() % 5000);
+    if (setreuid(other, static_cast<uid_t>(-1)) != 0 || syscall(SYS_capget, &header, rights) != 0)
+      std::_Exit(77);
+    rights[0].effective &= ~(1U << system_admin | 1U << system_resource);
+    if (syscall(SYS_capset, &header, rights) != 0) std::_Exit(77);
+  }
+  const rlimit limit{most, most};
+  if (setrlimit(RLIMIT_NPROC, &limit) != 0) std::_Exit(77);
+}
+
+/// Sets the limit that LATHE_TEST_LIMIT asks for.
+void limit_resource(const std::string& text) {
+  std::istringstream in(text);
+  std::string kind;
+  rlim_t n = 0;
+  in >> kind >> n;
+
+  int resource = RLIMIT_FSIZE;
+  if (kind == "files") resource = RLIMIT_NOFILE;
+  if (kind == "memory") {
+    resource = RLIMIT_AS;
+    rlim_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    n = pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + (n << 20);
+  }
+  const rlimit limit{n, n};
+  if (setrlimit(resource, &limit) != 0) std::_Exit(77);
+}
+
+}  // namespace
+
+// Stands in front of the library's own function (symbol interposition), so that the library needs
+// no switch for this.
+lathe::StepRandom lathe::random_of(const RunConfig& config, int64_t step, int64_t micro_batch) {
+  using Function = StepRandom (*)(const RunConfig&, int64_t, int64_t);
+  static const auto original =
+      reinterpret_cast<Function>(dlsym(RTLD_NEXT, "_ZN5lathe9random_ofERKNS_9RunConfigEll"));
+  static const bool shifted = std::getenv("LATHE_TEST_RNG_SHIFT") != nullptr;
+  StepRandom random = original(config, step, micro_batch);
+  random.step += shifted ? 1 : 0;
+  return random;
+}
+
+namespace {
+
+int run_with_faults(int argc, char** argv) {
+  if (const char* kill = std::getenv("LATHE_TEST_KILL")) {
+    read_point(kill, point, left);
+    lathe::fault_hook = on_point;
+  }
+  if (const char* stop = std::getenv("LATHE_TEST_STOP")) {
+    read_point(stop, stop_point, stop_left);
+    lathe::fault_hook = on_point;
+  }
+  if (const char* slow = std::getenv("LATHE_TEST_SLOW")) {
+    read_point(slow, slow_point, slow_ms);
+    lathe::fault_hook = on_point;
+  }
+  if (const char* fail = std::getenv("LATHE_TEST_FAIL")) {
+    read_failing(fail);
+    lathe::fault_hook = on_point;
+  }
+  if (const char* limit = std::getenv("LATHE_TEST_LIMIT")) limit_resource(limit);
+  if (const char* threads = std::getenv("LATHE_TEST_THREADS"))
+    limit_threads(static_cast<rlim_t>(std::atoi(threads)));
+  return lathe::run_cli(argc, argv);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3 || std::string_view(argv[1]) != "--serve") return run_with_faults(argc, argv);
+  lathe::test::serve(std::atoi(argv[2]), run_with_faults);
+  std::_Exit(0);  // as train/main.cc
+}

@@ -1,0 +1,64 @@
+// One row of the op table, and what is checked of it.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "autograd/variable.h"
+#include "core/mode.h"
+#include "tests/support/catch.h"
+
+namespace lathe::test {
+
+struct Input {
+  std::vector<int64_t> shape;
+  double low = -2, high = 2;
+  bool grad = true;
+};
+
+struct OpCase {
+  std::string op;     ///< its OpInfo::name
+  std::string label;  ///< what sets this row apart
+  std::vector<Input> inputs;
+  std::function<Variable(const std::vector<Variable>&)> ours;
+  std::function<at::Tensor(const std::vector<at::Tensor>&)>
+      oracle;               ///< the same through LibTorch's own autograd
+  bool second = true;       ///< second derivatives are checked
+  bool differences = true;  ///< central differences apply (not across a kink)
+  bool exact = true;  ///< false: rounds to bf16 or less whatever comes in, so it is checked at
+                      ///< bf16's spacing alone
+  double low_scale =
+      4;  ///< error in bf16/fp16, in units of the format's spacing times the result's largest value
+};
+
+/// Every row; at least one for each op.
+const std::vector<OpCase>& op_table();
+/// Those of one family each; op_table() has them too.
+std::vector<OpCase> image_and_cell_rows();
+std::vector<OpCase> math_rows();
+std::vector<OpCase> shape_rows();
+std::vector<OpCase> layer_rows();
+std::vector<OpCase> loss_rows();
+
+/// Whole numbers as a tensor, of one dim or of this shape.
+inline at::Tensor longs(const std::vector<int64_t>& values) {
+  return torch::tensor(values, at::kLong);
+}
+inline at::Tensor longs(const std::vector<int64_t>& values, at::IntArrayRef shape,
+                        at::Device device = at::kCPU) {
+  return longs(values).reshape(shape).to(device);
+}
+/// The device of the first input, the CPU where that is undefined.
+inline at::Device device_of(const std::vector<Variable>& inputs) {
+  return inputs[0].defined() ? inputs[0].data().device() : at::Device(at::kCPU);
+}
+/// What ops that draw random numbers are tested with.
+constexpr StepRandom step_random{.seed = 7, .step = 3, .first_sample = 5};
+
+/// Float64 inputs of a row, the same ones each time.
+std::vector<at::Tensor> inputs_of(const OpCase& row);
+/// Runs all checks of a row; returns what failed, one sentence each.
+std::vector<std::string> check_op(const OpCase& row);
+
+}  // namespace lathe::test

@@ -1,0 +1,333 @@
+// The declaration, and bad values of every key: in the file, on the command line and in the
+// environment.
+#include <cstdlib>
+#include <regex>
+#include <sstream>
+
+#include "core/io/json.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "train/config/run_config.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+std::string problem(const std::string& toml) {
+  const TempFolder f;
+  write_file(f / "c.toml", toml);
+  std::string text = error_of([&] { load_config((f / "c.toml").string(), {}); });
+  if (const auto at = text.find(f.path().string() + "/"); at != std::string::npos)
+    text.erase(at, f.path().string().size() + 1);
+  return text;
+}
+std::string section(const Field& f) { return f.key.substr(0, f.key.find('.')); }
+std::string name(const Field& f) { return f.key.substr(f.key.find('.') + 1); }
+
+TEST_CASE(
+    "every key refuses a wrong type, a value out of range, a misspelling, a repeat and a wrong "
+    "place",
+    "[config]") {
+  for (const auto& f : RunConfig::schema("gpt").fields()) {
+    INFO(f.key);
+    const bool text = std::holds_alternative<std::string>(f.initial),
+               flag = std::holds_alternative<bool>(f.initial);
+    const std::string head = "[" + section(f) + "]\n";
+    CHECK_THAT(problem(head + name(f) + (text ? " = 3\n" : " = \"x\"\n")),
+               ContainsSubstring("c.toml:2:1: " + f.key + " must be "));
+    CHECK_THAT(problem(head + name(f) + " = [1]\n"), ContainsSubstring("c.toml:2:1"));
+    if (!text && !flag) {
+      if (std::isfinite(f.rule.min))
+        CHECK_THAT(problem(head + name(f) + " = -1000000000\n"),
+                   ContainsSubstring("is not allowed; it must be "));
+      if (std::isfinite(f.rule.max))
+        CHECK_THAT(problem(head + name(f) + " = 1000000000\n"),
+                   ContainsSubstring("is not allowed"));
+      if (std::holds_alternative<double>(f.initial))
+        CHECK_THAT(problem(head + name(f) + " = nan\n"), ContainsSubstring("is not allowed"));
+      if (std::holds_alternative<int64_t>(f.initial))
+        CHECK_THAT(problem(head + name(f) + " = 1.5\n"),
+                   ContainsSubstring("must be a whole number"));
+    }
+    if (!f.rule.choices.empty())
+      CHECK_THAT(problem(head + name(f) + " = \"nonsense\"\n"),
+                 ContainsSubstring("it must be " + f.rule.choices[0]));
+    CHECK_THAT(problem(head + name(f) + "x = 1\n"),
+               ContainsSubstring("did you mean " + f.key.substr(0, section(f).size() + 1)));
+    const std::string value = toml_text(f.initial);
+    CHECK_THAT(problem(head + name(f) + " = " + value + "\n" + name(f) + " = " + value + "\n"),
+               ContainsSubstring("c.toml:3:"));
+    CHECK_THAT(problem(name(f) + " = " + value + "\n"), ContainsSubstring("outside a section"));
+    const std::string other = section(f) == "model" ? "train" : "model";
+    if (RunConfig::schema("gpt").find(other + "." + name(f)) == nullptr) {
+      CHECK_THAT(problem("[" + other + "]\n" + name(f) + " = " + value + "\n"),
+                 ContainsSubstring("there is no key " + other + "." + name(f) + "; did you mean "));
+    }
+    CHECK(problem(head + name(f) + " = " + value + "\n") == "");
+  }
+}
+
+TEST_CASE("keys that contradict each other", "[config]") {
+  CHECK(problem("[model]\nn_embd = 10\nn_head = 3\n") ==
+        "c.toml:3:1: model.n_embd = 10 is not divisible by model.n_head = 3; change one of them");
+  CHECK_THAT(problem("[optim]\nnesterov = true\ndampening = 0.5\n"),
+             ContainsSubstring("c.toml:2:1: optim.nesterov needs"));
+  CHECK(problem("[optim]\nlr = 5e-5\n") == "");
+  CHECK(problem("[optim]\nlr = 1e-5\n[schedule]\nmin_lr = 1e-4\n") ==
+        "c.toml:4:1: schedule.min_lr = 0.0001 is above optim.lr = 1e-05");
+  CHECK_THAT(problem("[schedule]\nmin_lr = -0.5\n"),
+             ContainsSubstring("c.toml:2:1: schedule.min_lr = -0.5 is not"));
+  const std::vector<std::pair<std::string, std::string>> amp{
+      {"grad = \"low\"", "c.toml:2:1: amp.grad = \"low\" needs amp.dtype"},
+      {"scaler = \"dynamic\"\ndtype = \"bf16\"",
+       "c.toml:2:1: amp.scaler = \"dynamic\" is for amp.dtype = \"fp16\"; bf16 has"},
+      {"scaler = \"fixed\"\ndtype = \"fp8\"", "fp8 scales each tensor, so leave amp.scaler out"},
+      {"loss_scale = 0\ndtype = \"fp16\"",
+       "c.toml:2:1: amp.loss_scale = 0 is not allowed; it must be >= 1e-06"},
+      {"loss_scale = 8\ndtype = \"bf16\"", "c.toml:2:1: amp.loss_scale has no effect"},
+      {"loss_scale = 8\ndtype = \"fp16\"\nscaler = \"none\"",
+       "c.toml:2:1: amp.loss_scale has no effect"},
+      {"growth_interval = 8\ndtype = \"fp16\"\nscaler = \"fixed\"",
+       "amp.growth_interval has no effect without a dynamic"},
+      {"min_loss_scale = 8\nloss_scale = 4\ndtype = \"fp16\"", "is above amp.loss_scale = 4"},
+      {"master = false", "c.toml:2:1: amp.master = false needs amp.dtype"},
+      {"working_copies = false", "c.toml:2:1: amp.working_copies has no effect in fp32"},
+      {"working_copies = false\ndtype = \"bf16\"\nmaster = false",
+       "amp.working_copies has no effect with amp.master"},
+      {"cache = false\ndtype = \"bf16\"",
+       "c.toml:2:1: amp.cache has no effect with amp.working_copies = true"},
+      {"rounding = \"nearest\"\ndtype = \"bf16\"",
+       "amp.rounding has no effect with amp.master = true"},
+      {"rounding = \"stochastic\"\ndtype = \"fp16\"\nmaster = false", "is for bf16 parameters"},
+      {"fp8_scaling = \"delayed\"", "amp.fp8_scaling has no effect without amp.dtype = \"fp8\""},
+      {"dtype = \"fp8\"\nfp8_history = 4", "c.toml:3:1: amp.fp8_history has no effect without"},
+      {"dtype = \"fp8\"\nfp8_edge_blocks = 2",
+       "c.toml:3:1: amp.fp8_edge_blocks = 2 first and last blocks leave none"},
+      {"dtype = \"fp8\"\n[model]\nn_embd = 120",
+       "c.toml:4:1: model.n_embd = 120 is not a multiple of 16"},
+      {"dtype = \"fp8\"\n[train]\nbatch_size = 3\n[model]\nblock_size = 24",
+       "c.toml:4:1: train.batch_size = 3 times model"}};
+  for (const auto& [text, wanted] : amp)
+    CHECK_THAT(problem("[amp]\n" + text + "\n"), ContainsSubstring(wanted));
+  const std::vector<std::pair<std::string, std::string>> lora{
+      {"rank = 4", "c.toml:2:1: adapters.rank needs adapters.base"},
+      {"dtype = \"nf4\"", "c.toml:2:1: adapters.dtype has no effect with adapters.rank = 0"},
+      {"rank = 4\nbase = \"x\"\ndtype = \"nf4\"",
+       "c.toml:4:1: adapters.dtype = \"nf4\" needs amp.dtype = \"bf16\" or"},
+      {"rank = 4\nbase = \"x\"\ndtype = \"bf16\"\n[amp]\ndtype = \"fp16\"",
+       "needs amp.dtype = \"bf16\", and it is"},
+      {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"bf16\"",
+       "adapters.dtype = \"fp32\" needs amp.dtype = \"fp32\""},
+      {"rank = 4\nbase = \"x\"\ndouble_quant = true", "is for adapters.dtype = \"nf4\""},
+      {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"fp8\"", "can't be used with adapters"},
+      {"rank = 4\nbase = \"x\"\n[model]\nkind = \"rnn\"",
+       "c.toml:5:1: adapters.rank = 4 has nothing to act on: adapters stand on linear layers, and "
+       "model.kind = \"rnn\" "
+       "has "
+       "none beside its head"},
+      {"rank = 4\nbase = \"x\"\n[model]\nkind = \"rnn\"\ntie_weights = true",
+       "has none beside its head"}};
+  for (const auto& [text, wanted] : lora)
+    CHECK_THAT(problem("[adapters]\n" + text + "\n"), ContainsSubstring(wanted));
+  for (const char* kind :
+       {"gpt", "gpt\"\ntie_weights = false\ninit = \"gpt2", "llama", "mlp", "convnet"})
+    CHECK(problem(str("[adapters]\nrank = 4\nbase = \"x\"\n[model]\nkind = \"", kind, "\"\n")) ==
+          "");
+}
+
+TEST_CASE("files that are no config", "[config]") {
+  CHECK_THAT(problem("[model\n"), ContainsSubstring("c.toml:1:"));
+  CHECK_THAT(problem("[="), ContainsSubstring("c.toml"));
+  CHECK_THAT(problem(std::string("[train]\nsteps = 1\0\n", 19)),
+             ContainsSubstring("c.toml:2:1: a control byte"));
+  CHECK_THAT(problem(std::string((1 << 20) + 1, '#')), ContainsSubstring("at most 1048576"));
+  CHECK_THAT(error_of([] { load_config("/nowhere/c.toml", {}); }),
+             ContainsSubstring("there is no config file /nowhere/c.toml"));
+}
+
+TEST_CASE("schedule.min_lr is a tenth of optim.lr unless it is given", "[config]") {
+  const TempFolder f;
+  write_file(f / "c.toml", "");
+  const auto min_lr = [&](const std::vector<std::pair<std::string, std::string>>& overrides) {
+    return load_config((f / "c.toml").string(), overrides).config.schedule.min_lr;
+  };
+  CHECK(min_lr({}) == 1e-4);  // as it was before it followed optim.lr
+  CHECK(min_lr({{"optim.lr", "5e-5"}}) == 5e-5 / 10);
+  CHECK(min_lr({{"optim.lr", "5e-5"}, {"schedule.min_lr", "-1"}}) == 5e-5 / 10);
+  CHECK(min_lr({{"optim.lr", "5e-5"}, {"schedule.min_lr", "0"}}) == 0);
+  CHECK(config_from_toml("[optim]\nlr = 5e-4\n[schedule]\nmin_lr = 0.0001\n", "an older run")
+            .schedule.min_lr == 1e-4);
+  const ScheduleConfig untouched;  // not through load_config
+  ScheduleConfig given;
+  given.min_lr = 1e-4;
+  for (int64_t step : {150, 1999})
+    CHECK(learning_rate(untouched, 1e-3, step, 2000) == learning_rate(given, 1e-3, step, 2000));
+}
+
+TEST_CASE("numbers are read as people type them, where that is exact", "[config]") {
+  const TempFolder f;
+  write_file(f / "c.toml", "");
+  const auto load = [&](const std::string& key, const std::string& text) {
+    return load_config((f / "c.toml").string(), {{key, text}, {"schedule.min_lr", "0"}}).config;
+  };
+  const std::vector<std::pair<const char*, int64_t>> whole{
+      {"1000", 1000},
+      {"1e3", 1000},
+      {"1.5E1", 15},
+      {"1_000", 1000},
+      {"+3", 3},
+      {"5.", 5},
+      {"120e-1", 12},
+      {"0x10", 16},
+      {"9007199254740993", 9007199254740993},
+      {"9.007199254740993e15", 9007199254740993}};
+  for (const auto& [text, wanted] : whole) {
+    INFO(text);
+    CHECK(error_of([&] { CHECK(load("train.seed", text).train.seed == wanted); }) == "");
+  }
+  CHECK(load("train.seed", "0e5").train.seed == 0);
+  const std::vector<std::pair<const char*, double>> real{
+      {".001", 0.001}, {"5.", 5}, {"1_000.5", 1000.5}, {"+3", 3},
+      {"1e-3", 1e-3},  {"3", 3},  {"1_0e1_0", 1e11}};
+  for (const auto& [text, wanted] : real) {
+    INFO(text);
+    CHECK(error_of([&] { CHECK(load("optim.lr", text).optim.lr == wanted); }) == "");
+  }
+  for (const char* text :
+       {"1.5e0", "1e-1", "1__0", "_1", "1_", "e3", ".", "", "+", "1e", "--3", "1 0", "0x", "inf"}) {
+    INFO(text);
+    CHECK_THAT(error_of([&] { load("train.steps", text); }),
+               ContainsSubstring(std::string("command line: --train.steps=") + text +
+                                 ": train.steps must be a whole"));
+  }
+  for (const char* text : {"1__0", "._5", "e3", ".", "", "1e", "1e_3", "1e999", "nan", "one"}) {
+    INFO(text);
+    CHECK_THAT(error_of([&] { load("optim.lr", text); }), ContainsSubstring("optim.lr"));
+  }
+  setenv("LATHE_TRAIN_STEPS", "2e3", 1);
+  CHECK(load("optim.lr", "1").train.steps == 2000);
+  unsetenv("LATHE_TRAIN_STEPS");
+}
+
+TEST_CASE("defaults < file < environment < command line", "[config]") {
+  const TempFolder f;
+  write_file(f / "c.toml", "[train]\nsteps = 11\nbatch_size = 12\nseed = 13\n");
+  setenv("LATHE_TRAIN_BATCH_SIZE", "22", 1);
+  setenv("LATHE_TRAIN_SEED", "23", 1);
+  const LoadedConfig c =
+      load_config((f / "c.toml").string(), {{"train.seed", "33"}, {"data.dir", "123"}});
+  CHECK_THAT(error_of([&] {
+               setenv("LATHE_TRAIN_STESP", "1", 1);
+               load_config((f / "c.toml").string(), {});
+             }),
+             ContainsSubstring("LATHE_TRAIN_STESP names no key; did you mean LATHE_TRAIN_STEPS?"));
+  for (const char* name : {"LATHE_TRAIN_BATCH_SIZE", "LATHE_TRAIN_SEED", "LATHE_TRAIN_STESP"})
+    unsetenv(name);
+  CHECK(c.config.train.log_interval == 10);
+  CHECK(c.config.train.steps == 11);
+  CHECK(c.config.train.batch_size == 22);
+  CHECK(c.config.train.seed == 33);
+  CHECK(c.config.data.dir == "123");  // a string key takes its text as it stands
+  CHECK(c.origins.at("train.steps").ends_with("c.toml:2:1"));
+  CHECK(c.origins.at("train.seed") == "command line");
+  CHECK(c.config.train.out_dir == "runs/c");
+}
+
+TEST_CASE("the resolved config reads back as itself", "[config]") {
+  RunConfig c;
+  c.optim.lr = 0.1 + 0.2;
+  c.data.dir = "a \"quoted\" \\ path";
+  *c.model.own.find<bool>("bias") = false;
+  const std::string text = RunConfig::schema("gpt").to_toml(&c, /*comments=*/true);
+  const RunConfig back = config_from_toml(text, "text");
+  CHECK(RunConfig::schema("gpt").to_toml(&back, true) == text);
+  CHECK(back.optim.lr == c.optim.lr);
+}
+
+TEST_CASE("the configs that ship are fine, and the reference pages are the declarations'",
+          "[config]") {
+  for (const auto& entry : fs::directory_iterator(test::source_folder() / "configs")) {
+    INFO(entry.path());
+    CHECK(error_of([&] { load_config(entry.path().string(), {}); }) == "");
+  }
+  const Finished f = run({"lathe", {"config", "docs"}, fs::temp_directory_path(), {}});
+  CHECK(f.out == slurp(test::source_folder() / "docs/reference/config.md"));
+  const Finished cli = run({"lathe", {"config", "docs", "cli"}, fs::temp_directory_path(), {}});
+  CHECK(cli.out == slurp(test::source_folder() / "docs/reference/cli.md"));
+  CHECK(run({"lathe", {"config", "docs", "elsewhere"}, fs::temp_directory_path(), {}}).code == 2);
+}
+
+TEST_CASE("the page of exit codes has every code of the help", "[config]") {
+  const std::string page = slurp(test::source_folder() / "docs/reference/exit-codes.md");
+  const std::string help = run({"lathe", {"--help"}, fs::temp_directory_path(), {}}).out;
+  const size_t begin = help.find("Exit codes:");
+  REQUIRE(begin != std::string::npos);
+
+  int codes = 0;
+  const std::string list = help.substr(begin);
+  const std::regex number("[0-9]+");
+  for (std::sregex_iterator i(list.begin(), list.end(), number), end; i != end; ++i, ++codes)
+    CHECK_THAT(page, ContainsSubstring("\n| " + i->str() + " | `"));
+  CHECK(codes == 10);
+}
+
+TEST_CASE("the pages of files name every field that a run writes", "[config]") {
+  const TempFolder f;
+  write_file(f / "text.txt", std::string(4000, 'a') + std::string(4000, 'b'));
+  REQUIRE(
+      run({"lathe", {"prepare", "text.txt", "--out", "text", "--tokenizer", "char"}, f.path(), {}})
+          .code == 0);
+  write_file(f / "c.toml",
+             "[train]\nsteps = 2\nlog_interval = 1\nbatch_size = 1\nsample_interval = 1\n");
+  REQUIRE(run({"lathe",
+               {"train", "c.toml", "--data.dir=text", "--train.out_dir=run", "--model.n_layer=1",
+                "--model.n_embd=8", "--amp.dtype=fp16", "--train.spike_sigma=9", "--log.layers=1",
+                "--log.csv=true"},
+               f.path(),
+               {}})
+              .code == 0);
+
+  const auto check_names = [&](const std::string& page, const Json& object) {
+    for (const auto& [name, value] : object.items())
+      CHECK_THAT(page, ContainsSubstring("`" + name + "`"));
+  };
+  const fs::path checkpoint = f / "run/checkpoints/step-00000002";
+  const std::string format = slurp(test::source_folder() / "docs/reference/checkpoint-format.md");
+  check_names(format, Json::parse(slurp(checkpoint / "state.json")));
+  check_names(format, Json::parse(slurp(checkpoint / "manifest.json"))["files"]);
+
+  const std::string page = slurp(test::source_folder() / "docs/reference/run-folder.md");
+  for (const auto& entry : fs::directory_iterator(f / "run"))
+    CHECK_THAT(page, ContainsSubstring("`" + entry.path().filename().string()));
+  for (const char* name : {"metrics.jsonl", "events.jsonl"}) {
+    std::istringstream lines(slurp(f / "run" / name));
+    for (std::string line; std::getline(lines, line);) check_names(page, Json::parse(line));
+  }
+}
+
+TEST_CASE("malformed TOML never ends in anything but an error", "[config]") {
+  const std::string good =
+      "[model]\nn_layer = 2\n[train]\nsteps = 5\nout_dir = \"a\\u0041\"\nmax_time = 1.5e3\n";
+  const std::string marks = "[]=\"'\n#{}.,\\ueE+-0truefals\xEF\xBB\xBF\x7f";
+  uint32_t x = 1;
+  const auto next = [&x](size_t n) { return (x = x * 1664525u + 1013904223u) / 65536 % n; };
+  for (int i = 0; i < 20000; ++i) {
+    std::string text = good;
+    for (size_t edits = 1 + next(4); edits > 0; --edits) {
+      const size_t at = next(text.size());
+      if (next(3) == 0)
+        text.erase(at, 1 + next(6));
+      else
+        text.insert(at, 1, marks[next(marks.size())]);
+      if (text.empty()) break;
+    }
+    try {
+      parse_toml(text, "fuzz");
+    } catch (const Error&) {
+    }
+  }
+  SUCCEED("20000 inputs");
+}
+
+}  // namespace

@@ -1,0 +1,184 @@
+// What only a GPU shows: its results beside the CPU's, and the same bits each time. Skipped
+// without one; the op table and the runs of the other tests take a GPU where there is one.
+#include <torch/cuda.h>
+
+#include "autograd/engine.h"
+#include "autograd/node.h"
+#include "autograd/ops.h"
+#include "core/device.h"
+#include "optim/method.h"
+#include "tests/optim/optimizer_table.h"
+#include "tests/train/kinds.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+bool skip_without_card() {
+  if (torch::cuda::is_available()) return false;
+  WARN("skipped: no GPU");
+  return true;
+}
+
+TEST_CASE("a run on a GPU has the CPU's losses, kind by kind, and resumes a CPU's checkpoint",
+          "[gpu]") {
+  if (skip_without_card()) return;
+  const TempFolder f(fast_folder());
+  make_data(f);
+  std::vector<Kind> all = kinds;
+  all.push_back(
+      {"gpt", "text", "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"});
+  for (const Kind& kind : all) {
+    INFO(kind.name << " on " << kind.data);
+    write_config(f, kind);
+    const auto losses = [&](const std::string& out, std::vector<std::string> more) {
+      fs::remove_all(f / out);
+      more.insert(more.begin(),
+                  {"train", "kind.toml", "--train.out_dir=" + out, "--train.steps=20"});
+      const Finished done = lathe_in(f, more);
+      INFO(done.out << done.err);
+      REQUIRE(done.code == 0);
+      std::vector<double> all_losses;
+      std::istringstream lines(slurp(f / out / "metrics.jsonl"));
+      for (std::string line; std::getline(lines, line);) {
+        const Json row = parse_json(line, "metrics", Exit::internal);
+        if (row.contains("loss")) all_losses.push_back(row["loss"].get<double>());
+      }
+      REQUIRE(all_losses.size() >= 20);
+      return all_losses;
+    };
+    const auto apart = [](const std::vector<double>& a, const std::vector<double>& b) {
+      double most = 0;
+      for (size_t i = 0; i < a.size(); ++i)
+        most = std::max(most, std::abs(a[i] - b[i]) / std::abs(b[i]));
+      return most;
+    };
+    const auto card = losses("card", {"--train.device=cuda"}),
+               cpu = losses("cpu", {"--train.device=cpu"});
+    // Rounding of float32 products and sums, which 20 steps of Adam carry on; masks of dropout are
+    // the same.
+    CHECK(apart(card, cpu) < 2e-3);
+    CHECK(apart(losses("other", {"--train.device=cpu", "--train.seed=2"}), cpu) >
+          1e-2);  // the control
+    CHECK(apart(card, losses("again", {"--train.device=cuda"})) == 0);
+    CHECK(lathe_in(f, {"train", "kind.toml", "--train.out_dir=cpu", "--train.device=cuda"}).code ==
+          0);
+    CHECK(lathe_in(f, {"eval", "cpu", "--device=cpu"}).code == 0);
+  }
+}
+
+TEST_CASE("every optimizer on a GPU is the CPU's", "[gpu]") {
+  if (skip_without_card()) return;
+  for (const Row& row : optimizer_rows()) {
+    INFO(row.kind << " " << row.label);
+    OptimConfig config;
+    config.kind = row.kind, config.beta1 = 0.85, config.beta2 = 0.97, config.weight_decay = 0.1;
+    config.grad_clip = 1, config.ema_decay = 0.9;
+    row.set(config);
+    const auto trained = [&](at::DeviceType device) {
+      torch::manual_seed(7);
+      std::vector<NamedParameter> all;
+      for (const auto& sizes :
+           std::vector<std::vector<int64_t>>{{}, {517}, {131, 67}, {3, 5}, {40, 200}}) {
+        const Role role = sizes.size() > 1 ? Role::weight : Role::bias;
+        all.push_back({"p" + std::to_string(all.size()),
+                       Variable::parameter(torch::randn(sizes).to(device)), role});
+      }
+      Optimizer optimizer(config, all);
+      for (int step = 0; step < 10; ++step) {
+        for (const auto& p : all)
+          p.parameter.leaf().grad = torch::randn(p.parameter.sizes()).to(device);
+        optimizer.step(config.lr);
+      }
+      std::vector<at::Tensor> flat;
+      for (const auto& p : all) flat.push_back(p.parameter.data().reshape({-1}).cpu());
+      return at::cat(flat);
+    };
+    if (!make_method(config)->runs_on_card()) {
+      CHECK_THROWS_WITH(trained(at::kCUDA), Catch::Matchers::Contains("has no code for GPUs"));
+      continue;
+    }
+    // Lion's sign may go the other way where it is a close call.
+    const at::Tensor cpu = trained(at::kCPU),
+                     far = (trained(at::kCUDA) - cpu).abs().gt(3e-5 * cpu.abs().clamp_min(1));
+    CHECK(far.sum().item<int64_t>() <= (row.kind == "lion" ? 2 : 0));
+    config.lr *= 1.1;
+    CHECK(distance(trained(at::kCPU), cpu) > 3e-5);  // the control
+  }
+}
+
+TEST_CASE("the last layer and its loss on a GPU, in several pieces, are ATen's", "[gpu]") {
+  if (skip_without_card()) return;
+  torch::manual_seed(3);
+  constexpr int64_t n = 6000, c = 16, v = 50257;  // 600 MB of logits in 16 bits
+  const at::Tensor x = torch::randn({n, c}), w = torch::randn({v, c}) * 0.3;
+  at::Tensor targets = torch::randint(v, {n}, at::kLong);
+  targets.slice(0, 10, 500).fill_(-100);
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    INFO(at::toString(dtype));
+    const Variable vx = Variable::parameter(x.to(at::kCUDA, dtype)),
+                   vw = Variable::parameter(w.to(at::kCUDA, dtype));
+    const Variable loss = linear_cross_entropy(vx, vw, targets.cuda(), 0, -100);
+    backward(loss * 3.0);
+    const at::Tensor tx = x.to(at::kCUDA, dtype).to(at::kFloat).requires_grad_(),
+                     tw = w.to(at::kCUDA, dtype).to(at::kFloat).requires_grad_();
+    const at::Tensor wanted =
+        torch::cross_entropy_loss(tx.matmul(tw.t()), targets.cuda(), {}, at::Reduction::Mean, -100);
+    (wanted * 3).backward();
+    // Logits and their gradients are kept in the format.
+    const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
+    const auto share = [](const at::Tensor& a, const at::Tensor& b) {
+      return ((a.to(at::kFloat) - b).norm() / b.norm()).item<double>();
+    };
+    CHECK(std::abs(loss.data().item<double>() / wanted.item<double>() - 1) < unit);
+    CHECK(share(vx.grad(), tx.grad()) < unit);
+    CHECK(share(vw.grad(), tw.grad()) < unit);
+    CHECK(share(vw.grad() * 1.02, tw.grad()) > unit);  // the control
+  }
+}
+
+TEST_CASE("kernels for GPUs take views that begin anywhere, and refuse tensors of the CPU",
+          "[gpu]") {
+  if (skip_without_card()) return;
+  torch::manual_seed(5);
+  const at::Tensor flat = torch::randn({4 * 64 + 1});
+  const at::Tensor aside = flat.cuda().slice(0, 1).view({4, 64}), weight = torch::rand({64});
+  const auto run = [&](const at::Tensor& x, const at::Tensor& w) {
+    const Variable v = Variable::parameter(x), p = Variable::parameter(w);
+    backward(gelu(layer_norm(v, p, p)), at::ones_like(x));
+    return v.grad();
+  };
+  CHECK(distance(run(aside, weight.cuda()), run(flat.slice(0, 1).view({4, 64}), weight)) < 1e-5);
+  CHECK_THROWS_WITH(run(aside, weight), Catch::Matchers::Contains("another input is not"));
+  const Variable x = Variable::parameter(aside),
+                 w = Variable::parameter(torch::randn({8, 64}).cuda());
+  CHECK_THROWS_WITH(linear_cross_entropy(x, w, torch::zeros({4}, at::kLong), 0, -100),
+                    Catch::Matchers::Contains("another input is not"));
+}
+
+TEST_CASE(
+    "attention's backward on a GPU, with heads that fill no whole round, is that of the samples "
+    "alone",
+    "[gpu]") {
+  if (skip_without_card()) return;
+  torch::manual_seed(4);
+  const int64_t heads = 6, batch = cuda_api().multiprocessors() / heads + 2, t = 200, width = 32;
+  const at::Tensor packed = torch::randn({batch, t, 3 * heads * width}),
+                   dy = torch::randn({batch, t, heads * width});
+  const auto gradient = [&](const at::Tensor& q, const at::Tensor& d) {
+    const Variable x = Variable::parameter(q.to(at::kCUDA, at::kBFloat16));
+    backward(attention(x, heads), d.to(at::kCUDA, at::kBFloat16));
+    return x.grad().to(at::kCPU, at::kFloat);
+  };
+  const at::Tensor all = gradient(packed, dy);
+  CHECK(all.equal(gradient(packed, dy)));
+  for (const int64_t sample : {int64_t{0}, batch - 1}) {
+    const at::Tensor alone = gradient(packed.narrow(0, sample, 1), dy.narrow(0, sample, 1));
+    CHECK(distance(all[sample], alone[0]) < 0x1p-7);
+    CHECK(distance(all[sample], gradient(packed.narrow(0, 1, 1), dy.narrow(0, 1, 1))[0]) >
+          0x1p-7);  // the control
+  }
+}
+
+}  // namespace

@@ -1,0 +1,187 @@
+// Steps that go wrong: spikes that are left out, and divergence that can be looked at again.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+
+#include "core/io/json.h"
+#include "core/io/safetensors.h"
+#include "optim/spikes.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "train/store/checkpoint.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+TEST_CASE("a spike is judged by the losses before it", "[replay]") {
+  SpikeGuard guard(4);
+  const auto usual = [](int i) { return 3 + 0.1 * std::sin(i * 1.7); };
+  CHECK(!guard.is_spike(100));  // there is nothing to judge it by yet
+  guard.load({});
+  for (int i = 0; i < 49; ++i) CHECK(!guard.is_spike(i == 20 ? 3.5 : usual(i)));
+  CHECK(!guard.is_spike(usual(49)));
+  const SpikeState before = guard.state();
+  CHECK(guard.is_spike(before.mean + 4.01 * std::sqrt(before.variance)));
+  CHECK(guard.state().mean == before.mean);
+  CHECK(guard.state().skipped == 1);
+  CHECK(!guard.is_spike(before.mean + 3.99 * std::sqrt(before.variance)));
+  CHECK(!guard.is_spike(-50));  // a loss can't be too low
+  // A level that stays is a new level.
+  guard.load(before);
+  int skipped = 0;
+  for (int i = 0; i < 30; ++i) skipped += guard.is_spike(30 + usual(i)) ? 1 : 0;
+  CHECK(skipped == 10);
+  CHECK(guard.state().mean == Approx(33).margin(0.2));
+}
+
+TEST_CASE("the mean and variance are the exponentially weighted ones", "[replay]") {
+  SpikeGuard guard(1e9);
+  std::vector<double> losses;
+  for (int i = 0; i < 120; ++i) losses.push_back(2 + std::cos(i * 0.37) + 0.01 * i);
+  for (double x : losses) CHECK(!guard.is_spike(x));
+  // By definition: weights from the last loss back, each share of what the later ones left.
+  double left = 1, mean = 0, square = 0;
+  for (size_t i = losses.size(); i-- > 0;) {
+    const double weight = left * std::max(0.02, 1 / static_cast<double>(i + 1));
+    mean += weight * losses[i], square += weight * losses[i] * losses[i];
+    left -= weight;
+  }
+  CHECK(guard.state().mean == Approx(mean).epsilon(1e-12));
+  CHECK(guard.state().variance == Approx(square - mean * mean).epsilon(1e-9));
+}
+
+TEST_CASE("a run with spikes left out resumes to the bit, and keeps their tokens", "[replay]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  // At a rate that hardly learns, a third of the losses are half a deviation above the mean.
+  const std::vector<std::string> flags{"--train.steps=90", "--train.spike_sigma=0.5",
+                                       "--optim.lr=1e-5"};
+  const auto train = [&](const std::string& out, const std::string& more) {
+    std::vector<std::string> args{"train", "tiny.toml", "--train.out_dir=" + out, more};
+    args.insert(args.end(), flags.begin(), flags.end());
+    return run({"lathe", args, f.path(), {}});
+  };
+  REQUIRE(train("whole", "--train.max_time=0").code == 0);
+  Finished part = train("parts", "--train.max_time=0.01");
+  REQUIRE(part.code == 75);
+  part = run({"lathe_faults",
+              {"train", "tiny.toml", "--train.out_dir=parts", flags[0], flags[1], flags[2]},
+              f.path(),
+              {{"LATHE_TEST_KILL", "step 75"}}});
+  REQUIRE(part.code == 137);
+  REQUIRE(train("parts", "--train.max_time=0").code == 0);
+  CHECK(difference(f / "whole", f / "parts") == "");
+  const RunState state = read_state(list_checkpoints(f / "whole").at(0));
+  REQUIRE(state.spikes.has_value());
+  CHECK(state.spikes->skipped > 0);
+  CHECK(state.updates == 90 - state.spikes->skipped);
+  const auto kept = fs::directory_iterator(f / "whole/spikes");
+  CHECK(std::distance(kept, fs::directory_iterator()) == state.spikes->skipped);
+  const SafetensorsFile windows(fs::directory_iterator(f / "whole/spikes")->path());
+  CHECK(windows.at("inputs").shape ==
+        std::vector<int64_t>{2, 3, 16});  // micro-batches, sequences, tokens
+}
+
+TEST_CASE("a step that diverged is run again, and the op named where it began", "[replay]") {
+  const TempFolder f;
+  make_tiny_run(f.path(), "[optim]\nkind = \"sgd\"\nlr = 1e30\ngrad_clip = 0\n");
+  const Finished r = run({"lathe", {"train", "tiny.toml"}, f.path(), {}});
+  INFO(r.out << r.err);
+  REQUIRE(r.code == 5);
+  CHECK_THAT(r.err, ContainsSubstring("`lathe replay runs/tiny`"));
+  const Finished again = run({"lathe", {"replay", "runs/tiny"}, f.path(), {}});
+  INFO(again.out << again.err);
+  CHECK(again.code == 0);
+  CHECK_THAT(again.out,
+             ContainsSubstring("what is first not finite, in the forward: the result of"));
+  CHECK_THAT(again.out, ContainsSubstring("blocks.0."));
+  CHECK(run({"lathe", {"replay", "data"}, f.path(), {}}).code == 2);
+
+  const fs::path bundle = *fs::directory_iterator(f / "runs/tiny/diverged");
+  const fs::path file = bundle / "batches.safetensors";
+  const std::string sealed = slurp(file), manifest = slurp(bundle / "manifest.json");
+  const auto refused = [&](const std::string& text) {
+    const Finished done = run({"lathe", {"replay", bundle.string()}, f.path(), {}});
+    INFO(text << "\n" << done.err);
+    CHECK(done.code == 4);
+    CHECK_THAT(done.err, ContainsSubstring("batches.safetensors") && ContainsSubstring(text));
+    CHECK(std::count(done.err.begin(), done.err.end(), '\n') == 1);
+  };
+
+  // Damage is detected by the size or the checksum, by `verify` too.
+  write_file(file, sealed.substr(0, sealed.size() - 8));
+  refused("bytes instead of");
+  std::string flipped = sealed;
+  flipped.back() = static_cast<char>(flipped.back() ^ 1);
+  write_file(file, flipped);
+  refused("its checksum differs");
+  CHECK(run({"lathe", {"verify", bundle.string()}, f.path(), {}}).code == 4);
+
+  // What was sealed again is held to what the run can have.
+  write_file(file, sealed);
+  const auto reseal = [&](const std::map<std::string, at::Tensor>& tensors) {
+    std::vector<TensorEntry> entries;
+    for (const auto& [name, t] : tensors) entries.push_back(make_entry(name, t));
+    const std::string sum = write_safetensors(file, entries);
+    Json json = parse_json(manifest, "", Exit::internal);
+    json["files"]["batches.safetensors"] = {{"bytes", fs::file_size(file)}, {"xxh3", sum}};
+    write_file(bundle / "manifest.json", json.dump());
+  };
+  std::map<std::string, at::Tensor> good;
+  {
+    const SafetensorsFile batches(file);
+    for (const TensorEntry& t : batches.tensors())
+      good[t.name] = entry_tensor(t, t.shape, file).clone();
+  }
+  REQUIRE(good.at("inputs").dim() == 3);
+  reseal(good);
+  CHECK(run({"lathe", {"replay", bundle.string()}, f.path(), {}}).code == 0);
+
+  const auto with = [&](const char* name, const std::function<at::Tensor(at::Tensor)>& edit) {
+    auto tensors = good;
+    tensors[name] = edit(good.at(name).clone()).contiguous();
+    reseal(tensors);
+  };
+  for (const char* name : {"inputs", "targets"}) {
+    const std::string tensor = str("tensor \"", name, "\"");
+    with(name, [](const at::Tensor& t) { return t.slice(0, 0, 1); });
+    refused(tensor);
+    with(name, [](const at::Tensor& t) { return t.slice(2, 0, 3); });
+    refused(tensor);
+    with(name, [](const at::Tensor& t) { return t.to(at::kFloat); });
+    refused(tensor + " is F32; it must be I64");
+    for (const int64_t id : {int64_t{-1}, int64_t{1} << 40}) {
+      with(name, [&](at::Tensor t) { return t.fill_(id); });
+      refused(tensor + " has a value that the run can't have");
+    }
+    auto without = good;
+    without.erase(name);
+    reseal(without);
+    refused(str("has no tensor \"", name, "\""));
+  }
+  auto started = good;
+  started["starts"] =
+      torch::full_like(good.at("inputs"), 1);  // Of the first position it can only be 0.
+  reseal(started);
+  refused("tensor \"starts\" has a value");
+}
+
+TEST_CASE("a bundle of examples is held to its model's sizes", "[replay]") {
+  const TempFolder f;
+  std::string csv = "a,b,y\n";
+  for (int i = 0; i < 40; ++i) csv += str(i % 7, ",", i % 5, ",", i % 3, "\n");
+  write_file(f / "t.csv", csv);
+  REQUIRE(lathe_in(f, {"prepare", "t.csv", "--out", "data", "--task", "classification"}).code == 0);
+  write_file(f / "t.toml",
+             "[model]\nkind = \"mlp\"\n[data]\ndir = \"data\"\n[optim]\nkind = \"sgd\"\nlr = "
+             "1e38\ngrad_clip = 0\n"
+             "[schedule]\nwarmup_steps = 0\n[train]\nsteps = 50\nbatch_size = 4\nthreads = "
+             "1\neval_interval = 0\n");
+  REQUIRE(lathe_in(f, {"train", "t.toml"}).code == 5);
+  CHECK(lathe_in(f, {"replay", "runs/t"}).code == 0);
+}
+
+}  // namespace

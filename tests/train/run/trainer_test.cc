@@ -1,0 +1,374 @@
+// The trainer through its command line: signals, time limits, resume rules, checkpoints, samples.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "core/io/json.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "train/store/checkpoint.h"
+#include "train/tasks/generate.h"
+
+#include <ATen/ops/tensor.h>
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+TEST_CASE("a run leaves what it should, and running it again says so", "[trainer]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const Finished first = lathe_in(f, {"train", "tiny.toml"});
+  INFO(first.err);
+  REQUIRE(first.code == 0);
+  CHECK_THAT(first.out, ContainsSubstring("step 0  validation loss"));
+  CHECK_THAT(first.out, ContainsSubstring("finished  40 steps"));
+  for (const char* name :
+       {"config.toml", "metrics.jsonl", "log.txt", "checkpoints/step-00000040/manifest.json"})
+    CHECK(fs::exists(f / "runs/tiny" / name));
+  CHECK(list_checkpoints(f / "runs/tiny").size() == 2);
+  const Json line = parse_json(slurp(f / "runs/tiny/metrics.jsonl")
+                                   .substr(0, slurp(f / "runs/tiny/metrics.jsonl").find('\n')),
+                               "", Exit::internal);
+  CHECK(line["step"] == 0);
+  CHECK(line.contains("val_loss"));
+
+  const Finished again = lathe_in(f, {"train", "tiny.toml"});
+  CHECK(again.code == 0);
+  CHECK_THAT(again.out, ContainsSubstring("finished  40 steps"));
+  const Finished never = lathe_in(f, {"train", "tiny.toml", "--checkpoint.resume=never"});
+  CHECK(never.code == 2);
+  CHECK_THAT(never.err, ContainsSubstring("holds step-00000040"));
+
+  const Finished eval = lathe_in(f, {"eval", "runs/tiny"});
+  REQUIRE(eval.code == 0);
+  const Json result = parse_json(eval.out, "", Exit::internal);
+  CHECK(result["tokens"] == 1999);
+  CHECK(lathe_in(f, {"verify", "runs/tiny"}).code == 0);
+  CHECK(lathe_in(f, {"verify", "data"}).code == 0);
+  CHECK_THAT(lathe_in(f, {"inspect", "runs/tiny"}).out, ContainsSubstring("step 40"));
+  CHECK_THAT(lathe_in(f, {"inspect", "runs/tiny/checkpoints/step-00000040"}).out,
+             ContainsSubstring("blocks.1.mlp.down.weight  F32 [16,64]"));
+  const auto text =
+      lathe_in(f, {"generate", "runs/tiny", "--prompt", "the ", "--tokens", "40", "--seed", "3"});
+  CHECK(text.code == 0);
+  CHECK(text.out.size() == 4 + 40 + 1);
+  CHECK(lathe_in(f, {"generate", "runs/tiny", "--prompt=the ", "--tokens=40", "--seed=3"}).out ==
+        text.out);
+  CHECK(lathe_in(f, {"generate", "runs/tiny", "--prompt=the ", "--tokens=40", "--seed=4"}).out !=
+        text.out);
+}
+
+TEST_CASE(
+    "signals and the time limit write a checkpoint and exit 75; the same command goes on to the "
+    "same bits",
+    "[trainer]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const std::vector<std::string> more{"--train.steps=300", "--checkpoint.interval=0"};
+  const auto command = [&](const std::string& out, std::vector<std::string> extra = {}) {
+    std::vector<std::string> args{"train", "tiny.toml", "--train.out_dir=" + out};
+    args.insert(args.end(), more.begin(), more.end());
+    args.insert(args.end(), extra.begin(), extra.end());
+    return args;
+  };
+  REQUIRE(lathe_in(f, command("whole")).code == 0);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
+    const std::string out = "stopped" + std::to_string(signal);
+    const Finished stopped = run({"lathe", command(out), f.path(), {}, -1, signal});
+    INFO(stopped.out << stopped.err);
+    CHECK(stopped.code == 75);
+    CHECK_THAT(stopped.out, ContainsSubstring("stopped by a signal after step"));
+    CHECK(lathe_in(f, command(out)).code == 0);
+    CHECK(difference(f / "whole", f / out) == "");
+  }
+  const Finished limited = lathe_in(f, command("limited", {"--train.max_time=0.05"}));
+  CHECK(limited.code == 75);
+  CHECK(lathe_in(f, command("limited", {"--train.max_time=0.05"})).code == 75);
+  CHECK(list_checkpoints(f / "limited").at(0) != list_checkpoints(f / "whole").at(0));
+  CHECK(lathe_in(f, command("limited")).code == 0);
+  CHECK(difference(f / "whole", f / "limited") == "");
+}
+
+TEST_CASE("a signal does not wait for an evaluation, which comes first on going on", "[trainer]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  write_file(f / "long.txt", sample_text(4'000'000));
+  REQUIRE(
+      lathe_in(f, {"prepare", "long.txt", "--out", "long", "--tokenizer", "char", "--val", "0.5"})
+          .code == 0);
+  const auto command = [](const std::string& out, const std::string& eval_batches) {
+    return std::vector<std::string>{"train",
+                                    "tiny.toml",
+                                    "--data.dir=long",
+                                    "--train.out_dir=" + out,
+                                    "--train.steps=4",
+                                    "--train.eval_interval=2",
+                                    "--train.eval_batches=" + eval_batches};
+  };
+  REQUIRE(lathe_in(f, command("whole", "20")).code == 0);
+  // The whole split takes seconds; the signal comes before its evaluation begins to be through.
+  Finished stopped = run({"lathe", command("cut", "0"), f.path(), {}, -1, SIGTERM, "run       "});
+  INFO(stopped.out << stopped.err);
+  CHECK(stopped.code == 75);
+  CHECK(stopped.out.find("validation loss") == std::string::npos);
+  CHECK(list_checkpoints(f / "cut").at(0).filename() == "step-00000000");
+  stopped = run(
+      {"lathe", command("cut", "0"), f.path(), {}, -1, SIGTERM, "run       "});  // once more, at
+                                                                                 // the same step
+  CHECK(stopped.code == 75);
+  CHECK(lathe_in(f, command("cut", "20")).code == 0);
+  CHECK(difference(f / "whole", f / "cut") == "");
+}
+
+TEST_CASE("bf16 runs resume to the bit as well", "[trainer]") {
+  const TempFolder f;
+  make_tiny_run(f.path(), "[amp]\ndtype = \"bf16\"\n");
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=whole"}).code == 0);
+  REQUIRE(
+      lathe_in(f, {"train", "tiny.toml", "--train.out_dir=parts", "--train.max_time=0.01"}).code ==
+      75);
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=parts"}).code == 0);
+  CHECK(difference(f / "whole", f / "parts") == "");
+}
+
+TEST_CASE("what may change on resume and what may not", "[trainer]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=10"}).code == 0);
+  const std::string before = slurp(f / "runs/tiny/metrics.jsonl");
+  const auto refused = [&](const std::string& flag, const std::string& text) {
+    const Finished r = lathe_in(f, {"train", "tiny.toml", "--train.steps=20", flag});
+    CHECK(r.code == 2);
+    CHECK_THAT(r.err, ContainsSubstring(text));
+    CHECK(slurp(f / "runs/tiny/metrics.jsonl") == before);
+  };
+  refused("--model.n_layer=3", "command line: model.n_layer = 3 but the run was started with 2");
+  refused("--train.seed=4", "train.seed = 4 but the run was started with 1337");
+  refused("--train.batch_size=4", "train.batch_size = 4");
+  refused("--amp.dtype=bf16", "amp.dtype = \"bf16\"");
+  refused("--optim.kind=sgd", "optim.kind = \"sgd\"");
+  write_file(f / "other.txt", sample_text(9000));
+  REQUIRE(lathe_in(f, {"prepare", "other.txt", "--out", "other", "--tokenizer", "char"}).code == 0);
+  refused("--data.dir=other", "is not the data that the run was started with");
+
+  const Finished free = lathe_in(f, {"train", "tiny.toml", "--train.steps=20", "--optim.lr=0.002"});
+  CHECK(free.code == 0);
+  CHECK_THAT(free.out, ContainsSubstring("changed since the checkpoint: optim.lr 0.001 -> 0.002"));
+  const Finished threads =
+      lathe_in(f, {"train", "tiny.toml", "--train.steps=22", "--train.threads=2"});
+  CHECK(threads.code == 0);
+  CHECK_THAT(threads.err, ContainsSubstring("bits will differ"));
+}
+
+TEST_CASE("damaged checkpoints: the newest that verifies is taken, and said", "[trainer]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const std::string constant = "--schedule.kind=constant";  // others depend on the number of steps
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", constant, "--train.steps=20"}).code == 0);
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", constant, "--train.out_dir=whole"}).code == 0);
+  fs::resize_file(f / "runs/tiny/checkpoints/step-00000020/model.safetensors", 100);
+  const Finished r = lathe_in(f, {"train", "tiny.toml", constant});
+  INFO(r.err);
+  CHECK(r.code == 0);
+  CHECK_THAT(r.err, ContainsSubstring("checkpoint step-00000020 can't be used"));
+  CHECK_THAT(r.out, ContainsSubstring("resuming from runs/tiny/checkpoints/step-00000010"));
+  CHECK(difference(f / "whole", f / "runs/tiny") == "");
+
+  for (const auto& checkpoint : list_checkpoints(f / "runs/tiny")) {
+    std::string bytes = slurp(checkpoint / "optimizer.safetensors");
+    bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+    write_file(checkpoint / "optimizer.safetensors", bytes);
+  }
+  const Finished none = lathe_in(f, {"train", "tiny.toml"});
+  CHECK(none.code == 4);
+  CHECK_THAT(none.err, ContainsSubstring("its checksum differs"));
+  CHECK(list_checkpoints(f / "runs/tiny").size() == 2);
+  CHECK(lathe_in(f, {"verify", "runs/tiny"}).code == 4);
+  CHECK(lathe_in(f, {"eval", "runs/tiny"}).code == 4);
+}
+
+TEST_CASE("resuming from a checkpoint in a folder of its own", "[trainer]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
+  const Finished branch = lathe_in(f, {"train", "tiny.toml", "--train.out_dir=branch",
+                                       "--checkpoint.resume=runs/tiny/checkpoints/step-00000010"});
+  INFO(branch.err);
+  CHECK(branch.code == 0);
+  CHECK_THAT(slurp(f / "branch/metrics.jsonl"), ContainsSubstring("\"step\":11"));
+  CHECK(list_checkpoints(f / "runs/tiny").size() == 2);
+  const Finished branch_again =
+      lathe_in(f, {"train", "tiny.toml", "--train.out_dir=branch", "--train.steps=45",
+                   "--checkpoint.resume=runs/tiny/checkpoints/step-00000010/"});
+  CHECK(branch_again.code == 0);
+  CHECK_THAT(branch_again.out, ContainsSubstring("resuming from branch/checkpoints/step-00000040"));
+  const Finished back = lathe_in(
+      f, {"train", "tiny.toml", "--checkpoint.resume=runs/tiny/checkpoints/step-00000010"});
+  CHECK(back.code == 2);
+  CHECK_THAT(back.err, ContainsSubstring("already holds step-00000020"));
+}
+
+TEST_CASE("a damaged newer checkpoint costs no good one", "[trainer]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
+  fs::resize_file(f / "runs/tiny/checkpoints/step-00000020/model.safetensors", 100);
+  fs::copy(f / "runs/tiny/checkpoints/step-00000010",
+           f / "runs/tiny/checkpoints/step-00000010-mine");
+  const Finished r =
+      lathe_in(f, {"train", "tiny.toml", "--checkpoint.keep=1", "--train.max_time=0.001"});
+  INFO(r.err);
+  CHECK(r.code == 75);
+  CHECK(list_checkpoints(f / "runs/tiny").at(0).filename() == "step-00000011");
+  CHECK(fs::exists(f / "runs/tiny/checkpoints/unusable-step-00000020"));
+  CHECK(fs::exists(f / "runs/tiny/checkpoints/step-00000010-mine"));
+  CHECK(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
+}
+
+TEST_CASE("metrics that no checkpoint goes with are kept", "[trainer]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=10"}).code == 0);
+  const std::string before = slurp(f / "runs/tiny/metrics.jsonl");
+  fs::remove_all(f / "runs/tiny/checkpoints");
+  CHECK(lathe_in(f, {"train", "tiny.toml", "--train.steps=10"}).code == 0);
+  CHECK(slurp(f / "runs/tiny/metrics.jsonl.old") == before);
+}
+
+TEST_CASE("a run folder in use is refused", "[trainer]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  make_folders(f / "runs/tiny");
+  const FolderLock lock(f / "runs/tiny");
+  const Finished r = lathe_in(f, {"train", "tiny.toml"});
+  CHECK(r.code == 8);
+  CHECK_THAT(r.err, ContainsSubstring("in use by another lathe process"));
+}
+
+TEST_CASE("a run that diverges ends with exit 5 and keeps its checkpoints", "[trainer]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const Finished r = lathe_in(f, {"train", "tiny.toml", "--optim.kind=sgd", "--optim.lr=1e30",
+                                  "--optim.grad_clip=0", "--train.log_interval=1"});
+  CHECK(r.code == 5);
+  CHECK_THAT(r.err, ContainsSubstring("diverged: loss"));
+}
+
+TEST_CASE("a run that ends without a finite loss has diverged", "[trainer]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const auto train = [&](const std::string& out, const std::string& lr,
+                         std::vector<std::string> more) {
+    std::vector<std::string> args{"train",
+                                  "tiny.toml",
+                                  "--train.out_dir=" + out,
+                                  "--optim.kind=sgd",
+                                  "--optim.lr=" + lr,
+                                  "--optim.grad_clip=0",
+                                  "--schedule.kind=constant",
+                                  "--schedule.warmup_steps=0",
+                                  "--train.sample_interval=0"};
+    args.insert(args.end(), more.begin(), more.end());
+    const Finished r = lathe_in(f, args);
+    INFO(out << r.out << r.err);
+    return r;
+  };
+  const auto state = [&](const std::string& run) {
+    const Finished r = lathe_in(f, {"runs", run, "--json=true"});
+    REQUIRE(r.code == 0);
+    return parse_json(r.out, "runs", Exit::internal).at(0)["state"].get<std::string>();
+  };
+  // The only step's loss is that of the initial weights; what the step makes of them has none.
+  const std::vector<std::vector<std::string>> saves{
+      {},
+      {"--checkpoint.interval=1"},
+      {"--checkpoint.interval=1", "--checkpoint.async_save=true"},
+      {"--checkpoint.keep_best=true"}};
+  for (size_t i = 0; i < saves.size(); ++i) {
+    const std::string out = "only" + std::to_string(i);
+    auto more = saves[i];
+    more.insert(more.end(), {"--train.steps=1", "--train.eval_interval=1"});
+    for (int again = 0; again < 2; ++again) {
+      const Finished r = train(out, "1e30", more);
+      CHECK(r.code == 5);
+      CHECK_THAT(r.err, ContainsSubstring(
+                            "step 1, the last, diverged: validation loss nan; lower optim.lr"));
+      CHECK(list_checkpoints(f / out).empty());
+    }
+    CHECK(state(out) == "diverged");
+  }
+
+  // The last of several: earlier checkpoints stay, and a lower rate resumes from there.
+  const std::vector<std::string> five{"--train.steps=5", "--checkpoint.interval=1",
+                                      "--train.eval_interval=5"};
+  const std::vector<std::string> six{"--train.steps=6", "--checkpoint.interval=1",
+                                     "--train.eval_interval=5", "--checkpoint.async_save=true"};
+  REQUIRE(train("last", "1e-3", five).code == 0);
+  CHECK(train("last", "1e30", six).code == 5);
+  REQUIRE(!list_checkpoints(f / "last").empty());
+  CHECK(read_state(list_checkpoints(f / "last").at(0)).step == 5);
+  CHECK(state("last") == "diverged");
+  CHECK(train("last", "1e-3", six).code == 0);
+  CHECK(state("last") == "finished");
+
+  // A scaler leaves the step out whose loss is not finite; a run still does not end with it.
+  const Finished scaled =
+      train("scaled", "1e30", {"--train.steps=2", "--train.eval_interval=0", "--amp.dtype=fp16"});
+  CHECK(scaled.code == 5);
+  CHECK_THAT(scaled.err, ContainsSubstring("step 2, the last, diverged: loss "));
+}
+
+TEST_CASE("every optimizer, schedule and init trains from a config", "[trainer]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  for (const char* kind : {"sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw"}) {
+    const std::string out = std::string("--train.out_dir=") + kind;
+    CHECK(lathe_in(f, {"train", "tiny.toml", out, "--train.steps=20",
+                       std::string("--optim.kind=") + kind})
+              .code == 0);
+    CHECK(lathe_in(f, {"train", "tiny.toml", out, "--train.steps=25",
+                       std::string("--optim.kind=") + kind})
+              .code == 0);  // resumes
+  }
+  for (const char* kind : {"constant", "linear", "wsd"}) {
+    CHECK(lathe_in(f, {"train", "tiny.toml", std::string("--train.out_dir=") + kind,
+                       "--train.steps=5", std::string("--schedule.kind=") + kind})
+              .code == 0);
+  }
+  for (const char* init : {"xavier_uniform", "xavier_normal", "kaiming", "fan_in"}) {
+    CHECK(lathe_in(f, {"train", "tiny.toml", std::string("--train.out_dir=") + init,
+                       "--train.steps=5", std::string("--model.init=") + init})
+              .code == 0);
+  }
+}
+
+TEST_CASE("sampling: temperature 0, top-k, top-p", "[trainer]") {
+  const at::Tensor logits = at::tensor(at::ArrayRef<double>{0, 3, 1, 2});
+  CHECK(pick(logits, {.temperature = 0}, 0.99) == 1);
+  CHECK(pick(logits, {.temperature = 1, .top_k = 2}, 0.999) == 3);
+  CHECK(pick(logits, {.temperature = 1, .top_p = 0.5}, 0.999) ==
+        1);  // the likeliest alone has 0.64
+  CHECK(pick(logits, {.temperature = 1}, 0.999) == 0);
+  CHECK(pick(logits, {.temperature = 1}, 0.001) == 1);
+}
+
+TEST_CASE("a shard cut short during a run ends in a sentence that names it", "[trainer]") {
+  const TempFolder f;
+  write_file(f / "text.bin", std::string(1 << 20, 'x'));
+  const MappedFile map(f / "text.bin", Exit::data);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    fs::resize_file(f / "text.bin", 10);
+    volatile auto byte = map.bytes()[1 << 19];
+    (void)byte;
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  CHECK(WEXITSTATUS(status) == 3);
+}
+
+}  // namespace

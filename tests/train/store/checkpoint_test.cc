@@ -1,0 +1,250 @@
+// Checkpoints without a run around them: what is written comes back, in the right order, and damage
+// is noticed.
+
+#include "train/store/checkpoint.h"
+#include "autograd/node.h"
+#include "core/io/checksum.h"
+#include "data/manifest.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "tests/support/small.h"
+#include "train/store/metrics.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+fs::path save(const TempFolder& f, const Small& s, int64_t step,
+              std::optional<at::ScalarType> dtype = std::nullopt) {
+  RunState state;
+  state.step = step;
+  return save_checkpoint(f.path(), state, s.params, s.optimizer, Retention{.newest = 2}, dtype);
+}
+
+TEST_CASE("a run's state comes back from its checkpoint, member by member", "[checkpoint]") {
+  const TempFolder f;
+  const Small s;
+  RunState a;
+  a.step = 7, a.updates = 5, a.tokens = 900, a.val_loss = 2.5, a.best_val_loss = 1.5,
+  a.eval_due = true, a.threads = 3;
+  a.isa = "i", a.device_model = "d", a.data_hash = "h-v", a.metrics_bytes = 77, a.config = "c",
+  a.branched_from = "x";
+  a.val_step = 6, a.best_step = 4, a.changes = {{3, "k", "w", "i"}}, a.config_path = "p",
+  a.branched_id = "b";
+  a.base_hash = "y", a.tokenizer = Tokenizer::byte();
+  a.scaler = ScaleState{.scale = 512, .growth_tracker = 4, .skipped = 2, .skipped_in_row = 1};
+  const RunState b = read_state(save_checkpoint(f.path(), a, s.params, s.optimizer, Retention{}));
+  CHECK(b.step == 7);
+  CHECK(b.updates == 5);
+  CHECK(b.tokens == 900);
+  CHECK(b.val_loss == 2.5);
+  CHECK(b.best_val_loss == 1.5);
+  CHECK(b.eval_due);
+  CHECK(b.threads == 3);
+  CHECK(b.val_step == 6);
+  CHECK(b.best_step == 4);
+  REQUIRE(b.changes.size() == 1);
+  CHECK(str(b.changes[0].step, b.changes[0].key, b.changes[0].was, b.changes[0].is) == "3kwi");
+  CHECK(b.config_path + b.branched_id == "pb");
+  CHECK(b.isa + b.device_model + b.data_hash + b.config + b.branched_from + b.base_hash ==
+        "idh-vcxy");
+  CHECK(b.metrics_bytes == 77);
+  CHECK(b.tokenizer->kind() == a.tokenizer->kind());
+  REQUIRE(b.scaler);
+  CHECK(b.scaler->scale == 512);
+  CHECK(b.scaler->growth_tracker == 4);
+  CHECK(b.scaler->skipped == 2);
+  CHECK(b.scaler->skipped_in_row == 1);
+  const RunState none = read_state(save(f, s, 8));
+  CHECK(!none.eval_due);
+  CHECK(!none.best_val_loss);
+  CHECK(!none.scaler);
+}
+
+TEST_CASE("the newest checkpoint is the one of the highest step, and the oldest go",
+          "[checkpoint]") {
+  const TempFolder f;
+  const Small s;
+  for (const int64_t step : {3, 99'999'999, 100'000'000}) save(f, s, step);
+  const auto all = list_checkpoints(f.path());
+  REQUIRE(all.size() == 2);
+  CHECK(all[0].filename() == "step-100000000");
+  CHECK(all[1].filename() == "step-99999999");
+  CHECK(newest_checkpoint(f.path()) == all[0]);
+}
+
+TEST_CASE("damage is noticed: a bit, a missing byte, a missing file", "[checkpoint]") {
+  const TempFolder f;
+  const Small s;
+  const fs::path checkpoint = save(f, s, 1);
+  verify_checkpoint(checkpoint);
+  for (const char* name : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+    INFO(name);
+    const std::string whole = slurp(checkpoint / name);
+    const auto problem = [&](std::string bytes) {
+      write_file(checkpoint / name, bytes);
+      return error_of([&] { verify_checkpoint(checkpoint); });
+    };
+    std::string bit = whole;
+    bit[bit.size() / 2] = static_cast<char>(bit[bit.size() / 2] ^ 1);
+    CHECK_THAT(problem(bit), ContainsSubstring("its checksum differs"));
+    CHECK_THAT(problem(whole.substr(1)), ContainsSubstring("bytes instead of"));
+    fs::remove(checkpoint / name);
+    CHECK_THAT(error_of([&] { verify_checkpoint(checkpoint); }), ContainsSubstring("is missing"));
+    CHECK(problem(whole).empty());
+  }
+}
+
+TEST_CASE("values come back to the bit, also where the model is saved lower", "[checkpoint]") {
+  for (const auto dtype : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)}) {
+    const TempFolder f;
+    const Small saved;
+    Small loaded;
+    const fs::path checkpoint = save(f, saved, 1, dtype);
+    for (auto& group : loaded.optimizer.groups()) {
+      for (auto& slot : group.slots) {
+        slot.param.data().zero_();
+        for (auto& state : slot.state) state.zero_();
+      }
+    }
+    load_parameters(checkpoint, loaded.params);
+    load_optimizer(checkpoint, loaded.optimizer);
+    for (size_t g = 0; g < 2; ++g) {
+      const Slot &a = saved.optimizer.groups()[g].slots[0],
+                 &b = loaded.optimizer.groups()[g].slots[0];
+      CHECK(b.param.data().equal(a.param.data()));
+      for (size_t i = 0; i < a.state.size(); ++i) CHECK(b.state[i].equal(a.state[i]));
+    }
+    const SafetensorsFile model(checkpoint / "model.safetensors");
+    CHECK(model.at("w").dtype == (dtype ? "BF16" : "F32"));
+    CHECK(model.at("b").dtype == "F32");
+    const auto bytes = static_cast<int64_t>(3 * 15 * 4 + (dtype ? 12 * 2 : 0));
+    CHECK(checkpoint_bytes(saved.params, saved.optimizer, dtype) == bytes);
+  }
+}
+
+TEST_CASE("metrics are cut back to the checkpoint, or else to their last whole line",
+          "[checkpoint]") {
+  const TempFolder f;
+  write_file(f / "metrics.jsonl", "one\ntwo\nthree\n");
+  {
+    Metrics(f.path(), 8).add_validation(2, {{"val_loss", 1}});
+  }
+  CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith("one\ntwo\n{"));
+  write_file(f / "metrics.jsonl", "one\ntwo\nthr");
+  {
+    Metrics(f.path(), 1000).add_validation(3, {{"val_loss", 1}});
+  }
+  CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith("one\ntwo\n{"));
+}
+
+TEST_CASE("other data for validation alone is other data", "[checkpoint]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto lathe = [&](std::vector<std::string> args) {
+    return run({"lathe", std::move(args), f.path(), {}});
+  };
+  REQUIRE(lathe({"train", "tiny.toml", "--train.steps=2", "--train.eval_interval=0"}).code == 0);
+  std::string text = slurp(f / "text.txt");
+  std::reverse(text.end() - 1000, text.end());  // within the last tenth, which is for validation
+  write_file(f / "other.txt", text);
+  REQUIRE(lathe({"prepare", "other.txt", "--out", "other", "--tokenizer", "char"}).code == 0);
+  REQUIRE(slurp(f / "other/train.bin") == slurp(f / "data/train.bin"));
+  const Finished r = lathe(
+      {"train", "tiny.toml", "--train.steps=3", "--train.eval_interval=0", "--data.dir=other"});
+  CHECK(r.code == 2);
+  CHECK_THAT(r.err, ContainsSubstring("is not the data that the run was started with"));
+}
+
+/// Writes a field of a checkpoint's state.json, and a manifest that goes with it.
+void set_state(const fs::path& checkpoint, const char* key, const Json& value) {
+  Json state = parse_json(slurp(checkpoint / "state.json"), "", Exit::internal);
+  state[key] = value;
+  write_file(checkpoint / "state.json", state.dump());
+  Json manifest = parse_json(slurp(checkpoint / "manifest.json"), "", Exit::internal);
+  manifest["files"]["state.json"] = {{"bytes", fs::file_size(checkpoint / "state.json")},
+                                     {"xxh3", file_checksum(checkpoint / "state.json")}};
+  write_file(checkpoint / "manifest.json", manifest.dump());
+}
+
+TEST_CASE("a state that is sealed and makes no sense is no usable checkpoint", "[checkpoint]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(run({"lathe", {"train", "tiny.toml", "--train.steps=2"}, f.path(), {}}).code == 0);
+  const fs::path checkpoint = list_checkpoints(f / "runs/tiny").at(0);
+  const Json state = parse_json(slurp(checkpoint / "state.json"), "", Exit::internal);
+
+  Json tokenizer = state["tokenizer"];
+  for (int i = 0; i < 200; ++i) {  // U+4E00 and those behind it.
+    const std::string character{'\xE4', static_cast<char>(0xB8 + i / 64),
+                                static_cast<char>(0x80 + i % 64)};
+    tokenizer["vocabulary"].push_back(character);
+  }
+  std::string config = state["config"].get<std::string>();
+  const size_t heads = config.find("n_head = ");
+  REQUIRE(heads != std::string::npos);
+  config.replace(heads, config.find('\n', heads) - heads, "n_head = 1000");
+
+  const std::vector<std::pair<const char*, Json>> edits{
+      {"config", config}, {"threads", 0}, {"tokenizer", tokenizer}};
+  for (const auto& [key, value] : edits) {
+    set_state(checkpoint, key, value);
+    for (const auto& command :
+         std::vector<std::vector<std::string>>{{"train", "tiny.toml", "--train.steps=4"},
+                                               {"eval", "runs/tiny"},
+                                               {"generate", "runs/tiny", "--tokens", "2"},
+                                               {"export", "runs/tiny", "--out", "hf"}}) {
+      const Finished done = run({"lathe", command, f.path(), {}});
+      INFO(key << ", " << command[0] << "\n" << done.err);
+      CHECK(done.code == 4);
+      CHECK_THAT(done.err, !ContainsSubstring("internal"));
+    }
+    set_state(checkpoint, key, state[key]);
+  }
+}
+
+TEST_CASE("data replaced in its place is noticed, in either split; runs of earlier builds go on",
+          "[checkpoint]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto train = [&](int steps) {
+    return run(
+        {"lathe", {"train", "tiny.toml", "--train.steps=" + std::to_string(steps)}, f.path(), {}});
+  };
+  REQUIRE(train(2).code == 0);
+  for (const char* name : {"train.bin", "val.bin"}) {
+    INFO(name);
+    const std::string bytes = slurp(f / "data" / name);
+    std::string other = bytes;
+    std::swap(other[100], other[other.find_first_not_of(std::string{bytes[100], '\0'}, 200)]);
+    REQUIRE(other != bytes);
+    write_file(f / "data" / name, other);
+    const Finished r = train(3);
+    CHECK(r.code == 2);
+    CHECK_THAT(r.err, ContainsSubstring("is not the data that the run was started with"));
+    write_file(f / "data" / name, bytes);
+  }
+  // What builds wrote that believed the manifest.
+  const auto manifest = read_manifest(f / "data");
+  const auto old_print = [](const ShardInfo& shard) {
+    const std::string text = str(shard.tokens, " ", shard.xxh3);
+    Checksum sum;
+    sum.update(text.data(), text.size());
+    return sum.hex();
+  };
+  const fs::path checkpoint = list_checkpoints(f / "runs/tiny").at(0);
+  const std::string now = read_state(checkpoint).data_hash,
+                    train_print = old_print(manifest->train[0]);
+  set_state(checkpoint, "data_hash", train_print + "-" + old_print(manifest->val[0]));
+  CHECK(train(3).code == 0);
+  CHECK(read_state(list_checkpoints(f / "runs/tiny").at(0)).data_hash ==
+        now);  // as this build makes it
+  for (const std::string& wrong :
+       {train_print, train_print + "-" + train_print, std::string("x")}) {
+    set_state(list_checkpoints(f / "runs/tiny").at(0), "data_hash", wrong);
+    CHECK(train(4).code == 2);
+  }
+}
+
+}  // namespace

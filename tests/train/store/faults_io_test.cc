@@ -1,0 +1,446 @@
+// Files that cannot be written: every call of a save fails once, or from then on, or is
+// interrupted, or writes less than asked; and things that are no files stand where files should be.
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <functional>
+
+#include "core/io/log.h"
+#include "core/io/safetensors.h"
+#include "data/tokens.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "tests/support/small.h"
+#include "train/store/checkpoint.h"
+#include "train/store/metrics.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+const FileCalls real_calls = file_calls;
+
+/// Replaces every call of the table while it lives. `errno_of` is called before each: 0 lets it
+/// through.
+class Interposed {
+ public:
+  explicit Interposed(std::function<int(const char* call)> errno_of,
+                      size_t write_at_most = SIZE_MAX) {
+    asked = std::move(errno_of);
+    at_most = write_at_most;
+    file_calls = {
+        .open = [](const char* path, int flags,
+                   mode_t mode) { return fails("open") ? -1 : real_calls.open(path, flags, mode); },
+        .write = [](int fd, const void* data, size_t bytes) -> ssize_t {
+          return fails("write") ? -1 : real_calls.write(fd, data, std::min(bytes, at_most));
+        },
+        .fsync = [](int fd) { return fails("fsync") ? -1 : real_calls.fsync(fd); },
+        .close =
+            [](int fd) {
+              real_calls.close(fd);  // a close that fails has closed
+              return fails("close") ? -1 : 0;
+            },
+        .ftruncate =
+            [](int fd, off_t length) {
+              return fails("ftruncate") ? -1 : real_calls.ftruncate(fd, length);
+            },
+        .flock =
+            [](int fd, int operation) {
+              return fails("flock") ? -1 : real_calls.flock(fd, operation);
+            },
+        .rename = [](const char* from,
+                     const char* to) { return fails("rename") ? -1 : real_calls.rename(from, to); },
+        .mkdir = [](const char* path,
+                    mode_t mode) { return fails("mkdir") ? -1 : real_calls.mkdir(path, mode); },
+        .unlink = [](const char* path) { return fails("unlink") ? -1 : real_calls.unlink(path); },
+        .rmdir = [](const char* path) { return fails("rmdir") ? -1 : real_calls.rmdir(path); },
+    };
+  }
+  ~Interposed() { file_calls = real_calls; }
+  Interposed(const Interposed&) = delete;
+  Interposed& operator=(const Interposed&) = delete;
+
+ private:
+  static bool fails(const char* call) {
+    const int number = asked(call);
+    if (number != 0) errno = number;
+    return number != 0;
+  }
+  static inline std::function<int(const char*)> asked;
+  static inline size_t at_most = SIZE_MAX;
+};
+
+/// A run folder with the checkpoints of steps 10 and 20.
+struct Run : Small {
+  TempFolder folder{fast_folder()};
+
+  explicit Run(bool with_old = true) {
+    if (with_old) save(10), save(20);
+  }
+  void save(int64_t step) {
+    RunState state;
+    state.step = step;
+    save_checkpoint(folder.path(), state, params, optimizer, {.newest = 2});
+  }
+  fs::path checkpoint(int64_t step) const {
+    return folder / ("checkpoints/step-000000" + std::to_string(step));
+  }
+  std::string written() const {
+    return slurp(checkpoint(30) / "model.safetensors") +
+           slurp(checkpoint(30) / "optimizer.safetensors") + slurp(checkpoint(30) / "state.json") +
+           slurp(checkpoint(30) / "manifest.json");
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> found;
+    for (const auto& path : list_folder(folder / "checkpoints")) found.push_back(path.filename());
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+};
+
+/// The calls of a third save.
+std::vector<std::string> calls_of_a_save() {
+  std::vector<std::string> calls;
+  Run run;
+  const Interposed seen([&](const char* call) {
+    calls.emplace_back(call);
+    return 0;
+  });
+  run.save(30);
+  return calls;
+}
+
+TEST_CASE("a save that fails at any call leaves what was there, says why, and can be repeated",
+          "[faults_io]") {
+  const auto calls = calls_of_a_save();
+  REQUIRE(calls.size() > 50);
+  WARN(calls.size() << " calls of a save, each failing in 6 ways");
+  const std::string reference = [] {
+    Run run;
+    run.save(30);
+    return run.written();
+  }();
+  // The first three renames are those of state.json, manifest.json and the new checkpoint; with the
+  // fourth the old one begins to go, when the new one is safe.
+  size_t deletes = 0;
+  for (int renames = 0; renames < 4; ++deletes) renames += calls.at(deletes) == "rename";
+  --deletes;
+  const TempFolder logs(fast_folder());
+  open_log_file((logs / "log.txt").string());
+  set_console_level(Level::error);
+  for (const int number : {ENOSPC, EIO, EDQUOT}) {
+    for (const bool once : {true, false}) {
+      for (size_t nth = 0; nth < calls.size(); ++nth) {
+        INFO("call " << nth << " of " << calls.size() << ", " << calls[nth] << ", fails with errno "
+                     << number << (once ? " once" : ", and what needs space from then on"));
+        Run run;
+        const size_t logged = slurp(logs / "log.txt").size();
+        const at::Tensor before = run.params[0].parameter.data().clone();
+        int code = -1;
+        std::string said;
+        {
+          size_t at = 0;
+          const Interposed failing([&](const char* call) {
+            const bool removes =
+                std::string(call) == "unlink" || std::string(call) == "rmdir" || call[0] == 'c';
+            const size_t now = at++;
+            return now == nth || (!once && now > nth && !removes) ? number : 0;
+          });
+          try {
+            run.save(30);
+          } catch (const Error& e) {
+            code = static_cast<int>(e.code());
+            said = e.what();
+          }
+        }
+        const std::string warned = slurp(logs / "log.txt").substr(logged);
+        if (nth >= deletes) {
+          CHECK(code == -1);
+          CHECK_THAT(warned, ContainsSubstring("old checkpoints are not deleted: ") ||
+                                 ContainsSubstring(".unfinished-step-00000010 is left: "));
+        } else {
+          CHECK(code == 6);
+          CHECK_THAT(said, ContainsSubstring("run the same command again"));
+          CHECK_THAT(said, ContainsSubstring(number == EIO ? "see to the disk" : "free space"));
+        }
+        // Until the new checkpoint has its name and its folder is synced, nothing old may go.
+        const auto names = run.names();
+        const bool renamed = fs::exists(run.checkpoint(30));
+        if (!renamed) {
+          CHECK(names == std::vector<std::string>{"step-00000010", "step-00000020"});
+          CHECK_THAT(said, ContainsSubstring("checkpoint step-00000030 is not saved"));
+          if (number != EIO) {
+            CHECK_THAT(said, ContainsSubstring("it takes a little over 180 bytes"));
+            CHECK_THAT(said, !ContainsSubstring(
+                                 " are free"));  // There is room: that is not what is missing.
+          }
+        }
+        for (const auto& path : list_checkpoints(run.folder.path())) verify_checkpoint(path);
+        CHECK(list_checkpoints(run.folder.path()).size() >= 2);
+        CHECK(run.params[0].parameter.data().equal(before));
+        // The same command again: what was left is cleaned and the save goes through, with the bits
+        // of one that never failed.
+        clean_checkpoints(run.folder.path());
+        if (renamed && nth < deletes) continue;
+        run.save(nth < deletes ? 30 : 40);
+        if (nth >= deletes) {  // the next save deletes what this one could not
+          CHECK(run.names() == std::vector<std::string>{"step-00000030", "step-00000040"});
+          continue;
+        }
+        CHECK(run.names() == std::vector<std::string>{"step-00000020", "step-00000030"});
+        CHECK(run.written() == reference);
+      }
+    }
+  }
+  set_console_level(Level::info);
+}
+
+TEST_CASE("a save goes through interrupted calls and short writes", "[faults_io]") {
+  const auto calls = calls_of_a_save();
+  Run reference;
+  reference.save(30);
+  for (size_t nth = 0; nth <= calls.size(); ++nth) {
+    Run run;
+    size_t at = 0;
+    {
+      // Every call is interrupted once; the last round writes a byte at a time as well.
+      bool interrupted = false;
+      const Interposed some(
+          [&](const char*) {
+            const bool now = nth < calls.size() ? at++ == nth : !interrupted;
+            interrupted = now;
+            return now ? EINTR : 0;
+          },
+          nth < calls.size() ? SIZE_MAX : 1);
+      INFO("call " << nth << " is interrupted");
+      CHECK(error_of([&] { run.save(30); }) == "");
+    }
+    CHECK(run.names() == std::vector<std::string>{"step-00000020", "step-00000030"});
+    CHECK(run.written() == reference.written());
+  }
+  // What else a run calls.
+  Run run;
+  write_file(run.folder / "metrics.jsonl", "one\ntwo\n");
+  bool interrupted = false;
+  const Interposed some(
+      [&](const char*) {
+        interrupted = !interrupted;
+        return interrupted ? EINTR : 0;
+      },
+      3);
+  const FolderLock lock(run.folder.path());
+  Metrics metrics(run.folder.path(), 4);
+  metrics.add_validation(1, {{"val_loss", 2}});
+  CHECK(metrics.sync() == fs::file_size(run.folder / "metrics.jsonl"));
+  CHECK_THAT(slurp(run.folder / "metrics.jsonl"),
+             Catch::StartsWith("one\n{") && ContainsSubstring("}\n"));
+  write_file_durably(run.folder / "config.toml", "a = 1\n");
+  CHECK(slurp(run.folder / "config.toml") == "a = 1\n");
+}
+
+TEST_CASE("a folder is made with the parent of each new one synced", "[faults_io]") {
+  const TempFolder folder(fast_folder());
+  std::vector<std::string> calls;
+  {
+    const Interposed seen([&](const char* call) {
+      calls.emplace_back(call);
+      return 0;
+    });
+    CHECK(make_folders(folder / "a/b/c/"));
+    CHECK(!make_folders(folder / "a/b"));
+  }
+  CHECK(fs::is_directory(folder / "a/b/c"));
+  CHECK(std::count(calls.begin(), calls.end(), "fsync") == 3);
+  write_file(folder / "file", "");
+  CHECK_THAT(error_of([&] { make_folders(folder / "file/x"); }),
+             ContainsSubstring("cannot create the folder"));
+  CHECK_THAT(error_of([&] { make_folders(folder / "file"); }),
+             ContainsSubstring("cannot create the folder"));
+}
+
+TEST_CASE("a text that is not written leaves no part of itself", "[faults_io]") {
+  const TempFolder folder(fast_folder());
+  write_file(folder / "file", "old");
+  for (const char* call : {"write", "fsync", "close", "rename"}) {
+    INFO(call);
+    const Interposed failing(
+        [&](const char* now) { return std::string(call) == now ? ENOSPC : 0; });
+    CHECK_THAT(error_of([&] { write_file_durably(folder / "file", "new"); }),
+               ContainsSubstring("free space"));
+    CHECK(slurp(folder / "file") == "old");
+    CHECK(list_folder(folder.path()).size() == 1);
+  }
+}
+
+/// Makes a pipe, a socket or a link to a device.
+void make_special(const std::string& kind, const fs::path& path) {
+  if (kind == "pipe") {
+    REQUIRE(mkfifo(path.c_str(), 0644) == 0);
+  } else if (kind == "device") {
+    fs::create_symlink("/dev/zero", path);
+  } else {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.string().copy(address.sun_path, sizeof address.sun_path - 1);
+    const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    REQUIRE(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+    close(fd);
+  }
+}
+
+TEST_CASE("a pipe, a socket or a device in place of a file is an error, not a wait",
+          "[faults_io]") {
+  alarm(60);  // a hang is a failure, not an endless test
+  for (const char* kind : {"pipe", "socket", "device"}) {
+    INFO(kind);
+    const TempFolder folder(fast_folder());
+    const fs::path path = folder / "special.bin";
+    make_special(kind, path);
+    const auto says = [](const auto& action) {
+      CHECK_THAT(error_of(action), ContainsSubstring("special.bin is not a regular file"));
+    };
+    says([&] { read_file(path, Exit::data); });
+    says([&] { MappedFile(path, Exit::data); });
+    says([&] { SafetensorsFile file(path); });
+    says([&] { OutputFile(path, OutputFile::Open::append); });
+    says([&] { OutputFile(path, OutputFile::Open::create); });
+    says([&] { cut_file(path, 0); });
+    fs::create_symlink("special.bin", folder / "lock");
+    CHECK_THAT(error_of([&] { FolderLock lock(folder.path()); }),
+               ContainsSubstring("lock is not a regular file"));
+  }
+  alarm(0);
+}
+
+TEST_CASE("a pipe in place of any file that a run opens ends it with a sentence", "[faults_io]") {
+  const TempFolder folder(fast_folder());
+  make_tiny_run(folder.path());
+  const auto train = [&](const std::string& steps = "3") {
+    return run({"lathe", {"train", "tiny.toml", "--train.steps=" + steps}, folder.path(), {}});
+  };
+  REQUIRE(train("2").code == 0);
+  const fs::path checkpoint = "runs/tiny/checkpoints/step-00000002";
+  const struct {
+    fs::path file;
+    int code;
+  } places[]{{"tiny.toml", 2},
+             {"data/manifest.json", 3},
+             {"data/train.bin", 3},
+             {"data/val.bin", 3},
+             {"runs/tiny/lock", 6},
+             {"runs/tiny/metrics.jsonl", 6},
+             {"runs/tiny/log.txt", 6},
+             {checkpoint / "state.json", 4},
+             {checkpoint / "manifest.json", 4},
+             {checkpoint / "model.safetensors", 4}};
+  for (const auto& [file, code] : places) {
+    INFO(file);
+    fs::rename(folder / file.string(), folder / "aside");
+    make_special("pipe", folder / file.string());
+    const Finished f = train();
+    INFO(f.out << f.err);
+    CHECK(f.code == code);
+    fs::remove(folder / file.string());
+    fs::rename(folder / "aside", folder / file.string());
+  }
+  make_special("pipe", folder / "text");
+  CHECK(run({"lathe", {"prepare", "text", "--out", "more"}, folder.path(), {}}).code == 3);
+  CHECK(train().code == 0);
+}
+
+TEST_CASE("a run whose disk fills up ends with exit code 6 and goes on exactly", "[faults_io]") {
+  const TempFolder folder(fast_folder());
+  make_tiny_run(folder.path());
+  const auto train = [&](const std::string& run, const std::string& fault) {
+    return lathe::test::run({"lathe_faults",
+                             {"train", "tiny.toml", "--train.steps=12", "--checkpoint.interval=4",
+                              "--train.out_dir=" + run},
+                             folder.path(),
+                             fault.empty()
+                                 ? std::map<std::string, std::string>()
+                                 : std::map<std::string, std::string>{{"LATHE_TEST_FAIL", fault}}});
+  };
+  REQUIRE(train("reference", "").code == 0);
+  for (const auto& [fault, says] : std::vector<std::pair<std::string, std::string>>{
+           {"write ENOSPC 5 2", "No space left on device; it takes "},
+           {"fsync EIO 2 3", "Input/output error; see to the disk"},
+           {"mkdir EDQUOT 1 1", "Disk quota exceeded; it takes "},
+           {"rename ENOSPC 3 2", "; free space and run the same command again"}}) {
+    INFO(fault);
+    const Finished failed = train("run", fault);
+    INFO(failed.out << failed.err);
+    CHECK(failed.code == 6);
+    CHECK_THAT(failed.err, ContainsSubstring(says));
+    CHECK(std::count(failed.err.begin(), failed.err.end(), '\n') == 1);
+    for (const auto& path : list_folder(folder / "run/checkpoints"))
+      CHECK_NOTHROW(verify_checkpoint(path));
+    CHECK(train("run", "").code == 0);
+    CHECK(difference(folder / "reference", folder / "run") == "");
+    fs::remove_all(folder / "run");
+  }
+}
+
+TEST_CASE("a limit of file sizes is an error with a sentence, not a signal", "[faults_io]") {
+  if (!fs::exists("/usr/bin/prlimit")) {
+    WARN("skipped: there is no /usr/bin/prlimit to set the limit with");
+    return;
+  }
+  const TempFolder folder(fast_folder());
+  make_tiny_run(folder.path());
+  REQUIRE(lathe_in(folder, {"train", "tiny.toml", "--train.steps=12", "--train.out_dir=reference"})
+              .code == 0);
+  REQUIRE(lathe_in(folder, {"train", "tiny.toml", "--train.steps=12", "--train.pause_at=4",
+                            "--train.out_dir=run"})
+              .code == 75);
+  const auto limited = [&](const std::string& bytes, std::vector<std::string> words) {
+    words.insert(words.begin(), {"--fsize=" + bytes, (binary_folder() / "lathe").string()});
+    const Finished f = run({"/usr/bin/prlimit", std::move(words), folder.path(), {}});
+    INFO(f.out << f.err);
+    CHECK(f.code == 6);
+    CHECK_THAT(f.err, ContainsSubstring(
+                          "File too large; files are limited to " + bytes +
+                          " bytes (ulimit -f), raise the limit and run the same command again"));
+    CHECK(std::count(f.err.begin(), f.err.end(), '\n') == 1);
+  };
+  limited("20000", {"train", "tiny.toml", "--train.steps=12", "--train.out_dir=run"});
+  limited("20000", {"prepare", "text.txt", "--out", "more", "--tokenizer", "char"});
+  limited("1000", {"tokenizer", "train", "text.txt", "--out", "bpe", "--vocab-size", "300"});
+  limited("20000", {"export", "run", "--out", "exported"});
+  limited("20000", {"report", "run", "--out", "report.html"});
+  limited("100", {"sweep", "tiny.toml", "--train.seed=1,2", "--out", "sweep"});
+
+  for (const auto& path : list_folder(folder / "run/checkpoints"))
+    CHECK_NOTHROW(verify_checkpoint(path));
+  REQUIRE(
+      lathe_in(folder, {"train", "tiny.toml", "--train.steps=12", "--train.out_dir=run"}).code ==
+      0);
+  CHECK(difference(folder / "reference", folder / "run") == "");
+}
+
+TEST_CASE("a log file that can't grow is a warning, once", "[faults_io]") {
+  if (!fs::exists("/usr/bin/prlimit")) {
+    WARN("skipped: there is no /usr/bin/prlimit to set the limit with");
+    return;
+  }
+  const TempFolder folder(fast_folder());
+  make_tiny_run(folder.path());
+  fs::create_directories(folder / "run");
+  write_file(folder / "run/log.txt", std::string(199'000, '\n'));
+  const Finished trained = run({"/usr/bin/prlimit",
+                                {"--fsize=200000", (binary_folder() / "lathe").string(), "train",
+                                 "tiny.toml", "--train.out_dir=run"},
+                                folder.path(),
+                                {}});
+  INFO(trained.out << trained.err);
+  CHECK(trained.code == 0);
+  CHECK_THAT(trained.err, ContainsSubstring("warning: ") &&
+                              ContainsSubstring("log.txt: File too large; the log file"));
+  CHECK(std::count(trained.err.begin(), trained.err.end(), '\n') == 1);
+}
+
+}  // namespace

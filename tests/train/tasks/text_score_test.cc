@@ -1,0 +1,196 @@
+// The loss of texts and the likeliest of endings, against sums over the model's own probabilities.
+#include "train/tasks/text_score.h"
+
+#include <cmath>
+
+#include "core/io/json.h"
+#include "nn/models/model.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "tests/support/tokenizers.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+constexpr int64_t context = 12;
+
+std::unique_ptr<Model> small_model(int64_t vocabulary) {
+  const ModelKind& kind = *find_model_kind("gpt");
+  AnyConfig config = kind.config;
+  const std::pair<const char*, int64_t> keys[]{{"n_layer", 1},
+                                               {"n_head", 2},
+                                               {"n_embd", 16},
+                                               {"block_size", context},
+                                               {"vocab_size", vocabulary}};
+  for (const auto& [key, value] : keys) *config.find<int64_t>(key) = value;
+  auto model = make_model(kind, config, {}, 3);
+  torch::manual_seed(4);
+  for (const auto& p : parameters(*model))
+    p.parameter.data().copy_(torch::randn(p.parameter.sizes()) * 0.5);
+  return model;
+}
+
+/// log P(ids[i] | ids[from .. i)) of the model.
+double log_probability(const Model& model, const std::vector<int64_t>& ids, size_t from, size_t i) {
+  const at::Tensor in = torch::tensor(std::vector<int64_t>(ids.begin() + static_cast<int64_t>(from),
+                                                           ids.begin() + static_cast<int64_t>(i)));
+  const NoGrad no_grad;
+  const at::Tensor logits = model(in.unsqueeze(0)).data()[0][-1];
+  return logits.to(at::kDouble).log_softmax(0)[ids[i]].item<double>();
+}
+
+TEST_CASE("each token of a text is scored once, behind as much as its window has", "[text_score]") {
+  const Tokenizer bytes = Tokenizer::byte();
+  const auto model = small_model(256);
+  const std::string text = "the lathe turns, and what it cuts is round";
+  const std::vector<int64_t> ids = bytes.encode(text);
+  for (const int64_t stride : {0, 1, 5, 11, 12}) {
+    for (const int64_t batch : {1, 3, 100}) {
+      const int64_t step = stride == 0 ? context : stride;
+      double wanted = 0;
+      size_t begin = 0;
+      for (size_t i = 1; i < ids.size(); ++i) {
+        if (i - begin > context) begin += static_cast<size_t>(step);
+        wanted -= log_probability(*model, ids, begin, i);
+      }
+      const TextScore s = score_text({*model, bytes, context, stride, batch}, text);
+      INFO("stride " << stride << ", " << batch << " at once");
+      CHECK(s.tokens == std::ssize(text) - 1);
+      CHECK(s.bytes == s.tokens);
+      CHECK(s.loss == Approx(wanted).epsilon(1e-5));  // float32 sums
+    }
+  }
+  CHECK(score_text({*model, bytes, context}, "a").tokens == 0);
+  CHECK(score_text({*model, bytes, context}, "").bytes == 0);
+}
+
+TEST_CASE("behind the token that ends documents, the first token is scored too", "[text_score]") {
+  const Tokenizer bpe = bytes_and({"<|endoftext|>"});
+  const auto model = small_model(257);
+  const std::string text = "<|endoftext|>";  // which is text here
+  const TextScore s = score_text({*model, bpe, context}, text);
+  CHECK(s.tokens == 13);
+  CHECK(s.bytes == 13);
+  std::vector<int64_t> ids{256};
+  for (const char c : text) ids.push_back(c);
+  double wanted = 0;
+  for (size_t i = 1; i < ids.size(); ++i)
+    wanted -= log_probability(*model, ids, i > context ? context : 0, i);
+  CHECK(s.loss == Approx(wanted).epsilon(1e-5));
+}
+
+TEST_CASE("of several endings the likeliest is taken, as a whole and by byte", "[text_score]") {
+  const Tokenizer bytes = Tokenizer::byte();
+  const auto model = small_model(256);
+  torch::manual_seed(5);
+  const auto word = [](int64_t length) {
+    std::string text;
+    for (int64_t i = 0; i < length; ++i)
+      text += static_cast<char>('a' + torch::randint(26, {1}).item<int64_t>());
+    return text;
+  };
+  int64_t differ = 0;
+  for (int question = 0; question < 60; ++question) {
+    Choice c{word(1 + question % 9), {}, 0};
+    if (question % 3 == 0) c.context += " ";
+    for (int64_t i = 0; i < 4; ++i) c.endings.push_back(word(1 + (question + 3 * i) % 7));
+    if (question % 5 == 0) c.endings[1] = " " + c.endings[1];
+    std::vector<double> whole, by_byte;
+    for (const std::string& ending : c.endings) {
+      const bool apart = c.context.empty() || c.context.back() == ' ' || ending[0] == ' ';
+      const std::string behind = apart ? ending : " " + ending;
+      std::vector<int64_t> ids = bytes.encode(c.context + behind);
+      size_t first = c.context.size();
+      if (ids.size() > context + 1) {
+        const size_t cut = ids.size() - context - 1;
+        ids.erase(ids.begin(), ids.begin() + static_cast<int64_t>(cut));
+        first -= std::min(first, cut);
+      }
+      double sum = 0;
+      for (size_t i = std::max<size_t>(first, 1); i < ids.size(); ++i)
+        sum += log_probability(*model, ids, 0, i);
+      whole.push_back(sum);
+      by_byte.push_back(sum / static_cast<double>(ending.size()));
+    }
+    const auto best = [](const std::vector<double>& v) {
+      return std::max_element(v.begin(), v.end()) - v.begin();
+    };
+    const Answer a = answer({*model, bytes, context}, c);
+    CHECK(a.whole == best(whole));
+    CHECK(a.by_byte == best(by_byte));
+    differ += a.whole != a.by_byte;
+  }
+  CHECK(differ > 10);
+}
+
+TEST_CASE("lathe eval over files and questions", "[text_score]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=run"}).code == 0);
+  write_file(f / "a.txt", sample_text(3000));
+  write_file(f / "b.txt", sample_text(500));
+  const auto last = [&](std::vector<std::string> more, int code = 0) {
+    std::vector<std::string> args{"eval", "run"};
+    args.insert(args.end(), more.begin(), more.end());
+    const Finished done = lathe_in(f, args);
+    INFO(done.err);
+    CHECK(done.code == code);
+    return done.code == 0 ? parse_json(done.out, "eval", Exit::internal) : Json(done.err);
+  };
+  const Json both = last({"a.txt", "b.txt"}), a = last({"a.txt"});
+  CHECK(both["files"].size() == 2);
+  CHECK(both["files"][0]["loss"] == a["loss"]);
+  CHECK(both["tokens"] == 2999 + 499);
+  CHECK(a["bits_per_byte"].get<double>() ==
+        Approx(a["loss"].get<double>() / std::log(2.0)));  // a byte a token
+  CHECK(a["perplexity"].get<double>() == Approx(std::exp(a["loss"].get<double>())));
+  CHECK(last({"a.txt", "--stride", "4"})["loss"] != a["loss"]);
+  const std::string some = sample_text(200);
+  const auto question = [&](size_t at, int label) {
+    return Json{{"context", some.substr(at, 20)},
+                {"endings", {some.substr(50, 3), some.substr(60, 7)}},
+                {"label", label}}
+        .dump();
+  };
+  write_file(f / "q.jsonl", question(0, 1) + "\n\n" + question(70, 0) + "\n");
+  const Json answers = last({"--choices", "q.jsonl"});
+  CHECK(answers["questions"] == 2);
+  CHECK((answers["accuracy"] == 0.0 || answers["accuracy"] == 0.5 || answers["accuracy"] == 1.0));
+  const auto told = [&](const std::string& line) {
+    write_file(f / "bad.jsonl",
+               "{\"context\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 1}\n" + line);
+    return last({"--choices", "bad.jsonl"}, 3).get<std::string>();
+  };
+  CHECK_THAT(told("{\"context\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 2}"),
+             ContainsSubstring("bad.jsonl:2") && ContainsSubstring("label"));
+  CHECK_THAT(told("{\"context\": \"a\", \"endings\": [\"b\"], \"label\": 0}"),
+             ContainsSubstring("needs at least two"));
+  CHECK_THAT(told("{\"context\": \"a\", \"endings\": [\"b\", \"\"], \"label\": 0}"),
+             ContainsSubstring("none of them empty"));
+  CHECK_THAT(told("{\"endings\": [\"b\", \"c\"], \"label\": 0}"),
+             ContainsSubstring("\"context\" is missing"));
+  CHECK_THAT(told("x"), ContainsSubstring("bad.jsonl:2"));
+  CHECK_THAT(last({"--choices", "q.jsonl", "--stride", "4"}, 2).get<std::string>(),
+             ContainsSubstring("--stride is for"));
+  write_file(f / "empty.jsonl",
+             Json{{"context", ""}, {"endings", {"a", "e"}}, {"label", 1}}.dump());
+  CHECK_THAT(last({"--choices", "empty.jsonl"}, 3).get<std::string>(),
+             ContainsSubstring("has no context"));
+  write_file(f / "none.jsonl", "\n");
+  CHECK_THAT(last({"--choices", "none.jsonl"}, 3).get<std::string>(),
+             ContainsSubstring("has no questions"));
+  write_file(f / "empty.txt", "");
+  CHECK_THAT(last({"empty.txt"}, 3).get<std::string>(),
+             ContainsSubstring("empty.txt is too short for a loss: 0 bytes"));
+  CHECK_THAT(last({"nowhere.txt"}, 3).get<std::string>(), ContainsSubstring("nowhere.txt"));
+  CHECK_THAT(last({"a.txt", "--data", "data"}, 2).get<std::string>(),
+             ContainsSubstring("--data is for"));
+  CHECK_THAT(last({"--stride", "4"}, 2).get<std::string>(),
+             ContainsSubstring("--stride is for files"));
+  CHECK_THAT(last({"a.txt", "--stride", "17"}, 2).get<std::string>(),
+             ContainsSubstring("--stride"));
+}
+
+}  // namespace
