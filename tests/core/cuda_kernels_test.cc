@@ -45,7 +45,7 @@ struct ThreadOrder {
 };
 
 /// A NaN's payload and sign are each device's own.
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+bool equal_bits(const at::Tensor& a, const at::Tensor& b) {
   const auto bits = a.element_size() == 8   ? at::kLong
                     : a.element_size() == 4 ? at::kInt
                                             : at::kShort;
@@ -178,7 +178,7 @@ TEST_CASE("dropout on a GPU is the CPU's", "[cuda_kernels]") {
             const at::Tensor ours = torch::full({n + 2}, 7, dtype);
             CHECK(dropout_cuda(at(x), at(ours), n, element_of(dtype), mask, nullptr) ==
                   cudaSuccess);
-            CHECK(same_bits(ours, wanted));
+            CHECK(equal_bits(ours, wanted));
           }
         }
       }
@@ -217,7 +217,7 @@ TEST_CASE("sums of squares of many gradients on a GPU are the CPU's", "[cuda_ker
     std::vector<double> ours(wanted.size(), -1);
     CHECK(grad_sum_cuda(args.data(), static_cast<int64_t>(args.size()), ours.data(), nullptr) ==
           cudaSuccess);
-    CHECK(same_bits(torch::tensor(ours, at::kDouble), torch::tensor(wanted, at::kDouble)));
+    CHECK(equal_bits(torch::tensor(ours, at::kDouble), torch::tensor(wanted, at::kDouble)));
   }
   const GradArgs none[2];
   CHECK(grad_sum_cuda(none, 0, nullptr, nullptr) == cudaSuccess);
@@ -348,7 +348,7 @@ TEST_CASE("cross-entropy on a GPU is that of its formula", "[cuda_kernels]") {
       };
       REQUIRE(run(false) == cudaSuccess);
       CHECK(distance(losses, wanted) < 1e-5);
-      CHECK(same_bits(logits, same));
+      CHECK(equal_bits(logits, same));
       REQUIRE(run(true) == cudaSuccess);
       CHECK(distance(losses, wanted) < 1e-5);
       CHECK(distance(logits.narrow(1, 0, classes), d) < rounding(dtype));
@@ -374,7 +374,7 @@ bool same(const StepControl& a, const StepControl& b) {
                           c.mu, c.next_mu, c.mu_product},
                          at::kDouble);
   };
-  return same_bits(numbers(a), numbers(b)) && a.updates == b.updates &&
+  return equal_bits(numbers(a), numbers(b)) && a.updates == b.updates &&
          a.failed_step == b.failed_step && a.skip == b.skip && a.moved == b.moved &&
          a.lost == b.lost;
 }
@@ -476,7 +476,7 @@ struct Parameters {
   int64_t count() const { return static_cast<int64_t>(args.size()); }
   bool same(const Parameters& other) const {
     return std::equal(tensors.begin(), tensors.end(), other.tensors.begin(), other.tensors.end(),
-                      same_bits);
+                      equal_bits);
   }
 };
 

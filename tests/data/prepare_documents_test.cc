@@ -101,7 +101,7 @@ Tokenizer trained(const TempFolder& f) {
   return Tokenizer::bpe(f / "tokenizer.json");
 }
 
-std::vector<int64_t> ids_of(const fs::path& folder, const char* split) {
+std::vector<int64_t> split_ids(const fs::path& folder, const char* split) {
   const auto manifest = read_manifest(folder);
   if (!has_split(folder, split, manifest)) return {};
   const TokenFile file(folder, split, manifest);
@@ -152,8 +152,8 @@ TEST_CASE("JSON Lines give the documents' tokens, whatever the workers and the p
   DocumentOptions o{
       .source = {.files = {(f / "a.jsonl").string()}}, .out = f / "one", .tokenizer = tokenizer};
   prepare_documents(o);
-  auto ids = ids_of(f / "one", "train");
-  const auto val = ids_of(f / "one", "val");
+  auto ids = split_ids(f / "one", "train");
+  const auto val = split_ids(f / "one", "val");
   CHECK(std::ssize(val) == static_cast<int64_t>(0.1 * static_cast<double>(wanted.size())));
   ids.insert(ids.end(), val.begin(), val.end());
   CHECK(ids == wanted);
@@ -168,8 +168,8 @@ TEST_CASE("JSON Lines give the documents' tokens, whatever the workers and the p
   o.shard_tokens = 50000, o.out = f / "shards";
   prepare_documents(o);
   CHECK(names(o.out).contains("train_000001.bin"));
-  auto again = ids_of(o.out, "train");
-  const auto tail = ids_of(o.out, "val");
+  auto again = split_ids(o.out, "train");
+  const auto tail = split_ids(o.out, "val");
   again.insert(again.end(), tail.begin(), tail.end());
   CHECK(again == wanted);
 }
@@ -232,15 +232,15 @@ TEST_CASE("documents are dropped, repaired and split by their content, and all o
     return all;
   };
   for (const char* split : {"train", "val"})
-    CHECK(documents(ids_of(f / "out", split)) == documents(ids_of(o.out, split)));
-  CHECK(std::ssize(documents(ids_of(o.out, "val"))) == in_val);
+    CHECK(documents(split_ids(f / "out", split)) == documents(split_ids(o.out, split)));
+  CHECK(std::ssize(documents(split_ids(o.out, "val"))) == in_val);
 
   write_file(f / "bad.txt", "good \xFF\xFE bytes\xC3");
   DocumentOptions bad{.source = {.files = {(f / "bad.txt").string()}}, .out = f / "bad"};
   CHECK_THAT(error_of([&] { prepare_documents(bad); }), ContainsSubstring("its byte 5"));
   bad.repair = true, bad.val_share = 0;
   prepare_documents(bad);
-  CHECK(Tokenizer::byte().decode(ids_of(f / "bad", "train")) ==
+  CHECK(Tokenizer::byte().decode(split_ids(f / "bad", "train")) ==
         "good \xEF\xBF\xBD\xEF\xBF\xBD bytes\xEF\xBF\xBD\n");
   CHECK(counts_of(f / "bad")["repaired"] == 1);
   CHECK(counts_of(f / "bad")["replaced_bytes"] == 3);
@@ -255,7 +255,7 @@ TEST_CASE("texts are split at separators, and long ones cut where pieces end",
                     .out = f / "a"};
   o.val_share = 0;
   prepare_documents(o);
-  CHECK(Tokenizer::byte().decode(ids_of(f / "a", "train")) == "one\n\ntwo\n");
+  CHECK(Tokenizer::byte().decode(split_ids(f / "a", "train")) == "one\n\ntwo\n");
   CHECK(counts_of(f / "a")["empty"] == 1);
 
   std::string text = sample_text(3'500'000);
@@ -270,7 +270,7 @@ TEST_CASE("texts are split at separators, and long ones cut where pieces end",
       .source = {.files = {(f / "long.txt").string()}}, .out = f / "parts", .tokenizer = tokenizer};
   parts.val_share = 0, parts.workers = 3;
   prepare_documents(parts);
-  CHECK(ids_of(f / "parts", "train") == wanted);
+  CHECK(split_ids(f / "parts", "train") == wanted);
   CHECK(counts_of(f / "parts")["read"] == 1);
   // Standard input is the same data.
   write_file(f / "long.gz", gzipped(text));
@@ -294,7 +294,7 @@ TEST_CASE("lines that came before in any document are dropped, and counted",
   DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}}, .out = f / "out"};
   o.val_share = 0, o.dedup_lines = true;
   prepare_documents(o);
-  CHECK(Tokenizer::byte().decode(ids_of(f / "out", "train")) == "menu\none\n\ntwo\n\nthree\n\n");
+  CHECK(Tokenizer::byte().decode(split_ids(f / "out", "train")) == "menu\none\n\ntwo\n\nthree\n\n");
   CHECK(counts_of(f / "out")["dropped_lines"] == 5);
   CHECK(counts_of(f / "out")["empty"] == 1);
   CHECK(counts_of(f / "out")["kept"] == 2);

@@ -8,7 +8,7 @@
 #include "core/device.h"
 #include "optim/method.h"
 #include "tests/optim/optimizer_table.h"
-#include "tests/train/kinds.h"
+#include "tests/support/kinds.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Model kinds and tasks through the whole trainer: each is as exact as the GPT.
-#include "tests/train/kinds.h"
+#include "tests/support/kinds.h"
 #include "train/store/checkpoint.h"
 
 namespace {

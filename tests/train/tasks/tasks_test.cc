@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "nn/models/model.h"
-#include "tests/train/kinds.h"
+#include "tests/support/kinds.h"
 #include "train/config/transform.h"
 #include "train/tasks/task.h"
 

@@ -1,0 +1,209 @@
+// Processes that are lost, hang, disagree or are asked to stop.
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/timing.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using namespace lathe;
+using lathe::test::Finished;
+using lathe::test::results_of;
+using lathe::test::slurp;
+using lathe::test::TempFolder;
+using lathe::test::train_on;
+using Words = std::vector<std::string>;
+
+/// The process that has RANK=rank in its environment and works in that folder; 0 for none.
+pid_t process_of(int rank, const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const pid_t pid = std::atoi(entry.path().filename().c_str());
+    if (pid == 0) continue;
+    std::error_code error;
+    if (fs::read_symlink(entry.path() / "cwd", error) != folder) continue;
+    const std::string environment = slurp(entry.path() / "environ");
+    if (environment.find("RANK=" + std::to_string(rank) + '\0') == 0 ||
+        environment.find('\0' + ("RANK=" + std::to_string(rank)) + '\0') != std::string::npos)
+      return pid;
+  }
+  return 0;
+}
+
+/// Sends a signal to a rank once the run has `lines` lines of metrics.
+class Attack {
+ public:
+  Attack(int rank, int signal, const TempFolder& f, const std::string& run, int lines)
+      : thread_([=, this, folder = f.path()] {
+          const fs::path metrics = folder / "runs" / run / "metrics.jsonl";
+          while (!over_) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            if (!fs::exists(metrics)) continue;
+            const std::string text = slurp(metrics);
+            if (std::count(text.begin(), text.end(), '\n') < lines) continue;
+            const pid_t pid = process_of(rank, folder);
+            if (pid > 0) kill(pid, signal);
+            struck_ = pid > 0;
+            return;
+          }
+        }) {}
+  ~Attack() {
+    over_ = true;
+    thread_.join();
+  }
+  Attack(const Attack&) = delete;
+  Attack& operator=(const Attack&) = delete;
+  bool struck() const { return struck_; }
+
+ private:
+  std::atomic<bool> over_{false}, struck_{false};
+  std::thread thread_;
+};
+
+Words long_run(const Words& more = {}) {
+  const Words keys{"--train.steps=100000", "--train.eval_interval=0", "--dist.timeout=2",
+                   "--checkpoint.interval=5"};
+  return lathe::test::with_keys(keys, more);
+}
+
+TEST_CASE("a killed or hung rank ends the run with its name, and nothing that was saved is lost",
+          "[lost_ranks]") {
+  const TempFolder f;
+  lathe::test::make_tiny_run(f.path());
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    for (const int rank : {0, 1}) {
+      if (signal == SIGSTOP && rank == 0) continue;  // it has the output that this test reads
+      const std::string name = std::to_string(signal) + "-" + std::to_string(rank);
+      INFO("signal " << signal << " to rank " << rank);
+      const auto begin = Clock::now();
+      const Attack attack(rank, signal, f, name, 12);
+      const Finished done = train_on(f, 2, "tiny.toml", name, long_run());
+      INFO(done.out << done.err);
+      CHECK(attack.struck());
+      CHECK(done.code == 7);
+      CHECK_THAT(done.err, ContainsSubstring("rank " + std::to_string(rank)));
+      CHECK_THAT(done.err, ContainsSubstring("no longer answers"));
+      CHECK(done.err.find("frame #") == std::string::npos);
+      CHECK(seconds_since(begin) < 60);
+      CHECK(process_of(0, f.path()) == 0);
+      CHECK(process_of(1, f.path()) == 0);
+      CHECK(lathe::test::lathe_in(f, {"verify", "runs/" + name}).code == 0);
+    }
+  }
+}
+
+TEST_CASE("a launch that may restart ends with the bits of a run that lost nobody",
+          "[lost_ranks]") {
+  const TempFolder f;
+  lathe::test::make_tiny_run(f.path());
+  const Words keys{"--train.steps=60", "--dist.timeout=2", "--checkpoint.interval=5",
+                   "--train.grad_accum=4"};
+  REQUIRE(train_on(f, 1, "tiny.toml", "whole", keys).code == 0);
+
+  for (const char* least : {"4", "2"}) {
+    const std::string name = std::string("at-least-") + least;
+    Words words{"launch",
+                "-n",
+                "4",
+                "--max-restarts",
+                "2",
+                "--min-ranks",
+                least,
+                "--",
+                "train",
+                "tiny.toml",
+                "--train.out_dir=runs/" + name};
+    words.insert(words.end(), keys.begin(), keys.end());
+    const Attack attack(3, SIGKILL, f, name, 12);
+    const Finished done = lathe::test::lathe_apart(f, words);
+    INFO(done.out << done.err);
+    REQUIRE(done.code == 0);
+    CHECK(attack.struck());
+    CHECK_THAT(done.out, ContainsSubstring(std::string("restart 1 of 2 with ") + least));
+    CHECK((results_of(f / ("runs/" + name), "step-00000060") ==
+           results_of(f / "runs/whole", "step-00000060")));
+  }
+}
+
+TEST_CASE("a stop signal to one rank stops all after the same step, with a checkpoint",
+          "[lost_ranks]") {
+  const TempFolder f;
+  lathe::test::make_tiny_run(f.path());
+  const Attack attack(1, SIGTERM, f, "stopped", 12);
+  const Finished done = train_on(f, 2, "tiny.toml", "stopped", long_run({"--dist.timeout=30"}));
+  INFO(done.out << done.err);
+  CHECK(done.code == 75);
+  CHECK(attack.struck());
+  CHECK(lathe::test::lathe_in(f, {"verify", "runs/stopped"}).code == 0);
+}
+
+/// Processes started by hand, as torchrun would.
+std::vector<Finished> start(const TempFolder& f, const std::vector<Words>& commands,
+                            std::vector<std::map<std::string, std::string>> environments) {
+  std::vector<Finished> done(commands.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < commands.size(); ++i) {
+    threads.emplace_back([&, i] {
+      done[i] = lathe::test::run({.binary = "lathe",
+                                  .args = commands[i],
+                                  .folder = f.path(),
+                                  .environment = environments[i],
+                                  .apart = true});
+    });
+  }
+  for (auto& t : threads) t.join();
+  return done;
+}
+
+std::map<std::string, std::string> rank_of_2(int rank, int port) {
+  return {{"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", "2"},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", std::to_string(port)}};
+}
+
+TEST_CASE("ranks that disagree, come twice or never come are told so before anything is made",
+          "[lost_ranks]") {
+  const TempFolder f;
+  lathe::test::make_tiny_run(f.path());
+  const int port = 21000 + static_cast<int>(getpid() % 20000);
+  const Words train{"train", "tiny.toml", "--dist.timeout=3"};
+  Words other = train;
+  other.emplace_back("--optim.lr=0.1");
+
+  const auto config = start(f, {train, other}, {rank_of_2(0, port), rank_of_2(1, port)});
+  INFO(config[0].err << config[1].err);
+  CHECK(config[0].code == 2);
+  CHECK(config[1].code == 2);
+  CHECK_THAT(config[0].err, ContainsSubstring("rank 1") && ContainsSubstring("lr = 0.1"));
+
+  const auto twice = start(f, {train, train}, {rank_of_2(0, port + 1), rank_of_2(0, port + 1)});
+  INFO(twice[0].err << twice[1].err);
+  CHECK((twice[0].code == 2 || twice[1].code == 2));
+
+  const auto missing = start(f, {train}, {rank_of_2(0, port + 2)});
+  CHECK(missing[0].code == 7);
+  CHECK_THAT(missing[0].err, ContainsSubstring("rank 1 of 2 did not come"));
+
+  const auto no_master = start(f, {train}, {rank_of_2(1, port + 3)});
+  CHECK(no_master[0].code == 7);
+  CHECK(no_master[0].seconds < 3 + 2 + 2);
+  CHECK_THAT(no_master[0].err, ContainsSubstring("127.0.0.1"));
+
+  const Finished shares = train_on(f, 3, "tiny.toml", "x", {"--train.grad_accum=4"});
+  CHECK(shares.code == 2);
+  CHECK_THAT(shares.err,
+             ContainsSubstring("1, 2 or 4") && ContainsSubstring("train.grad_accum = 6"));
+  CHECK(!fs::exists(f / "runs"));
+}
+
+}  // namespace

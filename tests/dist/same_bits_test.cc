@@ -1,0 +1,130 @@
+// A run has the same bits on any number of processes: a table of kinds, precisions and optimizers
+// whose pairs occur.
+#include <string>
+#include <vector>
+
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+#include "tests/support/kinds.h"
+
+namespace {
+
+using namespace lathe;
+using lathe::test::Finished;
+using lathe::test::Kind;
+using lathe::test::results_of;
+using lathe::test::TempFolder;
+using lathe::test::train_on;
+using lathe::test::with_keys;
+using Words = std::vector<std::string>;
+
+const Kind small_gpt{"gpt", "text",
+                     "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
+const Kind deep_gpt{"gpt", "text",
+                    "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
+
+struct Cell {
+  const Kind& kind;
+  Words keys;
+};
+
+/// test::kinds: 0 an mlp with batch norm, 1 an mlp of numbers, 2 a convnet, 3 a Llama, 4 an LSTM.
+std::vector<Cell> cells() {
+  const auto& kinds = lathe::test::kinds;
+  return {
+      {small_gpt, {"--optim.grad_clip=0.5", "--dist.bucket_mb=0.002"}},
+      {deep_gpt, {"--amp.dtype=fp8", "--amp.fp8_scaling=delayed", "--optim.kind=adafactor"}},
+      {kinds[0], {"--amp.dtype=bf16", "--optim.kind=adam8bit"}},
+      {kinds[1], {"--optim.kind=sgd", "--train.spike_sigma=0.5"}},
+      {kinds[2], {"--amp.dtype=fp16", "--amp.scaler=dynamic", "--amp.loss_scale=16777216"}},
+      {kinds[3], {"--amp.dtype=bf16", "--optim.kind=muon", "--memory.recompute=blocks"}},
+      {kinds[4], {"--amp.dtype=fp16", "--optim.ema_decay=0.9"}},
+  };
+}
+
+class Runs {
+ public:
+  Runs() { lathe::test::make_data(folder_); }
+  const TempFolder& folder() const { return folder_; }
+
+  /// Results of six steps on so many processes.
+  std::string results(int ranks, const Cell& cell, const Words& more = {}) {
+    lathe::test::write_config(folder_, cell.kind);
+    Words keys{"--train.steps=6",         "--train.grad_accum=4",   "--train.batch_size=4",
+               "--train.eval_interval=3", "--train.eval_batches=3", "--checkpoint.interval=6",
+               "--dist.timeout=60"};
+    keys = with_keys(with_keys(keys, cell.keys), more);
+    const std::string name = std::to_string(n_++);
+    const Finished done = train_on(folder_, ranks, "kind.toml", name, keys);
+    INFO(done.out << done.err);
+    REQUIRE(done.code == 0);
+    return results_of(folder_ / ("runs/" + name), "step-00000006");
+  }
+
+ private:
+  TempFolder folder_;
+  int n_ = 0;
+};
+
+TEST_CASE("kinds, precisions and optimizers have the same bits on 1, 2 and 4 processes",
+          "[same_bits]") {
+  Runs runs;
+  for (const Cell& cell : cells()) {
+    const std::string alone = runs.results(1, cell);
+    for (const int ranks : {2, 4}) {
+      INFO(cell.kind.name << " on " << ranks << " processes");
+      CHECK((runs.results(ranks, cell) == alone));
+    }
+  }
+}
+
+TEST_CASE("bits are the same on 8 processes, and whatever the buckets are", "[same_bits]") {
+  Runs runs;
+  const Cell cell{small_gpt, {"--train.grad_accum=8", "--train.batch_size=2"}};
+  const std::string alone = runs.results(1, cell);
+  CHECK((runs.results(8, cell) == alone));
+  CHECK((runs.results(2, cell, {"--dist.bucket_mb=0.001"}) == alone));
+  // The control: another order of the data has other bits.
+  CHECK((runs.results(1, cell, {"--train.seed=7"}) != alone));
+}
+
+TEST_CASE(
+    "shares that are not a power of two have the same bits every time, and nearly those of one "
+    "process",
+    "[same_bits]") {
+  Runs runs;
+  const Cell cell{small_gpt, {"--train.grad_accum=9", "--train.batch_size=2", "--optim.kind=sgd"}};
+  const auto loss = [](const std::string& results) {
+    double last = 0;
+    for (size_t at = 0; (at = results.find("\"loss\":", at)) != std::string::npos; ++at)
+      last = std::stod(results.substr(at + 7));
+    return last;
+  };
+  const std::string alone = runs.results(1, cell), three = runs.results(3, cell);
+  CHECK((runs.results(3, cell) == three));
+  CHECK((three != alone));
+  // Six steps of float32 sums in another order.
+  CHECK(loss(three) == Approx(loss(alone)).epsilon(1e-6));
+}
+
+TEST_CASE(
+    "a run stopped on 4 processes resumes on 1 and on 2, with the bits of one that never "
+    "stopped",
+    "[same_bits]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, small_gpt);
+  const Words keys{"--train.steps=9", "--train.grad_accum=4", "--checkpoint.interval=100",
+                   "--dist.timeout=60"};
+  const auto with = [&](const std::string& more) { return with_keys(keys, {more}); };
+  REQUIRE(train_on(f, 1, "kind.toml", "whole", keys).code == 0);
+  REQUIRE(train_on(f, 4, "kind.toml", "moved", with("--train.pause_at=3")).code == 75);
+  REQUIRE(train_on(f, 1, "kind.toml", "moved", with("--train.pause_at=6")).code == 75);
+  const Finished last = train_on(f, 2, "kind.toml", "moved", keys);
+  INFO(last.out << last.err);
+  REQUIRE(last.code == 0);
+  CHECK((results_of(f / "runs/moved", "step-00000009") ==
+         results_of(f / "runs/whole", "step-00000009")));
+}
+
+}  // namespace
