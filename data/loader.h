@@ -1,5 +1,5 @@
-// Batches, ahead of time. Worker threads fill a fixed ring of host buffers; a batch is a function
-// of (seed, step), so their number never changes what is trained on.
+// Prefetched batches. Worker threads fill a fixed ring of host buffers. A batch is a function of
+// (seed, step), so the number of workers never changes the training.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,33 +18,33 @@
 
 namespace lathe {
 
-/// Training micro-batches in order, from a given one on. Buffers are pinned and copied
-/// asynchronously for CUDA.
+/// Training micro-batches in order, starting at a given one. For CUDA the buffers are pinned and
+/// copied asynchronously.
 class Loader {
  public:
-  /// Exit::io where a worker can't be started. The data must outlive it.
+  /// Throws Exit::memory where a worker can't be started. The data must outlive the loader.
   Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first_micro_batch,
          const DataConfig& config, at::Device device);
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// The next micro-batch; valid until the next call. An error of a worker is thrown here.
+  /// Returns the next micro-batch, valid until the next call. Rethrows an error of a worker.
   Batch next();
-  /// How many targets of a micro-batch are learned, where that is not as many as it has units.
+  /// Returns how many targets of a micro-batch are learned; nullopt where all units are.
   std::optional<int64_t> targets(int64_t micro_batch) const {
     return batches_->targets(micro_batch);
   }
-  /// Seconds that the last next() waited for data.
+  /// Returns the seconds that the last next() waited for data.
   double waited() const { return waited_; }
 
  private:
   struct Slot {
     std::vector<at::Tensor> buffers;
-    int64_t holds = -1;  // which micro-batch, once filled
+    int64_t holds = -1;  // the micro-batch, once filled
     std::exception_ptr error;
-    std::optional<c10::Event>
-        copied;  // CUDA: when the copy to the device is through, so the buffer may be refilled
+    // CUDA: recorded behind the copy to the device, after which the buffer may be refilled.
+    std::optional<c10::Event> copied;
   };
   void work(int worker);
   void end_workers();
@@ -63,8 +63,8 @@ class Loader {
   std::vector<std::thread> workers_;
 };
 
-/// Training micro-batches first, first + 1, ... (`n` of them), made by the calling thread, each in
-/// memory of its own.
+/// Returns training micro-batches first, first + 1, ... (`n` of them), made by the calling thread,
+/// each in separate memory.
 std::vector<Batch> draw_batches(const Data& data, const BatchSizes& sizes, uint64_t seed,
                                 int64_t first, int64_t n, at::Device device);
 

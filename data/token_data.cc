@@ -27,6 +27,7 @@ std::unique_ptr<Data> open_tokens(const DataConfig& config) {
 TokenData::TokenData(const fs::path& folder, const DataConfig& config)
     : folder_(folder), manifest_(read_manifest(folder)) {
   if (has_split(folder, "val", manifest_)) val_.emplace(folder, "val", manifest_);
+  // A folder without any split opens the training split all the same: its error lists the files.
   if (!val_ || has_split(folder, "train", manifest_)) train_.emplace(folder, "train", manifest_);
   facts_.task = "language";
   if (manifest_) facts_.tokenizer = manifest_->tokenizer, facts_.vocab_size = manifest_->vocab_size;

@@ -10,9 +10,9 @@
 namespace lathe {
 namespace {
 
-/// The host tensors of a batch of windows, and how they become one: ids [rows, T + 1] first, then,
-/// where some are not learned, targets [rows, T], then, where documents are separate, starts [rows,
-/// T].
+/// The host tensors of a batch of windows, and their conversion to a Batch. The first has ids
+/// [rows, T + 1]. Targets [rows, T] follow where some are not learned, and starts [rows, T] where
+/// documents are separate.
 class WindowLayout {
  public:
   WindowLayout(const std::vector<WindowSource>& sources, const WindowKind& kind) : kind_(kind) {
@@ -61,6 +61,7 @@ class Windows final : public TrainingBatches {
       : sources_(sources), sizes_(sizes), layout_(sources, kind) {
     std::vector<double> weights;
     for (const WindowSource& s : sources) {
+      // The order of a source's windows depends on its name, not on its position in the mixture.
       const uint64_t own = sources.size() == 1 ? 0 : hash_name(s.name);
       samplers_.emplace_back(s.tokens->size(), sizes.block_size, seed + own);
       weights.push_back(s.weight);
