@@ -12,8 +12,8 @@ bool is_space(char c) {
   return c == ' ' || (c >= '\t' && c <= '\r') || static_cast<unsigned char>(c) >= 0x80;
 }
 
-/// Where to cut the text: behind a line break with no white space on either side, as late as can
-/// be; 0: nowhere.
+/// Returns where to cut the text: the last line break with no white space on either side; 0 if
+/// there is none.
 size_t place_to_cut(std::string_view text) {
   for (size_t at = text.empty() ? 0 : text.size() - 1; at > std::max<size_t>(1, text.size() / 2);
        --at) {
@@ -35,8 +35,8 @@ PartReader::PartReader(const DocumentSource& source, bool whole, size_t part_byt
                        size_t most_whole)
     : source_(source), whole_(whole), part_bytes_(part_bytes), most_whole_(most_whole) {}
 
-/// Whether the buffer has grown; to exactly so many bytes, where the file has them, so that parts
-/// do not depend on how a pipe is filled.
+/// Returns whether the buffer has grown. It grows to exactly so many bytes, if the file has them,
+/// so that parts do not depend on the chunks in which a pipe delivers them.
 bool PartReader::read_to(size_t bytes) {
   const size_t had = buffer_.size();
   while (!ended_ && buffer_.size() < bytes)
@@ -76,7 +76,7 @@ bool PartReader::next_lines(Part& part) {
            " MiB; is this JSON Lines?");
     if (end == std::string::npos) searched_ = buffer_.size();
     if (read_to(buffer_.size() + part_bytes_)) continue;
-    part.text = buffer_;  // what is behind the last line break
+    part.text = buffer_;  // the last line has no line break
     break;
   }
   buffer_.erase(0, part.text.size());
@@ -91,16 +91,19 @@ bool PartReader::next_text(Part& part) {
     read_to(enough);
     size_t take = buffer_.size();
     part.ends = true;
+
     if (!ended_) {
-      // Whole documents where there are some, else what can be cut off of the one.
+      // Take complete documents if there are any, else cut the one that has begun.
       const size_t last = separator.empty() ? std::string::npos : buffer_.rfind(separator);
       if (last != std::string::npos) {
         take = last + separator.size();
       } else {
         part.ends = false;
+        // The last bytes may be the beginning of a separator.
         const size_t known = buffer_.size() - std::min(buffer_.size(), separator.size());
         take = whole_ ? 0 : place_to_cut(std::string_view(buffer_).substr(0, known));
         if (take == 0 && buffer_.size() <= most_whole_) {
+          // Doubling limits the repeated searches of a long document.
           enough = 2 * buffer_.size();
           continue;
         }
@@ -112,6 +115,7 @@ bool PartReader::next_text(Part& part) {
                "tokenizer with a pattern of its own ask for; give --separator");
         }
         if (take == 0) {
+          // There is no good position up to the limit: cut between any two characters of UTF-8.
           take = part_bytes_;
           while (take > 1 && take + 4 > part_bytes_ &&
                  (static_cast<unsigned char>(buffer_[take]) & 0xC0) == 0x80)
@@ -119,11 +123,14 @@ bool PartReader::next_text(Part& part) {
         }
       }
     }
+
+    // An empty part is needed only to end a document whose beginning was taken.
     if (take == 0 && !(ended_ && within_)) return false;
     part.text.assign(buffer_, 0, take);
     buffer_.erase(0, take);
     part.begins = !within_;
     within_ = !part.ends;
+
     place_ += take;
     return true;
   }
@@ -131,7 +138,7 @@ bool PartReader::next_text(Part& part) {
 
 namespace {
 
-/// The text without the byte order mark that a file may begin with.
+/// Returns the text without the byte order mark that a file may begin with.
 std::string_view text_of(const Part& part) {
   std::string_view text = part.text;
   constexpr std::string_view mark = "\xEF\xBB\xBF";
