@@ -48,7 +48,7 @@ class CsvSource final : public ExampleSource {
       CsvReader reader(text_of(file), file_);
       size_t told = 0;
       const auto tell = [&] {
-        // Release complete pieces only: they are whole pages for every page size.
+        // Release complete pieces only, which end at the end of a page for every page size.
         const size_t behind = reader.at() / ProgressReporter::piece * ProgressReporter::piece;
         if (behind > told / ProgressReporter::piece * ProgressReporter::piece)
           file.release(file.bytes().subspan(

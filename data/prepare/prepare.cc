@@ -53,7 +53,7 @@ void read_through(const MappedFile& file, ProgressReporter& meter, F&& f) {
   for (size_t at = 0, released = 0; at < text.size();) {
     const size_t begin = at;
     at = f(text, at, std::min(begin + ProgressReporter::piece, text.size()));
-    // Release complete pieces only: they are whole pages for every page size.
+    // Release complete pieces only, which end at the end of a page for every page size.
     const size_t behind = at / ProgressReporter::piece * ProgressReporter::piece;
     file.release(bytes.subspan(released, behind - released));
     released = behind;

@@ -26,7 +26,7 @@ struct ExampleOptions {
 /// Writes train_inputs.npy, train_targets.npy, the same for val, and, last, manifest.json. Input is
 /// read twice, piece by piece, so memory does not grow with it. Inputs keep their order and their
 /// type, except that float16 and bfloat16 become float32 and bool becomes uint8; numbers of text
-/// become uint8 where all are whole and at most 255, else float64. Classes, which are text labels
+/// become uint8 where all are integers up to 255, else float64. Classes, which are text labels
 /// or whole numbers, are numbered from 0 in sorted order and keep their names. Targets are taken
 /// for classes where they are text, or whole numbers of at most 20 different values, or of at most
 /// 1000 with 50 examples for each.

@@ -6,7 +6,7 @@
 namespace lathe {
 namespace {
 
-/// The id of a special token, or -1.
+/// Returns the id of a special token, or -1.
 int64_t special(const BPE* bpe, const char* text) {
   return bpe == nullptr ? -1 : special_id(bpe->definition(), text);
 }
