@@ -1,4 +1,4 @@
-// GPT-2 (Radford et al. 2019), as transformers' GPT2LMHeadModel has it.
+// GPT-2 (Radford et al. 2019) in the form of transformers' GPT2LMHeadModel.
 #include "train/formats/family.h"
 
 namespace lathe {
@@ -7,8 +7,8 @@ namespace {
 ModelKeys read(ConfigKeys& c, int64_t most) {
   const int64_t channels = c.whole("n_embd", 1, 100000);
   c.only("n_inner", {4 * channels});
-  c.only("activation_function",
-         {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"});  // names of one formula
+  // These are names of the same formula.
+  c.only("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"});
   c.only("layer_norm_epsilon", {1e-5});
   c.only("scale_attn_weights", {true});
   c.only("scale_attn_by_inverse_layer_idx", {false});
@@ -62,6 +62,7 @@ Family gpt2_family() {
            .architecture = "GPT2LMHeadModel",
            .kind = "gpt",
            .prefix = "transformer."};
+
   f.tensors = {
       {.ours = "tokens.weight", .theirs = "transformer.wte.weight", .gguf = "token_embd.weight"},
       {.ours = "positions.weight",
@@ -69,6 +70,8 @@ Family gpt2_family() {
        .gguf = "position_embd.weight",
        .gguf_wide = true},
       {.ours = "head.weight", .theirs = "lm_head.weight", .gguf = "output.weight"}};
+
+  // transformers' Conv1D has weights [inputs, outputs].
   const auto add = [&](const std::string& ours, const std::string& theirs, const std::string& gguf,
                        bool product) {
     f.tensors.push_back({.ours = ours + ".weight",
@@ -80,6 +83,7 @@ Family gpt2_family() {
                          .gguf = gguf + ".bias",
                          .always = true});
   };
+
   add("norm", "ln_f", "output_norm", false);
   add("blocks.#.norm1", "h.#.ln_1", "blk.#.attn_norm", false);
   add("blocks.#.attn.qkv", "h.#.attn.c_attn", "blk.#.attn_qkv", true);
@@ -87,7 +91,10 @@ Family gpt2_family() {
   add("blocks.#.norm2", "h.#.ln_2", "blk.#.ffn_norm", false);
   add("blocks.#.mlp.up", "h.#.mlp.c_fc", "blk.#.ffn_up", true);
   add("blocks.#.mlp.down", "h.#.mlp.c_proj", "blk.#.ffn_down", true);
+
+  // Older files have the causal masks.
   f.buffers = {"h.#.attn.bias", "h.#.attn.masked_bias"};
+
   f.read = read;
   f.write = write;
   f.gguf_name = "gpt2";
