@@ -1,5 +1,5 @@
-// Regression: one or several numbers for each sample, by squared error. Targets come normalized;
-// errors are reported in the data's own units.
+// Regression: one or several numbers for each sample, by squared error. Targets are normalized;
+// errors are reported in the data's units.
 #include <ATen/ops/tensor.h>
 
 #include "core/io/text.h"
@@ -23,7 +23,7 @@ class Regression final : public Task {
     return fit_examples(loaded, data, *this);
   }
 
-  /// The mean over outputs of squared errors, as torch's mse_loss with reduction "mean".
+  /// Returns the squared error, averaged over outputs as by torch's mse_loss with reduction "mean".
   Variable loss(const Model& model, const Batch& batch, double divisor) const override {
     const Variable error_BO = model(batch.inputs) - Variable(batch.targets);
     return sum(error_BO * error_BO) * (1 / (divisor * static_cast<double>(batch.targets.size(1))));
