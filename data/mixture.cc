@@ -27,6 +27,7 @@ class Mixture final : public Data {
       data_.push_back(std::make_unique<TokenData>(fs::path(config.dir) / part.name, config));
     }
 
+    // One model reads all sources, so an id must have the same meaning in each.
     const DatasetInfo& first = data_[0]->facts();
     facts_.task = first.task, facts_.tokenizer = first.tokenizer;
     for (size_t i = 0; i < data_.size(); ++i) {

@@ -176,7 +176,7 @@ class CsvSource final : public ExampleSource {
   }
 
   std::vector<MappedFile> files_;
-  std::string names_file_;  // whose first line says what columns there are
+  std::string names_file_;  // the file whose first line determines the columns
   std::vector<std::string> header_;
   size_t columns_ = 0, target_ = 0;
   std::string file_;

@@ -103,7 +103,6 @@ struct BPE::Encoder::Cache {
 
 BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::move(definition)) {
   const BPEDefinition& d = definition_;
-
   const auto tokens = std::ssize(d.tokens);
   if (tokens > 100'000'000)
     fail(Exit::data, where, ": a vocabulary of ", tokens, " tokens is too large");
@@ -127,6 +126,7 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     starts_special_[static_cast<unsigned char>(s.text[0])] = true;
   }
 
+  // byte_fallback needs a token for each byte; its text is the byte and not <0x0A>.
   for (size_t byte = 0; byte < d.byte_tokens.size(); ++byte) {
     const int32_t id = of_byte_[byte] = d.byte_tokens[byte];
     if (id < 0 || id >= tokens ||
@@ -135,8 +135,8 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     is_special[static_cast<size_t>(id)] = true;  // its text is not found by id_of()
   }
 
-  // GPT-2's, Llama 3's and Qwen 2's patterns are known to end a piece at such a line break.
   ends_at_spaces_ = d.patterns.empty();
+  // These three patterns are known to end a piece at such a line break.
   ends_at_lines_ = of_characters_ || (d.patterns.size() == 1 && (d.patterns[0] == gpt2_pattern ||
                                                                  d.patterns[0] == llama3_pattern ||
                                                                  d.patterns[0] == qwen2_pattern));
@@ -307,6 +307,7 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
     int32_t rank, left, right_id, left_id, id;
     bool operator>(const Pair& o) const { return rank != o.rank ? rank > o.rank : left > o.left; }
   };
+
   // Positions are int32.
   if (piece.size() > size_t{1} << 30)
     fail(Exit::data, "the text has a word of ", piece.size(), " bytes");

@@ -34,9 +34,9 @@ struct SpecialToken {
 
 /// U+2581, which SentencePiece writes instead of a space.
 inline constexpr const char* space_mark = "\xE2\x96\x81";
-/// Where SentencePiece's form puts a space before text: nowhere; before each part between special
-/// tokens; before each part that does not begin with a space; or the last only at the beginning of
-/// a text.
+/// Where SentencePiece's form puts a space before text: nowhere (none); before each part between
+/// special tokens (each); before each part that does not begin with a space (each_without); or only
+/// before a text that does not begin with one (first_without).
 enum class SpaceBefore : uint8_t { none, each, each_without, first_without };
 
 /// The definition of a BPE tokenizer.
@@ -45,9 +45,7 @@ struct BPEDefinition {
   std::vector<std::pair<int32_t, int32_t>> merges;  ///< pairs of ids, the first merge first
   /// Pre-tokenizers, each of which splits the pieces of the previous one. SentencePiece's form may
   /// have none.
-  std::vector<std::string> patterns{
-      gpt2_pattern};  ///< pre-tokenizers, each of which splits what the last one left;
-                      ///< SentencePiece's form may have none
+  std::vector<std::string> patterns{gpt2_pattern};
   std::vector<SpecialToken> special;
   /// A piece that is a token needs no merges (Hugging Face's ignore_merges).
   bool whole_pieces = false;

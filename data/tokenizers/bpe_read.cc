@@ -180,7 +180,6 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
   }
 
   // Some vocabularies have gaps, but a single huge id would take gigabytes.
-  // Some vocabularies have holes; a few tokens of which one has a huge id would take gigabytes.
   const int64_t most = 4 * static_cast<int64_t>(ids.size() + d.special.size()) + 100'000;
   if (largest > most)
     fail(Exit::data, where, ": there are ", ids.size() + d.special.size(),
@@ -250,7 +249,6 @@ BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& me
   }
 
   // A token that is neither a byte nor the result of a merge is a special token.
-  // What is neither a byte nor made by a merge is a special token.
   std::vector<bool> made(d.tokens.size());
   std::map<std::string_view, size_t> places;
   for (size_t id = 0; id < d.tokens.size(); ++id) places[d.tokens[id]] = id;

@@ -74,7 +74,6 @@ Json bpe_to_json(const BPEDefinition& d) {
   }
 
   // Find keys with a map: the JSON library's own search reads all keys.
-  // Each key is looked up here: the library's own look-up goes through all that are there.
   auto& entries = vocab.get_ref<Json::object_t&>();
   std::unordered_map<std::string, size_t> places;
   for (size_t id = 0; id < d.tokens.size(); ++id) {

@@ -50,8 +50,8 @@ std::string expand(const std::string& pattern) {
       add("[", white_space, ""), i += 1;
     } else if (rest.starts_with("\\S") && !in_class) {
       add("[^", white_space, ""), i += 1;
-      // Copy an escaped character, so that \[ and \] do not begin or end a class.
     } else if (pattern[i] == '\\' && i + 1 < pattern.size()) {
+      // Copy an escaped character, so that \[ and \] do not begin or end a class.
       out += pattern.substr(i++, 2);
     } else {
       if (pattern[i] == '[') in_class = true;
@@ -156,6 +156,7 @@ std::string_view Pretokenizer::Cursor::next() {
       return text_.substr(begin, at_ - begin);
     }
   }
+
   // The subject is only valid UTF-8, so a lookahead ends where other bytes begin. For a long text
   // it is a window. The window grows where a match ends so close to its end that more text might
   // change the match.

@@ -65,8 +65,8 @@ class Pretokenizer {
   };
 
  private:
-  // Whether the pattern takes all words that Cursor::end_of_word finds.
   std::shared_ptr<void> code_;
+  // Whether the pattern takes all words that Cursor::end_of_word finds.
   bool finds_words_;
 };
 

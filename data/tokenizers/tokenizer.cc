@@ -117,8 +117,8 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, Exit code) const {
     std::vector<int32_t> ids;
     try {
       BPE::Encoder(*bpe_).encode(text, ids);
-      // The encoder throws Exit::data; the caller chooses the code for its text.
     } catch (const Error& e) {
+      // The encoder throws Exit::data; the caller chooses the code for its text.
       fail(code, e.what());
     }
     return {ids.begin(), ids.end()};

@@ -62,6 +62,7 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
 
   path_ = checkpoint / "model.safetensors";
   model_ = std::make_unique<SafetensorsFile>(path_);
+  // Moving averages are saved with the optimizer's state.
   if (average_)
     optimizer_ = std::make_unique<SafetensorsFile>(checkpoint / "optimizer.safetensors");
   dtype = o.dtype.empty() ? saved_dtype(*model_) : o.dtype;
@@ -72,7 +73,6 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
   parameters = lathe::parameters(*shapes);
 
   // config.json must have the width that the config leaves to the model.
-  // A width that the config leaves to the model.
   if (int64_t* inner = config.model.own.find<int64_t>("n_inner"); inner != nullptr && *inner == 0) {
     for (const NamedParameter& p : parameters) {
       if (p.path == "blocks.0.mlp.up.weight") *inner = p.parameter.size(0);

@@ -142,6 +142,7 @@ void export_gguf(const ExportOptions& o) {
     using Rows = TensorRule::Rows;
     at::Tensor written = rule.gguf_wide ? t.to(at::kFloat) : t;
     if (rule.gguf_rows != Rows::as_they_are) {
+      // n_kv_head = 0 stands for as many groups as heads.
       const int64_t heads = value_of<int64_t>(own, "n_head"),
                     groups = value_of<int64_t>(own, "n_kv_head");
       written =

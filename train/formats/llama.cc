@@ -19,7 +19,7 @@ struct Variant {
   /// num_key_value_heads may be absent and is then the number of heads. In the other families
   /// transformers has a default of another value.
   bool groups_may_lack;
-  /// The same for head_dim.
+  /// head_dim may be absent and is then hidden_size / num_attention_heads.
   bool width_may_lack;
 };
 
@@ -126,6 +126,7 @@ struct Shape {
 };
 
 std::optional<Json> write(const Variant& variant, const AnyConfig& own) {
+  // A family has one choice of biases and norms, so another choice is not of this family.
   if (!variant.exported || value_of<bool>(own, "qkv_bias") != variant.qkv_bias ||
       value_of<bool>(own, "qk_norm") != variant.qk_norm)
     return std::nullopt;
@@ -146,6 +147,7 @@ std::optional<Json> write(const Variant& variant, const AnyConfig& own) {
     scaling["beta_fast"] = real("rope_beta_fast");
     scaling["beta_slow"] = real("rope_beta_slow");
     scaling["original_max_position_embeddings"] = size("rope_original_context");
+    // 0 stands for YaRN's formula, which applies where the key is absent.
     if (real("rope_attention_factor") > 0)
       scaling["attention_factor"] = real("rope_attention_factor");
   }

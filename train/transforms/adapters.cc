@@ -76,6 +76,7 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
     return ConfigFault{{key}, str(what...)};
   };
 
+  // A key without effect suggests that the rank was forgotten.
   if (c.rank == 0) {
     const AnyConfig& own = config.transforms.at("adapters");
     for (const Field& f : own.schema().fields()) {
@@ -86,6 +87,7 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
     return std::nullopt;
   }
 
+  // With adapters, resolve_init_from() makes train.init_from their base.
   const std::string& source = config.train.init_from;
   if (c.base.empty() && source.empty())
     return fault("adapters.rank", "adapters.rank needs adapters.base, the run to put adapters on");
