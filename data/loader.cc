@@ -16,8 +16,8 @@ Loader::Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t
                const DataConfig& config, at::Device device)
     : batches_(data.training(sizes, seed)),
       device_(device),
-      // One more than data.prefetch: the batch in use keeps its buffers.
-      slots_(static_cast<size_t>(config.prefetch + 1)),
+      slots_(static_cast<size_t>(config.prefetch +
+                                 1)),  // one more: the batch in use keeps its buffers
       next_fill_(first),
       next_batch_(first) {
   const MemoryScope scope(Memory::data);
@@ -77,9 +77,7 @@ Batch Loader::next() {
   const auto begin = Clock::now();
   const int64_t n = next_batch_;
   Slot& slot = slot_of(n);
-  // Advancing next_batch_ hands the previous slot to the workers, so its copy must have ended.
   if (n > 0 && slot_of(n - 1).copied) slot_of(n - 1).copied->synchronize();
-
   if (workers_.empty()) {
     batches_->fill(slot.buffers, n);
     next_batch_ = n + 1;
@@ -91,21 +89,17 @@ Batch Loader::next() {
     lock.unlock();
     freed_.notify_all();
   }
-
   std::vector<at::Tensor> there;
   waited_ = seconds_since(begin);
   for (const auto& buffer : slot.buffers) {
-    // The buffer is reused: a graph that still holds its previous batch must notice.
-    bump_version(buffer);
+    bump_version(buffer);  // a graph that still holds the batch that was here before must notice
     there.push_back(buffer.to(device_, /*non_blocking=*/true));
   }
-
   if (device_.is_cuda()) {
     const c10::impl::VirtualGuardImpl cuda(device_.type());
     if (!slot.copied) slot.copied.emplace(device_.type());
     slot.copied->record(cuda.getStream(device_));
   }
-
   return batches_->batch_of(there);
 }
 

@@ -1,5 +1,5 @@
-// Prefetched batches. Worker threads fill a fixed ring of host buffers. A batch is a function of
-// (seed, step), so the number of workers never changes the training.
+// Batches, ahead of time. Worker threads fill a fixed ring of host buffers; a batch is a function
+// of (seed, step), so their number never changes what is trained on.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,33 +18,33 @@
 
 namespace lathe {
 
-/// Training micro-batches in order, starting at a given one. For CUDA the buffers are pinned and
-/// copied asynchronously.
+/// Training micro-batches in order, from a given one on. Buffers are pinned and copied
+/// asynchronously for CUDA.
 class Loader {
  public:
-  /// Throws Exit::memory where a worker can't be started. The data must outlive the loader.
+  /// Exit::io where a worker can't be started. The data must outlive it.
   Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first_micro_batch,
          const DataConfig& config, at::Device device);
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// Returns the next micro-batch, valid until the next call. Rethrows an error of a worker.
+  /// The next micro-batch; valid until the next call. An error of a worker is thrown here.
   Batch next();
-  /// Returns how many targets of a micro-batch are learned; nullopt where all units are.
+  /// How many targets of a micro-batch are learned, where that is not as many as it has units.
   std::optional<int64_t> targets(int64_t micro_batch) const {
     return batches_->targets(micro_batch);
   }
-  /// Returns the seconds that the last next() waited for data.
+  /// Seconds that the last next() waited for data.
   double waited() const { return waited_; }
 
  private:
   struct Slot {
     std::vector<at::Tensor> buffers;
-    int64_t holds = -1;  // the micro-batch, once filled
+    int64_t holds = -1;  // which micro-batch, once filled
     std::exception_ptr error;
-    // CUDA: recorded behind the copy to the device, after which the buffer may be refilled.
-    std::optional<c10::Event> copied;
+    std::optional<c10::Event>
+        copied;  // CUDA: when the copy to the device is through, so the buffer may be refilled
   };
   void work(int worker);
   void end_workers();
@@ -63,8 +63,8 @@ class Loader {
   std::vector<std::thread> workers_;
 };
 
-/// Returns training micro-batches first, first + 1, ... (`n` of them), made by the calling thread,
-/// each in separate memory.
+/// Training micro-batches first, first + 1, ... (`n` of them), made by the calling thread, each in
+/// memory of its own.
 std::vector<Batch> draw_batches(const Data& data, const BatchSizes& sizes, uint64_t seed,
                                 int64_t first, int64_t n, at::Device device);
 
