@@ -110,6 +110,7 @@ ExampleManifest read_example_manifest(const fs::path& folder, const std::string&
   m.outputs = json_whole(json, "outputs", 1, classes ? max_classes : most, where, Exit::data);
   if (json.contains("labels"))
     m.labels = json_get<std::vector<std::string>>(json, "labels", where, Exit::data);
+  // Labels are optional, but each class must have one if any has.
   if (!m.labels.empty() && (!classes || std::ssize(m.labels) != m.outputs))
     fail(Exit::data, where, ": ", m.labels.size(), " labels for ", classes ? m.outputs : 0,
          " classes");

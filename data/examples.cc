@@ -24,6 +24,7 @@ struct OpenSplit {
   OpenSplit(const fs::path& folder, const ExampleSplit& split, const ExampleManifest& manifest)
       : inputs(open(folder, split.inputs, split.examples)),
         targets(open(folder, split.targets, split.examples)) {
+    // An array [N] has examples of one number, for which its sizes are {}.
     if (inputs.sizes() != manifest.input_sizes &&
         !(inputs.sizes().empty() && inputs.numel() == 1)) {
       fail(Exit::data, inputs.path().string(), ": examples of ", sizes_text(inputs.sizes()),
@@ -64,10 +65,12 @@ class ExampleData final : public Data {
     for (const auto* split : {&manifest_.train, &manifest_.val}) {
       if (split->examples > 0) parts_.emplace_back(folder_, *split, manifest_);
     }
+
     train_size_ = manifest_.train.examples, val_size_ = manifest_.val.examples;
     if (config.folds > 0) make_folds(config.folds, config.fold);
     if (train_size_ == 0)
       fail(Exit::data, config.dir, " has no training examples; make them with `lathe prepare`");
+
     facts_ = {.task = manifest_.task,
               .tokenizer = {},
               .vocab_size = 0,
@@ -153,6 +156,7 @@ void ExampleData::check_keys(const DataConfig& config) const {
     fail(Exit::usage, "data.mix, data.documents and data.document_end are for tokens, and ",
          config.dir, " holds examples; leave them out");
   }
+
   const auto& sizes = manifest_.input_sizes;
   if (changes() && sizes.size() != 3) {
     fail(Exit::usage, flip_ ? "data.flip" : "data.crop",
@@ -163,6 +167,7 @@ void ExampleData::check_keys(const DataConfig& config) const {
     fail(Exit::usage, "data.crop = ", crop_, " can shift an image of ", sizes[1], "x", sizes[2],
          " pixels out of sight; it must be less than its sides");
   }
+
   if (config.folds == 1)
     fail(Exit::usage, "data.folds = 1 leaves nothing to train on; set 2 or more, or 0 for none");
   if (config.folds == 0 ? config.fold != 0 : config.fold >= config.folds) {
@@ -259,6 +264,7 @@ void ExampleData::put(int64_t example, const std::vector<at::Tensor>& buffers, i
   if (change != nullptr) {
     put_image(bytes, part->inputs.type(), *change, out);
   } else {
+    // Elements of a group are contiguous and share a mean and a scale.
     with_reader(part->inputs.type(), [&](auto element) {
       const Groups groups = groups_of(manifest_.input_sizes);
       for (int64_t g = 0, j = 0; g < groups.count; ++g) {

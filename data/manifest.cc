@@ -21,6 +21,7 @@ std::vector<ShardInfo> read_shards(const Json& json, const char* key, const std:
   std::vector<ShardInfo> out;
   const auto list = json_get<Json>(json, key, where, Exit::data);
   if (!list.is_array()) fail(Exit::data, where, ": \"", key, "\" must be a list of shards");
+
   int64_t left = most;
   for (const auto& s : list) {
     ShardInfo info{manifest_file(s, "file", where),
@@ -78,6 +79,7 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
   if (json.contains("documents")) m.documents = json["documents"];
   m.val = read_shards(json, "val", where);
   if (json.contains("marked")) m.marked = json_get<bool>(json, "marked", where, Exit::data);
+  // token_mark is bit 31, which uint16 does not have.
   if (m.marked && m.dtype != "uint32")
     fail(Exit::data, where, ": marked tokens must be uint32, not ", m.dtype);
 

@@ -24,6 +24,7 @@ class Mixture final : public Data {
         fail(Exit::usage, "data.mix names the source ", part.name, ", and ", config.dir, " has ",
              names);
       }
+      // Sources without a share are not opened.
       data_.push_back(std::make_unique<TokenData>(fs::path(config.dir) / part.name, config));
     }
 

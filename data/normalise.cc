@@ -30,6 +30,7 @@ void Statistics::add(const double* example) {
       for (int64_t i = 0; i < groups_.elements; ++i)
         squares += (example[i] - mean) * (example[i] - mean);
     }
+
     const double change = mean - mean_[g];
     mean_[g] = n_ == 0 ? mean : mean_[g] + change * share;
     squares_[g] += squares + (n_ == 0 ? 0 : change * change * weight);

@@ -212,12 +212,16 @@ NpyWriter::NpyWriter(const fs::path& path, ArrayType type, const std::vector<int
     shape += str(size, ", ");
     left_ *= static_cast<uint64_t>(size);
   }
-  if (sizes.size() > 1) shape.resize(shape.size() - 2);  // "(3, 4)", but "(3,)"
+  // Python writes several sizes as (3, 4), but a single one as (3,).
+  if (sizes.size() > 1) shape.resize(shape.size() - 2);
   if (sizes.size() == 1) shape.pop_back();
+
   std::string header =
       str("{'descr': '", array_type_bytes(type) == 1 ? "|" : "<", names_of(type).npy,
           "', 'fortran_order': False, 'shape': (", shape, "), }");
-  // The elements begin at a multiple of 64 bytes, behind a line's end.
+
+  // The format pads the header with spaces and ends it with a line break, so that the elements
+  // begin at a multiple of 64 bytes.
   const size_t before = magic.size() + 4;
   header.append(63 - (before + header.size()) % 64, ' ');
   header += '\n';

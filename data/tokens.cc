@@ -17,6 +17,7 @@ constexpr size_t llmc_header_bytes = 256 * sizeof(int32_t);
 std::vector<fs::path> find_shards(const fs::path& folder, const std::string& split) {
   if (fs::exists(folder / (split + ".bin"))) return {folder / (split + ".bin")};
   std::vector<fs::path> found;
+
   // Finds the split's name among the words of a file name, which underscores separate.
   const auto place_of = [&](const fs::path& path) {
     return ("_" + path.stem().string() + "_").find("_" + split + "_");
@@ -26,6 +27,8 @@ std::vector<fs::path> find_shards(const fs::path& folder, const std::string& spl
     if (entry.path().extension() == ".bin" && place_of(entry.path()) != std::string::npos)
       found.push_back(entry.path());
   }
+
+  // What precedes the split's name is the name of the data set.
   std::sort(found.begin(), found.end());
   const auto set_of = [&](const fs::path& path) {
     return path.stem().string().substr(0, place_of(path));

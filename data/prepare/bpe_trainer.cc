@@ -88,6 +88,8 @@ void replace(std::vector<int32_t>& word, Pair pair, int32_t id,
       word[to] = word[from++];
       continue;
     }
+
+    // Adjacent pairs lose an occurrence with the old ids and gain one with the new id.
     from += 2;
     if (to > 0) {
       changes.push_back({{word[to - 1], pair.first}, -1});

@@ -19,8 +19,8 @@ struct BPETraining {
   std::vector<std::string> special{"<|endoftext|>"};  ///< they get the first ids
   std::string pattern = gpt2_pattern;
   int threads = 1;  ///< threads that count words; the result does not depend on them
-  std::function<bool()> stop =
-      nullptr;  ///< called now and then; true ends the training with Exit::stopped
+  /// Called now and then; true ends the training with Exit::stopped.
+  std::function<bool()> stop = nullptr;
   std::function<void(double)> show = nullptr;  ///< called with the finished share
 };
 

@@ -27,15 +27,19 @@ std::string CsvReader::where(size_t column) const {
 bool CsvReader::next(std::vector<std::string_view>& fields) {
   fields.clear();
   unquoted_.clear();
-  for (; at_ < text_.size(); ++at_) {  // skips blank lines
+
+  // Skip blank lines.
+  for (; at_ < text_.size(); ++at_) {
     const size_t end = text_.find_first_not_of(" \t\r", at_);
     if (end == std::string_view::npos) at_ = text_.size();
     if (end == std::string_view::npos || text_[end] != '\n') break;
     at_ = end;
     ++line_;
   }
+
   if (at_ >= text_.size()) return false;
   row_line_ = line_;
+
   while (true) {
     if (fields.size() == max_columns)
       fail(Exit::data, file_, ":", row_line_, ": more than ", max_columns, " columns");

@@ -8,12 +8,14 @@
 namespace lathe {
 namespace {
 
+/// Returns whether a byte may belong to white space. All bytes of characters beyond ASCII count,
+/// since Unicode has white space there.
 bool is_space(char c) {
   return c == ' ' || (c >= '\t' && c <= '\r') || static_cast<unsigned char>(c) >= 0x80;
 }
 
-/// Returns where to cut the text: the last line break with no white space on either side; 0 if
-/// there is none.
+/// Returns where to cut the text: the last line break in its second half with no white space on
+/// either side; 0 if there is none.
 size_t place_to_cut(std::string_view text) {
   for (size_t at = text.empty() ? 0 : text.size() - 1; at > std::max<size_t>(1, text.size() / 2);
        --at) {
@@ -71,14 +73,17 @@ bool PartReader::next_lines(Part& part) {
       part.text.assign(buffer_, 0, end + 1);
       break;
     }
+
     if (buffer_.size() > most_whole_)
       fail(Exit::data, name_, ":", place_, ": a line of more than ", most_whole_ >> 20,
            " MiB; is this JSON Lines?");
+
     if (end == std::string::npos) searched_ = buffer_.size();
     if (read_to(buffer_.size() + part_bytes_)) continue;
     part.text = buffer_;  // the last line has no line break
     break;
   }
+
   buffer_.erase(0, part.text.size());
   searched_ = 0;
   place_ += static_cast<uint64_t>(std::count(part.text.begin(), part.text.end(), '\n'));
@@ -166,6 +171,7 @@ void each_document(const Part& part, const DocumentSource& source,
     for (const std::string& document : *part.documents) f(document);
     return;
   }
+
   if (!part.jsonl) {
     std::string_view text = text_of(part);
     if (source.separator.empty() || text.empty()) return f(text);
@@ -176,6 +182,7 @@ void each_document(const Part& part, const DocumentSource& source,
     }
     return;
   }
+
   const std::string what =
       str("has no text in the field \"", source.field, "\"; name it with --field");
   each_object(part, what, [&](uint64_t line, const simdjson::dom::object& json) {

@@ -38,8 +38,8 @@ struct Part {
   bool jsonl = false;
   std::string text;
   uint64_t place = 0;  ///< its first line from 1 (JSON Lines), or its first byte (text)
-  bool begins = true,
-       ends = true;  ///< text: whether it contains the beginning, and the end, of a document
+  /// Text: whether it contains the beginning, and the end, of a document.
+  bool begins = true, ends = true;
   /// The documents of a filtered part; they replace its text.
   std::optional<std::vector<std::string>> documents{};
 };
@@ -73,8 +73,8 @@ class PartReader {
   std::unique_ptr<InputStream> stream_;
   std::string name_, buffer_;
   uint64_t before_ = 0, place_ = 0;
-  bool jsonl_ = false, ended_ = true,
-       within_ = false;  // whether a part contains the beginning of the current document
+  // within_: whether a part contains the beginning of the current document.
+  bool jsonl_ = false, ended_ = true, within_ = false;
   size_t searched_ = 0;  // bytes at the beginning of buffer_ that have no line end
 };
 

@@ -67,6 +67,7 @@ class CsvSource final : public ExampleSource {
         }
 
         if (first) {
+          // Every file must repeat the header; other names would mean other columns.
           if (!std::equal(fields.begin(), fields.end(), header_.begin()))
             fail(Exit::data, file_, ":", line_, ": another header line than that of ", names_file_);
           continue;
@@ -204,6 +205,7 @@ class IdxFile {
       if (d == 0) examples = static_cast<int64_t>(size);
       if (d > 0) sizes.push_back(static_cast<int64_t>(size));
     }
+
     elements_ = bytes.subspan(begin);
     if (elements_.size() != needed || needed == 0)
       fail(Exit::data, name, ": its header claims ", needed, " bytes of elements and the file has ",

@@ -59,7 +59,7 @@ class Journal {
   void write(const Progress& progress) const;
   /// Removes the record of a finished preparation.
   void remove() const;
-  /// Throws Exit::data: the input of the finished parts has changed.
+  /// Throws Exit::data, since the input of the finished parts has changed.
   [[noreturn]] void input_changed() const;
   /// The name to pass to OutFolder::clear.
   static constexpr const char* name = "manifest.json-progress";

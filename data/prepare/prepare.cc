@@ -214,6 +214,7 @@ int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) 
     read_through(file, meter, [&](std::string_view text, size_t at, size_t end) {
       ids.clear();
       const size_t next = take(survey, input.path, text, at, end, ids);
+      // The size of the splits was derived from the survey, so the counts must agree.
       if (std::ssize(ids) > survey.tokens - taken) changed(input.path);
       now.largest_id = std::max<int64_t>(now.largest_id, *std::max_element(ids.begin(), ids.end()));
       read.update(text.data() + at, next - at);

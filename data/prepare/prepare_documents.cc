@@ -209,6 +209,7 @@ void split_tail(const fs::path& spool, bool wide, SplitWriter& train, SplitWrite
       std::memcpy(&id, bytes.data() + i * width, width);
       ids[i] = static_cast<int32_t>(id);
     }
+
     const auto done = static_cast<int64_t>(at / width);
     const auto here = static_cast<size_t>(std::clamp<int64_t>(head - done, 0, std::ssize(ids)));
     train.write(std::span(ids).first(here));

@@ -19,8 +19,8 @@ namespace {
 /// The results of one pass over the examples.
 struct ExampleSurvey {
   int64_t examples = 0;
-  bool bytes = true;  ///< all inputs are whole numbers from 0 to 255
-  bool whole = true;  ///< so are all targets that are numbers, of any size and sign
+  bool bytes = true;                      ///< all inputs are integers from 0 to 255
+  bool whole = true;                      ///< is_whole() holds for all targets that are numbers
   std::map<int64_t, int64_t> numbers;     ///< whole targets, and how many examples have each
   std::map<std::string, int64_t> labels;  ///< the same for targets that are text
   bool many = false;                      ///< more than there can be classes; not all are counted
@@ -271,6 +271,7 @@ void prepare_examples(const ExampleOptions& options) {
   std::unique_ptr<ExampleSource> val_source;
   int64_t val = 0;
   if (!options.val_inputs.empty()) {
+    // Passing the training source makes both sources have the same columns and target.
     val_source = open_source(options.val_inputs, options.target, source.get());
     if (val_source->sizes() != source->sizes() ||
         val_source->target_numel() != source->target_numel() ||
@@ -280,6 +281,7 @@ void prepare_examples(const ExampleOptions& options) {
            ": its inputs or targets have other sizes or types than those of ", options.inputs[0]);
     }
     const ExampleSurvey seen = survey(*val_source, targets.task, meter);
+    // Both splits are stored in one type.
     found.bytes = found.bytes && seen.bytes;
     val = seen.examples;
     if (val == 0) fail(Exit::data, options.val_inputs[0], " holds no examples");

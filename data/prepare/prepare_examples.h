@@ -17,8 +17,8 @@ struct ExampleOptions {
   std::string task{};           ///< "classification", "regression"; empty: the targets decide
   double val_share = 0.1;  ///< for validation: a keyed random choice, the same share of each class
   std::vector<std::string> val_inputs{};  ///< the validation examples, instead of a share
-  std::vector<int64_t>
-      shape{};  ///< dimensions of one input, as {1, 8, 8}; empty: those of the files
+  /// Dimensions of one input, as {1, 8, 8}; empty: those of the files.
+  std::vector<int64_t> shape{};
   /// Called every 4 MiB of input; true ends the preparation with Exit::stopped.
   std::function<bool()> stop = nullptr;
 };

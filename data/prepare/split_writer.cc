@@ -16,8 +16,10 @@ void SplitWriter::write(std::span<const int32_t> ids) {
     narrow_.assign(ids.begin(), ids.begin() + static_cast<int64_t>(wide_ ? 0 : here));
     const void* data = wide_ ? static_cast<const void*>(ids.data()) : narrow_.data();
     const size_t bytes = (wide_ ? 4 : 2) * here;
+
     file_.write(data, bytes);
     sum_.update(data, bytes);
+
     tokens_ += static_cast<int64_t>(here);
     shards_.back().tokens += static_cast<int64_t>(here);
     ids = ids.subspan(here);
@@ -47,7 +49,7 @@ bool SplitWriter::resume(int64_t tokens, const std::string& checksum) {
       return false;
   }
 
-  // Change nothing until all of it is known to be what was recorded.
+  // Change nothing before all files are known to be as recorded.
   std::vector<Checksum> sums;
   Checksum all;
   for (const auto& [path, bytes] : found) {

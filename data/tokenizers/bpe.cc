@@ -23,6 +23,7 @@ std::string normal_form_c(std::string_view text) {
       out += text[at++];
       continue;
     }
+
     utf8proc_uint8_t* made = nullptr;
     const auto n = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data() + at),
                                 static_cast<utf8proc_ssize_t>(end - at), &made,
@@ -126,7 +127,7 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     starts_special_[static_cast<unsigned char>(s.text[0])] = true;
   }
 
-  // byte_fallback needs a token for each byte; its text is the byte and not <0x0A>.
+  // byte_fallback needs a token for each byte. Its text here is the byte itself, not <0x0A>.
   for (size_t byte = 0; byte < d.byte_tokens.size(); ++byte) {
     const int32_t id = of_byte_[byte] = d.byte_tokens[byte];
     if (id < 0 || id >= tokens ||
@@ -136,7 +137,7 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
   }
 
   ends_at_spaces_ = d.patterns.empty();
-  // These three patterns are known to end a piece at such a line break.
+  // These three patterns end a piece at a line break with no white space on either side.
   ends_at_lines_ = of_characters_ || (d.patterns.size() == 1 && (d.patterns[0] == gpt2_pattern ||
                                                                  d.patterns[0] == llama3_pattern ||
                                                                  d.patterns[0] == qwen2_pattern));
@@ -247,6 +248,7 @@ void BPE::Encoder::encode_part(std::string_view text, bool begins, bool first,
   std::string normal = d.nfc && !is_ascii(text) ? normal_form_c(text) : "";
   if (!normal.empty()) text = normal;
   if (!bpe_.of_characters_) return encode_piece(text, 0, out);
+
   std::string spaced = replace_all(text, space_mark, " ");
   const SpaceBefore rule =
       first || d.space_before != SpaceBefore::first_without ? d.space_before : SpaceBefore::none;
@@ -275,15 +277,18 @@ void BPE::Encoder::encode_piece(std::string_view piece, size_t pattern, std::vec
       encode_piece(part, pattern + 1, out);
     return;
   }
+
   if (piece.size() > Cache::most_bytes) return merge(piece, out);
   Cache::Slot& slot = cache_->slot(piece);
   if (Cache::holds(slot, piece)) {
     out.insert(out.end(), slot.ids, slot.ids + slot.count);
     return;
   }
+
   const size_t before = out.size();
   merge(piece, out);
   if (out.size() - before > Cache::most_ids) return;
+
   slot.bytes = static_cast<uint8_t>(piece.size());
   std::memcpy(slot.text, piece.data(), piece.size());
   slot.count = static_cast<uint32_t>(out.size() - before);

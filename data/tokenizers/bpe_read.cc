@@ -170,6 +170,7 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
 
   std::map<std::string, int32_t> ids;
   int64_t largest = -1;
+  // Added tokens need not be in the vocabulary.
   for (const auto& s : d.special) largest = std::max<int64_t>(largest, s.id);
   for (const auto& [token, id] : vocab.items()) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > 99'999'999)
@@ -192,6 +193,7 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
 
   for (const auto& [token, id] : ids) {
     std::string& place = d.tokens[static_cast<size_t>(id)];
+    // The text of a special token is not printed in an alphabet.
     if (is_special[static_cast<size_t>(id)] && place == token) continue;
     const auto bytes =
         d.byte_tokens.empty() ? bytes_of(token) : read_text_token(token, id, d, where);

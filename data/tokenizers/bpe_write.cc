@@ -91,6 +91,7 @@ Json bpe_to_json(const BPEDefinition& d) {
     merges.push_back(printed_token(d, static_cast<size_t>(a)) + " " +
                      printed_token(d, static_cast<size_t>(b)));
 
+  // The patterns are written out below, so ByteLevel only converts to the alphabet.
   const Json bytes{{"type", "ByteLevel"},
                    {"add_prefix_space", false},
                    {"trim_offsets", true},

@@ -64,6 +64,7 @@ Tokenizer Tokenizer::from_json(const Json& json, const char* kind_key, const std
         bpe_from_json(json_get<Json>(json, "bpe", where, Exit::data), where), where);
     return t;
   }
+
   std::vector<std::string> vocabulary;
   if (kind == "char")
     vocabulary = json_get<std::vector<std::string>>(json, "vocabulary", where, Exit::data);

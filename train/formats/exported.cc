@@ -104,6 +104,7 @@ void ExportedModel::each(const std::function<void(const TensorRule& rule, int64_
     const auto [rule, block] = rule_of(*family, p.path);
     LATHE_CHECK(rule != nullptr, "the family ", family->model_type, " has no rule for ", p.path);
     f(*rule, block, tensor(p));
+
     if (!p.path.ends_with("weight")) continue;
     const std::string bias = p.path.substr(0, p.path.size() - std::strlen("weight")) + "bias";
     const auto [bias_rule, bias_block] = rule_of(*family, bias);

@@ -33,6 +33,8 @@ std::vector<float> scores_of(const BPEDefinition& d, size_t tokens) {
         found != places.end() && std::cmp_equal(found->second, s.id))
       places.erase(found);
   }
+
+  // Going backward leaves the score of the first merge that makes a token.
   for (size_t i = d.merges.size(); i-- > 0;) {
     const auto& [a, b] = d.merges[i];
     const auto made =

@@ -7,6 +7,7 @@ namespace {
 ModelKeys read(ConfigKeys& c, int64_t most) {
   const int64_t channels = c.whole("n_embd", 1, 100000);
   c.only("n_inner", {4 * channels});
+
   // These are names of the same formula.
   c.only("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"});
   c.only("layer_norm_epsilon", {1e-5});
@@ -14,6 +15,7 @@ ModelKeys read(ConfigKeys& c, int64_t most) {
   c.only("scale_attn_by_inverse_layer_idx", {false});
   c.pass({"reorder_and_upcast_attn", "n_ctx", "embd_pdrop", "attn_pdrop", "summary_activation",
           "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"});
+
   const double dropout = c.real("resid_pdrop", 0.1);
   if (!(dropout >= 0 && dropout < 1)) c.refuse("resid_pdrop", "it must be from 0 to below 1");
   return {{"n_layer", c.whole("n_layer", 1, 1000)},

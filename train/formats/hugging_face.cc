@@ -159,16 +159,19 @@ at::Tensor HuggingFaceFolder::tensor(const NamedParameter& p) const {
   const Source source = source_of(p);
   const TensorEntry& entry = *files_.find(source.name);
   at::Tensor t = tensor_of(entry);
+
   if (t.numel() > 0) {
     const auto [least, largest] = at::aminmax(t);  // both are NaN where an element is
     if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>()))
       fail(Exit::diverged, files_.file_of(source.name).string(), ": tensor \"", source.name,
            "\" has elements that are not finite");
   }
+
   if (source.transposed) {
     t = t.t().contiguous();
     files_.release(entry);
   }
+  // A shorter context uses the first rows of the table of positions.
   return t.dim() == 2 ? t.slice(0, 0, p.parameter.size(0)) : t;
 }
 
@@ -215,6 +218,7 @@ fs::path import_hugging_face(const ImportOptions& o) {
     snapshot.held.push_back(t);
     snapshot.model.push_back(make_entry(p.path, t));
   }
+
   make_folders(out.path() / "checkpoints");
   write_checkpoint(out.path() / "checkpoints" / checkpoint_name(0), state, snapshot);
   write_config_record(out.path(), config, {});

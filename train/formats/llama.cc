@@ -72,6 +72,7 @@ void read_window(ConfigKeys& c, bool slides, int64_t context) {
       c.refuse("layer_types", "this build computes full_attention alone");
     slides = slides || type == "sliding_attention";
   }
+  // Which layers have a window does not matter, since a short one is refused.
   c.pass({"max_window_layers"});
   if (c.is_null("sliding_window")) return;
   const int64_t window = c.whole("sliding_window", 1, int64_t{1} << 40, 4096);
@@ -126,7 +127,7 @@ struct Shape {
 };
 
 std::optional<Json> write(const Variant& variant, const AnyConfig& own) {
-  // A family has one choice of biases and norms, so another choice is not of this family.
+  // The family fixes whether there are biases and norms. Another family may have this model.
   if (!variant.exported || value_of<bool>(own, "qkv_bias") != variant.qkv_bias ||
       value_of<bool>(own, "qk_norm") != variant.qk_norm)
     return std::nullopt;
@@ -218,6 +219,7 @@ std::vector<std::pair<std::string, std::vector<float>>> gguf_tensors(const AnyCo
                high = real("rope_high_freq_factor");
   const auto context = static_cast<double>(value_of<int64_t>(own, "rope_original_context"));
   const auto width = static_cast<double>(Shape(own).width);
+
   std::vector<float> divisors;
   for (double i = 0; i < width; i += 2) {
     const double wave = 2 * std::numbers::pi * std::pow(real("rope_theta"), i / width),

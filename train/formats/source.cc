@@ -79,11 +79,13 @@ void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts
              fs::exists(loaded.source / "vocab.json")) {
     tokenizer = HuggingFaceFolder(loaded.source, wanted_context(loaded)).tokenizer();
   }
+
   const std::string remedy =
       str("; prepare it with theirs: lathe prepare TEXT --tokenizer ", c.train.init_from);
   if (tokenizer && facts.tokenizer && *tokenizer != *facts.tokenizer)
     fail(Exit::data, c.data.dir,
          " was made with another tokenizer than the weights of train.init_from", remedy);
+
   const int64_t vocab_size = batch_sizes(c).vocab_size;
   if (facts.vocab_size > vocab_size && vocab_size > 0) {
     fail(Exit::data, c.data.dir, " has a vocabulary of ", facts.vocab_size,

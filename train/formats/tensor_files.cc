@@ -11,6 +11,8 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
   const auto map = json_get<Json>(json, "weight_map", where, Exit::checkpoint);
   if (!map.is_object() || map.empty())
     fail(Exit::checkpoint, where, ": \"weight_map\" must name the file of each tensor");
+
+  // A name with a separator could lead out of the folder.
   std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : map.items()) {
     const bool plain = file.is_string() && file.get_ref<const std::string&>().find_first_of(

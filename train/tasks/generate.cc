@@ -94,9 +94,12 @@ class Forwards {
       else
         logits[i] = cached({text}, ids_of(texts[i], cache_->length(text)))[0];
     }
+
     if (together.empty()) return logits;
     std::vector<int64_t> last;
     for (const int64_t text : together) last.push_back(texts[static_cast<size_t>(text)].ids.back());
+    // One call shares the work; the top of this file describes when the bits are those of single
+    // calls.
     const at::Tensor rows =
         cached(together, at::tensor(last, at::kLong).unsqueeze(1).to(w_.device));
     for (size_t i = 0; i < together.size(); ++i)
@@ -241,12 +244,14 @@ std::string StopMatcher::feed(std::string_view piece) {
     stopped_ = true;
     return std::exchange(held_, {}).substr(0, end);
   }
+
   size_t hold = 0;  // the longest suffix of held_ that begins a stop
   for (const std::string& stop : stops_) {
     for (size_t n = std::min(stop.size() - 1, held_.size()); n > hold; --n) {
       if (held_.compare(held_.size() - n, n, stop, 0, n) == 0) hold = n;
     }
   }
+
   std::string shown = held_.substr(0, held_.size() - hold);
   held_.erase(0, shown.size());
   return shown;

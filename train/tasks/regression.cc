@@ -50,6 +50,7 @@ class Regression final : public Task {
     if (!batch) return "";
     const NoGrad no_grad;
     const Autocast autocast(compute);
+
     const DatasetInfo& facts = data.facts();
     const auto raw = [&](const at::Tensor& normalised_BO) {
       const at::Tensor y = normalised_BO.to(at::kDouble);
@@ -57,6 +58,7 @@ class Regression final : public Task {
                  ? y
                  : y * row(facts.target_scale, y) + row(facts.target_mean, y);
     };
+
     const at::Tensor is_BO = raw(batch->targets), said_BO = raw(model(batch->inputs).data());
     std::string text;
     for (int64_t i = 0; i < is_BO.size(0); ++i)

@@ -35,8 +35,11 @@ double loss_of(const Scoring& s, const std::vector<const int64_t*>& rows, int64_
   const at::Tensor ids = at::empty({n, t + 1}, at::kLong);
   for (int64_t i = 0; i < n; ++i)
     std::copy_n(rows[static_cast<size_t>(i)], t + 1, ids.mutable_data_ptr<int64_t>() + i * (t + 1));
+
+  // A copy, since the inputs share the memory of `ids`.
   const at::Tensor targets = ids.slice(1, 1, t + 1).clone();
   if (from > 0) targets.slice(1, 0, from).fill_(-100);
+
   const NoGrad no_grad;
   const Autocast autocast(s.compute);
   const MemoryScope memory(Memory::activations);
