@@ -102,6 +102,7 @@ void TokenFile::add(const fs::path& path, int raw_width, const ShardInfo* expect
   }
   shard.tokens = static_cast<int64_t>(body) / shard.width;
 
+  // The third word of llm.c's header is the number of tokens.
   if (header != 0 && shard.tokens != words[2]) {
     fail(Exit::data, path.string(), ": its header claims ", words[2], " tokens and it has ",
          shard.tokens);

@@ -366,6 +366,7 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
     kinds.push_back(kind_of(file));
   }
 
+  // A line of CSV has inputs and target, so there may be any number of CSV files.
   const auto is_csv = [](Kind k) { return k == Kind::csv; };
   if (std::all_of(kinds.begin(), kinds.end(), is_csv)) {
     const auto* csv = dynamic_cast<const CsvSource*>(like);

@@ -249,6 +249,7 @@ void prepare(const PrepareOptions& options) {
               "prepare() has no tokenizer ", options.tokenizer,
               "; prepare_documents() takes a BPE");
 
+  // Refuse the destination before the survey, which may read all input.
   OutFolder::check(options.out);
   std::vector<Input> inputs;
   for (auto& path : expand_inputs(options.inputs)) inputs.push_back({std::move(path)});

@@ -270,6 +270,7 @@ void BPE::Encoder::encode_words(std::string_view text, std::vector<int32_t>& out
 }
 
 void BPE::Encoder::encode_piece(std::string_view piece, size_t pattern, std::vector<int32_t>& out) {
+  // Each pattern splits the pieces of the previous one; what remains is encoded.
   if (pattern < cursors_.size()) {
     Pretokenizer::Cursor& cursor = cursors_[pattern];
     cursor.begin(piece);

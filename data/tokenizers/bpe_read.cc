@@ -82,6 +82,7 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
       // Both make each match a piece.
       if (!(behavior == "Isolated" && !invert) && !(behavior == "Removed" && invert))
         unknown(where, "the pre-tokenizer's Split with " + behavior + (invert ? ", inverted" : ""));
+      // PCRE2 matches the text between \Q and \E literally.
       const auto pattern = json_get<Json>(part, "pattern", where, Exit::data);
       d.patterns.push_back(
           pattern.contains("Regex")
@@ -245,6 +246,7 @@ BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& me
   std::istringstream lines(merges);
   bool first = true;
   for (std::string line; std::getline(lines, line); first = false) {
+    // Only the first line may be a version; a later one that looks like it is a merge.
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.empty() || (first && line.starts_with("#version"))) continue;
     add_merge_line(ids, line, d, merges_name);

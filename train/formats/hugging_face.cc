@@ -34,6 +34,7 @@ std::pair<const Family*, ModelConfig> read_config(const fs::path& folder, int64_
   ConfigKeys keys(std::move(json), where);
   pass_common_keys(keys);
   const ModelKeys values = family.read(keys, block_size);
+  // Keys that nobody read may change what the model computes, so this refuses them.
   keys.finish();
 
   RunConfig config;
@@ -201,6 +202,7 @@ fs::path import_hugging_face(const ImportOptions& o) {
   config.data.dir = "";
   config.train.batch_size = 1;
   config.train.out_dir = o.out.string();
+  // A saved config has the resolved value, which is end_of_schedule() of the defaults.
   config.schedule.min_lr = config.optim.lr / 10;
 
   state.config = config.schema().to_toml(&config, /*comments=*/false);
@@ -243,6 +245,7 @@ void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& confi
   for (const auto& [key, id] : {std::pair("bos_token", marks.begin), {"eos_token", marks.end}}) {
     if (id < 0) continue;
     settings[key] = d.tokens[static_cast<size_t>(id)];
+    // The caller writes config.json after this.
     config[str(key, "_id")] = id;
   }
   if (std::ranges::find(d.special, "<unk>", &SpecialToken::text) != d.special.end())

@@ -28,6 +28,7 @@ struct Variant {
 void read_rope(ConfigKeys& c, ModelKeys& model) {
   const bool together = c.has("rope_parameters");
   ConfigKeys rope = c.part(together ? "rope_parameters" : "rope_scaling");
+  // rope_theta may be a key of config.json itself; the inner one has precedence.
   const double theta = c.real("rope_theta", 10000.0);
   model["rope_theta"] = rope.real("rope_theta", theta);
 
@@ -190,6 +191,7 @@ GGUFMetadata llama_gguf(const AnyConfig& own) {
                     {"rope.dimension_count", width},
                     {"rope.freq_base", real("rope_theta")}};
 
+  // GGUF has no keys for llama3's scaling; gguf_tensors() returns it as a tensor.
   const auto& scaling = value_of<std::string>(own, "rope_scaling");
   if (scaling == "linear" || scaling == "yarn") {
     made.emplace_back("rope.scaling.type", scaling);
@@ -248,6 +250,7 @@ Family family(const Variant& variant) {
   const auto add = [&](const std::string& ours, const std::string& theirs,
                        const std::string& gguf_name,
                        TensorRule::Rows rows = TensorRule::Rows::as_they_are) {
+    // Most layers have no bias, and a rule that matches no parameter has no effect.
     for (const char* part : {".weight", ".bias"}) {
       f.tensors.push_back({.ours = "blocks.#." + ours + part,
                            .theirs = "model.layers.#." + theirs + part,

@@ -29,6 +29,7 @@ TensorFiles::TensorFiles(const fs::path& folder) {
   const fs::path whole = folder / "model.safetensors",
                  index = folder / "model.safetensors.index.json";
 
+  // A single file needs no index; one beside it is ignored.
   if (fs::exists(whole)) {
     add(whole);
     return;

@@ -47,6 +47,7 @@ class Language final : public Task {
            "; leave it out or make it larger");
     }
 
+    // An evaluation needs at least one token and its successor.
     if (c.train.eval_interval > 0 && data.val_size() < 2) {
       fail(Exit::data, c.data.dir,
            " has no validation tokens; prepare the data with --val 0.1 or set train.eval_interval "

@@ -40,7 +40,6 @@ const Task& task_of(const LoadedConfig& loaded, const DatasetInfo& facts) {
   const std::string& asked = loaded.config.train.task;
   const Task* task = find_task(asked == "auto" ? facts.task : asked);
   if (task != nullptr) return *task;
-
   std::string names = "auto";
   for (const auto& known : task_table()) names += " | " + known->name();
   if (asked == "auto")
@@ -83,14 +82,12 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
   const NoGrad no_grad;
   const Autocast autocast(compute);
   const MemoryScope memory(Memory::activations);
-
   const auto windows = data.evaluation(sizes, batches, device);
   Scores scores;
   for (Batch batch; windows->next(batch);) {
     if (stop && stop()) return std::nullopt;
     task.score(model, batch, data.facts(), scores);
   }
-
   if (scores.targets == 0)
     fail(Exit::data,
          "the validation batches have no target; take more of them (train.eval_batches), or other "

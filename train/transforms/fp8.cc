@@ -35,6 +35,8 @@ std::optional<ConfigFault> check_fp8(const RunConfig& c) {
   if (width == nullptr || blocks == nullptr || !find_model_kind(c.model.kind)->models_tokens())
     return fault("amp.dtype", no_blocks(c));
 
+  // fp8 matmuls on a GPU need multiples of 16. The rows of a micro-batch count, too: they are the
+  // inner dimension in the gradient of a weight.
   if (*width % 16 != 0) {
     return fault("model.n_embd", "model.n_embd = ", *width,
                  " is not a multiple of 16, which fp8 matmuls need; change it or amp.dtype");
