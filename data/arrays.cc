@@ -23,6 +23,7 @@ ArrayType from_safetensors(const std::string& dtype, const std::string& where) {
 
 ExampleArray::ExampleArray(const fs::path& path, const std::string& tensor) : path_(path) {
   const std::string name = path.string();
+
   if (path.extension() == ".safetensors") {
     try {
       safetensors_.emplace(path);
@@ -33,6 +34,7 @@ ExampleArray::ExampleArray(const fs::path& path, const std::string& tensor) : pa
       sizes_ = entry.shape;
       bytes_ = entry.bytes;
     } catch (const Error& e) {
+      // SafetensorsFile reports a broken file as a broken checkpoint; here it is broken data.
       if (e.code() != Exit::checkpoint) throw;
       fail(Exit::data, e.what());
     }
@@ -42,11 +44,15 @@ ExampleArray::ExampleArray(const fs::path& path, const std::string& tensor) : pa
     sizes_ = npy_->sizes();
     bytes_ = npy_->bytes();
   }
+
+  // What remains of sizes_ after this are the dimensions of one example.
   if (sizes_.empty())
     fail(Exit::data, name,
          " holds a single number; an array of examples has a first dimension that counts them");
   examples_ = sizes_[0];
   sizes_.erase(sizes_.begin());
+
+  // The limit keeps byte counts and sums of elements within int64.
   for (const int64_t size : sizes_) {
     if (size == 0)
       fail(Exit::data, name, ": examples of ", sizes_text(sizes_), " elements are empty");

@@ -13,14 +13,14 @@
 
 namespace lathe {
 
-/// IEEE 754 binary16 and bfloat16.
+/// Returns the value of an IEEE 754 binary16 number.
 inline double half_value(uint16_t bits) {
   const int exponent = bits >> 10 & 31, fraction = bits & 1023;
   double x = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
   if (exponent == 31) x = fraction == 0 ? HUGE_VAL : std::nan("");
   return bits >> 15 ? -x : x;
 }
-/// The value of bfloat16's bits.
+/// Returns the value of a bfloat16 number.
 inline double bfloat16_value(uint16_t bits) {
   const uint32_t wide = uint32_t{bits} << 16;
   float x;
@@ -28,10 +28,11 @@ inline double bfloat16_value(uint16_t bits) {
   return x;
 }
 
-/// Calls f(read), where read(bytes, i) is element i of an array of this type as a double: exact but
-/// for int64 beyond 2^53.
+/// Calls f(read), where read(bytes, i) returns element i of an array of this type as a double. The
+/// value is exact except for int64 beyond 2^53.
 template <class F>
 void with_reader(ArrayType type, F&& f) {
+  // memcpy, because elements of a mapped file may be unaligned.
   const auto plain = []<class T>(T) {
     return [](const std::byte* bytes, int64_t i) {
       T x;
@@ -39,7 +40,10 @@ void with_reader(ArrayType type, F&& f) {
       return static_cast<double>(x);
     };
   };
+
+  // binary16 and bfloat16 have no type in C++20; their bits are read first and then converted.
   const auto bits = plain(uint16_t{});
+
   switch (type) {
     case ArrayType::f64: return f(plain(double{}));
     case ArrayType::f32: return f(plain(float{}));
@@ -66,22 +70,23 @@ void with_reader(ArrayType type, F&& f) {
 /// One array of a file.
 class ExampleArray {
  public:
-  /// A .npy file, or the tensor of that name in a .safetensors file ("" where it has one alone).
-  /// Exit::data where it can't be read or has no dimension that counts examples.
+  /// Opens a .npy file, or the tensor of that name in a .safetensors file (empty: its only one).
+  /// Throws Exit::data where the file can't be read or no dimension counts the examples.
   ExampleArray(const fs::path& path, const std::string& tensor);
 
   const fs::path& path() const { return path_; }
   ArrayType type() const { return type_; }
-  /// How many examples, and the sizes of one.
+  /// Returns the number of examples.
   int64_t examples() const { return examples_; }
+  /// Returns the dimensions of one example.
   const std::vector<int64_t>& sizes() const { return sizes_; }
   int64_t numel() const { return numel_; }  ///< of one example
   const std::byte* example(int64_t i) const {
     return bytes_.data() + i * numel_ * array_type_bytes(type_);
   }
-  /// Example i as doubles.
+  /// Reads example i as doubles.
   void read(int64_t i, double* out) const;
-  /// Gives the memory of examples [begin, end) back until they are wanted again.
+  /// Releases the memory of examples [begin, end); the next access reads the file again.
   void release(int64_t begin, int64_t end) const;
 
  private:
@@ -94,7 +99,7 @@ class ExampleArray {
   std::span<const std::byte> bytes_;
 };
 
-/// "8x8", "64"; "" for no sizes.
+/// Returns sizes as text: "8x8", "64", or "" for no sizes.
 std::string sizes_text(const std::vector<int64_t>& sizes);
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// What a run learns from: a data folder of any kind. The trainer knows this interface; each kind is
-// a file of its own and a line in the table of data/data.cc.
+// The interface to data folders of every kind. The trainer depends on this header alone; each kind
+// is implemented in one file and has a line in the table of data/data.cc.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -54,35 +54,35 @@ struct DataConfig {
 };
 
 /// A micro-batch on the run's device.
-///   tokens:   inputs int64 [B, T], targets int64 [B, T], one later, -100 where none is learned
+///   tokens:   inputs int64 [B, T], targets int64 [B, T] shifted by one, -100 where none is learned
 ///   examples: inputs float32 [B, ...], targets int64 [B] (classes) or float32 [B, outputs]
 struct Batch {
   at::Tensor inputs, targets;
   at::Tensor starts{};  ///< data.documents = separate: what SeparateDocuments takes; else undefined
-  std::string source{};  ///< of an evaluation of a mixture: which of its sources it is from
+  std::string source{};  ///< evaluation of a mixture: the source that the batch is from
 };
-/// How many targets a batch has that are learned.
+/// Returns how many targets of a batch enter the loss: integers that are not -100, or all examples.
 int64_t count_targets(const Batch& batch);
 
-/// How large a micro-batch is. The last two are for tokens alone.
+/// The size of a micro-batch. The last two fields apply to tokens only.
 struct BatchSizes {
   int64_t batch_size = 1;
   int64_t block_size = 0;  ///< tokens of a window
   int64_t vocab_size = 0;  ///< an id must be below it
 };
 
-/// Training micro-batches: what the n-th one holds is a pure function of (seed, n), so that any
-/// number of threads may make them and a resumed run sees the same.
+/// Training micro-batches. The contents of the n-th one are a pure function of (seed, n), so any
+/// number of threads may make them, and a resumed run sees the same batches.
 class TrainingBatches {
  public:
   virtual ~TrainingBatches() = default;
-  /// The host tensors that one micro-batch is written into, uninitialized.
+  /// Returns the host tensors, uninitialized, that one micro-batch is written into.
   virtual std::vector<at::Tensor> make_buffers() const = 0;
-  /// Writes micro-batch n (from 0). Threads call it at once, each with buffers of its own.
+  /// Writes micro-batch n (from 0). Threads call it concurrently, each with separate buffers.
   virtual void fill(const std::vector<at::Tensor>& buffers, int64_t micro_batch) const = 0;
-  /// How many targets of micro-batch n are learned, where that is not as many as it has units.
+  /// Returns how many targets of micro-batch n are learned; nullopt where all units are.
   virtual std::optional<int64_t> targets(int64_t /*micro_batch*/) const { return std::nullopt; }
-  /// Filled buffers, copied to the run's device, as a batch that shares their memory.
+  /// Returns a batch that shares the memory of filled buffers after their copy to the run's device.
   virtual Batch batch_of(const std::vector<at::Tensor>& on_device) const = 0;
 };
 
@@ -90,66 +90,67 @@ class TrainingBatches {
 class EvaluationBatches {
  public:
   virtual ~EvaluationBatches() = default;
-  /// False at the end.
+  /// Reads the next batch; returns false at the end.
   virtual bool next(Batch& batch) = 0;
 };
 
-/// What tasks and models need to know of a data folder.
+/// The facts about a data folder that tasks and models need.
 struct DatasetInfo {
-  std::string task{};  ///< "language", "classification", "regression": what the data is made for
+  std::string task{};  ///< "language", "classification", "regression": the purpose of the data
   std::optional<Tokenizer> tokenizer{};  ///< token data with a manifest
   int64_t vocab_size = 0;                ///< token data with a manifest: ids are below it
   std::vector<int64_t> input_sizes{};    ///< examples: of one input, as {64} or {1, 8, 8}
   int64_t outputs = 0;                   ///< examples: classes, or numbers of one target
-  std::vector<std::string> labels{};     ///< classification: what each class is called, or empty
+  std::vector<std::string> labels{};     ///< classification: the name of each class, or empty
   /// Regression: targets in batches are (raw - target_mean) / target_scale, so that errors can be
-  /// told in raw units. One number for each output.
+  /// reported in raw units. One number for each output.
   std::vector<double> target_mean{}, target_scale{};
 };
 
-/// A data folder, opened: both splits.
+/// An open data folder with both splits.
 class Data {
  public:
   virtual ~Data() = default;
-  /// What the config, the model and the task need to know of it; valid for the object's life.
+  /// Returns what the config, the model and the task need to know; valid as long as this object.
   virtual const DatasetInfo& facts() const = 0;
-  /// Tokens or examples of a split; 0 where there is none.
+  /// Returns the number of tokens or examples of the training split; 0 where it is missing.
   virtual int64_t train_size() const = 0;
-  /// Units of the validation part: tokens or examples; 0 where there is none.
+  /// Returns the number of tokens or examples of the validation split; 0 where it is missing.
   virtual int64_t val_size() const = 0;
-  /// Token data: Exit::data where there are too few tokens for a training window, and, with the
-  /// file and the place, where an id is not below the vocabulary's size.
+  /// Checks token data against the sizes. Throws Exit::data where there are too few tokens for a
+  /// training window, or, with the file and the position, where an id is not below the vocabulary's
+  /// size.
   virtual void check_windows(const BatchSizes& /*sizes*/) const {}
-  /// Training micro-batches; the folder must outlive them.
+  /// Returns the training micro-batches; this object must outlive them.
   virtual std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes,
                                                     uint64_t seed) const = 0;
-  /// The whole validation split, once, the last batch short; its first `batches` batches (of a
-  /// mixture, of each source) where that is not 0.
+  /// Returns the complete validation split, once, with a short last batch; or only its first
+  /// `batches` batches (of a mixture: of each source) where that is not 0.
   virtual std::unique_ptr<EvaluationBatches> evaluation(const BatchSizes& sizes, int64_t batches,
                                                         at::Device device) const = 0;
-  /// A short identity of the contents of both splits (sampled, a fraction of a second), and whether
-  /// a saved one is this data's.
+  /// Returns a short identity of the contents of both splits, sampled in a fraction of a second.
   virtual std::string hash() const = 0;
-  /// Whether what a run saved of its data (`fingerprint`) is this data.
+  /// Returns whether `saved`, the fingerprint that a run recorded, identifies this data.
   virtual bool matches(const std::string& saved) const = 0;
-  /// Reads every byte and compares with the manifest's checksums. Exit::data with the file that
-  /// differs; Exit::stopped once `stop`, asked every 16 MiB, says so.
+  /// Reads every byte and compares it with the manifest's checksums. Throws Exit::data with the
+  /// file that differs, or Exit::stopped once `stop`, which is called every 16 MiB, returns true.
   virtual void verify(const std::function<bool()>& stop = nullptr) const = 0;
-  /// Its files and what they hold, lines for `lathe inspect`.
+  /// Returns lines for `lathe inspect`: the files and their contents.
   virtual std::string table() const = 0;
 };
 
-/// A kind of data folder, by the "kind" in its manifest.json.
+/// A kind of data folder, identified by "kind" in its manifest.json.
 struct DataKind {
   std::string name;
-  /// Opens data.dir. Exit::data with what, where and what to do; Exit::usage for keys that do not
-  /// fit it.
+  /// Opens data.dir. Throws Exit::data with what, where and what to do, or Exit::usage for keys
+  /// that do not fit this kind.
   std::function<std::unique_ptr<Data>(const DataConfig&)> open;
 };
-/// Adds one, before the command line is run. Exit::internal where its name is taken.
+/// Adds a kind; call it before the command line is run. Throws Exit::internal where its name is
+/// taken.
 void add_data_kind(DataKind kind);
-/// Opens data.dir, whatever its kind; without a manifest, or without a kind in it, it holds token
-/// shards. Errors as in DataKind.
+/// Opens data.dir of any kind. A folder without a manifest, or with one that has no kind, holds
+/// token shards. Throws the errors of DataKind::open.
 std::unique_ptr<Data> open_data(const DataConfig& config);
 
 }  // namespace lathe

@@ -9,8 +9,8 @@ namespace lathe {
 namespace {
 
 constexpr const char* format_name = "lathe-examples-1";
-constexpr int64_t most =
-    int64_t{1} << 40;  // examples, and elements of one, so that sums and bytes can be counted
+// Limit on examples, and on the elements of one, so that sums and byte counts fit in int64.
+constexpr int64_t most = int64_t{1} << 40;
 
 Json array_json(const ArrayInfo& a) {
   Json json{{"file", a.file}, {"dtype", array_type_name(a.type)}, {"xxh3", a.xxh3}};
@@ -41,7 +41,7 @@ ExampleSplit read_split(const Json& json, const char* key, const std::string& wh
   return split;
 }
 
-/// `n` numbers each, finite, no scale 0 or less.
+/// Reads `n` means and `n` scales; all must be finite, and scales above 0.
 Normalisation read_normalisation(const Json& json, const char* key, int64_t n,
                                  const std::string& where) {
   const auto both = json_get<Json>(json, key, where, Exit::data);
@@ -81,36 +81,46 @@ ExampleManifest read_example_manifest(const fs::path& folder, const std::string&
   const std::string where = (folder / name).string();
   const auto found = read_manifest_json(folder, name);
   if (!found) fail(Exit::data, "there is no ", where, "; make example sets with `lathe prepare`");
+
   const Json& json = *found;
   if (!is_example_manifest(json) ||
       json_get<std::string>(json, "format", where, Exit::data) != format_name)
     fail(Exit::data, where,
          ": a format that this build does not know; make the data again with `lathe prepare`");
+
   ExampleManifest m;
   m.task = json_get<std::string>(json, "task", where, Exit::data);
   if (m.task != "classification" && m.task != "regression")
     fail(Exit::data, where, ": task \"", m.task.substr(0, 100),
          "\" is neither classification nor regression");
+
   const auto sizes = json_get<Json>(json, "sizes", where, Exit::data);
   int64_t numel = 1;
   if (!sizes.is_array() || sizes.empty())
     fail(Exit::data, where, ": \"sizes\" must be a list of whole numbers above 0");
+
+  // Dividing the limit by the product so far bounds the product of all sizes without overflow.
   for (const auto& size : sizes) {
     const Json named{{"sizes", size}};
     m.input_sizes.push_back(json_whole(named, "sizes", 1, most / numel, where, Exit::data));
     numel *= m.input_sizes.back();
   }
+
   const bool classes = m.task == "classification";
   m.outputs = json_whole(json, "outputs", 1, classes ? max_classes : most, where, Exit::data);
   if (json.contains("labels"))
     m.labels = json_get<std::vector<std::string>>(json, "labels", where, Exit::data);
+  // Labels are optional, but each class must have one if any has.
   if (!m.labels.empty() && (!classes || std::ssize(m.labels) != m.outputs))
     fail(Exit::data, where, ": ", m.labels.size(), " labels for ", classes ? m.outputs : 0,
          " classes");
+
   m.inputs = read_normalisation(json, "inputs", groups_of(m.input_sizes).count, where);
   if (!classes) m.targets = read_normalisation(json, "targets", m.outputs, where);
   m.train = read_split(json, "train", where);
   m.val = read_split(json, "val", where);
+
+  // The checksum comes last: where an edited field is invalid, its name helps more than a mismatch.
   check_manifest_checksum(json, where);
   return m;
 }

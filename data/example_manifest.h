@@ -1,4 +1,4 @@
-// What stands beside example sets: manifest.json of their folder.
+// manifest.json of a folder with example sets.
 #pragma once
 
 #include <cstdint>
@@ -13,38 +13,38 @@ namespace lathe {
 
 struct ArrayInfo {
   std::string file;    ///< name within the folder, .npy or .safetensors
-  std::string tensor;  ///< of a .safetensors file: which; "": its only one
+  std::string tensor;  ///< of a .safetensors file: the tensor's name; "": its only one
   ArrayType type = ArrayType::f32;
-  std::string xxh3;  ///< of the whole file
+  std::string xxh3;  ///< checksum of the complete file
 };
 
 /// A split's files and number of examples.
 struct ExampleSplit {
-  int64_t examples = 0;  ///< 0: the split is not there
+  int64_t examples = 0;  ///< 0: the split is missing
   ArrayInfo inputs, targets;
 };
 
-/// What manifest.json says of an example set.
+/// The contents of an example set's manifest.json.
 struct ExampleManifest {
   std::string task;                  ///< "classification", "regression"
   std::vector<int64_t> input_sizes;  ///< of one input, as {64} or {1, 8, 8}
   int64_t outputs = 0;               ///< classes, or numbers of one target
   std::vector<std::string> labels;   ///< classification: a name for each class, or none at all
-  Normalisation inputs;              ///< of the training split, a number for each group (groups_of)
-  Normalisation targets;             ///< regression: of each output, over the training split
+  Normalisation inputs;   ///< statistics of the training split, one for each group (groups_of)
+  Normalisation targets;  ///< regression: statistics of each output over the training split
   ExampleSplit train, val;
 };
 
-/// What a class, or a number of a target, may number at most.
+/// The largest number of classes.
 inline constexpr int64_t max_classes = 65536;
 
-/// Whether a manifest is one of example sets.
+/// Returns whether a manifest describes example sets.
 bool is_example_manifest(const Json& json);
-/// Writes it durably, with a checksum of itself.
+/// Writes the manifest durably, with a checksum of its contents.
 void write_example_manifest(const fs::path& folder, const ExampleManifest& manifest,
                             const std::string& name = "manifest.json");
-/// Reads it. Exit::data where there is none, it is malformed, a number is out of its range, or it
-/// was changed since it was written.
+/// Reads the manifest. Throws Exit::data where it is missing or malformed, where a number is out of
+/// its range, or where it was changed after it was written.
 ExampleManifest read_example_manifest(const fs::path& folder,
                                       const std::string& name = "manifest.json");
 

@@ -13,17 +13,18 @@
 namespace lathe {
 namespace {
 
-/// How one training image is changed.
+/// How one training image is augmented.
 struct Change {
   bool mirrored = false;
-  int64_t down = 0, right = 0;  ///< the pixel that comes to (0, 0)
+  int64_t down = 0, right = 0;  ///< offset of the source row and column
 };
 
-/// Both files of a split.
+/// The inputs and targets of a split, checked against the manifest.
 struct OpenSplit {
   OpenSplit(const fs::path& folder, const ExampleSplit& split, const ExampleManifest& manifest)
       : inputs(open(folder, split.inputs, split.examples)),
         targets(open(folder, split.targets, split.examples)) {
+    // An array [N] has examples of one number, for which its sizes are {}.
     if (inputs.sizes() != manifest.input_sizes &&
         !(inputs.sizes().empty() && inputs.numel() == 1)) {
       fail(Exit::data, inputs.path().string(), ": examples of ", sizes_text(inputs.sizes()),
@@ -64,10 +65,12 @@ class ExampleData final : public Data {
     for (const auto* split : {&manifest_.train, &manifest_.val}) {
       if (split->examples > 0) parts_.emplace_back(folder_, *split, manifest_);
     }
+
     train_size_ = manifest_.train.examples, val_size_ = manifest_.val.examples;
     if (config.folds > 0) make_folds(config.folds, config.fold);
     if (train_size_ == 0)
       fail(Exit::data, config.dir, " has no training examples; make them with `lathe prepare`");
+
     facts_ = {.task = manifest_.task,
               .tokenizer = {},
               .vocab_size = 0,
@@ -96,14 +99,14 @@ class ExampleData final : public Data {
   Change change_of(uint64_t seed, int64_t sample) const {
     const auto r = philox(counter(static_cast<uint64_t>(sample), 0),
                           make_key(seed, hash_name("data/augment")));
-    const auto shift =
-        [&](uint32_t x) {  // -crop .. crop, each as likely to 2^-32 times their number
-          return static_cast<int64_t>(uint64_t{x} * static_cast<uint64_t>(2 * crop_ + 1) >> 32) -
-                 crop_;
-        };
+    // Uniform in -crop .. crop: the probabilities differ by at most 2^-32 times the number of
+    // shifts.
+    const auto shift = [&](uint32_t x) {
+      return static_cast<int64_t>(uint64_t{x} * static_cast<uint64_t>(2 * crop_ + 1) >> 32) - crop_;
+    };
     return {flip_ && r[0] >> 31 != 0, shift(r[1]), shift(r[2])};
   }
-  /// Uninitialized host tensors for n examples.
+  /// Returns uninitialized host tensors for n examples.
   std::vector<at::Tensor> buffers(int64_t n) const {
     std::vector<int64_t> sizes{n};
     sizes.insert(sizes.end(), manifest_.input_sizes.begin(), manifest_.input_sizes.end());
@@ -117,14 +120,14 @@ class ExampleData final : public Data {
   int64_t val_example(int64_t i) const {
     return val_.empty() ? manifest_.train.examples + i : val_[static_cast<size_t>(i)];
   }
-  /// Writes an example into row `row` of buffers.
+  /// Writes an example into row `row` of the buffers, augmented unless `change` is null.
   void put(int64_t example, const std::vector<at::Tensor>& buffers, int64_t row,
            const Change* change) const;
 
  private:
   void check_keys(const DataConfig& config) const;
   void make_folds(int64_t folds, int64_t fold);
-  /// The part that has an example, and which of its examples it is.
+  /// Returns the split that has an example, and the example's index in it.
   std::pair<const OpenSplit*, int64_t> find(int64_t example) const {
     const int64_t first = manifest_.train.examples;
     return example < first ? std::pair(&parts_.front(), example)
@@ -132,16 +135,16 @@ class ExampleData final : public Data {
   }
   int64_t class_of(const OpenSplit& part, int64_t i) const;
   void put_image(const std::byte* bytes, ArrayType type, const Change& change, float* out) const;
-  /// Each file once, mapped again, with its entry in the manifest.
+  /// Returns each file once, in a separate mapping, with its entry in the manifest.
   std::vector<std::pair<MappedFile, const ArrayInfo*>> files() const;
 
   fs::path folder_;
   bool flip_;
   int64_t crop_;
   ExampleManifest manifest_;
-  std::vector<OpenSplit> parts_;  // training and validation, those that are there
+  std::vector<OpenSplit> parts_;  // training and validation, where they exist
   int64_t train_size_ = 0, val_size_ = 0;
-  std::vector<int64_t> train_, val_;  // with folds: the examples of each, in order
+  std::vector<int64_t> train_, val_;  // with folds: the examples of each split, in order
   Normalisation inputs_, targets_;
   DatasetInfo facts_;
 };
@@ -153,6 +156,7 @@ void ExampleData::check_keys(const DataConfig& config) const {
     fail(Exit::usage, "data.mix, data.documents and data.document_end are for tokens, and ",
          config.dir, " holds examples; leave them out");
   }
+
   const auto& sizes = manifest_.input_sizes;
   if (changes() && sizes.size() != 3) {
     fail(Exit::usage, flip_ ? "data.flip" : "data.crop",
@@ -163,6 +167,7 @@ void ExampleData::check_keys(const DataConfig& config) const {
     fail(Exit::usage, "data.crop = ", crop_, " can shift an image of ", sizes[1], "x", sizes[2],
          " pixels out of sight; it must be less than its sides");
   }
+
   if (config.folds == 1)
     fail(Exit::usage, "data.folds = 1 leaves nothing to train on; set 2 or more, or 0 for none");
   if (config.folds == 0 ? config.fold != 0 : config.fold >= config.folds) {
@@ -183,29 +188,35 @@ int64_t ExampleData::class_of(const OpenSplit& part, int64_t i) const {
   return label;
 }
 
-// The examples of each class in a keyed order are dealt out in turn; the next class goes on where
-// the last one ended.
+// Deals the examples of each class to the folds in turn, in a keyed order. The next class continues
+// where the last one ended, which also balances the folds in total.
 void ExampleData::make_folds(int64_t folds, int64_t fold) {
   const int64_t all = manifest_.train.examples + manifest_.val.examples;
   if (all < folds)
     fail(Exit::usage, "data.folds = ", folds, " and ", folder_.string(), " has ", all, " examples");
+
   std::vector<std::vector<int64_t>> groups(
       static_cast<size_t>(classifies() ? manifest_.outputs : 1));
   for (int64_t e = 0; e < all; ++e) {
     const auto [part, i] = find(e);
     groups[static_cast<size_t>(classifies() ? class_of(*part, i) : 0)].push_back(e);
   }
+
   int64_t dealt = 0;
   for (size_t g = 0; g < groups.size(); ++g) {
     if (groups[g].empty()) continue;
+    // The key is the class and not the run's seed, so every run has the same folds.
     const Permutation order(groups[g].size(), make_key(g, hash_name("data/folds")));
     for (uint64_t i = 0; i < groups[g].size(); ++i, ++dealt)
       (dealt % folds == fold ? val_ : train_).push_back(groups[g][order(i)]);
   }
+
+  // In ascending order, the loop below reads the mapped files from front to back.
   std::sort(train_.begin(), train_.end());
   std::sort(val_.begin(), val_.end());
   train_size_ = std::ssize(train_), val_size_ = std::ssize(val_);
 
+  // The manifest's statistics belong to the prepared training split and not to this fold's.
   Statistics inputs(groups_of(manifest_.input_sizes)), targets({manifest_.outputs, 1});
   std::vector<double> x(static_cast<size_t>(parts_.front().inputs.numel())),
       y(static_cast<size_t>(manifest_.outputs));
@@ -217,6 +228,7 @@ void ExampleData::make_folds(int64_t folds, int64_t fold) {
     part->targets.read(i, y.data());
     targets.add(y.data());
   }
+
   inputs_ = inputs.result();
   if (!classifies()) targets_ = targets.result();
 }
@@ -248,9 +260,11 @@ void ExampleData::put(int64_t example, const std::vector<at::Tensor>& buffers, i
   const int64_t numel = part->inputs.numel();
   const std::byte* bytes = part->inputs.example(i);
   float* out = buffers[0].mutable_data_ptr<float>() + row * numel;
+
   if (change != nullptr) {
     put_image(bytes, part->inputs.type(), *change, out);
   } else {
+    // Elements of a group are contiguous and share a mean and a scale.
     with_reader(part->inputs.type(), [&](auto element) {
       const Groups groups = groups_of(manifest_.input_sizes);
       for (int64_t g = 0, j = 0; g < groups.count; ++g) {
@@ -261,10 +275,13 @@ void ExampleData::put(int64_t example, const std::vector<at::Tensor>& buffers, i
       }
     });
   }
+
   if (classifies()) {
     buffers[1].mutable_data_ptr<int64_t>()[row] = class_of(*part, i);
     return;
   }
+
+  // facts() has the mean and scale of the targets, with which errors are reported in raw units.
   with_reader(part->targets.type(), [&](auto element) {
     float* target = buffers[1].mutable_data_ptr<float>() + row * manifest_.outputs;
     for (int64_t k = 0; k < manifest_.outputs; ++k) {
@@ -352,6 +369,7 @@ std::string ExampleData::hash() const {
   for (const auto& [file, info] : all_files) {
     const std::string sum =
         str(manifest_.train.examples, " ", manifest_.val.examples, " ", info->xxh3, " ",
+            // All files together share a budget of 128 MiB.
             sampled_checksum(file.bytes(), 128 / all_files.size()));
     all.update(sum.data(), sum.size());
   }

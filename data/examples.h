@@ -1,5 +1,5 @@
-// Example sets: inputs and targets of any shape and type, memory-mapped (data/example_manifest.h
-// says how they lie).
+// Example sets: inputs and targets of any shape and type, memory-mapped (their layout is in
+// data/example_manifest.h).
 #pragma once
 
 #include <memory>
@@ -9,19 +9,20 @@
 
 namespace lathe {
 
-/// Opens a folder whose manifest.json has "kind": "examples". Exit::data with what, where and what
-/// to do; Exit::usage for data.* keys that do not fit it.
+/// Opens a folder whose manifest.json has "kind": "examples". Throws Exit::data with what, where
+/// and what to do, or Exit::usage for data.* keys that do not fit.
 ///
-/// Training: a keyed permutation orders the examples of an epoch, epochs are concatenated, so a
-/// batch may cross an edge. Inputs are normalized with the training split's mean and scale; images
-/// (three sizes, [C, H, W]) are shifted (data.crop: what moves in is 0 before normalization) and
-/// mirrored (data.flip) by numbers keyed by the seed and the number of the sample since the start
-/// of training. Evaluation goes through the validation split in order, unchanged.
+/// Training: a keyed permutation orders the examples of each epoch. Epochs are concatenated, so a
+/// batch may contain examples of two. Inputs are normalized with the training split's mean and
+/// scale. Images (three sizes, [C, H, W]) are shifted (data.crop; pixels that move in are 0 before
+/// normalization) and mirrored (data.flip) by random numbers that depend on the seed and on the
+/// number of the sample since the start of training. Evaluation reads the validation split in
+/// order, unchanged.
 ///
-/// data.folds splits all examples, the training split's before the validation split's, by a keyed
-/// permutation that is the same for every seed, of each class on its own, so that folds differ by
-/// at most one example, in all and of each class. Mean and scale are then computed here, over what
-/// is left for training.
+/// data.folds splits all examples, those of the training split before those of the validation
+/// split, by a keyed permutation that is the same for every seed. Each class is split separately,
+/// so that folds differ by at most one example, in total and in each class. Mean and scale are then
+/// computed here, over the examples that remain for training.
 std::unique_ptr<Data> open_examples(const DataConfig& config);
 
 }  // namespace lathe

@@ -1,4 +1,5 @@
-// What data folders of every kind share: manifest.json and checksums of files. No LibTorch header.
+// Functions for data folders of every kind: manifest.json and checksums of files. No LibTorch
+// header.
 #pragma once
 
 #include <cstddef>
@@ -12,24 +13,26 @@
 
 namespace lathe {
 
-/// Writes NAME in `folder` durably, with a field "checksum": of all that it holds beside it.
+/// Writes `name` in `folder` durably and adds the field "checksum", which covers all others.
 void write_manifest_json(const fs::path& folder, Json json,
                          const std::string& name = "manifest.json");
-/// A folder's NAME, parsed; nullopt where there is none. Exit::data where it is no JSON object.
+/// Returns a folder's `name`, parsed; nullopt where the file is missing. Throws Exit::data where it
+/// is not a JSON object.
 std::optional<Json> read_manifest_json(const fs::path& folder,
                                        const std::string& name = "manifest.json");
-/// Exit::data where a manifest is not what was written. One without a checksum, of an earlier
-/// build, passes.
+/// Throws Exit::data where a manifest was changed after it was written. A manifest of an earlier
+/// build, without a checksum, passes.
 void check_manifest_checksum(const Json& json, const std::string& where);
-/// json[key] as the name of a file within the manifest's folder; Exit::data where it is none.
+/// Returns json[key], a file name within the manifest's folder. Throws Exit::data for any other
+/// value.
 std::string manifest_file(const Json& json, const char* key, const std::string& where);
 
-/// Checksum of all bytes where they are no more than `pieces` mebibytes, else of so many evenly
-/// spaced ones.
+/// Returns the checksum of all bytes where they are no more than `pieces` MiB, else that of
+/// `pieces` evenly spaced MiB.
 std::string sampled_checksum(std::span<const std::byte> bytes, size_t pieces);
-/// Reads every byte and compares with the manifest's checksum. Exit::data with the file that
-/// differs, or that has none
-/// (`xxh3` is empty); Exit::stopped once `stop`, asked every 16 MiB, says so.
+/// Reads every byte and compares it with the manifest's checksum. Throws Exit::data with the file
+/// where it differs or where `xxh3` is empty, and Exit::stopped once `stop`, which is called every
+/// 16 MiB, returns true.
 void verify_file(const MappedFile& file, const std::string& xxh3,
                  const std::function<bool()>& stop);
 

@@ -16,11 +16,12 @@ Json shards_json(const std::vector<ShardInfo>& shards) {
 }
 
 std::vector<ShardInfo> read_shards(const Json& json, const char* key, const std::string& where) {
-  constexpr int64_t most = int64_t{1}
-                           << 60;  // tokens of a split, so that sums and bytes can be counted
+  // Limit on the tokens of a split, so that sums and byte counts fit in int64.
+  constexpr int64_t most = int64_t{1} << 60;
   std::vector<ShardInfo> out;
   const auto list = json_get<Json>(json, key, where, Exit::data);
   if (!list.is_array()) fail(Exit::data, where, ": \"", key, "\" must be a list of shards");
+
   int64_t left = most;
   for (const auto& s : list) {
     ShardInfo info{manifest_file(s, "file", where),
@@ -50,10 +51,12 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
   if (!found) return std::nullopt;
   const Json& json = *found;
   const std::string where = (folder / name).string();
+
   if (json_get<std::string>(json, "format", where, Exit::data) != "lathe-data-1") {
     fail(Exit::data, where,
          ": a format that this build does not know; make the data again with `lathe prepare`");
   }
+
   DataManifest m;
   m.tokenizer = Tokenizer::from_json(json, "tokenizer", where);
   m.vocab_size = json_whole(json, "vocab_size", 1, max_vocab_size, where, Exit::data);
@@ -61,6 +64,8 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
   m.dtype = json_get<std::string>(json, "dtype", where, Exit::data);
   if (m.dtype != "uint16" && m.dtype != "uint32")
     fail(Exit::data, where, ": dtype \"", m.dtype, "\" is not uint16 or uint32");
+
+  // The model has embeddings for ids below vocab_size only.
   if (m.largest_id >= m.vocab_size) {
     fail(Exit::data, where, ": vocab_size ", m.vocab_size, " does not cover the largest id ",
          m.largest_id);
@@ -69,12 +74,15 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
     fail(Exit::data, where, ": vocab_size ", m.vocab_size, " is less than the tokenizer's ",
          m.tokenizer.size());
   }
+
   m.train = read_shards(json, "train", where);
   if (json.contains("documents")) m.documents = json["documents"];
   m.val = read_shards(json, "val", where);
   if (json.contains("marked")) m.marked = json_get<bool>(json, "marked", where, Exit::data);
+  // token_mark is bit 31, which uint16 does not have.
   if (m.marked && m.dtype != "uint32")
     fail(Exit::data, where, ": marked tokens must be uint32, not ", m.dtype);
+
   check_manifest_checksum(json, where);
   return m;
 }

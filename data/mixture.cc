@@ -13,7 +13,7 @@ namespace {
 
 class Mixture final : public Data {
  public:
-  /// Of the sources `all` in config.dir, as far as data.mix takes them.
+  /// Opens those of the sources `all` in config.dir that data.mix names; all where it is empty.
   Mixture(const DataConfig& config, const std::vector<MixturePart>& all) {
     parts_ = config.mix.empty() ? all : read_mix(config.mix);
     for (const MixturePart& part : parts_) {
@@ -24,8 +24,11 @@ class Mixture final : public Data {
         fail(Exit::usage, "data.mix names the source ", part.name, ", and ", config.dir, " has ",
              names);
       }
+      // Sources without a share are not opened.
       data_.push_back(std::make_unique<TokenData>(fs::path(config.dir) / part.name, config));
     }
+
+    // One model reads all sources, so an id must have the same meaning in each.
     const DatasetInfo& first = data_[0]->facts();
     facts_.task = first.task, facts_.tokenizer = first.tokenizer;
     for (size_t i = 0; i < data_.size(); ++i) {
@@ -87,7 +90,7 @@ class Mixture final : public Data {
     for (const auto& d : data_) all += of(*d);
     return all;
   }
-  /// The sources that have that split.
+  /// Returns the sources that have that split.
   std::vector<WindowSource> sources(const TokenFile* (TokenData::*split)() const) const {
     std::vector<WindowSource> all;
     for (size_t i = 0; i < data_.size(); ++i) {
@@ -108,6 +111,7 @@ class Mixture final : public Data {
 int64_t write_mixture(const fs::path& folder, const std::vector<MixturePart>& parts) {
   DataConfig config;
   config.dir = folder.string();
+  // Opening the mixture checks that its parts fit together before anything is written.
   const Mixture made(config, parts);
   write_manifest_json(folder, mixture_manifest(parts));
   return made.train_size();

@@ -1,4 +1,4 @@
-// Mixtures: token data of several folders, of which windows are drawn by weights.
+// Mixtures: token data of several folders, from which windows are drawn by weight.
 #pragma once
 
 #include <memory>
@@ -9,11 +9,12 @@
 
 namespace lathe {
 
-/// Writes the manifest.json of a mixture, whose parts' folders hold token data already; how many
-/// training tokens. Exit::data, and nothing is written, where they do not go together.
+/// Writes the manifest.json of a mixture whose parts' folders hold token data already. Returns the
+/// number of training tokens. Throws Exit::data, and writes nothing, where the parts do not fit
+/// together.
 int64_t write_mixture(const fs::path& folder, const std::vector<MixturePart>& parts);
-/// The table's line: opens data.dir with the weights of data.mix, or else its own. Exit::data,
-/// Exit::usage.
+/// Opens data.dir with the weights of data.mix, or with those of its manifest where that is empty.
+/// Throws Exit::data and Exit::usage. It is the line for mixtures in the table of data/data.cc.
 std::unique_ptr<Data> open_mixture(const DataConfig& config);
 
 }  // namespace lathe

@@ -1,4 +1,4 @@
-// What a mixture is made of, as its manifest.json and data.mix say it. No LibTorch header.
+// The sources of a mixture, as in its manifest.json or in data.mix. No LibTorch header.
 #pragma once
 
 #include <string>
@@ -9,20 +9,20 @@
 
 namespace lathe {
 
-/// A source.
+/// One source of a mixture.
 struct MixturePart {
-  std::string name;   ///< letters, digits, - and _; its folder's, within the mixture's
+  std::string name;   ///< letters, digits, - and _; also the name of its folder in the mixture's
   double weight = 1;  ///< above 0
 };
 
-/// Exit `code` where there is no source, a name can't be a source's, stands twice, or a weight is
-/// not above 0; `where` begins the sentence.
+/// Throws `code` where there is no source, a name is invalid or occurs twice, or a weight is not
+/// above 0. `where` begins the sentence.
 void check_mixture(const std::vector<MixturePart>& parts, const std::string& where, Exit code);
-/// data.mix, as "web:0.7,code:0.3". Exit::usage.
+/// Reads data.mix, such as "web:0.7,code:0.3". Throws Exit::usage.
 std::vector<MixturePart> read_mix(const std::string& text);
-/// A manifest.json but for its checksum.
+/// Returns a mixture's manifest.json without its checksum.
 Json mixture_manifest(const std::vector<MixturePart>& parts);
-/// The sources of one. Exit::data; `where` begins the sentence.
+/// Reads the sources of a manifest. Throws Exit::data; `where` begins the sentence.
 std::vector<MixturePart> read_mixture_manifest(const Json& json, const std::string& where);
 
 }  // namespace lathe

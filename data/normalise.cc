@@ -15,8 +15,8 @@ Statistics::Statistics(Groups groups)
       mean_(static_cast<size_t>(groups.count)),
       squares_(static_cast<size_t>(groups.count)) {}
 
-// A group's elements of one example have their own mean and squares, which are merged with those so
-// far.
+// Computes the mean and squares of a group's elements in this example, then merges them with those
+// of the examples so far.
 void Statistics::add(const double* example) {
   const auto m = static_cast<double>(groups_.elements);
   const double share = m / (n_ + m), weight = n_ * share;
@@ -25,11 +25,12 @@ void Statistics::add(const double* example) {
     if (groups_.elements > 1) {
       double sum = 0;
       for (int64_t i = 0; i < groups_.elements; ++i)
-        sum += example[i] - example[0];  // 0 where all are equal
+        sum += example[i] - example[0];  // exactly 0 where all are equal
       mean += sum / m;
       for (int64_t i = 0; i < groups_.elements; ++i)
         squares += (example[i] - mean) * (example[i] - mean);
     }
+
     const double change = mean - mean_[g];
     mean_[g] = n_ == 0 ? mean : mean_[g] + change * share;
     squares_[g] += squares + (n_ == 0 ? 0 : change * change * weight);

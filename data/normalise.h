@@ -7,30 +7,28 @@
 
 namespace lathe {
 
-/// One number for each group of elements: every channel of an image, every element of anything
-/// else.
+/// The mean and the scale of each group of elements.
 struct Normalisation {
   std::vector<double> mean, scale;
 };
 
-/// How an example of these sizes is grouped: three or more dimensions are channels first ([C, H,
-/// W]), each channel a group; of fewer, each element is one.
+/// The groups of an example's elements: those of a group share a mean and a scale.
 struct Groups {
-  int64_t count, elements;  ///< groups, and elements of each, which lie together
+  int64_t count, elements;  ///< groups, and elements of each, which are contiguous
 };
-/// The features that share a mean and a deviation: a picture's channels [C, H, W], else each
-/// feature alone.
+/// Returns the groups for examples of these sizes. With three or more dimensions ([C, H, W]) each
+/// channel is a group; with fewer, each element is.
 Groups groups_of(const std::vector<int64_t>& sizes);
 
 /// Mean and standard deviation of each group over examples, in one pass (Chan, Golub and LeVeque
-/// 1979), the standard deviation being that of the population, sqrt(sum (x - mean)^2 / n). Elements
-/// that never change have exactly their value as mean, and scale 1.
+/// 1979). The standard deviation is that of the population, sqrt(sum (x - mean)^2 / n). A group
+/// whose elements never change has exactly their value as mean, and scale 1.
 class Statistics {
  public:
   explicit Statistics(Groups groups);
-  /// One example: count * elements numbers.
+  /// Adds one example: count * elements numbers.
   void add(const double* example);
-  /// Of all that was added.
+  /// Returns the statistics of all examples that were added.
   Normalisation result() const;
 
  private:

@@ -17,7 +17,7 @@ static_assert(std::endian::native == std::endian::little);
 
 struct TypeNames {
   ArrayType type;
-  const char *name, *npy;  // npy: behind the byte order's sign
+  const char *name, *npy;  // npy: NumPy's code without the byte order
   int64_t bytes;
 };
 constexpr std::array<TypeNames, 12> types{{{ArrayType::f16, "float16", "f2", 2},
@@ -38,7 +38,7 @@ const TypeNames& names_of(ArrayType type) { return types[static_cast<size_t>(typ
 constexpr std::string_view magic = "\x93NUMPY";
 constexpr size_t max_header = 1 << 16, max_dims = 32;
 
-/// The header: a Python dictionary of three keys, in any order.
+/// A parser for the header: a Python dictionary of three keys, in any order.
 class HeaderParser {
  public:
   HeaderParser(std::string_view text, const std::string& file) : text_(text), file_(file) {}
@@ -113,7 +113,7 @@ class HeaderParser {
       const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), n);
       if (error != std::errc() || n < 0) malformed("a size that is no whole number");
       at_ = static_cast<size_t>(end - text_.data());
-      word("L");  // of Python 2
+      word("L");  // Python 2 writes sizes as 3L
       sizes.push_back(n);
       if (sizes.size() > max_dims) malformed("more than 32 dimensions");
       if (!next_is(')')) take(',');
@@ -163,10 +163,13 @@ NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (!text.starts_with(magic) || text.size() < magic.size() + 2)
     fail(Exit::data, name, " is no .npy file");
+
   const int version = static_cast<unsigned char>(text[6]);
   if (version < 1 || version > 3)
     fail(Exit::data, name, ": .npy version ", version,
          ", which this build does not know; it reads 1 to 3");
+
+  // Version 1 has a length of 2 bytes, versions 2 and 3 have one of 4.
   const size_t width = version == 1 ? 2 : 4, begin = magic.size() + 2 + width;
   uint32_t length = 0;
   if (text.size() >= begin) std::memcpy(&length, text.data() + begin - width, width);
@@ -174,12 +177,16 @@ NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {
     fail(Exit::data, name, " is cut short or no .npy file: its header claims ", length,
          " bytes of ", text.size(), ", and at most ", max_header, " are read");
   }
+
   HeaderParser header(text.substr(begin, length), name);
   header.parse();
   type_ = type_of(*header.descr, name);
   sizes_ = *header.shape;
+  // Examples must be contiguous; a single dimension is the same in both orders.
   if (*header.fortran && sizes_.size() > 1)
     fail(Exit::data, name, " is in Fortran order; save it with numpy.ascontiguousarray(a)");
+
+  // Checking each factor keeps a hostile shape from overflowing to the file's size.
   uint64_t needed = static_cast<uint64_t>(array_type_bytes(type_));
   for (const int64_t size : sizes_) {
     if (size > 0 && needed > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) /
@@ -187,6 +194,7 @@ NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {
       fail(Exit::data, name, ": its header claims a shape too large for any file");
     needed *= static_cast<uint64_t>(size);
   }
+
   bytes_ = bytes.subspan(begin + length);
   if (bytes_.size() != needed) {
     fail(Exit::data, name, ": its header claims ", needed, " bytes of elements and the file has ",
@@ -204,12 +212,16 @@ NpyWriter::NpyWriter(const fs::path& path, ArrayType type, const std::vector<int
     shape += str(size, ", ");
     left_ *= static_cast<uint64_t>(size);
   }
-  if (sizes.size() > 1) shape.resize(shape.size() - 2);  // "(3, 4)", but "(3,)"
+  // Python writes several sizes as (3, 4), but a single one as (3,).
+  if (sizes.size() > 1) shape.resize(shape.size() - 2);
   if (sizes.size() == 1) shape.pop_back();
+
   std::string header =
       str("{'descr': '", array_type_bytes(type) == 1 ? "|" : "<", names_of(type).npy,
           "', 'fortran_order': False, 'shape': (", shape, "), }");
-  // The elements begin at a multiple of 64 bytes, behind a line's end.
+
+  // The format pads the header with spaces and ends it with a line break, so that the elements
+  // begin at a multiple of 64 bytes.
   const size_t before = magic.size() + 4;
   header.append(63 - (before + header.size()) % 64, ' ');
   header += '\n';

@@ -13,27 +13,28 @@
 
 namespace lathe {
 
-/// Types of an array's elements, little-endian. bf16 is none of NumPy's; safetensors have it.
+/// Element types of an array, little-endian. NumPy has no bf16; safetensors does.
 enum class ArrayType { f16, f32, f64, bf16, i8, i16, i32, i64, u8, u16, u32, boolean };
 
-/// "float32", "int64", "bool", ...
+/// Returns the name of a type: "float32", "int64", "bool", ...
 const char* array_type_name(ArrayType type);
-/// The type of that name; Exit::data, beginning with `where`, for another.
+/// Returns the type of that name. Throws Exit::data, beginning with `where`, for any other name.
 ArrayType array_type(const std::string& name, const std::string& where);
-/// Bytes of one element.
+/// Returns the bytes of one element.
 int64_t array_type_bytes(ArrayType type);
 
-/// A mapped .npy file, versions 1 to 3, in C order. Checked whole: the header within bounds, and as
-/// many bytes behind it as its shape needs. Exit::data with the file and one sentence.
+/// A mapped .npy file, versions 1 to 3, in C order. The constructor checks that the header lies
+/// within the file and that exactly the bytes of its shape follow. It throws Exit::data with the
+/// file and one sentence.
 class NpyFile {
  public:
   explicit NpyFile(const fs::path& path);
   ArrayType type() const { return type_; }
-  /// {} for a single number.
+  /// Returns the dimensions; {} for a single number.
   const std::vector<int64_t>& sizes() const { return sizes_; }
-  /// The elements, which may lie at any address; not owned.
+  /// Returns the elements, which may be unaligned. They belong to this object.
   std::span<const std::byte> bytes() const { return bytes_; }
-  /// Gives the memory behind `part` back until it is wanted again.
+  /// Releases the memory of `part`; the next access reads the file again.
   void release(std::span<const std::byte> part) const { file_.release(part); }
 
  private:
@@ -46,18 +47,18 @@ class NpyFile {
 /// Writes a .npy file (version 1, C order) from its elements in order. Errors are Exit::io.
 class NpyWriter {
  public:
-  /// Any type but bf16; the sizes are those of the finished array.
+  /// Creates the file, with any type but bf16; the sizes are those of the finished array.
   NpyWriter(const fs::path& path, ArrayType type, const std::vector<int64_t>& sizes);
   /// Appends values in row-major order.
   void write(const void* data, size_t bytes);
-  /// Syncs and closes the file, which must have all its elements, and returns its checksum.
+  /// Syncs and closes the file and returns its checksum. All elements must have been written.
   std::string finish();
 
  private:
   std::string name_;
   OutputFile file_;
   Checksum sum_;
-  uint64_t left_;  // bytes that the sizes still ask for
+  uint64_t left_;  // bytes of elements that are still to be written
 };
 
 }  // namespace lathe

@@ -8,8 +8,8 @@
 
 namespace lathe {
 
-// The number of windows is the same in every epoch: as many as fit behind the largest offset (at
-// least one, for data barely longer than a window, whose offsets are then fewer).
+// Every epoch has as many windows as fit behind the largest offset, so their number is constant.
+// Data barely longer than a window has one window and fewer offsets.
 WindowSampler::WindowSampler(int64_t tokens, int64_t block_size, uint64_t seed)
     : block_size_(block_size),
       windows_(std::max<int64_t>(1, (tokens - block_size) / block_size)),
@@ -32,15 +32,15 @@ constexpr int64_t round_windows = 65536;
 }
 
 MixtureSampler::MixtureSampler(const std::vector<double>& weights, uint64_t seed) : seed_(seed) {
-  const double most =
-      *std::max_element(weights.begin(), weights.end());  // whose sum may be too large for a number
+  // Divide by the largest weight, since the sum of large weights may overflow.
+  const double most = *std::max_element(weights.begin(), weights.end());
   double all = 0;
   for (const double w : weights) all += w / most;
   std::vector<int64_t> windows;
   for (const double w : weights)
     windows.push_back(w > 0 ? std::max<int64_t>(1, std::llround(w / most / all * round_windows))
                             : 0);
-  // What rounding leaves over or takes too much is the largest source's.
+  // Rounding leaves a few windows too many or too few; the largest source absorbs the difference.
   *std::max_element(windows.begin(), windows.end()) +=
       round_windows - std::accumulate(windows.begin(), windows.end(), int64_t{0});
   for (int64_t end = 0; const int64_t n : windows) ends_.push_back(end += n);

@@ -1,8 +1,8 @@
-// Which tokens a step sees: a pure function of (seed, step).
+// The choice of the tokens of a step, a pure function of (seed, step).
 //
-// Window i of epoch e is tokens [o_e + iT, o_e + iT + T] (T inputs and, one later, T targets); o_e
-// is a keyed offset in [0, T). A keyed permutation orders the windows of an epoch; epochs are
-// concatenated, so a batch may cross an edge.
+// Window i of epoch e is tokens [o_e + iT, o_e + iT + T]: T inputs and, shifted by one, T targets.
+// o_e is a keyed offset in [0, T). A keyed permutation orders the windows of an epoch; epochs are
+// concatenated, so a batch may contain windows of two.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@ namespace lathe {
 
 class WindowSampler {
  public:
-  /// tokens > block_size >= 1.
+  /// Requires tokens > block_size >= 1.
   WindowSampler(int64_t tokens, int64_t block_size, uint64_t seed);
-  /// First token of the n-th window since the start of training.
+  /// Returns the first token of the n-th window since the start of training.
   int64_t start_of(int64_t n) const;
-  /// The same in every epoch.
+  /// Returns the number of windows, which is the same in every epoch.
   int64_t windows_per_epoch() const { return windows_; }
 
  private:
@@ -25,23 +25,23 @@ class WindowSampler {
   uint64_t offset_range_, seed_;
 };
 
-/// Which of several sources each window of a mixture is from: a pure function of (seed, n). In
-/// every 65536 windows the sources have their shares exactly, in a keyed order.
+/// Chooses the source of each window of a mixture, a pure function of (seed, n). In every round of
+/// 65536 windows the sources have exactly their shares, in a keyed order.
 class MixtureSampler {
  public:
-  /// Weights are not negative, and one is positive; a source with a positive one is in every round
-  /// at least once.
+  /// Weights are not negative, and one is positive. A source with a positive weight occurs at least
+  /// once in every round.
   MixtureSampler(const std::vector<double>& weights, uint64_t seed);
   /// A window of the mixture.
   struct Place {
     size_t source;
-    int64_t index;  ///< of the window among those of its source, from 0
+    int64_t index;  ///< index of the window among those of its source, from 0
   };
-  /// Of the n-th window since the start of training.
+  /// Returns the n-th window since the start of training.
   Place operator()(int64_t n) const;
 
  private:
-  std::vector<int64_t> ends_;  // of each source's places in a round
+  std::vector<int64_t> ends_;  // of each source's range of positions in a round
   uint64_t seed_;
 };
 

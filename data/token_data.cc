@@ -27,9 +27,12 @@ std::unique_ptr<Data> open_tokens(const DataConfig& config) {
 TokenData::TokenData(const fs::path& folder, const DataConfig& config)
     : folder_(folder), manifest_(read_manifest(folder)) {
   if (has_split(folder, "val", manifest_)) val_.emplace(folder, "val", manifest_);
+  // A folder without any split opens the training split all the same: its error lists the files.
   if (!val_ || has_split(folder, "train", manifest_)) train_.emplace(folder, "train", manifest_);
+
   facts_.task = "language";
   if (manifest_) facts_.tokenizer = manifest_->tokenizer, facts_.vocab_size = manifest_->vocab_size;
+
   if (config.documents != "separate") return;
   windows_.document_end = config.document_end >= 0 ? config.document_end
                           : manifest_              ? manifest_->tokenizer.document_end()
@@ -91,6 +94,7 @@ std::string TokenData::table() const {
     for (const auto* split : {&train_, &val_}) text += *split ? (*split)->table() : "";
     return text;
   }
+
   text = str("  tokenizer ", manifest_->tokenizer.kind(), ", vocabulary ", manifest_->vocab_size,
              ", ", manifest_->dtype, ", largest id ", manifest_->largest_id,
              manifest_->marked ? ", prompts marked as not learned" : "", "\n");
@@ -100,6 +104,7 @@ std::string TokenData::table() const {
       text += str("  ", name, " ", json_text(count));
     text += "\n";
   }
+
   for (const auto* split : {&manifest_->train, &manifest_->val}) {
     for (const auto& s : *split)
       text += str("  ", s.file, "  ", s.tokens, " tokens  ", s.xxh3, "\n");

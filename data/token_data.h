@@ -10,8 +10,8 @@ namespace lathe {
 
 class TokenData final : public Data {
  public:
-  /// Opens the splits that a folder has. Exit::data where it has none; Exit::usage where the keys
-  /// of `config` do not fit it.
+  /// Opens the splits that a folder has. Throws Exit::data where it has none, and Exit::usage where
+  /// keys of `config` do not fit.
   explicit TokenData(const fs::path& folder, const DataConfig& config = {});
 
   const DatasetInfo& facts() const override { return facts_; }
@@ -20,16 +20,17 @@ class TokenData final : public Data {
   std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes, uint64_t seed) const override;
   std::unique_ptr<EvaluationBatches> evaluation(const BatchSizes& sizes, int64_t batches,
                                                 at::Device device) const override;
-  /// Looks for ids in shards of up to 128 MiB together; others are checked as they are read.
+  /// Checks the ids of shards of up to 128 MiB in total; others are checked when they are read.
   void check_windows(const BatchSizes& sizes) const override;
   std::string hash() const override;
   bool matches(const std::string& saved) const override;
   void verify(const std::function<bool()>& stop) const override;
   std::string table() const override;
 
-  /// A split as windows are made of it, null where there is none, and what they are beside tokens.
+  /// Returns the split that windows are made of; null where it is missing.
   const TokenFile* train() const { return train_ ? &*train_ : nullptr; }
   const TokenFile* val() const { return val_ ? &*val_ : nullptr; }
+  /// Returns what windows contain besides tokens.
   const WindowKind& windows() const { return windows_; }
 
  private:
@@ -39,10 +40,10 @@ class TokenData final : public Data {
   DatasetInfo facts_;
   WindowKind windows_;
 };
-/// The table's line for them.
+/// Opens token data: its line in the table of data/data.cc.
 std::unique_ptr<Data> open_tokens(const DataConfig& config);
-/// Exit::usage where keys that are for other kinds of data are set: for examples, and, unless
-/// `mixes`, for mixtures.
+/// Throws Exit::usage where keys for other kinds of data are set: those for examples and, unless
+/// `mixes`, those for mixtures.
 void check_token_keys(const DataConfig& config, bool mixes);
 
 }  // namespace lathe

@@ -12,19 +12,23 @@ namespace {
 
 constexpr size_t llmc_header_bytes = 256 * sizeof(int32_t);
 
-/// Shards of a split that has no manifest, in name order; those of two sets are Exit::data.
+/// Returns the shards of a split that has no manifest, in name order. Throws Exit::data where they
+/// belong to two data sets.
 std::vector<fs::path> find_shards(const fs::path& folder, const std::string& split) {
   if (fs::exists(folder / (split + ".bin"))) return {folder / (split + ".bin")};
   std::vector<fs::path> found;
-  const auto place_of =
-      [&](const fs::path& path) {  // of the split's name among the words of the file's
-        return ("_" + path.stem().string() + "_").find("_" + split + "_");
-      };
+
+  // Finds the split's name among the words of a file name, which underscores separate.
+  const auto place_of = [&](const fs::path& path) {
+    return ("_" + path.stem().string() + "_").find("_" + split + "_");
+  };
   if (!fs::is_directory(folder)) return found;
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() == ".bin" && place_of(entry.path()) != std::string::npos)
       found.push_back(entry.path());
   }
+
+  // What precedes the split's name is the name of the data set.
   std::sort(found.begin(), found.end());
   const auto set_of = [&](const fs::path& path) {
     return path.stem().string().substr(0, place_of(path));
@@ -69,21 +73,26 @@ TokenFile::TokenFile(const fs::path& folder, const std::string& split,
 void TokenFile::add(const fs::path& path, int raw_width, const ShardInfo* expected) {
   Shard shard{MappedFile(path, Exit::data),  nullptr, total_, 0, raw_width,
               expected ? expected->xxh3 : ""};
+
   const auto bytes = shard.file.bytes();
   size_t header = 0;
   int32_t words[3]{};
+  // A raw shard may be shorter than llm.c's header; `words` are 0 then.
   if (bytes.size() >= llmc_header_bytes) std::memcpy(words, bytes.data(), sizeof words);
   const bool llmc16 = words[0] == 20240520 && words[1] == 1,
              llmc32 = words[0] == 20240801 && words[1] == 7;
+
   if (llmc16 || llmc32) {
     header = llmc_header_bytes;
     shard.width = llmc16 ? 2 : 4;
   }
+  // As raw tokens, a header of an unknown version would be taken for data.
   if (header == 0 && (words[0] == 20240520 || words[0] == 20240801)) {
     fail(Exit::data, path.string(), ": an llm.c shard of version ", words[1],
          ", which this build does not know; it reads version 1 of 16-bit and version 7 of 32-bit "
          "tokens");
   }
+
   const size_t body = bytes.size() - header;
   if (body % static_cast<size_t>(shard.width) != 0) {
     fail(
@@ -92,15 +101,19 @@ void TokenFile::add(const fs::path& path, int raw_width, const ShardInfo* expect
         "-bit tokens; the file is cut short or no token shard (text goes through `lathe prepare`)");
   }
   shard.tokens = static_cast<int64_t>(body) / shard.width;
+
+  // The third word of llm.c's header is the number of tokens.
   if (header != 0 && shard.tokens != words[2]) {
     fail(Exit::data, path.string(), ": its header claims ", words[2], " tokens and it has ",
          shard.tokens);
   }
+
   if (expected != nullptr && shard.tokens != expected->tokens) {
     fail(Exit::data, path.string(), ": manifest.json claims ", expected->tokens,
          " tokens and the file has ", shard.tokens,
          "; it is cut short or was replaced, make the data again");
   }
+
   if (shard.tokens == 0) return;
   shard.data = bytes.data() + header;
   total_ += shard.tokens;

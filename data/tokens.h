@@ -21,40 +21,40 @@ namespace lathe {
 class TokenFile {
  public:
   /// Maps `split` ("train", "val") of a data folder: the manifest's shards, else SPLIT.bin, else
-  /// SPLIT_*.bin or those of a named set (fineweb_SPLIT_*.bin, tiny_SPLIT.bin). Checks sizes,
-  /// headers, and that the split is not empty. Exit::data with what, where and what to do.
+  /// SPLIT_*.bin or those of a named set (fineweb_SPLIT_*.bin, tiny_SPLIT.bin). Checks sizes and
+  /// headers, and that the split is not empty. Throws Exit::data with what, where and what to do.
   TokenFile(const fs::path& folder, const std::string& split,
             const std::optional<DataManifest>& manifest);
 
   int64_t size() const { return total_; }
-  /// Copies tokens [begin, begin + n) to out. An id not below `vocab` is Exit::data and names the
-  /// shard and the place.
+  /// Copies tokens [begin, begin + n) to out. Throws Exit::data with the shard and the position for
+  /// an id that is not below `vocab`.
   void read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) const;
-  /// Whether some tokens are marked as not learned (DataManifest::marked).
+  /// Returns whether some tokens are marked as not learned (DataManifest::marked).
   bool marked() const { return marked_; }
-  /// The same ids as targets: -100 for those that are marked.
+  /// Copies the same ids as targets, with -100 for those that are marked.
   void read_targets(int64_t begin, int64_t n, int64_t* out) const;
-  /// How many of tokens [begin, begin + n) are not marked.
+  /// Returns how many of tokens [begin, begin + n) are not marked.
   int64_t count_learned(int64_t begin, int64_t n) const;
-  /// Checks every id of shards of up to `limit` bytes together against the vocabulary, as read()
-  /// does; what lies beyond is checked when it is read.
+  /// Checks every id in shards of up to `limit` bytes in total against the vocabulary, as read()
+  /// does. The shards after that are checked when they are read.
   void check_ids(int64_t vocab, int64_t limit = 128 << 20) const;
-  /// A short identity of the contents: each shard's size, the manifest's checksum of it, and a
-  /// checksum made now of evenly spaced mebibytes, 128 of a split that has a manifest, 128 of each
-  /// shard otherwise (all of them where there are no more), so that most changes of a file are
-  /// noticed in a fraction of a second.
+  /// Returns a short identity of the contents: each shard's size, its checksum in the manifest, and
+  /// a checksum, computed now, of evenly spaced mebibytes. A split with a manifest has 128 of these
+  /// in total; without one, each shard has 128. Smaller files are read completely. This notices
+  /// most changes of a file in a fraction of a second.
   std::string fingerprint() const;
-  /// Whether `saved` is this data's fingerprint, as it is now or as builds before it made it, which
-  /// believed a manifest's checksums.
+  /// Returns whether `saved` is this data's fingerprint, in its current form or in that of earlier
+  /// builds, which relied on the manifest's checksums.
   bool matches(const std::string& saved) const;
-  /// Reads every byte and compares with the manifest's checksums. Exit::data with the shard that
-  /// differs, or where there is no manifest; Exit::stopped once `stop`, asked every 16 MiB, says
-  /// so.
+  /// Reads every byte and compares it with the manifest's checksums. Throws Exit::data with the
+  /// shard that differs, or where there is no manifest; throws Exit::stopped once `stop`, which is
+  /// called every 16 MiB, returns true.
   void verify(const std::function<bool()>& stop = nullptr) const;
-  /// A line for each shard: its name, how many tokens, their type, and whether it has llm.c's
+  /// Returns a line for each shard: its name, number of tokens and type, and whether it has llm.c's
   /// header.
   std::string table() const;
-  /// The largest id of all; reads everything.
+  /// Returns the largest id; reads all tokens.
   uint32_t largest_id() const;
 
  private:
@@ -66,7 +66,7 @@ class TokenFile {
     std::string xxh3;
   };
   std::string identity(bool believe_manifest) const;
-  /// f(shard, place in it, what is there) for tokens [begin, begin + n).
+  /// Calls f(shard, position in it, id with its mark) for tokens [begin, begin + n).
   template <class F>
   void each(int64_t begin, int64_t n, F&& f) const;
   void add(const fs::path& path, int raw_width, const ShardInfo* expected);
@@ -77,7 +77,7 @@ class TokenFile {
   bool marked_ = false;
 };
 
-/// Whether the folder has that split.
+/// Returns whether the folder has that split.
 bool has_split(const fs::path& folder, const std::string& split,
                const std::optional<DataManifest>& manifest);
 

@@ -10,9 +10,9 @@
 namespace lathe {
 namespace {
 
-/// The host tensors of a batch of windows, and how they become one: ids [rows, T + 1] first, then,
-/// where some are not learned, targets [rows, T], then, where documents are separate, starts [rows,
-/// T].
+/// The host tensors of a batch of windows, and their conversion to a Batch. The first has ids
+/// [rows, T + 1]. Targets [rows, T] follow where some are not learned, and starts [rows, T] where
+/// documents are separate.
 class WindowLayout {
  public:
   WindowLayout(const std::vector<WindowSource>& sources, const WindowKind& kind) : kind_(kind) {
@@ -36,6 +36,8 @@ class WindowLayout {
     tokens.read(begin, t + 1, vocab_size, ids);
     if (marked_) tokens.read_targets(begin + 1, t, row_of(1));
     if (!kind_.document_end) return;
+
+    // The end token of a document begins the next one, and a window begins one in any case.
     int64_t* starts = row_of(buffers.size() - 1);
     for (int64_t i = 0, start = 0; i < t; ++i) {
       if (ids[i] == *kind_.document_end) start = i;
@@ -61,6 +63,7 @@ class Windows final : public TrainingBatches {
       : sources_(sources), sizes_(sizes), layout_(sources, kind) {
     std::vector<double> weights;
     for (const WindowSource& s : sources) {
+      // The order of a source's windows depends on its name, not on its position in the mixture.
       const uint64_t own = sources.size() == 1 ? 0 : hash_name(s.name);
       samplers_.emplace_back(s.tokens->size(), sizes.block_size, seed + own);
       weights.push_back(s.weight);
@@ -122,12 +125,15 @@ class EvaluationWindows final : public EvaluationBatches {
       at_ = 0;
       if (++source_ >= sources_.size()) return false;
     }
+
+    // A remainder shorter than a window becomes a batch of one row.
     const int64_t left = end_of(source_) - at_, t = std::min(sizes_.block_size, left);
     const int64_t rows = std::min(sizes_.batch_size, left / t);
     std::vector<at::Tensor> buffers = layout_.make(rows, t);
     for (int64_t row = 0; row < rows; ++row)
       layout_.fill(buffers, row, *sources_[source_].tokens, at_ + row * t, sizes_.vocab_size);
     at_ += rows * t;
+
     for (at::Tensor& buffer : buffers) buffer = buffer.to(device_);
     batch = layout_.batch_of(buffers);
     batch.source = sources_[source_].name;
@@ -137,6 +143,7 @@ class EvaluationWindows final : public EvaluationBatches {
  private:
   int64_t end_of(size_t source) const {
     if (source >= sources_.size()) return 0;
+    // The last token is only a target. Dividing keeps a huge `batches_` from overflowing.
     const int64_t end = sources_[source].tokens->size() - 1,
                   each = sizes_.batch_size * sizes_.block_size;
     return batches_ > 0 && batches_ <= end / each ? batches_ * each : end;

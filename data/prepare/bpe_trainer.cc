@@ -14,7 +14,7 @@ namespace {
 using Words = std::unordered_map<std::string, int64_t>;
 using Pair = std::pair<int32_t, int32_t>;
 
-/// The words of lines, each line on its own.
+/// Counts the words of lines; no word crosses a line.
 void count_words(const Pretokenizer& pretokenizer, std::string_view lines, Words& words) {
   std::string word;
   Pretokenizer::Cursor cursor(pretokenizer);
@@ -32,8 +32,10 @@ void count_words(const Pretokenizer& pretokenizer, std::string_view lines, Words
 Words count_words(const DocumentSource& source, const BPETraining& t) {
   const Pretokenizer pretokenizer(t.pattern, "--pattern");
   PartReader reader(source, /*whole=*/false);
-  std::mutex mutex;  // of the reader
+  std::mutex mutex;  // guards the reader
   std::atomic<bool> stopped = false;
+
+  // Only reading is serial: each thread counts into a separate map.
   const auto work = [&] {
     Words words;
     for (Part part; !stopped;) {
@@ -47,12 +49,14 @@ Words count_words(const DocumentSource& source, const BPETraining& t) {
     }
     return words;
   };
+
   std::vector<std::future<Words>> others;
   for (int i = 1; i < t.threads; ++i) others.push_back(std::async(std::launch::async, work));
   Words all = work();
   for (auto& other : others) {
     for (const auto& [word, count] : other.get()) all[word] += count;
   }
+
   if (stopped) fail(Exit::stopped, "the training was stopped; nothing of it is kept");
   return all;
 }
@@ -65,8 +69,7 @@ struct HashPair {
   }
 };
 
-/// A pair that waits to be merged, with the words that have it, some of which may have lost it
-/// since.
+/// A pair that waits to be merged, with the words that contain it; some may have lost it since.
 struct Waiting {
   Pair pair;
   int64_t count;
@@ -76,7 +79,7 @@ struct Waiting {
   }
 };
 
-/// Replaces a pair in a word, and notes by how much the count of each neighbouring pair changes.
+/// Replaces a pair in a word, and notes the changes of the counts of adjacent pairs.
 void replace(std::vector<int32_t>& word, Pair pair, int32_t id,
              std::vector<std::pair<Pair, int>>& changes) {
   size_t to = 0;
@@ -85,6 +88,8 @@ void replace(std::vector<int32_t>& word, Pair pair, int32_t id,
       word[to] = word[from++];
       continue;
     }
+
+    // Adjacent pairs lose an occurrence with the old ids and gain one with the new id.
     from += 2;
     if (to > 0) {
       changes.push_back({{word[to - 1], pair.first}, -1});
@@ -99,11 +104,11 @@ void replace(std::vector<int32_t>& word, Pair pair, int32_t id,
   word.resize(to);
 }
 
-/// The 256 bytes in the order of GPT-2's alphabet.
+/// Returns the 256 bytes in the order of GPT-2's alphabet.
 std::vector<int> sorted_bytes() {
   std::vector<int> bytes(256);
   std::iota(bytes.begin(), bytes.end(), 0);
-  const auto& letters = byte_alphabet();  // UTF-8 sorts as its code points do
+  const auto& letters = byte_alphabet();  // UTF-8 sorts like its code points
   std::sort(bytes.begin(), bytes.end(), [&](int a, int b) {
     return letters[static_cast<size_t>(a)] < letters[static_cast<size_t>(b)];
   });
@@ -115,20 +120,26 @@ std::vector<int> sorted_bytes() {
 BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
   BPEDefinition d;
   d.patterns = {t.pattern};
+
+  // Ids in the order of Hugging Face's trainer: special tokens, bytes, merges.
   for (const std::string& text : t.special) {
     d.special.push_back({static_cast<int32_t>(d.tokens.size()), text});
     d.tokens.push_back(text);
   }
+
   const auto first_byte = static_cast<int64_t>(d.tokens.size());
   if (t.vocab_size < first_byte + 256) {
     fail(Exit::usage, "a vocabulary of ", t.vocab_size, " has no room for 256 bytes and ",
          first_byte, " special tokens; make it ", first_byte + 256, " or more");
   }
+
   std::array<int32_t, 256> of_byte{};
   for (const int byte : sorted_bytes()) {
     of_byte[static_cast<size_t>(byte)] = static_cast<int32_t>(d.tokens.size());
     d.tokens.emplace_back(1, static_cast<char>(byte));
   }
+
+  // Different merges may give the same text, which then has one id.
   std::unordered_map<std::string, int32_t> ids;
   for (size_t id = static_cast<size_t>(first_byte); id < d.tokens.size(); ++id)
     ids[d.tokens[id]] = static_cast<int32_t>(id);
@@ -141,6 +152,7 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
     counts.push_back(count);
   }
 
+  // `where` lists the words that contain a new pair; each word occurs once in a list.
   std::unordered_map<Pair, int64_t, HashPair> pair_counts;
   std::unordered_map<Pair, std::vector<int32_t>, HashPair> where;
   const auto note_word = [&](Pair pair, int32_t word) {
@@ -154,7 +166,9 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
       note_word(pair, static_cast<int32_t>(w));
     }
   }
+
   std::priority_queue<Waiting> queue;
+  // `where` has only pairs that are new; the lists of older pairs are in the queue already.
   const auto wait = [&] {
     for (auto& [pair, list] : where) {
       if (const int64_t count = pair_counts[pair]; count > 0)
@@ -166,20 +180,24 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
 
   std::vector<std::pair<Pair, int>> changes;
   while (static_cast<int64_t>(d.tokens.size()) < t.vocab_size && !queue.empty()) {
-    Waiting top =
-        std::move(const_cast<Waiting&>(queue.top()));  // moved from what is taken off at once
+    // The element is removed immediately, so its contents may be moved.
+    Waiting top = std::move(const_cast<Waiting&>(queue.top()));
     queue.pop();
+
+    // Other merges may have changed this pair's count since it was queued; queue it again then.
     if (const int64_t now = pair_counts[top.pair]; now != top.count) {
       top.count = now;
       if (now > 0) queue.push(std::move(top));
       continue;
     }
+
     if (top.count < std::max<int64_t>(1, t.min_frequency)) break;
     const std::string joined = d.tokens[static_cast<size_t>(top.pair.first)] +
                                d.tokens[static_cast<size_t>(top.pair.second)];
     const auto [place, is_new] = ids.emplace(joined, static_cast<int32_t>(d.tokens.size()));
     if (is_new) d.tokens.push_back(joined);
     d.merges.push_back(top.pair);
+
     for (const int32_t w : top.words) {
       changes.clear();
       replace(words[static_cast<size_t>(w)], top.pair, place->second, changes);
@@ -188,6 +206,7 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
         if (change > 0) note_word(pair, w);
       }
     }
+
     wait();
     if (d.merges.size() % 256 == 0) {
       if (t.stop && t.stop())

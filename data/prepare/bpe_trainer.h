@@ -1,5 +1,6 @@
 // Training of a byte-level BPE tokenizer (Sennrich et al. 2016), with the same merges as Hugging
-// Face's trainer: words are those of single lines, equal counts are decided by the smaller ids.
+// Face's trainer: words do not cross lines, and of pairs with equal counts the one with the smaller
+// ids is merged first.
 #pragma once
 
 #include <functional>
@@ -13,17 +14,19 @@
 namespace lathe {
 
 struct BPETraining {
-  int64_t vocab_size = 0;     ///< tokens at most, with the special ones and 256 bytes
-  int64_t min_frequency = 2;  ///< a pair that is rarer is not merged
-  std::vector<std::string> special{"<|endoftext|>"};  ///< they have the first ids
+  int64_t vocab_size = 0;  ///< largest number of tokens, including the special ones and 256 bytes
+  int64_t min_frequency = 2;  ///< a pair that occurs less often is not merged
+  std::vector<std::string> special{"<|endoftext|>"};  ///< they get the first ids
   std::string pattern = gpt2_pattern;
-  int threads = 1;                       ///< that count words; the result is the same
-  std::function<bool()> stop = nullptr;  ///< asked now and then; true ends it with Exit::stopped
-  std::function<void(double)> show = nullptr;  ///< told the share that is done
+  int threads = 1;  ///< threads that count words; the result does not depend on them
+  /// Called now and then; true ends the training with Exit::stopped.
+  std::function<bool()> stop = nullptr;
+  std::function<void(double)> show = nullptr;  ///< called with the finished share
 };
 
-/// From the lines of documents, text or JSON Lines, compressed or not. Exit::data for a file that
-/// can't be read, Exit::usage for a vocab_size without room for the bytes and special tokens.
+/// Trains on the lines of documents (text or JSON Lines, compressed or not). Throws Exit::data for
+/// a file that can't be read, and Exit::usage for a vocab_size that can't hold the bytes and
+/// special tokens.
 BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& training);
 
 }  // namespace lathe

@@ -1,4 +1,4 @@
-// Instruction data: conversations of JSON Lines, of which only the answers are learned. No LibTorch
+// Instruction data: conversations in JSON Lines, of which only the answers are learned. No LibTorch
 // header.
 //   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}, ...]}
 //   {"prompt": "...", "completion": "..."}
@@ -14,12 +14,13 @@
 namespace lathe {
 
 struct Conversation {
-  std::vector<ChatMessage> messages;  ///< of a prompt and its completion two
-  bool is_chat = false;  ///< messages, which a template is for; else the texts as they are
+  std::vector<ChatMessage> messages;  ///< two for a prompt and its completion
+  bool is_chat = false;  ///< messages that need a template; else the texts are used unchanged
 };
 
 /// Calls f with the conversation of each line of a part, in order. The messages are in the field
-/// `source.field`. Exit::data with file and line for a line that is none, or has no answer.
+/// `source.field`. Throws Exit::data with file and line for a line that is not a conversation or
+/// has no answer.
 void each_conversation(const Part& part, const DocumentSource& source,
                        const std::function<void(const Conversation&)>& f);
 

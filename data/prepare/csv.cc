@@ -27,15 +27,19 @@ std::string CsvReader::where(size_t column) const {
 bool CsvReader::next(std::vector<std::string_view>& fields) {
   fields.clear();
   unquoted_.clear();
-  for (; at_ < text_.size(); ++at_) {  // blank lines
+
+  // Skip blank lines.
+  for (; at_ < text_.size(); ++at_) {
     const size_t end = text_.find_first_not_of(" \t\r", at_);
     if (end == std::string_view::npos) at_ = text_.size();
     if (end == std::string_view::npos || text_[end] != '\n') break;
     at_ = end;
     ++line_;
   }
+
   if (at_ >= text_.size()) return false;
   row_line_ = line_;
+
   while (true) {
     if (fields.size() == max_columns)
       fail(Exit::data, file_, ":", row_line_, ": more than ", max_columns, " columns");
@@ -47,11 +51,12 @@ bool CsvReader::next(std::vector<std::string_view>& fields) {
   }
 }
 
-// Leaves at_ at the comma or line end behind the field, or at the text's end.
+// Leaves at_ at the comma or line end after the field, or at the end of the text.
 std::string_view CsvReader::field(size_t column) {
   const auto too_long = [&] {
     fail(Exit::data, where(column), " has more than ", max_field, " bytes");
   };
+
   size_t begin = at_;
   while (begin < text_.size() && (text_[begin] == ' ' || text_[begin] == '\t')) ++begin;
   if (begin == text_.size() || text_[begin] != '"') {
@@ -63,8 +68,10 @@ std::string_view CsvReader::field(size_t column) {
     if (end - begin > max_field) too_long();
     return text_.substr(begin, end - begin);
   }
+
+  // A quoted field is a view of the text, too, unless doubled quotes require a copy.
   std::string* own = nullptr;
-  size_t from = ++begin;  // of what is not yet in *own
+  size_t from = ++begin;  // the beginning of what is not yet in *own
   std::string_view value;
   while (true) {
     const size_t quote = text_.find('"', from);
@@ -77,9 +84,11 @@ std::string_view CsvReader::field(size_t column) {
     from = quote + (doubled ? 2 : 1);
     if (doubled) continue;
     value = own != nullptr ? std::string_view(*own) : text_.substr(begin, quote - begin);
+    // A quoted field may contain line ends.
     for (const char c : text_.substr(begin, quote - begin)) line_ += c == '\n' ? 1 : 0;
     break;
   }
+
   at_ = std::min(text_.find_first_not_of(" \t\r", from), text_.size());
   if (at_ < text_.size() && text_[at_] != ',' && text_[at_] != '\n')
     fail(Exit::data, where(column), " has something behind its closing quote");

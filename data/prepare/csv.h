@@ -10,21 +10,21 @@
 
 namespace lathe {
 
-/// Goes through a text's rows. Lines end in \n or \r\n; a field in quotes may hold commas, line
-/// ends and, doubled, quotes; blanks around a field that is not in quotes are no part of it; blank
-/// lines and a UTF-8 mark at the beginning are skipped. Errors are Exit::data and name file, line
-/// and column.
+/// Reads a text row by row. Lines end in LF or CRLF. A field in quotes may contain commas, line
+/// ends and, doubled, quotes. Blanks around a field without quotes do not belong to it. Blank lines
+/// and a UTF-8 byte order mark at the beginning are skipped. Errors are Exit::data and name file,
+/// line and column.
 class CsvReader {
  public:
-  /// The text must outlive the reader; `file` stands in messages.
+  /// The text must outlive the reader; `file` is its name in messages.
   CsvReader(std::string_view text, std::string file);
-  /// The next row; false at the end. The fields are good until the next call.
+  /// Reads the next row; returns false at the end. The fields are valid until the next call.
   bool next(std::vector<std::string_view>& fields);
-  /// The line that the row began in, from 1.
+  /// Returns the line that the row began in, from 1.
   int64_t line() const { return row_line_; }
-  /// Bytes that have been gone through.
+  /// Returns the number of bytes read so far.
   size_t at() const { return at_; }
-  /// "FILE:LINE: column N" of the row that next() gave, N from 1.
+  /// Returns "FILE:LINE: column N" for the row that next() read; N counts from 1.
   std::string where(size_t column) const;
 
  private:
@@ -37,8 +37,8 @@ class CsvReader {
   std::deque<std::string> unquoted_;  // fields with doubled quotes
 };
 
-/// A decimal number, which may begin with a plus sign; nullopt where the text is none. What a
-/// double can't hold is infinite.
+/// Returns a decimal number, which may begin with a plus sign; nullopt where the text is not a
+/// number. A number too large for a double is infinite.
 std::optional<double> csv_number(std::string_view text);
 
 }  // namespace lathe

@@ -8,12 +8,14 @@
 namespace lathe {
 namespace {
 
+/// Returns whether a byte may belong to white space. All bytes of characters beyond ASCII count,
+/// since Unicode has white space there.
 bool is_space(char c) {
   return c == ' ' || (c >= '\t' && c <= '\r') || static_cast<unsigned char>(c) >= 0x80;
 }
 
-/// Where to cut the text: behind a line break with no white space on either side, as late as can
-/// be; 0: nowhere.
+/// Returns where to cut the text: the last line break in its second half with no white space on
+/// either side; 0 if there is none.
 size_t place_to_cut(std::string_view text) {
   for (size_t at = text.empty() ? 0 : text.size() - 1; at > std::max<size_t>(1, text.size() / 2);
        --at) {
@@ -35,8 +37,8 @@ PartReader::PartReader(const DocumentSource& source, bool whole, size_t part_byt
                        size_t most_whole)
     : source_(source), whole_(whole), part_bytes_(part_bytes), most_whole_(most_whole) {}
 
-/// Whether the buffer has grown; to exactly so many bytes, where the file has them, so that parts
-/// do not depend on how a pipe is filled.
+/// Returns whether the buffer has grown. It grows to exactly so many bytes, if the file has them,
+/// so that parts do not depend on the chunks in which a pipe delivers them.
 bool PartReader::read_to(size_t bytes) {
   const size_t had = buffer_.size();
   while (!ended_ && buffer_.size() < bytes)
@@ -71,14 +73,17 @@ bool PartReader::next_lines(Part& part) {
       part.text.assign(buffer_, 0, end + 1);
       break;
     }
+
     if (buffer_.size() > most_whole_)
       fail(Exit::data, name_, ":", place_, ": a line of more than ", most_whole_ >> 20,
            " MiB; is this JSON Lines?");
+
     if (end == std::string::npos) searched_ = buffer_.size();
     if (read_to(buffer_.size() + part_bytes_)) continue;
-    part.text = buffer_;  // what is behind the last line break
+    part.text = buffer_;  // the last line has no line break
     break;
   }
+
   buffer_.erase(0, part.text.size());
   searched_ = 0;
   place_ += static_cast<uint64_t>(std::count(part.text.begin(), part.text.end(), '\n'));
@@ -91,16 +96,19 @@ bool PartReader::next_text(Part& part) {
     read_to(enough);
     size_t take = buffer_.size();
     part.ends = true;
+
     if (!ended_) {
-      // Whole documents where there are some, else what can be cut off of the one.
+      // Take complete documents if there are any, else cut the one that has begun.
       const size_t last = separator.empty() ? std::string::npos : buffer_.rfind(separator);
       if (last != std::string::npos) {
         take = last + separator.size();
       } else {
         part.ends = false;
+        // The last bytes may be the beginning of a separator.
         const size_t known = buffer_.size() - std::min(buffer_.size(), separator.size());
         take = whole_ ? 0 : place_to_cut(std::string_view(buffer_).substr(0, known));
         if (take == 0 && buffer_.size() <= most_whole_) {
+          // Doubling limits the repeated searches of a long document.
           enough = 2 * buffer_.size();
           continue;
         }
@@ -112,6 +120,7 @@ bool PartReader::next_text(Part& part) {
                "tokenizer with a pattern of its own ask for; give --separator");
         }
         if (take == 0) {
+          // There is no good position up to the limit: cut between any two characters of UTF-8.
           take = part_bytes_;
           while (take > 1 && take + 4 > part_bytes_ &&
                  (static_cast<unsigned char>(buffer_[take]) & 0xC0) == 0x80)
@@ -119,11 +128,14 @@ bool PartReader::next_text(Part& part) {
         }
       }
     }
+
+    // An empty part is needed only to end a document whose beginning was taken.
     if (take == 0 && !(ended_ && within_)) return false;
     part.text.assign(buffer_, 0, take);
     buffer_.erase(0, take);
     part.begins = !within_;
     within_ = !part.ends;
+
     place_ += take;
     return true;
   }
@@ -131,7 +143,7 @@ bool PartReader::next_text(Part& part) {
 
 namespace {
 
-/// The text without the byte order mark that a file may begin with.
+/// Returns the text without the byte order mark that a file may begin with.
 std::string_view text_of(const Part& part) {
   std::string_view text = part.text;
   constexpr std::string_view mark = "\xEF\xBB\xBF";
@@ -159,6 +171,7 @@ void each_document(const Part& part, const DocumentSource& source,
     for (const std::string& document : *part.documents) f(document);
     return;
   }
+
   if (!part.jsonl) {
     std::string_view text = text_of(part);
     if (source.separator.empty() || text.empty()) return f(text);
@@ -169,6 +182,7 @@ void each_document(const Part& part, const DocumentSource& source,
     }
     return;
   }
+
   const std::string what =
       str("has no text in the field \"", source.field, "\"; name it with --field");
   each_object(part, what, [&](uint64_t line, const simdjson::dom::object& json) {

@@ -1,5 +1,5 @@
-// Documents of files: texts, or the lines of JSON Lines, as parts that workers take. No LibTorch
-// header.
+// Documents of files (texts, or the lines of JSON Lines), divided into parts for workers. No
+// LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -16,48 +16,49 @@
 
 namespace lathe {
 
-/// What a corpus is read from.
+/// The input of a corpus.
 struct DocumentSource {
   std::vector<std::string> files;  ///< "-": standard input
-  /// "text": a file is a document, or several with `separator` between. "jsonl": a line is one.
-  /// "auto": by the name, .jsonl or .ndjson (and .gz or .zst behind it). "instructions": a line of
-  /// JSON Lines is a conversation (data/prepare/conversations.h).
+  /// "text": a file is one document, or several with `separator` between them. "jsonl": a line is a
+  /// document. "auto": depends on the name, .jsonl or .ndjson (optionally with .gz or .zst).
+  /// "instructions": a line of JSON Lines is a conversation (data/prepare/conversations.h).
   std::string format = "auto";
-  std::string field =
-      "text";  ///< JSON Lines: where an object has the text, or of instructions the messages
-  std::string
-      separator{};  ///< text: what stands between documents, as <|endoftext|>; empty: nothing does
+  /// JSON Lines: the field with an object's text, or with the messages of instructions.
+  std::string field = "text";
+  /// text: the string between documents, such as <|endoftext|>; empty: there is none.
+  std::string separator{};
 };
-/// Whether a file is JSON Lines.
+/// Returns whether a file is JSON Lines.
 bool is_jsonl(const DocumentSource& source, const std::string& file);
 
-/// A part of the input, about a mebibyte: whole lines of JSON Lines, whole documents of text, or a
-/// part of a longer one.
+/// A part of the input of about 1 MiB: whole lines of JSON Lines, whole documents of text, or a
+/// part of a longer document.
 struct Part {
   std::string file;  ///< for messages
   bool jsonl = false;
   std::string text;
   uint64_t place = 0;  ///< its first line from 1 (JSON Lines), or its first byte (text)
-  bool begins = true, ends = true;  ///< text: whether it has the begin, and the end, of a document
-  /// In place of the text, where it was filtered: its documents.
+  /// Text: whether it contains the beginning, and the end, of a document.
+  bool begins = true, ends = true;
+  /// The documents of a filtered part; they replace its text.
   std::optional<std::vector<std::string>> documents{};
 };
-/// Calls f with each line of a part that is not white space alone, and its number in the file, from
-/// 1; without the byte order mark that a file may begin with.
+/// Calls f with each line of a part that is not only white space, and with its number in the file,
+/// from 1. A byte order mark at the beginning of a file is removed.
 void each_line(const Part& part,
                const std::function<void(uint64_t line, std::string_view text)>& f);
 
 /// Reads the parts of all files in order. A long document is cut behind a line break with no white
-/// space on either side, where a piece ends by the patterns of GPT-2, Llama 3 and Qwen 2.
+/// space on either side: the patterns of GPT-2, Llama 3 and Qwen 2 all end a piece there.
 class PartReader {
  public:
-  /// Longer documents are cut into parts, unless they must be `whole`: then Exit::data with the
-  /// remedy where one has more than 64 MiB.
+  /// Longer documents are cut into parts, unless they must be `whole`; then one of more than 64 MiB
+  /// throws Exit::data with the remedy.
   PartReader(const DocumentSource& source, bool whole, size_t part_bytes = size_t{1} << 20,
              size_t most_whole = size_t{64} << 20);
-  /// False at the end.
+  /// Reads the next part; returns false at the end.
   bool next(Part& part);
-  /// Bytes of files that were read.
+  /// Returns the bytes of files that were read.
   uint64_t consumed() const { return before_ + (stream_ ? stream_->consumed() : 0); }
 
  private:
@@ -68,25 +69,25 @@ class PartReader {
   const DocumentSource& source_;
   bool whole_;
   size_t part_bytes_, most_whole_;
-  size_t file_ = 0;  // the next one
+  size_t file_ = 0;  // the next one to open
   std::unique_ptr<InputStream> stream_;
   std::string name_, buffer_;
   uint64_t before_ = 0, place_ = 0;
-  bool jsonl_ = false, ended_ = true,
-       within_ = false;  // within a document that a part has the begin of
-  size_t searched_ = 0;  // bytes of buffer_ without a line's end
+  // within_: whether a part contains the beginning of the current document.
+  bool jsonl_ = false, ended_ = true, within_ = false;
+  size_t searched_ = 0;  // bytes at the beginning of buffer_ that have no line end
 };
 
-/// Calls f with each document of a part, in order. Exit::data with file and line for a line that is
-/// no JSON object with a text in `field`.
+/// Calls f with each document of a part, in order. Throws Exit::data with file and line for a line
+/// that is not a JSON object with a text in `field`.
 void each_document(const Part& part, const DocumentSource& source,
                    const std::function<void(std::string_view)>& f);
 
-/// Drops lines that came before in any document, but for white space around them; lines of white
-/// space alone stay. Memory grows by some 40 bytes for each different line.
+/// Drops lines that occurred before in any document; white space around them is ignored, and lines
+/// of white space alone are kept. Memory grows by about 40 bytes for each different line.
 class LineFilter {
  public:
-  /// Puts what is left in place of the part's documents. Errors as each_document.
+  /// Replaces the part's documents by what remains of them. Throws the errors of each_document.
   void filter(Part& part, const DocumentSource& source);
   uint64_t dropped() const { return dropped_; }
 
@@ -95,7 +96,7 @@ class LineFilter {
   uint64_t dropped_ = 0;
 };
 
-/// Puts U+FFFD in place of each byte that is no part of well-formed UTF-8; how many.
+/// Replaces each byte that does not belong to well-formed UTF-8 by U+FFFD; returns their number.
 uint64_t repair_utf8(std::string& text);
 
 }  // namespace lathe

@@ -17,13 +17,13 @@ FilterResult fate_of(std::string_view text, const DocumentOptions& o) {
   return text.size() > o.max_bytes ? FilterResult::too_long : FilterResult::kept;
 }
 
-/// Ids of texts by a tokenizer, and its end of a document.
+/// Appends the ids of texts and of document ends.
 class Writer {
  public:
   Writer(const DocumentOptions& o, BPE::Encoder* encoder, std::vector<int32_t>& ids)
       : tokenizer_(o.tokenizer), encoder_(encoder), ids_(ids) {}
 
-  /// `begins`: it starts from nothing.
+  /// Appends a text; `begins`: no text precedes it.
   void text(std::string_view text, bool begins = true) {
     if (encoder_ != nullptr) return encoder_->encode(text, ids_, SpecialText::text, begins);
     for (const char c : text) ids_.push_back(static_cast<unsigned char>(c));
@@ -36,7 +36,8 @@ class Writer {
     if (c.is_chat) {
       if (!chat_) chat_.emplace(tokenizer_, where, "give one that has as --tokenizer");
       chat_->append_marked(c.messages, *encoder_, ids_);
-      return end(/*learned=*/false);  // an answer's own end is
+      // The end of an answer is learned already; the document's end follows it.
+      return end(/*learned=*/false);
     }
     const size_t prompt = ids_.size();
     text(c.messages[0].text);
@@ -55,7 +56,7 @@ class Writer {
 void encode_conversations(const Part& part, const DocumentOptions& o, Writer* writer,
                           EncodedPart& made) {
   each_conversation(part, o.source, [&](const Conversation& c) {
-    std::string text, told;  // of all messages, and with who said them
+    std::string text, told;  // the texts of all messages, and the texts with their roles
     for (const ChatMessage& m : c.messages)
       text += m.text + "\n", told += m.role + '\0' + m.text + '\0';
     const EncodedDocument d{true, true, text.size(), 0, digest(told), fate_of(text, o), 0};
@@ -70,7 +71,9 @@ void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, En
   each_document(part, o.source, [&](std::string_view text) {
     EncodedDocument d{
         made.documents.empty() ? part.begins : true, true, 0, 0, {}, FilterResult::kept, 0};
-    d.ends = part.ends;  // of a part that ends no document it is the only one
+    // A part that does not end a document contains only one.
+    d.ends = part.ends;
+
     if (!is_utf8(text)) {
       if (!o.repair) {
         const size_t at = utf8_end(text, 0);
@@ -83,12 +86,16 @@ void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, En
       d.repaired = repair_utf8(repaired);
       text = repaired;
     }
+
     d.bytes = text.size();
+    // Only complete documents have a length and a digest; PartReader cuts none where these matter.
     if (d.begins && d.ends) d.fate = fate_of(text, o), d.digest = digest(text);
+
     if (d.fate == FilterResult::kept && writer != nullptr) {
       writer->text(text, d.begins);
       if (d.ends) writer->end(/*learned=*/true);
     }
+
     d.ids_end = made.ids.size();
     made.documents.push_back(d);
   });

@@ -1,4 +1,4 @@
-// Parts of a corpus as ids, with what became of each document. No LibTorch header.
+// The encoding of a corpus part, and the result for each document. No LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -11,31 +11,31 @@
 
 namespace lathe {
 
-/// What became of a document, or a part of one.
+/// The result for a document, or for a part of one.
 struct EncodedDocument {
   bool begins, ends;
   uint64_t bytes, repaired;
-  Digest digest;  ///< of a whole document's text
-  /// Whether it is among the ids, and if not why.
+  Digest digest;  ///< of a complete document's text
+  /// Whether its ids are kept, and if not, why.
   enum class FilterResult { kept, empty, too_short, too_long } fate;
-  size_t ids_end;  ///< in the ids of its part
+  size_t ids_end;  ///< end of its ids among those of the part
 };
-/// A part's documents and their ids, one after another.
+/// A part's documents and their concatenated ids.
 struct EncodedPart {
   Digest input;  ///< of the part's text
   std::vector<EncodedDocument> documents;
   std::vector<int32_t> ids;  ///< instructions: with token_mark where they are not learned
 };
 
-/// Encoders that threads borrow, since each learns pieces.
+/// A pool of encoders that threads borrow, since an encoder caches pieces.
 class Encoders {
  public:
   explicit Encoders(const BPE* bpe) : bpe_(bpe) {}
-  /// Owned by the thread that borrowed it.
+  /// An encoder, owned by the thread that borrowed it.
   using Encoder = std::unique_ptr<BPE::Encoder>;
-  /// Null where there is no BPE.
+  /// Returns an encoder, or null where there is no BPE.
   Encoder borrow();
-  /// For the next thread.
+  /// Returns an encoder to the pool for the next thread.
   void give_back(Encoder one);
 
  private:
@@ -44,8 +44,8 @@ class Encoders {
   std::vector<Encoder> free_;
 };
 
-/// Encodes a part. `with_ids`: false leaves the ids out. Exit::data for what can't be used, with
-/// its place.
+/// Encodes a part; without ids unless `with_ids`. Throws Exit::data with the position of what can't
+/// be used.
 EncodedPart encode(const Part& part, const DocumentOptions& options, Encoders& encoders,
                    bool with_ids);
 

@@ -48,8 +48,8 @@ class CsvSource final : public ExampleSource {
       CsvReader reader(text_of(file), file_);
       size_t told = 0;
       const auto tell = [&] {
-        const size_t behind = reader.at() / ProgressReporter::piece *
-                              ProgressReporter::piece;  // whole pages, of any size
+        // Release complete pieces only, which end at the end of a page for every page size.
+        const size_t behind = reader.at() / ProgressReporter::piece * ProgressReporter::piece;
         if (behind > told / ProgressReporter::piece * ProgressReporter::piece)
           file.release(file.bytes().subspan(
               told / ProgressReporter::piece * ProgressReporter::piece,
@@ -57,6 +57,7 @@ class CsvSource final : public ExampleSource {
         meter.advance(reader.at() - told);
         told = reader.at();
       };
+
       for (bool first = !header_.empty(); reader.next(fields); first = false) {
         line_ = reader.line();
         if (fields.size() != columns_) {
@@ -64,17 +65,21 @@ class CsvSource final : public ExampleSource {
                " columns and the first line of ", names_file_, " has ", columns_,
                "; give every line as many");
         }
+
         if (first) {
+          // Every file must repeat the header; other names would mean other columns.
           if (!std::equal(fields.begin(), fields.end(), header_.begin()))
             fail(Exit::data, file_, ":", line_, ": another header line than that of ", names_file_);
           continue;
         }
+
         for (size_t c = 0, i = 0; c < columns_; ++c) {
           if (c != target_) inputs[i++] = number(fields[c], c);
         }
         give(inputs, fields[target_], f);
         if (reader.at() - told >= ProgressReporter::piece) tell();
       }
+
       tell();
     }
   }
@@ -110,13 +115,14 @@ class CsvSource final : public ExampleSource {
     }
   }
 
-  // The first line names the columns where `target` is in it, where one of its inputs is no number,
-  // where its target alone is none, or where it counts 0, 1, 2, ... as pandas names columns.
+  // The first line is a header where `target` names one of its columns, where an input or only the
+  // target is not a number in it, or where it counts 0, 1, 2, ... as pandas names columns.
   void find_layout(const std::string& target) {
     names_file_ = files_[0].path().string();
     CsvReader reader(text_of(files_[0]), names_file_);
     std::vector<std::string_view> fields;
     if (!reader.next(fields)) fail(Exit::data, names_file_, " has no lines");
+
     const std::vector<std::string> first(fields.begin(), fields.end());
     columns_ = first.size();
     if (columns_ < 2) {
@@ -124,10 +130,13 @@ class CsvSource final : public ExampleSource {
       fail(Exit::data, names_file_, ":", reader.line(), " has one column",
            other ? "; columns must be separated by commas" : "; there must be inputs and a target");
     }
+
+    // `target` may be a column's name or number. In a line of numbers only it is a column's number.
     size_t place = 0;
     const auto [end, error] = std::from_chars(target.data(), target.data() + target.size(), place);
     const bool whole = error == std::errc() && end == target.data() + target.size();
     const auto named = std::find(first.begin(), first.end(), target);
+
     bool has_header = false;
     if (target == "last" || target == "first") {
       target_ = target == "last" ? columns_ - 1 : 0;
@@ -142,13 +151,17 @@ class CsvSource final : public ExampleSource {
            "line, or a number from 1 to ",
            columns_);
     }
+
+    // pandas numbers columns without names; a short row of data may begin with 0, 1, 2 by chance.
     bool counts = columns_ >= 5;
     for (size_t c = 0; c < columns_; ++c) {
       has_header = has_header || (c != target_ && !first[c].empty() && !csv_number(first[c]));
       counts = counts && csv_number(first[c]) == static_cast<double>(c);
     }
+    // A text above a number in the target column is its name, not a class.
     const bool named_target = !csv_number(first[target_]) && reader.next(fields) &&
                               fields.size() == columns_ && csv_number(fields[target_]);
+
     if (!has_header && !counts && !named_target) return;
     header_ = first;
     for (size_t c = 0; c < columns_; ++c) {
@@ -164,15 +177,15 @@ class CsvSource final : public ExampleSource {
   }
 
   std::vector<MappedFile> files_;
-  std::string names_file_;  // whose first line says what columns there are
+  std::string names_file_;  // the file whose first line determines the columns
   std::vector<std::string> header_;
   size_t columns_ = 0, target_ = 0;
   std::string file_;
   int64_t line_ = 0;
 };
 
-/// The array of an IDX file (the MNIST database's format): two zero bytes, type, number of
-/// dimensions, sizes as big-endian int32, then the elements, big-endian too.
+/// The array of an IDX file (the format of the MNIST database): two zero bytes, type, number of
+/// dimensions, sizes as big-endian int32, then the elements, which are big-endian, too.
 class IdxFile {
  public:
   explicit IdxFile(const fs::path& path) : file_(path, Exit::data) {
@@ -186,18 +199,20 @@ class IdxFile {
     for (size_t d = 0; d < dims; ++d) {
       const size_t at = 4 + 4 * d;
       const uint64_t size = byte(at) << 24 | byte(at + 1) << 16 | byte(at + 2) << 8 | byte(at + 3);
+      // Saturate instead of overflowing: no file has 2^62 bytes.
       needed =
           size == 0 || needed <= (uint64_t{1} << 62) / size ? needed * size : uint64_t{1} << 62;
       if (d == 0) examples = static_cast<int64_t>(size);
       if (d > 0) sizes.push_back(static_cast<int64_t>(size));
     }
+
     elements_ = bytes.subspan(begin);
     if (elements_.size() != needed || needed == 0)
       fail(Exit::data, name, ": its header claims ", needed, " bytes of elements and the file has ",
            elements_.size());
     numel = static_cast<int64_t>(needed) / array_type_bytes(type) / examples;
   }
-  /// Of a file that begins as an IDX file does.
+  /// Returns the element type of a file that begins like an IDX file; nullopt for any other.
   static std::optional<ArrayType> type_of(std::span<const std::byte> bytes) {
     if (bytes.size() < 4 || bytes[0] != std::byte{0} || bytes[1] != std::byte{0})
       return std::nullopt;
@@ -235,7 +250,7 @@ bool is_idx(const fs::path& path) {
   return IdxFile::type_of(MappedFile(path, Exit::data).bytes()).has_value();
 }
 
-/// Inputs, or targets, of either format.
+/// Inputs or targets in either format.
 class Numbers {
  public:
   Numbers(const fs::path& path, const std::string& tensor) : name_(path.string()) {
@@ -350,6 +365,8 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
     if (!fs::exists(file)) fail(Exit::data, "there is no file ", file);
     kinds.push_back(kind_of(file));
   }
+
+  // A line of CSV has inputs and target, so there may be any number of CSV files.
   const auto is_csv = [](Kind k) { return k == Kind::csv; };
   if (std::all_of(kinds.begin(), kinds.end(), is_csv)) {
     const auto* csv = dynamic_cast<const CsvSource*>(like);
@@ -357,18 +374,23 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
       fail(Exit::data, files[0], " is CSV and the training examples are not");
     return std::make_unique<CsvSource>(files, target, csv);
   }
+
   if (std::any_of(kinds.begin(), kinds.end(), is_csv) || files.size() > 2 ||
       (files.size() == 1 && kinds[0] != Kind::safetensors)) {
     fail(Exit::data, files[0], files.size() == 1 ? " is one array" : " and other files are no pair",
          "; give a file of inputs and a file of targets (IDX, .npy, .safetensors), or CSV files "
          "alone");
   }
+
   if (target != "last" && like == nullptr)
     fail(Exit::usage, "--target ", target,
          " names a column of CSV; here the targets are a file or tensor of their own");
+
   if (files.size() == 1)
     return std::make_unique<ArraySource>(Numbers(files[0], "inputs"), Numbers(files[0], "targets"));
+
   Numbers inputs(files[0], ""), targets(files[1], "");
+  // Inputs of one number with targets of several are most likely swapped files.
   if (inputs.sizes.empty() && !targets.sizes.empty())
     fail(Exit::data, files[0], " has one number for each example and ", files[1],
          " more; give the inputs first");

@@ -1,5 +1,4 @@
-// The lines of JSON Lines, parsed. Private to data/: the headers of the library do not include
-// simdjson.
+// Parsed lines of JSON Lines. Private to data/: the headers of the library do not include simdjson.
 #pragma once
 
 #include <simdjson.h>
@@ -10,8 +9,8 @@
 
 namespace lathe {
 
-/// Calls f(line, object) with each line of a part, as each_line. Exit::data with file and line for
-/// one that is no JSON object; `what` ends that sentence.
+/// Calls f(line, object) with each line of a part, as each_line does. Throws Exit::data with file
+/// and line for a line that is not a JSON object; `what` ends that sentence.
 template <class F>
 void each_object(const Part& part, const std::string& what, F&& f) {
   simdjson::dom::parser parser;

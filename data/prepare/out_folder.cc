@@ -17,14 +17,14 @@ namespace {
 constexpr const char* unfinished_prefix = ".unfinished-";
 const std::string marker = str(unfinished_prefix, "manifest.json");
 
-/// Whether a file of that name belongs to a split: "train.bin", "val_000001.bin",
+/// Returns whether a file of that name belongs to a split: "train.bin", "val_000001.bin",
 /// "train_inputs.npy".
 bool is_data_name(std::string_view name) {
   return (name.starts_with("train") || name.starts_with("val")) &&
          (name.ends_with(".bin") || name.ends_with(".npy"));
 }
 
-/// Shards of a named set: "fineweb_train_000001.bin".
+/// Returns whether a file is a shard of a named set: "fineweb_train_000001.bin".
 bool is_named_shard(const std::string& name) {
   const std::string words =
       "_" + name.substr(0, name.size() - std::min<size_t>(4, name.size())) + "_";
@@ -32,7 +32,7 @@ bool is_named_shard(const std::string& name) {
          (words.find("_train_") != std::string::npos || words.find("_val_") != std::string::npos);
 }
 
-/// The files that a manifest lists, of whatever kind it is: wherever a "file" has an "xxh3".
+/// Collects the files that a manifest of any kind lists: all objects with "file" and "xxh3".
 void collect_files(const Json& json, const std::string& where, std::vector<MadeFile>& found) {
   if (json.is_object() && json.contains("file") && json.contains("xxh3"))
     found.push_back({manifest_file(json, "file", where),
@@ -109,6 +109,8 @@ void OutFolder::check(const fs::path& path) {
 
 void OutFolder::clear(const std::vector<std::string>& but) {
   check(path_);
+
+  // Published files look like any other data; the marker and the checksums identify them.
   if (const auto left = read_manifest_json(path_, marker)) {
     const std::string where = (path_ / marker).string();
     check_manifest_checksum(*left, where);
@@ -125,11 +127,15 @@ void OutFolder::clear(const std::vector<std::string>& but) {
       remove_tree(file);
     }
   }
+
+  // These files must be gone before the marker that identifies them is removed.
   sync_folder(path_);
   for (const auto& name : unfinished_files()) {
     if (std::find(but.begin(), but.end(), name.substr(std::strlen(unfinished_prefix))) == but.end())
       remove_tree(path_ / name);
   }
+
+  // The marker is gone, so data that remains is not ours.
   check(path_);
   keep_ = false;
 }
@@ -142,6 +148,7 @@ void OutFolder::publish(const std::vector<MadeFile>& files,
                         const std::function<void(const std::string& name)>& write) {
   fault_point("prepare: shards written");
   write(marker);
+  // The next clear() recognizes all files by the marker, so an error may leave them.
   keep_ = true;
   fault_point("prepare: manifest written");
   for (const auto& made : files) {
@@ -154,7 +161,7 @@ void OutFolder::publish(const std::vector<MadeFile>& files,
   sync_folder(path_);
 }
 
-/// Files of ours that have not their names yet.
+/// Returns our files that do not have their final names yet.
 std::vector<std::string> OutFolder::unfinished_files() const {
   std::vector<std::string> found;
   std::error_code error;

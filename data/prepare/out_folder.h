@@ -1,10 +1,9 @@
-// How data folders are made: progress, stops, and files that are there whole or not at all. No
-// LibTorch header.
+// The making of data folders: progress, stops, and publishing either all files or none. No LibTorch
+// header.
 //
 // Shards get their names when all are written and the manifest is on disk as
-// .unfinished-manifest.json, which is renamed last. A repeated command recognizes an
-// interrupted preparation by that file and removes the files that it lists with matching
-// checksums.
+// .unfinished-manifest.json, which is renamed last. A repeated command recognizes an interrupted
+// preparation by that file, and removes the files that it lists if their checksums match.
 #pragma once
 
 #include <cstdint>
@@ -21,22 +20,22 @@
 
 namespace lathe {
 
-/// Shows how far the making of a data folder is, and ends it where the caller says so.
+/// Shows the progress of a preparation, and ends it on the caller's request.
 class ProgressReporter {
  public:
-  /// Both must outlive the meter; `stop` may be empty.
+  /// Both must outlive this object; `stop` may be empty.
   ProgressReporter(const fs::path& out, const std::function<bool()>& stop)
       : out_(out), stop_(stop) {}
-  /// Names the stage and its bytes (0: not known), for the progress that is shown.
+  /// Begins a stage with its name and its bytes (0: unknown), which the progress bar shows.
   void begin(const char* doing, uint64_t bytes) {
     done_ = 0;
     began_ = Clock::now();
     bar_.emplace(doing, static_cast<double>(bytes));
   }
   static constexpr size_t piece = size_t{4} << 20;  ///< bytes of input between two calls of advance
-  /// Exit::stopped where `stop` says so.
+  /// Adds bytes to the progress. Throws Exit::stopped where `stop` returns true.
   void advance(uint64_t bytes);
-  /// From now on a stop loses nothing.
+  /// Notes that a stop loses nothing from now on, for its message.
   void resumable() { resumable_ = true; }
 
  private:
@@ -48,62 +47,60 @@ class ProgressReporter {
   std::optional<ProgressBar> bar_;
 };
 
-/// Keeps how far the making of a data folder is, in that folder.
+/// The record of a preparation's progress, kept in the data folder.
 class Journal {
  public:
-  /// `command`: what must be the same for a preparation to resume, of any length.
+  /// `command`: everything that must be unchanged for a preparation to resume, of any length.
   Journal(const fs::path& out, const std::string& command);
-  /// What a preparation of the same command left. Nothing where there is no record; nor, with a
-  /// warning, where it is damaged.
+  /// Returns the progress of an interrupted preparation by the same command; nullopt where there is
+  /// no record or, with a warning, where it is damaged.
   std::optional<Progress> read() const;
   /// Replaces the record, durably.
   void write(const Progress& progress) const;
-  /// Removes it: all is done.
+  /// Removes the record of a finished preparation.
   void remove() const;
-  /// Exit::data: the input of the parts that are done has become another.
+  /// Throws Exit::data, since the input of the finished parts has changed.
   [[noreturn]] void input_changed() const;
-  /// As OutFolder::clear takes it.
+  /// The name to pass to OutFolder::clear.
   static constexpr const char* name = "manifest.json-progress";
 
  private:
   std::string file() const;
 
   fs::path out_;
-  std::string command_;  ///< its digest
+  std::string command_;  // its digest
 };
 
-/// A file of a data folder that is being made.
+/// A finished file of a data folder.
 struct MadeFile {
   std::string file, xxh3;
 };
 
-/// The folder that data goes to, locked. Its files are written under names that nothing reads and
-/// get their own when all are there, the manifest last; whenever that is cut short, the next
-/// OutFolder can tell what belongs to it. Unless all went well, what was made in it goes again, and
-/// the folder too where it was not there.
+/// The locked destination of a data folder. Its files are written under names that nothing reads,
+/// and get their final names when all exist, the manifest last. If a process ends in between, the
+/// next OutFolder recognizes the files that belong to it. On failure everything created is removed,
+/// and so is the folder if it is new.
 class OutFolder {
  public:
-  /// Exit::busy where another process prepares data there.
+  /// Locks the folder. Throws Exit::busy where another process prepares data there.
   explicit OutFolder(const fs::path& path);
   ~OutFolder();
   OutFolder(const OutFolder&) = delete;
   OutFolder& operator=(const OutFolder&) = delete;
 
-  /// Exit::usage where the folder holds data that no interrupted preparation left there.
+  /// Throws Exit::usage where the folder holds data that is not from an interrupted preparation.
   static void check(const fs::path& path);
-  /// Removes what an interrupted preparation left: files that have their names but no manifest
-  /// beside them are recognized by the manifest that was about to be written, and by their
-  /// checksums. Exit::usage where there is anything else. Unfinished files of the names in `but`
-  /// stay.
+  /// Removes the files of an interrupted preparation. Published files without a manifest are
+  /// recognized by the manifest that was about to be written and by their checksums. Throws
+  /// Exit::usage where there is any other data. Unfinished files with the names in `but` stay.
   void clear(const std::vector<std::string>& but = {});
-  /// From now on unfinished files stay, whatever happens: they tell the next preparation what is
-  /// done.
+  /// Keeps unfinished files from now on, even on failure: the next preparation resumes from them.
   void keep() { keep_ = true; }
   bool kept() const { return keep_; }
-  /// Where a file is until it gets its name, "train..." or "val..." with .bin or .npy.
+  /// Returns the path of a file before it gets its name, "train..." or "val..." with .bin or .npy.
   static fs::path unfinished(const fs::path& folder, const std::string& file);
-  /// Gives the finished files their names, once `write` has written the manifest under the name it
-  /// is called with, and the manifest its own last.
+  /// Calls `write`, which writes the manifest under the given name, then gives the finished files
+  /// their names, and finally the manifest its own.
   void publish(const std::vector<MadeFile>& files,
                const std::function<void(const std::string& name)>& write);
 
@@ -112,8 +109,8 @@ class OutFolder {
 
   fs::path path_;
   ClaimedFolder claim_;
-  bool keep_ =
-      true;  // what is unfinished tells what an interrupted preparation has done, and must stay
+  // Unfinished files of an interrupted preparation must stay until clear() has run.
+  bool keep_ = true;
 };
 
 }  // namespace lathe

@@ -33,7 +33,7 @@ std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs) {
 
 namespace {
 
-/// An input, as the first pass found it.
+/// An input, as found by the first pass.
 struct Input {
   fs::path path;
   uint64_t bytes = 0;
@@ -43,9 +43,9 @@ struct Input {
   fail(Exit::data, path.string(), " changed while it was being read; run the same command again");
 }
 
-/// Goes through a file a piece at a time. `f(text, at, end)` takes what begins before `end` and
-/// returns where it is through; it sees the whole file, so nothing is cut at an edge. What lies
-/// behind is given back to the system.
+/// Reads a file piece by piece. `f(text, at, end)` processes what begins before `end` and returns
+/// the position it reached; it sees the complete file, so nothing is cut at the edge of a piece.
+/// Releases the memory of what was processed.
 template <class F>
 void read_through(const MappedFile& file, ProgressReporter& meter, F&& f) {
   const auto bytes = file.bytes();
@@ -53,8 +53,8 @@ void read_through(const MappedFile& file, ProgressReporter& meter, F&& f) {
   for (size_t at = 0, released = 0; at < text.size();) {
     const size_t begin = at;
     at = f(text, at, std::min(begin + ProgressReporter::piece, text.size()));
-    const size_t behind =
-        at / ProgressReporter::piece * ProgressReporter::piece;  // whole pages, of any size
+    // Release complete pieces only, which end at the end of a page for every page size.
+    const size_t behind = at / ProgressReporter::piece * ProgressReporter::piece;
     file.release(bytes.subspan(released, behind - released));
     released = behind;
     meter.advance(at - begin);
@@ -63,7 +63,7 @@ void read_through(const MappedFile& file, ProgressReporter& meter, F&& f) {
 
 constexpr uint32_t code_points = 0x110000;
 
-/// The code point of `n` bytes of valid UTF-8.
+/// Returns the code point of `n` bytes of valid UTF-8.
 uint32_t code_point(std::string_view text, size_t at, size_t n) {
   constexpr unsigned char lead[]{0, 0x7F, 0x1F, 0x0F, 0x07};
   uint32_t x = static_cast<unsigned char>(text[at]) & lead[n];
@@ -79,11 +79,11 @@ std::string utf8(uint32_t x) {
   return {static_cast<char>(0xF0 | x >> 18), tail(12), tail(6), tail(0)};
 }
 
-/// What the first pass finds out: how many tokens there are, and the tokenizer.
+/// The results of the first pass: the number of tokens, and the tokenizer.
 struct TextSurvey {
   int64_t tokens = 0;
   Tokenizer tokenizer = Tokenizer::byte();
-  std::vector<uint16_t> ids;  ///< "char": of each code point, which was seen
+  std::vector<uint16_t> ids;  ///< "char": the id of each code point that was seen
   std::vector<bool> seen;
 };
 
@@ -98,11 +98,14 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
     input.bytes = MappedFile(input.path, Exit::data).bytes().size();
     bytes += input.bytes;
   }
+
   if (bytes == 0) fail(Exit::data, "the input has no text");
+  // Each byte is a token, so the text itself need not be read.
   if (options.tokenizer != "char") {
     s.tokens = static_cast<int64_t>(bytes);
     return s;
   }
+
   s.seen.resize(code_points);
   meter.begin("read", bytes);
   for (const auto& input : inputs) {
@@ -122,6 +125,8 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
       return at;
     });
   }
+
+  // Ids follow the order of code points, not that of the text.
   std::vector<std::string> vocabulary;
   s.ids.resize(code_points);
   for (uint32_t x = 0; x < code_points; ++x) {
@@ -129,14 +134,15 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
     s.ids[x] = static_cast<uint16_t>(vocabulary.size());
     vocabulary.push_back(utf8(x));
   }
+
+  // Shards of characters are uint16.
   if (vocabulary.size() > 65536)
     fail(Exit::data, "the text has more than 65536 different characters; use --tokenizer byte");
   s.tokenizer = Tokenizer::from("char", vocabulary);
   return s;
 }
 
-/// The ids of a text's tokens that begin from `at` on and before `end`; returns where the next
-/// begins.
+/// Appends the ids of tokens that begin in [at, end); returns where the next one begins.
 size_t take(const TextSurvey& s, const fs::path& path, std::string_view text, size_t at, size_t end,
             std::vector<int32_t>& ids) {
   while (at < end) {
@@ -153,7 +159,7 @@ size_t take(const TextSurvey& s, const fs::path& path, std::string_view text, si
   return at;
 }
 
-/// What must be the same for a preparation to resume.
+/// Returns everything that must be unchanged for a preparation to resume.
 std::string identity(const std::vector<Input>& inputs, const TextSurvey& s,
                      const PrepareOptions& o) {
   Json json{{"format", 2},
@@ -163,12 +169,12 @@ std::string identity(const std::vector<Input>& inputs, const TextSurvey& s,
             {"tokens", s.tokens}};
   s.tokenizer.add_to_json(json, "tokenizer");
   std::string all = json_text(json);
-  for (const Input& input : inputs)
-    all += str(input.path.string(), '\0', input.bytes, '\0');  // need not be UTF-8
+  // Paths need not be UTF-8, so they are not in the JSON text.
+  for (const Input& input : inputs) all += str(input.path.string(), '\0', input.bytes, '\0');
   return all;
 }
 
-/// The making of a data folder of plain text.
+/// The shards of a data folder of plain text, and what is needed to write them.
 struct TextShards {
   const std::vector<Input>& inputs;
   const TextSurvey& survey;
@@ -178,8 +184,8 @@ struct TextShards {
   ProgressReporter& meter;
   SplitWriter &first, &second;
 
-  /// Writes the tokens of both splits, of which the second begins with token `train`; what `before`
-  /// has done is only looked at again. The largest id.
+  /// Writes the tokens of both splits, of which the second begins with token `train`. Parts that
+  /// `before` records are only read again. Returns the largest id.
   int64_t write(int64_t train, const std::optional<Progress>& before);
 };
 
@@ -190,12 +196,15 @@ int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) 
   Progress now;
   int64_t taken = 0;
   auto saved = Clock::now();
+
+  // After the first record an error or a stop keeps the unfinished files.
   const auto keep = [&] {
     out.keep();
     meter.resumable();
     saved = Clock::now();
   };
   if (before) keep();
+
   uint64_t bytes = 0;
   for (const auto& input : inputs) bytes += input.bytes;
   meter.begin("written", bytes);
@@ -205,11 +214,14 @@ int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) 
     read_through(file, meter, [&](std::string_view text, size_t at, size_t end) {
       ids.clear();
       const size_t next = take(survey, input.path, text, at, end, ids);
+      // The size of the splits was derived from the survey, so the counts must agree.
       if (std::ssize(ids) > survey.tokens - taken) changed(input.path);
       now.largest_id = std::max<int64_t>(now.largest_id, *std::max_element(ids.begin(), ids.end()));
       read.update(text.data() + at, next - at);
+
       const auto head = static_cast<size_t>(std::clamp<int64_t>(train - taken, 0, std::ssize(ids)));
       taken += std::ssize(ids);
+      // The parts that a previous call wrote are only hashed, to recognize changed input.
       if (++now.parts > (before ? before->parts : 0)) {
         first.write(std::span(ids).first(head));
         second.write(std::span(ids).subspan(head));
@@ -224,6 +236,7 @@ int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) 
       return next;
     });
   }
+
   if (taken != survey.tokens)
     fail(Exit::data, "the input changed while it was being read; run the same command again");
   return now.largest_id;
@@ -235,10 +248,13 @@ void prepare(const PrepareOptions& options) {
   LATHE_CHECK(options.tokenizer == "byte" || options.tokenizer == "char",
               "prepare() has no tokenizer ", options.tokenizer,
               "; prepare_documents() takes a BPE");
+
+  // Refuse the destination before the survey, which may read all input.
   OutFolder::check(options.out);
   std::vector<Input> inputs;
   for (auto& path : expand_inputs(options.inputs)) inputs.push_back({std::move(path)});
   ProgressReporter meter(options.out, options.stop);
+  // With the record of a previous call, a stop during the survey loses nothing.
   if (fs::exists(OutFolder::unfinished(options.out, Journal::name))) meter.resumable();
   const TextSurvey found = survey(inputs, options, meter);
   const int64_t n = found.tokens,
@@ -247,14 +263,18 @@ void prepare(const PrepareOptions& options) {
 
   OutFolder out(options.out);
   const Journal journal(options.out, identity(inputs, found, options));
+
   const auto writer = [&](const char* name, int64_t tokens) {
     return SplitWriter(options.out, options.shard_tokens, name, tokens, /*wide=*/false);
   };
   SplitWriter train = writer("train", split), val = writer("val", n - split);
+
   std::optional<Progress> before = journal.read();
+  // Both splits resume from the same record, or neither does.
   if (before &&
       !(train.resume(before->train, before->train_sum) && val.resume(before->val, before->val_sum)))
     before.reset(), train = writer("train", split), val = writer("val", n - split);
+
   std::vector<std::string> going_on;
   if (before) {
     going_on = unfinished_shards({&train, &val});
@@ -262,6 +282,7 @@ void prepare(const PrepareOptions& options) {
              " tokens that are done");
   }
   out.clear(going_on);
+
   DataManifest manifest;
   manifest.tokenizer = found.tokenizer;
   manifest.vocab_size = found.tokenizer.size();
@@ -269,11 +290,13 @@ void prepare(const PrepareOptions& options) {
       TextShards{inputs, found, options, out, journal, meter, train, val}.write(split, before);
   manifest.train = train.finish();
   manifest.val = val.finish();
+
   std::vector<MadeFile> files;
   for (const auto* shards : {&manifest.train, &manifest.val}) {
     for (const auto& shard : *shards) files.push_back({shard.file, shard.xxh3});
   }
   out.publish(files, [&](const std::string& name) { write_manifest(options.out, manifest, name); });
+
   journal.remove();
   log_info(options.out.string(), ": ", split, " training and ", n - split,
            " validation tokens, vocabulary of ", manifest.vocab_size, " (",

@@ -1,5 +1,5 @@
-// Plain text to token shards of bytes or characters. A BPE, and all that is not plain text, goes by
-// prepare_documents.
+// Conversion of plain text to token shards of bytes or characters. prepare_documents handles a BPE
+// and all other input.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +11,28 @@
 
 namespace lathe {
 
-/// The files behind inputs; a folder gives its regular files, however deep, in name order.
+/// Returns the files that inputs stand for: a folder gives its regular files, recursively, in name
+/// order.
 std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs);
 
 struct PrepareOptions {
   std::vector<std::string> inputs;  ///< files, or folders whose text files are taken in name order
   fs::path out;
   std::string tokenizer = "byte";               ///< byte or char
-  double val_share = 0.1;                       ///< taken from the tail
-  int64_t shard_tokens = int64_t{100'000'000};  ///< a split longer than this becomes several files
-  double progress_seconds =
-      5;  ///< between records of how far it is, from which the same call goes on
-  std::function<bool()> stop =
-      nullptr;  ///< asked every 4 MiB of input; true ends it with Exit::stopped
+  double val_share = 0.1;                       ///< share of the tokens, at the end
+  int64_t shard_tokens = int64_t{100'000'000};  ///< a longer split becomes several files
+  /// Seconds between records of the progress, from which the same call resumes.
+  double progress_seconds = 5;
+  /// Called every 4 MiB of input; true ends the preparation with Exit::stopped.
+  std::function<bool()> stop = nullptr;
 };
 
-/// Writes train.bin, val.bin (or train_000000.bin ...) and, last, manifest.json. Input is read a
-/// piece at a time, by "char" twice, so memory does not grow with it. Whenever it is cut short, the
-/// same call can be made again: it goes on behind what was recorded as done (Exit::data where that
-/// input has changed), and removes what else an ended process left. Exit::data for input that can't
-/// be used, Exit::usage where `out` already holds data, Exit::busy where another process prepares
-/// data there; on an error before the first record nothing is left in `out`.
+/// Writes train.bin, val.bin (or train_000000.bin ...) and, last, manifest.json. Input is read
+/// piece by piece, and twice for "char", so memory does not grow with it. After any interruption
+/// the same call can be repeated: it resumes from the last record (Exit::data where that input has
+/// changed), and removes what else an ended process left. Throws Exit::data for input that can't be
+/// used, Exit::usage where `out` already holds data, and Exit::busy where another process prepares
+/// data there. After an error before the first record nothing is left in `out`.
 void prepare(const PrepareOptions& options);
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// A text is cut at a line break between two characters that are not white space: every known
-// pattern ends a piece there. With another pattern a text is encoded in one piece.
+// Text is cut at a line break between two characters that are not white space, where every known
+// pattern ends a piece. With any other pattern a text is encoded in one piece.
 #include "data/prepare/prepare_documents.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@
 namespace lathe {
 namespace {
 
-/// Takes documents in order: which are kept, and where they go.
+/// Takes documents in order; decides which are kept and to which split they go.
 class DocumentFilter {
  public:
   DocumentFilter(const DocumentOptions& o, SplitWriter& train, SplitWriter& val,
@@ -40,32 +40,37 @@ class DocumentFilter {
       begin = d.ids_end;
       bytes_ += d.bytes;
       replaced_ += d.repaired;
+
+      // Documents may have several parts; they are counted where they begin.
       if (d.begins) ++read_, in_repaired_ = false;
       if (d.repaired > 0 && !in_repaired_) ++repaired_, in_repaired_ = true;
+
       if (d.fate != EncodedDocument::FilterResult::kept) {
         ++(d.fate == EncodedDocument::FilterResult::empty       ? empty_
            : d.fate == EncodedDocument::FilterResult::too_short ? short_
                                                                 : long_);
         continue;
       }
+      // The digest is that of a complete document, since deduplication cuts none.
       if (o_.dedup && !seen_.insert(d.digest).second) {
         ++duplicates_;
         continue;
       }
+
       if (d.begins) ++kept_;
       for (const int32_t id : ids) {
         learned_ += id >= 0;  // marked ones are negative
         manifest_.largest_id =
             std::max<int64_t>(manifest_.largest_id, static_cast<uint32_t>(id) & ~token_mark);
       }
-      // The digest's high half as a number from 0 to below 1.
+      // The digest's high half as a number in [0, 1).
       const bool to_val =
           o_.val_by_hash && static_cast<double>(d.digest.high >> 11) * 0x1p-53 < o_.val_share;
       if (to_val && d.begins) ++val_documents_;
       (to_val ? val_ : train_).write(ids);
     }
   }
-  /// Tokens that are learned.
+  /// Returns the number of tokens that are learned.
   uint64_t& learned() { return learned_; }
 
   Json counts() const {
@@ -93,8 +98,8 @@ class DocumentFilter {
   bool in_repaired_ = false;
 };
 
-/// What must be the same for a preparation to resume: this form of the record, and all options but
-/// the number of workers.
+/// Returns everything that must be unchanged for a preparation to resume: the form of the record,
+/// and all options but the number of workers.
 std::string identity(const DocumentOptions& o) {
   Json json{{"format", 2},        {"val", o.val_share},     {"by_hash", o.val_by_hash},
             {"dedup", o.dedup},   {"lines", o.dedup_lines}, {"repair", o.repair},
@@ -103,26 +108,27 @@ std::string identity(const DocumentOptions& o) {
   std::string all = json_text(json);
   for (const std::string& text : {o.source.format, o.source.field, o.source.separator})
     all += text + '\0';
-  for (const std::string& file : o.source.files) all += file + '\0';  // which need not be UTF-8
+  // Paths need not be UTF-8, so they are not in the JSON text.
+  for (const std::string& file : o.source.files) all += file + '\0';
   return all;
 }
 
-/// The making of a data folder: where it goes, what is in it, how far it is.
+/// A data folder in progress: its destination, contents and record.
 struct Making {
   const DocumentOptions& o;
   OutFolder& out;
   const Journal& journal;
   ProgressReporter& meter;
-  SplitWriter &train, &val;  ///< one and the same where the input is split behind
+  SplitWriter &train, &val;  ///< one object where the tail is split off afterwards
   DataManifest& manifest;
 
-  /// From now on nothing is lost, whatever cuts it short.
+  /// Keeps unfinished files from now on, so that an interruption loses nothing recorded.
   void keep() {
     out.keep();
     meter.resumable();
   }
-  /// Reads, encodes on several threads and sorts, in the order of the input. What `before` has done
-  /// is only looked at again.
+  /// Reads the input, encodes it on several threads, and filters it in input order. Parts that
+  /// `before` records are only read again.
   void go_through(bool whole, const std::optional<Progress>& before);
 };
 
@@ -134,6 +140,7 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
   std::deque<std::future<EncodedPart>> under_way;
   Checksum input;
   Progress now;
+
   const int64_t done = before ? before->parts : 0;
   if (before) keep();
   auto saved = Clock::now();
@@ -144,12 +151,14 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
     keep();
     saved = Clock::now();
   };
+
   const auto take_first = [&] {
     const EncodedPart first = under_way.front().get();
     under_way.pop_front();
     input.update(&first.input, sizeof first.input);
     sorter.take(first);
     ++now.parts;
+    // The recorded shards are valid only for the input that they were made from.
     if (before && now.parts == done) {
       if (input.hex() != before->input) journal.input_changed();
       manifest.largest_id = before->largest_id,
@@ -157,10 +166,12 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
     }
     if (now.parts > done && seconds_since(saved) >= o.progress_seconds) save();
   };
+
   uint64_t shown = 0;
   int64_t read = 0;
   for (Part part; reader.next(part);) {
     if (o.dedup_lines) lines.filter(part, o.source);
+    // Recorded parts are hashed and counted again, but not encoded.
     const bool with_ids = read++ >= done;
     under_way.push_back(
         std::async(std::launch::async, [this, with_ids, &encoders, mine = std::move(part)] {
@@ -168,18 +179,22 @@ void Making::go_through(bool whole, const std::optional<Progress>& before) {
         }));
     meter.advance(reader.consumed() - shown);
     shown = reader.consumed();
+    // This bounds the parts in memory, and takes them in input order.
     if (under_way.size() > static_cast<size_t>(o.workers)) take_first();
   }
   while (!under_way.empty()) take_first();
+
   if (now.parts < done)
     fail(Exit::data, "the input is shorter than when this command was cut short; remove ",
          o.out.string(), " to start over");
+
+  // With a final record, an interruption of the steps to come repeats no encoding.
   if (out.kept()) save();
   manifest.documents = sorter.counts();
   if (o.dedup_lines) manifest.documents["dropped_lines"] = lines.dropped();
 }
 
-/// Distributes what was written for one split over both, the last tokens for validation.
+/// Distributes the tokens of one file over both splits; the last tokens are for validation.
 void split_tail(const fs::path& spool, bool wide, SplitWriter& train, SplitWriter& val,
                 int64_t head, ProgressReporter& meter) {
   const MappedFile file(spool, Exit::io);
@@ -194,17 +209,18 @@ void split_tail(const fs::path& spool, bool wide, SplitWriter& train, SplitWrite
       std::memcpy(&id, bytes.data() + i * width, width);
       ids[i] = static_cast<int32_t>(id);
     }
+
     const auto done = static_cast<int64_t>(at / width);
     const auto here = static_cast<size_t>(std::clamp<int64_t>(head - done, 0, std::ssize(ids)));
     train.write(std::span(ids).first(here));
     val.write(std::span(ids).subspan(here));
     file.release(bytes);
     at += bytes.size();
-    meter.advance(0);  // which is where a stop is heeded
+    meter.advance(0);  // only to check for a stop
   }
 }
 
-/// Whether a text may be cut where PartReader does.
+/// Returns whether a text may be cut where PartReader does.
 bool pieces_end_at_lines(const Tokenizer& tokenizer) {
   return tokenizer.bpe() == nullptr || tokenizer.bpe()->ends_at_lines();
 }
@@ -219,8 +235,11 @@ void prepare_documents(const DocumentOptions& o) {
       fail(Exit::data, "there is no file ", file,
            "; give files, folders of them, or - for standard input");
     if (file != "-" && fs::is_regular_file(file)) bytes += fs::file_size(file);
+    // The size of standard input is unknown, and so is the total.
     if (file == "-" && o.source.files.size() > 1) bytes = 0;
   }
+
+  // These options need each document in one piece.
   const bool whole = o.dedup || o.val_by_hash || o.min_bytes > 0 || o.max_bytes != ~uint64_t{0} ||
                      !pieces_end_at_lines(o.tokenizer);
   ProgressReporter meter(o.out, o.stop);
@@ -231,17 +250,21 @@ void prepare_documents(const DocumentOptions& o) {
   manifest.tokenizer = o.tokenizer;
   manifest.vocab_size = o.tokenizer.size();
   manifest.marked = o.source.format == "instructions";
+  // uint16 has neither ids above 65535 nor the bit token_mark.
   const bool wide = o.tokenizer.size() > 65536 || manifest.marked,
              tail = !o.val_by_hash && o.val_share > 0;
   manifest.dtype = wide ? "uint32" : "uint16";
+
   const auto writer = [&](const char* split) {
     return std::make_unique<SplitWriter>(o.out, o.shard_tokens, split, std::nullopt, wide);
   };
+  // The size of the tail is known only at the end, so all tokens go to one file first.
   const auto spooler = [&] {
     return std::make_unique<SplitWriter>(o.out, std::numeric_limits<int64_t>::max(), "train_all", 0,
                                          wide);
   };
   auto train = writer("train"), val = writer("val"), spool = spooler();
+
   const Journal journal(o.out, identity(o));
   std::optional<Progress> before = journal.read();
   std::vector<std::string> going_on;
@@ -251,11 +274,15 @@ void prepare_documents(const DocumentOptions& o) {
                                       val->resume(before->val, before->val_sum);
     if (!all_there) before.reset(), train = writer("train"), val = writer("val"), spool = spooler();
   }
+
   if (before) {
     going_on = unfinished_shards({train.get(), val.get(), spool.get()});
     log_info(o.out.string(), ": continuing after the ", before->parts, " parts that are done");
   }
+
   out.clear(going_on);
+
+  // The tail is the last share of the tokens that remain after filtering.
   if (tail) {
     Making{o, out, journal, meter, *spool, *spool, manifest}.go_through(whole, before);
     const auto all = spool->tokens();
@@ -268,11 +295,13 @@ void prepare_documents(const DocumentOptions& o) {
   } else {
     Making{o, out, journal, meter, *train, *val, manifest}.go_through(whole, before);
   }
+
   if (train->tokens() < 2 && val->tokens() > 1)
     fail(Exit::data, "all documents fall to validation; take --val-by tail, or a smaller --val");
   if (train->tokens() < 2)
     fail(Exit::data, "the input has ", train->tokens() + val->tokens(),
          " tokens, too few to train on");
+
   manifest.train = train->finish();
   manifest.val = val->finish();
   std::vector<MadeFile> files;
@@ -281,6 +310,7 @@ void prepare_documents(const DocumentOptions& o) {
   }
   out.publish(files, [&](const std::string& name) { write_manifest(o.out, manifest, name); });
   journal.remove();
+
   std::string counted;
   for (const auto& [name, count] : manifest.documents.items()) {
     if (count.get<uint64_t>() > 0 && name != "bytes")

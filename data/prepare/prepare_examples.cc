@@ -16,14 +16,14 @@
 namespace lathe {
 namespace {
 
-/// What one pass over the examples finds out.
+/// The results of one pass over the examples.
 struct ExampleSurvey {
   int64_t examples = 0;
-  bool bytes = true;  ///< all inputs are whole numbers from 0 to 255
-  bool whole = true;  ///< so are all targets that are numbers, of any size and sign
+  bool bytes = true;                      ///< all inputs are integers from 0 to 255
+  bool whole = true;                      ///< is_whole() holds for all targets that are numbers
   std::map<int64_t, int64_t> numbers;     ///< whole targets, and how many examples have each
-  std::map<std::string, int64_t> labels;  ///< the same of text
-  bool many = false;                      ///< more of them than can be classes; not all are counted
+  std::map<std::string, int64_t> labels;  ///< the same for targets that are text
+  bool many = false;                      ///< more than there can be classes; not all are counted
 };
 
 [[noreturn]] void changed() {
@@ -37,9 +37,11 @@ ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressRep
   meter.begin("read", source.bytes());
   source.each(meter, [&](const RawExample& e) {
     ++s.examples;
+    // Arrays keep their type; that of numbers in text depends on their values.
     if (!source.input_type()) {
       for (const double x : e.inputs) s.bytes = s.bytes && x >= 0 && x <= 255 && std::trunc(x) == x;
     }
+
     const bool text = e.targets.empty();
     const bool first_text = text && s.labels.empty();
     if (text) {
@@ -62,12 +64,16 @@ ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressRep
     } else if (!s.many) {
       ++s.numbers[static_cast<int64_t>(e.targets[0])];
     }
+
+    // Text among numbers is most likely an error, unless the task makes both classes.
     const bool number_before = !s.numbers.empty() || !s.whole;
     if (task.empty() && (text ? first_text && number_before : !s.labels.empty())) {
       fail(Exit::data, source.where(),
            text ? " is text and was a number before" : " is a number and was text before",
            "; repair it, or say --task classification to make each different target a class");
     }
+
+    // From here on targets are not counted, which limits the memory for a regression.
     if (std::ssize(s.numbers) + std::ssize(s.labels) > max_classes) {
       s.many = true;
       if (!s.labels.empty() || task == "classification")
@@ -78,14 +84,14 @@ ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressRep
   return s;
 }
 
-/// Targets as they are written.
+/// Targets in the form that is written.
 struct Targets {
   std::string task;
   std::vector<std::string> labels;
   std::map<int64_t, int64_t> of_number;
   std::map<std::string, int64_t> of_label;
 
-  /// The class of an example, 0 for regression.
+  /// Returns the class of an example; 0 for regression.
   int64_t class_of(const RawExample& e, const ExampleSource& source) const {
     if (task == "regression") return 0;
     const bool text = e.targets.empty();
@@ -102,14 +108,16 @@ struct Targets {
   }
 };
 
-/// Chooses the task where it is not given, and numbers the classes. `chosen` tells a person how
-/// that came.
+/// Chooses the task where it is not given, and numbers the classes. `chosen` explains the choice to
+/// the user.
 Targets choose(const ExampleSurvey& s, const ExampleSource& source, const ExampleOptions& options,
                std::string& chosen) {
   Targets t{options.task, {}, {}, {}};
   const auto different = std::ssize(s.numbers) + std::ssize(s.labels);
+  // Many examples for each value mean classes; numbers to regress on rarely repeat.
   const bool few = s.whole && !s.many &&
                    (different <= 20 || (different <= 1000 && s.examples >= 50 * different));
+
   if (t.task.empty()) {
     const bool classes = source.target_numel() == 1 && (!s.labels.empty() || few);
     t.task = classes ? "classification" : "regression";
@@ -119,7 +127,9 @@ Targets choose(const ExampleSurvey& s, const ExampleSource& source, const Exampl
                      : str(" (its targets are many different numbers; --task classification makes "
                            "classes of whole ones)");
   }
+
   if (t.task != "classification") return t;
+  // The maps are sorted, so class numbers do not depend on the order of the examples.
   for (const auto& [number, count] : s.numbers) {
     t.of_number[number] = std::ssize(t.labels);
     t.labels.push_back(std::to_string(number));
@@ -128,14 +138,15 @@ Targets choose(const ExampleSurvey& s, const ExampleSource& source, const Exampl
     t.of_label[label] = std::ssize(t.labels);
     t.labels.push_back(label);
   }
+
   if (t.labels.size() < 2)
     fail(Exit::data, options.inputs[0], ": every target is ", t.labels.at(0),
          "; there must be two classes or more");
   return t;
 }
 
-/// Which examples are for validation: of each class so many of a keyed order that does not depend
-/// on a run's seed, at least one being left for training.
+/// Chooses the validation examples: a number of each class, in a keyed order that does not depend
+/// on a run's seed. At least one of each class remains for training.
 class Choice {
  public:
   Choice(const std::vector<int64_t>& class_sizes, double share) {
@@ -155,7 +166,7 @@ class Choice {
     seen_.resize(class_sizes.size());
   }
   int64_t total() const { return total_; }
-  /// Asked of each example in order.
+  /// Returns whether the next example, which has class c, is for validation.
   bool operator()(size_t c) {
     const uint64_t i = seen_[c]++;
     if (i >= sizes_[c]) changed();
@@ -168,7 +179,7 @@ class Choice {
   int64_t total_ = 0;
 };
 
-/// Numbers as elements of a type that holds them.
+/// Appends numbers as elements of a type that holds them.
 void append(ArrayType type, std::span<const double> numbers, std::vector<std::byte>& out) {
   const auto put = [&]<class T>(T) {
     for (const double x : numbers) {
@@ -195,7 +206,7 @@ ArrayType kept_as(ArrayType type) {
   return type == ArrayType::f16 || type == ArrayType::bf16 ? ArrayType::f32 : type;
 }
 
-/// An array on its way into its file.
+/// An array that is being written to its file.
 class ArrayOut {
  public:
   ArrayOut(const fs::path& out, const std::string& file, ArrayType type, std::vector<int64_t> sizes,
@@ -229,7 +240,7 @@ class ArrayOut {
 
 struct SplitOut {
   ArrayOut inputs, targets;
-  int64_t left;  // examples that are to come
+  int64_t left;  // examples that are still to come
 };
 
 }  // namespace
@@ -239,14 +250,17 @@ void prepare_examples(const ExampleOptions& options) {
   const auto source = open_source(options.inputs, options.target, nullptr);
   ExampleManifest m;
   m.input_sizes = options.shape.empty() ? source->sizes() : options.shape;
+
   int64_t numel = 1, shaped = 1;
   for (const int64_t size : source->sizes()) numel *= size;
+  // Saturates above numel, so that large sizes can't overflow.
   for (const int64_t size : m.input_sizes)
     shaped = size > 0 && shaped <= numel ? shaped * std::min(size, numel + 1) : 0;
   if (shaped != numel) {
     fail(Exit::usage, "--shape ", sizes_text(m.input_sizes), " does not fit: an input of ",
          options.inputs[0], " has ", numel, " numbers");
   }
+
   ProgressReporter meter(options.out, options.stop);
   ExampleSurvey found = survey(*source, options.task, meter);
   if (found.examples == 0) fail(Exit::data, options.inputs[0], " holds no examples");
@@ -257,6 +271,7 @@ void prepare_examples(const ExampleOptions& options) {
   std::unique_ptr<ExampleSource> val_source;
   int64_t val = 0;
   if (!options.val_inputs.empty()) {
+    // Passing the training source makes both sources have the same columns and target.
     val_source = open_source(options.val_inputs, options.target, source.get());
     if (val_source->sizes() != source->sizes() ||
         val_source->target_numel() != source->target_numel() ||
@@ -266,10 +281,12 @@ void prepare_examples(const ExampleOptions& options) {
            ": its inputs or targets have other sizes or types than those of ", options.inputs[0]);
     }
     const ExampleSurvey seen = survey(*val_source, targets.task, meter);
+    // Both splits are stored in one type.
     found.bytes = found.bytes && seen.bytes;
     val = seen.examples;
     if (val == 0) fail(Exit::data, options.val_inputs[0], " holds no examples");
   }
+
   std::vector<int64_t> class_sizes;
   if (classifies) {
     for (const auto& [number, count] : found.numbers) class_sizes.push_back(count);
@@ -280,24 +297,29 @@ void prepare_examples(const ExampleOptions& options) {
   Choice for_val(class_sizes, val_source ? 0 : options.val_share);
   if (!val_source) val = for_val.total();
 
+  // Nothing is created until all input has been accepted.
   OutFolder out(options.out);
   out.clear();
+
   const ArrayType input_type = source->input_type() ? kept_as(*source->input_type())
                                : found.bytes        ? ArrayType::u8
                                                     : ArrayType::f64;
   const ArrayType target_type = classifies              ? ArrayType::i32
                                 : source->target_type() ? kept_as(*source->target_type())
                                                         : ArrayType::f64;
+
   m.task = targets.task;
   m.labels = targets.labels;
   m.outputs = classifies ? std::ssize(targets.labels) : source->target_numel();
   const std::vector<int64_t> target_sizes =
       classifies ? std::vector<int64_t>{} : std::vector<int64_t>{source->target_numel()};
+
   const auto split = [&](const std::string& name, int64_t examples) {
     return SplitOut{{options.out, name + "_inputs.npy", input_type, m.input_sizes, examples},
                     {options.out, name + "_targets.npy", target_type, target_sizes, examples},
                     examples};
   };
+
   SplitOut train_out = split("train", found.examples - (val_source ? 0 : val));
   std::optional<SplitOut> val_out;
   if (val > 0) val_out.emplace(split("val", val));
@@ -306,15 +328,18 @@ void prepare_examples(const ExampleOptions& options) {
 
   Statistics inputs(groups_of(m.input_sizes)), numbers({m.outputs, 1});
   const auto write = [&](const RawExample& e, int64_t c, SplitOut& to) {
+    // The second pass must find the examples that the first one counted.
     if (to.left-- == 0) changed();
     if (!classifies && std::ssize(e.targets) != m.outputs) changed();
     to.inputs.add(e.inputs);
     const auto label = static_cast<double>(c);
     to.targets.add(classifies ? std::span(&label, 1) : e.targets);
+    // The statistics are those of the training split alone.
     if (&to != &train_out) return;
     inputs.add(e.inputs.data());
     if (!classifies) numbers.add(e.targets.data());
   };
+
   meter.begin("written", source->bytes() + (val_source ? val_source->bytes() : 0));
   source->each(meter, [&](const RawExample& e) {
     const int64_t c = targets.class_of(e, *source);
@@ -324,6 +349,7 @@ void prepare_examples(const ExampleOptions& options) {
     val_source->each(
         meter, [&](const RawExample& e) { write(e, targets.class_of(e, *val_source), *val_out); });
   }
+
   if (train_out.left != 0 || (val_out && val_out->left != 0)) changed();
   m.inputs = inputs.result();
   if (!classifies) m.targets = numbers.result();

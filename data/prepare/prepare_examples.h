@@ -1,4 +1,4 @@
-// Tables and arrays to example sets.
+// Conversion of tables and arrays to example sets.
 #pragma once
 
 #include <cstdint>
@@ -11,28 +11,30 @@
 namespace lathe {
 
 struct ExampleOptions {
-  std::vector<std::string> inputs{};  ///< as open_source takes them (data/prepare/example_source.h)
+  std::vector<std::string> inputs{};  ///< as for open_source (data/prepare/example_source.h)
   fs::path out{};
-  std::string target = "last";  ///< of CSV: "last", "first", a column's name, or its number from 1
-  std::string task{};           ///< "classification", "regression"; empty: as the targets look
-  double val_share = 0.1;       ///< for validation, a keyed random choice, of each class alike
-  std::vector<std::string> val_inputs{};  ///< the validation examples, in place of a share
-  std::vector<int64_t> shape{};  ///< sizes of one input, as {1, 8, 8}; empty: as the files have it
-  std::function<bool()> stop =
-      nullptr;  ///< asked every 4 MiB of input; true ends it with Exit::stopped
+  std::string target = "last";  ///< CSV: "last", "first", a column's name, or its number from 1
+  std::string task{};           ///< "classification", "regression"; empty: the targets decide
+  double val_share = 0.1;  ///< for validation: a keyed random choice, the same share of each class
+  std::vector<std::string> val_inputs{};  ///< the validation examples, instead of a share
+  /// Dimensions of one input, as {1, 8, 8}; empty: those of the files.
+  std::vector<int64_t> shape{};
+  /// Called every 4 MiB of input; true ends the preparation with Exit::stopped.
+  std::function<bool()> stop = nullptr;
 };
 
-/// Writes train_inputs.npy, train_targets.npy, the same of val, and, last, manifest.json. Input is
-/// read twice, a piece at a time, so memory does not grow with it. Inputs keep their type (of text:
-/// uint8 where all are whole numbers up to 255, else float64; float16 and bfloat16 become float32,
-/// bool uint8) and order; text labels, and whole numbers that are classes, are counted from 0 in
-/// sorted order and keep their names. A target is taken for a class where it is text, or a whole
-/// number of which there are at most 20 different ones, or at most 1000 with 50 examples for each.
+/// Writes train_inputs.npy, train_targets.npy, the same for val, and, last, manifest.json. Input is
+/// read twice, piece by piece, so memory does not grow with it. Inputs keep their order and their
+/// type, except that float16 and bfloat16 become float32 and bool becomes uint8; numbers of text
+/// become uint8 where all are integers up to 255, else float64. Classes, which are text labels
+/// or whole numbers, are numbered from 0 in sorted order and keep their names. Targets are taken
+/// for classes where they are text, or whole numbers of at most 20 different values, or of at most
+/// 1000 with 50 examples for each.
 ///
-/// Whenever it is cut short, the same call can be made again: what an ended process left is removed
-/// first, and nothing else is. Exit::data for input that can't be used, with its file, line and
-/// column; Exit::usage where `out` already holds data or an option does not fit; Exit::busy where
-/// another process prepares data there; on an error nothing is left in `out`.
+/// After any interruption the same call can be repeated: it first removes exactly what an ended
+/// process left. Throws Exit::data for input that can't be used, with its file, line and column;
+/// Exit::usage where `out` already holds data or an option does not fit; Exit::busy where another
+/// process prepares data there. After an error nothing is left in `out`.
 void prepare_examples(const ExampleOptions& options);
 
 }  // namespace lathe

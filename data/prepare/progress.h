@@ -1,4 +1,4 @@
-// The record of a preparation under way, from which the same command goes on. No LibTorch header.
+// The record of a preparation in progress, from which the same command resumes. No LibTorch header.
 //
 // On resume the finished part of the input is read, parsed and hashed again, but not encoded.
 // That restores all counts and digests, keeps the record small and detects changed input.
@@ -13,8 +13,7 @@
 
 namespace lathe {
 
-/// How far a preparation is: parts of the input that were taken, what they were, and what was made
-/// of them.
+/// The progress of a preparation: the finished parts of the input, and what was made of them.
 struct Progress {
   int64_t parts = 0;
   int64_t train = 0, val = 0;  ///< tokens
@@ -23,10 +22,10 @@ struct Progress {
   std::string train_sum{}, val_sum{};  ///< SplitWriter::checksum of what was written
 };
 
-/// A record but for its checksum (data/folder.h). `command` identifies what prepares.
+/// Returns a record without its checksum (data/folder.h). `command` identifies the preparation.
 Json progress_record(const Progress& progress, const std::string& command);
-/// What a record says; nullopt where it is another command's. Exit::data where it is damaged;
-/// `where` begins the sentence.
+/// Returns a record's contents; nullopt where it belongs to another command. Throws Exit::data
+/// where it is damaged; `where` begins the sentence.
 std::optional<Progress> read_progress(const Json& record, const std::string& command,
                                       const std::string& where);
 

@@ -16,8 +16,10 @@ void SplitWriter::write(std::span<const int32_t> ids) {
     narrow_.assign(ids.begin(), ids.begin() + static_cast<int64_t>(wide_ ? 0 : here));
     const void* data = wide_ ? static_cast<const void*>(ids.data()) : narrow_.data();
     const size_t bytes = (wide_ ? 4 : 2) * here;
+
     file_.write(data, bytes);
     sum_.update(data, bytes);
+
     tokens_ += static_cast<int64_t>(here);
     shards_.back().tokens += static_cast<int64_t>(here);
     ids = ids.subspan(here);
@@ -27,7 +29,7 @@ void SplitWriter::write(std::span<const int32_t> ids) {
 
 std::vector<ShardInfo> SplitWriter::finish() {
   if (file_.is_open()) close();
-  if (!most_tokens_ && shards_.size() == 1) {  // one is not numbered
+  if (!most_tokens_ && shards_.size() == 1) {  // a single file has no number
     const std::string name = split_ + ".bin";
     rename_file(OutFolder::unfinished(out_, shards_[0].file), OutFolder::unfinished(out_, name));
     shards_[0].file = name;
@@ -37,7 +39,7 @@ std::vector<ShardInfo> SplitWriter::finish() {
 
 bool SplitWriter::resume(int64_t tokens, const std::string& checksum) {
   const size_t width = wide_ ? 4 : 2;
-  std::vector<std::pair<fs::path, uint64_t>> found;  // and how many bytes of each
+  std::vector<std::pair<fs::path, uint64_t>> found;  // with the recorded bytes of each
   for (int64_t done = 0; done < tokens; done += shard_tokens_) {
     const auto bytes = static_cast<uint64_t>(std::min(shard_tokens_, tokens - done)) * width;
     found.emplace_back(OutFolder::unfinished(out_, name_of(found.size())), bytes);
@@ -47,7 +49,7 @@ bool SplitWriter::resume(int64_t tokens, const std::string& checksum) {
       return false;
   }
 
-  // Nothing is changed until all of it is known to be what was recorded.
+  // Change nothing before all files are known to be as recorded.
   std::vector<Checksum> sums;
   Checksum all;
   for (const auto& [path, bytes] : found) {
@@ -80,8 +82,8 @@ void SplitWriter::sync() {
 std::string SplitWriter::checksum() const {
   Checksum all;
   for (const ShardInfo& shard : shards_) {
-    const std::string sum =
-        shard.xxh3.empty() ? sum_.hex() : shard.xxh3;  // only the last file may still be open
+    // Only the last file may be open, without a checksum.
+    const std::string sum = shard.xxh3.empty() ? sum_.hex() : shard.xxh3;
     all.update(sum.data(), sum.size());
   }
   return all.hex();

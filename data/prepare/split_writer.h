@@ -19,8 +19,8 @@ namespace lathe {
 /// uint16 or, `wide`, as uint32.
 class SplitWriter {
  public:
-  /// `most_tokens`: how many may come, which decides whether files are numbered; nullopt where that
-  /// is not known.
+  /// `most_tokens`: an upper limit of the tokens to come, which decides whether files are numbered;
+  /// nullopt where it is unknown.
   SplitWriter(const fs::path& out, int64_t shard_tokens, const std::string& split,
               std::optional<int64_t> most_tokens, bool wide)
       : out_(out),
@@ -29,21 +29,21 @@ class SplitWriter {
         most_tokens_(most_tokens),
         wide_(wide) {}
 
-  /// Goes on behind the first `tokens` of what an ended process wrote under the same names; what it
-  /// wrote beyond them is cut off. False, and nothing is changed, where they are not there, or,
+  /// Continues after the first `tokens` that an ended process wrote under the same names, and cuts
+  /// off what it wrote after them. Returns false, and changes nothing, where they are missing or,
   /// with a warning, where their checksum() is not `checksum`.
   bool resume(int64_t tokens, const std::string& checksum);
   /// Appends ids.
   void write(std::span<const int32_t> ids);
-  /// Waits until the disk has what was written.
+  /// Waits until everything written is on disk.
   void sync();
-  /// Names of the files so far.
+  /// Returns the names of the files so far.
   std::vector<std::string> files() const;
-  /// Checksum of what was written so far, from each file's own.
+  /// Returns a checksum of what was written so far, made from those of the files.
   std::string checksum() const;
-  /// Tokens so far.
+  /// Returns the number of tokens so far.
   int64_t tokens() const { return tokens_; }
-  /// Closes the last file. All of them, in order.
+  /// Closes the last file. Returns all files in order.
   std::vector<ShardInfo> finish();
 
  private:
@@ -63,11 +63,11 @@ class SplitWriter {
   std::vector<ShardInfo> shards_;
 };
 
-/// Records how far a preparation is, when the disk has what both splits were given; their tokens
-/// are filled in.
+/// Records the progress of a preparation after everything given to both splits is on disk; fills in
+/// their tokens.
 void record(const Journal& journal, Progress progress, SplitWriter& train, SplitWriter& val);
-/// What OutFolder::clear leaves there for one that goes on: the record, and the files of these
-/// splits.
+/// Returns the names that OutFolder::clear must leave for a resumed preparation: the record, and
+/// the files of these splits.
 std::vector<std::string> unfinished_shards(std::initializer_list<const SplitWriter*> splits);
 
 }  // namespace lathe

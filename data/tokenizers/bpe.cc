@@ -14,7 +14,7 @@ namespace {
 
 uint64_t mixed(uint64_t x) { return (x ^ x >> 32) * 0x9E3779B97F4A7C15ULL; }
 
-/// `text` in normal form C; bytes that are not UTF-8 stay.
+/// Returns `text` in normal form C; bytes that are not UTF-8 are unchanged.
 std::string normal_form_c(std::string_view text) {
   std::string out;
   for (size_t at = 0; at < text.size();) {
@@ -23,6 +23,7 @@ std::string normal_form_c(std::string_view text) {
       out += text[at++];
       continue;
     }
+
     utf8proc_uint8_t* made = nullptr;
     const auto n = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data() + at),
                                 static_cast<utf8proc_ssize_t>(end - at), &made,
@@ -42,8 +43,8 @@ bool is_ascii(std::string_view text) {
 
 }  // namespace
 
-/// For each pair of ids that is merged: its place in the list, and the id it becomes. Open
-/// addressing.
+/// A hash table with open addressing: for each pair of ids that is merged, its rank among the
+/// merges and the id that it becomes.
 struct BPE::Merges {
   struct Entry {
     uint64_t pair = ~uint64_t{0};
@@ -61,7 +62,7 @@ struct BPE::Merges {
   static uint64_t key(int32_t a, int32_t b) {
     return static_cast<uint64_t>(static_cast<uint32_t>(a)) << 32 | static_cast<uint32_t>(b);
   }
-  /// The place of a pair, or the free one where it would be.
+  /// Returns the position of a pair, or the free one where it would be.
   size_t place(uint64_t pair) const {
     size_t i = mixed(pair) >> 20 & mask;
     while (entries[i].pair != pair && entries[i].pair != ~uint64_t{0}) i = (i + 1) & mask;
@@ -73,7 +74,7 @@ struct BPE::Merges {
   }
 };
 
-/// Ids of pieces that were met before, each in the one place that its hash names.
+/// Ids of earlier pieces, each in the only slot that its hash allows.
 struct BPE::Encoder::Cache {
   static constexpr size_t most_bytes = 23, most_ids = 9;
   struct Slot {
@@ -112,8 +113,10 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
   if (d.patterns.empty() && !of_characters_) fail(Exit::data, where, ": there is no pre-tokenizer");
   if (of_characters_ && d.byte_tokens.size() != 256)
     fail(Exit::data, where, ": there are tokens for ", d.byte_tokens.size(), " bytes of 256");
+
   for (const std::string& pattern : d.patterns) pretokenizers_.emplace_back(pattern, where);
   of_byte_.fill(-1);
+
   std::vector<bool> is_special(d.tokens.size());
   for (const SpecialToken& s : d.special) {
     if (s.id < 0 || s.id >= tokens || s.text.empty() ||
@@ -123,17 +126,22 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     is_special[static_cast<size_t>(s.id)] = true;
     starts_special_[static_cast<unsigned char>(s.text[0])] = true;
   }
+
+  // byte_fallback needs a token for each byte. Its text here is the byte itself, not <0x0A>.
   for (size_t byte = 0; byte < d.byte_tokens.size(); ++byte) {
     const int32_t id = of_byte_[byte] = d.byte_tokens[byte];
     if (id < 0 || id >= tokens ||
         d.tokens[static_cast<size_t>(id)] != std::string(1, static_cast<char>(byte)))
       fail(Exit::data, where, ": the token of the byte ", byte, " is not that of its id ", id);
-    is_special[static_cast<size_t>(id)] = true;  // no text is looked up as such a one
+    is_special[static_cast<size_t>(id)] = true;  // its text is not found by id_of()
   }
+
   ends_at_spaces_ = d.patterns.empty();
+  // These three patterns end a piece at a line break with no white space on either side.
   ends_at_lines_ = of_characters_ || (d.patterns.size() == 1 && (d.patterns[0] == gpt2_pattern ||
                                                                  d.patterns[0] == llama3_pattern ||
                                                                  d.patterns[0] == qwen2_pattern));
+
   for (int32_t id = 0; id < tokens; ++id) {
     const std::string& token = d.tokens[static_cast<size_t>(id)];
     if (token.empty()) continue;
@@ -144,10 +152,12 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     if (token.size() == 1 && !of_characters_) of_byte_[static_cast<unsigned char>(token[0])] = id;
     if (of_characters_ && token.size() > 1 && token.find('\n') != std::string::npos)
       ends_at_lines_ = false;
+    // A token such as "a b" reaches past a word, so words can't be encoded separately.
     const size_t letter = token.find_first_not_of(' ');
     if (letter != std::string::npos && token.find(' ', letter) != std::string::npos)
       ends_at_spaces_ = false;
   }
+
   merges_ = std::make_unique<Merges>(d.merges.size());
   std::string joined;
   for (size_t i = 0; i < d.merges.size(); ++i) {
@@ -156,11 +166,13 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
       fail(Exit::data, where, ": merge ", i, " is of ids ", a, " and ", b, ", and there are ",
            tokens, " tokens");
     joined = d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)];
-    const int32_t made = id_of(joined);  // of an added token too, that is in the vocabulary as well
+    // The text may also be that of an added token that is in the vocabulary.
+    const int32_t made = id_of(joined);
     if (made < 0)
       fail(Exit::data, where, ": merge ", i, " makes \"", joined, "\", which is no token");
     const uint64_t pair = Merges::key(a, b);
     Merges::Entry& entry = merges_->entries[merges_->place(pair)];
+    // Of merges of the same pair the first one counts.
     if (entry.pair == ~uint64_t{0}) entry = {pair, static_cast<int32_t>(i), made};
   }
 }
@@ -228,7 +240,7 @@ void BPE::Encoder::encode(std::string_view text, std::vector<int32_t>& out, Spec
   encode_part(text.substr(begin), begins || begin > 0, begin == 0, out);
 }
 
-/// `begins`: a space may be put before it; `first`: it is the text's beginning.
+/// `begins`: a space may be put before the part; `first`: it is at the beginning of the text.
 void BPE::Encoder::encode_part(std::string_view text, bool begins, bool first,
                                std::vector<int32_t>& out) {
   if (text.empty()) return;
@@ -236,6 +248,7 @@ void BPE::Encoder::encode_part(std::string_view text, bool begins, bool first,
   std::string normal = d.nfc && !is_ascii(text) ? normal_form_c(text) : "";
   if (!normal.empty()) text = normal;
   if (!bpe_.of_characters_) return encode_piece(text, 0, out);
+
   std::string spaced = replace_all(text, space_mark, " ");
   const SpaceBefore rule =
       first || d.space_before != SpaceBefore::first_without ? d.space_before : SpaceBefore::none;
@@ -245,8 +258,8 @@ void BPE::Encoder::encode_part(std::string_view text, bool begins, bool first,
   encode_piece(spaced, 0, out);
 }
 
-/// Where no token has a space behind something else, no merge reaches past the beginning of a run
-/// of spaces.
+/// Encodes word by word. Where no token has a space after another character, no merge reaches past
+/// the beginning of a run of spaces.
 void BPE::Encoder::encode_words(std::string_view text, std::vector<int32_t>& out) {
   for (size_t at = 0; at < text.size();) {
     const size_t letter = std::min(text.find_first_not_of(' ', at), text.size());
@@ -257,6 +270,7 @@ void BPE::Encoder::encode_words(std::string_view text, std::vector<int32_t>& out
 }
 
 void BPE::Encoder::encode_piece(std::string_view piece, size_t pattern, std::vector<int32_t>& out) {
+  // Each pattern splits the pieces of the previous one; what remains is encoded.
   if (pattern < cursors_.size()) {
     Pretokenizer::Cursor& cursor = cursors_[pattern];
     cursor.begin(piece);
@@ -264,29 +278,33 @@ void BPE::Encoder::encode_piece(std::string_view piece, size_t pattern, std::vec
       encode_piece(part, pattern + 1, out);
     return;
   }
+
   if (piece.size() > Cache::most_bytes) return merge(piece, out);
   Cache::Slot& slot = cache_->slot(piece);
   if (Cache::holds(slot, piece)) {
     out.insert(out.end(), slot.ids, slot.ids + slot.count);
     return;
   }
+
   const size_t before = out.size();
   merge(piece, out);
   if (out.size() - before > Cache::most_ids) return;
+
   slot.bytes = static_cast<uint8_t>(piece.size());
   std::memcpy(slot.text, piece.data(), piece.size());
   slot.count = static_cast<uint32_t>(out.size() - before);
   std::copy(out.begin() + static_cast<int64_t>(before), out.end(), slot.ids);
 }
 
-// The pair of the earliest merge is merged first, of several places the leftmost: a queue of pairs
-// over a linked list, in n log n steps however long the piece is. An entry whose symbols have
-// changed since is passed over.
+// Merges the pair with the lowest rank first, and the leftmost where several have it. A queue of
+// pairs over a linked list takes n log n steps for any piece. Entries whose symbols have changed
+// since are skipped.
 void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
   if (bpe_.definition_.whole_pieces || piece.size() == 1) {
     const auto found = bpe_.ids_.find(piece);
     if (found != bpe_.ids_.end()) return out.push_back(found->second);
   }
+
   struct Symbol {
     int32_t id;
     int32_t before, after;  // -1: none
@@ -295,8 +313,11 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
     int32_t rank, left, right_id, left_id, id;
     bool operator>(const Pair& o) const { return rank != o.rank ? rank > o.rank : left > o.left; }
   };
+
+  // Positions are int32.
   if (piece.size() > size_t{1} << 30)
     fail(Exit::data, "the text has a word of ", piece.size(), " bytes");
+
   std::vector<Symbol> symbols;
   symbols.reserve(piece.size());
   std::priority_queue<Pair, std::vector<Pair>, std::greater<>> queue;
@@ -312,6 +333,8 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
     const auto i = static_cast<int32_t>(symbols.size());
     symbols.push_back({id, i - 1, i + 1});
   };
+
+  // SentencePiece's form begins with characters, and uses bytes only for those without a token.
   for (size_t at = 0; at < piece.size();) {
     if (const size_t length = bpe_.of_characters_ ? code_point_length(piece, at) : 0; length > 0) {
       if (const auto found = bpe_.ids_.find(piece.substr(at, length)); found != bpe_.ids_.end()) {
@@ -320,28 +343,35 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
         continue;
       }
     }
+
     const auto byte = static_cast<unsigned char>(piece[at++]);
     if (bpe_.of_byte_[byte] < 0)
       fail(Exit::data, "the tokenizer has no token for the byte ", static_cast<int>(byte),
            " of the text");
     add(bpe_.of_byte_[byte]);
   }
+
   symbols.back().after = -1;
   for (int32_t i = 0; i + 1 < std::ssize(symbols); ++i) look(i);
+
   while (!queue.empty()) {
     const Pair pair = queue.top();
     queue.pop();
+    // The queue keeps pairs whose symbols another merge has replaced.
     Symbol& left = symbols[static_cast<size_t>(pair.left)];
     if (left.id != pair.left_id || left.after < 0) continue;
     Symbol& right = symbols[static_cast<size_t>(left.after)];
     if (right.id != pair.right_id) continue;
+
     left.id = pair.id;
     left.after = right.after;
     right.id = -1;
     if (left.after >= 0) symbols[static_cast<size_t>(left.after)].before = pair.left;
+
     look(pair.left);
     if (left.before >= 0) look(left.before);
   }
+
   for (int32_t i = 0; i >= 0; i = symbols[static_cast<size_t>(i)].after)
     out.push_back(symbols[static_cast<size_t>(i)].id);
 }

@@ -10,9 +10,9 @@
 namespace lathe {
 namespace {
 
-constexpr uint64_t most_bytes = uint64_t{256} << 20;  // of a file that is read
+constexpr uint64_t most_bytes = uint64_t{256} << 20;  // largest size of a file
 
-/// The bytes that a printed token stands for; nothing where it has another character.
+/// Returns the bytes that a printed token represents; nullopt if it has any other character.
 std::optional<std::string> bytes_of(std::string_view token) {
   static const std::map<std::string, char, std::less<>> of = [] {
     std::map<std::string, char, std::less<>> made;
@@ -37,7 +37,7 @@ std::optional<std::string> bytes_of(std::string_view token) {
        "with byte_fallback");
 }
 
-/// null, or a list of one of these, counts as absent.
+/// Returns whether a key is missing or null.
 bool is_absent(const Json& json, const char* key) {
   return !json.contains(key) || json.at(key).is_null();
 }
@@ -48,7 +48,7 @@ std::string type_of(const Json& json, const std::string& where) {
   return json_get<std::string>(json, "type", where, Exit::data);
 }
 
-/// Each part of a "Sequence", or the one that it is.
+/// Returns the parts of a "Sequence", or the object itself for any other type.
 std::vector<Json> parts_of(const Json& json, const char* list, const std::string& where) {
   if (type_of(json, where) != "Sequence") return {json};
   return json_get<std::vector<Json>>(json, list, where, Exit::data);
@@ -64,8 +64,10 @@ void read_normalizer(const Json& json, BPEDefinition& d, const std::string& wher
 void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& where) {
   bool bytes = false;
   d.patterns.clear();
+
   for (const Json& part : parts_of(json, "pretokenizers", where)) {
     const std::string type = type_of(part, where);
+    // Patterns match text, and ByteLevel replaces text by its alphabet.
     if (bytes) unknown(where, "a pre-tokenizer behind ByteLevel");
     if (type == "ByteLevel") {
       bytes = true;
@@ -77,8 +79,10 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
     } else if (type == "Split") {
       const auto behavior = json_get<std::string>(part, "behavior", where, Exit::data);
       const bool invert = flag(part, "invert", false, where);
+      // Both make each match a piece.
       if (!(behavior == "Isolated" && !invert) && !(behavior == "Removed" && invert))
         unknown(where, "the pre-tokenizer's Split with " + behavior + (invert ? ", inverted" : ""));
+      // PCRE2 matches the text between \Q and \E literally.
       const auto pattern = json_get<Json>(part, "pattern", where, Exit::data);
       d.patterns.push_back(
           pattern.contains("Regex")
@@ -89,17 +93,20 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
     }
   }
   if (!bytes) unknown(where, "a pre-tokenizer without ByteLevel");
+  // Without a pattern the complete text is one piece.
   if (d.patterns.empty()) d.patterns.emplace_back("[\\s\\S]+");
 }
 
-/// SentencePiece's form: spaces are marked, and one may be put before a text.
+/// Reads SentencePiece's form: spaces are marked, and one may be put before a text.
 void read_marking(const Json& json, BPEDefinition& d, const std::string& where) {
   d.patterns.clear();
   bool marked = false;
+
   const auto has_mark = [&](const Json& part, const char* key) {
     if (json_get<std::string>(part, key, where, Exit::data) != space_mark)
       unknown(where, type_of(part, where) + " with another " + key + " than U+2581");
   };
+
   if (!is_absent(json, "normalizer")) {
     for (const Json& part : parts_of(json["normalizer"], "normalizers", where)) {
       const std::string type = type_of(part, where);
@@ -114,16 +121,19 @@ void read_marking(const Json& json, BPEDefinition& d, const std::string& where) 
       }
     }
   }
+
   if (!is_absent(json, "pre_tokenizer")) {
     const Json& part = json["pre_tokenizer"];
     if (const std::string type = type_of(part, where); type != "Metaspace")
       unknown(where, "the pre-tokenizer " + type);
     has_mark(part, "replacement");
     marked = true;
+    // Older files have add_prefix_space instead of prepend_scheme.
     const std::string scheme =
         is_absent(part, "prepend_scheme")
             ? flag(part, "add_prefix_space", true, where) ? "always" : "never"
             : json_get<std::string>(part, "prepend_scheme", where, Exit::data);
+
     const std::map<std::string, SpaceBefore> known{{"never", SpaceBefore::none},
                                                    {"always", SpaceBefore::each_without},
                                                    {"first", SpaceBefore::first_without}};
@@ -132,10 +142,11 @@ void read_marking(const Json& json, BPEDefinition& d, const std::string& where) 
     if (scheme != "never") d.space_before = known.at(scheme);
     if (flag(part, "split", true, where)) d.patterns.emplace_back(metaspace_pattern);
   }
+
   if (!marked) unknown(where, "byte_fallback without spaces that become U+2581");
 }
 
-/// Takes a token of SentencePiece's vocabulary: the bytes that it stands for, of <0x0A> the byte.
+/// Reads a token of SentencePiece's vocabulary. Returns its bytes; <0x0A> is a single byte.
 std::string read_text_token(const std::string& token, int32_t id, BPEDefinition& d,
                             const std::string& where) {
   if (token.size() == 6 && token.starts_with("<0x")) {
@@ -151,14 +162,16 @@ std::string read_text_token(const std::string& token, int32_t id, BPEDefinition&
   return replace_all(token, space_mark, " ");
 }
 
-/// Fills d.tokens from {"token": id}, special ones as they are, and returns the ids by printed
-/// token. SentencePiece's form has room in d.byte_tokens.
+/// Fills d.tokens from {"token": id}, special tokens unchanged, and returns the ids by printed
+/// token. In SentencePiece's form d.byte_tokens has 256 elements.
 std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition& d,
                                                const std::string& where) {
   if (!vocab.is_object())
     fail(Exit::data, where, ": the vocabulary must be an object of tokens and their ids");
+
   std::map<std::string, int32_t> ids;
   int64_t largest = -1;
+  // Added tokens need not be in the vocabulary.
   for (const auto& s : d.special) largest = std::max<int64_t>(largest, s.id);
   for (const auto& [token, id] : vocab.items()) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > 99'999'999)
@@ -167,17 +180,21 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
     ids[token] = static_cast<int32_t>(id.get<int64_t>());
     largest = std::max(largest, id.get<int64_t>());
   }
-  // Some vocabularies have holes; a few tokens of which one has a huge id would take gigabytes.
+
+  // Some vocabularies have gaps, but a single huge id would take gigabytes.
   const int64_t most = 4 * static_cast<int64_t>(ids.size() + d.special.size()) + 100'000;
   if (largest > most)
     fail(Exit::data, where, ": there are ", ids.size() + d.special.size(),
          " tokens, and one has the id ", largest, "; ids may go up to ", most);
+
   d.tokens.assign(static_cast<size_t>(largest + 1), "");
   for (const auto& s : d.special) d.tokens[static_cast<size_t>(s.id)] = s.text;
   std::vector<bool> is_special(d.tokens.size());
   for (const auto& s : d.special) is_special[static_cast<size_t>(s.id)] = true;
+
   for (const auto& [token, id] : ids) {
     std::string& place = d.tokens[static_cast<size_t>(id)];
+    // The text of a special token is not printed in an alphabet.
     if (is_special[static_cast<size_t>(id)] && place == token) continue;
     const auto bytes =
         d.byte_tokens.empty() ? bytes_of(token) : read_text_token(token, id, d, where);
@@ -189,6 +206,7 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
            "\"");
     place = *bytes;
   }
+
   const auto absent = std::ranges::find(d.byte_tokens, -1);
   if (absent != d.byte_tokens.end())
     unknown(where,
@@ -207,7 +225,7 @@ void add_merge(const std::map<std::string, int32_t>& ids, const std::string& a,
   d.merges.emplace_back(left->second, right->second);
 }
 
-/// "a b".
+/// Adds a merge from a line "a b".
 void add_merge_line(const std::map<std::string, int32_t>& ids, const std::string& line,
                     BPEDefinition& d, const std::string& where) {
   const size_t space = line.find(' ');
@@ -224,14 +242,17 @@ BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& me
   BPEDefinition d;
   const auto ids =
       read_vocabulary(parse_json(vocabulary, vocabulary_name, Exit::data), d, vocabulary_name);
+
   std::istringstream lines(merges);
   bool first = true;
   for (std::string line; std::getline(lines, line); first = false) {
+    // Only the first line may be a version; a later one that looks like it is a merge.
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.empty() || (first && line.starts_with("#version"))) continue;
     add_merge_line(ids, line, d, merges_name);
   }
-  // What is neither a byte nor made by a merge is a special token.
+
+  // A token that is neither a byte nor the result of a merge is a special token.
   std::vector<bool> made(d.tokens.size());
   std::map<std::string_view, size_t> places;
   for (size_t id = 0; id < d.tokens.size(); ++id) places[d.tokens[id]] = id;
@@ -240,6 +261,7 @@ BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& me
         places.find(d.tokens[static_cast<size_t>(a)] + d.tokens[static_cast<size_t>(b)]);
     if (found != places.end()) made[found->second] = true;
   }
+
   for (size_t id = 0; id < d.tokens.size(); ++id) {
     if (d.tokens[id].size() > 1 && !made[id])
       d.special.push_back({static_cast<int32_t>(id), d.tokens[id]});
@@ -249,8 +271,8 @@ BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& me
 
 namespace {
 
-/// The token that a post-processor puts before a text. What else one does is for pairs, offsets, or
-/// behind the text.
+/// Reads the token that a post-processor puts before a text. Everything else that post-processors
+/// do concerns pairs, offsets, or the end of the text.
 void read_post_processor(const Json& json, BPEDefinition& d, const std::string& where) {
   for (const Json& part : parts_of(json, "processors", where)) {
     if (type_of(part, where) != "TemplateProcessing") continue;
@@ -269,13 +291,16 @@ void read_post_processor(const Json& json, BPEDefinition& d, const std::string& 
 BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
   BPEDefinition d;
   if (!json.is_object()) fail(Exit::data, where, ": this is no tokenizer.json");
+
   const auto model = json_get<Json>(json, "model", where, Exit::data);
   if (!is_absent(model, "type") && type_of(model, where) != "BPE")
     unknown(where, "the model " + type_of(model, where));
+  // Each of these would change the merges.
   for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
     if (!is_absent(model, key) && model[key] != Json(""))
       unknown(where, std::string("the model's ") + key);
   }
+
   d.whole_pieces = flag(model, "ignore_merges", false, where);
   if (flag(model, "byte_fallback", false, where)) {
     d.byte_tokens.assign(256, -1);
@@ -286,6 +311,7 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
     if (is_absent(json, "pre_tokenizer")) unknown(where, "a tokenizer without pre_tokenizer");
     read_pretokenizer(json["pre_tokenizer"], d, where);
   }
+
   if (!is_absent(json, "added_tokens")) {
     for (const Json& token : json_get<std::vector<Json>>(json, "added_tokens", where, Exit::data)) {
       const auto text = json_get<std::string>(token, "content", where, Exit::data);
@@ -293,6 +319,7 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
         if (flag(token, key, false, where))
           unknown(where, "the added token \"" + text + "\" with " + key);
       }
+      // Special tokens are found before spaces are marked.
       if (!d.byte_tokens.empty() && flag(token, "normalized", false, where))
         unknown(where, "the added token \"" + text + "\", found in normalized text,");
       d.special.push_back(
@@ -300,9 +327,12 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
            flag(token, "special", true, where)});
     }
   }
+
   if (!is_absent(json, "post_processor")) read_post_processor(json["post_processor"], d, where);
   const auto ids = read_vocabulary(json_get<Json>(model, "vocab", where, Exit::data), d, where);
+
   for (const Json& merge : json_get<std::vector<Json>>(model, "merges", where, Exit::data)) {
+    // Older files have a merge as "a b", newer ones as a list.
     if (merge.is_string()) {
       add_merge_line(ids, merge.get<std::string>(), d, where);
     } else {

@@ -40,6 +40,7 @@ std::string printed_byte(size_t byte) { return format("<0x%02zX>", byte); }
 
 namespace {
 
+/// Returns a post-processor that puts the token d.begin before a text, and before both of a pair.
 Json post_processor(const BPEDefinition& d) {
   if (d.begin < 0) return nullptr;
   const std::string& text = d.tokens[static_cast<size_t>(d.begin)];
@@ -71,25 +72,31 @@ Json bpe_to_json(const BPEDefinition& d) {
                      {"normalized", false},
                      {"special", s.special}});
   }
-  // Each key is looked up here: the library's own look-up goes through all that are there.
+
+  // Find keys with a map: the JSON library's own search reads all keys.
   auto& entries = vocab.get_ref<Json::object_t&>();
   std::unordered_map<std::string, size_t> places;
   for (size_t id = 0; id < d.tokens.size(); ++id) {
     const std::string& token = d.tokens[id];
     if (token.empty()) continue;
     const std::string key = is_special[id] ? token : printed_token(d, id);
+    // Two ids may have the same text; the later one remains.
     if (const auto [place, is_new] = places.emplace(key, entries.size()); is_new)
       entries.emplace_back(key, id);
     else
       (entries.begin() + static_cast<std::ptrdiff_t>(place->second))->second = id;
   }
+
   for (const auto& [a, b] : d.merges)
     merges.push_back(printed_token(d, static_cast<size_t>(a)) + " " +
                      printed_token(d, static_cast<size_t>(b)));
+
+  // The patterns are written out below, so ByteLevel only converts to the alphabet.
   const Json bytes{{"type", "ByteLevel"},
                    {"add_prefix_space", false},
                    {"trim_offsets", true},
                    {"use_regex", false}};
+
   Json normalizer = d.nfc ? Json{{"type", "NFC"}} : Json(nullptr), pre_tokenizer = nullptr,
        decoder = bytes;
   if (d.byte_tokens.empty()) {
@@ -101,6 +108,7 @@ Json bpe_to_json(const BPEDefinition& d) {
     splits.push_back(bytes);
     pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", splits}};
   } else {
+    // A normalizer can put a space before each part or none; other rules need Metaspace.
     const SpaceBefore rule = d.space_before;
     const bool in_normalizer =
         rule == SpaceBefore::each || (rule == SpaceBefore::none && d.patterns.empty());
@@ -108,6 +116,7 @@ Json bpe_to_json(const BPEDefinition& d) {
     if (rule == SpaceBefore::each) parts.push_back({{"type", "Prepend"}, {"prepend", space_mark}});
     parts.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", space_mark}});
     if (in_normalizer) normalizer = {{"type", "Sequence"}, {"normalizers", parts}};
+
     if (!in_normalizer || !d.patterns.empty())
       pre_tokenizer = {{"type", "Metaspace"},
                        {"replacement", space_mark},
@@ -115,6 +124,7 @@ Json bpe_to_json(const BPEDefinition& d) {
                                           : rule == SpaceBefore::first_without ? "first"
                                                                                : "never"},
                        {"split", !d.patterns.empty()}};
+
     Json steps =
         Json::array({{{"type", "Replace"}, {"pattern", {{"String", space_mark}}}, {"content", " "}},
                      {{"type", "ByteFallback"}},
@@ -123,6 +133,7 @@ Json bpe_to_json(const BPEDefinition& d) {
       steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
     decoder = {{"type", "Sequence"}, {"decoders", steps}};
   }
+
   return {{"version", "1.0"},
           {"truncation", nullptr},
           {"padding", nullptr},

@@ -6,7 +6,7 @@
 namespace lathe {
 namespace {
 
-/// The id of a special token, or -1.
+/// Returns the id of a special token, or -1.
 int64_t special(const BPE* bpe, const char* text) {
   return bpe == nullptr ? -1 : special_id(bpe->definition(), text);
 }
@@ -16,11 +16,14 @@ int64_t special(const BPE* bpe, const char* text) {
 ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
                            const std::string& what_to_do)
     : bpe_(tokenizer.bpe()) {
+  // ChatML has no token after the role, only a line break.
   open_ = special(bpe_, "<|im_start|>"), close_ = special(bpe_, "<|im_end|>");
   if (open_ >= 0 && close_ >= 0) {
     behind_role_ = behind_message_ = "\n";
     return;
   }
+
+  // Otherwise the template is that of Llama 3, or none.
   open_ = special(bpe_, "<|start_header_id|>"), opened_ = special(bpe_, "<|end_header_id|>");
   close_ = special(bpe_, "<|eot_id|>"), first_ = special(bpe_, "<|begin_of_text|>");
   behind_role_ = "\n\n";
@@ -64,6 +67,7 @@ void ChatTemplate::append_marked(const std::vector<ChatMessage>& messages, BPE::
   for (const ChatMessage& m : messages) {
     const bool learned = m.role == "assistant";
     const size_t message = ids.size();
+    // An answer is encoded apart from its role, as after the prompt that ask() makes.
     begin(encoder, ids, {m.role, learned ? "" : m.text});
     mark_tokens(ids, message);
     if (learned) encoder.encode(m.text, ids, SpecialText::text);

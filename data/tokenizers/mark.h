@@ -1,4 +1,4 @@
-// Ids of instruction data: those of prompts, which are read and not learned, are marked.
+// Marks in the ids of instruction data: those of prompts, which are read but not learned.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,13 @@
 
 namespace lathe {
 
-/// Set in a uint32 id that is not learned.
+/// The bit that is set in a uint32 id that is not learned.
 inline constexpr uint32_t token_mark = uint32_t{1} << 31;
-/// The id, marked.
+/// Returns the id with the mark.
 inline int32_t mark_token(int32_t id) {
   return static_cast<int32_t>(static_cast<uint32_t>(id) | token_mark);
 }
-/// Marks those from `from` on.
+/// Marks the ids from index `from` on.
 inline void mark_tokens(std::vector<int32_t>& ids, size_t from) {
   for (size_t i = from; i < ids.size(); ++i) ids[i] = mark_token(ids[i]);
 }

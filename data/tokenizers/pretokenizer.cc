@@ -1,5 +1,5 @@
-// Words of ASCII letters between ASCII, which the three known patterns all match completely,
-// are found without PCRE2.
+// Words of ASCII letters between ASCII characters are found without PCRE2: the three known patterns
+// all match them completely.
 #include "data/tokenizers/pretokenizer.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -12,8 +12,8 @@
 namespace lathe {
 namespace {
 
-// What Unicode 15 and 16 added to Unicode 14, which PCRE2 10.42 has (DerivedGeneralCategory.txt of
-// those versions).
+// The additions of Unicode 15 and 16 to Unicode 14, which PCRE2 10.42 has
+// (DerivedGeneralCategory.txt of those versions).
 constexpr const char* later_letters =
     R"(\x{1C89}\x{1C8A}\x{A7CB}-\x{A7CD}\x{A7DA}-\x{A7DC}\x{105C0}-\x{105F3}\x{10D4A}-\x{10D65}\x{10D6F}-\x{10D85})"
     R"(\x{10EC2}-\x{10EC4}\x{1123F}\x{11240}\x{11380}-\x{11389}\x{1138B}\x{1138E}\x{11390}-\x{113B5}\x{113B7})"
@@ -24,20 +24,22 @@ constexpr const char* later_letters =
 constexpr const char* later_numbers =
     R"(\x{10D40}-\x{10D49}\x{116D0}-\x{116E3}\x{11BF0}-\x{11BF9}\x{11F50}-\x{11F59}\x{16130}-\x{16139})"
     R"(\x{16D70}-\x{16D79}\x{1CCF0}-\x{1CCF9}\x{1D2C0}-\x{1D2D3}\x{1E4F0}-\x{1E4F9}\x{1E5F1}-\x{1E5FA})";
-// White_Space, from which PCRE2's own \s differs by U+180E.
+// White_Space; PCRE2's own \s also has U+180E.
 constexpr const char* white_space =
     R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
 
-/// The pattern with its classes written out. The ASCII members stand first: PCRE2 tests those by a
-/// table.
+/// Returns the pattern with its classes written out. ASCII members come first, since PCRE2 tests
+/// them with a table.
 std::string expand(const std::string& pattern) {
   std::string out;
   bool in_class = false;
+
   const auto add = [&](std::string_view open, std::string_view members, std::string_view more) {
     if (!in_class) out += open;
     out.append(members).append(more);
     if (!in_class) out += ']';
   };
+
   for (size_t i = 0; i < pattern.size(); ++i) {
     const std::string_view rest = std::string_view(pattern).substr(i);
     if (rest.starts_with("\\p{L}")) {
@@ -49,6 +51,7 @@ std::string expand(const std::string& pattern) {
     } else if (rest.starts_with("\\S") && !in_class) {
       add("[^", white_space, ""), i += 1;
     } else if (pattern[i] == '\\' && i + 1 < pattern.size()) {
+      // Copy an escaped character, so that \[ and \] do not begin or end a class.
       out += pattern.substr(i++, 2);
     } else {
       if (pattern[i] == '[') in_class = true;
@@ -65,7 +68,7 @@ std::string message_of(int code) {
   return reinterpret_cast<const char*>(text);
 }
 
-constexpr size_t window = size_t{1} << 20;  // bytes of a long text that are looked at together
+constexpr size_t window = size_t{1} << 20;  // bytes of a long text that are matched together
 
 pcre2_code* code_of(const std::shared_ptr<void>& code) {
   return static_cast<pcre2_code*>(code.get());
@@ -85,8 +88,8 @@ Pretokenizer::Pretokenizer(const std::string& pattern, const std::string& where)
     fail(Exit::data, where, ": the pattern ", pattern, " can't be used: ", message_of(code));
   code_ = std::shared_ptr<void>(compiled,
                                 [](void* p) { pcre2_code_free(static_cast<pcre2_code*>(p)); });
-  pcre2_jit_compile(compiled,
-                    PCRE2_JIT_COMPLETE);  // where it fails, matching is slower and the same
+  // Without the compiler matching is slower and has the same results.
+  pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
 }
 
 struct Pretokenizer::Cursor::MatchData {
@@ -135,11 +138,13 @@ size_t Pretokenizer::Cursor::end_of_word(size_t begin) const {
 
 std::string_view Pretokenizer::Cursor::next() {
   if (at_ == text_.size()) return {};
+
   const size_t begin = at_;
-  if (found_end_ > begin) {  // the match that was found behind the last piece
+  if (found_end_ > begin) {  // the match that followed the last piece
     at_ = std::exchange(found_end_, 0);
     return text_.substr(begin, at_ - begin);
   }
+
   if (begin >= valid_end_) {
     find_valid(begin, window);
     while (valid_end_ == at_ && at_ < text_.size()) find_valid(++at_, window);
@@ -151,9 +156,10 @@ std::string_view Pretokenizer::Cursor::next() {
       return text_.substr(begin, at_ - begin);
     }
   }
-  // The subject is valid UTF-8 alone, so a lookahead ends where other bytes begin. Of a long text
-  // it is a window, which grows where a match comes so close to its end that more text might change
-  // it.
+
+  // The subject is only valid UTF-8, so a lookahead ends where other bytes begin. For a long text
+  // it is a window. The window grows where a match ends so close to its end that more text might
+  // change the match.
   const PCRE2_SIZE* place = pcre2_get_ovector_pointer(data_->match);
   for (size_t more = 2 * window;; more *= 2) {
     const int found = pcre2_match(
@@ -162,11 +168,13 @@ std::string_view Pretokenizer::Cursor::next() {
     if (found < 0 && found != PCRE2_ERROR_NOMATCH)
       fail(Exit::data, "the pre-tokenizer's pattern fails at byte ", begin,
            " of the text: ", message_of(found));
+
     const bool matched = found >= 0;
     if (limited_ && (!matched || place[1] + 64 > valid_end_)) {
       find_valid(begin, more);
       continue;
     }
+
     at_ = !matched ? valid_end_ : place[0] > begin ? place[0] : place[1];
     found_end_ = matched && place[0] > begin ? place[1] : 0;
     return text_.substr(begin, at_ - begin);

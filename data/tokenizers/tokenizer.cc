@@ -7,7 +7,7 @@
 namespace lathe {
 namespace {
 
-/// Calls f with each character; `remedy` ends the sentence about a byte that is not UTF-8.
+/// Calls f with each character; `remedy` ends the message about a byte that is not UTF-8.
 template <class F>
 void each_character(std::string_view text, Exit code, const char* remedy, F&& f) {
   for (size_t i = 0; i < text.size();) {
@@ -64,6 +64,7 @@ Tokenizer Tokenizer::from_json(const Json& json, const char* kind_key, const std
         bpe_from_json(json_get<Json>(json, "bpe", where, Exit::data), where), where);
     return t;
   }
+
   std::vector<std::string> vocabulary;
   if (kind == "char")
     vocabulary = json_get<std::vector<std::string>>(json, "vocabulary", where, Exit::data);
@@ -107,19 +108,23 @@ int64_t Tokenizer::size() const {
 std::vector<int64_t> Tokenizer::encode(std::string_view text, Exit code) const {
   std::vector<int64_t> out;
   out.reserve(text.size());
+
   if (kind_ == "byte") {
     for (char c : text) out.push_back(static_cast<unsigned char>(c));
     return out;
   }
+
   if (bpe_) {
     std::vector<int32_t> ids;
     try {
       BPE::Encoder(*bpe_).encode(text, ids);
     } catch (const Error& e) {
+      // The encoder throws Exit::data; the caller chooses the code for its text.
       fail(code, e.what());
     }
     return {ids.begin(), ids.end()};
   }
+
   std::string key;
   each_character(text, code, "convert it to UTF-8", [&](std::string_view c) {
     key.assign(c);

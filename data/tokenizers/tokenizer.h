@@ -1,4 +1,4 @@
-// Tokenizers: text to ids and back.
+// Tokenizers, which convert text to ids and ids to text.
 #pragma once
 
 #include <cstdint>
@@ -15,47 +15,50 @@
 namespace lathe {
 
 /// "byte": ids are the 256 byte values. "char": ids index the sorted Unicode code points of a text.
-/// "bpe": byte-level byte-pair encoding, or SentencePiece's. What it is made of is saved with the
+/// "bpe": byte-pair encoding of bytes, or SentencePiece's form. Its definition is saved with the
 /// data and with each checkpoint.
 class Tokenizer {
  public:
-  /// The tokenizer of 256 byte values.
+  /// Returns the tokenizer of 256 byte values.
   static Tokenizer byte();
-  /// The code points of UTF-8 `text`. Exit::data on malformed UTF-8, naming the byte.
+  /// Returns a tokenizer of the code points of UTF-8 `text`. Throws Exit::data for malformed UTF-8,
+  /// with the byte.
   static Tokenizer characters(std::string_view text);
-  /// "byte", or "char" with its vocabulary. Exit::data for another kind or a character twice.
+  /// Returns "byte", or "char" with its vocabulary. Throws Exit::data for another kind or a
+  /// repeated character.
   static Tokenizer from(const std::string& kind, const std::vector<std::string>& vocabulary);
-  /// A BPE of files (read_bpe).
+  /// Returns a BPE read from files (read_bpe).
   static Tokenizer bpe(const fs::path& path);
-  /// What add_to_json wrote into an object, whose kind is its field `kind_key`. Exit::data,
-  /// beginning with `where`.
+  /// Reads what add_to_json wrote into an object; the field `kind_key` is its kind. Throws
+  /// Exit::data, beginning with `where`.
   static Tokenizer from_json(const Json& json, const char* kind_key, const std::string& where);
-  /// Writes all that from_json needs into the object `json`, the kind as its field `kind_key`.
+  /// Writes all that from_json needs into the object `json`, with the kind in its field `kind_key`.
   void add_to_json(Json& json, const char* kind_key) const;
 
   const std::string& kind() const { return kind_; }
   /// Ids are 0 to size() - 1.
   int64_t size() const;
-  /// "char": one code point each, by id; else empty.
+  /// Returns the code point of each id for "char"; else empty.
   const std::vector<std::string>& vocabulary() const { return vocabulary_; }
-  /// Null unless it is one.
+  /// Returns the BPE; null for other kinds.
   const BPE* bpe() const { return bpe_.get(); }
-  /// The token that ends a document, a BPE's <|endoftext|>, <|end_of_text|> or </s>; -1 where there
-  /// is none.
+  /// Returns the token that ends a document (a BPE's <|endoftext|>, <|end_of_text|> or </s>), or
+  /// -1.
   int32_t document_end() const;
-  /// What a prompt begins with: a BPE's definition().begin, or -1.
+  /// Returns the token that a prompt begins with: a BPE's definition().begin, or -1.
   int32_t prompt_begin() const { return bpe_ ? bpe_->definition().begin : -1; }
-  /// Whether a text that is written ends with this token: of a document, or of a chat's turn.
+  /// Returns whether a generated text ends with this token, the end of a document or of a chat's
+  /// turn.
   bool ends_text(int64_t id) const;
-  /// Whether both give every text the same ids.
+  /// Returns whether both give every text the same ids.
   bool operator==(const Tokenizer& other) const;
 
-  /// Ids of `text`; a BPE takes the texts of special tokens for those. A character that is not in
-  /// the vocabulary is an error of code `code` that shows it.
+  /// Returns the ids of `text`; a BPE encodes the texts of special tokens as these. Throws `code`
+  /// with the character for one that is not in the vocabulary.
   std::vector<int64_t> encode(std::string_view text, Exit code = Exit::data) const;
-  /// Text of ids; an id without a character becomes U+FFFD.
+  /// Returns the text of ids; an id without a character becomes U+FFFD.
   std::string decode(const std::vector<int64_t>& ids) const;
-  /// What an id adds to the text before it.
+  /// Returns the text that an id adds to the text before it.
   std::string piece(int64_t id) const;
 
  private:

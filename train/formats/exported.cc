@@ -15,7 +15,7 @@ namespace lathe {
 
 namespace {
 
-/// As a config names it.
+/// Returns a dtype's name in a config.
 std::string config_name(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "fp16" : "fp32";
 }
@@ -28,7 +28,7 @@ std::string saved_dtype(const SafetensorsFile& file) {
   return "fp32";
 }
 
-/// The first family that has such a model, and its config.json.
+/// Returns the first family that can represent the model, and its config.json.
 std::pair<const Family*, Json> family_for(const RunConfig& config) {
   std::string kinds;
   for (const Family& family : families()) {
@@ -49,6 +49,7 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
   const fs::path checkpoint = find_checkpoint(o.run, o.checkpoint);
   state = read_state(checkpoint);
   config = saved_config(state, checkpoint);
+
   if (adapters_of(config).rank > 0)
     fail(Exit::usage, o.run.string(),
          " holds adapters; merge them into their model first (`lathe merge`)");
@@ -58,26 +59,32 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
          "optim.ema_decay is 0); "
          "leave --weights out");
   }
+
   path_ = checkpoint / "model.safetensors";
   model_ = std::make_unique<SafetensorsFile>(path_);
+  // Moving averages are saved with the optimizer's state.
   if (average_)
     optimizer_ = std::make_unique<SafetensorsFile>(checkpoint / "optimizer.safetensors");
   dtype = o.dtype.empty() ? saved_dtype(*model_) : o.dtype;
+
+  // The model has shapes only; tensor() reads one parameter at a time.
   const MetaInit guard;
   shapes = find_model_kind(config.model.kind)->make(config.model.own, state.sizes);
   parameters = lathe::parameters(*shapes);
-  // A width that the config leaves to the model.
+
+  // config.json must have the width that the config leaves to the model.
   if (int64_t* inner = config.model.own.find<int64_t>("n_inner"); inner != nullptr && *inner == 0) {
     for (const NamedParameter& p : parameters) {
       if (p.path == "blocks.0.mlp.up.weight") *inner = p.parameter.size(0);
     }
   }
+
   std::tie(family, family_config) = family_for(config);
 }
 
 at::Tensor ExportedModel::tensor(const NamedParameter& p) const {
-  const TensorEntry* average =
-      average_ ? optimizer_->find(p.path + "." + average_name) : nullptr;  // none: frozen
+  const TensorEntry* average = average_ ? optimizer_->find(p.path + "." + average_name)
+                                        : nullptr;  // null for frozen parameters
   at::Tensor t =
       entry_tensor(average != nullptr ? *average : model_->at(p.path), p.parameter.sizes(), path_);
   const at::ScalarType wanted = p.parameter.dim() >= 2 ? dtype_from_config(dtype) : at::kFloat;
@@ -97,6 +104,7 @@ void ExportedModel::each(const std::function<void(const TensorRule& rule, int64_
     const auto [rule, block] = rule_of(*family, p.path);
     LATHE_CHECK(rule != nullptr, "the family ", family->model_type, " has no rule for ", p.path);
     f(*rule, block, tensor(p));
+
     if (!p.path.ends_with("weight")) continue;
     const std::string bias = p.path.substr(0, p.path.size() - std::strlen("weight")) + "bias";
     const auto [bias_rule, bias_block] = rule_of(*family, bias);

@@ -1,4 +1,4 @@
-// What every export of a run begins with: its weights, and the family that they go out as.
+// The part that all exports of a run share: its weights, and the family for which they are written.
 #pragma once
 
 #include <functional>
@@ -11,22 +11,22 @@
 
 namespace lathe {
 
-/// A checkpoint's weights, and the family that they go out as.
+/// A checkpoint's weights, and the family for which they are written.
 struct ExportedModel {
   RunState state;
   RunConfig config;
-  std::string dtype;     ///< of matrices, as a config names it
-  const Family* family;  ///< the first that has such a model
-  Json family_config;    ///< what its config.json says of it
+  std::string dtype;     ///< of matrices, named as in a config
+  const Family* family;  ///< the first that can represent the model
+  Json family_config;    ///< the family's keys of config.json
   std::unique_ptr<Model> shapes;
-  std::vector<NamedParameter> parameters;  ///< shapes alone
+  std::vector<NamedParameter> parameters;  ///< shapes only
 
   explicit ExportedModel(const ExportOptions& options);
-  /// A parameter's values on the CPU: matrices in `dtype`, the rest in float32. Exit::usage where
-  /// float16 has no such value.
+  /// Returns a parameter's values on the CPU: matrices in `dtype`, others in float32. Throws
+  /// Exit::usage for a value beyond float16's range.
   at::Tensor tensor(const NamedParameter& parameter) const;
-  /// Calls f(rule, block, tensor) for each tensor that the family has: the parameters, and zeros
-  /// for biases that ours lacks.
+  /// Calls f(rule, block, tensor) for each tensor of the family: the parameters, and zeros for
+  /// biases that our model lacks.
   void each(const std::function<void(const TensorRule& rule, int64_t block, const at::Tensor& t)>&
                 f) const;
 

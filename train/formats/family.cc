@@ -89,6 +89,8 @@ void pass_common_keys(ConfigKeys& keys) {
              "is_decoder",
              "auto_map",
              "prefix"});
+
+  // These change the computation, so only a decoder's values pass.
   keys.only("is_encoder_decoder", {false});
   keys.only("add_cross_attention", {false});
 }

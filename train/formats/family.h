@@ -1,6 +1,6 @@
 // Families of models that other programs exchange: how their config.json and the names of their
-// tensors stand to a model kind of ours. A family is a file in this folder and a line in the table
-// of family.cc. No LibTorch header.
+// tensors correspond to a model kind of Lathe. Each family is a file in this folder and a line in
+// the table of family.cc. No LibTorch header.
 #pragma once
 
 #include <functional>
@@ -16,62 +16,61 @@
 
 namespace lathe {
 
-/// A parameter of ours and what others call it. '#' stands for the number of a block.
+/// The names of a parameter, ours and others'. '#' stands for the number of a block.
 struct TensorRule {
-  /// How the rows of queries and keys stand in GGUF: ours have each head's rotary channels in
-  /// halves, which "llama" keeps as pairs beside each other.
+  /// The order of the rows of queries and keys in GGUF. Ours have each head's rotary channels in
+  /// halves; the architecture "llama" puts the two channels of a pair next to each other.
   enum class Rows { as_they_are, pairs_of_heads, pairs_of_groups };
   std::string ours, theirs;
   std::string gguf{};       ///< in GGUF files
   bool transposed = false;  ///< theirs is [inputs, outputs]
-  bool always = false;      ///< they always have this bias: zeros where ours has none
+  bool always = false;      ///< they always have this bias; it is zero where ours has none
   Rows gguf_rows = Rows::as_they_are;
-  bool gguf_wide = false;  ///< float32 in GGUF whatever the rest is
+  bool gguf_wide = false;  ///< float32 in GGUF, whatever the dtype of the others
 };
 
-/// What a config.json says, in keys of [model] without their section.
+/// The contents of a config.json as keys of [model], without the section.
 using ModelKeys = std::map<std::string, ConfigValue>;
 
 struct Family {
-  std::string model_type;    ///< as config.json has it
+  std::string model_type;    ///< in config.json
   std::string architecture;  ///< the class in transformers
-  std::string kind;          ///< of ours
-  std::string prefix;        ///< of the tensors but the head's, which may be missing
+  std::string kind;          ///< our model kind
+  std::string prefix;        ///< of tensor names but the head's; some files omit it
   std::vector<TensorRule> tensors{};
-  std::vector<std::string>
-      buffers{};  ///< names of tensors that follow from the config, which some files have
-  /// Takes a config.json apart; `most` is the context that is wanted, or 0 for the whole. Errors as
-  /// in ConfigKeys.
+  /// Names of tensors that follow from the config, which some files have.
+  std::vector<std::string> buffers{};
+  /// Reads a config.json; `most` is the wanted context, or 0 for all. Throws the errors of
+  /// ConfigKeys.
   std::function<ModelKeys(ConfigKeys& keys, int64_t most)> read{};
-  /// config.json of a model; nothing where the family has no such model.
+  /// Returns a model's config.json; nullopt where the family has no such model.
   std::function<std::optional<Json>(const AnyConfig& own)> write{};
   std::string gguf_name{};  ///< general.architecture
-  /// Metadata of the architecture, keys without its name.
+  /// Returns the architecture's metadata, without its name in the keys.
   std::function<GGUFMetadata(const AnyConfig& own)> gguf{};
-  /// Vectors that GGUF has beside the parameters.
+  /// Returns the vectors that GGUF has besides the parameters.
   std::function<std::vector<std::pair<std::string, std::vector<float>>>(const AnyConfig& own)>
       gguf_tensors{};
 };
 
-/// All of them. Where several can hold a model, the first is written.
+/// Returns all families. The first that can represent a model is used for export.
 const std::vector<Family>& families();
-/// The family of a config.json; Exit::checkpoint names the model_type where there is none.
+/// Returns the family of a config.json. Throws Exit::checkpoint with the model_type if unknown.
 const Family& family_of(const Json& config, const std::string& where);
 
-/// A name with the number of a block in place of '#'.
+/// Returns a name with a block's number in place of '#'.
 std::string with_block(const std::string& name, int64_t block);
-/// The rule of a parameter's path and the block's number (-1: none), or null.
+/// Returns the rule for a parameter's path, or null, and the block's number (-1: none).
 std::pair<const TensorRule*, int64_t> rule_of(const Family& family, const std::string& path);
-/// Whether `name` is `pattern`, in which '#' stands for any number.
+/// Returns whether `name` matches `pattern`, in which '#' stands for any number.
 bool is_named(const std::string& name, const std::string& pattern, int64_t* block = nullptr);
 
-/// Passes over the keys that every config.json may have and that change nothing of what is
-/// computed.
+/// Passes over the keys that any config.json may have and that do not change the computation.
 void pass_common_keys(ConfigKeys& keys);
-/// The context to take: all of `positions`, or `most` of them. Exit::usage where there are not so
-/// many.
+/// Returns the context to use: all `positions`, or `most` of them. Throws Exit::usage where `most`
+/// is larger.
 int64_t context_of(int64_t positions, int64_t most);
-/// A key of a model's config.
+/// Returns the value of a key of a model's config.
 template <class T>
 const T& value_of(const AnyConfig& own, const char* key) {
   const T* found = own.find<T>(key);

@@ -11,7 +11,7 @@
 namespace lathe {
 namespace {
 
-/// The name that llama.cpp knows a way of splitting text by.
+/// Returns llama.cpp's name for a way of splitting text.
 std::string name_of_splits(const BPEDefinition& d) {
   const std::vector<std::string>& p = d.patterns;
   if (p == std::vector<std::string>{gpt2_pattern}) return "gpt-2";
@@ -22,8 +22,8 @@ std::string name_of_splits(const BPEDefinition& d) {
        "); it has one for those of GPT-2, Llama 3, Qwen 2 and SmolLM");
 }
 
-/// SentencePiece's scores: llama.cpp merges the two whose token has the highest, so the earliest
-/// merge's.
+/// Returns SentencePiece's scores. llama.cpp merges the pair whose token has the highest score
+/// first, so earlier merges have higher scores.
 std::vector<float> scores_of(const BPEDefinition& d, size_t tokens) {
   std::vector<float> scores(tokens, 0);
   std::map<std::string_view, size_t> places;
@@ -33,6 +33,8 @@ std::vector<float> scores_of(const BPEDefinition& d, size_t tokens) {
         found != places.end() && std::cmp_equal(found->second, s.id))
       places.erase(found);
   }
+
+  // Going backward leaves the score of the first merge that makes a token.
   for (size_t i = d.merges.size(); i-- > 0;) {
     const auto& [a, b] = d.merges[i];
     const auto made =
@@ -43,18 +45,23 @@ std::vector<float> scores_of(const BPEDefinition& d, size_t tokens) {
 }
 
 void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& metadata) {
+  // The values of llama.cpp's token types.
   enum : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
+
   const bool of_characters = !d.byte_tokens.empty();
   if (of_characters && !d.patterns.empty())
     fail(Exit::usage,
          "GGUF has no name for the tokenizer's way to split text: SentencePiece's, at each space");
+
   std::vector<std::string> tokens, merges;
   std::vector<int32_t> types;
+  // The model's vocabulary may be larger than the tokenizer's, and GGUF has a token for each id.
   for (int64_t id = 0; id < vocab_size; ++id) {
     const bool there = id < std::ssize(d.tokens) && !d.tokens[static_cast<size_t>(id)].empty();
     tokens.push_back(there ? printed_token(d, static_cast<size_t>(id)) : str("[PAD", id, "]"));
     types.push_back(there ? normal : unused);
   }
+
   for (const int32_t id : d.byte_tokens) types[static_cast<size_t>(id)] = byte;
   for (const SpecialToken& s : d.special) {
     tokens[static_cast<size_t>(s.id)] = s.text;
@@ -64,10 +71,12 @@ void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& met
     if (s.text == "<unk>")
       metadata.emplace_back("tokenizer.ggml.unknown_token_id", static_cast<uint32_t>(s.id));
   }
+
   metadata.emplace_back("tokenizer.ggml.model", std::string(of_characters ? "llama" : "gpt2"));
   metadata.emplace_back("tokenizer.ggml.pre", of_characters ? "default" : name_of_splits(d));
   metadata.emplace_back("tokenizer.ggml.tokens", tokens);
   metadata.emplace_back("tokenizer.ggml.token_type", types);
+
   if (of_characters) {
     metadata.emplace_back("tokenizer.ggml.scores", scores_of(d, tokens.size()));
     metadata.emplace_back("tokenizer.ggml.add_space_prefix", d.space_before != SpaceBefore::none);
@@ -76,6 +85,7 @@ void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& met
       merges.push_back(tokens[static_cast<size_t>(a)] + " " + tokens[static_cast<size_t>(b)]);
     metadata.emplace_back("tokenizer.ggml.merges", merges);
   }
+
   const TextMarks marks = boundary_tokens(d);
   for (const auto& [key, id] :
        {std::pair("bos", marks.begin), {"eos", marks.end}, {"eot", marks.turn_end}})
@@ -84,8 +94,8 @@ void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& met
   metadata.emplace_back("tokenizer.ggml.add_bos_token", d.begin >= 0);
 }
 
-/// Rows of heads from halves to pairs: of each head, row i of the one half and row i of the other
-/// beside each other.
+/// Converts rows of heads from halves to pairs: in each head, row i of the first half is followed
+/// by row i of the second.
 at::Tensor in_pairs(const at::Tensor& t, int64_t heads) {
   const int64_t width = t.size(0) / heads;
   const at::Tensor halves = t.reshape({heads, 2, width / 2, -1});
@@ -98,6 +108,8 @@ void export_gguf(const ExportOptions& o) {
   const ExportedModel m(o);
   const AnyConfig& own = m.config.model.own;
   const std::string arch = m.family->gguf_name;
+
+  // llama.cpp's file types: 0 is float32, 1 mostly float16, 32 mostly bfloat16.
   GGUFMetadata metadata{{"general.architecture", arch},
                         {"general.type", std::string("model")},
                         {"general.name", without_trailing_slash(o.run).filename().string()},
@@ -105,8 +117,10 @@ void export_gguf(const ExportOptions& o) {
                                                        : m.dtype == "fp16" ? 1U
                                                                            : 32U}},
                         {"general.quantization_version", uint32_t{2}}};
+
   for (auto& [key, value] : m.family->gguf(own))
     metadata.emplace_back(arch + "." + key, std::move(value));
+
   if (m.state.tokenizer && m.state.tokenizer->bpe() != nullptr) {
     add_tokenizer(m.state.tokenizer->bpe()->definition(), value_of<int64_t>(own, "vocab_size"),
                   metadata);
@@ -116,17 +130,21 @@ void export_gguf(const ExportOptions& o) {
              m.state.tokenizer ? m.state.tokenizer->kind() : "not known",
              ", and what others read is a BPE");
   }
+
   NewFolder out(o.out, o.stop);
   Snapshot snapshot;
   const auto add = [&](const std::string& name, const at::Tensor& t) {
+    // Entries do not own their bytes; `held` does.
     snapshot.held.push_back(t.contiguous());
     snapshot.model.push_back(make_entry(name, snapshot.held.back()));
   };
+
   m.each([&](const TensorRule& rule, int64_t block, const at::Tensor& t) {
     out.check_stop();
     using Rows = TensorRule::Rows;
     at::Tensor written = rule.gguf_wide ? t.to(at::kFloat) : t;
     if (rule.gguf_rows != Rows::as_they_are) {
+      // n_kv_head = 0 stands for as many groups as heads.
       const int64_t heads = value_of<int64_t>(own, "n_head"),
                     groups = value_of<int64_t>(own, "n_kv_head");
       written =
@@ -134,10 +152,12 @@ void export_gguf(const ExportOptions& o) {
     }
     add(with_block(rule.gguf, block), written);
   });
+
   if (m.family->gguf_tensors) {
     for (const auto& [name, values] : m.family->gguf_tensors(own))
       add(name, at::tensor(values, at::kFloat));
   }
+
   write_gguf(out.path() / "model.gguf", metadata, snapshot.model);
   out.publish();
 }

@@ -1,13 +1,14 @@
-// Runs as GGUF files, for llama.cpp and what is built on it.
+// Export of runs as GGUF files, for llama.cpp and programs based on it.
 #pragma once
 
 #include "train/formats/hugging_face.h"
 
 namespace lathe {
 
-/// Writes a run as `out`/model.gguf: weights, what the architecture needs to know, and the
-/// tokenizer, a BPE. The folder is there whole or not at all. Exit::usage as export_hugging_face,
-/// and where the tokenizer splits text in a way that GGUF has no name for.
+/// Writes a run as `out`/model.gguf: weights, the architecture's metadata, and the tokenizer, which
+/// must be a BPE. The folder is created completely or not at all. Throws Exit::usage as
+/// export_hugging_face does, and where GGUF has no name for the way in which the tokenizer splits
+/// text.
 void export_gguf(const ExportOptions& options);
 
 }  // namespace lathe

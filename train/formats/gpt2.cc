@@ -1,4 +1,4 @@
-// GPT-2 (Radford et al. 2019), as transformers' GPT2LMHeadModel has it.
+// GPT-2 (Radford et al. 2019) in the form of transformers' GPT2LMHeadModel.
 #include "train/formats/family.h"
 
 namespace lathe {
@@ -7,13 +7,15 @@ namespace {
 ModelKeys read(ConfigKeys& c, int64_t most) {
   const int64_t channels = c.whole("n_embd", 1, 100000);
   c.only("n_inner", {4 * channels});
-  c.only("activation_function",
-         {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"});  // names of one formula
+
+  // These are names of the same formula.
+  c.only("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"});
   c.only("layer_norm_epsilon", {1e-5});
   c.only("scale_attn_weights", {true});
   c.only("scale_attn_by_inverse_layer_idx", {false});
   c.pass({"reorder_and_upcast_attn", "n_ctx", "embd_pdrop", "attn_pdrop", "summary_activation",
           "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"});
+
   const double dropout = c.real("resid_pdrop", 0.1);
   if (!(dropout >= 0 && dropout < 1)) c.refuse("resid_pdrop", "it must be from 0 to below 1");
   return {{"n_layer", c.whole("n_layer", 1, 1000)},
@@ -62,6 +64,7 @@ Family gpt2_family() {
            .architecture = "GPT2LMHeadModel",
            .kind = "gpt",
            .prefix = "transformer."};
+
   f.tensors = {
       {.ours = "tokens.weight", .theirs = "transformer.wte.weight", .gguf = "token_embd.weight"},
       {.ours = "positions.weight",
@@ -69,6 +72,8 @@ Family gpt2_family() {
        .gguf = "position_embd.weight",
        .gguf_wide = true},
       {.ours = "head.weight", .theirs = "lm_head.weight", .gguf = "output.weight"}};
+
+  // transformers' Conv1D has weights [inputs, outputs].
   const auto add = [&](const std::string& ours, const std::string& theirs, const std::string& gguf,
                        bool product) {
     f.tensors.push_back({.ours = ours + ".weight",
@@ -80,6 +85,7 @@ Family gpt2_family() {
                          .gguf = gguf + ".bias",
                          .always = true});
   };
+
   add("norm", "ln_f", "output_norm", false);
   add("blocks.#.norm1", "h.#.ln_1", "blk.#.attn_norm", false);
   add("blocks.#.attn.qkv", "h.#.attn.c_attn", "blk.#.attn_qkv", true);
@@ -87,7 +93,10 @@ Family gpt2_family() {
   add("blocks.#.norm2", "h.#.ln_2", "blk.#.ffn_norm", false);
   add("blocks.#.mlp.up", "h.#.mlp.c_fc", "blk.#.ffn_up", true);
   add("blocks.#.mlp.down", "h.#.mlp.c_proj", "blk.#.ffn_down", true);
+
+  // Older files have the causal masks.
   f.buffers = {"h.#.attn.bias", "h.#.attn.masked_bias"};
+
   f.read = read;
   f.write = write;
   f.gguf_name = "gpt2";

@@ -21,38 +21,44 @@ namespace {
 
 constexpr uint64_t most_config = uint64_t{16} << 20;
 
-/// [model] of a config.json.
+/// Returns the family and the [model] of a config.json.
 std::pair<const Family*, ModelConfig> read_config(const fs::path& folder, int64_t block_size) {
   const std::string where = (folder / "config.json").string();
   if (!fs::is_directory(folder))
     fail(Exit::usage, folder.string(), " is no folder; give one with a config.json");
   if (!fs::exists(folder / "config.json"))
     fail(Exit::checkpoint, folder.string(), " has no config.json, so it is no Hugging Face folder");
+
   Json json = parse_json(read_file(where, Exit::checkpoint, most_config), where, Exit::checkpoint);
   const Family& family = family_of(json, where);
   ConfigKeys keys(std::move(json), where);
   pass_common_keys(keys);
   const ModelKeys values = family.read(keys, block_size);
+  // Keys that nobody read may change what the model computes, so this refuses them.
   keys.finish();
+
   RunConfig config;
   const ModelKind* kind = find_model_kind(family.kind);
   if (kind == nullptr)
     fail(Exit::checkpoint, where, ": this build has no model kind \"", family.kind, "\", which ",
          family.model_type, " needs");
+
   config.model.kind = family.kind;
   config.model.own = kind->config;
+  // A value that the schema refuses is a fault of the folder, not of the command line.
   try {
     for (const auto& [key, value] : values)
       config.schema().set(&config, "model." + key, value, where);
   } catch (const Error& e) {
     fail(Exit::checkpoint, e.what());
   }
+
   if (const auto fault = kind->check(config.model.own))
     fail(Exit::checkpoint, where, ": ", fault->what);
   return {&family, config.model};
 }
 
-/// An entry as a tensor of its own shape; a copy where its bytes do not lie as its dtype wants.
+/// Returns an entry as a tensor of its shape; copies it if its bytes are unaligned for its dtype.
 at::Tensor tensor_of(const TensorEntry& entry) {
   const at::ScalarType dtype = *dtype_from_safetensors(entry.dtype);
   const auto address = reinterpret_cast<uintptr_t>(entry.bytes.data());
@@ -67,7 +73,7 @@ bool is_weight(const std::string& dtype) {
   return dtype == "F32" || dtype == "F16" || dtype == "BF16";
 }
 
-/// Exit::data where a tokenizer, read at `path`, has more tokens than the model.
+/// Throws Exit::data where a tokenizer, read at `path`, has more tokens than the model.
 void check_vocabulary(const Tokenizer& tokenizer, const fs::path& path, const ModelConfig& model) {
   const int64_t vocab_size = *model.own.find<int64_t>("vocab_size");
   if (tokenizer.size() > vocab_size) {
@@ -110,21 +116,26 @@ void HuggingFaceFolder::check_tensors() const {
       fail(Exit::checkpoint, folder_.string(), " lacks the tensor \"", source.name,
            "\" that its config.json calls for");
     used.insert(source.name);
+
     const std::string where =
         str(files_.file_of(source.name).string(), ": tensor \"", source.name, "\"");
     if (!is_weight(entry->dtype))
       fail(Exit::checkpoint, where, " is ", entry->dtype, "; this build reads F32, F16 and BF16");
+
     std::vector<int64_t> wanted = p.parameter.sizes().vec();
     if (source.transposed) std::reverse(wanted.begin(), wanted.end());
-    // A shorter context takes the first positions of a table.
+    // A shorter context uses the first positions of a table.
     const bool cut =
         p.path == "positions.weight" && entry->shape.size() == 2 && entry->shape[0] > wanted[0];
     if (cut) wanted[0] = entry->shape[0];
+
     if (entry->shape != wanted) {
       fail(Exit::checkpoint, where, " is ", describe(at::IntArrayRef(entry->shape)),
            ", and by config.json it must be ", describe(at::IntArrayRef(wanted)));
     }
   }
+
+  // The remaining tensors must be known buffers, or a head that is equal to the tied embeddings.
   const bool tied = *model_.own.find<bool>("tie_weights");
   for (const std::string& name : files_.names()) {
     if (used.contains(name)) continue;
@@ -135,6 +146,7 @@ void HuggingFaceFolder::check_tensors() const {
     const std::string where = str(files_.file_of(name).string(), ": tensor \"", name, "\"");
     if (!tied || name != "lm_head.weight")
       fail(Exit::checkpoint, where, " is nothing that the model of config.json has");
+
     const TensorEntry &head = *files_.find(name),
                       &tokens = *files_.find(source_of(parameters_[0]).name);
     if (head.shape != tokens.shape || head.dtype != tokens.dtype ||
@@ -148,16 +160,19 @@ at::Tensor HuggingFaceFolder::tensor(const NamedParameter& p) const {
   const Source source = source_of(p);
   const TensorEntry& entry = *files_.find(source.name);
   at::Tensor t = tensor_of(entry);
+
   if (t.numel() > 0) {
     const auto [least, largest] = at::aminmax(t);  // both are NaN where an element is
     if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>()))
       fail(Exit::diverged, files_.file_of(source.name).string(), ": tensor \"", source.name,
            "\" has elements that are not finite");
   }
+
   if (source.transposed) {
     t = t.t().contiguous();
     files_.release(entry);
   }
+  // A shorter context uses the first rows of the table of positions.
   return t.dim() == 2 ? t.slice(0, 0, p.parameter.size(0)) : t;
 }
 
@@ -181,12 +196,15 @@ fs::path import_hugging_face(const ImportOptions& o) {
     state.tokenizer = Tokenizer::bpe(o.tokenizer);
     check_vocabulary(*state.tokenizer, o.tokenizer, folder.model());
   }
+
   RunConfig config;
   config.model = folder.model();
   config.data.dir = "";
   config.train.batch_size = 1;
   config.train.out_dir = o.out.string();
+  // A saved config has the resolved value, which is end_of_schedule() of the defaults.
   config.schedule.min_lr = config.optim.lr / 10;
+
   state.config = config.schema().to_toml(&config, /*comments=*/false);
   state.threads = default_threads();
   state.isa = cpu_isa();
@@ -197,10 +215,12 @@ fs::path import_hugging_face(const ImportOptions& o) {
   for (const NamedParameter& p : folder.parameters()) {
     out.check_stop();
     at::Tensor t = folder.tensor(p);
+    // Runs keep vectors in float32, whatever the dtype of their matrices.
     if (t.dim() < 2) t = t.to(at::kFloat);
     snapshot.held.push_back(t);
     snapshot.model.push_back(make_entry(p.path, t));
   }
+
   make_folders(out.path() / "checkpoints");
   write_checkpoint(out.path() / "checkpoints" / checkpoint_name(0), state, snapshot);
   write_config_record(out.path(), config, {});
@@ -210,7 +230,8 @@ fs::path import_hugging_face(const ImportOptions& o) {
 
 namespace {
 
-/// tokenizer.json and what goes with it; vocab.json and merges.txt too, where they say the same.
+/// Writes tokenizer.json and tokenizer_config.json, and also vocab.json and merges.txt where these
+/// can express the tokenizer.
 void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& config) {
   const Json whole = bpe_to_json(d);
   write_file_durably(folder / "tokenizer.json", json_text(whole, 1) + "\n");
@@ -219,18 +240,23 @@ void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& confi
       {"clean_up_tokenization_spaces", false},
       {"model_max_length",
        config.contains("n_positions") ? config["n_positions"] : config["max_position_embeddings"]}};
+
   const TextMarks marks = boundary_tokens(d);
   for (const auto& [key, id] : {std::pair("bos_token", marks.begin), {"eos_token", marks.end}}) {
     if (id < 0) continue;
     settings[key] = d.tokens[static_cast<size_t>(id)];
+    // The caller writes config.json after this.
     config[str(key, "_id")] = id;
   }
   if (std::ranges::find(d.special, "<unk>", &SpecialToken::text) != d.special.end())
     settings["unk_token"] = "<unk>";
   write_file_durably(folder / "tokenizer_config.json", json_text(settings, 1) + "\n");
+
+  // vocab.json and merges.txt imply GPT-2's pattern and nothing else.
   if (d.patterns != std::vector<std::string>{gpt2_pattern} || d.nfc || d.whole_pieces ||
       !d.byte_tokens.empty())
     return;
+
   write_file_durably(folder / "vocab.json", json_text(whole["model"]["vocab"]) + "\n");
   std::string merges = "#version: 0.2\n";
   for (const Json& merge : whole["model"]["merges"]) merges += merge.get<std::string>() + "\n";
@@ -259,6 +285,7 @@ void export_hugging_face(const ExportOptions& o) {
     snapshot.model.push_back(make_entry(with_block(rule.theirs, block), snapshot.held.back()));
   });
   write_safetensors(out.path() / "model.safetensors", snapshot.model, {{"format", "pt"}});
+
   if (m.state.tokenizer && m.state.tokenizer->bpe() != nullptr) {
     const BPEDefinition& tokenizer = m.state.tokenizer->bpe()->definition();
     write_tokenizer(tokenizer, out.path(), head);
@@ -275,6 +302,8 @@ void export_hugging_face(const ExportOptions& o) {
              m.state.tokenizer ? m.state.tokenizer->kind() : "not known",
              ", and what others read is a BPE");
   }
+
+  // config.json comes last, since write_tokenizer() adds the ids of special tokens to it.
   write_file_durably(out.path() / "config.json", json_text(head, 1) + "\n");
   out.publish();
 }

@@ -1,4 +1,4 @@
-// Hugging Face folders: config.json, safetensors and tokenizer.json, as runs of ours and back.
+// Import and export of Hugging Face folders: config.json, safetensors and tokenizer.json.
 #pragma once
 
 #include <optional>
@@ -11,24 +11,25 @@
 
 namespace lathe {
 
-/// A Hugging Face folder, opened: its model as we have it. All that can be wrong with it, but for
-/// values that are not finite, is found when it is opened: Exit::checkpoint with what and where.
+/// An open Hugging Face folder, with its model in our form. Opening it finds all faults but values
+/// that are not finite, and throws Exit::checkpoint with what and where.
 class HuggingFaceFolder {
  public:
-  /// `block_size`: the context to take, 0 for all that the model was made for; Exit::usage where
-  /// that is less.
+  /// `block_size`: the context to use, 0 for all that the model was made for. Throws Exit::usage
+  /// where the model was made for less.
   explicit HuggingFaceFolder(const fs::path& folder, int64_t block_size = 0);
 
   const Family& family() const { return *family_; }
-  /// [model].
+  /// Returns [model].
   const ModelConfig& model() const { return model_; }
-  /// Its parameters, shapes alone.
+  /// Returns the model's parameters, shapes only.
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
-  /// The values of one, in the dtype that they are stored in; in place where they lie as ours do,
-  /// valid as long as this object. Exit::diverged where one is not finite.
+  /// Returns the values of a parameter in their stored dtype. They are not copied if their layout
+  /// is ours, and are then valid as long as this object. Throws Exit::diverged where one is not
+  /// finite.
   at::Tensor tensor(const NamedParameter& parameter) const;
-  /// The tokenizer of its files. Exit::data where this build can't read it, or it has more tokens
-  /// than the model.
+  /// Returns the tokenizer of the folder. Throws Exit::data where this build can't read it, or it
+  /// has more tokens than the model.
   Tokenizer tokenizer() const;
 
  private:
@@ -51,22 +52,24 @@ struct ImportOptions {
   fs::path folder, out;
   int64_t block_size = 0;          ///< as in HuggingFaceFolder
   std::string tokenizer = "auto";  ///< auto: the folder's; none; or the path of one
-  StopAsked stop{};                ///< asked after each tensor; true ends it with Exit::stopped
+  StopAsked stop{};  ///< called after each tensor; true ends the import with Exit::stopped
 };
-/// Makes a run of a Hugging Face folder, with one checkpoint (step 0) that has the weights in the
-/// dtype they came in, and no optimizer state. Returns the checkpoint. `out` is made, whole or not
-/// at all; Exit::usage where it holds anything, Exit::busy where another process writes it.
+/// Makes a run from a Hugging Face folder. It has one checkpoint (step 0) with the weights in their
+/// original dtype, and no optimizer state. Returns the checkpoint. `out` is created completely or
+/// not at all. Throws Exit::usage where it contains anything, and Exit::busy where another process
+/// writes it.
 fs::path import_hugging_face(const ImportOptions& options);
 
 struct ExportOptions {
   fs::path run, out;
   std::string checkpoint = "newest";  ///< as in find_checkpoint
-  bool average = false;  ///< the moving average of the weights (optim.ema_decay) in their place
-  std::string dtype{};   ///< of matrices: fp32, bf16, fp16; empty: as they are saved
-  StopAsked stop{};      ///< asked after each tensor; true ends it with Exit::stopped
+  bool average = false;               ///< write the moving average of the weights (optim.ema_decay)
+  std::string dtype{};                ///< of matrices: fp32, bf16, fp16; empty: as saved
+  StopAsked stop{};  ///< called after each tensor; true ends the export with Exit::stopped
 };
-/// Writes a run as a Hugging Face folder, whole or not at all. Exit::usage where its model has no
-/// family, it has adapters, or `out` holds anything, Exit::busy where another process writes it.
+/// Writes a run as a Hugging Face folder, completely or not at all. Throws Exit::usage where its
+/// model has no family, it has adapters, or `out` contains anything, and Exit::busy where another
+/// process writes it.
 void export_hugging_face(const ExportOptions& options);
 
 }  // namespace lathe

@@ -1,4 +1,4 @@
-// Llama (Touvron et al. 2023) and the families that compute as it does: Mistral without a sliding
+// Llama (Touvron et al. 2023) and the families with the same computation: Mistral without a sliding
 // window, Qwen 2 with biases of queries, keys and values, Qwen 3 with norms of queries and keys.
 #include <cmath>
 #include <numbers>
@@ -8,29 +8,35 @@
 namespace lathe {
 namespace {
 
-/// What tells the families apart.
+/// The differences between the families.
 struct Variant {
   const char* model_type;
   const char* architecture;
   const char* gguf_name;
   bool qkv_bias, qk_norm;
-  bool slides;    ///< sliding_window counts unless it is null; where it is absent, it is 4096
+  bool slides;    ///< sliding_window applies unless it is null; an absent one is 4096
   bool exported;  ///< whether models are written as this family
-  bool groups_may_lack;  ///< num_key_value_heads may be absent: as many as heads; else transformers
-                         ///< takes some number
-  bool width_may_lack;   ///< the same of head_dim
+  /// num_key_value_heads may be absent and is then the number of heads. In the other families
+  /// transformers has a default of another value.
+  bool groups_may_lack;
+  /// head_dim may be absent and is then hidden_size / num_attention_heads.
+  bool width_may_lack;
 };
 
-/// Positions: rope_parameters, or rope_theta and rope_scaling as transformers wrote them before
-/// version 5.
+/// Reads the keys of positions: rope_parameters, or rope_theta and rope_scaling, which transformers
+/// wrote before version 5.
 void read_rope(ConfigKeys& c, ModelKeys& model) {
   const bool together = c.has("rope_parameters");
   ConfigKeys rope = c.part(together ? "rope_parameters" : "rope_scaling");
+  // rope_theta may be a key of config.json itself; the inner one has precedence.
   const double theta = c.real("rope_theta", 10000.0);
   model["rope_theta"] = rope.real("rope_theta", theta);
+
+  // Older files have "type" in place of "rope_type"; some have both.
   const std::string old = rope.text("type", "default"), type = rope.text("rope_type", old);
   if (rope.has("type") && old != type)
     rope.refuse("type", "rope_type = \"" + type + "\" says otherwise");
+
   if (type == "linear") {
     model["rope_scaling"] = type;
     model["rope_factor"] = rope.real("factor");
@@ -52,13 +58,14 @@ void read_rope(ConfigKeys& c, ModelKeys& model) {
     rope.refuse(rope.has("rope_type") ? "rope_type" : "type",
                 "this build computes default, linear, llama3 and yarn alone");
   }
+
   rope.only("partial_rotary_factor", {1.0});
   c.only("partial_rotary_factor", {1.0});
   c.only("rope_interleaved", {false});
   rope.finish();
 }
 
-/// A model attends to all of its context, so a window must not be shorter.
+/// Checks that a sliding window is not shorter than the context, to all of which a model attends.
 void read_window(ConfigKeys& c, bool slides, int64_t context) {
   slides = c.flag("use_sliding_window", slides);
   for (const std::string& type : c.texts("layer_types")) {
@@ -66,6 +73,7 @@ void read_window(ConfigKeys& c, bool slides, int64_t context) {
       c.refuse("layer_types", "this build computes full_attention alone");
     slides = slides || type == "sliding_attention";
   }
+  // Which layers have a window does not matter, since a short one is refused.
   c.pass({"max_window_layers"});
   if (c.is_null("sliding_window")) return;
   const int64_t window = c.whole("sliding_window", 1, int64_t{1} << 40, 4096);
@@ -82,6 +90,7 @@ std::optional<int64_t> optional(bool may_lack, int64_t value) {
 ModelKeys read(const Variant& variant, ConfigKeys& c, int64_t most) {
   const int64_t heads = c.whole("num_attention_heads", 1, 1000),
                 channels = c.whole("hidden_size", 1, 100000);
+
   const int64_t context = context_of(c.whole("max_position_embeddings", 1, 1000000), most);
   ModelKeys model{{"n_layer", c.whole("num_hidden_layers", 1, 1000)},
                   {"n_head", heads},
@@ -97,6 +106,8 @@ ModelKeys read(const Variant& variant, ConfigKeys& c, int64_t most) {
                   {"qkv_bias", variant.qkv_bias},
                   {"qk_norm", variant.qk_norm},
                   {"tie_weights", c.flag("tie_word_embeddings", false)}};
+
+  // Any other value would change the computation.
   c.only("hidden_act", {"silu", "swish"});
   c.only("attention_bias", {false});
   c.only("mlp_bias", {false});
@@ -117,12 +128,15 @@ struct Shape {
 };
 
 std::optional<Json> write(const Variant& variant, const AnyConfig& own) {
+  // The family fixes whether there are biases and norms. Another family may have this model.
   if (!variant.exported || value_of<bool>(own, "qkv_bias") != variant.qkv_bias ||
       value_of<bool>(own, "qk_norm") != variant.qk_norm)
     return std::nullopt;
+
   const auto size = [&](const char* key) { return value_of<int64_t>(own, key); };
   const auto real = [&](const char* key) { return value_of<double>(own, key); };
   const Shape shape(own);
+
   Json scaling;
   const auto& type = value_of<std::string>(own, "rope_scaling");
   if (type != "none") scaling = {{"rope_type", type}, {"factor", real("rope_factor")}};
@@ -135,9 +149,11 @@ std::optional<Json> write(const Variant& variant, const AnyConfig& own) {
     scaling["beta_fast"] = real("rope_beta_fast");
     scaling["beta_slow"] = real("rope_beta_slow");
     scaling["original_max_position_embeddings"] = size("rope_original_context");
+    // 0 stands for YaRN's formula, which applies where the key is absent.
     if (real("rope_attention_factor") > 0)
       scaling["attention_factor"] = real("rope_attention_factor");
   }
+
   return Json{{"vocab_size", size("vocab_size")},
               {"max_position_embeddings", size("block_size")},
               {"hidden_size", size("n_embd")},
@@ -174,16 +190,19 @@ GGUFMetadata llama_gguf(const AnyConfig& own) {
                     {"attention.layer_norm_rms_epsilon", real("norm_eps")},
                     {"rope.dimension_count", width},
                     {"rope.freq_base", real("rope_theta")}};
+
+  // GGUF has no keys for llama3's scaling; gguf_tensors() returns it as a tensor.
   const auto& scaling = value_of<std::string>(own, "rope_scaling");
   if (scaling == "linear" || scaling == "yarn") {
     made.emplace_back("rope.scaling.type", scaling);
     made.emplace_back("rope.scaling.factor", real("rope_factor"));
   }
+
   if (scaling == "yarn") {
     made.emplace_back("rope.scaling.original_context_length", size("rope_original_context"));
     made.emplace_back("rope.scaling.yarn_beta_fast", real("rope_beta_fast"));
     made.emplace_back("rope.scaling.yarn_beta_slow", real("rope_beta_slow"));
-    // llama.cpp multiplies what this says by 0.1 ln(factor) + 1 itself.
+    // llama.cpp multiplies this value by 0.1 ln(factor) + 1.
     const float factor = real("rope_attention_factor");
     if (factor > 0)
       made.emplace_back("rope.scaling.attn_factor",
@@ -192,9 +211,9 @@ GGUFMetadata llama_gguf(const AnyConfig& own) {
   return made;
 }
 
-/// llama3's scaling as a divisor of each pair's angle, in a tensor of its own (the formula of
-/// Llama 3.1's model GPU: short waves stay, long ones are slowed by the factor, those between go
-/// from one to the other).
+/// Returns llama3's scaling as a divisor of each pair's angle, which GGUF has in a separate tensor.
+/// In the formula of Llama 3.1's model card, short waves are unchanged, long ones are slowed by the
+/// factor, and those between are interpolated.
 std::vector<std::pair<std::string, std::vector<float>>> gguf_tensors(const AnyConfig& own) {
   if (value_of<std::string>(own, "rope_scaling") != "llama3") return {};
   const auto real = [&](const char* key) { return value_of<double>(own, key); };
@@ -202,6 +221,7 @@ std::vector<std::pair<std::string, std::vector<float>>> gguf_tensors(const AnyCo
                high = real("rope_high_freq_factor");
   const auto context = static_cast<double>(value_of<int64_t>(own, "rope_original_context"));
   const auto width = static_cast<double>(Shape(own).width);
+
   std::vector<float> divisors;
   for (double i = 0; i < width; i += 2) {
     const double wave = 2 * std::numbers::pi * std::pow(real("rope_theta"), i / width),
@@ -220,14 +240,17 @@ Family family(const Variant& variant) {
            .architecture = variant.architecture,
            .kind = "llama",
            .prefix = "model."};
+
   f.tensors = {
       {.ours = "tokens.weight", .theirs = "model.embed_tokens.weight", .gguf = "token_embd.weight"},
       {.ours = "norm.weight", .theirs = "model.norm.weight", .gguf = "output_norm.weight"},
       {.ours = "head.weight", .theirs = "lm_head.weight", .gguf = "output.weight"},
   };
+
   const auto add = [&](const std::string& ours, const std::string& theirs,
                        const std::string& gguf_name,
                        TensorRule::Rows rows = TensorRule::Rows::as_they_are) {
+    // Most layers have no bias, and a rule that matches no parameter has no effect.
     for (const char* part : {".weight", ".bias"}) {
       f.tensors.push_back({.ours = "blocks.#." + ours + part,
                            .theirs = "model.layers.#." + theirs + part,
@@ -235,8 +258,11 @@ Family family(const Variant& variant) {
                            .gguf_rows = rows});
     }
   };
+
+  // Only the architecture "llama" has the channels of a pair next to each other.
   const bool pairs = variant.gguf_name == std::string("llama");
   using Rows = TensorRule::Rows;
+
   add("norm1", "input_layernorm", "attn_norm");
   add("attn.q", "self_attn.q_proj", "attn_q", pairs ? Rows::pairs_of_heads : Rows::as_they_are);
   add("attn.k", "self_attn.k_proj", "attn_k", pairs ? Rows::pairs_of_groups : Rows::as_they_are);
@@ -248,7 +274,10 @@ Family family(const Variant& variant) {
   add("mlp.gate", "mlp.gate_proj", "ffn_gate");
   add("mlp.up", "mlp.up_proj", "ffn_up");
   add("mlp.down", "mlp.down_proj", "ffn_down");
+
+  // Older files have the frequencies of positions, which follow from the config.
   f.buffers = {"layers.#.self_attn.rotary_emb.inv_freq"};
+
   f.read = [variant](ConfigKeys& keys, int64_t most) { return read(variant, keys, most); };
   f.write = [variant](const AnyConfig& own) { return write(variant, own); };
   f.gguf_name = variant.gguf_name;

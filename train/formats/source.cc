@@ -6,13 +6,13 @@
 namespace lathe {
 namespace {
 
-/// The context that a config asks for, or 0.
+/// Returns the context that a config asks for, or 0.
 int64_t wanted_context(const LoadedConfig& loaded) {
   return loaded.origins.contains("model.block_size") ? batch_sizes(loaded.config).block_size : 0;
 }
 
-/// The checkpoint that a run goes on or branches from, whose weights take the source's place, or
-/// nothing.
+/// Returns the checkpoint from which a run resumes or branches, and whose weights replace the
+/// source's; empty if there is none.
 fs::path own_checkpoint(const RunConfig& config) {
   const auto there = list_checkpoints(config.train.out_dir);
   if (!there.empty()) return there.front();
@@ -27,15 +27,18 @@ void resolve_init_from(LoadedConfig& loaded) {
   const std::string name = c.train.init_from;
   if (name.empty()) return;
   const auto at = [&] { return origin_of(loaded, "train.init_from") + ": train.init_from: "; };
+
   if (adapters_of(c).rank > 0) {
     if (is_hugging_face(name))
       fail(Exit::usage, at(), "adapters stand on a run, and ", name,
            " is a Hugging Face folder; import it (`lathe import`)");
+    // resolve_adapter_base() loads it.
     c.schema().set(&c, "adapters.base", name, "train.init_from");
     return;
   }
+
   if (const fs::path own = own_checkpoint(c); !own.empty()) {
-    // What is wrong with it is reported where the run resumes from it.
+    // An invalid checkpoint is reported when the run resumes from it.
     std::optional<RunConfig> saved;
     try {
       saved = saved_config(read_state(own), own);
@@ -46,6 +49,7 @@ void resolve_init_from(LoadedConfig& loaded) {
       return;
     }
   }
+
   try {
     if (is_hugging_face(name)) {
       adopt_model(loaded, HuggingFaceFolder(name, wanted_context(loaded)).model(),
@@ -57,6 +61,7 @@ void resolve_init_from(LoadedConfig& loaded) {
   } catch (const Error& e) {
     fail(e.code(), at(), e.what());
   }
+
   const RunConfig from = saved_config(read_state(loaded.source), loaded.source);
   if (adapters_of(from).rank > 0)
     fail(Exit::usage, at(), name,
@@ -74,11 +79,13 @@ void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts
              fs::exists(loaded.source / "vocab.json")) {
     tokenizer = HuggingFaceFolder(loaded.source, wanted_context(loaded)).tokenizer();
   }
+
   const std::string remedy =
       str("; prepare it with theirs: lathe prepare TEXT --tokenizer ", c.train.init_from);
   if (tokenizer && facts.tokenizer && *tokenizer != *facts.tokenizer)
     fail(Exit::data, c.data.dir,
          " was made with another tokenizer than the weights of train.init_from", remedy);
+
   const int64_t vocab_size = batch_sizes(c).vocab_size;
   if (facts.vocab_size > vocab_size && vocab_size > 0) {
     fail(Exit::data, c.data.dir, " has a vocabulary of ", facts.vocab_size,

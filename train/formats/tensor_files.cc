@@ -11,6 +11,8 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
   const auto map = json_get<Json>(json, "weight_map", where, Exit::checkpoint);
   if (!map.is_object() || map.empty())
     fail(Exit::checkpoint, where, ": \"weight_map\" must name the file of each tensor");
+
+  // A name with a separator could lead out of the folder.
   std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : map.items()) {
     const bool plain = file.is_string() && file.get_ref<const std::string&>().find_first_of(
@@ -26,10 +28,13 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
 TensorFiles::TensorFiles(const fs::path& folder) {
   const fs::path whole = folder / "model.safetensors",
                  index = folder / "model.safetensors.index.json";
+
+  // A single file needs no index; one beside it is ignored.
   if (fs::exists(whole)) {
     add(whole);
     return;
   }
+
   if (!fs::exists(index)) {
     const bool pickled = fs::exists(folder / "pytorch_model.bin") ||
                          fs::exists(folder / "pytorch_model.bin.index.json");
@@ -37,15 +42,19 @@ TensorFiles::TensorFiles(const fs::path& folder) {
          " has neither model.safetensors nor model.safetensors.index.json",
          pickled ? "; save its pytorch_model.bin as safetensors first" : "");
   }
+
   const std::string where = index.string();
   const auto wanted = parse_index(read_file(index, Exit::checkpoint, uint64_t{64} << 20), where);
   std::set<std::string> files;
   for (const auto& [tensor, file] : wanted) files.insert(file);
+
   for (const std::string& file : files) {
     if (!fs::exists(folder / file))
       fail(Exit::checkpoint, where, " names ", file, ", which is not there");
     add(folder / file);
   }
+
+  // The index and the files must agree in both directions, or they belong to different models.
   for (const auto& [tensor, file] : wanted) {
     const auto found = places_.find(tensor);
     if (found == places_.end() || found->second.path->filename() != file)

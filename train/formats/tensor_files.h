@@ -11,19 +11,19 @@
 
 namespace lathe {
 
-/// The mapped files, each validated whole and against the index, where there is one.
+/// The mapped files. Each is validated completely, and against the index if there is one.
 class TensorFiles {
  public:
-  /// Exit::checkpoint with what is missing, or what the index and the files say differently.
+  /// Throws Exit::checkpoint with what is missing, or where the index and the files differ.
   explicit TensorFiles(const fs::path& folder);
-  /// The entry of that name, or null. It lives as long as this object.
+  /// Returns the entry of that name, or null. It is valid as long as this object.
   const TensorEntry* find(const std::string& name) const;
-  /// Names of all, sorted.
+  /// Returns all names, sorted.
   std::vector<std::string> names() const;
-  /// Says that an entry's bytes have been used: their memory is given back until they are wanted
+  /// Releases the memory of an entry that is no longer needed; the next access reads the file
   /// again.
   void release(const TensorEntry& entry) const;
-  /// The file that holds a tensor, for messages.
+  /// Returns the file that has a tensor, for messages.
   const fs::path& file_of(const std::string& name) const;
 
  private:
@@ -38,7 +38,8 @@ class TensorFiles {
   std::map<std::string, Place> places_;
 };
 
-/// model.safetensors.index.json: the file of each tensor. Exit::checkpoint, beginning with `where`.
+/// Reads model.safetensors.index.json: the file of each tensor. Throws Exit::checkpoint, beginning
+/// with `where`.
 std::map<std::string, std::string> parse_index(std::string_view text, const std::string& where);
 
 }  // namespace lathe

@@ -14,6 +14,7 @@ std::vector<Choice> read_choices(const std::string& file) {
       const std::string where = str(file, ":", line);
       const Json json = parse_json(text, where, Exit::data);
       Choice c{json_get<std::string>(json, "context", where, Exit::data), {}, 0};
+
       const Json endings = json_get<Json>(json, "endings", where, Exit::data);
       if (!endings.is_array()) fail(Exit::data, where, ": \"endings\" must be a list of texts");
       for (const Json& ending : endings) {
@@ -22,6 +23,7 @@ std::vector<Choice> read_choices(const std::string& file) {
         c.endings.push_back(ending.get<std::string>());
       }
       if (std::ssize(c.endings) < 2) fail(Exit::data, where, ": \"endings\" needs at least two");
+
       c.label = json_whole(json, "label", 0, std::ssize(c.endings) - 1, where, Exit::data);
       all.push_back(std::move(c));
     });

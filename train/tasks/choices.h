@@ -1,4 +1,4 @@
-// Questions with several endings to choose from, as `lathe eval --choices` takes them. No LibTorch
+// Questions with several endings to choose from, as read by `lathe eval --choices`. No LibTorch
 // header.
 #pragma once
 
@@ -12,10 +12,10 @@ namespace lathe {
 struct Choice {
   std::string context;
   std::vector<std::string> endings;
-  int64_t label = 0;  ///< of the right one, from 0
+  int64_t label = 0;  ///< index of the right ending, from 0
 };
-/// Reads {"context": "...", "endings": ["...", ...], "label": 0} line by line. Exit::data with file
-/// and line.
+/// Reads {"context": "...", "endings": ["...", ...], "label": 0} line by line. Throws Exit::data
+/// with file and line.
 std::vector<Choice> read_choices(const std::string& file);
 
 }  // namespace lathe

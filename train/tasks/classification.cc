@@ -42,8 +42,8 @@ class Classification final : public Task {
     scores.targets += batch.targets.numel();
   }
 
-  /// The negative log-likelihood, the share of samples whose likeliest class is right, and of those
-  /// whose class is among the five likeliest.
+  /// Returns the negative log-likelihood, the share of samples whose likeliest class is right, and
+  /// the share of those whose class is among the five likeliest.
   std::vector<Metric> metrics(const Scores& scores) const override {
     const auto n = static_cast<double>(scores.targets);
     return {{"val_loss", scores.sums.at("loss") / n},

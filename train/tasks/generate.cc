@@ -1,8 +1,8 @@
-// With Lathe's kernels in float32 the tokens and the bits of their probabilities are those
-// without the cache: each row of a product is summed alone in one order, attention passes the
-// same blocks of keys, and a row never sees another. The same holds for bfloat16 where it is
-// multiplied in float32. With ATen's kernels, native bfloat16 or quantized weights, sums of one
-// row and of many differ in order: logits agree to rounding, and a token differs only where two
+// With Lathe's kernels in float32, tokens and the bits of their probabilities are the same with and
+// without the cache: each row of a matrix product is summed separately in one order, attention
+// processes the same blocks of keys, and rows are independent. The same holds for bfloat16 where it
+// is multiplied in float32. With ATen's kernels, native bfloat16 or quantized weights, the sums of
+// one row and of many differ in order: logits agree to rounding, and a token differs only where two
 // are equally likely to that rounding.
 #include "train/tasks/generate.h"
 
@@ -22,7 +22,7 @@
 namespace lathe {
 namespace {
 
-/// Of one text's logits [V], which must be finite, in float64 on the CPU.
+/// Returns one text's logits [V] in float64 on the CPU. Throws where one is not finite.
 at::Tensor readable(const at::Tensor& logits_V) {
   const at::Tensor logits = logits_V.to(at::kCPU, at::kDouble).contiguous();
   LATHE_CHECK(logits.numel() > 0, "pick: there are no logits");
@@ -51,7 +51,7 @@ void penalise(const at::Tensor& logits, const std::vector<int64_t>& ids, double 
   }
 }
 
-/// Logits of the next token of each row: [B, V].
+/// Returns the logits of the next token of each row: [B, V].
 at::Tensor next_logits(const Model& model, const at::Tensor& ids_BT) {
   const int64_t last = ids_BT.size(1) - 1;
   if (!model.has_head()) return model(ids_BT).data().select(1, last);
@@ -60,14 +60,14 @@ at::Tensor next_logits(const Model& model, const at::Tensor& ids_BT) {
       .select(1, 0);
 }
 
-/// A text under way.
+/// A text that is being generated.
 struct Text {
   std::vector<int64_t> ids;
-  size_t given;  // of the prompt
+  size_t given;  // length of the prompt
   bool ended = false;
 };
 
-/// The logits of the texts that have not ended, in their order.
+/// Computes the logits of the texts that have not ended, in their order.
 class Forwards {
  public:
   Forwards(const Model& model, const Writing& w, const std::vector<Text>& texts)
@@ -81,10 +81,11 @@ class Forwards {
 
   std::vector<at::Tensor> operator()(const std::vector<Text>& texts) {
     std::vector<at::Tensor> logits(texts.size());
-    std::vector<int64_t> together;  // texts that have one new token
+    std::vector<int64_t> together;  // texts with one new token
     for (size_t i = 0; i < texts.size(); ++i) {
       if (texts[i].ended) continue;
       const auto length = static_cast<int64_t>(texts[i].ids.size()), text = static_cast<int64_t>(i);
+      // Beyond the context the window moves at each token, so cached positions do not apply.
       if (!cache_ || length > w_.context)
         logits[i] =
             next_logits(model_, ids_of(texts[i], std::max<int64_t>(0, length - w_.context)))[0];
@@ -93,9 +94,12 @@ class Forwards {
       else
         logits[i] = cached({text}, ids_of(texts[i], cache_->length(text)))[0];
     }
+
     if (together.empty()) return logits;
     std::vector<int64_t> last;
     for (const int64_t text : together) last.push_back(texts[static_cast<size_t>(text)].ids.back());
+    // One call shares the work; the top of this file describes when the bits are those of single
+    // calls.
     const at::Tensor rows =
         cached(together, at::tensor(last, at::kLong).unsqueeze(1).to(w_.device));
     for (size_t i = 0; i < together.size(); ++i)
@@ -128,14 +132,15 @@ int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
   const double* x = logits.const_data_ptr<double>();
   const int64_t n = logits.numel();
   if (s.temperature == 0) return std::max_element(x, x + n) - x;
-  // Likeliest first; equal ones by id, so that the choice is the same everywhere. As many as are
-  // asked for are sorted.
+
+  // Likeliest first, and equal ones by id, so that the choice is the same everywhere. The heap
+  // sorts only as many tokens as are needed.
   const auto after = [x](int64_t a, int64_t b) { return x[a] < x[b] || (x[a] == x[b] && a > b); };
   std::vector<int64_t> heap(static_cast<size_t>(n)), order;
   std::iota(heap.begin(), heap.end(), 0);
   std::make_heap(heap.begin(), heap.end(), after);
   const double top = x[heap.front()];
-  std::vector<double> p;  // of `order`, over the likeliest's
+  std::vector<double> p;  // of `order`, relative to the likeliest
   const auto p_at = [&](size_t i) {
     while (p.size() <= i) {
       std::pop_heap(heap.begin(), heap.end(), after);
@@ -145,11 +150,14 @@ int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
     }
     return p[i];
   };
+
   const auto sum_first = [&](size_t count) {
     double sum = 0;
     for (size_t i = 0; i < count; ++i) sum += p_at(i);
     return sum;
   };
+
+  // `total` is the probability of the kept tokens, relative to the likeliest.
   auto kept = static_cast<size_t>(s.top_k > 0 ? std::min(s.top_k, n) : n);
   double total = 0;
   if (static_cast<int64_t>(kept) < n) {
@@ -157,6 +165,7 @@ int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
   } else {
     for (int64_t i = 0; i < n; ++i) total += std::exp((x[i] - top) / s.temperature);
   }
+
   if (s.top_p < 1) {
     const size_t most = kept;
     double reached = 0;
@@ -166,16 +175,19 @@ int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
     } while (kept < most && reached < s.top_p * total);
     total = reached;
   }
+
   if (s.min_p > 0) {
     size_t likely = 1;
     while (likely < kept && p_at(likely) >= s.min_p) ++likely;
     if (likely < kept) total = sum_first(kept = likely);
   }
+
   double left = draw * total;
   for (size_t i = 0; i < kept; ++i) {
     left -= p_at(i);
     if (left <= 0) return order[i];
   }
+  // Rounding may leave a remainder after the last token.
   return order[kept - 1];
 }
 
@@ -188,10 +200,12 @@ std::vector<std::vector<int64_t>> generate(
     const size_t length = ids.size();
     texts.push_back({.ids = std::move(ids), .given = length});
   }
+
   const NoGrad no_grad;
   const Autocast autocast(w.compute);
   const RngKey key = make_key(w.sampling.seed, hash_name("generate"));
   Forwards forwards(model, w, texts);
+
   const auto under_way = [](const Text& t) { return !t.ended; };
   for (int64_t step = 0; step < w.tokens && std::any_of(texts.begin(), texts.end(), under_way);
        ++step) {
@@ -199,11 +213,14 @@ std::vector<std::vector<int64_t>> generate(
     for (size_t i = 0; i < texts.size(); ++i) {
       if (texts[i].ended) continue;
       const at::Tensor own = readable(logits[i]);
+      // The reported probability is the model's, without the penalty.
       at::Tensor penalised = own;
       if (w.sampling.repetition_penalty != 1)
         penalise(penalised = own.clone(), texts[i].ids, w.sampling.repetition_penalty);
+      // The draw depends on the step and the text's index only, so other texts do not change it.
       const double draw = unit(philox(counter(static_cast<uint64_t>(step), i), key)[0]);
       const int64_t id = pick(penalised, w.sampling, draw);
+
       texts[i].ids.push_back(id);
       const double log_probability = w.log_probabilities ? log_probability_of(own, id)
                                                          : std::numeric_limits<double>::quiet_NaN();
@@ -211,6 +228,7 @@ std::vector<std::vector<int64_t>> generate(
         texts[i].ended = true;
     }
   }
+
   std::vector<std::vector<int64_t>> out;
   for (const Text& t : texts)
     out.emplace_back(t.ids.begin() + static_cast<std::ptrdiff_t>(t.given), t.ids.end());
@@ -226,12 +244,14 @@ std::string StopMatcher::feed(std::string_view piece) {
     stopped_ = true;
     return std::exchange(held_, {}).substr(0, end);
   }
-  size_t hold = 0;  // the longest end of what is held that begins a stop
+
+  size_t hold = 0;  // the longest suffix of held_ that begins a stop
   for (const std::string& stop : stops_) {
     for (size_t n = std::min(stop.size() - 1, held_.size()); n > hold; --n) {
       if (held_.compare(held_.size() - n, n, stop, 0, n) == 0) hold = n;
     }
   }
+
   std::string shown = held_.substr(0, held_.size() - hold);
   held_.erase(0, shown.size());
   return shown;

@@ -1,4 +1,4 @@
-// Writing text with a model.
+// Generation of text with a model.
 #pragma once
 
 #include <cstdint>
@@ -15,60 +15,60 @@ namespace lathe {
 struct Sampling {
   double temperature = 0.8;  ///< 0: always the likeliest token
   int64_t top_k = 0;         ///< only the k likeliest; 0: all. Fan et al. 2018
-  double top_p =
-      1;  ///< only the likeliest that reach this probability together. Holtzman et al. 2020
-  double min_p =
-      0;  ///< only those at least this times as likely as the likeliest. Nguyen et al. 2024
-  /// Above 1 tokens that are in the text already get less likely: their logits are divided by it,
-  /// or multiplied where they are negative. Keskar et al. 2019
+  /// Only the likeliest tokens that together reach this probability. Holtzman et al. 2020
+  double top_p = 1;
+  /// Only tokens at least this many times as likely as the likeliest. Nguyen et al. 2024
+  double min_p = 0;
+  /// Above 1, tokens that are in the text already become less likely: their logits are divided by
+  /// it, or multiplied where they are negative. Keskar et al. 2019
   double repetition_penalty = 1;
   uint64_t seed = 1;
 };
 
-/// What is written, and how.
+/// The parameters of generation.
 struct Writing {
-  int64_t context = 0;  ///< the last so many tokens are what the model sees
-  int64_t tokens = 0;   ///< at most so many for each text
+  int64_t context = 0;  ///< the model sees at most this many tokens, the last ones
+  int64_t tokens = 0;   ///< largest number of new tokens for each text
   Sampling sampling = {};
   Compute compute = {};
   at::Device device{at::kCPU};
-  /// Keep the keys and values of models that can (Model::caches_keys), and give them new tokens
-  /// alone, until a text is longer than the context; false: give them the whole window for each
+  /// Keep the keys and values of models that support it (Model::caches_keys), and compute new
+  /// tokens only, until a text is longer than the context. false: compute the whole window for each
   /// token.
   bool cache = true;
-  bool log_probabilities = false;  ///< tell those of the tokens
+  bool log_probabilities = false;  ///< report those of the tokens
 };
 
-/// A token that generation wrote, and the text (by its place in the list) that it continues.
+/// A generated token, and the index of the text that it continues.
 struct GeneratedToken {
   int64_t text, id;
-  double log_probability;  ///< as the model has it, before any sampling; NaN unless asked for
+  double log_probability;  ///< from the model, before any sampling; NaN unless requested
 };
 
-/// Continues each of `texts` (none empty); on_token, where given, sees each token as it comes, and
-/// ends that text by returning false. Token i of text j depends on the seed, i, j and what is
-/// before it in that text alone: on other texts and the cache not, to the bit where Lathe's kernels
-/// run in float32 (docs/internals/kernels.md).
+/// Continues each of `texts` (none empty). on_token, if given, receives each token as it is
+/// generated, and ends that text by returning false. Token i of text j depends only on the seed, i,
+/// j and the text before it. It is independent of other texts and of the cache, bit for bit where
+/// Lathe's kernels run in float32 (docs/internals/kernels.md).
 std::vector<std::vector<int64_t>> generate(
     const Model& model, std::vector<std::vector<int64_t>> texts, const Writing& writing,
     const std::function<bool(const GeneratedToken&)>& on_token = nullptr);
 
-/// Picks from logits [V], V > 0; `draw` is uniform in (0, 1). At least the likeliest token is kept,
-/// whatever top_k, top_p and min_p say. The repetition penalty is not applied here. Exit::diverged
-/// where a logit is not finite.
+/// Samples a token from logits [V], V > 0; `draw` is uniform in (0, 1). At least the likeliest
+/// token is kept, whatever top_k, top_p and min_p are. The repetition penalty is not applied here.
+/// Throws Exit::diverged where a logit is not finite.
 int64_t pick(const at::Tensor& logits_V, const Sampling& sampling, double draw);
 
-/// Watches a text that is written for the first of some strings.
+/// Searches a text that is being generated for the first of some strings.
 class StopMatcher {
  public:
   /// None of `stops` is empty.
   explicit StopMatcher(std::vector<std::string> stops) : stops_(std::move(stops)) {}
-  /// Appends `piece` to the text. Returns what of it may be shown, without what might be the
+  /// Appends `piece` to the text. Returns the part that may be shown, without what may be the
   /// beginning of a stop.
   std::string feed(std::string_view piece);
-  /// Whether a stop was met; the text ends before it.
+  /// Returns whether a stop was found; the text ends before it.
   bool stopped() const { return stopped_; }
-  /// What was held back, where the text ended without a stop.
+  /// Returns what was held back, if the text ended without a stop.
   std::string rest() { return std::exchange(held_, {}); }
 
  private:

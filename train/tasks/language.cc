@@ -1,4 +1,4 @@
-// Next-token language modelling.
+// Next-token language modeling.
 #include "train/tasks/language.h"
 
 #include "nn/layers/documents.h"
@@ -24,6 +24,7 @@ class Language final : public Task {
 
   ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
     const RunConfig& c = loaded.config;
+
     if (data.facts().outputs > 0)
       fail(Exit::data, c.data.dir,
            " holds examples, not tokens; prepare text (`lathe prepare TEXT --out FOLDER`)");
@@ -31,6 +32,8 @@ class Language final : public Task {
       fail(Exit::usage, origin_of(loaded, "model.kind"), ": model.kind = \"", c.model.kind,
            "\" does not model tokens, which ", c.data.dir, " holds; take a kind such as gpt");
     }
+
+    // A vocabulary of 0 in the config stands for that of the data.
     int64_t& vocab_size = *c.model.own.find<int64_t>("vocab_size");
     const int64_t known = data.facts().vocab_size;
     if (vocab_size == 0) vocab_size = known;
@@ -43,17 +46,21 @@ class Language final : public Task {
            " is smaller than the ", known, " tokens of ", c.data.dir,
            "; leave it out or make it larger");
     }
+
+    // An evaluation needs at least one token and its successor.
     if (c.train.eval_interval > 0 && data.val_size() < 2) {
       fail(Exit::data, c.data.dir,
            " has no validation tokens; prepare the data with --val 0.1 or set train.eval_interval "
            "= 0");
     }
+
     if (c.data.documents == "separate" && !find_model_kind(c.model.kind)->separates_documents) {
       fail(Exit::usage, origin_of(loaded, "data.documents"),
            ": data.documents = \"separate\" is not for model.kind = \"", c.model.kind,
            "\", which can't keep documents of a window apart; take gpt or llama, or set it to "
            "joined");
     }
+
     data.check_windows(batch_sizes(c));
     return {};
   }

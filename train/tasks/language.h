@@ -1,4 +1,4 @@
-// The loss of next-token language modelling.
+// The loss of next-token language modeling.
 #pragma once
 
 #include "data/data.h"
@@ -6,7 +6,8 @@
 
 namespace lathe {
 
-/// Summed cross-entropy over a batch's targets that are not -100, divided by `divisor`. []
+/// Returns the cross-entropy summed over a batch's targets that are not -100, divided by `divisor`.
+/// []
 Variable token_loss(const Model& model, const Batch& batch, double divisor);
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// Regression: one or several numbers for each sample, by squared error. Targets come normalized;
-// errors are reported in the data's own units.
+// Regression: one or several numbers for each sample, by squared error. Targets are normalized;
+// errors are reported in the data's units.
 #include <ATen/ops/tensor.h>
 
 #include "core/io/text.h"
@@ -23,7 +23,7 @@ class Regression final : public Task {
     return fit_examples(loaded, data, *this);
   }
 
-  /// The mean over outputs of squared errors, as torch's mse_loss with reduction "mean".
+  /// Returns the squared error, averaged over outputs as by torch's mse_loss with reduction "mean".
   Variable loss(const Model& model, const Batch& batch, double divisor) const override {
     const Variable error_BO = model(batch.inputs) - Variable(batch.targets);
     return sum(error_BO * error_BO) * (1 / (divisor * static_cast<double>(batch.targets.size(1))));
@@ -50,6 +50,7 @@ class Regression final : public Task {
     if (!batch) return "";
     const NoGrad no_grad;
     const Autocast autocast(compute);
+
     const DatasetInfo& facts = data.facts();
     const auto raw = [&](const at::Tensor& normalised_BO) {
       const at::Tensor y = normalised_BO.to(at::kDouble);
@@ -57,6 +58,7 @@ class Regression final : public Task {
                  ? y
                  : y * row(facts.target_scale, y) + row(facts.target_mean, y);
     };
+
     const at::Tensor is_BO = raw(batch->targets), said_BO = raw(model(batch->inputs).data());
     std::string text;
     for (int64_t i = 0; i < is_BO.size(0); ++i)

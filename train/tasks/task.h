@@ -1,5 +1,5 @@
-// Tasks: what a run learns. A task knows what the batches of its data mean and asks a model for
-// results; the trainer knows this interface alone. One is a file in this folder and a line in the
+// Tasks: what a run learns. A task interprets the batches of its data and asks a model for results;
+// the trainer depends on this interface only. Each task is a file in this folder and a line in the
 // table of table.cc (or, in a program of your own, a call of add_task).
 #pragma once
 
@@ -19,67 +19,68 @@
 
 namespace lathe {
 
-/// What an evaluation adds up, batch by batch.
+/// The sums of an evaluation over its batches.
 struct Scores {
   int64_t targets = 0;
   std::map<std::string, double> sums;
 };
-/// A figure of an evaluation, by the name that files and the console give it.
+/// A metric of an evaluation, with its name in files and on the console.
 using Metric = std::pair<std::string, double>;
 
-/// What is learned: the loss of a batch, an evaluation's figures, a sample for a person. Stateless
-/// but for its config.
+/// What is learned: the loss of a batch, the metrics of an evaluation, and a readable sample. A
+/// task has no state but its config.
 class Task {
  public:
   virtual ~Task() = default;
-  /// As train.task and the data's manifest call it.
+  /// Returns the name in train.task and in the data's manifest.
   virtual std::string name() const = 0;
-  /// What throughput counts: "tokens" or "samples".
+  /// Returns the unit of throughput: "tokens" or "samples".
   virtual std::string unit() const { return "samples"; }
-  /// What a model of such data is made for.
+  /// Returns the sizes of a model for such data.
   virtual ModelSizes sizes(const DatasetInfo& facts) const {
     return {facts.input_sizes, facts.outputs};
   }
-  /// Checks that config, model kind and data go together, fills the keys that follow the data, and
-  /// returns sizes(). Exit::usage or Exit::data with the place of the key.
+  /// Checks that config, model kind and data fit together, sets the keys that depend on the data,
+  /// and returns sizes(). Throws Exit::usage or Exit::data with the origin of the key.
   virtual ModelSizes fit(LoadedConfig& loaded, const Data& data) const = 0;
-  /// The loss of a micro-batch: summed over its targets and divided by `divisor`, the number of
-  /// targets in the whole step, so that micro-batches add up exactly. []
+  /// Returns the loss of a micro-batch: summed over its targets and divided by `divisor`, the
+  /// number of targets in the whole step, so that micro-batches add up exactly. []
   virtual Variable loss(const Model& model, const Batch& batch, double divisor) const = 0;
-  /// Adds a batch's figures.
+  /// Adds a batch to the sums.
   virtual void score(const Model& model, const Batch& batch, const DatasetInfo& facts,
                      Scores& scores) const = 0;
-  /// The figures of an evaluation. The first one, lower for a better model, decides which
-  /// checkpoint is the best.
+  /// Returns the metrics of an evaluation. The first one, which is lower for a better model,
+  /// decides which checkpoint is the best.
   virtual std::vector<Metric> metrics(const Scores& scores) const = 0;
-  /// Something that a person can read of what the model does; `stop`, asked now and then, ends it
-  /// early.
+  /// Returns a readable sample of what the model does; `stop`, which is called now and then, ends
+  /// it early.
   virtual std::string sample(const Model& model, const Data& data, const RunConfig& config,
                              Compute compute, at::Device device,
                              const std::function<bool()>& stop) const = 0;
 };
 
-/// The task of a config on that data. Exit::usage where there is none of that name.
+/// Returns a config's task on that data. Throws Exit::usage where there is none of that name.
 const Task& task_of(const LoadedConfig& loaded, const DatasetInfo& facts);
-/// The task of that name, or null.
+/// Returns the task of that name, or null.
 const Task* find_task(const std::string& name);
-/// Adds a task, before the command line is run. Exit::internal where its name is taken.
+/// Adds a task; call it before the command line is run. Throws Exit::internal where its name is
+/// taken.
 void add_task(std::unique_ptr<Task> task);
-/// What fit() of tasks on examples has in common: training examples and, where the run evaluates,
-/// validation examples.
+/// Does what fit() of all tasks on examples must do: checks that there are training examples and,
+/// where the run evaluates, validation examples; returns the task's sizes.
 ModelSizes fit_examples(const LoadedConfig& loaded, const Data& data, const Task& task);
-/// The first few validation examples, for Task::sample; nullopt where there are none.
+/// Returns the first few validation examples, for Task::sample; nullopt where there are none.
 std::optional<Batch> first_examples(const Data& data, at::Device device);
 
-/// An evaluation's figures and over how many targets.
+/// The metrics of an evaluation, and its number of targets.
 struct EvalResult {
   std::vector<Metric> metrics;
   int64_t targets = 0;
-  /// The figure that decides.
+  /// Returns the metric that decides which checkpoint is the best.
   double loss() const { return metrics.at(0).second; }
 };
 /// Scores the validation split, or its first `batches` batches where that is not 0, without
-/// dropout. nullopt where `stop`, asked before each batch, said so.
+/// dropout. Returns nullopt where `stop`, which is called before each batch, returned true.
 std::optional<EvalResult> evaluate(const Task& task, const Model& model, const Data& data,
                                    const BatchSizes& sizes, int64_t batches, Compute compute,
                                    at::Device device, const std::function<bool()>& stop = nullptr);

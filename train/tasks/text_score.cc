@@ -12,7 +12,7 @@
 namespace lathe {
 namespace {
 
-/// Ids of a text in which nothing stands for a special token.
+/// Returns the ids of a text in which the texts of special tokens are ordinary text.
 std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text,
                                bool begins = true) {
   if (tokenizer.bpe() == nullptr) return tokenizer.encode(text);
@@ -21,22 +21,25 @@ std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text
   return {ids.begin(), ids.end()};
 }
 
-/// The token that texts begin with, or -1.
+/// Returns the token that texts begin with, or -1.
 int64_t begin_token(const Tokenizer& tokenizer) {
   const BPE* bpe = tokenizer.bpe();
   const int64_t begin = bpe != nullptr ? boundary_tokens(bpe->definition()).begin : -1;
   return begin >= 0 ? begin : tokenizer.document_end();
 }
 
-/// Summed loss of rows of `t` tokens and their successors, of which the targets before `from` are
+/// Returns the summed loss of rows of `t` tokens and their successors; targets before `from` are
 /// not scored.
 double loss_of(const Scoring& s, const std::vector<const int64_t*>& rows, int64_t t, int64_t from) {
   const auto n = static_cast<int64_t>(rows.size());
   const at::Tensor ids = at::empty({n, t + 1}, at::kLong);
   for (int64_t i = 0; i < n; ++i)
     std::copy_n(rows[static_cast<size_t>(i)], t + 1, ids.mutable_data_ptr<int64_t>() + i * (t + 1));
+
+  // A copy, since the inputs share the memory of `ids`.
   const at::Tensor targets = ids.slice(1, 1, t + 1).clone();
   if (from > 0) targets.slice(1, 0, from).fill_(-100);
+
   const NoGrad no_grad;
   const Autocast autocast(s.compute);
   const MemoryScope memory(Memory::activations);
@@ -52,21 +55,25 @@ double loss_of(const Scoring& s, const std::vector<const int64_t*>& rows, int64_
 TextScore score_text(const Scoring& s, std::string_view text) {
   std::vector<int64_t> ids = plain_ids(s.tokenizer, text);
   if (ids.empty()) return {};
+
+  // The first token is predicted only after another one; else its bytes do not count.
   TextScore score{0, 0, static_cast<int64_t>(text.size())};
   if (const int64_t begin = begin_token(s.tokenizer); begin >= 0)
     ids.insert(ids.begin(), begin);
   else
     score.bytes -= std::ssize(s.tokenizer.decode({ids[0]}));
   score.tokens = std::ssize(ids) - 1;
+
   const int64_t stride = s.stride == 0 ? s.context : s.stride;
-  // Windows of one length that score from one place on are a batch: the first one alone where they
-  // overlap, the last, shorter one, and all between.
+  // Windows with the same length and the same first scored position are batched: the first one
+  // alone if windows overlap, the shorter last one, and all between.
   std::vector<const int64_t*> rows;
   int64_t length = 0, from = 0;
   const auto run = [&] {
     if (!rows.empty()) score.loss += loss_of(s, rows, length, from);
     rows.clear();
   };
+
   for (int64_t scored = 0; scored < score.tokens;) {
     const int64_t begin = scored == 0 ? 0 : scored - (s.context - stride);
     const int64_t t = std::min(s.context, score.tokens - begin), first = scored - begin;
@@ -88,19 +95,25 @@ Answer answer(const Scoring& s, const Choice& c) {
     const auto bytes = static_cast<double>(ending.size());
     if (!c.context.empty() && !is_space(c.context.back()) && !is_space(ending.front()))
       ending = " " + ending;
+
     std::vector<int64_t> ids = plain_ids(s.tokenizer, c.context);
+    // A token that only ends documents is needed only where there is no context.
     const int64_t begin = begin_token(s.tokenizer);
     if (begin >= 0 && (ids.empty() || begin != s.tokenizer.document_end()))
       ids.insert(ids.begin(), begin);
     const std::vector<int64_t> of_ending = plain_ids(s.tokenizer, ending, c.context.empty());
     ids.insert(ids.end(), of_ending.begin(), of_ending.end());
+
     if (ids.size() == of_ending.size())
       fail(Exit::data,
            "a question has no context, and the tokenizer no token that a text begins with; give it "
            "a word");
+
     const int64_t t = std::min(s.context, std::ssize(ids) - 1);
+    // The tokens of the context are not scored.
     const int64_t from = std::max<int64_t>(0, t - std::ssize(of_ending));
     const double loss = loss_of(s, {ids.data() + (std::ssize(ids) - 1 - t)}, t, from);
+
     if (i == 0 || loss < best_whole) best.whole = i, best_whole = loss;
     if (i == 0 || loss / bytes < best_by_byte) best.by_byte = i, best_by_byte = loss / bytes;
   }

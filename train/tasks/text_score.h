@@ -1,5 +1,4 @@
-// What a language model makes of texts: their loss, and which of several endings it takes for the
-// likeliest.
+// Scores of texts by a language model: their loss, and the likeliest of several endings.
 #pragma once
 
 #include <cstdint>
@@ -14,36 +13,37 @@
 
 namespace lathe {
 
-/// A model that scores, and how.
+/// The model and the parameters of scoring.
 struct Scoring {
   const Model& model;
   const Tokenizer& tokenizer;
-  int64_t context = 0;     ///< tokens that the model sees at most
-  int64_t stride = 0;      ///< by how many tokens a window is behind the one before; 0: context
-  int64_t batch_size = 1;  ///< windows at once
+  int64_t context = 0;     ///< the model sees at most this many tokens
+  int64_t stride = 0;      ///< tokens between the first tokens of two windows; 0: context
+  int64_t batch_size = 1;  ///< windows in a batch
   Compute compute = {};
   at::Device device{at::kCPU};
 };
 
-/// What a text costs a model.
+/// The loss of a text.
 struct TextScore {
-  double loss = 0;  ///< summed negative log-likelihood of the tokens that are scored, in nats
+  double loss = 0;                ///< summed negative log-likelihood of the scored tokens, in nats
   int64_t tokens = 0, bytes = 0;  ///< scored
 };
-/// The loss of a text. Texts of special tokens in it are text. Where the tokenizer has a token that
-/// begins or ends documents, the text stands behind it and every token is scored; otherwise the
-/// first one is not. In windows of `context` tokens, each `stride` behind the one before, a token
-/// is scored once, in the first window that has it. Exit::diverged where a loss is not finite.
+/// Returns the loss of a text. Texts of special tokens in it are ordinary text. If the tokenizer
+/// has a token that begins or ends documents, it precedes the text and every token is scored;
+/// otherwise the first one is not. Windows have `context` tokens and begin `stride` tokens apart; a
+/// token is scored once, in the first window that has it. Throws Exit::diverged where a loss is not
+/// finite.
 TextScore score_text(const Scoring& scoring, std::string_view text);
 
-/// Which ending is the likeliest: as a whole, and by byte.
+/// The index of the likeliest ending: in total, and by byte.
 struct Answer {
   int64_t whole = 0, by_byte = 0;
 };
-/// Sums the log-likelihoods of an ending's tokens behind the context; where neither the context
-/// ends nor the ending begins with white space, the ending is " ENDING". By byte: the sum over the
-/// ending's bytes. What is longer than the model's context is cut at its front. Exit::data where
-/// the context is empty and the tokenizer has no token that texts begin behind; Exit::diverged
+/// Sums the log-likelihoods of an ending's tokens after the context. Where neither the context ends
+/// nor the ending begins with white space, the ending is " ENDING". By byte: the sum divided by the
+/// ending's bytes. A text longer than the model's context loses its beginning. Throws Exit::data
+/// where the context is empty and the tokenizer has no token that begins texts, and Exit::diverged
 /// where a loss is not finite.
 Answer answer(const Scoring& scoring, const Choice& choice);
 

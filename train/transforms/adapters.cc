@@ -18,8 +18,8 @@ const AdaptersConfig& adapters_of(const RunConfig& config) {
 
 namespace {
 
-/// The layers that adapters stand on. A head whose weight the loss takes by itself is none of them:
-/// what stands on it would never run.
+/// Returns the layers that get adapters. A head whose weight the loss uses directly is not one of
+/// them: its adapter would never run.
 std::vector<Linear*> adapted_layers(Model& model) {
   const at::Tensor head = model.has_head() ? model.head_weight().data() : at::Tensor();
   std::vector<Linear*> all, in_blocks;
@@ -38,8 +38,8 @@ std::string no_layer_text(const RunConfig& config) {
              "\" has none beside its head; leave [adapters] out to train the whole model");
 }
 
-/// Whether a model of the config has no layer for adapters. Sizes that the data gives do not decide
-/// that; false where a kind can't be made without the right ones.
+/// Returns whether a model of the config has no layer for adapters. Sizes that the data determines
+/// do not matter; returns false where a kind can't be made without the right ones.
 bool has_no_layer(const ModelConfig& config) {
   AnyConfig own = config.own;
   if (int64_t* const vocabulary = own.find<int64_t>("vocab_size"))
@@ -75,6 +75,8 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
   const auto fault = [](const std::string& key, const auto&... what) {
     return ConfigFault{{key}, str(what...)};
   };
+
+  // A key without effect suggests that the rank was forgotten.
   if (c.rank == 0) {
     const AnyConfig& own = config.transforms.at("adapters");
     for (const Field& f : own.schema().fields()) {
@@ -84,6 +86,8 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
     }
     return std::nullopt;
   }
+
+  // With adapters, resolve_init_from() makes train.init_from their base.
   const std::string& source = config.train.init_from;
   if (c.base.empty() && source.empty())
     return fault("adapters.rank", "adapters.rank needs adapters.base, the run to put adapters on");
@@ -92,16 +96,19 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
                  "\" has no effect beside adapters.base = \"", c.base,
                  "\", whose weights are under the adapters; leave it out");
   }
+
   if (c.double_quant && c.dtype != "nf4")
     return fault("adapters.double_quant", "adapters.double_quant is for adapters.dtype = \"nf4\"");
   if (config.amp.dtype == "fp8")
     return fault("amp.dtype", "amp.dtype = \"fp8\" can't be used with adapters; use \"bf16\"");
+
   const bool quantised = c.dtype == "int8" || c.dtype == "nf4";
   if (quantised ? config.amp.dtype == "fp32" : c.dtype != config.amp.dtype) {
     return fault("adapters.dtype", "adapters.dtype = \"", c.dtype, "\" needs amp.dtype = \"",
                  quantised ? "bf16\" or \"fp16" : c.dtype, "\", and it is \"", config.amp.dtype,
                  "\"");
   }
+
   if (has_no_layer(config.model))
     return ConfigFault{{"adapters.rank", "model.kind"}, no_layer_text(config)};
   return std::nullopt;
@@ -164,33 +171,44 @@ fs::path merge(const fs::path& run, const fs::path& out, const StopAsked& stop) 
   RunConfig config = saved_config(state, checkpoint);
   if (adapters_of(config).rank == 0)
     fail(Exit::usage, run.string(), " has no adapters to merge: its adapters.rank is 0");
+
   NewFolder merged(out, stop);
   install_allocator();
   const fs::path base = find_base(config);
   check_base(base, config, state.base_hash);
+
+  // Merging happens in float32, whatever dtype the run kept the base in.
   const auto model = load_frozen(base, config, state.sizes, {}, at::kCPU);
   add_adapters(*model, {config, at::kCPU, at::kFloat});
   load_parameters(checkpoint, saved_tensors(*model));
+
   for (Linear* layer : adapted_layers(*model)) {
     merged.check_stop();
     layer->merge_adapter();
   }
+
+  // The base was loaded as constants; make them parameters again.
   replace_parameters(*model, [](const NamedParameter& p) {
     return Variable::parameter(p.parameter.data(), p.path);
   });
+
+  // Reset what belongs to the training of the adapters.
   config.transforms["adapters"] = AnyConfig::of<AdaptersConfig>();
-  config.optim.ema_decay = 0;  // the average was of the adapters
+  config.optim.ema_decay = 0;  // the average is that of the adapters
+  // A checkpoint has an optimizer; plain SGD has no state.
   OptimConfig stateless;
   stateless.kind = "sgd";
+
   state.config = config.schema().to_toml(&config, /*comments=*/false);
   state.metrics_bytes = 0, state.sink_bytes.clear();
   state.eval_due = false;
-  state.val_loss.reset(), state.best_val_loss.reset();  // they were the unmerged model's
+  state.val_loss.reset(), state.best_val_loss.reset();  // of the unmerged model
   state.val_step = state.best_step = -1;
   state.scaler.reset();
   state.branched_from.clear(), state.branched_id.clear();
   state.config_path.clear(), state.changes.clear();
   state.base_hash.clear();
+
   const fs::path written = save_checkpoint(merged.path(), state, saved_tensors(*model),
                                            Optimizer(stateless, parameters(*model)), Retention{});
   merged.publish();

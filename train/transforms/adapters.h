@@ -1,4 +1,4 @@
-// Adapters: the model that a config puts them on, adding them, and merging them into it.
+// Adapters: their base model, their creation, and merging them into it.
 #pragma once
 
 #include <optional>
@@ -27,33 +27,35 @@ struct AdaptersConfig {
               one_of({"fp32", "bf16", "fp16", "int8", "nf4"}).fixed())
   LATHE_FIELD(bool, double_quant, false, "nf4: the scales in 8 bits too", anything().fixed())
 };
-/// [adapters] of a config.
+/// Returns [adapters] of a config.
 const AdaptersConfig& adapters_of(const RunConfig& config);
 
-/// The transform: adapters on the linear layers of the model's blocks where the config asks for
-/// them, with initial values, and its rule.
+/// Adds adapters with initial values to the linear layers of the model's blocks, if the config has
+/// a rank. This is the transform.
 void add_adapters(Model& model, const TransformContext& context);
+/// Checks the keys of [adapters].
 std::optional<ConfigFault> check_adapters(const RunConfig& config);
 
-/// The checkpoint that adapters.base stands for; Exit::checkpoint where there is none.
+/// Returns the checkpoint that adapters.base names. Throws Exit::checkpoint where there is none.
 fs::path find_base(const RunConfig& config);
-/// Finds a config's adapters.base, where it has adapters, and takes [model] from it. Exit::usage
-/// where a key was given otherwise.
+/// Finds adapters.base of a config with adapters and takes [model] from it. Throws Exit::usage
+/// where a key has another value.
 void resolve_adapter_base(LoadedConfig& loaded);
-/// As check_tokenizer, against the base under a config's adapters.
+/// Checks the data against the base of a config with adapters, as check_tokenizer does.
 void check_base_tokenizer(const LoadedConfig& loaded, const Data& data);
-/// The frozen base under a config's adapters, as it is kept.
+/// Returns the frozen base of a config with adapters, in the dtype or format of adapters.dtype.
 std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config,
                                  const ModelSizes& sizes, at::Device device);
-/// What tells one base from another: the checksum of its model.safetensors; "" without a base.
+/// Returns the checksum of a base's model.safetensors, which identifies it; "" without a base.
 std::string base_hash(const fs::path& base);
-/// Exit::checkpoint where the base is not the one that adapters were trained on.
+/// Throws Exit::checkpoint where the base is not the one that adapters were trained on.
 void check_base(const fs::path& base, const RunConfig& config, const std::string& hash);
 
-/// Writes the model of a run with adapters, adapters merged into it, as a run of its own in `out`:
-/// for eval, generate, and as a base; without optimizer state. Returns the checkpoint. `out` is
-/// made, whole or not at all; Exit::usage where it holds anything, Exit::busy where another process
-/// writes it. `stop` is called after each layer; true ends the merge with Exit::stopped.
+/// Merges the adapters of a run into its model and writes it as a separate run in `out`: for eval,
+/// generate, and as a base. It has no optimizer state. Returns the checkpoint. `out` is created
+/// completely or not at all. Throws Exit::usage where it contains anything, and Exit::busy where
+/// another process writes it. `stop` is called after each layer; true ends the merge with
+/// Exit::stopped.
 fs::path merge(const fs::path& run, const fs::path& out, const StopAsked& stop = nullptr);
 
 }  // namespace lathe

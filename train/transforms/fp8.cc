@@ -1,4 +1,4 @@
-// Checked on every device, so a config that runs on a CPU also runs on a GPU.
+// The checks run on every device, so a config that runs on a CPU also runs on a GPU.
 #include "train/transforms/fp8.h"
 
 #include <algorithm>
@@ -29,10 +29,14 @@ std::optional<ConfigFault> check_fp8(const RunConfig& c) {
   const auto fault = [](const std::string& key, const auto&... what) {
     return ConfigFault{{key}, str(what...)};
   };
+
   const int64_t* width = c.model.own.find<int64_t>("n_embd");
   const int64_t* blocks = c.model.own.find<int64_t>("n_layer");
   if (width == nullptr || blocks == nullptr || !find_model_kind(c.model.kind)->models_tokens())
     return fault("amp.dtype", no_blocks(c));
+
+  // fp8 matmuls on a GPU need multiples of 16. The rows of a micro-batch count, too: they are the
+  // inner dimension in the gradient of a weight.
   if (*width % 16 != 0) {
     return fault("model.n_embd", "model.n_embd = ", *width,
                  " is not a multiple of 16, which fp8 matmuls need; change it or amp.dtype");
@@ -43,6 +47,7 @@ std::optional<ConfigFault> check_fp8(const RunConfig& c) {
         " times model.block_size = ", batch_sizes(c).block_size,
         " is not a multiple of 16, which fp8 matmuls need; change one of them or amp.dtype");
   }
+
   if (2 * c.amp.fp8_edge_blocks >= *blocks) {
     return fault("amp.fp8_edge_blocks", "amp.fp8_edge_blocks = ", c.amp.fp8_edge_blocks,
                  " first and last blocks leave none of model.n_layer = ", *blocks,

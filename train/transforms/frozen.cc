@@ -29,25 +29,32 @@ std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& 
   const MemoryScope memory(Memory::parameters);
   const fs::path path = checkpoint / "model.safetensors";
   const SafetensorsFile file(path);
+
   size_t used = 0;
   std::unique_ptr<Model> model;
+  // The parameters have shapes only, until each is loaded.
   {
     const MetaInit guard;
     model = find_model_kind(config.model.kind)->make(config.model.own, sizes);
   }
+
   replace_parameters(*model, [&](const NamedParameter& found) {
     const TensorEntry& entry = file.at(found.path);
     ++used;
     const Variable loaded =
         keep_frozen(found, entry_tensor(entry, found.parameter.sizes(), path), keep, device);
+    // The values were copied or quantized, so the mapped pages can go.
     file.release(entry);
     return loaded;
   });
+
   replace_buffers(*model, [&](const NamedBuffer& found) {
     ++used;
     return entry_tensor(file.at(found.path), found.tensor.sizes(), path)
         .to(device, /*non_blocking=*/false, /*copy=*/true);
   });
+
+  // Every parameter and buffer was found, so a difference means unused tensors.
   if (used != file.tensors().size()) {
     fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(), " tensors, the model ",
          used);

@@ -1,5 +1,4 @@
-// Where the weights of a model that is not trained come from: a checkpoint, kept in memory as a
-// dtype or quantized.
+// Weights that are not trained: they are read from a checkpoint, and kept in a dtype or quantized.
 #pragma once
 
 #include <memory>
@@ -10,7 +9,7 @@
 
 namespace lathe {
 
-/// How frozen weights are kept in memory. "fp32", "bf16", "fp16": every matrix in that dtype.
+/// The form of frozen weights in memory. "fp32", "bf16", "fp16": every matrix in that dtype.
 /// "int8", "nf4": the linear layers of repeated blocks in that format, the other matrices in
 /// `rest`. Vectors stay in float32.
 struct Keep {
@@ -19,13 +18,13 @@ struct Keep {
   at::ScalarType rest = at::kBFloat16;
 };
 
-/// `t`, whose parameter is `found`, kept as frozen: a constant on the device, or the parameter's
-/// shape with its values quantized.
+/// Returns `t`, the values of the parameter `found`, in frozen form: a constant on the device, or
+/// the parameter's shape with its values quantized.
 Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const Keep& keep,
                      at::Device device);
 
-/// A model of the config's kind with a checkpoint's parameters, frozen, read and converted one at a
-/// time, so that they never are in float32 all at once.
+/// Returns a model of the config's kind with a checkpoint's parameters, frozen. They are read and
+/// converted one at a time, so that they are never all in float32.
 std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& config,
                                    const ModelSizes& sizes, const Keep& keep, at::Device device);
 
