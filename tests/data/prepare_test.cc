@@ -21,7 +21,7 @@ using namespace lathe;
 using namespace lathe::test;
 
 /// All ids of a split.
-std::vector<int64_t> ids_of(const fs::path& folder, const std::string& split) {
+std::vector<int64_t> all_ids(const fs::path& folder, const std::string& split) {
   const TokenFile tokens(folder, split, read_manifest(folder));
   tokens.verify();
   std::vector<int64_t> ids(static_cast<size_t>(tokens.size()));
@@ -97,7 +97,7 @@ TEST_CASE(
                .out = f / "out",
                .tokenizer = "char",
                .val_share = 0});
-      const auto ids = ids_of(f / "out", "train");
+      const auto ids = all_ids(f / "out", "train");
       REQUIRE(ids.size() == piece - before + 2);
       CHECK(ids[piece - before - 1] == 0);
       CHECK(ids[piece - before] == 2);

@@ -35,7 +35,7 @@ Finished on_terminal(const fs::path& folder, std::vector<std::string> words,
   REQUIRE(unlockpt(terminal) == 0);
   const int side = open(ptsname(terminal), O_RDWR | O_NOCTTY | O_CLOEXEC);
   REQUIRE(side >= 0);
-  REQUIRE(write(terminal, keys.data(), keys.size()) == static_cast<ssize_t>(keys.size()));
+  REQUIRE(::write(terminal, keys.data(), keys.size()) == static_cast<ssize_t>(keys.size()));
 
   words.insert(words.begin(), (binary_folder() / "lathe").string());
   std::vector<char*> arguments;
