@@ -1,4 +1,4 @@
-# lathe_tests_checked: the tests over a library under the address and undefined-behaviour sanitizers. train/, the tests
+# lathe_tests_checked: the tests over a library under the address and undefined-behaviour sanitizers. dist/, train/, the tests
 # themselves and the commands that they run are the ordinary build's, which more than halves the time that this takes
 # (docs/internals/testing.md). Built when asked for: ./dev asan --part.
 set(checks -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all)
@@ -23,7 +23,7 @@ foreach(part io kernels core autograd nn optim amp prepare data)
     target_precompile_headers(lathe_${part}_checked REUSE_FROM lathe_core_checked)
   endif()
 endforeach()
-target_sources(lathe_lib_checked PRIVATE $<TARGET_OBJECTS:lathe_train>)
+target_sources(lathe_lib_checked PRIVATE $<TARGET_OBJECTS:lathe_dist> $<TARGET_OBJECTS:lathe_train>)
 # One instruction set beside the baseline: the kernels' text is the same for AVX-512, and takes as long again to compile.
 target_compile_definitions(lathe_kernels_checked PRIVATE HWY_DISABLED_TARGETS=\(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_DL\))
 target_link_libraries(lathe_lib_checked PUBLIC ${text_libraries})

@@ -56,6 +56,17 @@ void World::join(const Placement& p, const DistConfig& config) {
   placement_ = p;
   timeout_ = config.timeout;
   store_ = Rendezvous::open(p, timeout_);
+  guarded([&] {
+    meet();
+    control_ = Group::make(*store_, "control", p, timeout_);
+    gradients_ = Group::make(*store_, "gradients", p, timeout_);
+  });
+}
+
+/// Announces this process in the store and waits for the others. c10d's own error would name an
+/// internal key.
+void World::meet() {
+  const Placement& p = placement_;
   if (store_->count(key("rank", p.rank)) != 1) {
     fail(Exit::usage, "rank ", p.rank, " of ", p.size,
          " was started twice; give each process a RANK of its own");
@@ -67,7 +78,6 @@ void World::join(const Placement& p, const DistConfig& config) {
     send_pulses(*store);
   }).detach();
 
-  // Wait for the others here: c10d's own error would name an internal key.
   const auto begin = Clock::now();
   for (int rank = 0; rank < p.size; ++rank) {
     std::string size;
@@ -83,11 +93,6 @@ void World::join(const Placement& p, const DistConfig& config) {
            p.rank, " with ", p.size, "; start all of them with one number");
     }
   }
-
-  guarded([&] {
-    control_ = Group::make(*store_, "control", p, timeout_);
-    gradients_ = Group::make(*store_, "gradients", p, timeout_);
-  });
 }
 
 std::string World::pulse() const {
@@ -127,6 +132,7 @@ void World::fail_for_lost_rank(const std::string& why) {
   };
 
   try {
+    if (!monitor_) throw std::runtime_error("no store");
     const auto read = [&] {
       std::vector<Pulse> all;
       for (int r = 0; r < size(); ++r) all.emplace_back(monitor_->get(key("pulse", r)));
@@ -198,11 +204,10 @@ bool World::any(bool mine) {
 
 void World::check_same(const std::string& what, const std::string& mine) {
   if (size() == 1) return;
-  store_->set(key(what.c_str(), rank()), mine);
-  any(false);  // all have set it
-  const std::string first = store_->get(key(what.c_str(), 0));
+  const std::vector<std::string> all = gather_texts(mine);
+  const std::string& first = all[0];
   for (int r = 1; r < size(); ++r) {
-    const std::string theirs = store_->get(key(what.c_str(), r));
+    const std::string& theirs = all[r];
     if (theirs == first) continue;
     // Long texts differ in a line; show that one.
     std::istringstream a(first), b(theirs);

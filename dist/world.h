@@ -64,6 +64,7 @@ class World {
   friend void join_world(const Placement& placement, const DistConfig& config);
   World() = default;
   void join(const Placement& placement, const DistConfig& config);
+  void meet();
   void send_pulses(Rendezvous& store);
   [[noreturn]] void fail_for_lost_rank(const std::string& why);
   std::string pulse() const;

@@ -70,7 +70,7 @@ class Attack {
 };
 
 Words long_run(const Words& more = {}) {
-  const Words keys{"--train.steps=100000", "--train.eval_interval=0", "--dist.timeout=2",
+  const Words keys{"--train.steps=100000", "--train.eval_interval=0", "--dist.timeout=6",
                    "--checkpoint.interval=5"};
   return lathe::test::with_keys(keys, more);
 }
@@ -105,7 +105,7 @@ TEST_CASE("a launch that may restart ends with the bits of a run that lost nobod
           "[lost_ranks]") {
   const TempFolder f;
   lathe::test::make_tiny_run(f.path());
-  const Words keys{"--train.steps=60", "--dist.timeout=2", "--checkpoint.interval=5",
+  const Words keys{"--train.steps=60", "--dist.timeout=20", "--checkpoint.interval=5",
                    "--train.grad_accum=4"};
   REQUIRE(train_on(f, 1, "tiny.toml", "whole", keys).code == 0);
 
@@ -176,7 +176,8 @@ TEST_CASE("ranks that disagree, come twice or never come are told so before anyt
   const TempFolder f;
   lathe::test::make_tiny_run(f.path());
   const int port = 21000 + static_cast<int>(getpid() % 20000);
-  const Words train{"train", "tiny.toml", "--dist.timeout=3"};
+  const Words train{"train", "tiny.toml", "--dist.timeout=20"},
+      hurried{"train", "tiny.toml", "--dist.timeout=3"};
   Words other = train;
   other.emplace_back("--optim.lr=0.1");
 
@@ -190,11 +191,11 @@ TEST_CASE("ranks that disagree, come twice or never come are told so before anyt
   INFO(twice[0].err << twice[1].err);
   CHECK((twice[0].code == 2 || twice[1].code == 2));
 
-  const auto missing = start(f, {train}, {rank_of_2(0, port + 2)});
+  const auto missing = start(f, {hurried}, {rank_of_2(0, port + 2)});
   CHECK(missing[0].code == 7);
   CHECK_THAT(missing[0].err, ContainsSubstring("rank 1 of 2 did not come"));
 
-  const auto no_master = start(f, {train}, {rank_of_2(1, port + 3)});
+  const auto no_master = start(f, {hurried}, {rank_of_2(1, port + 3)});
   CHECK(no_master[0].code == 7);
   CHECK(no_master[0].seconds < 3 + 2 + 2);
   CHECK_THAT(no_master[0].err, ContainsSubstring("127.0.0.1"));

@@ -195,7 +195,14 @@ class Checker {
       problems.push_back("lathe has no command " + name);
       return;
     }
-    for (const auto& word : words) {
+    // `lathe launch` runs another command, after "--".
+    const auto inner = std::find(words.begin(), words.end(), "--");
+    if (inner != words.end()) {
+      Strings command{"lathe"};
+      command.insert(command.end(), inner + 1, words.end());
+      check_command(std::move(command));
+    }
+    for (const auto& word : Strings(words.begin(), inner)) {
       const std::string option = option_of(word);
       if (!option.empty() && !takes(*verb, option))
         problems.push_back("lathe " + name + " has no --" + option);
