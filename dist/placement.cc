@@ -107,7 +107,8 @@ std::optional<Placement> placement_from_environment() {
     p = ranks("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
               "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
     if (p.size == 1) return std::nullopt;
-    set_meeting_point(p, p.local_size == p.size ? "127.0.0.1" : "", port_of(variable("PPID")));
+    set_meeting_point(p, p.local_size == p.size ? "127.0.0.1" : "",
+                      port_of(variable("OMPI_MCA_ess_base_jobid")));
     return p;
   }
   return std::nullopt;

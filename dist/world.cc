@@ -9,7 +9,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <sstream>
+#include <system_error>
 #include <vector>
 
 #include "core/error.h"
@@ -118,46 +120,67 @@ void World::guarded(const std::function<void()>& f) {
     f();
   } catch (const Error&) {
     throw;
+  } catch (const std::system_error& e) {
+    if (e.code() == std::errc::resource_unavailable_try_again) throw;  // no more threads
+    fail_for_lost_rank(plain_message(e));
   } catch (const std::exception& e) {
     fail_for_lost_rank(plain_message(e));
   }
 }
 
-void World::fail_for_lost_rank(const std::string& why) {
-  const std::string remedy = "; run the same command again to resume from its newest checkpoint";
-  const auto lost = [&](int rank, const Pulse& last, const std::string& what) {
-    fail(Exit::peer_lost, "rank ", rank, " of ", size(), " on ", printable_line(last.host), " ",
-         what, ", last seen in step ", printable_line(last.step), ": ", printable_line(last.phase),
-         remedy);
+/// Returns a sentence about the rank that was lost, or "" where every rank answers.
+std::string World::find_lost_rank() {
+  const auto sentence = [&](int r, const Pulse& last, const std::string& what) {
+    return str("rank ", r, " of ", size(), " on ", printable_line(last.host), " ", what,
+               ", last seen in step ", printable_line(last.step), ": ", printable_line(last.phase));
+  };
+  const auto read = [&] {
+    std::vector<Pulse> all;
+    for (int r = 0; r < size(); ++r) all.emplace_back(monitor_->get(key("pulse", r)));
+    return all;
   };
 
-  try {
-    if (!monitor_) throw std::runtime_error("no store");
-    const auto read = [&] {
-      std::vector<Pulse> all;
-      for (int r = 0; r < size(); ++r) all.emplace_back(monitor_->get(key("pulse", r)));
-      return all;
-    };
-    const auto failure_of = [&](int r) { return monitor_->get(key("failed", r)); };
+  // A rank that ends with an error says so; one that was killed or stopped sends no more pulses.
+  const std::vector<Pulse> before = read();
+  std::this_thread::sleep_for(2 * pulse_interval + pulse_interval / 2);
+  const std::vector<Pulse> now = read();
+  for (int r = 0; r < size(); ++r) {
+    const std::string said = r == rank() ? "" : monitor_->get(key("failed", r));
+    if (!said.empty())
+      return sentence(r, now[r], "ended with an error (" + printable_line(said) + ")");
+  }
+  for (int r = 0; r < size(); ++r) {
+    if (r != rank() && before[r].count == now[r].count)
+      return sentence(r, now[r], "no longer answers");
+  }
+  return "";
+}
 
-    // A rank that ends with an error says so; one that was killed or stopped sends no more pulses.
-    const std::vector<Pulse> before = read();
-    std::this_thread::sleep_for(2 * pulse_interval + pulse_interval / 2);
-    const std::vector<Pulse> now = read();
-    for (int r = 0; r < size(); ++r) {
-      if (r == rank()) continue;
-      if (const std::string said = failure_of(r); !said.empty())
-        lost(r, now[r], "ended with an error (" + printable_line(said) + ")");
+void World::fail_for_lost_rank(const std::string& why) {
+  // A store behind a broken link does not answer, and its client has no timeout: so it is asked on
+  // a thread, which is left behind where it hangs.
+  auto asked = std::make_shared<std::promise<std::string>>();
+  auto answer = asked->get_future();
+  std::thread([this, asked] {
+    try {
+      LATHE_CHECK(monitor_, "no store");
+      asked->set_value(find_lost_rank());
+    } catch (...) {
+      asked->set_exception(std::current_exception());
     }
-    for (int r = 0; r < size(); ++r) {
-      if (r != rank() && before[r].count == now[r].count) lost(r, now[r], "no longer answers");
-    }
-  } catch (const Error&) {
-    throw;
+  }).detach();
+
+  const std::string remedy = "; run the same command again to resume from its newest checkpoint";
+  std::string lost;
+  try {
+    if (answer.wait_for(4 * pulse_interval) != std::future_status::ready)
+      fail(Exit::peer_lost, "no answer");
+    lost = answer.get();
   } catch (const std::exception&) {
     fail(Exit::peer_lost, "rank 0 of ", size(), " on ", placement_.host,
          " no longer answers, and with it the store at port ", placement_.port, remedy);
   }
+  if (!lost.empty()) fail(Exit::peer_lost, lost, remedy);
   fail(Exit::peer_lost, "rank ", rank(), " of ", size(), ": an exchange failed (", why,
        "), though every rank answers", remedy);
 }

@@ -66,6 +66,7 @@ class World {
   void join(const Placement& placement, const DistConfig& config);
   void meet();
   void send_pulses(Rendezvous& store);
+  std::string find_lost_rank();
   [[noreturn]] void fail_for_lost_rank(const std::string& why);
   std::string pulse() const;
 

@@ -42,7 +42,7 @@ inline std::string results_of(const fs::path& run, const std::string& checkpoint
   for (size_t end = 0; (end = text.find('\n')) != std::string::npos; text.erase(0, end + 1)) {
     Json line = Json::parse(text.substr(0, end));
     for (const char* measured : {"time", "step_ms", "tokens_per_sec", "samples_per_sec", "mfu",
-                                 "data_wait_ms", "memory_bytes", "memory"})
+                                 "data_wait_ms", "memory_bytes", "memory", "ranks"})
       line.erase(measured);
     all += line.dump() + "\n";
   }

@@ -1,5 +1,8 @@
 #include "train/run/reporter.h"
 
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
 #include <cmath>
 
 #include "core/device.h"
@@ -9,6 +12,17 @@
 #include "train/run/replay.h"
 
 namespace lathe {
+namespace {
+
+/// A rank that takes this much longer than the median in so many logged steps in a row is reported.
+constexpr double slow_factor = 1.3;
+constexpr int slow_steps = 5;
+
+int64_t memory_peak(const Session& session) {
+  return session.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
+}
+
+}  // namespace
 
 StepReporter::StepReporter(const Session& session, const Data& data, const fs::path& run,
                            RunState& state, MetricsSinks& metrics)
@@ -30,7 +44,9 @@ void StepReporter::report(const StepResult& result, bool write, std::vector<Laye
   // A loss scaler skips steps that are not finite, but no run may end with one.
   if (state_.step == session_.config.train.steps && !std::isfinite(stats.loss))
     end_diverged(state_.step, "loss", stats.loss);
+  auto ranks = write ? gather_ranks(result) : std::vector<RankFigures>();
   if (!world().is_writer()) return;
+  warn_of_slow_rank(ranks);
 
   const double seconds =
       seconds_since(last_report_time_) / static_cast<double>(state_.step - last_report_step_);
@@ -55,12 +71,12 @@ void StepReporter::report(const StepResult& result, bool write, std::vector<Laye
       .step_ms = 1e3 * seconds,
       .mfu = ceiling_.share(flops_per_unit_ * units_per_step_ / (seconds * world().size())),
       .data_wait_ms = 1e3 * result.data_wait_s,
-      .memory_bytes =
-          session_.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak,
+      .memory_bytes = memory_peak(session_),
       .loss_scale = stats.loss_scale,
       .skipped = stats.scaler ? stats.scaler->skipped : 0,
       .spikes = state_.spikes ? state_.spikes->skipped : 0,
       .updates_lost = stats.updates_lost,
+      .ranks = std::move(ranks),
       .layers = std::move(layers)};
   if (write) {
     add_memory_peaks(m);
@@ -108,6 +124,42 @@ void StepReporter::log_skipped_updates(const StepStats& stats) const {
   log_info("step ", state_.step, ": ", stats.scaler->skipped - state_.scaler->skipped,
            " skipped for gradients that are not finite, loss scale now ",
            format("%.10g", stats.scaler->scale));
+}
+
+/// Returns what each process spent in the step. A collective; empty in a single process.
+std::vector<RankFigures> StepReporter::gather_ranks(const StepResult& result) const {
+  if (world().size() == 1) return {};
+  const at::Tensor mine = at::tensor({1e3 * result.busy_s, 1e3 * result.exchange_wait_s,
+                                      static_cast<double>(memory_peak(session_))},
+                                     at::kDouble);
+  const at::Tensor all = world().gather(mine.unsqueeze(0));
+
+  std::vector<RankFigures> ranks;
+  for (int r = 0; r < world().size(); ++r) {
+    const double* of_rank = all.const_data_ptr<double>() + 3 * r;
+    ranks.push_back({.busy_ms = of_rank[0],
+                     .wait_ms = of_rank[1],
+                     .memory_bytes = static_cast<int64_t>(of_rank[2])});
+  }
+  return ranks;
+}
+
+/// Names a rank that all others wait for, once until it is fast again.
+void StepReporter::warn_of_slow_rank(const std::vector<RankFigures>& ranks) {
+  if (ranks.empty()) return;
+  slow_in_row_.resize(ranks.size());
+  std::vector<double> sorted;
+  for (const RankFigures& r : ranks) sorted.push_back(r.busy_ms);
+  std::sort(sorted.begin(), sorted.end());
+  const double median = sorted[(sorted.size() - 1) / 2];
+
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    slow_in_row_[r] = ranks[r].busy_ms > slow_factor * median ? slow_in_row_[r] + 1 : 0;
+    if (slow_in_row_[r] != slow_steps) continue;
+    log_warn("rank ", r, " is slow, and the others wait for it: ", format("%.0f", ranks[r].busy_ms),
+             " ms of work in step ", state_.step, ", where the median of all ranks is ",
+             format("%.0f", median), " ms");
+  }
 }
 
 /// Adds the peak of each category of memory where one has changed.

@@ -35,6 +35,8 @@ class StepReporter {
   void save_spike_batch(const StepStats& stats) const;
   void log_skipped_updates(const StepStats& stats) const;
   void add_memory_peaks(StepMetrics& m);
+  std::vector<RankFigures> gather_ranks(const StepResult& result) const;
+  void warn_of_slow_rank(const std::vector<RankFigures>& ranks);
 
   const Session& session_;
   const Data& data_;
@@ -46,6 +48,7 @@ class StepReporter {
   StepLine line_;
   decltype(MemoryStats::peak) last_reported_peaks_{};  // those in metrics.jsonl
   int64_t last_report_step_;
+  std::vector<int> slow_in_row_;  // of each rank, the logged steps in a row in which it was slow
   Clock::time_point last_report_time_ = Clock::now();
 };
 

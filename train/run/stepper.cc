@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/io/text.h"
 #include "core/named_range.h"
+#include "core/timing.h"
 #include "dist/exchange.h"
 #include "train/run/gradient_sum.h"
 #include "train/run/shared_step.h"
@@ -48,9 +49,10 @@ StepResult run_step(Session& s, Loader& loader, int64_t step) {
 namespace {
 
 /// Runs the forward and backward passes of this process's micro-batches, and exchanges what they
-/// made, so that gradients and running statistics are those of the whole step. Returns its loss.
+/// made, so that gradients and running statistics are those of the whole step. Returns its loss,
+/// and adds the seconds of waiting to `waited`.
 at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int64_t step,
-                             double divisor) {
+                             double divisor, double& waited) {
   const Share share = world().share(s.config.train.grad_accum);
   GradientSum gradients(s.params);
   GradientExchange exchange(world(), s.params, static_cast<int64_t>(1e6 * s.config.dist.bucket_mb),
@@ -73,7 +75,9 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
   }
 
   world().note(step, "exchange of gradients");
+  const auto begin = Clock::now();
   exchange.finish();
+  waited += seconds_since(begin);
   statistics.apply();
   return sum_of_losses(losses);
 }
@@ -83,12 +87,13 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
 StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step, int64_t targets) {
   const TrainConfig& c = s.config.train;
   const NamedRange range([step] { return str("step ", step); });
+  const auto begin = Clock::now();
   StepResult r;
   r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
 
   // With no target at all, every sum is 0.
   const auto divisor = static_cast<double>(std::max<int64_t>(targets, 1));
-  r.loss = run_micro_batches(s, next, step, divisor);
+  r.loss = run_micro_batches(s, next, step, divisor, r.exchange_wait_s);
 
   // Deciding on a spike synchronizes a GPU.
   if (s.spikes) {
@@ -104,6 +109,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   s.optimizer.step(r.lr, options);
   share_fp8_history(s.params);
   advance_fp8(s.params);
+  r.busy_s = seconds_since(begin) - r.exchange_wait_s;
   return r;
 }
 

@@ -29,7 +29,9 @@ struct StepResult {
   at::Tensor loss;  ///< mean over the step's targets, [] on the device
   double lr = 0;
   double data_wait_s = 0;
-  bool is_spike = false;  ///< its update was left out: see optim/spikes.h
+  double busy_s = 0;           ///< of the step, without exchange_wait_s
+  double exchange_wait_s = 0;  ///< waiting for the other processes' gradients
+  bool is_spike = false;       ///< its update was left out: see optim/spikes.h
 };
 
 /// Where the random numbers of a micro-batch of a step come from.

@@ -5,6 +5,7 @@
 #include "core/device.h"
 #include "core/io/log.h"
 #include "core/io/text.h"
+#include "dist/group.h"
 #include "dist/world.h"
 #include "train/formats/source.h"
 #include "train/run/checkpointer.h"
@@ -183,6 +184,11 @@ MetricsSinks Run::open_run_folder() {
 void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline& ceiling) const {
   log_header(session_, *data_, ceiling, run_.string(), restored_.checkpoint.string(),
              source_.string());
+  if (world().size() > 1) {
+    const int64_t all = session_.config.train.grad_accum;
+    log_info("processes ", world().size(), ", each with ", world().share(all).count, " of the ",
+             all, " micro-batches of a step");
+  }
   if (!needs) return;
   log(needs->enough ? Level::info : Level::warn,
       "needs     " + needs->text +
@@ -340,8 +346,10 @@ Exit train(LoadedConfig loaded, bool verify_data) {
 
   try {
     return train_here(std::move(loaded), verify_data);
-  } catch (const Error& e) {
-    if (e.code() != Exit::peer_lost) world().report_failure(e.what());
+  } catch (const std::exception& e) {
+    const auto* error = dynamic_cast<const Error*>(&e);
+    if (error == nullptr || error->code() != Exit::peer_lost)
+      world().report_failure(plain_message(e));
     throw;
   }
 }

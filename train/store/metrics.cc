@@ -89,6 +89,10 @@ void Metrics::add(const StepMetrics& m) {
   if (m.spikes > 0) json["spikes"] = m.spikes;
   if (m.updates_lost) json["updates_lost"] = *m.updates_lost;
   for (const auto& [category, bytes] : m.memory) json["memory"][category] = bytes;
+  for (const RankFigures& r : m.ranks) {
+    json["ranks"].push_back(
+        {{"busy_ms", r.busy_ms}, {"wait_ms", r.wait_ms}, {"memory_bytes", r.memory_bytes}});
+  }
   for (const LayerFigures& layer : m.layers) {
     Json& figures = json["layers"][layer.layer] = Json::object();
     for (const auto& [name, value] : named_stats(layer)) figures[name] = json_number(value);

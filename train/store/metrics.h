@@ -32,6 +32,13 @@ struct LayerFigures {
   std::optional<double> dead{};  ///< share of its activation's units that fired for none of it
 };
 
+/// What one process of a run on several spent in a step.
+struct RankFigures {
+  double busy_ms = 0;  ///< its own work
+  double wait_ms = 0;  ///< waiting for gradients of the others, beyond what its own work hid
+  int64_t memory_bytes = 0;
+};
+
 struct StepMetrics {
   int64_t step = 0, updates = 0;
   double loss = 0, lr = 0, grad_norm = 0;
@@ -45,6 +52,7 @@ struct StepMetrics {
   int64_t spikes = 0;   ///< steps so far whose update was left out for their loss
   std::optional<double>
       updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
+  std::vector<RankFigures> ranks{};    ///< in the order of ranks; empty in a single process
   std::vector<LayerFigures> layers{};  ///< where this step looked at them
   /// On a CPU, the most that each category of memory (core/memory.h) held at once; empty where it
   /// is as last told.

@@ -75,9 +75,9 @@ void print_help(const Verb* verb) {
            "  lathe generate runs/my --tokens 500\n\n"
            "`lathe help COMMAND` shows its options.\n"
            "Exit codes: 0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable\n"
-           "            checkpoint, 5 diverged, 6 input/output, 8 folder in use, 9 out of\n"
-           "            memory or threads, 75 stopped with a checkpoint (run it again to\n"
-           "            resume)\n";
+           "            checkpoint, 5 diverged, 6 input/output, 7 a process was lost,\n"
+           "            8 folder in use, 9 out of memory or threads, 75 stopped with a\n"
+           "            checkpoint (run it again to resume)\n";
     return;
   }
 

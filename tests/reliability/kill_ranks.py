@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Kills ranks of runs on several processes at random moments: kill_ranks.py LATHE [KILLS [SEED]]
+
+A run begins on 1, 2 or 4 processes. A rank, drawn at random, gets SIGKILL at a random moment; the run is started again
+on another number of processes, until it ends. Then its metrics and its newest checkpoint must be those of a run on one
+process that never stopped, and at each start the newest checkpoint must be the one that was there.
+"""
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tiny import Tiny, check, checkpoints, control, difference
+
+STEPS, SAVED, TIMEOUT = 40, 5, 5
+WORDS = ["--train.grad_accum=4", f"--dist.timeout={TIMEOUT}"]
+
+
+def ranks_of(launcher):
+    """The processes of a launcher by rank: those of its children that have the environment of one."""
+    found = {}
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+    for pid in children.read_text().split() if children.exists() else []:
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        for entry in environment:
+            if entry.startswith(b"RANK="):
+                found[int(entry[5:])] = int(pid)
+    return found
+
+
+class Kills:
+    def __init__(self, tiny, seed):
+        self.tiny, self.draw = tiny, random.Random(seed)
+        self.runs, self.struck = 0, 0
+
+    def start(self, run, ranks):
+        words = self.tiny.command(run)[1:]
+        launch = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
+        return subprocess.Popen([self.tiny.lathe, *launch, *words], cwd=self.tiny.folder, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True)
+
+    def end(self, process, ranks, killed):
+        out, _ = process.communicate(timeout=60)
+        allowed = (0, 7) if ranks > 1 else (0, -signal.SIGKILL)
+        check(process.returncode in (allowed if killed else (0,)), f"code {process.returncode}: {out[-1500:]}")
+        check("frame #" not in out and "terminate called" not in out, out[-1500:])
+        return process.returncode == 0
+
+    def trial(self):
+        run = self.tiny.folder / f"run{self.runs}"
+        self.runs += 1
+        newest, ended = 0, False
+        for _ in range(self.draw.randint(1, 3)):
+            ranks = self.draw.choice([1, 2, 4])
+            process = self.start(run, ranks)
+            time.sleep(self.draw.uniform(0.05, 1.2))
+            pids = list(ranks_of(process).values()) if ranks > 1 else [process.pid]
+            killed = bool(pids) and process.poll() is None
+            if killed:
+                try:
+                    os.kill(self.draw.choice(pids), signal.SIGKILL)
+                    self.struck += 1
+                except ProcessLookupError:
+                    pass
+            ended = self.end(process, ranks, killed)
+            there = checkpoints(run) if (run / "checkpoints").is_dir() else []
+            check((there[-1] if there else 0) >= newest, f"the checkpoint of step {newest} is lost: {there}")
+            newest = there[-1] if there else 0
+            if ended:
+                break
+        ranks = self.draw.choice([1, 2, 4])
+        if not ended:
+            self.end(self.start(run, ranks), ranks, killed=False)
+        check(difference(self.tiny.reference, run) == "", f"{difference(self.tiny.reference, run)}, {run.name}")
+
+
+def main():
+    kills = int(sys.argv[2]) if len(sys.argv) > 2 else 200
+    seed = int(sys.argv[3]) if len(sys.argv) > 3 else random.randrange(1 << 31)
+    print(f"seed {seed}", flush=True)
+    tiny = Tiny(sys.argv[1], steps=STEPS, interval=SAVED, words=WORDS)
+    all_ = Kills(tiny, seed)
+    while all_.struck < kills:
+        all_.trial()
+        check(all_.runs < 3 * kills + 10, "the runs end before they are struck")
+
+    # The control: another seed of the data gives another run.
+    other = Tiny(sys.argv[1], steps=STEPS, interval=SAVED, words=[*WORDS, "--train.seed=7"])
+
+    def compare():
+        check(difference(tiny.reference, other.reference) == "", "another seed has other bits")
+
+    control("a run of another seed", compare)
+    print(f"{all_.struck} kills of ranks in {all_.runs} runs: none lost, all with the bits of one process")
+
+
+main()
