@@ -1,8 +1,8 @@
 #include "dist/exchange.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <omp.h>
 
 #include <algorithm>
 
@@ -12,6 +12,9 @@
 #include "core/mode.h"
 #include "core/tree_sum.h"
 #include "dist/group.h"
+
+// OpenMP's, for the calling thread alone; clang-tidy has no omp.h.
+extern "C" void omp_set_num_threads(int threads);
 
 namespace lathe {
 
@@ -109,7 +112,10 @@ void GradientExchange::finish() {
 
 /// Sends buckets as they become sendable, until all are sent or the step ends early.
 void GradientExchange::work() {
-  omp_set_num_threads(1);  // of this thread alone: the cores belong to the backward pass
+  // This thread computes alone: the cores belong to the backward pass. ATen sets a new thread's
+  // number at the first question for it, so it is asked first.
+  at::get_num_threads();
+  omp_set_num_threads(1);
   const NoGrad no_grad;
   for (size_t next = 0; next < buckets_.size(); ++next) {
     {

@@ -15,6 +15,7 @@ namespace lathe {
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
+  /// Stores a value, in place of an older one.
   virtual void set(const std::string& key, const std::string& value) = 0;
   /// Returns the value, or "" where the key is missing.
   virtual std::string get(const std::string& key) = 0;

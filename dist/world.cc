@@ -140,7 +140,7 @@ std::string World::find_lost_rank() {
     return all;
   };
 
-  // A rank that ends with an error says so; one that was killed or stopped sends no more pulses.
+  // A rank that ends with an error reports it; one that was killed or stopped sends no more pulses.
   const std::vector<Pulse> before = read();
   std::this_thread::sleep_for(2 * pulse_interval + pulse_interval / 2);
   const std::vector<Pulse> now = read();

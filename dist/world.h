@@ -26,6 +26,8 @@ struct Share {
   int64_t first = 0, count = 0;
 };
 
+/// This process among those of its run. Functions called collectives must be called by every rank,
+/// in the same order, from the training thread; where a rank was lost, they throw Exit::peer_lost.
 class World {
  public:
   int rank() const { return placement_.rank; }

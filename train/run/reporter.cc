@@ -136,7 +136,7 @@ std::vector<RankFigures> StepReporter::gather_ranks(const StepResult& result) co
 
   std::vector<RankFigures> ranks;
   for (int r = 0; r < world().size(); ++r) {
-    const double* of_rank = all.const_data_ptr<double>() + 3 * r;
+    const double* of_rank = all.const_data_ptr<double>() + static_cast<ptrdiff_t>(3) * r;
     ranks.push_back({.busy_ms = of_rank[0],
                      .wait_ms = of_rank[1],
                      .memory_bytes = static_cast<int64_t>(of_rank[2])});

@@ -28,6 +28,7 @@ class StepReporter {
   /// Excludes the time since the last report, such as evaluation and saving, from the next step's.
   void skip_time();
 
+  /// Returns the matmul rate that MFU is a share of.
   MfuBaseline& ceiling() { return ceiling_; }
 
  private:

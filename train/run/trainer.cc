@@ -26,7 +26,7 @@ namespace {
 /// A run in this process: its data, its model and its state.
 class Run {
  public:
-  Run(LoadedConfig loaded, RunData data, const std::optional<ResumePoint>& resume);
+  Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoint>& resume);
 
   /// Returns whether nothing is left to train or to evaluate.
   bool is_finished() const {
@@ -59,7 +59,7 @@ class Run {
   RestoredRun restored_;
 };
 
-Run::Run(LoadedConfig loaded, RunData data, const std::optional<ResumePoint>& resume)
+Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoint>& resume)
     : data_(std::move(data.data)),
       session_(Session::make(loaded, *data.task, data.sizes)),
       run_(loaded.config.train.out_dir),
@@ -317,7 +317,7 @@ Exit train_here(LoadedConfig loaded, bool verify_data) {
                             loaded.base.empty() && world().size() == 1;
   const auto needs = can_forecast ? std::optional(resource_needs(loaded, data)) : std::nullopt;
 
-  Run trained(std::move(loaded), std::move(data), resume);
+  Run trained(loaded, std::move(data), resume);
   if (resume && trained.is_finished()) return trained.report_already_finished();
   if (world().is_writer() && !lock) {
     make_folders(run);
