@@ -82,7 +82,7 @@ class Pass final : public GradSlots {
     }
   }
 
-  at::Tensor take(size_t i, at::ScalarType dtype, bool adds_once) override {
+  at::Tensor take(size_t i, at::ScalarType dtype) override {
     if constexpr (std::is_same_v<T, at::Tensor>) {
       const Edge& edge = running_->next[i];
       if (!edge || captured_ != nullptr || mode().observe_gradient != nullptr) return {};
@@ -94,8 +94,8 @@ class Pass final : public GradSlots {
       // A parameter's last contribution of this pass may be added directly to the gradient that
       // earlier passes left. In bfloat16 it would be rounded once where an addition rounds twice.
       Leaf* leaf = to.as_leaf();
-      if (leaf != nullptr && adds_once && dtype == at::kFloat && !slot.grad.defined() &&
-          p.awaited == 1 && leaf->after_accumulate.empty())
+      if (leaf != nullptr && dtype == at::kFloat && !slot.grad.defined() && p.awaited == 1 &&
+          leaf->after_accumulate.empty())
         return leaf->take_grad();
     }
     return {};

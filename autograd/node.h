@@ -58,10 +58,10 @@ class GradSlots {
   /// yet, if it is not owned, or if hooks, observers or grad() need the contribution of this pass
   /// alone. If the op throws, the gradient is lost: do not use gradients after a backward that
   /// failed.
-  /// `adds_once`: the op adds one number to each element and rounds once. Only then may it get what
-  /// earlier passes left in a parameter: its bits are those of an addition afterwards, so a step's
-  /// bits do not depend on which micro-batches a process computes (core/tree_sum.h).
-  virtual at::Tensor take(size_t i, at::ScalarType dtype, bool adds_once) = 0;
+  /// The op must add one number to each element and round once: the tensor may hold what earlier
+  /// passes left in a parameter, and the bits must be those of an addition afterwards, so that a
+  /// step's bits do not depend on which micro-batches a process computes (core/tree_sum.h).
+  virtual at::Tensor take(size_t i, at::ScalarType dtype) = 0;
 };
 
 /// A step of a recorded forward pass: the op that made the outputs, and where the gradients of its

@@ -29,7 +29,7 @@ struct EmbeddingOp {
   Grads<1> backward(const at::Tensor& dy, Needs<1>, GradSlots& slots) const {
     if (kernel_ready(dy) && kernel_dtype(grad)) {
       // Add to the gradient that the table has already, such as that of a tied head, or to zeros.
-      at::Tensor table = slots.take(0, grad, /*adds_once=*/false);
+      at::Tensor table = slots.take(0, grad);
       if (!table.defined()) table = at::zeros({rows, dy.size(-1)}, dy.options().dtype(grad));
       const at::Tensor values = dy.contiguous(), places = ids.data().contiguous();
       scatter_add_rows(matrix_of(values), places.const_data_ptr<int64_t>(), places.numel(),

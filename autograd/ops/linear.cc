@@ -112,7 +112,7 @@ at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool ne
 
     // Add to the weight's gradient in the product itself, where this pass owns one in the right
     // dtype.
-    layer.dw = slots.take(layer.slot, layer.weight_grad, /*adds_once=*/true);
+    layer.dw = slots.take(layer.slot, layer.weight_grad);
     const bool add = layer.dw.defined();
     if (!add) layer.dw = at::empty({out, in}, x.options().dtype(layer.weight_grad));
     Epilogue e{.out = matrix_of(layer.dw)};

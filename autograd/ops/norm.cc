@@ -93,7 +93,7 @@ struct Norm {
       if (needs[2]) db = like(b);
 
       // The residual stream's gradient has already arrived around the block: add to it directly.
-      if (needs[0]) dx = slots.take(0, in.scalar_type(), /*adds_once=*/true);
+      if (needs[0]) dx = slots.take(0, in.scalar_type());
       const bool add = dx.defined();
       if (add) dx = for_kernels(dx);
       if (needs[0] && !add) dx = at::empty_like(in);

@@ -277,7 +277,7 @@ struct WrongTaker {
   static inline bool taken = false;
   at::Tensor forward(const at::Tensor& x) { return x.clone(); }
   Grads<1> backward(const at::Tensor& dy, Needs<1>, GradSlots& slots) const {
-    const at::Tensor have = slots.take(0, at::kFloat, /*adds_once=*/true);
+    const at::Tensor have = slots.take(0, at::kFloat);
     taken = have.defined();
     return {taken ? have + dy : dy};
   }

@@ -142,6 +142,7 @@ TEST_CASE("a stop signal to one rank stops all after the same step, with a check
   const Finished done = train_on(f, 2, "tiny.toml", "stopped", long_run({"--dist.timeout=30"}));
   INFO(done.out << done.err);
   CHECK(done.code == 75);
+  CHECK_THAT(done.out, ContainsSubstring("stopped at the request of another process after step"));
   CHECK(attack.struck());
   CHECK(lathe::test::lathe_in(f, {"verify", "runs/stopped"}).code == 0);
 }

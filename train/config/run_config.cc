@@ -193,6 +193,7 @@ void check_amp(const LoadedConfig& loaded) {
     const Field& field = *c.schema().find(key);
     return c.schema().get(&c, field) != field.initial;
   };
+
   if (a.grad == "low" && a.dtype == "fp32")
     refuse("amp.grad", "amp.grad = \"low\" needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
   if (a.dtype != "fp16" && (a.scaler == "dynamic" || a.scaler == "fixed")) {
@@ -200,6 +201,8 @@ void check_amp(const LoadedConfig& loaded) {
            a.dtype == "fp8" ? " scales each tensor" : " has float32's range",
            ", so leave amp.scaler out");
   }
+
+  // Keys of the loss scale.
   const bool scaled = a.dtype == "fp16" && a.scaler != "none",
              dynamic = scaled && a.scaler != "fixed";
   for (const char* key : {"amp.loss_scale", "amp.max_skips"}) {
@@ -217,6 +220,8 @@ void check_amp(const LoadedConfig& loaded) {
   if (dynamic && a.min_loss_scale > a.loss_scale)
     refuse("amp.min_loss_scale", "amp.min_loss_scale = ", a.min_loss_scale,
            " is above amp.loss_scale = ", a.loss_scale);
+
+  // Keys of parameters and their copies.
   if (!a.master && a.dtype == "fp32")
     refuse("amp.master", "amp.master = false needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
   const bool low = a.dtype != "fp32";
@@ -232,6 +237,7 @@ void check_amp(const LoadedConfig& loaded) {
     refuse("amp.rounding",
            "amp.rounding = \"stochastic\" is for bf16 parameters; use amp.dtype = \"bf16\" or "
            "amp.rounding = \"nearest\"");
+
   for (const char* key : {"amp.fp8_scaling", "amp.fp8_history", "amp.fp8_edge_blocks"}) {
     if (given(key) && a.dtype != "fp8")
       refuse(key, key, " has no effect without amp.dtype = \"fp8\"; leave it out");

@@ -19,6 +19,7 @@ void log_header(const Session& session, const Data& data, const MfuBaseline& cei
     if (const int64_t* size = c.model.own.find<int64_t>(f.key))
       sizes += str(", ", f.key, " ", *size);
   }
+
   log_info("model     ", c.model.kind, ", ", format("%.2f", all / 1e6), "M parameters",
            trained < all ? format(" (%.2fM trained)", trained / 1e6) : "", sizes);
   log_info("data      ", c.data.dir, ", ", data.train_size(), " training ", unit,
@@ -31,6 +32,7 @@ void log_header(const Session& session, const Data& data, const MfuBaseline& cei
              " GFLOP/s that was measured less than three times and may be too low; `lathe bench "
              "peak` measures it");
   }
+
   if (!source.empty()) log_info("weights   ", source);
   log_info("run       ", run, from.empty() ? "" : str(", resuming from ", from));
   log(Level::debug, "parameters\n" + parameter_table(session.params));

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/io/log.h"
+#include "train/config/path_kind.h"
 #include "train/store/run_folder.h"
 
 namespace lathe {
@@ -46,6 +47,7 @@ ResumePoint branch_point(const RunConfig& c, const std::vector<fs::path>& there)
     fail(Exit::usage, run.string(), " already holds ", there.front().filename().string(),
          ", which resuming from ", typed, " would replace; give another --train.out_dir");
   }
+
   const fs::path from = find_checkpoint(typed);
   ResumePoint point{from, read_state(from), same_run};
   if (!same_run) {

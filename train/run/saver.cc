@@ -48,6 +48,7 @@ void CheckpointSaver::save(const RunState& state, const std::vector<NamedParamet
              " is still being written, and training waits for it; checkpoint.interval is shorter "
              "than a save takes");
   }
+
   wait();
   ++times_.saves;
   if (!async_ || at_once) {
@@ -60,10 +61,13 @@ void CheckpointSaver::save(const RunState& state, const std::vector<NamedParamet
     note_saved(state.step);
     return;
   }
+
+  // Weights that are not finite never reach a disk, so they are checked before the copy.
   const Timer timer(times_.copy_s);
   check_finite(parameters, state.step);
   copy_ = copy_state(parameters, optimizer, dtype_, std::move(copy_));
   fault_point("save: copied");
+
   try {
     under_way_ = std::async(std::launch::async, [this, state, before = std::move(before)] {
       const DeferSignals whole;

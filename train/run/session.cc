@@ -73,14 +73,18 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
       config.train.threads > 0 ? static_cast<int>(config.train.threads) : default_threads();
   configure_backend(device_name, threads, config.amp.tf32);
   use_kernels(config.train.kernels == "auto");
+
   const at::Device device(device_name == "cuda" ? at::kCUDA : at::kCPU);
   const auto seed = static_cast<uint64_t>(config.train.seed);
   const at::ScalarType compute = compute_dtype(config.amp);
   const at::ScalarType matrices = config.amp.master ? at::kFloat : matmul_dtype(compute);
+
   auto model = loaded.base.empty()
                    ? make_model(*find_model_kind(config.model.kind), config.model.own, sizes, seed)
                    : load_base(loaded.base, config, sizes, device);
   load_source(loaded, *model);
+
+  // Initial weights are drawn on the CPU in float32, then moved: they are the same on any device.
   if (device.is_cuda() || matrices != at::kFloat) {
     const MemoryScope scope(Memory::parameters);
     replace_parameters(*model, [&](const NamedParameter& p) {
@@ -91,12 +95,17 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   }
   if (device.is_cuda())
     replace_buffers(*model, [&](const NamedBuffer& b) { return b.tensor.to(device); });
+
   apply_transforms(*model, {config, device, matrices});
   const auto params = parameters_to_train(*model, config), saved = saved_tensors(*model);
+
+  // Gradients in the matmul dtype are the default only where no other micro-batch is added to them:
+  // each addition would round.
   const bool low_grad =
       config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
   make_working_copies(params, compute, config.amp.working_copies, low_grad);
   const bool stochastic = config.amp.rounding != "nearest";
+
   Session s{config,
             task,
             sizes,

@@ -15,10 +15,12 @@ class StopController {
   /// Records that a step or an evaluation was completed. Before that train.max_time does not stop
   /// the process, so every process makes progress.
   void note_progress() { made_progress_ = true; }
-  /// Returns whether this process was asked to stop.
-  bool asked() const {
-    return stop_signal() != 0 || (made_progress_ && max_time_ > 0 && process_age() >= max_time_);
+  /// Returns whether train.max_time is over.
+  bool is_out_of_time() const {
+    return made_progress_ && max_time_ > 0 && process_age() >= max_time_;
   }
+  /// Returns whether this process was asked to stop.
+  bool asked() const { return stop_signal() != 0 || is_out_of_time(); }
   /// Returns whether any process of the run was asked to stop: the decision that all act on. A
   /// collective.
   bool agreed() const { return world().any(asked()); }

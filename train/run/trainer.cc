@@ -119,12 +119,14 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   while (state_.step < c.train.steps) {
     const DueActions due = due_after(state_.step + 1, c);
     std::optional<LayerStatsCollector> collector;
-    if (due.layers || due.histograms) collector.emplace(session_, due.histograms);
+    if (world().is_writer() && (due.layers || due.histograms))
+      collector.emplace(session_, due.histograms);
 
     const StepResult result = run_step(session_, loader, state_.step);
 
-    auto layers = due.layers ? collector->figures() : std::vector<LayerFigures>();
-    const auto histograms = due.histograms ? collector->histograms() : std::vector<Histogram>();
+    auto layers = due.layers && collector ? collector->figures() : std::vector<LayerFigures>();
+    const auto histograms =
+        due.histograms && collector ? collector->histograms() : std::vector<Histogram>();
     collector.reset();
     ++state_.step;
     state_.tokens += units_of_step(c);
@@ -241,10 +243,15 @@ Exit Run::save_and_stop(Checkpointer& checkpoints, const StopController& stop) {
 
   const int64_t pause_at = session_.config.train.pause_at;
   const bool paused = !stop.asked() && pause_at > 0 && state_.step >= pause_at;
-  log_info(stop_signal() != 0 ? "stopped by a signal"
-           : paused           ? "paused by train.pause_at"
-                              : "stopped by train.max_time",
-           " after step ", state_.step,
+  const char* why = "stopped at the request of another process";
+  if (stop_signal() != 0) {
+    why = "stopped by a signal";
+  } else if (stop.is_out_of_time()) {
+    why = "stopped by train.max_time";
+  } else if (paused) {
+    why = "paused by train.pause_at";
+  }
+  log_info(why, " after step ", state_.step,
            paused ? "; run it again with another train.pause_at to resume"
                   : "; run the same command again to resume");
   return Exit::stopped;

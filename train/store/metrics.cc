@@ -85,10 +85,13 @@ void Metrics::add(const StepMetrics& m) {
             {"memory_bytes", m.memory_bytes},
             {"loss_scale", m.loss_scale},
             {"time", unix_seconds()}};
+
+  // Absent where there is nothing to report, which keeps most lines short.
   if (m.skipped > 0) json["skipped"] = m.skipped;
   if (m.spikes > 0) json["spikes"] = m.spikes;
   if (m.updates_lost) json["updates_lost"] = *m.updates_lost;
   for (const auto& [category, bytes] : m.memory) json["memory"][category] = bytes;
+
   for (const RankFigures& r : m.ranks) {
     json["ranks"].push_back(
         {{"busy_ms", r.busy_ms}, {"wait_ms", r.wait_ms}, {"memory_bytes", r.memory_bytes}});
@@ -97,6 +100,7 @@ void Metrics::add(const StepMetrics& m) {
     Json& figures = json["layers"][layer.layer] = Json::object();
     for (const auto& [name, value] : named_stats(layer)) figures[name] = json_number(value);
   }
+
   file_.write(json_text(json) + "\n");
 }
 

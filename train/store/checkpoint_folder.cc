@@ -1,0 +1,213 @@
+#include "train/store/checkpoint_folder.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+
+#include "core/io/checksum.h"
+#include "core/io/json.h"
+#include "core/io/log.h"
+#include "core/io/progress.h"
+#include "core/io/text.h"
+#include "train/config/path_kind.h"
+#include "train/store/run_folder.h"
+#include "train/store/run_state.h"
+
+namespace lathe {
+namespace {
+
+void set_aside_unusable(const fs::path& checkpoint) {
+  move_to_backup(checkpoint,
+                 checkpoint.parent_path() / ("unusable-" + checkpoint.filename().string()));
+}
+
+bool is_intact(const fs::path& checkpoint) {
+  try {
+    verify_checkpoint(checkpoint);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::string checkpoint_name(int64_t step) {
+  return format("step-%08lld", static_cast<long long>(step));
+}
+
+int64_t step_of(const fs::path& checkpoint) {
+  try {
+    return read_state(checkpoint).step;
+  } catch (const Error&) {
+    const std::string name = checkpoint.filename().string();
+    return std::atoll(name.c_str() + std::min(name.size(), std::string("step-").size()));
+  }
+}
+
+std::vector<std::pair<int64_t, fs::path>> numbered_checkpoints(const fs::path& run) {
+  std::vector<std::pair<int64_t, fs::path>> found;
+  for (const auto& path : list_folder(run / "checkpoints")) {
+    const std::string name = path.filename().string();
+    const bool numbered = name.size() >= 13 && name.starts_with("step-") &&
+                          name.find_first_not_of("0123456789", 5) == std::string::npos;
+    if (numbered) found.emplace_back(step_of(path), path);
+  }
+  std::sort(found.begin(), found.end(), std::greater<>());
+  return found;
+}
+
+std::vector<fs::path> list_checkpoints(const fs::path& run) {
+  std::vector<fs::path> paths;
+  for (auto& [step, path] : numbered_checkpoints(run)) paths.push_back(std::move(path));
+  return paths;
+}
+
+void quarantine_newer(const fs::path& checkpoint) {
+  const int64_t own = step_of(checkpoint);
+  for (const auto& [step, other] : numbered_checkpoints(checkpoint.parent_path().parent_path())) {
+    if (step > own) set_aside_unusable(other);
+  }
+}
+
+void clean_checkpoints(const fs::path& run) {
+  for (const auto& path : list_folder(run / "checkpoints")) {
+    if (!path.filename().string().starts_with(unfinished_prefix)) continue;
+    try {
+      remove_tree(path);
+    } catch (const FileError& e) {
+      log_warn(path.filename().string(), " is left: ", e.cause(),
+               "; it is no longer needed, and can be removed by hand");
+    }
+  }
+}
+
+/// For a step that is saved again: a whole checkpoint is replaced (clean_checkpoints deletes it),
+/// another is set aside.
+void vacate_target(const fs::path& target) {
+  if (!is_intact(target)) return set_aside_unusable(target);
+  const fs::path replaced =
+      target.parent_path() / (unfinished_prefix + ("replaced-" + target.filename().string()));
+  remove_tree(replaced);
+  rename_file(target, replaced);
+}
+
+std::vector<int64_t> steps_to_delete(const std::vector<int64_t>& steps, const Retention& keep,
+                                     int64_t best_step) {
+  std::vector<int64_t> doomed;
+  for (size_t i = static_cast<size_t>(keep.newest); i < steps.size(); ++i) {
+    const bool kept =
+        (keep.every > 0 && steps[i] % keep.every == 0) || (keep.best && steps[i] == best_step);
+    if (!kept) doomed.push_back(steps[i]);
+  }
+  return doomed;
+}
+
+void verify_checkpoint(const fs::path& checkpoint) {
+  const fs::path path = checkpoint / "manifest.json";
+  const std::string where = path.string();
+  const Json manifest =
+      parse_json(read_file(path, Exit::checkpoint, max_checkpoint_json), where, Exit::checkpoint);
+  if (json_get<std::string>(manifest, "format", where, Exit::checkpoint) != checkpoint_format) {
+    fail(Exit::checkpoint, where, ": a format that this build does not know");
+  }
+
+  const Json files = json_get<Json>(manifest, "files", where, Exit::checkpoint);
+
+  // The progress bar shows bytes, so the sizes of all files come first.
+  uint64_t all = 0, done = 0;
+  for (const Json& entry : files) {
+    if (entry.is_object() && entry.contains("bytes") && entry["bytes"].is_number_unsigned())
+      all += entry["bytes"].get<uint64_t>();
+  }
+  ProgressBar bar("checking " + checkpoint.filename().string(), static_cast<double>(all));
+
+  // batches.safetensors is in replay bundles only. Files that the manifest does not list are
+  // ignored.
+  std::vector<const char*> names{"model.safetensors", "optimizer.safetensors", "state.json"};
+  if (files.contains("batches.safetensors")) names.push_back("batches.safetensors");
+  for (const char* name : names) {
+    const Json entry = json_get<Json>(files, name, where, Exit::checkpoint);
+    const fs::path file = checkpoint / name;
+    std::error_code error;
+    const auto bytes = fs::file_size(file, error);
+    if (error) fail(Exit::checkpoint, file.string(), " is missing");
+
+    // A wrong size is found without reading the file.
+    const int64_t wanted =
+        json_whole(entry, "bytes", 0, std::numeric_limits<int64_t>::max(), where, Exit::checkpoint);
+    if (bytes != static_cast<uint64_t>(wanted))
+      fail(Exit::checkpoint, file.string(), " has ", bytes, " bytes instead of ", wanted);
+
+    const std::string sum =
+        file_checksum(file, [&](uint64_t n) { bar.show(static_cast<double>(done + n)); });
+    if (sum != json_get<std::string>(entry, "xxh3", where, Exit::checkpoint))
+      fail(Exit::checkpoint, file.string(), " is not what was written: its checksum differs");
+    done += bytes;
+  }
+}
+
+std::string content_id(const fs::path& checkpoint) {
+  return file_checksum(checkpoint / "manifest.json");
+}
+
+std::optional<fs::path> newest_checkpoint(const fs::path& run) {
+  const auto all = list_checkpoints(run);
+  if (all.empty()) return std::nullopt;
+
+  std::string reasons;
+  for (const auto& path : all) {
+    try {
+      verify_checkpoint(path);
+      return path;
+    } catch (const Error& e) {
+      log_warn("checkpoint ", path.filename().string(), " can't be used: ", e.what());
+      if (reasons.empty()) reasons = e.what();
+    }
+  }
+  fail(Exit::checkpoint, "no checkpoint of ", run.string(), " can be used (", reasons,
+       "); restore one, or start a new run in another --train.out_dir");
+}
+
+fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
+  fs::path path = without_trailing_slash(path_);
+  if (!fs::is_directory(path))
+    fail(Exit::checkpoint, path.string(), " is no run and no checkpoint folder");
+  if (is_hugging_face(path))
+    fail(Exit::checkpoint, path.string(),
+         " is a Hugging Face folder; make a run of it with `lathe import`");
+
+  if (is_checkpoint(path)) {
+    if (which != "newest") {
+      fail(Exit::usage, path.string(), " is a checkpoint itself, so there is no choosing \"", which,
+           "\" among several; name its run");
+    }
+    verify_checkpoint(path);
+    return path;
+  }
+
+  // From here on it is a run. Its newest checkpoint also records which one was the best.
+  const auto newest = newest_checkpoint(path);
+  if (!newest) fail(Exit::checkpoint, path.string(), " holds no checkpoint");
+  if (which == "newest") return *newest;
+
+  if (which != "best") {
+    const fs::path named = path / "checkpoints" / which;
+    if (!fs::is_directory(named)) fail(Exit::usage, path.string(), " holds no checkpoint ", which);
+    verify_checkpoint(named);
+    return named;
+  }
+
+  const RunState state = read_state(*newest);
+  if (state.best_step < 0)
+    fail(Exit::usage, path.string(), " has no best checkpoint: it was never evaluated");
+  for (const auto& [step, one] : numbered_checkpoints(path)) {
+    if (step != state.best_step) continue;
+    verify_checkpoint(one);
+    return one;
+  }
+  fail(Exit::usage, path.string(), " was best after step ", state.best_step,
+       ", and that checkpoint was not kept; train with checkpoint.keep_best = true");
+}
+
+}  // namespace lathe

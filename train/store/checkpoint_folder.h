@@ -1,0 +1,68 @@
+// The folder RUN/checkpoints: which checkpoints it holds, which of them can be used, and which are
+// deleted.
+//
+// A folder checkpoints/step-00001000 is always intact: it is written under another name, which
+// begins with unfinished_prefix, synced, renamed, and the parent synced.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/io/file.h"
+
+namespace lathe {
+
+/// The value of "format" in manifest.json.
+constexpr const char* checkpoint_format = "lathe-checkpoint-1";
+/// Begins the name of a folder that is being written or deleted.
+constexpr const char* unfinished_prefix = ".unfinished-";
+
+/// How many bytes of a state.json or manifest.json are read.
+constexpr uint64_t max_checkpoint_json = uint64_t{64} << 20;
+
+/// Which checkpoints of a run stay when one is added.
+struct Retention {
+  int64_t newest = 1;  ///< this many
+  int64_t every = 0;   ///< and those of steps that this divides; 0: none
+  bool best = false;   ///< and the one of the step with the lowest validation loss
+};
+/// Of `steps`, newest first, those that go.
+std::vector<int64_t> steps_to_delete(const std::vector<int64_t>& steps, const Retention& keep,
+                                     int64_t best_step);
+
+/// "step-00001000".
+std::string checkpoint_name(int64_t step);
+/// Checkpoints of a run folder, newest first: by the step in their state, not by their name.
+/// Exit::io where the folder is there and can't be read.
+std::vector<fs::path> list_checkpoints(const fs::path& run);
+/// Returns the same with the step of each.
+std::vector<std::pair<int64_t, fs::path>> numbered_checkpoints(const fs::path& run);
+/// The step in a checkpoint's state; where that can't be read, the one in its name.
+int64_t step_of(const fs::path& checkpoint);
+/// Renames checkpoints of the same run newer than this one, which a run that resumes from it can't
+/// use.
+void quarantine_newer(const fs::path& checkpoint);
+/// Removes what interrupted saves left behind; what can't be removed is a warning.
+void clean_checkpoints(const fs::path& run);
+/// Makes way for a step that is saved again: an intact checkpoint is replaced, and another one set
+/// aside.
+void vacate_target(const fs::path& target);
+
+/// Checks sizes and checksums against the manifest, batches.safetensors' too where it is listed;
+/// Exit::checkpoint with what is wrong.
+void verify_checkpoint(const fs::path& checkpoint);
+/// What tells the contents of one checkpoint from another's: the checksum of its manifest, which
+/// has those of the rest.
+std::string content_id(const fs::path& checkpoint);
+/// The newest checkpoint of a run that verifies; a warning names each newer one that does not, and
+/// why. nullopt where there is none at all; Exit::checkpoint where none verifies.
+std::optional<fs::path> newest_checkpoint(const fs::path& run);
+/// A run folder or a checkpoint folder, as a checkpoint that verifies; Exit::checkpoint otherwise.
+/// `which` of a run's checkpoints: "newest", "best" (the lowest validation loss) or a folder's
+/// name, as step-00001000.
+fs::path find_checkpoint(const fs::path& path, const std::string& which = "newest");
+
+}  // namespace lathe
