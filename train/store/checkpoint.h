@@ -21,7 +21,7 @@ namespace lathe {
 /// Changes no tensor and may run on any thread, one call at a time for a run.
 fs::path store_checkpoint(const fs::path& run, const RunState& state, const Snapshot& snapshot,
                           const Retention& keep);
-/// check_finite, view_state and store_checkpoint.
+/// Does the same for tensors that are in memory. Throws Exit::diverged where one is not finite.
 fs::path save_checkpoint(const fs::path& run, const RunState& state,
                          const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                          const Retention& keep, std::optional<at::ScalarType> dtype = std::nullopt);
@@ -32,15 +32,15 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state,
 void write_checkpoint(const fs::path& target, const RunState& state, const Snapshot& snapshot,
                       const std::vector<TensorEntry>& batches = {});
 
-/// The `dtype` of a Snapshot that a config asks for.
+/// Returns the dtype of a Snapshot for a config.
 std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config);
 
-/// An entry of the file at `path` as a tensor that shares its memory. Exit::checkpoint unless it
-/// has that shape.
+/// Returns an entry of the file at `path` as a tensor that shares its memory. Throws
+/// Exit::checkpoint unless it has that shape.
 at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const fs::path& path);
 /// Copies saved tensors into the parameters: all names must match, with their shapes.
 void load_parameters(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters);
-/// The histories of fp8 layers that have one.
+/// Loads the histories of fp8 layers that have one.
 void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters);
 void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer);
 /// Copies the moving averages that optim.ema_decay keeps into the parameters that they are of.

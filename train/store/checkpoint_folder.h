@@ -51,16 +51,17 @@ void clean_checkpoints(const fs::path& run);
 /// aside.
 void vacate_target(const fs::path& target);
 
-/// Checks sizes and checksums against the manifest, batches.safetensors' too where it is listed;
-/// Exit::checkpoint with what is wrong.
+/// Compares sizes and checksums with the manifest, also of batches.safetensors where it is listed.
+/// Throws Exit::checkpoint with the file that differs.
 void verify_checkpoint(const fs::path& checkpoint);
-/// What tells the contents of one checkpoint from another's: the checksum of its manifest, which
-/// has those of the rest.
+/// Returns the checksum of a checkpoint's manifest, which has those of the other files: it
+/// identifies the contents.
 std::string content_id(const fs::path& checkpoint);
-/// The newest checkpoint of a run that verifies; a warning names each newer one that does not, and
-/// why. nullopt where there is none at all; Exit::checkpoint where none verifies.
+/// Returns the newest checkpoint of a run that verifies, or nullopt where there is none. Logs a
+/// warning for each newer one that does not verify. Throws Exit::checkpoint where none does.
 std::optional<fs::path> newest_checkpoint(const fs::path& run);
-/// A run folder or a checkpoint folder, as a checkpoint that verifies; Exit::checkpoint otherwise.
+/// Returns a checkpoint that verifies, of a run folder or of a checkpoint folder. Throws
+/// Exit::checkpoint where there is none.
 /// `which` of a run's checkpoints: "newest", "best" (the lowest validation loss) or a folder's
 /// name, as step-00001000.
 fs::path find_checkpoint(const fs::path& path, const std::string& which = "newest");

@@ -125,7 +125,7 @@ RunState read_state(const fs::path& checkpoint) {
 
   if (j.contains("sink_bytes")) {
     const Json& files = j["sink_bytes"];
-    if (!files.is_object()) fail(Exit::checkpoint, where, ": \"sink_bytes\" is no object");
+    if (!files.is_object()) fail(Exit::checkpoint, where, ": \"sink_bytes\" is not an object");
     for (const auto& [file, bytes] : files.items())
       s.sink_bytes[file] =
           static_cast<uint64_t>(json_whole(files, file.c_str(), 0, most, where, Exit::checkpoint));
