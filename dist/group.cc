@@ -6,6 +6,8 @@
 #include <ATen/ops/empty.h>
 #include <arpa/inet.h>
 #include <c10/util/Logging.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -56,6 +58,23 @@ class StoreRendezvous final : public Rendezvous {
   c10::intrusive_ptr<c10d::Store> store_;
 };
 
+/// Returns an address of this host that other hosts may reach, or "" where it has none.
+std::string outside_address() {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return "";
+  std::string address;
+  for (const ifaddrs* i = all; i != nullptr && address.empty(); i = i->ifa_next) {
+    const bool usable = i->ifa_addr != nullptr && i->ifa_addr->sa_family == AF_INET &&
+                        (i->ifa_flags & IFF_UP) != 0 && (i->ifa_flags & IFF_LOOPBACK) == 0;
+    char text[INET_ADDRSTRLEN + 1];
+    if (usable && getnameinfo(i->ifa_addr, sizeof(sockaddr_in), text, sizeof text, nullptr, 0,
+                              NI_NUMERICHOST) == 0)
+      address = text;
+  }
+  freeifaddrs(all);
+  return address;
+}
+
 /// Returns the address of this host that the store's host is reached from, where other ranks can
 /// reach this process in turn.
 std::string own_address(const Placement& p) {
@@ -78,6 +97,13 @@ std::string own_address(const Placement& p) {
     address = text;
   if (fd >= 0) close(fd);
   freeaddrinfo(found);
+
+  // Debian gives a host's own name the address 127.0.1.1, which no other host can reach.
+  const bool is_loopback = address.starts_with("127.");
+  const bool means_loopback = p.host.starts_with("127.") || p.host == "localhost";
+  if (is_loopback && !means_loopback) {
+    if (const std::string other = outside_address(); !other.empty()) return other;
+  }
   return address;
 }
 

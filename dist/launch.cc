@@ -56,8 +56,14 @@ class SignalReader {
     }
     return came;
   }
-  /// Gives a child the signals of a normal process.
-  void restore_in_child() const { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  /// Prepares a child. Stop signals stay blocked until it has its handlers: none is lost, and none
+  /// ends it while it loads its libraries.
+  static void restore_in_child() {
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    sigprocmask(SIG_UNBLOCK, &child, nullptr);
+  }
 
  private:
   sigset_t set_{}, before_{};
@@ -101,14 +107,18 @@ void set_variable(const char* name, const std::string& value) {
 
 /// Becomes a rank. Does not return.
 [[noreturn]] void run_child(const LaunchOptions& options, int rank, int ranks,
-                            const StoreSocket& store, const SignalReader& signals, pid_t parent) {
+                            const StoreSocket& store, pid_t parent) {
   // A terminal's Ctrl-C then reaches the launcher alone, which passes it on once. A rank whose
   // launcher was killed stops with a checkpoint.
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != parent) _exit(static_cast<int>(Exit::peer_lost));
-  signals.restore_in_child();
+  SignalReader::restore_in_child();
 
+  // This launcher may itself run under another one.
+  for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID",
+                           "TORCHELASTIC_RESTART_COUNT", "GLOO_SOCKET_IFNAME", "LATHE_STORE_FD"})
+    unsetenv(name);
   set_variable("RANK", std::to_string(rank));
   set_variable("WORLD_SIZE", std::to_string(ranks));
   set_variable("LOCAL_RANK", std::to_string(rank));
@@ -122,7 +132,7 @@ void set_variable(const char* name, const std::string& value) {
     set_variable("LATHE_STORE_FD", std::to_string(store.fd()));
   } else {
     close(store.fd());
-    const int nowhere = open("/dev/null", O_WRONLY);
+    const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
     if (nowhere >= 0) dup2(nowhere, STDOUT_FILENO);
   }
 
@@ -153,7 +163,7 @@ class Attempt {
     const pid_t self = getpid();
     for (int rank = 0; rank < ranks; ++rank) {
       const pid_t pid = fork();
-      if (pid == 0) run_child(options, rank, ranks, store, signals, self);
+      if (pid == 0) run_child(options, rank, ranks, store, self);
       if (pid < 0) {
         const int why = errno;
         send_all(SIGKILL);

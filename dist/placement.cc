@@ -58,9 +58,13 @@ void set_meeting_point(Placement& p, const std::string& host, int port) {
   p.port = has_port ? port : number("MASTER_PORT", 1, 65535, p.launcher.c_str());
 }
 
-/// Returns a port that the tasks of one job agree on and other jobs are unlikely to have.
-int port_of(const char* job) {
-  return job == nullptr ? 29500 : 20000 + static_cast<int>(std::strtoull(job, nullptr, 10) % 20000);
+/// Returns a port that the tasks of one step of a job agree on and others are unlikely to have.
+int port_of(const char* job, const char* step) {
+  if (job == nullptr) return 29500;
+  const auto number_of = [](const char* text) {
+    return text == nullptr ? 0 : std::strtoull(text, nullptr, 10);
+  };
+  return 20000 + static_cast<int>((number_of(job) + 7 * number_of(step)) % 20000);
 }
 
 }  // namespace
@@ -99,7 +103,7 @@ std::optional<Placement> placement_from_environment() {
     if (p.size == 1) return std::nullopt;
     const char* nodes = variable("SLURM_STEP_NODELIST");
     set_meeting_point(p, nodes != nullptr ? first_host(nodes) : "",
-                      port_of(variable("SLURM_JOB_ID")));
+                      port_of(variable("SLURM_JOB_ID"), variable("SLURM_STEP_ID")));
     return p;
   }
 
@@ -108,7 +112,7 @@ std::optional<Placement> placement_from_environment() {
               "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
     if (p.size == 1) return std::nullopt;
     set_meeting_point(p, p.local_size == p.size ? "127.0.0.1" : "",
-                      port_of(variable("OMPI_MCA_ess_base_jobid")));
+                      port_of(variable("OMPI_MCA_ess_base_jobid"), nullptr));
     return p;
   }
   return std::nullopt;

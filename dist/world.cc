@@ -120,6 +120,8 @@ void World::guarded(const std::function<void()>& f) {
     f();
   } catch (const Error&) {
     throw;
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::system_error& e) {
     if (e.code() == std::errc::resource_unavailable_try_again) throw;  // no more threads
     fail_for_lost_rank(plain_message(e));
@@ -141,9 +143,11 @@ std::string World::find_lost_rank() {
   };
 
   // A rank that ends with an error reports it; one that was killed or stopped sends no more pulses.
+  // A rank that found the lost one earlier has left by now, so its answer comes first.
   const std::vector<Pulse> before = read();
   std::this_thread::sleep_for(2 * pulse_interval + pulse_interval / 2);
   const std::vector<Pulse> now = read();
+  if (const std::string found = monitor_->get("lost"); !found.empty()) return printable_line(found);
   for (int r = 0; r < size(); ++r) {
     const std::string said = r == rank() ? "" : monitor_->get(key("failed", r));
     if (!said.empty())
@@ -152,6 +156,13 @@ std::string World::find_lost_rank() {
   for (int r = 0; r < size(); ++r) {
     if (r != rank() && before[r].count == now[r].count)
       return sentence(r, now[r], "no longer answers");
+  }
+
+  // All send pulses, so one of them is stuck in something else than this exchange.
+  const std::string own = std::to_string(step_.load());
+  for (int r = 0; r < size(); ++r) {
+    if (r != rank() && (now[r].step != own || now[r].phase != phase_.load()))
+      return sentence(r, now[r], "lives but does not take part");
   }
   return "";
 }
@@ -180,9 +191,23 @@ void World::fail_for_lost_rank(const std::string& why) {
     fail(Exit::peer_lost, "rank 0 of ", size(), " on ", placement_.host,
          " no longer answers, and with it the store at port ", placement_.port, remedy);
   }
-  if (!lost.empty()) fail(Exit::peer_lost, lost, remedy);
+  if (!lost.empty()) {
+    leave_answer(lost);
+    fail(Exit::peer_lost, lost, remedy);
+  }
   fail(Exit::peer_lost, "rank ", rank(), " of ", size(), ": an exchange failed (", why,
        "), though every rank answers", remedy);
+}
+
+/// Stores what was found for the ranks that look later. The rank that serves the store stays until
+/// they have looked.
+void World::leave_answer(const std::string& lost) {
+  try {
+    monitor_->set("lost", lost);
+  } catch (const std::exception&) {
+    return;  // the store is gone, and with it those who would read
+  }
+  if (rank() == 0 && !placement_.agent_hosts_store) std::this_thread::sleep_for(2 * pulse_interval);
 }
 
 void World::report_failure(const std::string& why) {

@@ -58,6 +58,8 @@ class World {
   /// Runs `f`. Where it throws what c10d throws, finds out which rank was lost and throws
   /// Exit::peer_lost with that rank, its host and what it was last doing.
   void guarded(const std::function<void()>& f);
+  /// Waits until all ranks are here. A collective.
+  void wait_for_all() { any(false); }
   /// Tells the others why this process ends. Does nothing in a single process.
   void report_failure(const std::string& why);
 
@@ -69,6 +71,7 @@ class World {
   void meet();
   void send_pulses(Rendezvous& store);
   std::string find_lost_rank();
+  void leave_answer(const std::string& lost);
   [[noreturn]] void fail_for_lost_rank(const std::string& why);
   std::string pulse() const;
 

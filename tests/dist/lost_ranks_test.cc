@@ -101,6 +101,19 @@ TEST_CASE("a killed or hung rank ends the run with its name, and nothing that wa
   }
 }
 
+TEST_CASE("of four ranks, all name the one that hangs", "[lost_ranks]") {
+  const TempFolder f;
+  lathe::test::make_tiny_run(f.path());
+  const Attack attack(2, SIGSTOP, f, "hung", 12);
+  const Finished done = train_on(f, 4, "tiny.toml", "hung", long_run({"--train.grad_accum=4"}));
+  INFO(done.out << done.err);
+  CHECK(attack.struck());
+  CHECK(done.code == 7);
+  CHECK_THAT(done.err, ContainsSubstring("error: rank 2 of 4"));
+  for (const char* other : {"error: rank 1: rank 2 of 4", "error: rank 3: rank 2 of 4"})
+    CHECK_THAT(done.err, ContainsSubstring(other));
+}
+
 TEST_CASE("a launch that may restart ends with the bits of a run that lost nobody",
           "[lost_ranks]") {
   const TempFolder f;

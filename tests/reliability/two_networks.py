@@ -38,6 +38,9 @@ class Networks:
             ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
             ip("-n", name, "link", "set", link, "up")
             ip("-n", name, "link", "set", "lo", "up")
+        if ip("netns", "exec", NAMES[1], "true").returncode != 0:
+            self.__exit__()
+            skip("nothing may run in a network namespace")
         self.links = links
         return self
 

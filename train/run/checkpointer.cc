@@ -26,12 +26,15 @@ void Checkpointer::save_last(bool now) {
   // Without progress since the process started, its checkpoint is current.
   if (newest_ != state_.step) save(now);
   saver_.finish();
+  world().wait_for_all();
 }
 
 void Checkpointer::finish() {
-  if (lock_ == nullptr) return;
-  saver_.finish();
-  lock_->check_in_place();
+  if (lock_ != nullptr) {
+    saver_.finish();
+    lock_->check_in_place();
+  }
+  world().wait_for_all();
 }
 
 }  // namespace lathe

@@ -23,9 +23,12 @@ class Checkpointer {
 
   /// Saves the run after step `state.step`; `now`: returns when the checkpoint is on the disk.
   void save(bool now);
-  /// Does the same unless that step has a checkpoint, and waits for a save in the background.
+  /// Does the same unless that step has a checkpoint, and waits for a save in the background. All
+  /// ranks return when the writer is done: a launcher may end it soon after another rank's end. A
+  /// collective.
   void save_last(bool now);
-  /// Waits for a save in the background, and checks that the run folder is still this run's.
+  /// Waits for a save in the background, and checks that the run folder is still this run's. A
+  /// collective.
   void finish();
   /// Returns the step of the newest checkpoint on the disk.
   int64_t saved_step() { return saver_.saved_step(); }

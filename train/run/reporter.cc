@@ -95,7 +95,11 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
   try {
     return read_figures(session_, result);
   } catch (const Error& e) {
-    if (e.code() != Exit::diverged || !world().is_writer()) throw;
+    if (e.code() != Exit::diverged) throw;
+    if (!world().is_writer()) {
+      world().wait_for_all();  // a launcher ends the others soon after the first one failed
+      throw;
+    }
 
     // Keep the state before the step and its data for `lathe replay`.
     try {
@@ -103,8 +107,10 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
       write_replay_bundle(run_, state_, session_, data_, failed - 1);
     } catch (const Error& why) {
       log_warn("the step is not kept for `lathe replay`: ", why.what());
+      world().wait_for_all();
       throw e;
     }
+    world().wait_for_all();
     fail(Exit::diverged, e.what(), "; `lathe replay ", run_.string(),
          "` runs the step again and names where it began");
   }

@@ -95,6 +95,9 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   const auto divisor = static_cast<double>(std::max<int64_t>(targets, 1));
   r.loss = run_micro_batches(s, next, step, divisor, r.exchange_wait_s);
 
+  share_fp8_history(s.params);
+  r.busy_s = seconds_since(begin) - r.exchange_wait_s;
+
   // Deciding on a spike synchronizes a GPU.
   if (s.spikes) {
     const double loss = r.loss.item<double>();
@@ -107,7 +110,6 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   StepOptions options{.step = step, .loss = r.loss};
   if (s.scaler) s.scaler->prepare(options);
   s.optimizer.step(r.lr, options);
-  share_fp8_history(s.params);
   advance_fp8(s.params);
   r.busy_s = seconds_since(begin) - r.exchange_wait_s;
   return r;

@@ -3,8 +3,11 @@
 #include <cmath>
 
 #include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/checksum.h"
 #include "core/io/log.h"
 #include "core/io/text.h"
+#include "core/kernels/gemm.h"
 #include "dist/group.h"
 #include "dist/world.h"
 #include "train/formats/source.h"
@@ -28,6 +31,7 @@ class Run {
  public:
   Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoint>& resume);
 
+  const Session& session() const { return session_; }
   /// Returns whether nothing is left to train or to evaluate.
   bool is_finished() const {
     return state_.step >= session_.config.train.steps && !state_.eval_due;
@@ -299,13 +303,27 @@ void check_processes_agree(const LoadedConfig& loaded, const Data& data,
                                            : std::string("no checkpoint"));
 }
 
+/// Checks that all processes have the same weights, and threads where bits depend on them.
+void check_models_agree(const Session& session) {
+  if (world().size() == 1) return;
+  std::string weights;
+  for (const NamedParameter& p : session.saved) {
+    const at::Tensor t = p.parameter.data().contiguous();
+    const Digest bytes = digest({static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
+    weights += str(p.path, " ", describe(t), " with checksum ", bytes.high, bytes.low, "\n");
+  }
+  world().check_same("the model", weights);
+  if (!gemm_ready(Element::f32))
+    world().check_same("train.threads", std::to_string(session.config.train.threads));
+}
+
 Exit train_here(LoadedConfig loaded, bool verify_data) {
   // Open everything that the config names before anything is created.
   resolve_init_from(loaded);
   resolve_adapter_base(loaded);
   RunData data = RunData::open(loaded);
   check_base_tokenizer(loaded, *data.data);
-  if (verify_data && world().is_writer()) {
+  if (verify_data) {
     verify_shown(*data.data, loaded.config.data.dir, [] { return stop_signal() != 0; });
     log_info("data      ", loaded.config.data.dir, " is what was written");
   }
@@ -325,6 +343,7 @@ Exit train_here(LoadedConfig loaded, bool verify_data) {
   const auto needs = can_forecast ? std::optional(resource_needs(loaded, data)) : std::nullopt;
 
   Run trained(loaded, std::move(data), resume);
+  check_models_agree(trained.session());
   if (resume && trained.is_finished()) return trained.report_already_finished();
   if (world().is_writer() && !lock) {
     make_folders(run);
@@ -343,12 +362,12 @@ Exit train(LoadedConfig loaded, bool verify_data) {
   install_stop_handlers("after this step");
   if (const auto placement = placement_from_environment()) {
     check_shares(loaded, placement->size);
-    join_world(*placement, loaded.config.dist);
-    if (!world().is_writer()) {
+    if (placement->rank > 0) {
       silence_stop_messages();
       set_console_level(Level::warn);
-      set_log_prefix(str("rank ", world().rank(), ": "));
+      set_log_prefix(str("rank ", placement->rank, ": "));
     }
+    join_world(*placement, loaded.config.dist);
   }
 
   try {
