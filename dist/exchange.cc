@@ -113,7 +113,7 @@ void GradientExchange::finish() {
 /// Sends buckets as they become sendable, until all are sent or the step ends early.
 void GradientExchange::work() {
   // This thread computes alone: the cores belong to the backward pass. ATen sets a new thread's
-  // number at the first question for it, so it is asked first.
+  // number at the first question for it, so ask it first.
   at::get_num_threads();
   omp_set_num_threads(1);
   const NoGrad no_grad;

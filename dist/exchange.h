@@ -12,7 +12,6 @@
 #include <exception>
 #include <functional>
 #include <mutex>
-#include <queue>
 #include <span>
 #include <thread>
 #include <vector>

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -19,6 +18,7 @@
 #include <thread>
 
 #include "core/io/log.h"
+#include "core/stop_signals.h"
 #include "core/timing.h"
 
 namespace lathe {
@@ -26,17 +26,14 @@ namespace {
 
 constexpr double grace_s = 10;  // for the others, once a process has failed
 
-constexpr std::array stop_signals{SIGINT, SIGTERM, SIGHUP, SIGUSR1};
-
 /// While alive, this process reads signals from a file descriptor.
 class SignalReader {
  public:
   SignalReader() {
-    sigemptyset(&set_);
-    for (const int s : stop_signals) sigaddset(&set_, s);
-    sigaddset(&set_, SIGCHLD);
-    sigprocmask(SIG_BLOCK, &set_, &before_);
-    fd_ = signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK);
+    sigset_t set = stop_signal_set();
+    sigaddset(&set, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &set, &before_);
+    fd_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (fd_ < 0) fail(Exit::io, "cannot watch the processes: ", std::strerror(errno));
   }
   ~SignalReader() {
@@ -66,7 +63,7 @@ class SignalReader {
   }
 
  private:
-  sigset_t set_{}, before_{};
+  sigset_t before_{};
   int fd_;
 };
 

@@ -1,11 +1,10 @@
 #include "dist/placement.h"
 
-#include <charconv>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 
 #include "core/error.h"
+#include "core/io/text.h"
 
 namespace lathe {
 namespace {
@@ -22,14 +21,9 @@ int number(const char* name, int least, int most, const char* launcher) {
     fail(Exit::usage, name, " is not set, but other variables of ", launcher,
          " are; set all of them, or none to train in one process");
   }
-  int value = 0;
-  const char* end = text + std::strlen(text);
-  const auto [rest, error] = std::from_chars(text, end, value);
-  if (error != std::errc() || rest != end || value < least || value > most) {
-    fail(Exit::usage, name, " = ", text, " in the environment must be a whole number from ", least,
-         " to ", most);
-  }
-  return value;
+  if (const auto value = integer_between(text, least, most)) return *value;
+  fail(Exit::usage, name, " = ", text, " in the environment must be a whole number from ", least,
+       " to ", most);
 }
 
 constexpr int most_ranks = 65536;

@@ -12,6 +12,7 @@
 #include <future>
 #include <sstream>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
@@ -168,8 +169,8 @@ std::string World::find_lost_rank() {
 }
 
 void World::fail_for_lost_rank(const std::string& why) {
-  // A store behind a broken link does not answer, and its client has no timeout: so it is asked on
-  // a thread, which is left behind where it hangs.
+  // A store behind a broken link does not answer, and its client has no timeout: so a
+  // thread asks it, which is left behind where it hangs.
   auto asked = std::make_shared<std::promise<std::string>>();
   auto answer = asked->get_future();
   std::thread([this, asked] {

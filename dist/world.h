@@ -9,8 +9,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
-#include <thread>
 #include <vector>
 
 #include "dist/config.h"

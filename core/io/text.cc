@@ -1,6 +1,7 @@
 #include "core/io/text.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -100,6 +101,14 @@ std::string format(const char* pattern, ...) {
   va_end(args);
   va_end(again);
   return text;
+}
+
+std::optional<int> integer_between(const std::string& text, int least, int most) {
+  int value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || rest != end || value < least || value > most) return std::nullopt;
+  return value;
 }
 
 }  // namespace lathe

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -30,5 +31,8 @@ std::string replace_all(std::string_view text, std::string_view what, std::strin
 
 /// Returns what printf would print.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
+
+/// Returns a text that is an integer from `least` to `most` and nothing else.
+std::optional<int> integer_between(const std::string& text, int least, int most);
 
 }  // namespace lathe

@@ -30,10 +30,8 @@ void Checkpointer::save_last(bool now) {
 }
 
 void Checkpointer::finish() {
-  if (lock_ != nullptr) {
-    saver_.finish();
-    lock_->check_in_place();
-  }
+  saver_.finish();
+  if (lock_ != nullptr) lock_->check_in_place();
   world().wait_for_all();
 }
 

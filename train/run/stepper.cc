@@ -53,7 +53,7 @@ namespace {
 /// and adds the seconds of waiting to `waited`.
 at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int64_t step,
                              double divisor, double& waited) {
-  const Share share = world().share(s.config.train.grad_accum);
+  const BatchPlan plan = batch_plan(s.config);
   GradientSum gradients(s.params);
   GradientExchange exchange(world(), s.params, static_cast<int64_t>(1e6 * s.config.dist.bucket_mb),
                             [&](size_t i) { gradients.finish(i); });
@@ -61,17 +61,16 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
   std::vector<at::Tensor> losses;
 
   zero_grad(*s.model);
-  for (int64_t n = 0; n < share.count; ++n) {
+  for (int64_t n = 0; n < plan.count; ++n) {
     const Batch batch = [&] {
       const NamedRange data([] { return std::string("data"); });
       return next();
     }();
 
     gradients.begin(n);
-    if (n + 1 == share.count) exchange.start_with_next_backward();
+    if (n + 1 == plan.count) exchange.start_with_next_backward();
     world().note(step, "forward and backward");
-    losses.push_back(
-        run_micro_batch(s, batch, divisor, random_of(s.config, step, share.first + n)));
+    losses.push_back(run_micro_batch(s, batch, divisor, random_of(s.config, step, plan.first + n)));
   }
 
   world().note(step, "exchange of gradients");
@@ -80,6 +79,16 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
   waited += seconds_since(begin);
   statistics.apply();
   return sum_of_losses(losses);
+}
+
+/// Updates the parameters with the gradients of the step.
+void update(Session& s, int64_t step, const StepResult& r) {
+  const NamedRange range([] { return std::string("optimizer"); });
+  world().note(step, "update");
+  StepOptions options{.step = step, .loss = r.loss};
+  if (s.scaler) s.scaler->prepare(options);
+  s.optimizer.step(r.lr, options);
+  advance_fp8(s.params);
 }
 
 }  // namespace
@@ -96,21 +105,13 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   r.loss = run_micro_batches(s, next, step, divisor, r.exchange_wait_s);
 
   share_fp8_history(s.params);
-  r.busy_s = seconds_since(begin) - r.exchange_wait_s;
 
   // Deciding on a spike synchronizes a GPU.
   if (s.spikes) {
     const double loss = r.loss.item<double>();
     r.is_spike = std::isfinite(loss) && s.spikes->is_spike(loss);
-    if (r.is_spike) return r;
   }
-
-  const NamedRange update([] { return std::string("optimizer"); });
-  world().note(step, "update");
-  StepOptions options{.step = step, .loss = r.loss};
-  if (s.scaler) s.scaler->prepare(options);
-  s.optimizer.step(r.lr, options);
-  advance_fp8(s.params);
+  if (!r.is_spike) update(s, step, r);
   r.busy_s = seconds_since(begin) - r.exchange_wait_s;
   return r;
 }

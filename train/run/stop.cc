@@ -9,6 +9,7 @@
 #include <csignal>
 
 #include "core/io/log.h"
+#include "core/stop_signals.h"
 
 namespace lathe {
 namespace {
@@ -83,15 +84,6 @@ void on_signal(int which) {
         .say();
   }
   errno = error;
-}
-
-constexpr std::array stop_signals{SIGINT, SIGTERM, SIGHUP, SIGUSR1};
-
-sigset_t stop_signal_set() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int s : stop_signals) sigaddset(&set, s);
-  return set;
 }
 
 }  // namespace

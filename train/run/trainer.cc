@@ -163,7 +163,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   return finish(checkpoints);
 }
 
-/// Prepares the run folder to go on from the checkpoint: removes what a killed process left,
+/// Prepares the run folder to continue from the checkpoint: removes what a killed process left,
 /// records the config, and opens the log and the metrics, cut back to the checkpoint's step.
 MetricsSinks Run::open_run_folder() {
   fault_point("start: locked");

@@ -1,6 +1,5 @@
-#include <charconv>
-
 #include "dist/launch.h"
+#include "core/io/text.h"
 #include "train/run/shares.h"
 #include "train/verbs/verbs.h"
 
@@ -16,14 +15,9 @@ struct LaunchArguments {
 };
 
 int whole_number(const std::string& name, const std::string& text, int least, int most) {
-  int value = 0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || rest != end || value < least || value > most) {
-    fail(Exit::usage, "command line: ", name, " = ", text, " must be a whole number from ", least,
-         " to ", most);
-  }
-  return value;
+  if (const auto value = integer_between(text, least, most)) return *value;
+  fail(Exit::usage, "command line: ", name, " = ", text, " must be a whole number from ", least,
+       " to ", most);
 }
 
 LaunchArguments parse(const Arguments& arguments) {
