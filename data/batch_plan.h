@@ -5,13 +5,15 @@
 
 namespace lathe {
 
-/// A step has `per_step` micro-batches, numbered through all steps; this process computes the
-/// `count` of each step that begin with its `first` one.
+/// A step has `per_step` micro-batches, numbered through all steps; this process computes `count`
+/// of each step: the `first` one and then every `stride`-th.
 struct BatchPlan {
-  int64_t per_step = 1, first = 0, count = 1;
+  int64_t per_step = 1, first = 0, count = 1, stride = 1;
 
+  /// Returns the number in its step of the n-th micro-batch of this process in that step.
+  int64_t in_step(int64_t n) const { return first + n * stride; }
   /// Returns the number, among the micro-batches of all steps, of the n-th one of this process.
-  int64_t global_index(int64_t n) const { return n / count * per_step + first + n % count; }
+  int64_t global_index(int64_t n) const { return n / count * per_step + in_step(n % count); }
 };
 
 }  // namespace lathe

@@ -1,6 +1,8 @@
 // Keys of [dist]: how the processes of a run exchange gradients.
 #pragma once
 
+#include <string>
+
 #include "core/config.h"
 
 namespace lathe {
@@ -14,6 +16,11 @@ struct DistConfig {
               "several processes: megabytes of gradients that are exchanged together; changes no "
               "bit",
               between(0.001, 4096))
+  LATHE_FIELD(std::string, shard, "none",
+              "several processes: what is shared out among them instead of kept by each; "
+              "optimizer: the optimizer's state (ZeRO 1); gradients: the gradients too (ZeRO 2), "
+              "which are then exchanged after every micro-batch. Changes no bit",
+              one_of({"none", "optimizer", "gradients"}))
 };
 
 }  // namespace lathe

@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 
@@ -19,11 +18,17 @@ extern "C" void omp_set_num_threads(int threads);
 namespace lathe {
 
 GradientExchange::GradientExchange(World& world, std::span<const NamedParameter> parameters,
-                                   int64_t bucket_bytes, std::function<void(size_t)> complete)
-    : world_(world), parameters_(parameters), complete_(std::move(complete)) {
+                                   const ShardLayout& layout, Result result,
+                                   std::function<void(size_t)> complete)
+    : world_(world),
+      parameters_(parameters),
+      layout_(layout),
+      result_(result),
+      complete_(std::move(complete)) {
   is_complete_.resize(parameters.size());
   had_gradient_.resize(parameters.size());
-  if (world.size() > 1) make_buckets(bucket_bytes);
+  for (const Bucket& bucket : layout.buckets()) missing_.push_back(bucket.parameters.size());
+  if (result == Result::own) own_.resize(parameters.size());
 }
 
 GradientExchange::~GradientExchange() {
@@ -35,27 +40,6 @@ GradientExchange::~GradientExchange() {
   }
   ready_.notify_one();
   thread_.join();
-}
-
-/// Fills buckets in the reverse order of the parameters, about the order in which a backward pass
-/// completes them. A bucket has one dtype.
-void GradientExchange::make_buckets(int64_t bucket_bytes) {
-  bucket_of_.resize(parameters_.size());
-  for (size_t left = parameters_.size(); left-- > 0;) {
-    const Leaf& leaf = parameters_[left].parameter.leaf();
-    const at::ScalarType dtype = leaf.precision.grad_dtype;
-    const int64_t elements = parameters_[left].parameter.numel();
-    const auto width = static_cast<int64_t>(c10::elementSize(dtype));
-    const bool fits = !buckets_.empty() && buckets_.back().dtype == dtype &&
-                      (buckets_.back().elements + elements) * width <= bucket_bytes;
-    if (!fits) buckets_.push_back({.parameters = {}, .dtype = dtype, .missing = 0});
-
-    Bucket& bucket = buckets_.back();
-    bucket.parameters.push_back(left);
-    bucket.elements += elements;
-    ++bucket.missing;
-    bucket_of_[left] = buckets_.size() - 1;
-  }
 }
 
 void GradientExchange::start_with_next_backward() {
@@ -74,10 +58,10 @@ void GradientExchange::note_complete(size_t i) {
   if (world_.size() == 1) return;
   is_complete_[i] = 1;
   had_gradient_[i] = parameters_[i].parameter.leaf().grad.defined() ? 1 : 0;
-  --buckets_[bucket_of_[i]].missing;
+  --missing_[layout_.bucket_of(i)];
 
   const std::lock_guard lock(mutex_);
-  while (sendable_ < buckets_.size() && buckets_[sendable_].missing == 0) ++sendable_;
+  while (sendable_ < missing_.size() && missing_[sendable_] == 0) ++sendable_;
   ready_.notify_one();
 }
 
@@ -107,6 +91,7 @@ void GradientExchange::finish() {
     for (int r = 0; r < world_.size(); ++r)
       anywhere = anywhere || had[r * parameters_.size() + i] != 0;
     if (!anywhere) parameters_[i].parameter.leaf().grad.reset();
+    if (!anywhere && result_ == Result::own) own_[i].reset();
   }
 }
 
@@ -117,14 +102,15 @@ void GradientExchange::work() {
   at::get_num_threads();
   omp_set_num_threads(1);
   const NoGrad no_grad;
-  for (size_t next = 0; next < buckets_.size(); ++next) {
+  const std::vector<Bucket>& buckets = layout_.buckets();
+  for (size_t next = 0; next < buckets.size(); ++next) {
     {
       std::unique_lock lock(mutex_);
       ready_.wait(lock, [&] { return sendable_ > next || ended_; });
       if (sendable_ <= next) return;
     }
     try {
-      exchange(buckets_[next]);
+      exchange(buckets[next]);
     } catch (...) {
       error_ = std::current_exception();
       return;
@@ -134,9 +120,7 @@ void GradientExchange::work() {
 
 void GradientExchange::exchange(const Bucket& bucket) {
   const MemoryScope memory(Memory::gradients);
-  const int64_t ranks = world_.size(), share = (bucket.elements + ranks - 1) / ranks;
-  const auto options = at::TensorOptions().dtype(bucket.dtype);
-  at::Tensor flat = at::empty({ranks * share}, options);
+  at::Tensor flat = at::empty({bucket.elements()}, at::TensorOptions().dtype(bucket.dtype));
 
   // Lay the gradients into the bucket, and make them views of it. -0 changes no summand, not even
   // the sign of a zero; 0 would.
@@ -150,20 +134,35 @@ void GradientExchange::exchange(const Bucket& bucket) {
     else
       place.fill_(-0.0);
     grad = place.view(parameter.sizes());
+    if (result_ == Result::own) grad.reset();
     offset += parameter.numel();
   }
-  flat.narrow(0, offset, flat.numel() - offset).zero_();
 
   // Add up this rank's share in the order of the tree.
   Group& group = world_.gradients();
-  at::Tensor received = at::empty_like(flat);
-  group.all_to_all(received, flat);
+  const auto rank = static_cast<size_t>(world_.rank());
+  const int64_t begin = bucket.cuts[rank], share = bucket.cuts[rank + 1] - begin;
+  at::Tensor received = at::empty({world_.size() * share}, flat.options());
+  group.all_to_all(received, flat, bucket.cuts);
   TreeSum<at::Tensor> sum;
   const auto plus = [](const at::Tensor& a, const at::Tensor& b) { return a.add_(b); };
-  for (int64_t r = 0; r < ranks; ++r) sum.add(received.narrow(0, r * share, share), plus);
-  flat.narrow(0, world_.rank() * share, share).copy_(sum.finish(plus));
+  for (int64_t r = 0; r < world_.size(); ++r) sum.add(received.narrow(0, r * share, share), plus);
+  const at::Tensor mine = sum.finish(plus);
 
-  group.all_gather(flat);
+  if (result_ == Result::all) {
+    flat.narrow(0, begin, share).copy_(mine);
+    group.all_gather(flat, bucket.cuts);
+    return;
+  }
+
+  // A copy, since the sum shares its memory with what all ranks sent.
+  const at::Tensor kept = mine.clone();
+  offset = 0;
+  for (const size_t i : bucket.parameters) {
+    const int64_t n = layout_.range(i, world_.rank()).size();
+    own_[i] = kept.narrow(0, offset, n);
+    offset += n;
+  }
 }
 
 }  // namespace lathe

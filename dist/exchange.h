@@ -3,9 +3,9 @@
 // Each rank has the sum of its own block of micro-batches, a subtree of the step's sum
 // (core/tree_sum.h). The ranks continue that tree: gradients are laid into buckets; an all-to-all
 // gives every rank its share of the bucket from all others; it adds these in the order of the tree;
-// and a gather returns the sums to all. That moves the (N - 1) / N of the bytes twice that a ring
-// moves, and no library's order of sums is part of the result: neither the size of a bucket nor the
-// time at which it is sent changes a bit.
+// and a gather returns the sums to all, unless each rank needs its own share alone. That moves the
+// (N - 1) / N of the bytes twice that a ring moves, and no library's order of sums is part of the
+// result: neither the size of a bucket nor the time at which it is sent changes a bit.
 #pragma once
 
 #include <condition_variable>
@@ -18,17 +18,21 @@
 
 #include "autograd/parameter.h"
 #include "autograd/variable.h"
+#include "dist/shards.h"
 #include "dist/world.h"
 
 namespace lathe {
 
-/// The exchange of one step. Does nothing in a single process.
+/// The exchange of one backward pass. Does nothing in a single process.
 class GradientExchange {
  public:
+  /// What a rank gets: the sums of all gradients, or only those of the elements that it owns.
+  enum class Result : uint8_t { all, own };
+
   /// `complete(i)` makes the gradient of parameter i the sum of this rank's micro-batches; it is
-  /// called once for each parameter. `bucket_bytes`: of gradients that are sent together.
-  /// `parameters` must outlive it.
-  GradientExchange(World& world, std::span<const NamedParameter> parameters, int64_t bucket_bytes,
+  /// called once for each parameter. `parameters` and `layout` must outlive it.
+  GradientExchange(World& world, std::span<const NamedParameter> parameters,
+                   const ShardLayout& layout, Result result,
                    std::function<void(size_t i)> complete);
   ~GradientExchange();
   GradientExchange(const GradientExchange&) = delete;
@@ -40,24 +44,23 @@ class GradientExchange {
   /// gradient on some ranks counts as zero there; without one on all of them it stays without.
   /// Throws Exit::peer_lost where a rank was lost.
   void finish();
+  /// After finish(), of Result::own: returns the sums of the elements that this rank owns, 1-D, one
+  /// tensor for each parameter; undefined where no rank has a gradient. The parameters then have
+  /// none.
+  std::vector<at::Tensor> take_own() { return std::move(own_); }
 
  private:
-  struct Bucket {
-    std::vector<size_t> parameters;
-    at::ScalarType dtype;
-    int64_t elements = 0;
-    size_t missing;  // parameters whose gradient is not complete
-  };
-  void make_buckets(int64_t bucket_bytes);
   void note_complete(size_t i);
   void work();
   void exchange(const Bucket& bucket);
 
   World& world_;
   std::span<const NamedParameter> parameters_;
+  const ShardLayout& layout_;
+  Result result_;
   std::function<void(size_t)> complete_;
-  std::vector<Bucket> buckets_;
-  std::vector<size_t> bucket_of_;
+  std::vector<at::Tensor> own_;
+  std::vector<size_t> missing_;  // of each bucket: parameters whose gradient is not complete
   std::vector<char> is_complete_, had_gradient_;
   std::vector<HookHandle> hooks_;
 

@@ -112,27 +112,37 @@ class GlooGroup final : public Group {
   GlooGroup(c10::intrusive_ptr<c10d::Backend> group, int rank, int size)
       : group_(std::move(group)), rank_(rank), size_(size) {}
 
-  void all_to_all(at::Tensor& out, at::Tensor& in) override {
+  void all_to_all(at::Tensor& out, at::Tensor& in, std::span<const int64_t> cuts) override {
     check(in);
     check(out);
     // c10d moves the counts out of the vectors that it is given.
-    std::vector<int64_t> to, from;
+    std::vector<int64_t> to, from(static_cast<size_t>(size_), share(cuts, rank_));
+    for (int r = 0; r < size_; ++r) to.push_back(share(cuts, r));
     group_->alltoall_base(out, in, from, to)->wait();
   }
 
-  void all_gather(at::Tensor& flat) override {
+  void all_gather(at::Tensor& flat, std::span<const int64_t> cuts) override {
     check(flat);
     // Gloo's own all-gather is five to seven times slower than sending each rank its share.
-    const int64_t n = flat.numel() / size_;
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
-    for (int other = 0; other < size_; ++other) {
-      if (other == rank_) continue;
-      std::vector<at::Tensor> theirs{flat.narrow(0, other * n, n)};
-      works.push_back(group_->recv(theirs, other, tag_));
-    }
-    for (int step = 1; step < size_; ++step) {
-      std::vector<at::Tensor> mine{flat.narrow(0, rank_ * n, n)};
+    for (int other = 0; other < size_; ++other) receive(flat, cuts, other, works);
+    for (int step = 1; step < size_ && share(cuts, rank_) > 0; ++step) {
+      std::vector<at::Tensor> mine{
+          flat.narrow(0, cuts[static_cast<size_t>(rank_)], share(cuts, rank_))};
       works.push_back(group_->send(mine, (rank_ + step) % size_, tag_));
+    }
+    ++tag_;
+    for (const auto& work : works) work->wait();
+  }
+
+  void collect(at::Tensor& flat, std::span<const int64_t> cuts) override {
+    check(flat);
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    if (rank_ == 0) {
+      for (int other = 1; other < size_; ++other) receive(flat, cuts, other, works);
+    } else if (share(cuts, rank_) > 0) {
+      std::vector<at::Tensor> mine{flat};
+      works.push_back(group_->send(mine, 0, tag_));
     }
     ++tag_;
     for (const auto& work : works) work->wait();
@@ -150,6 +160,17 @@ class GlooGroup final : public Group {
   }
 
  private:
+  static int64_t share(std::span<const int64_t> cuts, int rank) {
+    return cuts[static_cast<size_t>(rank) + 1] - cuts[static_cast<size_t>(rank)];
+  }
+  /// Starts to receive the share of another rank.
+  void receive(const at::Tensor& flat, std::span<const int64_t> cuts, int from,
+               std::vector<c10::intrusive_ptr<c10d::Work>>& works) {
+    if (from == rank_ || share(cuts, from) == 0) return;
+    std::vector<at::Tensor> theirs{
+        flat.narrow(0, cuts[static_cast<size_t>(from)], share(cuts, from))};
+    works.push_back(group_->recv(theirs, from, tag_));
+  }
   static void check(const at::Tensor& t) {
     LATHE_CHECK(t.is_contiguous() && t.is_cpu(), "a collective of a tensor that is not contiguous");
   }

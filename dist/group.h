@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,10 +36,13 @@ class Rendezvous {
 class Group {
  public:
   virtual ~Group() = default;
-  /// Sends share r of `in` to rank r. in, out: [ranks * n]; share r of `out` comes from rank r.
-  virtual void all_to_all(at::Tensor& out, at::Tensor& in) = 0;
-  /// Fills `flat` [ranks * n], of which each rank has its own share.
-  virtual void all_gather(at::Tensor& flat) = 0;
+  /// Sends share r of `in` to rank r: the elements [cuts[r], cuts[r + 1]). out: [ranks * n] for a
+  /// share of n elements of this rank; its part r comes from rank r.
+  virtual void all_to_all(at::Tensor& out, at::Tensor& in, std::span<const int64_t> cuts) = 0;
+  /// Fills `flat`, of which each rank has its own share.
+  virtual void all_gather(at::Tensor& flat, std::span<const int64_t> cuts) = 0;
+  /// Completes `flat` on rank 0 from the share of each rank. Elsewhere `flat` is that share alone.
+  virtual void collect(at::Tensor& flat, std::span<const int64_t> cuts) = 0;
   /// Returns [ranks, ...]: `mine` of each rank.
   virtual at::Tensor gather(const at::Tensor& mine) = 0;
 

@@ -39,6 +39,9 @@ class World {
   bool any(bool mine);
   /// Returns `mine` [n, ...] of all ranks, in the order of ranks: [size * n, ...]. A collective.
   at::Tensor gather(const at::Tensor& mine);
+  /// Returns the sum of `mine` over all ranks, which is exact: of integers, or of elements that are
+  /// not 0 on one rank alone. A collective.
+  at::Tensor sum(const at::Tensor& mine) { return gather(mine.unsqueeze(0)).sum(0); }
   /// Returns the texts of all ranks, in the order of ranks. A collective.
   std::vector<std::string> gather_texts(const std::string& mine);
   /// Throws Exit::usage unless `mine` is the same on all ranks, with the rank that differs from

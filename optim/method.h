@@ -21,6 +21,7 @@ struct StateTensor {
   at::ScalarType dtype = at::kFloat;
   int place = 0;  ///< index in UpdateArgs::state
   double start = 0;
+  int64_t per = 1;  ///< elements of the parameter that one element of a divisible state is for
 };
 /// The state that a method keeps for one parameter.
 struct StateOf {
@@ -28,6 +29,9 @@ struct StateOf {
   bool whole =
       false;  ///< updated as a whole tensor; otherwise element by element, by the method's rule
   double flops = 0;  ///< of an update's matrix products
+  /// Whether update() gives the same bits for parts of the parameter, cut at multiples of
+  /// grad_sum_chunk, so that processes can share it out. Otherwise one process updates all of it.
+  bool divisible = false;
 };
 
 /// One parameter of a step: the kernels' arguments and the parameter's shape.

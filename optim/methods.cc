@@ -13,7 +13,9 @@ class ByRule final : public Method {
  public:
   explicit ByRule(const UpdateRule& rule) : rule_(rule) {}
   StateOf state(const NamedParameter& p) const override {
-    return state_of_rule(rule_, p.parameter.data());
+    StateOf state = state_of_rule(rule_, p.parameter.data());
+    state.divisible = true;
+    return state;
   }
   UpdateRule rule() const override { return rule_; }
   void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,

@@ -20,12 +20,19 @@ namespace {
 
 int64_t chunks_of(const at::Tensor& t) { return (t.numel() + grad_sum_chunk - 1) / grad_sum_chunk; }
 
+/// Returns the gradient of the elements that a slot owns; undefined if it has none.
+const at::Tensor& gradient_of(const Slot& slot, const StepOptions& options) {
+  return options.own_gradients.empty() ? slot.param.grad() : options.own_gradients[slot.index];
+}
+
 /// Throws unless a slot's gradient matches its parameter: the kernels access both by pointer alone.
-void check_slot(const Slot& slot) {
-  const at::Tensor &p = slot.param.data(), &g = slot.param.grad();
-  LATHE_CHECK(g.sizes() == p.sizes() && g.device() == p.device() && g.is_floating_point(),
-              "optimizer: the gradient of ", slot.path, " is ", describe(g), " on ",
-              g.device().str(), ", the parameter ", describe(p), " on ", p.device().str());
+void check_slot(const Slot& slot, const at::Tensor& g) {
+  const at::Tensor& p = slot.param.data();
+  const bool fits = slot.own.size() == p.numel() ? g.numel() == p.numel() : g.dim() == 1;
+  LATHE_CHECK(
+      fits && g.numel() == slot.own.size() && g.device() == p.device() && g.is_floating_point(),
+      "optimizer: the gradient of ", slot.path, " is ", describe(g), " on ", g.device().str(),
+      ", the parameter ", describe(p), " on ", p.device().str());
   LATHE_CHECK(g.is_contiguous() && p.is_contiguous(), "optimizer: ", slot.path,
               " or its gradient is not contiguous");
 }
@@ -45,9 +52,13 @@ UpdateArgs args_of(const Slot& slot, const ParameterGroup& group,
                    const std::optional<uint64_t>& rounding_seed) {
   const Leaf& leaf = slot.param.leaf();
   const at::Tensor &p = slot.param.data(), &low = leaf.precision.low;
+  const auto at_first = [&](const at::Tensor& t) {
+    return static_cast<std::byte*>(t.data_ptr()) +
+           slot.own.begin * static_cast<int64_t>(t.element_size());
+  };
 
   UpdateArgs a;
-  a.param = p.data_ptr();
+  a.param = at_first(p);
   // State lies at the positions that the rule asked for. The moving average, if any, comes last and
   // has no position.
   for (size_t i = 0; i < slot.places.size(); ++i)
@@ -55,12 +66,14 @@ UpdateArgs args_of(const Slot& slot, const ParameterGroup& group,
   if (slot.state.size() > slot.places.size()) a.average = slot.state.back().data_ptr();
 
   if (low.defined()) {
-    a.low = low.data_ptr();
+    a.low = at_first(low);
     a.low_type = element_of(low.scalar_type());
   }
 
   a.param_type = element_of(p.scalar_type());
-  a.n = p.numel();
+  a.n = slot.own.size();
+  a.first = slot.own.begin;
+  a.chunks = chunks_of(p);
   a.weight_decay = group.weight_decay;
   a.lr_scale = group.lr_factor;
   // The path is part of the key, so that two parameters never share random numbers.
@@ -69,6 +82,17 @@ UpdateArgs args_of(const Slot& slot, const ParameterGroup& group,
     a.key = make_key(*rounding_seed, hash_name("stochastic rounding/" + slot.path));
   }
   return a;
+}
+
+/// Makes the counts of rounded updates those of all processes.
+void share_rounding_counts(StepControl& control, const StepOptions& options) {
+  at::Tensor counts = at::empty({2}, at::kLong);
+  auto* const of = counts.mutable_data_ptr<int64_t>();
+  of[0] = static_cast<int64_t>(control.moved);
+  of[1] = static_cast<int64_t>(control.lost);
+  options.sum_over_processes(counts);
+  control.moved = static_cast<uint64_t>(of[0]);
+  control.lost = static_cast<uint64_t>(of[1]);
 }
 
 /// Returns the first eight paths and the number of all: "a, b, c, ... (41 in all)".
@@ -82,9 +106,11 @@ std::string some_paths(const std::vector<NamedParameter>& parameters) {
 }  // namespace
 
 Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
-                     std::optional<uint64_t> rounding_seed, const std::vector<GroupOptions>& own_)
+                     std::optional<uint64_t> rounding_seed, const std::vector<GroupOptions>& own_,
+                     const std::vector<ElementRange>& shares)
     : config_(config),
       method_(make_method(config)),
+      is_shared_(!shares.empty()),
       rounding_seed_(rounding_seed),
       control_(parameters.empty() ? at::Device(at::kCPU)
                                   : parameters[0].parameter.data().device()) {
@@ -117,27 +143,11 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
   };
 
   int64_t chunks = 0;
-  for (const auto& p : parameters) {
-    const at::Tensor& data = p.parameter.data();
-    chunks += chunks_of(data);
-    Slot slot{p.path, p.parameter, {}, {}, {}};
-
-    StateOf state = method_->state(p);
-    slot.whole = state.whole;
-    update_flops_ += state.flops;
-    // Made now, so that a checkpoint can be loaded before the first step.
-    for (const StateTensor& t : state.tensors) {
-      slot.names.push_back(t.name);
-      slot.places.push_back(t.place);
-      slot.state.push_back(at::full(t.sizes, t.start, data.options().dtype(t.dtype)));
-    }
-
-    if (config.ema_decay > 0) {
-      slot.names.emplace_back(average_name);
-      slot.state.push_back(data.to(state_dtype(data), /*non_blocking=*/false, /*copy=*/true));
-    }
-
-    groups_[group_of(p)].slots.push_back(std::move(slot));
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const NamedParameter& p = parameters[i];
+    chunks += chunks_of(p.parameter.data());
+    const ElementRange all{0, p.parameter.numel()};
+    groups_[group_of(p)].slots.push_back(make_slot(p, i, is_shared_ ? shares[i] : all));
   }
 
   // Refuse a group that has no effect, and report which of the two reasons applies.
@@ -164,27 +174,69 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
   }
 }
 
+/// Makes the slot of a parameter, with the state of the elements that it owns: now, so that a
+/// checkpoint can be loaded before the first step.
+Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange own) {
+  const at::Tensor& data = p.parameter.data();
+  const StateOf state = method_->state(p);
+  const bool is_complete = own.size() == data.numel();
+  LATHE_CHECK(is_complete || own.size() == 0 || state.divisible, "optimizer: ", p.path,
+              " can't be shared out in parts");
+
+  Slot slot{.path = p.path,
+            .param = p.parameter,
+            .names = {},
+            .places = {},
+            .state = {},
+            .parts = {},
+            .whole = state.whole,
+            .index = index,
+            .own = own};
+  if (own.size() > 0) update_flops_ += state.flops;
+  for (const StateTensor& t : state.tensors) {
+    const at::TensorOptions options = data.options().dtype(t.dtype);
+    const int64_t elements = c10::multiply_integers(t.sizes);
+    const auto place = [&](int64_t i) { return i == data.numel() ? elements : i / t.per; };
+    const ElementRange part{is_complete ? 0 : place(own.begin), place(own.end)};
+
+    slot.names.push_back(t.name);
+    slot.places.push_back(t.place);
+    slot.state.push_back(is_complete ? at::full(t.sizes, t.start, options)
+                                     : at::full({part.size()}, t.start, options));
+    slot.parts.push_back({t.sizes, part});
+  }
+
+  if (config_.ema_decay > 0) {
+    const at::Tensor mine = is_complete ? data : data.view({-1}).narrow(0, own.begin, own.size());
+    slot.names.emplace_back(average_name);
+    slot.state.push_back(mine.to(state_dtype(data), /*non_blocking=*/false, /*copy=*/true));
+    slot.parts.push_back({data.sizes().vec(), own});
+  }
+  return slot;
+}
+
 void Optimizer::set_updates(int64_t n) {
   StepControl control{.updates = n};
   control.mu_product = control_.get().mu_product;
   control_.set(control);
 }
 
-void Optimizer::sum_gradients() {
+void Optimizer::sum_gradients(const StepOptions& options) {
   chunks_ = 0;
   double* const sums = partials_.mutable_data_ptr<double>();
   std::vector<GradArgs> grads;
 
-  std::vector<int64_t> sizes;
+  std::vector<int64_t> sizes, first_chunks;
   for (const auto& group : groups_) {
     for (const auto& slot : group.slots) {
-      const at::Tensor& g = slot.param.grad();
+      const at::Tensor& g = gradient_of(slot, options);
       if (!g.defined()) continue;
-      check_slot(slot);
+      check_slot(slot, g);
       grads.push_back(
           {.grad = g.const_data_ptr(), .type = element_of(g.scalar_type()), .n = g.numel()});
       sizes.push_back(g.numel());
-      chunks_ += chunks_of(g);
+      first_chunks.push_back(chunks_ + slot.own.begin / grad_sum_chunk);
+      chunks_ += chunks_of(slot.param.data());
     }
   }
 
@@ -195,10 +247,13 @@ void Optimizer::sum_gradients() {
     return;
   }
 
-  each_piece_of(sizes, grad_sum_chunk,
-                [&](size_t which, int64_t chunk, int64_t begin, int64_t end) {
-                  sums[chunk] = grad_sum_cpu(grads[which].grad, grads[which].type, begin, end);
-                });
+  // Chunks of other processes count as 0 until the sums are shared.
+  if (is_shared_) partials_.zero_();
+  each_piece_of(sizes, grad_sum_chunk, [&](size_t which, int64_t, int64_t begin, int64_t end) {
+    sums[first_chunks[which] + begin / grad_sum_chunk] =
+        grad_sum_cpu(grads[which].grad, grads[which].type, begin, end);
+  });
+  if (is_shared_) options.sum_over_processes(partials_);
 }
 
 void Optimizer::step(double lr, const StepOptions& options) {
@@ -213,7 +268,7 @@ void Optimizer::step(double lr, const StepOptions& options) {
 
   // Both passes over the gradients and the decision run on the device, so the host never waits for
   // a GPU.
-  sum_gradients();
+  sum_gradients(options);
   StepControl* control = control_.pointer();
   UpdateRule rule = method_->rule();
   rule.lr = lr;
@@ -232,17 +287,19 @@ void Optimizer::step(double lr, const StepOptions& options) {
   int64_t chunk = 0;
   for (auto& group : groups_) {
     for (auto& slot : group.slots) {
-      const at::Tensor& grad = slot.param.grad();
+      const at::Tensor& grad = gradient_of(slot, options);
+      const bool is_mine = slot.own.size() > 0 || slot.param.numel() == 0;
       SlotUpdate one{args_of(slot, group, rounding_seed_), slot.param.data().sizes(), slot.whole};
       if (!grad.defined()) {
         // Without a gradient the parameter stays, but its average still approaches it.
-        if (one.args.average != nullptr) stay.push_back(one);
+        if (is_mine && one.args.average != nullptr) stay.push_back(one);
         continue;
       }
       one.args.grad = grad.const_data_ptr();
       one.args.grad_type = element_of(grad.scalar_type());
       one.args.sums = partials_.const_data_ptr<double>() + chunk;
-      chunk += chunks_of(grad);
+      chunk += one.args.chunks;
+      if (!is_mine) continue;
       updates.push_back(one);
       // On a GPU also where the step is skipped: an unneeded version bump is harmless.
       bump_versions(slot);
@@ -253,6 +310,15 @@ void Optimizer::step(double lr, const StepOptions& options) {
   // Move the averages of the parameters that stay: a descent with a learning rate of 0.
   rule.kind = rule_kind<Descend>, rule.lr = 0;
   update_elements(stay, rule, control, cuda);
+  if (is_shared_) share_rounding_counts(*control, options);
+}
+
+std::vector<bool> divisible_parameters(const OptimConfig& config,
+                                       const std::vector<NamedParameter>& parameters) {
+  const std::unique_ptr<Method> method = make_method(config);
+  std::vector<bool> divisible;
+  for (const NamedParameter& p : parameters) divisible.push_back(method->state(p).divisible);
+  return divisible;
 }
 
 }  // namespace lathe

@@ -4,18 +4,28 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "autograd/parameter.h"
 #include "core/device_value.h"
+#include "core/element_range.h"
 #include "core/kernels/update.h"
 #include "optim/config.h"
 #include "optim/method.h"
 
 namespace lathe {
+
+/// The complete tensor that a tensor of state belongs to, and which of its elements this process
+/// keeps: all of them, unless processes share the parameters out.
+struct StatePart {
+  std::vector<int64_t> sizes;
+  ElementRange own;
+};
 
 /// A parameter with its state. state[i] is saved in checkpoints as names[i], torch.optim's name.
 struct Slot {
@@ -25,7 +35,10 @@ struct Slot {
   std::vector<int> places;  ///< indices in UpdateArgs::state; the average, last in `state` if there
                             ///< is one, has none
   std::vector<at::Tensor> state;
-  bool whole = false;  ///< as in StateOf
+  std::vector<StatePart> parts;  ///< of each tensor of state
+  bool whole = false;            ///< as in StateOf
+  size_t index = 0;              ///< of the parameter, in the order of the constructor
+  ElementRange own;              ///< elements that this process updates
 };
 
 /// Slots that share settings.
@@ -43,6 +56,11 @@ struct StepOptions {
   ScaleState* scale = nullptr;  ///< scale of the loss that the gradients carry; null: 1, and a
                                 ///< non-finite gradient ends the run
   ScalePolicy scale_policy{};
+  /// Where processes share the parameters out: the gradients of the elements that this one owns,
+  /// 1-D, in the order of the constructor's parameters; undefined for a parameter without one.
+  std::span<const at::Tensor> own_gradients{};
+  /// Replaces a tensor by its sum over all processes. Set with own_gradients.
+  std::function<void(at::Tensor&)> sum_over_processes{};
 };
 
 /// The parameters of a model, their state, and the step that updates them.
@@ -61,9 +79,14 @@ class Optimizer {
   ///
   /// A parameter belongs to the first of `own`, then of config.groups, that chooses it. Throws
   /// Exit::usage if one of them gets no parameter or the kind has no code for the device.
+  ///
+  /// `shares`: of each parameter, the elements whose state is kept here and which are updated here;
+  /// empty: all of all. A parameter of divisible_parameters() may be cut at multiples of
+  /// grad_sum_chunk, another one is owned as a whole or not at all. On CPUs only.
   Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
             std::optional<uint64_t> rounding_seed = std::nullopt,
-            const std::vector<GroupOptions>& own = {});
+            const std::vector<GroupOptions>& own = {},
+            const std::vector<ElementRange>& shares = {});
 
   /// Updates every parameter that has a gradient, with that gradient unscaled and clipped. Also
   /// writes the parameter's low-precision working copy if it has one, and its average if
@@ -82,16 +105,20 @@ class Optimizer {
   /// Returns the FLOPs of an update's matrix products, such as Newton-Schulz iterations; 0 if there
   /// are none.
   double update_flops() const { return update_flops_; }
+  /// Returns whether processes share the parameters out.
+  bool is_shared() const { return is_shared_; }
   /// Returns the result of the last step and the number of updates so far. Waits for a GPU.
   StepControl control() const { return control_.get(); }
   /// Resumes after n updates, for example after loading. Forgets a step that ended the run.
   void set_updates(int64_t n);
 
  private:
-  void sum_gradients();
+  Slot make_slot(const NamedParameter& p, size_t index, ElementRange own);
+  void sum_gradients(const StepOptions& options);
 
   OptimConfig config_;
   std::unique_ptr<Method> method_;
+  bool is_shared_;  // processes share the parameters out
   std::optional<uint64_t> rounding_seed_;
   std::vector<ParameterGroup> groups_;
   DeviceValue<StepControl> control_;
@@ -101,6 +128,10 @@ class Optimizer {
   int64_t chunks_ = 0;   // entries of partials_ in use
   double update_flops_ = 0;
 };
+
+/// Returns which parameters processes may share out in parts (StateOf::divisible).
+std::vector<bool> divisible_parameters(const OptimConfig& config,
+                                       const std::vector<NamedParameter>& parameters);
 
 /// The name that follows a parameter's path in checkpoints for its average.
 constexpr const char* average_name = "ema";

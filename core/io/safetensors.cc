@@ -79,6 +79,10 @@ int64_t TensorEntry::numel() const {
   return n;
 }
 
+uint64_t TensorEntry::size() const {
+  return static_cast<uint64_t>(numel() * safetensors_dtype_size(dtype));
+}
+
 int64_t safetensors_dtype_size(const std::string& dtype) {
   for (const auto& [name, size] : dtypes) {
     if (dtype == name) return size;
@@ -95,10 +99,10 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
   for (const auto& t : tensors) {
     // Appended, since header[name] would search all names before it.
     header.get_ref<Json::object_t&>().emplace_back(
-        t.name, Json{{"dtype", t.dtype},
-                     {"shape", t.shape},
-                     {"data_offsets", {offset, offset + t.bytes.size()}}});
-    offset += t.bytes.size();
+        t.name,
+        Json{
+            {"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {offset, offset + t.size()}}});
+    offset += t.size();
   }
   std::string text = json_text(header);
   text.append((8 - text.size() % 8) % 8, ' ');  // the data starts 8-byte aligned
@@ -112,7 +116,10 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
   };
   put(&length, sizeof length);
   put(text.data(), text.size());
-  for (const auto& t : tensors) put(t.bytes.data(), t.bytes.size());
+  for (const auto& t : tensors) {
+    const std::span<const std::byte> bytes = t.load ? t.load() : t.bytes;
+    put(bytes.data(), bytes.size());
+  }
   file.sync();
   file.close();
   return sum.hex();
@@ -168,7 +175,8 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
 
 const TensorEntry* SafetensorsFile::find(const std::string& name) const {
   const auto found =
-      std::lower_bound(tensors_.begin(), tensors_.end(), TensorEntry{name, {}, {}, {}}, by_name);
+      std::lower_bound(tensors_.begin(), tensors_.end(),
+                       TensorEntry{.name = name, .dtype = {}, .shape = {}, .bytes = {}}, by_name);
   return found != tensors_.end() && found->name == name ? &*found : nullptr;
 }
 

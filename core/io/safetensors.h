@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -18,9 +19,14 @@ struct TensorEntry {
   std::string dtype;  ///< "F64" "F32" "F16" "BF16" "I64" "I32" "I16" "I8" "U8" "BOOL"
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;  ///< contiguous, row-major, little-endian; not owned
+  /// If set, write_safetensors() calls it for the bytes when it writes them; they are valid until
+  /// the next entry's are asked for.
+  std::function<std::span<const std::byte>()> load{};
 
   /// Returns the product of the sizes.
   int64_t numel() const;
+  /// Returns how many bytes the elements take.
+  uint64_t size() const;
 };
 
 /// Returns the bytes of one element of a safetensors dtype; 0 for an unknown dtype.

@@ -95,14 +95,15 @@ void store_nearest(void* data, Element type, int64_t begin, int64_t n, const T* 
   }
 }
 
-inline void store_stochastic(void* data, int64_t begin, int64_t n, const float* x, RngKey key,
+/// Stores elements [begin, begin + n) of the arguments' parameter.
+inline void store_stochastic(const UpdateArgs& a, int64_t begin, int64_t n, const float* x,
                              uint64_t step) {
   Philox4 words{};
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t place = begin + i;
+    const int64_t place = a.first + begin + i;
     if (place % 8 == 0 || i == 0)
-      words = philox(counter(static_cast<uint64_t>(place / 8), step), key);
-    static_cast<uint16_t*>(data)[place] =
+      words = philox(counter(static_cast<uint64_t>(place / 8), step), a.key);
+    static_cast<uint16_t*>(a.param)[begin + i] =
         round_stochastic(std::bit_cast<uint32_t>(x[i]), random16(words, place));
   }
 }
@@ -127,7 +128,7 @@ HWY_NOINLINE void store_block(const UpdateArgs& a, const UpdateRule& rule,
   if constexpr (std::is_same_v<T, float>) {
     if (a.param_type != Element::f32) {
       if (a.stochastic)
-        store_stochastic(a.param, at, n, out, a.key, static_cast<uint64_t>(control.updates));
+        store_stochastic(a, at, n, out, static_cast<uint64_t>(control.updates));
       else
         store_nearest(a.param, a.param_type, at, n, out);
       now = load(a.param, a.param_type, at, n, stored);

@@ -131,10 +131,11 @@ __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* c
     const T after = Rule::element(before, g, state(0, i), state(1, i), state(2, i), c);
     // Both devices draw the same random bits for an element.
     if (a.stochastic) {
-      const DevicePhilox words(static_cast<uint64_t>(i / 8),
+      const int64_t place = a.first + i;
+      const DevicePhilox words(static_cast<uint64_t>(place / 8),
                                static_cast<uint64_t>(control->updates), a.key);
       static_cast<uint16_t*>(a.param)[i] =
-          round_stochastic(__float_as_uint(static_cast<float>(after)), random16(words, i));
+          round_stochastic(__float_as_uint(static_cast<float>(after)), random16(words, place));
     } else {
       store(a.param, a.param_type, i, after);
     }

@@ -80,8 +80,12 @@ struct UpdateArgs {
   /// Moving average of the parameter, of state's type: the parameter itself after the first update,
   /// then average_decay average + (1 - average_decay) parameter.
   void* average = nullptr;
-  const double* sums = nullptr;  ///< partial sums of squares of the gradient, for clip_parameter
+  /// Partial sums of squares of the whole parameter's gradient, for clip_parameter, and their
+  /// number.
+  const double* sums = nullptr;
+  int64_t chunks = 0;
   int64_t n = 0;
+  int64_t first = 0;  ///< index in the parameter of the first of these n elements
   double weight_decay = 0;
   double lr_scale = 1;  ///< times the rule's learning rate
   RngKey key;           ///< for stochastic rounding

@@ -59,7 +59,7 @@ LATHE_BOTH inline double grad_scale_of(const UpdateRule& r, const UpdateArgs& a,
                                        const StepControl& c) {
   if (!(r.clip_parameter > 0) || a.sums == nullptr) return c.grad_scale;
   double sum = 0;
-  for (int64_t i = 0; i < (a.n + grad_sum_chunk - 1) / grad_sum_chunk; ++i) sum += a.sums[i];
+  for (int64_t i = 0; i < a.chunks; ++i) sum += a.sums[i];
   const double clip = r.clip_parameter / (std::sqrt(sum) / c.loss_scale + 1e-6);
   return (clip < 1 ? clip : 1.0) * c.grad_scale;
 }

@@ -21,13 +21,19 @@ class Adam8bit final : public Method {
   StateOf state(const NamedParameter& p) const override {
     constexpr int64_t least = 4096;
     const at::Tensor& t = p.parameter.data();
-    if (t.numel() < least) return state_of_rule(rule_, t);
+    if (t.numel() < least) {
+      StateOf state = state_of_rule(rule_, t);
+      state.divisible = true;
+      return state;
+    }
+
     const int64_t blocks = (t.numel() + block_ - 1) / block_;
-    return {{{"exp_avg", t.sizes().vec(), at::kByte, 0},
-             {"exp_avg_sq", t.sizes().vec(), at::kByte, 1},
-             {"exp_avg_scale", {blocks}, at::kFloat, 2},
-             {"exp_avg_sq_scale", {blocks}, at::kFloat, 3}},
-            true};
+    return {.tensors = {{"exp_avg", t.sizes().vec(), at::kByte, 0},
+                        {"exp_avg_sq", t.sizes().vec(), at::kByte, 1},
+                        {"exp_avg_scale", {blocks}, at::kFloat, 2, 0, block_},
+                        {"exp_avg_sq_scale", {blocks}, at::kFloat, 3, 0, block_}},
+            .whole = true,
+            .divisible = grad_sum_chunk % block_ == 0};
   }
 
   void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,

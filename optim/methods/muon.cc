@@ -93,7 +93,12 @@ class Muon final : public Method {
 
   StateOf state(const NamedParameter& p) const override {
     const at::Tensor& t = p.parameter.data();
-    if (!p.role.hidden || t.dim() < 2 || t.numel() == 0) return state_of_rule(rest_, t);
+    if (!p.role.hidden || t.dim() < 2 || t.numel() == 0) {
+      StateOf state = state_of_rule(rest_, t);
+      state.divisible = true;
+      return state;
+    }
+
     const int64_t rows = t.size(0), columns = t.numel() / rows;
     return {{{"momentum_buffer", t.sizes().vec(), state_dtype(t)}},
             true,

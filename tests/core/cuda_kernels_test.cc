@@ -462,6 +462,7 @@ struct Parameters {
       a.lr_scale = random() % 2 == 0 ? 1 : 0.7;
       sums.push_back(torch::rand({3}, at::kDouble));
       a.sums = sums.back().const_data_ptr<double>();
+      a.chunks = 1;
       if (random() % 2 == 0) {
         const auto low = random() % 2 == 0 ? at::kBFloat16 : at::kHalf;
         a.low = add(low, torch::zeros({a.n + 2}));

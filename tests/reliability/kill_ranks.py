@@ -2,7 +2,7 @@
 """Kills ranks of runs on several processes at random moments: kill_ranks.py LATHE [KILLS [SEED]]
 
 A run begins on 1, 2 or 4 processes. A rank, drawn at random, gets SIGKILL at a random moment; the run is started again
-on another number of processes, until it ends. Then its metrics and its newest checkpoint must be those of a run on one
+on another number of processes and with another dist.shard, until it ends. Then its metrics and its newest checkpoint must be those of a run on one
 process that never stopped, and at each start the newest checkpoint must be the one that was there.
 """
 import os
@@ -16,6 +16,7 @@ from pathlib import Path
 from tiny import Tiny, check, checkpoints, control, difference
 
 STEPS, SAVED, TIMEOUT = 40, 5, 5
+SHARDS = ["none", "optimizer", "gradients"]
 WORDS = ["--train.grad_accum=4", f"--dist.timeout={TIMEOUT}"]
 
 
@@ -40,7 +41,7 @@ class Kills:
         self.runs, self.struck = 0, 0
 
     def start(self, run, ranks):
-        words = self.tiny.command(run)[1:]
+        words = [*self.tiny.command(run)[1:], f"--dist.shard={self.draw.choice(SHARDS)}"]
         launch = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
         return subprocess.Popen([self.tiny.lathe, *launch, *words], cwd=self.tiny.folder, stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, text=True)

@@ -6,8 +6,12 @@ namespace lathe {
 
 void Checkpointer::save(bool now) {
   newest_ = state_.step;
-  if (lock_ == nullptr) return;
+  if (lock_ == nullptr && !session_.optimizer.is_shared()) return;
   world().note(state_.step, "saving");
+  if (lock_ == nullptr) {
+    send_state(session_.saved, session_.optimizer, save_dtype(session_.config.checkpoint));
+    return;
+  }
 
   FileLengths lengths;
   metrics_.add_lengths(lengths);

@@ -5,17 +5,6 @@
 #include "autograd/node.h"
 
 namespace lathe {
-namespace {
-
-/// Adds `later` to `earlier` in place. An undefined gradient is no summand.
-at::Tensor plus(at::Tensor earlier, at::Tensor later) {
-  if (!earlier.defined()) return later;
-  if (later.defined()) earlier.add_(later);
-  return earlier;
-}
-
-}  // namespace
-
 void GradientSum::begin(int64_t n) {
   if (n == 0 || n % 2 == 1) return;
   for (size_t i = 0; i < parameters_.size(); ++i) set_aside(i);
@@ -25,11 +14,11 @@ void GradientSum::finish(size_t i) {
   if (pairs_[i].empty()) return;
   // The last pair may be a single micro-batch: it is the smallest block, so it is added first.
   set_aside(i);
-  parameters_[i].parameter.leaf().grad = pairs_[i].finish(plus);
+  parameters_[i].parameter.leaf().grad = pairs_[i].finish(add_gradients);
 }
 
 void GradientSum::set_aside(size_t i) {
-  pairs_[i].add(std::exchange(parameters_[i].parameter.leaf().grad, at::Tensor()), plus);
+  pairs_[i].add(std::exchange(parameters_[i].parameter.leaf().grad, at::Tensor()), add_gradients);
 }
 
 }  // namespace lathe

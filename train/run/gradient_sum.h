@@ -9,6 +9,13 @@
 
 namespace lathe {
 
+/// Adds `later` to `earlier` in place. An undefined gradient is no summand.
+inline at::Tensor add_gradients(at::Tensor earlier, const at::Tensor& later) {
+  if (!earlier.defined()) return later;
+  if (later.defined()) earlier.add_(later);
+  return earlier;
+}
+
 /// Backward adds each micro-batch to the gradients of the parameters, which is the tree's order
 /// within a pair. Before the next pair begins, the sum of the last one is set aside here. So a step
 /// of two micro-batches needs no memory beside the gradients, and one of n at most log2(n) - 1

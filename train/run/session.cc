@@ -48,11 +48,23 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
   }
 }
 
+/// Lays the parameters into buckets. Those that their optimizer needs as a whole are cut only
+/// where every rank updates all of them.
+ShardLayout make_layout(const RunConfig& config, const std::vector<NamedParameter>& params) {
+  const bool is_shared = config.dist.shard != "none";
+  return {params,
+          is_shared ? divisible_parameters(config.optim, params)
+                    : std::vector<bool>(params.size(), true),
+          static_cast<int64_t>(1e6 * config.dist.bucket_mb), world().size()};
+}
+
 /// Optimizer's refusals, with the place of the key that they begin with.
 Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedParameter>& params,
-                         std::optional<uint64_t> rounding_seed) {
+                         const ShardLayout& layout, std::optional<uint64_t> rounding_seed) {
+  const bool is_shared = loaded.config.dist.shard != "none" && world().size() > 1;
   try {
-    return Optimizer(loaded.config.optim, params, rounding_seed);
+    return Optimizer(loaded.config.optim, params, rounding_seed, {},
+                     is_shared ? layout.ranges(world().rank()) : std::vector<ElementRange>());
   } catch (const Error& e) {
     if (e.code() != Exit::usage) throw;
     const std::string what = e.what();
@@ -105,6 +117,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
       config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
   make_working_copies(params, compute, config.amp.working_copies, low_grad);
   const bool stochastic = config.amp.rounding != "nearest";
+  const ShardLayout layout = make_layout(config, params);
 
   Session s{config,
             task,
@@ -115,7 +128,8 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
             std::move(model),
             params,
             saved,
-            make_optimizer(loaded, params, stochastic ? std::optional(seed) : std::nullopt),
+            layout,
+            make_optimizer(loaded, params, layout, stochastic ? std::optional(seed) : std::nullopt),
             GradScaler::make(config.amp, device),
             config.train.spike_sigma > 0 ? std::optional<SpikeGuard>(config.train.spike_sigma)
                                          : std::nullopt,

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "amp/grad_scaler.h"
+#include "dist/shards.h"
 #include "nn/models/model.h"
 #include "optim/optimizer.h"
 #include "optim/spikes.h"
@@ -43,7 +44,8 @@ struct Session {
   std::unique_ptr<Model> model;
   std::vector<NamedParameter> params;  ///< those that are trained
   std::vector<NamedParameter>
-      saved;  ///< what a checkpoint holds of the model: they, and its buffers
+      saved;           ///< what a checkpoint holds of the model: they, and its buffers
+  ShardLayout layout;  ///< of `params`, among the processes of the run
   Optimizer optimizer;
   std::optional<GradScaler> scaler;
   std::optional<SpikeGuard> spikes;  ///< where train.spike_sigma asks for it

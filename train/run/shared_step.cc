@@ -11,7 +11,24 @@
 
 namespace lathe {
 
-DeferRunningStatistics::DeferRunningStatistics() {
+namespace {
+
+/// Calls f(rank, n) for the micro-batches of a step in their order: each is the n-th of a rank.
+template <class F>
+void each_micro_batch(const BatchPlan& plan, F&& f) {
+  const int ranks = world().size();
+  for (int64_t i = 0; i < ranks * plan.count; ++i) {
+    // Either ranks take turns, or each computes a block.
+    if (plan.stride > 1)
+      f(i % ranks, i / ranks);
+    else
+      f(i / plan.count, i % plan.count);
+  }
+}
+
+}  // namespace
+
+DeferRunningStatistics::DeferRunningStatistics(const BatchPlan& plan) : plan_(plan) {
   if (world().size() > 1) mode().running_statistics = &recorded_;
 }
 
@@ -24,27 +41,31 @@ void DeferRunningStatistics::apply() {
   for (const RunningStatistic& s : recorded_) mine.push_back(s.value.reshape({-1}));
   const at::Tensor all = world().gather(at::cat(mine).unsqueeze(0));
 
-  for (int rank = 0; rank < world().size(); ++rank) {
-    int64_t offset = 0;
-    for (const RunningStatistic& s : recorded_) {
-      const int64_t n = s.value.numel();
-      const at::Tensor value = all.select(0, rank).narrow(0, offset, n).view(s.value.sizes());
-      move_running(s.running, value, s.momentum);
+  const auto layers = std::ssize(recorded_) / plan_.count;
+  const int64_t elements = all.size(1) / plan_.count;  // of a micro-batch
+  each_micro_batch(plan_, [&](int64_t rank, int64_t n) {
+    int64_t offset = n * elements;
+    for (int64_t layer = n * layers; layer < (n + 1) * layers; ++layer) {
+      const RunningStatistic& s = recorded_[static_cast<size_t>(layer)];
+      const at::Tensor value = all.select(0, rank).narrow(0, offset, s.value.numel());
+      move_running(s.running, value.view(s.value.sizes()), s.momentum);
       if (s.count.defined()) s.count.add_(1);
-      offset += n;
+      offset += s.value.numel();
     }
-  }
+  });
   recorded_.clear();
 }
 
-at::Tensor sum_of_losses(const std::vector<at::Tensor>& losses) {
+at::Tensor sum_of_losses(const std::vector<at::Tensor>& losses, const BatchPlan& plan) {
   const auto plus = [](const at::Tensor& a, const at::Tensor& b) { return a.add(b); };
   TreeSum<at::Tensor> sum;
   if (world().size() == 1) {
     for (const at::Tensor& loss : losses) sum.add(loss, plus);
   } else {
     const at::Tensor all = world().gather(at::stack(losses));
-    for (int64_t i = 0; i < all.size(0); ++i) sum.add(all.select(0, i), plus);
+    each_micro_batch(plan, [&](int64_t rank, int64_t n) {
+      sum.add(all.select(0, rank * plan.count + n), plus);
+    });
   }
   return sum.finish(plus);
 }

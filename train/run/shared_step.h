@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/running_statistic.h"
+#include "data/batch_plan.h"
 #include "nn/module.h"
 
 namespace lathe {
@@ -14,17 +15,19 @@ namespace lathe {
 /// other processes included. In one process they are moved at once.
 class DeferRunningStatistics : public ModeGuard {
  public:
-  DeferRunningStatistics();
+  /// `plan`: which of the step's micro-batches this process computes.
+  explicit DeferRunningStatistics(const BatchPlan& plan);
   /// A collective, to be called once all micro-batches of this process are done.
   void apply();
 
  private:
+  BatchPlan plan_;
   std::vector<RunningStatistic> recorded_;
 };
 
 /// Returns the sum of the losses of all micro-batches, in the order of core/tree_sum.h. `losses`:
 /// this process's, each float32 []. A collective.
-at::Tensor sum_of_losses(const std::vector<at::Tensor>& losses);
+at::Tensor sum_of_losses(const std::vector<at::Tensor>& losses, const BatchPlan& plan);
 
 /// Makes this step's largest values of fp8 layers those of all processes. A collective.
 void share_fp8_history(const std::vector<NamedParameter>& parameters);

@@ -3,6 +3,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <ATen/ops/zeros.h>
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -13,6 +14,7 @@
 #include "core/io/text.h"
 #include "core/named_range.h"
 #include "core/timing.h"
+#include "core/tree_sum.h"
 #include "dist/exchange.h"
 #include "train/run/gradient_sum.h"
 #include "train/run/shared_step.h"
@@ -27,10 +29,15 @@ StepRandom random_of(const RunConfig& c, int64_t step, int64_t micro_batch) {
 BatchPlan batch_plan(const RunConfig& config) {
   const int64_t all = config.train.grad_accum;
   const Share share = world().share(all);
+  // Gradients that are shared out after every micro-batch are added up over the ranks first, so
+  // the micro-batches of one round are neighbors in the order of core/tree_sum.h.
+  if (config.dist.shard == "gradients")
+    return {
+        .per_step = all, .first = world().rank(), .count = share.count, .stride = world().size()};
   return {.per_step = all, .first = share.first, .count = share.count};
 }
 
-StepResult run_step(Session& s, Loader& loader, int64_t step) {
+StepResult run_step(Session& s, Loader& loader, int64_t step, bool keep_gradients) {
   double waited = 0;
   const auto next = [&] {
     const Batch batch = loader.next();
@@ -41,23 +48,73 @@ StepResult run_step(Session& s, Loader& loader, int64_t step) {
   int64_t targets = 0;
   for (int64_t n = step * accumulate; n < (step + 1) * accumulate; ++n)
     targets += loader.targets(n).value_or(units_of_micro_batch(s.config));
-  StepResult r = run_step(s, next, step, targets);
+  StepResult r = run_step(s, next, step, targets, keep_gradients);
   r.data_wait_s = waited;
   return r;
 }
 
 namespace {
 
+/// The gradients of a step while its micro-batches run: on the parameters, or, where processes
+/// share them out, the sums of the elements that this one owns.
+class StepGradients {
+ public:
+  StepGradients(Session& s, const BatchPlan& plan)
+      : s_(s),
+        plan_(plan),
+        each_(s.optimizer.is_shared() && s.config.dist.shard == "gradients"),
+        sum_(s.params),
+        own_(s.optimizer.is_shared() ? s.params.size() : 0) {}
+
+  /// Prepares for the backward pass of the n-th micro-batch of this process.
+  void begin(int64_t n) {
+    // Gradients that are shared out have no previous micro-batch on the parameters.
+    if (!each_) sum_.begin(n);
+    if (!each_ && n + 1 < plan_.count) return;
+
+    using Result = GradientExchange::Result;
+    exchange_.emplace(world(), s_.params, s_.layout, own_.empty() ? Result::all : Result::own,
+                      [this](size_t i) {
+                        if (!each_) sum_.finish(i);
+                      });
+    exchange_->start_with_next_backward();
+  }
+
+  /// Ends the backward pass that begin() prepared for. Returns the seconds of waiting for others.
+  double end() {
+    if (!exchange_) return 0;
+    const auto begin = Clock::now();
+    exchange_->finish();
+    const std::vector<at::Tensor> got = exchange_->take_own();
+    exchange_.reset();
+
+    for (size_t i = 0; i < got.size(); ++i) own_[i].add(got[i], add_gradients);
+    return seconds_since(begin);
+  }
+
+  /// Returns the sums of the own elements, for StepOptions; empty where all are on the parameters.
+  std::vector<at::Tensor> take_own() {
+    std::vector<at::Tensor> sums;
+    for (TreeSum<at::Tensor>& own : own_) sums.push_back(own.finish(add_gradients));
+    return sums;
+  }
+
+ private:
+  Session& s_;
+  BatchPlan plan_;
+  bool each_;  // exchanged after every micro-batch
+  GradientSum sum_;
+  std::optional<GradientExchange> exchange_;
+  std::vector<TreeSum<at::Tensor>> own_;
+};
+
 /// Runs the forward and backward passes of this process's micro-batches, and exchanges what they
 /// made, so that gradients and running statistics are those of the whole step. Returns its loss,
 /// and adds the seconds of waiting to `waited`.
 at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int64_t step,
-                             double divisor, double& waited) {
+                             double divisor, StepGradients& gradients, double& waited) {
   const BatchPlan plan = batch_plan(s.config);
-  GradientSum gradients(s.params);
-  GradientExchange exchange(world(), s.params, static_cast<int64_t>(1e6 * s.config.dist.bucket_mb),
-                            [&](size_t i) { gradients.finish(i); });
-  DeferRunningStatistics statistics;
+  DeferRunningStatistics statistics(plan);
   std::vector<at::Tensor> losses;
 
   zero_grad(*s.model);
@@ -67,33 +124,55 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
       return next();
     }();
 
-    gradients.begin(n);
-    if (n + 1 == plan.count) exchange.start_with_next_backward();
     world().note(step, "forward and backward");
-    losses.push_back(run_micro_batch(s, batch, divisor, random_of(s.config, step, plan.first + n)));
+    gradients.begin(n);
+    losses.push_back(
+        run_micro_batch(s, batch, divisor, random_of(s.config, step, plan.in_step(n))));
+
+    world().note(step, "exchange of gradients");
+    waited += gradients.end();
   }
 
-  world().note(step, "exchange of gradients");
-  const auto begin = Clock::now();
-  exchange.finish();
-  waited += seconds_since(begin);
   statistics.apply();
-  return sum_of_losses(losses);
+  return sum_of_losses(losses, plan);
 }
 
-/// Updates the parameters with the gradients of the step.
-void update(Session& s, int64_t step, const StepResult& r) {
+/// Puts the sums of all ranks' elements on the parameters, as their gradients.
+void keep_all_gradients(Session& s, const std::vector<at::Tensor>& own) {
+  gather_shares(
+      world(), s.layout,
+      [&](size_t i) {
+        if (own[i].defined()) return own[i];
+        const ElementRange range = s.layout.range(i, world().rank());
+        return at::zeros({range.size()}, at::TensorOptions().dtype(
+                                             s.params[i].parameter.leaf().precision.grad_dtype));
+      },
+      [&](size_t i, const at::Tensor& all) {
+        const Variable& p = s.params[i].parameter;
+        if (own[i].defined()) p.leaf().grad = all.clone().view(p.data().sizes());
+      });
+}
+
+/// Updates the parameters with the gradients of the step. `own`: as StepOptions::own_gradients.
+void update(Session& s, int64_t step, const StepResult& r, const std::vector<at::Tensor>& own) {
   const NamedRange range([] { return std::string("optimizer"); });
   world().note(step, "update");
-  StepOptions options{.step = step, .loss = r.loss};
+  StepOptions options{.step = step, .loss = r.loss, .own_gradients = own};
+  options.sum_over_processes = [](at::Tensor& t) { t.copy_(world().sum(t)); };
   if (s.scaler) s.scaler->prepare(options);
   s.optimizer.step(r.lr, options);
+
+  if (s.optimizer.is_shared() && s.optimizer.control().skip == 0) {
+    gather_parameters(world(), s.layout, s.params);
+    refresh_working_copies(s.params);
+  }
   advance_fp8(s.params);
 }
 
 }  // namespace
 
-StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step, int64_t targets) {
+StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step, int64_t targets,
+                    bool keep_gradients) {
   const TrainConfig& c = s.config.train;
   const NamedRange range([step] { return str("step ", step); });
   const auto begin = Clock::now();
@@ -102,7 +181,10 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
 
   // With no target at all, every sum is 0.
   const auto divisor = static_cast<double>(std::max<int64_t>(targets, 1));
-  r.loss = run_micro_batches(s, next, step, divisor, r.exchange_wait_s);
+  StepGradients gradients(s, batch_plan(s.config));
+  r.loss = run_micro_batches(s, next, step, divisor, gradients, r.exchange_wait_s);
+  const std::vector<at::Tensor> own = gradients.take_own();
+  if (keep_gradients && s.optimizer.is_shared()) keep_all_gradients(s, own);
 
   share_fp8_history(s.params);
 
@@ -111,7 +193,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
     const double loss = r.loss.item<double>();
     r.is_spike = std::isfinite(loss) && s.spikes->is_spike(loss);
   }
-  if (!r.is_spike) update(s, step, r);
+  if (!r.is_spike) update(s, step, r, own);
   r.busy_s = seconds_since(begin) - r.exchange_wait_s;
   return r;
 }

@@ -40,10 +40,13 @@ StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch)
 /// Runs step `step` (from 0) of the session's config. Does not wait for a GPU. A step with a
 /// gradient that is not finite changes no parameter: with a scaler it is skipped, without one (or
 /// at the scaler's end) no later step changes any either.
-StepResult run_step(Session& session, Loader& loader, int64_t step);
+///
+/// `keep_gradients`: leave the gradients of all parameters for reading, where processes share
+/// them out.
+StepResult run_step(Session& session, Loader& loader, int64_t step, bool keep_gradients = false);
 /// The same on the micro-batches that `next` gives, with `targets` learned in all of them together.
 StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step,
-                    int64_t targets);
+                    int64_t targets, bool keep_gradients = false);
 /// With a target at each place.
 inline StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step) {
   return run_step(session, next, step, units_of_step(session.config));

@@ -126,7 +126,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
     if (world().is_writer() && (due.layers || due.histograms))
       collector.emplace(session_, due.histograms);
 
-    const StepResult result = run_step(session_, loader, state_.step);
+    const StepResult result = run_step(session_, loader, state_.step, due.layers || due.histograms);
 
     auto layers = due.layers && collector ? collector->figures() : std::vector<LayerFigures>();
     const auto histograms =

@@ -149,8 +149,10 @@ void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParamet
 void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
   const fs::path path = checkpoint / "optimizer.safetensors";
   const SafetensorsFile file(path);
-  each_state(optimizer,
-             [&](const std::string& name, const at::Tensor& t) { copy_into(file, name, t, path); });
+  each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {
+    const at::Tensor saved = entry_tensor(file.at(name), part.sizes, path);
+    t.view({-1}).copy_(saved.view({-1}).narrow(0, part.own.begin, part.own.size()));
+  });
   for (const auto& group : optimizer.groups()) {
     for (const auto& slot : group.slots) {
       if (file.find(slot.path + ".master") != nullptr)

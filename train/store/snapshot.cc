@@ -3,10 +3,15 @@
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
+#include <utility>
 
 #include "core/dtype.h"
 #include "core/memory.h"
+#include "dist/group.h"
+#include "dist/world.h"
 
 namespace lathe {
 namespace {
@@ -15,36 +20,91 @@ bool is_saved_lower(const at::Tensor& t, std::optional<at::ScalarType> dtype) {
   return dtype && t.scalar_type() != *dtype && t.dim() >= 2;
 }
 
-/// A tensor of a checkpoint: the file that it is in, and its dtype there.
+/// A tensor of a checkpoint: the file that it is in, and its dtype and sizes there.
 struct SavedTensor {
   bool in_model;
   std::string name;
   at::Tensor tensor;
   at::ScalarType dtype;
+  std::vector<int64_t> sizes;
+  int64_t own_end;              ///< the last element that this rank has, + 1
+  std::vector<int64_t> cuts{};  ///< not empty: rank r has elements [cuts[r], cuts[r + 1])
 };
 
-/// All of them, in the order of the parameters.
+/// Finds out which tensors rank 0 has only a part of, and who has the rest. A collective.
+void find_cuts(std::vector<SavedTensor>& all) {
+  at::Tensor mine = at::empty({1, static_cast<int64_t>(all.size())}, at::kLong);
+  for (size_t i = 0; i < all.size(); ++i) mine.mutable_data_ptr<int64_t>()[i] = all[i].own_end;
+  const at::Tensor of_ranks = world().gather(mine);
+  const int64_t* ends = of_ranks.const_data_ptr<int64_t>();
+
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (ends[i] == c10::multiply_integers(all[i].sizes)) continue;
+    all[i].cuts = {0};
+    for (int r = 0; r < world().size(); ++r)
+      all[i].cuts.push_back(ends[static_cast<size_t>(r) * all.size() + i]);
+  }
+}
+
+/// Returns the complete tensor on rank 0, of a tensor with cuts. A collective.
+at::Tensor collect(const SavedTensor& saved) {
+  at::Tensor flat = saved.tensor.reshape({-1});
+  if (world().is_writer()) {
+    flat = at::empty({saved.cuts.back()}, saved.tensor.options());
+    flat.narrow(0, 0, saved.cuts[1]).copy_(saved.tensor.reshape({-1}));
+  }
+  world().guarded([&] { world().gradients().collect(flat, saved.cuts); });
+  return flat;
+}
+
+/// Returns all of them, in one order on all ranks: a collective where ranks share the optimizer's
+/// state out.
 std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameters,
                                     const Optimizer& optimizer,
                                     std::optional<at::ScalarType> dtype) {
   std::vector<SavedTensor> all;
   for (const auto& p : parameters) {
     const at::Tensor& t = p.parameter.data();
-    all.push_back({true, p.path, t, is_saved_lower(t, dtype) ? *dtype : t.scalar_type()});
+    all.push_back({true, p.path, t, is_saved_lower(t, dtype) ? *dtype : t.scalar_type(),
+                   t.sizes().vec(), t.numel()});
   }
-  each_state(optimizer, [&](const std::string& name, const at::Tensor& t) {
-    all.push_back({false, name, t, t.scalar_type()});
+  each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {
+    all.push_back({false, name, t, t.scalar_type(), part.sizes, part.own.end});
   });
   for (const auto& p : parameters) {
     const at::Tensor& t = p.parameter.data();
-    if (is_saved_lower(t, dtype)) all.push_back({false, p.path + ".master", t, t.scalar_type()});
+    if (is_saved_lower(t, dtype))
+      all.push_back({false, p.path + ".master", t, t.scalar_type(), t.sizes().vec(), t.numel()});
   }
+
+  if (!optimizer.is_shared()) return all;
+  // The order in which a file is written.
+  std::stable_sort(all.begin(), all.end(), [](const SavedTensor& a, const SavedTensor& b) {
+    return a.in_model != b.in_model ? a.in_model : a.name < b.name;
+  });
+  find_cuts(all);
   return all;
 }
 
 void add(Snapshot& snapshot, const SavedTensor& saved, const at::Tensor& on_host) {
   snapshot.held.push_back(on_host);
   (saved.in_model ? snapshot.model : snapshot.optimizer).push_back(make_entry(saved.name, on_host));
+}
+
+/// Adds an entry that is collected from all ranks when it is written. Entries share `current`, so
+/// that there is one complete tensor at a time.
+void add_collected(Snapshot& snapshot, const SavedTensor& saved,
+                   const std::shared_ptr<at::Tensor>& current) {
+  TensorEntry entry{.name = saved.name,
+                    .dtype = safetensors_dtype(saved.dtype),
+                    .shape = saved.sizes,
+                    .bytes = {}};
+  entry.load = [saved, current] {
+    current->reset();
+    *current = collect(saved);
+    return make_entry(saved.name, *current).bytes;
+  };
+  snapshot.optimizer.push_back(std::move(entry));
 }
 
 }  // namespace
@@ -76,16 +136,22 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step) {
 }
 
 int64_t Snapshot::bytes() const {
-  int64_t sum = 0;
-  for (const at::Tensor& t : held) sum += static_cast<int64_t>(t.nbytes());
-  return sum;
+  uint64_t sum = 0;
+  for (const TensorEntry& entry : model) sum += entry.size();
+  for (const TensorEntry& entry : optimizer) sum += entry.size();
+  return static_cast<int64_t>(sum);
 }
 
 Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype) {
   Snapshot snapshot;
-  for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype))
-    add(snapshot, saved, saved.tensor.to(saved.dtype).to(at::kCPU).contiguous());
+  const auto current = std::make_shared<at::Tensor>();
+  for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype)) {
+    if (saved.cuts.empty())
+      add(snapshot, saved, saved.tensor.to(saved.dtype).to(at::kCPU).contiguous());
+    else
+      add_collected(snapshot, saved, current);
+  }
   return snapshot;
 }
 
@@ -97,22 +163,30 @@ Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimiz
     at::Tensor copy = snapshot.held.size() < reused.held.size() ? reused.held[snapshot.held.size()]
                                                                 : at::Tensor();
     if (!copy.defined() || copy.scalar_type() != saved.dtype ||
-        copy.sizes() != saved.tensor.sizes()) {
+        copy.sizes() != at::IntArrayRef(saved.sizes)) {
       const auto on_host =
           at::TensorOptions().dtype(saved.dtype).pinned_memory(saved.tensor.is_cuda());
-      copy = at::empty(saved.tensor.sizes(), on_host);
+      copy = at::empty(saved.sizes, on_host);
     }
-    copy.copy_(saved.tensor);
+    copy.copy_(saved.cuts.empty() ? saved.tensor : collect(saved).view(saved.sizes));
     add(snapshot, saved, copy);
   }
   return snapshot;
+}
+
+void send_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
+                std::optional<at::ScalarType> dtype) {
+  for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype)) {
+    if (!saved.cuts.empty()) collect(saved);
+  }
 }
 
 int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                          std::optional<at::ScalarType> dtype) {
   int64_t bytes = 0;
   for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype))
-    bytes += saved.tensor.numel() * static_cast<int64_t>(c10::elementSize(saved.dtype));
+    bytes +=
+        c10::multiply_integers(saved.sizes) * static_cast<int64_t>(c10::elementSize(saved.dtype));
   return bytes;
 }
 

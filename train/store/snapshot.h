@@ -1,5 +1,7 @@
-// What a checkpoint holds of tensors, on the host: as a view of them, to be written at once, or as
-// a copy, which training that goes on does not change.
+// The tensors of a checkpoint on the host: as a view of them, to be written before training
+// continues, or as a copy, which training does not change. Where ranks share the optimizer's state
+// out, rank 0 writes it and asks the others for each tensor in turn, so a checkpoint is the same
+// whoever kept its tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +25,9 @@ namespace lathe {
 std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model);
 
 struct Snapshot {
-  std::vector<TensorEntry> model, optimizer;  ///< by file; their bytes are those of `held`
+  /// By file. Their bytes are those of `held`, or are collected from the ranks when they are
+  /// written.
+  std::vector<TensorEntry> model, optimizer;
   std::vector<at::Tensor> held;
   int64_t bytes() const;
 };
@@ -37,6 +41,9 @@ Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimiz
 /// copied.
 Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype, Snapshot reused = {});
+/// Sends rank 0 this rank's parts of the state, while it takes either snapshot or writes a view.
+void send_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
+                std::optional<at::ScalarType> dtype);
 /// Bytes of the tensors of either.
 int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                          std::optional<at::ScalarType> dtype);
@@ -45,18 +52,22 @@ int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Op
 /// weights that are not finite never reach a disk.
 void check_finite(const std::vector<NamedParameter>& parameters, int64_t step);
 
-/// Calls f(name, tensor) for each tensor of the optimizer's state, and of fp8 layers' histories.
+/// Calls f(name, tensor, part) for each tensor of the optimizer's state, and of fp8 layers'
+/// histories; `part`: of the complete tensor that this process keeps.
 template <class F>
 void each_state(const Optimizer& optimizer, F&& f) {
+  const auto complete = [&](const std::string& name, const at::Tensor& t) {
+    f(name, t, StatePart{t.sizes().vec(), {0, t.numel()}});
+  };
   for (const auto& group : optimizer.groups()) {
     for (const auto& slot : group.slots) {
       for (size_t i = 0; i < slot.state.size(); ++i)
-        f(slot.path + "." + slot.names[i], slot.state[i]);
+        f(slot.path + "." + slot.names[i], slot.state[i], slot.parts[i]);
       if (const auto& fp8 = slot.param.leaf().precision.fp8; fp8 && fp8->history.defined())
-        f(slot.path + ".fp8_history", fp8->history);
+        complete(slot.path + ".fp8_history", fp8->history);
     }
   }
-  for (const auto& [name, tensor] : optimizer.shared_state()) f(name, tensor);
+  for (const auto& [name, tensor] : optimizer.shared_state()) complete(name, tensor);
 }
 
 /// An entry that shares the memory of `t`, which is contiguous and on the CPU.

@@ -1,0 +1,14 @@
+// A part of a tensor's elements.
+#pragma once
+
+#include <cstdint>
+
+namespace lathe {
+
+/// Elements [begin, end), counted row by row.
+struct ElementRange {
+  int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
+};
+
+}  // namespace lathe

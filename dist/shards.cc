@@ -1,0 +1,212 @@
+#include "dist/shards.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <tuple>
+
+#include "autograd/node.h"
+#include "core/dtype.h"
+#include "core/kernels/update.h"
+#include "core/memory.h"
+#include "core/mode.h"
+#include "dist/group.h"
+
+namespace lathe {
+namespace {
+
+/// Returns how many of `elements` each rank gets, so that all have as nearly the same load as
+/// possible.
+std::vector<int64_t> balanced_shares(const std::vector<int64_t>& loads, int64_t elements) {
+  const size_t ranks = loads.size();
+  std::vector<size_t> order(ranks);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return loads[a] < loads[b]; });
+
+  // Raise the ranks with the least load to one level, which as many as `active` reach.
+  size_t active = ranks;
+  int64_t level = 0;
+  for (; active > 0; --active) {
+    int64_t sum = elements;
+    for (size_t i = 0; i < active; ++i) sum += loads[order[i]];
+    level = sum / static_cast<int64_t>(active);
+    if (loads[order[active - 1]] <= level) break;
+  }
+
+  std::vector<int64_t> shares(ranks);
+  int64_t left = elements;
+  for (size_t i = 0; i < active; ++i) {
+    const size_t rank = order[i];
+    shares[rank] = i + 1 == active ? left : std::min(left, level - loads[rank]);
+    left -= shares[rank];
+  }
+  return shares;
+}
+
+}  // namespace
+
+ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
+                         const std::vector<bool>& is_divisible, int64_t bucket_bytes, int ranks)
+    : bucket_of_(parameters.size()), offsets_(parameters.size()) {
+  for (const NamedParameter& p : parameters) sizes_.push_back(p.parameter.numel());
+  fill_buckets(parameters, is_divisible, bucket_bytes);
+
+  // Elements that each rank owns in the buckets so far.
+  std::vector<int64_t> loads(static_cast<size_t>(ranks));
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    Bucket& bucket = buckets_[b];
+    if (bucket.is_divisible)
+      cut(bucket, loads);
+    else
+      assign_whole(bucket, loads);
+
+    int64_t offset = 0;
+    for (const size_t i : bucket.parameters) {
+      bucket_of_[i] = b;
+      offsets_[i] = offset;
+      offset += sizes_[i];
+    }
+  }
+}
+
+/// Fills buckets in the reverse order of the parameters. All parameters of a bucket have one dtype,
+/// their gradients too, and are divisible or not.
+void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
+                               const std::vector<bool>& is_divisible, int64_t bucket_bytes) {
+  using Key = std::tuple<at::ScalarType, at::ScalarType, bool>;
+  std::map<Key, Bucket> open;
+  std::map<Key, int64_t> bytes;
+  const auto close = [&](const Key& key) {
+    buckets_.push_back(std::move(open.at(key)));
+    open.erase(key);
+    bytes[key] = 0;
+  };
+
+  for (size_t left = parameters.size(); left-- > 0;) {
+    const Variable& parameter = parameters[left].parameter;
+    const at::ScalarType dtype = parameter.leaf().precision.grad_dtype;
+    const Key key{dtype, parameter.dtype(), is_divisible[left]};
+    const int64_t size = sizes_[left] * static_cast<int64_t>(c10::elementSize(dtype));
+
+    if (open.contains(key) && bytes[key] + size > bucket_bytes) close(key);
+    Bucket& bucket = open.try_emplace(key, Bucket{.parameters = {}, .dtype = dtype}).first->second;
+    bucket.is_divisible = is_divisible[left];
+    bucket.parameters.push_back(left);
+    bytes[key] += size;
+  }
+  while (!open.empty()) close(open.begin()->first);
+
+  // A bucket is complete with its last parameter. Ranks send buckets in this order, so one that is
+  // complete early must not wait for one that is complete late.
+  std::stable_sort(buckets_.begin(), buckets_.end(), [](const Bucket& a, const Bucket& b) {
+    return a.parameters.back() > b.parameters.back();
+  });
+}
+
+/// Cuts a bucket into shares of balanced loads, at the permitted places nearest to them.
+void ShardLayout::cut(Bucket& bucket, std::vector<int64_t>& loads) {
+  std::vector<int64_t> permitted{0};
+  for (const size_t i : bucket.parameters) {
+    const int64_t begin = permitted.back();
+    for (int64_t at = grad_sum_chunk; at < sizes_[i]; at += grad_sum_chunk)
+      permitted.push_back(begin + at);
+    permitted.push_back(begin + sizes_[i]);
+  }
+
+  const std::vector<int64_t> shares = balanced_shares(loads, permitted.back());
+  int64_t wanted = 0;
+  bucket.cuts = {0};
+  for (size_t r = 0; r < loads.size(); ++r) {
+    wanted += shares[r];
+    const auto above = std::lower_bound(permitted.begin(), permitted.end(), wanted);
+    const bool is_below_nearer =
+        above != permitted.begin() && wanted - *(above - 1) < *above - wanted;
+    bucket.cuts.push_back(is_below_nearer ? *(above - 1) : *above);
+    loads[r] += bucket.cuts[r + 1] - bucket.cuts[r];
+  }
+}
+
+/// Gives each parameter of a bucket to the rank with the least load, and sorts them by rank.
+void ShardLayout::assign_whole(Bucket& bucket, std::vector<int64_t>& loads) {
+  // The largest first, so that the last ones even the loads out.
+  std::vector<size_t> order = bucket.parameters;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return sizes_[a] > sizes_[b]; });
+  std::vector<std::vector<size_t>> owned(loads.size());
+  for (const size_t i : order) {
+    const auto rank =
+        static_cast<size_t>(std::min_element(loads.begin(), loads.end()) - loads.begin());
+    owned[rank].push_back(i);
+    loads[rank] += sizes_[i];
+  }
+
+  bucket.parameters.clear();
+  bucket.cuts = {0};
+  for (const std::vector<size_t>& of_rank : owned) {
+    int64_t end = bucket.cuts.back();
+    for (const size_t i : of_rank) {
+      bucket.parameters.push_back(i);
+      end += sizes_[i];
+    }
+    bucket.cuts.push_back(end);
+  }
+}
+
+ElementRange ShardLayout::range(size_t parameter, int rank) const {
+  const Bucket& bucket = buckets_[bucket_of_[parameter]];
+  const auto r = static_cast<size_t>(rank);
+  const int64_t offset = offsets_[parameter], size = sizes_[parameter];
+  const int64_t begin = std::clamp(bucket.cuts[r] - offset, int64_t{0}, size);
+  return {begin, std::clamp(bucket.cuts[r + 1] - offset, begin, size)};
+}
+
+std::vector<ElementRange> ShardLayout::ranges(int rank) const {
+  std::vector<ElementRange> all;
+  for (size_t i = 0; i < sizes_.size(); ++i) all.push_back(range(i, rank));
+  return all;
+}
+
+void gather_shares(World& world, const ShardLayout& layout,
+                   const std::function<at::Tensor(size_t)>& own,
+                   const std::function<void(size_t, const at::Tensor&)>& put) {
+  if (world.size() == 1) return;
+  const MemoryScope memory(Memory::gradients);
+  const NoGrad no_grad;
+
+  for (const Bucket& bucket : layout.buckets()) {
+    std::vector<at::Tensor> mine;
+    for (const size_t i : bucket.parameters) mine.push_back(own(i));
+    at::Tensor flat = at::empty({bucket.elements()}, mine.at(0).options());
+
+    // This rank's elements lie one behind the other.
+    int64_t at = bucket.cuts[static_cast<size_t>(world.rank())];
+    for (const at::Tensor& t : mine) {
+      flat.narrow(0, at, t.numel()).copy_(t);
+      at += t.numel();
+    }
+    world.guarded([&] { world.gradients().all_gather(flat, bucket.cuts); });
+
+    int64_t offset = 0;
+    for (const size_t i : bucket.parameters) {
+      put(i, flat.narrow(0, offset, layout.elements(i)));
+      offset += layout.elements(i);
+    }
+  }
+}
+
+void gather_parameters(World& world, const ShardLayout& layout,
+                       std::span<const NamedParameter> parameters) {
+  const auto flat_data = [&](size_t i) { return parameters[i].parameter.data().view({-1}); };
+  gather_shares(
+      world, layout,
+      [&](size_t i) {
+        const ElementRange range = layout.range(i, world.rank());
+        return flat_data(i).narrow(0, range.begin, range.size());
+      },
+      [&](size_t i, const at::Tensor& all) { flat_data(i).copy_(all); });
+}
+
+}  // namespace lathe

@@ -1,0 +1,74 @@
+// How parameters are laid into buckets, and which of their elements each rank owns.
+//
+// A bucket holds the gradients that are exchanged together. It is cut into one share per rank: a
+// rank adds up its share of the gradients and, where dist.shard asks for it, alone keeps the
+// optimizer state of those elements. A parameter may be cut at multiples of grad_sum_chunk, the
+// elements of one partial sum of the gradient norm, so the norm has the same bits however it is
+// cut. Parameters that their optimizer updates as whole tensors are never cut; they have buckets of
+// their own.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "autograd/parameter.h"
+#include "core/element_range.h"
+#include "dist/world.h"
+
+namespace lathe {
+
+/// Parameters one behind the other in a flat tensor.
+struct Bucket {
+  std::vector<size_t> parameters;
+  at::ScalarType dtype;  ///< of the gradients
+  /// [ranks + 1]: rank r owns the elements [cuts[r], cuts[r + 1]).
+  std::vector<int64_t> cuts{};
+  bool is_divisible = true;
+
+  int64_t elements() const { return cuts.back(); }
+};
+
+/// The buckets of a model's parameters. Every rank makes the same.
+class ShardLayout {
+ public:
+  /// `is_divisible[i]`: whether parameter i may be cut. `bucket_bytes`: of gradients in a bucket.
+  ShardLayout(std::span<const NamedParameter> parameters, const std::vector<bool>& is_divisible,
+              int64_t bucket_bytes, int ranks);
+
+  /// Returns the buckets in about the order in which a backward pass completes them.
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  size_t bucket_of(size_t parameter) const { return bucket_of_[parameter]; }
+  /// Returns the number of elements of a parameter.
+  int64_t elements(size_t parameter) const { return sizes_[parameter]; }
+  /// Returns the elements of a parameter that a rank owns.
+  ElementRange range(size_t parameter, int rank) const;
+  /// Returns the same for all parameters.
+  std::vector<ElementRange> ranges(int rank) const;
+
+ private:
+  void fill_buckets(std::span<const NamedParameter> parameters,
+                    const std::vector<bool>& is_divisible, int64_t bucket_bytes);
+  void cut(Bucket& bucket, std::vector<int64_t>& loads);
+  void assign_whole(Bucket& bucket, std::vector<int64_t>& loads);
+
+  std::vector<Bucket> buckets_;
+  std::vector<size_t> bucket_of_;
+  std::vector<int64_t> sizes_,
+      offsets_;  // of each parameter: elements, and its place in its bucket
+};
+
+/// Completes tensors of which each rank has the elements that it owns. `own(i)` returns this rank's
+/// elements of the tensor of parameter i, 1-D; `put(i, all)` receives all of them, 1-D, in memory
+/// that is reused when it returns. All tensors of a bucket have the dtype of the first. A
+/// collective; does nothing in a single process.
+void gather_shares(World& world, const ShardLayout& layout,
+                   const std::function<at::Tensor(size_t)>& own,
+                   const std::function<void(size_t, const at::Tensor&)>& put);
+/// Gives every rank all elements of the parameters, after each has updated those that it owns.
+void gather_parameters(World& world, const ShardLayout& layout,
+                       std::span<const NamedParameter> parameters);
+
+}  // namespace lathe

@@ -1,0 +1,211 @@
+// Optimizer state and gradients that ranks share out: who owns what, and runs whose bits do not
+// depend on it.
+#include "dist/shards.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/kernels/update.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+#include "tests/support/kinds.h"
+
+namespace {
+
+using namespace lathe;
+using lathe::test::Finished;
+using lathe::test::Kind;
+using lathe::test::results_of;
+using lathe::test::TempFolder;
+using lathe::test::train_on;
+using lathe::test::with_keys;
+using Words = std::vector<std::string>;
+
+std::vector<NamedParameter> parameters_of(const std::vector<int64_t>& sizes) {
+  std::vector<NamedParameter> all;
+  for (const int64_t n : sizes) {
+    all.push_back(
+        {"p" + std::to_string(all.size()), Variable::parameter(at::zeros({n})), Role::bias});
+  }
+  return all;
+}
+
+/// Checks that each element has one owner, at permitted places, and returns what each rank owns.
+std::vector<int64_t> owned_by_ranks(const std::vector<int64_t>& sizes,
+                                    const std::vector<bool>& is_divisible, int64_t bucket_bytes,
+                                    int ranks) {
+  const auto parameters = parameters_of(sizes);
+  const ShardLayout layout(parameters, is_divisible, bucket_bytes, ranks);
+  std::vector<int64_t> owned(static_cast<size_t>(ranks));
+
+  size_t in_buckets = 0;
+  for (const Bucket& bucket : layout.buckets()) in_buckets += bucket.parameters.size();
+  CHECK(in_buckets == sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    int64_t next = 0;
+    for (int r = 0; r < ranks; ++r) {
+      const ElementRange range = layout.range(i, r);
+      owned[static_cast<size_t>(r)] += range.size();
+      if (range.size() == 0) continue;
+      CHECK(range.begin == next);
+      next = range.end;
+      CHECK((range.end == sizes[i] || range.end % grad_sum_chunk == 0));
+      if (!is_divisible[i]) CHECK(range.size() == sizes[i]);
+    }
+    CHECK(next == sizes[i]);
+  }
+  return owned;
+}
+
+int64_t spread(const std::vector<int64_t>& owned) {
+  const auto [least, most] = std::minmax_element(owned.begin(), owned.end());
+  return *most - *least;
+}
+
+TEST_CASE("each element of a parameter has one owner, and ranks own nearly the same number",
+          "[shards]") {
+  // A model whose embedding is larger than all else.
+  const std::vector<int64_t> sizes{4000000, 0, 768, 589824, 2304, 1769472, 768, 3, 589824};
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    for (const int64_t bytes : {int64_t{1}, int64_t{1} << 20, int64_t{1} << 40}) {
+      INFO(ranks << " ranks, buckets of " << bytes << " bytes");
+      const std::vector<bool> divisible(sizes.size(), true);
+      const auto owned = owned_by_ranks(sizes, divisible, bytes, ranks);
+      CHECK(std::accumulate(owned.begin(), owned.end(), int64_t{0}) ==
+            std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
+      CHECK(spread(owned) <= 2 * grad_sum_chunk);
+    }
+  }
+}
+
+TEST_CASE("parameters that are updated as a whole are never cut", "[shards]") {
+  const std::vector<int64_t> sizes{4000000, 100000, 100000, 100000, 100000, 70000};
+  const std::vector<bool> divisible{true, false, false, false, false, true};
+  for (const int ranks : {1, 2, 4}) {
+    const auto owned = owned_by_ranks(sizes, divisible, int64_t{1} << 30, ranks);
+    CHECK(spread(owned) <= 2 * grad_sum_chunk);
+  }
+  // More ranks than tensors: some own nothing.
+  const auto owned = owned_by_ranks({70000, 70000}, {false, false}, int64_t{1} << 30, 4);
+  CHECK(owned == std::vector<int64_t>{70000, 70000, 0, 0});
+}
+
+TEST_CASE("buckets end in the order in which a backward pass completes them", "[shards]") {
+  // Small parameters of two kinds in turn: the bucket of either must not wait for the first layer.
+  std::vector<int64_t> sizes;
+  std::vector<bool> divisible;
+  for (int layer = 0; layer < 16; ++layer) {
+    sizes.insert(sizes.end(), {1000, 10});
+    divisible.insert(divisible.end(), {false, true});
+  }
+  const ShardLayout layout(parameters_of(sizes), divisible, 16000, 2);
+  CHECK(layout.buckets().size() == 5);
+  size_t last = sizes.size();
+  for (const Bucket& bucket : layout.buckets()) {
+    const size_t first = *std::min_element(bucket.parameters.begin(), bucket.parameters.end());
+    CHECK(first < last);
+    last = first;
+  }
+}
+
+// Its matrices have more elements than a partial sum covers, so that ranks cut them.
+const Kind wide_gpt{"gpt", "text",
+                    "n_layer = 2\nn_head = 2\nn_embd = 128\nblock_size = 12\ndropout = 0.1\n"};
+
+class ShardedRuns {
+ public:
+  ShardedRuns() {
+    lathe::test::make_data(folder_);
+    lathe::test::write_config(folder_, wide_gpt);
+  }
+
+  std::string results(int ranks, const Words& more) {
+    const Words keys{"--train.steps=4",         "--train.grad_accum=8",    "--train.batch_size=2",
+                     "--train.eval_interval=0", "--checkpoint.interval=4", "--dist.timeout=60"};
+    const std::string name = std::to_string(n_++);
+    const Finished done = train_on(folder_, ranks, "kind.toml", name, with_keys(keys, more));
+    INFO(done.out << done.err);
+    REQUIRE(done.code == 0);
+    return results_of(folder_ / ("runs/" + name), "step-00000004");
+  }
+
+ private:
+  TempFolder folder_;
+  int n_ = 0;
+};
+
+TEST_CASE("what ranks share out changes no bit, with any optimizer and precision", "[shards]") {
+  const std::vector<Words> cells{
+      {"--optim.grad_clip=0.5", "--dist.bucket_mb=0.3"},
+      {"--optim.kind=adamw8bit", "--checkpoint.async_save=true", "--checkpoint.interval=2"},
+      {"--optim.kind=muon", "--log.layers=1", "--log.tensorboard=true", "--log.histograms=2"},
+      {"--optim.kind=adafactor", "--amp.dtype=bf16", "--amp.grad=low"},
+      {"--optim.kind=lamb", "--optim.ema_decay=0.9", "--amp.dtype=bf16", "--checkpoint.dtype=bf16"},
+      {"--optim.kind=nadam", "--optim.grad_clip_by=parameter", "--optim.grad_clip=0.1"},
+      {"--amp.dtype=bf16", "--amp.master=false"},
+      {"--amp.dtype=fp8", "--amp.fp8_scaling=delayed", "--amp.fp8_edge_blocks=0",
+       "--train.batch_size=4", "--optim.kind=sgd", "--train.spike_sigma=0.5"},
+      {"--amp.dtype=fp16", "--amp.loss_scale=16777216", "--memory.recompute=blocks"},
+  };
+  ShardedRuns runs;
+  for (size_t i = 0; i < cells.size(); ++i) {
+    std::string keys;
+    for (const std::string& key : cells[i]) keys += key + " ";
+    const std::string alone = runs.results(1, cells[i]);
+    // Each cell on one number of ranks for either; together all combinations occur.
+    const int first = i % 2 == 0 ? 2 : 4;
+    INFO(keys);
+    CHECK((runs.results(first, with_keys(cells[i], {"--dist.shard=optimizer"})) == alone));
+    CHECK((runs.results(6 - first, with_keys(cells[i], {"--dist.shard=gradients"})) == alone));
+  }
+  // The control: another seed has other bits.
+  CHECK((runs.results(2, {"--dist.shard=optimizer", "--train.seed=7"}) != runs.results(1, {})));
+}
+
+TEST_CASE("a kind with running statistics shares out its gradients with the same bits",
+          "[shards]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, lathe::test::kinds[0]);  // an mlp with batch norm
+  const Words keys{"--train.steps=4", "--train.grad_accum=8", "--train.batch_size=2",
+                   "--checkpoint.interval=4", "--dist.timeout=60"};
+  REQUIRE(train_on(f, 1, "kind.toml", "alone", keys).code == 0);
+  REQUIRE(train_on(f, 4, "kind.toml", "shared", with_keys(keys, {"--dist.shard=gradients"})).code ==
+          0);
+  CHECK((results_of(f / "runs/shared", "step-00000004") ==
+         results_of(f / "runs/alone", "step-00000004")));
+}
+
+TEST_CASE("a run resumes with other ranks and another dist.shard, with the same bits", "[shards]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, wide_gpt);
+  const Words keys{"--train.steps=8", "--train.grad_accum=4", "--checkpoint.interval=100",
+                   "--dist.timeout=60", "--optim.kind=muon"};
+  REQUIRE(train_on(f, 1, "kind.toml", "whole", keys).code == 0);
+
+  const auto go = [&](int ranks, const std::string& shard, const std::string& pause_at) {
+    Words own = with_keys(keys, {"--dist.shard=" + shard});
+    if (!pause_at.empty()) own.push_back("--train.pause_at=" + pause_at);
+    const Finished done = train_on(f, ranks, "kind.toml", "moved", own);
+    INFO(done.out << done.err);
+    CHECK(done.code == (pause_at.empty() ? 0 : 75));
+  };
+  go(4, "gradients", "2");
+  go(1, "gradients", "4");
+  go(2, "optimizer", "6");
+  go(4, "none", "");
+  // metrics.jsonl also records that the key changed.
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    const fs::path saved = fs::path("checkpoints/step-00000008") / file;
+    CHECK((lathe::test::slurp(f / "runs/moved" / saved) ==
+           lathe::test::slurp(f / "runs/whole" / saved)));
+  }
+}
+
+}  // namespace
