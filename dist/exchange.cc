@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "autograd/node.h"
+#include "core/dry_run.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/mode.h"
@@ -48,7 +49,8 @@ void GradientExchange::start_with_next_backward() {
     hooks_.push_back(parameters_[i].parameter.register_post_accumulate_grad_hook(
         [this, i](Leaf&) { note_complete(i); }));
   }
-  thread_ = std::thread([this] { work(); });
+  // A dry run is one thread's.
+  if (!is_dry_run()) thread_ = std::thread([this] { work(); });
 }
 
 /// Completes a parameter's gradient and sends the buckets that are full. Ranks send buckets in one
@@ -60,9 +62,17 @@ void GradientExchange::note_complete(size_t i) {
   had_gradient_[i] = parameters_[i].parameter.leaf().grad.defined() ? 1 : 0;
   --missing_[layout_.bucket_of(i)];
 
-  const std::lock_guard lock(mutex_);
-  while (sendable_ < missing_.size() && missing_[sendable_] == 0) ++sendable_;
+  {
+    const std::lock_guard lock(mutex_);
+    while (sendable_ < missing_.size() && missing_[sendable_] == 0) ++sendable_;
+  }
   ready_.notify_one();
+  if (is_dry_run()) send_in_dry_run();
+}
+
+void GradientExchange::send_in_dry_run() {
+  const NoGrad no_grad;
+  for (; sent_in_dry_ < sendable_; ++sent_in_dry_) exchange(layout_.buckets()[sent_in_dry_]);
 }
 
 void GradientExchange::finish() {
@@ -71,7 +81,7 @@ void GradientExchange::finish() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (is_complete_[i] == 0) note_complete(i);
   }
-  if (world_.size() == 1) return;
+  if (world_.size() == 1 || is_dry_run()) return;
 
   {
     const std::lock_guard lock(mutex_);

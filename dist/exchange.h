@@ -52,6 +52,7 @@ class GradientExchange {
  private:
   void note_complete(size_t i);
   void work();
+  void send_in_dry_run();
   void exchange(const Bucket& bucket);
 
   World& world_;
@@ -66,7 +67,8 @@ class GradientExchange {
 
   std::mutex mutex_;
   std::condition_variable ready_;
-  size_t sendable_ = 0;  // buckets before this one may be sent, in their order
+  size_t sendable_ = 0;     // buckets before this one may be sent, in their order
+  size_t sent_in_dry_ = 0;  // in a dry run, which has no thread
   bool ended_ = false;
   std::exception_ptr error_;
   std::thread thread_;

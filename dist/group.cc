@@ -110,47 +110,40 @@ std::string own_address(const Placement& p) {
 class GlooGroup final : public Group {
  public:
   GlooGroup(c10::intrusive_ptr<c10d::Backend> group, int rank, int size)
-      : group_(std::move(group)), rank_(rank), size_(size) {}
+      : Group(rank), group_(std::move(group)), size_(static_cast<size_t>(size)) {}
 
   void all_to_all(at::Tensor& out, at::Tensor& in, std::span<const int64_t> cuts) override {
     check(in);
     check(out);
+    count_all_to_all(in, cuts);
     // c10d moves the counts out of the vectors that it is given.
-    std::vector<int64_t> to, from(static_cast<size_t>(size_), share(cuts, rank_));
-    for (int r = 0; r < size_; ++r) to.push_back(share(cuts, r));
+    std::vector<int64_t> to, from(size_, share(cuts, rank_));
+    for (size_t r = 0; r < size_; ++r) to.push_back(share(cuts, r));
     group_->alltoall_base(out, in, from, to)->wait();
   }
 
   void all_gather(at::Tensor& flat, std::span<const int64_t> cuts) override {
     check(flat);
+    count_all_gather(flat, cuts);
     // Gloo's own all-gather is five to seven times slower than sending each rank its share.
-    std::vector<c10::intrusive_ptr<c10d::Work>> works;
-    for (int other = 0; other < size_; ++other) receive(flat, cuts, other, works);
-    for (int step = 1; step < size_ && share(cuts, rank_) > 0; ++step) {
-      std::vector<at::Tensor> mine{
-          flat.narrow(0, cuts[static_cast<size_t>(rank_)], share(cuts, rank_))};
-      works.push_back(group_->send(mine, (rank_ + step) % size_, tag_));
-    }
-    ++tag_;
-    for (const auto& work : works) work->wait();
+    Works works;
+    for (size_t other = 0; other < size_; ++other) receive(flat, cuts, other, works);
+    const at::Tensor mine = flat.narrow(0, cuts[rank_], share(cuts, rank_));
+    for (size_t step = 1; step < size_; ++step) send(mine, (rank_ + step) % size_, works);
+    wait(works);
   }
 
   void collect(at::Tensor& flat, std::span<const int64_t> cuts) override {
     check(flat);
-    std::vector<c10::intrusive_ptr<c10d::Work>> works;
-    if (rank_ == 0) {
-      for (int other = 1; other < size_; ++other) receive(flat, cuts, other, works);
-    } else if (share(cuts, rank_) > 0) {
-      std::vector<at::Tensor> mine{flat};
-      works.push_back(group_->send(mine, 0, tag_));
-    }
-    ++tag_;
-    for (const auto& work : works) work->wait();
+    Works works;
+    if (rank_ != 0) send(flat, 0, works);
+    for (size_t other = 1; other < size_ && rank_ == 0; ++other) receive(flat, cuts, other, works);
+    wait(works);
   }
 
   at::Tensor gather(const at::Tensor& mine) override {
     check(mine);
-    std::vector<int64_t> sizes{size_};
+    std::vector<int64_t> sizes{static_cast<int64_t>(size_)};
     sizes.insert(sizes.end(), mine.sizes().begin(), mine.sizes().end());
     at::Tensor all = at::empty(sizes, mine.options()), input = mine;
     at::Tensor flat = all.view({-1});
@@ -160,24 +153,52 @@ class GlooGroup final : public Group {
   }
 
  private:
-  static int64_t share(std::span<const int64_t> cuts, int rank) {
-    return cuts[static_cast<size_t>(rank) + 1] - cuts[static_cast<size_t>(rank)];
+  using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+
+  void send(const at::Tensor& mine, size_t to, Works& works) {
+    if (mine.numel() == 0) return;
+    std::vector<at::Tensor> tensors{mine};
+    works.push_back(group_->send(tensors, static_cast<int>(to), tag_));
   }
   /// Starts to receive the share of another rank.
-  void receive(const at::Tensor& flat, std::span<const int64_t> cuts, int from,
-               std::vector<c10::intrusive_ptr<c10d::Work>>& works) {
+  void receive(const at::Tensor& flat, std::span<const int64_t> cuts, size_t from, Works& works) {
     if (from == rank_ || share(cuts, from) == 0) return;
-    std::vector<at::Tensor> theirs{
-        flat.narrow(0, cuts[static_cast<size_t>(from)], share(cuts, from))};
-    works.push_back(group_->recv(theirs, from, tag_));
+    std::vector<at::Tensor> tensors{flat.narrow(0, cuts[from], share(cuts, from))};
+    works.push_back(group_->recv(tensors, static_cast<int>(from), tag_));
+  }
+  /// Ends a collective.
+  void wait(const Works& works) {
+    ++tag_;
+    for (const auto& work : works) work->wait();
   }
   static void check(const at::Tensor& t) {
     LATHE_CHECK(t.is_contiguous() && t.is_cpu(), "a collective of a tensor that is not contiguous");
   }
 
   c10::intrusive_ptr<c10d::Backend> group_;
-  int rank_, size_;
+  size_t size_;
   int tag_ = 0;
+};
+
+/// Counts what would be sent.
+class DryGroup final : public Group {
+ public:
+  explicit DryGroup(int ranks) : Group(0), ranks_(ranks) {}
+  void all_to_all(at::Tensor&, at::Tensor& in, std::span<const int64_t> cuts) override {
+    count_all_to_all(in, cuts);
+  }
+  void all_gather(at::Tensor& flat, std::span<const int64_t> cuts) override {
+    count_all_gather(flat, cuts);
+  }
+  void collect(at::Tensor&, std::span<const int64_t>) override {}
+  at::Tensor gather(const at::Tensor& mine) override {
+    std::vector<int64_t> sizes{ranks_};
+    sizes.insert(sizes.end(), mine.sizes().begin(), mine.sizes().end());
+    return mine.unsqueeze(0).expand(sizes).contiguous();
+  }
+
+ private:
+  int64_t ranks_;
 };
 
 }  // namespace
@@ -229,6 +250,8 @@ std::unique_ptr<Rendezvous> Rendezvous::open(const Placement& p, double timeout)
          ": ", plain_message(e), "; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs");
   }
 }
+
+std::unique_ptr<Group> Group::make_dry(int ranks) { return std::make_unique<DryGroup>(ranks); }
 
 std::unique_ptr<Group> Group::make(Rendezvous& store, const std::string& name, const Placement& p,
                                    double timeout) {

@@ -35,6 +35,7 @@ class Rendezvous {
 /// error, such as a lost process, is a std::exception.
 class Group {
  public:
+  explicit Group(int rank) : rank_(static_cast<size_t>(rank)) {}
   virtual ~Group() = default;
   /// Sends share r of `in` to rank r: the elements [cuts[r], cuts[r + 1]). out: [ranks * n] for a
   /// share of n elements of this rank; its part r comes from rank r.
@@ -46,9 +47,33 @@ class Group {
   /// Returns [ranks, ...]: `mine` of each rank.
   virtual at::Tensor gather(const at::Tensor& mine) = 0;
 
+  /// Returns the bytes that this rank sent in all_to_all() and all_gather().
+  int64_t bytes_sent() const { return bytes_sent_; }
+
   /// Makes a group named `name`. Waits for all ranks, at most `timeout` seconds.
   static std::unique_ptr<Group> make(Rendezvous& store, const std::string& name,
                                      const Placement& placement, double timeout);
+  /// Makes a group of so many ranks that sends nothing, for a dry run of rank 0.
+  static std::unique_ptr<Group> make_dry(int ranks);
+
+ protected:
+  int64_t share(std::span<const int64_t> cuts, size_t rank) const {
+    return cuts[rank + 1] - cuts[rank];
+  }
+  /// Counts what all_to_all() sends: all but this rank's own share.
+  void count_all_to_all(const at::Tensor& in, std::span<const int64_t> cuts) {
+    bytes_sent_ += (cuts.back() - share(cuts, rank_)) * static_cast<int64_t>(in.element_size());
+  }
+  /// Counts what all_gather() sends: the own share to each other rank.
+  void count_all_gather(const at::Tensor& flat, std::span<const int64_t> cuts) {
+    const auto others = static_cast<int64_t>(cuts.size()) - 2;
+    bytes_sent_ += others * share(cuts, rank_) * static_cast<int64_t>(flat.element_size());
+  }
+
+  size_t rank_;
+
+ private:
+  int64_t bytes_sent_ = 0;
 };
 
 /// Returns what an exception of c10d says, without its stack trace.

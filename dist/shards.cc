@@ -169,6 +169,22 @@ std::vector<ElementRange> ShardLayout::ranges(int rank) const {
   return all;
 }
 
+int64_t bytes_sent_by_first(const ShardLayout& layout, std::span<const NamedParameter> parameters,
+                            const std::string& shard, int64_t rounds) {
+  int64_t bytes = 0;
+  for (const Bucket& bucket : layout.buckets()) {
+    const auto of_gradient = static_cast<int64_t>(c10::elementSize(bucket.dtype));
+    const auto of_parameter = static_cast<int64_t>(
+        c10::elementSize(parameters[bucket.parameters.at(0)].parameter.dtype()));
+    const auto others = static_cast<int64_t>(bucket.cuts.size()) - 2;
+    const int64_t own = bucket.cuts[1];
+
+    bytes += (shard == "gradients" ? rounds : 1) * (bucket.elements() - own) * of_gradient;
+    bytes += others * own * (shard == "none" ? of_gradient : of_parameter);
+  }
+  return bytes;
+}
+
 void gather_shares(World& world, const ShardLayout& layout,
                    const std::function<at::Tensor(size_t)>& own,
                    const std::function<void(size_t, const at::Tensor&)>& put) {

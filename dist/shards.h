@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "autograd/parameter.h"
@@ -59,6 +60,13 @@ class ShardLayout {
   std::vector<int64_t> sizes_,
       offsets_;  // of each parameter: elements, and its place in its bucket
 };
+
+/// Returns the bytes of gradients and parameters that rank 0 sends in a step of `rounds`
+/// micro-batches. `shard`: as dist.shard. Each rank sends every other one its share of the
+/// gradients, after each micro-batch where they are shared out, and then its own share: of the
+/// sums, or of the updated parameters where only the owner has the sums.
+int64_t bytes_sent_by_first(const ShardLayout& layout, std::span<const NamedParameter> parameters,
+                            const std::string& shard, int64_t rounds);
 
 /// Completes tensors of which each rank has the elements that it owns. `own(i)` returns this rank's
 /// elements of the tensor of parameter i, 1-D; `put(i, all)` receives all of them, 1-D, in memory

@@ -55,6 +55,23 @@ void join_world(const Placement& placement, const DistConfig& config) {
   world().join(placement, config);
 }
 
+DryWorld::DryWorld(int ranks) {
+  World& w = world();
+  LATHE_CHECK(w.size() == 1, "a dry world within a run of several processes");
+  w.placement_.size = ranks;
+  w.control_ = Group::make_dry(ranks);
+  w.gradients_ = Group::make_dry(ranks);
+}
+
+DryWorld::~DryWorld() {
+  World& w = world();
+  w.placement_.size = 1;
+  w.control_.reset();
+  w.gradients_.reset();
+}
+
+int64_t World::bytes_sent() const { return gradients_ ? gradients_->bytes_sent() : 0; }
+
 void World::join(const Placement& p, const DistConfig& config) {
   placement_ = p;
   timeout_ = config.timeout;

@@ -50,6 +50,9 @@ class World {
   /// The group for gradients, which a thread of its own may use.
   Group& gradients() { return *gradients_; }
 
+  /// Returns the bytes of gradients and parameters that this process has sent.
+  int64_t bytes_sent() const;
+
   /// Records what this process is doing, for the others' error where it is lost. `phase` must be a
   /// string literal.
   void note(int64_t step, const char* phase) {
@@ -66,6 +69,7 @@ class World {
 
  private:
   friend World& world();
+  friend class DryWorld;
   friend void join_world(const Placement& placement, const DistConfig& config);
   World() = default;
   void join(const Placement& placement, const DistConfig& config);
@@ -89,6 +93,16 @@ class World {
 /// Returns the processes of this run. Never destroyed: a group with a pending exchange would block
 /// the end of a process that another one has left.
 World& world();
+
+/// While alive, world() is rank 0 of so many ranks that send nothing: for a dry run
+/// (core/dry_run.h) of a process that trains alone.
+class DryWorld {
+ public:
+  explicit DryWorld(int ranks);
+  ~DryWorld();
+  DryWorld(const DryWorld&) = delete;
+  DryWorld& operator=(const DryWorld&) = delete;
+};
 
 /// Joins the other processes. Call it once, before anything else of this folder. Throws
 /// Exit::peer_lost with the ranks that did not come within dist.timeout, and Exit::usage where two

@@ -8,6 +8,7 @@
 
 #include "autograd/node.h"
 #include "core/device.h"
+#include "core/dry_run.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/kernels/rules.h"
@@ -310,7 +311,7 @@ void Optimizer::step(double lr, const StepOptions& options) {
   // Move the averages of the parameters that stay: a descent with a learning rate of 0.
   rule.kind = rule_kind<Descend>, rule.lr = 0;
   update_elements(stay, rule, control, cuda);
-  if (is_shared_) share_rounding_counts(*control, options);
+  if (is_shared_ && !is_dry_run()) share_rounding_counts(*control, options);
 }
 
 std::vector<bool> divisible_parameters(const OptimConfig& config,

@@ -19,6 +19,7 @@
 #include "core/io/text.h"
 #include "core/mode.h"
 #include "core/timing.h"
+#include "dist/world.h"
 #include "train/run/peak.h"
 #include "train/run/stepper.h"
 
@@ -260,10 +261,12 @@ ScaledConfig scale_down(const LoadedConfig& given) {
 StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured,
                         const DryStep& small) {
   const double flops = dry.micro_batch.total() / small.micro_batch.total();
-  const double work = flops * static_cast<double>(config.train.grad_accum);
-  const double update = small.update_flops > 0
-                            ? dry.update_flops / small.update_flops
-                            : static_cast<double>(dry.trained) / static_cast<double>(small.trained);
+  const double work = flops * static_cast<double>(config.train.grad_accum / dry.ranks);
+  double update = small.update_flops > 0
+                      ? dry.update_flops / small.update_flops
+                      : static_cast<double>(dry.trained) / static_cast<double>(small.trained);
+  // dry.update_flops are this process's alone.
+  if (config.dist.shard != "none" && small.update_flops == 0) update /= dry.ranks;
   return {measured.forward * work, measured.backward * work, measured.optimizer * update};
 }
 
@@ -288,14 +291,16 @@ int64_t kept_checkpoints(const RunConfig& c) {
 
 int64_t process_overhead_bytes() { return peak_rss_bytes() + (20 << 20); }
 
-DryStep dry_step(const LoadedConfig& given) {
+DryStep dry_step(const LoadedConfig& given, int ranks) {
   LoadedConfig loaded = one_step(given);
   const RunData data = open_for_plan(loaded);
-  return dry_step(loaded, data);
+  return dry_step(loaded, data, ranks);
 }
 
-DryStep dry_step(const LoadedConfig& given, const RunData& data) {
+DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   const LoadedConfig loaded = one_step(given);
+  std::optional<DryWorld> others;
+  if (ranks > 1) others.emplace(ranks);
 
   const DryRun dry;
   Session s = Session::make(loaded, *data.task, data.sizes);
@@ -306,22 +311,26 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data) {
   result.made = memory_stats();
   result.unit = data.task->unit();
 
-  s.config.train.grad_accum =
-      std::min<int64_t>(s.config.train.grad_accum, 2);  // all later ones are like the second
-
-  // FLOPs are those of one step, and the peaks those of both.
+  // FLOPs are those of one step, and the peaks those of both. The sums of gradients that a step
+  // keeps grow with the logarithm of its micro-batches, so more than so many make no difference
+  // that counts.
+  constexpr int64_t most = 64;
+  const int64_t all = s.config.train.grad_accum, own = std::min(all / ranks, most);
   FlopCount flops;
   for (int64_t step = 0; step < 2; ++step) {
+    s.config.train.grad_accum = ranks * (step == 0 ? 1 : own);
     flops = {};
     const CountFlops counting(flops);
     run_step(s, [&] { return batches.next(); }, step);
   }
 
-  const auto n = static_cast<double>(s.config.train.grad_accum);
+  const auto n = static_cast<double>(own);
   // The counts are those of all micro-batches of the step.
   for (Flops* f : {&flops.forward, &flops.backward}) f->matmul /= n, f->other /= n;
 
   result.micro_batch = flops;
+  result.ranks = ranks;
+  result.sent_bytes = bytes_sent_by_first(s.layout, s.params, s.config.dist.shard, all / ranks);
   result.peaks = memory_stats();
   result.parameters = count(parameters(*s.model));
   result.trained = count(s.params);
@@ -341,14 +350,14 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data) {
   return result;
 }
 
-Forecast forecast(const LoadedConfig& loaded) {
+Forecast forecast(const LoadedConfig& loaded, int ranks) {
   Forecast f;
 
   const RunConfig& c = loaded.config;
   const ScaledConfig small = scale_down(loaded);
   const Measurement m = measure(small.loaded, small.dry);
 
-  f.dry = dry_step(loaded);
+  f.dry = dry_step(loaded, ranks);
   f.times = times_of_step(c, f.dry, m.times, small.dry);
   f.program_bytes = m.program_bytes;
   f.is_measured = small.dry.micro_batch.total() == f.dry.micro_batch.total();

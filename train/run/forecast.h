@@ -24,6 +24,8 @@ struct DryStep {
   double formula_flops = 0;             ///< FLOPs of a micro-batch by the model's own formula
   double update_flops = 0;              ///< FLOPs of the matrix products of an optimizer update
   int64_t checkpoint_bytes = 0;
+  int ranks = 1;            ///< processes; the figures are those of one of them
+  int64_t sent_bytes = 0;   ///< that the first of them sends to the others in a step
   int64_t held_bytes = 0;   ///< size of the copy that a background save writes
   bool has_copies = false;  ///< weights have working copies in the matmul dtype
   std::string unit{};       ///< what throughput counts: "tokens" or "samples"
@@ -31,12 +33,13 @@ struct DryStep {
   int64_t resident() const { return peaks.touched_peak + held_bytes; }
 };
 
-/// Runs two steps of the config without their memory and their arithmetic. The folder of the data
+/// Runs two steps of the config without their memory and their arithmetic, as one of `ranks`
+/// processes. The folder of the data
 /// may be missing for a model of tokens whose vocab_size is given. Throws with the exit codes of
 /// the run.
-DryStep dry_step(const LoadedConfig& loaded);
+DryStep dry_step(const LoadedConfig& loaded, int ranks = 1);
 /// Does the same with data that is already open, for the config that RunData::open has completed.
-DryStep dry_step(const LoadedConfig& loaded, const RunData& data);
+DryStep dry_step(const LoadedConfig& loaded, const RunData& data, int ranks = 1);
 /// Returns about how much this process will have resident beside its tensors once it trains.
 int64_t process_overhead_bytes();
 
@@ -67,7 +70,8 @@ struct Forecast {
 /// Returns how many checkpoints a run of this config leaves in its folder.
 int64_t kept_checkpoints(const RunConfig& config);
 
-/// Forecasts a run on this machine's CPU. Takes less than 2 GB and 20 s for any config.
-Forecast forecast(const LoadedConfig& loaded);
+/// Forecasts a run on CPUs like this machine's: one of `ranks` processes, each on a machine of its
+/// own; times are without the exchange. Takes less than 2 GB and 20 s for any config.
+Forecast forecast(const LoadedConfig& loaded, int ranks = 1);
 
 }  // namespace lathe

@@ -97,6 +97,8 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
   } catch (const Error& e) {
     if (e.code() != Exit::diverged) throw;
     if (!world().is_writer()) {
+      if (session_.optimizer.is_shared())
+        send_state(session_.saved, session_.optimizer, std::nullopt);
       world().wait_for_all();  // a launcher ends the others soon after the first one failed
       throw;
     }
@@ -135,17 +137,19 @@ void StepReporter::log_skipped_updates(const StepStats& stats) const {
 /// Returns what each process spent in the step. A collective; empty in a single process.
 std::vector<RankFigures> StepReporter::gather_ranks(const StepResult& result) const {
   if (world().size() == 1) return {};
-  const at::Tensor mine = at::tensor({1e3 * result.busy_s, 1e3 * result.exchange_wait_s,
-                                      static_cast<double>(memory_peak(session_))},
-                                     at::kDouble);
+  const at::Tensor mine = at::tensor(
+      {1e3 * result.busy_s, 1e3 * result.exchange_wait_s,
+       static_cast<double>(memory_peak(session_)), static_cast<double>(result.sent_bytes)},
+      at::kDouble);
   const at::Tensor all = world().gather(mine.unsqueeze(0));
 
   std::vector<RankFigures> ranks;
   for (int r = 0; r < world().size(); ++r) {
-    const double* of_rank = all.const_data_ptr<double>() + static_cast<ptrdiff_t>(3) * r;
+    const double* of_rank = all.const_data_ptr<double>() + static_cast<ptrdiff_t>(4) * r;
     ranks.push_back({.busy_ms = of_rank[0],
                      .wait_ms = of_rank[1],
-                     .memory_bytes = static_cast<int64_t>(of_rank[2])});
+                     .memory_bytes = static_cast<int64_t>(of_rank[2]),
+                     .sent_bytes = static_cast<int64_t>(of_rank[3])});
   }
   return ranks;
 }

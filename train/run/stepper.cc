@@ -177,6 +177,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   const NamedRange range([step] { return str("step ", step); });
   const auto begin = Clock::now();
   StepResult r;
+  const int64_t sent_before = world().bytes_sent();
   r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
 
   // With no target at all, every sum is 0.
@@ -194,6 +195,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
     r.is_spike = std::isfinite(loss) && s.spikes->is_spike(loss);
   }
   if (!r.is_spike) update(s, step, r, own);
+  r.sent_bytes = world().bytes_sent() - sent_before;
   r.busy_s = seconds_since(begin) - r.exchange_wait_s;
   return r;
 }

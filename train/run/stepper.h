@@ -31,6 +31,7 @@ struct StepResult {
   double data_wait_s = 0;
   double busy_s = 0;           ///< of the step, without exchange_wait_s
   double exchange_wait_s = 0;  ///< waiting for the other processes' gradients
+  int64_t sent_bytes = 0;      ///< to other processes, of gradients and parameters
   bool is_spike = false;       ///< its update was left out: see optim/spikes.h
 };
 

@@ -93,8 +93,10 @@ void Metrics::add(const StepMetrics& m) {
   for (const auto& [category, bytes] : m.memory) json["memory"][category] = bytes;
 
   for (const RankFigures& r : m.ranks) {
-    json["ranks"].push_back(
-        {{"busy_ms", r.busy_ms}, {"wait_ms", r.wait_ms}, {"memory_bytes", r.memory_bytes}});
+    json["ranks"].push_back({{"busy_ms", r.busy_ms},
+                             {"wait_ms", r.wait_ms},
+                             {"memory_bytes", r.memory_bytes},
+                             {"sent_bytes", r.sent_bytes}});
   }
   for (const LayerFigures& layer : m.layers) {
     Json& figures = json["layers"][layer.layer] = Json::object();

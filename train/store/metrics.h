@@ -37,6 +37,7 @@ struct RankFigures {
   double busy_ms = 0;  ///< its own work
   double wait_ms = 0;  ///< waiting for gradients of the others, beyond what its own work hid
   int64_t memory_bytes = 0;
+  int64_t sent_bytes = 0;  ///< to the others, of gradients and parameters
 };
 
 struct StepMetrics {

@@ -12,6 +12,7 @@
 #include "train/run/fit.h"
 #include "train/run/forecast.h"
 #include "train/run/peak.h"
+#include "train/run/shares.h"
 #include "train/run/stepper.h"
 #include "train/transforms/adapters.h"
 #include "train/verbs/verbs.h"
@@ -35,25 +36,25 @@ double peak(const MemoryStats& m, Memory category) {
 
 /// Returns one line: the memory of weights in the matmul dtype that are kept, cached, or cast at
 /// each use.
-std::string weight_line(LoadedConfig loaded, const char* what, bool copies, bool cache) {
+std::string weight_line(LoadedConfig loaded, int ranks, const char* what, bool copies, bool cache) {
   AmpConfig& amp = loaded.config.amp;
   const bool is_own = amp.working_copies == copies && (copies || amp.cache == cache);
   amp.working_copies = copies;
   amp.cache = cache;
-  const DryStep d = dry_step(loaded);
+  const DryStep d = dry_step(loaded, ranks);
   return str(what, human(used(d.made, Memory::parameters)), " of parameters kept, ",
              human(peak(d.peaks, Memory::casts)), " of casts, ",
              human(static_cast<double>(d.peaks.total_peak)), " in all at the highest",
              is_own ? " (this config)" : "", "\n");
 }
 
-std::string weight_lines(const LoadedConfig& loaded) {
+std::string weight_lines(const LoadedConfig& loaded, int ranks) {
   const RunConfig& c = loaded.config;
   if (c.amp.dtype == "fp32" || !c.amp.master || adapters_of(c).rank > 0) return "";
   return str("weights in ", c.amp.dtype, ", two steps:\n",
-             weight_line(loaded, "  kept as working copies  ", true, true),
-             weight_line(loaded, "  cast at use, cached     ", false, true),
-             weight_line(loaded, "  cast at each use        ", false, false));
+             weight_line(loaded, ranks, "  kept as working copies  ", true, true),
+             weight_line(loaded, ranks, "  cast at use, cached     ", false, true),
+             weight_line(loaded, ranks, "  cast at each use        ", false, false));
 }
 
 /// Returns a time such as "31.4 ms", "12.3 s" or "5.2 hours".
@@ -90,6 +91,10 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
                          (trained < all ? format(", %.0f of them trained", trained) : ""));
 
   // Parameters and the optimizer's state stay as they are made; the others are peaks of the steps.
+  if (d.ranks > 1) {
+    line("processes", str(d.ranks, ", each with ", c.train.grad_accum / d.ranks, " of the ",
+                          c.train.grad_accum, " micro-batches of a step; memory is that of one"));
+  }
   line("memory: parameters",
        human(used(d.made, Memory::parameters)) + (d.has_copies ? " (with working copies)" : ""));
   if (const double casts = peak(d.peaks, Memory::casts); casts > 0)
@@ -109,6 +114,8 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
                                      human(static_cast<double>(d.peaks.total_peak)) +
                                      " of it tensors");
 
+  if (d.ranks > 1)
+    line("exchange", human(static_cast<double>(d.sent_bytes)) + " sent by a process in a step");
   out << weights;
   // The dry run counts one micro-batch; a step has several.
   line("FLOPs a step",
@@ -119,7 +126,8 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
   const double step_s = f.times.total();
   line("time of a step",
        human_time(step_s) + format(" (%.0f %s/s), ", units_of(c) / step_s, d.unit.c_str()) +
-           (f.is_measured ? "measured" : "from a smaller version that was measured"));
+           (f.is_measured ? "measured" : "from a smaller version that was measured") +
+           (d.ranks > 1 ? ", each process on a machine like this one, without the exchange" : ""));
   line("",
        format("forward %.0f%%, backward %.0f%%, optimizer %.0f%%", 100 * f.times.forward / step_s,
               100 * f.times.backward / step_s, 100 * f.times.optimizer / step_s));
@@ -150,6 +158,8 @@ Json json_of(const RunConfig& c, const Forecast& f) {
   const double step_s = f.times.total();
 
   return {{"params", d.parameters},
+          {"ranks", d.ranks},
+          {"sent_bytes_per_step", d.sent_bytes},
           {"trained_params", d.trained},
           {"peak_rss_mb", mb(static_cast<double>(f.peak_rss()))},
           {"tensors_mb", mb(static_cast<double>(d.peaks.total_peak))},
@@ -228,16 +238,22 @@ Exit run_plan(const Arguments& a) {
   // Refuse wrong options before the forecast, which takes seconds.
   if (!fit.empty() && fit != "true") parse_bytes(fit);
   if (!cards.empty()) parse_cards(cards);
+  const auto ranks = integer_between(a.get("ranks", "1"), 1, 4096);
+  if (!ranks)
+    fail(Exit::usage, "command line: --ranks must be a number of processes from 1 to 4096");
+  if (*ranks > 1 && (!fit.empty() || !cards.empty()))
+    fail(Exit::usage, "command line: --ranks goes with neither --fit nor --for");
+  check_shares(loaded, *ranks);
   if (json && (!fit.empty() || !cards.empty()))
     fail(Exit::usage, "command line: --json goes with neither --fit nor --for");
 
-  const Forecast f = forecast(loaded);
+  const Forecast f = forecast(loaded, *ranks);
   if (json) {
     std::cout << json_text(json_of(loaded.config, f)) << std::endl;
     return Exit::done;
   }
 
-  std::cout << text_of(loaded.config, f, weight_lines(loaded));
+  std::cout << text_of(loaded.config, f, weight_lines(loaded, *ranks));
   if (!fit.empty()) std::cout << text_of_fit(loaded, key_arguments(a), f, fit);
   if (!cards.empty()) std::cout << text_for(loaded.config, f, cards);
   std::cout << std::flush;
@@ -255,6 +271,7 @@ Verb plan_verb() {
       {{"json", "one JSON object instead (false)"},
        {"fit",
         "say what to change so that it stays within so much memory, as 8GB (what is free here)"},
+       {"ranks", "for one of so many processes (1)"},
        {"for", "also for GPUs that are not here, as 8xH100, by their makers' figures"}},
       true,
       1,
