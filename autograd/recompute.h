@@ -111,6 +111,33 @@ RecomputePolicy recompute_policy(std::string_view name);
 /// group may be smaller.
 size_t blocks_of_group(RecomputePolicy policy, size_t n);
 
+namespace detail {
+
+/// Calls the thread's block hooks around a block.
+class BlockScope {
+ public:
+  explicit BlockScope(size_t block) : hooks_(mode().block_hooks), block_(block) {
+    if (hooks_ != nullptr) hooks_->begin(block_, mode().replaying != nullptr);
+  }
+  ~BlockScope() {
+    if (hooks_ != nullptr) hooks_->end(block_, mode().replaying != nullptr);
+  }
+  BlockScope(const BlockScope&) = delete;
+  BlockScope& operator=(const BlockScope&) = delete;
+
+ private:
+  BlockHooks* hooks_;
+  size_t block_;
+};
+
+template <class X, class F>
+X run_block(const F& f, size_t i, X x) {
+  const BlockScope scope(i);
+  return f(i, std::move(x));
+}
+
+}  // namespace detail
+
 /// Runs the n repeated blocks of a model on x in turn, under the thread's policy. f(i, x) runs
 /// block i and returns the argument of the next block. f is copied and must meet the conditions for
 /// the fn of recompute().
@@ -118,7 +145,7 @@ template <class X, class F>
 X run_blocks(size_t n, X x, const F& f) {
   const RecomputePolicy policy = mode().recompute;
   if (policy == RecomputePolicy::none || !mode().grad) {
-    for (size_t i = 0; i < n; ++i) x = f(i, std::move(x));
+    for (size_t i = 0; i < n; ++i) x = detail::run_block(f, i, std::move(x));
     return x;
   }
   if (mode().blocks_run != nullptr) *mode().blocks_run += static_cast<int64_t>(n);
@@ -127,7 +154,7 @@ X run_blocks(size_t n, X x, const F& f) {
     const size_t end = std::min(begin + group, n);
     x = recompute(
         [f, begin, end](X y) {
-          for (size_t i = begin; i < end; ++i) y = f(i, std::move(y));
+          for (size_t i = begin; i < end; ++i) y = detail::run_block(f, i, std::move(y));
           return y;
         },
         x);

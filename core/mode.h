@@ -40,6 +40,15 @@ struct StepRandom {
 /// runs again draws other numbers, and so do two layers with the same stream.
 using StreamUses = std::unordered_map<uint64_t, uint64_t>;
 
+/// Called around each repeated block of a model (run_blocks() in autograd/recompute.h).
+/// `is_recomputed`: the block runs again for its backward pass, which follows.
+class BlockHooks {
+ public:
+  virtual ~BlockHooks() = default;
+  virtual void begin(size_t block, bool is_recomputed) = 0;
+  virtual void end(size_t block, bool is_recomputed) = 0;
+};
+
 /// Which activations of a model's repeated blocks are kept for backward: all, the blocks' inputs,
 /// or the inputs of groups of about sqrt(n) blocks. Other activations are recomputed. Chen et al.
 /// 2016, "Training deep nets with sublinear memory cost".
@@ -81,12 +90,13 @@ struct Mode {
   RecomputePolicy recompute = RecomputePolicy::none;
   /// Where run_blocks() counts the blocks that `recompute` concerns, or null.
   int64_t* blocks_run = nullptr;
+  BlockHooks* block_hooks = nullptr;  ///< what run_blocks() calls around each block, or null
   /// Where attention keeps keys and values, or null: see nn/layers/cache.h.
   KeyValueCache* cache = nullptr;
-  /// Document starts of the rows of tokens, or null: see nn/layers/documents.h.
   /// Where running statistics are recorded instead of moved, or null: see
   /// core/running_statistic.h.
   std::vector<RunningStatistic>* running_statistics = nullptr;
+  /// Document starts of the rows of tokens, or null: see nn/layers/documents.h.
   const at::Tensor* document_starts = nullptr;
 };
 

@@ -17,6 +17,12 @@
 extern "C" void omp_set_num_threads(int threads);
 
 namespace lathe {
+namespace {
+
+// Buckets that may wait to be sent before backward waits for them.
+constexpr size_t most_waiting = 2;
+
+}  // namespace
 
 GradientExchange::GradientExchange(World& world, std::span<const NamedParameter> parameters,
                                    const ShardLayout& layout, Result result,
@@ -67,12 +73,17 @@ void GradientExchange::note_complete(size_t i) {
     while (sendable_ < missing_.size() && missing_[sendable_] == 0) ++sendable_;
   }
   ready_.notify_one();
-  if (is_dry_run()) send_in_dry_run();
+  if (is_dry_run()) return send_in_dry_run();
+
+  // Gradients that are freed once they are sent must not pile up where backward is faster.
+  if (result_ == Result::all || !thread_.joinable()) return;
+  std::unique_lock lock(mutex_);
+  one_sent_.wait(lock, [&] { return sendable_ - sent_ <= most_waiting || error_; });
 }
 
 void GradientExchange::send_in_dry_run() {
   const NoGrad no_grad;
-  for (; sent_in_dry_ < sendable_; ++sent_in_dry_) exchange(layout_.buckets()[sent_in_dry_]);
+  for (; sent_ < sendable_; ++sent_) exchange(layout_.buckets()[sent_]);
 }
 
 void GradientExchange::finish() {
@@ -119,12 +130,20 @@ void GradientExchange::work() {
       ready_.wait(lock, [&] { return sendable_ > next || ended_; });
       if (sendable_ <= next) return;
     }
+    std::exception_ptr error;
     try {
       exchange(buckets[next]);
     } catch (...) {
-      error_ = std::current_exception();
-      return;
+      error = std::current_exception();
     }
+
+    {
+      const std::lock_guard lock(mutex_);
+      error_ = error;
+      ++sent_;
+    }
+    one_sent_.notify_one();
+    if (error) return;
   }
 }
 

@@ -67,8 +67,9 @@ class GradientExchange {
 
   std::mutex mutex_;
   std::condition_variable ready_;
-  size_t sendable_ = 0;     // buckets before this one may be sent, in their order
-  size_t sent_in_dry_ = 0;  // in a dry run, which has no thread
+  size_t sendable_ = 0;  // buckets before this one may be sent, in their order
+  size_t sent_ = 0;      // buckets that were exchanged
+  std::condition_variable one_sent_;
   bool ended_ = false;
   std::exception_ptr error_;
   std::thread thread_;

@@ -49,10 +49,11 @@ std::vector<int64_t> balanced_shares(const std::vector<int64_t>& loads, int64_t 
 }  // namespace
 
 ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
-                         const std::vector<bool>& is_divisible, int64_t bucket_bytes, int ranks)
+                         const std::vector<bool>& is_divisible, int64_t bucket_bytes, int ranks,
+                         bool blocks_apart)
     : bucket_of_(parameters.size()), offsets_(parameters.size()) {
   for (const NamedParameter& p : parameters) sizes_.push_back(p.parameter.numel());
-  fill_buckets(parameters, is_divisible, bucket_bytes);
+  fill_buckets(parameters, is_divisible, bucket_bytes, blocks_apart);
 
   // Elements that each rank owns in the buckets so far.
   std::vector<int64_t> loads(static_cast<size_t>(ranks));
@@ -73,10 +74,11 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
 }
 
 /// Fills buckets in the reverse order of the parameters. All parameters of a bucket have one dtype,
-/// their gradients too, and are divisible or not.
+/// their gradients too; they are divisible or not, and have working copies or not.
 void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
-                               const std::vector<bool>& is_divisible, int64_t bucket_bytes) {
-  using Key = std::tuple<at::ScalarType, at::ScalarType, bool>;
+                               const std::vector<bool>& is_divisible, int64_t bucket_bytes,
+                               bool blocks_apart) {
+  using Key = std::tuple<at::ScalarType, at::ScalarType, bool, int64_t, bool>;
   std::map<Key, Bucket> open;
   std::map<Key, int64_t> bytes;
   const auto close = [&](const Key& key) {
@@ -88,12 +90,15 @@ void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
   for (size_t left = parameters.size(); left-- > 0;) {
     const Variable& parameter = parameters[left].parameter;
     const at::ScalarType dtype = parameter.leaf().precision.grad_dtype;
-    const Key key{dtype, parameter.dtype(), is_divisible[left]};
+    const int64_t block = blocks_apart ? parameters[left].block : -1;
+    const bool has_copy = parameter.leaf().precision.low.defined();
+    const Key key{dtype, parameter.dtype(), is_divisible[left], block, has_copy};
     const int64_t size = sizes_[left] * static_cast<int64_t>(c10::elementSize(dtype));
 
     if (open.contains(key) && bytes[key] + size > bucket_bytes) close(key);
     Bucket& bucket = open.try_emplace(key, Bucket{.parameters = {}, .dtype = dtype}).first->second;
     bucket.is_divisible = is_divisible[left];
+    bucket.block = block;
     bucket.parameters.push_back(left);
     bytes[key] += size;
   }
@@ -173,56 +178,61 @@ int64_t bytes_sent_by_first(const ShardLayout& layout, std::span<const NamedPara
                             const std::string& shard, int64_t rounds) {
   int64_t bytes = 0;
   for (const Bucket& bucket : layout.buckets()) {
+    const Variable& first = parameters[bucket.parameters.at(0)].parameter;
+    const at::Tensor& copy = first.leaf().precision.low;
     const auto of_gradient = static_cast<int64_t>(c10::elementSize(bucket.dtype));
     const auto of_parameter = static_cast<int64_t>(
-        c10::elementSize(parameters[bucket.parameters.at(0)].parameter.dtype()));
+        c10::elementSize(bucket.block >= 0 && copy.defined() ? copy.scalar_type() : first.dtype()));
     const auto others = static_cast<int64_t>(bucket.cuts.size()) - 2;
     const int64_t own = bucket.cuts[1];
 
-    bytes += (shard == "gradients" ? rounds : 1) * (bucket.elements() - own) * of_gradient;
-    bytes += others * own * (shard == "none" ? of_gradient : of_parameter);
+    const bool each = shard == "gradients" || shard == "parameters";
+    bytes += (each ? rounds : 1) * (bucket.elements() - own) * of_gradient;
+    bytes += others * own * (shard == "none" ? of_gradient : of_parameter) *
+             (bucket.block >= 0 ? 2 * rounds : 1);
   }
   return bytes;
 }
 
-void gather_shares(World& world, const ShardLayout& layout,
+void gather_bucket(World& world, Group& group, const ShardLayout& layout, const Bucket& bucket,
                    const std::function<at::Tensor(size_t)>& own,
                    const std::function<void(size_t, const at::Tensor&)>& put) {
-  if (world.size() == 1) return;
   const MemoryScope memory(Memory::gradients);
   const NoGrad no_grad;
+  at::Tensor flat;
 
-  for (const Bucket& bucket : layout.buckets()) {
-    std::vector<at::Tensor> mine;
-    for (const size_t i : bucket.parameters) mine.push_back(own(i));
-    at::Tensor flat = at::empty({bucket.elements()}, mine.at(0).options());
+  // This rank's elements lie one behind the other.
+  int64_t at = bucket.cuts[static_cast<size_t>(world.rank())];
+  for (const size_t i : bucket.parameters) {
+    const at::Tensor mine = own(i);
+    if (!flat.defined()) flat = at::empty({bucket.elements()}, mine.options());
+    flat.narrow(0, at, mine.numel()).copy_(mine);
+    at += mine.numel();
+  }
 
-    // This rank's elements lie one behind the other.
-    int64_t at = bucket.cuts[static_cast<size_t>(world.rank())];
-    for (const at::Tensor& t : mine) {
-      flat.narrow(0, at, t.numel()).copy_(t);
-      at += t.numel();
-    }
-    world.guarded([&] { world.gradients().all_gather(flat, bucket.cuts); });
+  world.guarded([&] { group.all_gather(flat, bucket.cuts); });
 
-    int64_t offset = 0;
-    for (const size_t i : bucket.parameters) {
-      put(i, flat.narrow(0, offset, layout.elements(i)));
-      offset += layout.elements(i);
-    }
+  int64_t offset = 0;
+  for (const size_t i : bucket.parameters) {
+    put(i, flat.narrow(0, offset, layout.elements(i)));
+    offset += layout.elements(i);
   }
 }
 
 void gather_parameters(World& world, const ShardLayout& layout,
-                       std::span<const NamedParameter> parameters) {
+                       std::span<const NamedParameter> parameters, bool blocks_too) {
+  if (world.size() == 1) return;
   const auto flat_data = [&](size_t i) { return parameters[i].parameter.data().view({-1}); };
-  gather_shares(
-      world, layout,
-      [&](size_t i) {
-        const ElementRange range = layout.range(i, world.rank());
-        return flat_data(i).narrow(0, range.begin, range.size());
-      },
-      [&](size_t i, const at::Tensor& all) { flat_data(i).copy_(all); });
+  for (const Bucket& bucket : layout.buckets()) {
+    if (bucket.block >= 0 && !blocks_too) continue;
+    gather_bucket(
+        world, world.gradients(), layout, bucket,
+        [&](size_t i) {
+          const ElementRange range = layout.range(i, world.rank());
+          return flat_data(i).narrow(0, range.begin, range.size());
+        },
+        [&](size_t i, const at::Tensor& all) { flat_data(i).copy_(all); });
+  }
 }
 
 }  // namespace lathe

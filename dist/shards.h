@@ -28,6 +28,7 @@ struct Bucket {
   /// [ranks + 1]: rank r owns the elements [cuts[r], cuts[r + 1]).
   std::vector<int64_t> cuts{};
   bool is_divisible = true;
+  int64_t block = -1;  ///< the repeated block that all of them are of; -1: of any
 
   int64_t elements() const { return cuts.back(); }
 };
@@ -36,8 +37,9 @@ struct Bucket {
 class ShardLayout {
  public:
   /// `is_divisible[i]`: whether parameter i may be cut. `bucket_bytes`: of gradients in a bucket.
+  /// `blocks_apart`: no bucket has parameters of two blocks.
   ShardLayout(std::span<const NamedParameter> parameters, const std::vector<bool>& is_divisible,
-              int64_t bucket_bytes, int ranks);
+              int64_t bucket_bytes, int ranks, bool blocks_apart = false);
 
   /// Returns the buckets in about the order in which a backward pass completes them.
   const std::vector<Bucket>& buckets() const { return buckets_; }
@@ -51,7 +53,7 @@ class ShardLayout {
 
  private:
   void fill_buckets(std::span<const NamedParameter> parameters,
-                    const std::vector<bool>& is_divisible, int64_t bucket_bytes);
+                    const std::vector<bool>& is_divisible, int64_t bucket_bytes, bool blocks_apart);
   void cut(Bucket& bucket, std::vector<int64_t>& loads);
   void assign_whole(Bucket& bucket, std::vector<int64_t>& loads);
 
@@ -64,19 +66,22 @@ class ShardLayout {
 /// Returns the bytes of gradients and parameters that rank 0 sends in a step of `rounds`
 /// micro-batches. `shard`: as dist.shard. Each rank sends every other one its share of the
 /// gradients, after each micro-batch where they are shared out, and then its own share: of the
-/// sums, or of the updated parameters where only the owner has the sums.
+/// sums, or of the updated parameters where only the owner has the sums. Parameters of blocks that
+/// are shared out are sent before each forward pass and again before each backward pass.
 int64_t bytes_sent_by_first(const ShardLayout& layout, std::span<const NamedParameter> parameters,
                             const std::string& shard, int64_t rounds);
 
-/// Completes tensors of which each rank has the elements that it owns. `own(i)` returns this rank's
-/// elements of the tensor of parameter i, 1-D; `put(i, all)` receives all of them, 1-D, in memory
-/// that is reused when it returns. All tensors of a bucket have the dtype of the first. A
-/// collective; does nothing in a single process.
-void gather_shares(World& world, const ShardLayout& layout,
+/// Completes tensors of a bucket's parameters, of which each rank has the elements that it owns.
+/// `own(i)` returns this rank's elements of the tensor of parameter i, 1-D and of one dtype;
+/// `put(i, all)` receives all of them, 1-D, in memory that is reused when it returns. A collective
+/// of `group`.
+void gather_bucket(World& world, Group& group, const ShardLayout& layout, const Bucket& bucket,
                    const std::function<at::Tensor(size_t)>& own,
                    const std::function<void(size_t, const at::Tensor&)>& put);
-/// Gives every rank all elements of the parameters, after each has updated those that it owns.
+/// Gives every rank all elements of the parameters, after each has updated those that it owns;
+/// without `blocks_too`, only of those outside of blocks. A collective; does nothing in a single
+/// process.
 void gather_parameters(World& world, const ShardLayout& layout,
-                       std::span<const NamedParameter> parameters);
+                       std::span<const NamedParameter> parameters, bool blocks_too = true);
 
 }  // namespace lathe

@@ -61,6 +61,7 @@ DryWorld::DryWorld(int ranks) {
   w.placement_.size = ranks;
   w.control_ = Group::make_dry(ranks);
   w.gradients_ = Group::make_dry(ranks);
+  w.parameters_ = Group::make_dry(ranks);
 }
 
 DryWorld::~DryWorld() {
@@ -68,9 +69,13 @@ DryWorld::~DryWorld() {
   w.placement_.size = 1;
   w.control_.reset();
   w.gradients_.reset();
+  w.parameters_.reset();
 }
 
-int64_t World::bytes_sent() const { return gradients_ ? gradients_->bytes_sent() : 0; }
+int64_t World::bytes_sent() const {
+  return (gradients_ ? gradients_->bytes_sent() : 0) +
+         (parameters_ ? parameters_->bytes_sent() : 0);
+}
 
 void World::join(const Placement& p, const DistConfig& config) {
   placement_ = p;
@@ -80,6 +85,7 @@ void World::join(const Placement& p, const DistConfig& config) {
     meet();
     control_ = Group::make(*store_, "control", p, timeout_);
     gradients_ = Group::make(*store_, "gradients", p, timeout_);
+    if (config.shard == "parameters") parameters_ = Group::make(*store_, "parameters", p, timeout_);
   });
 }
 

@@ -49,6 +49,8 @@ class World {
   void check_same(const std::string& what, const std::string& mine);
   /// The group for gradients, which a thread of its own may use.
   Group& gradients() { return *gradients_; }
+  /// The group for parameters that are shared out, which the training thread uses meanwhile.
+  Group& parameters() { return *parameters_; }
 
   /// Returns the bytes of gradients and parameters that this process has sent.
   int64_t bytes_sent() const;
@@ -84,7 +86,7 @@ class World {
   double timeout_ = 0;
   std::unique_ptr<Rendezvous> store_;
   std::unique_ptr<Rendezvous> monitor_;  // gives up quickly: for finding out who was lost
-  std::unique_ptr<Group> control_, gradients_;
+  std::unique_ptr<Group> control_, gradients_, parameters_;
   std::atomic<int64_t> step_{0};
   std::atomic<const char*> phase_{"starting"};
   std::atomic<int64_t> pulses_{0};

@@ -49,7 +49,7 @@ void bump_versions(const Slot& slot) {
 }
 
 /// Returns the kernel's view of a slot, without the fields that depend on a step's gradient.
-UpdateArgs args_of(const Slot& slot, const ParameterGroup& group,
+UpdateArgs args_of(const Slot& slot, const ParameterGroup& group, const StepOptions& options,
                    const std::optional<uint64_t>& rounding_seed) {
   const Leaf& leaf = slot.param.leaf();
   const at::Tensor &p = slot.param.data(), &low = leaf.precision.low;
@@ -58,15 +58,18 @@ UpdateArgs args_of(const Slot& slot, const ParameterGroup& group,
            slot.own.begin * static_cast<int64_t>(t.element_size());
   };
 
+  // A parameter whose elements this process owns apart has no memory, nor has its working copy.
+  const at::Tensor own =
+      options.own_parameters.empty() ? at::Tensor() : options.own_parameters[slot.index];
   UpdateArgs a;
-  a.param = at_first(p);
+  a.param = own.defined() ? own.data_ptr() : at_first(p);
   // State lies at the positions that the rule asked for. The moving average, if any, comes last and
   // has no position.
   for (size_t i = 0; i < slot.places.size(); ++i)
     a.state[slot.places[i]] = slot.state[i].data_ptr();
   if (slot.state.size() > slot.places.size()) a.average = slot.state.back().data_ptr();
 
-  if (low.defined()) {
+  if (low.defined() && !own.defined()) {
     a.low = at_first(low);
     a.low_type = element_of(low.scalar_type());
   }
@@ -290,7 +293,8 @@ void Optimizer::step(double lr, const StepOptions& options) {
     for (auto& slot : group.slots) {
       const at::Tensor& grad = gradient_of(slot, options);
       const bool is_mine = slot.own.size() > 0 || slot.param.numel() == 0;
-      SlotUpdate one{args_of(slot, group, rounding_seed_), slot.param.data().sizes(), slot.whole};
+      SlotUpdate one{args_of(slot, group, options, rounding_seed_), slot.param.data().sizes(),
+                     slot.whole};
       if (!grad.defined()) {
         // Without a gradient the parameter stays, but its average still approaches it.
         if (is_mine && one.args.average != nullptr) stay.push_back(one);

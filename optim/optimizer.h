@@ -59,6 +59,9 @@ struct StepOptions {
   /// Where processes share the parameters out: the gradients of the elements that this one owns,
   /// 1-D, in the order of the constructor's parameters; undefined for a parameter without one.
   std::span<const at::Tensor> own_gradients{};
+  /// Where processes share the parameters themselves out: the elements that this one owns, updated
+  /// in place of the parameter's; undefined for a parameter that is complete.
+  std::span<const at::Tensor> own_parameters{};
   /// Replaces a tensor by its sum over all processes. Set with own_gradients.
   std::function<void(at::Tensor&)> sum_over_processes{};
 };

@@ -157,14 +157,63 @@ TEST_CASE("what ranks share out changes no bit, with any optimizer and precision
     std::string keys;
     for (const std::string& key : cells[i]) keys += key + " ";
     const std::string alone = runs.results(1, cells[i]);
-    // Each cell on one number of ranks for either; together all combinations occur.
+    // Each cell on one number of ranks for each; together all combinations occur.
     const int first = i % 2 == 0 ? 2 : 4;
     INFO(keys);
-    CHECK((runs.results(first, with_keys(cells[i], {"--dist.shard=optimizer"})) == alone));
+    if (i % 3 == 0)
+      CHECK((runs.results(first, with_keys(cells[i], {"--dist.shard=optimizer"})) == alone));
     CHECK((runs.results(6 - first, with_keys(cells[i], {"--dist.shard=gradients"})) == alone));
+    CHECK((runs.results(first, with_keys(cells[i], {"--dist.shard=parameters",
+                                                    "--memory.recompute=blocks"})) == alone));
   }
   // The control: another seed has other bits.
   CHECK((runs.results(2, {"--dist.shard=optimizer", "--train.seed=7"}) != runs.results(1, {})));
+}
+
+/// The figures of rank 0 in the last logged step.
+lathe::Json rank_figures(const fs::path& run) {
+  std::string text = lathe::test::slurp(run / "metrics.jsonl"), last;
+  for (size_t end = 0; (end = text.find('\n')) != std::string::npos; text.erase(0, end + 1)) {
+    if (text.substr(0, end).find("\"ranks\"") != std::string::npos) last = text.substr(0, end);
+  }
+  return lathe::Json::parse(last).at("ranks").at(0);
+}
+
+TEST_CASE("what ranks share out takes less memory of each, and sends what plan says", "[shards]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(
+      f, {"gpt", "text", "n_layer = 6\nn_head = 2\nn_embd = 128\nblock_size = 12\n"});
+  const Words keys{
+      "--train.steps=2",        "--train.grad_accum=4",      "--train.batch_size=1",
+      "--train.log_interval=1", "--train.eval_interval=0",   "--dist.timeout=60",
+      "--dist.bucket_mb=0.3",   "--memory.recompute=blocks", "--checkpoint.interval=0"};
+  // 6 blocks of 12 x 128^2 elements, and what surrounds them.
+  const double elements = 6.0 * 12 * 128 * 128, others = 3.0 / 4;
+
+  std::vector<double> memory;
+  for (const char* shard : {"none", "optimizer", "gradients", "parameters"}) {
+    INFO(shard);
+    const Words own = with_keys(keys, {std::string("--dist.shard=") + shard});
+    REQUIRE(train_on(f, 4, "kind.toml", shard, own).code == 0);
+    const lathe::Json figures = rank_figures(f / "runs" / shard);
+    memory.push_back(figures.at("memory_bytes"));
+
+    Words words{"plan", "kind.toml", "--ranks", "4", "--json"};
+    words.insert(words.end(), own.begin(), own.end());
+    const Finished plan =
+        lathe::test::run({.binary = "lathe", .args = words, .folder = f.path(), .environment = {}});
+    INFO(plan.err);
+    const lathe::Json forecast = lathe::Json::parse(plan.out);
+    CHECK(forecast.at("sent_bytes_per_step") == figures.at("sent_bytes"));
+    // Buckets wait for the exchange in an order of their own: four of them are 1.2 MB.
+    CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
+          Approx(memory.back()).margin(1.2e6));
+  }
+  // Three of four ranks' 8 bytes of Adam's state are elsewhere, and of the parameters' 4 bytes
+  // those of the blocks but the one that runs. Buckets on their way take some of it back.
+  CHECK(memory[0] - memory[1] > 0.9 * 8 * others * elements - 0.3e6);
+  CHECK(memory[1] - memory[3] > 0.3 * 4 * others * elements);
 }
 
 TEST_CASE("a kind with running statistics shares out its gradients with the same bits",
@@ -185,8 +234,8 @@ TEST_CASE("a run resumes with other ranks and another dist.shard, with the same 
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(f, wide_gpt);
-  const Words keys{"--train.steps=8", "--train.grad_accum=4", "--checkpoint.interval=100",
-                   "--dist.timeout=60", "--optim.kind=muon"};
+  const Words keys{"--train.steps=8",   "--train.grad_accum=4", "--checkpoint.interval=100",
+                   "--dist.timeout=60", "--optim.kind=muon",    "--memory.recompute=blocks"};
   REQUIRE(train_on(f, 1, "kind.toml", "whole", keys).code == 0);
 
   const auto go = [&](int ranks, const std::string& shard, const std::string& pause_at) {
@@ -196,9 +245,10 @@ TEST_CASE("a run resumes with other ranks and another dist.shard, with the same 
     INFO(done.out << done.err);
     CHECK(done.code == (pause_at.empty() ? 0 : 75));
   };
-  go(4, "gradients", "2");
-  go(1, "gradients", "4");
-  go(2, "optimizer", "6");
+  go(4, "parameters", "2");
+  go(1, "gradients", "3");
+  go(2, "optimizer", "5");
+  go(2, "parameters", "6");
   go(4, "none", "");
   // metrics.jsonl also records that the key changed.
   for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {

@@ -16,8 +16,8 @@ from pathlib import Path
 from tiny import Tiny, check, checkpoints, control, difference
 
 STEPS, SAVED, TIMEOUT = 40, 5, 5
-SHARDS = ["none", "optimizer", "gradients"]
-WORDS = ["--train.grad_accum=4", f"--dist.timeout={TIMEOUT}"]
+SHARDS = ["none", "optimizer", "gradients", "parameters"]
+WORDS = ["--train.grad_accum=4", "--memory.recompute=blocks", f"--dist.timeout={TIMEOUT}"]
 
 
 def ranks_of(launcher):

@@ -296,6 +296,12 @@ void check(const LoadedConfig& loaded) {
   if (c.data.folds == 1)
     fail(Exit::usage, at("data.folds"),
          ": data.folds = 1 leaves nothing to train on; 0 takes the split as prepared");
+  if (c.dist.shard == "parameters" && c.memory.recompute != "blocks") {
+    fail(Exit::usage, at("dist.shard"),
+         ": dist.shard = \"parameters\" frees a block's parameters between its forward and its "
+         "backward pass, which needs memory.recompute = \"blocks\"; set that, or dist.shard = "
+         "\"gradients\"");
+  }
   if (c.checkpoint.async_save && c.checkpoint.interval == 0 && !c.checkpoint.keep_best) {
     fail(Exit::usage, at("checkpoint.async_save"),
          ": checkpoint.async_save has no effect with checkpoint.interval = 0; leave it out or give "

@@ -6,6 +6,7 @@ namespace lathe {
 
 void Checkpointer::save(bool now) {
   newest_ = state_.step;
+  const ParameterShards::Gathered complete(session_.shards.get());
   if (lock_ == nullptr && !session_.optimizer.is_shared()) return;
   world().note(state_.step, "saving");
   if (lock_ == nullptr) {

@@ -307,6 +307,8 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   DummyLoader batches(s.config, data.data.get(), static_cast<uint64_t>(s.config.train.seed),
                       s.device);
 
+  if (s.shards) s.shards->share_out();
+
   DryStep result;
   result.made = memory_stats();
   result.unit = data.task->unit();
@@ -330,7 +332,7 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
 
   result.micro_batch = flops;
   result.ranks = ranks;
-  result.sent_bytes = bytes_sent_by_first(s.layout, s.params, s.config.dist.shard, all / ranks);
+  result.sent_bytes = bytes_sent_by_first(*s.layout, s.params, s.config.dist.shard, all / ranks);
   result.peaks = memory_stats();
   result.parameters = count(parameters(*s.model));
   result.trained = count(s.params);

@@ -96,6 +96,7 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
     return read_figures(session_, result);
   } catch (const Error& e) {
     if (e.code() != Exit::diverged) throw;
+    const ParameterShards::Gathered complete(session_.shards.get());
     if (!world().is_writer()) {
       if (session_.optimizer.is_shared())
         send_state(session_.saved, session_.optimizer, std::nullopt);

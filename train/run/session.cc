@@ -55,7 +55,8 @@ ShardLayout make_layout(const RunConfig& config, const std::vector<NamedParamete
   return {params,
           is_shared ? divisible_parameters(config.optim, params)
                     : std::vector<bool>(params.size(), true),
-          static_cast<int64_t>(1e6 * config.dist.bucket_mb), world().size()};
+          static_cast<int64_t>(1e6 * config.dist.bucket_mb), world().size(),
+          /*blocks_apart=*/config.dist.shard == "parameters"};
 }
 
 /// Optimizer's refusals, with the place of the key that they begin with.
@@ -117,7 +118,9 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
       config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
   make_working_copies(params, compute, config.amp.working_copies, low_grad);
   const bool stochastic = config.amp.rounding != "nearest";
-  const ShardLayout layout = make_layout(config, params);
+  auto layout = std::make_unique<ShardLayout>(make_layout(config, params));
+  Optimizer optimizer =
+      make_optimizer(loaded, params, *layout, stochastic ? std::optional(seed) : std::nullopt);
 
   Session s{config,
             task,
@@ -128,13 +131,16 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
             std::move(model),
             params,
             saved,
-            layout,
-            make_optimizer(loaded, params, layout, stochastic ? std::optional(seed) : std::nullopt),
+            std::move(layout),
+            nullptr,
+            std::move(optimizer),
             GradScaler::make(config.amp, device),
             config.train.spike_sigma > 0 ? std::optional<SpikeGuard>(config.train.spike_sigma)
                                          : std::nullopt,
             low_grad};
   s.config.train.threads = threads;
+  if (config.dist.shard == "parameters" && world().size() > 1)
+    s.shards = std::make_unique<ParameterShards>(world(), s.params, *s.layout);
   return s;
 }
 
@@ -169,6 +175,7 @@ at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, Ste
   const std::string& policy = s.config.memory.recompute;
   int64_t blocks = 0;
   const RecomputeBlocks recompute(recompute_policy(policy), &blocks);
+  mode().block_hooks = s.shards.get();
   std::optional<DetectAnomaly> anomalies;
   if (s.config.train.detect_anomaly)
     anomalies.emplace(

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "amp/grad_scaler.h"
+#include "dist/parameter_shards.h"
 #include "dist/shards.h"
 #include "nn/models/model.h"
 #include "optim/optimizer.h"
@@ -44,8 +45,9 @@ struct Session {
   std::unique_ptr<Model> model;
   std::vector<NamedParameter> params;  ///< those that are trained
   std::vector<NamedParameter>
-      saved;           ///< what a checkpoint holds of the model: they, and its buffers
-  ShardLayout layout;  ///< of `params`, among the processes of the run
+      saved;  ///< what a checkpoint holds of the model: they, and its buffers
+  std::unique_ptr<ShardLayout> layout;      ///< of `params`, among the processes of the run
+  std::unique_ptr<ParameterShards> shards;  ///< where dist.shard = "parameters", else null
   Optimizer optimizer;
   std::optional<GradScaler> scaler;
   std::optional<SpikeGuard> spikes;  ///< where train.spike_sigma asks for it

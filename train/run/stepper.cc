@@ -26,12 +26,21 @@ StepRandom random_of(const RunConfig& c, int64_t step, int64_t micro_batch) {
           micro_batch * c.train.batch_size};
 }
 
+namespace {
+
+/// Returns whether a process keeps the gradients of its own elements alone.
+bool shares_gradients(const RunConfig& config) {
+  return config.dist.shard == "gradients" || config.dist.shard == "parameters";
+}
+
+}  // namespace
+
 BatchPlan batch_plan(const RunConfig& config) {
   const int64_t all = config.train.grad_accum;
   const Share share = world().share(all);
   // Gradients that are shared out after every micro-batch are added up over the ranks first, so
   // the micro-batches of one round are neighbors in the order of core/tree_sum.h.
-  if (config.dist.shard == "gradients")
+  if (shares_gradients(config))
     return {
         .per_step = all, .first = world().rank(), .count = share.count, .stride = world().size()};
   return {.per_step = all, .first = share.first, .count = share.count};
@@ -62,7 +71,7 @@ class StepGradients {
   StepGradients(Session& s, const BatchPlan& plan)
       : s_(s),
         plan_(plan),
-        each_(s.optimizer.is_shared() && s.config.dist.shard == "gradients"),
+        each_(s.optimizer.is_shared() && shares_gradients(s.config)),
         sum_(s.params),
         own_(s.optimizer.is_shared() ? s.params.size() : 0) {}
 
@@ -73,7 +82,7 @@ class StepGradients {
     if (!each_ && n + 1 < plan_.count) return;
 
     using Result = GradientExchange::Result;
-    exchange_.emplace(world(), s_.params, s_.layout, own_.empty() ? Result::all : Result::own,
+    exchange_.emplace(world(), s_.params, *s_.layout, own_.empty() ? Result::all : Result::own,
                       [this](size_t i) {
                         if (!each_) sum_.finish(i);
                       });
@@ -129,6 +138,8 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
     losses.push_back(
         run_micro_batch(s, batch, divisor, random_of(s.config, step, plan.in_step(n))));
 
+    if (s.shards) s.shards->end_step();
+
     world().note(step, "exchange of gradients");
     waited += gradients.end();
   }
@@ -139,18 +150,17 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
 
 /// Puts the sums of all ranks' elements on the parameters, as their gradients.
 void keep_all_gradients(Session& s, const std::vector<at::Tensor>& own) {
-  gather_shares(
-      world(), s.layout,
-      [&](size_t i) {
-        if (own[i].defined()) return own[i];
-        const ElementRange range = s.layout.range(i, world().rank());
-        return at::zeros({range.size()}, at::TensorOptions().dtype(
-                                             s.params[i].parameter.leaf().precision.grad_dtype));
-      },
-      [&](size_t i, const at::Tensor& all) {
-        const Variable& p = s.params[i].parameter;
-        if (own[i].defined()) p.leaf().grad = all.clone().view(p.data().sizes());
-      });
+  const auto sums = [&](size_t i) {
+    if (own[i].defined()) return own[i];
+    const at::ScalarType dtype = s.params[i].parameter.leaf().precision.grad_dtype;
+    return at::zeros({s.layout->range(i, world().rank()).size()}, at::TensorOptions().dtype(dtype));
+  };
+  const auto put = [&](size_t i, const at::Tensor& all) {
+    const Variable& p = s.params[i].parameter;
+    if (own[i].defined()) p.leaf().grad = all.clone().view(p.data().sizes());
+  };
+  for (const Bucket& bucket : s.layout->buckets())
+    gather_bucket(world(), world().gradients(), *s.layout, bucket, sums, put);
 }
 
 /// Updates the parameters with the gradients of the step. `own`: as StepOptions::own_gradients.
@@ -159,11 +169,15 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   world().note(step, "update");
   StepOptions options{.step = step, .loss = r.loss, .own_gradients = own};
   options.sum_over_processes = [](at::Tensor& t) { t.copy_(world().sum(t)); };
+  if (s.shards) options.own_parameters = s.shards->own();
   if (s.scaler) s.scaler->prepare(options);
   s.optimizer.step(r.lr, options);
 
-  if (s.optimizer.is_shared() && s.optimizer.control().skip == 0) {
-    gather_parameters(world(), s.layout, s.params);
+  const bool is_updated = s.optimizer.control().skip == 0;
+  if (is_updated && s.shards) {
+    s.shards->publish_update();
+  } else if (is_updated && s.optimizer.is_shared()) {
+    gather_parameters(world(), *s.layout, s.params);
     refresh_working_copies(s.params);
   }
   advance_fp8(s.params);

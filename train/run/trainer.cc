@@ -98,6 +98,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   const RunConfig& c = session_.config;
 
   MetricsSinks metrics = lock != nullptr ? open_run_folder() : MetricsSinks();
+  if (session_.shards) session_.shards->share_out();
 
   StepReporter reporter(session_, *data_, run_, state_, metrics);
   Checkpointer checkpoints(run_, lock, session_, state_, metrics, restored_.saved_step);
@@ -122,16 +123,19 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
 
   while (state_.step < c.train.steps) {
     const DueActions due = due_after(state_.step + 1, c);
+    const bool collects = due.layers || due.histograms;
+    std::optional<ParameterShards::Gathered> complete;
+    if (collects) complete.emplace(session_.shards.get());
     std::optional<LayerStatsCollector> collector;
-    if (world().is_writer() && (due.layers || due.histograms))
-      collector.emplace(session_, due.histograms);
+    if (world().is_writer() && collects) collector.emplace(session_, due.histograms);
 
-    const StepResult result = run_step(session_, loader, state_.step, due.layers || due.histograms);
+    const StepResult result = run_step(session_, loader, state_.step, collects);
 
     auto layers = due.layers && collector ? collector->figures() : std::vector<LayerFigures>();
     const auto histograms =
         due.histograms && collector ? collector->histograms() : std::vector<Histogram>();
     collector.reset();
+    complete.reset();
     ++state_.step;
     state_.tokens += units_of_step(c);
     state_.eval_due = due.evaluate;
@@ -150,7 +154,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
 
     // The one decision of this step.
     const bool stopping = stop.agreed();
-    if (due.sample && !stopping && world().is_writer()) sample(metrics, stop);
+    if (due.sample && !stopping) sample(metrics, stop);
     if ((due.save || improved) && (due.last || !stopping)) checkpoints.save(due.last);
     if ((stopping || due.pause) && (!due.last || state_.eval_due)) {
       reporter.report_once(result);
@@ -203,6 +207,7 @@ void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline
 
 /// Evaluates the model and records the result. Returns false where a stop cut it short.
 bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
+  const ParameterShards::Gathered complete(session_.shards.get());
   const auto result =
       lathe::evaluate(session_.task, *session_.model, *data_, batch_sizes(session_.config),
                       session_.config.train.eval_batches, session_.compute, session_.device,
@@ -234,6 +239,8 @@ void Run::check_last_validation() const {
 }
 
 void Run::sample(MetricsSinks& metrics, const StopController& stop) const {
+  const ParameterShards::Gathered complete(session_.shards.get());
+  if (!world().is_writer()) return;
   const std::string text =
       session_.task.sample(*session_.model, *data_, session_.config, session_.compute,
                            session_.device, [&] { return stop.asked(); });

@@ -1,0 +1,145 @@
+#include "dist/parameter_shards.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+#include <utility>
+
+#include "autograd/node.h"
+#include "core/dry_run.h"
+#include "core/dtype.h"
+#include "core/error.h"
+#include "core/memory.h"
+#include "dist/group.h"
+
+namespace lathe {
+namespace {
+
+void allocate_storage(const at::Tensor& t) {
+  c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
+  if (storage->data() != nullptr) return;
+  const MemoryScope memory(Memory::parameters);
+  storage->set_data_ptr_noswap(c10::GetCPUAllocator()->allocate(storage->nbytes()));
+}
+
+void free_storage(const at::Tensor& t) {
+  if (!t.defined() || t.numel() == 0) return;
+  LATHE_CHECK(t.storage_offset() == 0 && t.storage().nbytes() == t.nbytes(),
+              "a parameter that shares its memory can't be shared out among ranks");
+  t.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
+}
+
+/// Writes a tensor whose storage may be freed. Its version stays: it has the values that it had.
+void restore(const at::Tensor& t, const at::Tensor& values) {
+  if (t.numel() == 0) return;
+  allocate_storage(t);
+  if (!is_dry_run()) std::memcpy(t.data_ptr(), values.const_data_ptr(), t.nbytes());
+}
+
+}  // namespace
+
+ParameterShards::ParameterShards(World& world, std::span<const NamedParameter> parameters,
+                                 const ShardLayout& layout)
+    : world_(world), parameters_(parameters), layout_(layout) {
+  for (const Bucket& bucket : layout.buckets()) {
+    if (bucket.block >= 0) blocks_.insert(bucket.block);
+  }
+}
+
+void ParameterShards::share_out() {
+  const NoGrad no_grad;
+  const MemoryScope memory(Memory::parameters);
+  own_.resize(parameters_.size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (layout_.buckets()[layout_.bucket_of(i)].block < 0) continue;
+    const ElementRange range = layout_.range(i, world_.rank());
+    own_[i] =
+        parameters_[i].parameter.data().view({-1}).narrow(0, range.begin, range.size()).clone();
+  }
+  for (const int64_t block : blocks_) free_block(block);
+}
+
+/// Completes the parameters of a block: what ops read of them under autocast, or, `for_all_uses`,
+/// also those that have a working copy.
+void ParameterShards::gather(int64_t block, bool for_all_uses) {
+  const NoGrad no_grad;
+  for (const Bucket& bucket : layout_.buckets()) {
+    if (bucket.block != block) continue;
+    const bool has_copies =
+        parameters_[bucket.parameters.at(0)].parameter.leaf().precision.low.defined();
+
+    if (has_copies) {
+      gather_bucket(
+          world_, world_.parameters(), layout_, bucket,
+          [&](size_t i) {
+            return own_[i].to(parameters_[i].parameter.leaf().precision.low.scalar_type());
+          },
+          [&](size_t i, const at::Tensor& all) {
+            Precision& precision = parameters_[i].parameter.leaf().precision;
+            restore(precision.low, all);
+            precision.low_is_current(parameters_[i].parameter.data());
+          });
+    }
+    if (!has_copies || for_all_uses) {
+      gather_bucket(
+          world_, world_.parameters(), layout_, bucket, [&](size_t i) { return own_[i]; },
+          [&](size_t i, const at::Tensor& all) { restore(parameters_[i].parameter.data(), all); });
+    }
+  }
+  here_.insert(block);
+}
+
+void ParameterShards::free_block(int64_t block) {
+  for (const Bucket& bucket : layout_.buckets()) {
+    if (bucket.block != block) continue;
+    for (const size_t i : bucket.parameters) {
+      free_storage(parameters_[i].parameter.data());
+      free_storage(parameters_[i].parameter.leaf().precision.low);
+    }
+  }
+  here_.erase(block);
+}
+
+void ParameterShards::begin(size_t block, bool is_recomputed) {
+  if (!is_shared_out() || gathered_ > 0) return;
+  // The backward pass of the block that was recomputed before is over.
+  if (is_recomputed) end_step();
+  const auto number = static_cast<int64_t>(block);
+  if (blocks_.contains(number) && !here_.contains(number)) gather(number, /*for_all_uses=*/false);
+}
+
+void ParameterShards::end(size_t block, bool is_recomputed) {
+  // A recomputed block still has its backward pass to run.
+  if (!is_shared_out() || gathered_ > 0 || is_recomputed) return;
+  if (blocks_.contains(static_cast<int64_t>(block))) free_block(static_cast<int64_t>(block));
+}
+
+void ParameterShards::end_step() {
+  if (gathered_ > 0) return;
+  while (!here_.empty()) free_block(*here_.begin());
+}
+
+void ParameterShards::publish_update() {
+  for (size_t i = 0; i < own_.size(); ++i) {
+    if (own_[i].defined()) bump_version(parameters_[i].parameter.data());
+  }
+  gather_parameters(world_, layout_, parameters_, /*blocks_too=*/!is_shared_out());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Variable& p = parameters_[i].parameter;
+    if (!is_shared_out() || !own_[i].defined()) p.leaf().precision.refresh_low(p.data());
+  }
+  if (gathered_ == 0) return;
+  for (const int64_t block : blocks_) gather(block, /*for_all_uses=*/true);
+}
+
+ParameterShards::Gathered::Gathered(ParameterShards* shards)
+    : shards_(shards != nullptr && shards->is_shared_out() ? shards : nullptr) {
+  if (shards_ == nullptr || shards_->gathered_++ > 0) return;
+  for (const int64_t block : shards_->blocks_) shards_->gather(block, /*for_all_uses=*/true);
+}
+
+ParameterShards::Gathered::~Gathered() {
+  if (shards_ != nullptr && --shards_->gathered_ == 0) shards_->end_step();
+}
+
+}  // namespace lathe
