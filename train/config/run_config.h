@@ -42,8 +42,11 @@ struct TrainConfig {
               "steps between evaluations; 0: none. With it, one also before the first step and "
               "after the last",
               at_least(0))
-  LATHE_FIELD(int64_t, eval_batches, 0, "batches of an evaluation; 0: the whole validation split",
-              at_least(0))
+  LATHE_FIELD(
+      int64_t, eval_batches, 0,
+      "batches of an evaluation, spread evenly over the validation split and the same each time; "
+      "0: all of it",
+      at_least(0))
   LATHE_FIELD(int64_t, log_interval, 10, "steps between lines of metrics.jsonl", at_least(1))
   LATHE_FIELD(int64_t, sample_interval, 0, "steps between samples that a person can read; 0: none",
               at_least(0))

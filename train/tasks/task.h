@@ -79,7 +79,7 @@ struct EvalResult {
   /// Returns the metric that decides which checkpoint is the best.
   double loss() const { return metrics.at(0).second; }
 };
-/// Scores the validation split, or its first `batches` batches where that is not 0, without
+/// Scores the validation split, or a sample of `batches` batches where that is not 0, without
 /// dropout. Returns nullopt where `stop`, which is called before each batch, returned true.
 std::optional<EvalResult> evaluate(const Task& task, const Model& model, const Data& data,
                                    const BatchSizes& sizes, int64_t batches, Compute compute,

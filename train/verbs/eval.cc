@@ -122,9 +122,11 @@ Json evaluate_choices(const Scoring& scoring, const std::string& file) {
 }
 
 Exit run_eval_text(const Arguments& arguments) {
-  if (arguments.flags.contains("data"))
-    fail(Exit::usage,
-         "command line: --data is for the loss over a data folder; leave it out, or the files");
+  for (const char* flag : {"data", "batches"}) {
+    if (arguments.flags.contains(flag))
+      fail(Exit::usage, "command line: --", flag,
+           " is for the loss over a data folder; leave it out, or the files");
+  }
   const std::vector<std::string> files(arguments.words.begin() + 1, arguments.words.end());
   for (const char* flag : {"stride", "batch-size"}) {
     if (files.empty() && arguments.flags.contains(flag))
@@ -181,13 +183,14 @@ Exit run_eval(const Arguments& arguments) {
       "batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
   BatchSizes sizes = batch_sizes(m.config);
   sizes.batch_size = batch;
+  const auto batches = static_cast<int64_t>(arguments.number("batches", 0, between(0, 1e12), true));
+
   // A sequence counts by its tokens; an example counts as one.
   const int64_t units = batch * std::max<int64_t>(1, sizes.block_size);
-
-  ProgressBar bar("evaluating",
-                  std::ceil(static_cast<double>(data->val_size()) / static_cast<double>(units)));
+  const double all = std::ceil(static_cast<double>(data->val_size()) / static_cast<double>(units));
+  ProgressBar bar("evaluating", batches > 0 ? std::min(all, static_cast<double>(batches)) : all);
   double done = 0;
-  const EvalResult r = *evaluate(task, *m.model, *data, sizes, 0, m.compute, m.device, [&] {
+  const EvalResult r = *evaluate(task, *m.model, *data, sizes, batches, m.compute, m.device, [&] {
     bar.show(done++);
     return false;
   });
@@ -214,6 +217,9 @@ Verb eval_verb() {
       with_load_flags(
           {{"data", "data folder (default: the run's)"},
            {"batch-size", "sequences at once (default: the run's)"},
+           {"batches",
+            "batches of the validation split, the same sample as train.eval_batches takes (0: all "
+            "of it)"},
            {"choices",
             "JSON Lines of questions: {\"context\": TEXT, \"endings\": [TEXT, ...], \"label\": N}; "
             "the "

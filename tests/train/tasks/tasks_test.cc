@@ -171,4 +171,26 @@ TEST_CASE("a model that leaves nothing to train is refused before anything is ma
              ContainsSubstring("there is nothing to train"));
 }
 
+TEST_CASE("lathe eval --batches has the validation loss of training", "[tasks]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const Finished done = lathe_in(f, {"train", "tiny.toml", "--train.out_dir=run"});
+  INFO(done.err);
+  REQUIRE(done.code == 0);
+  double trained = 0;
+  std::istringstream lines(slurp(f / "run" / "metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);)
+    trained = parse_json(line, "", Exit::internal).value("val_loss", trained);
+
+  const Json part = last_line(lathe_in(f, {"eval", "run", "--batches", "3"}));
+  CHECK(part["val_loss"].get<double>() == trained);
+  CHECK(part["tokens"] == 3 * 3 * 16);
+  // Controls: other batches, and all of them.
+  CHECK(last_line(lathe_in(f, {"eval", "run", "--batches", "4"}))["val_loss"] != trained);
+  CHECK(last_line(lathe_in(f, {"eval", "run"}))["tokens"] == 1999);
+  const Finished refused = lathe_in(f, {"eval", "run", "text.txt", "--batches", "3"});
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.err, ContainsSubstring("--batches"));
+}
+
 }  // namespace
