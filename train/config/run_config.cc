@@ -289,6 +289,11 @@ void check(const LoadedConfig& loaded) {
          " are more ", block_size > 0 ? "tokens" : "samples",
          " than can be counted; lower train.steps");
   }
+  if (c.train.early_stop > 0 && c.train.eval_interval == 0) {
+    fail(Exit::usage, at("train.early_stop"),
+         ": train.early_stop counts evaluations, and train.eval_interval is 0; set it or leave "
+         "train.early_stop out");
+  }
   if (c.data.fold > 0 && c.data.fold >= c.data.folds) {
     fail(Exit::usage, at("data.fold"), ": data.fold = ", c.data.fold,
          " is not below data.folds = ", c.data.folds, "; folds are counted from 0");
@@ -421,6 +426,16 @@ void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::strin
     if (loaded.origins.contains(f.key) && ours != theirs && !from_data) refuse(f.key, ours, theirs);
     c.schema().set(&c, f.key, theirs, named_by);
   }
+}
+
+std::vector<std::string> config_warnings(const RunConfig& c) {
+  std::vector<std::string> all;
+  if (c.schedule.kind != "one_cycle" && c.schedule.warmup_steps >= c.train.steps) {
+    all.push_back(str("schedule.warmup_steps = ", c.schedule.warmup_steps,
+                      " is not below train.steps = ", c.train.steps,
+                      ", so the learning rate never reaches optim.lr; lower it"));
+  }
+  return all;
 }
 
 LoadedConfig load_config(const std::string& path, const Overrides& overrides) {

@@ -5,6 +5,7 @@
 #include "core/device.h"
 #include "core/io/log.h"
 #include "core/io/text.h"
+#include "dist/world.h"
 
 namespace lathe {
 
@@ -35,6 +36,9 @@ void log_header(const Session& session, const Data& data, const MfuBaseline& cei
 
   if (!source.empty()) log_info("weights   ", source);
   log_info("run       ", run, from.empty() ? "" : str(", resuming from ", from));
+  if (world().is_writer()) {
+    for (const std::string& warning : config_warnings(c)) log_warn(warning);
+  }
   log(Level::debug, "parameters\n" + parameter_table(session.params));
 }
 
