@@ -329,7 +329,7 @@ void check_models_agree(const Session& session) {
     world().check_same("train.threads", std::to_string(session.config.train.threads));
 }
 
-Exit train_here(LoadedConfig loaded, bool verify_data) {
+Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
   // Open everything that the config names before anything is created.
   resolve_init_from(loaded);
   resolve_adapter_base(loaded);
@@ -353,6 +353,10 @@ Exit train_here(LoadedConfig loaded, bool verify_data) {
   const bool can_forecast = open_device(loaded.config.train.device) == "cpu" &&
                             loaded.base.empty() && world().size() == 1;
   const auto needs = can_forecast ? std::optional(resource_needs(loaded, data)) : std::nullopt;
+  if (needs && needs->hopeless && !force) {
+    fail(Exit::memory, "the run needs ", needs->text,
+         "; `lathe plan CONFIG --fit` says how to make it fit, and --force true starts it anyway");
+  }
 
   Run trained(loaded, std::move(data), resume);
   check_models_agree(trained.session());
@@ -370,7 +374,7 @@ Exit train_here(LoadedConfig loaded, bool verify_data) {
 
 }  // namespace
 
-Exit train(LoadedConfig loaded, bool verify_data) {
+Exit train(LoadedConfig loaded, bool verify_data, bool force) {
   install_stop_handlers("after this step");
   if (const auto placement = placement_from_environment()) {
     check_shares(loaded, placement->size);
@@ -383,7 +387,7 @@ Exit train(LoadedConfig loaded, bool verify_data) {
   }
 
   try {
-    return train_here(std::move(loaded), verify_data);
+    return train_here(std::move(loaded), verify_data, force);
   } catch (const std::exception& e) {
     const auto* error = dynamic_cast<const Error*>(&e);
     if (error == nullptr || error->code() != Exit::peer_lost)

@@ -202,20 +202,28 @@ std::string text_for(const RunConfig& c, const Forecast& f, const std::string& c
       needs <= card.memory_bytes ? ", fits\n" : ", does not fit\n");
 }
 
-/// Returns what to change so that the run fits, as options of a command line.
-std::string text_of_fit(const LoadedConfig& loaded, const Overrides& given, const Forecast& f,
-                        const std::string& limit) {
+/// Prints what to change so that the run fits, as options of a command line. Returns Exit::no_fit
+/// where nothing is enough.
+Exit print_fit(const LoadedConfig& loaded, const Overrides& given, const Forecast& f,
+               const std::string& limit) {
   const int64_t bytes = limit == "true" ? free_memory() : parse_bytes(limit);
   const auto fit = find_fit(loaded.path, given, f, bytes);
   const std::string within =
       str(human(static_cast<double>(bytes)), limit == "true" ? " (free on this machine)" : "");
-  if (!fit)
-    return "fit                       nothing brings it within " + within +
-           "; take a smaller model\n";
-  if (fit->empty()) return "fit                       it stays within " + within + " as it is\n";
+  std::cout << "fit                       ";
+  if (!fit) {
+    std::cout << "nothing brings it within " << within << "; take a smaller model\n";
+    return Exit::no_fit;
+  }
+  if (fit->empty()) {
+    std::cout << "it stays within " << within << " as it is\n";
+    return Exit::done;
+  }
+
   std::string keys;
   for (const auto& [key, value] : *fit) keys += " --" + key + "=" + value;
-  return "fit                       within " + within + " with" + keys + "\n";
+  std::cout << "within " << within << " with" << keys << "\n";
+  return Exit::done;
 }
 
 Exit run_plan(const Arguments& a) {
@@ -238,10 +246,10 @@ Exit run_plan(const Arguments& a) {
   }
 
   std::cout << text_of(loaded.config, f, weight_lines(loaded));
-  if (!fit.empty()) std::cout << text_of_fit(loaded, key_arguments(a), f, fit);
+  const Exit code = fit.empty() ? Exit::done : print_fit(loaded, key_arguments(a), f, fit);
   if (!cards.empty()) std::cout << text_for(loaded.config, f, cards);
   std::cout << std::flush;
-  return Exit::done;
+  return code;
 }
 
 }  // namespace
@@ -254,7 +262,8 @@ Verb plan_verb() {
       "plan configs/gpt2_124m.toml --train.batch_size=4",
       {{"json", "one JSON object instead (false)"},
        {"fit",
-        "say what to change so that it stays within so much memory, as 8GB (what is free here)"},
+        "print what to change so that it stays within so much memory, as 8GB (what is free here); "
+        "exit code 10 where nothing is enough"},
        {"for", "also for GPUs that are not here, as 8xH100, by their makers' figures"}},
       true,
       1,
