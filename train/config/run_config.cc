@@ -455,8 +455,14 @@ LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
   for (const auto& [key, text] : overrides) {
     if (key == "model.kind") set_kind(loaded.config, text, str("command line: --", key, "=", text));
   }
+  // Each key is checked before the first error is reported, so that one call lists them all.
+  std::string errors;
   const auto take = [&](const std::string& key, const std::string& origin, const auto& set_it) {
-    if (key != "model.kind") set_it();
+    try {
+      if (key != "model.kind") set_it();
+    } catch (const Error& e) {
+      errors += (errors.empty() ? "" : "\n") + std::string(e.what());
+    }
     loaded.origins[key] = origin;
   };
   for (const auto& entry : file)
@@ -466,6 +472,8 @@ LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
   for (const auto& [key, text] : overrides)
     take(key, "command line",
          [&] { set_text(loaded, key, text, str("command line: --", key, "=", text)); });
+  if (!errors.empty()) fail(Exit::usage, errors);
+
   if (loaded.config.train.out_dir.empty())
     loaded.config.train.out_dir = (fs::path("runs") / fs::path(path).stem()).string();
   check(loaded);

@@ -284,7 +284,7 @@ void Run::log_summary() const {
     log_info("stopped early, by train.early_stop: no evaluation since step ", state_.best_step,
              " had a lower validation loss");
   }
-  log_info("finished  ", state_.step, " steps, ", state_.tokens, " ", unit_,
+  log_info("finished  ", quantity(state_.step, "step"), ", ", state_.tokens, " ", unit_,
            state_.val_loss ? format(", validation loss %.4f (best %.4f)", *state_.val_loss,
                                     *state_.best_val_loss)
                            : "");

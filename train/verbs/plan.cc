@@ -56,14 +56,6 @@ std::string weight_lines(const LoadedConfig& loaded) {
              weight_line(loaded, "  cast at each use        ", false, false));
 }
 
-/// Returns a time such as "31.4 ms", "12.3 s" or "5.2 hours".
-std::string human_time(double seconds) {
-  if (seconds < 10) return format("%.1f ms", 1e3 * seconds);
-  if (seconds < 600) return format("%.1f s", seconds);
-  return seconds < 36000 ? format("%.1f minutes", seconds / 60)
-                         : format("%.1f hours", seconds / 3600);
-}
-
 double units_of(const RunConfig& c) { return static_cast<double>(units_of_step(c)); }
 double micro_batches(const RunConfig& c) { return static_cast<double>(c.train.grad_accum); }
 
@@ -86,8 +78,12 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
   };
 
   const auto all = static_cast<double>(d.parameters), trained = static_cast<double>(d.trained);
-  line("parameters", format("%.0f (%.2f million)", all, all / 1e6) +
-                         (trained < all ? format(", %.0f of them trained", trained) : ""));
+  line("parameters",
+       format("%.0f", all) +
+           (all < 1e4 ? ""
+                      : format(" (%.*f %s)", all < 1e5 ? 3 : 2, all < 1e9 ? all / 1e6 : all / 1e9,
+                               all < 1e9 ? "million" : "billion")) +
+           (trained < all ? format(", %.0f of them trained", trained) : ""));
 
   // Parameters and the optimizer's state stay as they are made; the others are peaks of the steps.
   line("memory: parameters",
@@ -196,8 +192,7 @@ std::string text_for(const RunConfig& c, const Forecast& f, const std::string& c
       format("%.0f%%", 100 * reached), " of the published rate, communication not counted):\n",
       format("  time of a step          %.1f ms (%.0f %s/s), ", 1e3 * step_s, units_of(c) / step_s,
              f.dry.unit.c_str()),
-      format("%.1f hours for %lld steps\n", step_s * static_cast<double>(c.train.steps) / 3600,
-             static_cast<long long>(c.train.steps)),
+      human_time(step_s * static_cast<double>(c.train.steps)), " for ", c.train.steps, " steps\n",
       "  memory of each GPU      ", human(needs), " of ", human(card.memory_bytes),
       needs <= card.memory_bytes ? ", fits\n" : ", does not fit\n");
 }

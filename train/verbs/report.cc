@@ -134,8 +134,8 @@ Json run_json(const fs::path& run, const std::string& name) {
   for (const fs::path& checkpoint : list_checkpoints(curves.run())) {
     try {
       const RunState state = read_state(checkpoint);
-      json["machine"] = str(state.device_model, ", ", state.isa, ", ", state.threads,
-                            state.threads == 1 ? " thread" : " threads");
+      json["machine"] =
+          str(state.device_model, ", ", state.isa, ", ", quantity(state.threads, "thread"));
       break;
     } catch (const Error&) {  // an older one may be readable
     }

@@ -192,10 +192,9 @@ class Sweep {
 
   void say_plan() const {
     const size_t n = plan_.points.size();
-    log_info(
-        "sweep     ", n, n == 1 ? " run" : " runs", " of ", plan_.config, ", ", jobs_, " at a time",
-        threads_ == 0 ? "" : str(", ", threads_, threads_ == 1 ? " thread" : " threads", " each"),
-        ", in ", folder_.string());
+    log_info("sweep     ", n, n == 1 ? " run" : " runs", " of ", plan_.config, ", ", jobs_,
+             " at a time", threads_ == 0 ? "" : str(", ", quantity(threads_, "thread"), " each"),
+             ", in ", folder_.string());
 
     // One in eta of the points at a rung continues to the next.
     size_t there = n;

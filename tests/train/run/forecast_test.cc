@@ -371,7 +371,7 @@ TEST_CASE(
     return r.out;
   };
   const std::string large = plan({});
-  CHECK_THAT(large, ContainsSubstring("(1557.61 million)"));
+  CHECK_THAT(large, ContainsSubstring("(1.56 billion)"));
   CHECK_THAT(large, ContainsSubstring("from a smaller version that was measured"));
   CHECK_THAT(plan({"--model.kind=llama", "--model.n_head=2", "--model.n_embd=100000",
                    "--model.n_layer=2"}),
