@@ -192,9 +192,10 @@ class Sweep {
 
   void say_plan() const {
     const size_t n = plan_.points.size();
-    log_info("sweep     ", n, n == 1 ? " run" : " runs", " of ", plan_.config, ", ", jobs_,
-             " at a time", threads_ == 0 ? "" : str(", ", quantity(threads_, "thread"), " each"),
-             ", in ", folder_.string());
+    log_info("sweep     ", quantity(static_cast<int64_t>(n), "run"), " of ", plan_.config, ", ",
+             jobs_, " at a time",
+             threads_ == 0 ? "" : str(", ", quantity(threads_, "thread"), " each"), ", in ",
+             folder_.string());
 
     // One in eta of the points at a rung continues to the next.
     size_t there = n;
@@ -213,7 +214,8 @@ class Sweep {
                  : "");
 
     if (n_done() > 0) {
-      log_info("done      ", n_done(), " points so far; continuing");
+      log_info("done      ", quantity(static_cast<int64_t>(n_done()), "point"),
+               " so far; continuing");
     } else if (const auto ms = planned_ms(run_words(0))) {
       log_info("time      about ",
                duration_text(1e-3 * *ms * static_cast<double>(steps) / static_cast<double>(jobs_)),

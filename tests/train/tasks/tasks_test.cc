@@ -101,7 +101,7 @@ TEST_CASE("an evaluation's details are their definitions", "[tasks]") {
              .contains("confusion"));
 
   torch::manual_seed(1);
-  const at::Tensor said = torch::randn({50, 2}), is = said + 0.3 * torch::randn({50, 2});
+  const at::Tensor said = torch::randn({50, 2}) + 2, is = said + 0.3 * torch::randn({50, 2});
   facts = {.outputs = 2, .target_mean = {5e6, 1}, .target_scale = {1, 100}};
   const Json errors = details_of("regression", {said, is}, facts);
   double mean_r2 = 0;
