@@ -355,7 +355,7 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
   const auto needs = can_forecast ? std::optional(resource_needs(loaded, data)) : std::nullopt;
   if (needs && needs->hopeless && !force) {
     fail(Exit::memory, "the run needs ", needs->text,
-         "; `lathe plan CONFIG --fit` says how to make it fit, and --force true starts it anyway");
+         "; `lathe plan CONFIG --fit` prints how to make it fit, and --force true starts it anyway");
   }
 
   Run trained(loaded, std::move(data), resume);

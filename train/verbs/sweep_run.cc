@@ -313,7 +313,7 @@ class Sweep {
       if (failure_.empty()) {
         failure_ =
             str("point ", overrides_text(plan_.points[i]), " ended with exit code ", code, "; ",
-                point(i).string(), ".log says why; the same command resumes from there");
+                point(i).string(), ".log has the reason; the same command resumes from there");
         failure_code_ = code > 0 && code < 10 ? exit : Exit::internal;
       }
       ::raise(SIGTERM);  // stops the others, each with a checkpoint
