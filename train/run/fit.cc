@@ -40,26 +40,42 @@ std::optional<int64_t> resident(const std::string& path, const Overrides& given,
   }
 }
 
-/// Returns all combinations of precision, recomputation and optimizer that take less memory than
-/// the config's, those with fewer changes first. The first one changes nothing.
+/// Returns all combinations of precision, recomputation and optimizer that may take less memory
+/// than the config's, those with fewer changes first. The first one changes nothing.
 std::vector<Overrides> changes_to_try(const RunConfig& c) {
-  std::vector<Overrides> all{{}};
-  const auto add = [&](const char* key, const std::vector<std::string>& values) {
+  struct Combination {
+    int64_t changes = 0;
+    Overrides keys{};
+  };
+  std::vector<Combination> all{{}};
+  const auto add = [&](const std::vector<Overrides>& options) {
     for (size_t i = 0, n = all.size(); i < n; ++i) {
-      for (const std::string& value : values) {
-        all.push_back(all[i]);
-        all.back().emplace_back(key, value);
+      for (const Overrides& keys : options) {
+        all.push_back({all[i].changes + 1, all[i].keys});
+        all.back().keys.insert(all.back().keys.end(), keys.begin(), keys.end());
       }
     }
   };
 
-  if (c.amp.dtype == "fp32") add("amp.dtype", {"bf16"});
-  if (c.memory.recompute == "none") add("memory.recompute", {"blocks", "sqrt"});
-  if (c.optim.kind == "adam" || c.optim.kind == "adamw") add("optim.kind", {c.optim.kind + "8bit"});
+  // Low precision halves activations, but its copies and casts of the weights take memory as well.
+  if (c.amp.dtype == "fp32")
+    add({{{"amp.dtype", "bf16"}}});
+  else
+    add({{{"amp.working_copies", "false"}, {"amp.cache", "false"}}, {{"amp.dtype", "fp32"}}});
 
-  std::stable_sort(all.begin(), all.end(),
-                   [](const Overrides& a, const Overrides& b) { return a.size() < b.size(); });
-  return all;
+  std::vector<Overrides> policies{{{"memory.recompute", "blocks"}}, {{"memory.recompute", "sqrt"}}};
+  std::erase(policies, Overrides{{"memory.recompute", c.memory.recompute}});
+  add(policies);
+
+  if (c.optim.kind == "adam" || c.optim.kind == "adamw")
+    add({{{"optim.kind", c.optim.kind + "8bit"}}});
+
+  std::stable_sort(all.begin(), all.end(), [](const Combination& a, const Combination& b) {
+    return a.changes < b.changes;
+  });
+  std::vector<Overrides> keys;
+  for (const Combination& one : all) keys.push_back(one.keys);
+  return keys;
 }
 
 }  // namespace

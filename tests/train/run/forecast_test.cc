@@ -467,6 +467,34 @@ TEST_CASE("--fit tries every combination of its changes", "[forecast]") {
   CHECK(find_fit(path, given, now, now.peak_rss())->empty());
 }
 
+TEST_CASE("--fit does without the copies that bfloat16 keeps of the weights", "[forecast]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const std::string path = (f / "tiny.toml").string();
+  const Overrides given{
+      {"data.dir", (f / "data").string()}, {"model.n_layer", "8"},    {"model.n_embd", "256"},
+      {"model.block_size", "8"},           {"train.batch_size", "1"}, {"train.grad_accum", "1"},
+      {"model.vocab_size", "4000"},        {"amp.dtype", "bf16"}};
+  const auto needs = [&](const Overrides& more) {
+    Overrides all = given;
+    for (const auto& key : more) {
+      std::erase_if(all, [&](const auto& k) { return k.first == key.first; });
+      all.push_back(key);
+    }
+    return dry_step(load_config(path, all)).resident();
+  };
+  const std::pair<std::string, std::string> blocks{"memory.recompute", "blocks"},
+      root{"memory.recompute", "sqrt"}, small{"optim.kind", "adamw8bit"};
+
+  // Recomputation and 8-bit states alone are not enough.
+  const int64_t limit = needs({blocks, small}) - 1;
+  REQUIRE(limit < needs({root, small}));
+  const auto fit = find_fit(path, given, {.dry = dry_step(load_config(path, given))}, limit);
+  REQUIRE(fit);
+  CHECK(needs(*fit) <= limit);
+  CHECK((*fit)[0].first.starts_with("amp."));
+}
+
 TEST_CASE("plan --json has the keys that bench step measures, --fit what to change",
           "[forecast][process_memory]") {
   const TempFolder f(fast_folder());
