@@ -211,8 +211,9 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
     for (const auto& f : fields_) keys.push_back(f.key);
     std::string near = nearest(key, keys);
     // The same name in another section is a better suggestion than a similar spelling.
+    const size_t point = key.find('.');
     for (const auto& k : keys) {
-      if (k.substr(k.find('.')) == key.substr(std::min(key.find('.'), key.size()))) near = k;
+      if (point != std::string::npos && k.ends_with(key.substr(point))) near = k;
     }
     fail(Exit::usage, where, ": there is no key ", key,
          near.empty() ? "; `lathe config docs` lists them all" : "; did you mean " + near + "?");

@@ -21,6 +21,7 @@ enum class Exit : int {
   peer_lost = 7,
   busy = 8,  ///< run folder in use by another process
   memory = 9,
+  no_fit = 10,   ///< `plan --fit` found nothing that fits
   stopped = 75,  ///< a signal or time limit, with a checkpoint written: run it again to resume
 };
 

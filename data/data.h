@@ -124,8 +124,8 @@ class Data {
   /// Returns the training micro-batches; this object must outlive them.
   virtual std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes,
                                                     uint64_t seed) const = 0;
-  /// Returns the complete validation split, once, with a short last batch; or only its first
-  /// `batches` batches (of a mixture: of each source) where that is not 0.
+  /// Returns the complete validation split, once, with a short last batch; or, where `batches` is
+  /// not 0, a sample of that many batches, spread evenly over it and the same each time.
   virtual std::unique_ptr<EvaluationBatches> evaluation(const BatchSizes& sizes, int64_t batches,
                                                         at::Device device) const = 0;
   /// Returns a short identity of the contents of both splits, sampled in a fraction of a second.

@@ -9,6 +9,7 @@
 #include "core/rng.h"
 #include "data/example_manifest.h"
 #include "data/folder.h"
+#include "data/sampler.h"
 
 namespace lathe {
 namespace {
@@ -331,7 +332,10 @@ class ExampleEvaluation final : public EvaluationBatches {
     const int64_t n = std::min(batch_size_, end_ - at_);
     if (n == 0) return false;
     const auto buffers = data_.buffers(n);
-    for (int64_t b = 0; b < n; ++b) data_.put(data_.val_example(at_++), buffers, b, nullptr);
+    for (int64_t b = 0; b < n; ++b, ++at_) {
+      const int64_t i = end_ < data_.val_size() ? spread_index(at_, end_, data_.val_size()) : at_;
+      data_.put(data_.val_example(i), buffers, b, nullptr);
+    }
     batch = {buffers[0].to(device_), buffers[1].to(device_)};
     return true;
   }

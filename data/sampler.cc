@@ -57,4 +57,16 @@ MixtureSampler::Place MixtureSampler::operator()(int64_t n) const {
   return {source, round * (ends_[source] - begin) + at - begin};
 }
 
+int64_t spread_index(int64_t i, int64_t count, int64_t size) {
+  // i * size / count without a product that overflows.
+  const auto begin_of = [&](int64_t part) {
+    return part * (size / count) + part * (size % count) / count;
+  };
+  const int64_t begin = begin_of(i);
+  const auto r =
+      philox(counter(static_cast<uint64_t>(i), 0), make_key(0, hash_name("data/validation")));
+  const uint64_t random = uint64_t{r[1]} << 32 | r[0];
+  return begin + static_cast<int64_t>(random % static_cast<uint64_t>(begin_of(i + 1) - begin));
+}
+
 }  // namespace lathe

@@ -45,4 +45,9 @@ class MixtureSampler {
   uint64_t seed_;
 };
 
+/// Returns the i-th of `count` indices below `size`, ascending and spread evenly: one in each of
+/// `count` equal parts, at a position that depends on i alone, so that no period of the data
+/// coincides with it. Requires i < count <= size.
+int64_t spread_index(int64_t i, int64_t count, int64_t size);
+
 }  // namespace lathe

@@ -110,52 +110,72 @@ class Windows final : public TrainingBatches {
   std::optional<MixtureSampler> mixture_;
 };
 
+/// The windows of a split in order: all of them, or a sample that is spread evenly over the
+/// complete ones. A remainder shorter than a window is a batch of its own.
 class EvaluationWindows final : public EvaluationBatches {
  public:
   EvaluationWindows(const std::vector<WindowSource>& sources, const BatchSizes& sizes,
                     int64_t batches, at::Device device, const WindowKind& kind)
-      : sources_(sources),
-        sizes_(sizes),
-        batches_(batches),
-        device_(device),
-        layout_(sources, kind) {}
+      : sources_(sources), sizes_(sizes), device_(device), layout_(sources, kind) {
+    int64_t complete = 0;
+    for (const WindowSource& s : sources) complete += targets_of(s) / sizes.block_size;
+
+    // Dividing keeps a huge `batches` from overflowing.
+    const bool samples = batches > 0 && batches <= complete / sizes.batch_size;
+    for (int64_t end = 0; const WindowSource& s : sources) {
+      const int64_t partial = !samples && targets_of(s) % sizes.block_size > 0 ? 1 : 0;
+      ends_.push_back(end += targets_of(s) / sizes.block_size + partial);
+    }
+    count_ = samples ? batches * sizes.batch_size : ends_.back();
+  }
 
   bool next(Batch& batch) override {
-    while (at_ >= end_of(source_)) {
-      at_ = 0;
-      if (++source_ >= sources_.size()) return false;
+    if (at_ == count_) return false;
+
+    // Rows of a batch have the same source and length.
+    std::vector<Window> rows{window(at_)};
+    for (++at_; at_ < count_ && std::ssize(rows) < sizes_.batch_size; ++at_) {
+      const Window w = window(at_);
+      if (w.source != rows[0].source || w.length != rows[0].length) break;
+      rows.push_back(w);
     }
 
-    // A remainder shorter than a window becomes a batch of one row.
-    const int64_t left = end_of(source_) - at_, t = std::min(sizes_.block_size, left);
-    const int64_t rows = std::min(sizes_.batch_size, left / t);
-    std::vector<at::Tensor> buffers = layout_.make(rows, t);
-    for (int64_t row = 0; row < rows; ++row)
-      layout_.fill(buffers, row, *sources_[source_].tokens, at_ + row * t, sizes_.vocab_size);
-    at_ += rows * t;
+    const WindowSource& source = sources_[rows[0].source];
+    std::vector<at::Tensor> buffers = layout_.make(std::ssize(rows), rows[0].length);
+    for (int64_t row = 0; row < std::ssize(rows); ++row)
+      layout_.fill(buffers, row, *source.tokens, rows[static_cast<size_t>(row)].begin,
+                   sizes_.vocab_size);
 
     for (at::Tensor& buffer : buffers) buffer = buffer.to(device_);
     batch = layout_.batch_of(buffers);
-    batch.source = sources_[source_].name;
+    batch.source = source.name;
     return true;
   }
 
  private:
-  int64_t end_of(size_t source) const {
-    if (source >= sources_.size()) return 0;
-    // The last token is only a target. Dividing keeps a huge `batches_` from overflowing.
-    const int64_t end = sources_[source].tokens->size() - 1,
-                  each = sizes_.batch_size * sizes_.block_size;
-    return batches_ > 0 && batches_ <= end / each ? batches_ * each : end;
+  struct Window {
+    size_t source;
+    int64_t begin, length;
+  };
+  /// Returns the n-th window of this evaluation.
+  Window window(int64_t n) const {
+    const int64_t index = count_ < ends_.back() ? spread_index(n, count_, ends_.back()) : n;
+    const auto source =
+        static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), index) - ends_.begin());
+    const int64_t begin = (index - (source == 0 ? 0 : ends_[source - 1])) * sizes_.block_size;
+    return {source, begin, std::min(sizes_.block_size, targets_of(sources_[source]) - begin)};
+  }
+  /// Returns how many tokens of a source are targets: all but the first.
+  static int64_t targets_of(const WindowSource& s) {
+    return std::max<int64_t>(0, s.tokens->size() - 1);
   }
 
   std::vector<WindowSource> sources_;
   BatchSizes sizes_;
-  int64_t batches_;
   at::Device device_;
   WindowLayout layout_;
-  size_t source_ = 0;
-  int64_t at_ = 0;
+  std::vector<int64_t> ends_;  // of each source's range of windows
+  int64_t at_ = 0, count_ = 0;
 };
 
 }  // namespace

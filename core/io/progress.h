@@ -8,7 +8,7 @@
 
 namespace lathe {
 
-/// Returns "1:02:03", "4:05".
+/// Returns "4:05", "1:02:03", "346 days".
 std::string duration_text(double seconds);
 
 /// Returns whether text on a terminal may have colors: NO_COLOR is not set.

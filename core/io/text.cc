@@ -111,4 +111,37 @@ std::optional<int> integer_between(const std::string& text, int least, int most)
   return value;
 }
 
+std::string count_text(double n) {
+  if (n < 1e4) return format("%.0f", n);
+  if (n < 1e5) return format("%.1fk", n / 1e3);
+  return n < 1e9 ? format("%.2fM", n / 1e6) : format("%.2fB", n / 1e9);
+}
+
+std::string human_time(double seconds) {
+  constexpr double hour = 3600, day = 24 * hour;
+  if (seconds < 1) return format("%.1f ms", 1e3 * seconds);
+  if (seconds < 600) return format("%.1f s", seconds);
+  if (seconds < 10 * hour) {
+    return seconds < 2 * hour ? format("%.1f minutes", seconds / 60)
+                              : format("%.1f hours", seconds / hour);
+  }
+  if (seconds < 3 * day) return format("%.0f hours", seconds / hour);
+  return format(seconds < 10 * day ? "%.1f days" : "%.0f days", seconds / day);
+}
+
+std::string short_number(double x, int digits) {
+  std::string text = format("%.*g", digits, x);
+  // printf writes at least two digits of an exponent.
+  if (const size_t e = text.find('e'); e != std::string::npos) {
+    const size_t first = e + 2;
+    while (first + 1 < text.size() && text[first] == '0') text.erase(first, 1);
+    if (text[e + 1] == '+') text.erase(e + 1, 1);
+  }
+  return text;
+}
+
+std::string quantity(int64_t n, const std::string& noun) {
+  return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
+}
+
 }  // namespace lathe

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,6 +32,15 @@ std::string replace_all(std::string_view text, std::string_view what, std::strin
 
 /// Returns what printf would print.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
+
+/// Returns a count of parameters or the like: "824", "25.3k", "0.81M", "8.03B".
+std::string count_text(double n);
+/// Returns a time such as "31.4 ms", "12.3 s", "15.0 minutes", "5.2 hours" or "346 days".
+std::string human_time(double seconds);
+/// Returns a number with so many significant digits at most: "0.0032", "3.2e-5".
+std::string short_number(double x, int digits);
+/// Returns "1 thread", "2 threads".
+std::string quantity(int64_t n, const std::string& noun);
 
 /// Returns a text that is an integer from `least` to `most` and nothing else.
 std::optional<int> integer_between(const std::string& text, int least, int most);

@@ -8,6 +8,7 @@
 #include "lathe/core/io/checksum.h"
 #include "lathe/core/rng.h"
 #include "lathe/data/folder.h"
+#include "lathe/data/sampler.h"
 #include "own_task.h"
 
 namespace own {
@@ -105,7 +106,12 @@ class Validation final : public EvaluationBatches {
     const int64_t n = std::min(batch_size_, end_ - at_);
     if (n == 0) return false;
     const auto buffers = series_.buffers(n);
-    for (int64_t row = 0; row < n; ++row) series_.put(series_.train_size() + at_++, buffers, row);
+    for (int64_t row = 0; row < n; ++row, ++at_) {
+      // A part of the split is spread evenly over it.
+      const int64_t i =
+          end_ < series_.val_size() ? spread_index(at_, end_, series_.val_size()) : at_;
+      series_.put(series_.train_size() + i, buffers, row);
+    }
     batch = {buffers[0].to(device_), buffers[1].to(device_)};
     return true;
   }

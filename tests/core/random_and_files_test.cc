@@ -7,6 +7,7 @@
 #include "core/io/checksum.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
+#include "core/io/text.h"
 #include "core/io/toml.h"
 #include "core/memory.h"
 #include "core/rng.h"
@@ -142,6 +143,27 @@ TEST_CASE("the allocator hands blocks out again and counts by category", "[rando
   }
   CHECK(memory_stats().total == before.total);
   CHECK_THAT(error_of([] { at::empty({int64_t{1} << 50}); }), ContainsSubstring("out of memory"));
+}
+
+TEST_CASE("numbers are printed as people write them", "[random_and_files]") {
+  CHECK(count_text(824) == "824");
+  CHECK(count_text(25'300) == "25.3k");
+  CHECK(count_text(810'000) == "0.81M");
+  CHECK(count_text(124'439'808) == "124.44M");
+  CHECK(count_text(8'030'261'248) == "8.03B");
+  CHECK(human_time(0.0314) == "31.4 ms");
+  CHECK(human_time(9) == "9.0 s");
+  CHECK(human_time(900) == "15.0 minutes");
+  CHECK(human_time(5.2 * 3600) == "5.2 hours");
+  CHECK(human_time(30 * 3600) == "30 hours");
+  CHECK(human_time(4.5 * 86400) == "4.5 days");
+  CHECK(human_time(346 * 86400) == "346 days");
+  CHECK(short_number(3e-5, 3) == "3e-5");
+  CHECK(short_number(0.0003162, 3) == "0.000316");
+  CHECK(short_number(1.5e20, 2) == "1.5e20");
+  CHECK(short_number(0, 2) == "0");
+  CHECK(quantity(1, "thread") == "1 thread");
+  CHECK(quantity(0, "step") == "0 steps");
 }
 
 }  // namespace

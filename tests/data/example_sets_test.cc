@@ -446,7 +446,11 @@ TEST_CASE("evaluation goes through the validation split in order, its last batch
   }
   CHECK(all_val(*data, 7, 2).inputs.size(0) == 14);
   CHECK(all_val(*data, 7, 99).inputs.size(0) == 30);
-  CHECK(torch::equal(all_val(*data, 7, 2).inputs, all_val(*data, 4).inputs.slice(0, 0, 14)));
+  // A part is in order as well, and the same examples whatever the batches' size.
+  const auto part = rows_of(all_val(*data, 7, 2), m.inputs.mean[0], m.inputs.scale[0]);
+  CHECK(std::set<int64_t>(part.begin(), part.end()).size() == 14);
+  CHECK(std::is_sorted(part.begin(), part.end()));
+  CHECK(all_val(*data, 14, 1).inputs.equal(all_val(*data, 7, 2).inputs));
 }
 
 TEST_CASE("keys that do not fit the data are reported", "[example_sets]") {
@@ -582,6 +586,23 @@ TEST_CASE("a changed byte is found by verify, the hash and the manifest's own ch
   write_file(dir / "manifest.json", changed);
   CHECK_THAT(error_of([&] { open_examples(config_of(dir)); }),
              ContainsSubstring("its own checksum differs"));
+}
+
+TEST_CASE("a part of an evaluation has sorted classes in their shares", "[example_sets]") {
+  const TempFolder f;
+  Table table = numbered(200, 1);
+  for (size_t i = 0; i < 200; ++i) table.targets[i] = i < 40 ? 0 : i < 120 ? 1 : 2;
+  DataConfig c = config_of(prepared(f, table, {.val_share = 0}));
+  c.folds = 2;
+  const auto data = open_data(c);
+  REQUIRE(data->val_size() == 100);
+
+  const auto counts = [&](int64_t batches) {
+    return torch::bincount(all_val(*data, 4, batches).targets, {}, 3);
+  };
+  CHECK(counts(5).equal(torch::tensor({4, 8, 8}, at::kLong)));
+  CHECK(counts(25).equal(torch::tensor({20, 40, 40}, at::kLong)));
+  CHECK(all_val(*data, 4, 5).inputs.equal(all_val(*data, 4, 5).inputs));
 }
 
 }  // namespace

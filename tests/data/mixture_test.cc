@@ -111,6 +111,16 @@ TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets other
   }
   CHECK(scored == std::map<std::string, int64_t>{{"aa", 799}, {"bb", 799}, {"cc", 7999}});
   CHECK(data->val_size() == 9600);
+  // A part of it: every source by its tokens, and batches of one source each.
+  scored.clear();
+  const auto part = data->evaluation({4, 16, 256}, 15, at::kCPU);
+  for (Batch b; part->next(b);) {
+    CHECK((b.inputs == b.source[0]).all().item<bool>());
+    scored[b.source] += b.targets.size(0);
+  }
+  // 60 windows of 597: 4.9 of aa and of bb, and 50.2 of cc.
+  CHECK(scored["aa"] + scored["bb"] + scored["cc"] == 60);
+  CHECK((std::abs(scored["aa"] - 5) <= 1 && std::abs(scored["bb"] - 5) <= 1));
   data->verify();
 
   const auto told = [&](const std::string& mix) {

@@ -1,6 +1,7 @@
 // Tokenizers, shards in every layout, windows, the loader.
 #include <ATen/TensorOperators.h>
 
+#include <numeric>
 #include <set>
 
 #include "data/loader.h"
@@ -166,6 +167,50 @@ TEST_CASE("evaluation scores every target once, the short last window too",
   int64_t scored = 0;
   for (Batch b; two->next(b);) scored += b.targets.numel();
   CHECK(scored == 32);
+}
+
+TEST_CASE("a part of an evaluation is spread evenly over the split, the same each time",
+          "[shards_and_windows]") {
+  const TempFolder f;
+  std::vector<uint16_t> ids(1605);  // 100 windows and 4 more targets
+  std::iota(ids.begin(), ids.end(), uint16_t{0});
+  write_file(f / "val.bin", packed(ids));
+  const TokenData tokens(f.path());
+  const auto windows_of = [&](int64_t batches) {
+    std::vector<int64_t> begins;
+    const auto windows = tokens.evaluation({4, 16, 2000}, batches, at::kCPU);
+    for (Batch b; windows->next(b);) {
+      CHECK(b.inputs.sizes() == at::IntArrayRef({4, 16}));
+      for (int64_t row = 0; row < b.inputs.size(0); ++row) {
+        REQUIRE(b.inputs[row][0].item<int64_t>() % 16 == 0);
+        begins.push_back(b.inputs[row][0].item<int64_t>() / 16);
+      }
+    }
+    return begins;
+  };
+
+  // One window of each of 20 equal parts, and no fixed distance between them.
+  const auto sample = windows_of(5);
+  REQUIRE(sample.size() == 20);
+  std::set<int64_t> places;
+  for (size_t i = 0; i < 20; ++i) {
+    CHECK(sample[i] / 5 == static_cast<int64_t>(i));
+    places.insert(sample[i] % 5);
+  }
+  CHECK(places.size() == 5);
+  CHECK(windows_of(5) == sample);
+  CHECK(windows_of(25).size() == 100);  // all complete windows
+
+  // Parts of different lengths hold as many windows to one.
+  for (const int64_t size : {7, 23, 100}) {
+    for (int64_t count = 1; count <= size; ++count) {
+      for (int64_t i = 0, last = -1; i < count; ++i) {
+        const int64_t at = spread_index(i, count, size);
+        REQUIRE((at > last && at >= i * size / count && at < (i + 1) * size / count));
+        last = at;
+      }
+    }
+  }
 }
 
 }  // namespace

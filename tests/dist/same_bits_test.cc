@@ -78,6 +78,26 @@ TEST_CASE("kinds, precisions and optimizers have the same bits on 1, 2 and 4 pro
   }
 }
 
+TEST_CASE("all processes end by train.early_stop after the same step", "[same_bits]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, small_gpt);
+  for (const int ranks : {1, 2}) {
+    const Finished done = train_on(
+        f, ranks, "kind.toml", std::to_string(ranks),
+        {"--train.steps=40", "--train.grad_accum=2", "--train.batch_size=4", "--train.early_stop=2",
+         "--train.eval_interval=2", "--optim.lr=0.5", "--dist.timeout=60"});
+    INFO(done.out << done.err);
+    REQUIRE(done.code == 0);
+    CHECK(done.out.find("stopped early") != std::string::npos);
+  }
+  const auto last = [&](const std::string& run) {
+    return *lathe::test::names(f / ("runs/" + run + "/checkpoints")).rbegin();
+  };
+  CHECK(last("1") < "step-00000040");
+  CHECK((results_of(f / "runs/1", last("1")) == results_of(f / "runs/2", last("1"))));
+}
+
 TEST_CASE("bits are the same on 8 processes, and whatever the buckets are", "[same_bits]") {
   Runs runs;
   const Cell cell{small_gpt, {"--train.grad_accum=8", "--train.batch_size=2"}};

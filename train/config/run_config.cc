@@ -289,6 +289,11 @@ void check(const LoadedConfig& loaded) {
          " are more ", block_size > 0 ? "tokens" : "samples",
          " than can be counted; lower train.steps");
   }
+  if (c.train.early_stop > 0 && c.train.eval_interval == 0) {
+    fail(Exit::usage, at("train.early_stop"),
+         ": train.early_stop counts evaluations, and train.eval_interval is 0; set it or leave "
+         "train.early_stop out");
+  }
   if (c.data.fold > 0 && c.data.fold >= c.data.folds) {
     fail(Exit::usage, at("data.fold"), ": data.fold = ", c.data.fold,
          " is not below data.folds = ", c.data.folds, "; folds are counted from 0");
@@ -429,6 +434,16 @@ void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::strin
   }
 }
 
+std::vector<std::string> config_warnings(const RunConfig& c) {
+  std::vector<std::string> all;
+  if (c.schedule.kind != "one_cycle" && c.schedule.warmup_steps >= c.train.steps) {
+    all.push_back(str("schedule.warmup_steps = ", c.schedule.warmup_steps,
+                      " is not below train.steps = ", c.train.steps,
+                      ", so the learning rate never reaches optim.lr; lower it"));
+  }
+  return all;
+}
+
 LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
   LoadedConfig loaded;
   loaded.path = path;
@@ -446,8 +461,14 @@ LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
   for (const auto& [key, text] : overrides) {
     if (key == "model.kind") set_kind(loaded.config, text, str("command line: --", key, "=", text));
   }
+  // Each key is checked before the first error is reported, so that one call lists them all.
+  std::string errors;
   const auto take = [&](const std::string& key, const std::string& origin, const auto& set_it) {
-    if (key != "model.kind") set_it();
+    try {
+      if (key != "model.kind") set_it();
+    } catch (const Error& e) {
+      errors += (errors.empty() ? "" : "\n") + std::string(e.what());
+    }
     loaded.origins[key] = origin;
   };
   for (const auto& entry : file)
@@ -457,6 +478,8 @@ LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
   for (const auto& [key, text] : overrides)
     take(key, "command line",
          [&] { set_text(loaded, key, text, str("command line: --", key, "=", text)); });
+  if (!errors.empty()) fail(Exit::usage, errors);
+
   if (loaded.config.train.out_dir.empty())
     loaded.config.train.out_dir = (fs::path("runs") / fs::path(path).stem()).string();
   check(loaded);

@@ -42,7 +42,14 @@ struct TrainConfig {
               "steps between evaluations; 0: none. With it, one also before the first step and "
               "after the last",
               at_least(0))
-  LATHE_FIELD(int64_t, eval_batches, 0, "batches of an evaluation; 0: the whole validation split",
+  LATHE_FIELD(
+      int64_t, eval_batches, 0,
+      "batches of an evaluation, spread evenly over the validation split and the same each time; "
+      "0: all of it",
+      at_least(0))
+  LATHE_FIELD(int64_t, early_stop, 0,
+              "evaluations in a row without a lower validation loss after which the run ends; 0: "
+              "it trains all steps",
               at_least(0))
   LATHE_FIELD(int64_t, log_interval, 10, "steps between lines of metrics.jsonl", at_least(1))
   LATHE_FIELD(int64_t, sample_interval, 0, "steps between samples that a person can read; 0: none",
@@ -212,6 +219,9 @@ std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 /// Takes [model], but for dropout, from what `key` names. Exit::usage where a key was given
 /// otherwise.
 void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& key);
+
+/// Returns a sentence for each pair of keys that are allowed together but hardly meant so.
+std::vector<std::string> config_warnings(const RunConfig& config);
 
 /// Keys of a config and their texts, as on a command line.
 using Overrides = std::vector<std::pair<std::string, std::string>>;

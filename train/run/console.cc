@@ -5,6 +5,7 @@
 #include "core/device.h"
 #include "core/io/log.h"
 #include "core/io/text.h"
+#include "dist/world.h"
 
 namespace lathe {
 
@@ -20,12 +21,14 @@ void log_header(const Session& session, const Data& data, const MfuBaseline& cei
       sizes += str(", ", f.key, " ", *size);
   }
 
-  log_info("model     ", c.model.kind, ", ", format("%.2f", all / 1e6), "M parameters",
-           trained < all ? format(" (%.2fM trained)", trained / 1e6) : "", sizes);
+  log_info("model     ", c.model.kind, ", ", count_text(all), " parameters",
+           trained < all ? " (" + count_text(trained) + " trained)" : "", sizes);
   log_info("data      ", c.data.dir, ", ", data.train_size(), " training ", unit,
            data.val_size() > 0 ? str(", ", data.val_size(), " for validation") : "");
   log_info("device    ", device_model(session.device_name),
-           session.device.is_cuda() ? "" : str(", ", c.train.threads, " threads, ", cpu_isa()));
+           session.device.is_cuda()
+               ? ""
+               : str(", ", quantity(c.train.threads, "thread"), ", ", cpu_isa()));
   log_info("precision ", precision_text(session));
   if (const auto& peak = ceiling.known(); peak && peak->young()) {
     log_info("mfu       against a matmul ceiling of ", format("%.0f", peak->rate / 1e9),
@@ -35,6 +38,9 @@ void log_header(const Session& session, const Data& data, const MfuBaseline& cei
 
   if (!source.empty()) log_info("weights   ", source);
   log_info("run       ", run, from.empty() ? "" : str(", resuming from ", from));
+  if (world().is_writer()) {
+    for (const std::string& warning : config_warnings(c)) log_warn(warning);
+  }
   log(Level::debug, "parameters\n" + parameter_table(session.params));
 }
 

@@ -58,6 +58,13 @@ void read_range(RangeTest& t) {
     const double slope = (t.loss[i + 2] - t.loss[i - 2]) / std::log(t.lr[i + 2] / t.lr[i - 2]);
     if (slope < best) best = slope, t.steepest = t.lr[i];
   }
+  // Less than a tenth of the fall, or of a hundredth of the loss, may be noise.
+  if (const auto least = std::min_element(t.loss.begin(), t.loss.end()); least != t.loss.end()) {
+    const double rise = *std::max_element(least, t.loss.end()) - *least;
+    const double noise = 0.1 * std::max(t.loss.front() - *least, 0.01 * std::fabs(*least));
+    if (rise > noise || t.diverged > 0)
+      t.lowest = t.lr[static_cast<size_t>(least - t.loss.begin())];
+  }
   for (size_t i = 0; i < t.loss.size() && t.diverged == 0; ++i) {
     if (t.loss[i] > 1.1 * t.loss.front()) t.diverged = t.lr[i];
   }

@@ -16,11 +16,12 @@ struct RangeTest {
       0;  ///< a rate to train with: the loss fell fastest over log(rate) there; 0: never
   double diverged =
       0;  ///< the rate where the loss rose 10% above its first value or was not finite; 0: nowhere
+  double lowest = 0;  ///< the rate of the lowest loss, if it rises from there; 0: it never does
 };
 /// Runs up to `steps` training steps, from rate `from` to rate `to`; ends early where the loss
 /// diverges. Trains the session, and sets its schedule to a constant rate.
 RangeTest lr_range_test(Session& session, const Data& data, double from, double to, int64_t steps);
-/// Sets `steepest`, and `diverged` unless it is set, from the smoothed losses.
+/// Sets `steepest`, `lowest`, and `diverged` unless it is set, from the smoothed losses.
 void read_range(RangeTest& test);
 
 /// Gradient noise: the batch size beyond which a larger batch improves the gradient little

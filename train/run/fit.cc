@@ -1,5 +1,6 @@
 // The search changes the micro-batch first, with as many micro-batches as keep the global batch;
-// then precision, recomputation and optimizer. Each candidate is a dry run.
+// then precision, recomputation and optimizer, one of them, then two, then all. Each candidate is a
+// dry run.
 #include "train/run/fit.h"
 
 #include <algorithm>
@@ -39,6 +40,44 @@ std::optional<int64_t> resident(const std::string& path, const Overrides& given,
   }
 }
 
+/// Returns all combinations of precision, recomputation and optimizer that may take less memory
+/// than the config's, those with fewer changes first. The first one changes nothing.
+std::vector<Overrides> changes_to_try(const RunConfig& c) {
+  struct Combination {
+    int64_t changes = 0;
+    Overrides keys{};
+  };
+  std::vector<Combination> all{{}};
+  const auto add = [&](const std::vector<Overrides>& options) {
+    for (size_t i = 0, n = all.size(); i < n; ++i) {
+      for (const Overrides& keys : options) {
+        all.push_back({all[i].changes + 1, all[i].keys});
+        all.back().keys.insert(all.back().keys.end(), keys.begin(), keys.end());
+      }
+    }
+  };
+
+  // Low precision halves activations, but its copies and casts of the weights take memory as well.
+  if (c.amp.dtype == "fp32")
+    add({{{"amp.dtype", "bf16"}}});
+  else
+    add({{{"amp.working_copies", "false"}, {"amp.cache", "false"}}, {{"amp.dtype", "fp32"}}});
+
+  std::vector<Overrides> policies{{{"memory.recompute", "blocks"}}, {{"memory.recompute", "sqrt"}}};
+  std::erase(policies, Overrides{{"memory.recompute", c.memory.recompute}});
+  add(policies);
+
+  if (c.optim.kind == "adam" || c.optim.kind == "adamw")
+    add({{{"optim.kind", c.optim.kind + "8bit"}}});
+
+  std::stable_sort(all.begin(), all.end(), [](const Combination& a, const Combination& b) {
+    return a.changes < b.changes;
+  });
+  std::vector<Overrides> keys;
+  for (const Combination& one : all) keys.push_back(one.keys);
+  return keys;
+}
+
 }  // namespace
 
 int64_t free_memory() {
@@ -49,8 +88,17 @@ int64_t free_memory() {
   }
   const auto limit = number_in("/sys/fs/cgroup/memory.max"),
              used = number_in("/sys/fs/cgroup/memory.current");
-  if (limit && used) free = std::min(free, std::max<int64_t>(0, *limit - *used));
-  return free;
+  if (!limit || !used) return free;
+
+  // The cache of files counts as used, and is given up where memory is asked for.
+  int64_t cached = 0;
+  std::ifstream statistics("/sys/fs/cgroup/memory.stat");
+  for (std::string line; std::getline(statistics, line);) {
+    for (const std::string name : {"inactive_file ", "active_file "}) {
+      if (line.starts_with(name)) cached += std::stoll(line.substr(name.size()));
+    }
+  }
+  return std::min(free, std::max<int64_t>(0, *limit - *used + cached));
 }
 
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
@@ -72,6 +120,7 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
 
   ResourceNeeds needs;
   needs.enough = memory <= free && (error || disk <= room);
+  needs.hopeless = memory > 1.5 * free;
   needs.text = format("about %.2f GB of memory (%.2f GB free), %.2f GB of disk for checkpoints",
                       memory / 1e9, free / 1e9, disk / 1e9);
   if (!error) needs.text += format(" (%.1f GB free)", room / 1e9);
@@ -122,40 +171,17 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
     return needs && *needs <= bytes ? std::optional(all) : std::nullopt;
   };
 
-  Overrides change;
   // Needs grow with the micro-batch, so a bisection finds the largest with few dry runs.
-  const auto largest = [&]() -> std::optional<Overrides> {
+  const auto largest = [&](const Overrides& change) -> std::optional<Overrides> {
     if (!fits(change, 1)) return std::nullopt;
     const auto first = std::partition_point(batches.begin(), batches.end() - 1,
                                             [&](int64_t b) { return !fits(change, b); });
     return fits(change, *first);
   };
 
-  // A key that this config can't have is dropped again.
-  const auto set = [&](const std::string& key, const std::string& value) {
-    std::erase_if(change, [&](const auto& k) { return k.first == key; });
-    change.emplace_back(key, value);
-    if (resident(path, given, change, 0)) return true;
-    change.pop_back();  // invalid for this model
-    return false;
-  };
-
-  // Changes add up: each is tried together with those before it.
-  if (auto found = largest()) return found;
-  if (c.amp.dtype == "fp32" && set("amp.dtype", "bf16")) {
-    if (auto found = largest()) return found;
+  for (const Overrides& change : changes_to_try(c)) {
+    if (auto found = largest(change)) return found;
   }
-
-  for (const char* policy : {"blocks", "sqrt"}) {
-    if (c.memory.recompute == "none" && set("memory.recompute", policy)) {
-      if (auto found = largest()) return found;
-    }
-  }
-
-  const std::string& kind = c.optim.kind;
-  if ((kind == "adam" || kind == "adamw") &&
-      set("optim.kind", kind == "adam" ? "adam8bit" : "adamw8bit"))
-    return largest();
   return std::nullopt;
 }
 

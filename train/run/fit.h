@@ -22,15 +22,16 @@ int64_t parse_bytes(const std::string& text);
 struct ResourceNeeds {
   std::string text;
   bool enough = true;
+  bool hopeless = false;  ///< one and a half times the free memory would not be enough
 };
 /// Returns the needs from a dry run. Call it before the run takes its memory.
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 
 /// Returns what to change so that a run stays within `bytes` of resident memory: the largest
 /// micro-batch, with as many micro-batches as keep the global batch; where one sequence is too
-/// much, also bfloat16, then recomputation, then an optimizer with less state. `path` and `given`
-/// are those of the config. Returns no overrides where the run fits as it is, and nullopt where no
-/// change is enough.
+/// much, also another precision, recomputation, an optimizer with less state, or as many of these
+/// as it takes. `path` and `given` are those of the config. Returns no overrides where the run fits
+/// as it is, and nullopt where no combination is enough.
 std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
                                   const Forecast& now, int64_t bytes);
 

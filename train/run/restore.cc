@@ -2,6 +2,7 @@
 
 #include "core/device.h"
 #include "core/io/log.h"
+#include "core/io/text.h"
 #include "dist/world.h"
 #include "train/formats/source.h"
 #include "train/transforms/adapters.h"
@@ -22,7 +23,7 @@ void restore_threads(const RunState& saved, const LoadedConfig& loaded, Session&
     configure_backend(session.device_name, static_cast<int>(saved.threads),
                       session.config.amp.tf32);
   } else if (session.config.train.threads != saved.threads) {
-    log_warn("the run used ", saved.threads, " threads and resumes with ",
+    log_warn("the run used ", quantity(saved.threads, "thread"), " and resumes with ",
              session.config.train.threads, ": bits will differ");
   }
 }

@@ -108,9 +108,9 @@ void CheckpointSaver::finish() {
   const double run = seconds_since(begin_);
   const double all = times_.copy_s + times_.wait_s + times_.write_s;
   log_info(
-      format("saved     %lld checkpoints; training stood still for them for %.2f s, %.2f%% of the "
-             "time",
-             static_cast<long long>(times_.saves), all, 100 * all / run),
+      "saved     ", quantity(times_.saves, "checkpoint"),
+      format("; training stood still for them for %.2f s, %.2f%% of the time", all,
+             100 * all / run),
       async_
           ? format(" (copies %.2f s, %lld waits for the save before %.2f s, the last save %.2f s)",
                    times_.copy_s, static_cast<long long>(times_.waits), times_.wait_s,

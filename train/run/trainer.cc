@@ -33,9 +33,7 @@ class Run {
 
   const Session& session() const { return session_; }
   /// Returns whether nothing is left to train or to evaluate.
-  bool is_finished() const {
-    return state_.step >= session_.config.train.steps && !state_.eval_due;
-  }
+  bool is_finished() const { return is_trained() && !state_.eval_due; }
   /// Reports that the run is finished. Its record stays as it is, but for what an interrupted save
   /// left behind.
   Exit report_already_finished() const;
@@ -45,6 +43,11 @@ class Run {
   Exit train(const FolderLock* lock, const std::optional<ResourceNeeds>& needs);
 
  private:
+  bool has_stalled() const {
+    const TrainConfig& c = session_.config.train;
+    return lathe::has_stalled(state_, c.eval_interval, c.early_stop);
+  }
+  bool is_trained() const { return state_.step >= session_.config.train.steps || has_stalled(); }
   void log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline& ceiling) const;
   MetricsSinks open_run_folder();
   bool evaluate(MetricsSinks& metrics, StopController& stop);
@@ -109,7 +112,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   // An evaluation that was interrupted runs first, so metrics.jsonl has the same lines.
   if (restored_.checkpoint.empty()) state_.eval_due = c.train.eval_interval > 0;
   if (state_.eval_due && !evaluate(metrics, stop)) return save_and_stop(checkpoints, stop);
-  if (state_.step >= c.train.steps) {
+  if (is_trained()) {
     check_last_validation();
     checkpoints.save(/*now=*/true);
     return finish(checkpoints);
@@ -150,16 +153,21 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
     // An evaluation that a stop cut short remains due, and runs first when the run resumes.
     const bool evaluated = due.evaluate && evaluate(metrics, stop);
     const bool improved = evaluated && c.checkpoint.keep_best && state_.best_step == state_.step;
-    if (due.last) check_last_validation();
+    const bool last = due.last || (evaluated && has_stalled());
+    if (last) {
+      check_last_validation();
+      reporter.report_once(result);
+    }
 
     // The one decision of this step.
     const bool stopping = stop.agreed();
     if (due.sample && !stopping) sample(metrics, stop);
-    if ((due.save || improved) && (due.last || !stopping)) checkpoints.save(due.last);
-    if ((stopping || due.pause) && (!due.last || state_.eval_due)) {
+    if ((due.save || improved || last) && (last || !stopping)) checkpoints.save(last);
+    if ((stopping || due.pause) && (!last || state_.eval_due)) {
       reporter.report_once(result);
       return save_and_stop(checkpoints, stop);
     }
+    if (last) break;
     reporter.skip_time();
   }
 
@@ -279,7 +287,11 @@ void Run::log_summary() const {
     log_info(lines_dropped(), " lines could not be shown; ", (run_ / "log.txt").string(),
              " has them");
   }
-  log_info("finished  ", state_.step, " steps, ", state_.tokens, " ", unit_,
+  if (state_.step < session_.config.train.steps) {
+    log_info("stopped early, by train.early_stop: no evaluation since step ", state_.best_step,
+             " had a lower validation loss");
+  }
+  log_info("finished  ", quantity(state_.step, "step"), ", ", state_.tokens, " ", unit_,
            state_.val_loss ? format(", validation loss %.4f (best %.4f)", *state_.val_loss,
                                     *state_.best_val_loss)
                            : "");
@@ -324,7 +336,7 @@ void check_models_agree(const Session& session) {
     world().check_same("train.threads", std::to_string(session.config.train.threads));
 }
 
-Exit train_here(LoadedConfig loaded, bool verify_data) {
+Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
   // Open everything that the config names before anything is created.
   resolve_init_from(loaded);
   resolve_adapter_base(loaded);
@@ -348,6 +360,10 @@ Exit train_here(LoadedConfig loaded, bool verify_data) {
   const bool can_forecast = open_device(loaded.config.train.device) == "cpu" &&
                             loaded.base.empty() && world().size() == 1;
   const auto needs = can_forecast ? std::optional(resource_needs(loaded, data)) : std::nullopt;
+  if (needs && needs->hopeless && !force) {
+    fail(Exit::memory, "the run needs ", needs->text,
+         "; `lathe plan CONFIG --fit` prints how to make it fit, and --force true starts it anyway");
+  }
 
   Run trained(loaded, std::move(data), resume);
   check_models_agree(trained.session());
@@ -365,7 +381,7 @@ Exit train_here(LoadedConfig loaded, bool verify_data) {
 
 }  // namespace
 
-Exit train(LoadedConfig loaded, bool verify_data) {
+Exit train(LoadedConfig loaded, bool verify_data, bool force) {
   install_stop_handlers("after this step");
   if (const auto placement = placement_from_environment()) {
     check_shares(loaded, placement->size);
@@ -378,7 +394,7 @@ Exit train(LoadedConfig loaded, bool verify_data) {
   }
 
   try {
-    return train_here(std::move(loaded), verify_data);
+    return train_here(std::move(loaded), verify_data, force);
   } catch (const std::exception& e) {
     const auto* error = dynamic_cast<const Error*>(&e);
     if (error == nullptr || error->code() != Exit::peer_lost)

@@ -197,14 +197,18 @@ RunSummary summarise(const fs::path& run) {
   if (::stat(path.c_str(), &file) == 0)
     s.age_s = std::max(0.0, difftime(::time(nullptr), file.st_mtime));
   const auto keys = config_keys(run);
-  if (const auto found = keys.find("train.steps"); found != keys.end())
-    s.steps = std::atoll(found->second.c_str());
+  const auto whole = [&](const char* key) {
+    const auto found = keys.find(key);
+    return found == keys.end() ? 0 : std::atoll(found->second.c_str());
+  };
+  s.steps = whole("train.steps");
   int64_t saved = 0;
-  bool eval_due = false;
+  bool eval_due = false, stalled = false;
   if (const auto all = list_checkpoints(run); !all.empty()) {
     try {
       const RunState state = read_state(all.front());
       saved = state.step, eval_due = state.eval_due, s.best_val_loss = state.best_val_loss;
+      stalled = has_stalled(state, whole("train.eval_interval"), whole("train.early_stop"));
       if (!s.val_loss) s.val_loss = state.val_loss;
     } catch (const Error&) {  // deleted meanwhile, or damaged: what the metrics tell remains
     }
@@ -212,7 +216,7 @@ RunSummary summarise(const fs::path& run) {
   s.step = std::max(s.step, saved);
   const bool no_number =
       s.val_loss && !std::isfinite(*s.val_loss) && s.steps > 0 && s.step >= s.steps;
-  const bool finished = s.steps > 0 && saved >= s.steps && !eval_due && !no_number;
+  const bool finished = s.steps > 0 && (saved >= s.steps || stalled) && !eval_due && !no_number;
   const bool diverged = no_number || (diverged_step(run) >= s.step && s.step > 0);
   const bool moving = s.age_s < 60 && s.step > saved && (s.steps == 0 || s.step < s.steps);
   if (is_locked(run) || (moving && !finished && !diverged))

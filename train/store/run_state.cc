@@ -53,6 +53,11 @@ SpikeState read_spikes(const Json& json, int64_t step, const std::string& where)
 
 }  // namespace
 
+bool has_stalled(const RunState& state, int64_t interval, int64_t evaluations) {
+  return evaluations > 0 && interval > 0 &&
+         state.val_step / interval - state.best_step / interval >= evaluations;
+}
+
 Json state_json(const RunState& s) {
   Json json{{"step", s.step},
             {"updates", s.updates},

@@ -51,6 +51,11 @@ struct RunState {
   std::optional<SpikeState> spikes;  ///< of the spike filter, if there is one
 };
 
+/// Returns whether the last `evaluations` evaluations, which are `interval` steps apart, were not
+/// better than the best one; false where either is 0. It depends on saved state alone, so a resumed
+/// run and all of its processes decide the same.
+bool has_stalled(const RunState& state, int64_t interval, int64_t evaluations);
+
 /// Returns the contents of state.json.
 Json state_json(const RunState& state);
 /// Reads state.json; the name of the folder is not used. Throws Exit::checkpoint with the field,

@@ -15,6 +15,24 @@ std::string label_of(const DatasetInfo& facts, int64_t id) {
   return at < facts.labels.size() ? facts.labels[at] : std::to_string(id);
 }
 
+/// The confusion matrix of more classes is too wide for a terminal.
+constexpr int64_t most_confused = 20;
+
+/// Counts samples by class, by predicted class, and by both.
+void count_classes(const at::Tensor& targets_B, const at::Tensor& predicted_B, int64_t classes,
+                   Scores& scores) {
+  const at::Tensor targets = targets_B.to(at::kCPU).contiguous(),
+                   predicted = predicted_B.to(at::kCPU).contiguous();
+  for (int64_t i = 0; i < targets.numel(); ++i) {
+    const int64_t is = targets.const_data_ptr<int64_t>()[i],
+                  read_as = predicted.const_data_ptr<int64_t>()[i];
+    ++scores.sums[str("count ", is)];
+    ++scores.sums[str("predicted ", read_as)];
+    if (is == read_as) ++scores.sums[str("right ", is)];
+    if (classes <= most_confused) ++scores.sums[str(is, " as ", read_as)];
+  }
+}
+
 class Classification final : public Task {
  public:
   std::string name() const override { return "classification"; }
@@ -38,17 +56,52 @@ class Classification final : public Task {
     const at::Tensor likeliest_Bk = std::get<1>(at::topk(logits_BC.data(), k, -1));
     const at::Tensor right_Bk = likeliest_Bk.eq(batch.targets.unsqueeze(-1));
     scores.sums["right"] += right_Bk.select(-1, 0).sum().item<double>();
-    scores.sums["right_of_5"] += right_Bk.sum().item<double>();
+    // Of up to five classes, the right one is always among the five likeliest.
+    if (logits_BC.sizes().back() > 5) scores.sums["right_of_5"] += right_Bk.sum().item<double>();
     scores.targets += batch.targets.numel();
+    if (scores.detailed)
+      count_classes(batch.targets, likeliest_Bk.select(-1, 0), logits_BC.sizes().back(), scores);
   }
 
-  /// Returns the negative log-likelihood, the share of samples whose likeliest class is right, and
-  /// the share of those whose class is among the five likeliest.
+  /// Returns the negative log-likelihood, the share of samples whose likeliest class is right and,
+  /// of more than five classes, the share of those whose class is among the five likeliest.
   std::vector<Metric> metrics(const Scores& scores) const override {
     const auto n = static_cast<double>(scores.targets);
-    return {{"val_loss", scores.sums.at("loss") / n},
-            {"accuracy", scores.sums.at("right") / n},
-            {"top5", scores.sums.at("right_of_5") / n}};
+    std::vector<Metric> all{{"val_loss", scores.sums.at("loss") / n},
+                            {"accuracy", scores.sums.at("right") / n}};
+    if (const auto found = scores.sums.find("right_of_5"); found != scores.sums.end())
+      all.emplace_back("top5", found->second / n);
+    return all;
+  }
+
+  /// Returns precision, recall and F1 of each class, and the confusion matrix of up to
+  /// `most_confused` classes: a row for each class, with a column for each predicted one.
+  Json details(const Scores& scores, const DatasetInfo& facts) const override {
+    const auto sum = [&](const std::string& name) {
+      const auto found = scores.sums.find(name);
+      return found == scores.sums.end() ? 0 : found->second;
+    };
+
+    Json classes = Json::array(), confusion = Json::array();
+    for (int64_t c = 0; c < facts.outputs; ++c) {
+      const double right = sum(str("right ", c)), count = sum(str("count ", c)),
+                   predicted = sum(str("predicted ", c));
+      // A class that never occurs has no recall, and one that is never predicted no precision.
+      classes.push_back({{"class", label_of(facts, c)},
+                         {"count", static_cast<int64_t>(count)},
+                         {"precision", json_number(right / predicted)},
+                         {"recall", json_number(right / count)},
+                         {"f1", json_number(2 * right / (count + predicted))}});
+
+      if (facts.outputs > most_confused) continue;
+      confusion.push_back(Json::array());
+      for (int64_t p = 0; p < facts.outputs; ++p)
+        confusion.back().push_back(static_cast<int64_t>(sum(str(c, " as ", p))));
+    }
+
+    Json all{{"classes", classes}};
+    if (!confusion.empty()) all["confusion"] = confusion;
+    return all;
   }
 
   std::string sample(const Model& model, const Data& data, const RunConfig&, Compute compute,

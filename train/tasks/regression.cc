@@ -2,6 +2,8 @@
 // errors are reported in the data's units.
 #include <ATen/ops/tensor.h>
 
+#include <cmath>
+
 #include "core/io/text.h"
 #include "train/tasks/task.h"
 
@@ -37,11 +39,44 @@ class Regression final : public Task {
     scores.sums["squares"] += error_BO.square().sum().item<double>() / outputs;
     scores.sums["absolutes"] += error_BO.abs().sum().item<double>() / outputs;
     scores.targets += batch.targets.size(0);
+    if (!scores.detailed) return;
+
+    // Normalized targets are near 0, so their sum of squares has no cancellation.
+    const at::Tensor y_BO = batch.targets.to(at::kDouble);
+    for (int64_t k = 0; k < y_BO.size(1); ++k) {
+      const at::Tensor y = y_BO.select(1, k), error = error_BO.select(1, k);
+      scores.sums[str("squares ", k)] += error.square().sum().item<double>();
+      scores.sums[str("absolutes ", k)] += error.abs().sum().item<double>();
+      scores.sums[str("targets ", k)] += y.sum().item<double>();
+      scores.sums[str("square targets ", k)] += y.square().sum().item<double>();
+    }
   }
 
   std::vector<Metric> metrics(const Scores& scores) const override {
     const auto n = static_cast<double>(scores.targets);
     return {{"mse", scores.sums.at("squares") / n}, {"mae", scores.sums.at("absolutes") / n}};
+  }
+
+  /// Returns the errors of each output in the data's units, and the coefficient of determination
+  /// R^2: of each output, and their mean. It is NaN where all targets are equal.
+  Json details(const Scores& scores, const DatasetInfo& facts) const override {
+    const auto n = static_cast<double>(scores.targets);
+    Json outputs = Json::array();
+    double all_r2 = 0;
+    for (int64_t k = 0; k < facts.outputs; ++k) {
+      const auto sum = [&](const char* name) { return scores.sums.at(str(name, " ", k)); };
+      const double scale =
+          facts.target_scale.empty() ? 1 : facts.target_scale[static_cast<size_t>(k)];
+      const double around_mean =
+          scale * scale * (sum("square targets") - sum("targets") * sum("targets") / n);
+      const double r2 = around_mean > 0 ? 1 - sum("squares") / around_mean : std::nan("");
+      all_r2 += r2 / static_cast<double>(facts.outputs);
+      outputs.push_back({{"output", k},
+                         {"mae", json_number(sum("absolutes") / n)},
+                         {"rmse", json_number(std::sqrt(sum("squares") / n))},
+                         {"r2", json_number(r2)}});
+    }
+    return {{"r2", json_number(all_r2)}, {"outputs", outputs}};
   }
 
   std::string sample(const Model& model, const Data& data, const RunConfig&, Compute compute,

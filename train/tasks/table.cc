@@ -114,7 +114,8 @@ Scores sum_of_scores(const std::vector<Scores>& mine, int64_t batches) {
 
 std::optional<EvalResult> evaluate(const Task& task, const Model& model, const Data& data,
                                    const BatchSizes& sizes, int64_t batches, Compute compute,
-                                   at::Device device, const std::function<bool()>& stop) {
+                                   at::Device device, const std::function<bool()>& stop,
+                                   bool detailed) {
   const NoGrad no_grad;
   const Autocast autocast(compute);
   const MemoryScope memory(Memory::activations);
@@ -126,14 +127,16 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
   for (Batch batch; windows->next(batch); ++n) {
     if (stop && stop()) return std::nullopt;
     if (n % world().size() != world().rank()) continue;
-    task.score(model, batch, data.facts(), mine.emplace_back());
+    mine.push_back({.detailed = detailed});
+    task.score(model, batch, data.facts(), mine.back());
   }
   const Scores scores = sum_of_scores(mine, n);
   if (scores.targets == 0)
     fail(Exit::data,
          "the validation batches have no target; take more of them (train.eval_batches), or other "
          "data");
-  return EvalResult{task.metrics(scores), scores.targets};
+  return EvalResult{task.metrics(scores), scores.targets,
+                    detailed ? task.details(scores, data.facts()) : Json::object()};
 }
 
 }  // namespace lathe

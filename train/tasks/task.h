@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "amp/amp.h"
+#include "core/io/json.h"
 #include "data/data.h"
 #include "nn/models/model.h"
 #include "train/config/run_config.h"
@@ -22,7 +23,8 @@ namespace lathe {
 /// The sums of an evaluation over its batches.
 struct Scores {
   int64_t targets = 0;
-  std::map<std::string, double> sums;
+  std::map<std::string, double> sums{};
+  bool detailed = false;  ///< whether to add the sums that Task::details needs
 };
 /// A metric of an evaluation, with its name in files and on the console.
 using Metric = std::pair<std::string, double>;
@@ -52,6 +54,12 @@ class Task {
   /// Returns the metrics of an evaluation. The first one, which is lower for a better model,
   /// decides which checkpoint is the best.
   virtual std::vector<Metric> metrics(const Scores& scores) const = 0;
+  /// Returns what `lathe eval` reports besides the metrics, as an object: numbers, lists of objects
+  /// (tables with a column for each key), and perhaps "confusion", see eval.cc. The scores are
+  /// detailed.
+  virtual Json details(const Scores& /*scores*/, const DatasetInfo& /*facts*/) const {
+    return Json::object();
+  }
   /// Returns a readable sample of what the model does; `stop`, which is called now and then, ends
   /// it early.
   virtual std::string sample(const Model& model, const Data& data, const RunConfig& config,
@@ -76,13 +84,16 @@ std::optional<Batch> first_examples(const Data& data, at::Device device);
 struct EvalResult {
   std::vector<Metric> metrics;
   int64_t targets = 0;
+  Json details = Json::object();  ///< of a detailed evaluation
   /// Returns the metric that decides which checkpoint is the best.
   double loss() const { return metrics.at(0).second; }
 };
-/// Scores the validation split, or its first `batches` batches where that is not 0, without
+/// Scores the validation split, or a sample of `batches` batches where that is not 0, without
 /// dropout. Returns nullopt where `stop`, which is called before each batch, returned true.
+/// `detailed`: the result has Task::details.
 std::optional<EvalResult> evaluate(const Task& task, const Model& model, const Data& data,
                                    const BatchSizes& sizes, int64_t batches, Compute compute,
-                                   at::Device device, const std::function<bool()>& stop = nullptr);
+                                   at::Device device, const std::function<bool()>& stop = nullptr,
+                                   bool detailed = false);
 
 }  // namespace lathe

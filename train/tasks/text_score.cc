@@ -21,13 +21,6 @@ std::vector<int64_t> plain_ids(const Tokenizer& tokenizer, std::string_view text
   return {ids.begin(), ids.end()};
 }
 
-/// Returns the token that texts begin with, or -1.
-int64_t begin_token(const Tokenizer& tokenizer) {
-  const BPE* bpe = tokenizer.bpe();
-  const int64_t begin = bpe != nullptr ? boundary_tokens(bpe->definition()).begin : -1;
-  return begin >= 0 ? begin : tokenizer.document_end();
-}
-
 /// Returns the summed loss of rows of `t` tokens and their successors; targets before `from` are
 /// not scored.
 double loss_of(const Scoring& s, const std::vector<const int64_t*>& rows, int64_t t, int64_t from) {
@@ -52,13 +45,19 @@ double loss_of(const Scoring& s, const std::vector<const int64_t*>& rows, int64_
 
 }  // namespace
 
+int64_t text_begin_token(const Tokenizer& tokenizer) {
+  const BPE* bpe = tokenizer.bpe();
+  const int64_t begin = bpe != nullptr ? boundary_tokens(bpe->definition()).begin : -1;
+  return begin >= 0 ? begin : tokenizer.document_end();
+}
+
 TextScore score_text(const Scoring& s, std::string_view text) {
   std::vector<int64_t> ids = plain_ids(s.tokenizer, text);
   if (ids.empty()) return {};
 
   // The first token is predicted only after another one; else its bytes do not count.
   TextScore score{0, 0, static_cast<int64_t>(text.size())};
-  if (const int64_t begin = begin_token(s.tokenizer); begin >= 0)
+  if (const int64_t begin = text_begin_token(s.tokenizer); begin >= 0)
     ids.insert(ids.begin(), begin);
   else
     score.bytes -= std::ssize(s.tokenizer.decode({ids[0]}));
@@ -98,7 +97,7 @@ Answer answer(const Scoring& s, const Choice& c) {
 
     std::vector<int64_t> ids = plain_ids(s.tokenizer, c.context);
     // A token that only ends documents is needed only where there is no context.
-    const int64_t begin = begin_token(s.tokenizer);
+    const int64_t begin = text_begin_token(s.tokenizer);
     if (begin >= 0 && (ids.empty() || begin != s.tokenizer.document_end()))
       ids.insert(ids.begin(), begin);
     const std::vector<int64_t> of_ending = plain_ids(s.tokenizer, ending, c.context.empty());

@@ -24,6 +24,10 @@ struct Scoring {
   at::Device device{at::kCPU};
 };
 
+/// Returns the token that precedes each text: one that begins texts, or else one that ends
+/// documents; -1 where the tokenizer has none.
+int64_t text_begin_token(const Tokenizer& tokenizer);
+
 /// The loss of a text.
 struct TextScore {
   double loss = 0;                ///< summed negative log-likelihood of the scored tokens, in nats

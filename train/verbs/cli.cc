@@ -76,8 +76,8 @@ void print_help(const Verb* verb) {
            "`lathe help COMMAND` shows its options.\n"
            "Exit codes: 0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable\n"
            "            checkpoint, 5 diverged, 6 input/output, 7 a process was lost,\n"
-           "            8 folder in use, 9 out of memory or threads, 75 stopped with a\n"
-           "            checkpoint (run it again to resume)\n";
+           "            8 folder in use, 9 out of memory or threads, 10 `plan --fit` found\n"
+           "            nothing, 75 stopped with a checkpoint (run it again to resume)\n";
     return;
   }
 

@@ -1,6 +1,7 @@
 #include <iostream>
 
 #include "core/float_format.h"
+#include "core/io/log.h"
 #include "train/verbs/bench.h"
 #include "train/verbs/shell.h"
 #include "train/verbs/verbs.h"
@@ -64,8 +65,10 @@ Exit run_config(const Arguments& arguments) {
          "SHELL`, `config kernels` and `config formats`");
 
   if (arguments.words.size() != 2) fail(Exit::usage, "lathe config ", what, " needs a config file");
-  // Loading the config checks it, so `check` has nothing left to do.
+  // Loading the config checks it, so `check` only adds the warnings.
   const LoadedConfig loaded = load_config_argument(arguments, 1);
+
+  for (const std::string& warning : config_warnings(loaded.config)) log_warn(warning);
 
   if (what == "show")
     std::cout << loaded.config.schema().to_toml(&loaded.config, /*comments=*/true);

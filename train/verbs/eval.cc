@@ -11,6 +11,7 @@
 #include "data/prepare/documents.h"
 #include "train/tasks/task.h"
 #include "train/tasks/text_score.h"
+#include "train/verbs/table.h"
 #include "train/verbs/verbs.h"
 
 namespace lathe {
@@ -47,6 +48,33 @@ void add_model(Json& json, const LoadedModel& m) {
                {"loading_peak_bytes", m.loading_peak_bytes},
                {"peak_bytes", peak},
                {"peak_rss_bytes", peak_rss_bytes()}});
+}
+
+/// Prints the tables of an evaluation's details: a list of objects has a column for each key, and
+/// the confusion matrix a row for each class and a column for each predicted one.
+void print_tables(const Json& details) {
+  const auto cell = [](const Json& value) {
+    if (value.is_string()) return value.get<std::string>();
+    return value.is_number_float() ? format("%.4g", value.get<double>()) : json_text(value);
+  };
+  for (const auto& [name, list] : details.items()) {
+    if (!list.is_array() || list.empty()) continue;
+    std::vector<std::string> head;
+    const bool is_confusion = name == "confusion";
+    if (is_confusion) head.emplace_back("class \\ predicted");
+    const Json& columns = is_confusion ? details["classes"] : list[0];
+    for (const auto& [key, value] : columns.items())
+      head.push_back(is_confusion ? cell(value["class"]) : key);
+
+    TextTable table(head);
+    for (size_t i = 0; i < list.size(); ++i) {
+      std::vector<std::string> row;
+      if (is_confusion) row.push_back(head[i + 1]);
+      for (const Json& value : list[i]) row.push_back(cell(value));
+      table.add(row);
+    }
+    std::cout << table.text() << "\n";
+  }
 }
 
 /// Returns the loss of texts as JSON: per token, and converted to bits per byte.
@@ -101,6 +129,12 @@ Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& file
   }
 
   Json json = text_json(all);
+  if (const int64_t begin = text_begin_token(scoring.tokenizer); begin >= 0) {
+    log_info("token ", begin,
+             " precedes each text, so that its first token is scored as well; a "
+             "perplexity without it differs slightly");
+    json["begin_token"] = begin;
+  }
   if (files.size() > 1) json["files"] = each;
   return json;
 }
@@ -122,9 +156,11 @@ Json evaluate_choices(const Scoring& scoring, const std::string& file) {
 }
 
 Exit run_eval_text(const Arguments& arguments) {
-  if (arguments.flags.contains("data"))
-    fail(Exit::usage,
-         "command line: --data is for the loss over a data folder; leave it out, or the files");
+  for (const char* flag : {"data", "batches"}) {
+    if (arguments.flags.contains(flag))
+      fail(Exit::usage, "command line: --", flag,
+           " is for the loss over a data folder; leave it out, or the files");
+  }
   const std::vector<std::string> files(arguments.words.begin() + 1, arguments.words.end());
   for (const char* flag : {"stride", "batch-size"}) {
     if (files.empty() && arguments.flags.contains(flag))
@@ -181,21 +217,26 @@ Exit run_eval(const Arguments& arguments) {
       "batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
   BatchSizes sizes = batch_sizes(m.config);
   sizes.batch_size = batch;
+  const auto batches = static_cast<int64_t>(arguments.number("batches", 0, between(0, 1e12), true));
+
   // A sequence counts by its tokens; an example counts as one.
   const int64_t units = batch * std::max<int64_t>(1, sizes.block_size);
-
-  ProgressBar bar("evaluating",
-                  std::ceil(static_cast<double>(data->val_size()) / static_cast<double>(units)));
+  const double all = std::ceil(static_cast<double>(data->val_size()) / static_cast<double>(units));
+  ProgressBar bar("evaluating", batches > 0 ? std::min(all, static_cast<double>(batches)) : all);
   double done = 0;
-  const EvalResult r = *evaluate(task, *m.model, *data, sizes, 0, m.compute, m.device, [&] {
+  const auto show = [&] {
     bar.show(done++);
     return false;
-  });
+  };
+  const EvalResult r = *evaluate(task, *m.model, *data, sizes, batches, m.compute, m.device, show,
+                                 /*detailed=*/true);
   clear_progress();
+  print_tables(r.details);
 
   Json json = Json::object();
   for (const auto& [name, value] : r.metrics) json[name] = json_number(value);
   json[task.unit()] = r.targets;
+  json.update(r.details);
   add_model(json, m);
   std::cout << json_text(json) << std::endl;
   return Exit::done;
@@ -214,6 +255,9 @@ Verb eval_verb() {
       with_load_flags(
           {{"data", "data folder (default: the run's)"},
            {"batch-size", "sequences at once (default: the run's)"},
+           {"batches",
+            "batches of the validation split, the same sample as train.eval_batches takes (0: all "
+            "of it)"},
            {"choices",
             "JSON Lines of questions: {\"context\": TEXT, \"endings\": [TEXT, ...], \"label\": N}; "
             "the "

@@ -42,15 +42,22 @@ Exit find_lr(const Arguments& a) {
     std::cout << line << "\n";
 
   if (test.steepest > 0)
-    std::cout << "the loss falls fastest at " << format("%.3g", test.steepest)
-              << ": --optim.lr=" << format("%.2g", test.steepest);
+    std::cout << "the loss falls fastest at " << short_number(test.steepest, 3)
+              << ": --optim.lr=" << short_number(test.steepest, 2);
   else
     std::cout << "the loss falls nowhere between these rates";
-  std::cout << (test.diverged > 0 ? format("; from %.3g on it rises\n", test.diverged)
-                                  : "; it never rises\n");
+  if (test.lowest > 0)
+    std::cout << "; from " << short_number(test.lowest, 3) << " on it rises";
+  else
+    std::cout << "; it does not rise up to the last rate, " << short_number(to, 3);
+  if (test.diverged > 0)
+    std::cout << ", and from " << short_number(test.diverged, 3)
+              << " on it is above its first value";
+  std::cout << "\n";
 
   // The last line is for programs.
   std::cout << json_text(Json{{"lr", test.steepest},
+                              {"lowest_at", test.lowest > 0 ? Json(test.lowest) : Json()},
                               {"diverges_at", test.diverged > 0 ? Json(test.diverged) : Json()},
                               {"steps", test.lr.size()}})
             << std::endl;

@@ -48,8 +48,8 @@ void list_state(std::ostringstream& out, const fs::path& checkpoint) {
   }
   if (s.scaler)
     out << ", loss scale " << s.scaler->scale << " (" << s.scaler->skipped << " steps skipped)";
-  out << "\n  made on " << s.device_model << ", " << s.isa << ", " << s.threads << " threads; data "
-      << s.data_hash << "\n";
+  out << "\n  made on " << s.device_model << ", " << s.isa << ", " << quantity(s.threads, "thread")
+      << "; data " << s.data_hash << "\n";
 }
 
 /// Opens the splits of a data folder without a manifest.json.

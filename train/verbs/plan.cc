@@ -57,14 +57,6 @@ std::string weight_lines(const LoadedConfig& loaded, int ranks) {
              weight_line(loaded, ranks, "  cast at each use        ", false, false));
 }
 
-/// Returns a time such as "31.4 ms", "12.3 s" or "5.2 hours".
-std::string human_time(double seconds) {
-  if (seconds < 10) return format("%.1f ms", 1e3 * seconds);
-  if (seconds < 600) return format("%.1f s", seconds);
-  return seconds < 36000 ? format("%.1f minutes", seconds / 60)
-                         : format("%.1f hours", seconds / 3600);
-}
-
 double units_of(const RunConfig& c) { return static_cast<double>(units_of_step(c)); }
 double micro_batches(const RunConfig& c) { return static_cast<double>(c.train.grad_accum); }
 
@@ -87,8 +79,12 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
   };
 
   const auto all = static_cast<double>(d.parameters), trained = static_cast<double>(d.trained);
-  line("parameters", format("%.0f (%.2f million)", all, all / 1e6) +
-                         (trained < all ? format(", %.0f of them trained", trained) : ""));
+  line("parameters",
+       format("%.0f", all) +
+           (all < 1e4 ? ""
+                      : format(" (%.*f %s)", all < 1e5 ? 3 : 2, all < 1e9 ? all / 1e6 : all / 1e9,
+                               all < 1e9 ? "million" : "billion")) +
+           (trained < all ? format(", %.0f of them trained", trained) : ""));
 
   // Parameters and the optimizer's state stay as they are made; the others are peaks of the steps.
   if (d.ranks > 1) {
@@ -206,26 +202,33 @@ std::string text_for(const RunConfig& c, const Forecast& f, const std::string& c
       format("%.0f%%", 100 * reached), " of the published rate, communication not counted):\n",
       format("  time of a step          %.1f ms (%.0f %s/s), ", 1e3 * step_s, units_of(c) / step_s,
              f.dry.unit.c_str()),
-      format("%.1f hours for %lld steps\n", step_s * static_cast<double>(c.train.steps) / 3600,
-             static_cast<long long>(c.train.steps)),
+      human_time(step_s * static_cast<double>(c.train.steps)), " for ", c.train.steps, " steps\n",
       "  memory of each GPU      ", human(needs), " of ", human(card.memory_bytes),
       needs <= card.memory_bytes ? ", fits\n" : ", does not fit\n");
 }
 
-/// Returns what to change so that the run fits, as options of a command line.
-std::string text_of_fit(const LoadedConfig& loaded, const Overrides& given, const Forecast& f,
-                        const std::string& limit) {
+/// Prints what to change so that the run fits, as options of a command line. Returns Exit::no_fit
+/// where nothing is enough.
+Exit print_fit(const LoadedConfig& loaded, const Overrides& given, const Forecast& f,
+               const std::string& limit) {
   const int64_t bytes = limit == "true" ? free_memory() : parse_bytes(limit);
   const auto fit = find_fit(loaded.path, given, f, bytes);
   const std::string within =
       str(human(static_cast<double>(bytes)), limit == "true" ? " (free on this machine)" : "");
-  if (!fit)
-    return "fit                       nothing brings it within " + within +
-           "; take a smaller model\n";
-  if (fit->empty()) return "fit                       it stays within " + within + " as it is\n";
+  std::cout << "fit                       ";
+  if (!fit) {
+    std::cout << "nothing brings it within " << within << "; take a smaller model\n";
+    return Exit::no_fit;
+  }
+  if (fit->empty()) {
+    std::cout << "it stays within " << within << " as it is\n";
+    return Exit::done;
+  }
+
   std::string keys;
   for (const auto& [key, value] : *fit) keys += " --" + key + "=" + value;
-  return "fit                       within " + within + " with" + keys + "\n";
+  std::cout << "within " << within << " with" << keys << "\n";
+  return Exit::done;
 }
 
 Exit run_plan(const Arguments& a) {
@@ -254,10 +257,10 @@ Exit run_plan(const Arguments& a) {
   }
 
   std::cout << text_of(loaded.config, f, weight_lines(loaded, *ranks));
-  if (!fit.empty()) std::cout << text_of_fit(loaded, key_arguments(a), f, fit);
+  const Exit code = fit.empty() ? Exit::done : print_fit(loaded, key_arguments(a), f, fit);
   if (!cards.empty()) std::cout << text_for(loaded.config, f, cards);
   std::cout << std::flush;
-  return Exit::done;
+  return code;
 }
 
 }  // namespace
@@ -270,7 +273,8 @@ Verb plan_verb() {
       "plan configs/gpt2_124m.toml --train.batch_size=4",
       {{"json", "one JSON object instead (false)"},
        {"fit",
-        "say what to change so that it stays within so much memory, as 8GB (what is free here)"},
+        "print what to change so that it stays within so much memory, as 8GB (what is free here); "
+        "exit code 10 where nothing is enough"},
        {"ranks", "for one of so many processes (1)"},
        {"for", "also for GPUs that are not here, as 8xH100, by their makers' figures"}},
       true,

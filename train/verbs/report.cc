@@ -108,13 +108,13 @@ Json profile_json(const fs::path& path) {
   return json;
 }
 
-Json run_json(const fs::path& run, const std::string& name, std::string& unit) {
+Json run_json(const fs::path& run, const std::string& name) {
   Curves curves(run);
   curves.read();
-  unit = curves.unit;
   const RunSummary summary = summarise(curves.run());
 
   Json json{{"name", name},
+            {"unit", curves.unit},
             {"state", summary.state},
             {"step", summary.step},
             {"steps", summary.steps},
@@ -134,7 +134,8 @@ Json run_json(const fs::path& run, const std::string& name, std::string& unit) {
   for (const fs::path& checkpoint : list_checkpoints(curves.run())) {
     try {
       const RunState state = read_state(checkpoint);
-      json["machine"] = str(state.device_model, ", ", state.isa, ", ", state.threads, " threads");
+      json["machine"] =
+          str(state.device_model, ", ", state.isa, ", ", quantity(state.threads, "thread"));
       break;
     } catch (const Error&) {  // an older one may be readable
     }
@@ -161,7 +162,7 @@ Json run_json(const fs::path& run, const std::string& name, std::string& unit) {
     times.mean = times.high;  // a part is drawn at its last step
 
   // Another axis counts tokens or samples; a step's count is the mean over the run.
-  const Series* units = curves.find(unit);
+  const Series* units = curves.find(curves.unit);
   const bool has_units = units != nullptr && units->steps.back() > 0;
   json["units_per_step"] =
       has_units ? units->values.back() / static_cast<double>(units->steps.back()) : 1;
@@ -238,18 +239,16 @@ Reduced reduce(const std::vector<int64_t>& steps, const std::vector<double>& val
 
 void check_chart_library() { library_file("dygraph.min.js"), library_file("dygraph.min.css"); }
 
-std::string report_page(const std::vector<fs::path>& runs, int refresh_s) {
+std::string report_page(const std::vector<fs::path>& runs, int refresh_s, const Json& sweep) {
   const std::string css = library("dygraph.min.css"), js = library("dygraph.min.js");
   const auto names = names_of(runs);
 
-  std::string unit = "tokens";
   Json data{{"version", "lathe"},
             {"made", time_text(unix_seconds())},
             {"buckets", report_buckets},
             {"runs", Json::array()}};
-  for (size_t i = 0; i < runs.size(); ++i)
-    data["runs"].push_back(run_json(runs[i], names[i], unit));
-  data["unit"] = unit;
+  for (size_t i = 0; i < runs.size(); ++i) data["runs"].push_back(run_json(runs[i], names[i]));
+  data["sweep"] = sweep;
 
   data["keys"] = Json::array();
   if (runs.size() > 1) {

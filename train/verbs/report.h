@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/io/file.h"
+#include "core/io/json.h"
 
 namespace lathe {
 
@@ -12,8 +13,10 @@ namespace lathe {
 void check_chart_library();
 /// Returns the page, which loads nothing from elsewhere. `refresh_s`: the page reloads itself after
 /// so many seconds; 0: never. Reduces long curves to the mean, least and largest value of
-/// `report_buckets` parts, and the page states that.
-std::string report_page(const std::vector<fs::path>& runs, int refresh_s = 0);
+/// `report_buckets` parts, and the page states that. `sweep`: for each key that a sweep varied, its
+/// name and the "points" [value, loss, name], which are drawn over the key.
+std::string report_page(const std::vector<fs::path>& runs, int refresh_s = 0,
+                        const Json& sweep = Json::array());
 
 constexpr size_t report_buckets = 1500;  ///< about two per pixel of a wide screen
 

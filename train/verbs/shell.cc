@@ -230,7 +230,8 @@ std::string man_page() {
   return text +
          ".SH EXIT STATUS\n0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable "
          "checkpoint, 5 diverged, 6 "
-         "input or output, 8 folder in use, 9 out of memory or threads, 75 stopped with a "
+         "input or output, 8 folder in use, 9 out of memory or threads, 10 plan --fit found "
+         "nothing, 75 stopped with a "
          "checkpoint: run it again to "
          "resume.\n"
          ".SH ENVIRONMENT\nLATHE_SECTION_KEY sets a key of the config; LATHE_CACHE names the "

@@ -119,7 +119,20 @@ Exit run_sweep_verb(const Arguments& given) {
          "a sweep needs a key with several values, as --optim.lr=1e-3,3e-3 or "
          "--optim.lr=1e-4..1e-2");
 
-  plan.points = make_points(axes, samples, static_cast<uint64_t>(whole("seed", 0, 0)));
+  // A random search draws the other keys, and trains each draw with every seed and fold.
+  std::vector<Axis> drawn, repeated;
+  for (const Axis& axis : axes) {
+    const bool repeats = method == "random" && repeats_point(axis.key) && !axis.values.empty();
+    (repeats ? repeated : drawn).push_back(axis);
+  }
+  if (drawn.empty()) std::swap(drawn, repeated);
+  const auto points = make_points(drawn, samples, static_cast<uint64_t>(whole("seed", 0, 0)));
+  for (const Overrides& point : points) {
+    for (const Overrides& repeat : make_points(repeated, 0, 0)) {
+      plan.points.push_back(point);
+      plan.points.back().insert(plan.points.back().end(), repeat.begin(), repeat.end());
+    }
+  }
 
   // Check the config of every point before anything is created.
   int64_t steps = 0, interval = 0, threads = 0;
@@ -171,13 +184,16 @@ Verb sweep_verb() {
       "CONFIG|SWEEP.toml --section.key=a,b,... [--jobs N]",
       "many runs of one config, over all combinations of the values that keys are given, over "
       "samples of them, or by "
-      "successive halving; the same command resumes a sweep that was stopped or killed",
+      "successive halving; results are averaged over train.seed and data.fold; the same command "
+      "resumes a sweep that was stopped or killed",
       "sweep configs/quickstart.toml --optim.lr=1e-3,3e-3 --train.seed=1,2,3 --jobs 2",
       {{"jobs", "runs at once (1); the machine's threads are shared among them"},
        {"method",
         "grid: every combination; random: --samples of them; asha: successive halving of those "
         "(grid)"},
-       {"samples", "points to draw; a key may then have a range, as --optim.lr=1e-4..1e-2"},
+       {"samples",
+        "points to draw; a key may then have a range, as --optim.lr=1e-4..1e-2. random: each with "
+        "every value of train.seed and data.fold"},
        {"seed", "of the draw (0)"},
        {"eta", "asha: one in so many continues (3)"},
        {"min-steps", "asha: where points are compared first (so that one of all comes to the end)"},

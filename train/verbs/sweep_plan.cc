@@ -1,10 +1,14 @@
 #include "train/verbs/sweep_plan.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <random>
 #include <set>
+#include <string_view>
+#include <tuple>
 
 #include "core/io/text.h"
 
@@ -219,6 +223,72 @@ std::vector<size_t> ranking(const std::vector<PointState>& points) {
   };
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return key(a) < key(b); });
   return order;
+}
+
+bool repeats_point(const std::string& key) { return key == "train.seed" || key == "data.fold"; }
+
+std::vector<std::string> point_names(const std::vector<Overrides>& points) {
+  // The last part of a key is enough where no other key of the sweep ends with it.
+  const auto last_part = [](const std::string& key) { return key.substr(key.rfind('.') + 1); };
+  const auto short_name = [&](const std::string& key) {
+    const auto same = std::count_if(points[0].begin(), points[0].end(), [&](const auto& other) {
+      return last_part(other.first) == last_part(key);
+    });
+    return same == 1 ? last_part(key) : key;
+  };
+
+  std::vector<std::string> names;
+  std::set<std::string> taken;
+  for (size_t i = 0; i < points.size(); ++i) {
+    std::string name;
+    for (const auto& [key, value] : points[i])
+      name += (name.empty() ? "" : ",") + short_name(key) + "=" + value;
+    for (char& c : name) {
+      const bool plain = std::isalnum(static_cast<unsigned char>(c)) != 0;
+      if (!plain && std::string_view("._+-=,").find(c) == std::string_view::npos) c = '_';
+    }
+
+    // A file system takes 255 bytes, and the files beside a run's folder end with these.
+    if (name.size() > 100) name.resize(100);
+    if (name.ends_with(".json") || name.ends_with(".log")) name += "_";
+    while (!taken.insert(name).second) name += str("-", i + 1);
+    names.push_back(name);
+  }
+  return names;
+}
+
+std::vector<PointGroup> group_points(const std::vector<Overrides>& points,
+                                     const std::vector<PointState>& states, size_t rungs) {
+  std::vector<PointGroup> groups;
+  std::map<Overrides, size_t> found;
+  for (size_t i = 0; i < points.size(); ++i) {
+    Overrides keys = points[i];
+    std::erase_if(keys, [](const auto& k) { return repeats_point(k.first); });
+    const auto [at, is_new] = found.try_emplace(keys, groups.size());
+    if (is_new) groups.push_back({.keys = keys, .points = {}});
+    groups[at->second].points.push_back(i);
+  }
+
+  for (PointGroup& group : groups) {
+    std::vector<double> losses;
+    for (const size_t i : group.points) {
+      if (states[i].end.empty() && states[i].losses.size() == rungs)
+        losses.push_back(states[i].losses.back());
+    }
+    const auto n = static_cast<double>(losses.size());
+    group.finished = losses.size();
+    group.mean = std::accumulate(losses.begin(), losses.end(), 0.0) / n;  // NaN of none
+    double squares = 0;
+    for (const double loss : losses) squares += (loss - group.mean) * (loss - group.mean);
+    group.deviation = n > 1 ? std::sqrt(squares / (n - 1)) : std::nan("");
+  }
+
+  const auto key = [](const PointGroup& g) {
+    return std::tuple(g.finished < g.points.size(), std::isnan(g.mean) ? HUGE_VAL : g.mean);
+  };
+  std::stable_sort(groups.begin(), groups.end(),
+                   [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  return groups;
 }
 
 }  // namespace lathe

@@ -62,6 +62,25 @@ std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& po
                                                const std::vector<bool>& running, size_t rungs,
                                                int64_t eta);
 
+/// Returns whether a key repeats a point instead of changing it: results are averaged over its
+/// values.
+bool repeats_point(const std::string& key);
+/// Returns a name for each point by its values, as "lr=1e-3,seed=1", which a file may have. No two
+/// are the same.
+std::vector<std::string> point_names(const std::vector<Overrides>& points);
+
+/// The points that differ only in keys that repeat a point.
+struct PointGroup {
+  Overrides keys;  ///< the others
+  std::vector<size_t> points;
+  size_t finished = 0;             ///< points that came to the last rung
+  double mean = 0, deviation = 0;  ///< of their losses; NaN of none, and of less than two
+};
+/// Returns the groups from the best to the worst: by the mean, and last those in which a point did
+/// not finish.
+std::vector<PointGroup> group_points(const std::vector<Overrides>& points,
+                                     const std::vector<PointState>& states, size_t rungs);
+
 /// Returns the points from the best to the worst: those that came further first, then those with a
 /// lower loss. Points that ended early come last.
 std::vector<size_t> ranking(const std::vector<PointState>& points);

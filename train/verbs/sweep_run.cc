@@ -19,8 +19,7 @@
 #include "core/io/text.h"
 #include "train/run/stop.h"
 #include "train/store/checkpoint.h"
-#include "train/verbs/report.h"
-#include "train/verbs/table.h"
+#include "train/verbs/sweep_results.h"
 #include "train/verbs/verbs.h"
 
 namespace lathe {
@@ -81,16 +80,14 @@ std::optional<double> planned_ms(std::vector<std::string> words) {
   }
 }
 
-std::string overrides_text(const Overrides& overrides) {
-  std::string text;
-  for (const auto& [key, value] : overrides) text += (text.empty() ? "" : " ") + key + "=" + value;
-  return text;
-}
-
 class Sweep {
  public:
   Sweep(SweepPlan plan, fs::path folder, size_t jobs, int threads)
-      : plan_(std::move(plan)), folder_(std::move(folder)), jobs_(jobs), threads_(threads) {}
+      : plan_(std::move(plan)),
+        names_(point_names(plan_.points)),
+        folder_(std::move(folder)),
+        jobs_(jobs),
+        threads_(threads) {}
 
   /// Creates the sweep's folder, or resumes the sweep in it. Throws Exit::usage where it holds
   /// another sweep, and Exit::busy where another process runs it.
@@ -159,14 +156,16 @@ class Sweep {
     }
 
     if (!failure_.empty()) fail(failure_code_, failure_);
-    if (stop_signal() == 0) return finish();
+    if (stop_signal() == 0) {
+      write_sweep_results(plan_, names_, states_, folder_);
+      return Exit::done;
+    }
     log_info("stopped; run the same command again to resume");
     return Exit::stopped;
   }
 
  private:
-  std::string name(size_t i) const { return format("%04zu", i + 1); }
-  fs::path point(size_t i) const { return folder_ / "points" / name(i); }
+  fs::path point(size_t i) const { return folder_ / "points" / names_[i]; }
   fs::path state_file(size_t i) const { return point(i).string() + ".json"; }
   size_t n_running() const {
     return static_cast<size_t>(
@@ -188,15 +187,15 @@ class Sweep {
   std::string best_text() const {
     const size_t best = ranking(states_).at(0);
     if (states_[best].losses.empty() || !states_[best].end.empty()) return "no result yet";
-    return "best " + name(best) + format(" %.4f", states_[best].losses.back());
+    return "best " + names_[best] + format(" %.4f", states_[best].losses.back());
   }
 
   void say_plan() const {
     const size_t n = plan_.points.size();
-    log_info(
-        "sweep     ", n, n == 1 ? " run" : " runs", " of ", plan_.config, ", ", jobs_, " at a time",
-        threads_ == 0 ? "" : str(", ", threads_, threads_ == 1 ? " thread" : " threads", " each"),
-        ", in ", folder_.string());
+    log_info("sweep     ", quantity(static_cast<int64_t>(n), "run"), " of ", plan_.config, ", ",
+             jobs_, " at a time",
+             threads_ == 0 ? "" : str(", ", quantity(threads_, "thread"), " each"), ", in ",
+             folder_.string());
 
     // One in eta of the points at a rung continues to the next.
     size_t there = n;
@@ -215,7 +214,8 @@ class Sweep {
                  : "");
 
     if (n_done() > 0) {
-      log_info("done      ", n_done(), " points so far; continuing");
+      log_info("done      ", quantity(static_cast<int64_t>(n_done()), "point"),
+               " so far; continuing");
     } else if (const auto ms = planned_ms(run_words(0))) {
       log_info("time      about ",
                duration_text(1e-3 * *ms * static_cast<double>(steps) / static_cast<double>(jobs_)),
@@ -252,7 +252,7 @@ class Sweep {
 
     if (children_[i] < 0) {
       children_[i] = 0;
-      fail(Exit::memory, "cannot start a process for point ", name(i),
+      fail(Exit::memory, "cannot start a process for point ", names_[i],
            "; raise the limit of processes (ulimit -u)");
     }
     fault_point("sweep: point started");
@@ -291,16 +291,17 @@ class Sweep {
     if (exit == Exit::done || exit == Exit::stopped) {
       const fs::path checkpoint = find_checkpoint(point(i));
       const RunState run = read_state(checkpoint);
-      // At the last rung the run finishes; at others it pauses, with the exit code of a stop.
+      // At the last rung the run finishes; at others it pauses, with the exit code of a stop,
+      // unless train.early_stop ended it before.
       const bool at_end = static_cast<size_t>(s.target) + 1 == plan_.rungs.size();
       const bool there =
-          at_end ? exit == Exit::done : run.step >= plan_.rungs[static_cast<size_t>(s.target)];
+          exit == Exit::done || (!at_end && run.step >= plan_.rungs[static_cast<size_t>(s.target)]);
       if (!there || run.eval_due) return;  // it was stopped before its target
 
       if (run.val_loss && !std::isfinite(*run.val_loss)) return end(i, "diverged");
 
       s.losses.resize(static_cast<size_t>(s.target) + 1, run.best_val_loss.value_or(std::nan("")));
-      log_info("point     ", name(i), "  ", overrides_text(plan_.points[i]), "  step ", run.step,
+      log_info("point     ", overrides_text(plan_.points[i]), "  step ", run.step,
                format("  validation loss %.4f", s.losses.back()));
     } else if (exit == Exit::diverged || exit == Exit::memory) {
       return end(i, exit == Exit::diverged ? "diverged" : "out of memory");
@@ -310,9 +311,9 @@ class Sweep {
       return;
     } else {
       if (failure_.empty()) {
-        failure_ = str("point ", name(i), " (", overrides_text(plan_.points[i]),
-                       ") ended with exit code ", code, "; ", point(i).string(),
-                       ".log says why; the same command resumes from there");
+        failure_ =
+            str("point ", overrides_text(plan_.points[i]), " ended with exit code ", code, "; ",
+                point(i).string(), ".log has the reason; the same command resumes from there");
         failure_code_ = code > 0 && code < 10 ? exit : Exit::internal;
       }
       ::raise(SIGTERM);  // stops the others, each with a checkpoint
@@ -325,7 +326,7 @@ class Sweep {
   /// Records that a point can't continue.
   void end(size_t i, const char* why) {
     states_[i].end = why;
-    log_info("point     ", name(i), "  ", overrides_text(plan_.points[i]), "  ", why);
+    log_info("point     ", overrides_text(plan_.points[i]), "  ", why);
     keep_result(i);
   }
 
@@ -335,65 +336,8 @@ class Sweep {
     fault_point("sweep: result kept");
   }
 
-  /// Writes the table, the report and the best point's config.
-  Exit finish() const {
-    TextTable table([&] {
-      std::vector<std::string> head{"point"};
-      for (const auto& [key, value] : plan_.points.at(0)) head.push_back(key);
-      if (plan_.rungs.size() > 1) head.emplace_back("step");
-      head.insert(head.end(), {"val loss", "state"});
-      return head;
-    }());
-
-    const auto order = ranking(states_);
-    std::vector<fs::path> runs;
-    for (const size_t i : order) {
-      const PointState& s = states_[i];
-      std::vector<std::string> row{name(i)};
-      for (const auto& [key, value] : plan_.points[i]) row.push_back(value);
-      if (plan_.rungs.size() > 1)
-        row.push_back(s.losses.empty() ? "-" : std::to_string(plan_.rungs[s.losses.size() - 1]));
-      row.push_back(s.losses.empty() ? "-" : format("%.4f", s.losses.back()));
-      row.push_back(!s.end.empty()                          ? s.end
-                    : s.losses.size() == plan_.rungs.size() ? "finished"
-                                                            : "left at its rung");
-      table.add(row);
-      // More runs would make the report hard to read.
-      if (fs::exists(point(i) / "metrics.jsonl") && runs.size() < 16) runs.push_back(point(i));
-    }
-
-    write_file_durably(folder_ / "table.txt", table.text());
-    std::cout << "\n" << table.text() << "\n" << std::flush;
-
-    const size_t best = order.at(0);
-    if (states_[best].end.empty() && !states_[best].losses.empty()) {
-      const fs::path checkpoint = find_checkpoint(point(best));
-      RunConfig config = saved_config(read_state(checkpoint), checkpoint);
-      // The config is one to start from, so it does not name the folder of the point.
-      config.train.out_dir.clear(), config.train.pause_at = 0;
-      write_file_durably(
-          folder_ / "best.toml",
-          str("# Point ", name(best), " of a sweep of ", plan_.config, ": ",
-              overrides_text(plan_.points[best]), "\n", config.schema().to_toml(&config, true)));
-      log_info("best      ", name(best), "  ", overrides_text(plan_.points[best]),
-               format("  validation loss %.4f", states_[best].losses.back()), "; its config is ",
-               (folder_ / "best.toml").string());
-    } else {
-      log_info("best      none: no point came to its end");
-    }
-
-    // A missing chart library must not fail a sweep that is complete.
-    try {
-      write_file_durably(folder_ / "report.html", report_page(runs));
-      log_info("report    ", (folder_ / "report.html").string(),
-               runs.size() < states_.size() ? str(" of the best ", runs.size()) : "");
-    } catch (const Error& e) {
-      log_warn("no report is written: ", e.what());
-    }
-    return Exit::done;
-  }
-
   SweepPlan plan_;
+  std::vector<std::string> names_;  // of the points
   fs::path folder_;
   size_t jobs_;
   int threads_;

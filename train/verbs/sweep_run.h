@@ -1,9 +1,9 @@
 // The runs of a sweep. Each is a process and has a folder of its own. sweep.json describes what is
-// tried and never changes. points/0001.json holds the progress of a point, points/0001 is its run,
-// and points/0001.log holds its output.
+// tried and never changes. points/lr=1e-3.json holds the progress of a point, points/lr=1e-3 is its
+// run, and points/lr=1e-3.log holds its output.
 //
-// points/0001.json receives the next target before its process starts and the loss after it ended,
-// each durably. After a kill at any moment, a point is either done or resumes from its own
+// points/lr=1e-3.json receives the next target before its process starts and the loss after it
+// ended, each durably. After a kill at any moment, a point is either done or resumes from its own
 // checkpoints. Successive halving pauses runs (`train.pause_at`), so schedules are those of the
 // complete run, and a promoted run has the bits of one that never paused.
 #pragma once

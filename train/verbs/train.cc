@@ -9,7 +9,8 @@ namespace {
 Exit run_train(const Arguments& arguments) {
   install_stop_handlers("after this step");
   const bool verify_data = arguments.is_true("verify-data");
-  return train(load_config_argument(arguments), verify_data);
+  const bool force = arguments.is_true("force");
+  return train(load_config_argument(arguments), verify_data, force);
 }
 
 }  // namespace
@@ -21,12 +22,13 @@ Verb train_verb() {
       "start or resume the run that a config describes",
       "train configs/quickstart.toml --train.steps=500 --train.out_dir=runs/short",
       {{"verify-data",
-        "read all training and validation data and compare it with its checksums first (false)"}},
+        "read all training and validation data and compare it with its checksums first (false)"},
+       {"force", "start a run on CPUs that needs far more memory than is free (false)"}},
       true,
       1,
       1,
       run_train,
-      {"verify-data"}};
+      {"verify-data", "force"}};
 }
 
 }  // namespace lathe

@@ -1,5 +1,6 @@
 // The declaration, and bad values of every key: in the file, on the command line and in the
 // environment.
+#include <algorithm>
 #include <cstdlib>
 #include <regex>
 #include <sstream>
@@ -18,8 +19,8 @@ std::string problem(const std::string& toml) {
   const TempFolder f;
   write_file(f / "c.toml", toml);
   std::string text = error_of([&] { load_config((f / "c.toml").string(), {}); });
-  if (const auto at = text.find(f.path().string() + "/"); at != std::string::npos)
-    text.erase(at, f.path().string().size() + 1);
+  const std::string folder = f.path().string() + "/";
+  for (size_t at = 0; (at = text.find(folder)) != std::string::npos;) text.erase(at, folder.size());
   return text;
 }
 std::string section(const Field& f) { return f.key.substr(0, f.key.find('.')); }
@@ -134,6 +135,25 @@ TEST_CASE("keys that contradict each other", "[config]") {
        {"gpt", "gpt\"\ntie_weights = false\ninit = \"gpt2", "llama", "mlp", "convnet"})
     CHECK(problem(str("[adapters]\nrank = 4\nbase = \"x\"\n[model]\nkind = \"", kind, "\"\n")) ==
           "");
+}
+
+TEST_CASE("a key without a section is refused as any other", "[config]") {
+  const Schema& keys = RunConfig().model.own.schema();  // of a model's own keys, as "n_layer"
+  std::vector<std::byte> memory(4096);
+  for (const char* key : {"n_layers", "x", "model.n_layer", ""}) {
+    INFO(key);
+    CHECK_THAT(error_of([&] { keys.set(memory.data(), key, int64_t{1}, "here"); }),
+               ContainsSubstring(std::string("here: there is no key ") + key));
+  }
+}
+
+TEST_CASE("all wrong keys of a config are reported together", "[config]") {
+  const std::string all =
+      problem("[optim]\nlr = \"x\"\nlrr = 1\n[train]\nsteps = 0\nbatch_size = 2\n");
+  CHECK_THAT(all, ContainsSubstring("c.toml:2:1: optim.lr must be a number") &&
+                      ContainsSubstring("\nc.toml:3:1: there is no key optim.lrr") &&
+                      ContainsSubstring("\nc.toml:5:1: train.steps = 0 is not allowed"));
+  CHECK(std::count(all.begin(), all.end(), '\n') == 2);
 }
 
 TEST_CASE("files that are no config", "[config]") {
@@ -269,7 +289,7 @@ TEST_CASE("the page of exit codes has every code of the help", "[config]") {
   const std::regex number("[0-9]+");
   for (std::sregex_iterator i(list.begin(), list.end(), number), end; i != end; ++i, ++codes)
     CHECK_THAT(page, ContainsSubstring("\n| " + i->str() + " | `"));
-  CHECK(codes == 11);
+  CHECK(codes == 12);
 }
 
 TEST_CASE("the pages of files name every field that a run writes", "[config]") {

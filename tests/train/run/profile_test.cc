@@ -284,6 +284,20 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   read_range(test);
   CHECK(std::log10(test.steepest) == Approx(-3).epsilon(0.05));
   CHECK(test.diverged > 0.03);
+  CHECK(std::log10(test.lowest) == Approx(-1.5).epsilon(0.1));
+
+  // A curve that falls and rises again, but not above its first value, rises all the same.
+  RangeTest bowl, falling;
+  for (int i = 0; i < 60; ++i) {
+    bowl.lr.push_back(std::pow(10, -6 + 0.1 * i));
+    bowl.loss.push_back(2 + 1e-3 * std::pow(i - 40, 2));
+    falling.lr.push_back(bowl.lr.back());
+    falling.loss.push_back(4 - 0.03 * i);
+  }
+  read_range(bowl), read_range(falling);
+  CHECK(bowl.diverged == 0);
+  CHECK(bowl.lowest == bowl.lr[40]);
+  CHECK(falling.lowest == 0);  // the control
 
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
@@ -295,6 +309,8 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   CHECK(last["lr"].get<double>() > 1e-4);
   CHECK(last["lr"].get<double>() < 10);
   CHECK(last["diverges_at"].is_number());
+  CHECK(last["lowest_at"].get<double>() < last["diverges_at"].get<double>());
+  CHECK_THAT(r.out, ContainsSubstring(" on it rises, and from "));
   CHECK_THAT(lathe_in(f, {"find", "lr", "tiny.toml", "--from=1", "--to=0.1"}).err,
              ContainsSubstring("must be above"));
 }

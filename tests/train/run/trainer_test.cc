@@ -163,6 +163,79 @@ TEST_CASE("what may change on resume and what may not", "[trainer]") {
   CHECK_THAT(threads.err, ContainsSubstring("bits will differ"));
 }
 
+TEST_CASE("train.early_stop ends a run that no longer improves, and resumes to the bit",
+          "[trainer]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  // At so high a rate the loss soon stays where it is.
+  const auto train = [&](const std::string& out, std::vector<std::string> more = {}) {
+    std::vector<std::string> words{"train",
+                                   "tiny.toml",
+                                   "--train.out_dir=" + out,
+                                   "--train.early_stop=3",
+                                   "--train.eval_interval=2",
+                                   "--schedule.kind=constant",
+                                   "--optim.lr=0.3",
+                                   "--schedule.warmup_steps=0",
+                                   "--checkpoint.interval=4"};
+    for (const std::string& key : more) {
+      std::erase_if(words, [&](const std::string& word) {
+        return word.starts_with(key.substr(0, key.find('=') + 1));
+      });
+      words.push_back(key);
+    }
+    return lathe_in(f, words);
+  };
+  const Finished whole = train("whole");
+  INFO(whole.out << whole.err);
+  REQUIRE(whole.code == 0);
+  CHECK_THAT(whole.out, ContainsSubstring("stopped early, by train.early_stop"));
+
+  // It ends at the third evaluation after the best one, with a checkpoint.
+  const fs::path last = list_checkpoints(f / "whole").at(0);
+  const RunState state = read_state(last);
+  CHECK(state.step < 40);
+  CHECK(state.step == state.best_step + 6);
+  CHECK(parse_json(lathe_in(f, {"runs", "whole", "--json"}).out, "", Exit::internal)[0]["state"] ==
+        "finished");
+  CHECK_THAT(train("whole").out, ContainsSubstring("nothing to do"));
+
+  // Paused between any two steps, it ends at the same one with the same bits.
+  for (int64_t pause = 1; pause < state.step; ++pause)
+    REQUIRE(train("parts", {"--train.pause_at=" + std::to_string(pause)}).code == 75);
+  CHECK(train("parts").code == 0);
+  CHECK(difference(f / "whole", f / "parts") == "");
+
+  // The control trains all steps, and a run that is given more evaluations continues.
+  CHECK(train("all", {"--train.early_stop=0"}).out.find("stopped early") == std::string::npos);
+  CHECK(read_state(list_checkpoints(f / "all").at(0)).step == 40);
+  CHECK(train("whole", {"--train.early_stop=0"}).code == 0);
+  CHECK(read_state(list_checkpoints(f / "whole").at(0)).step == 40);
+
+  const Finished refused = train("never", {"--train.eval_interval=0"});
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.err, ContainsSubstring("train.early_stop counts evaluations"));
+}
+
+TEST_CASE("a warm-up that is not shorter than the run is a warning", "[trainer]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const auto warned = [&](std::vector<std::string> words, const std::string& steps) {
+    words.push_back("--schedule.warmup_steps=" + steps);
+    const Finished r = lathe_in(f, words);
+    INFO(r.out << r.err);
+    CHECK(r.code == 0);
+    return (r.out + r.err).find("schedule.warmup_steps = " + steps + " is not below train.steps") !=
+           std::string::npos;
+  };
+  CHECK(warned({"config", "check", "tiny.toml"}, "40"));
+  CHECK(!warned({"config", "check", "tiny.toml"}, "39"));
+  CHECK(!warned({"config", "check", "tiny.toml", "--schedule.kind=one_cycle"}, "40"));
+  CHECK(warned({"train", "tiny.toml", "--train.steps=2"}, "2"));
+  CHECK(slurp(f / "runs/tiny/log.txt").find("is not below train.steps") != std::string::npos);
+  CHECK(!warned({"train", "tiny.toml", "--train.steps=2", "--train.out_dir=b"}, "1"));
+}
+
 TEST_CASE("damaged checkpoints: the newest that verifies is taken, and said", "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());

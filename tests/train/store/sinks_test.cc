@@ -251,6 +251,8 @@ TEST_CASE("a progress bar fits into its line", "[sinks]") {
   CHECK_THAT(bar_line("a", 0.5, {}, -1, 20, true),
              ContainsSubstring("\033[32m#####\033[39m......"));
   CHECK(duration_text(3725) == "1:02:05");
+  CHECK(duration_text(3 * 86400 - 1) == "71:59:59");
+  CHECK(duration_text(346 * 86400) == "346 days");
 }
 
 }  // namespace

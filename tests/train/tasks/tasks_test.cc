@@ -42,8 +42,13 @@ TEST_CASE("an evaluation's figures are their definitions", "[tasks]") {
   CHECK(classes.at("top5") == Approx(5.0 / 7));
   CHECK(classes.at("val_loss") ==
         Approx(torch::cross_entropy_loss(logits, targets).item<double>()));
-  CHECK(figures("classification", {logits.slice(0, 0, 3).slice(1, 0, 3), targets.slice(0, 0, 3)})
-            .at("top5") == 1);  // of 3 classes
+  // Of five classes, the five likeliest are all.
+  const auto few = [&](int64_t n) {
+    return figures("classification",
+                   {logits.slice(0, 0, 4).slice(1, 0, n), targets.slice(0, 0, 4)});
+  };
+  CHECK(!few(5).contains("top5"));
+  CHECK(few(6).at("top5") == 1);
 
   torch::manual_seed(1);
   const at::Tensor said = torch::randn({4, 3}), is = torch::randn({4, 3});
@@ -58,6 +63,90 @@ TEST_CASE("an evaluation's figures are their definitions", "[tasks]") {
   const at::Tensor scale = torch::tensor(facts.target_scale);
   CHECK(figures("regression", {said, is}, facts).at("mse") ==
         Approx(torch::mse_loss(said * scale, is * scale).item<double>()));
+}
+
+Json details_of(const char* task, const Batch& batch, const DatasetInfo& facts) {
+  Scores scores{.detailed = true};
+  find_task(task)->score(Echo(), batch, facts, scores);
+  find_task(task)->score(Echo(), batch, facts, scores);  // batches add up
+  return find_task(task)->details(scores, facts);
+}
+
+TEST_CASE("an evaluation's details are their definitions", "[tasks]") {
+  // The likeliest of three classes is: 0 0 1 1 1 2.
+  const at::Tensor logits =
+      at::one_hot(torch::tensor({0, 0, 1, 1, 1, 2}, at::kLong), 3).to(at::kFloat);
+  const at::Tensor targets = torch::tensor({0, 1, 1, 1, 0, 0}, at::kLong);
+  DatasetInfo facts{.outputs = 3, .labels = {"red", "green", "blue"}};
+  const Json all = details_of("classification", {logits, targets}, facts);
+  CHECK(all["confusion"] == Json::parse("[[2,2,2],[2,4,0],[0,0,0]]"));
+  const auto is_class = [&](size_t c, const char* name, int count, double precision,
+                            double recall) {
+    const Json& json = all["classes"][c];
+    CHECK(json["class"] == name);
+    CHECK(json["count"] == count);
+    CHECK(json["precision"].get<double>() == Approx(precision));
+    if (count > 0) {
+      CHECK(json["recall"].get<double>() == Approx(recall));
+      CHECK(json["f1"].get<double>() ==
+            Approx(precision + recall > 0 ? 2 * precision * recall / (precision + recall) : 0));
+    }
+  };
+  is_class(0, "red", 6, 1.0 / 2, 1.0 / 3);
+  is_class(1, "green", 6, 2.0 / 3, 2.0 / 3);
+  is_class(2, "blue", 0, 0, 0);
+  CHECK(all["classes"][2]["recall"] == "nan");
+  facts.outputs = 21;  // too wide for a terminal
+  CHECK(!details_of("classification", {at::one_hot(targets, 21).to(at::kFloat), targets}, facts)
+             .contains("confusion"));
+
+  torch::manual_seed(1);
+  const at::Tensor said = torch::randn({50, 2}) + 2, is = said + 0.3 * torch::randn({50, 2});
+  facts = {.outputs = 2, .target_mean = {5e6, 1}, .target_scale = {1, 100}};
+  const Json errors = details_of("regression", {said, is}, facts);
+  double mean_r2 = 0;
+  for (int64_t k = 0; k < 2; ++k) {
+    const double scale = k == 0 ? 1 : 100;
+    const at::Tensor x = said.select(1, k) * scale, y = is.select(1, k) * scale;
+    const double r2 = 1 - torch::mse_loss(x, y).item<double>() / y.var(false).item<double>();
+    const Json& json = errors["outputs"][static_cast<size_t>(k)];
+    CHECK(json["mae"].get<double>() == Approx(torch::l1_loss(x, y).item<double>()));
+    CHECK(json["rmse"].get<double>() == Approx(std::sqrt(torch::mse_loss(x, y).item<double>())));
+    CHECK(json["r2"].get<double>() == Approx(r2));
+    mean_r2 += r2 / 2;
+  }
+  CHECK(errors["r2"].get<double>() == Approx(mean_r2));
+}
+
+TEST_CASE("lathe eval prints tables of classes and outputs", "[tasks]") {
+  const TempFolder f(fast_folder());
+  make_data(f);
+  write_config(f, kinds[0]);
+  const Finished trained = lathe_in(f, {"train", "kind.toml", "--train.out_dir=classes"});
+  INFO(trained.out << trained.err);
+  REQUIRE(trained.code == 0);
+  CHECK(trained.out.find("top5") == std::string::npos);  // four classes
+  CHECK(slurp(f / "classes" / "metrics.jsonl").find("top5") == std::string::npos);
+
+  const Finished classes = lathe_in(f, {"eval", "classes"});
+  const Json json = last_line(classes);
+  CHECK(!json.contains("top5"));
+  int64_t right = 0, count = 0;
+  for (size_t c = 0; c < 4; ++c) {
+    right += json["confusion"][c][c].get<int64_t>();
+    count += json["classes"][c]["count"].get<int64_t>();
+  }
+  CHECK(count == json["samples"].get<int64_t>());
+  CHECK(json["accuracy"].get<double>() ==
+        Approx(static_cast<double>(right) / static_cast<double>(count)));
+  CHECK_THAT(classes.out, ContainsSubstring("class  count  precision  recall"));
+  CHECK_THAT(classes.out, ContainsSubstring("class \\ predicted  0"));
+
+  write_config(f, kinds[1]);
+  REQUIRE(lathe_in(f, {"train", "kind.toml", "--train.out_dir=numbers_run"}).code == 0);
+  const Finished numbers = lathe_in(f, {"eval", "numbers_run"});
+  CHECK(last_line(numbers)["outputs"][0]["mae"] == last_line(numbers)["mae"]);
+  CHECK_THAT(numbers.out, ContainsSubstring("output  mae"));
 }
 
 TEST_CASE("micro-batches add up to the batch", "[tasks]") {
@@ -169,6 +258,28 @@ TEST_CASE("a model that leaves nothing to train is refused before anything is ma
   }
   CHECK_THAT(error_of([] { parameters_to_train(Echo(), RunConfig()); }),
              ContainsSubstring("there is nothing to train"));
+}
+
+TEST_CASE("lathe eval --batches has the validation loss of training", "[tasks]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const Finished done = lathe_in(f, {"train", "tiny.toml", "--train.out_dir=run"});
+  INFO(done.err);
+  REQUIRE(done.code == 0);
+  double trained = 0;
+  std::istringstream lines(slurp(f / "run" / "metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);)
+    trained = parse_json(line, "", Exit::internal).value("val_loss", trained);
+
+  const Json part = last_line(lathe_in(f, {"eval", "run", "--batches", "3"}));
+  CHECK(part["val_loss"].get<double>() == trained);
+  CHECK(part["tokens"] == 3 * 3 * 16);
+  // Controls: other batches, and all of them.
+  CHECK(last_line(lathe_in(f, {"eval", "run", "--batches", "4"}))["val_loss"] != trained);
+  CHECK(last_line(lathe_in(f, {"eval", "run"}))["tokens"] == 1999);
+  const Finished refused = lathe_in(f, {"eval", "run", "text.txt", "--batches", "3"});
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.err, ContainsSubstring("--batches"));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "core/io/json.h"
 #include "nn/models/model.h"
 #include "tests/support/catch.h"
+#include "tests/support/kinds.h"
 #include "tests/support/process.h"
 #include "tests/support/tokenizers.h"
 
@@ -123,6 +124,27 @@ TEST_CASE("of several endings the likeliest is taken, as a whole and by byte", "
     differ += a.whole != a.by_byte;
   }
   CHECK(differ > 10);
+}
+
+TEST_CASE("lathe eval reports the token that precedes a text", "[text_score]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const std::vector<std::string> train{"train", "tiny.toml", "--train.steps=2",
+                                       "--train.eval_interval=0"};
+  REQUIRE(lathe_in(f, {"tokenizer", "train", "text.txt", "--out", "t.json", "--vocab-size", "300"})
+              .code == 0);
+  REQUIRE(lathe_in(f, {"prepare", "text.txt", "--out", "bpe", "--tokenizer", "t.json"}).code == 0);
+  const auto evaluated = [&](const std::string& data) {
+    std::vector<std::string> words = train;
+    words.insert(words.end(), {"--data.dir=" + data, "--train.out_dir=" + data + "-run"});
+    REQUIRE(lathe_in(f, words).code == 0);
+    return lathe_in(f, {"eval", data + "-run", "text.txt"});
+  };
+  const Finished with = evaluated("bpe"), without = evaluated("data");
+  CHECK(last_line(with)["begin_token"].is_number());
+  CHECK_THAT(with.out, ContainsSubstring(" precedes each text"));
+  CHECK(!last_line(without).contains("begin_token"));
+  CHECK_THAT(without.out, !ContainsSubstring("precedes"));
 }
 
 TEST_CASE("lathe eval over files and questions", "[text_score]") {

@@ -375,6 +375,103 @@ TEST_CASE("successive halving promotes the best, and resumes what was begun", "[
   CHECK(next_job(some, std::vector<bool>(6, false), 2, 6) == std::pair<size_t, int>(3, 1));
 }
 
+TEST_CASE("points of a sweep have names by their values", "[runs_and_sweeps]") {
+  CHECK(point_names({{{"optim.lr", "1e-3"}, {"train.seed", "1"}},
+                     {{"optim.lr", "1e-3"}, {"train.seed", "2"}}}) ==
+        std::vector<std::string>{"lr=1e-3,seed=1", "lr=1e-3,seed=2"});
+  // Keys with one ending keep their sections; what a path may not have is replaced.
+  CHECK(point_names({{{"model.kind", "gpt"}, {"optim.kind", "sgd"}}}) ==
+        std::vector<std::string>{"model.kind=gpt,optim.kind=sgd"});
+  const auto paths = point_names({{{"data.dir", "a/b"}},
+                                  {{"data.dir", "a b"}},
+                                  {{"data.dir", "x.json"}},
+                                  {{"data.dir", std::string(300, 'y')}}});
+  CHECK(paths[0] == "dir=a_b");
+  CHECK(paths[1] == "dir=a_b-2");
+  CHECK(paths[2] == "dir=x.json_");
+  CHECK(paths[3].size() == 100);
+}
+
+TEST_CASE("results are averaged over seeds and folds", "[runs_and_sweeps]") {
+  // The best run of all is of a rate whose mean is worse.
+  std::vector<Overrides> points;
+  std::vector<PointState> states;
+  const auto add = [&](const char* lr, const char* seed, const char* fold, double loss) {
+    points.push_back({{"data.fold", fold}, {"optim.lr", lr}, {"train.seed", seed}});
+    states.push_back({.target = 0, .losses = {loss}, .end = ""});
+  };
+  add("1e-3", "1", "0", 1), add("1e-3", "2", "0", 7), add("1e-3", "1", "1", 4),
+      add("1e-3", "2", "1", 4);
+  add("3e-3", "1", "0", 3), add("3e-3", "2", "0", 3), add("3e-3", "1", "1", 3),
+      add("3e-3", "2", "1", 3);
+  auto groups = group_points(points, states, 1);
+  REQUIRE(groups.size() == 2);
+  CHECK(groups[0].keys == Overrides{{"optim.lr", "3e-3"}});
+  CHECK((groups[0].mean == 3 && groups[0].deviation == 0 && groups[0].finished == 4));
+  CHECK(groups[1].points == std::vector<size_t>{0, 1, 2, 3});
+  CHECK((groups[1].mean == 4 && groups[1].deviation == Approx(std::sqrt(6.0))));
+
+  // A group in which a run diverged comes last, with the mean of the others.
+  states[5].end = "diverged", states[5].losses.clear();
+  groups = group_points(points, states, 1);
+  CHECK(groups[0].keys == Overrides{{"optim.lr", "1e-3"}});
+  CHECK((groups[1].finished == 3 && groups[1].mean == 3));
+  // One run has no deviation.
+  groups = group_points({points[0]}, {states[0]}, 1);
+  CHECK((groups[0].mean == 1 && std::isnan(groups[0].deviation)));
+}
+
+/// Checks the means of a sweep over two rates with two seeds each, and what its report draws.
+void check_means(const fs::path& folder, const Finished& sweep) {
+  std::map<std::string, std::vector<double>> losses;  // by rate
+  for (const auto& entry : fs::directory_iterator(folder / "points")) {
+    const std::string name = entry.path().filename().string();
+    if (!name.ends_with(".json")) continue;
+    losses[name.substr(3, 4)].push_back(
+        parse_json(slurp(entry.path()), name, Exit::internal)["losses"][0].get<double>());
+  }
+  REQUIRE(losses.size() == 2);
+  const std::string table = slurp(folder / "table.txt");
+  INFO(table);
+  double best = HUGE_VAL;
+  for (const auto& [lr, of] : losses) {
+    REQUIRE(of.size() == 2);
+    const double mean = (of[0] + of[1]) / 2;
+    best = std::min(best, mean);
+    char row[100];
+    std::snprintf(row, sizeof row, "%s      %.4f         %.4f     2", lr.c_str(), mean,
+                  std::fabs(of[0] - of[1]) / std::sqrt(2.0));
+    CHECK_THAT(table, ContainsSubstring(row));
+  }
+  char line[100];
+  std::snprintf(line, sizeof line, "mean validation loss %.4f (deviation ", best);
+  CHECK_THAT(sweep.out, ContainsSubstring("best      optim.lr=") && ContainsSubstring(line));
+  CHECK_THAT(table, ContainsSubstring("points/lr=1e-3,seed=1"));
+
+  if (!fs::exists(folder / "report.html")) return;  // without the chart library
+  const std::string page = slurp(folder / "report.html");
+  CHECK_THAT(page, ContainsSubstring("\"sweep\":[{\"key\":\"optim.lr\",\"points\":[[\"1e-3\","));
+  CHECK_THAT(page, ContainsSubstring("{\"key\":\"train.seed\",\"points\":[[\"1\","));
+}
+
+TEST_CASE("a random search trains each draw with every seed", "[runs_and_sweeps]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const Finished r =
+      lathe_in(f, {"sweep", "tiny.toml", "--method=random", "--samples=2", "--optim.lr=1e-4..1e-2",
+                   "--train.seed=1,2,3", "--train.steps=2", "--train.eval_interval=2", "--out=s"});
+  INFO(r.out << r.err);
+  REQUIRE(r.code == 0);
+  std::map<std::string, int> runs;  // by rate
+  for (const fs::path& run : find_runs(f / "s")) {
+    const std::string name = run.filename().string();
+    ++runs[name.substr(0, name.find(','))];
+  }
+  REQUIRE(runs.size() == 2);
+  for (const auto& [lr, n] : runs) CHECK(n == 3);
+  CHECK_THAT(r.out, ContainsSubstring("3 runs)"));
+}
+
 TEST_CASE("a sweep that is killed loses and repeats no point", "[runs_and_sweeps]") {
   const TempFolder f;
   make_tiny_run(f.path());
@@ -393,15 +490,17 @@ TEST_CASE("a sweep that is killed loses and repeats no point", "[runs_and_sweeps
   REQUIRE(whole.code == 0);
   CHECK_THAT(whole.out, ContainsSubstring("sweep     4 runs of tiny.toml") &&
                             ContainsSubstring("steps     32 in all"));
-  CHECK_THAT(whole.out, ContainsSubstring("best      "));
+  check_means(f / "whole", whole);
   REQUIRE(lathe_in(f, {"config", "check", "whole/best.toml"}).code == 0);
   const std::vector<std::string> kills{"sweep: target kept 2", "sweep: point ended 1",
                                        "sweep: result kept 1"};
   std::map<std::string, std::string> done;  // events of points whose result was kept
+  const std::vector<std::string> points{"lr=1e-3,seed=1", "lr=1e-3,seed=2", "lr=3e-2,seed=1",
+                                        "lr=3e-2,seed=2"};
   const auto check_done = [&] {
     for (const auto& [name, before] : done)
       CHECK(slurp(f / ("killed/points/" + name + "/events.jsonl")) == before);
-    for (const std::string name : {"0001", "0002", "0003", "0004"}) {
+    for (const std::string& name : points) {
       const fs::path state = f / ("killed/points/" + name + ".json");
       if (fs::exists(state) && slurp(state).find("\"losses\":[]") == std::string::npos)
         done[name] = slurp(f / ("killed/points/" + name + "/events.jsonl"));
@@ -418,9 +517,9 @@ TEST_CASE("a sweep that is killed loses and repeats no point", "[runs_and_sweeps
   check_done();
   CHECK(done.size() == 4);
   CHECK(slurp(f / "killed/table.txt") == slurp(f / "whole/table.txt"));
-  for (const std::string name : {"0001", "0002", "0003", "0004"})
+  for (const std::string& name : points)
     CHECK(difference(f / ("whole/points/" + name), f / ("killed/points/" + name)) == "");
-  CHECK(difference(f / "whole/points/0001", f / "whole/points/0002") !=
+  CHECK(difference(f / "whole/points" / points[0], f / "whole/points" / points[1]) !=
         "");  // control: the points are not one
   // Nothing is left to do, and nothing is done.
   CHECK(sweep("killed", "").code == 0);
@@ -458,7 +557,7 @@ TEST_CASE("a sweep that is stopped while its points start ends with 75, and is r
     CHECK_THAT(stopped.out, ContainsSubstring("stopped; run the same command again to resume"));
   }
   REQUIRE(sweep("stopped", {}).code == 0);
-  for (const std::string name : {"0001", "0002"})
+  for (const std::string name : {"seed=1", "seed=2"})
     CHECK(difference(f / ("reference/points/" + name), f / ("stopped/points/" + name)) == "");
 }
 
