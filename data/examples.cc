@@ -25,10 +25,13 @@ struct OpenSplit {
       : inputs(open(folder, split.inputs, split.examples)),
         targets(open(folder, split.targets, split.examples)) {
     // An array [N] has examples of one number, for which its sizes are {}.
-    if (inputs.sizes() != manifest.input_sizes &&
-        !(inputs.sizes().empty() && inputs.numel() == 1)) {
+    const auto& sizes = manifest.input_sizes;
+    const bool is_number =
+        inputs.sizes().empty() &&
+        std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size == 1; });
+    if (inputs.sizes() != sizes && !is_number) {
       fail(Exit::data, inputs.path().string(), ": examples of ", sizes_text(inputs.sizes()),
-           " elements, manifest.json claims ", sizes_text(manifest.input_sizes),
+           " elements, manifest.json claims ", sizes_text(sizes),
            "; make the data again");
     }
     const int64_t wanted = manifest.task == "classification" ? 1 : manifest.outputs;

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "data/prepare/csv.h"
+#include "data/prepare/file_type.h"
 
 namespace lathe {
 namespace {
@@ -344,14 +345,8 @@ Kind kind_of(const std::string& path) {
   const MappedFile file(path, Exit::data);
   const std::string_view begin(reinterpret_cast<const char*>(file.bytes().data()),
                                std::min<size_t>(file.bytes().size(), 8));
-  if (begin.starts_with("\x1F\x8B"))
-    fail(Exit::data, path, " is compressed by gzip; unpack it with gunzip first");
-  if (begin.starts_with("PK\3\4"))
-    fail(Exit::data, path,
-         " is a ZIP archive (.npz and .xlsx are too); unpack it, or save it as .npy or .csv");
-  if (begin.starts_with("PAR1"))
-    fail(Exit::data, path, " is a Parquet file; save it as .csv or .npy");
-  if (begin.starts_with("\x89HDF")) fail(Exit::data, path, " is an HDF5 file; save it as .npy");
+  if (const std::string format = foreign_format(begin); !format.empty())
+    fail(Exit::data, path, " ", format);
   if (fs::path(path).extension() == ".safetensors") return Kind::safetensors;
   return begin.starts_with("\x93NUMPY") || IdxFile::type_of(file.bytes()) ? Kind::array : Kind::csv;
 }

@@ -172,23 +172,43 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   return Exit::done;
 }
 
-Exit prepare_words(const Arguments& arguments) {
-  if (is_example_file(arguments.words[0])) return prepare_tables(arguments);
-  refuse_flags(arguments, {"target", "task", "val-file", "shape"}, "tables and arrays");
+Exit prepare_plain(const Arguments& arguments, const std::string& tokenizer, bool binary) {
   PrepareOptions o{.inputs = arguments.words, .out = arguments.get("out", "")};
-  o.tokenizer = arguments.get("tokenizer", "byte");
-  const bool is_bpe = o.tokenizer != "byte" && o.tokenizer != "char";
-  if (is_bpe && !fs::exists(o.tokenizer))
-    fail(Exit::usage,
-         "command line: --tokenizer must be byte, char, or the path of a tokenizer or a run, and "
-         "there is no ",
-         "file ", o.tokenizer);
-  if (is_bpe || is_documents(arguments)) return prepare_as_documents(arguments, o.tokenizer);
+  o.tokenizer = tokenizer;
+  o.binary = binary;
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
   o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
   o.stop = [] { return stop_signal() != 0; };
   prepare(o);
   return Exit::done;
+}
+
+/// Prepares files as they are, whose every byte becomes a token.
+Exit prepare_binary(const Arguments& arguments) {
+  const std::string what = "files of text; --binary takes files as they are";
+  refuse_flags(arguments, document_flags, what.c_str());
+  if (arguments.get("tokenizer", "") != "byte")
+    fail(Exit::usage,
+         "command line: --binary belongs to --tokenizer byte; give that, or leave "
+         "--binary out");
+  if (arguments.words[0] == "-")
+    fail(Exit::usage, "command line: --binary takes files, not standard input; name some");
+  return prepare_plain(arguments, "byte", /*binary=*/true);
+}
+
+Exit prepare_words(const Arguments& arguments) {
+  if (arguments.is_true("binary")) return prepare_binary(arguments);
+  if (is_example_file(arguments.words[0])) return prepare_tables(arguments);
+  refuse_flags(arguments, {"target", "task", "val-file", "shape"}, "tables and arrays");
+  const std::string tokenizer = arguments.get("tokenizer", "byte");
+  const bool is_bpe = tokenizer != "byte" && tokenizer != "char";
+  if (is_bpe && !fs::exists(tokenizer))
+    fail(Exit::usage,
+         "command line: --tokenizer must be byte, char, or the path of a tokenizer or a run, and "
+         "there is no ",
+         "file ", tokenizer);
+  if (is_bpe || is_documents(arguments)) return prepare_as_documents(arguments, tokenizer);
+  return prepare_plain(arguments, tokenizer, /*binary=*/false);
 }
 
 /// Parses NAME=PATH or NAME=PATH:SHARE.
@@ -387,6 +407,9 @@ Verb prepare_verb() {
        {"val", "share for validation: of a text its tail, of examples a random choice (0.1)"},
        {"tokenizer",
         "text: byte (default), char, or the path of a BPE tokenizer or of a run that has one"},
+       {"binary",
+        "--tokenizer byte: take files that are not text, or hold examples, as the bytes that they "
+        "are (false)"},
        {"workers",
         "text: threads that encode by a BPE (all cores); what is written does not depend on it"},
        {"source",
@@ -416,7 +439,7 @@ Verb prepare_verb() {
       0,
       1000000,
       run_prepare,
-      {"dedup", "dedup-lines"},
+      {"dedup", "dedup-lines", "binary"},
       {"source"}};
 }
 
