@@ -31,8 +31,7 @@ struct OpenSplit {
         std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size == 1; });
     if (inputs.sizes() != sizes && !is_number) {
       fail(Exit::data, inputs.path().string(), ": examples of ", sizes_text(inputs.sizes()),
-           " elements, manifest.json claims ", sizes_text(sizes),
-           "; make the data again");
+           " elements, manifest.json claims ", sizes_text(sizes), "; make the data again");
     }
     const int64_t wanted = manifest.task == "classification" ? 1 : manifest.outputs;
     if (targets.numel() != wanted) {
@@ -81,7 +80,11 @@ class ExampleData final : public Data {
               .outputs = manifest_.outputs,
               .labels = manifest_.labels,
               .target_mean = targets_.mean,
-              .target_scale = targets_.scale};
+              .target_scale = targets_.scale,
+              .encoding = manifest_.encoding()};
+    // With folds, the statistics are not those of the manifest.
+    facts_.encoding->inputs = inputs_;
+    facts_.encoding->targets = targets_;
   }
 
   const DatasetInfo& facts() const override { return facts_; }

@@ -556,7 +556,10 @@ TEST_CASE("examples of one number do not pass for longer ones", "[example_sets]"
   const std::vector<float> x(6);
   const std::string sum =
       write_safetensors(f / "x.safetensors", {{"x", "F32", {6}, std::as_bytes(std::span(x))}});
-  ExampleManifest m{.task = "regression", .input_sizes = {1, 1}, .outputs = 1};
+  ExampleManifest m;
+  m.task = "regression";
+  m.input_sizes = {1, 1};
+  m.outputs = 1;
   m.inputs = m.targets = {{0}, {1}};
   m.train = {
       6, {"x.safetensors", "x", ArrayType::f32, sum}, {"x.safetensors", "x", ArrayType::f32, sum}};

@@ -254,7 +254,8 @@ TEST_CASE("a preparation of plain text that was cut short goes on where it was, 
   const fs::path here = fs::current_path();
   fs::current_path(f.path());
   int64_t asked = 0;
-  o.progress_seconds = 0, o.stop = [&] { return ++asked > 2; };
+  // The survey asks three times.
+  o.progress_seconds = 0, o.stop = [&] { return ++asked > 3 + 2; };
   const std::string stopped = error_of([&] { prepare(o); });
   fs::current_path(here);
   CHECK_THAT(stopped, ContainsSubstring("to resume"));
