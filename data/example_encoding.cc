@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include "core/io/text.h"
 #include "data/arrays.h"
 
 namespace lathe {
@@ -93,6 +94,22 @@ int64_t TableFormat::width() const {
   int64_t all = 0;
   for (const TableColumn& column : columns) all += column.width();
   return all;
+}
+
+std::string table_text(const TableFormat& table) {
+  constexpr size_t most_shown = 20;
+  std::string text;
+  for (size_t c = 0; c < std::min(table.columns.size(), most_shown); ++c) {
+    const TableColumn& column = table.columns[c];
+    text += str("  column ", c + 1, column.name.empty() ? "" : " " + printable_line(column.name),
+                "  ", role_names[static_cast<int>(column.role)]);
+    if (column.is_text) text += str(", ", column.values.size(), " categories");
+    if (column.fill) text += str(", empty cells become ", *column.fill);
+    text += "\n";
+  }
+  if (table.columns.size() > most_shown)
+    text += str("  and ", table.columns.size() - most_shown, " more columns\n");
+  return text;
 }
 
 void add_encoding(Json& json, const ExampleEncoding& e) {

@@ -51,6 +51,8 @@ struct ExampleEncoding {
   std::optional<TableFormat> table{};  ///< of examples that were a table
 };
 
+/// Returns a line for each of the first 20 columns, for `lathe inspect`.
+std::string table_text(const TableFormat& table);
 /// Adds the keys of an encoding to a JSON object.
 void add_encoding(Json& json, const ExampleEncoding& encoding);
 /// Reads what add_encoding wrote; `classifies` is whether the targets are classes. Throws an error

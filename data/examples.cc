@@ -391,6 +391,8 @@ std::string ExampleData::table() const {
   for (int64_t i = 0; i < std::min<int64_t>(20, std::ssize(manifest_.labels)); ++i)
     text += str(i == 0 ? ": " : " ", manifest_.labels[static_cast<size_t>(i)]);
   text += manifest_.labels.size() > 20 ? " ...\n" : "\n";
+  // Columns without names have nothing to show.
+  if (manifest_.table && manifest_.table->has_header) text += table_text(*manifest_.table);
   for (const auto& part : parts_) {
     for (const auto* array : {&part.inputs, &part.targets}) {
       text += str("  ", array->path().filename().string(), "  ", array->examples(), " examples  ",

@@ -45,8 +45,6 @@ class ExampleSource {
   /// Sets what replaces empty cells: a number for each input, of which those of columns of numbers
   /// are used.
   virtual void set_fills(const std::vector<double>& /*by_input*/) {}
-  /// Returns how many lines each() has left out because of empty cells.
-  virtual int64_t skipped() const { return 0; }
   /// Returns the dimensions of one input.
   virtual std::vector<int64_t> sizes() const = 0;
   /// Returns how many numbers a target has.

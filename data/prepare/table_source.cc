@@ -80,7 +80,6 @@ class TableSource final : public ExampleSource {
 
   std::vector<int64_t> sizes() const override { return {format().width()}; }
   const TableFormat* table() const override { return &format(); }
-  int64_t skipped() const override { return skipped_; }
   std::string where() const override { return position(layout_.target); }
   uint64_t bytes() const override {
     uint64_t n = 0;

@@ -576,6 +576,10 @@ TEST_CASE("a manifest keeps how a table was read, and older ones open without it
   CHECK(m.table->columns[2].fill == 2.5);
   CHECK(m.encoding().targets.mean[0] == Approx((1.5 + 2.5 + 0.25) / 3));
 
+  const Finished shown = lathe_in(p.f, {"inspect", "out"});
+  CHECK_THAT(shown.out, ContainsSubstring("column 2 color  input, 2 categories") &&
+                            ContainsSubstring("column 3 a  input, empty cells become 2.5"));
+
   const auto changed = [&](const std::function<void(ExampleManifest&)>& change) {
     ExampleManifest other = m;
     change(other);
