@@ -13,6 +13,7 @@
 
 #include "core/config.h"
 #include "core/io/file.h"
+#include "data/example_encoding.h"
 #include "data/tokenizers/tokenizer.h"
 
 namespace lathe {
@@ -105,6 +106,7 @@ struct DatasetInfo {
   /// Regression: targets in batches are (raw - target_mean) / target_scale, so that errors can be
   /// reported in raw units. One number for each output.
   std::vector<double> target_mean{}, target_scale{};
+  std::optional<ExampleEncoding> encoding{};  ///< examples: how new ones are encoded alike
 };
 
 /// An open data folder with both splits.

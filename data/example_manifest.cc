@@ -1,6 +1,6 @@
 #include "data/example_manifest.h"
 
-#include <cmath>
+#include <utility>
 
 #include "core/error.h"
 #include "data/folder.h"
@@ -9,7 +9,7 @@ namespace lathe {
 namespace {
 
 constexpr const char* format_name = "lathe-examples-1";
-// Limit on examples, and on the elements of one, so that sums and byte counts fit in int64.
+// Limit on examples, so that byte counts fit in int64.
 constexpr int64_t most = int64_t{1} << 40;
 
 Json array_json(const ArrayInfo& a) {
@@ -23,8 +23,6 @@ Json split_json(const ExampleSplit& s) {
     json["inputs"] = array_json(s.inputs), json["targets"] = array_json(s.targets);
   return json;
 }
-Json normalisation_json(const Normalisation& n) { return {{"mean", n.mean}, {"scale", n.scale}}; }
-
 ArrayInfo read_array(const Json& json, const char* key, const std::string& where) {
   const auto a = json_get<Json>(json, key, where, Exit::data);
   ArrayInfo info{manifest_file(a, "file", where), "",
@@ -41,25 +39,11 @@ ExampleSplit read_split(const Json& json, const char* key, const std::string& wh
   return split;
 }
 
-/// Reads `n` means and `n` scales; all must be finite, and scales above 0.
-Normalisation read_normalisation(const Json& json, const char* key, int64_t n,
-                                 const std::string& where) {
-  const auto both = json_get<Json>(json, key, where, Exit::data);
-  Normalisation r{json_get<std::vector<double>>(both, "mean", where, Exit::data),
-                  json_get<std::vector<double>>(both, "scale", where, Exit::data)};
-  if (std::ssize(r.mean) != n || std::ssize(r.scale) != n)
-    fail(Exit::data, where, ": \"", key, "\" must have ", n, " means and as many scales");
-  for (const double x : r.mean) {
-    if (!std::isfinite(x)) fail(Exit::data, where, ": a mean of \"", key, "\" is not finite");
-  }
-  for (const double x : r.scale) {
-    if (!std::isfinite(x) || x <= 0)
-      fail(Exit::data, where, ": a scale of \"", key, "\" is not above 0");
-  }
-  return r;
-}
-
 }  // namespace
+
+ExampleEncoding ExampleManifest::encoding() const {
+  return {input_sizes, outputs, labels, inputs, targets, channels_last, table};
+}
 
 bool is_example_manifest(const Json& json) {
   return json.is_object() && json.contains("kind") && json["kind"] == "examples";
@@ -67,11 +51,8 @@ bool is_example_manifest(const Json& json) {
 
 void write_example_manifest(const fs::path& folder, const ExampleManifest& m,
                             const std::string& name) {
-  Json json{{"format", format_name}, {"kind", "examples"},
-            {"task", m.task},        {"sizes", m.input_sizes},
-            {"outputs", m.outputs},  {"inputs", normalisation_json(m.inputs)}};
-  if (m.task == "regression") json["targets"] = normalisation_json(m.targets);
-  if (!m.labels.empty()) json["labels"] = m.labels;
+  Json json{{"format", format_name}, {"kind", "examples"}, {"task", m.task}};
+  add_encoding(json, m.encoding());
   json["train"] = split_json(m.train);
   json["val"] = split_json(m.val);
   write_manifest_json(folder, std::move(json), name);
@@ -94,29 +75,14 @@ ExampleManifest read_example_manifest(const fs::path& folder, const std::string&
     fail(Exit::data, where, ": task \"", m.task.substr(0, 100),
          "\" is neither classification nor regression");
 
-  const auto sizes = json_get<Json>(json, "sizes", where, Exit::data);
-  int64_t numel = 1;
-  if (!sizes.is_array() || sizes.empty())
-    fail(Exit::data, where, ": \"sizes\" must be a list of whole numbers above 0");
-
-  // Dividing the limit by the product so far bounds the product of all sizes without overflow.
-  for (const auto& size : sizes) {
-    const Json named{{"sizes", size}};
-    m.input_sizes.push_back(json_whole(named, "sizes", 1, most / numel, where, Exit::data));
-    numel *= m.input_sizes.back();
-  }
-
-  const bool classes = m.task == "classification";
-  m.outputs = json_whole(json, "outputs", 1, classes ? max_classes : most, where, Exit::data);
-  if (json.contains("labels"))
-    m.labels = json_get<std::vector<std::string>>(json, "labels", where, Exit::data);
-  // Labels are optional, but each class must have one if any has.
-  if (!m.labels.empty() && (!classes || std::ssize(m.labels) != m.outputs))
-    fail(Exit::data, where, ": ", m.labels.size(), " labels for ", classes ? m.outputs : 0,
-         " classes");
-
-  m.inputs = read_normalisation(json, "inputs", groups_of(m.input_sizes).count, where);
-  if (!classes) m.targets = read_normalisation(json, "targets", m.outputs, where);
+  ExampleEncoding e = read_encoding(json, m.task == "classification", where, Exit::data);
+  m.input_sizes = std::move(e.input_sizes);
+  m.outputs = e.outputs;
+  m.labels = std::move(e.labels);
+  m.inputs = std::move(e.inputs);
+  m.targets = std::move(e.targets);
+  m.channels_last = e.channels_last;
+  m.table = std::move(e.table);
   m.train = read_split(json, "train", where);
   m.val = read_split(json, "val", where);
 

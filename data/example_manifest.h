@@ -2,12 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/io/json.h"
 #include "data/arrays.h"
-#include "data/normalise.h"
+#include "data/example_encoding.h"
 
 namespace lathe {
 
@@ -33,10 +34,12 @@ struct ExampleManifest {
   Normalisation inputs;   ///< statistics of the training split, one for each group (groups_of)
   Normalisation targets;  ///< regression: statistics of each output over the training split
   ExampleSplit train, val;
-};
+  bool channels_last = false;          ///< the files had images as [H, W, C]
+  std::optional<TableFormat> table{};  ///< of examples that were a table
 
-/// The largest number of classes.
-inline constexpr int64_t max_classes = 65536;
+  /// Returns how new examples are encoded in the same way.
+  ExampleEncoding encoding() const;
+};
 
 /// Returns whether a manifest describes example sets.
 bool is_example_manifest(const Json& json);

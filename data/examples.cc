@@ -26,11 +26,13 @@ struct OpenSplit {
       : inputs(open(folder, split.inputs, split.examples)),
         targets(open(folder, split.targets, split.examples)) {
     // An array [N] has examples of one number, for which its sizes are {}.
-    if (inputs.sizes() != manifest.input_sizes &&
-        !(inputs.sizes().empty() && inputs.numel() == 1)) {
+    const auto& sizes = manifest.input_sizes;
+    const bool is_number =
+        inputs.sizes().empty() &&
+        std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size == 1; });
+    if (inputs.sizes() != sizes && !is_number) {
       fail(Exit::data, inputs.path().string(), ": examples of ", sizes_text(inputs.sizes()),
-           " elements, manifest.json claims ", sizes_text(manifest.input_sizes),
-           "; make the data again");
+           " elements, manifest.json claims ", sizes_text(sizes), "; make the data again");
     }
     const int64_t wanted = manifest.task == "classification" ? 1 : manifest.outputs;
     if (targets.numel() != wanted) {
@@ -79,7 +81,11 @@ class ExampleData final : public Data {
               .outputs = manifest_.outputs,
               .labels = manifest_.labels,
               .target_mean = targets_.mean,
-              .target_scale = targets_.scale};
+              .target_scale = targets_.scale,
+              .encoding = manifest_.encoding()};
+    // With folds, the statistics are not those of the manifest.
+    facts_.encoding->inputs = inputs_;
+    facts_.encoding->targets = targets_;
   }
 
   const DatasetInfo& facts() const override { return facts_; }
@@ -389,6 +395,8 @@ std::string ExampleData::table() const {
   for (int64_t i = 0; i < std::min<int64_t>(20, std::ssize(manifest_.labels)); ++i)
     text += str(i == 0 ? ": " : " ", manifest_.labels[static_cast<size_t>(i)]);
   text += manifest_.labels.size() > 20 ? " ...\n" : "\n";
+  // Columns without names have nothing to show.
+  if (manifest_.table && manifest_.table->has_header) text += table_text(*manifest_.table);
   for (const auto& part : parts_) {
     for (const auto* array : {&part.inputs, &part.targets}) {
       text += str("  ", array->path().filename().string(), "  ", array->examples(), " examples  ",

@@ -10,6 +10,15 @@ Groups groups_of(const std::vector<int64_t>& sizes) {
   return sizes.size() >= 3 ? Groups{sizes[0], numel / sizes[0]} : Groups{numel, 1};
 }
 
+void normalise(const Normalisation& statistics, Groups groups, std::span<const double> example,
+               float* out) {
+  for (size_t g = 0, j = 0; g < statistics.mean.size(); ++g) {
+    const double mean = statistics.mean[g], scale = statistics.scale[g];
+    for (const size_t end = j + static_cast<size_t>(groups.elements); j < end; ++j)
+      out[j] = static_cast<float>((example[j] - mean) / scale);
+  }
+}
+
 Statistics::Statistics(Groups groups)
     : groups_(groups),
       mean_(static_cast<size_t>(groups.count)),

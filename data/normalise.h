@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace lathe {
@@ -19,6 +20,10 @@ struct Groups {
 /// Returns the groups for examples of these sizes. With three or more dimensions ([C, H, W]) each
 /// channel is a group; with fewer, each element is.
 Groups groups_of(const std::vector<int64_t>& sizes);
+
+/// Writes (x - mean) / scale of each element of an example.
+void normalise(const Normalisation& statistics, Groups groups, std::span<const double> example,
+               float* out);
 
 /// Mean and standard deviation of each group over examples, in one pass (Chan, Golub and LeVeque
 /// 1979). The standard deviation is that of the population, sqrt(sum (x - mean)^2 / n). A group

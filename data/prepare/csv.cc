@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/io/text.h"
 
 namespace lathe {
 namespace {
@@ -13,8 +14,13 @@ constexpr size_t max_columns = 1'000'000, max_field = 1 << 16;
 
 }  // namespace
 
-CsvReader::CsvReader(std::string_view text, std::string file)
-    : text_(text), file_(std::move(file)) {
+CsvReader::CsvReader(std::string_view text, std::string file, char separator)
+    : text_(text),
+      file_(std::move(file)),
+      separator_(separator),
+      ends_{separator, '\n'},
+      // A tab that separates is no blank, and a line of tabs has empty fields.
+      blanks_(separator == '\t' ? " \r" : " \t\r") {
   if (text_.starts_with("\xEF\xBB\xBF")) at_ = 3;
   if (text_.starts_with("\xFF\xFE") || text_.starts_with("\xFE\xFF"))
     fail(Exit::data, file_, " is UTF-16; save it as UTF-8");
@@ -30,7 +36,7 @@ bool CsvReader::next(std::vector<std::string_view>& fields) {
 
   // Skip blank lines.
   for (; at_ < text_.size(); ++at_) {
-    const size_t end = text_.find_first_not_of(" \t\r", at_);
+    const size_t end = text_.find_first_not_of(blanks_, at_);
     if (end == std::string_view::npos) at_ = text_.size();
     if (end == std::string_view::npos || text_[end] != '\n') break;
     at_ = end;
@@ -45,26 +51,26 @@ bool CsvReader::next(std::vector<std::string_view>& fields) {
       fail(Exit::data, file_, ":", row_line_, ": more than ", max_columns, " columns");
     fields.push_back(field(fields.size() + 1));
     if (at_ == text_.size()) return true;
-    if (text_[at_++] == ',') continue;
+    if (text_[at_++] == separator_) continue;
     ++line_;
     return true;
   }
 }
 
-// Leaves at_ at the comma or line end after the field, or at the end of the text.
+// Leaves at_ at the separator or line end after the field, or at the end of the text.
 std::string_view CsvReader::field(size_t column) {
   const auto too_long = [&] {
     fail(Exit::data, where(column), " has more than ", max_field, " bytes");
   };
 
+  // A lone carriage return before a field belongs to it.
+  const auto is_blank = [&](char c) { return blanks_.find(c) != std::string_view::npos; };
   size_t begin = at_;
-  while (begin < text_.size() && (text_[begin] == ' ' || text_[begin] == '\t')) ++begin;
+  while (begin < text_.size() && text_[begin] != '\r' && is_blank(text_[begin])) ++begin;
   if (begin == text_.size() || text_[begin] != '"') {
-    at_ = std::min(text_.find_first_of(",\n", begin), text_.size());
+    at_ = std::min(text_.find_first_of(std::string_view(ends_, 2), begin), text_.size());
     size_t end = at_;
-    while (end > begin &&
-           (text_[end - 1] == ' ' || text_[end - 1] == '\t' || text_[end - 1] == '\r'))
-      --end;
+    while (end > begin && is_blank(text_[end - 1])) --end;
     if (end - begin > max_field) too_long();
     return text_.substr(begin, end - begin);
   }
@@ -89,10 +95,32 @@ std::string_view CsvReader::field(size_t column) {
     break;
   }
 
-  at_ = std::min(text_.find_first_not_of(" \t\r", from), text_.size());
-  if (at_ < text_.size() && text_[at_] != ',' && text_[at_] != '\n')
+  at_ = std::min(text_.find_first_not_of(blanks_, from), text_.size());
+  if (at_ < text_.size() && text_[at_] != separator_ && text_[at_] != '\n')
     fail(Exit::data, where(column), " has something behind its closing quote");
   return value;
+}
+
+char find_separator(const std::string& file, std::string_view text, char usual) {
+  if (file.ends_with(".tsv") || file.ends_with(".tab")) return '\t';
+
+  const size_t begin = std::min(text.find_first_not_of("\r\n"), text.size());
+  bool quoted = false;
+  std::string found;
+  for (const char c : text.substr(begin, max_field)) {
+    if (c == '"') quoted = !quoted;
+    if (quoted) continue;
+    if (c == '\n') break;
+    if (c == usual) return usual;
+    if ((c == ',' || c == ';' || c == '\t') && found.find(c) == std::string::npos) found += c;
+  }
+  return found.size() == 1 ? found[0] : usual;
+}
+
+std::string csv_field(std::string_view text) {
+  const bool plain = text.find_first_of(",\"\r\n") == std::string_view::npos &&
+                     !text.starts_with(' ') && !text.ends_with(' ');
+  return plain ? std::string(text) : '"' + replace_all(text, "\"", "\"\"") + '"';
 }
 
 std::optional<double> csv_number(std::string_view text) {

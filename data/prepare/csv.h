@@ -1,4 +1,5 @@
-// Comma-separated values (RFC 4180), a row at a time. No LibTorch header.
+// Comma-separated values (RFC 4180), or values with another separator, a row at a time. No LibTorch
+// header.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +11,14 @@
 
 namespace lathe {
 
-/// Reads a text row by row. Lines end in LF or CRLF. A field in quotes may contain commas, line
-/// ends and, doubled, quotes. Blanks around a field without quotes do not belong to it. Blank lines
-/// and a UTF-8 byte order mark at the beginning are skipped. Errors are Exit::data and name file,
-/// line and column.
+/// Reads a text row by row. Lines end in LF or CRLF. A field in quotes may contain
+/// separators, line ends and, doubled, quotes. Blanks around a field without quotes do not belong
+/// to it. Blank lines and a UTF-8 byte order mark at the beginning are skipped. Errors are
+/// Exit::data and name file, line and column.
 class CsvReader {
  public:
   /// The text must outlive the reader; `file` is its name in messages.
-  CsvReader(std::string_view text, std::string file);
+  CsvReader(std::string_view text, std::string file, char separator = ',');
   /// Reads the next row; returns false at the end. The fields are valid until the next call.
   bool next(std::vector<std::string_view>& fields);
   /// Returns the line that the row began in, from 1.
@@ -32,10 +33,21 @@ class CsvReader {
 
   std::string_view text_;
   std::string file_;
+  char separator_;
+  const char ends_[2];       // of a field without quotes
+  std::string_view blanks_;  // around a field
   size_t at_ = 0;
   int64_t line_ = 1, row_line_ = 0;
   std::deque<std::string> unquoted_;  // fields with doubled quotes
 };
+
+/// Returns the separator of a table: a tab in a file .tsv or .tab; `usual` where the first line has
+/// one; else the one among comma, semicolon and tab that the line has, or `usual` where it has
+/// several or none.
+char find_separator(const std::string& file, std::string_view text, char usual);
+
+/// Returns a field of a file with commas: in quotes where it must be.
+std::string csv_field(std::string_view text);
 
 /// Returns a decimal number, which may begin with a plus sign; nullopt where the text is not a
 /// number. A number too large for a double is infinite.

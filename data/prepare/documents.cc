@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/io/text.h"
+#include "data/prepare/file_type.h"
 #include "data/prepare/json_lines.h"
 
 namespace lathe {
@@ -41,8 +42,15 @@ PartReader::PartReader(const DocumentSource& source, bool whole, size_t part_byt
 /// so that parts do not depend on the chunks in which a pipe delivers them.
 bool PartReader::read_to(size_t bytes) {
   const size_t had = buffer_.size();
-  while (!ended_ && buffer_.size() < bytes)
-    ended_ = !stream_->read(buffer_, bytes - buffer_.size());
+  while (!ended_ && buffer_.size() < bytes) {
+    const size_t before = buffer_.size();
+    ended_ = !stream_->read(buffer_, bytes - before);
+    // JSON has no NUL bytes, and what is not JSON is reported with its line.
+    if (!jsonl_)
+      check_is_text(name_, std::string_view(buffer_).substr(before), begins_,
+                    "name text files alone");
+    begins_ = false;
+  }
   return buffer_.size() > had;
 }
 
@@ -55,6 +63,7 @@ bool PartReader::next(Part& part) {
       name_ = file == "-" ? "standard input" : file;
       jsonl_ = is_jsonl(source_, file);
       ended_ = within_ = false;
+      begins_ = true;
       place_ = jsonl_ ? 1 : 0;
       searched_ = 0;
       buffer_.clear();

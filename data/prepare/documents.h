@@ -74,7 +74,8 @@ class PartReader {
   std::string name_, buffer_;
   uint64_t before_ = 0, place_ = 0;
   // within_: whether a part contains the beginning of the current document.
-  bool jsonl_ = false, ended_ = true, within_ = false;
+  // begins_: whether the file's first bytes are still to be read.
+  bool jsonl_ = false, ended_ = true, within_ = false, begins_ = true;
   size_t searched_ = 0;  // bytes at the beginning of buffer_ that have no line end
 };
 

@@ -1,188 +1,14 @@
 #include "data/prepare/example_source.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 #include "core/error.h"
-#include "data/prepare/csv.h"
+#include "data/prepare/file_type.h"
+#include "data/prepare/table_source.h"
 
 namespace lathe {
 namespace {
-
-std::string shown(std::string_view text) { return "\"" + std::string(text.substr(0, 100)) + "\""; }
-
-class CsvSource final : public ExampleSource {
- public:
-  CsvSource(const std::vector<std::string>& files, const std::string& target,
-            const CsvSource* like) {
-    for (const auto& file : files) files_.emplace_back(file, Exit::data);
-    if (like != nullptr) {
-      header_ = like->header_, columns_ = like->columns_, target_ = like->target_,
-      names_file_ = like->names_file_;
-    } else {
-      find_layout(target);
-    }
-  }
-
-  std::vector<int64_t> sizes() const override { return {static_cast<int64_t>(columns_) - 1}; }
-  uint64_t bytes() const override {
-    uint64_t n = 0;
-    for (const auto& file : files_) n += file.bytes().size();
-    return n;
-  }
-  std::string layout() const override {
-    std::string names;
-    for (size_t i = 0; i < std::min<size_t>(header_.size(), 8); ++i)
-      names += (i > 0 ? ", " : "") + header_[i];
-    return str(header_.empty() ? "no header line" : "header line " + names,
-               header_.size() > 8 ? ", ..." : "", "; the target is ", column(target_));
-  }
-  std::string where() const override { return str(file_, ":", line_, ": ", column(target_)); }
-
-  void each(ProgressReporter& meter, const std::function<void(const RawExample&)>& f) override {
-    std::vector<std::string_view> fields;
-    std::vector<double> inputs(columns_ - 1);
-    for (const auto& file : files_) {
-      file_ = file.path().string();
-      CsvReader reader(text_of(file), file_);
-      size_t told = 0;
-      const auto tell = [&] {
-        // Release complete pieces only, which end at the end of a page for every page size.
-        const size_t behind = reader.at() / ProgressReporter::piece * ProgressReporter::piece;
-        if (behind > told / ProgressReporter::piece * ProgressReporter::piece)
-          file.release(file.bytes().subspan(
-              told / ProgressReporter::piece * ProgressReporter::piece,
-              behind - told / ProgressReporter::piece * ProgressReporter::piece));
-        meter.advance(reader.at() - told);
-        told = reader.at();
-      };
-
-      for (bool first = !header_.empty(); reader.next(fields); first = false) {
-        line_ = reader.line();
-        if (fields.size() != columns_) {
-          fail(Exit::data, file_, ":", line_, " has ", fields.size(),
-               " columns and the first line of ", names_file_, " has ", columns_,
-               "; give every line as many");
-        }
-
-        if (first) {
-          // Every file must repeat the header; other names would mean other columns.
-          if (!std::equal(fields.begin(), fields.end(), header_.begin()))
-            fail(Exit::data, file_, ":", line_, ": another header line than that of ", names_file_);
-          continue;
-        }
-
-        for (size_t c = 0, i = 0; c < columns_; ++c) {
-          if (c != target_) inputs[i++] = number(fields[c], c);
-        }
-        give(inputs, fields[target_], f);
-        if (reader.at() - told >= ProgressReporter::piece) tell();
-      }
-
-      tell();
-    }
-  }
-
- private:
-  static std::string_view text_of(const MappedFile& file) {
-    return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
-  }
-  std::string column(size_t c) const {
-    return str("column ", c + 1,
-               header_.empty() ? "" : " (" + std::string(header_[c].substr(0, 100)) + ")");
-  }
-  [[noreturn]] void refuse(size_t c, const std::string& what) const {
-    fail(Exit::data, file_, ":", line_, ": ", column(c), " ", what);
-  }
-  double number(std::string_view field, size_t c) const {
-    if (field.empty()) refuse(c, "is empty; fill it in, or leave the line out");
-    const auto x = csv_number(field);
-    if (!x)
-      refuse(c, "is " + shown(field) +
-                    ", which is no number; repair it, or make numbers of a text column first");
-    if (!std::isfinite(*x))
-      refuse(c, "is " + shown(field) + ", which is not finite; repair it, or leave the line out");
-    return *x;
-  }
-  void give(const std::vector<double>& inputs, std::string_view field,
-            const std::function<void(const RawExample&)>& f) {
-    if (field.empty() || csv_number(field)) {
-      const double target = number(field, target_);
-      f({inputs, {&target, 1}, {}});
-    } else {
-      f({inputs, {}, field});
-    }
-  }
-
-  // The first line is a header where `target` names one of its columns, where an input or only the
-  // target is not a number in it, or where it counts 0, 1, 2, ... as pandas names columns.
-  void find_layout(const std::string& target) {
-    names_file_ = files_[0].path().string();
-    CsvReader reader(text_of(files_[0]), names_file_);
-    std::vector<std::string_view> fields;
-    if (!reader.next(fields)) fail(Exit::data, names_file_, " has no lines");
-
-    const std::vector<std::string> first(fields.begin(), fields.end());
-    columns_ = first.size();
-    if (columns_ < 2) {
-      const bool other = first[0].find_first_of(";\t") != std::string::npos;
-      fail(Exit::data, names_file_, ":", reader.line(), " has one column",
-           other ? "; columns must be separated by commas" : "; there must be inputs and a target");
-    }
-
-    // `target` may be a column's name or number. In a line of numbers only it is a column's number.
-    size_t place = 0;
-    const auto [end, error] = std::from_chars(target.data(), target.data() + target.size(), place);
-    const bool whole = error == std::errc() && end == target.data() + target.size();
-    const auto named = std::find(first.begin(), first.end(), target);
-
-    bool has_header = false;
-    if (target == "last" || target == "first") {
-      target_ = target == "last" ? columns_ - 1 : 0;
-    } else if (named != first.end() && !(whole && all_numbers(first))) {
-      target_ = static_cast<size_t>(named - first.begin());
-      has_header = true;
-    } else if (whole && place >= 1 && place <= columns_) {
-      target_ = place - 1;
-    } else {
-      fail(Exit::usage, "--target ", target, " is no column of ", names_file_,
-           "; say last, first, a name of its first "
-           "line, or a number from 1 to ",
-           columns_);
-    }
-
-    // pandas numbers columns without names; a short row of data may begin with 0, 1, 2 by chance.
-    bool counts = columns_ >= 5;
-    for (size_t c = 0; c < columns_; ++c) {
-      has_header = has_header || (c != target_ && !first[c].empty() && !csv_number(first[c]));
-      counts = counts && csv_number(first[c]) == static_cast<double>(c);
-    }
-    // A text above a number in the target column is its name, not a class.
-    const bool named_target = !csv_number(first[target_]) && reader.next(fields) &&
-                              fields.size() == columns_ && csv_number(fields[target_]);
-
-    if (!has_header && !counts && !named_target) return;
-    header_ = first;
-    for (size_t c = 0; c < columns_; ++c) {
-      if (!header_[c].empty()) continue;
-      fail(Exit::data, names_file_, ":1: column ", c + 1,
-           " has no name in the header line; such columns mostly number "
-           "the lines: take it out, or give it a name");
-    }
-  }
-  static bool all_numbers(const std::vector<std::string>& fields) {
-    return std::all_of(fields.begin(), fields.end(),
-                       [](const auto& f) { return csv_number(f).has_value(); });
-  }
-
-  std::vector<MappedFile> files_;
-  std::string names_file_;  // the file whose first line determines the columns
-  std::vector<std::string> header_;
-  size_t columns_ = 0, target_ = 0;
-  std::string file_;
-  int64_t line_ = 0;
-};
 
 /// The array of an IDX file (the format of the MNIST database): two zero bytes, type, number of
 /// dimensions, sizes as big-endian int32, then the elements, which are big-endian, too.
@@ -293,6 +119,28 @@ class Numbers {
   std::optional<IdxFile> idx_;
 };
 
+/// New inputs alone.
+class NewArray final : public ExampleSource {
+ public:
+  explicit NewArray(const std::string& file) : inputs_(file, "") {}
+  std::vector<int64_t> sizes() const override { return inputs_.sizes; }
+  uint64_t bytes() const override { return inputs_.bytes(); }
+  std::string where() const override { return str(inputs_.name(), ": example ", at_, " (from 0)"); }
+  void each(ProgressReporter& meter, const std::function<void(const RawExample&)>& f) override {
+    std::vector<double> x;
+    for (at_ = 0; at_ < inputs_.examples; ++at_) {
+      inputs_.read(at_, x);
+      f({x, {}, {}});
+      inputs_.release(at_, at_ + 1);
+      meter.advance(inputs_.bytes() / static_cast<uint64_t>(inputs_.examples));
+    }
+  }
+
+ private:
+  Numbers inputs_;
+  int64_t at_ = 0;
+};
+
 class ArraySource final : public ExampleSource {
  public:
   ArraySource(Numbers inputs, Numbers targets)
@@ -344,14 +192,8 @@ Kind kind_of(const std::string& path) {
   const MappedFile file(path, Exit::data);
   const std::string_view begin(reinterpret_cast<const char*>(file.bytes().data()),
                                std::min<size_t>(file.bytes().size(), 8));
-  if (begin.starts_with("\x1F\x8B"))
-    fail(Exit::data, path, " is compressed by gzip; unpack it with gunzip first");
-  if (begin.starts_with("PK\3\4"))
-    fail(Exit::data, path,
-         " is a ZIP archive (.npz and .xlsx are too); unpack it, or save it as .npy or .csv");
-  if (begin.starts_with("PAR1"))
-    fail(Exit::data, path, " is a Parquet file; save it as .csv or .npy");
-  if (begin.starts_with("\x89HDF")) fail(Exit::data, path, " is an HDF5 file; save it as .npy");
+  if (const std::string format = foreign_format(begin); !format.empty())
+    fail(Exit::data, path, " ", format);
   if (fs::path(path).extension() == ".safetensors") return Kind::safetensors;
   return begin.starts_with("\x93NUMPY") || IdxFile::type_of(file.bytes()) ? Kind::array : Kind::csv;
 }
@@ -359,7 +201,7 @@ Kind kind_of(const std::string& path) {
 }  // namespace
 
 std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files,
-                                           const std::string& target, const ExampleSource* like) {
+                                           const TableOptions& options, const ExampleSource* like) {
   std::vector<Kind> kinds;
   for (const auto& file : files) {
     if (!fs::exists(file)) fail(Exit::data, "there is no file ", file);
@@ -368,12 +210,7 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
 
   // A line of CSV has inputs and target, so there may be any number of CSV files.
   const auto is_csv = [](Kind k) { return k == Kind::csv; };
-  if (std::all_of(kinds.begin(), kinds.end(), is_csv)) {
-    const auto* csv = dynamic_cast<const CsvSource*>(like);
-    if (like != nullptr && csv == nullptr)
-      fail(Exit::data, files[0], " is CSV and the training examples are not");
-    return std::make_unique<CsvSource>(files, target, csv);
-  }
+  if (std::all_of(kinds.begin(), kinds.end(), is_csv)) return open_tables(files, options, like);
 
   if (std::any_of(kinds.begin(), kinds.end(), is_csv) || files.size() > 2 ||
       (files.size() == 1 && kinds[0] != Kind::safetensors)) {
@@ -382,9 +219,16 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
          "alone");
   }
 
-  if (target != "last" && like == nullptr)
-    fail(Exit::usage, "--target ", target,
+  // Arrays have no columns that an option could name.
+  const bool has_names =
+      !options.id.empty() || !options.drop.empty() || !options.categories.empty();
+  const bool has_options = has_names || options.separator != 0 || options.missing != "error";
+  if (options.target != "last" && like == nullptr)
+    fail(Exit::usage, "--target ", options.target,
          " names a column of CSV; here the targets are a file or tensor of their own");
+  if (has_options)
+    fail(Exit::usage, "--id, --drop, --category, --separator and --missing are for tables, and ",
+         files[0], " is an array; leave them out");
 
   if (files.size() == 1)
     return std::make_unique<ArraySource>(Numbers(files[0], "inputs"), Numbers(files[0], "targets"));
@@ -397,10 +241,40 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
   return std::make_unique<ArraySource>(std::move(inputs), std::move(targets));
 }
 
+std::unique_ptr<ExampleSource> open_new_examples(const std::string& file,
+                                                 const ExampleEncoding& encoding) {
+  if (!fs::exists(file)) fail(Exit::data, "there is no file ", file);
+  if (kind_of(file) == Kind::csv) {
+    if (encoding.table) return open_new_rows(file, *encoding.table);
+    fail(Exit::data, file,
+         " is a table, and the model was trained on arrays; give an array (.npy, .safetensors, "
+         "IDX)");
+  }
+
+  auto source = std::make_unique<NewArray>(file);
+  // Images may be flat, or lack the dimension of their only channel.
+  const auto essential = [](std::vector<int64_t> sizes) {
+    std::erase(sizes, 1);
+    return sizes;
+  };
+  const auto& wanted = encoding.input_sizes;
+  const std::vector<int64_t> in_files =
+      encoding.channels_last ? std::vector<int64_t>{wanted[1], wanted[2], wanted[0]} : wanted;
+  int64_t numel = 1;
+  for (const int64_t size : wanted) numel *= size;
+  const auto found = essential(source->sizes());
+  if (found != essential(in_files) && found != essential({numel}))
+    fail(Exit::data, file, ": examples of ", sizes_text(source->sizes()),
+         " elements, and the model takes ", sizes_text(in_files));
+  return source;
+}
+
 bool is_example_file(const fs::path& path) {
   std::error_code error;
   if (!fs::is_regular_file(path, error)) return false;
-  if (path.extension() == ".csv" || path.extension() == ".safetensors") return true;
+  for (const char* name : {".csv", ".tsv", ".tab", ".safetensors"}) {
+    if (path.extension() == name) return true;
+  }
   const MappedFile file(path, Exit::data);
   const std::string_view begin(reinterpret_cast<const char*>(file.bytes().data()),
                                std::min<size_t>(file.bytes().size(), 6));

@@ -1,5 +1,5 @@
-// Files that example sets are made from: CSV, IDX, and pairs of .npy or .safetensors. No LibTorch
-// header.
+// Files that example sets are made from: tables, IDX, and pairs of .npy or .safetensors. No
+// LibTorch header.
 #pragma once
 
 #include <functional>
@@ -11,9 +11,20 @@
 #include <vector>
 
 #include "data/arrays.h"
+#include "data/example_encoding.h"
 #include "data/prepare/out_folder.h"
 
 namespace lathe {
+
+/// How the columns of a table are used. A column is named by its name or by its number from 1.
+struct TableOptions {
+  std::string target = "last";            ///< "last", "first", or a column
+  char separator = 0;                     ///< 0: find_separator decides
+  std::string missing = "error";          ///< empty cells: "error", "drop", "mean" or "median"
+  std::vector<std::string> drop{};        ///< columns that are left out
+  std::vector<std::string> categories{};  ///< columns whose numbers are categories
+  std::string id{};                       ///< a column that is no input; empty: there is none
+};
 
 /// One example; valid until the next one is read.
 struct RawExample {
@@ -22,10 +33,18 @@ struct RawExample {
   std::string_view label;           ///< a target that is text
 };
 
-/// Examples in order, which can be read repeatedly. Every number is finite.
+/// Examples in order, which can be read repeatedly. Every number is finite, but for the inputs of
+/// empty cells: they are NaN until set_fills() was called.
 class ExampleSource {
  public:
   virtual ~ExampleSource() = default;
+  /// Reads what sizes() depends on, such as the categories of a table; call it first.
+  virtual void scan(ProgressReporter& /*meter*/) {}
+  /// Returns the columns, or null where the files are no tables.
+  virtual const TableFormat* table() const { return nullptr; }
+  /// Sets what replaces empty cells: a number for each input, of which those of columns of numbers
+  /// are used.
+  virtual void set_fills(const std::vector<double>& /*by_input*/) {}
   /// Returns the dimensions of one input.
   virtual std::vector<int64_t> sizes() const = 0;
   /// Returns how many numbers a target has.
@@ -45,16 +64,22 @@ class ExampleSource {
   virtual std::string where() const = 0;
 };
 
-/// Opens files of a format that their contents determine: CSV files with the same columns
-/// (`target`: "last", "first", a column's name or its number from 1); inputs and targets in two
-/// IDX, .npy or .safetensors files; or one .safetensors file with the tensors "inputs" and
-/// "targets". With `like`, CSV files must have its columns and have its target. Throws Exit::data
-/// for what can't be read, and Exit::usage for a missing target.
+/// Opens files of a format that their contents determine: tables with the same columns; inputs and
+/// targets in two IDX, .npy or .safetensors files; or one .safetensors file with the tensors
+/// "inputs" and "targets". With `like`, which must have been scanned, tables must have its columns
+/// and are read as it is. Throws Exit::data for what can't be read, and Exit::usage for options
+/// that do not fit.
 std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files,
-                                           const std::string& target, const ExampleSource* like);
+                                           const TableOptions& options, const ExampleSource* like);
 
-/// Returns whether open_source reads a file, judging by its first bytes or by the extension .csv or
-/// .safetensors.
+/// Opens a table or an array of new inputs for a model, which must be made as those it was trained
+/// on. RawExample::label is the id of a table's row. The encoding must outlive the source. Throws
+/// Exit::data for what does not fit.
+std::unique_ptr<ExampleSource> open_new_examples(const std::string& file,
+                                                 const ExampleEncoding& encoding);
+
+/// Returns whether open_source reads a file, judging by its first bytes or by the extension .csv,
+/// .tsv, .tab or .safetensors.
 bool is_example_file(const fs::path& file);
 
 }  // namespace lathe

@@ -78,8 +78,6 @@ void Journal::write(const Progress& progress) const {
   fault_point("prepare: progress written");
 }
 
-void Journal::remove() const { remove_tree(OutFolder::unfinished(out_, name)); }
-
 void Journal::input_changed() const {
   fail(Exit::data, "the input is not what it was when this command was cut short; remove ",
        out_.string(), " to start over");
@@ -155,6 +153,9 @@ void OutFolder::publish(const std::vector<MadeFile>& files,
     rename_file(unfinished(path_, made.file), path_ / made.file);
     fault_point("prepare: shard renamed");
   }
+  // The record of the progress goes before the manifest comes, so that nothing of it is left where
+  // the process ends in between.
+  remove_tree(unfinished(path_, Journal::name));
   sync_folder(path_);
   rename_file(path_ / marker, path_ / "manifest.json");
   fault_point("prepare: renamed");

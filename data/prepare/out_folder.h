@@ -47,7 +47,7 @@ class ProgressReporter {
   std::optional<ProgressBar> bar_;
 };
 
-/// The record of a preparation's progress, kept in the data folder.
+/// The record of a preparation's progress, kept in the data folder until it is published.
 class Journal {
  public:
   /// `command`: everything that must be unchanged for a preparation to resume, of any length.
@@ -57,8 +57,6 @@ class Journal {
   std::optional<Progress> read() const;
   /// Replaces the record, durably.
   void write(const Progress& progress) const;
-  /// Removes the record of a finished preparation.
-  void remove() const;
   /// Throws Exit::data, since the input of the finished parts has changed.
   [[noreturn]] void input_changed() const;
   /// The name to pass to OutFolder::clear.
@@ -100,7 +98,7 @@ class OutFolder {
   /// Returns the path of a file before it gets its name, "train..." or "val..." with .bin or .npy.
   static fs::path unfinished(const fs::path& folder, const std::string& file);
   /// Calls `write`, which writes the manifest under the given name, then gives the finished files
-  /// their names, and finally the manifest its own.
+  /// their names, removes the record of the progress, and finally gives the manifest its own name.
   void publish(const std::vector<MadeFile>& files,
                const std::function<void(const std::string& name)>& write);
 

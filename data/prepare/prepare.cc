@@ -9,6 +9,7 @@
 #include "core/io/log.h"
 #include "core/io/text.h"
 #include "data/manifest.h"
+#include "data/prepare/file_type.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/split_writer.h"
 
@@ -100,18 +101,20 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
   }
 
   if (bytes == 0) fail(Exit::data, "the input has no text");
-  // Each byte is a token, so the text itself need not be read.
-  if (options.tokenizer != "char") {
-    s.tokens = static_cast<int64_t>(bytes);
-    return s;
-  }
+  // Each byte is a token, so what is meant to be binary need not be read.
+  const bool chars = options.tokenizer == "char";
+  s.tokens = chars ? 0 : static_cast<int64_t>(bytes);
+  if (options.binary) return s;
 
-  s.seen.resize(code_points);
+  if (chars) s.seen.resize(code_points);
   meter.begin("read", bytes);
   for (const auto& input : inputs) {
     const MappedFile file(input.path, Exit::data);
     if (file.bytes().size() != input.bytes) changed(input.path);
     read_through(file, meter, [&](std::string_view text, size_t at, size_t end) {
+      check_is_text(input.path.string(), text.substr(at, end - at), at == 0,
+                    "take --tokenizer byte --binary to make a token of each of its bytes");
+      if (!chars) return end;
       while (at < end) {
         const size_t n = code_point_length(text, at);
         if (n == 0) {
@@ -126,6 +129,7 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
     });
   }
 
+  if (!chars) return s;
   // Ids follow the order of code points, not that of the text.
   std::vector<std::string> vocabulary;
   s.ids.resize(code_points);
@@ -248,6 +252,7 @@ void prepare(const PrepareOptions& options) {
   LATHE_CHECK(options.tokenizer == "byte" || options.tokenizer == "char",
               "prepare() has no tokenizer ", options.tokenizer,
               "; prepare_documents() takes a BPE");
+  LATHE_CHECK(!options.binary || options.tokenizer == "byte", "only bytes can be binary");
 
   // Refuse the destination before the survey, which may read all input.
   OutFolder::check(options.out);
@@ -297,7 +302,6 @@ void prepare(const PrepareOptions& options) {
   }
   out.publish(files, [&](const std::string& name) { write_manifest(options.out, manifest, name); });
 
-  journal.remove();
   log_info(options.out.string(), ": ", split, " training and ", n - split,
            " validation tokens, vocabulary of ", manifest.vocab_size, " (",
            manifest.tokenizer.kind(), ")");

@@ -19,6 +19,7 @@ struct PrepareOptions {
   std::vector<std::string> inputs;  ///< files, or folders whose text files are taken in name order
   fs::path out;
   std::string tokenizer = "byte";               ///< byte or char
+  bool binary = false;                          ///< byte: the input need not be text
   double val_share = 0.1;                       ///< share of the tokens, at the end
   int64_t shard_tokens = int64_t{100'000'000};  ///< a longer split becomes several files
   /// Seconds between records of the progress, from which the same call resumes.
@@ -28,7 +29,8 @@ struct PrepareOptions {
 };
 
 /// Writes train.bin, val.bin (or train_000000.bin ...) and, last, manifest.json. Input is read
-/// piece by piece, and twice for "char", so memory does not grow with it. After any interruption
+/// twice, or once if it is binary, and piece by piece, so memory does not grow with it. Input that
+/// is not text (data/prepare/file_type.h) is refused unless it is binary. After any interruption
 /// the same call can be repeated: it resumes from the last record (Exit::data where that input has
 /// changed), and removes what else an ended process left. Throws Exit::data for input that can't be
 /// used, Exit::usage where `out` already holds data, and Exit::busy where another process prepares

@@ -227,17 +227,22 @@ bool pieces_end_at_lines(const Tokenizer& tokenizer) {
 
 }  // namespace
 
-void prepare_documents(const DocumentOptions& o) {
-  OutFolder::check(o.out);
+uint64_t input_bytes(const std::vector<std::string>& files) {
   uint64_t bytes = 0;
-  for (const std::string& file : o.source.files) {
+  for (const std::string& file : files) {
     if (file != "-" && !fs::exists(file))
       fail(Exit::data, "there is no file ", file,
            "; give files, folders of them, or - for standard input");
     if (file != "-" && fs::is_regular_file(file)) bytes += fs::file_size(file);
-    // The size of standard input is unknown, and so is the total.
-    if (file == "-" && o.source.files.size() > 1) bytes = 0;
   }
+
+  // The size of standard input is unknown, and so is the total.
+  return std::find(files.begin(), files.end(), "-") == files.end() ? bytes : 0;
+}
+
+void prepare_documents(const DocumentOptions& o) {
+  OutFolder::check(o.out);
+  const uint64_t bytes = input_bytes(o.source.files);
 
   // These options need each document in one piece.
   const bool whole = o.dedup || o.val_by_hash || o.min_bytes > 0 || o.max_bytes != ~uint64_t{0} ||
@@ -309,7 +314,6 @@ void prepare_documents(const DocumentOptions& o) {
     for (const auto& shard : *shards) files.push_back({shard.file, shard.xxh3});
   }
   out.publish(files, [&](const std::string& name) { write_manifest(o.out, manifest, name); });
-  journal.remove();
 
   std::string counted;
   for (const auto& [name, count] : manifest.documents.items()) {

@@ -37,6 +37,10 @@ struct DocumentOptions {
   std::function<bool()> stop = nullptr;
 };
 
+/// Returns the bytes of all files; 0, which means unknown, if standard input ("-") is among them.
+/// Throws Exit::data for a file that does not exist.
+uint64_t input_bytes(const std::vector<std::string>& files);
+
 /// Writes train.bin, val.bin (or train_000000.bin ...) and, last, manifest.json, which counts the
 /// documents that were read, kept and dropped. Each document ends with the tokenizer's end token
 /// (<|endoftext|>, <|end_of_text|> or </s>), or with a line break for bytes. In documents the text

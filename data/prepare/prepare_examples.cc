@@ -11,7 +11,9 @@
 #include "core/io/text.h"
 #include "core/rng.h"
 #include "data/example_manifest.h"
+#include "data/prepare/array_out.h"
 #include "data/prepare/example_source.h"
+#include "data/prepare/fills.h"
 
 namespace lathe {
 namespace {
@@ -25,10 +27,6 @@ struct ExampleSurvey {
   std::map<std::string, int64_t> labels;  ///< the same for targets that are text
   bool many = false;                      ///< more than there can be classes; not all are counted
 };
-
-[[noreturn]] void changed() {
-  fail(Exit::data, "the input changed while it was being read; run the same command again");
-}
 
 bool is_whole(double x) { return std::fabs(x) <= 0x1p53 && std::trunc(x) == x; }
 
@@ -169,7 +167,7 @@ class Choice {
   /// Returns whether the next example, which has class c, is for validation.
   bool operator()(size_t c) {
     const uint64_t i = seen_[c]++;
-    if (i >= sizes_[c]) changed();
+    if (i >= sizes_[c]) fail_changed_input();
     return orders_[c](i) < chosen_[c];
   }
 
@@ -179,77 +177,50 @@ class Choice {
   int64_t total_ = 0;
 };
 
-/// Appends numbers as elements of a type that holds them.
-void append(ArrayType type, std::span<const double> numbers, std::vector<std::byte>& out) {
-  const auto put = [&]<class T>(T) {
-    for (const double x : numbers) {
-      const T value = static_cast<T>(x);
-      if (!std::is_same_v<T, float> && static_cast<double>(value) != x) changed();
-      const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-      out.insert(out.end(), bytes, bytes + sizeof value);
-    }
-  };
-  switch (type) {
-    case ArrayType::f64: return put(double{});
-    case ArrayType::i8: return put(int8_t{});
-    case ArrayType::i16: return put(int16_t{});
-    case ArrayType::i32: return put(int32_t{});
-    case ArrayType::i64: return put(int64_t{});
-    case ArrayType::u8: return put(uint8_t{});
-    case ArrayType::u16: return put(uint16_t{});
-    case ArrayType::u32: return put(uint32_t{});
-    default: return put(float{});
-  }
-}
-ArrayType kept_as(ArrayType type) {
-  if (type == ArrayType::boolean) return ArrayType::u8;
-  return type == ArrayType::f16 || type == ArrayType::bf16 ? ArrayType::f32 : type;
-}
-
-/// An array that is being written to its file.
-class ArrayOut {
- public:
-  ArrayOut(const fs::path& out, const std::string& file, ArrayType type, std::vector<int64_t> sizes,
-           int64_t examples)
-      : info{file, "", type, ""},
-        writer_(OutFolder::unfinished(out, file), type, with_first(std::move(sizes), examples)) {}
-  void add(std::span<const double> numbers) {
-    append(info.type, numbers, waiting_);
-    if (waiting_.size() >= size_t{1} << 20) flush();
-  }
-  ArrayInfo finish() {
-    flush();
-    info.xxh3 = writer_.finish();
-    return info;
-  }
-
-  ArrayInfo info;
-
- private:
-  static std::vector<int64_t> with_first(std::vector<int64_t> sizes, int64_t examples) {
-    sizes.insert(sizes.begin(), examples);
-    return sizes;
-  }
-  void flush() {
-    writer_.write(waiting_.data(), waiting_.size());
-    waiting_.clear();
-  }
-  NpyWriter writer_;
-  std::vector<std::byte> waiting_;
-};
-
 struct SplitOut {
   ArrayOut inputs, targets;
   int64_t left;  // examples that are still to come
 };
 
+/// Fills empty cells of a table with statistics of its training split alone. `is_val` is a copy,
+/// since it counts the examples.
+void fill_empty_cells(ExampleSource& source, ExampleSource* val_source, const std::string& missing,
+                      const Targets& targets, Choice is_val, ProgressReporter& meter) {
+  if (missing != "mean" && missing != "median") return;
+  Fills fills(*source.table(), missing == "median");
+  meter.begin("averaged", source.bytes());
+  source.each(meter, [&](const RawExample& e) {
+    if (!is_val(static_cast<size_t>(targets.class_of(e, source)))) fills.add(e.inputs);
+  });
+  const std::vector<double> by_input = fills.result();
+  source.set_fills(by_input);
+  if (val_source != nullptr) val_source->set_fills(by_input);
+}
+
+/// Checks --layout, and warns where images seem to need it.
+void check_layout(const std::vector<int64_t>& sizes, const ExampleOptions& options) {
+  const auto few = [](int64_t size) { return size == 1 || size == 3; };
+  if (options.channels_last && sizes.size() != 3)
+    fail(Exit::usage, "--layout hwc is for images of three sizes, and the inputs of ",
+         options.inputs[0], " are ", sizes_text(sizes),
+         "; give --shape H,W,C too, or leave it out");
+  if (!options.channels_last && sizes.size() == 3 && few(sizes[2]) && !few(sizes[0]))
+    log_warn(options.inputs[0], ": inputs of ", sizes_text(sizes), " are read as images of ",
+             sizes[0],
+             " channels; if the last size counts the channels, prepare them again with "
+             "--layout hwc");
+}
+
 }  // namespace
 
 void prepare_examples(const ExampleOptions& options) {
   OutFolder::check(options.out);
-  const auto source = open_source(options.inputs, options.target, nullptr);
+  const auto source = open_source(options.inputs, options.table, nullptr);
+  ProgressReporter meter(options.out, options.stop);
+  source->scan(meter);
   ExampleManifest m;
   m.input_sizes = options.shape.empty() ? source->sizes() : options.shape;
+  m.channels_last = options.channels_last;
 
   int64_t numel = 1, shaped = 1;
   for (const int64_t size : source->sizes()) numel *= size;
@@ -261,7 +232,10 @@ void prepare_examples(const ExampleOptions& options) {
          options.inputs[0], " has ", numel, " numbers");
   }
 
-  ProgressReporter meter(options.out, options.stop);
+  const std::vector<int64_t> sizes_of_files = m.input_sizes;
+  check_layout(m.input_sizes, options);
+  if (m.channels_last) m.input_sizes = channels_first(sizes_of_files);
+
   ExampleSurvey found = survey(*source, options.task, meter);
   if (found.examples == 0) fail(Exit::data, options.inputs[0], " holds no examples");
   std::string chosen;
@@ -272,7 +246,7 @@ void prepare_examples(const ExampleOptions& options) {
   int64_t val = 0;
   if (!options.val_inputs.empty()) {
     // Passing the training source makes both sources have the same columns and target.
-    val_source = open_source(options.val_inputs, options.target, source.get());
+    val_source = open_source(options.val_inputs, options.table, source.get());
     if (val_source->sizes() != source->sizes() ||
         val_source->target_numel() != source->target_numel() ||
         val_source->input_type() != source->input_type() ||
@@ -296,6 +270,11 @@ void prepare_examples(const ExampleOptions& options) {
   }
   Choice for_val(class_sizes, val_source ? 0 : options.val_share);
   if (!val_source) val = for_val.total();
+
+  if (source->table() != nullptr) {
+    fill_empty_cells(*source, val_source.get(), options.table.missing, targets, for_val, meter);
+    m.table = *source->table();
+  }
 
   // Nothing is created until all input has been accepted.
   OutFolder out(options.out);
@@ -327,16 +306,20 @@ void prepare_examples(const ExampleOptions& options) {
   m.val.examples = val;
 
   Statistics inputs(groups_of(m.input_sizes)), numbers({m.outputs, 1});
+  std::vector<double> image;
   const auto write = [&](const RawExample& e, int64_t c, SplitOut& to) {
     // The second pass must find the examples that the first one counted.
-    if (to.left-- == 0) changed();
-    if (!classifies && std::ssize(e.targets) != m.outputs) changed();
-    to.inputs.add(e.inputs);
+    if (to.left-- == 0) fail_changed_input();
+    if (!classifies && std::ssize(e.targets) != m.outputs) fail_changed_input();
+    if (m.channels_last) put_channels_first(e.inputs, m.input_sizes, image);
+    const std::span<const double> example =
+        m.channels_last ? std::span<const double>(image) : e.inputs;
+    to.inputs.add(example);
     const auto label = static_cast<double>(c);
     to.targets.add(classifies ? std::span(&label, 1) : e.targets);
     // The statistics are those of the training split alone.
     if (&to != &train_out) return;
-    inputs.add(e.inputs.data());
+    inputs.add(example.data());
     if (!classifies) numbers.add(e.targets.data());
   };
 
@@ -350,7 +333,7 @@ void prepare_examples(const ExampleOptions& options) {
         meter, [&](const RawExample& e) { write(e, targets.class_of(e, *val_source), *val_out); });
   }
 
-  if (train_out.left != 0 || (val_out && val_out->left != 0)) changed();
+  if (train_out.left != 0 || (val_out && val_out->left != 0)) fail_changed_input();
   m.inputs = inputs.result();
   if (!classifies) m.targets = numbers.result();
 

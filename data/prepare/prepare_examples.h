@@ -7,29 +7,36 @@
 #include <vector>
 
 #include "core/io/file.h"
+#include "data/prepare/example_source.h"
 
 namespace lathe {
 
 struct ExampleOptions {
   std::vector<std::string> inputs{};  ///< as for open_source (data/prepare/example_source.h)
   fs::path out{};
-  std::string target = "last";  ///< CSV: "last", "first", a column's name, or its number from 1
-  std::string task{};           ///< "classification", "regression"; empty: the targets decide
+  TableOptions table{};
+  std::string task{};      ///< "classification", "regression"; empty: the targets decide
   double val_share = 0.1;  ///< for validation: a keyed random choice, the same share of each class
   std::vector<std::string> val_inputs{};  ///< the validation examples, instead of a share
   /// Dimensions of one input, as {1, 8, 8}; empty: those of the files.
   std::vector<int64_t> shape{};
+  bool channels_last = false;  ///< images have the sizes [H, W, C], and are stored as [C, H, W]
   /// Called every 4 MiB of input; true ends the preparation with Exit::stopped.
   std::function<bool()> stop = nullptr;
 };
 
 /// Writes train_inputs.npy, train_targets.npy, the same for val, and, last, manifest.json. Input is
-/// read twice, piece by piece, so memory does not grow with it. Inputs keep their order and their
-/// type, except that float16 and bfloat16 become float32 and bool becomes uint8; numbers of text
-/// become uint8 where all are integers up to 255, else float64. Classes, which are text labels
-/// or whole numbers, are numbered from 0 in sorted order and keep their names. Targets are taken
-/// for classes where they are text, or whole numbers of at most 20 different values, or of at most
-/// 1000 with 50 examples for each.
+/// read twice (a table with text columns or filled cells: up to four times), piece by piece, so
+/// memory does not grow with it. Inputs keep their order and their type, except that float16 and
+/// bfloat16 become float32 and bool becomes uint8; numbers of text become uint8 where all are
+/// integers up to 255, else float64. Classes, which are text labels or whole numbers, are numbered
+/// from 0 in sorted order and keep their names. Targets are taken for classes where they are text,
+/// or whole numbers of at most 20 different values, or of at most 1000 with 50 examples for each.
+///
+/// A text column of a table gives an input for each of its values, which come from all training and
+/// validation lines of the same files. Empty cells are filled with the mean or the median over the
+/// training split. A median keeps the numbers of the table in memory. The manifest has the columns,
+/// their values and fills, so that `lathe predict` encodes new tables in the same way.
 ///
 /// After any interruption the same call can be repeated: it first removes exactly what an ended
 /// process left. Throws Exit::data for input that can't be used, with its file, line and column;

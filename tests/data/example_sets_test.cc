@@ -555,6 +555,27 @@ TEST_CASE("safetensors, every kind of number and a manifest by hand", "[example_
              ContainsSubstring("a file with a bad name"));
 }
 
+TEST_CASE("examples of one number do not pass for longer ones", "[example_sets]") {
+  const TempFolder f;
+  const std::vector<float> x(6);
+  const std::string sum =
+      write_safetensors(f / "x.safetensors", {{"x", "F32", {6}, std::as_bytes(std::span(x))}});
+  ExampleManifest m;
+  m.task = "regression";
+  m.input_sizes = {1, 1};
+  m.outputs = 1;
+  m.inputs = m.targets = {{0}, {1}};
+  m.train = {
+      6, {"x.safetensors", "x", ArrayType::f32, sum}, {"x.safetensors", "x", ArrayType::f32, sum}};
+  write_example_manifest(f.path(), m);
+  CHECK(open_examples(config_of(f.path()))->train_size() == 6);  // the control
+  m.input_sizes = {3};
+  m.inputs = {{0, 0, 0}, {1, 1, 1}};
+  write_example_manifest(f.path(), m);
+  CHECK_THAT(error_of([&] { open_examples(config_of(f.path())); }),
+             ContainsSubstring("manifest.json claims 3"));
+}
+
 TEST_CASE("a changed byte is found by verify, the hash and the manifest's own checksum",
           "[example_sets]") {
   const TempFolder f;

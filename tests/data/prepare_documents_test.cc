@@ -409,4 +409,18 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
   }
 }
 
+TEST_CASE("the total of the progress is unknown wherever standard input is among the files",
+          "[prepare_documents]") {
+  const TempFolder f;
+  write_file(f / "a.txt", "12345");
+  write_file(f / "b.txt", "123");
+  const std::string a = (f / "a.txt").string(), b = (f / "b.txt").string();
+  CHECK(input_bytes({a, b}) == 8);
+  CHECK(input_bytes({"-"}) == 0);
+  CHECK(input_bytes({"-", a}) == 0);
+  CHECK(input_bytes({a, "-", b}) == 0);
+  CHECK_THAT(error_of([&] { input_bytes({a, "-", (f / "none").string()}); }),
+             ContainsSubstring("there is no file"));
+}
+
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "data/example_manifest.h"
 #include "data/prepare/csv.h"
+#include "data/prepare/example_source.h"
 #include "data/prepare/prepare_examples.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
@@ -153,16 +154,16 @@ TEST_CASE("a table's header, target and task are as it looks, or as they are sai
                                                                               {"2", {1, 3, 0}},
                                                                               {"3", {1, 0, 0}},
                                                                               {"1", {0, 3, 0}}}) {
-    p.options.target = target;
+    p.options.table.target = target;
     INFO(target);
     p.csv(table);
     CHECK(p.rows()[0] == row);
   }
   for (const char* target : {"4", "0", "d", ""}) {
-    p.options.target = target;
+    p.options.table.target = target;
     CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("is no column of"));
   }
-  p.options.target = "last";
+  p.options.table.target = "last";
   p.options.shape = {1, 2, 1};
   CHECK(p.csv(table).input_sizes == std::vector<int64_t>{1, 2, 1});
   p.options.shape = {1, 3};
@@ -200,7 +201,7 @@ TEST_CASE("what a table must not hold is refused with its line and column", "[pr
   CHECK_THAT(p.csv_problem("1,2\n2,0.5\n3,NA\n"),
              ContainsSubstring("a.csv:3: column 2 is text and was a number before"));
   CHECK_THAT(p.csv_problem(",a,b\n0,1,x\n1,2,y\n"), ContainsSubstring("column 1 has no name"));
-  CHECK_THAT(p.csv_problem("a;b\n1;2\n"), ContainsSubstring("must be separated by commas"));
+  CHECK_THAT(p.csv_problem("a|b\n1|2\n"), ContainsSubstring("has one column"));
   CHECK_THAT(p.csv_problem(""), ContainsSubstring("has no lines"));
   CHECK_THAT(p.csv_problem("a,b\n"), ContainsSubstring("holds no examples"));
   CHECK_THAT(p.csv_problem("1,x\n2,x\n"), ContainsSubstring("there must be two classes or more"));
@@ -289,7 +290,7 @@ TEST_CASE("IDX files and arrays become the same examples", "[prepare_examples]")
   p.write("big.npy", npy("<i8", "(1, 1)", std::string("\1\0\0\0\0\0\x20\0", 8)));
   p.write("y1.npy", npy("|u1", "(1,)", "a"));
   CHECK_THAT(p.problem({"big.npy", "y1.npy"}), ContainsSubstring("2^53 or beyond"));
-  p.options.target = "first";
+  p.options.table.target = "first";
   CHECK_THAT(p.problem({"x.npy", "y.npy"}, Exit::usage),
              ContainsSubstring("names a column of CSV"));
 }
@@ -420,6 +421,217 @@ TEST_CASE("a stop is heeded every few megabytes, and leaves nothing of a table",
                ContainsSubstring("stopped; nothing is left"));
     CHECK(!fs::exists(f / "a"));
   }
+}
+
+TEST_CASE("separators are found by the name or the first line, or are said", "[prepare_examples]") {
+  Prepared p;
+  const auto same = [&](const std::string& name, const std::string& text) {
+    INFO(name << ": " << text);
+    p.write(name, text);
+    const ExampleManifest m = p({name});
+    CHECK(p.rows() == Rows{{1, 2.5, 0}, {3, 4, 1}});
+    return m.table->separator;
+  };
+  CHECK(same("a.csv", "a,b,kind\n1,2.5,x\n3,4,y\n") == ',');
+  CHECK(same("a.csv", "a;b;kind\n1;2.5;x\n3;4;y\n") == ';');
+  CHECK(same("a.csv", "\"a,1\";b;kind\n1;2.5;x\n3;4;y\n") == ';');
+  CHECK(same("a.csv", "a\tb\tkind\n1\t2.5\tx\n3\t 4 \ty\n") == '\t');
+  CHECK(same("a.tsv", "a,b\tc;d\tkind\n1\t2.5\tx\n3\t4\ty\n") == '\t');
+  p.options.table.separator = '|';
+  CHECK(same("a.csv", "a,b|c;d|kind\n1|2.5|x\n3|4|y\n") == '|');
+  p.options.table.separator = 0;
+  CHECK(is_example_file(p.f / "a.tsv"));
+
+  // A tab that separates is no blank: its empty cells count.
+  CHECK_THAT((p.write("a.tsv", "a\tb\tkind\n1\t\tx\n"), p.problem({"a.tsv"})),
+             ContainsSubstring("a.tsv:2: column 2 (b) is empty"));
+  CHECK_THAT((p.write("a.tsv", "a\tb\tkind\n1\t2\tx\n\t\t\n"), p.problem({"a.tsv"})),
+             ContainsSubstring("a.tsv:3: column 1 (a) is empty"));
+  CHECK_THAT(p.csv_problem("a;b;kind\n1;2,5;x\n"),
+             ContainsSubstring("is \"2,5\", which is no number; write it with a decimal point") ||
+                 ContainsSubstring("there must be two classes"));
+  CHECK_THAT(p.csv_problem("a;b;kind\n1;2;x\n1;2,5;y\n"),
+             ContainsSubstring("write it with a decimal point"));
+}
+
+TEST_CASE("text columns become an input for each category", "[prepare_examples]") {
+  Prepared p;
+  const std::string table = "color,size,kind\nred,\"1\",x\n\"blue\",2,y\nred,3,x\n";
+  ExampleManifest m = p.csv(table);
+  CHECK(m.input_sizes == std::vector<int64_t>{3});
+  CHECK(p.rows() == Rows{{0, 1, 1, 0}, {1, 0, 2, 1}, {0, 1, 3, 0}});
+  REQUIRE(m.table);
+  CHECK(m.table->columns[0].values == std::vector<std::string>{"blue", "red"});
+  CHECK(!m.table->columns[1].is_text);  // numbers in quotes are numbers
+  CHECK(m.table->columns[2].role == ColumnRole::target);
+  CHECK(m.table->columns[2].name == "kind");
+
+  // Numbers that are names, and columns that are no inputs.
+  p.options.table.categories = {"size"};
+  m = p.csv(table);
+  CHECK(p.rows()[1] == std::vector<double>{1, 0, 0, 1, 0, 1});
+  p.options.table.categories.clear();
+  p.options.table.drop = {"1"};
+  CHECK((p.csv(table), p.rows()) == Rows{{1, 0}, {2, 1}, {3, 0}});
+  p.options.table.drop = {"size"}, p.options.table.id = "color";
+  CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("no columns left for inputs"));
+  p.options.table.drop = {"kind"};
+  CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("is the target too"));
+  p.options.table.drop = {"shade"};
+  CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("--drop shade is no column"));
+  p.options.table.drop.clear();
+  m = p.csv(table);
+  CHECK(m.table->columns[0].role == ColumnRole::id);
+  CHECK(m.input_sizes == std::vector<int64_t>{1});
+  p.options.table.id.clear();
+
+  // A first line of data is no header: its texts occur again.
+  m = p.csv("red,1,x\nblue,2,y\nred,3,x\n");
+  CHECK(m.train.examples == 3);
+  CHECK(!m.table->has_header);
+  CHECK(p.csv("color,1,x\nblue,2,y\nred,3,x\n").table->has_header);
+
+  CHECK_THAT(p.csv_problem("a,b\nred,x\n5,y\n"),
+             ContainsSubstring("a.csv:3: column 1 (a) is a number, \"5\", and was text before"));
+  CHECK_THAT(p.csv_problem("a,a,kind\n1,2,x\n1,2,y\n"),
+             ContainsSubstring("a.csv:1: column 2 has the name \"a\", which another column has"));
+  CHECK_THAT(p.csv_problem("a,kind\n\xFF,x\nz,y\n"), ContainsSubstring("is not UTF-8"));
+  std::string many = "a,kind\n";
+  for (int i = 0; i < 1001; ++i) many += str("t", i, ",", i % 2, "\n");
+  CHECK_THAT(p.csv_problem(many), ContainsSubstring("more than 1000 different texts"));
+  p.options.table.drop = {"2"};
+  CHECK(p.csv("a,a,kind\n1,2,x\n1,2,y\n").train.examples == 2);
+  p.options.table.drop.clear();
+
+  // A validation file has the categories of the training file.
+  p.write("val.csv", "color,size,kind\nblue,1,x\n");
+  p.options.val_inputs = {(p.f / "val.csv").string()};
+  p.csv(table);
+  CHECK(p.rows("val") == Rows{{1, 0, 1, 0}});
+  p.write("val.csv", "color,size,kind\ngreen,1,x\n");
+  CHECK_THAT(p.csv_problem(table),
+             ContainsSubstring("is \"green\", which no training example has"));
+}
+
+TEST_CASE("empty cells are an error, filled from the training split, or leave their line out",
+          "[prepare_examples]") {
+  Prepared p;
+  const std::string table = "a,b,kind\n,1,x\n1,,x\n2,red,y\n6,blue,y\n";
+  CHECK_THAT(p.csv_problem(table), ContainsSubstring("--missing mean, median or drop"));
+  p.options.table.missing = "drop";
+  ExampleManifest m = p.csv("a,b,kind\n,1,x\n1,2,x\n2,,y\n6,4,y\n3,4,\n");
+  CHECK(p.rows() == Rows{{1, 2, 0}, {6, 4, 1}});
+
+  p.options.table.categories = {"b"};
+  p.options.table.missing = "mean";
+  m = p.csv(table);
+  CHECK(m.table->columns[0].fill == 3);
+  CHECK(m.table->columns[1].values == std::vector<std::string>{"", "1", "blue", "red"});
+  CHECK(p.rows()[0] == std::vector<double>{3, 0, 1, 0, 0, 0});
+  CHECK(p.rows()[1] == std::vector<double>{1, 1, 0, 0, 0, 0});
+  p.options.table.missing = "median";
+  CHECK(p.csv(table).table->columns[0].fill == 2);
+  CHECK(p.csv("a,b,kind\n,1,x\n1,,x\n2,red,y\n6,blue,y\n7,z,y\n").table->columns[0].fill == 4);
+  p.options.table.categories.clear();
+
+  // The target is never filled; a column without any number is refused.
+  CHECK_THAT(p.csv_problem("a,b,kind\n1,1,x\n2,2,\n"),
+             ContainsSubstring("a.csv:3: column 3 (kind) is empty"));
+  CHECK_THAT(p.csv_problem("a,b,kind\n,1,x\n,2,y\n"), ContainsSubstring("has empty cells alone"));
+
+  // The fill is that of the training lines, not of all.
+  std::string long_table = "a,kind\n,0\n,1\n";
+  for (int i = 0; i < 40; ++i) long_table += str(i * i, ",", i % 2, "\n");
+  p.options.val_share = 0.5;
+  p.options.table.missing = "mean";
+  m = p.csv(long_table);
+  double sum = 0, count = 0;
+  for (const auto& row : p.rows()) {
+    if (row[0] == m.table->columns[0].fill) continue;
+    sum += row[0];
+    ++count;
+  }
+  CHECK(count < 40);
+  CHECK(*m.table->columns[0].fill == Approx(sum / count));
+  // A validation file is filled with the same number.
+  p.options.val_share = 0.1;
+  p.write("val.csv", "a,kind\n,0\n");
+  p.options.val_inputs = {(p.f / "val.csv").string()};
+  m = p.csv(long_table);
+  CHECK(p.rows("val") == Rows{{*m.table->columns[0].fill, 0}});
+}
+
+TEST_CASE("a manifest keeps how a table was read, and older ones open without it",
+          "[prepare_examples]") {
+  Prepared p;
+  p.options.table.missing = "mean", p.options.table.id = "name";
+  const ExampleManifest m = p.csv("name;color;a;price\nu;red;;1.5\nv;blue;2;2.5\nw;red;3;0.25\n");
+  REQUIRE(m.table);
+  CHECK(m.table->separator == ';');
+  CHECK(m.table->has_header);
+  CHECK(m.table->missing == "mean");
+  CHECK(m.table->columns.size() == 4);
+  CHECK(m.table->columns[0].role == ColumnRole::id);
+  CHECK(m.table->columns[1].values == std::vector<std::string>{"blue", "red"});
+  CHECK(m.table->columns[2].fill == 2.5);
+  CHECK(m.encoding().targets.mean[0] == Approx((1.5 + 2.5 + 0.25) / 3));
+
+  const Finished shown = lathe_in(p.f, {"inspect", "out"});
+  CHECK_THAT(shown.out, ContainsSubstring("column 2 color  input, 2 categories") &&
+                            ContainsSubstring("column 3 a  input, empty cells become 2.5"));
+
+  const auto changed = [&](const std::function<void(ExampleManifest&)>& change) {
+    ExampleManifest other = m;
+    change(other);
+    write_example_manifest(p.options.out, other);
+    return error_of([&] { read_example_manifest(p.options.out); });
+  };
+  CHECK(changed([](auto&) {}).empty());
+  CHECK(changed([](auto& c) { c.table.reset(); }).empty());  // an older one
+  CHECK_THAT(changed([](auto& c) { c.table->columns.pop_back(), c.table->columns.pop_back(); }),
+             ContainsSubstring("give 2 inputs, \"sizes\" 3"));
+  CHECK_THAT(changed([](auto& c) { c.table->missing = "x"; }), ContainsSubstring("\"missing\""));
+  CHECK_THAT(changed([](auto& c) { c.table->columns[1].values = {"a", "a"}; }),
+             ContainsSubstring("must be different"));
+}
+
+TEST_CASE("images with their channels last are stored with them first", "[prepare_examples]") {
+  Prepared p;
+  // Two images of 2 x 3 pixels with 3 channels, each element with its own number.
+  std::string pixels;
+  for (char x = 0; x < 36; ++x) pixels += x;
+  p.write("x.npy", npy("|u1", "(2, 2, 3, 3)", pixels));
+  p.write("y.npy", npy("|u1", "(2,)", std::string("\0\1", 2)));
+  ExampleManifest m = p({"x.npy", "y.npy"});
+  CHECK(m.input_sizes == std::vector<int64_t>{2, 3, 3});
+  CHECK(!m.channels_last);
+  p.options.channels_last = true;
+  m = p({"x.npy", "y.npy"});
+  CHECK(m.input_sizes == std::vector<int64_t>{3, 2, 3});
+  CHECK(m.channels_last);
+  CHECK(p.rows()[0] ==
+        std::vector<double>{0, 3, 6, 9, 12, 15, 1, 4, 7, 10, 13, 16, 2, 5, 8, 11, 14, 17, 0});
+  CHECK(m.inputs.mean.size() == 3);
+  CHECK(m.inputs.mean[0] == Approx(7.5 + 9));  // of both images
+  p.write("flat.npy", npy("|u1", "(2, 18)", pixels));
+  CHECK_THAT(p.problem({"flat.npy", "y.npy"}, Exit::usage),
+             ContainsSubstring("--layout hwc is for images of three sizes"));
+  p.options.shape = {2, 3, 3};
+  CHECK(p({"flat.npy", "y.npy"}).input_sizes == std::vector<int64_t>{3, 2, 3});
+
+  // Channels that seem to be last are warned of.
+  const auto warned = [&](const std::string& file, const std::vector<std::string>& flags) {
+    std::vector<std::string> words{"prepare", file, "y.npy", "--out", "cli", "--val", "0"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    fs::remove_all(p.f / "cli");
+    const Finished done = lathe_in(p.f, words);
+    CHECK(done.code == 0);
+    return done.err.find("--layout hwc") != std::string::npos;
+  };
+  p.write("first.npy", npy("|u1", "(2, 3, 2, 3)", pixels));
+  CHECK(warned("x.npy", {}));
+  CHECK(!warned("x.npy", {"--layout", "hwc"}));
+  CHECK(!warned("first.npy", {}));
 }
 
 }  // namespace

@@ -203,8 +203,7 @@ TEST_CASE("a preparation of plain text that was cut short goes on where it was, 
       o.tokenizer = tokenizer, o.shard_tokens = shard, o.val_share = 0.3;
       prepare(o);
       o.out = f / "parts", o.progress_seconds = 0;
-      const int64_t survey =
-          std::string(tokenizer) == "char" ? 5 : 0;  // looks at `stop`, once a piece
+      const int64_t survey = 5;  // looks at `stop`, once a piece
       for (const int64_t after : {1, 2, 4}) {
         INFO(tokenizer << ", shards of " << shard << ", stopped after " << after);
         int64_t asked = 0;
@@ -255,7 +254,8 @@ TEST_CASE("a preparation of plain text that was cut short goes on where it was, 
   const fs::path here = fs::current_path();
   fs::current_path(f.path());
   int64_t asked = 0;
-  o.progress_seconds = 0, o.stop = [&] { return ++asked > 2; };
+  // The survey asks three times.
+  o.progress_seconds = 0, o.stop = [&] { return ++asked > 3 + 2; };
   const std::string stopped = error_of([&] { prepare(o); });
   fs::current_path(here);
   CHECK_THAT(stopped, ContainsSubstring("to resume"));
@@ -361,6 +361,99 @@ TEST_CASE("a stop is heeded every few megabytes, and leaves nothing", "[prepare]
       CHECK((names(f / "there") == std::set<std::string>{"notes.txt"}));
     }
   }
+}
+
+TEST_CASE("files that are not text are refused, unless they are meant", "[prepare]") {
+  const TempFolder f;
+  const std::string tail = sample_text(3000);
+  const auto nul = [&](std::string text, size_t at) {
+    text[at] = '\0';
+    return text;
+  };
+  write_file(f / "text.txt", tail);
+  write_file(f / "latin.txt", "caf\xE9 " + tail);
+  write_file(f / "word.txt", "PAR1 " + tail);
+  write_file(f / "a.png", "\x89PNG\r\n" + tail);
+  write_file(f / "a.npz", "PK\3\4" + tail);
+  write_file(f / "a.whl", nul("PK\3\4" + tail, 50));
+  write_file(f / "wide.txt", "\xFF\xFE" + nul(tail, 1));
+  write_file(f / "late.txt", nul(sample_text(5'000'000), 4'900'000));
+  fs::create_directory(f / "mixed");
+  write_file(f / "mixed/a.txt", tail);
+  write_file(f / "mixed/b.txt", nul(tail, 2000));
+  REQUIRE(
+      lathe_in(f, {"tokenizer", "train", "text.txt", "--out", "bpe", "--vocab-size", "300"}).code ==
+      0);
+
+  const auto prepared = [&](const std::string& file, const std::vector<std::string>& flags) {
+    fs::remove_all(f / "out");
+    std::vector<std::string> words{"prepare", file, "--out", "out"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return lathe_in(f, words);
+  };
+  const std::vector<std::vector<std::string>> tokenizers{
+      {}, {"--tokenizer", "char"}, {"--tokenizer", "bpe", "--invalid", "repair"}, {"--dedup"}};
+  for (const auto& flags : tokenizers) {
+    INFO((flags.empty() ? "byte" : flags.back()));
+    for (const auto& [file, what] : std::map<std::string, std::string>{
+             {"a.png", "a.png is no text: it is a PNG image"},
+             {"a.npz", "a.npz is no text: it is a ZIP archive"},
+             {"a.whl", "a.whl is no text: it is a ZIP archive"},
+             {"wide.txt", "wide.txt is no text: it is UTF-16"},
+             {"late.txt", "late.txt is no text: it holds NUL bytes"},
+             {"mixed", "mixed/b.txt is no text: it holds NUL bytes"}}) {
+      const Finished refused = prepared(file, flags);
+      CHECK(refused.code == static_cast<int>(Exit::data));
+      CHECK_THAT(refused.err, ContainsSubstring(what));
+      CHECK(!fs::exists(f / "out"));
+    }
+    CHECK(prepared("text.txt", flags).code == 0);  // the controls
+    CHECK(prepared("word.txt", flags).code == 0);
+  }
+  CHECK(prepared("latin.txt", {}).code == 0);
+
+  // What is meant becomes a token for each byte, whatever it looks like.
+  CHECK(prepared("a.png", {"--tokenizer", "byte", "--binary"}).code == 0);
+  CHECK(all_ids(f / "out", "train").size() + all_ids(f / "out", "val").size() ==
+        fs::file_size(f / "a.png"));
+  CHECK(all_ids(f / "out", "train")[0] == 0x89);
+  write_file(f / "x.npy", "\x93NUMPY" + tail);
+  CHECK(prepared("x.npy", {"--tokenizer", "byte", "--binary"}).code == 0);
+  CHECK(prepared("mixed", {"--tokenizer", "byte", "--binary"}).code == 0);
+  for (const std::vector<std::string>& flags :
+       {std::vector<std::string>{"--binary"},
+        {"--tokenizer", "char", "--binary"},
+        {"--tokenizer", "byte", "--binary", "--dedup"},
+        {"--tokenizer", "byte", "--binary", "--task", "regression"}}) {
+    INFO(flags.back());
+    const Finished refused = prepared("a.png", flags);
+    CHECK(refused.code == static_cast<int>(Exit::usage));
+    CHECK_THAT(refused.err, ContainsSubstring("--binary") || ContainsSubstring("--task"));
+    CHECK(!fs::exists(f / "out"));
+  }
+}
+
+fs::path watched_folder;
+std::optional<std::set<std::string>> names_at_end;
+
+TEST_CASE("when the manifest has its name, no record of the progress is left", "[prepare]") {
+  const TempFolder f;
+  write_file(f / "text.txt", sample_text(20000));
+  watched_folder = f / "out";
+  PrepareOptions o{.inputs = {(f / "text.txt").string()}, .out = watched_folder};
+  o.progress_seconds = 0;
+  fault_hook = [](const char* point) {
+    // The record must have been there for this test to mean anything.
+    const std::string record = ".unfinished-manifest.json-progress";
+    if (std::string(point) == "prepare: shards written")
+      REQUIRE(names(watched_folder).contains(record));
+    if (std::string(point) == "prepare: renamed") names_at_end = names(watched_folder);
+  };
+  prepare(o);
+  fault_hook = nullptr;
+  REQUIRE(names_at_end);
+  names_at_end->erase(ClaimedFolder::lock_name);
+  CHECK((*names_at_end == std::set<std::string>{"manifest.json", "train.bin", "val.bin"}));
 }
 
 }  // namespace

@@ -85,6 +85,7 @@ Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoi
   state_.tokenizer = data_->facts().tokenizer;
   state_.task = session_.task.name();
   state_.sizes = session_.sizes;
+  state_.encoding = kept_encoding(data_->facts());
 }
 
 Exit Run::report_already_finished() const {
@@ -296,6 +297,7 @@ void Run::log_summary() const {
                                     *state_.best_val_loss)
                            : "");
   log_info("run folder ", run_.string());
+  if (state_.encoding) log_info("predict    lathe predict ", run_.string(), " FILE");
 }
 
 /// Checks that all processes train the same run in the same way, before anything is changed: their

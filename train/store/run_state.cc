@@ -43,6 +43,11 @@ ScaleState read_scaler(const Json& json, int64_t step, const std::string& where)
   return scale;
 }
 
+ExampleEncoding read_examples(const Json& json, const std::string& where) {
+  // The task may be one of a user, so its name does not show what the targets are.
+  return read_encoding(json, !json.contains("targets"), where + ": examples", Exit::checkpoint);
+}
+
 SpikeState read_spikes(const Json& json, int64_t step, const std::string& where) {
   const auto count = [&](const char* key) {
     return json_whole(json, key, 0, step, where, Exit::checkpoint);
@@ -85,6 +90,7 @@ Json state_json(const RunState& s) {
 
   if (s.task != "language") json["task"] = s.task;
   if (s.sizes.outputs > 0) json["sizes"] = {{"input", s.sizes.input}, {"outputs", s.sizes.outputs}};
+  if (s.encoding) add_encoding(json["examples"] = Json::object(), *s.encoding);
   if (!s.base_hash.empty()) json["base_hash"] = s.base_hash;
 
   if (s.scaler) {
@@ -163,6 +169,8 @@ RunState read_state(const fs::path& checkpoint) {
 
   if (j.contains("task")) s.task = text("task");
   if (j.contains("sizes")) s.sizes = read_sizes(j["sizes"], where);
+  if (j.contains("examples"))
+    s.encoding = read_examples(json_get<Json>(j, "examples", where, Exit::checkpoint), where);
   if (j.contains("base_hash")) s.base_hash = text("base_hash");
   if (j.contains("scaler")) s.scaler = read_scaler(j["scaler"], s.step, where);
   if (j.contains("spikes")) s.spikes = read_spikes(j["spikes"], s.step, where);
@@ -176,6 +184,13 @@ RunState read_state(const fs::path& checkpoint) {
   }
 
   return s;
+}
+
+std::optional<ExampleEncoding> kept_encoding(const DatasetInfo& facts) {
+  constexpr size_t most = 65536;
+  const bool is_small = facts.encoding && facts.encoding->inputs.mean.size() <= most &&
+                        facts.encoding->targets.mean.size() <= most;
+  return is_small ? facts.encoding : std::nullopt;
 }
 
 void check_tokenizer(const fs::path& data, const DatasetInfo& facts, const RunState& state) {

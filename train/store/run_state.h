@@ -9,6 +9,7 @@
 
 #include "core/io/file.h"
 #include "core/io/json.h"
+#include "data/example_encoding.h"
 #include "data/tokenizers/tokenizer.h"
 #include "optim/optimizer.h"
 #include "optim/spikes.h"
@@ -45,10 +46,11 @@ struct RunState {
   std::string branched_id;    ///< content_id() of that checkpoint
   std::optional<Tokenizer> tokenizer;
   std::string task = "language";
-  ModelSizes sizes;                  ///< of the model's inputs and outputs
-  std::string base_hash;             ///< of the model under adapters, or empty
-  std::optional<ScaleState> scaler;  ///< of the loss scale, if there is one
-  std::optional<SpikeState> spikes;  ///< of the spike filter, if there is one
+  ModelSizes sizes;                         ///< of the model's inputs and outputs
+  std::optional<ExampleEncoding> encoding;  ///< examples: how new ones become inputs
+  std::string base_hash;                    ///< of the model under adapters, or empty
+  std::optional<ScaleState> scaler;         ///< of the loss scale, if there is one
+  std::optional<SpikeState> spikes;         ///< of the spike filter, if there is one
 };
 
 /// Returns whether the last `evaluations` evaluations, which are `interval` steps apart, were not
@@ -61,6 +63,9 @@ Json state_json(const RunState& state);
 /// Reads state.json; the name of the folder is not used. Throws Exit::checkpoint with the field,
 /// its value and the allowed range where a number is out of it.
 RunState read_state(const fs::path& checkpoint);
+/// Returns how a checkpoint's model encodes new examples; nullopt for tokens, and for more
+/// statistics than each checkpoint should have.
+std::optional<ExampleEncoding> kept_encoding(const DatasetInfo& facts);
 /// Throws Exit::data where a data folder has another tokenizer or vocabulary than the run.
 void check_tokenizer(const fs::path& data, const DatasetInfo& facts, const RunState& state);
 /// Returns the config in a checkpoint's state. Throws Exit::checkpoint where it is not valid, or

@@ -233,6 +233,9 @@ Exit run_eval(const Arguments& arguments) {
   clear_progress();
   print_tables(r.details);
 
+  // Standard output is for the result.
+  if (m.state.encoding)
+    std::cerr << "for new data: lathe predict " << arguments.words[0] << " FILE\n";
   Json json = Json::object();
   for (const auto& [name, value] : r.metrics) json[name] = json_number(value);
   json[task.unit()] = r.targets;

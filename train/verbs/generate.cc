@@ -33,7 +33,8 @@ Sampling sampling_argument(const Arguments& arguments) {
 const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m) {
   if (batch_sizes(m.config).vocab_size == 0) {
     fail(Exit::usage, arguments.words[0], " does not model text: it is a ", m.config.model.kind,
-         " for ", m.state.task, "; `lathe eval` tells how well it does");
+         " for ", m.state.task,
+         "; `lathe predict` applies it to new data, and `lathe eval` scores it");
   }
   if (!m.state.tokenizer) {
     fail(Exit::data, arguments.words[0],

@@ -13,24 +13,14 @@
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare.h"
 #include "data/prepare/prepare_documents.h"
-#include "data/prepare/prepare_examples.h"
 #include "train/config/path_kind.h"
 #include "train/run/stop.h"
 #include "train/store/checkpoint.h"
+#include "train/verbs/prepare_tables.h"
 #include "train/verbs/verbs.h"
 
 namespace lathe {
 namespace {
-
-/// Refuses flags that are for another sort of input.
-void refuse_flags(const Arguments& arguments, const std::vector<const char*>& names,
-                  const char* what) {
-  for (const char* name : names) {
-    if (arguments.flags.contains(name))
-      fail(Exit::usage, "command line: --", name, " is for ", what,
-           "; leave it out, or name other files");
-  }
-}
 
 /// Flags of documents; text_flags() are those of all text.
 const std::vector<const char*> document_flags{"format",    "field",       "separator",
@@ -40,43 +30,6 @@ std::vector<const char*> text_flags() {
   std::vector<const char*> all = document_flags;
   all.insert(all.end(), {"tokenizer", "shard-tokens", "workers"});
   return all;
-}
-
-/// Parses sizes such as "1,8,8".
-std::vector<int64_t> read_shape(const std::string& text) {
-  std::vector<int64_t> shape;
-  for (const std::string& part : comma_list(text)) {
-    const ConfigValue value = read_value(part, int64_t{0});
-    const auto* size = std::get_if<int64_t>(&value);
-    if (size == nullptr || *size < 1 || *size > 1000000)
-      fail(Exit::usage, "command line: --shape must be sizes such as 1,8,8, not ", text);
-    shape.push_back(*size);
-  }
-  return shape;
-}
-
-Exit prepare_tables(const Arguments& arguments) {
-  refuse_flags(arguments, text_flags(), "text");
-  ExampleOptions o;
-  o.inputs = arguments.words;
-  o.out = arguments.get("out", "");
-  o.target = arguments.get("target", o.target);
-  o.task = arguments.get("task", "");
-
-  if (!o.task.empty() && o.task != "classification" && o.task != "regression")
-    fail(Exit::usage, "command line: --task must be classification or regression, not ", o.task);
-
-  o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
-  if (arguments.flags.contains("val-file")) {
-    if (arguments.flags.contains("val"))
-      fail(Exit::usage, "command line: give --val or --val-file, not both");
-    o.val_inputs = comma_list(arguments.get("val-file", ""));
-  }
-
-  if (arguments.flags.contains("shape")) o.shape = read_shape(arguments.get("shape", ""));
-  o.stop = [] { return stop_signal() != 0; };
-  prepare_examples(o);
-  return Exit::done;
 }
 
 /// Returns the tokenizer of a run or checkpoint, or of files.
@@ -172,23 +125,44 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   return Exit::done;
 }
 
-Exit prepare_words(const Arguments& arguments) {
-  if (is_example_file(arguments.words[0])) return prepare_tables(arguments);
-  refuse_flags(arguments, {"target", "task", "val-file", "shape"}, "tables and arrays");
+Exit prepare_plain(const Arguments& arguments, const std::string& tokenizer, bool binary) {
   PrepareOptions o{.inputs = arguments.words, .out = arguments.get("out", "")};
-  o.tokenizer = arguments.get("tokenizer", "byte");
-  const bool is_bpe = o.tokenizer != "byte" && o.tokenizer != "char";
-  if (is_bpe && !fs::exists(o.tokenizer))
-    fail(Exit::usage,
-         "command line: --tokenizer must be byte, char, or the path of a tokenizer or a run, and "
-         "there is no ",
-         "file ", o.tokenizer);
-  if (is_bpe || is_documents(arguments)) return prepare_as_documents(arguments, o.tokenizer);
+  o.tokenizer = tokenizer;
+  o.binary = binary;
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
   o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
   o.stop = [] { return stop_signal() != 0; };
   prepare(o);
   return Exit::done;
+}
+
+/// Prepares files as they are, whose every byte becomes a token.
+Exit prepare_binary(const Arguments& arguments) {
+  const std::string what = "files of text; --binary takes files as they are";
+  refuse_flags(arguments, document_flags, what.c_str());
+  refuse_flags(arguments, example_flags(), "tables and arrays");
+  if (arguments.get("tokenizer", "") != "byte")
+    fail(Exit::usage,
+         "command line: --binary belongs to --tokenizer byte; give that, or leave "
+         "--binary out");
+  if (arguments.words[0] == "-")
+    fail(Exit::usage, "command line: --binary takes files, not standard input; name some");
+  return prepare_plain(arguments, "byte", /*binary=*/true);
+}
+
+Exit prepare_words(const Arguments& arguments) {
+  if (arguments.is_true("binary")) return prepare_binary(arguments);
+  if (is_example_file(arguments.words[0])) return prepare_tables(arguments, text_flags());
+  refuse_flags(arguments, example_flags(), "tables and arrays");
+  const std::string tokenizer = arguments.get("tokenizer", "byte");
+  const bool is_bpe = tokenizer != "byte" && tokenizer != "char";
+  if (is_bpe && !fs::exists(tokenizer))
+    fail(Exit::usage,
+         "command line: --tokenizer must be byte, char, or the path of a tokenizer or a run, and "
+         "there is no ",
+         "file ", tokenizer);
+  if (is_bpe || is_documents(arguments)) return prepare_as_documents(arguments, tokenizer);
+  return prepare_plain(arguments, tokenizer, /*binary=*/false);
 }
 
 /// Parses NAME=PATH or NAME=PATH:SHARE.
@@ -329,6 +303,7 @@ Exit prepare_mixture(const Arguments& arguments) {
   if (!arguments.words.empty())
     fail(Exit::usage, "command line: ", arguments.words[0],
          " is beside --source; name it as a source too");
+  refuse_flags(arguments, example_flags(), "tables and arrays");
 
   // Sources of a mixture must share their ids.
   if (arguments.get("tokenizer", "byte") == "char")
@@ -381,43 +356,45 @@ Verb prepare_verb() {
       "IN... --out FOLDER",
       "turn text or JSON Lines, plain or compressed (.gz, .zst), files, folders of them or "
       "standard input (-), "
-      "into token shards, or tables (CSV) and arrays (IDX, .npy, .safetensors) into examples",
+      "into token shards, or tables (CSV, TSV) and arrays (IDX, .npy, .safetensors) into examples",
       "prepare my.txt --out data/my --tokenizer char",
-      {{"out", "folder for the data"},
-       {"val", "share for validation: of a text its tail, of examples a random choice (0.1)"},
-       {"tokenizer",
-        "text: byte (default), char, or the path of a BPE tokenizer or of a run that has one"},
-       {"workers",
-        "text: threads that encode by a BPE (all cores); what is written does not depend on it"},
-       {"source",
-        "NAME=PATH:SHARE, in place of IN, for each source of a mixture: SHARE of the training "
-        "windows are "
-        "from PATH (1); data.mix sets other shares"},
-       {"format",
-        "documents: text, jsonl, instructions (lines with \"messages\", or \"prompt\" and "
-        "\"completion\"; the "
-        "answers alone are learned), or auto: text or jsonl by the name (auto)"},
-       {"field",
-        "documents: where a line of JSON Lines has its text (text), or its messages (messages)"},
-       {"separator",
-        "documents: what stands between those of one text, as <|endoftext|> (none: a file is one)"},
-       {"dedup", "documents: drop those that came before, byte for byte"},
-       {"dedup-lines", "documents: drop lines that came before in any of them"},
-       {"invalid", "documents: refuse or repair bytes that are not UTF-8 (refuse)"},
-       {"min-bytes", "documents: shorter ones are dropped (0)"},
-       {"max-bytes", "documents: longer ones are dropped (no limit)"},
-       {"val-by", "documents: tail, or hash: each one's content decides (tail)"},
-       {"shard-tokens", "text: most tokens in one file (100000000)"},
-       {"target", "CSV: the column that is learned: last (default), first, its name or its number"},
-       {"task", "examples: classification or regression (as the targets look)"},
-       {"val-file", "examples: files for validation instead of a share, with commas between"},
-       {"shape", "examples: sizes of one input, as 1,8,8 for an image (as the files have it)"}},
+      with_table_flags(
+          {{"out", "folder for the data"},
+           {"val", "share for validation: of a text its tail, of examples a random choice (0.1)"},
+           {"tokenizer",
+            "text: byte (default), char, or the path of a BPE tokenizer or of a run that has one"},
+           {"binary",
+            "--tokenizer byte: take files that are not text, or hold examples, as bytes (false)"},
+           {"workers",
+            "text: threads that encode by a BPE (all cores); what is written does not depend on "
+            "it"},
+           {"source",
+            "NAME=PATH:SHARE, in place of IN, for each source of a mixture: SHARE of the training "
+            "windows are "
+            "from PATH (1); data.mix sets other shares"},
+           {"format",
+            "documents: text, jsonl, instructions (lines with \"messages\", or \"prompt\" and "
+            "\"completion\"; the "
+            "answers alone are learned), or auto: text or jsonl by the name (auto)"},
+           {"field",
+            "documents: where a line of JSON Lines has its text (text), or its messages "
+            "(messages)"},
+           {"separator",
+            "documents: what stands between those of one text, as <|endoftext|> (none: a file is "
+            "one); tables: , ; | or tab between columns (as the name or the first line shows)"},
+           {"dedup", "documents: drop those that came before, byte for byte"},
+           {"dedup-lines", "documents: drop lines that came before in any of them"},
+           {"invalid", "documents: refuse or repair bytes that are not UTF-8 (refuse)"},
+           {"min-bytes", "documents: shorter ones are dropped (0)"},
+           {"max-bytes", "documents: longer ones are dropped (no limit)"},
+           {"val-by", "documents: tail, or hash: each one's content decides (tail)"},
+           {"shard-tokens", "text: most tokens in one file (100000000)"}}),
       false,
       0,
       1000000,
       run_prepare,
-      {"dedup", "dedup-lines"},
-      {"source"}};
+      {"dedup", "dedup-lines", "binary"},
+      {"source", "drop", "category"}};
 }
 
 }  // namespace lathe

@@ -12,6 +12,7 @@ Verb prepare_verb();
 Verb profile_verb();
 Verb tokenizer_verb();
 Verb eval_verb();
+Verb predict_verb();
 Verb generate_verb();
 Verb chat_verb();
 Verb gradients_verb();
@@ -52,6 +53,7 @@ std::vector<Verb>& verb_table() {
              prepare_verb()),
       listed("Data", "Train, inspect and apply byte-level BPE tokenizers.", tokenizer_verb()),
       listed("Models", "Compute the loss, accuracy or perplexity of a model.", eval_verb()),
+      listed("Models", "Predict classes or numbers for new tables and arrays.", predict_verb()),
       listed("Models", "Generate text that continues a prompt.", generate_verb()),
       listed("Models", "Chat with a fine-tuned model in the terminal.", chat_verb()),
       listed("Models", "Import a Hugging Face model as a run.", import_verb()),

@@ -1,10 +1,14 @@
 // Micro-batches, adapters and bad input of kinds and tasks, through the whole trainer.
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 
+#include "core/io/checksum.h"
+#include "data/example_manifest.h"
 #include "nn/models/model.h"
 #include "tests/support/kinds.h"
 #include "train/config/transform.h"
+#include "train/store/checkpoint.h"
 #include "train/tasks/task.h"
 
 namespace {
@@ -280,6 +284,232 @@ TEST_CASE("lathe eval --batches has the validation loss of training", "[tasks]")
   const Finished refused = lathe_in(f, {"eval", "run", "text.txt", "--batches", "3"});
   CHECK(refused.code == 2);
   CHECK_THAT(refused.err, ContainsSubstring("--batches"));
+}
+
+/// The lines of a text.
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+/// A classification of flowers by a color, a size with gaps and an id, and a regression.
+class Tables {
+ public:
+  Tables() {
+    std::string flowers = "name;color;size;junk;kind\n", prices = "area;rooms;price\n";
+    for (int i = 0; i < 120; ++i) {
+      const bool is_rose = i % 3 == 0;
+      flowers += str("f", i, ";",
+                     is_rose      ? "red"
+                     : i % 2 == 0 ? "blue"
+                                  : "white",
+                     ";", i % 10 == 4 ? "" : std::to_string(i % 7 + (is_rose ? 4 : 0)), ";?;",
+                     is_rose ? "rose" : "iris, blue", "\n");
+      prices += str(20 + i % 50, ";", 1 + i % 4, ";", 1000 * (20 + i % 50) + 500 * (i % 4), ".5\n");
+    }
+    write_file(f / "flowers.csv", flowers);
+    write_file(f / "prices.csv", prices);
+    make({"prepare", "flowers.csv", "--out", "flowers", "--id", "name", "--drop", "junk",
+          "--missing", "mean"});
+    make({"prepare", "prices.csv", "--out", "prices", "--task", "regression"});
+    for (const std::string name : {"flowers", "prices"}) {
+      write_file(f / (name + ".toml"),
+                 "[model]\nkind = \"mlp\"\nn_hidden = 16\ndropout = 0.2\n[data]\ndir = \"" + name +
+                     "\"\n[optim]\nlr = 1e-2\n[schedule]\nkind = \"constant\"\nwarmup_steps = 0\n"
+                     "[train]\nsteps = 150\nbatch_size = 16\neval_interval = 150\nthreads = 1\n");
+      make({"train", name + ".toml"});
+    }
+  }
+  void make(const std::vector<std::string>& words) const {
+    const Finished done = lathe_in(f, words);
+    INFO(done.err << done.out);
+    REQUIRE(done.code == 0);
+  }
+  Finished predict(const std::string& run, const std::string& file,
+                   const std::vector<std::string>& flags = {}) const {
+    std::vector<std::string> words{"predict", "runs/" + run, file, "--threads", "1"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return lathe_in(f, words);
+  }
+  std::vector<std::string> predicted(const std::string& run, const std::string& file,
+                                     const std::vector<std::string>& flags = {}) const {
+    const Finished done = predict(run, file, flags);
+    INFO(done.err);
+    CHECK(done.code == 0);
+    return lines_of(done.out);
+  }
+
+  TempFolder f;
+};
+
+TEST_CASE("a model predicts classes for the rows of a new table", "[tasks]") {
+  const Tables t;
+  write_file(t.f / "new.csv",
+             "size,color,name\n8,red,\"a,1\"\n,blue,b\n3,white,c\n9,red,d\n2,blue,e\n");
+  const auto lines = t.predicted("flowers", "new.csv");
+  REQUIRE(lines.size() == 6);
+  CHECK(lines[0] == "name,class,\"p_iris, blue\",p_rose");
+  CHECK_THAT(lines[1], ContainsSubstring("\"a,1\",rose,"));
+  CHECK_THAT(lines[2], ContainsSubstring("b,\"iris, blue\","));
+  CHECK_THAT(lines[3], ContainsSubstring("c,\"iris, blue\","));
+
+  // The order of columns, the separator, the batch and the target's column change nothing.
+  write_file(t.f / "other.tsv",
+             "kind\tjunk\tname\tsize\tcolor\n?\t1\ta,1\t8\tred\n?\t\tb\t\tblue\n?\t\tc\t3\twhite\n"
+             "?\t\td\t9\tred\n?\t\te\t2\tblue\n");
+  CHECK(t.predicted("flowers", "other.tsv") == lines);
+  CHECK(t.predicted("flowers", "new.csv", {"--batch-size", "2"}).size() == lines.size());
+
+  // A model needs no data folder.
+  fs::rename(t.f / "flowers", t.f / "moved");
+  CHECK(t.predicted("flowers", "new.csv") == lines);
+  fs::rename(t.f / "moved", t.f / "flowers");
+
+  t.make({"predict", "runs/flowers", "new.csv", "--out", "out.jsonl"});
+  const auto json = lines_of(slurp(t.f / "out.jsonl"));
+  REQUIRE(json.size() == 5);
+  const Json first = parse_json(json[0], "", Exit::internal);
+  CHECK(first["id"] == "a,1");
+  CHECK(first["class"] == "rose");
+  CHECK(first["probabilities"]["rose"].get<double>() +
+            first["probabilities"]["iris, blue"].get<double>() ==
+        Approx(1));
+  t.make({"predict", "runs/flowers", "new.csv", "--out", "out.csv"});
+  CHECK(lines_of(slurp(t.f / "out.csv")) == lines);
+  t.make({"predict", "runs/flowers", "new.csv", "--out", "out.csv"});  // its own file
+
+  // Without ids, rows are numbered.
+  write_file(t.f / "plain.csv", "size,color,extra\n8,red,1\n");
+  const Finished plain = t.predict("flowers", "plain.csv");
+  CHECK_THAT(plain.out, ContainsSubstring("row,class") && ContainsSubstring("\n1,rose,"));
+  CHECK_THAT(plain.err, ContainsSubstring("ignored: \"extra\""));
+}
+
+TEST_CASE("predictions are those of the evaluation, in the target's units", "[tasks]") {
+  const Tables t;
+  // The share of right classes over the validation split is the evaluation's accuracy.
+  const ExampleManifest m = read_example_manifest(t.f / "flowers");
+  const ExampleArray inputs(t.f / "flowers/val_inputs.npy", ""),
+      targets(t.f / "flowers/val_targets.npy", "");
+  std::string rows = "color,size\n";
+  std::vector<std::string> wanted;
+  for (int64_t i = 0; i < inputs.examples(); ++i) {
+    std::vector<double> x(4);
+    double y = 0;
+    inputs.read(i, x.data());
+    targets.read(i, &y);
+    const size_t color =
+        static_cast<size_t>(std::max_element(x.begin(), x.begin() + 3) - x.begin());
+    rows += str(m.table->columns[1].values[color], ",", x[3], "\n");
+    wanted.push_back(m.labels[static_cast<size_t>(y)]);
+  }
+  write_file(t.f / "val.csv", rows);
+  t.make({"predict", "runs/flowers", "val.csv", "--out", "val.jsonl"});
+  const auto lines = lines_of(slurp(t.f / "val.jsonl"));
+  REQUIRE(lines.size() == wanted.size());
+  double right = 0, loss = 0;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const Json line = parse_json(lines[i], "", Exit::internal);
+    right += line["class"] == wanted[i] ? 1 : 0;
+    loss -= std::log(line["probabilities"][wanted[i]].get<double>());
+  }
+  const Json eval = last_line(lathe_in(t.f, {"eval", "runs/flowers"}));
+  const auto n = static_cast<double>(lines.size());
+  CHECK(eval["accuracy"].get<double>() == Approx(right / n));
+  CHECK(eval["val_loss"].get<double>() == Approx(loss / n).epsilon(1e-4));
+
+  // Numbers are in the target's units.
+  write_file(t.f / "new.csv", "rooms;area\n2;30\n4;60\n");
+  const auto prices = t.predicted("prices", "new.csv");
+  REQUIRE(prices.size() == 3);
+  CHECK(prices[0] == "row,prediction");
+  CHECK(std::stod(prices[1].substr(2)) == Approx(30500).epsilon(0.1));
+  CHECK(std::stod(prices[2].substr(2)) == Approx(61500).epsilon(0.1));
+}
+
+TEST_CASE("what a prediction can't use is one sentence, and writes nothing", "[tasks]") {
+  const Tables t;
+  const auto refused = [&](const std::string& text, const std::string& what,
+                           Exit code = Exit::data) {
+    INFO(text);
+    write_file(t.f / "new.csv", text);
+    const Finished done = t.predict("flowers", "new.csv", {"--out", "out.csv"});
+    CHECK(done.code == static_cast<int>(code));
+    CHECK_THAT(done.err, ContainsSubstring(what));
+    CHECK(!fs::exists(t.f / "out.csv"));
+    for (const std::string& name : names(t.f.path())) CHECK(name.find("unfinished") == name.npos);
+  };
+  refused("color,name\nred,a\n", "the column \"size\", which the model needs");
+  refused(
+      "color,size\nred,1\nred,big\n",
+      "new.csv:3: column 2 (size) is \"big\", which is no number; repair it, or leave the line");
+  refused("color,size\npink,1\n", "column 1 (color) is \"pink\", which no training example has");
+  refused("color,size,size\nred,1,2\n", "several times");
+  refused("color,size\n", "holds no examples");
+  refused("color,size\nred\n", "has 1 columns and the first line 2");
+  write_file(t.f / "new.csv", "color,size\nred,1\n");
+  write_file(t.f / "mine.csv", "mine");
+  CHECK(t.predict("flowers", "new.csv", {"--out", "mine.csv"}).code == 2);
+  CHECK(slurp(t.f / "mine.csv") == "mine");
+  CHECK_THAT(t.predict("flowers", "new.csv", {"--out", "x.txt"}).err,
+             ContainsSubstring("must end in .csv or .jsonl"));
+  CHECK(t.predict("flowers", "nowhere.csv").code == 3);
+  CHECK(t.predict("nowhere", "new.csv").code == 4);
+
+  // A language model generates text.
+  make_tiny_run(t.f.path());
+  t.make({"train", "tiny.toml", "--train.steps=1"});
+  const Finished language = t.predict("tiny", "new.csv");
+  CHECK(language.code == 2);
+  CHECK_THAT(language.err, ContainsSubstring("lathe generate runs/tiny"));
+}
+
+TEST_CASE("images and arrays are predicted in any form of their sizes, and by older runs",
+          "[tasks]") {
+  const TempFolder f;
+  make_data(f);
+  write_config(f, {"convnet", "images", "n_stage = 2\nn_block = 1\nn_channel = 4\n"});
+  REQUIRE(lathe_in(f, {"train", "kind.toml", "--train.steps=30"}).code == 0);
+  const auto predicted = [&](const std::string& file) {
+    return lathe_in(f, {"predict", "runs/kind", file, "--threads", "1"});
+  };
+  const Finished whole = predicted("images/val_inputs.npy");
+  REQUIRE(whole.code == 0);
+  CHECK_THAT(whole.out, ContainsSubstring("row,class,p_0,p_1,p_2,p_3\n1,"));
+  const auto rewritten = [&](const std::vector<int64_t>& sizes, size_t bytes) {
+    NpyWriter out(f / "new.npy", ArrayType::u8, sizes);
+    const ExampleArray in(f / "images/val_inputs.npy", "");
+    REQUIRE(in.type() == ArrayType::u8);
+    out.write(in.example(0), bytes);
+    out.finish();
+    return predicted("new.npy");
+  };
+  const int64_t n = ExampleArray(f / "images/val_inputs.npy", "").examples();
+  const auto all = static_cast<size_t>(n * 16);
+  CHECK(rewritten({n, 4, 4}, all).out == whole.out);
+  CHECK(rewritten({n, 16}, all).out == whole.out);
+  const Finished refused = rewritten({n, 2, 8}, all);
+  CHECK(refused.code == 3);
+  CHECK_THAT(refused.err, ContainsSubstring("examples of 2x8 elements, and the model takes 1x4x4"));
+
+  // A checkpoint of an earlier build has no encoding; its data folder has.
+  const fs::path state = find_checkpoint(f / "runs/kind") / "state.json";
+  Json json = parse_json(slurp(state), "", Exit::internal);
+  REQUIRE(json.contains("examples"));
+  json.erase("examples");
+  write_file(state, json_text(json));
+  const fs::path listed = state.parent_path() / "manifest.json";
+  Json manifest = parse_json(slurp(listed), "", Exit::internal);
+  manifest["files"]["state.json"] = {{"bytes", fs::file_size(state)},
+                                     {"xxh3", file_checksum(state)}};
+  write_file(listed, json_text(manifest));
+  CHECK(predicted("images/val_inputs.npy").out == whole.out);
+  fs::rename(f / "images", f / "moved");
+  const Finished lost = predicted("moved/val_inputs.npy");
+  CHECK(lost.code == 3);
+  CHECK_THAT(lost.err, ContainsSubstring("its data folder images is not there"));
 }
 
 }  // namespace

@@ -48,6 +48,7 @@ const std::vector<Attacked>& attacked_commands() {
       {{"tokenizer", "train", "text.txt", "--out", "new", "--vocab-size", "300"}, "new"},
       {{"tokenizer", "inspect", "bpe"}},
       {{"eval", "runs/c"}},
+      {{"predict", "runs/table", "table.csv", "--out", "new.csv"}, "new.csv"},
       {{"generate", "runs/c", "--prompt", "the", "--tokens", "4"}},
       {{"chat", "runs/c"}},
       {{"gradients", "runs/c", "--batches", "1"}},
@@ -100,6 +101,12 @@ class Cases {
     make({"train", "c.toml"});
     make({"train", "c.toml", "--adapters.rank=2", "--adapters.base=runs/c",
           "--train.out_dir=runs/adapted"});
+    make({"prepare", "table.csv", "--out", "table"});
+    lathe::test::write_file(folder_ / "table.toml",
+                            "[model]\nkind = \"mlp\"\nn_hidden = 8\n[data]\ndir = \"table\"\n"
+                            "[schedule]\nwarmup_steps = 1\n[train]\nsteps = 3\nbatch_size = 4\n"
+                            "eval_interval = 3\nthreads = 1\n");
+    make({"train", "table.toml"});
     make({"export", "runs/c", "--out", "hf"});
     make({"profile", "c.toml", "--steps",
           "1:2"});  // measures the matmul ceiling, which the copies then have

@@ -1,0 +1,32 @@
+// What replaces empty cells of a table. No LibTorch header.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "data/example_encoding.h"
+
+namespace lathe {
+
+/// The mean or median of each input over the training examples where it is not empty.
+class Fills {
+ public:
+  Fills(const TableFormat& table, bool median)
+      : table_(table),
+        median_(median),
+        counts_(static_cast<size_t>(table.width())),
+        means_(counts_.size()),
+        numbers_(counts_.size()) {}
+  /// Adds an example, whose empty cells are NaN.
+  void add(std::span<const double> inputs);
+  /// Returns a number for each input. Throws Exit::data for a column that is empty everywhere.
+  std::vector<double> result();
+
+ private:
+  const TableFormat& table_;
+  bool median_;
+  std::vector<double> counts_, means_;
+  std::vector<std::vector<double>> numbers_;  // for medians alone
+};
+
+}  // namespace lathe

@@ -1,0 +1,30 @@
+// Finds out what the columns of a table are from the options and its first lines. No LibTorch
+// header.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/example_encoding.h"
+#include "data/prepare/example_source.h"
+
+namespace lathe {
+
+/// The columns of a table as far as its first lines show them.
+struct TableLayout {
+  TableFormat format;
+  /// Whether each column's first cell is empty, so that further rows decide whether it is text.
+  std::vector<bool> is_open;
+  std::vector<bool> is_forced;  ///< options make categories of its numbers
+  size_t target = 0;
+};
+
+/// Returns the layout of a table. The first line is a header where an option names one of its
+/// columns, where it has a text above a number, where no text of it occurs again below, or where it
+/// counts 0, 1, 2, ... as pandas names columns. Throws Exit::usage for options that do not fit, and
+/// Exit::data for a header line with a name that is missing or occurs twice.
+TableLayout find_layout(const std::string& file, std::string_view text,
+                        const TableOptions& options);
+
+}  // namespace lathe

@@ -1,0 +1,23 @@
+// Tables as sources of examples: which columns there are, and the cells as numbers. No LibTorch
+// header.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/example_encoding.h"
+#include "data/prepare/example_source.h"
+
+namespace lathe {
+
+/// Files with the same columns, of which the first determines the format.
+std::unique_ptr<ExampleSource> open_tables(const std::vector<std::string>& files,
+                                           const TableOptions& options, const ExampleSource* like);
+
+/// A table with new examples for the columns of a format, found by their names or, without a header
+/// line, by their positions; the target may be missing. RawExample::label is the id, or empty where
+/// the table has none. Throws Exit::data for a missing column, with its name.
+std::unique_ptr<ExampleSource> open_new_rows(const std::string& file, const TableFormat& format);
+
+}  // namespace lathe
