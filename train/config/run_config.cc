@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 #include "core/error.h"
@@ -37,27 +38,31 @@ const char* new_name(const std::string& key) {
   return nullptr;
 }
 
-/// Sets a key of the config's kind. A key of another kind is refused by the names of both.
-void set(LoadedConfig& loaded, const std::string& key, const ConfigValue& value,
-         const std::string& where) {
+/// Returns whether the weights, and with them the keys of [model], come from a run or folder.
+bool has_source(const RunConfig& config) {
+  const auto& adapters = config.transforms.at("adapters");
+  const std::string* base = adapters.find<std::string>("base");
+  return !config.train.init_from.empty() || (base != nullptr && !base->empty());
+}
+
+/// Sets a key of the config's kind. A key of another kind is refused by the names of both, unless
+/// the kind will be that of a source: adopt_model() compares it.
+void set(LoadedConfig& loaded, const GivenKey& given) {
+  const auto& [key, value, is_text, where] = given;
   const std::string& kind = loaded.config.model.kind;
   if (const char* name = new_name(key))
     fail(Exit::usage, where, ": ", key, " is called ", name, " now; write that");
-  if (loaded.config.schema().find(key) == nullptr) {
+
+  const Field* field = loaded.config.schema().find(key);
+  if (field == nullptr) {
     for (const ModelKind& other : model_kinds()) {
       if (RunConfig::schema(other.name).find(key) == nullptr) continue;
+      if (has_source(loaded.config) && !loaded.origins.contains("model.kind")) return;
       fail(Exit::usage, where, ": ", key, " is a key of model.kind = \"", other.name,
            "\", and this model's is \"", kind, "\"; leave it out or change the kind");
     }
   }
-  loaded.config.schema().set(&loaded.config, key, value, where);
-}
-
-/// As set(), from what was typed.
-void set_text(LoadedConfig& loaded, const std::string& key, const std::string& text,
-              const std::string& where) {
-  const Field* field = loaded.config.schema().find(key);
-  set(loaded, key, field != nullptr ? read_value(text, field->initial) : ConfigValue(text), where);
+  loaded.config.schema().set(&loaded.config, key, given.read_as(field), where);
 }
 
 /// Makes the config that of a kind of model, its own keys at their defaults.
@@ -252,7 +257,8 @@ void check(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const auto at = [&](const char* key) { return origin_of(loaded, key); };
   const ModelKind& kind = *find_model_kind(c.model.kind);
-  if (const auto fault = kind.check(c.model.own)) {
+  // The keys of a source replace those of [model], which alone may contradict each other.
+  if (const auto fault = has_source(c) ? std::nullopt : kind.check(c.model.own)) {
     std::vector<std::string> keys;
     for (const auto& key : fault->keys) keys.push_back("model." + key);
     fail(Exit::usage, last_origin(loaded, keys), ": ", fault->what);
@@ -400,57 +406,38 @@ std::string origin_of(const LoadedConfig& loaded, const std::string& key) {
   return found == loaded.origins.end() ? "defaults" : found->second;
 }
 
-void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& named_by) {
-  RunConfig& c = loaded.config;
-  const auto refuse = [&](const std::string& key, const ConfigValue& ours,
-                          const ConfigValue& theirs) {
-    fail(Exit::usage, origin_of(loaded, key), ": ", key, " = ", toml_text(ours), ", but ", named_by,
-         " has ", toml_text(theirs), "; leave it out");
-  };
-  if (c.model.kind != from.kind) {
-    if (loaded.origins.contains("model.kind")) refuse("model.kind", c.model.kind, from.kind);
-    c.model = from;
-    return;
-  }
-  RunConfig other;
-  other.model = from;
-  for (const auto& f : c.schema().fields()) {
-    if (!f.key.starts_with("model.") || f.key == "model.kind" || f.key == "model.dropout") continue;
-    const ConfigValue theirs = other.schema().get(&other, f), ours = c.schema().get(&c, f);
-    const bool from_data = f.key == "model.vocab_size" && ours == ConfigValue(int64_t{0});
-    if (loaded.origins.contains(f.key) && ours != theirs && !from_data) refuse(f.key, ours, theirs);
-    c.schema().set(&c, f.key, theirs, named_by);
-  }
-}
-
 LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
   LoadedConfig loaded;
   loaded.path = path;
   check_paths(path);
   check_is_file(path);
-  const auto file = read_toml(path);
-  const auto environment = read_environment();
-  // The kind first, since the other keys depend on it: what was given last counts.
-  for (const auto& entry : file) {
-    if (entry.key == "model.kind") set_kind(loaded.config, entry.value, entry.where);
+
+  std::vector<GivenKey> given;
+  for (const auto& entry : read_toml(path)) {
+    given.push_back({entry.key, entry.value, false, entry.where});
+    loaded.origins[entry.key] = entry.where;
   }
-  for (const auto& [key, name, text] : environment) {
-    if (key == "model.kind") set_kind(loaded.config, text, str("environment: ", name, "=", text));
+  for (const auto& [key, name, text] : read_environment()) {
+    given.push_back({key, text, true, str("environment: ", name, "=", text)});
+    loaded.origins[key] = name;
   }
   for (const auto& [key, text] : overrides) {
-    if (key == "model.kind") set_kind(loaded.config, text, str("command line: --", key, "=", text));
+    given.push_back({key, text, true, str("command line: --", key, "=", text)});
+    loaded.origins[key] = "command line";
   }
-  const auto take = [&](const std::string& key, const std::string& origin, const auto& set_it) {
-    if (key != "model.kind") set_it();
-    loaded.origins[key] = origin;
-  };
-  for (const auto& entry : file)
-    take(entry.key, entry.where, [&] { set(loaded, entry.key, entry.value, entry.where); });
-  for (const auto& [key, name, text] : environment)
-    take(key, name, [&] { set_text(loaded, key, text, str("environment: ", name, "=", text)); });
-  for (const auto& [key, text] : overrides)
-    take(key, "command line",
-         [&] { set_text(loaded, key, text, str("command line: --", key, "=", text)); });
+
+  // The kind comes first, since its keys depend on it, and the other sections before [model]: they
+  // tell whether a source gives the model. What was given last counts.
+  for (const GivenKey& g : given) {
+    if (g.key == "model.kind") set_kind(loaded.config, g.value, g.where);
+  }
+  const auto is_of_model = [](const GivenKey& g) { return g.key.starts_with("model."); };
+  std::ranges::stable_partition(given, std::not_fn(is_of_model));
+  for (const GivenKey& g : given) {
+    if (g.key != "model.kind") set(loaded, g);
+    if (g.key != "model.kind" && is_of_model(g)) loaded.model_keys.push_back(g);
+  }
+
   if (loaded.config.train.out_dir.empty())
     loaded.config.train.out_dir = (fs::path("runs") / fs::path(path).stem()).string();
   check(loaded);

@@ -186,6 +186,16 @@ std::vector<std::string> renamed_keys();
 /// The reference page of all keys, Markdown.
 std::string config_reference();
 
+/// A key that was given, and where.
+struct GivenKey {
+  std::string key;
+  ConfigValue value;
+  bool is_text;  ///< of the environment or the command line, whose type depends on the field
+  std::string where;
+  /// Returns the value for a field; null: as it was given.
+  ConfigValue read_as(const Field* field) const;
+};
+
 /// A config and where each value that is not a default came from.
 struct LoadedConfig {
   RunConfig config;
@@ -196,6 +206,7 @@ struct LoadedConfig {
   /// The checkpoint or Hugging Face folder that train.init_from stands for, once resolve_init_from
   /// has found it: where the run begins with it.
   std::filesystem::path source{};
+  std::vector<GivenKey> model_keys{};  ///< keys of [model] that were given, but for the kind
 };
 
 /// How large a micro-batch is; sizes that the model's kind does not have are 0.
@@ -209,9 +220,9 @@ int64_t units_of_step(const RunConfig& config);
 /// Where a key's value came from; "defaults" where nothing set it.
 std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 
-/// Takes [model], but for dropout, from what `key` names. Exit::usage where a key was given
-/// otherwise.
-void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& key);
+/// Takes [model], but for dropout, from the source that `named_by` names. Throws Exit::usage, with
+/// the place, for a key that was given and has another value there, or that its kind lacks.
+void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& named_by);
 
 /// Keys of a config and their texts, as on a command line.
 using Overrides = std::vector<std::pair<std::string, std::string>>;

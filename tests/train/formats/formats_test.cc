@@ -13,9 +13,11 @@
 #include "tests/support/tokenizers.h"
 #include "train/formats/gguf.h"
 #include "train/formats/hugging_face.h"
+#include "train/formats/source.h"
 #include "train/run/load.h"
 #include "train/store/new_folder.h"
 #include "train/tasks/generate.h"
+#include "train/transforms/adapters.h"
 
 namespace {
 
@@ -675,6 +677,65 @@ TEST_CASE("a run starts from another's weights, and goes on without them", "[for
   INFO(on.err);
   CHECK(on.code == 0);
   CHECK(read_state(find_checkpoint(f / "b")).step == 4);
+}
+
+TEST_CASE("a given key of [model] agrees with the source of the weights, or is refused",
+          "[formats]") {
+  const TempFolder f;
+  const Values llama{{"n_layer", int64_t{2}},     {"n_head", int64_t{3}},
+                     {"n_embd", int64_t{24}},     {"n_kv_head", int64_t{1}},
+                     {"block_size", int64_t{32}}, {"dropout", 0.25},
+                     {"vocab_size", int64_t{259}}};
+  make_run(f, "source", "llama", llama);
+  const std::string source = (f / "source").string();
+
+  // The config's kind is gpt unless it is given; the source's is llama.
+  const auto resolve = [&](const std::string& text, Overrides more, const char* by) {
+    write_file(f / "c.toml", text);
+    more.insert(more.end(), {{by, source}, {"train.out_dir", (f / "new").string()}});
+    if (by == std::string("adapters.base")) more.emplace_back("adapters.rank", "2");
+    LoadedConfig loaded = load_config((f / "c.toml").string(), more);
+    resolve_init_from(loaded);
+    resolve_adapter_base(loaded);
+    return loaded.config;
+  };
+  for (const char* by : {"train.init_from", "adapters.base"}) {
+    INFO(by);
+    const auto refused = [&](const std::string& text, const Overrides& more,
+                             const std::string& what) {
+      CHECK_THAT(error_of([&] { resolve(text, more, by); }), ContainsSubstring(what));
+    };
+    for (const char* kind : {"", "[model]\nkind = \"llama\"\n"}) {
+      refused(kind, {{"model.n_layer", "5"}}, "command line: model.n_layer = 5, but ");
+      refused(kind, {{"model.block_size", "16"}}, "command line: model.block_size = 16, but ");
+      refused(kind, {{"model.n_kv_head", "3"}}, "command line: model.n_kv_head = 3, but ");
+    }
+    refused("[model]\nn_layer = 5\n", {}, "c.toml:2:1: model.n_layer = 5, but ");
+    refused("[model]\nbias = false\n", {}, "c.toml:2:1: model.bias is not a key of model.kind");
+    refused("[model]\nkind = \"gpt\"\n", {}, "c.toml:2:1: model.kind = \"gpt\", but ");
+    refused("", {{"model.n_lyer", "5"}}, "there is no key model.n_lyer");
+    refused("", {{"model.n_kv_head", "x"}}, "command line: --model.n_kv_head=x: ");
+    setenv("LATHE_MODEL_QK_NORM", "true", 1);
+    refused("", {}, "LATHE_MODEL_QK_NORM: model.qk_norm = true, but ");
+    unsetenv("LATHE_MODEL_QK_NORM");
+
+    // Controls: what agrees passes, also where the other keys' defaults would contradict it.
+    for (const char* kind : {"", "[model]\nkind = \"llama\"\n"}) {
+      const RunConfig c = resolve(
+          kind, {{"model.n_head", "3"}, {"model.n_kv_head", "1"}, {"model.vocab_size", "0"}}, by);
+      CHECK(c.model.kind == "llama");
+      CHECK(*c.model.own.find<int64_t>("n_embd") == 24);
+      CHECK(*c.model.own.find<int64_t>("vocab_size") == 259);
+      CHECK(*c.model.own.find<double>("dropout") == 0);  // the config's own
+      CHECK(*resolve(kind, {{"model.dropout", "0.5"}}, by).model.own.find<double>("dropout") ==
+            0.5);
+    }
+  }
+  CHECK_THAT(error_of([&] {
+               write_file(f / "c.toml", "");
+               load_config((f / "c.toml").string(), {{"model.n_kv_head", "3"}});
+             }),
+             ContainsSubstring("is a key of model.kind = \"llama\", and this model's is \"gpt\""));
 }
 
 /// For tests/oracles/transformers/oracle.py, which compares with transformers: LATHE_HF names a
