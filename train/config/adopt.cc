@@ -14,7 +14,8 @@ void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::strin
   const auto refuse = [&](const std::string& key, const ConfigValue& ours,
                           const ConfigValue& theirs) {
     fail(Exit::usage, origin_of(loaded, key), ": ", key, " = ", toml_text(ours), ", but ", named_by,
-         " has ", toml_text(theirs), "; leave it out");
+         " has ", toml_text(theirs), "; leave it out",
+         key == "model.block_size" ? ", or train on shorter windows with data.window" : "");
   };
   if (loaded.origins.contains("model.kind") && c.model.kind != from.kind)
     refuse("model.kind", c.model.kind, from.kind);
@@ -51,6 +52,9 @@ void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::strin
       refuse(g.key, ours, theirs);
   }
   c.model = source.model;
+
+  if (const auto fault = check_window(c))
+    fail(Exit::usage, origin_of(loaded, "data.window"), ": ", fault->what);
 }
 
 }  // namespace lathe

@@ -263,6 +263,8 @@ void check(const LoadedConfig& loaded) {
     for (const auto& key : fault->keys) keys.push_back("model." + key);
     fail(Exit::usage, last_origin(loaded, keys), ": ", fault->what);
   }
+  if (const auto fault = has_source(c) ? std::nullopt : check_window(c))
+    fail(Exit::usage, last_origin(loaded, fault->keys), ": ", fault->what);
   for (const Transform& t : transforms()) {
     if (!t.check) continue;
     if (const auto fault = t.check(c))
@@ -286,13 +288,13 @@ void check(const LoadedConfig& loaded) {
          " is above optim.lr = ", c.optim.lr);
   }
   if (c.train.steps > std::numeric_limits<int64_t>::max() / 2 / units_of_step(c)) {
-    const int64_t block_size = batch_sizes(c).block_size;
+    const int64_t window = batch_sizes(c).block_size;
     fail(Exit::usage, at("train.steps"), ": train.steps = ", c.train.steps,
          " times train.grad_accum = ", c.train.grad_accum,
-         block_size > 0 ? str(", train.batch_size = ", c.train.batch_size,
-                              " and model.block_size = ", block_size)
-                        : str(" and train.batch_size = ", c.train.batch_size),
-         " are more ", block_size > 0 ? "tokens" : "samples",
+         window > 0 ? str(", train.batch_size = ", c.train.batch_size, " and ", window_key(c),
+                          " = ", window)
+                    : str(" and train.batch_size = ", c.train.batch_size),
+         " are more ", window > 0 ? "tokens" : "samples",
          " than can be counted; lower train.steps");
   }
   if (c.data.fold > 0 && c.data.fold >= c.data.folds) {
@@ -386,11 +388,30 @@ std::string config_reference() {
 }
 
 BatchSizes batch_sizes(const RunConfig& c) {
-  const auto size = [&](const char* key) {
-    const int64_t* found = c.model.own.find<int64_t>(key);
-    return found != nullptr ? *found : 0;
-  };
-  return {c.train.batch_size, size("block_size"), size("vocab_size")};
+  const int64_t* vocab_size = c.model.own.find<int64_t>("vocab_size");
+  return {c.train.batch_size, c.data.window > 0 ? c.data.window : model_context(c),
+          vocab_size != nullptr ? *vocab_size : 0};
+}
+
+int64_t model_context(const RunConfig& c) {
+  const int64_t* found = c.model.own.find<int64_t>("block_size");
+  return found != nullptr ? *found : 0;
+}
+
+const char* window_key(const RunConfig& c) {
+  return c.data.window > 0 ? "data.window" : "model.block_size";
+}
+
+std::optional<ConfigFault> check_window(const RunConfig& c) {
+  const int64_t window = c.data.window, context = model_context(c);
+  if (window == 0 || window <= context) return std::nullopt;
+  if (context == 0)
+    return ConfigFault{{"data.window"},
+                       str("data.window has no effect on model.kind = \"", c.model.kind,
+                           "\", which has no context; leave it out")};
+  return ConfigFault{{"data.window", "model.block_size"},
+                     str("data.window = ", window, " is above model.block_size = ", context,
+                         ", the model's context; lower it")};
 }
 
 int64_t units_of_micro_batch(const RunConfig& c) {
@@ -467,6 +488,7 @@ RunConfig config_from_toml(const std::string& text, const std::string& where) {
     if (fault) fail(Exit::checkpoint, where, ": ", fault->what);
   };
   refuse(find_model_kind(config.model.kind)->check(config.model.own));
+  refuse(check_window(config));
   for (const Transform& t : transforms()) {
     if (t.check) refuse(t.check(config));
   }

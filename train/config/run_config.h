@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -209,8 +210,15 @@ struct LoadedConfig {
   std::vector<GivenKey> model_keys{};  ///< keys of [model] that were given, but for the kind
 };
 
-/// How large a micro-batch is; sizes that the model's kind does not have are 0.
+/// Returns the size of a micro-batch, whose windows are data.window or the model's context. Sizes
+/// that the model's kind does not have are 0.
 BatchSizes batch_sizes(const RunConfig& config);
+/// Returns the tokens that a model can see, model.block_size; 0 for kinds without it.
+int64_t model_context(const RunConfig& config);
+/// Returns the key that the length of a window comes from.
+const char* window_key(const RunConfig& config);
+/// Returns what is wrong with data.window for the config's model.
+std::optional<ConfigFault> check_window(const RunConfig& config);
 /// Tokens, or samples of a model that has none, of a micro-batch and of an optimizer step: its
 /// targets, which the sum of its losses is divided by.
 int64_t units_of_micro_batch(const RunConfig& config);

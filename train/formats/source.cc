@@ -8,7 +8,7 @@ namespace {
 
 /// Returns the context that a config asks for, or 0.
 int64_t wanted_context(const LoadedConfig& loaded) {
-  return loaded.origins.contains("model.block_size") ? batch_sizes(loaded.config).block_size : 0;
+  return loaded.origins.contains("model.block_size") ? model_context(loaded.config) : 0;
 }
 
 /// Returns the checkpoint from which a run resumes or branches, and whose weights replace the

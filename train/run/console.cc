@@ -23,7 +23,8 @@ void log_header(const Session& session, const Data& data, const MfuBaseline& cei
   log_info("model     ", c.model.kind, ", ", format("%.2f", all / 1e6), "M parameters",
            trained < all ? format(" (%.2fM trained)", trained / 1e6) : "", sizes);
   log_info("data      ", c.data.dir, ", ", data.train_size(), " training ", unit,
-           data.val_size() > 0 ? str(", ", data.val_size(), " for validation") : "");
+           data.val_size() > 0 ? str(", ", data.val_size(), " for validation") : "",
+           c.data.window > 0 ? str(", windows of ", c.data.window) : "");
   log_info("device    ", device_model(session.device_name),
            session.device.is_cuda() ? "" : str(", ", c.train.threads, " threads, ", cpu_isa()));
   log_info("precision ", precision_text(session));

@@ -31,7 +31,7 @@ Exit run_chat(const Arguments& arguments) {
   const Tokenizer& tokenizer = text_tokenizer(arguments, m);
   const ChatTemplate chat(tokenizer, arguments.words[0],
                           "`lathe generate` continues a text of your own");
-  w.context = batch_sizes(m.config).block_size, w.compute = m.compute, w.device = m.device;
+  w.context = model_context(m.config), w.compute = m.compute, w.device = m.device;
 
   const std::string system = arguments.get("system", "");
   std::vector<ChatMessage> history;

@@ -738,6 +738,59 @@ TEST_CASE("a given key of [model] agrees with the source of the weights, or is r
              ContainsSubstring("is a key of model.kind = \"llama\", and this model's is \"gpt\""));
 }
 
+TEST_CASE("windows of training may be shorter than the context, which stays", "[formats]") {
+  const TempFolder f;
+  make_run(f, "source", "gpt", with(gpt, "block_size", int64_t{4096}));
+  write_file(f / "few.txt", sample_text(3000));
+  REQUIRE(lathe_in(f, {"prepare", "few.txt", "--out", "data", "--tokenizer", "source"}).code == 0);
+  write_file(f / "tune.toml",
+             "[data]\ndir = \"data\"\n[train]\nsteps = 3\nbatch_size = 2\neval_interval = 3\n"
+             "eval_batches = 0\nthreads = 1\ninit_from = \"source\"\n");
+  const auto tune = [&](std::vector<std::string> more, const std::string& verb = "train") {
+    more.insert(more.begin(), {verb, "tune.toml"});
+    return lathe_in(f, more);
+  };
+
+  // Control: the context is longer than the text.
+  const Finished long_one = tune({});
+  CHECK(long_one.code == 3);
+  CHECK_THAT(long_one.err, ContainsSubstring("data.window"));
+
+  const Finished done = tune({"--data.window=8"});
+  INFO(done.err);
+  REQUIRE(done.code == 0);
+  const RunState state = read_state(find_checkpoint(f / "runs/tune"));
+  CHECK(state.tokens == 3 * 2 * 8);
+  CHECK(model_context(saved_config(state, "")) == 4096);
+  const Finished resumed = tune({"--data.window=16", "--train.steps=4"});
+  CHECK(resumed.code == 2);
+  CHECK_THAT(resumed.err, ContainsSubstring("data.window = 16 but the run was started with 8"));
+
+  // An evaluation has the run's windows, and what is exported the model's context.
+  const Finished eval = lathe_in(f, {"eval", "runs/tune"});
+  REQUIRE(eval.code == 0);
+  const Json scored = parse_json(eval.out, "", Exit::internal);
+  CHECK(scored["val_loss"].get<double>() == *state.val_loss);
+  export_hugging_face({.run = f / "runs/tune", .out = f / "hf"});
+  CHECK(Json::parse(slurp(f / "hf/config.json"))["n_positions"] == 4096);
+  export_gguf({.run = f / "runs/tune", .out = f / "gguf"});
+  CHECK(slurp(f / "gguf/model.gguf").find("context_length") != std::string::npos);
+
+  // A step's work is that of its windows.
+  const auto plan = [&](const char* window) {
+    const Finished planned = tune({window, "--train.batch_size=1", "--json"}, "plan");
+    INFO(planned.err);
+    REQUIRE(planned.code == 0);
+    return parse_json(planned.out, "", Exit::internal)["flops_per_step"].get<double>();
+  };
+  CHECK(plan("--data.window=64") > 7.5 * plan("--data.window=8"));
+  CHECK(tune({"--data.window=8", "--steps=0:1"}, "profile").code == 0);
+  CHECK_THAT(
+      tune({"--data.window=5000", "--train.out_dir=x"}).err,
+      ContainsSubstring("command line: data.window = 5000 is above model.block_size = 4096"));
+  CHECK(!fs::exists(f / "x"));
+}
+
 /// For tests/oracles/transformers/oracle.py, which compares with transformers: LATHE_HF names a
 /// file with a JSON object on each line,
 /// {"run", "ids": [[...]], "greedy": how many tokens to add to the first row, "cache", "out"};
@@ -763,7 +816,7 @@ TEST_CASE("logits and greedy tokens for another program", "[.hf]") {
       const Autocast autocast(m.compute);
       logits = (*m.model)(ids).data().to(at::kFloat).contiguous();
     }
-    const Writing writing{.context = batch_sizes(m.config).block_size,
+    const Writing writing{.context = model_context(m.config),
                           .tokens = job.at("greedy").get<int64_t>(),
                           .sampling = {.temperature = 0},
                           .compute = m.compute,
