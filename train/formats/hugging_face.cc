@@ -13,6 +13,7 @@
 #include "core/io/log.h"
 #include "core/kernels/isa.h"
 #include "core/mode.h"
+#include "data/tokenizers/chat_template.h"
 #include "train/formats/exported.h"
 #include "train/store/run_folder.h"
 
@@ -195,6 +196,17 @@ fs::path import_hugging_face(const ImportOptions& o) {
   } else if (o.tokenizer != "none") {
     state.tokenizer = Tokenizer::bpe(o.tokenizer);
     check_vocabulary(*state.tokenizer, o.tokenizer, folder.model());
+    // The weights come with their own settings, whatever file has the tokenizer.
+    TokenizerSettings settings = read_settings(o.folder);
+    settings.fill_from(state.tokenizer->settings());
+    state.tokenizer->set_settings(std::move(settings));
+  }
+  if (!o.chat_template.empty()) {
+    if (!state.tokenizer)
+      fail(Exit::usage,
+           "command line: --chat-template has no effect with --tokenizer none; leave one of them "
+           "out");
+    set_chat_template(*state.tokenizer, o.chat_template);
   }
 
   RunConfig config;
@@ -230,9 +242,10 @@ fs::path import_hugging_face(const ImportOptions& o) {
 
 namespace {
 
-/// Writes tokenizer.json and tokenizer_config.json, and also vocab.json and merges.txt where these
-/// can express the tokenizer.
-void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& config) {
+/// Writes tokenizer.json, tokenizer_config.json and the other settings, and also vocab.json and
+/// merges.txt where these can express the tokenizer.
+void write_tokenizer(const Tokenizer& tokenizer, const fs::path& folder, Json& config) {
+  const BPEDefinition& d = tokenizer.bpe()->definition();
   const Json whole = bpe_to_json(d);
   write_file_durably(folder / "tokenizer.json", json_text(whole, 1) + "\n");
   Json settings{
@@ -241,8 +254,9 @@ void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& confi
       {"model_max_length",
        config.contains("n_positions") ? config["n_positions"] : config["max_position_embeddings"]}};
 
-  const TextMarks marks = boundary_tokens(d);
-  for (const auto& [key, id] : {std::pair("bos_token", marks.begin), {"eos_token", marks.end}}) {
+  const TextMarks marks = tokenizer.marks();
+  for (const auto& [key, id] :
+       {std::pair("bos_token", marks.begin), {"eos_token", marks.end}, {"pad_token", marks.pad}}) {
     if (id < 0) continue;
     settings[key] = d.tokens[static_cast<size_t>(id)];
     // The caller writes config.json after this.
@@ -250,6 +264,7 @@ void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& confi
   }
   if (std::ranges::find(d.special, "<unk>", &SpecialToken::text) != d.special.end())
     settings["unk_token"] = "<unk>";
+  write_settings(tokenizer.settings(), folder, settings);
   write_file_durably(folder / "tokenizer_config.json", json_text(settings, 1) + "\n");
 
   // vocab.json and merges.txt imply GPT-2's pattern and nothing else.
@@ -288,7 +303,7 @@ void export_hugging_face(const ExportOptions& o) {
 
   if (m.state.tokenizer && m.state.tokenizer->bpe() != nullptr) {
     const BPEDefinition& tokenizer = m.state.tokenizer->bpe()->definition();
-    write_tokenizer(tokenizer, out.path(), head);
+    write_tokenizer(*m.state.tokenizer, out.path(), head);
     if (m.family->model_type == "qwen2" &&
         tokenizer.patterns != std::vector<std::string>{qwen2_pattern}) {
       log_warn(

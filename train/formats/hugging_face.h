@@ -52,6 +52,7 @@ struct ImportOptions {
   fs::path folder, out;
   int64_t block_size = 0;          ///< as in HuggingFaceFolder
   std::string tokenizer = "auto";  ///< auto: the folder's; none; or the path of one
+  std::string chat_template{};     ///< as set_chat_template() takes it; empty: the folder's
   StopAsked stop{};  ///< called after each tensor; true ends the import with Exit::stopped
 };
 /// Makes a run from a Hugging Face folder. It has one checkpoint (step 0) with the weights in their
@@ -65,6 +66,7 @@ struct ExportOptions {
   std::string checkpoint = "newest";  ///< as in find_checkpoint
   bool average = false;               ///< write the moving average of the weights (optim.ema_decay)
   std::string dtype{};                ///< of matrices: fp32, bf16, fp16; empty: as saved
+  std::string chat_template{};        ///< as set_chat_template() takes it; empty: the run's
   StopAsked stop{};  ///< called after each tensor; true ends the export with Exit::stopped
 };
 /// Writes a run as a Hugging Face folder, completely or not at all. Throws Exit::usage where its

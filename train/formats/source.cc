@@ -69,16 +69,19 @@ void resolve_init_from(LoadedConfig& loaded) {
   adopt_model(loaded, from.model, "train.init_from");
 }
 
+std::optional<Tokenizer> source_tokenizer(const LoadedConfig& loaded) {
+  const fs::path& source = loaded.source.empty() ? loaded.base : loaded.source;
+  if (source.empty()) return std::nullopt;
+  if (!is_hugging_face(source)) return read_state(source).tokenizer;
+  if (!fs::exists(source / "tokenizer.json") && !fs::exists(source / "vocab.json"))
+    return std::nullopt;
+  return HuggingFaceFolder(source, wanted_context(loaded)).tokenizer();
+}
+
 void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts) {
   if (loaded.source.empty()) return;
   const RunConfig& c = loaded.config;
-  std::optional<Tokenizer> tokenizer;
-  if (!is_hugging_face(loaded.source)) {
-    tokenizer = read_state(loaded.source).tokenizer;
-  } else if (fs::exists(loaded.source / "tokenizer.json") ||
-             fs::exists(loaded.source / "vocab.json")) {
-    tokenizer = HuggingFaceFolder(loaded.source, wanted_context(loaded)).tokenizer();
-  }
+  const std::optional<Tokenizer> tokenizer = source_tokenizer(loaded);
 
   const std::string remedy =
       str("; prepare it with theirs: lathe prepare TEXT --tokenizer ", c.train.init_from);

@@ -79,7 +79,14 @@ Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoi
   state_.device_model = device_model(session_.device_name);
   state_.config = session_.config.schema().to_toml(&session_.config, /*comments=*/false);
   state_.config_path = project_path(loaded.path);
+  // The data may lack the chat template and the like that came with the weights.
+  const auto known = resume ? state_.tokenizer : source_tokenizer(loaded);
   state_.tokenizer = data_->facts().tokenizer;
+  if (known && state_.tokenizer && *known == *state_.tokenizer) {
+    TokenizerSettings settings = state_.tokenizer->settings();
+    settings.fill_from(known->settings());
+    state_.tokenizer->set_settings(std::move(settings));
+  }
   state_.task = session_.task.name();
   state_.sizes = session_.sizes;
 }

@@ -14,6 +14,7 @@ Exit run_import(const Arguments& arguments) {
   if (o.out.empty()) fail(Exit::usage, "lathe import needs --out RUN");
   o.block_size = static_cast<int64_t>(arguments.number("block-size", 0, between(0, 1000000), true));
   o.tokenizer = arguments.get("tokenizer", o.tokenizer);
+  o.chat_template = arguments.get("chat-template", "");
   if (o.tokenizer != "auto" && o.tokenizer != "none" && !fs::exists(o.tokenizer))
     fail(Exit::usage,
          "command line: --tokenizer must be auto, none, or the path of a tokenizer, and there is "
@@ -39,6 +40,7 @@ Exit run_export(const Arguments& arguments) {
   };
   const std::string format = choice("format", "hf", {"hf", "gguf"});
   o.checkpoint = arguments.get("checkpoint", o.checkpoint);
+  o.chat_template = arguments.get("chat-template", "");
   o.average = choice("weights", "model", {"model", "ema"}) == "ema";
   if (arguments.flags.contains("dtype")) o.dtype = choice("dtype", "", {"fp32", "bf16", "fp16"});
 
@@ -61,7 +63,8 @@ Verb import_verb() {
           {{"out", "folder for the run"},
            {"block-size", "context in tokens, where the model's whole one is not wanted (all)"},
            {"tokenizer",
-            "auto: the folder's; the path of another; or none, for the weights alone (auto)"}},
+            "auto: the folder's; the path of another; or none, for the weights alone (auto)"},
+           {"chat-template", "chatml, llama3, or a file in Jinja, in place of the folder's"}},
           false,
           1,
           1,
@@ -78,6 +81,7 @@ Verb export_verb() {
        {"format",
         "hf: config.json, model.safetensors and, of a BPE, tokenizer.json; gguf: model.gguf (hf)"},
        {"dtype", "of matrices: fp32, bf16 or fp16 (as they are saved)"},
+       {"chat-template", "chatml, llama3, or a file in Jinja, in place of the run's"},
        {"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},
        {"weights", "model, or ema: the moving average that optim.ema_decay keeps (model)"}},
       false,
