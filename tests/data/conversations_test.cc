@@ -232,6 +232,56 @@ TEST_CASE("instructions are prepared with the tokenizer's chat template", "[conv
         "<|im_start|>assistant\n[ Ho<|im_end|>]\n<|endoftext|>");
 }
 
+TEST_CASE("ShareGPT's and Alpaca's forms are chats", "[conversations]") {
+  const TempFolder f;
+  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
+                               .format = "instructions",
+                               .field = "messages"},
+                    .out = f / "out"};
+  o.val_share = 0;
+  o.tokenizer = chatml_tokens();
+  const auto prepared = [&](const std::string& line) {
+    write_file(f / "a.jsonl", line + "\n");
+    remove_tree(o.out);
+    prepare_documents(o);
+    return marked_text(o.out, "train");
+  };
+  const std::string messages =
+      R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"},
+          {"role": "assistant", "content": "A"}]})";
+  std::string one_line = messages;
+  std::erase(one_line, '\n');
+  const std::string wanted = prepared(one_line);
+  CHECK_THAT(wanted, ContainsSubstring("user\nQ<|im_end|>\n<|im_start|>assistant\n[A<|im_end|>]"));
+  for (
+      const char* line :
+      {R"({"conversations": [{"from": "system", "value": "S"}, {"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]})",
+       R"({"system": "S", "conversations": [{"from": "user", "value": "Q"}, {"from": "assistant", "value": "A"}], "id": 7})",
+       R"({"conversations": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]})",
+       R"({"instruction": "Q", "input": "", "output": "A", "system": "S"})"}) {
+    INFO(line);
+    CHECK(prepared(line) == wanted);
+  }
+  CHECK_THAT(
+      prepared(R"({"instruction": "Add.", "input": "2+2", "output": "4"})"),
+      ContainsSubstring("user\nAdd.\n\n2+2<|im_end|>\n<|im_start|>assistant\n[4<|im_end|>]"));
+  CHECK_THAT(prepared(R"({"instruction": "Hi.", "output": "Ho"})"),
+             ContainsSubstring("user\nHi.<"));
+
+  for (const auto& [line, what] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"instruction": "a"})", "is no conversation"},
+           {R"({"instruction": "a", "output": 3})", "has no text in \"output\""},
+           {R"({"instruction": "a", "output": "b", "input": 3})", "has no text in \"input\""},
+           {R"({"conversations": [{"from": "human", "value": "a"}]})",
+            "has no message of the assistant"},
+           {R"({"conversations": [{"from": "gpt"}]})", "a message has no text in \"value\""},
+           {R"({"conversations": [{"from": "a|b", "value": ""}]})", "can't be a role"}}) {
+    INFO(line);
+    CHECK_THAT(error_of([&] { prepared(line); }), ContainsSubstring("a.jsonl:1"));
+    CHECK_THAT(error_of([&] { prepared(line); }), ContainsSubstring(what));
+  }
+}
+
 TEST_CASE("the Jinja of chat templates", "[conversations]") {
   const Json variables{{"messages",
                         {{{"role", "user"}, {"content", " u1 "}},

@@ -402,9 +402,11 @@ Verb prepare_verb() {
         "windows are "
         "from PATH (1); data.mix sets other shares"},
        {"format",
-        "documents: text, jsonl, instructions (lines with \"messages\", or \"prompt\" and "
-        "\"completion\"; the "
-        "answers alone are learned), or auto: text or jsonl by the name (auto)"},
+        "documents: text, jsonl, instructions (lines with \"messages\", or ShareGPT's "
+        "\"conversations\", or Alpaca's \"instruction\", \"input\" and \"output\", or \"prompt\" "
+        "and "
+        "\"completion\"; the answers alone are learned), or auto: text or jsonl by the name "
+        "(auto)"},
        {"chat-template",
         "instructions: chatml, llama3, or a file in Jinja, in place of the tokenizer's"},
        {"field",
