@@ -22,7 +22,7 @@ ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
   const std::string bos =
       has_template && settings.has_names ? settings.bos_token : "<|begin_of_text|>";
   const bool is_chatml = special(bpe_, "<|im_start|>") >= 0 && special(bpe_, "<|im_end|>") >= 0;
-  // Without a template the special tokens tell the format.
+  // Without a template the special tokens determine the format.
   format_ = {.llama3 = !is_chatml, .begins = !is_chatml && special(bpe_, bos.c_str()) >= 0};
   if (has_template) {
     const auto found = format_of(settings, bos);
@@ -99,6 +99,21 @@ void ChatTemplate::append_marked(const std::vector<ChatMessage>& messages, BPE::
     const size_t end = ids.size();
     encoder.encode(behind_message_, ids, SpecialText::text);
     mark_tokens(ids, end);
+  }
+}
+
+std::string describe_chat(const Tokenizer& tokenizer) {
+  const bool has_template = !tokenizer.settings().chat_template.empty();
+  try {
+    const ChatFormat format = ChatTemplate(tokenizer, "", "").format();
+    return str(format.llama3 ? "Llama 3's format" : "ChatML",
+               has_template ? "" : ", by the special tokens",
+               format.system
+                   ? ", with the system message \"" + printable_line(*format.system) + "\""
+                   : "");
+  } catch (const Error&) {
+    return has_template ? "a template that is kept for exports; `lathe chat` does not follow it"
+                        : "";
   }
 }
 

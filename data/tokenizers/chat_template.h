@@ -25,6 +25,7 @@ class ChatTemplate {
   /// learned; all other ids have token_mark.
   void append_marked(const std::vector<ChatMessage>& messages, BPE::Encoder& encoder,
                      std::vector<int32_t>& ids) const;
+  const ChatFormat& format() const { return format_; }
   /// Returns the token that ends an answer.
   int64_t end() const { return close_; }
 
@@ -38,6 +39,8 @@ class ChatTemplate {
   std::string behind_role_, behind_message_;
 };
 
+/// Returns a tokenizer's chat template in words; empty: it has none.
+std::string describe_chat(const Tokenizer& tokenizer);
 /// Sets a tokenizer's chat template to ChatML ("chatml"), Llama 3's ("llama3") or the Jinja
 /// template in a file. The token that ends its answers becomes the one that ends texts. Throws
 /// Exit::usage where the tokenizer lacks its special tokens, or there is no such file.

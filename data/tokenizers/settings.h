@@ -1,4 +1,4 @@
-// What the folder of a model says about its tokenizer beside its definition: the chat template, the
+// What the folder of a model has about its tokenizer beside its definition: the chat template, the
 // names of special tokens, and how to generate. No LibTorch header.
 #pragma once
 

@@ -269,7 +269,7 @@ TEST_CASE("ShareGPT's and Alpaca's forms are chats", "[conversations]") {
              ContainsSubstring("user\nHi.<"));
 
   for (const auto& [line, what] : std::vector<std::pair<std::string, std::string>>{
-           {R"({"instruction": "a"})", "is no conversation"},
+           {R"({"instruction": "a"})", "it needs a list"},
            {R"({"instruction": "a", "output": 3})", "has no text in \"output\""},
            {R"({"instruction": "a", "output": "b", "input": 3})", "has no text in \"input\""},
            {R"({"conversations": [{"from": "human", "value": "a"}]})",

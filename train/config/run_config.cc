@@ -448,7 +448,7 @@ LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
   }
 
   // The kind comes first, since its keys depend on it, and the other sections before [model]: they
-  // tell whether a source gives the model. What was given last counts.
+  // determine whether a source gives the model. What was given last counts.
   for (const GivenKey& g : given) {
     if (g.key == "model.kind") set_kind(loaded.config, g.value, g.where);
   }

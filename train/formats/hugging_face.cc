@@ -23,7 +23,8 @@ namespace {
 constexpr uint64_t most_config = uint64_t{16} << 20;
 
 /// Returns the family and the [model] of a config.json.
-std::pair<const Family*, ModelConfig> read_config(const fs::path& folder, int64_t block_size) {
+std::pair<const Family*, ModelConfig> read_config(const fs::path& folder, int64_t block_size,
+                                                  const std::vector<std::string>& ignored) {
   const std::string where = (folder / "config.json").string();
   if (!fs::is_directory(folder))
     fail(Exit::usage, folder.string(), " is no folder; give one with a config.json");
@@ -35,6 +36,7 @@ std::pair<const Family*, ModelConfig> read_config(const fs::path& folder, int64_
   ConfigKeys keys(std::move(json), where);
   pass_common_keys(keys);
   const ModelKeys values = family.read(keys, block_size);
+  for (const std::string& key : ignored) keys.ignore(key);
   // Keys that nobody read may change what the model computes, so this refuses them.
   keys.finish();
 
@@ -89,9 +91,10 @@ std::string without(const std::string& name, const std::string& prefix) {
 
 }  // namespace
 
-HuggingFaceFolder::HuggingFaceFolder(const fs::path& folder, int64_t block_size)
+HuggingFaceFolder::HuggingFaceFolder(const fs::path& folder, int64_t block_size,
+                                     const std::vector<std::string>& ignored)
     : folder_(folder), files_([&] {
-        std::tie(family_, model_) = read_config(folder, block_size);
+        std::tie(family_, model_) = read_config(folder, block_size, ignored);
         return TensorFiles(folder);
       }()) {
   const MetaInit guard;
@@ -184,8 +187,10 @@ Tokenizer HuggingFaceFolder::tokenizer() const {
 }
 
 fs::path import_hugging_face(const ImportOptions& o) {
-  const HuggingFaceFolder folder(o.folder, o.block_size);
+  const HuggingFaceFolder folder(o.folder, o.block_size, o.ignored_keys);
   RunState state;
+  state.imported_from = o.folder.string();
+  state.ignored_keys = o.ignored_keys;
   if (o.tokenizer == "auto") {
     try {
       state.tokenizer = folder.tokenizer();

@@ -80,17 +80,6 @@ Exit prepare_tables(const Arguments& arguments) {
   return Exit::done;
 }
 
-/// Returns the tokenizer of a run or checkpoint, or of files.
-Tokenizer tokenizer_at(const fs::path& path) {
-  const PathKind kind = kind_of(path);
-  if (kind != PathKind::run && kind != PathKind::checkpoint) return Tokenizer::bpe(path);
-  const auto tokenizer = read_state(find_checkpoint(path)).tokenizer;
-  if (!tokenizer || tokenizer->bpe() == nullptr)
-    fail(Exit::usage, "command line: --tokenizer: the run ", path.string(),
-         " has no BPE; name its tokenizer by its kind");
-  return *tokenizer;
-}
-
 /// Returns true if the words ask for documents: by a flag of theirs, a JSON Lines or compressed
 /// file, or standard input.
 bool is_documents(const Arguments& arguments) {

@@ -792,6 +792,60 @@ TEST_CASE("windows of training may be shorter than the context, which stays", "[
   CHECK(!fs::exists(f / "x"));
 }
 
+TEST_CASE("an import reports what came in, and may ignore keys that change nothing", "[formats]") {
+  const TempFolder f;
+  export_hugging_face({.run = make_run(f, "run", "gpt", gpt), .out = f / "hf"});
+  Json config = Json::parse(slurp(f / "hf/config.json"));
+  config["_attn_implementation_autoset"] = true;
+  const auto import = [&](const std::string& out, std::vector<std::string> more = {}) {
+    write_file(f / "hf/config.json", config.dump());
+    more.insert(more.begin(), {"import", "hf", "--out", out});
+    return lathe_in(f, more);
+  };
+  const Finished done = import("plain");
+  REQUIRE(done.code == 0);
+  CHECK_THAT(done.out + done.err, ContainsSubstring("context of 16 tokens"));
+  CHECK_THAT(done.out + done.err, ContainsSubstring("texts end with <|endoftext|>"));
+  CHECK_THAT(done.out + done.err, ContainsSubstring("--train.init_from=plain"));
+
+  config["made_by"] = "us";
+  config["x"] = 3;
+  CHECK_THAT(import("x").err, ContainsSubstring("--ignore-key made_by"));
+  CHECK(import("x", {"--ignore-key", "made_by"}).code == 4);
+  REQUIRE(import("ignored", {"--ignore-key", "made_by", "--ignore-key", "x"}).code == 0);
+  const RunState state = read_state(find_checkpoint(f / "ignored"));
+  CHECK(state.ignored_keys == std::vector<std::string>{"made_by", "x"});
+  CHECK(state.imported_from == "hf");
+  CHECK_THAT(lathe_in(f, {"inspect", "ignored"}).out,
+             ContainsSubstring("imported from hf; ignored keys of config.json: made_by, x"));
+  for (const char* key : {"n_positions", "nothing", "model_type"}) {
+    INFO(key);
+    const Finished refused =
+        import("x", {"--ignore-key", "made_by", "--ignore-key", "x", "--ignore-key", key});
+    CHECK(refused.code == 2);
+    CHECK_THAT(refused.err, ContainsSubstring(std::string("--ignore-key ") + key));
+  }
+  CHECK(!fs::exists(f / "x"));
+
+  // An imported model is listed as such, and its tokenizer may be used by the run's name.
+  const Json listed = Json::parse(lathe_in(f, {"runs", ".", "--json"}).out);
+  for (const Json& run : listed) {
+    if (run["run"].get<std::string>().find("plain") == std::string::npos) continue;
+    CHECK(run["state"] == "imported");
+    CHECK(run["steps"] == 0);
+  }
+  CHECK(listed.size() == 3);
+  write_file(f / "a.txt", "the");
+  CHECK(lathe_in(f, {"tokenizer", "encode", "a.txt", "--tokenizer", "plain"}).out == "257\n");
+  CHECK(lathe_in(f, {"tokenizer", "inspect", "--tokenizer", "plain"}).code == 0);
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=chars", "--train.steps=1"}).code ==
+          0);
+  const Finished chars = lathe_in(f, {"tokenizer", "inspect", "--tokenizer", "chars"});
+  CHECK(chars.code == 2);
+  CHECK_THAT(chars.err, ContainsSubstring("a tokenizer of kind char"));
+}
+
 /// A Hugging Face folder of a chat model: its texts end with <|im_end|>, and its template has a
 /// system message of its own.
 const char* const tuned_template =
