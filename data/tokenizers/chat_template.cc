@@ -28,8 +28,8 @@ ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
     const auto found = format_of(settings, bos);
     if (!found) {
       fail(Exit::usage, where,
-           " has a chat template that writes neither ChatML nor Llama 3's format, which this build "
-           "does not follow; ",
+           ": the tokenizer's chat template writes neither ChatML nor Llama 3's format, and this "
+           "build follows no other; ",
            what_to_do);
     }
     format_ = *found;
@@ -48,7 +48,7 @@ ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
   if (open_ < 0 || close_ < 0 || (format_.llama3 && opened_ < 0) ||
       (format_.begins && first_ < 0)) {
     if (has_template)
-      fail(Exit::usage, where, " has a chat template whose special tokens its tokenizer lacks (",
+      fail(Exit::usage, where, ": the tokenizer lacks the special tokens of the chat template (",
            format_.llama3 ? "<|start_header_id|>, <|end_header_id|> and <|eot_id|>"
                           : "<|im_start|> and <|im_end|>",
            "); ", what_to_do);

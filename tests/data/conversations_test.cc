@@ -202,7 +202,7 @@ TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's forma
                     "{% endif %}")}) {
     INFO(other);
     CHECK_THAT(error_of([&] { ChatTemplate(with_template(chatml_tokens(), other), "it", "act"); }),
-               ContainsSubstring("it has a chat template that writes neither ChatML"));
+               ContainsSubstring("it: the tokenizer's chat template writes neither ChatML"));
   }
 }
 

@@ -59,6 +59,11 @@ void resolve_init_from(LoadedConfig& loaded) {
     }
     loaded.source = find_checkpoint(name);
   } catch (const Error& e) {
+    // Of a folder that is there, only the wanted context is a fault of the config.
+    if (const int64_t context = wanted_context(loaded); context > 0 && e.code() == Exit::usage) {
+      fail(Exit::usage, origin_of(loaded, "model.block_size"), ": model.block_size = ", context,
+           " is above the context of ", name, "; leave it out");
+    }
     fail(e.code(), at(), e.what());
   }
 

@@ -777,6 +777,12 @@ TEST_CASE("windows of training may be shorter than the context, which stays", "[
   export_gguf({.run = f / "runs/tune", .out = f / "gguf"});
   CHECK(slurp(f / "gguf/model.gguf").find("context_length") != std::string::npos);
 
+  // Of a folder's weights a shorter context may be taken, and no longer one.
+  const Finished above =
+      tune({"--train.init_from=hf", "--model.block_size=5000", "--train.out_dir=x"});
+  CHECK(above.code == 2);
+  CHECK_THAT(above.err, ContainsSubstring("command line: model.block_size = 5000 is above"));
+
   // A step's work is that of its windows.
   const auto plan = [&](const char* window) {
     const Finished planned = tune({window, "--train.batch_size=1", "--json"}, "plan");
@@ -945,7 +951,8 @@ TEST_CASE("chat templates are written as they came, or as --chat-template has th
         config["chat_template"]);
   const Finished chat = lathe_in(f, {"chat", "list"});
   CHECK(chat.code == 2);
-  CHECK_THAT(chat.err, ContainsSubstring("list has a chat template that writes neither ChatML"));
+  CHECK_THAT(chat.err,
+             ContainsSubstring("list: the tokenizer's chat template writes neither ChatML"));
 
   write_file(folder / "chat_template.jinja", "a\n\n");
   const fs::path file = again("file");
