@@ -82,6 +82,7 @@ std::vector<ChatMessage> written_messages(const ChatFormat& format,
 }
 
 std::optional<ChatFormat> format_of(const TokenizerSettings& settings, const std::string& bos) {
+  if (settings.chat_template.size() > (size_t{1} << 20)) return std::nullopt;
   std::vector<std::string> rendered;
   for (const ChatProbe& probe : chat_probes()) {
     Json messages = Json::array();

@@ -107,8 +107,9 @@ class JinjaRun {
 
  private:
   /// Returns the index of the first of `names` at this depth, from part `at` on.
-  size_t find(size_t at, const std::vector<std::string>& names) const {
+  size_t find(size_t at, const std::vector<std::string>& names) {
     for (int depth = 0; at < parts_.size(); ++at) {
+      scope_.spend();
       const std::string& word = words_[at];
       if (depth == 0 && std::find(names.begin(), names.end(), word) != names.end()) return at;
       if (word == "for" || word == "if") ++depth;
@@ -118,6 +119,7 @@ class JinjaRun {
   }
 
   void run(size_t at, size_t end) {
+    if (++depth_ > 50) throw JinjaError();
     for (; at < end; ++at) {
       scope_.spend();
       const JinjaPart& part = parts_[at];
@@ -133,6 +135,7 @@ class JinjaRun {
       }
       if (out_.size() > (size_t{1} << 20)) throw JinjaError();
     }
+    --depth_;
   }
 
   /// Runs the statement at `at`; returns its last part.
@@ -209,6 +212,7 @@ class JinjaRun {
   std::vector<std::string> words_;  // the first of each statement
   JinjaScope scope_;
   std::string out_;
+  int depth_ = 0;
 };
 
 }  // namespace

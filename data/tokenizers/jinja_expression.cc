@@ -19,7 +19,8 @@ void JinjaScope::set_member(const std::string& name, const std::string& member, 
   for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
     const auto found = level->find(name);
     if (found == level->end()) continue;
-    if (!found->second.is_object()) throw JinjaError();
+    // Members that are structures could double with each statement.
+    if (!found->second.is_object() || value.is_structured()) throw JinjaError();
     found->second[member] = std::move(value);
     return;
   }
@@ -69,6 +70,8 @@ JinjaParser::JinjaParser(const std::string& text) {
       i = end;
     }
   }
+  // Evaluation goes as deep as an expression is long.
+  if (tokens_.size() > 1000) throw JinjaError();
 }
 
 bool JinjaParser::next_is(const std::string& token, size_t ahead) const {
@@ -276,7 +279,10 @@ JinjaExpression JinjaParser::name_or_call() {
   }
   return [members](JinjaScope& s) {
     Json made = Json::object();
-    for (const auto& [key, value] : members) made[key] = value(s);
+    for (const auto& [key, value] : members) {
+      made[key] = value(s);
+      if (made[key].is_structured()) throw JinjaError();
+    }
     return made;
   };
 }

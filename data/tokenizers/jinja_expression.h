@@ -22,7 +22,7 @@ class JinjaScope {
   Json get(const std::string& name) const;
   /// Counts a unit of work. Throws JinjaError at the limit.
   void spend() {
-    if (++spent_ > 100000) throw JinjaError();
+    if (++spent_ > 300000) throw JinjaError();
   }
 
  private:

@@ -18,10 +18,16 @@ std::string trimmed(const std::string& text, bool left, bool right) {
   return end <= begin ? "" : text.substr(begin, end - begin);
 }
 
+/// Joins two texts. A template must not double a text until memory is full.
+std::string joined(const std::string& a, const std::string& b) {
+  if (a.size() + b.size() > (size_t{1} << 20)) throw JinjaError();
+  return a + b;
+}
+
 Json add(const Json& a, const Json& b) {
-  if (a.is_string() && b.is_string()) return a.get<std::string>() + b.get<std::string>();
+  if (a.is_string() && b.is_string()) return joined(a.get<std::string>(), b.get<std::string>());
   if (a.is_number_integer() && b.is_number_integer()) return a.get<int32_t>() + b.get<int32_t>();
-  if (!a.is_array() || !b.is_array()) throw JinjaError();
+  if (!a.is_array() || !b.is_array() || a.size() + b.size() > 1000) throw JinjaError();
   Json made = a;
   for (const Json& one : b) made.push_back(one);
   return made;
@@ -95,7 +101,7 @@ Json operation(const std::string& mark, const Json& a, const Json& b) {
   if (mark == "in") return contains(b, a);
   if (mark == "not in") return !contains(b, a);
   if (mark == "+") return add(a, b);
-  if (mark == "~") return text(a) + text(b);
+  if (mark == "~") return joined(text(a), text(b));
   if (!a.is_number_integer() || !b.is_number_integer()) throw JinjaError();
   const int64_t x = a.get<int32_t>(), y = b.get<int32_t>();
   if (mark == "-") return x - y;

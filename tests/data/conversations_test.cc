@@ -322,19 +322,34 @@ TEST_CASE("the Jinja of chat templates", "[conversations]") {
       {"{% if yes %}", none},
       {"{% endfor %}", none},
       {"{{ raise_exception('x') }}", none},
-      {"{{ " + std::string(1000, '(') + " }}", none},
-      {"{% for a in messages %}{% for b in messages %}{% for c in messages %}{% for d in messages "
-       "%}"
-       "{% for e in messages %}{% for f in messages %}{% for g in messages %}{% for h in messages "
-       "%}"
-       "{% for i in messages %}{% for j in messages %}{% for k in messages %}{{ k.role }}"
-       "{% endfor %}{% endfor %}{% endfor %}{% endfor %}{% endfor %}{% endfor %}{% endfor %}"
-       "{% endfor %}{% endfor %}{% endfor %}{% endfor %}",
-       none}};
+      {"{{ " + std::string(1000, '(') + " }}", none}};
   for (const auto& [text, wanted] : table) {
     INFO(text);
     CHECK(render_jinja(text, variables) == wanted);
   }
+
+  // A template of a folder may be hostile: neither depth, time nor memory grows without limit.
+  const auto repeated = [](const std::string& text, int n) {
+    std::string all;
+    for (int i = 0; i < n; ++i) all += text;
+    return all;
+  };
+  for (const std::string& text :
+       {"{{ 1" + repeated(" + 1", 100000) + " }}", "{{ yes" + repeated(".a", 100000) + " }}",
+        "{{ " + repeated("not ", 100000) + "yes }}",
+        repeated("{% for m in messages %}", 20) + "x" + repeated("{% endfor %}", 20),
+        repeated("{% if yes %}", 100000) + repeated("{% endif %}", 100000),
+        "{% set x = 'abcd' %}" + repeated("{% set x = x + x %}", 60),
+        "{% set x = 'abcd' %}" + repeated("{% set x = x ~ x %}", 60),
+        "{% set x = messages %}" + repeated("{% set x = x + x %}", 60),
+        "{% set n = namespace(a=1) %}" + repeated("{% set n.a = n %}{% set n.b = n %}", 60),
+        "{% set n = 1 %}" + repeated("{% set n = namespace(a=n, b=n) %}", 60),
+        repeated("{% for m in messages %}", 9) + "{% if false %}" + repeated("{{ 1 }}", 10000) +
+            "{% endif %}" + repeated("{% endfor %}", 9)}) {
+    INFO(text.substr(0, 60));
+    CHECK(render_jinja(text, variables) == none);
+  }
+  CHECK(render_jinja("{{ 1" + repeated(" + 1", 100) + " }}", variables) == "101");
 }
 
 TEST_CASE("lines that are no conversations are refused by their number", "[conversations]") {
