@@ -21,6 +21,10 @@ namespace lathe {
 struct DataConfig {
   LATHE_FIELD(std::string, dir, "data/quickstart",
               "folder that `lathe prepare` made, or one with token shards", anything())
+  LATHE_FIELD(int64_t, window, 0,
+              "tokens: of a window of training and evaluation; 0: model.block_size, the model's "
+              "context, which a shorter window does not change",
+              between(0, 1000000).fixed())
   LATHE_FIELD(int64_t, workers, 1, "threads that prepare batches; 0: the training thread does",
               between(0, 64))
   LATHE_FIELD(int64_t, prefetch, 2, "micro-batches prepared ahead", between(1, 1000))

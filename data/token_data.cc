@@ -60,8 +60,8 @@ std::unique_ptr<EvaluationBatches> TokenData::evaluation(const BatchSizes& sizes
 void TokenData::check_windows(const BatchSizes& sizes) const {
   if (train_size() <= sizes.block_size) {
     fail(Exit::data, folder_.string(), " has ", train_size(),
-         " training tokens, too few for windows of model.block_size = ", sizes.block_size,
-         " and one; use more text or a shorter context");
+         " training tokens, too few for windows of ", sizes.block_size,
+         " tokens and one; use more text or a shorter data.window");
   }
   if (windows_.document_end.value_or(-1) >= sizes.vocab_size) {
     fail(Exit::usage, "data.document_end = ", *windows_.document_end,

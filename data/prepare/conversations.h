@@ -1,6 +1,8 @@
 // Instruction data: conversations in JSON Lines, of which only the answers are learned. No LibTorch
 // header.
 //   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}, ...]}
+//   {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", ...}, ...]}  (ShareGPT)
+//   {"instruction": "...", "input": "...", "output": "..."}                            (Alpaca)
 //   {"prompt": "...", "completion": "..."}
 #pragma once
 
@@ -19,8 +21,8 @@ struct Conversation {
 };
 
 /// Calls f with the conversation of each line of a part, in order. The messages are in the field
-/// `source.field`. Throws Exit::data with file and line for a line that is not a conversation or
-/// has no answer.
+/// `source.field`, or in "conversations". Throws Exit::data with file and line for a line that is
+/// not a conversation or has no answer.
 void each_conversation(const Part& part, const DocumentSource& source,
                        const std::function<void(const Conversation&)>& f);
 

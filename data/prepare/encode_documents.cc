@@ -34,7 +34,8 @@ class Writer {
   }
   void conversation(const Conversation& c, const std::string& where) {
     if (c.is_chat) {
-      if (!chat_) chat_.emplace(tokenizer_, where, "give one that has as --tokenizer");
+      if (!chat_)
+        chat_.emplace(tokenizer_, where, "give another as --tokenizer, or set --chat-template");
       chat_->append_marked(c.messages, *encoder_, ids_);
       // The end of an answer is learned already; the document's end follows it.
       return end(/*learned=*/false);

@@ -4,7 +4,7 @@
 // In SentencePiece's form a character without a token becomes its bytes (byte_fallback). There is
 // no pre-tokenizer; if no token has a space after another character, a text is still encoded word
 // by word. Only the token that a post-processor adds before a prompt (`BPEDefinition::begin`) is
-// kept. Chat templates of folders are not read; chat_template.h has two.
+// kept. Chat templates are in settings.h and chat_template.h.
 #pragma once
 
 #include <array>
@@ -68,9 +68,9 @@ enum class SpecialText { token, text, refuse };
 /// Returns the id of the special token with this text, or -1.
 int32_t special_id(const BPEDefinition& definition, std::string_view text);
 
-/// Ids of the special tokens that begin and end a text, and that end a chat's turn; -1: none.
+/// Ids of the special tokens that begin and end a text, end a chat's turn, and fill up; -1: none.
 struct TextMarks {
-  int32_t begin = -1, end = -1, turn_end = -1;
+  int32_t begin = -1, end = -1, turn_end = -1, pad = -1;
 };
 /// Returns a tokenizer's TextMarks: the token that its post-processor adds, and tokens with the
 /// usual names. GPT-2's <|endoftext|> both begins and ends texts.

@@ -1,6 +1,7 @@
 #include "data/tokenizers/chat_template.h"
 
 #include "core/error.h"
+#include "core/io/text.h"
 #include "data/tokenizers/mark.h"
 
 namespace lathe {
@@ -16,22 +17,44 @@ int64_t special(const BPE* bpe, const char* text) {
 ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
                            const std::string& what_to_do)
     : bpe_(tokenizer.bpe()) {
-  // ChatML has no token after the role, only a line break.
-  open_ = special(bpe_, "<|im_start|>"), close_ = special(bpe_, "<|im_end|>");
-  if (open_ >= 0 && close_ >= 0) {
-    behind_role_ = behind_message_ = "\n";
-    return;
+  const TokenizerSettings& settings = tokenizer.settings();
+  const bool has_template = !settings.chat_template.empty();
+  const std::string bos =
+      has_template && settings.has_names ? settings.bos_token : "<|begin_of_text|>";
+  const bool is_chatml = special(bpe_, "<|im_start|>") >= 0 && special(bpe_, "<|im_end|>") >= 0;
+  // Without a template the special tokens determine the format.
+  format_ = {.llama3 = !is_chatml, .begins = !is_chatml && special(bpe_, bos.c_str()) >= 0};
+  if (has_template) {
+    const auto found = format_of(settings, bos);
+    if (!found) {
+      fail(Exit::usage, where,
+           ": the tokenizer's chat template writes neither ChatML nor Llama 3's format, and this "
+           "build follows no other; ",
+           what_to_do);
+    }
+    format_ = *found;
   }
 
-  // Otherwise the template is that of Llama 3, or none.
-  open_ = special(bpe_, "<|start_header_id|>"), opened_ = special(bpe_, "<|end_header_id|>");
-  close_ = special(bpe_, "<|eot_id|>"), first_ = special(bpe_, "<|begin_of_text|>");
-  behind_role_ = "\n\n";
-  if (open_ < 0 || opened_ < 0 || close_ < 0) {
+  // ChatML has no token after the role, only a line break.
+  open_ = special(bpe_, format_.llama3 ? "<|start_header_id|>" : "<|im_start|>");
+  close_ = special(bpe_, format_.llama3 ? "<|eot_id|>" : "<|im_end|>");
+  behind_role_ = format_.llama3 ? "\n\n" : "\n";
+  if (format_.llama3)
+    opened_ = special(bpe_, "<|end_header_id|>");
+  else
+    behind_message_ = "\n";
+  if (format_.begins) first_ = special(bpe_, bos.c_str());
+
+  if (open_ < 0 || close_ < 0 || (format_.llama3 && opened_ < 0) ||
+      (format_.begins && first_ < 0)) {
+    if (has_template)
+      fail(Exit::usage, where, ": the tokenizer lacks the special tokens of the chat template (",
+           format_.llama3 ? "<|start_header_id|>, <|end_header_id|> and <|eot_id|>"
+                          : "<|im_start|> and <|im_end|>",
+           "); ", what_to_do);
     fail(Exit::usage, where,
          " has no chat template: its tokenizer has neither the special tokens <|im_start|> and "
-         "<|im_end|> nor "
-         "<|start_header_id|>, <|end_header_id|> and <|eot_id|>; ",
+         "<|im_end|> nor <|start_header_id|>, <|end_header_id|> and <|eot_id|>; ",
          what_to_do);
   }
 }
@@ -52,7 +75,7 @@ std::vector<int64_t> ChatTemplate::ask(const std::vector<ChatMessage>& messages)
   BPE::Encoder encoder(*bpe_);
   std::vector<int32_t> ids;
   if (first_ >= 0) ids.push_back(static_cast<int32_t>(first_));
-  for (const ChatMessage& m : messages) {
+  for (const ChatMessage& m : written_messages(format_, messages)) {
     begin(encoder, ids, m);
     ids.push_back(static_cast<int32_t>(close_));
     encoder.encode(behind_message_, ids, SpecialText::text);
@@ -64,7 +87,7 @@ std::vector<int64_t> ChatTemplate::ask(const std::vector<ChatMessage>& messages)
 void ChatTemplate::append_marked(const std::vector<ChatMessage>& messages, BPE::Encoder& encoder,
                                  std::vector<int32_t>& ids) const {
   if (first_ >= 0) ids.push_back(mark_token(static_cast<int32_t>(first_)));
-  for (const ChatMessage& m : messages) {
+  for (const ChatMessage& m : written_messages(format_, messages)) {
     const bool learned = m.role == "assistant";
     const size_t message = ids.size();
     // An answer is encoded apart from its role, as after the prompt that ask() makes.
@@ -77,6 +100,59 @@ void ChatTemplate::append_marked(const std::vector<ChatMessage>& messages, BPE::
     encoder.encode(behind_message_, ids, SpecialText::text);
     mark_tokens(ids, end);
   }
+}
+
+std::string describe_chat(const Tokenizer& tokenizer) {
+  const bool has_template = !tokenizer.settings().chat_template.empty();
+  try {
+    const ChatFormat format = ChatTemplate(tokenizer, "", "").format();
+    return str(format.llama3 ? "Llama 3's format" : "ChatML",
+               has_template ? "" : ", by the special tokens",
+               format.system
+                   ? ", with the system message \"" + printable_line(*format.system) + "\""
+                   : "");
+  } catch (const Error&) {
+    return has_template ? "a template that is kept for exports; `lathe chat` does not follow it"
+                        : "";
+  }
+}
+
+void set_chat_template(Tokenizer& tokenizer, const std::string& choice) {
+  if (tokenizer.bpe() == nullptr)
+    fail(Exit::usage, "command line: --chat-template is for BPE tokenizers, and this one is ",
+         tokenizer.kind(), "; leave it out");
+  const bool is_known = choice == "chatml" || choice == "llama3";
+  if (!is_known && !fs::is_regular_file(choice))
+    fail(Exit::usage,
+         "command line: --chat-template must be chatml, llama3, or a file with a Jinja template, "
+         "and there is no file ",
+         choice);
+
+  TokenizerSettings s = tokenizer.settings();
+  s.chat_template = choice == "chatml"   ? chatml_template
+                    : choice == "llama3" ? llama3_template
+                                         : read_file(choice, Exit::usage, uint64_t{1} << 20);
+  s.templates.clear();
+  s.template_file = false;
+  if (!is_utf8(s.chat_template)) fail(Exit::usage, choice, " is not UTF-8");
+
+  // The names that exports had without a tokenizer_config.json.
+  const auto& tokens = tokenizer.bpe()->definition().tokens;
+  const auto name = [&](int32_t id) { return id < 0 ? "" : tokens[static_cast<size_t>(id)]; };
+  if (!s.has_names) {
+    const TextMarks marks = tokenizer.marks();
+    s.bos_token = choice == "llama3" ? "<|begin_of_text|>" : name(marks.begin);
+    s.eos_token = name(marks.end);
+    s.has_names = true;
+  }
+  const bool is_followed = format_of(s, s.bos_token).has_value();
+  tokenizer.set_settings(s);
+  if (!is_followed) return;
+
+  const ChatTemplate chat(tokenizer, "command line: --chat-template: " + choice,
+                          "give a tokenizer with them");
+  s.eos_token = name(static_cast<int32_t>(chat.end()));
+  tokenizer.set_settings(s);
 }
 
 }  // namespace lathe

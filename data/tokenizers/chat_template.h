@@ -1,27 +1,22 @@
-// Conversations as ids, in the templates of chat models, which are recognized by the special tokens
-// of their tokenizers. No LibTorch header.
+// Conversations as ids, in the templates of chat models: the one that came with the tokenizer, or
+// else that of its special tokens. No LibTorch header.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "data/tokenizers/chat_format.h"
 #include "data/tokenizers/tokenizer.h"
 
 namespace lathe {
 
-struct ChatMessage {
-  std::string role, text;  ///< "system", "user" or "assistant"
-};
-
-/// The format in which a tokenizer's model writes conversations.
-///   ChatML:  <|im_start|>ROLE\nTEXT<|im_end|>\n                          (Qwen, SmolLM)
-///   Llama 3: <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>  behind <|begin_of_text|>
-/// Texts of messages are ordinary text, even where they look like a special token.
+/// The format in which a tokenizer's model writes conversations, ChatML or Llama 3's. Texts of
+/// messages are ordinary text, even where they look like a special token.
 class ChatTemplate {
  public:
-  /// Throws Exit::usage where the tokenizer has the special tokens of neither template; `where`
-  /// begins the sentence, and what to do ends it.
+  /// Throws Exit::usage where the tokenizer's chat template writes neither format, or it has the
+  /// special tokens of neither; `where` begins the sentence, and what to do ends it.
   ChatTemplate(const Tokenizer& tokenizer, const std::string& where, const std::string& what_to_do);
 
   /// Returns the ids of the messages and of the beginning of an answer by the assistant.
@@ -30,6 +25,7 @@ class ChatTemplate {
   /// learned; all other ids have token_mark.
   void append_marked(const std::vector<ChatMessage>& messages, BPE::Encoder& encoder,
                      std::vector<int32_t>& ids) const;
+  const ChatFormat& format() const { return format_; }
   /// Returns the token that ends an answer.
   int64_t end() const { return close_; }
 
@@ -38,8 +34,16 @@ class ChatTemplate {
   void begin(BPE::Encoder& encoder, std::vector<int32_t>& ids, const ChatMessage& message) const;
 
   const BPE* bpe_;
-  int64_t first_ = -1, open_ = -1, opened_ = -1, close_ = -1;  // -1: the template has none
+  ChatFormat format_;
+  int64_t first_ = -1, open_ = -1, opened_ = -1, close_ = -1;  // -1: the format has none
   std::string behind_role_, behind_message_;
 };
+
+/// Returns a tokenizer's chat template in words; empty: it has none.
+std::string describe_chat(const Tokenizer& tokenizer);
+/// Sets a tokenizer's chat template to ChatML ("chatml"), Llama 3's ("llama3") or the Jinja
+/// template in a file. The token that ends its answers becomes the one that ends texts. Throws
+/// Exit::usage where the tokenizer lacks its special tokens, or there is no such file.
+void set_chat_template(Tokenizer& tokenizer, const std::string& choice);
 
 }  // namespace lathe

@@ -52,6 +52,7 @@ Tokenizer Tokenizer::bpe(const fs::path& path) {
   Tokenizer t;
   t.kind_ = "bpe";
   t.bpe_ = std::make_shared<const BPE>(read_bpe(path), path.string());
+  if (fs::is_directory(path)) t.settings_ = read_settings(path);
   return t;
 }
 
@@ -62,6 +63,7 @@ Tokenizer Tokenizer::from_json(const Json& json, const char* kind_key, const std
     t.kind_ = kind;
     t.bpe_ = std::make_shared<const BPE>(
         bpe_from_json(json_get<Json>(json, "bpe", where, Exit::data), where), where);
+    t.settings_ = settings_from_json(json, where);
     return t;
   }
 
@@ -78,7 +80,9 @@ Tokenizer Tokenizer::from_json(const Json& json, const char* kind_key, const std
 void Tokenizer::add_to_json(Json& json, const char* kind_key) const {
   json[kind_key] = kind_;
   if (kind_ == "char") json["vocabulary"] = vocabulary_;
-  if (bpe_) json["bpe"] = bpe_to_json(bpe_->definition());
+  if (!bpe_) return;
+  json["bpe"] = bpe_to_json(bpe_->definition());
+  add_settings(json, settings_);
 }
 
 int32_t Tokenizer::document_end() const {
@@ -91,8 +95,18 @@ int32_t Tokenizer::document_end() const {
 
 bool Tokenizer::ends_text(int64_t id) const {
   if (!bpe_ || id < 0) return false;
-  const TextMarks marks = boundary_tokens(bpe_->definition());
-  return id == marks.end || id == marks.turn_end;
+  const TextMarks usual = boundary_tokens(bpe_->definition());
+  return id == usual.end || id == usual.turn_end || id == marks().end;
+}
+
+TextMarks Tokenizer::marks() const {
+  if (!bpe_) return {};
+  TextMarks marks = boundary_tokens(bpe_->definition());
+  if (!settings_.has_names) return marks;
+  const auto id = [&](const std::string& name) { return name.empty() ? -1 : bpe_->id_of(name); };
+  marks.begin = id(settings_.bos_token), marks.end = id(settings_.eos_token);
+  marks.pad = id(settings_.pad_token);
+  return marks;
 }
 
 bool Tokenizer::operator==(const Tokenizer& other) const {

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/io/json.h"
 #include "data/tokenizers/bpe.h"
+#include "data/tokenizers/settings.h"
 
 namespace lathe {
 
@@ -27,7 +28,7 @@ class Tokenizer {
   /// Returns "byte", or "char" with its vocabulary. Throws Exit::data for another kind or a
   /// repeated character.
   static Tokenizer from(const std::string& kind, const std::vector<std::string>& vocabulary);
-  /// Returns a BPE read from files (read_bpe).
+  /// Returns a BPE read from files (read_bpe), with the settings of a folder.
   static Tokenizer bpe(const fs::path& path);
   /// Reads what add_to_json wrote into an object; the field `kind_key` is its kind. Throws
   /// Exit::data, beginning with `where`.
@@ -50,6 +51,12 @@ class Tokenizer {
   /// Returns whether a generated text ends with this token, the end of a document or of a chat's
   /// turn.
   bool ends_text(int64_t id) const;
+  /// Returns the tokens that begin and end a text: those that the settings name, or else the usual
+  /// ones. All are -1 for other kinds than BPE.
+  TextMarks marks() const;
+  /// Returns what came with the tokenizer; it changes no id.
+  const TokenizerSettings& settings() const { return settings_; }
+  void set_settings(TokenizerSettings settings) { settings_ = std::move(settings); }
   /// Returns whether both give every text the same ids.
   bool operator==(const Tokenizer& other) const;
 
@@ -66,6 +73,7 @@ class Tokenizer {
   std::vector<std::string> vocabulary_;
   std::unordered_map<std::string, int64_t> ids_;
   std::shared_ptr<const BPE> bpe_;
+  TokenizerSettings settings_;
 };
 
 }  // namespace lathe

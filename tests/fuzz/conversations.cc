@@ -9,6 +9,9 @@ std::vector<std::string> seeds() {
       "\"content\": \"b\"}]}\n",
       "\x03{\"prompt\": \"a\\u0041\", \"completion\": \"b\"}\n\n{\"prompt\": \"\", \"completion\": "
       "\"c\"}",
+      "\x02{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"gpt\", "
+      "\"value\": \"b\"}], \"system\": \"c\"}\n{\"instruction\": \"a\", \"input\": \"b\", "
+      "\"output\": \"c\"}",
       "\x01{\"chat\": [{\"role\": \"system\", \"content\": \"\"}, {\"role\": \"assistant\", "
       "\"content\": \"b\"}]}"};
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 #include "core/error.h"
@@ -37,27 +38,31 @@ const char* new_name(const std::string& key) {
   return nullptr;
 }
 
-/// Sets a key of the config's kind. A key of another kind is refused by the names of both.
-void set(LoadedConfig& loaded, const std::string& key, const ConfigValue& value,
-         const std::string& where) {
+/// Returns whether the weights, and with them the keys of [model], come from a run or folder.
+bool has_source(const RunConfig& config) {
+  const auto& adapters = config.transforms.at("adapters");
+  const std::string* base = adapters.find<std::string>("base");
+  return !config.train.init_from.empty() || (base != nullptr && !base->empty());
+}
+
+/// Sets a key of the config's kind. A key of another kind is refused by the names of both, unless
+/// the kind will be that of a source: adopt_model() compares it.
+void set(LoadedConfig& loaded, const GivenKey& given) {
+  const auto& [key, value, is_text, where] = given;
   const std::string& kind = loaded.config.model.kind;
   if (const char* name = new_name(key))
     fail(Exit::usage, where, ": ", key, " is called ", name, " now; write that");
-  if (loaded.config.schema().find(key) == nullptr) {
+
+  const Field* field = loaded.config.schema().find(key);
+  if (field == nullptr) {
     for (const ModelKind& other : model_kinds()) {
       if (RunConfig::schema(other.name).find(key) == nullptr) continue;
+      if (has_source(loaded.config) && !loaded.origins.contains("model.kind")) return;
       fail(Exit::usage, where, ": ", key, " is a key of model.kind = \"", other.name,
            "\", and this model's is \"", kind, "\"; leave it out or change the kind");
     }
   }
-  loaded.config.schema().set(&loaded.config, key, value, where);
-}
-
-/// As set(), from what was typed.
-void set_text(LoadedConfig& loaded, const std::string& key, const std::string& text,
-              const std::string& where) {
-  const Field* field = loaded.config.schema().find(key);
-  set(loaded, key, field != nullptr ? read_value(text, field->initial) : ConfigValue(text), where);
+  loaded.config.schema().set(&loaded.config, key, given.read_as(field), where);
 }
 
 /// Makes the config that of a kind of model, its own keys at their defaults.
@@ -252,11 +257,14 @@ void check(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const auto at = [&](const char* key) { return origin_of(loaded, key); };
   const ModelKind& kind = *find_model_kind(c.model.kind);
-  if (const auto fault = kind.check(c.model.own)) {
+  // The keys of a source replace those of [model], which alone may contradict each other.
+  if (const auto fault = has_source(c) ? std::nullopt : kind.check(c.model.own)) {
     std::vector<std::string> keys;
     for (const auto& key : fault->keys) keys.push_back("model." + key);
     fail(Exit::usage, last_origin(loaded, keys), ": ", fault->what);
   }
+  if (const auto fault = has_source(c) ? std::nullopt : check_window(c))
+    fail(Exit::usage, last_origin(loaded, fault->keys), ": ", fault->what);
   for (const Transform& t : transforms()) {
     if (!t.check) continue;
     if (const auto fault = t.check(c))
@@ -280,13 +288,13 @@ void check(const LoadedConfig& loaded) {
          " is above optim.lr = ", c.optim.lr);
   }
   if (c.train.steps > std::numeric_limits<int64_t>::max() / 2 / units_of_step(c)) {
-    const int64_t block_size = batch_sizes(c).block_size;
+    const int64_t window = batch_sizes(c).block_size;
     fail(Exit::usage, at("train.steps"), ": train.steps = ", c.train.steps,
          " times train.grad_accum = ", c.train.grad_accum,
-         block_size > 0 ? str(", train.batch_size = ", c.train.batch_size,
-                              " and model.block_size = ", block_size)
-                        : str(" and train.batch_size = ", c.train.batch_size),
-         " are more ", block_size > 0 ? "tokens" : "samples",
+         window > 0 ? str(", train.batch_size = ", c.train.batch_size, " and ", window_key(c),
+                          " = ", window)
+                    : str(" and train.batch_size = ", c.train.batch_size),
+         " are more ", window > 0 ? "tokens" : "samples",
          " than can be counted; lower train.steps");
   }
   if (c.train.early_stop > 0 && c.train.eval_interval == 0) {
@@ -391,11 +399,30 @@ std::string config_reference() {
 }
 
 BatchSizes batch_sizes(const RunConfig& c) {
-  const auto size = [&](const char* key) {
-    const int64_t* found = c.model.own.find<int64_t>(key);
-    return found != nullptr ? *found : 0;
-  };
-  return {c.train.batch_size, size("block_size"), size("vocab_size")};
+  const int64_t* vocab_size = c.model.own.find<int64_t>("vocab_size");
+  return {c.train.batch_size, c.data.window > 0 ? c.data.window : model_context(c),
+          vocab_size != nullptr ? *vocab_size : 0};
+}
+
+int64_t model_context(const RunConfig& c) {
+  const int64_t* found = c.model.own.find<int64_t>("block_size");
+  return found != nullptr ? *found : 0;
+}
+
+const char* window_key(const RunConfig& c) {
+  return c.data.window > 0 ? "data.window" : "model.block_size";
+}
+
+std::optional<ConfigFault> check_window(const RunConfig& c) {
+  const int64_t window = c.data.window, context = model_context(c);
+  if (window == 0 || window <= context) return std::nullopt;
+  if (context == 0)
+    return ConfigFault{{"data.window"},
+                       str("data.window has no effect on model.kind = \"", c.model.kind,
+                           "\", which has no context; leave it out")};
+  return ConfigFault{{"data.window", "model.block_size"},
+                     str("data.window = ", window, " is above model.block_size = ", context,
+                         ", the model's context; lower it")};
 }
 
 int64_t units_of_micro_batch(const RunConfig& c) {
@@ -409,29 +436,6 @@ int64_t units_of_step(const RunConfig& c) {
 std::string origin_of(const LoadedConfig& loaded, const std::string& key) {
   const auto found = loaded.origins.find(key);
   return found == loaded.origins.end() ? "defaults" : found->second;
-}
-
-void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& named_by) {
-  RunConfig& c = loaded.config;
-  const auto refuse = [&](const std::string& key, const ConfigValue& ours,
-                          const ConfigValue& theirs) {
-    fail(Exit::usage, origin_of(loaded, key), ": ", key, " = ", toml_text(ours), ", but ", named_by,
-         " has ", toml_text(theirs), "; leave it out");
-  };
-  if (c.model.kind != from.kind) {
-    if (loaded.origins.contains("model.kind")) refuse("model.kind", c.model.kind, from.kind);
-    c.model = from;
-    return;
-  }
-  RunConfig other;
-  other.model = from;
-  for (const auto& f : c.schema().fields()) {
-    if (!f.key.starts_with("model.") || f.key == "model.kind" || f.key == "model.dropout") continue;
-    const ConfigValue theirs = other.schema().get(&other, f), ours = c.schema().get(&c, f);
-    const bool from_data = f.key == "model.vocab_size" && ours == ConfigValue(int64_t{0});
-    if (loaded.origins.contains(f.key) && ours != theirs && !from_data) refuse(f.key, ours, theirs);
-    c.schema().set(&c, f.key, theirs, named_by);
-  }
 }
 
 std::vector<std::string> config_warnings(const RunConfig& c) {
@@ -449,35 +453,40 @@ LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
   loaded.path = path;
   check_paths(path);
   check_is_file(path);
-  const auto file = read_toml(path);
-  const auto environment = read_environment();
-  // The kind first, since the other keys depend on it: what was given last counts.
-  for (const auto& entry : file) {
-    if (entry.key == "model.kind") set_kind(loaded.config, entry.value, entry.where);
+
+  std::vector<GivenKey> given;
+  for (const auto& entry : read_toml(path)) {
+    given.push_back({entry.key, entry.value, false, entry.where});
+    loaded.origins[entry.key] = entry.where;
   }
-  for (const auto& [key, name, text] : environment) {
-    if (key == "model.kind") set_kind(loaded.config, text, str("environment: ", name, "=", text));
+  for (const auto& [key, name, text] : read_environment()) {
+    given.push_back({key, text, true, str("environment: ", name, "=", text)});
+    loaded.origins[key] = name;
   }
   for (const auto& [key, text] : overrides) {
-    if (key == "model.kind") set_kind(loaded.config, text, str("command line: --", key, "=", text));
+    given.push_back({key, text, true, str("command line: --", key, "=", text)});
+    loaded.origins[key] = "command line";
   }
+
+  // The kind comes first, since its keys depend on it, and the other sections before [model]: they
+  // determine whether a source gives the model. What was given last counts.
+  for (const GivenKey& g : given) {
+    if (g.key == "model.kind") set_kind(loaded.config, g.value, g.where);
+  }
+  const auto is_of_model = [](const GivenKey& g) { return g.key.starts_with("model."); };
+  std::ranges::stable_partition(given, std::not_fn(is_of_model));
+
   // Each key is checked before the first error is reported, so that one call lists them all.
   std::string errors;
-  const auto take = [&](const std::string& key, const std::string& origin, const auto& set_it) {
+  for (const GivenKey& g : given) {
+    if (g.key == "model.kind") continue;
     try {
-      if (key != "model.kind") set_it();
+      set(loaded, g);
     } catch (const Error& e) {
       errors += (errors.empty() ? "" : "\n") + std::string(e.what());
     }
-    loaded.origins[key] = origin;
-  };
-  for (const auto& entry : file)
-    take(entry.key, entry.where, [&] { set(loaded, entry.key, entry.value, entry.where); });
-  for (const auto& [key, name, text] : environment)
-    take(key, name, [&] { set_text(loaded, key, text, str("environment: ", name, "=", text)); });
-  for (const auto& [key, text] : overrides)
-    take(key, "command line",
-         [&] { set_text(loaded, key, text, str("command line: --", key, "=", text)); });
+    if (is_of_model(g)) loaded.model_keys.push_back(g);
+  }
   if (!errors.empty()) fail(Exit::usage, errors);
 
   if (loaded.config.train.out_dir.empty())
@@ -509,6 +518,7 @@ RunConfig config_from_toml(const std::string& text, const std::string& where) {
     if (fault) fail(Exit::checkpoint, where, ": ", fault->what);
   };
   refuse(find_model_kind(config.model.kind)->check(config.model.own));
+  refuse(check_window(config));
   for (const Transform& t : transforms()) {
     if (t.check) refuse(t.check(config));
   }

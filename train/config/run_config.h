@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -193,6 +194,16 @@ std::vector<std::string> renamed_keys();
 /// The reference page of all keys, Markdown.
 std::string config_reference();
 
+/// A key that was given, and where.
+struct GivenKey {
+  std::string key;
+  ConfigValue value;
+  bool is_text;  ///< of the environment or the command line, whose type depends on the field
+  std::string where;
+  /// Returns the value for a field; null: as it was given.
+  ConfigValue read_as(const Field* field) const;
+};
+
 /// A config and where each value that is not a default came from.
 struct LoadedConfig {
   RunConfig config;
@@ -203,10 +214,18 @@ struct LoadedConfig {
   /// The checkpoint or Hugging Face folder that train.init_from stands for, once resolve_init_from
   /// has found it: where the run begins with it.
   std::filesystem::path source{};
+  std::vector<GivenKey> model_keys{};  ///< keys of [model] that were given, but for the kind
 };
 
-/// How large a micro-batch is; sizes that the model's kind does not have are 0.
+/// Returns the size of a micro-batch, whose windows are data.window or the model's context. Sizes
+/// that the model's kind does not have are 0.
 BatchSizes batch_sizes(const RunConfig& config);
+/// Returns the tokens that a model can see, model.block_size; 0 for kinds without it.
+int64_t model_context(const RunConfig& config);
+/// Returns the key that the length of a window comes from.
+const char* window_key(const RunConfig& config);
+/// Returns what is wrong with data.window for the config's model.
+std::optional<ConfigFault> check_window(const RunConfig& config);
 /// Tokens, or samples of a model that has none, of a micro-batch and of an optimizer step: its
 /// targets, which the sum of its losses is divided by.
 int64_t units_of_micro_batch(const RunConfig& config);
@@ -216,9 +235,9 @@ int64_t units_of_step(const RunConfig& config);
 /// Where a key's value came from; "defaults" where nothing set it.
 std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 
-/// Takes [model], but for dropout, from what `key` names. Exit::usage where a key was given
-/// otherwise.
-void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& key);
+/// Takes [model], but for dropout, from the source that `named_by` names. Throws Exit::usage, with
+/// the place, for a key that was given and has another value there, or that its kind lacks.
+void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& named_by);
 
 /// Returns a sentence for each pair of keys that are allowed together but hardly meant so.
 std::vector<std::string> config_warnings(const RunConfig& config);

@@ -78,14 +78,23 @@ void ConfigKeys::pass(std::initializer_list<const char*> keys) {
   taken_.insert(keys.begin(), keys.end());
 }
 
+void ConfigKeys::ignore(const std::string& key) {
+  if (!json_.contains(key))
+    fail(Exit::usage, "command line: --ignore-key ", key, ": ", where_, " has no such key");
+  if (!taken_.insert(key).second)
+    fail(Exit::usage, "command line: --ignore-key ", key, ": this build knows the key, so ", where_,
+         " is followed; leave it out");
+}
+
 void ConfigKeys::finish() const {
   for (const auto& [key, value] : json_.items()) {
     const bool nothing = value.is_null() || value == false ||
                          ((value.is_structured() || value.is_string()) && value.empty());
-    if (!nothing && !taken_.contains(key))
+    if (!nothing && !taken_.contains(key) && !key.starts_with('_'))
       refuse(key,
-             "this build does not know whether that changes what the model computes; take the key "
-             "out if not");
+             "this build does not know whether that changes what the model computes; if not, take "
+             "the key out or import the folder with --ignore-key " +
+                 key);
   }
 }
 

@@ -36,7 +36,11 @@ class ConfigKeys {
   void only(const std::string& key, const std::vector<Json>& allowed);
   /// Passes over keys that do not change what the model computes.
   void pass(std::initializer_list<const char*> keys);
-  /// Throws for keys that were neither read nor passed over, unless they are null, false or empty.
+  /// Passes over a key because the user asks for it. Throws Exit::usage where there is no such key,
+  /// or it was read.
+  void ignore(const std::string& key);
+  /// Throws for keys that were neither read nor passed over, unless they are null, false or empty,
+  /// or begin with an underscore, as notes of transformers do.
   void finish() const;
   /// Throws "WHERE: KEY = VALUE, and WHAT".
   [[noreturn]] void refuse(const std::string& key, const std::string& what) const;

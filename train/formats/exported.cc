@@ -9,6 +9,7 @@
 
 #include "core/dtype.h"
 #include "core/mode.h"
+#include "data/tokenizers/chat_template.h"
 #include "train/transforms/adapters.h"
 
 namespace lathe {
@@ -49,6 +50,13 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
   const fs::path checkpoint = find_checkpoint(o.run, o.checkpoint);
   state = read_state(checkpoint);
   config = saved_config(state, checkpoint);
+
+  if (!o.chat_template.empty()) {
+    if (!state.tokenizer)
+      fail(Exit::usage, "command line: --chat-template: ", o.run.string(),
+           " has no tokenizer; leave it out");
+    set_chat_template(*state.tokenizer, o.chat_template);
+  }
 
   if (adapters_of(config).rank > 0)
     fail(Exit::usage, o.run.string(),

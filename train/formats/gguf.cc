@@ -44,7 +44,8 @@ std::vector<float> scores_of(const BPEDefinition& d, size_t tokens) {
   return scores;
 }
 
-void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& metadata) {
+void add_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMetadata& metadata) {
+  const BPEDefinition& d = tokenizer.bpe()->definition();
   // The values of llama.cpp's token types.
   enum : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
 
@@ -86,12 +87,16 @@ void add_tokenizer(const BPEDefinition& d, int64_t vocab_size, GGUFMetadata& met
     metadata.emplace_back("tokenizer.ggml.merges", merges);
   }
 
-  const TextMarks marks = boundary_tokens(d);
-  for (const auto& [key, id] :
-       {std::pair("bos", marks.begin), {"eos", marks.end}, {"eot", marks.turn_end}})
+  const TextMarks marks = tokenizer.marks();
+  for (const auto& [key, id] : {std::pair("bos", marks.begin),
+                                {"eos", marks.end},
+                                {"eot", marks.turn_end},
+                                {"padding", marks.pad}})
     if (id >= 0)
       metadata.emplace_back(str("tokenizer.ggml.", key, "_token_id"), static_cast<uint32_t>(id));
   metadata.emplace_back("tokenizer.ggml.add_bos_token", d.begin >= 0);
+  if (!tokenizer.settings().chat_template.empty())
+    metadata.emplace_back("tokenizer.chat_template", tokenizer.settings().chat_template);
 }
 
 /// Converts rows of heads from halves to pairs: in each head, row i of the first half is followed
@@ -122,8 +127,7 @@ void export_gguf(const ExportOptions& o) {
     metadata.emplace_back(arch + "." + key, std::move(value));
 
   if (m.state.tokenizer && m.state.tokenizer->bpe() != nullptr) {
-    add_tokenizer(m.state.tokenizer->bpe()->definition(), value_of<int64_t>(own, "vocab_size"),
-                  metadata);
+    add_tokenizer(*m.state.tokenizer, value_of<int64_t>(own, "vocab_size"), metadata);
   } else {
     metadata.emplace_back("tokenizer.ggml.model", std::string("none"));
     log_warn("no tokenizer is written: the run's is ",

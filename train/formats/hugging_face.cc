@@ -13,6 +13,7 @@
 #include "core/io/log.h"
 #include "core/kernels/isa.h"
 #include "core/mode.h"
+#include "data/tokenizers/chat_template.h"
 #include "train/formats/exported.h"
 #include "train/store/run_folder.h"
 
@@ -22,7 +23,8 @@ namespace {
 constexpr uint64_t most_config = uint64_t{16} << 20;
 
 /// Returns the family and the [model] of a config.json.
-std::pair<const Family*, ModelConfig> read_config(const fs::path& folder, int64_t block_size) {
+std::pair<const Family*, ModelConfig> read_config(const fs::path& folder, int64_t block_size,
+                                                  const std::vector<std::string>& ignored) {
   const std::string where = (folder / "config.json").string();
   if (!fs::is_directory(folder))
     fail(Exit::usage, folder.string(), " is no folder; give one with a config.json");
@@ -34,6 +36,7 @@ std::pair<const Family*, ModelConfig> read_config(const fs::path& folder, int64_
   ConfigKeys keys(std::move(json), where);
   pass_common_keys(keys);
   const ModelKeys values = family.read(keys, block_size);
+  for (const std::string& key : ignored) keys.ignore(key);
   // Keys that nobody read may change what the model computes, so this refuses them.
   keys.finish();
 
@@ -88,9 +91,10 @@ std::string without(const std::string& name, const std::string& prefix) {
 
 }  // namespace
 
-HuggingFaceFolder::HuggingFaceFolder(const fs::path& folder, int64_t block_size)
+HuggingFaceFolder::HuggingFaceFolder(const fs::path& folder, int64_t block_size,
+                                     const std::vector<std::string>& ignored)
     : folder_(folder), files_([&] {
-        std::tie(family_, model_) = read_config(folder, block_size);
+        std::tie(family_, model_) = read_config(folder, block_size, ignored);
         return TensorFiles(folder);
       }()) {
   const MetaInit guard;
@@ -183,8 +187,10 @@ Tokenizer HuggingFaceFolder::tokenizer() const {
 }
 
 fs::path import_hugging_face(const ImportOptions& o) {
-  const HuggingFaceFolder folder(o.folder, o.block_size);
+  const HuggingFaceFolder folder(o.folder, o.block_size, o.ignored_keys);
   RunState state;
+  state.imported_from = o.folder.string();
+  state.ignored_keys = o.ignored_keys;
   if (o.tokenizer == "auto") {
     try {
       state.tokenizer = folder.tokenizer();
@@ -195,6 +201,17 @@ fs::path import_hugging_face(const ImportOptions& o) {
   } else if (o.tokenizer != "none") {
     state.tokenizer = Tokenizer::bpe(o.tokenizer);
     check_vocabulary(*state.tokenizer, o.tokenizer, folder.model());
+    // The weights come with their own settings, whatever file has the tokenizer.
+    TokenizerSettings settings = read_settings(o.folder);
+    settings.fill_from(state.tokenizer->settings());
+    state.tokenizer->set_settings(std::move(settings));
+  }
+  if (!o.chat_template.empty()) {
+    if (!state.tokenizer)
+      fail(Exit::usage,
+           "command line: --chat-template has no effect with --tokenizer none; leave one of them "
+           "out");
+    set_chat_template(*state.tokenizer, o.chat_template);
   }
 
   RunConfig config;
@@ -230,9 +247,10 @@ fs::path import_hugging_face(const ImportOptions& o) {
 
 namespace {
 
-/// Writes tokenizer.json and tokenizer_config.json, and also vocab.json and merges.txt where these
-/// can express the tokenizer.
-void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& config) {
+/// Writes tokenizer.json, tokenizer_config.json and the other settings, and also vocab.json and
+/// merges.txt where these can express the tokenizer.
+void write_tokenizer(const Tokenizer& tokenizer, const fs::path& folder, Json& config) {
+  const BPEDefinition& d = tokenizer.bpe()->definition();
   const Json whole = bpe_to_json(d);
   write_file_durably(folder / "tokenizer.json", json_text(whole, 1) + "\n");
   Json settings{
@@ -241,8 +259,9 @@ void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& confi
       {"model_max_length",
        config.contains("n_positions") ? config["n_positions"] : config["max_position_embeddings"]}};
 
-  const TextMarks marks = boundary_tokens(d);
-  for (const auto& [key, id] : {std::pair("bos_token", marks.begin), {"eos_token", marks.end}}) {
+  const TextMarks marks = tokenizer.marks();
+  for (const auto& [key, id] :
+       {std::pair("bos_token", marks.begin), {"eos_token", marks.end}, {"pad_token", marks.pad}}) {
     if (id < 0) continue;
     settings[key] = d.tokens[static_cast<size_t>(id)];
     // The caller writes config.json after this.
@@ -250,6 +269,7 @@ void write_tokenizer(const BPEDefinition& d, const fs::path& folder, Json& confi
   }
   if (std::ranges::find(d.special, "<unk>", &SpecialToken::text) != d.special.end())
     settings["unk_token"] = "<unk>";
+  write_settings(tokenizer.settings(), folder, settings);
   write_file_durably(folder / "tokenizer_config.json", json_text(settings, 1) + "\n");
 
   // vocab.json and merges.txt imply GPT-2's pattern and nothing else.
@@ -288,7 +308,7 @@ void export_hugging_face(const ExportOptions& o) {
 
   if (m.state.tokenizer && m.state.tokenizer->bpe() != nullptr) {
     const BPEDefinition& tokenizer = m.state.tokenizer->bpe()->definition();
-    write_tokenizer(tokenizer, out.path(), head);
+    write_tokenizer(*m.state.tokenizer, out.path(), head);
     if (m.family->model_type == "qwen2" &&
         tokenizer.patterns != std::vector<std::string>{qwen2_pattern}) {
       log_warn(

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "train/formats/family.h"
 #include "train/formats/tensor_files.h"
@@ -16,8 +17,9 @@ namespace lathe {
 class HuggingFaceFolder {
  public:
   /// `block_size`: the context to use, 0 for all that the model was made for. Throws Exit::usage
-  /// where the model was made for less.
-  explicit HuggingFaceFolder(const fs::path& folder, int64_t block_size = 0);
+  /// where the model was made for less. `ignored`: keys of config.json that nothing depends on.
+  explicit HuggingFaceFolder(const fs::path& folder, int64_t block_size = 0,
+                             const std::vector<std::string>& ignored = {});
 
   const Family& family() const { return *family_; }
   /// Returns [model].
@@ -52,6 +54,8 @@ struct ImportOptions {
   fs::path folder, out;
   int64_t block_size = 0;          ///< as in HuggingFaceFolder
   std::string tokenizer = "auto";  ///< auto: the folder's; none; or the path of one
+  std::string chat_template{};     ///< as set_chat_template() takes it; empty: the folder's
+  std::vector<std::string> ignored_keys{};  ///< of config.json; the run's record has them
   StopAsked stop{};  ///< called after each tensor; true ends the import with Exit::stopped
 };
 /// Makes a run from a Hugging Face folder. It has one checkpoint (step 0) with the weights in their
@@ -65,6 +69,7 @@ struct ExportOptions {
   std::string checkpoint = "newest";  ///< as in find_checkpoint
   bool average = false;               ///< write the moving average of the weights (optim.ema_decay)
   std::string dtype{};                ///< of matrices: fp32, bf16, fp16; empty: as saved
+  std::string chat_template{};        ///< as set_chat_template() takes it; empty: the run's
   StopAsked stop{};  ///< called after each tensor; true ends the export with Exit::stopped
 };
 /// Writes a run as a Hugging Face folder, completely or not at all. Throws Exit::usage where its

@@ -8,7 +8,7 @@ namespace {
 
 /// Returns the context that a config asks for, or 0.
 int64_t wanted_context(const LoadedConfig& loaded) {
-  return loaded.origins.contains("model.block_size") ? batch_sizes(loaded.config).block_size : 0;
+  return loaded.origins.contains("model.block_size") ? model_context(loaded.config) : 0;
 }
 
 /// Returns the checkpoint from which a run resumes or branches, and whose weights replace the
@@ -59,6 +59,11 @@ void resolve_init_from(LoadedConfig& loaded) {
     }
     loaded.source = find_checkpoint(name);
   } catch (const Error& e) {
+    // Of a folder that is there, only the wanted context is a fault of the config.
+    if (const int64_t context = wanted_context(loaded); context > 0 && e.code() == Exit::usage) {
+      fail(Exit::usage, origin_of(loaded, "model.block_size"), ": model.block_size = ", context,
+           " is above the context of ", name, "; leave it out");
+    }
     fail(e.code(), at(), e.what());
   }
 
@@ -69,16 +74,19 @@ void resolve_init_from(LoadedConfig& loaded) {
   adopt_model(loaded, from.model, "train.init_from");
 }
 
+std::optional<Tokenizer> source_tokenizer(const LoadedConfig& loaded) {
+  const fs::path& source = loaded.source.empty() ? loaded.base : loaded.source;
+  if (source.empty()) return std::nullopt;
+  if (!is_hugging_face(source)) return read_state(source).tokenizer;
+  if (!fs::exists(source / "tokenizer.json") && !fs::exists(source / "vocab.json"))
+    return std::nullopt;
+  return HuggingFaceFolder(source, wanted_context(loaded)).tokenizer();
+}
+
 void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts) {
   if (loaded.source.empty()) return;
   const RunConfig& c = loaded.config;
-  std::optional<Tokenizer> tokenizer;
-  if (!is_hugging_face(loaded.source)) {
-    tokenizer = read_state(loaded.source).tokenizer;
-  } else if (fs::exists(loaded.source / "tokenizer.json") ||
-             fs::exists(loaded.source / "vocab.json")) {
-    tokenizer = HuggingFaceFolder(loaded.source, wanted_context(loaded)).tokenizer();
-  }
+  const std::optional<Tokenizer> tokenizer = source_tokenizer(loaded);
 
   const std::string remedy =
       str("; prepare it with theirs: lathe prepare TEXT --tokenizer ", c.train.init_from);

@@ -15,6 +15,8 @@ void resolve_init_from(LoadedConfig& loaded);
 /// Throws Exit::data where a run with a source has data with another tokenizer, or with more tokens
 /// than the source's model.
 void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts);
+/// Returns the tokenizer of a run's source or of the base of its adapters, if there is one.
+std::optional<Tokenizer> source_tokenizer(const LoadedConfig& loaded);
 /// Copies the source's weights into a model's tensors, if the run has a source.
 void load_source(const LoadedConfig& loaded, const Model& model);
 

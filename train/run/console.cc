@@ -24,7 +24,8 @@ void log_header(const Session& session, const Data& data, const MfuBaseline& cei
   log_info("model     ", c.model.kind, ", ", count_text(all), " parameters",
            trained < all ? " (" + count_text(trained) + " trained)" : "", sizes);
   log_info("data      ", c.data.dir, ", ", data.train_size(), " training ", unit,
-           data.val_size() > 0 ? str(", ", data.val_size(), " for validation") : "");
+           data.val_size() > 0 ? str(", ", data.val_size(), " for validation") : "",
+           c.data.window > 0 ? str(", windows of ", c.data.window) : "");
   log_info("device    ", device_model(session.device_name),
            session.device.is_cuda()
                ? ""

@@ -10,6 +10,8 @@
 
 #include "core/error.h"
 #include "core/io/text.h"
+#include "train/formats/source.h"
+#include "train/transforms/adapters.h"
 
 namespace lathe {
 namespace {
@@ -33,7 +35,10 @@ std::optional<int64_t> resident(const std::string& path, const Overrides& given,
   all.insert(all.end(), more.begin(), more.end());
 
   try {
-    return dry_step(load_config(path, all)).resident() + program_bytes;
+    LoadedConfig loaded = load_config(path, all);
+    resolve_init_from(loaded);
+    resolve_adapter_base(loaded);
+    return dry_step(loaded).resident() + program_bytes;
   } catch (const Error& e) {
     if (e.code() == Exit::usage) return std::nullopt;
     throw;

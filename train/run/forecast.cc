@@ -201,6 +201,8 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
     for (AnyConfig& own : way) {
       ScaledConfig next{from.loaded, {}};
       next.loaded.config.model.own = std::move(own);
+      int64_t& window = next.loaded.config.data.window;
+      window = std::min(window, model_context(next.loaded.config));
       if (batch_sizes(next.loaded.config).vocab_size < batch_sizes(from.loaded.config).vocab_size)
         next.loaded.config.data.dir.clear();  // its token ids would exceed the vocabulary
 
@@ -338,8 +340,7 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   result.trained = count(s.params);
 
   result.update_flops = s.optimizer.update_flops();
-  result.formula_flops =
-      s.model->flops_per_unit() * static_cast<double>(units_of_micro_batch(s.config));
+  result.formula_flops = flops_per_unit(s) * static_cast<double>(units_of_micro_batch(s.config));
 
   result.checkpoint_bytes =
       checkpoint_bytes(s.params, s.optimizer, save_dtype(loaded.config.checkpoint));

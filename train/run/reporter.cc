@@ -32,7 +32,7 @@ StepReporter::StepReporter(const Session& session, const Data& data, const fs::p
       state_(state),
       metrics_(metrics),
       units_per_step_(static_cast<double>(units_of_step(session.config))),
-      flops_per_unit_(session.model->flops_per_unit()),
+      flops_per_unit_(flops_per_unit(session)),
       ceiling_(session.device_name, static_cast<int>(session.config.train.threads),
                session.compute.dtype),
       line_(session.config.train.steps, state.step, units_per_step_, session.task.unit()),

@@ -9,6 +9,7 @@
 #include "core/io/text.h"
 #include "core/kernels/gemm.h"
 #include "core/memory.h"
+#include "core/mode.h"
 #include "nn/anomaly.h"
 #include "train/config/transform.h"
 #include "train/formats/source.h"
@@ -204,6 +205,20 @@ at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor,
 at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor, StepRandom random,
                            Compute compute) {
   return run_watched(s, batch, divisor, random, compute, {});
+}
+
+double flops_per_unit(const Session& s) {
+  const double flops = s.model->flops_per_unit();
+  const int64_t window = s.config.data.window;
+  if (window == 0) return flops;
+
+  // Formulas have the model's context, so the difference to a shorter one is taken.
+  const MetaInit guard;
+  const ModelKind& kind = *find_model_kind(s.config.model.kind);
+  AnyConfig own = s.config.model.own;
+  const double full = kind.make(own, s.sizes)->flops_per_unit();
+  *own.find<int64_t>("block_size") = window;
+  return flops - full + kind.make(own, s.sizes)->flops_per_unit();
 }
 
 std::string precision_text(const Session& s) {

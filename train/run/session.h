@@ -73,6 +73,10 @@ at::Tensor run_micro_batch(const Session& session, const Batch& batch, double di
 at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor,
                            StepRandom random, Compute compute);
 
+/// Returns the FLOPs of a unit by the model's formula, whose attention is that of the run's
+/// windows.
+double flops_per_unit(const Session& session);
+
 /// What a run computes in, keeps and saves, in one line for the log.
 std::string precision_text(const Session& session);
 

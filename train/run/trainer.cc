@@ -82,7 +82,14 @@ Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoi
   state_.device_model = device_model(session_.device_name);
   state_.config = session_.config.schema().to_toml(&session_.config, /*comments=*/false);
   state_.config_path = project_path(loaded.path);
+  // The data may lack the chat template and the like that came with the weights.
+  const auto known = resume ? state_.tokenizer : source_tokenizer(loaded);
   state_.tokenizer = data_->facts().tokenizer;
+  if (known && state_.tokenizer && *known == *state_.tokenizer) {
+    TokenizerSettings settings = state_.tokenizer->settings();
+    settings.fill_from(known->settings());
+    state_.tokenizer->set_settings(std::move(settings));
+  }
   state_.task = session_.task.name();
   state_.sizes = session_.sizes;
   state_.encoding = kept_encoding(data_->facts());
@@ -363,8 +370,9 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
                             loaded.base.empty() && world().size() == 1;
   const auto needs = can_forecast ? std::optional(resource_needs(loaded, data)) : std::nullopt;
   if (needs && needs->hopeless && !force) {
-    fail(Exit::memory, "the run needs ", needs->text,
-         "; `lathe plan CONFIG --fit` prints how to make it fit, and --force true starts it anyway");
+    fail(
+        Exit::memory, "the run needs ", needs->text,
+        "; `lathe plan CONFIG --fit` prints how to make it fit, and --force true starts it anyway");
   }
 
   Run trained(loaded, std::move(data), resume);

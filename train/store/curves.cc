@@ -202,6 +202,10 @@ RunSummary summarise(const fs::path& run) {
     return found == keys.end() ? 0 : std::atoll(found->second.c_str());
   };
   s.steps = whole("train.steps");
+  // A run that was never trained, and has no data, was imported.
+  const auto data = keys.find("data.dir");
+  const bool is_imported = lines.empty() && data != keys.end() && data->second == "\"\"";
+  if (is_imported) s.steps = 0;
   int64_t saved = 0;
   bool eval_due = false, stalled = false;
   if (const auto all = list_checkpoints(run); !all.empty()) {
@@ -221,6 +225,8 @@ RunSummary summarise(const fs::path& run) {
   const bool moving = s.age_s < 60 && s.step > saved && (s.steps == 0 || s.step < s.steps);
   if (is_locked(run) || (moving && !finished && !diverged))
     s.state = "running";
+  else if (is_imported)
+    s.state = "imported";
   else if (finished)
     s.state = "finished";
   else if (diverged)

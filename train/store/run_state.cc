@@ -83,6 +83,9 @@ Json state_json(const RunState& s) {
   if (!s.branched_from.empty()) json["branched_from"] = s.branched_from;
   if (!s.branched_id.empty()) json["branched_id"] = s.branched_id;
 
+  if (!s.imported_from.empty())
+    json["imported"] = {{"folder", s.imported_from}, {"ignored_keys", s.ignored_keys}};
+
   if (s.val_loss) json["val_loss"] = json_number(*s.val_loss);
   if (s.best_val_loss) json["best_val_loss"] = json_number(*s.best_val_loss);
   if (s.val_step >= 0) json["val_step"] = s.val_step;
@@ -147,6 +150,12 @@ RunState read_state(const fs::path& checkpoint) {
   if (j.contains("branched_from")) s.branched_from = text("branched_from");
   if (j.contains("branched_id")) s.branched_id = text("branched_id");
   if (j.contains("config_path")) s.config_path = text("config_path");
+  if (j.contains("imported")) {
+    const Json& imported = j["imported"];
+    s.imported_from = json_get<std::string>(imported, "folder", where, Exit::checkpoint);
+    s.ignored_keys =
+        json_get<std::vector<std::string>>(imported, "ignored_keys", where, Exit::checkpoint);
+  }
 
   if (j.contains("changes")) {
     for (const Json& c : j["changes"]) {

@@ -44,6 +44,8 @@ struct RunState {
   std::string branched_from;  ///< checkpoint.resume, as typed, of a run that began as a branch;
                               ///< else empty
   std::string branched_id;    ///< content_id() of that checkpoint
+  std::string imported_from;  ///< the folder of an imported model; else empty
+  std::vector<std::string> ignored_keys;  ///< of its config.json
   std::optional<Tokenizer> tokenizer;
   std::string task = "language";
   ModelSizes sizes;                         ///< of the model's inputs and outputs

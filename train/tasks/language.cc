@@ -96,10 +96,8 @@ class Language final : public Task {
                      at::Device device, const std::function<bool()>& stop) const override {
     const auto& tokenizer = data.facts().tokenizer;
     if (!tokenizer) return "";
-    const Writing writing{.context = batch_sizes(config).block_size,
-                          .tokens = 200,
-                          .compute = compute,
-                          .device = device};
+    const Writing writing{
+        .context = model_context(config), .tokens = 200, .compute = compute, .device = device};
     const auto texts =
         generate(model, {{0}}, writing, [&](const GeneratedToken&) { return !stop(); });
     return tokenizer->decode(texts[0]);

@@ -43,8 +43,8 @@ std::optional<ConfigFault> check_fp8(const RunConfig& c) {
   }
   if (units_of_micro_batch(c) % 16 != 0) {
     return fault(
-        "train.batch_size", "train.batch_size = ", c.train.batch_size,
-        " times model.block_size = ", batch_sizes(c).block_size,
+        "train.batch_size", "train.batch_size = ", c.train.batch_size, " times ", window_key(c),
+        " = ", batch_sizes(c).block_size,
         " is not a multiple of 16, which fp8 matmuls need; change one of them or amp.dtype");
   }
 

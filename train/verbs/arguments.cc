@@ -8,6 +8,7 @@
 #include "core/dtype.h"
 #include "core/io/log.h"
 #include "train/config/path_kind.h"
+#include "train/store/checkpoint.h"
 #include "train/verbs/verbs.h"
 
 namespace lathe {
@@ -78,6 +79,17 @@ LoadedConfig load_config_argument(const Arguments& arguments, size_t at) {
                     : level == "warn" ? Level::warn
                                       : Level::error);
   return loaded;
+}
+
+Tokenizer tokenizer_at(const fs::path& path) {
+  const PathKind kind = kind_of(path);
+  if (kind != PathKind::run && kind != PathKind::checkpoint) return Tokenizer::bpe(path);
+  const auto tokenizer = read_state(find_checkpoint(path)).tokenizer;
+  if (!tokenizer || tokenizer->bpe() == nullptr)
+    fail(Exit::usage, "command line: --tokenizer: the run ", path.string(), " has ",
+         tokenizer ? "a tokenizer of kind " + tokenizer->kind() : "no tokenizer",
+         ", and here only a BPE is taken from a run; `lathe prepare` takes byte and char by name");
+  return *tokenizer;
 }
 
 fs::path run_argument(const Arguments& arguments) {

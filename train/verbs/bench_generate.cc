@@ -74,12 +74,11 @@ Writer of_config(const Arguments& arguments, int threads, const std::string& dty
                  bool double_quant) {
   const LoadedConfig loaded = load_config_argument(arguments, 1);
   const RunConfig& c = loaded.config;
-  const BatchSizes sizes = batch_sizes(c);
 
-  if (sizes.block_size == 0)
+  if (model_context(c) == 0)
     fail(Exit::usage, "model.kind = \"", c.model.kind,
          "\" does not model text, so it can't write any");
-  if (sizes.vocab_size == 0)
+  if (batch_sizes(c).vocab_size == 0)
     fail(Exit::usage,
          "model.vocab_size is 0, and without data there is nothing to take it from; set it, as in "
          "--model.vocab_size=50304");
@@ -130,15 +129,14 @@ Exit bench_generate(const Arguments& arguments) {
                        : of_config(arguments, threads, dtype, arguments.is_true("double-quant"));
 
   // By default at least half of the context is left for the tokens that are generated.
-  const BatchSizes sizes = batch_sizes(w.config);
+  const int64_t context = model_context(w.config);
   const auto prompt = static_cast<int64_t>(arguments.number(
-      "context",
-      static_cast<double>(std::max<int64_t>(1, std::min<int64_t>(512, sizes.block_size / 2))),
-      between(1, static_cast<double>(sizes.block_size)), true));
+      "context", static_cast<double>(std::max<int64_t>(1, std::min<int64_t>(512, context / 2))),
+      between(1, static_cast<double>(context)), true));
 
-  if (prompt + tokens > sizes.block_size) {
+  if (prompt + tokens > context) {
     fail(Exit::usage, "command line: --context ", prompt, " and --tokens ", tokens,
-         " are more than the context of ", sizes.block_size,
+         " are more than the context of ", context,
          ", beyond which the whole window is computed for each token; make them fewer");
   }
 
@@ -148,12 +146,12 @@ Exit bench_generate(const Arguments& arguments) {
   for (size_t i = 0; i < texts.size(); ++i) {
     for (int64_t j = 0; j < prompt; ++j)
       texts[i].push_back(philox(counter(static_cast<uint64_t>(j), i), key)[0] %
-                         static_cast<uint64_t>(sizes.vocab_size));
+                         static_cast<uint64_t>(batch_sizes(w.config).vocab_size));
   }
 
   // Greedily, because initial values make all tokens about equally likely, and a draw would sort
   // half of the vocabulary.
-  Writing writing{.context = sizes.block_size,
+  Writing writing{.context = context,
                   .tokens = 4,
                   .sampling = {.temperature = 0},
                   .compute = w.compute,

@@ -31,7 +31,7 @@ Exit run_chat(const Arguments& arguments) {
   const Tokenizer& tokenizer = text_tokenizer(arguments, m);
   const ChatTemplate chat(tokenizer, arguments.words[0],
                           "`lathe generate` continues a text of your own");
-  w.context = batch_sizes(m.config).block_size, w.compute = m.compute, w.device = m.device;
+  w.context = model_context(m.config), w.compute = m.compute, w.device = m.device;
 
   const std::string system = arguments.get("system", "");
   std::vector<ChatMessage> history;
@@ -65,7 +65,7 @@ Exit run_chat(const Arguments& arguments) {
 
     std::string answer;
     generate(*m.model, {ids}, w, [&](const GeneratedToken& token) {
-      if (token.id == chat.end()) return false;
+      if (token.id == chat.end() || tokenizer.ends_text(token.id)) return false;
       const std::string piece = tokenizer.piece(token.id);
       answer += piece;
       // A closed output ends the answer.
@@ -81,19 +81,18 @@ Exit run_chat(const Arguments& arguments) {
 }  // namespace
 
 Verb chat_verb() {
-  return {
-      .name = "chat",
-      .usage = "RUN|CHECKPOINT",
-      .doc =
-          "talk with a model whose tokenizer has the special tokens of ChatML or Llama 3: a line "
-          "of standard "
-          "input is a message, and earlier ones are remembered as far as the context goes",
-      .example = "chat runs/assistant --temperature 0.7",
-      .flags = with_load_flags(
-          with_sampling_flags({{"system", "what the conversation begins with (nothing)"},
-                               {"tokens", "of an answer at most (512)"}})),
-      .run = run_chat,
-      .switches = {"double-quant"}};
+  return {.name = "chat",
+          .usage = "RUN|CHECKPOINT",
+          .doc =
+              "talk with a model whose chat template, or else whose special tokens, are those of "
+              "ChatML or Llama 3: a line of standard "
+              "input is a message, and earlier ones are remembered as far as the context goes",
+          .example = "chat runs/assistant --temperature 0.7",
+          .flags = with_load_flags(with_sampling_flags(
+              {{"system", "what the conversation begins with (what the chat template has)"},
+               {"tokens", "of an answer at most (512)"}})),
+          .run = run_chat,
+          .switches = {"double-quant"}};
 }
 
 }  // namespace lathe

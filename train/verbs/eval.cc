@@ -170,7 +170,7 @@ Exit run_eval_text(const Arguments& arguments) {
 
   const LoadedModel m = load_model_argument(arguments);
   Scoring scoring{*m.model, text_tokenizer(arguments, m)};
-  scoring.context = batch_sizes(m.config).block_size;
+  scoring.context = model_context(m.config);
   scoring.compute = m.compute, scoring.device = m.device;
 
   scoring.batch_size = static_cast<int64_t>(arguments.number(

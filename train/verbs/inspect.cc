@@ -6,6 +6,7 @@
 
 #include "core/dtype.h"
 #include "core/io/safetensors.h"
+#include "core/io/text.h"
 #include "data/data.h"
 #include "data/tokens.h"
 #include "train/config/path_kind.h"
@@ -50,6 +51,11 @@ void list_state(std::ostringstream& out, const fs::path& checkpoint) {
     out << ", loss scale " << s.scaler->scale << " (" << s.scaler->skipped << " steps skipped)";
   out << "\n  made on " << s.device_model << ", " << s.isa << ", " << quantity(s.threads, "thread")
       << "; data " << s.data_hash << "\n";
+  if (s.imported_from.empty()) return;
+  out << "  imported from " << printable_line(s.imported_from);
+  for (size_t i = 0; i < s.ignored_keys.size(); ++i)
+    out << (i == 0 ? "; ignored keys of config.json: " : ", ") << printable_line(s.ignored_keys[i]);
+  out << "\n";
 }
 
 /// Opens the splits of a data folder without a manifest.json.

@@ -13,6 +13,7 @@
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare.h"
 #include "data/prepare/prepare_documents.h"
+#include "data/tokenizers/chat_template.h"
 #include "train/config/path_kind.h"
 #include "train/run/stop.h"
 #include "train/store/checkpoint.h"
@@ -23,24 +24,13 @@ namespace lathe {
 namespace {
 
 /// Flags of documents; text_flags() are those of all text.
-const std::vector<const char*> document_flags{"format",    "field",       "separator",
-                                              "dedup",     "dedup-lines", "invalid",
-                                              "min-bytes", "max-bytes",   "val-by"};
+const std::vector<const char*> document_flags{
+    "format",      "field",   "separator", "chat-template", "dedup",
+    "dedup-lines", "invalid", "min-bytes", "max-bytes",     "val-by"};
 std::vector<const char*> text_flags() {
   std::vector<const char*> all = document_flags;
   all.insert(all.end(), {"tokenizer", "shard-tokens", "workers"});
   return all;
-}
-
-/// Returns the tokenizer of a run or checkpoint, or of files.
-Tokenizer tokenizer_at(const fs::path& path) {
-  const PathKind kind = kind_of(path);
-  if (kind != PathKind::run && kind != PathKind::checkpoint) return Tokenizer::bpe(path);
-  const auto tokenizer = read_state(find_checkpoint(path)).tokenizer;
-  if (!tokenizer || tokenizer->bpe() == nullptr)
-    fail(Exit::usage, "command line: --tokenizer: the run ", path.string(),
-         " has no BPE; name its tokenizer by its kind");
-  return *tokenizer;
 }
 
 /// Returns true if the words ask for documents: by a flag of theirs, a JSON Lines or compressed
@@ -95,6 +85,13 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
          "without --",
          "dedup and the like; use byte or a BPE");
   if (tokenizer != "byte") o.tokenizer = tokenizer_at(tokenizer);
+
+  if (const std::string chat = arguments.get("chat-template", ""); !chat.empty()) {
+    if (!instructions)
+      fail(Exit::usage,
+           "command line: --chat-template is for --format instructions; leave it out or give that");
+    set_chat_template(o.tokenizer, chat);
+  }
 
   o.out = arguments.get("out", "");
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
@@ -373,9 +370,12 @@ Verb prepare_verb() {
             "windows are "
             "from PATH (1); data.mix sets other shares"},
            {"format",
-            "documents: text, jsonl, instructions (lines with \"messages\", or \"prompt\" and "
-            "\"completion\"; the "
-            "answers alone are learned), or auto: text or jsonl by the name (auto)"},
+            "documents: text, jsonl, instructions (lines with \"messages\", or ShareGPT's "
+            "\"conversations\", or Alpaca's \"instruction\", \"input\" and \"output\", or "
+            "\"prompt\" and \"completion\"; the answers alone are learned), or auto: text or "
+            "jsonl by the name (auto)"},
+           {"chat-template",
+            "instructions: chatml, llama3, or a file in Jinja, in place of the tokenizer's"},
            {"field",
             "documents: where a line of JSON Lines has its text (text), or its messages "
             "(messages)"},

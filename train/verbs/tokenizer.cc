@@ -14,6 +14,7 @@
 #include "core/io/text.h"
 #include "data/prepare/bpe_trainer.h"
 #include "data/prepare/prepare.h"
+#include "data/tokenizers/chat_template.h"
 #include "train/run/stop.h"
 #include "train/verbs/verbs.h"
 
@@ -27,13 +28,13 @@ std::string input_text(const Arguments& arguments) {
   return {std::istreambuf_iterator<char>(std::cin), {}};
 }
 
-BPE tokenizer_of(const Arguments& arguments) {
+Tokenizer tokenizer_of(const Arguments& arguments) {
   const std::string path = arguments.get("tokenizer", "");
   if (path.empty())
     fail(Exit::usage, "lathe tokenizer ", arguments.words[0],
-         " needs --tokenizer PATH: a tokenizer.json, or a folder with one or with vocab.json and "
-         "merges.txt");
-  return {read_bpe(path), path};
+         " needs --tokenizer PATH: a tokenizer.json, a folder with one or with vocab.json and "
+         "merges.txt, or a run");
+  return tokenizer_at(path);
 }
 
 SpecialText special_of(const Arguments& arguments) {
@@ -45,7 +46,8 @@ SpecialText special_of(const Arguments& arguments) {
 }
 
 Exit encode(const Arguments& arguments) {
-  const BPE bpe = tokenizer_of(arguments);
+  const Tokenizer tokenizer = tokenizer_of(arguments);
+  const BPE& bpe = *tokenizer.bpe();
   BPE::Encoder encoder(bpe);
   const SpecialText special = special_of(arguments);
 
@@ -76,7 +78,8 @@ Exit encode(const Arguments& arguments) {
 }
 
 Exit decode(const Arguments& arguments) {
-  const BPE bpe = tokenizer_of(arguments);
+  const Tokenizer tokenizer = tokenizer_of(arguments);
+  const BPE& bpe = *tokenizer.bpe();
   std::istringstream words(input_text(arguments));
   std::vector<int64_t> ids;
   for (std::string word; words >> word;) {
@@ -91,7 +94,8 @@ Exit decode(const Arguments& arguments) {
 }
 
 Exit inspect_tokenizer(const Arguments& arguments) {
-  const BPE bpe = tokenizer_of(arguments);
+  const Tokenizer tokenizer = tokenizer_of(arguments);
+  const BPE& bpe = *tokenizer.bpe();
 
   const BPEDefinition& d = bpe.definition();
   const std::string json = json_text(bpe_to_json(d));
@@ -108,6 +112,8 @@ Exit inspect_tokenizer(const Arguments& arguments) {
     std::cout << (s.special ? "special   " : "added     ") << s.id << " " << s.text << "\n";
   if (d.begin >= 0)
     std::cout << "texts     begin with " << d.tokens[static_cast<size_t>(d.begin)] << "\n";
+  if (const std::string chat = describe_chat(tokenizer); !chat.empty())
+    std::cout << "chat      " << chat << "\n";
   return Exit::done;
 }
 
@@ -213,7 +219,8 @@ Verb tokenizer_verb() {
       "back",
       "tokenizer train my.txt --out data/bpe --vocab-size 4096",
       {{"tokenizer",
-        "what to use: a tokenizer.json, or a folder with one or with vocab.json and merges.txt"},
+        "what to use: a tokenizer.json, a folder with one or with vocab.json and merges.txt, or a "
+        "run"},
        {"json", "encode: each line of the input is a JSON text of its own"},
        {"special",
         "encode: the text of a special token is a token (default), text, or refused; train: "

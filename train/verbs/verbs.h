@@ -81,6 +81,9 @@ LoadedConfig load_config_argument(const Arguments& arguments, size_t at = 0);
 /// Returns the run or checkpoint that the first word names. Throws Exit::checkpoint, with what it
 /// is instead, for data and for a file.
 fs::path run_argument(const Arguments& arguments);
+/// Returns the BPE that --tokenizer names: that of a run or checkpoint, or of files. Throws
+/// Exit::usage where a run has none.
+Tokenizer tokenizer_at(const fs::path& path);
 /// Checks that a result may be written to `file`: there is no such file, it is empty, or an earlier
 /// command wrote it, so that `mark` is among its first 4096 bytes. Throws Exit::usage for any other
 /// file, unless --force is true, and for what is not a regular file.

@@ -74,6 +74,13 @@ TEST_CASE("keys that contradict each other", "[config]") {
         "c.toml:3:1: model.n_embd = 10 is not divisible by model.n_head = 3; change one of them");
   CHECK_THAT(problem("[optim]\nnesterov = true\ndampening = 0.5\n"),
              ContainsSubstring("c.toml:2:1: optim.nesterov needs"));
+  CHECK(problem("[data]\nwindow = 65\n") ==
+        "c.toml:2:1: data.window = 65 is above model.block_size = 64, the model's context; lower "
+        "it");
+  CHECK(problem("[data]\nwindow = 65\n[model]\nblock_size = 60\n").starts_with("c.toml:4:1: "));
+  CHECK_THAT(problem("[data]\nwindow = 8\n[model]\nkind = \"mlp\"\n"),
+             ContainsSubstring("c.toml:2:1: data.window has no effect on model.kind = \"mlp\""));
+  CHECK(problem("[data]\nwindow = 64\n") == "");
   CHECK(problem("[optim]\nlr = 5e-5\n") == "");
   CHECK(problem("[optim]\nlr = 1e-5\n[schedule]\nmin_lr = 1e-4\n") ==
         "c.toml:4:1: schedule.min_lr = 0.0001 is above optim.lr = 1e-05");

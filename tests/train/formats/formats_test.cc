@@ -8,14 +8,17 @@
 
 #include "core/dtype.h"
 #include "core/io/json.h"
+#include "data/tokenizers/chat_template.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
 #include "tests/support/tokenizers.h"
 #include "train/formats/gguf.h"
 #include "train/formats/hugging_face.h"
+#include "train/formats/source.h"
 #include "train/run/load.h"
 #include "train/store/new_folder.h"
 #include "train/tasks/generate.h"
+#include "train/transforms/adapters.h"
 
 namespace {
 
@@ -677,6 +680,318 @@ TEST_CASE("a run starts from another's weights, and goes on without them", "[for
   CHECK(read_state(find_checkpoint(f / "b")).step == 4);
 }
 
+TEST_CASE("a given key of [model] agrees with the source of the weights, or is refused",
+          "[formats]") {
+  const TempFolder f;
+  const Values llama{{"n_layer", int64_t{2}},     {"n_head", int64_t{3}},
+                     {"n_embd", int64_t{24}},     {"n_kv_head", int64_t{1}},
+                     {"block_size", int64_t{32}}, {"dropout", 0.25},
+                     {"vocab_size", int64_t{259}}};
+  make_run(f, "source", "llama", llama);
+  const std::string source = (f / "source").string();
+
+  // The config's kind is gpt unless it is given; the source's is llama.
+  const auto resolve = [&](const std::string& text, Overrides more, const char* by) {
+    write_file(f / "c.toml", text);
+    more.insert(more.end(), {{by, source}, {"train.out_dir", (f / "new").string()}});
+    if (by == std::string("adapters.base")) more.emplace_back("adapters.rank", "2");
+    LoadedConfig loaded = load_config((f / "c.toml").string(), more);
+    resolve_init_from(loaded);
+    resolve_adapter_base(loaded);
+    return loaded.config;
+  };
+  for (const char* by : {"train.init_from", "adapters.base"}) {
+    INFO(by);
+    const auto refused = [&](const std::string& text, const Overrides& more,
+                             const std::string& what) {
+      CHECK_THAT(error_of([&] { resolve(text, more, by); }), ContainsSubstring(what));
+    };
+    for (const char* kind : {"", "[model]\nkind = \"llama\"\n"}) {
+      refused(kind, {{"model.n_layer", "5"}}, "command line: model.n_layer = 5, but ");
+      refused(kind, {{"model.block_size", "16"}}, "command line: model.block_size = 16, but ");
+      refused(kind, {{"model.n_kv_head", "3"}}, "command line: model.n_kv_head = 3, but ");
+    }
+    refused("[model]\nn_layer = 5\n", {}, "c.toml:2:1: model.n_layer = 5, but ");
+    refused("[model]\nbias = false\n", {}, "c.toml:2:1: model.bias is not a key of model.kind");
+    refused("[model]\nkind = \"gpt\"\n", {}, "c.toml:2:1: model.kind = \"gpt\", but ");
+    refused("", {{"model.n_lyer", "5"}}, "there is no key model.n_lyer");
+    refused("", {{"model.n_kv_head", "x"}}, "command line: --model.n_kv_head=x: ");
+    setenv("LATHE_MODEL_QK_NORM", "true", 1);
+    refused("", {}, "LATHE_MODEL_QK_NORM: model.qk_norm = true, but ");
+    unsetenv("LATHE_MODEL_QK_NORM");
+
+    // Controls: what agrees passes, also where the other keys' defaults would contradict it.
+    for (const char* kind : {"", "[model]\nkind = \"llama\"\n"}) {
+      const RunConfig c = resolve(
+          kind, {{"model.n_head", "3"}, {"model.n_kv_head", "1"}, {"model.vocab_size", "0"}}, by);
+      CHECK(c.model.kind == "llama");
+      CHECK(*c.model.own.find<int64_t>("n_embd") == 24);
+      CHECK(*c.model.own.find<int64_t>("vocab_size") == 259);
+      CHECK(*c.model.own.find<double>("dropout") == 0);  // the config's own
+      CHECK(*resolve(kind, {{"model.dropout", "0.5"}}, by).model.own.find<double>("dropout") ==
+            0.5);
+    }
+  }
+  CHECK_THAT(error_of([&] {
+               write_file(f / "c.toml", "");
+               load_config((f / "c.toml").string(), {{"model.n_kv_head", "3"}});
+             }),
+             ContainsSubstring("is a key of model.kind = \"llama\", and this model's is \"gpt\""));
+}
+
+TEST_CASE("windows of training may be shorter than the context, which stays", "[formats]") {
+  const TempFolder f;
+  make_run(f, "source", "gpt", with(gpt, "block_size", int64_t{4096}));
+  write_file(f / "few.txt", sample_text(3000));
+  REQUIRE(lathe_in(f, {"prepare", "few.txt", "--out", "data", "--tokenizer", "source"}).code == 0);
+  write_file(f / "tune.toml",
+             "[data]\ndir = \"data\"\n[train]\nsteps = 3\nbatch_size = 2\neval_interval = 3\n"
+             "eval_batches = 0\nthreads = 1\ninit_from = \"source\"\n");
+  const auto tune = [&](std::vector<std::string> more, const std::string& verb = "train") {
+    more.insert(more.begin(), {verb, "tune.toml"});
+    return lathe_in(f, more);
+  };
+
+  // Control: the context is longer than the text.
+  const Finished long_one = tune({});
+  CHECK(long_one.code == 3);
+  CHECK_THAT(long_one.err, ContainsSubstring("data.window"));
+
+  const Finished done = tune({"--data.window=8"});
+  INFO(done.err);
+  REQUIRE(done.code == 0);
+  const RunState state = read_state(find_checkpoint(f / "runs/tune"));
+  CHECK(state.tokens == 3 * 2 * 8);
+  CHECK(model_context(saved_config(state, "")) == 4096);
+  const Finished resumed = tune({"--data.window=16", "--train.steps=4"});
+  CHECK(resumed.code == 2);
+  CHECK_THAT(resumed.err, ContainsSubstring("data.window = 16 but the run was started with 8"));
+
+  // An evaluation has the run's windows, and what is exported the model's context.
+  const Finished eval = lathe_in(f, {"eval", "runs/tune"});
+  REQUIRE(eval.code == 0);
+  const Json scored = parse_json(eval.out, "", Exit::internal);
+  CHECK(scored["val_loss"].get<double>() == *state.val_loss);
+  export_hugging_face({.run = f / "runs/tune", .out = f / "hf"});
+  CHECK(Json::parse(slurp(f / "hf/config.json"))["n_positions"] == 4096);
+  export_gguf({.run = f / "runs/tune", .out = f / "gguf"});
+  CHECK(slurp(f / "gguf/model.gguf").find("context_length") != std::string::npos);
+
+  // Of a folder's weights a shorter context may be taken, and no longer one.
+  const Finished above =
+      tune({"--train.init_from=hf", "--model.block_size=5000", "--train.out_dir=x"});
+  CHECK(above.code == 2);
+  CHECK_THAT(above.err, ContainsSubstring("command line: model.block_size = 5000 is above"));
+
+  // A step's work is that of its windows.
+  const auto plan = [&](const char* window) {
+    const Finished planned = tune({window, "--train.batch_size=1", "--json"}, "plan");
+    INFO(planned.err);
+    REQUIRE(planned.code == 0);
+    return parse_json(planned.out, "", Exit::internal)["flops_per_step"].get<double>();
+  };
+  CHECK(plan("--data.window=64") > 7.5 * plan("--data.window=8"));
+  CHECK(tune({"--data.window=8", "--steps=0:1"}, "profile").code == 0);
+  CHECK_THAT(
+      tune({"--data.window=5000", "--train.out_dir=x"}).err,
+      ContainsSubstring("command line: data.window = 5000 is above model.block_size = 4096"));
+  CHECK(!fs::exists(f / "x"));
+}
+
+TEST_CASE("an import reports what came in, and may ignore keys that change nothing", "[formats]") {
+  const TempFolder f;
+  export_hugging_face({.run = make_run(f, "run", "gpt", gpt), .out = f / "hf"});
+  Json config = Json::parse(slurp(f / "hf/config.json"));
+  config["_attn_implementation_autoset"] = true;
+  const auto import = [&](const std::string& out, std::vector<std::string> more = {}) {
+    write_file(f / "hf/config.json", config.dump());
+    more.insert(more.begin(), {"import", "hf", "--out", out});
+    return lathe_in(f, more);
+  };
+  const Finished done = import("plain");
+  REQUIRE(done.code == 0);
+  CHECK_THAT(done.out + done.err, ContainsSubstring("context of 16 tokens"));
+  CHECK_THAT(done.out + done.err, ContainsSubstring("texts end with <|endoftext|>"));
+  CHECK_THAT(done.out + done.err, ContainsSubstring("--train.init_from=plain"));
+
+  config["made_by"] = "us";
+  config["x"] = 3;
+  CHECK_THAT(import("x").err, ContainsSubstring("--ignore-key made_by"));
+  CHECK(import("x", {"--ignore-key", "made_by"}).code == 4);
+  REQUIRE(import("ignored", {"--ignore-key", "made_by", "--ignore-key", "x"}).code == 0);
+  const RunState state = read_state(find_checkpoint(f / "ignored"));
+  CHECK(state.ignored_keys == std::vector<std::string>{"made_by", "x"});
+  CHECK(state.imported_from == "hf");
+  CHECK_THAT(lathe_in(f, {"inspect", "ignored"}).out,
+             ContainsSubstring("imported from hf; ignored keys of config.json: made_by, x"));
+  for (const char* key : {"n_positions", "nothing", "model_type"}) {
+    INFO(key);
+    const Finished refused =
+        import("x", {"--ignore-key", "made_by", "--ignore-key", "x", "--ignore-key", key});
+    CHECK(refused.code == 2);
+    CHECK_THAT(refused.err, ContainsSubstring(std::string("--ignore-key ") + key));
+  }
+  CHECK(!fs::exists(f / "x"));
+
+  // An imported model is listed as such, and its tokenizer may be used by the run's name.
+  const Json listed = Json::parse(lathe_in(f, {"runs", ".", "--json"}).out);
+  for (const Json& run : listed) {
+    if (run["run"].get<std::string>().find("plain") == std::string::npos) continue;
+    CHECK(run["state"] == "imported");
+    CHECK(run["steps"] == 0);
+  }
+  CHECK(listed.size() == 3);
+  write_file(f / "a.txt", "the");
+  CHECK(lathe_in(f, {"tokenizer", "encode", "a.txt", "--tokenizer", "plain"}).out == "257\n");
+  CHECK(lathe_in(f, {"tokenizer", "inspect", "--tokenizer", "plain"}).code == 0);
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=chars", "--train.steps=1"}).code ==
+          0);
+  const Finished chars = lathe_in(f, {"tokenizer", "inspect", "--tokenizer", "chars"});
+  CHECK(chars.code == 2);
+  CHECK_THAT(chars.err, ContainsSubstring("a tokenizer of kind char"));
+}
+
+/// A Hugging Face folder of a chat model: its texts end with <|im_end|>, and its template has a
+/// system message of its own.
+const char* const tuned_template =
+    "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\\nBe a test.<|im_end|>\\n' }}"
+    "{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + "
+    "'<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    "{% endif %}";
+const std::string tuned_generation = "{ \"eos_token_id\": [258, 256],\n \"top_p\": 0.8}\n";
+
+fs::path chat_folder(const TempFolder& f) {
+  const Tokenizer tokenizer = bytes_and({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
+  export_hugging_face({.run = make_run(f, "first", "gpt", gpt, tokenizer), .out = f / "hf"});
+  write_file(f / "hf/tokenizer_config.json",
+             Json{{"bos_token", nullptr},
+                  {"eos_token", {{"content", "<|im_end|>"}, {"special", true}}},
+                  {"pad_token", "<|endoftext|>"},
+                  {"chat_template", tuned_template}}
+                 .dump());
+  write_file(f / "hf/generation_config.json", tuned_generation);
+  return f / "hf";
+}
+
+/// Checks that a run's exports have all that came with chat_folder().
+void check_chat_export(const TempFolder& f, const std::string& run) {
+  INFO(run);
+  const fs::path hf = f / ("hf-" + run), gguf = f / ("gguf-" + run);
+  export_hugging_face({.run = f / run, .out = hf});
+  const Json settings = Json::parse(slurp(hf / "tokenizer_config.json")),
+             config = Json::parse(slurp(hf / "config.json"));
+  CHECK(settings.value("chat_template", "") == tuned_template);
+  CHECK(settings.value("eos_token", "") == "<|im_end|>");
+  CHECK(settings.value("pad_token", "") == "<|endoftext|>");
+  CHECK(!settings.contains("bos_token"));
+  CHECK(config.at("eos_token_id") == 258);
+  CHECK(config.at("pad_token_id") == 256);
+  CHECK(config.at("bos_token_id").is_null());
+  CHECK(slurp(hf / "generation_config.json") == tuned_generation);
+  export_gguf({.run = f / run, .out = gguf});
+  CHECK(slurp(gguf / "model.gguf").find(tuned_template) != std::string::npos);
+}
+
+TEST_CASE("what came with a chat model stays through training, adapters, a merge and a branch",
+          "[formats]") {
+  const TempFolder f;
+  import_hugging_face({.folder = chat_folder(f), .out = f / "imported"});
+  check_chat_export(f, "imported");
+  const Tokenizer tokenizer = *read_state(find_checkpoint(f / "imported")).tokenizer;
+  CHECK(
+      ChatTemplate(tokenizer, "", "").ask({{"user", "Hi"}}) ==
+      tokenizer.encode("<|im_start|>system\nBe a test.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+                       "<|im_start|>assistant\n"));
+  CHECK(tokenizer.ends_text(258));
+
+  // Data that knows the tokenizer alone takes nothing away.
+  write_file(f / "text.txt", sample_text(3000));
+  REQUIRE(lathe_in(f, {"prepare", "text.txt", "--out", "data", "--tokenizer", "hf/tokenizer.json"})
+              .code == 0);
+  write_file(f / "tune.toml",
+             "[data]\ndir = \"data\"\n[train]\nsteps = 2\nbatch_size = 2\neval_interval = 0\n"
+             "threads = 1\n");
+  const auto tune = [&](const std::string& out, std::vector<std::string> more) {
+    more.insert(more.begin(), {"train", "tune.toml", "--train.out_dir=" + out});
+    const Finished done = lathe_in(f, more);
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+  };
+  tune("tuned", {"--train.init_from=imported"});
+  tune("tuned", {"--train.init_from=imported", "--train.steps=3"});
+  tune("folder", {"--train.init_from=hf"});
+  tune("adapters", {"--adapters.base=imported", "--adapters.rank=2"});
+  REQUIRE(lathe_in(f, {"merge", "adapters", "--out", "merged"}).code == 0);
+  tune("branch", {"--train.init_from=imported", "--train.steps=4",
+                  "--checkpoint.resume=" + find_checkpoint(f / "tuned").string()});
+  for (const char* run : {"tuned", "folder", "merged", "branch"}) check_chat_export(f, run);
+
+  // Control: a run of that data alone knows nothing of it.
+  tune("plain", {"--model.n_embd=8", "--model.n_layer=1", "--model.block_size=16"});
+  export_hugging_face({.run = f / "plain", .out = f / "hf-plain"});
+  const Json plain = Json::parse(slurp(f / "hf-plain/tokenizer_config.json"));
+  CHECK(!plain.contains("chat_template"));
+  CHECK(plain.value("eos_token", "") == "<|endoftext|>");
+}
+
+TEST_CASE("chat templates are written as they came, or as --chat-template has them", "[formats]") {
+  const TempFolder f;
+  const fs::path folder = chat_folder(f);
+  const auto again = [&](const std::string& name, const std::string& chosen = "") {
+    import_hugging_face({.folder = folder, .out = f / name, .chat_template = chosen});
+    export_hugging_face({.run = f / name, .out = f / ("hf-" + name)});
+    return f / ("hf-" + name);
+  };
+  Json config = Json::parse(slurp(folder / "tokenizer_config.json"));
+  config["chat_template"] = {{{"name", "default"}, {"template", "[INST]"}},
+                             {{"name", "tools"}, {"template", "tools"}}};
+  write_file(folder / "tokenizer_config.json", config.dump());
+  CHECK(Json::parse(slurp(again("list") / "tokenizer_config.json"))["chat_template"] ==
+        config["chat_template"]);
+  const Finished chat = lathe_in(f, {"chat", "list"});
+  CHECK(chat.code == 2);
+  CHECK_THAT(chat.err,
+             ContainsSubstring("list: the tokenizer's chat template writes neither ChatML"));
+
+  write_file(folder / "chat_template.jinja", "a\n\n");
+  const fs::path file = again("file");
+  CHECK(slurp(file / "chat_template.jinja") == "a\n\n");
+  CHECK(!Json::parse(slurp(file / "tokenizer_config.json")).contains("chat_template"));
+  const Json chosen = Json::parse(slurp(again("chosen", "chatml") / "tokenizer_config.json"));
+  CHECK(chosen.value("chat_template", "") == chatml_template);
+  CHECK(!fs::exists(f / "hf-chosen/chat_template.jinja"));
+
+  // Without any of the files the usual tokens are written, as ever.
+  for (const char* name :
+       {"tokenizer_config.json", "chat_template.jinja", "generation_config.json"})
+    fs::remove(folder / name);
+  const fs::path bare = again("bare");
+  CHECK(Json::parse(slurp(bare / "tokenizer_config.json"))["eos_token"] == "<|endoftext|>");
+  CHECK(!fs::exists(bare / "generation_config.json"));
+  REQUIRE(lathe_in(f, {"export", "bare", "--out", "set", "--chat-template", "chatml"}).code == 0);
+  CHECK(Json::parse(slurp(f / "set/tokenizer_config.json"))["eos_token"] == "<|im_end|>");
+  const Finished lacks = lathe_in(f, {"export", "bare", "--out", "x", "--chat-template", "llama3"});
+  CHECK(lacks.code == 2);
+  CHECK_THAT(lacks.err, ContainsSubstring("<|eot_id|>"));
+  CHECK(!fs::exists(f / "x"));
+
+  // What can't be read is refused by its file.
+  for (const auto& [name, text] : std::vector<std::pair<std::string, std::string>>{
+           {"tokenizer_config.json", "[]"},
+           {"tokenizer_config.json", "{\"eos_token\": 3}"},
+           {"tokenizer_config.json", "{\"chat_template\": {}}"},
+           {"generation_config.json", "3"},
+           {"chat_template.jinja", "\xff"}}) {
+    INFO(name << text);
+    write_file(folder / name, text);
+    CHECK_THAT(error_of([&] { import_hugging_face({.folder = folder, .out = f / "x"}); }),
+               ContainsSubstring(name));
+    CHECK(!fs::exists(f / "x"));
+    fs::remove(folder / name);
+  }
+}
+
 /// For tests/oracles/transformers/oracle.py, which compares with transformers: LATHE_HF names a
 /// file with a JSON object on each line,
 /// {"run", "ids": [[...]], "greedy": how many tokens to add to the first row, "cache", "out"};
@@ -702,7 +1017,7 @@ TEST_CASE("logits and greedy tokens for another program", "[.hf]") {
       const Autocast autocast(m.compute);
       logits = (*m.model)(ids).data().to(at::kFloat).contiguous();
     }
-    const Writing writing{.context = batch_sizes(m.config).block_size,
+    const Writing writing{.context = model_context(m.config),
                           .tokens = job.at("greedy").get<int64_t>(),
                           .sampling = {.temperature = 0},
                           .compute = m.compute,

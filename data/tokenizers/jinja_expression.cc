@@ -1,0 +1,290 @@
+#include "data/tokenizers/jinja_expression.h"
+
+#include <cctype>
+#include <cstdlib>
+
+namespace lathe {
+
+namespace {
+
+std::vector<Json> jinja_values(const std::vector<JinjaExpression>& all, JinjaScope& scope) {
+  std::vector<Json> values;
+  for (const JinjaExpression& one : all) values.push_back(one(scope));
+  return values;
+}
+
+}  // namespace
+
+void JinjaScope::set_member(const std::string& name, const std::string& member, Json value) {
+  for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
+    const auto found = level->find(name);
+    if (found == level->end()) continue;
+    // Members that are structures could double with each statement.
+    if (!found->second.is_object() || value.is_structured()) throw JinjaError();
+    found->second[member] = std::move(value);
+    return;
+  }
+  throw JinjaError();
+}
+
+Json JinjaScope::get(const std::string& name) const {
+  for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
+    if (const auto found = level->find(name); found != level->end()) return found->second;
+  }
+  return jinja::undefined();
+}
+
+JinjaParser::JinjaParser(const std::string& text) {
+  const auto is_name = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+  };
+  for (size_t i = 0; i < text.size();) {
+    const char c = text[i];
+    size_t end = i + 1;
+    if (std::isspace(static_cast<unsigned char>(c)) != 0) {
+      i = end;
+    } else if (c == '\'' || c == '"') {
+      std::string value;
+      for (; end < text.size() && text[end] != c; ++end) {
+        if (text[end] != '\\' || end + 1 == text.size()) {
+          value += text[end];
+          continue;
+        }
+        const char escape = text[++end];
+        value += escape == 'n' ? '\n' : escape == 't' ? '\t' : escape == 'r' ? '\r' : escape;
+        if (std::string("nrt\\'\"").find(escape) == std::string::npos) throw JinjaError();
+      }
+      if (end == text.size()) throw JinjaError();
+      tokens_.push_back({Token::Kind::string, value});
+      i = end + 1;
+    } else if (is_name(c)) {
+      while (end < text.size() && is_name(text[end])) ++end;
+      const bool number = std::isdigit(static_cast<unsigned char>(c)) != 0;
+      tokens_.push_back(
+          {number ? Token::Kind::number : Token::Kind::name, text.substr(i, end - i)});
+      i = end;
+    } else {
+      const std::string two = text.substr(i, 2);
+      if (two == "==" || two == "!=" || two == "<=" || two == ">=") ++end;
+      tokens_.push_back({Token::Kind::mark, text.substr(i, end - i)});
+      i = end;
+    }
+  }
+  // Evaluation goes as deep as an expression is long.
+  if (tokens_.size() > 1000) throw JinjaError();
+}
+
+bool JinjaParser::next_is(const std::string& token, size_t ahead) const {
+  const size_t i = at_ + ahead;
+  return i < tokens_.size() && tokens_[i].kind != Token::Kind::string && tokens_[i].text == token;
+}
+
+bool JinjaParser::take(const std::string& token) {
+  if (!next_is(token)) return false;
+  ++at_;
+  return true;
+}
+
+void JinjaParser::expect(const std::string& token) {
+  if (!take(token)) throw JinjaError();
+}
+
+void JinjaParser::finish() const {
+  if (at_ != tokens_.size()) throw JinjaError();
+}
+
+std::string JinjaParser::word() {
+  if (at_ == tokens_.size() || tokens_[at_].kind != Token::Kind::name) throw JinjaError();
+  return tokens_[at_++].text;
+}
+
+JinjaExpression JinjaParser::expression() {
+  if (++depth_ > 50) throw JinjaError();
+  JinjaExpression made = binary(0);
+  if (take("if")) {
+    const JinjaExpression condition = binary(0);
+    const JinjaExpression otherwise =
+        take("else") ? expression() : [](JinjaScope&) { return jinja::undefined(); };
+    made = [made, condition, otherwise](JinjaScope& s) {
+      return jinja::truth(condition(s)) ? made(s) : otherwise(s);
+    };
+  }
+  --depth_;
+  return made;
+}
+
+/// Parses `or` and `and`, whose second operand is evaluated only where the first does not decide,
+/// and the levels of arithmetic.
+JinjaExpression JinjaParser::binary(size_t level) {
+  static const std::vector<std::vector<std::string>> marks{
+      {"or"}, {"and"}, {"+", "-"}, {"~"}, {"*", "%"}};
+  if (level == marks.size()) return filtered();
+  const auto operand = [&] { return level == 1 ? negation() : binary(level + 1); };
+
+  JinjaExpression made = operand();
+  for (;;) {
+    std::string mark;
+    for (const std::string& one : marks[level]) {
+      if (mark.empty() && take(one)) mark = one;
+    }
+    if (mark.empty()) return made;
+    const JinjaExpression right = operand();
+    made = [mark, left = made, right](JinjaScope& s) {
+      s.spend();
+      const Json a = left(s);
+      if (mark == "or") return jinja::truth(a) ? a : right(s);
+      if (mark == "and") return jinja::truth(a) ? right(s) : a;
+      return jinja::operation(mark, a, right(s));
+    };
+  }
+}
+
+JinjaExpression JinjaParser::negation() {
+  if (!take("not")) return comparison();
+  if (++depth_ > 50) throw JinjaError();
+  const JinjaExpression x = negation();
+  --depth_;
+  return [x](JinjaScope& s) -> Json { return !jinja::truth(x(s)); };
+}
+
+JinjaExpression JinjaParser::comparison() {
+  JinjaExpression made = binary(2);
+  for (;;) {
+    std::string mark;
+    for (const char* one : {"==", "!=", "<=", ">=", "<", ">", "in"}) {
+      if (mark.empty() && take(one)) mark = one;
+    }
+    if (mark.empty() && next_is("not") && next_is("in", 1)) {
+      at_ += 2;
+      mark = "not in";
+    }
+    if (mark.empty()) {
+      if (!take("is")) return made;
+      made = kind_test(made);
+      continue;
+    }
+    const JinjaExpression right = binary(2);
+    made = [mark, left = made, right](JinjaScope& s) {
+      return jinja::operation(mark, left(s), right(s));
+    };
+  }
+}
+
+JinjaExpression JinjaParser::kind_test(const JinjaExpression& x) {
+  const bool negated = take("not");
+  const std::string name = word();
+  return
+      [x, name, negated](JinjaScope& s) -> Json { return jinja::is_kind(x(s), name) != negated; };
+}
+
+JinjaExpression JinjaParser::filtered() {
+  if (take("-")) {
+    const JinjaExpression x = postfix();
+    return [x](JinjaScope& s) { return jinja::operation("-", 0, x(s)); };
+  }
+  JinjaExpression made = postfix();
+  while (take("|")) {
+    const std::string name = word();
+    const auto given = next_is("(") ? arguments() : std::vector<JinjaExpression>();
+    made = [name, given, x = made](JinjaScope& s) {
+      return jinja::filter(name, x(s), jinja_values(given, s));
+    };
+  }
+  return made;
+}
+
+JinjaExpression JinjaParser::postfix() {
+  JinjaExpression made = primary();
+  for (;;) {
+    if (take(".")) {
+      const std::string name = word();
+      if (next_is("(")) {
+        made = [x = made, name, given = arguments()](JinjaScope& s) {
+          return jinja::method(x(s), name, jinja_values(given, s));
+        };
+      } else {
+        made = [x = made, name](JinjaScope& s) { return jinja::member(x(s), name); };
+      }
+    } else if (take("[")) {
+      made = subscript(made);
+    } else {
+      return made;
+    }
+  }
+}
+
+JinjaExpression JinjaParser::subscript(const JinjaExpression& x) {
+  const JinjaExpression none = [](JinjaScope&) { return jinja::undefined(); };
+  const JinjaExpression begin = next_is(":") ? none : expression();
+  const bool is_slice = take(":");
+  const JinjaExpression end = is_slice && !next_is("]") ? expression() : none;
+  expect("]");
+  return [x, begin, end, is_slice](JinjaScope& s) {
+    return is_slice ? jinja::sliced(x(s), begin(s), end(s)) : jinja::member(x(s), begin(s));
+  };
+}
+
+std::vector<JinjaExpression> JinjaParser::arguments() {
+  expect("(");
+  std::vector<JinjaExpression> all;
+  while (!take(")")) {
+    if (!all.empty()) expect(",");
+    all.push_back(expression());
+  }
+  return all;
+}
+
+JinjaExpression JinjaParser::primary() {
+  if (at_ == tokens_.size()) throw JinjaError();
+  const Token token = tokens_[at_];
+  if (token.kind == Token::Kind::name) return name_or_call();
+  ++at_;
+  if (token.kind == Token::Kind::string) {
+    // Strings that follow each other are one.
+    std::string text = token.text;
+    while (at_ < tokens_.size() && tokens_[at_].kind == Token::Kind::string)
+      text += tokens_[at_++].text;
+    return [text](JinjaScope&) -> Json { return text; };
+  }
+  if (token.kind == Token::Kind::number) {
+    if (token.text.size() > 8 || token.text.find_first_not_of("0123456789") != std::string::npos)
+      throw JinjaError();
+    return [n = std::atoll(token.text.c_str())](JinjaScope&) -> Json { return n; };
+  }
+  if (token.text != "(") throw JinjaError();
+  const JinjaExpression inner = expression();
+  expect(")");
+  return inner;
+}
+
+JinjaExpression JinjaParser::name_or_call() {
+  const std::string name = word();
+  if (name == "true" || name == "True") return [](JinjaScope&) -> Json { return true; };
+  if (name == "false" || name == "False") return [](JinjaScope&) -> Json { return false; };
+  if (name == "none" || name == "None") return [](JinjaScope&) { return Json(); };
+  if (!next_is("(")) return [name](JinjaScope& s) { return s.get(name); };
+
+  if (name != "namespace") {
+    // raise_exception, strftime_now and others: an error where it is called.
+    arguments();
+    return [](JinjaScope&) -> Json { throw JinjaError(); };
+  }
+  expect("(");
+  std::vector<std::pair<std::string, JinjaExpression>> members;
+  while (!take(")")) {
+    if (!members.empty()) expect(",");
+    const std::string key = word();
+    expect("=");
+    members.emplace_back(key, expression());
+  }
+  return [members](JinjaScope& s) {
+    Json made = Json::object();
+    for (const auto& [key, value] : members) {
+      made[key] = value(s);
+      if (made[key].is_structured()) throw JinjaError();
+    }
+    return made;
+  };
+}
+
+}  // namespace lathe

@@ -1,0 +1,72 @@
+// Expressions of Jinja. Private to jinja.cc.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "data/tokenizers/jinja_values.h"
+
+namespace lathe {
+
+/// Variables by name, in nested scopes, and a limit of the work.
+class JinjaScope {
+ public:
+  void push() { levels_.emplace_back(); }
+  void pop() { levels_.pop_back(); }
+  void set(const std::string& name, Json value) { levels_.back()[name] = std::move(value); }
+  /// Sets a member of a namespace, wherever it was made.
+  void set_member(const std::string& name, const std::string& member, Json value);
+  /// Returns a variable, or a discarded value, which stands for an undefined one.
+  Json get(const std::string& name) const;
+  /// Counts a unit of work. Throws JinjaError at the limit.
+  void spend() {
+    if (++spent_ > 300000) throw JinjaError();
+  }
+
+ private:
+  std::vector<std::map<std::string, Json>> levels_;
+  int64_t spent_ = 0;
+};
+
+/// An expression that was parsed. It is evaluated only where it is needed.
+using JinjaExpression = std::function<Json(JinjaScope&)>;
+
+/// Parses the words of a tag. Throws JinjaError for what is malformed or not supported.
+class JinjaParser {
+ public:
+  explicit JinjaParser(const std::string& text);
+  /// Takes a name.
+  std::string word();
+  /// Takes this token, if it is the next one.
+  bool take(const std::string& token);
+  /// Takes this token. Throws JinjaError for another one.
+  void expect(const std::string& token);
+  /// Throws JinjaError unless all tokens are taken.
+  void finish() const;
+  JinjaExpression expression();
+
+ private:
+  struct Token {
+    enum class Kind { name, number, string, mark } kind;
+    std::string text;
+  };
+  bool next_is(const std::string& token, size_t ahead = 0) const;
+  JinjaExpression binary(size_t level);
+  JinjaExpression negation();
+  JinjaExpression comparison();
+  JinjaExpression kind_test(const JinjaExpression& x);
+  JinjaExpression filtered();
+  JinjaExpression postfix();
+  JinjaExpression subscript(const JinjaExpression& x);
+  JinjaExpression primary();
+  JinjaExpression name_or_call();
+  std::vector<JinjaExpression> arguments();
+
+  std::vector<Token> tokens_;
+  size_t at_ = 0;
+  int depth_ = 0;
+};
+
+}  // namespace lathe

@@ -1,0 +1,158 @@
+#include "data/tokenizers/jinja_values.h"
+
+#include <algorithm>
+
+namespace lathe::jinja {
+namespace {
+
+std::string string_of(const Json& value) {
+  if (!value.is_string()) throw JinjaError();
+  return value.get<std::string>();
+}
+
+std::string trimmed(const std::string& text, bool left, bool right) {
+  constexpr const char* spaces = " \t\r\n\f\v";
+  const size_t begin = left ? text.find_first_not_of(spaces) : 0;
+  if (begin == std::string::npos) return "";
+  const size_t end = right ? text.find_last_not_of(spaces) + 1 : text.size();
+  return end <= begin ? "" : text.substr(begin, end - begin);
+}
+
+/// Joins two texts. A template must not double a text until memory is full.
+std::string joined(const std::string& a, const std::string& b) {
+  if (a.size() + b.size() > (size_t{1} << 20)) throw JinjaError();
+  return a + b;
+}
+
+Json add(const Json& a, const Json& b) {
+  if (a.is_string() && b.is_string()) return joined(a.get<std::string>(), b.get<std::string>());
+  if (a.is_number_integer() && b.is_number_integer()) return a.get<int32_t>() + b.get<int32_t>();
+  if (!a.is_array() || !b.is_array() || a.size() + b.size() > 1000) throw JinjaError();
+  Json made = a;
+  for (const Json& one : b) made.push_back(one);
+  return made;
+}
+
+bool contains(const Json& x, const Json& item) {
+  if (x.is_string()) return x.get<std::string>().find(string_of(item)) != std::string::npos;
+  if (x.is_object()) return item.is_string() && x.contains(item.get<std::string>());
+  if (!x.is_array()) throw JinjaError();
+  return std::find(x.begin(), x.end(), item) != x.end();
+}
+
+bool are_equal(const Json& a, const Json& b) {
+  if (a.is_discarded() || b.is_discarded()) return a.is_discarded() && b.is_discarded();
+  return a == b;
+}
+
+}  // namespace
+
+bool truth(const Json& x) {
+  if (x.is_discarded() || x.is_null()) return false;
+  if (x.is_boolean()) return x.get<bool>();
+  if (x.is_number()) return x.get<double>() != 0;
+  return x.is_string() ? !x.get<std::string>().empty() : !x.empty();
+}
+
+std::string text(const Json& x) {
+  if (x.is_discarded()) return "";
+  if (x.is_null()) return "None";
+  if (x.is_boolean()) return x.get<bool>() ? "True" : "False";
+  if (x.is_number_integer()) return std::to_string(x.get<int64_t>());
+  return string_of(x);
+}
+
+/// Returns a member of an object, or an element of a list.
+Json member(const Json& x, const Json& key) {
+  if (x.is_discarded()) throw JinjaError();
+  if (x.is_object() && key.is_string()) {
+    const auto found = x.find(key.get<std::string>());
+    return found == x.end() ? undefined() : *found;
+  }
+  if (x.is_array() && key.is_number_integer()) {
+    const auto n = static_cast<int64_t>(x.size());
+    const auto i = key.get<int64_t>();
+    const int64_t index = i < 0 ? i + n : i;
+    return index < 0 || index >= n ? undefined() : x[static_cast<size_t>(index)];
+  }
+  if (key.is_string()) return undefined();
+  throw JinjaError();
+}
+
+/// Returns a list's elements from `begin` to `end`, as Python does.
+Json sliced(const Json& x, const Json& begin, const Json& end) {
+  if (!x.is_array()) throw JinjaError();
+  const auto n = static_cast<int64_t>(x.size());
+  const auto bound = [&](const Json& value, int64_t otherwise) {
+    if (value.is_discarded()) return otherwise;
+    if (!value.is_number_integer()) throw JinjaError();
+    const auto i = value.get<int64_t>();
+    return std::clamp<int64_t>(i < 0 ? i + n : i, 0, n);
+  };
+  Json made = Json::array();
+  for (int64_t i = bound(begin, 0); i < bound(end, n); ++i)
+    made.push_back(x[static_cast<size_t>(i)]);
+  return made;
+}
+
+Json operation(const std::string& mark, const Json& a, const Json& b) {
+  if (mark == "==") return are_equal(a, b);
+  if (mark == "!=") return !are_equal(a, b);
+  if (mark == "in") return contains(b, a);
+  if (mark == "not in") return !contains(b, a);
+  if (mark == "+") return add(a, b);
+  if (mark == "~") return joined(text(a), text(b));
+  if (!a.is_number_integer() || !b.is_number_integer()) throw JinjaError();
+  const int64_t x = a.get<int32_t>(), y = b.get<int32_t>();
+  if (mark == "-") return x - y;
+  if (mark == "*") return x * y;
+  if (mark == "<") return x < y;
+  if (mark == "<=") return x <= y;
+  if (mark == ">") return x > y;
+  if (mark == ">=") return x >= y;
+  if (mark == "%" && y > 0) return ((x % y) + y) % y;
+  throw JinjaError();
+}
+
+/// Returns the result of a string's or an object's method.
+Json method(const Json& x, const std::string& name, const std::vector<Json>& given) {
+  if (x.is_object() && name == "get" && !given.empty()) {
+    const Json found = member(x, given[0]);
+    if (!found.is_discarded()) return found;
+    return given.size() > 1 ? given[1] : Json();
+  }
+  const std::string own = string_of(x);
+  if (given.empty() && (name == "strip" || name == "lstrip" || name == "rstrip"))
+    return trimmed(own, name != "rstrip", name != "lstrip");
+  if (given.size() != 1) throw JinjaError();
+  if (name == "startswith") return own.starts_with(string_of(given[0]));
+  if (name == "endswith") return own.ends_with(string_of(given[0]));
+  throw JinjaError();
+}
+
+Json filter(const std::string& name, const Json& x, const std::vector<Json>& given) {
+  if (name == "default" && given.size() == 1) return x.is_discarded() ? given[0] : x;
+  if (!given.empty()) throw JinjaError();
+  if (name == "trim") return trimmed(text(x), true, true);
+  if (name == "string") return text(x);
+  if ((name == "length" || name == "count") && x.is_structured())
+    return static_cast<int64_t>(x.size());
+  if (name == "first" && x.is_array()) return member(x, 0);
+  if (name == "last" && x.is_array()) return member(x, -1);
+  throw JinjaError();
+}
+
+bool is_kind(const Json& x, const std::string& name) {
+  if (name == "defined") return !x.is_discarded();
+  if (name == "undefined") return x.is_discarded();
+  if (name == "none") return x.is_null();
+  if (name == "string") return x.is_string();
+  if (name == "mapping") return x.is_object();
+  if (name == "sequence" || name == "iterable") return x.is_structured() || x.is_string();
+  if (name == "boolean") return x.is_boolean();
+  if (name == "number") return x.is_number();
+  if (name == "true" || name == "false") return x.is_boolean() && x.get<bool>() == (name == "true");
+  throw JinjaError();
+}
+
+}  // namespace lathe::jinja

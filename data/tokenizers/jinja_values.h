@@ -1,0 +1,38 @@
+// Values of Jinja's expressions: JSON, and a discarded value for what is undefined. Private to
+// jinja.cc.
+#pragma once
+
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "core/io/json.h"
+
+namespace lathe {
+
+/// A template that can't be rendered.
+struct JinjaError : std::exception {};
+
+namespace jinja {
+
+/// Returns the undefined value.
+inline Json undefined() { return Json(Json::value_t::discarded); }
+/// Returns whether a value counts as true.
+bool truth(const Json& x);
+/// Returns a value as {{ }} prints it.
+std::string text(const Json& x);
+/// Returns a member of an object, or an element of a list.
+Json member(const Json& x, const Json& key);
+/// Returns a list's elements from `begin` to `end`, as Python does.
+Json sliced(const Json& x, const Json& begin, const Json& end);
+/// Returns the result of a comparison or of arithmetic.
+Json operation(const std::string& mark, const Json& a, const Json& b);
+/// Returns the result of a string's or an object's method.
+Json method(const Json& x, const std::string& name, const std::vector<Json>& given);
+/// Returns the result of a filter.
+Json filter(const std::string& name, const Json& x, const std::vector<Json>& given);
+/// Returns the result of a test, as `x is defined`.
+bool is_kind(const Json& x, const std::string& name);
+
+}  // namespace jinja
+}  // namespace lathe
