@@ -29,6 +29,15 @@ void read_template(const Json& config, const std::string& where, TokenizerSettin
   }
 }
 
+/// Reads the names of special tokens, where the object has that of the end of texts.
+void read_names(const Json& config, const std::string& where, TokenizerSettings& s) {
+  if (!config.contains("eos_token")) return;
+  s.has_names = true;
+  s.bos_token = token_name(config, "bos_token", where);
+  s.eos_token = token_name(config, "eos_token", where);
+  s.pad_token = token_name(config, "pad_token", where);
+}
+
 std::string read_text(const fs::path& file) {
   std::string text = read_file(file, Exit::data, most_settings);
   if (!is_utf8(text)) fail(Exit::data, file.string(), " is not UTF-8");
@@ -52,17 +61,17 @@ void TokenizerSettings::fill_from(const TokenizerSettings& other) {
 
 TokenizerSettings read_settings(const fs::path& folder) {
   TokenizerSettings s;
-  const fs::path config = folder / "tokenizer_config.json", file = folder / "chat_template.jinja",
+  const fs::path file = folder / "chat_template.jinja",
                  generation = folder / "generation_config.json";
-  if (fs::exists(config)) {
+  // Older folders have the names of tokens in the second file only.
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+    const fs::path config = folder / name;
+    if (!fs::exists(config)) continue;
     const std::string where = config.string();
     const Json json = parse_json(read_text(config), where, Exit::data);
     if (!json.is_object()) fail(Exit::data, where, " is not a JSON object");
-    read_template(json, where, s);
-    s.has_names = true;
-    s.bos_token = token_name(json, "bos_token", where);
-    s.eos_token = token_name(json, "eos_token", where);
-    s.pad_token = token_name(json, "pad_token", where);
+    if (s.chat_template.empty()) read_template(json, where, s);
+    if (!s.has_names) read_names(json, where, s);
   }
 
   // transformers prefers the file.

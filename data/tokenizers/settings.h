@@ -23,8 +23,9 @@ struct TokenizerSettings {
   bool operator==(const TokenizerSettings&) const = default;
 };
 
-/// Reads tokenizer_config.json, chat_template.jinja and generation_config.json of a folder, each of
-/// which may be missing. Throws Exit::data with the file and what is wrong.
+/// Reads tokenizer_config.json, special_tokens_map.json, chat_template.jinja and
+/// generation_config.json of a folder, each of which may be missing. Throws Exit::data with the
+/// file and what is wrong.
 TokenizerSettings read_settings(const fs::path& folder);
 /// Adds what is set to the object `json`, from which settings_from_json reads it.
 void add_settings(Json& json, const TokenizerSettings& settings);

@@ -969,6 +969,14 @@ TEST_CASE("chat templates are written as they came, or as --chat-template has th
   const fs::path bare = again("bare");
   CHECK(Json::parse(slurp(bare / "tokenizer_config.json"))["eos_token"] == "<|endoftext|>");
   CHECK(!fs::exists(bare / "generation_config.json"));
+  // A file without the names leaves them unknown; another one may have them.
+  write_file(folder / "tokenizer_config.json", "{\"model_max_length\": 1024}");
+  CHECK(Json::parse(slurp(again("unnamed") / "config.json"))["eos_token_id"] == 256);
+  write_file(folder / "special_tokens_map.json", "{\"eos_token\": \"<|im_end|>\"}");
+  CHECK(Json::parse(slurp(again("mapped") / "config.json"))["eos_token_id"] == 258);
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"})
+    fs::remove(folder / name);
+
   REQUIRE(lathe_in(f, {"export", "bare", "--out", "set", "--chat-template", "chatml"}).code == 0);
   CHECK(Json::parse(slurp(f / "set/tokenizer_config.json"))["eos_token"] == "<|im_end|>");
   const Finished lacks = lathe_in(f, {"export", "bare", "--out", "x", "--chat-template", "llama3"});
