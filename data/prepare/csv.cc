@@ -19,7 +19,7 @@ CsvReader::CsvReader(std::string_view text, std::string file, char separator)
       file_(std::move(file)),
       separator_(separator),
       ends_{separator, '\n'},
-      // A tab that separates is no blank, and a line of tabs has empty fields.
+      // A tab that separates is not a blank, and a line of tabs has empty fields.
       blanks_(separator == '\t' ? " \r" : " \t\r") {
   if (text_.starts_with("\xEF\xBB\xBF")) at_ = 3;
   if (text_.starts_with("\xFF\xFE") || text_.starts_with("\xFE\xFF"))

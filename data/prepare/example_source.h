@@ -23,7 +23,7 @@ struct TableOptions {
   std::string missing = "error";          ///< empty cells: "error", "drop", "mean" or "median"
   std::vector<std::string> drop{};        ///< columns that are left out
   std::vector<std::string> categories{};  ///< columns whose numbers are categories
-  std::string id{};                       ///< a column that is no input; empty: there is none
+  std::string id{};                       ///< a column that is not an input; empty: there is none
 };
 
 /// One example; valid until the next one is read.

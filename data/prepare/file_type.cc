@@ -52,8 +52,8 @@ void check_is_text(const std::string& file, std::string_view piece, bool begins,
 
   // A text may well begin with "PAR1"; a NUL byte is in every file of such a format.
   if (format != nullptr && (has_nul || !may_begin_text(format->head)))
-    fail(Exit::data, file, " is no text: it ", format->what, ", or ", remedy);
-  if (has_nul) fail(Exit::data, file, " is no text: it holds NUL bytes; ", remedy);
+    fail(Exit::data, file, " is not text: it ", format->what, ", or ", remedy);
+  if (has_nul) fail(Exit::data, file, " is not text: it holds NUL bytes; ", remedy);
 }
 
 }  // namespace lathe

@@ -18,7 +18,7 @@ constexpr size_t rows_to_read = 1000, cells_to_read = 1 << 18;
 
 bool is_text_cell(const std::string& cell) { return !cell.empty() && !csv_number(cell); }
 
-/// The first lines of a table, and what the options say about its columns.
+/// The first lines of a table, and how the options use its columns.
 class LayoutFinder {
  public:
   LayoutFinder(const std::string& file, std::string_view text, const TableOptions& options);
@@ -99,7 +99,7 @@ size_t LayoutFinder::column_of(const std::string& flag, const std::string& which
     return static_cast<size_t>(named - first.begin());
   }
   if (whole && place >= 1 && place <= columns_) return place - 1;
-  fail(Exit::usage, "--", flag, " ", which, " is no column of ", file_, "; say ",
+  fail(Exit::usage, "--", flag, " ", which, " is not a column of ", file_, "; give ",
        flag == "target" ? "last, first, " : "", "a name of its first line, or a number from 1 to ",
        columns_);
 }

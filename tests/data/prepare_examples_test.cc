@@ -161,7 +161,7 @@ TEST_CASE("a table's header, target and task are as it looks, or as they are sai
   }
   for (const char* target : {"4", "0", "d", ""}) {
     p.options.table.target = target;
-    CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("is no column of"));
+    CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("is not a column of"));
   }
   p.options.table.target = "last";
   p.options.shape = {1, 2, 1};
@@ -423,7 +423,8 @@ TEST_CASE("a stop is heeded every few megabytes, and leaves nothing of a table",
   }
 }
 
-TEST_CASE("separators are found by the name or the first line, or are said", "[prepare_examples]") {
+TEST_CASE("separators are found by the name or the first line, or are given",
+          "[prepare_examples]") {
   Prepared p;
   const auto same = [&](const std::string& name, const std::string& text) {
     INFO(name << ": " << text);
@@ -442,7 +443,7 @@ TEST_CASE("separators are found by the name or the first line, or are said", "[p
   p.options.table.separator = 0;
   CHECK(is_example_file(p.f / "a.tsv"));
 
-  // A tab that separates is no blank: its empty cells count.
+  // A tab that separates is not a blank: its empty cells count.
   CHECK_THAT((p.write("a.tsv", "a\tb\tkind\n1\t\tx\n"), p.problem({"a.tsv"})),
              ContainsSubstring("a.tsv:2: column 2 (b) is empty"));
   CHECK_THAT((p.write("a.tsv", "a\tb\tkind\n1\t2\tx\n\t\t\n"), p.problem({"a.tsv"})),
@@ -478,7 +479,7 @@ TEST_CASE("text columns become an input for each category", "[prepare_examples]"
   p.options.table.drop = {"kind"};
   CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("is the target too"));
   p.options.table.drop = {"shade"};
-  CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("--drop shade is no column"));
+  CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("--drop shade is not a column"));
   p.options.table.drop.clear();
   m = p.csv(table);
   CHECK(m.table->columns[0].role == ColumnRole::id);

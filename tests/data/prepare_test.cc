@@ -203,7 +203,7 @@ TEST_CASE("a preparation of plain text that was cut short goes on where it was, 
       o.tokenizer = tokenizer, o.shard_tokens = shard, o.val_share = 0.3;
       prepare(o);
       o.out = f / "parts", o.progress_seconds = 0;
-      const int64_t survey = 5;  // looks at `stop`, once a piece
+      const int64_t survey = 5;  // reads `stop`, once a piece
       for (const int64_t after : {1, 2, 4}) {
         INFO(tokenizer << ", shards of " << shard << ", stopped after " << after);
         int64_t asked = 0;
@@ -396,12 +396,12 @@ TEST_CASE("files that are not text are refused, unless they are meant", "[prepar
   for (const auto& flags : tokenizers) {
     INFO((flags.empty() ? "byte" : flags.back()));
     for (const auto& [file, what] : std::map<std::string, std::string>{
-             {"a.png", "a.png is no text: it is a PNG image"},
-             {"a.npz", "a.npz is no text: it is a ZIP archive"},
-             {"a.whl", "a.whl is no text: it is a ZIP archive"},
-             {"wide.txt", "wide.txt is no text: it is UTF-16"},
-             {"late.txt", "late.txt is no text: it holds NUL bytes"},
-             {"mixed", "mixed/b.txt is no text: it holds NUL bytes"}}) {
+             {"a.png", "a.png is not text: it is a PNG image"},
+             {"a.npz", "a.npz is not text: it is a ZIP archive"},
+             {"a.whl", "a.whl is not text: it is a ZIP archive"},
+             {"wide.txt", "wide.txt is not text: it is UTF-16"},
+             {"late.txt", "late.txt is not text: it holds NUL bytes"},
+             {"mixed", "mixed/b.txt is not text: it holds NUL bytes"}}) {
       const Finished refused = prepared(file, flags);
       CHECK(refused.code == static_cast<int>(Exit::data));
       CHECK_THAT(refused.err, ContainsSubstring(what));

@@ -227,7 +227,7 @@ ExampleEncoding encoding_of(const std::string& run, const LoadedModel& m) {
   const auto& encoding = data->facts().encoding;
   if (!encoding)
     fail(Exit::data, dir,
-         " does not tell how its inputs were prepared; `lathe predict` is for "
+         " does not hold how its inputs were prepared; `lathe predict` is for "
          "data that `lathe prepare` made of tables and arrays");
   if (encoding->input_sizes != m.state.sizes.input || encoding->outputs != m.state.sizes.outputs)
     fail(Exit::data, dir, " is not the data that ", run, " was trained on; put that back");
@@ -342,7 +342,7 @@ Verb predict_verb() {
       .example = "predict runs/mine new.csv --out predictions.csv",
       .flags = with_load_flags(
           {{"out", "file for the predictions, .csv or .jsonl (default: standard output, as CSV)"},
-           {"batch-size", "examples at once (default: the run's)"},
+           {"batch-size", "examples in a batch (default: the run's)"},
            force_flag}),
       .min_words = 2,
       .max_words = 2,
