@@ -45,13 +45,13 @@ def end(process):
     check(process.returncode == 0, f"code {process.returncode}: {out[-3000:]}")
 
 
-def rank_processes(lathe, group):
-    """The processes of a session that run the binary."""
+def rank_processes(lathe, run):
+    """The processes of the binary that train in that folder."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and os.getsid(int(entry.name)) == group and \
-                    os.readlink(entry / "exe") == os.path.realpath(lathe):
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            if words and words[0].decode() == lathe and f"--train.out_dir={run}".encode() in words:
                 found.append(int(entry.name))
         except OSError:
             continue
@@ -71,7 +71,7 @@ def main():
     deadline = time.time() + 60
     while time.time() < deadline and not (run / "checkpoints").is_dir():
         time.sleep(0.02)
-    ranks = rank_processes(tiny.lathe, process.pid)
+    ranks = rank_processes(tiny.lathe, run)
     check(len(ranks) == 2, f"{len(ranks)} ranks run")
     os.kill(ranks[1], signal.SIGKILL)
     end(process)
