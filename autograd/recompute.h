@@ -113,13 +113,15 @@ size_t blocks_of_group(RecomputePolicy policy, size_t n);
 
 namespace detail {
 
-/// Calls the thread's block hooks around a block.
+/// Calls the thread's block hooks around a block, but not around the blocks within it.
 class BlockScope {
  public:
-  explicit BlockScope(size_t block) : hooks_(mode().block_hooks), block_(block) {
+  explicit BlockScope(size_t block)
+      : hooks_(std::exchange(mode().block_hooks, nullptr)), block_(block) {
     if (hooks_ != nullptr) hooks_->begin(block_, mode().replaying != nullptr);
   }
   ~BlockScope() {
+    mode().block_hooks = hooks_;
     if (hooks_ != nullptr) hooks_->end(block_, mode().replaying != nullptr);
   }
   BlockScope(const BlockScope&) = delete;

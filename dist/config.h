@@ -16,12 +16,14 @@ struct DistConfig {
               "several processes: megabytes of gradients that are exchanged together; changes no "
               "bit",
               between(0.001, 4096))
-  LATHE_FIELD(std::string, shard, "none",
-              "several processes: what is shared out among them instead of kept by each; "
-              "optimizer: the optimizer's state (ZeRO 1); gradients: the gradients too (ZeRO 2), "
-              "which are then exchanged after every micro-batch; parameters: those of the model's "
-              "blocks too (ZeRO 3), with memory.recompute = \"blocks\". Changes no bit",
-              one_of({"none", "optimizer", "gradients", "parameters"}))
+  LATHE_FIELD(
+      std::string, shard, "none",
+      "several processes: what is shared out among them instead of kept by each; "
+      "optimizer: the optimizer's state (ZeRO 1); gradients: the gradients too (ZeRO 2), "
+      "which are then exchanged after every micro-batch where the number of processes is a power "
+      "of two; parameters: those of the model's "
+      "blocks too (ZeRO 3), with memory.recompute = \"blocks\". Changes no bit",
+      one_of({"none", "optimizer", "gradients", "parameters"}))
 };
 
 }  // namespace lathe

@@ -75,8 +75,10 @@ void GradientExchange::note_complete(size_t i) {
   ready_.notify_one();
   if (is_dry_run()) return send_in_dry_run();
 
-  // Gradients that are freed once they are sent must not pile up where backward is faster.
-  if (result_ == Result::all || !thread_.joinable()) return;
+  // Gradients that are freed once they are sent must not pile up where backward is faster. A rank
+  // whose blocks are collected by others must not wait: they may wait for it.
+  const bool has_blocks = layout_.buckets().at(0).block >= 0 || layout_.buckets().back().block >= 0;
+  if (result_ == Result::all || has_blocks || !thread_.joinable()) return;
   std::unique_lock lock(mutex_);
   one_sent_.wait(lock, [&] { return sendable_ - sent_ <= most_waiting || error_; });
 }

@@ -168,7 +168,7 @@ class GlooGroup final : public Group {
   }
   /// Ends a collective.
   void wait(const Works& works) {
-    ++tag_;
+    tag_ = (tag_ + 1) & 0x7fffffff;
     for (const auto& work : works) work->wait();
   }
   static void check(const at::Tensor& t) {

@@ -24,8 +24,6 @@ void allocate_storage(const at::Tensor& t) {
 
 void free_storage(const at::Tensor& t) {
   if (!t.defined() || t.numel() == 0) return;
-  LATHE_CHECK(t.storage_offset() == 0 && t.storage().nbytes() == t.nbytes(),
-              "a parameter that shares its memory can't be shared out among ranks");
   t.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
 }
 
@@ -42,7 +40,16 @@ ParameterShards::ParameterShards(World& world, std::span<const NamedParameter> p
                                  const ShardLayout& layout)
     : world_(world), parameters_(parameters), layout_(layout) {
   for (const Bucket& bucket : layout.buckets()) {
-    if (bucket.block >= 0) blocks_.insert(bucket.block);
+    if (bucket.block < 0) continue;
+    blocks_.insert(bucket.block);
+    for (const size_t i : bucket.parameters) {
+      const at::Tensor& t = parameters[i].parameter.data();
+      if (t.storage_offset() != 0 || t.storage().nbytes() != t.nbytes()) {
+        fail(Exit::usage, "dist.shard = \"parameters\": ", parameters[i].path,
+             " shares its memory with another tensor, so it can't be freed; set dist.shard = "
+             "\"gradients\"");
+      }
+    }
   }
 }
 

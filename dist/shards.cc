@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <numeric>
 #include <tuple>
@@ -174,6 +175,11 @@ std::vector<ElementRange> ShardLayout::ranges(int rank) const {
   return all;
 }
 
+bool exchanges_every_micro_batch(const std::string& shard, int ranks) {
+  return (shard == "gradients" || shard == "parameters") &&
+         std::has_single_bit(static_cast<unsigned>(ranks));
+}
+
 int64_t bytes_sent_by_first(const ShardLayout& layout, std::span<const NamedParameter> parameters,
                             const std::string& shard, int64_t rounds) {
   int64_t bytes = 0;
@@ -186,7 +192,7 @@ int64_t bytes_sent_by_first(const ShardLayout& layout, std::span<const NamedPara
     const auto others = static_cast<int64_t>(bucket.cuts.size()) - 2;
     const int64_t own = bucket.cuts[1];
 
-    const bool each = shard == "gradients" || shard == "parameters";
+    const bool each = exchanges_every_micro_batch(shard, static_cast<int>(others) + 1);
     bytes += (each ? rounds : 1) * (bucket.elements() - own) * of_gradient;
     bytes += others * own * (shard == "none" ? of_gradient : of_parameter) *
              (bucket.block >= 0 ? 2 * rounds : 1);

@@ -63,6 +63,11 @@ class ShardLayout {
       offsets_;  // of each parameter: elements, and its place in its bucket
 };
 
+/// Returns whether gradients are exchanged after every micro-batch, as dist.shard asks for. With a
+/// number of ranks that is not a power of two, adding up over the ranks first would not be the
+/// order of core/tree_sum.h, so gradients are then exchanged after the last micro-batch.
+bool exchanges_every_micro_batch(const std::string& shard, int ranks);
+
 /// Returns the bytes of gradients and parameters that rank 0 sends in a step of `rounds`
 /// micro-batches. `shard`: as dist.shard. Each rank sends every other one its share of the
 /// gradients, after each micro-batch where they are shared out, and then its own share: of the

@@ -85,7 +85,7 @@ void World::join(const Placement& p, const DistConfig& config) {
     meet();
     control_ = Group::make(*store_, "control", p, timeout_);
     gradients_ = Group::make(*store_, "gradients", p, timeout_);
-    if (config.shard == "parameters") parameters_ = Group::make(*store_, "parameters", p, timeout_);
+    parameters_ = Group::make(*store_, "parameters", p, timeout_);
   });
 }
 

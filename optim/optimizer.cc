@@ -27,13 +27,13 @@ const at::Tensor& gradient_of(const Slot& slot, const StepOptions& options) {
 }
 
 /// Throws unless a slot's gradient matches its parameter: the kernels access both by pointer alone.
-void check_slot(const Slot& slot, const at::Tensor& g) {
+void check_slot(const Slot& slot, const at::Tensor& g, bool is_shared) {
   const at::Tensor& p = slot.param.data();
-  const bool fits = slot.own.size() == p.numel() ? g.numel() == p.numel() : g.dim() == 1;
-  LATHE_CHECK(
-      fits && g.numel() == slot.own.size() && g.device() == p.device() && g.is_floating_point(),
-      "optimizer: the gradient of ", slot.path, " is ", describe(g), " on ", g.device().str(),
-      ", the parameter ", describe(p), " on ", p.device().str());
+  const int64_t own = slot.own.size();
+  const at::IntArrayRef sizes = is_shared ? at::IntArrayRef(own) : p.sizes();
+  LATHE_CHECK(g.sizes() == sizes && g.device() == p.device() && g.is_floating_point(),
+              "optimizer: the gradient of ", slot.path, " is ", describe(g), " on ",
+              g.device().str(), ", the parameter ", describe(p), " on ", p.device().str());
   LATHE_CHECK(g.is_contiguous() && p.is_contiguous(), "optimizer: ", slot.path,
               " or its gradient is not contiguous");
 }
@@ -235,7 +235,7 @@ void Optimizer::sum_gradients(const StepOptions& options) {
     for (const auto& slot : group.slots) {
       const at::Tensor& g = gradient_of(slot, options);
       if (!g.defined()) continue;
-      check_slot(slot, g);
+      check_slot(slot, g, is_shared_);
       grads.push_back(
           {.grad = g.const_data_ptr(), .type = element_of(g.scalar_type()), .n = g.numel()});
       sizes.push_back(g.numel());

@@ -166,6 +166,9 @@ TEST_CASE("what ranks share out changes no bit, with any optimizer and precision
     CHECK((runs.results(first, with_keys(cells[i], {"--dist.shard=parameters",
                                                     "--memory.recompute=blocks"})) == alone));
   }
+  // Three ranks have blocks of two micro-batches, whatever they share out.
+  const Words six{"--train.grad_accum=6"};
+  CHECK((runs.results(3, with_keys(six, {"--dist.shard=gradients"})) == runs.results(1, six)));
   // The control: another seed has other bits.
   CHECK((runs.results(2, {"--dist.shard=optimizer", "--train.seed=7"}) != runs.results(1, {})));
 }

@@ -176,8 +176,10 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
     return needs && *needs <= bytes ? std::optional(all) : std::nullopt;
   };
 
-  // Needs grow with the micro-batch, so a bisection finds the largest with few dry runs.
+  // Needs grow with the micro-batch, so a bisection finds the largest with few dry runs. But more
+  // micro-batches keep more sums of gradients, so the current one may fit where a smaller does not.
   const auto largest = [&](const Overrides& change) -> std::optional<Overrides> {
+    if (auto current = fits(change, batches.front())) return current;
     if (!fits(change, 1)) return std::nullopt;
     const auto first = std::partition_point(batches.begin(), batches.end() - 1,
                                             [&](int64_t b) { return !fits(change, b); });

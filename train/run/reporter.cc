@@ -110,6 +110,8 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
       write_replay_bundle(run_, state_, session_, data_, failed - 1);
     } catch (const Error& why) {
       log_warn("the step is not kept for `lathe replay`: ", why.what());
+      // The others may be sending state that nobody takes; they end with this process.
+      if (session_.optimizer.is_shared()) throw e;
       world().wait_for_all();
       throw e;
     }

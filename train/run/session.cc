@@ -198,7 +198,9 @@ at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, Ste
 
 at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor,
                            StepRandom random) {
-  return run_watched(s, batch, divisor, random, s.compute,
+  // Casts of parameters that are freed after each block must not be kept.
+  const Compute compute{s.compute.dtype, s.compute.cache && !s.shards};
+  return run_watched(s, batch, divisor, random, compute,
                      s.scaler ? s.scaler->scale() : at::Tensor());
 }
 

@@ -26,21 +26,12 @@ StepRandom random_of(const RunConfig& c, int64_t step, int64_t micro_batch) {
           micro_batch * c.train.batch_size};
 }
 
-namespace {
-
-/// Returns whether a process keeps the gradients of its own elements alone.
-bool shares_gradients(const RunConfig& config) {
-  return config.dist.shard == "gradients" || config.dist.shard == "parameters";
-}
-
-}  // namespace
-
 BatchPlan batch_plan(const RunConfig& config) {
   const int64_t all = config.train.grad_accum;
   const Share share = world().share(all);
   // Gradients that are shared out after every micro-batch are added up over the ranks first, so
   // the micro-batches of one round are neighbors in the order of core/tree_sum.h.
-  if (shares_gradients(config))
+  if (exchanges_every_micro_batch(config.dist.shard, world().size()))
     return {
         .per_step = all, .first = world().rank(), .count = share.count, .stride = world().size()};
   return {.per_step = all, .first = share.first, .count = share.count};
@@ -71,7 +62,7 @@ class StepGradients {
   StepGradients(Session& s, const BatchPlan& plan)
       : s_(s),
         plan_(plan),
-        each_(s.optimizer.is_shared() && shares_gradients(s.config)),
+        each_(plan.stride > 1),
         sum_(s.params),
         own_(s.optimizer.is_shared() ? s.params.size() : 0) {}
 

@@ -130,9 +130,10 @@ Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& file
 
   Json json = text_json(all);
   if (const int64_t begin = text_begin_token(scoring.tokenizer); begin >= 0) {
-    log_info("token ", begin,
-             " precedes each text, so that its first token is scored as well; a "
-             "perplexity without it differs slightly");
+    // Standard output is for the result.
+    std::cerr << "token " << begin
+              << " precedes each text, so that its first token is scored as well; a perplexity "
+                 "without it differs slightly\n";
     json["begin_token"] = begin;
   }
   if (files.size() > 1) json["files"] = each;

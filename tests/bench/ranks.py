@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Steps of several processes of this machine beside PyTorch's DDP and FSDP: ranks.py LATHE [--peer PYTHON] [--rounds N]
+
+One process with all threads, then two processes with half of them, with each dist.shard; the same with PyTorch. All are run
+in turn, and the medians of the rounds are printed: ms of a step, and the peak resident memory of a process.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LAYERS, HEADS, DIM, CONTEXT, BATCH, ACCUM, VOCABULARY, STEPS = 6, 6, 384, 256, 4, 4, 256, 8
+CONFIG = f"""[model]
+n_layer = {LAYERS}
+n_head = {HEADS}
+n_embd = {DIM}
+block_size = {CONTEXT}
+vocab_size = {VOCABULARY}
+[data]
+dir = "data"
+[train]
+steps = {STEPS}
+batch_size = {BATCH}
+grad_accum = {ACCUM}
+eval_interval = 0
+log_interval = 1
+[checkpoint]
+interval = 0
+[amp]
+dtype = "bf16"
+"""
+
+
+def resident(command, folder, environment=None):
+    """Runs a command; returns its output and the largest peak of a process in MB."""
+    script = "import resource, subprocess, sys; code = subprocess.run(sys.argv[1:]).returncode; " \
+        "print('peak', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, file=sys.stderr); sys.exit(code)"
+    done = subprocess.run([sys.executable, "-c", script, *command], cwd=folder, capture_output=True, text=True,
+                          env={**os.environ, **(environment or {})})
+    if done.returncode != 0:
+        sys.exit(f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout, float(done.stderr.rpartition("peak ")[2].split()[0])
+
+
+def lathe_step(lathe, folder, ranks, shard):
+    words = ["train", "ranks.toml", "--train.out_dir=run", f"--train.threads={2 // ranks}", f"--dist.shard={shard}"]
+    if shard == "parameters":
+        words.append("--memory.recompute=blocks")
+    subprocess.run(["rm", "-rf", str(folder / "run")], check=True)
+    launch = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
+    _, peak = resident([lathe, *launch, *words], folder)
+    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    times = [line["step_ms"] for line in lines if "loss" in line]
+    return statistics.median(times[2:]), peak
+
+
+def peer_step(python, folder, ranks, parallel):
+    words = [str(HERE / "torch_gpt.py"), "--layers", LAYERS, "--heads", HEADS, "--dim", DIM, "--ctx", CONTEXT, "--batch", BATCH,
+             "--accum", ACCUM, "--vocab", VOCABULARY, "--steps", STEPS, "--skip", 2, "--dtype", "bf16", "--optim", "fused",
+             "--threads", 2 // ranks, "--data", "tokens.bin", "--parallel", parallel]
+    command = [python]
+    if ranks > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    out, peak = resident([*command, *map(str, words)], folder)
+    return json.loads(out.strip().splitlines()[-1])["ms_median"], peak
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("lathe")
+    p.add_argument("--peer", help="a Python that has PyTorch")
+    p.add_argument("--rounds", type=int, default=3)
+    a = p.parse_args()
+    lathe = str(Path(a.lathe).resolve())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        text = bytes(32 + i * i * 7 % 91 for i in range(400000))
+        (folder / "text.txt").write_bytes(text)
+        (folder / "tokens.bin").write_bytes(b"".join(bytes([b, 0]) for b in text))
+        (folder / "ranks.toml").write_text(CONFIG)
+        subprocess.run([lathe, "prepare", "text.txt", "--out", "data"], cwd=folder, check=True, capture_output=True)
+
+        rows = {f"Lathe, {ranks} x {2 // ranks} threads, {shard}": (lambda r=ranks, s=shard: lathe_step(lathe, folder, r, s))
+                for ranks, shard in [(1, "none"), *((2, s) for s in ("none", "optimizer", "gradients", "parameters"))]}
+        if a.peer:
+            rows |= {f"PyTorch, {ranks} x {2 // ranks} threads, {kind}": (lambda r=ranks, k=kind: peer_step(a.peer, folder, r, k))
+                     for ranks, kind in [(1, "none"), (2, "ddp"), (2, "fsdp")]}
+        found = {name: [] for name in rows}
+        for _ in range(a.rounds):
+            for name, measure in rows.items():
+                found[name].append(measure())
+        print("| | ms per step | MB per process |\n|---|---|---|")
+        for name, figures in found.items():
+            ms, mb = (statistics.median(column) for column in zip(*figures))
+            print(f"| {name} | {ms:.0f} | {mb:.0f} |")
+
+
+main()
