@@ -529,9 +529,9 @@ TEST_CASE("./dev works in the folder that it is called from", "[cli]") {
   CHECK_THAT(shown.out, ContainsSubstring("tiny.toml: fine"));
   // The config is found among other words, and the quickstart's data are made where it asks for
   // them.
-  const Finished r = dev(f, {"train", "--train.steps=1", "--schedule.warmup_steps=0",
-                             "--train.eval_interval", "0", "tiny.toml",
-                             "--data.dir=data/quickstart", "--log.level", "info"});
+  const Finished r =
+      dev(f, {"train", "--train.steps=1", "--schedule.warmup_steps=0", "--train.eval_interval", "0",
+              "tiny.toml", "--data.dir=data/quickstart", "--log.level", "info"});
   INFO(r.err);
   CHECK(r.code == 0);
   CHECK(r.err == "");
