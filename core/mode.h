@@ -45,7 +45,9 @@ using StreamUses = std::unordered_map<uint64_t, uint64_t>;
 class BlockHooks {
  public:
   virtual ~BlockHooks() = default;
+  /// Called before the block runs.
   virtual void begin(size_t block, bool is_recomputed) = 0;
+  /// Called after it, also where it throws.
   virtual void end(size_t block, bool is_recomputed) = 0;
 };
 

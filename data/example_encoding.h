@@ -41,6 +41,8 @@ struct TableFormat {
   int64_t width() const;
 };
 
+/// How examples become the inputs of a model, so that new ones can be encoded as the training data
+/// was.
 struct ExampleEncoding {
   std::vector<int64_t> input_sizes{};  ///< of one input, as {64} or {1, 8, 8}
   int64_t outputs = 0;                 ///< classes, or numbers of one target

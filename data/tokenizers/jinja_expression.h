@@ -13,8 +13,11 @@ namespace lathe {
 /// Variables by name, in nested scopes, and a limit of the work.
 class JinjaScope {
  public:
+  /// Opens a scope within the others.
   void push() { levels_.emplace_back(); }
+  /// Closes the innermost scope.
   void pop() { levels_.pop_back(); }
+  /// Sets a variable of the innermost scope.
   void set(const std::string& name, Json value) { levels_.back()[name] = std::move(value); }
   /// Sets a member of a namespace, wherever it was made.
   void set_member(const std::string& name, const std::string& member, Json value);
@@ -45,6 +48,7 @@ class JinjaParser {
   void expect(const std::string& token);
   /// Throws JinjaError unless all tokens are taken.
   void finish() const;
+  /// Parses an expression, as far as it goes.
   JinjaExpression expression();
 
  private:

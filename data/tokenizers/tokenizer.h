@@ -56,6 +56,7 @@ class Tokenizer {
   TextMarks marks() const;
   /// Returns what came with the tokenizer; it changes no id.
   const TokenizerSettings& settings() const { return settings_; }
+  /// Replaces what came with the tokenizer.
   void set_settings(TokenizerSettings settings) { settings_ = std::move(settings); }
   /// Returns whether both give every text the same ids.
   bool operator==(const Tokenizer& other) const;
