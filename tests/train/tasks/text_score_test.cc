@@ -142,9 +142,9 @@ TEST_CASE("lathe eval reports the token that precedes a text", "[text_score]") {
   };
   const Finished with = evaluated("bpe"), without = evaluated("data");
   CHECK(last_line(with)["begin_token"].is_number());
-  CHECK_THAT(with.out, ContainsSubstring(" precedes each text"));
+  CHECK_THAT(with.err, ContainsSubstring(" precedes each text"));
   CHECK(!last_line(without).contains("begin_token"));
-  CHECK_THAT(without.out, !ContainsSubstring("precedes"));
+  CHECK_THAT(without.err, !ContainsSubstring("precedes"));
 }
 
 TEST_CASE("lathe eval over files and questions", "[text_score]") {
