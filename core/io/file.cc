@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <array>
@@ -124,19 +125,20 @@ struct MapSlot {
 std::array<MapSlot, 256> map_slots;
 std::mutex map_mutex;
 
-void say(const char* text) {
-  if (write(STDERR_FILENO, text, std::strlen(text)) < 0) _exit(static_cast<int>(Exit::io));
-}
-
 void on_bus_error(int, siginfo_t* info, void*) {
   const auto* at = static_cast<const std::byte*>(info->si_addr);
   for (auto& slot : map_slots) {
     const std::byte* begin = slot.begin;
     if (begin != nullptr && at >= begin && at < begin + slot.size) {
-      say("error: ");
-      say(slot.path.data());
-      say(" was cut short while it was being read; restore the file and run the same command "
-          "again\n");
+      // One write, so that the line stays together where several processes share the stream.
+      const auto part = [](const char* text) {
+        return iovec{.iov_base = const_cast<char*>(text), .iov_len = std::strlen(text)};
+      };
+      const std::array parts{part("error: "), part(slot.path.data()),
+                             part(" was cut short while it was being read; restore the file and "
+                                  "run the same command again\n")};
+      if (writev(STDERR_FILENO, parts.data(), static_cast<int>(parts.size())) < 0)
+        _exit(static_cast<int>(Exit::io));
       _exit(static_cast<int>(Exit::data));
     }
   }

@@ -91,17 +91,20 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
                is_error = message.level > spdlog::level::warn;
     const bool is_colored = is_terminal && wants_colour();
 
+    // One write per line: standard error is unbuffered, and the processes of a run may share it.
+    std::string shown;
     if (problem) {
-      if (is_colored) std::fputs(is_error ? "\033[31m" : "\033[33m", out);
-      std::fputs(is_error ? "error: " : "warning: ", out);
-      if (is_colored) std::fputs("\033[39m", out);
+      const char* color = is_error ? "\033[31m" : "\033[33m";
+      if (is_colored) shown += color;
+      shown += is_error ? "error: " : "warning: ";
+      if (is_colored) shown += "\033[39m";
     }
 
     // Only a terminal acts on control characters; a file or pipe gets every byte.
     const std::string_view line(message.payload.data(), message.payload.size());
-    const std::string shown = is_terminal ? printable(line) : std::string(line);
+    shown += is_terminal ? printable(line) : line;
+    shown += '\n';
     std::fwrite(shown.data(), 1, shown.size(), out);
-    std::fputc('\n', out);
 
     // A closed or full stream must not end the run: count the line, and try again with the next.
     if (std::fflush(out) != 0 || std::ferror(out) != 0) {

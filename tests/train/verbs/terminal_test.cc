@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <regex>
 
 #include "core/io/json.h"
+#include "core/io/log.h"
 #include "core/io/text.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
@@ -87,6 +89,28 @@ TEST_CASE("control characters are shown in a visible form", "[terminal]") {
   CHECK(incomplete_bytes("\xf0\x9f\x98") == 3);
   CHECK(incomplete_bytes("\xf0\x9f\x98\x80") == 0);
   CHECK(incomplete_bytes("\x82\x82\x82\x82") == 0);
+}
+
+TEST_CASE("a warning or an error is one write, so that lines of several processes stay apart",
+          "[terminal]") {
+  // A pipe in packet mode keeps the bounds of each write.
+  std::array<int, 2> ends{};
+  REQUIRE(pipe2(ends.data(), O_DIRECT | O_CLOEXEC | O_NONBLOCK) == 0);
+  const int before = dup(STDERR_FILENO);
+  REQUIRE(dup2(ends[1], STDERR_FILENO) == STDERR_FILENO);
+  const std::string text(1000, 'x');
+  log(Level::error, text);
+  log(Level::warn, text);
+  dup2(before, STDERR_FILENO);
+  close(before);
+  close(ends[1]);
+
+  std::vector<std::string> writes;
+  std::array<char, 4096> buffer{};
+  for (ssize_t n; (n = read(ends[0], buffer.data(), buffer.size())) > 0;)
+    writes.emplace_back(buffer.data(), static_cast<size_t>(n));
+  close(ends[0]);
+  CHECK(writes == std::vector<std::string>{"error: " + text + "\n", "warning: " + text + "\n"});
 }
 
 TEST_CASE("no name of a file, and no text in one, reaches a terminal as it is", "[terminal]") {
