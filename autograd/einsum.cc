@@ -186,14 +186,14 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
 
 /// An operand and its indices, each of which appears once. An index of size 1 that is larger in
 /// another operand is left out.
-struct Labelled {
+struct Labeled {
   Variable x;
   Labels labels;
 };
 
 /// Takes diagonals of repeated indices, and drops dims that broadcast.
-Labelled operand(const Variable& x, const Labels& labels, const FittedEquation& b) {
-  Labelled o{x, labels};
+Labeled operand(const Variable& x, const Labels& labels, const FittedEquation& b) {
+  Labeled o{x, labels};
 
   // Drop dims of size 1 that are larger in another operand. A matrix product needs equal sizes, and
   // the other operand supplies the index.
@@ -224,7 +224,7 @@ Labelled operand(const Variable& x, const Labels& labels, const FittedEquation& 
 }
 
 /// Sums over the indices that are not in `wanted`.
-void sum_out(Labelled& o, const Labels& wanted) {
+void sum_out(Labeled& o, const Labels& wanted) {
   Dims dims;
   Labels left;
   for (size_t d = 0; d < o.labels.size(); ++d) {
@@ -239,7 +239,7 @@ void sum_out(Labelled& o, const Labels& wanted) {
 
 /// Multiplies a and b and sums over the indices that are in both but not in `wanted`, as a batched
 /// matrix product [both, a only, summed] x [both, summed, b only].
-Labelled pair_product(const Labelled& a, const Labelled& b, const Labels& wanted) {
+Labeled pair_product(const Labeled& a, const Labeled& b, const Labels& wanted) {
   Labels both, summed, of_a, of_b;
   for (const int l : a.labels)
     (!has(b.labels, l) ? of_a : has(wanted, l) ? both : summed).push_back(l);
@@ -249,11 +249,11 @@ Labelled pair_product(const Labelled& a, const Labelled& b, const Labels& wanted
   }
 
   std::map<int, int64_t> sizes;
-  for (const Labelled* o : {&a, &b}) {
+  for (const Labeled* o : {&a, &b}) {
     for (size_t d = 0; d < o->labels.size(); ++d) sizes[o->labels[d]] = o->x.sizes()[d];
   }
 
-  const auto matrices = [&](const Labelled& o, const std::array<const Labels*, 3>& parts) {
+  const auto matrices = [&](const Labeled& o, const std::array<const Labels*, 3>& parts) {
     Dims order, shape;
     for (const Labels* part : parts) {
       shape.push_back(1);
@@ -269,7 +269,7 @@ Labelled pair_product(const Labelled& a, const Labelled& b, const Labels& wanted
       matmul(matrices(a, {&both, &of_a, &summed}), matrices(b, {&both, &summed, &of_b}));
 
   // Split the three dims of the product into indices again.
-  Labelled out;
+  Labeled out;
   Dims shape;
   for (const Labels* part : {&both, &of_a, &of_b}) {
     for (const int l : *part) {
@@ -288,7 +288,7 @@ Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
 
   const FittedEquation b = fitted(e, shapes);
 
-  std::vector<Labelled> list;
+  std::vector<Labeled> list;
   for (size_t i = 0; i < xs.size(); ++i) list.push_back(operand(xs[i], b.in[i], b));
 
   const auto wanted_beside = [&](size_t first, size_t second) {
@@ -303,16 +303,16 @@ Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
   for (size_t i = 0; i < list.size(); ++i) sum_out(list[i], wanted_beside(i, i));
 
   std::vector<Labels> labels;
-  for (const Labelled& o : list) labels.push_back(o.labels);
+  for (const Labeled& o : list) labels.push_back(o.labels);
   for (const auto& [first, second] : plan_products(labels, b.out, b.sizes).steps) {
-    Labelled made = pair_product(list[first], list[second], wanted_beside(first, second));
+    Labeled made = pair_product(list[first], list[second], wanted_beside(first, second));
     list.erase(list.begin() + static_cast<int64_t>(second));
     list.erase(list.begin() + static_cast<int64_t>(first));
     list.push_back(std::move(made));
   }
 
   // Bring the dims into the order of the result. A dim that no operand has kept is expanded.
-  Labelled& last = list[0];
+  Labeled& last = list[0];
   sum_out(last, b.out);
 
   Dims order, sizes;

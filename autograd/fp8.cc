@@ -29,7 +29,7 @@ at::Tensor Fp8Scaling::largest(Role role, const at::Tensor& t) const {
   const at::Tensor row = history.select(0, role);
   // Record in a forward pass of training that is not a recomputation, and in a backward pass, where
   // mode().grad is false.
-  if ((mode().grad && !mode().again) || role == gradient) {
+  if ((mode().grad && !mode().is_recomputing) || role == gradient) {
     const at::Tensor now = row.select(0, 0);
     now.copy_(now.maximum(at::where(own.isfinite(), own, 0.0)));
   }

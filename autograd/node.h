@@ -89,7 +89,7 @@ struct Node : std::enable_shared_from_this<Node> {
   /// Frees the tensors that were saved for backward.
   virtual void release() {}
   /// Frees the op; `recomputed` can restore it.
-  virtual void forget() {}
+  virtual void drop_saved() {}
   virtual Leaf* as_leaf() { return nullptr; }
   const Leaf* as_leaf() const { return const_cast<Node*>(this)->as_leaf(); }
 
@@ -148,7 +148,7 @@ inline const Precision* precision_of(const Variable& v) {
 /// Returns whether it is a parameter that an optimizer updates.
 inline bool is_trained(const Variable& v) {
   const Precision* p = precision_of(v);
-  return p != nullptr && p->quantised == nullptr && v.requires_grad();
+  return p != nullptr && p->quantized == nullptr && v.requires_grad();
 }
 
 }  // namespace lathe

@@ -279,9 +279,9 @@ struct OpNode final : Node {
     op_.reset();
     recomputed.reset();
   }
-  void forget() override { op_.reset(); }
+  void drop_saved() override { op_.reset(); }
   /// Restores the op from a recomputation with the same inputs.
-  void bring_back(Op op) {
+  void restore_saved(Op op) {
     op_.emplace(std::move(op));
     recomputed.reset();
   }
@@ -389,7 +389,7 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
     if (node) {
       auto* made = dynamic_cast<Made*>(node.get());
       if (made == nullptr || !made->fits(outputs)) replay_mismatch(Op::info.name, *node);
-      made->bring_back(std::move(op));
+      made->restore_saved(std::move(op));
     } else {
       node = std::make_shared<Made>(std::move(op), outputs, saves);
       link(*node, inputs);

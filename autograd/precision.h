@@ -9,14 +9,14 @@
 namespace lathe {
 
 struct Fp8Scaling;
-class QuantisedTensor;
+class QuantizedTensor;
 
 struct Precision {
   at::ScalarType grad_dtype;  ///< dtype of the parameter's gradient
   at::Tensor low;  ///< the low-precision working copy that ops read under autocast, or undefined
   int64_t low_of = 0;  ///< the version of the parameter that was copied into `low`
-  std::shared_ptr<const QuantisedTensor>
-      quantised;  ///< the frozen values of a linear layer's weight, whose tensor then has a shape
+  std::shared_ptr<const QuantizedTensor>
+      quantized;  ///< the frozen values of a linear layer's weight, whose tensor then has a shape
                   ///< but no storage; else null
   std::shared_ptr<const Fp8Scaling> fp8;  ///< set if the linear layer computes in fp8, else null
 

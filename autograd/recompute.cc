@@ -94,7 +94,7 @@ std::shared_ptr<Node> detail::replayed_node(const char* name, std::span<const Va
 void detail::record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs) {
   Recomputation* recomputation = mode().recording;
   recomputation->append(node, inputs);
-  node->forget();
+  node->drop_saved();
   node->recomputed = recomputation->shared_from_this();
 }
 

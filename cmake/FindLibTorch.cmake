@@ -21,7 +21,7 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
     add_library(LibTorch::cuda INTERFACE IMPORTED)
     target_link_libraries(LibTorch::cuda INTERFACE LibTorch::cpu)
     # The nvidia wheels that libtorch_cuda needs are there at run time only; without --no-as-needed the linker drops
-    # libtorch_cuda, which is loaded for what its static initialisers register.
+    # libtorch_cuda, which is loaded for what its static initializers register.
     target_link_options(LibTorch::cuda INTERFACE
       "LINKER:--no-as-needed,${LIBTORCH_CUDA},${LIBTORCH_C10_CUDA},--as-needed" "LINKER:--allow-shlib-undefined")
   endif()

@@ -1,4 +1,4 @@
-# lathe_tests_checked: the tests over a library under the address and undefined-behaviour sanitizers. dist/, train/, the tests
+# lathe_tests_checked: the tests over a library under the address and undefined-behavior sanitizers. dist/, train/, the tests
 # themselves and the commands that they run are the ordinary build's, which more than halves the time that this takes
 # (docs/internals/testing.md). Built when asked for: ./dev asan --part.
 set(checks -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all)

@@ -69,7 +69,7 @@ struct Mode {
   bool training = false;  ///< layers behave as in training: dropout drops, batch norm takes the
                           ///< batch's statistics
   /// Recomputing a forward (RestoreRngState): running statistics must not move twice.
-  bool again = false;
+  bool is_recomputing = false;
   std::optional<StepRandom> random;  ///< source of the numbers that training draws
   StreamUses* uses = nullptr;        ///< set together with `random`
   FlopCount* flops = nullptr;        ///< where ops add their FLOPs, or null
@@ -184,7 +184,7 @@ class RestoreRngState : public ModeGuard {
     mode().training = state.training;
     mode().random = state.random;
     mode().uses = state.random ? &uses_ : nullptr;
-    mode().again = true;
+    mode().is_recomputing = true;
   }
 
  private:

@@ -15,13 +15,13 @@ constexpr int64_t most_elements = int64_t{1} << 40;
 
 constexpr const char* role_names[]{"input", "target", "id", "dropped"};
 
-Json normalisation_json(const Normalisation& n) { return {{"mean", n.mean}, {"scale", n.scale}}; }
+Json normalization_json(const Normalization& n) { return {{"mean", n.mean}, {"scale", n.scale}}; }
 
 /// Reads `n` means and `n` scales; all must be finite, and scales above 0.
-Normalisation read_normalisation(const Json& json, const char* key, int64_t n,
+Normalization read_normalization(const Json& json, const char* key, int64_t n,
                                  const std::string& where, Exit code) {
   const auto both = json_get<Json>(json, key, where, code);
-  Normalisation r{json_get<std::vector<double>>(both, "mean", where, code),
+  Normalization r{json_get<std::vector<double>>(both, "mean", where, code),
                   json_get<std::vector<double>>(both, "scale", where, code)};
   if (std::ssize(r.mean) != n || std::ssize(r.scale) != n)
     fail(code, where, ": \"", key, "\" must have ", n, " means and as many scales");
@@ -115,8 +115,8 @@ std::string table_text(const TableFormat& table) {
 void add_encoding(Json& json, const ExampleEncoding& e) {
   json["sizes"] = e.input_sizes;
   json["outputs"] = e.outputs;
-  json["inputs"] = normalisation_json(e.inputs);
-  if (!e.targets.mean.empty()) json["targets"] = normalisation_json(e.targets);
+  json["inputs"] = normalization_json(e.inputs);
+  if (!e.targets.mean.empty()) json["targets"] = normalization_json(e.targets);
   if (!e.labels.empty()) json["labels"] = e.labels;
   if (e.channels_last) json["layout"] = "hwc";
   if (e.table) json["table"] = table_json(*e.table);
@@ -143,8 +143,8 @@ ExampleEncoding read_encoding(const Json& json, bool classes, const std::string&
   if (!e.labels.empty() && (!classes || std::ssize(e.labels) != e.outputs))
     fail(code, where, ": ", e.labels.size(), " labels for ", classes ? e.outputs : 0, " classes");
 
-  e.inputs = read_normalisation(json, "inputs", groups_of(e.input_sizes).count, where, code);
-  if (!classes) e.targets = read_normalisation(json, "targets", e.outputs, where, code);
+  e.inputs = read_normalization(json, "inputs", groups_of(e.input_sizes).count, where, code);
+  if (!classes) e.targets = read_normalization(json, "targets", e.outputs, where, code);
 
   if (json.contains("layout")) {
     e.channels_last = json_get<std::string>(json, "layout", where, code) == "hwc";

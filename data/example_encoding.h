@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 #include "core/io/json.h"
-#include "data/normalise.h"
+#include "data/normalize.h"
 
 namespace lathe {
 
@@ -47,8 +47,8 @@ struct ExampleEncoding {
   std::vector<int64_t> input_sizes{};  ///< of one input, as {64} or {1, 8, 8}
   int64_t outputs = 0;                 ///< classes, or numbers of one target
   std::vector<std::string> labels{};   ///< classification: a name for each class, or none at all
-  Normalisation inputs{};      ///< statistics of the training split, one for each group (groups_of)
-  Normalisation targets{};     ///< regression: of each output; else empty
+  Normalization inputs{};      ///< statistics of the training split, one for each group (groups_of)
+  Normalization targets{};     ///< regression: of each output; else empty
   bool channels_last = false;  ///< the files have images as [H, W, C]
   std::optional<TableFormat> table{};  ///< of examples that were a table
 };

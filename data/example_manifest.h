@@ -31,8 +31,8 @@ struct ExampleManifest {
   std::vector<int64_t> input_sizes;  ///< of one input, as {64} or {1, 8, 8}
   int64_t outputs = 0;               ///< classes, or numbers of one target
   std::vector<std::string> labels;   ///< classification: a name for each class, or none at all
-  Normalisation inputs;   ///< statistics of the training split, one for each group (groups_of)
-  Normalisation targets;  ///< regression: statistics of each output over the training split
+  Normalization inputs;   ///< statistics of the training split, one for each group (groups_of)
+  Normalization targets;  ///< regression: statistics of each output over the training split
   ExampleSplit train, val;
   bool channels_last = false;          ///< the files had images as [H, W, C]
   std::optional<TableFormat> table{};  ///< of examples that were a table

@@ -152,7 +152,7 @@ class ExampleData final : public Data {
   std::vector<OpenSplit> parts_;  // training and validation, where they exist
   int64_t train_size_ = 0, val_size_ = 0;
   std::vector<int64_t> train_, val_;  // with folds: the examples of each split, in order
-  Normalisation inputs_, targets_;
+  Normalization inputs_, targets_;
   DatasetInfo facts_;
 };
 

@@ -96,7 +96,7 @@ struct DetectAnomaly::Watch {
            results, ") of finite ones: ", inputs_text(r.inputs));
     }
     // In a recomputation keep the first entry: it has the path in the complete model.
-    if (r.node != nullptr && !(mode().again && made.contains(r.node)))
+    if (r.node != nullptr && !(mode().is_recomputing && made.contains(r.node)))
       made[r.node] = {where(), inputs_text(r.inputs)};
   };
 

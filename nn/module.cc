@@ -93,7 +93,7 @@ void move_to(const ModuleRef& model, at::Device device, at::ScalarType dtype) {
   };
   replace_parameters(model, [&](const NamedParameter& p) {
     const Precision* kept = precision_of(p.parameter);
-    if (kept != nullptr && kept->quantised) return p.parameter;
+    if (kept != nullptr && kept->quantized) return p.parameter;
     at::Tensor moved = copy(p.parameter.data());
     if (kept == nullptr) return Variable(std::move(moved));
     return Variable::parameter(std::move(moved), p.path)

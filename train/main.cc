@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "train/verbs/cli.h"
+#include "train/commands/cli.h"
 
 int main(int argc, char** argv) {
   const int code = lathe::run_cli(argc, argv);

@@ -313,7 +313,7 @@ Variable composed_attention(const Variable& q, const Variable& k, const Variable
 struct GroupedAttention {
   static constexpr OpInfo info{.name = "grouped_attention", .amp = Amp::low};
   int64_t heads, kv_heads;
-  Saved starts{}, turns{};  // [B, T], [T, D] or [B, T, D] of float32, or undefined
+  Saved starts{}, rope_table{};  // [B, T], [T, D] or [B, T, D] of float32, or undefined
   Needs<3> needs{};
   Saved q = Saved::input(0), k = Saved::input(1), v = Saved::input(2), out = Saved::output(), lse{};
 
@@ -331,9 +331,9 @@ struct GroupedAttention {
   AttentionShape shape() const {
     AttentionShape s = shape(q.data().sizes(), k.data().sizes(), heads, kv_heads);
     if (starts.defined()) s.starts = starts.data().const_data_ptr<int64_t>();
-    if (turns.defined()) {
-      s.turns = turns.data().const_data_ptr<float>();
-      s.turn_rows = turns.data().numel() / s.width;
+    if (rope_table.defined()) {
+      s.rope_table = rope_table.data().const_data_ptr<float>();
+      s.rope_rows = rope_table.data().numel() / s.width;
     }
     return s;
   }
@@ -375,7 +375,7 @@ struct GroupedAttention {
         {q.as<Variable>(), k.as<Variable>(), v.as<Variable>()}, needed, {dy},
         [this](const std::vector<Variable>& in) {
           const auto wide = [&](const Variable& x) {
-            return turns.defined() ? rotate(wide_of(x), turns.data()) : wide_of(x);
+            return rope_table.defined() ? rotate(wide_of(x), rope_table.data()) : wide_of(x);
           };
           return std::vector{composed_attention(wide(in[0]), wide(in[1]), wide_of(in[2]), heads,
                                                 kv_heads, starts.data())};
@@ -384,9 +384,9 @@ struct GroupedAttention {
   OpFlops flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor&,
                 const at::Tensor& y) const {
     OpFlops all = attention_flops(y, key.size(1), heads);
-    const double turned =
-        turns.defined() ? 3.0 * static_cast<double>(query.numel() + key.numel()) : 0;
-    all.forward.other += turned, all.backward.other += turned;
+    const double rotation =
+        rope_table.defined() ? 3.0 * static_cast<double>(query.numel() + key.numel()) : 0;
+    all.forward.other += rotation, all.backward.other += rotation;
     return all;
   }
 
@@ -408,7 +408,7 @@ Variable attention(const Variable& qkv, int64_t heads, const at::Tensor& starts)
 }
 
 Variable attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads,
-                   int64_t kv_heads, const at::Tensor& starts, const at::Tensor& turns) {
+                   int64_t kv_heads, const at::Tensor& starts, const at::Tensor& rope_table) {
   const auto sentence = [&](const char* what) {
     return str("attention(", describe(q.data()), ", ", describe(k.data()), ", ", describe(v.data()),
                "): ", what);
@@ -422,10 +422,10 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
                   k.size(2) == q.size(2) / heads * kv_heads && k.size(1) >= q.size(1),
               sentence("needs [B, T, H D], [B, S, K D] and [B, S, K D], S at least T, for "), heads,
               " and ", kv_heads, " heads");
-  LATHE_CHECK(!(starts.defined() || turns.defined()) || k.size(1) == q.size(1),
-              sentence("starts and turns are for as many keys as queries"));
-  LATHE_CHECK(!turns.defined() || turns.size(-1) == q.size(2) / heads,
-              sentence("turns must be as wide as a head"));
+  LATHE_CHECK(!(starts.defined() || rope_table.defined()) || k.size(1) == q.size(1),
+              sentence("starts and rope_table are for as many keys as queries"));
+  LATHE_CHECK(!rope_table.defined() || rope_table.size(-1) == q.size(2) / heads,
+              sentence("rope_table must be as wide as a head"));
 
   const at::Tensor checked = checked_starts(starts, q.size(0), q.size(1));
 
@@ -438,15 +438,16 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
   if (q.data().is_cpu() && q.numel() > 0 && alike && dtype != at::kDouble && kernel_dtype(dtype) &&
       attention_ready(GroupedAttention::shape(q.sizes(), k.sizes(), heads, kv_heads),
                       element_of(dtype))) {
-    const at::Tensor angles = turns.defined() ? checked_turns(turns, q) : turns;
+    const at::Tensor angles = rope_table.defined() ? checked_rope_table(rope_table, q) : rope_table;
     return apply(
-        GroupedAttention{.heads = heads, .kv_heads = kv_heads, .starts = checked, .turns = angles},
+        GroupedAttention{
+            .heads = heads, .kv_heads = kv_heads, .starts = checked, .rope_table = angles},
         q, k, v);
   }
 
   // Without the grouped kernel, rotate first, and then repeat keys and values for their queries.
-  if (turns.defined())
-    return attention(rotate(q, turns), rotate(k, turns), v, heads, kv_heads, starts);
+  if (rope_table.defined())
+    return attention(rotate(q, rope_table), rotate(k, rope_table), v, heads, kv_heads, starts);
   if (k.size(1) != q.size(1)) return composed_attention(q, k, v, heads, kv_heads, {});
   return attention(
       cat({q, joined(repeated(k, heads, kv_heads)), joined(repeated(v, heads, kv_heads))}, 2),

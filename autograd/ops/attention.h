@@ -32,14 +32,15 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
 /// position S - T + t and sees the keys up to there. Gradients need S = T. On CPUs this is Lathe's
 /// kernel, with memory linear in T and without repeated keys; elsewhere it is attention() of
 /// repeated keys. If S = T, `starts` works as in attention() of packed projections, and queries and
-/// keys are first rotated by `turns` as in rotate().
+/// keys are first rotated by `rope_table` as in rotate().
 Variable attention(const Variable& query, const Variable& key, const Variable& value, int64_t heads,
-                   int64_t kv_heads, const at::Tensor& starts = {}, const at::Tensor& turns = {});
+                   int64_t kv_heads, const at::Tensor& starts = {},
+                   const at::Tensor& rope_table = {});
 
 /// Applies rotary positions (Su et al. 2021) to x [B, T, H D] with heads side by side: rotates each
-/// pair of channels (i, i + D / 2) of a head by angle i of its position. `turns`, [T, D] or [B, T,
-/// D] of floating point, has the cosines of a position's D / 2 angles and then their sines
-/// (Rotary::turns). Computes in float32, or in float64 if x is float64.
-Variable rotate(const Variable& x, const at::Tensor& turns);
+/// pair of channels (i, i + D / 2) of a head by angle i of its position. `rope_table`, [T, D] or
+/// [B, T, D] of floating point, has the cosines of a position's D / 2 angles and then their sines
+/// (Rotary::rope_table). Computes in float32, or in float64 if x is float64.
+Variable rotate(const Variable& x, const at::Tensor& rope_table);
 
 }  // namespace lathe

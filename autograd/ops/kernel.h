@@ -59,7 +59,7 @@ inline at::ScalarType kernel_grad_dtype(const Variable& weight) {
 /// in fp8.
 inline std::optional<at::ScalarType> fused_linear_dtype(const Variable& x, const Variable& weight) {
   const Precision* kept = precision_of(weight);
-  if (kept != nullptr && (kept->quantised || (kept->fp8 && mode().fp8))) return std::nullopt;
+  if (kept != nullptr && (kept->quantized || (kept->fp8 && mode().fp8))) return std::nullopt;
   if (x.numel() == 0 || weight.numel() == 0 || x.dtype() == at::kDouble ||
       weight.dtype() == at::kDouble)
     return std::nullopt;

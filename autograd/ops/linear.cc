@@ -16,7 +16,7 @@
 #include "autograd/ops/product.h"
 #include "core/kernels/activation.h"
 #include "core/kernels/gemv.h"
-#include "core/quantised.h"
+#include "core/quantized.h"
 
 namespace lathe {
 namespace {
@@ -355,10 +355,10 @@ struct LinearQkv {
 
 // A linear layer with a frozen quantized weight, which is dequantized to x's dtype for each matrix
 // product.
-struct LinearQuantised {
+struct LinearQuantized {
   static constexpr OpInfo info{
-      .name = "linear_quantised", .amp = Amp::low, .optional = inputs_at({1})};
-  std::shared_ptr<const QuantisedTensor> weight;
+      .name = "linear_quantized", .amp = Amp::low, .optional = inputs_at({1})};
+  std::shared_ptr<const QuantizedTensor> weight;
 
   // y = x W^T + b
   at::Tensor forward(const at::Tensor& x, const at::Tensor& bias) {
@@ -371,7 +371,7 @@ struct LinearQuantised {
                 x))) {  // multiply without dequantizing if reading the weight dominates the time
       if (const auto bits = weight->few_bits()) return few_bits_product(x, *bits, bias);
     }
-    return LinearOp{}.forward(x, weight->dequantise(x.scalar_type()), bias, {});
+    return LinearOp{}.forward(x, weight->dequantize(x.scalar_type()), bias, {});
   }
   at::Tensor few_bits_product(const at::Tensor& x, const QuantizedView& bits,
                               const at::Tensor& bias) const {
@@ -389,7 +389,7 @@ struct LinearQuantised {
     const T rows = reshape(dy, {-1, dy.size(-1)});
     const auto sizes = with_last(dy.sizes(), weight->sizes()[1]);
     const at::ScalarType dtype = type_of(dy);
-    return {needs[0] ? reshape(product(rows, constant<T>(weight->dequantise(dtype))), sizes) : T(),
+    return {needs[0] ? reshape(product(rows, constant<T>(weight->dequantize(dtype))), sizes) : T(),
             needs[1] ? sum(rows, 0) : T()};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& y) {
@@ -463,8 +463,8 @@ Variable linear(const Variable& x, const Variable& weight, const Variable& bias,
                 const Variable& residual) {
   const Precision* kept = precision_of(weight);
   const bool fp8 = kept != nullptr && kept->fp8 && mode().fp8;
-  if (kept != nullptr && (kept->quantised || fp8)) {
-    const Variable y = kept->quantised ? apply(LinearQuantised{kept->quantised}, x, bias)
+  if (kept != nullptr && (kept->quantized || fp8)) {
+    const Variable y = kept->quantized ? apply(LinearQuantized{kept->quantized}, x, bias)
                                        : apply(LinearFp8{.scaling = kept->fp8,
                                                          .out = mode().compute,
                                                          .weight_grad = kept->grad_dtype},

@@ -18,19 +18,21 @@ struct Rotate {
 
   // (a cos - b sin, b cos + a sin) for each pair (a, b) of a head
   at::Tensor forward(const at::Tensor& given) const {
-    const at::Tensor& turns = angles.data();
-    const int64_t width = turns.size(-1), half = width / 2, heads = given.size(-1) / width;
+    const at::Tensor& rope_table = angles.data();
+    const int64_t width = rope_table.size(-1), half = width / 2, heads = given.size(-1) / width;
     const at::Tensor x = given.contiguous();
     if (kernel_ready(x)) {
       at::Tensor y = at::empty_like(x);
       rotate_heads(x.const_data_ptr(), y.mutable_data_ptr(), element_of(x.scalar_type()),
-                   x.numel() / x.size(-1), heads, width, turns.const_data_ptr<float>(),
-                   turns.numel() / width, back);
+                   x.numel() / x.size(-1), heads, width, rope_table.const_data_ptr<float>(),
+                   rope_table.numel() / width, back);
       bump_version(y);
       return y;
     }
-    const at::Tensor pairs = x.to(turns.scalar_type()).view({x.size(0), x.size(1), heads, 2, half});
-    const at::Tensor a = pairs.select(3, 0), b = pairs.select(3, 1), around = turns.unsqueeze(-2);
+    const at::Tensor pairs =
+        x.to(rope_table.scalar_type()).view({x.size(0), x.size(1), heads, 2, half});
+    const at::Tensor a = pairs.select(3, 0), b = pairs.select(3, 1),
+                     around = rope_table.unsqueeze(-2);
     const at::Tensor cos = around.slice(-1, 0, half), sin = around.slice(-1, half);
     const at::Tensor s = back ? sin.neg() : sin;
     return at::cat({a * cos - b * s, b * cos + a * s}, -1).view(x.sizes()).to(x.scalar_type());
@@ -46,19 +48,20 @@ struct Rotate {
 
 }  // namespace
 
-at::Tensor checked_turns(const at::Tensor& turns, const Variable& x) {
+at::Tensor checked_rope_table(const at::Tensor& rope_table, const Variable& x) {
   const auto sentence = [&](const char* what) {
-    return str("rotate(", describe(x.data()), ", ", describe(turns), "): ", what);
+    return str("rotate(", describe(x.data()), ", ", describe(rope_table), "): ", what);
   };
-  LATHE_CHECK(turns.dim() >= 2 && turns.dim() <= 3 && x.dim() == 3 && turns.size(-1) > 0 &&
-                  turns.size(-1) % 2 == 0 && x.size(2) % turns.size(-1) == 0 &&
-                  turns.size(-2) == x.size(1) && (turns.dim() == 2 || turns.size(0) == x.size(0)),
-              sentence("needs x [B, T, H D] and turns [T, D] or [B, T, D], D even"));
-  return turns.to(x.dtype() == at::kDouble ? at::kDouble : at::kFloat).contiguous();
+  LATHE_CHECK(rope_table.dim() >= 2 && rope_table.dim() <= 3 && x.dim() == 3 &&
+                  rope_table.size(-1) > 0 && rope_table.size(-1) % 2 == 0 &&
+                  x.size(2) % rope_table.size(-1) == 0 && rope_table.size(-2) == x.size(1) &&
+                  (rope_table.dim() == 2 || rope_table.size(0) == x.size(0)),
+              sentence("needs x [B, T, H D] and rope_table [T, D] or [B, T, D], D even"));
+  return rope_table.to(x.dtype() == at::kDouble ? at::kDouble : at::kFloat).contiguous();
 }
 
-Variable rotate(const Variable& x, const at::Tensor& turns) {
-  return apply(Rotate{checked_turns(turns, x), false}, x);
+Variable rotate(const Variable& x, const at::Tensor& rope_table) {
+  return apply(Rotate{checked_rope_table(rope_table, x), false}, x);
 }
 
 }  // namespace lathe

@@ -89,7 +89,7 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
 
     const bool is_terminal = isatty(fileno(out)) != 0,
                is_error = message.level > spdlog::level::warn;
-    const bool is_colored = is_terminal && wants_colour();
+    const bool is_colored = is_terminal && wants_color();
 
     // One write per line: standard error is unbuffered, and the processes of a run may share it.
     std::string shown;

@@ -17,13 +17,13 @@ std::string duration_text(double seconds) {
                    : format("%lld:%02lld", s / 60, s % 60);
 }
 
-bool wants_colour() {
-  const char* no_colour = std::getenv("NO_COLOR");
-  return no_colour == nullptr || *no_colour == 0;
+bool wants_color() {
+  const char* no_color = std::getenv("NO_COLOR");
+  return no_color == nullptr || *no_color == 0;
 }
 
 std::string bar_line(const std::string& what, double share, const std::vector<std::string>& facts,
-                     double eta, size_t width, bool colour) {
+                     double eta, size_t width, bool color) {
   constexpr size_t longest = 24, shortest = 5;
   share = std::isfinite(share) ? std::clamp(share, 0.0, 1.0) : 0;
   const std::string percent = format("%3.0f%%", std::floor(100 * share));
@@ -47,7 +47,7 @@ std::string bar_line(const std::string& what, double share, const std::vector<st
     for (size_t n = facts.size() + 1; n-- > 0;) {
       const size_t without = line(0, n, with_eta, false).size();
       if (without + shortest + 3 <= width)
-        return line(std::min(longest, width - without - 3), n, with_eta, colour);
+        return line(std::min(longest, width - without - 3), n, with_eta, color);
       if (without <= width && n == 0 && !with_eta) return line(0, n, with_eta, false);
     }
   }
@@ -70,7 +70,7 @@ void ProgressBar::show(double done, const std::vector<std::string>& facts, doubl
   std::vector<std::string> shown;
   for (const std::string& fact : facts) shown.push_back(printable_line(fact));
   progress(bar_line(printable_line(what_), all_ > 0 ? done / all_ : 1, shown, eta,
-                    terminal_width() - 1, wants_colour()));
+                    terminal_width() - 1, wants_color()));
 }
 
 }  // namespace lathe

@@ -12,13 +12,13 @@ namespace lathe {
 std::string duration_text(double seconds);
 
 /// Returns whether text on a terminal may have colors: NO_COLOR is not set.
-bool wants_colour();
+bool wants_color();
 
 /// Returns "WHAT [#####.....]  50%  fact  fact  eta 1:23" in at most `width` columns: the bar
 /// shrinks first, then facts are dropped from the end, then the line is cut. `share`: 0 to 1;
 /// `eta`: seconds, < 0 if not known. The last argument makes the bar green.
 std::string bar_line(const std::string& what, double share, const std::vector<std::string>& facts,
-                     double eta, size_t width, bool colour);
+                     double eta, size_t width, bool color);
 
 /// Shows the progress of a task. The line is removed at the end, and when a line is logged.
 class ProgressBar {

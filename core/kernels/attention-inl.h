@@ -189,16 +189,16 @@ void one_query(Matrix k, Matrix v, int64_t keys, int64_t k0, int64_t width, int6
   run(c10::BFloat16{});
 }
 
-/// Rotates rows of a head by the angles of their positions, or back (`sign` -1): turns [rows,
+/// Rotates rows of a head by the angles of their positions, or back (`sign` -1): rope_table [rows,
 /// width]. May be in place.
-void turn_rows(Matrix from, int64_t rows, int64_t width, const float* turns, float sign,
-               Matrix to) {
+void rotate_matrix(Matrix from, int64_t rows, int64_t width, const float* rope_table, float sign,
+                   Matrix to) {
   with_element(from.type, [&](auto t) HWY_ATTR {
     using T = decltype(t);
     for (int64_t r = 0; r < rows; ++r) {
-      turn_head(static_cast<const T*>(from.at(r, 0)),
-                static_cast<T*>(const_cast<void*>(to.at(r, 0))), width, turns + r * width,
-                set(sign));
+      rotate_head(static_cast<const T*>(from.at(r, 0)),
+                  static_cast<T*>(const_cast<void*>(to.at(r, 0))), width, rope_table + r * width,
+                  set(sign));
     }
   });
 }

@@ -26,7 +26,7 @@ HWY_EXPORT(write_rows_of);
 HWY_EXPORT(dot_rows);
 HWY_EXPORT(slopes_block);
 HWY_EXPORT(one_query);
-HWY_EXPORT(turn_rows);
+HWY_EXPORT(rotate_matrix);
 
 namespace {
 
@@ -44,8 +44,9 @@ struct Head {
         joined{nullptr, s.heads * s.width, s.time * s.heads * s.width},
         element(type),
         starts(s.starts == nullptr ? nullptr : s.starts + sample * s.time),
-        turns(s.turns == nullptr || s.turn_rows == s.time ? s.turns
-                                                          : s.turns + sample * s.time * s.width) {}
+        rope_table(s.rope_table == nullptr || s.rope_rows == s.time
+                       ? s.rope_table
+                       : s.rope_table + sample * s.time * s.width) {}
   /// Returns this head's rows of a tensor with as many heads as q.
   Matrix own(HeadRows r) const { return at(r, head); }
   /// Returns this head's rows of k or v.
@@ -57,20 +58,20 @@ struct Head {
   int64_t first_block(int64_t i) const { return starts == nullptr ? 0 : starts[i] / block * block; }
   /// Returns q or k with rows [begin, end) rotated into `space` [time, width]; or unchanged if
   /// nothing is rotated.
-  Matrix turned(Matrix rows, int64_t begin, int64_t end, void* space) const {
-    if (turns == nullptr) return rows;
+  Matrix rotated(Matrix rows, int64_t begin, int64_t end, void* space) const {
+    if (rope_table == nullptr) return rows;
     const Matrix to{space, width, element};
-    turn(below(rows, begin), begin, end - begin, 1, below(to, begin));
+    rotate(below(rows, begin), begin, end - begin, 1, below(to, begin));
     return to;
   }
   /// Rotates rows of dq or dk back in place; they belong to positions from t on.
   void unrotate(Matrix rows, int64_t t, int64_t count) const {
-    if (turns != nullptr) turn(rows, t, count, -1, rows);
+    if (rope_table != nullptr) rotate(rows, t, count, -1, rows);
   }
 
  private:
-  void turn(Matrix from, int64_t t, int64_t count, float sign, Matrix to) const {
-    HWY_DYNAMIC_DISPATCH(turn_rows)(from, count, width, turns + t * width, sign, to);
+  void rotate(Matrix from, int64_t t, int64_t count, float sign, Matrix to) const {
+    HWY_DYNAMIC_DISPATCH(rotate_matrix)(from, count, width, rope_table + t * width, sign, to);
   }
   Matrix at(HeadRows r, int64_t h) const {
     return {Matrix{r.data, 0, element}.at(0, sample * r.batch_stride + h * width), r.stride,
@@ -80,7 +81,7 @@ struct Head {
   HeadRows joined;
   Element element;
   const int64_t* starts;
-  const float* turns;  // from the sample's first position on
+  const float* rope_table;  // from the sample's first position on
 };
 
 /// The type of a head's elements, and the type in which they are multiplied.
@@ -153,12 +154,12 @@ struct ForwardSpace {
     l = c.take<float>(block);
     acc = c.take<float>(block * round_up(s.width, 16));
     q = c.take<float>(types.widens() ? block * s.width : 0);
-    const int64_t rows = s.turns == nullptr ? 0 : s.time * s.width * bytes_of(types.own);
-    turned_q = c.take(rows);
-    turned_k = c.take(rows);
+    const int64_t rows = s.rope_table == nullptr ? 0 : s.time * s.width * bytes_of(types.own);
+    rotated_q = c.take(rows);
+    rotated_k = c.take(rows);
     used = c.used();
   }
-  char *keys, *values, *p, *turned_q, *turned_k;
+  char *keys, *values, *p, *rotated_q, *rotated_k;
   float *scores, *m, *l, *acc, *q;
   int64_t used;
 };
@@ -179,12 +180,12 @@ struct BackwardSpace {
     dv = c.take<float>(block * wide);
     k = c.take<float>(types.widens() ? block * s.width : 0);
     v = c.take<float>(types.widens() ? block * s.width : 0);
-    const int64_t rows = s.turns == nullptr ? 0 : s.time * s.width * bytes_of(types.own);
-    turned_q = c.take(rows);
-    turned_k = c.take(rows);
+    const int64_t rows = s.rope_table == nullptr ? 0 : s.time * s.width * bytes_of(types.own);
+    rotated_q = c.take(rows);
+    rotated_k = c.take(rows);
     used = c.used();
   }
-  char *packed[5], *p, *ds, *ds_rows, *turned_q, *turned_k;
+  char *packed[5], *p, *ds, *ds_rows, *rotated_q, *rotated_k;
   float *scores, *dp, *delta, *dq, *dk, *dv, *k, *v;
   int64_t used;
 };
@@ -284,7 +285,7 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
 void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows k_rows,
                        HeadRows v_rows, void* out, float* lse) {
   // A single query is bound by reading keys and values, which attend_one reads in place.
-  if (s.time == 1 && s.turns == nullptr && k_rows.stride == v_rows.stride &&
+  if (s.time == 1 && s.rope_table == nullptr && k_rows.stride == v_rows.stride &&
       gemv_ready(type, type, 1))
     return attend_one(s, type, q_rows, k_rows, v_rows, out, lse);
 
@@ -305,10 +306,10 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
 
     // Queries and the keys that they see are rotated and packed once for the whole part.
     const int64_t end = parts.end(part, s.time);
-    const Matrix q = head.turned(head.own(q_rows), parts.begin(part), end, w.turned_q),
+    const Matrix q = head.rotated(head.own(q_rows), parts.begin(part), end, w.rotated_q),
                  y = head.rows(out);
     const int64_t first_key = head.first_block(parts.begin(part));
-    keys.fill(head.turned(head.shared(k_rows), first_key, before + end, w.turned_k), w.keys,
+    keys.fill(head.rotated(head.shared(k_rows), first_key, before + end, w.rotated_k), w.keys,
               first_key, before + end);
     values.fill(head.shared(v_rows), w.values, first_key, before + end);
 
@@ -378,8 +379,8 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
     const BackwardSpace w(s, types, packs, scratch.mine());
     const Head head(s, type, index);
     const int64_t first_query = begin, last_query = makes_keys ? s.time : end;
-    const Matrix q = head.turned(head.own(all_q), first_query, last_query, w.turned_q);
-    const Matrix k = head.turned(head.shared(all_k), makes_keys ? begin : 0, end, w.turned_k);
+    const Matrix q = head.rotated(head.own(all_q), first_query, last_query, w.rotated_q);
+    const Matrix k = head.rotated(head.shared(all_k), makes_keys ? begin : 0, end, w.rotated_k);
     const Matrix v = head.shared(all_v), dy = head.rows(dout);
     const float* row_lse = lse + index * s.time;
 

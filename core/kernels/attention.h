@@ -22,11 +22,11 @@ struct AttentionShape {
   /// If not null: [batch, time], not decreasing along a row; query t sees no key before starts[t]
   /// <= t. Requires as many keys as queries.
   const int64_t* starts = nullptr;
-  /// If not null: [turn_rows, width], where turn_rows is `time` or `batch time`. q and k are
+  /// If not null: [rope_rows, width], where rope_rows is `time` or `batch time`. q and k are
   /// rotated by it on their way in, and dq and dk back (core/kernels/rotary.h). Requires as many
   /// keys as queries.
-  const float* turns = nullptr;
-  int64_t turn_rows = 0;
+  const float* rope_table = nullptr;
+  int64_t rope_rows = 0;
 
   /// Returns the number of query heads for each key head.
   int64_t groups() const { return kv_heads == 0 ? 1 : heads / kv_heads; }

@@ -1,5 +1,5 @@
-// cuts(): 344 hidden units make 5 panels and a fraction. Without smaller parts a Llama step waited
-// 0.4 of 24.7 ms for the thread with the sixth panel.
+// split_count(): 344 hidden units make 5 panels and a fraction. Without smaller parts a Llama step
+// waited 0.4 of 24.7 ms for the thread with the sixth panel.
 #include "core/kernels/gemm.h"
 
 #include <ATen/native/CPUBlas.h>
@@ -47,7 +47,7 @@ struct Parts {
 
 /// Returns the load of the busiest of `threads`, if each in turn takes the next of these tasks, all
 /// of them cut into `parts`.
-double busiest(const std::vector<int64_t>& tasks, int64_t parts, int64_t threads) {
+double max_load(const std::vector<int64_t>& tasks, int64_t parts, int64_t threads) {
   std::vector<double> load(static_cast<size_t>(threads));  // a heap with the smallest load on top
   for (const int64_t size : tasks) {
     for (int64_t i = 0; i < parts; ++i) {
@@ -62,16 +62,16 @@ double busiest(const std::vector<int64_t>& tasks, int64_t parts, int64_t threads
 /// Returns into how many parts a dimension of `n` is cut, beside the other dimension's `tasks`.
 /// Each thread gets two or more, and up to four times as many if threads would wait at the end; a
 /// part is not shorter than `least`.
-int64_t cuts(const std::vector<int64_t>& tasks, int64_t n, int64_t least) {
+int64_t split_count(const std::vector<int64_t>& tasks, int64_t n, int64_t least) {
   const int64_t threads = at::get_num_threads(), count = std::ssize(tasks),
                 most = std::max<int64_t>(1, n / least);
   if (threads == 1) return 1;
   int64_t best = std::clamp<int64_t>(divide_up(2 * threads, count), 1, most);
   constexpr double worth = 0.95;  // each further part packs its factor once more
-  double longest = worth * busiest(tasks, best, threads);
+  double longest = worth * max_load(tasks, best, threads);
   for (int64_t more = best + 1; more <= std::min(most, 4 * best) && count * more <= 8 * threads;
        ++more) {
-    if (const double now = busiest(tasks, more, threads); now < longest)
+    if (const double now = max_load(tasks, more, threads); now < longest)
       best = more, longest = worth * now;
   }
   return best;
@@ -134,7 +134,7 @@ void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, in
 
   // With several panels in depth the blocks of a part all wait in memory, which limits its rows.
   const int64_t most =
-      round_up(divide_up(m, cuts(panels.lengths(), m, 4 * block_rows)), block_rows);
+      round_up(divide_up(m, split_count(panels.lengths(), m, 4 * block_rows)), block_rows);
   const Parts rows(m, at_once ? most : std::min(most, waiting_rows));
 
   // A thread's memory: the packed panel, copied rows of a, result blocks.
@@ -286,7 +286,8 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
   const Element as = common(lefts[0].a.type, b.type);
   const int64_t depth = packed_depth(k, as), step = depth_step(as);
   const Parts spans(
-      n, std::min(wide_columns, round_up(divide_up(n, cuts(lengths, n, block_columns)), 16)));
+      n,
+      std::min(wide_columns, round_up(divide_up(n, split_count(lengths, n, block_columns)), 16)));
 
   // A right factor in bfloat16 is packed once, in panels. In float32 it is read in place, and one
   // that must be widened is widened a panel at a time, which needs no memory for all of it.

@@ -30,8 +30,8 @@ void forward_rows(const NormRows& n, Matrix x, Matrix y, float eps, int64_t begi
     V squares = set(0);
     const V m = set(mean);
     for_vectors(n.columns, [&](int64_t i, auto part) HWY_ATTR {
-      const V centred = part.keep(hn::Sub(part(in + i), m));
-      squares = hn::MulAdd(centred, centred, squares);
+      const V centered = part.keep(hn::Sub(part(in + i), m));
+      squares = hn::MulAdd(centered, centered, squares);
     });
 
     // If squares overflow, 1 / infinity would turn a diverged run's values into zeros.

@@ -11,14 +11,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// Computes y = x rotated, of `width` channels. turns [width]: cosines, then sines, which are
+/// Computes y = x rotated, of `width` channels. rope_table [width]: cosines, then sines, which are
 /// multiplied by `sign`. y may be x.
 template <class T>
-HWY_INLINE void turn_head(const T* x, T* y, int64_t width, const float* turns, V sign) {
+HWY_INLINE void rotate_head(const T* x, T* y, int64_t width, const float* rope_table, V sign) {
   const int64_t half = width / 2;
   for_vectors(half, [&](int64_t i, auto part) HWY_ATTR {
-    const V a = part(x + i), b = part(x + half + i), c = part(turns + i),
-            s = hn::Mul(part(turns + half + i), sign);
+    const V a = part(x + i), b = part(x + half + i), c = part(rope_table + i),
+            s = hn::Mul(part(rope_table + half + i), sign);
     part(hn::NegMulAdd(b, s, hn::Mul(a, c)), y + i);
     part(hn::MulAdd(a, s, hn::Mul(b, c)), y + half + i);
   });

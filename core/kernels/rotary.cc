@@ -13,18 +13,18 @@ namespace lathe::HWY_NAMESPACE {
 
 template <class T>
 void rotate_as(const void* x, void* y, int64_t begin, int64_t end, int64_t heads, int64_t width,
-               const float* turns, int64_t turn_rows, float sign) {
+               const float* rope_table, int64_t rope_rows, float sign) {
   for (int64_t r = begin; r < end; ++r) {
     for (int64_t at = r * heads * width; at < (r + 1) * heads * width; at += width) {
-      turn_head(static_cast<const T*>(x) + at, static_cast<T*>(y) + at, width,
-                turns + r % turn_rows * width, set(sign));
+      rotate_head(static_cast<const T*>(x) + at, static_cast<T*>(y) + at, width,
+                  rope_table + r % rope_rows * width, set(sign));
     }
   }
 }
 void rotate_rows(const void* x, void* y, Element type, int64_t begin, int64_t end, int64_t heads,
-                 int64_t width, const float* turns, int64_t turn_rows, float sign) {
+                 int64_t width, const float* rope_table, int64_t rope_rows, float sign) {
   with_element(type, [&](auto t) HWY_ATTR {
-    rotate_as<decltype(t)>(x, y, begin, end, heads, width, turns, turn_rows, sign);
+    rotate_as<decltype(t)>(x, y, begin, end, heads, width, rope_table, rope_rows, sign);
   });
 }
 
@@ -37,10 +37,10 @@ namespace lathe {
 HWY_EXPORT(rotate_rows);
 
 void rotate_heads(const void* x, void* y, Element type, int64_t rows, int64_t heads, int64_t width,
-                  const float* turns, int64_t turn_rows, bool back) {
+                  const float* rope_table, int64_t rope_rows, bool back) {
   constexpr int64_t grain = 1 << 13;  // elements that are worth a thread
   parallel_for(0, rows, divide_up(grain, heads * width), [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(rotate_rows)(x, y, type, begin, end, heads, width, turns, turn_rows,
+    HWY_DYNAMIC_DISPATCH(rotate_rows)(x, y, type, begin, end, heads, width, rope_table, rope_rows,
                                       back ? -1.0f : 1.0f);
   });
 }

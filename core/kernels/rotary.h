@@ -9,9 +9,9 @@
 namespace lathe {
 
 /// Computes y = x rotated, by the opposite angles if `back`. x and y [rows, heads width] are
-/// contiguous, in float32, bfloat16 or float16, and may be the same. turns [turn_rows, width]:
-/// cosines, then sines, of half a head's pairs; row r of x uses row r % turn_rows. `width` is even.
+/// contiguous, in float32, bfloat16 or float16, and may be the same. rope_table [rope_rows, width]:
+/// cosines, then sines, of half a head's pairs; row r of x uses row r % rope_rows. `width` is even.
 void rotate_heads(const void* x, void* y, Element type, int64_t rows, int64_t heads, int64_t width,
-                  const float* turns, int64_t turn_rows, bool back);
+                  const float* rope_table, int64_t rope_rows, bool back);
 
 }  // namespace lathe

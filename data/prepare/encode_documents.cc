@@ -57,10 +57,10 @@ class Writer {
 void encode_conversations(const Part& part, const DocumentOptions& o, Writer* writer,
                           EncodedPart& made) {
   each_conversation(part, o.source, [&](const Conversation& c) {
-    std::string text, told;  // the texts of all messages, and the texts with their roles
+    std::string text, with_roles;  // the texts of all messages, and the texts with their roles
     for (const ChatMessage& m : c.messages)
-      text += m.text + "\n", told += m.role + '\0' + m.text + '\0';
-    const EncodedDocument d{true, true, text.size(), 0, digest(told), fate_of(text, o), 0};
+      text += m.text + "\n", with_roles += m.role + '\0' + m.text + '\0';
+    const EncodedDocument d{true, true, text.size(), 0, digest(with_roles), fate_of(text, o), 0};
     if (d.fate == FilterResult::kept && writer != nullptr) writer->conversation(c, part.file);
     made.documents.push_back(d);
     made.documents.back().ids_end = made.ids.size();

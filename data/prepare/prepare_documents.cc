@@ -114,7 +114,7 @@ std::string identity(const DocumentOptions& o) {
 }
 
 /// A data folder in progress: its destination, contents and record.
-struct Making {
+struct DocumentPreparation {
   const DocumentOptions& o;
   OutFolder& out;
   const Journal& journal;
@@ -129,10 +129,10 @@ struct Making {
   }
   /// Reads the input, encodes it on several threads, and filters it in input order. Parts that
   /// `before` records are only read again.
-  void go_through(bool whole, const std::optional<Progress>& before);
+  void process(bool whole, const std::optional<Progress>& before);
 };
 
-void Making::go_through(bool whole, const std::optional<Progress>& before) {
+void DocumentPreparation::process(bool whole, const std::optional<Progress>& before) {
   PartReader reader(o.source, whole);
   Encoders encoders(o.tokenizer.bpe());
   DocumentFilter sorter(o, train, val, manifest);
@@ -289,7 +289,7 @@ void prepare_documents(const DocumentOptions& o) {
 
   // The tail is the last share of the tokens that remain after filtering.
   if (tail) {
-    Making{o, out, journal, meter, *spool, *spool, manifest}.go_through(whole, before);
+    DocumentPreparation{o, out, journal, meter, *spool, *spool, manifest}.process(whole, before);
     const auto all = spool->tokens();
     spool->finish();
     const fs::path path = OutFolder::unfinished(o.out, "train_all.bin");
@@ -298,7 +298,7 @@ void prepare_documents(const DocumentOptions& o) {
                  all - static_cast<int64_t>(o.val_share * static_cast<double>(all)), meter);
     remove_tree(path);
   } else {
-    Making{o, out, journal, meter, *train, *val, manifest}.go_through(whole, before);
+    DocumentPreparation{o, out, journal, meter, *train, *val, manifest}.process(whole, before);
   }
 
   if (train->tokens() < 2 && val->tokens() > 1)

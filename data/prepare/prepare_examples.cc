@@ -22,13 +22,13 @@ namespace {
 struct ExampleSurvey {
   int64_t examples = 0;
   bool bytes = true;                      ///< all inputs are integers from 0 to 255
-  bool whole = true;                      ///< is_whole() holds for all targets that are numbers
+  bool whole = true;                      ///< is_integer() holds for all targets that are numbers
   std::map<int64_t, int64_t> numbers;     ///< whole targets, and how many examples have each
   std::map<std::string, int64_t> labels;  ///< the same for targets that are text
   bool many = false;                      ///< more than there can be classes; not all are counted
 };
 
-bool is_whole(double x) { return std::fabs(x) <= 0x1p53 && std::trunc(x) == x; }
+bool is_integer(double x) { return std::fabs(x) <= 0x1p53 && std::trunc(x) == x; }
 
 ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressReporter& meter) {
   ExampleSurvey s;
@@ -52,7 +52,7 @@ ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressRep
              " bytes, too long for a class");
       if (!is_utf8(label)) fail(Exit::data, source.where(), " is not UTF-8; convert the file");
       if (!s.many) ++s.labels[label];
-    } else if (e.targets.size() != 1 || !is_whole(e.targets[0])) {
+    } else if (e.targets.size() != 1 || !is_integer(e.targets[0])) {
       s.whole = false;
       if (task == "classification") {
         fail(Exit::data, source.where(), " is ",
@@ -93,7 +93,7 @@ struct Targets {
   int64_t class_of(const RawExample& e, const ExampleSource& source) const {
     if (task == "regression") return 0;
     const bool text = e.targets.empty();
-    const auto number = text || !is_whole(e.targets[0])
+    const auto number = text || !is_integer(e.targets[0])
                             ? of_number.end()
                             : of_number.find(std::llround(e.targets[0]));
     const auto label = text ? of_label.find(std::string(e.label)) : of_label.end();
@@ -145,9 +145,9 @@ Targets choose(const ExampleSurvey& s, const ExampleSource& source, const Exampl
 
 /// Chooses the validation examples: a number of each class, in a keyed order that does not depend
 /// on a run's seed. At least one of each class remains for training.
-class Choice {
+class StratifiedSplit {
  public:
-  Choice(const std::vector<int64_t>& class_sizes, double share) {
+  StratifiedSplit(const std::vector<int64_t>& class_sizes, double share) {
     double wanted = 0;
     int64_t given = 0;
     for (size_t c = 0; c < class_sizes.size(); ++c) {
@@ -185,7 +185,7 @@ struct SplitOut {
 /// Fills empty cells of a table with statistics of its training split alone. `is_val` is a copy,
 /// since it counts the examples.
 void fill_empty_cells(ExampleSource& source, ExampleSource* val_source, const std::string& missing,
-                      const Targets& targets, Choice is_val, ProgressReporter& meter) {
+                      const Targets& targets, StratifiedSplit is_val, ProgressReporter& meter) {
   if (missing != "mean" && missing != "median") return;
   Fills fills(*source.table(), missing == "median");
   meter.begin("averaged", source.bytes());
@@ -268,7 +268,7 @@ void prepare_examples(const ExampleOptions& options) {
   } else {
     class_sizes.push_back(found.examples);
   }
-  Choice for_val(class_sizes, val_source ? 0 : options.val_share);
+  StratifiedSplit for_val(class_sizes, val_source ? 0 : options.val_share);
   if (!val_source) val = for_val.total();
 
   if (source->table() != nullptr) {

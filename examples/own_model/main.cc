@@ -2,7 +2,7 @@
 // of model.
 #include "lathe/nn/layers.h"
 #include "lathe/nn/models/model.h"
-#include "lathe/train/verbs/cli.h"
+#include "lathe/train/commands/cli.h"
 
 using namespace lathe;
 

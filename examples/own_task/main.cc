@@ -2,9 +2,9 @@
 // `lathe`, and learns to predict the next number of a series with its uncertainty.
 //   ./own_task series load.txt --out data/load --window 24
 //   ./own_task train series.toml --data.dir=data/load
+#include "lathe/train/commands/cli.h"
+#include "lathe/train/commands/commands.h"
 #include "lathe/train/config/transform.h"
-#include "lathe/train/verbs/cli.h"
-#include "lathe/train/verbs/verbs.h"
 #include "own_task.h"
 
 using namespace lathe;
@@ -33,7 +33,7 @@ int main(int argc, char** argv) {
                    }
                  }});
 
-  add_verb(
+  add_command(
       {.name = "series",
        .usage = "FILE --out FOLDER [--window N]",
        .doc =
@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
        .flags = {{"out", "folder that is made"}, {"window", "numbers in a window [24]"}},
        .run = [](const Arguments& arguments) {
          const auto window = arguments.number("window", 24, between(1, 100000), /*whole=*/true);
-         own::prepare_series(arguments.words.at(0), arguments.get("out", "data"),
+         own::prepare_series(arguments.positionals.at(0), arguments.get("out", "data"),
                              static_cast<int64_t>(window));
          return Exit::done;
        }});

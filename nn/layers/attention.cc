@@ -52,9 +52,9 @@ Variable Rotary::operator()(const Variable& x_BHTD, int64_t first) const {
   ModuleCall call(*this, {{'D', width}});
   call.input(x_BHTD, "B H T D");
   const int64_t t = call.size('T'), half = width / 2;
-  const at::Tensor turns_TD =
-      turns(at::arange(first, first + t, at::kLong)).to(x_BHTD.data().device(), x_BHTD.dtype());
-  const Variable cos(turns_TD.slice(1, 0, half)), sin(turns_TD.slice(1, half));
+  const at::Tensor table_TD = rope_table(at::arange(first, first + t, at::kLong))
+                                  .to(x_BHTD.data().device(), x_BHTD.dtype());
+  const Variable cos(table_TD.slice(1, 0, half)), sin(table_TD.slice(1, half));
   const Variable a = slice(x_BHTD, 3, 0, half), b = slice(x_BHTD, 3, half, width);
   return call.result(cat({a * cos - b * sin, b * cos + a * sin}, 3), "B H T D");
 }
@@ -92,7 +92,7 @@ at::Tensor Rotary::frequencies() const {
   return plain * (kept + (1 - kept) / scaling.factor);
 }
 
-at::Tensor Rotary::turns(const at::Tensor& places) const {
+at::Tensor Rotary::rope_table(const at::Tensor& places) const {
   const at::Tensor angles =
       places.to(at::kDouble).unsqueeze(-1) * frequencies().to(places.device());
   at::Tensor made = at::cat({at::cos(angles), at::sin(angles)}, -1);
@@ -116,13 +116,13 @@ GroupedQueryAttention::GroupedQueryAttention(int64_t channels, int64_t heads_, i
   if (norm_eps) q_norm.emplace(width, *norm_eps), k_norm.emplace(width, *norm_eps);
 }
 
-Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tensor& turns,
+Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tensor& rope_table,
                                            const Variable& residual,
                                            const at::Tensor& starts) const {
   const int64_t rows = q.weight.size(0), width = rows / heads;
   ModuleCall call(*this, {{'C', q.weight.size(1)}, {'D', width}});
   call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
-  call.input("turns", turns, turns.dim() == 3 ? "B T D" : "T D");
+  call.input("rope_table", rope_table, rope_table.dim() == 3 ? "B T D" : "T D");
   const bool adapted = q.has_adapter() || k.has_adapter() || v.has_adapter();
   const auto [q_, k_, v_BTG] =
       adapted ? std::array{q(x_BTC), k(x_BTC), v(x_BTC)}
@@ -134,10 +134,10 @@ Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tens
   };
   const Variable q_BTR = normed(q_, q_norm), k_BTG = normed(k_, k_norm);
   KeyValueCache* cache = mode().cache;
-  const Variable y =
-      cache != nullptr
-          ? cache->attend(this, rotate(q_BTR, turns), rotate(k_BTG, turns), v_BTG, heads, kv_heads)
-          : attention(q_BTR, k_BTG, v_BTG, heads, kv_heads, starts, turns);
+  const Variable y = cache != nullptr
+                         ? cache->attend(this, rotate(q_BTR, rope_table), rotate(k_BTG, rope_table),
+                                         v_BTG, heads, kv_heads)
+                         : attention(q_BTR, k_BTG, v_BTG, heads, kv_heads, starts, rope_table);
   return call.result(proj(y, residual), "B T C");
 }
 

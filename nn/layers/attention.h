@@ -55,7 +55,7 @@ struct Rotary {
   /// Rotates x [B, H, T, D], whose first position is number `first`.
   Variable operator()(const Variable& x_BHTD, int64_t first = 0) const;
   /// Returns the table that rotate() takes, for positions of any shape [...]: float64 [..., D].
-  at::Tensor turns(const at::Tensor& places) const;
+  at::Tensor rope_table(const at::Tensor& places) const;
   /// Returns the angle of each pair at position 1: float64 [D / 2].
   at::Tensor frequencies() const;
 };
@@ -74,10 +74,10 @@ struct GroupedQueryAttention {
   /// `norm_eps` queries and keys are normalized with that eps.
   GroupedQueryAttention(int64_t channels, int64_t heads, int64_t kv_heads, int64_t width, bool bias,
                         std::optional<double> norm_eps);
-  /// x [B, T, C], turns [T, D] or [B, T, D] from Rotary::turns, and `residual`, which is added ->
-  /// [B, T, C]. `starts` as for CausalSelfAttention.
-  Variable operator()(const Variable& x_BTC, const at::Tensor& turns, const Variable& residual = {},
-                      const at::Tensor& starts = {}) const;
+  /// x [B, T, C], rope_table [T, D] or [B, T, D] from Rotary::rope_table, and `residual`, which is
+  /// added -> [B, T, C]. `starts` as for CausalSelfAttention.
+  Variable operator()(const Variable& x_BTC, const at::Tensor& rope_table,
+                      const Variable& residual = {}, const at::Tensor& starts = {}) const;
   void visit(Visit& v_) {
     v_("q", q);
     v_("k", k);

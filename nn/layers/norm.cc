@@ -47,7 +47,7 @@ GroupNorm::GroupNorm(int64_t groups_, int64_t channels_, double eps_, bool affin
               " groups do not divide ", channels, " channels");
 }
 
-Variable GroupNorm::normalise(const Variable& x) const {
+Variable GroupNorm::normalize(const Variable& x) const {
   return group_norm(x, groups, weight, bias, eps, product_dtype(x));
 }
 
@@ -58,17 +58,17 @@ Variable GroupNorm::operator()(const Variable& x) const {
               ": expected an input of 2 to 5 dims, got one of ", x.dim());
   const char* shape = specs[x.dim() - 2];
   call.input(x, shape);
-  return call.result(normalise(x), shape);
+  return call.result(normalize(x), shape);
 }
 Variable InstanceNorm1d::operator()(const Variable& x_BCL) const {
   ModuleCall call(*this, {{'C', channels}});
   call.input(x_BCL, "B C L");
-  return call.result(normalise(x_BCL), "B C L");
+  return call.result(normalize(x_BCL), "B C L");
 }
 Variable InstanceNorm2d::operator()(const Variable& x_BCHW) const {
   ModuleCall call(*this, {{'C', channels}});
   call.input(x_BCHW, "B C H W");
-  return call.result(normalise(x_BCHW), "B C H W");
+  return call.result(normalize(x_BCHW), "B C H W");
 }
 
 BatchNorm::BatchNorm(int64_t channels, double momentum_, double eps_)
@@ -88,11 +88,11 @@ void BatchNorm::visit(Visit& v) {
   v.buffer("num_batches_tracked", num_batches_tracked);
 }
 
-Variable BatchNorm::normalise(const Variable& x, bool wide) const {
+Variable BatchNorm::normalize(const Variable& x, bool wide) const {
   const auto out = wide ? std::nullopt : product_dtype(x);
   if (!is_training()) return batch_norm(x, weight, bias, running_mean, running_var, eps, out);
   const BatchNormed made = batch_norm(x, weight, bias, eps, out);
-  if (made.mean.defined() && !mode().again) {
+  if (made.mean.defined() && !mode().is_recomputing) {
     record_running({running_mean, made.mean, momentum, num_batches_tracked});
     record_running({running_var, made.var, momentum, {}});
   }
@@ -103,12 +103,12 @@ Variable BatchNorm1d::operator()(const Variable& x, bool wide) const {
   ModuleCall call(*this, {{'C', weight.size(0)}});
   const char* shape = x.dim() == 2 ? "B C" : "B C L";
   call.input(x, shape);
-  return call.result(normalise(x, wide), shape);
+  return call.result(normalize(x, wide), shape);
 }
 Variable BatchNorm2d::operator()(const Variable& x_BCHW, bool wide) const {
   ModuleCall call(*this, {{'C', weight.size(0)}});
   call.input(x_BCHW, "B C H W");
-  return call.result(normalise(x_BCHW, wide), "B C H W");
+  return call.result(normalize(x_BCHW, wide), "B C H W");
 }
 
 }  // namespace lathe

@@ -55,7 +55,7 @@ struct GroupNorm {
 
  protected:
   /// Returns the norm of x [B, C, ...] with any number of dims.
-  Variable normalise(const Variable& x) const;
+  Variable normalize(const Variable& x) const;
 };
 
 /// GroupNorm with one channel per group; like torch, by default without scale and shift, and
@@ -92,7 +92,7 @@ struct BatchNorm {
  protected:
   /// Returns the norm; under autocast in the dtype of matrix products, for a layer that follows, or
   /// in float32 if `wide`.
-  Variable normalise(const Variable& x, bool wide) const;
+  Variable normalize(const Variable& x, bool wide) const;
 };
 
 /// BatchNorm of features or sequences. torch.nn.BatchNorm1d.

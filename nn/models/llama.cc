@@ -38,12 +38,12 @@ LlamaBlock::LlamaBlock(const LlamaConfig& c)
       attn_drop(c.dropout),
       mlp_drop(c.dropout) {}
 
-Variable LlamaBlock::operator()(const Variable& x_BTC, const at::Tensor& turns,
+Variable LlamaBlock::operator()(const Variable& x_BTC, const at::Tensor& rope_table,
                                 const at::Tensor& starts) const {
   ModuleCall call(*this, {{'C', norm1.weight.size(0)}});
   call.input(x_BTC, "B T C");
   const Variable h_BTC = add_branch(x_BTC, attn_drop, [&](const Variable& residual) {
-    return attn(norm1(x_BTC), turns, residual, starts);
+    return attn(norm1(x_BTC), rope_table, residual, starts);
   });
   return call.result(
       add_branch(h_BTC, mlp_drop,
@@ -73,10 +73,11 @@ Variable Llama::features(const at::Tensor& ids_BT) const {
                             : starts.defined()      ? position_ids(starts)
                                                     : at::arange(t, at::kLong);
   const at::ScalarType wide = tokens.weight.dtype() == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor turns = rotary.turns(places).to(ids_BT.device(), wide);
-  const Variable x_BTC = run_blocks(
-      blocks.size(), drop(tokens(ids_BT)),
-      [this, turns, starts](size_t i, const Variable& x) { return blocks[i](x, turns, starts); });
+  const at::Tensor rope_table = rotary.rope_table(places).to(ids_BT.device(), wide);
+  const Variable x_BTC = run_blocks(blocks.size(), drop(tokens(ids_BT)),
+                                    [this, rope_table, starts](size_t i, const Variable& x) {
+                                      return blocks[i](x, rope_table, starts);
+                                    });
   return call.result(norm(x_BTC), "B T C");
 }
 

@@ -84,8 +84,8 @@ struct LlamaBlock {
   Dropout attn_drop, mlp_drop;
 
   explicit LlamaBlock(const LlamaConfig& config);
-  /// `turns` and `starts` are those of GroupedQueryAttention.
-  Variable operator()(const Variable& x_BTC, const at::Tensor& turns,
+  /// `rope_table` and `starts` are those of GroupedQueryAttention.
+  Variable operator()(const Variable& x_BTC, const at::Tensor& rope_table,
                       const at::Tensor& starts = {}) const;
   void visit(Visit& v) {
     v("norm1", norm1);

@@ -16,9 +16,9 @@
 #include "tests/support/catch.h"
 #include "tests/support/gpt.h"
 #include "tests/support/process.h"
+#include "train/commands/precision.h"
 #include "train/run/session.h"
 #include "train/store/checkpoint.h"
-#include "train/verbs/precision.h"
 
 namespace {
 

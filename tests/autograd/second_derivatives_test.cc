@@ -52,7 +52,8 @@ std::vector<at::Tensor> second_of(const std::function<Variable(V)>& f,
 
 TEST_CASE("kernels' plain forms give float64's second derivatives to float32's spacing",
           "[second_derivatives]") {
-  const at::Tensor targets = torch::randint(40, {12}), turns = Rotary(8).turns(torch::arange(8));
+  const at::Tensor targets = torch::randint(40, {12}),
+                   rope_table = Rotary(8).rope_table(torch::arange(8));
   struct Fused {
     std::string op;
     std::vector<std::vector<int64_t>> shapes;
@@ -83,7 +84,7 @@ TEST_CASE("kernels' plain forms give float64's second derivatives to float32's s
        }},
       {"grouped_attention, turned",
        {{2, 8, 32}, {2, 8, 16}, {2, 8, 16}},
-       [&](V v) { return attention(v[0], v[1], v[2], 4, 2, {}, turns); }},
+       [&](V v) { return attention(v[0], v[1], v[2], 4, 2, {}, rope_table); }},
       {"batch_norm", {{6, 5, 3}, {5}, {5}}, [](V v) { return batch_norm(v[0], v[1], v[2]).y; }},
       {"lstm_cell", {{4, 32}, {4, 8}}, [](V v) { return lstm_cell(v[0], v[1]).first; }},
       {"gru_cell", {{4, 24}, {4, 24}, {4, 8}}, [](V v) { return gru_cell(v[0], v[1], v[2]); }}};
@@ -116,7 +117,7 @@ TEST_CASE("kernels' plain forms give float64's second derivatives to float32's s
       std::vector{Variable(x)});
 }
 
-TEST_CASE("fp8's and quantised layers' second derivatives are those of the product that they round",
+TEST_CASE("fp8's and quantized layers' second derivatives are those of the product that they round",
           "[second_derivatives]") {
   const Variable x = Variable::parameter(torch::randn({16, 16})),
                  w = Variable::parameter(torch::randn({16, 16}));

@@ -72,7 +72,7 @@ class Trials:
 
 
 def ridge(path, folds, seeds):
-    """The mean squared error of ridge regression on standardised features, over folds and shuffles; the best penalty of
+    """The mean squared error of ridge regression on standardized features, over folds and shuffles; the best penalty of
     several."""
     rows = [[float(x) for x in line.split(",")] for line in path.read_text().split()]
 

@@ -265,8 +265,8 @@ TEST_CASE("norms on a GPU are those of their formula", "[cuda_kernels]") {
           const at::Tensor xd = x.to(at::kDouble).requires_grad_(),
                            wd = w.to(at::kDouble).requires_grad_(),
                            bd = b.to(at::kDouble).requires_grad_();
-          const at::Tensor centred = rms ? xd : xd - xd.mean(-1, true);
-          at::Tensor wanted = centred * ((centred * centred).mean(-1, true) + 1e-5).rsqrt() * wd;
+          const at::Tensor centered = rms ? xd : xd - xd.mean(-1, true);
+          at::Tensor wanted = centered * ((centered * centered).mean(-1, true) + 1e-5).rsqrt() * wd;
           if (!rms) wanted = wanted + bd;
           wanted.backward(dy.to(at::kDouble));
           CHECK(distance(y, wanted.detach()) < rounding(other));

@@ -27,7 +27,7 @@ std::vector<std::string> pieces_of(const std::string& pattern, const std::string
   return out;
 }
 
-/// The textbook's form: of all neighbours merge the pair that comes first in the list, until none
+/// The textbook's form: of all neighbors merge the pair that comes first in the list, until none
 /// is in it.
 std::vector<int64_t> plain_encode(const BPEDefinition& d, const std::string& piece) {
   std::vector<int64_t> ids;
@@ -476,7 +476,7 @@ TEST_CASE("data is made with a BPE as the text is encoded, and knows it", "[bpe]
         Tokenizer::bpe(f / "nfc.json").encode("caf\xC3\xA9"));
 }
 
-TEST_CASE("a run on BPE data trains, goes on, writes text, and the verb speaks it", "[bpe]") {
+TEST_CASE("a run on BPE data trains, goes on, writes text, and the command speaks it", "[bpe]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const auto ok = [&](std::vector<std::string> args) {

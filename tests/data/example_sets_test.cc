@@ -161,7 +161,7 @@ TEST_CASE("an epoch has every example once, wherever loading begins and whoever 
   CHECK(rows(batch_of(*data, batch, 43, 0)) != rows(whole[0]));
 }
 
-TEST_CASE("inputs and targets are normalised by the training examples alone", "[example_sets]") {
+TEST_CASE("inputs and targets are normalized by the training examples alone", "[example_sets]") {
   const TempFolder f;
   const Table table = numbered(300, 0);
   const fs::path dir = prepared(f, table, {.task = "regression", .val_share = 0.3});
@@ -343,7 +343,7 @@ TEST_CASE("images are shifted and mirrored as LibTorch does it, each way about a
     CHECK((torch::equal(flipped[i], plain64[i]) || torch::equal(flipped[i], plain64[i].flip(2))));
 }
 
-TEST_CASE("folds cover all examples once, each class alike, and normalise by what they train on",
+TEST_CASE("folds cover all examples once, each class alike, and normalize by what they train on",
           "[example_sets]") {
   const TempFolder f;
   const bool classes = GENERATE(true, false);

@@ -9,7 +9,7 @@
 #include "nn/models/model.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
-#include "train/verbs/verbs.h"
+#include "train/commands/commands.h"
 
 namespace {
 
@@ -141,7 +141,7 @@ std::string option_of(std::string word) {
 class Checker {
  public:
   Strings problems;
-  int commands = 0, keys = 0, files = 0;
+  int command_count = 0, keys = 0, files = 0;
 
   void check(const std::string& markdown) {
     const Page page(markdown);
@@ -176,7 +176,7 @@ class Checker {
     std::string program = words[0];
     if (program.ends_with("/lathe")) program = "lathe";
     if (program == "./dev" && words.size() > 1) {
-      ++commands;
+      ++command_count;
       check_dev(words);
       if (words[1] != "lathe" && words[1] != "train") return;
       if (words[1] == "lathe") words.erase(words.begin());
@@ -184,14 +184,14 @@ class Checker {
     }
     if (program != "lathe" || words.size() < 2) return;
 
-    ++commands;
+    ++command_count;
     const std::string& name = words[1];
-    static const std::set<std::string> placeholders{"help", "--help",  "--version",
-                                                    "VERB", "COMMAND", "..."};
+    static const std::set<std::string> placeholders{"help", "--help", "--version", "COMMAND",
+                                                    "..."};
     if (placeholders.contains(name)) return;
-    const auto verb =
-        std::find_if(verbs().begin(), verbs().end(), [&](const auto& v) { return v.name == name; });
-    if (verb == verbs().end()) {
+    const auto command = std::find_if(commands().begin(), commands().end(),
+                                      [&](const auto& v) { return v.name == name; });
+    if (command == commands().end()) {
       problems.push_back("lathe has no command " + name);
       return;
     }
@@ -204,7 +204,7 @@ class Checker {
     }
     for (const auto& word : Strings(words.begin(), inner)) {
       const std::string option = option_of(word);
-      if (!option.empty() && !takes(*verb, option))
+      if (!option.empty() && !takes(*command, option))
         problems.push_back("lathe " + name + " has no --" + option);
     }
   }
@@ -236,7 +236,7 @@ class Checker {
     for (const auto& word : words) {
       const std::string option = option_of(word);
       if (option.empty() || of_other_programs.contains(option)) continue;
-      const bool known = std::any_of(verbs().begin(), verbs().end(),
+      const bool known = std::any_of(commands().begin(), commands().end(),
                                      [&](const auto& v) { return takes(v, option); });
       if (!known && !mentions(dev_help(), option)) {
         problems.push_back("no command has --" + option);
@@ -248,11 +248,11 @@ class Checker {
     return std::regex_search(help, std::regex("--" + option + "(?![a-z0-9-])"));
   }
 
-  template <class Verb>
-  static bool takes(const Verb& verb, const std::string& option) {
+  template <class Command>
+  static bool takes(const Command& command, const std::string& option) {
     if (option == "help" || option == "section.key") return true;
-    if (verb.config_keys && is_key(option)) return true;
-    return std::any_of(verb.flags.begin(), verb.flags.end(),
+    if (command.config_keys && is_key(option)) return true;
+    return std::any_of(command.flags.begin(), command.flags.end(),
                        [&](const auto& flag) { return flag.first == option; });
   }
 
@@ -319,7 +319,7 @@ std::map<std::string, std::string> pages() {
 
 TEST_CASE("README.md and docs/ name only commands, options, keys and files that exist",
           "[doc_commands]") {
-  int commands = 0, keys = 0, files = 0;
+  int command_count = 0, keys = 0, files = 0;
   for (const auto& [path, text] : pages()) {
     Checker checker;
     checker.check(text);
@@ -327,14 +327,14 @@ TEST_CASE("README.md and docs/ name only commands, options, keys and files that 
       UNSCOPED_INFO(path << ": " << problem);
     }
     CHECK(checker.problems.empty());
-    commands += checker.commands;
+    command_count += checker.command_count;
     keys += checker.keys;
     files += checker.files;
-    if (path == "README.md") CHECK(checker.commands >= 8);
+    if (path == "README.md") CHECK(checker.command_count >= 8);
   }
 
   // A change of the pages' form must not leave the checks without work.
-  CHECK(commands >= 40);
+  CHECK(command_count >= 40);
   CHECK(keys >= 40);
   CHECK(files >= 20);
 }

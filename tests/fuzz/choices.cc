@@ -15,9 +15,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const fuzz::MemoryFile file;
   file.write(fuzz::text_of(data, size));
   try {
-    const std::vector<Choice> all = read_choices(file.path());
+    const std::vector<MultipleChoice> all = read_choices(file.path());
     fuzz::must(!all.empty(), "a file has questions");
-    for (const Choice& c : all) {
+    for (const MultipleChoice& c : all) {
       fuzz::must(c.endings.size() >= 2, "endings to choose from");
       fuzz::must(c.label >= 0 && c.label < static_cast<int64_t>(c.endings.size()),
                  "one of them is right");

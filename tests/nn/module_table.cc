@@ -243,7 +243,7 @@ void add_attention(std::vector<ModuleCase>& t) {
       [turned](W, T x) { return turned(x[0], 2); }));
   t.back().checks_shape = false;  // the harness widens dim 1, which is any number of heads
   const Rotary places(4, 100);
-  const at::Tensor turns = places.turns(torch::arange(5));
+  const at::Tensor rope_table = places.rope_table(torch::arange(5));
   for (const bool whole :
        {true, false}) {  // with biases and norms, of 4 heads of queries and 2 of keys; and without
     t.push_back(module_row(
@@ -251,7 +251,7 @@ void add_attention(std::vector<ModuleCase>& t) {
         GroupedQueryAttention(6, 4, whole ? 2 : 1, 4, whole,
                               whole ? std::optional(1e-3) : std::nullopt),
         {randn({2, 5, 6}), randn({2, 5, 6})},
-        [turns](const GroupedQueryAttention& m, V x) { return m(x[0], turns, x[1]); },
+        [rope_table](const GroupedQueryAttention& m, V x) { return m(x[0], rope_table, x[1]); },
         [turned, whole](W w, T x) {
           const auto project = [&](const std::string& name, int64_t heads) {
             at::Tensor y = torch::linear(x[0], w.at(name + ".weight"),

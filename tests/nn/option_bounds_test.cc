@@ -118,7 +118,8 @@ std::vector<OptionsRow> options_rows() {
         rows, "RotaryScaling",
         {NUMBER(factor), NUMBER(low), NUMBER(high), NUMBER(original_context),
          NUMBER(attention_factor)},
-        {[](const auto& o) { (void)Rotary(4, 10000, o).turns(torch::arange(3)); }}, {.kind = kind});
+        {[](const auto& o) { (void)Rotary(4, 10000, o).rope_table(torch::arange(3)); }},
+        {.kind = kind});
   }
   add_rows<TransformerOptions>(
       rows, "TransformerOptions",

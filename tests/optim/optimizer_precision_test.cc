@@ -69,7 +69,7 @@ std::vector<LowPrecisionKind> low_precision_kinds() {
     for (const double momentum : {0.0, 0.9}) {
       for (const bool centered : {false, true}) {
         c.momentum = momentum, c.centered = centered, c.alpha = 0.95, c.eps = 1e-8;
-        add(str(momentum > 0 ? ", momentum" : "", centered ? ", centred" : ""), c,
+        add(str(momentum > 0 ? ", momentum" : "", centered ? ", centered" : ""), c,
             like<torch::optim::RMSprop>(torch::optim::RMSpropOptions(1)
                                             .alpha(0.95)
                                             .eps(1e-8)
@@ -172,7 +172,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("centred RMSprop stays finite where its variance estimate is rounding alone",
+TEST_CASE("centered RMSprop stays finite where its variance estimate is rounding alone",
           "[optimizer_precision]") {
   for (const double momentum : {0.0, 0.9}) {
     OptimConfig c;

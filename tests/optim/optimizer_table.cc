@@ -188,7 +188,7 @@ std::vector<Row> optimizer_rows() {
        }),
        [](OptimConfig& c) { c.lr_decay = 0.11; }},
       {"rmsprop",
-       "centred, momentum",
+       "centered, momentum",
        [](OptimConfig& c) { c.centered = true; },
        {},
        torchs<o::RMSprop, o::RMSpropOptions>([](const Step& k) {

@@ -153,7 +153,7 @@ class ServedChild : public Child {
 
 }  // namespace
 
-Finished run(const Command& c) {
+Finished run(const Invocation& c) {
   int out[2], err[2];
   if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) fail(Exit::io, "no pipe");
   std::vector<std::string> words{(binary_folder() / c.binary).string()};

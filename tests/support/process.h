@@ -44,7 +44,7 @@ struct Finished {
   double seconds = 0;
 };
 
-struct Command {
+struct Invocation {
   std::string
       binary;  ///< "lathe", "lathe_faults" with fault points, or the path of another program
   std::vector<std::string> args;
@@ -61,7 +61,7 @@ struct Command {
   /// of its memory differs.
   bool apart = false;
 };
-Finished run(const Command& command);
+Finished run(const Invocation& command);
 /// `lathe` with `args`, in the folder.
 Finished lathe_in(const TempFolder& folder, std::vector<std::string> args,
                   double kill_after_s = -1);

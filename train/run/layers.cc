@@ -40,7 +40,8 @@ std::string layer_of(const std::string& path) {
 
 /// Returns true in the first micro-batch, except where backward computes it again.
 bool is_looked_at() {
-  return mode().training && !mode().again && mode().random && mode().random->first_sample == 0;
+  return mode().training && !mode().is_recomputing && mode().random &&
+         mode().random->first_sample == 0;
 }
 
 /// Returns true for an op that ends in an activation whose sign is that of its input: a unit whose

@@ -7,7 +7,7 @@
 #include "core/io/safetensors.h"
 #include "core/kernels/gemm.h"
 #include "core/memory.h"
-#include "core/quantised.h"
+#include "core/quantized.h"
 #include "train/config/transform.h"
 #include "train/transforms/adapters.h"
 #include "train/transforms/frozen.h"
@@ -29,8 +29,8 @@ int64_t bytes_of(Model& model) {
   int64_t bytes = 0;
   for (const auto& p : parameters(model)) {
     const Precision* kept = precision_of(p.parameter);
-    if (kept != nullptr && kept->quantised) {
-      bytes += kept->quantised->nbytes();
+    if (kept != nullptr && kept->quantized) {
+      bytes += kept->quantized->nbytes();
     } else {
       bytes += static_cast<int64_t>(p.parameter.data().nbytes());
       if (kept != nullptr && kept->low.defined()) bytes += static_cast<int64_t>(kept->low.nbytes());

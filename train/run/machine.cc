@@ -72,14 +72,14 @@ MachineSample MachineSample::now() {
 
   // Cores may run at different clocks; their mean changes where any of them does.
   double mhz = 0;
-  int told = 0;
+  int reported = 0;
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
     if (!line.starts_with("cpu MHz")) continue;
     mhz += std::stod(line.substr(line.find(':') + 1));
-    ++told;
+    ++reported;
   }
-  if (told > 0) s.mhz = mhz / told;
+  if (reported > 0) s.mhz = mhz / reported;
 
   // The counter stays at -1 where no core reports it.
   for (int core = 0; core < cores(); ++core) {

@@ -142,7 +142,7 @@ std::optional<double> MfuBaseline::share(double rate) {
 }
 
 void MfuBaseline::remember(double run_seconds) const {
-  if ((!known_ || known_->young()) && device_ != "cuda" && run_seconds > 60)
+  if ((!known_ || known_->is_provisional()) && device_ != "cuda" && run_seconds > 60)
     measure_peak(threads_, dtype_);
 }
 

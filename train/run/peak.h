@@ -16,7 +16,7 @@ struct MatmulCeiling {
   int measurements = 0;  ///< of which it is the best; 0: the published rate of a GPU
 
   /// Returns true after so few measurements that the rate may be too low, and MFU too high.
-  bool young() const { return measurements == 1 || measurements == 2; }
+  bool is_provisional() const { return measurements == 1 || measurements == 2; }
 };
 
 /// Returns the ceiling where it is known; never a guess. `dtype` is what Autocast takes; on a CPU

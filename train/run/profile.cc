@@ -129,7 +129,7 @@ class Recorder : public ModeGuard {
   int64_t kept_ = 0;
   std::unordered_map<const Node*, std::string> modules_;
   const std::function<void(const OpResult&)> on_result_ = [this](const OpResult& r) {
-    Span span{.phase = mode().again ? Phase::recompute : Phase::forward,
+    Span span{.phase = mode().is_recomputing ? Phase::recompute : Phase::forward,
               .op = r.name,
               .flops = flops_.forward};
     if (const ModuleCall* call = ModuleCall::innermost()) span.module = call->path();
@@ -138,7 +138,7 @@ class Recorder : public ModeGuard {
       span.inputs += (span.inputs.empty() ? "" : ", ") + describe(v.data());
     }
     for (const at::Tensor& t : r.outputs) span.bytes += bytes_of(t);
-    if (r.node != nullptr && !(mode().again && modules_.contains(r.node)))
+    if (r.node != nullptr && !(mode().is_recomputing && modules_.contains(r.node)))
       modules_[r.node] = span.module;
     add(std::move(span));
   };

@@ -1,5 +1,5 @@
-// What every verb that runs a model needs, checked before anything is created: data opened, device
-// ready, model made.
+// What every command that runs a model needs, checked before anything is created: data opened,
+// device ready, model made.
 #pragma once
 
 #include <functional>

@@ -174,7 +174,7 @@ int64_t diverged_step(const fs::path& run) {
 
 }  // namespace
 
-RunSummary summarise(const fs::path& run) {
+RunSummary summarize(const fs::path& run) {
   RunSummary s{.run = run, .state = "stopped"};
   const fs::path path = run / "metrics.jsonl";
   const auto lines = last_lines(path, uint64_t{4} << 20);
@@ -276,11 +276,11 @@ std::vector<fs::path> find_runs(const fs::path& folder, const ReportUnreadable& 
   return found;
 }
 
-std::vector<RunSummary> summarise(const std::vector<fs::path>& runs,
+std::vector<RunSummary> summarize(const std::vector<fs::path>& runs,
                                   const ReportUnreadable& report) {
   std::vector<RunSummary> all;
   for (const fs::path& run : runs)
-    report_unreadable(run, report, [&] { all.push_back(summarise(run)); });
+    report_unreadable(run, report, [&] { all.push_back(summarize(run)); });
   return all;
 }
 

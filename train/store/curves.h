@@ -80,14 +80,14 @@ struct RunSummary {
 /// Reads the end of metrics.jsonl and the newest checkpoint's state. A run is running while its
 /// lock is held, as this machine's kernel tells, or where the last line is younger than a minute
 /// and neither end is known: a run on another machine, over a file share.
-RunSummary summarise(const fs::path& run);
+RunSummary summarize(const fs::path& run);
 /// Takes a sentence about a folder or run that can't be read.
 using ReportUnreadable = std::function<void(const std::string& why)>;
 /// Returns the runs in `folder` and below, in the order of their paths; links are not followed.
 /// What can't be read is reported and left out; without `report` it is an error.
 std::vector<fs::path> find_runs(const fs::path& folder, const ReportUnreadable& report = nullptr);
-/// Returns summarise() of these runs. What can't be read is reported and left out.
-std::vector<RunSummary> summarise(const std::vector<fs::path>& runs,
+/// Returns summarize() of these runs. What can't be read is reported and left out.
+std::vector<RunSummary> summarize(const std::vector<fs::path>& runs,
                                   const ReportUnreadable& report);
 
 }  // namespace lathe

@@ -114,7 +114,7 @@ std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model) {
   std::erase_if(all, [](const NamedParameter& p) {
     const Leaf* leaf = p.parameter.as_leaf();
     return leaf == nullptr ||
-           leaf->precision.quantised != nullptr;  // they stay in the checkpoint they came from
+           leaf->precision.quantized != nullptr;  // they stay in the checkpoint they came from
   });
   for (const NamedBuffer& b : buffers(model))
     all.push_back({b.path, Variable(b.tensor), Role{.name = "buffer"}});

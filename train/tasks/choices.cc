@@ -5,15 +5,15 @@
 
 namespace lathe {
 
-std::vector<Choice> read_choices(const std::string& file) {
-  std::vector<Choice> all;
+std::vector<MultipleChoice> read_choices(const std::string& file) {
+  std::vector<MultipleChoice> all;
   const DocumentSource source{.files = {file}, .format = "jsonl"};
   PartReader reader(source, /*whole=*/false);
   for (Part part; reader.next(part);) {
     each_line(part, [&](uint64_t line, std::string_view text) {
       const std::string where = str(file, ":", line);
       const Json json = parse_json(text, where, Exit::data);
-      Choice c{json_get<std::string>(json, "context", where, Exit::data), {}, 0};
+      MultipleChoice c{json_get<std::string>(json, "context", where, Exit::data), {}, 0};
 
       const Json endings = json_get<Json>(json, "endings", where, Exit::data);
       if (!endings.is_array()) fail(Exit::data, where, ": \"endings\" must be a list of texts");

@@ -25,7 +25,7 @@ namespace {
 /// Returns one text's logits [V] in float64 on the CPU. Throws where one is not finite.
 at::Tensor readable(const at::Tensor& logits_V) {
   const at::Tensor logits = logits_V.to(at::kCPU, at::kDouble).contiguous();
-  LATHE_CHECK(logits.numel() > 0, "pick: there are no logits");
+  LATHE_CHECK(logits.numel() > 0, "sample_token: there are no logits");
   const double* x = logits.const_data_ptr<double>();
   for (int64_t i = 0; i < logits.numel(); ++i) {
     if (!std::isfinite(x[i])) {
@@ -44,7 +44,7 @@ double log_probability_of(const at::Tensor& logits, int64_t id) {
   return x[id] - top - std::log(total);
 }
 
-void penalise(const at::Tensor& logits, const std::vector<int64_t>& ids, double penalty) {
+void penalize(const at::Tensor& logits, const std::vector<int64_t>& ids, double penalty) {
   double* x = logits.mutable_data_ptr<double>();
   for (const int64_t id : std::unordered_set<int64_t>(ids.begin(), ids.end())) {
     if (id < logits.numel()) x[id] = x[id] > 0 ? x[id] / penalty : x[id] * penalty;
@@ -70,7 +70,7 @@ struct Text {
 /// Computes the logits of the texts that have not ended, in their order.
 class Forwards {
  public:
-  Forwards(const Model& model, const Writing& w, const std::vector<Text>& texts)
+  Forwards(const Model& model, const GenerateOptions& w, const std::vector<Text>& texts)
       : model_(model), w_(w) {
     if (!w.cache || !model.caches_keys()) return;
     int64_t longest = 0;
@@ -121,13 +121,13 @@ class Forwards {
   }
 
   const Model& model_;
-  const Writing& w_;
+  const GenerateOptions& w_;
   std::optional<KeyValueCache> cache_;
 };
 
 }  // namespace
 
-int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
+int64_t sample_token(const at::Tensor& logits_V, const Sampling& s, double draw) {
   const at::Tensor logits = readable(logits_V);
   const double* x = logits.const_data_ptr<double>();
   const int64_t n = logits.numel();
@@ -192,7 +192,7 @@ int64_t pick(const at::Tensor& logits_V, const Sampling& s, double draw) {
 }
 
 std::vector<std::vector<int64_t>> generate(
-    const Model& model, std::vector<std::vector<int64_t>> given, const Writing& w,
+    const Model& model, std::vector<std::vector<int64_t>> given, const GenerateOptions& w,
     const std::function<bool(const GeneratedToken&)>& on_token) {
   std::vector<Text> texts;
   for (auto& ids : given) {
@@ -214,12 +214,12 @@ std::vector<std::vector<int64_t>> generate(
       if (texts[i].ended) continue;
       const at::Tensor own = readable(logits[i]);
       // The reported probability is the model's, without the penalty.
-      at::Tensor penalised = own;
+      at::Tensor penalized = own;
       if (w.sampling.repetition_penalty != 1)
-        penalise(penalised = own.clone(), texts[i].ids, w.sampling.repetition_penalty);
+        penalize(penalized = own.clone(), texts[i].ids, w.sampling.repetition_penalty);
       // The draw depends on the step and the text's index only, so other texts do not change it.
       const double draw = unit(philox(counter(static_cast<uint64_t>(step), i), key)[0]);
-      const int64_t id = pick(penalised, w.sampling, draw);
+      const int64_t id = sample_token(penalized, w.sampling, draw);
 
       texts[i].ids.push_back(id);
       const double log_probability = w.log_probabilities ? log_probability_of(own, id)

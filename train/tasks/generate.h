@@ -26,7 +26,7 @@ struct Sampling {
 };
 
 /// The parameters of generation.
-struct Writing {
+struct GenerateOptions {
   int64_t context = 0;  ///< the model sees at most this many tokens, the last ones
   int64_t tokens = 0;   ///< largest number of new tokens for each text
   Sampling sampling = {};
@@ -50,13 +50,13 @@ struct GeneratedToken {
 /// j and the text before it. It is independent of other texts and of the cache, bit for bit where
 /// Lathe's kernels run in float32 (docs/internals/kernels.md).
 std::vector<std::vector<int64_t>> generate(
-    const Model& model, std::vector<std::vector<int64_t>> texts, const Writing& writing,
+    const Model& model, std::vector<std::vector<int64_t>> texts, const GenerateOptions& writing,
     const std::function<bool(const GeneratedToken&)>& on_token = nullptr);
 
 /// Samples a token from logits [V], V > 0; `draw` is uniform in (0, 1). At least the likeliest
 /// token is kept, whatever top_k, top_p and min_p are. The repetition penalty is not applied here.
 /// Throws Exit::diverged where a logit is not finite.
-int64_t pick(const at::Tensor& logits_V, const Sampling& sampling, double draw);
+int64_t sample_token(const at::Tensor& logits_V, const Sampling& sampling, double draw);
 
 /// Searches a text that is being generated for the first of some strings.
 class StopMatcher {

@@ -96,7 +96,7 @@ class Language final : public Task {
                      at::Device device, const std::function<bool()>& stop) const override {
     const auto& tokenizer = data.facts().tokenizer;
     if (!tokenizer) return "";
-    const Writing writing{
+    const GenerateOptions writing{
         .context = model_context(config), .tokens = 200, .compute = compute, .device = device};
     const auto texts =
         generate(model, {{0}}, writing, [&](const GeneratedToken&) { return !stop(); });

@@ -87,8 +87,8 @@ class Regression final : public Task {
     const Autocast autocast(compute);
 
     const DatasetInfo& facts = data.facts();
-    const auto raw = [&](const at::Tensor& normalised_BO) {
-      const at::Tensor y = normalised_BO.to(at::kDouble);
+    const auto raw = [&](const at::Tensor& normalized_BO) {
+      const at::Tensor y = normalized_BO.to(at::kDouble);
       return facts.target_scale.empty()
                  ? y
                  : y * row(facts.target_scale, y) + row(facts.target_mean, y);

@@ -85,7 +85,7 @@ TextScore score_text(const Scoring& s, std::string_view text) {
   return score;
 }
 
-Answer answer(const Scoring& s, const Choice& c) {
+Answer answer(const Scoring& s, const MultipleChoice& c) {
   const auto is_space = [](char x) { return std::isspace(static_cast<unsigned char>(x)) != 0; };
   Answer best;
   double best_whole = 0, best_by_byte = 0;

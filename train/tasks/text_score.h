@@ -49,6 +49,6 @@ struct Answer {
 /// ending's bytes. A text longer than the model's context loses its beginning. Throws Exit::data
 /// where the context is empty and the tokenizer has no token that begins texts, and Exit::diverged
 /// where a loss is not finite.
-Answer answer(const Scoring& scoring, const Choice& choice);
+Answer answer(const Scoring& scoring, const MultipleChoice& choice);
 
 }  // namespace lathe

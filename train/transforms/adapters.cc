@@ -102,10 +102,10 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
   if (config.amp.dtype == "fp8")
     return fault("amp.dtype", "amp.dtype = \"fp8\" can't be used with adapters; use \"bf16\"");
 
-  const bool quantised = c.dtype == "int8" || c.dtype == "nf4";
-  if (quantised ? config.amp.dtype == "fp32" : c.dtype != config.amp.dtype) {
+  const bool quantized = c.dtype == "int8" || c.dtype == "nf4";
+  if (quantized ? config.amp.dtype == "fp32" : c.dtype != config.amp.dtype) {
     return fault("adapters.dtype", "adapters.dtype = \"", c.dtype, "\" needs amp.dtype = \"",
-                 quantised ? "bf16\" or \"fp16" : c.dtype, "\", and it is \"", config.amp.dtype,
+                 quantized ? "bf16\" or \"fp16" : c.dtype, "\", and it is \"", config.amp.dtype,
                  "\"");
   }
 

@@ -4,22 +4,22 @@
 #include "core/io/safetensors.h"
 #include "core/memory.h"
 #include "core/mode.h"
-#include "core/quantised.h"
+#include "core/quantized.h"
 
 namespace lathe {
 
 Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const Keep& keep,
                      at::Device device) {
   const Variable& shape = found.parameter;
-  const bool quantise = keep.dtype == "int8" || keep.dtype == "nf4";
-  if (quantise && found.block >= 0 && is_linear_weight(found.role)) {
+  const bool quantize = keep.dtype == "int8" || keep.dtype == "nf4";
+  if (quantize && found.block >= 0 && is_linear_weight(found.role)) {
     const auto format =
-        keep.dtype == "int8" ? QuantisedTensor::Format::int8 : QuantisedTensor::Format::nf4;
-    shape.leaf().precision.quantised =
-        std::make_shared<const QuantisedTensor>(t, format, keep.double_quant, device);
+        keep.dtype == "int8" ? QuantizedTensor::Format::int8 : QuantizedTensor::Format::nf4;
+    shape.leaf().precision.quantized =
+        std::make_shared<const QuantizedTensor>(t, format, keep.double_quant, device);
     return shape;
   }
-  const at::ScalarType matrices = quantise ? keep.rest : dtype_from_config(keep.dtype);
+  const at::ScalarType matrices = quantize ? keep.rest : dtype_from_config(keep.dtype);
   return Variable(t.to(device, shape.dim() >= 2 ? matrices : at::kFloat, /*non_blocking=*/false,
                        /*copy=*/true));
 }

@@ -5,7 +5,7 @@
 #include "autograd/node.h"
 #include "autograd/ops.h"
 #include "core/mode.h"
-#include "core/quantised.h"
+#include "core/quantized.h"
 #include "tests/support/catch.h"
 #include "tests/support/op_case.h"
 #include "tests/support/torch_oracle.h"
@@ -220,21 +220,21 @@ std::vector<OpCase> make_op_table() {
            [](T x) { return x[0] / x[1]; }});
   // The same quantized weight on both sides: what is checked is the op.
   static const auto few_bits =
-      std::make_shared<const QuantisedTensor>(torch::linspace(-1, 1, 12, at::kDouble).view({3, 4}),
-                                              QuantisedTensor::Format::int8, false, at::kCPU);
-  OpCase quantised{
-      "linear_quantised",
+      std::make_shared<const QuantizedTensor>(torch::linspace(-1, 1, 12, at::kDouble).view({3, 4}),
+                                              QuantizedTensor::Format::int8, false, at::kCPU);
+  OpCase quantized{
+      "linear_quantized",
       "",
       {{{2, 5, 4}}, {{3}}},
       [](V v) {
         const Variable weight = Variable::parameter(torch::empty({3, 4}));
         // Quantized again, on x's device, it has the same codes.
-        weight.leaf().precision.quantised = std::make_shared<const QuantisedTensor>(
-            few_bits->dequantise(at::kDouble), QuantisedTensor::Format::int8, false, device_of(v));
+        weight.leaf().precision.quantized = std::make_shared<const QuantizedTensor>(
+            few_bits->dequantize(at::kDouble), QuantizedTensor::Format::int8, false, device_of(v));
         return linear(v[0], weight, v[1]);
       },
-      [](T x) { return torch::linear(x[0], few_bits->dequantise(at::kDouble), x[1]); }};
-  add_row(quantised);
+      [](T x) { return torch::linear(x[0], few_bits->dequantize(at::kDouble), x[1]); }};
+  add_row(quantized);
   OpCase fp8{"linear_fp8",
              "",
              {{{3, 16, 32}}, {{48, 32}}, {{48}}},

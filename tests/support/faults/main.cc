@@ -30,8 +30,8 @@
 
 #include "core/io/file.h"
 #include "tests/support/faults/serve.h"
+#include "train/commands/cli.h"
 #include "train/run/stepper.h"
-#include "train/verbs/cli.h"
 
 namespace {
 

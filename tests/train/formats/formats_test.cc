@@ -639,11 +639,11 @@ TEST_CASE("a run starts from another's weights, and goes on without them", "[for
   CHECK(first_loss(f / "c") != end);
   // Verbs that train without a run folder take the source's model too: the config alone has no
   // sizes of it.
-  for (const std::vector<std::string>& verb :
+  for (const std::vector<std::string>& command :
        {std::vector<std::string>{"profile", "tune.toml", "--steps=0:1"},
         {"find", "lr", "tune.toml", "--steps=10"},
         {"bench", "step", "tune.toml"}}) {
-    std::vector<std::string> words = verb;
+    std::vector<std::string> words = command;
     words.emplace_back("--train.init_from=a");
     const Finished done = lathe_in(f, words);
     INFO(words[0] << done.err);
@@ -747,8 +747,8 @@ TEST_CASE("windows of training may be shorter than the context, which stays", "[
   write_file(f / "tune.toml",
              "[data]\ndir = \"data\"\n[train]\nsteps = 3\nbatch_size = 2\neval_interval = 3\n"
              "eval_batches = 0\nthreads = 1\ninit_from = \"source\"\n");
-  const auto tune = [&](std::vector<std::string> more, const std::string& verb = "train") {
-    more.insert(more.begin(), {verb, "tune.toml"});
+  const auto tune = [&](std::vector<std::string> more, const std::string& command = "train") {
+    more.insert(more.begin(), {command, "tune.toml"});
     return lathe_in(f, more);
   };
 
@@ -1025,12 +1025,12 @@ TEST_CASE("logits and greedy tokens for another program", "[.hf]") {
       const Autocast autocast(m.compute);
       logits = (*m.model)(ids).data().to(at::kFloat).contiguous();
     }
-    const Writing writing{.context = model_context(m.config),
-                          .tokens = job.at("greedy").get<int64_t>(),
-                          .sampling = {.temperature = 0},
-                          .compute = m.compute,
-                          .device = m.device,
-                          .cache = job.at("cache").get<bool>()};
+    const GenerateOptions writing{.context = model_context(m.config),
+                                  .tokens = job.at("greedy").get<int64_t>(),
+                                  .sampling = {.temperature = 0},
+                                  .compute = m.compute,
+                                  .device = m.device,
+                                  .cache = job.at("cache").get<bool>()};
     const at::Tensor greedy = torch::tensor(generate(*m.model, {rows[0]}, writing).at(0));
     write_safetensors(job.at("out").get<std::string>(),
                       {make_entry("logits", logits), make_entry("greedy", greedy)});

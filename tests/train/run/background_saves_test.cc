@@ -284,7 +284,7 @@ Finished train(const TempFolder& f, const std::string& out, std::vector<std::str
     args.emplace_back("--checkpoint.async_save=true");
     environment["LATHE_TEST_SLOW"] = slow;
   }
-  Command command{"lathe_faults", args, f.path(), environment, -1, signal};
+  Invocation command{"lathe_faults", args, f.path(), environment, -1, signal};
   command.signal_after = "step 10  validation";
   return run(command);
 }

@@ -12,6 +12,7 @@
 #include "core/io/json.h"
 #include "core/kernels/gemm.h"
 #include "core/mode.h"
+#include "nn/layers.h"
 #include "nn/models/model.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"

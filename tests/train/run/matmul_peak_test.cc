@@ -31,14 +31,14 @@ TEST_CASE("the ceiling is the best ever seen, and young until the third measurem
   const MatmulCeiling first = measure_peak(2, at::kFloat);
   CHECK(first.rate > 1e8);
   CHECK(first.measurements == 1);
-  CHECK(first.young());
+  CHECK(first.is_provisional());
   overwrite(cache.path(), 1e20);  // as if the machine had been quicker then
   CHECK(measure_peak(2, at::kFloat).rate == 1e20);
   overwrite(cache.path(), 1e6);  // as if it had been busy
   const MatmulCeiling third = measure_peak(2, at::kFloat);
   CHECK(third.rate > 1e8);
   CHECK(third.measurements == 3);
-  CHECK(!third.young());
+  CHECK(!third.is_provisional());
   CHECK(known_peak("cpu", 2, at::kFloat)->rate == third.rate);
   write_file(cache / "peaks.json", "{\"damaged\": [");
   CHECK(!known_peak("cpu", 2, at::kFloat));

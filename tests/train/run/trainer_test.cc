@@ -420,12 +420,12 @@ TEST_CASE("every optimizer, schedule and init trains from a config", "[trainer]"
 
 TEST_CASE("sampling: temperature 0, top-k, top-p", "[trainer]") {
   const at::Tensor logits = at::tensor(at::ArrayRef<double>{0, 3, 1, 2});
-  CHECK(pick(logits, {.temperature = 0}, 0.99) == 1);
-  CHECK(pick(logits, {.temperature = 1, .top_k = 2}, 0.999) == 3);
-  CHECK(pick(logits, {.temperature = 1, .top_p = 0.5}, 0.999) ==
+  CHECK(sample_token(logits, {.temperature = 0}, 0.99) == 1);
+  CHECK(sample_token(logits, {.temperature = 1, .top_k = 2}, 0.999) == 3);
+  CHECK(sample_token(logits, {.temperature = 1, .top_p = 0.5}, 0.999) ==
         1);  // the likeliest alone has 0.64
-  CHECK(pick(logits, {.temperature = 1}, 0.999) == 0);
-  CHECK(pick(logits, {.temperature = 1}, 0.001) == 1);
+  CHECK(sample_token(logits, {.temperature = 1}, 0.999) == 0);
+  CHECK(sample_token(logits, {.temperature = 1}, 0.001) == 1);
 }
 
 TEST_CASE("a shard cut short during a run ends in a sentence that names it", "[trainer]") {

@@ -36,7 +36,7 @@ TEST_CASE("logits that are not finite are refused, however a token is picked", "
           const Sampling s{.temperature = temperature, .top_k = top_k, .top_p = top_p};
           Exit code = Exit::done;
           try {
-            pick(logits, s, 0.5);
+            sample_token(logits, s, 0.5);
           } catch (const Error& e) {
             code = e.code();
             CHECK_THAT(e.what(), ContainsSubstring("logits are not finite"));
@@ -57,8 +57,8 @@ TEST_CASE("any sampling of finite logits picks one of the tokens", "[generate]")
       for (const int64_t top_k : {-1, 0, 1, 100}) {
         for (const double top_p : {1.0, 0.5, 1e-300, 0.0, -1.0, nan}) {
           for (const double draw : {0.0, 1e-9, 0.5, 1.0}) {
-            const int64_t id =
-                pick(logits, {.temperature = temperature, .top_k = top_k, .top_p = top_p}, draw);
+            const int64_t id = sample_token(
+                logits, {.temperature = temperature, .top_k = top_k, .top_p = top_p}, draw);
             CHECK((id >= 0 && id < logits.numel()));
           }
         }
@@ -72,7 +72,7 @@ TEST_CASE("min_p keeps what is likely enough beside the likeliest", "[generate]"
       at::tensor({0.0, std::log(0.5), std::log(0.25), std::log(0.1)}, at::kDouble);
   const auto reached = [&](const Sampling& s) {
     std::set<int64_t> ids;
-    for (int i = 0; i < 200; ++i) ids.insert(pick(logits, s, (i + 0.5) / 200));
+    for (int i = 0; i < 200; ++i) ids.insert(sample_token(logits, s, (i + 0.5) / 200));
     return ids;
   };
   CHECK(reached({.temperature = 1}) == std::set<int64_t>{0, 1, 2, 3});
@@ -83,8 +83,8 @@ TEST_CASE("min_p keeps what is likely enough beside the likeliest", "[generate]"
         std::set<int64_t>{0, 1, 2});  // after the temperature
   CHECK(reached({.temperature = 1, .top_k = 2, .min_p = 0.2}) == std::set<int64_t>{0, 1});
   // A share of what is kept: of 1 and 0.5 the first has two thirds.
-  CHECK(pick(logits, {.temperature = 1, .min_p = 0.5}, 0.66) == 0);
-  CHECK(pick(logits, {.temperature = 1, .min_p = 0.5}, 0.67) == 1);
+  CHECK(sample_token(logits, {.temperature = 1, .min_p = 0.5}, 0.66) == 0);
+  CHECK(sample_token(logits, {.temperature = 1, .min_p = 0.5}, 0.67) == 1);
 }
 
 template <class M, class C>
@@ -127,7 +127,7 @@ const Texts prompts{{5},
 
 /// Ids, and log probabilities of each text.
 std::pair<Texts, std::vector<std::vector<double>>> write(const Model& model, const Texts& texts,
-                                                         Writing w) {
+                                                         GenerateOptions w) {
   std::vector<std::vector<double>> p(texts.size());
   w.log_probabilities = true;
   auto ids = generate(model, texts, w, [&](const GeneratedToken& t) {
@@ -150,7 +150,7 @@ TEST_CASE(
   for (const Tested& t : tested()) {
     for (size_t i = 0; i < samplings.size(); ++i) {
       INFO(t.name << ", sampling " << i);
-      Writing w{.context = t.context, .tokens = i == 0 ? 90 : 12, .sampling = samplings[i]};
+      GenerateOptions w{.context = t.context, .tokens = i == 0 ? 90 : 12, .sampling = samplings[i]};
       const auto [ids, p] = write(*t.model, prompts, w);
       w.cache = false;
       const auto [wanted, wanted_p] = write(*t.model, prompts, w);
@@ -159,7 +159,7 @@ TEST_CASE(
       CHECK(std::set<int64_t>(ids[1].begin(), ids[1].end()).size() > 3);  // no text of one token
     }
     // Alone as with others: text 0 of a batch draws what it draws alone.
-    Writing w{.context = t.context, .tokens = 10};
+    GenerateOptions w{.context = t.context, .tokens = 10};
     CHECK(write(*t.model, {prompts[0]}, w).second[0] == write(*t.model, prompts, w).second[0]);
     // The control: another prompt is another text.
     CHECK(write(*t.model, {prompts[1]}, w).second[0] != write(*t.model, {prompts[2]}, w).second[0]);
@@ -223,7 +223,7 @@ TEST_CASE("without Lathe's kernels, and in bfloat16, the cache gives the same to
         INFO(t.name << " in " << dtype << (kernels ? "" : ", ATen's kernels"));
         use_kernels(kernels);
         // One token each, so that a different choice does not make another text.
-        Writing w{
+        GenerateOptions w{
             .context = t.context, .tokens = 2, .sampling = {.temperature = 0}, .compute = dtype};
         const auto [ids, p] = write(*t.model, {prompts[1], prompts[3]}, w);
         w.cache = false;
@@ -294,7 +294,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "the verb: prompts of a file, samples, stops, lines of JSON, and no chat without a template",
+    "the command: prompts of a file, samples, stops, lines of JSON, and no chat without a template",
     "[generate]") {
   const test::TempFolder f(test::fast_folder());
   test::write_file(f / "text.txt", test::sample_text(6000));

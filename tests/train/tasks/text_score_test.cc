@@ -94,7 +94,7 @@ TEST_CASE("of several endings the likeliest is taken, as a whole and by byte", "
   };
   int64_t differ = 0;
   for (int question = 0; question < 60; ++question) {
-    Choice c{word(1 + question % 9), {}, 0};
+    MultipleChoice c{word(1 + question % 9), {}, 0};
     if (question % 3 == 0) c.context += " ";
     for (int64_t i = 0; i < 4; ++i) c.endings.push_back(word(1 + (question + 3 * i) % 7));
     if (question % 5 == 0) c.endings[1] = " " + c.endings[1];

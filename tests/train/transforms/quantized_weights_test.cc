@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/io/json.h"
-#include "core/quantised.h"
+#include "core/quantized.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
 #include "train/store/checkpoint.h"
@@ -13,7 +13,7 @@ namespace {
 
 using namespace lathe;
 using namespace lathe::test;
-using Format = QuantisedTensor::Format;
+using Format = QuantizedTensor::Format;
 
 TEST_CASE("nf4's levels are quantiles of the normal distribution", "[quantized_weights]") {
   // QLoRA, section 3: eight quantiles above zero, seven below, symmetric about the tail 1 -
@@ -31,7 +31,7 @@ TEST_CASE("nf4's levels are quantiles of the normal distribution", "[quantized_w
     CHECK(nf4_levels()[i] == Approx(levels[i] / quantile(tail)).margin(1e-6));
 }
 
-TEST_CASE("quantised tensors: error and size", "[quantized_weights]") {
+TEST_CASE("quantized tensors: error and size", "[quantized_weights]") {
   torch::manual_seed(1);
   for (const auto& [rows, columns] :
        {std::pair{64, 64}, {1, 1}, {7, 13}, {1000, 700}, {4096, 256}}) {
@@ -47,36 +47,36 @@ TEST_CASE("quantised tensors: error and size", "[quantized_weights]") {
                                    .reshape(-1)
                                    .slice(0, 0, t.numel())
                                    .view(t.sizes());
-    const auto error = [&](const QuantisedTensor& q) {
+    const auto error = [&](const QuantizedTensor& q) {
       CHECK(q.sizes() == t.sizes());
-      CHECK(q.dequantise(at::kBFloat16).equal(q.dequantise(at::kFloat).to(at::kBFloat16)));
-      return ((q.dequantise(at::kFloat) - t).abs() / largest).max().item<double>();
+      CHECK(q.dequantize(at::kBFloat16).equal(q.dequantize(at::kFloat).to(at::kBFloat16)));
+      return ((q.dequantize(at::kFloat) - t).abs() / largest).max().item<double>();
     };
-    const QuantisedTensor int8(t, Format::int8, false, at::kCPU),
+    const QuantizedTensor int8(t, Format::int8, false, at::kCPU),
         nf4(t, Format::nf4, false, at::kCPU), twice(t, Format::nf4, true, at::kCPU);
     CHECK(error(int8) <= 0.5 / 127 * 1.0001);
     CHECK(error(nf4) <= 0.15194);  // half the widest gap, between -1 and -0.696
-    CHECK((twice.dequantise(at::kFloat) - nf4.dequantise(at::kFloat)).abs().max().item<double>() <=
+    CHECK((twice.dequantize(at::kFloat) - nf4.dequantize(at::kFloat)).abs().max().item<double>() <=
           0.02 * largest.max().item<double>());
     if (t.numel() % 16384 != 0) continue;
     CHECK(static_cast<double>(int8.nbytes()) == Approx((1 + 4.0 / 64) * n));
     CHECK(static_cast<double>(nf4.nbytes()) == Approx((0.5 + 4.0 / 64) * n));
     CHECK(static_cast<double>(twice.nbytes()) == Approx((0.5 + 1.0 / 64 + 4.0 / 16384) * n + 4));
   }
-  CHECK(QuantisedTensor(torch::zeros({2, 64}), Format::nf4, true, at::kCPU)
-            .dequantise(at::kFloat)
+  CHECK(QuantizedTensor(torch::zeros({2, 64}), Format::nf4, true, at::kCPU)
+            .dequantize(at::kFloat)
             .equal(torch::zeros({2, 64})));
 }
 
-TEST_CASE("products of few rows read quantised weights as they are", "[quantized_weights]") {
+TEST_CASE("products of few rows read quantized weights as they are", "[quantized_weights]") {
   torch::manual_seed(4);
-  for (const auto format : {QuantisedTensor::Format::int8, QuantisedTensor::Format::nf4}) {
+  for (const auto format : {QuantizedTensor::Format::int8, QuantizedTensor::Format::nf4}) {
     for (const bool twice : {false, true}) {
       for (const auto& [n, k] : {std::pair<int64_t, int64_t>(1, 64), {67, 192}, {300, 704}}) {
-        const QuantisedTensor w(torch::randn({n, k}), format, twice, at::kCPU);
+        const QuantizedTensor w(torch::randn({n, k}), format, twice, at::kCPU);
         const auto bits = w.few_bits();
         REQUIRE(bits);
-        const at::Tensor exact = w.dequantise(at::kFloat).to(at::kDouble), bias = torch::randn({n});
+        const at::Tensor exact = w.dequantize(at::kFloat).to(at::kDouble), bias = torch::randn({n});
         for (const int64_t rows : {1, 2, 3, 8}) {
           for (const auto dtype : {at::kFloat, at::kBFloat16}) {
             const at::Tensor x = torch::randn({rows, k}).to(dtype), y = torch::empty({rows, n});
@@ -92,7 +92,7 @@ TEST_CASE("products of few rows read quantised weights as they are", "[quantized
       }
     }
   }
-  CHECK(!QuantisedTensor(torch::randn({8, 96}), QuantisedTensor::Format::int8, false, at::kCPU)
+  CHECK(!QuantizedTensor(torch::randn({8, 96}), QuantizedTensor::Format::int8, false, at::kCPU)
              .few_bits());
 }
 

@@ -1,0 +1,566 @@
+// Bad input through the command line: exit code, one sentence, fast, nothing created.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+#include <sstream>
+
+#include "core/device.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "train/commands/commands.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+struct Bad {
+  std::vector<std::string> args;
+  int code;
+  std::string text;
+};
+
+/// Runs each in a copy of the folder's listing: nothing may appear or vanish.
+void refuse(const TempFolder& f, const std::vector<Bad>& cases) {
+  const auto listing = [&] {
+    std::set<std::string> names;
+    for (const auto& e : fs::recursive_directory_iterator(f.path()))
+      names.insert(e.path().string());
+    return names;
+  };
+  const auto before = listing();
+  for (const auto& bad : cases) {
+    std::string line;
+    for (const auto& a : bad.args) line += a + " ";
+    const Finished r =
+        run({"lathe", bad.args, f.path(), {{"CUDA_VISIBLE_DEVICES", ""}}});  // as if without a GPU
+    INFO(line << "\n" << r.err);
+    CHECK(r.code == bad.code);
+    CHECK_THAT(r.err, ContainsSubstring(bad.text));
+    CHECK(std::count(r.err.begin(), r.err.end(), '\n') == 1);
+    CHECK((listing() == before));  // in brackets: not printed
+  }
+}
+
+TEST_CASE("bad command lines", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  refuse(
+      f,
+      {{{"trian"}, 2, "no command trian; did you mean train?"},
+       {{"train"}, 2, "usage: lathe train CONFIG"},
+       {{"train", "tiny.toml", "other.toml"}, 2, "usage: lathe train"},
+       {{"train", "tiny.toml", "--train.stesp=5"},
+        2,
+        "has no option --train.stesp=5; did you mean --train.steps?"},
+       {{"train", "tiny.toml", "--train.steps=5", "--train.steps=6"},
+        2,
+        "--train.steps stands 2 times"},
+       {{"train", "tiny.toml", "--train.steps=x"},
+        2,
+        "command line: --train.steps=x: train.steps must be a whole number"},
+       {{"train", "tiny.toml", "--train.steps"},
+        2,
+        "command line: --train.steps needs a value: --train.steps=..."},
+       {{"train", "tiny.toml", "--model.bias", "maybe"}, 2, "model.bias must be true or false"},
+       {{"train", "nowhere.toml"}, 2, "there is no config file nowhere.toml"},
+       {{"train", "data"},
+        2,
+        "data is a data folder, not a config file; name it with --data.dir=data"},
+       {{"config", "check", "."}, 2, ". is a folder, not a config file"},
+       {{"train", "tiny.toml", "--train.steps=1.5e0"},
+        2,
+        "train.steps must be a whole number, not 1.5"},
+       {{"train", "tiny.toml", "--train.steps=1e19"},
+        2,
+        "train.steps = 1e+19 is too large for a whole number"},
+       {{"train", "tiny.toml", "--train.steps=1e"},
+        2,
+        "train.steps must be a whole number, not \"1e\""},
+       {{"train", "tiny.toml", "--optim.lr=.1.2"}, 2, "optim.lr must be a number, not \".1.2\""},
+       {{"train", "tiny.toml", "--optim.lr=1e999"}, 2, "optim.lr must be a number, not \"1e999\""},
+       {{"train", "tiny.toml", "--model.n_embd=15"},
+        2,
+        "command line: model.n_embd = 15 is not divisible"},
+       {{"train", "tiny.toml", "--data.dir=nowhere"},
+        3,
+        "there is no data folder nowhere; make it with `lathe prepare"},
+       {{"train", "tiny.toml", "--model.vocab_size=3"}, 2, "model.vocab_size = 3 is smaller than"},
+       {{"train", "tiny.toml", "--model.block_size=100000"}, 3, "too few for windows"},
+       {{"train", "tiny.toml", "--checkpoint.resume=nowhere"}, 4, "nowhere is no run"},
+       {{"train", "tiny.toml", "--train.device=cuda"}, 2, "train.device = \"cuda\""},
+       {{"generate", "runs/none"}, 4, "runs/none is no run"},
+       {{"generate", "data", "--temperature=-1"}, 2, "--temperature = -1 is not allowed"},
+       {{"generate", "data", "--tokens=1.5"}, 2, "--tokens must be a whole number, not 1.5"},
+       {{"generate", "data", "--tokens=1e3x"}, 2, "--tokens must be a whole number, not 1e3x"},
+       {{"generate", "none", "--tokens=1e3", "--temperature=.5", "--top-p=1.", "--seed=+3",
+         "--top-k=1_0"},
+        4,
+        "none is no run"},
+       {{"generate", "data", "--seed=9223372036854775807"},
+        2,
+        "it must be >= 0, <= 9007199254740992"},
+       {{"eval", "data"},
+        4,
+        "data is a data folder; lathe eval wants a run or a checkpoint, and data as --data"},
+       {{"generate", "data/"},
+        4,
+        "data/ is a data folder; lathe generate wants a run or a checkpoint"},
+       {{"gradients", "data"},
+        4,
+        "data is a data folder; lathe gradients wants a run or a checkpoint"},
+       {{"merge", "data", "--out", "new"},
+        4,
+        "data is a data folder; lathe merge wants a run or a checkpoint"},
+       {{"help", "trian"}, 2, "no command trian; did you mean train?"},
+       {{"help", "train", "eval"}, 2, "lathe help takes one command"},
+       {{"train", "tiny.toml", "--amp.tf32=true", "--train.device=cpu"},
+        2,
+        "command line: amp.tf32 needs an NVIDIA GPU"},
+       {{"train", "tiny.toml", "--adapters.rank=4", "--adapters.base=nowhere"},
+        4,
+        "adapters.base: nowhere is no run"},
+       {{"eval", "data", "--load-dtype=int4"},
+        2,
+        "--load-dtype must be fp32, bf16, fp16, int8 or nf4"},
+       {{"eval", "data", "--load-dtype=int8", "--double-quant=true"},
+        2,
+        "belongs to --load-dtype nf4"},
+       {{"eval", "data", "--double-quant=1"}, 2, "--double-quant must be true or false"},
+       {{"merge", "data"}, 2, "needs --out"},
+       {{"merge", "nowhere", "--out", "new"}, 4, "nowhere is no run"},
+       {{"gradients", "nowhere"}, 4, "nowhere is no run"},
+       {{"bench", "accumulation", "--powers=9"}, 2, "--powers = 9 is not allowed"},
+       {{"prepare", "text.txt"}, 2, "needs --out"},
+       {{"prepare", "nowhere.txt", "--out", "new"}, 3, "there is no file nowhere.txt"},
+       {{"prepare", "text.txt", "--out", "new", "--tokenizer", "words"},
+        2,
+        "must be byte, char, or the path of a tokenizer"},
+       {{"prepare", "text.txt", "--out", "new", "--val", "1.5"}, 2, "--val = 1.5 is not allowed"},
+       {{"prepare", "text.txt", "--out", "data"}, 2, "already holds data"},
+       {{"inspect", "nowhere"}, 2, "nowhere does not exist"},
+       {{"inspect", "text.txt"}, 2, "is no run"},
+       {{"verify", "nowhere"}, 2, "does not exist"},
+       {{"bench", "nothing"}, 2, "there are `bench step`, `bench generate`, `bench ops`"},
+       {{"bench", "ops", "--width", "100"}, 2, "--width must be a multiple of 64, not 100"},
+       {{"bench", "ops", "--train.threads=1"}, 2, "`lathe bench ops` has no --train.threads"},
+       {{"bench", "peak", "--batch", "3"}, 2, "`lathe bench peak` has no --batch"},
+       {{"config", "kernels", "tiny.toml"}, 2, "stands alone"},
+       {{"bench", "step", "tiny.toml", "--dtype=bf16"}, 2, "`lathe bench step` has no --dtype"},
+       {{"train", "tiny.toml", "--data.dir=\xE9"}, 2, "data.dir must be UTF-8"},
+       {{"generate", "data", "--prompt=" + std::string(100000, 'x')}, 4, "data"},
+       {{"generate", "data", "--prompt=a\nb"}, 4, "data"},
+       {{"config", "check"}, 2, "needs a config file"},
+       {{"config", "check", "tiny.toml", "--train.batch_size=0"},
+        2,
+        "train.batch_size = 0 is not allowed"},
+       {{"plan", "tiny.toml", "--data.dir=nowhere"}, 2, "model.vocab_size is 0"}});
+}
+
+TEST_CASE("bad data folders", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const std::string manifest = slurp(f / "data/manifest.json");
+  const auto folder = [&](const std::string& name) {
+    fs::copy(f / "data", f / name);
+    return f / name;
+  };
+  fs::resize_file(folder("cut") / "train.bin", 1000);
+  fs::remove(folder("missing") / "train.bin");
+  write_file(folder("torn") / "manifest.json", manifest.substr(0, 50));
+  write_file(folder("foreign") / "manifest.json", "{\"format\": \"other\"}");
+  write_file(folder("number") / "manifest.json", "{\"kind\": 5}");
+  write_file(folder("list") / "manifest.json", "[1]");
+  const fs::path ids = folder("ids");
+  std::string bytes = slurp(ids / "train.bin");
+  std::fill(bytes.begin(), bytes.end(), '\xff');
+  write_file(ids / "train.bin", bytes);
+  fs::create_directories(f / "empty");
+  fs::create_directories(f / "raw");
+  write_file(f / "raw/train.bin", slurp(f / "data/train.bin"));
+  fs::create_directories(f / "blank");
+  write_file(f / "blank/train.bin", "");
+  fs::create_directories(f / "huge");
+  write_file(f / "huge/train.bin", "");
+  fs::resize_file(f / "huge/train.bin", 100'000'001);
+  const auto with = [](const std::string& dir) {
+    return std::vector<std::string>{"train", "tiny.toml", "--data.dir=" + dir};
+  };
+  refuse(f, {{with("cut"), 3, "claims 18000 tokens and the file has 500"},
+             {with("missing"), 3, "cannot read missing/train.bin"},
+             {with("torn"), 3, "torn/manifest.json: parse error"},
+             {with("foreign"), 3, "a format that this build does not know"},
+             {with("number"), 3,
+              "number/manifest.json: the field \"kind\" is missing or of the wrong type"},
+             {with("list"), 3, "list/manifest.json holds no JSON object"},
+             {with("ids"), 3, "beyond the vocabulary"},
+             {with("empty"), 3, "has no train tokens"},
+             {with("blank"), 3, "has no train tokens"},
+             {with("huge"), 3, "no whole number of 16-bit tokens"},
+             {with("raw"), 2, "model.vocab_size must be given"},
+             {{"train", "tiny.toml", "--data.dir=raw", "--model.vocab_size=50"},
+              3,
+              "no validation tokens"}});
+}
+
+/// Runs what must succeed, and returns its standard output.
+std::string output_of(const fs::path& folder, std::vector<std::string> args) {
+  const Finished r = run({"lathe", std::move(args), folder, {}});
+  INFO(r.err);
+  CHECK(r.code == 0);
+  return r.out;
+}
+
+TEST_CASE("help and version", "[cli]") {
+  const TempFolder f;
+  const auto out = [&](std::vector<std::string> args) {
+    return output_of(f.path(), std::move(args));
+  };
+  const std::string all = out({"--help"});
+  CHECK_THAT(all, ContainsSubstring("usage: lathe COMMAND"));
+  CHECK_THAT(all, ContainsSubstring("\n  lathe train configs/quickstart.toml"));  // an example
+  CHECK(out({"help"}) == all);
+  std::istringstream all_lines(all);
+  for (std::string line; std::getline(all_lines, line);) CHECK(line.size() <= 80);
+  CHECK(run({"lathe", {}, f.path(), {}}).code == 2);
+  CHECK_THAT(out({"--version"}), ContainsSubstring("lathe 0."));
+  CHECK_THAT(out({"generate", "-h"}), ContainsSubstring("--top-p"));
+  for (const Command& command : commands()) {
+    INFO(command.name);
+    CHECK_THAT(all, ContainsSubstring(std::string("\n  ") + command.name + " "));
+    const std::string help = out({command.name, "--help"});
+    if (command.name < "f")
+      CHECK(out({"help", command.name}) == help);  // the same words; a start costs a quarter second
+    CHECK_THAT(help, ContainsSubstring(std::string("usage: lathe ") + command.name));
+    CHECK_THAT(help, ContainsSubstring(std::string("\n  lathe ") + command.name));  // an example
+    for (const auto& [flag, doc] : command.flags)
+      CHECK_THAT(help, ContainsSubstring(std::string("\n  --") + flag + " "));
+    std::istringstream lines(help);
+    for (std::string line; std::getline(lines, line);) CHECK((line.size() <= 100 || line == ""));
+  }
+}
+
+TEST_CASE("a long help has sections, a line for each key", "[cli]") {
+  const std::string help = output_of(fs::temp_directory_path(), {"train", "--help"});
+  CHECK(std::count(help.begin(), help.end(), '\n') < 280);
+  for (const Section& section : RunConfig::schema("gpt").sections())
+    CHECK_THAT(help, ContainsSubstring("\n[" + section.name + "] " + section.doc + "\n"));
+  for (const Field& field : RunConfig::schema("gpt").fields())
+    CHECK_THAT(help, ContainsSubstring("\n  --" + field.key + "="));
+  CHECK_THAT(help, ContainsSubstring("`lathe config docs`"));
+  CHECK_THAT(output_of(fs::temp_directory_path(), {"plan", "--help"}),
+             ContainsSubstring("`lathe train --help`"));
+}
+
+TEST_CASE("paths that are not UTF-8 are refused before anything is made", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  fs::copy_file(f / "tiny.toml", f / "tin\xE9.toml");
+  refuse(f,
+         {{{"train", "tin\xE9.toml"}, 2, "the config's path tin\\xe9.toml is not UTF-8"},
+          {{"train", "tin\xE9.toml", "--train.out_dir=runs/x"},
+           2,
+           "the config's path tin\\xe9.toml is not UTF-8"},
+          {{"train", "tiny.toml", "--train.out_dir=\xE9"}, 2, "train.out_dir must be UTF-8 text"}});
+  const fs::path inside = f / "fold\xE9r";
+  fs::create_directories(inside);
+  const Finished r = run({"lathe", {"train", "../tiny.toml", "--data.dir=../data"}, inside, {}});
+  CHECK(r.code == 2);
+  CHECK_THAT(r.err, ContainsSubstring("the working folder"));
+  CHECK_THAT(r.err, ContainsSubstring("fold\\xe9r is not UTF-8; run lathe in another"));
+  CHECK(fs::is_empty(inside));
+}
+
+TEST_CASE("JSON of paths that are not UTF-8 has U+FFFD for their bytes", "[cli]") {
+  const TempFolder f;
+  for (const char* name : {"runs/\xE9t\xE9", "runs/b"}) {
+    fs::create_directories(f / name);
+    write_file(f / name / "metrics.jsonl", "{\"step\":3,\"loss\":2.5,\"tokens\":4,\"time\":1}\n");
+  }
+  const Finished listed = lathe_in(f, {"runs", "--json"});
+  REQUIRE(listed.code == 0);
+  const Json runs = parse_json(listed.out, "runs", Exit::internal);
+  REQUIRE(runs.size() == 2);
+  CHECK(runs[1]["run"] == "runs/\xEF\xBF\xBDt\xEF\xBF\xBD");
+
+  const Finished compared = lathe_in(f, {"compare", "runs/b", "runs/\xE9t\xE9", "--json"});
+  REQUIRE(compared.code == 0);
+  CHECK(parse_json(compared.out, "compare", Exit::internal)["runs"][1] == runs[1]["run"]);
+}
+
+TEST_CASE("what may not be read or written is reported with a remedy", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  // Root may read everything, unless it gives that right up.
+  const bool root = geteuid() == 0;
+  if (root && !fs::exists("/usr/bin/setpriv")) return;
+  const auto refused = [&](std::vector<std::string> args, const std::string& text) {
+    if (root)
+      args.insert(args.begin(), {"--bounding-set=-all", (binary_folder() / "lathe").string()});
+    const Finished r = run({root ? "/usr/bin/setpriv" : "lathe", std::move(args), f.path(), {}});
+    INFO(r.err);
+    CHECK((r.code >= 2 && r.code <= 6));
+    CHECK_THAT(r.err, ContainsSubstring(text));
+    CHECK_THAT(r.err, !ContainsSubstring("filesystem error"));
+    CHECK(std::count(r.err.begin(), r.err.end(), '\n') == 1);
+  };
+  const auto copy = [&](const char* name) {
+    fs::copy(f / "data", f / name);
+    return f / name;
+  };
+  const fs::path closed = copy("closed"), open = copy("raw");
+  for (const char* name : {"manifest.json", "train.bin"}) fs::remove(open / name);
+  fs::permissions(closed, fs::perms::none);
+  fs::permissions(open, fs::perms::owner_exec);
+  const std::string remedy = ": Permission denied; change the permissions, or name another";
+  refused({"train", "tiny.toml", "--data.dir=closed"}, "closed/manifest.json" + remedy);
+  refused({"inspect", "closed"}, "closed/config.json" + remedy);
+  refused({"eval", "closed/run"}, "closed/run" + remedy);
+  refused({"train", "closed/tiny.toml"}, "closed/tiny.toml" + remedy);
+  refused({"train", "tiny.toml", "--train.out_dir=closed/run"}, "closed/run/checkpoints" + remedy);
+  refused({"train", "tiny.toml", "--data.dir=raw", "--model.vocab_size=50"}, "raw" + remedy);
+  const fs::path bins = copy("bins");
+  fs::permissions(bins / "train.bin", fs::perms::none);
+  refused({"train", "tiny.toml", "--data.dir=bins"}, "cannot read bins/train.bin" + remedy);
+  for (const auto& folder : {closed, open}) fs::permissions(folder, fs::perms::owner_all);
+}
+
+TEST_CASE("what stands where a config or a run should is named", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  output_of(f.path(), {"train", "tiny.toml", "--train.steps=1", "--train.eval_interval=0"});
+  refuse(f, {{{"train", "runs/tiny"},
+              2,
+              "runs/tiny is a run, not a config file; to resume it: lathe train "
+              "runs/tiny/config.toml"},
+             {{"train", "runs/tiny/checkpoints/step-00000001"},
+              2,
+              "is a checkpoint, not a config file; to resume from it: lathe train CONFIG "
+              "--checkpoint.resume=runs/tiny"},
+             {{"config", "check", "data"}, 2, "data is a data folder, not a config file"},
+             {{"eval", "tiny.toml"},
+              4,
+              "tiny.toml is a file; lathe eval wants a run or a checkpoint folder"}});
+}
+
+TEST_CASE("text is generated where the vocabulary has no line break", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  std::string text = sample_text(20000);
+  std::replace(text.begin(), text.end(), '\n', '.');
+  write_file(f / "one.txt", text);
+  output_of(f.path(), {"prepare", "one.txt", "--out", "one", "--tokenizer", "char"});
+  const auto written = [&](const std::string& data) {
+    output_of(f.path(), {"train", "tiny.toml", "--train.steps=1", "--train.eval_interval=0",
+                         "--data.dir=" + data, "--train.out_dir=" + data + "-run"});
+    return output_of(f.path(), {"generate", data + "-run", "--tokens=2"});
+  };
+  CHECK_THAT(written("data"), Catch::Matchers::StartsWith("\n"));
+  const std::string without = written("one");
+  CHECK_THAT(without, Catch::Matchers::StartsWith(" "));  // the vocabulary's first character
+  CHECK(without.size() == 4);                             // it, two more, and the line's end
+}
+
+TEST_CASE("threads that the system refuses are a sentence, not a hang", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml"}).code == 0);
+  const auto with_threads = [&](int most, std::vector<std::string> words) {
+    return run({"lathe_faults",
+                std::move(words),
+                f.path(),
+                {{"LATHE_TEST_THREADS", std::to_string(most)}}});
+  };
+  if (with_threads(1, {"--version"}).code == 77) {
+    WARN("skipped: this process can't give up the right to any number of threads");
+    return;
+  }
+
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {"train", "tiny.toml", "--train.threads=2", "--train.out_dir=new", "--data.workers=0"},
+           {"train", "tiny.toml",
+            "--train.out_dir=new"},  // threads = 1, and two workers that read data
+           {"plan", "tiny.toml", "--train.threads=2"},
+           {"profile", "tiny.toml", "--train.threads=2"},
+           {"find", "lr", "tiny.toml", "--train.threads=2"},
+           {"bench", "step", "tiny.toml", "--train.threads=2"},
+           {"bench", "peak", "--threads=2"},
+           {"eval", "runs/tiny", "--threads=2"},
+           {"generate", "runs/tiny", "--threads=2"},
+           {"gradients", "runs/tiny", "--threads=2"},
+           {"tokenizer", "train", "text.txt", "--out", "bpe", "--vocab-size=300", "--threads=2"},
+           {"sweep", "tiny.toml", "--train.seed=1,2", "--out", "sweep"}}) {
+    const Finished refused = with_threads(1, words);
+    INFO(words[0] << " " << words[1] << "\n" << refused.out << refused.err);
+    CHECK(refused.code == 9);
+    CHECK_THAT(refused.err, ContainsSubstring("raise the limit of processes"));
+    CHECK(std::count(refused.err.begin(), refused.err.end(), '\n') == 1);
+  }
+
+  // What there is room for works: one thread, or two, for which ATen starts two.
+  CHECK(with_threads(1, {"eval", "runs/tiny", "--threads=1"}).code == 0);
+  CHECK(with_threads(1, {"export", "runs/tiny", "--out", "exported"}).code == 0);
+  CHECK(with_threads(1, {"train", "tiny.toml", "--train.out_dir=new", "--data.workers=0"}).code ==
+        0);
+  CHECK(with_threads(3, {"eval", "runs/tiny", "--threads=2"}).code == 0);
+  CHECK(with_threads(2, {"eval", "runs/tiny", "--threads=2"}).code == 9);
+}
+
+TEST_CASE("more threads than the machine has any use for are refused", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=2"}).code == 0);
+  using Environment = std::map<std::string, std::string>;
+  for (const auto& [words, environment] :
+       std::vector<std::pair<std::vector<std::string>, Environment>>{
+           {{"eval", "runs/tiny", "--threads=4096"}, {}},
+           {{"generate", "runs/tiny", "--threads=4096"}, {}},
+           {{"train", "tiny.toml", "--train.threads=4096", "--train.out_dir=new"}, {}},
+           {{"eval", "runs/tiny"}, {{"OMP_NUM_THREADS", "100000"}}},
+           {{"train", "tiny.toml", "--train.threads=0", "--train.out_dir=new"},
+            {{"OMP_NUM_THREADS", "100000"}}},
+           {{"tokenizer", "train", "text.txt", "--out", "bpe", "--threads=1024"}, {}},
+           {{"prepare", "text.txt", "--out", "more", "--dedup", "--workers=1024"}, {}},
+           {{"prepare", "text.txt", "--out", "more", "--dedup"}, {{"OMP_NUM_THREADS", "100000"}}},
+       }) {
+    const Finished refused = run({"lathe", words, f.path(), environment});
+    INFO(words[0] << "\n" << refused.out << refused.err);
+    CHECK(refused.code == 2);
+    CHECK_THAT(refused.err, ContainsSubstring(" threads are too many for the ") &&
+                                ContainsSubstring("LATHE_MAX_THREADS"));
+    CHECK(std::count(refused.err.begin(), refused.err.end(), '\n') == 1);
+  }
+  for (const std::string made : {"new", "bpe", "more"}) CHECK(!fs::exists(f / made));
+
+  // A setting of the environment allows them.
+  const int many = std::max(64, 2 * default_threads()) + 1;
+  const std::vector<std::string> train{"train", "tiny.toml", "--train.steps=1",
+                                       "--train.out_dir=many",
+                                       "--train.threads=" + std::to_string(many)};
+  CHECK(run({"lathe", train, f.path(), {}}).code == 2);
+  CHECK(run({"lathe", train, f.path(), {{"LATHE_MAX_THREADS", std::to_string(many)}}}).code == 0);
+}
+
+TEST_CASE("LATHE_ISA is read before any command", "[cli]") {
+  const TempFolder f;
+  const std::vector<std::vector<std::string>> some{
+      {"bench", "peak"}, {"inspect", "."}, {"config", "kernels"}};
+  for (const auto& args : some) {
+    const Finished r = run({"lathe", args, f.path(), {{"LATHE_ISA", "sse9"}}});
+    CHECK(r.code == 2);
+    CHECK_THAT(r.err, ContainsSubstring("LATHE_ISA=sse9: it is one of baseline, avx2"));
+  }
+}
+
+TEST_CASE("token shards of other trainers are trained on, shown and checked", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const std::string train = slurp(f / "data/train.bin"), val = slurp(f / "data/val.bin");
+  const auto with_header = [](const std::string& body) {  // llm.c's
+    int32_t words[256]{20240520, 1, static_cast<int32_t>(body.size() / 2)};
+    return std::string(reinterpret_cast<const char*>(words), sizeof words) + body;
+  };
+  for (const char* name : {"llmc", "nano", "two"}) fs::create_directories(f / name);
+  write_file(f / "llmc/fineweb_train_000002.bin", with_header(train.substr(20000)));
+  write_file(f / "llmc/fineweb_train_000001.bin", with_header(train.substr(0, 20000)));
+  write_file(f / "llmc/fineweb_val_000000.bin", with_header(val));
+  write_file(f / "nano/train.bin", train);
+  write_file(f / "nano/val.bin", val);
+  write_file(f / "nano/meta.pkl", "\x80\x04");
+  for (const std::string folder : {"llmc", "nano"}) {
+    output_of(f.path(), {"train", "tiny.toml", "--data.dir=" + folder, "--model.vocab_size=20",
+                         "--train.steps=2", "--train.out_dir=runs/" + folder});
+    CHECK(difference(f / "runs/llmc", f / "runs" / folder) ==
+          "");  // the same tokens in the same order
+  }
+  const std::string llmc = output_of(f.path(), {"inspect", "llmc"}),
+                    nano = output_of(f.path(), {"inspect", "nano"});
+  CHECK_THAT(llmc, ContainsSubstring("no manifest.json"));
+  CHECK_THAT(llmc,
+             ContainsSubstring("fineweb_train_000001.bin  10000 tokens  uint16, llm.c's header"));
+  CHECK_THAT(llmc, ContainsSubstring("fineweb_val_000000.bin  "));
+  CHECK_THAT(nano, ContainsSubstring("train.bin  18000 tokens  uint16, no header"));
+  CHECK_THAT(nano, !ContainsSubstring("meta.pkl"));
+  CHECK_THAT(output_of(f.path(), {"verify", "llmc"}),
+             ContainsSubstring("the largest token id is 1"));
+  CHECK_THAT(output_of(f.path(), {"verify", "nano"}),
+             ContainsSubstring("no checksums to compare with"));
+
+  write_file(f / "llmc/fineweb_train_000002.bin", with_header(train.substr(20000)).substr(0, 5000));
+  write_file(f / "two/a_train_0.bin", train);
+  write_file(f / "two/b_train_0.bin", train);
+  refuse(f, {{{"verify", "llmc"},
+              3,
+              "fineweb_train_000002.bin: its header claims 8000 tokens and it has 1988"},
+             {{"inspect", "llmc"}, 3, "its header claims 8000 tokens"},
+             {{"verify", "two"},
+              3,
+              "two holds shards of more than one data set (a_train_0.bin, b_train_0.bin)"}});
+}
+
+/// ./dev with this build's binary, and without its set-up and build.
+Finished dev(const TempFolder& f, std::vector<std::string> args) {
+  fs::create_directories(f / "stand-ins");
+  for (const char* tool : {"cmake", "ninja"}) {
+    write_file(f / "stand-ins" / tool, "#!/bin/sh\necho ninja: no work to do.\n");
+    fs::permissions(f / "stand-ins" / tool, fs::perms::owner_all);
+  }
+  fs::create_directories(f / "torch/lib");
+  fs::create_directories(f / "torch/include/ATen/ops");
+  write_file(f / "torch/lib/libtorch_cpu.so", "");
+  write_file(f / "torch/include/ATen/ops/text.h", sample_text(20000));
+  return run({source_folder() / "dev",
+              std::move(args),
+              f.path(),
+              {{"PATH", (f / "stand-ins").string() + ":" + getenv("PATH")},
+               {"LATHE_PACKAGES", "skip"},
+               {"LIBTORCH", "torch"},
+               {"LATHE_BUILD", binary_folder().string()}}});
+}
+
+TEST_CASE("./dev works in the folder that it is called from", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const Finished shown = dev(f, {"lathe", "config", "check", "tiny.toml"});
+  INFO(shown.err);
+  CHECK(shown.code == 0);
+  CHECK_THAT(shown.out, ContainsSubstring("tiny.toml: fine"));
+  // The config is found among other words, and the quickstart's data are made where it asks for
+  // them.
+  const Finished r =
+      dev(f, {"train", "--train.steps=1", "--schedule.warmup_steps=0", "--train.eval_interval", "0",
+              "tiny.toml", "--data.dir=data/quickstart", "--log.level", "info"});
+  INFO(r.err);
+  CHECK(r.code == 0);
+  CHECK(r.err == "");
+  CHECK(fs::exists(f / "data/quickstart/manifest.json"));
+  CHECK(fs::exists(f / "runs/tiny/checkpoints/step-00000001"));
+}
+
+TEST_CASE("a plan tells parameters, memory, FLOPs, time and disk", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const Finished r = run({"lathe", {"plan", "tiny.toml"}, f.path(), {}});
+  INFO(r.err);
+  CHECK(r.code == 0);
+  for (const char* word :
+       {"parameters", "memory: optimizer", "FLOPs a step", "time of a step", "disk"})
+    CHECK_THAT(r.out, ContainsSubstring(word));
+  CHECK(!fs::exists(f / "runs"));
+}
+
+TEST_CASE("benchmarks end in one JSON line", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const Finished r = run(
+      {"lathe", {"bench", "step", "tiny.toml", "--train.steps=6", "--skip", "2"}, f.path(), {}});
+  CHECK(r.code == 0);
+  for (const char* key :
+       {"ms_median", "ms_min", "tokens_per_s", "first_step_s", "peak_rss_mb", "final_loss"})
+    CHECK_THAT(r.out, ContainsSubstring(key));
+  CHECK(!fs::exists(f / "runs"));
+}
+
+}  // namespace

@@ -1,0 +1,176 @@
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/log.h"
+#include "train/commands/commands.h"
+#include "train/config/path_kind.h"
+#include "train/store/checkpoint.h"
+
+namespace lathe {
+
+double Arguments::number(const std::string& name, double otherwise, const Rule& rule,
+                         bool whole) const {
+  const auto found = flags.find(name);
+  if (found == flags.end()) return otherwise;
+
+  const ConfigValue v =
+      read_value(found->second, whole ? ConfigValue(int64_t{0}) : ConfigValue(0.0));
+  double x = 0;
+  if (const auto* i = std::get_if<int64_t>(&v))
+    x = static_cast<double>(*i);
+  else if (const auto* d = std::get_if<double>(&v); d && !whole)
+    x = *d;
+  else
+    fail(Exit::usage, "command line: --", name, " must be a ", whole ? "whole " : "",
+         "number, not ", found->second);
+
+  Rule allowed = rule;
+  if (whole)
+    allowed.max = std::min(allowed.max, 0x1p53);  // beyond, a double does not hold every integer
+  if (!std::isfinite(x) || !(x >= rule.min && x <= allowed.max) ||
+      (rule.open_min && x == rule.min)) {
+    fail(Exit::usage, "command line: --", name, " = ", found->second,
+         " is not allowed; it must be ", rule_text(allowed));
+  }
+  return x;
+}
+
+bool Arguments::is_true(const std::string& name) const {
+  const std::string value = get(name, "false");
+  if (value != "true" && value != "false")
+    fail(Exit::usage, "command line: --", name, " must be true or false, not ", value);
+  return value == "true";
+}
+
+void check_flags(const Arguments& arguments, const std::set<std::string>& known, bool config_keys,
+                 const std::string& hint) {
+  for (const auto& [flag, value] : arguments.flags) {
+    if (!known.contains(flag) && !(config_keys && flag.find('.') != std::string::npos))
+      fail(Exit::usage, "command line: `lathe ", arguments.command, " ", arguments.positionals[0],
+           "` has no --", flag, hint);
+  }
+}
+
+std::vector<std::string> comma_list(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, ',');) parts.push_back(part);
+  return parts;
+}
+
+Overrides key_arguments(const Arguments& arguments) {
+  Overrides keys;
+  for (const auto& [key, value] : arguments.flags) {
+    if (key.find('.') != std::string::npos) keys.emplace_back(key, value);
+  }
+  return keys;
+}
+
+LoadedConfig load_config_argument(const Arguments& arguments, size_t at) {
+  LoadedConfig loaded = load_config(arguments.positionals.at(at), key_arguments(arguments));
+  const std::string& level = loaded.config.log.level;
+  set_console_level(level == "debug"  ? Level::debug
+                    : level == "info" ? Level::info
+                    : level == "warn" ? Level::warn
+                                      : Level::error);
+  return loaded;
+}
+
+Tokenizer tokenizer_at(const fs::path& path) {
+  const PathKind kind = kind_of(path);
+  if (kind != PathKind::run && kind != PathKind::checkpoint) return Tokenizer::bpe(path);
+  const auto tokenizer = read_state(find_checkpoint(path)).tokenizer;
+  if (!tokenizer || tokenizer->bpe() == nullptr)
+    fail(Exit::usage, "command line: --tokenizer: the run ", path.string(), " has ",
+         tokenizer ? "a tokenizer of kind " + tokenizer->kind() : "no tokenizer",
+         ", and here only a BPE is taken from a run; `lathe prepare` takes byte and char by name");
+  return *tokenizer;
+}
+
+fs::path run_argument(const Arguments& arguments) {
+  const std::string& path = arguments.positionals.at(0);
+  const bool eval = arguments.command == "eval";
+  switch (kind_of(path)) {
+    case PathKind::data:
+      fail(Exit::checkpoint, path, " is a data folder; lathe ", arguments.command,
+           " wants a run or a checkpoint", eval ? ", and data as --data " + path : "");
+    case PathKind::file:
+    case PathKind::safetensors:
+      fail(Exit::checkpoint, path, " is a file; lathe ", arguments.command,
+           " wants a run or a checkpoint folder");
+    default: return path;
+  }
+}
+
+void check_output(const Arguments& arguments, const fs::path& file, std::string_view mark) {
+  const bool force = arguments.is_true("force");
+  const fs::file_status status = fs::status(file);
+  if (!fs::exists(status)) return;
+  if (!fs::is_regular_file(status))
+    fail(Exit::usage, file.string(), " is not a regular file; name another");
+
+  std::string head(4096, '\0');
+  std::ifstream in(file, std::ios::binary);
+  in.read(head.data(), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<size_t>(in.gcount()));
+
+  const bool is_empty = fs::file_size(file) == 0;
+  if (!force && !is_empty && head.find(mark) == std::string::npos) {
+    fail(Exit::usage, file.string(), " is there already, and lathe ", arguments.command,
+         " did not write it; name another file, or replace it with --force true");
+  }
+}
+
+std::string load_dtype_argument(const Arguments& arguments, const std::string& otherwise) {
+  static const std::set<std::string> dtypes{"fp32", "bf16", "fp16", "int8", "nf4"};
+  const std::string dtype = arguments.get("load-dtype", otherwise);
+  if (!dtype.empty() && !dtypes.contains(dtype))
+    fail(Exit::usage, "command line: --load-dtype must be fp32, bf16, fp16, int8 or nf4, not ",
+         dtype);
+  return dtype;
+}
+
+LoadedModel load_model_argument(const Arguments& arguments) {
+  const std::string device = arguments.get("device", "auto"),
+                    dtype = load_dtype_argument(arguments, "");
+  if (device != "auto" && device != "cpu" && device != "cuda")
+    fail(Exit::usage, "command line: --device must be auto, cpu or cuda, not ", device);
+
+  const bool twice = arguments.is_true("double-quant");
+  if (twice && dtype != "nf4")
+    fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
+
+  const std::string weights = arguments.get("weights", "model");
+  if (weights != "model" && weights != "ema")
+    fail(Exit::usage, "command line: --weights must be model or ema, not ", weights);
+
+  const int threads =
+      static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
+  LoadedModel m = LoadedModel::open(run_argument(arguments), device, threads, dtype, twice,
+                                    arguments.get("checkpoint", "newest"), weights == "ema");
+
+  // Standard output is for the result.
+  std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute.dtype)) << ", matrices kept as "
+            << m.load_dtype << ", saved as " << m.saved_dtype << "\n";
+  return m;
+}
+
+Flags with_load_flags(Flags flags) {
+  flags.insert(
+      flags.end(),
+      {{"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},
+       {"weights", "model, or ema: the moving average that optim.ema_decay keeps (model)"},
+       {"load-dtype",
+        "how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32; adapters: adapters.dtype)"},
+       {"double-quant", "true: nf4's scales in 8 bits too (false)"},
+       {"device", "auto, cpu or cuda"},
+       {"threads", "CPU threads"}});
+  return flags;
+}
+
+}  // namespace lathe

@@ -1,0 +1,228 @@
+#include "train/commands/bench.h"
+
+#include <algorithm>
+#include <iostream>
+#include <map>
+#include <set>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/json.h"
+#include "core/io/log.h"
+#include "core/kernels/gemm.h"
+#include "core/kernels/isa.h"
+#include "core/memory.h"
+#include "core/timing.h"
+#include "train/commands/commands.h"
+#include "train/commands/precision.h"
+#include "train/formats/source.h"
+#include "train/run/machine.h"
+#include "train/run/peak.h"
+#include "train/run/stepper.h"
+#include "train/transforms/adapters.h"
+
+namespace lathe {
+namespace {
+
+struct BenchResult {
+  std::string unit;  ///< "tokens" or "samples"
+  double ms_median = 0, ms_min = 0, units_per_s = 0, first_step_s = 0, peak_rss_mb = 0,
+         final_loss = 0;
+  double activations_mb = 0;  ///< on the CPU: peak of forward and backward
+  std::string card;           ///< name of the GPU where steps ran on one
+  double card_mb = 0;         ///< peak of tensors on the GPU
+  int64_t parameters = 0;
+};
+/// Trains train.steps steps without evaluation, checkpoints or a run folder. Times are those of the
+/// steps after `skip`.
+BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
+  const RunData data = open_for_benchmark(loaded);
+  Session session = Session::make(loaded, *data.task, data.sizes);
+  const TrainConfig& c = session.config.train;
+  Loader loader = training_loader(session, *data.data, 0);
+  BenchResult result;
+  result.parameters = count(session.params);
+
+  std::vector<double> ms;
+  for (int64_t step = 0; step < c.steps; ++step) {
+    const auto begin = Clock::now();
+    const StepResult last = run_step(session, loader, step);
+    // A GPU works after the call returns; its work belongs to the time of this step.
+    synchronize(session.device_name);
+    if (step >= std::min(skip, c.steps - 1)) ms.push_back(1e3 * seconds_since(begin));
+    // From the start of the process, so that loading libraries and data counts too.
+    if (step == 0) result.first_step_s = process_age();
+    result.final_loss = read_figures(session, last).loss;
+  }
+
+  std::sort(ms.begin(), ms.end());
+  const size_t half = ms.size() / 2;
+  result.ms_min = ms.front();
+  result.ms_median = ms.size() % 2 == 1 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
+
+  result.unit = data.task->unit();
+  result.units_per_s = 1e3 * static_cast<double>(units_of_step(session.config)) / result.ms_median;
+  result.activations_mb =
+      static_cast<double>(memory_stats().peak[static_cast<size_t>(Memory::activations)]) /
+      (1 << 20);
+
+  if (session.device.is_cuda()) {
+    result.card = device_model("cuda");
+    result.card_mb = static_cast<double>(cuda_api().memory_peak()) / (1 << 20);
+  }
+
+  result.peak_rss_mb = static_cast<double>(peak_rss_bytes()) / (1 << 20);
+  return result;
+}
+
+}  // namespace
+
+static Exit run_bench(const Arguments& arguments) {
+  const std::string& what = arguments.positionals[0];
+  const auto expect_words = [&](size_t n) {
+    if (arguments.positionals.size() != n)
+      fail(Exit::usage,
+           "usage: lathe bench step CONFIG [--skip 2] [--section.key=value ...] | lathe bench ops "
+           "[--dtype bf16] "
+           "[--threads N] [--batch 4] [--context 256] [--width 768] [--vocab 50304] [--only NAME] "
+           "| lathe bench peak "
+           "[--dtype bf16] [--threads N] | lathe bench accumulation [--powers 7] | lathe bench "
+           "generate CONFIG|RUN "
+           "[--load-dtype fp32] [--batch 1] [--context 512] [--tokens 64] [--threads N]");
+  };
+
+  // The parser accepts the flags of all benchmarks; each refuses those of the others.
+  static const std::map<std::string, std::set<std::string>> known{
+      {"step", {"skip"}},
+      {"ops", {"dtype", "threads", "batch", "context", "width", "vocab", "only"}},
+      {"peak", {"dtype", "threads"}},
+      {"accumulation", {"powers"}},
+      {"generate", {"load-dtype", "double-quant", "batch", "context", "tokens", "threads"}}};
+  if (const auto found = known.find(what); found != known.end()) {
+    // Only these two read a config, so only they take its keys.
+    const bool step = what == "step" || what == "generate";
+    check_flags(arguments, found->second, step,
+                step ? "; sizes, dtype and threads are config keys" : "");
+  }
+
+  if (what == "peak" || what == "ops") {
+    expect_words(1);
+    const std::string name = arguments.get("dtype", "fp32");
+    if (name != "fp32" && name != "bf16")
+      fail(Exit::usage, "command line: --dtype must be fp32 or bf16, not ", name);
+
+    const int threads =
+        static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
+    install_allocator();
+    configure_backend("cpu", threads, /*tf32=*/false);
+
+    if (what == "ops") {
+      const auto size = [&](const char* flag, double otherwise) {
+        return static_cast<int64_t>(arguments.number(flag, otherwise, between(1, 1e6), true));
+      };
+      const OpSizes sizes{size("batch", 4), size("context", 256), size("width", 768),
+                          size("vocab", 50304), arguments.get("only", "")};
+      if (sizes.width % 64 != 0)
+        fail(Exit::usage, "command line: --width must be a multiple of 64, not ", sizes.width);
+      std::cout << time_ops(sizes, threads, name) << std::endl;
+      return Exit::done;
+    }
+
+    const double rate = measure_peak(threads, dtype_from_config(name)).rate;
+    std::cout << json_text(Json{{"device", device_model("cpu")},
+                                {"isa", cpu_isa()},
+                                {"threads", threads},
+                                {"dtype", name},
+                                {"tflops", rate / 1e12}})
+              << std::endl;
+    return Exit::done;
+  }
+
+  if (what == "accumulation") {
+    expect_words(1);
+    const int powers = static_cast<int>(arguments.number("powers", 7, between(3, 8), true));
+    std::cout << accumulation_table(accumulation_errors(powers)) << std::flush;
+    return Exit::done;
+  }
+
+  if (what == "generate") {
+    expect_words(2);
+    return bench_generate(arguments);
+  }
+
+  // The other known words are handled above, so an unknown one ends here.
+  if (what != "step")
+    fail(Exit::usage, "lathe bench ", what,
+         ": there are `bench step`, `bench generate`, `bench ops`, `bench peak` and `bench "
+         "accumulation`");
+
+  expect_words(2);
+  const auto skip = static_cast<int64_t>(arguments.number("skip", 2, at_least(0), true));
+  // Observe the machine meanwhile: its load decides whether the result can be trusted.
+  const MachineWatch machine;
+  const BenchResult r = bench_steps(load_config_argument(arguments, 1), skip);
+  const Json facts = machine.facts();
+  for (const Json& why : facts["why"]) log_warn("not to be trusted: ", why.get<std::string>());
+
+  Json line{{"params", r.parameters},
+            {"ms_median", r.ms_median},
+            {"ms_min", r.ms_min},
+            {r.unit + "_per_s", r.units_per_s},
+            {"first_step_s", r.first_step_s},
+            {"peak_rss_mb", r.peak_rss_mb}};
+
+  if (r.card.empty()) {
+    line["activations_mb"] = r.activations_mb;
+  } else {
+    line["peak_card_mb"] = r.card_mb;
+    line["card"] = r.card;
+  }
+
+  line["final_loss"] = json_number(r.final_loss);
+  line["machine"] = facts;
+  std::cout << json_text(line) << std::endl;
+  return Exit::done;
+}
+
+std::string kernels_text() {
+  const auto takes = [](Element type) {
+    const bool widens = multiplied_as(type) != type;
+    return str(gemm_ready(type) ? "Lathe's" : "ATen's", " kernels",
+               gemm_ready(type) && widens ? ", multiplied in fp32" : "", "\n");
+  };
+  return str("cpu           ", device_model("cpu"), "\ninstructions  ", isa_name(active_isa()),
+             " of ", isa_name(machine_isa()), "\nvector loops  ", vector_set(), " (Highway), ",
+             cpu_isa(), " (ATen)\nfp32          ", takes(Element::f32), "bf16          ",
+             takes(Element::bf16), "fp16          ", takes(Element::f16),
+             "fp64          ATen's kernels\n");
+}
+
+Command bench_command() {
+  return {"bench",
+          "step CONFIG [--section.key=value ...] | generate CONFIG|RUN | ops | peak | accumulation",
+          "time training steps, or the writing of text, or each op beside ATen's, or measure the "
+          "matmul ceiling (the last "
+          "line is JSON), or the error of long sums",
+          "bench step configs/quickstart.toml --train.steps=50",
+          {{"skip", "step: first steps left out of the times (2)"},
+           {"dtype", "ops, peak: fp32 (default) or bf16"},
+           {"threads", "ops, peak, generate: CPU threads"},
+           {"batch", "ops: sequences (4); generate: texts at once (1)"},
+           {"context",
+            "ops: tokens in a sequence (256); generate: of the prompt (512, or half the model's "
+            "context)"},
+           {"tokens", "generate: to write (64)"},
+           {"load-dtype", "generate: how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32)"},
+           {"double-quant", "generate: nf4's scales in 8 bits too (false)"},
+           {"width", "ops: channels, a multiple of 64 (768)"},
+           {"vocab", "ops: tokens that the head knows (50304)"},
+           {"only", "ops: those whose name has this in it"},
+           {"powers", "accumulation: up to 10^powers terms (7)"}},
+          true,
+          1,
+          2,
+          run_bench,
+          {"double-quant"}};
+}
+
+}  // namespace lathe

@@ -1,0 +1,201 @@
+// Measures how fast text is generated, the prompt in one pass and then a token at a time, beside
+// how fast memory is read.
+#include <ATen/Parallel.h>
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+#include <iostream>
+
+#include "autograd/node.h"
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/memory.h"
+#include "core/quantized.h"
+#include "core/rng.h"
+#include "core/timing.h"
+#include "train/commands/bench.h"
+#include "train/config/path_kind.h"
+#include "train/tasks/generate.h"
+#include "train/transforms/frozen.h"
+
+namespace lathe {
+namespace {
+
+/// Returns the bytes per second that all threads together read from 512 MiB, the best of five
+/// times.
+double read_rate() {
+  const at::Tensor t = at::ones({int64_t{1} << 26}, at::kLong);
+  const auto* p = reinterpret_cast<const uint64_t*>(t.const_data_ptr<int64_t>());
+  double best = 0;
+  for (int i = 0; i < 5; ++i) {
+    std::atomic<uint64_t> total{0};
+    const auto begin = Clock::now();
+    at::parallel_for(0, t.numel() / 8, 1, [&](int64_t first, int64_t last) {
+      uint64_t sums[8] = {};
+      for (; first < last; ++first) {
+        for (int64_t j = 0; j < 8; ++j) sums[j] += p[first * 8 + j];
+      }
+      for (const uint64_t s : sums) total += s;
+    });
+    LATHE_CHECK(total == static_cast<uint64_t>(t.numel()), "read_rate: a wrong sum");
+    best = std::max(best, static_cast<double>(t.nbytes()) / seconds_since(begin));
+  }
+  return best;
+}
+
+/// Returns the bytes of weights that the forward of a token reads: all but embeddings, of which it
+/// reads single rows.
+int64_t bytes_read(const Model& model) {
+  int64_t bytes = 0;
+  for (const auto& p : parameters(model)) {
+    if (p.role == Role::embedding) continue;
+    const Precision* kept = precision_of(p.parameter);
+    if (kept != nullptr && kept->quantized)
+      bytes += kept->quantized->nbytes();
+    else if (kept != nullptr && kept->low.defined())
+      bytes += static_cast<int64_t>(kept->low.nbytes());
+    else
+      bytes += static_cast<int64_t>(p.parameter.data().nbytes());
+  }
+  return bytes;
+}
+
+/// The model that is measured.
+struct Writer {
+  std::unique_ptr<Model> model;
+  RunConfig config;
+  Compute compute;
+  at::Device device{at::kCPU};
+  std::string dtype;
+};
+
+/// Returns a config's model with its initial values; its weights are kept as `dtype`.
+Writer of_config(const Arguments& arguments, int threads, const std::string& dtype,
+                 bool double_quant) {
+  const LoadedConfig loaded = load_config_argument(arguments, 1);
+  const RunConfig& c = loaded.config;
+
+  if (model_context(c) == 0)
+    fail(Exit::usage, "model.kind = \"", c.model.kind,
+         "\" does not model text, so it can't write any");
+  if (batch_sizes(c).vocab_size == 0)
+    fail(Exit::usage,
+         "model.vocab_size is 0, and without data there is nothing to take it from; set it, as in "
+         "--model.vocab_size=50304");
+
+  install_allocator();
+  configure_backend("cpu", threads, /*tf32=*/false);
+  const ModelKind& kind = *find_model_kind(c.model.kind);
+  Writer w{make_model(kind, c.model.own, {}, static_cast<uint64_t>(c.train.seed)),
+           c,
+           {},
+           at::kCPU,
+           dtype};
+
+  if (dtype == "fp32") return w;
+  // int8 and nf4 are multiplied in bfloat16.
+  w.compute.dtype = dtype == "fp16" ? at::kHalf : at::kBFloat16;
+  const Keep keep{dtype, double_quant, w.compute.dtype};
+  replace_parameters(*w.model, [&](const NamedParameter& found) {
+    return keep_frozen(found, found.parameter.data(), keep, w.device);
+  });
+
+  return w;
+}
+
+Writer of_run(const Arguments& arguments) {
+  Arguments own = arguments;
+  own.positionals.erase(own.positionals.begin());
+  if (const Overrides keys = key_arguments(own); !keys.empty())
+    fail(Exit::usage, "command line: --", keys[0].first, " is a key of a config; ",
+         own.positionals[0], " is a run");
+  LoadedModel m = load_model_argument(own);
+  text_tokenizer(own, m);
+  return {std::move(m.model), m.config, m.compute, m.device, m.load_dtype};
+}
+
+}  // namespace
+
+Exit bench_generate(const Arguments& arguments) {
+  const std::string dtype = load_dtype_argument(arguments, "fp32");
+  const int threads =
+      static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
+  const auto batch = static_cast<int64_t>(arguments.number("batch", 1, between(1, 10000), true));
+  const auto tokens = static_cast<int64_t>(arguments.number("tokens", 64, between(2, 1e6), true));
+
+  const PathKind kind = kind_of(arguments.positionals[1]);
+  const bool run = kind == PathKind::run || kind == PathKind::checkpoint;
+  const Writer w = run ? of_run(arguments)
+                       : of_config(arguments, threads, dtype, arguments.is_true("double-quant"));
+
+  // By default at least half of the context is left for the tokens that are generated.
+  const int64_t context = model_context(w.config);
+  const auto prompt = static_cast<int64_t>(arguments.number(
+      "context", static_cast<double>(std::max<int64_t>(1, std::min<int64_t>(512, context / 2))),
+      between(1, static_cast<double>(context)), true));
+
+  if (prompt + tokens > context) {
+    fail(Exit::usage, "command line: --context ", prompt, " and --tokens ", tokens,
+         " are more than the context of ", context,
+         ", beyond which the whole window is computed for each token; make them fewer");
+  }
+
+  // Random tokens of a fixed seed: every run of the benchmark has the same prompts.
+  std::vector<std::vector<int64_t>> texts(static_cast<size_t>(batch));
+  const RngKey key = make_key(1, hash_name("bench generate"));
+  for (size_t i = 0; i < texts.size(); ++i) {
+    for (int64_t j = 0; j < prompt; ++j)
+      texts[i].push_back(philox(counter(static_cast<uint64_t>(j), i), key)[0] %
+                         static_cast<uint64_t>(batch_sizes(w.config).vocab_size));
+  }
+
+  // Greedily, because initial values make all tokens about equally likely, and a draw would sort
+  // half of the vocabulary.
+  GenerateOptions writing{.context = context,
+                          .tokens = 4,
+                          .sampling = {.temperature = 0},
+                          .compute = w.compute,
+                          .device = w.device};
+  generate(*w.model, texts, writing);  // touches the memory, so that page faults are not timed
+
+  writing.tokens = tokens;
+  std::vector<double> steps;  // seconds: the prompt with its first token, then each further token
+  auto begin = Clock::now();
+  generate(*w.model, texts, writing, [&](const GeneratedToken& t) {
+    // A step ends with the token of the last text.
+    if (t.text + 1 == batch) {
+      steps.push_back(seconds_since(begin));
+      begin = Clock::now();
+    }
+    return true;
+  });
+
+  const double prefill = steps[0];
+  // The first time is that of the prompt; the others are sorted for the median and the minimum.
+  std::sort(steps.begin() + 1, steps.end());
+  const double decode = steps[1 + (steps.size() - 1) / 2];
+  const double fastest = steps[1];  // the speed when no other process slows it down
+
+  const auto bytes = static_cast<double>(bytes_read(*w.model)), read = read_rate();
+  std::cout << json_text(
+                   Json{{"params", count(parameters(*w.model))},
+                        {"load_dtype", w.dtype},
+                        {"threads", at::get_num_threads()},
+                        {"batch", batch},
+                        {"prompt", prompt},
+                        {"tokens", tokens},
+                        {"prefill_tokens_per_s", static_cast<double>(batch * prompt) / prefill},
+                        {"decode_ms", 1e3 * decode},
+                        {"decode_ms_min", 1e3 * fastest},
+                        {"decode_tokens_per_s", static_cast<double>(batch) / decode},
+                        {"weight_bytes", bytes},
+                        {"weight_bytes_per_s", bytes / decode},
+                        {"read_bytes_per_s", read},
+                        {"share_of_read", bytes / decode / read},
+                        {"share_of_read_max", bytes / fastest / read},
+                        {"peak_rss_mb", static_cast<double>(peak_rss_bytes()) / (1 << 20)}})
+            << std::endl;
+  return Exit::done;
+}
+
+}  // namespace lathe

@@ -1,0 +1,316 @@
+#include "train/commands/cli.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cctype>
+#include <csignal>
+#include <cstdio>
+#include <cxxopts.hpp>
+#include <iostream>
+#include <sstream>
+#include <system_error>
+
+#include "core/device.h"
+#include "core/io/file.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "core/kernels/isa.h"
+#include "train/commands/commands.h"
+#include "train/config/run_config.h"
+#include "train/run/stop.h"
+
+namespace lathe {
+namespace {
+
+constexpr const char* version = "lathe 0.1.0";
+
+constexpr size_t width = 100;  // columns of help
+
+/// Returns `left` and, from column `indent` on, `right`, broken between words.
+std::string row(const std::string& left, const std::string& right, size_t indent) {
+  std::string text, line = left;
+  line.resize(std::max(left.empty() ? 0 : left.size() + 1, indent), ' ');
+  bool begins = true;
+  std::istringstream words(right);
+  for (std::string word; words >> word; begins = false) {
+    if (!begins && line.size() + 1 + word.size() > width) {
+      text += line + "\n";
+      line.assign(indent, ' ');
+      begins = true;
+    }
+    line += (begins ? "" : " ") + word;
+  }
+  return text + line + "\n";
+}
+
+/// Returns a key, its default and its purpose, as much of that as fits into a line: the reference
+/// page has the complete text.
+std::string key_row(const Field& field) {
+  const std::string key = "  --" + field.key + "=" + toml_text(field.initial);
+  const std::string choices = field.rule.choices.empty() ? "" : " (" + rule_text(field.rule) + ")";
+  constexpr size_t column = 36;
+  const size_t room = width - std::max(column, key.size() + 1);
+  std::string doc = field.doc;
+  if (doc.size() + choices.size() > room)
+    doc = doc.substr(0, std::min(doc.find("; "), doc.find(". ")));
+  return row(key, doc + choices, column);
+}
+
+void print_help(const Command* command) {
+  if (command == nullptr) {
+    std::cout << version << ": trains models from config files\n\nusage: lathe COMMAND ...\n";
+    std::string group;
+    for (const auto& v : commands()) {
+      // The table keeps the commands of a group together, so a heading comes where the group
+      // changes.
+      if (v.group != group) std::cout << "\n" << v.group << "\n";
+      group = v.group;
+      std::cout << row("  " + v.name, v.summary, 13);
+    }
+    std::cout
+        << "\nA first run, on a text of your own:\n"
+           "  lathe prepare my.txt --out data/my --tokenizer char\n"
+           "  lathe train configs/quickstart.toml --data.dir=data/my --train.out_dir=runs/my\n"
+           "  lathe generate runs/my --tokens 500\n\n"
+           "`lathe help COMMAND` shows its options.\n"
+           "Exit codes: 0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable\n"
+           "            checkpoint, 5 diverged, 6 input/output, 7 a process was lost,\n"
+           "            8 folder in use, 9 out of memory or threads, 10 `plan --fit` found\n"
+           "            nothing, 75 stopped with a checkpoint (run it again to resume)\n";
+    return;
+  }
+
+  std::cout << row("usage: lathe " + command->name, command->usage, 4) << "\n"
+            << row("", command->doc, 0) << "\nExample:\n  lathe " << command->example << "\n";
+  if (!command->flags.empty()) std::cout << "\nOptions, with their defaults in brackets:\n";
+  for (const auto& [name, doc] : command->flags)
+    std::cout << row(std::string("  --") + name, doc, 21);
+
+  if (!command->config_keys) return;
+  if (std::string(command->name) != "train") {
+    std::cout << "\nIt takes the keys of the config as well: `lathe train --help` lists them.\n";
+    return;
+  }
+
+  // The list is long, so only `train` prints it.
+  std::cout << "\nKeys of the config with their defaults, also in its file (steps = 500 under "
+               "[train]) and in the\n"
+               "environment (LATHE_TRAIN_STEPS=500). `lathe config docs` says all of each.\n";
+
+  const auto show = [](const std::string& title, const std::vector<Field>& fields,
+                       const std::string& prefix) {
+    std::cout << "\n" << row("", title, 0);
+    for (const auto& field : fields) {
+      if (field.key.starts_with(prefix)) std::cout << key_row(field);
+    }
+  };
+
+  // The keys of [model] depend on its kind, so each kind has its own list.
+  const Schema& common = schema_of<RunConfig>();
+  for (const auto& section : RunConfig::schema("gpt").sections()) {
+    if (section.name != "model") {
+      show("[" + section.name + "] " + section.doc, RunConfig::schema("gpt").fields(),
+           section.name + ".");
+      continue;
+    }
+    show("[model] " + section.doc, common.fields(), "model.");
+    for (const ModelKind& kind : model_kinds()) {
+      Schema own;
+      own.add("model", kind.config.schema(), nullptr);
+      show("[model] with kind = \"" + kind.name + "\", " + kind.doc, own.fields(), "model.");
+    }
+  }
+}
+
+}  // namespace
+
+Arguments parse_arguments(const Command& command, const std::vector<std::string>& words) {
+  std::vector<std::string> known;
+  for (const auto& [name, doc] : command.flags) known.emplace_back(name);
+  if (command.config_keys) {
+    for (const auto& f : all_fields()) known.push_back(f.key);
+    for (const auto& key : renamed_keys()) known.push_back(key);
+  }
+
+  // --name=value becomes two words: cxxopts matches words with std::regex, which fails on long
+  // values and line breaks.
+  std::vector<std::string> split{"lathe"};
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (!word.starts_with("-") || word == "-") {
+      split.push_back(word);
+      continue;
+    }
+
+    const auto equals = word.find('=');
+    const std::string name = word.starts_with("--")
+                                 ? word.substr(2, equals == std::string::npos ? equals : equals - 2)
+                                 : word;
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      const std::string near = nearest(name, known);
+      fail(Exit::usage, "command line: lathe ", command.name, " has no option ", word,
+           near.empty() ? "" : "; did you mean --" + near + "?");
+    }
+
+    split.push_back("--" + name);
+    // A switch takes the next word as its value only where that is true, false or a number.
+    const auto is_value = [&](const std::string& next) {
+      const bool says = next == "true" || next == "false" ||
+                        (!next.empty() && std::isdigit(static_cast<unsigned char>(next[0])));
+      return !command.switches.contains(name) || says;
+    };
+
+    if (equals != std::string::npos)
+      split.push_back(word.substr(equals + 1));
+    else if (i + 1 < words.size() ? !is_value(words[i + 1]) : command.switches.contains(name))
+      split.emplace_back("true");
+    else if (i + 1 < words.size())
+      split.emplace_back(words[++i]);
+    else
+      fail(Exit::usage, "command line: ", word, " needs a value: ", word, "=...");
+  }
+
+  std::vector<char*> pointers;
+  for (auto& word : split) pointers.push_back(word.data());
+
+  cxxopts::Options options("lathe");
+  options.allow_unrecognised_options();
+  auto add = options.add_options();
+  for (const auto& name : known) add(name, "", cxxopts::value<std::string>());
+
+  Arguments arguments{.command = command.name, .flags = {}, .lists = {}, .positionals = {}};
+  try {
+    const auto result = options.parse(static_cast<int>(pointers.size()), pointers.data());
+    for (const auto& given : result.arguments()) {
+      if (command.repeatable.contains(given.key()))
+        arguments.lists[given.key()].push_back(given.value());
+    }
+    for (const auto& name : known) {
+      if (command.repeatable.contains(name)) continue;
+      // A repeated flag is an error, since which of its values was meant is unknown.
+      if (result.count(name) > 1) {
+        fail(Exit::usage, "command line: --", name, " stands ", result.count(name),
+             " times; give it once");
+      }
+      if (result.count(name) == 1) arguments.flags[name] = result[name].as<std::string>();
+    }
+    arguments.positionals = result.unmatched();
+  } catch (const cxxopts::exceptions::exception& e) {
+    fail(Exit::usage, "command line: ", e.what());
+  }
+
+  if (arguments.positionals.size() < command.min_positionals ||
+      arguments.positionals.size() > command.max_positionals) {
+    fail(Exit::usage, "usage: lathe ", command.name, " ", command.usage);
+  }
+  return arguments;
+}
+
+const Command& find_command(const std::string& name) {
+  const auto command = std::find_if(commands().begin(), commands().end(),
+                                    [&](const Command& v) { return v.name == name; });
+  if (command != commands().end()) return *command;
+  std::vector<std::string> names;
+  for (const auto& v : commands()) names.emplace_back(v.name);
+  const std::string near = nearest(name, names);
+  fail(Exit::usage, "lathe has no command ", name,
+       near.empty() ? "; `lathe --help` lists them" : "; did you mean " + near + "?");
+}
+
+namespace {
+
+Exit dispatch(int argc, char** argv) {
+  const std::vector<std::string> args(argv + 1, argv + argc);
+
+  // A point of a sweep starts with the stop signals blocked. Only `train` leaves them blocked until
+  // it has its handlers.
+  if (args.empty() || args[0] != "train") unblock_stop_signals();
+
+  const auto asks_help = [](const std::string& a) { return a == "--help" || a == "-h"; };
+  if (args.empty() || asks_help(args[0])) {
+    print_help(nullptr);
+    return args.empty() ? Exit::usage : Exit::done;
+  }
+
+  if (args[0] == "help") {
+    if (args.size() > 2)
+      fail(Exit::usage, "lathe help takes one command, as in `lathe help train`");
+    print_help(args.size() == 2 ? &find_command(args[1]) : nullptr);
+    return Exit::done;
+  }
+
+  if (args[0] == "--version") {
+    std::cout << version << "\n";
+    return Exit::done;
+  }
+
+  const Command& command = find_command(args[0]);
+  if (std::any_of(args.begin() + 1, std::find(args.begin() + 1, args.end(), "--"), asks_help)) {
+    print_help(&command);
+    return Exit::done;
+  }
+
+  const std::vector<std::string> words(args.begin() + 1, args.end());
+  const Arguments arguments =
+      command.is_raw
+          ? Arguments{.command = command.name, .flags = {}, .lists = {}, .positionals = words}
+          : parse_arguments(command, words);
+  read_isa_from_environment();
+  set_up_default_threads();
+  return command.run(arguments);
+}
+
+/// Returns a sentence with a remedy for a path that can't be reached.
+std::string sentence(const fs::filesystem_error& e) {
+  const std::string what = e.path1().empty() ? "a file or folder" : e.path1().string();
+  return str(
+      "cannot reach ", what, ": ", e.code().message(),
+      e.code() == std::errc::permission_denied ? "; change the permissions, or name another" : "");
+}
+
+/// Logs an error. It may quote anything from a file or a command line, so it is made printable.
+void log_error(const std::string& what) { log(Level::error, printable(what)); }
+
+}  // namespace
+
+int run_cli(int argc, char** argv) {
+  try {
+    open_standard_streams();
+
+    // With the signal ignored, a file that would grow beyond `ulimit -f` is an error of the call
+    // (EFBIG), with a sentence and an exit code.
+    std::signal(SIGXFSZ, SIG_IGN);
+
+    const PrintableStreams streams;
+    const Exit code = dispatch(argc, argv);
+    std::cout.flush();
+    if (lines_dropped() > 0) return static_cast<int>(code);  // the log already counts them
+    if (!std::cout || std::fflush(stdout) != 0) fail(Exit::io, "standard output can't be written");
+    return static_cast<int>(code);
+  } catch (const Error& e) {
+    log_error(e.what());
+    return static_cast<int>(e.code());
+  } catch (const c10::Error& e) {
+    log_error(std::string("internal: ") + e.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    log(Level::error, "out of memory; make batch_size, block_size or the model smaller");
+    return static_cast<int>(Exit::memory);
+  } catch (const fs::filesystem_error& e) {
+    log_error(sentence(e));
+    return static_cast<int>(Exit::io);
+  } catch (const std::system_error& e) {
+    if (e.code() == std::errc::resource_unavailable_try_again) {
+      log(Level::error,
+          str("cannot start another thread: ", e.code().message(),
+              "; raise the limit of processes and threads (ulimit -u, or the container's)"));
+      return static_cast<int>(Exit::memory);
+    }
+    log_error(std::string("internal: ") + e.what());
+  } catch (const std::exception& e) {
+    log_error(std::string("internal: ") + e.what());
+  }
+  return static_cast<int>(Exit::internal);
+}
+
+}  // namespace lathe

@@ -1,0 +1,108 @@
+// The commands of `lathe`. Each is a file in this folder and a line in the table of `commands.cc`
+// (or, in a program of your own, a call of add_command). Parsing and help are in cli.cc.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/config.h"
+#include "core/error.h"
+#include "train/config/run_config.h"
+#include "train/run/load.h"
+#include "train/tasks/generate.h"
+
+namespace lathe {
+
+/// What follows a command: flags by name, each at most once unless the command allows more, and the
+/// words that are not flags.
+struct Arguments {
+  std::string command;
+  std::map<std::string, std::string> flags;
+  std::map<std::string, std::vector<std::string>>
+      lists{};  ///< of the command's repeatable flags, in order
+  std::vector<std::string> positionals;
+
+  /// Returns a flag's text, or `otherwise` where it is not given.
+  std::string get(const std::string& name, const std::string& otherwise) const {
+    const auto found = flags.find(name);
+    return found == flags.end() ? otherwise : found->second;
+  }
+  /// Returns a flag that is true or false; false where it is not given.
+  bool is_true(const std::string& name) const;
+  /// Returns a flag as a number within bounds, written as read_value takes it.
+  double number(const std::string& name, double otherwise, const Rule& rule, bool whole) const;
+};
+
+/// Flags of a command: name and text of the help.
+using Flags = std::vector<std::pair<std::string, std::string>>;
+
+/// A command of the command line, with its help and what it does.
+struct Command {
+  std::string name, usage, doc;
+  std::string example;  ///< without "lathe "
+  Flags flags;
+  bool config_keys = false;  ///< takes the keys of the config as flags too
+  size_t min_positionals = 1, max_positionals = 1;
+  std::function<Exit(const Arguments&)> run;
+  /// Flags that are true where neither true, false nor a number follows.
+  std::set<std::string> switches{};
+  /// Flags that may be given several times; their values are in Arguments::lists.
+  std::set<std::string> repeatable{};
+  /// Its words are not parsed: all that follows the command is in Arguments::positionals.
+  bool is_raw = false;
+  /// The heading and the line of `lathe --help`, which the table of commands sets.
+  std::string group{}, summary{};
+};
+
+/// Returns all commands, in the order of the help.
+const std::vector<Command>& commands();
+/// Returns the command of that name. Throws Exit::usage where there is none.
+const Command& find_command(const std::string& name);
+/// Parses what follows a command. The values of flags are checked where they are used.
+Arguments parse_arguments(const Command& command, const std::vector<std::string>& words);
+/// Adds a command; call it before run_cli. Throws Exit::internal where its name is taken.
+void add_command(Command command);
+
+/// Throws Exit::usage for a flag that the command with its first word does not have: neither one of
+/// `known` nor, with `config_keys`, a key of the config. `hint` ends the sentence.
+void check_flags(const Arguments& arguments, const std::set<std::string>& known,
+                 bool config_keys = false, const std::string& hint = "");
+/// Returns the parts of a flag's text between commas.
+std::vector<std::string> comma_list(const std::string& text);
+/// Returns the flags that are keys of the config.
+Overrides key_arguments(const Arguments& arguments);
+/// Loads the config that word `at` names, with the flags that are keys; sets the console's level.
+LoadedConfig load_config_argument(const Arguments& arguments, size_t at = 0);
+/// Returns the run or checkpoint that the first word names. Throws Exit::checkpoint, with what it
+/// is instead, for data and for a file.
+fs::path run_argument(const Arguments& arguments);
+/// Returns the BPE that --tokenizer names: that of a run or checkpoint, or of files. Throws
+/// Exit::usage where a run has none.
+Tokenizer tokenizer_at(const fs::path& path);
+/// Checks that a result may be written to `file`: there is no such file, it is empty, or an earlier
+/// command wrote it, so that `mark` is among its first 4096 bytes. Throws Exit::usage for any other
+/// file, unless --force is true, and for what is not a regular file.
+void check_output(const Arguments& arguments, const fs::path& file, std::string_view mark);
+/// The flag --force, which check_output reads.
+inline const Flags::value_type force_flag{"force",
+                                          "replace a file that lathe did not write (false)"};
+/// Returns --load-dtype, how weights are kept. Throws Exit::usage for an unknown dtype.
+std::string load_dtype_argument(const Arguments& arguments, const std::string& otherwise);
+/// Loads the model of the first word, as the flags of with_load_flags() ask.
+LoadedModel load_model_argument(const Arguments& arguments);
+/// Returns a command's own flags with those that load_model_argument reads.
+Flags with_load_flags(Flags flags);
+/// Returns a command's own flags with those that sampling_argument reads.
+Flags with_sampling_flags(Flags flags);
+/// Reads the flags of with_sampling_flags. Throws Exit::usage for values out of range.
+Sampling sampling_argument(const Arguments& arguments);
+/// Returns the model's tokenizer. Throws Exit::usage where it does not model text, and Exit::data
+/// where it has no tokenizer.
+const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m);
+
+}  // namespace lathe

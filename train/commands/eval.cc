@@ -1,0 +1,281 @@
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/json.h"
+#include "core/io/log.h"
+#include "core/io/progress.h"
+#include "core/memory.h"
+#include "data/prepare/documents.h"
+#include "train/commands/commands.h"
+#include "train/commands/table.h"
+#include "train/tasks/task.h"
+#include "train/tasks/text_score.h"
+
+namespace lathe {
+namespace {
+
+/// Throws Exit::data where the data is not of the kind that the model was trained on.
+void check_same_kind(const LoadedModel& m, const Task& task, const Data& data,
+                     const std::string& folder) {
+  const DatasetInfo& facts = data.facts();
+  const ModelSizes sizes = task.sizes(facts);
+  if (task.name() != m.state.task || sizes.outputs != m.state.sizes.outputs ||
+      sizes.input != m.state.sizes.input) {
+    fail(Exit::data, folder, " is not made as the data that the run was trained on: ", facts.task,
+         ", inputs of ", describe(at::IntArrayRef(sizes.input)), " and ", sizes.outputs,
+         " outputs, and the run's are ", m.state.task, ", ",
+         describe(at::IntArrayRef(m.state.sizes.input)), " and ", m.state.sizes.outputs);
+  }
+  check_tokenizer(folder, facts, m.state);
+  const bool tokens = facts.outputs == 0;
+  if (data.val_size() < (tokens ? 2 : 1)) {
+    fail(Exit::data, folder, " has ", data.val_size(),
+         tokens ? " validation tokens; a loss needs at least two"
+                : " validation examples; there is nothing to evaluate");
+  }
+}
+
+/// Adds to the result of an evaluation how the model was loaded and what memory it took.
+void add_model(Json& json, const LoadedModel& m) {
+  const int64_t peak = m.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
+  json.update({{"save_dtype", m.saved_dtype},
+               {"load_dtype", m.load_dtype},
+               {"compute_dtype", dtype_name(matmul_dtype(m.compute.dtype))},
+               {"weight_bytes", m.weight_bytes},
+               {"loading_peak_bytes", m.loading_peak_bytes},
+               {"peak_bytes", peak},
+               {"peak_rss_bytes", peak_rss_bytes()}});
+}
+
+/// Prints the tables of an evaluation's details: a list of objects has a column for each key, and
+/// the confusion matrix a row for each class and a column for each predicted one.
+void print_tables(const Json& details) {
+  const auto cell = [](const Json& value) {
+    if (value.is_string()) return value.get<std::string>();
+    return value.is_number_float() ? format("%.4g", value.get<double>()) : json_text(value);
+  };
+  for (const auto& [name, list] : details.items()) {
+    if (!list.is_array() || list.empty()) continue;
+    std::vector<std::string> head;
+    const bool is_confusion = name == "confusion";
+    if (is_confusion) head.emplace_back("class \\ predicted");
+    const Json& columns = is_confusion ? details["classes"] : list[0];
+    for (const auto& [key, value] : columns.items())
+      head.push_back(is_confusion ? cell(value["class"]) : key);
+
+    TextTable table(head);
+    for (size_t i = 0; i < list.size(); ++i) {
+      std::vector<std::string> row;
+      if (is_confusion) row.push_back(head[i + 1]);
+      for (const Json& value : list[i]) row.push_back(cell(value));
+      table.add(row);
+    }
+    std::cout << table.text() << "\n";
+  }
+}
+
+/// Returns the loss of texts as JSON: per token, and converted to bits per byte.
+Json text_json(const TextScore& s) {
+  const double loss = s.loss / static_cast<double>(s.tokens);
+  return {{"loss", json_number(loss)},
+          {"perplexity", json_number(std::exp(loss))},
+          {"bits_per_byte", json_number(s.loss / std::log(2.0) / static_cast<double>(s.bytes))},
+          {"tokens", s.tokens},
+          {"bytes", s.bytes}};
+}
+
+/// Reads the texts of a file, compressed or not. JSON Lines (by the file's name) have a text in the
+/// field "text" of each line; any other file is one text.
+std::vector<std::string> texts_of(const std::string& file) {
+  std::vector<std::string> texts;
+  const DocumentSource source{.files = {file}};
+  if (is_jsonl(source, file)) {
+    PartReader reader(source, /*whole=*/false);
+    for (Part part; reader.next(part);)
+      each_document(part, source, [&](std::string_view text) { texts.emplace_back(text); });
+  } else {
+    InputStream input(file);
+    for (texts.emplace_back(); input.read(texts[0], size_t{1} << 20);) {
+    }
+  }
+  return texts;
+}
+
+Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& files) {
+  // Read all files before the first is scored, so that a missing one is noticed early.
+  std::vector<std::pair<std::string, std::vector<std::string>>> all_texts;
+  for (const std::string& file : files) all_texts.emplace_back(file, texts_of(file));
+
+  TextScore all;
+  Json each = Json::array();
+  for (const auto& [file, texts] : all_texts) {
+    TextScore s;
+    size_t bytes = 0;
+    for (const std::string& text : texts) {
+      const TextScore one = score_text(scoring, text);
+      bytes += text.size();
+      // Losses are sums over tokens, so each token counts the same, whatever text it is in.
+      s.loss += one.loss, s.tokens += one.tokens, s.bytes += one.bytes;
+    }
+
+    if (s.tokens == 0) fail(Exit::data, file, " is too short for a loss: ", bytes, " bytes");
+    all.loss += s.loss, all.tokens += s.tokens, all.bytes += s.bytes;
+    Json json{{"file", file}};
+    json.update(text_json(s));
+    each.push_back(json);
+  }
+
+  Json json = text_json(all);
+  if (const int64_t begin = text_begin_token(scoring.tokenizer); begin >= 0) {
+    // Standard output is for the result.
+    std::cerr << "token " << begin
+              << " precedes each text, so that its first token is scored as well; a perplexity "
+                 "without it differs slightly\n";
+    json["begin_token"] = begin;
+  }
+  if (files.size() > 1) json["files"] = each;
+  return json;
+}
+
+Json evaluate_choices(const Scoring& scoring, const std::string& file) {
+  const std::vector<MultipleChoice> choices = read_choices(file);
+  ProgressBar bar("evaluating", static_cast<double>(choices.size()));
+  int64_t whole = 0, by_byte = 0;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    bar.show(static_cast<double>(i));
+    const Answer a = answer(scoring, choices[i]);
+    whole += a.whole == choices[i].label, by_byte += a.by_byte == choices[i].label;
+  }
+  clear_progress();
+  const auto n = static_cast<double>(choices.size());
+  return {{"questions", choices.size()},
+          {"accuracy", static_cast<double>(whole) / n},
+          {"accuracy_by_byte", static_cast<double>(by_byte) / n}};
+}
+
+Exit run_eval_text(const Arguments& arguments) {
+  for (const char* flag : {"data", "batches"}) {
+    if (arguments.flags.contains(flag))
+      fail(Exit::usage, "command line: --", flag,
+           " is for the loss over a data folder; leave it out, or the files");
+  }
+  const std::vector<std::string> files(arguments.positionals.begin() + 1,
+                                       arguments.positionals.end());
+  for (const char* flag : {"stride", "batch-size"}) {
+    if (files.empty() && arguments.flags.contains(flag))
+      fail(Exit::usage, "command line: --", flag,
+           " is for files, and questions are taken one by one; leave it out");
+  }
+
+  const LoadedModel m = load_model_argument(arguments);
+  Scoring scoring{*m.model, text_tokenizer(arguments, m)};
+  scoring.context = model_context(m.config);
+  scoring.compute = m.compute, scoring.device = m.device;
+
+  scoring.batch_size = static_cast<int64_t>(arguments.number(
+      "batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
+  // With a stride below the context, windows overlap and each token has more before it.
+  scoring.stride = static_cast<int64_t>(
+      arguments.number("stride", static_cast<double>(scoring.context),
+                       between(1, static_cast<double>(scoring.context)), true));
+
+  Json json = Json::object();
+  if (!files.empty()) json.update(evaluate_files(scoring, files));
+  if (arguments.flags.contains("choices"))
+    json.update(evaluate_choices(scoring, arguments.get("choices", "")));
+  add_model(json, m);
+  std::cout << json_text(json) << std::endl;
+  return Exit::done;
+}
+
+Exit run_eval(const Arguments& arguments) {
+  if (arguments.positionals.size() > 1 || arguments.flags.contains("choices"))
+    return run_eval_text(arguments);
+
+  if (arguments.flags.contains("stride"))
+    fail(Exit::usage, "command line: --stride is for files; name some behind the run");
+
+  const LoadedModel m = load_model_argument(arguments);
+
+  DataConfig data_config = m.config.data;
+  data_config.dir = arguments.get("data", m.config.data.dir);
+  if (data_config.dir.empty())
+    fail(Exit::usage, arguments.positionals[0],
+         " was imported and has no data of its own; give some as --data FOLDER");
+  if (arguments.flags.contains("data"))
+    data_config.mix.clear();  // it names sources of the run's own data
+  // The token that ends a document is needed to separate documents; the run's tokenizer knows it.
+  if (data_config.documents == "separate" && data_config.document_end < 0 && m.state.tokenizer)
+    data_config.document_end = m.state.tokenizer->document_end();
+
+  const auto data = open_data(data_config);
+  const Task& task = task_of({.config = m.config, .origins = {}}, data->facts());
+  check_same_kind(m, task, *data, data_config.dir);
+
+  const auto batch = static_cast<int64_t>(arguments.number(
+      "batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
+  BatchSizes sizes = batch_sizes(m.config);
+  sizes.batch_size = batch;
+  const auto batches = static_cast<int64_t>(arguments.number("batches", 0, between(0, 1e12), true));
+
+  // A sequence counts by its tokens; an example counts as one.
+  const int64_t units = batch * std::max<int64_t>(1, sizes.block_size);
+  const double all = std::ceil(static_cast<double>(data->val_size()) / static_cast<double>(units));
+  ProgressBar bar("evaluating", batches > 0 ? std::min(all, static_cast<double>(batches)) : all);
+  double done = 0;
+  const auto show = [&] {
+    bar.show(done++);
+    return false;
+  };
+  const EvalResult r = *evaluate(task, *m.model, *data, sizes, batches, m.compute, m.device, show,
+                                 /*detailed=*/true);
+  clear_progress();
+  print_tables(r.details);
+
+  // Standard output is for the result.
+  if (m.state.encoding)
+    std::cerr << "for new data: lathe predict " << arguments.positionals[0] << " FILE\n";
+  Json json = Json::object();
+  for (const auto& [name, value] : r.metrics) json[name] = json_number(value);
+  json[task.unit()] = r.targets;
+  json.update(r.details);
+  add_model(json, m);
+  std::cout << json_text(json) << std::endl;
+  return Exit::done;
+}
+
+}  // namespace
+
+Command eval_command() {
+  return {
+      "eval",
+      "RUN|CHECKPOINT [FILE...]",
+      "loss over the validation split, or over texts (with perplexity and bits per byte), or the "
+      "share of questions "
+      "with several endings that are answered right; the last line is JSON",
+      "eval runs/quickstart --load-dtype bf16",
+      with_load_flags(
+          {{"data", "data folder (default: the run's)"},
+           {"batch-size", "sequences at once (default: the run's)"},
+           {"batches",
+            "batches of the validation split, the same sample as train.eval_batches takes (0: all "
+            "of it)"},
+           {"choices",
+            "JSON Lines of questions: {\"context\": TEXT, \"endings\": [TEXT, ...], \"label\": N}; "
+            "the "
+            "likeliest ending is the answer, as a whole (accuracy) and by byte (accuracy_by_byte)"},
+           {"stride",
+            "files: tokens between windows of the context; fewer give each token more before it "
+            "(the "
+            "context)"}}),
+      false,
+      1,
+      100000,
+      run_eval,
+      {"double-quant"}};
+}
+
+}  // namespace lathe

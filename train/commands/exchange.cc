@@ -1,0 +1,142 @@
+// `lathe import` and `lathe export` exchange models with other programs.
+#include <algorithm>
+
+#include "core/io/log.h"
+#include "core/io/safetensors.h"
+#include "core/io/text.h"
+#include "data/tokenizers/chat_template.h"
+#include "train/commands/commands.h"
+#include "train/formats/gguf.h"
+#include "train/run/stop.h"
+
+namespace lathe {
+namespace {
+
+/// Logs what a run was imported with, and what may follow.
+void report_import(const fs::path& run) {
+  const fs::path checkpoint = find_checkpoint(run);
+  const RunState state = read_state(checkpoint);
+  const RunConfig config = saved_config(state, checkpoint);
+  double parameters = 0;
+  std::string dtype;
+  const SafetensorsFile model(checkpoint / "model.safetensors");
+  for (const TensorEntry& t : model.tensors()) {
+    double elements = 1;
+    for (const int64_t size : t.shape) elements *= static_cast<double>(size);
+    parameters += elements;
+    if (dtype.empty() && t.shape.size() == 2) dtype = t.dtype;
+  }
+
+  log_info("model     ", config.model.kind, ", ", format("%.2f", parameters / 1e6),
+           "M parameters in ", dtype, ", context of ", model_context(config), " tokens");
+  for (const std::string& key : state.ignored_keys)
+    log_info("ignored   ", key, " of config.json, as --ignore-key asks");
+  const std::string tune =
+      str("lathe train CONFIG --data.dir=DATA --train.init_from=", run.string());
+  if (!state.tokenizer) {
+    log_info("tokenizer none");
+    log_info("next      ", tune);
+    return;
+  }
+
+  const Tokenizer& tokenizer = *state.tokenizer;
+  const int32_t end = tokenizer.marks().end;
+  const std::string chat = describe_chat(tokenizer);
+  log_info("tokenizer BPE of ", tokenizer.size(), " tokens",
+           end >= 0 ? ", texts end with " + tokenizer.piece(end) : "");
+  log_info("chat      ", chat.empty() ? "no template" : chat);
+  log_info("next      lathe generate ", run.string(), " --prompt TEXT");
+  log_info("          or lathe prepare TEXT --tokenizer ", run.string(), " --out DATA, then ",
+           tune);
+}
+
+Exit run_import(const Arguments& arguments) {
+  ImportOptions o{.folder = arguments.positionals[0], .out = arguments.get("out", "")};
+  if (o.out.empty()) fail(Exit::usage, "lathe import needs --out RUN");
+  o.block_size = static_cast<int64_t>(arguments.number("block-size", 0, between(0, 1000000), true));
+  o.tokenizer = arguments.get("tokenizer", o.tokenizer);
+  o.chat_template = arguments.get("chat-template", "");
+  if (const auto given = arguments.lists.find("ignore-key"); given != arguments.lists.end())
+    o.ignored_keys = given->second;
+  if (o.tokenizer != "auto" && o.tokenizer != "none" && !fs::exists(o.tokenizer))
+    fail(Exit::usage,
+         "command line: --tokenizer must be auto, none, or the path of a tokenizer, and there is "
+         "no file ",
+         o.tokenizer);
+
+  install_stop_handlers("the import");
+  o.stop = [] { return stop_signal() != 0; };
+  log_info("imported as ", import_hugging_face(o).string());
+  report_import(o.out);
+  return Exit::done;
+}
+
+Exit run_export(const Arguments& arguments) {
+  ExportOptions o{.run = run_argument(arguments), .out = arguments.get("out", "")};
+  if (o.out.empty()) fail(Exit::usage, "lathe export needs --out FOLDER");
+  const auto choice = [&](const char* name, const char* otherwise,
+                          const std::vector<std::string>& allowed) {
+    const std::string value = arguments.get(name, otherwise);
+    if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
+      fail(Exit::usage, "command line: --", name, " must be ", rule_text(one_of(allowed)), ", not ",
+           value);
+    return value;
+  };
+  const std::string format = choice("format", "hf", {"hf", "gguf"});
+  o.checkpoint = arguments.get("checkpoint", o.checkpoint);
+  o.chat_template = arguments.get("chat-template", "");
+  o.average = choice("weights", "model", {"model", "ema"}) == "ema";
+  if (arguments.flags.contains("dtype")) o.dtype = choice("dtype", "", {"fp32", "bf16", "fp16"});
+
+  install_stop_handlers("the export");
+  o.stop = [] { return stop_signal() != 0; };
+  format == "hf" ? export_hugging_face(o) : export_gguf(o);
+  log_info("exported to ", o.out.string());
+  return Exit::done;
+}
+
+}  // namespace
+
+Command import_command() {
+  return {"import",
+          "FOLDER --out RUN",
+          "make a run of a Hugging Face folder (config.json, safetensors, tokenizer.json), for "
+          "eval, generate, export "
+          "and train.init_from",
+          "import downloads/gpt2 --out runs/gpt2",
+          {{"out", "folder for the run"},
+           {"block-size", "context in tokens, where the model's whole one is not wanted (all)"},
+           {"tokenizer",
+            "auto: the folder's; the path of another; or none, for the weights alone (auto)"},
+           {"chat-template", "chatml, llama3, or a file in Jinja, in place of the folder's"},
+           {"ignore-key",
+            "a key of config.json that does not change what the model computes and that this build "
+            "does not know; may be given several times"}},
+          false,
+          1,
+          1,
+          run_import,
+          {},
+          {"ignore-key"}};
+}
+
+Command export_command() {
+  return {
+      "export",
+      "RUN|CHECKPOINT --out FOLDER",
+      "write a model for other programs: as a Hugging Face folder, or a GGUF file",
+      "export runs/gpt2 --format hf --out exported/gpt2",
+      {{"out", "folder to make"},
+       {"format",
+        "hf: config.json, model.safetensors and, of a BPE, tokenizer.json; gguf: model.gguf (hf)"},
+       {"dtype", "of matrices: fp32, bf16 or fp16 (as they are saved)"},
+       {"chat-template", "chatml, llama3, or a file in Jinja, in place of the run's"},
+       {"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},
+       {"weights", "model, or ema: the moving average that optim.ema_decay keeps (model)"}},
+      false,
+      1,
+      1,
+      run_export};
+}
+
+}  // namespace lathe

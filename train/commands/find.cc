@@ -1,0 +1,223 @@
+// `lathe find` finds a learning rate or a batch size.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <iostream>
+#include <utility>
+
+#include "core/device.h"
+#include "core/io/json.h"
+#include "core/io/text.h"
+#include "core/memory.h"
+#include "train/commands/braille.h"
+#include "train/commands/commands.h"
+#include "train/run/finders.h"
+#include "train/run/fit.h"
+#include "train/run/stepper.h"
+
+namespace lathe {
+namespace {
+
+Exit find_lr(const Arguments& a) {
+  const double from = a.number("from", 1e-6, above(0, 1e6), false),
+               to = a.number("to", 1, above(0, 1e6), false);
+  const auto steps = static_cast<int64_t>(a.number("steps", 100, between(10, 1e6), true));
+  if (to <= from)
+    fail(Exit::usage, "command line: --to must be above --from, which is ", format("%g", from));
+
+  LoadedConfig loaded = load_config_argument(a, 1);
+  const RunData data = open_for_benchmark(loaded);
+  Session session = Session::make(loaded, *data.task, data.sizes);
+  const RangeTest test = lr_range_test(session, *data.data, from, to, steps);
+
+  // Rates span several orders of magnitude, so the plot is over their logarithm.
+  BrailleCurve curve;
+  for (size_t i = 0; i < test.lr.size(); ++i) {
+    curve.x.push_back(std::log10(test.lr[i]));
+    curve.y.push_back(test.loss[i]);
+  }
+
+  std::cout << "loss, smoothed, over the learning rate's logarithm\n";
+  for (const std::string& line : braille_plot({curve}, 72, 16, /*color=*/false))
+    std::cout << line << "\n";
+
+  if (test.steepest > 0)
+    std::cout << "the loss falls fastest at " << short_number(test.steepest, 3)
+              << ": --optim.lr=" << short_number(test.steepest, 2);
+  else
+    std::cout << "the loss falls nowhere between these rates";
+  if (test.lowest > 0)
+    std::cout << "; from " << short_number(test.lowest, 3) << " on it rises";
+  else
+    std::cout << "; it does not rise up to the last rate, " << short_number(to, 3);
+  if (test.diverged > 0)
+    std::cout << ", and from " << short_number(test.diverged, 3)
+              << " on it is above its first value";
+  std::cout << "\n";
+
+  // The last line is for programs.
+  std::cout << json_text(Json{{"lr", test.steepest},
+                              {"lowest_at", test.lowest > 0 ? Json(test.lowest) : Json()},
+                              {"diverges_at", test.diverged > 0 ? Json(test.diverged) : Json()},
+                              {"steps", test.lr.size()}})
+            << std::endl;
+  return Exit::done;
+}
+
+/// Returns the peak bytes of a GPU's tensors in two steps of the config's micro-batch: in the first
+/// step there is no gradient to add to yet.
+int64_t measure_on_card(const LoadedConfig& loaded, const RunData& data) {
+  cuda_api().reset_memory_peak();
+  Session session = Session::make(loaded, *data.task, data.sizes);
+  Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data, session.device);
+  for (int64_t step = 0; step < 2; ++step) run_step(session, loader, step);
+  synchronize("cuda");
+  return cuda_api().memory_peak();
+}
+
+/// Returns a function from the size of a micro-batch to the memory of a step: on the CPU by a dry
+/// run, on a GPU by the line through two sizes that are run, the largest powers of two that fit
+/// into `bytes`.
+std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunData& data, bool card,
+                                                int64_t bytes) {
+  loaded.config.train.grad_accum = 1;
+  const auto with = [loaded](int64_t batch) {
+    LoadedConfig l = loaded;
+    l.config.train.batch_size = batch;
+    return l;
+  };
+
+  if (!card) {
+    const int64_t program = process_overhead_bytes();
+    return [=, &data](int64_t batch) {
+      return dry_step(with(batch), data).peaks.touched_peak + program;
+    };
+  }
+
+  int64_t size = 2, small = measure_on_card(with(1), data), large = measure_on_card(with(2), data);
+  // Extrapolates through two sizes, the second twice the first.
+  const auto line = [&] {
+    return
+        [=](int64_t batch) { return large + (large - small) * (batch - size) / (size - size / 2); };
+  };
+
+  // The larger the sizes that were run, the less the line has to extrapolate.
+  while (size < 65536 && line()(2 * size) <= bytes) {
+    size *= 2;
+    small = std::exchange(large, measure_on_card(with(size), data));
+  }
+
+  return line();
+}
+
+/// Returns the largest micro-batch that takes no more than `bytes`, at most 65536; 0 where even one
+/// takes more.
+int64_t largest_batch(const std::function<int64_t(int64_t)>& memory, int64_t bytes) {
+  const auto fits = [&](int64_t batch) { return memory(batch) <= bytes; };
+  if (!fits(1)) return 0;
+  int64_t low = 1, high = 2;
+  while (high <= 65536 && fits(high)) low = high, high *= 2;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return std::min<int64_t>(low, 65536);
+}
+
+Exit find_batch(const Arguments& a) {
+  const std::string limit = a.get("memory", "");
+  const auto rounds = static_cast<int64_t>(a.number("rounds", 8, between(1, 1e5), true));
+
+  LoadedConfig loaded = load_config_argument(a, 1);
+  const int64_t global = loaded.config.train.batch_size * loaded.config.train.grad_accum;
+  const RunData data = open_for_benchmark(loaded);
+  const bool card = open_device(loaded.config.train.device) == "cuda";
+
+  // The allocator of a GPU can't use the gaps between its blocks, so a twentieth is left.
+  const auto free = [&] { return card ? cuda_api().memory_free() / 20 * 19 : free_memory(); };
+  const int64_t bytes = limit.empty() ? free() : parse_bytes(limit);
+  const auto memory = memory_of_batch(loaded, data, card, bytes);
+
+  const int64_t largest = largest_batch(memory, bytes);
+  if (largest == 0)
+    fail(Exit::usage, "not even a micro-batch of 1 fits in ",
+         format("%.2f GB", static_cast<double>(bytes) / 1e9),
+         "; `lathe plan CONFIG --fit` says what else to change");
+
+  // In a scope of its own: the session's memory must be free before the largest micro-batch runs.
+  double noise = 0;
+  {
+    Session session = Session::make(loaded, *data.task, data.sizes);
+    noise = measure_noise(session, *data.data, 4, rounds).batch();
+  }
+
+  // The prediction is printed beside the memory of a step that really ran.
+  loaded.config.train.batch_size = largest;
+  loaded.config.train.grad_accum = 1;
+  const int64_t predicted = memory(largest);
+
+  // On a GPU this is the peak of tensors, on the CPU that of the process.
+  int64_t measured = 0;
+  if (card) {
+    measured = measure_on_card(loaded, data);
+  } else {
+    Session session = Session::make(loaded, *data.task, data.sizes);
+    Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data,
+                  session.device);
+    run_step(session, loader, 0);
+    measured = peak_rss_bytes();
+  }
+
+  std::cout << "the largest micro-batch within "
+            << format("%.2f GB", static_cast<double>(bytes) / 1e9) << " is " << largest
+            << format(": %.2f GB predicted, %.2f GB in a step that was run\n",
+                      static_cast<double>(predicted) / 1e9, static_cast<double>(measured) / 1e9);
+
+  std::cout << "gradient noise scale at the initial weights: "
+            << (std::isfinite(noise) ? format("about %.0f", noise)
+                                     : std::string("not to be told from so few batches"))
+            << " samples; a global batch (now " << global
+            << ") far above it saves few steps, and it grows in training\n";
+
+  std::cout << json_text(Json{{"batch_size", largest},
+                              {"predicted_bytes", predicted},
+                              {"measured_bytes", measured},
+                              {"noise_scale", json_number(noise)}})
+            << std::endl;
+  return Exit::done;
+}
+
+Exit run_find(const Arguments& a) {
+  const std::string& what = a.positionals[0];
+  if (what == "lr") {
+    check_flags(a, {"from", "to", "steps"}, true);
+    return find_lr(a);
+  }
+  if (what == "batch") {
+    check_flags(a, {"memory", "rounds"}, true);
+    return find_batch(a);
+  }
+  fail(Exit::usage, "lathe find ", what, ": there are `find lr` and `find batch`");
+}
+
+}  // namespace
+
+Command finder_command() {
+  return {"find",
+          "lr|batch CONFIG [--section.key=value ...]",
+          "a learning rate by a range test; the largest micro-batch, and how much a larger one "
+          "says (the last line is "
+          "JSON)",
+          "find lr configs/shakespeare_char_cpu.toml --from 1e-5 --to 0.3",
+          {{"from", "lr: the first rate (1e-6)"},
+           {"to", "lr: the last rate (1)"},
+           {"steps", "lr: training steps on the way (100)"},
+           {"memory", "batch: that it may take, as 8GB (what is free here, or on the GPU)"},
+           {"rounds", "batch: of four micro-batches each, for the gradient's noise (8)"}},
+          true,
+          2,
+          2,
+          run_find};
+}
+
+}  // namespace lathe

@@ -1,0 +1,183 @@
+#include <algorithm>
+#include <iostream>
+#include <sstream>
+
+#include "core/io/file.h"
+#include "core/io/json.h"
+#include "train/commands/commands.h"
+#include "train/tasks/generate.h"
+
+namespace lathe {
+
+Flags with_sampling_flags(Flags flags) {
+  flags.insert(flags.end(),
+               {{"temperature", "0 takes the likeliest (0.8)"},
+                {"top-k", "only the k likeliest; 0: all (0)"},
+                {"top-p", "only the likeliest of this probability together (1)"},
+                {"min-p", "only those at least this times as likely as the likeliest (0)"},
+                {"repetition-penalty", "above 1: what is in the text already gets less likely (1)"},
+                {"seed", "of the draw (1)"}});
+  return flags;
+}
+
+Sampling sampling_argument(const Arguments& arguments) {
+  return {
+      .temperature = arguments.number("temperature", 0.8, at_least(0), false),
+      .top_k = static_cast<int64_t>(arguments.number("top-k", 0, at_least(0), true)),
+      .top_p = arguments.number("top-p", 1, {.min = 0, .max = 1, .open_min = true}, false),
+      .min_p = arguments.number("min-p", 0, between(0, 1), false),
+      .repetition_penalty = arguments.number("repetition-penalty", 1, between(0.01, 100), false),
+      .seed = static_cast<uint64_t>(arguments.number("seed", 1, at_least(0), true))};
+}
+
+const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m) {
+  if (batch_sizes(m.config).vocab_size == 0) {
+    fail(Exit::usage, arguments.positionals[0], " does not model text: it is a ",
+         m.config.model.kind, " for ", m.state.task,
+         "; `lathe predict` applies it to new data, and `lathe eval` scores it");
+  }
+  if (!m.state.tokenizer) {
+    fail(Exit::data, arguments.positionals[0],
+         " has no tokenizer to read or write text with: it was imported without one, or trained on "
+         "data without a "
+         "manifest.json");
+  }
+  return *m.state.tokenizer;
+}
+
+namespace {
+
+/// Returns a line break where the vocabulary has one, else its first character.
+std::string default_prompt(const Tokenizer& tokenizer) {
+  const auto& characters = tokenizer.vocabulary();
+  const bool has_break = characters.empty() ||
+                         std::find(characters.begin(), characters.end(), "\n") != characters.end();
+  return has_break ? "\n" : characters.front();
+}
+
+/// Reads the lines of a file that are not empty.
+std::vector<std::string> prompts_of(const fs::path& file) {
+  std::istringstream text(read_file(file, Exit::data));
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(text, line);) {
+    if (line.ends_with('\r')) line.pop_back();
+    if (!line.empty()) lines.push_back(line);
+  }
+  if (lines.empty())
+    fail(Exit::data, file.string(),
+         " has no prompts: one a line, and lines that are empty count not");
+  return lines;
+}
+
+/// Returns a token as a line of JSON. Bytes that are not UTF-8 by themselves are shown as U+FFFD.
+std::string token_line(int64_t prompt, int64_t sample, const GeneratedToken& token,
+                       const std::string& text) {
+  return json_text(Json{{"prompt", prompt},
+                        {"sample", sample},
+                        {"id", token.id},
+                        {"text", text},
+                        {"logprob", json_number(token.log_probability)}});
+}
+
+Exit run_generate(const Arguments& arguments) {
+  GenerateOptions w{.sampling = sampling_argument(arguments)};
+  w.tokens = static_cast<int64_t>(arguments.number("tokens", 300, between(1, 1e9), true));
+  w.log_probabilities = arguments.is_true("logprobs");
+  w.cache = !arguments.flags.contains("cache") || arguments.is_true("cache");
+  const auto samples =
+      static_cast<int64_t>(arguments.number("samples", 1, between(1, 10000), true));
+
+  const bool from_file = arguments.flags.contains("prompt-file"),
+             ignore_eos = arguments.is_true("ignore-eos");
+  if (from_file && arguments.flags.contains("prompt"))
+    fail(Exit::usage, "command line: --prompt and --prompt-file are two ways to say it; give one");
+
+  const auto found = arguments.lists.find("stop");
+  const auto stops = found == arguments.lists.end() ? std::vector<std::string>{} : found->second;
+  if (std::find(stops.begin(), stops.end(), "") != stops.end())
+    fail(Exit::usage, "command line: --stop is empty; give the text to stop at");
+
+  std::vector<std::string> prompts;
+  // Read the prompts before the model, so that an unreadable file is noticed early.
+  if (from_file) prompts = prompts_of(arguments.get("prompt-file", ""));
+  const LoadedModel m = load_model_argument(arguments);
+  const Tokenizer& tokenizer = text_tokenizer(arguments, m);
+  w.context = model_context(m.config), w.compute = m.compute, w.device = m.device;
+
+  if (!from_file) prompts = {arguments.get("prompt", default_prompt(tokenizer))};
+
+  // The samples of a prompt follow each other, so text i belongs to prompt i / samples.
+  std::vector<std::vector<int64_t>> ids;
+  for (const std::string& prompt : prompts) {
+    auto own = tokenizer.encode(prompt, Exit::usage);
+    if (own.empty())
+      fail(Exit::usage, "command line: --prompt is empty; give at least one character");
+
+    // A tokenizer may require a token at the beginning, which the prompt may hold already.
+    if (const int32_t begin = tokenizer.prompt_begin(); begin >= 0 && own[0] != begin)
+      own.insert(own.begin(), begin);
+    ids.insert(ids.end(), static_cast<size_t>(samples), own);
+  }
+
+  // A single text is streamed. Several are printed once all are complete, unless they are lines of
+  // JSON.
+  const bool streams = ids.size() == 1 && !w.log_probabilities;
+  std::vector<StopMatcher> ends(ids.size(), StopMatcher(stops));
+  std::vector<std::string> written(ids.size());
+  if (streams) std::cout << prompts[0] << std::flush;
+
+  generate(*m.model, ids, w, [&](const GeneratedToken& token) {
+    const auto i = static_cast<size_t>(token.text);
+    if (!ignore_eos && tokenizer.ends_text(token.id)) return false;
+    // feed() holds back what may be the beginning of a stop text; rest() returns it at the end.
+    const std::string piece = tokenizer.piece(token.id), shown = ends[i].feed(piece);
+    if (w.log_probabilities)
+      std::cout << token_line(token.text / samples, token.text % samples, token, piece)
+                << std::endl;
+    else if (streams)
+      std::cout << shown << std::flush;
+    else
+      written[i] += shown;
+    // A closed output ends the generation.
+    return !ends[i].stopped() && std::cout;
+  });
+
+  if (w.log_probabilities) return Exit::done;
+  if (streams) {
+    std::cout << ends[0].rest() << std::endl;
+    return Exit::done;
+  }
+
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (i > 0) std::cout << "----\n";
+    std::cout << prompts[i / static_cast<size_t>(samples)] << written[i] << ends[i].rest()
+              << std::endl;
+  }
+  return Exit::done;
+}
+
+}  // namespace
+
+Command generate_command() {
+  return {.name = "generate",
+          .usage = "RUN|CHECKPOINT",
+          .doc = "write text",
+          .example = "generate runs/quickstart --prompt \"int \" --tokens 200",
+          .flags = with_load_flags(with_sampling_flags(
+              {{"prompt",
+                "text to continue (a line break; where there is none, the vocabulary's first "
+                "character)"},
+               {"prompt-file", "prompts, one a line, that are continued together"},
+               {"samples", "texts for each prompt (1)"},
+               {"tokens", "how many to write at most (300)"},
+               {"stop", "text to stop before; may be given several times"},
+               {"ignore-eos",
+                "true: continue after the token that ends a document or a chat's turn (false)"},
+               {"logprobs", "a line of JSON for each token, with its log probability (false)"},
+               {"cache", "false: compute the window again for each token (true)"}})),
+          .run = run_generate,
+          .switches = {"double-quant", "logprobs", "cache", "ignore-eos"},
+          .repeatable = {"stop"}};
+}
+
+}  // namespace lathe

@@ -1,0 +1,190 @@
+#include "train/commands/inspect.h"
+
+#include <algorithm>
+#include <iostream>
+#include <sstream>
+
+#include "core/dtype.h"
+#include "core/io/safetensors.h"
+#include "core/io/text.h"
+#include "data/data.h"
+#include "data/tokens.h"
+#include "train/commands/commands.h"
+#include "train/config/path_kind.h"
+#include "train/run/console.h"
+#include "train/store/checkpoint.h"
+
+namespace lathe {
+namespace {
+
+[[noreturn]] void refuse(const fs::path& path) {
+  constexpr const char* wanted = "a run, checkpoint, data folder or .safetensors file";
+  if (!fs::exists(path)) fail(Exit::usage, path.string(), " does not exist; give ", wanted);
+  if (is_hugging_face(path))
+    fail(Exit::usage, path.string(),
+         " is a Hugging Face folder; make a run of it with `lathe import`");
+  fail(Exit::usage, path.string(), " is no ", wanted + 2);
+}
+
+/// Reads a file's header, and throws where it is not valid.
+void check_safetensors(const fs::path& path) { const SafetensorsFile file(path); }
+
+void list_tensors(std::ostringstream& out, const SafetensorsFile& file) {
+  int64_t total = 0;
+  for (const auto& t : file.tensors()) {
+    out << "  " << t.name << "  " << t.dtype << " " << describe(at::IntArrayRef(t.shape)) << "\n";
+    total += t.numel();
+  }
+  out << "  " << file.tensors().size() << " tensors, " << total << " elements\n";
+}
+
+void list_state(std::ostringstream& out, const fs::path& checkpoint) {
+  const RunState s = read_state(checkpoint);
+  out << checkpoint.string() << "\n  step " << s.step << ", updates " << s.updates
+      << (s.task == "language" ? ", tokens " : ", samples ") << s.tokens;
+  if (s.val_loss) {
+    out << ", validation loss " << *s.val_loss << " (best " << *s.best_val_loss;
+    if (s.best_step >= 0) out << " after step " << s.best_step;
+    out << ")";
+  }
+  if (s.scaler)
+    out << ", loss scale " << s.scaler->scale << " (" << s.scaler->skipped << " steps skipped)";
+  out << "\n  made on " << s.device_model << ", " << s.isa << ", " << quantity(s.threads, "thread")
+      << "; data " << s.data_hash << "\n";
+  if (s.imported_from.empty()) return;
+  out << "  imported from " << printable_line(s.imported_from);
+  for (size_t i = 0; i < s.ignored_keys.size(); ++i)
+    out << (i == 0 ? "; ignored keys of config.json: " : ", ") << printable_line(s.ignored_keys[i]);
+  out << "\n";
+}
+
+/// Opens the splits of a data folder without a manifest.json.
+std::vector<TokenFile> open_splits(const fs::path& folder) {
+  std::vector<TokenFile> splits;
+  for (const char* split : {"train", "val"}) {
+    if (has_split(folder, split, std::nullopt)) splits.emplace_back(folder, split, std::nullopt);
+  }
+  return splits;
+}
+
+}  // namespace
+
+std::string inspect(const fs::path& path_) {
+  const fs::path path = without_trailing_slash(path_);
+  std::ostringstream out;
+
+  switch (kind_of(path)) {
+    case PathKind::safetensors: {
+      const SafetensorsFile file(path);
+      out << path.string() << "\n";
+      for (const auto& [key, value] : file.metadata()) out << "  " << key << " = " << value << "\n";
+      list_tensors(out, file);
+      break;
+    }
+    case PathKind::checkpoint: {
+      list_state(out, path);
+      list_tensors(out, SafetensorsFile(path / "model.safetensors"));
+      out << "\n" << read_state(path).config;
+      break;
+    }
+    case PathKind::run: {
+      const auto all = list_checkpoints(path);
+      // A run that was just started is not an error here, unlike in verify().
+      if (all.empty()) out << path.string() << " holds no checkpoint yet\n";
+      for (const auto& checkpoint : all) list_state(out, checkpoint);
+      break;
+    }
+    case PathKind::data: {
+      DataConfig data;
+      data.dir = path.string();
+      out << path.string() << "\n" << open_data(data)->table();
+      break;
+    }
+    case PathKind::missing:
+    case PathKind::file:
+    case PathKind::hugging_face:
+    case PathKind::folder: refuse(path);
+  }
+
+  return out.str();
+}
+
+std::string verify(const fs::path& path_) {
+  const fs::path path = without_trailing_slash(path_);
+  std::ostringstream out;
+
+  switch (kind_of(path)) {
+    case PathKind::safetensors:
+      check_safetensors(path);
+      out << path.string() << ": well formed\n";
+      break;
+    case PathKind::checkpoint:
+      verify_checkpoint(path);
+      // Checksums show that the bytes are those that were written; a header must also be valid.
+      check_safetensors(path / "model.safetensors");
+      check_safetensors(path / "optimizer.safetensors");
+      out << path.string() << ": all files are what was written\n";
+      break;
+    case PathKind::run: {
+      const auto all = list_checkpoints(path);
+      if (all.empty()) fail(Exit::checkpoint, path.string(), " holds no checkpoint");
+      for (const auto& checkpoint : all) out << verify(checkpoint);
+      break;
+    }
+    case PathKind::data: {
+      if (!fs::exists(path / "manifest.json")) {
+        // Without checksums, damage shows only in sizes, headers and ids.
+        uint32_t largest = 0;
+        for (const TokenFile& split : open_splits(path))
+          largest = std::max(largest, split.largest_id());
+        out << path.string() << ": sizes and headers are right, and the largest token id is "
+            << largest << "; without a manifest.json there are no checksums to compare with\n";
+        break;
+      }
+
+      DataConfig data;
+      data.dir = path.string();
+      verify_shown(*open_data(data), path);
+      out << path.string() << ": all files are what was written\n";
+      break;
+    }
+    case PathKind::missing:
+    case PathKind::file:
+    case PathKind::hugging_face:
+    case PathKind::folder: refuse(path);
+  }
+
+  return out.str();
+}
+
+Command inspect_command() {
+  return {"inspect",
+          "PATH",
+          "show a run, checkpoint, data folder or .safetensors file",
+          "inspect runs/quickstart/checkpoints/step-00002000",
+          {},
+          false,
+          1,
+          1,
+          [](const Arguments& a) {
+            std::cout << inspect(a.positionals[0]) << std::flush;
+            return Exit::done;
+          }};
+}
+
+Command verify_command() {
+  return {"verify",
+          "PATH",
+          "check a run, checkpoint or data folder against its checksums",
+          "verify runs/quickstart",
+          {},
+          false,
+          1,
+          1,
+          [](const Arguments& a) {
+            std::cout << verify(a.positionals[0]) << std::flush;
+            return Exit::done;
+          }};
+}
+
+}  // namespace lathe

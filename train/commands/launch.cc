@@ -1,0 +1,97 @@
+#include "dist/launch.h"
+#include "core/io/text.h"
+#include "train/commands/commands.h"
+#include "train/run/shares.h"
+
+namespace lathe {
+namespace {
+
+constexpr int most_ranks = 1024;
+
+/// What stands before `--`.
+struct LaunchArguments {
+  int ranks = 0, max_restarts = 0, min_ranks = 0;
+  std::vector<std::string> command;
+};
+
+int whole_number(const std::string& name, const std::string& text, int least, int most) {
+  if (const auto value = integer_between(text, least, most)) return *value;
+  fail(Exit::usage, "command line: ", name, " = ", text, " must be a whole number from ", least,
+       " to ", most);
+}
+
+LaunchArguments parse(const Arguments& arguments) {
+  LaunchArguments parsed;
+  const auto& words = arguments.positionals;
+  size_t i = 0;
+  for (; i < words.size() && words[i] != "--"; ++i) {
+    const size_t equals = words[i].find('=');
+    const std::string name = words[i].substr(0, equals);
+    if (name != "-n" && name != "--max-restarts" && name != "--min-ranks") {
+      fail(Exit::usage, "command line: lathe launch has no option ", words[i],
+           "; it takes -n, --max-restarts and --min-ranks, then -- and the command");
+    }
+    if (equals == std::string::npos && i + 1 == words.size())
+      fail(Exit::usage, "command line: ", name, " needs a number");
+    const std::string text = equals == std::string::npos ? words[++i] : words[i].substr(equals + 1);
+    if (name == "-n") parsed.ranks = whole_number(name, text, 1, most_ranks);
+    if (name == "--max-restarts") parsed.max_restarts = whole_number(name, text, 0, 1000000);
+    if (name == "--min-ranks") parsed.min_ranks = whole_number(name, text, 1, most_ranks);
+  }
+
+  if (i + 2 >= words.size() || words[i + 1] != "train" || parsed.ranks == 0)
+    fail(Exit::usage, "usage: lathe launch ", find_command("launch").usage);
+  if (parsed.min_ranks == 0) parsed.min_ranks = parsed.ranks;
+  if (parsed.min_ranks > parsed.ranks) {
+    fail(Exit::usage, "command line: --min-ranks = ", parsed.min_ranks,
+         " is more than -n = ", parsed.ranks);
+  }
+  parsed.command.assign(words.begin() + static_cast<ptrdiff_t>(i) + 1, words.end());
+  return parsed;
+}
+
+Exit run_launch(const Arguments& arguments) {
+  const LaunchArguments parsed = parse(arguments);
+
+  // A config with an error is reported here once, instead of by every process.
+  const Command& train = find_command("train");
+  const LoadedConfig loaded = load_config_argument(parse_arguments(
+      train, std::vector<std::string>(parsed.command.begin() + 1, parsed.command.end())));
+  check_shares(loaded, parsed.ranks);
+
+  const auto ranks_after_loss = [&](int left) {
+    for (int n = std::max(left, parsed.min_ranks); n >= parsed.min_ranks; --n) {
+      if (loaded.config.train.grad_accum % n == 0) return n;
+    }
+    return 0;
+  };
+  return launch({.ranks = parsed.ranks,
+                 .max_restarts = parsed.max_restarts,
+                 .command = parsed.command,
+                 .ranks_after_loss = ranks_after_loss});
+}
+
+}  // namespace
+
+Command launch_command() {
+  Command command{
+      "launch",
+      "-n N [--max-restarts K] [--min-ranks M] -- train CONFIG [--section.key=value ...]",
+      "Trains with N processes on this machine, which share out the micro-batches of each "
+      "step (train.grad_accum) and give the bits of a single process. The cores are shared "
+      "out among them. Torchrun, srun and mpirun start processes on several machines in the "
+      "same way: `torchrun --no-python lathe train CONFIG`.",
+      "launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",
+      {{"max-restarts",
+        "start again from the newest checkpoint so often after a process was lost (0)"},
+       {"min-ranks",
+        "start again with fewer processes, down to this many, as many as were lost (N)"}},
+      false,
+      0,
+      0,
+      run_launch};
+  command.is_raw = true;
+  return command;
+}
+
+}  // namespace lathe

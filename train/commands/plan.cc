@@ -1,0 +1,287 @@
+// `lathe plan` forecasts what a run will need, and finds how to make it fit.
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <sstream>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/json.h"
+#include "core/io/text.h"
+#include "train/commands/commands.h"
+#include "train/formats/source.h"
+#include "train/run/fit.h"
+#include "train/run/forecast.h"
+#include "train/run/peak.h"
+#include "train/run/shares.h"
+#include "train/run/stepper.h"
+#include "train/transforms/adapters.h"
+
+namespace lathe {
+namespace {
+
+std::string human(double bytes) {
+  const char* units[]{"B", "kB", "MB", "GB", "TB"};
+  int u = 0;
+  while (bytes >= 1000 && u < 4) bytes /= 1000, ++u;
+  return u == 0 ? format("%.0f %s", bytes, units[u]) : format("%.1f %s", bytes, units[u]);
+}
+
+double used(const MemoryStats& m, Memory category) {
+  return static_cast<double>(m.used[static_cast<size_t>(category)]);
+}
+double peak(const MemoryStats& m, Memory category) {
+  return static_cast<double>(m.peak[static_cast<size_t>(category)]);
+}
+
+/// Returns one line: the memory of weights in the matmul dtype that are kept, cached, or cast at
+/// each use.
+std::string weight_line(LoadedConfig loaded, int ranks, const char* what, bool copies, bool cache) {
+  AmpConfig& amp = loaded.config.amp;
+  const bool is_own = amp.working_copies == copies && (copies || amp.cache == cache);
+  amp.working_copies = copies;
+  amp.cache = cache;
+  const DryStep d = dry_step(loaded, ranks);
+  return str(what, human(used(d.made, Memory::parameters)), " of parameters kept, ",
+             human(peak(d.peaks, Memory::casts)), " of casts, ",
+             human(static_cast<double>(d.peaks.total_peak)), " in all at the highest",
+             is_own ? " (this config)" : "", "\n");
+}
+
+std::string weight_lines(const LoadedConfig& loaded, int ranks) {
+  const RunConfig& c = loaded.config;
+  if (c.amp.dtype == "fp32" || !c.amp.master || adapters_of(c).rank > 0) return "";
+  return str("weights in ", c.amp.dtype, ", two steps:\n",
+             weight_line(loaded, ranks, "  kept as working copies  ", true, true),
+             weight_line(loaded, ranks, "  cast at use, cached     ", false, true),
+             weight_line(loaded, ranks, "  cast at each use        ", false, false));
+}
+
+double units_of(const RunConfig& c) { return static_cast<double>(units_of_step(c)); }
+double micro_batches(const RunConfig& c) { return static_cast<double>(c.train.grad_accum); }
+
+/// Returns the share of the machine's matmul ceiling; nullopt where the ceiling was never measured.
+std::optional<double> mfu_of(const RunConfig& c, const Forecast& f, bool& is_provisional) {
+  const int threads = c.train.threads > 0 ? static_cast<int>(c.train.threads) : default_threads();
+  const auto ceiling = known_peak("cpu", threads, compute_dtype(c.amp));
+  if (!ceiling) return std::nullopt;
+  is_provisional = ceiling->is_provisional();
+  return f.dry.micro_batch.matmul() * micro_batches(c) / f.times.total() / ceiling->rate;
+}
+
+int64_t most_checkpoints(const Forecast& f) { return f.kept_checkpoints + 1; }
+
+std::string text_of(const RunConfig& c, const Forecast& f, const std::string& weights) {
+  const DryStep& d = f.dry;
+  std::ostringstream out;
+  const auto line = [&](const std::string& name, const std::string& value) {
+    out << name << std::string(name.size() < 26 ? 26 - name.size() : 1, ' ') << value << "\n";
+  };
+
+  const auto all = static_cast<double>(d.parameters), trained = static_cast<double>(d.trained);
+  line("parameters",
+       format("%.0f", all) +
+           (all < 1e4 ? ""
+                      : format(" (%.*f %s)", all < 1e5 ? 3 : 2, all < 1e9 ? all / 1e6 : all / 1e9,
+                               all < 1e9 ? "million" : "billion")) +
+           (trained < all ? format(", %.0f of them trained", trained) : ""));
+
+  // Parameters and the optimizer's state stay as they are made; the others are peaks of the steps.
+  if (d.ranks > 1) {
+    line("processes", str(d.ranks, ", each with ", c.train.grad_accum / d.ranks, " of the ",
+                          c.train.grad_accum, " micro-batches of a step; memory is that of one"));
+  }
+  line("memory: parameters",
+       human(used(d.made, Memory::parameters)) + (d.has_copies ? " (with working copies)" : ""));
+  if (const double casts = peak(d.peaks, Memory::casts); casts > 0)
+    line("memory: weight casts", human(casts) + " at the highest");
+  line("memory: optimizer", human(used(d.made, Memory::optimizer)));
+  line("memory: gradients", human(peak(d.peaks, Memory::gradients)));
+  line("memory: activations", human(peak(d.peaks, Memory::activations)) + " at the highest");
+  line("memory: data", human(peak(d.peaks, Memory::data)));
+
+  if (d.held_bytes > 0)
+    line("memory: checkpoints",
+         human(static_cast<double>(d.held_bytes)) + ", the copy that is written in the background");
+
+  line("memory: program", human(static_cast<double>(f.program_bytes)));
+  // Less than the sum of the peaks, which are reached at different times.
+  line("memory: at the highest", human(static_cast<double>(f.peak_rss())) + " resident, " +
+                                     human(static_cast<double>(d.peaks.total_peak)) +
+                                     " of it tensors");
+
+  if (d.ranks > 1)
+    line("exchange", human(static_cast<double>(d.sent_bytes)) + " sent by a process in a step");
+  out << weights;
+  // The dry run counts one micro-batch; a step has several.
+  line("FLOPs a step",
+       format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all",
+              d.micro_batch.matmul() * micro_batches(c), d.formula_flops * micro_batches(c),
+              d.micro_batch.total() * micro_batches(c)));
+
+  const double step_s = f.times.total();
+  line("time of a step",
+       human_time(step_s) + format(" (%.0f %s/s), ", units_of(c) / step_s, d.unit.c_str()) +
+           (f.is_measured ? "measured" : "from a smaller version that was measured") +
+           (d.ranks > 1 ? ", each process on a machine like this one, without the exchange" : ""));
+  line("",
+       format("forward %.0f%%, backward %.0f%%, optimizer %.0f%%", 100 * f.times.forward / step_s,
+              100 * f.times.backward / step_s, 100 * f.times.optimizer / step_s));
+
+  // A ceiling of few measurements may be too low, and then MFU is too high.
+  bool is_provisional = false;
+  if (const auto mfu = mfu_of(c, f, is_provisional)) {
+    line("mfu", format("%.0f%%", 100 * *mfu) +
+                    (is_provisional ? " (of a ceiling measured less than three times)" : ""));
+  }
+
+  line("time of the run", str(human_time(step_s * static_cast<double>(c.train.steps)), " for ",
+                              c.train.steps, " steps, evaluation not counted"));
+
+  const auto checkpoint = static_cast<double>(d.checkpoint_bytes);
+  line("disk", human(checkpoint) + " a checkpoint, " +
+                   human(checkpoint * static_cast<double>(most_checkpoints(f))) + " at the most (" +
+                   std::to_string(f.kept_checkpoints) + " kept and one being written)");
+  return out.str();
+}
+
+Json json_of(const RunConfig& c, const Forecast& f) {
+  // Keys that end in _mb are in MiB.
+  const auto mb = [](double bytes) { return bytes / (1 << 20); };
+  const DryStep& d = f.dry;
+  bool is_provisional = false;
+  const auto mfu = mfu_of(c, f, is_provisional);
+  const double step_s = f.times.total();
+
+  return {{"params", d.parameters},
+          {"ranks", d.ranks},
+          {"sent_bytes_per_step", d.sent_bytes},
+          {"trained_params", d.trained},
+          {"peak_rss_mb", mb(static_cast<double>(f.peak_rss()))},
+          {"tensors_mb", mb(static_cast<double>(d.peaks.total_peak))},
+          {"memory_mb",
+           {{"parameters", mb(used(d.made, Memory::parameters))},
+            {"casts", mb(peak(d.peaks, Memory::casts))},
+            {"optimizer", mb(used(d.made, Memory::optimizer))},
+            {"gradients", mb(peak(d.peaks, Memory::gradients))},
+            {"activations", mb(peak(d.peaks, Memory::activations))},
+            {"data", mb(peak(d.peaks, Memory::data))},
+            {"checkpoints", mb(static_cast<double>(d.held_bytes))},
+            {"program", mb(static_cast<double>(f.program_bytes))}}},
+          {"ms_per_step", 1e3 * step_s},
+          {"ms_forward", 1e3 * f.times.forward},
+          {"ms_backward", 1e3 * f.times.backward},
+          {"ms_optimizer", 1e3 * f.times.optimizer},
+          {"measured", f.is_measured},
+          {d.unit + "_per_s", units_of(c) / step_s},
+          {"matmul_flops_per_step", d.micro_batch.matmul() * micro_batches(c)},
+          {"flops_per_step", d.micro_batch.total() * micro_batches(c)},
+          {"mfu", mfu ? Json(*mfu) : Json()},
+          {"run_s", step_s * static_cast<double>(c.train.steps)},
+          {"checkpoint_bytes", d.checkpoint_bytes},
+          {"disk_bytes", d.checkpoint_bytes * most_checkpoints(f)}};
+}
+
+/// Returns what GPUs would take by their data sheets. Each has a copy of the model and its share of
+/// the batch.
+std::string text_for(const RunConfig& c, const Forecast& f, const std::string& cards) {
+  constexpr double reached = 0.4;        // of the published rate, as well-tuned training reaches
+  constexpr double context_bytes = 1e9;  // taken by CUDA and its libraries
+  const auto [card, n] = parse_cards(cards);
+  const double rate =
+      reached * (compute_dtype(c.amp) == at::kFloat ? card.tf32_flops : card.bf16_flops);
+  const auto count = static_cast<double>(n), trained = static_cast<double>(f.dry.trained);
+
+  // 28 bytes per parameter: the update reads and writes it and two states, and reads its gradient.
+  const double step_s = f.dry.micro_batch.matmul() * micro_batches(c) / rate / count +
+                        28 * trained / card.bytes_per_second;
+
+  const double needs = static_cast<double>(f.dry.peaks.total_peak) + context_bytes;
+  return str(
+      "on ", n, " x ", card.name, ", by paper figures (nothing was measured; ",
+      format("%.0f%%", 100 * reached), " of the published rate, communication not counted):\n",
+      format("  time of a step          %.1f ms (%.0f %s/s), ", 1e3 * step_s, units_of(c) / step_s,
+             f.dry.unit.c_str()),
+      human_time(step_s * static_cast<double>(c.train.steps)), " for ", c.train.steps, " steps\n",
+      "  memory of each GPU      ", human(needs), " of ", human(card.memory_bytes),
+      needs <= card.memory_bytes ? ", fits\n" : ", does not fit\n");
+}
+
+/// Prints what to change so that the run fits, as options of a command line. Returns Exit::no_fit
+/// where nothing is enough.
+Exit print_fit(const LoadedConfig& loaded, const Overrides& given, const Forecast& f,
+               const std::string& limit) {
+  const int64_t bytes = limit == "true" ? free_memory() : parse_bytes(limit);
+  const auto fit = find_fit(loaded.path, given, f, bytes);
+  const std::string within =
+      str(human(static_cast<double>(bytes)), limit == "true" ? " (free on this machine)" : "");
+  std::cout << "fit                       ";
+  if (!fit) {
+    std::cout << "nothing brings it within " << within << "; take a smaller model\n";
+    return Exit::no_fit;
+  }
+  if (fit->empty()) {
+    std::cout << "it stays within " << within << " as it is\n";
+    return Exit::done;
+  }
+
+  std::string keys;
+  for (const auto& [key, value] : *fit) keys += " --" + key + "=" + value;
+  std::cout << "within " << within << " with" << keys << "\n";
+  return Exit::done;
+}
+
+Exit run_plan(const Arguments& a) {
+  LoadedConfig loaded = load_config_argument(a);
+  resolve_init_from(loaded);
+  resolve_adapter_base(loaded);
+
+  const bool json = a.is_true("json");
+  const std::string fit = a.get("fit", ""), cards = a.get("for", "");
+  // Refuse wrong options before the forecast, which takes seconds.
+  if (!fit.empty() && fit != "true") parse_bytes(fit);
+  if (!cards.empty()) parse_cards(cards);
+  const auto ranks = integer_between(a.get("ranks", "1"), 1, 4096);
+  if (!ranks)
+    fail(Exit::usage, "command line: --ranks must be a number of processes from 1 to 4096");
+  if (*ranks > 1 && (!fit.empty() || !cards.empty()))
+    fail(Exit::usage, "command line: --ranks goes with neither --fit nor --for");
+  check_shares(loaded, *ranks);
+  if (json && (!fit.empty() || !cards.empty()))
+    fail(Exit::usage, "command line: --json goes with neither --fit nor --for");
+
+  const Forecast f = forecast(loaded, *ranks);
+  if (json) {
+    std::cout << json_text(json_of(loaded.config, f)) << std::endl;
+    return Exit::done;
+  }
+
+  std::cout << text_of(loaded.config, f, weight_lines(loaded, *ranks));
+  const Exit code = fit.empty() ? Exit::done : print_fit(loaded, key_arguments(a), f, fit);
+  if (!cards.empty()) std::cout << text_for(loaded.config, f, cards);
+  std::cout << std::flush;
+  return code;
+}
+
+}  // namespace
+
+Command plan_command() {
+  return {
+      "plan",
+      "CONFIG [--section.key=value ...]",
+      "what a run will need: memory, FLOPs, time, disk",
+      "plan configs/gpt2_124m.toml --train.batch_size=4",
+      {{"json", "one JSON object instead (false)"},
+       {"fit",
+        "print what to change so that it stays within so much memory, as 8GB (what is free here); "
+        "exit code 10 where nothing is enough"},
+       {"ranks", "for one of so many processes (1)"},
+       {"for", "also for GPUs that are not here, as 8xH100, by their makers' figures"}},
+      true,
+      1,
+      1,
+      run_plan,
+      {"json", "fit"}};
+}
+
+}  // namespace lathe

@@ -1,0 +1,353 @@
+// The command that applies a model for tables or arrays to new examples.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/softmax.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <iostream>
+#include <optional>
+
+#include "autograd/engine.h"
+#include "core/io/json.h"
+#include "core/io/log.h"
+#include "core/io/progress.h"
+#include "core/memory.h"
+#include "data/prepare/csv.h"
+#include "data/prepare/example_source.h"
+#include "train/commands/commands.h"
+#include "train/tasks/task.h"
+
+namespace lathe {
+namespace {
+
+/// Returns the shortest text of a number.
+std::string number_text(float x) {
+  char text[64];
+  const auto [end, error] = std::to_chars(std::begin(text), std::end(text), x);
+  return {text, end};
+}
+
+/// The form of predictions as text: CSV, or JSON Lines.
+class PredictionFormat {
+ public:
+  /// `id` is the name of a table's id column, or empty: rows are then numbered.
+  PredictionFormat(bool json, bool classifies, std::string id, const ExampleEncoding& encoding);
+  /// Returns the line above all others; empty for JSON Lines.
+  std::string header() const;
+  /// Returns what the file of an earlier prediction has at its beginning.
+  std::string mark() const;
+  /// Returns the line of a row, from 1, with its probabilities or numbers.
+  std::string line(int64_t row, const std::string& id, const std::vector<float>& numbers) const;
+
+ private:
+  std::string csv_line(const std::string& name, const std::vector<float>& numbers) const;
+  std::string json_line(int64_t row, const std::string& id,
+                        const std::vector<float>& numbers) const;
+
+  bool json_, classifies_;
+  std::string id_;
+  std::vector<std::string> names_;  // of classes or outputs
+};
+
+PredictionFormat::PredictionFormat(bool json, bool classifies, std::string id,
+                                   const ExampleEncoding& encoding)
+    : json_(json), classifies_(classifies), id_(std::move(id)), names_(encoding.labels) {
+  if (!names_.empty() && classifies) return;
+  names_.clear();
+  for (int64_t i = 0; i < encoding.outputs; ++i)
+    names_.push_back(classifies              ? std::to_string(i)
+                     : encoding.outputs == 1 ? "prediction"
+                                             : "prediction_" + std::to_string(i + 1));
+}
+
+std::string PredictionFormat::header() const {
+  if (json_) return "";
+  std::string text = id_.empty() ? "row" : csv_field(id_);
+  if (classifies_) text += ",class";
+  for (const std::string& name : names_) text += "," + csv_field(classifies_ ? "p_" + name : name);
+  return text + "\n";
+}
+
+std::string PredictionFormat::mark() const {
+  if (!json_) return header();
+  return classifies_ ? "\"probabilities\":{" + json_text(Json(names_[0])) + ":" : "\"prediction\":";
+}
+
+std::string PredictionFormat::line(int64_t row, const std::string& id,
+                                   const std::vector<float>& numbers) const {
+  if (json_) return json_line(row, id, numbers);
+  return csv_line(id_.empty() ? std::to_string(row) : csv_field(id), numbers);
+}
+
+size_t likeliest(const std::vector<float>& probabilities) {
+  return static_cast<size_t>(std::max_element(probabilities.begin(), probabilities.end()) -
+                             probabilities.begin());
+}
+
+std::string PredictionFormat::csv_line(const std::string& name,
+                                       const std::vector<float>& numbers) const {
+  std::string text = name;
+  if (classifies_) text += "," + csv_field(names_[likeliest(numbers)]);
+  for (const float x : numbers) text += "," + number_text(x);
+  return text + "\n";
+}
+
+std::string PredictionFormat::json_line(int64_t row, const std::string& id,
+                                        const std::vector<float>& numbers) const {
+  // JSON has no infinity; json_number writes it as a text.
+  const auto number = [](float x) {
+    return std::isfinite(x) ? number_text(x) : json_text(json_number(x));
+  };
+  std::string text = id_.empty() ? "{\"row\":" + std::to_string(row) : "{\"id\":" + json_text(id);
+  if (classifies_) text += ",\"class\":" + json_text(names_[likeliest(numbers)]);
+  if (!classifies_ && numbers.size() == 1)
+    return text + ",\"prediction\":" + number(numbers[0]) + "}\n";
+
+  text += classifies_ ? ",\"probabilities\":{" : ",\"prediction\":[";
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    text += i > 0 ? "," : "";
+    if (classifies_) text += json_text(names_[i]) + ":";
+    text += number(numbers[i]);
+  }
+  return text + (classifies_ ? "}}\n" : "]}\n");
+}
+
+/// Standard output, or a file that gets its name when all of it is written.
+class PredictionOut {
+ public:
+  explicit PredictionOut(const std::optional<fs::path>& path) : path_(path) {
+    if (path_) file_ = OutputFile(unfinished(), OutputFile::Open::create);
+  }
+  ~PredictionOut() {
+    std::error_code error;
+    if (path_ && file_.is_open()) fs::remove(unfinished(), error);
+  }
+  PredictionOut(const PredictionOut&) = delete;
+  PredictionOut& operator=(const PredictionOut&) = delete;
+
+  /// Writes lines; returns false where nobody reads standard output any more.
+  bool write(const std::string& lines) {
+    if (path_) {
+      file_.write(lines);
+      return true;
+    }
+    clear_progress();
+    return static_cast<bool>(std::cout << lines << std::flush);
+  }
+  void finish() {
+    if (!path_) return;
+    file_.sync();
+    file_.close();
+    rename_file(unfinished(), *path_);
+  }
+
+ private:
+  // Another process may write predictions to the same file.
+  fs::path unfinished() const { return str(path_->string(), ".unfinished-", getpid()); }
+
+  std::optional<fs::path> path_;
+  OutputFile file_;
+};
+
+/// Examples of a file through a model, a batch at a time.
+class Predictor {
+ public:
+  Predictor(const LoadedModel& m, const ExampleEncoding& encoding, int64_t batch_size)
+      : m_(m), encoding_(encoding), classifies_(m.state.task == "classification") {
+    std::vector<int64_t> sizes{batch_size};
+    sizes.insert(sizes.end(), encoding.input_sizes.begin(), encoding.input_sizes.end());
+    inputs_ = at::empty(sizes, at::kFloat);
+  }
+  bool classifies() const { return classifies_; }
+  int64_t waiting() const { return waiting_; }
+  bool is_full() const { return waiting_ == inputs_.size(0); }
+  /// Adds an example to the batch, normalized as in training.
+  void add(std::span<const double> raw);
+  /// Returns the probabilities, or the numbers in raw units, of each example of the batch, which is
+  /// empty then.
+  std::vector<std::vector<float>> run();
+
+ private:
+  const LoadedModel& m_;
+  const ExampleEncoding& encoding_;
+  bool classifies_;
+  at::Tensor inputs_;
+  int64_t waiting_ = 0;
+  std::vector<double> image_;
+};
+
+void Predictor::add(std::span<const double> raw) {
+  if (encoding_.channels_last) {
+    put_channels_first(raw, encoding_.input_sizes, image_);
+    raw = image_;
+  }
+  float* out = inputs_.mutable_data_ptr<float>() + waiting_++ * std::ssize(raw);
+  normalize(encoding_.inputs, groups_of(encoding_.input_sizes), raw, out);
+}
+
+std::vector<std::vector<float>> Predictor::run() {
+  const NoGrad no_grad;
+  const Autocast autocast(m_.compute);
+  const MemoryScope memory(Memory::activations);
+  const at::Tensor batch = inputs_.narrow(0, 0, waiting_).to(m_.device);
+  at::Tensor y = (*m_.model)(batch).data().to(at::kFloat).flatten(1);
+  if (classifies_) y = at::softmax(y, -1);
+  y = y.to(at::kCPU).contiguous();
+
+  std::vector<std::vector<float>> all;
+  const float* at = y.const_data_ptr<float>();
+  const auto& [mean, scale] = encoding_.targets;
+  for (int64_t i = 0; i < waiting_; ++i, at += y.size(1)) {
+    all.emplace_back(at, at + y.size(1));
+    if (classifies_ || std::ssize(mean) != y.size(1)) continue;
+    for (size_t k = 0; k < mean.size(); ++k)
+      all.back()[k] = static_cast<float>(all.back()[k] * scale[k] + mean[k]);
+  }
+  waiting_ = 0;
+  return all;
+}
+
+/// Throws Exit::usage for a model of tokens, before it is loaded.
+void check_not_language(const std::string& run, const RunState& state) {
+  if (state.task != "language") return;
+  fail(Exit::usage, run, " is a language model; `lathe generate ", run,
+       "` continues a text with it, and `lathe eval ", run, " FILE` scores one");
+}
+
+/// Returns how the inputs of a run are encoded. Runs of earlier builds have it in their data alone.
+ExampleEncoding encoding_of(const std::string& run, const LoadedModel& m) {
+  if (m.state.encoding) return *m.state.encoding;
+  const std::string& dir = m.config.data.dir;
+  if (!fs::exists(dir))
+    fail(Exit::data, run, " does not hold how its inputs were prepared, and its data folder ", dir,
+         " is not there; put it back, or train again");
+  const auto data = open_data(m.config.data);
+  const auto& encoding = data->facts().encoding;
+  if (!encoding)
+    fail(Exit::data, dir,
+         " does not hold how its inputs were prepared; `lathe predict` is for "
+         "data that `lathe prepare` made of tables and arrays");
+  if (encoding->input_sizes != m.state.sizes.input || encoding->outputs != m.state.sizes.outputs)
+    fail(Exit::data, dir, " is not the data that ", run, " was trained on; put that back");
+  return *encoding;
+}
+
+/// Returns whether --out asks for JSON Lines.
+bool wants_json(const Arguments& arguments) {
+  if (!arguments.flags.contains("out")) return false;
+  const fs::path out = arguments.get("out", "");
+  if (out.extension() == ".jsonl") return true;
+  if (out.extension() != ".csv")
+    fail(Exit::usage, "command line: --out must end in .csv or .jsonl, not ", out.string());
+  return false;
+}
+
+std::string id_name(const ExampleEncoding& encoding) {
+  if (!encoding.table) return "";
+  for (const TableColumn& column : encoding.table->columns) {
+    if (column.role == ColumnRole::id) return column.name.empty() ? "id" : column.name;
+  }
+  return "";
+}
+
+/// What a first pass over new examples finds.
+struct NewExamples {
+  int64_t count = 0;
+  bool has_ids = false;
+};
+
+/// Reads everything once, so that a bad line ends the command before anything is written.
+NewExamples survey_new(ExampleSource& source, const std::string& file, ProgressReporter& meter) {
+  NewExamples found;
+  meter.begin("read", source.bytes());
+  source.each(meter, [&](const RawExample& e) {
+    ++found.count;
+    found.has_ids = found.has_ids || !e.label.empty();
+  });
+  clear_progress();
+  if (found.count == 0) fail(Exit::data, file, " holds no examples");
+  return found;
+}
+
+/// Predicts all examples, a batch at a time, until nobody reads the predictions any more.
+void predict_all(ExampleSource& source, ProgressReporter& meter, Predictor& predictor,
+                 const PredictionFormat& format, PredictionOut& out) {
+  bool is_read = out.write(format.header());
+  int64_t row = 0;
+  std::vector<std::string> ids;
+  const auto flush = [&] {
+    std::string lines;
+    const auto predictions = predictor.run();
+    for (size_t i = 0; i < ids.size(); ++i) lines += format.line(++row, ids[i], predictions[i]);
+    ids.clear();
+    is_read = is_read && out.write(lines);
+  };
+  meter.begin("predicting", source.bytes());
+  source.each(meter, [&](const RawExample& e) {
+    if (!is_read) return;
+    predictor.add(e.inputs);
+    ids.emplace_back(e.label);
+    if (predictor.is_full()) flush();
+  });
+  if (predictor.waiting() > 0) flush();
+}
+
+Exit run_predict(const Arguments& arguments) {
+  const std::string &run = arguments.positionals[0], &file = arguments.positionals[1];
+  const bool json = wants_json(arguments);
+  if (!fs::exists(file)) fail(Exit::data, "there is no file ", file);
+  const fs::path named = run_argument(arguments);
+  check_not_language(run,
+                     read_state(find_checkpoint(named, arguments.get("checkpoint", "newest"))));
+  const LoadedModel m = load_model_argument(arguments);
+  const ExampleEncoding encoding = encoding_of(run, m);
+
+  const auto source = open_new_examples(file, encoding);
+  const fs::path shown = file;
+  const std::function<bool()> stop;
+  ProgressReporter meter(shown, stop);
+  const NewExamples found = survey_new(*source, file, meter);
+
+  const auto batch_size = static_cast<int64_t>(arguments.number(
+      "batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
+  Predictor predictor(m, encoding, std::min(found.count, batch_size));
+  const PredictionFormat format(json, predictor.classifies(),
+                                found.has_ids ? id_name(encoding) : "", encoding);
+
+  std::optional<fs::path> path;
+  if (arguments.flags.contains("out")) {
+    path = arguments.get("out", "");
+    check_output(arguments, *path, format.mark());
+  }
+
+  PredictionOut out(path);
+  predict_all(*source, meter, predictor, format, out);
+  out.finish();
+  if (path) log_info(path->string(), ": ", found.count, " predictions");
+  return Exit::done;
+}
+
+}  // namespace
+
+Command predict_command() {
+  return {
+      .name = "predict",
+      .usage = "RUN|CHECKPOINT FILE",
+      .doc =
+          "predict classes with their probabilities, or numbers in the target's units, for "
+          "the rows of a table (CSV, TSV) or the examples of an array (.npy, .safetensors, "
+          "IDX); columns are found by their names",
+      .example = "predict runs/mine new.csv --out predictions.csv",
+      .flags = with_load_flags(
+          {{"out", "file for the predictions, .csv or .jsonl (default: standard output, as CSV)"},
+           {"batch-size", "examples in a batch (default: the run's)"},
+           force_flag}),
+      .min_positionals = 2,
+      .max_positionals = 2,
+      .run = run_predict,
+      .switches = {"double-quant", "force"}};
+}
+
+}  // namespace lathe

@@ -1,0 +1,400 @@
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "core/device.h"
+#include "core/io/checksum.h"
+#include "core/io/claimed_folder.h"
+#include "core/io/json.h"
+#include "core/io/log.h"
+#include "data/folder.h"
+#include "data/mixture.h"
+#include "data/prepare/example_source.h"
+#include "data/prepare/out_folder.h"
+#include "data/prepare/prepare.h"
+#include "data/prepare/prepare_documents.h"
+#include "data/tokenizers/chat_template.h"
+#include "train/commands/commands.h"
+#include "train/commands/prepare_tables.h"
+#include "train/config/path_kind.h"
+#include "train/run/stop.h"
+#include "train/store/checkpoint.h"
+
+namespace lathe {
+namespace {
+
+/// Flags of documents; text_flags() are those of all text.
+const std::vector<const char*> document_flags{
+    "format",      "field",   "separator", "chat-template", "dedup",
+    "dedup-lines", "invalid", "min-bytes", "max-bytes",     "val-by"};
+std::vector<const char*> text_flags() {
+  std::vector<const char*> all = document_flags;
+  all.insert(all.end(), {"tokenizer", "shard-tokens", "workers"});
+  return all;
+}
+
+/// Returns true if the words ask for documents: by a flag of theirs, a JSON Lines or compressed
+/// file, or standard input.
+bool is_documents(const Arguments& arguments) {
+  for (const char* flag : document_flags) {
+    if (arguments.flags.contains(flag)) return true;
+  }
+  for (const fs::path& file : expand_inputs(arguments.positionals)) {
+    const std::string name = file.extension().string();
+    if (file == "-" || name == ".gz" || name == ".zst" || is_jsonl({}, file.string())) return true;
+  }
+  return false;
+}
+
+Exit prepare_as_documents(const Arguments& arguments, const std::string& tokenizer) {
+  DocumentOptions o;
+  for (const fs::path& file : expand_inputs(arguments.positionals))
+    o.source.files.push_back(file.string());
+
+  const auto choice = [&](const char* name, const char* otherwise,
+                          const std::vector<std::string>& allowed) {
+    const std::string value = arguments.get(name, otherwise);
+    if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
+      fail(Exit::usage, "command line: --", name, " must be ", rule_text(one_of(allowed)), ", not ",
+           value);
+    return value;
+  };
+
+  o.source.format = choice("format", "auto", {"auto", "text", "jsonl", "instructions"});
+  const bool instructions = o.source.format == "instructions";
+  // A line of instructions has messages in place of a text.
+  o.source.field = arguments.get("field", instructions ? "messages" : o.source.field);
+  o.source.separator = arguments.get("separator", "");
+
+  // A flag that applies to none of the files is an error, since it would have no effect.
+  bool lines = false, texts = false;
+  for (const std::string& file : o.source.files) (is_jsonl(o.source, file) ? lines : texts) = true;
+  if (arguments.flags.contains("field") && !lines)
+    fail(Exit::usage,
+         "command line: --field is for JSON Lines, and there is none; give --format jsonl if it is "
+         "some");
+  if (arguments.flags.contains("separator") && !texts)
+    fail(Exit::usage,
+         "command line: --separator is for text, and JSON Lines have a document on each line; "
+         "leave it out");
+
+  // A vocabulary of characters takes a first pass, and standard input can be read only once.
+  if (tokenizer == "char")
+    fail(Exit::usage,
+         "command line: --tokenizer char reads its text twice, and takes plain files alone, "
+         "without --",
+         "dedup and the like; use byte or a BPE");
+  if (tokenizer != "byte") o.tokenizer = tokenizer_at(tokenizer);
+
+  if (const std::string chat = arguments.get("chat-template", ""); !chat.empty()) {
+    if (!instructions)
+      fail(Exit::usage,
+           "command line: --chat-template is for --format instructions; leave it out or give that");
+    set_chat_template(o.tokenizer, chat);
+  }
+
+  o.out = arguments.get("out", "");
+  o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
+  o.val_by_hash = choice("val-by", "tail", {"tail", "hash"}) == "hash";
+
+  o.dedup = arguments.is_true("dedup");
+  o.dedup_lines = arguments.is_true("dedup-lines");
+  if (o.dedup_lines && instructions)
+    fail(Exit::usage,
+         "command line: --dedup-lines is for texts, not for conversations; take --dedup");
+
+  o.repair = choice("invalid", "refuse", {"refuse", "repair"}) == "repair";
+  if (o.repair && !texts)
+    fail(Exit::usage,
+         "command line: --invalid repair is for texts; JSON is UTF-8, and lines that are not are "
+         "refused");
+
+  o.min_bytes = static_cast<uint64_t>(arguments.number("min-bytes", 0, at_least(0), true));
+  if (arguments.flags.contains("max-bytes"))
+    o.max_bytes = static_cast<uint64_t>(arguments.number("max-bytes", 0, at_least(1), true));
+  o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
+  o.workers =
+      static_cast<int>(arguments.number("workers", default_threads(), between(1, 1024), true));
+  check_threads(o.workers);
+
+  o.stop = [] { return stop_signal() != 0; };
+  prepare_documents(o);
+  return Exit::done;
+}
+
+Exit prepare_plain(const Arguments& arguments, const std::string& tokenizer, bool binary) {
+  PrepareOptions o{.inputs = arguments.positionals, .out = arguments.get("out", "")};
+  o.tokenizer = tokenizer;
+  o.binary = binary;
+  o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
+  o.shard_tokens = static_cast<int64_t>(arguments.number("shard-tokens", 1e8, at_least(1), true));
+  o.stop = [] { return stop_signal() != 0; };
+  prepare(o);
+  return Exit::done;
+}
+
+/// Prepares files as they are, whose every byte becomes a token.
+Exit prepare_binary(const Arguments& arguments) {
+  const std::string what = "files of text; --binary takes files as they are";
+  refuse_flags(arguments, document_flags, what.c_str());
+  refuse_flags(arguments, example_flags(), "tables and arrays");
+  if (arguments.get("tokenizer", "") != "byte")
+    fail(Exit::usage,
+         "command line: --binary belongs to --tokenizer byte; give that, or leave "
+         "--binary out");
+  if (arguments.positionals[0] == "-")
+    fail(Exit::usage, "command line: --binary takes files, not standard input; name some");
+  return prepare_plain(arguments, "byte", /*binary=*/true);
+}
+
+Exit prepare_words(const Arguments& arguments) {
+  if (arguments.is_true("binary")) return prepare_binary(arguments);
+  if (is_example_file(arguments.positionals[0])) return prepare_tables(arguments, text_flags());
+  refuse_flags(arguments, example_flags(), "tables and arrays");
+  const std::string tokenizer = arguments.get("tokenizer", "byte");
+  const bool is_bpe = tokenizer != "byte" && tokenizer != "char";
+  if (is_bpe && !fs::exists(tokenizer))
+    fail(Exit::usage,
+         "command line: --tokenizer must be byte, char, or the path of a tokenizer or a run, and "
+         "there is no ",
+         "file ", tokenizer);
+  if (is_bpe || is_documents(arguments)) return prepare_as_documents(arguments, tokenizer);
+  return prepare_plain(arguments, tokenizer, /*binary=*/false);
+}
+
+/// Parses NAME=PATH or NAME=PATH:SHARE.
+std::pair<MixturePart, std::string> read_source(const std::string& text) {
+  const size_t equals = text.find('='), colon = text.rfind(':');
+  if (equals == std::string::npos || equals + 1 == text.size())
+    fail(Exit::usage, "command line: --source ", text,
+         " is not NAME=PATH:SHARE, as web=corpus/web:0.7");
+  MixturePart part{text.substr(0, equals), 1};
+  std::string path = text.substr(equals + 1);
+  // A path may contain colons: what follows the last one is a share only if it is a number.
+  if (colon != std::string::npos && colon > equals) {
+    const ConfigValue share = read_value(text.substr(colon + 1), 0.0);
+    if (const auto* number = std::get_if<double>(&share)) {
+      part.weight = *number;
+      path = text.substr(equals + 1, colon - equals - 1);
+    }
+  }
+  return {part, path};
+}
+
+/// Returns what must be the same for sources that are already prepared to stay: all options but the
+/// number of workers, the sources, and the content of the tokenizer.
+std::string identity(const Arguments& arguments) {
+  std::string all;
+  for (const auto& [flag, value] : arguments.flags) {
+    if (flag != "workers") all += flag + '\0' + value + '\0';
+  }
+  for (const std::string& source : arguments.lists.at("source")) all += source + '\0';
+  if (const std::string path = arguments.get("tokenizer", "byte");
+      path != "byte" && fs::exists(path)) {
+    Json json;
+    tokenizer_at(path).add_to_json(json, "tokenizer");
+    all += json_text(json);
+  }
+  const Digest d = digest(all);
+  return str(d.high, "-", d.low);
+}
+
+/// Returns the checksum of the files of a source, with their paths. `meter` shows the progress, and
+/// ends it where a stop is requested.
+std::string input_checksum(const std::string& path, ProgressReporter& meter) {
+  const std::vector<fs::path> files = expand_inputs({path});
+  uint64_t bytes = 0;
+  for (const fs::path& file : files) bytes += fs::is_regular_file(file) ? fs::file_size(file) : 0;
+  meter.begin("checked", bytes);
+
+  Checksum all;
+  for (const fs::path& file : files) {
+    uint64_t shown = 0;
+    const std::string sum = file_checksum(
+        file, [&](uint64_t done) { meter.advance(done - std::exchange(shown, done)); });
+    const std::string text = str(file.string(), '\0', sum, '\0');
+    all.update(text.data(), text.size());
+  }
+  return all.hex();
+}
+
+/// The record of a mixture in progress: its command, and the checksum of the input of each source
+/// that was started.
+constexpr const char* mixture_record = ".unfinished-mixture";
+
+/// Returns the checksums in the record of the same command; nullopt where there is none.
+std::optional<Json> read_mixture_record(const fs::path& out, const std::string& command) try {
+  const std::string where = (out / mixture_record).string();
+  const auto record = read_manifest_json(out, mixture_record);
+  if (!record || json_get<std::string>(*record, "command", where, Exit::data) != command)
+    return std::nullopt;
+  check_manifest_checksum(*record, where);
+  auto inputs = json_get<Json>(*record, "inputs", where, Exit::data);
+  if (!inputs.is_object()) fail(Exit::data, where, ": no object of inputs");
+  return inputs;
+} catch (const Error& e) {
+  log_warn(e.what());
+  return std::nullopt;
+}
+
+void prepare_source(const Arguments& all, const std::string& path, const fs::path& out) {
+  Arguments one = all;
+  one.lists.clear();
+  one.positionals = {path};
+  one.flags["out"] = out.string();
+  prepare_words(one);
+}
+
+/// Prepares each source into its own folder in `out`. A source that the same command finished
+/// before it was interrupted stays, if its input has not changed.
+void prepare_sources(const Arguments& arguments, const fs::path& out,
+                     const std::vector<MixturePart>& parts, const std::vector<std::string>& paths) {
+  const std::string command = identity(arguments);
+  const std::optional<Json> recorded = read_mixture_record(out, command);
+  const auto is_made = [&](const MixturePart& part) {
+    return fs::exists(out / part.name / "manifest.json");
+  };
+
+  // Without a record of this command, folders in `out` are not its own, and they are never
+  // replaced.
+  for (const MixturePart& part : parts) {
+    if (!recorded && is_made(part))
+      fail(Exit::usage, (out / part.name).string(), " already holds data; remove ", out.string(),
+           " or give another --out");
+  }
+
+  const std::function<bool()> stop = [] { return stop_signal() != 0; };
+  ProgressReporter meter(out, stop);
+  if (std::any_of(parts.begin(), parts.end(), is_made)) meter.resumable();
+
+  Json inputs = recorded.value_or(Json::object());
+  try {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const std::string& name = parts[i].name;
+      const fs::path folder = out / name;
+      const std::string input = input_checksum(paths[i], meter);
+      if (is_made(parts[i])) {
+        if (!inputs.contains(name) || inputs[name] != input)
+          fail(Exit::data, "the input of the source ", name,
+               " is not what it was when this command was cut short; remove ", folder.string(),
+               " to prepare it again");
+        log_info(folder.string(), " is there already, and stays as it is");
+        continue;
+      }
+
+      // Recorded before the input is read, so that a change while it is being read is noticed too.
+      inputs[name] = input;
+      write_manifest_json(out, {{"command", command}, {"inputs", inputs}}, mixture_record);
+      prepare_source(arguments, paths[i], folder);
+      meter.resumable();
+    }
+  } catch (...) {
+    std::error_code error;
+    // Without a finished source there is nothing to resume.
+    if (std::none_of(parts.begin(), parts.end(), is_made)) fs::remove(out / mixture_record, error);
+    throw;
+  }
+}
+
+Exit prepare_mixture(const Arguments& arguments) {
+  if (!arguments.positionals.empty())
+    fail(Exit::usage, "command line: ", arguments.positionals[0],
+         " is beside --source; name it as a source too");
+  refuse_flags(arguments, example_flags(), "tables and arrays");
+
+  // Sources of a mixture must share their ids.
+  if (arguments.get("tokenizer", "byte") == "char")
+    fail(Exit::usage,
+         "command line: --tokenizer char gives each source a vocabulary of its own; take byte or a "
+         "BPE");
+
+  const fs::path out = arguments.get("out", "");
+  OutFolder::check(out);
+
+  // Check every source before the first is prepared, which may take hours.
+  std::vector<MixturePart> parts;
+  std::vector<std::string> paths;
+  for (const std::string& text : arguments.lists.at("source")) {
+    const auto [part, path] = read_source(text);
+    parts.push_back(part), paths.push_back(path);
+    if (!fs::exists(path))
+      fail(Exit::data, "there is no file ", path, ", which --source ", part.name, " names");
+
+    if (is_example_file(path)) {
+      fail(Exit::usage, "command line: --source ", part.name, ": mixtures are of text, and ", path,
+           " holds examples");
+    }
+  }
+  check_mixture(parts, "command line: --source", Exit::usage);
+
+  const ClaimedFolder claim(out, "`lathe prepare`");
+  prepare_sources(arguments, out, parts, paths);
+  const int64_t tokens = write_mixture(out, parts);
+  // The record goes last: until the mixture is written, the same command can resume.
+  remove_tree(out / mixture_record);
+  log_info(out.string(), ": a mixture of ", parts.size(), " sources, ", tokens, " training tokens");
+  return Exit::done;
+}
+
+Exit run_prepare(const Arguments& arguments) {
+  if (arguments.get("out", "").empty()) fail(Exit::usage, "lathe prepare needs --out FOLDER");
+  install_stop_handlers("the preparation");
+  if (arguments.lists.contains("source")) return prepare_mixture(arguments);
+  if (arguments.positionals.empty())
+    fail(Exit::usage, "lathe prepare needs files, folders, - or --source NAME=PATH:SHARE");
+  return prepare_words(arguments);
+}
+
+}  // namespace
+
+Command prepare_command() {
+  return {
+      "prepare",
+      "IN... --out FOLDER",
+      "turn text or JSON Lines, plain or compressed (.gz, .zst), files, folders of them or "
+      "standard input (-), "
+      "into token shards, or tables (CSV, TSV) and arrays (IDX, .npy, .safetensors) into examples",
+      "prepare my.txt --out data/my --tokenizer char",
+      with_table_flags(
+          {{"out", "folder for the data"},
+           {"val", "share for validation: of a text its tail, of examples a random choice (0.1)"},
+           {"tokenizer",
+            "text: byte (default), char, or the path of a BPE tokenizer or of a run that has one"},
+           {"binary",
+            "--tokenizer byte: take files that are not text, or hold examples, as bytes (false)"},
+           {"workers",
+            "text: threads that encode by a BPE (all cores); what is written does not depend on "
+            "it"},
+           {"source",
+            "NAME=PATH:SHARE, in place of IN, for each source of a mixture: SHARE of the training "
+            "windows are "
+            "from PATH (1); data.mix sets other shares"},
+           {"format",
+            "documents: text, jsonl, instructions (lines with \"messages\", or ShareGPT's "
+            "\"conversations\", or Alpaca's \"instruction\", \"input\" and \"output\", or "
+            "\"prompt\" and \"completion\"; the answers alone are learned), or auto: text or "
+            "jsonl by the name (auto)"},
+           {"chat-template",
+            "instructions: chatml, llama3, or a file in Jinja, in place of the tokenizer's"},
+           {"field",
+            "documents: where a line of JSON Lines has its text (text), or its messages "
+            "(messages)"},
+           {"separator",
+            "documents: what stands between those of one text, as <|endoftext|> (none: a file is "
+            "one); tables: , ; | or tab between columns (as the name or the first line shows)"},
+           {"dedup", "documents: drop those that came before, byte for byte"},
+           {"dedup-lines", "documents: drop lines that came before in any of them"},
+           {"invalid", "documents: refuse or repair bytes that are not UTF-8 (refuse)"},
+           {"min-bytes", "documents: shorter ones are dropped (0)"},
+           {"max-bytes", "documents: longer ones are dropped (no limit)"},
+           {"val-by", "documents: tail, or hash: each one's content decides (tail)"},
+           {"shard-tokens", "text: most tokens in one file (100000000)"}}),
+      false,
+      0,
+      1000000,
+      run_prepare,
+      {"dedup", "dedup-lines", "binary"},
+      {"source", "drop", "category"}};
+}
+
+}  // namespace lathe

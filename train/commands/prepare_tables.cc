@@ -1,0 +1,123 @@
+#include "train/commands/prepare_tables.h"
+
+#include <string_view>
+
+#include "data/prepare/prepare_examples.h"
+#include "train/run/stop.h"
+
+namespace lathe {
+namespace {
+
+/// Parses sizes such as "1,8,8".
+std::vector<int64_t> read_shape(const std::string& text) {
+  std::vector<int64_t> shape;
+  for (const std::string& part : comma_list(text)) {
+    const ConfigValue value = read_value(part, int64_t{0});
+    const auto* size = std::get_if<int64_t>(&value);
+    if (size == nullptr || *size < 1 || *size > 1000000)
+      fail(Exit::usage, "command line: --shape must be sizes such as 1,8,8, not ", text);
+    shape.push_back(*size);
+  }
+  return shape;
+}
+
+/// Returns the byte that --separator names.
+char read_separator(const std::string& text) {
+  if (text == "tab" || text == "\\t") return '\t';
+  if (text.size() != 1 || std::string_view(",;|\t").find(text[0]) == std::string_view::npos)
+    fail(Exit::usage, "command line: --separator of a table must be , ; | or tab, not ", text);
+  return text[0];
+}
+
+TableOptions read_table_options(const Arguments& arguments) {
+  TableOptions o;
+  o.target = arguments.get("target", o.target);
+  o.id = arguments.get("id", "");
+  if (arguments.flags.contains("separator"))
+    o.separator = read_separator(arguments.get("separator", ""));
+
+  o.missing = arguments.get("missing", o.missing);
+  if (o.missing != "error" && o.missing != "drop" && o.missing != "mean" && o.missing != "median")
+    fail(Exit::usage, "command line: --missing must be error, drop, mean or median, not ",
+         o.missing);
+
+  const auto list = [&](const char* name) {
+    const auto found = arguments.lists.find(name);
+    return found == arguments.lists.end() ? std::vector<std::string>{} : found->second;
+  };
+  o.drop = list("drop");
+  o.categories = list("category");
+  return o;
+}
+
+/// Returns whether --layout asks for channels in the last dimension.
+bool read_layout(const Arguments& arguments) {
+  const std::string layout = arguments.get("layout", "chw");
+  if (layout != "chw" && layout != "hwc")
+    fail(Exit::usage, "command line: --layout must be chw or hwc, not ", layout);
+  return layout == "hwc";
+}
+
+}  // namespace
+
+void refuse_flags(const Arguments& arguments, const std::vector<const char*>& names,
+                  const char* what) {
+  for (const char* name : names) {
+    if (arguments.flags.contains(name) || arguments.lists.contains(name))
+      fail(Exit::usage, "command line: --", name, " is for ", what,
+           "; leave it out, or name other files");
+  }
+}
+
+std::vector<const char*> example_flags() {
+  return {"target", "task", "val-file", "shape", "layout", "id", "drop", "category", "missing"};
+}
+
+Flags with_table_flags(Flags flags) {
+  flags.insert(
+      flags.end(),
+      {{"target",
+        "tables: the column that is learned: last (default), first, its name or its number"},
+       {"drop", "tables: a column that is left out, by name or number; may be given several times"},
+       {"id",
+        "tables: a column that is not an input, and that `lathe predict` shows with each line"},
+       {"category",
+        "tables: a column whose numbers are categories, as texts are; may be given several times"},
+       {"missing",
+        "tables: empty cells are an error, or filled with the mean or median of the training "
+        "examples, or drop: their lines are left out (error)"},
+       {"task", "examples: classification or regression (as the targets look)"},
+       {"val-file", "examples: files for validation instead of a share, with commas between"},
+       {"shape", "examples: sizes of one input, as 1,8,8 for an image (as the files have it)"},
+       {"layout", "images: chw, or hwc where the last size counts the channels (chw)"}});
+  return flags;
+}
+
+Exit prepare_tables(const Arguments& arguments, std::vector<const char*> text_flags) {
+  // Tables have a separator, too.
+  std::erase_if(text_flags, [](const char* name) { return std::string_view(name) == "separator"; });
+  refuse_flags(arguments, text_flags, "text");
+  ExampleOptions o;
+  o.inputs = arguments.positionals;
+  o.out = arguments.get("out", "");
+  o.table = read_table_options(arguments);
+  o.channels_last = read_layout(arguments);
+  o.task = arguments.get("task", "");
+
+  if (!o.task.empty() && o.task != "classification" && o.task != "regression")
+    fail(Exit::usage, "command line: --task must be classification or regression, not ", o.task);
+
+  o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
+  if (arguments.flags.contains("val-file")) {
+    if (arguments.flags.contains("val"))
+      fail(Exit::usage, "command line: give --val or --val-file, not both");
+    o.val_inputs = comma_list(arguments.get("val-file", ""));
+  }
+
+  if (arguments.flags.contains("shape")) o.shape = read_shape(arguments.get("shape", ""));
+  o.stop = [] { return stop_signal() != 0; };
+  prepare_examples(o);
+  return Exit::done;
+}
+
+}  // namespace lathe

@@ -1,0 +1,110 @@
+#include "train/run/trace.h"
+
+#include <iostream>
+
+#include "core/io/file.h"
+#include "train/commands/commands.h"
+#include "train/config/path_kind.h"
+#include "train/transforms/adapters.h"
+
+namespace lathe {
+namespace {
+
+/// Parses a range such as "10:13", from step 10 until before step 13, into its first step and
+/// length.
+std::pair<int64_t, int64_t> parse_steps(const std::string& text) {
+  const size_t colon = text.find(':');
+  const auto number = [&](const std::string& part) -> int64_t {
+    const bool digits = !part.empty() && part.size() < 10 &&
+                        part.find_first_not_of("0123456789") == std::string::npos;
+    return digits ? std::stoll(part) : -1;
+  };
+  const int64_t first = number(text.substr(0, colon)),
+                last = colon == std::string::npos ? first + 1 : number(text.substr(colon + 1));
+  if (first < 0 || last <= first)
+    fail(Exit::usage, "command line: --steps must be a step or a range such as 10:13, not ", text);
+  return {first, last - first};
+}
+
+Exit run_profile(const Arguments& a) {
+  const auto [first, count] = parse_steps(a.get("steps", "3:8"));
+  // Check the output files first, since profiling takes a while.
+  if (a.flags.contains("trace")) check_output(a, a.get("trace", ""), trace_mark);
+  if (a.flags.contains("kineto")) check_output(a, a.get("kineto", ""), kineto_mark);
+
+  const std::string path = a.positionals[0];
+  const PathKind kind = kind_of(path);
+  const bool of_run = kind == PathKind::run || kind == PathKind::checkpoint;
+
+  Arguments named = a;
+  fs::path checkpoint;
+  if (of_run) {
+    // A run is profiled with its recorded config and the weights of a checkpoint, the newest by
+    // default.
+    checkpoint = find_checkpoint(path);
+    const fs::path run =
+        kind == PathKind::run ? fs::path(path) : checkpoint.parent_path().parent_path();
+    named.positionals[0] = (run / "config.toml").string();
+  }
+
+  LoadedConfig loaded = load_config_argument(named);
+  const RunData data = open_for_benchmark(loaded);
+  Session session = Session::make(loaded, *data.task, data.sizes);
+  if (of_run) session.load(checkpoint, read_state(checkpoint));
+
+  const bool nvtx = a.is_true("nvtx");
+  if (nvtx && !session.device.is_cuda())
+    fail(Exit::usage,
+         "command line: --nvtx marks the work of a GPU, and this run is on a CPU; leave it out");
+
+  const Ceilings ceilings = machine_ceilings(session);
+  const Profile profile = profile_steps(session, *data.data, first, count);
+  std::cout << profile_text(profile, ceilings, session.task.unit(),
+                            static_cast<double>(units_of_step(session.config)))
+            << std::flush;
+
+  if (kind == PathKind::run) {
+    const fs::path file = fs::path(path) / "profile.json";
+    write_file_durably(file, profile_memory(profile));
+    std::cout << "its memory is in " << file.string() << ", for `lathe report`" << std::endl;
+  }
+
+  const auto tell = [](const std::string& file) {
+    std::cout << "trace in " << file << "; open it in Perfetto or chrome://tracing" << std::endl;
+  };
+
+  if (a.flags.contains("trace")) {
+    write_file_durably(a.get("trace", ""), profile_trace(profile));
+    tell(a.get("trace", ""));
+  }
+  if (a.flags.contains("kineto")) {
+    // The session has trained meanwhile, so these steps are those after the profiled ones.
+    write_kineto_trace(session, *data.data, first + count, count, a.get("kineto", ""));
+    tell(a.get("kineto", ""));
+  }
+
+  if (nvtx) run_with_nvtx(session, *data.data, first + count, count);
+  return Exit::done;
+}
+
+}  // namespace
+
+Command profile_command() {
+  return {"profile",
+          "CONFIG|RUN [--section.key=value ...]",
+          "where the time and memory of a step go, op by op and module by module",
+          "profile configs/shakespeare_char_cpu.toml --steps 10:13 --trace trace.json",
+          {{"steps", "which to look at; those before run unobserved (3:8)"},
+           {"trace", "file for all spans and each thread's work in Chrome's trace event format"},
+           {"kineto",
+            "file for Kineto's trace of as many steps more: ATen's ops too, and a GPU's kernels"},
+           {"nvtx", "true: as many steps more with NVTX ranges, for Nsight Systems (a GPU)"},
+           force_flag},
+          true,
+          1,
+          1,
+          run_profile,
+          {"force"}};
+}
+
+}  // namespace lathe

@@ -1,0 +1,24 @@
+#include <iostream>
+
+#include "train/commands/commands.h"
+#include "train/run/replay.h"
+
+namespace lathe {
+
+Command replay_command() {
+  return {"replay",
+          "RUN|BUNDLE",
+          "run the step again in which a run diverged, and name the first op whose result or "
+          "gradient is not finite",
+          "replay runs/quickstart",
+          {},
+          false,
+          1,
+          1,
+          [](const Arguments& a) {
+            std::cout << replay(a.positionals[0]) << std::flush;
+            return Exit::done;
+          }};
+}
+
+}  // namespace lathe

@@ -1,0 +1,316 @@
+// The page is a string of the binary, into which dygraphs and the data are inserted; its
+// content policy forbids every request. A curve of more than 1500 values is drawn as means with
+// a band from minimum to maximum.
+#include "train/commands/report.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <iostream>
+#include <thread>
+
+#include "core/io/json.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "train/commands/commands.h"
+#include "train/config/path_kind.h"
+#include "train/run/stop.h"
+#include "train/store/checkpoint.h"
+#include "train/store/curves.h"
+#include "train/store/sinks.h"
+
+namespace lathe {
+
+extern const char* const report_template;  // train/commands/report.html, by CMake
+
+namespace {
+
+constexpr size_t layer_buckets = 150;
+constexpr const char* page_mark = "<title>Lathe: training report</title>";  // as in report.html
+
+/// Returns the path of a file of dygraphs, as Debian's libjs-dygraphs or another installation puts
+/// it.
+fs::path library_file(const std::string& name) {
+  for (const char* folder : {"/usr/share/javascript/dygraphs", "/usr/share/nodejs/dygraphs/dist",
+                             "/usr/local/share/javascript/dygraphs"}) {
+    if (fs::path path = fs::path(folder) / name; fs::exists(path)) return path;
+  }
+  fail(Exit::usage,
+       "the report's chart library dygraphs is not installed; on Debian: apt install "
+       "libjs-dygraphs");
+}
+
+/// Returns a file without the line that names a source map, which debuggers would request.
+std::string library(const std::string& name) {
+  std::string text = read_file(library_file(name), Exit::io);
+  if (const size_t map = text.rfind("sourceMappingURL="); map != std::string::npos) {
+    const size_t begin = text.rfind('/', map) - 1;  // of // or /*
+    text.erase(begin, text.find('\n', map) - begin);
+  }
+  return text;
+}
+
+/// Rounds to six digits, more than a screen can show; null where a value is not finite.
+Json rounded(const std::vector<double>& values) {
+  Json list = Json::array();
+  for (const double v : values)
+    list.push_back(std::isfinite(v) ? Json(std::strtod(format("%.6g", v).c_str(), nullptr))
+                                    : Json());
+  return list;
+}
+
+Json curve_json(const Series& series, size_t buckets) {
+  const Reduced r = reduce(series.steps, series.values, buckets);
+  Json json{{"s", r.steps}, {"v", rounded(r.mean)}};
+  if (!r.low.empty()) json["lo"] = rounded(r.low), json["hi"] = rounded(r.high);
+  return json;
+}
+
+std::string time_text(double seconds) {
+  const auto t = static_cast<std::time_t>(seconds);
+  char text[64];
+  std::tm local{};
+  localtime_r(&t, &local);
+  return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local));
+}
+
+/// Returns the keys of config.toml, those that are not at their defaults first.
+Json config_json(const fs::path& run) {
+  std::map<std::string, std::string> defaults;
+  for (const Field& f : all_fields()) defaults.emplace(f.key, toml_text(f.initial));
+  Json set = Json::array(), others = Json::array();
+  for (const auto& [key, value] : config_keys(run)) {
+    const auto found = defaults.find(key);
+    const bool is_set = found == defaults.end() || found->second != value;
+    (is_set ? set : others)
+        .push_back({{"key", key},
+                    {"value", value},
+                    {"set", is_set},
+                    {"initial", found == defaults.end() ? "" : found->second}});
+  }
+  for (Json& other : others) set.push_back(std::move(other));
+  return set;
+}
+
+/// Reads what `lathe profile` wrote about a step's memory.
+Json profile_json(const fs::path& path) {
+  Json json = parse_json(read_file(path, Exit::io), path.string(), Exit::io);
+  for (const char* list : {"categories", "kept", "timeline"}) {
+    const bool pairs = json.is_object() && json.contains(list) && json[list].is_array() &&
+                       (!json[list].empty() || list == std::string("kept")) &&
+                       std::all_of(json[list].begin(), json[list].end(), [](const Json& row) {
+                         return row.is_array() && row.size() == 2 && row[1].is_number();
+                       });
+    if (!pairs)
+      fail(Exit::io, path.string(), " is none that `lathe profile` wrote (", list, "); remove it");
+  }
+  return json;
+}
+
+Json run_json(const fs::path& run, const std::string& name) {
+  Curves curves(run);
+  curves.read();
+  const RunSummary summary = summarize(curves.run());
+
+  Json json{{"name", name},
+            {"unit", curves.unit},
+            {"state", summary.state},
+            {"step", summary.step},
+            {"steps", summary.steps},
+            {"loss", number_or_null(summary.loss)},
+            {"val_loss", number_or_null(summary.val_loss)},
+            {"best_val_loss", Json()},
+            {"best_step", Json()},
+            {"machine", ""}};
+
+  if (const Series* s = curves.find("val_loss")) {
+    const auto [step, value] = lowest(*s);
+    json["best_val_loss"] = json_number(value);
+    json["best_step"] = step;
+  }
+
+  // The newest checkpoint that can be read names the machine.
+  for (const fs::path& checkpoint : list_checkpoints(curves.run())) {
+    try {
+      const RunState state = read_state(checkpoint);
+      json["machine"] =
+          str(state.device_model, ", ", state.isa, ", ", quantity(state.threads, "thread"));
+      break;
+    } catch (const Error&) {  // an older one may be readable
+    }
+  }
+
+  // There are many curves of layers, so each keeps fewer points than the others.
+  size_t most = 0;
+  Json all = Json::object(), layers = Json::array();
+  for (const auto& [key, series] : curves.series) {
+    // Time is an axis of the page, not a curve.
+    if (key == "time") continue;
+    const bool is_layer = key.starts_with("layers/");
+    all[key] = curve_json(series, is_layer ? layer_buckets : report_buckets);
+    most = std::max(most, series.steps.size());
+    const std::string layer = is_layer ? key.substr(key.find('/', 7) + 1) : "";
+    if (is_layer && std::find(layers.begin(), layers.end(), Json(layer)) == layers.end())
+      layers.push_back(layer);
+  }
+
+  const Series* clock = curves.find("time");
+  Reduced times;
+  if (clock != nullptr) times = reduce(clock->steps, clock->values, report_buckets);
+  if (clock != nullptr && !times.low.empty())
+    times.mean = times.high;  // a part is drawn at its last step
+
+  // Another axis counts tokens or samples; a step's count is the mean over the run.
+  const Series* units = curves.find(curves.unit);
+  const bool has_units = units != nullptr && units->steps.back() > 0;
+  json["units_per_step"] =
+      has_units ? units->values.back() / static_cast<double>(units->steps.back()) : 1;
+
+  json["clock"] = {{"s", times.steps}, {"v", times.mean}};
+  json["lines"] = most;
+  json["reduced"] = most > report_buckets;
+  json["curves"] = std::move(all);
+  json["layers"] = std::move(layers);
+
+  const RunEvents events = read_events(curves.run());
+  json["starts"] = Json::array(), json["samples"] = Json::array(), json["changes"] = Json::array();
+  for (const auto& s : events.starts)
+    json["starts"].push_back({{"step", s.step}, {"from", s.from}, {"time", time_text(s.time)}});
+  for (const auto& s : events.samples)
+    json["samples"].push_back({{"step", s.step}, {"text", s.text}});
+  for (const auto& c : curves.changes)
+    json["changes"].push_back({{"step", c.step}, {"key", c.key}, {"was", c.was}, {"is", c.is}});
+
+  json["config"] = config_json(curves.run());
+  if (const fs::path profile = curves.run() / "profile.json"; fs::exists(profile))
+    json["profile"] = profile_json(profile);
+  return json;
+}
+
+/// Replaces the one `mark` in `text`.
+void fill(std::string& text, const std::string& mark, const std::string& with) {
+  const size_t at = text.find(mark);
+  LATHE_CHECK(at != std::string::npos, "the report's page has no ", mark);
+  text.replace(at, mark.size(), with);
+}
+
+/// Returns the names of runs: their paths without the folders that all of them begin with.
+std::vector<std::string> names_of(const std::vector<fs::path>& runs) {
+  std::vector<std::string> names;
+  for (const fs::path& run : runs) names.push_back(without_trailing_slash(run).string());
+  if (names.size() < 2) return names;
+  size_t common = names[0].size();
+  for (const std::string& name : names) {
+    const auto apart =
+        std::mismatch(names[0].begin(),
+                      names[0].begin() + static_cast<std::ptrdiff_t>(std::min(common, name.size())),
+                      name.begin());
+    common = static_cast<size_t>(apart.first - names[0].begin());
+  }
+  const size_t slash = names[0].substr(0, common).rfind('/');
+  for (std::string& name : names) name = name.substr(slash == std::string::npos ? 0 : slash + 1);
+  return names;
+}
+
+}  // namespace
+
+Reduced reduce(const std::vector<int64_t>& steps, const std::vector<double>& values,
+               size_t buckets) {
+  if (values.size() <= buckets) return {steps, values, {}, {}};
+  Reduced r;
+
+  for (size_t i = 0; i < buckets; ++i) {
+    const size_t begin = values.size() * i / buckets, end = values.size() * (i + 1) / buckets;
+    double sum = 0, low = std::nan(""), high = low;
+    size_t finite = 0;
+    for (size_t k = begin; k < end; ++k) {
+      if (!std::isfinite(values[k])) continue;
+      sum += values[k], ++finite;
+      low = std::fmin(low, values[k]), high = std::fmax(high, values[k]);
+    }
+
+    r.steps.push_back(steps[end - 1]);
+    r.mean.push_back(finite > 0 ? sum / static_cast<double>(finite) : std::nan(""));
+    r.low.push_back(low), r.high.push_back(high);
+  }
+  return r;
+}
+
+void check_chart_library() { library_file("dygraph.min.js"), library_file("dygraph.min.css"); }
+
+std::string report_page(const std::vector<fs::path>& runs, int refresh_s, const Json& sweep) {
+  const std::string css = library("dygraph.min.css"), js = library("dygraph.min.js");
+  const auto names = names_of(runs);
+
+  Json data{{"version", "lathe"},
+            {"made", time_text(unix_seconds())},
+            {"buckets", report_buckets},
+            {"runs", Json::array()}};
+  for (size_t i = 0; i < runs.size(); ++i) data["runs"].push_back(run_json(runs[i], names[i]));
+  data["sweep"] = sweep;
+
+  data["keys"] = Json::array();
+  if (runs.size() > 1) {
+    for (const auto& [key, values] : differing_keys(runs)) data["keys"].push_back({key, values});
+  }
+
+  // The data stands in a script element: `</` could end it, and `<!--` could hide its end.
+  const std::string ends = replace_all(json_text(data), "</", "<\\/");
+  const std::string json = replace_all(ends, "<!--", "\\u003c!--");
+
+  std::string page = report_template;
+  fill(page, "<!--REFRESH-->",
+       refresh_s > 0 ? str("<meta http-equiv=\"refresh\" content=\"", refresh_s, "\">") : "");
+  fill(page, "/*LIBRARY_CSS*/", css);
+  fill(page, "/*LIBRARY_JS*/", js);
+  fill(page, "/*DATA*/", json);
+  return page;
+}
+
+namespace {
+
+Exit run_report(const Arguments& arguments) {
+  const std::vector<fs::path> runs(arguments.positionals.begin(), arguments.positionals.end());
+  const auto every = static_cast<int>(arguments.number("serve", 0, between(0, 86400), true));
+  fs::path out = arguments.get("out", "");
+  if (out.empty())
+    out = runs.size() == 1 ? without_trailing_slash(runs[0]) / "report.html"
+                           : fs::path("report.html");
+
+  check_chart_library();
+  check_output(arguments, out, page_mark);
+
+  if (every > 0) install_stop_handlers("serving");
+  do {
+    write_file_durably(out, report_page(runs, every));
+    if (every == 0 || stop_signal() != 0) break;
+    for (int tenth = 0; tenth < 10 * every && stop_signal() == 0; ++tenth)
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  } while (stop_signal() == 0);
+
+  log_info("report    ", out.string());
+  return Exit::done;
+}
+
+}  // namespace
+
+Command report_command() {
+  return {"report",
+          "RUN... [--out report.html]",
+          "one offline HTML page of curves, samples and configs, of one run or of several over "
+          "each other",
+          "report runs/a runs/b --out both.html",
+          {{"out", "the file (report.html in the run's folder; of several runs, here)"},
+           {"serve",
+            "write the page again, and reload it, every so many seconds until Ctrl-C (0: "
+            "once)"},
+           force_flag},
+          false,
+          1,
+          100,
+          run_report,
+          {"force"}};
+}
+
+}  // namespace lathe

@@ -1,0 +1,232 @@
+// `lathe runs` lists runs, and `lathe compare` compares two.
+#include "train/store/curves.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <iostream>
+
+#include "core/io/log.h"
+#include "core/io/progress.h"
+#include "core/io/text.h"
+#include "train/commands/commands.h"
+#include "train/commands/table.h"
+#include "train/config/path_kind.h"
+
+namespace lathe {
+namespace {
+
+Exit run_runs(const Arguments& arguments) {
+  const fs::path folder =
+      arguments.positionals.empty() ? fs::path("runs") : fs::path(arguments.positionals[0]);
+  if (!fs::is_directory(folder)) {
+    fail(Exit::usage, "there is no folder ", folder.string(),
+         arguments.positionals.empty() ? "; name the one that holds runs" : "");
+  }
+
+  // A run that can't be read does not hide the others; the exit code shows that it is missing.
+  Exit exit = Exit::done;
+  const auto report = [&](const std::string& why) {
+    log_warn("not listed: ", why);
+    exit = Exit::io;
+  };
+  const std::vector<RunSummary> all =
+      summarize(find_runs(without_trailing_slash(folder), report), report);
+
+  if (arguments.is_true("json")) {
+    Json json = Json::array();
+    for (const RunSummary& r : all) {
+      json.push_back({{"run", r.run.string()},
+                      {"state", r.state},
+                      {"step", r.step},
+                      {"steps", r.steps},
+                      {"loss", number_or_null(r.loss)},
+                      {"val_loss", number_or_null(r.val_loss)},
+                      {"best_val_loss", number_or_null(r.best_val_loss)},
+                      {r.unit + "_per_sec", number_or_null(r.units_per_sec)},
+                      {"mfu", number_or_null(r.mfu)},
+                      {"age_s", std::isnan(r.age_s) ? Json() : Json(r.age_s)}});
+    }
+    std::cout << json_text(json) << std::endl;
+    return exit;
+  }
+
+  if (all.empty()) {
+    std::cout << "no run in " << folder.string() << (exit == Exit::done ? "" : " can be read")
+              << "\n";
+    return exit;
+  }
+
+  const auto number = [](const char* form, const std::optional<double>& x) {
+    return x ? format(form, *x) : "-";
+  };
+
+  TextTable table({"run", "state", "step", "loss", "val loss", "best", "speed", "mfu", "age"});
+  for (const RunSummary& r : all) {
+    table.add({r.run.string(), r.state, str(r.step, r.steps > 0 ? str("/", r.steps) : ""),
+               number("%.4f", r.loss), number("%.4f", r.val_loss), number("%.4f", r.best_val_loss),
+               r.units_per_sec ? format("%.0f %s/s", *r.units_per_sec, r.unit.c_str()) : "-",
+               r.mfu ? format("%.0f%%", 100 * *r.mfu) : "-",
+               std::isnan(r.age_s) ? "-" : duration_text(r.age_s)});
+  }
+
+  std::cout << table.text() << std::flush;
+  return exit;
+}
+
+/// The distance between two curves at the steps that both have.
+struct Distance {
+  int64_t steps = 0, first_difference = -1;
+  double largest = 0, sum = 0, last_a = 0, last_b = 0;
+  int64_t at = 0, last = 0;  ///< step of the largest distance; last common step
+};
+
+/// Returns true for the same bits; a NaN equals any NaN.
+bool same_bits(double a, double b) {
+  return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b) ||
+         (std::isnan(a) && std::isnan(b));
+}
+
+Distance distance(const Series& a, const Series& b) {
+  Distance d;
+  for (size_t i = 0, k = 0; i < a.steps.size() && k < b.steps.size();) {
+    if (a.steps[i] != b.steps[k]) {
+      a.steps[i] < b.steps[k] ? ++i : ++k;
+      continue;
+    }
+    const double x = a.values[i], y = b.values[k], apart = std::fabs(x - y);
+    ++d.steps;
+    d.sum += apart;
+    if (apart > d.largest) d.largest = apart, d.at = a.steps[i];
+    if (d.first_difference < 0 && !same_bits(x, y)) d.first_difference = a.steps[i];
+    d.last = a.steps[i], d.last_a = x, d.last_b = y;
+    ++i, ++k;
+  }
+  return d;
+}
+
+/// Curves that two runs share exactly if they computed the same; others depend on time or machine.
+const std::vector<std::string> exact{"loss",    "lr",         "grad_norm", "tokens",
+                                     "samples", "loss_scale", "val_loss"};
+
+Exit run_compare(const Arguments& arguments) {
+  Curves a(arguments.positionals[0]), b(arguments.positionals[1]);
+  a.read(), b.read();
+  const auto keys = differing_keys({a.run(), b.run()});
+
+  const auto best = [](const Curves& c) -> std::optional<double> {
+    const Series* s = c.find("val_loss");
+    return s != nullptr ? std::optional(lowest(*s).second) : std::nullopt;
+  };
+
+  std::vector<std::pair<std::string, Distance>> distances;
+  int64_t parted = -1, common = 0;
+  std::string parted_in;
+
+  for (const auto& [name, series] : a.series) {
+    const Series* other = b.find(name);
+    const bool is_exact = std::find(exact.begin(), exact.end(), name) != exact.end();
+    // Curves of time and speed differ between any two runs, so they are not compared.
+    if (other == nullptr ||
+        !(is_exact || name.starts_with("val_") || name == "accuracy" || name == "mse"))
+      continue;
+
+    const Distance d = distance(series, *other);
+    if (name == "loss") common = d.steps;
+
+    // The first difference in any exact curve is where the runs part.
+    if (is_exact && d.first_difference >= 0 && (parted < 0 || d.first_difference < parted))
+      parted = d.first_difference, parted_in = name;
+    // The distance between counts of tokens or samples is not informative.
+    if (name != "tokens" && name != "samples") distances.emplace_back(name, d);
+  }
+
+  if (arguments.is_true("json")) {
+    Json json{{"runs", {a.run().string(), b.run().string()}},
+              {"keys", Json::object()},
+              {"curves", Json::object()}};
+    for (const auto& [key, values] : keys) json["keys"][key] = values;
+    for (const auto& [name, d] : distances) {
+      json["curves"][name] = {
+          {"common_steps", d.steps},
+          {"mean_distance", json_number(d.steps > 0 ? d.sum / static_cast<double>(d.steps) : 0)},
+          {"largest_distance", json_number(d.largest)},
+          {"largest_at", d.at},
+          {"last_common_step", d.last},
+          {"last", {json_number(d.last_a), json_number(d.last_b)}}};
+    }
+
+    json["best_val_loss"] = {number_or_null(best(a)), number_or_null(best(b))};
+    json["common_logged_steps"] = common;
+    json["bits_part_at"] = parted >= 0 ? Json(parted) : Json();
+    json["bits_part_in"] = parted >= 0 ? Json(parted_in) : Json();
+    std::cout << json_text(json) << std::endl;
+    return Exit::done;
+  }
+
+  std::cout << "a  " << a.run().string() << "\nb  " << b.run().string() << "\n\n";
+  if (keys.empty()) {
+    std::cout << "No key differs.\n";
+  } else {
+    TextTable table({"key", "a", "b"});
+    for (const auto& [key, values] : keys)
+      table.add({key, values[0].empty() ? "-" : values[0], values[1].empty() ? "-" : values[1]});
+    std::cout << table.text();
+  }
+
+  TextTable table(
+      {"curve", "common steps", "mean distance", "largest", "at step", "last a", "last b"});
+  for (const auto& [name, d] : distances) {
+    if (d.steps == 0) continue;
+    table.add({name, std::to_string(d.steps), format("%.3g", d.sum / static_cast<double>(d.steps)),
+               format("%.3g", d.largest), d.largest > 0 ? std::to_string(d.at) : "-",
+               format("%.6g", d.last_a), format("%.6g", d.last_b)});
+  }
+  std::cout << "\n" << table.text() << "\n";
+
+  if (const auto x = best(a), y = best(b); x && y)
+    std::cout << "Best validation loss: a " << format("%.4f", *x) << ", b " << format("%.4f", *y)
+              << ".\n";
+
+  // Bits may have parted before, at steps that are not logged.
+  if (common == 0)
+    std::cout << "They have no logged step in common.\n";
+  else if (parted >= 0)
+    std::cout << "Bits part at step " << parted << " of those that are logged, in " << parted_in
+              << ".\n";
+  else
+    std::cout << "The same bits at all " << common << " logged steps that they have in common.\n";
+  return Exit::done;
+}
+
+}  // namespace
+
+Command runs_command() {
+  return {"runs",
+          "[DIR]",
+          "the runs in a folder and below: state, step, losses, speed, age (runs/); one that can't "
+          "be read is named on "
+          "standard error, and the exit code is then 6",
+          "runs runs",
+          {{"json", "as a JSON list (false)"}},
+          false,
+          0,
+          1,
+          run_runs,
+          {"json"}};
+}
+
+Command compare_command() {
+  return {"compare",
+          "RUN RUN",
+          "what differs between two runs: keys, curves, the first step where their bits part",
+          "compare runs/a runs/b",
+          {{"json", "as a JSON object (false)"}},
+          false,
+          2,
+          2,
+          run_compare,
+          {"json"}};
+}
+
+}  // namespace lathe

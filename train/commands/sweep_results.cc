@@ -1,0 +1,166 @@
+#include "train/commands/sweep_results.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "train/commands/report.h"
+#include "train/commands/table.h"
+#include "train/store/checkpoint.h"
+
+namespace lathe {
+namespace {
+
+constexpr size_t most_runs = 16;  // more would make the report hard to read
+
+std::string loss_text(double loss) { return std::isnan(loss) ? "-" : format("%.4f", loss); }
+
+std::string points_table(const SweepPlan& plan, const std::vector<std::string>& names,
+                         const std::vector<PointState>& states) {
+  std::vector<std::string> head;
+  for (const auto& [key, value] : plan.points.at(0)) head.push_back(key);
+  if (plan.rungs.size() > 1) head.emplace_back("step");
+  head.insert(head.end(), {"val loss", "state", "run"});
+  TextTable table(head);
+
+  for (const size_t i : ranking(states)) {
+    const PointState& s = states[i];
+    std::vector<std::string> row;
+    for (const auto& [key, value] : plan.points[i]) row.push_back(value);
+    if (plan.rungs.size() > 1)
+      row.push_back(s.losses.empty() ? "-" : std::to_string(plan.rungs[s.losses.size() - 1]));
+    row.push_back(s.losses.empty() ? "-" : format("%.4f", s.losses.back()));
+    std::string state = "left at its rung";
+    if (!s.end.empty()) {
+      state = s.end;
+    } else if (s.losses.size() == plan.rungs.size()) {
+      state = "finished";
+    }
+    row.push_back(state);
+    row.push_back("points/" + names[i]);
+    table.add(row);
+  }
+  return table.text();
+}
+
+std::string groups_table(const std::vector<PointGroup>& groups) {
+  std::vector<std::string> head;
+  for (const auto& [key, value] : groups.at(0).keys) head.push_back(key);
+  head.insert(head.end(), {"mean val loss", "deviation", "runs"});
+  TextTable table(head);
+
+  for (const PointGroup& group : groups) {
+    std::vector<std::string> row;
+    for (const auto& [key, value] : group.keys) row.push_back(value);
+    const size_t all = group.points.size();
+    row.insert(row.end(), {loss_text(group.mean), loss_text(group.deviation),
+                           group.finished == all ? str(all) : str(group.finished, " of ", all)});
+    table.add(row);
+  }
+  return table.text();
+}
+
+/// The best point, and how it is named with its loss.
+struct Best {
+  size_t point;
+  std::string name, loss;
+};
+
+std::optional<Best> best_of(const SweepPlan& plan, const std::vector<PointState>& states,
+                            const std::vector<PointGroup>& groups) {
+  if (groups.empty()) {
+    const size_t i = ranking(states).at(0);
+    if (!states[i].end.empty() || states[i].losses.empty()) return std::nullopt;
+    return Best{i, overrides_text(plan.points[i]),
+                format("validation loss %.4f", states[i].losses.back())};
+  }
+
+  const PointGroup& group = groups[0];
+  if (group.finished == 0) return std::nullopt;
+  // The first run that finished stands for the others, which differ from it in seed or fold.
+  const size_t i = *std::find_if(group.points.begin(), group.points.end(), [&](size_t p) {
+    return states[p].end.empty() && states[p].losses.size() == plan.rungs.size();
+  });
+  return Best{i, overrides_text(group.keys.empty() ? plan.points[i] : group.keys),
+              format("mean validation loss %.4f", group.mean) +
+                  (std::isnan(group.deviation)
+                       ? ""
+                       : format(" (deviation %.4f, %zu runs)", group.deviation, group.finished))};
+}
+
+void write_best(const SweepPlan& plan, const std::vector<std::string>& names,
+                const std::optional<Best>& best, const fs::path& folder) {
+  if (!best) return log_info("best      none: no point came to its end");
+
+  const fs::path checkpoint = find_checkpoint(folder / "points" / names[best->point]);
+  RunConfig config = saved_config(read_state(checkpoint), checkpoint);
+  // The config is one to start from, so it does not name the folder of the point.
+  config.train.out_dir.clear();
+  config.train.pause_at = 0;
+  write_file_durably(folder / "best.toml",
+                     str("# The best point of a sweep of ", plan.config, ": ", best->name, ", ",
+                         best->loss, "\n", config.schema().to_toml(&config, true)));
+  log_info("best      ", best->name, "  ", best->loss, "; its config is ",
+           (folder / "best.toml").string());
+}
+
+/// Returns the losses over each swept key, for the report: those of points that finished.
+Json losses_by_key(const SweepPlan& plan, const std::vector<PointState>& states) {
+  Json all = Json::array();
+  for (size_t k = 0; k < plan.points.at(0).size(); ++k) {
+    Json points = Json::array();
+    for (size_t i = 0; i < states.size(); ++i) {
+      const PointState& s = states[i];
+      if (!s.end.empty() || s.losses.size() != plan.rungs.size()) continue;
+      if (!std::isfinite(s.losses.back())) continue;
+      points.push_back({plan.points[i][k].second, s.losses.back(), overrides_text(plan.points[i])});
+    }
+    all.push_back({{"key", plan.points[0][k].first}, {"points", points}});
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string overrides_text(const Overrides& overrides) {
+  std::string text;
+  for (const auto& [key, value] : overrides) text += (text.empty() ? "" : " ") + key + "=" + value;
+  return text;
+}
+
+void write_sweep_results(const SweepPlan& plan, const std::vector<std::string>& names,
+                         const std::vector<PointState>& states, const fs::path& folder) {
+  // Successive halving compares single runs, so it has no means.
+  const Overrides& keys = plan.points.at(0);
+  const bool repeats =
+      plan.rungs.size() == 1 &&
+      std::any_of(keys.begin(), keys.end(), [](const auto& k) { return repeats_point(k.first); });
+  const auto groups =
+      repeats ? group_points(plan.points, states, plan.rungs.size()) : std::vector<PointGroup>();
+
+  const std::string tables =
+      points_table(plan, names, states) + (repeats ? "\n" + groups_table(groups) : std::string());
+  write_file_durably(folder / "table.txt", tables);
+  std::cout << "\n" << tables << "\n" << std::flush;
+  write_best(plan, names, best_of(plan, states, groups), folder);
+
+  std::vector<fs::path> runs;
+  for (const size_t i : ranking(states)) {
+    const fs::path run = folder / "points" / names[i];
+    if (fs::exists(run / "metrics.jsonl") && runs.size() < most_runs) runs.push_back(run);
+  }
+
+  // A missing chart library must not fail a sweep that is complete.
+  try {
+    write_file_durably(folder / "report.html",
+                       report_page(runs, /*refresh_s=*/0, losses_by_key(plan, states)));
+    log_info("report    ", (folder / "report.html").string(),
+             runs.size() < states.size() ? str(" of the best ", runs.size()) : "");
+  } catch (const Error& e) {
+    log_warn("no report is written: ", e.what());
+  }
+}
+
+}  // namespace lathe

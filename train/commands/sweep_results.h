@@ -1,0 +1,17 @@
+// Writes what a finished sweep found: the tables, the report and the best config.
+#pragma once
+
+#include "core/io/file.h"
+#include "train/commands/sweep_plan.h"
+
+namespace lathe {
+
+/// Returns keys and values as on a command line, without dashes.
+std::string overrides_text(const Overrides& overrides);
+/// Writes table.txt, report.html and best.toml into the sweep's folder, and prints the table and
+/// the best point. `names`: of the points, whose runs are points/NAME. Without successive halving,
+/// results are averaged over seeds and folds, and the mean decides.
+void write_sweep_results(const SweepPlan& plan, const std::vector<std::string>& names,
+                         const std::vector<PointState>& states, const fs::path& folder);
+
+}  // namespace lathe

@@ -1,0 +1,360 @@
+#include "train/commands/sweep_run.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <iostream>
+#include <thread>
+
+#include "core/io/checksum.h"
+#include "core/io/log.h"
+#include "core/io/progress.h"
+#include "core/io/text.h"
+#include "train/commands/commands.h"
+#include "train/commands/sweep_results.h"
+#include "train/run/stop.h"
+#include "train/store/checkpoint.h"
+
+namespace lathe {
+namespace {
+
+/// Starts the process `lathe WORDS...` of this binary, with its output in the file descriptor
+/// `out`. The process gets a stop signal if this one dies. Returns -1 where it can't be started.
+pid_t start_lathe(std::vector<std::string> words, int out) {
+  words.insert(words.begin(), "lathe");
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+
+  // A stop signal that comes before the new process has its handlers waits until it has them.
+  const BlockStopSignals blocked;
+  const pid_t parent = ::getpid(), pid = ::fork();
+  if (pid != 0) return pid;
+
+  // Only calls that are safe after a fork. A process group of its own, so that Ctrl-C reaches it
+  // once, by way of the sweep.
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  const int in = ::open("/dev/null", O_RDONLY);
+
+  // Where the parent died before prctl, no signal will come.
+  if (::getppid() != parent || ::dup2(out, 1) < 0 || ::dup2(out, 2) < 0 || ::dup2(in, 0) < 0)
+    ::_exit(127);
+  ::execv("/proc/self/exe", arguments.data());
+  ::_exit(127);
+}
+
+/// Returns the ms that `lathe plan` forecasts for a step; nullopt where it fails.
+std::optional<double> planned_ms(std::vector<std::string> words) {
+  words.insert(words.begin(), "plan");
+  words.emplace_back("--json=true");
+  int ends[2];
+
+  if (::pipe2(ends, O_CLOEXEC) != 0) return std::nullopt;
+  const pid_t pid = start_lathe(words, ends[1]);
+  // Only the new process may hold this end, or reading would not stop when it ends.
+  ::close(ends[1]);
+
+  std::string text;
+  char buffer[4096];
+  for (ssize_t n = 0; pid > 0 && (n = ::read(ends[0], buffer, sizeof buffer)) > 0;)
+    text.append(buffer, static_cast<size_t>(n));
+  ::close(ends[0]);
+
+  int status = -1;
+  if (pid < 0 || ::waitpid(pid, &status, 0) != pid || status != 0) return std::nullopt;
+  // Log lines may precede the JSON.
+  const size_t begin = text.rfind("\n{") == std::string::npos ? 0 : text.rfind("\n{") + 1;
+  try {
+    return json_real(parse_json(text.substr(begin), "plan", Exit::io), "ms_per_step", "plan",
+                     Exit::io);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+class Sweep {
+ public:
+  Sweep(SweepPlan plan, fs::path folder, size_t jobs, int threads)
+      : plan_(std::move(plan)),
+        names_(point_names(plan_.points)),
+        folder_(std::move(folder)),
+        jobs_(jobs),
+        threads_(threads) {}
+
+  /// Creates the sweep's folder, or resumes the sweep in it. Throws Exit::usage where it holds
+  /// another sweep, and Exit::busy where another process runs it.
+  void open() {
+    make_folders(folder_ / "points");
+    lock_.emplace(folder_);
+
+    Json points = Json::array();
+    for (const Overrides& point : plan_.points) {
+      points.push_back(Json::object());
+      for (const auto& [key, value] : point) points.back()[key] = value;
+    }
+
+    // An edited config makes it another sweep, so the checksum is part of the record.
+    Json record{{"config", plan_.config},
+                {"config_xxh3", file_checksum(plan_.config)},
+                {"fixed", overrides_text(plan_.fixed)},
+                {"rungs", plan_.rungs},
+                {"eta", plan_.eta},
+                {"points", points}};
+
+    const fs::path path = folder_ / "sweep.json";
+    if (fs::exists(path)) {
+      Json there = parse_json(read_file(path, Exit::io), path.string(), Exit::io);
+      // A resumed sweep keeps the threads that it began with, even on another machine.
+      threads_ = static_cast<int>(json_whole(there, "threads", 0, 4096, path.string(), Exit::io));
+      there.erase("threads");
+      if (there != record) {
+        fail(Exit::usage, folder_.string(),
+             " holds another sweep, or its config file was changed since; give another --out");
+      }
+    } else {
+      record["threads"] = threads_;
+      write_file_durably(path, json_text(record, 1) + "\n");
+    }
+
+    for (size_t i = 0; i < plan_.points.size(); ++i) {
+      const fs::path state = state_file(i);
+      states_.push_back(fs::exists(state) ? point_state(parse_json(read_file(state, Exit::io),
+                                                                   state.string(), Exit::io),
+                                                        state.string())
+                                          : PointState());
+    }
+
+    children_.resize(plan_.points.size(), 0);
+  }
+
+  /// Runs until nothing is left to do, or until a stop is requested; returns Exit::stopped then.
+  Exit run() {
+    install_stop_handlers("the points that run, each with a checkpoint");
+    say_plan();
+
+    ProgressBar bar("points", static_cast<double>(states_.size()), static_cast<double>(n_done()));
+    while (true) {
+      while (stop_signal() == 0 && n_running() < jobs_) {
+        const auto job = next_job(states_, running(), plan_.rungs.size(), plan_.eta);
+        if (!job) break;
+        begin(job->first, job->second);
+      }
+
+      if (n_running() == 0) break;
+      if (stop_signal() != 0) stop_children();
+      collect();
+      bar.show(static_cast<double>(n_done()), {str(n_running(), " running"), best_text()});
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+
+    if (!failure_.empty()) fail(failure_code_, failure_);
+    if (stop_signal() == 0) {
+      write_sweep_results(plan_, names_, states_, folder_);
+      return Exit::done;
+    }
+    log_info("stopped; run the same command again to resume");
+    return Exit::stopped;
+  }
+
+ private:
+  fs::path point(size_t i) const { return folder_ / "points" / names_[i]; }
+  fs::path state_file(size_t i) const { return point(i).string() + ".json"; }
+  size_t n_running() const {
+    return static_cast<size_t>(
+        std::count_if(children_.begin(), children_.end(), [](pid_t p) { return p != 0; }));
+  }
+  std::vector<bool> running() const {
+    std::vector<bool> is(children_.size());
+    for (size_t i = 0; i < children_.size(); ++i) is[i] = children_[i] != 0;
+    return is;
+  }
+  /// Counts the points that have come as far as they should so far.
+  size_t n_done() const {
+    return static_cast<size_t>(
+        std::count_if(states_.begin(), states_.end(), [](const PointState& s) {
+          return !s.end.empty() ||
+                 (s.target >= 0 && s.losses.size() > static_cast<size_t>(s.target));
+        }));
+  }
+  std::string best_text() const {
+    const size_t best = ranking(states_).at(0);
+    if (states_[best].losses.empty() || !states_[best].end.empty()) return "no result yet";
+    return "best " + names_[best] + format(" %.4f", states_[best].losses.back());
+  }
+
+  void say_plan() const {
+    const size_t n = plan_.points.size();
+    log_info("sweep     ", quantity(static_cast<int64_t>(n), "run"), " of ", plan_.config, ", ",
+             jobs_, " at a time",
+             threads_ == 0 ? "" : str(", ", quantity(threads_, "thread"), " each"), ", in ",
+             folder_.string());
+
+    // One in eta of the points at a rung continues to the next.
+    size_t there = n;
+    int64_t steps = 0, before = 0;
+    std::string text;
+    for (const int64_t rung : plan_.rungs) {
+      text += str(text.empty() ? "" : ", then ", there, " to step ", rung);
+      steps += static_cast<int64_t>(there) * (rung - before);
+      before = rung;
+      there /= static_cast<size_t>(plan_.eta);
+    }
+
+    log_info("steps     ", plan_.rungs.size() > 1 ? text + ": about " : "", steps, " in all",
+             plan_.rungs.size() > 1
+                 ? str(" of ", static_cast<int64_t>(n) * plan_.rungs.back(), " without halving")
+                 : "");
+
+    if (n_done() > 0) {
+      log_info("done      ", quantity(static_cast<int64_t>(n_done()), "point"),
+               " so far; continuing");
+    } else if (const auto ms = planned_ms(run_words(0))) {
+      log_info("time      about ",
+               duration_text(1e-3 * *ms * static_cast<double>(steps) / static_cast<double>(jobs_)),
+               ", as `lathe plan` forecasts a step of the first point");
+    }
+  }
+
+  void keep(size_t i) const {
+    write_file_durably(state_file(i), json_text(to_json(states_[i])) + "\n");
+  }
+
+  /// Starts a point's process, with a rung as its target. It gets a stop signal if this process
+  /// dies.
+  void begin(size_t i, int rung) {
+    // The target is written before the process starts, so that a killed sweep resumes toward it.
+    if (states_[i].target != rung) {
+      states_[i].target = rung;
+      keep(i);
+    }
+    fault_point("sweep: target kept");
+
+    std::vector<std::string> words = run_words(i);
+    words.insert(words.begin(), "train");
+    words.push_back("--train.out_dir=" + point(i).string());
+    // The last rung is the end of the run, where it needs no pause.
+    if (static_cast<size_t>(rung) + 1 < plan_.rungs.size())
+      words.push_back("--train.pause_at=" + std::to_string(plan_.rungs[static_cast<size_t>(rung)]));
+
+    const std::string log = point(i).string() + ".log";
+    const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (out < 0) fail(Exit::io, "cannot write ", log, ": ", std::strerror(errno));
+    children_[i] = start_lathe(words, out);
+    ::close(out);
+
+    if (children_[i] < 0) {
+      children_[i] = 0;
+      fail(Exit::memory, "cannot start a process for point ", names_[i],
+           "; raise the limit of processes (ulimit -u)");
+    }
+    fault_point("sweep: point started");
+  }
+
+  /// Returns the config of a point and its keys, as words of a command line.
+  std::vector<std::string> run_words(size_t i) const {
+    std::vector<std::string> words{plan_.config};
+    for (const Overrides* set : {&plan_.fixed, &plan_.points[i]}) {
+      for (const auto& [key, value] : *set) words.push_back("--" + key + "=" + value);
+    }
+    if (threads_ > 0) words.push_back("--train.threads=" + std::to_string(threads_));
+    return words;
+  }
+
+  void stop_children() const {
+    for (const pid_t pid : children_) {
+      if (pid != 0) ::kill(pid, SIGTERM);
+    }
+  }
+
+  /// Takes the results of processes that ended.
+  void collect() {
+    for (size_t i = 0; i < children_.size(); ++i) {
+      int status = 0;
+      if (children_[i] == 0 || ::waitpid(children_[i], &status, WNOHANG) != children_[i]) continue;
+      children_[i] = 0;
+      take(i, WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+    }
+  }
+
+  void take(size_t i, int code) {
+    PointState& s = states_[i];
+    const auto exit = static_cast<Exit>(code);
+
+    if (exit == Exit::done || exit == Exit::stopped) {
+      const fs::path checkpoint = find_checkpoint(point(i));
+      const RunState run = read_state(checkpoint);
+      // At the last rung the run finishes; at others it pauses, with the exit code of a stop,
+      // unless train.early_stop ended it before.
+      const bool at_end = static_cast<size_t>(s.target) + 1 == plan_.rungs.size();
+      const bool there =
+          exit == Exit::done || (!at_end && run.step >= plan_.rungs[static_cast<size_t>(s.target)]);
+      if (!there || run.eval_due) return;  // it was stopped before its target
+
+      if (run.val_loss && !std::isfinite(*run.val_loss)) return end(i, "diverged");
+
+      s.losses.resize(static_cast<size_t>(s.target) + 1, run.best_val_loss.value_or(std::nan("")));
+      log_info("point     ", overrides_text(plan_.points[i]), "  step ", run.step,
+               format("  validation loss %.4f", s.losses.back()));
+    } else if (exit == Exit::diverged || exit == Exit::memory) {
+      return end(i, exit == Exit::diverged ? "diverged" : "out of memory");
+    } else if (exit == Exit::busy &&
+               busy_++ < 600) {  // a process of a killed sweep may still be saving
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      return;
+    } else {
+      if (failure_.empty()) {
+        failure_ =
+            str("point ", overrides_text(plan_.points[i]), " ended with exit code ", code, "; ",
+                point(i).string(), ".log has the reason; the same command resumes from there");
+        failure_code_ = code > 0 && code < 10 ? exit : Exit::internal;
+      }
+      ::raise(SIGTERM);  // stops the others, each with a checkpoint
+      return;
+    }
+
+    keep_result(i);
+  }
+
+  /// Records that a point can't continue.
+  void end(size_t i, const char* why) {
+    states_[i].end = why;
+    log_info("point     ", overrides_text(plan_.points[i]), "  ", why);
+    keep_result(i);
+  }
+
+  void keep_result(size_t i) const {
+    fault_point("sweep: point ended");
+    keep(i);
+    fault_point("sweep: result kept");
+  }
+
+  SweepPlan plan_;
+  std::vector<std::string> names_;  // of the points
+  fs::path folder_;
+  size_t jobs_;
+  int threads_;
+  std::optional<FolderLock> lock_;
+  std::vector<PointState> states_;
+  std::vector<pid_t> children_;  // by point; 0: not running
+  int busy_ = 0;
+  std::string failure_;
+  Exit failure_code_ = Exit::internal;
+};
+
+}  // namespace
+
+Exit run_sweep(SweepPlan plan, const fs::path& folder, size_t jobs, int threads) {
+  Sweep sweep(std::move(plan), folder, jobs, threads);
+  sweep.open();
+  return sweep.run();
+}
+
+}  // namespace lathe

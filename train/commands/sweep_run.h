@@ -1,0 +1,24 @@
+// The runs of a sweep. Each is a process and has a folder of its own. sweep.json describes what is
+// tried and never changes. points/lr=1e-3.json holds the progress of a point, points/lr=1e-3 is its
+// run, and points/lr=1e-3.log holds its output.
+//
+// points/lr=1e-3.json receives the next target before its process starts and the loss after it
+// ended, each durably. After a kill at any moment, a point is either done or resumes from its own
+// checkpoints. Successive halving pauses runs (`train.pause_at`), so schedules are those of the
+// complete run, and a promoted run has the bits of one that never paused.
+#pragma once
+
+#include "core/error.h"
+#include "core/io/file.h"
+#include "train/commands/sweep_plan.h"
+
+namespace lathe {
+
+/// Starts a sweep in `folder`, or resumes it, with `jobs` runs at a time of `threads` threads each
+/// (0: as the config sets). Returns Exit::done when nothing is left to do, and Exit::stopped where
+/// a stop is requested. Ends with a table, a report and the best point's config. Throws Exit::usage
+/// where the folder holds another sweep, Exit::busy where another process runs it, and else the
+/// exit code of the first point that failed.
+Exit run_sweep(SweepPlan plan, const fs::path& folder, size_t jobs, int threads);
+
+}  // namespace lathe

@@ -1,0 +1,34 @@
+#include "core/io/log.h"
+#include "train/commands/commands.h"
+#include "train/run/stop.h"
+#include "train/run/trainer.h"
+
+namespace lathe {
+namespace {
+
+Exit run_train(const Arguments& arguments) {
+  install_stop_handlers("after this step");
+  const bool verify_data = arguments.is_true("verify-data");
+  const bool force = arguments.is_true("force");
+  return train(load_config_argument(arguments), verify_data, force);
+}
+
+}  // namespace
+
+Command train_command() {
+  return {
+      "train",
+      "CONFIG [--section.key=value ...]",
+      "start or resume the run that a config describes",
+      "train configs/quickstart.toml --train.steps=500 --train.out_dir=runs/short",
+      {{"verify-data",
+        "read all training and validation data and compare it with its checksums first (false)"},
+       {"force", "start a run on CPUs that needs far more memory than is free (false)"}},
+      true,
+      1,
+      1,
+      run_train,
+      {"verify-data", "force"}};
+}
+
+}  // namespace lathe

@@ -1,0 +1,190 @@
+// `lathe watch` shows runs in the terminal, live. It only reads files, so the runs may be another
+// machine's, over a file share.
+#include <poll.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+
+#include "core/io/log.h"
+#include "core/io/progress.h"
+#include "core/io/text.h"
+#include "train/commands/braille.h"
+#include "train/commands/commands.h"
+#include "train/store/curves.h"
+
+namespace lathe {
+namespace {
+
+volatile sig_atomic_t ended = 0;
+
+/// The terminal while runs are shown: keys arrive immediately and without echo, on a screen of its
+/// own. The destructor restores what was there before.
+class Screen {
+ public:
+  Screen() {
+    has_keys_ = ::isatty(STDIN_FILENO) != 0 && ::tcgetattr(STDIN_FILENO, &before_) == 0;
+    if (has_keys_) {
+      termios raw = before_;
+      raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO | ISIG);  // Ctrl-C is a key
+      ::tcsetattr(STDIN_FILENO, TCSANOW, &raw);
+    }
+    struct sigaction action{};
+    action.sa_handler = [](int) { ended = 1; };
+    for (const int s : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(s, &action, nullptr);
+    show("\033[?1049h\033[?25l");
+  }
+  ~Screen() {
+    show("\033[?25h\033[?1049l");
+    if (has_keys_) ::tcsetattr(STDIN_FILENO, TCSANOW, &before_);
+  }
+  Screen(const Screen&) = delete;
+  Screen& operator=(const Screen&) = delete;
+
+  /// Replaces the previous frame without clearing it first.
+  static void draw(const std::vector<std::string>& lines) {
+    std::string frame = "\033[H";
+    for (size_t i = 0; i < lines.size(); ++i) frame += (i > 0 ? "\r\n" : "") + lines[i] + "\033[K";
+    show(frame + "\033[J");
+  }
+  /// Returns true if the command must end: by a key that arrives within `ms`, or by a signal.
+  bool ends_within(int ms) const {
+    pollfd keys{has_keys_ ? STDIN_FILENO : -1, POLLIN, 0};
+    if (::poll(&keys, 1, ms) <= 0) return ended != 0;
+    char key = 0;
+    // 3 and 4 are Ctrl-C and Ctrl-D.
+    return ended != 0 || ::read(STDIN_FILENO, &key, 1) <= 0 || key == 'q' || key == 'Q' ||
+           key == 3 || key == 4;
+  }
+
+ private:
+  /// Writes past std::cout, which shows control sequences instead of sending them.
+  static void show(const std::string& text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
+
+  termios before_{};
+  bool has_keys_ = false;
+};
+
+size_t screen_height() {
+  winsize size{};
+  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_row > 0 ? size.ws_row : 24;
+}
+
+/// Returns at most `width` columns of UTF-8; control sequences do not count.
+std::string fitted(const std::string& text, size_t width) {
+  std::string out;
+  size_t columns = 0;
+  for (size_t i = 0; i < text.size();) {
+    if (text[i] == '\033') {
+      const size_t end = std::min(text.find('m', i), text.size() - 1) + 1;
+      out += text.substr(i, end - i);
+      i = end;
+      continue;
+    }
+    const size_t n = std::max<size_t>(code_point_length(text, i), 1);
+    if (columns++ < width) out += text.substr(i, n);
+    i += n;
+  }
+  return out;
+}
+
+/// Returns what is shown: a line for each run, then as many curves of the runs as there is room
+/// for.
+std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, size_t height,
+                               bool color) {
+  std::vector<std::string> lines;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const RunSummary s = summarize(runs[i].run());
+    std::string line = (color ? curve_color(i) : "") + printable_line(s.run.string()) +
+                       (color ? "\033[39m" : "") + "  " + s.state + "  step " +
+                       str(s.step, s.steps > 0 ? str("/", s.steps) : "");
+
+    if (s.loss) line += format("  loss %.4f", *s.loss);
+    if (s.val_loss) line += format("  val loss %.4f", *s.val_loss);
+    if (s.units_per_sec) line += format("  %.0f %s/s", *s.units_per_sec, s.unit.c_str());
+    if (s.mfu) line += format("  mfu %.0f%%", 100 * *s.mfu);
+
+    // Only a running run has an estimated end; the others show their age.
+    const Series* ms = runs[i].find("step_ms");
+    if (s.state == "running" && ms != nullptr && s.steps > s.step)
+      line += "  eta " +
+              duration_text(1e-3 * ms->values.back() * static_cast<double>(s.steps - s.step));
+    else if (!std::isnan(s.age_s))
+      line += "  " + duration_text(s.age_s) + " ago";
+
+    lines.push_back(fitted(line, width));
+  }
+
+  constexpr size_t least = 6;  // lines that a plot with its title takes at least
+  std::vector<std::string> shown;
+  for (const char* name : {"loss", "val_loss", "accuracy", "lr", "grad_norm"}) {
+    const bool there = std::any_of(runs.begin(), runs.end(),
+                                   [&](const Curves& r) { return r.find(name) != nullptr; });
+    if (there && lines.size() + least * (shown.size() + 1) <= height && shown.size() < 3)
+      shown.emplace_back(name);
+  }
+
+  // The plots share the lines that the runs leave.
+  const size_t room = shown.empty() ? 0 : (height - std::min(height, lines.size())) / shown.size();
+  for (const std::string& name : shown) {
+    std::vector<BrailleCurve> curves;
+    for (const Curves& run : runs) {
+      // A run without the curve keeps its position, so that colors match the lines above.
+      BrailleCurve curve;
+      if (const Series* s = run.find(name)) curve = {{s->steps.begin(), s->steps.end()}, s->values};
+      curves.push_back(std::move(curve));
+    }
+
+    lines.push_back(name);
+    for (const std::string& line : braille_plot(curves, width, room - 1, color))
+      lines.push_back(line);
+  }
+  return lines;
+}
+
+Exit run_watch(const Arguments& arguments) {
+  std::vector<Curves> runs;
+  for (const std::string& word : arguments.positionals) runs.emplace_back(word);
+  const auto every = arguments.number("every", 2, between(0.1, 3600), false);
+  const bool live = is_terminal(), color = live && wants_color();
+  const auto read = [&] {
+    for (Curves& run : runs) run.read();
+  };
+  read();
+  if (!live) {
+    for (const std::string& line : frame(runs, 80, 24, false)) std::cout << line << "\n";
+    return Exit::done;
+  }
+  const Screen screen;
+  do {
+    read();
+    Screen::draw(frame(runs, terminal_width(), screen_height(), color));
+  } while (!screen.ends_within(static_cast<int>(1000 * every)));
+  return Exit::done;
+}
+
+}  // namespace
+
+Command watch_command() {
+  return {"watch",
+          "RUN...",
+          "runs in the terminal with their curves, live; q or Ctrl-C ends it. Printed once where "
+          "standard output is no "
+          "terminal",
+          "watch runs/quickstart",
+          {{"every", "seconds between looks (2)"}},
+          false,
+          1,
+          16,
+          run_watch};
+}
+
+}  // namespace lathe
