@@ -85,7 +85,7 @@ class Pass final : public GradSlots {
   at::Tensor take(size_t i, at::ScalarType dtype) override {
     if constexpr (std::is_same_v<T, at::Tensor>) {
       const Edge& edge = running_->next[i];
-      if (!edge || captured_ != nullptr || mode().observe_gradient != nullptr) return {};
+      if (!edge || captured_ != nullptr || ObserveOps::any(&OpObserver::on_gradient)) return {};
       Node& to = *edge.node;
       if (!to.outputs[edge.output].hooks.empty() || wanted_dtype(edge) != dtype) return {};
       Pending<T>& p = pending_[&to];
@@ -152,8 +152,8 @@ class Pass final : public GradSlots {
         }
       }
 
-      if (mode().observe_gradient != nullptr) {
-        (*mode().observe_gradient)(node, tensor_of(slot.grad));
+      if (ObserveOps::any(&OpObserver::on_gradient)) [[unlikely]] {
+        ObserveOps::notify(&OpObserver::on_gradient, node, tensor_of(slot.grad));
         slot.seen = true;
       }
 
@@ -192,8 +192,8 @@ class Pass final : public GradSlots {
 
       if (mode().flops != nullptr) mode().flops->backward += node.backward_flops;
       if constexpr (std::is_same_v<T, at::Tensor>) {
-        if (mode().observe_backward != nullptr) [[unlikely]]
-          (*mode().observe_backward)({node, dy, grads});
+        if (mode().observers != nullptr) [[unlikely]]
+          ObserveOps::notify(&OpObserver::on_backward, BackwardResult{node, dy, grads});
       }
     }
 

@@ -29,13 +29,6 @@ using NeedsList = c10::SmallVector<bool, 4>;
 
 struct Node;
 
-/// The gradients that a node's backward computed, for Mode::observe_backward.
-struct BackwardResult {
-  const Node& node;
-  const GradList<at::Tensor>& dy;     ///< of its outputs
-  const GradList<at::Tensor>& grads;  ///< of its inputs
-};
-
 /// A gradient on its way through a backward pass.
 struct GradSlot {
   at::Tensor grad;  ///< the sum of what has arrived; undefined before the first

@@ -32,8 +32,8 @@ std::string first_line(std::string text) {
 Saved::Saved(at::Tensor attribute) : tensor_(std::move(attribute)) {
   if (!tensor_.defined()) return;
   version_ = tensor_._version();
-  if (mode().observe_attribute != nullptr) [[unlikely]]
-    (*mode().observe_attribute)(tensor_);
+  if (mode().observers != nullptr) [[unlikely]]
+    ObserveOps::notify(&OpObserver::on_attribute, tensor_);
   if (mode().replaying != nullptr) [[unlikely]]
     mode().replaying->check_attribute(tensor_);
   if (mode().recording != nullptr) [[unlikely]]

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "autograd/node.h"
+#include "autograd/observer.h"
 #include "autograd/variable.h"
 #include "core/error.h"
 #include "core/mode.h"
@@ -57,14 +58,6 @@ struct OpInfo {
   Amp amp = Amp::promote;
   PerElement each = {};   ///< the cost of an op that does not define flops()
   uint32_t optional = 0;  ///< inputs that may be undefined: inputs_at({...})
-};
-
-/// The result of an op, for Mode::observe_result.
-struct OpResult {
-  const char* name;
-  std::span<const Variable> inputs;  ///< as the op received them, after autocast
-  std::span<const at::Tensor> outputs;
-  const Node* node;  ///< null where nothing is recorded
 };
 
 /// Returns what autocast does to input i of an op: `policies[i]` if the op has that member, else
@@ -406,8 +399,9 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
       record_node(node, inputs);
   }
 
-  if (mode().observe_result != nullptr) [[unlikely]]
-    (*mode().observe_result)({Op::info.name, inputs, outputs, node.get()});
+  if (mode().observers != nullptr) [[unlikely]]
+    ObserveOps::notify(&OpObserver::on_result,
+                       OpResult{Op::info.name, inputs, outputs, node.get()});
 
   if constexpr (many_outputs) {
     std::vector<Variable> out;

@@ -6,7 +6,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -20,9 +19,7 @@ class Tensor;
 
 namespace lathe {
 
-struct Node;
-struct OpResult;
-struct BackwardResult;
+class ObserveOps;
 class Recomputation;
 class ForwardHook;
 class KeyValueCache;
@@ -70,19 +67,10 @@ struct Mode {
                           ///< batch's statistics
   /// Recomputing a forward (RestoreRngState): running statistics must not move twice.
   bool is_recomputing = false;
-  std::optional<StepRandom> random;  ///< source of the numbers that training draws
-  StreamUses* uses = nullptr;        ///< set together with `random`
-  FlopCount* flops = nullptr;        ///< where ops add their FLOPs, or null
-  /// Called with each node's complete gradient in a backward pass, which is undefined if none
-  /// reached the node; may be null.
-  const std::function<void(const Node&, const at::Tensor&)>* observe_gradient = nullptr;
-  /// Called with the result of each op; may be null.
-  const std::function<void(const OpResult&)>* observe_result = nullptr;
-  /// Called with each tensor, such as an index or a mask, that an op is given and keeps for
-  /// backward; may be null.
-  const std::function<void(const at::Tensor&)>* observe_attribute = nullptr;
-  /// Called with the gradients that each node's backward received and computed; may be null.
-  const std::function<void(const BackwardResult&)>* observe_backward = nullptr;
+  std::optional<StepRandom> random;       ///< source of the numbers that training draws
+  StreamUses* uses = nullptr;             ///< set together with `random`
+  FlopCount* flops = nullptr;             ///< where ops add their FLOPs, or null
+  const ObserveOps* observers = nullptr;  ///< the innermost that is alive: see autograd/observer.h
   bool ranges = false;  ///< steps, modules and ops report their names to ATen's observers: see
                         ///< core/named_range.h
   const ForwardHook* forward_hooks = nullptr;  ///< the innermost that is alive: see nn/hooks.h

@@ -1,5 +1,3 @@
-// Uses the observers of op results and of the gradients of each node's backward. Without an
-// observer each costs one pointer test per op.
 #include "nn/anomaly.h"
 
 #include <ATen/TensorOperators.h>
@@ -7,8 +5,10 @@
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/masked_select.h>
 
+#include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "autograd/op.h"
 #include "core/dtype.h"
@@ -55,9 +55,6 @@ struct DetectAnomaly::Watch {
     std::string where, inputs;
   };
   std::unordered_map<const Node*, Made> made;
-  const std::function<void(const OpResult&)>* outer =
-      mode().observe_result;  // an outer observer stays active
-
   static std::string where() {
     const ModuleCall* call = ModuleCall::innermost();
     return call == nullptr ? "" : " in " + call->text();
@@ -72,8 +69,7 @@ struct DetectAnomaly::Watch {
     return text;
   }
 
-  const std::function<void(const OpResult&)> on_result = [this](const OpResult& r) {
-    if (outer != nullptr) (*outer)(r);
+  void check_result(const OpResult& r) {
     bool finite = true;
     for (const at::Tensor& y : r.outputs) finite = finite && count(y).finite();
     const bool masks = std::string(r.name) == "masked_fill";
@@ -98,9 +94,9 @@ struct DetectAnomaly::Watch {
     // In a recomputation keep the first entry: it has the path in the complete model.
     if (r.node != nullptr && !(mode().is_recomputing && made.contains(r.node)))
       made[r.node] = {where(), inputs_text(r.inputs)};
-  };
+  }
 
-  const std::function<void(const BackwardResult&)> on_backward = [this](const BackwardResult& r) {
+  void check_backward(const BackwardResult& r) {
     const auto found = made.find(&r.node);
     const std::string place = found == made.end() ? "" : found->second.where;
     const std::string forward =
@@ -123,12 +119,16 @@ struct DetectAnomaly::Watch {
            " made a gradient that is not finite, of its input ", i, " (", facts(r.grads[i]),
            "), out of finite gradients: ", arrived, forward);
     }
-  };
+  }
+
+  std::optional<ObserveOps> observe{};
 };
 
 DetectAnomaly::DetectAnomaly(Options options) : watch_(std::make_unique<Watch>()) {
-  mode().observe_result = &watch_->on_result;
-  if (options.backward) mode().observe_backward = &watch_->on_backward;
+  OpObserver observer{.on_result = [w = watch_.get()](const OpResult& r) { w->check_result(r); }};
+  if (options.backward)
+    observer.on_backward = [w = watch_.get()](const BackwardResult& r) { w->check_backward(r); };
+  watch_->observe.emplace(std::move(observer));
 }
 DetectAnomaly::~DetectAnomaly() = default;
 

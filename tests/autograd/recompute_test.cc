@@ -24,10 +24,9 @@ namespace {
 using namespace lathe;
 
 /// How many ops run while it lives.
-struct OpsRun : ModeGuard {
+struct OpsRun {
   int64_t n = 0;
-  std::function<void(const OpResult&)> f = [this](const OpResult&) { ++n; };
-  OpsRun() { mode().observe_result = &f; }
+  const ObserveOps observe{{.on_result = [this](const OpResult&) { ++n; }}};
 };
 
 Variable stretch(const Variable& x) { return tanh(exp(x * 0.5) * x); }

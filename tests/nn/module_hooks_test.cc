@@ -5,6 +5,7 @@
 #include "autograd/create.h"
 #include "autograd/engine.h"
 #include "autograd/recompute.h"
+#include "autograd/observer.h"
 #include "nn/anomaly.h"
 #include "nn/hooks.h"
 #include "nn/init.h"
@@ -208,6 +209,30 @@ TEST_CASE("an anomaly is named by its first op, forward or backward, with path, 
              ContainsSubstring("the gradient that reached the result of sum is not finite"));
   const DetectAnomaly forward_alone(DetectAnomaly::Options{.backward = false});
   CHECK(error_of([&] { backward(sum(w * 2.0), torch::full({}, INFINITY)); }) == "");
+}
+
+TEST_CASE("all observers that are alive are called, the innermost first, and none afterwards",
+          "[module_hooks]") {
+  const Variable w = Variable::parameter(torch::ones({2}));
+  std::vector<std::string> calls;
+  const auto observer = [&](const std::string& name) {
+    return OpObserver{
+        .on_result = [&calls, name](const OpResult& r) { calls.push_back(name + r.name); },
+        .on_backward =
+            [&calls, name](const BackwardResult& r) {
+              calls.push_back(name + "d" + r.node.name());
+            },
+    };
+  };
+  {
+    const ObserveOps outer(observer("outer "));
+    const DetectAnomaly watch;
+    const ObserveOps inner(observer("inner "));
+    backward(sum(exp(w)));
+  }
+  backward(sum(w));
+  CHECK(calls == std::vector<std::string>{"inner exp", "outer exp", "inner sum", "outer sum",
+                                          "inner dsum", "outer dsum", "inner dexp", "outer dexp"});
 }
 
 TEST_CASE("under an anomaly guard results and gradients keep their bits", "[module_hooks]") {

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "amp/amp.h"
+#include "autograd/observer.h"
 #include "autograd/engine.h"
 #include "autograd/node.h"
 #include "autograd/ops.h"
@@ -90,8 +91,7 @@ Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& ba
               at::ScalarType compute, float scale,
               const std::function<void(const at::Tensor&)>& look_at) {
   Seen seen;
-  const std::function<void(const Node&, const at::Tensor&)> observe = [&](const Node& node,
-                                                                          const at::Tensor& g) {
+  const ObserveOps observe({.on_gradient = [&](const Node& node, const at::Tensor& g) {
     if (!g.defined()) return;
     seen.overflow = seen.overflow || !std::isfinite(g.abs().amax().item<double>());
     if (!is_low(node)) return;
@@ -101,9 +101,7 @@ Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& ba
     seen.elements += low.numel();
     seen.zeros += low.numel() - low.count_nonzero().item<int64_t>();
     if (look_at) look_at(low);
-  };
-  ModeGuard guard;
-  mode().observe_gradient = &observe;
+  }});
   const at::Tensor seed = at::zeros({}, at::TensorOptions(batches[0].inputs.device())).fill_(scale);
   for (const auto& batch : batches) {
     const auto divisor = static_cast<double>(std::max<int64_t>(count_targets(batch), 1));

@@ -139,17 +139,17 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   std::vector<double> forward, rest, optimizer;
   bool in_forward = false;
   Clock::time_point last;  // time of the last result of an op
-  const std::function<void(const OpResult&)> on_result = [&](const OpResult&) {
-    if (in_forward) last = Clock::now();
-  };
-  const std::function<void(const BackwardResult&)> on_backward = [&](const BackwardResult&) {
-    if (std::exchange(in_forward, false))
-      forward.push_back(std::chrono::duration<double>(last - begin).count());
-  };
+  const ObserveOps observe({.on_result =
+                                [&](const OpResult&) {
+                                  if (in_forward) last = Clock::now();
+                                },
+                            .on_backward =
+                                [&](const BackwardResult&) {
+                                  if (std::exchange(in_forward, false))
+                                    forward.push_back(
+                                        std::chrono::duration<double>(last - begin).count());
+                                }});
 
-  const ModeGuard guard;
-  mode().observe_result = &on_result;
-  mode().observe_backward = &on_backward;
   double spent = 0;
   for (int64_t step = 0; step < 3 || (step < 50 && spent < 1.2); ++step) {
     in_forward = true;

@@ -117,14 +117,13 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
   }
 
   // An op does not know its layer; the innermost module call around it does.
-  on_result_ = [this](const OpResult& r) {
+  observe_.emplace(OpObserver{.on_result = [this](const OpResult& r) {
     const ModuleCall* call = ModuleCall::innermost();
     if (!is_looked_at() || !is_activation(r.name) || call == nullptr || r.outputs[0].dim() < 2)
       return;
     const auto layer = layers_.find(call->path());
     if (layer != layers_.end()) layer->second.dead = dead_share(r.outputs[0]);
-  };
-  mode().observe_result = &on_result_;
+  }});
 
   if (!has_modules) return;
   hook_ = std::make_unique<ForwardHook>(

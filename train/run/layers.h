@@ -2,14 +2,13 @@
 // activations and histograms.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "autograd/op.h"
+#include "autograd/observer.h"
 #include "nn/hooks.h"
 #include "train/run/session.h"
 #include "train/store/metrics.h"
@@ -44,8 +43,7 @@ class LayerStatsCollector {
   std::vector<std::string> order_;
   std::map<std::string, Seen> layers_;
   std::vector<at::Tensor> before_;  // sampled elements of each parameter
-  ModeGuard guard_;
-  std::function<void(const OpResult&)> on_result_;
+  std::optional<ObserveOps> observe_;
   std::unique_ptr<ForwardHook> hook_;
   std::vector<Histogram> activations_;
 };

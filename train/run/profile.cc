@@ -46,12 +46,10 @@ int64_t bytes_of(const at::Tensor& t) { return t.defined() ? static_cast<int64_t
 /// Cuts a step into spans at the events that ops report. The time that it takes to record a span
 /// belongs to none. It waits for a GPU at the end of each span, so that the GPU's work is in the
 /// span that launched it.
-class Recorder : public ModeGuard {
+class Recorder {
  public:
   Recorder(Profile& profile, const Session& s, ThreadLog& log)
       : profile_(profile), device_(s.device_name), log_(log), start_(Clock::now()), last_(start_) {
-    mode().observe_result = &on_result_;
-    mode().observe_backward = &on_backward_;
     mode().flops = &flops_;
     mark();
   }
@@ -121,14 +119,7 @@ class Recorder : public ModeGuard {
     mark();
   }
 
-  Profile& profile_;
-  const std::string device_;
-  ThreadLog& log_;
-  Clock::time_point start_, last_;
-  FlopCount flops_{};
-  int64_t kept_ = 0;
-  std::unordered_map<const Node*, std::string> modules_;
-  const std::function<void(const OpResult&)> on_result_ = [this](const OpResult& r) {
+  void add_result(const OpResult& r) {
     Span span{.phase = mode().is_recomputing ? Phase::recompute : Phase::forward,
               .op = r.name,
               .flops = flops_.forward};
@@ -141,8 +132,8 @@ class Recorder : public ModeGuard {
     if (r.node != nullptr && !(mode().is_recomputing && modules_.contains(r.node)))
       modules_[r.node] = span.module;
     add(std::move(span));
-  };
-  const std::function<void(const BackwardResult&)> on_backward_ = [this](const BackwardResult& r) {
+  }
+  void add_backward(const BackwardResult& r) {
     Span span{.phase = Phase::backward, .op = r.node.name()};
     if (const auto found = modules_.find(&r.node); found != modules_.end())
       span.module = found->second;
@@ -150,7 +141,19 @@ class Recorder : public ModeGuard {
     for (const at::Tensor& t : r.dy) span.bytes += bytes_of(t);
     for (const at::Tensor& t : r.grads) span.bytes += bytes_of(t);
     add(std::move(span));
-  };
+  }
+
+  Profile& profile_;
+  const std::string device_;
+  ThreadLog& log_;
+  Clock::time_point start_, last_;
+  FlopCount flops_{};
+  int64_t kept_ = 0;
+  std::unordered_map<const Node*, std::string> modules_;
+  const ObserveOps observe_{{
+      .on_result = [this](const OpResult& r) { add_result(r); },
+      .on_backward = [this](const BackwardResult& r) { add_backward(r); },
+  }};
 };
 
 /// Returns "blocks.*.mlp" for "blocks.3.mlp".

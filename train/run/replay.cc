@@ -41,7 +41,7 @@ class Watch {
 
   std::string first;  ///< a sentence, or empty
 
-  const std::function<void(const OpResult&)> on_result = [this](const OpResult& r) {
+  void check_result(const OpResult& r) {
     std::string path;
     for (const Variable& v : r.inputs) {
       if (path.empty()) path = parameter_of(v);
@@ -59,18 +59,17 @@ class Watch {
       for (const Variable& v : r.inputs) first += "\n  " + range_text(v.data());
       return;
     }
-  };
-  const std::function<void(const Node&, const at::Tensor&)> on_gradient =
-      [this](const Node& node, const at::Tensor& dy) {
-        if (!first.empty() || bad_elements(dy) == 0) return;
-        const auto parameter = paths_.find(&node);
-        const auto result = results_.find(&node);
-        first = str("backward: the gradient of ",
-                    parameter != paths_.end()  ? "the parameter " + parameter->second
-                    : result != results_.end() ? "the result of " + result->second
-                                               : node.name(),
-                    ", ", range_text(dy));
-      };
+  }
+  void check_gradient(const Node& node, const at::Tensor& dy) {
+    if (!first.empty() || bad_elements(dy) == 0) return;
+    const auto parameter = paths_.find(&node);
+    const auto result = results_.find(&node);
+    first = str("backward: the gradient of ",
+                parameter != paths_.end()  ? "the parameter " + parameter->second
+                : result != results_.end() ? "the result of " + result->second
+                                           : node.name(),
+                ", ", range_text(dy));
+  }
 
  private:
   /// Returns the path of the parameter that a Variable is, or is a cast of; "" for others.
@@ -268,9 +267,10 @@ std::string replay(const fs::path& path) {
   zero_grad(*session.model);
   for (int64_t micro = 0; micro < c.grad_accum; ++micro) {
     Watch watch(session.params);
-    const ModeGuard guard;
-    mode().observe_result = &watch.on_result;
-    mode().observe_gradient = &watch.on_gradient;
+    const ObserveOps observe(
+        {.on_result = [&](const OpResult& r) { watch.check_result(r); },
+         .on_gradient = [&](const Node& node,
+                            const at::Tensor& dy) { watch.check_gradient(node, dy); }});
 
     const at::Tensor loss = run_micro_batch(session, batches[static_cast<size_t>(micro)], divisor,
                                             random_of(session.config, state.step, micro));

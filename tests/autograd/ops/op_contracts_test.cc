@@ -69,23 +69,18 @@ void change_values(at::Tensor t) {
 /// that are no floating-point numbers.
 class KeptTensors {
  public:
-  KeptTensors()
-      : attribute_([this](const at::Tensor& t) { tensors.push_back(t); }),
-        result_([this](const OpResult& result) {
-          for (const at::Tensor& t : result.outputs) {
-            if (!t.is_floating_point()) tensors.push_back(t);
-          }
-        }) {
-    mode().observe_attribute = &attribute_;
-    mode().observe_result = &result_;
-  }
-
   Tensors tensors;
 
  private:
-  const ModeGuard guard_;
-  const std::function<void(const at::Tensor&)> attribute_;
-  const std::function<void(const OpResult&)> result_;
+  const ObserveOps observe_{{
+      .on_result =
+          [this](const OpResult& result) {
+            for (const at::Tensor& t : result.outputs) {
+              if (!t.is_floating_point()) tensors.push_back(t);
+            }
+          },
+      .on_attribute = [this](const at::Tensor& t) { tensors.push_back(t); },
+  }};
 };
 
 /// A forward pass: the result, its inputs, and what the ops kept.

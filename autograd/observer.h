@@ -1,0 +1,78 @@
+// Observation of ops and of backward passes: anomaly detection, profiles, layer statistics,
+// replays.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <span>
+#include <utility>
+
+#include "autograd/node.h"
+#include "autograd/variable.h"
+#include "core/mode.h"
+
+namespace lathe {
+
+/// The result of an op.
+struct OpResult {
+  const char* name;
+  std::span<const Variable> inputs;  ///< as the op received them, after autocast
+  std::span<const at::Tensor> outputs;
+  const Node* node;  ///< null where nothing is recorded
+};
+
+/// The gradients that a node's backward computed.
+struct BackwardResult {
+  const Node& node;
+  const GradList<at::Tensor>& dy;     ///< of its outputs
+  const GradList<at::Tensor>& grads;  ///< of its inputs
+};
+
+/// Functions that are called as ops and backward passes run. Each may be empty.
+struct OpObserver {
+  /// Called with the result of each op.
+  std::function<void(const OpResult&)> on_result{};
+  /// Called with each tensor, such as an index or a mask, that an op is given and keeps for
+  /// backward.
+  std::function<void(const at::Tensor&)> on_attribute{};
+  /// Called with each node's complete gradient in a backward pass, which is undefined if none
+  /// reached the node. The pass then adds no gradient in place.
+  std::function<void(const Node&, const at::Tensor&)> on_gradient{};
+  /// Called with the gradients that each node's backward received and computed.
+  std::function<void(const BackwardResult&)> on_backward{};
+};
+
+/// While alive, calls an observer for the ops and backward passes of this thread. Several may be
+/// alive at once: all are called, the innermost first. Without any, an op makes one pointer test.
+class ObserveOps : public ModeGuard {
+ public:
+  explicit ObserveOps(OpObserver observer)
+      : observer_(std::move(observer)), outer_(mode().observers) {
+    mode().observers = this;
+  }
+
+  /// Calls one function of each observer that is alive, as in
+  /// `ObserveOps::notify(&OpObserver::on_attribute, tensor)`.
+  template <class Function, class... Args>
+  static void notify(Function OpObserver::* event, const Args&... args) {
+    for (const ObserveOps* o = mode().observers; o != nullptr; o = o->outer_) {
+      if (o->observer_.*event) (o->observer_.*event)(args...);
+    }
+  }
+
+  /// Returns whether an observer that is alive has this function.
+  template <class Function>
+  static bool any(Function OpObserver::* event) {
+    for (const ObserveOps* o = mode().observers; o != nullptr; o = o->outer_) {
+      if (o->observer_.*event) return true;
+    }
+    return false;
+  }
+
+ private:
+  const OpObserver observer_;
+  const ObserveOps* const outer_;
+};
+
+}  // namespace lathe
