@@ -1,7 +1,9 @@
 #include "train/store/run_state.h"
 
 #include <cmath>
+#include <concepts>
 #include <limits>
+#include <type_traits>
 
 #include "core/io/text.h"
 #include "train/store/checkpoint_folder.h"
@@ -9,190 +11,227 @@
 namespace lathe {
 namespace {
 
-/// Reads what the model was made for.
-ModelSizes read_sizes(const Json& json, const std::string& where) {
-  constexpr int64_t largest = int64_t{1} << 40;
-  ModelSizes sizes;
-  sizes.input = json_get<std::vector<int64_t>>(json, "input", where, Exit::checkpoint);
-  sizes.outputs = json_whole(json, "outputs", 1, largest, where, Exit::checkpoint);
+constexpr int64_t most = std::numeric_limits<int64_t>::max();
 
-  int64_t product = 1;
-  for (const int64_t size : sizes.input) {
-    if (size < 1 || size > largest / product)
-      fail(Exit::checkpoint, where, ": \"input\" has a size of ", size);
-    product *= size;
-  }
-  return sizes;
+/// The range of a whole number.
+struct Bounds {
+  int64_t min = 0, max = most;
+};
+
+/// The fields of state.json in their order, for StateWriter and StateReader. Bounds may depend on a
+/// field that was visited before. Optional fields are left out where they have their default.
+template <class Visitor, class State>
+void visit_fields(Visitor& v, State& s) {
+  v.field("step", s.step, {.max = 1'000'000'000'000'000});
+  v.field("updates", s.updates, {.max = s.step});
+  v.field("tokens", s.tokens, {.max = most / 2});
+  v.field("threads", s.threads, {.min = 1, .max = 4096});
+  v.field("isa", s.isa);
+  v.field("device", s.device_model);
+  v.field("data_hash", s.data_hash);
+  v.field("metrics_bytes", s.metrics_bytes);
+  v.field("config", s.config);
+  v.optional("sink_bytes", s.sink_bytes);
+  v.optional("eval_due", s.eval_due);
+  v.optional("config_path", s.config_path);
+  v.list("changes", s.changes, [&](auto& each, auto& change) {
+    each.field("step", change.step, {.max = s.step});
+    each.field("key", change.key);
+    each.field("was", change.was);
+    each.field("is", change.is);
+  });
+  v.optional("branched_from", s.branched_from);
+  v.optional("branched_id", s.branched_id);
+  v.group("imported", !s.imported_from.empty(), [&](auto& part) {
+    part.field("folder", s.imported_from);
+    part.field("ignored_keys", s.ignored_keys);
+  });
+  v.optional("val_loss", s.val_loss);
+  v.optional("best_val_loss", s.best_val_loss);
+  v.optional("val_step", s.val_step, int64_t{-1}, {.min = -1, .max = s.step});
+  v.optional("best_step", s.best_step, int64_t{-1}, {.min = -1, .max = s.step});
+  v.optional("task", s.task, std::string("language"));
+  v.group("sizes", s.sizes.outputs > 0, [&](auto& part) {
+    part.field("input", s.sizes.input);
+    part.field("outputs", s.sizes.outputs, {.min = 1, .max = int64_t{1} << 40});
+  });
+  v.optional("examples", s.encoding);
+  v.optional("base_hash", s.base_hash);
+  v.optional_parts("scaler", s.scaler, [&](auto& part, auto& scaler) {
+    part.field("loss_scale", scaler.scale);
+    part.field("growth_tracker", scaler.growth_tracker,
+               {.max = std::numeric_limits<int32_t>::max()});
+    part.field("skipped", scaler.skipped, {.max = s.step});
+    part.field("skipped_in_row", scaler.skipped_in_row, {.max = scaler.skipped});
+  });
+  v.optional_parts("spikes", s.spikes, [&](auto& part, auto& spikes) {
+    part.field("seen", spikes.seen, {.max = s.step});
+    part.field("mean", spikes.mean);
+    part.field("variance", spikes.variance);
+    part.field("skipped", spikes.skipped, {.max = s.step});
+    part.field("skipped_in_row", spikes.skipped_in_row, {.max = s.step});
+  });
+  v.optional("tokenizer", s.tokenizer);
 }
 
-ScaleState read_scaler(const Json& json, int64_t step, const std::string& where) {
-  const auto count = [&](const char* key, int64_t max) {
-    return json_whole(json, key, 0, max, where, Exit::checkpoint);
-  };
-  ScaleState scale;
-  scale.scale = static_cast<float>(json_real(json, "loss_scale", where, Exit::checkpoint));
-  scale.growth_tracker =
-      static_cast<int32_t>(count("growth_tracker", std::numeric_limits<int32_t>::max()));
-  scale.skipped = count("skipped", step);
-  scale.skipped_in_row = count("skipped_in_row", scale.skipped);
+class StateWriter {
+ public:
+  explicit StateWriter(Json& json) : json_(json) {}
 
-  if (!(scale.scale > 0) || !std::isfinite(scale.scale)) {
-    fail(Exit::checkpoint, where, ": \"loss_scale\" is ", scale.scale,
-         "; it must be above 0 and within float32's range");
+  template <class T>
+  void field(const char* key, const T& value, Bounds = {}) {
+    Json& json = json_[key];
+    if constexpr (std::same_as<T, double>) {
+      json = json_number(value);
+    } else if constexpr (std::same_as<T, ExampleEncoding>) {
+      add_encoding(json = Json::object(), value);
+    } else if constexpr (std::same_as<T, Tokenizer>) {
+      value.add_to_json(json = Json::object(), "kind");
+    } else {
+      json = value;
+    }
   }
-  return scale;
-}
-
-ExampleEncoding read_examples(const Json& json, const std::string& where) {
-  // The task may be one of a user, so its name does not show what the targets are.
-  return read_encoding(json, !json.contains("targets"), where + ": examples", Exit::checkpoint);
-}
-
-SpikeState read_spikes(const Json& json, int64_t step, const std::string& where) {
-  const auto count = [&](const char* key) {
-    return json_whole(json, key, 0, step, where, Exit::checkpoint);
-  };
-  const auto real = [&](const char* key) { return json_real(json, key, where, Exit::checkpoint); };
-  return {count("seen"), real("mean"), real("variance"), count("skipped"), count("skipped_in_row")};
-}
-
-}  // namespace
-
-bool has_stalled(const RunState& state, int64_t interval, int64_t evaluations) {
-  return evaluations > 0 && interval > 0 &&
-         state.val_step / interval - state.best_step / interval >= evaluations;
-}
-
-Json state_json(const RunState& s) {
-  Json json{{"step", s.step},
-            {"updates", s.updates},
-            {"tokens", s.tokens},
-            {"threads", s.threads},
-            {"isa", s.isa},
-            {"device", s.device_model},
-            {"data_hash", s.data_hash},
-            {"metrics_bytes", s.metrics_bytes},
-            {"config", s.config}};
-
-  // Keys that would hold a default are left out.
-  for (const auto& [file, bytes] : s.sink_bytes) json["sink_bytes"][file] = bytes;
-  if (s.eval_due) json["eval_due"] = true;
-  if (!s.config_path.empty()) json["config_path"] = s.config_path;
-  for (const ConfigChange& c : s.changes)
-    json["changes"].push_back({{"step", c.step}, {"key", c.key}, {"was", c.was}, {"is", c.is}});
-  if (!s.branched_from.empty()) json["branched_from"] = s.branched_from;
-  if (!s.branched_id.empty()) json["branched_id"] = s.branched_id;
-
-  if (!s.imported_from.empty())
-    json["imported"] = {{"folder", s.imported_from}, {"ignored_keys", s.ignored_keys}};
-
-  if (s.val_loss) json["val_loss"] = json_number(*s.val_loss);
-  if (s.best_val_loss) json["best_val_loss"] = json_number(*s.best_val_loss);
-  if (s.val_step >= 0) json["val_step"] = s.val_step;
-  if (s.best_step >= 0) json["best_step"] = s.best_step;
-
-  if (s.task != "language") json["task"] = s.task;
-  if (s.sizes.outputs > 0) json["sizes"] = {{"input", s.sizes.input}, {"outputs", s.sizes.outputs}};
-  if (s.encoding) add_encoding(json["examples"] = Json::object(), *s.encoding);
-  if (!s.base_hash.empty()) json["base_hash"] = s.base_hash;
-
-  if (s.scaler) {
-    json["scaler"] = {{"loss_scale", s.scaler->scale},
-                      {"growth_tracker", s.scaler->growth_tracker},
-                      {"skipped", s.scaler->skipped},
-                      {"skipped_in_row", s.scaler->skipped_in_row}};
+  template <class T>
+  void optional(const char* key, const T& value, const T& otherwise = {}, Bounds = {}) {
+    if (value != otherwise) field(key, value);
   }
-  if (s.spikes) {
-    json["spikes"] = {{"seen", s.spikes->seen},
-                      {"mean", s.spikes->mean},
-                      {"variance", s.spikes->variance},
-                      {"skipped", s.spikes->skipped},
-                      {"skipped_in_row", s.spikes->skipped_in_row}};
+  template <class T>
+  void optional(const char* key, const std::optional<T>& value) {
+    if (value) field(key, *value);
   }
-  if (s.tokenizer) s.tokenizer->add_to_json(json["tokenizer"] = Json::object(), "kind");
-  return json;
-}
-
-RunState read_state(const fs::path& checkpoint) {
-  const fs::path path = checkpoint / "state.json";
-  const std::string where = path.string();
-  const Json j =
-      parse_json(read_file(path, Exit::checkpoint, max_checkpoint_json), where, Exit::checkpoint);
-  constexpr int64_t most = std::numeric_limits<int64_t>::max();
-  const auto number = [&](const char* key, int64_t max, int64_t min = 0) {
-    return json_whole(j, key, min, max, where, Exit::checkpoint);
-  };
-  const auto text = [&](const char* key) {
-    return json_get<std::string>(j, key, where, Exit::checkpoint);
-  };
-
-  // The step bounds the counters below.
-  RunState s;
-  s.step = number("step", 1'000'000'000'000'000);
-  s.updates = number("updates", s.step);
-  s.tokens = number("tokens", most / 2);
-  s.threads = number("threads", 4096, 1);
-  s.isa = text("isa");
-  s.device_model = text("device");
-  s.data_hash = text("data_hash");
-  s.metrics_bytes = static_cast<uint64_t>(number("metrics_bytes", most));
-
-  if (j.contains("sink_bytes")) {
-    const Json& files = j["sink_bytes"];
-    if (!files.is_object()) fail(Exit::checkpoint, where, ": \"sink_bytes\" is not an object");
-    for (const auto& [file, bytes] : files.items())
-      s.sink_bytes[file] =
-          static_cast<uint64_t>(json_whole(files, file.c_str(), 0, most, where, Exit::checkpoint));
+  template <class Visit>
+  void group(const char* key, bool is_there, Visit&& visit) {
+    if (!is_there) return;
+    StateWriter part(json_[key]);
+    visit(part);
   }
-
-  s.config = text("config");
-  s.eval_due = j.contains("eval_due") && json_get<bool>(j, "eval_due", where, Exit::checkpoint);
-  if (j.contains("branched_from")) s.branched_from = text("branched_from");
-  if (j.contains("branched_id")) s.branched_id = text("branched_id");
-  if (j.contains("config_path")) s.config_path = text("config_path");
-  if (j.contains("imported")) {
-    const Json& imported = j["imported"];
-    s.imported_from = json_get<std::string>(imported, "folder", where, Exit::checkpoint);
-    s.ignored_keys =
-        json_get<std::vector<std::string>>(imported, "ignored_keys", where, Exit::checkpoint);
+  template <class T, class Visit>
+  void optional_parts(const char* key, const std::optional<T>& value, Visit&& visit) {
+    group(key, value.has_value(), [&](StateWriter& part) { visit(part, *value); });
   }
-
-  if (j.contains("changes")) {
-    for (const Json& c : j["changes"]) {
-      const auto of = [&](const char* key) {
-        return json_get<std::string>(c, key, where, Exit::checkpoint);
-      };
-      s.changes.push_back({json_whole(c, "step", 0, s.step, where, Exit::checkpoint), of("key"),
-                           of("was"), of("is")});
+  template <class T, class Visit>
+  void list(const char* key, const std::vector<T>& values, Visit&& visit) {
+    for (const T& value : values) {
+      StateWriter each(json_[key].emplace_back());
+      visit(each, value);
     }
   }
 
-  if (j.contains("val_step"))
-    s.val_step = json_whole(j, "val_step", -1, s.step, where, Exit::checkpoint);
-  if (j.contains("best_step"))
-    s.best_step = json_whole(j, "best_step", -1, s.step, where, Exit::checkpoint);
-  if (j.contains("val_loss") || j.contains("best_val_loss")) {  // both or neither
-    s.val_loss = json_real(j, "val_loss", where, Exit::checkpoint);
-    s.best_val_loss = json_real(j, "best_val_loss", where, Exit::checkpoint);
+ private:
+  Json& json_;
+};
+
+class StateReader {
+ public:
+  StateReader(const Json& json, std::string where) : json_(json), where_(std::move(where)) {}
+
+  template <class T>
+  void field(const char* key, T& value, Bounds bounds = {}) {
+    if constexpr (std::integral<T> && !std::same_as<T, bool>) {
+      value =
+          static_cast<T>(json_whole(json_, key, bounds.min, bounds.max, where_, Exit::checkpoint));
+    } else if constexpr (std::floating_point<T>) {
+      value = static_cast<T>(json_real(json_, key, where_, Exit::checkpoint));
+    } else {
+      value = json_get<T>(json_, key, where_, Exit::checkpoint);
+    }
+  }
+  void field(const char* key, std::map<std::string, uint64_t>& lengths, Bounds = {}) {
+    const Json& files = json_[key];
+    if (!files.is_object()) fail(Exit::checkpoint, where_, ": \"", key, "\" is not an object");
+    StateReader each(files, where_);
+    for (const auto& [file, bytes] : files.items()) each.field(file.c_str(), lengths[file]);
+  }
+  void field(const char* key, ExampleEncoding& encoding, Bounds = {}) {
+    const auto json = json_get<Json>(json_, key, where_, Exit::checkpoint);
+    // The task may be one of a user, so its name does not show what the targets are.
+    encoding =
+        read_encoding(json, !json.contains("targets"), where_ + ": examples", Exit::checkpoint);
   }
 
-  if (j.contains("task")) s.task = text("task");
-  if (j.contains("sizes")) s.sizes = read_sizes(j["sizes"], where);
-  if (j.contains("examples"))
-    s.encoding = read_examples(json_get<Json>(j, "examples", where, Exit::checkpoint), where);
-  if (j.contains("base_hash")) s.base_hash = text("base_hash");
-  if (j.contains("scaler")) s.scaler = read_scaler(j["scaler"], s.step, where);
-  if (j.contains("spikes")) s.spikes = read_spikes(j["spikes"], s.step, where);
-
-  if (j.contains("tokenizer")) {
+  template <class T>
+  void optional(const char* key, T& value, const T& = {}, Bounds bounds = {}) {
+    if (json_.contains(key)) field(key, value, bounds);
+  }
+  template <class T>
+  void optional(const char* key, std::optional<T>& value) {
+    if (json_.contains(key)) field(key, value.emplace());
+  }
+  void optional(const char* key, std::optional<Tokenizer>& tokenizer) {
+    if (!json_.contains(key)) return;
     try {
-      s.tokenizer = Tokenizer::from_json(j["tokenizer"], "kind", where);
+      tokenizer = Tokenizer::from_json(json_[key], "kind", where_);
     } catch (const Error& e) {
       fail(Exit::checkpoint, e.what());
     }
   }
+  template <class Visit>
+  void group(const char* key, bool, Visit&& visit) {
+    if (!json_.contains(key)) return;
+    StateReader part(json_[key], where_);
+    visit(part);
+  }
+  template <class T, class Visit>
+  void optional_parts(const char* key, std::optional<T>& value, Visit&& visit) {
+    group(key, false, [&](StateReader& part) { visit(part, value.emplace()); });
+  }
+  template <class T, class Visit>
+  void list(const char* key, std::vector<T>& values, Visit&& visit) {
+    if (!json_.contains(key)) return;
+    for (const Json& json : json_[key]) {
+      StateReader each(json, where_);
+      visit(each, values.emplace_back());
+    }
+  }
 
-  return s;
+ private:
+  const Json& json_;
+  std::string where_;
+};
+
+/// Checks what bounds of single fields can't say.
+void check_state(const RunState& s, const std::string& where) {
+  if (s.val_loss.has_value() != s.best_val_loss.has_value())
+    fail(Exit::checkpoint, where, ": \"val_loss\" and \"best_val_loss\" belong together");
+
+  constexpr int64_t largest = int64_t{1} << 40;
+  int64_t product = 1;
+  for (const int64_t size : s.sizes.input) {
+    if (size < 1 || size > largest / product)
+      fail(Exit::checkpoint, where, ": \"input\" has a size of ", size);
+    product *= size;
+  }
+
+  if (s.scaler && (!(s.scaler->scale > 0) || !std::isfinite(s.scaler->scale))) {
+    fail(Exit::checkpoint, where, ": \"loss_scale\" is ", s.scaler->scale,
+         "; it must be above 0 and within float32's range");
+  }
+}
+
+}  // namespace
+
+bool has_stalled(const TrainProgress& progress, int64_t interval, int64_t evaluations) {
+  return evaluations > 0 && interval > 0 &&
+         progress.val_step / interval - progress.best_step / interval >= evaluations;
+}
+
+Json state_json(const RunState& state) {
+  Json json;
+  StateWriter writer(json);
+  visit_fields(writer, state);
+  return json;
+}
+
+RunState read_state(const fs::path& checkpoint) {
+  const std::string where = (checkpoint / "state.json").string();
+  const Json json =
+      parse_json(read_file(where, Exit::checkpoint, max_checkpoint_json), where, Exit::checkpoint);
+
+  RunState state;
+  StateReader reader(json, where);
+  visit_fields(reader, state);
+  check_state(state, where);
+  return state;
 }
 
 std::optional<ExampleEncoding> kept_encoding(const DatasetInfo& facts) {

@@ -23,8 +23,8 @@ struct ConfigChange {
   std::string key, was, is;
 };
 
-/// The state of a run beside its tensors.
-struct RunState {
+/// How far a run has come, with the state that its next step depends on.
+struct TrainProgress {
   int64_t step = 0;     ///< steps attempted; data, randomness and schedule depend on it
   int64_t updates = 0;  ///< updates applied; Adam's bias correction depends on it
   int64_t tokens = 0;
@@ -32,13 +32,31 @@ struct RunState {
   int64_t val_step = -1,
           best_step = -1;  ///< the steps after which these two were measured; -1 for none
   bool eval_due = false;   ///< this step's evaluation was interrupted; it runs first on resume
+  std::optional<ScaleState> scaler;  ///< of the loss scale, if there is one
+  std::optional<SpikeState> spikes;  ///< of the spike filter, if there is one
+};
+
+/// What a run is: what its bits depend on, and what its model reads and computes.
+struct RunIdentity {
+  std::string config;  ///< resolved, TOML
   int64_t threads = 1;
   std::string isa, device_model;
   std::string data_hash;
-  uint64_t metrics_bytes = 0;  ///< length of metrics.jsonl at this step
-  std::map<std::string, uint64_t>
-      sink_bytes;           ///< of the other files that are cut back, by path in the run folder
-  std::string config;       ///< resolved, TOML
+  std::string base_hash;  ///< of the model under adapters, or empty
+  std::string task = "language";
+  ModelSizes sizes;  ///< of the model's inputs and outputs
+  std::optional<Tokenizer> tokenizer;
+  std::optional<ExampleEncoding> encoding;  ///< examples: how new ones become inputs
+};
+
+/// Lengths of the files that are cut back to a checkpoint's step when a run resumes from it.
+struct OutputLengths {
+  uint64_t metrics_bytes = 0;                  ///< of metrics.jsonl
+  std::map<std::string, uint64_t> sink_bytes;  ///< of the others, by path in the run folder
+};
+
+/// Where a run comes from.
+struct Provenance {
   std::string config_path;  ///< project_path() of the config file, or empty
   std::vector<ConfigChange> changes;
   std::string branched_from;  ///< checkpoint.resume, as typed, of a run that began as a branch;
@@ -46,19 +64,15 @@ struct RunState {
   std::string branched_id;    ///< content_id() of that checkpoint
   std::string imported_from;  ///< the folder of an imported model; else empty
   std::vector<std::string> ignored_keys;  ///< of its config.json
-  std::optional<Tokenizer> tokenizer;
-  std::string task = "language";
-  ModelSizes sizes;                         ///< of the model's inputs and outputs
-  std::optional<ExampleEncoding> encoding;  ///< examples: how new ones become inputs
-  std::string base_hash;                    ///< of the model under adapters, or empty
-  std::optional<ScaleState> scaler;         ///< of the loss scale, if there is one
-  std::optional<SpikeState> spikes;         ///< of the spike filter, if there is one
 };
+
+/// The state of a run beside its tensors.
+struct RunState : TrainProgress, RunIdentity, OutputLengths, Provenance {};
 
 /// Returns whether the last `evaluations` evaluations, which are `interval` steps apart, were not
 /// better than the best one; false where either is 0. It depends on saved state alone, so a resumed
 /// run and all of its processes decide the same.
-bool has_stalled(const RunState& state, int64_t interval, int64_t evaluations);
+bool has_stalled(const TrainProgress& progress, int64_t interval, int64_t evaluations);
 
 /// Returns the contents of state.json.
 Json state_json(const RunState& state);
